@@ -1,0 +1,46 @@
+# fairlead: few verbs. `make help` lists them.
+SHELL       := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+export CGO_ENABLED := 0
+VERSION     ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS     := -s -w -X github.com/fairlead/fairlead/internal/cli.version=$(VERSION)
+KUBECTL     := $(CURDIR)/bin/kubectl
+UNIT        := . ./internal/svc/... ./internal/alloc/... ./internal/epslice/... ./internal/table/... ./internal/zone/... ./internal/env/...
+
+.PHONY: help build demo test test-unit bench check generate clean setup kubectl
+help: ## list the verbs
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+build: ## make bin/fairlead (static, no cgo)
+	go build -ldflags '$(LDFLAGS)' -o bin/ ./cmd/fairlead ./examples/backend
+
+demo: setup build kubectl ## start two nodes and a client in namespaces, apply examples/my-service.yaml, print what was measured
+	go run ./test/demo --bin bin --manifest examples/my-service.yaml
+
+test: setup build kubectl ## the whole suite, with set-up
+	go vet ./...
+	FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin go test -json -timeout 14m ./... | go run ./test/summary
+
+test-unit: ## the pure rooms: no root, no set-up, under a minute
+	go test $(UNIT)
+
+bench: build ## measure against the peers; bench/README.md says what to expect
+	$(MAKE) -C bench
+
+check: ## gofmt, vet, golangci-lint, generated code up to date
+	@bad=$$(git ls-files '*.go' | xargs gofmt -l); [ -z "$$bad" ] || { echo "not gofmt'd: $$bad" >&2; exit 1; }
+	go vet ./...
+	go tool -modfile=tools/go.mod golangci-lint run ./...
+	go generate ./... && git diff --exit-code --stat
+
+generate: ## write the generated code anew
+	go generate ./...
+
+kubectl: ## make bin/kubectl from its published module
+	cd test/kubectl && go build -ldflags '-s -w -X k8s.io/component-base/version.gitVersion=v1.37.2' -o $(KUBECTL) .
+
+setup: ## install the Debian packages that tests and demo use, when root
+	@test/setup.sh
+
+clean: ## remove what was built
+	rm -rf bin

@@ -1,0 +1,178 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// backendCommand is the argument with which this program is the backend of a
+// Pod instead.
+const backendCommand = "backend"
+
+// totalLimit bounds a whole run of everything.
+const totalLimit = time.Hour
+
+// bench is what all measurements use.
+type bench struct {
+	fairlead string // path of the program
+	peers    string // folder of the peers' programs
+	self     string // path of this program
+	dir      string // for logs and data
+	small    bool
+	net      *network
+}
+
+func main() {
+	if len(os.Args) == 2 && os.Args[1] == backendCommand {
+		exit(backend())
+	}
+	b := &bench{}
+	only := flag.String("run", "", "measurements to make, separated by commas: "+strings.Join(names(), ", ")+" (default: all)")
+	flag.StringVar(&b.fairlead, "fairlead", "../bin/fairlead", "the fairlead program")
+	flag.StringVar(&b.peers, "peers", "bin", "folder of the peers' programs; a peer that is not there is left out")
+	flag.BoolVar(&b.small, "small", false, "make every measurement with so little that it only shows that it works")
+	keep := flag.Bool("keep", false, "keep logs and data, and say where they are")
+	flag.Parse()
+	chosen, err := choose(*only)
+	if err == nil && flag.NArg() > 0 {
+		err = fmt.Errorf("unexpected argument %q", flag.Arg(0))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(2)
+	}
+	if os.Getenv(insideEnv) == "" {
+		os.Exit(reexec())
+	}
+	exit(b.main(chosen, *keep))
+}
+
+func exit(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func names() []string {
+	var out []string
+	for _, r := range runs() {
+		out = append(out, r.name)
+	}
+	return out
+}
+
+// choose returns the measurements that a comma-separated list names.
+func choose(only string) ([]run, error) {
+	if only == "" {
+		return runs(), nil
+	}
+	var out []run
+	for name := range strings.SplitSeq(only, ",") {
+		i := slices.Index(names(), name)
+		if i < 0 {
+			return nil, fmt.Errorf("no measurement %q; there are %s", name, strings.Join(names(), ", "))
+		}
+		out = append(out, runs()[i])
+	}
+	return out, nil
+}
+
+func (b *bench) main(chosen []run, keep bool) (err error) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	ctx, cancel := context.WithTimeout(ctx, totalLimit)
+	defer cancel()
+	if err := b.prepare(ctx); err != nil {
+		return err
+	}
+	defer func() {
+		if keep || err != nil {
+			fmt.Fprintln(os.Stderr, "bench: logs and data are in", b.dir)
+			return
+		}
+		err = os.RemoveAll(b.dir)
+	}()
+	fmt.Println(machine())
+	var figures []figure
+	var failed []error
+	for _, r := range chosen {
+		b.say("%s: %s", r.name, r.about)
+		got, err := r.measure(b, ctx)
+		if err != nil {
+			failed = append(failed, fmt.Errorf("%s: %w", r.name, err))
+		}
+		for i := range got {
+			got[i].run = r.name
+		}
+		figures = append(figures, got...)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	if err := printTable(os.Stdout, figures, !b.small); err != nil {
+		return err
+	}
+	return errors.Join(failed...)
+}
+
+// prepare finds the programs and makes the network.
+func (b *bench) prepare(ctx context.Context) (err error) {
+	if b.self, err = os.Executable(); err != nil {
+		return err
+	}
+	if b.fairlead, err = filepath.Abs(b.fairlead); err != nil {
+		return err
+	}
+	if _, err := os.Stat(b.fairlead); err != nil {
+		return fmt.Errorf("%w; build it with make build, or name it with --fairlead", err)
+	}
+	if b.peers, err = filepath.Abs(b.peers); err != nil {
+		return err
+	}
+	if err := settle(); err != nil {
+		return err
+	}
+	if b.net, err = newNetwork(ctx); err != nil {
+		return err
+	}
+	b.dir, err = os.MkdirTemp("", "fairlead-bench-")
+	return err
+}
+
+// peer is the path of a peer's program, empty if it has not been built.
+func (b *bench) peer(name string) string {
+	path := filepath.Join(b.peers, name)
+	if _, err := os.Stat(path); err != nil {
+		return ""
+	}
+	return path
+}
+
+// say shows progress.
+func (b *bench) say(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "bench: "+format+"\n", args...)
+}
+
+// machine describes where the figures come from. With a load average near the
+// number of processors they say little.
+func machine() string {
+	var u unix.Utsname
+	_ = unix.Uname(&u)
+	load, _ := os.ReadFile("/proc/loadavg")
+	return fmt.Sprintf("Linux %s, %d processors, load average at the start %s\n",
+		unix.ByteSliceToString(u.Release[:]), runtime.NumCPU(), strings.Join(strings.Fields(string(load))[:3], " "))
+}

@@ -1,0 +1,116 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// run is a measurement that can be chosen by name.
+type run struct {
+	name, about string
+	measure     func(*bench, context.Context) ([]figure, error)
+}
+
+// runs are all measurements, in the order of the table.
+func runs() []run {
+	return []run{
+		{"start", "start of fairlead up to the first answered request", (*bench).runStart},
+		{"memory", "memory of fairlead up with 1,000 services", (*bench).runMemory},
+		{"change", "an endpoint changes, at 1,000 services x 10 endpoints", (*bench).runChange},
+		{"load", "5,000 services x 50 endpoints from nothing", (*bench).runLoad},
+		{"load10k", "10,000 services x 10 endpoints from nothing", (*bench).runLoad10k},
+		{"dns", "the cluster's names, against CoreDNS", (*bench).runDNS},
+		{"controllers", "from a Pod's status to its EndpointSlice, against kube-controller-manager", (*bench).runControllers},
+	}
+}
+
+// few is n, or a small number that shows that a measurement works.
+func (b *bench) few(n, small int) int {
+	if b.small {
+		return small
+	}
+	return n
+}
+
+// pause is the time before each change. kube-proxy syncs at most once a second
+// by default; a change that comes sooner would wait for that.
+func (b *bench) pause() time.Duration {
+	if b.small {
+		return 100 * time.Millisecond
+	}
+	return 1100 * time.Millisecond
+}
+
+// limit bounds one load. kube-proxy needs minutes for the largest on a busy
+// machine.
+func (b *bench) limit() time.Duration {
+	if b.small {
+		return 30 * time.Second
+	}
+	return 5 * time.Minute
+}
+
+// against makes figures that have kube-proxy as their peer.
+func (b *bench) against(what string, u unit, mine, peer float64, want expectation) figure {
+	f := alone(what, u, mine, want)
+	if b.peer("kube-proxy") != "" {
+		f.peer, f.peerName = peer, "kube-proxy nftables"
+	}
+	return f
+}
+
+func (b *bench) runChange(ctx context.Context) ([]figure, error) {
+	size := planeSize{
+		services: b.few(1000, 50), endpoints: b.few(10, 3), changes: b.few(100, 5), pause: b.pause(), limit: b.limit(),
+	}
+	mine, peer, err := b.proxies(ctx, size)
+	if err != nil {
+		return nil, err
+	}
+	change := fmt.Sprintf("endpoint change to packet at %s, %%s of %d", size, size.changes)
+	return []figure{
+		b.against(fmt.Sprintf(change, "p50"), milliseconds, percentile(mine.changes, 0.50), percentile(peer.changes, 0.50), expectation{}),
+		b.against(fmt.Sprintf(change, "p99"), milliseconds, percentile(mine.changes, 0.99), percentile(peer.changes, 0.99), expectation{below: 50}),
+		b.against("CPU for one change", milliseconds, mine.changeCPU, peer.changeCPU, expectation{}),
+		b.against(fmt.Sprintf("load of %s, process start to last answer", size), seconds, mine.load, peer.load, expectation{}),
+		b.against("connect p50 through a ClusterIP, in that of a direct one", times, mine.connect, peer.connect, expectation{}),
+		b.against("memory of the proxy after the load", megabytes, mine.memory, peer.memory, expectation{}),
+	}, nil
+}
+
+func (b *bench) runLoad(ctx context.Context) ([]figure, error) {
+	return b.largeLoad(ctx, planeSize{
+		services: b.few(5000, 50), endpoints: b.few(50, 5), changes: b.few(20, 3), additions: b.few(5, 2), pause: b.pause(), limit: b.limit(),
+	}, expectation{below: 5, share: 0.5})
+}
+
+func (b *bench) runLoad10k(ctx context.Context) ([]figure, error) {
+	return b.largeLoad(ctx, planeSize{
+		services: b.few(10000, 60), endpoints: b.few(10, 2), changes: b.few(20, 3), additions: b.few(5, 2), pause: b.pause(), limit: b.limit(),
+	}, expectation{share: 0.1})
+}
+
+// largeLoad measures a load and a few changes after it.
+func (b *bench) largeLoad(ctx context.Context, size planeSize, load expectation) ([]figure, error) {
+	mine, peer, err := b.proxies(ctx, size)
+	if err != nil {
+		return nil, err
+	}
+	change := fmt.Sprintf("endpoint change to packet at %s, %%s of %d", size, size.changes)
+	return []figure{
+		b.against(fmt.Sprintf("load of %s, process start to last answer", size), seconds, mine.load, peer.load, load),
+		b.against("CPU for it", seconds, mine.loadCPU, peer.loadCPU, expectation{}),
+		b.against(fmt.Sprintf(change, "p50"), milliseconds, percentile(mine.changes, 0.5), percentile(peer.changes, 0.5), expectation{below: 10}),
+		b.against(fmt.Sprintf(change, "largest"), milliseconds, percentile(mine.changes, 1), percentile(peer.changes, 1), expectation{below: 25}),
+		b.against("CPU for one change", milliseconds, mine.changeCPU, peer.changeCPU, expectation{}),
+		b.against(fmt.Sprintf("new service to packet at %s, p50 of %d", size, size.additions), milliseconds,
+			percentile(mine.additions, 0.5), percentile(peer.additions, 0.5), expectation{below: 20}),
+		b.against("connect p50 through a ClusterIP, in that of a direct one", times, mine.connect, peer.connect, expectation{}),
+		b.against("memory of the proxy after the load", megabytes, mine.memory, peer.memory, expectation{share: 1. / 3}),
+		b.against("memory of the proxy at its most, with changes", megabytes, mine.peakSize, peer.peakSize, expectation{share: 1. / 3}),
+	}, nil
+}
+
+// String is how a size is written in a figure.
+func (s planeSize) String() string { return fmt.Sprintf("%d x %d", s.services, s.endpoints) }

@@ -1,0 +1,77 @@
+package alloc
+
+import "sync"
+
+// pool is a range of offsets in two bands. All methods may be called from any
+// goroutine.
+type pool struct {
+	mu      sync.Mutex
+	static  *set
+	dynamic *set
+}
+
+func newPool(size, static uint64) *pool {
+	static = min(static, size)
+	return &pool{static: newSet(static), dynamic: newSet(size - static)}
+}
+
+// band returns the set that off lies in and its offset there.
+func (p *pool) band(off uint64) (*set, uint64) {
+	if off < p.static.size {
+		return p.static, off
+	}
+	return p.dynamic, off - p.static.size
+}
+
+func (p *pool) size() uint64 { return p.static.size + p.dynamic.size }
+
+func (p *pool) allocate(off uint64) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s, off := p.band(off)
+	return s.add(off)
+}
+
+func (p *pool) release(off uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s, off := p.band(off)
+	s.remove(off)
+}
+
+func (p *pool) has(off uint64) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s, off := p.band(off)
+	return s.has(off)
+}
+
+func (p *pool) used() uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.static.used + p.dynamic.used
+}
+
+// next chooses a free offset, from the dynamic band while that has one, and
+// takes it unless peek is set.
+func (p *pool) next(peek bool) (uint64, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	off, ok := p.dynamic.pick()
+	if ok {
+		off += p.static.size
+	} else if off, ok = p.static.pick(); !ok {
+		return 0, false
+	}
+	if !peek {
+		s, o := p.band(off)
+		s.add(o)
+	}
+	return off, true
+}
+
+// bandSize is the size of the static band of a range: a fixed part of it within
+// limits, and none where the range is too small to be split.
+func bandSize(size, least, most, part uint64) uint64 {
+	return min(max(least, size/part), most)
+}

@@ -1,0 +1,166 @@
+package apiserver
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/version"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/admission/plugin/namespace/lifecycle"
+	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
+	"k8s.io/apiserver/pkg/registry/rest"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	genericfilters "k8s.io/apiserver/pkg/server/filters"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	restclient "k8s.io/client-go/rest"
+	"k8s.io/component-base/compatibility"
+
+	clientscheme "k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/fairlead/fairlead/internal/apiserver/openapi"
+	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/registry/scheme"
+)
+
+// watchDrain is how long watches have to end when the server stops; their
+// clients are told at once.
+const watchDrain = 2 * time.Second
+
+// assembly is what Run runs.
+type assembly struct {
+	generic *genericapiserver.GenericAPIServer
+	storage *registry.Storage
+	keeper  *endpointKeeper
+	client  kubernetes.Interface
+}
+
+// assemble builds the generic server on store and installs all kinds.
+func (s *Server) assemble(store *etcd) (*assembly, error) {
+	c := genericapiserver.NewConfig(registry.Codecs)
+	if err := s.configureServing(c); err != nil {
+		return nil, err
+	}
+	back := newBackEnd(store, s.opts.Etcd)
+	c.RESTOptionsGetter = back
+	if err := back.addHealthChecks(c); err != nil {
+		return nil, err
+	}
+	client, err := kubernetes.NewForConfig(s.LoopbackConfig())
+	if err != nil {
+		return nil, err
+	}
+	shared := informers.NewSharedInformerFactory(client, 0)
+	if c.AdmissionControl, err = newAdmission(client, shared); err != nil {
+		return nil, err
+	}
+	keeper := &endpointKeeper{client: client, now: time.Now, log: s.log}
+	if a := s.opts.AdvertiseAddress; a.IsValid() {
+		keeper.self = netip.AddrPortFrom(a, s.Port())
+	}
+	if err := s.addHooks(c, client, keeper); err != nil {
+		return nil, err
+	}
+	generic, err := c.Complete(shared).New("fairlead", genericapiserver.NewEmptyDelegate())
+	if err != nil {
+		return nil, err
+	}
+	if err := generic.AddPreShutdownHook("fairlead/leave", keeper.leave); err != nil {
+		return nil, err
+	}
+	storage, err := registry.New(registry.Options{
+		RESTOptions: c.RESTOptionsGetter, ServiceCIDRs: s.opts.ServiceCIDRs, NodePorts: s.opts.NodePorts,
+		StrictLoadBalancers: s.opts.StrictLoadBalancers, Alone: len(s.opts.Etcd.Servers) == 0,
+		AgentCredentials: s.creds.agentCertificate, Log: s.log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	generic.RegisterDestroyFunc(storage.Destroy)
+	return &assembly{generic, storage, keeper, client}, install(generic, storage.Resources)
+}
+
+// configureServing sets what does not depend on the store.
+func (s *Server) configureServing(c *genericapiserver.Config) error {
+	ca, err := dynamiccertificates.NewStaticCAContent("cluster-authority", s.creds.pki.AuthorityPEM())
+	if err != nil {
+		return err
+	}
+	c.SecureServing = &genericapiserver.SecureServingInfo{Listener: s.listener, Cert: s.creds.serving, ClientCA: ca}
+	c.Authentication.Authenticator = newAuthenticator(s.creds.pki.Authority(), s.token)
+	c.Authorization.Authorizer = newAuthorizer(defaultPolicy())
+	c.LoopbackClientConfig = s.LoopbackConfig()
+	c.EffectiveVersion = effectiveVersion{compatibility.NewEffectiveVersionFromString("1.36", "", ""), s.opts.GitVersion}
+	c.EnableProfiling = false
+	c.ShutdownWatchTerminationGracePeriod = watchDrain
+	c.LongRunningFunc = genericfilters.BasicLongRunningRequestCheck(
+		sets.NewString("watch", "proxy"), sets.NewString("attach", "exec", "proxy", "log", "portforward"))
+	namer := openapinamer.NewDefinitionNamer(scheme.Versioned())
+	c.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(openapi.GetOpenAPIDefinitions, namer)
+	c.OpenAPIConfig.Info.Title = "fairlead"
+	c.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(openapi.GetOpenAPIDefinitions, namer)
+	c.OpenAPIV3Config.Info.Title = "fairlead"
+	return nil
+}
+
+// newAdmission refuses creation in a namespace that is missing or
+// terminating, and the deletion of the namespaces the system stands on.
+func newAdmission(client kubernetes.Interface, shared informers.SharedInformerFactory) (admission.Interface, error) {
+	l, err := lifecycle.NewLifecycle(sets.New(systemNamespaces()...))
+	if err != nil {
+		return nil, err
+	}
+	l.SetExternalKubeClientSet(client)
+	l.SetExternalKubeInformerFactory(shared)
+	if err := l.ValidateInitialization(); err != nil {
+		return nil, err
+	}
+	return admission.NewChainHandler(l), nil
+}
+
+// install serves resources, core/v1 under /api and the groups under /apis.
+func install(s *genericapiserver.GenericAPIServer, resources map[schema.GroupVersion]map[string]rest.Storage) error {
+	var groups []*genericapiserver.APIGroupInfo
+	for _, gv := range sortedVersions(resources) {
+		info := genericapiserver.NewDefaultAPIGroupInfo(gv.Group, registry.Scheme, registry.ParameterCodec, registry.Codecs)
+		info.PrioritizedVersions = []schema.GroupVersion{gv}
+		info.VersionedResourcesStorageMap[gv.Version] = resources[gv]
+		if gv.Group == "" {
+			if err := s.InstallLegacyAPIGroup(genericapiserver.DefaultLegacyAPIPrefix, &info); err != nil {
+				return fmt.Errorf("cannot install %s: %w", gv, err)
+			}
+			continue
+		}
+		groups = append(groups, &info)
+	}
+	if len(groups) == 0 {
+		return nil
+	}
+	if err := s.InstallAPIGroups(groups...); err != nil {
+		return fmt.Errorf("cannot install the API groups: %w", err)
+	}
+	return nil
+}
+
+// effectiveVersion reports our own version string.
+type effectiveVersion struct {
+	compatibility.EffectiveVersion
+	gitVersion string
+}
+
+// Info is what /version answers.
+func (v effectiveVersion) Info() *version.Info {
+	info := v.EffectiveVersion.Info()
+	info.GitVersion, info.GitCommit, info.GitTreeState = v.gitVersion, "", ""
+	return info
+}
+
+func unversioned(c *restclient.Config) *restclient.Config {
+	c.NegotiatedSerializer = clientscheme.Codecs.WithoutConversion()
+	c.GroupVersion = &schema.GroupVersion{}
+	return c
+}

@@ -1,0 +1,94 @@
+package apiserver
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/registry/generic"
+	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
+	"k8s.io/apiserver/pkg/registry/rest"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/healthz"
+	serverstorage "k8s.io/apiserver/pkg/server/storage"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
+
+	"github.com/fairlead/fairlead/internal/registry"
+)
+
+// backEnd gives each resource its place in etcd: protobuf, below
+// PREFIX/GROUP/RESOURCE, behind a watch cache.
+type backEnd struct {
+	config storagebackend.Config
+}
+
+var _ generic.RESTOptionsGetter = (*backEnd)(nil)
+
+func newBackEnd(store *etcd, o ExternalEtcd) *backEnd {
+	c := storagebackend.NewDefaultConfig(o.Prefix, nil)
+	c.Transport.ServerList = store.endpoints
+	c.Transport.TrustedCAFile, c.Transport.CertFile, c.Transport.KeyFile = o.CAFile, o.CertFile, o.KeyFile
+	return &backEnd{*c}
+}
+
+// GetRESTOptions gives the options of one resource.
+func (b *backEnd) GetRESTOptions(gr schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
+	gv := schema.GroupVersion{Group: gr.Group, Version: "v1"}
+	codec, versioner, err := serverstorage.NewStorageCodec(serverstorage.StorageCodecConfig{
+		StorageMediaType:  runtime.ContentTypeProtobuf,
+		StorageSerializer: registry.Codecs,
+		StorageVersion:    gv,
+		MemoryVersion:     schema.GroupVersion{Group: gr.Group, Version: runtime.APIVersionInternal},
+		Config:            b.config,
+	})
+	if err != nil {
+		return generic.RESTOptions{}, fmt.Errorf("no storage codec for %s: %w", gr, err)
+	}
+	c := b.config.ForResource(gr)
+	c.Codec, c.EncodeVersioner = codec, versioner
+	o := generic.RESTOptions{
+		StorageConfig:           c,
+		Decorator:               genericregistry.StorageWithCacher(),
+		DeleteCollectionWorkers: 4,
+		// No garbage collector runs, so no finalizers are set for one.
+		EnableGarbageCollection: false,
+		ResourcePrefix:          resourcePrefix(gr),
+		CountMetricPollPeriod:   time.Minute,
+	}
+	if gr == (schema.GroupResource{Resource: "events"}) {
+		// Events are written much and watched by few.
+		o.Decorator = generic.UndecoratedStorage
+	}
+	return o, nil
+}
+
+// resourcePrefix keeps the groups apart: "pods", "discovery.k8s.io/endpointslices".
+func resourcePrefix(gr schema.GroupResource) string {
+	if gr.Group == "" {
+		return gr.Resource
+	}
+	return gr.Group + "/" + gr.Resource
+}
+
+// addHealthChecks makes the health of etcd part of the server's.
+func (b *backEnd) addHealthChecks(c *genericapiserver.Config) error {
+	health, err := factory.CreateHealthCheck(b.config, c.DrainedNotify())
+	if err != nil {
+		return err
+	}
+	c.AddHealthChecks(healthz.NamedCheck("etcd", func(*http.Request) error { return health() }))
+	return nil
+}
+
+// sortedVersions gives the versions of r in order, the core group first.
+func sortedVersions(r map[schema.GroupVersion]map[string]rest.Storage) []schema.GroupVersion {
+	return slices.SortedFunc(maps.Keys(r), func(a, b schema.GroupVersion) int {
+		return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Version, b.Version))
+	})
+}

@@ -1,0 +1,155 @@
+package apiserver
+
+import (
+	"context"
+	"net/netip"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/client-go/kubernetes"
+)
+
+// bootstrapRetry is the pause before what must exist is tried again, and
+// bootstrapPatience the time after which a failure is worth a warning.
+const (
+	bootstrapRetry    = 50 * time.Millisecond
+	bootstrapPatience = 5 * time.Second
+)
+
+// systemNamespaces exist after start and cannot be deleted.
+func systemNamespaces() []string {
+	return []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic, corev1.NamespaceNodeLease}
+}
+
+// addHooks makes what must exist after start; /readyz waits for it. At the
+// stop this server leaves the endpoints of default/kubernetes.
+func (s *Server) addHooks(c *genericapiserver.Config, client kubernetes.Interface, e *endpointKeeper) error {
+	steps := []struct {
+		name string
+		do   func(context.Context) error
+	}{
+		{"the namespaces", func(ctx context.Context) error { return ensureNamespaces(ctx, client) }},
+		{"Service default/kubernetes", func(ctx context.Context) error {
+			return s.ensureService(ctx, client, kubernetesService(s.opts.ServiceCIDRs, s.Port()))
+		}},
+		{"Service kube-system/kube-dns", func(ctx context.Context) error {
+			return s.ensureService(ctx, client, dnsService(s.opts.ServiceCIDRs))
+		}},
+		{"the endpoints of default/kubernetes", e.join},
+	}
+	return c.AddPostStartHook("fairlead/bootstrap", func(h genericapiserver.PostStartHookContext) error {
+		for _, step := range steps {
+			if !s.untilDone(h, step.name, step.do) {
+				return nil // the server stops; that is no failure of the hook
+			}
+		}
+		return nil
+	})
+}
+
+// untilDone repeats f until it succeeds and says whether it did; it gives up
+// only when ctx ends. A failure that lasts is warned of, once.
+func (s *Server) untilDone(ctx context.Context, what string, f func(context.Context) error) bool {
+	warn := time.Now().Add(bootstrapPatience)
+	for {
+		err := f(ctx)
+		if err == nil {
+			return true
+		}
+		if now := time.Now(); !warn.IsZero() && now.After(warn) {
+			s.log.Warn("cannot make what must exist; trying on", "what", what, "err", err)
+			warn = time.Time{}
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(bootstrapRetry):
+		}
+	}
+}
+
+func ensureNamespaces(ctx context.Context, client kubernetes.Interface) error {
+	for _, name := range systemNamespaces() {
+		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		_, err := client.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{})
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+// ensureService creates want unless a Service of its name is there. One that
+// is there stays as it is: clients may hold its address.
+func (s *Server) ensureService(ctx context.Context, client kubernetes.Interface, want *corev1.Service) error {
+	services := client.CoreV1().Services(want.Namespace)
+	have, err := services.Get(ctx, want.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		_, err = services.Create(ctx, want, metav1.CreateOptions{})
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	if have.Spec.ClusterIP != want.Spec.ClusterIPs[0] {
+		s.log.Warn("a Service of the system has another address than this server's range gives it; delete it to have it made anew",
+			"service", want.Namespace+"/"+want.Name, "has", have.Spec.ClusterIP, "expected", want.Spec.ClusterIPs[0])
+	}
+	return nil
+}
+
+// kubernetesService is the Service by which Pods find the API: the first
+// address of each service range.
+func kubernetesService(cidrs []netip.Prefix, port uint16) *corev1.Service {
+	s := systemService(metav1.NamespaceDefault, "kubernetes", addressAt(cidrs, 1))
+	s.Labels = map[string]string{"component": "apiserver", "provider": "kubernetes"}
+	s.Spec.Ports = []corev1.ServicePort{{Name: "https", Port: 443, Protocol: corev1.ProtocolTCP, TargetPort: intstr.FromInt32(int32(port))}}
+	return s
+}
+
+// dnsService is the Service of the cluster's DNS: the tenth address of each
+// range. The nodes' DNS servers are its endpoints.
+func dnsService(cidrs []netip.Prefix) *corev1.Service {
+	s := systemService(metav1.NamespaceSystem, "kube-dns", addressAt(cidrs, 10))
+	s.Labels = map[string]string{"k8s-app": "kube-dns", "kubernetes.io/cluster-service": "true", "kubernetes.io/name": "CoreDNS"}
+	s.Spec.Ports = []corev1.ServicePort{
+		{Name: "dns", Port: 53, Protocol: corev1.ProtocolUDP, TargetPort: intstr.FromInt32(53)},
+		{Name: "dns-tcp", Port: 53, Protocol: corev1.ProtocolTCP, TargetPort: intstr.FromInt32(53)},
+	}
+	return s
+}
+
+func systemService(namespace, name string, addrs []netip.Addr) *corev1.Service {
+	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+	policy := corev1.IPFamilyPolicySingleStack
+	if len(addrs) > 1 {
+		policy = corev1.IPFamilyPolicyRequireDualStack
+	}
+	s.Spec.Type, s.Spec.IPFamilyPolicy = corev1.ServiceTypeClusterIP, &policy
+	for _, a := range addrs {
+		s.Spec.ClusterIPs = append(s.Spec.ClusterIPs, a.String())
+		family := corev1.IPv6Protocol
+		if a.Is4() {
+			family = corev1.IPv4Protocol
+		}
+		s.Spec.IPFamilies = append(s.Spec.IPFamilies, family)
+	}
+	s.Spec.ClusterIP = s.Spec.ClusterIPs[0]
+	return s
+}
+
+// addressAt is the n-th address of each range; the network address is the 0th.
+func addressAt(cidrs []netip.Prefix, n int) []netip.Addr {
+	out := make([]netip.Addr, len(cidrs))
+	for i, c := range cidrs {
+		out[i] = c.Addr()
+		for range n {
+			out[i] = out[i].Next()
+		}
+	}
+	return out
+}

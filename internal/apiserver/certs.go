@@ -1,0 +1,261 @@
+package apiserver
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"k8s.io/apiserver/pkg/authentication/user"
+
+	"github.com/fairlead/fairlead/internal/apiserver/join"
+	"github.com/fairlead/fairlead/internal/apiserver/pki"
+)
+
+// renewEvery is how often the certificates of a running server are looked at.
+const renewEvery = 12 * time.Hour
+
+// credentials are the certificates of a server and the files made from them.
+type credentials struct {
+	dir    *dataDir
+	pki    *pki.Directory
+	server pki.Leaf
+	url    string
+	log    *slog.Logger
+	now    func() time.Time
+
+	serving *servingCert
+
+	mu          sync.RWMutex // guards what follows
+	controllers *pki.Pair
+	agentClient *pki.Pair
+}
+
+// newCredentials opens pki/ in the data directory and makes what is missing in
+// it, for a server with the given names that clients reach at url.
+func newCredentials(dir *dataDir, names serverNames, url string, now func() time.Time, log *slog.Logger) (*credentials, error) {
+	p, err := pki.Open(dir.file("pki"), now)
+	if err != nil {
+		return nil, err
+	}
+	c := &credentials{
+		dir: dir, pki: p, url: url, now: now, log: log, serving: &servingCert{},
+		server: pki.Leaf{Name: "server", CommonName: "fairlead-server", DNSNames: names.dns, IPs: names.ips},
+	}
+	return c, c.refresh()
+}
+
+// refresh makes or renews whatever needs it and rewrites the files that hold
+// renewed certificates.
+func (c *credentials) refresh() error {
+	server, err := c.pki.Ensure(c.server)
+	if err != nil {
+		return err
+	}
+	if err := c.serving.set(server); err != nil {
+		return err
+	}
+	for _, name := range c.server.DNSNames {
+		if server.Leaf.VerifyHostname(name) != nil {
+			c.log.Warn("the server's certificate was brought along and lacks a name", "name", name, "file", c.dir.file("pki/server.crt"))
+			break
+		}
+	}
+	admin, err := c.pki.Ensure(pki.Leaf{Name: "admin", CommonName: userAdmin, Groups: []string{user.SystemPrivilegedGroup}})
+	if err != nil {
+		return err
+	}
+	if err := c.writeKubeconfig("admin.kubeconfig", admin); err != nil {
+		return err
+	}
+	controllers, err := c.pki.Ensure(pki.Leaf{Name: "controllers", CommonName: UserControllers, Groups: []string{GroupControllers}})
+	if err != nil {
+		return err
+	}
+	if err := c.writeKubeconfig("controllers.kubeconfig", controllers); err != nil {
+		return err
+	}
+	agentClient, err := c.pki.Ensure(pki.Leaf{Name: "agent-client", CommonName: UserAgentClient})
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	c.controllers, c.agentClient = controllers, agentClient
+	c.mu.Unlock()
+	if ca := c.pki.Authority(); c.now().Add(pki.RenewBefore).After(ca.NotAfter) {
+		c.log.Warn("the cluster's authority expires soon; replace it", "file", c.dir.file("pki/ca.crt"), "expires", ca.NotAfter)
+	}
+	return nil
+}
+
+// run renews certificates until ctx is done.
+func (c *credentials) run(ctx context.Context) {
+	t := time.NewTicker(renewEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+			if err := c.refresh(); err != nil {
+				c.log.Error("cannot renew the certificates", "err", err)
+			}
+		}
+	}
+}
+
+// writeKubeconfig writes a kubeconfig (mode 0600) with p as the user, unless
+// the file says the same already.
+func (c *credentials) writeKubeconfig(name string, p *pki.Pair) error {
+	cfg := clientcmdapi.NewConfig()
+	cfg.Clusters["fairlead"] = &clientcmdapi.Cluster{Server: c.url, CertificateAuthorityData: c.pki.AuthorityPEM()}
+	cfg.AuthInfos["fairlead"] = &clientcmdapi.AuthInfo{ClientCertificateData: p.Cert, ClientKeyData: p.Key}
+	cfg.Contexts["fairlead"] = &clientcmdapi.Context{Cluster: "fairlead", AuthInfo: "fairlead"}
+	cfg.CurrentContext = "fairlead"
+	data, err := clientcmd.Write(*cfg)
+	if err != nil {
+		return err
+	}
+	file := c.dir.file(name)
+	if old, err := os.ReadFile(file); err == nil && slices.Equal(old, data) {
+		return nil
+	}
+	if err := pki.WriteFile(file, data); err != nil {
+		return fmt.Errorf("cannot write %s: %w", file, err)
+	}
+	return nil
+}
+
+// controllersConfig is the configuration of the controllers' own client.
+func (c *credentials) controllersConfig() *rest.Config {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return &rest.Config{Host: c.url, TLSClientConfig: rest.TLSClientConfig{
+		CAData: c.pki.AuthorityPEM(), CertData: c.controllers.Cert, KeyData: c.controllers.Key,
+	}}
+}
+
+// agentCertificate is what the server shows to agents.
+func (c *credentials) agentCertificate() (*tls.Certificate, error) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	pair, err := tls.X509KeyPair(c.agentClient.Cert, c.agentClient.Key)
+	return &pair, err
+}
+
+// token returns the join token of this cluster, made at the first call. A
+// token of another authority (ca.crt was replaced) is made anew.
+func (c *credentials) token() (join.Token, error) {
+	file := c.dir.file("node-token")
+	data, err := os.ReadFile(file)
+	if err == nil {
+		t, err := join.Parse(string(data))
+		if err != nil {
+			return join.Token{}, fmt.Errorf("%s: %w; remove the file to have a new one made", file, err)
+		}
+		if t.Hash == pki.Hash(c.pki.Authority()) {
+			return t, nil
+		}
+		c.log.Warn("the authority was replaced: nodes need the new join token", "file", file)
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return join.Token{}, err
+	}
+	t := join.New(c.pki.Authority())
+	return t, pki.WriteFile(file, []byte(t.String()+"\n"))
+}
+
+// serverNames are the names and addresses that the server's certificate is
+// valid for.
+type serverNames struct {
+	dns []string
+	ips []net.IP
+}
+
+func namesFor(o Options) serverNames {
+	n := serverNames{dns: []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"}}
+	if h, err := os.Hostname(); err == nil && h != "localhost" {
+		n.dns = append(n.dns, h)
+	}
+	for _, name := range o.Names {
+		if !slices.Contains(n.dns, name) {
+			n.dns = append(n.dns, name)
+		}
+	}
+	add := func(a netip.Addr) {
+		if a.IsValid() && !a.IsUnspecified() && !slices.ContainsFunc(n.ips, net.IP(a.AsSlice()).Equal) {
+			n.ips = append(n.ips, net.IP(a.WithZone("").AsSlice()))
+		}
+	}
+	add(netip.AddrFrom4([4]byte{127, 0, 0, 1}))
+	add(netip.IPv6Loopback())
+	for _, a := range o.BindAddresses {
+		add(a)
+	}
+	add(o.AdvertiseAddress)
+	for _, c := range o.ServiceCIDRs {
+		add(c.Addr().Next())
+	}
+	return n
+}
+
+// servingCert is the certificate the server shows; it can change while the
+// server runs.
+type servingCert struct {
+	mu        sync.RWMutex
+	pair      *pki.Pair
+	listeners []dynamiccertificates.Listener
+}
+
+var _ dynamiccertificates.CertKeyContentProvider = (*servingCert)(nil)
+
+func (*servingCert) Name() string { return "server" }
+
+func (s *servingCert) CurrentCertKeyContent() ([]byte, []byte) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.pair.Cert, s.pair.Key
+}
+
+func (s *servingCert) AddListener(l dynamiccertificates.Listener) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.listeners = append(s.listeners, l)
+}
+
+func (s *servingCert) set(p *pki.Pair) error {
+	if p == nil {
+		return errors.New("no certificate")
+	}
+	s.mu.Lock()
+	s.pair = p
+	listeners := slices.Clone(s.listeners)
+	s.mu.Unlock()
+	for _, l := range listeners {
+		l.Enqueue()
+	}
+	return nil
+}
+
+// name is a name that the certificate is valid for, for clients in this
+// process that connect to an address.
+func (s *servingCert) name() string {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if len(s.pair.Leaf.DNSNames) > 0 {
+		return s.pair.Leaf.DNSNames[0]
+	}
+	return ""
+}

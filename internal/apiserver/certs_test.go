@@ -1,0 +1,71 @@
+package apiserver
+
+import (
+	"crypto/tls"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/fairlead/fairlead/internal/apiserver/pki"
+)
+
+type enqueued int
+
+func (e *enqueued) Enqueue() { *e++ }
+
+// A server that runs for a year renews its certificates and rewrites the files
+// made from them.
+func TestRunningServerRenews(t *testing.T) {
+	now := time.Now()
+	s, err := newServer(Options{DataDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)}, func() time.Time { return now })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	var told enqueued
+	s.creds.serving.AddListener(&told)
+	before, _ := s.creds.serving.CurrentCertKeyContent()
+	admin := read(t, s.Kubeconfig())
+	now = now.Add(24 * time.Hour)
+	if err := s.creds.refresh(); err != nil {
+		t.Fatal(err)
+	}
+	if same, _ := s.creds.serving.CurrentCertKeyContent(); string(same) != string(before) || read(t, s.Kubeconfig()) != admin {
+		t.Error("renewed after a day")
+	}
+	now = now.Add(pki.LeafLife - pki.RenewBefore)
+	told = 0
+	if err := s.creds.refresh(); err != nil {
+		t.Fatal(err)
+	}
+	after, key := s.creds.serving.CurrentCertKeyContent()
+	if string(after) == string(before) || told != 1 {
+		t.Errorf("the serving certificate was not renewed, or not told of (%d)", told)
+	}
+	if _, err := tls.X509KeyPair(after, key); err != nil {
+		t.Error(err)
+	}
+	if read(t, s.Kubeconfig()) == admin {
+		t.Error("admin.kubeconfig holds the old certificate")
+	}
+	cfg, err := clientcmd.LoadFromFile(filepath.Join(filepath.Dir(s.Kubeconfig()), "controllers.kubeconfig"))
+	if err != nil || cfg.Clusters["fairlead"].Server != s.URL() {
+		t.Errorf("controllers.kubeconfig: %v, %v", cfg, err)
+	}
+	if string(s.ControllersConfig().CertData) != string(cfg.AuthInfos["fairlead"].ClientCertificateData) {
+		t.Error("the file and the running server differ")
+	}
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}

@@ -1,0 +1,107 @@
+package apiserver
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/fairlead/fairlead/internal/apiserver/pki"
+)
+
+// layoutVersion is the version of the data directory's layout. It grows when
+// an older fairlead could not read what this one writes.
+const layoutVersion = 1
+
+// dataDir is an open data directory. While it is open no other process can
+// open it.
+type dataDir struct {
+	path string
+	lock *os.File
+}
+
+// openDataDir makes the directory (mode 0700) when it is missing, takes it for
+// this process and checks that its layout is known.
+func openDataDir(path string) (*dataDir, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return nil, fmt.Errorf("cannot make the data directory %s: %w; choose another with --data-dir, or make it yourself", path, plain(err))
+	}
+	lock, err := os.OpenFile(filepath.Join(path, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("cannot use the data directory %s: %w; choose another with --data-dir, or give yourself the rights", path, plain(err))
+	}
+	d := &dataDir{path: path, lock: lock}
+	if err := d.take(); err != nil {
+		lock.Close()
+		return nil, err
+	}
+	if err := d.checkVersion(); err != nil {
+		lock.Close()
+		return nil, err
+	}
+	return d, nil
+}
+
+// take locks the directory. The kernel lets go of the lock when the process
+// ends, however it ends.
+func (d *dataDir) take() error {
+	err := syscall.Flock(int(d.lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		by := "another process"
+		if pid, err := os.ReadFile(d.lock.Name()); err == nil && len(strings.TrimSpace(string(pid))) > 0 {
+			by = "process " + strings.TrimSpace(string(pid))
+		}
+		return fmt.Errorf("the data directory %s is in use by %s: stop that one, or choose another directory with --data-dir", d.path, by)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot lock the data directory %s: %w", d.path, err)
+	}
+	if err := d.lock.Truncate(0); err != nil {
+		return err
+	}
+	_, err = d.lock.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
+	return err
+}
+
+func (d *dataDir) checkVersion() error {
+	file := d.file("version")
+	data, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return pki.WriteFile(file, []byte(strconv.Itoa(layoutVersion)+"\n"))
+	}
+	if err != nil {
+		return err
+	}
+	v, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil {
+		return fmt.Errorf("%s is damaged: it should hold a number; is %s really a data directory of fairlead?", file, d.path)
+	}
+	if v > layoutVersion {
+		return fmt.Errorf("the data directory %s was written by a newer fairlead (layout %d, this one knows up to %d): use that fairlead, or choose another directory with --data-dir",
+			d.path, v, layoutVersion)
+	}
+	return nil
+}
+
+func (d *dataDir) file(name string) string { return filepath.Join(d.path, name) }
+
+// Close lets another process have the directory.
+func (d *dataDir) Close() error { return d.lock.Close() }
+
+// plain drops the operation and path of a file error where the message names
+// them already.
+func plain(err error) error {
+	var p *fs.PathError
+	if errors.As(err, &p) {
+		return p.Err
+	}
+	return err
+}

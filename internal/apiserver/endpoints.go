@@ -1,0 +1,277 @@
+package apiserver
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
+)
+
+// A server shows that it runs by a Lease; one that has not renewed its Lease
+// for serverLease leaves the endpoints of default/kubernetes.
+const (
+	serverLease   = 15 * time.Second
+	serverRenew   = 5 * time.Second
+	leavePatience = 5 * time.Second
+
+	// serverLabel marks the Leases of servers, endpointAnnotation says where
+	// the server of a Lease is reached.
+	serverLabel        = "fairlead.dev/apiserver"
+	endpointAnnotation = "fairlead.dev/endpoint"
+
+	managedBy = "apiserver.fairlead.dev"
+)
+
+// endpointKeeper keeps the Endpoints and EndpointSlices of default/kubernetes
+// those of the running servers. Every server has one; they agree because all
+// compute the same from the same Leases.
+type endpointKeeper struct {
+	client kubernetes.Interface
+	// self is where this server is reached; invalid for a server that nobody
+	// else can reach. It keeps the list all the same.
+	self netip.AddrPort
+	now  func() time.Time
+	log  *slog.Logger
+}
+
+// join announces this server and brings the endpoints up to date.
+func (k *endpointKeeper) join(ctx context.Context) error {
+	if err := k.renew(ctx); err != nil {
+		return err
+	}
+	return k.reconcile(ctx)
+}
+
+// run renews the Lease and the endpoints until ctx is done.
+func (k *endpointKeeper) run(ctx context.Context) {
+	t := time.NewTicker(serverRenew)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		step, cancel := context.WithTimeout(ctx, serverRenew)
+		if err := k.join(step); err != nil && ctx.Err() == nil {
+			k.log.Warn("cannot keep the endpoints of default/kubernetes", "err", err)
+		}
+		cancel()
+	}
+}
+
+// leave takes this server out of the endpoints at once.
+func (k *endpointKeeper) leave() error {
+	if !k.self.IsValid() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), leavePatience)
+	defer cancel()
+	if err := k.leases().Delete(ctx, k.leaseName(), metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		return err
+	}
+	return k.reconcile(ctx)
+}
+
+func (k *endpointKeeper) leases() leaseClient {
+	return k.client.CoordinationV1().Leases(metav1.NamespaceSystem)
+}
+
+type leaseClient interface {
+	Get(context.Context, string, metav1.GetOptions) (*coordinationv1.Lease, error)
+	Create(context.Context, *coordinationv1.Lease, metav1.CreateOptions) (*coordinationv1.Lease, error)
+	Update(context.Context, *coordinationv1.Lease, metav1.UpdateOptions) (*coordinationv1.Lease, error)
+	Delete(context.Context, string, metav1.DeleteOptions) error
+}
+
+// leaseName is made of the address, so that a server that starts again takes
+// its Lease over.
+func (k *endpointKeeper) leaseName() string {
+	addr := strings.Trim(strings.NewReplacer(":", "-", ".", "-", "%", "-").Replace(k.self.Addr().StringExpanded()), "-")
+	return fmt.Sprintf("fairlead-apiserver-%s-%d", addr, k.self.Port())
+}
+
+func (k *endpointKeeper) renew(ctx context.Context) error {
+	if !k.self.IsValid() {
+		return nil
+	}
+	now := metav1.NewMicroTime(k.now())
+	l, err := k.leases().Get(ctx, k.leaseName(), metav1.GetOptions{})
+	missing := apierrors.IsNotFound(err)
+	if missing {
+		l = &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: k.leaseName(), Namespace: metav1.NamespaceSystem}}
+		l.Spec.AcquireTime = &now
+	} else if err != nil {
+		return err
+	}
+	metav1.SetMetaDataLabel(&l.ObjectMeta, serverLabel, "true")
+	metav1.SetMetaDataAnnotation(&l.ObjectMeta, endpointAnnotation, k.self.String())
+	l.Spec.HolderIdentity = ptr.To(k.self.String())
+	l.Spec.LeaseDurationSeconds = ptr.To(int32(serverLease / time.Second))
+	l.Spec.RenewTime = &now
+	if missing {
+		_, err = k.leases().Create(ctx, l, metav1.CreateOptions{})
+	} else {
+		_, err = k.leases().Update(ctx, l, metav1.UpdateOptions{})
+	}
+	return err
+}
+
+// reconcile writes what the Leases say, where it differs from what is there.
+func (k *endpointKeeper) reconcile(ctx context.Context) error {
+	list, err := k.client.CoordinationV1().Leases(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: serverLabel})
+	if err != nil {
+		return err
+	}
+	running := runningServers(list.Items, k.now())
+	if err := k.putEndpoints(ctx, running); err != nil {
+		return fmt.Errorf("cannot write Endpoints: %w", err)
+	}
+	if err := k.putSlices(ctx, running); err != nil {
+		return fmt.Errorf("cannot write EndpointSlices: %w", err)
+	}
+	return nil
+}
+
+// runningServers are the addresses whose Leases are fresh, in order.
+func runningServers(leases []coordinationv1.Lease, now time.Time) []netip.AddrPort {
+	var out []netip.AddrPort
+	for _, l := range leases {
+		at, err := netip.ParseAddrPort(l.Annotations[endpointAnnotation])
+		if err != nil || l.Spec.RenewTime == nil || l.Spec.LeaseDurationSeconds == nil {
+			continue
+		}
+		if now.Sub(l.Spec.RenewTime.Time) < time.Duration(*l.Spec.LeaseDurationSeconds)*time.Second {
+			out = append(out, at)
+		}
+	}
+	slices.SortFunc(out, netip.AddrPort.Compare)
+	return slices.Compact(out)
+}
+
+// serverGroup is servers of one family and one port.
+type serverGroup struct {
+	ipv4  bool
+	port  uint16
+	addrs []string
+}
+
+func groupServers(servers []netip.AddrPort) []serverGroup {
+	var out []serverGroup
+	for _, s := range servers {
+		i := slices.IndexFunc(out, func(g serverGroup) bool { return g.port == s.Port() && g.ipv4 == s.Addr().Is4() })
+		if i < 0 {
+			i = len(out)
+			out = append(out, serverGroup{ipv4: s.Addr().Is4(), port: s.Port()})
+		}
+		out[i].addrs = append(out[i].addrs, s.Addr().String())
+	}
+	slices.SortFunc(out, func(a, b serverGroup) int { return cmp.Compare(a.port, b.port) })
+	return out
+}
+
+//nolint:staticcheck // Endpoints are deprecated, and served until nobody reads them
+func (k *endpointKeeper) putEndpoints(ctx context.Context, servers []netip.AddrPort) error {
+	client := k.client.CoreV1().Endpoints(metav1.NamespaceDefault)
+	want := &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{
+		Name: "kubernetes", Namespace: metav1.NamespaceDefault,
+		// The slices are written here; nobody need derive them.
+		Labels: map[string]string{discoveryv1.LabelSkipMirror: "true"},
+	}}
+	for _, g := range groupServers(servers) {
+		s := corev1.EndpointSubset{Ports: []corev1.EndpointPort{{Name: "https", Port: int32(g.port), Protocol: corev1.ProtocolTCP}}}
+		for _, a := range g.addrs {
+			s.Addresses = append(s.Addresses, corev1.EndpointAddress{IP: a})
+		}
+		want.Subsets = append(want.Subsets, s)
+	}
+	have, err := client.Get(ctx, want.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		_, err = client.Create(ctx, want, metav1.CreateOptions{})
+		return err
+	case err != nil:
+		return err
+	case equality.Semantic.DeepEqual(have.Subsets, want.Subsets) && have.Labels[discoveryv1.LabelSkipMirror] == "true":
+		return nil
+	}
+	want.ResourceVersion = have.ResourceVersion
+	_, err = client.Update(ctx, want, metav1.UpdateOptions{})
+	return err
+}
+
+func (k *endpointKeeper) putSlices(ctx context.Context, servers []netip.AddrPort) error {
+	client := k.client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault)
+	list, err := client.List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "=" + managedBy})
+	if err != nil {
+		return err
+	}
+	have := map[string]*discoveryv1.EndpointSlice{}
+	for i := range list.Items {
+		have[list.Items[i].Name] = &list.Items[i]
+	}
+	for _, want := range serverSlices(servers) {
+		old := have[want.Name]
+		delete(have, want.Name)
+		switch {
+		case old == nil:
+			_, err = client.Create(ctx, want, metav1.CreateOptions{})
+		case equality.Semantic.DeepEqual(old.Endpoints, want.Endpoints) && equality.Semantic.DeepEqual(old.Ports, want.Ports):
+			err = nil
+		default:
+			want.ResourceVersion = old.ResourceVersion
+			_, err = client.Update(ctx, want, metav1.UpdateOptions{})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for name := range have {
+		if err := client.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+// serverSlices is one slice for each family and port: "kubernetes" and
+// "kubernetes-ipv6", with a number where servers differ in their ports. The
+// family is part of the name because a slice cannot change it.
+func serverSlices(servers []netip.AddrPort) []*discoveryv1.EndpointSlice {
+	var out []*discoveryv1.EndpointSlice
+	count := map[bool]int{}
+	for _, g := range groupServers(servers) {
+		s := &discoveryv1.EndpointSlice{
+			ObjectMeta: metav1.ObjectMeta{
+				Name: "kubernetes", Namespace: metav1.NamespaceDefault,
+				Labels: map[string]string{discoveryv1.LabelServiceName: "kubernetes", discoveryv1.LabelManagedBy: managedBy},
+			},
+			AddressType: discoveryv1.AddressTypeIPv4,
+			Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("https"), Port: ptr.To(int32(g.port)), Protocol: ptr.To(corev1.ProtocolTCP)}},
+		}
+		if !g.ipv4 {
+			s.Name, s.AddressType = "kubernetes-ipv6", discoveryv1.AddressTypeIPv6
+		}
+		if count[g.ipv4]++; count[g.ipv4] > 1 {
+			s.Name = fmt.Sprintf("%s-%d", s.Name, count[g.ipv4])
+		}
+		for _, a := range g.addrs {
+			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}, Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true)}})
+		}
+		out = append(out, s)
+	}
+	return out
+}

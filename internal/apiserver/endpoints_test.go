@@ -1,0 +1,79 @@
+package apiserver
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/utils/ptr"
+)
+
+func TestRunningServers(t *testing.T) {
+	now := time.Now()
+	lease := func(at string, age time.Duration) coordinationv1.Lease {
+		return coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{endpointAnnotation: at}},
+			Spec:       coordinationv1.LeaseSpec{RenewTime: ptr.To(metav1.NewMicroTime(now.Add(-age))), LeaseDurationSeconds: ptr.To(int32(15))},
+		}
+	}
+	got := runningServers([]coordinationv1.Lease{
+		lease("192.0.2.2:6443", 14*time.Second), lease("192.0.2.1:6443", 0), lease("192.0.2.3:6443", 15*time.Second),
+		lease("192.0.2.1:6443", time.Second), lease("nonsense", 0), {},
+	}, now)
+	if want := []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:6443"), netip.MustParseAddrPort("192.0.2.2:6443")}; !cmp.Equal(got, want, cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func TestServerSlices(t *testing.T) {
+	var servers []netip.AddrPort
+	for _, s := range []string{"192.0.2.1:6443", "192.0.2.2:7443", "192.0.2.3:6443", "[2001:db8::1]:6443"} {
+		servers = append(servers, netip.MustParseAddrPort(s))
+	}
+	got := map[string][]string{}
+	for _, s := range serverSlices(servers) {
+		if string(s.AddressType) == "IPv6" != (s.Name == "kubernetes-ipv6") {
+			t.Errorf("%s is of type %s", s.Name, s.AddressType)
+		}
+		for _, e := range s.Endpoints {
+			got[s.Name] = append(got[s.Name], e.Addresses...)
+		}
+	}
+	want := map[string][]string{"kubernetes": {"192.0.2.1", "192.0.2.3"}, "kubernetes-2": {"192.0.2.2"}, "kubernetes-ipv6": {"2001:db8::1"}}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+	if s := serverSlices(nil); len(s) != 0 {
+		t.Errorf("no server, but %d slices", len(s))
+	}
+}
+
+func TestChooseAdvertise(t *testing.T) {
+	a := netip.MustParseAddr
+	for _, c := range []struct {
+		bind []netip.Addr
+		want netip.Addr
+	}{
+		{[]netip.Addr{a("127.0.0.1")}, netip.Addr{}},
+		{[]netip.Addr{a("127.0.0.1"), a("192.0.2.1"), a("192.0.2.2")}, a("192.0.2.1")},
+		{[]netip.Addr{a("::1"), a("2001:db8::1")}, a("2001:db8::1")},
+		{[]netip.Addr{a("0.0.0.0")}, mainAddress()},
+	} {
+		if got := chooseAdvertise(c.bind); got != c.want {
+			t.Errorf("%v: got %v, want %v", c.bind, got, c.want)
+		}
+	}
+}
+
+func TestLeaseNameIsValid(t *testing.T) {
+	for _, s := range []string{"192.0.2.1:6443", "[2001:db8::1]:6443", "[::1]:1", "[fe80::1%eth0]:1"} {
+		k := &endpointKeeper{self: netip.MustParseAddrPort(s)}
+		if name := k.leaseName(); len(validation.IsDNS1123Subdomain(name)) > 0 {
+			t.Errorf("%s gives the name %q", s, name)
+		}
+	}
+}

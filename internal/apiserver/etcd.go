@@ -1,0 +1,182 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"os"
+	"path/filepath"
+	"time"
+
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+)
+
+const (
+	// etcdStart bounds the start of the embedded etcd, which replays its log.
+	etcdStart = 60 * time.Second
+	// etcdReach bounds the first answer of an external etcd.
+	etcdReach = 5 * time.Second
+	// etcdQuota is the largest size of the embedded store. Beyond it etcd takes
+	// no writes any more, so it is well above what the kinds here can fill.
+	etcdQuota = 4 << 30
+	// maxSocketPath is the longest path a unix socket may have (unix(7)).
+	maxSocketPath = 107
+)
+
+// etcd is the store: the embedded one, or a connection to somebody else's.
+type etcd struct {
+	endpoints []string
+	stop      func()
+	// failed receives the embedded etcd's fatal error; nil for an external one.
+	failed <-chan error
+}
+
+// startEtcd starts the embedded etcd in dir. It listens on a unix socket in
+// dir alone, which only this user can enter.
+func startEtcd(ctx context.Context, dir string, noFsync bool, log *slog.Logger) (*etcd, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	socket, release, err := socketPath(dir)
+	if err != nil {
+		return nil, err
+	}
+	e, err := embed.StartEtcd(etcdConfig(dir, socket, noFsync, log))
+	if err != nil {
+		release()
+		return nil, fmt.Errorf("cannot start the embedded etcd in %s: %w", dir, err)
+	}
+	stop := func() { e.Close(); release() }
+	select {
+	case <-e.Server.ReadyNotify():
+	case err := <-e.Err():
+		stop()
+		return nil, fmt.Errorf("the embedded etcd in %s failed: %w", dir, err)
+	case <-ctx.Done():
+		stop()
+		return nil, ctx.Err()
+	case <-time.After(etcdStart):
+		stop()
+		return nil, fmt.Errorf("the embedded etcd in %s was not ready after %s: is the disk very slow?", dir, etcdStart)
+	}
+	return &etcd{endpoints: []string{"unix://" + socket}, stop: stop, failed: e.Err()}, nil
+}
+
+func etcdConfig(dir, socket string, noFsync bool, log *slog.Logger) *embed.Config {
+	c := embed.NewConfig()
+	c.Name = "fairlead"
+	c.Dir = dir
+	c.ListenClientUrls = []url.URL{{Scheme: "unix", Path: socket}}
+	c.AdvertiseClientUrls = c.ListenClientUrls
+	// The only member has no peers: it listens for none, and the address it is
+	// registered under is never dialled.
+	c.ListenPeerUrls = nil
+	c.InitialCluster = c.InitialClusterFromName(c.Name)
+	// Without peers an election needs no patience; this is what a start waits
+	// for, and no tick crosses a network.
+	c.TickMs, c.ElectionMs = 20, 100
+	c.QuotaBackendBytes = etcdQuota
+	// The API server compacts every five minutes; this is the net below it.
+	c.AutoCompactionMode, c.AutoCompactionRetention = embed.CompactorModePeriodic, "1h"
+	// The log kept in memory for followers that do not exist.
+	c.SnapshotCount, c.SnapshotCatchUpEntries = 5000, 100
+	c.UnsafeNoFsync = noFsync
+	c.EnableGRPCGateway = false
+	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(zapToSlog{log: log.With("component", "etcd")}))
+	return c
+}
+
+// socketPath returns a path for the socket in dir. A path too long for a
+// socket goes by way of a descriptor of the directory.
+func socketPath(dir string) (string, func(), error) {
+	p := filepath.Join(dir, "client.sock")
+	if len(p) <= maxSocketPath {
+		return p, func() {}, nil
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return "", nil, err
+	}
+	return fmt.Sprintf("/proc/self/fd/%d/client.sock", d.Fd()), func() { d.Close() }, nil
+}
+
+// reachEtcd checks that an external etcd answers.
+func reachEtcd(ctx context.Context, o ExternalEtcd) (*etcd, error) {
+	ctx, cancel := context.WithTimeout(ctx, etcdReach)
+	defer cancel()
+	c := clientv3.Config{Endpoints: o.Servers, Context: ctx, Logger: zap.NewNop()}
+	if o.CAFile != "" || o.CertFile != "" {
+		tls, err := transport.TLSInfo{CertFile: o.CertFile, KeyFile: o.KeyFile, TrustedCAFile: o.CAFile}.ClientConfig()
+		if err != nil {
+			return nil, fmt.Errorf("cannot use the TLS files for etcd: %w", err)
+		}
+		c.TLS = tls
+	}
+	client, err := clientv3.New(c)
+	if err != nil {
+		return nil, fmt.Errorf("--etcd-servers: %w", err)
+	}
+	defer client.Close()
+	if _, err := client.Get(ctx, o.Prefix+"/health"); err != nil {
+		return nil, fmt.Errorf("etcd at %v cannot be reached: %w; start it, or correct --etcd-servers and its certificates", o.Servers, err)
+	}
+	return &etcd{endpoints: o.Servers, stop: func() {}}, nil
+}
+
+// zapToSlog shows etcd's messages in the server's log. What etcd calls a
+// warning is mostly about its own command line, so it counts as detail.
+type zapToSlog struct {
+	log    *slog.Logger
+	fields []zapcore.Field
+}
+
+func (z zapToSlog) Enabled(l zapcore.Level) bool {
+	return z.log.Enabled(context.Background(), slogLevel(l))
+}
+
+func (z zapToSlog) With(f []zapcore.Field) zapcore.Core {
+	return zapToSlog{z.log, append(z.fields[:len(z.fields):len(z.fields)], f...)}
+}
+
+func (z zapToSlog) Check(e zapcore.Entry, c *zapcore.CheckedEntry) *zapcore.CheckedEntry {
+	if z.Enabled(e.Level) {
+		return c.AddCore(e, z)
+	}
+	return c
+}
+
+func (z zapToSlog) Write(e zapcore.Entry, f []zapcore.Field) error {
+	enc := zapcore.NewMapObjectEncoder()
+	for _, x := range append(z.fields[:len(z.fields):len(z.fields)], f...) {
+		x.AddTo(enc)
+	}
+	attrs := make([]any, 0, 2*len(enc.Fields))
+	for k, v := range enc.Fields {
+		attrs = append(attrs, k, v)
+	}
+	level := slogLevel(e.Level)
+	switch e.Message {
+	case "setting up serving from embedded etcd failed.", // the end of every stop
+		"failed to update storage version": // the first second of a new store
+		level = slog.LevelDebug
+	}
+	z.log.Log(context.Background(), level, e.Message, attrs...)
+	return nil
+}
+
+func (zapToSlog) Sync() error { return nil }
+
+func slogLevel(l zapcore.Level) slog.Level {
+	switch {
+	case l >= zapcore.ErrorLevel:
+		return slog.LevelError
+	case l >= zapcore.WarnLevel:
+		return slog.LevelDebug
+	}
+	return slog.LevelDebug - 4
+}

@@ -1,0 +1,135 @@
+package apiserver
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// Options says how a server is set up. The zero value of a field means the
+// default named with it, except where another meaning is given.
+type Options struct {
+	// DataDir holds everything the server keeps; required.
+	DataDir string
+
+	// BindAddresses are the addresses to listen on; default 127.0.0.1.
+	BindAddresses []netip.Addr
+	// SecurePort is the TCP port on all of them; 0 lets the system choose one.
+	SecurePort uint16
+	// Listeners are further sockets to serve on, already listening, for
+	// example one that belongs to another network namespace. The server closes
+	// them.
+	Listeners []*net.TCPListener
+	// AdvertiseAddress is where others reach this server: the endpoint of the
+	// Service default/kubernetes. Default: the first bind address that is not
+	// loopback, else none: an endpoint at which nothing listens helps nobody.
+	AdvertiseAddress netip.Addr
+	// Names are further DNS names for the server's certificate.
+	Names []string
+
+	// ServiceCIDRs are the service ranges, at most one of a family; the first
+	// is the preferred family. Default 10.96.0.0/16 and fd00:10:96::/112.
+	ServiceCIDRs []netip.Prefix
+	// NodePorts is the range of node ports; default 30000-32767.
+	NodePorts svc.PortRange
+	// StrictLoadBalancers refuses new load balancers whose ports have several
+	// protocols, or SCTP without a loadBalancerClass; default false.
+	StrictLoadBalancers bool
+
+	// Etcd names an etcd cluster to use in place of the embedded one.
+	Etcd ExternalEtcd
+	// UnsafeNoFsync lets the embedded etcd forget acknowledged writes when the
+	// machine (not only the process) stops. For tests.
+	UnsafeNoFsync bool
+
+	// GitVersion is what /version reports; default Version.
+	GitVersion string
+	// Log receives the server's messages; default slog.Default.
+	Log *slog.Logger
+}
+
+// ExternalEtcd is an etcd cluster run by somebody else.
+type ExternalEtcd struct {
+	// Servers are client URLs such as https://192.0.2.1:2379. None means that
+	// the embedded etcd is used.
+	Servers []string
+	// CAFile, CertFile and KeyFile are the TLS files of a client, PEM.
+	CAFile, CertFile, KeyFile string
+	// Prefix is the path below which all keys lie; default "/registry".
+	Prefix string
+}
+
+// Version is the version that /version reports by default: the Kubernetes
+// release whose API is served, and the name of the product.
+const Version = "v1.36.0+fairlead"
+
+// Defaults of Options.
+const (
+	DefaultPort       = 6443
+	defaultEtcdPrefix = "/registry"
+)
+
+// DefaultServiceCIDRs returns the default service ranges.
+func DefaultServiceCIDRs() []netip.Prefix {
+	return []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")}
+}
+
+// complete fills in the defaults and refuses what cannot work.
+func (o *Options) complete() error {
+	if o.DataDir == "" {
+		return errors.New("no data directory given: pass --data-dir DIR")
+	}
+	if len(o.BindAddresses) == 0 {
+		o.BindAddresses = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1})}
+	}
+	if len(o.ServiceCIDRs) == 0 {
+		o.ServiceCIDRs = DefaultServiceCIDRs()
+	}
+	if err := checkServiceCIDRs(o.ServiceCIDRs); err != nil {
+		return err
+	}
+	if o.NodePorts == (svc.PortRange{}) {
+		o.NodePorts = svc.PortRange{First: 30000, Last: 32767}
+	}
+	if o.AdvertiseAddress.IsValid() && (o.AdvertiseAddress.IsLoopback() || o.AdvertiseAddress.IsUnspecified()) {
+		return fmt.Errorf("--advertise-address %s cannot be reached by others: give an address of this machine that they can reach, or leave it out", o.AdvertiseAddress)
+	}
+	if e := o.Etcd; (e.CertFile == "") != (e.KeyFile == "") {
+		return errors.New("--etcd-certfile and --etcd-keyfile belong together: give both or none")
+	}
+	if o.Etcd.Prefix == "" {
+		o.Etcd.Prefix = defaultEtcdPrefix
+	}
+	if o.GitVersion == "" {
+		o.GitVersion = Version
+	}
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	return nil
+}
+
+// minServiceAddresses leaves room for the first and the tenth address.
+const minServiceAddresses = 16
+
+func checkServiceCIDRs(cidrs []netip.Prefix) error {
+	if len(cidrs) > 2 {
+		return fmt.Errorf("%d service ranges given: want one, or one of each family", len(cidrs))
+	}
+	for i, c := range cidrs {
+		if !c.IsValid() || c != c.Masked() {
+			return fmt.Errorf("%s is not a service range: want a network such as 10.96.0.0/16", c)
+		}
+		if i > 0 && c.Addr().Is4() == cidrs[0].Addr().Is4() {
+			return fmt.Errorf("service ranges %s and %s are of one family: give at most one of each", cidrs[0], c)
+		}
+		if free := c.Addr().BitLen() - c.Bits(); free < 31 && 1<<free < minServiceAddresses {
+			return fmt.Errorf("service range %s is too small: it needs at least %d addresses", c, minServiceAddresses)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,366 @@
+// Package pki keeps the certificates of a server in one directory: the
+// cluster's authority (ca.crt, ca.key) and what it signed.
+//
+// Files that are already there are used, so an installer may bring its own;
+// what is missing is made, mode 0600. A certificate that this package made
+// carries the Marker in its subject and is renewed when less than RenewBefore
+// of its life is left or when it lacks a wanted name; one that somebody else
+// made is only checked.
+package pki
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+)
+
+// Lifetimes of what is made, and when the leaves are renewed.
+const (
+	AuthorityLife = 10 * 365 * 24 * time.Hour
+	LeafLife      = 365 * 24 * time.Hour
+	RenewBefore   = 30 * 24 * time.Hour
+	// backdate lets machines whose clocks lag a little use a new certificate.
+	backdate = time.Hour
+)
+
+// Marker is the organizational unit in the subject of every leaf made here.
+const Marker = "made by fairlead"
+
+// Directory is a directory of certificates with a cluster's authority.
+type Directory struct {
+	path string
+	now  func() time.Time
+
+	ca    *x509.Certificate
+	caPEM []byte
+	caKey crypto.Signer // nil when the installer kept ca.key elsewhere
+}
+
+// Leaf describes a certificate to be kept: its file name without extension,
+// its identity, and for a serving certificate the names it is valid for.
+type Leaf struct {
+	Name       string
+	CommonName string
+	Groups     []string
+	DNSNames   []string
+	IPs        []net.IP
+}
+
+// Pair is a certificate with its key, both as PEM. Cert ends with the
+// authority's certificate, so that a client which knows only the authority's
+// hash can find it in the chain.
+type Pair struct {
+	Cert, Key []byte
+	Leaf      *x509.Certificate
+	// Renewed is set when the pair was made or renewed just now.
+	Renewed bool
+}
+
+// Open opens the directory at path, making it (mode 0700) and the authority
+// when they are missing. now is the clock, usually time.Now.
+func Open(path string, now func() time.Time) (*Directory, error) {
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return nil, fmt.Errorf("cannot make the certificate directory: %w", err)
+	}
+	d := &Directory{path: path, now: now}
+	_, err := os.Stat(d.file("ca.crt"))
+	if errors.Is(err, fs.ErrNotExist) {
+		err = d.makeAuthority()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot make the authority in %s: %w", path, err)
+	}
+	return d, d.loadAuthority()
+}
+
+// AuthorityPEM is the authority's certificate.
+func (d *Directory) AuthorityPEM() []byte { return bytes.Clone(d.caPEM) }
+
+// Authority is the authority's certificate. It is shared: do not change it.
+func (d *Directory) Authority() *x509.Certificate { return d.ca }
+
+// Hash is the SHA-256 of a certificate's DER form, in hex.
+func Hash(c *x509.Certificate) string {
+	sum := sha256.Sum256(c.Raw)
+	return hex.EncodeToString(sum[:])
+}
+
+// Ensure returns the certificate l, making or renewing it where that is this
+// package's task. Calling it again later renews what has grown old meanwhile.
+func (d *Directory) Ensure(l Leaf) (*Pair, error) {
+	p, err := d.load(l.Name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return d.issue(l)
+	case err != nil:
+		return nil, err
+	}
+	ours := slices.Contains(p.Leaf.Subject.OrganizationalUnit, Marker)
+	if ours && d.caKey != nil && (d.now().Add(RenewBefore).After(p.Leaf.NotAfter) || !covers(p.Leaf, l) || d.signed(p.Leaf) != nil) {
+		return d.issue(l)
+	}
+	file := d.file(l.Name + ".crt")
+	if err := d.checkTime(file, p.Leaf); err != nil {
+		return nil, err
+	}
+	if err := d.signed(p.Leaf); err != nil {
+		return nil, fmt.Errorf("%s is not signed by %s (%w): put the matching pair there, or remove %s and %s.key so that they are made anew",
+			file, d.file("ca.crt"), err, file, d.file(l.Name))
+	}
+	return p, nil
+}
+
+func (d *Directory) file(name string) string { return filepath.Join(d.path, name) }
+
+func (d *Directory) makeAuthority() error {
+	key, keyPEM, err := newKey()
+	if err != nil {
+		return err
+	}
+	now := d.now()
+	serial, err := newSerial()
+	if err != nil {
+		return err
+	}
+	t := &x509.Certificate{
+		SerialNumber:          serial,
+		Subject:               pkix.Name{CommonName: fmt.Sprintf("fairlead-ca@%d", now.Unix()), OrganizationalUnit: []string{Marker}},
+		NotBefore:             now.Add(-backdate),
+		NotAfter:              now.Add(AuthorityLife),
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature | x509.KeyUsageCRLSign,
+		BasicConstraintsValid: true,
+		IsCA:                  true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, t, t, key.Public(), key)
+	if err != nil {
+		return err
+	}
+	// The key first: a crash in between leaves a key that is overwritten, never
+	// a certificate without its key.
+	if err := writeFile(d.file("ca.key"), keyPEM); err != nil {
+		return err
+	}
+	return writeFile(d.file("ca.crt"), encodeCert(der))
+}
+
+func (d *Directory) loadAuthority() error {
+	file := d.file("ca.crt")
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	if d.ca, err = firstCert(data); err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	d.caPEM = encodeCert(d.ca.Raw)
+	if !d.ca.IsCA {
+		return fmt.Errorf("%s is not a certificate authority: put a CA certificate there", file)
+	}
+	if err := d.checkTime(file, d.ca); err != nil {
+		return err
+	}
+	keyPEM, err := os.ReadFile(d.file("ca.key"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	pair, err := tls.X509KeyPair(d.caPEM, keyPEM)
+	if err != nil {
+		return fmt.Errorf("%s does not belong to %s: %w", d.file("ca.key"), file, err)
+	}
+	signer, ok := pair.PrivateKey.(crypto.Signer)
+	if !ok {
+		return fmt.Errorf("%s holds a key that cannot sign", d.file("ca.key"))
+	}
+	d.caKey = signer
+	return nil
+}
+
+// load reads the pair called name. The error is fs.ErrNotExist when neither
+// half is there.
+func (d *Directory) load(name string) (*Pair, error) {
+	certFile, keyFile := d.file(name+".crt"), d.file(name+".key")
+	cert, certErr := os.ReadFile(certFile)
+	key, keyErr := os.ReadFile(keyFile)
+	switch {
+	case errors.Is(certErr, fs.ErrNotExist):
+		// A key alone is what a crash between the two writes leaves.
+		return nil, certErr
+	case errors.Is(keyErr, fs.ErrNotExist):
+		return nil, fmt.Errorf("%s is there but %s is missing: bring both or remove both", certFile, keyFile)
+	case certErr != nil:
+		return nil, certErr
+	case keyErr != nil:
+		return nil, keyErr
+	}
+	leaf, err := firstCert(cert)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", certFile, err)
+	}
+	if _, err := tls.X509KeyPair(cert, key); err != nil {
+		return nil, fmt.Errorf("%s does not belong to %s: %w", keyFile, certFile, err)
+	}
+	return &Pair{Cert: d.withAuthority(cert), Key: key, Leaf: leaf}, nil
+}
+
+// withAuthority appends the authority to a chain that lacks it.
+func (d *Directory) withAuthority(chain []byte) []byte {
+	for rest := chain; ; {
+		var b *pem.Block
+		if b, rest = pem.Decode(rest); b == nil {
+			break
+		}
+		if bytes.Equal(b.Bytes, d.ca.Raw) {
+			return chain
+		}
+	}
+	return append(append(bytes.Clone(chain), '\n'), d.caPEM...)
+}
+
+func (d *Directory) issue(l Leaf) (*Pair, error) {
+	if d.caKey == nil {
+		return nil, fmt.Errorf("%s cannot be made because %s is missing: bring the authority's key, or the pair %s.crt and %s.key",
+			d.file(l.Name+".crt"), d.file("ca.key"), l.Name, l.Name)
+	}
+	key, keyPEM, err := newKey()
+	if err != nil {
+		return nil, err
+	}
+	serial, err := newSerial()
+	if err != nil {
+		return nil, err
+	}
+	now := d.now()
+	t := &x509.Certificate{
+		SerialNumber: serial,
+		Subject:      pkix.Name{CommonName: l.CommonName, Organization: l.Groups, OrganizationalUnit: []string{Marker}},
+		NotBefore:    now.Add(-backdate),
+		NotAfter:     now.Add(LeafLife),
+		KeyUsage:     x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		DNSNames:     l.DNSNames,
+		IPAddresses:  l.IPs,
+	}
+	if t.NotAfter.After(d.ca.NotAfter) {
+		t.NotAfter = d.ca.NotAfter
+	}
+	if len(l.DNSNames)+len(l.IPs) > 0 {
+		t.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+	}
+	der, err := x509.CreateCertificate(rand.Reader, t, d.ca, key.Public(), d.caKey)
+	if err != nil {
+		return nil, err
+	}
+	leaf, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, err
+	}
+	p := &Pair{Cert: append(encodeCert(der), d.caPEM...), Key: keyPEM, Leaf: leaf, Renewed: true}
+	// Remove the old certificate first: at no time does a certificate stand
+	// beside a key that is not its own.
+	if err := os.Remove(d.file(l.Name + ".crt")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	if err := writeFile(d.file(l.Name+".key"), p.Key); err != nil {
+		return nil, err
+	}
+	return p, writeFile(d.file(l.Name+".crt"), p.Cert)
+}
+
+func (d *Directory) signed(leaf *x509.Certificate) error {
+	return leaf.CheckSignatureFrom(d.ca)
+}
+
+// checkTime reports a certificate that is not valid now, naming the file and
+// the clock: a wrong clock is the usual cause on small machines.
+func (d *Directory) checkTime(file string, c *x509.Certificate) error {
+	now := d.now()
+	switch {
+	case now.Before(c.NotBefore):
+		return fmt.Errorf("%s is valid only from %s and this machine's clock says %s: set the clock, or replace the file",
+			file, stamp(c.NotBefore), stamp(now))
+	case now.After(c.NotAfter):
+		return fmt.Errorf("%s expired at %s and this machine's clock says %s: replace the file, or set the clock",
+			file, stamp(c.NotAfter), stamp(now))
+	}
+	return nil
+}
+
+// covers says whether c has the identity and all the names of l.
+func covers(c *x509.Certificate, l Leaf) bool {
+	if c.Subject.CommonName != l.CommonName || !sameSet(c.Subject.Organization, l.Groups) {
+		return false
+	}
+	for _, n := range l.DNSNames {
+		if !slices.Contains(c.DNSNames, n) {
+			return false
+		}
+	}
+	for _, ip := range l.IPs {
+		if !slices.ContainsFunc(c.IPAddresses, ip.Equal) {
+			return false
+		}
+	}
+	return true
+}
+
+func sameSet(a, b []string) bool {
+	a, b = slices.Clone(a), slices.Clone(b)
+	slices.Sort(a)
+	slices.Sort(b)
+	return slices.Equal(a, b)
+}
+
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+func newKey() (*ecdsa.PrivateKey, []byte, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, err
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, nil, err
+	}
+	return key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
+}
+
+func newSerial() (*big.Int, error) {
+	// 63 random bits: positive, and unique enough for one authority.
+	return rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 63))
+}
+
+func encodeCert(der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+}
+
+func firstCert(data []byte) (*x509.Certificate, error) {
+	for {
+		var b *pem.Block
+		if b, data = pem.Decode(data); b == nil {
+			return nil, errors.New("holds no PEM certificate")
+		}
+		if b.Type == "CERTIFICATE" {
+			return x509.ParseCertificate(b.Bytes)
+		}
+	}
+}

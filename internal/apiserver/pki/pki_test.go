@@ -1,0 +1,198 @@
+package pki
+
+import (
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// clock is a clock that tests set.
+type clock struct{ t time.Time }
+
+func (c *clock) now() time.Time { return c.t }
+
+func open(t *testing.T, dir string, c *clock) *Directory {
+	t.Helper()
+	d, err := Open(dir, c.now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func ensure(t *testing.T, d *Directory, l Leaf) *Pair {
+	t.Helper()
+	p, err := d.Ensure(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+var server = Leaf{Name: "server", CommonName: "s", DNSNames: []string{"localhost"}, IPs: []net.IP{net.IPv4(127, 0, 0, 1)}}
+
+func TestMadeAtFirstAndUsedAfterwards(t *testing.T) {
+	dir, c := filepath.Join(t.TempDir(), "pki"), &clock{time.Now()}
+	first := ensure(t, open(t, dir, c), server)
+	if !first.Renewed {
+		t.Error("not new")
+	}
+	d := open(t, dir, c)
+	second := ensure(t, d, server)
+	if second.Renewed || string(second.Cert) != string(first.Cert) {
+		t.Error("the second start made another certificate")
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(d.Authority())
+	if _, err := second.Leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: "localhost"}); err != nil {
+		t.Error(err)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != 4 {
+		t.Fatalf("%d files, %v", len(entries), err)
+	}
+	for _, e := range entries {
+		if info, err := e.Info(); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s has mode %v, want 0600", e.Name(), info.Mode())
+		}
+	}
+	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("directory has mode %v, want 0700", info.Mode())
+	}
+	// The chain carries the authority, by whose hash new nodes know the server.
+	var found bool
+	for rest := second.Cert; ; {
+		var b *pem.Block
+		if b, rest = pem.Decode(rest); b == nil {
+			break
+		}
+		found = found || string(b.Bytes) == string(d.Authority().Raw)
+	}
+	if !found {
+		t.Error("the chain lacks the authority")
+	}
+}
+
+func TestRenewal(t *testing.T) {
+	dir, c := filepath.Join(t.TempDir(), "pki"), &clock{time.Now()}
+	first := ensure(t, open(t, dir, c), server)
+	c.t = c.t.Add(LeafLife - RenewBefore - time.Hour)
+	if p := ensure(t, open(t, dir, c), server); p.Renewed {
+		t.Error("renewed with more than RenewBefore left")
+	}
+	c.t = c.t.Add(2 * time.Hour)
+	second := ensure(t, open(t, dir, c), server)
+	if !second.Renewed || second.Leaf.SerialNumber.Cmp(first.Leaf.SerialNumber) == 0 {
+		t.Error("not renewed with less than RenewBefore left")
+	}
+	// Long after the end, when even the old one is no longer valid.
+	c.t = c.t.Add(3 * LeafLife)
+	if p := ensure(t, open(t, dir, c), server); !p.Renewed {
+		t.Error("not renewed after its end")
+	}
+	more := server
+	more.IPs = append(more.IPs, net.IPv4(192, 0, 2, 1))
+	p := ensure(t, open(t, dir, c), more)
+	if err := p.Leaf.VerifyHostname("192.0.2.1"); err != nil || !p.Renewed {
+		t.Errorf("a further address: %v", err)
+	}
+}
+
+// What somebody else made is used as it is, and its troubles are reported.
+func TestBroughtAlong(t *testing.T) {
+	dir, c := filepath.Join(t.TempDir(), "pki"), &clock{time.Now()}
+	d := open(t, dir, c)
+	ensure(t, d, server)
+	foreign := func(notBefore, notAfter time.Time) {
+		key, keyPEM, err := newKey()
+		if err != nil {
+			t.Fatal(err)
+		}
+		tmpl := *ensure(t, d, server).Leaf
+		tmpl.Subject.OrganizationalUnit, tmpl.NotBefore, tmpl.NotAfter = nil, notBefore, notAfter
+		tmpl.RawSubject, tmpl.Subject.Names = nil, nil
+		der, err := x509.CreateCertificate(rand.Reader, &tmpl, d.ca, key.Public(), d.caKey)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, data := range map[string][]byte{"server.crt": encodeCert(der), "server.key": keyPEM} {
+			if err := WriteFile(filepath.Join(dir, name), data); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	now := c.t
+	foreign(now.Add(-time.Hour), now.Add(24*time.Hour))
+	if p := ensure(t, open(t, dir, c), server); p.Renewed {
+		t.Error("somebody else's certificate was replaced")
+	} else if _, err := tls.X509KeyPair(p.Cert, p.Key); err != nil {
+		t.Error(err)
+	}
+	refused := func(what, want string) {
+		t.Helper()
+		_, err := open(t, dir, c).Ensure(server)
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: got %v, want one line with %q", what, err, want)
+		}
+	}
+	c.t = now.Add(25 * time.Hour)
+	refused("expired", "server.crt expired at")
+	c.t = now.Add(-30 * time.Minute)
+	os.Remove(filepath.Join(dir, "server.crt"))
+	ensure(t, open(t, dir, c), server)
+	foreign(now.Add(time.Hour), now.Add(2*time.Hour))
+	refused("not yet valid", "set the clock")
+	os.Remove(filepath.Join(dir, "server.key"))
+	refused("key missing", "is missing: bring both or remove both")
+}
+
+func TestWrongAuthority(t *testing.T) {
+	c := &clock{time.Now()}
+	dir := filepath.Join(t.TempDir(), "pki")
+	ensure(t, open(t, dir, c), server)
+	other := filepath.Join(t.TempDir(), "pki")
+	open(t, other, c)
+	// Another authority's certificate beside the first one's key.
+	copyFile(t, other, dir, "ca.crt")
+	if _, err := Open(dir, c.now); err == nil || !strings.Contains(err.Error(), "ca.key does not belong to") {
+		t.Errorf("got %v", err)
+	}
+	// Both from the other: what we signed with the first is made anew.
+	copyFile(t, other, dir, "ca.key")
+	if p := ensure(t, open(t, dir, c), server); !p.Renewed {
+		t.Error("a certificate of another authority was kept")
+	}
+	// Without the key nothing can be made, and that is said.
+	os.Remove(filepath.Join(dir, "ca.key"))
+	d := open(t, dir, c)
+	if p := ensure(t, d, server); p.Renewed {
+		t.Error("renewed without a key")
+	}
+	if _, err := d.Ensure(Leaf{Name: "new", CommonName: "n"}); err == nil || !strings.Contains(err.Error(), "ca.key is missing") {
+		t.Errorf("got %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "ca.crt"), []byte("rubbish"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(dir, c.now); err == nil || !strings.Contains(err.Error(), "holds no PEM certificate") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func copyFile(t *testing.T, from, to, name string) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(from, name))
+	if err == nil {
+		err = WriteFile(filepath.Join(to, name), data)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,207 @@
+// Package apiserver is the Kubernetes API server: it assembles
+// k8s.io/apiserver's generic server from the storages of package registry, an
+// embedded (or external) etcd, certificates, authentication and authorization.
+//
+// New takes the data directory, makes the certificates and binds the port; Run
+// serves until its context is done and returns when everything has stopped.
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"k8s.io/client-go/rest"
+
+	"github.com/fairlead/fairlead/internal/apiserver/join"
+)
+
+// Server is an API server. It belongs to one Run.
+type Server struct {
+	opts     Options
+	log      *slog.Logger
+	dir      *dataDir
+	listener *multiListener
+	creds    *credentials
+	token    join.Token
+	loopback *rest.Config
+	ready    chan struct{}
+	close    sync.Once
+}
+
+// New prepares a server: it takes the data directory for this process, makes
+// or checks the certificates and binds the port. Nothing is served before Run.
+// A server that is not run must be closed.
+func New(o Options) (*Server, error) { return newServer(o, time.Now) }
+
+func newServer(o Options, now func() time.Time) (*Server, error) {
+	if err := o.complete(); err != nil {
+		return nil, err
+	}
+	s := &Server{opts: o, log: o.Log, ready: make(chan struct{})}
+	if err := s.prepare(now); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// prepare takes what the server needs; Close gives it back.
+func (s *Server) prepare(now func() time.Time) (err error) {
+	if s.dir, err = openDataDir(s.opts.DataDir); err != nil {
+		return err
+	}
+	if s.listener, err = listen(s.opts.BindAddresses, s.opts.SecurePort); err != nil {
+		return err
+	}
+	s.listener.listeners = append(s.listener.listeners, s.opts.Listeners...)
+	if !s.opts.AdvertiseAddress.IsValid() {
+		s.opts.AdvertiseAddress = chooseAdvertise(s.opts.BindAddresses)
+	}
+	if s.creds, err = newCredentials(s.dir, namesFor(s.opts), s.URL(), now, s.log); err != nil {
+		return err
+	}
+	if s.token, err = s.creds.token(); err != nil {
+		return err
+	}
+	s.loopback = &rest.Config{
+		Host:            s.URL(),
+		BearerToken:     uuid.NewString(),
+		TLSClientConfig: rest.TLSClientConfig{CAData: s.creds.pki.AuthorityPEM(), ServerName: s.creds.serving.name()},
+		QPS:             -1,
+		UserAgent:       "fairlead/loopback",
+		WarningHandler:  rest.NoWarnings{},
+	}
+	return nil
+}
+
+// URL is the address of the server for clients on this machine.
+func (s *Server) URL() string { return "https://" + localAddress(s.opts.BindAddresses, s.Port()) }
+
+// Port is the TCP port the server listens on.
+func (s *Server) Port() uint16 { return s.listener.Port() }
+
+// AdvertiseAddress is where others reach the server; invalid when nowhere.
+func (s *Server) AdvertiseAddress() netip.Addr { return s.opts.AdvertiseAddress }
+
+// Kubeconfig is the path of the kubeconfig of the administrator.
+func (s *Server) Kubeconfig() string { return s.dir.file("admin.kubeconfig") }
+
+// TokenFile is the path of the file with the join token.
+func (s *Server) TokenFile() string { return s.dir.file("node-token") }
+
+// Token is the join token of a node; see package join.
+func (s *Server) Token() string { return s.token.String() }
+
+// LoopbackConfig is the configuration of an all-powerful client in this
+// process. It is valid while the server runs.
+func (s *Server) LoopbackConfig() *rest.Config { return rest.CopyConfig(s.loopback) }
+
+// ControllersConfig is the configuration of a client that may do what the
+// controllers may do.
+func (s *Server) ControllersConfig() *rest.Config { return s.creds.controllersConfig() }
+
+// Ready is closed when the server answers and what must exist after start
+// exists.
+func (s *Server) Ready() <-chan struct{} { return s.ready }
+
+// Close releases the port and the data directory. Run does it by itself.
+func (s *Server) Close() error {
+	s.close.Do(func() {
+		if s.listener != nil {
+			s.listener.Close()
+		}
+		if s.dir != nil {
+			s.dir.Close()
+		}
+	})
+	return nil
+}
+
+// Run serves until ctx is done or something fails for good. Requests that have
+// begun are finished. It returns nil after a stop through ctx.
+func (s *Server) Run(ctx context.Context) error {
+	defer s.Close()
+	store, err := s.openStore(ctx)
+	if err != nil {
+		return err
+	}
+	defer store.stop()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	a, err := s.assemble(store)
+	if err != nil {
+		return err
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel(nil)
+	wg.Go(func() { s.creds.run(ctx) })
+	wg.Go(func() { s.awaitReady(ctx) })
+	wg.Go(func() { a.storage.Run(ctx, a.client) })
+	wg.Go(func() { a.keeper.run(ctx) })
+	if store.failed != nil {
+		wg.Go(func() {
+			select {
+			case err := <-store.failed:
+				cancel(fmt.Errorf("the embedded etcd failed: %w", err))
+			case <-ctx.Done():
+			}
+		})
+	}
+	if err := a.generic.PrepareRun().RunWithContext(ctx); err != nil {
+		return err
+	}
+	if err := context.Cause(ctx); err != nil && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return nil
+}
+
+func (s *Server) openStore(ctx context.Context) (*etcd, error) {
+	if len(s.opts.Etcd.Servers) > 0 {
+		return reachEtcd(ctx, s.opts.Etcd)
+	}
+	return startEtcd(ctx, s.dir.file("etcd"), s.opts.UnsafeNoFsync, s.log)
+}
+
+// awaitReady closes ready when /readyz says so.
+func (s *Server) awaitReady(ctx context.Context) {
+	client, err := rest.UnversionedRESTClientFor(unversioned(s.LoopbackConfig()))
+	if err != nil {
+		s.log.Error("cannot make the loopback client", "err", err)
+		return
+	}
+	for {
+		if err := client.Get().AbsPath("/readyz").Do(ctx).Error(); err == nil {
+			close(s.ready)
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+func localAddress(bind []netip.Addr, port uint16) string {
+	a := bind[0]
+	for _, b := range bind {
+		if b.IsLoopback() {
+			a = b
+			break
+		}
+	}
+	if a.IsUnspecified() {
+		if a = netip.AddrFrom4([4]byte{127, 0, 0, 1}); bind[0].Is6() {
+			a = netip.IPv6Loopback()
+		}
+	}
+	return netip.AddrPortFrom(a, port).String()
+}

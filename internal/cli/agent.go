@@ -1,0 +1,319 @@
+package cli
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/fairlead/fairlead/internal/apiserver"
+	"github.com/fairlead/fairlead/internal/apiserver/join"
+	"github.com/fairlead/fairlead/internal/dns"
+	"github.com/fairlead/fairlead/internal/node"
+	"github.com/fairlead/fairlead/internal/runner"
+)
+
+// agentFlags set up a node; 'agent' and 'up' have them.
+type agentFlags struct {
+	proxyFlags
+	dnsFlags
+	nodeName           string
+	nodeIPs            addrsValue
+	agentPort, dnsPort uint16
+	stopPods           bool
+	stateDir           string
+}
+
+func (f *agentFlags) add(cmd *cobra.Command) {
+	f.proxyFlags.add(cmd)
+	f.dnsFlags.add(cmd)
+	flags := cmd.Flags()
+	flags.StringVar(&f.nodeName, "node-name", hostname(), "name of this node")
+	flags.Var(&f.nodeIPs, "node-ip", "addresses of this node, at most one of each family (default: the machine's)")
+	flags.Uint16Var(&f.agentPort, "agent-port", 10250, "port on the node's address where the API server asks for logs and exec")
+	flags.Uint16Var(&f.dnsPort, "dns-port", 10053, "port on the node's address where DNS answers; the Service kube-dns leads to it")
+}
+
+// check refuses flags that cannot work, before anything is started.
+func (f *agentFlags) check() error {
+	if f.nodeName == "" {
+		return usagef("--node-name is empty")
+	}
+	if errs := validation.IsValidLabelValue(f.nodeName); len(errs) > 0 {
+		return usagef("--node-name %q cannot be the label kubernetes.io/hostname: %s", f.nodeName, errs[0])
+	}
+	if f.agentPort == 0 || f.dnsPort == 0 {
+		return usagef("--agent-port and --dns-port must be 1 to 65535: others have to know them")
+	}
+	if len(f.domains) == 0 {
+		return usagef("--cluster-domain is empty; the usual one is %s", dns.DefaultDomain)
+	}
+	families := map[bool]netip.Addr{}
+	for _, a := range f.nodeIPs {
+		if o, taken := families[a.Is4()]; taken {
+			return usagef("--node-ip: %s and %s are of one family; give at most one of each", o, a)
+		}
+		if a.IsLoopback() || a.IsUnspecified() {
+			return usagef("--node-ip: %s cannot be reached by others", a)
+		}
+		families[a.Is4()] = a
+	}
+	_, err := f.dnsFlags.options()
+	return err
+}
+
+// agent is a built node: its components in the order to start them.
+type agent struct {
+	components []component
+	dns        *dns.Server
+}
+
+func (a *agent) dnsAddresses() string {
+	var out []string
+	for _, addr := range a.dns.Addrs() {
+		out = append(out, addr.String())
+	}
+	return strings.Join(out, ", ")
+}
+
+// build wires a node of the API behind cfg.
+func (f *agentFlags) build(log *slog.Logger, cfg *rest.Config) (*agent, error) {
+	cfg = agentConfig(cfg)
+	client, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(f.stateDir, 0o700); err != nil {
+		return nil, fmt.Errorf("the node's state directory: %w; choose another with --data-dir", err)
+	}
+	var proxy *node.Node
+	pods, err := f.runner(log, client, cfg, func() any { return proxy.Status() })
+	if err != nil {
+		return nil, err
+	}
+	opts, err := f.proxyFlags.options(log, client, f.nodeName)
+	if err != nil {
+		return nil, err
+	}
+	opts.Register = &node.Registration{
+		Addresses:   f.nodeIPs,
+		Annotations: map[string]string{runner.CertificateAnnotation: pods.Fingerprint()},
+		Port:        int32(f.agentPort),
+		Info:        node.MachineInfo(os.DirFS("/"), apiserver.Version+"."+version),
+		Ready:       pods.Healthy,
+		Capacity:    node.MachineCapacity(os.DirFS("/")),
+	}
+	part, n, err := proxyComponent(opts)
+	if err != nil {
+		return nil, err
+	}
+	proxy = n
+	part.ready = func(ctx context.Context) error { return programmed(ctx, log, n.Status) }
+	server, err := f.dnsServer(log, client)
+	if err != nil {
+		return nil, err
+	}
+	return &agent{dns: server, components: []component{
+		part,
+		{name: "dns", run: server.Run, ready: func(ctx context.Context) error { return untilTrue(ctx, server.Ready) }},
+		{name: "pods", run: pods.Run, ready: pods.WaitReady},
+	}}, nil
+}
+
+// runner makes the room that runs Pods, with the endpoint that the API server
+// asks for logs and exec; status answers there for this node.
+func (f *agentFlags) runner(log *slog.Logger, client kubernetes.Interface, cfg *rest.Config, status func() any) (*runner.Runner, error) {
+	ca, err := authority(cfg)
+	if err != nil {
+		return nil, err
+	}
+	clusterDNS, err := tenthAddresses(f.services)
+	if err != nil {
+		return nil, err
+	}
+	at := netip.AddrPortFrom(f.nodeIPs[0], f.agentPort)
+	listener, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(at))
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, fmt.Errorf("cannot listen on %s: the port is taken; stop the program that has it, or choose another with --agent-port", at)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot listen on %s: %w; name an address of this machine with --node-ip", at, err)
+	}
+	r, err := runner.New(runner.Options{
+		Client: client, NodeName: f.nodeName, StateDir: f.stateDir, Log: log,
+		ClusterCIDRs: f.dnsFlags.pods, ClusterDNS: clusterDNS, ClusterDomain: f.domains[0],
+		Listener: listener, ClientCA: ca, Status: status, StopPods: f.stopPods,
+	})
+	if err != nil {
+		listener.Close()
+	}
+	return r, err
+}
+
+// authority is the certificate authority of the server behind cfg, which also
+// signs the certificate the server shows to agents.
+func authority(cfg *rest.Config) (*x509.CertPool, error) {
+	text := cfg.CAData
+	if len(text) == 0 && cfg.CAFile != "" {
+		var err error
+		if text, err = os.ReadFile(cfg.CAFile); err != nil {
+			return nil, fmt.Errorf("the server's certificate authority: %w", err)
+		}
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(text) {
+		return nil, errors.New("the kubeconfig names no certificate authority: an agent needs it to recognise the server")
+	}
+	return pool, nil
+}
+
+// agentConfig makes a client that encodes in protobuf and is not held back: the
+// server has limits of its own.
+func agentConfig(cfg *rest.Config) *rest.Config {
+	cfg = rest.CopyConfig(cfg)
+	cfg.ContentType = "application/vnd.kubernetes.protobuf"
+	cfg.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
+	cfg.QPS = -1
+	cfg.UserAgent = "fairlead-agent/" + version
+	return cfg
+}
+
+func (f *agentFlags) dnsServer(log *slog.Logger, client kubernetes.Interface) (*dns.Server, error) {
+	opts, err := f.dnsFlags.options()
+	if err != nil {
+		return nil, err
+	}
+	opts.Listen = nil
+	for _, a := range f.nodeIPs {
+		opts.Listen = append(opts.Listen, netip.AddrPortFrom(a, f.dnsPort).String())
+	}
+	opts.Client, opts.Logger = client, log
+	opts.Publish = &dns.Publish{NodeName: f.nodeName, Addresses: f.nodeIPs, Port: f.dnsPort}
+	return dns.New(opts)
+}
+
+// programmingPatience is how long a start waits for a kernel that refuses
+// something.
+const programmingPatience = 10 * time.Second
+
+// programmed returns when Services are programmed, or when that has failed for a
+// while: one Service that is refused must not keep DNS and Pods from starting.
+func programmed(ctx context.Context, log *slog.Logger, status func() node.Status) error {
+	limited, cancel := context.WithTimeout(ctx, programmingPatience)
+	defer cancel()
+	if untilTrue(limited, func() bool { return status().Programmed }) == nil {
+		return nil
+	}
+	if err := untilTrue(ctx, func() bool { return status().Applies > 0 }); err != nil {
+		return fmt.Errorf("%w: %s", err, status().Message)
+	}
+	if s := status(); !s.Programmed {
+		log.Warn("starting though not all Services are programmed; 'fairlead status' shows how it goes on", "reason", s.Message)
+	}
+	return nil
+}
+
+// untilTrue polls a cheap condition that has no other way to be waited for.
+func untilTrue(ctx context.Context, cond func() bool) error {
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !cond() {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+	return nil
+}
+
+func newAgent(g *global) *cobra.Command {
+	var f agentFlags
+	var server, token, kubeconfig, dataDir string
+	cmd := &cobra.Command{
+		Use:   "agent",
+		Short: "Make this machine a node: proxy, DNS and Pods",
+		Long: `Make this machine a node of a server: it brings connections to Services to their
+endpoints, answers DNS, and runs Pods as processes. What it wrote to the kernel and
+the Pods it started stay when it stops, and are found again when it starts;
+'fairlead cleanup' removes them.`,
+		Example: `  fairlead agent --server https://192.0.2.10:6443 --token $(cat /var/lib/fairlead/node-token)
+  fairlead agent --kubeconfig /etc/fairlead/node.kubeconfig --node-ip 192.0.2.11`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			log, err := g.logger()
+			if err != nil {
+				return err
+			}
+			if err := f.check(); err != nil {
+				return err
+			}
+			if os.Geteuid() != 0 {
+				return fmt.Errorf("an agent changes this machine's network and needs root: run it with sudo, or try 'fairlead up', which makes a namespace of its own")
+			}
+			cfg, err := agentIdentity(cmd.Context(), server, token, kubeconfig)
+			if err != nil {
+				return err
+			}
+			if len(f.nodeIPs) == 0 {
+				if f.nodeIPs, err = machineAddresses(); err != nil {
+					return err
+				}
+			}
+			f.proxyFlags.clusterCIDRs, f.serviceCIDRs = f.pods, f.services
+			f.stateDir = filepath.Join(dataDir, "agent")
+			a, err := f.build(log, cfg)
+			if err != nil {
+				return err
+			}
+			return runAll(cmd.Context(), log, func() {
+				fmt.Fprintf(g.out, "node %s at %s is up; DNS answers on %s\n", f.nodeName, listOf(f.nodeIPs), a.dnsAddresses())
+			}, a.components...)
+		},
+	}
+	f.add(cmd)
+	f.services, f.pods = defaultServiceCIDRs(), defaultClusterCIDRs()
+	flags := cmd.Flags()
+	flags.Var(&f.services, "service-cluster-ip-range", "the server's ranges of ClusterIPs")
+	flags.Var(&f.pods, "cluster-cidr", "the server's ranges of the Pods' addresses")
+	flags.StringVar(&server, "server", "", "URL of the server, with --token")
+	flags.StringVar(&token, "token", "", "the server's join token, or the path of a file that holds it")
+	flags.StringVar(&kubeconfig, "kubeconfig", "", "kubeconfig of this node, in place of --server and --token")
+	flags.StringVar(&dataDir, "data-dir", defaultDataDir(), "directory for the state of this node")
+	return cmd
+}
+
+// agentIdentity is how an agent reaches the server, and as whom.
+func agentIdentity(ctx context.Context, server, token, kubeconfig string) (*rest.Config, error) {
+	switch {
+	case kubeconfig != "" && (server != "" || token != ""):
+		return nil, usagef("--kubeconfig takes the place of --server and --token: give one or the other")
+	case kubeconfig != "":
+		c := clientFlags{kubeconfig: kubeconfig}
+		cfg, _, err := c.load()
+		return cfg, err
+	case server == "" || token == "":
+		return nil, usagef("which server? give --server URL and --token TOKEN, or --kubeconfig FILE")
+	}
+	if strings.Contains(token, "/") { // no token has one
+		text, err := os.ReadFile(token)
+		if err != nil {
+			return nil, fmt.Errorf("--token: %w", err)
+		}
+		token = strings.TrimSpace(string(text))
+	}
+	return join.Config(ctx, server, token)
+}

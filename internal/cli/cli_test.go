@@ -1,0 +1,192 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/node"
+)
+
+// call runs a command line and returns its exit code and output.
+func call(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, err bytes.Buffer
+	code = run(t.Context(), args, streams{in: strings.NewReader(""), out: &out, err: &err})
+	return code, out.String(), err.String()
+}
+
+func TestWrongUsageExitsWith2AndOneClearLine(t *testing.T) {
+	for want, args := range map[string][]string{
+		`unknown command "upp"`:                   {"upp"},
+		"unknown flag: --nope":                    {"server", "--nope"},
+		`takes no arguments, but got "x"`:         {"status", "x"},
+		`--output is "yaml"; want table or json`:  {"status", "-o", "yaml"},
+		"no command to run":                       {"run", "-l", "app=a"},
+		"--replicas is 0; want 1 to 1000":         {"run", "--replicas", "0", "--", "true"},
+		`--log-level is "loud"`:                   {"server", "--log-level", "loud"},
+		`"x" is not an IP address`:                {"server", "--bind-address", "x"},
+		`"10.0.0.0" is not a network`:             {"server", "--service-cluster-ip-range", "10.0.0.0"},
+		`"1" is not a port range`:                 {"server", "--service-node-port-range", "1"},
+		"overlap":                                 {"server", "--cluster-cidr", "10.96.0.0/12"},
+		`--controllers: "nope" is not one of`:     {"server", "--controllers", "nope", "--data-dir", t.TempDir()},
+		"--max-endpoints-per-slice is 2000; want": {"controllers", "--max-endpoints-per-slice", "2000"},
+		`--controllers: "none" is not one of`:     {"controllers", "--controllers", "none"},
+		"--cluster-domain is empty":               {"agent", "--cluster-domain", ""},
+		`--node-name "` + strings.Repeat("a", 64): {"agent", "--node-name", strings.Repeat("a", 64)},
+		`--agent-port and --dns-port must be`:     {"up", "--dns-port", "0"},
+		`--mode is "ipvs"; want auto, nft or`:     {"proxy", "--mode", "ipvs", "--kubeconfig", kubeconfig(t)},
+		`--iptables-variant is "x"; want`:         {"proxy", "--mode", "iptables", "--iptables-variant", "x", "--kubeconfig", kubeconfig(t)},
+		`--balance is "x"; want random`:           {"proxy", "--mode", "nft", "--balance", "x", "--kubeconfig", kubeconfig(t)},
+		`--upstream: "nowhere" is neither IP`:     {"dns", "--upstream", "nowhere"},
+	} {
+		code, stdout, stderr := call(t, args...)
+		if code != exitUsage || !strings.Contains(stderr, want) || stdout != "" {
+			t.Errorf("%q: exit code %d, stdout %q, stderr %q; want 2 and %q", args, code, stdout, stderr, want)
+		}
+	}
+}
+
+func TestFailureExitsWith1AndSaysWhatToDo(t *testing.T) {
+	empty := t.TempDir()
+	t.Setenv("KUBECONFIG", "")
+	for _, args := range [][]string{
+		{"status", "--data-dir", empty},
+		{"run", "--data-dir", empty, "--", "true"},
+		{"kubeconfig", "--data-dir", empty},
+		{"controllers", "--data-dir", empty},
+	} {
+		code, _, stderr := call(t, args...)
+		if code != exitFailed || !strings.Contains(stderr, "fairlead up") || strings.Count(stderr, "\n") != 1 {
+			t.Errorf("%q: exit code %d, stderr %q", args, code, stderr)
+		}
+	}
+}
+
+// Who cannot reach the server is told what to do, in the same line.
+func TestUnreachableServer(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close() // nobody listens there now
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	text := fmt.Sprintf("{apiVersion: v1, kind: Config, current-context: a, clusters: [{name: a, cluster: {server: \"http://%s\"}}], contexts: [{name: a, context: {cluster: a}}]}", l.Addr())
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	code, _, stderr := call(t, "status", "--kubeconfig", file)
+	if code != exitFailed || !strings.Contains(stderr, "refused; no server runs there") || strings.Count(stderr, "\n") != 1 {
+		t.Errorf("exit code %d, stderr %q", code, stderr)
+	}
+	for want, err := range map[string]error{
+		"clocks":         fmt.Errorf("get: %w", x509.CertificateInvalidError{Reason: x509.Expired}),
+		"another server": fmt.Errorf("get: %w", x509.UnknownAuthorityError{}),
+	} {
+		if got := remedy(err); !strings.Contains(got, want) {
+			t.Errorf("%v: %q, want something with %q", err, got, want)
+		}
+	}
+	if got := remedy(errors.New("x")); got != "" {
+		t.Errorf("a remedy for anything: %q", got)
+	}
+}
+
+// A start waits for the kernel, but not for ever for one refused Service.
+func TestStartGoesOnThoughAServiceIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log := slog.New(slog.DiscardHandler)
+		begin := time.Now()
+		if err := programmed(t.Context(), log, func() node.Status { return node.Status{Programmed: true, Applies: 1} }); err != nil || time.Since(begin) > 0 {
+			t.Errorf("programmed at once: %v after %s", err, time.Since(begin))
+		}
+		if err := programmed(t.Context(), log, func() node.Status { return node.Status{Applies: 3} }); err != nil || time.Since(begin) < programmingPatience {
+			t.Errorf("refused: %v after %s", err, time.Since(begin))
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		err := programmed(ctx, log, func() node.Status { return node.Status{Message: "waiting for the first list"} })
+		if err == nil || !strings.Contains(err.Error(), "waiting for the first list") {
+			t.Errorf("never tried: %v", err)
+		}
+	})
+}
+
+func TestKubeconfigPrintsTheFileOrItsPath(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "admin.kubeconfig")
+	if err := os.WriteFile(file, []byte("apiVersion: v1\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, out, _ := call(t, "kubeconfig", "--data-dir", dir); out != "apiVersion: v1\n" {
+		t.Errorf("printed %q", out)
+	}
+	if _, out, _ := call(t, "kubeconfig", "--data-dir", dir, "--path"); out != file+"\n" {
+		t.Errorf("printed %q", out)
+	}
+}
+
+// Every command's help has an example, and help is no error.
+func TestHelp(t *testing.T) {
+	root := newRoot(streams{})
+	for _, c := range root.Commands() {
+		if c.Hidden || c.Name() == "help" || c.Name() == "version" {
+			continue
+		}
+		code, out, _ := call(t, c.Name(), "--help")
+		if code != exitDone || !strings.Contains(out, "Examples:") || !strings.Contains(out, "fairlead "+c.Name()) {
+			t.Errorf("fairlead %s --help: exit code %d, no example in:\n%s", c.Name(), code, out)
+		}
+	}
+}
+
+func TestDNSFlags(t *testing.T) {
+	f := dnsFlags{
+		upstream: []string{"192.0.2.1", "192.0.2.2:5353", "tls://192.0.2.3#dns.example"}, podMode: "verified",
+		stubs: []string{"corp.example=192.0.2.9", "corp.example=192.0.2.10:54"},
+	}
+	o, err := f.options()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := fmt.Sprintf("%v %s %s %v %s", o.Upstream, o.TLSUpstream[0].Addr, o.TLSUpstream[0].ServerName, o.Stubs, o.Pods)
+	want := "[192.0.2.1:53 192.0.2.2:5353] 192.0.2.3:853 dns.example [{corp.example [192.0.2.9:53 192.0.2.10:54]}] verified"
+	if got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	file := dnsFlags{upstream: []string{"/etc/resolv.conf"}, podMode: "insecure"}
+	if o, err := file.options(); err != nil || o.ResolvConf != "/etc/resolv.conf" || o.Upstream != nil {
+		t.Errorf("a file: %+v, %v", o, err)
+	}
+	for want, bad := range map[string]dnsFlags{
+		"--pod-records":           {podMode: "some"},
+		"--stub-domain: \"x\"":    {podMode: "insecure", stubs: []string{"x"}},
+		"--upstream: \"tls://x\"": {podMode: "insecure", upstream: []string{"tls://x"}},
+	} {
+		var usage usageError
+		if _, err := bad.options(); !errors.As(err, &usage) || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want one of usage with %s", err, want)
+		}
+	}
+}
+
+// kubeconfig is a file that names a server; nothing is sent to it.
+func kubeconfig(t *testing.T) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	text := "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c}}]\nclusters: [{name: c, cluster: {server: https://127.0.0.1:1}}]\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}

@@ -1,0 +1,139 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// adminKubeconfig is the name of the administrator's kubeconfig in a data
+// directory.
+const adminKubeconfig = "admin.kubeconfig"
+
+// defaultDataDir is /var/lib/fairlead for root, and the user's state directory
+// for others (XDG base directory specification).
+func defaultDataDir() string {
+	if os.Geteuid() == 0 && !mappedRoot() {
+		return "/var/lib/fairlead"
+	}
+	state := os.Getenv("XDG_STATE_HOME")
+	if state == "" {
+		home, err := os.UserHomeDir()
+		if err != nil {
+			return "fairlead-data"
+		}
+		state = filepath.Join(home, ".local", "state")
+	}
+	return filepath.Join(state, "fairlead")
+}
+
+// mappedRoot says that this process is root only in a user namespace in which 0
+// stands for an ordinary user (user_namespaces(7)).
+func mappedRoot() bool {
+	text, err := os.ReadFile("/proc/self/uid_map")
+	if err != nil {
+		return false
+	}
+	var in, out, size uint32
+	_, err = fmt.Sscan(string(text), &in, &out, &size)
+	return err == nil && in == 0 && out != 0
+}
+
+// clientFlags say which API server a command speaks to, and as whom.
+type clientFlags struct {
+	kubeconfig string
+	dataDir    string
+	namespace  string
+}
+
+func (f *clientFlags) add(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.kubeconfig, "kubeconfig", "", "kubeconfig of the API server (default $KUBECONFIG, then "+adminKubeconfig+" in the data directory)")
+	cmd.Flags().StringVar(&f.dataDir, "data-dir", defaultDataDir(), "data directory of the server on this machine")
+}
+
+func (f *clientFlags) addNamespace(cmd *cobra.Command) {
+	cmd.Flags().StringVarP(&f.namespace, "namespace", "n", "", "namespace (default: the kubeconfig's, else default)")
+}
+
+// path is the kubeconfig file in use.
+func (f *clientFlags) path() string {
+	if f.kubeconfig != "" {
+		return f.kubeconfig
+	}
+	if env := os.Getenv("KUBECONFIG"); env != "" {
+		return env
+	}
+	return filepath.Join(f.dataDir, adminKubeconfig)
+}
+
+// load reads the kubeconfig; the namespace is that of the flag or the file.
+func (f *clientFlags) load() (cfg *rest.Config, namespace string, err error) {
+	rules := &clientcmd.ClientConfigLoadingRules{Precedence: filepath.SplitList(f.path())}
+	if len(rules.Precedence) == 1 {
+		rules = &clientcmd.ClientConfigLoadingRules{ExplicitPath: rules.Precedence[0]}
+	}
+	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{})
+	cfg, err = loader.ClientConfig()
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, "", fmt.Errorf("no kubeconfig at %s: start a server with 'fairlead up' or 'fairlead server', or name one with --kubeconfig", f.path())
+	case errors.Is(err, fs.ErrPermission):
+		return nil, "", fmt.Errorf("no permission to read %s: run this as the user who started the server", f.path())
+	case err != nil:
+		return nil, "", fmt.Errorf("kubeconfig %s: %w", f.path(), err)
+	}
+	cfg.UserAgent = "fairlead/" + version
+	if namespace = f.namespace; namespace == "" {
+		if namespace, _, err = loader.Namespace(); err != nil {
+			return nil, "", fmt.Errorf("kubeconfig %s: %w", f.path(), err)
+		}
+	}
+	return cfg, namespace, nil
+}
+
+func (f *clientFlags) client() (kubernetes.Interface, string, error) {
+	cfg, namespace, err := f.load()
+	if err != nil {
+		return nil, "", err
+	}
+	client, err := kubernetes.NewForConfig(cfg)
+	return client, namespace, err
+}
+
+func newKubeconfig(g *global) *cobra.Command {
+	var dataDir string
+	var path bool
+	cmd := &cobra.Command{
+		Use:   "kubeconfig",
+		Short: "Print the administrator's kubeconfig of the server on this machine",
+		Example: `  fairlead kubeconfig > ~/.kube/config
+  export KUBECONFIG=$(fairlead kubeconfig --path)`,
+		Args: noArgs,
+		RunE: func(*cobra.Command, []string) error {
+			file := filepath.Join(dataDir, adminKubeconfig)
+			text, err := os.ReadFile(file)
+			if errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("no %s: start a server with 'fairlead up' or 'fairlead server', or name its --data-dir", file)
+			}
+			if err != nil {
+				return err
+			}
+			if path {
+				_, err = fmt.Fprintln(g.out, file)
+				return err
+			}
+			_, err = g.out.Write(text)
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&dataDir, "data-dir", defaultDataDir(), "data directory of the server")
+	cmd.Flags().BoolVar(&path, "path", false, "print where the file is instead of what is in it")
+	return cmd
+}

@@ -1,0 +1,121 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/rest"
+
+	"github.com/fairlead/fairlead/internal/controller"
+)
+
+// dropIn are the controllers that 'fairlead controllers' runs unless others are
+// named: those for endpoints. A real Kubernetes has the others itself.
+func dropIn() []string {
+	return []string{controller.EndpointsName, controller.EndpointSliceName, controller.MirroringName}
+}
+
+func addControllerNames(cmd *cobra.Command, names *[]string) {
+	cmd.Flags().StringSliceVar(names, "controllers", nil,
+		"controllers to run, or none alone: "+strings.Join(controller.Names(), ", ")+" (default: all)")
+}
+
+// checkControllerNames refuses unknown names.
+func checkControllerNames(names []string) error {
+	for _, n := range names {
+		if !slices.Contains(controller.Names(), n) {
+			return usagef("--controllers: %q is not one of %s", n, strings.Join(controller.Names(), ", "))
+		}
+	}
+	return nil
+}
+
+// controllersComponent runs the named controllers (none: no component, all
+// when names is empty) of a server.
+func controllersComponent(log *slog.Logger, config func() *rest.Config, names []string, pods []netip.Prefix) (component, error) {
+	if slices.Equal(names, []string{"none"}) {
+		return component{}, nil
+	}
+	if err := checkControllerNames(names); err != nil {
+		return component{}, err
+	}
+	started, mark := signalOnce()
+	return component{
+		name: "controllers",
+		run: func(ctx context.Context) error {
+			return controller.Run(ctx, controller.Options{
+				Config: config(), Controllers: names, Log: log, LeaderElect: true, ClusterCIDRs: pods, Started: mark,
+			})
+		},
+		ready: started,
+	}, nil
+}
+
+// signalOnce returns a wait for the first call of mark.
+func signalOnce() (wait func(context.Context) error, mark func()) {
+	done := make(chan struct{})
+	var once sync.Once
+	return func(ctx context.Context) error {
+		select {
+		case <-done:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}, func() { once.Do(func() { close(done) }) }
+}
+
+func newControllers(g *global) *cobra.Command {
+	var f clientFlags
+	var o controller.Options
+	pods := defaultClusterCIDRs()
+	cmd := &cobra.Command{
+		Use:   "controllers",
+		Short: "Run controllers on any Kubernetes API",
+		Long: `Run controllers on any Kubernetes API. Without --controllers these are the ones for
+endpoints, in place of those of kube-controller-manager (switch them off there
+with --controllers=*,-endpoints-controller,-endpointslice-controller,-endpointslice-mirroring-controller).
+Several copies may run; one works at a time.`,
+		Example: `  fairlead controllers --kubeconfig /etc/kubernetes/controllers.conf
+  fairlead controllers --kubeconfig F --controllers endpointslice --max-endpoints-per-slice 500`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkControllerNames(o.Controllers); err != nil {
+				return err
+			}
+			if len(o.Controllers) == 0 {
+				o.Controllers = dropIn()
+			}
+			if o.MaxEndpointsPerSlice < 1 || o.MaxEndpointsPerSlice > 1000 {
+				return usagef("--max-endpoints-per-slice is %d; want 1 to 1000", o.MaxEndpointsPerSlice)
+			}
+			log, err := g.logger()
+			if err != nil {
+				return err
+			}
+			if o.Config, _, err = f.load(); err != nil {
+				return err
+			}
+			o.Log, o.ClusterCIDRs = log, pods
+			return runAll(cmd.Context(), log, func() {}, component{
+				name: "controllers",
+				run:  func(ctx context.Context) error { return controller.Run(ctx, o) },
+			})
+		},
+	}
+	f.add(cmd)
+	flags := cmd.Flags()
+	flags.StringSliceVar(&o.Controllers, "controllers", nil, fmt.Sprintf("controllers to run: %s (default: %s)", strings.Join(controller.Names(), ", "), strings.Join(dropIn(), ", ")))
+	flags.IntVar(&o.MaxEndpointsPerSlice, "max-endpoints-per-slice", 100, "most endpoints in one EndpointSlice, 1 to 1000")
+	flags.BoolVar(&o.LeaderElect, "leader-elect", true, "work only while holding the Lease, so that several copies may run")
+	flags.StringVar(&o.LeaseNamespace, "leader-elect-resource-namespace", "kube-system", "namespace of the Lease")
+	flags.StringVar(&o.LeaseName, "leader-elect-resource-name", "fairlead-controllers", "name of the Lease")
+	flags.Var(&pods, "cluster-cidr", "ranges that nodeipam gives out to nodes")
+	return cmd
+}

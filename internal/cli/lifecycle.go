@@ -1,0 +1,101 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+)
+
+// component is one long-running part of a process.
+type component struct {
+	name string
+	// run works until ctx ends and returns when everything it started has
+	// ended. An early return, even without an error, stops the process.
+	run func(ctx context.Context) error
+	// ready returns when the component does its work; nil means at once. The
+	// next component starts after it.
+	ready func(ctx context.Context) error
+}
+
+// readyWithin bounds the wait for one component.
+const readyWithin = 60 * time.Second
+
+var errEndedEarly = errors.New("ended by itself")
+
+// runAll starts the components in order, each when the one before is ready,
+// calls up once all are, and waits. When ctx ends or a component does, they are
+// stopped in reverse order, each waited for, so that a component can still use
+// those it was started after.
+func runAll(ctx context.Context, log *slog.Logger, up func(), components ...component) error {
+	failed := make(chan error, len(components))
+	var stops []func()
+	defer func() {
+		for i := len(stops) - 1; i >= 0; i-- {
+			stops[i]()
+		}
+	}()
+	for _, c := range components {
+		stops = append(stops, start(ctx, log, c, failed))
+		if c.ready == nil {
+			continue
+		}
+		if err := waitReady(ctx, c, failed); err != nil || ctx.Err() != nil {
+			return err
+		}
+		log.Debug("component is ready", "component", c.name)
+	}
+	up()
+	select {
+	case <-ctx.Done():
+		return nil
+	case err := <-failed:
+		return err
+	}
+}
+
+// start runs c with a context that only its returned stop function ends.
+func start(ctx context.Context, log *slog.Logger, c component, failed chan<- error) func() {
+	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		err := c.run(own)
+		switch {
+		case own.Err() != nil && (err == nil || errors.Is(err, context.Canceled)):
+			return
+		case own.Err() != nil:
+			log.Warn("component did not stop cleanly", "component", c.name, "err", err)
+		case err == nil:
+			failed <- fmt.Errorf("%s %w", c.name, errEndedEarly)
+		default:
+			failed <- fmt.Errorf("%s: %w", c.name, err)
+		}
+	}()
+	return func() {
+		cancel()
+		<-done
+		log.Debug("component has stopped", "component", c.name)
+	}
+}
+
+func waitReady(ctx context.Context, c component, failed <-chan error) error {
+	limited, cancel := context.WithTimeout(ctx, readyWithin)
+	defer cancel()
+	ready := make(chan error, 1)
+	go func() { ready <- c.ready(limited) }()
+	select {
+	case err := <-failed:
+		cancel()
+		if late := <-ready; late != nil && !errors.Is(late, context.Canceled) {
+			return errors.Join(err, late)
+		}
+		return err
+	case err := <-ready:
+		if err != nil && ctx.Err() == nil {
+			return fmt.Errorf("%s did not become ready within %s: %w", c.name, readyWithin, err)
+		}
+		return nil
+	}
+}

@@ -1,0 +1,82 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+)
+
+type journal struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (j *journal) add(s string) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.lines = append(j.lines, s)
+}
+
+func (j *journal) component(name string, early error) component {
+	running := make(chan struct{})
+	return component{
+		name: name,
+		run: func(ctx context.Context) error {
+			j.add("start " + name)
+			close(running)
+			if early != nil {
+				return early
+			}
+			<-ctx.Done()
+			j.add("stop " + name)
+			return nil
+		},
+		ready: func(ctx context.Context) error {
+			<-running
+			return nil
+		},
+	}
+}
+
+func TestRunAllStartsInOrderAndStopsInReverse(t *testing.T) {
+	var j journal
+	ctx, cancel := context.WithCancel(context.Background())
+	err := runAll(ctx, slog.New(slog.DiscardHandler), func() { j.add("up"); cancel() },
+		j.component("server", nil), j.component("controllers", nil), j.component("agent", nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"start server", "start controllers", "start agent", "up", "stop agent", "stop controllers", "stop server"}
+	if !slices.Equal(j.lines, want) {
+		t.Errorf("order %q, want %q", j.lines, want)
+	}
+}
+
+func TestRunAllStopsTheRestWhenOneFails(t *testing.T) {
+	var j journal
+	boom := errors.New("port 6443 is taken")
+	err := runAll(context.Background(), slog.New(slog.DiscardHandler), func() {},
+		j.component("server", nil), j.component("agent", boom))
+	if !errors.Is(err, boom) || !strings.HasPrefix(err.Error(), "agent: ") {
+		t.Errorf("error %v does not name the component and the reason", err)
+	}
+	if !slices.Contains(j.lines, "stop server") {
+		t.Errorf("server was not stopped: %q", j.lines)
+	}
+}
+
+func TestRunAllReportsAComponentThatNeverGetsReady(t *testing.T) {
+	stuck := component{
+		name:  "dns",
+		run:   func(ctx context.Context) error { <-ctx.Done(); return nil },
+		ready: func(context.Context) error { return errors.New("no answer") },
+	}
+	err := runAll(context.Background(), slog.New(slog.DiscardHandler), func() { t.Error("up was called") }, stuck)
+	if err == nil || !strings.Contains(err.Error(), "dns did not become ready") {
+		t.Errorf("error %v", err)
+	}
+}

@@ -1,0 +1,154 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// A user who is not root cannot change the machine's network, but can have a
+// user, network and mount namespace of which it is root. 'fairlead up' then
+// runs in such a one, with this environment variable set.
+const insideEnv = "FAIRLEAD_UP_INSIDE"
+
+// apiFD is the file descriptor of the listener that the process outside passes
+// in, so that kubectl reaches the API from outside of the namespace as well.
+const apiFD = 3
+
+// The node's addresses in a namespace of its own, on a device of this name.
+const ownDevice = "node0"
+
+func ownAddrs() []netip.Addr {
+	return []netip.Addr{netip.MustParseAddr("10.243.0.1"), netip.MustParseAddr("fd00:10:243::1")}
+}
+
+func inside() bool { return os.Getenv(insideEnv) != "" }
+
+// enterNamespace runs this command again in namespaces of its own and waits for
+// its end. It returns the exit code as an error, nil for 0.
+func (g *global) enterNamespace(ctx context.Context, args []string, bind netip.AddrPort) error {
+	if err := userNamespaces(); err != nil {
+		return err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	listener, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(bind))
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return fmt.Errorf("cannot listen on %s: the port is taken; stop the program that has it, or choose another with --secure-port", bind)
+	}
+	if err != nil {
+		return err
+	}
+	file, err := listener.File()
+	if err != nil {
+		return err
+	}
+	listener.Close()
+	defer file.Close()
+
+	cmd := exec.Command(self, args...)
+	cmd.Env = append(os.Environ(), insideEnv+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = g.in, g.out, g.err
+	cmd.ExtraFiles = []*os.File{file}
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET | syscall.CLONE_NEWNS,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}},
+		Pdeathsig:   syscall.SIGTERM,
+		Setpgid:     true, // the terminal's interrupt comes through us, once
+	}
+	// Pdeathsig follows the thread that started the child, not the process.
+	done := make(chan error, 1)
+	started := make(chan error, 1)
+	go func() {
+		lockThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			done <- cmd.Wait()
+		}
+	}()
+	if err := <-started; err != nil {
+		return fmt.Errorf("no user and network namespace of its own: %w; run it as root, or allow unprivileged user namespaces", err)
+	}
+	return supervise(ctx, cmd, done)
+}
+
+// supervise hands the end of ctx on as SIGTERM, and a second interrupt as
+// SIGKILL.
+func supervise(ctx context.Context, cmd *exec.Cmd, done <-chan error) error {
+	select {
+	case err := <-done:
+		return childError(err)
+	case <-ctx.Done():
+	}
+	again := make(chan os.Signal, 1)
+	signal.Notify(again, os.Interrupt, syscall.SIGTERM)
+	defer signal.Stop(again)
+	_ = cmd.Process.Signal(syscall.SIGTERM) // fails only if it has ended, which done tells
+	select {
+	case err := <-done:
+		return childError(err)
+	case <-again:
+	case <-time.After(stopWithin):
+	}
+	_ = cmd.Process.Kill()
+	return fmt.Errorf("it did not stop cleanly and was killed: %w", <-done)
+}
+
+// stopWithin bounds a clean stop of everything, Pods included.
+const stopWithin = 90 * time.Second
+
+// exitCodeError is the end of a child that has told the reason itself.
+type exitCodeError int
+
+func (e exitCodeError) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+
+func childError(err error) error {
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.ExitCode() > 0 {
+		return exitCodeError(exit.ExitCode())
+	}
+	return err
+}
+
+// userNamespaces says why an ordinary user cannot have a namespace of its own.
+func userNamespaces() error {
+	for file, off := range map[string]string{
+		"/proc/sys/kernel/unprivileged_userns_clone":             "0",
+		"/proc/sys/user/max_user_namespaces":                     "0",
+		"/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1",
+	} {
+		text, err := os.ReadFile(file)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err == nil && strings.TrimSpace(string(text)) == off {
+			return fmt.Errorf("this machine does not give ordinary users namespaces of their own (%s is %s): run it as root, or have root change that", strings.ReplaceAll(strings.TrimPrefix(file, "/proc/sys/"), "/", "."), off)
+		}
+	}
+	return nil
+}
+
+// writeResolvConf writes a resolver configuration that asks the cluster's DNS.
+func writeResolvConf(dir string, servers []netip.Addr, domain string) (string, error) {
+	var b strings.Builder
+	for _, s := range servers {
+		fmt.Fprintf(&b, "nameserver %s\n", s)
+	}
+	fmt.Fprintf(&b, "search default.svc.%[1]s svc.%[1]s %[1]s\noptions ndots:5\n", domain)
+	file := filepath.Join(dir, "resolv.conf")
+	return file, os.WriteFile(file, []byte(b.String()), 0o644)
+}

@@ -1,0 +1,203 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead/fairlead/internal/kernel/conntrack"
+	"github.com/fairlead/fairlead/internal/node"
+	"github.com/fairlead/fairlead/internal/plane"
+	"github.com/fairlead/fairlead/internal/plane/iptables"
+	"github.com/fairlead/fairlead/internal/plane/nft"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+// proxyFlags set up the proxy; 'proxy', 'agent' and 'up' have them.
+type proxyFlags struct {
+	mode, balance     string
+	variant           string
+	clusterCIDRs      prefixesValue
+	serviceCIDRs      prefixesValue
+	masqueradeAll     bool
+	nodePortAddresses []string
+	healthz, metrics  string
+	auditPeriod       time.Duration
+}
+
+func (f *proxyFlags) add(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVar(&f.mode, "mode", "auto", "how packets are brought to endpoints: auto, nft or iptables")
+	flags.StringVar(&f.variant, "iptables-variant", "auto", "which iptables the mode of that name uses: auto, nft or legacy")
+	flags.StringVar(&f.balance, "balance", "random", "how an endpoint is chosen: random or roundrobin")
+	flags.BoolVar(&f.masqueradeAll, "masquerade-all", false, "masquerade all traffic to ClusterIPs")
+	flags.StringSliceVar(&f.nodePortAddresses, "nodeport-addresses", nil, "ranges of this node's addresses that answer on node ports, or primary (default: all but loopback)")
+	flags.StringVar(&f.healthz, "healthz-bind-address", "127.0.0.1:10256", "IP:PORT of /healthz and /livez; empty for none")
+	flags.StringVar(&f.metrics, "metrics-bind-address", "127.0.0.1:10249", "IP:PORT of /metrics; empty for none")
+	flags.DurationVar(&f.auditPeriod, "sync-period", 30*time.Second, "how often everything is compared with the kernel and repaired")
+}
+
+// options checks the flags and makes the options of a proxy on the given node.
+func (f *proxyFlags) options(log *slog.Logger, client kubernetes.Interface, nodeName string) (node.Options, error) {
+	addrs, err := table.ParseNodePortAddresses(f.nodePortAddresses)
+	if err != nil {
+		return node.Options{}, usageError{err}
+	}
+	p, mode, err := f.plane(log)
+	if err != nil {
+		return node.Options{}, err
+	}
+	return node.Options{
+		Client: client, NodeName: nodeName, Plane: p, Mode: mode, Log: log,
+		ClusterCIDRs: f.clusterCIDRs, MasqueradeAll: f.masqueradeAll, NodePortAddresses: addrs,
+		Conntrack:      conntrack.Delete,
+		HealthzAddress: f.healthz, MetricsAddress: f.metrics, AuditPeriod: f.auditPeriod,
+	}, nil
+}
+
+// plane makes the plane of --mode. For auto it takes the first mode that this
+// kernel can do, and logs why.
+func (f *proxyFlags) plane(log *slog.Logger) (plane.Plane, string, error) {
+	mode := f.mode
+	if mode == "auto" {
+		mode = "nft"
+		if err := nft.Probe(); err != nil {
+			mode = "iptables"
+			log.Warn("proxy mode iptables is taken, since nft does not work here", "err", err)
+		}
+	}
+	switch mode {
+	case "nft":
+		balance, err := nft.ParseBalance(f.balance)
+		if err != nil {
+			return nil, "", usagef("--balance is %q; want random or roundrobin", f.balance)
+		}
+		if err := nft.Probe(); err != nil {
+			return nil, "", fmt.Errorf("mode nft cannot work here: %w", err)
+		}
+		p, err := nft.New(nft.Config{Balance: balance, ServiceCIDRs: f.serviceCIDRs, DropInvalid: true})
+		return p, mode, err
+	case "iptables":
+		balance, err := iptables.ParseBalance(f.balance)
+		if err != nil {
+			return nil, "", usagef("--balance is %q; want random or roundrobin", f.balance)
+		}
+		variant, err := iptables.ParseVariant(f.variant)
+		if err != nil {
+			return nil, "", usagef("--iptables-variant is %q; want auto, nft or legacy", f.variant)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), probeWithin)
+		defer cancel()
+		variant, why, err := iptables.ProbeVariant(ctx, variant)
+		if err != nil {
+			return nil, "", err
+		}
+		log.Info("iptables variant chosen", "variant", variant, "because", why)
+		p, err := iptables.New(iptables.Config{Variant: variant, Balance: balance, ServiceCIDRs: f.serviceCIDRs, DropInvalid: true})
+		return p, mode, err
+	}
+	return nil, "", usagef("--mode is %q; want auto, nft or iptables", f.mode)
+}
+
+// probeWithin bounds the trial of a mode.
+const probeWithin = 30 * time.Second
+
+// cleanUpModes removes what the modes other than keep wrote to the kernel; with
+// keep empty, what every mode wrote.
+func cleanUpModes(ctx context.Context, keep string) error {
+	var errs []error
+	for mode, cleanUp := range map[string]func(context.Context) error{"nft": nft.Cleanup, "iptables": iptables.Cleanup} {
+		if mode != keep {
+			errs = append(errs, wrap("proxy rules of mode "+mode, cleanUp(ctx)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func newProxy(g *global) *cobra.Command {
+	var f proxyFlags
+	var c clientFlags
+	var nodeName string
+	cmd := &cobra.Command{
+		Use:   "proxy",
+		Short: "Run the node proxy on any Kubernetes API, in place of kube-proxy",
+		Example: `  fairlead proxy --kubeconfig /etc/kubernetes/proxy.conf --node-name node1
+  fairlead proxy --kubeconfig F --cluster-cidr 10.244.0.0/16 --nodeport-addresses 192.0.2.0/24`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			log, err := g.logger()
+			if err != nil {
+				return err
+			}
+			client, _, err := c.client()
+			if err != nil {
+				return err
+			}
+			opts, err := f.options(log, client, nodeName)
+			if err != nil {
+				return err
+			}
+			part, _, err := proxyComponent(opts)
+			if err != nil {
+				return err
+			}
+			return runAll(cmd.Context(), log, func() {}, part)
+		},
+	}
+	c.add(cmd)
+	f.add(cmd)
+	cmd.Flags().Var(&f.clusterCIDRs, "cluster-cidr", "ranges of the Pods' addresses: traffic to a ClusterIP from outside of them is masqueraded")
+	cmd.Flags().Var(&f.serviceCIDRs, "service-cluster-ip-range", "ranges of ClusterIPs: what is sent to an address there that no Service has is dropped (default: it goes its way)")
+	cmd.Flags().StringVar(&nodeName, "node-name", hostname(), "name of this machine's Node object")
+	return cmd
+}
+
+// proxyComponent runs a proxy and closes its plane; the rules stay in the
+// kernel.
+func proxyComponent(o node.Options) (component, *node.Node, error) {
+	n, err := node.New(o)
+	if err != nil {
+		return component{}, nil, err
+	}
+	return component{
+		name: "proxy",
+		run: func(ctx context.Context) error {
+			defer o.Plane.Close()
+			// What an earlier run left in another mode goes once this one has
+			// taken over, so that no connection meets neither.
+			done := make(chan struct{})
+			watching, stop := context.WithCancel(ctx)
+			go func() {
+				defer close(done)
+				if untilTrue(watching, func() bool { return n.Status().Programmed }) != nil {
+					return
+				}
+				if err := cleanUpModes(watching, o.Mode); err != nil && watching.Err() == nil {
+					o.Log.Warn("what another mode left could not be removed", "err", err)
+				}
+			}()
+			defer func() {
+				stop()
+				<-done
+			}()
+			return n.Run(ctx)
+		},
+	}, n, nil
+}
+
+// hostname is the default of --node-name: the machine's name in lower case, as
+// node names are.
+func hostname() string {
+	name, err := os.Hostname()
+	if err != nil {
+		return "localhost"
+	}
+	return strings.ToLower(name)
+}

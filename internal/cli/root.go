@@ -1,0 +1,216 @@
+// Package cli is the command line: flags, sub-commands, and the wiring of every
+// component by hand. It is the only room that knows all the others.
+package cli
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/url"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
+)
+
+// Exit codes of the command.
+const (
+	exitDone   = 0
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+// version is set by the linker.
+var version = "unknown"
+
+// usageError is a mistake in how the command was called.
+type usageError struct{ error }
+
+func usagef(format string, args ...any) error {
+	return usageError{fmt.Errorf(format, args...)}
+}
+
+// streams is where a command reads and writes, so that tests can look.
+type streams struct {
+	in       io.Reader
+	out, err io.Writer
+}
+
+// global holds the flags every command has.
+type global struct {
+	streams
+	logLevel, logFormat string
+}
+
+// quiet makes warnings the least that is logged, for a command that shows its
+// own progress, unless the user has chosen a level.
+func (g *global) quiet(cmd *cobra.Command) {
+	if !cmd.Flags().Changed("log-level") {
+		g.logLevel = "warn"
+	}
+}
+
+// Main runs the command line args (without the program's name) and returns its
+// exit code: 0 done, 1 failed, 2 wrong usage. SIGINT and SIGTERM end it cleanly;
+// a second one ends it at once.
+func Main(args []string) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	go func() {
+		<-ctx.Done()
+		stop()
+	}()
+	return run(ctx, args, streams{in: os.Stdin, out: os.Stdout, err: os.Stderr})
+}
+
+func run(ctx context.Context, args []string, std streams) int {
+	root := newRoot(std)
+	root.SetArgs(args)
+	err := root.ExecuteContext(ctx)
+	var usage usageError
+	var child exitCodeError
+	switch {
+	case err == nil:
+		return exitDone
+	case errors.As(err, &child):
+		return int(child)
+	case errors.As(err, &usage):
+		fmt.Fprintf(std.err, "fairlead: %s\nSee 'fairlead --help' or the --help of the command.\n", oneLine(err))
+		return exitUsage
+	default:
+		fmt.Fprintf(std.err, "fairlead: %s%s\n", oneLine(err), remedy(err))
+		return exitFailed
+	}
+}
+
+func newRoot(std streams) *cobra.Command {
+	g := &global{streams: std}
+	root := &cobra.Command{
+		Use:   "fairlead",
+		Short: "Kubernetes Services as a system of its own",
+		Long: `fairlead gives a group of processes one stable name and one virtual IP, and
+brings connections to a healthy process on any node. It speaks the Kubernetes
+API: kubectl, client-go and Service manifests work as they are.
+
+Standalone, 'fairlead up' is all of it on one machine, with an API server of its
+own. On a Kubernetes cluster, 'fairlead proxy', 'dns' and 'controllers' each take
+the place of one component.`,
+		Example: `  fairlead up                                   # everything on this machine
+  fairlead run -l app=MyApp -p http=9376 -- ./server
+  fairlead status
+  fairlead proxy --kubeconfig /etc/kubernetes/proxy.conf --node-name node1`,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          noArgs,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.SetIn(std.in)
+	root.SetOut(std.out)
+	root.SetErr(std.err)
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.PersistentFlags().StringVar(&g.logLevel, "log-level", "info", "what to log: debug, info, warn or error")
+	root.PersistentFlags().StringVar(&g.logFormat, "log-format", "text", "how to log: text or json")
+	root.AddCommand(
+		newUp(g), newServer(g), newAgent(g),
+		newProxy(g), newDNS(g), newControllers(g),
+		newRun(g), newStatus(g), newKubeconfig(g), newCleanup(g), newVersion(g),
+	)
+	return root
+}
+
+// noArgs refuses positional arguments, naming the first one.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	if cmd.HasSubCommands() {
+		return usagef("unknown command %q", args[0])
+	}
+	return usagef("%s takes no arguments, but got %q", cmd.CommandPath(), args[0])
+}
+
+// logger makes the process's logger and sends the logs of the Kubernetes
+// libraries to it as well.
+func (g *global) logger() (*slog.Logger, error) {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(g.logLevel)); err != nil {
+		return nil, usagef("--log-level is %q; want debug, info, warn or error", g.logLevel)
+	}
+	opts := &slog.HandlerOptions{Level: level}
+	var log *slog.Logger
+	switch g.logFormat {
+	case "text":
+		log = slog.New(slog.NewTextHandler(g.err, opts))
+	case "json":
+		log = slog.New(slog.NewJSONHandler(g.err, opts))
+	default:
+		return nil, usagef("--log-format is %q; want text or json", g.logFormat)
+	}
+	klog.SetSlogLogger(slog.New(libraryHandler{log.Handler(), level}))
+	return log, nil
+}
+
+// libraryHandler keeps what the Kubernetes libraries log down to warnings,
+// unless debug is asked for: at info they tell of their inner workings.
+type libraryHandler struct {
+	slog.Handler
+	level slog.Level
+}
+
+func (h libraryHandler) Enabled(ctx context.Context, l slog.Level) bool {
+	return h.Handler.Enabled(ctx, l) && (h.level <= slog.LevelDebug || l >= slog.LevelWarn)
+}
+
+func (h libraryHandler) WithAttrs(a []slog.Attr) slog.Handler {
+	return libraryHandler{h.Handler.WithAttrs(a), h.level}
+}
+
+func (h libraryHandler) WithGroup(name string) slog.Handler {
+	return libraryHandler{h.Handler.WithGroup(name), h.level}
+}
+
+// oneLine folds an error of several lines, as errors.Join makes them, into one.
+func oneLine(err error) string {
+	out := []byte(err.Error())
+	for i, c := range out {
+		if c == '\n' {
+			out[i] = ';'
+		}
+	}
+	return string(out)
+}
+
+// remedy says what to do about errors of the way to the server, whose own text
+// does not.
+func remedy(err error) string {
+	var request *url.Error
+	var invalid x509.CertificateInvalidError
+	var unknown x509.UnknownAuthorityError
+	switch {
+	case errors.As(err, &request) && errors.Is(err, syscall.ECONNREFUSED):
+		return "; no server runs there: start one with 'fairlead up' or 'fairlead server', or name another with --kubeconfig"
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+		return "; compare the clocks of this machine and the server's"
+	case errors.As(err, &unknown):
+		return "; this is another server than the one the credentials are of: take those in its data directory"
+	}
+	return ""
+}
+
+func newVersion(g *global) *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  noArgs,
+		RunE: func(*cobra.Command, []string) error {
+			_, err := fmt.Fprintln(g.out, "fairlead", version)
+			return err
+		},
+	}
+}

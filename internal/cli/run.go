@@ -1,0 +1,229 @@
+package cli
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
+)
+
+const (
+	// maxReplicas is a guard against a typing error, not a limit of the system.
+	maxReplicas = 1000
+	// requestTimeout bounds one request to the API server.
+	requestTimeout = 30 * time.Second
+)
+
+type runCommand struct {
+	*global
+	clientFlags
+	podFlags
+	replicas int
+	detach   bool
+	timeout  time.Duration
+}
+
+func newRun(g *global) *cobra.Command {
+	r := &runCommand{global: g}
+	cmd := &cobra.Command{
+		Use:   "run [flags] -- COMMAND [ARG...]",
+		Short: "Run a command as Pods",
+		Long: `Run a command of this machine's file system as one or more Pods: each has its own
+IP address and is an endpoint of every Service whose selector matches its labels.
+
+Without --detach the output of all Pods is shown here, each line with its Pod's
+name, and the Pods are deleted when this command is interrupted.`,
+		Example: `  fairlead run -l app=MyApp -p http=9376 --replicas 3 --ready http://:9376/healthz -- ./server
+  fairlead run -l app=web -p 8080 -d -- python3 -m http.server 8080`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usagef("no command to run; it comes after --, for example: fairlead run -l app=MyApp -p http=9376 -- ./server")
+			}
+			if r.replicas < 1 || r.replicas > maxReplicas {
+				return usagef("--replicas is %d; want 1 to %d", r.replicas, maxReplicas)
+			}
+			r.command = args
+			return r.run(cmd.Context())
+		},
+	}
+	r.add(cmd)
+	r.addNamespace(cmd)
+	flags := cmd.Flags()
+	flags.StringVarP(&r.labels, "labels", "l", "", "labels of the Pods, KEY=VALUE[,KEY=VALUE]; Services select by them")
+	flags.StringArrayVarP(&r.ports, "port", "p", nil, "a port the command listens on, [NAME=]PORT[/tcp|udp|sctp]; may be repeated")
+	flags.StringArrayVarP(&r.podFlags.env, "env", "e", nil, "a variable NAME=VALUE for the command; may be repeated")
+	flags.StringVar(&r.podFlags.ready, "ready", "", "when a Pod is ready: http://:PORT/PATH, tcp://:PORT or exec:COMMAND (default: when it runs)")
+	flags.StringVar(&r.podFlags.name, "name", "", "what the Pods' names begin with (default: the label app, else the command)")
+	flags.StringVar(&r.workDir, "workdir", workingDir(), "directory the command starts in")
+	flags.StringVar(&r.node, "node", "", "node to run on (default: the scheduler chooses)")
+	flags.BoolVar(&r.hostNetwork, "host-network", false, "use the node's network instead of an address of its own")
+	flags.IntVar(&r.replicas, "replicas", 1, "number of Pods")
+	flags.BoolVarP(&r.detach, "detach", "d", false, "return when the Pods are ready and leave them running")
+	flags.DurationVar(&r.timeout, "timeout", time.Minute, "how long to wait for the Pods to become ready")
+	return cmd
+}
+
+func workingDir() string {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "/"
+	}
+	return dir
+}
+
+func (r *runCommand) run(ctx context.Context) error {
+	pod, err := r.pod()
+	if err != nil {
+		return err
+	}
+	client, namespace, err := r.client()
+	if err != nil {
+		return err
+	}
+	var names []string
+	defer func() {
+		if !r.detach {
+			r.remove(client, namespace, names)
+		}
+	}()
+	for range r.replicas {
+		created, err := client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{})
+		if err != nil {
+			return err
+		}
+		names = append(names, created.Name)
+		fmt.Fprintf(r.err, "pod %s created\n", created.Name)
+	}
+	if err := r.waitReady(ctx, client, namespace, names); err != nil || r.detach || ctx.Err() != nil {
+		return err
+	}
+	return r.follow(ctx, client, namespace, names)
+}
+
+// waitReady returns when all Pods are ready, when ctx ends, or with what keeps
+// one of them from it.
+func (r *runCommand) waitReady(ctx context.Context, client kubernetes.Interface, namespace string, names []string) error {
+	for _, name := range names {
+		var last *corev1.Pod
+		deleted := false
+		limited, cancel := context.WithTimeout(ctx, r.timeout)
+		_, err := watchtools.UntilWithSync(limited, podWatch(client, namespace, name), &corev1.Pod{}, nil,
+			func(e watch.Event) (bool, error) {
+				p, ok := e.Object.(*corev1.Pod)
+				if !ok {
+					return false, fmt.Errorf("watch of pod %s: %v", name, e.Object)
+				}
+				if e.Type == watch.Deleted {
+					deleted = true
+					return true, nil
+				}
+				last = p
+				return ready(p), nil
+			})
+		cancel()
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case deleted:
+			return fmt.Errorf("pod %s was deleted before it was ready", name)
+		case err == nil:
+			fmt.Fprintf(r.err, "pod %s ready on %s at %s\n", name, last.Spec.NodeName, last.Status.PodIP)
+		case last != nil:
+			return fmt.Errorf("pod %s is not ready after %s: %s", name, r.timeout, trouble(last))
+		default:
+			return err
+		}
+	}
+	return nil
+}
+
+func podWatch(client kubernetes.Interface, namespace, name string) cache.ListerWatcher {
+	only := fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.FieldSelector = only
+			return client.CoreV1().Pods(namespace).List(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.FieldSelector = only
+			return client.CoreV1().Pods(namespace).Watch(ctx, o)
+		},
+	}
+}
+
+// follow copies the Pods' output until ctx ends or all Pods are gone.
+func (r *runCommand) follow(ctx context.Context, client kubernetes.Interface, namespace string, names []string) error {
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	for _, name := range names {
+		wg.Go(func() {
+			r.followOne(ctx, client, namespace, name, func(line string) {
+				mu.Lock()
+				defer mu.Unlock()
+				fmt.Fprintf(r.out, "%s: %s\n", name, line)
+			})
+		})
+	}
+	wg.Wait()
+	return nil
+}
+
+// followOne reads a Pod's log, again after its container restarts.
+func (r *runCommand) followOne(ctx context.Context, client kubernetes.Interface, namespace, name string, print func(string)) {
+	var since *metav1.Time
+	for ctx.Err() == nil {
+		stream, err := client.CoreV1().Pods(namespace).GetLogs(name, &corev1.PodLogOptions{Follow: true, SinceTime: since}).Stream(ctx)
+		if apierrors.IsNotFound(err) || ctx.Err() != nil {
+			return
+		}
+		if err == nil {
+			lines := bufio.NewScanner(stream)
+			lines.Buffer(nil, 1<<20)
+			for lines.Scan() {
+				print(lines.Text())
+			}
+			stream.Close()
+			now := metav1.Now()
+			since = &now
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+// remove deletes the Pods and waits until their processes have ended.
+func (r *runCommand) remove(client kubernetes.Interface, namespace string, names []string) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	for _, name := range names {
+		err := client.CoreV1().Pods(namespace).Delete(ctx, name, metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			fmt.Fprintf(r.err, "pod %s could not be deleted: %s\n", name, oneLine(err))
+		}
+	}
+	for _, name := range names {
+		_, err := watchtools.UntilWithSync(ctx, podWatch(client, namespace, name), &corev1.Pod{},
+			func(store cache.Store) (bool, error) { return len(store.List()) == 0, nil },
+			func(e watch.Event) (bool, error) { return e.Type == watch.Deleted, nil })
+		if err != nil {
+			fmt.Fprintf(r.err, "pod %s has not ended: %s\n", name, oneLine(err))
+			continue
+		}
+		fmt.Fprintf(r.err, "pod %s deleted\n", name)
+	}
+}

@@ -1,0 +1,139 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fairlead/fairlead/internal/apiserver"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// serverFlags set up the API server; 'server' and 'up' have them.
+type serverFlags struct {
+	apiserver.Options
+	binds        addrsValue
+	advertise    string
+	services     prefixesValue
+	nodePorts    portRangeValue
+	clusterCIDRs prefixesValue
+}
+
+func (f *serverFlags) add(cmd *cobra.Command) {
+	f.services = defaultServiceCIDRs()
+	f.clusterCIDRs = defaultClusterCIDRs()
+	f.nodePorts = portRangeValue{First: 30000, Last: 32767}
+	flags := cmd.Flags()
+	flags.StringVar(&f.DataDir, "data-dir", defaultDataDir(), "directory of all that the server keeps: certificates, kubeconfig, etcd")
+	flags.Uint16Var(&f.SecurePort, "secure-port", apiserver.DefaultPort, "port of the API")
+	flags.StringVar(&f.advertise, "advertise-address", "", "address of this server in the Service default/kubernetes (default: the first bind address that is not loopback; none if all are)")
+	flags.Var(&f.services, "service-cluster-ip-range", "range of ClusterIPs, or one of each family; the first is preferred")
+	flags.Var(&f.nodePorts, "service-node-port-range", "range of node ports")
+	flags.Var(&f.clusterCIDRs, "cluster-cidr", "range of the Pods' addresses, or one of each family; each node gets a /24 or a /64 of it")
+	flags.BoolVar(&f.StrictLoadBalancers, "strict-load-balancers", false, "refuse new load balancers whose ports have several protocols, or SCTP without a loadBalancerClass")
+	flags.StringSliceVar(&f.Etcd.Servers, "etcd-servers", nil, "client URLs of an etcd cluster to use in place of the embedded one")
+	flags.StringVar(&f.Etcd.CAFile, "etcd-cafile", "", "certificate authority of the etcd cluster")
+	flags.StringVar(&f.Etcd.CertFile, "etcd-certfile", "", "client certificate for the etcd cluster")
+	flags.StringVar(&f.Etcd.KeyFile, "etcd-keyfile", "", "key of the client certificate")
+}
+
+// complete moves the parsed flags into the Options.
+func (f *serverFlags) complete() error {
+	f.BindAddresses = f.binds
+	f.ServiceCIDRs = f.services
+	f.NodePorts = svc.PortRange(f.nodePorts)
+	if f.advertise != "" {
+		a, err := netip.ParseAddr(f.advertise)
+		if err != nil {
+			return usagef("--advertise-address: %q is not an IP address", f.advertise)
+		}
+		f.AdvertiseAddress = a
+	}
+	for _, pods := range f.clusterCIDRs {
+		if i := slices.IndexFunc(f.services, pods.Overlaps); i >= 0 {
+			return usagef("--cluster-cidr %s and --service-cluster-ip-range %s overlap: a Service's address must not be a Pod's", pods, f.services[i])
+		}
+	}
+	return nil
+}
+
+func newServer(g *global) *cobra.Command {
+	f := &serverFlags{}
+	var controllers []string
+	cmd := &cobra.Command{
+		Use:   "server",
+		Short: "Run the API server and the controllers",
+		Long: `Run the API server and the controllers on an etcd of their own, or on an etcd
+cluster. At the first start certificates and an administrator's kubeconfig are
+made in the data directory; certificates that are there already are used.`,
+		Example: `  fairlead server
+  fairlead server --bind-address 127.0.0.1,192.0.2.10 --data-dir /srv/fairlead
+  fairlead server --etcd-servers https://192.0.2.1:2379 --etcd-cafile ca.crt --etcd-certfile c.crt --etcd-keyfile c.key`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := f.complete(); err != nil {
+				return err
+			}
+			return g.serve(cmd.Context(), f, controllers)
+		},
+	}
+	f.add(cmd)
+	f.binds = addrsValue{netip.AddrFrom4([4]byte{127, 0, 0, 1})}
+	cmd.Flags().Var(&f.binds, "bind-address", "addresses to listen on")
+	addControllerNames(cmd, &controllers)
+	return cmd
+}
+
+// serve runs a server with its controllers until ctx ends.
+func (g *global) serve(ctx context.Context, f *serverFlags, names []string) error {
+	log, err := g.logger()
+	if err != nil {
+		return err
+	}
+	f.Log = log
+	server, err := apiserver.New(f.Options)
+	if err != nil {
+		return err
+	}
+	parts := []component{serverComponent(server)}
+	if c, err := controllersComponent(log, server.ControllersConfig, names, f.clusterCIDRs); err != nil {
+		return err
+	} else if c.run != nil {
+		parts = append(parts, c)
+	}
+	return runAll(ctx, log, func() { g.serverSummary(server, f.binds) }, parts...)
+}
+
+// serverSummary says where everything is, and what to type next.
+func (g *global) serverSummary(s *apiserver.Server, binds []netip.Addr) {
+	fmt.Fprintf(g.out, `API server   %s
+kubeconfig   %s
+join token   %s
+
+next         export KUBECONFIG=%[2]s && kubectl get svc
+`, s.URL(), s.Kubeconfig(), s.TokenFile())
+	i := slices.IndexFunc(binds, func(a netip.Addr) bool { return !a.IsLoopback() })
+	if i < 0 {
+		fmt.Fprintln(g.out, "add a node   only on this machine: for others, start it with --bind-address 127.0.0.1,ADDRESS")
+		return
+	}
+	at := binds[i]
+	if at.IsUnspecified() {
+		at = s.AdvertiseAddress()
+	}
+	fmt.Fprintf(g.out, "add a node   fairlead agent --server https://%s --token TOKEN\n", netip.AddrPortFrom(at, s.Port()))
+}
+
+func serverComponent(s *apiserver.Server) component {
+	return component{name: "API server", run: s.Run, ready: func(ctx context.Context) error {
+		select {
+		case <-s.Ready():
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}}
+}

@@ -1,0 +1,290 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead/fairlead/internal/node"
+)
+
+// report is what 'fairlead status' shows. Its JSON form is meant for programs:
+// fields are only ever added.
+type report struct {
+	Server   string          `json:"server"`
+	Nodes    []nodeReport    `json:"nodes"`
+	Services []serviceReport `json:"services"`
+	// Problems is everything that is wrong, a line each; empty when all is
+	// well.
+	Problems []string `json:"problems"`
+}
+
+type nodeReport struct {
+	Name      string   `json:"name"`
+	Ready     bool     `json:"ready"`
+	Addresses []string `json:"addresses"`
+	PodCIDRs  []string `json:"podCIDRs"`
+	Pods      int      `json:"pods"`
+	// Programmed is what the node's proxy says of itself, nil when it cannot be
+	// asked.
+	Programmed *node.Status `json:"programmed"`
+}
+
+type serviceReport struct {
+	Namespace  string   `json:"namespace"`
+	Name       string   `json:"name"`
+	Type       string   `json:"type"`
+	ClusterIPs []string `json:"clusterIPs"`
+	Ports      []string `json:"ports"`
+	// Ready and Total count the endpoints of one address family, the larger.
+	Ready int `json:"ready"`
+	Total int `json:"total"`
+}
+
+func newStatus(g *global) *cobra.Command {
+	var f clientFlags
+	var output string
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show nodes, services, endpoints, what is programmed where, and what is wrong",
+		Example: `  fairlead status
+  fairlead status -o json | jq .problems`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if output != "table" && output != "json" {
+				return usagef("--output is %q; want table or json", output)
+			}
+			client, _, err := f.client()
+			if err != nil {
+				return err
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), requestTimeout)
+			defer cancel()
+			r, err := collect(ctx, client)
+			if err != nil {
+				return err
+			}
+			if output == "json" {
+				enc := json.NewEncoder(g.out)
+				enc.SetIndent("", "  ")
+				return enc.Encode(r)
+			}
+			return r.print(g.out)
+		},
+	}
+	f.add(cmd)
+	cmd.Flags().StringVarP(&output, "output", "o", "table", "table or json")
+	return cmd
+}
+
+// collect asks the API, and through it every node's agent.
+func collect(ctx context.Context, client kubernetes.Interface) (*report, error) {
+	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	pods, err := client.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	services, err := client.CoreV1().Services("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	slicesList, err := client.DiscoveryV1().EndpointSlices("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	r := &report{Nodes: nodeReports(nodes.Items, pods.Items), Services: serviceReports(services.Items, slicesList.Items), Problems: []string{}}
+	if u := client.CoreV1().RESTClient().Get().URL(); u != nil {
+		r.Server = u.Scheme + "://" + u.Host
+	}
+	r.ask(ctx, client)
+	r.judge(services.Items)
+	return r, nil
+}
+
+func nodeReports(nodes []corev1.Node, pods []corev1.Pod) []nodeReport {
+	count := map[string]int{}
+	for i := range pods {
+		count[pods[i].Spec.NodeName]++
+	}
+	out := []nodeReport{}
+	for _, n := range nodes {
+		nr := nodeReport{Name: n.Name, PodCIDRs: n.Spec.PodCIDRs, Pods: count[n.Name]}
+		for _, a := range n.Status.Addresses {
+			if a.Type == corev1.NodeInternalIP {
+				nr.Addresses = append(nr.Addresses, a.Address)
+			}
+		}
+		for _, c := range n.Status.Conditions {
+			nr.Ready = nr.Ready || c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+		}
+		out = append(out, nr)
+	}
+	return out
+}
+
+func serviceReports(services []corev1.Service, all []discoveryv1.EndpointSlice) []serviceReport {
+	type count struct{ ready, total int }
+	counts := map[string]map[discoveryv1.AddressType]count{}
+	for _, s := range all {
+		key := s.Namespace + "/" + s.Labels[discoveryv1.LabelServiceName]
+		if counts[key] == nil {
+			counts[key] = map[discoveryv1.AddressType]count{}
+		}
+		c := counts[key][s.AddressType]
+		for _, e := range s.Endpoints {
+			c.total++
+			if e.Conditions.Ready == nil || *e.Conditions.Ready {
+				c.ready++
+			}
+		}
+		counts[key][s.AddressType] = c
+	}
+	out := []serviceReport{}
+	for _, s := range services {
+		sr := serviceReport{Namespace: s.Namespace, Name: s.Name, Type: string(s.Spec.Type), ClusterIPs: s.Spec.ClusterIPs}
+		for _, p := range s.Spec.Ports {
+			text := strconv.Itoa(int(p.Port))
+			if p.NodePort != 0 {
+				text += ":" + strconv.Itoa(int(p.NodePort))
+			}
+			sr.Ports = append(sr.Ports, text+"/"+string(p.Protocol))
+		}
+		for _, c := range counts[s.Namespace+"/"+s.Name] {
+			if c.total > sr.Total {
+				sr.Ready, sr.Total = c.ready, c.total
+			}
+		}
+		out = append(out, sr)
+	}
+	return out
+}
+
+// askWithin bounds the question to one node, and askAtOnce how many are asked
+// at a time.
+const (
+	askWithin = 3 * time.Second
+	askAtOnce = 16
+)
+
+// ask fills in what each node says of itself.
+func (r *report) ask(ctx context.Context, client kubernetes.Interface) {
+	problems := make([]string, len(r.Nodes))
+	var group errgroup.Group
+	group.SetLimit(askAtOnce)
+	for i := range r.Nodes {
+		n := &r.Nodes[i]
+		if !n.Ready {
+			continue
+		}
+		group.Go(func() error {
+			ctx, cancel := context.WithTimeout(ctx, askWithin)
+			defer cancel()
+			text, err := client.CoreV1().RESTClient().Get().Resource("nodes").Name(n.Name).SubResource("proxy").Suffix("status").DoRaw(ctx)
+			var s node.Status
+			if err == nil {
+				err = json.Unmarshal(text, &s)
+			}
+			if err != nil {
+				problems[i] = fmt.Sprintf("node %s: its agent does not answer: %s", n.Name, oneLine(err))
+				return nil
+			}
+			n.Programmed = &s
+			return nil
+		})
+	}
+	_ = group.Wait() // the functions return no errors: they are in problems
+	for _, p := range problems {
+		if p != "" {
+			r.Problems = append(r.Problems, p)
+		}
+	}
+}
+
+// judge adds what is wrong.
+func (r *report) judge(services []corev1.Service) {
+	if len(r.Nodes) == 0 {
+		r.Problems = append(r.Problems, "no node has joined: start one with 'fairlead agent' or 'fairlead up'")
+	}
+	for _, n := range r.Nodes {
+		if !n.Ready {
+			r.Problems = append(r.Problems, fmt.Sprintf("node %s is not Ready: its agent does not run, or cannot reach the server", n.Name))
+		}
+		if s := n.Programmed; s != nil {
+			if !s.Programmed {
+				r.Problems = append(r.Problems, fmt.Sprintf("node %s: services are not programmed: %s: %s", n.Name, s.Reason, s.Message))
+			}
+			for _, p := range s.Problems {
+				r.Problems = append(r.Problems, fmt.Sprintf("node %s: service %s: %s", n.Name, p.Service, p.Message))
+			}
+		}
+	}
+	for i, s := range r.Services {
+		if len(services[i].Spec.Selector) > 0 && s.Ready == 0 && s.Type != string(corev1.ServiceTypeExternalName) {
+			r.Problems = append(r.Problems, fmt.Sprintf("service %s/%s has no ready endpoint: connections are refused (selector %s, %d endpoints not ready)",
+				s.Namespace, s.Name, metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: services[i].Spec.Selector}), s.Total))
+		}
+	}
+}
+
+func (r *report) print(out io.Writer) error {
+	w := tabwriter.NewWriter(out, 0, 4, 3, ' ', 0)
+	fmt.Fprintf(w, "SERVER\t%s\n\n", r.Server)
+	fmt.Fprintln(w, "NODE\tREADY\tADDRESS\tPODS\tMODE\tSERVICE PORTS\tENDPOINTS\tPROGRAMMED")
+	for _, n := range r.Nodes {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t", n.Name, yesNo(n.Ready), cmp.Or(strings.Join(n.Addresses, ","), "-"), n.Pods)
+		if s := n.Programmed; s != nil {
+			fmt.Fprintf(w, "%s\t%d\t%d\t%s\n", s.Mode, s.ServicePorts, s.Endpoints, programmedText(s))
+		} else {
+			fmt.Fprint(w, "-\t-\t-\tunknown\n")
+		}
+	}
+	fmt.Fprintln(w, "\nNAMESPACE\tSERVICE\tTYPE\tCLUSTER-IP\tPORTS\tREADY")
+	for _, s := range r.Services {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d/%d\n", s.Namespace, s.Name, s.Type,
+			cmp.Or(strings.Join(s.ClusterIPs, ","), "-"), cmp.Or(strings.Join(s.Ports, ","), "-"), s.Ready, s.Total)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if len(r.Problems) == 0 {
+		fmt.Fprintln(out, "\nnothing is wrong")
+		return nil
+	}
+	fmt.Fprintln(out)
+	for _, p := range slices.Compact(r.Problems) {
+		fmt.Fprintln(out, "!", p)
+	}
+	return nil
+}
+
+func yesNo(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
+// programmedText is one word, and how long the last write to the kernel took.
+func programmedText(s *node.Status) string {
+	if !s.Programmed {
+		return "no: " + s.Reason
+	}
+	return "yes (last in " + time.Duration(s.LastApplyDuration).Round(10*time.Microsecond).String() + ")"
+}

@@ -1,0 +1,253 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/fairlead/fairlead/internal/epslice"
+)
+
+// The names of the controllers.
+const (
+	EndpointsName     = "endpoints"
+	EndpointSliceName = "endpointslice"
+	MirroringName     = "endpointslicemirroring"
+	SchedulerName     = "scheduler"
+	NodeLifecycleName = "nodelifecycle"
+	NodeIPAMName      = "nodeipam"
+	NamespaceName     = "namespace"
+	GarbageName       = "garbage"
+)
+
+// Options say what Run runs and how.
+type Options struct {
+	// Config is how to reach the API. Run uses a copy of it, with protobuf and
+	// without client-side rate limits.
+	Config *rest.Config
+	// Controllers are the names of those to run; empty means all.
+	Controllers []string
+	// Log gets what goes on; nil discards it.
+	Log *slog.Logger
+	// LeaderElect makes Run work only while it holds the Lease
+	// LeaseNamespace/LeaseName (default kube-system/fairlead-controllers).
+	LeaderElect               bool
+	LeaseNamespace, LeaseName string
+	// Identity is this process in the Lease. Default: one by which processes of
+	// the same machine see whether it still runs, so that a server started
+	// again after a crash does not wait for its old Lease to run out.
+	Identity string
+	// MaxEndpointsPerSlice is 1 to 1000, default 100 (SEEDS 28).
+	MaxEndpointsPerSlice int
+	// ClusterCIDRs are the ranges that nodeipam gives out to Nodes, at most
+	// one per family; NodeMask4 and NodeMask6 are the sizes of a Node's part
+	// (default 24 and 64).
+	ClusterCIDRs         []netip.Prefix
+	NodeMask4, NodeMask6 int
+	// NodeGracePeriod is how long a Node's Lease may stay without renewal
+	// before the Node is unreachable (default 40 s).
+	NodeGracePeriod time.Duration
+	// PodGCDelay is how long Pods outlive their Node (default 60 s), and
+	// TerminatedPodLimit how many finished Pods are kept (default 12500).
+	PodGCDelay         time.Duration
+	TerminatedPodLimit int
+	// Workers of each loop (default 8).
+	Workers int
+	// Started, if set, is called each time the loops have begun to work.
+	Started func()
+}
+
+// construct makes a controller: it registers its handlers at s and returns the
+// function that runs it until ctx ends.
+type construct func(s *shared) (func(ctx context.Context), error)
+
+// Names lists all controllers, in the order Run starts them.
+func Names() []string {
+	return []string{
+		NamespaceName, NodeIPAMName, NodeLifecycleName, SchedulerName,
+		EndpointsName, EndpointSliceName, MirroringName, GarbageName,
+	}
+}
+
+func constructor(name string) construct {
+	switch name {
+	case EndpointsName:
+		return newEndpoints
+	case EndpointSliceName:
+		return newEndpointSlices
+	case MirroringName:
+		return newMirroring
+	case SchedulerName:
+		return newScheduler
+	case NodeLifecycleName:
+		return newNodeLifecycle
+	case NodeIPAMName:
+		return newNodeIPAM
+	case NamespaceName:
+		return newNamespace
+	case GarbageName:
+		return newGarbage
+	}
+	return nil
+}
+
+// Run runs controllers until ctx ends, and returns when all of them have
+// stopped. It returns nil for a ctx that ended, and an error for options that
+// are wrong.
+func Run(ctx context.Context, o Options) error {
+	if err := o.complete(); err != nil {
+		return err
+	}
+	config := rest.CopyConfig(o.Config)
+	config.ContentType = runtime.ContentTypeProtobuf
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	config.QPS, config.RateLimiter = -1, nil  // the server's fairness is the limit
+	config.DisableCompression = true          // costs more than the bytes it saves
+	config.WarningHandler = rest.NoWarnings{} // Endpoints are deprecated, and kept all the same
+	if config.UserAgent == "" {
+		config.UserAgent = "fairlead-controllers"
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("client for the controllers: %w", err)
+	}
+	work := func(ctx context.Context) error { return runControllers(ctx, &o, config, client) }
+	if !o.LeaderElect {
+		return work(ctx)
+	}
+	return elect(ctx, &o, client, work)
+}
+
+func (o *Options) complete() error {
+	if o.Config == nil {
+		return errors.New("controllers need a connection to an API server")
+	}
+	if len(o.Controllers) == 0 {
+		o.Controllers = Names()
+	}
+	for i, name := range o.Controllers {
+		if constructor(name) == nil {
+			return fmt.Errorf("there is no controller %q; there are %s", name, strings.Join(Names(), ", "))
+		}
+		if slices.Contains(o.Controllers[:i], name) {
+			return fmt.Errorf("controller %q is named twice", name)
+		}
+	}
+	if o.MaxEndpointsPerSlice == 0 {
+		o.MaxEndpointsPerSlice = epslice.DefaultMaxEndpoints
+	}
+	if o.MaxEndpointsPerSlice < 1 || o.MaxEndpointsPerSlice > epslice.LargestMaxEndpoints {
+		return fmt.Errorf("%d endpoints per slice: must be 1 to %d", o.MaxEndpointsPerSlice, epslice.LargestMaxEndpoints)
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	orDefault(&o.LeaseNamespace, "kube-system")
+	orDefault(&o.LeaseName, "fairlead-controllers")
+	orDefault(&o.NodeMask4, 24)
+	orDefault(&o.NodeMask6, 64)
+	orDefault(&o.NodeGracePeriod, 40*time.Second)
+	orDefault(&o.PodGCDelay, time.Minute)
+	orDefault(&o.TerminatedPodLimit, 12500)
+	orDefault(&o.Workers, 8)
+	return nil
+}
+
+func orDefault[T comparable](v *T, d T) {
+	var zero T
+	if *v == zero {
+		*v = d
+	}
+}
+
+// shared is what the controllers of one Run have in common. It is built before
+// anything runs and not changed after.
+type shared struct {
+	options   *Options
+	log       *slog.Logger
+	config    *rest.Config
+	client    kubernetes.Interface
+	informers informers.SharedInformerFactory
+	events    record.EventRecorder
+	synced    []cache.InformerSynced
+	narrow    map[string]informers.SharedInformerFactory // by namespace
+	selection *selection                                 // nil until someone asks
+	slices    *sliceStore                                // nil until someone asks
+}
+
+func runControllers(ctx context.Context, o *Options, config *rest.Config, client kubernetes.Interface) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	broadcaster := record.NewBroadcaster()
+	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
+	defer broadcaster.Shutdown()
+	s := &shared{
+		options: o, log: o.Log, config: config, client: client,
+		informers: informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(slim)),
+		events:    broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "fairlead-controllers"}),
+		narrow:    map[string]informers.SharedInformerFactory{},
+	}
+	var running tasks
+	for _, name := range o.Controllers {
+		run, err := constructor(name)(s)
+		if err != nil {
+			return fmt.Errorf("controller %s: %w", name, err)
+		}
+		running.add(run)
+	}
+	if s.slices != nil {
+		running.add(s.slices.audit)
+	}
+	for _, f := range append(slices.Collect(maps.Values(s.narrow)), s.informers) {
+		f.StartWithContext(ctx)
+		defer f.Shutdown()
+	}
+	defer cancel()
+	if !cache.WaitForCacheSync(ctx.Done(), s.synced...) {
+		return nil
+	}
+	o.Log.Info("controllers run", "controllers", o.Controllers)
+	if o.Started != nil {
+		o.Started()
+	}
+	running.run(ctx)
+	return nil
+}
+
+// handle registers handlers for one kind and makes the start wait until they
+// have seen everything there is.
+func (s *shared) handle(informer cache.SharedIndexInformer, h cache.ResourceEventHandler) error {
+	r, err := informer.AddEventHandler(h)
+	if err != nil {
+		return err
+	}
+	s.synced = append(s.synced, r.HasSynced)
+	return nil
+}
+
+// slim drops what no controller reads, so that 100,000 Pods fit into memory.
+func slim(obj any) (any, error) {
+	if pod, ok := obj.(*corev1.Pod); ok {
+		return slimPod(pod), nil
+	}
+	if o, ok := obj.(interface{ SetManagedFields([]managedFields) }); ok {
+		o.SetManagedFields(nil)
+	}
+	return obj, nil
+}

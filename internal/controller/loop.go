@@ -1,0 +1,105 @@
+package controller
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/util/workqueue"
+)
+
+// writeTimeout bounds one pass of a loop over one key, all its calls together.
+const writeTimeout = 30 * time.Second
+
+// loop works through a queue of keys. A key is never worked on twice at a time;
+// one that fails comes again, later and later up to maxBackoff.
+type loop[K comparable] struct {
+	name    string
+	log     *slog.Logger
+	queue   workqueue.TypedRateLimitingInterface[K]
+	workers int
+	sync    func(ctx context.Context, key K) error
+}
+
+const (
+	minBackoff = 5 * time.Millisecond
+	maxBackoff = 30 * time.Second
+)
+
+func newLoop[K comparable](s *shared, name string, workers int, sync func(ctx context.Context, key K) error) *loop[K] {
+	return &loop[K]{
+		name: name, log: s.log, workers: workers, sync: sync,
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[K](minBackoff, maxBackoff),
+			workqueue.TypedRateLimitingQueueConfig[K]{Name: name}),
+	}
+}
+
+// run works until ctx ends and returns when the last worker has stopped.
+func (l *loop[K]) run(ctx context.Context) {
+	var workers sync.WaitGroup
+	for range l.workers {
+		workers.Go(func() {
+			for l.next(ctx) {
+			}
+		})
+	}
+	<-ctx.Done()
+	l.queue.ShutDown()
+	workers.Wait()
+}
+
+func (l *loop[K]) next(ctx context.Context) bool {
+	key, stop := l.queue.Get()
+	if stop {
+		return false
+	}
+	defer l.queue.Done(key)
+	if ctx.Err() != nil {
+		return true
+	}
+	bounded, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
+	err := l.sync(bounded, key)
+	switch {
+	case err == nil:
+		l.queue.Forget(key)
+	case ctx.Err() == nil:
+		l.log.Debug("will try again", "controller", l.name, "object", key, "reason", err)
+		if l.queue.NumRequeues(key) == 8 {
+			l.log.Warn("keeps failing", "controller", l.name, "object", key, "reason", err)
+		}
+		l.queue.AddRateLimited(key)
+	}
+	return true
+}
+
+// tasks are functions that run side by side until their context ends.
+type tasks struct {
+	list []func(ctx context.Context)
+}
+
+func (t *tasks) add(run func(ctx context.Context)) { t.list = append(t.list, run) }
+
+func (t *tasks) run(ctx context.Context) {
+	var wg sync.WaitGroup
+	for _, run := range t.list {
+		wg.Go(func() { run(ctx) })
+	}
+	wg.Wait()
+}
+
+// every calls f each period until ctx ends.
+func every(ctx context.Context, period time.Duration, f func()) {
+	tick := time.NewTicker(period)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			f()
+		}
+	}
+}

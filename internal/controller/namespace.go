@@ -1,0 +1,250 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/tools/cache"
+)
+
+// namespaces empties namespaces that are being deleted, and lets them go when
+// nothing is left in them.
+type namespaces struct {
+	*shared
+	loop *loop[string]
+	meta metadata.Interface
+}
+
+func newNamespace(s *shared) (func(ctx context.Context), error) {
+	meta, err := metadata.NewForConfig(s.config)
+	if err != nil {
+		return nil, err
+	}
+	c := &namespaces{shared: s, meta: meta}
+	c.loop = newLoop(s, NamespaceName, min(4, s.options.Workers), c.sync)
+	look := func(o any) {
+		if ns := o.(*corev1.Namespace); ns.DeletionTimestamp != nil {
+			c.loop.queue.Add(ns.Name)
+		}
+	}
+	return c.loop.run, s.handle(s.informers.Core().V1().Namespaces().Informer(), cache.ResourceEventHandlerFuncs{
+		AddFunc: look, UpdateFunc: func(_, o any) { look(o) },
+	})
+}
+
+func (c *namespaces) sync(ctx context.Context, name string) error {
+	ns, err := c.client.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && ns.DeletionTimestamp == nil {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("get namespace %s: %w", name, err)
+	}
+	if !slices.Contains(ns.Spec.Finalizers, corev1.FinalizerKubernetes) {
+		return nil // emptied already; somebody else holds it
+	}
+	left := c.empty(ctx, name)
+	if err := c.report(ctx, ns, left); err != nil {
+		return err
+	}
+	if !left.nothing() {
+		if len(left.errs) == 0 {
+			c.loop.queue.AddAfter(name, left.wait())
+			return nil
+		}
+		return errors.Join(left.errs...)
+	}
+	return c.finalize(ctx, ns)
+}
+
+// remains is what a pass over a namespace left behind.
+type remains struct {
+	resources  map[string]int // "pods" → how many
+	finalizers map[string]int
+	grace      time.Duration // the longest grace period of a Pod
+	discovery  error
+	deletion   error
+	errs       []error
+}
+
+func (r *remains) nothing() bool { return len(r.resources) == 0 && len(r.errs) == 0 }
+
+// wait is when to look again: soon, for what has to go through finalizers; by
+// half of the grace period for Pods that are being stopped.
+func (r *remains) wait() time.Duration {
+	return min(max(r.grace/2, 100*time.Millisecond), 5*time.Second)
+}
+
+// empty deletes everything in the namespace, of every kind the server has, and
+// returns what is still there.
+func (c *namespaces) empty(ctx context.Context, name string) *remains {
+	left := &remains{resources: map[string]int{}, finalizers: map[string]int{}}
+	kinds, err := c.client.Discovery().ServerPreferredNamespacedResources()
+	if err != nil {
+		// What was found is deleted all the same; the namespace has to wait.
+		left.discovery = err
+		left.errs = append(left.errs, fmt.Errorf("find out what the server has: %w", err))
+	}
+	kinds = discovery.FilteredBy(discovery.SupportsAllVerbs{Verbs: []string{"list", "delete"}}, kinds)
+	for _, list := range kinds {
+		version, err := schema.ParseGroupVersion(list.GroupVersion)
+		if err != nil {
+			continue
+		}
+		for i := range list.APIResources {
+			resource := version.WithResource(list.APIResources[i].Name)
+			if err := c.emptyOf(ctx, name, resource, list.APIResources[i].Verbs, left); err != nil {
+				left.deletion = err
+				left.errs = append(left.errs, err)
+			}
+		}
+	}
+	return left
+}
+
+func (c *namespaces) emptyOf(ctx context.Context, name string, resource schema.GroupVersionResource, verbs []string, left *remains) error {
+	api := c.meta.Resource(resource).Namespace(name)
+	background := metav1.DeletePropagationBackground
+	options := metav1.DeleteOptions{PropagationPolicy: &background}
+	collected := false
+	if slices.Contains(verbs, "deletecollection") {
+		err := api.DeleteCollection(ctx, options, metav1.ListOptions{})
+		collected = err == nil
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsMethodNotSupported(err) {
+			return fmt.Errorf("delete all %s in %s: %w", resource.Resource, name, err)
+		}
+	}
+	list, err := api.List(ctx, metav1.ListOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("list %s in %s: %w", resource.Resource, name, err)
+	}
+	var errs []error
+	for i := range list.Items {
+		item := &list.Items[i]
+		if !collected {
+			if err := api.Delete(ctx, item.Name, options); err != nil && !apierrors.IsNotFound(err) {
+				errs = append(errs, fmt.Errorf("delete %s %s/%s: %w", resource.Resource, name, item.Name, err))
+			}
+		}
+		left.resources[resource.GroupResource().String()]++
+		for _, f := range item.Finalizers {
+			left.finalizers[f]++
+		}
+		if item.DeletionGracePeriodSeconds != nil {
+			left.grace = max(left.grace, time.Duration(*item.DeletionGracePeriodSeconds)*time.Second)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// report writes what keeps the namespace into its conditions.
+func (c *namespaces) report(ctx context.Context, ns *corev1.Namespace, left *remains) error {
+	changed := false
+	set := func(kind corev1.NamespaceConditionType, bad bool, reason, message, good string) {
+		k := corev1.NamespaceCondition{Type: kind, Status: corev1.ConditionFalse, Reason: good, Message: ""}
+		if bad {
+			k.Status, k.Reason, k.Message = corev1.ConditionTrue, reason, message
+		}
+		changed = setNamespaceCondition(ns, k) || changed
+	}
+	text := func(err error) string {
+		if err == nil {
+			return ""
+		}
+		return err.Error()
+	}
+	set(corev1.NamespaceDeletionDiscoveryFailure, left.discovery != nil, "DiscoveryFailed", "Discovery failed for some groups: "+text(left.discovery), "ResourcesDiscovered")
+	set(corev1.NamespaceDeletionContentFailure, left.deletion != nil, "ContentDeletionFailed", "Failed to delete all resource types: "+text(left.deletion), "ContentDeleted")
+	set(corev1.NamespaceContentRemaining, len(left.resources) > 0, "SomeResourcesRemain", "Some resources are remaining: "+counts(left.resources, "%s has %d resource instances"), "ContentRemoved")
+	set(corev1.NamespaceFinalizersRemaining, len(left.finalizers) > 0, "SomeFinalizersRemain", "Some content in the namespace has finalizers remaining: "+counts(left.finalizers, "%s in %d resource instances"), "ContentHasNoFinalizers")
+	if ns.Status.Phase != corev1.NamespaceTerminating {
+		ns.Status.Phase, changed = corev1.NamespaceTerminating, true
+	}
+	// A namespace that goes at once is not written to first.
+	if !changed || left.nothing() {
+		return nil
+	}
+	updated, err := c.client.CoreV1().Namespaces().UpdateStatus(ctx, ns, metav1.UpdateOptions{})
+	if err != nil {
+		return ignoreGone(fmt.Errorf("status of namespace %s: %w", ns.Name, err))
+	}
+	*ns = *updated
+	return nil
+}
+
+// setNamespaceCondition sets a condition and says whether anything changed. A
+// condition that was never true is not worth writing.
+func setNamespaceCondition(ns *corev1.Namespace, k corev1.NamespaceCondition) bool {
+	for i := range ns.Status.Conditions {
+		old := &ns.Status.Conditions[i]
+		if old.Type != k.Type {
+			continue
+		}
+		if old.Status == k.Status && old.Reason == k.Reason && old.Message == k.Message {
+			return false
+		}
+		k.LastTransitionTime = old.LastTransitionTime
+		if old.Status != k.Status {
+			k.LastTransitionTime = metav1.Now()
+		}
+		*old = k
+		return true
+	}
+	if k.Status != corev1.ConditionTrue {
+		return false
+	}
+	k.LastTransitionTime = metav1.Now()
+	ns.Status.Conditions = append(ns.Status.Conditions, k)
+	return true
+}
+
+func counts(m map[string]int, format string) string {
+	var parts []string
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		parts = append(parts, fmt.Sprintf(format, k, m[k]))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// finalize takes the namespace's own finalizer away. Servers remove the object
+// with its last finalizer; a second delete is for those that do not.
+func (c *namespaces) finalize(ctx context.Context, ns *corev1.Namespace) error {
+	ns = ns.DeepCopy()
+	ns.Spec.Finalizers = slices.DeleteFunc(ns.Spec.Finalizers, func(f corev1.FinalizerName) bool { return f == corev1.FinalizerKubernetes })
+	after, err := c.client.CoreV1().Namespaces().Finalize(ctx, ns, metav1.UpdateOptions{})
+	if err != nil {
+		return ignoreGone(fmt.Errorf("finalize namespace %s: %w", ns.Name, err))
+	}
+	c.log.Info("namespace is empty", "namespace", ns.Name)
+	if len(after.Spec.Finalizers)+len(after.Finalizers) > 0 {
+		return nil
+	}
+	uid := types.UID(ns.UID)
+	err = c.client.CoreV1().Namespaces().Delete(ctx, ns.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
+	if apierrors.IsConflict(err) {
+		return nil // another namespace of that name
+	}
+	return ignoreGone(err)
+}
+
+func ignoreGone(err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}

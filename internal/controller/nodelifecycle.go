@@ -1,0 +1,303 @@
+package controller
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/fairlead/fairlead/internal/epslice"
+)
+
+// LabelNode on an EndpointSlice says that its endpoints live and die with the
+// Node of that name: the slices in which the DNS servers of the nodes stand.
+const LabelNode = "fairlead.dev/node"
+
+// nodeLifecycle declares Nodes unreachable that have stopped renewing their
+// Lease, so that their Pods leave the endpoints, and takes it back when they
+// renew again. What is old is judged by this process's clock since it saw the
+// last renewal: clocks of machines differ, and after a start every Node has the
+// whole grace period.
+type nodeLifecycle struct {
+	*shared
+	loop  *loop[string]
+	index *selection
+	gc    *podGC
+
+	mu    sync.Mutex
+	pulse map[string]*pulse
+}
+
+// pulse is the last sign of life of a Node.
+type pulse struct {
+	lease, status string    // what its two heartbeats said
+	seen          time.Time // when this process saw one of them change
+	marked        bool      // everything was written for this silence
+}
+
+func newNodeLifecycle(s *shared) (func(ctx context.Context), error) {
+	c := &nodeLifecycle{shared: s, pulse: map[string]*pulse{}}
+	c.loop = newLoop(s, NodeLifecycleName, min(4, s.options.Workers), c.sync)
+	var err error
+	if c.index, err = selectionOf(s); err != nil {
+		return nil, err
+	}
+	leases := s.factory(corev1.NamespaceNodeLease).Coordination().V1().Leases().Informer()
+	if err := s.handle(leases, cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(o any) { c.lease(o.(*coordinationv1.Lease)) },
+		UpdateFunc: func(_, o any) { c.lease(o.(*coordinationv1.Lease)) },
+	}); err != nil {
+		return nil, err
+	}
+	if err := s.handle(s.informers.Core().V1().Nodes().Informer(), cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(o any) { c.node(o.(*corev1.Node), true) },
+		UpdateFunc: func(_, o any) { c.node(o.(*corev1.Node), false) },
+		DeleteFunc: func(o any) {
+			if node, ok := final[*corev1.Node](o); ok {
+				c.mu.Lock()
+				delete(c.pulse, node.Name)
+				c.mu.Unlock()
+			}
+		},
+	}); err != nil {
+		return nil, err
+	}
+	if c.gc, err = newPodGC(s, c.index); err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context) {
+		var t tasks
+		t.add(c.loop.run)
+		t.add(c.gc.run)
+		t.run(ctx)
+	}, nil
+}
+
+// factory returns the informers of one namespace only.
+func (s *shared) factory(namespace string) informers.SharedInformerFactory {
+	if f := s.narrow[namespace]; f != nil {
+		return f
+	}
+	f := informers.NewSharedInformerFactoryWithOptions(s.client, 0, informers.WithTransform(slim), informers.WithNamespace(namespace))
+	s.narrow[namespace] = f
+	return f
+}
+
+func (c *nodeLifecycle) lease(l *coordinationv1.Lease) {
+	c.beat(l.Name, func(p *pulse) *string { return &p.lease }, renewal(l))
+}
+
+func renewal(l *coordinationv1.Lease) string {
+	if l.Spec.RenewTime == nil {
+		return ""
+	}
+	return l.Spec.RenewTime.UTC().String()
+}
+
+// node takes the heartbeat in the status for a sign of life as well: Nodes made
+// by hand have no Lease.
+func (c *nodeLifecycle) node(n *corev1.Node, first bool) {
+	beat := ""
+	for i := range n.Status.Conditions {
+		if k := &n.Status.Conditions[i]; k.Type == corev1.NodeReady && k.Status != corev1.ConditionUnknown {
+			beat = k.LastHeartbeatTime.UTC().String()
+		}
+	}
+	c.beat(n.Name, func(p *pulse) *string { return &p.status }, beat)
+	if first || slices.ContainsFunc(n.Spec.Taints, isUnreachable) {
+		c.loop.queue.Add(n.Name)
+	}
+}
+
+// beat notes what a heartbeat says now.
+func (c *nodeLifecycle) beat(node string, kind func(*pulse) *string, says string) {
+	c.mu.Lock()
+	p := c.pulse[node]
+	if p == nil {
+		p = &pulse{seen: time.Now()}
+		c.pulse[node] = p
+	}
+	last := kind(p)
+	alive := says != "" && *last != says
+	returned := alive && p.marked
+	if alive {
+		*last, p.seen, p.marked = says, time.Now(), false
+	}
+	c.mu.Unlock()
+	if returned {
+		c.loop.queue.Add(node)
+	}
+}
+
+func (c *nodeLifecycle) sync(ctx context.Context, name string) error {
+	node, err := c.informers.Core().V1().Nodes().Lister().Get(name)
+	if err != nil {
+		return nil
+	}
+	left, marked := c.left(name)
+	switch {
+	case left > 0:
+		c.loop.queue.AddAfter(name, left)
+		return c.untaint(ctx, node)
+	case marked:
+		return nil
+	}
+	// The watch may lag behind: ask before declaring a Node dead.
+	lease, err := c.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case err == nil:
+		c.lease(lease)
+	case !apierrors.IsNotFound(err):
+		c.restart(name) // it could not have renewed either
+		return fmt.Errorf("get lease of node %s: %w", name, err)
+	}
+	if left, _ := c.left(name); left > 0 {
+		c.loop.queue.AddAfter(name, left)
+		return nil
+	}
+	if err := c.mark(ctx, node); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	if p := c.pulse[name]; p != nil && time.Since(p.seen) >= c.options.NodeGracePeriod {
+		p.marked = true
+	} else {
+		c.loop.queue.Add(name)
+	}
+	c.mu.Unlock()
+	return nil
+}
+
+// left is what is left of the Node's grace period.
+func (c *nodeLifecycle) left(name string) (time.Duration, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p := c.pulse[name]
+	if p == nil {
+		p = &pulse{seen: time.Now()}
+		c.pulse[name] = p
+	}
+	return c.options.NodeGracePeriod - time.Since(p.seen), p.marked
+}
+
+func (c *nodeLifecycle) restart(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if p := c.pulse[name]; p != nil {
+		p.seen = time.Now()
+	}
+}
+
+// mark writes that the Node is unreachable wherever somebody would otherwise
+// count on it.
+func (c *nodeLifecycle) mark(ctx context.Context, node *corev1.Node) error {
+	errs := []error{c.nodeUnknown(ctx, node), c.taint(ctx, node.Name, true)}
+	for _, pod := range c.index.podsOn(node.Name) {
+		if epslice.Ready(pod) {
+			errs = append(errs, patchPodCondition(ctx, c.shared, pod, corev1.PodCondition{
+				Type: corev1.PodReady, Status: corev1.ConditionFalse, Reason: "NodeNotReady", Message: "the node has stopped renewing its lease",
+			}))
+		}
+	}
+	errs = append(errs, c.slicesNotReady(ctx, node.Name))
+	return errors.Join(errs...)
+}
+
+func (c *nodeLifecycle) nodeUnknown(ctx context.Context, node *corev1.Node) error {
+	condition := map[string]any{
+		"type": corev1.NodeReady, "status": corev1.ConditionUnknown, "reason": "NodeStatusUnknown",
+		"message": "the agent of this node has stopped renewing its lease", "lastTransitionTime": metav1.Now(),
+	}
+	for i := range node.Status.Conditions {
+		if k := &node.Status.Conditions[i]; k.Type == corev1.NodeReady && k.Status == corev1.ConditionUnknown {
+			return nil
+		}
+	}
+	patch, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []any{condition}}})
+	if err != nil {
+		return err
+	}
+	_, err = c.client.CoreV1().Nodes().Patch(ctx, node.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("status of node %s: %w", node.Name, err)
+	}
+	c.events.Event(node, corev1.EventTypeWarning, "NodeNotReady", "the agent of this node has stopped renewing its lease")
+	c.log.Warn("node is unreachable", "node", node.Name, "grace", c.options.NodeGracePeriod)
+	return nil
+}
+
+func isUnreachable(t corev1.Taint) bool { return t.Key == corev1.TaintNodeUnreachable }
+
+func (c *nodeLifecycle) untaint(ctx context.Context, node *corev1.Node) error {
+	if !slices.ContainsFunc(node.Spec.Taints, isUnreachable) {
+		return nil
+	}
+	return c.taint(ctx, node.Name, false)
+}
+
+// taint sets or removes the taint of unreachable Nodes, in both effects.
+func (c *nodeLifecycle) taint(ctx context.Context, name string, on bool) error {
+	node, err := c.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("get node %s: %w", name, err)
+	}
+	taints := slices.DeleteFunc(slices.Clone(node.Spec.Taints), isUnreachable)
+	has := len(taints) < len(node.Spec.Taints)
+	if has == on {
+		return nil
+	}
+	if on {
+		now := metav1.Now()
+		for _, effect := range []corev1.TaintEffect{corev1.TaintEffectNoSchedule, corev1.TaintEffectNoExecute} {
+			taints = append(taints, corev1.Taint{Key: corev1.TaintNodeUnreachable, Effect: effect, TimeAdded: &now})
+		}
+	}
+	node.Spec.Taints = taints
+	if _, err := c.client.CoreV1().Nodes().Update(ctx, node, metav1.UpdateOptions{}); err != nil {
+		return fmt.Errorf("taints of node %s: %w", name, err)
+	}
+	if !on {
+		c.log.Info("node is back", "node", name)
+	}
+	return nil
+}
+
+// slicesNotReady takes the endpoints that live on the Node out of service.
+func (c *nodeLifecycle) slicesNotReady(ctx context.Context, node string) error {
+	list, err := c.client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: LabelNode + "=" + node})
+	if err != nil {
+		return fmt.Errorf("list EndpointSlices of node %s: %w", node, err)
+	}
+	no := false
+	var errs []error
+	for i := range list.Items {
+		s, changed := &list.Items[i], false
+		for j := range s.Endpoints {
+			k := &s.Endpoints[j].Conditions
+			if k.Ready == nil || *k.Ready || k.Serving != nil && *k.Serving {
+				k.Ready, k.Serving, changed = &no, &no, true
+			}
+		}
+		if !changed {
+			continue
+		}
+		if _, err := c.client.DiscoveryV1().EndpointSlices(s.Namespace).Update(ctx, s, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			errs = append(errs, fmt.Errorf("EndpointSlice %s: %w", nameOf(s), err))
+		}
+	}
+	return errors.Join(errs...)
+}

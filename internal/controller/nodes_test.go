@@ -1,0 +1,275 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Pods without a Node go to the ready Nodes that have the fewest; the selector
+// counts; what fits nowhere says so and is tried again when Nodes change.
+func TestScheduler(t *testing.T) {
+	r := newRig(t)
+	ns, ctx := r.namespace("shop"), context.Background()
+	r.node("n0")
+	r.node("n1", func(n *corev1.Node) { n.Labels["disk"] = "fast" })
+	r.node("n2", func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionFalse })
+	r.node("n3", func(n *corev1.Node) { n.Spec.Unschedulable = true })
+	r.pod(ns, "there", "x", "n0", "10.244.0.1")
+	r.run(Options{Controllers: []string{SchedulerName}})
+	make := func(name string, selector map[string]string) {
+		p := podObject(ns, name, "web", "")
+		p.Spec.NodeSelector = selector
+		_, err := r.client.CoreV1().Pods(ns).Create(ctx, p, metav1.CreateOptions{})
+		r.must(err)
+	}
+	for i := range 9 {
+		make(fmt.Sprintf("p%d", i), nil)
+	}
+	make("fast", map[string]string{"disk": "fast"})
+	make("nowhere", map[string]string{"disk": "none"})
+	r.eventually("pods are bound", func() error {
+		list, err := r.client.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{})
+		r.must(err)
+		count := map[string]int{}
+		for _, p := range list.Items {
+			count[p.Spec.NodeName]++
+			if p.Name == "fast" && p.Spec.NodeName != "n1" {
+				return fmt.Errorf("fast is on %q", p.Spec.NodeName)
+			}
+		}
+		if count["n0"]+count["n1"] != 11 || count["n0"] < 5 || count["n1"] < 5 || count[""] != 1 {
+			return fmt.Errorf("pods by node: %v", count)
+		}
+		return nil
+	})
+	r.eventually("the reason is told", func() error {
+		p, err := r.client.CoreV1().Pods(ns).Get(ctx, "nowhere", metav1.GetOptions{})
+		r.must(err)
+		for _, c := range p.Status.Conditions {
+			if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable &&
+				strings.Contains(c.Message, "0/4 nodes are available") && strings.Contains(c.Message, "selector") {
+				return nil
+			}
+		}
+		return fmt.Errorf("conditions %v", p.Status.Conditions)
+	})
+	r.wantEvent(ns, "nowhere", "FailedScheduling")
+	r.node("n4", func(n *corev1.Node) { n.Labels["disk"] = "none" })
+	r.eventually("it goes to the new node", func() error {
+		p, err := r.client.CoreV1().Pods(ns).Get(ctx, "nowhere", metav1.GetOptions{})
+		r.must(err)
+		if p.Spec.NodeName != "n4" {
+			return fmt.Errorf("on %q", p.Spec.NodeName)
+		}
+		return nil
+	})
+}
+
+func (r *rig) wantEvent(namespace, object, reason string) {
+	r.Helper()
+	r.eventually("event "+reason, func() error {
+		list, err := r.client.CoreV1().Events(namespace).List(context.Background(), metav1.ListOptions{})
+		r.must(err)
+		for _, e := range list.Items {
+			if e.InvolvedObject.Name == object && e.Reason == reason {
+				return nil
+			}
+		}
+		return fmt.Errorf("%d events, not this one", len(list.Items))
+	})
+}
+
+func (r *rig) renew(node string) {
+	r.Helper()
+	ctx, api := context.Background(), r.client.CoordinationV1().Leases(corev1.NamespaceNodeLease)
+	now := metav1.NewMicroTime(time.Now())
+	l, err := api.Get(ctx, node, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		_, err = api.Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: node}, Spec: coordinationv1.LeaseSpec{HolderIdentity: &node, RenewTime: &now}}, metav1.CreateOptions{})
+		r.must(err)
+		return
+	}
+	r.must(err)
+	l.Spec.RenewTime = &now
+	_, err = api.Update(ctx, l, metav1.UpdateOptions{})
+	r.must(err)
+}
+
+// beats renews a Node's Lease until stop, or the end of the test.
+func (r *rig) beats(node string) (stop func()) {
+	r.Helper()
+	r.renew(node)
+	api := r.client.CoordinationV1().Leases(corev1.NamespaceNodeLease)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		every(ctx, 200*time.Millisecond, func() {
+			l, err := api.Get(ctx, node, metav1.GetOptions{})
+			if err != nil {
+				return // the test ends
+			}
+			now := metav1.NewMicroTime(time.Now())
+			l.Spec.RenewTime = &now
+			_, _ = api.Update(ctx, l, metav1.UpdateOptions{}) // the next beat tries again
+		})
+	}()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		<-done
+	})
+	r.Cleanup(stop)
+	return stop
+}
+
+// A Node that stops renewing its Lease becomes unreachable, its Pods leave the
+// endpoints and so do the endpoints that stand for it; one that renews goes on.
+// When it renews again the taint goes.
+func TestNodeLifecycle(t *testing.T) {
+	r := newRig(t)
+	ns, ctx := r.namespace("shop"), context.Background()
+	r.node("dead")
+	r.node("alive")
+	r.service(ns, "web")
+	r.pod(ns, "a", "web", "dead", "10.244.0.1")
+	r.pod(ns, "b", "web", "alive", "10.244.1.1")
+	die := r.beats("dead")
+	r.beats("alive")
+	yes := true
+	_, err := r.client.DiscoveryV1().EndpointSlices(ns).Create(ctx, &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Name: "dns-dead", Labels: map[string]string{LabelNode: "dead"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.1.1.1"}, Conditions: discoveryv1.EndpointConditions{Ready: &yes}}},
+	}, metav1.CreateOptions{})
+	r.must(err)
+	r.run(Options{Controllers: []string{NodeLifecycleName, EndpointSliceName}, NodeGracePeriod: 3 * time.Second})
+	r.wantEndpoints(ns, "web", "10.244.0.1:9376 true", "10.244.1.1:9376 true")
+	check := func(node string, status corev1.ConditionStatus, taints int) error {
+		n, err := r.client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+		r.must(err)
+		if n.Status.Conditions[0].Status != status || len(n.Spec.Taints) != taints {
+			return fmt.Errorf("%s: ready %s, taints %v", node, n.Status.Conditions[0].Status, n.Spec.Taints)
+		}
+		return nil
+	}
+	die()
+	r.eventually("dead is unreachable", func() error {
+		if err := check("alive", corev1.ConditionTrue, 0); err != nil {
+			t.Fatal(err)
+		}
+		return check("dead", corev1.ConditionUnknown, 2)
+	})
+	r.wantEndpoints(ns, "web", "10.244.0.1:9376 false", "10.244.1.1:9376 true")
+	r.eventually("its own endpoints are not ready", func() error {
+		s, err := r.client.DiscoveryV1().EndpointSlices(ns).Get(ctx, "dns-dead", metav1.GetOptions{})
+		r.must(err)
+		if *s.Endpoints[0].Conditions.Ready {
+			return fmt.Errorf("ready")
+		}
+		return nil
+	})
+	r.eventually("the taint goes", func() error {
+		r.renew("dead")
+		return check("dead", corev1.ConditionUnknown, 0)
+	})
+}
+
+// Pods of a Node that is gone are removed after a while, those of others not,
+// and finished Pods only beyond the limit, the oldest first.
+func TestPodGC(t *testing.T) {
+	r := newRig(t)
+	ns, ctx := r.namespace("shop"), context.Background()
+	r.node("n0")
+	r.node("gone")
+	r.pod(ns, "a", "web", "gone", "10.244.0.1")
+	r.pod(ns, "b", "web", "n0", "10.244.1.1")
+	const delay = time.Second
+	r.run(Options{Controllers: []string{NodeLifecycleName}, PodGCDelay: delay})
+	r.must(r.client.CoreV1().Nodes().Delete(ctx, "gone", metav1.DeleteOptions{}))
+	r.eventually("the pod of the gone node", func() error {
+		if _, err := r.client.CoreV1().Pods(ns).Get(ctx, "a", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("%v", err)
+		}
+		return nil
+	})
+	if _, err := r.client.CoreV1().Pods(ns).Get(ctx, "b", metav1.GetOptions{}); err != nil {
+		t.Errorf("the other pod: %v", err)
+	}
+	// A Node of that name that comes and goes again has the whole delay anew.
+	r.node("gone")
+	r.pod(ns, "c", "web", "gone", "10.244.0.2")
+	went := time.Now()
+	r.must(r.client.CoreV1().Nodes().Delete(ctx, "gone", metav1.DeleteOptions{}))
+	r.eventually("the second pod of the gone node", func() error {
+		if _, err := r.client.CoreV1().Pods(ns).Get(ctx, "c", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("%v", err)
+		}
+		return nil
+	})
+	// The delay begins when the controller has seen the Pod without its Node, which
+	// may be a little before the Node it has yet to see is gone.
+	if took := time.Since(went); took < delay/2 {
+		t.Errorf("the second pod went %s after its node, want about %s", took, delay)
+	}
+}
+
+// Every Node gets a part of each range, none twice; what one has it keeps; what
+// is given back is used again; too few is told.
+func TestNodeIPAM(t *testing.T) {
+	r := newRig(t)
+	ctx := context.Background()
+	r.node("has", func(n *corev1.Node) { n.Spec.PodCIDRs, n.Spec.PodCIDR = []string{"10.9.0.0/24"}, "10.9.0.0/24" })
+	r.run(Options{Controllers: []string{NodeIPAMName}, ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/22"), netip.MustParsePrefix("fd00:9::/56")}})
+	for i := range 4 {
+		r.node(fmt.Sprintf("n%d", i))
+	}
+	r.eventually("ranges are given", func() error {
+		list, err := r.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+		r.must(err)
+		seen, with := map[string]string{}, 0
+		for _, n := range list.Items {
+			for _, c := range n.Spec.PodCIDRs {
+				if seen[c] != "" {
+					t.Fatalf("%s and %s both have %s", n.Name, seen[c], c)
+				}
+				seen[c] = n.Name
+			}
+			if len(n.Spec.PodCIDRs) == 2 && n.Spec.PodCIDR == n.Spec.PodCIDRs[0] && strings.HasSuffix(n.Spec.PodCIDRs[1], "/64") {
+				with++
+			}
+		}
+		if with != 3 || seen["10.9.0.0/24"] != "has" {
+			return fmt.Errorf("%v", seen)
+		}
+		return nil
+	})
+	var without string
+	list, err := r.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	r.must(err)
+	for _, n := range list.Items {
+		if len(n.Spec.PodCIDRs) == 0 {
+			without = n.Name
+		}
+	}
+	r.wantEvent("default", without, "CIDRNotAvailable")
+	r.must(r.client.CoreV1().Nodes().Delete(ctx, "has", metav1.DeleteOptions{}))
+	r.eventually("what came back is given", func() error {
+		n, err := r.client.CoreV1().Nodes().Get(ctx, without, metav1.GetOptions{})
+		r.must(err)
+		if n.Spec.PodCIDR != "10.9.0.0/24" {
+			return fmt.Errorf("has %q", n.Spec.PodCIDR)
+		}
+		return nil
+	})
+}

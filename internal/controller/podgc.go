@@ -1,0 +1,177 @@
+package controller
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// podGC deletes Pods that nobody will ever finish: those of Nodes that no
+// longer exist, those deleted before they had a Node, and the oldest finished
+// ones when there are too many.
+type podGC struct {
+	*shared
+	index *selection
+	loop  *loop[string] // Nodes
+
+	mu       sync.Mutex
+	missing  map[string]time.Time // Nodes that are not there, since when
+	finished map[svc.Name]ended
+	unbound  *loop[svc.Name]
+}
+
+type ended struct {
+	uid types.UID
+	at  time.Time
+}
+
+func newPodGC(s *shared, x *selection) (*podGC, error) {
+	c := &podGC{shared: s, index: x, missing: map[string]time.Time{}, finished: map[svc.Name]ended{}}
+	c.loop = newLoop(s, "podgc", 2, c.sync)
+	c.unbound = newLoop(s, "podgc-unbound", 2, c.syncUnbound)
+	err := s.handle(s.informers.Core().V1().Pods().Informer(), cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(o any) { c.pod(o.(*corev1.Pod)) },
+		UpdateFunc: func(_, o any) { c.pod(o.(*corev1.Pod)) },
+		DeleteFunc: func(o any) {
+			if pod, ok := final[*corev1.Pod](o); ok {
+				c.mu.Lock()
+				delete(c.finished, nameOf(pod))
+				c.mu.Unlock()
+			}
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return c, s.handle(s.informers.Core().V1().Nodes().Informer(), cache.ResourceEventHandlerFuncs{
+		DeleteFunc: func(o any) {
+			if node, ok := final[*corev1.Node](o); ok {
+				c.loop.queue.Add(node.Name)
+			}
+		},
+	})
+}
+
+// finishedPeriod is how often finished Pods are counted.
+const finishedPeriod = 20 * time.Second
+
+func (c *podGC) run(ctx context.Context) {
+	var t tasks
+	t.add(c.loop.run)
+	t.add(c.unbound.run)
+	t.add(func(ctx context.Context) { every(ctx, finishedPeriod, func() { c.trim(ctx) }) })
+	t.run(ctx)
+}
+
+func (c *podGC) pod(pod *corev1.Pod) {
+	name := nameOf(pod)
+	c.mu.Lock()
+	if finished(pod) {
+		if c.finished[name].uid != pod.UID {
+			c.finished[name] = ended{pod.UID, pod.CreationTimestamp.Time}
+		}
+	} else {
+		delete(c.finished, name)
+	}
+	c.mu.Unlock()
+	switch {
+	case pod.Spec.NodeName == "":
+		if pod.DeletionTimestamp != nil {
+			c.unbound.queue.Add(name)
+		}
+	default:
+		if _, err := c.informers.Core().V1().Nodes().Lister().Get(pod.Spec.NodeName); err != nil {
+			c.loop.queue.Add(pod.Spec.NodeName)
+		}
+	}
+}
+
+// sync deletes the Pods of a Node that has been missing for PodGCDelay.
+func (c *podGC) sync(ctx context.Context, node string) error {
+	pods := c.index.podsOn(node)
+	_, err := c.informers.Core().V1().Nodes().Lister().Get(node)
+	c.mu.Lock()
+	if err == nil || len(pods) == 0 {
+		delete(c.missing, node)
+		c.mu.Unlock()
+		return nil
+	}
+	since, ok := c.missing[node]
+	if !ok {
+		since = time.Now()
+		c.missing[node] = since
+	}
+	c.mu.Unlock()
+	if left := c.options.PodGCDelay - time.Since(since); left > 0 {
+		c.loop.queue.AddAfter(node, left)
+		return nil
+	}
+	if _, err := c.client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		return err
+	}
+	for _, pod := range pods {
+		if err := c.delete(ctx, nameOf(pod), pod.UID); err != nil {
+			return err
+		}
+		c.log.Info("deleted pod of a node that is gone", "pod", nameOf(pod), "node", node)
+	}
+	// A Node of that name that comes and goes again has the whole delay.
+	c.mu.Lock()
+	delete(c.missing, node)
+	c.mu.Unlock()
+	return nil
+}
+
+func (c *podGC) syncUnbound(ctx context.Context, name svc.Name) error {
+	pod, err := c.informers.Core().V1().Pods().Lister().Pods(name.Namespace).Get(name.Name)
+	if err != nil || pod.Spec.NodeName != "" || pod.DeletionTimestamp == nil {
+		return nil
+	}
+	return c.delete(ctx, name, pod.UID)
+}
+
+// trim deletes the oldest finished Pods beyond the limit.
+func (c *podGC) trim(ctx context.Context) {
+	c.mu.Lock()
+	surplus := len(c.finished) - c.options.TerminatedPodLimit
+	all := maps.Clone(c.finished)
+	c.mu.Unlock()
+	if surplus <= 0 {
+		return
+	}
+	oldest := slices.SortedFunc(maps.Keys(all), func(a, b svc.Name) int {
+		return cmp.Or(all[a].at.Compare(all[b].at), a.Compare(b))
+	})
+	for _, name := range oldest[:surplus] {
+		if err := c.delete(ctx, name, all[name].uid); err != nil {
+			c.log.Warn("finished pods are not removed", "reason", err)
+			return
+		}
+	}
+}
+
+// delete removes a Pod at once: nobody is there to stop it gracefully.
+func (c *podGC) delete(ctx context.Context, name svc.Name, uid types.UID) error {
+	now := int64(0)
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
+	err := c.client.CoreV1().Pods(name.Namespace).Delete(ctx, name.Name, metav1.DeleteOptions{
+		GracePeriodSeconds: &now, Preconditions: &metav1.Preconditions{UID: &uid},
+	})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("delete pod %s: %w", name, err)
+	}
+	return nil
+}

@@ -1,0 +1,311 @@
+package controller
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// scheduler binds each Pod to the ready Node that has the fewest, the first by
+// name of those. It knows no resources: a Pod here is a few processes.
+type scheduler struct {
+	*shared
+	loop *loop[svc.Name]
+
+	mu    sync.Mutex
+	nodes map[string]*corev1.Node
+	count map[string]int // running Pods by Node, bindings under way included
+	// placed says where each Pod counts. A binding under way counts from the
+	// moment it is decided, so that the next decision sees it.
+	placed  map[svc.Name]placement
+	waiting map[svc.Name]bool // fit on no Node
+}
+
+type placement struct {
+	uid  types.UID
+	node string
+}
+
+func newScheduler(s *shared) (func(ctx context.Context), error) {
+	c := &scheduler{
+		shared: s, nodes: map[string]*corev1.Node{}, count: map[string]int{},
+		placed: map[svc.Name]placement{}, waiting: map[svc.Name]bool{},
+	}
+	c.loop = newLoop(s, SchedulerName, s.options.Workers, c.sync)
+	err := s.handle(s.informers.Core().V1().Pods().Informer(), cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(o any) { c.podChanged(o.(*corev1.Pod)) },
+		UpdateFunc: func(_, o any) { c.podChanged(o.(*corev1.Pod)) },
+		DeleteFunc: func(o any) {
+			if pod, ok := final[*corev1.Pod](o); ok {
+				c.podGone(pod)
+			}
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return c.loop.run, s.handle(s.informers.Core().V1().Nodes().Informer(), cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(o any) { c.nodeChanged(o.(*corev1.Node)) },
+		UpdateFunc: func(_, o any) { c.nodeChanged(o.(*corev1.Node)) },
+		DeleteFunc: func(o any) {
+			if node, ok := final[*corev1.Node](o); ok {
+				c.mu.Lock()
+				delete(c.nodes, node.Name)
+				c.mu.Unlock()
+			}
+		},
+	})
+}
+
+// ours says whether the Pod waits for this scheduler.
+func ours(pod *corev1.Pod) bool {
+	return pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil && !finished(pod) && len(pod.Spec.SchedulingGates) == 0 &&
+		(pod.Spec.SchedulerName == "" || pod.Spec.SchedulerName == corev1.DefaultSchedulerName)
+}
+
+func finished(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+func (c *scheduler) podChanged(pod *corev1.Pod) {
+	name := nameOf(pod)
+	c.mu.Lock()
+	old, ok := c.placed[name]
+	switch {
+	case pod.Spec.NodeName != "" && !finished(pod):
+		c.place(name, placement{pod.UID, pod.Spec.NodeName})
+	case ok && (old.uid != pod.UID || finished(pod)):
+		c.unplace(name)
+	}
+	if pod.Spec.NodeName != "" {
+		delete(c.waiting, name)
+	}
+	c.mu.Unlock()
+	if ours(pod) {
+		c.loop.queue.Add(name)
+	}
+}
+
+func (c *scheduler) podGone(pod *corev1.Pod) {
+	name := nameOf(pod)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.waiting, name)
+	if c.placed[name].uid == pod.UID {
+		c.unplace(name)
+	}
+}
+
+// place and unplace are called with the lock held.
+func (c *scheduler) place(name svc.Name, p placement) {
+	if c.placed[name] == p {
+		return
+	}
+	c.unplace(name)
+	c.placed[name] = p
+	c.count[p.node]++
+}
+
+func (c *scheduler) unplace(name svc.Name) {
+	p, ok := c.placed[name]
+	if !ok {
+		return
+	}
+	delete(c.placed, name)
+	if c.count[p.node]--; c.count[p.node] == 0 {
+		delete(c.count, p.node)
+	}
+}
+
+// nodeChanged lets waiting Pods try again if the Node may now take some.
+func (c *scheduler) nodeChanged(node *corev1.Node) {
+	c.mu.Lock()
+	old := c.nodes[node.Name]
+	c.nodes[node.Name] = node
+	var again []svc.Name
+	if len(c.waiting) > 0 && (old == nil || isNodeReady(old) != isNodeReady(node) || old.Spec.Unschedulable != node.Spec.Unschedulable ||
+		!maps.Equal(old.Labels, node.Labels) || !slices.Equal(old.Spec.Taints, node.Spec.Taints)) {
+		again = slices.Collect(maps.Keys(c.waiting))
+	}
+	c.mu.Unlock()
+	for _, name := range again {
+		c.loop.queue.Add(name)
+	}
+}
+
+func isNodeReady(node *corev1.Node) bool {
+	for i := range node.Status.Conditions {
+		if c := &node.Status.Conditions[i]; c.Type == corev1.NodeReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+func (c *scheduler) sync(ctx context.Context, name svc.Name) error {
+	pod, err := c.informers.Core().V1().Pods().Lister().Pods(name.Namespace).Get(name.Name)
+	if err != nil || !ours(pod) || c.decided(pod) {
+		return nil
+	}
+	node, why := c.choose(pod)
+	if node == "" {
+		return c.unschedulable(ctx, pod, why)
+	}
+	err = c.client.CoreV1().Pods(pod.Namespace).Bind(ctx, &corev1.Binding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
+		Target:     corev1.ObjectReference{Kind: "Node", Name: node},
+	}, metav1.CreateOptions{})
+	switch {
+	case err == nil:
+		c.events.Eventf(pod, corev1.EventTypeNormal, "Scheduled", "Successfully assigned %s to %s", name, node)
+		return nil
+	case apierrors.IsNotFound(err):
+		c.release(name, pod.UID, node)
+		return nil
+	}
+	// Whether it was bound is not known; the Pod's next event tells.
+	now, getErr := c.client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	if getErr == nil && now.UID == pod.UID && now.Spec.NodeName != "" {
+		c.podChanged(now)
+		return nil
+	}
+	c.release(name, pod.UID, node)
+	return fmt.Errorf("bind pod %s to node %s: %w", name, node, err)
+}
+
+// decided says whether the Pod has been bound, and only the informer does not
+// know yet.
+func (c *scheduler) decided(pod *corev1.Pod) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p, ok := c.placed[nameOf(pod)]
+	return ok && p.uid == pod.UID
+}
+
+func (c *scheduler) release(name svc.Name, uid types.UID, node string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.placed[name] == (placement{uid, node}) {
+		c.unplace(name)
+	}
+}
+
+// choose decides on a Node and counts the Pod there, or says why none fits.
+func (c *scheduler) choose(pod *corev1.Pod) (node, why string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	name := nameOf(pod)
+	reasons := map[string]int{}
+	for candidate, n := range c.nodes {
+		if reason := misfit(pod, n); reason != "" {
+			reasons[reason]++
+			continue
+		}
+		if node == "" || c.count[candidate] < c.count[node] || c.count[candidate] == c.count[node] && candidate < node {
+			node = candidate
+		}
+	}
+	if node == "" {
+		c.waiting[name] = true
+		var parts []string
+		for _, r := range slices.Sorted(maps.Keys(reasons)) {
+			parts = append(parts, fmt.Sprintf("%d %s", reasons[r], r))
+		}
+		if len(parts) == 0 {
+			return "", "no nodes available to schedule pods"
+		}
+		return "", fmt.Sprintf("0/%d nodes are available: %s.", len(c.nodes), strings.Join(parts, ", "))
+	}
+	delete(c.waiting, name)
+	c.place(name, placement{pod.UID, node})
+	return node, ""
+}
+
+// misfit says why the Pod cannot go to the Node, in the words of
+// kube-scheduler, or "".
+func misfit(pod *corev1.Pod, node *corev1.Node) string {
+	switch {
+	case node.DeletionTimestamp != nil || !isNodeReady(node):
+		return "node(s) were not ready"
+	case node.Spec.Unschedulable:
+		return "node(s) were unschedulable"
+	}
+	for k, v := range pod.Spec.NodeSelector {
+		if have, ok := node.Labels[k]; !ok || have != v {
+			return "node(s) didn't match Pod's node affinity/selector"
+		}
+	}
+	for i := range node.Spec.Taints {
+		t := &node.Spec.Taints[i]
+		if t.Effect != corev1.TaintEffectPreferNoSchedule && !tolerated(t, pod.Spec.Tolerations) {
+			return fmt.Sprintf("node(s) had untolerated taint {%s: %s}", t.Key, t.Value)
+		}
+	}
+	return ""
+}
+
+func tolerated(t *corev1.Taint, list []corev1.Toleration) bool {
+	return slices.ContainsFunc(list, func(o corev1.Toleration) bool {
+		if o.Effect != "" && o.Effect != t.Effect || o.Key != "" && o.Key != t.Key {
+			return false
+		}
+		switch o.Operator {
+		case corev1.TolerationOpExists:
+			return true
+		case "", corev1.TolerationOpEqual:
+			return o.Key != "" && o.Value == t.Value
+		}
+		return false
+	})
+}
+
+// unschedulable writes the reason into the Pod's status and tells it as an
+// Event, once for each reason.
+func (c *scheduler) unschedulable(ctx context.Context, pod *corev1.Pod, why string) error {
+	for i := range pod.Status.Conditions {
+		if p := &pod.Status.Conditions[i]; p.Type == corev1.PodScheduled && p.Status == corev1.ConditionFalse && p.Message == why {
+			return nil
+		}
+	}
+	err := patchPodCondition(ctx, c.shared, pod, corev1.PodCondition{
+		Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: why,
+	})
+	if err != nil {
+		return err
+	}
+	c.events.Event(pod, corev1.EventTypeWarning, "FailedScheduling", why)
+	return nil
+}
+
+// patchPodCondition sets one condition of a Pod as of now.
+func patchPodCondition(ctx context.Context, s *shared, pod *corev1.Pod, condition corev1.PodCondition) error {
+	condition.LastTransitionTime = metav1.NewTime(time.Now())
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": pod.UID},
+		"status":   map[string]any{"conditions": []corev1.PodCondition{condition}},
+	})
+	if err != nil {
+		return err
+	}
+	_, err = s.client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // a conflict: another Pod of that name
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("status of pod %s: %w", nameOf(pod), err)
+	}
+	return nil
+}

@@ -1,0 +1,438 @@
+package controller
+
+import (
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/fairlead/fairlead/internal/epslice"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// selection knows which Services select which Pods, in both directions, by an
+// index over labels. The work for an event of a Pod is proportional to the
+// Services that share one of its labels as their rarest one, and that of
+// finding a Service's Pods to the Pods that have the rarest label of its
+// selector; neither depends on the size of the namespace.
+type selection struct {
+	mu     sync.RWMutex
+	spaces map[string]*space
+	nodes  map[string]*posting // the Pods of each Node
+	tell   []func(change)
+}
+
+// change says that what stands behind a Service may have changed.
+type change struct {
+	service svc.Name
+	// trigger is when the cause happened, zero if not known.
+	trigger time.Time
+	// deleted says that the Service itself is gone.
+	deleted bool
+}
+
+// space is one namespace.
+type space struct {
+	services map[string]*selector
+	// buckets holds each Service with a selector once, under the pair of it
+	// that had the fewest Services when it came.
+	buckets  map[pair]map[string]*selector
+	pods     map[string]*member
+	postings map[pair]*posting
+}
+
+type pair struct{ key, value string }
+
+type selector struct {
+	service *corev1.Service
+	bucket  pair
+}
+
+// member is a Pod and where it stands in the postings.
+type member struct {
+	pod *corev1.Pod
+	at  []place
+}
+
+type place struct {
+	list  *posting
+	index int
+}
+
+// posting is a list of Pods that have something in common, in no order.
+type posting struct{ pods []*member }
+
+func (p *posting) add(m *member) {
+	m.at = append(m.at, place{p, len(p.pods)})
+	p.pods = append(p.pods, m)
+}
+
+func (p *posting) remove(index int) {
+	last := len(p.pods) - 1
+	moved := p.pods[last]
+	p.pods[index], p.pods[last] = moved, nil
+	p.pods = p.pods[:last]
+	if index == last {
+		return
+	}
+	for i := range moved.at {
+		if moved.at[i].list == p {
+			moved.at[i].index = index
+		}
+	}
+}
+
+// selectionOf returns the selection of this Run, made at the first call.
+func selectionOf(s *shared) (*selection, error) {
+	if s.selection != nil {
+		return s.selection, nil
+	}
+	x := &selection{spaces: map[string]*space{}, nodes: map[string]*posting{}}
+	err := s.handle(s.informers.Core().V1().Services().Informer(), cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(o any) { x.setService(o.(*corev1.Service)) },
+		UpdateFunc: func(_, o any) { x.setService(o.(*corev1.Service)) },
+		DeleteFunc: func(o any) {
+			if service, ok := final[*corev1.Service](o); ok {
+				x.deleteService(service)
+			}
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = s.handle(s.informers.Core().V1().Pods().Informer(), cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(o any) { x.setPod(o.(*corev1.Pod)) },
+		UpdateFunc: func(_, o any) { x.setPod(o.(*corev1.Pod)) },
+		DeleteFunc: func(o any) {
+			if pod, ok := final[*corev1.Pod](o); ok {
+				x.deletePod(pod)
+			}
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = s.handle(s.informers.Core().V1().Nodes().Informer(), cache.ResourceEventHandlerFuncs{
+		AddFunc: func(o any) { x.nodeChanged(o.(*corev1.Node).Name) },
+		UpdateFunc: func(old, o any) {
+			if a, b := old.(*corev1.Node), o.(*corev1.Node); a.Labels[corev1.LabelTopologyZone] != b.Labels[corev1.LabelTopologyZone] {
+				x.nodeChanged(b.Name)
+			}
+		},
+		DeleteFunc: func(o any) {
+			if node, ok := final[*corev1.Node](o); ok {
+				x.nodeChanged(node.Name)
+			}
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.selection = x
+	return x, nil
+}
+
+// final returns the object of a delete event, as it was last seen.
+func final[T any](o any) (T, bool) {
+	if gone, ok := o.(cache.DeletedFinalStateUnknown); ok {
+		o = gone.Obj
+	}
+	v, ok := o.(T)
+	return v, ok
+}
+
+// subscribe adds a listener; it is called outside of the lock. Only while the
+// controllers are built.
+func (x *selection) subscribe(f func(change)) { x.tell = append(x.tell, f) }
+
+func (x *selection) told(changes ...change) {
+	for _, c := range changes {
+		for _, f := range x.tell {
+			f(c)
+		}
+	}
+}
+
+func (x *selection) space(namespace string) *space {
+	sp := x.spaces[namespace]
+	if sp == nil {
+		sp = &space{services: map[string]*selector{}, buckets: map[pair]map[string]*selector{}, pods: map[string]*member{}, postings: map[pair]*posting{}}
+		x.spaces[namespace] = sp
+	}
+	return sp
+}
+
+func (x *selection) dropIfEmpty(namespace string) {
+	if sp := x.spaces[namespace]; sp != nil && len(sp.services)+len(sp.pods) == 0 {
+		delete(x.spaces, namespace)
+	}
+}
+
+func nameOf(o interface {
+	GetNamespace() string
+	GetName() string
+}) svc.Name {
+	return svc.Name{Namespace: o.GetNamespace(), Name: o.GetName()}
+}
+
+func (x *selection) setService(service *corev1.Service) {
+	c := change{service: nameOf(service)}
+	x.mu.Lock()
+	sp := x.space(service.Namespace)
+	sel := sp.services[service.Name]
+	switch {
+	case sel == nil:
+		sel = &selector{service: service}
+		sp.services[service.Name] = sel
+		sp.insert(sel)
+		c.trigger = service.CreationTimestamp.Time
+	case maps.Equal(sel.service.Spec.Selector, service.Spec.Selector):
+		sel.service = service
+	default:
+		sp.remove(sel)
+		sel.service = service
+		sp.insert(sel)
+	}
+	x.mu.Unlock()
+	x.told(c)
+}
+
+func (x *selection) deleteService(service *corev1.Service) {
+	x.mu.Lock()
+	if sp := x.spaces[service.Namespace]; sp != nil {
+		if sel := sp.services[service.Name]; sel != nil {
+			sp.remove(sel)
+			delete(sp.services, service.Name)
+		}
+		x.dropIfEmpty(service.Namespace)
+	}
+	x.mu.Unlock()
+	x.told(change{service: nameOf(service), deleted: true})
+}
+
+func (sp *space) insert(sel *selector) {
+	best, found := pair{}, false
+	for k, v := range sel.service.Spec.Selector {
+		p := pair{k, v}
+		if !found || len(sp.buckets[p]) < len(sp.buckets[best]) {
+			best, found = p, true
+		}
+	}
+	if !found {
+		return
+	}
+	sel.bucket = best
+	if sp.buckets[best] == nil {
+		sp.buckets[best] = map[string]*selector{}
+	}
+	sp.buckets[best][sel.service.Name] = sel
+}
+
+func (sp *space) remove(sel *selector) {
+	b := sp.buckets[sel.bucket]
+	delete(b, sel.service.Name)
+	if len(b) == 0 {
+		delete(sp.buckets, sel.bucket)
+	}
+}
+
+// selects says whether labels has all of the selector; an empty selector
+// selects nothing.
+func selects(sel, labels map[string]string) bool {
+	for k, v := range sel {
+		if have, ok := labels[k]; !ok || have != v {
+			return false
+		}
+	}
+	return len(sel) > 0
+}
+
+// matching appends the Services that select labels.
+func (sp *space) matching(out []change, namespace string, labels map[string]string, trigger time.Time) []change {
+	for k, v := range labels {
+		for name, sel := range sp.buckets[pair{k, v}] {
+			if selects(sel.service.Spec.Selector, labels) {
+				out = append(out, change{service: svc.Name{Namespace: namespace, Name: name}, trigger: trigger})
+			}
+		}
+	}
+	return out
+}
+
+func (x *selection) setPod(pod *corev1.Pod) {
+	var changes []change
+	x.mu.Lock()
+	sp := x.space(pod.Namespace)
+	m := sp.pods[pod.Name]
+	switch {
+	case m == nil:
+		m = &member{pod: pod}
+		sp.pods[pod.Name] = m
+		x.enlist(sp, m)
+		if epslice.Counts(pod) {
+			changes = sp.matching(nil, pod.Namespace, pod.Labels, readySince(pod))
+		}
+	default:
+		old := m.pod
+		moved := !maps.Equal(old.Labels, pod.Labels)
+		if moved || old.Spec.NodeName != pod.Spec.NodeName {
+			x.delist(sp, m)
+			m.pod = pod
+			x.enlist(sp, m)
+		}
+		m.pod = pod
+		if moved || endpointChanged(old, pod) {
+			trigger := readySince(pod)
+			if trigger.Equal(readySince(old)) {
+				trigger = time.Time{}
+			}
+			changes = sp.matching(nil, pod.Namespace, pod.Labels, trigger)
+			if moved {
+				changes = sp.matching(changes, pod.Namespace, old.Labels, trigger)
+			}
+		}
+	}
+	x.mu.Unlock()
+	x.told(changes...)
+}
+
+func (x *selection) deletePod(pod *corev1.Pod) {
+	var changes []change
+	x.mu.Lock()
+	if sp := x.spaces[pod.Namespace]; sp != nil {
+		if m := sp.pods[pod.Name]; m != nil {
+			changes = sp.matching(nil, pod.Namespace, m.pod.Labels, time.Time{})
+			x.delist(sp, m)
+			delete(sp.pods, pod.Name)
+		}
+		x.dropIfEmpty(pod.Namespace)
+	}
+	x.mu.Unlock()
+	x.told(changes...)
+}
+
+func (x *selection) enlist(sp *space, m *member) {
+	m.at = make([]place, 0, len(m.pod.Labels)+1)
+	for k, v := range m.pod.Labels {
+		p := pair{k, v}
+		if sp.postings[p] == nil {
+			sp.postings[p] = &posting{}
+		}
+		sp.postings[p].add(m)
+	}
+	if name := m.pod.Spec.NodeName; name != "" {
+		if x.nodes[name] == nil {
+			x.nodes[name] = &posting{}
+		}
+		x.nodes[name].add(m)
+	}
+}
+
+func (x *selection) delist(sp *space, m *member) {
+	for _, at := range m.at {
+		at.list.remove(at.index)
+	}
+	m.at = nil
+	for k, v := range m.pod.Labels {
+		if p := (pair{k, v}); sp.postings[p] != nil && len(sp.postings[p].pods) == 0 {
+			delete(sp.postings, p)
+		}
+	}
+	if name := m.pod.Spec.NodeName; x.nodes[name] != nil && len(x.nodes[name].pods) == 0 {
+		delete(x.nodes, name)
+	}
+}
+
+// nodeChanged tells of the Services with Pods on a Node that came, went or
+// moved to another zone.
+func (x *selection) nodeChanged(name string) {
+	seen := map[svc.Name]bool{}
+	var changes []change
+	x.mu.RLock()
+	if list := x.nodes[name]; list != nil {
+		for _, m := range list.pods {
+			for _, c := range x.spaces[m.pod.Namespace].matching(nil, m.pod.Namespace, m.pod.Labels, time.Time{}) {
+				if !seen[c.service] {
+					seen[c.service] = true
+					changes = append(changes, c)
+				}
+			}
+		}
+	}
+	x.mu.RUnlock()
+	x.told(changes...)
+}
+
+// service returns the named Service as last seen, or nil.
+func (x *selection) service(name svc.Name) *corev1.Service {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	if sp := x.spaces[name.Namespace]; sp != nil && sp.services[name.Name] != nil {
+		return sp.services[name.Name].service
+	}
+	return nil
+}
+
+// pods returns the Pods that a Service selects, in no order.
+func (x *selection) pods(service *corev1.Service) []*corev1.Pod {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	sp := x.spaces[service.Namespace]
+	if sp == nil || len(service.Spec.Selector) == 0 {
+		return nil
+	}
+	var rarest *posting
+	for k, v := range service.Spec.Selector {
+		list := sp.postings[pair{k, v}]
+		if list == nil {
+			return nil
+		}
+		if rarest == nil || len(list.pods) < len(rarest.pods) {
+			rarest = list
+		}
+	}
+	out := make([]*corev1.Pod, 0, len(rarest.pods))
+	for _, m := range rarest.pods {
+		if len(service.Spec.Selector) == 1 || selects(service.Spec.Selector, m.pod.Labels) {
+			out = append(out, m.pod)
+		}
+	}
+	return out
+}
+
+// podsOn returns the Pods bound to a Node, in no order.
+func (x *selection) podsOn(node string) []*corev1.Pod {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	list := x.nodes[node]
+	if list == nil {
+		return nil
+	}
+	out := make([]*corev1.Pod, len(list.pods))
+	for i, m := range list.pods {
+		out[i] = m.pod
+	}
+	return out
+}
+
+// endpointChanged says whether an update of a Pod can change an endpoint.
+func endpointChanged(a, b *corev1.Pod) bool {
+	return a.UID != b.UID ||
+		(a.DeletionTimestamp == nil) != (b.DeletionTimestamp == nil) ||
+		a.Spec.NodeName != b.Spec.NodeName || a.Spec.Hostname != b.Spec.Hostname || a.Spec.Subdomain != b.Spec.Subdomain ||
+		epslice.Counts(a) != epslice.Counts(b) || epslice.Ready(a) != epslice.Ready(b) ||
+		a.Status.PodIP != b.Status.PodIP || !slices.Equal(a.Status.PodIPs, b.Status.PodIPs)
+}
+
+// readySince is when the Pod's readiness changed last.
+func readySince(pod *corev1.Pod) time.Time {
+	for i := range pod.Status.Conditions {
+		if c := &pod.Status.Conditions[i]; c.Type == corev1.PodReady {
+			return c.LastTransitionTime.Time
+		}
+	}
+	return time.Time{}
+}

@@ -1,0 +1,156 @@
+package controller
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"pgregory.net/rapid"
+
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+func drawLabels(t *rapid.T, least int) map[string]string {
+	out := map[string]string{}
+	for range rapid.IntRange(least, 3).Draw(t, "labels") {
+		out[rapid.SampledFrom([]string{"app", "tier", "env"}).Draw(t, "key")] = rapid.SampledFrom([]string{"a", "b"}).Draw(t, "value")
+	}
+	return out
+}
+
+// SEEDS 17, 18: the index finds what a scan over everything finds, in both
+// directions, and tells of every Service that a change of a Pod concerns.
+func TestSelectionFindsWhatAScanFinds(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		x := &selection{spaces: map[string]*space{}, nodes: map[string]*posting{}}
+		told := map[svc.Name]bool{}
+		x.subscribe(func(c change) { told[c.service] = true })
+		services, pods := map[string]*corev1.Service{}, map[string]*corev1.Pod{}
+		matching := func(p *corev1.Pod) []string {
+			var out []string
+			for name, s := range services {
+				if p != nil && len(s.Spec.Selector) > 0 && labels.SelectorFromSet(s.Spec.Selector).Matches(labels.Set(p.Labels)) {
+					out = append(out, name)
+				}
+			}
+			return out
+		}
+		for i := range 30 {
+			clear(told)
+			switch rapid.SampledFrom([]string{"pod", "pod", "service", "pod gone", "service gone"}).Draw(t, "step") {
+			case "pod":
+				name := fmt.Sprintf("p%d", rapid.IntRange(0, 5).Draw(t, "pod"))
+				p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, Labels: drawLabels(t, 0)}}
+				p.Spec.NodeName = rapid.SampledFrom([]string{"", "n0", "n1"}).Draw(t, "node")
+				p.Status.PodIP = fmt.Sprintf("10.0.0.%d", i)
+				want := append(matching(pods[name]), matching(p)...)
+				x.setPod(p)
+				pods[name] = p
+				for _, s := range want {
+					if !told[svc.Name{Namespace: "ns", Name: s}] {
+						t.Fatalf("nobody told of Service %s", s)
+					}
+				}
+				if len(told) > len(want) {
+					t.Fatalf("told of %v, concerned are %v", told, want)
+				}
+			case "service":
+				name := fmt.Sprintf("s%d", rapid.IntRange(0, 4).Draw(t, "service"))
+				s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}}
+				s.Spec.Selector = drawLabels(t, 0)
+				x.setService(s)
+				services[name] = s
+			case "pod gone":
+				for _, name := range slices.Sorted(maps.Keys(pods)) {
+					want := matching(pods[name])
+					x.deletePod(pods[name])
+					delete(pods, name)
+					for _, s := range want {
+						if !told[svc.Name{Namespace: "ns", Name: s}] {
+							t.Fatalf("nobody told of Service %s", s)
+						}
+					}
+					break
+				}
+			case "service gone":
+				for _, name := range slices.Sorted(maps.Keys(services)) {
+					x.deleteService(services[name])
+					delete(services, name)
+					break
+				}
+			}
+			checkSelection(t, x, services, pods)
+		}
+		for _, p := range pods {
+			x.deletePod(p)
+		}
+		for _, s := range services {
+			x.deleteService(s)
+		}
+		if len(x.spaces) != 0 || len(x.nodes) != 0 {
+			t.Fatalf("%d namespaces and %d nodes are left of nothing", len(x.spaces), len(x.nodes))
+		}
+	})
+}
+
+func checkSelection(t *rapid.T, x *selection, services map[string]*corev1.Service, pods map[string]*corev1.Pod) {
+	t.Helper()
+	for name, s := range services {
+		var want, got []string
+		for _, p := range pods {
+			if len(s.Spec.Selector) > 0 && labels.SelectorFromSet(s.Spec.Selector).Matches(labels.Set(p.Labels)) {
+				want = append(want, p.Name+p.Status.PodIP)
+			}
+		}
+		for _, p := range x.pods(s) {
+			got = append(got, p.Name+p.Status.PodIP)
+		}
+		slices.Sort(want)
+		slices.Sort(got)
+		if !slices.Equal(want, got) {
+			t.Fatalf("Service %s selects %v, want %v", name, got, want)
+		}
+	}
+	for _, node := range []string{"n0", "n1"} {
+		want := 0
+		for _, p := range pods {
+			if p.Spec.NodeName == node {
+				want++
+			}
+		}
+		if got := len(x.podsOn(node)); got != want {
+			t.Fatalf("%d pods on %s, want %d", got, node, want)
+		}
+	}
+}
+
+// The index costs the same however many Services the namespace has.
+func BenchmarkSelectionFlip(b *testing.B) {
+	for _, n := range []int{100, 10000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			x := &selection{spaces: map[string]*space{}, nodes: map[string]*posting{}}
+			var pod *corev1.Pod
+			for i := range n {
+				s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprint("s", i)}}
+				s.Spec.Selector = map[string]string{"app": fmt.Sprint("a", i), "env": "prod"}
+				x.setService(s)
+				pod = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprint("p", i), Labels: map[string]string{"app": fmt.Sprint("a", i), "env": "prod", "x": "y"}}}
+				pod.Status.PodIP = "10.0.0.1"
+				x.setPod(pod)
+			}
+			service := x.service(svc.Name{Namespace: "ns", Name: fmt.Sprint("s", n-1)})
+			for i := 0; b.Loop(); i++ {
+				p := *pod
+				p.Status.PodIP = fmt.Sprintf("10.0.0.%d", i%2)
+				x.setPod(&p)
+				if len(x.pods(service)) != 1 {
+					b.Fatal("not one pod")
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,51 @@
+package controller
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+type managedFields = metav1.ManagedFieldsEntry
+
+// slimPod keeps of a Pod what the controllers decide by. Pods are only ever
+// written by patches and subresources, so nothing is lost by it.
+func slimPod(p *corev1.Pod) *corev1.Pod {
+	out := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: p.Name, Namespace: p.Namespace, UID: p.UID, ResourceVersion: p.ResourceVersion,
+			CreationTimestamp: p.CreationTimestamp, DeletionTimestamp: p.DeletionTimestamp,
+			DeletionGracePeriodSeconds: p.DeletionGracePeriodSeconds,
+			Labels:                     p.Labels, OwnerReferences: p.OwnerReferences,
+		},
+		Spec: corev1.PodSpec{
+			NodeName: p.Spec.NodeName, NodeSelector: p.Spec.NodeSelector, SchedulerName: p.Spec.SchedulerName,
+			SchedulingGates: p.Spec.SchedulingGates,
+			Hostname:        p.Spec.Hostname, Subdomain: p.Spec.Subdomain, Tolerations: p.Spec.Tolerations,
+			Containers: slimContainers(p.Spec.Containers), InitContainers: slimContainers(p.Spec.InitContainers),
+		},
+		Status: corev1.PodStatus{Phase: p.Status.Phase, PodIP: p.Status.PodIP, PodIPs: p.Status.PodIPs},
+	}
+	for i := range p.Status.Conditions {
+		if c := p.Status.Conditions[i]; c.Type == corev1.PodReady || c.Type == corev1.PodScheduled {
+			out.Status.Conditions = append(out.Status.Conditions, c)
+		}
+	}
+	return out
+}
+
+// slimContainers keeps containers with named ports, which targetPort may mean.
+func slimContainers(in []corev1.Container) []corev1.Container {
+	var out []corev1.Container
+	for i := range in {
+		c := corev1.Container{Name: in[i].Name, RestartPolicy: in[i].RestartPolicy}
+		for _, p := range in[i].Ports {
+			if p.Name != "" {
+				c.Ports = append(c.Ports, corev1.ContainerPort{Name: p.Name, ContainerPort: p.ContainerPort, Protocol: p.Protocol})
+			}
+		}
+		if len(c.Ports) > 0 {
+			out = append(out, c)
+		}
+	}
+	return out
+}

@@ -1,0 +1,110 @@
+package controller
+
+import (
+	"context"
+	"maps"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/fairlead/fairlead/internal/epslice"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// topologyState keeps the CPU of the zones for Services with topology-aware
+// hints, and plans those again whose hints no longer fit when Nodes change.
+type topologyState struct {
+	nodes corelisters.NodeLister
+	again func(svc.Name)
+	kick  chan struct{}
+
+	mu    sync.Mutex
+	zones *epslice.Topology
+	hints map[svc.Name]map[discoveryv1.AddressType]map[string]int
+}
+
+func newTopologyState(s *shared, again func(svc.Name)) (*topologyState, error) {
+	t := &topologyState{
+		nodes: s.informers.Core().V1().Nodes().Lister(), again: again, kick: make(chan struct{}, 1),
+		zones: epslice.NewTopology(nil), hints: map[svc.Name]map[discoveryv1.AddressType]map[string]int{},
+	}
+	changed := func() {
+		select {
+		case t.kick <- struct{}{}:
+		default:
+		}
+	}
+	return t, s.handle(s.informers.Core().V1().Nodes().Informer(), cache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { changed() },
+		UpdateFunc: func(old, o any) {
+			if a, b := old.(*corev1.Node), o.(*corev1.Node); !epslice.NewTopology([]*corev1.Node{a}).Same(epslice.NewTopology([]*corev1.Node{b})) ||
+				!maps.Equal(a.Labels, b.Labels) {
+				changed()
+			}
+		},
+		DeleteFunc: func(any) { changed() },
+	})
+}
+
+// run counts again after Nodes changed, until ctx ends.
+func (t *topologyState) run(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.kick:
+			t.count()
+		}
+	}
+}
+
+func (t *topologyState) count() {
+	nodes, err := t.nodes.List(labels.Everything())
+	if err != nil {
+		return
+	}
+	zones := epslice.NewTopology(nodes)
+	var again []svc.Name
+	t.mu.Lock()
+	t.zones = zones
+	for name, families := range t.hints {
+		for _, hinted := range families {
+			if zones.Overloaded(hinted) {
+				again = append(again, name)
+				break
+			}
+		}
+	}
+	t.mu.Unlock()
+	for _, name := range again {
+		t.again(name)
+	}
+}
+
+func (t *topologyState) now() *epslice.Topology {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.zones
+}
+
+func (t *topologyState) hinted(name svc.Name) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	_, ok := t.hints[name]
+	return ok
+}
+
+// planned remembers what the last plan of a Service hinted.
+func (t *topologyState) planned(name svc.Name, hints map[discoveryv1.AddressType]map[string]int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if hints == nil {
+		delete(t.hints, name)
+	} else {
+		t.hints[name] = hints
+	}
+}

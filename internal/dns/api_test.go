@@ -1,0 +1,219 @@
+package dns
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	mdns "github.com/miekg/dns"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	ktesting "k8s.io/client-go/testing"
+
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// Names follow the API: SEEDS 78.
+func TestNamesFollowTheAPI(t *testing.T) {
+	ctx := context.Background()
+	var init []runtime.Object
+	for _, o := range objects(t) {
+		init = append(init, o.(runtime.Object))
+	}
+	client := fake.NewClientset(init...)
+	o := clusterOptions()
+	o.Client = client
+	s := start(t, o)
+	eventually(t, "ready", s.Ready)
+	resolves := func(name, want string) func() bool {
+		return func() bool { return firstA(exchange(t, s, "udp", question(name, mdns.TypeA))) == want }
+	}
+	if !resolves("my-service.prod.svc.cluster.local.", "10.96.0.20")() {
+		t.Error("a Service from the first list is missing")
+	}
+	if !s.apiUp.Load() {
+		t.Error("the API is said to be away")
+	}
+
+	web := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "new", Name: "web"}, Spec: corev1.ServiceSpec{ClusterIP: "None"}}
+	if _, err := client.CoreV1().Services("new").Create(ctx, web, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "new", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.244.7.7"}}},
+	}
+	slices := client.DiscoveryV1().EndpointSlices("new")
+	if _, err := slices.Create(ctx, slice, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the new Service is answered", resolves("web.new.svc.cluster.local.", "10.244.7.7"))
+	slice.Endpoints[0].Addresses[0] = "10.244.7.8"
+	if _, err := slices.Update(ctx, slice, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the endpoint has moved", resolves("web.new.svc.cluster.local.", "10.244.7.8"))
+	if err := client.CoreV1().Services("new").Delete(ctx, "web", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the deleted Service is gone", resolves("web.new.svc.cluster.local.", "NXDOMAIN"))
+}
+
+// Before the first lists are complete the cluster's names are SERVFAIL, which
+// sends clients to another server; NXDOMAIN would be a lie.
+func TestNotReadyBeforeTheFirstLists(t *testing.T) {
+	client := fake.NewClientset()
+	var broken atomic.Bool
+	broken.Store(true)
+	client.PrependReactor("list", "endpointslices", func(ktesting.Action) (bool, runtime.Object, error) {
+		if broken.Load() {
+			return true, nil, errors.New("the API is away")
+		}
+		return false, nil, nil
+	})
+	o := clusterOptions()
+	o.Client, o.Upstream = client, upstreams(startUpstream(t, answerWith("@ 60 IN A 192.0.2.1")))
+	s := start(t, o)
+	eventually(t, "the API is noticed to be away", func() bool { return !s.apiUp.Load() && s.serving.Load() })
+	for _, name := range []string{"web.prod.svc.cluster.local.", "cluster.local.", "1.0.96.10.in-addr.arpa."} {
+		if r := exchange(t, s, "udp", question(name, mdns.TypeA)); r.Rcode != mdns.RcodeServerFailure || len(r.Ns) != 0 {
+			t.Errorf("%s: answered %v", name, r)
+		}
+	}
+	if got := firstA(exchange(t, s, "udp", question("www.example.com.", mdns.TypeA))); got != "192.0.2.1" {
+		t.Errorf("another name: answered %s", got)
+	}
+	if s.Ready() {
+		t.Error("ready without the slices")
+	}
+	broken.Store(false)
+	eventually(t, "ready", s.Ready)
+	if r := exchange(t, s, "udp", question("web.prod.svc.cluster.local.", mdns.TypeA)); r.Rcode != mdns.RcodeNameError {
+		t.Errorf("answered %v", r)
+	}
+}
+
+func TestPublish(t *testing.T) {
+	ctx := context.Background()
+	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a", UID: "u-1"}})
+	slices := client.DiscoveryV1().EndpointSlices("kube-system")
+	get := func(name string) *discoveryv1.EndpointSlice {
+		e, err := slices.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return nil
+		}
+		return e
+	}
+	o := clusterOptions()
+	o.Listen = []string{"127.0.0.1:0"}
+	o.Client = client
+	o.Publish = &Publish{NodeName: "node-a", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.5"), netip.MustParseAddr("fd00::5")}, Port: 53}
+	s, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run, stop := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() { done <- s.Run(run) }()
+	eventually(t, "both slices are there", func() bool { return get("kube-dns-node-a") != nil && get("kube-dns-node-a-ipv6") != nil })
+
+	e := get("kube-dns-node-a")
+	ep := e.Endpoints[0]
+	if e.AddressType != discoveryv1.AddressTypeIPv4 || len(e.Endpoints) != 1 || ep.Addresses[0] != "10.0.0.5" || *ep.NodeName != "node-a" ||
+		!*ep.Conditions.Ready || *e.Ports[0].Name != "dns" || *e.Ports[0].Protocol != "UDP" || *e.Ports[1].Name != "dns-tcp" ||
+		*e.Ports[1].Protocol != "TCP" || *e.Ports[1].Port != 53 || e.OwnerReferences[0].UID != "u-1" {
+		t.Errorf("wrong slice:\n%+v", e)
+	}
+	for k, v := range map[string]string{discoveryv1.LabelServiceName: "kube-dns", discoveryv1.LabelManagedBy: ManagedBy, NodeLabel: "node-a"} {
+		if e.Labels[k] != v {
+			t.Errorf("label %s is %q", k, e.Labels[k])
+		}
+	}
+	// Somebody changes it, somebody deletes it.
+	e.Endpoints = nil
+	if _, err := slices.Update(ctx, e, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the change is taken back", func() bool { e := get("kube-dns-node-a"); return e != nil && len(e.Endpoints) == 1 })
+	if err := slices.Delete(ctx, "kube-dns-node-a-ipv6", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the deletion is taken back", func() bool { return get("kube-dns-node-a-ipv6") != nil })
+
+	stop()
+	eventually(t, "the slices are withdrawn", func() bool { return get("kube-dns-node-a") == nil && get("kube-dns-node-a-ipv6") == nil })
+	// It still answers for those who were sent here before.
+	if r := exchange(t, s, "udp", question("cluster.local.", mdns.TypeSOA)); len(r.Answer) != 1 {
+		t.Errorf("answered %v", r)
+	}
+	if err := ended(done); err != nil {
+		t.Error(err)
+	}
+}
+
+// A server that was listed before its Node was registered belongs to the Node
+// once that is there, so that it goes with it.
+func TestPublishBeforeTheNode(t *testing.T) {
+	client := fake.NewClientset()
+	slices := client.DiscoveryV1().EndpointSlices("kube-system")
+	o := clusterOptions()
+	o.Client = client
+	o.Publish = &Publish{NodeName: "node-a", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.5")}, Port: 53}
+	start(t, o)
+	owners := func() int {
+		e, err := slices.Get(t.Context(), "kube-dns-node-a", metav1.GetOptions{})
+		if err != nil {
+			return -1
+		}
+		return len(e.OwnerReferences)
+	}
+	eventually(t, "the slice is there", func() bool { return owners() == 0 })
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a", UID: "u-1"}}
+	if _, err := client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the slice has an owner", func() bool { return owners() == 1 })
+}
+
+func TestSliceNamesFit(t *testing.T) {
+	long := strings.Repeat("n", 250)
+	p := &Publish{NodeName: long, Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.5")}, Port: 53}
+	e := p.slices(nil)[p.sliceName(svc.IPv4)]
+	if len(e.Name) > 253 || len(e.Labels[NodeLabel]) > 63 || *e.Endpoints[0].NodeName != long || p.sliceName(svc.IPv4) == p.sliceName(svc.IPv6) {
+		t.Errorf("%d bytes of name, label %q", len(e.Name), e.Labels[NodeLabel])
+	}
+}
+
+func TestOptionsRefused(t *testing.T) {
+	for want, o := range map[string]Options{
+		"no address to listen on":          {},
+		"want IP:PORT":                     {Listen: []string{"localhost:53"}},
+		`"1.2.3.4" is no address`:          {Listen: []string{"1.2.3.4"}},
+		`cluster domain "a..b" is not`:     {Listen: []string{":0"}, Domains: []string{"a..b"}},
+		"publishing behind kube-dns needs": {Listen: []string{":0"}, Publish: &Publish{}},
+		`stub domain "x" needs`:            {Listen: []string{":0"}, Stubs: []Stub{{Domain: "x"}}},
+		"is a directory":                   {Listen: []string{":0"}, ResolvConf: "/"},
+	} {
+		if _, err := New(o); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q", err, want)
+		}
+	}
+}
+
+func TestTakenPort(t *testing.T) {
+	s := start(t, Options{})
+	other, err := New(Options{Listen: []string{s.Addrs()[0].String()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Run(context.Background()); err == nil || !strings.Contains(err.Error(), "in use by another program") {
+		t.Errorf("error %v", err)
+	}
+}

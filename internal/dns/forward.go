@@ -1,0 +1,375 @@
+package dns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/zone"
+)
+
+const (
+	// budget is the time for all tries of one question.
+	budget = 5 * time.Second
+	// probeEvery is the time between questions to an unhealthy upstream.
+	probeEvery = 500 * time.Millisecond
+	// maxWaiters bounds the clients that wait for one and the same answer.
+	maxWaiters = 1000
+	// staleAfter is how long a client waits for an upstream while there is a
+	// stale answer (RFC 8767, section 5).
+	staleAfter = 1800 * time.Millisecond
+	// retryStale is how long a stale answer is given without another try.
+	retryStale = 10
+	// failureTTL is how long a failure is remembered (RFC 9520, 3.2).
+	failureTTL = 1
+)
+
+// forwarder finds answers at upstreams. Equal questions that come while one is
+// under way wait for its answer.
+type forwarder struct {
+	log     *slog.Logger
+	cache   *cache
+	mixCase bool
+	inOrder bool
+	timeout time.Duration
+	limit   int
+	groups  []group // stubs, the most specific first
+	overTLS []*upstream
+	main    atomic.Pointer[[]*upstream]
+	metrics forwardStats
+
+	ctx context.Context // of run; ends all lookups
+	wg  sync.WaitGroup
+
+	mu      sync.Mutex
+	closed  bool
+	flights map[string]*flight
+	byAddr  map[netip.AddrPort]*upstream
+}
+
+// group is the upstreams of a stub domain.
+type group struct {
+	domain    []byte
+	labels    int
+	upstreams []*upstream
+}
+
+// flight is a question under way.
+type flight struct {
+	waiters []func(result)
+}
+
+// result is what a lookup found; e is nil if it found nothing.
+type result struct {
+	e     *entry
+	age   uint32
+	stale bool
+}
+
+func newForwarder(o Options) (*forwarder, error) {
+	f := &forwarder{
+		log:     o.Logger,
+		cache:   newCache(o.CacheSize, int64(o.Stale/time.Second)),
+		mixCase: !o.PlainCase,
+		inOrder: o.Sequential,
+		timeout: o.Timeout,
+		limit:   o.MaxInFlight,
+		flights: map[string]*flight{},
+		byAddr:  map[netip.AddrPort]*upstream{},
+	}
+	for _, t := range o.TLSUpstream {
+		if !t.Addr.IsValid() {
+			return nil, errors.New("dns: an upstream over TLS has no address")
+		}
+		f.overTLS = append(f.overTLS, newTLSUpstream(t))
+	}
+	f.setMain(o.Upstream)
+	for _, s := range o.Stubs {
+		var n zone.Name
+		if err := n.ParseText(s.Domain); err != nil || len(s.Servers) == 0 {
+			return nil, fmt.Errorf("dns: stub domain %q needs a domain name and at least one server", s.Domain)
+		}
+		g := group{domain: slices.Clone(n.Wire()), labels: n.Labels(), upstreams: f.known(s.Servers)}
+		at := 0
+		for at < len(f.groups) && f.groups[at].labels >= g.labels {
+			at++
+		}
+		f.groups = slices.Insert(f.groups, at, g)
+	}
+	return f, nil
+}
+
+// setMain replaces the upstreams of all names that are in no stub domain.
+func (f *forwarder) setMain(addrs []netip.AddrPort) {
+	us := append(slices.Clone(f.overTLS), f.known(addrs)...)
+	f.main.Store(&us)
+}
+
+// known are the upstreams at the addresses; what is known of one is kept for
+// as long as the process lives.
+func (f *forwarder) known(addrs []netip.AddrPort) []*upstream {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	us := make([]*upstream, 0, len(addrs))
+	for _, a := range addrs {
+		if f.byAddr[a] == nil {
+			f.byAddr[a] = newUpstream(a)
+		}
+		if !slices.Contains(us, f.byAddr[a]) {
+			us = append(us, f.byAddr[a])
+		}
+	}
+	return us
+}
+
+// upstreams are those for a name.
+func (f *forwarder) upstreams(n *zone.Name) []*upstream {
+	for i := range f.groups {
+		if g := &f.groups[i]; n.HasSuffix(g.domain, g.labels) {
+			return g.upstreams
+		}
+	}
+	return *f.main.Load()
+}
+
+// all are the upstreams of all groups, each once.
+func (f *forwarder) all() []*upstream {
+	out := slices.Clone(*f.main.Load())
+	for _, g := range f.groups {
+		for _, u := range g.upstreams {
+			if !slices.Contains(out, u) {
+				out = append(out, u)
+			}
+		}
+	}
+	return out
+}
+
+// open allows lookups until ctx ends.
+func (f *forwarder) open(ctx context.Context) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.ctx, f.closed = ctx, false
+}
+
+// close ends all lookups and waits for them.
+func (f *forwarder) close() {
+	f.mu.Lock()
+	f.closed = true
+	f.mu.Unlock()
+	f.wg.Wait()
+	for _, u := range f.overTLS {
+		u.idle.closeAll()
+	}
+}
+
+// spawn runs f on a goroutine of its own, or not at all after close.
+func (f *forwarder) spawn(do func()) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return false
+	}
+	f.wg.Go(do)
+	return true
+}
+
+// lookup asks for a at one of the upstreams and calls done once with the
+// result, on another goroutine. It is false, and done is never called, when
+// too much is under way. a.name must not change until then.
+func (f *forwarder) lookup(a ask, upstreams []*upstream, done func(result)) bool {
+	key := a.key()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed || f.ctx == nil {
+		return false
+	}
+	if fl := f.flights[key]; fl != nil {
+		if len(fl.waiters) >= maxWaiters {
+			f.metrics.rejects.Add(1)
+			return false
+		}
+		fl.waiters = append(fl.waiters, done)
+		return true
+	}
+	if len(f.flights) >= f.limit {
+		f.metrics.rejects.Add(1)
+		return false
+	}
+	f.flights[key] = &flight{waiters: []func(result){done}}
+	f.wg.Add(1)
+	go f.fly(key, a, upstreams)
+	return true
+}
+
+// fly finds the answer of one flight and gives it to all who wait.
+func (f *forwarder) fly(key string, a ask, upstreams []*upstream) {
+	defer f.wg.Done()
+	soon := time.AfterFunc(staleAfter, func() { f.serveStale(key, false) })
+	e := f.resolve(f.ctx, a, upstreams)
+	soon.Stop()
+	now := time.Now().Unix()
+	if e != nil && e.rcode != rcodeServFail {
+		f.cache.put(key, e, now)
+	} else if f.serveStale(key, true) {
+		return
+	} else if e == nil {
+		f.cache.put(key, &entry{rcode: rcodeServFail, ttl: failureTTL, negative: true}, now)
+	} else {
+		f.cache.put(key, e, now)
+	}
+	for _, done := range f.land(key, true) {
+		done(result{e: e})
+	}
+}
+
+// land takes the waiters of a flight, and at its end the flight itself.
+func (f *forwarder) land(key string, end bool) []func(result) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	fl := f.flights[key]
+	if fl == nil {
+		return nil
+	}
+	if end {
+		delete(f.flights, key)
+	}
+	w := fl.waiters
+	fl.waiters = nil
+	return w
+}
+
+// serveStale gives an answer past its end to all who wait, if there is one.
+func (f *forwarder) serveStale(key string, end bool) bool {
+	now := time.Now().Unix()
+	e, age, stale := f.cache.get([]byte(key), now)
+	if e == nil || !stale {
+		return false
+	}
+	e.retry.Store(now + retryStale)
+	for _, done := range f.land(key, end) {
+		f.metrics.stale.Add(1)
+		done(result{e, age, true})
+	}
+	return true
+}
+
+// resolve asks one upstream after the other until one answers. An answer that
+// says only that the upstream cannot help is kept for the case that none can.
+func (f *forwarder) resolve(ctx context.Context, a ask, upstreams []*upstream) *entry {
+	ctx, cancel := context.WithTimeout(ctx, budget)
+	defer cancel()
+	var fallback *entry
+	for _, u := range f.order(upstreams) {
+		e, err := f.try(ctx, u, a)
+		if err != nil {
+			if ctx.Err() != nil {
+				break
+			}
+			f.log.Debug("upstream gave no answer", "upstream", u.name, "err", err)
+			continue
+		}
+		switch e.rcode {
+		case rcodeServFail, rcodeRefused, rcodeNotImp, rcodeFormErr:
+			fallback = e
+			continue
+		}
+		return e
+	}
+	return fallback
+}
+
+// order is the upstreams in the order to ask them in: the healthy ones; when
+// there are none, checking health has failed, and a random one is tried.
+func (f *forwarder) order(us []*upstream) []*upstream {
+	out := make([]*upstream, 0, len(us))
+	for _, u := range us {
+		if u.healthy() {
+			out = append(out, u)
+		}
+	}
+	if len(out) == 0 {
+		for _, u := range us {
+			if !u.looped.Load() {
+				out = append(out, u)
+			}
+		}
+		if len(out) == 0 {
+			return nil
+		}
+		f.metrics.broken.Add(1)
+		i := rand.IntN(len(out))
+		return out[i : i+1]
+	}
+	if n := len(out); n > 1 && !f.inOrder {
+		first := rand.IntN(n)
+		out = append(out[first:n:n], out[:first]...)
+	} else if n == 1 {
+		// One lost packet must not be a failure.
+		out = append(out, out[0])
+	}
+	return out
+}
+
+// try asks u and notes how it did.
+func (f *forwarder) try(ctx context.Context, u *upstream, a ask) (*entry, error) {
+	start := time.Now()
+	e, err := u.exchange(ctx, a, f.mixCase, f.timeout)
+	if err == nil && (e.rcode == rcodeFormErr || e.rcode == rcodeNotImp) && !u.noEDNS.Load() {
+		// RFC 6891, 7: it may not know EDNS.
+		u.noEDNS.Store(true)
+		if e2, err2 := u.exchange(ctx, a, f.mixCase, f.timeout); err2 == nil && e2.rcode != e.rcode {
+			e = e2
+		} else {
+			u.noEDNS.Store(false)
+		}
+	}
+	if err != nil {
+		if ctx.Err() == nil || time.Since(start) >= f.timeout {
+			u.fails.Add(1)
+			u.stats.failures.Add(1)
+		}
+		return nil, err
+	}
+	u.fails.Store(0)
+	u.stats.observe(int(e.rcode), time.Since(start))
+	return e, nil
+}
+
+// probe asks unhealthy upstreams until they answer, and ends with ctx.
+func (f *forwarder) probe(ctx context.Context) {
+	tick := time.NewTicker(probeEvery)
+	defer tick.Stop()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		for _, u := range f.all() {
+			if u.fails.Load() < maxFails || u.looped.Load() || !u.stats.probing.CompareAndSwap(false, true) {
+				continue
+			}
+			wg.Go(func() {
+				defer u.stats.probing.Store(false)
+				// Any answer at all is a sign of life.
+				_, err := u.exchange(ctx, ask{name: []byte{0}, typ: typeNS}, false, f.timeout)
+				if err == nil || errors.Is(err, errTruncated) {
+					f.log.Info("upstream answers again", "upstream", u.name)
+					u.fails.Store(0)
+				} else {
+					u.stats.failures.Add(1)
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,126 @@
+package dns
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/zone"
+)
+
+// hostsTTL is the TTL of names from the hosts file, in seconds.
+const hostsTTL = 60
+
+// hostsTable is a hosts file, read. Immutable.
+type hostsTable struct {
+	addrs map[string][]netip.Addr // by name, wire form
+	names map[netip.Addr][]byte   // the first name of an address
+}
+
+// readHosts reads a file in the form of hosts(5). Lines that are not of that
+// form are skipped, as the C library does.
+func readHosts(file string) (*hostsTable, error) {
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("dns: hosts file: %w", err)
+	}
+	t := &hostsTable{addrs: map[string][]netip.Addr{}, names: map[netip.Addr][]byte{}}
+	for line := range strings.Lines(string(raw)) {
+		line, _, _ = strings.Cut(line, "#")
+		f := strings.Fields(line)
+		if len(f) < 2 {
+			continue
+		}
+		a, err := netip.ParseAddr(f[0])
+		if err != nil || a.Zone() != "" {
+			continue
+		}
+		a = a.Unmap()
+		for _, text := range f[1:] {
+			var n zone.Name
+			if n.ParseText(text) != nil || n.Labels() == 0 {
+				continue
+			}
+			if have := t.addrs[string(n.Wire())]; !slices.Contains(have, a) {
+				t.addrs[string(n.Wire())] = append(have, a)
+			}
+			if t.names[a] == nil {
+				t.names[a] = slices.Clone(n.Wire())
+			}
+		}
+	}
+	return t, nil
+}
+
+// answerHosts answers from the hosts file; false if the name is not in it.
+func (w *worker) answerHosts() bool {
+	t := w.s.hosts.Load()
+	if t == nil {
+		return false
+	}
+	q := &w.q
+	var n uint16
+	limit := q.limit(w.udp)
+	if a, ok := zone.ReverseAddr(&q.Name); ok {
+		name := t.names[a]
+		if name == nil {
+			return false
+		}
+		if q.Type == typePTR {
+			w.out = appendRR(w.out, typePTR, hostsTTL, name)
+			n++
+		}
+	} else {
+		addrs, ok := t.addrs[string(q.Name.Wire())]
+		if !ok {
+			return false
+		}
+		for _, a := range addrs {
+			if (q.Type == typeA && a.Is4() || q.Type == typeAAAA && a.Is6()) && len(w.out)+28 <= limit {
+				w.out = appendRR(w.out, q.Type, hostsTTL, a.AsSlice())
+				n++
+			}
+		}
+	}
+	w.origin, w.rcode = fromServer, rcodeSuccess
+	w.out = q.finish(w.out, w.s.available()|flagAA, rcodeSuccess, n, 0, 0)
+	return true
+}
+
+// appendRR appends a record that is owned by the question's name.
+func appendRR(b []byte, typ uint16, ttl uint32, rdata []byte) []byte {
+	b = append(b, 0xC0, headerSize)
+	b = binary.BigEndian.AppendUint16(b, typ)
+	b = binary.BigEndian.AppendUint16(b, classIN)
+	b = binary.BigEndian.AppendUint32(b, ttl)
+	b = binary.BigEndian.AppendUint16(b, uint16(len(rdata)))
+	return append(b, rdata...)
+}
+
+// watchHosts reads the hosts file again when it has changed.
+func (s *Server) watchHosts(ctx context.Context) {
+	var last os.FileInfo
+	tick := time.NewTicker(resolvConfEvery)
+	defer tick.Stop()
+	for {
+		info, err := os.Stat(s.options.Hosts)
+		if err == nil && (last == nil || info.ModTime() != last.ModTime() || info.Size() != last.Size()) {
+			if t, err := readHosts(s.options.Hosts); err == nil {
+				s.hosts.Store(t)
+				last = info
+			} else {
+				s.log.Warn("the hosts file cannot be read; the names known before stay", "err", err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}

@@ -1,0 +1,117 @@
+package dns
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/zone"
+)
+
+// An upstream that sends names back here would make every question go round
+// until something breaks. So each upstream is asked, once at the start, for a
+// random name that nobody else knows; if the question arrives here, the
+// upstream leads in a circle and is not used.
+
+// loopSuffix ends the random names. "invalid" never exists (RFC 6761).
+const loopSuffix = ".loop.fairlead.invalid"
+
+// findLoops asks each upstream.
+func (s *Server) findLoops(ctx context.Context) {
+	for _, u := range s.forward.all() {
+		var id [16]byte
+		rand.Read(id[:])
+		text := hex.EncodeToString(id[:]) + loopSuffix
+		var n zone.Name
+		if n.ParseText(text) != nil {
+			continue // cannot be
+		}
+		name := string(n.Wire())
+		s.loopProbes.Store(name, u)
+		_, _ = u.exchange(ctx, ask{name: []byte(name), typ: typeTXT}, false, s.options.Timeout)
+		s.loopProbes.Delete(name)
+		if ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// isLoopProbe says whether a name is one that findLoops asks for, and if so
+// ends the use of the upstream.
+func (s *Server) isLoopProbe(n *zone.Name) bool {
+	v, ok := s.loopProbes.Load(string(n.Wire()))
+	if !ok {
+		return false
+	}
+	u := v.(*upstream)
+	if !u.looped.Swap(true) {
+		s.log.Error("an upstream resolver sends questions back to this server and is not used; give another one with --upstream", "upstream", u.name)
+	}
+	return true
+}
+
+// readResolvConf reads the name servers of a file in the form of
+// resolv.conf(5).
+func readResolvConf(file string) ([]netip.AddrPort, error) {
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("dns: upstream resolvers: %w", err)
+	}
+	var out []netip.AddrPort
+	for line := range strings.Lines(string(raw)) {
+		f := strings.Fields(line)
+		if len(f) < 2 || f[0] != "nameserver" {
+			continue
+		}
+		// Others than addresses are skipped, as resolvers do.
+		if a, err := netip.ParseAddr(f[1]); err == nil {
+			out = append(out, netip.AddrPortFrom(a.Unmap(), 53))
+		}
+	}
+	return out, nil
+}
+
+// resolvConfEvery is how often the file is looked at.
+const resolvConfEvery = 5 * time.Second
+
+// watchResolvConf follows changes of the file: DHCP writes it.
+func (s *Server) watchResolvConf(ctx context.Context) {
+	tick := time.NewTicker(resolvConfEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if s.reloadResolvConf() {
+			s.findLoops(ctx)
+		}
+	}
+}
+
+// reloadResolvConf uses the name servers in the file if they are others than
+// before. While the file is being written there may be none in it, which is no
+// reason to have none.
+func (s *Server) reloadResolvConf() bool {
+	now, err := readResolvConf(s.options.ResolvConf)
+	if err != nil || len(now) == 0 {
+		return false
+	}
+	var have []netip.AddrPort
+	for _, u := range *s.forward.main.Load() { // none of them over TLS
+		have = append(have, u.addr)
+	}
+	if slices.Equal(now, have) {
+		return false
+	}
+	s.forward.setMain(now)
+	s.log.Info("upstream resolvers changed", "file", s.options.ResolvConf, "upstreams", now)
+	return true
+}

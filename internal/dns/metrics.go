@@ -1,0 +1,173 @@
+package dns
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// Describe tells nothing beforehand: what there is depends on the sockets and
+// upstreams. It makes Server a prometheus.Collector.
+func (s *Server) Describe(chan<- *prometheus.Desc) {}
+
+// Collect gives the metrics, under CoreDNS's names where it has them.
+func (s *Server) Collect(ch chan<- prometheus.Metric) {
+	c := collector{ch: ch, zones: [zoneCount]string{zoneCluster: s.options.Domains[0] + ".", zoneRoot: "."}}
+	for _, w := range s.stats.sums() {
+		c.worker(w)
+	}
+	c.forward(s.forward)
+	c.cache(s.forward.cache, &s.forward.metrics)
+	c.gauge("fairlead_dns_ready", "Whether the server listens and the cluster's names are complete.", truth(s.Ready()))
+	if s.options.Client != nil {
+		c.gauge("fairlead_dns_api_up", "Whether the API server is followed; without it answers come from memory.", truth(s.apiUp.Load()))
+	}
+	c.gauge("fairlead_dns_zone_serial", "Serial number of the cluster's zone; grows with each change.", float64(s.zone.Serial()))
+}
+
+// Handler serves /metrics, /health (the process lives) and /ready (Ready), the
+// paths CoreDNS has on three ports.
+func (s *Server) Handler() http.Handler {
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(s)
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
+	mux.HandleFunc("/health", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("OK")) })
+	mux.HandleFunc("/ready", func(w http.ResponseWriter, _ *http.Request) {
+		if !s.Ready() {
+			http.Error(w, "the cluster's names are not complete yet", http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = w.Write([]byte("OK"))
+	})
+	return mux
+}
+
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// collector writes metrics.
+type collector struct {
+	ch    chan<- prometheus.Metric
+	zones [zoneCount]string
+}
+
+func (c collector) gauge(name, help string, v float64, labels ...string) {
+	c.send(prometheus.GaugeValue, name, help, v, labels)
+}
+
+func (c collector) counter(name, help string, v uint64, labels ...string) {
+	c.send(prometheus.CounterValue, name, help, float64(v), labels)
+}
+
+// send writes one value; labels are names and values in turn.
+func (c collector) send(typ prometheus.ValueType, name, help string, v float64, labels []string) {
+	names, values := split(labels)
+	c.ch <- prometheus.MustNewConstMetric(prometheus.NewDesc(name, help, names, nil), typ, v, values...)
+}
+
+func (c collector) histogram(name, help string, count uint64, sum float64, buckets map[float64]uint64, labels ...string) {
+	names, values := split(labels)
+	c.ch <- prometheus.MustNewConstHistogram(prometheus.NewDesc(name, help, names, nil), count, sum, buckets, values...)
+}
+
+func split(labels []string) (names, values []string) {
+	for i := 0; i+1 < len(labels); i += 2 {
+		names, values = append(names, labels[i]), append(values, labels[i+1])
+	}
+	return names, values
+}
+
+func (h *histogram) cumulative() (count uint64, sum float64, out map[float64]uint64) {
+	out = make(map[float64]uint64, len(h.buckets)-1)
+	bound := firstBucket.Seconds()
+	for i := range h.buckets {
+		count += h.buckets[i].Load()
+		if i < len(h.buckets)-1 {
+			out[bound] = count
+			bound *= 2
+		}
+	}
+	return count, time.Duration(h.sum.Load()).Seconds(), out
+}
+
+func (s *sizes) cumulative() (count uint64, sum float64, out map[float64]uint64) {
+	out = make(map[float64]uint64, len(sizeBounds))
+	for i := range s.buckets {
+		count += s.buckets[i].Load()
+		if i < len(sizeBounds) {
+			out[float64(sizeBounds[i])] = count
+		}
+	}
+	return count, float64(s.sum.Load()), out
+}
+
+func (c collector) forward(f *forwarder) {
+	const proxy = "forward"
+	c.counter("coredns_forward_max_concurrent_rejects_total", "Questions refused because too many were under way to upstreams.", f.metrics.rejects.Load())
+	c.counter("coredns_forward_healthcheck_broken_total", "Questions sent while every upstream was unhealthy.", f.metrics.broken.Load())
+	for _, u := range f.all() {
+		for rcode := range u.stats.duration {
+			if n, sum, b := u.stats.duration[rcode].cumulative(); n > 0 {
+				c.histogram("coredns_proxy_request_duration_seconds", "Time upstreams took to answer.", n, sum, b,
+					"proxy_name", proxy, "to", u.name, "rcode", rcodeNames[rcode])
+				c.counter("coredns_forward_responses_total", "Answers of upstreams.", n, "to", u.name, "rcode", rcodeNames[rcode])
+			}
+		}
+		c.counter("coredns_proxy_healthcheck_failures_total", "Tries that brought no answer.", u.stats.failures.Load(), "proxy_name", proxy, "to", u.name)
+		c.gauge("fairlead_dns_upstream_healthy", "Whether the upstream is asked first.", truth(u.healthy()), "to", u.name)
+	}
+}
+
+func (c collector) cache(k *cache, f *forwardStats) {
+	c.counter("coredns_cache_requests_total", "Questions looked for among the kept answers.", f.requests.Load(), "server", "dns://", "zones", ".", "view", "")
+	c.counter("coredns_cache_prefetch_total", "Kept answers fetched again before their end.", f.prefetch.Load(), "server", "dns://", "zones", ".", "view", "")
+	c.counter("coredns_cache_served_stale_total", "Questions answered with an answer past its end.", f.stale.Load(), "server", "dns://", "zones", ".", "view", "")
+	for _, s := range []struct {
+		typ string
+		st  *store
+	}{{"success", &k.success}, {"denial", &k.denials}} {
+		l := []string{"server", "dns://", "type", s.typ, "zones", ".", "view", ""}
+		c.gauge("coredns_cache_entries", "Answers of upstreams that are kept.", float64(s.st.len()), l...)
+		c.counter("coredns_cache_hits_total", "Questions answered with a kept answer.", s.st.hits.Load(), l...)
+		c.counter("coredns_cache_evictions_total", "Kept answers thrown out for others.", s.st.evictions.Load(), l...)
+	}
+}
+
+// worker gives the counters of the sockets of one address and protocol.
+func (c collector) worker(w *workerStats) {
+	for z, zone := range c.zones {
+		at := []string{"server", w.server, "zone", zone, "view", ""}
+		with := func(more ...string) []string { return append(at[:len(at):len(at)], more...) }
+		for f := range w.requests[z] {
+			for t := range w.requests[z][f] {
+				if n := w.requests[z][f][t].Load(); n > 0 {
+					c.counter("coredns_dns_requests_total", "Requests.", n,
+						with("proto", w.proto, "family", familyNames[f], "type", typeNames[t])...)
+				}
+			}
+		}
+		c.counter("coredns_dns_do_requests_total", "Requests with the DO bit.", w.do[z].Load(), with("proto", w.proto)...)
+		for rcode := range w.responses[z] {
+			for o := range w.responses[z][rcode] {
+				if n := w.responses[z][rcode][o].Load(); n > 0 {
+					c.counter("coredns_dns_responses_total", "Responses.", n,
+						with("proto", w.proto, "rcode", rcodeNames[rcode], "plugin", originNames[o])...)
+				}
+			}
+		}
+		n, sum, b := w.duration[z].cumulative()
+		c.histogram("coredns_dns_request_duration_seconds", "Time to answer.", n, sum, b, with("proto", w.proto)...)
+		n, sum, b = w.reqSize[z].cumulative()
+		c.histogram("coredns_dns_request_size_bytes", "Size of requests.", n, sum, b, with("proto", w.proto)...)
+		n, sum, b = w.respSize[z].cumulative()
+		c.histogram("coredns_dns_response_size_bytes", "Size of responses.", n, sum, b, with("proto", w.proto)...)
+	}
+	c.counter("fairlead_dns_dropped_total", "Packets that got no answer.", w.dropped.Load(), "server", w.server, "proto", w.proto)
+}

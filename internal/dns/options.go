@@ -1,0 +1,186 @@
+package dns
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"runtime"
+	"strconv"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/zone"
+)
+
+// udpSize is the largest answer sent over UDP and the size announced: it fits
+// every path without fragments (the DNS flag day of 2020).
+const udpSize = 1232
+
+// Defaults of Options.
+const (
+	DefaultDomain      = "cluster.local"
+	defaultTimeout     = 2 * time.Second
+	defaultMaxInFlight = 1000
+	defaultCacheSize   = 10000
+	defaultStale       = time.Hour
+	defaultMaxConns    = 1000
+	defaultLinger      = 250 * time.Millisecond
+)
+
+// Options is what a Server is made of. Only Listen has no default.
+type Options struct {
+	// Client is the API whose Services, EndpointSlices and Namespaces are
+	// answered for. Without one the zone is filled by the caller (Zone) and
+	// the Server is ready at once.
+	Client kubernetes.Interface
+	// Listen are the addresses to answer on, over UDP and TCP, such as
+	// "10.0.0.5:53", "[::1]:53" or ":53". Port 0 takes a free one.
+	Listen []string
+	// Domains are the cluster domains; PTR records lead to the first. The
+	// default is cluster.local.
+	Domains []string
+	// ServiceCIDRs and PodCIDRs are the ranges whose reverse names are never
+	// asked of an upstream.
+	ServiceCIDRs, PodCIDRs []netip.Prefix
+	// Pods says how names of pods by address are answered.
+	Pods zone.PodMode
+	// TTL of the cluster's records in seconds; 0 means 5.
+	TTL uint32
+
+	// Upstream are the resolvers for all other names.
+	Upstream []netip.AddrPort
+	// TLSUpstream are resolvers that are asked over TLS; they join Upstream.
+	TLSUpstream []TLSServer
+	// ResolvConf is a file whose nameserver lines are used when Upstream and
+	// TLSUpstream are empty; it is read again when it changes.
+	ResolvConf string
+	// Stubs are domains with resolvers of their own.
+	Stubs []Stub
+	// Sequential asks the upstreams in the order given instead of starting
+	// with a random healthy one.
+	Sequential bool
+	// PlainCase sends names to upstreams in lower case. Otherwise letters
+	// have random case, which an answer must repeat: 20 more bits that
+	// somebody forging answers must guess.
+	PlainCase bool
+	// Timeout for one try at one upstream.
+	Timeout time.Duration
+	// MaxInFlight bounds the questions under way to upstreams.
+	MaxInFlight int
+	// CacheSize is the number of answers kept from upstreams, and as many
+	// denials.
+	CacheSize int
+	// Stale is how long after its end an answer may be used when no upstream
+	// gives a new one (RFC 8767); negative means never.
+	Stale time.Duration
+
+	// Hosts is a file in the form of hosts(5) with names that are answered
+	// from it. It is read again when it changes.
+	Hosts string
+	// Autopath follows the search path of pods inside one answer: a question
+	// for www.example.com.NS.svc.DOMAIN is answered with a CNAME to
+	// www.example.com and its addresses. It saves the clients six questions
+	// of eight, and the cost is that such names seem to exist.
+	Autopath bool
+
+	// Publish lists this server behind the Service kube-system/kube-dns.
+	Publish *Publish
+	// Linger is how long after ctx ends the server goes on answering when it
+	// is published, so that nodes stop sending to it first.
+	Linger time.Duration
+
+	// Workers is the number of sockets for each listening address; the kernel
+	// spreads clients over them. The default is the number of processors.
+	Workers int
+	// MaxConns bounds the TCP connections of clients.
+	MaxConns int
+	// LogQueries logs every question.
+	LogQueries bool
+	Logger     *slog.Logger
+}
+
+// Stub is a domain that is forwarded to resolvers of its own.
+type Stub struct {
+	Domain  string
+	Servers []netip.AddrPort
+}
+
+// Publish says how this server is listed as an endpoint of kube-dns.
+type Publish struct {
+	// NodeName is the node it runs on.
+	NodeName string
+	// Addresses it is reached at, at most one slice for each family.
+	Addresses []netip.Addr
+	// Port for both protocols.
+	Port uint16
+}
+
+// ServiceName is the Service that the cluster's DNS servers stand behind.
+func ServiceName() svc.Name { return svc.Name{Namespace: "kube-system", Name: "kube-dns"} }
+
+// withDefaults fills in what was left out and refuses what cannot be.
+func (o Options) withDefaults() (Options, error) {
+	if len(o.Listen) == 0 {
+		return o, errors.New("dns: no address to listen on given; for example 127.0.0.1:53")
+	}
+	for _, l := range o.Listen {
+		if _, err := parseListen(l); err != nil {
+			return o, err
+		}
+	}
+	if len(o.Domains) == 0 {
+		o.Domains = []string{DefaultDomain}
+	}
+	setDefault(&o.Timeout, defaultTimeout)
+	setDefault(&o.MaxInFlight, defaultMaxInFlight)
+	setDefault(&o.CacheSize, defaultCacheSize)
+	setDefault(&o.Stale, defaultStale)
+	setDefault(&o.MaxConns, defaultMaxConns)
+	setDefault(&o.Linger, defaultLinger)
+	setDefault(&o.Workers, runtime.GOMAXPROCS(0))
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if p := o.Publish; p != nil {
+		if o.Client == nil || p.NodeName == "" || len(p.Addresses) == 0 || p.Port == 0 {
+			return o, errors.New("dns: publishing behind kube-dns needs an API client, a node name, an address and a port")
+		}
+	}
+	return o, nil
+}
+
+func setDefault[T comparable](v *T, def T) {
+	var zero T
+	if *v == zero {
+		*v = def
+	}
+}
+
+// parseListen reads a listening address; without a host it is the unspecified
+// address of both families.
+func parseListen(s string) ([]netip.AddrPort, error) {
+	wrong := fmt.Errorf("dns: %q is no address to listen on: want IP:PORT, [IP]:PORT or :PORT", s)
+	host, portText, err := net.SplitHostPort(s)
+	if err != nil {
+		return nil, wrong
+	}
+	port, err := strconv.ParseUint(portText, 10, 16)
+	if err != nil {
+		return nil, wrong
+	}
+	if host == "" {
+		return []netip.AddrPort{
+			netip.AddrPortFrom(netip.IPv4Unspecified(), uint16(port)),
+			netip.AddrPortFrom(netip.IPv6Unspecified(), uint16(port)),
+		}, nil
+	}
+	a, err := netip.ParseAddr(host)
+	if err != nil {
+		return nil, wrong
+	}
+	return []netip.AddrPort{netip.AddrPortFrom(a.Unmap(), uint16(port))}, nil
+}

@@ -1,0 +1,218 @@
+package dns
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"net/netip"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+const (
+	// ManagedBy is the value of endpointslice.kubernetes.io/managed-by on the
+	// slices that DNS servers write; other controllers leave them alone.
+	ManagedBy = "dns.fairlead.dev"
+	// NodeLabel says which node's server a slice lists.
+	NodeLabel = "fairlead.dev/node"
+
+	publishTimeout  = 5 * time.Second
+	publishBackoff  = 500 * time.Millisecond
+	publishMaxDelay = 30 * time.Second
+	readyPoll       = 20 * time.Millisecond
+	// ownerPeriod is how often a Node is looked for that was not there.
+	ownerPeriod = 2 * time.Second
+)
+
+// sliceName is the name of the slice of one family: kube-dns-NODE, and
+// kube-dns-NODE-ipv6.
+func (p *Publish) sliceName(f svc.Family) string {
+	name := ServiceName().Name + "-" + p.NodeName
+	if f == svc.IPv6 {
+		name += "-ipv6"
+	}
+	return shorten(name, validation.DNS1123SubdomainMaxLength)
+}
+
+// shorten makes a name fit, still telling it from others.
+func shorten(s string, limit int) string {
+	if len(s) <= limit {
+		return s
+	}
+	sum := sha256.Sum256([]byte(s))
+	id := hex.EncodeToString(sum[:5])
+	return s[:limit-len(id)-1] + "-" + id
+}
+
+func (p *Publish) owns(name string) bool {
+	return name == p.sliceName(svc.IPv4) || name == p.sliceName(svc.IPv6)
+}
+
+// slices are the EndpointSlices that list this server, by name; those that
+// must not be there are nil.
+func (p *Publish) slices(owner []metav1.OwnerReference) map[string]*discoveryv1.EndpointSlice {
+	out := map[string]*discoveryv1.EndpointSlice{}
+	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
+		var addrs []netip.Addr
+		for _, a := range p.Addresses {
+			if svc.FamilyOf(a) == f {
+				addrs = append(addrs, a.Unmap())
+			}
+		}
+		out[p.sliceName(f)] = nil
+		if len(addrs) > 0 {
+			out[p.sliceName(f)] = p.slice(f, addrs, owner)
+		}
+	}
+	return out
+}
+
+func (p *Publish) slice(f svc.Family, addrs []netip.Addr, owner []metav1.OwnerReference) *discoveryv1.EndpointSlice {
+	yes, no := true, false
+	udp, tcp := corev1.ProtocolUDP, corev1.ProtocolTCP
+	dnsName, dnsTCP, port := "dns", "dns-tcp", int32(p.Port)
+	e := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: ServiceName().Namespace,
+			Name:      p.sliceName(f),
+			Labels: map[string]string{
+				discoveryv1.LabelServiceName: ServiceName().Name,
+				discoveryv1.LabelManagedBy:   ManagedBy,
+				NodeLabel:                    shorten(p.NodeName, validation.LabelValueMaxLength),
+			},
+			OwnerReferences: owner,
+		},
+		AddressType: discoveryv1.AddressType(f.String()),
+		Ports: []discoveryv1.EndpointPort{
+			{Name: &dnsName, Protocol: &udp, Port: &port},
+			{Name: &dnsTCP, Protocol: &tcp, Port: &port},
+		},
+	}
+	node := p.NodeName
+	for _, a := range addrs {
+		e.Endpoints = append(e.Endpoints, discoveryv1.Endpoint{
+			Addresses:  []string{a.String()},
+			Conditions: discoveryv1.EndpointConditions{Ready: &yes, Serving: &yes, Terminating: &no},
+			NodeName:   &node,
+		})
+	}
+	return e
+}
+
+// publish lists this server behind kube-dns while it is ready, writes its
+// slices again when somebody else has changed them, and withdraws them when
+// ctx ends. It returns when nodes have had time to see that.
+func (s *Server) publish(ctx context.Context) {
+	for !s.Ready() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(readyPoll):
+		}
+	}
+	delay := publishBackoff
+	for {
+		owned, err := s.assertSlices(ctx)
+		var again <-chan time.Time
+		switch {
+		case err != nil && ctx.Err() == nil:
+			s.log.Warn("cannot list this server behind kube-dns; trying again", "err", err, "in", delay)
+			again = time.After(delay)
+			delay = min(2*delay, publishMaxDelay)
+		case !owned: // without an owner they would outlive the Node
+			again = time.After(ownerPeriod)
+			delay = publishBackoff
+		default:
+			delay = publishBackoff
+		}
+		select {
+		case <-ctx.Done():
+			s.withdraw(context.WithoutCancel(ctx))
+			return
+		case <-again:
+		case <-s.reassert:
+		}
+	}
+}
+
+// assertSlices writes what differs from what shall be, and says whether the
+// Node is there that owns it.
+func (s *Server) assertSlices(ctx context.Context) (owned bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
+	defer cancel()
+	api := s.options.Client.DiscoveryV1().EndpointSlices(ServiceName().Namespace)
+	owner, err := s.nodeOwner(ctx)
+	if err != nil {
+		return false, err
+	}
+	var errs []error
+	for name, want := range s.options.Publish.slices(owner) {
+		have, err := api.Get(ctx, name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err) && want == nil:
+			err = nil
+		case apierrors.IsNotFound(err):
+			_, err = api.Create(ctx, want, metav1.CreateOptions{})
+		case err != nil:
+		case want == nil:
+			err = api.Delete(ctx, name, metav1.DeleteOptions{})
+		case have.AddressType != want.AddressType:
+			// It cannot be changed; the next round creates it.
+			if err = api.Delete(ctx, name, metav1.DeleteOptions{}); err == nil {
+				err = errors.New("a slice of another family was in the way")
+			}
+		case !sameSlice(have, want):
+			have = have.DeepCopy()
+			have.Labels, have.OwnerReferences = want.Labels, want.OwnerReferences
+			have.Endpoints, have.Ports = want.Endpoints, want.Ports
+			_, err = api.Update(ctx, have, metav1.UpdateOptions{})
+		}
+		if err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return owner != nil, errors.Join(errs...)
+}
+
+func sameSlice(a, b *discoveryv1.EndpointSlice) bool {
+	return equality.Semantic.DeepEqual(a.Endpoints, b.Endpoints) && equality.Semantic.DeepEqual(a.Ports, b.Ports) &&
+		equality.Semantic.DeepEqual(a.Labels, b.Labels) && equality.Semantic.DeepEqual(a.OwnerReferences, b.OwnerReferences)
+}
+
+// nodeOwner makes the slices go when the Node goes.
+func (s *Server) nodeOwner(ctx context.Context) ([]metav1.OwnerReference, error) {
+	n, err := s.options.Client.CoreV1().Nodes().Get(ctx, s.options.Publish.NodeName, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID}}, nil
+}
+
+// withdraw takes the slices away and goes on serving for a moment.
+func (s *Server) withdraw(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
+	defer cancel()
+	api := s.options.Client.DiscoveryV1().EndpointSlices(ServiceName().Namespace)
+	for name, want := range s.options.Publish.slices(nil) {
+		if want == nil {
+			continue
+		}
+		if err := api.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			s.log.Warn("cannot withdraw this server from kube-dns", "err", err)
+			return
+		}
+	}
+	s.pause(s.options.Linger)
+}

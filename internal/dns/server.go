@@ -1,0 +1,271 @@
+package dns
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/zone"
+)
+
+// Server answers DNS questions. Make it with New, run it with Run.
+type Server struct {
+	options Options
+	log     *slog.Logger
+	zone    *zone.Zone
+	forward *forwarder
+	stats   statsTable
+
+	hosts      atomic.Pointer[hostsTable]
+	synced     atomic.Bool // the zone is complete
+	serving    atomic.Bool
+	apiUp      atomic.Bool
+	loopProbes sync.Map // wire name → *upstream
+	reassert   chan struct{}
+	stop       chan struct{} // closed when sockets are to be closed
+
+	mu        sync.Mutex
+	listeners []*listener
+	conns     conns
+}
+
+// listener is the sockets of one address.
+type listener struct {
+	addr netip.AddrPort
+	tcp  net.Listener
+	udp  []*net.UDPConn
+}
+
+// New makes a Server. It opens no sockets and asks no API yet.
+func New(o Options) (*Server, error) {
+	o, err := o.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	z, err := zone.New(zone.Config{
+		Domains:    o.Domains,
+		Reverse:    append(append([]netip.Prefix(nil), o.ServiceCIDRs...), o.PodCIDRs...),
+		TTL:        o.TTL,
+		Pods:       o.Pods,
+		NameServer: ServiceName(),
+		Serial:     uint32(time.Now().Unix()),
+	})
+	if err != nil {
+		return nil, err
+	}
+	if len(o.Upstream)+len(o.TLSUpstream) == 0 && o.ResolvConf != "" {
+		o.Upstream, err = readResolvConf(o.ResolvConf)
+		if errors.Is(err, fs.ErrNotExist) {
+			// At boot it may come later; it is watched.
+			o.Logger.Warn("no upstream resolvers yet", "err", err)
+		} else if err != nil {
+			return nil, err
+		}
+	} else {
+		o.ResolvConf = ""
+	}
+	var hosts *hostsTable
+	if o.Hosts != "" {
+		if hosts, err = readHosts(o.Hosts); err != nil {
+			return nil, err
+		}
+	}
+	f, err := newForwarder(o)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{
+		options:  o,
+		log:      o.Logger,
+		zone:     z,
+		forward:  f,
+		reassert: make(chan struct{}, 1),
+		stop:     make(chan struct{}),
+	}
+	s.hosts.Store(hosts)
+	s.conns.open = map[net.Conn]struct{}{}
+	s.synced.Store(o.Client == nil)
+	return s, nil
+}
+
+// Zone is the cluster's names. Without an API client the caller fills it.
+func (s *Server) Zone() *zone.Zone { return s.zone }
+
+// Ready says that the server listens and that the zone is complete. It does
+// not turn false when the API goes away: the zone is then as good as it gets.
+func (s *Server) Ready() bool { return s.serving.Load() && s.synced.Load() }
+
+// Addrs are the addresses the server listens on, once Listen has opened them.
+func (s *Server) Addrs() []netip.AddrPort {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []netip.AddrPort
+	for _, l := range s.listeners {
+		out = append(out, l.addr)
+	}
+	return out
+}
+
+// Listen opens the sockets. Run does it too; calling it before gives the error
+// of a taken port, or the port that was chosen, early. A Server that has been
+// told to Listen must be Run, which closes the sockets.
+func (s *Server) Listen() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.listeners) > 0 {
+		return nil
+	}
+	for _, text := range s.options.Listen {
+		addrs, err := parseListen(text)
+		for i, a := range addrs {
+			var l *listener
+			if l, err = listen(a, s.options.Workers); err != nil {
+				// A machine without IPv6 still has ":53".
+				if i > 0 && errors.Is(err, errNoFamily) {
+					err = nil
+					continue
+				}
+				break
+			}
+			s.listeners = append(s.listeners, l)
+		}
+		if err != nil {
+			for _, l := range s.listeners {
+				l.close()
+			}
+			s.listeners = nil
+			return err
+		}
+	}
+	return nil
+}
+
+// Run serves until ctx ends, and returns when everything it has started has
+// ended. It may be called once.
+func (s *Server) Run(ctx context.Context) error {
+	if err := s.Listen(); err != nil {
+		return err
+	}
+	serve, stopServing := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopServing()
+	s.forward.open(serve)
+
+	var sockets sync.WaitGroup
+	for _, l := range s.listeners {
+		s.start(l, &sockets)
+	}
+	s.serving.Store(true)
+	s.log.Info("dns is listening", "addresses", s.Addrs(), "upstreams", len(s.forward.all()))
+
+	var loops sync.WaitGroup
+	loops.Go(func() { s.forward.probe(serve) })
+	loops.Go(func() { s.findLoops(ctx) })
+	if s.options.ResolvConf != "" {
+		loops.Go(func() { s.watchResolvConf(ctx) })
+	}
+	if s.options.Hosts != "" {
+		loops.Go(func() { s.watchHosts(ctx) })
+	}
+	if s.options.Client != nil {
+		loops.Go(func() { s.watch(ctx) })
+	}
+	if s.options.Publish != nil {
+		// It returns when nobody is sent here any more.
+		s.publish(ctx)
+	}
+	<-ctx.Done()
+	stopServing()
+	loops.Wait()
+	s.serving.Store(false)
+	close(s.stop)
+	for _, l := range s.listeners {
+		l.close()
+	}
+	s.conns.closeAll()
+	s.forward.close()
+	sockets.Wait()
+	return nil
+}
+
+// start runs the loops of one address.
+func (s *Server) start(l *listener, wg *sync.WaitGroup) {
+	for _, c := range l.udp {
+		stats := s.stats.add(l.addr, "udp")
+		wg.Go(func() { s.serveUDP(c, stats, l.addr.Addr().IsUnspecified()) })
+	}
+	stats := s.stats.add(l.addr, "tcp")
+	wg.Go(func() { s.serveTCP(l.tcp, stats) })
+}
+
+// pause waits; it is false when the server is to end.
+func (s *Server) pause(d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-s.stop:
+		return false
+	}
+}
+
+// errNoFamily says that the machine does not have the address family.
+var errNoFamily = errors.New("address family not supported")
+
+// portTries is how often a free port is looked for that neither UDP nor TCP
+// uses.
+const portTries = 20
+
+// listen opens the TCP and the UDP sockets of an address.
+func listen(addr netip.AddrPort, workers int) (*listener, error) {
+	var err error
+	for range portTries {
+		var l *listener
+		if l, err = listenOnce(addr, workers); err == nil {
+			return l, nil
+		}
+		if addr.Port() != 0 {
+			break
+		}
+	}
+	return nil, err
+}
+
+func listenOnce(addr netip.AddrPort, workers int) (*listener, error) {
+	tcp, err := net.Listen(network("tcp", addr), addr.String())
+	if err != nil {
+		return nil, listenError(addr, err)
+	}
+	l := &listener{tcp: tcp}
+	l.addr = netip.AddrPortFrom(addr.Addr(), tcp.Addr().(*net.TCPAddr).AddrPort().Port())
+	// SO_REUSEPORT would let a second server of the same user share the port
+	// unseen; a socket without it tells.
+	alone, err := net.ListenUDP(network("udp", addr), net.UDPAddrFromAddrPort(l.addr))
+	if err != nil {
+		l.close()
+		return nil, listenError(l.addr, err)
+	}
+	alone.Close()
+	for range workers {
+		c, err := listenUDP(l.addr)
+		if err != nil {
+			l.close()
+			return nil, listenError(l.addr, err)
+		}
+		l.udp = append(l.udp, c)
+	}
+	return l, nil
+}
+
+func (l *listener) close() {
+	l.tcp.Close()
+	for _, c := range l.udp {
+		c.Close()
+	}
+}

@@ -1,0 +1,122 @@
+package dns
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"syscall"
+	"time"
+)
+
+// soReusePort is SO_REUSEPORT of Linux, which package syscall leaves out on
+// some architectures.
+const soReusePort = 0xf
+
+// udpBuffer is the size asked for a socket's receive buffer: a burst of about
+// 2000 questions waits in it.
+const udpBuffer = 1 << 20
+
+// listenUDP opens a socket that shares its address with others of this server.
+func listenUDP(addr netip.AddrPort) (*net.UDPConn, error) {
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var serr error
+		err := c.Control(func(fd uintptr) {
+			serr = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, soReusePort, 1)
+			if serr == nil && addr.Addr().IsUnspecified() {
+				// So that answers leave from the address that was asked.
+				if addr.Addr().Is4() {
+					serr = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_IP, syscall.IP_PKTINFO, 1)
+				} else {
+					serr = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_IPV6, syscall.IPV6_RECVPKTINFO, 1)
+				}
+			}
+		})
+		return errors.Join(err, serr)
+	}}
+	pc, err := lc.ListenPacket(context.Background(), network("udp", addr), addr.String())
+	if err != nil {
+		return nil, err
+	}
+	conn := pc.(*net.UDPConn)
+	// Best effort: the kernel has a limit of its own.
+	_ = conn.SetReadBuffer(udpBuffer)
+	return conn, nil
+}
+
+func network(base string, addr netip.AddrPort) string {
+	if addr.Addr().Is4() {
+		return base + "4"
+	}
+	return base + "6"
+}
+
+// serveUDP answers what comes in on one socket until it is closed. Answers
+// that are known are sent at once; the others never hold up the loop.
+func (s *Server) serveUDP(conn *net.UDPConn, stats *workerStats, wildcard bool) {
+	w := s.newWorker(true, stats)
+	in := make([]byte, maxRequest) // longer requests are cut, which makes them malformed
+	oob := make([]byte, 128)
+	if !wildcard {
+		oob = nil
+	}
+	for {
+		n, oobn, _, from, err := conn.ReadMsgUDPAddrPort(in, oob)
+		if err != nil {
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			continue // an ICMP error for an earlier answer
+		}
+		start := time.Now()
+		req, info := in[:n], oob[:oobn]
+		w.family = family(from.Addr())
+		what := w.answer(req)
+		if what == drop {
+			w.stats.dropped.Add(1)
+			continue
+		}
+		if what == forward || what == follow {
+			info := append([]byte(nil), info...)
+			if w.handOver(req, what, func(out []byte) { writeUDP(conn, out, info, from) }) {
+				continue
+			}
+		}
+		writeUDP(conn, w.out, info, from)
+		w.count(n, time.Since(start))
+		w.log()
+	}
+}
+
+// writeUDP sends an answer. An error concerns one client, which asks again.
+func writeUDP(conn *net.UDPConn, out, info []byte, to netip.AddrPort) {
+	if len(info) == 0 {
+		_, _ = conn.WriteToUDPAddrPort(out, to)
+		return
+	}
+	_, _, _ = conn.WriteMsgUDPAddrPort(out, sourceInfo(info), to)
+}
+
+// sourceInfo turns the control message that says where a request came in into
+// one that lets the answer go out from the same address. It works in place:
+// in_pktinfo has the address to send from in the middle, in6_pktinfo at the
+// beginning; the interface is left to routing.
+func sourceInfo(oob []byte) []byte {
+	msgs, err := syscall.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil
+	}
+	for _, m := range msgs {
+		switch {
+		case m.Header.Level == syscall.IPPROTO_IP && m.Header.Type == syscall.IP_PKTINFO && len(m.Data) >= 12:
+			clear(m.Data[:4]) // ipi_ifindex
+			return oob
+		case m.Header.Level == syscall.IPPROTO_IPV6 && m.Header.Type == syscall.IPV6_PKTINFO && len(m.Data) >= 20:
+			if !(m.Data[0] == 0xfe && m.Data[1]&0xc0 == 0x80) { // link-local needs its interface
+				clear(m.Data[16:20])
+			}
+			return oob
+		}
+	}
+	return nil
+}

@@ -1,0 +1,229 @@
+package dns
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"sync/atomic"
+	"time"
+)
+
+// upstream is one resolver.
+type upstream struct {
+	addr netip.AddrPort
+	name string // addr as text
+
+	// fails counts tries in a row that brought no answer.
+	fails atomic.Int32
+	// looped: what is sent there comes back here.
+	looped atomic.Bool
+	// plain: it does not repeat the case of letters.
+	plain atomic.Bool
+	// noEDNS: it answers FORMERR to an OPT record.
+	noEDNS atomic.Bool
+
+	tls  *tls.Config // nil: plain
+	idle idleConns   // over TLS
+
+	stats upstreamStats
+}
+
+// maxFails in a row make an upstream unhealthy; as in CoreDNS.
+const maxFails = 2
+
+func newUpstream(a netip.AddrPort) *upstream {
+	return &upstream{addr: a, name: a.String()}
+}
+
+func (u *upstream) healthy() bool { return u.fails.Load() < maxFails && !u.looped.Load() }
+
+// ask is a question for an upstream.
+type ask struct {
+	name  []byte // wire form, lower case
+	typ   uint16
+	flags byte // key flags
+}
+
+// key is the ask as a key of cache and flights.
+func (a ask) key() string { return string(appendKey(nil, a.name, a.typ, a.flags)) }
+
+func appendKey(b, name []byte, typ uint16, flags byte) []byte {
+	b = append(b, byte(typ>>8), byte(typ), flags)
+	return append(b, name...)
+}
+
+// errors of one try.
+var (
+	errNoAnswer  = errors.New("no answer")
+	errTruncated = errors.New("truncated")
+	errCase      = errors.New("the answer does not repeat the case of the name")
+)
+
+// junkLimit is how many packets that are no answer to the question are looked
+// at before the try is given up: somebody is guessing.
+const junkLimit = 64
+
+// exchange asks u once over UDP and, when the answer was cut off or cannot be
+// trusted, once more over TCP.
+func (u *upstream) exchange(ctx context.Context, a ask, mixCase bool, timeout time.Duration) (*entry, error) {
+	if u.tls != nil {
+		return u.exchangeTLS(ctx, a, timeout)
+	}
+	mix := mixCase && !u.plain.Load()
+	e, err := u.exchangeOver(ctx, "udp", a, mix, timeout)
+	if err == nil || !errors.Is(err, errTruncated) && !errors.Is(err, errCase) {
+		return e, err
+	}
+	wrongCase := errors.Is(err, errCase)
+	e, err = u.exchangeOver(ctx, "tcp", a, mix, timeout)
+	if errors.Is(err, errCase) && wrongCase {
+		// It says the same over TCP, where nobody can forge: this is how it is.
+		u.plain.Store(true)
+		e, err = u.exchangeOver(ctx, "tcp", a, false, timeout)
+	}
+	return e, err
+}
+
+func (u *upstream) exchangeOver(ctx context.Context, network string, a ask, mix bool, timeout time.Duration) (*entry, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, network, u.name)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	// The end of ctx ends the read; Close ends nothing that is not waited for.
+	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
+
+	req := u.request(a, mix)
+	if network == "tcp" {
+		return exchangeTCP(conn, req, a)
+	}
+	return exchangeUDP(conn, req, a)
+}
+
+// request packs the question with a random id and, if mix, random case.
+func (u *upstream) request(a ask, mix bool) []byte {
+	msg := make([]byte, 2+headerSize, 2+headerSize+len(a.name)+4+optSize)
+	// crypto/rand fails only where the kernel has no randomness to give, and
+	// then ends the process.
+	rand.Read(msg[2:4])
+	flags := uint16(flagRD)
+	if a.flags&keyCD != 0 {
+		flags |= flagCD
+	}
+	if a.flags&keyAD != 0 {
+		flags |= flagAD
+	}
+	binary.BigEndian.PutUint16(msg[4:], flags)
+	msg[7] = 1
+	nameAt := len(msg)
+	msg = append(msg, a.name...)
+	if mix {
+		mixLetters(msg[nameAt:])
+	}
+	msg = binary.BigEndian.AppendUint16(msg, a.typ)
+	msg = binary.BigEndian.AppendUint16(msg, classIN)
+	if !u.noEDNS.Load() {
+		msg[13] = 1
+		msg = append(msg, 0, 0, typeOPT, udpSize>>8, udpSize&0xFF, 0, 0, 0, 0, 0, 0)
+		if a.flags&keyDO != 0 {
+			msg[len(msg)-4] = 0x80
+		}
+	}
+	binary.BigEndian.PutUint16(msg, uint16(len(msg)-2))
+	return msg
+}
+
+// mixLetters gives each letter of a wire name random case. Length bytes are no
+// letters.
+func mixLetters(name []byte) {
+	var bits [32]byte
+	rand.Read(bits[:])
+	for i, c := range name {
+		if c >= 'a' && c <= 'z' && bits[i/8]>>(i%8)&1 == 1 {
+			name[i] = c - 0x20
+		}
+	}
+}
+
+// exchangeUDP sends req, which begins with its length, and waits for the
+// answer to it. The socket is connected: the kernel passes on only what comes
+// from the upstream's address and port.
+func exchangeUDP(conn net.Conn, req []byte, a ask) (*entry, error) {
+	if _, err := conn.Write(req[2:]); err != nil {
+		return nil, err
+	}
+	buf := make([]byte, 4096)
+	var caseErr error
+	for range junkLimit {
+		n, err := conn.Read(buf)
+		if err != nil {
+			return nil, errors.Join(err, caseErr)
+		}
+		e, err := readReply(buf[:n], req[2:], a)
+		switch {
+		case err == nil || errors.Is(err, errTruncated) || errors.Is(err, errBadReply):
+			return e, err
+		case errors.Is(err, errCase):
+			// Either the upstream changes case or somebody is guessing. TCP
+			// tells.
+			return nil, err
+		}
+	}
+	return nil, fmt.Errorf("%w among %d packets", errNoAnswer, junkLimit)
+}
+
+func exchangeTCP(conn net.Conn, req []byte, a ask) (*entry, error) {
+	if _, err := conn.Write(req); err != nil {
+		return nil, err
+	}
+	var length [2]byte
+	if _, err := io.ReadFull(conn, length[:]); err != nil {
+		return nil, err
+	}
+	buf := make([]byte, binary.BigEndian.Uint16(length[:]))
+	if _, err := io.ReadFull(conn, buf); err != nil {
+		return nil, err
+	}
+	return readReply(buf, req[2:], a)
+}
+
+// readReply accepts buf as the answer to req: same id, same question letter by
+// letter. Any other error than the named ones means that buf is something
+// else.
+func readReply(buf, req []byte, a ask) (*entry, error) {
+	qend := headerSize + len(a.name) + 4
+	if len(buf) < headerSize || [2]byte(buf) != [2]byte(req) {
+		return nil, errNoAnswer
+	}
+	flags := binary.BigEndian.Uint16(buf[2:])
+	if flags&flagQR == 0 || flags&opcodeMask != 0 {
+		return nil, errNoAnswer
+	}
+	if rcode := flags & rcodeMask; binary.BigEndian.Uint16(buf[4:]) == 0 && (rcode == rcodeFormErr || rcode == rcodeNotImp) {
+		// Servers that do not understand a query do not repeat it.
+		return &entry{rcode: uint8(rcode)}, nil
+	}
+	if binary.BigEndian.Uint16(buf[4:]) != 1 || len(buf) < qend {
+		return nil, errNoAnswer
+	}
+	if !bytes.Equal(buf[headerSize:qend], req[headerSize:qend]) {
+		if bytes.EqualFold(buf[headerSize:qend-4], req[headerSize:qend-4]) && bytes.Equal(buf[qend-4:qend], req[qend-4:qend]) {
+			return nil, errCase
+		}
+		return nil, errNoAnswer
+	}
+	if flags&flagTC != 0 {
+		return nil, errTruncated
+	}
+	return newEntry(buf, a.name)
+}

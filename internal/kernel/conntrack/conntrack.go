@@ -1,0 +1,247 @@
+// Package conntrack removes entries of the kernel's connection tracking table that
+// would lead packets to where nothing is any more.
+package conntrack
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/fairlead/fairlead/internal/kernel/nfnl"
+	"github.com/fairlead/fairlead/internal/svc"
+	"golang.org/x/sys/unix"
+)
+
+// statusDstNAT is the status bit IPS_DST_NAT of nf_conntrack_common.h.
+const statusDstNAT = 1 << 5
+
+// The attributes of nfnetlink_conntrack.h that x/sys/unix does not name.
+const (
+	ctaTupleOrig  = 1
+	ctaTupleReply = 2
+	ctaStatus     = 3
+	ctaID         = 12
+	ctaZone       = 18
+	ctaStatusMask = 26
+
+	ctaTupleIP    = 1
+	ctaTupleProto = 2
+
+	ctaProtoNum     = 1
+	ctaProtoSrcPort = 2
+	ctaProtoDstPort = 3
+
+	msgGet    = unix.NFNL_SUBSYS_CTNETLINK<<8 | 1
+	msgDelete = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2
+)
+
+// Delete removes every entry that matches one of the flows, in the network
+// namespace of the calling thread, and returns how many there were. A Flow
+// without ReplySrc matches only entries whose destination was translated. The
+// table is read once for each family that the flows have, and never flushed:
+// what is deleted was read before, one entry at a time. Entries that end by
+// themselves meanwhile are no error.
+func Delete(ctx context.Context, flows []Flow) (deleted int, err error) {
+	if len(flows) == 0 {
+		return 0, nil
+	}
+	c, err := nfnl.Dial()
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = c.Close() }()
+	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
+		w := index(flows, f)
+		if len(w) == 0 {
+			continue
+		}
+		n, e := deleteFamily(ctx, c, f, w)
+		deleted += n
+		err = errors.Join(err, e)
+	}
+	if err != nil {
+		return deleted, fmt.Errorf("delete stale connections: %w", err)
+	}
+	return deleted, nil
+}
+
+// front is what flows are looked up by; the rest of a Flow is compared.
+type front struct {
+	protocol svc.Protocol
+	dst      netip.AddrPort
+}
+
+func index(flows []Flow, f svc.Family) map[front][]Flow {
+	m := map[front][]Flow{}
+	for _, fl := range flows {
+		if fl.OrigDst.IsValid() && svc.FamilyOf(fl.OrigDst.Addr()) == f {
+			k := front{fl.Protocol, fl.OrigDst}
+			m[k] = append(m[k], fl)
+		}
+	}
+	return m
+}
+
+func deleteFamily(ctx context.Context, c *nfnl.Conn, f svc.Family, w map[front][]Flow) (int, error) {
+	found, err := matching(c, f, w)
+	// A dump that was disturbed has still shown most of the table. What it
+	// missed is no worse than a connection that began a moment later.
+	if err != nil && !errors.Is(err, nfnl.ErrInterrupted) {
+		return 0, err
+	}
+	deleted := 0
+	var errs []error
+	for _, msg := range found {
+		if ctx.Err() != nil {
+			return deleted, errors.Join(append(errs, ctx.Err())...)
+		}
+		switch e := errors.Join(c.Send(msg)...); {
+		case e == nil:
+			deleted++
+		case !errors.Is(e, unix.ENOENT):
+			errs = append(errs, e)
+		}
+	}
+	return deleted, errors.Join(errs...)
+}
+
+// matching returns one delete message for each entry that w asks for.
+func matching(c *nfnl.Conn, f svc.Family, w map[front][]Flow) ([][]byte, error) {
+	translated := true
+	for _, fls := range w {
+		for _, fl := range fls {
+			translated = translated && fl.ReplySrc != fl.OrigDst
+		}
+	}
+	var e nfnl.Encoder
+	e.Begin(msgGet, unix.NLM_F_DUMP, kernelFamily(f), 0)
+	if translated {
+		// A kernel that knows the mask sends only these, an older one everything.
+		e.Uint32(ctaStatus, statusDstNAT)
+		e.Uint32(ctaStatusMask, statusDstNAT)
+	}
+	e.End()
+	anyAddr := netip.IPv4Unspecified()
+	if f == svc.IPv6 {
+		anyAddr = netip.IPv6Unspecified()
+	}
+	var found [][]byte
+	err := c.Dump(e.Buf, func(body []byte) {
+		en, ok := parse(body)
+		if !ok {
+			return
+		}
+		hit := matches(w[front{en.protocol, en.origDst}], en) ||
+			matches(w[front{en.protocol, netip.AddrPortFrom(anyAddr, en.origDst.Port())}], en)
+		if hit {
+			found = append(found, en.deleteMessage(f))
+		}
+	})
+	return found, err
+}
+
+func matches(fls []Flow, en entry) bool {
+	for _, fl := range fls {
+		if fl.ReplySrc == en.replySrc || (!fl.ReplySrc.IsValid() && en.status&statusDstNAT != 0) {
+			return true
+		}
+	}
+	return false
+}
+
+// entry is one tracked connection.
+type entry struct {
+	protocol svc.Protocol
+	origDst  netip.AddrPort
+	replySrc netip.AddrPort
+	status   uint32
+	// What names the entry to the kernel, as it sent it.
+	orig, id, zone []byte
+}
+
+func parse(body []byte) (entry, bool) {
+	var en entry
+	var reply []byte
+	nfnl.Attrs(body, func(typ uint16, v []byte) {
+		switch typ {
+		case ctaTupleOrig:
+			en.orig = append([]byte(nil), v...)
+		case ctaTupleReply:
+			reply = v
+		case ctaStatus:
+			if len(v) == 4 {
+				en.status = binary.BigEndian.Uint32(v)
+			}
+		case ctaID:
+			en.id = append([]byte(nil), v...)
+		case ctaZone:
+			en.zone = append([]byte(nil), v...)
+		}
+	})
+	var ok1, ok2 bool
+	en.protocol, _, en.origDst, ok1 = tuple(en.orig)
+	_, en.replySrc, _, ok2 = tuple(reply)
+	return en, ok1 && ok2
+}
+
+// tuple reads one direction of a connection. Protocols without ports are not
+// of interest.
+func tuple(b []byte) (p svc.Protocol, src, dst netip.AddrPort, ok bool) {
+	var srcIP, dstIP netip.Addr
+	var srcPort, dstPort []byte
+	nfnl.Attrs(b, func(typ uint16, v []byte) {
+		switch typ {
+		case ctaTupleIP:
+			nfnl.Attrs(v, func(typ uint16, v []byte) {
+				switch a, _ := netip.AddrFromSlice(v); typ {
+				case 1, 3: // CTA_IP_V4_SRC, CTA_IP_V6_SRC
+					srcIP = a
+				case 2, 4: // CTA_IP_V4_DST, CTA_IP_V6_DST
+					dstIP = a
+				}
+			})
+		case ctaTupleProto:
+			nfnl.Attrs(v, func(typ uint16, v []byte) {
+				switch typ {
+				case ctaProtoNum:
+					if len(v) == 1 {
+						p = svc.Protocol(v[0])
+					}
+				case ctaProtoSrcPort:
+					srcPort = v
+				case ctaProtoDstPort:
+					dstPort = v
+				}
+			})
+		}
+	})
+	if !srcIP.IsValid() || !dstIP.IsValid() || len(srcPort) != 2 || len(dstPort) != 2 {
+		return p, src, dst, false
+	}
+	return p, netip.AddrPortFrom(srcIP, binary.BigEndian.Uint16(srcPort)), netip.AddrPortFrom(dstIP, binary.BigEndian.Uint16(dstPort)), true
+}
+
+// deleteMessage names the entry by its original direction and its ID, so that
+// a later connection of the same addresses is left alone.
+func (en *entry) deleteMessage(f svc.Family) []byte {
+	var e nfnl.Encoder
+	e.Begin(msgDelete, unix.NLM_F_ACK, kernelFamily(f), 0)
+	e.Bytes(ctaTupleOrig|unix.NLA_F_NESTED, en.orig)
+	if en.zone != nil {
+		e.Bytes(ctaZone, en.zone)
+	}
+	if en.id != nil {
+		e.Bytes(ctaID, en.id)
+	}
+	e.End()
+	return e.Buf
+}
+
+func kernelFamily(f svc.Family) uint8 {
+	if f == svc.IPv6 {
+		return unix.AF_INET6
+	}
+	return unix.AF_INET
+}

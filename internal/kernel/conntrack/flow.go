@@ -1,0 +1,28 @@
+package conntrack
+
+import (
+	"net/netip"
+
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// Flow selects entries of the table by where a client sent its packets and by
+// who answers them.
+type Flow struct {
+	Protocol svc.Protocol
+	// OrigDst is where the client sent to. The unspecified address of a family
+	// stands for every address, as the frontend of a node port has it.
+	OrigDst netip.AddrPort
+	// ReplySrc is who answers: the endpoint after a translation, OrigDst
+	// itself where there was none. The zero value is anybody.
+	ReplySrc netip.AddrPort
+}
+
+// String returns for example "UDP 10.96.0.10:53 answered by 10.244.0.5:5353".
+func (f Flow) String() string {
+	text := f.Protocol.String() + " " + f.OrigDst.String()
+	if f.ReplySrc.IsValid() {
+		text += " answered by " + f.ReplySrc.String()
+	}
+	return text
+}

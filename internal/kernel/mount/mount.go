@@ -1,0 +1,105 @@
+// Package mount gives processes a private view of the file system: a mount
+// namespace of their own in which single files and directories are laid over
+// those of the machine.
+package mount
+
+import (
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/kernel/thread"
+)
+
+// Bind lays Source, a file or directory of the machine, over Target inside a
+// private mount namespace. Target must exist.
+type Bind struct {
+	Source   string `json:"source"`
+	Target   string `json:"target"`
+	ReadOnly bool   `json:"readOnly,omitempty"`
+	// Optional makes a Target that does not exist no error: it is left out.
+	Optional bool `json:"optional,omitempty"`
+}
+
+// Private calls f on a thread of its own in a new mount namespace with binds
+// applied, and returns what f returns. Processes that f starts itself live in
+// that namespace; goroutines that it starts do not. ns is an open handle of the
+// namespace, valid until f returns.
+func Private(binds []Bind, f func(ns *os.File) error) error {
+	return thread.Run(func() error { return private(binds, f) })
+}
+
+func private(binds []Bind, f func(ns *os.File) error) error {
+	// CLONE_FS first: threads share their root and working directory, and a
+	// thread that shares them may not change its mount namespace.
+	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("make a mount namespace: %w", err)
+	}
+	// Slave: mounts of the machine made later arrive here, ours never leave.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	for _, b := range binds {
+		if err := apply(b); err != nil {
+			return err
+		}
+	}
+	ns, err := os.Open("/proc/thread-self/ns/mnt")
+	if err != nil {
+		return fmt.Errorf("open the new mount namespace: %w", err)
+	}
+	defer ns.Close()
+	return f(ns)
+}
+
+func apply(b Bind) error {
+	if _, err := os.Stat(b.Target); err != nil {
+		if b.Optional && os.IsNotExist(err) {
+			return nil
+		}
+		return fmt.Errorf("mount at %s: %w; image host shares the machine's file system, so the place must exist there", b.Target, err)
+	}
+	if err := unix.Mount(b.Source, b.Target, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("bind %s to %s: %w", b.Source, b.Target, err)
+	}
+	if !b.ReadOnly {
+		return nil
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(b.Target, &st); err != nil {
+		return fmt.Errorf("read the mount at %s: %w", b.Target, err)
+	}
+	// In a user namespace a remount must keep the flags that came from outside.
+	keep := uintptr(st.Flags) & (unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_NOATIME | unix.MS_NODIRATIME)
+	if st.Flags&unix.ST_RELATIME != 0 {
+		keep |= unix.MS_RELATIME
+	}
+	if err := unix.Mount("", b.Target, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|keep, ""); err != nil {
+		return fmt.Errorf("make %s read-only: %w", b.Target, err)
+	}
+	return nil
+}
+
+// Enter calls f on a thread of its own in the mount namespace behind ns, as
+// Private does in a new one.
+func Enter(ns *os.File, f func() error) error {
+	return thread.Run(func() error {
+		if err := unix.Unshare(unix.CLONE_FS); err != nil {
+			return fmt.Errorf("unshare the working directory: %w", err)
+		}
+		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNS); err != nil {
+			return fmt.Errorf("enter the mount namespace: %w", err)
+		}
+		return f()
+	})
+}
+
+// Inode is the identity of the namespace behind ns while it lives.
+func Inode(ns *os.File) (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(ns.Fd()), &st); err != nil {
+		return 0, fmt.Errorf("read the mount namespace: %w", err)
+	}
+	return st.Ino, nil
+}

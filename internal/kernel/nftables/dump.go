@@ -1,0 +1,238 @@
+package nftables
+
+import (
+	"encoding/binary"
+	"errors"
+
+	"github.com/fairlead/fairlead/internal/kernel/nfnl"
+	"golang.org/x/sys/unix"
+)
+
+// dump asks until the answer is undisturbed by other changes, a limited number
+// of times: on a machine where somebody changes rules all the time, what is
+// read last is as good as any. begin is called before each try.
+func (c *Conn) dump(typ uint16, t Table, begin func(), attrs func(e *nfnl.Encoder), f func(body []byte)) error {
+	for try := 1; ; try++ {
+		var e nfnl.Encoder
+		e.Begin(unix.NFNL_SUBSYS_NFTABLES<<8|typ, unix.NLM_F_DUMP, uint8(t.Family), 0)
+		attrs(&e)
+		e.End()
+		begin()
+		err := c.nl.Dump(e.Buf, f)
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, unix.ENOENT):
+			begin()
+			return nil // the table or set is not there: nothing to tell
+		case errors.Is(err, nfnl.ErrInterrupted) && try >= attempts:
+			return nil
+		case !errors.Is(err, nfnl.ErrInterrupted) && !transient(err):
+			return err
+		}
+	}
+}
+
+// Generation is a number that every transaction in this network namespace
+// raises by one, whoever makes it; only packets change sets without it.
+func (c *Conn) Generation() (uint32, error) {
+	for try := 1; ; try++ {
+		var e nfnl.Encoder
+		e.Begin(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, unix.NLM_F_ACK, unix.AF_UNSPEC, 0)
+		e.End()
+		var gen uint32
+		errs := c.nl.Ask(e.Buf, func(body []byte) { gen = uint32At(nfnl.Attr(body, 1)) }) // NFTA_GEN_ID
+		if len(errs) == 0 {
+			return gen, nil
+		}
+		if !transient(errs[0]) || try == attempts {
+			return 0, errs[0]
+		}
+	}
+}
+
+// Table returns the comment of table t and whether there is such a table.
+func (c *Conn) Table(t Table) (comment string, found bool, err error) {
+	err = c.dump(unix.NFT_MSG_GETTABLE, t, func() { found = false }, func(*nfnl.Encoder) {}, func(body []byte) {
+		if nfnl.CString(nfnl.Attr(body, unix.NFTA_TABLE_NAME)) == t.Name {
+			found = true
+			comment = nfnl.CString(udataFind(nfnl.Attr(body, tableUserdata), udComment))
+		}
+	})
+	return comment, found, err
+}
+
+// Chains returns the chains of table t.
+func (c *Conn) Chains(t Table) ([]Chain, error) {
+	var out []Chain
+	err := c.dump(unix.NFT_MSG_GETCHAIN, t, func() { out = nil }, func(*nfnl.Encoder) {}, func(body []byte) {
+		if nfnl.CString(nfnl.Attr(body, unix.NFTA_CHAIN_TABLE)) != t.Name {
+			return
+		}
+		ch := Chain{Name: nfnl.CString(nfnl.Attr(body, unix.NFTA_CHAIN_NAME))}
+		if h := nfnl.Attr(body, unix.NFTA_CHAIN_HOOK); h != nil {
+			ch.Hook = &Hook{
+				Type:     nfnl.CString(nfnl.Attr(body, unix.NFTA_CHAIN_TYPE)),
+				Number:   uint32At(nfnl.Attr(h, unix.NFTA_HOOK_HOOKNUM)),
+				Priority: int32(uint32At(nfnl.Attr(h, unix.NFTA_HOOK_PRIORITY))),
+			}
+		}
+		out = append(out, ch)
+	})
+	return out, err
+}
+
+// StoredRule is what a dump tells of a rule.
+type StoredRule struct {
+	Text string
+	// Hash is Rule.Hash of the rule that was written, 0 for another program's.
+	Hash uint64
+}
+
+// Rules returns the rules of every chain of table t, in order.
+func (c *Conn) Rules(t Table) (map[string][]StoredRule, error) {
+	var out map[string][]StoredRule
+	err := c.dump(unix.NFT_MSG_GETRULE, t, func() { out = map[string][]StoredRule{} }, func(e *nfnl.Encoder) {
+		e.String(unix.NFTA_RULE_TABLE, t.Name)
+	}, func(body []byte) {
+		if nfnl.CString(nfnl.Attr(body, unix.NFTA_RULE_TABLE)) != t.Name {
+			return
+		}
+		chain := nfnl.CString(nfnl.Attr(body, unix.NFTA_RULE_CHAIN))
+		ud := nfnl.Attr(body, unix.NFTA_RULE_USERDATA)
+		r := StoredRule{Text: nfnl.CString(udataFind(ud, udText))}
+		if r.Text == "" {
+			r.Text = nfnl.CString(udataFind(ud, udComment))
+		}
+		if h := udataFind(ud, udHash); len(h) == 8 {
+			r.Hash = binary.BigEndian.Uint64(h)
+		}
+		out[chain] = append(out[chain], r)
+	})
+	return out, err
+}
+
+// StoredSet is what a dump tells of a set.
+type StoredSet struct {
+	Name              string
+	KeyType, DataType uint32
+	Flags             uint32
+	Size              uint32
+}
+
+// Is says that the stored set is what AddSet makes of s.
+func (st StoredSet) Is(s Set) bool {
+	want := StoredSet{Name: s.Name, KeyType: number(s.Key), Size: s.Size}
+	if s.Data != nil {
+		want.Flags |= setFlagMap
+		want.DataType = number(s.Data)
+		if s.Data[0] == TypeVerdict {
+			want.DataType = 0xffffff00
+		}
+	}
+	if s.Dynamic {
+		want.Flags |= setFlagDynamic
+	}
+	return st == want
+}
+
+// Sets returns the sets and maps of table t.
+func (c *Conn) Sets(t Table) ([]StoredSet, error) {
+	var out []StoredSet
+	err := c.dump(unix.NFT_MSG_GETSET, t, func() { out = nil }, func(e *nfnl.Encoder) {
+		e.String(unix.NFTA_SET_TABLE, t.Name)
+	}, func(body []byte) {
+		if nfnl.CString(nfnl.Attr(body, unix.NFTA_SET_TABLE)) != t.Name {
+			return
+		}
+		out = append(out, StoredSet{
+			Name:     nfnl.CString(nfnl.Attr(body, unix.NFTA_SET_NAME)),
+			KeyType:  uint32At(nfnl.Attr(body, unix.NFTA_SET_KEY_TYPE)),
+			DataType: uint32At(nfnl.Attr(body, unix.NFTA_SET_DATA_TYPE)),
+			Flags:    uint32At(nfnl.Attr(body, unix.NFTA_SET_FLAGS)),
+			Size:     uint32At(nfnl.Attr(nfnl.Attr(body, unix.NFTA_SET_DESC), unix.NFTA_SET_DESC_SIZE)),
+		})
+	})
+	return out, err
+}
+
+// Elems calls begin, then f for each element of a set; both again if the set
+// changed meanwhile. What f gets is valid until it returns.
+func (c *Conn) Elems(t Table, set string, begin func(), f func(e Elem)) error {
+	return c.dump(unix.NFT_MSG_GETSETELEM, t, begin, func(e *nfnl.Encoder) {
+		e.String(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
+		e.String(unix.NFTA_SET_ELEM_LIST_SET, set)
+	}, func(body []byte) { elems(body, f) })
+}
+
+func elems(body []byte, f func(e Elem)) {
+	nfnl.Attrs(nfnl.Attr(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, v []byte) {
+		var e Elem
+		nfnl.Attrs(v, func(typ uint16, v []byte) {
+			switch typ {
+			case unix.NFTA_SET_ELEM_KEY:
+				e.Key = nfnl.Attr(v, unix.NFTA_DATA_VALUE)
+			case unix.NFTA_SET_ELEM_DATA:
+				e.Data = nfnl.Attr(v, unix.NFTA_DATA_VALUE)
+				if vd := nfnl.Attr(v, unix.NFTA_DATA_VERDICT); vd != nil {
+					e.Goto = nfnl.CString(nfnl.Attr(vd, unix.NFTA_VERDICT_CHAIN))
+					e.Drop = int32(uint32At(nfnl.Attr(vd, unix.NFTA_VERDICT_CODE))) == verdictDrop
+				}
+			case unix.NFTA_SET_ELEM_USERDATA:
+				e.Comment = nfnl.CString(udataFind(v, udComment))
+			}
+		})
+		f(e)
+	})
+}
+
+// Get calls f for each element of a set that has one of the keys; what f gets
+// is valid until it returns. It is the way to read much of a large set: a dump
+// begins from the start of the set again for every 32 KiB of it, which takes
+// 22 s for half a million elements, and misses elements while the kernel grows
+// the set's hash table.
+func (c *Conn) Get(t Table, set string, keys [][]byte, f func(e Elem)) error {
+	burst := min(c.nl.Burst(), 500)
+	for len(keys) > 0 {
+		var e nfnl.Encoder
+		e.Begin(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETSETELEM, unix.NLM_F_ACK, uint8(t.Family), 0)
+		e.String(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
+		e.String(unix.NFTA_SET_ELEM_LIST_SET, set)
+		list := e.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+		n := min(burst, len(keys))
+		for _, key := range keys[:n] {
+			at := e.Nest(unix.NFTA_LIST_ELEM)
+			k := e.Nest(unix.NFTA_SET_ELEM_KEY)
+			e.Bytes(unix.NFTA_DATA_VALUE, key)
+			e.Close(k)
+			e.Close(at)
+		}
+		e.Close(list)
+		e.End()
+		got := 0
+		errs := c.nl.Ask(e.Buf, func(body []byte) {
+			elems(body, f)
+			got++
+		})
+		switch {
+		case len(errs) == 0:
+			keys = keys[n:]
+		case errors.Is(errs[0], unix.ENOENT) && got < n:
+			// The kernel answers in order, and ends with the first that is not
+			// there.
+			keys = keys[got+1:]
+		case transient(errs[0]):
+			// f is called again for some, with the same.
+		default:
+			return errs[0]
+		}
+	}
+	return nil
+}
+
+func uint32At(v []byte) uint32 {
+	if len(v) != 4 {
+		return 0
+	}
+	return binary.BigEndian.Uint32(v)
+}

@@ -1,0 +1,307 @@
+package nftables
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"github.com/fairlead/fairlead/internal/kernel/nfnl"
+	"golang.org/x/sys/unix"
+)
+
+// Reg is one of the sixteen 32-bit registers, 0 to 15. Values of more than
+// four bytes lie in consecutive ones.
+type Reg uint8
+
+func (r Reg) number() uint32 { return uint32(r) + 8 } // NFT_REG32_00
+
+// Program is the expressions of a rule in the making. Its methods append one
+// each; names of the kernel's expressions are in their comments.
+type Program struct {
+	enc  nfnl.Encoder
+	elem int
+	data int
+}
+
+// Bytes is the encoded program, for Rule.Exprs.
+func (p *Program) Bytes() []byte { return p.enc.Buf }
+
+func (p *Program) begin(name string) {
+	p.elem = p.enc.Nest(unix.NFTA_LIST_ELEM)
+	p.enc.String(unix.NFTA_EXPR_NAME, name)
+	p.data = p.enc.Nest(unix.NFTA_EXPR_DATA)
+}
+
+func (p *Program) end() *Program {
+	p.enc.Close(p.data)
+	p.enc.Close(p.elem)
+	return p
+}
+
+// Network loads n bytes at an offset of the IP header (payload).
+func (p *Program) Network(to Reg, offset, n uint32) *Program {
+	return p.payload(to, unix.NFT_PAYLOAD_NETWORK_HEADER, offset, n)
+}
+
+// DestinationPort loads "th dport" (payload): it is at the same place in TCP,
+// UDP and SCTP.
+func (p *Program) DestinationPort(to Reg) *Program {
+	return p.payload(to, unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2)
+}
+
+func (p *Program) payload(to Reg, base, offset, n uint32) *Program {
+	p.begin("payload")
+	p.enc.Uint32(unix.NFTA_PAYLOAD_DREG, to.number())
+	p.enc.Uint32(unix.NFTA_PAYLOAD_BASE, base)
+	p.enc.Uint32(unix.NFTA_PAYLOAD_OFFSET, offset)
+	p.enc.Uint32(unix.NFTA_PAYLOAD_LEN, n)
+	return p.end()
+}
+
+// The keys of Meta.
+const (
+	MetaMark    = unix.NFT_META_MARK
+	MetaOif     = unix.NFT_META_OIF
+	MetaIif     = unix.NFT_META_IIF
+	MetaL4Proto = unix.NFT_META_L4PROTO
+)
+
+// Meta loads what the kernel knows about the packet (meta).
+func (p *Program) Meta(to Reg, key uint32) *Program {
+	p.begin("meta")
+	p.enc.Uint32(unix.NFTA_META_KEY, key)
+	p.enc.Uint32(unix.NFTA_META_DREG, to.number())
+	return p.end()
+}
+
+// SetMark writes the packet's mark (meta).
+func (p *Program) SetMark(from Reg) *Program {
+	p.begin("meta")
+	p.enc.Uint32(unix.NFTA_META_KEY, MetaMark)
+	p.enc.Uint32(unix.NFTA_META_SREG, from.number())
+	return p.end()
+}
+
+// The keys and values of Conntrack.
+const (
+	CtState  = unix.NFT_CT_STATE
+	CtStatus = unix.NFT_CT_STATUS
+
+	CtStateInvalid = 1
+	CtStatusDNAT   = 1 << 5
+)
+
+// Conntrack loads what connection tracking knows about the packet (ct).
+func (p *Program) Conntrack(to Reg, key uint32) *Program {
+	p.begin("ct")
+	p.enc.Uint32(unix.NFTA_CT_KEY, key)
+	p.enc.Uint32(unix.NFTA_CT_DREG, to.number())
+	return p.end()
+}
+
+// Equal goes on if a register has the value v (cmp).
+func (p *Program) Equal(r Reg, v []byte) *Program { return p.cmp(r, unix.NFT_CMP_EQ, v) }
+
+// NotEqual goes on if a register has another value than v (cmp).
+func (p *Program) NotEqual(r Reg, v []byte) *Program { return p.cmp(r, unix.NFT_CMP_NEQ, v) }
+
+func (p *Program) cmp(r Reg, op uint32, v []byte) *Program {
+	p.begin("cmp")
+	p.enc.Uint32(unix.NFTA_CMP_SREG, r.number())
+	p.enc.Uint32(unix.NFTA_CMP_OP, op)
+	p.value(unix.NFTA_CMP_DATA, v)
+	return p.end()
+}
+
+// Mask computes r = r & mask ^ xor in place (bitwise).
+func (p *Program) Mask(r Reg, mask, xor []byte) *Program {
+	p.begin("bitwise")
+	p.enc.Uint32(unix.NFTA_BITWISE_SREG, r.number())
+	p.enc.Uint32(unix.NFTA_BITWISE_DREG, r.number())
+	p.enc.Uint32(unix.NFTA_BITWISE_LEN, uint32(len(mask)))
+	p.value(unix.NFTA_BITWISE_MASK, mask)
+	p.value(unix.NFTA_BITWISE_XOR, xor)
+	return p.end()
+}
+
+func (p *Program) value(typ uint16, v []byte) {
+	at := p.enc.Nest(typ)
+	p.enc.Bytes(unix.NFTA_DATA_VALUE, v)
+	p.enc.Close(at)
+}
+
+// InSet goes on if the value that begins at r is in the set (lookup).
+func (p *Program) InSet(set string, r Reg) *Program {
+	p.begin("lookup")
+	p.enc.String(unix.NFTA_LOOKUP_SET, set)
+	p.enc.Uint32(unix.NFTA_LOOKUP_SREG, r.number())
+	return p.end()
+}
+
+// Map loads what the map has for the value that begins at from (lookup). It
+// ends the rule if there is nothing.
+func (p *Program) Map(set string, from, to Reg) *Program {
+	p.begin("lookup")
+	p.enc.String(unix.NFTA_LOOKUP_SET, set)
+	p.enc.Uint32(unix.NFTA_LOOKUP_SREG, from.number())
+	p.enc.Uint32(unix.NFTA_LOOKUP_DREG, to.number())
+	return p.end()
+}
+
+// VerdictMap does what the verdict map says for the value at from (lookup).
+func (p *Program) VerdictMap(set string, from Reg) *Program {
+	p.begin("lookup")
+	p.enc.String(unix.NFTA_LOOKUP_SET, set)
+	p.enc.Uint32(unix.NFTA_LOOKUP_SREG, from.number())
+	p.enc.Uint32(unix.NFTA_LOOKUP_DREG, 0) // NFT_REG_VERDICT
+	return p.end()
+}
+
+// Remember adds an element by the packet, or renews the time of the one that is
+// there and keeps its data (dynset update). timeout is in milliseconds. It ends
+// the rule if the map is full.
+func (p *Program) Remember(set string, key, data Reg, timeout uint64) *Program {
+	return p.dynset(set, unix.NFT_DYNSET_OP_UPDATE, key, data, timeout)
+}
+
+// Forget removes an element by the packet, if it is there (dynset delete).
+func (p *Program) Forget(set string, key, data Reg) *Program {
+	return p.dynset(set, 2, key, data, 0) // NFT_DYNSET_OP_DELETE
+}
+
+func (p *Program) dynset(set string, op uint32, key, data Reg, timeout uint64) *Program {
+	p.begin("dynset")
+	p.enc.String(unix.NFTA_DYNSET_SET_NAME, set)
+	p.enc.Uint32(unix.NFTA_DYNSET_OP, op)
+	p.enc.Uint32(unix.NFTA_DYNSET_SREG_KEY, key.number())
+	p.enc.Uint32(unix.NFTA_DYNSET_SREG_DATA, data.number())
+	if timeout != 0 {
+		p.enc.Uint64(unix.NFTA_DYNSET_TIMEOUT, timeout)
+	}
+	return p.end()
+}
+
+// Value loads a constant (immediate).
+func (p *Program) Value(to Reg, v []byte) *Program {
+	p.begin("immediate")
+	p.enc.Uint32(unix.NFTA_IMMEDIATE_DREG, to.number())
+	p.value(unix.NFTA_IMMEDIATE_DATA, v)
+	return p.end()
+}
+
+// The kinds of Number.
+const (
+	NumberIncrement = unix.NFT_NG_INCREMENTAL
+	NumberRandom    = unix.NFT_NG_RANDOM
+)
+
+// Number loads a number from offset to offset+modulus-1 (numgen).
+func (p *Program) Number(to Reg, kind, modulus, offset uint32) *Program {
+	p.begin("numgen")
+	p.enc.Uint32(unix.NFTA_NG_DREG, to.number())
+	p.enc.Uint32(unix.NFTA_NG_MODULUS, modulus)
+	p.enc.Uint32(unix.NFTA_NG_TYPE, kind)
+	p.enc.Uint32(unix.NFTA_NG_OFFSET, offset)
+	return p.end()
+}
+
+// DNAT sends the connection to the address and port in the registers (nat).
+func (p *Program) DNAT(f Family, addr, port Reg) *Program {
+	p.begin("nat")
+	p.enc.Uint32(unix.NFTA_NAT_TYPE, unix.NFT_NAT_DNAT)
+	p.enc.Uint32(unix.NFTA_NAT_FAMILY, uint32(f))
+	p.enc.Uint32(unix.NFTA_NAT_REG_ADDR_MIN, addr.number())
+	p.enc.Uint32(unix.NFTA_NAT_REG_PROTO_MIN, port.number())
+	return p.end()
+}
+
+// Masquerade gives the connection this machine's address and a random port
+// (masq): a port in order is open to a race of two packets
+// (kubernetes/kubernetes#56903).
+func (p *Program) Masquerade() *Program {
+	p.begin("masq")
+	p.enc.Uint32(unix.NFTA_MASQ_FLAGS, unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY)
+	return p.end()
+}
+
+// RejectTCP answers with a reset (reject).
+func (p *Program) RejectTCP() *Program {
+	p.begin("reject")
+	p.enc.Uint32(unix.NFTA_REJECT_TYPE, unix.NFT_REJECT_TCP_RST)
+	p.enc.Uint8(unix.NFTA_REJECT_ICMP_CODE, 0)
+	return p.end()
+}
+
+// RejectPort answers with ICMP port unreachable (reject).
+func (p *Program) RejectPort(f Family) *Program {
+	code := uint8(3) // ICMP_PORT_UNREACH
+	if f == IPv6 {
+		code = 4 // ICMPV6_PORT_UNREACH
+	}
+	p.begin("reject")
+	p.enc.Uint32(unix.NFTA_REJECT_TYPE, unix.NFT_REJECT_ICMP_UNREACH)
+	p.enc.Uint8(unix.NFTA_REJECT_ICMP_CODE, code)
+	return p.end()
+}
+
+// SourceType loads the routing type of the source address (fib); TypeLocal is
+// this machine's own.
+func (p *Program) SourceType(to Reg) *Program {
+	p.begin("fib")
+	p.enc.Uint32(unix.NFTA_FIB_FLAGS, unix.NFTA_FIB_F_SADDR)
+	p.enc.Uint32(unix.NFTA_FIB_RESULT, unix.NFT_FIB_RESULT_ADDRTYPE)
+	p.enc.Uint32(unix.NFTA_FIB_DREG, to.number())
+	return p.end()
+}
+
+// TypeLocal is RTN_LOCAL as SourceType loads it.
+const TypeLocal = unix.RTN_LOCAL
+
+// The codes of verdicts (nf_tables.h, netfilter.h).
+const (
+	verdictDrop   = 0
+	verdictJump   = -3 // NFT_JUMP
+	verdictGoto   = -4 // NFT_GOTO
+	verdictReturn = -5 // NFT_RETURN
+)
+
+// Goto goes on in another chain without coming back (immediate).
+func (p *Program) Goto(chain string) *Program { return p.verdict(verdictGoto, chain) }
+
+// Jump goes on in another chain and comes back (immediate).
+func (p *Program) Jump(chain string) *Program { return p.verdict(verdictJump, chain) }
+
+// Return goes back to where the chain was called (immediate).
+func (p *Program) Return() *Program { return p.verdict(verdictReturn, "") }
+
+// Drop drops the packet (immediate).
+func (p *Program) Drop() *Program { return p.verdict(verdictDrop, "") }
+
+func (p *Program) verdict(code int32, chain string) *Program {
+	p.begin("immediate")
+	p.enc.Uint32(unix.NFTA_IMMEDIATE_DREG, 0) // NFT_REG_VERDICT
+	at := p.enc.Nest(unix.NFTA_IMMEDIATE_DATA)
+	verdict(&p.enc, code, chain)
+	p.enc.Close(at)
+	return p.end()
+}
+
+func verdict(e *nfnl.Encoder, code int32, chain string) {
+	at := e.Nest(unix.NFTA_DATA_VERDICT)
+	e.Uint32(unix.NFTA_VERDICT_CODE, uint32(code))
+	if chain != "" {
+		e.String(unix.NFTA_VERDICT_CHAIN, chain)
+	}
+	e.Close(at)
+}
+
+// Uint32 is v as the kernel holds it in a register.
+func Uint32(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
+
+// PrefixMask is the netmask of a prefix, in the length of its address.
+func PrefixMask(p netip.Prefix) []byte {
+	m := make([]byte, p.Addr().BitLen()/8)
+	for i := range p.Bits() {
+		m[i/8] |= 0x80 >> (i % 8)
+	}
+	return m
+}

@@ -1,0 +1,151 @@
+package nftables
+
+import (
+	"fmt"
+
+	"github.com/fairlead/fairlead/internal/svc"
+	"golang.org/x/sys/unix"
+)
+
+// Family is the protocol family of a table.
+type Family uint8
+
+// The families of tables.
+const (
+	IPv4 Family = unix.NFPROTO_IPV4
+	IPv6 Family = unix.NFPROTO_IPV6
+)
+
+// FamilyOf is the table family for packets of family f.
+func FamilyOf(f svc.Family) Family {
+	if f == svc.IPv6 {
+		return IPv6
+	}
+	return IPv4
+}
+
+// String is the family's word in nft(8): "ip" or "ip6".
+func (f Family) String() string {
+	switch f {
+	case IPv4:
+		return "ip"
+	case IPv6:
+		return "ip6"
+	}
+	return fmt.Sprintf("family(%d)", uint8(f))
+}
+
+// Table names a table.
+type Table struct {
+	Family Family
+	Name   string
+}
+
+// String is the table's name in nft(8), "ip fairlead".
+func (t Table) String() string { return t.Family.String() + " " + t.Name }
+
+// Hook makes a chain a base chain.
+type Hook struct {
+	// Type is "nat" or "filter".
+	Type     string
+	Number   uint32
+	Priority int32
+}
+
+// The places of base chains (enum nf_inet_hooks).
+const (
+	Prerouting  = unix.NF_INET_PRE_ROUTING
+	Input       = unix.NF_INET_LOCAL_IN
+	Forward     = unix.NF_INET_FORWARD
+	Output      = unix.NF_INET_LOCAL_OUT
+	Postrouting = unix.NF_INET_POST_ROUTING
+)
+
+// Chain is a chain of a table. Base chains accept what falls off their end.
+type Chain struct {
+	Name string
+	Hook *Hook
+}
+
+// Rule is one rule.
+type Rule struct {
+	// Text is the rule as a person reads it, at most 230 bytes of it are kept.
+	// It is stored beside the rule and comes back in a dump.
+	Text string
+	// Comment shows the text in nft(8) too, as the rule's comment.
+	Comment bool
+	// Exprs are the encoded expressions, see Program.
+	Exprs []byte
+}
+
+// Type is a data type by its number in nft(8)'s datatype.h, which prints
+// values by it.
+type Type uint32
+
+// The data types in use.
+const (
+	TypeVerdict Type = 1
+	TypeIPv4    Type = 7
+	TypeIPv6    Type = 8
+	TypeProto   Type = 12
+	TypePort    Type = 13
+	TypeMark    Type = 19
+)
+
+func (t Type) size() int {
+	switch t {
+	case TypeIPv4, TypeMark:
+		return 4
+	case TypeIPv6, TypeVerdict:
+		return 16
+	case TypePort:
+		return 2
+	}
+	return 1
+}
+
+// Set is a set, or a map if it has Data.
+type Set struct {
+	Name string
+	// Key and Data are concatenations of types.
+	Key, Data []Type
+	// Dynamic sets are filled by packets; their elements may time out.
+	Dynamic bool
+	// Size bounds the number of elements; 0 is no bound.
+	Size    uint32
+	Comment string
+}
+
+// width is the size of a concatenation: every part but a lone one fills whole
+// 32-bit registers.
+func width(ts []Type) int {
+	if len(ts) == 1 {
+		return ts[0].size()
+	}
+	n := 0
+	for _, t := range ts {
+		n += (t.size() + 3) &^ 3
+	}
+	return n
+}
+
+// number is the type of a concatenation: nft(8) has 6 bits for each part.
+func number(ts []Type) uint32 {
+	n := uint32(0)
+	for _, t := range ts {
+		n = n<<6 | uint32(t)
+	}
+	return n
+}
+
+// Elem is an element of a set or map.
+type Elem struct {
+	Key  []byte
+	Data []byte
+	// Goto is the chain a verdict map sends packets to, instead of Data; Drop
+	// drops them.
+	Goto string
+	Drop bool
+	// Comment is printed by nft(8), at most 230 bytes.
+	Comment string
+}

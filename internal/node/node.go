@@ -1,0 +1,314 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+// Node is the Service part of one machine: what it knows, what it has
+// programmed, and how it does.
+type Node struct {
+	opts    Options
+	log     *slog.Logger
+	feed    *feed
+	status  *status
+	metrics *metrics
+	health  *proxyHealth
+	events  *recorder
+
+	// What follows is used by the loop alone.
+
+	builder  *table.Builder
+	pace     pace
+	machine  []netip.Addr
+	waiting  bool // something was taken from the feed and is not applied
+	audit    bool // a full comparison is due
+	wanted   *table.Table
+	applied  *table.Table // of the last Apply that returned nil
+	changed  map[table.Key]struct{}
+	failed   bool // the last Apply did
+	triggers []time.Time
+	problems map[table.Problem]bool // those that have had their Event
+	checks   *healthPorts
+}
+
+// New returns a Node for Run. It has no effect yet.
+func New(opts Options) (*Node, error) {
+	if err := opts.complete(); err != nil {
+		return nil, err
+	}
+	n := &Node{
+		opts: opts, log: opts.Log, feed: newFeed(), metrics: newMetrics(),
+		status: newStatus(opts.NodeName, opts.Mode),
+		health: &proxyHealth{timeout: opts.HealthTimeout, eligible: true},
+		builder: table.NewBuilder(table.Config{
+			NodeName: opts.NodeName, ClusterCIDRs: opts.ClusterCIDRs,
+			MasqueradeAll: opts.MasqueradeAll, NodePortAddresses: opts.NodePortAddresses,
+		}),
+		pace:     pace{minInterval: opts.MinInterval, maxInterval: opts.MaxInterval, retryMin: opts.RetryMin, retryMax: opts.RetryMax},
+		changed:  map[table.Key]struct{}{},
+		problems: map[table.Problem]bool{},
+	}
+	n.events = newRecorder(opts.Client, opts.NodeName, opts.Log)
+	n.checks = newHealthPorts(n.health.healthy, opts.NodePortAddresses.IsDefault())
+	return n, nil
+}
+
+// Run watches the API and keeps the kernel in step with it until ctx ends, and
+// until everything it started has ended, too. What is in the kernel then stays.
+// Its error says why it could not start.
+func (n *Node) Run(ctx context.Context) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	servers, err := n.listen(ctx)
+	if err != nil {
+		return err
+	}
+	var wg sync.WaitGroup
+	for _, s := range servers {
+		wg.Go(func() { s.run(ctx) })
+	}
+	wg.Go(func() { n.feed.run(ctx, n.opts.Client, n.opts.NodeName) })
+	wg.Go(func() { n.events.run(ctx) })
+	if n.opts.Register != nil {
+		r := newRegistrar(n.opts, n.status)
+		n.status.changed = r.kick
+		wg.Go(func() { r.run(ctx) })
+	}
+	n.loop(ctx)
+	n.checks.close()
+	wg.Wait()
+	return nil
+}
+
+// Status returns how the Node does. It may be called at any time.
+func (n *Node) Status() Status { return n.status.get() }
+
+// Table returns the Table that was last programmed as a whole, nil if none was.
+func (n *Node) Table() *table.Table { return n.status.table.Load() }
+
+// Metrics serves the Node's Prometheus metrics.
+func (n *Node) Metrics() http.Handler { return n.metrics.handler() }
+
+func (n *Node) loop(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-n.feed.synced:
+	}
+	audit := time.NewTicker(n.opts.AuditPeriod)
+	defer audit.Stop()
+	addresses := time.NewTicker(n.opts.AddressPeriod)
+	defer addresses.Stop()
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	n.readAddresses()
+	n.waiting = true
+	for ctx.Err() == nil {
+		if at, ok := n.pace.due(n.waiting || n.audit); ok {
+			timer.Reset(time.Until(at))
+		} else {
+			timer.Stop()
+		}
+		select {
+		case <-ctx.Done():
+		case <-n.feed.wake:
+			n.waiting = true
+		case <-audit.C:
+			n.audit = true
+		case <-addresses.C:
+			n.waiting = n.readAddresses() || n.waiting
+		case <-timer.C:
+			n.sync(ctx)
+		}
+	}
+}
+
+// readAddresses takes over the machine's addresses and says whether they
+// changed.
+func (n *Node) readAddresses() bool {
+	addrs, err := n.opts.Addresses()
+	if err != nil {
+		n.log.Warn("cannot read the machine's addresses; node ports stay on those known", "err", err)
+		return false
+	}
+	if slices.Equal(addrs, n.machine) {
+		return false
+	}
+	n.machine = slices.Clone(addrs)
+	n.builder.SetAddresses(n.machine)
+	return true
+}
+
+// sync takes what the feed has and applies it.
+func (n *Node) sync(ctx context.Context) {
+	b := n.feed.take()
+	n.metrics.took(&b)
+	if node, seen := b.into(n.builder, n.opts.NodeName); seen {
+		n.health.setNode(node)
+		n.status.setNode(node)
+	}
+	if !b.oldest.IsZero() {
+		n.health.queued(b.oldest)
+	}
+	n.triggers = append(n.triggers, b.triggers...)
+	if over := len(n.triggers) - maxTriggers; over > 0 {
+		n.triggers = n.triggers[over:]
+	}
+	before := n.wanted
+	next, keys := n.builder.Build()
+	for _, k := range keys {
+		n.changed[k] = struct{}{}
+	}
+	n.wanted, n.waiting = next, false
+	n.report(before, keys)
+
+	audit := n.audit && n.applied != nil && !n.failed
+	full := n.applied == nil || n.failed || n.audit
+	n.audit = false
+	if !full && next == n.applied {
+		n.health.updated(time.Now())
+		return
+	}
+	n.apply(ctx, full, audit)
+}
+
+func (n *Node) apply(ctx context.Context, full, audit bool) {
+	changed := make([]table.Key, 0, len(n.changed))
+	for k := range n.changed {
+		changed = append(changed, k)
+	}
+	start := time.Now()
+	err := n.applyPlane(ctx, changed, full)
+	took := time.Since(start)
+	if err != nil && ctx.Err() != nil {
+		return // on the way out
+	}
+	n.pace.done(time.Now(), took, err != nil)
+	n.metrics.applied(took, full, err)
+	n.status.applied(start, took, audit, err)
+	if err != nil {
+		if !n.failed {
+			n.events.node(corev1.EventTypeWarning, "FailedToProgramServices", err.Error())
+		}
+		n.failed = true
+		n.log.Error("programming services failed", "err", err, "retry in", n.pace.backoff)
+		// One Service that is refused must not keep the others from what
+		// follows; until all is well each retry does it again.
+		n.follow(ctx, changed)
+		return
+	}
+	if n.failed || n.applied == nil {
+		n.log.Info("services are programmed", "service ports", n.wanted.Len(), "took", took)
+	}
+	n.failed = false
+	if audit {
+		n.reportRepairs()
+	}
+	n.follow(ctx, changed)
+	for _, t := range n.triggers {
+		n.metrics.latency.Observe(time.Since(t).Seconds())
+	}
+	n.triggers = nil
+	n.health.updated(time.Now())
+	n.applied = n.wanted
+	n.status.table.Store(n.applied)
+	clear(n.changed)
+}
+
+// follow does what comes after an Apply: stale connections and health check
+// ports.
+func (n *Node) follow(ctx context.Context, changed []table.Key) {
+	n.removeStale(ctx, changed)
+	n.checks.update(n.wanted, changed)
+	for _, problem := range n.checks.sync(n.wanted.NodePortAddrs) {
+		n.events.service(problem.service, n.builder.UID(problem.service), corev1.EventTypeWarning, "FailedToStartServiceHealthcheck", problem.err.Error())
+	}
+}
+
+func (n *Node) applyPlane(ctx context.Context, changed []table.Key, full bool) error {
+	ctx, cancel := context.WithTimeout(ctx, n.opts.ApplyTimeout)
+	defer cancel()
+	if full {
+		changed = nil
+	}
+	return n.opts.Plane.Apply(ctx, n.wanted, changed)
+}
+
+// report brings counts and problems up to date, and makes an Event of each
+// problem that is new.
+func (n *Node) report(before *table.Table, keys []table.Key) {
+	problems := n.builder.Problems()
+	n.status.built(before, n.wanted, keys, problems)
+	n.metrics.servicePorts.Set(float64(n.wanted.Len()))
+	now := make(map[table.Problem]bool, len(problems))
+	for _, p := range problems {
+		now[p] = true
+		if !n.problems[p] {
+			n.events.service(p.Service, n.builder.UID(p.Service), corev1.EventTypeWarning, p.Reason, p.Message)
+		}
+	}
+	n.problems = now
+}
+
+// maxListed bounds how many repairs an Event names.
+const maxListed = 10
+
+func (n *Node) reportRepairs() {
+	r, ok := n.opts.Plane.(Repairer)
+	if !ok {
+		return
+	}
+	repaired := r.Repaired()
+	n.status.repaired(repaired)
+	if len(repaired) == 0 {
+		return
+	}
+	n.metrics.repairs.Add(float64(len(repaired)))
+	text := strings.Join(repaired[:min(len(repaired), maxListed)], "; ")
+	if more := len(repaired) - maxListed; more > 0 {
+		text += fmt.Sprintf("; and %d more", more)
+	}
+	n.log.Warn("somebody removed or altered what was programmed; it is back", "what", text)
+	n.events.node(corev1.EventTypeWarning, "ServiceRulesRepaired", "removed or altered by somebody else, now back: "+text)
+}
+
+// removeStale removes connection tracking entries that the new Table makes
+// wrong. What fails here is not tried again: the entries time out by
+// themselves, and a later change of the same frontends names them again.
+func (n *Node) removeStale(ctx context.Context, changed []table.Key) {
+	if n.opts.Conntrack == nil {
+		return
+	}
+	flows := staleFlows(n.applied, n.wanted, changed)
+	if len(flows) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	removed, err := n.opts.Conntrack(ctx, flows)
+	n.metrics.conntrack.Add(float64(removed))
+	if err != nil {
+		n.log.Warn("removing stale connection tracking entries failed", "err", err)
+	} else if removed > 0 {
+		n.log.Debug("removed stale connection tracking entries", "entries", removed)
+	}
+}
+
+// serviceProblem is a health check port that could not be opened.
+type serviceProblem struct {
+	service svc.Name
+	err     error
+}

@@ -1,0 +1,89 @@
+package iptables
+
+import (
+	"fmt"
+	"net/netip"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+// BenchmarkLoad writes everything into an empty kernel. Expected: 5,000 x 10
+// under 4 s with variant nft, under 2 s with variant legacy.
+func BenchmarkLoad(b *testing.B) {
+	for _, v := range []Variant{NFT, Legacy} {
+		for _, n := range [][2]int{{1000, 10}, {5000, 10}, {10000, 10}, {5000, 50}} {
+			b.Run(fmt.Sprintf("%s/%dx%d", v, n[0], n[1]), func(b *testing.B) {
+				tab := bigTable(n[0], n[1])
+				for b.Loop() {
+					b.StopTimer()
+					inside(b, Config{Variant: v}, func(p *Plane) {
+						b.StartTimer()
+						apply(b, p, tab, nil)
+						b.StopTimer()
+						start := time.Now()
+						apply(b, p, tab, nil)
+						b.ReportMetric(time.Since(start).Seconds()*1000, "ms-audit")
+						chains := 0
+						for _, f := range p.families {
+							chains += len(f.stored)
+						}
+						b.ReportMetric(float64(chains), "chains")
+					})
+					b.StartTimer()
+				}
+				runtime.KeepAlive(tab)
+			})
+		}
+	}
+}
+
+// BenchmarkChange measures one change among many Services. Expected at 10,000:
+// under 0.1 s with variant nft; with variant legacy the kernel takes the whole table
+// anew, which takes time in proportion to it: 0.3 s.
+func BenchmarkChange(b *testing.B) {
+	for _, v := range []Variant{NFT, Legacy} {
+		for _, n := range []int{100, 5000, 10000} {
+			ports := large(n, 10)
+			for _, c := range []struct {
+				name   string
+				change func(i int) *table.ServicePort
+			}{
+				{"endpoint", func(i int) *table.ServicePort {
+					p := *ports[i*7%n]
+					p.Frontends = slices.Clone(p.Frontends)
+					e := slices.Clone(p.Frontends[0].Endpoints)
+					e[9].Addr = netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 255, byte(i >> 8), byte(i)}), 8080)
+					p.Frontends[0].Endpoints = e
+					return &p
+				}},
+				{"new-service", func(i int) *table.ServicePort { return largePort(n+i, 10) }},
+			} {
+				b.Run(fmt.Sprintf("%s/%s/%d", v, c.name, n), func(b *testing.B) {
+					inside(b, Config{Variant: v}, func(p *Plane) {
+						apply(b, p, table.New(ports...), nil)
+						var took []time.Duration
+						i := 0
+						for b.Loop() {
+							b.StopTimer()
+							next := c.change(i)
+							// The Plane reads only the changed port of a Table.
+							tab := table.New(next)
+							i++
+							b.StartTimer()
+							start := time.Now()
+							apply(b, p, tab, []table.Key{next.Key()})
+							took = append(took, time.Since(start))
+						}
+						slices.Sort(took)
+						b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "ms-p50")
+						b.ReportMetric(float64(took[len(took)*99/100].Microseconds())/1000, "ms-p99")
+					})
+				})
+			}
+		}
+	}
+}

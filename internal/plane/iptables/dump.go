@@ -1,0 +1,56 @@
+package iptables
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// Dump is plane.Plane's: our chains as iptables-save prints them, in the order
+// of their names, after the rules that lead to them. The same Table gives the
+// same text, however it was reached.
+func (p *Plane) Dump(ctx context.Context) (string, error) {
+	var b strings.Builder
+	for _, f := range p.families {
+		for _, table := range []string{tableFilter, tableNAT} {
+			if err := f.dump(ctx, &b, table); err != nil {
+				return "", err
+			}
+		}
+	}
+	return b.String(), nil
+}
+
+func (f *family) dump(ctx context.Context, b *strings.Builder, table string) error {
+	ours := map[string][]string{}
+	var others []string
+	err := f.tool.Save(ctx, table, func(name string) {
+		if strings.HasPrefix(name, prefix) {
+			ours[name] = nil
+		}
+	}, func(name, line string) {
+		switch {
+		case strings.HasPrefix(name, prefix):
+			ours[name] = append(ours[name], strings.TrimPrefix(line, "-A "+name+" "))
+		case leads(line):
+			others = append(others, strings.TrimPrefix(line, "-A "))
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("iptables %s: read table %s: %w", f.layout.family, table, err)
+	}
+	fmt.Fprintf(b, "%s table %s\n", f.layout.family, table)
+	slices.Sort(others)
+	for _, line := range others {
+		fmt.Fprintf(b, "  %s\n", line)
+	}
+	for _, name := range slices.Sorted(maps.Keys(ours)) {
+		fmt.Fprintf(b, "  chain %s\n", name)
+		for _, line := range ours[name] {
+			fmt.Fprintf(b, "    %s\n", line)
+		}
+	}
+	return nil
+}

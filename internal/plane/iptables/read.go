@@ -1,0 +1,176 @@
+package iptables
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// found is what is in the kernel.
+type found struct {
+	chains stored
+	// foreign are the rules in chains that are not ours which lead to ours, by
+	// table, as iptables-save prints them.
+	foreign map[string][]string
+	// leave says that no rules are to lead to ours.
+	leave bool
+}
+
+// read reads our chains.
+func (f *family) read(ctx context.Context) (*found, error) {
+	out := &found{chains: stored{}, foreign: map[string][]string{}}
+	for _, table := range []string{tableFilter, tableNAT} {
+		text := map[string][]byte{}
+		err := f.tool.Save(ctx, table, func(name string) {
+			if strings.HasPrefix(name, prefix) {
+				text[name] = nil
+			}
+		}, func(name, line string) {
+			switch {
+			case strings.HasPrefix(name, prefix):
+				text[name] = append(append(text[name], line...), '\n')
+			case strings.Contains(line, " "+prefix):
+				out.foreign[table] = append(out.foreign[table], line)
+			}
+		})
+		if err != nil {
+			return nil, fmt.Errorf("read table %s: %w", table, err)
+		}
+		for name, lines := range text {
+			k, sum := chainKey{table, name}, f.hash.sum(lines)
+			if sp, ok := f.spelled[k]; ok && sp.printed == sum {
+				sum = sp.written
+			}
+			out.chains[k] = sum
+		}
+	}
+	return out, nil
+}
+
+// leads says whether a rule jumps into our chains.
+func leads(line string) bool {
+	words := strings.Fields(line)
+	for i, w := range words[:len(words)-1] {
+		if (w == "-j" || w == "-g") && strings.HasPrefix(words[i+1], prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// hooks are the commands that make the rules in a table's built-in chains lead
+// into our chains once each.
+func (f *found) hooks(table string) []string {
+	var out []string
+	have := map[string]bool{}
+	want := map[string]string{}
+	for _, j := range jumps() {
+		if j[0] == table && !f.leave {
+			want["-A "+j[1]+" "+j[2]] = "-I " + j[1] + " 1 " + j[2]
+		}
+	}
+	for _, line := range f.foreign[table] {
+		if !leads(line) {
+			continue
+		}
+		if want[line] == "" || have[line] {
+			out = append(out, "-D "+strings.TrimPrefix(line, "-A "))
+		}
+		have[line] = true
+	}
+	for _, line := range slices.Sorted(maps.Keys(want)) {
+		if !have[line] {
+			out = append(out, want[line])
+		}
+	}
+	return out
+}
+
+// spelling says how a chain with the hash written is printed.
+type spelling struct{ written, printed uint64 }
+
+// learn looks at what was repaired. A chain that is printed as before, though it
+// was written again, is as it should be: another version of iptables spells its
+// rules differently. It is no oddity, and is known from now on.
+func (f *family) learn(ctx context.Context, before stored, strange *[]oddity) error {
+	now, err := f.read(ctx)
+	if err != nil {
+		return err
+	}
+	same := map[chainKey]bool{}
+	for k, sum := range now.chains {
+		if want, ours := f.stored[k]; ours && sum != want {
+			if f.spelled == nil {
+				f.spelled = map[chainKey]spelling{}
+			}
+			f.spelled[k] = spelling{written: want, printed: sum}
+			same[k] = sum == before[k]
+		}
+	}
+	*strange = slices.DeleteFunc(*strange, func(o oddity) bool { return same[o.chain] })
+	return nil
+}
+
+// oddity is something that was not as it was written; chain is the zero value
+// if it is not about a chain of ours.
+type oddity struct {
+	chain chainKey
+	text  string
+}
+
+// strange says how what is in the kernel differs from what was written.
+func (f *family) strange(before stored, now *found) []oddity {
+	var out []oddity
+	say := func(k chainKey, format string, args ...any) {
+		out = append(out, oddity{k, fmt.Sprintf("iptables %s: "+format, append([]any{f.layout.family}, args...)...)})
+	}
+	for _, k := range slices.SortedFunc(maps.Keys(before), chainKey.compare) {
+		sum, there := now.chains[k]
+		switch {
+		case !there:
+			say(k, "chain %s of table %s was missing%s", k.name, k.table, f.state.about(k))
+		case sum != before[k]:
+			say(k, "the rules of chain %s of table %s were changed%s", k.name, k.table, f.state.about(k))
+		}
+	}
+	for _, k := range slices.SortedFunc(maps.Keys(now.chains), chainKey.compare) {
+		if _, known := before[k]; !known {
+			say(k, "a foreign chain %s was in table %s", k.name, k.table)
+		}
+	}
+	for _, table := range []string{tableFilter, tableNAT} {
+		for _, h := range now.hooks(table) {
+			words := strings.Fields(h)
+			if words[0] == "-D" {
+				say(chainKey{}, "a foreign rule in chain %s of table %s led to our chains", words[1], table)
+			} else {
+				say(chainKey{}, "the rule in chain %s of table %s that leads to our chains was missing", words[1], table)
+			}
+		}
+	}
+	return out
+}
+
+// about names the frontends that have rules in a chain.
+func (s *state) about(k chainKey) string {
+	if k.table != tableNAT {
+		return ""
+	}
+	var names []string
+	for _, t := range []*tree[*front]{s.vips, s.nodes} {
+		if n, _, items, ok := t.chain(k.name); ok && !n.inner {
+			for _, it := range items {
+				names = append(names, fmt.Sprintf("%s of %s", it.fk, it.port.ID))
+			}
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	if n := len(names) - 3; n > 0 {
+		names = append(names[:3], fmt.Sprintf("%d more", n))
+	}
+	return ", with " + strings.Join(names, ", ")
+}

@@ -1,0 +1,428 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/fairlead/fairlead/internal/kernel/nftables"
+	"github.com/fairlead/fairlead/internal/kernel/sysctl"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+// family is the half of a Plane for one address family.
+type family struct {
+	layout *layout
+	kernel kernel
+	// state is nil until the kernel was read.
+	state *state
+	// doubtful says that an error left the state not to be relied upon.
+	doubtful bool
+	repaired []string
+}
+
+const (
+	// chunkBytes is the size at which a load is cut into transactions. Larger
+	// ones are no faster.
+	chunkBytes = 2 << 20
+	// maxRefusals bounds the search for what the kernel does not like: an
+	// error that is about everything must not be asked for ten thousand times.
+	maxRefusals = 200
+	// fullAttempts is how often everything is compared in one Apply.
+	fullAttempts = 3
+	// maxFronts bounds the frontends of one transaction, so that chains which
+	// are prepared for them do not wait long.
+	maxFronts = 5000
+)
+
+// joinErrors joins errors and keeps the text bounded.
+func joinErrors(errs []error) error {
+	const most = 10
+	if n := len(errs) - most; n > 0 {
+		errs = append(errs[:most:most], fmt.Errorf("and %d more", n))
+	}
+	return errors.Join(errs...)
+}
+
+// apply writes the family's share of t.
+func (f *family) apply(ctx context.Context, t *table.Table, changed []table.Key) error {
+	f.repaired = nil
+	set := settingsOf(t, f.layout.family)
+	if changed == nil || f.state == nil || f.doubtful || !set.equal(&f.state.settings) {
+		return f.full(ctx, t, set)
+	}
+	var mine []table.Key
+	for _, k := range changed {
+		if k.Family == f.layout.family {
+			mine = append(mine, k)
+		}
+	}
+	if len(mine) == 0 {
+		return nil
+	}
+	errs := f.incremental(ctx, t, mine)
+	if slices.ContainsFunc(errs, mismatch) {
+		// Somebody else changed our table: look at all of it.
+		return f.full(ctx, t, set)
+	}
+	f.doubtful = len(errs) > 0
+	return joinErrors(errs)
+}
+
+func (f *family) chunk() int { return min(chunkBytes, f.kernel.MaxBatch()*3/4) }
+
+// mismatch says that the kernel's table is not as remembered.
+func mismatch(err error) bool {
+	return errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.EEXIST) || errors.Is(err, syscall.EBUSY)
+}
+
+// incremental writes the ports with the given keys, nothing else.
+func (f *family) incremental(ctx context.Context, t *table.Table, keys []table.Key) []error {
+	var errs []error
+	touched := map[frontKey]bool{}
+	for _, k := range keys {
+		p := t.Get(k)
+		if p != nil {
+			if err := validate(p); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+		}
+		f.state.claim(k, p, func(fk frontKey) { touched[fk] = true })
+	}
+	w := writer{family: f, chunk: f.chunk()}
+	return append(errs, w.all(ctx, slices.Collect(maps.Keys(touched)))...)
+}
+
+// writer writes frontends.
+type writer struct {
+	*family
+	chunk int // the size at which transactions are cut
+	// patient writers go on after a contradiction; others leave it to their
+	// caller to read the kernel again first.
+	patient  bool
+	errs     []error
+	refusals int
+}
+
+// all brings frontends to what is claimed, in as many transactions as their
+// size asks for. Each is complete: no frontend ever leads to a chain or an
+// endpoint that is not there. A frontend that the kernel refuses is left as it
+// is.
+func (w *writer) all(ctx context.Context, fks []frontKey) []error {
+	for rest := fks; len(rest) > 0; {
+		rest = w.commit(ctx, rest)
+	}
+	return w.errs
+}
+
+// try asks the kernel for one change, and forgets it if refused.
+func (f *family) try(fill func(*change)) error {
+	c := newChange(f.layout, f.state)
+	fill(c)
+	c.b.Tag(nil)
+	c.sweep()
+	if c.b.Empty() {
+		return nil
+	}
+	err := f.kernel.Commit(c.b)
+	if err != nil {
+		c.revert()
+	}
+	return err
+}
+
+// commit writes one transaction, and before it one for the chains it needs, and
+// returns what did not fit in. If the kernel refuses, it finds out what, and
+// writes the others.
+func (w *writer) commit(ctx context.Context, fks []frontKey) (rest []frontKey) {
+	if err := ctx.Err(); err != nil {
+		w.errs = append(w.errs, err)
+		return nil
+	}
+	n := 0
+	err := w.try(func(c *change) {
+		for n < len(fks) && (n == 0 || n < maxFronts && c.b.Size() < w.chunk) {
+			c.prepare(fks[n])
+			n++
+		}
+	})
+	part := fks[:n]
+	var unpaired map[netip.Addr]bool
+	if err == nil {
+		n = 0
+		err = w.try(func(c *change) {
+			for n < len(part) && (n == 0 || c.b.Size() < w.chunk) {
+				c.set(part[n])
+				n++
+			}
+			unpaired = c.unpaired
+		})
+		part = part[:n]
+	}
+	if err == nil {
+		err = w.try(func(c *change) { c.unpair(unpaired) })
+	}
+	rest = fks[n:]
+	if err == nil {
+		return rest
+	}
+	if !w.patient && mismatch(err) {
+		w.errs = append(w.errs, err)
+		return nil
+	}
+	w.refusals++
+	if len(part) < 2 || w.refusals > maxRefusals {
+		w.errs = append(w.errs, fmt.Errorf("%s: %w", names(part), err))
+		return rest
+	}
+	w.divide(ctx, part, err)
+	return rest
+}
+
+// divide writes the frontends of a refused transaction in smaller ones.
+func (w *writer) divide(ctx context.Context, part []frontKey, err error) {
+	good, bad := blame(part, err)
+	if len(good) == 0 {
+		good, bad = part[:len(part)/2], part[len(part)/2:]
+	}
+	for _, p := range [][]frontKey{good, bad} {
+		for len(p) > 0 {
+			p = w.commit(ctx, p)
+		}
+	}
+}
+
+// blame parts the frontends of a refused transaction into those the kernel had
+// nothing against and the others. It names none if it is against all.
+func blame(part []frontKey, err error) (good, bad []frontKey) {
+	var r *nftables.Refusal
+	if !errors.As(err, &r) || len(r.Tags) == 0 {
+		return nil, part
+	}
+	guilty := map[frontKey]bool{}
+	for _, tag := range r.Tags {
+		if k, ok := tag.(frontKey); ok {
+			guilty[k] = true
+		}
+	}
+	for _, k := range part {
+		if guilty[k] {
+			bad = append(bad, k)
+		} else {
+			good = append(good, k)
+		}
+	}
+	if len(bad) == 0 {
+		return nil, part
+	}
+	return good, bad
+}
+
+func names(fks []frontKey) string {
+	if len(fks) > 3 {
+		return fmt.Sprintf("%s, %s and %d more", fks[0], fks[1], len(fks)-2)
+	}
+	var s []string
+	for _, k := range fks {
+		s = append(s, k.String())
+	}
+	return strings.Join(s, ", ")
+}
+
+// full makes what is in the kernel what t says. Should the kernel contradict
+// what was just read, it is read again: somebody else was faster, or a dump did
+// not show everything.
+func (f *family) full(ctx context.Context, t *table.Table, set settings) error {
+	var before *state
+	if !f.doubtful {
+		before = f.state
+	}
+	for try := 1; ; try++ {
+		errs := f.compare(ctx, t, set, before, try)
+		f.doubtful = len(errs) > 0
+		if try == fullAttempts || !slices.ContainsFunc(errs, mismatch) {
+			return joinErrors(errs)
+		}
+	}
+}
+
+// compare reads what is in the kernel and writes the difference. before is what
+// this process believes to be there.
+func (f *family) compare(ctx context.Context, t *table.Table, set settings, before *state, try int) []error {
+	if err := ctx.Err(); err != nil {
+		return []error{err}
+	}
+	var errs []error
+	if set.localhost {
+		// Chain loopback keeps closed what this opens. It stays open when
+		// the mode ends, since nobody can tell who else wants it.
+		if err := sysctl.Set("net/ipv4/conf/all/route_localnet", "1"); err != nil {
+			errs = append(errs, fmt.Errorf("let node ports answer on 127.0.0.1: %w", err))
+		}
+	}
+	found, err := f.read(try > 1, t.All())
+	if err != nil {
+		return []error{fmt.Errorf("read the table: %w", err)}
+	}
+	if before != nil && try == 1 {
+		f.repaired = found.strange(f.layout, before)
+	}
+	f.state = found.state
+	f.state.settings = set
+
+	fks := map[frontKey]bool{}
+	for k := range f.state.fronts {
+		fks[k] = true
+	}
+	for p := range t.All() {
+		if p.Family != f.layout.family {
+			continue
+		}
+		if err := validate(p); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		f.state.claim(p.Key(), p, func(k frontKey) { fks[k] = true })
+	}
+
+	sorted := slices.SortedFunc(maps.Keys(fks), frontKey.compare)
+	if found.replace {
+		if sorted, err = f.replace(found, sorted); err != nil {
+			return append(errs, err)
+		}
+	} else if err := f.try(func(c *change) { f.foundation(c, found) }); err != nil {
+		return append(errs, err)
+	}
+	w := writer{family: f, chunk: f.chunk(), patient: try == fullAttempts}
+	wrong := w.all(ctx, sorted)
+	if len(wrong) == 0 {
+		if err := f.try(func(c *change) { f.leftovers(c, found) }); err != nil {
+			wrong = append(wrong, err)
+		}
+	}
+	return append(errs, wrong...)
+}
+
+// replace removes a table of another layout, of which nothing can stay. As much
+// as fits of ours is there in the same moment; the rest is returned.
+func (f *family) replace(found *found, fks []frontKey) (rest []frontKey, err error) {
+	n := 0
+	err = f.try(func(c *change) {
+		f.foundation(c, found)
+		for n < len(fks) && c.b.Size() < f.kernel.MaxBatch()*3/4 {
+			c.prepare(fks[n])
+			c.set(fks[n])
+			n++
+		}
+	})
+	if err == nil {
+		return fks[n:], nil
+	}
+	// A bad frontend must not keep the old table.
+	return fks, f.try(func(c *change) { f.foundation(c, found) })
+}
+
+// foundation writes what is always there, as far as it is missing.
+func (f *family) foundation(c *change, found *found) {
+	l := f.layout
+	if found.replace {
+		c.b.DelTable(l.table)
+	}
+	if !found.usable {
+		c.b.AddTable(l.table, schema)
+	}
+	for _, s := range l.sets() {
+		if !found.sets[s.Name] {
+			c.b.AddSet(l.table, s)
+		}
+	}
+	for _, ch := range l.base(f.state.settings.localhost) {
+		stored, there := found.base[ch.name]
+		if there && sameRules(stored, ch.rules) {
+			continue
+		}
+		if there {
+			c.b.FlushChain(l.table, ch.name)
+		} else {
+			c.b.AddChain(l.table, nftables.Chain{Name: ch.name, Hook: ch.hook})
+		}
+		for _, r := range ch.rules {
+			c.b.AddRule(l.table, ch.name, r)
+		}
+	}
+	for j := range found.junk {
+		c.b.DelElem(l.table, j.set, []byte(j.key))
+	}
+	if !found.refuse {
+		c.b.AddElem(l.table, setTargets, &nftables.Elem{Key: nftables.Uint32(idRefuse), Goto: chainRefuse})
+	}
+	if !found.drop {
+		c.b.AddElem(l.table, setTargets, &nftables.Elem{Key: nftables.Uint32(idDrop), Drop: true})
+	}
+	stay := map[netip.Addr]bool{}
+	for _, a := range f.state.settings.nodeAddrs {
+		if !found.nodeAddrs[a] && !stay[a] {
+			c.b.AddElem(l.table, setNodeAddresses, &nftables.Elem{Key: a.AsSlice()})
+		}
+		stay[a] = true
+	}
+	for a := range found.nodeAddrs {
+		if !stay[a] {
+			c.b.DelElem(l.table, setNodeAddresses, a.AsSlice())
+		}
+	}
+}
+
+// leftovers removes what the full comparison found and nothing claimed.
+func (f *family) leftovers(c *change, found *found) {
+	l := f.layout
+	for name, ch := range f.state.chains {
+		if ch.count == 0 {
+			c.empty[name] = true
+		}
+	}
+	for a, p := range f.state.pairs {
+		if p.count == 0 {
+			c.b.DelElem(l.table, setLocalEndpoints, twice(a))
+			delete(f.state.pairs, a)
+		}
+	}
+	for a, p := range f.state.clusterIPs {
+		if p.count == 0 {
+			c.b.DelElem(l.table, setClusterIPs, a.AsSlice())
+			delete(f.state.clusterIPs, a)
+		}
+	}
+	c.sweep()
+	var gone []string
+	for name := range found.base {
+		if !slices.ContainsFunc(l.base(f.state.settings.localhost), func(ch chain) bool { return ch.name == name }) {
+			gone = append(gone, name)
+		}
+	}
+	slices.Sort(gone)
+	for _, name := range gone {
+		c.b.FlushChain(l.table, name)
+	}
+	for _, name := range gone {
+		c.b.DelChain(l.table, name)
+	}
+	for _, name := range found.foreignSets {
+		c.b.DelSet(l.table, name)
+	}
+}
+
+// plainPick reads the name of the chain for n endpoints that most frontends
+// use; its key in map targets is n, for the eye.
+func plainPick(name string) (uint32, bool) {
+	digits, ok := strings.CutPrefix(name, "pick-")
+	n, err := strconv.ParseUint(digits, 10, 16)
+	return uint32(n), ok && err == nil && n > 0
+}

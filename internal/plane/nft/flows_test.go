@@ -1,0 +1,66 @@
+package nft
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/plane"
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
+	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/flows"
+)
+
+var serviceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")}
+
+func create(t testing.TB, _ *testbed.Host) plane.Plane {
+	t.Helper()
+	p, err := New(Config{ServiceCIDRs: serviceCIDRs, DropInvalid: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func TestFlows(t *testing.T) { flows.Run(t, "nft", create) }
+
+func TestStories(t *testing.T) { flows.Stories(t, create) }
+
+// SEEDS 46, D4: in turn, each endpoint as often as every other, and the turns
+// of one frontend are not disturbed by those of another.
+func TestRoundRobin(t *testing.T) {
+	e := flows.NewEnv(t, func(t testing.TB, _ *testbed.Host) plane.Plane {
+		t.Helper()
+		p, err := New(Config{Balance: RoundRobin})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	})
+	a, b, d := e.Host("a"), e.Host("b"), e.Host("d")
+	var list []table.Endpoint
+	for _, h := range []*testbed.Host{a, b, d} {
+		list = append(list, table.Endpoint{Addr: netip.AddrPortFrom(h.Addr4(), 9376)})
+	}
+	first, second := ap("10.96.0.10:80"), ap("10.96.0.11:80")
+	e.Apply(t, table.New(
+		servicePort("first", "", svc.IPv4, svc.TCP, table.Frontend{Addr: first, Endpoints: list}),
+		servicePort("second", "", svc.IPv4, svc.TCP, table.Frontend{Addr: second, Endpoints: list}),
+	), nil)
+	seen := map[string]int{}
+	for i := range 24 {
+		got, err := e.Host("c").Ask(t.Context(), svc.TCP, first)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen[got.Name]++
+		for range i % 3 {
+			if _, err := e.Host("c").Ask(t.Context(), svc.TCP, second); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if seen["a"] != 8 || seen["b"] != 8 || seen["d"] != 8 {
+		t.Errorf("24 connections went to %v, want 8 to each", seen)
+	}
+}

@@ -1,0 +1,379 @@
+package nft
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/kernel/nftables"
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+// frontKey is what packets are told apart by: one frontend. For a node port
+// addr is not valid.
+type frontKey struct {
+	addr  netip.Addr
+	port  uint16
+	proto svc.Protocol
+	node  bool
+}
+
+func keyOf(p svc.Protocol, f *table.Frontend) frontKey {
+	k := frontKey{addr: f.Addr.Addr(), port: f.Addr.Port(), proto: p}
+	if f.Kind == table.NodePort {
+		k.addr, k.node = netip.Addr{}, true
+	}
+	return k
+}
+
+func (k frontKey) String() string {
+	if k.node {
+		return fmt.Sprintf("%s node port %d", k.proto, k.port)
+	}
+	return svc.Frontend{Protocol: k.proto, Addr: netip.AddrPortFrom(k.addr, k.port)}.String()
+}
+
+func (k frontKey) compare(o frontKey) int {
+	if k.node != o.node {
+		if o.node {
+			return -1
+		}
+		return 1
+	}
+	return svc.Frontend{Protocol: k.proto, Addr: netip.AddrPortFrom(k.addr, k.port)}.Compare(
+		svc.Frontend{Protocol: o.proto, Addr: netip.AddrPortFrom(o.addr, o.port)})
+}
+
+// front is what the kernel's maps have, or are to have, for one frontend.
+type front struct {
+	// owner is the Service port, told in the element's comment.
+	owner string
+	// present says that the frontend's own element, by which packets find it,
+	// is there; id is its value.
+	present bool
+	// size tells how many endpoints there are: the second list's in the upper
+	// half.
+	id, size uint32
+	// lists are the endpoints by slot, of both lists of a spec. An endpoint
+	// without address is a hole, as only a foreign hand leaves one.
+	lists [2][]table.Endpoint
+	// sticky says that the endpoints are in the maps and sets for affinity.
+	sticky bool
+	// stored are what was found in those sets, which need not be in order.
+	stored *[2]map[netip.AddrPort]bool
+	// clusterIP says that other ports of the address are to be refused.
+	clusterIP bool
+	// spec is what the chains are made from. It is not known of a front that
+	// was found in the kernel.
+	spec  spec
+	known bool
+}
+
+// settings are what a Table says for all its ports.
+type settings struct {
+	pods      []netip.Prefix
+	masqAll   bool
+	nodeAddrs []netip.Addr
+	localhost bool
+}
+
+func settingsOf(t *table.Table, f svc.Family) settings {
+	s := settings{masqAll: t.MasqueradeAll}
+	for _, p := range t.ClusterCIDRs {
+		if svc.FamilyOf(p.Addr()) == f {
+			s.pods = append(s.pods, p.Masked())
+		}
+	}
+	for _, a := range t.NodePortAddrs {
+		if svc.FamilyOf(a) != f {
+			continue
+		}
+		// Linux has no route_localnet for ::1.
+		if a.IsLoopback() && f == svc.IPv6 {
+			continue
+		}
+		s.localhost = s.localhost || a.IsLoopback()
+		s.nodeAddrs = append(s.nodeAddrs, a)
+	}
+	return s
+}
+
+func (s *settings) equal(o *settings) bool {
+	return s.masqAll == o.masqAll && slices.Equal(s.pods, o.pods) && slices.Equal(s.nodeAddrs, o.nodeAddrs)
+}
+
+// validate says why a port cannot be written. The other ports are not
+// concerned.
+func validate(p *table.ServicePort) error {
+	fail := func(f *table.Frontend, format string, args ...any) error {
+		return fmt.Errorf("%s, frontend %s %s: %s", p.ID, f.Kind, f.Addr, fmt.Sprintf(format, args...))
+	}
+	for i := range p.Frontends {
+		f := &p.Frontends[i]
+		if !f.Addr.IsValid() || svc.FamilyOf(f.Addr.Addr()) != p.Family || f.Addr.Port() == 0 {
+			return fail(f, "not an address of family %s with a port", p.Family)
+		}
+		for _, list := range [][]table.Endpoint{f.Endpoints, f.LocalClients} {
+			if len(list) > maxEndpoints {
+				return fail(f, "%d endpoints, nf_tables mode has room for %d", len(list), maxEndpoints)
+			}
+			for _, e := range list {
+				if !e.Addr.IsValid() || svc.FamilyOf(e.Addr.Addr()) != p.Family || e.Addr.Port() == 0 {
+					return fail(f, "endpoint %s is not an address of family %s with a port", e.Addr, p.Family)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// frontFor plans a frontend. The slots of its endpoints follow old, so that as
+// few elements as possible change.
+func (l *layout) frontFor(set *settings, p *table.ServicePort, f *table.Frontend, old *front) *front {
+	fr := &front{
+		owner: p.ID.String(), clusterIP: f.Kind == table.ClusterIP, sticky: p.Affinity != 0,
+		spec: l.specFor(set, p, f), known: true,
+	}
+	for i, list := range [][]table.Endpoint{f.Endpoints, f.LocalClients} {
+		var before []table.Endpoint
+		if old != nil {
+			before = old.lists[i]
+		}
+		fr.lists[i] = reslot(before, unique(list))
+	}
+	fr.size = uint32(fr.spec.n[0] | fr.spec.n[1]<<16)
+	return fr
+}
+
+// specFor says what chains a frontend needs.
+func (l *layout) specFor(set *settings, p *table.ServicePort, f *table.Frontend) spec {
+	k := keyOf(p.Protocol, f)
+	s := spec{
+		node: k.node, split: f.LocalClients != nil, drop: f.Drop,
+		n:        [2]int{len(unique(f.Endpoints)), len(unique(f.LocalClients))},
+		affinity: uint32((p.Affinity + time.Second - 1) / time.Second),
+		limited:  f.SourceRanges != nil,
+	}
+	s.inTurn = l.cfg.Balance == RoundRobin && s.affinity == 0
+	switch {
+	case f.Masquerade, f.Kind == table.ClusterIP && set.masqAll:
+		s.masq = masqAlways
+	case f.Kind == table.ClusterIP && len(set.pods) > 0:
+		s.masq = masqOutside
+	}
+	if s.limited {
+		s.allow = f.SourceRanges
+		if !k.node {
+			s.allow = append(slices.Clip(s.allow), netip.PrefixFrom(k.addr, k.addr.BitLen()))
+		}
+	}
+	if s.limited || s.inTurn {
+		s.own = ownName(k)
+	}
+	return s
+}
+
+// unique returns a sorted list without repetitions: itself, if it has none.
+func unique(list []table.Endpoint) []table.Endpoint {
+	for i := 1; i < len(list); i++ {
+		if list[i].Addr == list[i-1].Addr {
+			return slices.CompactFunc(slices.Clone(list), func(a, b table.Endpoint) bool { return a.Addr == b.Addr })
+		}
+	}
+	return list
+}
+
+// reslot gives every endpoint of want a slot from 0 to len(want)-1, the one it
+// had in old if that is among them. The result is want itself if the order is
+// the same.
+func reslot(old, want []table.Endpoint) []table.Endpoint {
+	sameAddr := func(a, b table.Endpoint) bool { return a.Addr == b.Addr }
+	if len(old) == 0 || len(want) == 0 || slices.EqualFunc(old, want, sameAddr) {
+		return want
+	}
+	wanted := make(map[netip.AddrPort]int, len(want))
+	for i := range want {
+		wanted[want[i].Addr] = i
+	}
+	out := make([]table.Endpoint, len(want))
+	placed := make([]bool, len(want))
+	for slot, e := range old {
+		if i, ok := wanted[e.Addr]; ok && slot < len(out) && !placed[i] {
+			out[slot], placed[i] = want[i], true
+		}
+	}
+	slot := 0
+	for i := range want {
+		if placed[i] {
+			continue
+		}
+		for out[slot].Addr.IsValid() {
+			slot++
+		}
+		out[slot] = want[i]
+	}
+	return out
+}
+
+// The keys of elements, as the kernel compares them: every part fills whole
+// 32-bit registers, addresses and ports are in network order, marks in the
+// machine's.
+
+func appendFront(b []byte, k frontKey) []byte {
+	if !k.node {
+		b = append(b, k.addr.AsSlice()...)
+	}
+	b = append(b, byte(k.proto), 0, 0, 0)
+	return append(b, byte(k.port>>8), byte(k.port), 0, 0)
+}
+
+func appendEndpoint(b []byte, a netip.AddrPort) []byte {
+	b = append(b, a.Addr().AsSlice()...)
+	return append(b, byte(a.Port()>>8), byte(a.Port()), 0, 0)
+}
+
+func appendMark(b []byte, v uint32) []byte { return binary.NativeEndian.AppendUint32(b, v) }
+
+// parseFront reads appendFront's bytes; rest is what follows.
+func (l *layout) parseFront(b []byte, node bool) (k frontKey, rest []byte, ok bool) {
+	k.node = node
+	if !node {
+		if len(b) < int(l.alen) {
+			return k, nil, false
+		}
+		k.addr, _ = netip.AddrFromSlice(b[:l.alen])
+		b = b[l.alen:]
+	}
+	if len(b) < 8 {
+		return k, nil, false
+	}
+	k.proto, k.port = svc.Protocol(b[0]), binary.BigEndian.Uint16(b[4:])
+	return k, b[8:], true
+}
+
+func (l *layout) parseEndpoint(b []byte) (netip.AddrPort, bool) {
+	if len(b) != int(l.alen)+4 {
+		return netip.AddrPort{}, false
+	}
+	a, _ := netip.AddrFromSlice(b[:l.alen])
+	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(b[l.alen:])), true
+}
+
+// elementSink takes the changes of elements: deletions first for any one key.
+type elementSink interface {
+	DelElem(t nftables.Table, set string, key []byte)
+	AddElem(t nftables.Table, set string, e *nftables.Elem)
+}
+
+// sets are the names of the maps and sets that hold frontends and their
+// endpoints.
+type sets struct {
+	vips string
+	// endpoints holds slots of frontends without affinity, sticky those of the
+	// others; serving the endpoints of the latter, by list.
+	endpoints, sticky string
+	serving           [2]string
+}
+
+func setsOf(node bool) sets {
+	if node {
+		return sets{setNodePorts, setNodeEndpoints, setNodeStickyEndp, [2]string{setNodeServing, setNodeLocServing}}
+	}
+	return sets{setVIPs, setEndpoints, setStickyEndpoints, [2]string{setServing, setLocalServing}}
+}
+
+// diff writes what makes the elements of a frontend be those of next instead
+// of old; nil is none.
+func (l *layout) diff(b elementSink, k frontKey, old, next *front) {
+	in := setsOf(k.node)
+	none := front{}
+	if old == nil {
+		old = &none
+	}
+	if next == nil {
+		next = &none
+	}
+	base := appendFront(make([]byte, 0, 64), k)
+	if old.present != next.present || old.id != next.id || old.size != next.size || old.owner != next.owner {
+		if old.present {
+			b.DelElem(l.table, in.vips, base)
+		}
+		if next.present {
+			b.AddElem(l.table, in.vips, &nftables.Elem{Key: base, Data: appendMark(nftables.Uint32(next.size), next.id), Comment: next.owner})
+		}
+	}
+	for list := range next.lists {
+		for slot := range max(len(old.lists[list]), len(next.lists[list])) {
+			a, z := old.slot(list, slot), next.slot(list, slot)
+			if a == z && old.sticky == next.sticky {
+				continue
+			}
+			key := appendMark(base, uint32(list*localList+slot))
+			if a.IsValid() {
+				b.DelElem(l.table, in.slots(old.sticky), key)
+			}
+			if z.IsValid() {
+				b.AddElem(l.table, in.slots(next.sticky), &nftables.Elem{Key: key, Data: slotData(z, next.sticky)})
+			}
+		}
+		was, is := old.serving(list), next.serving(list)
+		for a := range was {
+			if !is[a] {
+				b.DelElem(l.table, in.serving[list], append(appendEndpoint(nil, a), base...))
+			}
+		}
+		for a := range is {
+			if !was[a] {
+				b.AddElem(l.table, in.serving[list], &nftables.Elem{Key: append(appendEndpoint(nil, a), base...)})
+			}
+		}
+	}
+}
+
+func (s *sets) slots(sticky bool) string {
+	if sticky {
+		return s.sticky
+	}
+	return s.endpoints
+}
+
+func slotData(a netip.AddrPort, sticky bool) []byte {
+	b := make([]byte, 0, 24)
+	if sticky {
+		b = appendMark(b, 0)
+	}
+	return appendEndpoint(b, a)
+}
+
+// slot is the address in a slot, not valid if there is none.
+func (f *front) slot(list, slot int) netip.AddrPort {
+	if slot < len(f.lists[list]) {
+		return f.lists[list][slot].Addr
+	}
+	return netip.AddrPort{}
+}
+
+// serving are the endpoints of a list in the set of those that serve.
+func (f *front) serving(list int) map[netip.AddrPort]bool {
+	if f.stored != nil {
+		return f.stored[list]
+	}
+	if !f.sticky {
+		return nil
+	}
+	m := make(map[netip.AddrPort]bool, len(f.lists[list]))
+	for _, e := range f.lists[list] {
+		m[e.Addr] = true
+	}
+	return m
+}
+
+func sameRules(a []nftables.StoredRule, b []nftables.Rule) bool {
+	return slices.EqualFunc(a, b, func(x nftables.StoredRule, y nftables.Rule) bool { return x.Hash == y.Hash() })
+}
+
+func twice(a netip.Addr) []byte { return bytes.Repeat(a.AsSlice(), 2) }

@@ -1,0 +1,92 @@
+// Package configmap stores ConfigMaps.
+package configmap
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/runtime"
+	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/registry/generic"
+	"k8s.io/apiserver/pkg/registry/rest"
+
+	"github.com/fairlead/fairlead/internal/registry/store"
+)
+
+// maxSize is the largest sum of all values, in bytes.
+const maxSize = 1 << 20
+
+// NewStorage returns the storages of ConfigMaps by resource path.
+func NewStorage(opts generic.RESTOptionsGetter) (map[string]rest.Storage, error) {
+	r, err := store.New(store.Kind{
+		Resource:   corev1.Resource("configmaps"),
+		Singular:   "configmap",
+		ShortNames: []string{"cm"},
+		New:        func() runtime.Object { return &corev1.ConfigMap{} },
+		NewList:    func() runtime.Object { return &corev1.ConfigMapList{} },
+		Strategy:   strategy{store.Namespaced()},
+		Table: store.NewTable([]store.Column{
+			{Name: "Data", Type: "integer", Description: "Number of keys."},
+			{Name: "Age"},
+		}, func(cm *corev1.ConfigMap) []any {
+			return []any{int64(len(cm.Data) + len(cm.BinaryData)), store.Age(cm.CreationTimestamp)}
+		}),
+	}, opts)
+	if err != nil {
+		return nil, err
+	}
+	return map[string]rest.Storage{"configmaps": r}, nil
+}
+
+type strategy struct{ store.Base }
+
+func (strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
+	return validate(obj.(*corev1.ConfigMap))
+}
+
+func (strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
+	cm, before := obj.(*corev1.ConfigMap), old.(*corev1.ConfigMap)
+	errs := store.ValidateMetaUpdate(&cm.ObjectMeta, &before.ObjectMeta)
+	if before.Immutable != nil && *before.Immutable {
+		if cm.Immutable == nil || !*cm.Immutable {
+			errs = append(errs, field.Forbidden(field.NewPath("immutable"), "field is immutable when `immutable` is set"))
+		}
+		if !equality.Semantic.DeepEqual(cm.Data, before.Data) {
+			errs = append(errs, field.Forbidden(field.NewPath("data"), "field is immutable when `immutable` is set"))
+		}
+		if !equality.Semantic.DeepEqual(cm.BinaryData, before.BinaryData) {
+			errs = append(errs, field.Forbidden(field.NewPath("binaryData"), "field is immutable when `immutable` is set"))
+		}
+	}
+	return append(errs, validate(cm)...)
+}
+
+func validate(cm *corev1.ConfigMap) field.ErrorList {
+	errs := store.ValidateMeta(&cm.ObjectMeta, true, validation.NameIsDNSSubdomain)
+	size := 0
+	for _, k := range slices.Sorted(maps.Keys(cm.Data)) {
+		for _, msg := range utilvalidation.IsConfigMapKey(k) {
+			errs = append(errs, field.Invalid(field.NewPath("data").Key(k), k, msg))
+		}
+		if _, both := cm.BinaryData[k]; both {
+			errs = append(errs, field.Invalid(field.NewPath("data").Key(k), k, "duplicate of key present in binaryData"))
+		}
+		size += len(cm.Data[k])
+	}
+	for _, k := range slices.Sorted(maps.Keys(cm.BinaryData)) {
+		for _, msg := range utilvalidation.IsConfigMapKey(k) {
+			errs = append(errs, field.Invalid(field.NewPath("binaryData").Key(k), k, msg))
+		}
+		size += len(cm.BinaryData[k])
+	}
+	if size > maxSize {
+		errs = append(errs, field.TooLong(field.NewPath(""), fmt.Sprintf("%d bytes", size), maxSize))
+	}
+	return errs
+}

@@ -1,0 +1,285 @@
+package endpoint
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	netutils "k8s.io/utils/net"
+
+	"github.com/fairlead/fairlead/internal/registry/service"
+	"github.com/fairlead/fairlead/internal/registry/store"
+)
+
+// The limits of Kubernetes v1.36.
+const (
+	maxTopologyLabels = 16
+	maxAddresses      = 100
+	maxPorts          = 20000
+	maxEndpoints      = 1000
+	maxHints          = 8
+)
+
+// setSliceDefaults: a port has a name, which may be empty, and a protocol.
+func setSliceDefaults(s *discoveryv1.EndpointSlice) {
+	for i := range s.Ports {
+		p := &s.Ports[i]
+		if p.Name == nil {
+			p.Name = new("")
+		}
+		if p.Protocol == nil {
+			p.Protocol = new(corev1.ProtocolTCP)
+		}
+	}
+}
+
+type sliceStrategy struct{ store.Base }
+
+func (sliceStrategy) PrepareForCreate(_ context.Context, obj runtime.Object) {
+	s := obj.(*discoveryv1.EndpointSlice)
+	s.Generation = 1
+	dropTopology(s)
+}
+
+// PrepareForUpdate counts a new generation when anything but the metadata, or
+// when the labels changed: those name the Service.
+func (sliceStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
+	s, prev := obj.(*discoveryv1.EndpointSlice), old.(*discoveryv1.EndpointSlice)
+	dropTopology(s)
+	bare := func(s *discoveryv1.EndpointSlice) discoveryv1.EndpointSlice {
+		out := *s
+		out.ObjectMeta, out.TypeMeta = metav1.ObjectMeta{}, metav1.TypeMeta{}
+		return out
+	}
+	s.Generation = prev.Generation
+	if !equality.Semantic.DeepEqual(bare(s), bare(prev)) || !equality.Semantic.DeepEqual(s.Labels, prev.Labels) {
+		s.Generation++
+	}
+}
+
+// dropTopology takes out of the deprecated topology what has fields of its own.
+// The v1 API accepts it for reading what older versions wrote only.
+func dropTopology(s *discoveryv1.EndpointSlice) {
+	for i := range s.Endpoints {
+		s.Endpoints[i].DeprecatedTopology = nil
+	}
+}
+
+func (sliceStrategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
+	return store.Limit(validateSlice(obj.(*discoveryv1.EndpointSlice), nil))
+}
+
+func (sliceStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
+	s, prev := obj.(*discoveryv1.EndpointSlice), old.(*discoveryv1.EndpointSlice)
+	errs := validateSlice(s, prev)
+	return store.Limit(append(errs, apivalidation.ValidateImmutableField(s.AddressType, prev.AddressType, field.NewPath("addressType"))...))
+}
+
+func (sliceStrategy) WarningsOnCreate(_ context.Context, obj runtime.Object) []string {
+	s := obj.(*discoveryv1.EndpointSlice)
+	var out []string
+	if s.AddressType == discoveryv1.AddressTypeFQDN {
+		out = append(out, fmt.Sprintf("%s: FQDN endpoints are deprecated", field.NewPath("spec", "addressType")))
+	}
+	return append(out, addressWarnings(s)...)
+}
+
+func (sliceStrategy) WarningsOnUpdate(_ context.Context, obj, _ runtime.Object) []string {
+	return addressWarnings(obj.(*discoveryv1.EndpointSlice))
+}
+
+// addressWarnings tells of addresses in an unusual spelling. The controllers
+// never write such, and their slices are large, so those are not looked at.
+func addressWarnings(s *discoveryv1.EndpointSlice) []string {
+	switch s.Labels[discoveryv1.LabelManagedBy] {
+	case "endpointslice-controller.k8s.io", "endpointslicemirroring-controller.k8s.io":
+		return nil
+	}
+	var out []string
+	for i, ep := range s.Endpoints {
+		for j, a := range ep.Addresses {
+			out = append(out, validation.GetWarningsForIP(field.NewPath("endpoints").Index(i).Child("addresses").Index(j), a)...)
+		}
+	}
+	return out
+}
+
+func validateSlice(s, old *discoveryv1.EndpointSlice) field.ErrorList {
+	errs := store.ValidateMeta(&s.ObjectMeta, true, apivalidation.NameIsDNSSubdomain)
+	at := field.NewPath("addressType")
+	switch s.AddressType {
+	case "":
+		errs = append(errs, field.Required(at, ""))
+	case discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6, discoveryv1.AddressTypeFQDN:
+	default:
+		errs = append(errs, field.NotSupported(at, s.AddressType,
+			[]discoveryv1.AddressType{discoveryv1.AddressTypeFQDN, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6}))
+	}
+	errs = append(errs, validateSlicePorts(s.Ports, field.NewPath("ports"))...)
+	// Unchanged endpoints may have been accepted by older rules.
+	if old == nil || !reflect.DeepEqual(s.Endpoints, old.Endpoints) {
+		errs = append(errs, validateSliceEndpoints(s, field.NewPath("endpoints"))...)
+	}
+	return errs
+}
+
+func validateSliceEndpoints(s *discoveryv1.EndpointSlice, path *field.Path) field.ErrorList {
+	if n := len(s.Endpoints); n > maxEndpoints {
+		return field.ErrorList{field.TooMany(path, n, maxEndpoints)}
+	}
+	var errs field.ErrorList
+	for i := range s.Endpoints {
+		ep, at := &s.Endpoints[i], path.Index(i)
+		addresses := at.Child("addresses")
+		if n := len(ep.Addresses); n == 0 {
+			errs = append(errs, field.Required(addresses, "must contain at least 1 address"))
+		} else if n > maxAddresses {
+			errs = append(errs, field.TooMany(addresses, n, maxAddresses))
+		}
+		for j, a := range ep.Addresses {
+			errs = append(errs, validateSliceAddress(s.AddressType, a, addresses, j)...)
+		}
+		if ep.NodeName != nil {
+			errs = append(errs, invalids(at.Child("nodeName"), *ep.NodeName, apivalidation.NameIsDNSSubdomain(*ep.NodeName, false))...)
+		}
+		topology := at.Child("deprecatedTopology")
+		if n := len(ep.DeprecatedTopology); n > maxTopologyLabels {
+			errs = append(errs, field.TooMany(topology, n, maxTopologyLabels))
+		}
+		errs = append(errs, metav1validation.ValidateLabels(ep.DeprecatedTopology, topology)...)
+		if ep.Hostname != nil {
+			errs = append(errs, invalids(at.Child("hostname"), *ep.Hostname, validation.IsDNS1123Label(*ep.Hostname))...)
+		}
+		if ep.Hints != nil {
+			errs = append(errs, validateHints(ep.Hints, at.Child("hints"))...)
+		}
+	}
+	return errs
+}
+
+// validateSliceAddress checks a, the i-th address of the list at.
+func validateSliceAddress(t discoveryv1.AddressType, a string, at *field.Path, i int) field.ErrorList {
+	switch t {
+	case discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6:
+	case discoveryv1.AddressTypeFQDN:
+		return validation.IsFullyQualifiedDomainName(at.Index(i), a)
+	default:
+		return nil // the type is refused already
+	}
+	var errs field.ErrorList
+	if t == discoveryv1.AddressTypeIPv6 { // one spelling of an address from the first version on
+		errs = validation.IsValidIP(at.Index(i), a)
+	} else {
+		errs = validation.IsValidIPForLegacyField(at.Index(i), a, true, nil)
+	}
+	if len(errs) > 0 {
+		return errs
+	}
+	if netutils.IsIPv6String(a) != (t == discoveryv1.AddressTypeIPv6) {
+		errs = append(errs, field.Invalid(at, a, fmt.Sprintf("must be an %s address", t)))
+	}
+	return append(errs, service.ValidateEndpointIP(a, at.Index(i))...) // SEEDS 24
+}
+
+func validateSlicePorts(ports []discoveryv1.EndpointPort, path *field.Path) field.ErrorList {
+	if n := len(ports); n > maxPorts {
+		return field.ErrorList{field.TooMany(path, n, maxPorts)}
+	}
+	var errs field.ErrorList
+	names := map[string]bool{}
+	for i := range ports {
+		p, at := &ports[i], path.Index(i)
+		name := ""
+		if p.Name != nil {
+			name = *p.Name
+		}
+		if name != "" {
+			errs = append(errs, invalids(at.Child("name"), name, validation.IsDNS1123Label(name))...)
+		}
+		if names[name] {
+			errs = append(errs, field.Duplicate(at.Child("name"), name))
+		}
+		names[name] = true
+		var proto corev1.Protocol
+		if p.Protocol != nil {
+			proto = *p.Protocol
+		}
+		errs = append(errs, validateProtocol(proto, at.Child("protocol"))...)
+		if p.AppProtocol != nil {
+			errs = append(errs, invalids(at.Child("appProtocol"), *p.AppProtocol, validation.IsQualifiedName(*p.AppProtocol))...)
+		}
+	}
+	return errs
+}
+
+func validateHints(h *discoveryv1.EndpointHints, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	check := func(list string, names []string, valid func(string) []string) {
+		at := path.Child(list)
+		if len(names) > maxHints {
+			errs = append(errs, field.TooMany(at, len(names), maxHints))
+			return
+		}
+		seen := map[string]bool{}
+		for i, n := range names {
+			name := at.Index(i).Child("name")
+			if seen[n] {
+				errs = append(errs, field.Duplicate(name, n))
+			}
+			seen[n] = true
+			errs = append(errs, invalids(name, n, valid(n))...)
+		}
+	}
+	var zones, nodes []string
+	for _, z := range h.ForZones {
+		zones = append(zones, z.Name)
+	}
+	for _, n := range h.ForNodes {
+		nodes = append(nodes, n.Name)
+	}
+	check("forZones", zones, validation.IsValidLabelValue)
+	check("forNodes", nodes, func(s string) []string { return apivalidation.NameIsDNSSubdomain(s, false) })
+	return errs
+}
+
+// slicePortsText is "80,443"; a port without a number stands for all.
+func slicePortsText(ports []discoveryv1.EndpointPort) string {
+	var shown []string
+	for i, p := range ports {
+		if i == shownItems {
+			break
+		}
+		switch {
+		case p.Port != nil:
+			shown = append(shown, strconv.Itoa(int(*p.Port)))
+		case p.Name != nil && *p.Name != "":
+			shown = append(shown, *p.Name)
+		default:
+			shown = append(shown, "*")
+		}
+	}
+	return listText(shown, len(ports), "<unset>")
+}
+
+func sliceEndpointsText(eps []discoveryv1.Endpoint) string {
+	var shown []string
+	n := 0
+	for _, ep := range eps {
+		for _, a := range ep.Addresses {
+			if n++; n <= shownItems {
+				shown = append(shown, a)
+			}
+		}
+	}
+	return listText(shown, n, "<unset>")
+}

@@ -1,0 +1,156 @@
+// Package event stores Events for one hour and shows them in two groups:
+// core/v1, and events.k8s.io/v1, which newer recorders write.
+package event
+
+import (
+	"context"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/registry/generic"
+	"k8s.io/apiserver/pkg/registry/rest"
+
+	"github.com/fairlead/fairlead/internal/registry/store"
+)
+
+// Life is how long an Event is kept after its last change.
+const Life = time.Hour
+
+// NewStorage returns the storage of Events for core/v1 and, of the same
+// objects, for events.k8s.io/v1.
+func NewStorage(opts generic.RESTOptionsGetter) (core, events rest.Storage, err error) {
+	r, err := store.New(store.Kind{
+		Resource:   corev1.Resource("events"),
+		Singular:   "event",
+		ShortNames: []string{"ev"},
+		New:        func() runtime.Object { return &corev1.Event{} },
+		NewList:    func() runtime.Object { return &corev1.EventList{} },
+		Strategy:   strategy{store.Namespaced()},
+		Attrs:      attrs,
+		Table:      table(),
+	}, opts)
+	if err != nil {
+		return nil, nil, err
+	}
+	r.TTLFunc = func(runtime.Object, uint64, bool) (uint64, error) { return uint64(Life / time.Second), nil }
+	return r, r.Alias(), nil
+}
+
+// AddToScheme adds what the kind needs beyond its types.
+func AddToScheme(s *runtime.Scheme) error {
+	if err := addConversions(s); err != nil {
+		return err
+	}
+	involved := []string{"kind", "namespace", "name", "uid", "apiVersion", "resourceVersion", "fieldPath"}
+	core, regarding := []string{"reason", "reportingComponent", "source", "type"}, []string{"reason", "reportingController", "type"}
+	for _, f := range involved {
+		core = append(core, "involvedObject."+f)
+		regarding = append(regarding, "regarding."+f)
+	}
+	if err := store.AddFieldLabels(s, corev1.SchemeGroupVersion.WithKind("Event"), core...); err != nil {
+		return err
+	}
+	return store.AddFieldLabels(s, eventsv1.SchemeGroupVersion.WithKind("Event"), regarding...)
+}
+
+// attrs supplies the fields under the names of both groups.
+func attrs(obj runtime.Object) (labels.Set, fields.Set, error) {
+	e := obj.(*corev1.Event)
+	source := e.Source.Component
+	if source == "" {
+		source = e.ReportingController
+	}
+	set := fields.Set{
+		"metadata.name": e.Name, "metadata.namespace": e.Namespace,
+		"reason": e.Reason, "type": e.Type, "source": source,
+		"reportingComponent": e.ReportingController, "reportingController": e.ReportingController,
+	}
+	o := e.InvolvedObject
+	for _, p := range []string{"involvedObject.", "regarding."} {
+		set[p+"kind"], set[p+"namespace"], set[p+"name"], set[p+"uid"] = o.Kind, o.Namespace, o.Name, string(o.UID)
+		set[p+"apiVersion"], set[p+"resourceVersion"], set[p+"fieldPath"] = o.APIVersion, o.ResourceVersion, o.FieldPath
+	}
+	return e.Labels, set, nil
+}
+
+func table() rest.TableConvertor {
+	return store.NewNamelessTable([]store.Column{
+		{Name: "Last Seen"}, {Name: "Type"}, {Name: "Reason"}, {Name: "Object"}, {Name: "Subobject", Wide: true},
+		{Name: "Source", Wide: true}, {Name: "Message"}, {Name: "First Seen", Wide: true},
+		{Name: "Count", Wide: true}, {Name: "Name", Wide: true, IsName: true},
+	}, func(e *corev1.Event) []any {
+		first, last, count := times(e)
+		return []any{
+			store.Age(last), e.Type, e.Reason, object(e), e.InvolvedObject.FieldPath,
+			source(e), e.Message, store.Age(first), count, e.Name,
+		}
+	})
+}
+
+// times gives when e was first and last seen and how often, from whichever of
+// the old and new fields are set.
+func times(e *corev1.Event) (first, last metav1.Time, count string) {
+	first, last = e.FirstTimestamp, e.LastTimestamp
+	if first.IsZero() {
+		first = metav1.Time(e.EventTime)
+	}
+	n := e.Count
+	if e.Series != nil {
+		last, n = metav1.Time(e.Series.LastObservedTime), e.Series.Count
+	}
+	if last.IsZero() {
+		last = first
+	}
+	if n == 0 {
+		n = 1
+	}
+	return first, last, strconv.Itoa(int(n))
+}
+
+func object(e *corev1.Event) string {
+	if e.InvolvedObject.Name == "" {
+		return lower(e.InvolvedObject.Kind)
+	}
+	return lower(e.InvolvedObject.Kind) + "/" + e.InvolvedObject.Name
+}
+
+func source(e *corev1.Event) string {
+	component, host := e.Source.Component, e.Source.Host
+	if component == "" {
+		component, host = e.ReportingController, e.ReportingInstance
+	}
+	if host == "" {
+		return component
+	}
+	return component + ", " + host
+}
+
+type strategy struct{ store.Base }
+
+// AllowCreateOnUpdate is true: recorders update an Event that may have expired.
+func (strategy) AllowCreateOnUpdate(context.Context) bool { return true }
+
+func (strategy) Validate(ctx context.Context, obj runtime.Object) field.ErrorList {
+	e := obj.(*corev1.Event)
+	errs := validate(e, isEventsGroup(ctx))
+	if isEventsGroup(ctx) {
+		errs = append(errs, validateNew(e)...)
+	}
+	return errs
+}
+
+func (strategy) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
+	e, before := obj.(*corev1.Event), old.(*corev1.Event)
+	errs := validate(e, isEventsGroup(ctx))
+	if isEventsGroup(ctx) {
+		errs = append(errs, validateNewUpdate(e, before)...)
+	}
+	return errs
+}

@@ -1,0 +1,93 @@
+// Package lease stores Leases: the heartbeats of nodes and servers and the
+// locks of leader elections.
+package lease
+
+import (
+	"context"
+	"strings"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/runtime"
+	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/registry/generic"
+	"k8s.io/apiserver/pkg/registry/rest"
+
+	"github.com/fairlead/fairlead/internal/registry/store"
+)
+
+// NewStorage returns the storages of Leases by resource path.
+func NewStorage(opts generic.RESTOptionsGetter) (map[string]rest.Storage, error) {
+	r, err := store.New(store.Kind{
+		Resource: coordinationv1.Resource("leases"),
+		Singular: "lease",
+		New:      func() runtime.Object { return &coordinationv1.Lease{} },
+		NewList:  func() runtime.Object { return &coordinationv1.LeaseList{} },
+		Strategy: strategy{store.Namespaced()},
+		Table: store.NewTable([]store.Column{
+			{Name: "Holder", Description: "Who holds the lease."},
+			{Name: "Age"},
+		}, func(l *coordinationv1.Lease) []any {
+			holder := ""
+			if l.Spec.HolderIdentity != nil {
+				holder = *l.Spec.HolderIdentity
+			}
+			return []any{holder, store.Age(l.CreationTimestamp)}
+		}),
+	}, opts)
+	if err != nil {
+		return nil, err
+	}
+	return map[string]rest.Storage{"leases": r}, nil
+}
+
+type strategy struct{ store.Base }
+
+// AllowCreateOnUpdate is true: a heartbeat needs one request, new or not.
+func (strategy) AllowCreateOnUpdate(context.Context) bool { return true }
+
+// AllowUnconditionalUpdate is false: a lock must not be taken unseen.
+func (strategy) AllowUnconditionalUpdate(context.Context) bool { return false }
+
+func (strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
+	l := obj.(*coordinationv1.Lease)
+	errs := validation.ValidateObjectMeta(&l.ObjectMeta, true, validation.NameIsDNSSubdomain, field.NewPath("metadata"))
+	return append(errs, validateSpec(&l.Spec, field.NewPath("spec"))...)
+}
+
+func (strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
+	l := obj.(*coordinationv1.Lease)
+	errs := validation.ValidateObjectMetaUpdate(&l.ObjectMeta, &old.(*coordinationv1.Lease).ObjectMeta, field.NewPath("metadata"))
+	return append(errs, validateSpec(&l.Spec, field.NewPath("spec"))...)
+}
+
+func validateSpec(s *coordinationv1.LeaseSpec, path *field.Path) (errs field.ErrorList) {
+	if s.LeaseDurationSeconds != nil && *s.LeaseDurationSeconds <= 0 {
+		errs = append(errs, field.Invalid(path.Child("leaseDurationSeconds"), *s.LeaseDurationSeconds, "must be greater than 0"))
+	}
+	if s.LeaseTransitions != nil && *s.LeaseTransitions < 0 {
+		errs = append(errs, field.Invalid(path.Child("leaseTransitions"), *s.LeaseTransitions, "must be greater than or equal to 0"))
+	}
+	if s.Strategy != nil {
+		errs = append(errs, validateStrategy(*s.Strategy, path.Child("strategy"))...)
+	}
+	if s.PreferredHolder != nil && *s.PreferredHolder != "" && (s.Strategy == nil || *s.Strategy == "") {
+		errs = append(errs, field.Forbidden(path.Child("preferredHolder"), "may only be specified if `strategy` is defined"))
+	}
+	return errs
+}
+
+// validateStrategy: one that Kubernetes knows, or one of somebody's domain.
+func validateStrategy(s coordinationv1.CoordinatedLeaseStrategy, path *field.Path) (errs field.ErrorList) {
+	if !strings.Contains(string(s), "/") {
+		if s != coordinationv1.OldestEmulationVersion {
+			errs = append(errs, field.NotSupported(path, s, []coordinationv1.CoordinatedLeaseStrategy{coordinationv1.OldestEmulationVersion}))
+		}
+		return errs
+	}
+	for _, msg := range utilvalidation.IsQualifiedName(string(s)) {
+		errs = append(errs, field.Invalid(path, s, msg))
+	}
+	return errs
+}

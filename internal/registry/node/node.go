@@ -1,0 +1,256 @@
+// Package node stores Nodes and reaches their agents.
+package node
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/validation"
+	unversioned "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/registry/generic"
+	"k8s.io/apiserver/pkg/registry/rest"
+	netutils "k8s.io/utils/net"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+
+	"github.com/fairlead/fairlead/internal/registry/proxy"
+	"github.com/fairlead/fairlead/internal/registry/store"
+)
+
+// NewStorage returns the storages of Nodes by resource path, and how to reach
+// the agents of the Nodes with the client certificate creds.
+func NewStorage(opts generic.RESTOptionsGetter, creds AgentCredentials) (map[string]rest.Storage, *Agents, error) {
+	r, err := store.New(store.Kind{
+		Resource:   corev1.Resource("nodes"),
+		Singular:   "node",
+		ShortNames: []string{"no"},
+		New:        func() runtime.Object { return &corev1.Node{} },
+		NewList:    func() runtime.Object { return &corev1.NodeList{} },
+		Strategy:   strategy{store.ClusterScoped()},
+		Attrs:      attrs,
+		Table:      table(),
+	}, opts)
+	if err != nil {
+		return nil, nil, err
+	}
+	agents := newAgents(r, creds)
+	return map[string]rest.Storage{
+		"nodes":        r,
+		"nodes/status": store.NewSub(r, statusStrategy{strategy{store.ClusterScoped()}}),
+		"nodes/proxy":  &proxyREST{agents: agents, transport: proxy.NewTransport()},
+	}, agents, nil
+}
+
+// AddToScheme adds what the kind needs beyond its types.
+func AddToScheme(s *runtime.Scheme) error {
+	s.AddTypeDefaultingFunc(&corev1.Node{}, func(obj any) { setDefaults(obj.(*corev1.Node)) })
+	return store.AddFieldLabels(s, corev1.SchemeGroupVersion.WithKind("Node"), "spec.unschedulable")
+}
+
+// setDefaults makes the old single podCIDR and the list agree, and takes what
+// a node has for what it may give away.
+func setDefaults(n *corev1.Node) {
+	if n.Status.Allocatable == nil {
+		n.Status.Allocatable = n.Status.Capacity.DeepCopy()
+	}
+	switch s := &n.Spec; {
+	case s.PodCIDR != "" && (len(s.PodCIDRs) == 0 || s.PodCIDRs[0] != s.PodCIDR):
+		s.PodCIDRs = []string{s.PodCIDR}
+	case s.PodCIDR == "" && len(s.PodCIDRs) > 0:
+		s.PodCIDR = s.PodCIDRs[0]
+	}
+}
+
+func attrs(obj runtime.Object) (labels.Set, fields.Set, error) {
+	n := obj.(*corev1.Node)
+	return n.Labels, fields.Set{"metadata.name": n.Name, "spec.unschedulable": fmt.Sprint(n.Spec.Unschedulable)}, nil
+}
+
+func table() rest.TableConvertor {
+	return store.NewTable([]store.Column{
+		{Name: "Status"}, {Name: "Roles"}, {Name: "Age"}, {Name: "Version"},
+		{Name: "Internal-IP", Wide: true}, {Name: "External-IP", Wide: true}, {Name: "OS-Image", Wide: true},
+		{Name: "Kernel-Version", Wide: true}, {Name: "Container-Runtime", Wide: true},
+	}, func(n *corev1.Node) []any {
+		i := n.Status.NodeInfo
+		return []any{
+			status(n), roles(n), store.Age(n.CreationTimestamp), i.KubeletVersion,
+			address(n, corev1.NodeInternalIP), address(n, corev1.NodeExternalIP),
+			orUnknown(i.OSImage), orUnknown(i.KernelVersion), orUnknown(i.ContainerRuntimeVersion),
+		}
+	})
+}
+
+// status is Ready, NotReady or Unknown, and whether new pods may come.
+func status(n *corev1.Node) string {
+	s := "Unknown"
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			if s = "NotReady"; c.Status == corev1.ConditionTrue {
+				s = "Ready"
+			}
+		}
+	}
+	if n.Spec.Unschedulable {
+		s += ",SchedulingDisabled"
+	}
+	return s
+}
+
+func roles(n *corev1.Node) string {
+	var out []string
+	for _, k := range slices.Sorted(maps.Keys(n.Labels)) {
+		if r, ok := strings.CutPrefix(k, "node-role.kubernetes.io/"); ok && r != "" {
+			out = append(out, r)
+		} else if k == "kubernetes.io/role" && n.Labels[k] != "" {
+			out = append(out, n.Labels[k])
+		}
+	}
+	return store.OrNone(strings.Join(out, ","))
+}
+
+func address(n *corev1.Node, t corev1.NodeAddressType) string {
+	for _, a := range n.Status.Addresses {
+		if a.Type == t {
+			return a.Address
+		}
+	}
+	return "<none>"
+}
+
+func orUnknown(s string) string {
+	if s == "" {
+		return "<unknown>"
+	}
+	return s
+}
+
+type strategy struct{ store.Base }
+
+// PrepareForUpdate keeps the status, which has a path of its own. A new Node
+// may bring one: agents register with it.
+func (strategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
+	obj.(*corev1.Node).Status = old.(*corev1.Node).Status
+}
+
+func (strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
+	n := obj.(*corev1.Node)
+	errs := store.ValidateMeta(&n.ObjectMeta, false, validation.NameIsDNSSubdomain)
+	return append(errs, validate(n)...)
+}
+
+func (strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
+	n, before := obj.(*corev1.Node), old.(*corev1.Node)
+	errs := store.ValidateMetaUpdate(&n.ObjectMeta, &before.ObjectMeta)
+	spec := field.NewPath("spec")
+	if len(before.Spec.PodCIDRs) > 0 && !slices.Equal(n.Spec.PodCIDRs, before.Spec.PodCIDRs) {
+		errs = append(errs, field.Forbidden(spec.Child("podCIDRs"), "node updates may not change podCIDR except from \"\" to valid"))
+	}
+	if before.Spec.ProviderID != "" && n.Spec.ProviderID != before.Spec.ProviderID {
+		errs = append(errs, field.Forbidden(spec.Child("providerID"), "node updates may not change providerID except from \"\" to valid"))
+	}
+	return append(errs, validate(n)...)
+}
+
+func (strategy) WarningsOnCreate(_ context.Context, obj runtime.Object) []string {
+	return warnings(obj.(*corev1.Node))
+}
+
+func (strategy) WarningsOnUpdate(_ context.Context, obj, _ runtime.Object) []string {
+	return warnings(obj.(*corev1.Node))
+}
+
+func warnings(n *corev1.Node) (out []string) {
+	for i, c := range n.Spec.PodCIDRs {
+		out = append(out, utilvalidation.GetWarningsForCIDR(field.NewPath("spec", "podCIDRs").Index(i), c)...)
+	}
+	return out
+}
+
+func (strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
+	return store.ResetFields("v1", []string{"status"})
+}
+
+func validate(n *corev1.Node) (errs field.ErrorList) {
+	cidrs := field.NewPath("spec", "podCIDRs")
+	for i, c := range n.Spec.PodCIDRs {
+		errs = append(errs, utilvalidation.IsValidCIDRForLegacyField(cidrs.Index(i), c, true, nil)...)
+	}
+	if k := len(n.Spec.PodCIDRs); k > 1 {
+		if dual, err := netutils.IsDualStackCIDRStrings(n.Spec.PodCIDRs); err != nil || !dual || k > 2 {
+			errs = append(errs, field.Invalid(cidrs, n.Spec.PodCIDRs, "may specify no more than one CIDR for each IP family"))
+		}
+	}
+	errs = append(errs, validateTaints(n.Spec.Taints, field.NewPath("metadata", "taints"))...) // the path is Kubernetes'
+	path, seen := field.NewPath("status", "addresses"), map[corev1.NodeAddress]bool{}
+	for i, a := range n.Status.Addresses {
+		if seen[a] {
+			errs = append(errs, field.Duplicate(path.Index(i), a))
+		}
+		seen[a] = true
+	}
+	for name, list := range map[string]corev1.ResourceList{"capacity": n.Status.Capacity, "allocatable": n.Status.Allocatable} {
+		for k, q := range list {
+			if q.Sign() < 0 {
+				errs = append(errs, field.Invalid(field.NewPath("status", name, string(k)), q.String(), "must be greater than or equal to 0"))
+			}
+		}
+	}
+	return errs
+}
+
+func validateTaints(taints []corev1.Taint, path *field.Path) (errs field.ErrorList) {
+	effects := []corev1.TaintEffect{corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoExecute}
+	type key struct {
+		key    string
+		effect corev1.TaintEffect
+	}
+	seen := map[key]bool{}
+	for i, t := range taints {
+		p := path.Index(i)
+		errs = append(errs, unversioned.ValidateLabelName(t.Key, p.Child("key"))...)
+		for _, msg := range utilvalidation.IsValidLabelValue(t.Value) {
+			errs = append(errs, field.Invalid(p.Child("value"), t.Value, msg))
+		}
+		if t.Effect == "" {
+			errs = append(errs, field.Required(p.Child("effect"), ""))
+		} else if !slices.Contains(effects, t.Effect) {
+			errs = append(errs, field.NotSupported(p.Child("effect"), t.Effect, effects))
+		}
+		if k := (key{t.Key, t.Effect}); seen[k] {
+			errs = append(errs, field.Duplicate(p, t))
+		} else {
+			seen[k] = true
+		}
+	}
+	return errs
+}
+
+// statusStrategy lets the status through and nothing else but metadata.
+type statusStrategy struct{ strategy }
+
+func (statusStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
+	obj.(*corev1.Node).Spec = old.(*corev1.Node).Spec
+}
+
+func (statusStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
+	n := obj.(*corev1.Node)
+	errs := store.ValidateMetaUpdate(&n.ObjectMeta, &old.(*corev1.Node).ObjectMeta)
+	return append(errs, validate(n)...)
+}
+
+func (statusStrategy) WarningsOnUpdate(context.Context, runtime.Object, runtime.Object) []string {
+	return nil
+}
+
+func (statusStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
+	return store.ResetFields("v1", []string{"spec"})
+}

@@ -1,0 +1,83 @@
+// Package pod stores Pods and connects clients to their processes.
+package pod
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/registry/generic"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/fairlead/fairlead/internal/registry/node"
+	"github.com/fairlead/fairlead/internal/registry/proxy"
+	"github.com/fairlead/fairlead/internal/registry/store"
+)
+
+// NewStorage returns the storages of Pods by resource path; agents reaches the
+// nodes on which they run.
+func NewStorage(opts generic.RESTOptionsGetter, agents *node.Agents) (map[string]rest.Storage, error) {
+	r, err := store.New(store.Kind{
+		Resource:   corev1.Resource("pods"),
+		Singular:   "pod",
+		ShortNames: []string{"po"},
+		Categories: []string{"all"},
+		New:        func() runtime.Object { return &corev1.Pod{} },
+		NewList:    func() runtime.Object { return &corev1.PodList{} },
+		Strategy:   strategy{store.Namespaced()},
+		Attrs:      attrs,
+		// Every node watches its own pods: the watch cache finds them at once.
+		Triggers: storage.IndexerFuncs{"spec.nodeName": nodeName},
+		Indexers: &cache.Indexers{storage.FieldIndex("spec.nodeName"): nodeNameIndex},
+		Table:    table(),
+	}, opts)
+	if err != nil {
+		return nil, err
+	}
+	bind := &bindingREST{pods: r.Store}
+	stream := &streams{pods: r.Store, agents: agents}
+	return map[string]rest.Storage{
+		"pods":             r,
+		"pods/status":      store.NewSub(r, statusStrategy{strategy{store.Namespaced()}}),
+		"pods/binding":     bind,
+		"bindings":         &legacyBindingREST{bind},
+		"pods/log":         &logREST{stream},
+		"pods/exec":        &execREST{stream},
+		"pods/attach":      &attachREST{stream},
+		"pods/portforward": &portForwardREST{stream},
+		"pods/proxy":       &proxyREST{stream, proxy.NewTransport()},
+	}, nil
+}
+
+// AddToScheme adds what the kind needs beyond its types.
+func AddToScheme(s *runtime.Scheme) error {
+	s.AddTypeDefaultingFunc(&corev1.Pod{}, func(obj any) { setDefaults(obj.(*corev1.Pod)) })
+	if err := addOptions(s); err != nil {
+		return err
+	}
+	return store.AddFieldLabels(s, corev1.SchemeGroupVersion.WithKind("Pod"),
+		"spec.nodeName", "spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName", "spec.hostNetwork",
+		"status.phase", "status.podIP", "status.podIPs", "status.nominatedNodeName")
+}
+
+func attrs(obj runtime.Object) (labels.Set, fields.Set, error) {
+	p := obj.(*corev1.Pod)
+	host := "false"
+	if p.Spec.HostNetwork {
+		host = "true"
+	}
+	return p.Labels, fields.Set{
+		"metadata.name": p.Name, "metadata.namespace": p.Namespace,
+		"spec.nodeName": p.Spec.NodeName, "spec.restartPolicy": string(p.Spec.RestartPolicy),
+		"spec.schedulerName": p.Spec.SchedulerName, "spec.serviceAccountName": p.Spec.ServiceAccountName,
+		"spec.hostNetwork": host,
+		"status.phase":     string(p.Status.Phase), "status.podIP": p.Status.PodIP, "status.podIPs": p.Status.PodIP,
+		"status.nominatedNodeName": p.Status.NominatedNodeName,
+	}, nil
+}
+
+func nodeName(obj runtime.Object) string { return obj.(*corev1.Pod).Spec.NodeName }
+
+func nodeNameIndex(obj any) ([]string, error) { return []string{obj.(*corev1.Pod).Spec.NodeName}, nil }

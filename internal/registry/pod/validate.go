@@ -1,0 +1,373 @@
+package pod
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/validation"
+	unversioned "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/fairlead/fairlead/internal/registry/store"
+)
+
+func validate(p *corev1.Pod) field.ErrorList {
+	errs := store.ValidateMeta(&p.ObjectMeta, true, validation.NameIsDNSSubdomain)
+	return append(errs, validateSpec(&p.Spec, field.NewPath("spec"))...)
+}
+
+func validateSpec(s *corev1.PodSpec, path *field.Path) field.ErrorList {
+	volumes, errs := validateVolumes(s.Volumes, path.Child("volumes"))
+	errs = append(errs, validateContainers(s, volumes, path)...)
+	errs = append(errs, oneOf(path.Child("restartPolicy"), s.RestartPolicy, corev1.RestartPolicyAlways, corev1.RestartPolicyOnFailure, corev1.RestartPolicyNever)...)
+	errs = append(errs, validateDNS(s, path)...)
+	if g := s.TerminationGracePeriodSeconds; g == nil {
+		errs = append(errs, field.Required(path.Child("terminationGracePeriodSeconds"), ""))
+	} else if *g < 0 {
+		errs = append(errs, field.Invalid(path.Child("terminationGracePeriodSeconds"), *g, "must be greater than or equal to 0"))
+	}
+	if d := s.ActiveDeadlineSeconds; d != nil && *d < 1 {
+		errs = append(errs, field.Invalid(path.Child("activeDeadlineSeconds"), *d, "must be greater than or equal to 1"))
+	}
+	errs = append(errs, unversioned.ValidateLabels(s.NodeSelector, path.Child("nodeSelector"))...)
+	if s.NodeName != "" {
+		errs = append(errs, messages(path.Child("nodeName"), s.NodeName, validation.NameIsDNSSubdomain(s.NodeName, false))...)
+	}
+	if s.ServiceAccountName != "" {
+		errs = append(errs, messages(path.Child("serviceAccountName"), s.ServiceAccountName, validation.ValidateServiceAccountName(s.ServiceAccountName, false))...)
+	}
+	if s.Hostname != "" {
+		errs = append(errs, messages(path.Child("hostname"), s.Hostname, utilvalidation.IsDNS1123Label(s.Hostname))...)
+	}
+	if s.Subdomain != "" {
+		errs = append(errs, messages(path.Child("subdomain"), s.Subdomain, utilvalidation.IsDNS1123Label(s.Subdomain))...)
+	}
+	for i, a := range s.HostAliases {
+		p := path.Child("hostAliases").Index(i)
+		errs = append(errs, validateIP(p.Child("ip"), a.IP)...)
+		for j, h := range a.Hostnames {
+			errs = append(errs, messages(p.Child("hostnames").Index(j), h, utilvalidation.IsDNS1123Subdomain(h))...)
+		}
+	}
+	for i, g := range s.ReadinessGates {
+		errs = append(errs, messages(path.Child("readinessGates").Index(i).Child("conditionType"), string(g.ConditionType), utilvalidation.IsQualifiedName(string(g.ConditionType)))...)
+	}
+	return append(errs, validateTolerations(s.Tolerations, path.Child("tolerations"))...)
+}
+
+func validateDNS(s *corev1.PodSpec, path *field.Path) field.ErrorList {
+	errs := oneOf(path.Child("dnsPolicy"), s.DNSPolicy, corev1.DNSClusterFirst, corev1.DNSClusterFirstWithHostNet, corev1.DNSDefault, corev1.DNSNone)
+	c, dns := s.DNSConfig, path.Child("dnsConfig")
+	if s.DNSPolicy == corev1.DNSNone && (c == nil || len(c.Nameservers) == 0) {
+		errs = append(errs, field.Required(dns.Child("nameservers"), fmt.Sprintf("must provide at least one DNS nameserver when `dnsPolicy` is %s", corev1.DNSNone)))
+	}
+	if c == nil {
+		return errs
+	}
+	const maxNameservers, maxSearches = 3, 32
+	if len(c.Nameservers) > maxNameservers {
+		errs = append(errs, field.Invalid(dns.Child("nameservers"), c.Nameservers, fmt.Sprintf("must not have more than %d nameservers", maxNameservers)))
+	}
+	for i, n := range c.Nameservers {
+		errs = append(errs, validateIP(dns.Child("nameservers").Index(i), n)...)
+	}
+	if len(c.Searches) > maxSearches {
+		errs = append(errs, field.Invalid(dns.Child("searches"), c.Searches, fmt.Sprintf("must not have more than %d search paths", maxSearches)))
+	}
+	for i, d := range c.Searches {
+		if d != "." {
+			errs = append(errs, messages(dns.Child("searches").Index(i), d, utilvalidation.IsDNS1123SubdomainWithUnderscore(strings.TrimSuffix(d, ".")))...)
+		}
+	}
+	for i, o := range c.Options {
+		if o.Name == "" {
+			errs = append(errs, field.Required(dns.Child("options").Index(i), "must not be empty"))
+		}
+	}
+	return errs
+}
+
+// containerNames collects what must be unique across a Pod's containers.
+type containerNames map[string]bool
+
+func validateContainers(s *corev1.PodSpec, volumes map[string]bool, path *field.Path) (errs field.ErrorList) {
+	if len(s.Containers) == 0 {
+		errs = append(errs, field.Required(path.Child("containers"), ""))
+	}
+	names, hostPorts := containerNames{}, map[string]bool{}
+	for i := range s.Containers {
+		errs = append(errs, validateContainer(&s.Containers[i], names, volumes, path.Child("containers").Index(i))...)
+		errs = append(errs, validateHostPorts(&s.Containers[i], s.HostNetwork, hostPorts, path.Child("containers").Index(i))...)
+	}
+	for i := range s.InitContainers {
+		c, p := &s.InitContainers[i], path.Child("initContainers").Index(i)
+		errs = append(errs, validateContainer(c, names, volumes, p)...)
+		if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
+			continue // a sidecar: it runs as long as the others
+		}
+		for name, set := range map[string]bool{
+			"lifecycle": c.Lifecycle != nil, "livenessProbe": c.LivenessProbe != nil,
+			"readinessProbe": c.ReadinessProbe != nil, "startupProbe": c.StartupProbe != nil,
+		} {
+			if set {
+				errs = append(errs, field.Forbidden(p.Child(name), "may not be set for init containers without restartPolicy=Always"))
+			}
+		}
+	}
+	if len(s.EphemeralContainers) > 0 {
+		errs = append(errs, field.Forbidden(path.Child("ephemeralContainers"), "cannot be set: ephemeral containers are not supported"))
+	}
+	return errs
+}
+
+func validateContainer(c *corev1.Container, names containerNames, volumes map[string]bool, path *field.Path) (errs field.ErrorList) {
+	switch {
+	case c.Name == "":
+		errs = append(errs, field.Required(path.Child("name"), ""))
+	case names[c.Name]:
+		errs = append(errs, field.Duplicate(path.Child("name"), c.Name))
+	default:
+		errs = append(errs, messages(path.Child("name"), c.Name, utilvalidation.IsDNS1123Label(c.Name))...)
+	}
+	names[c.Name] = true
+	if c.Image == "" {
+		errs = append(errs, field.Required(path.Child("image"), ""))
+	} else if strings.TrimSpace(c.Image) != c.Image {
+		errs = append(errs, field.Invalid(path.Child("image"), c.Image, "must not have leading or trailing whitespace"))
+	}
+	errs = append(errs, oneOf(path.Child("imagePullPolicy"), c.ImagePullPolicy, corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever)...)
+	errs = append(errs, oneOf(path.Child("terminationMessagePolicy"), c.TerminationMessagePolicy, corev1.TerminationMessageReadFile, corev1.TerminationMessageFallbackToLogsOnError)...)
+	errs = append(errs, validatePorts(c.Ports, path.Child("ports"))...)
+	errs = append(errs, validateEnv(c, path)...)
+	for i, m := range c.VolumeMounts {
+		p := path.Child("volumeMounts").Index(i)
+		switch {
+		case m.Name == "":
+			errs = append(errs, field.Required(p.Child("name"), ""))
+		case !volumes[m.Name]:
+			errs = append(errs, field.NotFound(p.Child("name"), m.Name))
+		}
+		if m.MountPath == "" {
+			errs = append(errs, field.Required(p.Child("mountPath"), ""))
+		}
+	}
+	errs = append(errs, validateProbe(c.LivenessProbe, true, path.Child("livenessProbe"))...)
+	errs = append(errs, validateProbe(c.ReadinessProbe, false, path.Child("readinessProbe"))...)
+	errs = append(errs, validateProbe(c.StartupProbe, true, path.Child("startupProbe"))...)
+	if l := c.Lifecycle; l != nil {
+		for name, h := range map[string]*corev1.LifecycleHandler{"postStart": l.PostStart, "preStop": l.PreStop} {
+			if h != nil {
+				errs = append(errs, validateLifecycle(h, path.Child("lifecycle", name))...)
+			}
+		}
+	}
+	return append(errs, validateResources(&c.Resources, path.Child("resources"))...)
+}
+
+func validatePorts(ports []corev1.ContainerPort, path *field.Path) (errs field.ErrorList) {
+	names := map[string]bool{}
+	for i, c := range ports {
+		p := path.Index(i)
+		if c.Name != "" {
+			if msgs := utilvalidation.IsValidPortName(c.Name); len(msgs) > 0 {
+				errs = append(errs, messages(p.Child("name"), c.Name, msgs)...)
+			} else if names[c.Name] {
+				errs = append(errs, field.Duplicate(p.Child("name"), c.Name))
+			}
+			names[c.Name] = true
+		}
+		if c.ContainerPort == 0 {
+			errs = append(errs, field.Required(p.Child("containerPort"), ""))
+		} else {
+			errs = append(errs, messages(p.Child("containerPort"), c.ContainerPort, utilvalidation.IsValidPortNum(int(c.ContainerPort)))...)
+		}
+		if c.HostPort != 0 {
+			errs = append(errs, messages(p.Child("hostPort"), c.HostPort, utilvalidation.IsValidPortNum(int(c.HostPort)))...)
+		}
+		if c.HostIP != "" {
+			errs = append(errs, validateIP(p.Child("hostIP"), c.HostIP)...)
+		}
+		errs = append(errs, oneOf(p.Child("protocol"), c.Protocol, corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP)...)
+	}
+	return errs
+}
+
+// validateHostPorts refuses two containers on one port of the host, and for a
+// pod in the host's network a host port that is not the container's.
+func validateHostPorts(c *corev1.Container, hostNetwork bool, seen map[string]bool, path *field.Path) (errs field.ErrorList) {
+	for i, port := range c.Ports {
+		if port.HostPort == 0 {
+			continue
+		}
+		p := path.Child("ports").Index(i)
+		if hostNetwork && port.HostPort != port.ContainerPort {
+			errs = append(errs, field.Invalid(p.Child("containerPort"), port.ContainerPort, "must match `hostPort` when `hostNetwork` is true"))
+		}
+		key := fmt.Sprintf("%s/%s/%d", port.Protocol, port.HostIP, port.HostPort)
+		if seen[key] {
+			errs = append(errs, field.Duplicate(p.Child("hostPort"), key))
+		}
+		seen[key] = true
+	}
+	return errs
+}
+
+func validateEnv(c *corev1.Container, path *field.Path) (errs field.ErrorList) {
+	for i, e := range c.Env {
+		p := path.Child("env").Index(i)
+		if e.Name == "" {
+			errs = append(errs, field.Required(p.Child("name"), ""))
+		} else {
+			errs = append(errs, messages(p.Child("name"), e.Name, utilvalidation.IsRelaxedEnvVarName(e.Name))...)
+		}
+		if e.ValueFrom == nil {
+			continue
+		}
+		p = p.Child("valueFrom")
+		n := count(e.ValueFrom.FieldRef != nil, e.ValueFrom.ResourceFieldRef != nil, e.ValueFrom.ConfigMapKeyRef != nil, e.ValueFrom.SecretKeyRef != nil, e.ValueFrom.FileKeyRef != nil)
+		switch {
+		case e.Value != "" && n > 0:
+			errs = append(errs, field.Invalid(p, "", "may not be specified when `value` is not empty"))
+		case n == 0:
+			errs = append(errs, field.Invalid(p, "", "must specify one of: `fieldRef`, `resourceFieldRef`, `configMapKeyRef` or `secretKeyRef`"))
+		case n > 1:
+			errs = append(errs, field.Invalid(p, "", "may not have more than one field specified at a time"))
+		}
+		if r := e.ValueFrom.FieldRef; r != nil {
+			errs = append(errs, validateFieldRef(r, p.Child("fieldRef"))...)
+		}
+		if r := e.ValueFrom.ConfigMapKeyRef; r != nil {
+			errs = append(errs, validateKeyRef(r.Name, r.Key, p.Child("configMapKeyRef"))...)
+		}
+		if r := e.ValueFrom.SecretKeyRef; r != nil {
+			errs = append(errs, validateKeyRef(r.Name, r.Key, p.Child("secretKeyRef"))...)
+		}
+	}
+	for i, e := range c.EnvFrom {
+		if n := count(e.ConfigMapRef != nil, e.SecretRef != nil); n != 1 {
+			errs = append(errs, field.Invalid(path.Child("envFrom").Index(i), "", "must specify exactly one of: `configMapRef` or `secretRef`"))
+		}
+	}
+	return errs
+}
+
+func validateFieldRef(r *corev1.ObjectFieldSelector, path *field.Path) (errs field.ErrorList) {
+	allowed := []string{
+		"metadata.name", "metadata.namespace", "metadata.uid", "spec.nodeName", "spec.serviceAccountName",
+		"status.hostIP", "status.hostIPs", "status.podIP", "status.podIPs",
+	}
+	switch f := r.FieldPath; {
+	case f == "":
+		errs = append(errs, field.Required(path.Child("fieldPath"), ""))
+	case slices.Contains(allowed, f):
+	case strings.HasPrefix(f, "metadata.annotations['") && strings.HasSuffix(f, "']"),
+		strings.HasPrefix(f, "metadata.labels['") && strings.HasSuffix(f, "']"):
+	case !slices.Contains([]string{"metadata.annotations", "metadata.labels", "spec.restartPolicy", "spec.schedulerName", "status.phase"}, f):
+		errs = append(errs, field.Invalid(path.Child("fieldPath"), f, "error converting fieldPath: field label not supported: "+f))
+	default: // known, but not in the environment
+		errs = append(errs, field.NotSupported(path.Child("fieldPath"), f, append(allowed, "metadata.annotations['KEY']", "metadata.labels['KEY']")))
+	}
+	return errs
+}
+
+func validateKeyRef(_, key string, path *field.Path) field.ErrorList {
+	if key == "" {
+		return field.ErrorList{field.Required(path.Child("key"), "")}
+	}
+	return messages(path.Child("key"), key, utilvalidation.IsConfigMapKey(key))
+}
+
+func validateResources(r *corev1.ResourceRequirements, path *field.Path) (errs field.ErrorList) {
+	for name, list := range map[string]corev1.ResourceList{"limits": r.Limits, "requests": r.Requests} {
+		for k, q := range list {
+			if q.Sign() < 0 {
+				errs = append(errs, field.Invalid(path.Child(name).Key(string(k)), q.String(), "must be greater than or equal to 0"))
+			}
+		}
+	}
+	for k, q := range r.Requests {
+		if limit, ok := r.Limits[k]; ok && q.Cmp(limit) > 0 {
+			errs = append(errs, field.Invalid(path.Child("requests"), q.String(), fmt.Sprintf("must be less than or equal to %s limit of %s", k, limit.String())))
+		}
+	}
+	return errs
+}
+
+func validateTolerations(list []corev1.Toleration, path *field.Path) (errs field.ErrorList) {
+	for i, t := range list {
+		p := path.Index(i)
+		if t.Key != "" {
+			errs = append(errs, unversioned.ValidateLabelName(t.Key, p.Child("key"))...)
+		} else if t.Operator != corev1.TolerationOpExists {
+			errs = append(errs, field.Invalid(p.Child("operator"), t.Operator, "operator must be Exists when `key` is empty, which means \"match all values and all keys\""))
+		}
+		switch t.Operator {
+		case corev1.TolerationOpEqual, "":
+			errs = append(errs, messages(p.Child("operator"), t.Value, utilvalidation.IsValidLabelValue(t.Value))...)
+		case corev1.TolerationOpExists:
+			if t.Value != "" {
+				errs = append(errs, field.Invalid(p.Child("operator"), t.Value, "value must be empty when `operator` is 'Exists'"))
+			}
+		default:
+			errs = append(errs, field.NotSupported(p.Child("operator"), t.Operator, []corev1.TolerationOperator{corev1.TolerationOpEqual, corev1.TolerationOpExists}))
+		}
+		if t.Effect != "" {
+			errs = append(errs, oneOf(p.Child("effect"), t.Effect, corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoExecute)...)
+		}
+	}
+	return errs
+}
+
+func validateStatus(s *corev1.PodStatus, path *field.Path) (errs field.ErrorList) {
+	for i, ip := range s.PodIPs {
+		errs = append(errs, validateIP(path.Child("podIPs").Index(i), ip.IP)...)
+	}
+	for i, ip := range s.HostIPs {
+		errs = append(errs, validateIP(path.Child("hostIPs").Index(i), ip.IP)...)
+	}
+	for i, c := range s.Conditions {
+		if c.Type == "" {
+			errs = append(errs, field.Required(path.Child("conditions").Index(i).Child("type"), ""))
+		}
+	}
+	return errs
+}
+
+func validateIP(path *field.Path, s string) field.ErrorList {
+	if _, err := netip.ParseAddr(s); err != nil {
+		return field.ErrorList{field.Invalid(path, s, "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)")}
+	}
+	return nil
+}
+
+// oneOf requires v to be one of allowed.
+func oneOf[T ~string](path *field.Path, v T, allowed ...T) field.ErrorList {
+	switch {
+	case slices.Contains(allowed, v):
+		return nil
+	case v == "":
+		return field.ErrorList{field.Required(path, "")}
+	}
+	return field.ErrorList{field.NotSupported(path, v, allowed)}
+}
+
+// messages makes one error of each message about value.
+func messages(path *field.Path, value any, msgs []string) (errs field.ErrorList) {
+	for _, m := range msgs {
+		errs = append(errs, field.Invalid(path, value, m))
+	}
+	return errs
+}
+
+func count(set ...bool) (n int) {
+	for _, s := range set {
+		if s {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,146 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	genericrequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/registry/generic"
+	"k8s.io/apiserver/pkg/registry/rest"
+
+	"github.com/fairlead/fairlead/internal/registry/networking"
+	"github.com/fairlead/fairlead/internal/registry/store"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// errClaimed says that the object of a claim exists already.
+var errClaimed = errors.New("claimed already")
+
+// claims is one kind of object whose names are what is claimed.
+type claims struct {
+	store *store.REST
+	// build makes the object that claims name for a Service.
+	build func(name string, owner svc.Name) runtime.Object
+	// owner returns the Service that a claim is for, and false for an object
+	// that is not a claim of a Service.
+	owner func(runtime.Object) (svc.Name, bool)
+}
+
+// addressClaims claims cluster IPs as IPAddress objects.
+func addressClaims(ipAddresses *store.REST) *claims {
+	return &claims{
+		store: ipAddresses,
+		build: func(name string, owner svc.Name) runtime.Object {
+			return &networkingv1.IPAddress{
+				ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
+					networkingv1.LabelIPAddressFamily: string(familyOf(name)),
+					networkingv1.LabelManagedBy:       networking.ManagedBy,
+				}},
+				Spec: networkingv1.IPAddressSpec{ParentRef: &networkingv1.ParentReference{
+					Resource: "services", Namespace: owner.Namespace, Name: owner.Name,
+				}},
+			}
+		},
+		owner: func(obj runtime.Object) (svc.Name, bool) {
+			ref := obj.(*networkingv1.IPAddress).Spec.ParentRef
+			if ref == nil || ref.Group != "" || ref.Resource != "services" {
+				return svc.Name{}, false
+			}
+			return svc.Name{Namespace: ref.Namespace, Name: ref.Name}, true
+		},
+	}
+}
+
+// portClaims claims node ports as objects that no API shows. They are Leases by
+// type, because a holder is all there is to say about a port; they live under a
+// key of their own.
+func portClaims(opts generic.RESTOptionsGetter) (*claims, error) {
+	s, err := store.New(store.Kind{
+		Resource: schema.GroupResource{Group: coordinationv1.GroupName, Resource: "nodeports"},
+		Singular: "nodeport",
+		New:      func() runtime.Object { return &coordinationv1.Lease{} },
+		NewList:  func() runtime.Object { return &coordinationv1.LeaseList{} },
+		Strategy: store.ClusterScoped(),
+	}, opts)
+	if err != nil {
+		return nil, fmt.Errorf("storage of node port claims: %w", err)
+	}
+	return &claims{
+		store: s,
+		build: func(name string, owner svc.Name) runtime.Object {
+			return &coordinationv1.Lease{
+				ObjectMeta: metav1.ObjectMeta{Name: name},
+				Spec:       coordinationv1.LeaseSpec{HolderIdentity: new(owner.String())},
+			}
+		},
+		owner: func(obj runtime.Object) (svc.Name, bool) {
+			holder := obj.(*coordinationv1.Lease).Spec.HolderIdentity
+			if holder == nil {
+				return svc.Name{}, false
+			}
+			n, err := svc.ParseName(*holder)
+			return n, err == nil
+		},
+	}, nil
+}
+
+// clusterContext is ctx without the namespace of the request that led here.
+func clusterContext(ctx context.Context) context.Context {
+	return genericrequest.WithNamespace(ctx, metav1.NamespaceNone)
+}
+
+// create makes the claim, or returns errClaimed when it exists.
+func (c *claims) create(ctx context.Context, name string, owner svc.Name) error {
+	_, err := c.store.Create(clusterContext(ctx), c.build(name, owner), rest.ValidateAllObjectFunc, &metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		return errClaimed
+	}
+	return err
+}
+
+// errOwner stops the deletion of a claim that belongs to another Service.
+var errOwner = errors.New("the claim belongs to another Service")
+
+// release removes the claim if it is that of owner. A claim that does not exist
+// or belongs to another is left alone, without error.
+func (c *claims) release(ctx context.Context, name string, owner svc.Name) error {
+	return c.remove(ctx, name, func(obj runtime.Object) error {
+		if o, ok := c.owner(obj); !ok || o != owner {
+			return errOwner
+		}
+		return nil
+	})
+}
+
+// remove deletes the claim if check, called on the object that is deleted,
+// agrees.
+func (c *claims) remove(ctx context.Context, name string, check func(runtime.Object) error) error {
+	_, _, err := c.store.Delete(clusterContext(ctx), name,
+		func(_ context.Context, obj runtime.Object) error { return check(obj) }, &metav1.DeleteOptions{})
+	if apierrors.IsNotFound(err) || errors.Is(err, errOwner) {
+		return nil
+	}
+	return err
+}
+
+// get reads the claim from the store itself, not from a cache.
+func (c *claims) get(ctx context.Context, name string) (runtime.Object, error) {
+	return c.store.Get(clusterContext(ctx), name, &metav1.GetOptions{})
+}
+
+// nameOf returns the name of a claim.
+func nameOf(obj any) string {
+	m, err := meta.Accessor(obj)
+	if err != nil {
+		return ""
+	}
+	return m.GetName()
+}

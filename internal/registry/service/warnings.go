@@ -1,0 +1,63 @@
+package service
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	netutils "k8s.io/utils/net"
+)
+
+// deprecatedHints is the annotation before service.kubernetes.io/topology-mode.
+const deprecatedHints = corev1.DeprecatedAnnotationTopologyAwareHints
+
+// warnings tells the writer of a valid Service what in it is ignored,
+// deprecated or spelled in a way that other software may read differently.
+func warnings(svc *corev1.Service) []string {
+	var out []string
+	spec, path := &svc.Spec, field.NewPath("spec")
+	if _, ok := svc.Annotations[deprecatedHints]; ok {
+		out = append(out, fmt.Sprintf("annotation %s is deprecated, please use %s instead", deprecatedHints, corev1.AnnotationTopologyMode))
+	}
+	if spec.Type != corev1.ServiceTypeExternalName && spec.ClusterIP != "" && spec.ClusterIP != corev1.ClusterIPNone {
+		for i, ip := range spec.ClusterIPs {
+			out = append(out, validation.GetWarningsForIP(path.Child("clusterIPs").Index(i), ip)...)
+		}
+	}
+	if spec.Type == corev1.ServiceTypeClusterIP && spec.ClusterIP == corev1.ClusterIPNone {
+		if spec.LoadBalancerIP != "" {
+			out = append(out, "spec.loadBalancerIP is ignored for headless services")
+		}
+		if len(spec.ExternalIPs) > 0 {
+			out = append(out, "spec.externalIPs is ignored for headless services")
+		}
+		if spec.SessionAffinity != corev1.ServiceAffinityNone {
+			out = append(out, "spec.SessionAffinity is ignored for headless services")
+		}
+	}
+	for i, ip := range spec.ExternalIPs {
+		out = append(out, validation.GetWarningsForIP(path.Child("externalIPs").Index(i), ip)...)
+	}
+	if len(spec.ExternalIPs) > 0 && spec.ClusterIP != corev1.ClusterIPNone && spec.Type != corev1.ServiceTypeExternalName {
+		out = append(out, "spec.externalIPs is deprecated and may no longer be implemented in some clusters") // SEEDS 158
+	}
+	// Nothing says that it is an address (SEEDS 99).
+	if netutils.ParseIPSloppy(spec.LoadBalancerIP) != nil {
+		out = append(out, validation.GetWarningsForIP(path.Child("loadBalancerIP"), spec.LoadBalancerIP)...)
+	}
+	for i, cidr := range spec.LoadBalancerSourceRanges {
+		out = append(out, validation.GetWarningsForCIDR(path.Child("loadBalancerSourceRanges").Index(i), cidr)...)
+	}
+	if spec.Type == corev1.ServiceTypeExternalName && len(spec.ExternalIPs) > 0 {
+		out = append(out, fmt.Sprintf("spec.externalIPs is ignored when spec.type is %q", corev1.ServiceTypeExternalName))
+	}
+	if spec.Type != corev1.ServiceTypeExternalName && spec.ExternalName != "" {
+		out = append(out, fmt.Sprintf("spec.externalName is ignored when spec.type is not %q", corev1.ServiceTypeExternalName))
+	}
+	if td := spec.TrafficDistribution; td != nil && *td == corev1.ServiceTrafficDistributionPreferClose {
+		out = append(out, fmt.Sprintf("spec.trafficDistribution: %q is deprecated; use %q",
+			corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameZone))
+	}
+	return out
+}

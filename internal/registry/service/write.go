@@ -1,0 +1,87 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+// write follows one create or update of a Service through all its attempts.
+//
+// The generic store calls an update's finish function before it writes, and
+// repeats the whole when the write proves to conflict with another; its finish
+// function of a create does not say why the create failed. Releasing an address
+// at that time could give it to a second Service while the first still has it.
+// So the transaction is settled only when the store has returned.
+type write struct {
+	// last is the transaction of the last attempt, nil when there is none.
+	last *transaction
+	// finished says that the last attempt reported success, which for a create
+	// is after its write and for an update before.
+	finished bool
+	// reached says that everything before the write to etcd succeeded.
+	reached bool
+}
+
+type writeKey struct{}
+
+// writeTimeout is the longest that a write may take, whatever its request
+// allows: the repair frees claims that are older and have no Service.
+const writeTimeout = time.Minute
+
+// withWrite returns a context that carries a new write and ends in time.
+func withWrite(ctx context.Context) (context.Context, *write, context.CancelFunc) {
+	w := &write{}
+	ctx, cancel := context.WithTimeout(context.WithValue(ctx, writeKey{}, w), writeTimeout)
+	return ctx, w, cancel
+}
+
+// writeOf returns the write of ctx.
+func writeOf(ctx context.Context) *write {
+	if w, ok := ctx.Value(writeKey{}).(*write); ok {
+		return w
+	}
+	// Only REST.Create and REST.Update lead to the hooks that ask.
+	return &write{}
+}
+
+// restart begins another attempt. The store repeats only what certainly was not
+// written, so what the attempt before has claimed is given up.
+func (w *write) restart(ctx context.Context) {
+	if w.last != nil {
+		w.last.revert(ctx)
+	}
+	*w = write{}
+}
+
+// finish is the finish function of the generic store.
+func (w *write) finish(_ context.Context, success bool) { w.finished = success }
+
+// settle commits or reverts the last attempt after the store returned err. When
+// nobody can tell whether the write happened it does neither.
+func (w *write) settle(ctx context.Context, err error) {
+	switch {
+	case w.last == nil:
+	case err == nil && w.finished:
+		w.last.commit(ctx)
+	case err == nil, !w.finished && !w.reached, refused(err):
+		w.last.revert(ctx)
+	default:
+		w.last.al.log.Warn("a write of a Service failed in a way that leaves its result unknown; its claims stay until the repair",
+			"service", w.last.owner.String(), "err", err)
+	}
+}
+
+// refused says whether err means that certainly nothing was written: any answer
+// that blames the request.
+func refused(err error) bool {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		return false
+	}
+	code := status.Status().Code
+	return code >= 400 && code < 500 && code != http.StatusRequestTimeout
+}

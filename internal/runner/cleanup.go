@@ -1,0 +1,52 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/fairlead/fairlead/internal/kernel/link"
+	"github.com/fairlead/fairlead/internal/kernel/process"
+)
+
+// maxParallel bounds how many pods are ended at a time.
+const maxParallel = 16
+
+// Cleanup ends every pod whose state lies below stateDir, removes that state
+// and every network device, route and rule of this package. No agent may run.
+// It may be called again, and without any state.
+func Cleanup(ctx context.Context, stateDir string) error {
+	if _, err := os.Stat(stateDir); errors.Is(err, os.ErrNotExist) {
+		return link.Cleanup()
+	}
+	lock, err := lockDir(stateDir)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	dirs, err := podDirs(filepath.Join(stateDir, "pods"))
+	if err != nil {
+		return err
+	}
+	var g errgroup.Group
+	g.SetLimit(maxParallel)
+	for _, d := range dirs {
+		g.Go(func() error {
+			if err := endShim(ctx, d.dir); err != nil {
+				return fmt.Errorf("end pod %s: %w", filepath.Base(d.dir), err)
+			}
+			if err := process.KillMountedFrom(ctx, d.dir); err != nil {
+				return fmt.Errorf("end pod %s: %w", filepath.Base(d.dir), err)
+			}
+			return os.RemoveAll(d.dir)
+		})
+	}
+	if err := errors.Join(g.Wait(), link.Cleanup()); err != nil {
+		return err // the state says what is left to do
+	}
+	return os.RemoveAll(stateDir)
+}

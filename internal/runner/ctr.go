@@ -1,0 +1,216 @@
+package runner
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/fairlead/fairlead/internal/kernel/process"
+	"github.com/fairlead/fairlead/internal/runner/shim"
+)
+
+// ctr is one container of a pod. Its methods run on the worker's loop.
+type ctr struct {
+	containerView
+	w *worker
+
+	back    backoff
+	startAt time.Time // not to be started before
+	stopped *stopping
+	probes  context.CancelFunc
+	ended   chan struct{} // of the current attempt
+	// refusedAs is the last refusal an event was written for.
+	refusedAs string
+}
+
+// refresh takes over what may change in a pod's spec: the image.
+func (c *ctr) refresh(pod *corev1.Pod) {
+	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range list {
+			if list[i].Name == c.spec.Name {
+				c.spec = &list[i]
+			}
+		}
+	}
+}
+
+// adopt takes over what an earlier run of the agent left on disk. What runs is
+// learned from the shim's watch; until then the record stands.
+func (c *ctr) adopt(pod *corev1.Pod) {
+	states := readStates(c.w.paths, c.spec.Name)
+	if len(states) == 0 {
+		return
+	}
+	if len(states) > 1 {
+		c.last = &states[0]
+	}
+	now := states[len(states)-1]
+	if !now.Exited && (c.w.sandbox == nil || now.Boot != process.BootID()) {
+		now.Exited, now.ExitCode, now.Finished = true, unknownExit, time.Now()
+		now.Error = "it ended while the agent was away"
+	}
+	c.now = &now
+	if now.Exited {
+		c.decide(pod)
+		return
+	}
+	c.ended = make(chan struct{})
+	// What the API says of this very attempt still holds; probes correct it.
+	for _, st := range append(pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses...) {
+		if st.Name == c.spec.Name && st.ContainerID == containerID(&now) {
+			c.ready, c.started = st.Ready, isTrue(st.Started)
+		}
+	}
+	c.startProbes(pod)
+}
+
+// refuse notes why a container cannot be started.
+func (c *ctr) refuse(pod *corev1.Pod, err error) {
+	var no refusal
+	reason := "CreateContainerError"
+	if errors.As(err, &no) {
+		reason = no.reason
+	}
+	c.waiting = &corev1.ContainerStateWaiting{Reason: reason, Message: err.Error()}
+	if c.refusedAs != err.Error() {
+		c.refusedAs = err.Error()
+		c.w.r.event(pod, corev1.EventTypeWarning, "Failed", fmt.Sprintf("container %s: %s: %v", c.spec.Name, reason, err))
+	}
+}
+
+// ensure starts the container if it shall run and its time has come, and
+// returns when to look again.
+func (c *ctr) ensure(ctx context.Context, pod *corev1.Pod) time.Time {
+	if c.running() {
+		return c.pressStop(ctx)
+	}
+	if c.now != nil && c.waiting == nil {
+		return time.Time{} // ended for good
+	}
+	if time.Now().Before(c.startAt) {
+		return c.startAt
+	}
+	if !c.w.r.canStart(pod) {
+		return time.Time{} // just back: the runner wakes all workers when it can
+	}
+	c.start(ctx, pod)
+	if c.running() {
+		return time.Time{}
+	}
+	return c.startAt
+}
+
+// start runs the next attempt.
+func (c *ctr) start(ctx context.Context, pod *corev1.Pod) {
+	attempt := 0
+	if c.now != nil {
+		attempt = c.now.Attempt + 1
+	}
+	f := facts{pod: pod, ips: c.w.podView(pod).ips, hostIPs: c.w.r.hostIPs()}
+	spec, err := c.w.r.container(ctx, f, c.spec, c.w.paths, attempt)
+	if err == nil {
+		err = makeContainerDir(c.w.paths, c.spec.Name, attempt)
+	}
+	var st shim.State
+	if err == nil {
+		st, err = c.w.sandbox.client.Start(ctx, spec)
+	}
+	if err != nil {
+		if ctx.Err() != nil {
+			return
+		}
+		c.refuse(pod, err)
+		c.startAt = time.Now().Add(max(c.back.next(0), time.Second))
+		return
+	}
+	c.last, c.now, c.waiting, c.refusedAs, c.stopped = c.now, &st, nil, "", nil
+	c.started, c.ready = false, false
+	c.ended = make(chan struct{})
+	if st.Exited && st.Error != "" {
+		c.w.r.event(pod, corev1.EventTypeWarning, "Failed", fmt.Sprintf("container %s: %s", c.spec.Name, st.Error))
+		close(c.ended)
+		c.decide(pod)
+		return
+	}
+	c.w.r.event(pod, corev1.EventTypeNormal, "Started", "Started container "+c.spec.Name)
+	c.w.log.Info("container started", "pod", c.w.String(), "container", c.spec.Name, "attempt", attempt, "pid", st.Process.Pid)
+	if st.Exited {
+		close(c.ended)
+		c.decide(pod)
+		return
+	}
+	c.postStart(pod)
+	c.startProbes(pod)
+}
+
+// told takes in the shim's word on an attempt.
+func (c *ctr) told(st shim.State) {
+	if c.now == nil || st.ID != c.now.ID || c.now.Exited {
+		return
+	}
+	*c.now = st
+	if !st.Exited {
+		return
+	}
+	c.w.log.Info("container ended", "pod", c.w.String(), "container", c.spec.Name, "exitCode", st.ExitCode)
+	c.exited()
+}
+
+// exited follows up on the end of the current attempt.
+func (c *ctr) exited() {
+	c.stopProbes()
+	c.started, c.ready = false, false
+	if c.ended != nil {
+		close(c.ended)
+		c.ended = nil
+	}
+	c.w.mu.Lock()
+	pod := c.w.pod
+	c.w.mu.Unlock()
+	if pod != nil && c.w.end == nil {
+		c.decide(pod)
+	}
+}
+
+// perish is for an attempt whose shim is dead.
+func (c *ctr) perish(why string) {
+	if !c.running() {
+		return
+	}
+	c.now.Exited, c.now.ExitCode, c.now.Finished, c.now.Error = true, unknownExit, time.Now(), why
+	if err := c.save(); err != nil {
+		c.w.log.Error("record the end of a container", "err", err)
+	}
+	c.exited()
+}
+
+// save writes the record in the shim's place.
+func (c *ctr) save() error {
+	b, err := json.Marshal(c.now)
+	if err != nil {
+		return err
+	}
+	return shim.WriteFile(c.w.paths.record(c.now.Name, c.now.Attempt), b)
+}
+
+// decide says, after an end, whether and when to start again.
+func (c *ctr) decide(pod *corev1.Pod) {
+	if !restarts(pod.Spec.RestartPolicy, c.role, c.now) {
+		c.waiting = nil
+		return
+	}
+	delay := c.back.next(c.now.Finished.Sub(c.now.Started))
+	c.startAt = c.now.Finished.Add(delay)
+	c.waiting = &corev1.ContainerStateWaiting{Reason: "ContainerCreating"}
+	if delay > 0 {
+		c.waiting = &corev1.ContainerStateWaiting{
+			Reason:  "CrashLoopBackOff",
+			Message: fmt.Sprintf("back-off %s restarting failed container=%s pod=%s_%s(%s)", delay, c.spec.Name, pod.Name, pod.Namespace, pod.UID),
+		}
+		c.w.r.event(pod, corev1.EventTypeWarning, "BackOff", "Back-off restarting failed container "+c.spec.Name)
+	}
+}

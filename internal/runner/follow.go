@@ -1,0 +1,144 @@
+package runner
+
+import (
+	"context"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+)
+
+var everything = labels.Everything()
+
+// follow hands the objects of the API to the workers until ctx ends. Workers
+// run with workCtx.
+func (r *Runner) follow(ctx, workCtx context.Context) {
+	mine := informers.NewSharedInformerFactoryWithOptions(r.o.Client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+		o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", r.o.NodeName).String()
+	}))
+	all := informers.NewSharedInformerFactory(r.o.Client, 0)
+	pods, nodes, services := mine.Core().V1().Pods().Informer(), all.Core().V1().Nodes().Informer(), all.Core().V1().Services()
+	servicesSynced := services.Informer().HasSynced
+	r.mu.Lock()
+	r.services = services.Lister()
+	r.mu.Unlock()
+	podsHandled, err1 := pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(o any) { r.seen(workCtx, o.(*corev1.Pod)) },
+		UpdateFunc: func(_, o any) { r.seen(workCtx, o.(*corev1.Pod)) },
+		DeleteFunc: func(o any) { r.unseen(o) },
+	})
+	_, err2 := nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(o any) { r.network.set(o.(*corev1.Node)) },
+		UpdateFunc: func(_, o any) { r.network.set(o.(*corev1.Node)) },
+		DeleteFunc: func(o any) {
+			if d, ok := o.(cache.DeletedFinalStateUnknown); ok {
+				o = d.Obj
+			}
+			if n, ok := o.(*corev1.Node); ok {
+				r.network.unset(n)
+			}
+		},
+	})
+	if err1 != nil || err2 != nil { // only for informers that have ended
+		r.o.Log.Error("follow the API", "pods", err1, "nodes", err2)
+		return
+	}
+	mine.Start(ctx.Done())
+	all.Start(ctx.Done())
+	defer mine.Shutdown()
+	defer all.Shutdown()
+	if cache.WaitForCacheSync(ctx.Done(), servicesSynced) {
+		r.mu.Lock()
+		r.synced = true
+		r.mu.Unlock()
+		r.each((*worker).nudge)
+	}
+	if cache.WaitForCacheSync(ctx.Done(), podsHandled.HasSynced) {
+		r.dropOrphans(pods.GetStore())
+	}
+	if cache.WaitForCacheSync(ctx.Done(), nodes.HasSynced) {
+		r.network.setSynced()
+	}
+	<-ctx.Done()
+}
+
+// seen gives an object to its worker, a new one if need be.
+func (r *Runner) seen(ctx context.Context, pod *corev1.Pod) {
+	r.mu.Lock()
+	w := r.workers[pod.UID]
+	r.mu.Unlock()
+	if w == nil {
+		w = newWorker(ctx, r, pod.UID)
+		w.update(pod)
+		r.start(w)
+		return
+	}
+	w.update(pod)
+}
+
+func (r *Runner) unseen(o any) {
+	if d, ok := o.(cache.DeletedFinalStateUnknown); ok {
+		o = d.Obj
+	}
+	pod, ok := o.(*corev1.Pod)
+	if !ok {
+		return
+	}
+	r.mu.Lock()
+	w := r.workers[pod.UID]
+	r.mu.Unlock()
+	if w != nil {
+		w.remove(pod)
+	}
+}
+
+// dropOrphans ends the pods of an earlier run whose objects are gone.
+func (r *Runner) dropOrphans(store cache.Store) {
+	there := map[types.UID]bool{}
+	for _, o := range store.List() {
+		there[o.(*corev1.Pod).UID] = true
+	}
+	r.each(func(w *worker) {
+		if !there[w.uid] {
+			w.remove(nil)
+		}
+	})
+}
+
+// recorder writes Events.
+type recorder struct {
+	broadcaster record.EventBroadcaster
+	record.EventRecorder
+}
+
+func newRecorder(client kubernetes.Interface, node string) *recorder {
+	b := record.NewBroadcasterWithCorrelatorOptions(record.CorrelatorOptions{BurstSize: 25, QPS: 1. / 60})
+	b.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
+	return &recorder{b, b.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "fairlead-runner", Host: node})}
+}
+
+func (r *recorder) event(pod *corev1.Pod, kind, reason, message string) {
+	r.Event(pod, kind, reason, message)
+}
+
+// close lets the last events go out for a moment, then ends the recorder.
+func (r *recorder) close() {
+	done := make(chan struct{})
+	go func() { // Shutdown drains the queue; it is bounded by its length
+		r.broadcaster.Shutdown()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(2 * time.Second):
+	}
+}

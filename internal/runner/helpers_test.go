@@ -1,0 +1,41 @@
+package runner_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/fairlead/fairlead/internal/runner/shim"
+)
+
+// serveAsPod is this test's program inside a pod: an HTTP server on port 8080
+// that says who asks.
+func serveAsPod(string) {
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, syscall.SIGTERM)
+	go func() {
+		_ = http.ListenAndServe(":8080", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.RemoteAddr) }))
+	}()
+	<-stop
+}
+
+// record is what the shim wrote of an attempt of the container main.
+func (c *cluster) record(p *corev1.Pod, attempt int) shim.State {
+	c.t.Helper()
+	path := filepath.Join(c.state, "pods", string(p.UID), "containers", "main", fmt.Sprintf("%d.json", attempt))
+	var st shim.State
+	b, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(b, &st)
+	}
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return st
+}

@@ -1,0 +1,132 @@
+package runner
+
+import (
+	"fmt"
+	"net/netip"
+	"sync"
+)
+
+// ipam gives pods addresses out of the node's ranges. It goes round each range,
+// so that an address is not used again before all others were: a late packet
+// to a pod that is gone finds nobody, not somebody else.
+type ipam struct {
+	mu     sync.Mutex
+	ranges []netip.Prefix
+	last   map[netip.Prefix]netip.Addr
+	used   map[netip.Addr]bool
+}
+
+func newIPAM() *ipam {
+	return &ipam{last: map[netip.Prefix]netip.Addr{}, used: map[netip.Addr]bool{}}
+}
+
+// setRanges names the node's ranges. Addresses given out before stay valid.
+func (m *ipam) setRanges(ranges []netip.Prefix) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.ranges = nil
+	for _, r := range ranges {
+		m.ranges = append(m.ranges, r.Masked())
+	}
+}
+
+// gateways are the node's own addresses: the first of each range.
+func (m *ipam) gateways() []netip.Addr {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var out []netip.Addr
+	for _, r := range m.ranges {
+		out = append(out, r.Addr().Next())
+	}
+	return out
+}
+
+// allocate returns an address of each range.
+func (m *ipam) allocate() ([]netip.Addr, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var out []netip.Addr
+	for _, r := range m.ranges {
+		a, err := m.next(r)
+		if err != nil {
+			for _, a := range out {
+				delete(m.used, a)
+			}
+			return nil, err
+		}
+		m.used[a], m.last[r] = true, a
+		out = append(out, a)
+	}
+	return out, nil
+}
+
+// next looks for a free address after the last one given. Its work is bounded
+// by the number of used addresses.
+func (m *ipam) next(r netip.Prefix) (netip.Addr, error) {
+	a := m.last[r]
+	for range len(m.used) + 4 {
+		if a = advance(r, a); r.Contains(a) && !m.used[a] {
+			return a, nil
+		}
+	}
+	return netip.Addr{}, fmt.Errorf("no address is left in %s: %d are in use on this node", r, len(m.used))
+}
+
+// advance is the usable address after a: not the network's, not the gateway's
+// (the first), not the broadcast address of an IPv4 range.
+func advance(r netip.Prefix, a netip.Addr) netip.Addr {
+	first := r.Addr().Next().Next()
+	if !a.IsValid() || !r.Contains(a) {
+		return first
+	}
+	a = a.Next()
+	if !r.Contains(a) || (a.Is4() && !r.Contains(a.Next())) {
+		return first
+	}
+	return a
+}
+
+// reserve marks the addresses of a pod that runs already.
+func (m *ipam) reserve(addrs []netip.Addr) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, a := range addrs {
+		m.used[a] = true
+		for _, r := range m.ranges {
+			if r.Contains(a) && m.last[r].Less(a) {
+				m.last[r] = a
+			}
+		}
+	}
+}
+
+// release gives addresses back.
+func (m *ipam) release(addrs []netip.Addr) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, a := range addrs {
+		delete(m.used, a)
+	}
+}
+
+// marks are the last addresses given, for the next run of the agent.
+func (m *ipam) marks() map[netip.Prefix]netip.Addr {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := map[netip.Prefix]netip.Addr{}
+	for k, v := range m.last {
+		out[k] = v
+	}
+	return out
+}
+
+// setMarks takes over the marks of an earlier run.
+func (m *ipam) setMarks(marks map[netip.Prefix]netip.Addr) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for k, v := range marks {
+		if k.Contains(v) {
+			m.last[k.Masked()] = v
+		}
+	}
+}

@@ -1,0 +1,569 @@
+package runner_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/fairlead/fairlead/internal/kernel/link"
+	"github.com/fairlead/fairlead/internal/kernel/process"
+	"github.com/fairlead/fairlead/internal/runner"
+	"github.com/fairlead/fairlead/internal/runner/shim"
+)
+
+func status(p *corev1.Pod) corev1.ContainerStatus {
+	if len(p.Status.ContainerStatuses) == 0 {
+		return corev1.ContainerStatus{}
+	}
+	return p.Status.ContainerStatuses[0]
+}
+
+func restarted(n int32) func(*corev1.Pod) bool {
+	return func(p *corev1.Pod) bool { return status(p).RestartCount >= n }
+}
+
+func phase(want corev1.PodPhase) func(*corev1.Pod) bool {
+	return func(p *corev1.Pod) bool { return p.Status.Phase == want }
+}
+
+func condition(p *corev1.Pod, t corev1.PodConditionType) corev1.PodCondition {
+	for _, c := range p.Status.Conditions {
+		if c.Type == t {
+			return c
+		}
+	}
+	return corev1.PodCondition{}
+}
+
+func TestRestartPolicies(t *testing.T) {
+	c := newCluster(t, nil)
+	for _, k := range []struct {
+		policy corev1.RestartPolicy
+		script string
+		want   corev1.PodPhase
+		count  int32
+	}{
+		{corev1.RestartPolicyNever, "exit 0", corev1.PodSucceeded, 0},
+		{corev1.RestartPolicyNever, "exit 3", corev1.PodFailed, 0},
+		{corev1.RestartPolicyOnFailure, "exit 0", corev1.PodSucceeded, 0},
+		{corev1.RestartPolicyOnFailure, "[ -e $DIR/ran ] || { touch $DIR/ran; exit 1; }", corev1.PodSucceeded, 1},
+	} {
+		name := strings.ToLower(fmt.Sprintf("%s-%s-%d", k.policy, k.want, k.count))
+		p := pod(name, k.script)
+		p.Spec.RestartPolicy = k.policy
+		p.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "DIR", Value: t.TempDir()}}
+		c.create(p)
+		got := c.until(name, "over", phase(k.want))
+		if n := status(got).RestartCount; n != k.count {
+			t.Errorf("%s: %d restarts, want %d", name, n, k.count)
+		}
+		if status(got).State.Terminated == nil || isReady(got) {
+			t.Errorf("%s: %+v", name, got.Status)
+		}
+		if got.Status.PodIP == "" {
+			t.Errorf("%s: a pod that is over keeps its address in the status", name)
+		}
+	}
+	// The network of pods that are over is given back.
+	await(t, "the end of all devices", func() bool { d, err := link.Devices(); return err == nil && len(d) == 0 })
+}
+
+func TestCrashLoop(t *testing.T) {
+	c := newCluster(t, nil) // back-off 200 ms
+	c.create(pod("crash", "echo no; exit 7"))
+	got := c.until("crash", "in back-off", func(p *corev1.Pod) bool {
+		w := status(p).State.Waiting
+		return w != nil && w.Reason == "CrashLoopBackOff"
+	})
+	st := status(got)
+	if st.LastTerminationState.Terminated == nil || st.LastTerminationState.Terminated.ExitCode != 7 || got.Status.Phase != corev1.PodRunning {
+		t.Errorf("status %+v, phase %s", st, got.Status.Phase)
+	}
+	c.until("crash", "restarted three times", restarted(3))
+	// The third restart came 200 + 400 ms after the first.
+	a, b := c.record(got, 2), c.record(got, 3)
+	if d := b.Started.Sub(a.Finished); d < 390*time.Millisecond {
+		t.Errorf("the third restart came after %v, want 400 ms", d)
+	}
+	await(t, "the events", func() bool {
+		e := c.events("crash")
+		return strings.Contains(e, "Warning BackOff") && strings.Contains(e, "Normal Started")
+	})
+}
+
+func TestInitContainersAndSidecars(t *testing.T) {
+	c := newCluster(t, nil)
+	dir := t.TempDir()
+	p := pod("all", "echo main >> $DIR/order; [ -e $DIR/side ] || exit 1; sleep 0.2; echo end >> $DIR/order")
+	p.Spec.RestartPolicy = corev1.RestartPolicyNever
+	always := corev1.ContainerRestartPolicyAlways
+	sh := func(name, script string) corev1.Container {
+		return corev1.Container{Name: name, Image: "host", Command: []string{"sh", "-c", script}}
+	}
+	p.Spec.InitContainers = []corev1.Container{
+		sh("first", "sleep 0.1; echo first >> $DIR/order"),
+		sh("side", "touch $DIR/side; trap 'echo side >> $DIR/order; exit 0' TERM; while :; do sleep 0.01; done"),
+		sh("second", "echo second >> $DIR/order"),
+	}
+	p.Spec.InitContainers[1].RestartPolicy = &always
+	for _, list := range [][]corev1.Container{p.Spec.InitContainers, p.Spec.Containers} {
+		for i := range list {
+			list[i].Env = []corev1.EnvVar{{Name: "DIR", Value: dir}}
+		}
+	}
+	c.create(p)
+	got := c.until("all", "over", phase(corev1.PodSucceeded))
+	order, err := os.ReadFile(filepath.Join(dir, "order"))
+	if err != nil || string(order) != "first\nsecond\nmain\nend\nside\n" {
+		t.Errorf("order %q, %v", order, err)
+	}
+	if len(got.Status.InitContainerStatuses) != 3 || condition(got, corev1.PodInitialized).Status != corev1.ConditionTrue {
+		t.Errorf("status %+v", got.Status)
+	}
+
+	bad := pod("bad", "exit 0")
+	bad.Spec.RestartPolicy = corev1.RestartPolicyNever
+	bad.Spec.InitContainers = []corev1.Container{sh("first", "exit 4")}
+	c.create(bad)
+	got = c.until("bad", "over", phase(corev1.PodFailed))
+	if status(got).State.Waiting == nil {
+		t.Errorf("the main container of a pod whose init failed: %+v", status(got))
+	}
+}
+
+func TestReadiness(t *testing.T) {
+	c := newCluster(t, nil)
+	dir := t.TempDir()
+	p := pod("web", "exec sleep 600")
+	p.Spec.Containers[0].ReadinessProbe = &corev1.Probe{
+		ProbeHandler:  corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"test", "-e", filepath.Join(dir, "ok")}}},
+		PeriodSeconds: 1, FailureThreshold: 1,
+	}
+	c.create(p)
+	got := c.until("web", "running", func(p *corev1.Pod) bool { return status(p).State.Running != nil })
+	if isReady(got) || condition(got, corev1.ContainersReady).Reason != "ContainersNotReady" {
+		t.Errorf("ready too early: %+v", got.Status)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "ok"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c.ready("web")
+	if err := os.Remove(filepath.Join(dir, "ok")); err != nil {
+		t.Fatal(err)
+	}
+	got = c.until("web", "unready", func(p *corev1.Pod) bool { return !isReady(p) })
+	if status(got).RestartCount != 0 {
+		t.Error("an unready container was restarted")
+	}
+	await(t, "the event", func() bool { return strings.Contains(c.events("web"), "Unhealthy: Readiness probe failed") })
+}
+
+func TestHTTPAndTCPProbes(t *testing.T) {
+	c := newCluster(t, nil)
+	web := server("web")
+	start := time.Now()
+	web.Spec.Containers[0].Ports = []corev1.ContainerPort{{Name: "http", ContainerPort: 8080}}
+	web.Spec.Containers[0].ReadinessProbe.HTTPGet.Port = intstr.FromString("http")
+	web.Spec.Containers[0].StartupProbe = &corev1.Probe{ProbeHandler: corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromInt32(8080)}}}
+	c.create(web)
+	got := c.ready("web")
+	// Probes have a period of 10 s: eager questions must not wait for it.
+	if d := time.Since(start); d > 5*time.Second {
+		t.Errorf("ready after %v", d)
+	}
+	if !*status(got).Started {
+		t.Errorf("status %+v", status(got))
+	}
+}
+
+func TestLivenessRestarts(t *testing.T) {
+	c := newCluster(t, nil)
+	dir := t.TempDir()
+	p := pod("sick", fmt.Sprintf("touch %s/alive; sleep 0.3; rm %s/alive; exec sleep 600", dir, dir))
+	p.Spec.Containers[0].LivenessProbe = &corev1.Probe{
+		ProbeHandler:  corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"test", "-e", dir + "/alive"}}},
+		PeriodSeconds: 1, FailureThreshold: 1,
+	}
+	c.create(p)
+	got := c.until("sick", "restarted", restarted(1))
+	if last := status(got).LastTerminationState.Terminated; last == nil || last.Signal != 15 {
+		t.Errorf("the first run: %+v, want ended by SIGTERM", last)
+	}
+	await(t, "the events", func() bool {
+		e := c.events("sick")
+		return strings.Contains(e, "Unhealthy: Liveness probe failed") && strings.Contains(e, "Killing: Container main failed liveness probe, will be restarted")
+	})
+}
+
+func TestStartupProbeFails(t *testing.T) {
+	c := newCluster(t, nil)
+	p := pod("slow", "exec sleep 600")
+	p.Spec.Containers[0].StartupProbe = &corev1.Probe{
+		ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"false"}}}, PeriodSeconds: 1, FailureThreshold: 1,
+	}
+	c.create(p)
+	got := c.until("slow", "restarted", restarted(1))
+	if isReady(got) {
+		t.Error("ready without having started")
+	}
+}
+
+// A pod that ignores SIGTERM is killed when its time is over, and leaves the
+// endpoints' sight as terminating before that.
+func TestGracePeriod(t *testing.T) {
+	c := newCluster(t, nil)
+	p := pod("deaf", "trap '' TERM; echo up; while :; do sleep 0.05; done")
+	p.Spec.TerminationGracePeriodSeconds = new(int64(1))
+	p.Spec.Containers[0].Lifecycle = &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: []string{"touch", filepath.Join(t.TempDir(), "asked")}}}}
+	c.create(p)
+	got := c.ready("deaf")
+	await(t, "the trap", func() bool { return strings.Contains(c.logOf(got, 0), "up") })
+	main := c.record(got, 0).Process
+	start := time.Now()
+	c.delete("deaf", metav1.DeleteOptions{})
+	if seen := c.get("deaf"); seen.DeletionTimestamp == nil {
+		t.Error("not terminating at once")
+	}
+	c.untilGone("deaf")
+	if d := time.Since(start); d < 900*time.Millisecond || d > 10*time.Second {
+		t.Errorf("gone after %v, want 1 s", d)
+	}
+	if main.Alive() {
+		t.Error("it lives")
+	}
+	hook := p.Spec.Containers[0].Lifecycle.PreStop.Exec.Command[1]
+	if _, err := os.Stat(hook); err != nil {
+		t.Errorf("preStop did not run: %v", err)
+	}
+}
+
+func TestForceDelete(t *testing.T) {
+	c := newCluster(t, nil)
+	p := pod("deaf", "trap '' TERM; echo up; while :; do sleep 0.05; done")
+	p.Spec.TerminationGracePeriodSeconds = new(int64(600))
+	c.create(p)
+	got := c.ready("deaf")
+	main := c.record(got, 0).Process
+	c.delete("deaf", metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))})
+	await(t, "the end of the process", func() bool { return !main.Alive() })
+}
+
+// The agent goes and comes: the same processes, no restart, no moment unready.
+func TestAgentComesBack(t *testing.T) {
+	c := newCluster(t, nil)
+	c.create(server("web"))
+	before := c.ready("web")
+	st := c.record(before, 0)
+	c.create(pod("short", "sleep 0.5; exit 0"))
+	c.ready("short")
+	c.stop()
+	if !st.Process.Alive() {
+		t.Fatal("the process died with the agent")
+	}
+	watch, err := c.client.CoreV1().Pods("default").Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=web", ResourceVersion: before.ResourceVersion})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watch.Stop()
+	c.start()
+	c.until("short", "restarted", restarted(1)) // what ended meanwhile is followed up
+	if after := c.record(before, 0); after.Process != st.Process || !st.Process.Alive() {
+		t.Errorf("process %v, then %v", st.Process, after.Process)
+	}
+	for done := false; !done; {
+		select {
+		case e := <-watch.ResultChan():
+			if p, ok := e.Object.(*corev1.Pod); ok && (!isReady(p) || status(p).RestartCount != 0) {
+				t.Errorf("seen unready or restarted: %+v", p.Status)
+			}
+		default:
+			done = true
+		}
+	}
+	// The pod can still be reached by logs, exec and the end.
+	c.delete("web", metav1.DeleteOptions{})
+	c.untilGone("web")
+	if st.Process.Alive() {
+		t.Error("the process outlives the pod")
+	}
+}
+
+// A pod whose object went while the agent was away is ended.
+func TestOrphan(t *testing.T) {
+	c := newCluster(t, nil)
+	c.create(pod("gone", "trap 'exit 0' TERM; while :; do sleep 0.02; done"))
+	got := c.ready("gone")
+	main := c.record(got, 0).Process
+	c.stop()
+	c.delete("gone", metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))})
+	c.start()
+	await(t, "the end of the orphan", func() bool { return !main.Alive() })
+	await(t, "the end of its state", func() bool {
+		_, err := os.Stat(filepath.Join(c.state, "pods", string(got.UID)))
+		return os.IsNotExist(err)
+	})
+}
+
+// The shim is killed, with the agent there and with it away: the container
+// counts as dead, nothing of it is left, and it is started again.
+func TestShimKilled(t *testing.T) {
+	c := newCluster(t, nil)
+	c.create(pod("web", "sleep 600 & exec sleep 600"))
+	kill := func(away bool, n int32) {
+		p := c.until("web", "ready", func(p *corev1.Pod) bool { return isReady(p) && status(p).RestartCount == n })
+		st := c.record(p, int(n))
+		id, err := (shim.Client{Dir: filepath.Join(c.state, "pods", string(p.UID))}).Process(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if away {
+			c.stop()
+		}
+		if err := id.Signal(9); err != nil {
+			t.Fatal(err)
+		}
+		await(t, "the shim's end", func() bool { return !id.Alive() })
+		if away {
+			c.start()
+		}
+		p = c.until("web", "restarted", func(p *corev1.Pod) bool { return isReady(p) && status(p).RestartCount == n+1 })
+		if last := status(p).LastTerminationState.Terminated; last == nil || last.ExitCode != 137 {
+			t.Errorf("the last run: %+v, want exit code 137", last)
+		}
+		if now := c.record(p, int(n)+1); now.MountNS != st.MountNS {
+			if left := process.InMountNamespace(st.MountNS); len(left) != 0 {
+				t.Errorf("left of the last run: %v", left)
+			}
+		}
+	}
+	kill(false, 0)
+	kill(true, 1)
+}
+
+func TestHostNetwork(t *testing.T) {
+	c := newCluster(t, nil)
+	p := pod("host", "readlink /proc/self/ns/net; hostname; exec sleep 600")
+	p.Spec.HostNetwork = true
+	c.create(p)
+	got := c.ready("host")
+	if got.Status.PodIP != "127.0.0.1" || got.Status.HostIP != "127.0.0.1" {
+		t.Errorf("addresses %s on %s, want the node's", got.Status.PodIP, got.Status.HostIP)
+	}
+	own, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the machine's namespace", func() bool { return strings.Contains(c.logOf(got, 0), own) })
+}
+
+func TestWhatCannotRun(t *testing.T) {
+	c := newCluster(t, nil)
+	waiting := func(name, reason, message string) {
+		t.Helper()
+		got := c.until(name, "waiting for "+reason, func(p *corev1.Pod) bool {
+			w := status(p).State.Waiting
+			return w != nil && w.Reason == reason
+		})
+		if m := status(got).State.Waiting.Message; !strings.Contains(m, message) {
+			t.Errorf("%s: message %q lacks %q", name, m, message)
+		}
+		if got.Status.Phase != corev1.PodPending {
+			t.Errorf("%s: phase %s", name, got.Status.Phase)
+		}
+	}
+	image := pod("image", "")
+	image.Spec.Containers[0].Image = "nginx:1"
+	c.create(image)
+	waiting("image", "ImageNotSupported", "image: host")
+	await(t, "the event", func() bool { return strings.Contains(c.events("image"), "ImageNotSupported") })
+
+	// An image may be changed; then it runs.
+	if _, err := c.client.CoreV1().Pods("default").Patch(t.Context(), "image", types.StrategicMergePatchType,
+		[]byte(`{"spec":{"containers":[{"name":"main","image":"host"}]}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	c.until("image", "started", func(p *corev1.Pod) bool { return status(p).State.Waiting == nil || status(p).RestartCount > 0 })
+
+	config := pod("config", "exec sleep 600")
+	config.Spec.Containers[0].EnvFrom = []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "settings"}}}}
+	c.create(config)
+	waiting("config", "CreateContainerConfigError", `ConfigMap "settings" does not exist`)
+	if _, err := c.client.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "settings"}, Data: map[string]string{"COLOR": "red"},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	c.ready("config") // without anybody touching the pod
+
+	command := pod("command", "")
+	command.Spec.RestartPolicy = corev1.RestartPolicyNever
+	command.Spec.Containers[0].Command = []string{"no-such-command"}
+	c.create(command)
+	got := c.until("command", "failed", phase(corev1.PodFailed))
+	if s := status(got).State.Terminated; s == nil || s.Reason != "StartError" || !strings.Contains(s.Message, "no-such-command") {
+		t.Errorf("state %+v", s)
+	}
+}
+
+func TestVolumes(t *testing.T) {
+	c := newCluster(t, nil)
+	host, at := t.TempDir(), t.TempDir()
+	for _, d := range []string{"empty", "host", "config"} {
+		if err := os.Mkdir(filepath.Join(at, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(host, "file"), []byte("from host\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.client.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "settings"}, Data: map[string]string{"color": "red\n"},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	p := pod("vol", "cd "+at+"; cat host/file config/color; echo kept >> empty/file; touch host/no || echo read-only; exit 1")
+	p.Spec.RestartPolicy = corev1.RestartPolicyOnFailure
+	p.Spec.Containers[0].Command[2] = "cd " + at + "; cat host/file config/color; echo kept >> empty/file; touch host/no || echo read-only; [ $(wc -l < empty/file) = 2 ] && echo twice"
+	p.Spec.Volumes = []corev1.Volume{
+		{Name: "e", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
+		{Name: "h", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: host}}},
+		{Name: "c", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "settings"}}}},
+	}
+	p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{
+		{Name: "e", MountPath: at + "/empty"}, {Name: "h", MountPath: at + "/host", ReadOnly: true}, {Name: "c", MountPath: at + "/config"},
+	}
+	c.create(p)
+	got := c.until("vol", "over", phase(corev1.PodSucceeded))
+	out := c.logOf(got, 1)
+	for _, want := range []string{"from host", "red", "read-only", "twice"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("output lacks %q:\n%s", want, out)
+		}
+	}
+}
+
+// What others write into the status is put right, what is theirs is kept.
+func TestStatusOfOthers(t *testing.T) {
+	c := newCluster(t, nil)
+	p := pod("web", "exec sleep 600")
+	p.Spec.ReadinessGates = []corev1.PodReadinessGate{{ConditionType: "example.com/gate"}}
+	c.create(p)
+	got := c.until("web", "waiting for its gate", func(p *corev1.Pod) bool {
+		return condition(p, corev1.PodReady).Reason == "ReadinessGatesNotReady"
+	})
+	got.Status.Conditions = append(got.Status.Conditions, corev1.PodCondition{Type: "example.com/gate", Status: corev1.ConditionTrue})
+	if _, err := c.client.CoreV1().Pods("default").UpdateStatus(t.Context(), got, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	got = c.ready("web")
+	// A node controller that thought this node dead.
+	for i := range got.Status.Conditions {
+		if got.Status.Conditions[i].Type == corev1.PodReady {
+			got.Status.Conditions[i].Status = corev1.ConditionFalse
+		}
+	}
+	if _, err := c.client.CoreV1().Pods("default").UpdateStatus(t.Context(), got, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	got = c.ready("web")
+	if condition(got, "example.com/gate").Status != corev1.ConditionTrue {
+		t.Errorf("the gate is gone: %+v", got.Status.Conditions)
+	}
+}
+
+// StopPods ends all pods together, and nothing stays behind.
+func TestStopPods(t *testing.T) {
+	c := newCluster(t, func(o *runner.Options) {
+		o.StopPods, o.StopTimeout = true, time.Second
+	})
+	var mains []process.ID
+	for i := range 3 {
+		name := fmt.Sprint("p", i)
+		script := "trap 'exit 0' TERM; echo up; while :; do sleep 0.02; done"
+		if i == 0 {
+			script = "trap '' TERM; echo up; while :; do sleep 0.02; done"
+		}
+		c.create(pod(name, script))
+		p := c.ready(name)
+		await(t, "the trap", func() bool { return strings.Contains(c.logOf(p, 0), "up") })
+		mains = append(mains, c.record(p, 0).Process)
+	}
+	start := time.Now()
+	c.stop()
+	if d := time.Since(start); d > 8*time.Second {
+		t.Errorf("stopped after %v", d)
+	}
+	for _, m := range mains {
+		if m.Alive() {
+			t.Errorf("process %d lives", m.Pid)
+		}
+	}
+	if d, err := link.Devices(); err != nil || len(d) != 0 {
+		t.Errorf("devices left: %v, %v", d, err)
+	}
+	c.change = nil
+	c.start()
+	p := c.until("p1", "running again", func(p *corev1.Pod) bool { return isReady(p) && status(p).RestartCount == 1 })
+	if p.Status.PodIP == "" {
+		t.Error("no address")
+	}
+}
+
+func TestTwoAgentsOneDirectory(t *testing.T) {
+	c := newCluster(t, nil)
+	r, err := runner.New(runner.Options{Client: c.client, NodeName: nodeName, StateDir: c.state})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if err := r.Run(ctx); err == nil || !strings.Contains(err.Error(), "in use by another") {
+		t.Errorf("a second agent: %v", err)
+	}
+}
+
+// Every Service that existed before a container starts is in its environment,
+// also when the agent has only just come back. SEEDS 68, 71
+func TestServiceVariables(t *testing.T) {
+	c := newCluster(t, nil)
+	services := c.client.CoreV1().Services("default")
+	create := func(name string) *corev1.Service {
+		t.Helper()
+		s, err := services.Create(t.Context(), &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 6379}}},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = services.Delete(context.Background(), name, metav1.DeleteOptions{}) })
+		return s
+	}
+	says := func(p *corev1.Pod, attempt int, s *corev1.Service) {
+		t.Helper()
+		want := strings.ToUpper(strings.ReplaceAll(s.Name, "-", "_")) + "_SERVICE_HOST=" + s.Spec.ClusterIP
+		await(t, want, func() bool { return strings.Contains(c.logOf(p, attempt), want) })
+	}
+	first := create("redis-master")
+	c.create(pod("web", "env; exec sleep 600"))
+	p := c.ready("web")
+	says(p, 0, first)
+	c.stop()
+	second := create("redis-slave")
+	if err := c.record(p, 0).Process.Signal(9); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the end of the process", func() bool { return !c.record(p, 0).Process.Alive() })
+	c.start()
+	c.until("web", "restarted", restarted(1))
+	says(p, 1, first)
+	says(p, 1, second)
+}

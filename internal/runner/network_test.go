@@ -1,0 +1,151 @@
+package runner_test
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead/fairlead/internal/kernel/link"
+)
+
+func run(t *testing.T, stdin, name string, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), name, args...)
+	cmd.Stdin = strings.NewReader(stdin)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
+	}
+	return string(out)
+}
+
+// Two pods of this node, and each of them with itself, through a Service.
+func TestPodsReachEachOtherThroughAService(t *testing.T) {
+	e := newEndpoint(t)
+	e.create(server("back"))
+	back := e.ready("back")
+	web := server("web")
+	e.create(web)
+	front := e.ready("web")
+	run(t, fmt.Sprintf(`table inet service {
+  chain pre { type nat hook prerouting priority dstnat; policy accept;
+    ip daddr 10.96.0.9 tcp dport 80 dnat ip to %s:8080
+  }
+  chain post { type nat hook postrouting priority srcnat; policy accept;
+    ip saddr %s ip daddr %s masquerade
+  }
+}`, back.Status.PodIP, back.Status.PodIP, back.Status.PodIP), "nft", "-f", "-")
+	t.Cleanup(func() { _ = exec.Command("nft", "delete", "table", "inet", "service").Run() })
+	ask := func(from *corev1.Pod) string {
+		t.Helper()
+		shimPid := e.record(from, 0).Process.Pid
+		return run(t, "", "nsenter", "-t", fmt.Sprint(shimPid), "-n", "/bin/bash", "-c",
+			`exec 3<>/dev/tcp/10.96.0.9/80; printf 'GET / HTTP/1.0\r\n\r\n' >&3; timeout 5 cat <&3`)
+	}
+	if got := ask(front); !strings.Contains(got, "\n"+front.Status.PodIP+":") {
+		t.Errorf("the other pod saw %q, want %s", got, front.Status.PodIP)
+	}
+	if got := ask(back); !strings.Contains(got, "200 OK") || strings.Contains(got, "\n"+back.Status.PodIP+":") {
+		t.Errorf("the pod itself saw %q, want an address of the node", got)
+	}
+}
+
+func TestRoutesToOtherNodes(t *testing.T) {
+	c := newCluster(t, nil)
+	run(t, "", "ip", "link", "add", "up0", "type", "bridge")
+	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", "up0").Run() })
+	run(t, "", "ip", "addr", "add", "192.0.2.1/24", "dev", "up0")
+	run(t, "", "ip", "link", "set", "up0", "up")
+	c.node("node-b", "192.0.2.7", "10.244.2.0/24", "fd00:10:244:2::/64")
+	routes := func() string { return run(t, "", "ip", "route", "show", "proto", fmt.Sprint(link.Protocol)) }
+	await(t, "the route", func() bool { return strings.Contains(routes(), "10.244.2.0/24 via 192.0.2.7") })
+	if err := c.client.CoreV1().Nodes().Delete(t.Context(), "node-b", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the end of the route", func() bool { return !strings.Contains(routes(), "10.244.2.0/24") })
+}
+
+// The network of a pod is made again if it was lost while the agent was away.
+func TestNetworkComesBack(t *testing.T) {
+	c := newCluster(t, nil)
+	c.create(server("web"))
+	p := c.ready("web")
+	c.stop()
+	if err := link.Cleanup(); err != nil {
+		t.Fatal(err)
+	}
+	c.start()
+	client := &http.Client{Timeout: time.Second}
+	await(t, "an answer of the pod", func() bool {
+		res, err := client.Get("http://" + net.JoinHostPort(p.Status.PodIP, "8080"))
+		if err != nil {
+			return false
+		}
+		return res.Body.Close() == nil
+	})
+}
+
+// Many pods at once: all run, no address twice.
+func TestManyPods(t *testing.T) {
+	c := newCluster(t, nil)
+	const n = 40
+	start := time.Now()
+	for i := range n {
+		c.create(pod(fmt.Sprint("p", i), "exec sleep 600"))
+	}
+	seen := map[string]string{}
+	for i := range n {
+		p := c.ready(fmt.Sprint("p", i))
+		for _, ip := range p.Status.PodIPs {
+			if other := seen[ip.IP]; other != "" {
+				t.Errorf("%s and %s have both %s", p.Name, other, ip.IP)
+			}
+			seen[ip.IP] = p.Name
+		}
+	}
+	t.Logf("%d pods ready after %v", n, time.Since(start).Round(time.Millisecond))
+	start = time.Now()
+	if err := c.client.CoreV1().Pods("default").DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for i := range n {
+		c.untilGone(fmt.Sprint("p", i))
+	}
+	t.Logf("gone after %v", time.Since(start).Round(time.Millisecond))
+}
+
+// How long it takes until the API knows that a process has died.
+func TestDeathIsSeenAtOnce(t *testing.T) {
+	c := newCluster(t, nil)
+	c.change = nil
+	c.create(pod("web", "exec sleep 600"))
+	p := c.ready("web")
+	watch, err := c.client.CoreV1().Pods("default").Watch(t.Context(), metav1.ListOptions{ResourceVersion: p.ResourceVersion})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watch.Stop()
+	start := time.Now()
+	if err := c.record(p, 0).Process.Signal(9); err != nil {
+		t.Fatal(err)
+	}
+	timeout := time.After(10 * time.Second)
+	for {
+		select {
+		case e := <-watch.ResultChan():
+			if p, ok := e.Object.(*corev1.Pod); ok && (!isReady(p) || status(p).RestartCount > 0) {
+				t.Logf("seen after %v", time.Since(start).Round(100*time.Microsecond))
+				return
+			}
+		case <-timeout:
+			t.Fatal("the API does not know of it")
+		}
+	}
+}

@@ -1,0 +1,140 @@
+package runner
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// hostnameOf is the pod's own name for itself: spec.hostname or the pod's
+// name, cut to 63 characters as a label must be.
+func hostnameOf(pod *corev1.Pod) string {
+	name := pod.Spec.Hostname
+	if name == "" {
+		name = pod.Name
+	}
+	if len(name) > 63 {
+		name = strings.TrimRight(name[:63], "-.")
+	}
+	return name
+}
+
+// hostsFile is the /etc/hosts of a pod with its own network.
+func hostsFile(pod *corev1.Pod, ips []netip.Addr, domain string) string {
+	var b strings.Builder
+	b.WriteString("# Written by fairlead for this pod.\n" +
+		"127.0.0.1\tlocalhost\n" +
+		"::1\tlocalhost ip6-localhost ip6-loopback\n" +
+		"fe00::\tip6-localnet\n" +
+		"ff00::\tip6-mcastprefix\n" +
+		"ff02::1\tip6-allnodes\n" +
+		"ff02::2\tip6-allrouters\n")
+	name := hostnameOf(pod)
+	if pod.Spec.Subdomain != "" {
+		name = fmt.Sprintf("%s.%s.%s.svc.%s\t%s", name, pod.Spec.Subdomain, pod.Namespace, domain, name)
+	}
+	for _, ip := range ips {
+		fmt.Fprintf(&b, "%s\t%s\n", ip, name)
+	}
+	for _, a := range pod.Spec.HostAliases {
+		fmt.Fprintf(&b, "%s\t%s\n", a.IP, strings.Join(a.Hostnames, "\t"))
+	}
+	return b.String()
+}
+
+// resolver is what a resolv.conf says.
+type resolver struct {
+	servers, searches, options []string
+}
+
+func parseResolver(text string) resolver {
+	var r resolver
+	for line := range strings.Lines(text) {
+		f := strings.Fields(line)
+		if len(f) < 2 {
+			continue
+		}
+		switch f[0] {
+		case "nameserver":
+			r.servers = append(r.servers, f[1])
+		case "search", "domain":
+			r.searches = f[1:] // the last one counts
+		case "options":
+			r.options = append(r.options, f[1:]...)
+		}
+	}
+	r.searches = slices.DeleteFunc(slices.Clone(r.searches), func(s string) bool { return s == "." })
+	return r
+}
+
+func (r resolver) String() string {
+	var b strings.Builder
+	if len(r.searches) > 0 {
+		fmt.Fprintf(&b, "search %s\n", strings.Join(r.searches, " "))
+	}
+	for _, s := range r.servers {
+		fmt.Fprintf(&b, "nameserver %s\n", s)
+	}
+	if len(r.options) > 0 {
+		fmt.Fprintf(&b, "options %s\n", strings.Join(r.options, " "))
+	}
+	return b.String()
+}
+
+// resolvConf is the /etc/resolv.conf of a pod: its dnsPolicy, with dnsConfig on
+// top. host is the machine's own file.
+func resolvConf(pod *corev1.Pod, servers []netip.Addr, domain, host string) string {
+	own := parseResolver(host)
+	r := own
+	switch policy := pod.Spec.DNSPolicy; {
+	case policy == corev1.DNSNone:
+		r = resolver{}
+	case policy == corev1.DNSDefault, len(servers) == 0,
+		pod.Spec.HostNetwork && policy != corev1.DNSClusterFirstWithHostNet:
+		// the machine's
+	default:
+		r = resolver{
+			searches: unique(append([]string{pod.Namespace + ".svc." + domain, "svc." + domain, domain}, own.searches...)),
+			options:  []string{"ndots:5"},
+		}
+		for _, s := range servers {
+			r.servers = append(r.servers, s.String())
+		}
+	}
+	if c := pod.Spec.DNSConfig; c != nil {
+		r.servers = unique(append(slices.Clone(r.servers), c.Nameservers...))
+		r.searches = unique(append(slices.Clone(r.searches), c.Searches...))
+		r.options = mergeOptions(r.options, c.Options)
+	}
+	return r.String()
+}
+
+// mergeOptions puts the pod's options over those of the same name.
+func mergeOptions(have []string, over []corev1.PodDNSConfigOption) []string {
+	out := slices.Clone(have)
+	for _, o := range over {
+		out = slices.DeleteFunc(out, func(h string) bool {
+			name, _, _ := strings.Cut(h, ":")
+			return name == o.Name
+		})
+		if o.Value != nil {
+			out = append(out, o.Name+":"+*o.Value)
+		} else {
+			out = append(out, o.Name)
+		}
+	}
+	return out
+}
+
+func unique(in []string) []string {
+	var out []string
+	for _, s := range in {
+		if !slices.Contains(out, s) {
+			out = append(out, s)
+		}
+	}
+	return out
+}

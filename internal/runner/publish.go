@@ -1,0 +1,198 @@
+package runner
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	"k8s.io/client-go/kubernetes"
+)
+
+// publisher writes the status of one pod to the API, the newest only, as often
+// as it changes and no more; and at the end deletes the object.
+type publisher struct {
+	client kubernetes.Interface
+	log    *slog.Logger
+	wake   chan struct{}
+
+	mu     sync.Mutex
+	base   *corev1.Pod // the newest object known, from the informer or our own writes
+	want   *corev1.PodStatus
+	delete bool
+}
+
+const (
+	writeTimeout = 10 * time.Second
+	minRetry     = 100 * time.Millisecond
+	maxRetry     = 10 * time.Second
+)
+
+func newPublisher(client kubernetes.Interface, log *slog.Logger) *publisher {
+	return &publisher{client: client, log: log, wake: make(chan struct{}, 1)}
+}
+
+// set says what the status shall be; pod is the object as the informer has it.
+func (p *publisher) set(pod *corev1.Pod, st corev1.PodStatus) {
+	p.mu.Lock()
+	p.learn(pod)
+	p.want = &st
+	p.mu.Unlock()
+	p.nudge()
+}
+
+// remove says that after this last status the object shall go.
+func (p *publisher) remove(pod *corev1.Pod, st corev1.PodStatus) {
+	p.mu.Lock()
+	p.delete = true
+	p.mu.Unlock()
+	p.set(pod, st)
+}
+
+func (p *publisher) nudge() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// known is the status that the API has, as far as we know.
+func (p *publisher) known(pod *corev1.Pod) corev1.PodStatus {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.learn(pod)
+	return p.base.Status
+}
+
+// learn keeps the newer of two objects: the informer may be behind our own
+// writes, and our last write behind those of others. It is called with mu held.
+func (p *publisher) learn(pod *corev1.Pod) {
+	if p.base == nil || newer(pod.ResourceVersion, p.base.ResourceVersion) {
+		p.base = pod
+	}
+}
+
+// newer compares resource versions, which are numbers that grow (Kubernetes
+// documents that since v1.35). What is no number counts as old.
+func newer(a, b string) bool {
+	x, err1 := strconv.ParseUint(a, 10, 64)
+	y, err2 := strconv.ParseUint(b, 10, 64)
+	return err1 == nil && (err2 != nil || x > y)
+}
+
+func (p *publisher) run(ctx context.Context) {
+	retry := minRetry
+	var again <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.wake:
+		case <-again:
+		}
+		again = nil
+		err := p.write(ctx)
+		if err == nil {
+			retry = minRetry
+			continue
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		p.log.Warn("pod status not written, trying again", "err", err, "after", retry)
+		again = time.After(retry)
+		retry = min(2*retry, maxRetry)
+	}
+}
+
+// write brings the API to what is wanted.
+func (p *publisher) write(ctx context.Context) error {
+	p.mu.Lock()
+	base, want, del := p.base, p.want, p.delete
+	p.mu.Unlock()
+	if want == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
+	pods := p.client.CoreV1().Pods(base.Namespace)
+	patch, err := statusPatch(base, want)
+	if err != nil {
+		return err
+	}
+	if patch != nil {
+		now, err := pods.Patch(ctx, base.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+		switch {
+		case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+			return nil // another pod of this name, or none: the informer will tell
+		case err != nil:
+			return fmt.Errorf("patch status of pod %s/%s: %w", base.Namespace, base.Name, err)
+		}
+		p.mu.Lock()
+		if p.base == base || newer(now.ResourceVersion, p.base.ResourceVersion) {
+			p.base = now
+		}
+		p.mu.Unlock()
+	}
+	if !del {
+		return nil
+	}
+	err = pods.Delete(ctx, base.Name, metav1.DeleteOptions{
+		GracePeriodSeconds: new(int64), Preconditions: &metav1.Preconditions{UID: &base.UID},
+	})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("delete pod %s/%s: %w", base.Namespace, base.Name, err)
+	}
+	return nil
+}
+
+// ours are the conditions that a node sets; the others belong to others.
+var ours = map[corev1.PodConditionType]bool{
+	corev1.PodReadyToStartContainers: true, corev1.PodInitialized: true, corev1.ContainersReady: true, corev1.PodReady: true,
+}
+
+// statusPatch is the patch that gives base the fields of want that a node
+// owns, nil if it has them. The UID in it keeps it from another pod of the
+// same name.
+func statusPatch(base *corev1.Pod, want *corev1.PodStatus) ([]byte, error) {
+	next := base.Status.DeepCopy()
+	next.Phase, next.QOSClass, next.StartTime, next.ObservedGeneration = want.Phase, want.QOSClass, want.StartTime, want.ObservedGeneration
+	next.HostIP, next.HostIPs, next.PodIP, next.PodIPs = want.HostIP, want.HostIPs, want.PodIP, want.PodIPs
+	next.InitContainerStatuses, next.ContainerStatuses = want.InitContainerStatuses, want.ContainerStatuses
+	for _, c := range want.Conditions {
+		i := conditionIndex(next.Conditions, c.Type)
+		switch {
+		case i < 0 && (ours[c.Type] || c.Type == corev1.PodScheduled):
+			next.Conditions = append(next.Conditions, c)
+		case i >= 0 && ours[c.Type]:
+			next.Conditions[i] = c
+		}
+	}
+	if apiequality.Semantic.DeepEqual(&base.Status, next) {
+		return nil, nil
+	}
+	before, err1 := json.Marshal(corev1.Pod{Status: base.Status})
+	after, err2 := json.Marshal(corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: base.UID}, Status: *next})
+	if err1 != nil || err2 != nil {
+		return nil, fmt.Errorf("encode pod status: %w, %w", err1, err2)
+	}
+	return strategicpatch.CreateTwoWayMergePatch(before, after, corev1.Pod{})
+}
+
+func conditionIndex(list []corev1.PodCondition, t corev1.PodConditionType) int {
+	for i := range list {
+		if list[i].Type == t {
+			return i
+		}
+	}
+	return -1
+}

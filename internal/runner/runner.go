@@ -1,0 +1,412 @@
+// Package runner runs the Pods bound to this node as ordinary processes of the
+// machine, each pod in a network namespace of its own, and reports what became
+// of them.
+//
+// The pieces, from the outside in: Runner follows the API and keeps one worker
+// per pod; a worker is a loop that owns all that is known of its pod and does
+// the next thing that can be done; the processes themselves belong to a shim
+// (package shim) that outlives the agent. See README.md.
+package runner
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+
+	"github.com/fairlead/fairlead/internal/env"
+	"github.com/fairlead/fairlead/internal/kernel/link"
+	"github.com/fairlead/fairlead/internal/runner/logfile"
+	"github.com/fairlead/fairlead/internal/runner/shim"
+)
+
+// ShimMain is the hidden sub-command `fairlead pod-shim`, with the arguments
+// after it: the process that stands over one pod. It returns the exit code.
+func ShimMain(args []string) int { return shim.Main(args) }
+
+// Options say what a Runner needs.
+type Options struct {
+	// Client talks to the API server. Its rate limit should be far above
+	// client-go's default of 5 a second.
+	Client   kubernetes.Interface
+	NodeName string
+	// StateDir holds what must survive a restart, mode 0700; nothing else may
+	// use it.
+	StateDir string
+	// ShimCommand starts a shim, by default this program with "pod-shim".
+	ShimCommand []string
+	// Device is the network device that holds the node's own addresses among
+	// its pods, by default fl0.
+	Device string
+	// ClusterCIDRs are the ranges of all pods of the cluster. Packets of pods to
+	// other places get the node's address.
+	ClusterCIDRs []netip.Prefix
+	// ClusterDNS are the name servers of pods, ClusterDomain the domain they
+	// serve, by default cluster.local.
+	ClusterDNS    []netip.Addr
+	ClusterDomain string
+	// Listener is where the HTTPS endpoint for logs, exec and port-forward is
+	// served; nil for none. Run closes it.
+	Listener net.Listener
+	// ClientCA signs the one client that the endpoint admits, whose common name
+	// is fairlead-apiserver.
+	ClientCA *x509.CertPool
+	// Status is what GET /status answers, as JSON; nil for none.
+	Status func() any
+	// StopPods ends all pods when Run ends, within StopTimeout (by default 10
+	// s). Otherwise they go on, and the next run finds them.
+	StopPods    bool
+	StopTimeout time.Duration
+	// BackOff is the delay before the second restart of a container, doubled
+	// for each further one up to 5 min; by default 10 s.
+	BackOff time.Duration
+	// LogLimit bounds the output kept of each container; zero for 5 files of
+	// 10 MiB.
+	LogLimit logfile.Limit
+	Log      *slog.Logger
+}
+
+// Runner runs the Pods of one node.
+type Runner struct {
+	o    Options
+	ipam *ipam
+	cert certificate
+	rec  *recorder
+
+	services corelisters.ServiceLister
+	network  *network
+
+	mu      sync.Mutex
+	workers map[types.UID]*worker
+	synced  bool // services are known
+	running sync.WaitGroup
+	// starts holds one entry for each pod that is being started: starting a
+	// process takes a core for a moment, and too many at once time out.
+	starts chan struct{}
+}
+
+// New prepares a Runner: it makes the state directory and, for an endpoint, a
+// certificate if there is none yet.
+func New(o Options) (*Runner, error) {
+	if o.Client == nil || o.NodeName == "" || o.StateDir == "" {
+		return nil, errors.New("runner: Client, NodeName and StateDir are required")
+	}
+	if o.ShimCommand == nil {
+		o.ShimCommand = []string{"/proc/self/exe", "pod-shim"}
+	}
+	if o.Device == "" {
+		o.Device = "fl0"
+	}
+	if o.ClusterDomain == "" {
+		o.ClusterDomain = "cluster.local"
+	}
+	if o.StopTimeout <= 0 {
+		o.StopTimeout = 10 * time.Second
+	}
+	if o.BackOff <= 0 {
+		o.BackOff = 10 * time.Second
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	dir, err := filepath.Abs(o.StateDir)
+	if err != nil {
+		return nil, fmt.Errorf("state directory: %w", err)
+	}
+	o.StateDir = dir
+	if err := os.MkdirAll(filepath.Join(dir, "pods"), 0o700); err != nil {
+		return nil, fmt.Errorf("state directory: %w", err)
+	}
+	r := &Runner{o: o, ipam: newIPAM(), workers: map[types.UID]*worker{}, starts: make(chan struct{}, 2*runtime.NumCPU())}
+	r.network = newNetwork(r)
+	if o.Listener != nil {
+		if o.ClientCA == nil {
+			return nil, errors.New("runner: the endpoint needs ClientCA")
+		}
+		if r.cert, err = loadCertificate(dir, o.NodeName); err != nil {
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
+// CertificateAnnotation is the annotation of a Node that holds the Fingerprint.
+const CertificateAnnotation = "fairlead.dev/serving-cert-sha256"
+
+// Fingerprint is the SHA-256 of the endpoint's certificate in DER form, in
+// hexadecimal; empty without a Listener. The API server trusts the endpoint by it.
+func (r *Runner) Fingerprint() string { return r.cert.fingerprint }
+
+// Healthy says why this node cannot run pods now, nil if it can.
+func (r *Runner) Healthy() error { return r.network.healthy() }
+
+// WaitReady waits until pods bound to this node would be started.
+func (r *Runner) WaitReady(ctx context.Context) error {
+	select {
+	case <-r.network.up:
+		return nil
+	case <-ctx.Done():
+		return errors.Join(ctx.Err(), r.Healthy())
+	}
+}
+
+// Run runs pods until ctx ends. It returns an error if it cannot begin.
+func (r *Runner) Run(ctx context.Context) error {
+	lock, err := lockDir(r.o.StateDir)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	r.rec = newRecorder(r.o.Client, r.o.NodeName)
+	defer r.rec.close()
+	if err := r.loadMarks(); err != nil {
+		r.o.Log.Warn("addresses of earlier pods may be used again soon", "err", err)
+	}
+	// Workers outlive ctx for as long as StopPods needs.
+	workCtx, stopWork := context.WithCancel(context.WithoutCancel(ctx))
+	defer r.running.Wait()
+	defer stopWork()
+	if err := r.adopt(workCtx); err != nil {
+		return err
+	}
+	infCtx, stopInformers := context.WithCancel(ctx)
+	var others sync.WaitGroup
+	others.Go(func() { r.follow(infCtx, workCtx) })
+	others.Go(func() { r.network.run(infCtx) })
+	if r.o.Listener != nil {
+		others.Go(func() { r.serve(infCtx) })
+	}
+	<-ctx.Done()
+	if r.o.StopPods {
+		r.stopAll()
+	}
+	stopInformers()
+	others.Wait()
+	return nil
+}
+
+// stopAll ends all pods together and takes the network down.
+func (r *Runner) stopAll() {
+	r.mu.Lock()
+	all := make([]*worker, 0, len(r.workers))
+	for _, w := range r.workers {
+		all = append(all, w)
+	}
+	r.mu.Unlock()
+	for _, w := range all {
+		w.stop()
+	}
+	ended := make(chan struct{})
+	go func() { // ends when the workers do; run waits for them too
+		r.running.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(r.o.StopTimeout + 20*time.Second):
+		r.o.Log.Error("some pods would not end")
+	}
+	if err := r.network.remove(); err != nil {
+		r.o.Log.Error("take the pods' network down", "err", err)
+	}
+}
+
+// lockDir keeps a second agent away from the same pods.
+func lockDir(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("state directory: %w", err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("%s is in use by another fairlead agent: stop that one or choose another directory", dir)
+	}
+	return f, nil
+}
+
+func (r *Runner) podDir(uid types.UID) string {
+	return filepath.Join(r.o.StateDir, "pods", string(uid))
+}
+
+// adopt makes a worker for every pod of an earlier run. Shims that live are
+// entered; what the API says of the pods comes later.
+func (r *Runner) adopt(ctx context.Context) error {
+	dirs, err := podDirs(filepath.Join(r.o.StateDir, "pods"))
+	if err != nil {
+		return err
+	}
+	devices, err := link.Devices()
+	if err != nil {
+		return err
+	}
+	for _, d := range dirs {
+		rec, err := readPod(d)
+		if err != nil || r.podDir(rec.UID) != d.dir {
+			r.o.Log.Warn("remove what is left of a pod", "dir", d.dir, "err", err)
+			if err := endShim(ctx, d.dir); err != nil {
+				r.o.Log.Error("end a shim that nothing is known about", "dir", d.dir, "err", err)
+				continue
+			}
+			if err := os.RemoveAll(d.dir); err != nil {
+				r.o.Log.Error("remove what is left of a pod", "dir", d.dir, "err", err)
+			}
+			continue
+		}
+		w := newWorker(ctx, r, rec.UID)
+		w.rec = rec
+		r.ipam.reserve(rec.IPs)
+		shimCtx, cancel := context.WithTimeout(ctx, 5*time.Second)
+		if id, err := (shim.Client{Dir: d.dir}).Process(shimCtx); err == nil {
+			w.enter(id)
+			w.relink = rec.Device != "" && !slices.Contains(devices, rec.Device)
+			r.o.Log.Info("pod found again", "namespace", rec.Namespace, "name", rec.Name, "shim", id.Pid)
+		} else {
+			w.killLeft()
+		}
+		cancel()
+		r.start(w)
+	}
+	return nil
+}
+
+func endShim(ctx context.Context, dir string) error {
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	return shim.Client{Dir: dir}.Shutdown(ctx)
+}
+
+// start runs w until it is done.
+func (r *Runner) start(w *worker) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.workers[w.uid] = w
+	r.running.Go(func() {
+		w.run()
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.workers, w.uid)
+	})
+}
+
+// each calls f with every worker.
+func (r *Runner) each(f func(*worker)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, w := range r.workers {
+		f(w)
+	}
+}
+
+// canStart says whether what a new pod needs is known: the Services, so that
+// none is missing in its environment (SEEDS 71), and the node's ranges.
+func (r *Runner) canStart(pod *corev1.Pod) bool {
+	r.mu.Lock()
+	synced := r.synced
+	r.mu.Unlock()
+	return synced && (r.network.ready() || pod.Spec.HostNetwork && len(r.hostIPs()) > 0)
+}
+
+func (r *Runner) hostIPs() []netip.Addr { return r.network.hostIPs() }
+
+// serviceVars are the Service variables of a pod that starts now.
+func (r *Runner) serviceVars(pod *corev1.Pod) []corev1.EnvVar {
+	var list []*corev1.Service
+	own, err := r.services.Services(pod.Namespace).List(everything)
+	if err == nil {
+		list = own
+	}
+	if pod.Namespace != corev1.NamespaceDefault {
+		if master, err := r.services.Services(corev1.NamespaceDefault).Get("kubernetes"); err == nil {
+			list = append(list, master)
+		}
+	}
+	links := pod.Spec.EnableServiceLinks == nil || *pod.Spec.EnableServiceLinks
+	return env.For(pod.Namespace, list, links)
+}
+
+func (r *Runner) event(pod *corev1.Pod, kind, reason, message string) {
+	r.rec.event(pod, kind, reason, message)
+}
+
+// writeEtc writes the files of a pod that stand in the place of the machine's.
+func (r *Runner) writeEtc(p podPaths, pod *corev1.Pod, ips []netip.Addr) error {
+	if len(r.o.ClusterDNS) == 0 && !pod.Spec.HostNetwork && (pod.Spec.DNSPolicy == corev1.DNSClusterFirst || pod.Spec.DNSPolicy == "") {
+		r.event(pod, corev1.EventTypeWarning, "MissingClusterDNS", "no cluster DNS address is known: the pod gets the machine's resolv.conf")
+	}
+	files := map[string]string{
+		"resolv.conf": resolvConf(pod, r.o.ClusterDNS, r.o.ClusterDomain, machineResolver()),
+		"hosts":       hostsFile(pod, ips, r.o.ClusterDomain),
+		"hostname":    hostnameOf(pod) + "\n",
+	}
+	for name, text := range files {
+		// Readable for whatever user a container runs as, whatever the umask.
+		if err := errors.Join(os.WriteFile(p.etc(name), []byte(text), 0o644), os.Chmod(p.etc(name), 0o644)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// machineResolver is the machine's resolv.conf. A stub on the loopback device
+// (systemd-resolved) cannot be reached from a pod; then the file with the real
+// servers is taken.
+func machineResolver() string {
+	const real = "/run/systemd/resolve/resolv.conf"
+	b, err := os.ReadFile("/etc/resolv.conf")
+	if err != nil {
+		return ""
+	}
+	for _, s := range parseResolver(string(b)).servers {
+		if a, err := netip.ParseAddr(s); err == nil && !a.IsLoopback() {
+			return string(b)
+		}
+	}
+	if better, err := os.ReadFile(real); err == nil {
+		return string(better)
+	}
+	return string(b)
+}
+
+// saveMarks keeps on disk which address was given last.
+func (r *Runner) saveMarks() {
+	b, err := json.Marshal(r.ipam.marks())
+	if err == nil {
+		err = shim.WriteFile(r.marksFile(), b)
+	}
+	if err != nil {
+		r.o.Log.Warn("addresses may be used again soon after a restart", "err", err)
+	}
+}
+
+func (r *Runner) loadMarks() error {
+	b, err := os.ReadFile(r.marksFile())
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	marks := map[netip.Prefix]netip.Addr{}
+	if err == nil {
+		err = json.Unmarshal(b, &marks)
+	}
+	if err == nil {
+		r.ipam.setMarks(marks)
+	}
+	return err
+}
+
+func (r *Runner) marksFile() string { return filepath.Join(r.o.StateDir, "addresses.json") }

@@ -1,0 +1,159 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/fairlead/fairlead/internal/kernel/process"
+	"github.com/fairlead/fairlead/internal/runner/shim"
+)
+
+// sandbox is a live shim.
+type sandbox struct {
+	client shim.Client
+	id     process.ID
+	cancel context.CancelFunc // ends the watch
+}
+
+// createSandbox makes the shim, the network and the files of a pod.
+func (w *worker) createSandbox(ctx context.Context, pod *corev1.Pod) (err error) {
+	select {
+	case w.r.starts <- struct{}{}:
+		defer func() { <-w.r.starts }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	if err := os.MkdirAll(w.paths.etc(""), 0o700); err != nil {
+		return err
+	}
+	if !pod.Spec.HostNetwork && len(w.rec.IPs) == 0 {
+		if w.rec.IPs, err = w.r.ipam.allocate(); err != nil {
+			return err
+		}
+		w.rec.Shown = w.rec.IPs
+		w.r.saveMarks()
+		w.rec.Device = deviceName(w.uid)
+	}
+	// First on disk, then in the kernel: an agent killed in between finds it.
+	if err := writePod(w.paths, w.rec); err != nil {
+		return err
+	}
+	if err := w.r.writeEtc(w.paths, pod, w.rec.IPs); err != nil {
+		return err
+	}
+	id, err := shim.Start(ctx, shim.Options{
+		Command: w.r.o.ShimCommand, Dir: w.paths.dir, HostNetwork: pod.Spec.HostNetwork, HostIPC: pod.Spec.HostIPC, Hostname: hostnameOf(pod),
+	})
+	if err != nil {
+		return err
+	}
+	w.enter(id)
+	if err := w.connect(); err != nil {
+		w.dropShim(ctx)
+		return err
+	}
+	w.retry.reset()
+	return nil
+}
+
+// enter takes a live shim over: from now on its watch posts what happens.
+func (w *worker) enter(id process.ID) {
+	watchCtx, cancel := context.WithCancel(w.life)
+	s := &sandbox{client: shim.Client{Dir: w.paths.dir}, id: id, cancel: cancel}
+	w.sandbox = s
+	w.tasks.Go(func() {
+		for watchCtx.Err() == nil {
+			err := s.client.Watch(watchCtx, func(st shim.State) { w.post(func() { w.told(st) }) }, func() {})
+			if watchCtx.Err() != nil {
+				return
+			}
+			if !s.id.Alive() {
+				w.post(func() { w.lost(s, err) })
+				return
+			}
+			select { // cut off for being slow: list again
+			case <-watchCtx.Done():
+			case <-time.After(50 * time.Millisecond):
+			}
+		}
+	})
+}
+
+// told takes in what the shim says of a container.
+func (w *worker) told(st shim.State) {
+	for _, c := range w.ctrs {
+		if c.spec.Name == st.Name {
+			c.told(st)
+		}
+	}
+}
+
+// lost is the sudden end of the shim: its containers' first processes are dead
+// with it.
+func (w *worker) lost(s *sandbox, err error) {
+	if w.sandbox != s {
+		return
+	}
+	w.log.Error("the pod's shim is gone; its containers end with it", "err", err)
+	w.killLeft()
+	for _, c := range w.ctrs {
+		c.perish("the pod's shim was killed")
+	}
+	s.cancel()
+	w.sandbox = nil
+	w.disconnect()
+}
+
+// killLeft ends the processes that a dead shim left behind.
+func (w *worker) killLeft() {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	if err := process.KillMountedFrom(ctx, w.paths.dir); err != nil {
+		w.log.Error("kill what a pod left", "err", err)
+	}
+}
+
+// dropSandbox ends the shim and gives the network back. It is called again
+// without harm.
+func (w *worker) dropSandbox(ctx context.Context) {
+	for _, c := range w.ctrs {
+		c.stopProbes()
+	}
+	if w.sandbox != nil {
+		w.dropShim(ctx)
+	}
+	if len(w.rec.IPs) == 0 {
+		return
+	}
+	w.disconnect()
+	w.r.ipam.release(w.rec.IPs)
+	w.rec.IPs = nil
+	if err := writePod(w.paths, w.rec); err != nil && !errors.Is(err, os.ErrNotExist) {
+		w.log.Error("record the end of a pod", "err", err)
+	}
+}
+
+func (w *worker) dropShim(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 15*time.Second)
+	defer cancel()
+	s := w.sandbox
+	s.cancel()
+	w.sandbox = nil
+	if err := s.client.Shutdown(ctx); err != nil {
+		w.log.Error("end the pod's shim", "err", err)
+	}
+	for wait := time.Millisecond; s.id.Alive(); wait = min(2*wait, 50*time.Millisecond) {
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			_ = s.id.Signal(9)
+			return
+		}
+	}
+}

@@ -1,0 +1,310 @@
+package runner
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/cri-streaming/pkg/streaming/portforward"
+	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
+
+	"github.com/fairlead/fairlead/internal/runner/logfile"
+)
+
+// clientName is the common name of the only client that the endpoint admits.
+const clientName = "fairlead-apiserver"
+
+// idleTimeout ends an exec or a forwarded port on which nothing moves, that of
+// kubelet.
+const idleTimeout = 4 * time.Hour
+
+// serve answers the API server until ctx ends.
+func (r *Runner) serve(ctx context.Context) {
+	requests, endRequests := context.WithCancel(context.Background())
+	defer endRequests()
+	server := &http.Server{
+		Handler:           r.handler(requests),
+		ReadHeaderTimeout: 10 * time.Second,
+		TLSNextProto:      map[string]func(*http.Server, *tls.Conn, http.Handler){}, // upgrades need HTTP/1.1
+		ErrorLog:          slog.NewLogLogger(r.o.Log.Handler(), slog.LevelDebug),
+		TLSConfig: &tls.Config{
+			MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{r.cert.pair},
+			ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: r.o.ClientCA,
+			VerifyConnection: func(s tls.ConnectionState) error {
+				if len(s.PeerCertificates) == 0 || s.PeerCertificates[0].Subject.CommonName != clientName {
+					return fmt.Errorf("only %s may ask here", clientName)
+				}
+				return nil
+			},
+		},
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := server.ServeTLS(r.o.Listener, "", ""); !errors.Is(err, http.ErrServerClosed) {
+			r.o.Log.Error("serve logs and exec", "err", err)
+		}
+	}()
+	<-ctx.Done()
+	endRequests() // hijacked connections are not the server's any more
+	_ = server.Close()
+	<-done
+}
+
+// handler is the endpoint. Streams end with ctx.
+func (r *Runner) handler(ctx context.Context) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") })
+	mux.HandleFunc("GET /status", r.serveStatus)
+	mux.HandleFunc("GET /containerLogs/{namespace}/{pod}/{container}", func(w http.ResponseWriter, q *http.Request) {
+		if err := r.serveLogs(ctx, w, q); err != nil {
+			fail(w, err)
+		}
+	})
+	mux.HandleFunc("/exec/{namespace}/{pod}/{container}", func(w http.ResponseWriter, q *http.Request) {
+		if err := r.serveExec(ctx, w, q); err != nil {
+			fail(w, err)
+		}
+	})
+	mux.HandleFunc("/attach/{namespace}/{pod}/{container}", func(w http.ResponseWriter, q *http.Request) {
+		if err := r.serveAttach(ctx, w, q); err != nil {
+			fail(w, err)
+		}
+	})
+	mux.HandleFunc("/portForward/{namespace}/{pod}", func(w http.ResponseWriter, q *http.Request) {
+		if err := r.servePortForward(ctx, w, q); err != nil {
+			fail(w, err)
+		}
+	})
+	return mux
+}
+
+// httpError is an answer other than 200.
+type httpError struct {
+	code    int
+	message string
+}
+
+func (e httpError) Error() string { return e.message }
+
+func badRequest(format string, args ...any) error {
+	return httpError{http.StatusBadRequest, fmt.Sprintf(format, args...)}
+}
+
+func fail(w http.ResponseWriter, err error) {
+	var h httpError
+	if !errors.As(err, &h) {
+		h = httpError{http.StatusInternalServerError, err.Error()}
+	}
+	http.Error(w, h.message, h.code)
+}
+
+func (r *Runner) serveStatus(w http.ResponseWriter, _ *http.Request) {
+	if r.o.Status == nil {
+		fail(w, httpError{http.StatusNotFound, "this agent has no status to show"})
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(r.o.Status())
+}
+
+// find returns a pod of this node. Of two with one name the younger one counts:
+// the older is on its way out.
+func (r *Runner) find(q *http.Request) (*podNow, error) {
+	ns, name := q.PathValue("namespace"), q.PathValue("pod")
+	var found *podNow
+	r.each(func(w *worker) {
+		v := w.view.Load()
+		if v != nil && v.namespace == ns && v.name == name && (found == nil || v.created.After(found.created)) {
+			found = v
+		}
+	})
+	if found == nil {
+		return nil, httpError{http.StatusNotFound, fmt.Sprintf("pod %s/%s is not on this node", ns, name)}
+	}
+	return found, nil
+}
+
+func (r *Runner) findContainer(q *http.Request) (*podNow, containerNow, error) {
+	p, err := r.find(q)
+	if err != nil {
+		return nil, containerNow{}, err
+	}
+	name := q.PathValue("container")
+	c, ok := p.containers[name]
+	if !ok {
+		return nil, c, httpError{http.StatusNotFound, fmt.Sprintf("pod %s has no container %s", p.name, name)}
+	}
+	return p, c, nil
+}
+
+func (r *Runner) serveLogs(ctx context.Context, w http.ResponseWriter, q *http.Request) error {
+	p, c, err := r.findContainer(q)
+	if err != nil {
+		return err
+	}
+	name := q.PathValue("container")
+	query, previous, err := logQuery(q.URL.Query(), time.Now())
+	if err != nil {
+		return err
+	}
+	attempt := c.attempt
+	switch {
+	case previous && attempt < 1:
+		return badRequest("previous terminated container %q in pod %q not found", name, p.name)
+	case previous:
+		attempt--
+		query.Follow = false
+	case attempt < 0:
+		return badRequest("container %q in pod %q is waiting to start", name, p.name)
+	case c.running:
+		query.Done = c.done
+	default:
+		query.Follow = false
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(q.Context(), cancel)()
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	flush := func() { _ = http.NewResponseController(w).Flush() }
+	if query.Follow {
+		w.WriteHeader(http.StatusOK)
+		flush()
+	}
+	if err := logfile.Read(ctx, p.paths.log(name, attempt), query, w, flush); err != nil {
+		r.o.Log.Debug("send logs", "pod", p.name, "err", err) // half of the answer is out
+	}
+	return nil
+}
+
+// logQuery reads the parameters of PodLogOptions.
+func logQuery(v url.Values, now time.Time) (q logfile.Query, previous bool, err error) {
+	number := func(name string) *int64 {
+		s := v.Get(name)
+		if s == "" || err != nil {
+			return nil
+		}
+		n, e := strconv.ParseInt(s, 10, 64)
+		if e != nil || n < 0 {
+			err = badRequest("%s: %q is not a number from 0 on", name, s)
+			return nil
+		}
+		return &n
+	}
+	truth := func(name string) bool {
+		b, e := strconv.ParseBool(v.Get(name))
+		if e != nil && v.Get(name) != "" && err == nil {
+			err = badRequest("%s: %q is not true or false", name, v.Get(name))
+		}
+		return b
+	}
+	q.Tail = number("tailLines")
+	if t := number("tail"); q.Tail == nil {
+		q.Tail = t
+	}
+	if n := number("limitBytes"); n != nil {
+		q.LimitBytes = *n
+	}
+	if n := number("sinceSeconds"); n != nil {
+		q.Since = now.Add(-time.Duration(*n) * time.Second)
+	}
+	if s := v.Get("sinceTime"); s != "" && err == nil {
+		if q.Since, err = time.Parse(time.RFC3339, s); err != nil {
+			err = badRequest("sinceTime: %q is not a time such as 2026-01-02T15:04:05Z", s)
+		}
+	}
+	switch s := v.Get("stream"); s {
+	case "", corev1.LogStreamAll:
+	case corev1.LogStreamStdout:
+		q.Stream = logfile.Stdout
+	case corev1.LogStreamStderr:
+		q.Stream = logfile.Stderr
+	default:
+		return q, false, badRequest("stream: %q is not All, Stdout or Stderr", s)
+	}
+	q.Timestamps, q.Follow, previous = truth("timestamps"), truth("follow"), truth("previous")
+	return q, previous, err
+}
+
+// streamOptions reads what to stream, in the names of a kubelet and of kubectl.
+func streamOptions(v url.Values) (*remotecommand.Options, error) {
+	has := func(names ...string) bool {
+		for _, n := range names {
+			if b, err := strconv.ParseBool(v.Get(n)); err == nil && b {
+				return true
+			}
+		}
+		return false
+	}
+	o := &remotecommand.Options{
+		Stdin: has("input", "stdin"), Stdout: has("output", "stdout"), Stderr: has("error", "stderr"), TTY: has("tty"),
+	}
+	o.Stderr = o.Stderr && !o.TTY // a terminal has one output
+	if !o.Stdin && !o.Stdout && !o.Stderr {
+		return nil, badRequest("at least one of stdin, stdout and stderr is needed")
+	}
+	return o, nil
+}
+
+func (r *Runner) serveExec(ctx context.Context, w http.ResponseWriter, q *http.Request) error {
+	p, c, err := r.findContainer(q)
+	if err != nil {
+		return err
+	}
+	o, err := streamOptions(q.URL.Query())
+	if err != nil {
+		return err
+	}
+	args := q.URL.Query()["command"]
+	switch {
+	case len(args) == 0:
+		return badRequest("command: you must specify at least one")
+	case !c.running:
+		return badRequest("container %q in pod %q is not running", q.PathValue("container"), p.name)
+	}
+	remotecommand.ServeExec(w, q, streamer{ctx, p}, p.name, "", q.PathValue("container"), args, o,
+		idleTimeout, remotecommand.DefaultStreamCreationTimeout, remotecommand.SupportedStreamingProtocols)
+	return nil
+}
+
+func (r *Runner) serveAttach(ctx context.Context, w http.ResponseWriter, q *http.Request) error {
+	p, c, err := r.findContainer(q)
+	if err != nil {
+		return err
+	}
+	o, err := streamOptions(q.URL.Query())
+	if err != nil {
+		return err
+	}
+	if !c.running {
+		return badRequest("container %q in pod %q is not running", q.PathValue("container"), p.name)
+	}
+	remotecommand.ServeAttach(w, q, streamer{ctx, p}, p.name, "", q.PathValue("container"), o,
+		idleTimeout, remotecommand.DefaultStreamCreationTimeout, remotecommand.SupportedStreamingProtocols)
+	return nil
+}
+
+func (r *Runner) servePortForward(ctx context.Context, w http.ResponseWriter, q *http.Request) error {
+	p, err := r.find(q)
+	if err != nil {
+		return err
+	}
+	if p.netns == 0 && !p.hostNetwork {
+		return badRequest("pod %q is not running", p.name)
+	}
+	o, err := portforward.NewV4Options(q)
+	if err != nil {
+		return badRequest("%v", err)
+	}
+	portforward.ServePortForward(w, q, streamer{ctx, p}, p.name, "", o,
+		idleTimeout, remotecommand.DefaultStreamCreationTimeout, portforward.SupportedProtocols)
+	return nil
+}

@@ -1,0 +1,290 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/creack/pty"
+
+	"github.com/fairlead/fairlead/internal/kernel/mount"
+	"github.com/fairlead/fairlead/internal/kernel/process"
+	"github.com/fairlead/fairlead/internal/runner/logfile"
+)
+
+// container is one attempt of one container.
+type container struct {
+	spec Container
+	done chan struct{} // closed when state.Exited is published
+
+	// Guarded by server.mu.
+	state State
+	ns    *os.File // its mount namespace, nil once it has ended
+	stdin io.WriteCloser
+	term  *os.File // the master of its terminal
+
+	sinkMu sync.Mutex
+	sinks  map[*sink]bool
+}
+
+func (k *container) mountNS() uint64 { return k.state.MountNS }
+
+// start runs a container and returns when its process runs or could not be
+// started. Only one attempt of a container runs at a time.
+func (s *server) start(spec Container) (State, error) {
+	s.mu.Lock()
+	old := s.containers[spec.Name]
+	closing := s.closing
+	if !closing && old != nil && !old.state.Exited {
+		defer s.mu.Unlock()
+		if old.spec.ID == spec.ID {
+			return old.state, nil
+		}
+		return State{}, fmt.Errorf("container %s runs already as attempt %d", spec.Name, old.spec.Attempt)
+	}
+	if closing {
+		s.mu.Unlock()
+		return State{}, errors.New("the pod is shutting down")
+	}
+	k := &container{
+		spec: spec, done: make(chan struct{}), sinks: map[*sink]bool{},
+		state: State{Name: spec.Name, Attempt: spec.Attempt, ID: spec.ID, Boot: s.boot, Started: time.Now()},
+	}
+	s.containers[spec.Name] = k
+	s.mu.Unlock()
+
+	started := make(chan struct{})
+	go func() {
+		err := mount.Private(spec.Binds, func(ns *os.File) error { return s.run(k, ns, started) })
+		s.ended(k, err)
+		select {
+		case <-started:
+		default:
+			close(started)
+		}
+	}()
+	<-started
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return k.state, nil
+}
+
+// run starts the process of k on the calling thread and stays on it until the
+// process has ended: the parent-death signal would come with the thread's end.
+// What it returns is why the process could not be started.
+func (s *server) run(k *container, ns *os.File, started chan struct{}) error {
+	inode, err := mount.Inode(ns)
+	if err != nil {
+		return err
+	}
+	path, err := lookPath(k.spec.Args, k.spec.Env, k.spec.Dir)
+	if err != nil {
+		return err
+	}
+	log, err := logfile.NewWriter(k.spec.Log, k.spec.Limit)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	p, err := newPlumbing(k.spec)
+	if err != nil {
+		return err
+	}
+	defer p.closeAll()
+	cmd := &exec.Cmd{
+		Path: path, Args: k.spec.Args, Env: k.spec.Env, Dir: k.spec.Dir,
+		Stdin: p.childIn, Stdout: p.childOut, Stderr: p.childErr,
+		SysProcAttr: &syscall.SysProcAttr{
+			Setsid: true, Setctty: k.spec.TTY, Pdeathsig: syscall.SIGKILL, Credential: credential(k.spec),
+		},
+	}
+	if cmd.Dir == "" {
+		cmd.Dir = "/"
+	}
+	forget, err := s.launch(cmd)
+	if err != nil {
+		return startError(err, cmd)
+	}
+	defer forget()
+	p.closeChild()
+	id, _ := process.Find(cmd.Process.Pid)
+	s.mu.Lock()
+	k.state.Process, k.state.MountNS, k.state.Started = id, inode, time.Now()
+	k.ns, k.stdin, k.term = ns, p.in, p.term
+	s.publish(k)
+	s.mu.Unlock()
+	close(started)
+
+	var copies sync.WaitGroup
+	copies.Go(func() { log.Copy(logfile.Stdout, p.out, k.tee(false)) })
+	if p.err != nil {
+		copies.Go(func() { log.Copy(logfile.Stderr, p.err, k.tee(true)) })
+	}
+	_ = cmd.Wait()
+	finished := time.Now()
+	s.mu.Lock()
+	k.ns, k.stdin, k.term = nil, nil, nil
+	s.mu.Unlock()
+	// The first process is the container: with it everything ends.
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	_ = process.KillMountNamespace(ctx, inode)
+	_ = p.readersDeadline(time.Now().Add(time.Second)) // an escaped process may hold them open
+	copies.Wait()
+	s.mu.Lock()
+	k.state.Finished = finished
+	k.state.ExitCode, k.state.Signal = exitStatus(cmd.ProcessState)
+	s.mu.Unlock()
+	return nil
+}
+
+// ended publishes the end of k; err is why it did not even start.
+func (s *server) ended(k *container, err error) {
+	k.closeSinks()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k.state.Exited = true
+	if err != nil {
+		k.state.Error = err.Error()
+		k.state.ExitCode = 128
+		k.state.Finished = time.Now()
+	}
+	s.publish(k)
+	close(k.done)
+}
+
+// launch starts cmd so that the reaper leaves its exit code alone until forget
+// is called.
+func (s *server) launch(cmd *exec.Cmd) (forget func(), err error) {
+	s.starting.RLock()
+	defer s.starting.RUnlock()
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	pid := cmd.Process.Pid
+	s.mu.Lock()
+	s.known[pid] = true
+	s.mu.Unlock()
+	return func() {
+		s.mu.Lock()
+		delete(s.known, pid)
+		s.mu.Unlock()
+	}, nil
+}
+
+// signal sends sig to the process group of a container, or to every process of
+// it. A container that does not run is no error.
+func (s *server) signal(name string, sig syscall.Signal, all bool) error {
+	s.mu.Lock()
+	k := s.containers[name]
+	if k == nil || k.state.Exited || k.state.Process.Pid == 0 {
+		s.mu.Unlock()
+		return nil
+	}
+	st := k.state
+	s.mu.Unlock()
+	if all {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		return process.KillMountNamespace(ctx, st.MountNS)
+	}
+	if !st.Process.Alive() {
+		return nil
+	}
+	// As runtimes do, the signal goes to the first process only, which tells
+	// its children what it thinks right.
+	return st.Process.Signal(sig)
+}
+
+func (s *server) resize(name string, width, height uint16) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := s.containers[name]
+	if k == nil || k.term == nil {
+		return nil
+	}
+	return pty.Setsize(k.term, &pty.Winsize{Cols: width, Rows: height})
+}
+
+func credential(c Container) *syscall.Credential {
+	if c.User == nil && c.Group == nil {
+		return nil
+	}
+	cred := &syscall.Credential{Uid: uint32(os.Getuid()), Gid: uint32(os.Getgid())}
+	if c.User != nil {
+		cred.Uid = uint32(*c.User)
+	}
+	if c.Group != nil {
+		cred.Gid = uint32(*c.Group)
+	}
+	// In a user namespace with one mapping setgroups is forbidden.
+	cred.NoSetGroups = int(cred.Uid) == os.Getuid() && int(cred.Gid) == os.Getgid()
+	return cred
+}
+
+// lookPath finds the program in the container's own PATH, inside its mount
+// namespace.
+func lookPath(args, env []string, dir string) (string, error) {
+	if len(args) == 0 || args[0] == "" {
+		return "", errors.New("no command: with image host, command is required")
+	}
+	name := args[0]
+	if strings.Contains(name, "/") {
+		if !filepath.IsAbs(name) {
+			name = filepath.Join("/", dir, name)
+		}
+		return name, runnable(name)
+	}
+	path := ""
+	for _, kv := range env {
+		if v, ok := strings.CutPrefix(kv, "PATH="); ok {
+			path = v
+		}
+	}
+	for _, d := range filepath.SplitList(path) {
+		if filepath.IsAbs(d) && runnable(filepath.Join(d, name)) == nil {
+			return filepath.Join(d, name), nil
+		}
+	}
+	return "", fmt.Errorf("command %q is not in PATH (%s) of this machine", name, path)
+}
+
+func runnable(path string) error {
+	st, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return fmt.Errorf("command %s: %w", path, errors.Unwrap(err))
+	case st.IsDir():
+		return fmt.Errorf("command %s is a directory", path)
+	case st.Mode()&0o111 == 0:
+		return fmt.Errorf("command %s is not executable", path)
+	}
+	return nil
+}
+
+// startError says what could not be started; a failed chdir looks to Go like a
+// failed exec.
+func startError(err error, cmd *exec.Cmd) error {
+	if st, statErr := os.Stat(cmd.Dir); statErr != nil || !st.IsDir() {
+		return fmt.Errorf("working directory %s does not exist on this machine", cmd.Dir)
+	}
+	return fmt.Errorf("start %s: %w", cmd.Path, err)
+}
+
+func exitStatus(ps *os.ProcessState) (code, sig int) {
+	if ps == nil {
+		return 255, 0
+	}
+	if ws, ok := ps.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
+		return 128 + int(ws.Signal()), int(ws.Signal())
+	}
+	return ps.ExitCode(), 0
+}

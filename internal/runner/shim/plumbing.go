@@ -1,0 +1,91 @@
+package shim
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/creack/pty"
+)
+
+// plumbing are the ends of a container's pipes or terminal.
+type plumbing struct {
+	childIn, childOut, childErr *os.File
+	out, err                    *os.File // what the container writes; err nil with a terminal
+	in                          io.WriteCloser
+	term                        *os.File
+	all                         []*os.File
+}
+
+func newPlumbing(c Container) (*plumbing, error) {
+	p := &plumbing{}
+	if err := p.open(c); err != nil {
+		p.closeAll()
+		return nil, fmt.Errorf("pipes of the container: %w", err)
+	}
+	return p, nil
+}
+
+func (p *plumbing) open(c Container) error {
+	if c.TTY {
+		master, slave, err := pty.Open()
+		if err != nil {
+			return fmt.Errorf("open a terminal: %w", err)
+		}
+		p.all = append(p.all, master, slave)
+		p.childIn, p.childOut, p.childErr = slave, slave, slave
+		p.out, p.term = master, master
+		if c.Stdin {
+			p.in = keepOpen{master}
+		}
+		return nil
+	}
+	r, w, err1 := os.Pipe()
+	p.out, p.childOut = r, w
+	r2, w2, err2 := os.Pipe()
+	p.err, p.childErr = r2, w2
+	var err3 error
+	if c.Stdin {
+		var in *os.File
+		p.childIn, in, err3 = os.Pipe()
+		p.in = in
+		p.all = append(p.all, in)
+	} else {
+		p.childIn, err3 = os.Open(os.DevNull)
+	}
+	p.all = append(p.all, r, w, r2, w2, p.childIn)
+	return errors.Join(err1, err2, err3)
+}
+
+// keepOpen writes to a terminal and leaves it open when the writer closes: the
+// same file is read from.
+type keepOpen struct{ f *os.File }
+
+func (k keepOpen) Write(b []byte) (int, error) { return k.f.Write(b) }
+func (k keepOpen) Close() error                { return nil }
+
+// closeChild closes what only the child needs, so that its end is seen.
+func (p *plumbing) closeChild() {
+	for _, f := range []*os.File{p.childIn, p.childOut, p.childErr} {
+		_ = f.Close()
+	}
+}
+
+func (p *plumbing) readersDeadline(t time.Time) error {
+	err := p.out.SetReadDeadline(t)
+	if p.err != nil {
+		err = errors.Join(err, p.err.SetReadDeadline(t))
+	}
+	return err
+}
+
+// closeAll closes every end; those closed before are no matter.
+func (p *plumbing) closeAll() {
+	for _, f := range p.all {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+}

@@ -1,0 +1,162 @@
+package runner
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/fairlead/fairlead/internal/kernel/mount"
+	"github.com/fairlead/fairlead/internal/runner/shim"
+)
+
+// hostImage is the one image there is: the machine's own file system.
+const hostImage = "host"
+
+// defaultPath is what a container finds programs in unless its env says
+// otherwise.
+const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// refusal is a reason not to start a container that only a change of the
+// objects can remove. Reason is that of the container's waiting state.
+type refusal struct{ reason, message string }
+
+func (r refusal) Error() string { return r.message }
+
+// checkContainer finds what cannot be run here before anything is tried.
+func checkContainer(c *corev1.Container) error {
+	if c.Image != hostImage {
+		return refusal{"ImageNotSupported", fmt.Sprintf("image %q is not supported: fairlead runs the machine's own programs, write image: %s and a command", c.Image, hostImage)}
+	}
+	if len(c.Command)+len(c.Args) == 0 {
+		return refusal{"CreateContainerConfigError", "command is required: with image host there is no default one"}
+	}
+	for _, p := range []*corev1.Probe{c.StartupProbe, c.LivenessProbe, c.ReadinessProbe} {
+		if p != nil && p.GRPC != nil {
+			return refusal{"CreateContainerConfigError", "grpc probes are not supported: want httpGet, tcpSocket or exec"}
+		}
+	}
+	return nil
+}
+
+// container turns a container of the pod into what a shim starts. Errors of
+// type refusal will come again; others may pass.
+func (r *Runner) container(ctx context.Context, f facts, c *corev1.Container, p podPaths, attempt int) (shim.Container, error) {
+	if err := checkContainer(c); err != nil {
+		return shim.Container{}, err
+	}
+	from := source{client: r.o.Client, namespace: f.pod.Namespace}
+	vars, err := variables(ctx, f, c, r.serviceVars(f.pod), from)
+	if err != nil {
+		return shim.Container{}, refusal{"CreateContainerConfigError", err.Error()}
+	}
+	value := func(name string) (string, bool) {
+		for _, v := range vars {
+			if v.Name == name {
+				return v.Value, true
+			}
+		}
+		return "", false
+	}
+	var args []string
+	for _, a := range append(slices.Clone(c.Command), c.Args...) {
+		args = append(args, expand(a, value))
+	}
+	paths := map[string]string{}
+	for i := range f.pod.Spec.Volumes {
+		v := &f.pod.Spec.Volumes[i]
+		used := func(m corev1.VolumeMount) bool { return m.Name == v.Name }
+		if !slices.ContainsFunc(c.VolumeMounts, used) {
+			continue
+		}
+		path, err := volume(ctx, f, v, p.volume(v.Name), from)
+		if err != nil {
+			return shim.Container{}, refusal{"CreateContainerConfigError", fmt.Sprintf("volume %s: %v", v.Name, err)}
+		}
+		paths[v.Name] = path
+	}
+	mounts, err := binds(c, paths, value)
+	if err != nil {
+		return shim.Container{}, refusal{"CreateContainerConfigError", err.Error()}
+	}
+	out := shim.Container{
+		Name: c.Name, Attempt: attempt, ID: fmt.Sprintf("%s-%s-%d", f.pod.UID, c.Name, attempt),
+		Args: args, Dir: c.WorkingDir, Env: environment(vars, hostnameOf(f.pod), c.TTY),
+		Binds: append(p.etcBinds(f.pod), mounts...),
+		Log:   p.log(c.Name, attempt), Limit: r.o.LogLimit, Record: p.record(c.Name, attempt),
+		TTY: c.TTY, Stdin: c.Stdin, StdinOnce: c.StdinOnce,
+	}
+	out.User, out.Group = identity(f.pod, c)
+	return out, nil
+}
+
+// environment is the block a process gets: the variables, and what runtimes add
+// where the pod does not say.
+func environment(vars []corev1.EnvVar, hostname string, tty bool) []string {
+	home := os.Getenv("HOME")
+	if home == "" {
+		home = "/"
+	}
+	defaults := []corev1.EnvVar{{Name: "PATH", Value: defaultPath}, {Name: "HOME", Value: home}, {Name: "HOSTNAME", Value: hostname}}
+	if tty {
+		defaults = append(defaults, corev1.EnvVar{Name: "TERM", Value: "xterm"})
+	}
+	var out []string
+	for _, d := range defaults {
+		if !slices.ContainsFunc(vars, func(v corev1.EnvVar) bool { return v.Name == d.Name }) {
+			out = append(out, d.Name+"="+d.Value)
+		}
+	}
+	for _, v := range vars {
+		out = append(out, v.Name+"="+v.Value)
+	}
+	return out
+}
+
+// identity is the user and group to run as, nil for the agent's own.
+func identity(pod *corev1.Pod, c *corev1.Container) (user, group *int64) {
+	if s := pod.Spec.SecurityContext; s != nil {
+		user, group = s.RunAsUser, s.RunAsGroup
+	}
+	if s := c.SecurityContext; s != nil {
+		if s.RunAsUser != nil {
+			user = s.RunAsUser
+		}
+		if s.RunAsGroup != nil {
+			group = s.RunAsGroup
+		}
+	}
+	return user, group
+}
+
+// podPaths are the places of one pod below the state directory.
+type podPaths struct{ dir string }
+
+func (p podPaths) pod() string                  { return filepath.Join(p.dir, "pod.json") }
+func (p podPaths) etc(name string) string       { return filepath.Join(p.dir, "etc", name) }
+func (p podPaths) volume(name string) string    { return filepath.Join(p.dir, "volumes", name) }
+func (p podPaths) containers() string           { return filepath.Join(p.dir, "containers") }
+func (p podPaths) container(name string) string { return filepath.Join(p.containers(), name) }
+func (p podPaths) log(name string, attempt int) string {
+	return filepath.Join(p.container(name), fmt.Sprintf("%d.log", attempt))
+}
+func (p podPaths) record(name string, attempt int) string {
+	return filepath.Join(p.container(name), fmt.Sprintf("%d.json", attempt))
+}
+
+// etcBinds lays the pod's own files over /etc. A machine without such a file
+// goes without.
+func (p podPaths) etcBinds(pod *corev1.Pod) []mount.Bind {
+	names := []string{"resolv.conf", "hosts", "hostname"}
+	if pod.Spec.HostNetwork {
+		names = names[:1]
+	}
+	var out []mount.Bind
+	for _, n := range names {
+		out = append(out, mount.Bind{Source: p.etc(n), Target: "/etc/" + n, Optional: true})
+	}
+	return out
+}

@@ -1,0 +1,134 @@
+package runner
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/fairlead/fairlead/internal/runner/logfile"
+	"github.com/fairlead/fairlead/internal/runner/shim"
+)
+
+// podRecord is what the agent must know of a pod when it comes back, as
+// pod.json in the pod's directory. What became of its containers stands in
+// their own records, written by the shim.
+type podRecord struct {
+	UID       types.UID `json:"uid"`
+	Namespace string    `json:"namespace"`
+	Name      string    `json:"name"`
+	// IPs are taken out of the node's ranges for as long as this file names
+	// them; empty with hostNetwork and once the pod is over.
+	IPs []netip.Addr `json:"ips,omitempty"`
+	// Shown are the addresses in the pod's status, kept there when it is over.
+	Shown       []netip.Addr  `json:"shown,omitempty"`
+	Device      string        `json:"device,omitempty"`
+	HostNetwork bool          `json:"hostNetwork,omitempty"`
+	Grace       time.Duration `json:"grace"`
+	Started     time.Time     `json:"started"`
+}
+
+func readPod(p podPaths) (podRecord, error) {
+	var rec podRecord
+	b, err := os.ReadFile(p.pod())
+	if err == nil {
+		err = json.Unmarshal(b, &rec)
+	}
+	if err == nil && rec.UID == "" {
+		err = errors.New("no uid in it")
+	}
+	if err != nil {
+		return rec, fmt.Errorf("read %s: %w", p.pod(), err)
+	}
+	return rec, nil
+}
+
+func writePod(p podPaths, rec podRecord) error {
+	b, err := json.Marshal(rec)
+	if err != nil {
+		return err
+	}
+	return shim.WriteFile(p.pod(), b)
+}
+
+// readStates returns the records of a container's last two attempts, the
+// current one last. A record that cannot be read counts as an attempt that
+// ended in an unknown way: a number is never used twice.
+func readStates(p podPaths, container string) []shim.State {
+	entries, err := os.ReadDir(p.container(container))
+	if err != nil {
+		return nil
+	}
+	last := -1
+	for _, e := range entries {
+		if name, ok := strings.CutSuffix(e.Name(), ".json"); ok {
+			if n, err := strconv.Atoi(name); err == nil {
+				last = max(last, n)
+			}
+		}
+	}
+	var out []shim.State
+	for n := max(0, last-1); n <= last; n++ {
+		var st shim.State
+		b, err := os.ReadFile(p.record(container, n))
+		if err != nil || json.Unmarshal(b, &st) != nil {
+			st = shim.State{Name: container, Attempt: n, Exited: true, ExitCode: unknownExit, Error: "its record is lost"}
+		}
+		out = append(out, st)
+	}
+	return out
+}
+
+// unknownExit is the exit code of a container whose end nobody saw, as kubelet
+// has it.
+const unknownExit = 137
+
+// keptAttempts is how many attempts of a container keep their record and log:
+// the current one and the one before (kubectl logs --previous).
+const keptAttempts = 2
+
+// makeContainerDir makes the directory of a container and removes what belongs
+// to attempts too old to be asked for.
+func makeContainerDir(p podPaths, container string, attempt int) error {
+	if err := os.MkdirAll(p.container(container), 0o700); err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(p.container(container))
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		head, _, _ := strings.Cut(e.Name(), ".")
+		if n, err := strconv.Atoi(head); err == nil && n <= attempt-keptAttempts {
+			logfile.Remove(p.log(container, n))
+			_ = os.Remove(p.record(container, n))
+		}
+	}
+	return nil
+}
+
+// podDirs lists the directories of pods below root.
+func podDirs(root string) ([]podPaths, error) {
+	entries, err := os.ReadDir(root)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the pods of an earlier run: %w", err)
+	}
+	var out []podPaths
+	for _, e := range entries {
+		if e.IsDir() {
+			out = append(out, podPaths{filepath.Join(root, e.Name())})
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,230 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/fairlead/fairlead/internal/kernel/mount"
+)
+
+// volume makes ready what a volume of the pod stands for and returns its path
+// on the machine. dir is the volume's own directory below the pod's.
+func volume(ctx context.Context, f facts, v *corev1.Volume, dir string, from source) (string, error) {
+	switch {
+	case v.EmptyDir != nil:
+		if err := os.MkdirAll(dir, 0o777); err != nil {
+			return "", err
+		}
+		return dir, os.Chmod(dir, 0o777)
+	case v.HostPath != nil:
+		return v.HostPath.Path, checkHostPath(v.HostPath)
+	case v.ConfigMap != nil:
+		s := v.ConfigMap
+		files, err := keyed(ctx, from, false, s.Name, s.Items, isTrue(s.Optional))
+		return dir, errors.Join(err, writeFiles(dir, files, s.DefaultMode))
+	case v.Secret != nil:
+		s := v.Secret
+		files, err := keyed(ctx, from, true, s.SecretName, s.Items, isTrue(s.Optional))
+		return dir, errors.Join(err, writeFiles(dir, files, s.DefaultMode))
+	case v.DownwardAPI != nil:
+		files, err := downward(f, v.DownwardAPI.Items)
+		return dir, errors.Join(err, writeFiles(dir, files, v.DownwardAPI.DefaultMode))
+	case v.Projected != nil:
+		files, err := projected(ctx, f, v.Projected, from)
+		return dir, errors.Join(err, writeFiles(dir, files, v.Projected.DefaultMode))
+	}
+	return "", errors.New("this kind of volume is not supported: want emptyDir, hostPath, configMap, secret, downwardAPI or projected")
+}
+
+func checkHostPath(h *corev1.HostPathVolumeSource) error {
+	kind := corev1.HostPathUnset
+	if h.Type != nil {
+		kind = *h.Type
+	}
+	st, err := os.Stat(h.Path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && kind == corev1.HostPathDirectoryOrCreate:
+		return os.MkdirAll(h.Path, 0o755)
+	case errors.Is(err, fs.ErrNotExist) && kind == corev1.HostPathFileOrCreate:
+		file, err := os.OpenFile(h.Path, os.O_CREATE, 0o644)
+		if err != nil {
+			return err
+		}
+		return file.Close()
+	case err != nil:
+		return err
+	}
+	mode := st.Mode()
+	ok := map[corev1.HostPathType]bool{
+		corev1.HostPathUnset: true, corev1.HostPathDirectoryOrCreate: mode.IsDir(), corev1.HostPathDirectory: mode.IsDir(),
+		corev1.HostPathFileOrCreate: mode.IsRegular(), corev1.HostPathFile: mode.IsRegular(),
+		corev1.HostPathSocket: mode&fs.ModeSocket != 0, corev1.HostPathCharDev: mode&fs.ModeCharDevice != 0,
+		corev1.HostPathBlockDev: mode&fs.ModeDevice != 0 && mode&fs.ModeCharDevice == 0,
+	}
+	if !ok[kind] {
+		return fmt.Errorf("hostPath %s is not of type %s", h.Path, kind)
+	}
+	return nil
+}
+
+// file is a file of a volume; a nil mode means the volume's default.
+type file struct {
+	data []byte
+	mode *int32
+}
+
+// keyed are the files of a ConfigMap or Secret: all keys, or those of items.
+func keyed(ctx context.Context, from source, secret bool, name string, items []corev1.KeyToPath, optional bool) (map[string]file, error) {
+	data, found, err := from.data(ctx, secret, name)
+	if err != nil {
+		return nil, err
+	}
+	if !found && !optional {
+		return nil, fmt.Errorf("%s %q does not exist in namespace %s", kindName(secret), name, from.namespace)
+	}
+	out := map[string]file{}
+	if len(items) == 0 {
+		for k, b := range data {
+			out[k] = file{data: b}
+		}
+		return out, nil
+	}
+	for _, it := range items {
+		b, ok := data[it.Key]
+		if !ok && !optional {
+			return nil, fmt.Errorf("%s %q has no key %q", kindName(secret), name, it.Key)
+		}
+		if ok {
+			out[it.Path] = file{data: b, mode: it.Mode}
+		}
+	}
+	return out, nil
+}
+
+func downward(f facts, items []corev1.DownwardAPIVolumeFile) (map[string]file, error) {
+	out := map[string]file{}
+	for _, it := range items {
+		if it.FieldRef == nil {
+			return nil, fmt.Errorf("downwardAPI item %s: want fieldRef; others are not supported", it.Path)
+		}
+		value, err := field(f, it.FieldRef.FieldPath)
+		if err != nil {
+			return nil, err
+		}
+		out[it.Path] = file{data: []byte(value), mode: it.Mode}
+	}
+	return out, nil
+}
+
+func projected(ctx context.Context, f facts, p *corev1.ProjectedVolumeSource, from source) (map[string]file, error) {
+	out := map[string]file{}
+	for _, s := range p.Sources {
+		var files map[string]file
+		var err error
+		switch {
+		case s.ConfigMap != nil:
+			files, err = keyed(ctx, from, false, s.ConfigMap.Name, s.ConfigMap.Items, isTrue(s.ConfigMap.Optional))
+		case s.Secret != nil:
+			files, err = keyed(ctx, from, true, s.Secret.Name, s.Secret.Items, isTrue(s.Secret.Optional))
+		case s.DownwardAPI != nil:
+			files, err = downward(f, s.DownwardAPI.Items)
+		default:
+			err = errors.New("projected: want configMap, secret or downwardAPI; others are not supported (automountServiceAccountToken: false leaves the token out)")
+		}
+		if err != nil {
+			return nil, err
+		}
+		for k, v := range files {
+			out[k] = v
+		}
+	}
+	return out, nil
+}
+
+// writeFiles makes dir hold exactly files. The directory stays the same one,
+// because running containers may have it mounted; each file changes in one step.
+func writeFiles(dir string, files map[string]file, defaultMode *int32) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	for _, name := range sortedKeys(files) {
+		if !filepath.IsLocal(name) {
+			return fmt.Errorf("path %q leads out of the volume", name)
+		}
+		mode := fs.FileMode(0o644)
+		for _, m := range []*int32{defaultMode, files[name].mode} {
+			if m != nil {
+				mode = fs.FileMode(*m) & fs.ModePerm
+			}
+		}
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
+		}
+		tmp := path + ".new~"
+		if err := os.WriteFile(tmp, files[name].data, mode); err != nil {
+			return err
+		}
+		if err := errors.Join(os.Chmod(tmp, mode), os.Rename(tmp, path)); err != nil {
+			return err
+		}
+	}
+	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		name, err := filepath.Rel(dir, path)
+		if _, ok := files[name]; err == nil && !ok {
+			err = os.Remove(path)
+		}
+		return err
+	})
+}
+
+// binds turns a container's volumeMounts into mounts; paths are the volumes'
+// places on the machine.
+func binds(c *corev1.Container, paths map[string]string, value func(string) (string, bool)) ([]mount.Bind, error) {
+	var out []mount.Bind
+	for _, m := range c.VolumeMounts {
+		src, ok := paths[m.Name]
+		if !ok {
+			return nil, fmt.Errorf("volumeMounts: no volume %q in the pod", m.Name)
+		}
+		sub := m.SubPath
+		if m.SubPathExpr != "" {
+			sub = expand(m.SubPathExpr, value)
+		}
+		if sub != "" {
+			if !filepath.IsLocal(sub) {
+				return nil, fmt.Errorf("volumeMounts %s: subPath %q leads out of the volume", m.Name, sub)
+			}
+			// OpenRoot keeps links inside a volume from leading out of it.
+			root, err := os.OpenRoot(src)
+			if err != nil {
+				return nil, fmt.Errorf("volumeMounts %s: %w", m.Name, err)
+			}
+			if _, err = root.Stat(sub); errors.Is(err, fs.ErrNotExist) {
+				err = root.MkdirAll(sub, 0o755)
+			}
+			_ = root.Close()
+			if err != nil {
+				return nil, fmt.Errorf("volumeMounts %s: subPath: %w", m.Name, err)
+			}
+			src = filepath.Join(src, sub)
+		}
+		out = append(out, mount.Bind{Source: src, Target: m.MountPath, ReadOnly: m.ReadOnly})
+	}
+	// Outer places first, so that inner ones are laid over them.
+	slices.SortStableFunc(out, func(a, b mount.Bind) int {
+		return strings.Count(filepath.Clean(a.Target), "/") - strings.Count(filepath.Clean(b.Target), "/")
+	})
+	return out, nil
+}

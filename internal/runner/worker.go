@@ -1,0 +1,417 @@
+package runner
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/fairlead/fairlead/internal/runner/shim"
+)
+
+// worker owns one pod, from its first sight to the removal of its directory.
+// All fields below "loop" belong to the goroutine of run; everything else
+// reaches it by post.
+type worker struct {
+	r     *Runner
+	uid   types.UID
+	paths podPaths
+	log   *slog.Logger
+	pub   *publisher
+	view  atomic.Pointer[podNow]
+
+	// life is what goroutines of this pod run with; the agent's end ends them.
+	life context.Context
+	die  context.CancelFunc
+
+	wake chan struct{}
+	mu   sync.Mutex
+	// inbox holds what happened since the loop last looked. Each sender has at
+	// most a few entries under way: a container's end, a probe's turn.
+	inbox []func()
+	pod   *corev1.Pod // the newest object
+	gone  bool        // the object is no more
+	halt  bool        // the agent ends and takes its pods along
+
+	// loop
+	rec     podRecord
+	ctrs    []*ctr
+	sandbox *sandbox
+	retry   backoff // of the sandbox
+	retryAt time.Time
+	relink  bool // the node's end of the network was lost while the agent was away
+	end     *ending
+	over    bool
+	done    bool
+	tasks   sync.WaitGroup // goroutines of probes, hooks and the shim's watch
+}
+
+// podNow is what the HTTPS endpoint may know of a pod.
+type podNow struct {
+	namespace, name string
+	created         time.Time
+	paths           podPaths
+	netns           int // a process inside the pod's network namespace, 0 for the machine's
+	hostNetwork     bool
+	client          shim.Client
+	containers      map[string]containerNow
+}
+
+type containerNow struct {
+	attempt int // -1 before the first
+	running bool
+	tty     bool
+	stdin   bool
+	done    <-chan struct{} // closed when the attempt has ended
+}
+
+func newWorker(ctx context.Context, r *Runner, uid types.UID) *worker {
+	w := &worker{
+		r: r, uid: uid, paths: podPaths{r.podDir(uid)}, log: r.o.Log.With("uid", string(uid)),
+		wake: make(chan struct{}, 1), retry: backoff{base: r.o.BackOff},
+	}
+	w.life, w.die = context.WithCancel(ctx)
+	w.pub = newPublisher(r.o.Client, w.log)
+	return w
+}
+
+// post has f called on the loop.
+func (w *worker) post(f func()) {
+	w.mu.Lock()
+	w.inbox = append(w.inbox, f)
+	w.mu.Unlock()
+	w.nudge()
+}
+
+func (w *worker) nudge() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// update hands over a new state of the object, remove says that it is gone.
+func (w *worker) update(pod *corev1.Pod) {
+	w.mu.Lock()
+	w.pod = pod
+	w.mu.Unlock()
+	w.nudge()
+}
+
+func (w *worker) remove(last *corev1.Pod) {
+	w.mu.Lock()
+	w.gone = true
+	if last != nil {
+		w.pod = last
+	}
+	w.mu.Unlock()
+	w.nudge()
+}
+
+func (w *worker) stop() {
+	w.mu.Lock()
+	w.halt = true
+	w.mu.Unlock()
+	w.nudge()
+}
+
+// run is the loop. It returns when the pod is gone and nothing of it is left,
+// or when its life ends: then the pod goes on without us.
+func (w *worker) run() {
+	ctx := w.life
+	defer w.tasks.Wait()
+	defer w.die()
+	w.tasks.Go(func() { w.pub.run(ctx) })
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.wake:
+		case <-timer.C:
+		}
+		w.mu.Lock()
+		inbox := w.inbox
+		w.inbox = nil
+		w.mu.Unlock()
+		for _, f := range inbox {
+			f()
+		}
+		next := w.step(ctx)
+		if w.done {
+			return
+		}
+		timer.Stop()
+		if !next.IsZero() {
+			timer.Reset(max(0, time.Until(next)))
+		}
+	}
+}
+
+// step does what can be done now and returns when to look again, zero for
+// never.
+func (w *worker) step(ctx context.Context) time.Time {
+	w.mu.Lock()
+	pod, gone, halt := w.pod, w.gone, w.halt
+	w.mu.Unlock()
+	if pod == nil && !gone && !halt {
+		return time.Time{} // adopted; the informer will tell
+	}
+	if pod != nil {
+		w.setPod(pod)
+	}
+	var next time.Time
+	switch {
+	case gone, halt, pod.DeletionTimestamp != nil:
+		next = w.terminate(ctx, pod, gone, halt)
+	case w.over, isOver(pod):
+		next = w.finish(ctx, pod)
+	default:
+		next = w.advance(ctx, pod)
+	}
+	w.show(pod)
+	if pod != nil && !gone && !w.done {
+		w.pub.set(pod, w.podView(pod).status(time.Now()))
+	}
+	return next
+}
+
+func isOver(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// setPod makes the containers of the spec known, once; later specs differ only
+// in what does not matter here.
+func (w *worker) setPod(pod *corev1.Pod) {
+	w.rec.UID, w.rec.Namespace, w.rec.Name = pod.UID, pod.Namespace, pod.Name
+	w.rec.HostNetwork = pod.Spec.HostNetwork
+	w.rec.Grace = grace(pod)
+	if len(w.ctrs) > 0 {
+		for _, c := range w.ctrs {
+			c.refresh(pod)
+		}
+		return
+	}
+	add := func(c *corev1.Container, r role) {
+		k := &ctr{w: w, containerView: containerView{spec: c, role: r}, back: backoff{base: w.r.o.BackOff}}
+		w.ctrs = append(w.ctrs, k)
+		k.adopt(pod)
+	}
+	for i := range pod.Spec.InitContainers {
+		c := &pod.Spec.InitContainers[i]
+		if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
+			add(c, roleSidecar)
+		} else {
+			add(c, roleInit)
+		}
+	}
+	for i := range pod.Spec.Containers {
+		add(&pod.Spec.Containers[i], roleMain)
+	}
+}
+
+// strangers makes known the containers of a pod whose object was gone when the
+// agent came back: their names stand on disk.
+func (w *worker) strangers() {
+	entries, err := os.ReadDir(w.paths.containers())
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		states := readStates(w.paths, e.Name())
+		if len(states) == 0 {
+			continue
+		}
+		c := &ctr{w: w, containerView: containerView{spec: &corev1.Container{Name: e.Name()}, now: &states[len(states)-1]}}
+		if w.sandbox == nil {
+			c.now.Exited = true
+		}
+		w.ctrs = append(w.ctrs, c)
+	}
+}
+
+func grace(pod *corev1.Pod) time.Duration {
+	if g := pod.Spec.TerminationGracePeriodSeconds; g != nil {
+		return time.Duration(*g) * time.Second
+	}
+	return corev1.DefaultTerminationGracePeriodSeconds * time.Second
+}
+
+func (w *worker) podView(pod *corev1.Pod) podView {
+	known := *pod
+	known.Status = w.pub.known(pod)
+	v := podView{pod: &known, hosts: w.r.hostIPs(), started: w.rec.Started, sandbox: w.sandbox != nil, over: w.over, ips: w.rec.Shown}
+	if pod.Spec.HostNetwork && w.sandbox != nil && len(v.hosts) > 0 {
+		v.ips = v.hosts
+	} else if len(v.ips) == 0 {
+		for _, ip := range known.Status.PodIPs {
+			v.ips = append(v.ips, parseAddrs(ip.IP)...)
+		}
+	}
+	for _, c := range w.ctrs {
+		v.containers = append(v.containers, &c.containerView)
+		v.over = v.over && !c.running() // sidecars may still be ending
+	}
+	return v
+}
+
+// advance brings a pod that shall run one step on.
+func (w *worker) advance(ctx context.Context, pod *corev1.Pod) time.Time {
+	if w.rec.Started.IsZero() {
+		w.rec.Started = time.Now()
+	}
+	for _, c := range w.ctrs {
+		if err := checkContainer(c.spec); err != nil && c.now == nil {
+			c.refuse(pod, err)
+			return time.Time{} // only a change of the object can help
+		}
+	}
+	if w.sandbox == nil {
+		if wait := time.Until(w.retryAt); wait > 0 {
+			return w.retryAt
+		}
+		if !w.r.canStart(pod) {
+			return time.Time{} // the runner wakes all workers when it can
+		}
+		if err := w.createSandbox(ctx, pod); err != nil {
+			w.retryAt = time.Now().Add(max(w.retry.next(0), time.Second))
+			w.log.Error("pod cannot start", "namespace", pod.Namespace, "name", pod.Name, "err", err)
+			w.r.event(pod, corev1.EventTypeWarning, "FailedCreatePodSandBox", err.Error())
+			return w.retryAt
+		}
+	}
+	if w.relink && w.r.canStart(pod) {
+		w.relink = false
+		if err := w.connect(); err != nil {
+			w.log.Error("join a pod to the network again", "err", err)
+		}
+	}
+	next, live := w.containers(ctx, pod)
+	if !live {
+		w.over = true
+		return w.finish(ctx, pod)
+	}
+	return next
+}
+
+// containers starts what may run now. live is false when every main container
+// has ended for good, or an init container has.
+func (w *worker) containers(ctx context.Context, pod *corev1.Pod) (next time.Time, live bool) {
+	for _, c := range w.ctrs {
+		if c.role == roleMain {
+			break
+		}
+		if c.role == roleInit && c.succeeded() {
+			continue
+		}
+		if c.failed() {
+			return time.Time{}, false
+		}
+		next = sooner(next, c.ensure(ctx, pod))
+		if c.role == roleSidecar && c.started {
+			continue
+		}
+		return next, true // later ones wait
+	}
+	for _, c := range w.ctrs {
+		if c.role != roleMain {
+			continue
+		}
+		next = sooner(next, c.ensure(ctx, pod))
+		if c.running() || c.waiting != nil || c.now == nil {
+			live = true
+		}
+	}
+	return next, live
+}
+
+// sooner is the earlier of two times, where zero means never.
+func sooner(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// finish ends what is left of a pod that is over (sidecars) and gives its
+// network back. Records and logs stay until the object goes.
+func (w *worker) finish(ctx context.Context, pod *corev1.Pod) time.Time {
+	if w.end == nil {
+		w.end = &ending{at: time.Now(), grace: grace(pod)}
+	}
+	if next, ended := w.endContainers(ctx); !ended {
+		return next
+	}
+	w.over = true
+	w.dropSandbox(ctx)
+	return time.Time{}
+}
+
+// terminate ends a pod that is deleted, gone or stopped along with the agent.
+func (w *worker) terminate(ctx context.Context, pod *corev1.Pod, gone, halt bool) time.Time {
+	if w.end == nil {
+		w.end = &ending{at: time.Now(), grace: w.rec.Grace}
+	}
+	if pod == nil && len(w.ctrs) == 0 {
+		w.strangers()
+	}
+	switch {
+	case pod != nil && pod.DeletionGracePeriodSeconds != nil:
+		w.end.shorten(time.Duration(*pod.DeletionGracePeriodSeconds) * time.Second)
+	case halt:
+		w.end.shorten(w.r.o.StopTimeout)
+	}
+	if next, ended := w.endContainers(ctx); !ended {
+		return next
+	}
+	w.dropSandbox(ctx)
+	switch {
+	case gone:
+		if err := os.RemoveAll(w.paths.dir); err != nil {
+			w.log.Error("remove the state of a pod", "err", err)
+		}
+		w.done = true
+	case halt:
+		w.done = true
+	default:
+		w.over = true
+		if pod.Spec.RestartPolicy == corev1.RestartPolicyAlways {
+			for _, c := range w.ctrs {
+				c.waiting = nil
+			}
+		}
+		w.pub.remove(pod, w.podView(pod).status(time.Now()))
+	}
+	return time.Time{}
+}
+
+// show publishes what the HTTPS endpoint may know.
+func (w *worker) show(pod *corev1.Pod) {
+	if pod == nil {
+		return
+	}
+	now := &podNow{
+		namespace: pod.Namespace, name: pod.Name, created: pod.CreationTimestamp.Time, paths: w.paths, hostNetwork: pod.Spec.HostNetwork,
+		client: shim.Client{Dir: w.paths.dir}, containers: map[string]containerNow{},
+	}
+	if w.sandbox != nil && !pod.Spec.HostNetwork {
+		now.netns = w.sandbox.id.Pid
+	}
+	for _, c := range w.ctrs {
+		k := containerNow{attempt: -1, tty: c.spec.TTY, stdin: c.spec.Stdin, done: c.ended}
+		if c.now != nil {
+			k.attempt, k.running = c.now.Attempt, c.running()
+		}
+		now.containers[c.spec.Name] = k
+	}
+	w.view.Store(now)
+}
+
+func (w *worker) String() string { return fmt.Sprintf("%s/%s", w.rec.Namespace, w.rec.Name) }

@@ -1,0 +1,353 @@
+package table
+
+import (
+	"iter"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// Builder follows the API's objects and turns them into Tables. The cost of a
+// Build is that of the Services touched since the last one.
+//
+// A Builder is used by one goroutine. It keeps the objects it is given and
+// changes none; the caller does not change them either.
+type Builder struct {
+	cfg Config
+
+	services map[svc.Name]*service
+	// sliceOf says to which Service a slice belongs.
+	sliceOf map[svc.Name]svc.Name
+	claims  claims
+	vips    *vips
+
+	zone    string
+	machine []netip.Addr // of the machine, as given
+	primary []netip.Addr // the Node's InternalIPs, one a family at most
+
+	dirty    []*service
+	problems map[svc.Name][]Problem
+	table    *Table
+}
+
+// service is all that is known of one Service.
+type service struct {
+	name   svc.Name
+	obj    *corev1.Service              // nil while only slices are there
+	slices []*discoveryv1.EndpointSlice // by name
+
+	dirty   bool
+	reclaim bool // obj changed: claims and cluster IPs must follow
+	reindex bool // slices changed
+	hinted  bool // some endpoint has topology hints
+	ranged  bool // has load balancer source ranges
+	claims  []claimed
+	addrs   []netip.Addr // cluster IPs held in vips
+	near    []netip.Addr // endpoints near some cluster IP
+	ports   []*ServicePort
+}
+
+type claimed struct {
+	at      svc.Frontend
+	virtual bool
+}
+
+// NewBuilder returns a Builder that knows of no object yet.
+func NewBuilder(cfg Config) *Builder {
+	return &Builder{
+		cfg:      cfg,
+		services: map[svc.Name]*service{},
+		sliceOf:  map[svc.Name]svc.Name{},
+		claims:   claims{},
+		vips:     newVIPs(),
+		problems: map[svc.Name][]Problem{},
+		table:    &Table{ClusterCIDRs: cfg.ClusterCIDRs, MasqueradeAll: cfg.MasqueradeAll},
+	}
+}
+
+func (b *Builder) service(n svc.Name) *service {
+	s := b.services[n]
+	if s == nil {
+		s = &service{name: n}
+		b.services[n] = s
+	}
+	return s
+}
+
+func (b *Builder) touch(s *service) {
+	if !s.dirty {
+		s.dirty = true
+		b.dirty = append(b.dirty, s)
+	}
+}
+
+// SetService adds or replaces a Service.
+func (b *Builder) SetService(obj *corev1.Service) {
+	s := b.service(nameOf(obj))
+	s.obj, s.reclaim = obj, true
+	b.touch(s)
+}
+
+// DeleteService forgets a Service; unknown names are ignored.
+func (b *Builder) DeleteService(n svc.Name) {
+	if s := b.services[n]; s != nil && s.obj != nil {
+		s.obj, s.reclaim = nil, true
+		b.touch(s)
+	}
+}
+
+// Services yields the names of the Services set.
+func (b *Builder) Services() iter.Seq[svc.Name] {
+	return func(yield func(svc.Name) bool) {
+		for n, s := range b.services {
+			if s.obj != nil && !yield(n) {
+				return
+			}
+		}
+	}
+}
+
+// SetSlice adds or replaces an EndpointSlice. One without the label
+// kubernetes.io/service-name belongs to no Service and counts as absent.
+func (b *Builder) SetSlice(obj *discoveryv1.EndpointSlice) {
+	name := svc.Name{Namespace: obj.Namespace, Name: obj.Name}
+	owner := obj.Labels[discoveryv1.LabelServiceName]
+	if owner == "" {
+		b.DeleteSlice(name)
+		return
+	}
+	of := svc.Name{Namespace: obj.Namespace, Name: owner}
+	if before, known := b.sliceOf[name]; known && before != of {
+		b.DeleteSlice(name)
+	}
+	b.sliceOf[name] = of
+	s := b.service(of)
+	i, found := s.find(obj.Name)
+	if found {
+		s.slices[i] = obj
+	} else {
+		s.slices = slices.Insert(s.slices, i, obj)
+	}
+	s.reindex = true
+	b.touch(s)
+}
+
+// DeleteSlice forgets an EndpointSlice; unknown names are ignored.
+func (b *Builder) DeleteSlice(n svc.Name) {
+	of, known := b.sliceOf[n]
+	if !known {
+		return
+	}
+	delete(b.sliceOf, n)
+	s := b.services[of]
+	if i, found := s.find(n.Name); found {
+		s.slices = slices.Delete(s.slices, i, i+1)
+	}
+	s.reindex = true
+	b.touch(s)
+}
+
+// Slices yields the names of the EndpointSlices set.
+func (b *Builder) Slices() iter.Seq[svc.Name] { return maps.Keys(b.sliceOf) }
+
+func (s *service) find(slice string) (int, bool) {
+	return slices.BinarySearchFunc(s.slices, slice, func(o *discoveryv1.EndpointSlice, name string) int {
+		return strings.Compare(o.Name, name)
+	})
+}
+
+// SetNode takes over what counts of this node's own Node object: its zone and
+// its InternalIPs. Nil means that there is none (any more). Services that
+// depend on neither are left alone.
+func (b *Builder) SetNode(n *corev1.Node) {
+	zone, primary := "", []netip.Addr(nil)
+	if n != nil {
+		zone = n.Labels[corev1.LabelTopologyZone]
+		for _, a := range n.Status.Addresses {
+			if ip, err := netip.ParseAddr(a.Address); err == nil && a.Type == corev1.NodeInternalIP {
+				primary = append(primary, ip.Unmap())
+			}
+		}
+		primary = firstOfEachFamily(primary)
+	}
+	newZone, newPrimary := zone != b.zone, !slices.Equal(primary, b.primary)
+	b.zone, b.primary = zone, primary
+	if !newZone && !newPrimary {
+		return
+	}
+	for _, s := range b.services {
+		if newZone && s.hinted || newPrimary && s.ranged {
+			b.touch(s)
+		}
+	}
+}
+
+// SetAddresses tells the addresses this machine has. They decide where node
+// ports answer.
+func (b *Builder) SetAddresses(addrs []netip.Addr) { b.machine = slices.Clone(addrs) }
+
+// Build returns the Table of all that was set, and the keys of the service ports
+// that differ from the Table before, gone ones included. With no difference at
+// all it returns that Table itself. The keys are never nil, since nil asks a
+// plane for a full comparison. Service ports that do not differ are the same
+// pointers in both Tables.
+func (b *Builder) Build() (*Table, []Key) {
+	b.follow()
+	changed := []Key{}
+	var edit *shardsEdit
+	set := func(k Key, p *ServicePort) {
+		if edit == nil {
+			edit = b.table.ports.edit()
+		}
+		edit.set(k, p)
+		changed = append(changed, k)
+	}
+	for _, s := range b.dirty {
+		s.dirty = false
+		b.rebuild(s, set)
+		if s.obj == nil && len(s.slices) == 0 {
+			delete(b.services, s.name)
+		}
+	}
+	clear(b.dirty)
+	b.dirty = b.dirty[:0]
+
+	addrs := b.cfg.NodePortAddresses.choose(b.machine, b.primary)
+	if edit == nil && slices.Equal(addrs, b.table.NodePortAddrs) {
+		return b.table, changed
+	}
+	next := *b.table
+	next.NodePortAddrs = addrs
+	if edit != nil {
+		next.ports = edit.done()
+	}
+	b.table = &next
+	return b.table, changed
+}
+
+// follow brings claims and cluster IPs up to date with the objects, which may
+// touch further services, before anything is decided from them.
+func (b *Builder) follow() {
+	for i := 0; i < len(b.dirty); i++ { // grows on the way
+		if s := b.dirty[i]; s.reclaim {
+			s.reclaim = false
+			b.reclaim(s)
+		}
+	}
+	if b.vips.grown {
+		b.vips.grown = false
+		for _, s := range b.services {
+			s.reindex = false
+			b.vips.index(s)
+			if slices.ContainsFunc(s.near, func(a netip.Addr) bool { return b.vips.owner(a) != nil }) {
+				b.touch(s)
+			}
+		}
+		return
+	}
+	for _, s := range b.dirty {
+		if s.reindex {
+			s.reindex = false
+			b.vips.index(s)
+		}
+	}
+}
+
+func (b *Builder) reclaim(s *service) {
+	for _, c := range s.claims {
+		b.claims.remove(c.at, s, b.touch)
+	}
+	s.claims = nil
+	var addrs []netip.Addr
+	if proxied(s.obj) {
+		quiet := &complaints{}
+		for _, w := range wants(s.obj, quiet) {
+			c := claimed{at: w.at, virtual: w.kind == ClusterIP}
+			s.claims = append(s.claims, c)
+			b.claims.add(w.at, claimant{s: s, virtual: c.virtual, created: s.obj.CreationTimestamp.Time}, b.touch)
+		}
+		addrs = clusterIPs(s.obj, quiet)
+	}
+	if slices.Equal(addrs, s.addrs) {
+		return
+	}
+	for _, a := range s.addrs {
+		b.vips.remove(a, s, b.touch)
+	}
+	s.addrs = addrs
+	for _, a := range s.addrs {
+		b.vips.add(a, s, b.touch)
+	}
+}
+
+// rebuild decides s anew and calls set for each of its service ports that
+// differs, with nil for those that are gone.
+func (b *Builder) rebuild(s *service, set func(Key, *ServicePort)) {
+	ports, problems := b.decide(s)
+	if len(problems) > 0 {
+		b.problems[s.name] = problems
+	} else {
+		delete(b.problems, s.name)
+	}
+	for i, p := range ports {
+		old := find(s.ports, p.Key())
+		if old != nil && equalPorts(old, p) {
+			ports[i] = old
+			continue
+		}
+		set(p.Key(), p)
+	}
+	for _, old := range s.ports {
+		if find(ports, old.Key()) == nil {
+			set(old.Key(), nil)
+		}
+	}
+	s.ports = ports
+}
+
+func find(ports []*ServicePort, k Key) *ServicePort {
+	for _, p := range ports {
+		if p.Key() == k {
+			return p
+		}
+	}
+	return nil
+}
+
+// Problems returns what is wrong as of the last Build, by Service.
+func (b *Builder) Problems() []Problem {
+	var out []Problem
+	for _, ps := range b.problems {
+		out = append(out, ps...)
+	}
+	slices.SortFunc(out, compareProblems)
+	return out
+}
+
+func equalPorts(a, b *ServicePort) bool {
+	return a.ID == b.ID && a.Family == b.Family && a.Protocol == b.Protocol && a.Affinity == b.Affinity &&
+		a.HealthCheckNodePort == b.HealthCheckNodePort && a.LocalReady == b.LocalReady &&
+		slices.EqualFunc(a.Frontends, b.Frontends, equalFrontends)
+}
+
+func equalFrontends(a, b Frontend) bool {
+	return a.Kind == b.Kind && a.Addr == b.Addr && a.Masquerade == b.Masquerade && a.Drop == b.Drop &&
+		slices.Equal(a.Endpoints, b.Endpoints) &&
+		(a.LocalClients == nil) == (b.LocalClients == nil) && slices.Equal(a.LocalClients, b.LocalClients) &&
+		(a.SourceRanges == nil) == (b.SourceRanges == nil) && slices.Equal(a.SourceRanges, b.SourceRanges)
+}
+
+// UID returns the UID of a Service, empty if it is not there.
+func (b *Builder) UID(n svc.Name) types.UID {
+	if s := b.services[n]; s != nil && s.obj != nil {
+		return s.obj.UID
+	}
+	return ""
+}

@@ -1,0 +1,156 @@
+package table
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// defaultAffinity is how long a client sticks where the Service does not say
+// (SEEDS 62).
+const defaultAffinity = 10800 * time.Second
+
+// decide turns a Service and its slices into service ports. It is the one place
+// where it is decided where a packet may go:
+//
+//	cluster = ready endpoints, those that hints name for this node or zone;
+//	          without a ready one anywhere: serving and terminating ones
+//	local   = ready endpoints on this node;
+//	          without one: serving and terminating ones on this node
+//
+//	frontend    policy            Endpoints  LocalClients  Masquerade  if there are none
+//	ClusterIP   internal Cluster  cluster    same          by range    reject
+//	ClusterIP   internal Local    local      same          by range    drop if cluster has some, else reject
+//	the others  external Cluster  cluster    same          yes         reject
+//	the others  external Local    local      cluster       no          drop if cluster has some, else reject
+//
+// "The others" are external IPs, load balancer IPs and node ports. "By range"
+// is left to the plane, which knows the packet's source: Table.ClusterCIDRs and
+// Table.MasqueradeAll. Only load balancer IPs have source ranges. An address,
+// port and protocol that two Services want belongs to one of them; the loser
+// has no such frontend, and a Problem.
+func (b *Builder) decide(s *service) ([]*ServicePort, []Problem) {
+	c := &complaints{service: s.name}
+	s.hinted = false
+	if !proxied(s.obj) {
+		return nil, nil
+	}
+	all := wants(s.obj, c)
+	ranges, limited := sourceRanges(s.obj, c)
+	s.ranged = limited
+	var ports []*ServicePort
+	for start := 0; start < len(all); {
+		end := start + 1
+		for end < len(all) && all[end].key == all[start].key {
+			end++
+		}
+		mine := b.granted(s, all[start:end], c)
+		p := b.decidePort(s, all[start:end], mine, c)
+		for i := range p.Frontends {
+			if f := &p.Frontends[i]; f.Kind == LoadBalancerIP {
+				f.SourceRanges = rangesFor(ranges, limited, f.Addr.Addr(), b.primary)
+			}
+		}
+		ports = append(ports, p)
+		start = end
+	}
+	return ports, c.done()
+}
+
+// granted returns those of all that s gets.
+func (b *Builder) granted(s *service, all []want, c *complaints) []want {
+	mine := make([]want, 0, len(all))
+	for _, w := range all {
+		if winner := b.claims.owner(w.at); winner != nil && winner != s {
+			c.add(ReasonAddressTaken, "%s %s is served by Service %s", w.kind, w.at, winner.name)
+			continue
+		}
+		mine = append(mine, w)
+	}
+	return mine
+}
+
+// decidePort decides one port of one family. asked is not empty; mine is the
+// part of it that is granted.
+func (b *Builder) decidePort(s *service, asked, mine []want, c *complaints) *ServicePort {
+	k, proto := asked[0].key, asked[0].at.Protocol
+	p := &ServicePort{ID: k.ID, Family: k.Family, Protocol: proto, Affinity: affinity(s.obj)}
+	all := b.candidates(s, k, proto, c)
+	cluster, local := clusterEndpoints(all, b.cfg.NodeName, b.zone), localEndpoints(all)
+	if slices.Equal(cluster, local) {
+		local = cluster
+	}
+	if needsHealthCheck(s.obj) {
+		p.HealthCheckNodePort = uint16(s.obj.Spec.HealthCheckNodePort)
+		p.LocalReady = b.localReady(s, k.Family)
+	}
+	for _, w := range mine {
+		f := Frontend{Kind: w.kind, Addr: w.at.Addr}
+		switch {
+		case w.kind == ClusterIP && internalLocal(s.obj):
+			f.Endpoints, f.Drop = local, len(local) == 0 && len(cluster) > 0
+		case w.kind == ClusterIP:
+			f.Endpoints = cluster
+		case externalLocal(s.obj):
+			f.Endpoints, f.Drop = local, len(local) == 0 && len(cluster) > 0
+			if !slices.Equal(cluster, local) {
+				f.LocalClients = cluster
+			}
+		default:
+			f.Endpoints, f.Masquerade = cluster, true
+		}
+		p.Frontends = append(p.Frontends, f)
+	}
+	return p
+}
+
+func affinity(s *corev1.Service) time.Duration {
+	if s.Spec.SessionAffinity != corev1.ServiceAffinityClientIP {
+		return 0
+	}
+	if c := s.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil && *c.ClientIP.TimeoutSeconds > 0 {
+		return time.Duration(*c.ClientIP.TimeoutSeconds) * time.Second
+	}
+	return defaultAffinity
+}
+
+func internalLocal(s *corev1.Service) bool {
+	return deref(s.Spec.InternalTrafficPolicy, corev1.ServiceInternalTrafficPolicyCluster) == corev1.ServiceInternalTrafficPolicyLocal
+}
+
+func externalLocal(s *corev1.Service) bool {
+	external := s.Spec.Type == corev1.ServiceTypeLoadBalancer || s.Spec.Type == corev1.ServiceTypeNodePort || len(s.Spec.ExternalIPs) > 0
+	return external && s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
+}
+
+// needsHealthCheck says whether load balancers ask this node's health check
+// port for the Service (SEEDS 103).
+func needsHealthCheck(s *corev1.Service) bool {
+	n := s.Spec.HealthCheckNodePort
+	return s.Spec.Type == corev1.ServiceTypeLoadBalancer && externalLocal(s) && n > 0 && n <= 65535
+}
+
+// localReady counts the addresses of a family that are ready on this node, over
+// all ports of the Service: the health check port belongs to the Service.
+func (b *Builder) localReady(s *service, f svc.Family) int {
+	seen := map[netip.Addr]bool{}
+	for _, slice := range s.slices {
+		if slice.AddressType != addressType(f) || skipLabels(slice.Labels) || len(slice.Ports) == 0 {
+			continue
+		}
+		for i := range slice.Endpoints {
+			ep := &slice.Endpoints[i]
+			if ep.NodeName == nil || *ep.NodeName != b.cfg.NodeName || !deref(ep.Conditions.Ready, true) {
+				continue
+			}
+			if a, bad := endpointAddr(ep); bad == "" && svc.FamilyOf(a) == f && b.vips.owner(a) == nil {
+				seen[a] = true
+			}
+		}
+	}
+	return len(seen)
+}

@@ -1,0 +1,185 @@
+package table
+
+import (
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/rogpeppe/go-internal/txtar"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+var update = flag.Bool("update", false, "rewrite the expected texts in testdata; read the difference before you keep it")
+
+// TestScripts plays every testdata/*.txtar: a file "flags" sets up the Builder,
+// *.yaml are objects to set, "delete*" names objects to delete, and "want*" is
+// what Build then returns.
+func TestScripts(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txtar")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no scripts found (%v)", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
+			a, err := txtar.ParseFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if playScript(t, a) && *update {
+				if err := os.WriteFile(file, txtar.Format(a), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+func playScript(t *testing.T, a *txtar.Archive) (differs bool) {
+	t.Helper()
+	b := NewBuilder(Config{NodeName: "here"})
+	wants := 0
+	for i, f := range a.Files {
+		switch {
+		case f.Name == "flags":
+			b = builderOf(t, string(f.Data))
+		case strings.HasSuffix(f.Name, ".yaml"):
+			setObjects(t, b, string(f.Data))
+		case strings.HasPrefix(f.Name, "delete"):
+			deleteObjects(t, b, string(f.Data))
+		case strings.HasPrefix(f.Name, "want"):
+			wants++
+			got := buildText(b)
+			if diff := cmp.Diff(string(f.Data), got); diff != "" {
+				differs = true
+				a.Files[i].Data = []byte(got)
+				if !*update {
+					t.Errorf("%s: (-want +got)\n%s", f.Name, diff)
+				}
+			}
+		default:
+			t.Fatalf("unknown file %q", f.Name)
+		}
+	}
+	if wants == 0 {
+		t.Fatal("the script expects nothing")
+	}
+	return differs
+}
+
+// buildText is a Build as text: the Table, the problems and the changed keys.
+func buildText(b *Builder) string {
+	tab, keys := b.Build()
+	var out strings.Builder
+	out.WriteString(tab.String())
+	for _, p := range b.Problems() {
+		fmt.Fprintf(&out, "problem %s\n", p)
+	}
+	var changed []string
+	for _, k := range keys {
+		changed = append(changed, fmt.Sprintf("changed %s %s", k.ID, k.Family))
+	}
+	slices.Sort(changed)
+	for _, c := range changed {
+		fmt.Fprintln(&out, c)
+	}
+	return out.String()
+}
+
+func builderOf(t *testing.T, flags string) *Builder {
+	t.Helper()
+	cfg := Config{NodeName: "here"}
+	var addrs []netip.Addr
+	for line := range strings.Lines(flags) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+		switch name {
+		case "nodeport-addresses":
+			n, err := ParseNodePortAddresses(strings.Split(value, ","))
+			if err != nil {
+				t.Fatal(err)
+			}
+			cfg.NodePortAddresses = n
+		case "cluster-cidr":
+			for _, c := range strings.Split(value, ",") {
+				cfg.ClusterCIDRs = append(cfg.ClusterCIDRs, netip.MustParsePrefix(c))
+			}
+		case "masquerade-all":
+			cfg.MasqueradeAll = true
+		case "machine":
+			for _, a := range strings.Split(value, ",") {
+				addrs = append(addrs, netip.MustParseAddr(a))
+			}
+		default:
+			t.Fatalf("unknown flag %q", name)
+		}
+	}
+	b := NewBuilder(cfg)
+	b.SetAddresses(addrs)
+	return b
+}
+
+func setObjects(t *testing.T, b *Builder, text string) {
+	t.Helper()
+	for _, doc := range strings.Split(text, "\n---\n") {
+		var kind struct{ Kind string }
+		must(t, yaml.Unmarshal([]byte(doc), &kind))
+		switch kind.Kind {
+		case "Service":
+			s := &corev1.Service{}
+			must(t, yaml.UnmarshalStrict([]byte(doc), s))
+			s.Namespace = or(s.Namespace, "default")
+			b.SetService(s)
+		case "EndpointSlice":
+			s := &discoveryv1.EndpointSlice{}
+			must(t, yaml.UnmarshalStrict([]byte(doc), s))
+			s.Namespace = or(s.Namespace, "default")
+			b.SetSlice(s)
+		case "Node":
+			n := &corev1.Node{}
+			must(t, yaml.UnmarshalStrict([]byte(doc), n))
+			b.SetNode(n)
+		default:
+			t.Fatalf("unknown kind %q", kind.Kind)
+		}
+	}
+}
+
+func deleteObjects(t *testing.T, b *Builder, text string) {
+	t.Helper()
+	for line := range strings.Lines(text) {
+		kind, name, _ := strings.Cut(strings.TrimSpace(line), " ")
+		n, err := svc.ParseName(name)
+		must(t, err)
+		switch kind {
+		case "Service":
+			b.DeleteService(n)
+		case "EndpointSlice":
+			b.DeleteSlice(n)
+		default:
+			t.Fatalf("unknown kind %q", kind)
+		}
+	}
+}
+
+func or(s, otherwise string) string {
+	if s == "" {
+		return otherwise
+	}
+	return s
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

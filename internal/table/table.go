@@ -1,0 +1,131 @@
+// Package table turns the API's objects into the Table of one node: for every
+// frontend of every Service, the endpoints a packet may go to. Traffic policy,
+// topology, readiness, the fallback to terminating endpoints and session
+// affinity are decided here and nowhere else; a plane only writes what it is
+// told.
+package table
+
+import (
+	"iter"
+	"net/netip"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// Endpoint is one backend of a service port.
+type Endpoint struct {
+	// Addr is where the backend listens.
+	Addr netip.AddrPort
+	// Local says that the backend runs on this node.
+	Local bool
+}
+
+// FrontendKind says how traffic of a frontend enters and what it may need on
+// the way.
+type FrontendKind uint8
+
+// The kinds of frontend.
+const (
+	// ClusterIP is the virtual IP that clients inside the cluster use.
+	ClusterIP FrontendKind = iota
+	// ExternalIP is one of spec.externalIPs (SEEDS 156).
+	ExternalIP
+	// LoadBalancerIP is one of status.loadBalancer.ingress with ipMode VIP
+	// (SEEDS 97).
+	LoadBalancerIP
+	// NodePort is a port on the addresses of this node (SEEDS 86). Its Addr
+	// has the unspecified address of the family: which addresses count is the
+	// Table's NodePortAddrs.
+	NodePort
+)
+
+// String returns the word Kubernetes uses for the kind.
+func (k FrontendKind) String() string {
+	return [...]string{"ClusterIP", "ExternalIP", "LoadBalancerIP", "NodePort"}[k]
+}
+
+// Frontend is one address of a service port with the endpoints decided for it.
+type Frontend struct {
+	Kind FrontendKind
+	Addr netip.AddrPort
+	// Endpoints a new connection may be sent to, sorted by address, already
+	// narrowed by traffic policy, topology and readiness. Frontends of one
+	// ServicePort may share the slice; nobody writes to it.
+	Endpoints []Endpoint
+	// LocalClients are the endpoints for clients on this node (the node itself
+	// and its pods) where they differ: traffic from inside the cluster to an
+	// external address of a Service with externalTrafficPolicy Local goes to
+	// any endpoint. Nil means the same as Endpoints.
+	LocalClients []Endpoint
+	// Masquerade says that the source address of a forwarded connection is
+	// replaced by this node's, so that the reply comes back this way (SEEDS 52).
+	// It is not set for LocalClients.
+	Masquerade bool
+	// SourceRanges are the clients let in, sorted; nil lets everybody in, an
+	// empty list nobody (SEEDS 101).
+	SourceRanges []netip.Prefix
+	// Drop says that without endpoints packets are dropped rather than
+	// rejected: the Service has endpoints elsewhere, but policy Local hides
+	// them from this node.
+	Drop bool
+}
+
+// ServicePort is one port of one Service, for one address family.
+type ServicePort struct {
+	ID       svc.PortName
+	Family   svc.Family
+	Protocol svc.Protocol
+	// Frontends are sorted by kind, then address.
+	Frontends []Frontend
+	// Affinity is how long a client sticks to its endpoint after its last
+	// connection; 0 is no affinity (SEEDS 61, 62).
+	Affinity time.Duration
+	// HealthCheckNodePort is the port on which this node answers for its local
+	// endpoints, 0 if none (SEEDS 103); LocalReady is how many it has.
+	HealthCheckNodePort uint16
+	LocalReady          int
+}
+
+// Key identifies a ServicePort in a Table.
+type Key struct {
+	ID     svc.PortName
+	Family svc.Family
+}
+
+// Key returns the port's key.
+func (p *ServicePort) Key() Key { return Key{ID: p.ID, Family: p.Family} }
+
+// Table is what one node must do, immutable once built.
+type Table struct {
+	// NodePortAddrs are the addresses of this node on which node ports answer,
+	// in address order.
+	NodePortAddrs []netip.Addr
+	// ClusterCIDRs are the ranges pods have. With them set, traffic to a
+	// ClusterIP from outside of them is masqueraded.
+	ClusterCIDRs []netip.Prefix
+	// MasqueradeAll asks to masquerade all traffic to ClusterIPs.
+	MasqueradeAll bool
+
+	ports shards
+}
+
+// Get returns the service port with key k, or nil. The caller does not change
+// it.
+func (t *Table) Get(k Key) *ServicePort { return t.ports.get(k) }
+
+// Len is the number of service ports.
+func (t *Table) Len() int { return t.ports.len() }
+
+// All yields every service port in no particular order.
+func (t *Table) All() iter.Seq[*ServicePort] { return t.ports.all() }
+
+// New returns a Table of the given ports, for callers that need none of the
+// Builder's bookkeeping.
+func New(ports ...*ServicePort) *Table {
+	t := &Table{}
+	for _, p := range ports {
+		t.ports = t.ports.with(p.Key(), p)
+	}
+	return t
+}

@@ -1,0 +1,139 @@
+package flows
+
+import (
+	"time"
+
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+const (
+	clusterIP  = table.ClusterIP
+	externalIP = table.ExternalIP
+	lbIP       = table.LoadBalancerIP
+	nodePorts  = table.NodePort
+)
+
+// one is a Service with one frontend.
+func one(k table.FrontendKind, to string) []Service {
+	return []Service{{Name: "web", Fronts: []Front{{Kind: k, To: to}}}}
+}
+
+// with is a Service with the given frontends.
+func with(fronts ...Front) []Service { return []Service{{Name: "web", Fronts: fronts}} }
+
+// Rows is the table. It is not changed.
+var Rows = []Row{
+	// ClusterIP: SEEDS 45, 46, 50, 51.
+	{Name: "ClusterIP from the node", Seeds: "SEEDS 45, 46", Protocols: everything, Services: one(clusterIP, "a b d"), From: "node", To: "cluster", Want: Want{Reach: "a b d", Client: "kept"}},
+	{Name: "ClusterIP from a pod of the node", Seeds: "SEEDS 45, 50: sees the unaltered client IP", Protocols: everything, Services: one(clusterIP, "a b d"), From: "c", To: "cluster", Want: Want{Reach: "a b d", Client: "kept"}},
+	{Name: "ClusterIP from an endpoint to the others", Seeds: "SEEDS 50", Protocols: tcpUDP, Services: one(clusterIP, "b d"), From: "a", To: "cluster", Want: Want{Reach: "b d", Client: "kept"}},
+	{Name: "hairpin", Seeds: "SEEDS 45; upstream e2e: should function for pod-Service(hairpin)", Protocols: everything, Services: one(clusterIP, "a"), From: "a", To: "cluster", Want: Want{Reach: "a", Client: "masqueraded"}},
+	{Name: "hairpin among others", Seeds: "SEEDS 45, 46", Protocols: tcpUDP, Services: one(clusterIP, "a b"), From: "a", To: "cluster", Want: Want{Reach: "a b"}},
+	{Name: "one endpoint, on the other node", Seeds: "SEEDS 51", Services: one(clusterIP, "d"), From: "node", To: "cluster", Want: Want{Reach: "d"}},
+	{Name: "endpoint in the node's own network", Seeds: "SEEDS 51; upstream e2e: host network endpoint", Protocols: tcpUDP, Services: one(clusterIP, "node"), From: "c", To: "cluster", Want: Want{Reach: "node", Client: "kept"}},
+	{Name: "node to an endpoint of its own network", Seeds: "SEEDS 51", Protocols: tcpUDP, Services: one(clusterIP, "node"), From: "node", To: "cluster", Want: Want{Reach: "node"}},
+	{Name: "node to itself with pod ranges known", Seeds: "SEEDS 51", Protocols: tcpUDP, ClusterCIDRs: true, Services: one(clusterIP, "node"), From: "node", To: "cluster", Want: Want{Reach: "node"}},
+	{Name: "endpoint in the other node's network", Seeds: "SEEDS 51", Protocols: tcpUDP, Services: one(clusterIP, "other"), From: "c", To: "cluster", Want: Want{Reach: "other", Client: "kept"}},
+	{Name: "ClusterIP from outside", Seeds: "SEEDS 16; upstream: works where it is routed", Services: one(clusterIP, "a"), From: "client", To: "cluster", Want: Want{Reach: "a", Client: "kept"}},
+	{Name: "ClusterIP from outside, pod ranges known", Seeds: "upstream --cluster-cidr: traffic from outside of it is masqueraded", Protocols: tcpUDP, ClusterCIDRs: true, Services: one(clusterIP, "a d"), From: "client", To: "cluster", Want: Want{Reach: "a d", Client: "masqueraded"}},
+	{Name: "ClusterIP from a pod, pod ranges known", Seeds: "SEEDS 50, 54", Protocols: tcpUDP, ClusterCIDRs: true, Services: one(clusterIP, "b d"), From: "c", To: "cluster", Want: Want{Reach: "b d", Client: "kept"}},
+	{Name: "masquerade all", Seeds: "upstream --masquerade-all", Protocols: tcpUDP, MasqueradeAll: true, Services: one(clusterIP, "b d"), From: "c", To: "cluster", Want: Want{Reach: "b d", Client: "masqueraded"}},
+
+	// Ports and protocols: SEEDS 10 to 13, 170 to 174.
+	{Name: "another port of the endpoint", Seeds: "SEEDS 10, 12: named ports that differ", Services: one(clusterIP, "a:9377 b"), From: "c", To: "cluster", Want: Want{Reach: "a:9377 b"}},
+	{Name: "two ports of a Service, the first", Seeds: "SEEDS 13", Services: []Service{{Name: "web", Fronts: []Front{{Kind: clusterIP, To: "a"}}}, {Name: "web2", Port: 81, Fronts: []Front{{Kind: clusterIP, To: "b:9377"}}}}, From: "c", To: "cluster", Want: Want{Reach: "a"}},
+	{Name: "two ports of a Service, the second", Seeds: "SEEDS 13", Services: []Service{{Name: "web", Fronts: []Front{{Kind: clusterIP, To: "a"}}}, {Name: "web2", Port: 81, Fronts: []Front{{Kind: clusterIP, To: "b:9377"}}}}, From: "c", To: "cluster:81", Want: Want{Reach: "b:9377"}},
+	{Name: "same port number, TCP", Seeds: "SEEDS 13; upstream e2e: same port, different protocols", Services: []Service{{Name: "web", Protocol: svc.TCP, Fronts: []Front{{Kind: clusterIP, To: "a"}}}, {Name: "web", Protocol: svc.UDP, Fronts: []Front{{Kind: clusterIP, To: "b"}}}}, From: "c", To: "cluster", Want: Want{Reach: "a"}},
+	{Name: "same port number, UDP", Seeds: "SEEDS 13", Services: []Service{{Name: "web", Protocol: svc.UDP, Fronts: []Front{{Kind: clusterIP, To: "b"}}}, {Name: "web", Protocol: svc.TCP, Fronts: []Front{{Kind: clusterIP, To: "a"}}}}, From: "node", To: "cluster", Want: Want{Reach: "b"}},
+	{Name: "same node port number, UDP", Seeds: "SEEDS 13, 92", Services: []Service{{Name: "web", Protocol: svc.UDP, Fronts: []Front{{Kind: nodePorts, To: "b", Masquerade: true}}}, {Name: "web", Protocol: svc.TCP, Fronts: []Front{{Kind: nodePorts, To: "a", Masquerade: true}}}}, From: "client", To: "node", Want: Want{Reach: "b"}},
+
+	// Nobody there.
+	{Name: "no endpoints, from the node", Seeds: "SEEDS 45; upstream: rejected", Protocols: tcpUDP, Services: one(clusterIP, ""), From: "node", To: "cluster", Want: Want{Refused: true}},
+	{Name: "no endpoints, from a pod", Seeds: "upstream e2e: should be rejected when no endpoints exist", Protocols: everything, Services: one(clusterIP, ""), From: "c", To: "cluster", Want: Want{Refused: true}},
+	{Name: "no endpoints, from outside", Seeds: "upstream: rejected", Protocols: tcpUDP, Services: one(clusterIP, ""), From: "client", To: "cluster", Want: Want{Refused: true}},
+	{Name: "no endpoints, node port from outside", Seeds: "upstream e2e: should be rejected for evicted pods (no endpoints exist)", Protocols: tcpUDP, Services: with(Front{Kind: nodePorts, Masquerade: true}), From: "client", To: "node", Want: Want{Refused: true}},
+	{Name: "no endpoints, node port from a pod", Seeds: "upstream", Protocols: tcpUDP, Services: with(Front{Kind: nodePorts, Masquerade: true}), From: "c", To: "node", Want: Want{Refused: true}},
+	{Name: "no endpoints, node port from the node", Seeds: "upstream", Protocols: tcpUDP, Services: with(Front{Kind: nodePorts, Masquerade: true}), From: "node", To: "node", Want: Want{Refused: true}},
+	{Name: "no endpoints, external IP", Seeds: "SEEDS 156", Protocols: tcpUDP, Services: with(Front{Kind: externalIP, Masquerade: true}), From: "client", To: "external", Want: Want{Refused: true}},
+	{Name: "no endpoints, load balancer IP", Seeds: "issue 5: as upstream", Protocols: tcpUDP, Services: with(Front{Kind: lbIP, Masquerade: true}), From: "client", To: "lb", Want: Want{Refused: true}},
+	{Name: "no local endpoints drop, ClusterIP", Seeds: "upstream internalTrafficPolicy Local: dropped", Services: with(Front{Kind: clusterIP, Drop: true}), From: "c", To: "cluster", Want: Want{Dropped: true}},
+	{Name: "no local endpoints drop, node port", Seeds: "SEEDS 102, 103", Protocols: tcpUDP, Services: with(Front{Kind: nodePorts, Drop: true, Inside: "d"}), From: "client", To: "node", Want: Want{Dropped: true}},
+	{Name: "no local endpoints drop, load balancer", Seeds: "SEEDS 102, 103", Services: with(Front{Kind: lbIP, Drop: true, Inside: "d"}), From: "client", To: "lb", Want: Want{Dropped: true}},
+	{Name: "another port of a ClusterIP", Seeds: "issue 5: a service IP on a port nobody serves is rejected", Protocols: tcpUDP, Services: one(clusterIP, "a"), From: "c", To: "cluster:81", Want: Want{Refused: true}},
+	{Name: "another port of a ClusterIP from the node", Seeds: "issue 5", Protocols: tcpUDP, Services: one(clusterIP, "a"), From: "node", To: "cluster:81", Want: Want{Refused: true}},
+	{Name: "a service IP nobody has", Seeds: "issue 5: dropped as upstream", Services: one(clusterIP, "a"), From: "c", To: "unused", Want: Want{Dropped: true}},
+	{Name: "a node port nobody has", Seeds: "SEEDS 92: the node's own answer", Protocols: tcpUDP, Services: with(Front{Kind: nodePorts, To: "a", Masquerade: true}), From: "client", To: "node:30081", Want: Want{Refused: true}},
+
+	// Node ports: SEEDS 52, 54, 92 to 95.
+	{Name: "node port from outside", Seeds: "SEEDS 52, 95", Protocols: everything, Services: with(Front{Kind: nodePorts, To: "a b d", Masquerade: true}), From: "client", To: "node", Want: Want{Reach: "a b d", Client: "masqueraded"}},
+	{Name: "node port from the node", Seeds: "SEEDS 95", Protocols: tcpUDP, Services: with(Front{Kind: nodePorts, To: "a d", Masquerade: true}), From: "node", To: "node", Want: Want{Reach: "a d", Client: "masqueraded"}},
+	{Name: "node port from a pod of the node", Seeds: "SEEDS 95", Protocols: tcpUDP, Services: with(Front{Kind: nodePorts, To: "a d", Masquerade: true}), From: "c", To: "node", Want: Want{Reach: "a d"}},
+	{Name: "node port from a pod of the other node", Seeds: "SEEDS 95", Protocols: tcpUDP, Services: with(Front{Kind: nodePorts, To: "a d", Masquerade: true}), From: "e", To: "node", Want: Want{Reach: "a d"}},
+	{Name: "node port from its endpoint", Seeds: "SEEDS 95: hairpin", Protocols: tcpUDP, Services: with(Front{Kind: nodePorts, To: "a", Masquerade: true}), From: "a", To: "node", Want: Want{Reach: "a", Client: "masqueraded"}},
+	{Name: "node port from an endpoint elsewhere to itself", Seeds: "SEEDS 52, D13", Services: with(Front{Kind: nodePorts, To: "d", Masquerade: true}), From: "d", To: "node", Want: Want{Reach: "d", Client: "masqueraded"}},
+	{Name: "node port from the other node", Seeds: "SEEDS 95", Protocols: tcpUDP, Services: with(Front{Kind: nodePorts, To: "a d", Masquerade: true}), From: "other", To: "node", Want: Want{Reach: "a d"}},
+	{Name: "node port to the node's own network", Seeds: "SEEDS 95a", Protocols: tcpUDP, Services: with(Front{Kind: nodePorts, To: "node", Masquerade: true}), From: "client", To: "node", Want: Want{Reach: "node"}},
+	{Name: "node port on an address that does not count", Seeds: "SEEDS 93", Protocols: tcpUDP, Services: with(Front{Kind: nodePorts, To: "a", Masquerade: true}), From: "c", To: "node-pods", Want: Want{Refused: true}},
+	{Name: "node port on 127.0.0.1", Seeds: "SEEDS 93; issue 5", Protocols: tcpUDP, Families: ipv4, Loopback: true, Services: with(Front{Kind: nodePorts, To: "a d node", Masquerade: true}), From: "node", To: "loopback", Want: Want{Reach: "a d node"}},
+	{Name: "node port on 127.0.0.1, policy Local", Seeds: "SEEDS 93, 102", Families: ipv4, Loopback: true, Services: with(Front{Kind: nodePorts, To: "a"}), From: "node", To: "loopback", Want: Want{Reach: "a"}},
+	{Name: "no node port on 127.0.0.1 unless asked for", Seeds: "SEEDS 93", Families: ipv4, Services: with(Front{Kind: nodePorts, To: "a", Masquerade: true}), From: "node", To: "loopback", Want: Want{Refused: true}},
+
+	// External and load balancer IPs: SEEDS 97, 156.
+	{Name: "external IP from outside", Seeds: "SEEDS 156", Protocols: everything, Services: with(Front{Kind: externalIP, To: "a d", Masquerade: true}), From: "client", To: "external", Want: Want{Reach: "a d", Client: "masqueraded"}},
+	{Name: "external IP from a pod", Seeds: "SEEDS 156", Protocols: tcpUDP, Services: with(Front{Kind: externalIP, To: "a d", Masquerade: true}), From: "c", To: "external", Want: Want{Reach: "a d"}},
+	{Name: "external IP from the node", Seeds: "SEEDS 156", Protocols: tcpUDP, Services: with(Front{Kind: externalIP, To: "a d", Masquerade: true}), From: "node", To: "external", Want: Want{Reach: "a d"}},
+	{Name: "external IP from its endpoint", Seeds: "SEEDS 156: hairpin", Services: with(Front{Kind: externalIP, To: "a", Masquerade: true}), From: "a", To: "external", Want: Want{Reach: "a"}},
+	{Name: "load balancer IP from outside", Seeds: "SEEDS 97, 98", Protocols: everything, Services: with(Front{Kind: lbIP, To: "a d", Masquerade: true}), From: "client", To: "lb", Want: Want{Reach: "a d", Client: "masqueraded"}},
+	{Name: "load balancer IP from a pod", Seeds: "SEEDS 97", Protocols: tcpUDP, Services: with(Front{Kind: lbIP, To: "a d", Masquerade: true}), From: "c", To: "lb", Want: Want{Reach: "a d"}},
+	{Name: "load balancer IP from the node", Seeds: "SEEDS 97", Services: with(Front{Kind: lbIP, To: "a d", Masquerade: true}), From: "node", To: "lb", Want: Want{Reach: "a d"}},
+	{Name: "another port of a load balancer IP", Seeds: "SEEDS 97: not ours, goes on its way", Services: with(Front{Kind: lbIP, To: "a", Masquerade: true}), From: "c", To: "lb:81", Want: Want{Dropped: true}},
+	{Name: "two Services want one external IP", Seeds: "issue 5: a defined result", Services: []Service{{Name: "zoo", Fronts: []Front{{Kind: externalIP, To: "b", Masquerade: true}}}, {Name: "ant", Fronts: []Front{{Kind: externalIP, To: "a", Masquerade: true}}}}, From: "client", To: "external", Want: Want{Reach: "a"}},
+
+	// externalTrafficPolicy Local: SEEDS 102.
+	{Name: "Local: node port from outside", Seeds: "SEEDS 102: client IP kept", Protocols: tcpUDP, Services: with(Front{Kind: nodePorts, To: "a b", Inside: "a b d"}), From: "client", To: "node", Want: Want{Reach: "a b", Client: "kept"}},
+	{Name: "Local: node port from the node", Seeds: "issue 5: in-cluster traffic to an externally Local Service", Protocols: tcpUDP, Services: with(Front{Kind: nodePorts, To: "a", Inside: "a d"}), From: "node", To: "node", Want: Want{Reach: "a d"}},
+	{Name: "Local: node port from a pod", Seeds: "issue 5", Protocols: tcpUDP, ClusterCIDRs: true, Services: with(Front{Kind: nodePorts, To: "a", Inside: "a d"}), From: "c", To: "node", Want: Want{Reach: "a d", Client: "kept"}},
+	{Name: "Local: load balancer from outside", Seeds: "SEEDS 102", Protocols: tcpUDP, Services: with(Front{Kind: lbIP, To: "a", Inside: "a d"}), From: "client", To: "lb", Want: Want{Reach: "a", Client: "kept"}},
+	{Name: "Local: load balancer from a pod", Seeds: "issue 5", Protocols: tcpUDP, ClusterCIDRs: true, Services: with(Front{Kind: lbIP, To: "a", Inside: "a d"}), From: "c", To: "lb", Want: Want{Reach: "a d", Client: "kept"}},
+	{Name: "Local: load balancer from the node", Seeds: "issue 5", ClusterCIDRs: true, Services: with(Front{Kind: lbIP, To: "a", Inside: "a d"}), From: "node", To: "lb", Want: Want{Reach: "a d"}},
+	{Name: "Local: none here, from a pod", Seeds: "issue 5", ClusterCIDRs: true, Services: with(Front{Kind: lbIP, Drop: true, Inside: "d"}), From: "c", To: "lb", Want: Want{Reach: "d"}},
+	{Name: "Local: none here, from the node", Seeds: "issue 5", Services: with(Front{Kind: nodePorts, Drop: true, Inside: "d"}), From: "node", To: "node", Want: Want{Reach: "d"}},
+	{Name: "Local: none anywhere, from a pod", Seeds: "upstream: rejected", Protocols: tcpUDP, ClusterCIDRs: true, Services: with(Front{Kind: lbIP, Inside: "-"}), From: "c", To: "lb", Want: Want{Refused: true}},
+	{Name: "Local: none anywhere, from outside", Seeds: "upstream: rejected", Protocols: tcpUDP, Services: with(Front{Kind: lbIP, Inside: "-"}), From: "client", To: "lb", Want: Want{Refused: true}},
+	{Name: "Local: external IP from outside", Seeds: "SEEDS 102, 156", Services: with(Front{Kind: externalIP, To: "b", Inside: "b d"}), From: "client", To: "external", Want: Want{Reach: "b", Client: "kept"}},
+	{Name: "Local: hairpin", Seeds: "SEEDS 102", ClusterCIDRs: true, Services: with(Front{Kind: lbIP, To: "a", Inside: "a"}), From: "a", To: "lb", Want: Want{Reach: "a"}},
+
+	// Source ranges: SEEDS 101.
+	{Name: "source range lets in", Seeds: "SEEDS 101", Protocols: tcpUDP, Services: with(Front{Kind: lbIP, To: "a d", Masquerade: true, Ranges: []string{"client"}}), From: "client", To: "lb", Want: Want{Reach: "a d"}},
+	{Name: "source range keeps out", Seeds: "SEEDS 101", Protocols: tcpUDP, Services: with(Front{Kind: lbIP, To: "a", Masquerade: true, Ranges: []string{"d"}}), From: "client", To: "lb", Want: Want{Dropped: true}},
+	{Name: "source ranges by prefix", Seeds: "SEEDS 101", Services: with(Front{Kind: lbIP, To: "a", Masquerade: true, Ranges: []string{"192.168.0.0/17", "fd00:77::/63", "198.51.100.0/24"}}), From: "client", To: "lb", Want: Want{Reach: "a"}},
+	{Name: "source ranges just missed", Seeds: "SEEDS 101", Services: with(Front{Kind: lbIP, To: "a", Masquerade: true, Ranges: []string{"192.168.128.0/17", "fd00:78::/32", "198.51.100.0/24"}}), From: "client", To: "lb", Want: Want{Dropped: true}},
+	{Name: "all source ranges", Seeds: "SEEDS 101: 0.0.0.0/0", Services: with(Front{Kind: lbIP, To: "a", Masquerade: true, Ranges: []string{"0.0.0.0/0", "::/0"}}), From: "client", To: "lb", Want: Want{Reach: "a"}},
+	{Name: "no source ranges of this family", Seeds: "SEEDS 101: an empty list lets nobody in", Services: with(Front{Kind: lbIP, To: "a", Masquerade: true, Ranges: []string{}}), From: "client", To: "lb", Want: Want{Dropped: true}},
+	{Name: "source ranges leave the node port alone", Seeds: "SEEDS 101", Services: with(Front{Kind: nodePorts, To: "a", Masquerade: true}, Front{Kind: lbIP, To: "a", Masquerade: true, Ranges: []string{"d"}}), From: "client", To: "node", Want: Want{Reach: "a"}},
+	{Name: "source range and policy Local", Seeds: "SEEDS 101, 102", Services: with(Front{Kind: lbIP, To: "a", Inside: "a d", Ranges: []string{"client"}}), From: "client", To: "lb", Want: Want{Reach: "a", Client: "kept"}},
+	{Name: "source range keeps pods out too", Seeds: "SEEDS 101; upstream", ClusterCIDRs: true, Services: with(Front{Kind: lbIP, To: "a", Inside: "a d", Ranges: []string{"client"}}), From: "c", To: "lb", Want: Want{Dropped: true}},
+
+	// Affinity: SEEDS 61, 62.
+	{Name: "affinity to a ClusterIP", Seeds: "SEEDS 61", Protocols: everything, Services: []Service{{Name: "web", Affinity: time.Hour, Fronts: []Front{{Kind: clusterIP, To: "a b d e"}}}}, From: "c", To: "cluster", Want: Want{Reach: "a b d e", Same: true, Client: "kept"}},
+	{Name: "affinity from the node", Seeds: "SEEDS 61", Services: []Service{{Name: "web", Affinity: time.Hour, Fronts: []Front{{Kind: clusterIP, To: "a b d e"}}}}, From: "node", To: "cluster", Want: Want{Reach: "a b d e", Same: true}},
+	{Name: "affinity to a node port", Seeds: "SEEDS 61", Protocols: tcpUDP, Services: []Service{{Name: "web", Affinity: time.Hour, Fronts: []Front{{Kind: nodePorts, To: "a b d e", Masquerade: true}}}}, From: "client", To: "node", Want: Want{Reach: "a b d e", Same: true, Client: "masqueraded"}},
+	{Name: "affinity with policy Local, from outside", Seeds: "SEEDS 61, 102", Services: []Service{{Name: "web", Affinity: time.Hour, Fronts: []Front{{Kind: lbIP, To: "a b", Inside: "a b d e"}}}}, From: "client", To: "lb", Want: Want{Reach: "a b", Same: true, Client: "kept"}},
+	{Name: "affinity with policy Local, from a pod", Seeds: "SEEDS 61, 102", ClusterCIDRs: true, Services: []Service{{Name: "web", Affinity: time.Hour, Fronts: []Front{{Kind: nodePorts, To: "a", Inside: "a b d e"}}}}, From: "c", To: "node", Want: Want{Reach: "a b d e", Same: true}},
+	{Name: "affinity of a hairpin", Seeds: "SEEDS 61", Services: []Service{{Name: "web", Affinity: time.Hour, Fronts: []Front{{Kind: clusterIP, To: "a"}}}}, From: "a", To: "cluster", Want: Want{Reach: "a"}},
+	{Name: "affinity without endpoints", Seeds: "SEEDS 61", Services: []Service{{Name: "web", Affinity: time.Hour, Fronts: []Front{{Kind: clusterIP}}}}, From: "c", To: "cluster", Want: Want{Refused: true}},
+
+	// All at once.
+	{Name: "all kinds at once, ClusterIP", Seeds: "SEEDS 91", Services: nested, From: "c", To: "cluster", Want: Want{Reach: "a d", Client: "kept"}},
+	{Name: "all kinds at once, node port", Seeds: "SEEDS 91", Services: nested, From: "client", To: "node", Want: Want{Reach: "a d", Client: "masqueraded"}},
+	{Name: "all kinds at once, load balancer", Seeds: "SEEDS 91", Services: nested, From: "client", To: "lb", Want: Want{Reach: "a d", Client: "masqueraded"}},
+	{Name: "all kinds at once, external IP", Seeds: "SEEDS 91", Services: nested, From: "client", To: "external", Want: Want{Reach: "a d", Client: "masqueraded"}},
+}
+
+// nested is a LoadBalancer Service, which is a NodePort one and a ClusterIP one
+// too (SEEDS 91).
+var nested = with(
+	Front{Kind: clusterIP, To: "a d"}, Front{Kind: externalIP, To: "a d", Masquerade: true},
+	Front{Kind: lbIP, To: "a d", Masquerade: true}, Front{Kind: nodePorts, To: "a d", Masquerade: true},
+)

@@ -1,0 +1,218 @@
+package testbed
+
+import (
+	"context"
+	"net/netip"
+	"os/exec"
+	"sync"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/vishvananda/netlink"
+)
+
+// The addresses of a Network. Host number i (from 1) has 192.168.77.(10+i) and
+// fd00:77::(10+i) on the underlay and the pod ranges 10.244.i.0/24 and
+// fd00:10:244:i::/64.
+var (
+	underlay4 = netip.MustParsePrefix("192.168.77.1/24")
+	underlay6 = netip.MustParsePrefix("fd00:77::1/64")
+)
+
+const (
+	firstHost = 10 // added to a host's number for its underlay address
+	firstPod  = 1  // added to a pod's number for its address in the range
+)
+
+// Network is an underlay with hosts on it. Its methods fail the test on any
+// error; everything is gone when the test ends.
+type Network struct {
+	t      testing.TB
+	sw     *namespace
+	bridge int // index of the underlay bridge in sw
+
+	mu    sync.Mutex
+	hosts map[string]*Host
+	order []*Host
+}
+
+// NewNetwork makes an underlay without hosts. It has a gateway (192.168.77.1,
+// fd00:77::1), the default route of every host, that forwards nothing: what a
+// host sends into the wide world is lost there.
+func NewNetwork(t testing.TB) *Network {
+	t.Helper()
+	n := &Network{t: t, sw: newNamespace(t, "underlay"), hosts: map[string]*Host{}}
+	n.sw.sysctl(t, "net/ipv4/ip_forward", "0")
+	n.sw.sysctl(t, "net/ipv6/conf/all/forwarding", "0")
+	n.bridge = n.sw.addBridge(t, "underlay", underlay4, underlay6)
+	return n
+}
+
+// Host is a machine, a pod or an outside client: a network namespace with one
+// interface, eth0, of one IPv4 and one IPv6 address.
+type Host struct {
+	net    *Network
+	ns     *namespace
+	name   string
+	number int
+	addr4  netip.Addr
+	addr6  netip.Addr
+
+	// Set on hosts that may have pods.
+	podCIDR4, podCIDR6 netip.Prefix
+	podBridge          int
+	mu                 sync.Mutex
+	pods               map[string]*Host
+
+	node *Host // the host a pod runs on
+}
+
+// Host returns the host called name, made when it is first asked for. Hosts
+// forward, and have routes to each other's pod ranges.
+func (n *Network) Host(name string) *Host {
+	n.t.Helper()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if h := n.hosts[name]; h != nil {
+		return h
+	}
+	h := n.attach(name)
+	h.pods = map[string]*Host{}
+	h.podCIDR4 = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, byte(h.number), 0}), 24)
+	h.podCIDR6 = netip.PrefixFrom(netip.MustParseAddr("fd00:10:244::"), 64)
+	a := h.podCIDR6.Addr().As16()
+	a[7] = byte(h.number)
+	h.podCIDR6 = netip.PrefixFrom(netip.AddrFrom16(a), 64)
+	h.ns.sysctl(n.t, "net/ipv4/ip_forward", "1")
+	h.ns.sysctl(n.t, "net/ipv6/conf/all/forwarding", "1")
+	h.podBridge = h.ns.addBridge(n.t, "pods", withHost(h.podCIDR4, firstPod), withHost(h.podCIDR6, firstPod))
+	for _, o := range n.order {
+		if o != h && o.pods != nil {
+			o.routeToPods(h)
+			h.routeToPods(o)
+		}
+	}
+	return h
+}
+
+// Outside returns the client called name, made when it is first asked for: on
+// the underlay, but with no pods and no routes to those of the hosts.
+func (n *Network) Outside(name string) *Host {
+	n.t.Helper()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if h := n.hosts[name]; h != nil {
+		return h
+	}
+	return n.attach(name)
+}
+
+// attach makes a namespace with an interface on the underlay.
+func (n *Network) attach(name string) *Host {
+	n.t.Helper()
+	number := len(n.order) + 1
+	h := &Host{net: n, name: name, number: number}
+	h.ns = newNamespace(n.t, name)
+	p4, p6 := withHost(underlay4, firstHost+number), withHost(underlay6, firstHost+number)
+	h.addr4, h.addr6 = p4.Addr(), p6.Addr()
+	n.sw.plug(n.t, n.bridge, h.ns, p4, p6, underlay4.Addr(), underlay6.Addr())
+	n.hosts[name] = h
+	n.order = append(n.order, h)
+	return h
+}
+
+func (h *Host) routeToPods(o *Host) {
+	h.Route(o.podCIDR4, o.addr4)
+	h.Route(o.podCIDR6, o.addr6)
+}
+
+// Route adds a route to dst through the neighbour via.
+func (h *Host) Route(dst netip.Prefix, via netip.Addr) {
+	t := h.net.t
+	t.Helper()
+	eth := h.ns.mustLink(t, "eth0")
+	must(t, h.ns.link.RouteReplace(&netlink.Route{
+		LinkIndex: eth.Attrs().Index, Dst: ipNet(dst), Gw: via.AsSlice(),
+	}), "%s: route to %s", h.name, dst)
+}
+
+// AddAddr gives h a further address on its loopback device, as an
+// administrator does with an external IP.
+func (h *Host) AddAddr(a netip.Addr) {
+	t := h.net.t
+	t.Helper()
+	h.ns.addAddr(t, h.ns.mustLink(t, "lo"), netip.PrefixFrom(a, a.BitLen()))
+}
+
+// Pod returns the pod called name on host h, made when it is first asked for:
+// a namespace of its own with addresses out of the host's pod ranges, joined
+// to the host by a veth and a bridge whose ports reflect (hairpin), as container
+// network plugins set them up.
+func (h *Host) Pod(name string) *Host {
+	t := h.net.t
+	t.Helper()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if p := h.pods[name]; p != nil {
+		return p
+	}
+	if h.pods == nil {
+		t.Fatalf("testbed: %s is no host that could have pods", h.name)
+	}
+	p := &Host{net: h.net, name: name, number: firstPod + len(h.pods) + 1, node: h}
+	p.ns = newNamespace(t, name)
+	p4, p6 := withHost(h.podCIDR4, p.number), withHost(h.podCIDR6, p.number)
+	p.addr4, p.addr6 = p4.Addr(), p6.Addr()
+	h.ns.plug(t, h.podBridge, p.ns, p4, p6, withHost(h.podCIDR4, firstPod).Addr(), withHost(h.podCIDR6, firstPod).Addr())
+	h.pods[name] = p
+	return p
+}
+
+// Name is the host's name.
+func (h *Host) Name() string { return h.name }
+
+// Addr4 is the host's IPv4 address on the underlay, or a pod's in its range.
+func (h *Host) Addr4() netip.Addr { return h.addr4 }
+
+// Addr6 is the host's IPv6 address.
+func (h *Host) Addr6() netip.Addr { return h.addr6 }
+
+// Addr is the host's address of family f.
+func (h *Host) Addr(f svc.Family) netip.Addr {
+	if f == svc.IPv6 {
+		return h.addr6
+	}
+	return h.addr4
+}
+
+// PodCIDR is the range of family f that the host's pods have; its first
+// address is the host's own on the pod bridge.
+func (h *Host) PodCIDR(f svc.Family) netip.Prefix {
+	if f == svc.IPv6 {
+		return h.podCIDR6
+	}
+	return h.podCIDR4
+}
+
+// Node is the host that pod h runs on, nil if h is no pod.
+func (h *Host) Node() *Host { return h.node }
+
+// Do runs f on the calling goroutine inside the host's namespace. Sockets that
+// f opens stay there; goroutines that f starts do not run there, so f opens a
+// listener itself and may serve it elsewhere.
+func (h *Host) Do(f func()) { h.ns.do(f) }
+
+// NSPath is a file name of the namespace, for programs that enter it.
+func (h *Host) NSPath() string { return h.ns.path() }
+
+// NSFd is the open file of the namespace, for libraries that take one.
+func (h *Host) NSFd() int { return int(h.ns.file.Fd()) }
+
+// Command is exec.CommandContext for a program that runs on the host.
+func (h *Host) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
+	return h.ns.command(ctx, name, args...)
+}
+
+// Sysctl sets a kernel parameter on the host, named with slashes:
+// "net/ipv4/ip_forward".
+func (h *Host) Sysctl(key, value string) { h.ns.sysctl(h.net.t, key, value) }

@@ -1,0 +1,87 @@
+package testbed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// HasSCTP says whether this kernel has SCTP sockets.
+func HasSCTP() bool {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
+	if err == nil {
+		_ = unix.Close(fd)
+	}
+	return err == nil
+}
+
+// listenSCTP opens a one-to-one style SCTP listener: to its user it is like
+// one of TCP.
+func listenSCTP(at netip.AddrPort) (net.Listener, error) {
+	fd, sa, err := sctpSocket(at)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), "sctp")
+	defer func() { _ = f.Close() }()
+	if err := unix.Bind(fd, sa); err != nil {
+		return nil, fmt.Errorf("bind SCTP %s: %w", at, err)
+	}
+	if err := unix.Listen(fd, 64); err != nil {
+		return nil, fmt.Errorf("listen on SCTP %s: %w", at, err)
+	}
+	return net.FileListener(f)
+}
+
+func dialSCTP(ctx context.Context, from, to netip.AddrPort) (net.Conn, error) {
+	fd, sa, err := sctpSocket(to)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), "sctp")
+	defer func() { _ = f.Close() }()
+	if from.IsValid() {
+		if err := unix.Bind(fd, sockaddr(from)); err != nil {
+			return nil, fmt.Errorf("bind SCTP %s: %w", from, err)
+		}
+	}
+	if deadline, ok := ctx.Deadline(); ok {
+		tv := unix.NsecToTimeval(time.Until(deadline).Nanoseconds())
+		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &tv); err != nil {
+			return nil, err
+		}
+	}
+	err = unix.Connect(fd, sa)
+	if errors.Is(err, unix.EINPROGRESS) || errors.Is(err, unix.EAGAIN) {
+		err = os.ErrDeadlineExceeded
+	}
+	if err != nil {
+		return nil, fmt.Errorf("connect to SCTP %s: %w", to, err)
+	}
+	return net.FileConn(f)
+}
+
+func sctpSocket(a netip.AddrPort) (int, unix.Sockaddr, error) {
+	family := unix.AF_INET6
+	if a.Addr().Is4() {
+		family = unix.AF_INET
+	}
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
+	if err != nil {
+		return -1, nil, fmt.Errorf("open an SCTP socket: %w", err)
+	}
+	return fd, sockaddr(a), nil
+}
+
+func sockaddr(a netip.AddrPort) unix.Sockaddr {
+	if a.Addr().Is4() {
+		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
+	}
+	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
+}

@@ -1,0 +1,85 @@
+package zone
+
+import "net/netip"
+
+// A pod's resolv.conf says "search NS.svc.DOMAIN svc.DOMAIN DOMAIN" and
+// "ndots:5", so a look-up of www.example.com asks for
+// www.example.com.NS.svc.DOMAIN first, for two more such names next, each for A
+// and AAAA, and only then for the name that was meant. When Question.Search is
+// set, the first of these questions is answered with what the last one would
+// bring: a CNAME to the name that was meant and what is there.
+//
+// That a question comes from a search path is seen from the question itself:
+// the namespace exists, and nothing in it has the name. A single label before
+// the namespace is left alone: it is a Service that does not exist (yet), and
+// nobody else's business.
+
+const minSearched = 2
+
+// search follows the search path of a pod from a name that does not exist. It
+// is false, and nothing is written, when the name is not one that a search
+// path makes.
+func (z *Zone) search(w *writer, q *Question, d int) bool {
+	if !q.Search || q.Type != typeA && q.Type != typeAAAA {
+		return false
+	}
+	dom := &z.domains[d]
+	n := &q.Name
+	ns := n.labels - dom.labels - 2 // the label that is the namespace
+	if ns < minSearched || string(n.label(ns+1)) != "svc" {
+		return false
+	}
+	if z.names.find(n.wire[n.start[ns]:n.size-len(dom.wire)]) == nil {
+		return false
+	}
+	meant := n.wire[:n.start[ns]]
+	var buf [maxName]byte
+	for _, ending := range []string{"\x03svc", ""} {
+		rel := append(append(buf[:0], meant...), ending...)
+		if r := z.names.find(rel); r == nil || r.a == nil && r.aaaa == nil && (r.more == nil || r.more.cname == nil) {
+			continue
+		}
+		z.chain(w, q, append(rel, dom.wire...))
+		return true
+	}
+	target := append(append(buf[:0], meant...), 0)
+	if w.cname(z.ttl, target) < 0 {
+		return false
+	}
+	q.target.ParseWire(target, 0)
+	if d := z.domainOf(&q.target); d >= 0 || allDigits(q.target.label(q.target.labels-1)) {
+		// The whole name was in the cluster, and does not exist there.
+		w.msg = w.msg[:len(w.msg)-12-len(target)]
+		w.reply = Reply{}
+		return false
+	}
+	w.reply.Kind, w.reply.Target = Searched, &q.target
+	return true
+}
+
+// chain writes a CNAME to a name of the zone and answers for that name.
+func (z *Zone) chain(w *writer, q *Question, target []byte) {
+	for range maxChain {
+		at := w.cname(z.ttl, target)
+		if at < 0 {
+			return
+		}
+		q.target.ParseWire(target, 0)
+		d := z.domainOf(&q.target)
+		if d < 0 {
+			z.leave(w, &q.target)
+			return
+		}
+		w.owner = uint16(0xC000 | at)
+		if target = z.answerName(w, q, &q.target, d); target == nil {
+			return
+		}
+	}
+}
+
+// ReverseAddr is the address that a reverse name stands for; false if it is
+// none, or not of one whole address.
+func ReverseAddr(n *Name) (addr netip.Addr, ok bool) {
+	r, ok := parseReverse(n)
+	return r.addr, ok && r.whole
+}

@@ -1,0 +1,163 @@
+package fairlead_test
+
+import (
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/fairlead/fairlead/"
+
+// rooms is the level of every package below internal/. A room imports only
+// rooms of a lower level. A package below a listed one belongs to its room.
+var rooms = map[string]int{
+	"svc":             0,
+	"alloc":           1,
+	"epslice":         1,
+	"table":           1,
+	"zone":            1,
+	"env":             1,
+	"dialect":         1,
+	"kernel":          1,
+	"plane":           2,
+	"plane/nft":       3,
+	"plane/iptables":  3,
+	"plane/ipvs":      3,
+	"plane/userspace": 3,
+	"plane/ebpf":      3,
+	"registry":        3,
+	"controller":      3,
+	"dns":             3,
+	"lb":              3,
+	"apiserver":       4,
+	"node":            4,
+	"runner":          4,
+	"cli":             5,
+}
+
+// testOnly are rooms that only _test.go files and other testOnly rooms may
+// import.
+var testOnly = map[string]bool{"testbed": true, "testbed/flows": true}
+
+// libraries restricts who may import what touches the outside world.
+var libraries = []struct {
+	prefix, why string
+	allowed     []string
+}{
+	{"k8s.io/kubernetes", "the peers live in bench/", nil},
+	{"github.com/google/nftables", "netlink belongs to kernel", []string{"kernel"}},
+	{"github.com/vishvananda/netlink", "netlink belongs to kernel", []string{"kernel", "testbed"}},
+	{"github.com/vishvananda/netns", "namespaces belong to kernel", []string{"kernel", "testbed"}},
+	{"github.com/mdlayher/netlink", "netlink belongs to kernel", []string{"kernel"}},
+	{"golang.org/x/sys/unix", "system calls belong to kernel", []string{"kernel", "testbed"}},
+	{"github.com/moby/ipvs", "netlink belongs to kernel", []string{"kernel"}},
+	{"k8s.io/endpointslice", "a second opinion for tests only", []string{}},
+}
+
+func TestRoomsImportOnlyDownwards(t *testing.T) {
+	seen := 0
+	err := filepath.WalkDir("internal", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") {
+			return err
+		}
+		seen++
+		f, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		dir := filepath.ToSlash(strings.TrimPrefix(filepath.Dir(path), "internal/"))
+		from, level, known := roomOf(dir)
+		if !known && !testOnly[dir] {
+			t.Errorf("%s: internal/%s is in no room; give it a level in the table above", path, dir)
+			return nil
+		}
+		isTest := strings.HasSuffix(path, "_test.go") || testOnly[dir]
+		for _, spec := range f.Imports {
+			imp, _ := strconv.Unquote(spec.Path.Value)
+			checkLibrary(t, path, from, imp, isTest)
+			to, ok := strings.CutPrefix(imp, module+"internal/")
+			if !ok {
+				continue
+			}
+			if testOnly[to] {
+				if !isTest {
+					t.Errorf("%s imports the test room %s", path, to)
+				}
+				continue
+			}
+			target, toLevel, ok := roomOf(to)
+			switch {
+			case !ok:
+				t.Errorf("%s imports %s, which is in no room", path, imp)
+			case target == from || isTest:
+			case toLevel >= level:
+				t.Errorf("%s: room %s (level %d) imports %s (level %d); imports go downwards only", path, from, level, target, toLevel)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if seen < 10 {
+		t.Fatalf("only %d files seen: the walk does not look where the code is", seen)
+	}
+}
+
+func checkLibrary(t *testing.T, path, from, imp string, isTest bool) {
+	t.Helper()
+	for _, l := range libraries {
+		if imp != l.prefix && !strings.HasPrefix(imp, l.prefix+"/") {
+			continue
+		}
+		ok := isTest && l.allowed != nil
+		for _, a := range l.allowed {
+			ok = ok || from == a || strings.HasPrefix(from, a+"/")
+		}
+		if !ok {
+			t.Errorf("%s imports %s: %s", path, imp, l.why)
+		}
+	}
+}
+
+// roomOf returns the listed room that dir is or lies in.
+func roomOf(dir string) (string, int, bool) {
+	for d := dir; d != "." && d != ""; d = filepath.Dir(d) {
+		if level, ok := rooms[d]; ok {
+			return d, level, true
+		}
+	}
+	return "", 0, false
+}
+
+// Every direct dependency is a decision that docs/dependencies.md explains.
+func TestDirectDependenciesAreExplained(t *testing.T) {
+	mod, err := os.ReadFile("go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc, err := os.ReadFile("docs/dependencies.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	direct := regexp.MustCompile(`(?m)^\t(\S+) v\S+$`).FindAllStringSubmatch(string(mod), -1)
+	if len(direct) < 10 {
+		t.Fatalf("only %d direct dependencies found in go.mod", len(direct))
+	}
+	for _, m := range direct {
+		// The table names siblings in short: "golang.org/x/sys, x/sync".
+		short := regexp.MustCompile(`/v\d+$`).ReplaceAllString(m[1], "")
+		for !strings.Contains(string(doc), short) && strings.Contains(short, "/") {
+			_, short, _ = strings.Cut(short, "/")
+		}
+		if !strings.Contains(string(doc), short) {
+			t.Errorf("docs/dependencies.md does not say what %s is for", m[1])
+		}
+	}
+}

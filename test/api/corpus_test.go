@@ -1,0 +1,107 @@
+package api_test
+
+import (
+	"context"
+	"flag"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/fairlead/fairlead/internal/apiserver"
+	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
+	"github.com/fairlead/fairlead/test/api"
+)
+
+// kubeconfig names another server to send the requests to, for example a real
+// kube-apiserver:
+//
+//	go test ./test/api -args -kubeconfig FILE
+var kubeconfig = flag.String("kubeconfig", "", "the server to test; empty starts one")
+
+// minRequests is how many requests the corpus has at least.
+const minRequests = 300
+
+func TestCorpus(t *testing.T) {
+	n := runFiles(t, server(t), "testdata/*.txt")
+	if f := flag.Lookup("test.run"); n < minRequests && f.Value.String() == "" {
+		t.Errorf("only %d requests were made, want at least %d", n, minRequests)
+	}
+}
+
+func TestStrictLoadBalancers(t *testing.T) {
+	if *kubeconfig != "" {
+		t.Skip("an option of fairlead")
+	}
+	runFiles(t, apiservertest.Start(t, func(o *apiserver.Options) { o.StrictLoadBalancers = true }), "testdata/strict/*.txt")
+}
+
+// runFiles runs the cases of all files of the pattern and returns how many
+// requests there were.
+func runFiles(t *testing.T, config *rest.Config, pattern string) int {
+	t.Helper()
+	files, err := filepath.Glob(pattern)
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no files %s: %v", pattern, err)
+	}
+	config = rest.CopyConfig(config)
+	config.QPS = -1
+	runner, err := api.NewRunner(config, "corpus")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cases, err := api.Parse(filepath.Base(file), string(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			for _, c := range cases {
+				t.Run(c.Name, func(t *testing.T) {
+					differences, err := runner.Run(context.Background(), c)
+					if err != nil {
+						t.Fatal(err)
+					}
+					for _, d := range differences {
+						t.Errorf("%s:%s", file, d)
+					}
+				})
+			}
+		})
+	}
+	t.Logf("%d requests", runner.Requests)
+	return runner.Requests
+}
+
+func server(t *testing.T) *rest.Config {
+	if *kubeconfig == "" {
+		return apiservertest.Start(t)
+	}
+	c, err := clientcmd.BuildConfigFromFlags("", *kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestParseRefuses(t *testing.T) {
+	for name, text := range map[string]string{
+		"no case":           "GET services\n200\n",
+		"no code":           "case a\nGET services\n",
+		"no code, new case": "case a\nGET services\ncase b\nGET services\n200\n",
+		"unknown verb":      "case a\nFETCH services\n200\n",
+		"no request":        "case a\n  Required spec\n",
+		"unknown reason":    "case a\nGET services\n200\n  Wrong spec\n",
+		"unknown operator":  "case a\nGET services\n200\n  .spec != 1\n",
+	} {
+		if _, err := api.Parse(name, text); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+}

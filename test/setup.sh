@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Installs the Debian packages that the tests and the demo use. Without root it
+# only says which are missing, and what to type.
+set -euo pipefail
+
+declare -A package=(
+  [nft]=nftables [iptables]=iptables [conntrack]=conntrack [ip]=iproute2
+  [linux.uml]=user-mode-linux [modprobe]=kmod [curl]=curl [dig]=bind9-dnsutils [pgrep]=procps
+  [openssl]=openssl [unshare]=util-linux
+)
+PATH=$PATH:/usr/sbin:/sbin
+
+missing=()
+for tool in "${!package[@]}"; do
+  command -v "$tool" >/dev/null || missing+=("${package[$tool]}")
+done
+[ ${#missing[@]} -eq 0 ] && exit 0
+
+if [ "$(id -u)" -ne 0 ]; then
+  echo "missing: ${missing[*]}; install them with: sudo apt-get install ${missing[*]}" >&2
+  exit 1
+fi
+if ! command -v apt-get >/dev/null; then
+  echo "missing: ${missing[*]}, and this is not a Debian or Ubuntu system: install them with its own package manager" >&2
+  exit 1
+fi
+echo "installing ${missing[*]}"
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq
+apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null

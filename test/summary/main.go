@@ -1,0 +1,117 @@
+// Command summary reads the output of go test -json and prints what a person
+// wants of it: a line for each package, the whole output of what failed, the
+// reason of each skip, and closing totals. It exits with 1 when a test failed.
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+)
+
+type event struct {
+	Action, Package, ImportPath, Test, Output string
+	Elapsed                                   float64
+}
+
+type report struct {
+	out                     io.Writer
+	output                  map[string][]string
+	passed, failed, skipped int
+	broken                  []string
+	skips                   []string
+}
+
+func main() {
+	start := time.Now()
+	r := &report{out: os.Stdout, output: map[string][]string{}}
+	in := bufio.NewScanner(os.Stdin)
+	in.Buffer(nil, 16<<20)
+	for in.Scan() {
+		var e event
+		if json.Unmarshal(in.Bytes(), &e) != nil {
+			fmt.Println(in.Text())
+			continue
+		}
+		r.add(e)
+	}
+	if err := in.Err(); err != nil {
+		fmt.Fprintln(os.Stderr, "summary: reading the test output:", err)
+		os.Exit(1)
+	}
+	os.Exit(r.close(time.Since(start)))
+}
+
+func (r *report) add(e event) {
+	key := e.Package + e.ImportPath + " " + e.Test
+	switch e.Action {
+	case "output", "build-output":
+		r.output[key] = append(r.output[key], e.Output)
+		return
+	case "build-fail":
+		r.fail(key)
+		return
+	case "pass", "fail", "skip":
+	default:
+		return
+	}
+	if e.Test == "" {
+		r.closePackage(e, key)
+		return
+	}
+	switch e.Action {
+	case "pass":
+		r.passed++
+	case "fail":
+		r.failed++
+		r.fail(key)
+	case "skip":
+		r.skipped++
+		r.skips = append(r.skips, key+": "+reason(r.output[key]))
+	}
+	delete(r.output, key)
+}
+
+func (r *report) closePackage(e event, key string) {
+	fmt.Fprintf(r.out, "%-5s %s %.1fs\n", e.Action, strings.TrimPrefix(e.Package, "github.com/fairlead/"), e.Elapsed)
+	if e.Action == "fail" {
+		r.fail(key)
+	}
+	delete(r.output, key)
+}
+
+func (r *report) fail(key string) {
+	r.broken = append(r.broken, strings.TrimSpace(key))
+	fmt.Fprintf(r.out, "--- %s\n%s", key, strings.Join(r.output[key], ""))
+}
+
+func (r *report) close(took time.Duration) int {
+	slices.Sort(r.skips)
+	for _, s := range r.skips {
+		fmt.Fprintln(r.out, "skipped:", s)
+	}
+	for _, b := range r.broken {
+		fmt.Fprintln(r.out, "failed:", b)
+	}
+	fmt.Fprintf(r.out, "in %s\n%d passed, %d failed, %d skipped\n", took.Round(time.Second), r.passed, r.failed, r.skipped)
+	if len(r.broken) > 0 || r.passed == 0 {
+		return 1
+	}
+	return 0
+}
+
+// reason is the last line a skipped test printed itself.
+func reason(lines []string) string {
+	for _, l := range slices.Backward(lines) {
+		l = strings.TrimSpace(l)
+		if l != "" && !strings.HasPrefix(l, "---") && !strings.HasPrefix(l, "===") {
+			return l
+		}
+	}
+	return "no reason given"
+}
