@@ -41,6 +41,14 @@ func newNamespace(t testing.TB, name string) *namespace {
 	// A refusal by ICMP is an answer that tests wait for, however many they ask.
 	ns.sysctl(t, "net/ipv4/icmp_ratelimit", "0")
 	ns.sysctl(t, "net/ipv6/icmp/ratelimit", "0")
+	// Routes are what the test says. A packet that no rule of the node matched
+	// goes to the gateway, and without this the node's redirect would send its
+	// author there too, for the next five minutes.
+	for _, f := range []string{"ipv4", "ipv6"} {
+		for _, which := range []string{"all", "default"} {
+			ns.sysctl(t, "net/"+f+"/conf/"+which+"/accept_redirects", "0")
+		}
+	}
 	must(t, ns.link.LinkSetUp(ns.mustLink(t, "lo")), "set lo of %s up", name)
 	return ns
 }
