@@ -3,6 +3,7 @@ package test
 import (
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -51,14 +52,21 @@ func newUser(t *testing.T) *user {
 	return &user{t: t, dir: dir, port: freePort(t)}
 }
 
+// freePort is a port of 127.0.0.1 that nobody listens on. It lies outside of the
+// range from which the kernel gives ports to everyone else, so that it is still
+// free when the program comes to it.
 func freePort(t *testing.T) int {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 100 {
+		port := 20000 + rand.IntN(10000)
+		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+		if err == nil {
+			_ = l.Close()
+			return port
+		}
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
+	t.Fatal("no free port between 20000 and 29999")
+	return 0
 }
 
 func (u *user) command(name string, args ...string) *exec.Cmd {

@@ -86,7 +86,7 @@ func (r *report) closePackage(e event, key string) {
 }
 
 func (r *report) fail(key string) {
-	r.broken = append(r.broken, strings.TrimSpace(key))
+	r.broken = append(r.broken, strings.TrimSpace(key)+complaint(r.output[key]))
 	fmt.Fprintf(r.out, "--- %s\n%s", key, strings.Join(r.output[key], ""))
 }
 
@@ -103,6 +103,26 @@ func (r *report) close(took time.Duration) int {
 		return 1
 	}
 	return 0
+}
+
+// complaint is the first lines a failed test printed itself: who sees only the
+// end of a long log still reads what went wrong.
+func complaint(lines []string) string {
+	var out strings.Builder
+	for _, l := range lines {
+		l = strings.TrimSpace(l)
+		if l == "" || strings.HasPrefix(l, "---") || strings.HasPrefix(l, "===") {
+			continue
+		}
+		if len(l) > 300 {
+			l = l[:300] + " ..."
+		}
+		out.WriteString("\n        " + l)
+		if strings.Count(out.String(), "\n") == 4 {
+			break
+		}
+	}
+	return out.String()
 }
 
 // reason is the last line a skipped test printed itself.
