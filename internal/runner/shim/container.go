@@ -35,8 +35,6 @@ type container struct {
 	sinks  map[*sink]bool
 }
 
-func (k *container) mountNS() uint64 { return k.state.MountNS }
-
 // start runs a container and returns when its process runs or could not be
 // started. Only one attempt of a container runs at a time.
 func (s *server) start(spec Container) (State, error) {
@@ -120,7 +118,11 @@ func (s *server) run(k *container, ns *os.File, started chan struct{}) error {
 	k.state.Process, k.state.MountNS, k.state.Started = id, inode, time.Now()
 	k.ns, k.stdin, k.term = ns, p.in, p.term
 	s.publish(k)
+	closing := s.closing
 	s.mu.Unlock()
+	if closing {
+		_ = id.Signal(syscall.SIGKILL) // shutdown came before there was a process
+	}
 	close(started)
 
 	var copies sync.WaitGroup
@@ -133,7 +135,9 @@ func (s *server) run(k *container, ns *os.File, started chan struct{}) error {
 	s.mu.Lock()
 	k.ns, k.stdin, k.term = nil, nil, nil
 	s.mu.Unlock()
-	// The first process is the container: with it everything ends.
+	// The first process is the container: with it everything ends. Only here, where
+	// ns is still open, is the inode this namespace's: the kernel gives the number
+	// of one that is gone to the next.
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	_ = process.KillMountNamespace(ctx, inode)
@@ -180,28 +184,54 @@ func (s *server) launch(cmd *exec.Cmd) (forget func(), err error) {
 	}, nil
 }
 
-// signal sends sig to the process group of a container, or to every process of
-// it. A container that does not run is no error.
-func (s *server) signal(name string, sig syscall.Signal, all bool) error {
+// signal sends sig to the first process of a container, as runtimes do: it tells
+// its children what it thinks right. A container that does not run is no error.
+func (s *server) signal(name string, sig syscall.Signal) error {
 	s.mu.Lock()
 	k := s.containers[name]
-	if k == nil || k.state.Exited || k.state.Process.Pid == 0 {
-		s.mu.Unlock()
-		return nil
-	}
-	st := k.state
 	s.mu.Unlock()
-	if all {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		defer cancel()
-		return process.KillMountNamespace(ctx, st.MountNS)
-	}
-	if !st.Process.Alive() {
+	if k == nil {
 		return nil
 	}
-	// As runtimes do, the signal goes to the first process only, which tells
-	// its children what it thinks right.
-	return st.Process.Signal(sig)
+	return s.running(k).Signal(sig)
+}
+
+// kill ends every process of a container and waits for that: run ends the others
+// when the first one has.
+func (s *server) kill(ctx context.Context, k *container) error {
+	if err := s.running(k).Signal(syscall.SIGKILL); err != nil {
+		return err
+	}
+	select {
+	case <-k.done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("container %s has not ended: %w", k.spec.Name, ctx.Err())
+	}
+}
+
+// killNamed is kill for a request of the runner. A container that does not exist
+// is no error.
+func (s *server) killNamed(name string) error {
+	s.mu.Lock()
+	k := s.containers[name]
+	s.mu.Unlock()
+	if k == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	return s.kill(ctx, k)
+}
+
+// running is the first process of a container, none if it is not running.
+func (s *server) running(k *container) process.ID {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if k.state.Exited {
+		return process.ID{}
+	}
+	return k.state.Process
 }
 
 func (s *server) resize(name string, width, height uint16) error {

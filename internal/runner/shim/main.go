@@ -205,7 +205,11 @@ func (s *server) handle(c *net.UnixConn) {
 		s.watch(c)
 		return
 	case opSignal:
-		err = s.signal(req.Name, syscall.Signal(req.Signal), req.All)
+		if req.All {
+			err = s.killNamed(req.Name)
+		} else {
+			err = s.signal(req.Name, syscall.Signal(req.Signal))
+		}
 	case opExec:
 		if req.Exec == nil {
 			err = errors.New("exec without a command")
@@ -303,11 +307,7 @@ func (s *server) shutdown() {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	for _, k := range all {
-		_ = process.KillMountNamespace(ctx, k.mountNS())
-		select {
-		case <-k.done:
-		case <-ctx.Done():
-		}
+		_ = s.kill(ctx, k)
 	}
 	// Whatever escaped into a mount namespace of its own is our child by now or
 	// becomes one when its parent dies.

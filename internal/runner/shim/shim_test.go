@@ -222,6 +222,32 @@ func TestNothingOutlivesTheContainer(t *testing.T) {
 	})
 }
 
+// The kernel gives the number of a mount namespace that is gone to the next one:
+// the end of a pod must not take another pod's processes for its own.
+func TestShutdownSparesTheNextOwnerOfTheNamespaceNumber(t *testing.T) {
+	old, other := newPod(t), newPod(t)
+	old.watch()
+	old.start(old.container("exit 0"))
+	gone := old.exit().MountNS
+	for i := range 200 {
+		c := other.container("exec sleep 600")
+		c.Name, c.ID = fmt.Sprint("next-", i), fmt.Sprint(i)
+		st := other.start(c)
+		if st.MountNS != gone {
+			continue
+		}
+		if err := old.Shutdown(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		await(t, "the end of the shim", func() bool { return !old.id.Alive() })
+		if !st.Process.Alive() {
+			t.Error("the end of one pod killed a container of another")
+		}
+		return
+	}
+	t.Skip("the kernel gave the number to somebody else, or not again")
+}
+
 func TestMounts(t *testing.T) {
 	p := newPod(t)
 	p.watch()
