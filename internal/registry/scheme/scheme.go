@@ -10,11 +10,15 @@ package scheme
 import (
 	"strings"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -58,6 +62,10 @@ func Versioned() *runtime.Scheme {
 		{discoveryv1.SchemeGroupVersion, discoveryv1.AddToScheme},
 		{eventsv1.SchemeGroupVersion, eventsv1.AddToScheme},
 		{networkingv1.SchemeGroupVersion, networkingv1.AddToScheme},
+		{rbacv1.SchemeGroupVersion, rbacv1.AddToScheme},
+		{authorizationv1.SchemeGroupVersion, authorizationv1.AddToScheme},
+		{authenticationv1.SchemeGroupVersion, authenticationv1.AddToScheme},
+		{certificatesv1.SchemeGroupVersion, certificatesv1.AddToScheme},
 	} {
 		utilruntime.Must(g.add(s))
 		utilruntime.Must(s.SetVersionPriority(g.gv))
