@@ -75,7 +75,7 @@ func (f *proxyFlags) plane(log *slog.Logger) (plane.Plane, string, error) {
 	}
 	switch mode {
 	case "nft":
-		balance, err := nft.ParseBalance(f.balance)
+		balance, err := plane.ParseBalance(f.balance)
 		if err != nil {
 			return nil, "", usagef("--balance is %q; want random or roundrobin", f.balance)
 		}
@@ -85,7 +85,7 @@ func (f *proxyFlags) plane(log *slog.Logger) (plane.Plane, string, error) {
 		p, err := nft.New(nft.Config{Balance: balance, ServiceCIDRs: f.serviceCIDRs, DropInvalid: true})
 		return p, mode, err
 	case "iptables":
-		balance, err := iptables.ParseBalance(f.balance)
+		balance, err := plane.ParseBalance(f.balance)
 		if err != nil {
 			return nil, "", usagef("--balance is %q; want random or roundrobin", f.balance)
 		}

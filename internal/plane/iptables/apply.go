@@ -11,6 +11,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/kernel/iptables"
 	"github.com/fairlead/fairlead/internal/kernel/sysctl"
+	"github.com/fairlead/fairlead/internal/plane"
 	"github.com/fairlead/fairlead/internal/table"
 )
 
@@ -34,46 +35,34 @@ type family struct {
 // apply writes the family's share of t.
 func (f *family) apply(ctx context.Context, t *table.Table, changed []table.Key) error {
 	f.repaired = nil
-	set := settingsOf(t, f.layout.family)
+	set := plane.SettingsOf(t, f.layout.family)
 	if changed == nil || f.state == nil || f.doubtful {
 		return f.full(ctx, t, set)
 	}
 	old := f.state.settings
-	if !set.equal(&old) && (set.masqAll != old.masqAll || !slices.Equal(set.pods, old.pods)) {
+	if !set.SamePorts(&old) {
 		return f.full(ctx, t, set)
 	}
+	var refused plane.Refusals
 	var errs []error
 	var more []chain
-	if !set.equal(&old) {
+	if !set.Equal(&old) {
 		if err := f.openLoopback(&set); err != nil {
 			errs = append(errs, err)
 		}
 		f.state.settings = set
 		more = f.layout.baseChains(&set)
 	}
-	touched := map[frontKey]bool{}
-	for _, k := range changed {
-		if k.Family != f.layout.family {
-			continue
-		}
-		p := t.Get(k)
-		if p != nil {
-			if err := validate(p); err != nil {
-				errs = append(errs, err)
-				continue
-			}
-		}
-		f.state.claim(k, p, func(fk frontKey) { touched[fk] = true })
-	}
+	touched := f.state.claims.Take(t, f.layout.family, changed, mode, &refused)
 	if len(touched) > 0 || len(more) > 0 {
-		errs = append(errs, f.write(ctx, touched, more, nil)...)
+		errs = append(errs, f.write(ctx, touched, more, nil, &refused)...)
 	}
 	f.doubtful = len(errs) > 0
-	return joinErrors(errs)
+	return refused.Err(errs...)
 }
 
 // full reads what is in the kernel, and makes it what t says.
-func (f *family) full(ctx context.Context, t *table.Table, set settings) error {
+func (f *family) full(ctx context.Context, t *table.Table, set plane.Settings) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -82,6 +71,7 @@ func (f *family) full(ctx context.Context, t *table.Table, set settings) error {
 		before = nil // what differs may be our own doing
 	}
 	f.doubtful = true
+	var refused plane.Refusals
 	var errs []error
 	if err := f.openLoopback(&set); err != nil {
 		errs = append(errs, err)
@@ -97,19 +87,9 @@ func (f *family) full(ctx context.Context, t *table.Table, set settings) error {
 	now := maps.Clone(found.chains)
 	f.stored = found.chains
 	f.state = newState(f.layout, set)
-	touched := map[frontKey]bool{}
-	for p := range t.All() {
-		if p.Family != f.layout.family {
-			continue
-		}
-		if err := validate(p); err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		f.state.claim(p.Key(), p, func(k frontKey) { touched[k] = true })
-	}
+	touched := f.state.claims.Take(t, f.layout.family, nil, mode, &refused)
 	more := f.layout.baseChains(&set)
-	errs = append(errs, f.write(ctx, touched, more, found)...)
+	errs = append(errs, f.write(ctx, touched, more, found, &refused)...)
 	if len(strange) > 0 && len(errs) == 0 {
 		err := f.learn(ctx, now, &strange)
 		if err != nil {
@@ -120,14 +100,14 @@ func (f *family) full(ctx context.Context, t *table.Table, set settings) error {
 		f.repaired = append(f.repaired, o.text)
 	}
 	f.doubtful = len(errs) > 0
-	return joinErrors(errs)
+	return refused.Err(errs...)
 }
 
 // openLoopback lets node ports answer on 127.0.0.0/8, if they are to. Chain
 // FAIRLEAD-INPUT keeps closed what this opens. It stays open when the mode
 // ends, since nobody can tell who else wants it.
-func (f *family) openLoopback(set *settings) error {
-	if !set.localhost {
+func (f *family) openLoopback(set *plane.Settings) error {
+	if !set.Localhost {
 		return nil
 	}
 	if err := sysctl.Set("net/ipv4/conf/all/route_localnet", "1"); err != nil {
@@ -136,7 +116,7 @@ func (f *family) openLoopback(set *settings) error {
 	return nil
 }
 
-func (l *layout) baseChains(set *settings) []chain {
+func (l *layout) baseChains(set *plane.Settings) []chain {
 	var out []chain
 	l.base(set, func(table, name string, lines []byte) {
 		out = append(out, chain{chainKey{table, name}, lines, false})
@@ -147,8 +127,8 @@ func (l *layout) baseChains(set *settings) []chain {
 // write brings frontends to what is claimed, and more chains to what they are
 // to be; with found, all that is in the kernel otherwise goes too. A frontend
 // that the kernel refuses is left as it is.
-func (f *family) write(ctx context.Context, touched map[frontKey]bool, more []chain, found *found) []error {
-	undo := map[frontKey]*front{}
+func (f *family) write(ctx context.Context, touched plane.Touched, more []chain, found *found, refused *plane.Refusals) []error {
+	undo := map[plane.FrontKey]*front{}
 	for k := range touched {
 		next := f.state.wanted(k)
 		if next != nil || f.state.fronts[k] != nil {
@@ -174,7 +154,10 @@ func (f *family) write(ctx context.Context, touched map[frontKey]bool, more []ch
 	var errs []error
 	for k, why := range bad {
 		f.state.set(k, undo[k])
-		errs = append(errs, fmt.Errorf("%s of %s: %w", k, f.state.owner(k), why))
+		why = fmt.Errorf("%s of %s: %w", k, f.state.owner(k), why)
+		if !f.state.claims.Refuse(k, touched, why, refused) {
+			errs = append(errs, why)
+		}
 	}
 	err = f.commit(ctx, f.state.again(chains), found)
 	if err == nil && f.state.leave() {
@@ -268,11 +251,11 @@ const (
 
 // blame finds out which of the frontends the kernel refuses, and why, by
 // writing the rules of some into a chain that nothing leads to.
-func (f *family) blame(ctx context.Context, fks []frontKey) map[frontKey]error {
-	bad := map[frontKey]error{}
+func (f *family) blame(ctx context.Context, fks []plane.FrontKey) map[plane.FrontKey]error {
+	bad := map[plane.FrontKey]error{}
 	tries := 0
-	var search func(part []frontKey)
-	search = func(part []frontKey) {
+	var search func(part []plane.FrontKey)
+	search = func(part []plane.FrontKey) {
 		if len(part) == 0 || tries >= maxTries || ctx.Err() != nil {
 			return
 		}
@@ -294,7 +277,7 @@ func (f *family) blame(ctx context.Context, fks []frontKey) map[frontKey]error {
 }
 
 // try is the input that tries the rules of some frontends.
-func (f *family) try(fks []frontKey) []byte {
+func (f *family) try(fks []plane.FrontKey) []byte {
 	var all []byte
 	for _, k := range fks {
 		fr := f.state.fronts[k]
@@ -322,9 +305,9 @@ func (f *family) try(fks []frontKey) []byte {
 }
 
 // owner is the Service port that has, or is to have, a frontend.
-func (s *state) owner(k frontKey) string {
-	if c := s.claims[k]; len(c) > 0 {
-		return c[0].ID.String()
+func (s *state) owner(k plane.FrontKey) string {
+	if p, _ := s.claims.Wanted(k); p != nil {
+		return p.ID.String()
 	}
 	if fr := s.fronts[k]; fr != nil {
 		return fr.port.ID.String()

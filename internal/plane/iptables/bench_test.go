@@ -2,13 +2,13 @@ package iptables
 
 import (
 	"fmt"
-	"net/netip"
 	"runtime"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/table"
+	"github.com/fairlead/fairlead/internal/testbed/flows"
 )
 
 // BenchmarkLoad writes everything into an empty kernel. Expected: 5,000 x 10
@@ -22,10 +22,10 @@ func BenchmarkLoad(b *testing.B) {
 					b.StopTimer()
 					inside(b, Config{Variant: v}, func(p *Plane) {
 						b.StartTimer()
-						apply(b, p, tab, nil)
+						flows.Apply(b, p, tab, nil)
 						b.StopTimer()
 						start := time.Now()
-						apply(b, p, tab, nil)
+						flows.Apply(b, p, tab, nil)
 						b.ReportMetric(time.Since(start).Seconds()*1000, "ms-audit")
 						chains := 0
 						for _, f := range p.families {
@@ -47,24 +47,17 @@ func BenchmarkLoad(b *testing.B) {
 func BenchmarkChange(b *testing.B) {
 	for _, v := range []Variant{NFT, Legacy} {
 		for _, n := range []int{100, 5000, 10000} {
-			ports := large(n, 10)
+			ports := flows.Large(n, 10)
 			for _, c := range []struct {
 				name   string
 				change func(i int) *table.ServicePort
 			}{
-				{"endpoint", func(i int) *table.ServicePort {
-					p := *ports[i*7%n]
-					p.Frontends = slices.Clone(p.Frontends)
-					e := slices.Clone(p.Frontends[0].Endpoints)
-					e[9].Addr = netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 255, byte(i >> 8), byte(i)}), 8080)
-					p.Frontends[0].Endpoints = e
-					return &p
-				}},
-				{"new-service", func(i int) *table.ServicePort { return largePort(n+i, 10) }},
+				{"endpoint", func(i int) *table.ServicePort { return flows.OtherEndpoint(ports[i*7%n], i) }},
+				{"new-service", func(i int) *table.ServicePort { return flows.LargePort(n+i, 10) }},
 			} {
 				b.Run(fmt.Sprintf("%s/%s/%d", v, c.name, n), func(b *testing.B) {
 					inside(b, Config{Variant: v}, func(p *Plane) {
-						apply(b, p, table.New(ports...), nil)
+						flows.Apply(b, p, table.New(ports...), nil)
 						var took []time.Duration
 						i := 0
 						for b.Loop() {
@@ -75,7 +68,7 @@ func BenchmarkChange(b *testing.B) {
 							i++
 							b.StartTimer()
 							start := time.Now()
-							apply(b, p, tab, []table.Key{next.Key()})
+							flows.Apply(b, p, tab, []table.Key{next.Key()})
 							took = append(took, time.Since(start))
 						}
 						slices.Sort(took)

@@ -10,29 +10,10 @@ import (
 	"os"
 
 	"github.com/fairlead/fairlead/internal/kernel/iptables"
+	"github.com/fairlead/fairlead/internal/plane"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
-
-// Balance is how an endpoint is chosen for a new connection.
-type Balance uint8
-
-// The ways to choose.
-const (
-	Random Balance = iota
-	RoundRobin
-)
-
-// ParseBalance reads the value of --balance.
-func ParseBalance(s string) (Balance, error) {
-	switch s {
-	case "", "random":
-		return Random, nil
-	case "roundrobin":
-		return RoundRobin, nil
-	}
-	return 0, fmt.Errorf("balance %q is not one of random, roundrobin", s)
-}
 
 // Variant is the kernel interface that iptables uses.
 type Variant string
@@ -58,7 +39,7 @@ func ParseVariant(s string) (Variant, error) {
 // Config is what a Plane needs to know; the zero value is usable.
 type Config struct {
 	Variant Variant
-	Balance Balance
+	Balance plane.Balance
 	// ServiceCIDRs are the ranges of ClusterIPs. What is sent to an address
 	// there that no Service has is dropped, like upstream, instead of leaving
 	// this node.
@@ -170,14 +151,5 @@ func (p *Plane) Apply(ctx context.Context, t *table.Table, changed []table.Key) 
 			p.repaired = append(p.repaired, f.repaired...)
 		}
 	}
-	return joinErrors(errs)
-}
-
-// joinErrors joins errors and keeps the text bounded.
-func joinErrors(errs []error) error {
-	const most = 10
-	if n := len(errs) - most; n > 0 {
-		errs = append(errs[:most:most], fmt.Errorf("and %d more", n))
-	}
-	return errors.Join(errs...)
+	return plane.Both(errs...)
 }

@@ -9,8 +9,12 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/fairlead/fairlead/internal/plane"
 	"github.com/fairlead/fairlead/internal/svc"
 )
+
+// mode is this mode's name.
+const mode = "iptables"
 
 // prefix begins the names of all our chains. Whatever else begins so is
 // removed.
@@ -77,14 +81,14 @@ const (
 // addrBits is where the address ends in a key.
 func (l *layout) addrBits() int { return l.pad + l.alen }
 
-func (l *layout) orderOf(k frontKey) treeKey {
+func (l *layout) orderOf(k plane.FrontKey) treeKey {
 	var key treeKey
 	at := 0
-	if !k.node {
-		key, at = l.orderOfAddr(k.addr), l.addrBits()
+	if !k.Node {
+		key, at = l.orderOfAddr(k.Addr), l.addrBits()
 	}
-	key.setBits(at, protoBits, protoIndex(k.proto))
-	key.setBits(at+protoBits+portPad, portBits, uint32(k.port))
+	key.setBits(at, protoBits, protoIndex(k.Proto))
+	key.setBits(at+protoBits+portPad, portBits, uint32(k.Port))
 	return key
 }
 
@@ -148,12 +152,12 @@ func portSlot(slot treeKey, bits, at int) string {
 }
 
 // ownName names a chain of one frontend.
-func (l *layout) ownName(kind byte, k frontKey) string {
-	port := fmt.Sprintf("%s%04x", k.proto.String()[:1], k.port)
-	if k.node {
+func (l *layout) ownName(kind byte, k plane.FrontKey) string {
+	port := fmt.Sprintf("%s%04x", k.Proto.String()[:1], k.Port)
+	if k.Node {
 		return prefix + string(kind) + "-N-" + port
 	}
-	return l.shorten(string(kind)+"-", hex.EncodeToString(k.addr.AsSlice())+port)
+	return l.shorten(string(kind)+"-", hex.EncodeToString(k.Addr.AsSlice())+port)
 }
 
 // shorten makes a name of at most 28 letters, all that iptables allows: for
@@ -219,7 +223,7 @@ func rules(chain string, pairs ...string) []byte {
 }
 
 // base writes the chains that are always there, but for the roots of trees.
-func (l *layout) base(set *settings, emit func(table, name string, lines []byte)) {
+func (l *layout) base(set *plane.Settings, emit func(table, name string, lines []byte)) {
 	m, r := l.mark(l.cfg.MasqueradeBit), l.mark(l.cfg.RefuseBit)
 	both := l.mark(l.cfg.MasqueradeBit, l.cfg.RefuseBit)
 	nat := func(name string, pairs ...string) { emit(tableNAT, name, rules(name, pairs...)) }
@@ -229,14 +233,14 @@ func (l *layout) base(set *settings, emit func(table, name string, lines []byte)
 	nat(chainDrop, "", "-j MARK --set-xmark "+both+"/"+both, "", "-j ACCEPT")
 	nat(chainMarkMasq, "", "-j MARK --set-xmark "+m+"/"+m)
 	var outside []string
-	for _, p := range set.pods {
+	for _, p := range set.Pods {
 		outside = append(outside, source(p), "-j RETURN")
 	}
 	nat(chainMarkOutside, append(outside, "", "-j MARK --set-xmark "+m+"/"+m)...)
 
 	services := []string{"", "-j " + chainVIPs}
 	var output []string
-	for _, a := range set.nodeAddrs {
+	for _, a := range set.NodeAddrs {
 		if a.IsLoopback() {
 			// Nobody else may reach it.
 			output = append(output, destination(a), "-g "+chainNodePorts)
@@ -248,7 +252,7 @@ func (l *layout) base(set *settings, emit func(table, name string, lines []byte)
 	nat(chainOutput, append(output, "", "-j "+chainServices)...)
 
 	var post []string
-	if set.localhost {
+	if set.Localhost {
 		// What left 127.0.0.0/8 for an endpoint elsewhere gets an address that
 		// can be answered.
 		post = append(post, "-s 127.0.0.0/8 ! -o lo -m conntrack --ctstate DNAT ", "-j MASQUERADE --random-fully")
@@ -263,7 +267,7 @@ func (l *layout) base(set *settings, emit func(table, name string, lines []byte)
 
 // baseFilter writes the chains of table filter. They carry out what the
 // packet's mark says, since iptables cannot refuse packets in table nat.
-func (l *layout) baseFilter(set *settings, m, r, both string, emit func(table, name string, lines []byte)) {
+func (l *layout) baseFilter(set *plane.Settings, m, r, both string, emit func(table, name string, lines []byte)) {
 	filter := func(name string, pairs ...string) { emit(tableFilter, name, rules(name, pairs...)) }
 	filter(chainRefuse,
 		"-m mark --mark "+both+"/"+both+" ", "-j DROP",
@@ -279,7 +283,7 @@ func (l *layout) baseFilter(set *settings, m, r, both string, emit func(table, n
 		}
 	}
 	var input []string
-	if set.localhost {
+	if set.Localhost {
 		// route_localnet must not open the node's own 127.0.0.0/8 to other
 		// machines (kubernetes/kubernetes#90259).
 		input = []string{"-d 127.0.0.0/8 ! -i lo -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT ", "-j DROP"}

@@ -1,136 +1,22 @@
 package iptables
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
 	"strconv"
-	"time"
 
+	"github.com/fairlead/fairlead/internal/plane"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// frontKey is what packets are told apart by: one frontend. For a node port
-// addr is not valid.
-type frontKey struct {
-	addr  netip.Addr
-	port  uint16
-	proto svc.Protocol
-	node  bool
-}
-
-func keyOf(p svc.Protocol, f *table.Frontend) frontKey {
-	k := frontKey{addr: f.Addr.Addr(), port: f.Addr.Port(), proto: p}
-	if f.Kind == table.NodePort {
-		k.addr, k.node = netip.Addr{}, true
-	}
-	return k
-}
-
-func (k frontKey) String() string {
-	if k.node {
-		return fmt.Sprintf("%s node port %d", k.proto, k.port)
-	}
-	return svc.Frontend{Protocol: k.proto, Addr: netip.AddrPortFrom(k.addr, k.port)}.String()
-}
-
-// settings are what a Table says for all its ports.
-type settings struct {
-	pods      []netip.Prefix
-	masqAll   bool
-	nodeAddrs []netip.Addr
-	localhost bool
-}
-
-func settingsOf(t *table.Table, f svc.Family) settings {
-	s := settings{masqAll: t.MasqueradeAll}
-	for _, p := range t.ClusterCIDRs {
-		if svc.FamilyOf(p.Addr()) == f {
-			s.pods = append(s.pods, p.Masked())
-		}
-	}
-	for _, a := range t.NodePortAddrs {
-		if svc.FamilyOf(a) != f {
-			continue
-		}
-		// Linux has no route_localnet for ::1.
-		if a.IsLoopback() && f == svc.IPv6 {
-			continue
-		}
-		s.localhost = s.localhost || a.IsLoopback()
-		s.nodeAddrs = append(s.nodeAddrs, a)
-	}
-	return s
-}
-
-func (s *settings) equal(o *settings) bool {
-	return s.masqAll == o.masqAll && slices.Equal(s.pods, o.pods) && slices.Equal(s.nodeAddrs, o.nodeAddrs)
-}
-
-// maxEndpoints bounds a list: a packet may meet as many rules.
-const maxEndpoints = 1<<16 - 1
-
-// validate says why a port cannot be written. The other ports are not
-// concerned.
-func validate(p *table.ServicePort) error {
-	fail := func(f *table.Frontend, format string, args ...any) error {
-		return fmt.Errorf("%s, frontend %s %s: %s", p.ID, f.Kind, f.Addr, fmt.Sprintf(format, args...))
-	}
-	switch p.Protocol {
-	case svc.TCP, svc.UDP, svc.SCTP:
-	default:
-		return fmt.Errorf("%s: %s is not one of TCP, UDP, SCTP", p.ID, p.Protocol)
-	}
-	for i := range p.Frontends {
-		f := &p.Frontends[i]
-		if !goodAddr(f.Addr, p.Family) {
-			return fail(f, "not an address of family %s with a port", p.Family)
-		}
-		for _, list := range [][]table.Endpoint{f.Endpoints, f.LocalClients} {
-			if len(list) > maxEndpoints {
-				return fail(f, "%d endpoints, iptables mode has room for %d", len(list), maxEndpoints)
-			}
-			for _, e := range list {
-				if !goodAddr(e.Addr, p.Family) {
-					return fail(f, "endpoint %s is not an address of family %s with a port", e.Addr, p.Family)
-				}
-			}
-		}
-	}
-	return nil
-}
-
-func goodAddr(a netip.AddrPort, f svc.Family) bool {
-	return a.IsValid() && svc.FamilyOf(a.Addr()) == f && !a.Addr().Is4In6() && a.Addr().Zone() == "" && a.Port() != 0
-}
-
-// unique returns a sorted list without repetitions: itself, if it has none.
-func unique(list []table.Endpoint) []table.Endpoint {
-	for i := 1; i < len(list); i++ {
-		if list[i].Addr == list[i-1].Addr {
-			return slices.CompactFunc(slices.Clone(list), func(a, b table.Endpoint) bool { return a.Addr == b.Addr })
-		}
-	}
-	return list
-}
-
-// masquerading says which connections of a frontend get this node's address.
-type masquerading uint8
-
-const (
-	masqNone    masquerading = iota
-	masqAlways               // all
-	masqOutside              // those from outside of the pods' ranges
-)
-
 // front is one frontend as it is written: an item of a tree.
 type front struct {
-	fk    frontKey
+	fk    plane.FrontKey
 	order treeKey
 	port  *table.ServicePort
 	f     *table.Frontend
-	masq  masquerading
+	masq  plane.Masquerading
 	// own says that the rules are in chains of the frontend's own.
 	own   bool
 	rules int
@@ -138,28 +24,24 @@ type front struct {
 
 func (f *front) key() *treeKey { return &f.order }
 func (f *front) weight() int   { return f.rules }
-func (f *front) guarded() bool { return f.f.Kind == table.ClusterIP && !f.fk.node }
+func (f *front) guarded() bool { return f.f.Kind == table.ClusterIP && !f.fk.Node }
 
 // manyRules says that a frontend has so many rules that one more, which sends
 // other ports away first, costs less than to match the port in each: a match is
 // a third of what such a rule costs iptables-legacy-restore and the kernel.
-func (f *front) manyRules() bool { return !f.fk.node && len(f.f.Endpoints) > 2 }
+func (f *front) manyRules() bool { return !f.fk.Node && len(f.f.Endpoints) > 2 }
 
 // inlineRules is how many rules a frontend may have in a leaf among those of
 // others.
 const inlineRules = 32
 
-func (l *layout) frontFor(set *settings, p *table.ServicePort, f *table.Frontend) *front {
-	k := keyOf(p.Protocol, f)
+func (l *layout) frontFor(set *plane.Settings, p *table.ServicePort, f *table.Frontend) *front {
+	k := plane.KeyOf(p.Protocol, f)
 	fr := &front{fk: k, order: l.orderOf(k), port: p, f: f, rules: max(1, len(f.Endpoints))}
-	switch {
-	case len(f.Endpoints) == 0:
-	case f.Masquerade, f.Kind == table.ClusterIP && set.masqAll:
-		fr.masq = masqAlways
-	case f.Kind == table.ClusterIP && len(set.pods) > 0:
-		fr.masq = masqOutside
+	if len(f.Endpoints) > 0 {
+		fr.masq = plane.MasqueradingOf(set, f)
 	}
-	if fr.masq != masqNone {
+	if fr.masq != plane.MasqueradeNone {
 		fr.rules++
 	}
 	if fr.manyRules() {
@@ -176,7 +58,7 @@ func (l *layout) frontFor(set *settings, p *table.ServicePort, f *table.Frontend
 }
 
 // chains writes the chains of the frontend's own, as lines, if it has any.
-func (l *layout) chains(set *settings, fr *front, emit func(name string, lines []byte)) {
+func (l *layout) chains(set *plane.Settings, fr *front, emit func(name string, lines []byte)) {
 	if !fr.own {
 		return
 	}
@@ -191,7 +73,7 @@ func (l *layout) chains(set *settings, fr *front, emit func(name string, lines [
 		in := writer{chain: name}
 		l.endpoints(&in, fr, "", fr.f.LocalClients, false)
 		emit(name, in.b)
-		for _, p := range set.pods {
+		for _, p := range set.Pods {
 			w.rule(source(p), "-g "+name)
 		}
 		// This node's own connections are masqueraded: their source may be the
@@ -209,8 +91,8 @@ func (l *layout) chains(set *settings, fr *front, emit func(name string, lines [
 func (l *layout) allow(name, to string, fr *front) []byte {
 	w := writer{chain: name}
 	ranges := fr.f.SourceRanges
-	if !fr.fk.node {
-		ranges = append(slices.Clip(ranges), netip.PrefixFrom(fr.fk.addr, fr.fk.addr.BitLen()))
+	if !fr.fk.Node {
+		ranges = append(slices.Clip(ranges), netip.PrefixFrom(fr.fk.Addr, fr.fk.Addr.BitLen()))
 	}
 	for _, p := range ranges {
 		if svc.FamilyOf(p.Addr()) == l.family {
@@ -228,8 +110,8 @@ func (l *layout) leaf(w *writer, fr *front, alone bool) {
 	switch {
 	case !fr.own:
 		if alone && fr.manyRules() {
-			m = destination(fr.fk.addr) + "-p " + protoName(fr.fk.proto) + " "
-			w.rule(m+"-m "+protoName(fr.fk.proto)+" ! --dport "+strconv.Itoa(int(fr.fk.port))+" ", l.otherPorts(fr))
+			m = destination(fr.fk.Addr) + "-p " + protoName(fr.fk.Proto) + " "
+			w.rule(m+"-m "+protoName(fr.fk.Proto)+" ! --dport "+strconv.Itoa(int(fr.fk.Port))+" ", l.otherPorts(fr))
 		}
 		l.masquerade(w, fr, m)
 		l.endpoints(w, fr, m, fr.f.Endpoints, fr.f.Drop)
@@ -250,16 +132,16 @@ func (l *layout) otherPorts(fr *front) string {
 
 func (l *layout) masquerade(w *writer, fr *front, match string) {
 	switch fr.masq {
-	case masqAlways:
+	case plane.MasqueradeAlways:
 		w.rule(match, "-j "+chainMarkMasq)
-	case masqOutside:
+	case plane.MasqueradeOutside:
 		w.rule(match, "-j "+chainMarkOutside)
 	}
 }
 
 // endpoints writes the choice among a list.
 func (l *layout) endpoints(w *writer, fr *front, match string, list []table.Endpoint, drop bool) {
-	list = unique(list)
+	list = plane.Unique(list)
 	if len(list) == 0 {
 		to := chainRefuse
 		if drop {
@@ -269,11 +151,11 @@ func (l *layout) endpoints(w *writer, fr *front, match string, list []table.Endp
 		return
 	}
 	if match == "" {
-		match = "-p " + protoName(fr.fk.proto) + " "
+		match = "-p " + protoName(fr.fk.Proto) + " "
 	}
 	var sticky func(table.Endpoint) string
 	if fr.port.Affinity > 0 {
-		seconds := int64((fr.port.Affinity + time.Second - 1) / time.Second)
+		seconds := int64(plane.AffinitySeconds(fr.port))
 		sticky = func(e table.Endpoint) string {
 			return "--name " + memory(fr.fk, e) + " --mask " + l.fullMask + " --rsource "
 		}
@@ -295,7 +177,7 @@ func (l *layout) choose(n int) string {
 	switch {
 	case n == 1:
 		return ""
-	case l.cfg.Balance == RoundRobin:
+	case l.cfg.Balance == plane.RoundRobin:
 		return "-m statistic --mode nth --every " + strconv.Itoa(n) + " --packet 0 "
 	}
 	return "-m statistic --mode random --probability " + probability(n) + " "
@@ -313,16 +195,16 @@ func (l *layout) dnat(e table.Endpoint) string { return "-j DNAT --to-destinatio
 
 // memory names the list of clients that stick to an endpoint of a frontend. It
 // goes when the last rule that names it does.
-func memory(k frontKey, e table.Endpoint) string {
-	return "fairlead-" + protoName(k.proto) + "-" + where(k) + "-" + strconv.Itoa(int(k.port)) + "-" +
+func memory(k plane.FrontKey, e table.Endpoint) string {
+	return "fairlead-" + protoName(k.Proto) + "-" + where(k) + "-" + strconv.Itoa(int(k.Port)) + "-" +
 		e.Addr.Addr().String() + "-" + strconv.Itoa(int(e.Addr.Port()))
 }
 
-func where(k frontKey) string {
-	if k.node {
+func where(k plane.FrontKey) string {
+	if k.Node {
 		return "node"
 	}
-	return k.addr.String()
+	return k.Addr.String()
 }
 
 func protoName(p svc.Protocol) string {
@@ -336,9 +218,9 @@ func protoName(p svc.Protocol) string {
 }
 
 // matchFront matches packets to a frontend.
-func matchFront(k frontKey) string {
-	p := protoName(k.proto)
-	return destination(k.addr) + "-p " + p + " -m " + p + " --dport " + strconv.Itoa(int(k.port)) + " "
+func matchFront(k plane.FrontKey) string {
+	p := protoName(k.Proto)
+	return destination(k.Addr) + "-p " + p + " -m " + p + " --dport " + strconv.Itoa(int(k.Port)) + " "
 }
 
 func destination(a netip.Addr) string {

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/fairlead/fairlead/internal/kernel/iptables"
+	"github.com/fairlead/fairlead/internal/plane"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
@@ -139,13 +140,13 @@ func probe(ctx context.Context, t tool, f svc.Family) error {
 		return table.Endpoint{Addr: netip.AddrPortFrom(a, 80)}
 	}
 	fronts := []table.Frontend{{Addr: ep(1).Addr, Endpoints: []table.Endpoint{ep(2), ep(3)}}}
-	set := settings{localhost: f == svc.IPv4}
+	set := plane.Settings{Localhost: f == svc.IPv4}
 	fa := &family{layout: l, tool: t, state: newState(l, set)}
-	var fks []frontKey
+	var fks []plane.FrontKey
 	for i, p := range []*table.ServicePort{
 		{Family: f, Protocol: svc.TCP, Frontends: fronts}, {Family: f, Protocol: svc.UDP, Frontends: fronts, Affinity: 1},
 	} {
-		fa.state.claim(table.Key{ID: svc.PortName{Port: fmt.Sprint(i)}}, p, func(k frontKey) { fks = append(fks, k) })
+		fa.state.claims.Set(table.Key{ID: svc.PortName{Port: fmt.Sprint(i)}}, p, func(k plane.FrontKey) { fks = append(fks, k) })
 	}
 	for _, k := range fks {
 		fa.state.set(k, fa.state.wanted(k))

@@ -3,13 +3,12 @@ package iptables
 import (
 	"context"
 	"errors"
-	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/table"
 	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/flows"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -37,24 +36,24 @@ func TestRepair(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			variants(t, func(t *testing.T, v Variant) {
 				inside(t, Config{Variant: v}, func(p *Plane) {
-					tab := everyField()
-					apply(t, p, tab, nil)
+					tab := flows.EveryField()
+					flows.Apply(t, p, tab, nil)
 					if r := p.Repaired(); len(r) != 0 {
 						t.Errorf("the first Apply repaired %q", r)
 					}
-					before := dump(t, p)
-					run(t, "*"+c.table+"\n"+c.do+"\nCOMMIT\n", restoreProgram(v), "--noflush")
-					if before == dump(t, p) {
+					before := flows.Dump(t, p)
+					flows.Command(t, "*"+c.table+"\n"+c.do+"\nCOMMIT\n", restoreProgram(v), "--noflush")
+					if before == flows.Dump(t, p) {
 						t.Fatal("the damage does not show")
 					}
-					apply(t, p, tab, nil)
-					if d := cmp.Diff(before, dump(t, p)); d != "" {
+					flows.Apply(t, p, tab, nil)
+					if d := cmp.Diff(before, flows.Dump(t, p)); d != "" {
 						t.Errorf("(-before +repaired):\n%s", d)
 					}
 					if r := strings.Join(p.Repaired(), "\n"); !strings.Contains(r, c.say) {
 						t.Errorf("Repaired says\n%s\nwant something about %q", r, c.say)
 					}
-					apply(t, p, tab, nil)
+					flows.Apply(t, p, tab, nil)
 					if r := p.Repaired(); len(r) != 0 {
 						t.Errorf("repaired again: %q", r)
 					}
@@ -79,21 +78,21 @@ func (r respelling) Save(ctx context.Context, table string, chain func(string), 
 func TestOtherSpellings(t *testing.T) {
 	withTools(t, NFT, Config{}, func(p *Plane, c *counting) {
 		c.tool = respelling{c.tool}
-		tab := everyField()
+		tab := flows.EveryField()
 		for i := range 4 {
 			c.restores = 0
-			apply(t, p, tab, nil)
+			flows.Apply(t, p, tab, nil)
 			if r := p.Repaired(); len(r) > 0 || i > 1 && c.restores > 0 {
 				t.Errorf("audit %d: %d changes, repaired %q", i, c.restores, r)
 			}
 		}
-		run(t, "*nat\n-F FAIRLEAD-MARK-MASQ\nCOMMIT\n", restoreProgram(NFT), "--noflush")
-		apply(t, p, tab, nil)
+		flows.Command(t, "*nat\n-F FAIRLEAD-MARK-MASQ\nCOMMIT\n", restoreProgram(NFT), "--noflush")
+		flows.Apply(t, p, tab, nil)
 		if r := p.Repaired(); len(r) != 1 || !strings.Contains(r[0], "FAIRLEAD-MARK-MASQ") {
 			t.Errorf("repaired %q, want the chain that was emptied", r)
 		}
-		apply(t, p, tab, nil)
-		if r := p.Repaired(); len(r) > 0 || !strings.Contains(dump(t, p), "--or-mark") {
+		flows.Apply(t, p, tab, nil)
+		if r := p.Repaired(); len(r) > 0 || !strings.Contains(flows.Dump(t, p), "--or-mark") {
 			t.Errorf("repaired %q", r)
 		}
 	})
@@ -116,7 +115,7 @@ COMMIT
 // saved is what iptables-save prints, without what differs from time to time.
 func saved(t *testing.T, v Variant) string {
 	var out []string
-	for line := range strings.Lines(run(t, "", saveProgram(v))) {
+	for line := range strings.Lines(flows.Command(t, "", saveProgram(v))) {
 		if !strings.HasPrefix(line, "#") {
 			line, _, _ = strings.Cut(line, " [") // counters
 			out = append(out, strings.TrimSpace(line)+"\n")
@@ -130,11 +129,11 @@ func saved(t *testing.T, v Variant) string {
 func TestNeighboursAreLeftAlone(t *testing.T) {
 	variants(t, func(t *testing.T, v Variant) {
 		inside(t, Config{Variant: v}, func(p *Plane) {
-			run(t, neighbour, restoreProgram(v), "--noflush")
+			flows.Command(t, neighbour, restoreProgram(v), "--noflush")
 			before := saved(t, v)
-			for _, tab := range []*table.Table{everyField(), table.New(), everyField()} {
-				apply(t, p, tab, nil)
-				apply(t, p, tab, nil)
+			for _, tab := range []*table.Table{flows.EveryField(), table.New(), flows.EveryField()} {
+				flows.Apply(t, p, tab, nil)
+				flows.Apply(t, p, tab, nil)
 				for line := range strings.Lines(before) {
 					if !strings.HasPrefix(line, ":") && !strings.Contains(saved(t, v), line) {
 						t.Errorf("lost %q", line)
@@ -162,7 +161,7 @@ func TestCleanupOfNothing(t *testing.T) {
 		if err := Cleanup(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if out := run(t, "", "nft", "list", "ruleset") + run(t, "", "iptables-legacy-save"); out != "" {
+		if out := flows.Command(t, "", "nft", "list", "ruleset") + flows.Command(t, "", "iptables-legacy-save"); out != "" {
 			t.Errorf("there is now\n%s", out)
 		}
 	})
@@ -176,13 +175,13 @@ func TestCleanupOfBothVariants(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			apply(t, p, everyField(), nil)
+			flows.Apply(t, p, flows.EveryField(), nil)
 		}
 		if err := Cleanup(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		for _, program := range []string{"iptables-nft-save", "iptables-legacy-save", "ip6tables-nft-save", "ip6tables-legacy-save"} {
-			if out := run(t, "", program); strings.Contains(out, prefix) {
+			if out := flows.Command(t, "", program); strings.Contains(out, prefix) {
 				t.Errorf("%s still says\n%s", program, out)
 			}
 		}
@@ -225,7 +224,7 @@ func TestChoose(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			testbed.NewNetwork(t).Outside("host").Do(func() {
 				for v, text := range c.rules {
-					run(t, text, restoreProgram(v), "--noflush")
+					flows.Command(t, text, restoreProgram(v), "--noflush")
 				}
 				got, why, err := ProbeVariant(t.Context(), Auto)
 				if err != nil || got != c.want || why != c.why {
@@ -240,11 +239,11 @@ func TestApplyStopsWithItsContext(t *testing.T) {
 	inside(t, Config{}, func(p *Plane) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if err := p.Apply(ctx, everyField(), nil); !errors.Is(err, context.Canceled) {
+		if err := p.Apply(ctx, flows.EveryField(), nil); !errors.Is(err, context.Canceled) {
 			t.Errorf("Apply = %v, want that it was cancelled", err)
 		}
-		apply(t, p, everyField(), []table.Key{})
-		if d := dump(t, p); !strings.Contains(d, "-d 10.96.0.10/32") {
+		flows.Apply(t, p, flows.EveryField(), []table.Key{})
+		if d := flows.Dump(t, p); !strings.Contains(d, "-d 10.96.0.10/32") {
 			t.Errorf("an Apply after one that failed did not do all of it:\n%s", d)
 		}
 	})
@@ -256,39 +255,9 @@ func TestConfigIsChecked(t *testing.T) {
 			t.Errorf("%+v: no error", cfg)
 		}
 	}
-	for s, want := range map[string]Balance{"": Random, "random": Random, "roundrobin": RoundRobin} {
-		if b, err := ParseBalance(s); err != nil || b != want {
-			t.Errorf("ParseBalance(%q) = %v, %v", s, b, err)
-		}
-	}
-	if _, err := ParseBalance("rr"); err == nil {
-		t.Error("rr is not a balance")
-	}
 	for s, want := range map[string]Variant{"": Auto, "auto": Auto, "nft": NFT, "legacy": Legacy} {
 		if v, err := ParseVariant(s); err != nil || v != want {
 			t.Errorf("ParseVariant(%q) = %v, %v", s, v, err)
-		}
-	}
-}
-
-func TestValidateNamesTheFault(t *testing.T) {
-	ok := servicePort("web", "", 4, 6, table.Frontend{Addr: ap("10.96.0.1:80"), Endpoints: eps("10.0.0.1:1")})
-	if err := validate(ok); err != nil {
-		t.Error(err)
-	}
-	if err := validate(servicePort("web", "", 4, 1)); err == nil {
-		t.Error("a protocol without ports: no error")
-	}
-	for name, f := range map[string]table.Frontend{
-		"family":          {Addr: ap("[fd00::1]:80")},
-		"mapped":          {Addr: netip.AddrPortFrom(netip.MustParseAddr("::ffff:10.0.0.1"), 80)},
-		"port":            {Addr: ap("10.96.0.1:0")},
-		"endpoint family": {Addr: ap("10.96.0.1:80"), Endpoints: eps("[fd00::1]:80")},
-		"endpoint port":   {Addr: ap("10.96.0.1:80"), LocalClients: eps("10.0.0.1:0")},
-		"too many":        {Addr: ap("10.96.0.1:80"), Endpoints: slices.Repeat(eps("10.0.0.1:1"), maxEndpoints+1)},
-	} {
-		if err := validate(servicePort("web", "", 4, 6, f)); err == nil {
-			t.Errorf("%s: no error", name)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/fairlead/fairlead/internal/plane"
 	"github.com/fairlead/fairlead/internal/table"
 )
 
@@ -26,10 +27,10 @@ type stored map[chainKey]uint64
 // written.
 type state struct {
 	l        *layout
-	settings settings
+	settings plane.Settings
 
 	// fronts are the frontends in the trees; vips and nodes find them.
-	fronts map[frontKey]*front
+	fronts map[plane.FrontKey]*front
 	vips   *tree[*front]
 	nodes  *tree[*front]
 	// locals counts the frontends' local endpoints; hairpins has their
@@ -39,77 +40,36 @@ type state struct {
 	leaving  map[netip.Addr]bool
 	hairpins *tree[*hairpin]
 	// own are the chains of single frontends that may have changed.
-	own map[string]frontKey
+	own map[string]plane.FrontKey
 
-	// ports are the service ports last planned, claims who of them wants which
-	// frontend.
-	ports  map[table.Key]*table.ServicePort
-	claims map[frontKey][]*table.ServicePort
+	// claims are the service ports last planned.
+	claims *plane.Claims
 }
 
-func newState(l *layout, set settings) *state {
+func newState(l *layout, set plane.Settings) *state {
 	return &state{
-		l: l, settings: set, fronts: map[frontKey]*front{}, locals: map[netip.Addr]int{}, leaving: map[netip.Addr]bool{}, own: map[string]frontKey{},
+		l: l, settings: set, fronts: map[plane.FrontKey]*front{}, locals: map[netip.Addr]int{}, leaving: map[netip.Addr]bool{}, own: map[string]plane.FrontKey{},
 		vips: newTree[*front](chainVIPs, l.vipSlot), nodes: newTree[*front](chainNodePorts, l.nodeSlot),
 		hairpins: newTree[*hairpin](chainHairpin, l.hairpinSlot),
-		ports:    map[table.Key]*table.ServicePort{}, claims: map[frontKey][]*table.ServicePort{},
-	}
-}
-
-// claim makes p the port planned for its key (nil: none) and calls touched for
-// each frontend that may have to change.
-//
-// Two Services may want the same frontend, such as an external IP. The one
-// first by name has it.
-func (s *state) claim(k table.Key, p *table.ServicePort, touched func(frontKey)) {
-	if old := s.ports[k]; old != nil {
-		for i := range old.Frontends {
-			fk := keyOf(old.Protocol, &old.Frontends[i])
-			left := slices.DeleteFunc(slices.Clone(s.claims[fk]), func(q *table.ServicePort) bool { return q == old })
-			if len(left) == 0 {
-				delete(s.claims, fk)
-			} else {
-				s.claims[fk] = left
-			}
-			touched(fk)
-		}
-		delete(s.ports, k)
-	}
-	if p == nil {
-		return
-	}
-	s.ports[k] = p
-	for i := range p.Frontends {
-		fk := keyOf(p.Protocol, &p.Frontends[i])
-		if c := s.claims[fk]; !slices.Contains(c, p) {
-			c = append(slices.Clip(c), p)
-			slices.SortFunc(c, func(a, b *table.ServicePort) int { return a.ID.Compare(b.ID) })
-			s.claims[fk] = c
-		}
-		touched(fk)
+		claims:   plane.NewClaims(),
 	}
 }
 
 // wanted returns what k is to be, nil if nothing.
-func (s *state) wanted(k frontKey) *front {
-	c := s.claims[k]
-	if len(c) == 0 {
+func (s *state) wanted(k plane.FrontKey) *front {
+	p, f := s.claims.Wanted(k)
+	if f == nil {
 		return nil
 	}
-	for i := range c[0].Frontends {
-		if f := &c[0].Frontends[i]; keyOf(c[0].Protocol, f) == k {
-			return s.l.frontFor(&s.settings, c[0], f)
-		}
-	}
-	return nil
+	return s.l.frontFor(&s.settings, p, f)
 }
 
 // set puts next in the place of the frontend k, nil to have none, and returns
 // what was there.
-func (s *state) set(k frontKey, next *front) (old *front) {
+func (s *state) set(k plane.FrontKey, next *front) (old *front) {
 	old = s.fronts[k]
 	t := s.vips
-	if k.node {
+	if k.Node {
 		t = s.nodes
 	}
 	if old != nil {
@@ -253,9 +213,9 @@ func (s *state) render(t *tree[*front], w *writer) bool {
 	for i, it := range items {
 		s.l.leaf(w, it, !sameProtocol(items, i, i-1) && !sameProtocol(items, i, i+1))
 		guarded = guarded || it.guarded()
-		if last := i+1 == len(items) || items[i+1].fk.addr != it.fk.addr; last {
+		if last := i+1 == len(items) || items[i+1].fk.Addr != it.fk.Addr; last {
 			if guarded {
-				w.rule(destination(it.fk.addr), "-g "+chainRefuse)
+				w.rule(destination(it.fk.Addr), "-g "+chainRefuse)
 			}
 			guarded = false
 		}
@@ -268,7 +228,7 @@ func (s *state) render(t *tree[*front], w *writer) bool {
 
 // sameProtocol says whether two items have one address and protocol.
 func sameProtocol(items []*front, i, j int) bool {
-	return j >= 0 && j < len(items) && items[i].fk.addr == items[j].fk.addr && items[i].fk.proto == items[j].fk.proto
+	return j >= 0 && j < len(items) && items[i].fk.Addr == items[j].fk.Addr && items[i].fk.Proto == items[j].fk.Proto
 }
 
 // local makes a chain of the tree of local endpoints: in table nat it

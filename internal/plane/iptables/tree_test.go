@@ -11,9 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/plane"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/flows"
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 )
@@ -47,9 +49,9 @@ func checkTree(t *rapid.T, f svc.Family) {
 		t.Fatal(err)
 	}
 	l := newLayout(f, &cfg)
-	set := settings{pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}
+	set := plane.Settings{Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}
 	s := newState(l, set)
-	got, have := plan{}, map[frontKey]*front{}
+	got, have := plan{}, map[plane.FrontKey]*front{}
 	addr := func() netip.Addr {
 		b := [4]byte{10, byte(rapid.IntRange(0, 1).Draw(t, "b")), byte(rapid.IntRange(0, 3).Draw(t, "c")), byte(rapid.IntRange(0, 40).Draw(t, "d"))}
 		if f == svc.IPv4 {
@@ -58,16 +60,16 @@ func checkTree(t *rapid.T, f svc.Family) {
 		return netip.AddrFrom16([16]byte{0xfd, 4: b[1], 14: b[2], 15: b[3]})
 	}
 	for range rapid.IntRange(1, 60).Draw(t, "steps") {
-		k := frontKey{addr: addr(), port: uint16(rapid.IntRange(1, 300).Draw(t, "port")), proto: rapid.SampledFrom(protocols).Draw(t, "proto")}
+		k := plane.FrontKey{Addr: addr(), Port: uint16(rapid.IntRange(1, 300).Draw(t, "port")), Proto: rapid.SampledFrom(protocols).Draw(t, "proto")}
 		if len(have) > 0 && rapid.IntRange(0, 2).Draw(t, "old") == 0 {
-			k = rapid.SampledFrom(slices.SortedFunc(maps.Keys(have), func(a, b frontKey) int { return strings.Compare(a.String(), b.String()) })).Draw(t, "which")
+			k = rapid.SampledFrom(slices.SortedFunc(maps.Keys(have), func(a, b plane.FrontKey) int { return strings.Compare(a.String(), b.String()) })).Draw(t, "which")
 		}
-		fr := table.Frontend{Addr: netip.AddrPortFrom(k.addr, k.port), Kind: rapid.SampledFrom([]table.FrontendKind{table.ClusterIP, table.ExternalIP, table.NodePort}).Draw(t, "kind")}
+		fr := table.Frontend{Addr: netip.AddrPortFrom(k.Addr, k.Port), Kind: rapid.SampledFrom([]table.FrontendKind{table.ClusterIP, table.ExternalIP, table.NodePort}).Draw(t, "kind")}
 		switch {
-		case k.node:
-			fr.Kind, fr.Addr = table.NodePort, netip.AddrPortFrom(addr(), k.port)
+		case k.Node:
+			fr.Kind, fr.Addr = table.NodePort, netip.AddrPortFrom(addr(), k.Port)
 		case fr.Kind == table.NodePort:
-			k.addr, k.node = netip.Addr{}, true
+			k.Addr, k.Node = netip.Addr{}, true
 		}
 		if rapid.IntRange(0, 3).Draw(t, "gone") == 0 {
 			s.set(k, nil)
@@ -76,7 +78,7 @@ func checkTree(t *rapid.T, f svc.Family) {
 			for i := range rapid.IntRange(0, 40).Draw(t, "endpoints") {
 				fr.Endpoints = append(fr.Endpoints, table.Endpoint{Addr: netip.AddrPortFrom(fr.Addr.Addr(), uint16(i+1)), Local: i%5 == 0})
 			}
-			have[k] = l.frontFor(&set, &table.ServicePort{Family: f, Protocol: k.proto}, &fr)
+			have[k] = l.frontFor(&set, &table.ServicePort{Family: f, Protocol: k.Proto}, &fr)
 			s.set(k, have[k])
 		}
 		if rapid.Bool().Draw(t, "write") {
@@ -98,7 +100,7 @@ func checkTree(t *rapid.T, f svc.Family) {
 
 // checkWalks follows a packet to each frontend through the text of the chains:
 // its own rules and no others are met.
-func checkWalks(t *rapid.T, l *layout, chains plan, have map[frontKey]*front) {
+func checkWalks(t *rapid.T, l *layout, chains plan, have map[plane.FrontKey]*front) {
 	for name := range chains {
 		if len(name.name) > 28 {
 			t.Fatalf("%s is longer than iptables allows", name.name)
@@ -106,7 +108,7 @@ func checkWalks(t *rapid.T, l *layout, chains plan, have map[frontKey]*front) {
 	}
 	for k, fr := range have {
 		root := chainVIPs
-		if k.node {
+		if k.Node {
 			root = chainNodePorts
 		}
 		w := writer{chain: "X"}
@@ -124,7 +126,7 @@ func checkWalks(t *rapid.T, l *layout, chains plan, have map[frontKey]*front) {
 }
 
 // walk counts the rules that a packet meets until one leads it where then says.
-func walk(chains plan, at string, k frontKey, then string) (int, bool) {
+func walk(chains plan, at string, k plane.FrontKey, then string) (int, bool) {
 	met := 0
 	for depth := 0; depth < 60; depth++ {
 		next := ""
@@ -149,7 +151,7 @@ func walk(chains plan, at string, k frontKey, then string) (int, bool) {
 }
 
 // matches interprets the matches of rules.
-func matches(rule string, k frontKey) bool {
+func matches(rule string, k plane.FrontKey) bool {
 	words := strings.Fields(rule)
 	for i := 0; i+1 < len(words); i += 2 {
 		not := words[i] == "!"
@@ -159,9 +161,9 @@ func matches(rule string, k frontKey) bool {
 		ok := true
 		switch arg := words[i+1]; words[i] {
 		case "-d":
-			ok = netip.MustParsePrefix(arg).Contains(k.addr)
+			ok = netip.MustParsePrefix(arg).Contains(k.Addr)
 		case "-p":
-			ok = arg == protoName(k.proto)
+			ok = arg == protoName(k.Proto)
 		case "--dport":
 			lo, hi, ranged := strings.Cut(arg, ":")
 			if !ranged {
@@ -169,7 +171,7 @@ func matches(rule string, k frontKey) bool {
 			}
 			a, _ := strconv.Atoi(lo)
 			b, _ := strconv.Atoi(hi)
-			ok = a <= int(k.port) && int(k.port) <= b
+			ok = a <= int(k.Port) && int(k.Port) <= b
 		}
 		if ok == not {
 			return false
@@ -190,18 +192,18 @@ func TestFewRulesForAPacket(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			apply(t, p, table.New(large(n, 10)...), nil)
+			flows.Apply(t, p, table.New(flows.Large(n, 10)...), nil)
 			most := 0
 			for _, i := range []int{n / 2, n - 1} {
-				run(t, "", "iptables-"+string(v), "-w", "-t", "nat", "-Z")
-				to := largePort(i, 1).Frontends[0].Addr
+				flows.Command(t, "", "iptables-"+string(v), "-w", "-t", "nat", "-Z")
+				to := flows.LargePort(i, 1).Frontends[0].Addr
 				// The network has nobody to answer.
 				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 				if _, err := host.Dial(ctx, svc.TCP, to); err == nil {
 					t.Errorf("somebody answers on %s", to)
 				}
 				cancel()
-				met := countRules(run(t, "", saveProgram(v), "-c", "-t", "nat"))
+				met := countRules(flows.Command(t, "", saveProgram(v), "-c", "-t", "nat"))
 				most = max(most, met)
 			}
 			t.Logf("%s: at most %d rules met", v, most)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
 	"github.com/fairlead/fairlead/internal/kernel/sysctl"
+	"github.com/fairlead/fairlead/internal/plane"
 	"github.com/fairlead/fairlead/internal/table"
 )
 
@@ -24,6 +25,8 @@ type family struct {
 	state *state
 	// doubtful says that an error left the state not to be relied upon.
 	doubtful bool
+	// unswept says that the last full comparison left what nothing needs.
+	unswept  bool
 	repaired []string
 }
 
@@ -41,38 +44,23 @@ const (
 	maxFronts = 5000
 )
 
-// joinErrors joins errors and keeps the text bounded.
-func joinErrors(errs []error) error {
-	const most = 10
-	if n := len(errs) - most; n > 0 {
-		errs = append(errs[:most:most], fmt.Errorf("and %d more", n))
-	}
-	return errors.Join(errs...)
-}
-
 // apply writes the family's share of t.
 func (f *family) apply(ctx context.Context, t *table.Table, changed []table.Key) error {
 	f.repaired = nil
-	set := settingsOf(t, f.layout.family)
-	if changed == nil || f.state == nil || f.doubtful || !set.equal(&f.state.settings) {
+	set := plane.SettingsOf(t, f.layout.family)
+	if changed == nil || f.state == nil || f.doubtful || !set.Equal(&f.state.settings) {
 		return f.full(ctx, t, set)
 	}
-	var mine []table.Key
-	for _, k := range changed {
-		if k.Family == f.layout.family {
-			mine = append(mine, k)
-		}
-	}
-	if len(mine) == 0 {
-		return nil
-	}
-	errs := f.incremental(ctx, t, mine)
+	// Only what is named in changed is looked at.
+	w := writer{family: f, chunk: f.chunk()}
+	w.touched = f.state.claims.Take(t, f.layout.family, changed, mode, &w.refused)
+	errs := w.all(ctx, slices.Collect(maps.Keys(w.touched)))
 	if slices.ContainsFunc(errs, mismatch) {
 		// Somebody else changed our table: look at all of it.
 		return f.full(ctx, t, set)
 	}
 	f.doubtful = len(errs) > 0
-	return joinErrors(errs)
+	return w.refused.Err(errs...)
 }
 
 func (f *family) chunk() int { return min(chunkBytes, f.kernel.MaxBatch()*3/4) }
@@ -82,40 +70,27 @@ func mismatch(err error) bool {
 	return errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.EEXIST) || errors.Is(err, syscall.EBUSY)
 }
 
-// incremental writes the ports with the given keys, nothing else.
-func (f *family) incremental(ctx context.Context, t *table.Table, keys []table.Key) []error {
-	var errs []error
-	touched := map[frontKey]bool{}
-	for _, k := range keys {
-		p := t.Get(k)
-		if p != nil {
-			if err := validate(p); err != nil {
-				errs = append(errs, err)
-				continue
-			}
-		}
-		f.state.claim(k, p, func(fk frontKey) { touched[fk] = true })
-	}
-	w := writer{family: f, chunk: f.chunk()}
-	return append(errs, w.all(ctx, slices.Collect(maps.Keys(touched)))...)
-}
-
 // writer writes frontends.
 type writer struct {
 	*family
 	chunk int // the size at which transactions are cut
 	// patient writers go on after a contradiction; others leave it to their
 	// caller to read the kernel again first.
-	patient  bool
-	errs     []error
+	patient bool
+	// touched are the frontends to write, and for whose sake.
+	touched  plane.Touched
 	refusals int
+	// refused are the ports that the kernel does not take, errs what else went
+	// wrong.
+	refused plane.Refusals
+	errs    []error
 }
 
 // all brings frontends to what is claimed, in as many transactions as their
 // size asks for. Each is complete: no frontend ever leads to a chain or an
 // endpoint that is not there. A frontend that the kernel refuses is left as it
 // is.
-func (w *writer) all(ctx context.Context, fks []frontKey) []error {
+func (w *writer) all(ctx context.Context, fks []plane.FrontKey) []error {
 	for rest := fks; len(rest) > 0; {
 		rest = w.commit(ctx, rest)
 	}
@@ -141,7 +116,7 @@ func (f *family) try(fill func(*change)) error {
 // commit writes one transaction, and before it one for the chains it needs, and
 // returns what did not fit in. If the kernel refuses, it finds out what, and
 // writes the others.
-func (w *writer) commit(ctx context.Context, fks []frontKey) (rest []frontKey) {
+func (w *writer) commit(ctx context.Context, fks []plane.FrontKey) (rest []plane.FrontKey) {
 	if err := ctx.Err(); err != nil {
 		w.errs = append(w.errs, err)
 		return nil
@@ -166,11 +141,12 @@ func (w *writer) commit(ctx context.Context, fks []frontKey) (rest []frontKey) {
 		})
 		part = part[:n]
 	}
-	if err == nil {
-		err = w.try(func(c *change) { c.unpair(unpaired) })
-	}
 	rest = fks[n:]
 	if err == nil {
+		if err := w.tidy(unpaired); err != nil {
+			w.errs = append(w.errs, err)
+			return w.unlessMismatch(err, rest)
+		}
 		return rest
 	}
 	if !w.patient && mismatch(err) {
@@ -179,20 +155,62 @@ func (w *writer) commit(ctx context.Context, fks []frontKey) (rest []frontKey) {
 	}
 	w.refusals++
 	if len(part) < 2 || w.refusals > maxRefusals {
-		w.errs = append(w.errs, fmt.Errorf("%s: %w", names(part), err))
+		w.give(part, err)
 		return rest
 	}
 	w.divide(ctx, part, err)
 	return rest
 }
 
+// tidy removes what must outlive the elements that needed it.
+func (w *writer) tidy(unpaired map[netip.Addr]bool) error {
+	err := w.try(func(c *change) {
+		c.unpair(unpaired)
+		maps.Copy(c.empty, w.state.unused)
+	})
+	if err == nil {
+		clear(w.state.unused)
+	}
+	return err
+}
+
+// unlessMismatch is what there is left to write after an error.
+func (w *writer) unlessMismatch(err error, rest []plane.FrontKey) []plane.FrontKey {
+	if !w.patient && mismatch(err) {
+		return nil
+	}
+	return rest
+}
+
+// give gives up on frontends that the kernel does not take.
+func (w *writer) give(part []plane.FrontKey, err error) {
+	var r *nftables.Refusal
+	err = fmt.Errorf("%s: %w", names(part), err)
+	if !errors.As(err, &r) {
+		w.errs = append(w.errs, err)
+		return
+	}
+	for _, k := range part {
+		if !w.state.claims.Refuse(k, w.touched, err, &w.refused) {
+			w.errs = append(w.errs, err)
+		}
+		if p, f := w.state.claims.Wanted(k); f != nil {
+			s := w.layout.specFor(&w.state.settings, p, f)
+			_, chains := w.layout.chains(&s, w.state.settings.Pods)
+			for i := range chains {
+				w.state.unused[chains[i].name] = true
+			}
+		}
+	}
+}
+
 // divide writes the frontends of a refused transaction in smaller ones.
-func (w *writer) divide(ctx context.Context, part []frontKey, err error) {
+func (w *writer) divide(ctx context.Context, part []plane.FrontKey, err error) {
 	good, bad := blame(part, err)
 	if len(good) == 0 {
 		good, bad = part[:len(part)/2], part[len(part)/2:]
 	}
-	for _, p := range [][]frontKey{good, bad} {
+	for _, p := range [][]plane.FrontKey{good, bad} {
 		for len(p) > 0 {
 			p = w.commit(ctx, p)
 		}
@@ -201,14 +219,14 @@ func (w *writer) divide(ctx context.Context, part []frontKey, err error) {
 
 // blame parts the frontends of a refused transaction into those the kernel had
 // nothing against and the others. It names none if it is against all.
-func blame(part []frontKey, err error) (good, bad []frontKey) {
+func blame(part []plane.FrontKey, err error) (good, bad []plane.FrontKey) {
 	var r *nftables.Refusal
 	if !errors.As(err, &r) || len(r.Tags) == 0 {
 		return nil, part
 	}
-	guilty := map[frontKey]bool{}
+	guilty := map[plane.FrontKey]bool{}
 	for _, tag := range r.Tags {
-		if k, ok := tag.(frontKey); ok {
+		if k, ok := tag.(plane.FrontKey); ok {
 			guilty[k] = true
 		}
 	}
@@ -225,7 +243,7 @@ func blame(part []frontKey, err error) (good, bad []frontKey) {
 	return good, bad
 }
 
-func names(fks []frontKey) string {
+func names(fks []plane.FrontKey) string {
 	if len(fks) > 3 {
 		return fmt.Sprintf("%s, %s and %d more", fks[0], fks[1], len(fks)-2)
 	}
@@ -239,28 +257,29 @@ func names(fks []frontKey) string {
 // full makes what is in the kernel what t says. Should the kernel contradict
 // what was just read, it is read again: somebody else was faster, or a dump did
 // not show everything.
-func (f *family) full(ctx context.Context, t *table.Table, set settings) error {
+func (f *family) full(ctx context.Context, t *table.Table, set plane.Settings) error {
 	var before *state
 	if !f.doubtful {
 		before = f.state
 	}
 	for try := 1; ; try++ {
-		errs := f.compare(ctx, t, set, before, try)
+		var refused plane.Refusals
+		errs := f.compare(ctx, t, set, before, try, &refused)
 		f.doubtful = len(errs) > 0
 		if try == fullAttempts || !slices.ContainsFunc(errs, mismatch) {
-			return joinErrors(errs)
+			return refused.Err(errs...)
 		}
 	}
 }
 
 // compare reads what is in the kernel and writes the difference. before is what
 // this process believes to be there.
-func (f *family) compare(ctx context.Context, t *table.Table, set settings, before *state, try int) []error {
+func (f *family) compare(ctx context.Context, t *table.Table, set plane.Settings, before *state, try int, refused *plane.Refusals) []error {
 	if err := ctx.Err(); err != nil {
 		return []error{err}
 	}
 	var errs []error
-	if set.localhost {
+	if set.Localhost {
 		// Chain loopback keeps closed what this opens. It stays open when
 		// the mode ends, since nobody can tell who else wants it.
 		if err := sysctl.Set("net/ipv4/conf/all/route_localnet", "1"); err != nil {
@@ -277,22 +296,15 @@ func (f *family) compare(ctx context.Context, t *table.Table, set settings, befo
 	f.state = found.state
 	f.state.settings = set
 
-	fks := map[frontKey]bool{}
+	w := writer{family: f, chunk: f.chunk(), patient: try == fullAttempts}
+	w.touched = f.state.claims.Take(t, f.layout.family, nil, mode, refused)
 	for k := range f.state.fronts {
-		fks[k] = true
-	}
-	for p := range t.All() {
-		if p.Family != f.layout.family {
-			continue
+		if _, wanted := w.touched[k]; !wanted {
+			w.touched[k] = table.Key{}
 		}
-		if err := validate(p); err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		f.state.claim(p.Key(), p, func(k frontKey) { fks[k] = true })
 	}
 
-	sorted := slices.SortedFunc(maps.Keys(fks), frontKey.compare)
+	sorted := slices.SortedFunc(maps.Keys(w.touched), plane.FrontKey.Compare)
 	if found.replace {
 		if sorted, err = f.replace(found, sorted); err != nil {
 			return append(errs, err)
@@ -300,19 +312,20 @@ func (f *family) compare(ctx context.Context, t *table.Table, set settings, befo
 	} else if err := f.try(func(c *change) { f.foundation(c, found) }); err != nil {
 		return append(errs, err)
 	}
-	w := writer{family: f, chunk: f.chunk(), patient: try == fullAttempts}
 	wrong := w.all(ctx, sorted)
-	if len(wrong) == 0 {
+	// A refused frontend may need what nothing else does.
+	if f.unswept = len(wrong) > 0 || w.refused.Len() > 0; !f.unswept {
 		if err := f.try(func(c *change) { f.leftovers(c, found) }); err != nil {
 			wrong = append(wrong, err)
 		}
 	}
+	refused.Merge(&w.refused)
 	return append(errs, wrong...)
 }
 
 // replace removes a table of another layout, of which nothing can stay. As much
 // as fits of ours is there in the same moment; the rest is returned.
-func (f *family) replace(found *found, fks []frontKey) (rest []frontKey, err error) {
+func (f *family) replace(found *found, fks []plane.FrontKey) (rest []plane.FrontKey, err error) {
 	n := 0
 	err = f.try(func(c *change) {
 		f.foundation(c, found)
@@ -343,7 +356,7 @@ func (f *family) foundation(c *change, found *found) {
 			c.b.AddSet(l.table, s)
 		}
 	}
-	for _, ch := range l.base(f.state.settings.localhost) {
+	for _, ch := range l.base(f.state.settings.Localhost) {
 		stored, there := found.base[ch.name]
 		if there && sameRules(stored, ch.rules) {
 			continue
@@ -367,7 +380,7 @@ func (f *family) foundation(c *change, found *found) {
 		c.b.AddElem(l.table, setTargets, &nftables.Elem{Key: nftables.Uint32(idDrop), Drop: true})
 	}
 	stay := map[netip.Addr]bool{}
-	for _, a := range f.state.settings.nodeAddrs {
+	for _, a := range f.state.settings.NodeAddrs {
 		if !found.nodeAddrs[a] && !stay[a] {
 			c.b.AddElem(l.table, setNodeAddresses, &nftables.Elem{Key: a.AsSlice()})
 		}
@@ -403,7 +416,7 @@ func (f *family) leftovers(c *change, found *found) {
 	c.sweep()
 	var gone []string
 	for name := range found.base {
-		if !slices.ContainsFunc(l.base(f.state.settings.localhost), func(ch chain) bool { return ch.name == name }) {
+		if !slices.ContainsFunc(l.base(f.state.settings.Localhost), func(ch chain) bool { return ch.name == name }) {
 			gone = append(gone, name)
 		}
 	}

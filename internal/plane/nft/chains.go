@@ -6,16 +6,8 @@ import (
 	"strings"
 
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
+	"github.com/fairlead/fairlead/internal/plane"
 	"github.com/fairlead/fairlead/internal/svc"
-)
-
-// masquerading says which connections of a frontend get this node's address.
-type masquerading uint8
-
-const (
-	masqNone    masquerading = iota
-	masqAlways               // all
-	masqOutside              // those from outside of the pods' ranges
 )
 
 // spec is what a frontend needs of chains. Frontends of equal specs share all
@@ -26,7 +18,7 @@ type spec struct {
 	n        [2]int // endpoints for everybody; for clients inside, if split
 	split    bool
 	drop     bool // without endpoints drop rather than refuse
-	masq     masquerading
+	masq     plane.Masquerading
 	affinity uint32 // seconds
 	inTurn   bool   // round robin
 	// allow are the clients let in, if limited.
@@ -101,7 +93,7 @@ func (l *layout) end(s *spec, list int, out []chainSpec) (string, []chainSpec) {
 // number loads the slot of the endpoint to take.
 func (l *layout) number(p *nftables.Program, to nftables.Reg, list, n int) string {
 	kind, word := uint32(nftables.NumberRandom), "random"
-	if l.cfg.Balance == RoundRobin {
+	if l.cfg.Balance == plane.RoundRobin {
 		kind, word = nftables.NumberIncrement, "inc"
 	}
 	p.Number(to, kind, uint32(n), uint32(list*localList))
@@ -174,14 +166,14 @@ func (l *layout) sticky(node bool, list, n int, seconds uint32) []nftables.Rule 
 }
 
 // masquerade marks connections on their way to another chain.
-func (l *layout) masquerade(m masquerading, pods []netip.Prefix, to string, out []chainSpec) (string, []chainSpec) {
+func (l *layout) masquerade(m plane.Masquerading, pods []netip.Prefix, to string, out []chainSpec) (string, []chainSpec) {
 	switch m {
-	case masqAlways:
+	case plane.MasqueradeAlways:
 		name := "masq-" + to
 		return name, append(out, chainSpec{name: name, rules: func() []nftables.Rule {
 			return []nftables.Rule{rule(l.mark(new(nftables.Program)).Goto(to), "%s goto %s", l.markText(), to)}
 		}})
-	case masqOutside:
+	case plane.MasqueradeOutside:
 		name := "cluster-" + to
 		return name, append(out, chainSpec{name: name, rules: func() []nftables.Rule {
 			rules := l.fromPods(pods, to)
@@ -244,10 +236,10 @@ func tailText(to string) string {
 }
 
 // ownName names the chains of one frontend. Chain names have no colons.
-func ownName(k frontKey) string {
-	name := fmt.Sprintf("%s-%d", strings.ToLower(k.proto.String()), k.port)
-	if !k.node {
-		name += "-" + strings.ReplaceAll(k.addr.String(), ":", ".")
+func ownName(k plane.FrontKey) string {
+	name := fmt.Sprintf("%s-%d", strings.ToLower(k.Proto.String()), k.Port)
+	if !k.Node {
+		name += "-" + strings.ReplaceAll(k.Addr.String(), ":", ".")
 	}
 	return name
 }

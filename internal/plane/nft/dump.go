@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
+	"github.com/fairlead/fairlead/internal/plane"
 	"github.com/fairlead/fairlead/internal/table"
 )
 
@@ -46,7 +47,7 @@ func (f *found) write(b *strings.Builder, l *layout) {
 			names[ch.id] = name
 		}
 	}
-	for _, k := range slices.SortedFunc(maps.Keys(f.fronts), frontKey.compare) {
+	for _, k := range slices.SortedFunc(maps.Keys(f.fronts), plane.FrontKey.Compare) {
 		f.fronts[k].write(b, k, names)
 	}
 	writeAddrs(b, "node addresses", maps.Keys(f.nodeAddrs))
@@ -89,7 +90,7 @@ func (f *found) write(b *strings.Builder, l *layout) {
 	}
 }
 
-func (f *front) write(b *strings.Builder, k frontKey, names map[uint32]string) {
+func (f *front) write(b *strings.Builder, k plane.FrontKey, names map[uint32]string) {
 	entry := "nowhere"
 	if f.present {
 		var ok bool

@@ -31,7 +31,7 @@ func TestStories(t *testing.T) { flows.Stories(t, create) }
 func TestRoundRobin(t *testing.T) {
 	e := flows.NewEnv(t, func(t testing.TB, _ *testbed.Host) plane.Plane {
 		t.Helper()
-		p, err := New(Config{Balance: RoundRobin})
+		p, err := New(Config{Balance: plane.RoundRobin})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -42,10 +42,10 @@ func TestRoundRobin(t *testing.T) {
 	for _, h := range []*testbed.Host{a, b, d} {
 		list = append(list, table.Endpoint{Addr: netip.AddrPortFrom(h.Addr4(), 9376)})
 	}
-	first, second := ap("10.96.0.10:80"), ap("10.96.0.11:80")
+	first, second := flows.AP("10.96.0.10:80"), flows.AP("10.96.0.11:80")
 	e.Apply(t, table.New(
-		servicePort("first", "", svc.IPv4, svc.TCP, table.Frontend{Addr: first, Endpoints: list}),
-		servicePort("second", "", svc.IPv4, svc.TCP, table.Frontend{Addr: second, Endpoints: list}),
+		flows.Port("first", "", svc.IPv4, svc.TCP, table.Frontend{Addr: first, Endpoints: list}),
+		flows.Port("second", "", svc.IPv4, svc.TCP, table.Frontend{Addr: second, Endpoints: list}),
 	), nil)
 	seen := map[string]int{}
 	for i := range 24 {

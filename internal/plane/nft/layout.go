@@ -9,6 +9,8 @@ import (
 )
 
 const (
+	// mode is this mode's name.
+	mode = "nft"
 	// tableName is the name of our table in both families.
 	tableName = "fairlead"
 	// schema is the comment of the table. Whatever carries another one is not
@@ -73,8 +75,6 @@ const (
 	stickySize = 1 << 20
 	// localList is added to the slots of endpoints for LocalClients.
 	localList = 1 << 16
-	// maxEndpoints is how many slots one list can have.
-	maxEndpoints = 1<<16 - 1
 )
 
 // layout is what differs between the two families.

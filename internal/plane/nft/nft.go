@@ -8,34 +8,14 @@ import (
 	"net/netip"
 
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
+	"github.com/fairlead/fairlead/internal/plane"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// Balance is how an endpoint is chosen for a new connection.
-type Balance uint8
-
-// The ways to choose. RoundRobin costs a chain for each frontend, which counts
-// its connections.
-const (
-	Random Balance = iota
-	RoundRobin
-)
-
-// ParseBalance reads the value of --balance.
-func ParseBalance(s string) (Balance, error) {
-	switch s {
-	case "", "random":
-		return Random, nil
-	case "roundrobin":
-		return RoundRobin, nil
-	}
-	return 0, fmt.Errorf("balance %q is not one of random, roundrobin", s)
-}
-
 // Config is what a Plane needs to know; the zero value is usable.
 type Config struct {
-	Balance Balance
+	Balance plane.Balance
 	// ServiceCIDRs are the ranges of ClusterIPs. What is sent to an address
 	// there that no Service has is dropped, like upstream, instead of leaving
 	// this node.
@@ -136,13 +116,13 @@ func (p *Plane) Apply(ctx context.Context, t *table.Table, changed []table.Key) 
 			p.repaired = append(p.repaired, f.repaired...)
 		}
 	}
-	return joinErrors(errs)
+	return plane.Both(errs...)
 }
 
 // untouched says that the kernel has what this process wrote, for certain.
 func (p *Plane) untouched() bool {
 	for _, f := range p.families {
-		if f.state == nil || f.doubtful {
+		if f.state == nil || f.doubtful || f.unswept {
 			return false
 		}
 	}
@@ -154,13 +134,13 @@ func (p *Plane) differing(t *table.Table) []table.Key {
 	keys := []table.Key{}
 	for q := range t.All() {
 		for _, f := range p.families {
-			if f.layout.family == q.Family && f.state.ports[q.Key()] != q {
+			if f.layout.family == q.Family && f.state.claims.Port(q.Key()) != q {
 				keys = append(keys, q.Key())
 			}
 		}
 	}
 	for _, f := range p.families {
-		for k := range f.state.ports {
+		for k := range f.state.claims.Keys() {
 			if t.Get(k) == nil {
 				keys = append(keys, k)
 			}

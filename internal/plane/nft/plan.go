@@ -3,50 +3,14 @@ package nft
 import (
 	"bytes"
 	"encoding/binary"
-	"fmt"
 	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
+	"github.com/fairlead/fairlead/internal/plane"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
-
-// frontKey is what packets are told apart by: one frontend. For a node port
-// addr is not valid.
-type frontKey struct {
-	addr  netip.Addr
-	port  uint16
-	proto svc.Protocol
-	node  bool
-}
-
-func keyOf(p svc.Protocol, f *table.Frontend) frontKey {
-	k := frontKey{addr: f.Addr.Addr(), port: f.Addr.Port(), proto: p}
-	if f.Kind == table.NodePort {
-		k.addr, k.node = netip.Addr{}, true
-	}
-	return k
-}
-
-func (k frontKey) String() string {
-	if k.node {
-		return fmt.Sprintf("%s node port %d", k.proto, k.port)
-	}
-	return svc.Frontend{Protocol: k.proto, Addr: netip.AddrPortFrom(k.addr, k.port)}.String()
-}
-
-func (k frontKey) compare(o frontKey) int {
-	if k.node != o.node {
-		if o.node {
-			return -1
-		}
-		return 1
-	}
-	return svc.Frontend{Protocol: k.proto, Addr: netip.AddrPortFrom(k.addr, k.port)}.Compare(
-		svc.Frontend{Protocol: o.proto, Addr: netip.AddrPortFrom(o.addr, o.port)})
-}
 
 // front is what the kernel's maps have, or are to have, for one frontend.
 type front struct {
@@ -73,67 +37,9 @@ type front struct {
 	known bool
 }
 
-// settings are what a Table says for all its ports.
-type settings struct {
-	pods      []netip.Prefix
-	masqAll   bool
-	nodeAddrs []netip.Addr
-	localhost bool
-}
-
-func settingsOf(t *table.Table, f svc.Family) settings {
-	s := settings{masqAll: t.MasqueradeAll}
-	for _, p := range t.ClusterCIDRs {
-		if svc.FamilyOf(p.Addr()) == f {
-			s.pods = append(s.pods, p.Masked())
-		}
-	}
-	for _, a := range t.NodePortAddrs {
-		if svc.FamilyOf(a) != f {
-			continue
-		}
-		// Linux has no route_localnet for ::1.
-		if a.IsLoopback() && f == svc.IPv6 {
-			continue
-		}
-		s.localhost = s.localhost || a.IsLoopback()
-		s.nodeAddrs = append(s.nodeAddrs, a)
-	}
-	return s
-}
-
-func (s *settings) equal(o *settings) bool {
-	return s.masqAll == o.masqAll && slices.Equal(s.pods, o.pods) && slices.Equal(s.nodeAddrs, o.nodeAddrs)
-}
-
-// validate says why a port cannot be written. The other ports are not
-// concerned.
-func validate(p *table.ServicePort) error {
-	fail := func(f *table.Frontend, format string, args ...any) error {
-		return fmt.Errorf("%s, frontend %s %s: %s", p.ID, f.Kind, f.Addr, fmt.Sprintf(format, args...))
-	}
-	for i := range p.Frontends {
-		f := &p.Frontends[i]
-		if !f.Addr.IsValid() || svc.FamilyOf(f.Addr.Addr()) != p.Family || f.Addr.Port() == 0 {
-			return fail(f, "not an address of family %s with a port", p.Family)
-		}
-		for _, list := range [][]table.Endpoint{f.Endpoints, f.LocalClients} {
-			if len(list) > maxEndpoints {
-				return fail(f, "%d endpoints, nf_tables mode has room for %d", len(list), maxEndpoints)
-			}
-			for _, e := range list {
-				if !e.Addr.IsValid() || svc.FamilyOf(e.Addr.Addr()) != p.Family || e.Addr.Port() == 0 {
-					return fail(f, "endpoint %s is not an address of family %s with a port", e.Addr, p.Family)
-				}
-			}
-		}
-	}
-	return nil
-}
-
 // frontFor plans a frontend. The slots of its endpoints follow old, so that as
 // few elements as possible change.
-func (l *layout) frontFor(set *settings, p *table.ServicePort, f *table.Frontend, old *front) *front {
+func (l *layout) frontFor(set *plane.Settings, p *table.ServicePort, f *table.Frontend, old *front) *front {
 	fr := &front{
 		owner: p.ID.String(), clusterIP: f.Kind == table.ClusterIP, sticky: p.Affinity != 0,
 		spec: l.specFor(set, p, f), known: true,
@@ -143,32 +49,26 @@ func (l *layout) frontFor(set *settings, p *table.ServicePort, f *table.Frontend
 		if old != nil {
 			before = old.lists[i]
 		}
-		fr.lists[i] = reslot(before, unique(list))
+		fr.lists[i] = plane.Reslot(before, plane.Unique(list))
 	}
 	fr.size = uint32(fr.spec.n[0] | fr.spec.n[1]<<16)
 	return fr
 }
 
 // specFor says what chains a frontend needs.
-func (l *layout) specFor(set *settings, p *table.ServicePort, f *table.Frontend) spec {
-	k := keyOf(p.Protocol, f)
+func (l *layout) specFor(set *plane.Settings, p *table.ServicePort, f *table.Frontend) spec {
+	k := plane.KeyOf(p.Protocol, f)
 	s := spec{
-		node: k.node, split: f.LocalClients != nil, drop: f.Drop,
-		n:        [2]int{len(unique(f.Endpoints)), len(unique(f.LocalClients))},
-		affinity: uint32((p.Affinity + time.Second - 1) / time.Second),
-		limited:  f.SourceRanges != nil,
+		node: k.Node, split: f.LocalClients != nil, drop: f.Drop,
+		n:        [2]int{len(plane.Unique(f.Endpoints)), len(plane.Unique(f.LocalClients))},
+		affinity: plane.AffinitySeconds(p), masq: plane.MasqueradingOf(set, f),
+		limited: f.SourceRanges != nil,
 	}
-	s.inTurn = l.cfg.Balance == RoundRobin && s.affinity == 0
-	switch {
-	case f.Masquerade, f.Kind == table.ClusterIP && set.masqAll:
-		s.masq = masqAlways
-	case f.Kind == table.ClusterIP && len(set.pods) > 0:
-		s.masq = masqOutside
-	}
+	s.inTurn = l.cfg.Balance == plane.RoundRobin && s.affinity == 0
 	if s.limited {
 		s.allow = f.SourceRanges
-		if !k.node {
-			s.allow = append(slices.Clip(s.allow), netip.PrefixFrom(k.addr, k.addr.BitLen()))
+		if !k.Node {
+			s.allow = append(slices.Clip(s.allow), netip.PrefixFrom(k.Addr, k.Addr.BitLen()))
 		}
 	}
 	if s.limited || s.inTurn {
@@ -177,58 +77,16 @@ func (l *layout) specFor(set *settings, p *table.ServicePort, f *table.Frontend)
 	return s
 }
 
-// unique returns a sorted list without repetitions: itself, if it has none.
-func unique(list []table.Endpoint) []table.Endpoint {
-	for i := 1; i < len(list); i++ {
-		if list[i].Addr == list[i-1].Addr {
-			return slices.CompactFunc(slices.Clone(list), func(a, b table.Endpoint) bool { return a.Addr == b.Addr })
-		}
-	}
-	return list
-}
-
-// reslot gives every endpoint of want a slot from 0 to len(want)-1, the one it
-// had in old if that is among them. The result is want itself if the order is
-// the same.
-func reslot(old, want []table.Endpoint) []table.Endpoint {
-	sameAddr := func(a, b table.Endpoint) bool { return a.Addr == b.Addr }
-	if len(old) == 0 || len(want) == 0 || slices.EqualFunc(old, want, sameAddr) {
-		return want
-	}
-	wanted := make(map[netip.AddrPort]int, len(want))
-	for i := range want {
-		wanted[want[i].Addr] = i
-	}
-	out := make([]table.Endpoint, len(want))
-	placed := make([]bool, len(want))
-	for slot, e := range old {
-		if i, ok := wanted[e.Addr]; ok && slot < len(out) && !placed[i] {
-			out[slot], placed[i] = want[i], true
-		}
-	}
-	slot := 0
-	for i := range want {
-		if placed[i] {
-			continue
-		}
-		for out[slot].Addr.IsValid() {
-			slot++
-		}
-		out[slot] = want[i]
-	}
-	return out
-}
-
 // The keys of elements, as the kernel compares them: every part fills whole
 // 32-bit registers, addresses and ports are in network order, marks in the
 // machine's.
 
-func appendFront(b []byte, k frontKey) []byte {
-	if !k.node {
-		b = append(b, k.addr.AsSlice()...)
+func appendFront(b []byte, k plane.FrontKey) []byte {
+	if !k.Node {
+		b = append(b, k.Addr.AsSlice()...)
 	}
-	b = append(b, byte(k.proto), 0, 0, 0)
-	return append(b, byte(k.port>>8), byte(k.port), 0, 0)
+	b = append(b, byte(k.Proto), 0, 0, 0)
+	return append(b, byte(k.Port>>8), byte(k.Port), 0, 0)
 }
 
 func appendEndpoint(b []byte, a netip.AddrPort) []byte {
@@ -239,19 +97,19 @@ func appendEndpoint(b []byte, a netip.AddrPort) []byte {
 func appendMark(b []byte, v uint32) []byte { return binary.NativeEndian.AppendUint32(b, v) }
 
 // parseFront reads appendFront's bytes; rest is what follows.
-func (l *layout) parseFront(b []byte, node bool) (k frontKey, rest []byte, ok bool) {
-	k.node = node
+func (l *layout) parseFront(b []byte, node bool) (k plane.FrontKey, rest []byte, ok bool) {
+	k.Node = node
 	if !node {
 		if len(b) < int(l.alen) {
 			return k, nil, false
 		}
-		k.addr, _ = netip.AddrFromSlice(b[:l.alen])
+		k.Addr, _ = netip.AddrFromSlice(b[:l.alen])
 		b = b[l.alen:]
 	}
 	if len(b) < 8 {
 		return k, nil, false
 	}
-	k.proto, k.port = svc.Protocol(b[0]), binary.BigEndian.Uint16(b[4:])
+	k.Proto, k.Port = svc.Protocol(b[0]), binary.BigEndian.Uint16(b[4:])
 	return k, b[8:], true
 }
 
@@ -288,8 +146,8 @@ func setsOf(node bool) sets {
 
 // diff writes what makes the elements of a frontend be those of next instead
 // of old; nil is none.
-func (l *layout) diff(b elementSink, k frontKey, old, next *front) {
-	in := setsOf(k.node)
+func (l *layout) diff(b elementSink, k plane.FrontKey, old, next *front) {
+	in := setsOf(k.Node)
 	none := front{}
 	if old == nil {
 		old = &none

@@ -8,6 +8,7 @@ import (
 	"syscall"
 
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
+	"github.com/fairlead/fairlead/internal/plane"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -73,8 +74,8 @@ func (l *layout) probe() *nftables.Batch {
 		pods = []netip.Prefix{netip.PrefixFrom(netip.IPv6Unspecified(), 8)}
 	}
 	for _, s := range []spec{
-		{n: [2]int{2, 3}, split: true, masq: masqOutside},
-		{n: [2]int{2, 3}, split: true, masq: masqAlways, affinity: 10, node: true},
+		{n: [2]int{2, 3}, split: true, masq: plane.MasqueradeOutside},
+		{n: [2]int{2, 3}, split: true, masq: plane.MasqueradeAlways, affinity: 10, node: true},
 		{n: [2]int{2, 0}, affinity: 10, limited: true, own: "probe"},
 	} {
 		_, chains := l.chains(&s, pods)

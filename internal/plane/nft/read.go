@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
+	"github.com/fairlead/fairlead/internal/plane"
 	"github.com/fairlead/fairlead/internal/table"
 )
 
@@ -82,11 +83,11 @@ func (f *family) read(thorough bool, ports iter.Seq[*table.ServicePort]) (*found
 }
 
 // missed are the keys of frontends of ports that are not in seen.
-func (f *family) missed(ports iter.Seq[*table.ServicePort], seen func(frontKey) bool, key func(frontKey) []byte) [][]byte {
+func (f *family) missed(ports iter.Seq[*table.ServicePort], seen func(plane.FrontKey) bool, key func(plane.FrontKey) []byte) [][]byte {
 	var keys [][]byte
 	for p := range ports {
 		for i := range p.Frontends {
-			if k := keyOf(p.Protocol, &p.Frontends[i]); p.Family == f.layout.family && !seen(k) {
+			if k := plane.KeyOf(p.Protocol, &p.Frontends[i]); p.Family == f.layout.family && !seen(k) {
 				keys = append(keys, key(k))
 			}
 		}
@@ -174,7 +175,7 @@ func (f *family) readFronts(r *found, node, thorough bool, ports iter.Seq[*table
 	l, k := f.layout, f.kernel
 	in := setsOf(node)
 	fronts := frontMap{}
-	at := func(k frontKey) *front { return fronts.at(k) }
+	at := func(k plane.FrontKey) *front { return fronts.at(k) }
 	each := func(set string, begin func(), take func(e *nftables.Elem) bool) error {
 		if !r.sets[set] {
 			return nil
@@ -197,7 +198,7 @@ func (f *family) readFronts(r *found, node, thorough bool, ports iter.Seq[*table
 	}
 	err := each(in.vips, func() { clear(fronts) }, take)
 	if err == nil && r.sets[in.vips] {
-		keys := f.missed(ports, func(k frontKey) bool { return fronts[k] != nil || k.node != node }, func(k frontKey) []byte { return appendFront(nil, k) })
+		keys := f.missed(ports, func(k plane.FrontKey) bool { return fronts[k] != nil || k.Node != node }, func(k plane.FrontKey) []byte { return appendFront(nil, k) })
 		err = k.Get(l.table, in.vips, keys, func(e nftables.Elem) { take(&e) })
 	}
 	if err != nil {
@@ -242,9 +243,9 @@ func (f *family) readFronts(r *found, node, thorough bool, ports iter.Seq[*table
 }
 
 // frontMap are the fronts found.
-type frontMap map[frontKey]*front
+type frontMap map[plane.FrontKey]*front
 
-func (m frontMap) at(k frontKey) *front {
+func (m frontMap) at(k plane.FrontKey) *front {
 	if m[k] == nil {
 		m[k] = &front{stored: &[2]map[netip.AddrPort]bool{{}, {}}}
 	}
@@ -371,7 +372,7 @@ func (f *family) readAddresses(r *found, ports iter.Seq[*table.ServicePort]) err
 	if !r.sets[setClusterIPs] {
 		return nil
 	}
-	keys := f.missed(ports, func(k frontKey) bool { return k.node || r.clusterIPs[k.addr] != nil }, func(k frontKey) []byte { return k.addr.AsSlice() })
+	keys := f.missed(ports, func(k plane.FrontKey) bool { return k.Node || r.clusterIPs[k.Addr] != nil }, func(k plane.FrontKey) []byte { return k.Addr.AsSlice() })
 	return f.kernel.Get(f.layout.table, setClusterIPs, keys, func(e nftables.Elem) {
 		if a, ok := netip.AddrFromSlice(e.Key); ok {
 			r.clusterIPs[a] = &counted{present: true}
@@ -399,7 +400,7 @@ func (f *found) strange(l *layout, left *state) []string {
 			say("set %s was missing", s.Name)
 		}
 	}
-	for _, c := range l.base(left.settings.localhost) {
+	for _, c := range l.base(left.settings.Localhost) {
 		if stored, there := f.base[c.name]; !there {
 			say("chain %s was missing", c.name)
 		} else if !sameRules(stored, c.rules) {
@@ -461,7 +462,7 @@ func (f *found) strangeElements(say func(string, ...any), left *state) {
 			say("%s was missing in set %s", a, setClusterIPs)
 		}
 	}
-	for _, a := range left.settings.nodeAddrs {
+	for _, a := range left.settings.NodeAddrs {
 		if !f.nodeAddrs[a] {
 			say("%s was missing in set %s", a, setNodeAddresses)
 		}

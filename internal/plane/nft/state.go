@@ -5,15 +5,17 @@ import (
 	"slices"
 
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
-	"github.com/fairlead/fairlead/internal/table"
+	"github.com/fairlead/fairlead/internal/plane"
 )
 
 // state is what is in the kernel for one family, as far as it was written or
 // read, and what of it is in use by which Table.
 type state struct {
-	settings settings
-	fronts   map[frontKey]*front
+	settings plane.Settings
+	fronts   map[plane.FrontKey]*front
 	chains   map[string]*chainState
+	// unused are chains made for frontends that the kernel refused afterwards.
+	unused map[string]bool
 	// nextID is the next free key of map targets.
 	nextID uint32
 	// pairs are the addresses in set local-endpoints, clusterIPs those in the
@@ -21,17 +23,15 @@ type state struct {
 	pairs      map[netip.Addr]*counted
 	clusterIPs map[netip.Addr]*counted
 
-	// ports are the service ports last planned, claims who of them wants which
-	// frontend.
-	ports  map[table.Key]*table.ServicePort
-	claims map[frontKey][]*table.ServicePort
+	// claims are the service ports last planned.
+	claims *plane.Claims
 }
 
 func newState() *state {
 	return &state{
-		fronts: map[frontKey]*front{}, chains: map[string]*chainState{}, nextID: idFirstFree,
+		fronts: map[plane.FrontKey]*front{}, chains: map[string]*chainState{}, unused: map[string]bool{}, nextID: idFirstFree,
 		pairs: map[netip.Addr]*counted{}, clusterIPs: map[netip.Addr]*counted{},
-		ports: map[table.Key]*table.ServicePort{}, claims: map[frontKey][]*table.ServicePort{},
+		claims: plane.NewClaims(),
 	}
 }
 
@@ -52,54 +52,6 @@ type chainState struct {
 	stored []nftables.StoredRule
 	// checked says that the rules were compared since they may have changed.
 	checked bool
-}
-
-// claim makes p the port planned for its key (nil: none) and calls touched for
-// each frontend that may have to change.
-//
-// Two Services may want the same frontend, such as an external IP. The one
-// first by name has it.
-func (s *state) claim(k table.Key, p *table.ServicePort, touched func(frontKey)) {
-	if old := s.ports[k]; old != nil {
-		for i := range old.Frontends {
-			fk := keyOf(old.Protocol, &old.Frontends[i])
-			left := slices.DeleteFunc(slices.Clone(s.claims[fk]), func(q *table.ServicePort) bool { return q == old })
-			if len(left) == 0 {
-				delete(s.claims, fk)
-			} else {
-				s.claims[fk] = left
-			}
-			touched(fk)
-		}
-		delete(s.ports, k)
-	}
-	if p == nil {
-		return
-	}
-	s.ports[k] = p
-	for i := range p.Frontends {
-		fk := keyOf(p.Protocol, &p.Frontends[i])
-		if c := s.claims[fk]; !slices.Contains(c, p) {
-			c = append(slices.Clip(c), p)
-			slices.SortFunc(c, func(a, b *table.ServicePort) int { return a.ID.Compare(b.ID) })
-			s.claims[fk] = c
-		}
-		touched(fk)
-	}
-}
-
-// wanted returns the port and the frontend that k is to serve, nil if none.
-func (s *state) wanted(k frontKey) (*table.ServicePort, *table.Frontend) {
-	c := s.claims[k]
-	if len(c) == 0 {
-		return nil, nil
-	}
-	for i := range c[0].Frontends {
-		if f := &c[0].Frontends[i]; keyOf(c[0].Protocol, f) == k {
-			return c[0], f
-		}
-	}
-	return nil, nil
 }
 
 // change is one transaction in the making, and how to forget it if the kernel
@@ -135,10 +87,10 @@ func (c *change) save(p *counted) {
 }
 
 // set brings frontend k to what the state's claims want.
-func (c *change) set(k frontKey) {
+func (c *change) set(k plane.FrontKey) {
 	old := c.s.fronts[k]
 	var next *front
-	if p, f := c.s.wanted(k); f != nil {
+	if p, f := c.s.claims.Wanted(k); f != nil {
 		next = c.l.frontFor(&c.s.settings, p, f, old)
 	}
 	if old == nil && next == nil {
@@ -170,14 +122,14 @@ func (c *change) set(k frontKey) {
 }
 
 // prepare makes the chains that frontend k will need.
-func (c *change) prepare(k frontKey) {
-	p, f := c.s.wanted(k)
+func (c *change) prepare(k plane.FrontKey) {
+	p, f := c.s.claims.Wanted(k)
 	if f == nil {
 		return
 	}
 	c.b.Tag(k)
 	s := c.l.specFor(&c.s.settings, p, f)
-	_, specs := c.l.chains(&s, c.s.settings.pods)
+	_, specs := c.l.chains(&s, c.s.settings.Pods)
 	for i := range specs {
 		c.ensure(&specs[i])
 	}
@@ -186,7 +138,7 @@ func (c *change) prepare(k frontKey) {
 // retain counts the use of the chains of a spec and returns the key under which
 // map targets leads to them.
 func (c *change) retain(s *spec) uint32 {
-	entry, specs := c.l.chains(s, c.s.settings.pods)
+	entry, specs := c.l.chains(s, c.s.settings.Pods)
 	for i := range specs {
 		ch := c.s.chains[specs[i].name]
 		c.saveChain(ch)
@@ -249,7 +201,7 @@ func (c *change) newID(name string) uint32 {
 }
 
 func (c *change) release(s *spec) {
-	_, specs := c.l.chains(s, c.s.settings.pods)
+	_, specs := c.l.chains(s, c.s.settings.Pods)
 	for i := range specs {
 		ch := c.s.chains[specs[i].name]
 		c.saveChain(ch)
@@ -259,9 +211,9 @@ func (c *change) release(s *spec) {
 }
 
 // count adds n times what a front needs of the shared sets.
-func (c *change) count(k frontKey, f *front, n int) {
+func (c *change) count(k plane.FrontKey, f *front, n int) {
 	if f.clusterIP {
-		c.countAddr(c.s.clusterIPs, setClusterIPs, k.addr, k.addr.AsSlice(), n)
+		c.countAddr(c.s.clusterIPs, setClusterIPs, k.Addr, k.Addr.AsSlice(), n)
 	}
 	for _, list := range f.lists {
 		for _, e := range list {

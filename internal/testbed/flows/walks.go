@@ -1,0 +1,229 @@
+package flows
+
+import (
+	"errors"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/plane"
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
+	"github.com/google/go-cmp/cmp"
+)
+
+// Inside runs f in an empty network namespace with a new Plane of a mode.
+type Inside func(t testing.TB, f func(p plane.Plane))
+
+// Dump is a Plane's Dump.
+func Dump(t testing.TB, p plane.Plane) string {
+	t.Helper()
+	d, err := p.Dump(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// Apply is a Plane's Apply, which is to go well.
+func Apply(t testing.TB, p plane.Plane, tab *table.Table, changed []table.Key) {
+	t.Helper()
+	if err := p.Apply(t.Context(), tab, changed); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Command runs a command in the namespace of the calling thread.
+func Command(t testing.TB, stdin string, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), args[0], args[1:]...)
+	cmd.Stdin = strings.NewReader(stdin)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %v\n%s", args, err, out)
+	}
+	return string(out)
+}
+
+// Golden compares text with a file in testdata, or writes it.
+func Golden(t testing.TB, update bool, name, got string) {
+	t.Helper()
+	file := "testdata/" + name
+	if update {
+		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(string(want), got); d != "" {
+		t.Errorf("%s (-want +got), rewrite with -update:\n%s", file, d)
+	}
+}
+
+// Fresh is the dump of each Table written into an empty kernel.
+func Fresh(t testing.TB, inside Inside, tabs []*table.Table) []string {
+	var out []string
+	for _, tab := range tabs {
+		inside(t, func(p plane.Plane) {
+			Apply(t, p, tab, nil)
+			out = append(out, Dump(t, p))
+		})
+	}
+	return out
+}
+
+// repairer is a mode that can say what it put right.
+type repairer interface{ Repaired() []string }
+
+// RandomWalk goes from any of tabs to any other, by changes or by a full
+// comparison, by one process or its successor, and fails unless the kernel has
+// what a fresh start would give. successor makes another Plane where the test
+// runs now.
+func RandomWalk(t testing.TB, steps int, tabs []*table.Table, inside Inside, successor func() plane.Plane) {
+	t.Helper()
+	want := Fresh(t, inside, tabs)
+	inside(t, func(p plane.Plane) {
+		r := rand.New(rand.NewPCG(1, 2))
+		at := table.New()
+		Apply(t, p, at, nil)
+		for step := range steps {
+			i := r.IntN(len(tabs))
+			how := Changes(at, tabs[i])
+			switch r.IntN(6) {
+			case 0:
+				how = nil
+			case 1:
+				p = successor()
+				defer func() { _ = p.Close() }()
+			}
+			Apply(t, p, tabs[i], how)
+			at = tabs[i]
+			if d := cmp.Diff(want[i], Dump(t, p)); d != "" {
+				t.Fatalf("step %d, to state %d with %d changes (-fresh +here):\n%s", step, i, len(how), d)
+			}
+			if r, ok := p.(repairer); ok && len(r.Repaired()) > 0 {
+				t.Fatalf("step %d repaired its own work: %q", step, r.Repaired())
+			}
+		}
+	})
+}
+
+// Converge walks among tabs, whose dumps are want, with a Plane whose work is
+// made to fail now and then, as a caller does that keeps to the contract of
+// Plane. It fails unless that leads to the same end.
+func Converge(t testing.TB, steps int, tabs []*table.Table, want []string, p plane.Plane) {
+	t.Helper()
+	r := rand.New(rand.NewPCG(3, 4))
+	at, known := table.New(), false
+	behind := map[table.Key]bool{} // refused, or not yet written
+	for step := range steps {
+		i := r.IntN(len(tabs))
+		for _, k := range Changes(at, tabs[i]) {
+			behind[k] = true
+		}
+		at = tabs[i]
+		for try := 0; !known || len(behind) > 0 || try == 0; try++ {
+			var how []table.Key
+			if known {
+				how = []table.Key{}
+				for k := range behind {
+					how = append(how, k)
+				}
+			}
+			err := p.Apply(t.Context(), at, how)
+			var refused *plane.Refused
+			known = err == nil || errors.As(err, &refused)
+			if known {
+				clear(behind)
+			}
+			if refused != nil {
+				for k := range refused.Ports {
+					behind[k] = true
+				}
+			}
+			if try == 20 {
+				t.Fatalf("step %d: still %v", step, err)
+			}
+		}
+		if d := cmp.Diff(want[i], Dump(t, p)); d != "" {
+			t.Fatalf("step %d, to state %d (-fresh +here):\n%s", step, i, d)
+		}
+	}
+}
+
+// OneBadPort shows that a port which cannot be written costs none of the
+// others, and is named. has and hasNot are parts of the dump for the good and
+// the bad one.
+func OneBadPort(t testing.TB, inside Inside, has, hasNot string) {
+	t.Helper()
+	good := Port("good", "", svc.IPv4, svc.TCP, table.Frontend{Addr: AP("10.96.0.1:80"), Endpoints: Endpoints("10.0.0.1:80")})
+	bad := Port("bad", "", svc.IPv4, svc.TCP, table.Frontend{Addr: AP("10.96.0.2:80"), Endpoints: Endpoints("[fd00::1]:80")})
+	more := Port("more", "", svc.IPv4, svc.TCP, table.Frontend{Addr: AP("10.96.0.3:80"), Endpoints: Endpoints("10.0.0.1:80")})
+	inside(t, func(p plane.Plane) {
+		for _, how := range [][]table.Key{nil, {good.Key(), bad.Key()}, nil} {
+			err := p.Apply(t.Context(), table.New(good, bad), how)
+			var refused *plane.Refused
+			if !errors.As(err, &refused) || len(refused.Ports) != 1 || !strings.Contains(err.Error(), "default/bad") {
+				t.Errorf("changed %v: %v, want an error that names default/bad alone", how, err)
+			} else if _, named := refused.Ports[bad.Key()]; !named {
+				t.Errorf("changed %v: refused %v, want the key of default/bad", how, refused.Ports)
+			}
+			if d := Dump(t, p); !strings.Contains(d, has) || strings.Contains(d, hasNot) {
+				t.Errorf("the kernel has\n%s", d)
+			}
+		}
+		// Others change without the bad one being named again.
+		Apply(t, p, table.New(good, bad, more), []table.Key{more.Key()})
+		Apply(t, p, table.New(good), []table.Key{bad.Key(), more.Key()})
+		Apply(t, p, table.New(good), nil)
+	})
+}
+
+// AdoptionUnderLoad shows that what was written goes on working without a
+// process, and that its successor takes it over without a packet lost
+// (SEEDS 50).
+func AdoptionUnderLoad(t *testing.T, create Factory) {
+	e := NewEnv(t, create)
+	other := Port("other", "", svc.IPv4, svc.TCP, table.Frontend{Addr: AP("10.96.1.1:80"), Endpoints: Endpoints("10.244.9.9:80")})
+	e.Apply(t, e.Stable(other), nil)
+	e.UnderLoad(t, func() {
+		for i := range 15 {
+			if err := e.Plane.Close(); err != nil {
+				t.Error(err)
+			}
+			e.Node.Do(func() { e.Plane = create(t, e.Node) })
+			if i%2 == 0 {
+				e.Apply(t, e.Stable(), nil)
+			} else {
+				e.Apply(t, e.Stable(other), nil)
+			}
+		}
+	})
+}
+
+// ChurnUnderLoad lets endpoints of the Service under load come and go: nobody
+// but their own connections notices, and no frontend leads nowhere.
+func ChurnUnderLoad(t *testing.T, create Factory) {
+	e := NewEnv(t, create)
+	e.Apply(t, e.Stable(), nil)
+	e.UnderLoad(t, func() {
+		start := time.Now()
+		for i := 0; time.Since(start) < 1500*time.Millisecond; i++ {
+			for q := range e.Stable().All() {
+				p := *q
+				p.Frontends = slices.Clone(p.Frontends)
+				all := p.Frontends[0].Endpoints
+				n := i % len(all)
+				p.Frontends[0].Endpoints = slices.Delete(slices.Clone(all), n, n+i%2)
+				e.Apply(t, table.New(&p), []table.Key{p.Key()})
+			}
+		}
+	})
+}
