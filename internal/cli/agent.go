@@ -34,6 +34,7 @@ type agentFlags struct {
 	nodeIPs            addrsValue
 	agentPort, dnsPort uint16
 	stopPods           bool
+	nodeLocalDNS       bool
 	stateDir           string
 }
 
@@ -44,6 +45,7 @@ func (f *agentFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.nodeName, "node-name", hostname(), "name of this node")
 	flags.Var(&f.nodeIPs, "node-ip", "addresses of this node, at most one of each family (default: the machine's)")
 	flags.Uint16Var(&f.agentPort, "agent-port", 10250, "port on the node's address where the API server asks for logs and exec")
+	flags.BoolVar(&f.nodeLocalDNS, "node-local-dns", true, "answer questions to the Service kube-dns on this node itself, without connection tracking; other nodes' servers stand in when it is down")
 	flags.Uint16Var(&f.dnsPort, "dns-port", 10053, "port on the node's address where DNS answers; the Service kube-dns leads to it")
 }
 
@@ -202,6 +204,13 @@ func (f *agentFlags) dnsServer(log *slog.Logger, client kubernetes.Interface) (*
 	}
 	opts.Client, opts.Logger = client, log
 	opts.Publish = &dns.Publish{NodeName: f.nodeName, Addresses: f.nodeIPs, Port: f.dnsPort}
+	if f.nodeLocalDNS {
+		addrs, err := tenthAddresses(f.services)
+		if err != nil {
+			return nil, err
+		}
+		opts.NodeLocal = &dns.NodeLocal{Addresses: addrs, Source: f.nodeIPs}
+	}
 	return dns.New(opts)
 }
 

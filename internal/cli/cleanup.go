@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/fairlead/fairlead/internal/kernel/nodelocal"
 	"github.com/fairlead/fairlead/internal/runner"
 )
 
@@ -37,6 +38,7 @@ proxy has been stopped for good. The server's data are not touched.`,
 			if err := errors.Join(
 				wrap("pods", runner.Cleanup(ctx, state)),
 				cleanUpModes(ctx, ""),
+				wrap("node-local DNS", nodelocal.Remove()),
 			); err != nil {
 				return err
 			}

@@ -104,11 +104,13 @@ func newDNS(g *global) *cobra.Command {
 	var f dnsFlags
 	var c clientFlags
 	var metrics string
+	var nodeLocal addrsValue
 	cmd := &cobra.Command{
 		Use:   "dns",
 		Short: "Run the cluster DNS on any Kubernetes API, in place of CoreDNS",
 		Example: `  fairlead dns --kubeconfig /etc/kubernetes/dns.conf --listen 10.0.0.5:53
-  fairlead dns --kubeconfig F --listen :53 --upstream 192.0.2.53 --cluster-domain cluster.local`,
+  fairlead dns --kubeconfig F --listen :53 --upstream 192.0.2.53 --cluster-domain cluster.local
+  fairlead dns --kubeconfig F --listen 169.254.20.10:53 --node-local 10.96.0.10   # on every node`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			log, err := g.logger()
@@ -123,6 +125,9 @@ func newDNS(g *global) *cobra.Command {
 				return err
 			}
 			opts.Logger = log
+			if len(nodeLocal) > 0 {
+				opts.NodeLocal = &dns.NodeLocal{Addresses: nodeLocal}
+			}
 			server, err := dns.New(opts)
 			if err != nil {
 				return err
@@ -138,6 +143,7 @@ func newDNS(g *global) *cobra.Command {
 	f.add(cmd)
 	f.services, f.pods = defaultServiceCIDRs(), defaultClusterCIDRs()
 	cmd.Flags().StringSliceVar(&f.listen, "listen", []string{"127.0.0.1:53"}, "IP:PORT to answer on, UDP and TCP; may be repeated")
+	cmd.Flags().Var(&nodeLocal, "node-local", "cluster IPs of kube-dns to answer for on this node itself, on port 53, without connection tracking; needs root (default: none)")
 	cmd.Flags().StringVar(&metrics, "metrics-bind-address", "127.0.0.1:9153", "IP:PORT of /metrics, /ready and /health; empty for none")
 	cmd.Flags().Var(&f.services, "service-cluster-ip-range", "ranges whose reverse names are answered here and never asked of an upstream")
 	cmd.Flags().Var(&f.pods, "cluster-cidr", "ranges of the Pods' addresses, likewise")

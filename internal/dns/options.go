@@ -89,6 +89,8 @@ type Options struct {
 
 	// Publish lists this server behind the Service kube-system/kube-dns.
 	Publish *Publish
+	// NodeLocal answers questions to the Service kube-dns on this node itself.
+	NodeLocal *NodeLocal
 	// Linger is how long after ctx ends the server goes on answering when it
 	// is published, so that nodes stop sending to it first.
 	Linger time.Duration

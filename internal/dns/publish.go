@@ -53,6 +53,12 @@ func shorten(s string, limit int) string {
 	return s[:limit-len(id)-1] + "-" + id
 }
 
+// nodeLabel is the value of NodeLabel for a node.
+func nodeLabel(node string) string { return shorten(node, validation.LabelValueMaxLength) }
+
+// gone says that an object is not there, or is another one by now.
+func gone(err error) bool { return apierrors.IsNotFound(err) || apierrors.IsConflict(err) }
+
 func (p *Publish) owns(name string) bool {
 	return name == p.sliceName(svc.IPv4) || name == p.sliceName(svc.IPv6)
 }
@@ -87,7 +93,7 @@ func (p *Publish) slice(f svc.Family, addrs []netip.Addr, owner []metav1.OwnerRe
 			Labels: map[string]string{
 				discoveryv1.LabelServiceName: ServiceName().Name,
 				discoveryv1.LabelManagedBy:   ManagedBy,
-				NodeLabel:                    shorten(p.NodeName, validation.LabelValueMaxLength),
+				NodeLabel:                    nodeLabel(p.NodeName),
 			},
 			OwnerReferences: owner,
 		},

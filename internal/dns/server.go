@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,7 +29,9 @@ type Server struct {
 	apiUp      atomic.Bool
 	loopProbes sync.Map // wire name → *upstream
 	reassert   chan struct{}
+	servers    *servers
 	stop       chan struct{} // closed when sockets are to be closed
+	local      []*listener   // node-local ones; of serveLocal, and of Run once that has ended
 
 	mu        sync.Mutex
 	listeners []*listener
@@ -80,8 +83,13 @@ func New(o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	own := func(string) bool { return false }
+	if o.Publish != nil {
+		own = o.Publish.owns
+	}
 	s := &Server{
 		options:  o,
+		servers:  newServers(own),
 		log:      o.Logger,
 		zone:     z,
 		forward:  f,
@@ -125,7 +133,7 @@ func (s *Server) Listen() error {
 		addrs, err := parseListen(text)
 		for i, a := range addrs {
 			var l *listener
-			if l, err = listen(a, s.options.Workers); err != nil {
+			if l, err = listen(a, s.options.Workers, false); err != nil {
 				// A machine without IPv6 still has ":53".
 				if i > 0 && errors.Is(err, errNoFamily) {
 					err = nil
@@ -175,7 +183,11 @@ func (s *Server) Run(ctx context.Context) error {
 	if s.options.Client != nil {
 		loops.Go(func() { s.watch(ctx) })
 	}
+	if s.options.NodeLocal != nil {
+		loops.Go(func() { s.serveLocal(ctx, &sockets) })
+	}
 	if s.options.Publish != nil {
+		loops.Go(func() { s.watchPeers(ctx) })
 		// It returns when nobody is sent here any more.
 		s.publish(ctx)
 	}
@@ -184,7 +196,7 @@ func (s *Server) Run(ctx context.Context) error {
 	loops.Wait()
 	s.serving.Store(false)
 	close(s.stop)
-	for _, l := range s.listeners {
+	for _, l := range slices.Concat(s.listeners, s.local) {
 		l.close()
 	}
 	s.conns.closeAll()
@@ -222,12 +234,13 @@ var errNoFamily = errors.New("address family not supported")
 // uses.
 const portTries = 20
 
-// listen opens the TCP and the UDP sockets of an address.
-func listen(addr netip.AddrPort, workers int) (*listener, error) {
+// listen opens the TCP and the UDP sockets of an address; with anyAddress, one
+// that need not be the machine's.
+func listen(addr netip.AddrPort, workers int, anyAddress bool) (*listener, error) {
 	var err error
 	for range portTries {
 		var l *listener
-		if l, err = listenOnce(addr, workers); err == nil {
+		if l, err = listenOnce(addr, workers, anyAddress); err == nil {
 			return l, nil
 		}
 		if addr.Port() != 0 {
@@ -237,8 +250,9 @@ func listen(addr netip.AddrPort, workers int) (*listener, error) {
 	return nil, err
 }
 
-func listenOnce(addr netip.AddrPort, workers int) (*listener, error) {
-	tcp, err := net.Listen(network("tcp", addr), addr.String())
+func listenOnce(addr netip.AddrPort, workers int, anyAddress bool) (*listener, error) {
+	lc := listenConfig(addr, anyAddress, nil)
+	tcp, err := lc.Listen(context.Background(), network("tcp", addr), addr.String())
 	if err != nil {
 		return nil, listenError(addr, err)
 	}
@@ -246,14 +260,14 @@ func listenOnce(addr netip.AddrPort, workers int) (*listener, error) {
 	l.addr = netip.AddrPortFrom(addr.Addr(), tcp.Addr().(*net.TCPAddr).AddrPort().Port())
 	// SO_REUSEPORT would let a second server of the same user share the port
 	// unseen; a socket without it tells.
-	alone, err := net.ListenUDP(network("udp", addr), net.UDPAddrFromAddrPort(l.addr))
+	alone, err := lc.ListenPacket(context.Background(), network("udp", addr), l.addr.String())
 	if err != nil {
 		l.close()
 		return nil, listenError(l.addr, err)
 	}
 	alone.Close()
 	for range workers {
-		c, err := listenUDP(l.addr)
+		c, err := listenUDP(l.addr, anyAddress)
 		if err != nil {
 			l.close()
 			return nil, listenError(l.addr, err)

@@ -18,22 +18,18 @@ const soReusePort = 0xf
 const udpBuffer = 1 << 20
 
 // listenUDP opens a socket that shares its address with others of this server.
-func listenUDP(addr netip.AddrPort) (*net.UDPConn, error) {
-	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
-		var serr error
-		err := c.Control(func(fd uintptr) {
-			serr = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, soReusePort, 1)
-			if serr == nil && addr.Addr().IsUnspecified() {
-				// So that answers leave from the address that was asked.
-				if addr.Addr().Is4() {
-					serr = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_IP, syscall.IP_PKTINFO, 1)
-				} else {
-					serr = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_IPV6, syscall.IPV6_RECVPKTINFO, 1)
-				}
-			}
-		})
-		return errors.Join(err, serr)
-	}}
+func listenUDP(addr netip.AddrPort, anyAddress bool) (*net.UDPConn, error) {
+	lc := listenConfig(addr, anyAddress, func(fd uintptr) error {
+		err := syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, soReusePort, 1)
+		if err != nil || !addr.Addr().IsUnspecified() {
+			return err
+		}
+		// So that answers leave from the address that was asked.
+		if addr.Addr().Is4() {
+			return syscall.SetsockoptInt(int(fd), syscall.IPPROTO_IP, syscall.IP_PKTINFO, 1)
+		}
+		return syscall.SetsockoptInt(int(fd), syscall.IPPROTO_IPV6, syscall.IPV6_RECVPKTINFO, 1)
+	})
 	pc, err := lc.ListenPacket(context.Background(), network("udp", addr), addr.String())
 	if err != nil {
 		return nil, err

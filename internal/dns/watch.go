@@ -184,11 +184,19 @@ func (s *Server) noteAPI(what string, err error) {
 func (s *Server) setSlice(e *discoveryv1.EndpointSlice) {
 	s.zone.SetSlice(e)
 	s.checkOwn(nameOf(e))
+	if isServers(e) {
+		s.servers.set(e)
+	} else if e.Namespace == ServiceName().Namespace {
+		s.servers.remove(e.Name)
+	}
 }
 
 func (s *Server) deleteSlice(n svc.Name) {
 	s.zone.DeleteSlice(n)
 	s.checkOwn(n)
+	if n.Namespace == ServiceName().Namespace {
+		s.servers.remove(n.Name)
+	}
 }
 
 // checkOwn wakes publish when a slice of this server has changed.
@@ -197,8 +205,5 @@ func (s *Server) checkOwn(n svc.Name) {
 	if p == nil || n.Namespace != ServiceName().Namespace || !p.owns(n.Name) {
 		return
 	}
-	select {
-	case s.reassert <- struct{}{}:
-	default:
-	}
+	poke(s.reassert)
 }

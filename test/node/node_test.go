@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -48,9 +49,12 @@ func binaries(t *testing.T) string {
 type cluster struct {
 	t            *testing.T
 	bin, dir     string
+	network      *testbed.Network
 	server, node *testbed.Host
 	agent        *exec.Cmd
 	agentLog     *output
+	// agentFlags are further flags for agents.
+	agentFlags []string
 }
 
 // output collects what a process writes, for others to read meanwhile.
@@ -71,10 +75,10 @@ func (o *output) String() string {
 	return o.text.String()
 }
 
-func newCluster(t *testing.T) *cluster {
+func newCluster(t *testing.T, agentFlags ...string) *cluster {
 	t.Helper()
 	network := testbed.NewNetwork(t)
-	c := &cluster{t: t, bin: binaries(t), dir: t.TempDir(), server: network.Outside("server"), node: network.Outside("node")}
+	c := &cluster{t: t, bin: binaries(t), dir: t.TempDir(), network: network, server: network.Outside("server"), node: network.Outside("node"), agentFlags: agentFlags}
 	c.node.Sysctl("net/ipv4/ip_forward", "1")
 	cmd := c.fairlead(c.server, "server", "--data-dir", c.path("server"), "--bind-address", "127.0.0.1,"+c.server.Addr4().String())
 	var log bytes.Buffer
@@ -115,17 +119,26 @@ func (c *cluster) fairlead(on *testbed.Host, args ...string) *exec.Cmd {
 
 func (c *cluster) startAgent() {
 	c.t.Helper()
+	c.agentLog = &output{}
+	c.agent = c.agentOn(c.node, "agent", c.agentLog)
+}
+
+// agentOn starts an agent on a host, whose name is the node's; its state is in a
+// directory of the cluster's.
+func (c *cluster) agentOn(on *testbed.Host, dir string, log io.Writer, flags ...string) *exec.Cmd {
+	c.t.Helper()
 	token, err := os.ReadFile(c.path("server/node-token"))
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	c.agent = c.fairlead(c.node, "agent", "--server", "https://"+c.server.Addr4().String()+":6443", "--token", strings.TrimSpace(string(token)),
-		"--node-name", "node", "--node-ip", c.node.Addr4().String(), "--data-dir", c.path("agent"))
-	c.agentLog = &output{}
-	c.agent.Stdout, c.agent.Stderr = c.agentLog, c.agentLog
-	if err := c.agent.Start(); err != nil {
+	args := []string{"agent", "--server", "https://" + c.server.Addr4().String() + ":6443", "--token", strings.TrimSpace(string(token)),
+		"--node-name", on.Name(), "--node-ip", on.Addr4().String(), "--data-dir", c.path(dir)}
+	cmd := c.fairlead(on, slices.Concat(args, c.agentFlags, flags)...)
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
 		c.t.Fatal(err)
 	}
+	return cmd
 }
 
 // stopAgent ends the agent and waits for it.
