@@ -22,12 +22,17 @@ type component struct {
 // readyWithin bounds the wait for one component.
 const readyWithin = 60 * time.Second
 
+// endWithin bounds the wait for the end of one component. It is longer than
+// what any of them gives its own work to finish.
+const endWithin = 60 * time.Second
+
 var errEndedEarly = errors.New("ended by itself")
 
 // runAll starts the components in order, each when the one before is ready,
 // calls up once all are, and waits. When ctx ends or a component does, they are
 // stopped in reverse order, each waited for, so that a component can still use
-// those it was started after.
+// those it was started after. One that has not ended within endWithin is named
+// in the log and left behind.
 func runAll(ctx context.Context, log *slog.Logger, up func(), components ...component) error {
 	failed := make(chan error, len(components))
 	var stops []func()
@@ -75,8 +80,14 @@ func start(ctx context.Context, log *slog.Logger, c component, failed chan<- err
 	}()
 	return func() {
 		cancel()
-		<-done
-		log.Debug("component has stopped", "component", c.name)
+		limit := time.NewTimer(endWithin)
+		defer limit.Stop()
+		select {
+		case <-done:
+			log.Debug("component has stopped", "component", c.name)
+		case <-limit.C:
+			log.Error("component does not stop; going on without it", "component", c.name, "waited", endWithin)
+		}
 	}
 }
 

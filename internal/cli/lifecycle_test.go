@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 type journal struct {
@@ -79,4 +81,27 @@ func TestRunAllReportsAComponentThatNeverGetsReady(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "dns did not become ready") {
 		t.Errorf("error %v", err)
 	}
+}
+
+// A component that hangs does not keep the process, nor those that stop after it.
+func TestRunAllLeavesBehindWhatDoesNotStop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var j journal
+		var log strings.Builder
+		release := make(chan struct{})
+		hangs := component{name: "hangs", run: func(context.Context) error { <-release; return nil }}
+		ctx, cancel := context.WithCancel(t.Context())
+		start := time.Now()
+		err := runAll(ctx, slog.New(slog.NewTextHandler(&log, nil)), cancel, j.component("server", nil), hangs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(start); took != endWithin {
+			t.Errorf("it took %v, want %v", took, endWithin)
+		}
+		if !strings.Contains(log.String(), "component=hangs") || !slices.Contains(j.lines, "stop server") {
+			t.Errorf("log %q, order %q; want the hanging one named and the server stopped", log.String(), j.lines)
+		}
+		close(release)
+	})
 }
