@@ -5,6 +5,7 @@ import (
 	"io"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -18,6 +19,7 @@ const (
 	microseconds
 	megabytes
 	times
+	writes
 )
 
 func (u unit) format(v float64) string {
@@ -30,6 +32,8 @@ func (u unit) format(v float64) string {
 		return fmt.Sprintf("%.1f µs", v)
 	case megabytes:
 		return fmt.Sprintf("%.0f MB", v)
+	case writes:
+		return strconv.FormatFloat(v, 'f', -1, 64)
 	default:
 		return fmt.Sprintf("%.2f times", v)
 	}
