@@ -124,8 +124,11 @@ func TestUserMadeEndpoints(t *testing.T) {
 	s.Spec.Selector = nil
 	_, err = r.client.CoreV1().Services(ns).Update(ctx, s, metav1.UpdateOptions{})
 	r.must(err)
-	r.pod(ns, "b", "web", "n0", "10.244.0.2")
+	// Services and Pods come by watches of their own: who knows this later Service
+	// knows that web has no selector any more.
 	r.service(ns, "web2", func(s *corev1.Service) { s.Spec.Selector = map[string]string{"app": "web"} })
+	r.wantSubsets(ns, "web2", "10.244.0.1|")
+	r.pod(ns, "b", "web", "n0", "10.244.0.2")
 	r.wantSubsets(ns, "web2", "10.244.0.1 10.244.0.2|") // by now web would have changed too
 	r.wantSubsets(ns, "web", "10.244.0.1|")
 }
