@@ -78,7 +78,7 @@ func (o *output) String() string {
 func newCluster(t *testing.T, agentFlags ...string) *cluster {
 	t.Helper()
 	network := testbed.NewNetwork(t)
-	c := &cluster{t: t, bin: binaries(t), dir: t.TempDir(), network: network, server: network.Outside("server"), node: network.Outside("node"), agentFlags: agentFlags}
+	c := &cluster{t: t, bin: binaries(t), dir: t.TempDir(), network: network, server: network.Outside("server"), node: network.Outside("node"), agentLog: &output{}, agentFlags: agentFlags}
 	c.node.Sysctl("net/ipv4/ip_forward", "1")
 	cmd := c.fairlead(c.server, "server", "--data-dir", c.path("server"), "--bind-address", "127.0.0.1,"+c.server.Addr4().String())
 	var log bytes.Buffer
