@@ -5,7 +5,9 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
+	"time"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -20,6 +22,9 @@ import (
 //
 //	go test ./test/api -args -kubeconfig FILE
 var kubeconfig = flag.String("kubeconfig", "", "the server to test; empty starts one")
+
+// started tells the namespaces of one run from those of another.
+var started = strconv.FormatInt(time.Now().Unix(), 36)
 
 // minRequests is how many requests the corpus has at least.
 const minRequests = 300
@@ -42,15 +47,65 @@ func TestStrictLoadBalancers(t *testing.T) {
 // requests there were.
 func runFiles(t *testing.T, config *rest.Config, pattern string) int {
 	t.Helper()
+	runner := newRunner(t, config)
+	eachCase(t, pattern, func(t *testing.T, file string, c api.Case) {
+		differences, err := runner.Run(context.Background(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range differences {
+			t.Errorf("%s:%s", file, d)
+		}
+	})
+	t.Logf("%d requests", runner.Requests)
+	return runner.Requests
+}
+
+// TestCompare sends every request to fairlead and to the server of -kubeconfig
+// and wants no difference without a reason.
+func TestCompare(t *testing.T) {
+	if *kubeconfig == "" {
+		t.Skip("needs -kubeconfig FILE of a kube-apiserver; make -C bench compare brings one")
+	}
+	fairlead, peer := newRunner(t, apiservertest.Start(t)), newRunner(t, server(t))
+	var explained, unexplained int
+	eachCase(t, "testdata/*.txt", func(t *testing.T, file string, c api.Case) {
+		differences, err := api.Compare(context.Background(), fairlead, peer, c)
+		if err != nil {
+			t.Errorf("%s:%v", file, err)
+		}
+		for _, d := range differences {
+			if d.Why != "" {
+				explained++
+				t.Logf("%s:%s", file, d)
+				continue
+			}
+			unexplained++
+			t.Errorf("%s:%s", file, d)
+		}
+	})
+	t.Logf("%d requests, %d differences with a reason, %d without", fairlead.Requests, explained, unexplained)
+}
+
+func newRunner(t *testing.T, config *rest.Config) *api.Runner {
+	t.Helper()
+	config = rest.CopyConfig(config)
+	config.QPS = -1
+	// A kube-apiserver without controllers never ends a namespace, and may have
+	// those of an earlier run.
+	runner, err := api.NewRunner(config, "corpus-"+started)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return runner
+}
+
+// eachCase calls do in a test of its own for each case of the files.
+func eachCase(t *testing.T, pattern string, do func(t *testing.T, file string, c api.Case)) {
+	t.Helper()
 	files, err := filepath.Glob(pattern)
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no files %s: %v", pattern, err)
-	}
-	config = rest.CopyConfig(config)
-	config.QPS = -1
-	runner, err := api.NewRunner(config, "corpus")
-	if err != nil {
-		t.Fatal(err)
 	}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
@@ -63,20 +118,10 @@ func runFiles(t *testing.T, config *rest.Config, pattern string) int {
 		}
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			for _, c := range cases {
-				t.Run(c.Name, func(t *testing.T) {
-					differences, err := runner.Run(context.Background(), c)
-					if err != nil {
-						t.Fatal(err)
-					}
-					for _, d := range differences {
-						t.Errorf("%s:%s", file, d)
-					}
-				})
+				t.Run(c.Name, func(t *testing.T) { do(t, file, c) })
 			}
 		})
 	}
-	t.Logf("%d requests", runner.Requests)
-	return runner.Requests
 }
 
 func server(t *testing.T) *rest.Config {

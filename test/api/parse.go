@@ -31,6 +31,17 @@ type Step struct {
 	// Warnings are regular expressions, one for each warning.
 	Warnings []string
 	Checks   []Check
+	// Explained are the parts of the answer in which kube-apiserver differs
+	// from fairlead on purpose.
+	Explained []Explanation
+}
+
+// Explanation says why a part of an answer differs between the servers.
+type Explanation struct {
+	Line int
+	// Where is found in the path of the part, as Difference has it.
+	Where *regexp.Regexp
+	Why   string
 }
 
 // Check is what must be true of one field of the answer.
@@ -46,7 +57,7 @@ type Check struct {
 // verbs are the requests that a step can make.
 var verbs = map[string]bool{
 	"GET": true, "POST": true, "PUT": true, "DELETE": true, "EDIT": true, "RAW": true,
-	"MERGE": true, "STRATEGIC": true, "JSONPATCH": true, "APPLY": true,
+	"TABLE": true, "MERGE": true, "STRATEGIC": true, "JSONPATCH": true, "APPLY": true,
 }
 
 // reasons are the short names of the causes.
@@ -145,6 +156,14 @@ func (s *Step) expect(n int, line string) error {
 			return fmt.Errorf("want: save NAME .PATH")
 		}
 		s.Checks = append(s.Checks, Check{n, path, "save", name})
+		return nil
+	case word == "differs":
+		where, why, ok := strings.Cut(rest, " ")
+		re, err := regexp.Compile(where)
+		if err != nil || !ok {
+			return fmt.Errorf("want: differs REGEXP REASON")
+		}
+		s.Explained = append(s.Explained, Explanation{n, re, strings.TrimSpace(why)})
 		return nil
 	case !strings.HasPrefix(word, "."):
 		return fmt.Errorf("%q is no expectation", line)

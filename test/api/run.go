@@ -23,13 +23,16 @@ import (
 // requestTimeout bounds one request.
 const requestTimeout = 30 * time.Second
 
+// acceptTable asks for what kubectl get prints.
+const acceptTable = "application/json;as=Table;v=v1;g=meta.k8s.io"
+
 // Runner sends the requests of cases to one server.
 type Runner struct {
 	client *http.Client
 	base   string
 	prefix string
 	n      int
-	// Requests counts the requests whose answers were compared.
+	// Requests counts the requests of cases.
 	Requests int
 }
 
@@ -50,6 +53,26 @@ func NewRunner(config *rest.Config, prefix string) (*Runner, error) {
 // Run makes the requests of c and returns every difference from the answers
 // that c expects, one line each. What the case created is deleted again.
 func (r *Runner) Run(ctx context.Context, c Case) (differences []string, err error) {
+	run, err := r.begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer run.cleanUp(context.WithoutCancel(ctx))
+	for i := range c.Steps {
+		s := &c.Steps[i]
+		got, err := run.do(ctx, s)
+		if err != nil {
+			return nil, fmt.Errorf("line %d: %w", s.Line, err)
+		}
+		for _, d := range run.compare(s, got) {
+			differences = append(differences, fmt.Sprintf("%d: %s %s: %s", s.Line, s.Verb, s.Target, d))
+		}
+	}
+	return differences, nil
+}
+
+// begin makes the namespace of the next case.
+func (r *Runner) begin(ctx context.Context) (*run, error) {
 	r.n++
 	ns := fmt.Sprintf("%s-%d", r.prefix, r.n)
 	run := &run{Runner: r, vars: map[string]string{"NS": ns}}
@@ -60,19 +83,7 @@ func (r *Runner) Run(ctx context.Context, c Case) (differences []string, err err
 	if a.code != http.StatusCreated {
 		return nil, fmt.Errorf("cannot create namespace %s: %d %s", ns, a.code, a.body)
 	}
-	defer run.cleanUp(context.WithoutCancel(ctx), "/api/v1/namespaces/"+ns)
-	for i := range c.Steps {
-		s := &c.Steps[i]
-		got, err := run.do(ctx, s)
-		if err != nil {
-			return nil, fmt.Errorf("line %d: %w", s.Line, err)
-		}
-		r.Requests++
-		for _, d := range run.compare(s, got) {
-			differences = append(differences, fmt.Sprintf("%d: %s %s: %s", s.Line, s.Verb, s.Target, d))
-		}
-	}
-	return differences, nil
+	return run, nil
 }
 
 // run is the running of one case.
@@ -91,6 +102,7 @@ type answer struct {
 }
 
 func (r *run) do(ctx context.Context, s *Step) (answer, error) {
+	r.Requests++
 	url, kind, err := resolve(r.expand(s.Target), r.vars["NS"])
 	if err != nil {
 		return answer{}, err
@@ -100,6 +112,8 @@ func (r *run) do(ctx context.Context, s *Step) (answer, error) {
 	switch verb {
 	case "RAW":
 		return r.send(ctx, "POST", url, contentType, []byte(strings.TrimSpace(body)))
+	case "TABLE":
+		return r.send(ctx, verb, url, "", nil)
 	case "GET", "DELETE":
 		data, err := object(body, typeMeta{})
 		if err != nil {
@@ -138,9 +152,9 @@ func (r *run) remember(s *Step, url string, a answer) {
 	r.created = append(r.created, path)
 }
 
-func (r *run) cleanUp(ctx context.Context, namespace string) {
+func (r *run) cleanUp(ctx context.Context) {
 	slices.Reverse(r.created)
-	for _, path := range append(r.created, namespace) {
+	for _, path := range append(r.created, "/api/v1/namespaces/"+r.vars["NS"]) {
 		_, _ = r.send(ctx, "MERGE", path, "application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))
 		_, _ = r.send(ctx, "DELETE", path+"?gracePeriodSeconds=0", "application/json", nil)
 	}
@@ -198,8 +212,12 @@ func merge(into, change any) any {
 }
 
 func (r *run) send(ctx context.Context, verb, path, contentType string, body []byte) (answer, error) {
-	if verb == "MERGE" {
+	accept := "application/json"
+	switch verb {
+	case "MERGE":
 		verb = "PATCH"
+	case "TABLE":
+		verb, accept = "GET", acceptTable
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -207,7 +225,8 @@ func (r *run) send(ctx context.Context, verb, path, contentType string, body []b
 	if err != nil {
 		return answer{}, err
 	}
-	req.Header.Set("Accept", "application/json")
+	req.Header.Set("Accept", accept)
+	req.Header.Set("User-Agent", "corpus") // becomes the manager of what is written
 	if len(body) > 0 {
 		req.Header.Set("Content-Type", contentType)
 	}

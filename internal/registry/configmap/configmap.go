@@ -32,8 +32,8 @@ func NewStorage(opts generic.RESTOptionsGetter) (map[string]rest.Storage, error)
 		NewList:    func() runtime.Object { return &corev1.ConfigMapList{} },
 		Strategy:   strategy{store.Namespaced()},
 		Table: store.NewTable([]store.Column{
-			{Name: "Data", Type: "integer", Description: "Number of keys."},
-			{Name: "Age"},
+			{Name: "Data", Description: corev1.ConfigMap{}.SwaggerDoc()["data"]},
+			store.AgeColumn(),
 		}, func(cm *corev1.ConfigMap) []any {
 			return []any{int64(len(cm.Data) + len(cm.BinaryData)), store.Age(cm.CreationTimestamp)}
 		}),

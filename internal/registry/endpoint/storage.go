@@ -45,7 +45,7 @@ func NewStorage(opts generic.RESTOptionsGetter) (Storage, error) {
 		Strategy: endpointsStrategy{store.Namespaced()},
 		Table: store.NewTable([]store.Column{
 			{Name: "Endpoints", Description: corev1.Endpoints{}.SwaggerDoc()["subsets"]},
-			{Name: "Age"},
+			store.AgeColumn(),
 		}, func(e *corev1.Endpoints) []any { return []any{endpointsText(e), store.Age(e.CreationTimestamp)} }),
 	}, opts)
 	if err != nil {
@@ -61,7 +61,7 @@ func NewStorage(opts generic.RESTOptionsGetter) (Storage, error) {
 			{Name: "AddressType", Description: doc["addressType"]},
 			{Name: "Ports", Description: doc["ports"]},
 			{Name: "Endpoints", Description: doc["endpoints"]},
-			{Name: "Age"},
+			store.AgeColumn(),
 		}, func(s *discoveryv1.EndpointSlice) []any {
 			return []any{string(s.AddressType), slicePortsText(s.Ports), sliceEndpointsText(s.Endpoints), store.Age(s.CreationTimestamp)}
 		}),

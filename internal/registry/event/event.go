@@ -81,10 +81,18 @@ func attrs(obj runtime.Object) (labels.Set, fields.Set, error) {
 }
 
 func table() rest.TableConvertor {
+	doc := corev1.Event{}.SwaggerDoc()
 	return store.NewNamelessTable([]store.Column{
-		{Name: "Last Seen"}, {Name: "Type"}, {Name: "Reason"}, {Name: "Object"}, {Name: "Subobject", Wide: true},
-		{Name: "Source", Wide: true}, {Name: "Message"}, {Name: "First Seen", Wide: true},
-		{Name: "Count", Wide: true}, {Name: "Name", Wide: true, IsName: true},
+		{Name: "Last Seen", Description: doc["lastTimestamp"]},
+		{Name: "Type", Description: doc["type"]},
+		{Name: "Reason", Description: doc["reason"]},
+		{Name: "Object", Description: doc["involvedObject"]},
+		{Name: "Subobject", Wide: true, Description: corev1.ObjectReference{}.SwaggerDoc()["fieldPath"]},
+		{Name: "Source", Wide: true, Description: doc["source"]},
+		{Name: "Message", Description: doc["message"]},
+		{Name: "First Seen", Wide: true, Description: doc["firstTimestamp"]},
+		{Name: "Count", Wide: true, Description: doc["count"]},
+		{Name: "Name", Wide: true, IsName: true, Description: metav1.ObjectMeta{}.SwaggerDoc()["name"]},
 	}, func(e *corev1.Event) []any {
 		first, last, count := times(e)
 		return []any{

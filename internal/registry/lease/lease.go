@@ -26,8 +26,8 @@ func NewStorage(opts generic.RESTOptionsGetter) (map[string]rest.Storage, error)
 		NewList:  func() runtime.Object { return &coordinationv1.LeaseList{} },
 		Strategy: strategy{store.Namespaced()},
 		Table: store.NewTable([]store.Column{
-			{Name: "Holder", Description: "Who holds the lease."},
-			{Name: "Age"},
+			{Name: "Holder", Description: coordinationv1.LeaseSpec{}.SwaggerDoc()["holderIdentity"]},
+			store.AgeColumn(),
 		}, func(l *coordinationv1.Lease) []any {
 			holder := ""
 			if l.Spec.HolderIdentity != nil {
@@ -49,6 +49,24 @@ func (strategy) AllowCreateOnUpdate(context.Context) bool { return true }
 
 // AllowUnconditionalUpdate is false: a lock must not be taken unseen.
 func (strategy) AllowUnconditionalUpdate(context.Context) bool { return false }
+
+// PrepareForCreate drops the fields of coordinated leader election, which
+// Kubernetes does unless an alpha feature is switched on.
+func (strategy) PrepareForCreate(_ context.Context, obj runtime.Object) {
+	s := &obj.(*coordinationv1.Lease).Spec
+	s.Strategy, s.PreferredHolder = nil, nil
+}
+
+// PrepareForUpdate drops the same fields where the Lease did not have them.
+func (strategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
+	s, before := &obj.(*coordinationv1.Lease).Spec, old.(*coordinationv1.Lease).Spec
+	if before.Strategy == nil {
+		s.Strategy = nil
+	}
+	if before.PreferredHolder == nil {
+		s.PreferredHolder = nil
+	}
+}
 
 func (strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
 	l := obj.(*coordinationv1.Lease)

@@ -30,8 +30,8 @@ func NewStorage(opts generic.RESTOptionsGetter) (map[string]rest.Storage, error)
 		Strategy:   strategy{store.ClusterScoped()},
 		Attrs:      attrs,
 		Table: store.NewTable([]store.Column{
-			{Name: "Status", Description: "The phase: Active or Terminating."},
-			{Name: "Age"},
+			{Name: "Status", Description: "The status of the namespace"},
+			store.AgeColumn(),
 		}, func(ns *corev1.Namespace) []any {
 			return []any{string(ns.Status.Phase), store.Age(ns.CreationTimestamp)}
 		}),

@@ -194,9 +194,11 @@ func (c *Controller) sync(ctx context.Context, s *networkingv1.ServiceCIDR, all 
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
 	if s.DeletionTimestamp == nil {
-		return errors.Join(
-			c.setFinalizer(ctx, s, true),
-			c.setReady(ctx, s, metav1.ConditionTrue, "NetworkReady", "Kubernetes Service CIDR is ready"))
+		reason, message := "NetworkReady", "Kubernetes Service CIDR is ready"
+		if s.Name == DefaultName {
+			reason, message = "", "Kubernetes default Service CIDR is ready"
+		}
+		return errors.Join(c.setFinalizer(ctx, s, true), c.setReady(ctx, s, metav1.ConditionTrue, reason, message))
 	}
 	if !slices.Contains(s.Finalizers, finalizer) {
 		return nil // another finalizer holds it

@@ -8,6 +8,7 @@ import (
 
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -32,11 +33,11 @@ func NewIngressStorage(opts generic.RESTOptionsGetter) (map[string]rest.Storage,
 		NewList:  func() runtime.Object { return &networkingv1.IngressList{} },
 		Strategy: ingressStrategy{store.Namespaced()},
 		Table: store.NewTable([]store.Column{
-			{Name: "Class", Description: "The class whose controller implements the Ingress."},
-			{Name: "Hosts", Description: "The hosts of its rules."},
-			{Name: "Address", Description: "Where it can be reached."},
-			{Name: "Ports", Description: "The ports it is reached on."},
-			{Name: "Age"},
+			{Name: "Class", Description: "The name of the IngressClass resource that should be used for additional configuration"},
+			{Name: "Hosts", Description: "Hosts that incoming requests are matched against before the ingress rule"},
+			{Name: "Address", Description: "Address is a list containing ingress points for the load-balancer"},
+			{Name: "Ports", Description: "Ports of TLS configurations that open"},
+			store.AgeColumn(),
 		}, ingressCells),
 	}, opts)
 	if err != nil {
@@ -49,10 +50,10 @@ func NewIngressStorage(opts generic.RESTOptionsGetter) (map[string]rest.Storage,
 		NewList:  func() runtime.Object { return &networkingv1.IngressClassList{} },
 		Strategy: classStrategy{store.ClusterScoped()},
 		Table: store.NewNamelessTable([]store.Column{
-			{Name: "Name", IsName: true},
-			{Name: "Controller", Description: "Who implements the Ingresses of the class."},
-			{Name: "Parameters", Description: "An object that tells the controller more."},
-			{Name: "Age"},
+			{Name: "Name", IsName: true, Description: metav1.ObjectMeta{}.SwaggerDoc()["name"]},
+			{Name: "Controller", Description: "Controller that is responsible for handling this class"},
+			{Name: "Parameters", Description: "A reference to a resource with additional parameters"},
+			store.AgeColumn(),
 		}, classCells),
 	}, opts)
 	if err != nil {

@@ -57,9 +57,8 @@ func NewStorage(opts generic.RESTOptionsGetter) (Storage, error) {
 		Attrs:    ipAttrs,
 		Table: store.NewTable([]store.Column{
 			{Name: "ParentRef", Description: networkingv1.IPAddressSpec{}.SwaggerDoc()["parentRef"]},
-			{Name: "Age"},
 		}, func(a *networkingv1.IPAddress) []any {
-			return []any{parentText(a.Spec.ParentRef), store.Age(a.CreationTimestamp)}
+			return []any{parentText(a.Spec.ParentRef)}
 		}),
 	}, opts)
 	if err != nil {
@@ -73,7 +72,7 @@ func NewStorage(opts generic.RESTOptionsGetter) (Storage, error) {
 		Strategy: cidrStrategy{store.ClusterScoped()},
 		Table: store.NewTable([]store.Column{
 			{Name: "CIDRs", Description: networkingv1.ServiceCIDRSpec{}.SwaggerDoc()["cidrs"]},
-			{Name: "Age"},
+			store.AgeColumn(),
 		}, func(c *networkingv1.ServiceCIDR) []any {
 			return []any{strings.Join(c.Spec.CIDRs, ","), store.Age(c.CreationTimestamp)}
 		}),

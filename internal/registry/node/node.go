@@ -4,7 +4,6 @@ package node
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -75,22 +74,29 @@ func attrs(obj runtime.Object) (labels.Set, fields.Set, error) {
 }
 
 func table() rest.TableConvertor {
+	status, info := corev1.NodeStatus{}.SwaggerDoc(), corev1.NodeSystemInfo{}.SwaggerDoc()
 	return store.NewTable([]store.Column{
-		{Name: "Status"}, {Name: "Roles"}, {Name: "Age"}, {Name: "Version"},
-		{Name: "Internal-IP", Wide: true}, {Name: "External-IP", Wide: true}, {Name: "OS-Image", Wide: true},
-		{Name: "Kernel-Version", Wide: true}, {Name: "Container-Runtime", Wide: true},
+		{Name: "Status", Description: "The status of the node"},
+		{Name: "Roles", Description: "The roles of the node"},
+		store.AgeColumn(),
+		{Name: "Version", Description: info["kubeletVersion"]},
+		{Name: "Internal-IP", Wide: true, Description: status["addresses"]},
+		{Name: "External-IP", Wide: true, Description: status["addresses"]},
+		{Name: "OS-Image", Wide: true, Description: info["osImage"]},
+		{Name: "Kernel-Version", Wide: true, Description: info["kernelVersion"]},
+		{Name: "Container-Runtime", Wide: true, Description: info["containerRuntimeVersion"]},
 	}, func(n *corev1.Node) []any {
 		i := n.Status.NodeInfo
 		return []any{
-			status(n), roles(n), store.Age(n.CreationTimestamp), i.KubeletVersion,
+			statusText(n), roles(n), store.Age(n.CreationTimestamp), i.KubeletVersion,
 			address(n, corev1.NodeInternalIP), address(n, corev1.NodeExternalIP),
 			orUnknown(i.OSImage), orUnknown(i.KernelVersion), orUnknown(i.ContainerRuntimeVersion),
 		}
 	})
 }
 
-// status is Ready, NotReady or Unknown, and whether new pods may come.
-func status(n *corev1.Node) string {
+// statusText is Ready, NotReady or Unknown, and whether new pods may come.
+func statusText(n *corev1.Node) string {
 	s := "Unknown"
 	for _, c := range n.Status.Conditions {
 		if c.Type == corev1.NodeReady {
@@ -107,14 +113,15 @@ func status(n *corev1.Node) string {
 
 func roles(n *corev1.Node) string {
 	var out []string
-	for _, k := range slices.Sorted(maps.Keys(n.Labels)) {
+	for k := range n.Labels {
 		if r, ok := strings.CutPrefix(k, "node-role.kubernetes.io/"); ok && r != "" {
 			out = append(out, r)
 		} else if k == "kubernetes.io/role" && n.Labels[k] != "" {
 			out = append(out, n.Labels[k])
 		}
 	}
-	return store.OrNone(strings.Join(out, ","))
+	slices.Sort(out)
+	return store.OrNone(strings.Join(slices.Compact(out), ","))
 }
 
 func address(n *corev1.Node, t corev1.NodeAddressType) string {
@@ -226,7 +233,9 @@ func validateTaints(taints []corev1.Taint, path *field.Path) (errs field.ErrorLi
 			errs = append(errs, field.NotSupported(p.Child("effect"), t.Effect, effects))
 		}
 		if k := (key{t.Key, t.Effect}); seen[k] {
-			errs = append(errs, field.Duplicate(p, t))
+			twice := field.Duplicate(p, t)
+			twice.Detail = "taints must be unique by key and effect pair"
+			errs = append(errs, twice)
 		} else {
 			seen[k] = true
 		}

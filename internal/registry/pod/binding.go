@@ -114,7 +114,6 @@ func (r *bindingREST) bind(ctx context.Context, b *corev1.Binding, dryRun bool) 
 
 func assign(p *corev1.Pod, b *corev1.Binding) {
 	p.Spec.NodeName = b.Target.Name
-	p.Generation++
 	if len(b.Annotations) > 0 && p.Annotations == nil {
 		p.Annotations = map[string]string{}
 	}

@@ -32,8 +32,11 @@ func setSpecDefaults(s *corev1.PodSpec) {
 	if s.SecurityContext == nil {
 		s.SecurityContext = &corev1.PodSecurityContext{}
 	}
-	if s.TerminationGracePeriodSeconds == nil {
+	switch g := s.TerminationGracePeriodSeconds; {
+	case g == nil:
 		s.TerminationGracePeriodSeconds = ptr.To(graceSeconds)
+	case *g < 0: // as from a client that means the shortest
+		s.TerminationGracePeriodSeconds = ptr.To(int64(1))
 	}
 	if s.EnableServiceLinks == nil {
 		s.EnableServiceLinks = ptr.To(corev1.DefaultEnableServiceLinks)

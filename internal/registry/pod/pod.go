@@ -36,6 +36,7 @@ func NewStorage(opts generic.RESTOptionsGetter, agents *node.Agents) (map[string
 	if err != nil {
 		return nil, err
 	}
+	r.Store.ReturnDeletedObject = true
 	bind := &bindingREST{pods: r.Store}
 	stream := &streams{pods: r.Store, agents: agents}
 	return map[string]rest.Storage{

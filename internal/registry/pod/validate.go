@@ -2,6 +2,7 @@ package pod
 
 import (
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -25,13 +26,11 @@ func validateSpec(s *corev1.PodSpec, path *field.Path) field.ErrorList {
 	errs = append(errs, validateContainers(s, volumes, path)...)
 	errs = append(errs, oneOf(path.Child("restartPolicy"), s.RestartPolicy, corev1.RestartPolicyAlways, corev1.RestartPolicyOnFailure, corev1.RestartPolicyNever)...)
 	errs = append(errs, validateDNS(s, path)...)
-	if g := s.TerminationGracePeriodSeconds; g == nil {
+	if s.TerminationGracePeriodSeconds == nil {
 		errs = append(errs, field.Required(path.Child("terminationGracePeriodSeconds"), ""))
-	} else if *g < 0 {
-		errs = append(errs, field.Invalid(path.Child("terminationGracePeriodSeconds"), *g, "must be greater than or equal to 0"))
 	}
-	if d := s.ActiveDeadlineSeconds; d != nil && *d < 1 {
-		errs = append(errs, field.Invalid(path.Child("activeDeadlineSeconds"), *d, "must be greater than or equal to 1"))
+	if d := s.ActiveDeadlineSeconds; d != nil && (*d < 1 || *d > math.MaxInt32) {
+		errs = append(errs, field.Invalid(path.Child("activeDeadlineSeconds"), *d, utilvalidation.InclusiveRangeError(1, math.MaxInt32)))
 	}
 	errs = append(errs, unversioned.ValidateLabels(s.NodeSelector, path.Child("nodeSelector"))...)
 	if s.NodeName != "" {
@@ -60,13 +59,15 @@ func validateSpec(s *corev1.PodSpec, path *field.Path) field.ErrorList {
 }
 
 func validateDNS(s *corev1.PodSpec, path *field.Path) field.ErrorList {
-	errs := oneOf(path.Child("dnsPolicy"), s.DNSPolicy, corev1.DNSClusterFirst, corev1.DNSClusterFirstWithHostNet, corev1.DNSDefault, corev1.DNSNone)
+	errs := oneOf(path.Child("dnsPolicy"), s.DNSPolicy, corev1.DNSClusterFirstWithHostNet, corev1.DNSClusterFirst, corev1.DNSDefault, corev1.DNSNone)
 	c, dns := s.DNSConfig, path.Child("dnsConfig")
-	if s.DNSPolicy == corev1.DNSNone && (c == nil || len(c.Nameservers) == 0) {
-		errs = append(errs, field.Required(dns.Child("nameservers"), fmt.Sprintf("must provide at least one DNS nameserver when `dnsPolicy` is %s", corev1.DNSNone)))
-	}
-	if c == nil {
+	switch {
+	case c == nil && s.DNSPolicy == corev1.DNSNone:
+		return append(errs, field.Required(dns, fmt.Sprintf("must provide `dnsConfig` when `dnsPolicy` is %s", corev1.DNSNone)))
+	case c == nil:
 		return errs
+	case len(c.Nameservers) == 0 && s.DNSPolicy == corev1.DNSNone:
+		return append(errs, field.Required(dns.Child("nameservers"), fmt.Sprintf("must provide at least one DNS nameserver when `dnsPolicy` is %s", corev1.DNSNone)))
 	}
 	const maxNameservers, maxSearches = 3, 32
 	if len(c.Nameservers) > maxNameservers {
@@ -119,7 +120,7 @@ func validateContainers(s *corev1.PodSpec, volumes map[string]bool, path *field.
 		}
 	}
 	if len(s.EphemeralContainers) > 0 {
-		errs = append(errs, field.Forbidden(path.Child("ephemeralContainers"), "cannot be set: ephemeral containers are not supported"))
+		errs = append(errs, field.Forbidden(path.Child("ephemeralContainers"), "cannot be set on create"))
 	}
 	return errs
 }
@@ -191,7 +192,7 @@ func validatePorts(ports []corev1.ContainerPort, path *field.Path) (errs field.E
 		if c.HostIP != "" {
 			errs = append(errs, validateIP(p.Child("hostIP"), c.HostIP)...)
 		}
-		errs = append(errs, oneOf(p.Child("protocol"), c.Protocol, corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP)...)
+		errs = append(errs, oneOf(p.Child("protocol"), c.Protocol, corev1.ProtocolSCTP, corev1.ProtocolTCP, corev1.ProtocolUDP)...)
 	}
 	return errs
 }
@@ -233,7 +234,7 @@ func validateEnv(c *corev1.Container, path *field.Path) (errs field.ErrorList) {
 		case e.Value != "" && n > 0:
 			errs = append(errs, field.Invalid(p, "", "may not be specified when `value` is not empty"))
 		case n == 0:
-			errs = append(errs, field.Invalid(p, "", "must specify one of: `fieldRef`, `resourceFieldRef`, `configMapKeyRef` or `secretKeyRef`"))
+			errs = append(errs, field.Invalid(p, "", "must specify one of: `fieldRef`, `resourceFieldRef`, `configMapKeyRef`, `secretKeyRef` or `fileKeyRef`"))
 		case n > 1:
 			errs = append(errs, field.Invalid(p, "", "may not have more than one field specified at a time"))
 		}

@@ -32,9 +32,9 @@ func NewStorage(opts generic.RESTOptionsGetter) (map[string]rest.Storage, error)
 		Strategy: strategy{store.Namespaced()},
 		Attrs:    attrs,
 		Table: store.NewTable([]store.Column{
-			{Name: "Type", Description: "What the keys mean."},
-			{Name: "Data", Type: "integer", Description: "Number of keys."},
-			{Name: "Age"},
+			{Name: "Type", Description: corev1.Secret{}.SwaggerDoc()["type"]},
+			{Name: "Data", Description: corev1.Secret{}.SwaggerDoc()["data"]},
+			store.AgeColumn(),
 		}, func(s *corev1.Secret) []any {
 			return []any{string(s.Type), int64(len(s.Data)), store.Age(s.CreationTimestamp)}
 		}),

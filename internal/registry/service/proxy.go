@@ -58,15 +58,16 @@ func (p *Proxy) Connect(ctx context.Context, id string, options runtime.Object, 
 	if err != nil {
 		return nil, err
 	}
-	host, err := p.find(ctx, target)
+	host, err := p.find(ctx, target, id)
 	if err != nil {
 		return nil, err
 	}
 	return proxy.Handler(url.URL{Scheme: target.Scheme, Host: host}, o.Path, p.transport, responder), nil
 }
 
-// find chooses an endpoint of the port that is meant.
-func (p *Proxy) find(ctx context.Context, target proxy.Target) (string, error) {
+// find chooses an endpoint of the port that is meant; id is how the request
+// names both.
+func (p *Proxy) find(ctx context.Context, target proxy.Target, id string) (string, error) {
 	port, err := p.portName(ctx, target)
 	if err != nil {
 		return "", err
@@ -76,6 +77,9 @@ func (p *Proxy) find(ctx context.Context, target proxy.Target) (string, error) {
 		return "", err
 	}
 	subsets := slices.Clone(obj.(*corev1.Endpoints).Subsets)
+	if len(subsets) == 0 {
+		return "", apierrors.NewServiceUnavailable(fmt.Sprintf("no endpoints available for service %q", target.Name))
+	}
 	rand.Shuffle(len(subsets), func(i, j int) { subsets[i], subsets[j] = subsets[j], subsets[i] })
 	for _, s := range subsets {
 		i := slices.IndexFunc(s.Ports, func(e corev1.EndpointPort) bool { return e.Name == port })
@@ -90,7 +94,7 @@ func (p *Proxy) find(ctx context.Context, target proxy.Target) (string, error) {
 			}
 		}
 	}
-	return "", apierrors.NewServiceUnavailable(fmt.Sprintf("no endpoints available for service %q", target.Name))
+	return "", apierrors.NewServiceUnavailable(fmt.Sprintf("no endpoints available for service %q", id))
 }
 
 // portName is the name of the port that is meant: the one named, or the one of

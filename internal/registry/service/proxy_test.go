@@ -68,7 +68,7 @@ func TestProxyFindsPodsOnly(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, err := p.find(ctx, target)
+			got, err := p.find(ctx, target, c.id)
 			if got != c.want || (c.check == nil) != (err == nil) || err != nil && !c.check(err) {
 				t.Fatalf("%s: %q, %v, want %q", c.id, got, err, c.want)
 			}

@@ -18,7 +18,7 @@ func newTable() rest.TableConvertor {
 		{Name: "Cluster-IP", Description: doc["clusterIP"]},
 		{Name: "External-IP", Description: doc["externalIPs"]},
 		{Name: "Port(s)", Description: doc["ports"]},
-		{Name: "Age"},
+		store.AgeColumn(),
 		{Name: "Selector", Wide: true, Description: doc["selector"]},
 	}, func(s *corev1.Service) []any {
 		ip := s.Spec.ClusterIP

@@ -425,8 +425,12 @@ func validatePolicies(svc *corev1.Service, path *field.Path) field.ErrorList {
 		errs = append(errs, field.Required(path.Child("internalTrafficPolicy"), ""))
 	}
 	if d := spec.TrafficDistribution; d != nil {
-		errs = append(errs, notIn(path.Child("trafficDistribution"), *d, corev1.ServiceTrafficDistributionPreferClose,
-			corev1.ServiceTrafficDistributionPreferSameZone, corev1.ServiceTrafficDistributionPreferSameNode)...)
+		known := []string{
+			corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameZone, corev1.ServiceTrafficDistributionPreferSameNode,
+		}
+		if !slices.Contains(known, *d) {
+			errs = append(errs, field.NotSupported(path.Child("trafficDistribution"), *d, known))
+		}
 	}
 	return errs
 }

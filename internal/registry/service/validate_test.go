@@ -115,7 +115,7 @@ func TestValidateCreate(t *testing.T) {
 		{"internal policy", []edit{func(s *corev1.Service) {
 			s.Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicy("Near"))
 		}}, `spec.internalTrafficPolicy: Unsupported value: "Near": supported values: "Cluster", "Local"`},
-		{"distribution", []edit{func(s *corev1.Service) { s.Spec.TrafficDistribution = new("Far") }}, `spec.trafficDistribution: Unsupported value: "Far": supported values: "PreferClose", "PreferSameNode", "PreferSameZone"`},
+		{"distribution", []edit{func(s *corev1.Service) { s.Spec.TrafficDistribution = new("Far") }}, `spec.trafficDistribution: Unsupported value: "Far": supported values: "PreferClose", "PreferSameZone", "PreferSameNode"`},
 		{"external name (SEEDS 150)", []edit{external}, ""},
 		{"external name like an IP (SEEDS 152)", []edit{external, func(s *corev1.Service) { s.Spec.ExternalName = "192.0.2.1" }}, ""},
 		{"external name with a dot at the end", []edit{external, func(s *corev1.Service) { s.Spec.ExternalName = "db.example.com." }}, ""},

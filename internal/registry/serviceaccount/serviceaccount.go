@@ -24,15 +24,15 @@ func NewStorage(opts generic.RESTOptionsGetter) (map[string]rest.Storage, error)
 		NewList:    func() runtime.Object { return &corev1.ServiceAccountList{} },
 		Strategy:   strategy{store.Namespaced()},
 		Table: store.NewTable([]store.Column{
-			{Name: "Secrets", Type: "integer", Description: "Number of Secrets that Pods of this account may use."},
-			{Name: "Age"},
+			store.AgeColumn(),
 		}, func(sa *corev1.ServiceAccount) []any {
-			return []any{int64(len(sa.Secrets)), store.Age(sa.CreationTimestamp)}
+			return []any{store.Age(sa.CreationTimestamp)}
 		}),
 	}, opts)
 	if err != nil {
 		return nil, err
 	}
+	r.Store.ReturnDeletedObject = true
 	return map[string]rest.Storage{"serviceaccounts": r}, nil
 }
 

@@ -26,6 +26,11 @@ type Column struct {
 	Description string
 }
 
+// AgeColumn is the time since the object was made.
+func AgeColumn() Column {
+	return Column{Name: "Age", Description: metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"]}
+}
+
 // NewTable shows objects of type T as rows. The first column is always the
 // name and is not listed in columns; cells returns the values of the others in
 // order.
@@ -59,9 +64,19 @@ func NewNamelessTable[T runtime.Object](columns []Column, cells func(T) []any) r
 	return &table[T]{defs: defs, cells: cells}
 }
 
+// WithConditions adds to the rows of t, a table of objects of type T, what
+// conditions says of them.
+func WithConditions[T runtime.Object](t rest.TableConvertor, conditions func(T) []metav1.TableRowCondition) rest.TableConvertor {
+	with := *t.(*table[T])
+	with.conditions = conditions
+	return &with
+}
+
 type table[T runtime.Object] struct {
 	defs  []metav1.TableColumnDefinition
 	cells func(T) []any
+	// conditions may be nil.
+	conditions func(T) []metav1.TableRowCondition
 }
 
 // ConvertToTable turns an object or a list into rows.
@@ -75,7 +90,11 @@ func (t *table[T]) ConvertToTable(_ context.Context, obj, options runtime.Object
 		if !ok {
 			return fmt.Errorf("cannot show a %T as a row of this table", o)
 		}
-		out.Rows = append(out.Rows, metav1.TableRow{Cells: t.cells(typed), Object: runtime.RawExtension{Object: o}})
+		row := metav1.TableRow{Cells: t.cells(typed), Object: runtime.RawExtension{Object: o}}
+		if t.conditions != nil {
+			row.Conditions = t.conditions(typed)
+		}
+		out.Rows = append(out.Rows, row)
 		return nil
 	}
 	if meta.IsListType(obj) {
