@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 )
 
 // crowd is how many Services there are, each with how many ready Pods.
@@ -140,37 +141,49 @@ func (s *stage) writes(ctx context.Context) (float64, error) {
 	return total, nil
 }
 
-// complete waits until the slices hold exactly as many ready endpoints as there
-// are Pods.
+// complete waits until the slices hold exactly as many endpoints as there are
+// Pods.
 func (s *stage) complete(ctx context.Context, size crowd) error {
 	ctx, cancel := context.WithTimeout(ctx, controllerWait)
 	defer cancel()
-	// What is in each slice, by a watch: a list of all again and again would
-	// keep the API server from its work.
+	for total := 0; ; {
+		done, err := s.follow(ctx, size.services*size.pods, &total)
+		if ctx.Err() != nil {
+			return fmt.Errorf("%d of %d endpoints after %s", total, size.services*size.pods, controllerWait)
+		}
+		if done || err != nil {
+			return err
+		}
+	}
+}
+
+// follow counts the endpoints of all slices by a watch, for a list of all again
+// and again would keep the API server from its work. It returns false when the
+// server ends the watch, as it does with a client that cannot keep up.
+func (s *stage) follow(ctx context.Context, want int, total *int) (bool, error) {
 	w, err := s.client.DiscoveryV1().EndpointSlices(benchNamespace).Watch(ctx, metav1.ListOptions{ResourceVersion: "0"})
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer w.Stop()
 	endpoints := map[string]int{}
-	for total := 0; total != size.services*size.pods; {
-		select {
-		case e, open := <-w.ResultChan():
-			slice, ok := e.Object.(*discoveryv1.EndpointSlice)
-			if !open || !ok {
-				return fmt.Errorf("the watch ended with %d of %d endpoints: %v", total, size.services*size.pods, e.Object)
-			}
-			total -= endpoints[slice.Name]
-			endpoints[slice.Name] = len(slice.Endpoints)
-			if e.Type == "DELETED" {
-				endpoints[slice.Name] = 0
-			}
-			total += endpoints[slice.Name]
-		case <-ctx.Done():
-			return fmt.Errorf("%d of %d endpoints after %s", total, size.services*size.pods, controllerWait)
+	for *total = 0; *total != want; {
+		e, open := <-w.ResultChan()
+		if !open {
+			return false, nil
 		}
+		slice, ok := e.Object.(*discoveryv1.EndpointSlice)
+		if !ok {
+			return false, fmt.Errorf("the watch of slices brought %v", e.Object)
+		}
+		now := len(slice.Endpoints)
+		if e.Type == watch.Deleted {
+			now = 0
+		}
+		*total += now - endpoints[slice.Name]
+		endpoints[slice.Name] = now
 	}
-	return nil
+	return true, nil
 }
 
 // create makes the Services and Pods of a crowd by the API, as many clients
