@@ -214,6 +214,15 @@ func (p *Program) DNAT(f Family, addr, port Reg) *Program {
 	return p.end()
 }
 
+// Redirect sends the connection to this machine, to the port in the register:
+// to 127.0.0.1 or ::1 what comes from the machine itself, else to an address of
+// the interface it came in by (redir).
+func (p *Program) Redirect(port Reg) *Program {
+	p.begin("redir")
+	p.enc.Uint32(unix.NFTA_REDIR_REG_PROTO_MIN, port.number())
+	return p.end()
+}
+
 // Masquerade gives the connection this machine's address and a random port
 // (masq): a port in order is open to a race of two packets
 // (kubernetes/kubernetes#56903).
@@ -245,9 +254,14 @@ func (p *Program) RejectPort(f Family) *Program {
 
 // SourceType loads the routing type of the source address (fib); TypeLocal is
 // this machine's own.
-func (p *Program) SourceType(to Reg) *Program {
+func (p *Program) SourceType(to Reg) *Program { return p.fib(to, unix.NFTA_FIB_F_SADDR) }
+
+// DestinationType is SourceType for the destination address.
+func (p *Program) DestinationType(to Reg) *Program { return p.fib(to, unix.NFTA_FIB_F_DADDR) }
+
+func (p *Program) fib(to Reg, which uint32) *Program {
 	p.begin("fib")
-	p.enc.Uint32(unix.NFTA_FIB_FLAGS, unix.NFTA_FIB_F_SADDR)
+	p.enc.Uint32(unix.NFTA_FIB_FLAGS, which)
 	p.enc.Uint32(unix.NFTA_FIB_RESULT, unix.NFT_FIB_RESULT_ADDRTYPE)
 	p.enc.Uint32(unix.NFTA_FIB_DREG, to.number())
 	return p.end()
