@@ -30,15 +30,22 @@ const (
 )
 
 // Dial opens a socket in the network namespace of the calling thread.
-func Dial() (*Conn, error) {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
+func Dial() (*Conn, error) { return dial(unix.NETLINK_NETFILTER) }
+
+// DialGeneric is Dial for generic netlink, whose header (genlmsghdr) has the
+// size and the place of nfgenmsg: the command stands where that has the address
+// family.
+func DialGeneric() (*Conn, error) { return dial(unix.NETLINK_GENERIC) }
+
+func dial(protocol int) (*Conn, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
 	if err != nil {
-		return nil, fmt.Errorf("open a netfilter netlink socket: %w", err)
+		return nil, fmt.Errorf("open a netlink socket: %w", err)
 	}
 	c := &Conn{fd: fd, seq: uint32(time.Now().UnixNano()), buf: make([]byte, 64<<10)}
 	if err := c.setUp(); err != nil {
 		_ = unix.Close(fd)
-		return nil, fmt.Errorf("set up a netfilter netlink socket: %w", err)
+		return nil, fmt.Errorf("set up a netlink socket: %w", err)
 	}
 	return c, nil
 }
