@@ -176,7 +176,7 @@ func proxyComponent(o node.Options) (component, *node.Node, error) {
 			watching, stop := context.WithCancel(ctx)
 			go func() {
 				defer close(done)
-				if untilTrue(watching, func() bool { return n.Status().Programmed }) != nil {
+				if untilTrue(watching, func() bool { return n.Table() != nil }) != nil {
 					return
 				}
 				if err := cleanUpModes(watching, o.Mode); err != nil && watching.Err() == nil {

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/plane"
 	"github.com/fairlead/fairlead/internal/table"
 )
 
@@ -21,7 +22,9 @@ type fakePlane struct {
 	mu       sync.Mutex
 	kernel   map[table.Key]string
 	addrs    string
-	synced   bool // the last Apply returned nil
+	synced   bool // the last Apply wrote all but what it refused
+	refuse   map[table.Key]error
+	behind   map[table.Key]bool // refused
 	repaired []string
 	calls    []call
 	slow     time.Duration // what one Apply takes
@@ -36,7 +39,9 @@ type call struct {
 	err     error
 }
 
-func newFakePlane() *fakePlane { return &fakePlane{kernel: map[table.Key]string{}} }
+func newFakePlane() *fakePlane {
+	return &fakePlane{kernel: map[table.Key]string{}, behind: map[table.Key]bool{}}
+}
 
 // oneInTen fails at random, as a kernel under memory pressure does.
 func oneInTen(seed uint64) func() error {
@@ -63,7 +68,8 @@ func (p *fakePlane) Apply(_ context.Context, t *table.Table, changed []table.Key
 		p.mu.Lock()
 	}
 	err := p.apply(t, changed)
-	p.synced = err == nil
+	var refused *plane.Refused
+	p.synced = err == nil || errors.As(err, &refused)
 	p.calls = append(p.calls, call{time.Now(), changed == nil, len(changed), err})
 	return err
 }
@@ -88,9 +94,16 @@ func (p *fakePlane) apply(t *table.Table, changed []table.Key) error {
 		}
 		keys = slices.Collect(maps.Keys(all))
 	}
+	var refused plane.Refusals
 	for i, k := range keys {
 		if failed != nil && i%2 == 0 {
 			continue // half of it goes wrong
+		}
+		delete(p.behind, k)
+		if err := p.refuse[k]; err != nil {
+			refused.Add(k, err)
+			p.behind[k] = true
+			continue
 		}
 		have, want := p.kernel[k], ""
 		if port := t.Get(k); port != nil {
@@ -112,11 +125,11 @@ func (p *fakePlane) apply(t *table.Table, changed []table.Key) error {
 	}
 	p.addrs = fmt.Sprint(t.NodePortAddrs)
 	for port := range t.All() {
-		if p.kernel[port.Key()] != port.String() {
+		if p.kernel[port.Key()] != port.String() && !p.behind[port.Key()] {
 			panic(fmt.Sprintf("%v differs and was not said to be changed", port.Key()))
 		}
 	}
-	return nil
+	return refused.Err()
 }
 
 func (p *fakePlane) Repaired() []string {

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -24,8 +25,13 @@ type healthPorts struct {
 
 	// Used by the loop alone.
 	wanted map[table.Key]*table.ServicePort
+	// of are the ports of a Service: every one says the same, but a pod of two
+	// families counts once in each.
+	of     map[checkedService]map[table.Key]int
+	dirty  map[checkedService]bool // to look at
 	open   map[checkedService]*healthPort
-	failed map[checkedService]bool // told already
+	failed map[checkedService]bool // told already, tried again by every sync
+	addrs  []netip.Addr
 }
 
 type checkedService struct {
@@ -42,63 +48,94 @@ type healthPort struct {
 }
 
 func newHealthPorts(proxyHealthy func() bool, wildcard bool) *healthPorts {
-	return &healthPorts{proxyHealthy: proxyHealthy, wildcard: wildcard, wanted: map[table.Key]*table.ServicePort{}, open: map[checkedService]*healthPort{}, failed: map[checkedService]bool{}}
+	return &healthPorts{proxyHealthy: proxyHealthy, wildcard: wildcard,
+		wanted: map[table.Key]*table.ServicePort{}, of: map[checkedService]map[table.Key]int{}, dirty: map[checkedService]bool{},
+		open: map[checkedService]*healthPort{}, failed: map[checkedService]bool{},
+	}
 }
 
 // update takes over the changed service ports of t.
 func (h *healthPorts) update(t *table.Table, changed []table.Key) {
 	for _, k := range changed {
-		if p := t.Get(k); p != nil && p.HealthCheckNodePort != 0 {
-			h.wanted[k] = p
-		} else {
+		if old := h.wanted[k]; old != nil {
+			c := checkedServiceOf(old)
+			if delete(h.of[c], k); len(h.of[c]) == 0 {
+				delete(h.of, c)
+			}
 			delete(h.wanted, k)
+			h.dirty[c] = true
 		}
+		p := t.Get(k)
+		if p == nil || p.HealthCheckNodePort == 0 {
+			continue
+		}
+		c := checkedServiceOf(p)
+		if h.of[c] == nil {
+			h.of[c] = map[table.Key]int{}
+		}
+		h.wanted[k], h.of[c][k], h.dirty[c] = p, p.LocalReady, true
 	}
 }
 
-// sync opens, updates and closes ports, and returns those that it could not
-// open, each once; every sync tries them again.
+func checkedServiceOf(p *table.ServicePort) checkedService {
+	return checkedService{p.ID.Name, p.HealthCheckNodePort}
+}
+
+// sync opens, updates and closes the ports of what changed, and returns those
+// that it could not open, each once; every sync tries them again.
 func (h *healthPorts) sync(nodePortAddrs []netip.Addr) []serviceProblem {
 	addrs := nodePortAddrs
 	if h.wildcard {
 		addrs = []netip.Addr{{}}
 	}
-	want := map[checkedService]int{}
-	for _, p := range h.wanted {
-		// Every port of the Service says the same; a pod of two families
-		// counts once in each.
-		c := checkedService{p.ID.Name, p.HealthCheckNodePort}
-		want[c] = max(want[c], p.LocalReady)
+	if !slices.Equal(addrs, h.addrs) {
+		h.addrs = addrs
+		for c := range h.of {
+			h.dirty[c] = true
+		}
 	}
-	for c, p := range h.open {
-		if _, wanted := want[c]; !wanted || !slices.Equal(p.addrs, addrs) {
+	for c := range h.failed {
+		h.dirty[c] = true
+	}
+	// What goes frees its port for what comes.
+	for c := range h.dirty {
+		if p := h.open[c]; p != nil && (h.of[c] == nil || !slices.Equal(p.addrs, addrs)) {
 			p.stop()
 			delete(h.open, c)
 		}
 	}
-	for c := range h.failed {
-		if _, wanted := want[c]; !wanted {
-			delete(h.failed, c)
-		}
-	}
 	var problems []serviceProblem
-	for c, ready := range want {
-		p := h.open[c]
-		if p == nil {
-			var err error
-			if p, err = h.listen(c, addrs); err != nil {
-				if !h.failed[c] {
-					h.failed[c] = true
-					problems = append(problems, serviceProblem{c.name, fmt.Errorf("cannot answer on health check port %d: %w", c.port, err)})
-				}
-				continue
-			}
-			delete(h.failed, c)
-			h.open[c] = p
+	for c := range h.dirty {
+		if err := h.follow(c); err != nil {
+			problems = append(problems, serviceProblem{c.name, "FailedToStartServiceHealthcheck", err})
 		}
-		p.ready.Store(int64(ready))
 	}
+	clear(h.dirty)
 	return problems
+}
+
+// follow brings a Service's port up to date. Its error is told once.
+func (h *healthPorts) follow(c checkedService) error {
+	of := h.of[c]
+	if of == nil {
+		delete(h.failed, c)
+		return nil
+	}
+	p := h.open[c]
+	if p == nil {
+		var err error
+		if p, err = h.listen(c, h.addrs); err != nil {
+			told := h.failed[c]
+			if h.failed[c] = true; told {
+				return nil
+			}
+			return fmt.Errorf("cannot answer on health check port %d: %w", c.port, err)
+		}
+		delete(h.failed, c)
+		h.open[c] = p
+	}
+	p.ready.Store(int64(slices.Max(slices.Collect(maps.Values(of)))))
+	return nil
 }
 
 func (h *healthPorts) listen(c checkedService, addrs []netip.Addr) (*healthPort, error) {

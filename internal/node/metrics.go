@@ -19,7 +19,7 @@ type metrics struct {
 	lastSync, lastQueued                            prometheus.Gauge
 	serviceChanges, endpointChanges                 prometheus.Counter
 	failures, repairs, conntrack                    prometheus.Counter
-	servicePorts                                    prometheus.Gauge
+	servicePorts, refused                           prometheus.Gauge
 	healthz, livez                                  *prometheus.CounterVec
 	servicesPendingApplied, endpointsPendingApplied int // taken, not applied yet
 	servicesPending, endpointsPending               prometheus.Gauge
@@ -65,6 +65,7 @@ func newMetrics() *metrics {
 	m.failures = counter("fairlead_sync_failures_total", "Rounds of programming services that returned an error.")
 	m.repairs = counter("fairlead_repairs_total", "Things that an audit had to put back.")
 	m.conntrack = counter("fairlead_conntrack_removed_total", "Stale connection tracking entries removed.")
+	m.refused = gauge("fairlead_service_ports_refused", "Service ports that could not be programmed as wanted, and are tried again.")
 	m.servicePorts = gauge("fairlead_service_ports", "Service ports wanted, per address family.")
 	m.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
@@ -90,14 +91,14 @@ func (m *metrics) pending() {
 }
 
 // applied notes the end of an Apply.
-func (m *metrics) applied(took time.Duration, full bool, err error) {
+func (m *metrics) applied(took time.Duration, full, failed bool) {
 	m.sync.Observe(took.Seconds())
 	if full {
 		m.syncFull.Observe(took.Seconds())
 	} else {
 		m.syncPartial.Observe(took.Seconds())
 	}
-	if err != nil {
+	if failed {
 		m.failures.Inc()
 		return
 	}

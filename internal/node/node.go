@@ -2,8 +2,10 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -11,10 +13,10 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-
+	"github.com/fairlead/fairlead/internal/plane"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
+	corev1 "k8s.io/api/core/v1"
 )
 
 // Node is the Service part of one machine: what it knows, what it has
@@ -36,12 +38,14 @@ type Node struct {
 	waiting  bool // something was taken from the feed and is not applied
 	audit    bool // a full comparison is due
 	wanted   *table.Table
-	applied  *table.Table // of the last Apply that returned nil
+	applied  *table.Table // what the kernel has, as far as it is known; nil before the first Apply
 	changed  map[table.Key]struct{}
-	failed   bool // the last Apply did
+	refused  map[table.Key]struct{} // not applied, and not tried again until it is time
+	settled  *table.Table           // the wanted one of which applied has all but refused
+	failed   bool                   // the last Apply did, so that a full comparison is due
 	triggers []time.Time
-	problems map[table.Problem]bool // those that have had their Event
 	checks   *healthPorts
+	taken    *takenPorts
 }
 
 // New returns a Node for Run. It has no effect yet.
@@ -57,9 +61,10 @@ func New(opts Options) (*Node, error) {
 			NodeName: opts.NodeName, ClusterCIDRs: opts.ClusterCIDRs,
 			MasqueradeAll: opts.MasqueradeAll, NodePortAddresses: opts.NodePortAddresses,
 		}),
-		pace:     pace{minInterval: opts.MinInterval, maxInterval: opts.MaxInterval, retryMin: opts.RetryMin, retryMax: opts.RetryMax},
-		changed:  map[table.Key]struct{}{},
-		problems: map[table.Problem]bool{},
+		pace:    pace{minInterval: opts.MinInterval, maxInterval: opts.MaxInterval, retryMin: opts.RetryMin, retryMax: opts.RetryMax},
+		changed: map[table.Key]struct{}{},
+		refused: map[table.Key]struct{}{},
+		taken:   &takenPorts{taken: opts.PortTaken},
 	}
 	n.events = newRecorder(opts.Client, opts.NodeName, opts.Log)
 	n.checks = newHealthPorts(n.health.healthy, opts.NodePortAddresses.IsDefault())
@@ -96,7 +101,8 @@ func (n *Node) Run(ctx context.Context) error {
 // Status returns how the Node does. It may be called at any time.
 func (n *Node) Status() Status { return n.status.get() }
 
-// Table returns the Table that was last programmed as a whole, nil if none was.
+// Table returns the Table that is programmed, without the ports that were
+// refused; nil if nothing was programmed yet.
 func (n *Node) Table() *table.Table { return n.status.table.Load() }
 
 // Metrics serves the Node's Prometheus metrics.
@@ -178,7 +184,12 @@ func (n *Node) sync(ctx context.Context) {
 	audit := n.audit && n.applied != nil && !n.failed
 	full := n.applied == nil || n.failed || n.audit
 	n.audit = false
-	if !full && next == n.applied {
+	if full || n.pace.retry(time.Now()) {
+		for k := range n.refused {
+			n.changed[k] = struct{}{}
+		}
+	}
+	if !full && len(n.changed) == 0 && next == n.settled {
 		n.health.updated(time.Now())
 		return
 	}
@@ -196,45 +207,80 @@ func (n *Node) apply(ctx context.Context, full, audit bool) {
 	if err != nil && ctx.Err() != nil {
 		return // on the way out
 	}
-	n.pace.done(time.Now(), took, err != nil)
-	n.metrics.applied(took, full, err)
-	n.status.applied(start, took, audit, err)
-	if err != nil {
+	var refused *plane.Refused
+	failed := err != nil && !errors.As(err, &refused)
+	n.pace.done(time.Now(), took, failed)
+	n.metrics.applied(took, full, failed)
+	if failed {
+		n.status.applied(start, took, audit, err, 0)
 		if !n.failed {
 			n.events.node(corev1.EventTypeWarning, "FailedToProgramServices", err.Error())
 		}
 		n.failed = true
 		n.log.Error("programming services failed", "err", err, "retry in", n.pace.backoff)
-		// One Service that is refused must not keep the others from what
-		// follows; until all is well each retry does it again.
-		n.follow(ctx, changed)
+		// Most of it may be done. Until all is well each retry does again what
+		// follows.
+		n.follow(ctx, n.wanted, changed)
 		return
 	}
 	if n.failed || n.applied == nil {
 		n.log.Info("services are programmed", "service ports", n.wanted.Len(), "took", took)
 	}
 	n.failed = false
+	n.refuse(refused, changed)
+	n.status.applied(start, took, audit, err, len(n.refused))
 	if audit {
 		n.reportRepairs()
 	}
-	n.follow(ctx, changed)
+	now := n.wanted
+	if len(n.refused) > 0 {
+		now = now.Instead(n.applied, maps.Keys(n.refused))
+	}
+	n.follow(ctx, now, changed)
 	for _, t := range n.triggers {
 		n.metrics.latency.Observe(time.Since(t).Seconds())
 	}
 	n.triggers = nil
 	n.health.updated(time.Now())
-	n.applied = n.wanted
+	n.applied, n.settled = now, n.wanted
 	n.status.table.Store(n.applied)
 	clear(n.changed)
 }
 
-// follow does what comes after an Apply: stale connections and health check
-// ports.
-func (n *Node) follow(ctx context.Context, changed []table.Key) {
-	n.removeStale(ctx, changed)
-	n.checks.update(n.wanted, changed)
-	for _, problem := range n.checks.sync(n.wanted.NodePortAddrs) {
-		n.events.service(problem.service, n.builder.UID(problem.service), corev1.EventTypeWarning, "FailedToStartServiceHealthcheck", problem.err.Error())
+// refuse takes over which of the ports that were tried the Plane did not take.
+// They do not keep the others from being programmed, and are tried again when it
+// is time, or when they change.
+func (n *Node) refuse(r *plane.Refused, tried []table.Key) {
+	again := false
+	was := n.refused
+	n.refused = maps.Clone(was)
+	for _, k := range tried {
+		delete(n.refused, k)
+		_, before := was[k]
+		again = again || before
+	}
+	if r != nil {
+		for k, why := range r.Ports {
+			n.refused[k] = struct{}{}
+			if _, told := was[k]; told {
+				continue
+			}
+			n.log.Error("programming a service port failed", "port", k.ID, "family", k.Family, "err", why)
+			n.events.service(k.ID.Name, n.builder.UID(k.ID.Name), corev1.EventTypeWarning, "FailedToProgramService", why.Error())
+		}
+	}
+	n.metrics.refused.Set(float64(len(n.refused)))
+	n.pace.refused(time.Now(), len(n.refused) > 0, again)
+}
+
+// follow does what comes after an Apply that made the kernel answer as now says:
+// stale connections, health check ports, and a word about ports of this node
+// that somebody else has.
+func (n *Node) follow(ctx context.Context, now *table.Table, changed []table.Key) {
+	n.removeStale(ctx, now, changed)
+	n.checks.update(now, changed)
+	for _, problem := range append(n.checks.sync(now.NodePortAddrs), n.taken.look(n.applied, now, changed)...) {
+		n.events.service(problem.service, n.builder.UID(problem.service), corev1.EventTypeWarning, problem.reason, problem.err.Error())
 	}
 }
 
@@ -250,17 +296,16 @@ func (n *Node) applyPlane(ctx context.Context, changed []table.Key, full bool) e
 // report brings counts and problems up to date, and makes an Event of each
 // problem that is new.
 func (n *Node) report(before *table.Table, keys []table.Key) {
-	problems := n.builder.Problems()
-	n.status.built(before, n.wanted, keys, problems)
+	n.status.built(before, n.wanted, keys)
 	n.metrics.servicePorts.Set(float64(n.wanted.Len()))
-	now := make(map[table.Problem]bool, len(problems))
-	for _, p := range problems {
-		now[p] = true
-		if !n.problems[p] {
-			n.events.service(p.Service, n.builder.UID(p.Service), corev1.EventTypeWarning, p.Reason, p.Message)
+	for name, now := range n.builder.NewProblems() {
+		told := n.status.problem(name, now)
+		for _, p := range now {
+			if !slices.Contains(told, p) {
+				n.events.service(p.Service, n.builder.UID(p.Service), corev1.EventTypeWarning, p.Reason, p.Message)
+			}
 		}
 	}
-	n.problems = now
 }
 
 // maxListed bounds how many repairs an Event names.
@@ -285,30 +330,9 @@ func (n *Node) reportRepairs() {
 	n.events.node(corev1.EventTypeWarning, "ServiceRulesRepaired", "removed or altered by somebody else, now back: "+text)
 }
 
-// removeStale removes connection tracking entries that the new Table makes
-// wrong. What fails here is not tried again: the entries time out by
-// themselves, and a later change of the same frontends names them again.
-func (n *Node) removeStale(ctx context.Context, changed []table.Key) {
-	if n.opts.Conntrack == nil {
-		return
-	}
-	flows := staleFlows(n.applied, n.wanted, changed)
-	if len(flows) == 0 {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	removed, err := n.opts.Conntrack(ctx, flows)
-	n.metrics.conntrack.Add(float64(removed))
-	if err != nil {
-		n.log.Warn("removing stale connection tracking entries failed", "err", err)
-	} else if removed > 0 {
-		n.log.Debug("removed stale connection tracking entries", "entries", removed)
-	}
-}
-
-// serviceProblem is a health check port that could not be opened.
+// serviceProblem is something about a Service that only this node can know.
 type serviceProblem struct {
 	service svc.Name
+	reason  string
 	err     error
 }

@@ -9,11 +9,11 @@ import (
 	"net/netip"
 	"time"
 
-	"k8s.io/client-go/kubernetes"
-
 	"github.com/fairlead/fairlead/internal/kernel/conntrack"
 	"github.com/fairlead/fairlead/internal/plane"
+	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
+	"k8s.io/client-go/kubernetes"
 )
 
 // Options say what a Node works with. Client, NodeName and Plane are needed;
@@ -42,6 +42,16 @@ type Options struct {
 	// Conntrack removes entries of the kernel's connection tracking table and
 	// says how many; nil leaves stale entries alone. conntrack.Delete is one.
 	Conntrack func(context.Context, []conntrack.Flow) (int, error)
+	// SweepConntrack removes the translated and other entries that stale says
+	// yes to. It is called once, after the first Apply; nil leaves what became
+	// stale before the start. conntrack.Sweep is one.
+	SweepConntrack func(ctx context.Context, stale func(p svc.Protocol, origDst, replySrc netip.AddrPort) bool) (int, error)
+	// PortTaken says whether a socket of this machine is bound to an address;
+	// nil does not look. It is not for modes that listen on node ports
+	// themselves. socket.Taken is one.
+	PortTaken func(svc.Protocol, netip.AddrPort) bool
+	// ServiceCIDRs are the ranges of ClusterIPs, as far as they are known.
+	ServiceCIDRs []netip.Prefix
 
 	// Register makes the Node object and keeps it and its Lease alive. Nil
 	// leaves that to somebody else, for example a kubelet.

@@ -39,6 +39,15 @@ func TestPace(t *testing.T) {
 		t.Errorf("a change behind errors waits %s", at.Sub(now))
 	}
 	p.done(now, time.Millisecond, false)
+	p.refused(now, true, true)
+	p.refused(now.Add(time.Millisecond), true, false)
+	if at, ok := p.due(false); !ok || at.Sub(now) != 50*time.Millisecond || p.retry(at.Add(-1)) || !p.retry(at) {
+		t.Errorf("with something refused: %s %v", at.Sub(now), ok)
+	}
+	if at, ok := p.due(true); !ok || at.Sub(now) != 2*time.Millisecond {
+		t.Errorf("a change beside something refused: %s %v", at.Sub(now), ok)
+	}
+	p.refused(now, false, true)
 	if _, ok := p.due(false); ok {
 		t.Error("an error that is over is still retried")
 	}

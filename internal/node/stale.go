@@ -1,7 +1,10 @@
 package node
 
 import (
+	"context"
 	"net/netip"
+	"slices"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/kernel/conntrack"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -112,6 +115,84 @@ func frontendOf(p *table.ServicePort, proto svc.Protocol, like *table.Frontend) 
 		}
 	}
 	return nil
+}
+
+// removeStale removes connection tracking entries that the kernel's new state,
+// now, makes wrong. What fails here is not tried again: the entries time out by
+// themselves, and a later change of the same frontends names them again.
+func (n *Node) removeStale(ctx context.Context, now *table.Table, changed []table.Key) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	var removed int
+	var err error
+	switch {
+	case n.opts.Conntrack == nil:
+		return
+	case n.applied == nil && n.opts.SweepConntrack != nil:
+		s := newSweep(now, n.opts.ServiceCIDRs)
+		removed, err = n.opts.SweepConntrack(ctx, s.stale)
+	default:
+		flows := staleFlows(n.applied, now, changed)
+		if len(flows) == 0 {
+			return
+		}
+		removed, err = n.opts.Conntrack(ctx, flows)
+	}
+	n.metrics.conntrack.Add(float64(removed))
+	if err != nil {
+		n.log.Warn("removing stale connection tracking entries failed", "err", err)
+	} else if removed > 0 {
+		n.log.Debug("removed stale connection tracking entries", "entries", removed)
+	}
+}
+
+// sweep knows which entries of the connection tracking table are right: at the
+// start nobody knows what changed since an earlier process ended. Only
+// connections to frontends of Services count, and to addresses in the ranges of
+// ClusterIPs, whose Service is gone. TCP ends by itself, see staleFlows.
+type sweep struct {
+	// to is who may answer, by frontend; nobody for those without endpoints.
+	to     map[svc.Frontend]map[netip.AddrPort]bool
+	ranges []netip.Prefix
+}
+
+func newSweep(t *table.Table, ranges []netip.Prefix) *sweep {
+	s := &sweep{to: map[svc.Frontend]map[netip.AddrPort]bool{}, ranges: ranges}
+	for p := range t.All() {
+		if p.Protocol == svc.TCP {
+			continue
+		}
+		for i := range p.Frontends {
+			f := &p.Frontends[i]
+			answer := map[netip.AddrPort]bool{}
+			for _, list := range [][]table.Endpoint{f.Endpoints, f.LocalClients} {
+				for _, e := range list {
+					answer[e.Addr] = true
+				}
+			}
+			for _, at := range addresses(t, f) {
+				s.to[svc.Frontend{Protocol: p.Protocol, Addr: at}] = answer
+			}
+		}
+	}
+	return s
+}
+
+// stale says whether a connection that a client opened to dst, and that is
+// answered by replySrc, leads to where it should not.
+func (s *sweep) stale(p svc.Protocol, dst, replySrc netip.AddrPort) bool {
+	if p == svc.TCP {
+		return false
+	}
+	translated := dst != replySrc
+	answer, known := s.to[svc.Frontend{Protocol: p, Addr: dst}]
+	switch {
+	case known && translated:
+		return !answer[replySrc]
+	case known:
+		return len(answer) > 0 // it began when there was none
+	}
+	return translated && slices.ContainsFunc(s.ranges, func(r netip.Prefix) bool { return r.Contains(dst.Addr()) })
 }
 
 // addresses returns where clients send to f: a node port answers on several

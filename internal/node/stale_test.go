@@ -107,3 +107,46 @@ func TestStaleFlows(t *testing.T) {
 		})
 	}
 }
+
+// After a start only what leads nowhere goes.
+func TestSweep(t *testing.T) {
+	ap := netip.MustParseAddrPort
+	dns := &table.ServicePort{
+		ID: svc.PortName{Name: svc.Name{Namespace: "d", Name: "dns"}}, Family: svc.IPv4, Protocol: svc.UDP,
+		Frontends: []table.Frontend{
+			{Kind: table.ClusterIP, Addr: ap("10.96.0.10:53"), Endpoints: []table.Endpoint{{Addr: ap("10.244.0.5:53")}}},
+			{Kind: table.NodePort, Addr: ap("0.0.0.0:30053"), LocalClients: []table.Endpoint{{Addr: ap("10.244.0.6:53")}}},
+		},
+	}
+	empty := &table.ServicePort{
+		ID: svc.PortName{Name: svc.Name{Namespace: "d", Name: "empty"}}, Family: svc.IPv4, Protocol: svc.UDP,
+		Frontends: []table.Frontend{{Kind: table.ClusterIP, Addr: ap("10.96.0.11:53")}},
+	}
+	tab := table.New(dns, empty)
+	tab.NodePortAddrs = []netip.Addr{netip.MustParseAddr("192.0.2.1")}
+	s := newSweep(tab, []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")})
+	for _, c := range []struct {
+		name     string
+		p        svc.Protocol
+		dst, src string
+		stale    bool
+	}{
+		{"to an endpoint", svc.UDP, "10.96.0.10:53", "10.244.0.5:53", false},
+		{"to one that is gone", svc.UDP, "10.96.0.10:53", "10.244.0.4:53", true},
+		{"began when there was none", svc.UDP, "10.96.0.10:53", "10.96.0.10:53", true},
+		{"TCP", svc.TCP, "10.96.0.10:53", "10.244.0.4:53", false},
+		{"SCTP on the same port", svc.SCTP, "10.96.0.10:53", "10.244.0.4:53", true},
+		{"node port to a local client's endpoint", svc.UDP, "192.0.2.1:30053", "10.244.0.6:53", false},
+		{"node port to another one", svc.UDP, "192.0.2.1:30053", "10.244.0.7:53", true},
+		{"the same port of somebody else", svc.UDP, "192.0.2.9:30053", "10.244.0.7:53", false},
+		{"no endpoint is left", svc.UDP, "10.96.0.11:53", "10.244.0.4:53", true},
+		{"no endpoint yet", svc.UDP, "10.96.0.11:53", "10.96.0.11:53", false},
+		{"the Service is gone", svc.UDP, "10.96.0.99:53", "10.244.0.4:53", true},
+		{"untranslated in the range", svc.UDP, "10.96.0.99:53", "10.96.0.99:53", false},
+		{"somebody else's translation", svc.UDP, "198.51.100.1:53", "10.244.0.4:53", false},
+	} {
+		if got := s.stale(c.p, ap(c.dst), ap(c.src)); got != c.stale {
+			t.Errorf("%s: %v, want %v", c.name, got, c.stale)
+		}
+	}
+}

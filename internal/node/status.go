@@ -2,14 +2,16 @@ package node
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-
+	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
+	corev1 "k8s.io/api/core/v1"
 )
 
 // Status is how a Node does, as /status and "fairlead status -o json" show it.
@@ -74,13 +76,15 @@ type status struct {
 	// when the Node object changed. It is set before the loop starts.
 	changed func()
 
-	mu   sync.Mutex
-	s    Status
-	node *corev1.Node // as last seen, nil if there is none
+	mu sync.Mutex
+	s  Status
+	// problems are those of the Services that have some.
+	problems map[svc.Name][]table.Problem
+	node     *corev1.Node // as last seen, nil if there is none
 }
 
 func newStatus(node, mode string) *status {
-	return &status{changed: func() {}, s: Status{
+	return &status{changed: func() {}, problems: map[svc.Name][]table.Problem{}, s: Status{
 		Node: node, Mode: mode, Reason: reasonStarting, Message: "waiting for the first list of Services and EndpointSlices",
 	}}
 }
@@ -88,7 +92,13 @@ func newStatus(node, mode string) *status {
 func (st *status) get() Status {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	return st.s // slices in it are replaced, never written to
+	s := st.s // slices in it are replaced, never written to
+	for _, n := range slices.SortedFunc(maps.Keys(st.problems), svc.Name.Compare) {
+		for _, p := range st.problems[n] {
+			s.Problems = append(s.Problems, Problem{p.Service.String(), p.Reason, p.Message})
+		}
+	}
+	return s
 }
 
 func (st *status) ownNode() *corev1.Node {
@@ -105,7 +115,7 @@ func (st *status) setNode(n *corev1.Node) {
 }
 
 // built notes a new Table, which differs from before (nil: empty) in keys.
-func (st *status) built(before, after *table.Table, keys []table.Key, problems []table.Problem) {
+func (st *status) built(before, after *table.Table, keys []table.Key) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	for _, k := range keys {
@@ -114,10 +124,19 @@ func (st *status) built(before, after *table.Table, keys []table.Key, problems [
 		}
 		st.count(after.Get(k), 1)
 	}
-	st.s.Problems = nil
-	for _, p := range problems {
-		st.s.Problems = append(st.s.Problems, Problem{p.Service.String(), p.Reason, p.Message})
+}
+
+// problem takes over what is wrong with a Service now and returns what was
+// before.
+func (st *status) problem(n svc.Name, now []table.Problem) (before []table.Problem) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	before = st.problems[n]
+	st.problems[n] = now
+	if len(now) == 0 {
+		delete(st.problems, n)
 	}
+	return before
 }
 
 func (st *status) count(p *table.ServicePort, sign int) {
@@ -148,7 +167,7 @@ func contains(all []*table.Endpoint, e *table.Endpoint) bool {
 }
 
 // applied notes the end of an Apply.
-func (st *status) applied(start time.Time, took time.Duration, audit bool, err error) {
+func (st *status) applied(start time.Time, took time.Duration, audit bool, err error, refused int) {
 	st.mu.Lock()
 	defer func() {
 		st.mu.Unlock()

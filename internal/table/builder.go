@@ -34,7 +34,10 @@ type Builder struct {
 
 	dirty    []*service
 	problems map[svc.Name][]Problem
-	table    *Table
+	// news are the Services whose problems differ from those before the last
+	// Build.
+	news  map[svc.Name]bool
+	table *Table
 }
 
 // service is all that is known of one Service.
@@ -68,6 +71,7 @@ func NewBuilder(cfg Config) *Builder {
 		claims:   claims{},
 		vips:     newVIPs(),
 		problems: map[svc.Name][]Problem{},
+		news:     map[svc.Name]bool{},
 		table:    &Table{ClusterCIDRs: cfg.ClusterCIDRs, MasqueradeAll: cfg.MasqueradeAll},
 	}
 }
@@ -200,6 +204,7 @@ func (b *Builder) SetAddresses(addrs []netip.Addr) { b.machine = slices.Clone(ad
 // pointers in both Tables.
 func (b *Builder) Build() (*Table, []Key) {
 	b.follow()
+	clear(b.news)
 	changed := []Key{}
 	var edit *shardsEdit
 	set := func(k Key, p *ServicePort) {
@@ -291,10 +296,12 @@ func (b *Builder) reclaim(s *service) {
 // differs, with nil for those that are gone.
 func (b *Builder) rebuild(s *service, set func(Key, *ServicePort)) {
 	ports, problems := b.decide(s)
-	if len(problems) > 0 {
+	if !slices.Equal(b.problems[s.name], problems) {
+		b.news[s.name] = true
 		b.problems[s.name] = problems
-	} else {
-		delete(b.problems, s.name)
+		if len(problems) == 0 {
+			delete(b.problems, s.name)
+		}
 	}
 	for i, p := range ports {
 		old := find(s.ports, p.Key())
@@ -319,6 +326,18 @@ func find(ports []*ServicePort, k Key) *ServicePort {
 		}
 	}
 	return nil
+}
+
+// NewProblems yields the Services whose problems the last Build changed, with
+// what is wrong with them now: nothing, if all is well again.
+func (b *Builder) NewProblems() iter.Seq2[svc.Name, []Problem] {
+	return func(yield func(svc.Name, []Problem) bool) {
+		for n := range b.news {
+			if !yield(n, b.problems[n]) {
+				return
+			}
+		}
+	}
 }
 
 // Problems returns what is wrong as of the last Build, by Service.

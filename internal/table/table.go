@@ -120,6 +120,21 @@ func (t *Table) Len() int { return t.ports.len() }
 // All yields every service port in no particular order.
 func (t *Table) All() iter.Seq[*ServicePort] { return t.ports.all() }
 
+// Instead returns t with the ports that keys yields as they are in before (nil:
+// not there at all).
+func (t *Table) Instead(before *Table, keys iter.Seq[Key]) *Table {
+	next, edit := *t, t.ports.edit()
+	for k := range keys {
+		var p *ServicePort
+		if before != nil {
+			p = before.Get(k)
+		}
+		edit.set(k, p)
+	}
+	next.ports = edit.done()
+	return &next
+}
+
 // New returns a Table of the given ports, for callers that need none of the
 // Builder's bookkeeping.
 func New(ports ...*ServicePort) *Table {

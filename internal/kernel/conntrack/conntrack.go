@@ -47,17 +47,56 @@ func Delete(ctx context.Context, flows []Flow) (deleted int, err error) {
 	if len(flows) == 0 {
 		return 0, nil
 	}
+	return deleteWhere(ctx, func(f svc.Family) (func(*entry) bool, bool) {
+		w := index(flows, f)
+		if len(w) == 0 {
+			return nil, false
+		}
+		translated := true
+		for _, fls := range w {
+			for _, fl := range fls {
+				translated = translated && fl.ReplySrc != fl.OrigDst
+			}
+		}
+		anyAddr := netip.IPv4Unspecified()
+		if f == svc.IPv6 {
+			anyAddr = netip.IPv6Unspecified()
+		}
+		return func(en *entry) bool {
+			return matches(w[front{en.protocol, en.origDst}], en) ||
+				matches(w[front{en.protocol, netip.AddrPortFrom(anyAddr, en.origDst.Port())}], en)
+		}, translated
+	})
+}
+
+// Sweep removes every entry that stale says yes to, in the network namespace of
+// the calling thread, and returns how many there were. It asks for all entries
+// of protocols with ports but TCP, with where the client sent to and who
+// answers: that address itself, if nothing was translated. It reads the whole
+// table once for each family, and is otherwise like Delete.
+func Sweep(ctx context.Context, stale func(p svc.Protocol, origDst, replySrc netip.AddrPort) bool) (deleted int, err error) {
+	return deleteWhere(ctx, func(svc.Family) (func(*entry) bool, bool) {
+		return func(en *entry) bool {
+			return en.protocol != svc.TCP && stale(en.protocol, en.origDst, en.replySrc)
+		}, false
+	})
+}
+
+// deleteWhere deletes the entries that a test says yes to. tests returns the
+// test of a family, nil to leave the family out, and whether only entries with
+// a translated destination can be of interest.
+func deleteWhere(ctx context.Context, tests func(svc.Family) (test func(*entry) bool, translated bool)) (deleted int, err error) {
 	c, err := nfnl.Dial()
 	if err != nil {
 		return 0, err
 	}
 	defer func() { _ = c.Close() }()
 	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
-		w := index(flows, f)
-		if len(w) == 0 {
+		test, translated := tests(f)
+		if test == nil {
 			continue
 		}
-		n, e := deleteFamily(ctx, c, f, w)
+		n, e := deleteFamily(ctx, c, f, test, translated)
 		deleted += n
 		err = errors.Join(err, e)
 	}
@@ -84,8 +123,8 @@ func index(flows []Flow, f svc.Family) map[front][]Flow {
 	return m
 }
 
-func deleteFamily(ctx context.Context, c *nfnl.Conn, f svc.Family, w map[front][]Flow) (int, error) {
-	found, err := matching(c, f, w)
+func deleteFamily(ctx context.Context, c *nfnl.Conn, f svc.Family, test func(*entry) bool, translated bool) (int, error) {
+	found, err := matching(c, f, test, translated)
 	// A dump that was disturbed has still shown most of the table. What it
 	// missed is no worse than a connection that began a moment later.
 	if err != nil && !errors.Is(err, nfnl.ErrInterrupted) {
@@ -107,14 +146,8 @@ func deleteFamily(ctx context.Context, c *nfnl.Conn, f svc.Family, w map[front][
 	return deleted, errors.Join(errs...)
 }
 
-// matching returns one delete message for each entry that w asks for.
-func matching(c *nfnl.Conn, f svc.Family, w map[front][]Flow) ([][]byte, error) {
-	translated := true
-	for _, fls := range w {
-		for _, fl := range fls {
-			translated = translated && fl.ReplySrc != fl.OrigDst
-		}
-	}
+// matching returns one delete message for each entry that test says yes to.
+func matching(c *nfnl.Conn, f svc.Family, test func(*entry) bool, translated bool) ([][]byte, error) {
 	var e nfnl.Encoder
 	e.Begin(msgGet, unix.NLM_F_DUMP, kernelFamily(f), 0)
 	if translated {
@@ -123,26 +156,20 @@ func matching(c *nfnl.Conn, f svc.Family, w map[front][]Flow) ([][]byte, error) 
 		e.Uint32(ctaStatusMask, statusDstNAT)
 	}
 	e.End()
-	anyAddr := netip.IPv4Unspecified()
-	if f == svc.IPv6 {
-		anyAddr = netip.IPv6Unspecified()
-	}
 	var found [][]byte
 	err := c.Dump(e.Buf, func(body []byte) {
 		en, ok := parse(body)
 		if !ok {
 			return
 		}
-		hit := matches(w[front{en.protocol, en.origDst}], en) ||
-			matches(w[front{en.protocol, netip.AddrPortFrom(anyAddr, en.origDst.Port())}], en)
-		if hit {
+		if test(&en) {
 			found = append(found, en.deleteMessage(f))
 		}
 	})
 	return found, err
 }
 
-func matches(fls []Flow, en entry) bool {
+func matches(fls []Flow, en *entry) bool {
 	for _, fl := range fls {
 		if fl.ReplySrc == en.replySrc || (!fl.ReplySrc.IsValid() && en.status&statusDstNAT != 0) {
 			return true
