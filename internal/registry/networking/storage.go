@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	networkingv1 "k8s.io/api/networking/v1"
-	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -155,8 +154,9 @@ func (cidrStatusStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.O
 	c.Spec = prev.Spec
 }
 
+// ValidateUpdate does not look at the conditions, as Kubernetes: that of the
+// default ServiceCIDR has no reason.
 func (cidrStatusStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
 	c, prev := obj.(*networkingv1.ServiceCIDR), old.(*networkingv1.ServiceCIDR)
-	errs := store.ValidateMetaUpdate(&c.ObjectMeta, &prev.ObjectMeta)
-	return append(errs, metav1validation.ValidateConditions(c.Status.Conditions, field.NewPath("status", "conditions"))...)
+	return store.ValidateMetaUpdate(&c.ObjectMeta, &prev.ObjectMeta)
 }
