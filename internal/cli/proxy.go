@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/kernel/conntrack"
+	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/node"
 	"github.com/fairlead/fairlead/internal/plane"
 	"github.com/fairlead/fairlead/internal/plane/iptables"
@@ -30,6 +31,7 @@ type proxyFlags struct {
 	nodePortAddresses []string
 	healthz, metrics  string
 	auditPeriod       time.Duration
+	conntrack         conntrackFlags
 }
 
 func (f *proxyFlags) add(cmd *cobra.Command) {
@@ -42,6 +44,7 @@ func (f *proxyFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.healthz, "healthz-bind-address", "127.0.0.1:10256", "IP:PORT of /healthz and /livez; empty for none")
 	flags.StringVar(&f.metrics, "metrics-bind-address", "127.0.0.1:10249", "IP:PORT of /metrics; empty for none")
 	flags.DurationVar(&f.auditPeriod, "sync-period", 30*time.Second, "how often everything is compared with the kernel and repaired")
+	f.conntrack.add(flags)
 }
 
 // options checks the flags and makes the options of a proxy on the given node.
@@ -50,21 +53,30 @@ func (f *proxyFlags) options(log *slog.Logger, client kubernetes.Interface, node
 	if err != nil {
 		return node.Options{}, usageError{err}
 	}
-	p, mode, err := f.plane(log)
+	dropInvalid, err := f.conntrack.set(log)
 	if err != nil {
 		return node.Options{}, err
+	}
+	p, mode, err := f.plane(log, dropInvalid)
+	if err != nil {
+		return node.Options{}, err
+	}
+	taken := socket.Taken
+	if mode == "userspace" {
+		taken = nil // it listens on node ports itself
 	}
 	return node.Options{
 		Client: client, NodeName: nodeName, Plane: p, Mode: mode, Log: log,
 		ClusterCIDRs: f.clusterCIDRs, MasqueradeAll: f.masqueradeAll, NodePortAddresses: addrs,
-		Conntrack:      conntrack.Delete,
+		ServiceCIDRs: f.serviceCIDRs,
+		Conntrack:    conntrack.Delete, SweepConntrack: conntrack.Sweep, PortTaken: taken,
 		HealthzAddress: f.healthz, MetricsAddress: f.metrics, AuditPeriod: f.auditPeriod,
 	}, nil
 }
 
 // plane makes the plane of --mode. For auto it takes the first mode that this
 // kernel can do, and logs why.
-func (f *proxyFlags) plane(log *slog.Logger) (plane.Plane, string, error) {
+func (f *proxyFlags) plane(log *slog.Logger, dropInvalid bool) (plane.Plane, string, error) {
 	mode := f.mode
 	if mode == "auto" {
 		mode = "nft"
@@ -82,7 +94,7 @@ func (f *proxyFlags) plane(log *slog.Logger) (plane.Plane, string, error) {
 		if err := nft.Probe(); err != nil {
 			return nil, "", fmt.Errorf("mode nft cannot work here: %w", err)
 		}
-		p, err := nft.New(nft.Config{Balance: balance, ServiceCIDRs: f.serviceCIDRs, DropInvalid: true})
+		p, err := nft.New(nft.Config{Balance: balance, ServiceCIDRs: f.serviceCIDRs, DropInvalid: dropInvalid})
 		return p, mode, err
 	case "iptables":
 		balance, err := plane.ParseBalance(f.balance)
@@ -100,7 +112,7 @@ func (f *proxyFlags) plane(log *slog.Logger) (plane.Plane, string, error) {
 			return nil, "", err
 		}
 		log.Info("iptables variant chosen", "variant", variant, "because", why)
-		p, err := iptables.New(iptables.Config{Variant: variant, Balance: balance, ServiceCIDRs: f.serviceCIDRs, DropInvalid: true})
+		p, err := iptables.New(iptables.Config{Variant: variant, Balance: balance, ServiceCIDRs: f.serviceCIDRs, DropInvalid: dropInvalid})
 		return p, mode, err
 	}
 	return nil, "", usagef("--mode is %q; want auto, nft or iptables", f.mode)
