@@ -106,6 +106,8 @@ var (
 type Env struct {
 	Node, Other, Client *testbed.Host
 	Plane               plane.Plane
+
+	options options
 }
 
 // NewEnv builds the network and the Plane.
@@ -416,6 +418,10 @@ func Run(t *testing.T, mode string, create Factory) {
 					if why, lacks := r.Lacks[mode]; lacks {
 						t.Skip(why)
 					}
+					if why := limitsOf[mode].protocols[p]; why != "" {
+						t.Skip(why)
+					}
+					r := r.as(mode)
 					e.Apply(t, e.Table(f, p, r), nil)
 					e.Forget(t)
 					e.Check(t, f, p, r)

@@ -1,0 +1,365 @@
+package relay
+
+import (
+	"container/list"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/kernel/thread"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// The kinds of file in a worker's epoll, beside the number that tells which.
+const (
+	kindWake int32 = iota
+	kindListener
+	kindClient // of a TCP flow
+	kindServer
+	kindUDP // the endpoint's side of a UDP client
+)
+
+const (
+	maxEvents = 256
+	// bufferSize is how much is copied at once; a connection that fills it is
+	// spliced.
+	bufferSize = 32 << 10
+	// pauseTime is how long a thread waits for files before it tries again.
+	pauseTime = 50 * time.Millisecond
+)
+
+// worker is one thread. But for what mu guards only the thread itself uses it.
+type worker struct {
+	engine *Engine
+	epoll  int
+	wake   int // an eventfd
+
+	mu       sync.Mutex
+	commands []func()
+	closed   bool // wake is not ours any more
+
+	now       time.Time
+	events    [maxEvents]unix.EpollEvent
+	buffer    [bufferSize]byte
+	datagram  [64 << 10]byte
+	oob       []byte
+	listeners map[int32]*Listener
+	flows     slots[*flow]
+	clients   slots[*udpClient]
+	byClient  map[udpKey]*udpClient
+	idle      *list.List // of udpClients, the one silent longest first
+	pipes     []pipe
+	spare     [2]int // sockets for the next connection of each family, or -1
+	ready     []*flow
+	// connecting are tries of a connection in the order of their deadlines,
+	// for each of the two times there are.
+	connecting [2][]attempt
+	paused     bool
+	resume     time.Time
+	draining   bool
+}
+
+// slots numbers things. A number is free again after the events of the turn in
+// which it was given back.
+type slots[T any] struct {
+	all    []T
+	free   []int32
+	leaver []int32
+	n      int
+}
+
+func (s *slots[T]) add(v T) int32 {
+	s.n++
+	if n := len(s.free); n > 0 {
+		i := s.free[n-1]
+		s.free = s.free[:n-1]
+		s.all[i] = v
+		return i
+	}
+	s.all = append(s.all, v)
+	return int32(len(s.all) - 1)
+}
+
+func (s *slots[T]) remove(i int32) {
+	var none T
+	s.all[i] = none
+	s.leaver = append(s.leaver, i)
+	s.n--
+}
+
+func (s *slots[T]) recycle() {
+	s.free = append(s.free, s.leaver...)
+	s.leaver = s.leaver[:0]
+}
+
+func newWorker(e *Engine) (*worker, error) {
+	w := &worker{
+		engine: e, epoll: -1, wake: -1, spare: [2]int{-1, -1},
+		oob:       make([]byte, 128),
+		listeners: map[int32]*Listener{}, byClient: map[udpKey]*udpClient{}, idle: list.New(),
+	}
+	var err error
+	if w.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return nil, os.NewSyscallError("epoll_create1", err)
+	}
+	if w.wake, err = unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC); err == nil {
+		err = w.watch(w.wake, unix.EPOLLIN, kindWake, 0)
+	}
+	if err != nil {
+		w.closeFiles()
+		return nil, err
+	}
+	return w, nil
+}
+
+// start starts the thread, and returns when it is in the Engine's namespace.
+func (w *worker) start() error {
+	entered := make(chan error, 1)
+	w.engine.wg.Go(func() {
+		err := thread.Run(func() error {
+			if err := w.enter(); err != nil {
+				return err
+			}
+			entered <- nil
+			w.run()
+			return nil
+		})
+		w.closeFiles()
+		if err != nil {
+			entered <- err
+		}
+	})
+	return <-entered
+}
+
+// enter moves the thread to the Engine's network namespace, if it is elsewhere.
+func (w *worker) enter() error {
+	var own, want unix.Stat_t
+	if err := unix.Stat("/proc/thread-self/ns/net", &own); err != nil {
+		return fmt.Errorf("the own network namespace: %w", err)
+	}
+	if err := unix.Fstat(int(w.engine.ns.Fd()), &want); err != nil {
+		return fmt.Errorf("the wanted network namespace: %w", err)
+	}
+	if own.Ino == want.Ino && own.Dev == want.Dev {
+		return nil
+	}
+	return os.NewSyscallError("setns", unix.Setns(int(w.engine.ns.Fd()), unix.CLONE_NEWNET))
+}
+
+func (w *worker) closeFiles() {
+	w.closePipes()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.closed = true
+	for _, fd := range []int{w.spare[0], w.spare[1], w.wake, w.epoll} {
+		if fd >= 0 {
+			_ = unix.Close(fd)
+		}
+	}
+}
+
+// do has f called on the thread, before it looks at further events. Calls are
+// made in order; one that comes after the thread's end is lost.
+func (w *worker) do(f func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return
+	}
+	w.commands = append(w.commands, f)
+	var one [8]byte
+	binary.NativeEndian.PutUint64(one[:], 1)
+	_, _ = unix.Write(w.wake, one[:])
+}
+
+func (w *worker) obey() {
+	var b [8]byte
+	_, _ = unix.Read(w.wake, b[:])
+	w.mu.Lock()
+	commands := w.commands
+	w.commands = nil
+	w.mu.Unlock()
+	for _, f := range commands {
+		f()
+	}
+}
+
+func (w *worker) watch(fd int, events uint32, kind, number int32) error {
+	ev := unix.EpollEvent{Events: events, Fd: number, Pad: kind}
+	return os.NewSyscallError("epoll_ctl", unix.EpollCtl(w.epoll, unix.EPOLL_CTL_ADD, fd, &ev))
+}
+
+func (w *worker) run() {
+	for {
+		n, err := unix.EpollWait(w.epoll, w.events[:], w.patience())
+		if err != nil && err != unix.EINTR {
+			panic(fmt.Sprintf("relay: epoll_wait: %v", err)) // the epoll itself is broken
+		}
+		w.now = time.Now()
+		for i := range max(n, 0) {
+			w.handle(&w.events[i])
+		}
+		w.runReady()
+		w.expire()
+		w.flows.recycle()
+		w.clients.recycle()
+		if w.draining && w.flows.n == 0 && len(w.listeners) == 0 {
+			return
+		}
+	}
+}
+
+func (w *worker) handle(ev *unix.EpollEvent) {
+	switch ev.Pad {
+	case kindWake:
+		w.obey()
+	case kindListener:
+		switch l := w.listeners[ev.Fd]; {
+		case l == nil:
+		case l.Protocol == svc.TCP:
+			w.accept(l, acceptAtOnce)
+		default:
+			w.fromClients(l)
+		}
+	case kindClient, kindServer:
+		if f := w.flows.all[ev.Fd]; f != nil {
+			w.flowEvent(f, ev.Pad == kindServer, ev.Events)
+		}
+	case kindUDP:
+		if c := w.clients.all[ev.Fd]; c != nil {
+			w.fromEndpoint(c)
+		}
+	}
+}
+
+// patience is how long to wait for events, in milliseconds.
+func (w *worker) patience() int {
+	if len(w.ready) > 0 {
+		return 0
+	}
+	next := time.Time{}
+	sooner := func(t time.Time) {
+		if next.IsZero() || t.Before(next) {
+			next = t
+		}
+	}
+	for i := range w.connecting {
+		if q := w.connecting[i]; len(q) > 0 {
+			sooner(q[0].deadline)
+		}
+	}
+	if w.paused {
+		sooner(w.resume)
+	}
+	if c := w.silent(); c != nil {
+		sooner(c.last.Add(w.engine.cfg.UDPTimeout))
+	}
+	if next.IsZero() {
+		return -1
+	}
+	return int(max(time.Until(next)+time.Millisecond-1, 0) / time.Millisecond)
+}
+
+// expire does what is due.
+func (w *worker) expire() {
+	w.expireConnecting()
+	w.expireUDP()
+	if w.paused && !w.now.Before(w.resume) {
+		w.paused = false
+		for _, l := range w.listeners {
+			if l.Protocol == svc.TCP {
+				w.listen(l)
+			}
+		}
+	}
+}
+
+func (w *worker) addListener(l *Listener) {
+	w.listeners[l.id] = l
+	if l.Protocol != svc.TCP || !w.paused {
+		w.listen(l)
+	}
+}
+
+// listen puts a listener into the epoll. Of several threads that wait for a
+// connection the kernel wakes one.
+func (w *worker) listen(l *Listener) {
+	events := uint32(unix.EPOLLIN)
+	if l.Protocol == svc.TCP {
+		events |= unix.EPOLLEXCLUSIVE
+	}
+	if w.watch(l.fd, events, kindListener, l.id) != nil {
+		w.pause() // no memory, or no more watches: try again
+	}
+}
+
+func (w *worker) unlisten(l *Listener) { _ = unix.EpollCtl(w.epoll, unix.EPOLL_CTL_DEL, l.fd, nil) }
+
+func (w *worker) removeListener(l *Listener) {
+	w.unlisten(l)
+	if l.Protocol == svc.TCP {
+		w.accept(l, backlog)
+	} else {
+		w.dropClients(l)
+	}
+	delete(w.listeners, l.id)
+}
+
+// pause stops accepting for a while. What is waiting stays in the backlog.
+func (w *worker) pause() {
+	if w.paused {
+		return
+	}
+	w.paused = true
+	w.resume = w.now.Add(pauseTime)
+	w.engine.count.paused.Add(1)
+	w.closePipes() // four connections could live on two of them
+	for _, l := range w.listeners {
+		if l.Protocol == svc.TCP {
+			w.unlisten(l)
+		}
+	}
+}
+
+// room takes n open files out of what connections may have, or says no.
+func (w *worker) room(n int64) bool {
+	if w.engine.count.files.Add(n) <= int64(w.engine.cfg.MaxFiles) {
+		return true
+	}
+	w.engine.count.files.Add(-n)
+	return false
+}
+
+func (w *worker) abortAll() {
+	for _, f := range slices.Clone(w.flows.all) {
+		if f != nil {
+			w.abort(f)
+		}
+	}
+}
+
+// socket returns a new socket for an endpoint.
+func socket(p svc.Protocol, f svc.Family) (int, error) {
+	if p == svc.UDP {
+		return unix.Socket(domain(f), unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	}
+	fd, err := unix.Socket(domain(f), unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	err = errors.Join(
+		unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1),
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1))
+	if err != nil {
+		_ = unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}

@@ -1,0 +1,180 @@
+// Package userspace is the mode in which this process carries the bytes of
+// every connection: it is the only one that can try another endpoint when the
+// first does not answer (SEEDS 40), and the endpoint does not see the client's
+// address (SEEDS 41). See README.md.
+package userspace
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/kernel/conntrack"
+	"github.com/fairlead/fairlead/internal/kernel/nftables"
+	"github.com/fairlead/fairlead/internal/kernel/relay"
+	"github.com/fairlead/fairlead/internal/plane"
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+// mode is this mode's name.
+const mode = "userspace"
+
+// Config is what a Plane needs to know; the zero value is usable.
+type Config struct {
+	// Random chooses endpoints at random rather than in turn (SEEDS 39).
+	Random bool
+	// ServiceCIDRs are the ranges of ClusterIPs. What is sent to an address
+	// there that no Service has is dropped.
+	ServiceCIDRs []netip.Prefix
+	// Ports are those to listen on; the zero value leaves it to the kernel,
+	// which chooses among net.ipv4.ip_local_port_range.
+	Ports svc.PortRange
+	// ConnectTimeout is how long an endpoint may take to answer before the next
+	// one is tried, UDPTimeout how long a silent UDP client keeps its endpoint;
+	// 0 stands for relay's defaults.
+	ConnectTimeout, UDPTimeout time.Duration
+	// Avoid is for how long an endpoint that did not answer is not chosen if
+	// there are others; it doubles with each further time, up to maxAvoid times
+	// that. 0 stands for DefaultAvoid.
+	Avoid time.Duration
+	// Drain bounds how long Close waits for open connections; 0 stands for
+	// DefaultDrain, a negative time does not wait.
+	Drain time.Duration
+	// MaxFiles bounds the open files of connections, see relay.Config.
+	MaxFiles int
+}
+
+// The defaults of Config.
+const (
+	DefaultAvoid = 5 * time.Second
+	DefaultDrain = 5 * time.Second
+)
+
+func (c *Config) complete() error {
+	for _, d := range []time.Duration{c.ConnectTimeout, c.UDPTimeout, c.Avoid} {
+		if d < 0 {
+			return fmt.Errorf("userspace: %s is no time to wait; use a positive one", d)
+		}
+	}
+	if c.Avoid == 0 {
+		c.Avoid = DefaultAvoid
+	}
+	if c.Drain == 0 {
+		c.Drain = DefaultDrain
+	}
+	return nil
+}
+
+// kernel is what the Plane needs of nftables.Conn.
+type kernel interface {
+	Commit(*nftables.Batch) error
+	Table(nftables.Table) (comment string, found bool, err error)
+	Chains(nftables.Table) ([]nftables.Chain, error)
+	Rules(nftables.Table) (map[string][]nftables.StoredRule, error)
+	Sets(nftables.Table) ([]nftables.StoredSet, error)
+	Elems(t nftables.Table, set string, begin func(), f func(nftables.Elem)) error
+	Close() error
+}
+
+// Plane is a plane.Plane. It works in the network namespace in which it is
+// called. Unlike what other modes write, its connections end with the process.
+type Plane struct {
+	cfg      Config
+	kernel   kernel
+	engine   *relay.Engine // nil before the first Apply
+	families []*family
+	repaired []string
+}
+
+// New returns a Plane. It does nothing yet.
+func New(cfg Config) (*Plane, error) {
+	if err := cfg.complete(); err != nil {
+		return nil, err
+	}
+	k, err := nftables.Dial()
+	if err != nil {
+		return nil, fmt.Errorf("userspace: %w", err)
+	}
+	return newPlane(cfg, k), nil
+}
+
+func newPlane(cfg Config, k kernel) *Plane {
+	p := &Plane{cfg: cfg, kernel: k}
+	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
+		p.families = append(p.families, newFamily(f, &p.cfg, k))
+	}
+	return p
+}
+
+// Apply is plane.Plane's. Open connections go on whatever happens to their
+// Service; UDP clients of an endpoint that is gone get another one.
+func (p *Plane) Apply(ctx context.Context, t *table.Table, changed []table.Key) error {
+	if p.engine == nil {
+		e, err := relay.Start(relay.Config{
+			ConnectTimeout: p.cfg.ConnectTimeout, UDPTimeout: p.cfg.UDPTimeout, MaxFiles: p.cfg.MaxFiles,
+		})
+		if err != nil {
+			return err
+		}
+		p.engine = e
+	}
+	if changed == nil {
+		p.repaired = nil
+	}
+	var errs []error
+	for _, f := range p.families {
+		first := f.have == nil
+		err := f.apply(ctx, p.engine, t, changed)
+		if err != nil {
+			err = fmt.Errorf("userspace, table %s: %w", f.layout.table, err)
+		}
+		errs = append(errs, err)
+		if changed == nil && !first {
+			p.repaired = append(p.repaired, f.repaired...)
+		}
+	}
+	return plane.Both(errs...)
+}
+
+// Repaired says what the last Apply with changed nil found missing or foreign
+// and put right, one line each. The first Apply of a process repairs nothing.
+func (p *Plane) Repaired() []string { return p.repaired }
+
+// Stats are the numbers of the connections.
+func (p *Plane) Stats() relay.Stats {
+	if p.engine == nil {
+		return relay.Stats{}
+	}
+	return p.engine.Stats()
+}
+
+// Close stops listening, waits for open connections as long as Config.Drain
+// says, and ends those that are left. New connections to Services are refused
+// from now on, by rules that stay until another process takes them over or
+// Cleanup removes them.
+func (p *Plane) Close() error {
+	var err error
+	if p.engine != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), max(p.cfg.Drain, 0))
+		defer cancel()
+		err = p.engine.Close(ctx)
+	}
+	if e := p.kernel.Close(); err == nil {
+		err = e
+	}
+	return err
+}
+
+// forget removes what connection tracking remembers of UDP clients of
+// frontends that are answered on another port than before.
+func forget(ctx context.Context, moved []conntrack.Flow) error {
+	if len(moved) == 0 {
+		return nil
+	}
+	if _, err := conntrack.Delete(ctx, moved); err != nil {
+		return fmt.Errorf("forget tracked UDP clients of %d frontends: %w", len(moved), err)
+	}
+	return nil
+}
