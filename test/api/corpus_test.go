@@ -48,6 +48,7 @@ func TestStrictLoadBalancers(t *testing.T) {
 func runFiles(t *testing.T, config *rest.Config, pattern string) int {
 	t.Helper()
 	runner := newRunner(t, config)
+	runner.Other = *kubeconfig != ""
 	eachCase(t, pattern, func(t *testing.T, file string, c api.Case) {
 		differences, err := runner.Run(context.Background(), c)
 		if err != nil {
