@@ -1,15 +1,18 @@
 package apiserver
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"time"
 
+	extensionsserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/admission/plugin/namespace/lifecycle"
+	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
 	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
 	"k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
@@ -22,7 +25,6 @@ import (
 
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 
-	"github.com/fairlead/fairlead/internal/apiserver/openapi"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/registry/scheme"
 )
@@ -34,6 +36,7 @@ const watchDrain = 2 * time.Second
 // assembly is what Run runs.
 type assembly struct {
 	generic *genericapiserver.GenericAPIServer
+	custom  *customResources
 	storage *registry.Storage
 	keeper  *endpointKeeper
 	client  kubernetes.Interface
@@ -65,7 +68,11 @@ func (s *Server) assemble(store *etcd) (*assembly, error) {
 	if err := s.addHooks(c, client, keeper); err != nil {
 		return nil, err
 	}
-	generic, err := c.Complete(shared).New("fairlead", genericapiserver.NewEmptyDelegate())
+	custom, err := newCustomResources(*c, shared, back, client, len(s.opts.Etcd.Servers) == 0)
+	if err != nil {
+		return nil, err
+	}
+	generic, err := c.Complete(shared).New("fairlead", custom.GenericAPIServer)
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +88,17 @@ func (s *Server) assemble(store *etcd) (*assembly, error) {
 		return nil, err
 	}
 	generic.RegisterDestroyFunc(storage.Destroy)
-	return &assembly{generic, storage, keeper, client}, install(generic, storage.Resources)
+	if err := install(generic, storage.Resources); err != nil {
+		return nil, err
+	}
+	return &assembly{generic, custom, storage, keeper, client}, custom.join(generic)
+}
+
+// prepare makes the server ready to run.
+func (a *assembly) prepare() interface{ RunWithContext(context.Context) error } {
+	p := a.generic.PrepareRun()
+	a.custom.describe(a.generic)
+	return p
 }
 
 // configureServing sets what does not depend on the store.
@@ -99,10 +116,11 @@ func (s *Server) configureServing(c *genericapiserver.Config) error {
 	c.ShutdownWatchTerminationGracePeriod = watchDrain
 	c.LongRunningFunc = genericfilters.BasicLongRunningRequestCheck(
 		sets.NewString("watch", "proxy"), sets.NewString("attach", "exec", "proxy", "log", "portforward"))
-	namer := openapinamer.NewDefinitionNamer(scheme.Versioned())
-	c.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(openapi.GetOpenAPIDefinitions, namer)
+	c.AggregatedDiscoveryGroupManager = aggregated.NewResourceManager("apis")
+	namer := openapinamer.NewDefinitionNamer(scheme.Versioned(), extensionsserver.Scheme)
+	c.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(openAPIDefinitions, namer)
 	c.OpenAPIConfig.Info.Title = "fairlead"
-	c.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(openapi.GetOpenAPIDefinitions, namer)
+	c.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(openAPIDefinitions, namer)
 	c.OpenAPIV3Config.Info.Title = "fairlead"
 	return nil
 }

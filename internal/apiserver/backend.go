@@ -50,9 +50,19 @@ func (b *backEnd) GetRESTOptions(gr schema.GroupResource, _ runtime.Object) (gen
 	if err != nil {
 		return generic.RESTOptions{}, fmt.Errorf("no storage codec for %s: %w", gr, err)
 	}
+	o := b.options(gr, codec, versioner)
+	if gr == (schema.GroupResource{Resource: "events"}) {
+		// Events are written much and watched by few.
+		o.Decorator = generic.UndecoratedStorage
+	}
+	return o, nil
+}
+
+// options are those that all resources share.
+func (b *backEnd) options(gr schema.GroupResource, codec runtime.Codec, versioner runtime.GroupVersioner) generic.RESTOptions {
 	c := b.config.ForResource(gr)
 	c.Codec, c.EncodeVersioner = codec, versioner
-	o := generic.RESTOptions{
+	return generic.RESTOptions{
 		StorageConfig:           c,
 		Decorator:               genericregistry.StorageWithCacher(),
 		DeleteCollectionWorkers: 4,
@@ -61,11 +71,6 @@ func (b *backEnd) GetRESTOptions(gr schema.GroupResource, _ runtime.Object) (gen
 		ResourcePrefix:          resourcePrefix(gr),
 		CountMetricPollPeriod:   time.Minute,
 	}
-	if gr == (schema.GroupResource{Resource: "events"}) {
-		// Events are written much and watched by few.
-		o.Decorator = generic.UndecoratedStorage
-	}
-	return o, nil
 }
 
 // resourcePrefix keeps the groups apart: "pods", "discovery.k8s.io/endpointslices".

@@ -154,7 +154,7 @@ func (s *Server) Run(ctx context.Context) error {
 			}
 		})
 	}
-	if err := a.generic.PrepareRun().RunWithContext(ctx); err != nil {
+	if err := a.prepare().RunWithContext(ctx); err != nil {
 		return err
 	}
 	if err := context.Cause(ctx); err != nil && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
