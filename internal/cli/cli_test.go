@@ -45,8 +45,11 @@ func TestWrongUsageExitsWith2AndOneClearLine(t *testing.T) {
 		"--cluster-domain is empty":               {"agent", "--cluster-domain", ""},
 		`--node-name "` + strings.Repeat("a", 64): {"agent", "--node-name", strings.Repeat("a", 64)},
 		`--agent-port and --dns-port must be`:     {"up", "--dns-port", "0"},
-		`--mode is "ipvs"; want auto, nft or`:     {"proxy", "--mode", "ipvs", "--kubeconfig", kubeconfig(t)},
+		`--mode is "x"; want auto, nft`:           {"proxy", "--mode", "x", "--kubeconfig", kubeconfig(t)},
 		`--iptables-variant is "x"; want`:         {"proxy", "--mode", "iptables", "--iptables-variant", "x", "--kubeconfig", kubeconfig(t)},
+		`--userspace-connect-timeout is 0s; want`: {"proxy", "--mode", "userspace", "--userspace-connect-timeout", "0", "--kubeconfig", kubeconfig(t)},
+		`--proxy-port-range: "5-4" is not a port`: {"proxy", "--mode", "userspace", "--proxy-port-range", "5-4", "--kubeconfig", kubeconfig(t)},
+		`--balance "y" is not one of random`:      {"proxy", "--mode", "userspace", "--balance", "y", "--kubeconfig", kubeconfig(t)},
 		`--balance is "x"; want random`:           {"proxy", "--mode", "nft", "--balance", "x", "--kubeconfig", kubeconfig(t)},
 		`--upstream: "nowhere" is neither IP`:     {"dns", "--upstream", "nowhere"},
 	} {

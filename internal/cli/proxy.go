@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/plane"
 	"github.com/fairlead/fairlead/internal/plane/iptables"
 	"github.com/fairlead/fairlead/internal/plane/nft"
+	"github.com/fairlead/fairlead/internal/plane/userspace"
 	"github.com/fairlead/fairlead/internal/table"
 )
 
@@ -32,19 +33,21 @@ type proxyFlags struct {
 	healthz, metrics  string
 	auditPeriod       time.Duration
 	conntrack         conntrackFlags
+	userspace         userspaceFlags
 }
 
 func (f *proxyFlags) add(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.StringVar(&f.mode, "mode", "auto", "how packets are brought to endpoints: auto, nft or iptables")
+	flags.StringVar(&f.mode, "mode", "auto", "how packets are brought to endpoints: auto, nft, iptables or userspace")
 	flags.StringVar(&f.variant, "iptables-variant", "auto", "which iptables the mode of that name uses: auto, nft or legacy")
-	flags.StringVar(&f.balance, "balance", "random", "how an endpoint is chosen: random or roundrobin")
+	flags.StringVar(&f.balance, "balance", "", "how an endpoint is chosen: random or roundrobin (default: random, in mode userspace roundrobin)")
 	flags.BoolVar(&f.masqueradeAll, "masquerade-all", false, "masquerade all traffic to ClusterIPs")
 	flags.StringSliceVar(&f.nodePortAddresses, "nodeport-addresses", nil, "ranges of this node's addresses that answer on node ports, or primary (default: all but loopback)")
 	flags.StringVar(&f.healthz, "healthz-bind-address", "127.0.0.1:10256", "IP:PORT of /healthz and /livez; empty for none")
 	flags.StringVar(&f.metrics, "metrics-bind-address", "127.0.0.1:10249", "IP:PORT of /metrics; empty for none")
 	flags.DurationVar(&f.auditPeriod, "sync-period", 30*time.Second, "how often everything is compared with the kernel and repaired")
 	f.conntrack.add(flags)
+	f.userspace.add(flags)
 }
 
 // options checks the flags and makes the options of a proxy on the given node.
@@ -61,15 +64,11 @@ func (f *proxyFlags) options(log *slog.Logger, client kubernetes.Interface, node
 	if err != nil {
 		return node.Options{}, err
 	}
-	taken := socket.Taken
-	if mode == "userspace" {
-		taken = nil // it listens on node ports itself
-	}
 	return node.Options{
 		Client: client, NodeName: nodeName, Plane: p, Mode: mode, Log: log,
 		ClusterCIDRs: f.clusterCIDRs, MasqueradeAll: f.masqueradeAll, NodePortAddresses: addrs,
 		ServiceCIDRs: f.serviceCIDRs,
-		Conntrack:    conntrack.Delete, SweepConntrack: conntrack.Sweep, PortTaken: taken,
+		Conntrack:    conntrack.Delete, SweepConntrack: conntrack.Sweep, PortTaken: socket.Taken,
 		HealthzAddress: f.healthz, MetricsAddress: f.metrics, AuditPeriod: f.auditPeriod,
 	}, nil
 }
@@ -114,8 +113,11 @@ func (f *proxyFlags) plane(log *slog.Logger, dropInvalid bool) (plane.Plane, str
 		log.Info("iptables variant chosen", "variant", variant, "because", why)
 		p, err := iptables.New(iptables.Config{Variant: variant, Balance: balance, ServiceCIDRs: f.serviceCIDRs, DropInvalid: dropInvalid})
 		return p, mode, err
+	case "userspace":
+		p, err := f.userspace.plane(f.balance, f.serviceCIDRs)
+		return p, mode, err
 	}
-	return nil, "", usagef("--mode is %q; want auto, nft or iptables", f.mode)
+	return nil, "", usagef("--mode is %q; want auto, nft, iptables or userspace", f.mode)
 }
 
 // probeWithin bounds the trial of a mode.
@@ -125,7 +127,7 @@ const probeWithin = 30 * time.Second
 // keep empty, what every mode wrote.
 func cleanUpModes(ctx context.Context, keep string) error {
 	var errs []error
-	for mode, cleanUp := range map[string]func(context.Context) error{"nft": nft.Cleanup, "iptables": iptables.Cleanup} {
+	for mode, cleanUp := range map[string]func(context.Context) error{"nft": nft.Cleanup, "iptables": iptables.Cleanup, "userspace": userspace.Cleanup} {
 		if mode != keep {
 			errs = append(errs, wrap("proxy rules of mode "+mode, cleanUp(ctx)))
 		}

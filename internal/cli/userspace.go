@@ -1,0 +1,67 @@
+package cli
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/fairlead/fairlead/internal/kernel/relay"
+	"github.com/fairlead/fairlead/internal/plane"
+	"github.com/fairlead/fairlead/internal/plane/userspace"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// userspaceFlags set up the mode of that name.
+type userspaceFlags struct {
+	ports                     string
+	connect, udpTimeout, last time.Duration
+}
+
+func (f *userspaceFlags) add(flags *pflag.FlagSet) {
+	flags.StringVar(&f.ports, "proxy-port-range", "", "mode userspace: FIRST-LAST of the ports it listens on (default: the kernel chooses)")
+	flags.DurationVar(&f.connect, "userspace-connect-timeout", relay.DefaultConnectTimeout, "mode userspace: how long an endpoint may take to accept a connection before another one is tried")
+	flags.DurationVar(&f.udpTimeout, "udp-timeout", relay.DefaultUDPTimeout, "mode userspace: how long a silent UDP client keeps its endpoint")
+	flags.DurationVar(&f.last, "userspace-drain-timeout", userspace.DefaultDrain, "mode userspace: how long open connections may go on when the proxy ends")
+}
+
+// maxDrain bounds --userspace-drain-timeout: whoever stops the proxy waits for
+// that.
+const maxDrain = 15 * time.Second
+
+// plane makes the plane of the mode. Without a word about balance it chooses
+// endpoints in turn (SEEDS 39).
+func (f *userspaceFlags) plane(balance string, serviceCIDRs []netip.Prefix) (plane.Plane, error) {
+	cfg := userspace.Config{ServiceCIDRs: serviceCIDRs, ConnectTimeout: f.connect, UDPTimeout: f.udpTimeout, Drain: f.last}
+	if balance != "" {
+		b, err := plane.ParseBalance(balance)
+		if err != nil {
+			return nil, usageError{fmt.Errorf("--%w", err)}
+		}
+		cfg.Random = b == plane.Random
+	}
+	for _, d := range []struct {
+		flag      string
+		is, atMax time.Duration
+	}{
+		{"userspace-connect-timeout", f.connect, time.Minute},
+		{"udp-timeout", f.udpTimeout, 24 * time.Hour},
+		{"userspace-drain-timeout", f.last, maxDrain},
+	} {
+		if d.is <= 0 || d.is > d.atMax {
+			return nil, usagef("--%s is %s; want more than 0 and at most %s", d.flag, d.is, d.atMax)
+		}
+	}
+	if f.ports != "" {
+		r, err := svc.ParsePortRange(f.ports)
+		if err != nil {
+			return nil, usageError{fmt.Errorf("--proxy-port-range: %w", err)}
+		}
+		cfg.Ports = r
+	}
+	if err := userspace.Probe(); err != nil {
+		return nil, err
+	}
+	return userspace.New(cfg)
+}
