@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -185,8 +186,7 @@ func TestNodeLifecycle(t *testing.T) {
 	})
 }
 
-// Pods of a Node that is gone are removed after a while, those of others not,
-// and finished Pods only beyond the limit, the oldest first.
+// Pods of a Node that is gone are removed after a while, those of others not.
 func TestPodGC(t *testing.T) {
 	r := newRig(t)
 	ns, ctx := r.namespace("shop"), context.Background()
@@ -222,6 +222,37 @@ func TestPodGC(t *testing.T) {
 	if took := time.Since(went); took < delay/2 {
 		t.Errorf("the second pod went %s after its node, want about %s", took, delay)
 	}
+}
+
+// Pods that have ended, well or not, are kept up to the limit: the oldest go
+// first, and those that run do not count.
+func TestFinishedPodsAreTrimmed(t *testing.T) {
+	r := newRig(t)
+	ns, ctx := r.namespace("jobs"), context.Background()
+	r.node("n0")
+	r.pod(ns, "running", "web", "n0", "10.244.0.1")
+	for i, phase := range []corev1.PodPhase{corev1.PodSucceeded, corev1.PodFailed, corev1.PodSucceeded, corev1.PodFailed, corev1.PodSucceeded} {
+		made, err := r.client.CoreV1().Pods(ns).Create(ctx, podObject(ns, fmt.Sprintf("done%d", i), "web", "n0"), metav1.CreateOptions{})
+		r.must(err)
+		made.Status.Phase = phase
+		_, err = r.client.CoreV1().Pods(ns).UpdateStatus(ctx, made, metav1.UpdateOptions{})
+		r.must(err)
+	}
+	config, healthy := r.faulty()
+	defer healthy()
+	r.run(Options{Config: config, Controllers: []string{NodeLifecycleName}, TerminatedPodLimit: 2})
+	r.eventually("the oldest go", func() error {
+		list, err := r.client.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{})
+		r.must(err)
+		var names []string
+		for i := range list.Items {
+			names = append(names, list.Items[i].Name)
+		}
+		if want := []string{"done3", "done4", "running"}; !slices.Equal(names, want) {
+			return fmt.Errorf("%v, want %v", names, want)
+		}
+		return nil
+	})
 }
 
 // Every Node gets a part of each range, none twice; what one has it keeps; what

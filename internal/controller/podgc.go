@@ -30,6 +30,7 @@ type podGC struct {
 	missing  map[string]time.Time // Nodes that are not there, since when
 	finished map[svc.Name]ended
 	unbound  *loop[svc.Name]
+	surplus  *loop[string] // of finished Pods; it has one key
 }
 
 type ended struct {
@@ -41,6 +42,7 @@ func newPodGC(s *shared, x *selection) (*podGC, error) {
 	c := &podGC{shared: s, index: x, missing: map[string]time.Time{}, finished: map[svc.Name]ended{}}
 	c.loop = newLoop(s, "podgc", 2, c.sync)
 	c.unbound = newLoop(s, "podgc-unbound", 2, c.syncUnbound)
+	c.surplus = newLoop(s, "podgc-finished", 1, func(ctx context.Context, _ string) error { return c.trim(ctx) })
 	err := s.handle(s.informers.Core().V1().Pods().Informer(), cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(o any) { c.pod(o.(*corev1.Pod)) },
 		UpdateFunc: func(_, o any) { c.pod(o.(*corev1.Pod)) },
@@ -64,14 +66,15 @@ func newPodGC(s *shared, x *selection) (*podGC, error) {
 	})
 }
 
-// finishedPeriod is how often finished Pods are counted.
-const finishedPeriod = 20 * time.Second
+// trimDelay is how long finished Pods beyond the limit are collected before
+// they are deleted together.
+const trimDelay = time.Second
 
 func (c *podGC) run(ctx context.Context) {
 	var t tasks
 	t.add(c.loop.run)
 	t.add(c.unbound.run)
-	t.add(func(ctx context.Context) { every(ctx, finishedPeriod, func() { c.trim(ctx) }) })
+	t.add(c.surplus.run)
 	t.run(ctx)
 }
 
@@ -81,6 +84,9 @@ func (c *podGC) pod(pod *corev1.Pod) {
 	if finished(pod) {
 		if c.finished[name].uid != pod.UID {
 			c.finished[name] = ended{pod.UID, pod.CreationTimestamp.Time}
+		}
+		if len(c.finished) > c.options.TerminatedPodLimit {
+			c.surplus.queue.AddAfter("", trimDelay)
 		}
 	} else {
 		delete(c.finished, name)
@@ -143,23 +149,29 @@ func (c *podGC) syncUnbound(ctx context.Context, name svc.Name) error {
 }
 
 // trim deletes the oldest finished Pods beyond the limit.
-func (c *podGC) trim(ctx context.Context) {
+func (c *podGC) trim(ctx context.Context) error {
 	c.mu.Lock()
 	surplus := len(c.finished) - c.options.TerminatedPodLimit
 	all := maps.Clone(c.finished)
 	c.mu.Unlock()
 	if surplus <= 0 {
-		return
+		return nil
 	}
 	oldest := slices.SortedFunc(maps.Keys(all), func(a, b svc.Name) int {
 		return cmp.Or(all[a].at.Compare(all[b].at), a.Compare(b))
 	})
 	for _, name := range oldest[:surplus] {
 		if err := c.delete(ctx, name, all[name].uid); err != nil {
-			c.log.Warn("finished pods are not removed", "reason", err)
-			return
+			return err
 		}
+		c.log.Info("deleted a finished pod beyond the limit", "pod", name, "limit", c.options.TerminatedPodLimit)
+		c.mu.Lock()
+		if c.finished[name].uid == all[name].uid {
+			delete(c.finished, name)
+		}
+		c.mu.Unlock()
 	}
+	return nil
 }
 
 // delete removes a Pod at once: nobody is there to stop it gracefully.
