@@ -113,16 +113,14 @@ func (cl Client) begin(ctx context.Context, req request, files ...*os.File) (*ne
 		_ = c.Close()
 	}
 	var r response
-	if err := send(c, req, files...); err == nil {
+	if err = send(c, req, files...); err == nil {
 		err = readMessage(c, &r)
-		if err == nil && r.Error != "" {
-			err = errors.New(r.Error)
-		}
-		if err == nil {
-			return c, r, end, nil
-		}
-		end()
-		return nil, r, nil, contextError(ctx, err)
+	}
+	if err == nil && r.Error != "" {
+		err = errors.New(r.Error)
+	}
+	if err == nil {
+		return c, r, end, nil
 	}
 	end()
 	return nil, r, nil, contextError(ctx, err)
