@@ -158,6 +158,7 @@ func newProxy(g *global) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			keepHeapSmall()
 			part, _, err := proxyComponent(opts)
 			if err != nil {
 				return err

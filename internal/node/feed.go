@@ -29,8 +29,6 @@ const proxySelector = "!service.kubernetes.io/service-proxy-name,!" + corev1.IsH
 // are one. There is no second copy of the objects: the Builder has the only
 // one.
 type feed struct {
-	interner interner
-
 	mu       sync.Mutex
 	services pending[*corev1.Service]
 	slices   pending[*discoveryv1.EndpointSlice]
@@ -58,7 +56,7 @@ type pending[T any] struct {
 }
 
 func newFeed() *feed {
-	f := &feed{wake: make(chan struct{}, 1), synced: make(chan struct{}), interner: interner{names: map[string]*string{}}}
+	f := &feed{wake: make(chan struct{}, 1), synced: make(chan struct{})}
 	f.services.set = map[svc.Name]*corev1.Service{}
 	f.slices.set = map[svc.Name]*discoveryv1.EndpointSlice{}
 	f.node.set = map[svc.Name]*corev1.Node{}
@@ -143,7 +141,7 @@ type kind[T interface {
 }] struct {
 	feed *feed
 	into *pending[T] // guarded by feed.mu
-	lean func(T) T
+	lean func(T) T // may be nil
 	seen func(T) // called with feed.mu held for an event, not for a list; may be nil
 }
 
@@ -166,7 +164,9 @@ func (k *kind[T]) Update(obj any) error {
 	}
 	k.feed.mu.Lock()
 	defer k.feed.mu.Unlock()
-	o = k.lean(o)
+	if k.lean != nil {
+		o = k.lean(o)
+	}
 	k.into.set[n] = o
 	k.into.events++
 	if k.seen != nil {
@@ -202,7 +202,10 @@ func (k *kind[T]) Replace(list []any, _ string) error {
 		if err != nil {
 			return err
 		}
-		set[n] = k.lean(o)
+		if k.lean != nil {
+			o = k.lean(o)
+		}
+		set[n] = o
 	}
 	k.into.set, k.into.replaced = set, true
 	k.into.events += len(list)
@@ -268,7 +271,7 @@ func (f *feed) run(ctx context.Context, client kubernetes.Interface, nodeName st
 			o.LabelSelector = proxySelector
 			return client.DiscoveryV1().EndpointSlices("").Watch(ctx, o)
 		},
-	}, &kind[*discoveryv1.EndpointSlice]{feed: f, into: &f.slices, lean: f.interner.leanSlice, seen: f.trigger})
+	}, &kind[*discoveryv1.EndpointSlice]{feed: f, into: &f.slices, seen: f.trigger})
 	own := fields.OneTermEqualSelector(metav1.ObjectNameField, nodeName).String()
 	start("node", &corev1.Node{}, source{
 		func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {

@@ -100,7 +100,7 @@ func fill(b *testing.B, f *feed, services, endpoints int) {
 	}
 	for _, err := range []error{
 		(&kind[*corev1.Service]{feed: f, into: &f.services, lean: leanService}).Replace(svcs, ""),
-		(&kind[*discoveryv1.EndpointSlice]{feed: f, into: &f.slices, lean: f.interner.leanSlice}).Replace(slices, ""),
+		(&kind[*discoveryv1.EndpointSlice]{feed: f, into: &f.slices}).Replace(slices, ""),
 		(&kind[*corev1.Node]{feed: f, into: &f.node, lean: leanNode}).Replace(nil, ""),
 	} {
 		if err != nil {

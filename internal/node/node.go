@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/http"
 	"net/netip"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -242,10 +243,19 @@ func (n *Node) apply(ctx context.Context, full, audit bool) {
 	}
 	n.triggers = nil
 	n.health.updated(time.Now())
+	first := n.applied == nil
 	n.applied, n.settled = now, n.wanted
 	n.status.table.Store(n.applied)
 	clear(n.changed)
+	if first && now.Len() > muchToLoad {
+		// The lists that all this was made from were several times as large.
+		debug.FreeOSMemory()
+	}
 }
+
+// muchToLoad is the number of service ports from which on it is worth tens of
+// milliseconds to give the memory of the load back.
+const muchToLoad = 500
 
 // refuse takes over which of the ports that were tried the Plane did not take.
 // They do not keep the others from being programmed, and are tried again when it

@@ -17,8 +17,9 @@ import (
 // Builder follows the API's objects and turns them into Tables. The cost of a
 // Build is that of the Services touched since the last one.
 //
-// A Builder is used by one goroutine. It keeps the objects it is given and
-// changes none; the caller does not change them either.
+// A Builder is used by one goroutine. It keeps the Services it is given and
+// changes none; the caller does not change them either. Of EndpointSlices it
+// keeps what counts.
 type Builder struct {
 	cfg Config
 
@@ -43,8 +44,8 @@ type Builder struct {
 // service is all that is known of one Service.
 type service struct {
 	name   svc.Name
-	obj    *corev1.Service              // nil while only slices are there
-	slices []*discoveryv1.EndpointSlice // by name
+	obj    *corev1.Service  // nil while only slices are there
+	slices []*endpointSlice // by name
 
 	dirty   bool
 	reclaim bool // obj changed: claims and cluster IPs must follow
@@ -119,11 +120,13 @@ func (b *Builder) Services() iter.Seq[svc.Name] {
 }
 
 // SetSlice adds or replaces an EndpointSlice. One without the label
-// kubernetes.io/service-name belongs to no Service and counts as absent.
+// kubernetes.io/service-name belongs to no Service and counts as absent, as
+// does one of another proxy or of host names. The object is not kept.
 func (b *Builder) SetSlice(obj *discoveryv1.EndpointSlice) {
 	name := svc.Name{Namespace: obj.Namespace, Name: obj.Name}
 	owner := obj.Labels[discoveryv1.LabelServiceName]
-	if owner == "" {
+	kept := keep(obj, b.cfg.NodeName)
+	if owner == "" || kept == nil {
 		b.DeleteSlice(name)
 		return
 	}
@@ -135,9 +138,9 @@ func (b *Builder) SetSlice(obj *discoveryv1.EndpointSlice) {
 	s := b.service(of)
 	i, found := s.find(obj.Name)
 	if found {
-		s.slices[i] = obj
+		s.slices[i] = kept
 	} else {
-		s.slices = slices.Insert(s.slices, i, obj)
+		s.slices = slices.Insert(s.slices, i, kept)
 	}
 	s.reindex = true
 	b.touch(s)
@@ -162,8 +165,8 @@ func (b *Builder) DeleteSlice(n svc.Name) {
 func (b *Builder) Slices() iter.Seq[svc.Name] { return maps.Keys(b.sliceOf) }
 
 func (s *service) find(slice string) (int, bool) {
-	return slices.BinarySearchFunc(s.slices, slice, func(o *discoveryv1.EndpointSlice, name string) int {
-		return strings.Compare(o.Name, name)
+	return slices.BinarySearchFunc(s.slices, slice, func(o *endpointSlice, name string) int {
+		return strings.Compare(o.name, name)
 	})
 }
 

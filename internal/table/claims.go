@@ -177,9 +177,9 @@ func (v *vips) index(s *service) {
 	}
 	s.near = nil
 	for _, slice := range s.slices {
-		for i := range slice.Endpoints {
-			a, bad := endpointAddr(&slice.Endpoints[i])
-			if bad != "" || v.blocks[block(a)] == 0 {
+		for _, ep := range slice.endpoints {
+			a := ep.addr
+			if v.blocks[block(a)] == 0 {
 				continue
 			}
 			if v.near[a] == nil {

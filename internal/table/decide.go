@@ -139,16 +139,12 @@ func needsHealthCheck(s *corev1.Service) bool {
 func (b *Builder) localReady(s *service, f svc.Family) int {
 	seen := map[netip.Addr]bool{}
 	for _, slice := range s.slices {
-		if slice.AddressType != addressType(f) || skipLabels(slice.Labels) || len(slice.Ports) == 0 {
+		if slice.family != f || len(slice.ports) == 0 {
 			continue
 		}
-		for i := range slice.Endpoints {
-			ep := &slice.Endpoints[i]
-			if ep.NodeName == nil || *ep.NodeName != b.cfg.NodeName || !deref(ep.Conditions.Ready, true) {
-				continue
-			}
-			if a, bad := endpointAddr(ep); bad == "" && svc.FamilyOf(a) == f && b.vips.owner(a) == nil {
-				seen[a] = true
+		for _, ep := range slice.endpoints {
+			if ep.is(local) && ep.is(ready) && b.vips.owner(ep.addr) == nil {
+				seen[ep.addr] = true
 			}
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"slices"
 
-	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/fairlead/fairlead/internal/svc"
@@ -13,12 +12,9 @@ import (
 
 // candidate is an endpoint of a service port before policy is asked.
 type candidate struct {
-	addr  netip.AddrPort
-	local bool
-	// ready takes new connections. draining is not ready, but still serves
-	// while it terminates: the second choice.
-	ready, draining bool
-	hints           *discoveryv1.EndpointHints
+	addr netip.AddrPort
+	endpointState
+	hints *discoveryv1.EndpointHints
 }
 
 // endpointAddr reads the one address that counts of an endpoint; the API keeps
@@ -38,28 +34,6 @@ func endpointAddr(ep *discoveryv1.Endpoint) (netip.Addr, string) {
 	return a, ""
 }
 
-func addressType(f svc.Family) discoveryv1.AddressType {
-	if f == svc.IPv6 {
-		return discoveryv1.AddressTypeIPv6
-	}
-	return discoveryv1.AddressTypeIPv4
-}
-
-// portNumber returns the number behind the port of that name and protocol in a
-// slice, 0 if it has none.
-func portNumber(s *discoveryv1.EndpointSlice, name string, proto svc.Protocol) uint16 {
-	for i := range s.Ports {
-		p := &s.Ports[i]
-		if deref(p.Name, "") != name || p.Port == nil || *p.Port < 1 || *p.Port > 65535 {
-			continue
-		}
-		if got, err := svc.ParseProtocol(string(deref(p.Protocol, corev1.ProtocolTCP))); err == nil && got == proto {
-			return uint16(*p.Port)
-		}
-	}
-	return 0
-}
-
 func deref[T any](p *T, otherwise T) T {
 	if p == nil {
 		return otherwise
@@ -73,34 +47,22 @@ func deref[T any](p *T, otherwise T) T {
 func (b *Builder) candidates(s *service, k Key, proto svc.Protocol, c *complaints) []candidate {
 	var out []candidate
 	for _, slice := range s.slices {
-		port := portNumber(slice, k.ID.Port, proto)
-		if port == 0 || slice.AddressType != addressType(k.Family) || skipLabels(slice.Labels) {
+		port := slice.portNumber(k.ID.Port, proto)
+		if port == 0 || slice.family != k.Family {
 			continue
 		}
-		out = slices.Grow(out, len(slice.Endpoints))
-		for i := range slice.Endpoints {
-			ep := &slice.Endpoints[i]
-			a, bad := endpointAddr(ep)
-			if bad == "" && svc.FamilyOf(a) != k.Family {
-				bad = ep.Addresses[0] + " (not " + k.Family.String() + ")"
-			}
-			if bad != "" {
-				c.gather(ReasonInvalidEndpoint, bad)
+		for _, bad := range slice.bad {
+			c.gather(ReasonInvalidEndpoint, bad)
+		}
+		out = slices.Grow(out, len(slice.endpoints))
+		for i, ep := range slice.endpoints {
+			if owner := b.vips.owner(ep.addr); owner != nil {
+				c.gather(ReasonEndpointIsServiceIP, ep.addr.String()+" (clusterIP of "+owner.name.String()+")")
 				continue
 			}
-			if owner := b.vips.owner(a); owner != nil {
-				c.gather(ReasonEndpointIsServiceIP, ep.Addresses[0]+" (clusterIP of "+owner.name.String()+")")
-				continue
-			}
-			ready := deref(ep.Conditions.Ready, true)
-			out = append(out, candidate{
-				addr:     netip.AddrPortFrom(a, port),
-				local:    ep.NodeName != nil && *ep.NodeName == b.cfg.NodeName,
-				ready:    ready,
-				draining: !ready && deref(ep.Conditions.Serving, true) && deref(ep.Conditions.Terminating, false),
-				hints:    ep.Hints,
-			})
-			s.hinted = s.hinted || ep.Hints != nil
+			hints := slice.hint(i)
+			out = append(out, candidate{addr: netip.AddrPortFrom(ep.addr, port), endpointState: ep.endpointState, hints: hints})
+			s.hinted = s.hinted || hints != nil
 		}
 	}
 	slices.SortStableFunc(out, compareCandidates)
@@ -111,17 +73,7 @@ func compareCandidates(a, b candidate) int {
 	if c := a.addr.Compare(b.addr); c != 0 {
 		return c
 	}
-	return cmp.Compare(b.quality(), a.quality())
-}
-
-func (c *candidate) quality() int {
-	q := 0
-	for i, good := range []bool{c.draining, c.ready, c.local} {
-		if good {
-			q |= 1 << i
-		}
-	}
-	return q
+	return cmp.Compare(b.endpointState, a.endpointState)
 }
 
 // pick returns the candidates that keep accepts, nil if none.
@@ -138,7 +90,7 @@ func pick(all []candidate, keep func(*candidate) bool) []Endpoint {
 	out := make([]Endpoint, 0, n)
 	for i := range all {
 		if keep(&all[i]) {
-			out = append(out, Endpoint{Addr: all[i].addr, Local: all[i].local})
+			out = append(out, Endpoint{Addr: all[i].addr, Local: all[i].is(local)})
 		}
 	}
 	return out
@@ -148,20 +100,20 @@ func pick(all []candidate, keep func(*candidate) bool) []Endpoint {
 // topology; without any ready one, those that drain.
 func clusterEndpoints(all []candidate, node, zone string) []Endpoint {
 	hinted := byHints(all, node, zone)
-	if eps := pick(all, func(c *candidate) bool { return c.ready && hinted(c) }); eps != nil {
+	if eps := pick(all, func(c *candidate) bool { return c.is(ready) && hinted(c) }); eps != nil {
 		return eps
 	}
-	return pick(all, func(c *candidate) bool { return c.draining })
+	return pick(all, func(c *candidate) bool { return c.is(draining) })
 }
 
 // localEndpoints is what policy Local may use: the ready endpoints of this
 // node; without any, those of this node that drain (KEP-1669). Topology hints
 // do not count here.
 func localEndpoints(all []candidate) []Endpoint {
-	if eps := pick(all, func(c *candidate) bool { return c.ready && c.local }); eps != nil {
+	if eps := pick(all, func(c *candidate) bool { return c.is(ready) && c.is(local) }); eps != nil {
 		return eps
 	}
-	return pick(all, func(c *candidate) bool { return c.draining && c.local })
+	return pick(all, func(c *candidate) bool { return c.is(draining) && c.is(local) })
 }
 
 // byHints returns the test that topology puts to a ready endpoint. Hints count
@@ -170,10 +122,10 @@ func localEndpoints(all []candidate) []Endpoint {
 // all traffic would go to the few that have them. So no ready endpoint is ever
 // lost because all of them are elsewhere.
 func byHints(all []candidate, node, zone string) func(*candidate) bool {
-	ready, nodeHints, zoneHints, forNode, forZone := false, true, true, false, false
+	any, nodeHints, zoneHints, forNode, forZone := false, true, true, false, false
 	for i := range all {
-		if c := &all[i]; c.ready {
-			ready = true
+		if c := &all[i]; c.is(ready) {
+			any = true
 			nodeHints = nodeHints && c.hints != nil && len(c.hints.ForNodes) > 0
 			zoneHints = zoneHints && c.hints != nil && len(c.hints.ForZones) > 0
 			forNode = forNode || c.isForNode(node)
@@ -181,9 +133,9 @@ func byHints(all []candidate, node, zone string) func(*candidate) bool {
 		}
 	}
 	switch {
-	case ready && nodeHints && forNode:
+	case any && nodeHints && forNode:
 		return func(c *candidate) bool { return c.isForNode(node) }
-	case ready && zoneHints && forZone:
+	case any && zoneHints && forZone:
 		return func(c *candidate) bool { return c.isForZone(zone) }
 	}
 	return func(*candidate) bool { return true }

@@ -81,6 +81,9 @@ type ServicePort struct {
 	// Affinity is how long a client sticks to its endpoint after its last
 	// connection; 0 is no affinity (SEEDS 61, 62).
 	Affinity time.Duration
+	// Scheduler is how the Service wants endpoints to be chosen, by its name in
+	// IPVS; empty leaves it to the mode, and only mode ipvs can do otherwise.
+	Scheduler string
 	// HealthCheckNodePort is the port on which this node answers for its local
 	// endpoints, 0 if none (SEEDS 103); LocalReady is how many it has.
 	HealthCheckNodePort uint16
