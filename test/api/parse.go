@@ -42,6 +42,8 @@ type Explanation struct {
 	// Where is found in the path of the part, as Difference has it.
 	Where *regexp.Regexp
 	Why   string
+	// Sometimes says that the difference is not always there.
+	Sometimes bool
 }
 
 // Check is what must be true of one field of the answer.
@@ -157,13 +159,13 @@ func (s *Step) expect(n int, line string) error {
 		}
 		s.Checks = append(s.Checks, Check{n, path, "save", name})
 		return nil
-	case word == "differs":
+	case word == "differs" || word == "differs?":
 		where, why, ok := strings.Cut(rest, " ")
 		re, err := regexp.Compile(where)
 		if err != nil || !ok {
 			return fmt.Errorf("want: differs REGEXP REASON")
 		}
-		s.Explained = append(s.Explained, Explanation{n, re, strings.TrimSpace(why)})
+		s.Explained = append(s.Explained, Explanation{n, re, strings.TrimSpace(why), word == "differs?"})
 		return nil
 	case !strings.HasPrefix(word, "."):
 		return fmt.Errorf("%q is no expectation", line)

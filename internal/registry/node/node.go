@@ -145,7 +145,18 @@ type strategy struct{ store.Base }
 // PrepareForUpdate keeps the status, which has a path of its own. A new Node
 // may bring one: agents register with it.
 func (strategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
-	obj.(*corev1.Node).Status = old.(*corev1.Node).Status
+	n, before := obj.(*corev1.Node), old.(*corev1.Node)
+	n.Status = before.Status
+	if before.Spec.ConfigSource == nil {
+		n.Spec.ConfigSource = nil
+	}
+}
+
+// PrepareForCreate drops what Kubernetes no longer has: a source of the
+// agent's configuration.
+func (strategy) PrepareForCreate(_ context.Context, obj runtime.Object) {
+	n := obj.(*corev1.Node)
+	n.Spec.ConfigSource, n.Status.Config = nil, nil
 }
 
 func (strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
@@ -176,6 +187,12 @@ func (strategy) WarningsOnUpdate(_ context.Context, obj, _ runtime.Object) []str
 }
 
 func warnings(n *corev1.Node) (out []string) {
+	if n.Spec.ConfigSource != nil {
+		out = append(out, "spec.configSource: the feature is removed")
+	}
+	if n.Spec.DoNotUseExternalID != "" {
+		out = append(out, "spec.externalID: this field is deprecated, and is unused by Kubernetes")
+	}
 	for i, c := range n.Spec.PodCIDRs {
 		out = append(out, utilvalidation.GetWarningsForCIDR(field.NewPath("spec", "podCIDRs").Index(i), c)...)
 	}

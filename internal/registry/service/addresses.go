@@ -180,7 +180,7 @@ func (f familyAllocator) claim(ctx context.Context, owner svc.Name, asked string
 		func() (netip.Addr, error) { return f.take(f.family) }, netip.Addr.String)
 }
 
-func (f familyAllocator) peek(asked string, not map[string]bool) (string, error) {
+func (f familyAllocator) peek(ctx context.Context, asked string, not map[string]bool) (string, error) {
 	if asked == "" {
 		return peekAny(not, func() (string, error) {
 			ip, err := f.choose(f.family, func(r *alloc.Addrs) (netip.Addr, error) { return r.DryRun().AllocateNext() })
@@ -194,10 +194,11 @@ func (f familyAllocator) peek(asked string, not map[string]bool) (string, error)
 	if err := f.check(ip); err != nil {
 		return "", err
 	}
-	if f.ledger.has(ip) || not[ip.String()] {
+	taken, err := f.claims.exists(ctx, ip.String())
+	if taken || not[ip.String()] {
 		return "", alloc.ErrAllocated
 	}
-	return ip.String(), nil
+	return ip.String(), err
 }
 
 func (f familyAllocator) release(ctx context.Context, owner svc.Name, name string) error {

@@ -137,7 +137,7 @@ func TestThroughTheServer(t *testing.T) {
 	table(t, client, "/api/v1/namespaces/default/services", "Name,Type,Cluster-IP,External-IP,Port(s),Age,Selector")
 	table(t, client, "/api/v1/namespaces/default/endpoints", "Name,Endpoints,Age")
 	table(t, client, "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices", "Name,AddressType,Ports,Endpoints,Age")
-	table(t, client, "/apis/networking.k8s.io/v1/ipaddresses", "Name,ParentRef,Age")
+	table(t, client, "/apis/networking.k8s.io/v1/ipaddresses", "Name,ParentRef")
 	table(t, client, "/apis/networking.k8s.io/v1/servicecidrs", "Name,CIDRs,Age")
 
 	// Selectors on fields.

@@ -136,6 +136,16 @@ func (c *claims) get(ctx context.Context, name string) (runtime.Object, error) {
 	return c.store.Get(clusterContext(ctx), name, &metav1.GetOptions{})
 }
 
+// exists says whether there is a claim now. What this server knows of the
+// claims lags behind its own releases.
+func (c *claims) exists(ctx context.Context, name string) (bool, error) {
+	_, err := c.get(ctx, name)
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
 // nameOf returns the name of a claim.
 func nameOf(obj any) string {
 	m, err := meta.Accessor(obj)

@@ -304,3 +304,11 @@ func eventually(t testing.TB, f func() string) {
 		time.Sleep(10 * time.Millisecond)
 	}
 }
+
+// has says whether k is known to be claimed or held.
+func (l *ledger[K]) has(k K) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, ok := l.known[k]
+	return ok
+}

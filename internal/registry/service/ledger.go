@@ -93,11 +93,3 @@ func (l *ledger[K]) replace(keys map[K]bool) {
 		}
 	}
 }
-
-// has says whether k is known to be claimed or held.
-func (l *ledger[K]) has(k K) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	_, ok := l.known[k]
-	return ok
-}

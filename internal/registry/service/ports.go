@@ -53,7 +53,7 @@ func (p *ports) claim(ctx context.Context, owner svc.Name, asked string) (string
 	return asked, err
 }
 
-func (p *ports) peek(asked string, not map[string]bool) (string, error) {
+func (p *ports) peek(ctx context.Context, asked string, not map[string]bool) (string, error) {
 	if asked == "" {
 		return peekAny(not, func() (string, error) {
 			n, err := p.pool.DryRun().AllocateNext()
@@ -63,10 +63,11 @@ func (p *ports) peek(asked string, not map[string]bool) (string, error) {
 	if err := p.check(asked); err != nil {
 		return "", err
 	}
-	if n, _ := parsePort(asked); p.ledger.has(n) || not[asked] {
+	taken, err := p.claims.exists(ctx, asked)
+	if taken || not[asked] {
 		return "", alloc.ErrPortAllocated
 	}
-	return asked, nil
+	return asked, err
 }
 
 func (p *ports) release(ctx context.Context, owner svc.Name, name string) error {

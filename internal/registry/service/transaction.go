@@ -23,7 +23,7 @@ type allocator interface {
 	claim(ctx context.Context, owner svc.Name, asked string) (string, error)
 	// peek answers as claim would, and claims nothing. What is in not counts as
 	// taken.
-	peek(asked string, not map[string]bool) (string, error)
+	peek(ctx context.Context, asked string, not map[string]bool) (string, error)
 	// release gives up what owner has claimed. Releasing what is not claimed,
 	// or claimed by another, does nothing.
 	release(ctx context.Context, owner svc.Name, name string) error
@@ -54,7 +54,7 @@ func ownerOf(s *corev1.Service) svc.Name { return svc.Name{Namespace: s.Namespac
 // error nothing is claimed. A dry run claims nothing either way.
 func (al *allocators) execute(ctx context.Context, s *corev1.Service, p plan, dryRun bool) (*transaction, error) {
 	if dryRun {
-		return &transaction{al: al}, peekAll(p)
+		return &transaction{al: al}, peekAll(ctx, p)
 	}
 	if err := twice(p); err != nil {
 		return nil, err
@@ -102,10 +102,10 @@ func twice(p plan) error {
 	return nil
 }
 
-func peekAll(p plan) error {
+func peekAll(ctx context.Context, p plan) error {
 	not := map[string]bool{}
 	for _, w := range p.wants {
-		got, err := w.from.peek(w.asked, not)
+		got, err := w.from.peek(ctx, w.asked, not)
 		if err != nil {
 			return w.refuse(err)
 		}

@@ -1,0 +1,120 @@
+package pod
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// WarningsOnCreate warns of what is accepted and probably not meant.
+func (strategy) WarningsOnCreate(_ context.Context, obj runtime.Object) (out []string) {
+	p := obj.(*corev1.Pod)
+	if msgs := utilvalidation.IsDNS1123Label(p.Name); len(msgs) > 0 {
+		out = append(out, fmt.Sprintf("metadata.name: this is used in the Pod's hostname, which can result in surprising behavior; a DNS label is recommended: %v", msgs))
+	}
+	spec := field.NewPath("spec")
+	out = append(out, twice(len(p.Spec.HostAliases), spec.Child("hostAliases"), "ip", func(i int) string { return p.Spec.HostAliases[i].IP })...)
+	secrets := spec.Child("imagePullSecrets")
+	out = append(out, twice(len(p.Spec.ImagePullSecrets), secrets, "name", func(i int) string { return p.Spec.ImagePullSecrets[i].Name })...)
+	for i, s := range p.Spec.ImagePullSecrets {
+		if s.Name == "" {
+			out = append(out, fmt.Sprintf("%s: invalid empty name %q", secrets.Index(i).Child("name"), s.Name))
+		}
+	}
+	for _, c := range containers(&p.Spec, spec) {
+		out = append(out, hiddenVariables(c)...)
+	}
+	return append(out, portWarnings(containers(&p.Spec, spec))...)
+}
+
+// placed is a container and where it stands in the Pod.
+type placed struct {
+	*corev1.Container
+	at *field.Path
+}
+
+func containers(s *corev1.PodSpec, spec *field.Path) (out []placed) {
+	for i := range s.InitContainers {
+		out = append(out, placed{&s.InitContainers[i], spec.Child("initContainers").Index(i)})
+	}
+	for i := range s.Containers {
+		out = append(out, placed{&s.Containers[i], spec.Child("containers").Index(i)})
+	}
+	return out
+}
+
+// twice warns of every one of n values that an earlier one equals.
+func twice(n int, path *field.Path, what string, value func(int) string) (out []string) {
+	seen := map[string]bool{}
+	for i := range n {
+		if v := value(i); seen[v] {
+			out = append(out, fmt.Sprintf("%s: duplicate %s %q", path.Index(i).Child(what), what, v))
+		}
+		seen[value(i)] = true
+	}
+	return out
+}
+
+// hiddenVariables warns of a variable that is set again without use of what it
+// was before.
+func hiddenVariables(c placed) (out []string) {
+	seen := map[string]bool{}
+	for i, e := range c.Env {
+		ref := "$(" + e.Name + ")"
+		if seen[e.Name] && (e.ValueFrom != nil || e.Value == ref || !strings.Contains(e.Value, ref)) {
+			out = append(out, fmt.Sprintf("%s: hides previous definition of %q, which may be dropped when using apply", c.at.Child("env").Index(i), e.Name))
+		}
+		seen[e.Name] = true
+	}
+	return out
+}
+
+// portWarnings warns of ports of a Pod that are one port, and of names that
+// mean several.
+func portWarnings(list []placed) (out []string) {
+	type placedPort struct {
+		corev1.ContainerPort
+		at *field.Path
+	}
+	ports, names := map[string][]placedPort{}, map[string]*field.Path{}
+	var named []string
+	for _, c := range list {
+		for i, p := range c.Ports {
+			at := c.at.Child("ports").Index(i)
+			if p.HostIP != "" && p.HostPort == 0 {
+				out = append(out, fmt.Sprintf("%s: hostIP set without hostPort: %+v", at, p))
+			}
+			key := fmt.Sprintf("%d/%s", p.ContainerPort, p.Protocol)
+			for _, other := range ports[key] {
+				if kind := clash(p, other.ContainerPort); kind != "" {
+					out = append(out, fmt.Sprintf("%s: %s port definition with %s", at, kind, other.at))
+				}
+			}
+			ports[key] = append(ports[key], placedPort{p, at})
+			if other := names[p.Name]; p.Name != "" && other != nil {
+				named = append(named, fmt.Sprintf("%s: duplicate port name %q with %s, services and probes that select ports by name will use %s", at, p.Name, other, other))
+			} else {
+				names[p.Name] = at
+			}
+		}
+	}
+	return append(out, named...)
+}
+
+// clash says how two ports of one number and protocol are in each other's way.
+func clash(a, b corev1.ContainerPort) string {
+	switch {
+	case a.HostIP == b.HostIP && a.HostPort == b.HostPort:
+		return "duplicate"
+	case a.HostPort == 0 || b.HostPort == 0:
+		return "overlapping"
+	case a.HostPort == b.HostPort && (a.HostIP == "") != (b.HostIP == ""):
+		return "dangerously ambiguous"
+	}
+	return ""
+}
