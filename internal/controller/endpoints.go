@@ -21,6 +21,7 @@ type endpoints struct {
 	index    *selection
 	view     *view[*corev1.Endpoints]
 	triggers triggers
+	pace     pace
 
 	mu   sync.Mutex
 	lost map[svc.Name]bool // Services seen to be deleted
@@ -70,6 +71,10 @@ func (c *endpoints) sync(ctx context.Context, name svc.Name) error {
 	if len(service.Spec.Selector) == 0 || service.Spec.Type == corev1.ServiceTypeExternalName {
 		return nil // what is there is the user's, or stays as in Kubernetes
 	}
+	if left := c.pace.wait(name); left > 0 {
+		c.loop.queue.AddAfter(name, left)
+		return nil
+	}
 	trigger := c.triggers.take(name)
 	current := c.current(name)
 	want := epslice.Endpoints(service, c.index.pods(service), current, trigger)
@@ -79,8 +84,10 @@ func (c *endpoints) sync(ctx context.Context, name svc.Name) error {
 	err := c.write(ctx, current, want)
 	if err != nil {
 		c.triggers.note(name, trigger)
+		return err
 	}
-	return err
+	c.pace.wrote(name)
+	return nil
 }
 
 func (c *endpoints) current(name svc.Name) *corev1.Endpoints {
@@ -128,6 +135,7 @@ func (c *endpoints) write(ctx context.Context, current, want *corev1.Endpoints) 
 // records of leader elections.
 func (c *endpoints) gone(ctx context.Context, name svc.Name) error {
 	c.triggers.take(name)
+	c.pace.forget(name)
 	current := c.current(name)
 	c.mu.Lock()
 	lost := c.lost[name]

@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -20,6 +21,7 @@ type endpointSlices struct {
 	store    *sliceStore
 	notes    *notes
 	triggers triggers
+	pace     pace
 	topology *topologyState
 
 	mu    sync.Mutex
@@ -64,6 +66,10 @@ func (c *endpointSlices) sync(ctx context.Context, name svc.Name) error {
 	if len(service.Spec.Selector) == 0 || service.Spec.Type == corev1.ServiceTypeExternalName {
 		return nil // what is there stays, as in Kubernetes
 	}
+	if left := c.pace.wait(name); left > 0 {
+		c.loop.queue.AddAfter(name, left)
+		return nil
+	}
 	trigger := c.triggers.take(name)
 	pods := c.index.pods(service)
 	plan := epslice.Slices(epslice.Input{
@@ -72,7 +78,7 @@ func (c *endpointSlices) sync(ctx context.Context, name svc.Name) error {
 		TakenNames: c.takenNames(name), MaxEndpoints: c.options.MaxEndpointsPerSlice, Trigger: trigger,
 		Topology: c.topology.now(), Hinted: c.topology.hinted(name),
 	})
-	c.notes.tell(name, service, append(plan.Notes, c.emptyNote(name, len(pods))...))
+	c.notes.tell(name, service, slices.Concat(plan.Notes, c.emptyNote(name, len(pods)), overlapNotes(service, c.index.crossing(service))))
 	if plan.Empty() {
 		c.topology.planned(name, plan.Hints)
 		return nil
@@ -82,6 +88,7 @@ func (c *endpointSlices) sync(ctx context.Context, name svc.Name) error {
 		c.learn(name, err)
 		return err
 	}
+	c.pace.wrote(name)
 	c.topology.planned(name, plan.Hints)
 	return nil
 }
@@ -97,6 +104,7 @@ func (c *endpointSlices) node(name string) *corev1.Node {
 // gone deletes what a Service that no longer exists has left.
 func (c *endpointSlices) gone(ctx context.Context, name svc.Name) error {
 	c.triggers.take(name)
+	c.pace.forget(name)
 	c.notes.forget(name)
 	c.topology.planned(name, nil)
 	c.mu.Lock()

@@ -3,13 +3,18 @@ package controller
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"runtime"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // Everything that Run starts has ended when it returns. The server of the test
@@ -75,4 +80,54 @@ func TestBadInputIsToldAsEvent(t *testing.T) {
 		return nil
 	})
 	r.wantEndpoints(ns, "typo", "10.244.0.1:8080 true")
+
+	// A selector that crosses another one, though not one that is equal to it or
+	// has all of it, is remarked on once, on the younger Service.
+	r.service(ns, "narrow", func(s *corev1.Service) { s.Spec.Selector = map[string]string{"app": "web", "release": "7"} })
+	r.service(ns, "zcrossing", func(s *corev1.Service) { s.Spec.Selector = map[string]string{"release": "7"} })
+	r.service(ns, "zcrosses", func(s *corev1.Service) { s.Spec.Selector = map[string]string{"tier": "front"} })
+	pod, err := r.client.CoreV1().Pods(ns).Get(context.Background(), "a", metav1.GetOptions{})
+	r.must(err)
+	pod.Labels["tier"] = "front"
+	_, err = r.client.CoreV1().Pods(ns).Update(context.Background(), pod, metav1.UpdateOptions{})
+	r.must(err)
+	r.wantEvent(ns, "zcrosses", "OverlappingSelectors")
+	r.wantEndpoints(ns, "zcrosses", "10.244.0.1:9376 true")
+	list, err := r.client.CoreV1().Events(ns).List(context.Background(), metav1.ListOptions{})
+	r.must(err)
+	for _, e := range list.Items {
+		if e.Reason == "OverlappingSelectors" && (e.InvolvedObject.Name != "zcrosses" || e.Type != corev1.EventTypeNormal) {
+			t.Errorf("%s event on %s: %s", e.Type, e.InvolvedObject.Name, e.Message)
+		}
+	}
+}
+
+// SEEDS 15: a selector that matches nothing is told, but not while the Pods of a
+// new Service may still be on their way.
+func TestEmptySelectorIsToldAfterAWhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &shared{log: slog.New(slog.DiscardHandler)}
+		c := &endpointSlices{shared: s, empty: map[svc.Name]time.Time{}}
+		c.loop = newLoop(s, "test", 1, func(context.Context, svc.Name) error { return nil })
+		defer c.loop.queue.ShutDown()
+		web := svc.Name{Namespace: "shop", Name: "web"}
+		if notes := c.emptyNote(web, 0); len(notes) > 0 {
+			t.Errorf("told at once: %v", notes)
+		}
+		// The loop looks again by itself when the time is over.
+		began := time.Now()
+		name, _ := c.loop.queue.Get()
+		if waited := time.Since(began); name != web || waited < emptyNoteAfter {
+			t.Fatalf("%s comes again after %s", name, waited)
+		}
+		if notes := c.emptyNote(web, 0); len(notes) != 1 || notes[0].Reason != "NoPodsSelected" {
+			t.Errorf("after %s: %v", emptyNoteAfter, notes)
+		}
+		if notes := c.emptyNote(web, 1); len(notes) > 0 {
+			t.Errorf("with a pod: %v", notes)
+		}
+		if notes := c.emptyNote(web, 0); len(notes) > 0 {
+			t.Errorf("told at once when the last pod goes: %v", notes)
+		}
+	})
 }

@@ -42,6 +42,9 @@ type space struct {
 	buckets  map[pair]map[string]*selector
 	pods     map[string]*member
 	postings map[pair]*posting
+	// crossings are older Services, by name, that have selected a Pod of a
+	// Service, by name, though their selectors cross.
+	crossings map[string]map[string]bool
 }
 
 type pair struct{ key, value string }
@@ -159,7 +162,10 @@ func (x *selection) told(changes ...change) {
 func (x *selection) space(namespace string) *space {
 	sp := x.spaces[namespace]
 	if sp == nil {
-		sp = &space{services: map[string]*selector{}, buckets: map[pair]map[string]*selector{}, pods: map[string]*member{}, postings: map[pair]*posting{}}
+		sp = &space{
+			services: map[string]*selector{}, buckets: map[pair]map[string]*selector{}, pods: map[string]*member{},
+			postings: map[pair]*posting{}, crossings: map[string]map[string]bool{},
+		}
 		x.spaces[namespace] = sp
 	}
 	return sp
@@ -188,6 +194,7 @@ func (x *selection) setService(service *corev1.Service) {
 		sel = &selector{service: service}
 		sp.services[service.Name] = sel
 		sp.insert(sel)
+		sp.meetAll(service)
 		c.trigger = service.CreationTimestamp.Time
 	case maps.Equal(sel.service.Spec.Selector, service.Spec.Selector):
 		sel.service = service
@@ -195,6 +202,7 @@ func (x *selection) setService(service *corev1.Service) {
 		sp.remove(sel)
 		sel.service = service
 		sp.insert(sel)
+		sp.meetAll(service)
 	}
 	x.mu.Unlock()
 	x.told(c)
@@ -206,6 +214,7 @@ func (x *selection) deleteService(service *corev1.Service) {
 		if sel := sp.services[service.Name]; sel != nil {
 			sp.remove(sel)
 			delete(sp.services, service.Name)
+			delete(sp.crossings, service.Name)
 		}
 		x.dropIfEmpty(service.Namespace)
 	}
@@ -272,8 +281,10 @@ func (x *selection) setPod(pod *corev1.Pod) {
 		m = &member{pod: pod}
 		sp.pods[pod.Name] = m
 		x.enlist(sp, m)
-		if epslice.Counts(pod) {
-			changes = sp.matching(nil, pod.Namespace, pod.Labels, readySince(pod))
+		changes = sp.matching(nil, pod.Namespace, pod.Labels, readySince(pod))
+		sp.meet(changes)
+		if !epslice.Counts(pod) {
+			changes = nil
 		}
 	default:
 		old := m.pod
@@ -291,6 +302,7 @@ func (x *selection) setPod(pod *corev1.Pod) {
 			}
 			changes = sp.matching(nil, pod.Namespace, pod.Labels, trigger)
 			if moved {
+				sp.meet(changes)
 				changes = sp.matching(changes, pod.Namespace, old.Labels, trigger)
 			}
 		}
@@ -381,11 +393,16 @@ func (x *selection) pods(service *corev1.Service) []*corev1.Pod {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	sp := x.spaces[service.Namespace]
-	if sp == nil || len(service.Spec.Selector) == 0 {
+	if sp == nil {
 		return nil
 	}
+	return sp.selected(service.Spec.Selector)
+}
+
+// selected returns the Pods that have all of a selector, in no order.
+func (sp *space) selected(sel map[string]string) []*corev1.Pod {
 	var rarest *posting
-	for k, v := range service.Spec.Selector {
+	for k, v := range sel {
 		list := sp.postings[pair{k, v}]
 		if list == nil {
 			return nil
@@ -394,9 +411,12 @@ func (x *selection) pods(service *corev1.Service) []*corev1.Pod {
 			rarest = list
 		}
 	}
+	if rarest == nil {
+		return nil
+	}
 	out := make([]*corev1.Pod, 0, len(rarest.pods))
 	for _, m := range rarest.pods {
-		if len(service.Spec.Selector) == 1 || selects(service.Spec.Selector, m.pod.Labels) {
+		if len(sel) == 1 || selects(sel, m.pod.Labels) {
 			out = append(out, m.pod)
 		}
 	}

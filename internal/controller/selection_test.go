@@ -115,6 +115,7 @@ func checkSelection(t *rapid.T, x *selection, services map[string]*corev1.Servic
 			t.Fatalf("Service %s selects %v, want %v", name, got, want)
 		}
 	}
+	checkCrossing(t, x, services, pods)
 	for _, node := range []string{"n0", "n1"} {
 		want := 0
 		for _, p := range pods {
@@ -124,6 +125,41 @@ func checkSelection(t *rapid.T, x *selection, services map[string]*corev1.Servic
 		}
 		if got := len(x.podsOn(node)); got != want {
 			t.Fatalf("%d pods on %s, want %d", got, node, want)
+		}
+	}
+}
+
+// checkCrossing compares with what looking at every pair of Services and every
+// Pod finds: selectors that cross and have a Pod in common.
+func checkCrossing(t *rapid.T, x *selection, services map[string]*corev1.Service, pods map[string]*corev1.Pod) {
+	t.Helper()
+	has := func(labels, sel map[string]string) bool {
+		for k, v := range sel {
+			if labels[k] != v {
+				return false
+			}
+		}
+		return len(sel) > 0
+	}
+	for _, a := range services {
+		var want, got []string
+		for _, b := range services {
+			if a.Name <= b.Name || has(a.Spec.Selector, b.Spec.Selector) || has(b.Spec.Selector, a.Spec.Selector) {
+				continue
+			}
+			for _, p := range pods {
+				if has(p.Labels, a.Spec.Selector) && has(p.Labels, b.Spec.Selector) {
+					want = append(want, b.Name)
+					break
+				}
+			}
+		}
+		for _, b := range x.crossing(a) {
+			got = append(got, b.Name)
+		}
+		slices.Sort(want)
+		if !slices.Equal(want, got) {
+			t.Fatalf("selector of Service %s crosses those of %v, want %v", a.Name, got, want)
 		}
 	}
 }
