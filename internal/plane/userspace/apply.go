@@ -153,10 +153,12 @@ func (f *family) everything(t *table.Table) []table.Key {
 
 // listen opens and retires the listeners of ports.
 func (f *family) listen(o *opener, changed []table.Key, ch *change, refused *plane.Refusals) {
+	seen := map[table.Key]bool{}
 	for _, k := range changed {
-		if k.Family != f.layout.family {
+		if k.Family != f.layout.family || seen[k] {
 			continue
 		}
+		seen[k] = true
 		p := f.claims.Port(k)
 		if p != nil && p.Protocol == svc.SCTP {
 			refused.Add(k, fmt.Errorf("%s: the userspace mode does not carry SCTP (its connections cannot be relayed); use --mode nft, iptables or ipvs", p.ID))

@@ -86,6 +86,7 @@ type Plane struct {
 	engine   *relay.Engine // nil before the first Apply
 	families []*family
 	repaired []string
+	closed   bool
 }
 
 // New returns a Plane. It does nothing yet.
@@ -155,6 +156,10 @@ func (p *Plane) Stats() relay.Stats {
 // from now on, by rules that stay until another process takes them over or
 // Cleanup removes them.
 func (p *Plane) Close() error {
+	if p.closed {
+		return nil
+	}
+	p.closed = true
 	var err error
 	if p.engine != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), max(p.cfg.Drain, 0))

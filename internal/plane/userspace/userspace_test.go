@@ -1,0 +1,543 @@
+package userspace
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/kernel/conntrack"
+	"github.com/fairlead/fairlead/internal/kernel/nftables"
+	"github.com/fairlead/fairlead/internal/plane"
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
+	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/flows"
+)
+
+func ap(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
+
+var vip = ap("10.96.0.10:80")
+
+func servicePort(name string, p svc.Protocol, fronts ...table.Frontend) *table.ServicePort {
+	return &table.ServicePort{
+		ID: svc.PortName{Name: svc.Name{Namespace: "default", Name: name}}, Family: svc.IPv4, Protocol: p, Frontends: fronts,
+	}
+}
+
+// web is a Table of one ClusterIP with endpoints on the given addresses.
+func web(p svc.Protocol, addrs ...netip.AddrPort) *table.Table {
+	f := table.Frontend{Kind: table.ClusterIP, Addr: vip}
+	for _, a := range addrs {
+		f.Endpoints = append(f.Endpoints, table.Endpoint{Addr: a})
+	}
+	return table.New(servicePort("web", p, f))
+}
+
+func at(h *testbed.Host, port uint16) netip.AddrPort { return netip.AddrPortFrom(h.Addr4(), port) }
+
+// run runs a program on a host.
+func run(t testing.TB, h *testbed.Host, name string, args ...string) {
+	t.Helper()
+	if out, err := h.Command(t.Context(), name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %q: %v\n%s", name, args, err, out)
+	}
+}
+
+// SEEDS 40, issue 6: one of three endpoints drops what it is sent, another one
+// refuses, and no client notices.
+func TestNoConnectionIsLostToDeadEndpoints(t *testing.T) {
+	const connections = 1000
+	e := flows.NewEnv(t, create)
+	run(t, e.Host("b"), "nft", "add table ip deaf; add chain ip deaf in { type filter hook input priority 0; }; add rule ip deaf in tcp flags syn drop")
+	e.Apply(t, web(svc.TCP, at(e.Host("a"), 9376), at(e.Host("b"), 9376), at(e.Host("d"), 1)), nil)
+	var wg sync.WaitGroup
+	var failed atomic.Int64
+	var slowest atomic.Int64
+	for range 4 {
+		wg.Go(func() {
+			for range connections / 4 {
+				before := time.Now()
+				ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+				got, err := e.Host("c").Ask(ctx, svc.TCP, vip)
+				cancel()
+				if err != nil || got.Name != "a" {
+					if failed.Add(1) < 5 {
+						t.Errorf("%+v, %v", got, err)
+					}
+				}
+				slowest.Store(max(slowest.Load(), int64(time.Since(before))))
+			}
+		})
+	}
+	wg.Wait()
+	s := e.Plane.(*Plane).Stats()
+	t.Logf("%d of %d connections failed, the slowest took %s; %+v", failed.Load(), connections, time.Duration(slowest.Load()), s)
+	if s.Retried == 0 || s.Retried > connections/4 {
+		t.Errorf("%d of %d connections had to be tried again: a dead endpoint is to be avoided", s.Retried, connections)
+	}
+}
+
+// SEEDS 43, 176: the refusal names the Service, and others are not concerned.
+func TestSCTPIsRefused(t *testing.T) {
+	e := flows.NewEnv(t, create)
+	tab := web(svc.TCP, at(e.Host("a"), 9376))
+	sctp := servicePort("signal", svc.SCTP, table.Frontend{Kind: table.ClusterIP, Addr: vip, Endpoints: []table.Endpoint{{Addr: at(e.Host("a"), 9376)}}})
+	tab = table.New(tab.Get(table.Key{ID: svc.PortName{Name: svc.Name{Namespace: "default", Name: "web"}}, Family: svc.IPv4}), sctp)
+	var err error
+	e.Node.Do(func() { err = e.Plane.Apply(t.Context(), tab, nil) })
+	var refused *plane.Refused
+	if !errors.As(err, &refused) || len(refused.Ports) != 1 || refused.Ports[sctp.Key()] == nil {
+		t.Fatalf("got %v, want a refusal of %s alone", err, sctp.ID)
+	}
+	for _, word := range []string{"default/signal", "SCTP", "--mode nft"} {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("%q does not say %q", err, word)
+		}
+	}
+	if got, err := e.Host("c").Ask(t.Context(), svc.TCP, vip); err != nil || got.Name != "a" {
+		t.Errorf("the other Service: %+v, %v", got, err)
+	}
+}
+
+// A port of the proxy serves what was captured, and nobody who goes there
+// directly: source ranges would be in vain.
+func TestProxyPortsAreNotReachable(t *testing.T) {
+	e := flows.NewEnv(t, func(t testing.TB, _ *testbed.Host) plane.Plane {
+		t.Helper()
+		p, err := New(Config{Ports: svc.PortRange{First: 20000, Last: 20003}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	})
+	tab := web(svc.TCP, at(e.Host("a"), 9376))
+	tab.NodePortAddrs = []netip.Addr{e.Node.Addr4()}
+	e.Apply(t, tab, nil)
+	if got, err := e.Host("c").Ask(t.Context(), svc.TCP, vip); err != nil || got.Name != "a" {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	port := firstListener(e).Port
+	if port < 20000 || port > 20003 {
+		t.Errorf("port %d is not of --proxy-port-range", port)
+	}
+	for _, from := range []string{"node", "c", "client", "d"} {
+		if got, err := e.Host(from).Ask(t.Context(), svc.TCP, at(e.Node, port)); !testbed.Refused(err) {
+			t.Errorf("%s reached the proxy's port: %+v, %v", from, got, err)
+		}
+	}
+	// More service ports than the range has: those too many are refused by name.
+	var ports []*table.ServicePort
+	for i := range 6 {
+		ports = append(ports, servicePort(fmt.Sprintf("s%d", i), svc.TCP, table.Frontend{
+			Kind: table.ClusterIP, Addr: ap(fmt.Sprintf("10.96.0.%d:80", 20+i)), Endpoints: []table.Endpoint{{Addr: at(e.Host("a"), 9376)}},
+		}))
+	}
+	var err error
+	e.Node.Do(func() { err = e.Plane.Apply(t.Context(), table.New(ports...), nil) })
+	var refused *plane.Refused
+	if !errors.As(err, &refused) || len(refused.Ports) < 2 || !strings.Contains(err.Error(), "--proxy-port-range 20000-20003") {
+		t.Errorf("six ports out of a range of four: %v", err)
+	}
+}
+
+func firstListener(e *flows.Env) *listener {
+	for _, ls := range e.Plane.(*Plane).families[0].listeners {
+		return ls[0]
+	}
+	return nil
+}
+
+// A process that takes over finds the rules, makes them lead to itself, and
+// leaves nobody with a port that is dead.
+func TestRestart(t *testing.T) {
+	for _, name := range []string{"after the end of the old process", "beside the old process"} {
+		t.Run(name, func(t *testing.T) {
+			e := flows.NewEnv(t, create)
+			tcp, udp := at(e.Host("a"), 9376), at(e.Host("d"), 9376)
+			tab := table.New(
+				servicePort("web", svc.TCP, table.Frontend{Kind: table.ClusterIP, Addr: vip, Endpoints: []table.Endpoint{{Addr: tcp}}}),
+				servicePort("dns", svc.UDP, table.Frontend{Kind: table.ClusterIP, Addr: vip, Endpoints: []table.Endpoint{{Addr: udp}}}),
+			)
+			e.Apply(t, tab, nil)
+			before := dump(t, e)
+			c, err := e.Host("c").Dial(t.Context(), svc.UDP, vip)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = c.Close() }()
+			_ = c.SetDeadline(time.Now().Add(30 * time.Second))
+			if got, err := testbed.AskOn(c); err != nil || got.Name != "d" {
+				t.Fatalf("%+v, %v", got, err)
+			}
+			open, err := e.Host("c").Dial(t.Context(), svc.TCP, vip)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = open.Close() }()
+			if got, err := testbed.AskOn(open); err != nil || got.Name != "a" {
+				t.Fatalf("%+v, %v", got, err)
+			}
+			old := e.Plane
+			t.Cleanup(func() { _ = old.Close() })
+			if name[0] == 'a' {
+				_ = open.Close()
+				if err := old.Close(); err != nil {
+					t.Fatal(err)
+				}
+				if got, err := e.Host("c").Ask(t.Context(), svc.TCP, vip); !testbed.Refused(err) {
+					t.Errorf("between two processes: %+v, %v, want refused", got, err)
+				}
+			}
+			e.Node.Do(func() { e.Plane = create(t, e.Node) })
+			e.Apply(t, tab, nil)
+			if got, err := e.Host("c").Ask(t.Context(), svc.TCP, vip); err != nil || got.Name != "a" {
+				t.Errorf("TCP after the restart: %+v, %v", got, err)
+			}
+			if got, err := testbed.AskOn(c); err != nil || got.Name != "d" {
+				t.Errorf("the same UDP socket after the restart: %+v, %v", got, err)
+			}
+			if r := e.Plane.(*Plane).Repaired(); len(r) != 0 {
+				t.Errorf("a new process repaired %q", r)
+			}
+			after := dump(t, e)
+			if name[0] == 'a' && after != before {
+				t.Errorf("the ports are not those of the process before:\n%s\n%s", before, after)
+			}
+			if name[0] == 'b' {
+				if _, err := open.Write([]byte("x")); err != nil {
+					t.Errorf("an open connection of the old process: %v", err)
+				}
+				if b := make([]byte, 1); true {
+					if _, err := open.Read(b); err != nil || b[0] != 'x' {
+						t.Errorf("an open connection of the old process: %q, %v", b, err)
+					}
+				}
+				_ = open.Close()
+			}
+		})
+	}
+}
+
+func dump(t testing.TB, e *flows.Env) string {
+	t.Helper()
+	var text string
+	var err error
+	e.Node.Do(func() { text, err = e.Plane.Dump(t.Context()) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+// What somebody else removes or alters comes back, and is told.
+func TestRepair(t *testing.T) {
+	e := flows.NewEnv(t, create)
+	tab := web(svc.TCP, at(e.Host("a"), 9376))
+	e.Apply(t, tab, nil)
+	want := dump(t, e)
+	for _, c := range []struct{ harm, told string }{
+		{"delete table ip fairlead-userspace", "table ip fairlead-userspace"},
+		{"flush chain ip fairlead-userspace services", "chain services"},
+		{"add rule ip fairlead-userspace services drop", "chain services"},
+		{"delete element ip fairlead-userspace vips { 10.96.0.10 . tcp . 80 }", "element of vips default/web"},
+		{"add element ip fairlead-userspace cluster-ips { 10.96.0.77 }", "foreign element of cluster-ips"},
+		{"add chain ip fairlead-userspace other", "foreign chain other"},
+		{"add set ip fairlead-userspace other { type ipv4_addr; }", "table ip fairlead-userspace"},
+		{"delete table ip fairlead-userspace; add table ip fairlead-userspace", "table ip fairlead-userspace"},
+	} {
+		run(t, e.Node, "nft", c.harm)
+		e.Apply(t, tab, nil)
+		if got := e.Plane.(*Plane).Repaired(); !slices.Contains(got, c.told) {
+			t.Errorf("%s: repaired %q, want %q", c.harm, got, c.told)
+		}
+		if got := dump(t, e); got != want {
+			t.Errorf("%s: after the repair:\n%s\nwant:\n%s", c.harm, got, want)
+		}
+		if got, err := e.Host("c").Ask(t.Context(), svc.TCP, vip); err != nil || got.Name != "a" {
+			t.Errorf("%s: %+v, %v", c.harm, got, err)
+		}
+		e.Apply(t, tab, nil)
+		if got := e.Plane.(*Plane).Repaired(); len(got) != 0 {
+			t.Errorf("%s: repaired %q once more", c.harm, got)
+		}
+	}
+	// A change that meets a table somebody removed does not wait for an audit.
+	run(t, e.Node, "nft", "delete table ip fairlead-userspace")
+	tab = web(svc.TCP, at(e.Host("b"), 9376))
+	key := servicePort("web", svc.TCP).Key()
+	e.Apply(t, table.New(), []table.Key{key})
+	e.Apply(t, tab, []table.Key{key})
+	if got, err := e.Host("c").Ask(t.Context(), svc.TCP, vip); err != nil || got.Name != "b" {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// Changes by steps arrive at what one Apply of the last Table makes, and leave
+// no listener behind.
+func TestStepsAndWholeAgree(t *testing.T) {
+	e := flows.NewEnv(t, create)
+	r := rand.New(rand.NewPCG(6, 0))
+	now := map[table.Key]*table.ServicePort{}
+	addrs := []netip.Addr{e.Node.Addr4(), e.Node.Addr6()}
+	tableOf := func() *table.Table {
+		var ports []*table.ServicePort
+		for _, p := range now {
+			ports = append(ports, p)
+		}
+		tab := table.New(ports...)
+		tab.NodePortAddrs = addrs
+		tab.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}
+		return tab
+	}
+	e.Apply(t, tableOf(), nil)
+	for step := range 120 {
+		var changed []table.Key
+		for range 1 + r.IntN(3) {
+			p := randomPort(r, r.IntN(8))
+			if now[p.Key()] = p; r.IntN(4) == 0 {
+				delete(now, p.Key())
+			}
+			changed = append(changed, p.Key())
+		}
+		e.Apply(t, tableOf(), changed)
+		if step%10 != 9 {
+			continue
+		}
+		steps := dump(t, e)
+		e.Apply(t, tableOf(), nil)
+		if got := e.Plane.(*Plane).Repaired(); len(got) != 0 {
+			t.Fatalf("step %d: the audit found %q", step, got)
+		}
+		if whole := dump(t, e); whole != steps {
+			t.Fatalf("step %d:\n%s\nafter an audit:\n%s", step, steps, whole)
+		}
+		var fresh plane.Plane
+		e.Node.Do(func() { fresh = create(t, e.Node) })
+		if got, want := stepsContent(fresh.(*Plane), tableOf(), t), stepsContent(e.Plane.(*Plane), nil, t); got != want {
+			t.Fatalf("step %d: from nothing\n%s\nby steps\n%s", step, got, want)
+		}
+		_ = fresh.Close()
+	}
+	now = map[table.Key]*table.ServicePort{}
+	e.Apply(t, tableOf(), nil)
+	for _, f := range e.Plane.(*Plane).families {
+		if len(f.listeners)+len(f.fronts)+len(f.clusterIPs)+len(f.retired) != 0 {
+			t.Errorf("left behind: %d listeners, %d fronts, %d cluster IPs, %d retired", len(f.listeners), len(f.fronts), len(f.clusterIPs), len(f.retired))
+		}
+	}
+}
+
+var portNumber = regexp.MustCompile(`(port|:)\s?[3-6]\d{4}`)
+
+// stepsContent is what a Plane would have the kernel hold, as text without the
+// numbers of the proxy's ports. With a table it plans that first, over a kernel
+// that holds nothing.
+func stepsContent(p *Plane, tab *table.Table, t *testing.T) string {
+	t.Helper()
+	if tab != nil {
+		p.kernel = empty{}
+		for _, f := range p.families {
+			f.kernel = empty{}
+		}
+		if err := p.Apply(t.Context(), tab, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var lines []string
+	for _, f := range p.families {
+		c := f.content()
+		for s, e := range c.elems {
+			lines = append(lines, portNumber.ReplaceAllString(f.layout.elemText(s, &e), "port"))
+		}
+		for name, ch := range c.chains {
+			for i, r := range ch.rules {
+				lines = append(lines, fmt.Sprintf("%s %s %d %s", f.layout.word, name, i, portNumber.ReplaceAllString(r.Text, "port")))
+			}
+		}
+	}
+	slices.Sort(lines)
+	return strings.Join(slices.DeleteFunc(lines, func(l string) bool { return strings.Contains(l, setProxyPorts+" ") }), "\n")
+}
+
+// empty is a kernel that holds nothing and takes everything.
+type empty struct{}
+
+func (empty) Commit(*nftables.Batch) error                    { return nil }
+func (empty) Table(nftables.Table) (string, bool, error)      { return "", false, nil }
+func (empty) Chains(nftables.Table) ([]nftables.Chain, error) { return nil, nil }
+func (empty) Rules(nftables.Table) (map[string][]nftables.StoredRule, error) {
+	return nil, nil
+}
+func (empty) Sets(nftables.Table) ([]nftables.StoredSet, error) { return nil, nil }
+func (empty) Elems(nftables.Table, string, func(), func(nftables.Elem)) error {
+	return nil
+}
+func (empty) Close() error { return nil }
+
+// randomPort is one of few service ports, in one of many shapes.
+func randomPort(r *rand.Rand, n int) *table.ServicePort {
+	p := servicePort(fmt.Sprintf("s%d", n), []svc.Protocol{svc.TCP, svc.UDP}[n%2])
+	word, all := "10.244.1.%d:80", "0.0.0.0"
+	cluster, lb := ap(fmt.Sprintf("10.96.0.%d:80", n/2)), ap(fmt.Sprintf("203.0.113.%d:80", n))
+	if n%3 == 0 {
+		p.Family, word, all = svc.IPv6, "[fd00:10:244:1::%d]:80", "::"
+		cluster, lb = ap(fmt.Sprintf("[fd00:10:96::%d]:80", n/2)), ap(fmt.Sprintf("[2001:db8:113::%d]:80", n))
+	}
+	list := func() []table.Endpoint {
+		out := []table.Endpoint{}
+		for i := range r.IntN(3) {
+			out = append(out, table.Endpoint{Addr: ap(fmt.Sprintf(word, 2+i))})
+		}
+		return out
+	}
+	eps := list()
+	p.Frontends = []table.Frontend{{Kind: table.ClusterIP, Addr: cluster, Endpoints: eps, Drop: r.IntN(2) == 0}}
+	if r.IntN(2) == 0 {
+		f := table.Frontend{Kind: table.LoadBalancerIP, Addr: lb, Endpoints: list(), LocalClients: eps}
+		if r.IntN(2) == 0 {
+			f.SourceRanges = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/32")}
+		}
+		p.Frontends = append(p.Frontends, f)
+	}
+	if r.IntN(2) == 0 {
+		p.Frontends = append(p.Frontends, table.Frontend{Kind: table.NodePort, Addr: netip.AddrPortFrom(netip.MustParseAddr(all), uint16(30080+n)), Endpoints: eps})
+	}
+	return p
+}
+
+// A fault of the kernel is told, and the next Apply makes up for it.
+func TestFaults(t *testing.T) {
+	e := flows.NewEnv(t, create)
+	p := e.Plane.(*Plane)
+	tab := web(svc.TCP, at(e.Host("a"), 9376))
+	for n := range 8 {
+		e.Apply(t, table.New(), nil)
+		broken := &faulty{kernel: p.kernel, at: n}
+		for _, f := range p.families {
+			f.kernel = broken
+		}
+		var err error
+		e.Node.Do(func() { err = p.Apply(t.Context(), tab, nil) })
+		if broken.met && !errors.Is(err, syscall.ENOMEM) {
+			t.Errorf("call %d of the kernel fails, and Apply returns %v", n, err)
+		}
+		for _, f := range p.families {
+			f.kernel = p.kernel
+		}
+		e.Apply(t, tab, nil)
+		if got, err := e.Host("c").Ask(t.Context(), svc.TCP, vip); err != nil || got.Name != "a" {
+			t.Errorf("after a fault in call %d: %+v, %v", n, got, err)
+		}
+	}
+}
+
+// faulty fails one call.
+type faulty struct {
+	kernel
+	at  int
+	met bool
+}
+
+func (f *faulty) fail() bool {
+	f.at--
+	f.met = f.met || f.at == -1
+	return f.at == -1
+}
+
+func (f *faulty) Commit(b *nftables.Batch) error {
+	if f.fail() {
+		return syscall.ENOMEM
+	}
+	return f.kernel.Commit(b)
+}
+
+func (f *faulty) Table(t nftables.Table) (string, bool, error) {
+	if f.fail() {
+		return "", false, syscall.ENOMEM
+	}
+	return f.kernel.Table(t)
+}
+
+func (f *faulty) Rules(t nftables.Table) (map[string][]nftables.StoredRule, error) {
+	if f.fail() {
+		return nil, syscall.ENOMEM
+	}
+	return f.kernel.Rules(t)
+}
+
+func TestProbeAndCleanup(t *testing.T) {
+	e := flows.NewEnv(t, create)
+	run(t, e.Node, "nft", "add table ip foreign")
+	ruleset := func() string {
+		out, err := e.Node.Command(t.Context(), "nft", "list", "ruleset").Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(out)
+	}
+	clean := ruleset()
+	e.Node.Do(func() {
+		if err := Probe(); err != nil {
+			t.Error(err)
+		}
+		if err := Cleanup(t.Context()); err != nil {
+			t.Errorf("with nothing there: %v", err)
+		}
+	})
+	if got := ruleset(); got != clean {
+		t.Errorf("Probe left:\n%s", got)
+	}
+	e.Apply(t, web(svc.TCP, at(e.Host("a"), 9376)), nil)
+	if !bytes.Contains([]byte(ruleset()), []byte("fairlead-userspace")) {
+		t.Error("no table was written")
+	}
+	e.Node.Do(func() {
+		if err := Cleanup(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+	if got := ruleset(); got != clean {
+		t.Errorf("Cleanup left:\n%s", got)
+	}
+}
+
+// An UDP client of a Service whose listener changes is taken along.
+func TestUDPClientFollowsItsListener(t *testing.T) {
+	e := flows.NewEnv(t, create)
+	a, b := []table.Endpoint{{Addr: at(e.Host("a"), 9376)}}, []table.Endpoint{{Addr: at(e.Host("b"), 9376)}}
+	lb := table.Frontend{Kind: table.LoadBalancerIP, Addr: ap("203.0.113.20:80"), Endpoints: a}
+	same := servicePort("web", svc.UDP, table.Frontend{Kind: table.ClusterIP, Addr: vip, Endpoints: a}, lb)
+	lb.Endpoints = b
+	differ := servicePort("web", svc.UDP, table.Frontend{Kind: table.ClusterIP, Addr: vip, Endpoints: a}, lb)
+	e.Apply(t, table.New(same), nil)
+	c, err := e.Host("c").Dial(t.Context(), svc.UDP, lb.Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	_ = c.SetDeadline(time.Now().Add(30 * time.Second))
+	for i, want := range []string{"a", "b", "a", "b"} {
+		e.Apply(t, table.New([]*table.ServicePort{same, differ}[i%2]), []table.Key{same.Key()})
+		if got, err := testbed.AskOn(c); err != nil || got.Name != want {
+			t.Fatalf("%+v, %v, want %s", got, err, want)
+		}
+	}
+	var n int
+	e.Node.Do(func() {
+		n, err = conntrack.Delete(t.Context(), []conntrack.Flow{{Protocol: svc.UDP, OrigDst: lb.Addr}})
+	})
+	if err != nil || n != 1 {
+		t.Errorf("%d tracked flows of one client, %v", n, err)
+	}
+}
