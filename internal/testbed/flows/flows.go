@@ -37,6 +37,8 @@ type Row struct {
 	Families  []svc.Family
 
 	Services []Service
+	// API stands in the place of Services.
+	API *API
 	// ClusterCIDRs tells the pods' ranges; MasqueradeAll and Loopback (node
 	// ports on 127.0.0.1) are the flags of these names.
 	ClusterCIDRs, MasqueradeAll, Loopback bool
@@ -225,6 +227,9 @@ func (s *Service) port() uint16 {
 
 // Table is the table of a row.
 func (e *Env) Table(f svc.Family, p svc.Protocol, r *Row) *table.Table {
+	if r.API != nil {
+		return e.build(f, p, r)
+	}
 	var ports []*table.ServicePort
 	for i := range r.Services {
 		ports = append(ports, e.servicePort(f, p, &r.Services[i]))
@@ -236,7 +241,7 @@ func (e *Env) Table(f svc.Family, p svc.Protocol, r *Row) *table.Table {
 	}
 	slices.SortFunc(t.NodePortAddrs, netip.Addr.Compare)
 	if r.ClusterCIDRs {
-		t.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}
+		t.ClusterCIDRs = podRanges()
 	}
 	t.MasqueradeAll = r.MasqueradeAll
 	return t
@@ -325,10 +330,14 @@ const (
 // Check asks a row's question and compares the answer.
 func (e *Env) Check(t testing.TB, f svc.Family, p svc.Protocol, r *Row) {
 	t.Helper()
-	if q := r.Services[0].Protocol; q != 0 {
-		p = q
+	first := &Service{}
+	if len(r.Services) > 0 {
+		first = &r.Services[0]
 	}
-	from, to := e.Host(r.From), e.address(f, r.To, &r.Services[0])
+	if first.Protocol != 0 {
+		p = first.Protocol
+	}
+	from, to := e.Host(r.From), e.address(f, r.To, first)
 	ask := func(wait time.Duration) (testbed.Answer, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), wait)
 		defer cancel()
@@ -403,8 +412,9 @@ func (e *Env) checkClient(t testing.TB, f svc.Family, r *Row, got testbed.Answer
 // Run asks every row of a mode.
 func Run(t *testing.T, mode string, create Factory) {
 	e := NewEnv(t, create)
-	for i := range Rows {
-		r := &Rows[i]
+	rows := slices.Concat(Rows, APIRows)
+	for i := range rows {
+		r := &rows[i]
 		families, protocols := r.Families, r.Protocols
 		if families == nil {
 			families = []svc.Family{svc.IPv4, svc.IPv6}
