@@ -40,6 +40,11 @@ type Options struct {
 	// protocols, or SCTP without a loadBalancerClass; default false.
 	StrictLoadBalancers bool
 
+	// MaxRequests and MaxMutatingRequests are how many requests are answered at
+	// a time, in sum; watches count only until they have begun. What is beyond
+	// waits its turn or gets 429; see newFairness. Default 400 and 200.
+	MaxRequests, MaxMutatingRequests int
+
 	// Etcd names an etcd cluster to use in place of the embedded one.
 	Etcd ExternalEtcd
 	// UnsafeNoFsync lets the embedded etcd forget acknowledged writes when the
@@ -71,6 +76,10 @@ const Version = "v1.36.0+fairlead"
 const (
 	DefaultPort       = 6443
 	defaultEtcdPrefix = "/registry"
+
+	// DefaultMaxRequests and DefaultMaxMutatingRequests are kube-apiserver's.
+	DefaultMaxRequests         = 400
+	DefaultMaxMutatingRequests = 200
 )
 
 // DefaultServiceCIDRs returns the default service ranges.
@@ -94,6 +103,15 @@ func (o *Options) complete() error {
 	}
 	if o.NodePorts == (svc.PortRange{}) {
 		o.NodePorts = svc.PortRange{First: 30000, Last: 32767}
+	}
+	if o.MaxRequests < 0 || o.MaxMutatingRequests < 0 {
+		return errors.New("--max-requests-inflight and --max-mutating-requests-inflight must not be negative; leave them out for the defaults")
+	}
+	if o.MaxRequests == 0 {
+		o.MaxRequests = DefaultMaxRequests
+	}
+	if o.MaxMutatingRequests == 0 {
+		o.MaxMutatingRequests = DefaultMaxMutatingRequests
 	}
 	if o.AdvertiseAddress.IsValid() && (o.AdvertiseAddress.IsLoopback() || o.AdvertiseAddress.IsUnspecified()) {
 		return fmt.Errorf("--advertise-address %s cannot be reached by others: give an address of this machine that they can reach, or leave it out", o.AdvertiseAddress)
