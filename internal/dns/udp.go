@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"syscall"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/kernel/udpbatch"
 )
 
 // soReusePort is SO_REUSEPORT of Linux, which package syscall leaves out on
@@ -47,41 +49,69 @@ func network(base string, addr netip.AddrPort) string {
 	return base + "6"
 }
 
+// udpBatch is how many requests are taken and answered at once when they come
+// faster than one by one.
+const udpBatch = 16
+
 // serveUDP answers what comes in on one socket until it is closed. Answers
 // that are known are sent at once; the others never hold up the loop.
 func (s *Server) serveUDP(conn *net.UDPConn, stats *workerStats, wildcard bool) {
 	w := s.newWorker(true, stats)
-	in := make([]byte, maxRequest) // longer requests are cut, which makes them malformed
-	oob := make([]byte, 128)
-	if !wildcard {
-		oob = nil
+	// Longer requests are cut, which makes them malformed.
+	batch, err := udpbatch.New(conn, udpBatch, maxRequest, wildcard)
+	if err != nil {
+		s.log.Error("a socket cannot be read", "address", conn.LocalAddr(), "err", err)
+		return
 	}
+	self := conn.LocalAddr().(*net.UDPAddr).AddrPort()
+	outs := make([][]byte, udpBatch)
 	for {
-		n, oobn, _, from, err := conn.ReadMsgUDPAddrPort(in, oob)
+		n, err := batch.Receive()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
 		if err != nil {
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
 			continue // an ICMP error for an earlier answer
 		}
 		start := time.Now()
-		req, info := in[:n], oob[:oobn]
-		w.family = family(from.Addr())
-		what := w.answer(req)
-		if what == drop {
-			w.stats.dropped.Add(1)
-			continue
+		for i := range n {
+			w.out = outs[i]
+			s.answerUDP(w, conn, batch, i, start, self)
+			outs[i] = w.out
 		}
-		if what == forward || what == follow {
-			info := append([]byte(nil), info...)
-			if w.handOver(req, what, func(out []byte) { writeUDP(conn, out, info, from) }) {
-				continue
-			}
+		if err := batch.Flush(); err != nil {
+			return
 		}
-		writeUDP(conn, w.out, info, from)
-		w.count(n, time.Since(start))
-		w.log()
 	}
+}
+
+// answerUDP answers one request of a batch, or sees to it that somebody does.
+func (s *Server) answerUDP(w *worker, conn *net.UDPConn, batch *udpbatch.Batch, i int, start time.Time, self netip.AddrPort) {
+	req := batch.Datagram(i)
+	w.family = 1
+	if batch.Is4(i) {
+		w.family = 0
+	}
+	what := w.answer(req)
+	if what == drop {
+		if batch.From(i) != self { // see hello
+			w.stats.dropped.Add(1)
+		}
+		return
+	}
+	if what == forward || what == follow {
+		info, from := append([]byte(nil), batch.Control(i)...), batch.From(i)
+		if w.handOver(req, what, func(out []byte) { writeUDP(conn, out, info, from) }) {
+			return
+		}
+	}
+	info := batch.Control(i)
+	if len(info) > 0 {
+		info = sourceInfo(info)
+	}
+	batch.Reply(i, w.out, info)
+	w.count(len(req), time.Since(start))
+	w.log()
 }
 
 // writeUDP sends an answer. An error concerns one client, which asks again.

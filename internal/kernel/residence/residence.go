@@ -1,0 +1,58 @@
+// Package residence gives memory back that only the start of a program needed.
+package residence
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Trim returns freed memory to the kernel and unmaps the pages of the program
+// file: its code and constants, tens of megabytes of which are used once, by the
+// initializers of packages. What is needed again comes back from the page cache
+// at a minor fault for every 16 pages; the rest the kernel may use for others.
+func Trim() error {
+	debug.FreeOSMemory()
+	self, err := os.Readlink("/proc/self/exe")
+	if err != nil {
+		return fmt.Errorf("find the program file: %w", err)
+	}
+	maps, err := os.Open("/proc/self/maps")
+	if err != nil {
+		return fmt.Errorf("list own mappings: %w", err)
+	}
+	defer maps.Close()
+	var errs []error
+	lines := bufio.NewScanner(maps)
+	for lines.Scan() {
+		from, to, ok := constant(lines.Text(), self)
+		if !ok {
+			continue
+		}
+		if _, _, errno := unix.Syscall(unix.SYS_MADVISE, from, to-from, unix.MADV_DONTNEED); errno != 0 {
+			errs = append(errs, fmt.Errorf("give back the pages at %#x: %w", from, errno))
+		}
+	}
+	return errors.Join(append(errs, lines.Err())...)
+}
+
+// constant reads a line of /proc/PID/maps (proc_pid_maps(5)) and says whether it
+// is a mapping of file that nobody has written to and nobody can: the pages are
+// those of the file.
+func constant(line, file string) (from, to uintptr, ok bool) {
+	f := strings.Fields(line)
+	if len(f) < 6 || strings.Join(f[5:], " ") != file || len(f[1]) != 4 || f[1][1] == 'w' || f[1][3] != 'p' {
+		return 0, 0, false
+	}
+	first, last, _ := strings.Cut(f[0], "-")
+	a, err1 := strconv.ParseUint(first, 16, 8*int(unsafe.Sizeof(from)))
+	b, err2 := strconv.ParseUint(last, 16, 8*int(unsafe.Sizeof(to)))
+	return uintptr(a), uintptr(b), err1 == nil && err2 == nil && b > a
+}
