@@ -7,6 +7,7 @@ import (
 	"time"
 
 	extensionsserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/version"
@@ -40,6 +41,7 @@ type assembly struct {
 	storage *registry.Storage
 	keeper  *endpointKeeper
 	client  kubernetes.Interface
+	guard   *guard
 }
 
 // assemble builds the generic server on store and installs all kinds.
@@ -49,25 +51,30 @@ func (s *Server) assemble(store *etcd) (*assembly, error) {
 		return nil, err
 	}
 	back := newBackEnd(store, s.opts.Etcd)
-	back.config.StorageObjectCountTracker = c.StorageObjectCountTracker
 	c.RESTOptionsGetter = back
 	if err := back.addHealthChecks(c); err != nil {
 		return nil, err
 	}
-	client, err := kubernetes.NewForConfig(s.LoopbackConfig())
+	loopback := s.LoopbackConfig()
+	loopback.ContentType = runtime.ContentTypeProtobuf
+	client, err := kubernetes.NewForConfig(loopback)
 	if err != nil {
 		return nil, err
 	}
 	shared := informers.NewSharedInformerFactory(client, 0)
-	if c.AdmissionControl, err = newAdmission(client, shared); err != nil {
+	guard, err := s.newGuard(client, shared)
+	if err != nil {
 		return nil, err
 	}
-	c.FlowControl = newFairness(shared, client, s.opts.MaxRequests+s.opts.MaxMutatingRequests)
+	guard.configure(c)
+	if c.AdmissionControl, err = newAdmission(client, shared, guard.admission()...); err != nil {
+		return nil, err
+	}
 	keeper := &endpointKeeper{client: client, now: time.Now, log: s.log}
 	if a := s.opts.AdvertiseAddress; a.IsValid() {
 		keeper.self = netip.AddrPortFrom(a, s.Port())
 	}
-	if err := s.addHooks(c, client, keeper); err != nil {
+	if err := s.addHooks(c, client, keeper, guard); err != nil {
 		return nil, err
 	}
 	custom, err := newCustomResources(*c, shared, back, client, len(s.opts.Etcd.Servers) == 0)
@@ -84,7 +91,7 @@ func (s *Server) assemble(store *etcd) (*assembly, error) {
 	storage, err := registry.New(registry.Options{
 		RESTOptions: c.RESTOptionsGetter, ServiceCIDRs: s.opts.ServiceCIDRs, NodePorts: s.opts.NodePorts,
 		StrictLoadBalancers: s.opts.StrictLoadBalancers, Alone: len(s.opts.Etcd.Servers) == 0,
-		AgentCredentials: s.creds.agentCertificate, Log: s.log,
+		AgentCredentials: s.creds.agentCertificate, Log: s.log, Security: guard.security(),
 	})
 	if err != nil {
 		return nil, err
@@ -93,7 +100,7 @@ func (s *Server) assemble(store *etcd) (*assembly, error) {
 	if err := install(generic, storage.Resources); err != nil {
 		return nil, err
 	}
-	return &assembly{generic, custom, storage, keeper, client}, custom.join(generic)
+	return &assembly{generic, custom, storage, keeper, client, guard}, custom.join(generic)
 }
 
 // prepare makes the server ready to run.
@@ -111,7 +118,6 @@ func (s *Server) configureServing(c *genericapiserver.Config) error {
 	}
 	c.SecureServing = &genericapiserver.SecureServingInfo{Listener: s.listener, Cert: s.creds.serving, ClientCA: ca}
 	c.Authentication.Authenticator = newAuthenticator(s.creds.pki.Authority(), s.token)
-	c.Authorization.Authorizer = newAuthorizer(defaultPolicy())
 	c.LoopbackClientConfig = s.LoopbackConfig()
 	c.EffectiveVersion = effectiveVersion{compatibility.NewEffectiveVersionFromString("1.36", "", ""), s.opts.GitVersion}
 	c.EnableProfiling = false
@@ -128,8 +134,9 @@ func (s *Server) configureServing(c *genericapiserver.Config) error {
 }
 
 // newAdmission refuses creation in a namespace that is missing or
-// terminating, and the deletion of the namespaces the system stands on.
-func newAdmission(client kubernetes.Interface, shared informers.SharedInformerFactory) (admission.Interface, error) {
+// terminating, and the deletion of the namespaces the system stands on; then
+// come more.
+func newAdmission(client kubernetes.Interface, shared informers.SharedInformerFactory, more ...admission.Interface) (admission.Interface, error) {
 	l, err := lifecycle.NewLifecycle(sets.New(systemNamespaces()...))
 	if err != nil {
 		return nil, err
@@ -139,7 +146,7 @@ func newAdmission(client kubernetes.Interface, shared informers.SharedInformerFa
 	if err := l.ValidateInitialization(); err != nil {
 		return nil, err
 	}
-	return admission.NewChainHandler(l), nil
+	return admission.NewChainHandler(append([]admission.Interface{l}, more...)...), nil
 }
 
 // install serves resources, core/v1 under /api and the groups under /apis.

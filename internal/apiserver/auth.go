@@ -22,9 +22,9 @@ const (
 	GroupControllers = "system:fairlead-controllers"
 	// UserControllers is its user.
 	UserControllers = "system:fairlead-controllers"
-	// GroupNodes is the group of whoever presents the join token, or a client
-	// certificate of a node.
-	GroupNodes = "system:nodes"
+	// GroupBootstrappers is the group of whoever presents the join token or a
+	// bootstrap token: it may ask for the certificate of a node.
+	GroupBootstrappers = "system:bootstrappers"
 	// UserNodeToken is the user of the join token.
 	UserNodeToken = "system:node-token"
 	// UserAgentClient is the identity the server shows to agents.
@@ -57,5 +57,5 @@ func (t nodeToken) AuthenticateToken(_ context.Context, given string) (*authenti
 	if subtle.ConstantTimeCompare([]byte(given), []byte(want)) != 1 {
 		return nil, false, nil
 	}
-	return &authenticator.Response{User: &user.DefaultInfo{Name: UserNodeToken, Groups: []string{GroupNodes}}}, true, nil
+	return &authenticator.Response{User: &user.DefaultInfo{Name: UserNodeToken, Groups: []string{GroupBootstrappers}}}, true, nil
 }

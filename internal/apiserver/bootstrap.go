@@ -27,12 +27,13 @@ func systemNamespaces() []string {
 
 // addHooks makes what must exist after start; /readyz waits for it. At the
 // stop this server leaves the endpoints of default/kubernetes.
-func (s *Server) addHooks(c *genericapiserver.Config, client kubernetes.Interface, e *endpointKeeper) error {
+func (s *Server) addHooks(c *genericapiserver.Config, client kubernetes.Interface, e *endpointKeeper, g *guard) error {
 	steps := []struct {
 		name string
 		do   func(context.Context) error
 	}{
 		{"the namespaces", func(ctx context.Context) error { return ensureNamespaces(ctx, client) }},
+		{"the default roles", func(ctx context.Context) error { return g.ensurePolicy(ctx, client) }},
 		{"Service default/kubernetes", func(ctx context.Context) error {
 			return s.ensureService(ctx, client, kubernetesService(s.opts.ServiceCIDRs, s.Port()))
 		}},

@@ -42,6 +42,7 @@ type credentials struct {
 	mu          sync.RWMutex // guards what follows
 	controllers *pki.Pair
 	agentClient *pki.Pair
+	node        string // the node in this process, if there is one
 }
 
 // newCredentials opens pki/ in the data directory and makes what is missing in
@@ -94,7 +95,13 @@ func (c *credentials) refresh() error {
 	}
 	c.mu.Lock()
 	c.controllers, c.agentClient = controllers, agentClient
+	node := c.node
 	c.mu.Unlock()
+	if node != "" {
+		if _, err := c.pki.Ensure(nodeLeaf(node)); err != nil {
+			return err
+		}
+	}
 	if ca := c.pki.Authority(); c.now().Add(pki.RenewBefore).After(ca.NotAfter) {
 		c.log.Warn("the cluster's authority expires soon; replace it", "file", c.dir.file("pki/ca.crt"), "expires", ca.NotAfter)
 	}
@@ -146,6 +153,25 @@ func (c *credentials) controllersConfig() *rest.Config {
 	return &rest.Config{Host: c.url, TLSClientConfig: rest.TLSClientConfig{
 		CAData: c.pki.AuthorityPEM(), CertData: c.controllers.Cert, KeyData: c.controllers.Key,
 	}}
+}
+
+// nodeLeaf is the certificate of the node in this process.
+func nodeLeaf(name string) pki.Leaf {
+	return pki.Leaf{Name: "node", CommonName: nodePrefix + name, Groups: []string{user.NodesGroup}}
+}
+
+// nodeConfig is the configuration of a client that is the named node. The
+// client reads the files again when the certificate is renewed.
+func (c *credentials) nodeConfig(name string) (*rest.Config, error) {
+	if _, err := c.pki.Ensure(nodeLeaf(name)); err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.node = name
+	return &rest.Config{Host: c.url, TLSClientConfig: rest.TLSClientConfig{
+		CAData: c.pki.AuthorityPEM(), CertFile: c.dir.file("pki/node.crt"), KeyFile: c.dir.file("pki/node.key"),
+	}}, nil
 }
 
 // agentCertificate is what the server shows to agents.

@@ -1,111 +1,228 @@
 package apiserver
 
 import (
-	"context"
-	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
-	"k8s.io/apiserver/pkg/authorization/authorizer"
+
+	"github.com/fairlead/fairlead/internal/registry/rbac"
 )
 
-// rule allows verbs on resources, or on URL paths. Empty Namespaces means all
-// of them. "*" stands for any verb, group or resource; a path may end in "*".
-type rule struct {
-	Verbs      []string
-	Groups     []string
-	Resources  []string // "pods" or "pods/status"
-	Namespaces []string
-	Paths      []string
+// The roles and bindings that are always there. What a role of Kubernetes'
+// name gives is what Kubernetes gives, as far as fairlead serves the kinds;
+// fairlead's own parts get what they need and no more. rules_users.go has the
+// roles for people.
+
+// API groups, as rules name them.
+const (
+	groupCore           = ""
+	groupEvents         = "events.k8s.io"
+	groupDiscovery      = "discovery.k8s.io"
+	groupNetworking     = "networking.k8s.io"
+	groupCoordination   = "coordination.k8s.io"
+	groupCertificates   = "certificates.k8s.io"
+	groupAuthentication = "authentication.k8s.io"
+	groupAuthorization  = "authorization.k8s.io"
+)
+
+// Verbs that go together.
+const (
+	verbsRead      = "get list watch"
+	verbsFollow    = "list watch"
+	verbsWrite     = "create delete deletecollection patch update"
+	verbsReadWrite = verbsRead + " " + verbsWrite
+)
+
+// defaultPolicy is what the server makes at every start; see rbac.Reconcile.
+func defaultPolicy() rbac.Policy {
+	p := rbac.Policy{ClusterRoles: userRoles(), ClusterRoleBindings: userBindings()}
+	p.ClusterRoles = append(p.ClusterRoles, nodeRoles()...)
+	p.ClusterRoles = append(p.ClusterRoles, controllerRoles()...)
+	p.ClusterRoleBindings = append(p.ClusterRoleBindings, nodeBindings()...)
+	for _, r := range controllerRoles() {
+		p.ClusterRoleBindings = append(p.ClusterRoleBindings, bind(r.Name, userSubject(UserControllers)))
+	}
+	lock := "system::leader-locking-fairlead-controllers"
+	p.Roles = []rbacv1.Role{{
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: lock},
+		Rules: []rbacv1.PolicyRule{
+			allow("create", groupCoordination, "leases"),
+			named(allow("get update delete", groupCoordination, "leases"), "fairlead-controllers"),
+		},
+	}}
+	p.RoleBindings = []rbacv1.RoleBinding{{
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: lock},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: lock},
+		Subjects:   []rbacv1.Subject{userSubject(UserControllers)},
+	}}
+	for i := range p.ClusterRoles {
+		mark(&p.ClusterRoles[i].ObjectMeta)
+	}
+	for i := range p.ClusterRoleBindings {
+		mark(&p.ClusterRoleBindings[i].ObjectMeta)
+	}
+	mark(&p.Roles[0].ObjectMeta)
+	mark(&p.RoleBindings[0].ObjectMeta)
+	return p
 }
 
-// policy is what each group of users may do. It is plain data, evaluated like
-// roles of RBAC; whoever is in system:masters may do everything.
-type policy map[string][]rule
+// mark says that an object comes from here and is kept up to date.
+func mark(m *metav1.ObjectMeta) {
+	if m.Labels == nil {
+		m.Labels = map[string]string{}
+	}
+	m.Labels["kubernetes.io/bootstrapping"] = "rbac-defaults"
+	m.Annotations = map[string]string{rbacv1.AutoUpdateAnnotationKey: "true"}
+}
 
-// defaultPolicy gives the parts of the system what they need and no more.
-func defaultPolicy() policy {
-	read, write := []string{"get", "list", "watch"}, []string{"create", "update", "patch"}
-	writeDelete := []string{"create", "update", "patch", "delete"}
-	events := rule{Verbs: write, Groups: []string{"", "events.k8s.io"}, Resources: []string{"events"}}
-	core, discovery, networking, leases := []string{""}, []string{"discovery.k8s.io"}, []string{"networking.k8s.io"}, []string{"coordination.k8s.io"}
-	return policy{
-		user.AllAuthenticated: {
-			{Verbs: []string{"get"}, Paths: []string{
-				"/api", "/api/*", "/apis", "/apis/*", "/openapi", "/openapi/*", "/version", "/version/",
-				"/healthz", "/healthz/*", "/livez", "/livez/*", "/readyz", "/readyz/*",
-			}},
-		},
-		GroupNodes: {
-			{Verbs: read, Groups: core, Resources: []string{"services", "endpoints", "pods", "nodes", "namespaces"}},
-			{Verbs: []string{"get"}, Groups: core, Resources: []string{"configmaps"}},
-			{Verbs: read, Groups: discovery, Resources: []string{"endpointslices"}},
-			{Verbs: read, Groups: networking, Resources: []string{"servicecidrs"}},
-			{Verbs: write, Groups: core, Resources: []string{"nodes", "nodes/status"}},
-			{Verbs: []string{"update", "patch"}, Groups: core, Resources: []string{"pods/status"}},
-			// The agent removes a Pod when its processes have ended.
-			{Verbs: []string{"delete"}, Groups: core, Resources: []string{"pods"}},
-			{Verbs: []string{"get", "create", "update", "patch", "delete"}, Groups: leases, Resources: []string{"leases"}, Namespaces: []string{"kube-node-lease"}},
-			// Each node's DNS server is an endpoint of kube-system/kube-dns.
-			{Verbs: writeDelete, Groups: discovery, Resources: []string{"endpointslices"}, Namespaces: []string{"kube-system"}},
+// nodeRules are the requests of a node that do not depend on which node it is.
+// The rest, and what of these is its own, is in nodes.go and noderestriction.go.
+func nodeRules() []rbacv1.PolicyRule {
+	return []rbacv1.PolicyRule{
+		// Proxy and DNS follow these; Pods get the Services as variables.
+		allow(verbsRead, groupCore, "services", "endpoints", "namespaces", "nodes"),
+		allow(verbsRead, groupDiscovery, "endpointslices"),
+		allow(verbsRead, groupNetworking, "servicecidrs"),
+		allow("create update patch", groupCore+" "+groupEvents, "events"),
+		allow("create get", groupCertificates, "certificatesigningrequests"),
+	}
+}
+
+// nodeRoles are for nodes, and for the proxy and the DNS server on their own.
+func nodeRoles() []rbacv1.ClusterRole {
+	events := allow("create update patch", groupCore+" "+groupEvents, "events")
+	return []rbacv1.ClusterRole{
+		role("system:node-proxier",
+			allow(verbsFollow, groupCore, "services", "endpoints"),
+			allow(verbsRead, groupCore, "nodes"),
+			allow(verbsFollow, groupNetworking, "servicecidrs"),
+			allow(verbsFollow, groupDiscovery, "endpointslices"),
 			events,
-		},
-		GroupControllers: {
-			{Verbs: read, Groups: core, Resources: []string{"services", "endpoints", "pods", "nodes", "namespaces", "events"}},
-			{Verbs: read, Groups: []string{"discovery.k8s.io", "networking.k8s.io", "coordination.k8s.io"}, Resources: []string{"*"}},
-			{Verbs: writeDelete, Groups: core, Resources: []string{"endpoints"}},
-			{Verbs: writeDelete, Groups: discovery, Resources: []string{"endpointslices"}},
-			{Verbs: writeDelete, Groups: networking, Resources: []string{"ipaddresses", "servicecidrs", "servicecidrs/status"}},
-			{Verbs: writeDelete, Groups: leases, Resources: []string{"leases"}},
-			{Verbs: []string{"update", "patch"}, Groups: core, Resources: []string{"services", "services/status", "nodes", "nodes/status", "pods/status"}},
-			{Verbs: []string{"create"}, Groups: core, Resources: []string{"pods/binding", "bindings"}},
-			{Verbs: []string{"delete"}, Groups: core, Resources: []string{"pods", "nodes"}},
+		),
+		role("system:kube-dns", allow(verbsFollow, groupCore, "endpoints", "services")),
+		// CoreDNS brings a role of this name with it; fairlead dns needs the same.
+		role("system:coredns",
+			allow(verbsFollow, groupCore, "endpoints", "services", "pods", "namespaces"),
+			allow(verbsFollow, groupDiscovery, "endpointslices"),
+		),
+		role("system:node-bootstrapper", allow("create get list watch", groupCertificates, "certificatesigningrequests")),
+		role("system:certificates.k8s.io:certificatesigningrequests:nodeclient",
+			allow("create", groupCertificates, "certificatesigningrequests/nodeclient")),
+		role("system:certificates.k8s.io:certificatesigningrequests:selfnodeclient",
+			allow("create", groupCertificates, "certificatesigningrequests/selfnodeclient")),
+		role("system:certificates.k8s.io:kube-apiserver-client-approver",
+			named(allow("approve", groupCertificates, "signers"), "kubernetes.io/kube-apiserver-client")),
+		role("system:certificates.k8s.io:kube-apiserver-client-kubelet-approver",
+			named(allow("approve", groupCertificates, "signers"), "kubernetes.io/kube-apiserver-client-kubelet")),
+	}
+}
+
+func nodeBindings() []rbacv1.ClusterRoleBinding {
+	return []rbacv1.ClusterRoleBinding{
+		bind("system:node-proxier", userSubject(user.KubeProxy)),
+		bind("system:kube-dns", accountSubject(metav1.NamespaceSystem, "kube-dns")),
+		bind("system:coredns", accountSubject(metav1.NamespaceSystem, "coredns")),
+		bind("system:node-bootstrapper", groupSubject(GroupBootstrappers)),
+		bind("system:certificates.k8s.io:certificatesigningrequests:nodeclient", groupSubject(GroupBootstrappers)),
+		bind("system:certificates.k8s.io:certificatesigningrequests:selfnodeclient", groupSubject(user.NodesGroup)),
+	}
+}
+
+// controllerRoles are one for each controller of package controller.
+func controllerRoles() []rbacv1.ClusterRole {
+	events := allow("create update patch", groupCore+" "+groupEvents, "events")
+	crud := "create update patch delete"
+	return []rbacv1.ClusterRole{
+		role("system:controller:endpoint-controller",
+			allow(verbsRead, groupCore, "services", "pods", "endpoints"),
+			allow(crud, groupCore, "endpoints"), events,
+		),
+		role("system:controller:endpointslice-controller",
+			allow(verbsRead, groupCore, "services", "pods", "nodes"),
+			allow(verbsRead+" "+crud, groupDiscovery, "endpointslices"), events,
+		),
+		role("system:controller:endpointslicemirroring-controller",
+			allow(verbsRead, groupCore, "services", "endpoints"),
+			allow(verbsRead+" "+crud, groupDiscovery, "endpointslices"), events,
+		),
+		role("system:kube-scheduler",
+			allow(verbsRead, groupCore, "nodes", "pods", "services", "namespaces"),
+			allow("create", groupCore, "pods/binding", "bindings"),
+			allow("patch update", groupCore, "pods/status"), events,
+		),
+		role("system:controller:node-controller",
+			allow(verbsRead+" update patch", groupCore, "nodes"),
+			allow("update patch", groupCore, "nodes/status", "pods/status"),
+			allow(verbsRead+" delete", groupCore, "pods"),
+			allow(verbsRead+" update patch delete", groupDiscovery, "endpointslices"),
+			allow(verbsRead, groupCoordination, "leases"), events,
+		),
+		role("system:controller:namespace-controller",
+			allow(verbsRead+" delete", groupCore, "namespaces"),
+			allow("update patch", groupCore, "namespaces/finalize", "namespaces/status"),
 			// Emptying a namespace removes what is in it, whatever its kind.
-			{Verbs: []string{"list", "delete", "deletecollection"}, Groups: []string{"*"}, Resources: []string{"*"}},
-			{Verbs: []string{"update", "patch"}, Groups: core, Resources: []string{"namespaces/finalize", "namespaces/status"}},
-			events,
-		},
+			allow("list delete deletecollection", "*", "*"),
+		),
+		role("system:controller:generic-garbage-collector",
+			allow(verbsRead, groupCore, "services", "endpoints", "pods", "nodes"),
+			allow("delete", groupCore, "pods", "endpoints"),
+			allow(verbsRead+" delete", groupDiscovery, "endpointslices"),
+			allow(verbsRead+" delete", groupCoordination, "leases"), events,
+		),
+		role("system:controller:service-controller",
+			allow(verbsRead, groupCore, "services", "nodes"),
+			allow("update patch", groupCore, "services", "services/status"), events,
+		),
 	}
 }
 
-// newAuthorizer decides by p; system:masters may do everything.
-func newAuthorizer(p policy) authorizer.Authorizer {
-	return authorizer.AuthorizerFunc(func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
-		groups := a.GetUser().GetGroups()
-		if slices.Contains(groups, user.SystemPrivilegedGroup) {
-			return authorizer.DecisionAllow, "", nil
-		}
-		for _, g := range groups {
-			for _, r := range p[g] {
-				if r.allows(a) {
-					return authorizer.DecisionAllow, "", nil
-				}
-			}
-		}
-		return authorizer.DecisionNoOpinion, "no rule of its groups allows it", nil
-	})
+// allow makes a rule of words that are separated by spaces; the core group is
+// the empty word at the beginning.
+func allow(verbs, groups string, resources ...string) rbacv1.PolicyRule {
+	return rbacv1.PolicyRule{Verbs: strings.Fields(verbs), APIGroups: strings.Split(groups, " "), Resources: resources}
 }
 
-func (r rule) allows(a authorizer.Attributes) bool {
-	if !has(r.Verbs, a.GetVerb()) {
-		return false
-	}
-	if !a.IsResourceRequest() {
-		return slices.ContainsFunc(r.Paths, func(p string) bool { return matchPath(p, a.GetPath()) })
-	}
-	resource := a.GetResource()
-	if sub := a.GetSubresource(); sub != "" {
-		resource += "/" + sub
-	}
-	return has(r.Groups, a.GetAPIGroup()) && has(r.Resources, resource) &&
-		(len(r.Namespaces) == 0 || slices.Contains(r.Namespaces, a.GetNamespace()))
+func allowPaths(paths ...string) rbacv1.PolicyRule {
+	return rbacv1.PolicyRule{Verbs: []string{"get"}, NonResourceURLs: paths}
 }
 
-func has(list []string, s string) bool { return slices.Contains(list, "*") || slices.Contains(list, s) }
-
-func matchPath(pattern, path string) bool {
-	if p, ok := strings.CutSuffix(pattern, "*"); ok {
-		return strings.HasPrefix(path, p)
-	}
-	return pattern == path
+// named limits a rule to objects of the given names.
+func named(r rbacv1.PolicyRule, names ...string) rbacv1.PolicyRule {
+	r.ResourceNames = names
+	return r
 }
+
+func role(name string, rules ...rbacv1.PolicyRule) rbacv1.ClusterRole {
+	return rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules}
+}
+
+// bind gives the ClusterRole name to subjects, by a binding of the same name.
+func bind(name string, subjects ...rbacv1.Subject) rbacv1.ClusterRoleBinding {
+	return rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
+		Subjects:   subjects,
+	}
+}
+
+func userSubject(name string) rbacv1.Subject {
+	return rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}
+}
+
+func groupSubject(name string) rbacv1.Subject {
+	return rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: name}
+}
+
+func accountSubject(namespace, name string) rbacv1.Subject {
+	return rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: name}
+}
+
+// accountGroup is the group of all ServiceAccounts.
+const accountGroup = serviceaccount.AllServiceAccountsGroup
+
+// leaseNamespace is where nodes keep their Leases.
+const leaseNamespace = corev1.NamespaceNodeLease

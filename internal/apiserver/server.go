@@ -106,6 +106,10 @@ func (s *Server) LoopbackConfig() *rest.Config { return rest.CopyConfig(s.loopba
 // controllers may do.
 func (s *Server) ControllersConfig() *rest.Config { return s.creds.controllersConfig() }
 
+// NodeConfig is the configuration of a client in this process that is the
+// named node, and no other.
+func (s *Server) NodeConfig(name string) (*rest.Config, error) { return s.creds.nodeConfig(name) }
+
 // Ready is closed when the server answers and what must exist after start
 // exists.
 func (s *Server) Ready() <-chan struct{} { return s.ready }
@@ -145,6 +149,7 @@ func (s *Server) Run(ctx context.Context) error {
 	wg.Go(func() { s.awaitReady(ctx) })
 	wg.Go(func() { a.storage.Run(ctx, a.client) })
 	wg.Go(func() { a.keeper.run(ctx) })
+	wg.Go(func() { a.guard.run(ctx) })
 	if store.failed != nil {
 		wg.Go(func() {
 			select {

@@ -273,7 +273,8 @@ the Pods it started stay when it stops, and are found again when it starts;
 			if os.Geteuid() != 0 {
 				return fmt.Errorf("an agent changes this machine's network and needs root: run it with sudo, or try 'fairlead up', which makes a namespace of its own")
 			}
-			cfg, err := agentIdentity(cmd.Context(), server, token, kubeconfig)
+			f.stateDir = filepath.Join(dataDir, "agent")
+			cfg, identity, err := f.identity(cmd.Context(), log, server, token, kubeconfig)
 			if err != nil {
 				return err
 			}
@@ -283,10 +284,12 @@ the Pods it started stay when it stops, and are found again when it starts;
 				}
 			}
 			f.proxyFlags.clusterCIDRs, f.serviceCIDRs = f.pods, f.services
-			f.stateDir = filepath.Join(dataDir, "agent")
 			a, err := f.build(log, cfg)
 			if err != nil {
 				return err
+			}
+			if identity != nil {
+				a.components = append(a.components, component{name: "certificate", run: identity.Run})
 			}
 			return runAll(cmd.Context(), log, func() {
 				fmt.Fprintf(g.out, "node %s at %s is up; DNS answers on %s\n", f.nodeName, listOf(f.nodeIPs), a.dnsAddresses())
@@ -305,24 +308,33 @@ the Pods it started stay when it stops, and are found again when it starts;
 	return cmd
 }
 
-// agentIdentity is how an agent reaches the server, and as whom.
-func agentIdentity(ctx context.Context, server, token, kubeconfig string) (*rest.Config, error) {
+// identity is how an agent reaches the server, and as whom: with a token it
+// gets a certificate for this node's name, which has to be renewed.
+func (f *agentFlags) identity(ctx context.Context, log *slog.Logger, server, token, kubeconfig string) (*rest.Config, *join.Node, error) {
 	switch {
 	case kubeconfig != "" && (server != "" || token != ""):
-		return nil, usagef("--kubeconfig takes the place of --server and --token: give one or the other")
+		return nil, nil, usagef("--kubeconfig takes the place of --server and --token: give one or the other")
 	case kubeconfig != "":
 		c := clientFlags{kubeconfig: kubeconfig}
 		cfg, _, err := c.load()
-		return cfg, err
+		return cfg, nil, err
 	case server == "" || token == "":
-		return nil, usagef("which server? give --server URL and --token TOKEN, or --kubeconfig FILE")
+		return nil, nil, usagef("which server? give --server URL and --token TOKEN, or --kubeconfig FILE")
 	}
 	if strings.Contains(token, "/") { // no token has one
 		text, err := os.ReadFile(token)
 		if err != nil {
-			return nil, fmt.Errorf("--token: %w", err)
+			return nil, nil, fmt.Errorf("--token: %w", err)
 		}
 		token = strings.TrimSpace(string(text))
 	}
-	return join.Config(ctx, server, token)
+	boot, err := join.Config(ctx, server, token)
+	if err != nil {
+		return nil, nil, err
+	}
+	n, err := join.NewNode(ctx, boot, f.nodeName, filepath.Join(filepath.Dir(f.stateDir), "node-pki"), log)
+	if err != nil {
+		return nil, nil, err
+	}
+	return n.Config(), n, nil
 }

@@ -98,7 +98,11 @@ func (u *upCommand) run(ctx context.Context) error {
 	u.agent.serviceCIDRs = u.server.services
 	u.agent.services, u.agent.pods = u.server.services, u.server.clusterCIDRs
 	u.agent.stopPods = true
-	a, err := u.agent.build(log, server.LoopbackConfig())
+	node, err := server.NodeConfig(u.agent.nodeName)
+	if err != nil {
+		return err
+	}
+	a, err := u.agent.build(log, node)
 	if err != nil {
 		return err
 	}

@@ -25,6 +25,7 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/fairlead/fairlead/internal/registry/certificate"
 	"github.com/fairlead/fairlead/internal/registry/configmap"
 	"github.com/fairlead/fairlead/internal/registry/endpoint"
 	"github.com/fairlead/fairlead/internal/registry/event"
@@ -34,6 +35,7 @@ import (
 	"github.com/fairlead/fairlead/internal/registry/node"
 	"github.com/fairlead/fairlead/internal/registry/pod"
 	"github.com/fairlead/fairlead/internal/registry/proxy"
+	"github.com/fairlead/fairlead/internal/registry/rbac"
 	"github.com/fairlead/fairlead/internal/registry/scheme"
 	"github.com/fairlead/fairlead/internal/registry/secret"
 	"github.com/fairlead/fairlead/internal/registry/service"
@@ -57,6 +59,7 @@ func newScheme() *runtime.Scheme {
 	for _, add := range []func(*runtime.Scheme) error{
 		namespace.AddToScheme, node.AddToScheme, pod.AddToScheme, event.AddToScheme, secret.AddToScheme,
 		service.AddToScheme, endpoint.AddToScheme, networking.AddToScheme, proxy.AddOptions,
+		rbac.AddToScheme, certificate.AddToScheme,
 	} {
 		utilruntime.Must(add(s))
 	}
@@ -78,6 +81,8 @@ type Options struct {
 	Alone bool
 	// AgentCredentials is the client certificate shown to the nodes' agents.
 	AgentCredentials node.AgentCredentials
+	// Security says who may do what.
+	Security Security
 	// Log receives what the storages do on their own.
 	Log *slog.Logger
 }
@@ -97,7 +102,7 @@ type Storage struct {
 func New(o Options) (*Storage, error) {
 	s := &Storage{Resources: map[schema.GroupVersion]map[string]rest.Storage{}}
 	for name, install := range map[string]func(Options) error{
-		"simple kinds": s.addSimple, "nodes and pods": s.addNodes, "services": s.addServices,
+		"simple kinds": s.addSimple, "nodes and pods": s.addNodes, "services": s.addServices, "roles": s.addSecurity,
 	} {
 		if err := install(o); err != nil {
 			return nil, fmt.Errorf("cannot build the storage of %s: %w", name, err)

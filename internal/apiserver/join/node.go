@@ -1,0 +1,186 @@
+package join
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/fairlead/fairlead/internal/apiserver/pki"
+)
+
+// Times of a node's certificate.
+const (
+	// issuePatience is how long a node waits for its certificate. A machine
+	// that takes the name of one which has just ended waits for the old Lease.
+	issuePatience = 2 * time.Minute
+	issuePoll     = 50 * time.Millisecond
+	renewCheck    = time.Hour
+)
+
+// Node is the identity of one node: a certificate for its name alone, in a
+// directory of its machine.
+type Node struct {
+	name, dir string
+	ca        []byte
+	host      string
+	log       *slog.Logger
+}
+
+// NewNode returns the identity of the node name at the server that boot leads
+// to, kept in dir. When there is none yet, one is asked for with boot.
+func NewNode(ctx context.Context, boot *rest.Config, name, dir string, log *slog.Logger) (*Node, error) {
+	n := &Node{name: name, dir: dir, ca: boot.CAData, host: boot.Host, log: log}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("the node's certificate: %w", err)
+	}
+	if err := n.check(); err == nil {
+		return n, nil
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		log.Info("the node's certificate is of no use any more; asking for another one", "reason", err)
+	}
+	return n, n.issue(ctx, boot)
+}
+
+// Config is the configuration of a client that is the node. It follows the
+// certificate when that is renewed.
+func (n *Node) Config() *rest.Config {
+	return &rest.Config{Host: n.host, TLSClientConfig: rest.TLSClientConfig{CAData: n.ca, CertFile: n.file("node.crt"), KeyFile: n.file("node.key")}}
+}
+
+// Run renews the certificate when a third of its life is left, until ctx ends.
+func (n *Node) Run(ctx context.Context) error {
+	tick := time.NewTicker(renewCheck)
+	defer tick.Stop()
+	for {
+		if leaf, err := n.leaf(); err == nil && time.Until(leaf.NotAfter) < leaf.NotAfter.Sub(leaf.NotBefore)/3 {
+			if err := n.issue(ctx, n.Config()); err != nil && ctx.Err() == nil {
+				n.log.Error("cannot renew the node's certificate", "expires", leaf.NotAfter, "err", err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+func (n *Node) file(name string) string { return filepath.Join(n.dir, name) }
+
+// check says why the certificate at hand cannot be used.
+func (n *Node) check() error {
+	leaf, err := n.leaf()
+	if err != nil {
+		return err
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(n.ca)
+	if leaf.Subject.CommonName != "system:node:"+n.name {
+		return fmt.Errorf("it is for %s", leaf.Subject.CommonName)
+	}
+	_, err = leaf.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	return err
+}
+
+func (n *Node) leaf() (*x509.Certificate, error) {
+	pair, err := tls.LoadX509KeyPair(n.file("node.crt"), n.file("node.key"))
+	if err != nil {
+		return nil, err
+	}
+	return pair.Leaf, nil
+}
+
+// issue asks as cfg for a new certificate and writes it.
+func (n *Node) issue(ctx context.Context, cfg *rest.Config) error {
+	ctx, cancel := context.WithTimeout(ctx, issuePatience)
+	defer cancel()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return err
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return err
+	}
+	request, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
+		Subject: pkix.Name{CommonName: "system:node:" + n.name, Organization: []string{"system:nodes"}},
+	}, key)
+	if err != nil {
+		return err
+	}
+	client, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return err
+	}
+	cert, err := n.ask(ctx, client, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: request}))
+	if err != nil {
+		return fmt.Errorf("no certificate for node %s: %w", n.name, err)
+	}
+	// A crash in between leaves a certificate without its key, which check
+	// finds out.
+	return errors.Join(
+		pki.WriteFile(n.file("node.key"), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})),
+		pki.WriteFile(n.file("node.crt"), cert),
+	)
+}
+
+// ask makes a certificate request and waits for what becomes of it.
+func (n *Node) ask(ctx context.Context, client kubernetes.Interface, request []byte) ([]byte, error) {
+	api := client.CertificatesV1().CertificateSigningRequests()
+	c, err := api.Create(ctx, &certificatesv1.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "node-csr-"},
+		Spec: certificatesv1.CertificateSigningRequestSpec{
+			Request: request, SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
+			Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return nil, err
+	}
+	told := false
+	for begin := time.Now(); ; {
+		got, err := api.Get(ctx, c.Name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			return nil, fmt.Errorf("somebody deleted the request %s", c.Name)
+		case err != nil && ctx.Err() == nil:
+			n.log.Debug("cannot look at the certificate request; trying on", "err", err)
+		case err == nil && len(got.Status.Certificate) > 0:
+			return got.Status.Certificate, nil
+		case err == nil:
+			for _, k := range got.Status.Conditions {
+				if k.Type == certificatesv1.CertificateDenied || k.Type == certificatesv1.CertificateFailed {
+					return nil, fmt.Errorf("the request %s is %s: %s", c.Name, k.Type, k.Message)
+				}
+			}
+		}
+		if !told && time.Since(begin) > 5*time.Second {
+			told = true
+			n.log.Warn("still waiting for this node's certificate: is another node of the same name alive? Choose another one with --node-name, or look at 'kubectl get csr'",
+				"node", n.name, "request", c.Name)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("the request %s was not answered in time: is another node of that name alive? Choose another one with --node-name, or approve it: kubectl certificate approve %[1]s", c.Name)
+		case <-time.After(issuePoll):
+		}
+	}
+}

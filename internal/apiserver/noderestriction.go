@@ -1,0 +1,190 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/admission"
+)
+
+// dnsNamespace and dnsServiceName are the Service of the cluster's DNS.
+const (
+	dnsNamespace   = metav1.NamespaceSystem
+	dnsServiceName = "kube-dns"
+)
+
+// restrictedLabels are those that say where Pods may run: a node must not
+// give them to itself.
+const restrictedLabels = "node-restriction.kubernetes.io"
+
+// nodeRestriction refuses writes of a node to what is not its own, where that
+// takes a look at the object.
+type nodeRestriction struct {
+	*admission.Handler
+	pods *podIndex
+}
+
+var _ admission.ValidationInterface = nodeRestriction{}
+
+func newNodeRestriction(pods *podIndex) nodeRestriction {
+	return nodeRestriction{admission.NewHandler(admission.Create, admission.Update, admission.Delete), pods}
+}
+
+// Validate lets all pass who are no nodes.
+func (n nodeRestriction) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	node, ok := nodeOf(a.GetUserInfo())
+	if !ok {
+		return nil
+	}
+	var err error
+	switch r := a.GetResource(); r.Group + "/" + r.Resource {
+	case "/nodes":
+		err = checkNode(node, a)
+	case "/pods":
+		err = checkPod(node, a)
+	case "/serviceaccounts":
+		err = n.checkToken(node, a)
+	case "coordination.k8s.io/leases":
+		if a.GetName() != node && !(a.GetOperation() == admission.Create && nameOf(a.GetObject()) == node) {
+			err = fmt.Errorf("node %q may write its own Lease alone", node)
+		}
+	case "discovery.k8s.io/endpointslices":
+		err = checkSlice(node, a)
+	}
+	if err != nil {
+		return admission.NewForbidden(a, err)
+	}
+	return nil
+}
+
+func nameOf(obj runtime.Object) string {
+	if m, ok := obj.(metav1.Object); ok {
+		return m.GetName()
+	}
+	return ""
+}
+
+func checkNode(node string, a admission.Attributes) error {
+	if a.GetOperation() == admission.Delete {
+		return fmt.Errorf("node %q may not delete a Node", node)
+	}
+	n, ok := a.GetObject().(*corev1.Node)
+	if !ok {
+		return fmt.Errorf("unexpected %T", a.GetObject())
+	}
+	if n.Name != node {
+		return fmt.Errorf("node %q may make and change its own Node alone, not %q", node, n.Name)
+	}
+	old, updated := a.GetOldObject().(*corev1.Node)
+	if !updated || old == nil {
+		old = &corev1.Node{}
+	}
+	for _, labels := range []map[string]string{n.Labels, old.Labels} {
+		for k := range labels {
+			domain, _, _ := strings.Cut(k, "/")
+			if (domain == restrictedLabels || strings.HasSuffix(domain, "."+restrictedLabels)) && n.Labels[k] != old.Labels[k] {
+				return fmt.Errorf("node %q may not change the label %q", node, k)
+			}
+		}
+	}
+	if a.GetOperation() == admission.Update && !equality.Semantic.DeepEqual(n.Spec.Taints, old.Spec.Taints) {
+		return fmt.Errorf("node %q may not change its taints", node)
+	}
+	if a.GetOperation() == admission.Update && !equality.Semantic.DeepEqual(n.OwnerReferences, old.OwnerReferences) {
+		return fmt.Errorf("node %q may not change who owns it", node)
+	}
+	return nil
+}
+
+// checkPod looks at the Pod as it is stored: what an update says of itself
+// proves nothing.
+func checkPod(node string, a admission.Attributes) error {
+	if a.GetOperation() == admission.Create {
+		return fmt.Errorf("node %q may not create Pods", node)
+	}
+	p, ok := a.GetOldObject().(*corev1.Pod)
+	if !ok || p == nil {
+		return fmt.Errorf("node %q may delete single Pods alone", node)
+	}
+	if p.Spec.NodeName != node {
+		return fmt.Errorf("node %q may write to its own Pods alone: %s/%s is on %q", node, p.Namespace, p.Name, p.Spec.NodeName)
+	}
+	if now, ok := a.GetObject().(*corev1.Pod); ok && now != nil && !equality.Semantic.DeepEqual(now.Labels, p.Labels) {
+		return fmt.Errorf("node %q may not change the labels of a Pod", node)
+	}
+	return nil
+}
+
+// checkToken asks for a token that ends with a Pod of the node.
+func (n nodeRestriction) checkToken(node string, a admission.Attributes) error {
+	r, ok := a.GetObject().(*authenticationv1.TokenRequest)
+	if !ok {
+		return fmt.Errorf("unexpected %T", a.GetObject())
+	}
+	ref := r.Spec.BoundObjectRef
+	if ref == nil || ref.Kind != "Pod" || ref.APIVersion != "v1" || ref.Name == "" || ref.UID == "" {
+		return fmt.Errorf("node %q may ask for tokens that are bound to a Pod, by name and UID", node)
+	}
+	p := n.pods.get(a.GetNamespace(), ref.Name)
+	if p == nil || p.UID != ref.UID {
+		return fmt.Errorf("node %q: there is no Pod %s with UID %s", node, ref.Name, ref.UID)
+	}
+	if p.node != node {
+		return fmt.Errorf("node %q may ask for tokens of its own Pods alone", node)
+	}
+	return nil
+}
+
+// checkSlice admits the slices of the node's own DNS server, and to say of
+// another one that it has ended.
+func checkSlice(node string, a admission.Attributes) error {
+	old, _ := a.GetOldObject().(*discoveryv1.EndpointSlice)
+	now, _ := a.GetObject().(*discoveryv1.EndpointSlice)
+	for _, s := range []*discoveryv1.EndpointSlice{old, now} {
+		if s != nil && s.Labels[discoveryv1.LabelServiceName] != dnsServiceName {
+			return fmt.Errorf("node %q may write EndpointSlices of %s/%s alone", node, dnsNamespace, dnsServiceName)
+		}
+	}
+	if old == nil && now == nil {
+		return fmt.Errorf("node %q may delete single EndpointSlices alone", node)
+	}
+	if (old == nil || ofNode(old, node)) && (now == nil || ofNode(now, node)) || saysEnded(old, now) {
+		return nil
+	}
+	return fmt.Errorf("node %q may write the EndpointSlices of its own DNS server alone, or say that another one has ended", node)
+}
+
+func ofNode(s *discoveryv1.EndpointSlice, node string) bool {
+	for i := range s.Endpoints {
+		if n := s.Endpoints[i].NodeName; n == nil || *n != node {
+			return false
+		}
+	}
+	return true
+}
+
+// saysEnded says whether all that changes is that endpoints are no longer
+// ready.
+func saysEnded(old, now *discoveryv1.EndpointSlice) bool {
+	if old == nil || now == nil || len(old.Endpoints) != len(now.Endpoints) {
+		return false
+	}
+	old = old.DeepCopy()
+	old.ManagedFields, old.ResourceVersion, old.Generation = now.ManagedFields, now.ResourceVersion, now.Generation
+	for i := range old.Endpoints {
+		before, after := &old.Endpoints[i].Conditions, now.Endpoints[i].Conditions
+		for _, c := range []struct{ before, after **bool }{{&before.Ready, &after.Ready}, {&before.Serving, &after.Serving}} {
+			if *c.after != nil && !**c.after {
+				*c.before = *c.after
+			}
+		}
+	}
+	return equality.Semantic.DeepEqual(old, now)
+}

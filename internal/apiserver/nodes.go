@@ -1,0 +1,149 @@
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+
+	"github.com/fairlead/fairlead/internal/registry/rbac"
+)
+
+// nodePrefix begins the user name of a node; its group is system:nodes.
+const nodePrefix = "system:node:"
+
+// nodeOf is the name of the node that u is; isNode is false for everybody else.
+func nodeOf(u user.Info) (name string, isNode bool) {
+	name, ok := strings.CutPrefix(u.GetName(), nodePrefix)
+	return name, ok && name != "" && slices.Contains(u.GetGroups(), user.NodesGroup)
+}
+
+// nodeAuthorizer allows a node what its agent needs, of its own and no other
+// node's. What the name of an object alone does not tell, nodeRestriction
+// decides later, when the object itself is known.
+type nodeAuthorizer struct {
+	pods  *podIndex
+	rules []rbacv1.PolicyRule
+}
+
+// Authorize has no opinion of those who are no nodes.
+func (n nodeAuthorizer) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	node, ok := nodeOf(a.GetUser())
+	if !ok {
+		return authorizer.DecisionNoOpinion, "", nil
+	}
+	if a.IsResourceRequest() {
+		if why, mine := n.own(ctx, node, a); mine {
+			if why == "" {
+				return authorizer.DecisionAllow, "", nil
+			}
+			return authorizer.DecisionNoOpinion, why, nil
+		}
+	}
+	for i := range n.rules {
+		if rbac.Allows(a, &n.rules[i]) {
+			return authorizer.DecisionAllow, "", nil
+		}
+	}
+	return authorizer.DecisionNoOpinion, "", nil
+}
+
+// own decides about the kinds of which a node has its own objects. mine is
+// false for other requests; why is empty when the request is allowed.
+func (n nodeAuthorizer) own(ctx context.Context, node string, a authorizer.Attributes) (why string, mine bool) {
+	verb, sub := a.GetVerb(), a.GetSubresource()
+	is := func(verbs ...string) bool { return slices.Contains(verbs, verb) }
+	switch a.GetAPIGroup() + "/" + a.GetResource() {
+	case "/nodes":
+		if is("get", "list", "watch") && sub == "" {
+			return "", true // for topology
+		}
+		if sub != "" && sub != "status" || !is("create", "update", "patch") || sub == "status" && is("create") {
+			return "a node may make its Node and update it and its status, nothing else", true
+		}
+		return reason(is("create") || a.GetName() == node, "a node may change its own Node alone"), true
+	case "/pods":
+		switch {
+		case sub == "" && is("list", "watch"):
+			return reason(selectsNode(a, node), "a node may read its own Pods alone, with the field selector spec.nodeName="+node), true
+		case sub == "" && is("get", "delete"), sub == "status" && is("update", "patch"):
+			return n.pod(ctx, node, a.GetNamespace(), a.GetName()), true
+		}
+		return "a node may read its own Pods, delete them and write their status, nothing else", true
+	case "/secrets", "/configmaps":
+		if !is("get") || sub != "" || a.GetName() == "" {
+			return "a node may get single " + a.GetResource() + " alone", true
+		}
+		return n.related(ctx, node, a), true
+	case "/serviceaccounts":
+		if !is("create") || sub != "token" {
+			return "a node may ask for tokens of its Pods' accounts, nothing else", true
+		}
+		return n.related(ctx, node, a), true
+	case "coordination.k8s.io/leases":
+		if a.GetNamespace() != leaseNamespace || !is("get", "create", "update", "patch", "delete") || sub != "" {
+			return "a node may write its own Lease in " + leaseNamespace + " alone", true
+		}
+		return reason(is("create") || a.GetName() == node, "a node may write its own Lease alone"), true
+	case "discovery.k8s.io/endpointslices":
+		// The node's DNS server is an endpoint of kube-system/kube-dns.
+		if !is("create", "update", "patch", "delete") {
+			return "", false
+		}
+		return reason(a.GetNamespace() == dnsNamespace && sub == "", "a node may write its DNS server's EndpointSlices in "+dnsNamespace+" alone"), true
+	}
+	return "", false
+}
+
+func reason(ok bool, why string) string {
+	if ok {
+		return ""
+	}
+	return why
+}
+
+// pod allows what concerns a Pod of the node.
+func (n nodeAuthorizer) pod(ctx context.Context, node, namespace, name string) string {
+	elsewhere := false
+	here := n.pods.await(ctx, func() bool {
+		p := n.pods.get(namespace, name)
+		elsewhere = p != nil && p.node != "" && p.node != node
+		return elsewhere || p != nil && p.node == node
+	})
+	return reason(here && !elsewhere, fmt.Sprintf("Pod %s/%s does not run on node %s", namespace, name, node))
+}
+
+// related allows what a Pod of the node refers to.
+func (n nodeAuthorizer) related(ctx context.Context, node string, a authorizer.Attributes) string {
+	ok := n.pods.await(ctx, func() bool { return n.pods.referred(node, a.GetResource(), a.GetNamespace(), a.GetName()) })
+	return reason(ok, fmt.Sprintf("no relationship found between node '%s' and this object", node))
+}
+
+// selectsNode says whether a list or watch is limited to the node's Pods, or
+// to one Pod, which the index knows to be one.
+func selectsNode(a authorizer.Attributes, node string) bool {
+	requirements, err := a.GetFieldSelector()
+	if err != nil {
+		return false
+	}
+	for _, r := range requirements {
+		if r.Field == "spec.nodeName" && (r.Operator == selection.Equals || r.Operator == selection.DoubleEquals) && r.Value == node {
+			return true
+		}
+	}
+	return false
+}
+
+// RulesFor cannot list what depends on objects.
+func (nodeAuthorizer) RulesFor(_ context.Context, u user.Info, _ string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
+	if _, ok := nodeOf(u); ok {
+		return nil, nil, true, errors.New("what a node may do depends on the objects, and is not listed")
+	}
+	return nil, nil, false, nil
+}

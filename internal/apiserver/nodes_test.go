@@ -1,0 +1,354 @@
+package apiserver_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead/fairlead/internal/apiserver"
+	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
+	"github.com/fairlead/fairlead/internal/apiserver/join"
+)
+
+// joined is the identity that a machine gets with the join token.
+func joined(t *testing.T, s *apiserver.Server, name, dir string) *join.Node {
+	t.Helper()
+	boot, err := join.Config(t.Context(), s.URL(), s.Token())
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := join.NewNode(t.Context(), boot, name, dir, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func TestNodes(t *testing.T) {
+	s := apiservertest.StartServer(t)
+	admin := kubernetes.NewForConfigOrDie(s.LoopbackConfig())
+	t.Run("certificate", func(t *testing.T) { testNodeCertificate(t, s, admin) })
+	t.Run("requests", func(t *testing.T) { testCertificateRequests(t, s, admin) })
+	t.Run("own", func(t *testing.T) { testNodeOwns(t, s, admin) })
+}
+
+func testNodeCertificate(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset) {
+	dir := t.TempDir()
+	first := joined(t, s, "joins", dir)
+	cert := func() string {
+		b, err := os.ReadFile(filepath.Join(dir, "node.crt"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	was := cert()
+	for _, f := range []string{"node.crt", "node.key"} {
+		if st, err := os.Stat(filepath.Join(dir, f)); err != nil || st.Mode().Perm() != 0o600 {
+			t.Errorf("%s: %v, %v", f, st.Mode(), err)
+		}
+	}
+	me, err := kubernetes.NewForConfigOrDie(first.Config()).AuthenticationV1().SelfSubjectReviews().Create(t.Context(), &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	if err != nil || me.Status.UserInfo.Username != "system:node:joins" {
+		t.Errorf("the node is %q, %v", me.Status.UserInfo.Username, err)
+	}
+	if joined(t, s, "joins", dir); cert() != was {
+		t.Error("a certificate that serves was replaced")
+	}
+	if joined(t, s, "other", dir); cert() == was {
+		t.Error("the certificate of another node was taken")
+	}
+	// The name of a node that lives is not given to another machine.
+	seconds, now, holder := int32(600), metav1.NowMicro(), "lives"
+	if _, err := admin.CoordinationV1().Leases("kube-node-lease").Create(t.Context(), &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Name: "lives"},
+		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: &seconds, RenewTime: &now},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	boot, err := join.Config(t.Context(), s.URL(), s.Token())
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make(chan error, 1)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	go func() {
+		_, err := join.NewNode(ctx, boot, "lives", t.TempDir(), slog.New(slog.DiscardHandler))
+		got <- err
+	}()
+	eventually(t, "the request is there", func() bool { return requestFor(t, admin, "lives") != nil })
+	if r := requestFor(t, admin, "lives"); len(r.Status.Conditions) > 0 {
+		t.Errorf("the name of a living node was given away: %v", r.Status.Conditions)
+	}
+	// When the node has ended, its name is free.
+	if err := admin.CoordinationV1().Leases("kube-node-lease").Delete(t.Context(), "lives", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-got; err != nil {
+		t.Error(err)
+	}
+}
+
+// requestFor is the newest request for the certificate of a node.
+func requestFor(t *testing.T, c *kubernetes.Clientset, node string) *certificatesv1.CertificateSigningRequest {
+	t.Helper()
+	all, err := c.CertificatesV1().CertificateSigningRequests().List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range all.Items {
+		b, _ := pem.Decode(all.Items[i].Spec.Request)
+		r, err := x509.ParseCertificateRequest(b.Bytes)
+		if err == nil && r.Subject.CommonName == "system:node:"+node {
+			return &all.Items[i]
+		}
+	}
+	return nil
+}
+
+func csr(t *testing.T, cn string, groups ...string) []byte {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: cn, Organization: groups}}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
+}
+
+// People ask for client certificates with kubectl certificate approve.
+func testCertificateRequests(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset) {
+	api := admin.CertificatesV1().CertificateSigningRequests()
+	ask := func(name string, request []byte, change func(*certificatesv1.CertificateSigningRequest)) (*certificatesv1.CertificateSigningRequest, error) {
+		r := &certificatesv1.CertificateSigningRequest{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: certificatesv1.CertificateSigningRequestSpec{
+				Request: request, SignerName: certificatesv1.KubeAPIServerClientSignerName,
+				Usages: []certificatesv1.KeyUsage{certificatesv1.UsageClientAuth}, Username: "somebody-else",
+			},
+		}
+		if change != nil {
+			change(r)
+		}
+		return api.Create(t.Context(), r, metav1.CreateOptions{})
+	}
+	_, err := ask("bad", []byte("no request"), func(r *certificatesv1.CertificateSigningRequest) {
+		r.Spec.SignerName, r.Spec.Usages = "nodomain", []certificatesv1.KeyUsage{"magic"}
+		short := int32(1)
+		r.Spec.ExpirationSeconds = &short
+	})
+	invalidAt(t, err, "spec.request", "spec.usages[0]", "spec.signerName", "spec.expirationSeconds")
+	approve := func(r *certificatesv1.CertificateSigningRequest, c *kubernetes.Clientset) error {
+		r.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "Test"}}
+		_, err := c.CertificatesV1().CertificateSigningRequests().UpdateApproval(t.Context(), r.Name, r, metav1.UpdateOptions{})
+		return err
+	}
+	result := func(name string) (r *certificatesv1.CertificateSigningRequest) {
+		eventually(t, name+" is answered", func() bool {
+			var err error
+			r, err = api.Get(t.Context(), name, metav1.GetOptions{})
+			return err == nil && (len(r.Status.Certificate) > 0 || len(r.Status.Conditions) > 1)
+		})
+		return r
+	}
+	jane, err := ask("jane", csr(t, "jane", "dev"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if jane.Spec.Username == "somebody-else" {
+		t.Error("the asker may say who he is")
+	}
+	node := kubernetes.NewForConfigOrDie(joined(t, s, "approver", t.TempDir()).Config())
+	if err := approve(jane.DeepCopy(), node); !apierrors.IsForbidden(err) {
+		t.Errorf("a node approves: %v", err)
+	}
+	if err := approve(jane, admin); err != nil {
+		t.Fatal(err)
+	}
+	b, _ := pem.Decode(result("jane").Status.Certificate)
+	leaf, err := x509.ParseCertificate(b.Bytes)
+	if err != nil || leaf.Subject.CommonName != "jane" || strings.Join(leaf.Subject.Organization, ",") != "dev" {
+		t.Errorf("%v, %v", leaf.Subject, err)
+	}
+	master, err := ask("master", csr(t, "mallory", "system:masters"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := approve(master, admin); err != nil {
+		t.Fatal(err)
+	}
+	if r := result("master"); len(r.Status.Certificate) > 0 || r.Status.Conditions[1].Type != certificatesv1.CertificateFailed {
+		t.Errorf("%+v", r.Status)
+	}
+}
+
+// A node writes its own Node, Lease and the status of its own Pods, and reads
+// of Secrets and ConfigMaps only what its Pods refer to.
+func testNodeOwns(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset) {
+	for _, n := range []string{"mine", "theirs"} {
+		if _, err := admin.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n}}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		for _, kind := range []string{"secret", "config"} {
+			name := kind + "-" + n
+			var err error
+			if kind == "secret" {
+				_, err = admin.CoreV1().Secrets("default").Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+			} else {
+				_, err = admin.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		p := podNamed("pod-" + n)
+		p.Spec.NodeName = n
+		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "v", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "secret-" + n}}})
+		p.Spec.Containers[0].EnvFrom = []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "config-" + n}}}}
+		if _, err := admin.CoreV1().Pods("default").Create(t.Context(), p, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := kubernetes.NewForConfigOrDie(joined(t, s, "mine", t.TempDir()).Config())
+	get, update, del := metav1.GetOptions{}, metav1.UpdateOptions{}, metav1.DeleteOptions{}
+	type request struct {
+		what    string
+		allowed bool
+		do      func(ctx context.Context) error
+	}
+	var requests []request
+	for _, n := range []string{"mine", "theirs"} {
+		own := n == "mine"
+		requests = append(requests,
+			request{"write the status of Node " + n, own, func(ctx context.Context) error {
+				node, err := c.CoreV1().Nodes().Get(ctx, n, get)
+				if err != nil {
+					return err
+				}
+				_, err = c.CoreV1().Nodes().UpdateStatus(ctx, node, update)
+				return err
+			}},
+			request{"annotate Node " + n, own, func(ctx context.Context) error {
+				_, err := c.CoreV1().Nodes().Patch(ctx, n, types.MergePatchType, []byte(`{"metadata":{"annotations":{"a":"b"}}}`), metav1.PatchOptions{})
+				return err
+			}},
+			request{"make the Lease of " + n, own, func(ctx context.Context) error {
+				_, err := c.CoordinationV1().Leases("kube-node-lease").Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: n}}, metav1.CreateOptions{})
+				return err
+			}},
+			request{"get the Lease of " + n, own, func(ctx context.Context) error {
+				_, err := c.CoordinationV1().Leases("kube-node-lease").Get(ctx, n, get)
+				return err
+			}},
+			request{"get the Secret of a Pod on " + n, own, func(ctx context.Context) error {
+				_, err := c.CoreV1().Secrets("default").Get(ctx, "secret-"+n, get)
+				return err
+			}},
+			request{"get the ConfigMap of a Pod on " + n, own, func(ctx context.Context) error {
+				_, err := c.CoreV1().ConfigMaps("default").Get(ctx, "config-"+n, get)
+				return err
+			}},
+			request{"get a Pod on " + n, own, func(ctx context.Context) error {
+				_, err := c.CoreV1().Pods("default").Get(ctx, "pod-"+n, get)
+				return err
+			}},
+			request{"list the Pods on " + n, own, func(ctx context.Context) error {
+				_, err := c.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + n})
+				return err
+			}},
+			request{"write the status of a Pod on " + n, own, func(ctx context.Context) error {
+				_, err := c.CoreV1().Pods("default").Patch(ctx, "pod-"+n, types.MergePatchType, []byte(`{"status":{"phase":"Running"}}`), metav1.PatchOptions{}, "status")
+				return err
+			}},
+			request{"list the DNS server of " + n, own, func(ctx context.Context) error {
+				_, err := c.DiscoveryV1().EndpointSlices("kube-system").Create(ctx, dnsSlice(n), metav1.CreateOptions{})
+				return err
+			}},
+			request{"delete a Pod on " + n, own, func(ctx context.Context) error { return c.CoreV1().Pods("default").Delete(ctx, "pod-"+n, del) }},
+		)
+	}
+	requests = append(requests,
+		request{"list all Pods", false, func(ctx context.Context) error {
+			_, err := c.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
+			return err
+		}},
+		request{"take a label that Pods are kept away by", false, func(ctx context.Context) error {
+			_, err := c.CoreV1().Nodes().Patch(ctx, "mine", types.MergePatchType, []byte(`{"metadata":{"labels":{"x.node-restriction.kubernetes.io/a":"b"}}}`), metav1.PatchOptions{})
+			return err
+		}},
+		request{"drop its taints", false, func(ctx context.Context) error {
+			_, err := c.CoreV1().Nodes().Patch(ctx, "mine", types.MergePatchType, []byte(`{"spec":{"taints":[{"key":"a","effect":"NoSchedule"}]}}`), metav1.PatchOptions{})
+			return err
+		}},
+		request{"delete its Node", false, func(ctx context.Context) error { return c.CoreV1().Nodes().Delete(ctx, "mine", del) }},
+		request{"list an EndpointSlice of another Service", false, func(ctx context.Context) error {
+			e := dnsSlice("mine")
+			e.Name, e.Labels[discoveryv1.LabelServiceName] = "x", "other"
+			_, err := c.DiscoveryV1().EndpointSlices("kube-system").Create(ctx, e, metav1.CreateOptions{})
+			return err
+		}},
+		request{"say that another DNS server has ended", true, func(ctx context.Context) error { return markEnded(ctx, admin, c, "") }},
+		request{"move another DNS server", false, func(ctx context.Context) error { return markEnded(ctx, admin, c, "192.0.2.99") }},
+	)
+	for _, r := range requests {
+		err := r.do(t.Context())
+		if err != nil && !apierrors.IsForbidden(err) {
+			t.Errorf("%s: %v", r.what, err)
+		}
+		if got := err == nil; got != r.allowed {
+			t.Errorf("%s: allowed %v, want %v (%v)", r.what, got, r.allowed, err)
+		}
+	}
+}
+
+func dnsSlice(node string) *discoveryv1.EndpointSlice {
+	yes := true
+	return &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "kube-system", Name: "dns-" + node, Labels: map[string]string{discoveryv1.LabelServiceName: "kube-dns"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.1"}, NodeName: &node, Conditions: discoveryv1.EndpointConditions{Ready: &yes, Serving: &yes}}},
+	}
+}
+
+// markEnded has c take the DNS server of the other node out of kube-dns, and
+// to another address if one is given.
+func markEnded(ctx context.Context, admin, c *kubernetes.Clientset, addr string) error {
+	e := dnsSlice("theirs")
+	e.GenerateName, e.Name = "dns-", ""
+	e, err := admin.DiscoveryV1().EndpointSlices("kube-system").Create(ctx, e, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("the administrator: %w", err)
+	}
+	no := false
+	e.Endpoints[0].Conditions.Ready, e.Endpoints[0].Conditions.Serving = &no, &no
+	if addr != "" {
+		e.Endpoints[0].Addresses[0] = addr
+	}
+	_, err = c.DiscoveryV1().EndpointSlices("kube-system").Update(ctx, e, metav1.UpdateOptions{})
+	return err
+}

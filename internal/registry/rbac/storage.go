@@ -1,0 +1,187 @@
+package rbac
+
+import (
+	"context"
+	"strings"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/registry/generic"
+	"k8s.io/apiserver/pkg/registry/rest"
+
+	"github.com/fairlead/fairlead/internal/registry/store"
+)
+
+// Authority is who the storages ask whether a request gives away more than its
+// user has.
+type Authority struct {
+	Authorizer authorizer.Authorizer
+	Rules      *Resolver
+}
+
+// NewStorage returns the storages of the four kinds by resource path.
+func NewStorage(opts generic.RESTOptionsGetter, a Authority) (map[string]rest.Storage, error) {
+	out := map[string]rest.Storage{}
+	for _, k := range []struct {
+		resource, singular string
+		newObj, newList    func() runtime.Object
+		strategy           store.Strategy
+		table              rest.TableConvertor
+		check              check
+	}{
+		{
+			"roles", "role",
+			func() runtime.Object { return &rbacv1.Role{} }, func() runtime.Object { return &rbacv1.RoleList{} },
+			roleStrategy{strategy{store.Namespaced()}}, roleTable[*rbacv1.Role](), a.checkRole,
+		},
+		{
+			"clusterroles", "clusterrole",
+			func() runtime.Object { return &rbacv1.ClusterRole{} }, func() runtime.Object { return &rbacv1.ClusterRoleList{} },
+			clusterRoleStrategy{strategy{store.ClusterScoped()}}, roleTable[*rbacv1.ClusterRole](), a.checkClusterRole,
+		},
+		{
+			"rolebindings", "rolebinding",
+			func() runtime.Object { return &rbacv1.RoleBinding{} }, func() runtime.Object { return &rbacv1.RoleBindingList{} },
+			bindingStrategy{strategy{store.Namespaced()}}, bindingTable[*rbacv1.RoleBinding](), a.checkBinding,
+		},
+		{
+			"clusterrolebindings", "clusterrolebinding",
+			func() runtime.Object { return &rbacv1.ClusterRoleBinding{} }, func() runtime.Object { return &rbacv1.ClusterRoleBindingList{} },
+			bindingStrategy{strategy{store.ClusterScoped()}}, bindingTable[*rbacv1.ClusterRoleBinding](), a.checkBinding,
+		},
+	} {
+		r, err := store.New(store.Kind{
+			Resource: rbacv1.Resource(k.resource), Singular: k.singular, New: k.newObj, NewList: k.newList,
+			Strategy: k.strategy, Table: k.table,
+		}, opts)
+		if err != nil {
+			return nil, err
+		}
+		out[k.resource] = &guarded{r, k.check}
+	}
+	return out, nil
+}
+
+// AddToScheme adds what the kinds need beyond their types.
+func AddToScheme(s *runtime.Scheme) error {
+	s.AddTypeDefaultingFunc(&rbacv1.RoleBinding{}, func(obj any) {
+		b := obj.(*rbacv1.RoleBinding)
+		setDefaults(&b.RoleRef, b.Subjects)
+	})
+	s.AddTypeDefaultingFunc(&rbacv1.ClusterRoleBinding{}, func(obj any) {
+		b := obj.(*rbacv1.ClusterRoleBinding)
+		setDefaults(&b.RoleRef, b.Subjects)
+	})
+	for _, kind := range []string{"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"} {
+		if err := store.AddFieldLabels(s, rbacv1.SchemeGroupVersion.WithKind(kind)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// setDefaults fills in the group that users, groups and roles belong to.
+func setDefaults(ref *rbacv1.RoleRef, subjects []rbacv1.Subject) {
+	if ref.APIGroup == "" {
+		ref.APIGroup = rbacv1.GroupName
+	}
+	for i := range subjects {
+		if s := &subjects[i]; s.APIGroup == "" && (s.Kind == rbacv1.UserKind || s.Kind == rbacv1.GroupKind) {
+			s.APIGroup = rbacv1.GroupName
+		}
+	}
+}
+
+// roleTable shows when a role was made, as a time: kubectl has no Age here.
+func roleTable[T runtime.Object]() rest.TableConvertor {
+	return store.NewTable([]store.Column{{Name: "Created At"}}, func(obj T) []any {
+		return []any{created(obj)}
+	})
+}
+
+func bindingTable[T runtime.Object]() rest.TableConvertor {
+	return store.NewTable([]store.Column{
+		{Name: "Role"}, {Name: "Age"},
+		{Name: "Users", Wide: true}, {Name: "Groups", Wide: true}, {Name: "ServiceAccounts", Wide: true},
+	}, func(obj T) []any {
+		ref, subjects, age := bindingParts(obj)
+		names := map[string][]string{}
+		for _, s := range subjects {
+			name := s.Name
+			if s.Kind == rbacv1.ServiceAccountKind {
+				name = s.Namespace + "/" + s.Name
+			}
+			names[s.Kind] = append(names[s.Kind], name)
+		}
+		list := func(kind string) string { return strings.Join(names[kind], ", ") }
+		return []any{ref.Kind + "/" + ref.Name, age, list(rbacv1.UserKind), list(rbacv1.GroupKind), list(rbacv1.ServiceAccountKind)}
+	})
+}
+
+func bindingParts(obj runtime.Object) (rbacv1.RoleRef, []rbacv1.Subject, string) {
+	switch b := obj.(type) {
+	case *rbacv1.RoleBinding:
+		return b.RoleRef, b.Subjects, store.Age(b.CreationTimestamp)
+	case *rbacv1.ClusterRoleBinding:
+		return b.RoleRef, b.Subjects, store.Age(b.CreationTimestamp)
+	}
+	return rbacv1.RoleRef{}, nil, ""
+}
+
+func created(obj runtime.Object) string {
+	const layout = "2006-01-02T15:04:05Z"
+	switch r := obj.(type) {
+	case *rbacv1.Role:
+		return r.CreationTimestamp.UTC().Format(layout)
+	case *rbacv1.ClusterRole:
+		return r.CreationTimestamp.UTC().Format(layout)
+	}
+	return ""
+}
+
+// strategy is what the four kinds share: roles and bindings may be created by
+// a PUT, as in Kubernetes.
+type strategy struct{ store.Base }
+
+func (strategy) AllowCreateOnUpdate(context.Context) bool { return true }
+
+type roleStrategy struct{ strategy }
+
+func (roleStrategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
+	return validateRole(obj.(*rbacv1.Role))
+}
+
+func (roleStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
+	r := obj.(*rbacv1.Role)
+	return append(validateRole(r), store.ValidateMetaUpdate(&r.ObjectMeta, &old.(*rbacv1.Role).ObjectMeta)...)
+}
+
+type clusterRoleStrategy struct{ strategy }
+
+func (clusterRoleStrategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
+	return validateClusterRole(obj.(*rbacv1.ClusterRole))
+}
+
+func (clusterRoleStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
+	r := obj.(*rbacv1.ClusterRole)
+	return append(validateClusterRole(r), store.ValidateMetaUpdate(&r.ObjectMeta, &old.(*rbacv1.ClusterRole).ObjectMeta)...)
+}
+
+type bindingStrategy struct{ strategy }
+
+func (s bindingStrategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
+	b := bindingOf(obj)
+	errs := store.ValidateMeta(b.meta, s.NamespaceScoped(), validateName)
+	return append(errs, validateBinding(b, s.NamespaceScoped())...)
+}
+
+func (s bindingStrategy) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
+	b, before := bindingOf(obj), bindingOf(old)
+	errs := append(s.Validate(ctx, obj), store.ValidateMetaUpdate(b.meta, before.meta)...)
+	if b.ref != before.ref {
+		errs = append(errs, field.Invalid(field.NewPath("roleRef"), b.ref, "cannot change roleRef"))
+	}
+	return errs
+}

@@ -1,0 +1,38 @@
+package registry
+
+import (
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+
+	"github.com/fairlead/fairlead/internal/registry/certificate"
+	"github.com/fairlead/fairlead/internal/registry/rbac"
+	"github.com/fairlead/fairlead/internal/registry/review"
+)
+
+// Security is who the storages ask who may do what.
+type Security struct {
+	// Authorizer decides requests, Rules are the roles it decides by.
+	Authorizer authorizer.Authorizer
+	Rules      *rbac.Resolver
+	// Reviews answers who may do what, and who somebody is.
+	Reviews review.Answers
+}
+
+func (s *Storage) addSecurity(o Options) error {
+	roles, err := rbac.NewStorage(o.RESTOptions, rbac.Authority{Authorizer: o.Security.Authorizer, Rules: o.Security.Rules})
+	if err != nil {
+		return err
+	}
+	s.add(rbacv1.SchemeGroupVersion, roles)
+	certificates, err := certificate.NewStorage(o.RESTOptions, o.Security.Authorizer)
+	if err != nil {
+		return err
+	}
+	s.add(certificatesv1.SchemeGroupVersion, certificates)
+	s.add(authorizationv1.SchemeGroupVersion, review.NewAuthorizationStorage(o.Security.Reviews))
+	s.add(authenticationv1.SchemeGroupVersion, review.NewAuthenticationStorage(o.Security.Reviews))
+	return nil
+}
