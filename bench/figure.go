@@ -20,6 +20,8 @@ const (
 	megabytes
 	times
 	writes
+	gigabits
+	perSecond
 )
 
 func (u unit) format(v float64) string {
@@ -32,6 +34,10 @@ func (u unit) format(v float64) string {
 		return fmt.Sprintf("%.1f µs", v)
 	case megabytes:
 		return fmt.Sprintf("%.0f MB", v)
+	case gigabits:
+		return fmt.Sprintf("%.1f Gbit/s", v)
+	case perSecond:
+		return fmt.Sprintf("%.0f/s", v)
 	case writes:
 		return strconv.FormatFloat(v, 'f', -1, 64)
 	default:
@@ -55,6 +61,7 @@ func (u unit) in(d time.Duration) float64 {
 type expectation struct {
 	below float64 // of fairlead's value, in the figure's unit
 	share float64 // of fairlead's value divided by the peer's, at most
+	least float64 // of fairlead's value divided by the peer's, at least
 }
 
 // figure is one line of the table. A value that was not measured is NaN.
@@ -103,6 +110,10 @@ func (f figure) expected() string {
 	if f.want.share > 0 && !math.IsNaN(f.peer) {
 		parts = append(parts, fmt.Sprintf("ratio at most %.3g", f.want.share))
 		met = met && f.fairlead <= f.want.share*f.peer
+	}
+	if f.want.least > 0 && !math.IsNaN(f.peer) {
+		parts = append(parts, fmt.Sprintf("ratio at least %.3g", f.want.least))
+		met = met && f.fairlead >= f.want.least*f.peer
 	}
 	if len(parts) == 0 {
 		return ""

@@ -22,6 +22,7 @@ func runs() []run {
 		{"load10k", "10,000 services x 10 endpoints from nothing", (*bench).runLoad10k},
 		{"dns", "the cluster's names, against CoreDNS", (*bench).runDNS},
 		{"controllers", "from a Pod's status to its EndpointSlice, against kube-controller-manager", (*bench).runControllers},
+		{"userspace", "connections carried by the proxy itself, against HAProxy, nginx and io.Copy", (*bench).runUserspace},
 	}
 }
 
