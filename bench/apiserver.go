@@ -26,6 +26,7 @@ type upstreamAPI struct {
 	config       *rest.Config // of an administrator
 	client       *kubernetes.Clientset
 	kubeconfig   string // the same as a file
+	store        string // client URL of the etcd
 }
 
 // startKubernetes starts the etcd and kube-apiserver of the folder peers with
@@ -43,6 +44,7 @@ func startKubernetes(ctx context.Context, dir, peers string, extra ...string) (_
 		return nil, err
 	}
 	store, peer := "http://127.0.0.1:"+ports[0], "http://127.0.0.1:"+ports[1]
+	u.store = store
 	if u.etcd, err = spawn(nil, dir, "etcd", filepath.Join(peers, "etcd"), "--data-dir", filepath.Join(dir, "etcd"), "--log-level", "warn",
 		"--listen-client-urls", store, "--advertise-client-urls", store, "--listen-peer-urls", peer,
 		"--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer, "--unsafe-no-fsync"); err != nil {

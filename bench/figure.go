@@ -20,6 +20,7 @@ const (
 	megabytes
 	times
 	writes
+	pieces
 	gigabits
 	perSecond
 )
@@ -38,7 +39,7 @@ func (u unit) format(v float64) string {
 		return fmt.Sprintf("%.1f Gbit/s", v)
 	case perSecond:
 		return fmt.Sprintf("%.0f/s", v)
-	case writes:
+	case writes, pieces:
 		return strconv.FormatFloat(v, 'f', -1, 64)
 	default:
 		return fmt.Sprintf("%.2f times", v)

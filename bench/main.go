@@ -29,6 +29,8 @@ type bench struct {
 	fairlead string // path of the program
 	peers    string // folder of the peers' programs
 	self     string // path of this program
+	sources  string // folder of fairlead's sources
+	corpus   string // folder of test/api
 	dir      string // for logs and data
 	small    bool
 	net      *network
@@ -45,6 +47,8 @@ func main() {
 	only := flag.String("run", "", "measurements to make, separated by commas: "+strings.Join(names(), ", ")+" (default: all)")
 	flag.StringVar(&b.fairlead, "fairlead", "../bin/fairlead", "the fairlead program")
 	flag.StringVar(&b.peers, "peers", "bin", "folder of the peers' programs; a peer that is not there is left out")
+	flag.StringVar(&b.corpus, "corpus", "../test/api", "folder of the requests that are compared")
+	flag.StringVar(&b.sources, "sources", "..", "folder of fairlead's sources, for the table of names")
 	flag.BoolVar(&b.small, "small", false, "make every measurement with so little that it only shows that it works")
 	keep := flag.Bool("keep", false, "keep logs and data, and say where they are")
 	flag.Parse()
@@ -113,6 +117,10 @@ func (b *bench) main(chosen []run, keep bool) (err error) {
 	var figures []figure
 	var failed []error
 	for _, r := range chosen {
+		if missing := b.missing(r); missing != "" {
+			b.say("%s is left out: %s has not been built (make peers)", r.name, missing)
+			continue
+		}
 		b.say("%s: %s", r.name, r.about)
 		got, err := r.measure(b, ctx)
 		if err != nil {
@@ -146,6 +154,9 @@ func (b *bench) prepare(ctx context.Context) (err error) {
 	if b.peers, err = filepath.Abs(b.peers); err != nil {
 		return err
 	}
+	if b.corpus, err = filepath.Abs(b.corpus); err != nil {
+		return err
+	}
 	if err := settle(); err != nil {
 		return err
 	}
@@ -154,6 +165,16 @@ func (b *bench) prepare(ctx context.Context) (err error) {
 	}
 	b.dir, err = os.MkdirTemp("", "fairlead-bench-")
 	return err
+}
+
+// missing is a program that r needs and that is not there, empty if none is.
+func (b *bench) missing(r run) string {
+	for _, name := range r.needs {
+		if b.peer(name) == "" {
+			return name
+		}
+	}
+	return ""
 }
 
 // peer is the path of a peer's program, empty if it has not been built.

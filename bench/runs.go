@@ -10,19 +10,25 @@ import (
 type run struct {
 	name, about string
 	measure     func(*bench, context.Context) ([]figure, error)
+	// needs are programs in the folder of the peers without which there is
+	// nothing to measure.
+	needs []string
 }
 
 // runs are all measurements, in the order of the table.
 func runs() []run {
 	return []run{
-		{"start", "start of fairlead up to the first answered request", (*bench).runStart},
-		{"memory", "memory of fairlead up with 1,000 services", (*bench).runMemory},
-		{"change", "an endpoint changes, at 1,000 services x 10 endpoints", (*bench).runChange},
-		{"load", "5,000 services x 50 endpoints from nothing", (*bench).runLoad},
-		{"load10k", "10,000 services x 10 endpoints from nothing", (*bench).runLoad10k},
-		{"dns", "the cluster's names, against CoreDNS", (*bench).runDNS},
-		{"controllers", "from a Pod's status to its EndpointSlice, against kube-controller-manager", (*bench).runControllers},
-		{"userspace", "connections carried by the proxy itself, against HAProxy, nginx and io.Copy", (*bench).runUserspace},
+		{"start", "start of fairlead up to the first answered request", (*bench).runStart, nil},
+		{"memory", "memory of fairlead up with 1,000 services", (*bench).runMemory, nil},
+		{"change", "an endpoint changes, at 1,000 services x 10 endpoints", (*bench).runChange, nil},
+		{"load", "5,000 services x 50 endpoints from nothing", (*bench).runLoad, nil},
+		{"load10k", "10,000 services x 10 endpoints from nothing", (*bench).runLoad10k, nil},
+		{"dns", "the cluster's names, against CoreDNS", (*bench).runDNS, nil},
+		{"dnsnames", "every question of the table of names, and where CoreDNS answers otherwise", (*bench).runNames, nil},
+		{"controllers", "from a Pod's status to its EndpointSlice, against kube-controller-manager", (*bench).runControllers, nil},
+		{"api", "every request of test/api, against kube-apiserver", (*bench).runAPI, []string{"kube-apiserver", "etcd", corpusProgram}},
+		{"create", "Services created with cluster IPs, against kube-apiserver", (*bench).runCreate, []string{"kube-apiserver", "etcd"}},
+		{"userspace", "connections carried by the proxy itself, against HAProxy, nginx and io.Copy", (*bench).runUserspace, nil},
 	}
 }
 
