@@ -30,6 +30,7 @@ type stage struct {
 	// turn counts single changes: each Pod is ready until its first one.
 	turn  int
 	ready map[string]bool
+	marks int
 }
 
 // stage sets up an API server with a crowd, calls play, and ends it.
@@ -49,8 +50,9 @@ func (b *bench) stage(ctx context.Context, size crowd, play func(*stage) error) 
 	return play(s)
 }
 
-// enter starts a manager and waits until every Pod is in a slice and it is
-// idle.
+// enter starts a manager and waits until it has been through everything: every
+// Pod is in a slice, a Service made after the start has its slice and Endpoints,
+// and the manager is idle.
 func (s *stage) enter(ctx context.Context, m manager) (*process, effort, error) {
 	var e effort
 	dir, err := os.MkdirTemp(s.b.dir, m.name+"-")
@@ -68,15 +70,48 @@ func (s *stage) enter(ctx context.Context, m manager) (*process, effort, error) 
 	err = s.complete(ctx, s.size)
 	e.took = time.Since(p.begin).Seconds()
 	if err == nil {
-		err = p.settle(controllerWait)
+		err = s.mark(ctx, p)
 	}
 	if err == nil {
 		e.writes, e.cpu, err = s.since(ctx, p, before, 0)
+		e.writes -= markWrites
 	}
 	if err != nil {
 		return nil, e, fmt.Errorf("%s: %w", m.name, errors.Join(err, p.alive(), p.stop()))
 	}
 	return p, e, nil
+}
+
+// markWrites is what a Service without Pods costs: a slice and Endpoints.
+const markWrites = 2
+
+// mark makes a Service that selects nothing and waits for what a manager makes
+// of it. A program that waits for the processor looks idle; this shows that it
+// works.
+func (s *stage) mark(ctx context.Context, p *process) error {
+	s.marks++
+	service := selectingService(0)
+	service.Name = fmt.Sprintf("mark-%d", s.marks)
+	service.Spec.Selector = map[string]string{"app": service.Name}
+	if _, err := s.client.CoreV1().Services(benchNamespace).Create(ctx, service, metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	err := waitFor(ctx, controllerWait, 200*time.Millisecond, p, func() error {
+		if _, err := s.client.CoreV1().Endpoints(benchNamespace).Get(ctx, service.Name, metav1.GetOptions{}); err != nil {
+			return err
+		}
+		list, err := s.client.DiscoveryV1().EndpointSlices(benchNamespace).List(ctx, metav1.ListOptions{
+			ResourceVersion: "0", LabelSelector: discoveryv1.LabelServiceName + "=" + service.Name,
+		})
+		if err == nil && len(list.Items) == 0 {
+			err = errors.New("no slice")
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("%s: %w", service.Name, err)
+	}
+	return p.settle(controllerWait)
 }
 
 // spend measures what a manager does about f, until it is idle.

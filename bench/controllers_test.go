@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -14,8 +13,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/clientcmd"
 )
 
 // upstream is a test's kube-apiserver and the programs that work on it.
@@ -97,9 +99,41 @@ func (u *upstream) run(program string, args ...string) *process {
 	return p
 }
 
+// fairleadControllers starts them with the rights that docs/controllers.md gives
+// them, and no more.
 func (u *upstream) fairleadControllers() *process {
 	u.Helper()
-	return u.run(u.fairlead, "controllers", "--kubeconfig", u.kubeconfig, "--controllers=endpoints,endpointslice,endpointslicemirroring")
+	cfg, err := clientcmd.LoadFromFile(u.kubeconfig)
+	u.must(err)
+	for _, user := range cfg.AuthInfos {
+		user.Impersonate = "fairlead-controllers"
+	}
+	path := filepath.Join(u.dir, "controllers.kubeconfig")
+	u.must(clientcmd.WriteToFile(*cfg, path))
+	return u.run(u.fairlead, "controllers", "--kubeconfig", path, "--controllers=endpoints,endpointslice,endpointslicemirroring")
+}
+
+// applyDocumentedRights creates the objects of the manifest in
+// docs/controllers.md.
+func (u *upstream) applyDocumentedRights() {
+	u.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "docs", "controllers.md"))
+	u.must(err)
+	_, rest, _ := strings.Cut(string(text), "```yaml\n")
+	manifest, _, _ := strings.Cut(rest, "```")
+	for doc := range strings.SplitSeq(manifest, "---\n") {
+		o, _, err := scheme.Codecs.UniversalDeserializer().Decode([]byte(doc), nil, nil)
+		u.must(err)
+		switch o := o.(type) {
+		case *rbacv1.ClusterRole:
+			_, err = u.client.RbacV1().ClusterRoles().Create(u.ctx, o, metav1.CreateOptions{})
+		case *rbacv1.ClusterRoleBinding:
+			_, err = u.client.RbacV1().ClusterRoleBindings().Create(u.ctx, o, metav1.CreateOptions{})
+		default:
+			err = fmt.Errorf("docs/controllers.md has a %T", o)
+		}
+		u.must(err)
+	}
 }
 
 func (u *upstream) service(name string, change ...func(*corev1.Service)) {
@@ -184,6 +218,31 @@ func (u *upstream) wantSlices(service string, want ...string) {
 	})
 }
 
+// wantEndpoints waits until the Endpoints object of a Service says "ready
+// addresses|addresses not ready".
+func (u *upstream) wantEndpoints(service, want string) {
+	u.Helper()
+	u.eventually("Endpoints "+service, func() error {
+		e, err := u.client.CoreV1().Endpoints("default").Get(u.ctx, service, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		var ready, not []string
+		for _, s := range e.Subsets {
+			for _, a := range s.Addresses {
+				ready = append(ready, a.IP)
+			}
+			for _, a := range s.NotReadyAddresses {
+				not = append(not, a.IP)
+			}
+		}
+		if got := strings.Join(ready, " ") + "|" + strings.Join(not, " "); got != want {
+			return fmt.Errorf("%q, want %q", got, want)
+		}
+		return nil
+	})
+}
+
 // versions are the resource versions of all slices and Endpoints of the Services
 // named.
 func (u *upstream) versions(services ...string) map[string]string {
@@ -223,6 +282,7 @@ func (u *upstream) wantEvent(object, reason string) {
 // two take over from each other without a write.
 func TestControllersOnKubernetes(t *testing.T) {
 	u := newUpstream(t)
+	u.applyDocumentedRights()
 	_, err := u.client.CoreV1().Nodes().Create(u.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{
 		Name: podNode, Labels: map[string]string{corev1.LabelTopologyZone: "z1"},
 	}}, metav1.CreateOptions{})
@@ -257,7 +317,9 @@ func TestControllersOnKubernetes(t *testing.T) {
 	u.must(u.client.CoreV1().Pods("default").Delete(u.ctx, "c", metav1.DeleteOptions{})) // nobody stops it, so it stays
 	web := []string{"10.244.0.1:8080 a ready serving z1", "10.244.0.2:8080 b z1", "10.244.0.3:8080 c serving terminating z1", "fd00:10:244::1:8080 a ready serving z1"}
 	u.wantSlices("web", web...)
+	u.wantEndpoints("web", "10.244.0.1|10.244.0.2") // its first family, and nothing that ends
 	u.wantSlices("set", "10.244.0.6:8080 s0 ready z1")
+	u.wantEndpoints("set", "10.244.0.6|")
 	u.wantSlices("db", "192.0.2.42:9376 ready", "2001:db8::42:9376 ready")
 	u.wantEvent("typo", "TargetPortNotFound")
 
@@ -267,6 +329,7 @@ func TestControllersOnKubernetes(t *testing.T) {
 	u.service("after")
 	u.pod("d", "after", true, "10.244.0.7")
 	u.wantSlices("after", "10.244.0.7:8080 d ready serving z1")
+	u.wantEndpoints("after", "10.244.0.7|")
 	u.must(second.stop())
 
 	// What each writes last shows that it has been through everything before.
@@ -281,6 +344,13 @@ func TestControllersOnKubernetes(t *testing.T) {
 	third := u.fairleadControllers()
 	u.handedOver(third, "ours", before, all)
 	u.wantSlices("web", web...)
+	for _, p := range []*process{leader, second, third} {
+		text, err := os.ReadFile(p.log)
+		u.must(err)
+		if strings.Contains(string(text), "orbidden") {
+			t.Errorf("the documented rights are not enough:\n%s", text)
+		}
+	}
 }
 
 // handedOver waits until p keeps the slices, and wants all that was there
@@ -288,15 +358,10 @@ func TestControllersOnKubernetes(t *testing.T) {
 func (u *upstream) handedOver(p *process, marker string, before map[string]string, services []string) {
 	u.Helper()
 	u.service(marker)
-	u.pod("pod-of-"+marker, marker, true, "10.244.1."+fmt.Sprint(u.started))
-	u.wantSlices(marker, "10.244.1."+fmt.Sprint(u.started)+":8080 pod-of-"+marker+" ready serving z1")
-	u.eventually("Endpoints "+marker, func() error {
-		e, err := u.client.CoreV1().Endpoints("default").Get(u.ctx, marker, metav1.GetOptions{})
-		if err != nil || len(e.Subsets) == 0 {
-			return errors.Join(errors.New("not there"), err)
-		}
-		return p.alive()
-	})
+	ip := fmt.Sprintf("10.244.1.%d", u.started)
+	u.pod("pod-of-"+marker, marker, true, ip)
+	u.wantSlices(marker, ip+":8080 pod-of-"+marker+" ready serving z1")
+	u.wantEndpoints(marker, ip+"|")
 	if after := u.versions(services...); !maps.Equal(before, after) {
 		u.Errorf("%s changed what was right before:\nbefore %v\nafter  %v", strings.TrimSuffix(filepath.Base(p.log), ".log"), before, after)
 	}

@@ -58,6 +58,7 @@ func newClient(cfg *rest.Config) (*kubernetes.Clientset, error) {
 	cfg.QPS = -1
 	cfg.Timeout = time.Minute
 	cfg.UserAgent = "fairlead-bench"
+	cfg.WarningHandler = rest.NoWarnings{} // Endpoints are deprecated, and looked at all the same
 	return kubernetes.NewForConfig(cfg)
 }
 

@@ -148,6 +148,13 @@ func TestLeftoversOfAnEarlierRun(t *testing.T) {
 	r.must(r.client.CoreV1().Services(ns).Delete(ctx, "web", metav1.DeleteOptions{}))
 	_, err := r.client.CoreV1().Endpoints(ns).Create(ctx, &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: "mine"}}, metav1.CreateOptions{})
 	r.must(err)
+	// The record of a leader election, as old clients keep it.
+	lock := &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{
+		Name: "lock", Labels: map[string]string{epslice.LabelEndpointsManagedBy: epslice.EndpointsManagedBy},
+		Annotations: map[string]string{"control-plane.alpha.kubernetes.io/leader": "{}"},
+	}}
+	_, err = r.client.CoreV1().Endpoints(ns).Create(ctx, lock, metav1.CreateOptions{})
+	r.must(err)
 	r.run(Options{Controllers: endpointControllers})
 	r.eventually("leftovers go", func() error {
 		if got := r.slices(ns, "web"); len(got) != 0 {
@@ -158,8 +165,10 @@ func TestLeftoversOfAnEarlierRun(t *testing.T) {
 		}
 		return nil
 	})
-	if _, err := r.client.CoreV1().Endpoints(ns).Get(ctx, "mine", metav1.GetOptions{}); err != nil {
-		t.Errorf("the user's Endpoints: %v", err)
+	for _, name := range []string{"mine", "lock"} {
+		if _, err := r.client.CoreV1().Endpoints(ns).Get(ctx, name, metav1.GetOptions{}); err != nil {
+			t.Errorf("somebody else's Endpoints: %v", err)
+		}
 	}
 }
 

@@ -104,7 +104,7 @@ func contents(list []*discoveryv1.EndpointSlice, hints bool) []string {
 	}
 	for _, s := range list {
 		ports := fmt.Sprintf("%q", strings.Split(string(portsKey(s.Ports)), "\x01"))
-		labels := fmt.Sprint(s.Labels)
+		labels := fmt.Sprint(s.Labels, s.GenerateName, s.OwnerReferences[0].String())
 		for _, e := range s.Endpoints {
 			e.Addresses = slices.Sorted(slices.Values(e.Addresses))
 			if !hints {

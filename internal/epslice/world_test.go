@@ -68,7 +68,7 @@ func (w *world) drawPorts(t *rapid.T) {
 	targets := []intstr.IntOrString{intstr.FromInt32(80), intstr.FromInt32(9376), intstr.FromString("http"), intstr.FromString("side"), intstr.FromString("none")}
 	for i := range rapid.IntRange(0, 3).Draw(t, "ports") {
 		p := corev1.ServicePort{
-			Name: fmt.Sprintf("p%d", i), Port: int32(80 + i), Protocol: rapid.SampledFrom(protocols[:2]).Draw(t, "protocol"),
+			Name: fmt.Sprintf("p%d", i), Port: int32(80 + i), Protocol: rapid.SampledFrom(protocols).Draw(t, "protocol"),
 			TargetPort: rapid.SampledFrom(targets).Draw(t, "target"),
 		}
 		if rapid.Bool().Draw(t, "app") {
@@ -87,7 +87,9 @@ func (w *world) drawPod(t *rapid.T, name string) {
 		Spec:       corev1.PodSpec{NodeName: node},
 	}
 	http := int32(rapid.SampledFrom([]int{8080, 8081}).Draw(t, "http"))
-	p.Spec.Containers = []corev1.Container{{Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: http, Protocol: corev1.ProtocolTCP}}}}
+	p.Spec.Containers = []corev1.Container{{Ports: []corev1.ContainerPort{
+		{Name: "http", ContainerPort: http, Protocol: corev1.ProtocolTCP}, {Name: "http", ContainerPort: http + 1, Protocol: corev1.ProtocolSCTP},
+	}}}
 	p.Spec.InitContainers = []corev1.Container{{
 		RestartPolicy: rapid.SampledFrom([]*corev1.ContainerRestartPolicy{nil, ptr(corev1.ContainerRestartPolicyAlways)}).Draw(t, "restart"),
 		Ports:         []corev1.ContainerPort{{Name: "side", ContainerPort: 7000, Protocol: corev1.ProtocolTCP}},
