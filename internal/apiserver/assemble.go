@@ -91,6 +91,7 @@ func (s *Server) assemble(store *etcd) (*assembly, error) {
 	storage, err := registry.New(registry.Options{
 		RESTOptions: c.RESTOptionsGetter, ServiceCIDRs: s.opts.ServiceCIDRs, NodePorts: s.opts.NodePorts,
 		StrictLoadBalancers: s.opts.StrictLoadBalancers, Alone: len(s.opts.Etcd.Servers) == 0,
+		WriteTimeout: s.opts.ServiceWriteTimeout, RepairPeriod: s.opts.RepairPeriod,
 		AgentCredentials: s.creds.agentCertificate, Log: s.log, Security: guard.security(),
 	})
 	if err != nil {

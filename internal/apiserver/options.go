@@ -6,7 +6,9 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"time"
 
+	"github.com/fairlead/fairlead/internal/registry/service"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -39,6 +41,13 @@ type Options struct {
 	// StrictLoadBalancers refuses new load balancers whose ports have several
 	// protocols, or SCTP without a loadBalancerClass; default false.
 	StrictLoadBalancers bool
+	// ServiceWriteTimeout is the longest that a write of a Service may take;
+	// default 1 minute. What was claimed for one and is not used is freed after
+	// three times as long.
+	ServiceWriteTimeout time.Duration
+	// RepairPeriod is the time between two repairs of the claims of addresses
+	// and node ports; default 1 minute.
+	RepairPeriod time.Duration
 
 	// MaxRequests and MaxMutatingRequests are how many requests are answered at
 	// a time, in sum; watches count only until they have begun. What is beyond
@@ -76,6 +85,9 @@ const Version = "v1.36.0+fairlead"
 const (
 	DefaultPort       = 6443
 	defaultEtcdPrefix = "/registry"
+
+	DefaultServiceWriteTimeout = service.DefaultWriteTimeout
+	DefaultRepairPeriod        = service.DefaultRepairPeriod
 
 	// DefaultMaxRequests and DefaultMaxMutatingRequests are kube-apiserver's.
 	DefaultMaxRequests         = 400

@@ -34,6 +34,8 @@ func (f *serverFlags) add(cmd *cobra.Command) {
 	flags.Var(&f.nodePorts, "service-node-port-range", "range of node ports")
 	flags.Var(&f.clusterCIDRs, "cluster-cidr", "range of the Pods' addresses, or one of each family; each node gets a /24 or a /64 of it")
 	flags.BoolVar(&f.StrictLoadBalancers, "strict-load-balancers", false, "refuse new load balancers whose ports have several protocols, or SCTP without a loadBalancerClass")
+	flags.DurationVar(&f.ServiceWriteTimeout, "service-write-timeout", apiserver.DefaultServiceWriteTimeout, "longest that a write of a Service may take; addresses and node ports claimed for one and not used are freed after three times as long")
+	flags.DurationVar(&f.RepairPeriod, "allocation-repair-period", apiserver.DefaultRepairPeriod, "time between two comparisons of what Services use with what is claimed")
 	flags.IntVar(&f.MaxRequests, "max-requests-inflight", apiserver.DefaultMaxRequests, "requests answered at a time, to which come those of --max-mutating-requests-inflight; the sum is shared out by priority and fairness")
 	flags.IntVar(&f.MaxMutatingRequests, "max-mutating-requests-inflight", apiserver.DefaultMaxMutatingRequests, "see --max-requests-inflight")
 	flags.StringSliceVar(&f.Etcd.Servers, "etcd-servers", nil, "client URLs of an etcd cluster to use in place of the embedded one")

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -79,6 +80,8 @@ type Options struct {
 	StrictLoadBalancers bool
 	// Alone says that no other server writes to the store.
 	Alone bool
+	// WriteTimeout and RepairPeriod are those of the storage of Services.
+	WriteTimeout, RepairPeriod time.Duration
 	// AgentCredentials is the client certificate shown to the nodes' agents.
 	AgentCredentials node.AgentCredentials
 	// Security says who may do what.
@@ -187,6 +190,7 @@ func (s *Storage) addServices(o Options) error {
 		RESTOptions: o.RESTOptions, ServiceCIDRs: o.ServiceCIDRs, NodePorts: o.NodePorts,
 		Networking: net, Endpoints: ep.Endpoints, Log: o.Log,
 		StrictLoadBalancers: o.StrictLoadBalancers, Alone: o.Alone,
+		WriteTimeout: o.WriteTimeout, RepairPeriod: o.RepairPeriod,
 	})
 	if err != nil {
 		return err

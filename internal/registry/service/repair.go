@@ -27,8 +27,6 @@ import (
 const (
 	// DefaultRepairPeriod is the time between two repairs.
 	DefaultRepairPeriod = time.Minute
-	// DefaultClaimGrace is three times what any write may take.
-	DefaultClaimGrace = 3 * writeTimeout
 	// repairTimeout bounds one repair.
 	repairTimeout = 5 * time.Minute
 )
@@ -71,7 +69,7 @@ func newRepairer(r *REST, o Options) *repairer {
 		out.period = DefaultRepairPeriod
 	}
 	if out.grace <= 0 {
-		out.grace = DefaultClaimGrace
+		out.grace = 3 * r.writeTimeout
 	}
 	return out
 }

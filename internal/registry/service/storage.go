@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,8 +46,11 @@ type Options struct {
 	Endpoints rest.GracefulDeleter
 	// RepairPeriod is the time between two repairs; 0 means DefaultRepairPeriod.
 	RepairPeriod time.Duration
+	// WriteTimeout is the longest that a write of a Service may take; 0 means
+	// DefaultWriteTimeout.
+	WriteTimeout time.Duration
 	// ClaimGrace is the age at which a claim without a Service is freed; 0 means
-	// DefaultClaimGrace. It must be longer than any request may take.
+	// three times WriteTimeout. It must be longer than that.
 	ClaimGrace time.Duration
 	// Alone says that no other server writes to the store, as with an embedded
 	// etcd. Claims from before the start are then free of any write on the way,
@@ -75,6 +79,8 @@ type REST struct {
 	*store.REST
 	alloc     *allocators
 	endpoints rest.GracefulDeleter
+	// writeTimeout is the longest that a write may take.
+	writeTimeout time.Duration
 	// ready is closed when the allocators know their ranges and claims.
 	ready <-chan struct{}
 	log   *slog.Logger
@@ -103,7 +109,7 @@ func NewStorage(o Options) (Storage, error) {
 		return Storage{}, err
 	}
 	ready := make(chan struct{})
-	r := &REST{REST: s, endpoints: o.Endpoints, ready: ready, log: o.Log, alloc: &allocators{
+	r := &REST{REST: s, endpoints: o.Endpoints, writeTimeout: cmp.Or(o.WriteTimeout, DefaultWriteTimeout), ready: ready, log: o.Log, alloc: &allocators{
 		families: fams, log: o.Log,
 		addrs: newAddresses(addressClaims(o.Networking.IPAddress)),
 		ports: newPorts(portClaims, o.NodePorts),
@@ -193,7 +199,7 @@ const readyTimeout = 5 * time.Second
 
 // Create stores a new Service with what is allocated for it.
 func (r *REST) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
-	ctx, w, cancel := withWrite(ctx)
+	ctx, w, cancel := withWrite(ctx, r.writeTimeout)
 	defer cancel()
 	out, err := r.REST.Create(ctx, obj, func(ctx context.Context, obj runtime.Object) error {
 		if validate != nil {
@@ -211,7 +217,7 @@ func (r *REST) Create(ctx context.Context, obj runtime.Object, validate rest.Val
 // Update stores a changed Service, or a new one, with what is allocated for it.
 func (r *REST) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo, create rest.ValidateObjectFunc,
 	update rest.ValidateObjectUpdateFunc, forceCreate bool, options *metav1.UpdateOptions) (runtime.Object, bool, error) {
-	ctx, w, cancel := withWrite(ctx)
+	ctx, w, cancel := withWrite(ctx, r.writeTimeout)
 	defer cancel()
 	out, created, err := r.REST.Update(ctx, name, info, create, update, forceCreate, options)
 	w.settle(ctx, err)

@@ -28,14 +28,14 @@ type write struct {
 
 type writeKey struct{}
 
-// writeTimeout is the longest that a write may take, whatever its request
-// allows: the repair frees claims that are older and have no Service.
-const writeTimeout = time.Minute
+// DefaultWriteTimeout is the longest that a write may take, whatever its
+// request allows: the repair frees claims that are older and have no Service.
+const DefaultWriteTimeout = time.Minute
 
 // withWrite returns a context that carries a new write and ends in time.
-func withWrite(ctx context.Context) (context.Context, *write, context.CancelFunc) {
+func withWrite(ctx context.Context, limit time.Duration) (context.Context, *write, context.CancelFunc) {
 	w := &write{}
-	ctx, cancel := context.WithTimeout(context.WithValue(ctx, writeKey{}, w), writeTimeout)
+	ctx, cancel := context.WithTimeout(context.WithValue(ctx, writeKey{}, w), limit)
 	return ctx, w, cancel
 }
 
