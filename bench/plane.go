@@ -24,7 +24,7 @@ type proxy struct {
 func (b *bench) fairleadProxy() proxy {
 	return proxy{"fairlead", func(h *host, dir, kubeconfig string) (*process, error) {
 		return spawn(h, dir, "fairlead-proxy", b.fairlead, "proxy", "--mode", "nft",
-			"--kubeconfig", kubeconfig, "--node-name", h.name)
+			"--kubeconfig", kubeconfig, "--node-name", h.name, "--conntrack-max-per-core", "0")
 	}}
 }
 
@@ -44,17 +44,28 @@ type planeSize struct {
 	changes, additions  int
 	pause               time.Duration // before each change
 	limit               time.Duration // of one load
+	churn               int           // changes at churnRate
+	burst               int           // changes at once
+	throughput          bool
 }
 
 // planeResult is what was measured of one proxy; durations in the units of the
 // table.
 type planeResult struct {
-	load, loadCPU    float64   // seconds
-	changes          []float64 // milliseconds
-	changeCPU        float64   // milliseconds of processor time for each
-	additions        []float64 // milliseconds
-	connect          float64   // median of a connection through a ClusterIP, in that of a direct one
-	memory, peakSize float64   // megabytes
+	load, loadCPU float64   // seconds
+	changes       []float64 // milliseconds
+	changeCPU     float64   // milliseconds of processor time for each
+	additions     []float64 // milliseconds
+	connect       float64   // median of a connection through a ClusterIP, in that of a direct one
+	// Connections one after the other, through a ClusterIP and direct ones:
+	// microseconds.
+	through, direct []float64
+	churn           []float64 // milliseconds
+	burst           float64   // milliseconds after the last write
+	burstWrites     float64   // seconds that the writes took
+	// Gbit/s of an established connection.
+	throughput, directThroughput float64
+	memory, peakSize             float64 // megabytes
 }
 
 // world is the content of an API server for a measurement of proxies.
@@ -108,7 +119,7 @@ func (b *bench) measure(ctx context.Context, w *world, p proxy) (r planeResult, 
 		return r, err
 	}
 	defer func() { err = errors.Join(err, proc.stop()) }()
-	for _, step := range []func(context.Context, *host, *process, *planeResult) error{w.measureLoad, w.measureConnections, w.measureChanges, w.measureAdditions} {
+	for _, step := range []func(context.Context, *host, *process, *planeResult) error{w.measureLoad, w.measureConnections, w.measureThroughput, w.measureChanges, w.measureAdditions, w.measureChurn, w.measureBurst} {
 		if err := step(ctx, h, proc, &r); err != nil {
 			return r, errors.Join(fmt.Errorf("%s: %w", p.name, err), proc.alive())
 		}
@@ -202,6 +213,8 @@ func (w *world) measureConnections(ctx context.Context, h *host, proc *process, 
 			}
 		}
 		ratios = append(ratios, percentile(took[0], 0.5)/percentile(took[1], 0.5))
+		r.through = append(r.through, took[0]...)
+		r.direct = append(r.direct, took[1]...)
 	}
 	r.connect = percentile(ratios, 0.5)
 	return nil
@@ -231,14 +244,24 @@ func (w *world) measureChanges(ctx context.Context, h *host, proc *process, r *p
 	return err
 }
 
-// change writes a new address into the slice of s and returns how long it took,
-// from before the write, until a new connection reached that address.
+// change gives s another endpoint, see moveTo.
 func (w *world) change(ctx context.Context, h *host, s service) (time.Duration, error) {
 	time.Sleep(w.size.pause)
+	return w.moveTo(ctx, h, s, w.next(), changePause)
+}
+
+// next is an endpoint that no Service has had yet.
+func (w *world) next() netip.Addr {
+	w.changed++
+	return endpointAddr(spare + w.changed)
+}
+
+// moveTo writes an address into the slice of s and returns how long it took,
+// from before the write, until a new connection reached it, or one that was
+// written later.
+func (w *world) moveTo(ctx context.Context, h *host, s service, to netip.Addr, pause time.Duration) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, changeLimit)
 	defer cancel()
-	to := endpointAddr(spare + w.changed)
-	w.changed++
 	type arrival struct {
 		at  time.Time
 		err error
@@ -248,7 +271,7 @@ func (w *world) change(ctx context.Context, h *host, s service) (time.Duration, 
 		var at time.Time
 		err := h.on(func() (err error) {
 			close(looking)
-			at, err = until(ctx, s.at, changePause, func(a netip.Addr) bool { return a == to })
+			at, err = until(ctx, s.at, pause, func(a netip.Addr) bool { return !a.Less(to) })
 			return err
 		})
 		seen <- arrival{at, err}
@@ -298,16 +321,23 @@ func (w *world) add(ctx context.Context, h *host) (time.Duration, error) {
 // proxies measures fairlead and kube-proxy, one after the other, against the
 // same API server.
 func (b *bench) proxies(ctx context.Context, size planeSize) (mine, peer planeResult, err error) {
+	err = b.inWorld(ctx, size, func(w *world) error {
+		if mine, err = b.measure(ctx, w, b.fairleadProxy()); err != nil || b.peer("kube-proxy") == "" {
+			return err
+		}
+		peer, err = b.measure(ctx, w, b.kubeProxy())
+		return err
+	})
+	return mine, peer, err
+}
+
+// inWorld makes a world for f and takes it away again.
+func (b *bench) inWorld(ctx context.Context, size planeSize, f func(*world) error) error {
 	w, err := b.makeWorld(ctx, size)
 	if err != nil {
-		return mine, peer, err
+		return err
 	}
-	defer func() { err = errors.Join(err, w.stop(), w.plain.remove(context.WithoutCancel(ctx))) }()
-	if mine, err = b.measure(ctx, w, b.fairleadProxy()); err != nil || b.peer("kube-proxy") == "" {
-		return mine, peer, err
-	}
-	peer, err = b.measure(ctx, w, b.kubeProxy())
-	return mine, peer, err
+	return errors.Join(f(w), w.stop(), w.plain.remove(context.WithoutCancel(ctx)))
 }
 
 // waitAnswer waits on the host until a Service answers.

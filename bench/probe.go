@@ -27,6 +27,14 @@ func serveBackends(h *host) error {
 	return nil
 }
 
+// flood asks an endpoint to send what it can, until the client ends it.
+const flood = 'F'
+
+func readOne(c net.Conn, b []byte) bool {
+	n, err := c.Read(b)
+	return n == 1 && err == nil
+}
+
 // answer tells each connection the address it has reached.
 func answer(l net.Listener) error {
 	for {
@@ -39,7 +47,13 @@ func answer(l net.Listener) error {
 			_ = c.SetDeadline(time.Now().Add(time.Second))
 			host, _, _ := net.SplitHostPort(c.LocalAddr().String())
 			_, _ = io.WriteString(c, host)
-			_, _ = c.Read(make([]byte, 1)) // the client ends it, without TIME_WAIT
+			// The client ends it, without TIME_WAIT, or asks for more.
+			if word := make([]byte, 1); readOne(c, word) && word[0] == flood {
+				_ = c.SetDeadline(time.Now().Add(time.Minute))
+				for block := make([]byte, 256<<10); err == nil; {
+					_, err = c.Write(block)
+				}
+			}
 		}()
 	}
 }
