@@ -97,22 +97,22 @@ func listen(p svc.Protocol, f svc.Family, port uint16) (fd int, got uint16, err 
 			_ = unix.Close(fd)
 		}
 	}()
-	set := func(level, opt, v int) { err = errors.Join(err, unix.SetsockoptInt(fd, level, opt, v)) }
+	on := func(level, opt int) { err = errors.Join(err, unix.SetsockoptInt(fd, level, opt, 1)) }
 	var any unix.Sockaddr = &unix.SockaddrInet4{Port: int(port)}
 	if f == svc.IPv6 {
 		any = &unix.SockaddrInet6{Port: int(port)}
-		set(unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1)
+		on(unix.IPPROTO_IPV6, unix.IPV6_V6ONLY)
 	}
 	switch {
 	case p == svc.TCP:
 		// Accepted connections inherit these.
-		set(unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
-		set(unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
-		set(unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+		on(unix.IPPROTO_TCP, unix.TCP_NODELAY)
+		on(unix.SOL_SOCKET, unix.SO_KEEPALIVE)
+		on(unix.SOL_SOCKET, unix.SO_REUSEADDR)
 	case f == svc.IPv6:
-		set(unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1)
+		on(unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO)
 	default:
-		set(unix.IPPROTO_IP, unix.IP_PKTINFO, 1)
+		on(unix.IPPROTO_IP, unix.IP_PKTINFO)
 	}
 	if err != nil {
 		return -1, port, err

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"net/netip"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -42,7 +43,7 @@ func reset(fd int) {
 func retry(f func() (int, error)) (int, error) {
 	for {
 		n, err := f()
-		if err != unix.EINTR {
+		if !is(err, unix.EINTR) {
 			return n, err
 		}
 	}
@@ -51,9 +52,12 @@ func retry(f func() (int, error)) (int, error) {
 // noFiles says that err is for want of something that ended connections give
 // back.
 func noFiles(err error) bool {
-	switch err {
-	case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM:
-		return true
-	}
-	return false
+	return is(err, unix.EMFILE) || is(err, unix.ENFILE) || is(err, unix.ENOBUFS) || is(err, unix.ENOMEM)
+}
+
+// is compares what a system call returned, which is never wrapped, without the
+// cost of errors.Is.
+func is(err error, e syscall.Errno) bool {
+	got, ok := err.(syscall.Errno) //nolint:errorlint // see above
+	return ok && got == e
 }

@@ -31,6 +31,7 @@ type flow struct {
 	up, down direction // from the client, and to it
 	endpoint netip.AddrPort
 	tried    []netip.AddrPort
+	unused   int  // a socket to connect with, or -1
 	open     bool // the endpoint has answered
 	waiting  bool // it is among worker.ready
 	ended    bool
@@ -97,12 +98,46 @@ func (w *worker) accept(l *Listener, limit int) {
 			if noFiles(err) {
 				w.pause()
 			}
-			if err == unix.ECONNABORTED || err == unix.EINTR {
+			if is(err, unix.ECONNABORTED) || is(err, unix.EINTR) {
 				continue
 			}
 			return
 		}
-		w.begin(l, fd, addrPort(sa).Addr())
+		c := accepted{l, fd, *spare, addrPort(sa).Addr()}
+		*spare = -1
+		w.least().take(w, c)
+	}
+}
+
+// accepted is a connection of a client, and the socket for the endpoint.
+type accepted struct {
+	listener         *Listener
+	client, endpoint int
+	from             netip.Addr
+}
+
+// least is the thread with the fewest connections, w itself unless another one
+// has clearly fewer: the kernel gives a new connection to any thread that waits,
+// and mostly to the same one. Long connections would stay together there.
+func (w *worker) least() *worker {
+	best := w
+	for _, o := range w.engine.workers {
+		if o.load.Load()+1 < best.load.Load() {
+			best = o
+		}
+	}
+	return best
+}
+
+// take begins a connection that w by has accepted.
+func (w *worker) take(by *worker, c accepted) {
+	w.load.Add(1)
+	if w == by {
+		w.begin(c)
+	} else if !w.do(func() { w.begin(c) }) {
+		w.load.Add(-1)
+		by.load.Add(1)
+		by.begin(c) // the other thread has ended
 	}
 }
 
@@ -110,16 +145,20 @@ func (w *worker) accept(l *Listener, limit int) {
 func (w *worker) leave(n int64) { w.engine.count.files.Add(-n) }
 
 // begin starts the flow of a connection just accepted.
-func (w *worker) begin(l *Listener, fd int, from netip.Addr) {
-	f := &flow{listener: l, from: from}
-	f.client.fd, f.server.fd = fd, -1
+func (w *worker) begin(c accepted) {
+	f := &flow{listener: c.listener, from: c.from, unused: c.endpoint}
+	f.client.fd, f.server.fd = c.client, -1
 	f.up.from, f.up.to = &f.client, &f.server
 	f.down.from, f.down.to = &f.server, &f.client
 	f.slot = w.flows.add(f)
 	w.engine.count.accepted.Add(1)
 	w.engine.count.connections.Add(1)
+	if w.aborting {
+		w.abort(f)
+		return
+	}
 	w.connect(f)
-	if !f.ended && w.watch(fd, flowEvents, kindClient, f.slot) != nil {
+	if !f.ended && w.watch(f.client.fd, flowEvents, kindClient, f.slot) != nil {
 		w.abort(f)
 	}
 }
@@ -133,7 +172,7 @@ func (w *worker) connect(f *flow) {
 		ep, others := f.listener.target.Pick(f.from, f.tried)
 		fd := -1
 		if ep.IsValid() {
-			fd = w.outgoing(f.listener.Family)
+			fd = f.outgoing()
 		}
 		if fd < 0 {
 			w.engine.count.failed.Add(1)
@@ -141,7 +180,7 @@ func (w *worker) connect(f *flow) {
 			return
 		}
 		err := unix.Connect(fd, sockaddr(ep))
-		if err == nil || err == unix.EINPROGRESS {
+		if err == nil || is(err, unix.EINPROGRESS) {
 			f.endpoint, f.server = ep, side{fd: fd}
 			if w.watch(fd, flowEvents, kindServer, f.slot) != nil {
 				w.abort(f)
@@ -152,18 +191,17 @@ func (w *worker) connect(f *flow) {
 		}
 		_ = unix.Close(fd)
 		// Without a free local port it is not the endpoint's fault.
-		w.next(f, ep, err != unix.EADDRNOTAVAIL)
+		w.next(f, ep, !is(err, unix.EADDRNOTAVAIL))
 	}
 }
 
 // outgoing returns a socket to connect with, -1 if there is none to be had.
-func (w *worker) outgoing(f svc.Family) int {
-	spare := &w.spare[familyIndex(f)]
-	if fd := *spare; fd >= 0 {
-		*spare = -1
+func (f *flow) outgoing() int {
+	if fd := f.unused; fd >= 0 {
+		f.unused = -1
 		return fd
 	}
-	fd, err := socket(svc.TCP, f)
+	fd, err := socket(svc.TCP, f.listener.Family)
 	if err != nil {
 		return -1
 	}
@@ -293,7 +331,7 @@ func (d *direction) finish() error {
 		return nil
 	}
 	d.done = true
-	if err := unix.Shutdown(d.to.fd, unix.SHUT_WR); err != unix.ENOTCONN {
+	if err := unix.Shutdown(d.to.fd, unix.SHUT_WR); !is(err, unix.ENOTCONN) {
 		return err
 	}
 	return nil
@@ -327,7 +365,7 @@ func (w *worker) pump(d *direction) (more bool, err error) {
 func (w *worker) copy(d *direction) error {
 	n, err := retry(func() (int, error) { return unix.Read(d.from.fd, w.buffer[:]) })
 	switch {
-	case err == unix.EAGAIN:
+	case is(err, unix.EAGAIN):
 		d.pauseReading()
 		return nil
 	case err != nil:
@@ -346,7 +384,7 @@ func (w *worker) copy(d *direction) error {
 	m := 0
 	if d.to.writable {
 		m, err = retry(func() (int, error) { return unix.SendmsgN(d.to.fd, w.buffer[:n], nil, nil, unix.MSG_NOSIGNAL) })
-		if err == unix.EAGAIN {
+		if is(err, unix.EAGAIN) {
 			m, err = 0, nil
 		}
 		if err != nil {
@@ -405,7 +443,7 @@ func (w *worker) spliceIn(d *direction) error {
 		return int(n), err
 	})
 	switch {
-	case err == unix.EAGAIN:
+	case is(err, unix.EAGAIN):
 		d.pauseReading()
 		w.release(d)
 		return nil
@@ -439,7 +477,7 @@ func (w *worker) drain(d *direction) error {
 			d.spill = d.spill[n:]
 		}
 	}
-	if err == unix.EAGAIN {
+	if is(err, unix.EAGAIN) {
 		d.to.writable = false
 		return nil
 	}
@@ -466,6 +504,10 @@ func (w *worker) end(f *flow, shut func(fd int) error) {
 	if f.server.fd >= 0 {
 		_ = shut(f.server.fd)
 	}
+	if f.unused >= 0 {
+		_ = unix.Close(f.unused)
+	}
+	w.load.Add(-1)
 	w.release(&f.up)
 	w.release(&f.down)
 	f.up.spill, f.down.spill = nil, nil

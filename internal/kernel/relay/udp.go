@@ -38,7 +38,7 @@ type udpClient struct {
 func (w *worker) fromClients(l *Listener) {
 	for range datagramsAtOnce {
 		n, oobn, _, from, err := unix.Recvmsg(l.fd, w.datagram[:], w.oob, unix.MSG_DONTWAIT)
-		if err == unix.EINTR {
+		if is(err, unix.EINTR) {
 			continue
 		}
 		if err != nil {
@@ -67,7 +67,7 @@ func (w *worker) toEndpoint(l *Listener, k udpKey, b []byte) {
 		c.last = w.now
 		w.idle.MoveToBack(c.element)
 		_, err := retry(func() (int, error) { return unix.Write(c.fd, b) })
-		if err == nil || err == unix.EAGAIN || noFiles(err) || err == unix.EMSGSIZE {
+		if err == nil || is(err, unix.EAGAIN) || noFiles(err) || is(err, unix.EMSGSIZE) {
 			return // sent, or lost on the way, as datagrams are
 		}
 		tried = append(tried, c.endpoint)
@@ -121,7 +121,7 @@ func (w *worker) newClient(l *Listener, k udpKey, tried []netip.AddrPort) *udpCl
 func (w *worker) fromEndpoint(c *udpClient) {
 	for range datagramsAtOnce {
 		n, err := retry(func() (int, error) { return unix.Read(c.fd, w.datagram[:]) })
-		if err == unix.EAGAIN {
+		if is(err, unix.EAGAIN) {
 			return
 		}
 		if err != nil {

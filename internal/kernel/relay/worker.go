@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -42,7 +43,9 @@ type worker struct {
 
 	mu       sync.Mutex
 	commands []func()
-	closed   bool // wake is not ours any more
+	closed   bool // nobody obeys any more
+
+	load atomic.Int64 // connections that are, or will be, this thread's
 
 	now       time.Time
 	events    [maxEvents]unix.EpollEvent
@@ -62,7 +65,8 @@ type worker struct {
 	connecting [2][]attempt
 	paused     bool
 	resume     time.Time
-	draining   bool
+	draining   bool // end when the last connection has
+	aborting   bool // end new connections at once
 }
 
 // slots numbers things. A number is free again after the events of the turn in
@@ -166,17 +170,18 @@ func (w *worker) closeFiles() {
 }
 
 // do has f called on the thread, before it looks at further events. Calls are
-// made in order; one that comes after the thread's end is lost.
-func (w *worker) do(f func()) {
+// made in order. It returns false if the thread has ended.
+func (w *worker) do(f func()) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.closed {
-		return
+		return false
 	}
 	w.commands = append(w.commands, f)
 	var one [8]byte
 	binary.NativeEndian.PutUint64(one[:], 1)
 	_, _ = unix.Write(w.wake, one[:])
+	return true
 }
 
 func (w *worker) obey() {
@@ -199,7 +204,7 @@ func (w *worker) watch(fd int, events uint32, kind, number int32) error {
 func (w *worker) run() {
 	for {
 		n, err := unix.EpollWait(w.epoll, w.events[:], w.patience())
-		if err != nil && err != unix.EINTR {
+		if err != nil && !is(err, unix.EINTR) {
 			panic(fmt.Sprintf("relay: epoll_wait: %v", err)) // the epoll itself is broken
 		}
 		w.now = time.Now()
@@ -210,10 +215,18 @@ func (w *worker) run() {
 		w.expire()
 		w.flows.recycle()
 		w.clients.recycle()
-		if w.draining && w.flows.n == 0 && len(w.listeners) == 0 {
+		if w.draining && w.flows.n == 0 && len(w.listeners) == 0 && w.last() {
 			return
 		}
 	}
+}
+
+// last makes do return false from now on, if nothing is left to obey.
+func (w *worker) last() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.closed = len(w.commands) == 0
+	return w.closed
 }
 
 func (w *worker) handle(ev *unix.EpollEvent) {
@@ -338,6 +351,7 @@ func (w *worker) room(n int64) bool {
 }
 
 func (w *worker) abortAll() {
+	w.aborting = true
 	for _, f := range slices.Clone(w.flows.all) {
 		if f != nil {
 			w.abort(f)

@@ -37,8 +37,6 @@ const (
 	chainServices   = "services"
 	chainUnserved   = "unserved"
 	chainRefuse     = "refuse"
-	// chainDrop is no chain: it stands for the verdict.
-	chainDrop = "drop"
 )
 
 // priorityDstNAT is NF_IP_PRI_NAT_DST.
