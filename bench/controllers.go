@@ -203,9 +203,11 @@ func (b *bench) sceneFull(ctx context.Context, results []managerResult) error {
 }
 
 func (b *bench) changesSize() crowd { return crowd{services: b.few(1000, 20), pods: 10} }
-func (b *bench) largeSize() crowd   { return crowd{services: b.few(10000, 50), pods: 1} }
+func (b *bench) largeSize() crowd {
+	return crowd{services: b.few(10000, 50), pods: 1, filled: b.few(1000, 20)}
+}
 func (b *bench) restartSize() crowd { return crowd{services: 1, pods: b.few(5000, 150)} }
-func (b *bench) fullSize() crowd    { return crowd{services: b.few(1000, 10), pods: 100} }
+func (b *bench) fullSize() crowd    { return crowd{services: b.few(100, 3), pods: b.few(1000, 200)} }
 
 // controllerFigures are the lines of the table; without the peer it has
 // fairlead's column alone.

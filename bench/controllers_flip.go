@@ -81,7 +81,7 @@ func (s *stage) flips(ctx context.Context, p *process, n int) ([]float64, effort
 	e, err := s.spend(ctx, p, func() error {
 		for range n {
 			time.Sleep(flipPause)
-			name := podName(s.turn*7%s.size.services, s.turn%s.size.pods)
+			name := podName(s.turn*7%s.size.withPods(), s.turn%s.size.pods)
 			s.turn++
 			d, err := s.flip(ctx, o, name)
 			if err != nil {

@@ -49,6 +49,9 @@ func (s *stage) seed(ctx context.Context) error {
 			if err := put("services", seeded(selectingService(i), "service", i)); err != nil {
 				return err
 			}
+			if i >= s.size.withPods() {
+				continue
+			}
 			for j := range s.size.pods {
 				n := i*s.size.pods + j
 				if err := put("pods", seeded(readyPod(i, podName(i, j), n), "pod", n)); err != nil {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,10 +18,25 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// crowd is how many Services there are, each with how many ready Pods.
-type crowd struct{ services, pods int }
+// crowd is how many Services there are, with how many ready Pods each.
+type crowd struct {
+	services, pods int
+	// filled is how many of the Services have Pods; 0 is all.
+	filled int
+}
 
-func (c crowd) String() string { return fmt.Sprintf("%d services x %d pods", c.services, c.pods) }
+func (c crowd) String() string {
+	if c.filled > 0 {
+		return fmt.Sprintf("%d services", c.services)
+	}
+	return fmt.Sprintf("%d services x %d pods", c.services, c.pods)
+}
+
+// withPods is how many of the Services have Pods.
+func (c crowd) withPods() int { return cmp.Or(c.filled, c.services) }
+
+// total is how many Pods there are.
+func (c crowd) total() int { return c.withPods() * c.pods }
 
 // stage is an API server with Services and Pods, and no controllers yet.
 type stage struct {
@@ -182,9 +198,9 @@ func (s *stage) complete(ctx context.Context, size crowd) error {
 	ctx, cancel := context.WithTimeout(ctx, controllerWait)
 	defer cancel()
 	for total := 0; ; {
-		done, err := s.follow(ctx, size.services*size.pods, &total)
+		done, err := s.follow(ctx, size.total(), &total)
 		if ctx.Err() != nil {
-			return fmt.Errorf("%d of %d endpoints after %s", total, size.services*size.pods, controllerWait)
+			return fmt.Errorf("%d of %d endpoints after %s", total, size.total(), controllerWait)
 		}
 		if done || err != nil {
 			return err
