@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -135,6 +136,9 @@ type carried struct {
 	stream              []float64 // Gbit/s
 	requests, requestP  []float64 // a second; p99 in milliseconds
 	connects, connectsP []float64
+	// Processor time: in milliseconds for a gigabyte, in microseconds for a
+	// request and for a connection.
+	streamCPU, requestCPU, connectCPU []float64
 }
 
 // carrying is a carrier under load.
@@ -200,8 +204,9 @@ func (b *bench) runUserspace(ctx context.Context) (figures []figure, err error) 
 		}
 	}
 	for _, w := range all {
-		b.say("%s: %.1f Gbit/s, %.0f requests/s (p99 %.2f ms), %.0f connections/s (p99 %.2f ms)", w.name,
-			median(w.stream), median(w.requests), median(w.requestP), median(w.connects), median(w.connectsP))
+		b.say("%s: %.1f Gbit/s (%.0f ms of CPU for a GB), %.0f requests/s (p99 %.2f ms, CPU %.1f µs), %.0f connections/s (p99 %.2f ms, CPU %.0f µs)", w.name,
+			median(w.stream), median(w.streamCPU), median(w.requests), median(w.requestP), median(w.requestCPU),
+			median(w.connects), median(w.connectsP), median(w.connectCPU))
 	}
 	return userspaceFigures(direct, all[1], all[2:]), nil
 }
@@ -225,23 +230,84 @@ const (
 
 // round measures one carrier once.
 func (w *carrying) round(ctx context.Context, d time.Duration) error {
-	bits, err := w.load.stream(ctx, streamConns, d)
+	var bits float64
+	var r rate
+	took, err := w.cpu(func() (err error) {
+		bits, err = w.load.stream(ctx, streamConns, d)
+		return err
+	})
 	if err != nil {
 		return err
 	}
 	w.stream = append(w.stream, bits/1e9)
-	r, err := w.load.requests(ctx, requestClients, d)
+	w.streamCPU = append(w.streamCPU, milliseconds.in(took)/(bits*d.Seconds()/8e9))
+	took, err = w.cpu(func() (err error) {
+		r, err = w.load.requests(ctx, requestClients, d)
+		return err
+	})
 	if err != nil {
 		return err
 	}
 	w.requests = append(w.requests, r.perSecond)
 	w.requestP = append(w.requestP, percentile(r.latency, 0.99))
-	if r, err = w.load.connections(ctx, connectClients, d); err != nil {
+	w.requestCPU = append(w.requestCPU, microseconds.in(took)/float64(len(r.latency)))
+	took, err = w.cpu(func() (err error) {
+		r, err = w.load.connections(ctx, connectClients, d)
+		return err
+	})
+	if err != nil {
 		return err
 	}
 	w.connects = append(w.connects, r.perSecond)
 	w.connectsP = append(w.connectsP, percentile(r.latency, 0.99))
+	w.connectCPU = append(w.connectCPU, microseconds.in(took)/float64(len(r.latency)))
 	return nil
+}
+
+// cpu is the processor time that the carrier uses while f runs.
+func (w *carrying) cpu(f func() error) (time.Duration, error) {
+	if w.proc == nil {
+		return 0, f()
+	}
+	before, err := w.proc.groupCPU()
+	if err != nil {
+		return 0, err
+	}
+	if err := f(); err != nil {
+		return 0, err
+	}
+	after, err := w.proc.groupCPU()
+	return after - before, err
+}
+
+// groupCPU is the processor time of all processes of p's group, in steps of 10
+// ms for each.
+func (p *process) groupCPU() (time.Duration, error) {
+	files, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		return 0, err
+	}
+	var ticks int64
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			continue // it has just ended
+		}
+		// proc_pid_stat(5): after the name in parentheses the state, the
+		// parent, the group; utime and stime are fields 14 and 15.
+		fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
+		if len(fields) < 13 || string(fields[2]) != strconv.Itoa(p.cmd.Process.Pid) {
+			continue
+		}
+		for _, f := range fields[11:13] {
+			n, err := strconv.ParseInt(string(f), 10, 64)
+			if err != nil {
+				return 0, err
+			}
+			ticks += n
+		}
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond, nil
 }
 
 func userspaceFigures(direct, mine *carrying, peers []*carrying) []figure {
@@ -258,6 +324,9 @@ func userspaceFigures(direct, mine *carrying, peers []*carrying) []figure {
 			{what: fmt.Sprintf("throughput of %d connections", streamConns), unit: gigabits, fairlead: median(mine.stream), peer: median(p.stream), want: want(expectation{least: 1.3})},
 			{what: fmt.Sprintf("requests on %d kept connections", requestClients), unit: perSecond, fairlead: median(mine.requests), peer: median(p.requests), want: want(expectation{least: 0.9})},
 			{what: fmt.Sprintf("new connections of %d clients", connectClients), unit: perSecond, fairlead: median(mine.connects), peer: median(p.connects), want: want(expectation{least: 0.9})},
+			{what: "CPU for a gigabyte", unit: milliseconds, fairlead: median(mine.streamCPU), peer: median(p.streamCPU)},
+			{what: "CPU for a request", unit: microseconds, fairlead: median(mine.requestCPU), peer: median(p.requestCPU)},
+			{what: "CPU for a new connection", unit: microseconds, fairlead: median(mine.connectCPU), peer: median(p.connectCPU)},
 			{what: "added p99 of a request", unit: milliseconds, fairlead: added(mine.requestP, direct.requestP), peer: added(p.requestP, direct.requestP), want: want(expectation{share: 1})},
 			{what: "added p99 of a connection", unit: milliseconds, fairlead: added(mine.connectsP, direct.connectsP), peer: added(p.connectsP, direct.connectsP), want: want(expectation{share: 1})},
 		} {
