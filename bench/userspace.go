@@ -75,6 +75,7 @@ listen load
 `
 	nginxConfig = `load_module %s;
 worker_processes auto;
+user root;
 daemon off;
 pid nginx.pid;
 error_log stderr crit;
