@@ -141,8 +141,8 @@ type kind[T interface {
 }] struct {
 	feed *feed
 	into *pending[T] // guarded by feed.mu
-	lean func(T) T // may be nil
-	seen func(T) // called with feed.mu held for an event, not for a list; may be nil
+	lean func(T) T   // may be nil
+	seen func(T)     // called with feed.mu held for an event, not for a list; may be nil
 }
 
 func (k *kind[T]) object(obj any) (svc.Name, T, error) {

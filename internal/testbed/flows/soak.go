@@ -1,0 +1,77 @@
+package flows
+
+import (
+	"math/rand/v2"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+// SoakEnv is the environment variable that says how long Soak takes, for
+// example 1m or 10m. Give the test a -timeout to match.
+const SoakEnv = "FAIRLEAD_SOAK"
+
+const soakTime = 15 * time.Second
+
+// Soak asks a stable Service over and over while all others change as fast as
+// the mode takes it, processes follow one another, and everything is compared
+// in between. It fails for every question without an answer, and if in the end
+// the kernel does not have what the last Table says.
+func Soak(t *testing.T, create Factory) {
+	total := soakTime
+	if text := os.Getenv(SoakEnv); text != "" {
+		var err error
+		if total, err = time.ParseDuration(text); err != nil {
+			t.Fatalf("$%s: %v", SoakEnv, err)
+		}
+	}
+	e := NewEnv(t, create)
+	var web *table.ServicePort
+	for p := range e.Stable().All() {
+		web = p
+	}
+	var tabs []*table.Table
+	for _, s := range States(0) {
+		next := table.New(append(slices.Collect(s.All()), web)...)
+		next.NodePortAddrs, next.ClusterCIDRs, next.MasqueradeAll = s.NodePortAddrs, s.ClusterCIDRs, s.MasqueradeAll
+		tabs = append(tabs, next)
+	}
+	at, steps := tabs[0], 0
+	e.Apply(t, at, nil)
+	r := rand.New(rand.NewPCG(5, 6))
+	churn := func(until time.Time) {
+		for ; time.Now().Before(until) && !t.Failed(); steps++ {
+			next := tabs[r.IntN(len(tabs))]
+			how := Changes(at, next)
+			switch r.IntN(20) {
+			case 0:
+				how = nil
+			case 1:
+				if err := e.Plane.Close(); err != nil {
+					t.Error(err)
+				}
+				e.Node.Do(func() { e.Plane = create(t, e.Node) })
+			}
+			e.Apply(t, next, how)
+			at = next
+		}
+	}
+	for end := time.Now().Add(total); time.Now().Before(end) && !t.Failed(); {
+		e.UnderLoad(t, func() {
+			part := time.Now().Add(20 * time.Second) // UnderLoad ends after a minute
+			if part.After(end) {
+				part = end
+			}
+			churn(part)
+		})
+	}
+	t.Logf("%d Tables", steps)
+	e.Apply(t, at, []table.Key{})
+	e.Apply(t, at, nil)
+	if r, ok := e.Plane.(repairer); ok && len(r.Repaired()) > 0 {
+		t.Errorf("the last full comparison found %q", r.Repaired())
+	}
+}
