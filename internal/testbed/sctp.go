@@ -51,20 +51,50 @@ func dialSCTP(ctx context.Context, from, to netip.AddrPort) (net.Conn, error) {
 			return nil, fmt.Errorf("bind SCTP %s: %w", from, err)
 		}
 	}
-	if deadline, ok := ctx.Deadline(); ok {
-		tv := unix.NsecToTimeval(time.Until(deadline).Nanoseconds())
-		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &tv); err != nil {
-			return nil, err
+	// Without this an ICMP error, with which nodes refuse, is not told.
+	for _, o := range [][2]int{{unix.IPPROTO_IP, unix.IP_RECVERR}, {unix.IPPROTO_IPV6, unix.IPV6_RECVERR}} {
+		if o[0] == unix.IPPROTO_IPV6 && to.Addr().Is4() {
+			continue
+		}
+		if err := unix.SetsockoptInt(fd, o[0], o[1], 1); err != nil {
+			return nil, fmt.Errorf("ask for errors: %w", err)
 		}
 	}
+	if err := unix.SetNonblock(fd, true); err != nil {
+		return nil, err
+	}
 	err = unix.Connect(fd, sa)
-	if errors.Is(err, unix.EINPROGRESS) || errors.Is(err, unix.EAGAIN) {
-		err = os.ErrDeadlineExceeded
+	if errors.Is(err, unix.EINPROGRESS) {
+		err = connected(ctx, fd)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("connect to SCTP %s: %w", to, err)
 	}
 	return net.FileConn(f)
+}
+
+// connected waits until a socket is connected, or will not be.
+func connected(ctx context.Context, fd int) error {
+	for {
+		wait := -1
+		if deadline, ok := ctx.Deadline(); ok {
+			wait = max(0, int(time.Until(deadline).Milliseconds()))
+		}
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, wait)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return err
+		case n == 0:
+			return os.ErrDeadlineExceeded
+		default:
+			errno, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+			if err == nil && errno != 0 {
+				err = unix.Errno(errno)
+			}
+			return err
+		}
+	}
 }
 
 func sctpSocket(a netip.AddrPort) (int, unix.Sockaddr, error) {

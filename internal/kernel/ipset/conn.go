@@ -308,3 +308,9 @@ func addressOf(v []byte) netip.Addr {
 	})
 	return a
 }
+
+// NotSupported says that err means a kernel without sets, or a process that may
+// not ask for them, in whose network namespace nobody made one then.
+func NotSupported(err error) bool {
+	return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPERM)
+}

@@ -10,6 +10,7 @@ import (
 
 // reader understands what iptables-save prints.
 type reader struct {
+	table func(name string) // may be nil
 	chain func(name string)
 	rule  func(chain, line string)
 	// lenient passes over tables that the program does not understand.
@@ -29,7 +30,11 @@ func (r *reader) read(in *bufio.Reader) error {
 			return err
 		}
 		switch {
-		case line == "", line == "COMMIT", line[0] == '*':
+		case line == "", line == "COMMIT":
+		case line[0] == '*':
+			if r.table != nil {
+				r.table(line[1:])
+			}
 		case line[0] == '#':
 			// "# Table `nat' is incompatible, use 'nft' tool."
 			if strings.Contains(line, "is incompatible") && !r.lenient {

@@ -188,6 +188,17 @@ func (t *Tool) Save(ctx context.Context, table string, chain func(name string), 
 	return t.run(ctx, t.save, []string{"-t", table}, nil, &reader{chain: chain, rule: rule})
 }
 
+// SaveAll is Save for all tables that the kernel has now; it adds none. The
+// callbacks are told which table it is.
+func (t *Tool) SaveAll(ctx context.Context, chain func(table, name string), rule func(table, chain, line string)) error {
+	var now string
+	return t.run(ctx, t.save, nil, nil, &reader{
+		table: func(name string) { now = name },
+		chain: func(name string) { chain(now, name) },
+		rule:  func(name, line string) { rule(now, name, line) },
+	})
+}
+
 // Tables is Save for all tables that the kernel has now; it adds none. Tables
 // that iptables does not understand are left out.
 func (t *Tool) Tables(ctx context.Context, chain func(name string), rule func(chain, line string)) error {

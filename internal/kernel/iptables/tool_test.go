@@ -62,6 +62,13 @@ func TestRestoreAndSave(t *testing.T) {
 		if want := []string{"-A MINE -j RETURN", "-A OTHER -p udp -j RETURN"}; !slices.Equal(rules, want) {
 			t.Errorf("rules %q, want %q", rules, want)
 		}
+		of := map[string]string{}
+		if err := tool.SaveAll(t.Context(), func(table, name string) { of[name] += "chain of " + table }, func(table, chain, line string) { of[chain] += ", " + table + " " + line }); err != nil {
+			t.Fatal(err)
+		}
+		if want := "chain of nat, nat -A MINE -j RETURN"; of["MINE"] != want {
+			t.Errorf("SaveAll says %q, want %q", of["MINE"], want)
+		}
 		var seen []string
 		if err := tool.Tables(t.Context(), func(c string) { seen = append(seen, c) }, func(string, string) {}); err != nil {
 			t.Fatal(err)

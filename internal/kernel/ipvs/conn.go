@@ -435,3 +435,7 @@ func (c *Conn) Timeouts() (Timeouts, error) {
 	}
 	return t, nil
 }
+
+// IsMissing says that a change was refused since the kernel lacks what it names:
+// the scheduler, or the server.
+func IsMissing(err error) bool { return errors.Is(err, unix.ENOENT) }

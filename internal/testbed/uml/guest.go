@@ -103,6 +103,10 @@ func settle() error {
 	if err := os.WriteFile("/proc/sys/kernel/modprobe", []byte(modprobe), 0); err != nil {
 		return err
 	}
+	// Packets between ports of a bridge meet netfilter, as where containers are.
+	if out, err := exec.CommandContext(context.Background(), modprobe, "br_netfilter").CombinedOutput(); err != nil {
+		return fmt.Errorf("load br_netfilter: %w: %s", err, out)
+	}
 	// IPv6 is a module, too, and has to be there before the first namespace.
 	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

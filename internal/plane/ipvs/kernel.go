@@ -1,0 +1,59 @@
+package ipvs
+
+import (
+	"errors"
+	"net/netip"
+
+	"github.com/fairlead/fairlead/internal/kernel/dummy"
+	"github.com/fairlead/fairlead/internal/kernel/ipset"
+	"github.com/fairlead/fairlead/internal/kernel/ipvs"
+	"github.com/fairlead/fairlead/internal/kernel/sysctl"
+	"github.com/fairlead/fairlead/internal/plane"
+)
+
+// realKernel is the kernel, of one network namespace.
+type realKernel struct {
+	vs   *ipvs.Conn
+	sets *ipset.Conn
+}
+
+func openKernel() (kernel, error) {
+	vs, err := ipvs.Dial()
+	if err != nil {
+		return nil, err
+	}
+	sets, err := ipset.Dial()
+	if err != nil {
+		return nil, errors.Join(err, vs.Close())
+	}
+	return &realKernel{vs, sets}, nil
+}
+
+func (k *realKernel) close() error                        { return errors.Join(k.vs.Close(), k.sets.Close()) }
+func (k *realKernel) services(f func(ipvs.Service)) error { return k.vs.Services(f) }
+func (k *realKernel) dests(key ipvs.Key, f func(ipvs.Dest)) error {
+	return k.vs.Dests(key, f)
+}
+func (k *realKernel) setTimeouts(t ipvs.Timeouts) error  { return k.vs.SetTimeouts(t) }
+func (k *realKernel) createSets(sets ...ipset.Set) error { return k.sets.Create(sets...) }
+func (k *realKernel) elements(set string, f func(ipset.Element)) error {
+	return k.sets.List(set, f)
+}
+func (k *realKernel) add(set string, list []ipset.Element) error { return k.sets.Add(set, list) }
+func (k *realKernel) del(set string, list []ipset.Element) error { return k.sets.Del(set, list) }
+
+func (k *realKernel) send(b *changes) ([]ipvs.Refusal[plane.FrontKey], error) {
+	batch := ipvs.NewBatch[plane.FrontKey](k.vs)
+	for i := range b.list {
+		b.list[i].encode(batch)
+	}
+	return ipvs.Send(k.vs, batch)
+}
+
+func (k *realKernel) addresses() (mine, others map[netip.Addr]bool, err error) {
+	return dummy.Addresses(device)
+}
+func (k *realKernel) bind(addrs []netip.Addr) map[netip.Addr]error   { return dummy.Add(device, addrs) }
+func (k *realKernel) unbind(addrs []netip.Addr) map[netip.Addr]error { return dummy.Del(device, addrs) }
+func (k *realKernel) ensureDevice() error                            { return dummy.Ensure(device, alias) }
+func (k *realKernel) sysctl(key, value string) error                 { return sysctl.Set(key, value) }

@@ -1,0 +1,158 @@
+package ipvs
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/kernel/ipset"
+	"github.com/fairlead/fairlead/internal/kernel/ipvs"
+	"github.com/fairlead/fairlead/internal/plane"
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+// server is a virtual server as it is wanted.
+type server struct {
+	ipvs.Service
+	// proto is that of its packets, which the key of a mark does not tell.
+	proto svc.Protocol
+	dests []table.Endpoint
+}
+
+// front is what one frontend is in the kernel.
+type front struct {
+	servers  []server
+	elements []element
+}
+
+// planner turns frontends into what they are in the kernel.
+type planner struct {
+	*layout
+	settings *plane.Settings
+	// own says whether an address is on another interface of this node: it is
+	// not only the Services', and stays where it is.
+	own func(netip.Addr) bool
+	// mark returns the mark of a frontend with endpoints for clients inside.
+	mark func(plane.FrontKey) uint32
+}
+
+func (l *planner) plan(k plane.FrontKey, p *table.ServicePort, f *table.Frontend) (*front, error) {
+	out := &front{}
+	base := ipvs.Service{Scheduler: p.Scheduler, Persistence: time.Duration(plane.AffinitySeconds(p)) * time.Second}
+	if base.Scheduler == "" {
+		base.Scheduler = l.cfg.Scheduler
+	}
+	if fallsBack(base.Scheduler) {
+		base.Flags = ipvs.Fallback
+	}
+	if r := l.excluded(k.Addr); r.IsValid() {
+		return nil, fmt.Errorf("%s of %s: its address is within %s, which --ipvs-exclude-cidrs leaves to others", k, p.ID, r)
+	}
+	for _, a := range l.addressesOf(k) {
+		s := server{base, p.Protocol, plane.Unique(f.Endpoints)}
+		s.Key = ipvs.AddressKey(p.Protocol, netip.AddrPortFrom(a, k.Port))
+		out.servers = append(out.servers, s)
+		l.rules(out, s.Key.Addr, p, f)
+		if f.LocalClients != nil {
+			e := frontElement(setInside, p.Protocol, s.Key.Addr)
+			e.Mark = l.mark(k)
+			out.elements = append(out.elements, e)
+		}
+	}
+	if f.LocalClients != nil {
+		mark := l.mark(k)
+		if mark == 0 {
+			return nil, fmt.Errorf("%s, frontend %s: more than %d frontends with endpoints of their own for clients inside", p.ID, f.Addr, maxInside)
+		}
+		s := server{base, p.Protocol, plane.Unique(f.LocalClients)}
+		s.Key = ipvs.MarkKey(mark, l.family)
+		out.servers = append(out.servers, s)
+	}
+	if !k.Node && !l.own(k.Addr) {
+		s := setOuter
+		if f.Kind == table.ClusterIP {
+			s = setCluster
+		}
+		a := ipset.Element{IP: k.Addr}
+		out.elements = append(out.elements, element{s, a}, element{setDevice, a})
+	}
+	for _, list := range [][]table.Endpoint{f.Endpoints, f.LocalClients} {
+		for _, e := range list {
+			if e.Local {
+				h := frontElement(setHairpin, p.Protocol, e.Addr)
+				h.IP2 = e.Addr.Addr()
+				out.elements = append(out.elements, h)
+			}
+		}
+	}
+	return out, nil
+}
+
+// addressesOf are those of a frontend: its own, or those that node ports answer
+// on and nobody else balances. IPVS does not send what comes from 127.0.0.0/8 to
+// another machine.
+func (l *planner) addressesOf(k plane.FrontKey) []netip.Addr {
+	if !k.Node {
+		return []netip.Addr{k.Addr}
+	}
+	return slices.DeleteFunc(slices.Clone(l.settings.NodeAddrs), func(a netip.Addr) bool {
+		return a.IsLoopback() || l.excluded(a).IsValid()
+	})
+}
+
+// excluded is the range of --ipvs-exclude-cidrs that an address is in, if any.
+func (l *planner) excluded(a netip.Addr) netip.Prefix {
+	for _, p := range l.cfg.ExcludeCIDRs {
+		if p.Contains(a) {
+			return p
+		}
+	}
+	return netip.Prefix{}
+}
+
+// rules adds the elements that make netfilter treat a frontend's packets as it
+// must.
+func (l *planner) rules(out *front, at netip.AddrPort, p *table.ServicePort, f *table.Frontend) {
+	add := func(s set) { out.elements = append(out.elements, frontElement(s, p.Protocol, at)) }
+	add(setFront)
+	if len(f.Endpoints) > 0 {
+		switch plane.MasqueradingOf(l.settings, f) {
+		case plane.MasqueradeAlways:
+			add(setMasq)
+		case plane.MasqueradeOutside:
+			add(setOutside)
+		case plane.MasqueradeNone:
+		}
+	} else if f.Drop {
+		add(setDrop)
+	}
+	if f.SourceRanges == nil {
+		return
+	}
+	add(setRanged)
+	for _, r := range l.clients(f.SourceRanges, at.Addr()) {
+		e := frontElement(setAllow, p.Protocol, at)
+		e.Net = r
+		out.elements = append(out.elements, e)
+	}
+}
+
+// clients are the ranges of clients let in. This node itself sends to a virtual
+// IP from that very address, and is let in if one of its addresses is.
+func (l *planner) clients(ranges []netip.Prefix, vip netip.Addr) []netip.Prefix {
+	var out []netip.Prefix
+	node := false
+	for _, r := range ranges {
+		if svc.FamilyOf(r.Addr()) != l.family {
+			continue
+		}
+		out = append(out, ipset.Halves(r)...)
+		node = node || slices.ContainsFunc(l.settings.NodeAddrs, r.Contains)
+	}
+	if node {
+		out = append(out, netip.PrefixFrom(vip, vip.BitLen()))
+	}
+	return out
+}

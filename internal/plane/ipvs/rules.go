@@ -1,0 +1,169 @@
+package ipvs
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// rules writes our few rules of iptables, which are the same whatever Services
+// there are.
+type rules struct {
+	layout *layout
+	tool   tool
+	// printed is how iptables-save prints them once they are written, by table.
+	printed map[string]string
+}
+
+// foundRules is what a table has: our chains, the rules in other chains that
+// lead to them, and all of it as text.
+type foundRules struct {
+	ours, leads []string
+	text        string
+}
+
+// read reads what is in all tables.
+func (r *rules) read(ctx context.Context) (map[string]*foundRules, error) {
+	out := map[string]*foundRules{}
+	lines := map[string][]string{}
+	for _, t := range tables {
+		out[t] = &foundRules{}
+	}
+	err := r.tool.SaveAll(ctx, func(table, name string) {
+		if f := out[table]; f != nil && strings.HasPrefix(name, chainPrefix) {
+			f.ours = append(f.ours, name)
+		}
+	}, func(table, name, line string) {
+		switch f := out[table]; {
+		case f == nil:
+		case strings.HasPrefix(name, chainPrefix):
+			lines[table] = append(lines[table], line)
+		case leads(line):
+			f.leads = append(f.leads, line)
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	for table, f := range out {
+		slices.Sort(f.ours)
+		// The order of chains is the program's; that within a chain counts.
+		slices.SortStableFunc(lines[table], func(a, b string) int { return strings.Compare(chainOf(a), chainOf(b)) })
+		f.text = strings.Join(f.ours, " ") + "\n" + strings.Join(slices.Concat(f.leads, lines[table]), "\n") + "\n"
+	}
+	return out, nil
+}
+
+func chainOf(line string) string {
+	words := strings.SplitN(line, " ", 3)
+	return words[1]
+}
+
+// leads says whether a rule leads to our chains.
+func leads(line string) bool {
+	words := strings.Fields(line)
+	for i, w := range words[:len(words)-1] {
+		if (w == "-j" || w == "-g") && strings.HasPrefix(words[i+1], chainPrefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// ensure writes what is not there and says what was not as it had been written.
+func (r *rules) ensure(ctx context.Context) ([]string, error) {
+	now, err := r.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var changed []string
+	var input []byte
+	for _, table := range tables {
+		if now[table].text == r.printed[table] {
+			continue
+		}
+		if r.printed != nil {
+			changed = append(changed, fmt.Sprintf("our %s rules in table %s were changed", r.layout.family, table))
+		}
+		input = append(input, r.input(table, now[table])...)
+	}
+	if len(input) == 0 {
+		return nil, nil
+	}
+	if err := r.tool.Restore(ctx, input); err != nil {
+		return changed, err
+	}
+	if now, err = r.read(ctx); err != nil {
+		return changed, err
+	}
+	r.printed = map[string]string{}
+	for table, f := range now {
+		r.printed[table] = f.text
+	}
+	return changed, nil
+}
+
+// input is what makes a table as it is to be, in one step.
+func (r *rules) input(table string, now *foundRules) []byte {
+	var b strings.Builder
+	fmt.Fprintf(&b, "*%s\n", table)
+	want := r.layout.chains(table)
+	for _, c := range want {
+		fmt.Fprintf(&b, ":%s - [0:0]\n", c.name)
+	}
+	removeLeads(&b, now)
+	var extra []string
+	for _, name := range now.ours {
+		if !slices.ContainsFunc(want, func(c chain) bool { return c.name == name }) {
+			extra = append(extra, name)
+		}
+	}
+	for _, c := range want {
+		for _, rule := range c.rules {
+			fmt.Fprintf(&b, "-A %s %s\n", c.name, rule)
+		}
+	}
+	for _, j := range jumps[table] {
+		fmt.Fprintf(&b, "-I %s 1 %s-j %s\n", j[0], comment, j[1])
+	}
+	removeChains(&b, extra)
+	b.WriteString("COMMIT\n")
+	return []byte(b.String())
+}
+
+func removeLeads(b *strings.Builder, now *foundRules) {
+	for _, line := range now.leads {
+		fmt.Fprintf(b, "-D %s\n", strings.TrimPrefix(line, "-A "))
+	}
+}
+
+func removeChains(b *strings.Builder, names []string) {
+	for _, n := range names {
+		fmt.Fprintf(b, "-F %s\n", n)
+	}
+	for _, n := range names {
+		fmt.Fprintf(b, "-X %s\n", n)
+	}
+}
+
+// remove takes all that is ours out of the tables.
+func (r *rules) remove(ctx context.Context) error {
+	all, err := r.read(ctx)
+	if err != nil {
+		return err
+	}
+	var b strings.Builder
+	for _, table := range tables {
+		if now := all[table]; len(now.ours)+len(now.leads) > 0 {
+			fmt.Fprintf(&b, "*%s\n", table)
+			removeLeads(&b, now)
+			removeChains(&b, now.ours)
+			b.WriteString("COMMIT\n")
+		}
+	}
+	if b.Len() == 0 {
+		return nil
+	}
+	return r.tool.Restore(ctx, []byte(b.String()))
+}

@@ -1,0 +1,171 @@
+package ipvs
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/fairlead/fairlead/internal/kernel/ipset"
+	"github.com/fairlead/fairlead/internal/kernel/ipvs"
+	"github.com/fairlead/fairlead/internal/plane"
+)
+
+// stored is what the kernel has of ours.
+type stored struct {
+	servers  map[ipvs.Key]*virtual
+	elements map[element]bool
+}
+
+// state is what is wanted in the kernel for one family.
+type state struct {
+	planner
+	settings plane.Settings
+	claims   *plane.Claims
+	fronts   map[plane.FrontKey]*front
+	// counts says how many frontends want an element, owners which one has a
+	// virtual server: the address of a node can be an external IP, too.
+	counts map[element]int
+	owners map[ipvs.Key]plane.FrontKey
+	marks  marks
+	// others are the addresses of other interfaces.
+	others map[netip.Addr]bool
+}
+
+func newState(l *layout, set plane.Settings, others map[netip.Addr]bool, marked map[ipset.Element]uint32) *state {
+	s := &state{
+		settings: set, claims: plane.NewClaims(), fronts: map[plane.FrontKey]*front{}, others: others,
+		counts: map[element]int{}, owners: map[ipvs.Key]plane.FrontKey{}, marks: newMarks(marked),
+	}
+	s.planner = planner{
+		layout: l, settings: &s.settings, own: func(a netip.Addr) bool { return s.others[a] },
+		mark: func(k plane.FrontKey) uint32 { return s.marks.of(k, s.addressesOf(k)) },
+	}
+	for _, e := range podElements(&s.settings) {
+		s.counts[e]++
+	}
+	return s
+}
+
+// edit collects what an Apply may have to change.
+type edit struct {
+	elements map[element]bool
+	// wanted are virtual servers as they are to be, gone those that are not.
+	wanted map[ipvs.Key]*server
+	gone   map[ipvs.Key]plane.FrontKey
+}
+
+func newEdit() *edit {
+	return &edit{map[element]bool{}, map[ipvs.Key]*server{}, map[ipvs.Key]plane.FrontKey{}}
+}
+
+// put puts next in the place of the frontend k, nil to have none.
+func (s *state) put(k plane.FrontKey, next *front, e *edit) {
+	if old := s.fronts[k]; old != nil {
+		for _, el := range old.elements {
+			if s.counts[el]--; s.counts[el] == 0 {
+				delete(s.counts, el)
+			}
+			e.elements[el] = true
+		}
+		for i := range old.servers {
+			if key := old.servers[i].Key; s.owners[key] == k {
+				delete(s.owners, key)
+				delete(e.wanted, key)
+				e.gone[key] = k
+			}
+		}
+		delete(s.fronts, k)
+	}
+	if next == nil {
+		s.marks.free(k)
+		return
+	}
+	s.fronts[k] = next
+	for _, el := range next.elements {
+		s.counts[el]++
+		e.elements[el] = true
+	}
+	inside := false
+	for i := range next.servers {
+		key := next.servers[i].Key
+		inside = inside || key.Mark != 0
+		if _, taken := s.owners[key]; !taken {
+			s.owners[key] = k
+			delete(e.gone, key)
+			e.wanted[key] = &next.servers[i]
+		}
+	}
+	if !inside {
+		s.marks.free(k)
+	}
+}
+
+// marks gives numbers to frontends that treat clients inside in their own way,
+// those that they had in the kernel if they can be told.
+type marks struct {
+	byFront map[plane.FrontKey]uint32
+	used    map[uint32]bool
+	found   map[ipset.Element]uint32
+	next    uint32
+}
+
+func newMarks(found map[ipset.Element]uint32) marks {
+	return marks{map[plane.FrontKey]uint32{}, map[uint32]bool{}, found, 0}
+}
+
+// of returns the mark of a frontend with the given addresses, 0 if there is none
+// left.
+func (m *marks) of(k plane.FrontKey, addrs []netip.Addr) uint32 {
+	if v := m.byFront[k]; v != 0 {
+		return v
+	}
+	for _, a := range addrs {
+		if v := m.found[ipset.Element{IP: a, Proto: k.Proto, Port: k.Port}]; v != 0 && !m.used[v] {
+			return m.take(k, v)
+		}
+	}
+	taken := slices.Collect(maps.Values(m.found))
+	for range maxInside {
+		m.next = m.next%maxInside + 1
+		if v := markPrefix | m.next; !m.used[v] && !slices.Contains(taken, v) {
+			return m.take(k, v)
+		}
+	}
+	return 0
+}
+
+func (m *marks) take(k plane.FrontKey, v uint32) uint32 {
+	m.byFront[k], m.used[v] = v, true
+	return v
+}
+
+func (m *marks) free(k plane.FrontKey) {
+	delete(m.used, m.byFront[k])
+	delete(m.byFront, k)
+}
+
+// marked are the elements of set inside, without their marks, as they were
+// found.
+func marked(elements map[element]bool) map[ipset.Element]uint32 {
+	out := map[ipset.Element]uint32{}
+	for e := range elements {
+		if e.set == setInside && e.Mark&markMask == markPrefix {
+			out[unmarked(e.Element)] = e.Mark
+		}
+	}
+	return out
+}
+
+func unmarked(e ipset.Element) ipset.Element {
+	e.Mark = 0
+	return e
+}
+
+// ours says whether a virtual server of the kernel is ours: set front lists
+// those at addresses, before they are made and until they are gone.
+func ours(k ipvs.Key, elements map[element]bool) bool {
+	if k.Mark != 0 {
+		return k.Mark&markMask == markPrefix
+	}
+	return elements[frontElement(setFront, k.Proto, k.Addr)]
+}
