@@ -58,12 +58,16 @@ func (b *bench) fairleadDNS() nameserver {
 
 func (b *bench) coreDNS() nameserver {
 	return nameserver{"CoreDNS", func(h *host, dir, kubeconfig string) (*process, error) {
-		file := filepath.Join(dir, "Corefile")
-		if err := os.WriteFile(file, fmt.Appendf(nil, corefile, kubeconfig), 0o600); err != nil {
-			return nil, err
-		}
-		return spawn(h, dir, "coredns", b.peer("coredns"), "-conf", file)
+		return b.startCoreDNS(h, dir, fmt.Sprintf(corefile, kubeconfig))
 	}}
+}
+
+func (b *bench) startCoreDNS(h *host, dir, config string) (*process, error) {
+	file := filepath.Join(dir, "Corefile")
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		return nil, err
+	}
+	return spawn(h, dir, "coredns", b.peer("coredns"), "-conf", file)
 }
 
 // question is a kind of question, and what its answer must be.
@@ -107,6 +111,9 @@ type dnsResult struct {
 	cost   []float64
 	p99    []float64
 	rate   []float64
+	// perf is what dnsperf had a question cost, by protocol and kind; empty
+	// without dnsperf.
+	perf map[string][]float64
 }
 
 func (b *bench) runDNS(ctx context.Context) (figures []figure, err error) {
@@ -154,6 +161,12 @@ func (b *bench) dnsFigures(w dnsWorld, mine, peer dnsResult) []figure {
 		figures = append(figures,
 			against("CPU for one question, "+q.name, microseconds, mine.cost[i], func() float64 { return peer.cost[i] }, expectation{share: 1. / 3}),
 			against("p99 of "+q.name, microseconds, mine.p99[i], func() float64 { return peer.p99[i] }, expectation{share: 0.5}))
+		for _, over := range dnsperfModes {
+			if cost := mine.perf[over]; cost != nil {
+				figures = append(figures, against("CPU for one question, "+q.name+", dnsperf over "+over, microseconds, cost[i],
+					func() float64 { return peer.perf[over][i] }, expectation{share: 1. / 3}))
+			}
+		}
 	}
 	return figures
 }
@@ -189,6 +202,9 @@ func (b *bench) measureDNS(ctx context.Context, a *api, w dnsWorld, n nameserver
 		if err := b.ask(ctx, p, server, q, &r); err != nil {
 			return r, fmt.Errorf("%s: %s: %w", n.name, q.name, err)
 		}
+	}
+	if r.perf, err = b.dnsperf(ctx, p, h.addr, dir, kinds); err != nil {
+		return r, fmt.Errorf("%s: %w", n.name, err)
 	}
 	m, err := p.memory()
 	r.memory = m / 1e6
