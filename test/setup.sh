@@ -6,7 +6,7 @@ set -euo pipefail
 declare -A package=(
   [nft]=nftables [iptables]=iptables [conntrack]=conntrack [ip]=iproute2
   [linux.uml]=user-mode-linux [modprobe]=kmod [curl]=curl [dig]=bind9-dnsutils [pgrep]=procps
-  [openssl]=openssl [unshare]=util-linux
+  [openssl]=openssl [unshare]=util-linux [musl-gcc]=musl-tools
 )
 PATH=$PATH:/usr/sbin:/sbin
 
