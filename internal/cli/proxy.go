@@ -114,7 +114,7 @@ func (f *proxyFlags) plane(log *slog.Logger, dropInvalid bool) (plane.Plane, str
 		p, err := iptables.New(iptables.Config{Variant: variant, Balance: balance, ServiceCIDRs: f.serviceCIDRs, DropInvalid: dropInvalid})
 		return p, mode, err
 	case "userspace":
-		p, err := f.userspace.plane(f.balance, f.serviceCIDRs)
+		p, err := f.userspace.plane(log, f.balance, f.serviceCIDRs)
 		return p, mode, err
 	}
 	return nil, "", usagef("--mode is %q; want auto, nft, iptables or userspace", f.mode)

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"time"
 
@@ -32,8 +33,8 @@ const maxDrain = 15 * time.Second
 
 // plane makes the plane of the mode. Without a word about balance it chooses
 // endpoints in turn (SEEDS 39).
-func (f *userspaceFlags) plane(balance string, serviceCIDRs []netip.Prefix) (plane.Plane, error) {
-	cfg := userspace.Config{ServiceCIDRs: serviceCIDRs, ConnectTimeout: f.connect, UDPTimeout: f.udpTimeout, Drain: f.last}
+func (f *userspaceFlags) plane(log *slog.Logger, balance string, serviceCIDRs []netip.Prefix) (plane.Plane, error) {
+	cfg := userspace.Config{ServiceCIDRs: serviceCIDRs, ConnectTimeout: f.connect, UDPTimeout: f.udpTimeout, Drain: f.last, Log: log}
 	if balance != "" {
 		b, err := plane.ParseBalance(balance)
 		if err != nil {

@@ -287,7 +287,7 @@ func (w *worker) expire() {
 	if w.paused && !w.now.Before(w.resume) {
 		w.paused = false
 		for _, l := range w.listeners {
-			if l.Protocol == svc.TCP {
+			if l.Protocol == svc.TCP && !w.paused {
 				w.listen(l)
 			}
 		}

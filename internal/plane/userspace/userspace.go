@@ -7,6 +7,7 @@ package userspace
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"time"
 
@@ -44,6 +45,9 @@ type Config struct {
 	Drain time.Duration
 	// MaxFiles bounds the open files of connections, see relay.Config.
 	MaxFiles int
+	// Log is told when connections have to wait for want of files; nil discards
+	// it.
+	Log *slog.Logger
 }
 
 // The defaults of Config.
@@ -63,6 +67,9 @@ func (c *Config) complete() error {
 	}
 	if c.Drain == 0 {
 		c.Drain = DefaultDrain
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
 	}
 	return nil
 }
@@ -86,6 +93,7 @@ type Plane struct {
 	engine   *relay.Engine // nil before the first Apply
 	families []*family
 	repaired []string
+	told     relay.Stats // when complain looked last
 	closed   bool
 }
 
@@ -123,6 +131,7 @@ func (p *Plane) Apply(ctx context.Context, t *table.Table, changed []table.Key) 
 	}
 	if changed == nil {
 		p.repaired = nil
+		p.complain()
 	}
 	var errs []error
 	for _, f := range p.families {
@@ -137,6 +146,16 @@ func (p *Plane) Apply(ctx context.Context, t *table.Table, changed []table.Key) 
 		}
 	}
 	return plane.Both(errs...)
+}
+
+// complain tells of what happened since the last time.
+func (p *Plane) complain() {
+	now := p.engine.Stats()
+	if now.Paused > p.told.Paused {
+		p.cfg.Log.Warn("new connections had to wait, since there were too few open files: raise the limit (ulimit -n, or LimitNOFILE= of the unit)",
+			"times", now.Paused-p.told.Paused, "connections", now.Connections, "udp clients", now.UDPClients)
+	}
+	p.told = now
 }
 
 // Repaired says what the last Apply with changed nil found missing or foreign
