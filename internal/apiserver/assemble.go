@@ -51,6 +51,7 @@ func (s *Server) assemble(store *etcd) (*assembly, error) {
 		return nil, err
 	}
 	back := newBackEnd(store, s.opts.Etcd)
+	back.config.StorageObjectCountTracker = c.StorageObjectCountTracker
 	c.RESTOptionsGetter = back
 	if err := back.addHealthChecks(c); err != nil {
 		return nil, err
@@ -70,6 +71,7 @@ func (s *Server) assemble(store *etcd) (*assembly, error) {
 	if c.AdmissionControl, err = newAdmission(client, shared, guard.admission()...); err != nil {
 		return nil, err
 	}
+	c.FlowControl = newFairness(shared, client, s.opts.MaxRequests+s.opts.MaxMutatingRequests)
 	keeper := &endpointKeeper{client: client, now: time.Now, log: s.log}
 	if a := s.opts.AdvertiseAddress; a.IsValid() {
 		keeper.self = netip.AddrPortFrom(a, s.Port())
