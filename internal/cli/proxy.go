@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead/fairlead/internal/node"
 	"github.com/fairlead/fairlead/internal/plane"
 	"github.com/fairlead/fairlead/internal/plane/iptables"
+	"github.com/fairlead/fairlead/internal/plane/ipvs"
 	"github.com/fairlead/fairlead/internal/plane/nft"
 	"github.com/fairlead/fairlead/internal/plane/userspace"
 	"github.com/fairlead/fairlead/internal/table"
@@ -34,11 +35,12 @@ type proxyFlags struct {
 	auditPeriod       time.Duration
 	conntrack         conntrackFlags
 	userspace         userspaceFlags
+	ipvs              ipvsFlags
 }
 
 func (f *proxyFlags) add(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.StringVar(&f.mode, "mode", "auto", "how packets are brought to endpoints: auto, nft, iptables or userspace")
+	flags.StringVar(&f.mode, "mode", "auto", "how packets are brought to endpoints: auto, nft, iptables, ipvs or userspace")
 	flags.StringVar(&f.variant, "iptables-variant", "auto", "which iptables the mode of that name uses: auto, nft or legacy")
 	flags.StringVar(&f.balance, "balance", "", "how an endpoint is chosen: random or roundrobin (default: random, in mode userspace roundrobin)")
 	flags.BoolVar(&f.masqueradeAll, "masquerade-all", false, "masquerade all traffic to ClusterIPs")
@@ -48,6 +50,7 @@ func (f *proxyFlags) add(cmd *cobra.Command) {
 	flags.DurationVar(&f.auditPeriod, "sync-period", 30*time.Second, "how often everything is compared with the kernel and repaired")
 	f.conntrack.add(flags)
 	f.userspace.add(flags)
+	f.ipvs.add(flags)
 }
 
 // options checks the flags and makes the options of a proxy on the given node.
@@ -56,27 +59,35 @@ func (f *proxyFlags) options(log *slog.Logger, client kubernetes.Interface, node
 	if err != nil {
 		return node.Options{}, usageError{err}
 	}
+	if err := f.ipvs.check(); err != nil {
+		return node.Options{}, err
+	}
 	dropInvalid, err := f.conntrack.set(log)
 	if err != nil {
 		return node.Options{}, err
 	}
-	p, mode, err := f.plane(log, dropInvalid)
-	if err != nil {
-		return node.Options{}, err
-	}
-	return node.Options{
-		Client: client, NodeName: nodeName, Plane: p, Mode: mode, Log: log,
+	o := node.Options{
+		Client: client, NodeName: nodeName, Log: log,
 		ClusterCIDRs: f.clusterCIDRs, MasqueradeAll: f.masqueradeAll, NodePortAddresses: addrs,
 		ServiceCIDRs: f.serviceCIDRs,
 		Conntrack:    conntrack.Delete, SweepConntrack: conntrack.Sweep, PortTaken: socket.Taken,
 		HealthzAddress: f.healthz, MetricsAddress: f.metrics, AuditPeriod: f.auditPeriod,
-	}, nil
+	}
+	mode := f.mode
+	if mode == "ipvs" {
+		if mode, err = f.ipvs.options(log, f.variant, &o); err != nil {
+			return node.Options{}, err
+		}
+	}
+	if o.Plane == nil {
+		o.Plane, o.Mode, err = f.plane(log, mode, dropInvalid)
+	}
+	return o, err
 }
 
-// plane makes the plane of --mode. For auto it takes the first mode that this
+// plane makes the plane of a mode other than ipvs. For auto it takes the first mode that this
 // kernel can do, and logs why.
-func (f *proxyFlags) plane(log *slog.Logger, dropInvalid bool) (plane.Plane, string, error) {
-	mode := f.mode
+func (f *proxyFlags) plane(log *slog.Logger, mode string, dropInvalid bool) (plane.Plane, string, error) {
 	if mode == "auto" {
 		mode = "nft"
 		if err := nft.Probe(); err != nil {
@@ -117,7 +128,7 @@ func (f *proxyFlags) plane(log *slog.Logger, dropInvalid bool) (plane.Plane, str
 		p, err := f.userspace.plane(log, f.balance, f.serviceCIDRs)
 		return p, mode, err
 	}
-	return nil, "", usagef("--mode is %q; want auto, nft, iptables or userspace", f.mode)
+	return nil, "", usagef("--mode is %q; want auto, nft, iptables, ipvs or userspace", f.mode)
 }
 
 // probeWithin bounds the trial of a mode.
@@ -127,7 +138,7 @@ const probeWithin = 30 * time.Second
 // keep empty, what every mode wrote.
 func cleanUpModes(ctx context.Context, keep string) error {
 	var errs []error
-	for mode, cleanUp := range map[string]func(context.Context) error{"nft": nft.Cleanup, "iptables": iptables.Cleanup, "userspace": userspace.Cleanup} {
+	for mode, cleanUp := range map[string]func(context.Context) error{"nft": nft.Cleanup, "iptables": iptables.Cleanup, "ipvs": ipvs.Cleanup, "userspace": userspace.Cleanup} {
 		if mode != keep {
 			errs = append(errs, wrap("proxy rules of mode "+mode, cleanUp(ctx)))
 		}

@@ -3,6 +3,8 @@ package node
 import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead/fairlead/internal/dialect"
 )
 
 // The lean forms keep what the table, events and metrics need. They are copies:
@@ -19,7 +21,7 @@ func leanMeta(m *metav1.ObjectMeta) metav1.ObjectMeta {
 
 func leanService(s *corev1.Service) *corev1.Service {
 	out := &corev1.Service{ObjectMeta: leanMeta(&s.ObjectMeta), Spec: s.Spec}
-	out.Annotations = only(s.Annotations, corev1.AnnotationLoadBalancerSourceRangesKey)
+	out.Annotations = only(s.Annotations, corev1.AnnotationLoadBalancerSourceRangesKey, dialect.SchedulerAnnotation)
 	out.Spec.Selector = nil
 	out.Status.LoadBalancer = s.Status.LoadBalancer
 	return out
@@ -31,10 +33,16 @@ func leanNode(n *corev1.Node) *corev1.Node {
 	return out
 }
 
-// only returns the entry key of m alone, nil if it has none.
-func only(m map[string]string, key string) map[string]string {
-	if v, ok := m[key]; ok {
-		return map[string]string{key: v}
+// only returns the entries keys of m alone, nil if it has none.
+func only(m map[string]string, keys ...string) map[string]string {
+	var out map[string]string
+	for _, k := range keys {
+		if v, ok := m[k]; ok {
+			if out == nil {
+				out = map[string]string{}
+			}
+			out[k] = v
+		}
 	}
-	return nil
+	return out
 }

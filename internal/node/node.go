@@ -56,12 +56,9 @@ func New(opts Options) (*Node, error) {
 	}
 	n := &Node{
 		opts: opts, log: opts.Log, feed: newFeed(), metrics: newMetrics(),
-		status: newStatus(opts.NodeName, opts.Mode),
-		health: &proxyHealth{timeout: opts.HealthTimeout, eligible: true},
-		builder: table.NewBuilder(table.Config{
-			NodeName: opts.NodeName, ClusterCIDRs: opts.ClusterCIDRs,
-			MasqueradeAll: opts.MasqueradeAll, NodePortAddresses: opts.NodePortAddresses,
-		}),
+		status:  newStatus(opts.NodeName, opts.Mode),
+		health:  &proxyHealth{timeout: opts.HealthTimeout, eligible: true},
+		builder: table.NewBuilder(opts.tableConfig()),
 		pace:    pace{minInterval: opts.MinInterval, maxInterval: opts.MaxInterval, retryMin: opts.RetryMin, retryMax: opts.RetryMax},
 		changed: map[table.Key]struct{}{},
 		refused: map[table.Key]struct{}{},
@@ -88,6 +85,9 @@ func (n *Node) Run(ctx context.Context) error {
 	}
 	wg.Go(func() { n.feed.run(ctx, n.opts.Client, n.opts.NodeName) })
 	wg.Go(func() { n.events.run(ctx) })
+	if n.opts.Instead != "" {
+		n.events.node(corev1.EventTypeWarning, "ProxyModeFallback", n.opts.Instead)
+	}
 	if n.opts.Register != nil {
 		r := newRegistrar(n.opts, n.status)
 		n.status.changed = r.kick

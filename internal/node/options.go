@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/kernel/conntrack"
 	"github.com/fairlead/fairlead/internal/plane"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -27,6 +28,12 @@ type Options struct {
 	Plane plane.Plane
 	// Mode is the name of Plane's mode, for status and /proxyMode.
 	Mode string
+	// Instead says, if it is not empty, that Mode is not the one asked for, and
+	// why. It becomes a Warning Event of the Node.
+	Instead string
+	// Schedulers are those that the mode has for Services that name one by the
+	// annotation dialect.SchedulerAnnotation; nil leaves that unread.
+	Schedulers []string
 	// Log receives what happens; nil discards it.
 	Log *slog.Logger
 
@@ -81,6 +88,9 @@ type Options struct {
 	HealthTimeout time.Duration
 }
 
+// DefaultMaxInterval is that of Options.MaxInterval.
+const DefaultMaxInterval = 250 * time.Millisecond
+
 func (o *Options) complete() error {
 	switch {
 	case o.Client == nil:
@@ -101,7 +111,7 @@ func (o *Options) complete() error {
 		otherwise time.Duration
 	}{
 		{&o.MinInterval, 2 * time.Millisecond},
-		{&o.MaxInterval, 250 * time.Millisecond},
+		{&o.MaxInterval, DefaultMaxInterval},
 		{&o.RetryMin, 50 * time.Millisecond},
 		{&o.RetryMax, 10 * time.Second},
 		{&o.AuditPeriod, 30 * time.Second},
@@ -117,6 +127,18 @@ func (o *Options) complete() error {
 		}
 	}
 	return nil
+}
+
+// tableConfig is what the Table is built with.
+func (o *Options) tableConfig() table.Config {
+	cfg := table.Config{
+		NodeName: o.NodeName, ClusterCIDRs: o.ClusterCIDRs,
+		MasqueradeAll: o.MasqueradeAll, NodePortAddresses: o.NodePortAddresses,
+	}
+	if has := o.Schedulers; has != nil {
+		cfg.Scheduler = func(annotations map[string]string) (string, error) { return dialect.Scheduler(annotations, has) }
+	}
+	return cfg
 }
 
 // Repairer is a plane.Plane that can say what its last Apply with changed nil

@@ -20,6 +20,10 @@ type Config struct {
 	MasqueradeAll bool
 	// NodePortAddresses chooses where node ports answer.
 	NodePortAddresses NodePortAddresses
+	// Scheduler reads ServicePort.Scheduler out of a Service's annotations. An
+	// error becomes a Problem, and the Service is served without. Nil reads
+	// nothing.
+	Scheduler func(annotations map[string]string) (string, error)
 }
 
 // NodePortAddresses is the value of --nodeport-addresses: which of a node's

@@ -79,6 +79,12 @@ func (b *Builder) granted(s *service, all []want, c *complaints) []want {
 func (b *Builder) decidePort(s *service, asked, mine []want, c *complaints) *ServicePort {
 	k, proto := asked[0].key, asked[0].at.Protocol
 	p := &ServicePort{ID: k.ID, Family: k.Family, Protocol: proto, Affinity: affinity(s.obj)}
+	if b.cfg.Scheduler != nil {
+		var err error
+		if p.Scheduler, err = b.cfg.Scheduler(s.obj.Annotations); err != nil {
+			c.add(ReasonUnknownScheduler, "%v", err)
+		}
+	}
 	all := b.candidates(s, k, proto, c)
 	cluster, local := clusterEndpoints(all, b.cfg.NodeName, b.zone), localEndpoints(all)
 	if slices.Equal(cluster, local) {

@@ -30,6 +30,9 @@ const (
 	// ReasonInvalidPort: a port's number or protocol is not one. The port is
 	// left out.
 	ReasonInvalidPort = "InvalidPort"
+	// ReasonUnknownScheduler: the Service asks for a scheduler that this node
+	// does not have. Endpoints are chosen by the node's default.
+	ReasonUnknownScheduler = "UnknownScheduler"
 )
 
 // Problem is something in a Service or its EndpointSlices that cannot be

@@ -2,6 +2,7 @@ package testbed
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -60,6 +61,11 @@ func dialSCTP(ctx context.Context, from, to netip.AddrPort) (net.Conn, error) {
 			return nil, fmt.Errorf("ask for errors: %w", err)
 		}
 	}
+	// An error that comes while the first packet is still being sent is lost; the
+	// next one is sent after this time, not after 3 s.
+	if err := unix.SetsockoptString(fd, unix.IPPROTO_SCTP, sctpRTOInfo, rtoInfo(200, 1000, 100)); err != nil {
+		return nil, fmt.Errorf("set retransmission times: %w", err)
+	}
 	if err := unix.SetNonblock(fd, true); err != nil {
 		return nil, err
 	}
@@ -71,6 +77,18 @@ func dialSCTP(ctx context.Context, from, to netip.AddrPort) (net.Conn, error) {
 		return nil, fmt.Errorf("connect to SCTP %s: %w", to, err)
 	}
 	return net.FileConn(f)
+}
+
+// sctpRTOInfo is SCTP_RTOINFO of linux/sctp.h.
+const sctpRTOInfo = 0
+
+// rtoInfo is struct sctp_rtoinfo, of milliseconds.
+func rtoInfo(initial, most, least uint32) string {
+	var b []byte
+	for _, v := range []uint32{0, initial, most, least} {
+		b = binary.NativeEndian.AppendUint32(b, v)
+	}
+	return string(b)
 }
 
 // connected waits until a socket is connected, or will not be.

@@ -48,6 +48,9 @@ type Config struct {
 
 const defaultMasqueradeBit = 14
 
+// Check says what is wrong with c on any kernel, or nil.
+func (c Config) Check() error { return c.complete() }
+
 func (c *Config) complete() error {
 	if c.MasqueradeBit == 0 {
 		c.MasqueradeBit = defaultMasqueradeBit
