@@ -8,6 +8,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/fairlead/fairlead/internal/table"
 )
 
 // metrics has kube-proxy's names where kube-proxy has the same thing, so that
@@ -20,6 +22,7 @@ type metrics struct {
 	serviceChanges, endpointChanges                 prometheus.Counter
 	failures, repairs, conntrack                    prometheus.Counter
 	servicePorts, refused                           prometheus.Gauge
+	noLocal                                         *prometheus.GaugeVec
 	healthz, livez                                  *prometheus.CounterVec
 	servicesPendingApplied, endpointsPendingApplied int // taken, not applied yet
 	servicesPending, endpointsPending               prometheus.Gauge
@@ -66,6 +69,10 @@ func newMetrics() *metrics {
 	m.repairs = counter("fairlead_repairs_total", "Things that an audit had to put back.")
 	m.conntrack = counter("fairlead_conntrack_removed_total", "Stale connection tracking entries removed.")
 	m.refused = gauge("fairlead_service_ports_refused", "Service ports that could not be programmed as wanted, and are tried again.")
+	m.noLocal = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "kubeproxy_sync_proxy_rules_no_local_endpoints_total", Help: "Service ports with traffic policy Local that have endpoints, but none on this node.",
+	}, []string{"traffic_policy"})
+	m.registry.MustRegister(m.noLocal)
 	m.servicePorts = gauge("fairlead_service_ports", "Service ports wanted, per address family.")
 	m.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
@@ -83,6 +90,32 @@ func (m *metrics) took(b *batch) {
 	m.endpointsPendingApplied += b.slices.events
 	m.pending()
 	m.lastQueued.SetToCurrentTime()
+}
+
+// built takes over a new Table, which differs from before (nil: empty) in keys.
+func (m *metrics) built(before, after *table.Table, keys []table.Key) {
+	add := func(p *table.ServicePort, n float64) {
+		if p == nil {
+			return
+		}
+		policies := map[string]bool{}
+		for i := range p.Frontends {
+			if f := &p.Frontends[i]; f.Drop && f.Kind == table.ClusterIP {
+				policies["internal"] = true
+			} else if f.Drop {
+				policies["external"] = true
+			}
+		}
+		for policy := range policies {
+			m.noLocal.WithLabelValues(policy).Add(n)
+		}
+	}
+	for _, k := range keys {
+		if before != nil {
+			add(before.Get(k), -1)
+		}
+		add(after.Get(k), 1)
+	}
 }
 
 func (m *metrics) pending() {

@@ -64,6 +64,9 @@ func New(opts Options) (*Node, error) {
 		refused: map[table.Key]struct{}{},
 		taken:   &takenPorts{taken: opts.PortTaken},
 	}
+	if c, ok := opts.Plane.(plane.Counter); ok {
+		n.metrics.registry.MustRegister(newLostPackets(c, n.Table, opts.Log))
+	}
 	n.events = newRecorder(opts.Client, opts.NodeName, opts.Log)
 	n.checks = newHealthPorts(n.health.healthy, opts.NodePortAddresses.IsDefault())
 	return n, nil
@@ -307,6 +310,7 @@ func (n *Node) applyPlane(ctx context.Context, changed []table.Key, full bool) e
 // problem that is new.
 func (n *Node) report(before *table.Table, keys []table.Key) {
 	n.status.built(before, n.wanted, keys)
+	n.metrics.built(before, n.wanted, keys)
 	n.metrics.servicePorts.Set(float64(n.wanted.Len()))
 	for name, now := range n.builder.NewProblems() {
 		told := n.status.problem(name, now)

@@ -180,10 +180,24 @@ func elems(body []byte, f func(e Elem)) {
 				}
 			case unix.NFTA_SET_ELEM_USERDATA:
 				e.Comment = nfnl.CString(udataFind(v, udComment))
+			case unix.NFTA_SET_ELEM_EXPR:
+				e.Packets = packets(v)
 			}
 		})
 		f(e)
 	})
+}
+
+// packets reads the packets of a counter expression, 0 if it is another one.
+func packets(expr []byte) uint64 {
+	if nfnl.CString(nfnl.Attr(expr, unix.NFTA_EXPR_NAME)) != "counter" {
+		return 0
+	}
+	v := nfnl.Attr(nfnl.Attr(expr, unix.NFTA_EXPR_DATA), unix.NFTA_COUNTER_PACKETS)
+	if len(v) != 8 {
+		return 0
+	}
+	return binary.BigEndian.Uint64(v)
 }
 
 // Get calls f for each element of a set that has one of the keys; what f gets

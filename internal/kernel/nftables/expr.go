@@ -180,6 +180,22 @@ func (p *Program) dynset(set string, op uint32, key, data Reg, timeout uint64) *
 	return p.end()
 }
 
+// Count adds the packet to the counter of an element of a dynamic set, which it
+// makes if it is not there, and renews the element's time (dynset update with a
+// counter). timeout is in milliseconds. It ends the rule if the set is full.
+func (p *Program) Count(set string, key Reg, timeout uint64) *Program {
+	p.begin("dynset")
+	p.enc.String(unix.NFTA_DYNSET_SET_NAME, set)
+	p.enc.Uint32(unix.NFTA_DYNSET_OP, unix.NFT_DYNSET_OP_UPDATE)
+	p.enc.Uint32(unix.NFTA_DYNSET_SREG_KEY, key.number())
+	p.enc.Uint64(unix.NFTA_DYNSET_TIMEOUT, timeout)
+	at := p.enc.Nest(unix.NFTA_DYNSET_EXPR)
+	p.enc.String(unix.NFTA_EXPR_NAME, "counter")
+	p.enc.Close(p.enc.Nest(unix.NFTA_EXPR_DATA))
+	p.enc.Close(at)
+	return p.end()
+}
+
 // Value loads a constant (immediate).
 func (p *Program) Value(to Reg, v []byte) *Program {
 	p.begin("immediate")

@@ -148,4 +148,6 @@ type Elem struct {
 	Drop bool
 	// Comment is printed by nft(8), at most 230 bytes.
 	Comment string
+	// Packets is what the element's counter has, if it has one. It is read only.
+	Packets uint64
 }

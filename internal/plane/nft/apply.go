@@ -377,7 +377,7 @@ func (f *family) foundation(c *change, found *found) {
 		c.b.AddElem(l.table, setTargets, &nftables.Elem{Key: nftables.Uint32(idRefuse), Goto: chainRefuse})
 	}
 	if !found.drop {
-		c.b.AddElem(l.table, setTargets, &nftables.Elem{Key: nftables.Uint32(idDrop), Drop: true})
+		c.b.AddElem(l.table, setTargets, &nftables.Elem{Key: nftables.Uint32(idDrop), Goto: chainDrop})
 	}
 	stay := map[netip.Addr]bool{}
 	for _, a := range f.state.settings.NodeAddrs {

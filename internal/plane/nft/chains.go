@@ -186,7 +186,7 @@ func (l *layout) masquerade(m plane.Masquerading, pods []netip.Prefix, to string
 func (l *layout) fromPods(pods []netip.Prefix, to string) []nftables.Rule {
 	var rules []nftables.Rule
 	for _, p := range pods {
-		rules = append(rules, rule(tail(l.inPrefix(l.saddr, p), to), "%s saddr %s %s", l.word, p, tailText(to)))
+		rules = append(rules, rule(l.inPrefix(l.saddr, p).Goto(to), "%s saddr %s goto %s", l.word, p, to))
 	}
 	return rules
 }
@@ -200,8 +200,8 @@ func (l *layout) split(pods []netip.Prefix, inside, outside string, out []chainS
 		rules := l.fromPods(pods, inside)
 		self := new(nftables.Program).SourceType(0).Equal(0, nftables.Uint32(nftables.TypeLocal))
 		return append(rules,
-			rule(tail(l.mark(self), inside), "fib saddr type local %s %s", l.markText(), tailText(inside)),
-			rule(tail(new(nftables.Program), outside), "%s", tailText(outside)))
+			rule(l.mark(self).Goto(inside), "fib saddr type local %s goto %s", l.markText(), inside),
+			rule(new(nftables.Program).Goto(outside), "goto %s", outside))
 	}})
 }
 
@@ -213,26 +213,11 @@ func (l *layout) limit(s *spec, to string, out []chainSpec) (string, []chainSpec
 		var rules []nftables.Rule
 		for _, p := range s.allow {
 			if svc.FamilyOf(p.Addr()) == l.family {
-				rules = append(rules, rule(tail(l.inPrefix(l.saddr, p), to), "%s saddr %s %s", l.word, p.Masked(), tailText(to)))
+				rules = append(rules, rule(l.inPrefix(l.saddr, p).Goto(to), "%s saddr %s goto %s", l.word, p.Masked(), to))
 			}
 		}
-		return append(rules, rule(new(nftables.Program).Drop(), "drop"))
+		return append(rules, rule(new(nftables.Program).Goto(chainDrop), "goto %s", chainDrop))
 	}})
-}
-
-// tail ends a rule by going to a chain, or dropping.
-func tail(p *nftables.Program, to string) *nftables.Program {
-	if to == chainDrop {
-		return p.Drop()
-	}
-	return p.Goto(to)
-}
-
-func tailText(to string) string {
-	if to == chainDrop {
-		return "drop"
-	}
-	return "goto " + to
 }
 
 // ownName names the chains of one frontend. Chain names have no colons.

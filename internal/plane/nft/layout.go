@@ -36,6 +36,8 @@ const (
 	setLocalEndpoints  = "local-endpoints"
 	setNodeAddresses   = "node-addresses"
 	setClusterIPs      = "cluster-ips"
+	setRefused         = "refused"
+	setDiscarded       = "discarded"
 )
 
 // The names of the chains that are always there.
@@ -48,8 +50,7 @@ const (
 	chainServices    = "services"
 	chainUnserved    = "unserved"
 	chainRefuse      = "refuse"
-	// chainDrop is no chain: it stands for the verdict.
-	chainDrop = "drop"
+	chainDrop        = "discard"
 )
 
 // The keys of map targets that are always there. Chain pick-N has the key N;
@@ -73,6 +74,10 @@ const (
 	// ports: a flood of forged sources must not fill the machine's memory. When
 	// it is full, new clients do not stick.
 	stickySize = 1 << 20
+	// countedSize bounds the frontends whose lost packets are counted, countedFor
+	// how long a counter without a packet is kept (milliseconds).
+	countedSize = 1 << 16
+	countedFor  = 24 * 60 * 60 * 1000
 	// localList is added to the slots of endpoints for LocalClients.
 	localList = 1 << 16
 )
@@ -130,6 +135,8 @@ func (l *layout) sets() []nftables.Set {
 		{Name: setLocalEndpoints, Key: ts{a, a}, Comment: "endpoints on this node, twice"},
 		{Name: setNodeAddresses, Key: ts{a}, Comment: "where node ports answer"},
 		{Name: setClusterIPs, Key: ts{a}, Comment: "addresses whose other ports are refused"},
+		{Name: setRefused, Key: ts{a, proto, port}, Dynamic: true, Size: countedSize, Comment: "destination of what was refused : packets"},
+		{Name: setDiscarded, Key: ts{a, proto, port}, Dynamic: true, Size: countedSize, Comment: "destination of what was dropped : packets"},
 	}
 }
 
@@ -157,6 +164,7 @@ func (l *layout) base(localhost bool) []chain {
 	}
 	out := []chain{
 		{name: chainRefuse, rules: l.refuse()},
+		{name: chainDrop, rules: []nftables.Rule{l.counted(setDiscarded), rule(new(nftables.Program).Drop(), "drop")}},
 		{name: chainServices, rules: l.services()},
 		{name: chainUnserved, rules: l.unserved()},
 		{name: chainPrerouting, hook: nat(nftables.Prerouting, priorityDstNAT), rules: toServices},
@@ -243,9 +251,18 @@ func (l *layout) inPrefix(offset uint32, p netip.Prefix) *nftables.Program {
 // look at each packet for the sake of frontends without endpoints.
 func (l *layout) refuse() []nftables.Rule {
 	return []nftables.Rule{
+		l.counted(setRefused),
 		rule(new(nftables.Program).Meta(0, nftables.MetaL4Proto).Equal(0, []byte{byte(svc.TCP)}).RejectTCP(), "meta l4proto tcp reject with tcp reset"),
 		rule(new(nftables.Program).RejectPort(l.table.Family), "reject"),
 	}
+}
+
+// counted counts a packet by where it was sent to. That costs nothing but for
+// packets which are lost, and no change of a Service ever touches it.
+func (l *layout) counted(set string) nftables.Rule {
+	a := l.regs()
+	p := new(nftables.Program).Network(0, l.daddr, l.alen).Meta(a, nftables.MetaL4Proto).DestinationPort(a+1).Count(set, 0, countedFor)
+	return rule(p, "update @%s { %s daddr . meta l4proto . th dport timeout 1d counter }", set, l.word)
 }
 
 // bit is the mark of connections to masquerade.

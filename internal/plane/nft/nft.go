@@ -4,8 +4,10 @@ package nft
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
+	"sync"
 
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
 	"github.com/fairlead/fairlead/internal/plane"
@@ -60,6 +62,11 @@ type Plane struct {
 	kernel   *watched
 	families []*family
 	repaired []string
+
+	// counts is a connection of its own for Lost, which others than the user of
+	// the Plane may call. counting guards it; it is nil after Close.
+	counting sync.Mutex
+	counts   *nftables.Conn
 }
 
 // New returns a Plane. It does nothing to the kernel's tables yet.
@@ -69,10 +76,14 @@ func New(cfg Config) (*Plane, error) {
 		return nil, fmt.Errorf("nft: %w", err)
 	}
 	p, err := newPlane(cfg, k)
+	if err == nil {
+		p.counts, err = nftables.Dial()
+	}
 	if err != nil {
 		_ = k.Close()
+		return nil, err
 	}
-	return p, err
+	return p, nil
 }
 
 func newPlane(cfg Config, k kernel) (*Plane, error) {
@@ -87,7 +98,16 @@ func newPlane(cfg Config, k kernel) (*Plane, error) {
 }
 
 // Close releases the connection to the kernel. The tables stay.
-func (p *Plane) Close() error { return p.kernel.Close() }
+func (p *Plane) Close() error {
+	p.counting.Lock()
+	defer p.counting.Unlock()
+	err := p.kernel.Close()
+	if p.counts != nil {
+		err = errors.Join(err, p.counts.Close())
+		p.counts = nil
+	}
+	return err
+}
 
 // Repaired says what the last Apply with changed nil found missing or foreign
 // and put right, one line each. The first Apply of a process repairs nothing:

@@ -140,7 +140,7 @@ func (f *family) readTargets(r *found) error {
 		switch {
 		case id == idRefuse && e.Goto == chainRefuse:
 			r.refuse = true
-		case id == idDrop && e.Drop:
+		case id == idDrop && e.Goto == chainDrop:
 			r.drop = true
 		case e.Goto == "" || id == idRefuse || id == idDrop || r.chains[e.Goto] != nil || plain != (id < idFirstFree) || plain && n != id:
 			r.discard(setTargets, e.Key)
