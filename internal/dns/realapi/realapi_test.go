@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
+	"net/http/httptest"
 	"net/netip"
 	"strings"
 	"sync"
@@ -129,6 +130,9 @@ func TestNamesFollowARealAPI(t *testing.T) {
 	if !s.Ready() {
 		t.Error("not ready without the API")
 	}
+	if !strings.Contains(metrics(s), "fairlead_dns_api_up 0\n") {
+		t.Error("no metric says that the API is away")
+	}
 
 	// It comes back, and with it what has changed.
 	_, stop = apiservertest.StartStoppable(t, options)
@@ -145,6 +149,9 @@ func TestNamesFollowARealAPI(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "a Service made after the restart is answered", func() bool { return lookup(t, s, "head.default.svc.cluster.local.") == "10.244.0.9" })
+	if !strings.Contains(metrics(s), "fairlead_dns_api_up 1\n") {
+		t.Error("no metric says that the API is back")
+	}
 
 	cancel()
 	if err := <-done; err != nil {
@@ -153,4 +160,10 @@ func TestNamesFollowARealAPI(t *testing.T) {
 	if _, err := client.DiscoveryV1().EndpointSlices("kube-system").Get(context.Background(), "kube-dns-node-a", metav1.GetOptions{}); err == nil {
 		t.Error("the server is still listed behind kube-dns")
 	}
+}
+
+func metrics(s *dns.Server) string {
+	w := httptest.NewRecorder()
+	s.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	return w.Body.String()
 }

@@ -1,0 +1,91 @@
+package dns
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// serversOf lists kube-dns as the server of one node sees it: a slice of the
+// server of each node, and one that others wrote.
+func serversOf(own string, nodes ...string) *servers {
+	p := &Publish{NodeName: own}
+	v := newServers(p.owns)
+	for i, n := range nodes {
+		o := &Publish{NodeName: n, Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)})}, Port: 10053}
+		for _, e := range o.slices(nil) {
+			if e != nil {
+				v.set(e)
+			}
+		}
+	}
+	port, udp := int32(53), corev1.ProtocolUDP
+	v.set(&discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{Name: "kube-dns-x7r2p"},
+		Ports:      []discoveryv1.EndpointPort{{Port: &port, Protocol: &udp}},
+		Endpoints:  []discoveryv1.Endpoint{{Addresses: []string{"10.244.9.9"}}},
+	})
+	return v
+}
+
+// Everyone is looked after by two others, and looks after two.
+func TestNeighbours(t *testing.T) {
+	nodes := []string{"e", "a", "c", "b", "d"}
+	by := map[netip.AddrPort]int{}
+	for _, n := range nodes {
+		peers := serversOf(n, nodes...).neighbours(n)
+		if len(peers) != peersWatched {
+			t.Errorf("%s looks after %v", n, peers)
+		}
+		for _, p := range peers {
+			by[p.addr]++
+			if p.names == "kube-dns-"+n {
+				t.Errorf("%s looks after itself", n)
+			}
+		}
+	}
+	for addr, n := range by {
+		if n != peersWatched {
+			t.Errorf("%s is looked after by %d", addr, n)
+		}
+	}
+	if len(by) != len(nodes) {
+		t.Errorf("%d of %d are looked after", len(by), len(nodes))
+	}
+	if peers := serversOf("a", "a", "b").neighbours("a"); len(peers) != 1 {
+		t.Errorf("of two, one looks after %v", peers)
+	}
+	if peers := serversOf("a", "a").neighbours("a"); len(peers) != 0 {
+		t.Errorf("alone, one looks after %v", peers)
+	}
+}
+
+// What falls back goes to every ready server but the own one.
+func TestOthers(t *testing.T) {
+	v := serversOf("b", "a", "b", "c")
+	want := "[10.0.0.1:10053 10.0.0.3:10053 10.244.9.9:53]"
+	if got := fmt.Sprint(v.others()); got != want {
+		t.Errorf("others are %s, not %s", got, want)
+	}
+	<-v.changed
+	p := &Publish{NodeName: "c", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.3")}, Port: 10053}
+	no := false
+	ended := p.slices(nil)["kube-dns-c"]
+	ended.Endpoints[0].Conditions.Ready = &no
+	v.set(ended)
+	if len(v.changed) != 1 {
+		t.Error("nobody is told that a server is not ready any more")
+	}
+	v.remove("kube-dns-x7r2p")
+	if got := v.others(); !slices.Equal(got, []netip.AddrPort{netip.MustParseAddrPort("10.0.0.1:10053")}) {
+		t.Errorf("others are %s", got)
+	}
+	if peers := v.neighbours("b"); len(peers) != 2 {
+		t.Errorf("one that is not ready is still looked after: %v", peers)
+	}
+}
