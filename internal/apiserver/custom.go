@@ -45,6 +45,7 @@ import (
 // that one does not know.
 type customResources struct {
 	*extensionsserver.CustomResourceDefinitions
+	maxBody int64 // bytes
 }
 
 // newCustomResources builds the server with the configuration of the one it
@@ -76,7 +77,7 @@ func newCustomResources(c genericapiserver.Config, shared informers.SharedInform
 	if err != nil {
 		return nil, fmt.Errorf("cannot make the server of custom resources: %w", err)
 	}
-	return &customResources{s}, nil
+	return &customResources{s, c.MaxRequestBodyBytes}, nil
 }
 
 // join lets front, the server in front, serve the definitions, so that its
@@ -85,7 +86,7 @@ func newCustomResources(c genericapiserver.Config, shared informers.SharedInform
 func (r *customResources) join(front *genericapiserver.GenericAPIServer) error {
 	for _, ws := range r.GenericAPIServer.Handler.GoRestfulContainer.RegisteredWebServices() {
 		if strings.HasPrefix(ws.RootPath(), genericapiserver.APIGroupPrefix+"/"+apiextensions.GroupName) {
-			front.Handler.GoRestfulContainer.Add(ws)
+			front.Handler.GoRestfulContainer.Add(ws.Filter(refuseDeep(r.maxBody)))
 		}
 	}
 	front.DiscoveryGroupManager.AddGroup(apiGroup(apiextensions.GroupName, []string{"v1"}))

@@ -35,6 +35,12 @@ var (
 	_ rest.ResetFieldsStrategy  = (*namespaceREST)(nil)
 )
 
+// GetCreateStrategy returns what decides about creations.
+func (r *namespaceREST) GetCreateStrategy() rest.RESTCreateStrategy { return r.all.GetCreateStrategy() }
+
+// GetUpdateStrategy returns what decides about updates.
+func (r *namespaceREST) GetUpdateStrategy() rest.RESTUpdateStrategy { return r.all.GetUpdateStrategy() }
+
 func newREST(all *store.REST) *namespaceREST { return &namespaceREST{all} }
 
 func (r *namespaceREST) New() runtime.Object                    { return r.all.New() }

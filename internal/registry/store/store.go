@@ -120,6 +120,9 @@ func NewSub(parent *REST, strategy rest.UpdateResetFieldsStrategy) *SubREST {
 // New returns an empty object of the kind.
 func (r *SubREST) New() runtime.Object { return r.store.New() }
 
+// GetUpdateStrategy returns what decides about updates.
+func (r *SubREST) GetUpdateStrategy() rest.RESTUpdateStrategy { return r.store.GetUpdateStrategy() }
+
 // Destroy does nothing: the back end belongs to the parent.
 func (r *SubREST) Destroy() {}
 
