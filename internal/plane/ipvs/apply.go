@@ -140,6 +140,7 @@ func (f *family) full(ctx context.Context, k kernel, t *table.Table) error {
 	for el := range f.state.counts {
 		e.elements[el] = true
 	}
+	f.doubtful = false
 	errs = append(errs, f.write(k, e, touched, &refused)...)
 	changed, err := f.rules.ensure(ctx)
 	if err != nil {
@@ -148,7 +149,7 @@ func (f *family) full(ctx context.Context, k kernel, t *table.Table) error {
 	if before != nil {
 		f.repaired = append(f.repaired, changed...)
 	}
-	f.doubtful = len(errs) > 0 || refused.Len() > 0
+	f.doubtful = f.doubtful || len(errs) > 0
 	return refused.Err(errs...)
 }
 

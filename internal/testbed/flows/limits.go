@@ -33,9 +33,14 @@ func (r *Row) as(mode string) *Row {
 // An Option says how a mode differs in Stories.
 type Option func(*options)
 
-type options struct{ relayed bool }
+type options struct{ relayed, lingering bool }
 
 // Relayed is for modes in which the node itself answers the client, so that
 // connection tracking knows nothing of endpoints: the mode has to take UDP
 // clients away from them itself.
 func Relayed(o *options) { o.relayed = true }
+
+// Lingering is for modes in which affinity of TCP clients outlasts its time until
+// their closed connections are forgotten, two minutes later: UDP, whose flows
+// end sooner, shows that it ends.
+func Lingering(o *options) { o.lingering = true }
