@@ -122,16 +122,19 @@ func affinityEnds(t *testing.T, e *Env) {
 // SEEDS 62.
 func affinityTimesOut(t *testing.T, e *Env) {
 	const timeout = 2 * time.Second
-	f := svc.IPv4
-	e.Apply(t, e.web(f, svc.TCP, timeout, "a b d e"), nil)
+	f, p := svc.IPv4, svc.TCP
+	if e.options.lingering {
+		p = svc.UDP
+	}
+	e.Apply(t, e.web(f, p, timeout, "a b d e"), nil)
 	last := time.Now()
-	first := e.must(t, "c", svc.TCP, vipAddr(f))
+	first := e.must(t, "c", p, vipAddr(f))
 	// Connections one after the other keep it well beyond the timeout. On a
 	// machine that stalls for as long they prove nothing, and begin again.
 	for start := last; time.Since(start) < 2*timeout; {
 		before := last
 		last = time.Now()
-		got := e.must(t, "c", svc.TCP, vipAddr(f))
+		got := e.must(t, "c", p, vipAddr(f))
 		switch {
 		case got == first:
 		case time.Since(before) >= timeout:
@@ -145,7 +148,7 @@ func affinityTimesOut(t *testing.T, e *Env) {
 	// of four is met (but for a chance of 4^-40).
 	for range 40 {
 		wait(t, timeout+300*time.Millisecond)
-		if got := e.must(t, "c", svc.TCP, vipAddr(f)); got != first {
+		if got := e.must(t, "c", p, vipAddr(f)); got != first {
 			return
 		}
 	}
