@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/fairlead/fairlead/internal/kernel/kubeproxy"
 	"github.com/fairlead/fairlead/internal/kernel/nodelocal"
 	"github.com/fairlead/fairlead/internal/runner"
 )
@@ -19,14 +20,19 @@ const cleanupWithin = 2 * time.Minute
 
 func newCleanup(g *global) *cobra.Command {
 	var dataDir string
+	var kubeProxy bool
 	cmd := &cobra.Command{
 		Use:   "cleanup",
 		Short: "Remove what a node wrote to the kernel, and end its Pods",
 		Long: `Remove every trace of a node from this machine: the proxy's rules, the Pods'
 processes, devices and routes, and the node's state. Run it when the agent or the
-proxy has been stopped for good. The server's data are not touched.`,
+proxy has been stopped for good. The server's data are not touched.
+
+With --kube-proxy only the rules go that a kube-proxy left on this machine; do
+that after it has been stopped, and before or while fairlead takes its place.`,
 		Example: `  fairlead cleanup
-  fairlead cleanup --data-dir /srv/fairlead`,
+  fairlead cleanup --data-dir /srv/fairlead
+  fairlead cleanup --kube-proxy`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if os.Geteuid() != 0 {
@@ -34,6 +40,13 @@ proxy has been stopped for good. The server's data are not touched.`,
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), cleanupWithin)
 			defer cancel()
+			if kubeProxy {
+				if err := wrap("rules of kube-proxy", kubeproxy.Remove(ctx)); err != nil {
+					return err
+				}
+				fmt.Fprintln(g.out, "removed: rules of kube-proxy")
+				return nil
+			}
 			state := filepath.Join(dataDir, "agent")
 			if err := errors.Join(
 				wrap("pods", runner.Cleanup(ctx, state)),
@@ -47,6 +60,7 @@ proxy has been stopped for good. The server's data are not touched.`,
 		},
 	}
 	cmd.Flags().StringVar(&dataDir, "data-dir", defaultDataDir(), "directory of the node's state")
+	cmd.Flags().BoolVar(&kubeProxy, "kube-proxy", false, "remove the rules that a kube-proxy left, and nothing else")
 	return cmd
 }
 

@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/kernel/conntrack"
+	"github.com/fairlead/fairlead/internal/kernel/kubeproxy"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/node"
 	"github.com/fairlead/fairlead/internal/plane"
@@ -208,6 +209,7 @@ func proxyComponent(o node.Options) (component, *node.Node, error) {
 				if err := cleanUpModes(watching, o.Mode); err != nil && watching.Err() == nil {
 					o.Log.Warn("what another mode left could not be removed", "err", err)
 				}
+				warnOfKubeProxy(watching, o.Log)
 			}()
 			defer func() {
 				stop()
@@ -216,6 +218,19 @@ func proxyComponent(o node.Options) (component, *node.Node, error) {
 			return n.Run(ctx)
 		},
 	}, n, nil
+}
+
+// warnOfKubeProxy says if a kube-proxy's rules are on this node: they answer the
+// same packets, and the first to do so wins.
+func warnOfKubeProxy(ctx context.Context, log *slog.Logger) {
+	left, err := kubeproxy.Find(ctx)
+	switch {
+	case ctx.Err() != nil:
+	case err != nil:
+		log.Debug("looking for rules of kube-proxy failed", "err", err)
+	case len(left) > 0:
+		log.Warn("rules of kube-proxy are on this node and answer, too: stop it, then run 'fairlead cleanup --kube-proxy'", "left", left)
+	}
 }
 
 // hostname is the default of --node-name: the machine's name in lower case, as

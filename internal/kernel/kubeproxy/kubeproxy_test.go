@@ -1,0 +1,106 @@
+package kubeproxy_test
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/kernel/kubeproxy"
+	"github.com/fairlead/fairlead/internal/testbed"
+)
+
+func TestMain(m *testing.M) { testbed.Main(m) }
+
+// left is what kube-proxy leaves in mode iptables, beside a kubelet and an
+// administrator.
+const left = `*nat
+:KUBE-SERVICES - [0:0]
+:KUBE-NODEPORTS - [0:0]
+:KUBE-MARK-MASQ - [0:0]
+:KUBE-POSTROUTING - [0:0]
+:KUBE-KUBELET-CANARY - [0:0]
+:KUBE-SVC-TCOU7JCQXEZGVUNU - [0:0]
+:KUBE-SEP-YIL6JZP7A3QYXJU2 - [0:0]
+:MINE - [0:0]
+-A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING
+-A POSTROUTING -s 10.0.0.0/8 -j MINE
+-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
+-A KUBE-SERVICES -d 10.96.0.10/32 -p udp -m udp --dport 53 -j KUBE-SVC-TCOU7JCQXEZGVUNU
+-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS
+-A KUBE-SVC-TCOU7JCQXEZGVUNU -j KUBE-SEP-YIL6JZP7A3QYXJU2
+-A KUBE-SEP-YIL6JZP7A3QYXJU2 -p udp -m udp -j DNAT --to-destination 10.244.0.2:53
+-A MINE -j MASQUERADE
+COMMIT
+*filter
+:KUBE-FORWARD - [0:0]
+:KUBE-FIREWALL - [0:0]
+-A FORWARD -j KUBE-FORWARD
+-A INPUT -j KUBE-FIREWALL
+-A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP
+COMMIT
+`
+
+// tables are its nf_tables ones, and somebody else's.
+const tables = `table ip kube-proxy { map service-ips { type ipv4_addr . inet_proto . inet_service : verdict; }; chain nat-prerouting { type nat hook prerouting priority -100; }; }
+table ip6 kube-proxy { }
+table ip mine { chain c { type filter hook input priority 0; }; }
+`
+
+func run(t *testing.T, stdin string, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), args[0], args[1:]...)
+	cmd.Stdin = strings.NewReader(stdin)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %v\n%s", args, err, out)
+	}
+	return string(out)
+}
+
+// Its rules are found and go, those of the kubelet and of others stay.
+func TestRemove(t *testing.T) {
+	testbed.NewNetwork(t).Outside("host").Do(func() {
+		find := func() string {
+			found, err := kubeproxy.Find(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return strings.Join(found, "\n")
+		}
+		if got := find(); got != "" {
+			t.Errorf("found in an empty kernel:\n%s", got)
+		}
+		run(t, tables, "nft", "-f", "-")
+		run(t, left, "iptables-nft-restore", "--noflush")
+		run(t, left, "iptables-legacy-restore", "--noflush")
+		want := "table ip kube-proxy of nf_tables\ntable ip6 kube-proxy of nf_tables\n7 chains of iptables (nf_tables, IPv4)\n7 chains of iptables (legacy, IPv4)"
+		if got := find(); got != want {
+			t.Errorf("found\n%s\nwant\n%s", got, want)
+		}
+		if err := kubeproxy.Remove(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := find(); got != "" {
+			t.Errorf("left:\n%s", got)
+		}
+		for _, save := range []string{"iptables-nft-save", "iptables-legacy-save"} {
+			text := run(t, "", save)
+			for _, line := range []string{":KUBE-KUBELET-CANARY ", ":KUBE-FIREWALL ", "-A INPUT -j KUBE-FIREWALL", "-A POSTROUTING -s 10.0.0.0/8 -j MINE", "-A MINE -j MASQUERADE"} {
+				if !strings.Contains(text, line) {
+					t.Errorf("%s: %q is gone:\n%s", save, line, text)
+				}
+			}
+			if n := strings.Count(text, "\n-A "); n != 3 {
+				t.Errorf("%s: %d rules are left, want 3:\n%s", save, n, text)
+			}
+		}
+		if text := run(t, "", "nft", "list", "tables"); !strings.Contains(text, "table ip mine") {
+			t.Errorf("somebody else's table is gone:\n%s", text)
+		}
+		if err := kubeproxy.Remove(t.Context()); err != nil {
+			t.Errorf("a second time: %v", err)
+		}
+	})
+}
