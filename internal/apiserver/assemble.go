@@ -45,7 +45,7 @@ type assembly struct {
 }
 
 // assemble builds the generic server on store and installs all kinds.
-func (s *Server) assemble(store *etcd) (*assembly, error) {
+func (s *Server) assemble(ctx context.Context, store *etcd) (*assembly, error) {
 	c := genericapiserver.NewConfig(registry.Codecs)
 	if err := s.configureServing(c); err != nil {
 		return nil, err
@@ -63,12 +63,20 @@ func (s *Server) assemble(store *etcd) (*assembly, error) {
 		return nil, err
 	}
 	shared := informers.NewSharedInformerFactory(client, 0)
-	guard, err := s.newGuard(client, shared)
+	guard, err := s.newGuard(ctx, client, shared)
 	if err != nil {
 		return nil, err
 	}
 	guard.configure(c)
-	if c.AdmissionControl, err = newAdmission(client, shared, guard.admission()...); err != nil {
+	if back.encryption, err = loadEncryption(ctx, s.opts.Auth.EncryptionConfig, c); err != nil {
+		return nil, err
+	}
+	if audit := s.opts.Auth.Audit; audit != nil {
+		if err := audit.ApplyTo(c); err != nil {
+			return nil, fmt.Errorf("the audit log: %w", err)
+		}
+	}
+	if c.AdmissionControl, err = newAdmission(client, shared, guard.plugins...); err != nil {
 		return nil, err
 	}
 	c.FlowControl = newFairness(shared, client, s.opts.MaxRequests+s.opts.MaxMutatingRequests)
@@ -103,6 +111,9 @@ func (s *Server) assemble(store *etcd) (*assembly, error) {
 	if err := install(generic, storage.Resources); err != nil {
 		return nil, err
 	}
+	if err := guard.serve(generic); err != nil {
+		return nil, err
+	}
 	return &assembly{generic, custom, storage, keeper, client, guard}, custom.join(generic)
 }
 
@@ -120,7 +131,6 @@ func (s *Server) configureServing(c *genericapiserver.Config) error {
 		return err
 	}
 	c.SecureServing = &genericapiserver.SecureServingInfo{Listener: s.listener, Cert: s.creds.serving, ClientCA: ca}
-	c.Authentication.Authenticator = newAuthenticator(s.creds.pki.Authority(), s.token)
 	c.LoopbackClientConfig = s.LoopbackConfig()
 	c.EffectiveVersion = effectiveVersion{compatibility.NewEffectiveVersionFromString("1.36", "", ""), s.opts.GitVersion}
 	c.EnableProfiling = false

@@ -4,6 +4,8 @@ import (
 	"context"
 	"crypto/subtle"
 	"crypto/x509"
+	"fmt"
+	"time"
 
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/group"
@@ -11,7 +13,11 @@ import (
 	"k8s.io/apiserver/pkg/authentication/request/union"
 	"k8s.io/apiserver/pkg/authentication/request/websocket"
 	requestx509 "k8s.io/apiserver/pkg/authentication/request/x509"
+	tokencache "k8s.io/apiserver/pkg/authentication/token/cache"
+	"k8s.io/apiserver/pkg/authentication/token/tokenfile"
+	tokenunion "k8s.io/apiserver/pkg/authentication/token/union"
 	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/apiserver/join"
 )
@@ -33,19 +39,51 @@ const (
 	userAdmin = "fairlead-admin"
 )
 
-// newAuthenticator recognises client certificates of the authority and the
-// join token. Nobody is anonymous: everything else is answered 401.
-func newAuthenticator(ca *x509.Certificate, token join.Token) authenticator.Request {
+// tokenCacheTime is how long a token that was recognised counts without
+// another look, and so how long one may outlive what it is bound to.
+const tokenCacheTime = 2 * time.Second
+
+// newAuthenticator recognises client certificates of the authority, and
+// tokens. Nobody is anonymous: everything else is answered 401.
+func newAuthenticator(ca *x509.Certificate, tokens authenticator.Token) authenticator.Request {
 	roots := x509.NewCertPool()
 	roots.AddCert(ca)
 	opts := requestx509.DefaultVerifyOptions()
 	opts.Roots = roots
-	tokens := nodeToken(token)
 	return group.NewAuthenticatedGroupAdder(union.New(
 		requestx509.New(opts, requestx509.CommonNameUserConversion),
 		bearertoken.New(tokens),
 		websocket.NewProtocolAuthenticator(tokens),
 	))
+}
+
+// newTokens recognises the tokens that the options ask for, besides the join
+// token and those of ServiceAccounts.
+func (s *Server) newTokens(ctx context.Context, client kubernetes.Interface, accounts authenticator.Token) (authenticator.Token, error) {
+	o := s.opts.Auth
+	plain := []authenticator.Token{nodeToken(s.token)}
+	if o.TokenFile != "" {
+		static, err := tokenfile.NewCSV(o.TokenFile)
+		if err != nil {
+			return nil, fmt.Errorf("--token-auth-file %s: %w", o.TokenFile, err)
+		}
+		plain = append(plain, static)
+	}
+	if o.BootstrapTokens {
+		plain = append(plain, bootstrapTokens{client: client, now: time.Now})
+	}
+	all := []authenticator.Token{accounts}
+	for _, t := range plain {
+		all = append(all, authenticator.WrapAudienceAgnosticToken(o.APIAudiences, t))
+	}
+	providers, err := oidcTokens(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range providers {
+		all = append(all, authenticator.WrapAudienceAgnosticToken(o.APIAudiences, p))
+	}
+	return tokencache.New(tokenunion.New(all...), true, tokenCacheTime, 0), nil
 }
 
 // nodeToken recognises the join token.

@@ -25,7 +25,8 @@ import (
 // backEnd gives each resource its place in etcd: protobuf, below
 // PREFIX/GROUP/RESOURCE, behind a watch cache.
 type backEnd struct {
-	config storagebackend.Config
+	config     storagebackend.Config
+	encryption *encryption
 }
 
 var _ generic.RESTOptionsGetter = (*backEnd)(nil)
@@ -34,7 +35,7 @@ func newBackEnd(store *etcd, o ExternalEtcd) *backEnd {
 	c := storagebackend.NewDefaultConfig(o.Prefix, nil)
 	c.Transport.ServerList = store.endpoints
 	c.Transport.TrustedCAFile, c.Transport.CertFile, c.Transport.KeyFile = o.CAFile, o.CertFile, o.KeyFile
-	return &backEnd{*c}
+	return &backEnd{config: *c}
 }
 
 // GetRESTOptions gives the options of one resource.
@@ -62,6 +63,7 @@ func (b *backEnd) GetRESTOptions(gr schema.GroupResource, _ runtime.Object) (gen
 func (b *backEnd) options(gr schema.GroupResource, codec runtime.Codec, versioner runtime.GroupVersioner) generic.RESTOptions {
 	c := b.config.ForResource(gr)
 	c.Codec, c.EncodeVersioner = codec, versioner
+	c.Transformer = b.encryption.transformer(gr)
 	return generic.RESTOptions{
 		StorageConfig:           c,
 		Decorator:               genericregistry.StorageWithCacher(),

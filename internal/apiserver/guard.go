@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/fairlead/fairlead/internal/apiserver/accounts"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/registry/rbac"
 	"github.com/fairlead/fairlead/internal/registry/review"
@@ -29,11 +30,19 @@ type guard struct {
 	signer     *signer
 	authorizer authorizer.Authorizer
 	lists      authorizer.RuleResolver
-	tokens     authenticator.Token
+
+	issuer   *accounts.Issuer
+	maxLife  time.Duration
+	keeper   *accounts.Keeper
+	plugins  []admission.Interface
+	tokens   authenticator.Token
+	requests authenticator.Request
+	server   string // the URL of this server for others
 }
 
-// newGuard builds the guard on informers that the generic server starts.
-func (s *Server) newGuard(client kubernetes.Interface, shared informers.SharedInformerFactory) (*guard, error) {
+// newGuard builds the guard on informers that the generic server starts. What
+// it does on its own ends with ctx.
+func (s *Server) newGuard(ctx context.Context, client kubernetes.Interface, shared informers.SharedInformerFactory) (*guard, error) {
 	rules, err := rbac.NewResolver(shared)
 	if err != nil {
 		return nil, err
@@ -42,7 +51,7 @@ func (s *Server) newGuard(client kubernetes.Interface, shared informers.SharedIn
 	if err != nil {
 		return nil, err
 	}
-	g := &guard{rules: rules, pods: pods, aggregator: rbac.NewAggregator(client, shared, s.log), tokens: nodeToken(s.token)}
+	g := &guard{rules: rules, pods: pods, aggregator: rbac.NewAggregator(client, shared, s.log), maxLife: s.opts.Auth.ServiceAccountMaxTokenLife, server: s.publicURL()}
 	nodes := nodeAuthorizer{pods: pods, rules: nodeRules()}
 	g.authorizer, err = union.New(
 		union.NamedAuthorizer{AuthorizerName: "privileged", Authorizer: authorizerfactory.NewPrivilegedGroups(user.SystemPrivilegedGroup)},
@@ -54,6 +63,21 @@ func (s *Server) newGuard(client kubernetes.Interface, shared informers.SharedIn
 	}
 	g.lists = union.NewRuleResolvers(nodes, rules)
 	g.signer = newSigner(client, shared, g.authorizer, s.creds.pki, s.log)
+	g.keeper = accounts.NewKeeper(client, shared, s.creds.pki.AuthorityPEM(), s.log)
+	o := s.opts.Auth
+	g.issuer, err = accounts.NewIssuer(o.ServiceAccountIssuer, o.APIAudiences, s.dir.file("pki/sa.key"), s.dir.file("pki/sa.pub"))
+	if err != nil {
+		return nil, err
+	}
+	lister := shared.Core().V1().ServiceAccounts().Lister()
+	g.plugins = []admission.Interface{accounts.NewAdmission(lister, client), newNodeRestriction(pods)}
+	g.tokens, err = s.newTokens(ctx, client, &accounts.Authenticator{
+		Issuer: g.issuer, Accounts: lister, Pods: pods.uid, Client: client, Now: time.Now,
+	})
+	if err != nil {
+		return nil, err
+	}
+	g.requests = newAuthenticator(s.creds.pki.Authority(), g.tokens)
 	return g, nil
 }
 
@@ -61,18 +85,28 @@ func (s *Server) newGuard(client kubernetes.Interface, shared informers.SharedIn
 func (g *guard) configure(c *genericapiserver.Config) {
 	c.Authorization.Authorizer = g.authorizer
 	c.RuleResolver = g.lists
+	c.Authentication.Authenticator = g.requests
+	c.Authentication.APIAudiences = g.issuer.Audiences
 }
 
-// admission returns the plug-ins of the guard.
-func (g *guard) admission() []admission.Interface {
-	return []admission.Interface{newNodeRestriction(g.pods)}
+// serve adds the documents by which others recognise tokens.
+func (g *guard) serve(s *genericapiserver.GenericAPIServer) error {
+	documents, err := g.issuer.Discovery(g.server)
+	if err != nil {
+		return err
+	}
+	for path, h := range documents {
+		s.Handler.NonGoRestfulMux.Handle(path, h)
+	}
+	return nil
 }
 
 // security is what the storages need.
 func (g *guard) security() registry.Security {
 	return registry.Security{
 		Authorizer: g.authorizer, Rules: g.rules,
-		Reviews: review.Answers{Authorizer: g.authorizer, Rules: g.lists, Tokens: g.tokens},
+		Reviews: review.Answers{Authorizer: g.authorizer, Rules: g.lists, Tokens: g.tokens, Audiences: g.issuer.Audiences},
+		Tokens:  g.issuer, MaxTokenLife: g.maxLife,
 	}
 }
 
@@ -82,6 +116,7 @@ func (g *guard) run(ctx context.Context) {
 	loops.Go(func() { g.aggregator.Run(ctx) })
 	loops.Go(func() { g.pods.run(ctx) })
 	loops.Go(func() { g.signer.run(ctx) })
+	loops.Go(func() { g.keeper.Run(ctx) })
 	loops.Wait()
 }
 

@@ -54,6 +54,10 @@ type Options struct {
 	// waits its turn or gets 429; see newFairness. Default 400 and 200.
 	MaxRequests, MaxMutatingRequests int
 
+	// Auth says how those who ask are recognised, what is audited, and what is
+	// encrypted.
+	Auth AuthOptions
+
 	// Etcd names an etcd cluster to use in place of the embedded one.
 	Etcd ExternalEtcd
 	// UnsafeNoFsync lets the embedded etcd forget acknowledged writes when the
@@ -130,6 +134,9 @@ func (o *Options) complete() error {
 	}
 	if e := o.Etcd; (e.CertFile == "") != (e.KeyFile == "") {
 		return errors.New("--etcd-certfile and --etcd-keyfile belong together: give both or none")
+	}
+	if err := o.Auth.complete(); err != nil {
+		return err
 	}
 	if o.Etcd.Prefix == "" {
 		o.Etcd.Prefix = defaultEtcdPrefix

@@ -8,7 +8,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -56,6 +55,15 @@ func (x *podIndex) get(namespace, name string) *podRefs {
 		return nil
 	}
 	return p
+}
+
+// uid is the UID of a Pod and when it was marked for deletion, as far as the
+// index knows it.
+func (x *podIndex) uid(namespace, name string) (string, *metav1.Time) {
+	if p := x.get(namespace, name); p != nil {
+		return string(p.UID), p.DeletionTimestamp
+	}
+	return "", nil
 }
 
 // referred says whether a Pod on node refers to the object.
@@ -113,7 +121,7 @@ func toPodRefs(obj any) (any, error) {
 	}
 	return &podRefs{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: p.Namespace, Name: p.Name, UID: types.UID(string(p.UID)), ResourceVersion: p.ResourceVersion,
+			Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion,
 			DeletionTimestamp: p.DeletionTimestamp,
 		},
 		node: p.Spec.NodeName, account: p.Spec.ServiceAccountName, refs: references(&p.Spec),

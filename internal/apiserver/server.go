@@ -83,6 +83,14 @@ func (s *Server) prepare(now func() time.Time) (err error) {
 // URL is the address of the server for clients on this machine.
 func (s *Server) URL() string { return "https://" + localAddress(s.opts.BindAddresses, s.Port()) }
 
+// publicURL is the address of the server for others, if there is one.
+func (s *Server) publicURL() string {
+	if a := s.opts.AdvertiseAddress; a.IsValid() {
+		return "https://" + netip.AddrPortFrom(a, s.Port()).String()
+	}
+	return s.URL()
+}
+
 // Port is the TCP port the server listens on.
 func (s *Server) Port() uint16 { return s.listener.Port() }
 
@@ -138,7 +146,7 @@ func (s *Server) Run(ctx context.Context) error {
 	defer store.stop()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	a, err := s.assemble(store)
+	a, err := s.assemble(ctx, store)
 	if err != nil {
 		return err
 	}

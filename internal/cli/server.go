@@ -38,6 +38,7 @@ func (f *serverFlags) add(cmd *cobra.Command) {
 	flags.DurationVar(&f.RepairPeriod, "allocation-repair-period", apiserver.DefaultRepairPeriod, "time between two comparisons of what Services use with what is claimed")
 	flags.IntVar(&f.MaxRequests, "max-requests-inflight", apiserver.DefaultMaxRequests, "requests answered at a time, to which come those of --max-mutating-requests-inflight; the sum is shared out by priority and fairness")
 	flags.IntVar(&f.MaxMutatingRequests, "max-mutating-requests-inflight", apiserver.DefaultMaxMutatingRequests, "see --max-requests-inflight")
+	addAuthFlags(cmd, &f.Auth)
 	flags.StringSliceVar(&f.Etcd.Servers, "etcd-servers", nil, "client URLs of an etcd cluster to use in place of the embedded one")
 	flags.StringVar(&f.Etcd.CAFile, "etcd-cafile", "", "certificate authority of the etcd cluster")
 	flags.StringVar(&f.Etcd.CertFile, "etcd-certfile", "", "client certificate for the etcd cluster")
@@ -75,6 +76,8 @@ cluster. At the first start certificates and an administrator's kubeconfig are
 made in the data directory; certificates that are there already are used.`,
 		Example: `  fairlead server
   fairlead server --bind-address 127.0.0.1,192.0.2.10 --data-dir /srv/fairlead
+  fairlead server --audit-policy-file audit.yaml --audit-log-path /var/log/fairlead-audit.log
+  fairlead server --oidc-issuer-url https://login.example.com --oidc-client-id fairlead --oidc-groups-claim groups
   fairlead server --etcd-servers https://192.0.2.1:2379 --etcd-cafile ca.crt --etcd-certfile c.crt --etcd-keyfile c.key`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

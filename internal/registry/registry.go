@@ -113,6 +113,10 @@ func New(o Options) (*Storage, error) {
 	}
 	core := s.Resources[corev1.SchemeGroupVersion]
 	getter := func(resource string) rest.Getter { return core[resource].(rest.Getter) }
+	core["serviceaccounts/token"] = serviceaccount.NewToken(getter("serviceaccounts"), serviceaccount.TokenOptions{
+		Issuer: o.Security.Tokens, MaxLife: o.Security.MaxTokenLife,
+		Pods: getter("pods"), Secrets: getter("secrets"), Nodes: getter("nodes"),
+	})
 	core["services/proxy"] = service.NewProxy(getter("services"), getter("endpoints"), getter("pods"))
 	return s, nil
 }

@@ -1,6 +1,8 @@
 package registry
 
 import (
+	"time"
+
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -10,6 +12,7 @@ import (
 	"github.com/fairlead/fairlead/internal/registry/certificate"
 	"github.com/fairlead/fairlead/internal/registry/rbac"
 	"github.com/fairlead/fairlead/internal/registry/review"
+	"github.com/fairlead/fairlead/internal/registry/serviceaccount"
 )
 
 // Security is who the storages ask who may do what.
@@ -19,6 +22,10 @@ type Security struct {
 	Rules      *rbac.Resolver
 	// Reviews answers who may do what, and who somebody is.
 	Reviews review.Answers
+	// Tokens signs the tokens of ServiceAccounts, for MaxTokenLife at most if
+	// that is not zero.
+	Tokens       serviceaccount.Issuer
+	MaxTokenLife time.Duration
 }
 
 func (s *Storage) addSecurity(o Options) error {

@@ -111,7 +111,7 @@ func (c *ctr) start(ctx context.Context, pod *corev1.Pod) {
 		attempt = c.now.Attempt + 1
 	}
 	f := facts{pod: pod, ips: c.w.podView(pod).ips, hostIPs: c.w.r.hostIPs()}
-	spec, err := c.w.r.container(ctx, f, c.spec, c.w.paths, attempt)
+	spec, err := c.w.r.container(ctx, f, c.spec, c.w.paths, attempt, &c.w.tokens)
 	if err == nil {
 		err = makeContainerDir(c.w.paths, c.spec.Name, attempt)
 	}

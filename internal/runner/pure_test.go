@@ -189,7 +189,7 @@ func TestVariables(t *testing.T) {
 		},
 	}
 	services := []corev1.EnvVar{{Name: "DB_SERVICE_HOST", Value: "10.96.0.3"}, {Name: "DB_SERVICE_PORT", Value: "5432"}}
-	got, err := variables(t.Context(), f, c, services, source{client, "shop"})
+	got, err := variables(t.Context(), f, c, services, source{client: client, namespace: "shop"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,7 +210,7 @@ func TestVariables(t *testing.T) {
 		"ConfigMap \"cm\" has no key \"k\"":              {ConfigMapKeyRef: &corev1.ConfigMapKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: "cm"}, Key: "k"}},
 		"others are not supported":                       {ResourceFieldRef: &corev1.ResourceFieldSelector{Resource: "limits.cpu"}},
 	} {
-		_, err := variables(t.Context(), f, &corev1.Container{Env: []corev1.EnvVar{{Name: "X", ValueFrom: bad}}}, nil, source{client, "shop"})
+		_, err := variables(t.Context(), f, &corev1.Container{Env: []corev1.EnvVar{{Name: "X", ValueFrom: bad}}}, nil, source{client: client, namespace: "shop"})
 		if err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("error %v, want %q", err, name)
 		}

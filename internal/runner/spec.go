@@ -44,11 +44,12 @@ func checkContainer(c *corev1.Container) error {
 
 // container turns a container of the pod into what a shim starts. Errors of
 // type refusal will come again; others may pass.
-func (r *Runner) container(ctx context.Context, f facts, c *corev1.Container, p podPaths, attempt int) (shim.Container, error) {
+// t holds the pod's tokens.
+func (r *Runner) container(ctx context.Context, f facts, c *corev1.Container, p podPaths, attempt int, t *tokens) (shim.Container, error) {
 	if err := checkContainer(c); err != nil {
 		return shim.Container{}, err
 	}
-	from := source{client: r.o.Client, namespace: f.pod.Namespace}
+	from := source{client: r.o.Client, namespace: f.pod.Namespace, tokens: t}
 	vars, err := variables(ctx, f, c, r.serviceVars(f.pod), from)
 	if err != nil {
 		return shim.Container{}, refusal{"CreateContainerConfigError", err.Error()}

@@ -21,10 +21,11 @@ type facts struct {
 	hostIPs []netip.Addr
 }
 
-// source reads ConfigMaps and Secrets of a pod's namespace.
+// source reads ConfigMaps and Secrets of a pod's namespace, and its tokens.
 type source struct {
 	client    kubernetes.Interface
 	namespace string
+	tokens    *tokens
 }
 
 // data returns the keys of a ConfigMap or Secret; found is false if there is

@@ -136,8 +136,12 @@ func projected(ctx context.Context, f facts, p *corev1.ProjectedVolumeSource, fr
 			files, err = keyed(ctx, from, true, s.Secret.Name, s.Secret.Items, isTrue(s.Secret.Optional))
 		case s.DownwardAPI != nil:
 			files, err = downward(f, s.DownwardAPI.Items)
+		case s.ServiceAccountToken != nil:
+			var text string
+			text, err = from.tokens.get(ctx, from.client, f.pod, s.ServiceAccountToken)
+			files = map[string]file{s.ServiceAccountToken.Path: {data: []byte(text)}}
 		default:
-			err = errors.New("projected: want configMap, secret or downwardAPI; others are not supported (automountServiceAccountToken: false leaves the token out)")
+			err = errors.New("projected: want configMap, secret, downwardAPI or serviceAccountToken; others are not supported")
 		}
 		if err != nil {
 			return nil, err
@@ -220,7 +224,9 @@ func binds(c *corev1.Container, paths map[string]string, value func(string) (str
 			}
 			src = filepath.Join(src, sub)
 		}
-		out = append(out, mount.Bind{Source: src, Target: m.MountPath, ReadOnly: m.ReadOnly})
+		// Clients of the API look for their token at one place, whatever the
+		// machine has there; other places must exist.
+		out = append(out, mount.Bind{Source: src, Target: m.MountPath, ReadOnly: m.ReadOnly, Make: filepath.Clean(m.MountPath) == tokenMountPath})
 	}
 	// Outer places first, so that inner ones are laid over them.
 	slices.SortStableFunc(out, func(a, b mount.Bind) int {

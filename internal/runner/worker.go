@@ -45,6 +45,7 @@ type worker struct {
 	sandbox *sandbox
 	retry   backoff // of the sandbox
 	retryAt time.Time
+	tokens  tokens
 	relink  bool // the node's end of the network was lost while the agent was away
 	end     *ending
 	over    bool
@@ -298,7 +299,7 @@ func (w *worker) advance(ctx context.Context, pod *corev1.Pod) time.Time {
 		w.over = true
 		return w.finish(ctx, pod)
 	}
-	return next
+	return sooner(next, w.refresh(ctx, pod))
 }
 
 // containers starts what may run now. live is false when every main container

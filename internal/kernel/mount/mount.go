@@ -20,6 +20,9 @@ type Bind struct {
 	ReadOnly bool   `json:"readOnly,omitempty"`
 	// Optional makes a Target that does not exist no error: it is left out.
 	Optional bool `json:"optional,omitempty"`
+	// Make makes a Target directory that does not exist: on the machine where
+	// that is allowed, else inside the namespace alone.
+	Make bool `json:"make,omitempty"`
 }
 
 // Private calls f on a thread of its own in a new mount namespace with binds
@@ -54,7 +57,11 @@ func private(binds []Bind, f func(ns *os.File) error) error {
 }
 
 func apply(b Bind) error {
-	if _, err := os.Stat(b.Target); err != nil {
+	_, err := os.Stat(b.Target)
+	if b.Make && os.IsNotExist(err) {
+		err = makeTarget(b.Target)
+	}
+	if err != nil {
 		if b.Optional && os.IsNotExist(err) {
 			return nil
 		}

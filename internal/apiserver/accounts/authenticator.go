@@ -1,0 +1,193 @@
+package accounts
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"gopkg.in/go-jose/go-jose.v2/jwt"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	apiserviceaccount "k8s.io/apiserver/pkg/authentication/serviceaccount"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+
+	"github.com/fairlead/fairlead/internal/registry/serviceaccount"
+)
+
+// lookTimeout bounds the look at what a token is bound to.
+const lookTimeout = 10 * time.Second
+
+// clockSkew is how much the clocks of two servers may differ.
+const clockSkew = time.Minute
+
+// goneFor is how long the token of an object that is being deleted still
+// counts, as in Kubernetes: its processes may need it to end in order.
+const goneFor = time.Minute
+
+// PodUID returns the UID of a Pod that is known to exist; "" says that it may
+// not.
+type PodUID func(namespace, name string) (uid string, deleted *metav1.Time)
+
+// Authenticator recognises the tokens of an Issuer.
+type Authenticator struct {
+	Issuer   *Issuer
+	Accounts corelisters.ServiceAccountLister
+	Pods     PodUID
+	// Client looks for what the caches do not know, yet or any more.
+	Client kubernetes.Interface
+	Now    func() time.Time
+}
+
+var _ authenticator.Token = (*Authenticator)(nil)
+
+// AuthenticateToken has no opinion of tokens of other issuers.
+func (a *Authenticator) AuthenticateToken(ctx context.Context, text string) (*authenticator.Response, bool, error) {
+	if !a.mine(text) {
+		return nil, false, nil
+	}
+	token, err := jwt.ParseSigned(text)
+	if err != nil {
+		return nil, false, nil //nolint:nilerr // not a token of this kind
+	}
+	var public jwt.Claims
+	var own private
+	err = errors.New("no key")
+	for _, key := range a.Issuer.public {
+		if err = token.Claims(key, &public, &own); err == nil {
+			break
+		}
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("the token is not signed by this cluster: %w", err)
+	}
+	now := a.Now()
+	if public.Expiry == nil {
+		return nil, false, errors.New("the token never expires; ask for another one")
+	}
+	if err := public.ValidateWithLeeway(jwt.Expected{Issuer: a.Issuer.Name, Time: now}, 0); err != nil &&
+		(!errors.Is(err, jwt.ErrNotValidYet) && !errors.Is(err, jwt.ErrIssuedInTheFuture) ||
+			public.ValidateWithLeeway(jwt.Expected{Issuer: a.Issuer.Name, Time: now}, clockSkew) != nil) {
+		return nil, false, fmt.Errorf("service account token: %w", err)
+	}
+	wanted, ok := authenticator.AudiencesFrom(ctx)
+	if !ok {
+		wanted = a.Issuer.Audiences
+	}
+	audiences := wanted.Intersect(authenticator.Audiences(public.Audience))
+	if len(audiences) == 0 {
+		return nil, false, fmt.Errorf("token audiences %q is invalid for the target audiences %q", public.Audience, wanted)
+	}
+	u, err := a.check(ctx, public.Subject, own.Kubernetes, public.ID)
+	if err != nil {
+		return nil, false, err
+	}
+	return &authenticator.Response{User: u, Audiences: audiences}, true, nil
+}
+
+// mine reads the issuer without believing it, to leave other tokens to others.
+func (a *Authenticator) mine(text string) bool {
+	parts := strings.Split(text, ".")
+	if len(parts) != 3 {
+		return false
+	}
+	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
+	if err != nil {
+		return false
+	}
+	var c struct {
+		Issuer string `json:"iss"`
+	}
+	return json.Unmarshal(payload, &c) == nil && c.Issuer == a.Issuer.Name
+}
+
+// check looks whether the account and what the token is bound to are there,
+// and are the same ones.
+func (a *Authenticator) check(ctx context.Context, subject string, b serviceaccount.Bound, id string) (user.Info, error) {
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	if b.ServiceAccount == nil || subject != apiserviceaccount.MakeUsername(b.Namespace, b.ServiceAccount.Name) {
+		return nil, errors.New("the token's subject and its account differ")
+	}
+	account, err := a.account(ctx, b)
+	if err != nil {
+		return nil, err
+	}
+	info := &apiserviceaccount.ServiceAccountInfo{Namespace: account.Namespace, Name: account.Name, UID: string(account.UID)}
+	if id != "" {
+		info.CredentialID = "JTI=" + id
+	}
+	if b.Pod != nil {
+		uid, deleted := a.Pods(b.Namespace, b.Pod.Name)
+		if uid != b.Pod.UID {
+			p, err := a.Client.CoreV1().Pods(b.Namespace).Get(ctx, b.Pod.Name, metav1.GetOptions{})
+			if err != nil {
+				return nil, lost("Pod", b.Pod, err)
+			}
+			uid, deleted = string(p.UID), p.DeletionTimestamp
+		}
+		if err := a.same("Pod", b.Pod, uid, deleted); err != nil {
+			return nil, err
+		}
+		info.PodName, info.PodUID = b.Pod.Name, b.Pod.UID
+	}
+	if b.Secret != nil {
+		s, err := a.Client.CoreV1().Secrets(b.Namespace).Get(ctx, b.Secret.Name, metav1.GetOptions{})
+		if err != nil {
+			return nil, lost("Secret", b.Secret, err)
+		}
+		if err := a.same("Secret", b.Secret, string(s.UID), s.DeletionTimestamp); err != nil {
+			return nil, err
+		}
+	}
+	if b.Node != nil {
+		// With a Pod the Node says where it runs; alone it is what the token is
+		// bound to.
+		if b.Pod == nil {
+			n, err := a.Client.CoreV1().Nodes().Get(ctx, b.Node.Name, metav1.GetOptions{})
+			if err != nil {
+				return nil, lost("Node", b.Node, err)
+			}
+			if err := a.same("Node", b.Node, string(n.UID), n.DeletionTimestamp); err != nil {
+				return nil, err
+			}
+		}
+		info.NodeName, info.NodeUID = b.Node.Name, b.Node.UID
+	}
+	return info.UserInfo(), nil
+}
+
+func (a *Authenticator) account(ctx context.Context, b serviceaccount.Bound) (*corev1.ServiceAccount, error) {
+	account, err := a.Accounts.ServiceAccounts(b.Namespace).Get(b.ServiceAccount.Name)
+	if err != nil || string(account.UID) != b.ServiceAccount.UID {
+		account, err = a.Client.CoreV1().ServiceAccounts(b.Namespace).Get(ctx, b.ServiceAccount.Name, metav1.GetOptions{})
+	}
+	if err != nil {
+		return nil, lost("ServiceAccount", b.ServiceAccount, err)
+	}
+	return account, a.same("ServiceAccount", b.ServiceAccount, string(account.UID), account.DeletionTimestamp)
+}
+
+func (a *Authenticator) same(kind string, r *serviceaccount.Ref, uid string, deleted *metav1.Time) error {
+	if uid != r.UID {
+		return fmt.Errorf("the token is of another %s %s, which is no more", kind, r.Name)
+	}
+	if deleted != nil && a.Now().After(deleted.Add(goneFor)) {
+		return fmt.Errorf("the token's %s %s has been deleted", kind, r.Name)
+	}
+	return nil
+}
+
+func lost(kind string, r *serviceaccount.Ref, err error) error {
+	if apierrors.IsNotFound(err) {
+		return fmt.Errorf("the token's %s %s is no more", kind, r.Name)
+	}
+	return fmt.Errorf("look for the token's %s %s: %w", kind, r.Name, err)
+}
