@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -81,12 +82,13 @@ func (c *endpoints) sync(ctx context.Context, name svc.Name) error {
 	if want == nil {
 		return nil
 	}
+	began := time.Now()
 	err := c.write(ctx, current, want)
 	if err != nil {
 		c.triggers.note(name, trigger)
 		return err
 	}
-	c.pace.wrote(name)
+	c.pace.wrote(name, began)
 	return nil
 }
 

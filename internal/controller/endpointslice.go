@@ -83,12 +83,13 @@ func (c *endpointSlices) sync(ctx context.Context, name svc.Name) error {
 		c.topology.planned(name, plan.Hints)
 		return nil
 	}
+	began := time.Now()
 	if err := c.store.write(ctx, name, plan); err != nil {
 		c.triggers.note(name, trigger)
 		c.learn(name, err)
 		return err
 	}
-	c.pace.wrote(name)
+	c.pace.wrote(name, began)
 	c.topology.planned(name, plan.Hints)
 	return nil
 }

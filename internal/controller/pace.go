@@ -7,11 +7,14 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// A Service that has been written waits for minGap before it is written again.
-// While changes come faster than that, the gap doubles up to maxGap.
+// A Service that has been written waits for a gap before it is written again:
+// slowness times as long as the write took, so that an API server that is busy
+// gets fewer writes, and within these bounds. While changes come faster than
+// that, the gap doubles.
 const (
-	minGap = 20 * time.Millisecond
-	maxGap = 320 * time.Millisecond
+	minGap   = 20 * time.Millisecond
+	maxGap   = 320 * time.Millisecond
+	slowness = 8
 )
 
 // pace gathers the changes of a Service that changes without pause, such as one
@@ -46,14 +49,15 @@ func (p *pace) wait(name svc.Name) time.Duration {
 	return left
 }
 
-// wrote notes a write of a Service just now.
-func (p *pace) wrote(name svc.Name) {
+// wrote notes a write of a Service that began at a moment and has just ended.
+func (p *pace) wrote(name svc.Name, began time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	b, gap := p.at[name], minGap
+	b, gap := p.at[name], max(minGap, slowness*time.Since(began))
 	if b.held {
-		gap = min(2*b.gap, maxGap)
+		gap = max(gap, 2*b.gap)
 	}
+	gap = min(gap, maxGap)
 	if p.at == nil {
 		p.at = map[svc.Name]beat{}
 	}

@@ -20,7 +20,7 @@ func TestPace(t *testing.T) {
 			for left := p.wait(name); left > 0; left = p.wait(name) {
 				time.Sleep(left)
 			}
-			p.wrote(name)
+			p.wrote(name, time.Now())
 			return time.Since(begin)
 		}
 		for range 3 {
@@ -29,7 +29,7 @@ func TestPace(t *testing.T) {
 			}
 			time.Sleep(minGap)
 		}
-		p.wrote(web)
+		p.wrote(web, time.Now())
 		for i, want := range []time.Duration{minGap, 2 * minGap, 4 * minGap, 8 * minGap, maxGap, maxGap} {
 			if d := change(web); d != want {
 				t.Errorf("change %d without pause waits for %s, want %s", i, d, want)
@@ -48,6 +48,18 @@ func TestPace(t *testing.T) {
 		p.forget(web)
 		if d := change(web); d != 0 {
 			t.Errorf("a new Service of the name waits for %s", d)
+		}
+		// A write that takes long is followed by a longer gap.
+		for took, want := range map[time.Duration]time.Duration{
+			time.Millisecond: minGap, 10 * time.Millisecond: slowness * 10 * time.Millisecond, time.Second: maxGap,
+		} {
+			began := time.Now()
+			time.Sleep(took)
+			p.forget(other)
+			p.wrote(other, began)
+			if left := p.wait(other); left != want {
+				t.Errorf("after a write of %s the next waits for %s, want %s", took, left, want)
+			}
 		}
 	})
 }

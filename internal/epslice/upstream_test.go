@@ -33,11 +33,12 @@ type theirs struct {
 	nodes    cache.Indexer
 	topology *topologycache.TopologyCache
 	r        *upstream.Reconciler
+	recorder *record.FakeRecorder
 	writes   int
 }
 
 func newTheirs() *theirs {
-	u := &theirs{client: fake.NewSimpleClientset(), nodes: cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{}), topology: topologycache.NewTopologyCache()}
+	u := &theirs{client: fake.NewSimpleClientset(), nodes: cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{}), topology: topologycache.NewTopologyCache(), recorder: record.NewFakeRecorder(100)}
 	n := 0
 	u.client.PrependReactor("*", "endpointslices", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		switch a.GetVerb() {
@@ -55,7 +56,7 @@ func newTheirs() *theirs {
 		return false, nil, nil
 	})
 	u.r = upstream.NewReconciler(u.client, corelisters.NewNodeLister(u.nodes), testLimit, endpointsliceutil.NewEndpointSliceTracker(),
-		u.topology, &record.FakeRecorder{}, ManagedBySelector, upstream.WithPreferSameTrafficDistributionEnabled(true))
+		u.topology, u.recorder, ManagedBySelector, upstream.WithPreferSameTrafficDistributionEnabled(true))
 	return u
 }
 
@@ -94,6 +95,23 @@ func (u *theirs) reconcile(t rapid.TB, w *world) int {
 	return u.writes
 }
 
+// told takes what upstream has told since the last call and returns why hints
+// ended, by family.
+func (u *theirs) told() []string {
+	var out []string
+	for {
+		select {
+		case e := <-u.recorder.Events:
+			if strings.HasPrefix(e, "Warning TopologyAwareHintsDisabled ") {
+				out = append(out, e)
+			}
+		default:
+			slices.Sort(out)
+			return out
+		}
+	}
+}
+
 // contents is what clients see, whatever slice it is in: "family ports
 // endpoint". An empty slice counts only where there is nothing else.
 func contents(list []*discoveryv1.EndpointSlice, hints bool) []string {
@@ -129,6 +147,7 @@ func TestSameAsUpstream(t *testing.T) {
 			w.step(t)
 			w.apply(t, Slices(w.input(testLimit)))
 			u.reconcile(t, w)
+			u.told()
 			if d := cmp.Diff(contents(u.list(t), true), contents(slices.Collect(maps.Values(w.slices)), true)); d != "" {
 				t.Fatalf("upstream -, ours +:\n%s", d)
 			}
@@ -170,6 +189,16 @@ func TestTopologyHintsAsUpstream(t *testing.T) {
 			plan := Slices(in)
 			w.apply(t, plan)
 			u.reconcile(t, w)
+			var told []string
+			for _, n := range plan.Notes {
+				if n.Reason == "TopologyAwareHintsDisabled" {
+					told = append(told, fmt.Sprintf("Warning %s %s", n.Reason, n.Message))
+				}
+			}
+			slices.Sort(told)
+			if d := cmp.Diff(u.told(), told); d != "" {
+				t.Fatalf("why there are no hints: upstream -, ours +:\n%s", d)
+			}
 			mine := slices.Collect(maps.Values(w.slices))
 			if d := cmp.Diff(contents(u.list(t), false), contents(mine, false)); d != "" {
 				t.Fatalf("upstream -, ours +:\n%s", d)
