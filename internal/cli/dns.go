@@ -116,7 +116,7 @@ func newDNS(g *global) *cobra.Command {
 		Short: "Run the cluster DNS on any Kubernetes API, in place of CoreDNS",
 		Example: `  fairlead dns --kubeconfig /etc/kubernetes/dns.conf --listen 10.0.0.5:53
   fairlead dns --kubeconfig F --listen :53 --upstream 192.0.2.53 --cluster-domain cluster.local
-  fairlead dns --kubeconfig F --listen 169.254.20.10:53 --node-local 10.96.0.10   # on every node`,
+  fairlead dns --kubeconfig F --node-local 10.96.0.10   # on every node, as NodeLocal DNSCache`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			log, err := g.logger()
