@@ -224,27 +224,7 @@ func TestRepair(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			inside(t, Config{}, func(p *Plane) {
-				tab := flows.EveryField()
-				flows.Apply(t, p, tab, nil)
-				if r := p.Repaired(); len(r) != 0 {
-					t.Errorf("the first Apply repaired %q", r)
-				}
-				before := flows.Dump(t, p)
-				flows.Command(t, c.nft, "nft", "-f", "-")
-				if before == flows.Dump(t, p) {
-					t.Fatal("the damage does not show")
-				}
-				flows.Apply(t, p, tab, nil)
-				if d := cmp.Diff(before, flows.Dump(t, p)); d != "" {
-					t.Errorf("(-before +repaired):\n%s", d)
-				}
-				if r := strings.Join(p.Repaired(), "\n"); !strings.Contains(r, c.say) {
-					t.Errorf("Repaired says\n%s\nwant something about %q", r, c.say)
-				}
-				flows.Apply(t, p, tab, nil)
-				if r := p.Repaired(); len(r) != 0 {
-					t.Errorf("repaired again: %q", r)
-				}
+				flows.Repair(t, p, flows.EveryField(), func() { flows.Command(t, c.nft, "nft", "-f", "-") }, c.say)
 			})
 		})
 	}

@@ -186,6 +186,33 @@ func OneBadPort(t testing.TB, inside Inside, has, hasNot string) {
 	})
 }
 
+// Repair writes tab, lets damage be done, and shows that the next full Apply
+// puts it right and says so (say is a part of what it says), once.
+func Repair(t testing.TB, p plane.Plane, tab *table.Table, damage func(), say string) {
+	t.Helper()
+	repaired := p.(repairer).Repaired
+	Apply(t, p, tab, nil)
+	if r := repaired(); len(r) != 0 {
+		t.Errorf("the first Apply repaired %q", r)
+	}
+	before := Dump(t, p)
+	damage()
+	if before == Dump(t, p) {
+		t.Fatal("the damage does not show")
+	}
+	Apply(t, p, tab, nil)
+	if d := cmp.Diff(before, Dump(t, p)); d != "" {
+		t.Errorf("(-before +repaired):\n%s", d)
+	}
+	if r := strings.Join(repaired(), "\n"); !strings.Contains(r, say) {
+		t.Errorf("Repaired says\n%s\nwant something about %q", r, say)
+	}
+	Apply(t, p, tab, nil)
+	if r := repaired(); len(r) != 0 {
+		t.Errorf("repaired again: %q", r)
+	}
+}
+
 // AdoptionUnderLoad shows that what was written goes on working without a
 // process, and that its successor takes it over without a packet lost
 // (SEEDS 50).
