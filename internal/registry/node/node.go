@@ -147,8 +147,8 @@ type strategy struct{ store.Base }
 func (strategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
 	n, before := obj.(*corev1.Node), old.(*corev1.Node)
 	n.Status = before.Status
-	if before.Spec.ConfigSource == nil {
-		n.Spec.ConfigSource = nil
+	if before.Spec.ConfigSource == nil { //nolint:staticcheck // deprecated, and therefore dropped
+		n.Spec.ConfigSource = nil //nolint:staticcheck // as above
 	}
 }
 
@@ -156,7 +156,7 @@ func (strategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
 // agent's configuration.
 func (strategy) PrepareForCreate(_ context.Context, obj runtime.Object) {
 	n := obj.(*corev1.Node)
-	n.Spec.ConfigSource, n.Status.Config = nil, nil
+	n.Spec.ConfigSource, n.Status.Config = nil, nil //nolint:staticcheck // as above
 }
 
 func (strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
