@@ -1,16 +1,41 @@
 package ipvs
 
 import (
+	"context"
 	"testing"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/kernel/ipvs"
 	"github.com/fairlead/fairlead/internal/plane"
+	"github.com/fairlead/fairlead/internal/table"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/flows"
 )
 
-func TestFlows(t *testing.T) { flows.Run(t, mode, create("")) }
+// From row to row only what differs is changed, as in the life of a node:
+// TestRandomWalk shows that a full comparison leads to the same.
+func TestFlows(t *testing.T) {
+	flows.Run(t, mode, func(t testing.TB, h *testbed.Host) plane.Plane {
+		return &byChanges{Plane: create("")(t, h)}
+	})
+}
+
+// byChanges tells a Plane what differs from the Table before.
+type byChanges struct {
+	plane.Plane
+	last *table.Table
+}
+
+func (b *byChanges) Apply(ctx context.Context, t *table.Table, changed []table.Key) error {
+	if b.last != nil && changed == nil {
+		changed = flows.Changes(b.last, t)
+	}
+	err := b.Plane.Apply(ctx, t, changed)
+	if b.last = t; err != nil {
+		b.last = nil
+	}
+	return err
+}
 
 // UDP flows are forgotten soon, since affinity lasts as long as any of a client's.
 func TestStories(t *testing.T) {

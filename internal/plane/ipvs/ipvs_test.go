@@ -188,7 +188,7 @@ func everything(t *testing.T) string {
 	out.WriteString(flows.Command(t, "", "ip", "-brief", "address"))
 	for _, program := range []string{"iptables-legacy-save", "ip6tables-legacy-save"} {
 		for line := range strings.Lines(flows.Command(t, "", program)) {
-			if !strings.HasPrefix(line, "#") && !strings.HasPrefix(line, ":") {
+			if strings.HasPrefix(line, "-A") {
 				out.WriteString(line)
 			}
 		}

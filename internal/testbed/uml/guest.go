@@ -104,8 +104,13 @@ func settle() error {
 		return err
 	}
 	// Packets between ports of a bridge meet netfilter, as where containers are.
-	if out, err := exec.CommandContext(context.Background(), modprobe, "br_netfilter").CombinedOutput(); err != nil {
-		return fmt.Errorf("load br_netfilter: %w: %s", err, out)
+	if out, err := exec.CommandContext(context.Background(), modprobe, "-a", "br_netfilter", "nf_conntrack").CombinedOutput(); err != nil {
+		return fmt.Errorf("load modules: %w: %s", err, out)
+	}
+	// A machine with little memory tracks so few connections that tests of load
+	// fill the table.
+	if err := os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_max", []byte("262144"), 0); err != nil {
+		return err
 	}
 	// IPv6 is a module, too, and has to be there before the first namespace.
 	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
