@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"go.etcd.io/etcd/api/v3/mvccpb"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -44,17 +43,17 @@ func newHistory() *history {
 	return &history{held: map[string]string{}, uses: map[string][]string{}, claims: map[string]string{}, stored: map[string][]string{}}
 }
 
-func (h *history) add(e *mvccpb.Event) error {
-	key, at := string(e.Kv.Key), e.Kv.ModRevision
+// add replays one write; value is nil for a deletion.
+func (h *history) add(at int64, key string, value []byte) error {
 	h.writes++
-	deleted := e.Type == mvccpb.DELETE
+	deleted := value == nil
 	if name, ok := strings.CutPrefix(key, servicePrefix); ok {
 		if deleted {
 			h.let(name)
 			return nil
 		}
 		s := &corev1.Service{}
-		if _, _, err := scheme.Codecs.UniversalDeserializer().Decode(e.Kv.Value, nil, s); err != nil {
+		if _, _, err := scheme.Codecs.UniversalDeserializer().Decode(value, nil, s); err != nil {
 			return fmt.Errorf("%s: %w", key, err)
 		}
 		h.put(at, name, used(s))
@@ -63,7 +62,7 @@ func (h *history) add(e *mvccpb.Event) error {
 	if what, ok := strings.CutPrefix(key, addressPrefix); ok {
 		a := &networkingv1.IPAddress{}
 		if !deleted {
-			if _, _, err := scheme.Codecs.UniversalDeserializer().Decode(e.Kv.Value, nil, a); err != nil {
+			if _, _, err := scheme.Codecs.UniversalDeserializer().Decode(value, nil, a); err != nil {
 				return fmt.Errorf("%s: %w", key, err)
 			}
 		}
@@ -76,7 +75,7 @@ func (h *history) add(e *mvccpb.Event) error {
 	}
 	l := &coordinationv1.Lease{}
 	if !deleted {
-		if _, _, err := scheme.Codecs.UniversalDeserializer().Decode(e.Kv.Value, nil, l); err != nil {
+		if _, _, err := scheme.Codecs.UniversalDeserializer().Decode(value, nil, l); err != nil {
 			return fmt.Errorf("%s: %w", key, err)
 		}
 	}
@@ -187,15 +186,14 @@ func TestHistoryFinds(t *testing.T) {
 	} {
 		h := newHistory()
 		for i, w := range c.writes {
-			e := &mvccpb.Event{Kv: &mvccpb.KeyValue{Key: []byte(w.key), ModRevision: int64(i)}}
-			if w.obj == nil {
-				e.Type = mvccpb.DELETE
-			} else if data, err := json.Marshal(w.obj); err != nil {
-				t.Fatal(err)
-			} else {
-				e.Kv.Value = data
+			var value []byte
+			if w.obj != nil {
+				var err error
+				if value, err = json.Marshal(w.obj); err != nil {
+					t.Fatal(err)
+				}
 			}
-			if err := h.add(e); err != nil {
+			if err := h.add(int64(i), w.key, value); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -142,7 +141,11 @@ func watch(t *testing.T, etcd *store) (_ *history, done func()) {
 	wg.Go(func() {
 		for r := range etcd.client.Watch(ctx, "/registry/", clientv3.WithPrefix(), clientv3.WithRev(1), clientv3.WithProgressNotify()) {
 			for _, e := range r.Events {
-				if err := h.add((*mvccpb.Event)(e)); err != nil {
+				value := e.Kv.Value
+				if e.Type == clientv3.EventTypeDelete {
+					value = nil
+				}
+				if err := h.add(e.Kv.ModRevision, string(e.Kv.Key), value); err != nil {
 					t.Error(err)
 				}
 			}
@@ -317,7 +320,7 @@ func claimsWithoutService(t *testing.T, etcd *store) int {
 	}
 	h, claimed := newHistory(), 0
 	for _, kv := range r.Kvs {
-		if err := h.add(&mvccpb.Event{Kv: kv}); err != nil {
+		if err := h.add(kv.ModRevision, string(kv.Key), kv.Value); err != nil {
 			t.Fatal(err)
 		}
 	}
