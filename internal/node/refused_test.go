@@ -40,6 +40,9 @@ func TestRefusedServiceCostsNobodyElse(t *testing.T) {
 			calls := w.plane.log()
 			late = max(late, calls[len(calls)-1].at.Sub(at))
 		}
+		if st := w.node.Status(); st.Programmed || st.LastError == "" {
+			t.Errorf("status %+v after others were programmed; one is still refused", st)
+		}
 		if late > 5*time.Millisecond {
 			t.Errorf("a change waited %s because of somebody else", late)
 		}

@@ -166,7 +166,8 @@ func contains(all []*table.Endpoint, e *table.Endpoint) bool {
 	return false
 }
 
-// applied notes the end of an Apply.
+// applied notes the end of an Apply, and how many ports are refused since then or
+// longer.
 func (st *status) applied(start time.Time, took time.Duration, audit bool, err error, refused int) {
 	st.mu.Lock()
 	defer func() {
@@ -182,6 +183,9 @@ func (st *status) applied(start time.Time, took time.Duration, audit bool, err e
 		st.s.LastError = err.Error()
 		st.s.Programmed, st.s.Reason, st.s.Message = false, reasonFailed, firstLine(err)
 		return
+	}
+	if refused > 0 {
+		return // the last error still tells of them
 	}
 	st.s.LastError = ""
 	st.s.Programmed, st.s.Reason = true, reasonProgrammed
