@@ -26,6 +26,9 @@ const (
 // Schedulers are the names of the kernel's schedulers that may be asked for.
 var Schedulers = []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "mh"}
 
+// hashing is the scheduler that keeps a client at its endpoint by a hash.
+const hashing = "mh"
+
 // fallsBack says whether a scheduler that hashes must be told to choose another
 // endpoint when the one that it finds takes no new connections.
 func fallsBack(scheduler string) bool { return scheduler == "sh" || scheduler == "mh" }

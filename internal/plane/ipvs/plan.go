@@ -68,6 +68,12 @@ func (l *planner) plan(k plane.FrontKey, p *table.ServicePort, f *table.Frontend
 		}
 		s := server{base, p.Protocol, plane.Unique(f.LocalClients)}
 		s.Key = ipvs.MarkKey(mark, l.family)
+		if s.Persistence > 0 {
+			// The kernel leaves the port as it is where it remembers clients of a
+			// mark. A hash that hardly changes with the endpoints keeps them
+			// together without that.
+			s.Scheduler, s.Flags, s.Persistence = hashing, ipvs.Fallback, 0
+		}
 		out.servers = append(out.servers, s)
 	}
 	if !k.Node && !l.own(k.Addr) {
