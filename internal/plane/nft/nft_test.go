@@ -146,6 +146,49 @@ func TestRefusedFrontendIsIsolated(t *testing.T) {
 	})
 }
 
+// A refused port is named, the others change beside it by changes alone, and
+// what was prepared for it does not stay.
+func TestRefusedPortsAreNamed(t *testing.T) {
+	port := func(n, endpoints int) *table.ServicePort {
+		f := table.Frontend{Addr: flows.AP(fmt.Sprintf("10.96.0.%d:80", n+1))}
+		for i := range endpoints {
+			f.Endpoints = append(f.Endpoints, flows.Endpoints(fmt.Sprintf("10.0.0.%d:80", i+1))...)
+		}
+		return flows.Port(fmt.Sprintf("s%02d", n), "", svc.IPv4, svc.TCP, f)
+	}
+	var ports []*table.ServicePort
+	for i := range 60 {
+		ports = append(ports, port(i, 1))
+	}
+	withKernel(t, Config{}, func(p *Plane, k *counting) {
+		flows.Apply(t, p, table.New(ports...), nil)
+		before := flows.Dump(t, p)
+		k.kernel = refusing{k.kernel}
+		ports[42], ports[43] = port(42, 7), port(43, 2)
+		err := p.Apply(t.Context(), table.New(ports...), []table.Key{ports[42].Key(), ports[43].Key()})
+		var refused *plane.Refused
+		if !errors.As(err, &refused) || len(refused.Ports) != 1 || refused.Ports[ports[42].Key()] == nil {
+			t.Fatalf("%v, want that port s42 alone was refused", err)
+		}
+		k.dumps = 0
+		ports[44] = port(44, 3)
+		flows.Apply(t, p, table.New(ports...), []table.Key{ports[44].Key()})
+		if k.dumps != 0 {
+			t.Errorf("%d sets were read for a change beside a refused port", k.dumps)
+		}
+		d := flows.Dump(t, p)
+		if strings.Contains(d, "pick-7") || !strings.Contains(d, "default/s43 -> pick-2") || !strings.Contains(d, "default/s44 -> pick-3") {
+			t.Errorf("the kernel has\n%s", d)
+		}
+		k.kernel = k.kernel.(refusing).kernel
+		ports[42], ports[43], ports[44] = port(42, 1), port(43, 1), port(44, 1)
+		flows.Apply(t, p, table.New(ports...), []table.Key{ports[42].Key(), ports[43].Key(), ports[44].Key()})
+		if d := cmp.Diff(before, flows.Dump(t, p)); d != "" {
+			t.Errorf("(-before +after):\n%s", d)
+		}
+	})
+}
+
 // refusing adds to each transaction about s42 what the kernel refuses.
 type refusing struct{ kernel }
 
