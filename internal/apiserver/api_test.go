@@ -47,7 +47,7 @@ func TestAPI(t *testing.T) {
 		"pod defaults": testPodDefaults, "pod validation": testPodValidation, "pod update": testPodUpdate,
 		"pod deletion": testPodDeletion, "binding": testBinding, "status": testStatus, "namespace": testNamespace,
 		"events": testEvents, "secret": testSecret, "node": testNode, "documents": testDocuments, "config map": testConfigMap,
-		"preconditions": testPreconditions,
+		"preconditions": testPreconditions, "default class": testDefaultClass,
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), 2*patience)

@@ -1,7 +1,6 @@
 package apiserver_test
 
 import (
-	"bytes"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -63,19 +62,8 @@ func TestKubectl(t *testing.T) {
 	for name, text := range files {
 		write(t, home, name, text)
 	}
-	run := func(args ...string) (string, error) {
-		cmd := exec.CommandContext(t.Context(), program, append([]string{"--kubeconfig", s.Kubeconfig(), "--cache-dir", filepath.Join(home, "cache")}, args...)...)
-		cmd.Dir = home
-		cmd.Env = append(os.Environ(), "HOME="+home)
-		var out bytes.Buffer
-		cmd.Stdout, cmd.Stderr = &out, &out
-		err := cmd.Run()
-		return out.String(), err
-	}
-	for _, step := range []struct {
-		args string
-		want []string // a leading "!" wants a failure
-	}{
+	k := kubectlOf{t, program, s.Kubeconfig(), home}
+	k.steps([]kubectlStep{
 		{"apply -f good.yaml", []string{"service/my-service created", "pod/backend created"}},
 		{"apply -f good.yaml", []string{"service/my-service unchanged", "pod/backend unchanged"}},
 		{"get svc my-service", []string{"NAME", "CLUSTER-IP", "EXTERNAL-IP", "PORT(S)", "10.96.", "80/TCP"}},
@@ -102,20 +90,44 @@ func TestKubectl(t *testing.T) {
 		{"cluster-info", []string{s.URL()}},
 		{"delete -f good.yaml", []string{`service "my-service" deleted`, `pod "backend" deleted`}},
 		{"get svc my-service", []string{"!", `services "my-service" not found`}},
-	} {
-		out, err := run(strings.Split(step.args, " ")...)
+	})
+}
+
+// kubectlOf is kubectl with a kubeconfig and a home.
+type kubectlOf struct {
+	*testing.T
+	program, kubeconfig, home string
+}
+
+type kubectlStep struct {
+	args string
+	want []string // in the output; a leading "!" wants a failure
+}
+
+func (k kubectlOf) command(args string) *exec.Cmd {
+	list := append([]string{"--kubeconfig", k.kubeconfig, "--cache-dir", filepath.Join(k.home, "cache")}, strings.Split(args, " ")...)
+	cmd := exec.CommandContext(k.Context(), k.program, list...)
+	cmd.Dir, cmd.Env = k.home, append(os.Environ(), "HOME="+k.home)
+	return cmd
+}
+
+func (k kubectlOf) steps(steps []kubectlStep) {
+	k.Helper()
+	for _, step := range steps {
+		raw, err := k.command(step.args).CombinedOutput()
+		out := string(raw)
 		wantFailure := len(step.want) > 0 && step.want[0] == "!"
 		if (err != nil) != wantFailure {
-			t.Errorf("kubectl %s: %v\n%s", step.args, err, out)
+			k.Errorf("kubectl %s: %v\n%s", step.args, err, out)
 			continue
 		}
 		for _, w := range step.want {
 			if w != "!" && !strings.Contains(out, w) {
-				t.Errorf("kubectl %s: no %q in\n%s", step.args, w, out)
+				k.Errorf("kubectl %s: no %q in\n%s", step.args, w, out)
 			}
 		}
 		if strings.Contains(out, "Warning: short name") {
-			t.Errorf("kubectl %s: %s", step.args, out)
+			k.Errorf("kubectl %s: %s", step.args, out)
 		}
 	}
 }

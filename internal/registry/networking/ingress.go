@@ -59,6 +59,7 @@ func NewIngressStorage(opts generic.RESTOptionsGetter) (map[string]rest.Storage,
 	if err != nil {
 		return nil, err
 	}
+	ingress.BeginCreate = giveDefaultClass(class)
 	return map[string]rest.Storage{
 		"ingresses":        ingress,
 		"ingresses/status": store.NewSub(ingress, ingressStatusStrategy{ingressStrategy{store.Namespaced()}}),
