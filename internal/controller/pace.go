@@ -12,9 +12,9 @@ import (
 // gets fewer writes, and within these bounds. While changes come faster than
 // that, the gap doubles.
 const (
-	minGap   = 20 * time.Millisecond
+	minGap   = 40 * time.Millisecond
 	maxGap   = 320 * time.Millisecond
-	slowness = 8
+	slowness = 16
 )
 
 // pace gathers the changes of a Service that changes without pause, such as one
