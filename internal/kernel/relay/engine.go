@@ -88,7 +88,7 @@ type Engine struct {
 // caller.
 func Start(cfg Config) (*Engine, error) {
 	if cfg.Threads == 0 {
-		cfg.Threads = runtime.GOMAXPROCS(0)
+		cfg.Threads = runtime.NumCPU()
 	}
 	if cfg.ConnectTimeout == 0 {
 		cfg.ConnectTimeout = DefaultConnectTimeout
@@ -108,6 +108,9 @@ func Start(cfg Config) (*Engine, error) {
 		return nil, fmt.Errorf("relay: the network namespace: %w", err)
 	}
 	e := &Engine{cfg: cfg, ns: ns, open: map[*Listener]bool{}}
+	// A thread that waits for its epoll keeps its place in the Go scheduler only
+	// while there are others free; see also worker.yield.
+	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + cfg.Threads)
 	for range cfg.Threads {
 		w, err := newWorker(e)
 		if err == nil {
@@ -174,5 +177,6 @@ func (e *Engine) Close(ctx context.Context) error {
 		}
 		<-ended
 	}
+	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0)-e.cfg.Threads, 1))
 	return e.ns.Close()
 }

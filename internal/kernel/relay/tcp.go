@@ -383,7 +383,7 @@ func (w *worker) copy(d *direction) error {
 	}
 	m := 0
 	if d.to.writable {
-		m, err = retry(func() (int, error) { return unix.SendmsgN(d.to.fd, w.buffer[:n], nil, nil, unix.MSG_NOSIGNAL) })
+		m, err = retry(func() (int, error) { return unix.Write(d.to.fd, w.buffer[:n]) })
 		if is(err, unix.EAGAIN) {
 			m, err = 0, nil
 		}
@@ -472,7 +472,7 @@ func (w *worker) drain(d *direction) error {
 			d.held -= n
 		}
 	} else {
-		n, err = retry(func() (int, error) { return unix.SendmsgN(d.to.fd, d.spill, nil, nil, unix.MSG_NOSIGNAL) })
+		n, err = retry(func() (int, error) { return unix.Write(d.to.fd, d.spill) })
 		if err == nil {
 			d.spill = d.spill[n:]
 		}
