@@ -128,8 +128,20 @@ func TestRefusedFrontendIsIsolated(t *testing.T) {
 			other := *ports[42]
 			other.Frontends = []table.Frontend{{Addr: flows.AP("10.96.0.43:80"), Endpoints: flows.Endpoints("10.0.0.66:80")}}
 			k.refuse = "10.0.0.66"
-			if err := p.Apply(t.Context(), table.New(&other), []table.Key{other.Key()}); err == nil {
-				t.Error("the refused change is not told of")
+			var refused *plane.Refused
+			if err := p.Apply(t.Context(), table.New(&other), []table.Key{other.Key()}); !errors.As(err, &refused) || refused.Ports[other.Key()] == nil || len(refused.Ports) != 1 {
+				t.Errorf("%v, want that default/s42 alone was refused", err)
+			}
+			// Others change beside it without anything being read.
+			k.saves = 0
+			next := *ports[7]
+			next.Frontends = []table.Frontend{{Addr: flows.AP("10.96.0.8:80"), Endpoints: flows.Endpoints("10.0.0.7:80")}}
+			flows.Apply(t, p, table.New(&next), []table.Key{next.Key()})
+			if k.saves > 0 {
+				t.Errorf("%d tables were read for a change beside a refused port", k.saves)
+			}
+			if d := flows.Dump(t, p); !strings.Contains(d, "--to-destination 10.0.0.7:80") {
+				t.Errorf("the other one is not as it was to be:\n%s", d)
 			}
 			if n := strings.Count(flows.Dump(t, p), "-j DNAT"); n != 100 {
 				t.Errorf("%d frontends are there, want all as they were", n)
