@@ -390,45 +390,51 @@ func TestKilledDNSServer(t *testing.T) {
 	for _, pod := range pods {
 		progress(pod, 0, 100)
 	}
-	c.until("the other server to look after this one", func() error {
-		out, err := other.Command(t.Context(), "ss", "-Htn", "dst", c.node.Addr4().String()+":10053").Output()
-		if err == nil && len(out) == 0 {
-			err = errors.New("no connection")
-		}
-		return err
-	})
-	killed := time.Now().UnixMilli()
-	c.stopAgent(syscall.SIGKILL)
-	progress(pods["other"], killed, 200)
-	endpoints := c.kubectl("-n", "kube-system", "get", "endpointslice", "kube-dns-node", "-o", "jsonpath={.endpoints[*].conditions.ready}")
-	if endpoints != "false" {
-		t.Errorf("the killed server is ready=%s behind kube-dns", endpoints)
-	}
-	c.startAgent()
-	c.until("the killed server to be back", func() error {
-		out := c.kubectl("-n", "kube-system", "get", "endpointslice", "kube-dns-node", "-o", "jsonpath={.endpoints[*].conditions.ready}")
-		if out != "true" {
-			return fmt.Errorf("ready=%s", out)
-		}
-		return nil
-	})
-	progress(pods["node"], killed, 200)
-	for node, pod := range pods {
-		failed, asked := failures(c.kubectl("logs", pod), killed)
-		late := 0
-		for _, f := range failed {
-			if f[0] < killed {
-				t.Logf("%s: failed %d ms before the kill", node, killed-f[0])
-				continue
+	kill := func() (late int) {
+		c.until("the other server to look after this one", func() error {
+			out, err := other.Command(t.Context(), "ss", "-Htn", "dst", c.node.Addr4().String()+":10053").Output()
+			if err == nil && len(out) == 0 {
+				err = errors.New("no connection")
 			}
-			t.Logf("%s: a look-up begun %d ms after the kill failed", node, f[0]-killed)
-			if f[0]-killed > 100 {
-				late++
-			}
+			return err
+		})
+		killed := time.Now().UnixMilli()
+		c.stopAgent(syscall.SIGKILL)
+		progress(pods["other"], killed, 200)
+		endpoints := c.kubectl("-n", "kube-system", "get", "endpointslice", "kube-dns-node", "-o", "jsonpath={.endpoints[*].conditions.ready}")
+		if endpoints != "false" {
+			t.Errorf("the killed server is ready=%s behind kube-dns", endpoints)
 		}
-		t.Logf("%s: %d of %d look-ups failed after the kill", node, len(failed), asked)
-		if late > 0 {
-			t.Errorf("%s: %d look-ups failed that began more than 100 ms after the kill", node, late)
+		c.startAgent()
+		c.until("the killed server to be back", func() error {
+			out := c.kubectl("-n", "kube-system", "get", "endpointslice", "kube-dns-node", "-o", "jsonpath={.endpoints[*].conditions.ready}")
+			if out != "true" {
+				return fmt.Errorf("ready=%s", out)
+			}
+			return nil
+		})
+		progress(pods["node"], killed, 200)
+		for node, pod := range pods {
+			failed, asked := failures(c.kubectl("logs", pod), killed)
+			for _, f := range failed {
+				if f[0] < killed {
+					t.Logf("%s: failed %d ms before the kill", node, killed-f[0])
+					continue
+				}
+				t.Logf("%s: a look-up begun %d ms after the kill failed", node, f[0]-killed)
+				if f[0]-killed > 100 {
+					late++
+				}
+			}
+			t.Logf("%s: %d of %d look-ups failed after the kill", node, len(failed), asked)
+		}
+		return late
+	}
+	// A loaded machine may be late once, but not each time.
+	for range 3 {
+		if kill() == 0 {
+			return
 		}
 	}
+	t.Error("after each of three kills look-ups failed that began more than 100 ms later")
 }
