@@ -97,7 +97,7 @@ var iptablesVariants = map[string]string{"nft": "xtables-nft-multi", "legacy": "
 // nf_tables variant takes a quarter of an hour for 5,000 x 10.
 func (b *bench) runIPTables(ctx context.Context) ([]figure, error) {
 	size := planeSize{
-		services: b.few(1000, 30), endpoints: b.few(10, 2), changes: b.few(20, 2), pause: b.pause(), limit: b.limit(),
+		services: b.few(1000, 30), endpoints: b.few(10, 2), changes: b.few(10, 2), pause: b.pause(), limit: b.limit(),
 	}
 	var figures []figure
 	err := b.inWorld(ctx, size, func(w *world) error {
