@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/fairlead/fairlead/internal/kernel/conntrack"
 	kiptables "github.com/fairlead/fairlead/internal/kernel/iptables"
 	kipvs "github.com/fairlead/fairlead/internal/kernel/ipvs"
 	"github.com/fairlead/fairlead/internal/node"
@@ -64,6 +65,7 @@ func (f *ipvsFlags) options(log *slog.Logger, variant string, o *node.Options) (
 		return mode, err
 	}
 	o.Mode, o.AuditPeriod, o.MinInterval = "ipvs", f.sync, f.minSync
+	o.Conntrack = conntrack.DeleteBalanced
 	o.MaxInterval = max(o.MinInterval, node.DefaultMaxInterval)
 	return o.Mode, nil
 }

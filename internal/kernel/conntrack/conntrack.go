@@ -44,6 +44,16 @@ const (
 // what is deleted was read before, one entry at a time. Entries that end by
 // themselves meanwhile are no error.
 func Delete(ctx context.Context, flows []Flow) (deleted int, err error) {
+	return deleteFlows(ctx, flows, false)
+}
+
+// DeleteBalanced is Delete for connections that IPVS translates: they are not
+// marked as translated, but somebody else answers than was asked.
+func DeleteBalanced(ctx context.Context, flows []Flow) (deleted int, err error) {
+	return deleteFlows(ctx, flows, true)
+}
+
+func deleteFlows(ctx context.Context, flows []Flow, balanced bool) (deleted int, err error) {
 	if len(flows) == 0 {
 		return 0, nil
 	}
@@ -52,7 +62,7 @@ func Delete(ctx context.Context, flows []Flow) (deleted int, err error) {
 		if len(w) == 0 {
 			return nil, false
 		}
-		translated := true
+		translated := !balanced
 		for _, fls := range w {
 			for _, fl := range fls {
 				translated = translated && fl.ReplySrc != fl.OrigDst
@@ -63,8 +73,8 @@ func Delete(ctx context.Context, flows []Flow) (deleted int, err error) {
 			anyAddr = netip.IPv6Unspecified()
 		}
 		return func(en *entry) bool {
-			return matches(w[front{en.protocol, en.origDst}], en) ||
-				matches(w[front{en.protocol, netip.AddrPortFrom(anyAddr, en.origDst.Port())}], en)
+			return matches(w[front{en.protocol, en.origDst}], en, balanced) ||
+				matches(w[front{en.protocol, netip.AddrPortFrom(anyAddr, en.origDst.Port())}], en, balanced)
 		}, translated
 	})
 }
@@ -169,9 +179,10 @@ func matching(c *nfnl.Conn, f svc.Family, test func(*entry) bool, translated boo
 	return found, err
 }
 
-func matches(fls []Flow, en *entry) bool {
+func matches(fls []Flow, en *entry, balanced bool) bool {
+	translated := en.status&statusDstNAT != 0 || balanced && en.replySrc != en.origDst
 	for _, fl := range fls {
-		if fl.ReplySrc == en.replySrc || (!fl.ReplySrc.IsValid() && en.status&statusDstNAT != 0) {
+		if fl.ReplySrc == en.replySrc || (!fl.ReplySrc.IsValid() && translated) {
 			return true
 		}
 	}

@@ -33,14 +33,15 @@ func (r *Row) as(mode string) *Row {
 // An Option says how a mode differs in Stories.
 type Option func(*options)
 
-type options struct{ relayed, lingering bool }
+type options struct{ relayed, balanced bool }
 
 // Relayed is for modes in which the node itself answers the client, so that
 // connection tracking knows nothing of endpoints: the mode has to take UDP
 // clients away from them itself.
 func Relayed(o *options) { o.relayed = true }
 
-// Lingering is for modes in which affinity of TCP clients outlasts its time until
-// their closed connections are forgotten, two minutes later: UDP, whose flows
-// end sooner, shows that it ends.
-func Lingering(o *options) { o.lingering = true }
+// Balanced is for modes in which IPVS translates. Connection tracking does not
+// mark such connections as translated. Affinity of TCP clients outlasts its time
+// there until their closed connections are forgotten, two minutes later: UDP,
+// whose flows end sooner, shows that it ends.
+func Balanced(o *options) { o.balanced = true }

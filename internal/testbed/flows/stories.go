@@ -123,7 +123,7 @@ func affinityEnds(t *testing.T, e *Env) {
 func affinityTimesOut(t *testing.T, e *Env) {
 	const timeout = 2 * time.Second
 	f, p := svc.IPv4, svc.TCP
-	if e.options.lingering {
+	if e.options.balanced {
 		p = svc.UDP
 	}
 	e.Apply(t, e.web(f, p, timeout, "a b d e"), nil)
@@ -305,7 +305,11 @@ func (e *Env) forgetFlows(t testing.TB, want int, flows ...conntrack.Flow) {
 	t.Helper()
 	var n int
 	var err error
-	e.Node.Do(func() { n, err = conntrack.Delete(t.Context(), flows) })
+	forget := conntrack.Delete
+	if e.options.balanced {
+		forget = conntrack.DeleteBalanced
+	}
+	e.Node.Do(func() { n, err = forget(t.Context(), flows) })
 	if err != nil || n != want {
 		t.Errorf("deleted %d tracked connections, %v, want %d", n, err, want)
 	}
