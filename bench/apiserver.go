@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"k8s.io/client-go/kubernetes"
@@ -55,13 +56,17 @@ func startKubernetes(ctx context.Context, dir, peers string, extra ...string) (_
 	if err := errors.Join(writeKey(key), os.WriteFile(tokens, []byte(token+",admin,admin,system:masters\n"), 0o600)); err != nil {
 		return nil, err
 	}
-	// Admission that needs objects a cluster's other programs make is off.
+	// Unless the caller says so, admission that needs objects a cluster's other
+	// programs make is off.
+	if !slices.Contains(extra, "--disable-admission-plugins") {
+		extra = append(extra, "--disable-admission-plugins", "ServiceAccount,TaintNodesByCondition")
+	}
 	args := append([]string{
 		"--etcd-servers", store, "--bind-address", "127.0.0.1", "--secure-port", ports[2],
 		"--advertise-address", "198.18.0.1", "--endpoint-reconciler-type", "none", // only data: nobody goes there
 		"--cert-dir", certs, "--token-auth-file", tokens, "--authorization-mode", "Node,RBAC",
 		"--service-account-issuer", "https://kubernetes.default.svc", "--service-account-key-file", key, "--service-account-signing-key-file", key,
-		"--service-cluster-ip-range", "10.96.0.0/16,fd00:10:96::/112", "--disable-admission-plugins", "ServiceAccount,TaintNodesByCondition",
+		"--service-cluster-ip-range", "10.96.0.0/16,fd00:10:96::/112",
 	}, extra...)
 	if u.server, err = spawn(nil, dir, "kube-apiserver", filepath.Join(peers, "kube-apiserver"), args...); err != nil {
 		return nil, err

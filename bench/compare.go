@@ -27,7 +27,7 @@ func (b *bench) runAPI(ctx context.Context) (_ []figure, err error) {
 	}
 	// Admission that fairlead does not have is off as well.
 	k, err := startKubernetes(ctx, dir, b.peers, "--allow-privileged",
-		"--disable-admission-plugins", "ServiceAccount,TaintNodesByCondition,DefaultTolerationSeconds,Priority")
+		"--disable-admission-plugins", "TaintNodesByCondition,DefaultTolerationSeconds,Priority")
 	if err != nil {
 		return nil, err
 	}

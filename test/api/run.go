@@ -91,6 +91,15 @@ func (r *Runner) begin(ctx context.Context) (*run, error) {
 	if a.code != http.StatusCreated {
 		return nil, fmt.Errorf("cannot create namespace %s: %d %s", ns, a.code, a.body)
 	}
+	// kube-controller-manager makes this account, without which there are no
+	// Pods; it need not run, or may not have come to it yet.
+	account := "/api/v1/namespaces/" + ns + "/serviceaccounts"
+	if a, err = run.send(ctx, "POST", account, "application/json", []byte(`{"apiVersion":"v1","kind":"ServiceAccount","metadata":{"name":"default"}}`)); err != nil {
+		return nil, err
+	}
+	if a.code != http.StatusCreated && a.code != http.StatusConflict {
+		return nil, fmt.Errorf("cannot create the account default in %s: %d %s", ns, a.code, a.body)
+	}
 	return run, nil
 }
 
