@@ -194,8 +194,8 @@ func (b *bench) runUserspace(ctx context.Context) (figures []figure, err error) 
 		defer func() { err = errors.Join(err, stop()) }()
 		all = append(all, w)
 	}
-	step := time.Duration(b.few(3000, 200)) * time.Millisecond
-	for round := range b.few(5, 1) {
+	step := time.Duration(b.few(1000, 200)) * time.Millisecond
+	for round := range b.few(15, 1) {
 		// In another order each time: the machine is not the same all the time.
 		for i := range all {
 			w := all[(i+round)%len(all)]
