@@ -244,7 +244,7 @@ func (c custom) testRefusals(t *testing.T) {
 		{backup("x", "{}"), "Required value", []string{"spec.source", "<nil>"}}, // and rules are left unchecked
 		{backup("x", "{source: A_B}"), "should match", []string{"spec.source"}},
 		{backup("x", "{source: a, schedule: never}"), "Unsupported value", []string{"spec.schedule", "<nil>"}},
-		{backup("x", "{source: a, keep: 0}"), "greater than or equal to 1", []string{"spec.keep"}},
+		{backup("x", "{source: a, keep: 0, replicas: 0}"), "greater than or equal to 1", []string{"spec.keep"}},
 		{backup("x", "{source: a, keep: 2, replicas: 3}"), "keep at least as many copies as replicas", []string{"spec"}},
 		{backup("x", "{source: a, targets: [{name: a}, {name: a}]}"), "Duplicate value", []string{"spec.targets[1]"}},
 		{backup("X", "{source: a}"), "RFC 1123", []string{"metadata.name"}},
