@@ -36,7 +36,7 @@ func (r *Refused) Unwrap() []error {
 	for _, k := range slices.SortedFunc(maps.Keys(r.Ports), compareKeys) {
 		errs = append(errs, r.Ports[k])
 	}
-	return slices.CompactFunc(errs, func(a, b error) bool { return a == b })
+	return slices.CompactFunc(errs, errors.Is) // ports of one refusal share its error
 }
 
 func compareKeys(a, b table.Key) int {
