@@ -167,3 +167,13 @@ func TestHalves(t *testing.T) {
 		}
 	}
 }
+
+// What the kernel sends is foreign: whatever it is, it ends in an element.
+func FuzzDecode(f *testing.F) {
+	f.Add([]byte{12, 0, 1, 128, 8, 0, 1, 64, 10, 0, 0, 1})
+	f.Add([]byte{5, 0, 3, 0, 255, 0, 0, 0})
+	f.Fuzz(func(_ *testing.T, b []byte) {
+		e := decode(b)
+		_ = e.String()
+	})
+}

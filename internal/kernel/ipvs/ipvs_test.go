@@ -160,3 +160,23 @@ func TestHelperWithoutCapability(t *testing.T) {
 	b.DelService("", MarkKey(1, svc.IPv4))
 	send(t, c, b)
 }
+
+// What the kernel sends is foreign: whatever it is, it ends in a server or in
+// none.
+func FuzzDecode(f *testing.F) {
+	f.Add([]byte{6, 0, 1, 0, 2, 0, 0, 0}, true)
+	f.Add([]byte{20, 0, 3, 0, 10, 0, 0, 1}, false)
+	f.Add([]byte{}, false)
+	f.Fuzz(func(t *testing.T, b []byte, six bool) {
+		fam := svc.IPv4
+		if six {
+			fam = svc.IPv6
+		}
+		if s, ok := decodeService(b); ok && s.Mark == 0 && svc.FamilyOf(s.Addr.Addr()) != s.Family && !s.Addr.Addr().Is4In6() {
+			t.Errorf("server %+v", s)
+		}
+		if d, ok := decodeDest(b, fam); ok && !d.Addr.IsValid() {
+			t.Errorf("real server %+v", d)
+		}
+	})
+}

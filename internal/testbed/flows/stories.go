@@ -310,7 +310,9 @@ func (e *Env) forgetFlows(t testing.TB, want int, flows ...conntrack.Flow) {
 		forget = conntrack.DeleteBalanced
 	}
 	e.Node.Do(func() { n, err = forget(t.Context(), flows) })
-	if err != nil || n != want {
+	// The kernel's IPVS may have forgotten those of an endpoint that is gone.
+	sooner := e.options.balanced && n < want
+	if err != nil || n != want && !sooner {
 		t.Errorf("deleted %d tracked connections, %v, want %d", n, err, want)
 	}
 }
