@@ -351,6 +351,10 @@ func TestKubectlReachesPods(t *testing.T) {
 	if out := c.kubectl("exec", pod, "--", "env"); !strings.Contains(out, "KUBERNETES_SERVICE_HOST=10.96.0.1") {
 		t.Errorf("the Pod's variables are %q", out)
 	}
+	// A client in the Pod finds the API and its token by itself, by the Service.
+	if out := c.kubectl("exec", pod, "--", "env", "HOME=/nonexistent", filepath.Join(c.bin, "kubectl"), "auth", "whoami"); !strings.Contains(out, "system:serviceaccount:default:default") || !strings.Contains(out, pod) {
+		t.Errorf("the Pod is %q", out)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	forward := c.server.Command(ctx, filepath.Join(c.bin, "kubectl"), "port-forward", pod, "19376:9376")
