@@ -27,7 +27,7 @@ var kubeconfig = flag.String("kubeconfig", "", "the server to test; empty starts
 var started = strconv.FormatInt(time.Now().Unix(), 36)
 
 // minRequests is how many requests the corpus has at least.
-const minRequests = 300
+const minRequests = 1000
 
 func TestCorpus(t *testing.T) {
 	n := runFiles(t, server(t), "testdata/*.txt")

@@ -383,6 +383,9 @@ func fill(t *testing.T, servers []*server) {
 		// until then may it think that the range is full.
 		eventually(t, time.Minute, fmt.Sprintf("address %d of %d and, up to %d, a node port", i+1, addresses, portCount), func() error {
 			_, err := servers[i%len(servers)].client.CoreV1().Services(metav1.NamespaceDefault).Create(t.Context(), s, metav1.CreateOptions{})
+			if apierrors.IsAlreadyExists(err) {
+				return nil // made by a try whose answer was lost
+			}
 			return err
 		})
 	}
