@@ -187,7 +187,7 @@ func (strategy) WarningsOnUpdate(_ context.Context, obj, _ runtime.Object) []str
 }
 
 func warnings(n *corev1.Node) (out []string) {
-	if n.Spec.ConfigSource != nil {
+	if n.Spec.ConfigSource != nil { //nolint:staticcheck // that it is deprecated is what this says
 		out = append(out, "spec.configSource: the feature is removed")
 	}
 	if n.Spec.DoNotUseExternalID != "" {
