@@ -96,6 +96,9 @@ func (b *bench) grow(ctx context.Context, c *creator, first float64) ([]figure, 
 	if _, err := c.create(ctx, writers, many-int(c.made.Load())); err != nil {
 		return nil, err
 	}
+	if err := c.server.settle(time.Minute); err != nil {
+		return nil, err
+	}
 	after, err := c.create(ctx, 1, b.few(1000, 50))
 	if err != nil {
 		return nil, err
