@@ -17,7 +17,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/dns"
-	"github.com/fairlead/fairlead/internal/kernel/residence"
 	"github.com/fairlead/fairlead/internal/zone"
 )
 
@@ -180,9 +179,7 @@ func runSmall(ctx context.Context, log *slog.Logger, server *dns.Server) error {
 		if untilTrue(ctx, server.Ready) != nil {
 			return
 		}
-		if err := residence.Trim(); err != nil {
-			log.Debug("memory that only the start needed stays", "err", err)
-		}
+		giveBack(log)
 	})
 	return server.Run(ctx)
 }

@@ -26,6 +26,9 @@ const readyWithin = 60 * time.Second
 // what any of them gives its own work to finish.
 const endWithin = 60 * time.Second
 
+// settleAfter is when the work of the start is over and its memory can go.
+const settleAfter = 5 * time.Second
+
 var errEndedEarly = errors.New("ended by itself")
 
 // runAll starts the components in order, each when the one before is ready,
@@ -52,11 +55,17 @@ func runAll(ctx context.Context, log *slog.Logger, up func(), components ...comp
 		log.Debug("component is ready", "component", c.name)
 	}
 	up()
-	select {
-	case <-ctx.Done():
-		return nil
-	case err := <-failed:
-		return err
+	settled := time.NewTimer(settleAfter)
+	defer settled.Stop()
+	for {
+		select {
+		case <-settled.C:
+			giveBack(log)
+		case <-ctx.Done():
+			return nil
+		case err := <-failed:
+			return err
+		}
 	}
 }
 
