@@ -171,6 +171,7 @@ func testPages(a api) {
 }
 
 func testWatch(a api) {
+	a.settled()
 	first := a.configMap("old", nil)
 	w, err := a.client.CoreV1().ConfigMaps(a.ns).Watch(a.ctx, metav1.ListOptions{ResourceVersion: first.ResourceVersion})
 	a.must(err)
@@ -347,14 +348,14 @@ func testTables(a api) {
 	for path, want := range map[string]string{
 		ns + "/pods":       "Name Ready Status Restarts Age IP* Node* Nominated Node* Readiness Gates*",
 		ns + "/configmaps": "Name Data Age", "/api/v1/namespaces": "Name Status Age", ns + "/secrets": "Name Type Data Age",
-		ns + "/serviceaccounts":                    "Name Secrets Age",
+		ns + "/serviceaccounts":                    "Name Age",
 		"/api/v1/nodes":                            "Name Status Roles Age Version Internal-IP* External-IP* OS-Image* Kernel-Version* Container-Runtime*",
 		ns + "/events":                             "Last Seen Type Reason Object Subobject* Source* Message First Seen* Count* Name*",
 		ns + "/services":                           "Name Type Cluster-IP External-IP Port(s) Age Selector*",
 		ns + "/endpoints":                          "Name Endpoints Age",
 		"/apis/coordination.k8s.io/v1/leases":      "Name Holder Age",
 		"/apis/discovery.k8s.io/v1/endpointslices": "Name AddressType Ports Endpoints Age",
-		"/apis/networking.k8s.io/v1/ipaddresses":   "Name ParentRef Age",
+		"/apis/networking.k8s.io/v1/ipaddresses":   "Name ParentRef",
 		"/apis/networking.k8s.io/v1/servicecidrs":  "Name CIDRs Age",
 		"/apis/events.k8s.io/v1/events":            "Last Seen Type Reason Object Subobject* Source* Message First Seen* Count* Name*",
 	} {

@@ -85,7 +85,7 @@ func testPodValidation(a api) {
 			c.LivenessProbe = &corev1.Probe{SuccessThreshold: 2, ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"true"}}}}
 		}), []string{"spec.containers[0].livenessProbe.successThreshold"}},
 		{func(p *corev1.Pod) { p.Spec.RestartPolicy = "Sometimes" }, []string{"spec.restartPolicy"}},
-		{func(p *corev1.Pod) { p.Spec.DNSPolicy = corev1.DNSNone }, []string{"spec.dnsConfig.nameservers"}},
+		{func(p *corev1.Pod) { p.Spec.DNSPolicy = corev1.DNSNone }, []string{"spec.dnsConfig"}},
 		{func(p *corev1.Pod) { p.Spec.NodeName = "not a node" }, []string{"spec.nodeName"}},
 		{func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"a b": "c"} }, []string{"spec.nodeSelector"}},
 		{func(p *corev1.Pod) { p.Spec.HostAliases = []corev1.HostAlias{{IP: "1.2.3"}} }, []string{"spec.hostAliases[0].ip"}},
