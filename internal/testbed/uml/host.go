@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -162,9 +163,17 @@ func follow(dir string, pid int, ended <-chan error, deadline time.Time) (int, e
 	defer func() { _ = output.Close() }()
 	look := time.NewTicker(100 * time.Millisecond)
 	defer look.Stop()
+	// The guest is several processes: whoever ends this one ends all of them.
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
+	defer signal.Stop(signals)
 	var died error
 	for running := true; running; {
 		select {
+		case s := <-signals:
+			_ = unix.Kill(-pid, unix.SIGKILL)
+			<-ended
+			return 0, fmt.Errorf("stopped by signal %s", s)
 		case died = <-ended:
 			running = false
 		case <-look.C:
