@@ -335,8 +335,8 @@ func newService(t *testing.T, e *Env) {
 }
 
 // UnderLoad asks the frontend of a stable Service over and over, from several
-// clients at once, until during returns, and fails the test for every question
-// without an answer.
+// clients at once, before, while and after during runs, and fails the test for
+// every question without an answer.
 func (e *Env) UnderLoad(t testing.TB, during func()) {
 	t.Helper()
 	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
@@ -359,7 +359,16 @@ func (e *Env) UnderLoad(t testing.TB, during func()) {
 			}
 		})
 	}
+	// A slow machine asks slowly: what counts is that questions come on both sides
+	// of what happens.
+	await := func(n int64) {
+		for asked.Load() < n && ctx.Err() == nil {
+			<-time.After(time.Millisecond)
+		}
+	}
+	await(50)
 	during()
+	await(asked.Load() + 50)
 	stop()
 	wg.Wait()
 	t.Logf("%d connections, %d lost", asked.Load(), lost.Load())
