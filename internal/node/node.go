@@ -67,6 +67,9 @@ func New(opts Options) (*Node, error) {
 	if c, ok := opts.Plane.(plane.Counter); ok {
 		n.metrics.registry.MustRegister(newLostPackets(c, n.Table, opts.Log))
 	}
+	if c, ok := opts.Plane.(plane.Carrier); ok {
+		n.metrics.registry.MustRegister(newCarried(c))
+	}
 	n.events = newRecorder(opts.Client, opts.NodeName, opts.Log)
 	n.checks = newHealthPorts(n.health.healthy, opts.NodePortAddresses.IsDefault())
 	return n, nil

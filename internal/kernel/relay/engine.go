@@ -63,10 +63,16 @@ type Stats struct {
 	// to another endpoint at least once, Failed those that found none, Paused
 	// how often a thread stopped accepting for want of files.
 	Accepted, Retried, Failed, Paused int64
+	// EndpointFailures counts how often an endpoint did not answer a
+	// connection, or refused a datagram.
+	EndpointFailures int64
+	// ToEndpoints and ToClients are the bytes passed on since the start, over
+	// TCP and UDP.
+	ToEndpoints, ToClients int64
 }
 
 type counters struct {
-	connections, udpClients, pipes, accepted, retried, failed, paused, files atomic.Int64
+	connections, udpClients, pipes, accepted, retried, failed, paused, endpointFailures, files atomic.Int64
 }
 
 // Engine is the threads that carry connections.
@@ -138,10 +144,22 @@ func fileLimit() (int, error) {
 // Stats returns the numbers of now.
 func (e *Engine) Stats() Stats {
 	c := &e.count
-	return Stats{
+	s := Stats{
 		Connections: c.connections.Load(), UDPClients: c.udpClients.Load(), Pipes: c.pipes.Load(),
 		Accepted: c.accepted.Load(), Retried: c.retried.Load(), Failed: c.failed.Load(), Paused: c.paused.Load(),
+		EndpointFailures: c.endpointFailures.Load(),
 	}
+	for _, w := range e.workers {
+		s.ToEndpoints += w.toEndpoints.Load()
+		s.ToClients += w.toClients.Load()
+	}
+	return s
+}
+
+// failed tells a Target that an endpoint did not answer.
+func (e *Engine) failed(t Target, ep netip.AddrPort) {
+	e.count.endpointFailures.Add(1)
+	t.Failed(ep)
 }
 
 // Close closes all listeners, lets open connections go on until ctx ends, ends

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -49,6 +50,7 @@ type side struct {
 // not yet written is in the pipe, held bytes of it, and after them in spill.
 type direction struct {
 	from, to  *side
+	carried   *atomic.Int64 // counts the bytes written
 	pipe      pipe
 	borrowed  bool
 	held      int
@@ -148,8 +150,8 @@ func (w *worker) leave(n int64) { w.engine.count.files.Add(-n) }
 func (w *worker) begin(c accepted) {
 	f := &flow{listener: c.listener, from: c.from, unused: c.endpoint}
 	f.client.fd, f.server.fd = c.client, -1
-	f.up.from, f.up.to = &f.client, &f.server
-	f.down.from, f.down.to = &f.server, &f.client
+	f.up.from, f.up.to, f.up.carried = &f.client, &f.server, &w.toEndpoints
+	f.down.from, f.down.to, f.down.carried = &f.server, &f.client, &w.toClients
 	f.slot = w.flows.add(f)
 	w.engine.count.accepted.Add(1)
 	w.engine.count.connections.Add(1)
@@ -215,7 +217,7 @@ func (w *worker) next(f *flow, ep netip.AddrPort, failed bool) {
 	}
 	f.tried = append(f.tried, ep)
 	if failed {
-		f.listener.target.Failed(ep)
+		w.engine.failed(f.listener.target, ep)
 	}
 }
 
@@ -391,6 +393,7 @@ func (w *worker) copy(d *direction) error {
 			return err
 		}
 		d.to.writable = m == n
+		d.carried.Add(int64(m))
 	}
 	if m < n {
 		w.hold(d, w.buffer[m:n])
@@ -480,6 +483,9 @@ func (w *worker) drain(d *direction) error {
 	if is(err, unix.EAGAIN) {
 		d.to.writable = false
 		return nil
+	}
+	if err == nil {
+		d.carried.Add(int64(n))
 	}
 	if d.empty() {
 		d.spill = nil

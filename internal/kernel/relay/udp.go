@@ -66,9 +66,13 @@ func (w *worker) toEndpoint(l *Listener, k udpKey, b []byte) {
 		}
 		c.last = w.now
 		w.idle.MoveToBack(c.element)
-		_, err := retry(func() (int, error) { return unix.Write(c.fd, b) })
-		if err == nil || is(err, unix.EAGAIN) || noFiles(err) || is(err, unix.EMSGSIZE) {
-			return // sent, or lost on the way, as datagrams are
+		n, err := retry(func() (int, error) { return unix.Write(c.fd, b) })
+		switch {
+		case err == nil:
+			w.toEndpoints.Add(int64(n))
+			return
+		case is(err, unix.EAGAIN), noFiles(err), is(err, unix.EMSGSIZE):
+			return // lost on the way, as datagrams are
 		}
 		tried = append(tried, c.endpoint)
 		w.failed(c)
@@ -99,7 +103,7 @@ func (w *worker) newClient(l *Listener, k udpKey, tried []netip.AddrPort) *udpCl
 		c := &udpClient{key: k, listener: l, fd: fd, endpoint: ep, last: w.now}
 		if err := unix.Connect(fd, sockaddr(ep)); err != nil {
 			_ = unix.Close(fd)
-			l.target.Failed(ep)
+			w.engine.failed(l.target, ep)
 			tried = append(tried, ep)
 			continue
 		}
@@ -134,13 +138,16 @@ func (w *worker) fromEndpoint(c *udpClient) {
 		}
 		c.last = w.now
 		w.idle.MoveToBack(c.element)
-		_, _ = unix.SendmsgN(c.listener.fd, w.datagram[:n], source(c.key.destination), sockaddr(c.key.client), unix.MSG_DONTWAIT)
+		n, err = unix.SendmsgN(c.listener.fd, w.datagram[:n], source(c.key.destination), sockaddr(c.key.client), unix.MSG_DONTWAIT)
+		if err == nil {
+			w.toClients.Add(int64(n))
+		}
 	}
 }
 
 // failed ends a client whose endpoint refused a datagram.
 func (w *worker) failed(c *udpClient) {
-	c.listener.target.Failed(c.endpoint)
+	w.engine.failed(c.listener.target, c.endpoint)
 	w.drop(c)
 }
 

@@ -2,8 +2,10 @@ package relay
 
 import (
 	"bytes"
+	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -87,6 +89,67 @@ func TestUDP(t *testing.T) {
 			}
 			until(t, "the silent client is forgotten", func() bool { return e.Stats().UDPClients == 0 })
 		})
+	}
+}
+
+// Each client has a flow of its own: answers go to the one who asked, however
+// many ask at once, and an endpoint tells clients apart.
+func TestUDPFlowsOfClients(t *testing.T) {
+	const clients, questions = 8, 50
+	var mu sync.Mutex
+	seen := map[string]bool{} // what the endpoint takes clients for
+	c, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var served sync.WaitGroup
+	served.Go(func() {
+		b := make([]byte, 1500)
+		for {
+			n, from, err := c.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			mu.Lock()
+			seen[from.String()] = true
+			mu.Unlock()
+			_, _ = c.WriteTo(b[:n], from)
+		}
+	})
+	t.Cleanup(func() {
+		_ = c.Close()
+		served.Wait()
+	})
+	target := &inOrder{endpoints: []netip.AddrPort{netip.MustParseAddrPort(c.LocalAddr().String())}}
+	e, _, at := start(t, Config{}, svc.UDP, svc.IPv4, target)
+	var wg sync.WaitGroup
+	for i := range clients {
+		conn := dialUDP(t, at)
+		wg.Go(func() {
+			for q := range questions {
+				word := fmt.Sprintf("client %d", i)
+				if _, err := fmt.Fprintf(conn, "%s question %d", word, q); err != nil {
+					t.Error(err)
+					return
+				}
+				b := make([]byte, 1500)
+				_ = conn.SetReadDeadline(time.Now().Add(patience))
+				n, err := conn.Read(b)
+				if err != nil || !strings.HasPrefix(string(b[:n]), word+" ") {
+					t.Errorf("%s got %q, %v", word, b[:n], err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	s := e.Stats()
+	if mu.Lock(); len(seen) != clients || s.UDPClients != clients {
+		t.Errorf("the endpoint saw %d clients, %d are remembered, want %d", len(seen), s.UDPClients, clients)
+	}
+	mu.Unlock()
+	if s.ToEndpoints == 0 || s.ToEndpoints != s.ToClients {
+		t.Errorf("%d bytes went to the endpoint and %d came back, want as many", s.ToEndpoints, s.ToClients)
 	}
 }
 

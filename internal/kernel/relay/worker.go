@@ -48,6 +48,9 @@ type worker struct {
 	closed   bool // nobody obeys any more
 
 	load atomic.Int64 // connections that are, or will be, this thread's
+	// Bytes passed on. Each thread counts its own: one number for all of them
+	// would be passed from processor to processor with every write.
+	toEndpoints, toClients atomic.Int64
 
 	now       time.Time
 	yielded   time.Time

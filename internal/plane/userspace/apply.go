@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/fairlead/fairlead/internal/kernel/conntrack"
@@ -23,7 +24,9 @@ import (
 type family struct {
 	layout *layout
 	cfg    *Config
-	kernel kernel
+	// failing counts endpoints that fail, for the whole Plane.
+	failing *atomic.Int64
+	kernel  kernel
 
 	claims    *plane.Claims
 	settings  plane.Settings
@@ -43,9 +46,9 @@ type family struct {
 	repaired []string
 }
 
-func newFamily(f svc.Family, cfg *Config, k kernel) *family {
+func newFamily(f svc.Family, cfg *Config, failing *atomic.Int64, k kernel) *family {
 	return &family{
-		layout: newLayout(f, cfg.ServiceCIDRs), cfg: cfg, kernel: k,
+		layout: newLayout(f, cfg.ServiceCIDRs), cfg: cfg, failing: failing, kernel: k,
 		claims: plane.NewClaims(), listeners: map[table.Key][]*listener{},
 		fronts: map[plane.FrontKey]*front{}, clusterIPs: map[netip.Addr]int{},
 	}
@@ -56,7 +59,7 @@ func newFamily(f svc.Family, cfg *Config, k kernel) *family {
 func (f *family) apply(ctx context.Context, e *relay.Engine, t *table.Table, changed []table.Key) error {
 	f.repaired = nil
 	set := plane.SettingsOf(t, f.layout.family)
-	o := &opener{cfg: f.cfg, family: f.layout.family, engine: e}
+	o := &opener{cfg: f.cfg, failing: f.failing, family: f.layout.family, engine: e}
 	if changed == nil || f.have == nil || !set.Equal(&f.settings) {
 		return f.full(ctx, o, t, set)
 	}
@@ -175,6 +178,7 @@ func (f *family) listen(o *opener, changed []table.Key, ch *change, refused *pla
 		for _, old := range f.listeners[k] {
 			ch.have.addProxyPort(old.Protocol, old.Port)
 			if !slices.ContainsFunc(ls, func(l *listener) bool { return l.Listener == old.Listener }) {
+				old.target.retire()
 				f.retired = append(f.retired, old.Listener)
 			}
 		}
@@ -415,7 +419,7 @@ func Probe() error {
 		err := k.Commit(b)
 		switch {
 		case errors.Is(err, syscall.EPERM):
-			return fmt.Errorf("userspace mode needs CAP_NET_ADMIN in this network namespace: run as root: %w", err)
+			return fmt.Errorf("mode userspace needs CAP_NET_ADMIN in this network namespace: run it as root, or give it that capability (AmbientCapabilities=CAP_NET_ADMIN in its unit): %w", err)
 		case err != nil:
 			return fmt.Errorf("userspace mode needs Linux 5.9 with nf_tables and its NAT, family %s; choose another --mode: %w", l.word, err)
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 
 	"github.com/fairlead/fairlead/internal/kernel/relay"
 	"github.com/fairlead/fairlead/internal/plane"
@@ -35,9 +36,10 @@ func portOf(ls []*listener, pl place) uint16 {
 
 // opener opens the listeners of one family.
 type opener struct {
-	cfg    *Config
-	family svc.Family
-	engine *relay.Engine
+	cfg     *Config
+	failing *atomic.Int64
+	family  svc.Family
+	engine  *relay.Engine
 	// hints are the ports that an earlier process had, as the rules in the
 	// kernel say: with the same ones UDP clients need not be told anything.
 	hints map[plane.FrontKey]uint16
@@ -54,7 +56,7 @@ func (o *opener) update(have []*listener, p *table.ServicePort) ([]*listener, er
 	for _, w := range listenersFor(p) {
 		l := taken(have, out, &w)
 		if l == nil {
-			t := newTarget(o.cfg)
+			t := newTarget(o.cfg, o.failing)
 			t.set(w.endpoints, p.Affinity)
 			rl, err := o.open(p.Protocol, t, o.hints[w.places[0].front])
 			if err != nil {

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/table"
@@ -33,6 +34,11 @@ type target struct {
 	sticky    map[netip.Addr]*list.Element // of *client
 	recent    *list.List                   // of *client, the latest first
 	failing   map[netip.AddrPort]failure
+	// allFailing counts the entries of failing in all targets, counted are those
+	// of this one in it. A target that is retired counts no more.
+	allFailing *atomic.Int64
+	counted    int
+	retired    bool
 }
 
 // client is one with affinity.
@@ -49,9 +55,9 @@ type failure struct {
 	trial bool // a connection tries it since
 }
 
-func newTarget(cfg *Config) *target {
+func newTarget(cfg *Config, allFailing *atomic.Int64) *target {
 	return &target{
-		random: cfg.Random, avoid: cfg.Avoid,
+		random: cfg.Random, avoid: cfg.Avoid, allFailing: allFailing,
 		sticky: map[netip.Addr]*list.Element{}, recent: list.New(), failing: map[netip.AddrPort]failure{},
 	}
 }
@@ -71,6 +77,7 @@ func (t *target) set(endpoints []table.Endpoint, affinity time.Duration) {
 			delete(t.failing, ep)
 		}
 	}
+	t.count()
 	if t.affinity = affinity; affinity == 0 {
 		clear(t.sticky)
 		t.recent.Init()
@@ -167,6 +174,7 @@ func (t *target) Answered(ep netip.AddrPort) {
 	defer t.mu.Unlock()
 	if len(t.failing) > 0 {
 		delete(t.failing, ep)
+		t.count()
 	}
 }
 
@@ -189,6 +197,26 @@ func (t *target) Failed(ep netip.AddrPort) {
 	}
 	f.until, f.trial = now.Add(f.avoid), false
 	t.failing[ep] = f
+	t.count()
+}
+
+// count brings allFailing up to date.
+func (t *target) count() {
+	n := len(t.failing)
+	if t.retired {
+		n = 0
+	}
+	t.allFailing.Add(int64(n - t.counted))
+	t.counted = n
+}
+
+// retire takes the target out of allFailing. Connections that are waiting
+// already still find their endpoints by it.
+func (t *target) retire() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.retired = true
+	t.count()
 }
 
 // Serves is relay.Target's.

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,7 +22,7 @@ func endpoints(n int) []table.Endpoint {
 }
 
 func aTarget(n int, affinity time.Duration) *target {
-	t := newTarget(&Config{Avoid: DefaultAvoid})
+	t := newTarget(&Config{Avoid: DefaultAvoid}, new(atomic.Int64))
 	t.set(endpoints(n), affinity)
 	return t
 }
@@ -61,7 +62,7 @@ func TestInTurn(t *testing.T) {
 }
 
 func TestAtRandom(t *testing.T) {
-	ta := newTarget(&Config{Random: true})
+	ta := newTarget(&Config{Random: true}, new(atomic.Int64))
 	ta.set(endpoints(4), 0)
 	seen := map[int]int{}
 	for range 4000 {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/kernel/conntrack"
@@ -90,7 +91,8 @@ type kernel interface {
 type Plane struct {
 	cfg      Config
 	kernel   kernel
-	engine   *relay.Engine // nil before the first Apply
+	engine   atomic.Pointer[relay.Engine] // nil before the first Apply
+	failing  atomic.Int64                 // endpoints, see target
 	families []*family
 	repaired []string
 	told     relay.Stats // when complain looked last
@@ -112,7 +114,7 @@ func New(cfg Config) (*Plane, error) {
 func newPlane(cfg Config, k kernel) *Plane {
 	p := &Plane{cfg: cfg, kernel: k}
 	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
-		p.families = append(p.families, newFamily(f, &p.cfg, k))
+		p.families = append(p.families, newFamily(f, &p.cfg, &p.failing, k))
 	}
 	return p
 }
@@ -120,23 +122,25 @@ func newPlane(cfg Config, k kernel) *Plane {
 // Apply is plane.Plane's. Open connections go on whatever happens to their
 // Service; UDP clients of an endpoint that is gone get another one.
 func (p *Plane) Apply(ctx context.Context, t *table.Table, changed []table.Key) error {
-	if p.engine == nil {
-		e, err := relay.Start(relay.Config{
+	engine := p.engine.Load()
+	if engine == nil {
+		var err error
+		engine, err = relay.Start(relay.Config{
 			ConnectTimeout: p.cfg.ConnectTimeout, UDPTimeout: p.cfg.UDPTimeout, MaxFiles: p.cfg.MaxFiles,
 		})
 		if err != nil {
 			return err
 		}
-		p.engine = e
+		p.engine.Store(engine)
 	}
 	if changed == nil {
 		p.repaired = nil
-		p.complain()
+		p.complain(engine.Stats())
 	}
 	var errs []error
 	for _, f := range p.families {
 		first := f.have == nil
-		err := f.apply(ctx, p.engine, t, changed)
+		err := f.apply(ctx, engine, t, changed)
 		if err != nil {
 			err = fmt.Errorf("userspace, table %s: %w", f.layout.table, err)
 		}
@@ -149,8 +153,7 @@ func (p *Plane) Apply(ctx context.Context, t *table.Table, changed []table.Key) 
 }
 
 // complain tells of what happened since the last time.
-func (p *Plane) complain() {
-	now := p.engine.Stats()
+func (p *Plane) complain(now relay.Stats) {
 	if now.Paused > p.told.Paused {
 		p.cfg.Log.Warn("new connections had to wait, since there were too few open files: raise the limit (ulimit -n, or LimitNOFILE= of the unit)",
 			"times", now.Paused-p.told.Paused, "connections", now.Connections, "udp clients", now.UDPClients)
@@ -162,12 +165,18 @@ func (p *Plane) complain() {
 // and put right, one line each. The first Apply of a process repairs nothing.
 func (p *Plane) Repaired() []string { return p.repaired }
 
-// Stats are the numbers of the connections.
-func (p *Plane) Stats() relay.Stats {
-	if p.engine == nil {
-		return relay.Stats{}
+// Carried is plane.Carrier's.
+func (p *Plane) Carried() plane.Carried {
+	e := p.engine.Load()
+	if e == nil {
+		return plane.Carried{}
 	}
-	return p.engine.Stats()
+	s := e.Stats()
+	return plane.Carried{
+		Connections: s.Connections, UDPFlows: s.UDPClients, FailingEndpoints: p.failing.Load(),
+		Accepted: s.Accepted, Retried: s.Retried, Failed: s.Failed, EndpointFailures: s.EndpointFailures, Paused: s.Paused,
+		ToEndpoints: s.ToEndpoints, ToClients: s.ToClients,
+	}
 }
 
 // Close stops listening, waits for open connections as long as Config.Drain
@@ -180,10 +189,10 @@ func (p *Plane) Close() error {
 	}
 	p.closed = true
 	var err error
-	if p.engine != nil {
+	if e := p.engine.Load(); e != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), max(p.cfg.Drain, 0))
 		defer cancel()
-		err = p.engine.Close(ctx)
+		err = e.Close(ctx)
 	}
 	if e := p.kernel.Close(); err == nil {
 		err = e

@@ -81,10 +81,59 @@ func TestNoConnectionIsLostToDeadEndpoints(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	s := e.Plane.(*Plane).Stats()
+	s := e.Plane.(*Plane).Carried()
 	t.Logf("%d of %d connections failed, the slowest took %s; %+v", failed.Load(), connections, time.Duration(slowest.Load()), s)
 	if s.Retried == 0 || s.Retried > connections/4 {
 		t.Errorf("%d of %d connections had to be tried again: a dead endpoint is to be avoided", s.Retried, connections)
+	}
+	if s.Failed != 0 || s.EndpointFailures < s.Retried || s.FailingEndpoints != 2 {
+		t.Errorf("%+v, want no connection that failed, a failure for each retry, and two endpoints that fail", s)
+	}
+	// Those that are gone do not fail any more, nor do those of a Service that is.
+	e.Apply(t, web(svc.TCP, at(e.Host("a"), 9376), at(e.Host("d"), 1)), nil)
+	if n := e.Plane.(*Plane).Carried().FailingEndpoints; n != 1 {
+		t.Errorf("%d endpoints fail, of which one is left", n)
+	}
+	e.Apply(t, table.New(), nil)
+	if n := e.Plane.(*Plane).Carried().FailingEndpoints; n != 0 {
+		t.Errorf("%d endpoints of no Service fail", n)
+	}
+}
+
+// The end waits for open connections as long as Config.Drain says, and then cuts
+// those that are left.
+func TestDrainIsBounded(t *testing.T) {
+	const drain = 300 * time.Millisecond
+	e := flows.NewEnv(t, func(t testing.TB, _ *testbed.Host) plane.Plane {
+		t.Helper()
+		p, err := New(Config{Drain: drain})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	})
+	e.Apply(t, web(svc.TCP, at(e.Host("a"), 9376)), nil)
+	open, err := e.Host("c").Dial(t.Context(), svc.TCP, vip)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = open.Close() }()
+	if got, err := testbed.AskOn(open); err != nil || got.Name != "a" {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	began := time.Now()
+	if err := e.Plane.Close(); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(began); took < drain {
+		t.Errorf("it ended after %s with a connection open, want %s", took, drain)
+	}
+	_ = open.SetDeadline(time.Now().Add(30 * time.Second))
+	if _, err := open.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the connection that was open got %v, want a reset", err)
+	}
+	if c := e.Plane.(*Plane).Carried(); c.Connections != 0 || c.Accepted != 1 {
+		t.Errorf("%+v, want no connection, and one since the start", c)
 	}
 }
 
