@@ -22,6 +22,9 @@ var dnsperfModes = []string{"udp", "tcp"}
 const (
 	dnsperfLimit    = 30 * time.Second // of one run
 	dnsperfDistinct = 1000             // questions in its file
+	// dnsperfPending is how many questions wait for their answers at once, of
+	// all clients together: dnsperf's default.
+	dnsperfPending = 100
 )
 
 var dnsperfDone = regexp.MustCompile(`Queries completed:\s+(\d+)`)
@@ -69,7 +72,7 @@ func (b *bench) dnsperfOne(ctx context.Context, program string, p *process, serv
 	defer cancel()
 	// EDNS, as resolvers have it: else 50 addresses do not fit into UDP.
 	cmd := exec.CommandContext(ctx, program, "-s", server.String(), "-m", over, "-d", file, "-e",
-		"-c", strconv.Itoa(dnsClients), "-q", strconv.Itoa(dnsClients),
+		"-c", strconv.Itoa(dnsClients), "-q", strconv.Itoa(dnsperfPending),
 		"-n", strconv.Itoa(b.few(50, 1)), "-l", strconv.Itoa(int(dnsperfLimit.Seconds())))
 	text, err := cmd.CombinedOutput()
 	if err != nil {

@@ -71,12 +71,14 @@ type planeResult struct {
 // world is the content of an API server for a measurement of proxies.
 type world struct {
 	*api
-	size     planeSize
-	plain    *host // without any proxy
-	services []service
-	movable  []service // of one endpoint, which changes
-	changed  uint32
-	added    int
+	size  planeSize
+	plain *host // without any proxy
+	// memoryAfter is how long after its start a proxy's memory is looked at.
+	memoryAfter time.Duration
+	services    []service
+	movable     []service // of one endpoint, which changes
+	changed     uint32
+	added       int
 }
 
 // makeWorld starts an API server and fills it.
@@ -85,7 +87,7 @@ func (b *bench) makeWorld(ctx context.Context, size planeSize) (*world, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &world{api: a, size: size}
+	w := &world{api: a, size: size, memoryAfter: b.memoryAfter()}
 	begin := time.Now()
 	if w.plain, err = b.net.host(ctx, fmt.Sprintf("plain%d", b.net.count)); err != nil {
 		return nil, errors.Join(err, a.stop())
@@ -119,7 +121,7 @@ func (b *bench) measure(ctx context.Context, w *world, p proxy) (r planeResult, 
 		return r, err
 	}
 	defer func() { err = errors.Join(err, proc.stop()) }()
-	for _, step := range []func(context.Context, *host, *process, *planeResult) error{w.measureLoad, w.measureConnections, w.measureThroughput, w.measureChanges, w.measureAdditions, w.measureChurn, w.measureBurst} {
+	for _, step := range []func(context.Context, *host, *process, *planeResult) error{w.measureLoad, w.measureMemory, w.measureConnections, w.measureThroughput, w.measureChanges, w.measureAdditions, w.measureChurn, w.measureBurst} {
 		if err := step(ctx, h, proc, &r); err != nil {
 			return r, errors.Join(fmt.Errorf("%s: %w", p.name, err), proc.alive())
 		}
@@ -165,6 +167,18 @@ func (w *world) measureLoad(ctx context.Context, h *host, proc *process, r *plan
 		return err
 	}
 	r.loadCPU = cpu.Seconds()
+	return nil
+}
+
+func (w *world) measureMemory(ctx context.Context, _ *host, proc *process, r *planeResult) error {
+	if w.size.changes == 0 {
+		return nil // nothing is said of it
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(time.Until(proc.begin.Add(w.memoryAfter))):
+	}
 	m, err := proc.memory()
 	r.memory = m / 1e6
 	return err

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"encoding/binary"
 	"errors"
-	"io"
 	"net"
 	"sync"
 	"time"
@@ -18,6 +17,13 @@ const (
 	// tcpPending bounds the requests of one connection that wait for
 	// upstreams.
 	tcpPending = 64
+	// lengthSize is the length before each message (RFC 1035, 4.2.2).
+	lengthSize = 2
+	// tcpBuffer holds the requests that are read at once, the longest one at
+	// least.
+	tcpBuffer = 4096
+	// tcpGather is how many bytes of answers are gathered.
+	tcpGather = 16 << 10
 )
 
 // conns are the open connections, to close them at the end.
@@ -83,58 +89,129 @@ func (s *Server) serveTCP(l net.Listener, stats *workerStats) {
 }
 
 // serveConn answers the requests of one connection. Those that wait for an
-// upstream do not hold up those behind them (RFC 7766, 6.2.1.1).
+// upstream do not hold up those behind them (RFC 7766, 6.2.1.1). What came in
+// together is answered together: a system call costs more than an answer.
 func (s *Server) serveConn(conn net.Conn, stats *workerStats) {
 	w := s.newWorker(false, stats)
 	w.family = familyOf(conn.RemoteAddr())
-	r := bufio.NewReaderSize(conn, 4096)
-	in := make([]byte, maxRequest)
-	var mu sync.Mutex // of writes
-	write := func(out []byte) bool {
-		mu.Lock()
-		defer mu.Unlock()
-		_ = conn.SetWriteDeadline(time.Now().Add(tcpWrite))
-		bufs := net.Buffers{{byte(len(out) >> 8), byte(len(out))}, out}
-		_, err := bufs.WriteTo(conn)
-		return err == nil
-	}
+	r := bufio.NewReaderSize(conn, tcpBuffer)
+	answers := &stream{conn: conn}
 	pending := make(chan struct{}, tcpPending)
 	defer func() { // wait for the answers on the way
 		for range tcpPending {
 			pending <- struct{}{}
 		}
 	}()
+	var deadline time.Time
 	for {
-		_ = conn.SetReadDeadline(time.Now().Add(tcpIdle))
-		var length [2]byte
-		if _, err := io.ReadFull(r, length[:]); err != nil {
+		if !whole(r) {
+			if !answers.flush() {
+				return
+			}
+			deadline = renew(deadline, tcpIdle, conn.SetReadDeadline)
+		}
+		length, err := r.Peek(lengthSize)
+		if err != nil {
 			return
 		}
-		n := int(binary.BigEndian.Uint16(length[:]))
+		n := int(binary.BigEndian.Uint16(length))
 		if n > maxRequest {
 			return
 		}
-		in = in[:n]
-		if _, err := io.ReadFull(r, in); err != nil {
+		in, err := r.Peek(lengthSize + n)
+		if err != nil {
 			return
 		}
+		in = in[lengthSize:]
 		start := time.Now()
 		what := w.answer(in)
 		if what == drop {
 			w.stats.dropped.Add(1)
 			return // nobody who speaks DNS
 		}
+		handed := false
 		if what == forward || what == follow {
 			pending <- struct{}{}
-			if w.handOver(in, what, func(out []byte) { write(out); <-pending }) {
-				continue
+			handed = w.handOver(in, what, func(out []byte) { answers.add(out); answers.flush(); <-pending })
+			if !handed {
+				<-pending
 			}
-			<-pending
 		}
-		if !write(w.out) {
+		_, _ = r.Discard(lengthSize + n) // all of it has been seen
+		if handed {
+			continue
+		}
+		if !answers.add(w.out) {
 			return
 		}
 		w.count(n, time.Since(start))
 		w.log()
 	}
+}
+
+// whole says whether r can give a whole request without waiting.
+func whole(r *bufio.Reader) bool {
+	if r.Buffered() < lengthSize {
+		return false
+	}
+	length, err := r.Peek(lengthSize)
+	return err == nil && r.Buffered() >= lengthSize+int(binary.BigEndian.Uint16(length))
+}
+
+// stream is the answers of one connection, in the order in which they were
+// ready.
+type stream struct {
+	conn net.Conn
+
+	mu       sync.Mutex
+	out      []byte // not sent yet
+	deadline time.Time
+	broken   bool
+}
+
+// add puts an answer behind those that wait to be sent, which happens at the
+// latest when they are more than tcpGather bytes. It is false when no more can
+// be sent.
+func (t *stream) add(out []byte) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.out) > 0 && len(t.out)+len(out) > tcpGather {
+		t.send()
+	}
+	t.out = binary.BigEndian.AppendUint16(t.out, uint16(len(out)))
+	t.out = append(t.out, out...)
+	return !t.broken
+}
+
+// flush sends what waits. It is false when that cannot be sent.
+func (t *stream) flush() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.send()
+	return !t.broken
+}
+
+func (t *stream) send() {
+	if len(t.out) > 0 && !t.broken {
+		t.deadline = renew(t.deadline, tcpWrite, t.conn.SetWriteDeadline)
+		_, err := t.conn.Write(t.out)
+		t.broken = err != nil
+	}
+	t.out = t.out[:0]
+	if cap(t.out) > 2*tcpGather { // after a long answer
+		t.out = nil
+	}
+}
+
+// renew sets a deadline at least limit from now and returns it. One that is at
+// most a fifth of limit later than asked is as good, and is kept: setting it costs
+// as much as an answer.
+func renew(deadline time.Time, limit time.Duration, set func(time.Time) error) time.Time {
+	now := time.Now()
+	if deadline.Sub(now) >= limit {
+		return deadline
+	}
+	deadline = now.Add(limit + limit/5)
+	_ = set(deadline) // fails on a closed connection, as reading and writing will
+	return deadline
 }
