@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -13,6 +14,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	ktesting "k8s.io/client-go/testing"
 
@@ -90,14 +92,85 @@ func TestNotReadyBeforeTheFirstLists(t *testing.T) {
 	if got := firstA(exchange(t, s, "udp", question("www.example.com.", mdns.TypeA))); got != "192.0.2.1" {
 		t.Errorf("another name: answered %s", got)
 	}
-	if s.Ready() {
-		t.Error("ready without the slices")
+	if s.Ready() || scrape(t, s, "/ready") == "OK" || scrape(t, s, "/health") != "OK" {
+		t.Error("ready without the slices, or not alive")
 	}
 	broken.Store(false)
 	eventually(t, "ready", s.Ready)
 	if r := exchange(t, s, "udp", question("web.prod.svc.cluster.local.", mdns.TypeA)); r.Rcode != mdns.RcodeNameError {
 		t.Errorf("answered %v", r)
 	}
+}
+
+// When the API goes away the names stay, the server stays ready, and the metrics
+// tell. What has changed meanwhile is answered once it is back.
+func TestNamesOutliveTheAPI(t *testing.T) {
+	ctx := context.Background()
+	var init []runtime.Object
+	for _, o := range objects(t) {
+		init = append(init, o.(runtime.Object))
+	}
+	client := fake.NewClientset(init...)
+	var away atomic.Bool
+	errAway := errors.New("the API is away")
+	client.PrependReactor("list", "*", func(ktesting.Action) (bool, runtime.Object, error) {
+		return away.Load(), nil, errAway
+	})
+	var mu sync.Mutex
+	var watches []watch.Interface
+	client.PrependWatchReactor("*", func(a ktesting.Action) (bool, watch.Interface, error) {
+		if away.Load() {
+			return true, nil, errAway
+		}
+		w, err := client.Tracker().Watch(a.GetResource(), a.GetNamespace())
+		mu.Lock()
+		defer mu.Unlock()
+		watches = append(watches, w)
+		return true, w, err
+	})
+	o := clusterOptions()
+	o.Client = client
+	s := start(t, o)
+	eventually(t, "ready, and watching", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return s.Ready() && len(watches) == 3
+	})
+	if text := scrape(t, s, "/metrics"); !strings.Contains(text, "\nfairlead_dns_api_up 1\n") {
+		t.Errorf("the API is there:\n%s", text)
+	}
+
+	away.Store(true)
+	mu.Lock()
+	for _, w := range watches {
+		w.Stop()
+	}
+	mu.Unlock()
+	eventually(t, "the metric says that the API is away", func() bool {
+		return strings.Contains(scrape(t, s, "/metrics"), "\nfairlead_dns_api_up 0\n")
+	})
+	if err := client.CoreV1().Services("prod").Delete(ctx, "six", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		"my-service.prod.svc.cluster.local.": "10.96.0.20", "db-0.db.prod.svc.cluster.local.": "10.244.1.10", "missing.prod.svc.cluster.local.": "NXDOMAIN",
+	} {
+		if got := firstA(exchange(t, s, "udp", question(name, mdns.TypeA))); got != want {
+			t.Errorf("%s is %s, not %s", name, got, want)
+		}
+	}
+	if r := exchange(t, s, "udp", question("six.prod.svc.cluster.local.", mdns.TypeAAAA)); len(r.Answer) != 1 {
+		t.Errorf("what nobody could see is gone: %v", r)
+	}
+	if text := scrape(t, s, "/metrics"); !strings.Contains(text, "\nfairlead_dns_ready 1\n") || scrape(t, s, "/ready") != "OK" {
+		t.Errorf("not ready any more:\n%s", text)
+	}
+
+	away.Store(false)
+	eventually(t, "the API is back", func() bool { return strings.Contains(scrape(t, s, "/metrics"), "\nfairlead_dns_api_up 1\n") })
+	eventually(t, "the deleted Service is gone", func() bool {
+		return exchange(t, s, "udp", question("six.prod.svc.cluster.local.", mdns.TypeAAAA)).Rcode == mdns.RcodeNameError
+	})
 }
 
 func TestPublish(t *testing.T) {
@@ -192,6 +265,12 @@ func TestSliceNamesFit(t *testing.T) {
 }
 
 func TestOptionsRefused(t *testing.T) {
+	local := &NodeLocal{Addresses: []netip.Addr{netip.MustParseAddr("10.96.0.10")}}
+	for _, beside := range []string{"10.0.0.5:53", ":10053", "[::]:53"} {
+		if _, err := New(Options{Listen: []string{beside}, NodeLocal: local}); err != nil {
+			t.Errorf("%s beside the node-local address: %v", beside, err)
+		}
+	}
 	for want, o := range map[string]Options{
 		"no address to listen on":          {},
 		"want IP:PORT":                     {Listen: []string{"localhost:53"}},
@@ -200,6 +279,8 @@ func TestOptionsRefused(t *testing.T) {
 		"publishing behind kube-dns needs": {Listen: []string{":0"}, Publish: &Publish{}},
 		`stub domain "x" needs`:            {Listen: []string{":0"}, Stubs: []Stub{{Domain: "x"}}},
 		"is a directory":                   {Listen: []string{":0"}, ResolvConf: "/"},
+		"--listen :53 takes the addresses": {Listen: []string{"127.0.0.1:53", ":53"}, NodeLocal: local},
+		"10.96.0.10:53 takes":              {Listen: []string{"10.96.0.10:53"}, NodeLocal: local},
 	} {
 		if _, err := New(o); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)

@@ -97,6 +97,7 @@ func (u *upstream) exchangeTLS(ctx context.Context, a ask, timeout time.Duration
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	if c := u.idle.take(); c != nil {
+		u.stats.reused.Add(1)
 		if e, err := u.askConn(ctx, c, a); err == nil || ctx.Err() != nil {
 			return e, err
 		}
@@ -106,6 +107,7 @@ func (u *upstream) exchangeTLS(ctx context.Context, a ask, timeout time.Duration
 	if err != nil {
 		return nil, err
 	}
+	u.stats.tcp.Add(1)
 	return u.askConn(ctx, c, a)
 }
 

@@ -107,6 +107,20 @@ func TestHostsFile(t *testing.T) {
 			t.Errorf("%s:\n%s\nwant\n%s", c.name, got, c.want)
 		}
 	}
+	// It may change, and may be away for a moment.
+	for _, c := range []struct{ text, want string }{{"192.0.2.99 db.corp\n", "192.0.2.99"}, {"", "192.0.2.99"}, {"192.0.2.100 db.corp more\n", "192.0.2.100"}} {
+		err := os.Remove(file)
+		if c.text != "" {
+			err = os.WriteFile(file, []byte(c.text), 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.reloadHosts()
+		if got := firstA(exchange(t, s, "udp", question("db.corp.", mdns.TypeA))); got != c.want {
+			t.Errorf("after %q: db.corp is %s", c.text, got)
+		}
+	}
 	if _, err := New(Options{Listen: []string{":0"}, Hosts: file + "x"}); err == nil || !strings.Contains(err.Error(), "hosts file") {
 		t.Errorf("error %v", err)
 	}
@@ -133,18 +147,43 @@ func certificate(t *testing.T, name string, addr net.IP) (tls.Certificate, *x509
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pool
 }
 
-func TestUpstreamOverTLS(t *testing.T) {
+// startTLSUpstream is startUpstream over TLS alone, as dns.example.
+func startTLSUpstream(t *testing.T, answer func(mdns.ResponseWriter, *mdns.Msg, int64)) (*upstreamServer, *x509.CertPool) {
+	t.Helper()
 	cert, pool := certificate(t, "dns.example", net.ParseIP("127.0.0.1"))
 	l, err := tls.Listen("tcp4", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{cert}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	u := &upstreamServer{addr: l.Addr().(*net.TCPAddr).AddrPort(), answer: answerWith("@ 0 IN A 192.0.2.1")}
-	srv := &mdns.Server{Listener: l, Handler: u}
-	done := make(chan struct{})
+	u := &upstreamServer{addr: l.Addr().(*net.TCPAddr).AddrPort(), answer: answer}
+	up, done := make(chan struct{}), make(chan struct{})
+	srv := &mdns.Server{Listener: l, Handler: u, NotifyStartedFunc: func() { close(up) }}
 	go func() { defer close(done); _ = srv.ActivateAndServe() }()
+	<-up
 	t.Cleanup(func() { _ = srv.Shutdown(); <-done })
+	return u, pool
+}
 
+// An upstream may close a connection whenever it likes: the next question goes
+// over a new one, and is not a failure.
+func TestTLSUpstreamThatHangsUp(t *testing.T) {
+	u, pool := startTLSUpstream(t, func(w mdns.ResponseWriter, m *mdns.Msg, n int64) {
+		answerWith("@ 0 IN A 192.0.2.1")(w, m, n)
+		_ = w.Close()
+	})
+	s := start(t, Options{TLSUpstream: []TLSServer{{Addr: u.addr, ServerName: "dns.example", RootCAs: pool}}})
+	for i := range 10 {
+		if got := firstA(exchange(t, s, "udp", question(fmt.Sprintf("n%d.example.com.", i), mdns.TypeA))); got != "192.0.2.1" {
+			t.Fatalf("answered %s", got)
+		}
+	}
+	if n := s.forward.overTLS[0].stats.failures.Load(); n != 0 {
+		t.Errorf("%d failures are counted", n)
+	}
+}
+
+func TestUpstreamOverTLS(t *testing.T) {
+	u, pool := startTLSUpstream(t, answerWith("@ 0 IN A 192.0.2.1"))
 	good := start(t, Options{TLSUpstream: []TLSServer{{Addr: u.addr, ServerName: "dns.example", RootCAs: pool}}})
 	byAddr := start(t, Options{TLSUpstream: []TLSServer{{Addr: u.addr, RootCAs: pool}}})
 	for i := range 20 {

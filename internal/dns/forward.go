@@ -332,6 +332,9 @@ func (f *forwarder) try(ctx context.Context, u *upstream, a ask) (*entry, error)
 		}
 	}
 	if err != nil {
+		if errors.Is(err, errBadReply) {
+			f.metrics.malformed.Add(1)
+		}
 		if ctx.Err() == nil || time.Since(start) >= f.timeout {
 			u.fails.Add(1)
 			u.stats.failures.Add(1)

@@ -347,6 +347,53 @@ func TestStaleAnswer(t *testing.T) {
 	}
 }
 
+// old puts an answer for www.example.com into the cache whose end is past.
+func old(t *testing.T, s *Server) {
+	t.Helper()
+	m := question("www.example.com.", mdns.TypeA)
+	m.Response = true
+	rr, _ := mdns.NewRR("www.example.com. 1 IN A 192.0.2.1")
+	m.Answer = append(m.Answer, rr)
+	b, err := m.Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := []byte("\x03www\x07example\x03com\x00")
+	e, err := newEntry(b, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.forward.cache.put(ask{name: name, typ: mdns.TypeA}.key(), e, time.Now().Unix()-60)
+}
+
+// RFC 8767, section 5: clients of a slow upstream get the old answer while they
+// still wait, and the new one is used once it is there.
+func TestStaleAnswerOfASlowUpstream(t *testing.T) {
+	release := make(chan struct{})
+	u := startUpstream(t, func(w mdns.ResponseWriter, m *mdns.Msg, n int64) {
+		<-release
+		answerWith("@ 100 IN A 192.0.2.2")(w, m, n)
+	})
+	s := start(t, Options{Upstream: upstreams(u), Timeout: 10 * time.Second})
+	old(t, s)
+	r := exchange(t, s, "udp", question("www.example.com.", mdns.TypeA))
+	if firstA(r) != "192.0.2.1" || r.Answer[0].Header().Ttl != staleTTL {
+		t.Errorf("answered %v", r)
+	}
+	close(release)
+	eventually(t, "the new answer is used", func() bool {
+		return firstA(exchange(t, s, "udp", question("www.example.com.", mdns.TypeA))) == "192.0.2.2"
+	})
+}
+
+func TestStaleAnswersCanBeTurnedOff(t *testing.T) {
+	s := start(t, Options{Upstream: []netip.AddrPort{dead(t)}, Stale: -1})
+	old(t, s)
+	if r := exchange(t, s, "udp", question("www.example.com.", mdns.TypeA)); r.Rcode != mdns.RcodeServerFailure {
+		t.Errorf("answered %v", r)
+	}
+}
+
 // A circle of servers is found at the start.
 func TestLoopIsFound(t *testing.T) {
 	s := start(t, Options{Listen: []string{"127.0.0.1:0"}, Upstream: []netip.AddrPort{dead(t)}})
@@ -459,10 +506,38 @@ func TestReverseNamesDoNotLeak(t *testing.T) {
 	for name, out := range map[string]bool{
 		"9.9.96.10.in-addr.arpa.": false, "1.0.247.10.in-addr.arpa.": false, "x.9.96.10.in-addr.arpa.": false,
 		"1.0.248.10.in-addr.arpa.": true, "1.2.0.192.in-addr.arpa.": true, "cluster.local.": false, "svc.cluster.local.": false,
+		reverse(t, "fd00:10:96::99"): false, reverse(t, "fd00:10:244:ff::1"): false, reverse(t, "fd00:10:97::1"): true, reverse(t, "2001:db8::1"): true,
 	} {
 		exchange(t, s, "udp", question(name, mdns.TypePTR))
 		if _, ok := leaked.Load(name); ok != out {
 			t.Errorf("%s asked of the upstream: %v, want %v", name, ok, out)
+		}
+	}
+}
+
+// reverse is the reverse name of an address.
+func reverse(t *testing.T, addr string) string {
+	t.Helper()
+	name, err := mdns.ReverseAddr(addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+// Every domain of the cluster is answered here, whatever an upstream would say.
+func TestSeveralDomainsOverSockets(t *testing.T) {
+	o := clusterOptions()
+	o.Domains = []string{"cluster.local", "k8s.example.com"}
+	o.Upstream = upstreams(startUpstream(t, answerWith("@ 0 IN A 192.0.2.1")))
+	s := start(t, o)
+	fill(s.Zone(), objects(t))
+	for name, want := range map[string]string{
+		"my-service.prod.svc.cluster.local.": "10.96.0.20", "my-service.prod.svc.k8s.example.com.": "10.96.0.20",
+		"missing.prod.svc.k8s.example.com.": "NXDOMAIN", "my-service.prod.svc.example.com.": "192.0.2.1", "k8s.example.org.": "192.0.2.1",
+	} {
+		if got := firstA(exchange(t, s, "udp", question(name, mdns.TypeA))); got != want {
+			t.Errorf("%s is %s, not %s", name, got, want)
 		}
 	}
 }

@@ -20,16 +20,33 @@ const hostsTTL = 60
 type hostsTable struct {
 	addrs map[string][]netip.Addr // by name, wire form
 	names map[netip.Addr][]byte   // the first name of an address
+	// modified and size are those of the file.
+	modified time.Time
+	size     int64
+}
+
+// len is the number of addresses of names and of names of addresses.
+func (t *hostsTable) len() int {
+	n := len(t.names)
+	for _, addrs := range t.addrs {
+		n += len(addrs)
+	}
+	return n
 }
 
 // readHosts reads a file in the form of hosts(5). Lines that are not of that
 // form are skipped, as the C library does.
 func readHosts(file string) (*hostsTable, error) {
+	// When the file changes in between, it is read again.
+	info, err := os.Stat(file)
+	if err != nil {
+		return nil, fmt.Errorf("dns: hosts file: %w", err)
+	}
 	raw, err := os.ReadFile(file)
 	if err != nil {
 		return nil, fmt.Errorf("dns: hosts file: %w", err)
 	}
-	t := &hostsTable{addrs: map[string][]netip.Addr{}, names: map[netip.Addr][]byte{}}
+	t := &hostsTable{addrs: map[string][]netip.Addr{}, names: map[netip.Addr][]byte{}, modified: info.ModTime(), size: info.Size()}
 	for line := range strings.Lines(string(raw)) {
 		line, _, _ = strings.Cut(line, "#")
 		f := strings.Fields(line)
@@ -104,23 +121,29 @@ func appendRR(b []byte, typ uint16, ttl uint32, rdata []byte) []byte {
 
 // watchHosts reads the hosts file again when it has changed.
 func (s *Server) watchHosts(ctx context.Context) {
-	var last os.FileInfo
 	tick := time.NewTicker(resolvConfEvery)
 	defer tick.Stop()
 	for {
-		info, err := os.Stat(s.options.Hosts)
-		if err == nil && (last == nil || info.ModTime() != last.ModTime() || info.Size() != last.Size()) {
-			if t, err := readHosts(s.options.Hosts); err == nil {
-				s.hosts.Store(t)
-				last = info
-			} else {
-				s.log.Warn("the hosts file cannot be read; the names known before stay", "err", err)
-			}
-		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
+		s.reloadHosts()
 	}
+}
+
+// reloadHosts reads the hosts file if it is another one than before.
+func (s *Server) reloadHosts() {
+	have := s.hosts.Load()
+	info, err := os.Stat(s.options.Hosts)
+	if err == nil && info.ModTime().Equal(have.modified) && info.Size() == have.size {
+		return
+	}
+	t, err := readHosts(s.options.Hosts)
+	if err != nil {
+		s.log.Warn("the hosts file cannot be read; the names known before stay", "err", err)
+		return
+	}
+	s.hosts.Store(t)
 }

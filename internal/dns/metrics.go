@@ -15,11 +15,19 @@ func (s *Server) Describe(chan<- *prometheus.Desc) {}
 // Collect gives the metrics, under CoreDNS's names where it has them.
 func (s *Server) Collect(ch chan<- prometheus.Metric) {
 	c := collector{ch: ch, zones: [zoneCount]string{zoneCluster: s.options.Domains[0] + ".", zoneRoot: "."}}
-	for _, w := range s.stats.sums() {
-		c.worker(w)
+	for _, w := range s.stats.sums(true) {
+		c.socket(w)
+	}
+	for _, w := range s.stats.sums(false) {
+		c.server(w)
 	}
 	c.forward(s.forward)
 	c.cache(s.forward.cache, &s.forward.metrics)
+	if h := s.hosts.Load(); h != nil {
+		c.gauge("coredns_hosts_entries", "Addresses of names and names of addresses in the hosts file.", float64(h.len()), "hostsfile", s.options.Hosts)
+		c.gauge("coredns_hosts_reload_timestamp_seconds", "When the hosts file that is used was written.", float64(h.modified.UnixNano())/1e9)
+	}
+	s.programming.Collect(ch)
 	c.gauge("fairlead_dns_ready", "Whether the server listens and the cluster's names are complete.", truth(s.Ready()))
 	if s.options.Client != nil {
 		c.gauge("fairlead_dns_api_up", "Whether the API server is followed; without it answers come from memory.", truth(s.apiUp.Load()))
@@ -121,12 +129,19 @@ func (c collector) forward(f *forwarder) {
 			}
 		}
 		c.counter("coredns_proxy_healthcheck_failures_total", "Tries that brought no answer.", u.stats.failures.Load(), "proxy_name", proxy, "to", u.name)
+		c.counter("coredns_proxy_conn_cache_hits_total", "Questions over a connection that was open.", u.stats.reused.Load(), "proxy_name", proxy, "to", u.name, "proto", "tcp")
+		const misses = "coredns_proxy_conn_cache_misses_total"
+		c.counter(misses, "Sockets and connections opened.", u.stats.udp.Load(), "proxy_name", proxy, "to", u.name, "proto", "udp")
+		c.counter(misses, "Sockets and connections opened.", u.stats.tcp.Load(), "proxy_name", proxy, "to", u.name, "proto", "tcp")
 		c.gauge("fairlead_dns_upstream_healthy", "Whether the upstream is asked first.", truth(u.healthy()), "to", u.name)
 	}
 }
 
 func (c collector) cache(k *cache, f *forwardStats) {
 	c.counter("coredns_cache_requests_total", "Questions looked for among the kept answers.", f.requests.Load(), "server", "dns://", "zones", ".", "view", "")
+	hits := k.success.hits.Load() + k.denials.hits.Load()
+	c.counter("coredns_cache_misses_total", "Questions without a good kept answer.", f.requests.Load()-min(hits, f.requests.Load()), "server", "dns://", "zones", ".", "view", "")
+	c.counter("coredns_cache_drops_total", "Malformed answers of upstreams, which are not kept.", f.malformed.Load(), "server", "dns://", "zones", ".", "view", "")
 	c.counter("coredns_cache_prefetch_total", "Kept answers fetched again before their end.", f.prefetch.Load(), "server", "dns://", "zones", ".", "view", "")
 	c.counter("coredns_cache_served_stale_total", "Questions answered with an answer past its end.", f.stale.Load(), "server", "dns://", "zones", ".", "view", "")
 	for _, s := range []struct {
@@ -140,34 +155,42 @@ func (c collector) cache(k *cache, f *forwardStats) {
 	}
 }
 
-// worker gives the counters of the sockets of one address and protocol.
-func (c collector) worker(w *workerStats) {
+// socket gives the counters that are kept apart for UDP and TCP.
+func (c collector) socket(w *workerStats) {
 	for z, zone := range c.zones {
-		at := []string{"server", w.server, "zone", zone, "view", ""}
-		with := func(more ...string) []string { return append(at[:len(at):len(at)], more...) }
+		at := []string{"server", w.server, "zone", zone, "view", "", "proto", w.proto}
 		for f := range w.requests[z] {
 			for t := range w.requests[z][f] {
 				if n := w.requests[z][f][t].Load(); n > 0 {
 					c.counter("coredns_dns_requests_total", "Requests.", n,
-						with("proto", w.proto, "family", familyNames[f], "type", typeNames[t])...)
+						append(at[:len(at):len(at)], "family", familyNames[f], "type", typeNames[t])...)
 				}
 			}
 		}
-		c.counter("coredns_dns_do_requests_total", "Requests with the DO bit.", w.do[z].Load(), with("proto", w.proto)...)
+		n, sum, b := w.reqSize[z].cumulative()
+		c.histogram("coredns_dns_request_size_bytes", "Size of requests.", n, sum, b, at...)
+		n, sum, b = w.respSize[z].cumulative()
+		c.histogram("coredns_dns_response_size_bytes", "Size of responses.", n, sum, b, at...)
+	}
+	c.counter("fairlead_dns_dropped_total", "Packets that got no answer.", w.dropped.Load(), "server", w.server, "proto", w.proto)
+}
+
+// server gives the counters of an address that CoreDNS does not keep apart by
+// protocol.
+func (c collector) server(w *workerStats) {
+	for z, zone := range c.zones {
+		at := []string{"server", w.server, "zone", zone, "view", ""}
+		c.counter("coredns_dns_do_requests_total", "Requests with the DO bit.", w.do[z].Load(), at...)
 		for rcode := range w.responses[z] {
 			for o := range w.responses[z][rcode] {
 				if n := w.responses[z][rcode][o].Load(); n > 0 {
 					c.counter("coredns_dns_responses_total", "Responses.", n,
-						with("proto", w.proto, "rcode", rcodeNames[rcode], "plugin", originNames[o])...)
+						append(at[:len(at):len(at)], "rcode", rcodeNames[rcode], "plugin", originNames[o])...)
 				}
 			}
 		}
 		n, sum, b := w.duration[z].cumulative()
-		c.histogram("coredns_dns_request_duration_seconds", "Time to answer.", n, sum, b, with("proto", w.proto)...)
-		n, sum, b = w.reqSize[z].cumulative()
-		c.histogram("coredns_dns_request_size_bytes", "Size of requests.", n, sum, b, with("proto", w.proto)...)
-		n, sum, b = w.respSize[z].cumulative()
-		c.histogram("coredns_dns_response_size_bytes", "Size of responses.", n, sum, b, with("proto", w.proto)...)
+		c.histogram("coredns_dns_request_duration_seconds", "Time to answer.", n, sum, b, at...)
 	}
-	c.counter("fairlead_dns_dropped_total", "Packets that got no answer.", w.dropped.Load(), "server", w.server, "proto", w.proto)
+	c.counter("coredns_autopath_success_total", "Requests answered with the end of their search path.", w.autopath.Load(), "server", w.server)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -24,6 +25,15 @@ type NodeLocal struct {
 
 // port is where kube-dns is asked.
 const port = 53
+
+// takenBy says whether sockets on addrs leave no room for the node-local ones.
+func (n *NodeLocal) takenBy(addrs []netip.AddrPort) bool {
+	return n != nil && slices.ContainsFunc(addrs, func(l netip.AddrPort) bool {
+		return l.Port() == port && slices.ContainsFunc(n.Addresses, func(a netip.Addr) bool {
+			return a == l.Addr() || l.Addr().IsUnspecified() && a.Is4() == l.Addr().Is4()
+		})
+	})
+}
 
 const (
 	// helloEvery is how often the server shows that it lives.

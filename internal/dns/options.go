@@ -130,8 +130,12 @@ func (o Options) withDefaults() (Options, error) {
 		return o, errors.New("dns: no address to listen on given; for example 127.0.0.1:53")
 	}
 	for _, l := range o.Listen {
-		if _, err := parseListen(l); err != nil {
+		addrs, err := parseListen(l)
+		if err != nil {
 			return o, err
+		}
+		if o.NodeLocal.takenBy(addrs) {
+			return o, fmt.Errorf("dns: --listen %s takes the addresses of --node-local too; listen on addresses of this node, such as 192.0.2.5:53, or on another port", l)
 		}
 	}
 	if len(o.Domains) == 0 {

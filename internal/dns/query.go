@@ -96,7 +96,7 @@ const (
 // parse reads a request. It returns the rcode of the error to send, or
 // rcodeSuccess; ok is false when no answer may be sent.
 func (q *query) parse(req []byte) (rcode int, ok bool) {
-	q.edns, q.do, q.size, q.end = false, false, minUDP, headerSize
+	q.edns, q.do, q.size, q.end, q.Type = false, false, minUDP, headerSize, 0
 	if len(req) < headerSize {
 		return 0, false
 	}

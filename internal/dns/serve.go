@@ -3,7 +3,6 @@ package dns
 import (
 	"encoding/binary"
 	"math/rand/v2"
-	"strings"
 	"time"
 
 	mdns "github.com/miekg/dns"
@@ -27,6 +26,7 @@ type worker struct {
 	zoneReply zone.Reply
 	origin    origin
 	rcode     int
+	searched  bool // answered with the end of a search path
 }
 
 // origin is who knew an answer; the label "plugin" of CoreDNS's metrics.
@@ -48,7 +48,7 @@ func (s *Server) newWorker(udp bool, stats *workerStats) *worker {
 // answer is in w.out until the next call.
 func (w *worker) answer(req []byte) fate {
 	q := &w.q
-	w.origin = fromServer
+	w.origin, w.searched = fromServer, false
 	rcode, ok := q.parse(req)
 	if !ok {
 		return drop
@@ -85,7 +85,7 @@ func (w *worker) finishZone() {
 	if r.Truncated {
 		flags |= flagTC
 	}
-	w.origin, w.rcode = fromZone, int(r.Rcode)
+	w.origin, w.rcode, w.searched = fromZone, int(r.Rcode), r.BySearch
 	w.out = w.q.finish(w.out, flags, int(r.Rcode), r.Answers, r.Authority, r.Additional)
 }
 
@@ -299,7 +299,7 @@ func (j *job) finishChain(a ask, r result) {
 	if m.Truncated {
 		flags |= flagTC
 	}
-	w.rcode = int(r.e.rcode)
+	w.rcode, w.searched = int(r.e.rcode), j.reply.BySearch
 	w.out = w.q.finish(packed, flags, w.rcode, uint16(len(m.Answer)), uint16(len(m.Ns)), 0)
 }
 
@@ -308,9 +308,14 @@ func (w *worker) log() {
 	if !w.s.options.LogQueries {
 		return
 	}
-	typ, ok := mdns.TypeToString[w.q.Type]
-	if !ok {
-		typ = "TYPE" + strings.TrimPrefix(mdns.Type(w.q.Type).String(), "TYPE")
+	name := "" // of a question that was not understood
+	if w.q.end > headerSize {
+		name = w.q.Name.String()
 	}
-	w.s.log.Info("query", "name", w.q.Name.String(), "type", typ, "rcode", mdns.RcodeToString[w.rcode], "size", len(w.out))
+	proto := "tcp"
+	if w.udp {
+		proto = "udp"
+	}
+	w.s.log.Info("query", "name", name, "type", mdns.Type(w.q.Type).String(), "proto", proto, "do", w.q.do,
+		"rcode", rcodeNames[min(w.rcode, len(rcodeNames)-1)], "size", len(w.out))
 }

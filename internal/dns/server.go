@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/fairlead/fairlead/internal/zone"
 )
 
@@ -30,8 +32,10 @@ type Server struct {
 	loopProbes sync.Map // wire name → *upstream
 	reassert   chan struct{}
 	servers    *servers
-	stop       chan struct{} // closed when sockets are to be closed
-	local      []*listener   // node-local ones; of serveLocal, and of Run once that has ended
+	// programming is how long changes of endpoints took to be answered.
+	programming *prometheus.HistogramVec
+	stop        chan struct{} // closed when sockets are to be closed
+	local       []*listener   // node-local ones; of serveLocal, and of Run once that has ended
 
 	mu        sync.Mutex
 	listeners []*listener
@@ -95,6 +99,11 @@ func New(o Options) (*Server, error) {
 		forward:  f,
 		reassert: make(chan struct{}, 1),
 		stop:     make(chan struct{}),
+		programming: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "coredns_kubernetes_dns_programming_duration_seconds",
+			Help:    "Time from a change of a Pod or Service until its endpoints are answered.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 2, 20),
+		}, []string{"service_kind"}),
 	}
 	s.hosts.Store(hosts)
 	s.conns.open = map[net.Conn]struct{}{}

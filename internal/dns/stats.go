@@ -63,7 +63,7 @@ func (s *sizes) add(o *sizes) {
 }
 
 // typeNames are the values of the label "type"; the last is for all others.
-var typeNames = [...]string{"A", "AAAA", "MX", "SOA", "CNAME", "PTR", "TXT", "NS", "SRV", "DS", "DNSKEY", "RRSIG", "NSEC", "NSEC3", "HTTPS", "IXFR", "AXFR", "ANY", "other"}
+var typeNames = [...]string{"A", "AAAA", "MX", "SOA", "CNAME", "PTR", "TXT", "NS", "SRV", "DS", "DNSKEY", "RRSIG", "NSEC", "NSEC3", "HTTPS", "IXFR", "AXFR", "ANY", "SVCB", "other"}
 
 // typeSlot is the place of a type in typeNames.
 func typeSlot(t uint16) int {
@@ -104,8 +104,10 @@ func typeSlot(t uint16) int {
 		return 16
 	case 255:
 		return 17
+	case 64:
+		return 18
 	}
-	return 18
+	return 19
 }
 
 // rcodeNames are the values of the label "rcode".
@@ -132,6 +134,7 @@ type workerStats struct {
 	reqSize   [zoneCount]sizes
 	respSize  [zoneCount]sizes
 	dropped   atomic.Uint64
+	autopath  atomic.Uint64
 }
 
 // familyNames are the values of the label "family", those of CoreDNS.
@@ -167,6 +170,9 @@ func (w *worker) count(reqSize int, took time.Duration) {
 	s.duration[z].observe(took)
 	s.reqSize[z].observe(reqSize)
 	s.respSize[z].observe(len(w.out))
+	if w.searched {
+		s.autopath.Add(1)
+	}
 }
 
 // statsTable is the counters of all sockets.
@@ -183,15 +189,16 @@ func (t *statsTable) add(addr netip.AddrPort, proto string) *workerStats {
 	return s
 }
 
-// sums adds up the sockets of each address and protocol.
-func (t *statsTable) sums() []*workerStats {
+// sums adds up the sockets of each address, byProto those of UDP and of TCP
+// apart.
+func (t *statsTable) sums(byProto bool) []*workerStats {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var out []*workerStats
 next:
 	for _, s := range t.all {
 		for _, sum := range out {
-			if sum.server == s.server && sum.proto == s.proto {
+			if sum.server == s.server && (sum.proto == s.proto || !byProto) {
 				sum.add(s)
 				continue next
 			}
@@ -222,6 +229,7 @@ func (s *workerStats) add(o *workerStats) {
 		s.respSize[z].add(&o.respSize[z])
 	}
 	s.dropped.Add(o.dropped.Load())
+	s.autopath.Add(o.autopath.Load())
 }
 
 // upstreamStats is what is counted of one upstream.
@@ -229,11 +237,13 @@ type upstreamStats struct {
 	duration [16]histogram // by rcode
 	failures atomic.Uint64
 	probing  atomic.Bool
+	// Sockets and connections opened, and connections used again.
+	udp, tcp, reused atomic.Uint64
 }
 
 func (s *upstreamStats) observe(rcode int, d time.Duration) { s.duration[rcode&15].observe(d) }
 
 // forwardStats is what is counted of forwarding as a whole.
 type forwardStats struct {
-	rejects, broken, stale, prefetch, requests atomic.Uint64
+	rejects, broken, stale, prefetch, requests, malformed atomic.Uint64
 }

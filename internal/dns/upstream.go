@@ -100,6 +100,11 @@ func (u *upstream) exchangeOver(ctx context.Context, network string, a ask, mix 
 		return nil, err
 	}
 	defer conn.Close()
+	if network == "udp" {
+		u.stats.udp.Add(1)
+	} else {
+		u.stats.tcp.Add(1)
+	}
 	// The end of ctx ends the read; Close ends nothing that is not waited for.
 	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
 

@@ -25,6 +25,9 @@ import (
 type feed[T metav1.Object] struct {
 	set    func(T)
 	remove func(svc.Name)
+	// changed, if there, is told of each change that the watch brings, once set
+	// has returned. What is in lists may be old.
+	changed func(T)
 	// have are the objects the zone has, to find those that went unseen.
 	have   func() []svc.Name
 	synced chan struct{}
@@ -40,6 +43,9 @@ func (f *feed[T]) Add(obj any) error {
 		return errWrongKind
 	}
 	f.set(o)
+	if f.changed != nil {
+		f.changed(o)
+	}
 	return nil
 }
 
@@ -94,7 +100,7 @@ type client[L runtime.Object] interface {
 func (s *Server) watch(ctx context.Context) {
 	z, c := s.zone, s.options.Client
 	services := &feed[*corev1.Service]{set: z.SetService, remove: z.DeleteService, have: z.Services, synced: make(chan struct{})}
-	slices := &feed[*discoveryv1.EndpointSlice]{set: s.setSlice, remove: s.deleteSlice, have: z.Slices, synced: make(chan struct{})}
+	slices := &feed[*discoveryv1.EndpointSlice]{set: s.setSlice, changed: s.noteDelay, remove: s.deleteSlice, have: z.Slices, synced: make(chan struct{})}
 	namespaces := &feed[*corev1.Namespace]{
 		set:    func(n *corev1.Namespace) { z.SetNamespace(n.Name) },
 		remove: func(n svc.Name) { z.DeleteNamespace(n.Name) },
@@ -189,6 +195,24 @@ func (s *Server) setSlice(e *discoveryv1.EndpointSlice) {
 	} else if e.Namespace == ServiceName().Namespace {
 		s.servers.remove(e.Name)
 	}
+}
+
+// noteDelay measures how long the change that a slice tells of took to get
+// here: the "DNS programming latency" of Kubernetes.
+func (s *Server) noteDelay(e *discoveryv1.EndpointSlice) {
+	text, ok := e.Annotations[corev1.EndpointsLastChangeTriggerTime]
+	if !ok {
+		return
+	}
+	at, err := time.Parse(time.RFC3339Nano, text)
+	if err != nil {
+		return // somebody else's annotation
+	}
+	kind := "cluster_ip"
+	if _, ok := e.Labels[corev1.IsHeadlessService]; ok {
+		kind = "headless_with_selector"
+	}
+	s.programming.WithLabelValues(kind).Observe(time.Since(at).Seconds())
 }
 
 func (s *Server) deleteSlice(n svc.Name) {

@@ -50,6 +50,8 @@ type Reply struct {
 	Answers, Authority, Additional uint16
 	// Truncated: records that belong to the answer had no room.
 	Truncated bool
+	// BySearch: the answer is that for a name further on in the search path.
+	BySearch bool
 	// Target is set when Kind is Elsewhere or Searched. It is valid until the Question is
 	// used again.
 	Target *Name

@@ -39,6 +39,7 @@ func (z *Zone) search(w *writer, q *Question, d int) bool {
 		if r := z.names.find(rel); r == nil || r.a == nil && r.aaaa == nil && (r.more == nil || r.more.cname == nil) {
 			continue
 		}
+		w.reply.BySearch = true
 		z.chain(w, q, append(rel, dom.wire...))
 		return true
 	}
@@ -53,7 +54,7 @@ func (z *Zone) search(w *writer, q *Question, d int) bool {
 		w.reply = Reply{}
 		return false
 	}
-	w.reply.Kind, w.reply.Target = Searched, &q.target
+	w.reply.Kind, w.reply.Target, w.reply.BySearch = Searched, &q.target, true
 	return true
 }
 
