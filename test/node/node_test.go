@@ -148,6 +148,12 @@ func (c *cluster) stopAgent(how syscall.Signal) {
 		return
 	}
 	c.agent.Process.Signal(how)
+	c.agentEnds(how)
+}
+
+// agentEnds waits for an agent that was signalled.
+func (c *cluster) agentEnds(how syscall.Signal) {
+	c.t.Helper()
 	err := c.agent.Wait()
 	if how == syscall.SIGTERM && err != nil {
 		c.t.Errorf("the agent ended with %v\n%s", err, c.agentLog.String())

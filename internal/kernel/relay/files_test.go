@@ -73,7 +73,7 @@ func outOfFiles(t *testing.T, at string) {
 	}
 	served := 0
 	for ; served < len(conns); served++ {
-		_ = conns[served].SetDeadline(time.Now().Add(300 * time.Millisecond))
+		_ = conns[served].SetDeadline(time.Now().Add(time.Second))
 		if ask(conns[served], "hello") != nil {
 			break
 		}
