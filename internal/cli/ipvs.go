@@ -17,7 +17,6 @@ import (
 	kiptables "github.com/fairlead/fairlead/internal/kernel/iptables"
 	kipvs "github.com/fairlead/fairlead/internal/kernel/ipvs"
 	"github.com/fairlead/fairlead/internal/node"
-	"github.com/fairlead/fairlead/internal/plane"
 	"github.com/fairlead/fairlead/internal/plane/iptables"
 	"github.com/fairlead/fairlead/internal/plane/ipvs"
 )
@@ -58,12 +57,12 @@ func (f *ipvsFlags) check() error {
 // options completes o for mode ipvs. Where that does not work it leaves o.Plane
 // nil and returns the mode to take instead.
 func (f *ipvsFlags) options(log *slog.Logger, variant string, o *node.Options) (mode string, err error) {
-	o.Plane, o.Schedulers, err = f.plane(log, variant, o.ServiceCIDRs)
+	p, has, err := f.plane(log, variant, o.ServiceCIDRs)
 	if err != nil {
-		o.Plane, o.Schedulers = nil, nil
 		mode, o.Instead, err = f.fallback(log, err)
 		return mode, err
 	}
+	o.Plane, o.Schedulers, o.Addresses = p, has, p.NodeAddresses
 	o.Mode, o.AuditPeriod, o.MinInterval = "ipvs", f.sync, f.minSync
 	o.Conntrack = conntrack.DeleteBalanced
 	o.MaxInterval = max(o.MinInterval, node.DefaultMaxInterval)
@@ -72,7 +71,7 @@ func (f *ipvsFlags) options(log *slog.Logger, variant string, o *node.Options) (
 
 // plane makes the plane of the mode and says which schedulers Services may
 // name.
-func (f *ipvsFlags) plane(log *slog.Logger, variant string, serviceCIDRs []netip.Prefix) (plane.Plane, []string, error) {
+func (f *ipvsFlags) plane(log *slog.Logger, variant string, serviceCIDRs []netip.Prefix) (*ipvs.Plane, []string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), probeWithin)
 	defer cancel()
 	v, err := iptables.ParseVariant(variant)

@@ -1,15 +1,13 @@
 // Package dummy keeps virtual IPs on a network device that leads nowhere, so that
 // the kernel takes packets to them for its own.
 //
-// All functions work in the network namespace of the calling thread.
+// Ensure and Remove work in the network namespace of the calling thread.
 package dummy
 
 import (
 	"errors"
 	"fmt"
-	"math"
 	"net"
-	"net/netip"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -78,85 +76,6 @@ func Remove(name, alias string) error {
 		return fmt.Errorf("remove device %s: %w", name, err)
 	}
 	return nil
-}
-
-// Addresses returns the addresses on the device (mine) and those on all others
-// (others). A device that is not there has none.
-func Addresses(name string) (mine, others map[netip.Addr]bool, err error) {
-	index := -1
-	dev, err := netlink.LinkByName(name)
-	switch {
-	case err == nil:
-		index = dev.Attrs().Index
-	case !isMissing(err):
-		return nil, nil, fmt.Errorf("find device %s: %w", name, err)
-	}
-	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
-	if err != nil {
-		return nil, nil, fmt.Errorf("list addresses: %w", err)
-	}
-	mine, others = map[netip.Addr]bool{}, map[netip.Addr]bool{}
-	for i := range list {
-		a, ok := netip.AddrFromSlice(list[i].IP)
-		if !ok {
-			continue
-		}
-		if list[i].LinkIndex == index {
-			mine[a.Unmap()] = true
-		} else {
-			others[a.Unmap()] = true
-		}
-	}
-	return mine, others, nil
-}
-
-// Add gives the device addresses, some of which it may have already. The errors
-// are by address.
-func Add(name string, addrs []netip.Addr) map[netip.Addr]error {
-	return change(name, "add", addrs, netlink.AddrReplace)
-}
-
-// Del takes addresses away, some of which the device may lack. The errors are by
-// address.
-func Del(name string, addrs []netip.Addr) map[netip.Addr]error {
-	return change(name, "remove", addrs, func(l netlink.Link, a *netlink.Addr) error {
-		err := netlink.AddrDel(l, a)
-		if errors.Is(err, unix.EADDRNOTAVAIL) {
-			return nil
-		}
-		return err
-	})
-}
-
-func change(name, verb string, addrs []netip.Addr, do func(netlink.Link, *netlink.Addr) error) map[netip.Addr]error {
-	if len(addrs) == 0 {
-		return nil
-	}
-	failed := map[netip.Addr]error{}
-	dev, err := netlink.LinkByName(name)
-	for _, a := range addrs {
-		one := err
-		if one == nil {
-			one = do(dev, address(a))
-		}
-		if one != nil {
-			failed[a] = fmt.Errorf("%s address %s on device %s: %w", verb, a, name, one)
-		}
-	}
-	return failed
-}
-
-// address is never a source for what the machine sends elsewhere: IPv4 keeps
-// addresses of scope host for itself, and IPv6 avoids deprecated ones.
-func address(a netip.Addr) *netlink.Addr {
-	out := &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}}
-	if a.Is4() {
-		out.Scope = unix.RT_SCOPE_HOST
-	} else {
-		out.Flags = unix.IFA_F_NODAD
-		out.ValidLft = math.MaxUint32
-	}
-	return out
 }
 
 func isMissing(err error) bool {

@@ -30,28 +30,32 @@ const (
 )
 
 // Dial opens a socket in the network namespace of the calling thread.
-func Dial() (*Conn, error) { return dial(unix.NETLINK_NETFILTER) }
+func Dial() (*Conn, error) { return dial(unix.NETLINK_NETFILTER, 0) }
 
 // DialGeneric is Dial for generic netlink, whose header (genlmsghdr) has the
 // size and the place of nfgenmsg: the command stands where that has the address
 // family.
-func DialGeneric() (*Conn, error) { return dial(unix.NETLINK_GENERIC) }
+func DialGeneric() (*Conn, error) { return dial(unix.NETLINK_GENERIC, 0) }
 
-func dial(protocol int) (*Conn, error) {
+// DialRoute is Dial for links, addresses and routes. A socket that is told of
+// what happens to groups (unix.RTMGRP_...) is for Events alone.
+func DialRoute(groups uint32) (*Conn, error) { return dial(unix.NETLINK_ROUTE, groups) }
+
+func dial(protocol int, groups uint32) (*Conn, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
 	if err != nil {
 		return nil, fmt.Errorf("open a netlink socket: %w", err)
 	}
 	c := &Conn{fd: fd, seq: uint32(time.Now().UnixNano()), buf: make([]byte, 64<<10)}
-	if err := c.setUp(); err != nil {
+	if err := c.setUp(groups); err != nil {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("set up a netlink socket: %w", err)
 	}
 	return c, nil
 }
 
-func (c *Conn) setUp() error {
-	if err := unix.Bind(c.fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+func (c *Conn) setUp(groups uint32) error {
+	if err := unix.Bind(c.fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups}); err != nil {
 		return err
 	}
 	// Beyond net.core.[rw]mem_max only with CAP_NET_ADMIN outside of user
@@ -233,6 +237,28 @@ func (c *Conn) Dump(b []byte, f func(body []byte)) error {
 		case done:
 			return nil
 		}
+	}
+}
+
+// Events calls f with the type and the body (behind the first four bytes of its
+// header, as Dump does) of each message that came by itself since the last call.
+// It does not wait. An error that wraps unix.ENOBUFS says that some were lost.
+func (c *Conn) Events(f func(typ uint16, body []byte)) error {
+	for {
+		m, _, err := unix.Recvfrom(c.fd, c.buf, unix.MSG_DONTWAIT)
+		switch {
+		case err == unix.EAGAIN:
+			return nil
+		case err == unix.EINTR:
+			continue
+		case err != nil:
+			return fmt.Errorf("read events: %w", err)
+		}
+		messages(c.buf[:m], func(typ, _ uint16, _ uint32, body []byte) {
+			if len(body) >= genLen {
+				f(typ, body[genLen:])
+			}
+		})
 	}
 }
 

@@ -15,12 +15,18 @@ type Encoder struct {
 // Begin starts a message of type typ with an nfgenmsg header. Its sequence
 // number is given when it is sent.
 func (e *Encoder) Begin(typ, flags uint16, family uint8, resID uint16) {
+	e.BeginWith(typ, flags, family, 0, byte(resID>>8), byte(resID))
+}
+
+// BeginWith is Begin with the bytes of any other header, which end on a multiple
+// of four.
+func (e *Encoder) BeginWith(typ, flags uint16, header ...byte) {
 	e.msg = len(e.Buf)
 	e.Buf = append(e.Buf, 0, 0, 0, 0)
 	e.Buf = binary.NativeEndian.AppendUint16(e.Buf, typ)
 	e.Buf = binary.NativeEndian.AppendUint16(e.Buf, flags|unix.NLM_F_REQUEST)
 	e.Buf = append(e.Buf, 0, 0, 0, 0, 0, 0, 0, 0) // sequence number, port
-	e.Buf = append(e.Buf, family, 0, byte(resID>>8), byte(resID))
+	e.Buf = append(e.Buf, header...)
 }
 
 // End closes the message.

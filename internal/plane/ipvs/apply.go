@@ -50,12 +50,8 @@ func (f *family) apply(ctx context.Context, k kernel, t *table.Table, changed []
 	if len(touched) == 0 {
 		return refused.Err()
 	}
-	if f.meetsOthers(touched) {
-		_, others, err := k.addresses()
-		if err != nil {
-			return f.fail(err)
-		}
-		f.state.others = others
+	if err := k.catchUp(); err != nil {
+		return f.fail(err)
 	}
 	e := newEdit()
 	errs := f.plan(touched, e, &refused)
@@ -71,17 +67,6 @@ func (f *family) fail(err error) error {
 		return err
 	}
 	return fmt.Errorf("ipvs %s: %w", f.layout.family, err)
-}
-
-// meetsOthers says whether a frontend has an address that an administrator may
-// have given to an interface by now.
-func (f *family) meetsOthers(touched plane.Touched) bool {
-	for k := range touched {
-		if _, fr := f.state.claims.Wanted(k); fr != nil && !k.Node && fr.Kind != table.ClusterIP {
-			return true
-		}
-	}
-	return false
 }
 
 // plan plans the frontends touched.
@@ -117,11 +102,10 @@ func (f *family) full(ctx context.Context, k kernel, t *table.Table) error {
 		return err
 	}
 	found := &stored{map[ipvs.Key]*virtual{}, map[element]bool{}}
-	others, err := f.readElements(k, found)
-	if err != nil {
+	if err := f.readElements(k, found); err != nil {
 		return err
 	}
-	f.state = newState(f.layout, plane.SettingsOf(t, f.layout.family), others, marked(found.elements))
+	f.state = newState(f.layout, plane.SettingsOf(t, f.layout.family), k.elsewhere, marked(found.elements))
 	var refused plane.Refusals
 	e := newEdit()
 	touched := f.state.claims.Take(t, f.layout.family, nil, mode, &refused)
@@ -129,7 +113,7 @@ func (f *family) full(ctx context.Context, k kernel, t *table.Table) error {
 	if err := f.readServers(k, found, before, e); err != nil {
 		return err
 	}
-	f.state.marks.found = nil
+	f.state.marks.found, f.state.marks.foundUsed = nil, nil
 	if before != nil {
 		f.repaired = found.strange(before, f.layout.family)
 	}
@@ -153,25 +137,24 @@ func (f *family) full(ctx context.Context, k kernel, t *table.Table) error {
 	return refused.Err(errs...)
 }
 
-// readElements reads our sets and the device. It returns the addresses of other
-// interfaces.
-func (f *family) readElements(k kernel, found *stored) (others map[netip.Addr]bool, err error) {
+// readElements reads our sets and the device.
+func (f *family) readElements(k kernel, found *stored) error {
 	for s := range setDevice {
 		err := k.elements(s.name(f.layout.family), func(e ipset.Element) { found.elements[element{s, e}] = true })
 		if err != nil {
-			return nil, err
+			return err
 		}
 	}
-	mine, others, err := k.addresses()
+	mine, err := k.addresses()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	for a := range mine {
 		if svc.FamilyOf(a) == f.layout.family && !a.IsLinkLocalUnicast() {
 			found.elements[element{setDevice, ipset.Element{IP: a}}] = true
 		}
 	}
-	return others, nil
+	return nil
 }
 
 // readServers reads the virtual servers that are ours, were ours or are to be.

@@ -31,7 +31,7 @@ func (f *family) dump(ctx context.Context, k kernel, b *strings.Builder) error {
 		return err
 	}
 	found := &stored{map[ipvs.Key]*virtual{}, map[element]bool{}}
-	if _, err := f.readElements(k, found); err != nil {
+	if err := f.readElements(k, found); err != nil {
 		return err
 	}
 	if err := f.readServers(k, found, f.stored, newEdit()); err != nil {

@@ -152,6 +152,9 @@ func (p *Plane) Close() error {
 	}
 	err := p.kernel.close()
 	p.kernel = nil
+	for _, f := range p.families {
+		f.stored = nil // an Apply after this one reads the kernel again
+	}
 	return err
 }
 
@@ -159,6 +162,19 @@ func (p *Plane) Close() error {
 // and put right, one line each. The first Apply of a process repairs nothing:
 // it only brings up to date what an earlier one left.
 func (p *Plane) Repaired() []string { return p.repaired }
+
+// NodeAddresses are the addresses of this node, in order: all that its interfaces
+// have, without the virtual IPs, on which no node port is to answer. It has the
+// same caller as Apply.
+func (p *Plane) NodeAddresses() ([]netip.Addr, error) {
+	if err := p.open(); err != nil {
+		return nil, err
+	}
+	if err := p.kernel.catchUp(); err != nil {
+		return nil, err
+	}
+	return p.kernel.others(), nil
+}
 
 // Apply is plane.Plane's.
 func (p *Plane) Apply(ctx context.Context, t *table.Table, changed []table.Key) error {
@@ -203,7 +219,13 @@ type kernel interface {
 	add(set string, list []ipset.Element) error
 	del(set string, list []ipset.Element) error
 
-	addresses() (mine, others map[netip.Addr]bool, err error)
+	// addresses lists those of the device. catchUp learns what changed on all
+	// other interfaces since the last call of one of the two; elsewhere looks for
+	// one of theirs, others returns all.
+	addresses() (map[netip.Addr]bool, error)
+	catchUp() error
+	elsewhere(a netip.Addr) bool
+	others() []netip.Addr
 	bind(addrs []netip.Addr) map[netip.Addr]error
 	unbind(addrs []netip.Addr) map[netip.Addr]error
 	ensureDevice() error

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -308,6 +309,37 @@ func TestProbe(t *testing.T) {
 		}
 		if d := cmp.Diff(before, everything(t)); d != "" {
 			t.Errorf("the probe left something:\n%s", d)
+		}
+	})
+}
+
+// The virtual IPs are addresses of this machine, but not of the node: node ports
+// that answered on each of them would be as many again as there are Services.
+func TestNodeAddresses(t *testing.T) {
+	inside(t, func(p plane.Plane) {
+		addresses := func() []netip.Addr {
+			t.Helper()
+			list, err := p.(*Plane).NodeAddresses()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return slices.DeleteFunc(list, netip.Addr.IsLinkLocalUnicast)
+		}
+		before := addresses()
+		want := []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("192.168.77.11"), netip.MustParseAddr("::1"), netip.MustParseAddr("fd00:77::b")}
+		if !slices.Equal(before, want) {
+			t.Errorf("before: %v, want %v", before, want)
+		}
+		flows.Apply(t, p, flows.EveryField(), nil)
+		if d := flows.Dump(t, p); !strings.Contains(d, "device fairlead-ipvs: 10.96.0.10") {
+			t.Fatalf("there are no virtual IPs:\n%s", d)
+		}
+		if got := addresses(); !slices.Equal(got, want) {
+			t.Errorf("with virtual IPs: %v, want %v", got, want)
+		}
+		flows.Command(t, "", "ip", "address", "add", "203.0.113.5/32", "dev", "eth0")
+		if got := addresses(); !slices.Contains(got, netip.MustParseAddr("203.0.113.5")) {
+			t.Errorf("%v lacks the address that eth0 got", got)
 		}
 	})
 }

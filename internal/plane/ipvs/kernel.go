@@ -13,8 +13,9 @@ import (
 
 // realKernel is the kernel, of one network namespace.
 type realKernel struct {
-	vs   *ipvs.Conn
-	sets *ipset.Conn
+	vs    *ipvs.Conn
+	sets  *ipset.Conn
+	addrs *dummy.Conn
 }
 
 func openKernel() (kernel, error) {
@@ -26,10 +27,16 @@ func openKernel() (kernel, error) {
 	if err != nil {
 		return nil, errors.Join(err, vs.Close())
 	}
-	return &realKernel{vs, sets}, nil
+	addrs, err := dummy.Dial(device)
+	if err != nil {
+		return nil, errors.Join(err, vs.Close(), sets.Close())
+	}
+	return &realKernel{vs, sets, addrs}, nil
 }
 
-func (k *realKernel) close() error                        { return errors.Join(k.vs.Close(), k.sets.Close()) }
+func (k *realKernel) close() error {
+	return errors.Join(k.vs.Close(), k.sets.Close(), k.addrs.Close())
+}
 func (k *realKernel) services(f func(ipvs.Service)) error { return k.vs.Services(f) }
 func (k *realKernel) dests(key ipvs.Key, f func(ipvs.Dest)) error {
 	return k.vs.Dests(key, f)
@@ -50,10 +57,11 @@ func (k *realKernel) send(b *changes) ([]ipvs.Refusal[plane.FrontKey], error) {
 	return ipvs.Send(k.vs, batch)
 }
 
-func (k *realKernel) addresses() (mine, others map[netip.Addr]bool, err error) {
-	return dummy.Addresses(device)
-}
-func (k *realKernel) bind(addrs []netip.Addr) map[netip.Addr]error   { return dummy.Add(device, addrs) }
-func (k *realKernel) unbind(addrs []netip.Addr) map[netip.Addr]error { return dummy.Del(device, addrs) }
+func (k *realKernel) addresses() (map[netip.Addr]bool, error)        { return k.addrs.List() }
+func (k *realKernel) catchUp() error                                 { return k.addrs.CatchUp() }
+func (k *realKernel) elsewhere(a netip.Addr) bool                    { return k.addrs.Elsewhere(a) }
+func (k *realKernel) others() []netip.Addr                           { return k.addrs.Others() }
+func (k *realKernel) bind(addrs []netip.Addr) map[netip.Addr]error   { return k.addrs.Add(addrs) }
+func (k *realKernel) unbind(addrs []netip.Addr) map[netip.Addr]error { return k.addrs.Del(addrs) }
 func (k *realKernel) ensureDevice() error                            { return dummy.Ensure(device, alias) }
 func (k *realKernel) sysctl(key, value string) error                 { return sysctl.Set(key, value) }

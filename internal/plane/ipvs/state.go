@@ -1,9 +1,7 @@
 package ipvs
 
 import (
-	"maps"
 	"net/netip"
-	"slices"
 
 	"github.com/fairlead/fairlead/internal/kernel/ipset"
 	"github.com/fairlead/fairlead/internal/kernel/ipvs"
@@ -27,17 +25,17 @@ type state struct {
 	counts map[element]int
 	owners map[ipvs.Key]plane.FrontKey
 	marks  marks
-	// others are the addresses of other interfaces.
-	others map[netip.Addr]bool
 }
 
-func newState(l *layout, set plane.Settings, others map[netip.Addr]bool, marked map[ipset.Element]uint32) *state {
+// newState returns the state of an empty kernel; elsewhere says whether an
+// address is on another interface, and marked are the marks that are in use.
+func newState(l *layout, set plane.Settings, elsewhere func(netip.Addr) bool, marked map[ipset.Element]uint32) *state {
 	s := &state{
-		settings: set, claims: plane.NewClaims(), fronts: map[plane.FrontKey]*front{}, others: others,
+		settings: set, claims: plane.NewClaims(), fronts: map[plane.FrontKey]*front{},
 		counts: map[element]int{}, owners: map[ipvs.Key]plane.FrontKey{}, marks: newMarks(marked),
 	}
 	s.planner = planner{
-		layout: l, settings: &s.settings, own: func(a netip.Addr) bool { return s.others[a] },
+		layout: l, settings: &s.settings, own: elsewhere,
 		mark: func(k plane.FrontKey) uint32 { return s.marks.of(k, s.addressesOf(k)) },
 	}
 	for _, e := range podElements(&s.settings) {
@@ -105,12 +103,18 @@ func (s *state) put(k plane.FrontKey, next *front, e *edit) {
 type marks struct {
 	byFront map[plane.FrontKey]uint32
 	used    map[uint32]bool
-	found   map[ipset.Element]uint32
-	next    uint32
+	// found are those in the kernel, by frontend, and foundUsed all of them.
+	found     map[ipset.Element]uint32
+	foundUsed map[uint32]bool
+	next      uint32
 }
 
 func newMarks(found map[ipset.Element]uint32) marks {
-	return marks{map[plane.FrontKey]uint32{}, map[uint32]bool{}, found, 0}
+	m := marks{byFront: map[plane.FrontKey]uint32{}, used: map[uint32]bool{}, found: found, foundUsed: map[uint32]bool{}}
+	for _, v := range found {
+		m.foundUsed[v] = true
+	}
+	return m
 }
 
 // of returns the mark of a frontend with the given addresses, 0 if there is none
@@ -124,10 +128,9 @@ func (m *marks) of(k plane.FrontKey, addrs []netip.Addr) uint32 {
 			return m.take(k, v)
 		}
 	}
-	taken := slices.Collect(maps.Values(m.found))
 	for range maxInside {
 		m.next = m.next%maxInside + 1
-		if v := markPrefix | m.next; !m.used[v] && !slices.Contains(taken, v) {
+		if v := markPrefix | m.next; !m.used[v] && !m.foundUsed[v] {
 			return m.take(k, v)
 		}
 	}

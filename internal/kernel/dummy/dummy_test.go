@@ -1,0 +1,204 @@
+package dummy
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/uml"
+	"golang.org/x/sys/unix"
+)
+
+func TestMain(m *testing.M) { uml.Main(m) }
+
+// inside runs f in a namespace that has eth0, and device "virtual" with a Conn.
+func inside(t *testing.T, f func(c *Conn)) {
+	t.Helper()
+	testbed.NewNetwork(t).Outside("host").Do(func() { f(open(t, "virtual")) })
+}
+
+func open(t *testing.T, name string) *Conn {
+	t.Helper()
+	if err := Ensure(name, "ours"); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Dial(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func list(t *testing.T, c *Conn) []string {
+	t.Helper()
+	mine, err := c.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for a := range mine {
+		if !a.IsLinkLocalUnicast() {
+			out = append(out, a.String())
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+func addrs(list ...string) (out []netip.Addr) {
+	for _, a := range list {
+		out = append(out, netip.MustParseAddr(a))
+	}
+	return out
+}
+
+// numbered are n addresses.
+func numbered(n int) (out []netip.Addr) {
+	for i := range n {
+		out = append(out, netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}))
+	}
+	return out
+}
+
+func done(t *testing.T, failed map[netip.Addr]error) {
+	t.Helper()
+	for _, err := range failed {
+		t.Fatalf("%d failed: %v", len(failed), err)
+	}
+}
+
+func TestAddressesComeAndGo(t *testing.T) {
+	inside(t, func(c *Conn) {
+		for range 2 { // again is no error
+			done(t, c.Add(addrs("10.96.0.1", "fd00:10:96::1", "10.96.0.2")))
+			if got := list(t, c); !slices.Equal(got, []string{"10.96.0.1", "10.96.0.2", "fd00:10:96::1"}) {
+				t.Errorf("there is %q", got)
+			}
+		}
+		for range 2 {
+			done(t, c.Del(addrs("fd00:10:96::1", "10.96.0.1", "10.96.0.77")))
+			if got := list(t, c); !slices.Equal(got, []string{"10.96.0.2"}) {
+				t.Errorf("there is %q", got)
+			}
+		}
+		many := numbered(2*perSend + 7)
+		done(t, c.Add(many))
+		if got := list(t, c); len(got) != len(many) {
+			t.Errorf("%d addresses, want %d", len(got), len(many))
+		}
+		// One that cannot be costs none of the others, and is told by its name.
+		bad := netip.MustParseAddr("fd00:10:96::2")
+		if err := Remove("virtual", "ours"); err != nil {
+			t.Fatal(err)
+		}
+		if failed := c.Add([]netip.Addr{bad}); failed[bad] == nil || !strings.Contains(failed[bad].Error(), "add address fd00:10:96::2 on device virtual: no such device") {
+			t.Errorf("without the device: %v", failed)
+		}
+	})
+}
+
+// What is on other interfaces is known as soon as it is there, and nothing is
+// listed for that: cost follows change.
+func TestCatchUp(t *testing.T) {
+	inside(t, func(c *Conn) {
+		other := open(t, "other")
+		// Without this socket nothing can be listed.
+		if err := c.nl.Close(); err != nil {
+			t.Fatal(err)
+		}
+		elsewhere := func(want ...string) {
+			t.Helper()
+			if err := c.CatchUp(); err != nil {
+				t.Fatal(err)
+			}
+			for _, a := range addrs("203.0.113.1", "2001:db8::1", "203.0.113.2") {
+				if slices.Contains(c.Others(), a) != c.Elsewhere(a) {
+					t.Errorf("Others = %v", c.Others())
+				}
+				if c.Elsewhere(a) != slices.Contains(want, a.String()) {
+					t.Errorf("%s is elsewhere: %t, want %q", a, c.Elsewhere(a), want)
+				}
+			}
+		}
+		elsewhere()
+		done(t, other.Add(addrs("203.0.113.1", "2001:db8::1")))
+		elsewhere("203.0.113.1", "2001:db8::1")
+		done(t, other.Del(addrs("203.0.113.1")))
+		done(t, other.Add(addrs("203.0.113.2")))
+		elsewhere("2001:db8::1", "203.0.113.2")
+		// What the device itself gets is not elsewhere, until another one has it.
+		mine := open(t, "virtual")
+		done(t, mine.Add(addrs("203.0.113.1")))
+		elsewhere("2001:db8::1", "203.0.113.2")
+		third := open(t, "third")
+		done(t, third.Add(addrs("203.0.113.2")))
+		if err := Remove("other", "ours"); err != nil {
+			t.Fatal(err)
+		}
+		elsewhere("203.0.113.2")
+		if err := Remove("third", "ours"); err != nil {
+			t.Fatal(err)
+		}
+		elsewhere()
+	})
+}
+
+// Where more came than the kernel keeps for a listener, all are listed again.
+func TestCatchUpAfterTooMuch(t *testing.T) {
+	inside(t, func(c *Conn) {
+		other, witness := open(t, "other"), open(t, "virtual")
+		many := numbered(500)
+		for range 20 {
+			done(t, other.Add(many))
+			done(t, other.Del(many[100:]))
+		}
+		if err := witness.changes.Events(func(uint16, []byte) {}); !errors.Is(err, unix.ENOBUFS) {
+			t.Fatalf("%v: all of it was kept, so this shows nothing", err)
+		}
+		if err := c.CatchUp(); err != nil {
+			t.Fatal(err)
+		}
+		for i, a := range many {
+			if c.Elsewhere(a) != (i < 100) {
+				t.Fatalf("%s is elsewhere: %t", a, c.Elsewhere(a))
+			}
+		}
+	})
+}
+
+// A device that somebody else made is left alone.
+func TestForeignDevice(t *testing.T) {
+	inside(t, func(*Conn) {
+		if err := Ensure("virtual", "somebody else's"); err == nil || !strings.Contains(err.Error(), "in the way") {
+			t.Errorf("Ensure = %v, want that a device is in the way", err)
+		}
+		if err := Remove("virtual", "somebody else's"); err != nil {
+			t.Error(err)
+		}
+		if err := Ensure("virtual", "ours"); err != nil {
+			t.Errorf("it is gone, or not ours any more: %v", err)
+		}
+		for range 2 {
+			if err := Remove("virtual", "ours"); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+// What the kernel sends is foreign: whatever it is, it ends in an address or in
+// none.
+func FuzzDecode(f *testing.F) {
+	f.Add([]byte{1, 0, 0, 0, 8, 0, 2, 0, 10, 0, 0, 1})
+	f.Add([]byte{1, 0, 0, 0, 20, 0, 1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16})
+	f.Add([]byte{1, 0, 0})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if _, a, ok := decode(b); ok != a.IsValid() {
+			t.Errorf("%v, %t", a, ok)
+		}
+	})
+}
