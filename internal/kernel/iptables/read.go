@@ -13,8 +13,9 @@ type reader struct {
 	table func(name string) // may be nil
 	chain func(name string)
 	rule  func(chain, line string)
-	// lenient passes over tables that the program does not understand.
-	lenient bool
+	// unread is told what the program says of a table that it cannot read; nil
+	// makes that an error.
+	unread func(line string)
 }
 
 // lineBytes bounds a line: iptables takes no longer ones itself.
@@ -37,9 +38,13 @@ func (r *reader) read(in *bufio.Reader) error {
 			}
 		case line[0] == '#':
 			// "# Table `nat' is incompatible, use 'nft' tool."
-			if strings.Contains(line, "is incompatible") && !r.lenient {
+			if !strings.Contains(line, "is incompatible") {
+				continue
+			}
+			if r.unread == nil {
 				return fmt.Errorf("it says %.200q", line)
 			}
+			r.unread(line)
 		case line[0] == ':':
 			name, _, ok := strings.Cut(line[1:], " ")
 			if !ok || name == "" {

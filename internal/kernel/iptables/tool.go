@@ -144,6 +144,9 @@ func version(path string) (Variant, error) {
 // Variant is the variant of the programs.
 func (t *Tool) Variant() Variant { return t.variant }
 
+// Family is the family of the packets that the rules are for.
+func (t *Tool) Family() svc.Family { return t.family }
+
 // Error is what a program said when it failed.
 type Error struct {
 	Program string
@@ -202,7 +205,7 @@ func (t *Tool) SaveAll(ctx context.Context, chain func(table, name string), rule
 // Tables is Save for all tables that the kernel has now; it adds none. Tables
 // that iptables does not understand are left out.
 func (t *Tool) Tables(ctx context.Context, chain func(name string), rule func(chain, line string)) error {
-	return t.run(ctx, t.save, nil, nil, &reader{chain: chain, rule: rule, lenient: true})
+	return t.run(ctx, t.save, nil, nil, &reader{chain: chain, rule: rule, unread: func(string) {}})
 }
 
 func (t *Tool) run(ctx context.Context, program, args []string, input []byte, out *reader) error {
