@@ -1,10 +1,12 @@
 package ipset
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/kernel/nfnl"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -34,15 +36,18 @@ const (
 	dataIP      = 1
 	dataCIDR    = 3
 	dataPort    = 4
+	dataTimeout = 6
 	dataProto   = 7
 	dataFlags   = 8 // IPSET_ATTR_CADT_FLAGS
 	dataLine    = 9 // IPSET_ATTR_LINENO
 	dataMaxElem = 19
 	dataIP2     = 20
 	dataCIDR2   = 21
+	dataPackets = 25
 	dataSkbMark = 27
 	dataIPv4    = 1 // within dataIP
 	dataIPv6    = 2
+	flagCounter = 1 << 3 // IPSET_FLAG_WITH_COUNTERS
 	flagSkbinfo = 1 << 6 // IPSET_FLAG_WITH_SKBINFO
 	maxElements = 1 << 22
 	perMessage  = 200 // elements; all of them must fit into 64 KiB
@@ -102,14 +107,28 @@ func (c *Conn) Create(sets ...Set) error {
 		e.Uint8(attrRevision, revisions[s.Type])
 		e.Uint8(attrFamily, familyNumber(s.Family))
 		at := e.Nest(attrData)
-		e.Uint32(dataMaxElem|unix.NLA_F_NET_BYTEORDER, maxElements)
-		if s.Marks {
-			e.Uint32(dataFlags|unix.NLA_F_NET_BYTEORDER, flagSkbinfo)
+		e.Uint32(dataMaxElem|unix.NLA_F_NET_BYTEORDER, cmp.Or(s.Size, maxElements))
+		if s.Timeout > 0 {
+			e.Uint32(dataTimeout|unix.NLA_F_NET_BYTEORDER, uint32(s.Timeout/time.Second))
+		}
+		if flags := s.flags(); flags != 0 {
+			e.Uint32(dataFlags|unix.NLA_F_NET_BYTEORDER, flags)
 		}
 		e.Close(at)
 		e.End()
 	}
 	return c.send(&e, func(i int) string { return "create set " + sets[i].Name })
+}
+
+func (s *Set) flags() uint32 {
+	var flags uint32
+	if s.Marks {
+		flags |= flagSkbinfo
+	}
+	if s.Counters {
+		flags |= flagCounter
+	}
+	return flags
 }
 
 func familyNumber(f svc.Family) uint8 {
@@ -141,7 +160,8 @@ func (c *Conn) byName(cmd uint16, what string, names []string) error {
 }
 
 // Add adds elements to a set; Del removes them. That one is there already, or
-// is not, is no error. An element that is there gets the mark of the new one.
+// is not, is no error. An element that is there gets the mark of the new one and
+// the set's whole Timeout again, and keeps its counter.
 func (c *Conn) Add(set string, list []Element) error { return c.change(cmdAdd, "add to", set, list) }
 
 // Del removes elements from a set, see Add.
@@ -225,8 +245,26 @@ func (c *Conn) send(e *nfnl.Encoder, what func(i int) string) error {
 // List calls f for each element of a set. A set that is not there is an error
 // that wraps unix.ENOENT.
 func (c *Conn) List(set string, f func(Element)) error {
+	return c.list(set, func(v []byte) { f(decode(v)) })
+}
+
+// Counts is List with what elements have counted.
+func (c *Conn) Counts(set string, f func(Count)) error {
+	return c.list(set, func(v []byte) {
+		n := Count{Element: decode(v)}
+		if b := nfnl.Attr(v, dataPackets); len(b) == 8 {
+			n.Packets = binary.BigEndian.Uint64(b)
+		}
+		if b := nfnl.Attr(v, dataTimeout); len(b) == 4 {
+			n.Left = time.Duration(binary.BigEndian.Uint32(b)) * time.Second
+		}
+		f(n)
+	})
+}
+
+func (c *Conn) list(set string, f func(v []byte)) error {
 	err := c.dump(set, func(body []byte) {
-		nfnl.Attrs(nfnl.Attr(body, attrADT), func(_ uint16, v []byte) { f(decode(v)) })
+		nfnl.Attrs(nfnl.Attr(body, attrADT), func(_ uint16, v []byte) { f(v) })
 	})
 	if err != nil {
 		return fmt.Errorf("ipset: list set %s: %w", set, err)

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -26,8 +27,21 @@ type Set struct {
 	Name   string
 	Type   Type
 	Family svc.Family
-	// Marks says that elements carry packet marks (ipset's skbinfo).
-	Marks bool
+	// Marks says that elements carry packet marks (ipset's skbinfo), Counters
+	// that they count the packets that rules find in them.
+	Marks, Counters bool
+	// Timeout is for how long elements stay, in whole seconds; 0 is for ever.
+	Timeout time.Duration
+	// Size bounds the number of elements; 0 stands for four million.
+	Size uint32
+}
+
+// Count is an element of a set with Counters.
+type Count struct {
+	Element
+	Packets uint64
+	// Left is the time that the element stays, if the set has a Timeout.
+	Left time.Duration
 }
 
 // Element is an element; which fields count depends on the set's type. It is
