@@ -252,10 +252,6 @@ func (b *Batch) elem(op elemOp, e *Elem) {
 		d := b.enc.Nest(unix.NFTA_SET_ELEM_DATA)
 		verdict(&b.enc, verdictGoto, e.Goto)
 		b.enc.Close(d)
-	case e.Drop:
-		d := b.enc.Nest(unix.NFTA_SET_ELEM_DATA)
-		verdict(&b.enc, verdictDrop, "")
-		b.enc.Close(d)
 	}
 	if e.Comment != "" {
 		b.enc.Bytes(unix.NFTA_SET_ELEM_USERDATA, udata(nil, udComment, e.Comment))

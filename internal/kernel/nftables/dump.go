@@ -176,7 +176,6 @@ func elems(body []byte, f func(e Elem)) {
 				e.Data = nfnl.Attr(v, unix.NFTA_DATA_VALUE)
 				if vd := nfnl.Attr(v, unix.NFTA_DATA_VERDICT); vd != nil {
 					e.Goto = nfnl.CString(nfnl.Attr(vd, unix.NFTA_VERDICT_CHAIN))
-					e.Drop = int32(uint32At(nfnl.Attr(vd, unix.NFTA_VERDICT_CODE))) == verdictDrop
 				}
 			case unix.NFTA_SET_ELEM_USERDATA:
 				e.Comment = nfnl.CString(udataFind(v, udComment))

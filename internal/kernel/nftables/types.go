@@ -142,10 +142,8 @@ func number(ts []Type) uint32 {
 type Elem struct {
 	Key  []byte
 	Data []byte
-	// Goto is the chain a verdict map sends packets to, instead of Data; Drop
-	// drops them.
+	// Goto is the chain a verdict map sends packets to, instead of Data.
 	Goto string
-	Drop bool
 	// Comment is printed by nft(8), at most 230 bytes.
 	Comment string
 	// Packets is what the element's counter has, if it has one. It is read only.

@@ -106,18 +106,17 @@ func (l *layout) number(p *nftables.Program, to nftables.Reg, list, n int) strin
 
 // pick sends a connection to one of n endpoints.
 func (l *layout) pick(node bool, list, n int) nftables.Rule {
-	p := new(nftables.Program)
-	a := l.regs()
+	a := l.Regs()
 	if node {
-		p.Meta(0, nftables.MetaL4Proto).DestinationPort(1)
+		p := new(nftables.Program).Meta(0, nftables.MetaL4Proto).DestinationPort(1)
 		number := l.number(p, 2, list, n)
 		p.Map(setNodeEndpoints, 0, 0).DNAT(l.table.Family, 0, a)
-		return rule(p, "dnat %s to meta l4proto . th dport . %s map @node-endpoints", l.word, number)
+		return nftables.NewRule(p, "dnat %s to meta l4proto . th dport . %s map @node-endpoints", l.Word, number)
 	}
-	p.Network(0, l.daddr, l.alen).Meta(a, nftables.MetaL4Proto).DestinationPort(a + 1)
+	p := l.Frontend()
 	number := l.number(p, a+2, list, n)
 	p.Map(setEndpoints, 0, 0).DNAT(l.table.Family, 0, a)
-	return rule(p, "dnat %s to %s daddr . meta l4proto . th dport . %s map @endpoints", l.word, l.word, number)
+	return nftables.NewRule(p, "dnat %s to %s . %s map @endpoints", l.Word, l.FrontendText(), number)
 }
 
 // sticky sends a connection where the client's last one went, if that endpoint
@@ -131,7 +130,7 @@ func (l *layout) pick(node bool, list, n int) nftables.Rule {
 // nft(8), see services: it takes what it last saw loaded into the registers
 // behind it for the endpoint.
 func (l *layout) sticky(node bool, list, n int, seconds uint32) []nftables.Rule {
-	a, ms := l.regs(), uint64(seconds)*1000
+	a, ms := l.Regs(), uint64(seconds)*1000
 	ep := nftables.Reg(1)
 	front := ep + a + 1
 	client := front + a + 2
@@ -141,14 +140,14 @@ func (l *layout) sticky(node bool, list, n int, seconds uint32) []nftables.Rule 
 		memory, endpoints, serving = setNodeSticky, setNodeStickyEndp, [2]string{setNodeServing, setNodeLocServing}[list]
 	}
 	load := func() *nftables.Program {
-		p := new(nftables.Program).Network(ep, l.daddr, l.alen).DestinationPort(ep + a)
+		p := new(nftables.Program).Network(ep, l.Destination, l.Len).DestinationPort(ep + a)
 		if !node {
-			p.Network(front, l.daddr, l.alen)
+			p.Network(front, l.Destination, l.Len)
 		}
 		return p.Meta(client-2, nftables.MetaL4Proto).DestinationPort(client - 1)
 	}
 	toClient := func(p *nftables.Program) *nftables.Program {
-		return p.Value(0, nftables.Uint32(0)).Network(client, l.saddr, l.alen)
+		return p.Value(0, nftables.Uint32(0)).Network(client, l.Source, l.Len)
 	}
 	known := toClient(load()).Map(memory, front, 0).InSet(serving, ep).Value(0, nftables.Uint32(0)).
 		Remember(memory, front, 0, ms).DNAT(l.table.Family, ep, ep+a)
@@ -171,13 +170,13 @@ func (l *layout) masquerade(m plane.Masquerading, pods []netip.Prefix, to string
 	case plane.MasqueradeAlways:
 		name := "masq-" + to
 		return name, append(out, chainSpec{name: name, rules: func() []nftables.Rule {
-			return []nftables.Rule{rule(l.mark(new(nftables.Program)).Goto(to), "%s goto %s", l.markText(), to)}
+			return []nftables.Rule{nftables.NewRule(l.mark(new(nftables.Program)).Goto(to), "%s goto %s", l.markText(), to)}
 		}})
 	case plane.MasqueradeOutside:
 		name := "cluster-" + to
 		return name, append(out, chainSpec{name: name, rules: func() []nftables.Rule {
 			rules := l.fromPods(pods, to)
-			return append(rules, rule(l.mark(new(nftables.Program)).Goto(to), "%s goto %s", l.markText(), to))
+			return append(rules, nftables.NewRule(l.mark(new(nftables.Program)).Goto(to), "%s goto %s", l.markText(), to))
 		}})
 	}
 	return to, out
@@ -186,7 +185,7 @@ func (l *layout) masquerade(m plane.Masquerading, pods []netip.Prefix, to string
 func (l *layout) fromPods(pods []netip.Prefix, to string) []nftables.Rule {
 	var rules []nftables.Rule
 	for _, p := range pods {
-		rules = append(rules, rule(l.inPrefix(l.saddr, p).Goto(to), "%s saddr %s goto %s", l.word, p, to))
+		rules = append(rules, nftables.NewRule(l.InPrefix(l.Source, p).Goto(to), "%s saddr %s goto %s", l.Word, p, to))
 	}
 	return rules
 }
@@ -200,8 +199,8 @@ func (l *layout) split(pods []netip.Prefix, inside, outside string, out []chainS
 		rules := l.fromPods(pods, inside)
 		self := new(nftables.Program).SourceType(0).Equal(0, nftables.Uint32(nftables.TypeLocal))
 		return append(rules,
-			rule(l.mark(self).Goto(inside), "fib saddr type local %s goto %s", l.markText(), inside),
-			rule(new(nftables.Program).Goto(outside), "goto %s", outside))
+			nftables.NewRule(l.mark(self).Goto(inside), "fib saddr type local %s goto %s", l.markText(), inside),
+			nftables.NewRule(new(nftables.Program).Goto(outside), "goto %s", outside))
 	}})
 }
 
@@ -213,10 +212,10 @@ func (l *layout) limit(s *spec, to string, out []chainSpec) (string, []chainSpec
 		var rules []nftables.Rule
 		for _, p := range s.allow {
 			if svc.FamilyOf(p.Addr()) == l.family {
-				rules = append(rules, rule(l.inPrefix(l.saddr, p).Goto(to), "%s saddr %s goto %s", l.word, p.Masked(), to))
+				rules = append(rules, nftables.NewRule(l.InPrefix(l.Source, p).Goto(to), "%s saddr %s goto %s", l.Word, p.Masked(), to))
 			}
 		}
-		return append(rules, rule(new(nftables.Program).Goto(chainDrop), "goto %s", chainDrop))
+		return append(rules, nftables.NewRule(new(nftables.Program).Goto(chainDrop), "goto %s", chainDrop))
 	}})
 }
 

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/fairlead/fairlead/internal/kernel/nftables"
 	"github.com/fairlead/fairlead/internal/plane"
 	"github.com/fairlead/fairlead/internal/table"
 )
@@ -131,9 +130,4 @@ func writeAddrs(b *strings.Builder, what string, addrs func(func(netip.Addr) boo
 		fmt.Fprintf(b, " %s", a)
 	}
 	b.WriteString("\n")
-}
-
-// tables are ours, in both families.
-func tables() []nftables.Table {
-	return []nftables.Table{{Family: nftables.IPv4, Name: tableName}, {Family: nftables.IPv6, Name: tableName}}
 }

@@ -1,10 +1,8 @@
 package nft
 
 import (
-	"context"
 	"net/netip"
 	"testing"
-	"time"
 
 	"github.com/fairlead/fairlead/internal/plane"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -67,34 +65,4 @@ func TestRoundRobin(t *testing.T) {
 	}
 }
 
-// What is refused and dropped is counted by destination, and only that.
-func TestLostPacketsAreCounted(t *testing.T) {
-	e := flows.NewEnv(t, create)
-	ports := []*table.ServicePort{
-		flows.Port("empty", "", svc.IPv4, svc.TCP, table.Frontend{Addr: flows.AP("10.96.0.10:80")}),
-		flows.Port("elsewhere", "", svc.IPv4, svc.TCP, table.Frontend{Addr: flows.AP("10.96.0.11:80"), Drop: true}),
-		flows.Port("well", "", svc.IPv4, svc.TCP, table.Frontend{Addr: flows.AP("10.96.0.12:80"),
-			Endpoints: []table.Endpoint{{Addr: netip.AddrPortFrom(e.Host("a").Addr4(), 9376)}}}),
-	}
-	e.Apply(t, table.New(ports...), nil)
-	for _, to := range []string{"10.96.0.10:80", "10.96.0.10:80", "10.96.0.12:80", "10.96.0.12:99"} {
-		_, _ = e.Host("c").Ask(t.Context(), svc.TCP, flows.AP(to))
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
-	_, _ = e.Host("c").Ask(ctx, svc.TCP, flows.AP("10.96.0.11:80"))
-	// A change of the Service leaves the counts alone.
-	e.Apply(t, table.New(ports[1:]...), []table.Key{ports[0].Key()})
-	counts, err := e.Plane.(plane.Counter).Lost(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := map[string][2]uint64{}
-	for _, c := range counts {
-		got[c.To.String()] = [2]uint64{c.Refused, c.Dropped}
-	}
-	// A dropped packet may have been sent again.
-	if got["10.96.0.10:80"] != [2]uint64{2, 0} || got["10.96.0.12:99"] != [2]uint64{1, 0} || got["10.96.0.11:80"][0] != 0 || got["10.96.0.11:80"][1] == 0 || len(got) != 3 {
-		t.Errorf("counted %v (refused, dropped)", got)
-	}
-}
+func TestLostPacketsAreCounted(t *testing.T) { flows.Counts(t, create) }

@@ -2,9 +2,9 @@ package nft
 
 import (
 	"fmt"
-	"net/netip"
 
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
+	"github.com/fairlead/fairlead/internal/plane/lost"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -36,8 +36,6 @@ const (
 	setLocalEndpoints  = "local-endpoints"
 	setNodeAddresses   = "node-addresses"
 	setClusterIPs      = "cluster-ips"
-	setRefused         = "refused"
-	setDiscarded       = "discarded"
 )
 
 // The names of the chains that are always there.
@@ -74,40 +72,22 @@ const (
 	// ports: a flood of forged sources must not fill the machine's memory. When
 	// it is full, new clients do not stick.
 	stickySize = 1 << 20
-	// countedSize bounds the frontends whose lost packets are counted, countedFor
-	// how long a counter without a packet is kept (milliseconds).
-	countedSize = 1 << 16
-	countedFor  = 24 * 60 * 60 * 1000
 	// localList is added to the slots of endpoints for LocalClients.
 	localList = 1 << 16
 )
 
 // layout is what differs between the two families.
 type layout struct {
+	nftables.Header
 	table  nftables.Table
 	family svc.Family
-	addr   nftables.Type
-	alen   uint32 // bytes of an address
-	saddr  uint32 // offset of the source address in the header
-	daddr  uint32
-	word   string // "ip" or "ip6", in rule texts
 	cfg    *Config
 }
 
 func newLayout(f svc.Family, cfg *Config) *layout {
-	l := &layout{
-		table:  nftables.Table{Family: nftables.FamilyOf(f), Name: tableName},
-		family: f, addr: nftables.TypeIPv4, alen: 4, saddr: 12, daddr: 16, cfg: cfg,
-	}
-	if f == svc.IPv6 {
-		l.addr, l.alen, l.saddr, l.daddr = nftables.TypeIPv6, 16, 8, 24
-	}
-	l.word = l.table.Family.String()
-	return l
+	t := nftables.Table{Family: nftables.FamilyOf(f), Name: tableName}
+	return &layout{Header: nftables.HeaderOf(f), table: t, family: f, cfg: cfg}
 }
-
-// regs is how many registers an address fills.
-func (l *layout) regs() nftables.Reg { return nftables.Reg(l.alen / 4) }
 
 // sets are the sets and maps of the table.
 func (l *layout) sets() []nftables.Set {
@@ -116,9 +96,9 @@ func (l *layout) sets() []nftables.Set {
 		port  = nftables.TypePort
 		mark  = nftables.TypeMark
 	)
-	a := l.addr
+	a := l.Addr
 	type ts = []nftables.Type
-	return []nftables.Set{
+	return append([]nftables.Set{
 		{Name: setVIPs, Key: ts{a, proto, port}, Data: ts{mark, mark}, Comment: "frontend : number of endpoints (upper half: for clients inside) . key of targets"},
 		{Name: setNodePorts, Key: ts{proto, port}, Data: ts{mark, mark}, Comment: "node port : number of endpoints (upper half: for clients inside) . key of targets"},
 		{Name: setTargets, Key: ts{mark}, Data: ts{nftables.TypeVerdict}, Comment: "what happens to a connection"},
@@ -135,9 +115,7 @@ func (l *layout) sets() []nftables.Set {
 		{Name: setLocalEndpoints, Key: ts{a, a}, Comment: "endpoints on this node, twice"},
 		{Name: setNodeAddresses, Key: ts{a}, Comment: "where node ports answer"},
 		{Name: setClusterIPs, Key: ts{a}, Comment: "addresses whose other ports are refused"},
-		{Name: setRefused, Key: ts{a, proto, port}, Dynamic: true, Size: countedSize, Comment: "destination of what was refused : packets"},
-		{Name: setDiscarded, Key: ts{a, proto, port}, Dynamic: true, Size: countedSize, Comment: "destination of what was dropped : packets"},
-	}
+	}, lost.Sets(&l.Header)...)
 }
 
 // chain is a chain with its rules.
@@ -158,13 +136,13 @@ func (l *layout) base(localhost bool) []chain {
 	// all it sees is new. (Before Linux 6.17 even one lookup could miss an
 	// element that is just replaced.)
 	toServices := []nftables.Rule{
-		rule(new(nftables.Program).Jump(chainServices), "jump services"),
-		rule(new(nftables.Program).Jump(chainServices), "jump services"),
-		rule(new(nftables.Program).Jump(chainUnserved), "jump unserved"),
+		nftables.NewRule(new(nftables.Program).Jump(chainServices), "jump services"),
+		nftables.NewRule(new(nftables.Program).Jump(chainServices), "jump services"),
+		nftables.NewRule(new(nftables.Program).Jump(chainUnserved), "jump unserved"),
 	}
 	out := []chain{
-		{name: chainRefuse, rules: l.refuse()},
-		{name: chainDrop, rules: []nftables.Rule{l.counted(setDiscarded), rule(new(nftables.Program).Drop(), "drop")}},
+		{name: chainRefuse, rules: lost.Rules(&l.Header, lost.Refused)},
+		{name: chainDrop, rules: lost.Rules(&l.Header, lost.Dropped)},
 		{name: chainServices, rules: l.services()},
 		{name: chainUnserved, rules: l.unserved()},
 		{name: chainPrerouting, hook: nat(nftables.Prerouting, priorityDstNAT), rules: toServices},
@@ -188,13 +166,9 @@ func (l *layout) base(localhost bool) []chain {
 	return out
 }
 
-func rule(p *nftables.Program, text string, args ...any) nftables.Rule {
-	return nftables.Rule{Text: fmt.Sprintf(text, args...), Exprs: p.Bytes()}
-}
-
 // commented is a rule whose text nft(8) shows as its comment.
 func commented(p *nftables.Program, text string, args ...any) nftables.Rule {
-	r := rule(p, text, args...)
+	r := nftables.NewRule(p, text, args...)
 	r.Comment = true
 	return r
 }
@@ -212,13 +186,12 @@ func commented(p *nftables.Program, text string, args ...any) nftables.Rule {
 // two words found, where it covers the register of the port: nft(8) believes
 // that it is still the port that is looked up, and the comment tells the truth.
 func (l *layout) services() []nftables.Rule {
-	a := l.regs()
-	vip := new(nftables.Program).Network(0, l.daddr, l.alen).Meta(a, nftables.MetaL4Proto).DestinationPort(a+1).
-		Map(setVIPs, 0, a).VerdictMap(setTargets, a+1)
-	node := new(nftables.Program).Network(0, l.daddr, l.alen).InSet(setNodeAddresses, 0).
+	a := l.Regs()
+	vip := l.Frontend().Map(setVIPs, 0, a).VerdictMap(setTargets, a+1)
+	node := new(nftables.Program).Network(0, l.Destination, l.Len).InSet(setNodeAddresses, 0).
 		Meta(a, nftables.MetaL4Proto).DestinationPort(a+1).Map(setNodePorts, a, a).VerdictMap(setTargets, a+1)
 	return []nftables.Rule{
-		commented(vip, "target is the second part of: %s daddr . meta l4proto . th dport map @vips", l.word),
+		commented(vip, "target is the second part of: %s map @vips", l.FrontendText()),
 		commented(node, "target is the second part of: meta l4proto . th dport map @node-ports"),
 	}
 }
@@ -226,43 +199,14 @@ func (l *layout) services() []nftables.Rule {
 // unserved is for what is sent to the addresses of Services, but to none of
 // their ports: it must not leave this node.
 func (l *layout) unserved() []nftables.Rule {
-	other := new(nftables.Program).Network(0, l.daddr, l.alen).InSet(setClusterIPs, 0).Goto(chainRefuse)
-	rules := []nftables.Rule{rule(other, "%s daddr @cluster-ips goto refuse", l.word)}
+	other := new(nftables.Program).Network(0, l.Destination, l.Len).InSet(setClusterIPs, 0).Goto(chainRefuse)
+	rules := []nftables.Rule{nftables.NewRule(other, "%s daddr @cluster-ips goto refuse", l.Word)}
 	for _, p := range l.cfg.ServiceCIDRs {
 		if svc.FamilyOf(p.Addr()) == l.family {
-			rules = append(rules, rule(l.inPrefix(l.daddr, p).Drop(), "%s daddr %s drop", l.word, p.Masked()))
+			rules = append(rules, nftables.NewRule(l.InPrefix(l.Destination, p).Drop(), "%s daddr %s drop", l.Word, p.Masked()))
 		}
 	}
 	return rules
-}
-
-// inPrefix begins a rule for packets whose address at an offset of the header
-// lies in p.
-func (l *layout) inPrefix(offset uint32, p netip.Prefix) *nftables.Program {
-	prog := new(nftables.Program).Network(0, offset, l.alen)
-	if !p.IsSingleIP() {
-		prog.Mask(0, nftables.PrefixMask(p), make([]byte, l.alen))
-	}
-	return prog.Equal(0, p.Masked().Addr().AsSlice())
-}
-
-// refuse answers that there is nobody. Unlike iptables, nf_tables takes reject
-// in a NAT chain, since Linux 5.9 in prerouting too; so no other hook has to
-// look at each packet for the sake of frontends without endpoints.
-func (l *layout) refuse() []nftables.Rule {
-	return []nftables.Rule{
-		l.counted(setRefused),
-		rule(new(nftables.Program).Meta(0, nftables.MetaL4Proto).Equal(0, []byte{byte(svc.TCP)}).RejectTCP(), "meta l4proto tcp reject with tcp reset"),
-		rule(new(nftables.Program).RejectPort(l.table.Family), "reject"),
-	}
-}
-
-// counted counts a packet by where it was sent to. That costs nothing but for
-// packets which are lost, and no change of a Service ever touches it.
-func (l *layout) counted(set string) nftables.Rule {
-	a := l.regs()
-	p := new(nftables.Program).Network(0, l.daddr, l.alen).Meta(a, nftables.MetaL4Proto).DestinationPort(a+1).Count(set, 0, countedFor)
-	return rule(p, "update @%s { %s daddr . meta l4proto . th dport timeout 1d counter }", set, l.word)
 }
 
 // bit is the mark of connections to masquerade.
@@ -285,7 +229,7 @@ const loopbackIndex = 1
 // address that can be answered.
 func (l *layout) postrouting(localhost bool) []nftables.Rule {
 	hairpin := new(nftables.Program).Meta(0, nftables.MetaOif).NotEqual(0, nftables.Uint32(loopbackIndex)).
-		Network(0, l.saddr, l.alen).Network(l.regs(), l.daddr, l.alen).InSet(setLocalEndpoints, 0).Masquerade()
+		Network(0, l.Source, l.Len).Network(l.Regs(), l.Destination, l.Len).InSet(setLocalEndpoints, 0).Masquerade()
 	unmarked := new(nftables.Program).Meta(0, nftables.MetaMark).
 		Mask(0, nftables.Uint32(l.bit()), nftables.Uint32(0)).Equal(0, nftables.Uint32(0)).Return()
 	clear := new(nftables.Program).Meta(0, nftables.MetaMark).
@@ -293,16 +237,16 @@ func (l *layout) postrouting(localhost bool) []nftables.Rule {
 	var rules []nftables.Rule
 	if localhost {
 		p := new(nftables.Program).Meta(0, nftables.MetaOif).NotEqual(0, nftables.Uint32(loopbackIndex)).
-			Network(0, l.saddr, 1).Equal(0, []byte{127}).
+			Network(0, l.Source, 1).Equal(0, []byte{127}).
 			Conntrack(0, nftables.CtStatus).Mask(0, nftables.Uint32(nftables.CtStatusDNAT), nftables.Uint32(0)).
 			NotEqual(0, nftables.Uint32(0)).Masquerade()
-		rules = append(rules, rule(p, "oif != lo ip saddr 127.0.0.0/8 ct status dnat masquerade fully-random"))
+		rules = append(rules, nftables.NewRule(p, "oif != lo ip saddr 127.0.0.0/8 ct status dnat masquerade fully-random"))
 	}
 	return append(rules,
-		rule(hairpin, "oif != lo %s saddr . %s daddr @local-endpoints masquerade fully-random", l.word, l.word),
-		rule(unmarked, "meta mark & %#x == 0 return", l.bit()),
-		rule(clear, "meta mark set meta mark ^ %#x", l.bit()),
-		rule(new(nftables.Program).Masquerade(), "masquerade fully-random"))
+		nftables.NewRule(hairpin, "oif != lo %s saddr . %s daddr @local-endpoints masquerade fully-random", l.Word, l.Word),
+		nftables.NewRule(unmarked, "meta mark & %#x == 0 return", l.bit()),
+		nftables.NewRule(clear, "meta mark set meta mark ^ %#x", l.bit()),
+		nftables.NewRule(new(nftables.Program).Masquerade(), "masquerade fully-random"))
 }
 
 // forward drops what an endpoint of this node sends outside of any connection
@@ -312,8 +256,8 @@ func (l *layout) postrouting(localhost bool) []nftables.Rule {
 func (l *layout) forward() []nftables.Rule {
 	p := new(nftables.Program).Conntrack(0, nftables.CtState).
 		Mask(0, nftables.Uint32(nftables.CtStateInvalid), nftables.Uint32(0)).NotEqual(0, nftables.Uint32(0)).
-		Network(0, l.saddr, l.alen).Network(l.regs(), l.saddr, l.alen).InSet(setLocalEndpoints, 0).Drop()
-	return []nftables.Rule{rule(p, "ct state invalid %s saddr . %s saddr @local-endpoints drop", l.word, l.word)}
+		Network(0, l.Source, l.Len).Network(l.Regs(), l.Source, l.Len).InSet(setLocalEndpoints, 0).Drop()
+	return []nftables.Rule{nftables.NewRule(p, "ct state invalid %s saddr . %s saddr @local-endpoints drop", l.Word, l.Word)}
 }
 
 // loopback keeps other machines from the node's own 127.0.0.0/8, which
@@ -321,6 +265,6 @@ func (l *layout) forward() []nftables.Rule {
 // connection tracking a packet still has the destination it came with.
 func (l *layout) loopback() []nftables.Rule {
 	p := new(nftables.Program).Meta(0, nftables.MetaIif).NotEqual(0, nftables.Uint32(loopbackIndex)).
-		Network(0, l.daddr, 1).Equal(0, []byte{127}).Drop()
-	return []nftables.Rule{rule(p, "iif != lo ip daddr 127.0.0.0/8 drop")}
+		Network(0, l.Destination, 1).Equal(0, []byte{127}).Drop()
+	return []nftables.Rule{nftables.NewRule(p, "iif != lo ip daddr 127.0.0.0/8 drop")}
 }

@@ -7,10 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"sync"
 
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
 	"github.com/fairlead/fairlead/internal/plane"
+	"github.com/fairlead/fairlead/internal/plane/lost"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
@@ -62,11 +62,7 @@ type Plane struct {
 	kernel   *watched
 	families []*family
 	repaired []string
-
-	// counts is a connection of its own for Lost, which others than the user of
-	// the Plane may call. counting guards it; it is nil after Close.
-	counting sync.Mutex
-	counts   *nftables.Conn
+	lost     *lost.Tables
 }
 
 // New returns a Plane. It does nothing to the kernel's tables yet.
@@ -77,7 +73,7 @@ func New(cfg Config) (*Plane, error) {
 	}
 	p, err := newPlane(cfg, k)
 	if err == nil {
-		p.counts, err = nftables.Dial()
+		p.lost, err = lost.OpenTables(tableName)
 	}
 	if err != nil {
 		_ = k.Close()
@@ -99,15 +95,11 @@ func newPlane(cfg Config, k kernel) (*Plane, error) {
 
 // Close releases the connection to the kernel. The tables stay.
 func (p *Plane) Close() error {
-	p.counting.Lock()
-	defer p.counting.Unlock()
-	err := p.kernel.Close()
-	if p.counts != nil {
-		err = errors.Join(err, p.counts.Close())
-		p.counts = nil
-	}
-	return err
+	return errors.Join(p.kernel.Close(), p.lost.Close())
 }
+
+// Lost is plane.Counter's.
+func (p *Plane) Lost(ctx context.Context) ([]plane.Lost, error) { return p.lost.Lost(ctx) }
 
 // Repaired says what the last Apply with changed nil found missing or foreign
 // and put right, one line each. The first Apply of a process repairs nothing:

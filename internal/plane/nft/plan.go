@@ -8,7 +8,6 @@ import (
 
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
 	"github.com/fairlead/fairlead/internal/plane"
-	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
 
@@ -77,17 +76,8 @@ func (l *layout) specFor(set *plane.Settings, p *table.ServicePort, f *table.Fro
 	return s
 }
 
-// The keys of elements, as the kernel compares them: every part fills whole
-// 32-bit registers, addresses and ports are in network order, marks in the
-// machine's.
-
-func appendFront(b []byte, k plane.FrontKey) []byte {
-	if !k.Node {
-		b = append(b, k.Addr.AsSlice()...)
-	}
-	b = append(b, byte(k.Proto), 0, 0, 0)
-	return append(b, byte(k.Port>>8), byte(k.Port), 0, 0)
-}
+// What follows a frontend in the keys of elements, as plane.FrontKey.AppendTo
+// writes them; marks are in the machine's order.
 
 func appendEndpoint(b []byte, a netip.AddrPort) []byte {
 	b = append(b, a.Addr().AsSlice()...)
@@ -96,29 +86,12 @@ func appendEndpoint(b []byte, a netip.AddrPort) []byte {
 
 func appendMark(b []byte, v uint32) []byte { return binary.NativeEndian.AppendUint32(b, v) }
 
-// parseFront reads appendFront's bytes; rest is what follows.
-func (l *layout) parseFront(b []byte, node bool) (k plane.FrontKey, rest []byte, ok bool) {
-	k.Node = node
-	if !node {
-		if len(b) < int(l.alen) {
-			return k, nil, false
-		}
-		k.Addr, _ = netip.AddrFromSlice(b[:l.alen])
-		b = b[l.alen:]
-	}
-	if len(b) < 8 {
-		return k, nil, false
-	}
-	k.Proto, k.Port = svc.Protocol(b[0]), binary.BigEndian.Uint16(b[4:])
-	return k, b[8:], true
-}
-
 func (l *layout) parseEndpoint(b []byte) (netip.AddrPort, bool) {
-	if len(b) != int(l.alen)+4 {
+	if len(b) != int(l.Len)+4 {
 		return netip.AddrPort{}, false
 	}
-	a, _ := netip.AddrFromSlice(b[:l.alen])
-	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(b[l.alen:])), true
+	a, _ := netip.AddrFromSlice(b[:l.Len])
+	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(b[l.Len:])), true
 }
 
 // elementSink takes the changes of elements: deletions first for any one key.
@@ -155,7 +128,7 @@ func (l *layout) diff(b elementSink, k plane.FrontKey, old, next *front) {
 	if next == nil {
 		next = &none
 	}
-	base := appendFront(make([]byte, 0, 64), k)
+	base := k.AppendTo(make([]byte, 0, 64))
 	if old.present != next.present || old.id != next.id || old.size != next.size || old.owner != next.owner {
 		if old.present {
 			b.DelElem(l.table, in.vips, base)

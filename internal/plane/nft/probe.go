@@ -47,9 +47,9 @@ func probeError(l *layout, err error) error {
 	case errors.Is(err, syscall.EPERM):
 		return fmt.Errorf("nft mode needs CAP_NET_ADMIN in this network namespace: run as root: %w", err)
 	case errors.Is(err, syscall.EOPNOTSUPP), errors.Is(err, syscall.EAFNOSUPPORT), errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.EPROTONOSUPPORT):
-		return fmt.Errorf("nft mode needs Linux 5.9 with nf_tables for family %s%s; choose another --mode: %w", l.word, what, err)
+		return fmt.Errorf("nft mode needs Linux 5.9 with nf_tables for family %s%s; choose another --mode: %w", l.Word, what, err)
 	}
-	return fmt.Errorf("nft mode does not work here, family %s%s: %w", l.word, what, err)
+	return fmt.Errorf("nft mode does not work here, family %s%s: %w", l.Word, what, err)
 }
 
 // probe is a transaction that makes one of everything and removes it again.
@@ -96,27 +96,8 @@ func (l *layout) probe() *nftables.Batch {
 // Cleanup removes our tables, all that the mode ever wrote. Where there are
 // none it does nothing.
 func Cleanup(ctx context.Context) error {
-	k, err := nftables.Dial()
-	if err != nil {
+	if err := nftables.Remove(ctx, tableName); err != nil {
 		return fmt.Errorf("nft cleanup: %w", err)
 	}
-	defer func() { _ = k.Close() }()
-	var errs []error
-	for _, t := range tables() {
-		if err := ctx.Err(); err != nil {
-			return errors.Join(append(errs, err)...)
-		}
-		_, found, err := k.Table(t)
-		if err == nil && found {
-			b := nftables.NewBatch()
-			b.DelTable(t)
-			if err = k.Commit(b); errors.Is(err, syscall.ENOENT) {
-				err = nil // somebody was faster
-			}
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("nft cleanup of table %s: %w", t, err))
-		}
-	}
-	return errors.Join(errs...)
+	return nil
 }

@@ -187,7 +187,7 @@ func (f *family) readFronts(r *found, node, thorough bool, ports iter.Seq[*table
 		})
 	}
 	take := func(e *nftables.Elem) bool {
-		k, _, ok := l.parseFront(e.Key, node)
+		k, _, ok := plane.ParseFrontKey(e.Key, l.family, node)
 		if !ok || len(e.Data) != 8 {
 			return false
 		}
@@ -198,7 +198,7 @@ func (f *family) readFronts(r *found, node, thorough bool, ports iter.Seq[*table
 	}
 	err := each(in.vips, func() { clear(fronts) }, take)
 	if err == nil && r.sets[in.vips] {
-		keys := f.missed(ports, func(k plane.FrontKey) bool { return fronts[k] != nil || k.Node != node }, func(k plane.FrontKey) []byte { return appendFront(nil, k) })
+		keys := f.missed(ports, func(k plane.FrontKey) bool { return fronts[k] != nil || k.Node != node }, func(k plane.FrontKey) []byte { return k.AppendTo(nil) })
 		err = k.Get(l.table, in.vips, keys, func(e nftables.Elem) { take(&e) })
 	}
 	if err != nil {
@@ -223,12 +223,12 @@ func (f *family) readFronts(r *found, node, thorough bool, ports iter.Seq[*table
 			}
 		}
 		err := each(set, begin, func(e *nftables.Elem) bool {
-			n := int(l.alen) + 4
+			n := int(l.Len) + 4
 			if len(e.Key) < n {
 				return false
 			}
 			a, ok := l.parseEndpoint(e.Key[:n])
-			k, _, ok2 := l.parseFront(e.Key[n:], node)
+			k, _, ok2 := plane.ParseFrontKey(e.Key[n:], l.family, node)
 			if ok && ok2 {
 				at(k).stored[list][a] = true
 			}
@@ -263,7 +263,7 @@ func (f *family) dumpSlots(in *sets, fronts frontMap, node bool, each func(strin
 			}
 		}
 		err := each(in.slots(sticky), begin, func(e *nftables.Elem) bool {
-			k, rest, ok := f.layout.parseFront(e.Key, node)
+			k, rest, ok := plane.ParseFrontKey(e.Key, f.layout.family, node)
 			return ok && f.layout.takeSlot(fronts.at(k), rest, e.Data, sticky)
 		})
 		if err != nil {
@@ -296,12 +296,12 @@ func (f *family) lookUpSlots(r *found, in *sets, fronts frontMap) error {
 					if fr.slot(list, int(slot)).IsValid() {
 						continue // a dump showed it
 					}
-					keys = append(keys, appendMark(appendFront(make([]byte, 0, 28), k), uint32(list*localList)+slot))
+					keys = append(keys, appendMark(k.AppendTo(make([]byte, 0, 28)), uint32(list*localList)+slot))
 				}
 			}
 		}
 		err := f.kernel.Get(f.layout.table, set, keys, func(e nftables.Elem) {
-			k, rest, ok := f.layout.parseFront(e.Key, in.vips == setNodePorts)
+			k, rest, ok := plane.ParseFrontKey(e.Key, f.layout.family, in.vips == setNodePorts)
 			if fr := fronts[k]; ok && fr != nil {
 				f.layout.takeSlot(fr, rest, e.Data, sticky)
 			}
@@ -356,7 +356,7 @@ func (f *family) readAddresses(r *found, ports iter.Seq[*table.ServicePort]) err
 		// What is read twice, since the set changed meanwhile, is noted twice:
 		// maps do not mind.
 		err := f.kernel.Elems(f.layout.table, s.set, func() {}, func(e nftables.Elem) {
-			n := int(f.layout.alen)
+			n := int(f.layout.Len)
 			if s.set == setLocalEndpoints && (len(e.Key) != 2*n || string(e.Key[:n]) != string(e.Key[n:])) {
 				r.discard(s.set, e.Key)
 				return

@@ -362,7 +362,7 @@ func (f *family) writeElems(b *nftables.Batch, have, want *content) {
 }
 
 func equal(a, b *nftables.Elem) bool {
-	return bytes.Equal(a.Data, b.Data) && a.Goto == b.Goto && a.Drop == b.Drop
+	return bytes.Equal(a.Data, b.Data) && a.Goto == b.Goto
 }
 
 // differences says what of the last content the kernel had not, one line each.
@@ -421,7 +421,7 @@ func Probe() error {
 		case errors.Is(err, syscall.EPERM):
 			return fmt.Errorf("mode userspace needs CAP_NET_ADMIN in this network namespace: run it as root, or give it that capability (AmbientCapabilities=CAP_NET_ADMIN in its unit): %w", err)
 		case err != nil:
-			return fmt.Errorf("userspace mode needs Linux 5.9 with nf_tables and its NAT, family %s; choose another --mode: %w", l.word, err)
+			return fmt.Errorf("userspace mode needs Linux 5.9 with nf_tables and its NAT, family %s; choose another --mode: %w", l.Word, err)
 		}
 	}
 	return nil
@@ -430,28 +430,8 @@ func Probe() error {
 // Cleanup removes our tables, all that the mode ever wrote. Where there are
 // none it does nothing.
 func Cleanup(ctx context.Context) error {
-	k, err := nftables.Dial()
-	if err != nil {
+	if err := nftables.Remove(ctx, tableName); err != nil {
 		return fmt.Errorf("userspace cleanup: %w", err)
 	}
-	defer func() { _ = k.Close() }()
-	var errs []error
-	for _, fam := range []svc.Family{svc.IPv4, svc.IPv6} {
-		if err := ctx.Err(); err != nil {
-			return errors.Join(append(errs, err)...)
-		}
-		t := newLayout(fam, nil).table
-		_, found, err := k.Table(t)
-		if err == nil && found {
-			b := nftables.NewBatch()
-			b.DelTable(t)
-			if err = k.Commit(b); errors.Is(err, syscall.ENOENT) {
-				err = nil // somebody was faster
-			}
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("userspace cleanup of table %s: %w", t, err))
-		}
-	}
-	return errors.Join(errs...)
+	return nil
 }

@@ -25,3 +25,5 @@ func create(t testing.TB, _ *testbed.Host) plane.Plane {
 func TestFlows(t *testing.T) { flows.Run(t, "userspace", create) }
 
 func TestStories(t *testing.T) { flows.Stories(t, create, flows.Relayed) }
+
+func TestLostPacketsAreCounted(t *testing.T) { flows.Counts(t, create) }

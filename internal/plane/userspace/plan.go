@@ -106,7 +106,7 @@ func (c *content) addBase(l *layout, s *plane.Settings) {
 
 // addFront adds a frontend, but for the address of a ClusterIP.
 func (c *content) addFront(l *layout, s *plane.Settings, fr *front) {
-	e := nftables.Elem{Key: frontKey(fr.key), Comment: fr.owner}
+	e := nftables.Elem{Key: fr.key.AppendTo(nil), Comment: fr.owner}
 	ports, others := setVIPs, setOtherVIPs
 	if fr.key.Node {
 		ports, others = setNodePorts, setOtherNode
@@ -123,7 +123,7 @@ func (c *content) addFront(l *layout, s *plane.Settings, fr *front) {
 		e.Data = portBytes(fr.to[0].port)
 		c.add(ports, e)
 	case fr.to[0].drop:
-		e.Drop = true
+		e.Goto = chainDrop
 		c.add(others, e)
 	default:
 		e.Goto = chainRefuse
@@ -132,7 +132,7 @@ func (c *content) addFront(l *layout, s *plane.Settings, fr *front) {
 }
 
 func (c *content) addProxyPort(p svc.Protocol, port uint16) {
-	c.add(setProxyPorts, nftables.Elem{Key: key([]byte{byte(p)}, portBytes(port))})
+	c.add(setProxyPorts, nftables.Elem{Key: plane.FrontKey{Port: port, Proto: p, Node: true}.AppendTo(nil)})
 }
 
 func (c *content) addClusterIP(a netip.Addr) {

@@ -58,6 +58,9 @@ func (f *family) read() (*found, error) {
 		r.chains[c.Name] = chain{name: c.Name, hook: c.Hook, stored: rules[c.Name]}
 	}
 	for _, s := range l.sets() {
+		if s.Dynamic {
+			continue // it is packets that fill it
+		}
 		begin := func() {
 			maps.DeleteFunc(r.elems, func(at slot, _ nftables.Elem) bool { return at.set == s.Name })
 		}
@@ -65,7 +68,7 @@ func (f *family) read() (*found, error) {
 			e.Key, e.Data = slices.Clone(e.Key), slices.Clone(e.Data)
 			r.add(s.Name, e)
 			if s.Name == setVIPs || s.Name == setNodePorts {
-				if fk, ok := l.parseFront(s.Name, e.Key); ok && len(e.Data) == 2 {
+				if fk, _, ok := plane.ParseFrontKey(e.Key, l.family, s.Name == setNodePorts); ok && len(e.Data) == 2 {
 					r.ports[fk] = binary.BigEndian.Uint16(e.Data)
 				}
 			}
@@ -161,17 +164,15 @@ func (l *layout) elemText(at slot, e *nftables.Elem) string {
 		to = fmt.Sprintf(" -> port %d", binary.BigEndian.Uint16(e.Data))
 	case e.Goto != "":
 		to = " -> " + e.Goto
-	case e.Drop:
-		to = " -> drop"
 	}
 	what := fmt.Sprintf("%x", e.Key)
 	switch at.set {
 	case setVIPs, setOtherVIPs:
-		if k, ok := l.parseFront(setVIPs, e.Key); ok {
+		if k, _, ok := plane.ParseFrontKey(e.Key, l.family, false); ok {
 			what = k.String()
 		}
 	case setNodePorts, setOtherNode, setProxyPorts:
-		if k, ok := l.parseFront(setNodePorts, e.Key); ok {
+		if k, _, ok := plane.ParseFrontKey(e.Key, l.family, true); ok {
 			what = fmt.Sprintf("%s %d", k.Proto, k.Port)
 		}
 	default:

@@ -6,6 +6,7 @@ package userspace
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -16,6 +17,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
 	"github.com/fairlead/fairlead/internal/kernel/relay"
 	"github.com/fairlead/fairlead/internal/plane"
+	"github.com/fairlead/fairlead/internal/plane/lost"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
@@ -95,6 +97,7 @@ type Plane struct {
 	failing  atomic.Int64                 // endpoints, see target
 	families []*family
 	repaired []string
+	lost     *lost.Tables
 	told     relay.Stats // when complain looked last
 	closed   bool
 }
@@ -108,7 +111,12 @@ func New(cfg Config) (*Plane, error) {
 	if err != nil {
 		return nil, fmt.Errorf("userspace: %w", err)
 	}
-	return newPlane(cfg, k), nil
+	p := newPlane(cfg, k)
+	if p.lost, err = lost.OpenTables(tableName); err != nil {
+		_ = k.Close()
+		return nil, fmt.Errorf("userspace: %w", err)
+	}
+	return p, nil
 }
 
 func newPlane(cfg Config, k kernel) *Plane {
@@ -194,11 +202,11 @@ func (p *Plane) Close() error {
 		defer cancel()
 		err = e.Close(ctx)
 	}
-	if e := p.kernel.Close(); err == nil {
-		err = e
-	}
-	return err
+	return errors.Join(err, p.kernel.Close(), p.lost.Close())
 }
+
+// Lost is plane.Counter's.
+func (p *Plane) Lost(ctx context.Context) ([]plane.Lost, error) { return p.lost.Lost(ctx) }
 
 // forget removes what connection tracking remembers of UDP clients of
 // frontends that are answered on another port than before.

@@ -411,7 +411,7 @@ func stepsContent(p *Plane, tab *table.Table, t *testing.T) string {
 		}
 		for name, ch := range c.chains {
 			for i, r := range ch.rules {
-				lines = append(lines, fmt.Sprintf("%s %s %d %s", f.layout.word, name, i, portNumber.ReplaceAllString(r.Text, "port")))
+				lines = append(lines, fmt.Sprintf("%s %s %d %s", f.layout.Word, name, i, portNumber.ReplaceAllString(r.Text, "port")))
 			}
 		}
 	}
