@@ -123,7 +123,7 @@ func (f *proxyFlags) plane(log *slog.Logger, mode string, dropInvalid bool) (pla
 			return nil, "", err
 		}
 		log.Info("iptables variant chosen", "variant", variant, "because", why)
-		p, err := iptables.New(iptables.Config{Variant: variant, Balance: balance, ServiceCIDRs: f.serviceCIDRs, DropInvalid: dropInvalid})
+		p, err := iptables.New(iptables.Config{Variant: variant, Balance: balance, ServiceCIDRs: f.serviceCIDRs, DropInvalid: dropInvalid, Log: log})
 		return p, mode, err
 	case "userspace":
 		p, err := f.userspace.plane(log, f.balance, f.serviceCIDRs)

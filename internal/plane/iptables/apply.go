@@ -295,7 +295,7 @@ func (f *family) try(fks []plane.FrontKey) []byte {
 		// Our other chains need not be there.
 		words := strings.Fields(line)
 		words[1] = chainTry
-		if n := len(words); strings.HasPrefix(words[n-1], prefix) {
+		if n := len(words); ours(words[n-1]) {
 			words[n-2], words[n-1] = "-j", "RETURN"
 		}
 		b.WriteString(strings.Join(words, " ") + "\n")

@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/fairlead/fairlead/internal/kernel/iptables"
 )
 
 // Dump is plane.Plane's: our chains as iptables-save prints them, in the order
@@ -24,17 +26,17 @@ func (p *Plane) Dump(ctx context.Context) (string, error) {
 }
 
 func (f *family) dump(ctx context.Context, b *strings.Builder, table string) error {
-	ours := map[string][]string{}
+	text := map[string][]string{}
 	var others []string
 	err := f.tool.Save(ctx, table, func(name string) {
-		if strings.HasPrefix(name, prefix) {
-			ours[name] = nil
+		if ours(name) {
+			text[name] = nil
 		}
 	}, func(name, line string) {
 		switch {
-		case strings.HasPrefix(name, prefix):
-			ours[name] = append(ours[name], strings.TrimPrefix(line, "-A "+name+" "))
-		case leads(line):
+		case ours(name):
+			text[name] = append(text[name], strings.TrimPrefix(line, "-A "+name+" "))
+		case iptables.Leads(line, ours):
 			others = append(others, strings.TrimPrefix(line, "-A "))
 		}
 	})
@@ -46,9 +48,9 @@ func (f *family) dump(ctx context.Context, b *strings.Builder, table string) err
 	for _, line := range others {
 		fmt.Fprintf(b, "  %s\n", line)
 	}
-	for _, name := range slices.Sorted(maps.Keys(ours)) {
+	for _, name := range slices.Sorted(maps.Keys(text)) {
 		fmt.Fprintf(b, "  chain %s\n", name)
-		for _, line := range ours[name] {
+		for _, line := range text[name] {
 			fmt.Fprintf(b, "    %s\n", line)
 		}
 	}

@@ -41,3 +41,7 @@ func TestFlows(t *testing.T) {
 func TestStories(t *testing.T) {
 	variants(t, func(t *testing.T, v Variant) { flows.Stories(t, create(v)) })
 }
+
+func TestLostPacketsAreCounted(t *testing.T) {
+	variants(t, func(t *testing.T, v Variant) { flows.Counts(t, create(v)) })
+}

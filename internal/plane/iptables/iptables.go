@@ -4,13 +4,13 @@ package iptables
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
-	"os"
 
 	"github.com/fairlead/fairlead/internal/kernel/iptables"
 	"github.com/fairlead/fairlead/internal/plane"
+	"github.com/fairlead/fairlead/internal/plane/lost"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
@@ -53,6 +53,8 @@ type Config struct {
 	// DropInvalid drops what a local endpoint sends outside of any known
 	// connection. Not wanted with net.netfilter.nf_conntrack_tcp_be_liberal.
 	DropInvalid bool
+	// Log is told where lost packets cannot be counted; nil discards it.
+	Log *slog.Logger
 }
 
 const (
@@ -75,6 +77,9 @@ func (c *Config) complete() error {
 	if c.MasqueradeBit == c.RefuseBit {
 		return fmt.Errorf("iptables: masquerade and refuse cannot have the same bit %d", c.RefuseBit)
 	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
 	v, err := ParseVariant(string(c.Variant))
 	c.Variant = v
 	return err
@@ -89,8 +94,12 @@ type tool interface {
 // Plane is a plane.Plane. It works in the network namespace of the threads that
 // call it.
 type Plane struct {
+	cfg      Config
 	families []*family
 	repaired []string
+	lost     counts
+	// uncounted says that this kernel cannot count lost packets.
+	uncounted bool
 }
 
 // New returns a Plane. It changes nothing in the kernel yet.
@@ -109,27 +118,19 @@ func newPlane(cfg Config, tools func(svc.Family) (tool, error)) (*Plane, error) 
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	p := &Plane{}
-	for _, f := range families() {
+	p := &Plane{cfg: cfg, lost: lost.NewIPSets(counted)}
+	for _, f := range iptables.Families() {
 		t, err := tools(f)
 		if err != nil {
 			return nil, fmt.Errorf("iptables mode: %w", err)
 		}
-		p.families = append(p.families, &family{layout: newLayout(f, &cfg), tool: t, hash: newHasher()})
+		p.families = append(p.families, &family{layout: newLayout(f, &p.cfg), tool: t, hash: newHasher()})
 	}
 	return p, nil
 }
 
-// families are those that this kernel has.
-func families() []svc.Family {
-	if _, err := os.Stat("/proc/sys/net/ipv6"); errors.Is(err, os.ErrNotExist) {
-		return []svc.Family{svc.IPv4}
-	}
-	return []svc.Family{svc.IPv4, svc.IPv6}
-}
-
-// Close has nothing to release. The rules stay.
-func (p *Plane) Close() error { return nil }
+// Close releases what reads the counts. The rules stay.
+func (p *Plane) Close() error { return p.lost.Close() }
 
 // Repaired says what the last Apply with changed nil found missing or foreign
 // and put right, one line each. The first Apply of a process repairs nothing:
@@ -142,6 +143,9 @@ func (p *Plane) Apply(ctx context.Context, t *table.Table, changed []table.Key) 
 		p.repaired = nil
 	}
 	var errs []error
+	if err := p.count(ctx, changed == nil); err != nil {
+		errs = append(errs, err)
+	}
 	for _, f := range p.families {
 		first := f.state == nil
 		if err := f.apply(ctx, t, changed); err != nil {

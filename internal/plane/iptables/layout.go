@@ -8,8 +8,10 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/fairlead/fairlead/internal/plane"
+	"github.com/fairlead/fairlead/internal/plane/lost"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -19,6 +21,11 @@ const mode = "iptables"
 // prefix begins the names of all our chains. Whatever else begins so is
 // removed.
 const prefix = "FAIRLEAD-"
+
+func ours(chain string) bool { return strings.HasPrefix(chain, prefix) }
+
+// counted begins the names of the sets that count lost packets.
+const counted lost.Prefix = "fairlead-iptables-"
 
 // The tables we write to.
 const (
@@ -59,6 +66,8 @@ type layout struct {
 	fullMask string
 	refusal  string
 	cfg      *Config
+	// counts says that what is refused or dropped is counted.
+	counts bool
 }
 
 func newLayout(f svc.Family, cfg *Config) *layout {
@@ -269,10 +278,18 @@ func (l *layout) base(set *plane.Settings, emit func(table, name string, lines [
 // packet's mark says, since iptables cannot refuse packets in table nat.
 func (l *layout) baseFilter(set *plane.Settings, m, r, both string, emit func(table, name string, lines []byte)) {
 	filter := func(name string, pairs ...string) { emit(tableFilter, name, rules(name, pairs...)) }
-	filter(chainRefuse,
-		"-m mark --mark "+both+"/"+both+" ", "-j DROP",
-		"-p tcp ", "-j REJECT --reject-with tcp-reset",
-		"", "-j REJECT --reject-with "+l.refusal)
+	// Nothing but what ends here is counted; it still has the destination that
+	// it was sent to.
+	count := func(how lost.Fate) []string {
+		if !l.counts {
+			return nil
+		}
+		return []string{"", counted.Rule(l.family, how)}
+	}
+	filter(chainDrop, append(count(lost.Dropped), "", "-j DROP")...)
+	filter(chainRefuse, slices.Concat(
+		[]string{"-m mark --mark " + both + "/" + both + " ", "-g " + chainDrop}, count(lost.Refused),
+		[]string{"-p tcp ", "-j REJECT --reject-with tcp-reset", "", "-j REJECT --reject-with " + l.refusal})...)
 	refuse := []string{"-m mark --mark " + r + "/" + r + " ", "-g " + chainRefuse}
 	// What is sent to the addresses of Services, but to none that there is,
 	// must not leave this node. Everything else has another destination by now.

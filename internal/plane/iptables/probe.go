@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/fairlead/fairlead/internal/kernel/ipset"
 	"github.com/fairlead/fairlead/internal/kernel/iptables"
 	"github.com/fairlead/fairlead/internal/plane"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -43,7 +44,7 @@ type census struct{ ours, kubelet, rules int }
 func choose(ctx context.Context) (iptables.Variant, string) {
 	var of [2]census
 	for _, v := range []iptables.Variant{iptables.NFT, iptables.Legacy} {
-		for _, f := range families() {
+		for _, f := range iptables.Families() {
 			if t, err := iptables.New(v, f); err == nil {
 				count(ctx, t, &of[v])
 			}
@@ -75,7 +76,7 @@ func count(ctx context.Context, t *iptables.Tool, c *census) {
 	// What cannot be read counts for nothing.
 	_ = t.Tables(ctx, func(name string) {
 		switch {
-		case strings.HasPrefix(name, prefix):
+		case ours(name):
 			c.ours++
 		case name == "KUBE-IPTABLES-HINT", name == "KUBE-KUBELET-CANARY":
 			c.kubelet++
@@ -101,7 +102,7 @@ func ProbeVariant(ctx context.Context, want Variant) (Variant, string, error) {
 	if v == iptables.Legacy {
 		got = Legacy
 	}
-	for _, f := range families() {
+	for _, f := range iptables.Families() {
 		t, err := iptables.New(v, f)
 		if err == nil {
 			err = probe(ctx, t, f)
@@ -156,7 +157,7 @@ func probe(ctx context.Context, t tool, f svc.Family) error {
 	l.base(&set, func(table, _ string, text []byte) {
 		for line := range strings.Lines(string(text)) {
 			words := strings.Fields(line)
-			if !strings.HasPrefix(words[len(words)-1], prefix) {
+			if !ours(words[len(words)-1]) {
 				words[1] = chainTry
 				lines[table] = append(lines[table], strings.Join(words, " "))
 			}
@@ -181,51 +182,14 @@ func ignoreIf(other bool, err error) error {
 	return err
 }
 
-// Cleanup removes all our chains, of both variants, and the rules that lead to
-// them. Where there are none it does nothing.
+// Cleanup removes all our chains, of both variants, the rules that lead to them,
+// and the sets that they count in. Where there are none it does nothing.
 func Cleanup(ctx context.Context) error {
-	var errs []error
-	for _, v := range []iptables.Variant{iptables.NFT, iptables.Legacy} {
-		for _, f := range families() {
-			t, err := iptables.New(v, f)
-			if errors.Is(err, exec.ErrNotFound) {
-				continue // what is not installed has written nothing
-			}
-			if err == nil {
-				err = cleanup(ctx, t, f)
-			}
-			if err != nil {
-				errs = append(errs, fmt.Errorf("iptables cleanup, variant %s, family %s: %w", v, f, err))
-			}
-		}
-	}
-	return errors.Join(errs...)
-}
-
-func cleanup(ctx context.Context, t *iptables.Tool, f svc.Family) error {
-	ours := false
-	err := t.Tables(ctx, func(name string) { ours = ours || strings.HasPrefix(name, prefix) },
-		func(_, line string) { ours = ours || leads(line) })
-	if err != nil || !ours {
-		return err
-	}
-	fa := &family{layout: newLayout(f, &Config{}), tool: t, hash: newHasher()}
-	return fa.remove(ctx)
-}
-
-// remove takes all that is ours away.
-func (f *family) remove(ctx context.Context) error {
-	now, err := f.read(ctx)
+	err := errors.Join(
+		iptables.Each(func(t *iptables.Tool) error { return t.RemoveChains(ctx, ours) }),
+		ipset.Remove(ctx, counted.Names()...))
 	if err != nil {
-		return err
-	}
-	var change []chain
-	for k := range now.chains {
-		change = append(change, chain{chainKey: k, gone: true})
-	}
-	now.leave = true
-	if input := f.input(change, now); len(input) > 0 {
-		return f.tool.Restore(ctx, input)
+		return fmt.Errorf("iptables cleanup: %w", err)
 	}
 	return nil
 }

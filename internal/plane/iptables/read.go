@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/fairlead/fairlead/internal/kernel/iptables"
 )
 
 // found is what is in the kernel.
@@ -14,8 +16,6 @@ type found struct {
 	// foreign are the rules in chains that are not ours which lead to ours, by
 	// table, as iptables-save prints them.
 	foreign map[string][]string
-	// leave says that no rules are to lead to ours.
-	leave bool
 }
 
 // read reads our chains.
@@ -24,12 +24,12 @@ func (f *family) read(ctx context.Context) (*found, error) {
 	for _, table := range []string{tableFilter, tableNAT} {
 		text := map[string][]byte{}
 		err := f.tool.Save(ctx, table, func(name string) {
-			if strings.HasPrefix(name, prefix) {
+			if ours(name) {
 				text[name] = nil
 			}
 		}, func(name, line string) {
 			switch {
-			case strings.HasPrefix(name, prefix):
+			case ours(name):
 				text[name] = append(append(text[name], line...), '\n')
 			case strings.Contains(line, " "+prefix):
 				out.foreign[table] = append(out.foreign[table], line)
@@ -49,17 +49,6 @@ func (f *family) read(ctx context.Context) (*found, error) {
 	return out, nil
 }
 
-// leads says whether a rule jumps into our chains.
-func leads(line string) bool {
-	words := strings.Fields(line)
-	for i, w := range words[:len(words)-1] {
-		if (w == "-j" || w == "-g") && strings.HasPrefix(words[i+1], prefix) {
-			return true
-		}
-	}
-	return false
-}
-
 // hooks are the commands that make the rules in a table's built-in chains lead
 // into our chains once each.
 func (f *found) hooks(table string) []string {
@@ -67,12 +56,12 @@ func (f *found) hooks(table string) []string {
 	have := map[string]bool{}
 	want := map[string]string{}
 	for _, j := range jumps() {
-		if j[0] == table && !f.leave {
+		if j[0] == table {
 			want["-A "+j[1]+" "+j[2]] = "-I " + j[1] + " 1 " + j[2]
 		}
 	}
 	for _, line := range f.foreign[table] {
-		if !leads(line) {
+		if !iptables.Leads(line, ours) {
 			continue
 		}
 		if want[line] == "" || have[line] {
