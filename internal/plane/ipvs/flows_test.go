@@ -54,3 +54,5 @@ func TestStories(t *testing.T) {
 		return p
 	}, flows.Balanced)
 }
+
+func TestLostPacketsAreCounted(t *testing.T) { flows.Counts(t, create("")) }

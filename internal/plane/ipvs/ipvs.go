@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -16,7 +15,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/iptables"
 	"github.com/fairlead/fairlead/internal/kernel/ipvs"
 	"github.com/fairlead/fairlead/internal/plane"
-	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/plane/lost"
 	"github.com/fairlead/fairlead/internal/table"
 )
 
@@ -106,6 +105,7 @@ type Plane struct {
 	families []*family
 	kernel   kernel
 	repaired []string
+	lost     *lost.IPSets
 }
 
 // New returns a Plane. It changes nothing in the kernel yet.
@@ -113,8 +113,8 @@ func New(cfg Config) (*Plane, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	p := &Plane{cfg: cfg}
-	for _, f := range families() {
+	p := &Plane{cfg: cfg, lost: lost.NewIPSets(counted)}
+	for _, f := range iptables.Families() {
 		t, err := iptables.New(cfg.Variant, f)
 		if err != nil {
 			return nil, fmt.Errorf("ipvs mode: %w", err)
@@ -122,14 +122,6 @@ func New(cfg Config) (*Plane, error) {
 		p.families = append(p.families, newFamily(f, &p.cfg, t))
 	}
 	return p, nil
-}
-
-// families are those that this kernel has.
-func families() []svc.Family {
-	if _, err := os.Stat("/proc/sys/net/ipv6"); errors.Is(err, os.ErrNotExist) {
-		return []svc.Family{svc.IPv4}
-	}
-	return []svc.Family{svc.IPv4, svc.IPv6}
 }
 
 // open opens what speaks to the kernel, in the namespace of this thread.
@@ -141,6 +133,9 @@ func (p *Plane) open() error {
 	if err != nil {
 		return err
 	}
+	if err := p.lost.Open(iptables.Families()...); err != nil {
+		return errors.Join(err, k.close())
+	}
 	p.kernel = k
 	return nil
 }
@@ -150,13 +145,16 @@ func (p *Plane) Close() error {
 	if p.kernel == nil {
 		return nil
 	}
-	err := p.kernel.close()
+	err := errors.Join(p.kernel.close(), p.lost.Close())
 	p.kernel = nil
 	for _, f := range p.families {
 		f.stored = nil // an Apply after this one reads the kernel again
 	}
 	return err
 }
+
+// Lost is plane.Counter's.
+func (p *Plane) Lost(ctx context.Context) ([]plane.Lost, error) { return p.lost.Lost(ctx) }
 
 // Repaired says what the last Apply with changed nil found missing or foreign
 // and put right, one line each. The first Apply of a process repairs nothing:

@@ -4,9 +4,11 @@ import (
 	"fmt"
 	"net/netip"
 	"strconv"
+	"strings"
 
 	"github.com/fairlead/fairlead/internal/kernel/ipset"
 	"github.com/fairlead/fairlead/internal/plane"
+	"github.com/fairlead/fairlead/internal/plane/lost"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -23,6 +25,8 @@ const (
 	setPrefix   = "fairlead-"
 )
 
+func ourChain(name string) bool { return strings.HasPrefix(name, chainPrefix) }
+
 // Schedulers are the names of the kernel's schedulers that may be asked for.
 var Schedulers = []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "mh"}
 
@@ -38,6 +42,9 @@ func fallsBack(scheduler string) bool { return scheduler == "sh" || scheduler ==
 // that is.
 func drains(scheduler string, p svc.Protocol) bool { return scheduler != "dh" && p != svc.UDP }
 
+// counted begins the names of the sets that count lost packets.
+const counted lost.Prefix = setPrefix
+
 // set is one of our sets, or the device, which is a set of addresses, too.
 type set uint8
 
@@ -46,7 +53,8 @@ const (
 	setFront   set = iota // all frontends
 	setMasq               // those whose connections are all masqueraded
 	setOutside            // those where only clients that are no pods are
-	setDrop               // those without endpoints here, of which nothing is said
+	setNobody             // those without endpoints
+	setDrop               // those of them of which nothing is said
 	setRanged             // those that let some clients in
 	setAllow              // and which
 	setInside             // those with other endpoints for clients inside, with the mark that leads there
@@ -64,7 +72,7 @@ var kinds = [setCount]struct {
 	typ  ipset.Type
 }{
 	setFront: {"front", ipset.HashIPPort}, setMasq: {"masq", ipset.HashIPPort}, setOutside: {"outside", ipset.HashIPPort},
-	setDrop: {"drop", ipset.HashIPPort}, setRanged: {"ranged", ipset.HashIPPort}, setAllow: {"allow", ipset.HashIPPortNet},
+	setNobody: {"nobody", ipset.HashIPPort}, setDrop: {"drop", ipset.HashIPPort}, setRanged: {"ranged", ipset.HashIPPort}, setAllow: {"allow", ipset.HashIPPortNet},
 	setInside: {"inside", ipset.HashIPPort}, setHairpin: {"hairpin", ipset.HashIPPortIP},
 	setCluster: {"cluster", ipset.HashIP}, setOuter: {"outer", ipset.HashIP}, setPods: {"pods", ipset.HashNet},
 }
@@ -77,13 +85,13 @@ func (s set) name(f svc.Family) string {
 	return setPrefix + kinds[s].name + "-" + strconv.Itoa(int(f))
 }
 
-// sets are all sets of a family.
+// sets are all sets of a family, also those that packets fill.
 func sets(f svc.Family) []ipset.Set {
 	var out []ipset.Set
 	for s := range setDevice {
 		out = append(out, ipset.Set{Name: s.name(f), Type: kinds[s].typ, Family: f, Marks: s == setInside})
 	}
-	return out
+	return append(out, counted.Sets(f)...)
 }
 
 // The marks that lead to virtual servers for clients inside: "fl" in the upper
@@ -112,6 +120,8 @@ func frontElement(s set, p svc.Protocol, a netip.AddrPort) element {
 const (
 	chainMark    = chainPrefix + "MARK"
 	chainInside  = chainPrefix + "INSIDE"
+	chainNobody  = chainPrefix + "NOBODY"
+	chainDrop    = chainPrefix + "DROP"
 	chainPost    = chainPrefix + "POSTROUTING"
 	chainInput   = chainPrefix + "INPUT"
 	chainOutput  = chainPrefix + "OUTPUT"
@@ -153,14 +163,17 @@ func (l *layout) chains(table string) []chain {
 			{chainMark, []string{
 				known + "-j RETURN",
 				not(setFront, "dst,dst") + "-j RETURN",
-				match(setRanged, "dst,dst") + not(setAllow, "dst,dst,src") + "-j DROP",
+				match(setRanged, "dst,dst") + not(setAllow, "dst,dst,src") + "-g " + chainDrop,
 				match(setInside, "dst,dst") + match(setPods, "src") + "-g " + chainInside,
 				match(setInside, "dst,dst") + "-m addrtype --src-type LOCAL -g " + chainInside,
-				match(setDrop, "dst,dst") + "-j DROP",
+				match(setNobody, "dst,dst") + "-g " + chainNobody,
 				match(setMasq, "dst,dst") + masq,
 				match(setOutside, "dst,dst") + not(setPods, "src") + masq,
 			}},
 			{chainInside, []string{"-j SET --map-set " + setInside.name(l.family) + " dst,dst --map-mark"}},
+			// IPVS itself refuses what it finds nobody for.
+			{chainNobody, []string{match(setDrop, "dst,dst") + "-g " + chainDrop, counted.Rule(l.family, lost.Refused)}},
+			{chainDrop, []string{counted.Rule(l.family, lost.Dropped), "-j DROP"}},
 		}
 	case "nat":
 		return []chain{{chainPost, []string{
@@ -196,7 +209,7 @@ func (l *layout) chains(table string) []chain {
 		{chainInput, in},
 		{chainOutput, out},
 		{chainForward, forward},
-		{chainRefuse, []string{"-p tcp -j REJECT --reject-with tcp-reset", "-j REJECT --reject-with " + l.refusal}},
+		{chainRefuse, []string{counted.Rule(l.family, lost.Refused), "-p tcp -j REJECT --reject-with tcp-reset", "-j REJECT --reject-with " + l.refusal}},
 	}
 }
 

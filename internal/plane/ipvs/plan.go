@@ -50,18 +50,20 @@ func (l *planner) plan(k plane.FrontKey, p *table.ServicePort, f *table.Frontend
 	if r := l.excluded(k.Addr); r.IsValid() {
 		return nil, fmt.Errorf("%s of %s: its address is within %s, which --ipvs-exclude-cidrs leaves to others", k, p.ID, r)
 	}
+	// Where nobody has endpoints, clients inside are like all others.
+	inside := f.LocalClients != nil && (len(f.LocalClients)+len(f.Endpoints) > 0 || f.Drop)
 	for _, a := range l.addressesOf(k) {
 		s := server{base, p.Protocol, plane.Unique(f.Endpoints)}
 		s.Key = ipvs.AddressKey(p.Protocol, netip.AddrPortFrom(a, k.Port))
 		out.servers = append(out.servers, s)
 		l.rules(out, s.Key.Addr, p, f)
-		if f.LocalClients != nil {
+		if inside {
 			e := frontElement(setInside, p.Protocol, s.Key.Addr)
 			e.Mark = l.mark(k)
 			out.elements = append(out.elements, e)
 		}
 	}
-	if f.LocalClients != nil {
+	if inside {
 		mark := l.mark(k)
 		if mark == 0 {
 			return nil, fmt.Errorf("%s, frontend %s: more than %d frontends with endpoints of their own for clients inside", p.ID, f.Addr, maxInside)
@@ -131,8 +133,11 @@ func (l *planner) rules(out *front, at netip.AddrPort, p *table.ServicePort, f *
 			add(setOutside)
 		case plane.MasqueradeNone:
 		}
-	} else if f.Drop {
-		add(setDrop)
+	} else {
+		add(setNobody)
+		if f.Drop {
+			add(setDrop)
+		}
 	}
 	if f.SourceRanges == nil {
 		return

@@ -35,7 +35,7 @@ func Probe(ctx context.Context, cfg Config) error {
 	if err == nil {
 		err = probeDevice()
 	}
-	for _, f := range families() {
+	for _, f := range iptables.Families() {
 		if err == nil {
 			err = probeRules(ctx, f, &cfg)
 		}
@@ -146,39 +146,18 @@ func probeTables(ctx context.Context, t tool, l *layout, rename *strings.Replace
 // iptables, its virtual servers, its device and its sets. Where there are none it
 // does nothing.
 func Cleanup(ctx context.Context) error {
-	var errs []error
-	for _, v := range []iptables.Variant{iptables.NFT, iptables.Legacy} {
-		for _, f := range families() {
-			t, err := iptables.New(v, f)
-			if errors.Is(err, exec.ErrNotFound) {
-				continue // what is not installed has written nothing
-			}
-			if err == nil {
-				err = removeRules(ctx, t, f)
-			}
-			if err != nil {
-				errs = append(errs, fmt.Errorf("ipvs cleanup, variant %s, family %s: %w", v, f, err))
-			}
-		}
+	err := errors.Join(
+		iptables.Each(func(t *iptables.Tool) error { return t.RemoveChains(ctx, ourChain) }),
+		removeServers(), dummy.Remove(device, alias), ipset.Remove(ctx, ourSets()...))
+	if err != nil {
+		return fmt.Errorf("ipvs cleanup: %w", err)
 	}
-	errs = append(errs, removeServers(), dummy.Remove(device, alias), removeSets())
-	return errors.Join(errs...)
-}
-
-func removeRules(ctx context.Context, t *iptables.Tool, f svc.Family) error {
-	there := false
-	err := t.Tables(ctx, func(name string) { there = there || strings.HasPrefix(name, chainPrefix) },
-		func(_, line string) { there = there || leads(line) })
-	if err != nil || !there {
-		return err
-	}
-	r := &rules{layout: newLayout(f, &Config{}), tool: t}
-	return r.remove(ctx)
+	return nil
 }
 
 // removeServers removes the virtual servers that our sets name.
 func removeServers() error {
-	names, err := ourSets()
+	names, err := ipset.Present(ourSets()...)
 	if err != nil || len(names) == 0 {
 		return err
 	}
@@ -188,7 +167,7 @@ func removeServers() error {
 	}
 	defer func() { _ = k.close() }()
 	elements := map[element]bool{}
-	for _, f := range families() {
+	for _, f := range iptables.Families() {
 		// A set that is not there names none.
 		_ = k.elements(setFront.name(f), func(e ipset.Element) { elements[element{setFront, e}] = true })
 	}
@@ -208,42 +187,13 @@ func removeServers() error {
 	return err
 }
 
-func removeSets() error {
-	names, err := ourSets()
-	if err != nil || len(names) == 0 {
-		return err
-	}
-	c, err := ipset.Dial()
-	if err != nil {
-		return err
-	}
-	defer func() { _ = c.Close() }()
-	return c.Destroy(names...)
-}
-
-// ourSets are the names of our sets; a kernel that knows no sets has none.
-func ourSets() ([]string, error) {
-	c, err := ipset.Dial()
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = c.Close() }()
-	all, err := c.Names()
-	if err != nil {
-		if ipset.NotSupported(err) {
-			return nil, nil
-		}
-		return nil, err
-	}
+// ourSets are the names of our sets.
+func ourSets() []string {
 	var out []string
 	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
 		for _, s := range sets(f) {
-			for _, n := range all {
-				if n == s.Name {
-					out = append(out, n)
-				}
-			}
+			out = append(out, s.Name)
 		}
 	}
-	return out, nil
+	return out
 }

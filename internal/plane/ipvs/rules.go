@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/fairlead/fairlead/internal/kernel/iptables"
 )
 
 // rules writes our few rules of iptables, which are the same whatever Services
@@ -31,15 +33,15 @@ func (r *rules) read(ctx context.Context) (map[string]*foundRules, error) {
 		out[t] = &foundRules{}
 	}
 	err := r.tool.SaveAll(ctx, func(table, name string) {
-		if f := out[table]; f != nil && strings.HasPrefix(name, chainPrefix) {
+		if f := out[table]; f != nil && ourChain(name) {
 			f.ours = append(f.ours, name)
 		}
 	}, func(table, name, line string) {
 		switch f := out[table]; {
 		case f == nil:
-		case strings.HasPrefix(name, chainPrefix):
+		case ourChain(name):
 			lines[table] = append(lines[table], line)
-		case leads(line):
+		case iptables.Leads(line, ourChain):
 			f.leads = append(f.leads, line)
 		}
 	})
@@ -58,17 +60,6 @@ func (r *rules) read(ctx context.Context) (map[string]*foundRules, error) {
 func chainOf(line string) string {
 	words := strings.SplitN(line, " ", 3)
 	return words[1]
-}
-
-// leads says whether a rule leads to our chains.
-func leads(line string) bool {
-	words := strings.Fields(line)
-	for i, w := range words[:len(words)-1] {
-		if (w == "-j" || w == "-g") && strings.HasPrefix(words[i+1], chainPrefix) {
-			return true
-		}
-	}
-	return false
 }
 
 // ensure writes what is not there and says what was not as it had been written.
@@ -112,7 +103,9 @@ func (r *rules) input(table string, now *foundRules) []byte {
 	for _, c := range want {
 		fmt.Fprintf(&b, ":%s - [0:0]\n", c.name)
 	}
-	removeLeads(&b, now)
+	for _, line := range now.leads {
+		fmt.Fprintf(&b, "-D %s\n", strings.TrimPrefix(line, "-A "))
+	}
 	var extra []string
 	for _, name := range now.ours {
 		if !slices.ContainsFunc(want, func(c chain) bool { return c.name == name }) {
@@ -127,43 +120,12 @@ func (r *rules) input(table string, now *foundRules) []byte {
 	for _, j := range jumps[table] {
 		fmt.Fprintf(&b, "-I %s 1 %s-j %s\n", j[0], comment, j[1])
 	}
-	removeChains(&b, extra)
+	for _, name := range extra {
+		fmt.Fprintf(&b, "-F %s\n", name)
+	}
+	for _, name := range extra {
+		fmt.Fprintf(&b, "-X %s\n", name)
+	}
 	b.WriteString("COMMIT\n")
 	return []byte(b.String())
-}
-
-func removeLeads(b *strings.Builder, now *foundRules) {
-	for _, line := range now.leads {
-		fmt.Fprintf(b, "-D %s\n", strings.TrimPrefix(line, "-A "))
-	}
-}
-
-func removeChains(b *strings.Builder, names []string) {
-	for _, n := range names {
-		fmt.Fprintf(b, "-F %s\n", n)
-	}
-	for _, n := range names {
-		fmt.Fprintf(b, "-X %s\n", n)
-	}
-}
-
-// remove takes all that is ours out of the tables.
-func (r *rules) remove(ctx context.Context) error {
-	all, err := r.read(ctx)
-	if err != nil {
-		return err
-	}
-	var b strings.Builder
-	for _, table := range tables {
-		if now := all[table]; len(now.ours)+len(now.leads) > 0 {
-			fmt.Fprintf(&b, "*%s\n", table)
-			removeLeads(&b, now)
-			removeChains(&b, now.ours)
-			b.WriteString("COMMIT\n")
-		}
-	}
-	if b.Len() == 0 {
-		return nil
-	}
-	return r.tool.Restore(ctx, []byte(b.String()))
 }

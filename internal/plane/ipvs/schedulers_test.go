@@ -165,18 +165,16 @@ func TestMaglevIsStable(t *testing.T) {
 }
 
 // kubernetes/kubernetes#92019 and what it links: an endpoint that is leaving
-// keeps its connections and gets no new ones, also from a client that uses its
-// port again; when it comes back, after a restart of the proxy too, it takes new
+// keeps its connections and gets no new ones, also from a client that uses a
+// port again that it has reset (TestPortUsedAgain has the others); when it comes back, after a restart of the proxy too, it takes new
 // ones.
 func TestLeavingEndpoint(t *testing.T) {
 	e := flows.NewEnv(t, create("rr"))
 	apply(t, e, web(e, "", "a"))
 	open, _ := dial(t, e, "c")
 	from := netip.AddrPortFrom(e.Host("c").Addr4(), 40001)
-	slow := 0 // connections that took about a second
 	again := func(want string) {
 		t.Helper()
-		start := time.Now()
 		c, err := e.Host("c").DialFrom(t.Context(), svc.TCP, from, vip)
 		if err != nil {
 			t.Fatalf("from port 40001: %v, want %s", err, want)
@@ -189,12 +187,6 @@ func TestLeavingEndpoint(t *testing.T) {
 		if err := errors.Join(c.(*net.TCPConn).SetLinger(0), c.Close()); err != nil {
 			t.Error(err)
 		}
-		// kubernetes/kubernetes#70747, #81775: a second for the first packet
-		// sent again.
-		if d := time.Since(start); d > 900*time.Millisecond {
-			t.Logf("from port 40001: %v", d)
-			slow++
-		}
 	}
 	again("a")
 	apply(t, e, web(e, "", "a b"))
@@ -204,9 +196,6 @@ func TestLeavingEndpoint(t *testing.T) {
 	}
 	for range 5 {
 		again("b")
-	}
-	if slow > 2 {
-		t.Errorf("%d of 6 connections from a port used again took a second", slow)
 	}
 	if seen := ask(t, e, "c", 6); seen["b"] != 6 {
 		t.Errorf("went to %v, want b", seen)
