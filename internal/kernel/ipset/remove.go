@@ -11,25 +11,37 @@ import (
 // nf_tables lets go of what rules named some time after they are gone.
 const inUseFor = 10 * time.Second
 
-// Remove removes those of the sets that are there, in the network namespace of
-// the calling thread. Where there are none, or the kernel has no sets at all, it
-// does nothing.
+// Present returns those of the sets that are there, in the network namespace of
+// the calling thread. A kernel that knows no sets has none.
+func Present(names ...string) ([]string, error) {
+	c, err := Dial()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = c.Close() }()
+	return c.present(names)
+}
+
+func (c *Conn) present(names []string) ([]string, error) {
+	all, err := c.Names()
+	if err != nil {
+		if NotSupported(err) {
+			return nil, nil
+		}
+		return nil, err
+	}
+	return slices.DeleteFunc(slices.Clone(names), func(n string) bool { return !slices.Contains(all, n) }), nil
+}
+
+// Remove removes those of the sets that are there, as Present finds them.
 func Remove(ctx context.Context, names ...string) error {
 	c, err := Dial()
 	if err != nil {
 		return err
 	}
 	defer func() { _ = c.Close() }()
-	there, err := c.Names()
-	if NotSupported(err) {
-		return nil
-	}
-	if err != nil {
+	if names, err = c.present(names); err != nil || len(names) == 0 {
 		return err
-	}
-	names = slices.DeleteFunc(slices.Clone(names), func(n string) bool { return !slices.Contains(there, n) })
-	if len(names) == 0 {
-		return nil
 	}
 	until := time.Now().Add(inUseFor)
 	for {

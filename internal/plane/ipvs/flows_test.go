@@ -55,4 +55,4 @@ func TestStories(t *testing.T) {
 	}, flows.Balanced)
 }
 
-func TestLostPacketsAreCounted(t *testing.T) { flows.Counts(t, create("")) }
+func TestLostPacketsAreCounted(t *testing.T) { flows.Counts(t, create(""), flows.Balanced) }
