@@ -82,6 +82,9 @@ func (f *proxyFlags) options(log *slog.Logger, client kubernetes.Interface, node
 	}
 	if o.Plane == nil {
 		o.Plane, o.Mode, err = f.plane(log, mode, dropInvalid)
+		if err != nil && o.Instead != "" {
+			err = fmt.Errorf("%s; but %w", o.Instead, err)
+		}
 	}
 	return o, err
 }

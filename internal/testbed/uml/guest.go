@@ -15,8 +15,9 @@ import (
 )
 
 const (
-	// shared is where the guest has the shared directory.
-	shared = "/tmp/fairlead-uml"
+	// Shared is where the guest has a directory of the machine's that is only
+	// its own, see Main.
+	Shared = "/tmp/fairlead-uml"
 	// modprobe is what the guest's kernel runs when it lacks something.
 	modprobe = "/tmp/modprobe"
 )
@@ -28,7 +29,7 @@ func guest() {
 	code, err := work()
 	if err != nil {
 		fmt.Println("uml:", err)
-	} else if err := os.WriteFile(filepath.Join(shared, exitFile), []byte(strconv.Itoa(code)), 0o600); err != nil {
+	} else if err := os.WriteFile(filepath.Join(Shared, exitFile), []byte(strconv.Itoa(code)), 0o600); err != nil {
 		fmt.Println("uml:", err)
 	}
 	unix.Sync()
@@ -42,7 +43,7 @@ func work() (int, error) {
 	if err := settle(); err != nil {
 		return 0, err
 	}
-	text, err := os.ReadFile(filepath.Join(shared, jobFile))
+	text, err := os.ReadFile(filepath.Join(Shared, jobFile))
 	if err != nil {
 		return 0, err
 	}
@@ -58,7 +59,7 @@ func work() (int, error) {
 	if err := unix.Mount("none", j.Dir, "hostfs", 0, j.Dir); err != nil {
 		return 0, fmt.Errorf("mount %s: %w", j.Dir, err)
 	}
-	out, err := os.OpenFile(filepath.Join(shared, outputFile), os.O_WRONLY|os.O_APPEND, 0)
+	out, err := os.OpenFile(filepath.Join(Shared, outputFile), os.O_WRONLY|os.O_APPEND, 0)
 	if err != nil {
 		return 0, err
 	}
@@ -83,10 +84,10 @@ func settle() error {
 			return fmt.Errorf("mount %s: %w", m.at, err)
 		}
 	}
-	if err := os.Mkdir(shared, 0o700); err != nil {
+	if err := os.Mkdir(Shared, 0o700); err != nil {
 		return err
 	}
-	if err := unix.Mount("none", shared, "hostfs", 0, dir); err != nil {
+	if err := unix.Mount("none", Shared, "hostfs", 0, dir); err != nil {
 		return fmt.Errorf("mount %s: %w", dir, err)
 	}
 	if err := os.Setenv("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"); err != nil {
@@ -96,7 +97,7 @@ func settle() error {
 	if err != nil {
 		return fmt.Errorf("%w: install kmod with test/setup.sh", err)
 	}
-	script := fmt.Sprintf("#!/bin/sh\nexec %s -d %s \"$@\"\n", path, shared)
+	script := fmt.Sprintf("#!/bin/sh\nexec %s -d %s \"$@\"\n", path, Shared)
 	if err := os.WriteFile(modprobe, []byte(script), 0o700); err != nil { //nolint:gosec // it is to be run
 		return err
 	}

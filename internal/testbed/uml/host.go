@@ -49,8 +49,10 @@ type job struct {
 	Dir       string
 }
 
-// Main runs the tests of m in the guest and exits with their code.
-func Main(m *testing.M) {
+// Main runs the tests of m in the guest and exits with their code. prepare is
+// called on the machine before, with the directory that the guest has as Shared:
+// programs for the tests can be put there.
+func Main(m *testing.M, prepare ...func(dir string) error) {
 	switch {
 	case os.Getenv(testEnv) != "":
 		os.Exit(m.Run())
@@ -59,7 +61,7 @@ func Main(m *testing.M) {
 	case stays(os.Args[1:]):
 		os.Exit(m.Run())
 	}
-	code, err := host()
+	code, err := host(prepare)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "uml:", err)
 		code = 1
@@ -79,7 +81,7 @@ func stays(args []string) bool {
 }
 
 // host starts a guest for this program and returns the exit code of the tests.
-func host() (code int, err error) {
+func host(more []func(dir string) error) (code int, err error) {
 	path, err := exec.LookPath(program)
 	if err != nil {
 		return 0, fmt.Errorf("%w: install User Mode Linux (Debian: user-mode-linux) with test/setup.sh", err)
@@ -89,6 +91,11 @@ func host() (code int, err error) {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	for _, f := range more {
+		if err := f(dir); err != nil {
+			return 0, err
+		}
+	}
 	exe, err := os.Executable()
 	if err != nil {
 		return 0, err
