@@ -1,13 +1,16 @@
 package ipset
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os/exec"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
@@ -154,6 +157,99 @@ func TestManyElementsAndErrors(t *testing.T) {
 		}
 		if err := c.Destroy("many"); !errors.Is(err, ErrInUse) {
 			t.Errorf("%v, want ErrInUse", err)
+		}
+	})
+}
+
+// Elements of a set with counters count what rules find in them; to be added
+// again renews their time and leaves the count. A set with a size takes no more.
+func TestCountersTimesAndSizes(t *testing.T) {
+	inside(t, func(c *Conn) {
+		set := Set{Name: "n", Type: HashIPPort, Family: svc.IPv4, Counters: true, Timeout: time.Hour, Size: 2}
+		for range 2 {
+			if err := c.Create(set); err != nil {
+				t.Fatal(err)
+			}
+		}
+		other := set
+		other.Timeout = time.Minute
+		if err := c.Create(other); err == nil {
+			t.Error("made the set again with another timeout")
+		}
+		el := Element{IP: ip("127.0.0.1"), Proto: svc.UDP, Port: 9}
+		if err := c.Add("n", []Element{el}); err != nil {
+			t.Fatal(err)
+		}
+		count := func() (n Count) {
+			if err := c.Counts("n", func(x Count) {
+				if x.Element == el {
+					n = x
+				}
+			}); err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+		if n := count(); n.Packets != 0 || n.Left < 50*time.Minute || n.Left > time.Hour {
+			t.Errorf("a new element has %d packets and %s left", n.Packets, n.Left)
+		}
+		for _, args := range [][]string{{"ip", "link", "set", "lo", "up"}, {"iptables-legacy", "-A", "OUTPUT", "-m", "set", "--match-set", "n", "dst,dst", "-j", "DROP"}} {
+			if out, err := exec.CommandContext(t.Context(), args[0], args[1:]...).CombinedOutput(); err != nil {
+				t.Fatalf("%v: %v: %s", args, err, out)
+			}
+		}
+		udp, err := net.Dial("udp4", "127.0.0.1:9")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = udp.Close() }()
+		for range 3 {
+			_, _ = udp.Write([]byte("?")) // the sender of what is dropped is told so
+		}
+		if err := c.Add("n", []Element{el}); err != nil {
+			t.Fatal(err)
+		}
+		if n := count(); n.Packets != 3 || n.Left < 50*time.Minute {
+			t.Errorf("%d packets and %s left, want 3 and all of the time", n.Packets, n.Left)
+		}
+		var more []Element
+		for i := range 1000 {
+			more = append(more, Element{IP: ip("10.0.0.1"), Proto: svc.TCP, Port: uint16(i + 1)})
+		}
+		if err := c.Add("n", more); err == nil {
+			t.Error("a set of 2 took 1,001 elements")
+		}
+	})
+}
+
+func TestRemoveWhatIsPresent(t *testing.T) {
+	inside(t, func(c *Conn) {
+		for range 2 {
+			if err := Remove(t.Context(), "a", "b"); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.Create(Set{Name: "b", Type: HashIP, Family: svc.IPv4}, Set{Name: "c", Type: HashIP, Family: svc.IPv6}); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := Present("a", "b"); err != nil || !slices.Equal(got, []string{"b"}) {
+				t.Errorf("Present = %q, %v, want b", got, err)
+			}
+		}
+		if err := Remove(t.Context(), "a", "b"); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := c.Names(); err != nil || !slices.Equal(got, []string{"c"}) {
+			t.Errorf("there is %q, %v, want c alone", got, err)
+		}
+		// A set that is in use is waited for, but not for ever.
+		out, err := exec.CommandContext(t.Context(), "ip6tables-legacy", "-A", "INPUT", "-m", "set", "--match-set", "c", "src", "-j", "DROP").CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		if err := Remove(ctx, "c"); !errors.Is(err, ErrInUse) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v, want ErrInUse and that the time was over", err)
 		}
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -94,6 +95,96 @@ func TestRefusal(t *testing.T) {
 		cancel()
 		if err := tool.Restore(ctx, []byte("*nat\nCOMMIT\n")); !errors.Is(err, context.Canceled) {
 			t.Errorf("%v, want that it was cancelled", err)
+		}
+	})
+}
+
+func startsWithMine(chain string) bool { return strings.HasPrefix(chain, "MINE-") }
+
+// What is one program's goes, from every table, and nothing else; where there is
+// nothing, no table comes about.
+func TestRemoveChains(t *testing.T) {
+	each(t, func(t *testing.T, tool *Tool) {
+		remove := func() {
+			t.Helper()
+			if err := tool.RemoveChains(t.Context(), startsWithMine); err != nil {
+				t.Fatal(err)
+			}
+		}
+		remove()
+		if err := tool.Tables(t.Context(), func(c string) { t.Errorf("chain %s in an empty namespace", c) }, func(string, string) {}); err != nil {
+			t.Fatal(err)
+		}
+		const others = "*nat\n:OTHER - [0:0]\n-A POSTROUTING -j OTHER\n-A OTHER -m comment --comment \"MINE-A\" -j RETURN\nCOMMIT\n*mangle\n-A INPUT -j ACCEPT\nCOMMIT\n"
+		const mine = "*nat\n:MINE-A - [0:0]\n:MINE-B - [0:0]\n-I POSTROUTING -j MINE-A\n-A OTHER -g MINE-B\n-A MINE-A -j MINE-B\nCOMMIT\n*filter\n:MINE-C - [0:0]\nCOMMIT\n"
+		for _, input := range []string{others, mine} {
+			if err := tool.Restore(t.Context(), []byte(input)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if p, err := tool.Part(t.Context(), startsWithMine); err != nil || p.Chains != 3 {
+			t.Errorf("Part = %+v, %v, want 3 chains", p, err)
+		}
+		for range 2 {
+			remove()
+			chains, rules := list(t, tool, "nat")
+			if slices.ContainsFunc(chains, startsWithMine) || !slices.Contains(chains, "OTHER") {
+				t.Errorf("chains %q", chains)
+			}
+			if want := []string{"-A POSTROUTING -j OTHER", "-A OTHER -m comment --comment MINE-A -j RETURN"}; !slices.Equal(rules, want) {
+				t.Errorf("rules %q, want %q", rules, want)
+			}
+			if chains, _ := list(t, tool, "filter"); slices.Contains(chains, "MINE-C") {
+				t.Errorf("chains %q of table filter", chains)
+			}
+			if _, rules := list(t, tool, "mangle"); len(rules) != 1 {
+				t.Errorf("rules %q of table mangle, want the one there was", rules)
+			}
+		}
+	})
+}
+
+// Each passes over nothing that is installed, and names what fails.
+func TestEach(t *testing.T) {
+	testbed.NewNetwork(t).Outside("host").Do(func() {
+		var seen []string
+		err := Each(func(tool *Tool) error {
+			seen = append(seen, tool.Variant().String()+" "+tool.Family().String())
+			return errors.New("no " + seen[len(seen)-1])
+		})
+		if want := []string{"nf_tables IPv4", "nf_tables IPv6", "legacy IPv4", "legacy IPv6"}; !slices.Equal(seen, want) {
+			t.Errorf("called for %q, want %q", seen, want)
+		}
+		if err == nil || !strings.Contains(err.Error(), "iptables legacy IPv6: no legacy IPv6") || !strings.Contains(err.Error(), "no nf_tables IPv4") {
+			t.Errorf("error %v, want one that names all", err)
+		}
+	})
+}
+
+// A table that iptables cannot read is told of if there is something to remove
+// beside it.
+func TestPartOfUnreadableTables(t *testing.T) {
+	testbed.NewNetwork(t).Outside("host").Do(func() {
+		tool, err := New(NFT, svc.IPv4)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.CommandContext(t.Context(), "nft", "-f", "-")
+		cmd.Stdin = strings.NewReader("table ip nat { chain c { numgen inc mod 2 0 accept; }; }")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		if err := tool.RemoveChains(t.Context(), startsWithMine); err != nil {
+			t.Errorf("%v, though nothing of ours is anywhere", err)
+		}
+		if err := tool.Restore(t.Context(), []byte("*filter\n:MINE-C - [0:0]\nCOMMIT\n")); err != nil {
+			t.Fatal(err)
+		}
+		if err := tool.RemoveChains(t.Context(), startsWithMine); err == nil || !strings.Contains(err.Error(), "cannot be read") {
+			t.Errorf("%v, want that table nat cannot be read", err)
+		}
+		if chains, _ := list(t, tool, "filter"); slices.Contains(chains, "MINE-C") {
+			t.Errorf("chains %q", chains)
 		}
 	})
 }

@@ -1,0 +1,162 @@
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/kernel/ipset"
+	"github.com/fairlead/fairlead/internal/plane"
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
+	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/flows"
+)
+
+// noSets is a kernel without ipset.
+type noSets struct{ opened int }
+
+func (n *noSets) Open(...svc.Family) error {
+	n.opened++
+	return errors.New("no such thing as sets")
+}
+func (*noSets) Lost(context.Context) ([]plane.Lost, error) { return nil, nil }
+func (*noSets) Close() error                               { return nil }
+
+// Without ipset in the kernel, or without its match and target for iptables, the
+// mode works as ever, tells once that nothing is counted, and rules of an earlier
+// kernel that did count go.
+func TestWithoutSets(t *testing.T) {
+	for name, take := range map[string]func(*Plane, *counting){
+		"no ipset":  func(p *Plane, _ *counting) { p.lost = &noSets{} },
+		"no xt_set": func(_ *Plane, c *counting) { c.refuse = "--match-set" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			variants(t, func(t *testing.T, v Variant) {
+				var log bytes.Buffer
+				cfg := Config{Variant: v, Log: slog.New(slog.NewTextHandler(&log, nil))}
+				withTools(t, v, cfg, func(p *Plane, c *counting) {
+					before, err := New(cfg)
+					if err != nil {
+						t.Fatal(err)
+					}
+					flows.Apply(t, before, flows.EveryField(), nil)
+					if d := flows.Dump(t, before); strings.Count(d, "--add-set") != 4 || log.Len() > 0 {
+						t.Fatalf("log %q, and the kernel has\n%s", log.String(), d)
+					}
+					take(p, c)
+					for _, tab := range []*table.Table{flows.EveryField(), table.New(), flows.EveryField()} {
+						flows.Apply(t, p, tab, nil)
+						flows.Apply(t, p, tab, []table.Key{})
+					}
+					d := flows.Dump(t, p)
+					if strings.Contains(d, "match-set") || !strings.Contains(d, "-j REJECT") || !strings.Contains(d, "-d 10.96.0.12/32 -p tcp ") {
+						t.Errorf("the kernel has\n%s", d)
+					}
+					if n := strings.Count(log.String(), "are not counted"); n != 1 {
+						t.Errorf("told %d times: %s", n, log.String())
+					}
+					if s, ok := p.lost.(*noSets); ok && s.opened != 1 {
+						t.Errorf("sets were asked for %d times", s.opened)
+					}
+					if c, err := p.Lost(t.Context()); len(c) > 0 || err != nil {
+						t.Errorf("Lost = %v, %v", c, err)
+					}
+				})
+			})
+		})
+	}
+}
+
+// Where iptables is busy while the rules that count are tried, nothing is
+// decided: the next comparison tries again.
+func TestCountingIsTriedAgain(t *testing.T) {
+	withTools(t, NFT, Config{}, func(p *Plane, c *counting) {
+		c.fail = func() error { return errors.New("busy") }
+		if err := p.Apply(t.Context(), flows.EveryField(), nil); err == nil {
+			t.Error("no error from an Apply that failed")
+		}
+		c.fail = nil
+		flows.Apply(t, p, flows.EveryField(), nil)
+		if d := flows.Dump(t, p); strings.Count(d, "--add-set") != 4 {
+			t.Errorf("the kernel has\n%s", d)
+		}
+	})
+}
+
+// Cleanup takes the sets away, although nf_tables lets go of them some time
+// after the rules that named them.
+func TestCleanupRemovesSets(t *testing.T) {
+	testbed.NewNetwork(t).Outside("host").Do(func() {
+		for _, v := range []Variant{NFT, Legacy} {
+			p, err := New(Config{Variant: v})
+			if err != nil {
+				t.Fatal(err)
+			}
+			flows.Apply(t, p, flows.EveryField(), nil)
+			if err := p.Close(); err != nil {
+				t.Error(err)
+			}
+			if there, err := ipset.Present(counted.Names()...); err != nil || len(there) != 4 {
+				t.Errorf("variant %s has sets %q, %v, want 4", v, there, err)
+			}
+			if err := Cleanup(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if there, err := ipset.Present(counted.Names()...); err != nil || len(there) > 0 {
+				t.Errorf("variant %s left sets %q, %v", v, there, err)
+			}
+		}
+	})
+}
+
+// Somebody who removes our rules, and then the sets that they named, does not
+// keep the next audit from putting both back.
+func TestSetsAreRepaired(t *testing.T) {
+	variants(t, func(t *testing.T, v Variant) {
+		inside(t, Config{Variant: v}, func(p *Plane) {
+			flows.Repair(t, p, flows.EveryField(), func() {
+				for _, program := range []string{restoreProgram(v), strings.Replace(restoreProgram(v), "ip", "ip6", 1)} {
+					flows.Command(t, "*filter\n:"+chainRefuse+" - [0:0]\n:"+chainDrop+" - [0:0]\nCOMMIT\n", program, "--noflush")
+				}
+				if err := ipset.Remove(t.Context(), counted.Names()...); err != nil {
+					t.Fatal(err)
+				}
+			}, "the rules of chain "+chainRefuse+" of table filter were changed")
+			if there, err := ipset.Present(counted.Names()...); err != nil || len(there) != 4 {
+				t.Errorf("sets %q, %v, want 4", there, err)
+			}
+		})
+	})
+}
+
+// Counts may be asked for at any time, also beside an Apply.
+func TestLostBesideApply(t *testing.T) {
+	inside(t, Config{}, func(p *Plane) {
+		var _ plane.Counter = p
+		done := make(chan error)
+		go func() {
+			var err error
+			for range 50 {
+				_, e := p.Lost(context.WithoutCancel(t.Context()))
+				err = errors.Join(err, e)
+			}
+			done <- err
+		}()
+		for range 5 {
+			flows.Apply(t, p, flows.EveryField(), nil)
+		}
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+		if c, err := p.Lost(t.Context()); len(c) > 0 || err != nil {
+			t.Errorf("after Close Lost = %v, %v", c, err)
+		}
+	})
+}
