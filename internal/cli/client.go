@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/kubernetes"
@@ -54,7 +55,7 @@ type clientFlags struct {
 }
 
 func (f *clientFlags) add(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.kubeconfig, "kubeconfig", "", "kubeconfig of the API server (default $KUBECONFIG, then "+adminKubeconfig+" in the data directory)")
+	cmd.Flags().StringVar(&f.kubeconfig, "kubeconfig", "", "kubeconfig of the API server (default $KUBECONFIG, then in a Pod its service account, elsewhere "+adminKubeconfig+" in the data directory)")
 	cmd.Flags().StringVar(&f.dataDir, "data-dir", defaultDataDir(), "data directory of the server on this machine")
 }
 
@@ -73,8 +74,18 @@ func (f *clientFlags) path() string {
 	return filepath.Join(f.dataDir, adminKubeconfig)
 }
 
-// load reads the kubeconfig; the namespace is that of the flag or the file.
+// load reads the kubeconfig, or finds the Pod's service account where none is
+// named; the namespace is that of the flag, the file or the Pod.
 func (f *clientFlags) load() (cfg *rest.Config, namespace string, err error) {
+	if f.kubeconfig == "" && os.Getenv("KUBECONFIG") == "" {
+		cfg, err := rest.InClusterConfig()
+		switch {
+		case err == nil:
+			return f.inPod(cfg)
+		case !errors.Is(err, rest.ErrNotInCluster) && !errors.Is(err, fs.ErrNotExist):
+			return nil, "", fmt.Errorf("the service account of this Pod: %w", err)
+		}
+	}
 	rules := &clientcmd.ClientConfigLoadingRules{Precedence: filepath.SplitList(f.path())}
 	if len(rules.Precedence) == 1 {
 		rules = &clientcmd.ClientConfigLoadingRules{ExplicitPath: rules.Precedence[0]}
@@ -96,6 +107,22 @@ func (f *clientFlags) load() (cfg *rest.Config, namespace string, err error) {
 		}
 	}
 	return cfg, namespace, nil
+}
+
+// podNamespace is where the kubelet writes the namespace of a Pod, beside its
+// token.
+const podNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+
+func (f *clientFlags) inPod(cfg *rest.Config) (*rest.Config, string, error) {
+	cfg.UserAgent = "fairlead/" + version
+	if f.namespace != "" {
+		return cfg, f.namespace, nil
+	}
+	text, err := os.ReadFile(podNamespace)
+	if err != nil {
+		return nil, "", fmt.Errorf("the namespace of this Pod: %w", err)
+	}
+	return cfg, strings.TrimSpace(string(text)), nil
 }
 
 func (f *clientFlags) client() (kubernetes.Interface, string, error) {

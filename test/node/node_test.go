@@ -361,6 +361,15 @@ func TestKubectlReachesPods(t *testing.T) {
 	if out := c.kubectl("exec", pod, "--", "env", "HOME=/nonexistent", filepath.Join(c.bin, "kubectl"), "auth", "whoami"); !strings.Contains(out, "system:serviceaccount:default:default") || !strings.Contains(out, pod) {
 		t.Errorf("the Pod is %q", out)
 	}
+	// So does fairlead, and is no more than the Pod's service account.
+	env := []string{"exec", pod, "--", filepath.Join(c.bin, "fairlead"), "env", "-n", "default"}
+	if out, err := c.run(env...); err == nil || !strings.Contains(out, `"system:serviceaccount:default:default" cannot`) {
+		t.Errorf("without any right: %v, %q", err, out)
+	}
+	c.kubectl("create", "rolebinding", "reader", "--clusterrole=view", "--serviceaccount=default:default")
+	if out := c.kubectl(env...); !strings.Contains(out, "KUBERNETES_SERVICE_HOST=10.96.0.1") {
+		t.Errorf("fairlead env in the Pod says %q", out)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	forward := c.server.Command(ctx, filepath.Join(c.bin, "kubectl"), "port-forward", pod, "19376:9376")
