@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"strings"
 	"sync"
@@ -132,6 +133,9 @@ func newDNS(g *global) *cobra.Command {
 			}
 			cfg = agentConfig(cfg)
 			cfg.UserAgent = "fairlead-dns/" + version
+			// Packing the first lists takes both sides longer than a network
+			// takes to carry them.
+			cfg.DisableCompression = true
 			if opts.Client, err = kubernetes.NewForConfig(cfg); err != nil {
 				return err
 			}
@@ -142,9 +146,6 @@ func newDNS(g *global) *cobra.Command {
 			server, err := dns.New(opts)
 			if err != nil {
 				return err
-			}
-			if os.Getenv("GOGC") == "" {
-				debug.SetGCPercent(dnsGCPercent)
 			}
 			parts := []component{{name: "dns", run: func(ctx context.Context) error { return runSmall(ctx, log, server) }}}
 			if metrics != "" {
@@ -168,9 +169,33 @@ func newDNS(g *global) *cobra.Command {
 // answering makes no garbage. $GOGC overrides it.
 const dnsGCPercent = 50
 
+// startMemory is what the process may take before garbage is collected for the
+// first time. The lists of a thousand Services take less, and collecting would
+// be a third of the work until the first answer.
+const startMemory = 128 << 20
+
+// collectLater puts off the collection of garbage until the process has taken
+// startMemory, or the function it returns is called.
+func collectLater() (collect func()) {
+	if os.Getenv("GOGC") != "" {
+		return func() {}
+	}
+	before := debug.SetMemoryLimit(-1)
+	collect = sync.OnceFunc(func() {
+		debug.SetGCPercent(dnsGCPercent)
+		debug.SetMemoryLimit(before)
+	})
+	debug.SetGCPercent(-1)
+	debug.SetMemoryLimit(min(before, startMemory))
+	// It goes with the first collection.
+	runtime.AddCleanup(new([16]byte), func(struct{}) { collect() }, struct{}{})
+	return collect
+}
+
 // runSmall runs a DNS server that is alone in its process, and gives back the
 // memory that only its start needed.
 func runSmall(ctx context.Context, log *slog.Logger, server *dns.Server) error {
+	collect := collectLater()
 	var trimming sync.WaitGroup
 	defer trimming.Wait()
 	ctx, stop := context.WithCancel(ctx)
@@ -179,6 +204,7 @@ func runSmall(ctx context.Context, log *slog.Logger, server *dns.Server) error {
 		if untilTrue(ctx, server.Ready) != nil {
 			return
 		}
+		collect()
 		giveBack(log)
 	})
 	return server.Run(ctx)

@@ -96,12 +96,14 @@ func loaded(b *testing.B, services []*corev1.Service, slices []*discoveryv1.Endp
 	if err != nil {
 		b.Fatal(err)
 	}
+	s.Zone().Hold()
 	for _, v := range services {
 		s.Zone().SetService(v)
 	}
 	for _, e := range slices {
 		s.Zone().SetSlice(e)
 	}
+	s.Zone().Release()
 	return s
 }
 

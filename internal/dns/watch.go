@@ -99,6 +99,7 @@ type client[L runtime.Object] interface {
 // watch keeps the zone as the API says until ctx ends.
 func (s *Server) watch(ctx context.Context) {
 	z, c := s.zone, s.options.Client
+	z.Hold()
 	services := &feed[*corev1.Service]{set: z.SetService, remove: z.DeleteService, have: z.Services, synced: make(chan struct{})}
 	slices := &feed[*discoveryv1.EndpointSlice]{set: s.setSlice, changed: s.noteDelay, remove: s.deleteSlice, have: z.Slices, synced: make(chan struct{})}
 	namespaces := &feed[*corev1.Namespace]{
@@ -136,11 +137,21 @@ func (s *Server) watch(ctx context.Context) {
 		}
 	}
 	if ctx.Err() == nil {
+		z.Release()
 		s.synced.Store(true)
 		s.log.Info("dns is ready", "took", time.Since(start).Round(time.Millisecond), "services", len(z.Services()))
 	}
 	wg.Wait()
 }
+
+// wholeLists asks for a list in one answer, from the API server's memory, and
+// not for a stream of events: those would cost us a fifth more and the API
+// server three times as much, and would have to wait until it has heard from
+// etcd that nothing is newer. What is newer comes by the watch.
+type wholeLists struct{ *clientcache.ListWatch }
+
+// IsWatchListSemanticsUnSupported is for the reflector.
+func (wholeLists) IsWatchListSemanticsUnSupported() bool { return true }
 
 // While the API is away it is tried this often, first and later.
 const (
@@ -164,7 +175,7 @@ func reflect[T metav1.Object, L runtime.Object](ctx context.Context, s *Server, 
 	}
 	// noteAPI says once what the reflector would say at each try.
 	ctx = klog.NewContext(ctx, klog.Logger{})
-	r := clientcache.NewReflectorWithOptions(clientcache.ToListWatcherWithWatchListSemantics(lw, s.options.Client), kind, f,
+	r := clientcache.NewReflectorWithOptions(wholeLists{lw}, kind, f,
 		clientcache.ReflectorOptions{Name: "dns/" + what, Backoff: &wait.Backoff{
 			Duration: apiRetry, Factor: 2, Jitter: 0.5, Steps: 10, Cap: apiRetryMax,
 		}})

@@ -9,7 +9,7 @@ import (
 // readers that never wait and never write to shared memory.
 //
 // It is a hash table with chains. Readers may stand on a node while it is
-// unlinked: its next still leads on. Growing makes new nodes, since a node
+// unlinked: its next still leads on. Another size makes new nodes, since a node
 // cannot be in the chains of two tables.
 type index struct {
 	seed  maphash.Seed
@@ -46,56 +46,66 @@ func (ix *index) find(key []byte) *records {
 	return nil
 }
 
-// get is find for the writer, which has its keys as strings.
-func (ix *index) get(key string) *records {
-	if n, _ := ix.node(key); n != nil {
-		return n.recs.Load()
-	}
-	return nil
-}
-
-// node returns the node of a key and the pointer that leads to it.
-func (ix *index) node(key string) (*node, *atomic.Pointer[node]) {
+// node returns the node of a key, the pointer that leads to it, and the key's
+// hash.
+func (ix *index) node(key string) (*node, *atomic.Pointer[node], uint64) {
 	h := maphash.String(ix.seed, key)
 	t := *ix.table.Load()
 	link := &t[h&uint64(len(t)-1)]
 	for n := link.Load(); n != nil; n = link.Load() {
 		if n.hash == h && n.key == key {
-			return n, link
+			return n, link, h
 		}
 		link = &n.next
 	}
-	return nil, nil
+	return nil, nil, h
 }
 
-// set stores the records of a name, which must not be nil.
-func (ix *index) set(key string, r *records) {
-	if n, _ := ix.node(key); n != nil {
+// set stores the records of a name, which must not be nil; false if it has the
+// same already.
+func (ix *index) set(key string, r *records) bool {
+	n, _, h := ix.node(key)
+	if n != nil {
+		if n.recs.Load().equal(r) {
+			return false
+		}
 		n.recs.Store(r)
-		return
+		return true
 	}
 	t := *ix.table.Load()
 	if ix.count >= len(t) {
-		t = ix.grow(t)
+		t = ix.resize(2 * len(t))
 	}
-	n := &node{key: key, hash: maphash.String(ix.seed, key)}
+	n = &node{key: key, hash: h}
 	n.recs.Store(r)
-	head := &t[n.hash&uint64(len(t)-1)]
+	head := &t[h&uint64(len(t)-1)]
 	n.next.Store(head.Load())
 	head.Store(n)
 	ix.count++
+	return true
 }
 
 // remove takes a name out; one that is not there is no error.
 func (ix *index) remove(key string) {
-	if n, link := ix.node(key); n != nil {
+	if n, link, _ := ix.node(key); n != nil {
 		link.Store(n.next.Load())
 		ix.count--
 	}
 }
 
-func (ix *index) grow(old []atomic.Pointer[node]) []atomic.Pointer[node] {
-	t := make([]atomic.Pointer[node], 2*len(old))
+// reserve makes room for n names at once.
+func (ix *index) reserve(n int) {
+	size := len(*ix.table.Load())
+	for size < n {
+		size *= 2
+	}
+	ix.resize(size)
+}
+
+// resize makes a table of another size, a power of two.
+func (ix *index) resize(size int) []atomic.Pointer[node] {
+	old := *ix.table.Load()
+	t := make([]atomic.Pointer[node], size)
 	for i := range old {
 		for n := old[i].Load(); n != nil; n = n.next.Load() {
 			c := &node{key: n.key, hash: n.hash}

@@ -116,7 +116,7 @@ func TestIncrementalEqualsRebuilt(t *testing.T) {
 		}
 		w := emptyWorld()
 		for range rapid.IntRange(1, 30).Draw(t, "steps") {
-			switch rapid.IntRange(0, 6).Draw(t, "step") {
+			switch rapid.IntRange(0, 8).Draw(t, "step") {
 			case 0, 1:
 				s := drawService(t)
 				z.SetService(s)
@@ -142,8 +142,13 @@ func TestIncrementalEqualsRebuilt(t *testing.T) {
 					z.DeleteNamespace(n)
 					delete(w.namespaces, n)
 				}
+			case 7:
+				z.Hold()
+			case 8:
+				z.Release()
 			}
 		}
+		z.Release()
 		r := w.rebuilt()
 		if d := cmp.Diff(r.Dump(), z.Dump()); d != "" {
 			t.Fatalf("-rebuilt +incremental:\n%s", d)

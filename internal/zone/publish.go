@@ -15,9 +15,43 @@ type entry struct {
 	recs *records
 }
 
-// publish brings the index to what the Service and its slices say now. Names
-// whose records do not change are not touched. The caller holds mu.
+// Hold lets changes only be noted until Release: for the first lists, of which
+// each Service is in one and its slices are in another.
+func (z *Zone) Hold() {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.held = true
+}
+
+// Release makes the answers of all that has changed since Hold, each once.
+func (z *Zone) Release() {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.held = false
+	names := 0
+	for _, s := range z.services {
+		names += 2
+		for _, sl := range s.slices {
+			names += len(sl.ports) + 2*len(sl.endpoints)
+		}
+	}
+	z.names.reserve(names)
+	for name, s := range z.services {
+		if s.stale {
+			s.stale = false
+			z.publish(name, s)
+		}
+	}
+}
+
+// publish brings the index to what the Service and its slices say now, unless
+// the zone is held. Names whose records do not change are not touched. The
+// caller holds mu.
 func (z *Zone) publish(name svc.Name, s *service) {
+	if z.held {
+		s.stale = true
+		return
+	}
 	entries, ptrs := z.wanted(name, s)
 	slices.SortFunc(entries, func(a, b entry) int { return strings.Compare(a.key, b.key) })
 	slices.SortFunc(ptrs, comparePtr)
@@ -47,10 +81,7 @@ func (z *Zone) putNames(s *service, wanted []entry) (changed bool) {
 		if len(old) > 0 && old[0] == e.key {
 			old = old[1:]
 		}
-		if !z.names.get(e.key).equal(e.recs) {
-			z.names.set(e.key, e.recs)
-			changed = true
-		}
+		changed = z.names.set(e.key, e.recs) || changed
 	}
 	for _, k := range old {
 		z.names.remove(k)
@@ -75,21 +106,37 @@ func (z *Zone) putPointers(s *service, wanted []ptr) (changed bool) {
 	if slices.Equal(s.ptrs, wanted) {
 		return false
 	}
-	touched := map[netip.Addr]bool{}
-	for _, p := range s.ptrs {
-		if _, ok := slices.BinarySearchFunc(wanted, p, comparePtr); !ok {
-			touched[p.addr] = true
-			z.pointers[p.addr] = slices.DeleteFunc(z.pointers[p.addr], func(q pointer) bool { return q.name == p.name })
+	touched := make([]netip.Addr, 0, len(wanted))
+	old := s.ptrs
+	for i := 0; i < len(wanted) || len(old) > 0; {
+		c := -1
+		if i == len(wanted) {
+			c = 1
+		} else if len(old) > 0 {
+			c = comparePtr(wanted[i], old[0])
 		}
-	}
-	for _, p := range wanted {
-		if _, ok := slices.BinarySearchFunc(s.ptrs, p, comparePtr); !ok {
-			touched[p.addr] = true
-			z.pointers[p.addr] = append(z.pointers[p.addr], pointer{p.name, p.vip})
+		var a netip.Addr
+		switch {
+		case c < 0:
+			p := wanted[i]
+			a = p.addr
+			z.pointers[a] = append(z.pointers[a], pointer{p.name, p.vip})
+			i++
+		case c > 0:
+			p := old[0]
+			a = p.addr
+			z.pointers[a] = slices.DeleteFunc(z.pointers[a], func(q pointer) bool { return q.name == p.name })
+			old = old[1:]
+		default:
+			i, old = i+1, old[1:]
+			continue
+		}
+		if n := len(touched); n == 0 || touched[n-1] != a {
+			touched = append(touched, a)
 		}
 	}
 	s.ptrs = slices.Clip(wanted)
-	for a := range touched {
+	for _, a := range touched {
 		z.putPointer(a)
 	}
 	return len(touched) > 0

@@ -19,6 +19,7 @@ type service struct {
 	slices map[string]*slice // by name
 	names  []string          // keys in the index, sorted
 	ptrs   []ptr             // sorted
+	stale  bool              // changed while the zone was held
 }
 
 // serviceSpec is the part of a Service that names depend on.

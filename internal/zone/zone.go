@@ -86,6 +86,7 @@ type Zone struct {
 	names      *index
 
 	mu         sync.Mutex
+	held       bool // answers are not made before Release
 	services   map[svc.Name]*service
 	slices     map[svc.Name]svc.Name // slice → service
 	namespaces map[string]*namespace
