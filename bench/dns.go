@@ -191,7 +191,7 @@ func (b *bench) measureDNS(ctx context.Context, a *api, w dnsWorld, n nameserver
 	kinds := w.questions()
 	// Ready is when the last Service is answered, and each kind is right.
 	for i, q := range kinds {
-		if err := waitFor(ctx, dnsReady, 2*time.Millisecond, p, func() error { return checkAnswer(server, q, len(w.services)-1) }); err != nil {
+		if err := untilAnswered(ctx, p, server, q, len(w.services)-1); err != nil {
 			return r, fmt.Errorf("%s: %s: %w", n.name, q.name, err)
 		}
 		if i == 0 {
@@ -221,8 +221,11 @@ func (q question) pack(i int) ([]byte, error) {
 	return m.Pack()
 }
 
-// checkAnswer asks once, over a socket of its own.
-func checkAnswer(server string, q question, i int) error {
+// untilAnswered asks every 2 ms until the answer is right. It does so over one
+// socket: an answer counts whenever it comes, and the kernel tells of ports that
+// nobody has opened yet only now and then (icmp(7), icmp_ratelimit).
+func untilAnswered(ctx context.Context, p *process, server string, q question, i int) error {
+	const pause = 2 * time.Millisecond
 	c, err := net.Dial("udp", server)
 	if err != nil {
 		return err
@@ -232,19 +235,32 @@ func checkAnswer(server string, q question, i int) error {
 	if err != nil {
 		return err
 	}
-	if err := c.SetDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
-		return err
-	}
-	if _, err := c.Write(packed); err != nil {
-		return err
-	}
 	buf := make([]byte, 4096)
-	n, err := c.Read(buf)
-	if err != nil {
-		return err
-	}
+	return waitFor(ctx, dnsReady, 0, p, func() error {
+		begin := time.Now()
+		if err := c.SetDeadline(begin.Add(pause)); err != nil {
+			return err
+		}
+		var wrong error
+		_, err := c.Write(packed)
+		for err == nil {
+			var n int
+			if n, err = c.Read(buf); err != nil {
+				break
+			}
+			if wrong = q.check(buf[:n]); wrong == nil {
+				return nil
+			}
+		}
+		time.Sleep(pause - time.Since(begin)) // nobody is there yet
+		return errors.Join(err, wrong)
+	})
+}
+
+// check says what is wrong with an answer.
+func (q question) check(packed []byte) error {
 	var m dns.Msg
-	if err := m.Unpack(buf[:n]); err != nil {
+	if err := m.Unpack(packed); err != nil {
 		return err
 	}
 	if m.Rcode != q.rcode || len(m.Answer) != q.answers || m.Truncated {

@@ -90,7 +90,7 @@ func (b *bench) startToAnswer(ctx context.Context, a *api, n nameserver, q quest
 	}
 	defer func() { err = errors.Join(err, p.stop()) }()
 	server := netip.AddrPortFrom(h.addr, dnsPort).String()
-	if err := waitFor(ctx, dnsReady, 2*time.Millisecond, p, func() error { return checkAnswer(server, q, i) }); err != nil {
+	if err := untilAnswered(ctx, p, server, q, i); err != nil {
 		return 0, err
 	}
 	return time.Since(p.begin).Seconds(), nil
