@@ -94,7 +94,7 @@ func (w *worker) accept(l *Listener, limit int) {
 				return
 			}
 		}
-		fd, sa, err := unix.Accept4(l.fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+		fd, err := w.name.accept(l.fd)
 		if err != nil {
 			w.leave(2)
 			if noFiles(err) {
@@ -105,7 +105,7 @@ func (w *worker) accept(l *Listener, limit int) {
 			}
 			return
 		}
-		c := accepted{l, fd, *spare, addrPort(sa).Addr()}
+		c := accepted{l, fd, *spare, w.name.addr()}
 		*spare = -1
 		w.least().take(w, c)
 	}
@@ -120,11 +120,12 @@ type accepted struct {
 
 // least is the thread with the fewest connections, w itself unless another one
 // has clearly fewer: the kernel gives a new connection to any thread that waits,
-// and mostly to the same one. Long connections would stay together there.
+// and mostly to the same one. Long connections would stay together there; with
+// short ones the numbers differ by chance, and to pass them on would only cost.
 func (w *worker) least() *worker {
 	best := w
 	for _, o := range w.engine.workers {
-		if o.load.Load()+1 < best.load.Load() {
+		if n := o.load.Load(); n+n/2+1 < best.load.Load() {
 			best = o
 		}
 	}
@@ -181,7 +182,7 @@ func (w *worker) connect(f *flow) {
 			w.abort(f)
 			return
 		}
-		err := unix.Connect(fd, sockaddr(ep))
+		err := w.name.connect(fd, ep)
 		if err == nil || is(err, unix.EINPROGRESS) {
 			f.endpoint, f.server = ep, side{fd: fd}
 			if w.watch(fd, flowEvents, kindServer, f.slot) != nil {
@@ -365,7 +366,7 @@ func (w *worker) pump(d *direction) (more bool, err error) {
 
 // copy carries what fits into the buffer.
 func (w *worker) copy(d *direction) error {
-	n, err := retry(func() (int, error) { return unix.Read(d.from.fd, w.buffer[:]) })
+	n, err := readFrom(d.from.fd, w.buffer[:])
 	switch {
 	case is(err, unix.EAGAIN):
 		d.pauseReading()
@@ -377,15 +378,24 @@ func (w *worker) copy(d *direction) error {
 		return nil
 	}
 	d.burst += n
+	var broken error
 	switch {
 	case n == bufferSize:
 		d.bulk = true
-	case !d.from.ending:
+	case d.from.ending:
+		var rest int
+		rest, broken = w.rest(d, w.buffer[n:])
+		n += rest
+	default:
 		d.pauseReading() // there was no more; the epoll tells when there is
 	}
 	m := 0
 	if d.to.writable {
-		m, err = retry(func() (int, error) { return unix.Write(d.to.fd, w.buffer[:n]) })
+		flags := 0
+		if d.eof {
+			flags = unix.MSG_MORE // the end goes into the same packet
+		}
+		m, err = send(d.to.fd, w.buffer[:n], flags)
 		if is(err, unix.EAGAIN) {
 			m, err = 0, nil
 		}
@@ -398,7 +408,22 @@ func (w *worker) copy(d *direction) error {
 	if m < n {
 		w.hold(d, w.buffer[m:n])
 	}
-	return nil
+	return broken
+}
+
+// rest reads on from a peer that has ended: mostly only the end is left.
+func (w *worker) rest(d *direction, b []byte) (n int, err error) {
+	n, err = readFrom(d.from.fd, b)
+	switch {
+	case is(err, unix.EAGAIN):
+		d.pauseReading()
+		return 0, nil
+	case err != nil:
+		return 0, err
+	}
+	d.eof = n == 0
+	d.burst += n
+	return n, nil
 }
 
 func (d *direction) pauseReading() {
@@ -412,7 +437,7 @@ func (d *direction) pauseReading() {
 // hold keeps bytes that could not be written.
 func (w *worker) hold(d *direction, b []byte) {
 	if w.borrow(d) {
-		if n, err := retry(func() (int, error) { return unix.Write(d.pipe.w, b) }); err == nil {
+		if n, err := writeTo(d.pipe.w, b); err == nil {
 			d.held = n
 			b = b[n:]
 		}
@@ -475,7 +500,7 @@ func (w *worker) drain(d *direction) error {
 			d.held -= n
 		}
 	} else {
-		n, err = retry(func() (int, error) { return unix.Write(d.to.fd, d.spill) })
+		n, err = writeTo(d.to.fd, d.spill)
 		if err == nil {
 			d.spill = d.spill[n:]
 		}

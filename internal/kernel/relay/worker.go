@@ -34,7 +34,7 @@ const (
 	bufferSize = 32 << 10
 	// pauseTime is how long a thread waits for files before it tries again.
 	pauseTime = 50 * time.Millisecond
-	yieldTime = 4 * time.Millisecond
+	yieldTime = 8 * time.Millisecond
 )
 
 // worker is one thread. But for what mu guards only the thread itself uses it.
@@ -57,6 +57,7 @@ type worker struct {
 	events    [maxEvents]unix.EpollEvent
 	buffer    [bufferSize]byte
 	datagram  [64 << 10]byte
+	name      sockName
 	oob       []byte
 	listeners map[int32]*Listener
 	flows     slots[*flow]
