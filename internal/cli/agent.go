@@ -73,8 +73,10 @@ func (f *agentFlags) check() error {
 		}
 		families[a.Is4()] = a
 	}
-	_, err := f.dnsFlags.options()
-	return err
+	if _, err := f.dnsFlags.options(); err != nil {
+		return err
+	}
+	return f.proxyFlags.check()
 }
 
 // agent is a built node: its components in the order to start them.

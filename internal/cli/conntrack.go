@@ -30,20 +30,25 @@ func (f *conntrackFlags) add(flags *pflag.FlagSet) {
 	flags.DurationVar(&f.udpStreamPeriod, "conntrack-udp-timeout-stream", 0, "when a UDP flow with answers is forgotten; 0 leaves it alone")
 }
 
-// set sets the parameters of connection tracking, as far as they can be set
-// here: in a network namespace of its own the machine's limit cannot, and needs
-// not. It returns whether packets that are invalid in the eyes of connection
-// tracking may be dropped.
-func (f *conntrackFlags) set(log *slog.Logger) (dropInvalid bool, err error) {
+// check refuses flags that are wrong on any machine.
+func (f *conntrackFlags) check() error {
 	for flag, v := range map[string]int64{
 		"conntrack-max-per-core": int64(f.perCore), "conntrack-min": int64(f.least),
 		"conntrack-tcp-timeout-established": int64(f.tcpEstablished), "conntrack-tcp-timeout-close-wait": int64(f.tcpClosing),
 		"conntrack-udp-timeout": int64(f.udpTimeout), "conntrack-udp-timeout-stream": int64(f.udpStreamPeriod),
 	} {
 		if v < 0 {
-			return false, usagef("--%s is negative", flag)
+			return usagef("--%s is negative", flag)
 		}
 	}
+	return nil
+}
+
+// set sets the parameters of connection tracking, as far as they can be set
+// here: in a network namespace of its own the machine's limit cannot, and needs
+// not. It returns whether packets that are invalid in the eyes of connection
+// tracking may be dropped.
+func (f *conntrackFlags) set(log *slog.Logger) (dropInvalid bool) {
 	limit := conntrack.Settings{Max: conntrack.Max(int(f.perCore), int(f.least), runtime.NumCPU())}
 	switch err := limit.Set(); {
 	case errors.Is(err, fs.ErrPermission):
@@ -59,5 +64,5 @@ func (f *conntrackFlags) set(log *slog.Logger) (dropInvalid bool, err error) {
 	if err := s.Set(); err != nil {
 		log.Warn("not all parameters of connection tracking could be set; services work with those there are", "err", err)
 	}
-	return !conntrack.BeLiberal(), nil
+	return !conntrack.BeLiberal()
 }

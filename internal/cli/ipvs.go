@@ -43,15 +43,25 @@ func (f *ipvsFlags) add(flags *pflag.FlagSet) {
 	flags.DurationVar(&f.minSync, "ipvs-min-sync-period", 0, "mode ipvs: the least time between two changes of the kernel (0: as little as other modes)")
 }
 
-// check refuses flags that are wrong on any kernel.
-func (f *ipvsFlags) check() error {
+// check refuses flags that are wrong on any machine.
+func (f *ipvsFlags) check(serviceCIDRs []netip.Prefix) error {
 	if !slices.Contains(ipvs.Schedulers, f.scheduler) {
 		return usagef("--ipvs-scheduler is %q; want one of %s", f.scheduler, strings.Join(ipvs.Schedulers, ", "))
 	}
 	if f.sync <= 0 || f.minSync < 0 || f.minSync > f.sync {
 		return usagef("--ipvs-sync-period is %s and --ipvs-min-sync-period %s; want more than 0, and the second not above the first", f.sync, f.minSync)
 	}
+	if err := f.config(serviceCIDRs).Check(); err != nil {
+		return usageError{err}
+	}
 	return nil
+}
+
+func (f *ipvsFlags) config(serviceCIDRs []netip.Prefix) ipvs.Config {
+	return ipvs.Config{
+		Scheduler: f.scheduler, ServiceCIDRs: serviceCIDRs, ExcludeCIDRs: f.exclude,
+		StrictARP: f.strictARP, Timeouts: f.timeouts,
+	}
 }
 
 // options completes o for mode ipvs. Where that does not work it leaves o.Plane
@@ -76,15 +86,9 @@ func (f *ipvsFlags) plane(log *slog.Logger, variant string, serviceCIDRs []netip
 	defer cancel()
 	v, err := iptables.ParseVariant(variant)
 	if err != nil {
-		return nil, nil, usagef("--iptables-variant is %q; want auto, nft or legacy", variant)
+		return nil, nil, err
 	}
-	cfg := ipvs.Config{
-		Scheduler: f.scheduler, ServiceCIDRs: serviceCIDRs, ExcludeCIDRs: f.exclude,
-		StrictARP: f.strictARP, Timeouts: f.timeouts,
-	}
-	if err := cfg.Check(); err != nil {
-		return nil, nil, usageError{err}
-	}
+	cfg := f.config(serviceCIDRs)
 	var why string
 	if cfg.Variant, why, err = iptables.Choose(ctx, v); err != nil {
 		return nil, nil, err
@@ -112,10 +116,6 @@ func inPlaceOfIPVS() string {
 // fallback says why another mode than ipvs is taken, or returns the error
 // itself where that is not wanted.
 func (f *ipvsFlags) fallback(log *slog.Logger, err error) (mode, why string, _ error) {
-	var usage usageError
-	if errors.As(err, &usage) {
-		return "", "", err
-	}
 	if f.strictMode {
 		return "", "", fmt.Errorf("%w; without --mode-strict the proxy would take mode %s", err, inPlaceOfIPVS())
 	}

@@ -3,7 +3,6 @@ package cli
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net/netip"
 	"strings"
@@ -55,7 +54,7 @@ func TestFallbackOfIPVS(t *testing.T) {
 	}
 }
 
-// A missing scheduler is a reason to fall back, wrong usage is none.
+// A missing scheduler is a reason to fall back.
 func TestWhatIPVSFallsBackFrom(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	f := ipvsFlagsOf(t)
@@ -63,36 +62,25 @@ func TestWhatIPVSFallsBackFrom(t *testing.T) {
 	if err != nil || mode == "" || !strings.Contains(why, "lacks scheduler sed") {
 		t.Errorf("%q, %q, %v", mode, why, err)
 	}
-	if _, _, err := f.fallback(log, fmt.Errorf("wrapped: %w", usagef("nonsense"))); err == nil {
-		t.Error("wrong usage led to another mode")
-	}
 }
 
 func TestIPVSFlagsAreChecked(t *testing.T) {
+	services := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}
 	for want, args := range map[string][]string{
-		`--ipvs-scheduler is "random"; want one of rr`: {"--ipvs-scheduler", "random"},
-		"--ipvs-sync-period is 0s":                     {"--ipvs-sync-period", "0s"},
-		"--ipvs-min-sync-period 1m0s":                  {"--ipvs-min-sync-period", "1m"},
-	} {
-		err := ipvsFlagsOf(t, args...).check()
-		var usage usageError
-		if !errors.As(err, &usage) || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %v, want %q", args, err, want)
-		}
-	}
-	for want, args := range map[string][]string{
+		`--ipvs-scheduler is "random"; want one of rr`:               {"--ipvs-scheduler", "random"},
+		"--ipvs-sync-period is 0s":                                   {"--ipvs-sync-period", "0s"},
+		"--ipvs-min-sync-period 1m0s":                                {"--ipvs-min-sync-period", "1m"},
 		"10.96.1.0/24 overlaps the range of ClusterIPs 10.96.0.0/16": {"--ipvs-exclude-cidrs", "10.96.1.0/24"},
 		"192.0.2.0/24 and 192.0.2.128/25 overlap":                    {"--ipvs-exclude-cidrs", "192.0.2.0/24,192.0.2.128/25"},
-		"UDP timeout -1s": {"--ipvs-udp-timeout=-1s"},
+		"UDP timeout -1s":                                            {"--ipvs-udp-timeout=-1s"},
 	} {
-		o := node.Options{ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}}
-		_, err := ipvsFlagsOf(t, args...).options(slog.New(slog.DiscardHandler), "auto", &o)
+		err := ipvsFlagsOf(t, args...).check(services)
 		var usage usageError
 		if !errors.As(err, &usage) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", args, err, want)
 		}
 	}
-	if f := ipvsFlagsOf(t); f.sync != 30*time.Second || f.scheduler != "rr" || f.check() != nil {
+	if f := ipvsFlagsOf(t); f.sync != 30*time.Second || f.scheduler != "rr" || f.check(services) != nil {
 		t.Errorf("defaults %+v", f)
 	}
 }

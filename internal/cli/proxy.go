@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -54,19 +57,64 @@ func (f *proxyFlags) add(cmd *cobra.Command) {
 	f.ipvs.add(flags)
 }
 
+// proxyModes are the values of --mode.
+var proxyModes = []string{"auto", "nft", "iptables", "ipvs", "userspace"}
+
+// check refuses flags that are wrong on any machine, before anything is changed
+// or asked of an API server.
+func (f *proxyFlags) check() error {
+	if !slices.Contains(proxyModes, f.mode) {
+		return usagef("--mode is %q; want %s", f.mode, strings.Join(proxyModes, ", "))
+	}
+	if _, err := iptables.ParseVariant(f.variant); err != nil {
+		return usagef("--iptables-variant is %q; want auto, nft or legacy", f.variant)
+	}
+	if _, err := plane.ParseBalance(f.balance); err != nil {
+		return usagef("--balance is %q; want random or roundrobin", f.balance)
+	}
+	if _, err := table.ParseNodePortAddresses(f.nodePortAddresses); err != nil {
+		return usageError{err}
+	}
+	if f.auditPeriod <= 0 {
+		return usagef("--sync-period is %s; want more than 0", f.auditPeriod)
+	}
+	for flag, addr := range map[string]string{"healthz-bind-address": f.healthz, "metrics-bind-address": f.metrics} {
+		if err := checkBind(flag, addr); err != nil {
+			return err
+		}
+	}
+	if err := f.conntrack.check(); err != nil {
+		return err
+	}
+	if err := f.userspace.check(); err != nil {
+		return err
+	}
+	return f.ipvs.check(f.serviceCIDRs)
+}
+
+// checkBind refuses what is not an address to listen on, empty for none.
+func checkBind(flag, addr string) error {
+	if addr == "" {
+		return nil
+	}
+	if _, port, err := net.SplitHostPort(addr); err == nil {
+		if _, err := strconv.ParseUint(port, 10, 16); err == nil {
+			return nil
+		}
+	}
+	return usagef("--%s is %q; want IP:PORT, or nothing for none", flag, addr)
+}
+
 // options checks the flags and makes the options of a proxy on the given node.
 func (f *proxyFlags) options(log *slog.Logger, client kubernetes.Interface, nodeName string) (node.Options, error) {
+	if err := f.check(); err != nil {
+		return node.Options{}, err
+	}
 	addrs, err := table.ParseNodePortAddresses(f.nodePortAddresses)
 	if err != nil {
-		return node.Options{}, usageError{err}
-	}
-	if err := f.ipvs.check(); err != nil {
 		return node.Options{}, err
 	}
-	dropInvalid, err := f.conntrack.set(log)
-	if err != nil {
-		return node.Options{}, err
-	}
+	dropInvalid := f.conntrack.set(log)
 	o := node.Options{
 		Client: client, NodeName: nodeName, Log: log,
 		ClusterCIDRs: f.clusterCIDRs, MasqueradeAll: f.masqueradeAll, NodePortAddresses: addrs,
@@ -89,7 +137,7 @@ func (f *proxyFlags) options(log *slog.Logger, client kubernetes.Interface, node
 	return o, err
 }
 
-// plane makes the plane of a mode other than ipvs. For auto it takes the first mode that this
+// plane makes the plane of a mode other than ipvs, of checked flags. For auto it takes the first mode that this
 // kernel can do, and logs why.
 func (f *proxyFlags) plane(log *slog.Logger, mode string, dropInvalid bool) (plane.Plane, string, error) {
 	if mode == "auto" {
@@ -99,25 +147,21 @@ func (f *proxyFlags) plane(log *slog.Logger, mode string, dropInvalid bool) (pla
 			log.Warn("proxy mode iptables is taken, since nft does not work here", "err", err)
 		}
 	}
+	balance, err := plane.ParseBalance(f.balance)
+	if err != nil {
+		return nil, "", err
+	}
 	switch mode {
 	case "nft":
-		balance, err := plane.ParseBalance(f.balance)
-		if err != nil {
-			return nil, "", usagef("--balance is %q; want random or roundrobin", f.balance)
-		}
 		if err := nft.Probe(); err != nil {
 			return nil, "", fmt.Errorf("mode nft cannot work here: %w", err)
 		}
 		p, err := nft.New(nft.Config{Balance: balance, ServiceCIDRs: f.serviceCIDRs, DropInvalid: dropInvalid})
 		return p, mode, err
 	case "iptables":
-		balance, err := plane.ParseBalance(f.balance)
-		if err != nil {
-			return nil, "", usagef("--balance is %q; want random or roundrobin", f.balance)
-		}
 		variant, err := iptables.ParseVariant(f.variant)
 		if err != nil {
-			return nil, "", usagef("--iptables-variant is %q; want auto, nft or legacy", f.variant)
+			return nil, "", err
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), probeWithin)
 		defer cancel()
@@ -128,11 +172,11 @@ func (f *proxyFlags) plane(log *slog.Logger, mode string, dropInvalid bool) (pla
 		log.Info("iptables variant chosen", "variant", variant, "because", why)
 		p, err := iptables.New(iptables.Config{Variant: variant, Balance: balance, ServiceCIDRs: f.serviceCIDRs, DropInvalid: dropInvalid, Log: log})
 		return p, mode, err
-	case "userspace":
-		p, err := f.userspace.plane(log, f.balance, f.serviceCIDRs)
-		return p, mode, err
+	default:
+		// Without a word about balance it chooses endpoints in turn (SEEDS 39).
+		p, err := f.userspace.plane(log, f.balance != "" && balance == plane.Random, f.serviceCIDRs)
+		return p, "userspace", err
 	}
-	return nil, "", usagef("--mode is %q; want auto, nft, iptables, ipvs or userspace", f.mode)
 }
 
 // probeWithin bounds the trial of a mode.
@@ -163,6 +207,9 @@ func newProxy(g *global) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			log, err := g.logger()
 			if err != nil {
+				return err
+			}
+			if err := f.check(); err != nil {
 				return err
 			}
 			client, _, err := c.client()

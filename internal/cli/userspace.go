@@ -31,17 +31,8 @@ func (f *userspaceFlags) add(flags *pflag.FlagSet) {
 // that.
 const maxDrain = 15 * time.Second
 
-// plane makes the plane of the mode. Without a word about balance it chooses
-// endpoints in turn (SEEDS 39).
-func (f *userspaceFlags) plane(log *slog.Logger, balance string, serviceCIDRs []netip.Prefix) (plane.Plane, error) {
-	cfg := userspace.Config{ServiceCIDRs: serviceCIDRs, ConnectTimeout: f.connect, UDPTimeout: f.udpTimeout, Drain: f.last, Log: log}
-	if balance != "" {
-		b, err := plane.ParseBalance(balance)
-		if err != nil {
-			return nil, usageError{fmt.Errorf("--%w", err)}
-		}
-		cfg.Random = b == plane.Random
-	}
+// check refuses flags that are wrong on any machine.
+func (f *userspaceFlags) check() error {
 	for _, d := range []struct {
 		flag      string
 		is, atMax time.Duration
@@ -51,18 +42,36 @@ func (f *userspaceFlags) plane(log *slog.Logger, balance string, serviceCIDRs []
 		{"userspace-drain-timeout", f.last, maxDrain},
 	} {
 		if d.is <= 0 || d.is > d.atMax {
-			return nil, usagef("--%s is %s; want more than 0 and at most %s", d.flag, d.is, d.atMax)
+			return usagef("--%s is %s; want more than 0 and at most %s", d.flag, d.is, d.atMax)
 		}
 	}
-	if f.ports != "" {
-		r, err := svc.ParsePortRange(f.ports)
-		if err != nil {
-			return nil, usageError{fmt.Errorf("--proxy-port-range: %w", err)}
-		}
-		cfg.Ports = r
+	_, err := f.portRange()
+	return err
+}
+
+// portRange is the range of ports to listen on, the zero value for any.
+func (f *userspaceFlags) portRange() (svc.PortRange, error) {
+	if f.ports == "" {
+		return svc.PortRange{}, nil
+	}
+	r, err := svc.ParsePortRange(f.ports)
+	if err != nil {
+		return r, usageError{fmt.Errorf("--proxy-port-range: %w", err)}
+	}
+	return r, nil
+}
+
+// plane makes the plane of the mode, of checked flags.
+func (f *userspaceFlags) plane(log *slog.Logger, random bool, serviceCIDRs []netip.Prefix) (plane.Plane, error) {
+	ports, err := f.portRange()
+	if err != nil {
+		return nil, err
 	}
 	if err := userspace.Probe(); err != nil {
 		return nil, err
 	}
-	return userspace.New(cfg)
+	return userspace.New(userspace.Config{
+		Random: random, ServiceCIDRs: serviceCIDRs, Ports: ports,
+		ConnectTimeout: f.connect, UDPTimeout: f.udpTimeout, Drain: f.last, Log: log,
+	})
 }
