@@ -26,7 +26,7 @@ func runs() []run {
 		{"load10k", "10,000 services x 10 endpoints from nothing", (*bench).runLoad10k, nil},
 		{"stress", "20 changes a second, a burst, connections and bytes at 10,000 services x 10 endpoints", (*bench).runStress, nil},
 		{"large", "50,000 services x 10 endpoints", (*bench).runLarge, nil},
-		{"iptables", "iptables mode, at 2,000 services x 10 endpoints with the nf_tables variant and 10,000 with the legacy one", (*bench).runIPTables, nil},
+		{"iptables", "iptables mode, at 5,000 services x 10 endpoints with the nf_tables variant and 10,000 with the legacy one", (*bench).runIPTables, nil},
 		{"dns", "the cluster's names, against CoreDNS", (*bench).runDNS, nil},
 		{"dnsload", "start of a DNS server up to its first answer, at 1,000 and 10,000 services x 10 endpoints", (*bench).runDNSLoad, nil},
 		{"dnsnames", "every question of the table of names, and where CoreDNS answers otherwise", (*bench).runNames, nil},
