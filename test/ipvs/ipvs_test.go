@@ -186,6 +186,17 @@ func TestProxy(t *testing.T) {
 	c.reaches(from, vip, a, b)
 	alive(t, open, "after a restart")
 
+	if err := c.client.CoreV1().Services("default").Delete(t.Context(), "web", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "new connections to be refused", func() error {
+		if got, err := from.Ask(t.Context(), svc.TCP, vip); !testbed.Refused(err) {
+			return fmt.Errorf("%+v, %w", got, err)
+		}
+		return nil
+	})
+	alive(t, open, "without its Service")
+
 	stop()
 	if code, said := c.run(c.command("cleanup", "--data-dir", c.path("agent"))); code != 0 {
 		t.Fatalf("fairlead cleanup: exit code %d\n%s", code, said)

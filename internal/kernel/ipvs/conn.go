@@ -358,6 +358,9 @@ func decodeDest(b []byte, f svc.Family) (Dest, bool) {
 		case destActive, destInactive, destPersist:
 			d.Connections += uint64(number(v))
 		}
+		if typ == destActive {
+			d.Active = uint64(number(v))
+		}
 	})
 	var ok bool
 	d.Addr, ok = addrPort(f, addr, port)

@@ -61,9 +61,9 @@ type Dest struct {
 	Addr netip.AddrPort
 	// Weight 0 takes no new connections.
 	Weight uint32
-	// Connections is how many connections, open or recently closed, it has. It
-	// is told by Dests and not sent.
-	Connections uint64
+	// Active is how many open connections it has, Connections how many that
+	// are open or were until a moment ago. Both are told by Dests and not sent.
+	Active, Connections uint64
 }
 
 // Timeouts of idle connections; a value of 0 leaves the kernel's.

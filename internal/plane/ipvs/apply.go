@@ -55,6 +55,10 @@ func (f *family) apply(ctx context.Context, k kernel, t *table.Table, changed []
 	}
 	e := newEdit()
 	errs := f.plan(touched, e, &refused)
+	if err := f.keepOpen(k, e); err != nil {
+		f.doubtful = true
+		return f.fail(err)
+	}
 	errs = append(errs, f.write(k, e, touched, &refused)...)
 	f.doubtful = f.doubtful || len(errs) > 0
 	return f.fail(refused.Err(errs...))
@@ -124,6 +128,9 @@ func (f *family) full(ctx context.Context, k kernel, t *table.Table) error {
 	for el := range f.state.counts {
 		e.elements[el] = true
 	}
+	if err := f.keepOpen(k, e); err != nil {
+		return err
+	}
 	f.doubtful = false
 	errs = append(errs, f.write(k, e, touched, &refused)...)
 	changed, err := f.rules.ensure(ctx)
@@ -160,10 +167,20 @@ func (f *family) readElements(k kernel, found *stored) error {
 // readServers reads the virtual servers that are ours, were ours or are to be.
 // What is ours and not wanted is noted in e as gone.
 func (f *family) readServers(k kernel, found, before *stored, e *edit) error {
+	inside := map[uint32]svc.Protocol{}
+	for el := range found.elements {
+		if el.set == setInside {
+			inside[el.Mark] = el.Proto
+		}
+	}
 	err := k.services(func(s ipvs.Service) {
 		known := before != nil && before.servers[s.Key] != nil
 		if s.Family == f.layout.family && (known || e.wanted[s.Key] != nil || ours(s.Key, found.elements)) {
-			found.servers[s.Key] = &virtual{s, map[netip.AddrPort]uint32{}}
+			v := &virtual{s, s.Proto, map[netip.AddrPort]uint32{}}
+			if s.Mark != 0 {
+				v.proto = inside[s.Mark]
+			}
+			found.servers[s.Key] = v
 		}
 	})
 	if err != nil {

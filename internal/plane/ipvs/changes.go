@@ -5,6 +5,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/kernel/ipvs"
 	"github.com/fairlead/fairlead/internal/plane"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // verb is what a change of virtual servers does.
@@ -57,6 +58,8 @@ const weight = 1
 // virtual is a virtual server in the kernel, with the weights of its endpoints.
 type virtual struct {
 	ipvs.Service
+	// proto is that of its packets, which the key of a mark does not tell.
+	proto svc.Protocol
 	dests map[netip.AddrPort]uint32
 }
 
@@ -64,7 +67,7 @@ type virtual struct {
 // want says, and returns what it then is. An endpoint that is gone is left
 // without new connections where it may drain.
 func (c *changes) bring(owner plane.FrontKey, v *virtual, want *server) *virtual {
-	out := &virtual{Service: want.Service, dests: make(map[netip.AddrPort]uint32, len(want.dests))}
+	out := &virtual{Service: want.Service, proto: want.proto, dests: make(map[netip.AddrPort]uint32, len(want.dests))}
 	switch {
 	case v == nil:
 		c.add(addServer, owner, want.Service, ipvs.Dest{})

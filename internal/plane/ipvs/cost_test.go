@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -180,6 +181,7 @@ func costs(t *testing.T, n int) string {
 			if len(c.notes) == 0 {
 				t.Errorf("%s: nothing was asked of the kernel", step.name)
 			}
+			slices.Sort(c.notes)
 			fmt.Fprintf(&out, "%s\n  %s\n", step.name, strings.Join(c.notes, "\n  "))
 		}
 		p.(*Plane).kernel = c.kernel

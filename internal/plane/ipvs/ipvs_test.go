@@ -3,6 +3,7 @@ package ipvs
 import (
 	"context"
 	"errors"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -38,15 +39,17 @@ func TestOneBadPort(t *testing.T) {
 	flows.OneBadPort(t, inside, "tcp 10.96.0.1:80", "10.96.0.2")
 }
 
-// failing is a kernel of which one call in ten fails, at random.
+// failing is a kernel of which one call in ten fails, at random, unless off is
+// set.
 type failing struct {
 	kernel
-	r *rand.Rand
+	r   *rand.Rand
+	off *bool
 }
 
 var errInjected = errors.New("injected")
 
-func (f failing) fails() bool { return f.r.IntN(10) == 0 }
+func (f failing) fails() bool { return !*f.off && f.r.IntN(10) == 0 }
 
 func (f failing) send(c *changes) ([]ipvs.Refusal[plane.FrontKey], error) {
 	if f.fails() {
@@ -80,6 +83,15 @@ func (f failing) del(set string, list []ipset.Element) error {
 }
 
 func (f failing) bind(addrs []netip.Addr) map[netip.Addr]error {
+	return f.some(addrs, f.kernel.bind)
+}
+
+func (f failing) unbind(addrs []netip.Addr) map[netip.Addr]error {
+	return f.some(addrs, f.kernel.unbind)
+}
+
+// some does it to those that do not fail.
+func (f failing) some(addrs []netip.Addr, do func([]netip.Addr) map[netip.Addr]error) map[netip.Addr]error {
 	failed := map[netip.Addr]error{}
 	var rest []netip.Addr
 	for _, a := range addrs {
@@ -89,10 +101,55 @@ func (f failing) bind(addrs []netip.Addr) map[netip.Addr]error {
 			rest = append(rest, a)
 		}
 	}
-	for a, err := range f.kernel.bind(rest) {
-		failed[a] = err
-	}
+	maps.Copy(failed, do(rest))
 	return failed
+}
+
+func (f failing) createSets(sets ...ipset.Set) error {
+	if f.fails() {
+		return errInjected
+	}
+	return f.kernel.createSets(sets...)
+}
+
+func (f failing) ensureDevice() error {
+	if f.fails() {
+		return errInjected
+	}
+	return f.kernel.ensureDevice()
+}
+
+// dests fails less often, since a full comparison reads those of every server.
+func (f failing) dests(k ipvs.Key, do func(ipvs.Dest)) error {
+	if f.r.IntN(20) == 0 && f.fails() {
+		return errInjected
+	}
+	return f.kernel.dests(k, do)
+}
+
+// failingTool is iptables that fails as often as the kernel.
+type failingTool struct {
+	tool
+	failing
+}
+
+func (f failingTool) Restore(ctx context.Context, input []byte) error {
+	if f.fails() {
+		return errInjected
+	}
+	return f.tool.Restore(ctx, input)
+}
+
+// faulty is a Plane that fails but in its Dump, which the test looks at.
+type faulty struct {
+	*Plane
+	off *bool
+}
+
+func (f faulty) Dump(ctx context.Context) (string, error) {
+	*f.off = true
+	defer func() { *f.off = false }()
+	return f.Plane.Dump(ctx)
 }
 
 func TestFaults(t *testing.T) {
@@ -103,8 +160,12 @@ func TestFaults(t *testing.T) {
 		if err := one.open(); err != nil {
 			t.Fatal(err)
 		}
-		one.kernel = failing{one.kernel, rand.New(rand.NewPCG(5, 6))}
-		flows.Converge(t, 8, tabs, want, p)
+		faults := failing{one.kernel, rand.New(rand.NewPCG(5, 6)), new(bool)}
+		one.kernel = faults
+		for _, f := range one.families {
+			f.rules.tool = failingTool{f.rules.tool, faults}
+		}
+		flows.Converge(t, 8, tabs, want, faulty{one, faults.off})
 	})
 }
 

@@ -25,6 +25,9 @@ type state struct {
 	counts map[element]int
 	owners map[ipvs.Key]plane.FrontKey
 	marks  marks
+	// leaving are virtual servers without an owner that have open connections,
+	// with the elements counted for them.
+	leaving map[ipvs.Key][]element
 }
 
 // newState returns the state of an empty kernel; elsewhere says whether an
@@ -33,6 +36,7 @@ func newState(l *layout, set plane.Settings, elsewhere func(netip.Addr) bool, ma
 	s := &state{
 		settings: set, claims: plane.NewClaims(), fronts: map[plane.FrontKey]*front{},
 		counts: map[element]int{}, owners: map[ipvs.Key]plane.FrontKey{}, marks: newMarks(marked),
+		leaving: map[ipvs.Key][]element{},
 	}
 	s.planner = planner{
 		layout: l, settings: &s.settings, own: elsewhere,
@@ -60,10 +64,7 @@ func newEdit() *edit {
 func (s *state) put(k plane.FrontKey, next *front, e *edit) {
 	if old := s.fronts[k]; old != nil {
 		for _, el := range old.elements {
-			if s.counts[el]--; s.counts[el] == 0 {
-				delete(s.counts, el)
-			}
-			e.elements[el] = true
+			s.uncount(el, e)
 		}
 		for i := range old.servers {
 			if key := old.servers[i].Key; s.owners[key] == k {
@@ -89,6 +90,7 @@ func (s *state) put(k plane.FrontKey, next *front, e *edit) {
 		inside = inside || key.Mark != 0
 		if _, taken := s.owners[key]; !taken {
 			s.owners[key] = k
+			s.stay(key, e)
 			delete(e.gone, key)
 			e.wanted[key] = &next.servers[i]
 		}
@@ -96,6 +98,14 @@ func (s *state) put(k plane.FrontKey, next *front, e *edit) {
 	if !inside {
 		s.marks.free(k)
 	}
+}
+
+// uncount notes that one less wants an element.
+func (s *state) uncount(el element, e *edit) {
+	if s.counts[el]--; s.counts[el] == 0 {
+		delete(s.counts, el)
+	}
+	e.elements[el] = true
 }
 
 // marks gives numbers to frontends that treat clients inside in their own way,

@@ -1,0 +1,60 @@
+package ipvs
+
+import (
+	"github.com/fairlead/fairlead/internal/kernel/ipset"
+	"github.com/fairlead/fairlead/internal/kernel/ipvs"
+)
+
+// A virtual server that nobody wants any more stays while connections through it
+// are open, since the kernel would end them with it. Its endpoints get no new
+// ones, which are refused. The next full comparison without an open connection
+// removes it, that of another process, too: nothing but the kernel says that it
+// is leaving.
+
+// keepOpen keeps those virtual servers of e that are to go and have open
+// connections.
+func (f *family) keepOpen(k kernel, e *edit) error {
+	for key := range e.gone {
+		v := f.stored.servers[key]
+		if v == nil || !drains(v.Scheduler, v.proto) {
+			continue
+		}
+		open := false
+		if err := k.dests(key, func(d ipvs.Dest) { open = open || d.Active > 0 }); err != nil {
+			return err
+		}
+		if open {
+			f.state.leave(v, f.stored.elements, e)
+		}
+	}
+	return nil
+}
+
+// leave wants v without endpoints, and with it what its packets need to come
+// here; stored are the elements that are in the kernel.
+func (s *state) leave(v *virtual, stored map[element]bool, e *edit) {
+	var kept []element
+	if v.Mark == 0 {
+		kept = append(kept, frontElement(setFront, v.Proto, v.Addr))
+		for _, set := range []set{setCluster, setOuter, setDevice} {
+			if el := (element{set, ipset.Element{IP: v.Addr.Addr()}}); stored[el] {
+				kept = append(kept, el)
+			}
+		}
+	}
+	for _, el := range kept {
+		s.counts[el]++
+		e.elements[el] = true
+	}
+	s.leaving[v.Key] = kept
+	delete(e.gone, v.Key)
+	e.wanted[v.Key] = &server{Service: v.Service, proto: v.proto}
+}
+
+// stay undoes leave, since a frontend wants the server of this key.
+func (s *state) stay(key ipvs.Key, e *edit) {
+	for _, el := range s.leaving[key] {
+		s.uncount(el, e)
+	}
+	delete(s.leaving, key)
+}
