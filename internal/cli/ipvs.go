@@ -105,6 +105,17 @@ func (f *ipvsFlags) plane(log *slog.Logger, variant string, serviceCIDRs []netip
 	return p, has, err
 }
 
+// warnOfLoopback says that mode ipvs has no node ports on 127.0.0.0/8, if
+// --nodeport-addresses asks for them.
+func warnOfLoopback(log *slog.Logger, ranges []string) {
+	for _, text := range ranges {
+		r, err := netip.ParsePrefix(strings.TrimSpace(text))
+		if err == nil && r.Overlaps(netip.MustParsePrefix("127.0.0.0/8")) {
+			log.Warn("node ports do not answer on 127.0.0.0/8: IPVS cannot do that; modes nft and iptables can", "nodeport-addresses", text)
+		}
+	}
+}
+
 // inPlaceOfIPVS is the mode to take where IPVS does not work.
 func inPlaceOfIPVS() string {
 	if _, err := kiptables.Default(context.Background()); errors.Is(err, exec.ErrNotFound) {

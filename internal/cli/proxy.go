@@ -127,6 +127,9 @@ func (f *proxyFlags) options(log *slog.Logger, client kubernetes.Interface, node
 		if mode, err = f.ipvs.options(log, f.variant, &o); err != nil {
 			return node.Options{}, err
 		}
+		if o.Plane != nil {
+			warnOfLoopback(log, f.nodePortAddresses)
+		}
 	}
 	if o.Plane == nil {
 		o.Plane, o.Mode, err = f.plane(log, mode, dropInvalid)
