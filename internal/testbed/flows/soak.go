@@ -11,15 +11,22 @@ import (
 )
 
 // SoakEnv is the environment variable that says how long Soak takes, for
-// example 1m or 10m. Give the test a -timeout to match.
+// example 10m. Give the test a -timeout to match.
 const SoakEnv = "FAIRLEAD_SOAK"
 
-const soakTime = 15 * time.Second
+const (
+	soakTime = time.Minute
+	// soakPause is between two changes, soakAskPause between two questions of a
+	// client: several modes at once must leave something of the machine to other
+	// tests. (ChurnUnderLoad changes as fast as it goes.)
+	soakPause    = 100 * time.Millisecond
+	soakAskPause = 25 * time.Millisecond
+)
 
-// Soak asks a stable Service over and over while all others change as fast as
-// the mode takes it, processes follow one another, and everything is compared
-// in between. It fails for every question without an answer, and if in the end
-// the kernel does not have what the last Table says.
+// Soak asks a stable Service over and over while all others change, processes
+// follow one another, and everything is compared in between. It fails for every
+// question without an answer, and if in the end the kernel does not have what
+// the last Table says.
 func Soak(t *testing.T, create Factory) {
 	total := soakTime
 	if text := os.Getenv(SoakEnv); text != "" {
@@ -42,14 +49,17 @@ func Soak(t *testing.T, create Factory) {
 	at, steps := tabs[0], 0
 	e.Apply(t, at, nil)
 	r := rand.New(rand.NewPCG(5, 6))
-	churn := func(until time.Time) {
-		for ; time.Now().Before(until) && !t.Failed(); steps++ {
+	full, restarts := 0, 0
+	e.underLoad(t, total+time.Minute, soakAskPause, func() {
+		for end := time.Now().Add(total); time.Now().Before(end) && !t.Failed(); steps++ {
 			next := tabs[r.IntN(len(tabs))]
 			how := Changes(at, next)
 			switch r.IntN(20) {
 			case 0:
 				how = nil
+				full++
 			case 1:
+				restarts++
 				if err := e.Plane.Close(); err != nil {
 					t.Error(err)
 				}
@@ -57,18 +67,10 @@ func Soak(t *testing.T, create Factory) {
 			}
 			e.Apply(t, next, how)
 			at = next
+			wait(t, soakPause)
 		}
-	}
-	for end := time.Now().Add(total); time.Now().Before(end) && !t.Failed(); {
-		e.UnderLoad(t, func() {
-			part := time.Now().Add(20 * time.Second) // UnderLoad ends after a minute
-			if part.After(end) {
-				part = end
-			}
-			churn(part)
-		})
-	}
-	t.Logf("%d Tables", steps)
+	})
+	t.Logf("%d Tables, %d of them compared in full, %d processes", steps, full, restarts+1)
 	e.Apply(t, at, []table.Key{})
 	e.Apply(t, at, nil)
 	if r, ok := e.Plane.(repairer); ok && len(r.Repaired()) > 0 {

@@ -339,7 +339,14 @@ func newService(t *testing.T, e *Env) {
 // every question without an answer.
 func (e *Env) UnderLoad(t testing.TB, during func()) {
 	t.Helper()
-	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+	e.underLoad(t, time.Minute, 0, during)
+}
+
+// underLoad is UnderLoad for at most a given time, with a pause between the
+// questions of each client.
+func (e *Env) underLoad(t testing.TB, limit, pause time.Duration, during func()) {
+	t.Helper()
+	ctx, stop := context.WithTimeout(t.Context(), limit)
 	defer stop()
 	var asked, lost atomic.Int64
 	var wg sync.WaitGroup
@@ -354,6 +361,12 @@ func (e *Env) UnderLoad(t testing.TB, during func()) {
 				if err != nil {
 					if lost.Add(1) < 5 {
 						t.Errorf("from %s: %v", from, err)
+					}
+				}
+				if pause > 0 {
+					select {
+					case <-time.After(pause):
+					case <-ctx.Done():
 					}
 				}
 			}
