@@ -408,16 +408,16 @@ func (w *writer) soa(z *Zone, apex int) bool {
 }
 
 // appendPTR appends PTR records to the targets, as many as fit.
-func (z *Zone) appendPTR(w *writer, targets []string) {
+func (z *Zone) appendPTR(w *writer, targets []pointer) {
 	dom := z.domains[0].wire
 	for _, t := range targets {
-		n := len(t) + len(dom)
+		n := len(t.name) + len(dom)
 		if w.room() < 12+n {
 			w.reply.Truncated = true
 			return
 		}
 		w.msg = appendHead(w.msg, w.owner, typePTR, z.ttl, n)
-		w.msg = append(append(w.msg, t...), dom...)
+		w.msg = append(append(w.msg, t.name...), dom...)
 		w.reply.Answers++
 	}
 }

@@ -61,6 +61,14 @@ func (ix *index) node(key string) (*node, *atomic.Pointer[node], uint64) {
 	return nil, nil, h
 }
 
+// get is find for the writer, which has its keys as strings.
+func (ix *index) get(key string) *records {
+	if n, _, _ := ix.node(key); n != nil {
+		return n.recs.Load()
+	}
+	return nil
+}
+
 // set stores the records of a name, which must not be nil; false if it has the
 // same already.
 func (ix *index) set(key string, r *records) bool {

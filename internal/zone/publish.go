@@ -103,43 +103,35 @@ func (z *Zone) putNames(s *service, wanted []entry) (changed bool) {
 
 // putPointers does for PTR records what putNames does for names.
 func (z *Zone) putPointers(s *service, wanted []ptr) (changed bool) {
-	if slices.Equal(s.ptrs, wanted) {
-		return false
-	}
-	touched := make([]netip.Addr, 0, len(wanted))
-	old := s.ptrs
-	for i := 0; i < len(wanted) || len(old) > 0; {
-		c := -1
-		if i == len(wanted) {
-			c = 1
-		} else if len(old) > 0 {
-			c = comparePtr(wanted[i], old[0])
-		}
+	old, rest := s.ptrs, wanted
+	for len(old) > 0 || len(rest) > 0 {
 		var a netip.Addr
-		switch {
-		case c < 0:
-			p := wanted[i]
-			a = p.addr
-			z.pointers[a] = append(z.pointers[a], pointer{p.name, p.vip})
-			i++
-		case c > 0:
-			p := old[0]
-			a = p.addr
-			z.pointers[a] = slices.DeleteFunc(z.pointers[a], func(q pointer) bool { return q.name == p.name })
-			old = old[1:]
-		default:
-			i, old = i+1, old[1:]
-			continue
+		if len(old) == 0 || len(rest) > 0 && rest[0].addr.Less(old[0].addr) {
+			a = rest[0].addr
+		} else {
+			a = old[0].addr
 		}
-		if n := len(touched); n == 0 || touched[n-1] != a {
-			touched = append(touched, a)
+		o, w := pointersOf(a, old), pointersOf(a, rest)
+		old, rest = old[len(o):], rest[len(w):]
+		if !slices.Equal(o, w) {
+			z.repoint(a, o, w)
+			changed = true
 		}
 	}
-	s.ptrs = slices.Clip(wanted)
-	for _, a := range touched {
-		z.putPointer(a)
+	if changed {
+		s.ptrs = slices.Clip(wanted)
 	}
-	return len(touched) > 0
+	return changed
+}
+
+// pointersOf are the first records, which are sorted, as long as they are those
+// of an address.
+func pointersOf(a netip.Addr, sorted []ptr) []ptr {
+	n := 0
+	for n < len(sorted) && sorted[n].addr == a {
+		n++
+	}
+	return sorted[:n]
 }
 
 // wanted is what the Service shall have in the index. A Service owns its name
@@ -157,7 +149,7 @@ func (z *Zone) wanted(name svc.Name, s *service) ([]entry, []ptr) {
 		target := slices.Clone(n.Wire())
 		return []entry{{base, &records{more: &moreRecords{cname: target}}}}, nil
 	}
-	b := builder{z: z, base: base, hosts: z.hosts(base, s)}
+	b := builder{z: z, base: base, hosts: s.hosts()}
 	b.addHosts()
 	if s.spec.headless {
 		b.addHeadless(s)
@@ -184,32 +176,31 @@ type host struct {
 }
 
 // hosts groups the endpoints of all slices by their names, sorted.
-func (z *Zone) hosts(base string, s *service) []host {
-	type item struct {
-		label string
-		addr  netip.Addr
+func (s *service) hosts() []host {
+	n := 0
+	for _, sl := range s.slices {
+		n += len(sl.endpoints)
 	}
-	var items []item
+	all := make([]endpoint, 0, n)
 	for _, sl := range s.slices {
 		for _, e := range sl.endpoints {
-			items = append(items, item{strings.ToLower(e.host()), e.addr})
+			if e.key != "" {
+				all = append(all, e)
+			}
 		}
 	}
-	slices.SortFunc(items, func(a, b item) int {
-		return cmp.Or(strings.Compare(a.label, b.label), a.addr.Compare(b.addr))
+	slices.SortFunc(all, func(a, b endpoint) int {
+		return cmp.Or(strings.Compare(a.key, b.key), a.addr.Compare(b.addr))
 	})
-	items = slices.Compact(items)
-	out := make([]host, 0, len(items))
-	for i := 0; i < len(items); {
-		j := i
-		var addrs []netip.Addr
-		for ; j < len(items) && items[j].label == items[i].label; j++ {
-			addrs = append(addrs, items[j].addr)
+	all = slices.Compact(all)
+	addrs := make([]netip.Addr, len(all))
+	out := make([]host, 0, len(all))
+	for i, from := 0, 0; i < len(all); i++ {
+		addrs[i] = all[i].addr
+		if i+1 == len(all) || all[i+1].key != all[i].key {
+			out = append(out, host{all[i].key, addrs[from : i+1 : i+1]})
+			from = i + 1
 		}
-		if key, ok := z.below(items[i].label, base); ok {
-			out = append(out, host{key, addrs})
-		}
-		i = j
 	}
 	return out
 }
@@ -218,18 +209,10 @@ func (z *Zone) hosts(base string, s *service) []host {
 // in one of the cluster domains.
 func (z *Zone) below(label, base string) (string, bool) {
 	w, ok := appendLabel(make([]byte, 0, 1+len(label)+len(base)), label)
-	if !ok || len(w)+len(base)+z.longestDomain() > maxName {
+	if !ok || len(w)+len(base)+z.longestDomain > maxName {
 		return "", false
 	}
 	return string(append(w, base...)), true
-}
-
-func (z *Zone) longestDomain() int {
-	n := 0
-	for _, d := range z.domains {
-		n = max(n, len(d.wire))
-	}
-	return n
 }
 
 // builder collects the entries of one Service.
@@ -312,8 +295,8 @@ func (b *builder) endpointTargets(s *service, wanted []port) ([]srvTarget, int) 
 				continue
 			}
 			for _, e := range sl.endpoints {
-				if key, ok := b.z.below(e.host(), b.base); ok {
-					items = append(items, item{key, p.number, e.addr})
+				if e.key != "" {
+					items = append(items, item{e.key, p.number, e.addr})
 				}
 			}
 		}

@@ -54,7 +54,7 @@ type moreRecords struct {
 	txt   []byte   // rdata
 	ttl   uint32   // of txt
 	srv   []srvSet // one for each cluster domain
-	ptr   []string // targets, wire form below the first cluster domain
+	ptr   []pointer
 }
 
 // srvSet is the SRV records of a name and the addresses of their targets. The
@@ -92,6 +92,14 @@ func (r *records) equal(o *records) bool {
 // newRecords makes the address records of a name; the addresses are sorted
 // and distinct.
 func newRecords(addrs []netip.Addr, ttl uint32) *records {
+	if len(addrs) == 1 && addrs[0].Is4() { // most names by far
+		one := &struct {
+			records
+			rr [sizeA]byte
+		}{}
+		one.a = appendAddr(one.rr[:0], pointerToQuestion, addrs[0], ttl)
+		return &one.records
+	}
 	n4 := 0
 	for _, a := range addrs {
 		if a.Is4() {

@@ -26,39 +26,78 @@ func newReverseZone(p netip.Prefix) reverseZone {
 	return reverseZone{prefix: p, step: step, labels: (p.Bits() + step - 1) / step}
 }
 
-// pointer is one PTR record of an address: where it leads to, as a key, and
-// whether the address is the virtual IP of a Service.
+// pointer is one PTR record of an address: where it leads to, in wire form below
+// the first cluster domain, and whether the address is the virtual IP of that
+// Service.
 type pointer struct {
 	name string
 	vip  bool
 }
 
+// comparePointer puts those of virtual IPs first.
+func comparePointer(a, b pointer) int {
+	switch {
+	case a.vip && !b.vip:
+		return -1
+	case b.vip && !a.vip:
+		return 1
+	}
+	return strings.Compare(a.name, b.name)
+}
+
+// answered are the pointers of an address that are answered: a virtual IP leads
+// to its Service alone.
+func answered(all []pointer) []pointer {
+	n := 0
+	for n < len(all) && all[n].vip {
+		n++
+	}
+	if n > 0 {
+		return all[:n]
+	}
+	return all
+}
+
 // pointerKey is the key of an address in the index. It begins with a byte no
 // label can begin with.
-func pointerKey(a netip.Addr) string { return "\x00" + string(a.AsSlice()) }
+func pointerKey(a netip.Addr) string {
+	var b [17]byte
+	if a.Is4() {
+		v := a.As4()
+		return string(append(b[:1], v[:]...))
+	}
+	v := a.As16()
+	return string(append(b[:1], v[:]...))
+}
 
-// putPointer enters the PTR records of an address. A virtual IP leads to its
-// Service alone. The caller holds mu.
-func (z *Zone) putPointer(a netip.Addr) {
-	ps := z.pointers[a]
-	if len(ps) == 0 {
-		delete(z.pointers, a)
-		z.names.remove(pointerKey(a))
+// repoint replaces the PTR records that a Service has at an address. The caller
+// holds mu.
+func (z *Zone) repoint(a netip.Addr, old, wanted []ptr) {
+	key := pointerKey(a)
+	// Nearly always there is one.
+	r := &struct {
+		records
+		more moreRecords
+		one  [1]pointer
+	}{}
+	next := r.one[:0]
+	if have := z.names.get(key); have != nil {
+		for _, p := range have.more.ptr {
+			if !slices.ContainsFunc(old, func(o ptr) bool { return o.name == p.name }) {
+				next = append(next, p)
+			}
+		}
+	}
+	for _, p := range wanted {
+		next = append(next, pointer{p.name, p.vip})
+	}
+	if len(next) == 0 {
+		z.names.remove(key)
 		return
 	}
-	targets := make([]string, 0, len(ps))
-	for _, p := range ps {
-		if p.vip {
-			targets = append(targets, p.name)
-		}
-	}
-	if len(targets) == 0 {
-		for _, p := range ps {
-			targets = append(targets, p.name)
-		}
-	}
-	slices.Sort(targets)
-	z.names.set(pointerKey(a), &records{more: &moreRecords{ptr: slices.Clip(slices.Compact(targets))}})
+	slices.SortFunc(next, comparePointer)
+	r.more.ptr, r.records.more = next, &r.more
+	z.names.set(key, &r.records)
 }
 
 // reverseName is what a name below in-addr.arpa or ip6.arpa says.
@@ -164,7 +203,7 @@ func (z *Zone) answerReverse(w *writer, q *Question) {
 		k := append(key[:1], r.addr.AsSlice()...)
 		if recs := z.names.find(k); recs != nil {
 			if q.Type == typePTR || q.Type == typeANY {
-				z.appendPTR(w, recs.more.ptr)
+				z.appendPTR(w, answered(recs.more.ptr))
 				return
 			}
 			if at := z.apexOf(&q.Name, r); at >= 0 {

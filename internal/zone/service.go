@@ -37,9 +37,11 @@ type slice struct {
 	endpoints []endpoint
 }
 
+// endpoint is an address and the name it has below its Service; the key of one
+// whose name could be none in a cluster domain is empty.
 type endpoint struct {
-	addr     netip.Addr
-	hostname string
+	addr netip.Addr
+	key  string
 }
 
 // port is a port with its name and protocol as the labels of an SRV name.
@@ -94,7 +96,8 @@ func (z *Zone) DeleteService(name svc.Name) {
 func (z *Zone) SetSlice(s *discoveryv1.EndpointSlice) {
 	id := svc.Name{Namespace: s.Namespace, Name: s.Name}
 	owner := svc.Name{Namespace: s.Namespace, Name: s.Labels[ServiceNameLabel]}
-	parsed := sliceOf(s)
+	base, _ := serviceKey(owner)
+	parsed := z.sliceOf(s, base)
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	if old, ok := z.slices[id]; ok && old != owner {
@@ -186,7 +189,8 @@ func specOf(s *corev1.Service) *serviceSpec {
 	return spec
 }
 
-func sliceOf(s *discoveryv1.EndpointSlice) *slice {
+// sliceOf reads a slice of the Service whose key is base.
+func (z *Zone) sliceOf(s *discoveryv1.EndpointSlice, base string) *slice {
 	out := &slice{}
 	if s.AddressType == discoveryv1.AddressTypeFQDN {
 		return out
@@ -219,7 +223,8 @@ func sliceOf(s *discoveryv1.EndpointSlice) *slice {
 		}
 		for _, ip := range e.Addresses {
 			if a, err := netip.ParseAddr(ip); err == nil {
-				out.endpoints = append(out.endpoints, endpoint{addr: a.Unmap().WithZone(""), hostname: hostname})
+				a = a.Unmap().WithZone("")
+				out.endpoints = append(out.endpoints, endpoint{a, z.hostKey(a, hostname, base)})
 			}
 		}
 	}
@@ -233,23 +238,26 @@ func newPort(name string, protocol corev1.Protocol, number int32) port {
 	return port{name: name, protocol: strings.ToLower(string(protocol)), number: uint16(number)}
 }
 
-// host is the label of an endpoint below its Service: its hostname, else its
-// address with dashes.
-func (e endpoint) host() string {
-	if e.hostname != "" && len(e.hostname) <= maxLabel && !strings.Contains(e.hostname, ".") {
-		return e.hostname
-	}
-	return dashed(e.addr)
-}
-
-// dashed is an address as a label: 10-244-1-7 or fd00-10-244--7.
-func dashed(a netip.Addr) string {
-	return strings.Map(func(r rune) rune {
-		if r == '.' || r == ':' {
-			return '-'
+// hostKey is the key of an endpoint below its Service's, base: its label is its
+// hostname, else its address with dashes (10-244-1-7 or fd00-10-244--7).
+func (z *Zone) hostKey(a netip.Addr, hostname, base string) string {
+	var buf [2 * maxName]byte
+	b := buf[:1]
+	if hostname != "" && len(hostname) <= maxLabel && !strings.Contains(hostname, ".") {
+		b, _ = appendLabel(b[:0], hostname)
+	} else {
+		b = a.AppendTo(b)
+		b[0] = byte(len(b) - 1)
+		for i, c := range b[1:] {
+			if c == '.' || c == ':' {
+				b[1+i] = '-'
+			}
 		}
-		return r
-	}, a.String())
+	}
+	if len(b)+len(base)+z.longestDomain > maxName {
+		return ""
+	}
+	return string(append(b, base...))
 }
 
 func sortedAddrs(addrs []netip.Addr) []netip.Addr {

@@ -81,16 +81,18 @@ type Zone struct {
 	pods       PodMode
 	nameServer svc.Name
 	domains    []domain
-	reverse    []reverseZone
-	serial     atomic.Uint32
-	names      *index
+	// longestDomain is the length of the longest of them.
+	longestDomain int
+
+	reverse []reverseZone
+	serial  atomic.Uint32
+	names   *index
 
 	mu         sync.Mutex
 	held       bool // answers are not made before Release
 	services   map[svc.Name]*service
 	slices     map[svc.Name]svc.Name // slice → service
 	namespaces map[string]*namespace
-	pointers   map[netip.Addr][]pointer
 	podIndex   podIndex
 }
 
@@ -110,7 +112,6 @@ func New(c Config) (*Zone, error) {
 		services:   map[svc.Name]*service{},
 		slices:     map[svc.Name]svc.Name{},
 		namespaces: map[string]*namespace{},
-		pointers:   map[netip.Addr][]pointer{},
 	}
 	if z.ttl == 0 {
 		z.ttl = DefaultTTL
@@ -124,6 +125,7 @@ func New(c Config) (*Zone, error) {
 			return nil, fmt.Errorf("cluster domain %q is not a domain name", text)
 		}
 		z.domains = append(z.domains, domain{wire: append([]byte(nil), n.Wire()...), labels: n.labels})
+		z.longestDomain = max(z.longestDomain, n.size)
 	}
 	// The most specific domain first: one may lie below another.
 	if len(z.domains) > 1 {
@@ -202,8 +204,8 @@ func (z *Zone) dumpNode(key string, r *records) []string {
 		if m.txt != nil {
 			add(m.ttl, "TXT\t%s", strconv.Quote(string(m.txt[1:])))
 		}
-		for _, p := range m.ptr {
-			add(z.ttl, "PTR\t%s%s", wireText([]byte(p)), dom)
+		for _, p := range answered(m.ptr) {
+			add(z.ttl, "PTR\t%s%s", wireText([]byte(p.name)), dom)
 		}
 		for i, s := range m.srv {
 			if i == 0 {
