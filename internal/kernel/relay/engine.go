@@ -30,7 +30,8 @@ type Target interface {
 
 // Config is what an Engine works with.
 type Config struct {
-	// Threads is how many there are; 0 is one for each processor.
+	// Threads is how many there are; 0 is one for each processor that Go uses
+	// (GOMAXPROCS: in a container as many as its limit allows).
 	Threads int
 	// ConnectTimeout is how long an endpoint may take to answer a connection
 	// while there are others to try; the last one has lastPatience times that.
@@ -94,7 +95,7 @@ type Engine struct {
 // caller.
 func Start(cfg Config) (*Engine, error) {
 	if cfg.Threads == 0 {
-		cfg.Threads = runtime.NumCPU()
+		cfg.Threads = runtime.GOMAXPROCS(0)
 	}
 	if cfg.ConnectTimeout == 0 {
 		cfg.ConnectTimeout = DefaultConnectTimeout
@@ -115,7 +116,12 @@ func Start(cfg Config) (*Engine, error) {
 	}
 	e := &Engine{cfg: cfg, ns: ns, open: map[*Listener]bool{}}
 	// A thread that waits for its epoll keeps its place in the Go scheduler only
-	// while there are others free; see also worker.yield.
+	// while there are others free (see also worker.yield), and one that has lost
+	// it must queue behind the process's goroutines. With places of their own the
+	// threads compete with those by the kernel's scheduler instead. Measured on
+	// two processors: 6 % less processor time for a request, 10 % for a
+	// connection; with two goroutines that never rest 1.6 times the requests, and
+	// a p99 of 23 ms in place of 64. It costs 1.7 MB of memory.
 	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + cfg.Threads)
 	for range cfg.Threads {
 		w, err := newWorker(e)
