@@ -1,9 +1,11 @@
 package plane
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 
+	"github.com/fairlead/fairlead/internal/kernel/sysctl"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
@@ -47,4 +49,17 @@ func (s *Settings) Equal(o *Settings) bool {
 // ports: everything but where node ports answer.
 func (s *Settings) SamePorts(o *Settings) bool {
 	return s.MasqueradeAll == o.MasqueradeAll && slices.Equal(s.Pods, o.Pods)
+}
+
+// OpenLoopback lets node ports answer on 127.0.0.0/8, if they are to. The mode
+// has to keep other machines from what this opens. It stays open when the mode
+// ends, since nobody can tell who else wants it.
+func (s *Settings) OpenLoopback() error {
+	if !s.Localhost {
+		return nil
+	}
+	if err := sysctl.Set("net/ipv4/conf/all/route_localnet", "1"); err != nil {
+		return fmt.Errorf("let node ports answer on 127.0.0.1: %w", err)
+	}
+	return nil
 }

@@ -156,6 +156,39 @@ func (c *Conn) Sets(t Table) ([]StoredSet, error) {
 	return out, err
 }
 
+// Dumper reads tables; Conn is one.
+type Dumper interface {
+	Table(Table) (comment string, found bool, err error)
+	Chains(Table) ([]Chain, error)
+	Rules(Table) (map[string][]StoredRule, error)
+	Sets(Table) ([]StoredSet, error)
+}
+
+// StoredTable is what dumps tell of a table, but for the elements of its sets.
+type StoredTable struct {
+	Comment string
+	Chains  []Chain
+	Rules   map[string][]StoredRule
+	Sets    []StoredSet
+}
+
+// ReadTable returns what there is of table t, nil if it is not there.
+func ReadTable(d Dumper, t Table) (*StoredTable, error) {
+	comment, there, err := d.Table(t)
+	if err != nil || !there {
+		return nil, err
+	}
+	out := &StoredTable{Comment: comment}
+	if out.Chains, err = d.Chains(t); err != nil {
+		return nil, err
+	}
+	if out.Rules, err = d.Rules(t); err != nil {
+		return nil, err
+	}
+	out.Sets, err = d.Sets(t)
+	return out, err
+}
+
 // Elems calls begin, then f for each element of a set; both again if the set
 // changed meanwhile. What f gets is valid until it returns.
 func (c *Conn) Elems(t Table, set string, begin func(), f func(e Elem)) error {

@@ -52,6 +52,14 @@ type Hook struct {
 	Priority int32
 }
 
+// Is says whether both are the same place; nil is no hook.
+func (h *Hook) Is(o *Hook) bool {
+	if h == nil || o == nil {
+		return h == o
+	}
+	return *h == *o
+}
+
 // The places of base chains (enum nf_inet_hooks).
 const (
 	Prerouting  = unix.NF_INET_PRE_ROUTING

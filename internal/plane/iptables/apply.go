@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/fairlead/fairlead/internal/kernel/iptables"
-	"github.com/fairlead/fairlead/internal/kernel/sysctl"
 	"github.com/fairlead/fairlead/internal/plane"
 	"github.com/fairlead/fairlead/internal/table"
 )
@@ -47,7 +46,7 @@ func (f *family) apply(ctx context.Context, t *table.Table, changed []table.Key)
 	var errs []error
 	var more []chain
 	if !set.Equal(&old) {
-		if err := f.openLoopback(&set); err != nil {
+		if err := set.OpenLoopback(); err != nil {
 			errs = append(errs, err)
 		}
 		f.state.settings = set
@@ -73,7 +72,7 @@ func (f *family) full(ctx context.Context, t *table.Table, set plane.Settings) e
 	f.doubtful = true
 	var refused plane.Refusals
 	var errs []error
-	if err := f.openLoopback(&set); err != nil {
+	if err := set.OpenLoopback(); err != nil {
 		errs = append(errs, err)
 	}
 	found, err := f.read(ctx)
@@ -101,19 +100,6 @@ func (f *family) full(ctx context.Context, t *table.Table, set plane.Settings) e
 	}
 	f.doubtful = len(errs) > 0
 	return refused.Err(errs...)
-}
-
-// openLoopback lets node ports answer on 127.0.0.0/8, if they are to. Chain
-// FAIRLEAD-INPUT keeps closed what this opens. It stays open when the mode
-// ends, since nobody can tell who else wants it.
-func (f *family) openLoopback(set *plane.Settings) error {
-	if !set.Localhost {
-		return nil
-	}
-	if err := sysctl.Set("net/ipv4/conf/all/route_localnet", "1"); err != nil {
-		return fmt.Errorf("let node ports answer on 127.0.0.1: %w", err)
-	}
-	return nil
 }
 
 func (l *layout) baseChains(set *plane.Settings) []chain {

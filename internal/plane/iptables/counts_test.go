@@ -12,7 +12,6 @@ import (
 	"github.com/fairlead/fairlead/internal/plane"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
-	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/flows"
 )
 
@@ -83,32 +82,6 @@ func TestCountingIsTriedAgain(t *testing.T) {
 		flows.Apply(t, p, flows.EveryField(), nil)
 		if d := flows.Dump(t, p); strings.Count(d, "--add-set") != 4 {
 			t.Errorf("the kernel has\n%s", d)
-		}
-	})
-}
-
-// Cleanup takes the sets away, although nf_tables lets go of them some time
-// after the rules that named them.
-func TestCleanupRemovesSets(t *testing.T) {
-	testbed.NewNetwork(t).Outside("host").Do(func() {
-		for _, v := range []Variant{NFT, Legacy} {
-			p, err := New(Config{Variant: v})
-			if err != nil {
-				t.Fatal(err)
-			}
-			flows.Apply(t, p, flows.EveryField(), nil)
-			if err := p.Close(); err != nil {
-				t.Error(err)
-			}
-			if there, err := ipset.Present(counted.Names()...); err != nil || len(there) != 4 {
-				t.Errorf("variant %s has sets %q, %v, want 4", v, there, err)
-			}
-			if err := Cleanup(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			if there, err := ipset.Present(counted.Names()...); err != nil || len(there) > 0 {
-				t.Errorf("variant %s left sets %q, %v", v, there, err)
-			}
 		}
 	})
 }

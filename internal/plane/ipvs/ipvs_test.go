@@ -343,17 +343,7 @@ func TestConfigIsChecked(t *testing.T) {
 }
 
 func TestApplyStopsWithItsContext(t *testing.T) {
-	inside(t, func(p plane.Plane) {
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		if err := p.Apply(ctx, flows.EveryField(), nil); !errors.Is(err, context.Canceled) {
-			t.Errorf("Apply = %v, want that it was cancelled", err)
-		}
-		flows.Apply(t, p, flows.EveryField(), []table.Key{})
-		if d := flows.Dump(t, p); !strings.Contains(d, "tcp 10.96.0.10:80") {
-			t.Errorf("an Apply after one that failed did not do all of it:\n%s", d)
-		}
-	})
+	inside(t, func(p plane.Plane) { flows.StopsWithItsContext(t, p, "tcp 10.96.0.10:80") })
 }
 
 // The mode works on this kernel, has all schedulers, and the probe leaves

@@ -12,7 +12,6 @@ import (
 	"syscall"
 
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
-	"github.com/fairlead/fairlead/internal/kernel/sysctl"
 	"github.com/fairlead/fairlead/internal/plane"
 	"github.com/fairlead/fairlead/internal/table"
 )
@@ -279,12 +278,9 @@ func (f *family) compare(ctx context.Context, t *table.Table, set plane.Settings
 		return []error{err}
 	}
 	var errs []error
-	if set.Localhost {
-		// Chain loopback keeps closed what this opens. It stays open when
-		// the mode ends, since nobody can tell who else wants it.
-		if err := sysctl.Set("net/ipv4/conf/all/route_localnet", "1"); err != nil {
-			errs = append(errs, fmt.Errorf("let node ports answer on 127.0.0.1: %w", err))
-		}
+	// Chain loopback keeps closed what this opens.
+	if err := set.OpenLoopback(); err != nil {
+		errs = append(errs, err)
 	}
 	found, err := f.read(try > 1, t.All())
 	if err != nil {

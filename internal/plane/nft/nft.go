@@ -47,10 +47,7 @@ type kernel interface {
 	Commit(*nftables.Batch) error
 	Generation() (uint32, error)
 	MaxBatch() int
-	Table(nftables.Table) (comment string, found bool, err error)
-	Chains(nftables.Table) ([]nftables.Chain, error)
-	Rules(nftables.Table) (map[string][]nftables.StoredRule, error)
-	Sets(nftables.Table) ([]nftables.StoredSet, error)
+	nftables.Dumper
 	Elems(t nftables.Table, set string, begin func(), f func(nftables.Elem)) error
 	Get(t nftables.Table, set string, keys [][]byte, f func(nftables.Elem)) error
 	Close() error

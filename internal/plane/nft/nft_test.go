@@ -1,7 +1,6 @@
 package nft
 
 import (
-	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -343,17 +342,7 @@ func TestOtherLayoutIsReplaced(t *testing.T) {
 }
 
 func TestApplyStopsWithItsContext(t *testing.T) {
-	inside(t, Config{}, func(p *Plane) {
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		if err := p.Apply(ctx, flows.EveryField(), nil); !errors.Is(err, context.Canceled) {
-			t.Errorf("Apply = %v, want that it was cancelled", err)
-		}
-		flows.Apply(t, p, flows.EveryField(), []table.Key{})
-		if d := flows.Dump(t, p); !strings.Contains(d, "default/web:http") {
-			t.Errorf("an Apply after one that failed did not do all of it:\n%s", d)
-		}
-	})
+	inside(t, Config{}, func(p *Plane) { flows.StopsWithItsContext(t, p, "default/web:http") })
 }
 
 func empty(cfg Config) flows.Inside {

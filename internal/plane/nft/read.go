@@ -48,23 +48,11 @@ const thoroughUpTo = 20000
 func (f *family) read(thorough bool, ports iter.Seq[*table.ServicePort]) (*found, error) {
 	l, k := f.layout, f.kernel
 	r := &found{state: newState(), junk: map[rawElem]bool{}, sets: map[string]bool{}, base: map[string][]nftables.StoredRule{}, nodeAddrs: map[netip.Addr]bool{}}
-	comment, there, err := k.Table(l.table)
-	if err != nil || !there {
+	is, err := nftables.ReadTable(k, l.table)
+	if err != nil || is == nil {
 		return r, err
 	}
-	sets, err := k.Sets(l.table)
-	if err != nil {
-		return r, err
-	}
-	chains, err := k.Chains(l.table)
-	if err != nil {
-		return r, err
-	}
-	rules, err := k.Rules(l.table)
-	if err != nil {
-		return r, err
-	}
-	if comment != schema || !l.fits(sets, chains, r) {
+	if is.Comment != schema || !l.fits(is, r) {
 		r.replace = true
 		r.sets, r.foreignSets = map[string]bool{}, nil
 		return r, nil
@@ -73,7 +61,7 @@ func (f *family) read(thorough bool, ports iter.Seq[*table.ServicePort]) (*found
 	if err := f.readTargets(r); err != nil {
 		return r, err
 	}
-	l.sortChains(r, chains, rules)
+	l.sortChains(r, is)
 	for _, node := range []bool{false, true} {
 		if err := f.readFronts(r, node, thorough, ports); err != nil {
 			return r, err
@@ -97,12 +85,12 @@ func (f *family) missed(ports iter.Seq[*table.ServicePort], seen func(plane.Fron
 
 // fits says whether the sets and base chains there are of this layout, and
 // notes them.
-func (l *layout) fits(sets []nftables.StoredSet, chains []nftables.Chain, r *found) bool {
+func (l *layout) fits(is *nftables.StoredTable, r *found) bool {
 	ours := map[string]nftables.Set{}
 	for _, s := range l.sets() {
 		ours[s.Name] = s
 	}
-	for _, st := range sets {
+	for _, st := range is.Sets {
 		s, known := ours[st.Name]
 		switch {
 		case !known:
@@ -117,9 +105,8 @@ func (l *layout) fits(sets []nftables.StoredSet, chains []nftables.Chain, r *fou
 	for _, c := range l.base(true) {
 		hooks[c.name] = c.hook
 	}
-	for _, c := range chains {
-		want, known := hooks[c.Name]
-		if known && ((want == nil) != (c.Hook == nil) || want != nil && *want != *c.Hook) {
+	for _, c := range is.Chains {
+		if want, known := hooks[c.Name]; known && !want.Is(c.Hook) {
 			return false
 		}
 	}
@@ -153,20 +140,20 @@ func (f *family) readTargets(r *found) error {
 
 // sortChains notes which chains are there with which rules. Those that are not
 // always there were made on demand, or look as if.
-func (l *layout) sortChains(r *found, chains []nftables.Chain, rules map[string][]nftables.StoredRule) {
+func (l *layout) sortChains(r *found, is *nftables.StoredTable) {
 	always := map[string]bool{}
 	for _, c := range l.base(true) {
 		always[c.name] = true
 	}
-	for _, c := range chains {
+	for _, c := range is.Chains {
 		if always[c.Name] || c.Hook != nil {
-			r.base[c.Name] = rules[c.Name]
+			r.base[c.Name] = is.Rules[c.Name]
 			continue
 		}
 		if r.chains[c.Name] == nil {
 			r.chains[c.Name] = &chainState{}
 		}
-		r.chains[c.Name].present, r.chains[c.Name].stored = true, rules[c.Name]
+		r.chains[c.Name].present, r.chains[c.Name].stored = true, is.Rules[c.Name]
 	}
 }
 

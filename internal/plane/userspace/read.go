@@ -33,29 +33,17 @@ type found struct {
 func (f *family) read() (*found, error) {
 	l, k := f.layout, f.kernel
 	r := &found{content: newContent(), ports: map[plane.FrontKey]uint16{}}
-	comment, there, err := k.Table(l.table)
-	if err != nil || !there {
+	is, err := nftables.ReadTable(k, l.table)
+	if err != nil || is == nil {
 		return r, err
 	}
-	chains, err := k.Chains(l.table)
-	if err != nil {
-		return r, err
-	}
-	sets, err := k.Sets(l.table)
-	if err != nil {
-		return r, err
-	}
-	if comment != schema || !l.fits(chains, sets) {
+	if is.Comment != schema || !l.fits(is) {
 		r.state = foreign
 		return r, nil
 	}
 	r.state = fitting
-	rules, err := k.Rules(l.table)
-	if err != nil {
-		return r, err
-	}
-	for _, c := range chains {
-		r.chains[c.Name] = chain{name: c.Name, hook: c.Hook, stored: rules[c.Name]}
+	for _, c := range is.Chains {
+		r.chains[c.Name] = chain{name: c.Name, hook: c.Hook, stored: is.Rules[c.Name]}
 	}
 	for _, s := range l.sets() {
 		if s.Dynamic {
@@ -82,25 +70,24 @@ func (f *family) read() (*found, error) {
 
 // fits says whether a table has the base chains and the sets of this layout,
 // and no other sets.
-func (l *layout) fits(chains []nftables.Chain, sets []nftables.StoredSet) bool {
+func (l *layout) fits(is *nftables.StoredTable) bool {
 	hooks := map[string]*nftables.Hook{}
 	for _, c := range l.base(&plane.Settings{}) {
 		hooks[c.name] = c.hook
 	}
-	for _, c := range chains {
-		want := hooks[c.Name]
-		if (want == nil) != (c.Hook == nil) || want != nil && *want != *c.Hook {
+	for _, c := range is.Chains {
+		if !hooks[c.Name].Is(c.Hook) {
 			return false
 		}
 		delete(hooks, c.Name)
 	}
 	ours := l.sets()
-	for _, st := range sets {
+	for _, st := range is.Sets {
 		if !slices.ContainsFunc(ours, func(s nftables.Set) bool { return st.Is(s) }) {
 			return false
 		}
 	}
-	return len(hooks) == 0 && len(sets) == len(ours)
+	return len(hooks) == 0 && len(is.Sets) == len(ours)
 }
 
 // Dump is plane.Plane's: what is in the kernel now, and where the proxy's ports

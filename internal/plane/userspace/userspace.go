@@ -80,10 +80,7 @@ func (c *Config) complete() error {
 // kernel is what the Plane needs of nftables.Conn.
 type kernel interface {
 	Commit(*nftables.Batch) error
-	Table(nftables.Table) (comment string, found bool, err error)
-	Chains(nftables.Table) ([]nftables.Chain, error)
-	Rules(nftables.Table) (map[string][]nftables.StoredRule, error)
-	Sets(nftables.Table) ([]nftables.StoredSet, error)
+	nftables.Dumper
 	Elems(t nftables.Table, set string, begin func(), f func(nftables.Elem)) error
 	Close() error
 }

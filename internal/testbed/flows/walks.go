@@ -1,6 +1,7 @@
 package flows
 
 import (
+	"context"
 	"errors"
 	"math/rand/v2"
 	"os"
@@ -184,6 +185,21 @@ func OneBadPort(t testing.TB, inside Inside, has, hasNot string) {
 		Apply(t, p, table.New(good), []table.Key{bad.Key(), more.Key()})
 		Apply(t, p, table.New(good), nil)
 	})
+}
+
+// StopsWithItsContext shows that an Apply whose context has ended says so, and
+// that the next one does all of it; has is a part of the dump then.
+func StopsWithItsContext(t testing.TB, p plane.Plane, has string) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := p.Apply(ctx, EveryField(), nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("Apply = %v, want that it was cancelled", err)
+	}
+	Apply(t, p, EveryField(), []table.Key{})
+	if d := Dump(t, p); !strings.Contains(d, has) {
+		t.Errorf("an Apply after one that failed did not do all of it:\n%s", d)
+	}
 }
 
 // Repair writes tab, lets damage be done, and shows that the next full Apply
