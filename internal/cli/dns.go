@@ -127,6 +127,15 @@ func newDNS(g *global) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if len(nodeLocal) > 0 {
+				opts.NodeLocal = &dns.NodeLocal{Addresses: nodeLocal}
+			}
+			if err := opts.Check(); err != nil {
+				return usageError{err}
+			}
+			if err := checkBind("metrics-bind-address", metrics); err != nil {
+				return err
+			}
 			cfg, _, err := c.load()
 			if err != nil {
 				return err
@@ -140,9 +149,6 @@ func newDNS(g *global) *cobra.Command {
 				return err
 			}
 			opts.Logger = log
-			if len(nodeLocal) > 0 {
-				opts.NodeLocal = &dns.NodeLocal{Addresses: nodeLocal}
-			}
 			server, err := dns.New(opts)
 			if err != nil {
 				return err

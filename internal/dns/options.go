@@ -162,6 +162,28 @@ func (o Options) withDefaults() (Options, error) {
 	return o, nil
 }
 
+func (o *Options) zoneConfig() zone.Config {
+	return zone.Config{
+		Domains:    o.Domains,
+		Reverse:    append(append([]netip.Prefix(nil), o.ServiceCIDRs...), o.PodCIDRs...),
+		TTL:        o.TTL,
+		Pods:       o.Pods,
+		NameServer: ServiceName(),
+		Serial:     uint32(time.Now().Unix()),
+	}
+}
+
+// Check says what New would refuse wherever it is called: it reads no file and
+// needs no Client.
+func (o Options) Check() error {
+	o, err := o.withDefaults()
+	if err != nil {
+		return err
+	}
+	_, err = zone.New(o.zoneConfig())
+	return err
+}
+
 func setDefault[T comparable](v *T, def T) {
 	var zero T
 	if *v == zero {

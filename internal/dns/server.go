@@ -55,14 +55,7 @@ func New(o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	z, err := zone.New(zone.Config{
-		Domains:    o.Domains,
-		Reverse:    append(append([]netip.Prefix(nil), o.ServiceCIDRs...), o.PodCIDRs...),
-		TTL:        o.TTL,
-		Pods:       o.Pods,
-		NameServer: ServiceName(),
-		Serial:     uint32(time.Now().Unix()),
-	})
+	z, err := zone.New(o.zoneConfig())
 	if err != nil {
 		return nil, err
 	}
