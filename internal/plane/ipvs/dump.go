@@ -68,7 +68,7 @@ func (f *family) dump(ctx context.Context, k kernel, b *strings.Builder) error {
 
 func (v *virtual) text(key ipvs.Key, inside map[uint32][]string) string {
 	name := key.String()
-	if len(inside[key.Mark]) > 0 {
+	if key.Mark != 0 {
 		slices.Sort(inside[key.Mark])
 		name = "inside of " + strings.Join(inside[key.Mark], " and ")
 	}

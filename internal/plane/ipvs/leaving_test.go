@@ -104,7 +104,7 @@ func TestDeletedServiceKeepsConnections(t *testing.T) {
 	for deadline := time.Now().Add(time.Minute); ; {
 		e.Apply(t, none, nil)
 		d := dumpOf(t, e)
-		if !strings.Contains(d, "10.96.0.10") && !strings.Contains(d, "tcp 192.168") && !strings.Contains(d, "fwm") {
+		if !strings.Contains(d, "10.96.0.10") && !strings.Contains(d, "tcp 192.168") && !strings.Contains(d, "inside of") {
 			break
 		}
 		if time.Now().After(deadline) {
