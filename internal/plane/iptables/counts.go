@@ -3,7 +3,6 @@ package iptables
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/fairlead/fairlead/internal/kernel/iptables"
 	"github.com/fairlead/fairlead/internal/plane"
@@ -21,34 +20,39 @@ type counts interface {
 // Lost is plane.Counter's. Where the kernel has no ipset nothing is counted.
 func (p *Plane) Lost(ctx context.Context) ([]plane.Lost, error) { return p.lost.Lost(ctx) }
 
-// count makes the sets that the rules count in. The first time it finds out
-// whether this kernel's rules can do so; if not, the mode works without counts.
-// full says that everything is going to be compared. An error is about this
-// moment: the caller comes again.
-func (p *Plane) count(ctx context.Context, full bool) error {
-	first := !p.families[0].layout.counts
-	if p.uncounted || !full && !first {
+// maxUndecided is how often iptables may be too busy to tell whether its rules
+// can count. (The nf_tables variant calls itself busy, too, where the kernel
+// lacks a part.)
+const maxUndecided = 3
+
+// count makes the sets that the rules count in, before everything is compared.
+// The first time it finds out whether this kernel's rules can do so; if not, the
+// mode works without counts. An error is about this moment: the caller comes
+// again.
+func (p *Plane) count(ctx context.Context) error {
+	if p.uncounted {
 		return nil
 	}
-	var fams []svc.Family
-	for _, f := range p.families {
-		fams = append(fams, f.layout.family)
-	}
-	err := p.lost.Open(fams...)
+	first := !p.families[0].layout.counts
+	err := p.lost.Open(iptables.Families()...)
 	for _, f := range p.families {
 		if err == nil && first {
 			err = f.tryCounts(ctx)
-			var failed *iptables.Error
-			if err != nil && (!errors.As(err, &failed) || failed.Busy()) {
-				return fmt.Errorf("iptables %s: try to count lost packets: %w", f.layout.family, err)
-			}
 		}
 	}
-	if p.uncounted = err != nil; p.uncounted {
-		p.cfg.Log.Warn("packets that are refused or dropped are not counted by Service: the kernel lacks ipset (ip_set_hash_ipport) or its match and target for iptables (xt_set)", "err", err)
+	var failed *iptables.Error
+	switch busy := errors.As(err, &failed) && failed.Busy(); {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case busy && p.undecided < maxUndecided:
+		p.undecided++
+		return nil
+	case err != nil:
+		p.uncounted = true
+		p.cfg.Log.Warn("packets that are refused or dropped are not counted by Service: the kernel lacks ipset (module ip_set_hash_ipport) or its match and target for iptables (xt_set)", "err", err)
 	}
 	for _, f := range p.families {
-		f.layout.counts = !p.uncounted
+		f.layout.counts = err == nil
 	}
 	return nil
 }

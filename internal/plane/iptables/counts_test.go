@@ -70,20 +70,31 @@ func TestWithoutSets(t *testing.T) {
 	}
 }
 
-// Where iptables is busy while the rules that count are tried, nothing is
-// decided: the next comparison tries again.
+// Where iptables is busy while the rules that count are tried, the next
+// comparison tries again, but not for ever.
 func TestCountingIsTriedAgain(t *testing.T) {
-	withTools(t, NFT, Config{}, func(p *Plane, c *counting) {
-		c.fail = func() error { return errors.New("busy") }
-		if err := p.Apply(t.Context(), flows.EveryField(), nil); err == nil {
-			t.Error("no error from an Apply that failed")
-		}
-		c.fail = nil
-		flows.Apply(t, p, flows.EveryField(), nil)
-		if d := flows.Dump(t, p); strings.Count(d, "--add-set") != 4 {
-			t.Errorf("the kernel has\n%s", d)
-		}
-	})
+	for busy, want := range map[int]int{1: 4, maxUndecided: 4, maxUndecided + 1: 0} {
+		withTools(t, NFT, Config{}, func(p *Plane, c *counting) {
+			left := busy
+			c.busy = func(input string) bool {
+				if strings.Contains(input, "--add-set") && strings.Contains(input, chainTry) {
+					left--
+					return left >= 0
+				}
+				return false
+			}
+			for range busy {
+				flows.Apply(t, p, flows.EveryField(), nil)
+				if d := flows.Dump(t, p); strings.Contains(d, "--add-set") {
+					t.Errorf("while it was busy the kernel got\n%s", d)
+				}
+			}
+			flows.Apply(t, p, flows.EveryField(), nil)
+			if d := flows.Dump(t, p); strings.Count(d, "--add-set") != want {
+				t.Errorf("after %d times busy the kernel has\n%s", busy, d)
+			}
+		})
+	}
 }
 
 // Somebody who removes our rules, and then the sets that they named, does not

@@ -98,8 +98,10 @@ type Plane struct {
 	families []*family
 	repaired []string
 	lost     counts
-	// uncounted says that this kernel cannot count lost packets.
+	// uncounted says that this kernel cannot count lost packets, undecided how
+	// often that could not be found out.
 	uncounted bool
+	undecided int
 }
 
 // New returns a Plane. It changes nothing in the kernel yet.
@@ -139,12 +141,12 @@ func (p *Plane) Repaired() []string { return p.repaired }
 
 // Apply is plane.Plane's.
 func (p *Plane) Apply(ctx context.Context, t *table.Table, changed []table.Key) error {
-	if changed == nil {
-		p.repaired = nil
-	}
 	var errs []error
-	if err := p.count(ctx, changed == nil); err != nil {
-		errs = append(errs, err)
+	if changed == nil || p.families[0].state == nil {
+		p.repaired = nil
+		if err := p.count(ctx); err != nil {
+			errs = append(errs, err)
+		}
 	}
 	for _, f := range p.families {
 		first := f.state == nil

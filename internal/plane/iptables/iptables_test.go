@@ -58,6 +58,7 @@ type counting struct {
 	restores, saves, bytes int
 	fail                   func() error
 	refuse                 string
+	busy                   func(input string) bool
 }
 
 func (c *counting) Restore(ctx context.Context, input []byte) error {
@@ -67,6 +68,9 @@ func (c *counting) Restore(ctx context.Context, input []byte) error {
 		if err := c.fail(); err != nil {
 			return err
 		}
+	}
+	if c.busy != nil && c.busy(string(input)) {
+		return &iptables.Error{Program: "iptables-restore", Code: 4, Said: "Resource temporarily unavailable"}
 	}
 	if c.refuse != "" && strings.Contains(string(input), c.refuse) {
 		input = append(slices.Clip(input), "*nat\n-A FAIRLEAD-NONE -j NOWHERE\nCOMMIT\n"...)
