@@ -38,12 +38,18 @@ const namesCorefile = `.:53 {
         ttl 5
     }
     forward . ` + switchAddr + `
+    cache 30 {
+        disable success cluster.local
+        disable denial cluster.local
+    }
     loadbalance
+    prometheus :9153
 }
 `
 
 // runNames asks both servers everything in the table and prints where they
-// differ, with the reason. A difference without a reason is an error.
+// differ, with the reason. A difference without a reason is an error, as is one of
+// the names and labels of their metrics afterwards.
 func (b *bench) runNames(ctx context.Context) (figures []figure, err error) {
 	stop, err := serveWorld()
 	if err != nil {
@@ -62,7 +68,7 @@ func (b *bench) runNames(ctx context.Context) (figures []figure, err error) {
 	if err != nil {
 		return nil, err
 	}
-	mine, err := b.answersOf(ctx, a, b.fairleadNames(), questions)
+	mine, myMetrics, err := b.answersOf(ctx, a, b.fairleadNames(), questions)
 	if err != nil {
 		return nil, err
 	}
@@ -70,7 +76,7 @@ func (b *bench) runNames(ctx context.Context) (figures []figure, err error) {
 	if b.peer("coredns") == "" {
 		return figures, nil
 	}
-	theirs, err := b.answersOf(ctx, a, b.coreNames(), questions)
+	theirs, theirMetrics, err := b.answersOf(ctx, a, b.coreNames(), questions)
 	if err != nil {
 		return nil, err
 	}
@@ -88,8 +94,10 @@ func (b *bench) runNames(ctx context.Context) (figures []figure, err error) {
 		fmt.Printf("%s: %s\n  fairlead  %s\n  CoreDNS   %s\n", q, why, mine[i], theirs[i])
 	}
 	figures = append(figures, alone("of them answered otherwise than by CoreDNS, for a reason", pieces, float64(differ-unexplained), expectation{}))
+	same, err := compareMetrics(myMetrics, theirMetrics)
+	figures = append(figures, alone("metrics that are CoreDNS's, with the same labels", pieces, float64(same), expectation{}))
 	if unexplained > 0 {
-		err = fmt.Errorf("%d answers differ from CoreDNS's without a known reason", unexplained)
+		err = errors.Join(err, fmt.Errorf("%d answers differ from CoreDNS's without a known reason", unexplained))
 	}
 	return figures, err
 }
@@ -167,20 +175,21 @@ func records(rrs []dns.RR) []string {
 	return out
 }
 
-// answersOf starts a server on a host of its own and asks it everything.
-func (b *bench) answersOf(ctx context.Context, a *api, n nameserver, questions []asked) (out []answered, err error) {
+// answersOf starts a server on a host of its own, asks it everything, and reads
+// its metrics.
+func (b *bench) answersOf(ctx context.Context, a *api, n nameserver, questions []asked) (out []answered, metrics map[string]string, err error) {
 	h, err := b.net.host(ctx, fmt.Sprintf("names%d", b.net.count))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer func() { err = errors.Join(err, h.remove(context.WithoutCancel(ctx))) }()
 	dir, err := os.MkdirTemp(b.dir, n.name+"-")
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	p, err := n.start(h, dir, a.kubeconfig)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer func() { err = errors.Join(err, p.stop()) }()
 	server := netip.AddrPortFrom(h.addr, dnsPort).String()
@@ -202,22 +211,26 @@ func (b *bench) answersOf(ctx context.Context, a *api, n nameserver, questions [
 		}
 		return nil
 	}); err != nil {
-		return nil, fmt.Errorf("%s: %w", n.name, err)
+		return nil, nil, fmt.Errorf("%s: %w", n.name, err)
 	}
 	for _, q := range questions {
 		m, err := ask(q)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %s: %w", n.name, q, err)
+			return nil, nil, fmt.Errorf("%s: %s: %w", n.name, q, err)
 		}
 		out = append(out, newAnswered(m))
 	}
-	return out, nil
+	if metrics, err = readMetrics(ctx, h.addr); err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", n.name, err)
+	}
+	return out, metrics, nil
 }
 
 func (b *bench) fairleadNames() nameserver {
 	return nameserver{"fairlead", func(h *host, dir, kubeconfig string) (*process, error) {
 		return spawn(h, dir, "fairlead-dns", b.fairlead, "dns", "--kubeconfig", kubeconfig,
-			"--listen", netip.AddrPortFrom(h.addr, dnsPort).String(), "--upstream", switchAddr)
+			"--listen", netip.AddrPortFrom(h.addr, dnsPort).String(), "--upstream", switchAddr,
+			"--metrics-bind-address", netip.AddrPortFrom(h.addr, metricsPort).String())
 	}}
 }
 
