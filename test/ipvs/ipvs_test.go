@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -163,14 +164,13 @@ func TestProxy(t *testing.T) {
 	}
 	c.node.Do(func() { hasTimeouts(t, ipvs.Timeouts{TCP: 20 * time.Minute, UDP: 77 * time.Second}) })
 
-	open, err := from.Dial(t.Context(), svc.TCP, vip)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*patience)
+	defer cancel()
+	open, err := from.Dial(ctx, svc.TCP, vip)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer open.Close()
-	if err := open.SetDeadline(time.Now().Add(5 * patience)); err != nil {
-		t.Fatal(err)
-	}
 	if got, err := testbed.AskOn(open); err != nil || got.Name != "a" {
 		t.Fatalf("%+v, %v", got, err)
 	}

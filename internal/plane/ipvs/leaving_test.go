@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/netip"
@@ -19,6 +20,8 @@ import (
 // processes, too, until the last connection ends.
 func TestDeletedServiceKeepsConnections(t *testing.T) {
 	e := flows.NewEnv(t, create("rr"))
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
 	const node = 30080
 	// Clients inside have endpoints of their own at the node port.
 	service := func(names string) *table.Table {
@@ -37,14 +40,11 @@ func TestDeletedServiceKeepsConnections(t *testing.T) {
 	nodePort := netip.AddrPortFrom(e.Node.Addr4(), node)
 	var open []net.Conn
 	for from, at := range map[string]netip.AddrPort{"c": vip, "node": vip, "client": vip, "b": nodePort, "other": nodePort} {
-		conn, err := e.Host(from).Dial(t.Context(), svc.TCP, at)
+		conn, err := e.Host(from).Dial(ctx, svc.TCP, at)
 		if err != nil {
 			t.Fatalf("%s to %s: %v", from, at, err)
 		}
 		defer func() { _ = conn.Close() }()
-		if err := conn.SetDeadline(time.Now().Add(5 * time.Minute)); err != nil {
-			t.Fatal(err)
-		}
 		if got, err := testbed.AskOn(conn); err != nil || got.Name != "a" {
 			t.Fatalf("%s to %s: %+v, %v", from, at, got, err)
 		}
@@ -67,7 +67,7 @@ func TestDeletedServiceKeepsConnections(t *testing.T) {
 	refused := func(when string) {
 		t.Helper()
 		for from, at := range map[string]netip.AddrPort{"c": vip, "node": vip, "b": nodePort} {
-			if got, err := e.Host(from).Ask(t.Context(), svc.TCP, at); !testbed.Refused(err) {
+			if got, err := e.Host(from).Ask(ctx, svc.TCP, at); !testbed.Refused(err) {
 				t.Errorf("%s, a new connection from %s to %s: %+v, %v; want that it is refused", when, from, at, got, err)
 			}
 		}

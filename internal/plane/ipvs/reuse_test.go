@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -59,11 +60,13 @@ func brief(e *flows.Env, names string) *table.ServicePort {
 func askBriefly(t *testing.T, e *flows.Env, port uint16) (name string, again int) {
 	t.Helper()
 	from := netip.AddrPortFrom(e.Host("c").Addr4(), port)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
 	var c net.Conn
 	var err error
-	for deadline := time.Now().Add(30 * time.Second); ; {
-		c, err = e.Host("c").DialFrom(t.Context(), svc.TCP, from, vip)
-		if !errors.Is(err, syscall.EADDRINUSE) || time.Now().After(deadline) {
+	for {
+		c, err = e.Host("c").DialFrom(ctx, svc.TCP, from, vip)
+		if !errors.Is(err, syscall.EADDRINUSE) || ctx.Err() != nil {
 			break
 		}
 		<-time.After(time.Millisecond)
