@@ -177,6 +177,7 @@ func (c *cluster) restart(at netip.AddrPort, how syscall.Signal) {
 	}
 	_ = open.Close()
 	c.agentEnds(how)
+	gone := time.Now()
 	c.startAgent()
 	c.until("the new agent to say that services are programmed", func() error {
 		if !strings.Contains(c.agentLog.String(), "is up") {
@@ -193,18 +194,23 @@ func (c *cluster) restart(at netip.AddrPort, how syscall.Signal) {
 		case f.ended.Before(ended) || f.began.After(up):
 			c.t.Errorf("%s: a request failed while an agent was there: %v", how, f.err)
 		case testbed.Refused(f.err):
-		case errors.Is(f.err, syscall.ECONNRESET), errors.Is(f.err, syscall.EPIPE), errors.Is(f.err, io.EOF), errors.Is(f.err, io.ErrUnexpectedEOF):
+		case f.began.Before(gone) && broke(f.err):
 			broken++
 			c.t.Logf("%s: %v after %v", how, f.err, f.began.Sub(ended))
 		default:
 			c.t.Errorf("%s: a request failed otherwise than docs/modes.md says: %v", how, f.err)
 		}
 	}
-	// One connection may be in the listener's queue in the moment of its end; of a
-	// process that is killed each client may have one under way.
-	if broken > loadClients {
+	// In the moment in which a listener closes, each client may be in its queue.
+	if how == syscall.SIGTERM && broken > loadClients {
 		c.t.Errorf("%s: %d of %d requests broke off", how, broken, len(asked))
 	}
+}
+
+// broke says that err is what a client gets whose connection was open when its
+// other end went.
+func broke(err error) bool {
+	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
 // loadClients is how many requests are under way at a time.
