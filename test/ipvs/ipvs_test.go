@@ -182,9 +182,16 @@ func TestProxy(t *testing.T) {
 	alive(t, open, "without a proxy")
 	c.reaches(from, vip, b)
 	c.endpoints("web", a, b)
-	_, stop = c.start(c.proxy()...)
+	_, stop = c.start(c.proxy("--ipvs-sync-period", "1s")...)
 	c.reaches(from, vip, a, b)
 	alive(t, open, "after a restart")
+
+	// What somebody removes comes back.
+	c.on("ip", "link", "del", "fairlead-ipvs")
+	c.on("iptables-legacy", "-t", "nat", "-F", "FAIRLEADVS-POSTROUTING")
+	c.reaches(from, netip.MustParseAddrPort("10.96.0.101:80"), b)
+	c.reaches(b, netip.MustParseAddrPort("10.96.0.101:80"), b)
+	alive(t, open, "after a repair")
 
 	if err := c.client.CoreV1().Services("default").Delete(t.Context(), "web", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)

@@ -99,8 +99,8 @@ func (l *planner) plan(k plane.FrontKey, p *table.ServicePort, f *table.Frontend
 }
 
 // addressesOf are those of a frontend: its own, or those that node ports answer
-// on and nobody else balances. IPVS does not send what comes from 127.0.0.0/8 to
-// another machine.
+// on and nobody else balances. IPVS sends what comes from 127.0.0.0/8 by no
+// interface but lo.
 func (l *planner) addressesOf(k plane.FrontKey) []netip.Addr {
 	if !k.Node {
 		return []netip.Addr{k.Addr}

@@ -15,7 +15,7 @@ const (
 )
 
 // notFromLoopback excuses mode ipvs.
-var notFromLoopback = map[string]string{"ipvs": "the kernel's IPVS stops what comes from 127.0.0.0/8 and would go to another machine"}
+var notFromLoopback = map[string]string{"ipvs": "the kernel's IPVS drops what comes from 127.0.0.0/8 and would leave by another interface than lo (plane/ipvs/README.md)"}
 
 // one is a Service with one frontend.
 func one(k table.FrontendKind, to string) []Service {
