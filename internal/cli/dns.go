@@ -175,33 +175,49 @@ func newDNS(g *global) *cobra.Command {
 // answering makes no garbage. $GOGC overrides it.
 const dnsGCPercent = 50
 
-// startMemory is what the process may take before garbage is collected for the
-// first time. The lists of a thousand Services take less, and collecting would
-// be a third of the work until the first answer.
-const startMemory = 128 << 20
+// While the process starts nothing is collected before it has taken startMemory,
+// and from then on startGCPercent holds. The lists of a thousand Services take
+// less than that, and collecting would be a third of the work until the first
+// answer.
+const (
+	startMemory    = 64 << 20
+	startGCPercent = 100
+)
 
-// collectLater puts off the collection of garbage until the process has taken
-// startMemory, or the function it returns is called.
-func collectLater() (collect func()) {
+// collectLater does so. The function it returns ends the start.
+func collectLater() (started func()) {
 	if os.Getenv("GOGC") != "" {
 		return func() {}
 	}
-	before := debug.SetMemoryLimit(-1)
-	collect = sync.OnceFunc(func() {
-		debug.SetGCPercent(dnsGCPercent)
-		debug.SetMemoryLimit(before)
-	})
+	limit := debug.SetMemoryLimit(-1)
+	collect := func(percent int) {
+		debug.SetGCPercent(percent)
+		debug.SetMemoryLimit(limit)
+	}
 	debug.SetGCPercent(-1)
-	debug.SetMemoryLimit(min(before, startMemory))
+	debug.SetMemoryLimit(min(limit, startMemory))
+	var mu sync.Mutex
+	over := false
 	// It goes with the first collection.
-	runtime.AddCleanup(new([16]byte), func(struct{}) { collect() }, struct{}{})
-	return collect
+	runtime.AddCleanup(new([16]byte), func(percent int) {
+		mu.Lock()
+		defer mu.Unlock()
+		if !over {
+			collect(percent)
+		}
+	}, startGCPercent)
+	return func() {
+		mu.Lock()
+		defer mu.Unlock()
+		over = true
+		collect(dnsGCPercent)
+	}
 }
 
 // runSmall runs a DNS server that is alone in its process, and gives back the
 // memory that only its start needed.
 func runSmall(ctx context.Context, log *slog.Logger, server *dns.Server) error {
-	collect := collectLater()
+	started := collectLater()
 	var trimming sync.WaitGroup
 	defer trimming.Wait()
 	ctx, stop := context.WithCancel(ctx)
@@ -210,7 +226,7 @@ func runSmall(ctx context.Context, log *slog.Logger, server *dns.Server) error {
 		if untilTrue(ctx, server.Ready) != nil {
 			return
 		}
-		collect()
+		started()
 		giveBack(log)
 	})
 	return server.Run(ctx)
