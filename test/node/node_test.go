@@ -22,6 +22,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/kernel/ipset"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
@@ -301,7 +302,8 @@ func TestKilledAgent(t *testing.T) {
 	}
 }
 
-// fairlead cleanup leaves no rule, device, route, process or state behind.
+// fairlead cleanup leaves no rule, set, device, route, process or state behind,
+// whichever modes the node was in.
 func TestCleanupLeavesNothing(t *testing.T) {
 	c := newCluster(t)
 	traces := func() string {
@@ -314,10 +316,23 @@ func TestCleanupLeavesNothing(t *testing.T) {
 			}
 			all.Write(out)
 		}
+		c.node.Do(func() {
+			sets, err := ipset.Dial()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer sets.Close()
+			names, err := sets.Names()
+			if err != nil {
+				t.Fatal(err)
+			}
+			fmt.Fprintf(&all, "sets %q\n", names)
+		})
 		return all.String()
 	}
 	c.backends()
-	if now := traces(); !strings.Contains(now, "fairlead") || !strings.Contains(now, "fl0") {
+	c.lostIsTold()
+	if now := traces(); !strings.Contains(now, `"fairlead-iptables-dropped-6"`) || !strings.Contains(now, "FAIRLEAD-SERVICES") || !strings.Contains(now, "fl0") {
 		t.Fatalf("an agent at work leaves no trace that this test could miss:\n%s", now)
 	}
 	c.stopAgent(syscall.SIGTERM)
@@ -325,7 +340,7 @@ func TestCleanupLeavesNothing(t *testing.T) {
 		t.Fatalf("fairlead cleanup: %v\n%s", err, out)
 	}
 	now := traces()
-	for _, trace := range []string{"fairlead", "fl0", "veth", "proto 250"} {
+	for _, trace := range []string{"fairlead", "FAIRLEAD", "fl0", "veth", "proto 250"} {
 		if strings.Contains(now, trace) {
 			t.Errorf("cleanup left %q:\n%s", trace, now)
 		}
