@@ -223,7 +223,7 @@ func (c *cluster) backends() netip.AddrPort {
 
 // ask makes one request from the node, on a connection of its own.
 func (c *cluster) ask(at netip.AddrPort) error {
-	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{
+	client := &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return c.node.Dial(ctx, svc.TCP, at)

@@ -121,7 +121,9 @@ type held struct {
 // hold opens a connection and has a request answered on it.
 func (c *cluster) hold(at netip.AddrPort) *held {
 	c.t.Helper()
-	conn, err := c.node.Dial(c.t.Context(), svc.TCP, at)
+	ctx, cancel := context.WithTimeout(c.t.Context(), 30*time.Second)
+	defer cancel()
+	conn, err := c.node.Dial(ctx, svc.TCP, at)
 	if err != nil {
 		c.t.Fatal(err)
 	}
