@@ -230,6 +230,47 @@ func TestRepair(t *testing.T) {
 	})
 }
 
+// meddling is iptables beside which somebody removes rules as soon as they are
+// written.
+type meddling struct {
+	tool
+	damage func()
+}
+
+func (m *meddling) Restore(ctx context.Context, input []byte) error {
+	err := m.tool.Restore(ctx, input)
+	if m.damage != nil {
+		m.damage()
+		m.damage = nil
+	}
+	return err
+}
+
+// Rules that somebody removes while they are written are not taken for what was
+// written, but put back.
+func TestRulesRemovedWhileWritten(t *testing.T) {
+	inside(t, func(p plane.Plane) {
+		tab := flows.EveryField()
+		want := flows.Fresh(t, inside, []*table.Table{tab})[0]
+		for _, damage := range [][]string{
+			{"iptables-legacy", "-t", "nat", "-F", "FAIRLEADVS-POSTROUTING"}, {"iptables-legacy", "-F", "INPUT"},
+		} {
+			f := p.(*Plane).families[0]
+			real := f.rules.tool
+			f.rules.tool = &meddling{real, func() { flows.Command(t, "", damage...) }}
+			f.rules.printed = nil
+			if err := p.Apply(t.Context(), tab, nil); err == nil || !strings.Contains(err.Error(), "changed while they were written") {
+				t.Errorf("%q: Apply = %v", damage, err)
+			}
+			f.rules.tool = real
+			flows.Apply(t, p, tab, nil)
+			if d := cmp.Diff(want, flows.Dump(t, p)); d != "" {
+				t.Errorf("%q: (-fresh +here):\n%s", damage, d)
+			}
+		}
+	})
+}
+
 // everything is what the kernel has of all that this mode could write.
 func everything(t *testing.T) string {
 	t.Helper()

@@ -22,6 +22,7 @@ type rules struct {
 // lead to them, and all of it as text.
 type foundRules struct {
 	ours, leads []string
+	count       int // rules, in our chains and in others
 	text        string
 }
 
@@ -52,6 +53,7 @@ func (r *rules) read(ctx context.Context) (map[string]*foundRules, error) {
 		slices.Sort(f.ours)
 		// The order of chains is the program's; that within a chain counts.
 		slices.SortStableFunc(lines[table], func(a, b string) int { return strings.Compare(chainOf(a), chainOf(b)) })
+		f.count = len(f.leads) + len(lines[table])
 		f.text = strings.Join(f.ours, " ") + "\n" + strings.Join(slices.Concat(f.leads, lines[table]), "\n") + "\n"
 	}
 	return out, nil
@@ -90,9 +92,23 @@ func (r *rules) ensure(ctx context.Context) ([]string, error) {
 	}
 	r.printed = map[string]string{}
 	for table, f := range now {
+		if !f.complete(r.layout.chains(table), len(jumps[table])) {
+			// Who comes in between must not be taken for the one who wrote them.
+			r.printed = nil
+			return changed, fmt.Errorf("our rules in table %s were changed while they were written", table)
+		}
 		r.printed[table] = f.text
 	}
 	return changed, nil
+}
+
+// complete says whether there are as many chains and rules as there should be.
+func (f *foundRules) complete(want []chain, jumps int) bool {
+	rules := jumps
+	for _, c := range want {
+		rules += len(c.rules)
+	}
+	return len(f.ours) == len(want) && f.count == rules
 }
 
 // input is what makes a table as it is to be, in one step.
