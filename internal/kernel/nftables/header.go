@@ -18,13 +18,15 @@ type Header struct {
 	Len  uint32
 	// Source and Destination are the offsets of the addresses, in bytes.
 	Source, Destination uint32
+	// ICMP is the number of the family's protocol of that name.
+	ICMP byte
 }
 
 // HeaderOf is the Header of packets of family f.
 func HeaderOf(f svc.Family) Header {
-	h := Header{family: FamilyOf(f), Addr: TypeIPv4, Len: 4, Source: 12, Destination: 16}
+	h := Header{family: FamilyOf(f), Addr: TypeIPv4, Len: 4, Source: 12, Destination: 16, ICMP: unix.IPPROTO_ICMP}
 	if f == svc.IPv6 {
-		h.Addr, h.Len, h.Source, h.Destination = TypeIPv6, 16, 8, 24
+		h.Addr, h.Len, h.Source, h.Destination, h.ICMP = TypeIPv6, 16, 8, 24, unix.IPPROTO_ICMPV6
 	}
 	h.Word = h.family.String()
 	return h

@@ -14,7 +14,7 @@ import (
 )
 
 // Prefix begins the names of the sets of ipset that a mode counts in. It has at
-// most 21 letters.
+// most 22 letters.
 type Prefix string
 
 func (p Prefix) name(f svc.Family, how Fate) string {

@@ -23,11 +23,12 @@ func Sets(h *nftables.Header) []nftables.Set {
 	}
 }
 
-// Rules are the rules that count a packet and let it meet its fate.
+// Rules are the rules that count a packet and let it meet its fate. ICMP has a
+// checksum in the place of a port: one ping a second would fill the set.
 func Rules(h *nftables.Header, how Fate) []nftables.Rule {
 	set := setNames[how]
-	count := nftables.NewRule(h.Frontend().Count(set, 0, uint64(lifetime.Milliseconds())),
-		"update @%s { %s timeout 1d counter }", set, h.FrontendText())
+	count := nftables.NewRule(h.Frontend().NotEqual(h.Regs(), []byte{h.ICMP}).Count(set, 0, uint64(lifetime.Milliseconds())),
+		"meta l4proto != %d update @%s { %s timeout 1d counter }", h.ICMP, set, h.FrontendText())
 	if how == Refused {
 		return append([]nftables.Rule{count}, h.Refusal()...)
 	}

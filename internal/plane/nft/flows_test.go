@@ -1,7 +1,9 @@
 package nft
 
 import (
+	"net"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/plane"
@@ -66,3 +68,41 @@ func TestRoundRobin(t *testing.T) {
 }
 
 func TestLostPacketsAreCounted(t *testing.T) { flows.Counts(t, create) }
+
+// Pings to a ClusterIP, each with another checksum in the place of a port, do
+// not fill the set that counts what is refused.
+func TestPingsAreNotCounted(t *testing.T) {
+	e := flows.NewEnv(t, create)
+	e.Apply(t, table.New(
+		flows.Port("web", "", svc.IPv4, svc.TCP, table.Frontend{Addr: flows.AP("10.96.0.10:80")}),
+		flows.Port("web", "", svc.IPv6, svc.TCP, table.Frontend{Addr: flows.AP("[fd00:10:96::10]:80")}),
+	), nil)
+	for _, c := range []struct {
+		network, to, table string
+		echo               byte
+	}{{"ip4:icmp", "10.96.0.10", "ip", 8}, {"ip6:ipv6-icmp", "fd00:10:96::10", "ip6", 128}} {
+		e.Host("c").Do(func() {
+			ping, err := net.Dial(c.network, c.to)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = ping.Close() }()
+			for i := range byte(5) {
+				// The kernel makes the checksum for IPv6; for IPv4 the words add up to
+				// what the other has not.
+				if _, err := ping.Write([]byte{c.echo, 0, ^c.echo, ^i, 0, 0, 0, i}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+		if _, err := e.Host("c").Ask(t.Context(), svc.TCP, netip.AddrPortFrom(netip.MustParseAddr(c.to), 99)); !testbed.Refused(err) {
+			t.Errorf("asked another port: %v, want refused", err)
+		}
+		e.Node.Do(func() {
+			text := flows.Command(t, "", "nft", "list", "set", c.table, "fairlead", "refused")
+			if strings.Count(text, "counter packets") != 1 || !strings.Contains(text, c.to+" . tcp . 99 ") {
+				t.Errorf("counted\n%s", text)
+			}
+		})
+	}
+}
