@@ -227,6 +227,65 @@ func TestResolversInPods(t *testing.T) {
 	}
 }
 
+// nodeLocalAlone runs 'fairlead dns --node-local' on a host without an agent, as on
+// the nodes of another Kubernetes: what runs there is answered at the address of
+// kube-dns over UDP and TCP, IPv4 and IPv6, without connection tracking entries,
+// and at the end nothing is left.
+func (c *cluster) nodeLocalAlone(name, want string) {
+	t := c.t
+	t.Helper()
+	host := c.network.Outside("plain")
+	admin, err := os.ReadFile(c.path("server/admin.kubeconfig"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig := c.path("plain.kubeconfig")
+	remote := strings.ReplaceAll(string(admin), "127.0.0.1", c.server.Addr4().String())
+	if err := os.WriteFile(kubeconfig, []byte(remote), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var log output
+	server := c.fairlead(host, "dns", "--kubeconfig", kubeconfig, "--node-local", clusterDNS+","+clusterDNS6, "--upstream", "127.0.0.1:9")
+	server.Stdout, server.Stderr = &log, &log
+	if err := server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	run := func(args ...string) (string, error) {
+		out, err := host.Command(t.Context(), args[0], args[1:]...).CombinedOutput()
+		return strings.TrimSpace(string(out)), err
+	}
+	rules := []string{"nft", "list", "table", "inet", "fairlead-dns"}
+	c.until("the rules of dns --node-local", func() error {
+		out, err := run(rules...)
+		if err != nil {
+			return fmt.Errorf("%w: %s\n%s", err, out, log.String())
+		}
+		return nil
+	})
+	for _, at := range []string{"127.0.0.1", clusterDNS, clusterDNS6} {
+		for _, over := range []string{"+notcp", "+tcp"} {
+			if out, err := run("dig", "+short", "+time=2", "+tries=5", name, "@"+at, over); err != nil || out != want {
+				t.Errorf("dns --node-local: dig @%s %s: %q, %v\n%s", at, over, out, err, log.String())
+			}
+		}
+	}
+	if seen := tracked(t, host); seen != "" {
+		t.Errorf("dns --node-local: connection tracking entries of DNS:\n%s", seen)
+	}
+	if err := server.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Error(err)
+	}
+	if err := server.Wait(); err != nil {
+		t.Errorf("dns --node-local ended with %v\n%s", err, log.String())
+	}
+	if out, err := run(rules...); err == nil {
+		t.Errorf("left by dns --node-local:\n%s", out)
+	}
+	if out, err := run("ip", "route", "show", "table", "local"); err != nil || strings.Contains(out, clusterDNS) {
+		t.Errorf("left by dns --node-local: %v\n%s", err, out)
+	}
+}
+
 // Every mode of the proxy leaves DNS on the node alone: no connection tracking
 // entry for it, from Pods and from the node itself, over UDP and TCP, IPv4 and
 // IPv6. The Service kube-dns still lists the servers. When the agent ends, other
@@ -251,6 +310,7 @@ func TestNodeLocalDNS(t *testing.T) {
 		return nil
 	})
 	service := c.backends().Addr().String()
+	c.nodeLocalAlone("my-service.default.svc.cluster.local", service)
 	pod := strings.Fields(c.started())[0]
 	// What it sends comes to the node from outside, like a Pod's packets, but
 	// needs no agent.
