@@ -6,6 +6,9 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -210,6 +213,72 @@ func TestProxy(t *testing.T) {
 	}
 	if after := c.inKernel(); after != before {
 		t.Errorf("before:\n%s\nafter cleanup:\n%s", before, after)
+	}
+	t.Run("fallback", func(t *testing.T) {
+		c.t = t
+		c.fallsBack(from, netip.MustParseAddrPort("10.96.0.101:80"), b)
+	})
+}
+
+// fallsBack shows SEEDS 59: where the kernel lacks a scheduler that is asked for, mode
+// iptables runs, which a log line and an Event tell, unless that is not wanted.
+func (c *cluster) fallsBack(from *testbed.Host, at netip.AddrPort, to *testbed.Host) {
+	t := c.t
+	withoutModule(t, "ip_vs_sed")
+	args := c.proxy("--ipvs-scheduler", "sed")
+	if code, said := c.run(c.command(append(args, "--mode-strict")...)); code != 1 || !strings.Contains(complaint(said), "lacks scheduler sed") {
+		t.Errorf("with --mode-strict: exit code %d\n%s", code, said)
+	}
+	said, stop := c.start(args...)
+	defer stop()
+	c.reaches(from, at, to)
+	if !strings.Contains(said.String(), "proxy mode iptables is taken") || !strings.Contains(said.String(), "lacks scheduler sed") {
+		t.Errorf("it said\n%s", said)
+	}
+	if text := c.inKernel(); strings.Contains(text, "tcp 10.96") || strings.Contains(text, "fairlead-ipvs") || !strings.Contains(text, "FAIRLEAD-") {
+		t.Errorf("the kernel has\n%s\nwant rules of mode iptables", text)
+	}
+	until(t, "an Event of the Node", func() error {
+		list, err := c.client.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for i := range list.Items {
+			e := &list.Items[i]
+			if e.Reason == "ProxyModeFallback" && e.Type == corev1.EventTypeWarning && e.InvolvedObject.Kind == "Node" && e.InvolvedObject.Name == "node" && strings.Contains(e.Message, "lacks scheduler sed") {
+				return nil
+			}
+		}
+		return fmt.Errorf("there are %d others", len(list.Items))
+	})
+}
+
+// withoutModule takes a module out of the kernel, and keeps it from being loaded
+// until the test ends.
+func withoutModule(t *testing.T, name string) {
+	t.Helper()
+	const loader = "/proc/sys/kernel/modprobe"
+	was, err := os.ReadFile(loader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	script := filepath.Join(t.TempDir(), "modprobe")
+	text := fmt.Sprintf("#!/bin/sh\ncase \"$*\" in *%s*) exit 1;; esac\nexec %s \"$@\"\n", name, strings.TrimSpace(string(was)))
+	if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(loader, []byte(script), 0); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.WriteFile(loader, was, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := os.Stat("/sys/module/" + name); err == nil {
+		if out, err := exec.CommandContext(t.Context(), "rmmod", name).CombinedOutput(); err != nil {
+			t.Fatalf("rmmod %s: %v\n%s", name, err, out)
+		}
 	}
 }
 
