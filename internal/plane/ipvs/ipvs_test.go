@@ -363,6 +363,39 @@ func TestWhoseAddress(t *testing.T) {
 	})
 }
 
+// Two frontends can be one virtual server: an external IP that is the node's
+// address, and a node port. Whichever comes and goes, the one that is there is
+// served, and the first of two.
+func TestOneServerOfTwoFrontends(t *testing.T) {
+	port := func(name, endpoint string, f table.Frontend) *table.ServicePort {
+		f.Endpoints = flows.Endpoints(endpoint)
+		return flows.Port(name, "", svc.IPv4, svc.TCP, f)
+	}
+	node := port("node", "10.244.1.2:80", table.Frontend{Kind: table.NodePort, Addr: flows.AP("0.0.0.0:30080")})
+	external := port("external", "10.244.1.3:80", table.Frontend{Kind: table.ExternalIP, Addr: flows.AP("192.168.77.11:30080")})
+	tab := func(ports ...*table.ServicePort) *table.Table {
+		t := table.New(ports...)
+		t.NodePortAddrs = []netip.Addr{netip.MustParseAddr("192.168.77.11")}
+		return t
+	}
+	tabs := []*table.Table{tab(), tab(node), tab(external), tab(node, external)}
+	want := flows.Fresh(t, inside, tabs)
+	if !strings.Contains(want[3], "10.244.1.3:80 weight 1") || strings.Contains(want[3], "10.244.1.2:80 weight") {
+		t.Fatalf("the external IP should be first:\n%s", want[3])
+	}
+	inside(t, func(p plane.Plane) {
+		flows.Apply(t, p, tabs[0], nil)
+		for at, step := 0, 0; step < 8; step++ {
+			next := []int{1, 3, 2, 3, 1, 0, 2, 0}[step]
+			flows.Apply(t, p, tabs[next], flows.Changes(tabs[at], tabs[next]))
+			if d := cmp.Diff(want[next], flows.Dump(t, p)); d != "" {
+				t.Errorf("from state %d to %d (-fresh +here):\n%s", at, next, d)
+			}
+			at = next
+		}
+	})
+}
+
 func TestConfigIsChecked(t *testing.T) {
 	cidr := func(s ...string) (out []netip.Prefix) {
 		for _, p := range s {

@@ -2,6 +2,7 @@ package ipvs
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/fairlead/fairlead/internal/kernel/ipset"
 	"github.com/fairlead/fairlead/internal/kernel/ipvs"
@@ -21,9 +22,11 @@ type state struct {
 	claims   *plane.Claims
 	fronts   map[plane.FrontKey]*front
 	// counts says how many frontends want an element, owners which one has a
-	// virtual server: the address of a node can be an external IP, too.
+	// virtual server, and rivals which others want it: the address of a node can
+	// be an external IP, too. The first by order has it.
 	counts map[element]int
 	owners map[ipvs.Key]plane.FrontKey
+	rivals map[ipvs.Key][]plane.FrontKey
 	marks  marks
 	// leaving are virtual servers without an owner that have open connections,
 	// with the elements counted for them.
@@ -35,8 +38,8 @@ type state struct {
 func newState(l *layout, set plane.Settings, elsewhere func(netip.Addr) bool, marked map[ipset.Element]uint32) *state {
 	s := &state{
 		settings: set, claims: plane.NewClaims(), fronts: map[plane.FrontKey]*front{},
-		counts: map[element]int{}, owners: map[ipvs.Key]plane.FrontKey{}, marks: newMarks(marked),
-		leaving: map[ipvs.Key][]element{},
+		counts: map[element]int{}, owners: map[ipvs.Key]plane.FrontKey{}, rivals: map[ipvs.Key][]plane.FrontKey{},
+		marks: newMarks(marked), leaving: map[ipvs.Key][]element{},
 	}
 	s.planner = planner{
 		layout: l, settings: &s.settings, own: elsewhere,
@@ -67,11 +70,7 @@ func (s *state) put(k plane.FrontKey, next *front, e *edit) {
 			s.uncount(el, e)
 		}
 		for i := range old.servers {
-			if key := old.servers[i].Key; s.owners[key] == k {
-				delete(s.owners, key)
-				delete(e.wanted, key)
-				e.gone[key] = k
-			}
+			s.release(old.servers[i].Key, k, e)
 		}
 		delete(s.fronts, k)
 	}
@@ -88,15 +87,51 @@ func (s *state) put(k plane.FrontKey, next *front, e *edit) {
 	for i := range next.servers {
 		key := next.servers[i].Key
 		inside = inside || key.Mark != 0
-		if _, taken := s.owners[key]; !taken {
-			s.owners[key] = k
-			s.stay(key, e)
-			delete(e.gone, key)
-			e.wanted[key] = &next.servers[i]
-		}
+		s.claim(key, k, e)
 	}
 	if !inside {
 		s.marks.free(k)
+	}
+}
+
+// claim says that the frontend k wants the virtual server of this key.
+func (s *state) claim(key ipvs.Key, k plane.FrontKey, e *edit) {
+	switch owner, taken := s.owners[key]; {
+	case !taken:
+		s.own(key, k, e)
+	case k.Compare(owner) < 0:
+		s.rivals[key] = append(s.rivals[key], owner)
+		s.own(key, k, e)
+	default:
+		s.rivals[key] = append(s.rivals[key], k)
+	}
+}
+
+func (s *state) own(key ipvs.Key, k plane.FrontKey, e *edit) {
+	servers := s.fronts[k].servers
+	i := slices.IndexFunc(servers, func(v server) bool { return v.Key == key })
+	s.owners[key] = k
+	s.stay(key, e)
+	delete(e.gone, key)
+	e.wanted[key] = &servers[i]
+}
+
+// release undoes claim.
+func (s *state) release(key ipvs.Key, k plane.FrontKey, e *edit) {
+	rest := slices.DeleteFunc(s.rivals[key], func(r plane.FrontKey) bool { return r == k })
+	if s.owners[key] == k {
+		delete(s.owners, key)
+		if len(rest) == 0 {
+			delete(e.wanted, key)
+			e.gone[key] = k
+		} else {
+			next := slices.MinFunc(rest, plane.FrontKey.Compare)
+			rest = slices.DeleteFunc(rest, func(r plane.FrontKey) bool { return r == next })
+			s.own(key, next, e)
+		}
+	}
+	if s.rivals[key] = rest; len(rest) == 0 {
+		delete(s.rivals, key)
 	}
 }
 
