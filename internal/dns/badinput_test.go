@@ -183,6 +183,33 @@ func TestUnaskedRecordsPoisonNothing(t *testing.T) {
 	}
 }
 
+// An upstream's answer that says it has more than it has is not sent on, and not
+// kept.
+func TestMalformedAnswersOfAnUpstream(t *testing.T) {
+	u := startUpstream(t, func(w mdns.ResponseWriter, m *mdns.Msg, n int64) {
+		if n > 2 {
+			answerWith("@ 60 IN A 192.0.2.1")(w, m, n)
+			return
+		}
+		b, err := new(mdns.Msg).SetReply(m).Pack()
+		if err != nil {
+			panic(err)
+		}
+		b[7] = 1 // an answer that is not there
+		_, _ = w.Write(b)
+	})
+	s := start(t, Options{Upstream: upstreams(u)})
+	if r := exchange(t, s, "udp", question("www.example.com.", mdns.TypeA)); r.Rcode != mdns.RcodeServerFailure {
+		t.Errorf("answered %v", r)
+	}
+	if n := s.forward.metrics.malformed.Load(); n != 2 { // the one upstream there is was asked twice
+		t.Errorf("%d malformed answers are counted", n)
+	}
+	eventually(t, "a good answer is sent on", func() bool {
+		return firstA(exchange(t, s, "udp", question("www.example.com.", mdns.TypeA))) == "192.0.2.1"
+	})
+}
+
 // Floods of random names and of one name, for which the upstream has no answer:
 // what is under way and what it takes is bounded, and the cluster's names are
 // answered meanwhile.

@@ -75,6 +75,10 @@ func TestAutopath(t *testing.T) {
 			t.Errorf("%s: the upstream was asked %d times, want %d", c.name, n, c.asked)
 		}
 	}
+	// A client has its answer a moment before it is counted.
+	eventually(t, "six questions were answered by the search path", func() bool {
+		return strings.Contains(scrape(t, s, "/metrics"), `coredns_autopath_success_total{server="dns://`+s.Addrs()[0].String()+`"} 6`)
+	})
 }
 
 func TestHostsFile(t *testing.T) {
@@ -120,6 +124,10 @@ func TestHostsFile(t *testing.T) {
 		if got := firstA(exchange(t, s, "udp", question("db.corp.", mdns.TypeA))); got != c.want {
 			t.Errorf("after %q: db.corp is %s", c.text, got)
 		}
+	}
+	// Two names have an address, and one address has a name.
+	if text := scrape(t, s, "/metrics"); !strings.Contains(text, `coredns_hosts_entries{hostsfile="`+file+`"} 3`) {
+		t.Errorf("wrong number of entries in\n%s", text)
 	}
 	if _, err := New(Options{Listen: []string{":0"}, Hosts: file + "x"}); err == nil || !strings.Contains(err.Error(), "hosts file") {
 		t.Errorf("error %v", err)
@@ -199,6 +207,9 @@ func TestUpstreamOverTLS(t *testing.T) {
 	idle.mu.Unlock()
 	if n == 0 || n > 2 {
 		t.Errorf("%d idle connections after questions one by one", n)
+	}
+	if stats := &good.forward.overTLS[0].stats; stats.reused.Load() < 10 || stats.tcp.Load() > 10 {
+		t.Errorf("of 20 questions %d went over a connection that was open, %d over a new one", stats.reused.Load(), stats.tcp.Load())
 	}
 	for what, c := range map[string]TLSServer{
 		"another name": {Addr: u.addr, ServerName: "other.example", RootCAs: pool},

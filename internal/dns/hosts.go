@@ -133,11 +133,12 @@ func (s *Server) watchHosts(ctx context.Context) {
 	}
 }
 
-// reloadHosts reads the hosts file if it is another one than before.
+// reloadHosts reads the hosts file if it is another one than before. While it is
+// being replaced there may be none.
 func (s *Server) reloadHosts() {
 	have := s.hosts.Load()
 	info, err := os.Stat(s.options.Hosts)
-	if err == nil && info.ModTime().Equal(have.modified) && info.Size() == have.size {
+	if err != nil || info.ModTime().Equal(have.modified) && info.Size() == have.size {
 		return
 	}
 	t, err := readHosts(s.options.Hosts)

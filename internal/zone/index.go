@@ -103,11 +103,14 @@ func (ix *index) remove(key string) {
 
 // reserve makes room for n names at once.
 func (ix *index) reserve(n int) {
-	size := len(*ix.table.Load())
+	have := len(*ix.table.Load())
+	size := have
 	for size < n {
 		size *= 2
 	}
-	ix.resize(size)
+	if size > have {
+		ix.resize(size)
+	}
 }
 
 // resize makes a table of another size, a power of two.
