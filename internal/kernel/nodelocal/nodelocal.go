@@ -42,7 +42,8 @@ type Config struct {
 }
 
 // Install makes the kernel do what c says, in place of what an earlier call, or
-// an earlier process, made it do. The nft table changes in one transaction.
+// an earlier process, made it do. The nft table changes in one transaction. The
+// server must listen already: it counts as one that has just spoken.
 func Install(c Config) error {
 	var errs []error
 	for _, a := range c.Addrs {

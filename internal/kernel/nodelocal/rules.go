@@ -2,6 +2,7 @@ package nodelocal
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
@@ -30,9 +31,11 @@ func write(c Config, sockets bool) error {
 	conn.AddTable(t) // so that deleting cannot fail
 	conn.DelTable(t)
 	conn.AddTable(t)
-	// alive has an element for each family whose server has spoken lately.
+	// alive has an element for each family whose server has spoken lately. It
+	// begins with them: else what the node asks between this transaction and the
+	// server's next packet would be led elsewhere.
 	alive := &nftables.Set{Table: t, Name: "alive", KeyType: nftables.TypeNFProto, HasTimeout: true, Dynamic: true, Size: 16}
-	if err := conn.AddSet(alive, nil); err != nil {
+	if err := conn.AddSet(alive, living(c.Addrs)); err != nil {
 		return err
 	}
 	chain := func(name string, typ nftables.ChainType, hook *nftables.ChainHook, priority int32) func(...expr.Any) {
@@ -46,12 +49,12 @@ func write(c Config, sockets bool) error {
 		chain("elsewhere-output", nftables.ChainTypeNAT, nftables.ChainHookOutput, priorityFirst),
 	}
 	family := &expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}
-	living := &expr.Lookup{SourceRegister: 1, SetName: alive.Name, SetID: alive.ID}
+	isLiving := &expr.Lookup{SourceRegister: 1, SetName: alive.Name, SetID: alive.ID}
 	lives := &expr.Dynset{SrcRegKey: 1, SetName: alive.Name, SetID: alive.ID, Operation: uint32(unix.NFT_DYNSET_OP_UPDATE), Timeout: Patience}
 	for _, a := range c.Addrs {
 		for _, p := range protocols {
 			to, from := match(a, p, c.Port, false), match(a, p, c.Port, true)
-			byTime := append(append([]expr.Any{}, to...), family, living, &expr.Notrack{})
+			byTime := append(append([]expr.Any{}, to...), family, isLiving, &expr.Notrack{})
 			if sockets {
 				// It is about whether there is a socket at all, in any state;
 				// ours are not transparent.
@@ -72,6 +75,21 @@ func write(c Config, sockets bool) error {
 		}
 	}
 	return conn.Flush()
+}
+
+// living are the elements of the families of addrs, for as long as a packet of a
+// server would leave them.
+func living(addrs []netip.Addr) []nftables.SetElement {
+	var out []nftables.SetElement
+	for _, f := range []struct {
+		is4   bool
+		proto byte
+	}{{true, unix.NFPROTO_IPV4}, {false, unix.NFPROTO_IPV6}} {
+		if slices.ContainsFunc(addrs, func(a netip.Addr) bool { return a.Is4() == f.is4 }) {
+			out = append(out, nftables.SetElement{Key: []byte{f.proto}, Timeout: Patience})
+		}
+	}
+	return out
 }
 
 // match are the expressions for a protocol, and an address and a port as
