@@ -55,6 +55,7 @@ const (
 	setOutside            // those where only clients that are no pods are
 	setNobody             // those without endpoints
 	setDrop               // those of them of which nothing is said
+	setLeaving            // those that nobody wants, with open connections
 	setRanged             // those that let some clients in
 	setAllow              // and which
 	setInside             // those with other endpoints for clients inside, with the mark that leads there
@@ -72,7 +73,7 @@ var kinds = [setCount]struct {
 	typ  ipset.Type
 }{
 	setFront: {"front", ipset.HashIPPort}, setMasq: {"masq", ipset.HashIPPort}, setOutside: {"outside", ipset.HashIPPort},
-	setNobody: {"nobody", ipset.HashIPPort}, setDrop: {"drop", ipset.HashIPPort}, setRanged: {"ranged", ipset.HashIPPort}, setAllow: {"allow", ipset.HashIPPortNet},
+	setNobody: {"nobody", ipset.HashIPPort}, setDrop: {"drop", ipset.HashIPPort}, setLeaving: {"leaving", ipset.HashIPPort}, setRanged: {"ranged", ipset.HashIPPort}, setAllow: {"allow", ipset.HashIPPortNet},
 	setInside: {"inside", ipset.HashIPPort}, setHairpin: {"hairpin", ipset.HashIPPortIP},
 	setCluster: {"cluster", ipset.HashIP}, setOuter: {"outer", ipset.HashIP}, setPods: {"pods", ipset.HashNet},
 }
@@ -172,7 +173,11 @@ func (l *layout) chains(table string) []chain {
 			}},
 			{chainInside, []string{"-j SET --map-set " + setInside.name(l.family) + " dst,dst --map-mark"}},
 			// IPVS itself refuses what it finds nobody for.
-			{chainNobody, []string{match(setDrop, "dst,dst") + "-g " + chainDrop, counted.Rule(l.family, lost.Refused)}},
+			{chainNobody, []string{
+				match(setDrop, "dst,dst") + "-g " + chainDrop,
+				match(setLeaving, "dst,dst") + match(setOuter, "dst") + not(setCluster, "dst") + "-g " + chainDrop,
+				counted.Rule(l.family, lost.Refused),
+			}},
 			{chainDrop, []string{counted.Rule(l.family, lost.Dropped), "-j DROP"}},
 		}
 	case "nat":

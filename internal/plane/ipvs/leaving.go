@@ -1,17 +1,16 @@
 package ipvs
 
 import (
-	"slices"
-
 	"github.com/fairlead/fairlead/internal/kernel/ipset"
 	"github.com/fairlead/fairlead/internal/kernel/ipvs"
 )
 
 // A virtual server that nobody wants any more stays while connections through it
 // are open, since the kernel would end them with it. New ones meet what they
-// would without it: at an address that only such servers have they are dropped, at
-// others refused. The next full comparison without an open connection removes it,
-// that of another process, too: nothing but the kernel says that it is leaving.
+// would without it: at an address that other frontends have they are refused, or
+// dropped where others route it to this node; at one that nobody has dropped. The
+// next full comparison without an open connection removes it, that of another
+// process, too: nothing but the kernel says that it is leaving.
 
 // keepOpen keeps those virtual servers of e that are to go and have open
 // connections.
@@ -37,17 +36,12 @@ func (f *family) keepOpen(k kernel, e *edit) error {
 func (s *state) leave(v *virtual, stored map[element]bool, e *edit) {
 	var kept []element
 	if v.Mark == 0 {
-		front := func(s set) element { return frontElement(s, v.Proto, v.Addr) }
-		kept = append(kept, front(setFront), front(setNobody))
-		for _, set := range []set{setCluster, setOuter, setDevice} {
-			el := element{set, ipset.Element{IP: v.Addr.Addr()}}
-			if !stored[el] {
-				continue
-			}
-			kept = append(kept, el)
-			if set == setDevice && s.counts[el] == s.countLeaving(el) {
-				kept = append(kept, front(setDrop))
-			}
+		for _, set := range []set{setFront, setNobody, setLeaving} {
+			kept = append(kept, frontElement(set, v.Proto, v.Addr))
+		}
+		at := ipset.Element{IP: v.Addr.Addr()}
+		if el := (element{setDevice, at}); stored[el] {
+			kept = append(kept, el, element{setOuter, at})
 		}
 	}
 	for _, el := range kept {
@@ -57,16 +51,6 @@ func (s *state) leave(v *virtual, stored map[element]bool, e *edit) {
 	s.leaving[v.Key] = kept
 	delete(e.gone, v.Key)
 	e.wanted[v.Key] = &server{Service: v.Service, proto: v.proto}
-}
-
-// countLeaving is how many leaving servers want an element.
-func (s *state) countLeaving(el element) (n int) {
-	for _, kept := range s.leaving {
-		if slices.Contains(kept, el) {
-			n++
-		}
-	}
-	return n
 }
 
 // stay undoes leave, since a frontend wants the server of this key.
