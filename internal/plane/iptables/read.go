@@ -77,12 +77,13 @@ func (f *found) hooks(table string) []string {
 	return out
 }
 
-// spelling says how a chain with the hash written is printed.
-type spelling struct{ written, printed uint64 }
+// spelling says how a chain that was written is printed.
+type spelling struct{ written, printed digest }
 
 // learn looks at what was repaired. A chain that is printed as before, though it
 // was written again, is as it should be: another version of iptables spells its
-// rules differently. It is no oddity, and is known from now on.
+// rules differently. It is no oddity, and is known from now on. One with fewer or
+// more rules was changed by somebody in between; the next comparison sees it.
 func (f *family) learn(ctx context.Context, before stored, strange *[]oddity) error {
 	now, err := f.read(ctx)
 	if err != nil {
@@ -90,7 +91,7 @@ func (f *family) learn(ctx context.Context, before stored, strange *[]oddity) er
 	}
 	same := map[chainKey]bool{}
 	for k, sum := range now.chains {
-		if want, ours := f.stored[k]; ours && sum != want {
+		if want, ours := f.stored[k]; ours && sum != want && sum.rules() == want.rules() {
 			if f.spelled == nil {
 				f.spelled = map[chainKey]spelling{}
 			}

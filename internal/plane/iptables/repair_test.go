@@ -80,6 +80,49 @@ func TestOtherSpellings(t *testing.T) {
 	})
 }
 
+// meddling does something once, right after rules have been written.
+type meddling struct {
+	tool
+	do func()
+}
+
+func (m *meddling) Restore(ctx context.Context, input []byte) error {
+	err := m.tool.Restore(ctx, input)
+	if do := m.do; do != nil {
+		m.do = nil
+		do()
+	}
+	return err
+}
+
+// Rules that somebody removes while they are put back are no other spelling of
+// them: they come back.
+func TestRulesRemovedWhileWritten(t *testing.T) {
+	for _, v := range []Variant{NFT, Legacy} {
+		t.Run(string(v), func(t *testing.T) {
+			withTools(t, v, Config{}, func(p *Plane, c *counting) {
+				tab := flows.EveryField()
+				flows.Apply(t, p, tab, nil)
+				want := flows.Dump(t, p)
+				remove := func() {
+					flows.Command(t, "*nat\n-F FAIRLEAD-MARK-MASQ\nCOMMIT\n", restoreProgram(v), "--noflush")
+				}
+				remove()
+				real := c.tool
+				c.tool = &meddling{real, remove}
+				flows.Apply(t, p, tab, nil)
+				if d := flows.Dump(t, p); d == want {
+					t.Fatal("the rules were not removed")
+				}
+				flows.Apply(t, p, tab, nil)
+				if d := cmp.Diff(want, flows.Dump(t, p)); d != "" {
+					t.Errorf("(-before +after):\n%s", d)
+				}
+			})
+		})
+	}
+}
+
 const neighbour = `*filter
 :DOCKER-USER - [0:0]
 -A FORWARD -j DOCKER-USER

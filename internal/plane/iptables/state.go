@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"bytes"
 	"hash/maphash"
 	"net/netip"
 	"slices"
@@ -13,15 +14,27 @@ import (
 // hasher hashes lines. Its seed is one process's: no hash ever leaves it.
 type hasher struct{ seed maphash.Seed }
 
-func (h hasher) sum(lines []byte) uint64 { return maphash.Bytes(h.seed, lines) }
+// digest tells chains apart by their rules: a hash of the lines, and in the
+// countBits low bits how many there are.
+type digest uint64
+
+const countBits = 16
+
+func (h hasher) sum(lines []byte) digest {
+	const most = 1<<countBits - 1
+	return digest(maphash.Bytes(h.seed, lines)&^most | uint64(min(bytes.Count(lines, []byte("\n")), most)))
+}
+
+// rules is how many rules the chain has.
+func (d digest) rules() int { return int(d & (1<<countBits - 1)) }
 
 func newHasher() hasher { return hasher{maphash.MakeSeed()} }
 
 // chainKey is a chain of ours.
 type chainKey struct{ table, name string }
 
-// stored is a chain as it is in the kernel: the hash of its lines.
-type stored map[chainKey]uint64
+// stored is chains as they are in the kernel.
+type stored map[chainKey]digest
 
 // state is what is to be in the kernel for one family, and which of it was
 // written.
