@@ -67,7 +67,7 @@ func EnsureNode(name string, addrs []netip.Addr) error {
 // ensureAddrs makes addrs the only global addresses of dev, adding before
 // deleting.
 func ensureAddrs(dev netlink.Link, addrs []netip.Addr) error {
-	have, err := netlink.AddrList(dev, netlink.FAMILY_ALL)
+	have, err := Whole(func() ([]netlink.Addr, error) { return netlink.AddrList(dev, netlink.FAMILY_ALL) })
 	if err != nil {
 		return fmt.Errorf("list addresses of %s: %w", dev.Attrs().Name, err)
 	}
@@ -218,9 +218,24 @@ func DelPod(device string) error {
 	return nil
 }
 
+// dumpTries bounds how often a list is read anew.
+const dumpTries = 50
+
+// Whole reads a list from the kernel until no change of what is in it has come in
+// between (NLM_F_DUMP_INTR), for which half of the list may be missing. Where
+// changes do not end its error is netlink.ErrDumpInterrupted.
+func Whole[T any](list func() ([]T, error)) (out []T, err error) {
+	for range dumpTries {
+		if out, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return out, err
+}
+
 // Devices lists the node's ends of all pods, by name.
 func Devices() ([]string, error) {
-	links, err := netlink.LinkList()
+	links, err := Whole(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list devices: %w", err)
 	}
@@ -236,7 +251,7 @@ func Devices() ([]string, error) {
 // Cleanup removes every device, route and rule of ours in this network
 // namespace.
 func Cleanup() error {
-	links, err := netlink.LinkList()
+	links, err := Whole(netlink.LinkList)
 	if err != nil {
 		return fmt.Errorf("list devices: %w", err)
 	}

@@ -51,7 +51,9 @@ func SyncRoutes(want []Route) error {
 func ours() (map[netip.Prefix]netip.Addr, error) {
 	out := map[netip.Prefix]netip.Addr{}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := netlink.RouteListFiltered(family, &netlink.Route{Protocol: Protocol}, netlink.RT_FILTER_PROTOCOL)
+		routes, err := Whole(func() ([]netlink.Route, error) {
+			return netlink.RouteListFiltered(family, &netlink.Route{Protocol: Protocol}, netlink.RT_FILTER_PROTOCOL)
+		})
 		if err != nil {
 			return nil, fmt.Errorf("list routes: %w", err)
 		}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -121,7 +122,7 @@ func ours() ([]netlink.Route, error) {
 	var out []netlink.Route
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		want := &netlink.Route{Protocol: protocol, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL}
-		routes, err := netlink.RouteListFiltered(family, want, filter)
+		routes, err := link.Whole(func() ([]netlink.Route, error) { return netlink.RouteListFiltered(family, want, filter) })
 		if err != nil {
 			return nil, fmt.Errorf("list local routes: %w", err)
 		}
