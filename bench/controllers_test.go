@@ -277,7 +277,7 @@ func (u *upstream) wantEvent(object, reason string) {
 	})
 }
 
-// SEEDS 12, 17 to 24, 27 to 29: on a real kube-apiserver `fairlead controllers`
+// behaviours 12, 17 to 24, 27 to 29: on a real kube-apiserver `fairlead controllers`
 // takes the place of the three controllers of kube-controller-manager, and the
 // two take over from each other without a write.
 func TestControllersOnKubernetes(t *testing.T) {

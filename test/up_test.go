@@ -246,7 +246,7 @@ func TestRunInForeground(t *testing.T) {
 }
 
 // The cluster's DNS answers at the tenth address of both ranges, over UDP and TCP,
-// as dig asks it (SEEDS 73 to 75, 78, 81, 150, 151).
+// as dig asks it (behaviours 73 to 75, 78, 81, 150, 151).
 func TestDNSThroughTheService(t *testing.T) {
 	u := newUser(t)
 	_, pid := u.up()

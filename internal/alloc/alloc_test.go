@@ -20,7 +20,7 @@ func mustAddrs(t testing.TB, s string) *Addrs {
 	return r
 }
 
-// SEEDS 164: offset = min(max(16, size/16), 256) for IPs.
+// behaviour 164: offset = min(max(16, size/16), 256) for IPs.
 func TestSizesAndBands(t *testing.T) {
 	for _, c := range []struct {
 		prefix       string
@@ -52,7 +52,7 @@ func TestSizesAndBands(t *testing.T) {
 	}
 }
 
-// SEEDS 164: offset = min(max(16, size/32), 128) for node ports.
+// behaviour 164: offset = min(max(16, size/32), 128) for node ports.
 func TestPortBands(t *testing.T) {
 	for _, c := range []struct {
 		ports  svc.PortRange
@@ -112,7 +112,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// SEEDS 164: the dynamic band is used up before the static one is touched.
+// behaviour 164: the dynamic band is used up before the static one is touched.
 func TestDynamicBandFirst(t *testing.T) {
 	r := mustAddrs(t, "10.0.0.0/25")
 	static := netip.MustParsePrefix("10.0.0.0/28")

@@ -6,7 +6,7 @@
 // write elsewhere.
 //
 // Every range is split into a static band at its start, for those who choose
-// themselves, and a dynamic band behind it (SEEDS 164). AllocateNext takes from
+// themselves, and a dynamic band behind it (behaviour 164). AllocateNext takes from
 // the dynamic band and falls back to the static one only when that is full, so
 // that a chosen address is rarely taken already.
 //

@@ -473,10 +473,10 @@ func testUnknownFields(a api) {
 		a.Errorf("strict: got %v, want 400", err)
 	}
 	a.must(post("Ignore"))
-	// S4 and D17 of the SEEDS: an annotation that is not a string.
+	// Behaviour 149: an annotation that is not a string.
 	err := a.client.CoreV1().RESTClient().Post().AbsPath("/api/v1/namespaces/" + a.ns + "/services").
 		Body([]byte(`{"apiVersion":"v1","kind":"Service","metadata":{"name":"x","annotations":{"service.kubernetes.io/local-svc-only-bind-node-with-pod":true}}}`)).Do(a.ctx).Error()
-	if !apierrors.IsBadRequest(err) { // SEEDS 149
+	if !apierrors.IsBadRequest(err) { // behaviour 149
 		a.Errorf("boolean annotation: got %v, want 400", err)
 	}
 }

@@ -23,7 +23,7 @@ func kubectl(t *testing.T) string {
 	return p
 }
 
-// manifest is the manifest of the documents, with a Pod (SEEDS 15).
+// manifest is the manifest of the documents, with a Pod (behaviour 15).
 const manifest = `apiVersion: v1
 kind: Service
 metadata:

@@ -22,7 +22,7 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/apiserver/join"
 	"github.com/fairlead/fairlead/internal/dns"
-	"github.com/fairlead/fairlead/internal/node"
+	"github.com/fairlead/fairlead/internal/proxy"
 	"github.com/fairlead/fairlead/internal/runner"
 )
 
@@ -103,8 +103,8 @@ func (f *agentFlags) build(log *slog.Logger, cfg *rest.Config) (*agent, error) {
 	if err := os.MkdirAll(f.stateDir, 0o700); err != nil {
 		return nil, fmt.Errorf("the node's state directory: %w; choose another with --data-dir", err)
 	}
-	var proxy *node.Node
-	pods, err := f.runner(log, client, cfg, func() any { return proxy.Status() })
+	var px *proxy.Proxy
+	pods, err := f.runner(log, client, cfg, func() any { return px.Status() })
 	if err != nil {
 		return nil, err
 	}
@@ -112,19 +112,19 @@ func (f *agentFlags) build(log *slog.Logger, cfg *rest.Config) (*agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	opts.Register = &node.Registration{
+	opts.Register = &proxy.Registration{
 		Addresses:   f.nodeIPs,
 		Annotations: map[string]string{runner.CertificateAnnotation: pods.Fingerprint()},
 		Port:        int32(f.agentPort),
-		Info:        node.MachineInfo(os.DirFS("/"), apiserver.Version+"."+version),
+		Info:        proxy.MachineInfo(os.DirFS("/"), apiserver.Version+"."+version),
 		Ready:       pods.Healthy,
-		Capacity:    node.MachineCapacity(os.DirFS("/")),
+		Capacity:    proxy.MachineCapacity(os.DirFS("/")),
 	}
 	part, n, err := proxyComponent(opts)
 	if err != nil {
 		return nil, err
 	}
-	proxy = n
+	px = n
 	part.ready = func(ctx context.Context) error { return programmed(ctx, log, n.Status) }
 	server, err := f.dnsServer(log, client)
 	if err != nil {
@@ -222,7 +222,7 @@ const programmingPatience = 10 * time.Second
 
 // programmed returns when Services are programmed, or when that has failed for a
 // while: one Service that is refused must not keep DNS and Pods from starting.
-func programmed(ctx context.Context, log *slog.Logger, status func() node.Status) error {
+func programmed(ctx context.Context, log *slog.Logger, status func() proxy.Status) error {
 	limited, cancel := context.WithTimeout(ctx, programmingPatience)
 	defer cancel()
 	if untilTrue(limited, func() bool { return status().Programmed }) == nil {

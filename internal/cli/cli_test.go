@@ -15,7 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/node"
+	"github.com/fairlead/fairlead/internal/proxy"
 )
 
 // call runs a command line and returns its exit code and output.
@@ -122,15 +122,15 @@ func TestStartGoesOnThoughAServiceIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := slog.New(slog.DiscardHandler)
 		begin := time.Now()
-		if err := programmed(t.Context(), log, func() node.Status { return node.Status{Programmed: true, Applies: 1} }); err != nil || time.Since(begin) > 0 {
+		if err := programmed(t.Context(), log, func() proxy.Status { return proxy.Status{Programmed: true, Applies: 1} }); err != nil || time.Since(begin) > 0 {
 			t.Errorf("programmed at once: %v after %s", err, time.Since(begin))
 		}
-		if err := programmed(t.Context(), log, func() node.Status { return node.Status{Applies: 3} }); err != nil || time.Since(begin) < programmingPatience {
+		if err := programmed(t.Context(), log, func() proxy.Status { return proxy.Status{Applies: 3} }); err != nil || time.Since(begin) < programmingPatience {
 			t.Errorf("refused: %v after %s", err, time.Since(begin))
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		err := programmed(ctx, log, func() node.Status { return node.Status{Message: "waiting for the first list"} })
+		err := programmed(ctx, log, func() proxy.Status { return proxy.Status{Message: "waiting for the first list"} })
 		if err == nil || !strings.Contains(err.Error(), "waiting for the first list") {
 			t.Errorf("never tried: %v", err)
 		}

@@ -14,7 +14,7 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 )
 
-// SEEDS 68 to 72: what 'fairlead env' prints, with the example of the documents
+// behaviours 68 to 72: what 'fairlead env' prints, with the example of the documents
 // and their address, from a real API server.
 func TestEnv(t *testing.T) {
 	server := apiservertest.StartServer(t, func(o *apiserver.Options) {

@@ -13,12 +13,12 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/fairlead/fairlead/internal/dataplane/iptables"
+	"github.com/fairlead/fairlead/internal/dataplane/ipvs"
 	"github.com/fairlead/fairlead/internal/kernel/conntrack"
 	kiptables "github.com/fairlead/fairlead/internal/kernel/iptables"
 	kipvs "github.com/fairlead/fairlead/internal/kernel/ipvs"
-	"github.com/fairlead/fairlead/internal/node"
-	"github.com/fairlead/fairlead/internal/plane/iptables"
-	"github.com/fairlead/fairlead/internal/plane/ipvs"
+	"github.com/fairlead/fairlead/internal/proxy"
 )
 
 // ipvsFlags set up the mode of that name. They have kube-proxy's names and
@@ -66,7 +66,7 @@ func (f *ipvsFlags) config(serviceCIDRs []netip.Prefix) ipvs.Config {
 
 // options completes o for mode ipvs. Where that does not work it leaves o.Plane
 // nil and returns the mode to take instead.
-func (f *ipvsFlags) options(log *slog.Logger, variant string, o *node.Options) (mode string, err error) {
+func (f *ipvsFlags) options(log *slog.Logger, variant string, o *proxy.Options) (mode string, err error) {
 	p, has, err := f.plane(log, variant, o.ServiceCIDRs)
 	if err != nil {
 		mode, o.Instead, err = f.fallback(log, err)
@@ -75,7 +75,7 @@ func (f *ipvsFlags) options(log *slog.Logger, variant string, o *node.Options) (
 	o.Plane, o.Schedulers, o.Addresses = p, has, p.NodeAddresses
 	o.Mode, o.AuditPeriod, o.MinInterval = "ipvs", f.sync, f.minSync
 	o.Conntrack = conntrack.DeleteBalanced
-	o.MaxInterval = max(o.MinInterval, node.DefaultMaxInterval)
+	o.MaxInterval = max(o.MinInterval, proxy.DefaultMaxInterval)
 	return o.Mode, nil
 }
 

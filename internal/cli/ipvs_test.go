@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/fairlead/fairlead/internal/kernel/ipvs"
-	"github.com/fairlead/fairlead/internal/node"
+	"github.com/fairlead/fairlead/internal/proxy"
 )
 
 func ipvsFlagsOf(t *testing.T, args ...string) *ipvsFlags {
@@ -26,7 +26,7 @@ func ipvsFlagsOf(t *testing.T, args ...string) *ipvsFlags {
 	return &f
 }
 
-// SEEDS 59: where IPVS does not work, another mode does, and says why; unless
+// behaviour 59: where IPVS does not work, another mode does, and says why; unless
 // that is not wanted.
 func TestFallbackOfIPVS(t *testing.T) {
 	if c, err := ipvs.Dial(); err == nil {
@@ -37,7 +37,7 @@ func TestFallbackOfIPVS(t *testing.T) {
 	}
 	var said bytes.Buffer
 	log := slog.New(slog.NewTextHandler(&said, nil))
-	var o node.Options
+	var o proxy.Options
 	mode, err := ipvsFlagsOf(t).options(log, "auto", &o)
 	if err != nil || o.Plane != nil || mode != "iptables" && mode != "nft" {
 		t.Fatalf("mode %q, %v", mode, err)
@@ -47,7 +47,7 @@ func TestFallbackOfIPVS(t *testing.T) {
 			t.Errorf("said %q", text)
 		}
 	}
-	o = node.Options{}
+	o = proxy.Options{}
 	_, err = ipvsFlagsOf(t, "--mode-strict").options(log, "auto", &o)
 	if !errors.Is(err, ipvs.ErrNotSupported) || !strings.Contains(err.Error(), "--mode-strict") || o.Instead != "" {
 		t.Errorf("with --mode-strict: %v", err)

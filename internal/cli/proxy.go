@@ -15,15 +15,15 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/dataplane/iptables"
+	"github.com/fairlead/fairlead/internal/dataplane/ipvs"
+	"github.com/fairlead/fairlead/internal/dataplane/nft"
+	"github.com/fairlead/fairlead/internal/dataplane/userspace"
 	"github.com/fairlead/fairlead/internal/kernel/conntrack"
 	"github.com/fairlead/fairlead/internal/kernel/kubeproxy"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
-	"github.com/fairlead/fairlead/internal/node"
-	"github.com/fairlead/fairlead/internal/plane"
-	"github.com/fairlead/fairlead/internal/plane/iptables"
-	"github.com/fairlead/fairlead/internal/plane/ipvs"
-	"github.com/fairlead/fairlead/internal/plane/nft"
-	"github.com/fairlead/fairlead/internal/plane/userspace"
+	"github.com/fairlead/fairlead/internal/proxy"
 	"github.com/fairlead/fairlead/internal/table"
 )
 
@@ -69,7 +69,7 @@ func (f *proxyFlags) check() error {
 	if _, err := iptables.ParseVariant(f.variant); err != nil {
 		return usagef("--iptables-variant is %q; want auto, nft or legacy", f.variant)
 	}
-	if _, err := plane.ParseBalance(f.balance); err != nil {
+	if _, err := dataplane.ParseBalance(f.balance); err != nil {
 		return usagef("--balance is %q; want random or roundrobin", f.balance)
 	}
 	if _, err := table.ParseNodePortAddresses(f.nodePortAddresses); err != nil {
@@ -106,16 +106,16 @@ func checkBind(flag, addr string) error {
 }
 
 // options checks the flags and makes the options of a proxy on the given node.
-func (f *proxyFlags) options(log *slog.Logger, client kubernetes.Interface, nodeName string) (node.Options, error) {
+func (f *proxyFlags) options(log *slog.Logger, client kubernetes.Interface, nodeName string) (proxy.Options, error) {
 	if err := f.check(); err != nil {
-		return node.Options{}, err
+		return proxy.Options{}, err
 	}
 	addrs, err := table.ParseNodePortAddresses(f.nodePortAddresses)
 	if err != nil {
-		return node.Options{}, err
+		return proxy.Options{}, err
 	}
 	dropInvalid := f.conntrack.set(log)
-	o := node.Options{
+	o := proxy.Options{
 		Client: client, NodeName: nodeName, Log: log,
 		ClusterCIDRs: f.clusterCIDRs, MasqueradeAll: f.masqueradeAll, NodePortAddresses: addrs,
 		ServiceCIDRs: f.serviceCIDRs,
@@ -125,7 +125,7 @@ func (f *proxyFlags) options(log *slog.Logger, client kubernetes.Interface, node
 	mode := f.mode
 	if mode == "ipvs" {
 		if mode, err = f.ipvs.options(log, f.variant, &o); err != nil {
-			return node.Options{}, err
+			return proxy.Options{}, err
 		}
 		if o.Plane != nil {
 			warnOfLoopback(log, f.nodePortAddresses)
@@ -142,7 +142,7 @@ func (f *proxyFlags) options(log *slog.Logger, client kubernetes.Interface, node
 
 // plane makes the plane of a mode other than ipvs, of checked flags. For auto it takes the first mode that this
 // kernel can do, and logs why.
-func (f *proxyFlags) plane(log *slog.Logger, mode string, dropInvalid bool) (plane.Plane, string, error) {
+func (f *proxyFlags) plane(log *slog.Logger, mode string, dropInvalid bool) (dataplane.Plane, string, error) {
 	if mode == "auto" {
 		mode = "nft"
 		if err := nft.Probe(); err != nil {
@@ -150,7 +150,7 @@ func (f *proxyFlags) plane(log *slog.Logger, mode string, dropInvalid bool) (pla
 			log.Warn("proxy mode iptables is taken, since nft does not work here", "err", err)
 		}
 	}
-	balance, err := plane.ParseBalance(f.balance)
+	balance, err := dataplane.ParseBalance(f.balance)
 	if err != nil {
 		return nil, "", err
 	}
@@ -176,8 +176,8 @@ func (f *proxyFlags) plane(log *slog.Logger, mode string, dropInvalid bool) (pla
 		p, err := iptables.New(iptables.Config{Variant: variant, Balance: balance, ServiceCIDRs: f.serviceCIDRs, DropInvalid: dropInvalid, Log: log})
 		return p, mode, err
 	default:
-		// Without a word about balance it chooses endpoints in turn (SEEDS 39).
-		p, err := f.userspace.plane(log, f.balance != "" && balance == plane.Random, f.serviceCIDRs)
+		// Without a word about balance it chooses endpoints in turn (behaviour 39).
+		p, err := f.userspace.plane(log, f.balance != "" && balance == dataplane.Random, f.serviceCIDRs)
 		return p, "userspace", err
 	}
 }
@@ -241,8 +241,8 @@ func newProxy(g *global) *cobra.Command {
 
 // proxyComponent runs a proxy and closes its plane; the rules stay in the
 // kernel.
-func proxyComponent(o node.Options) (component, *node.Node, error) {
-	n, err := node.New(o)
+func proxyComponent(o proxy.Options) (component, *proxy.Proxy, error) {
+	n, err := proxy.New(o)
 	if err != nil {
 		return component{}, nil, err
 	}

@@ -19,7 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/fairlead/fairlead/internal/node"
+	"github.com/fairlead/fairlead/internal/proxy"
 )
 
 // report is what 'fairlead status' shows. Its JSON form is meant for programs:
@@ -41,7 +41,7 @@ type nodeReport struct {
 	Pods      int      `json:"pods"`
 	// Programmed is what the node's proxy says of itself, nil when it cannot be
 	// asked.
-	Programmed *node.Status `json:"programmed"`
+	Programmed *proxy.Status `json:"programmed"`
 }
 
 type serviceReport struct {
@@ -197,7 +197,7 @@ func (r *report) ask(ctx context.Context, client kubernetes.Interface) {
 			ctx, cancel := context.WithTimeout(ctx, askWithin)
 			defer cancel()
 			text, err := client.CoreV1().RESTClient().Get().Resource("nodes").Name(n.Name).SubResource("proxy").Suffix("status").DoRaw(ctx)
-			var s node.Status
+			var s proxy.Status
 			if err == nil {
 				err = json.Unmarshal(text, &s)
 			}
@@ -282,7 +282,7 @@ func yesNo(b bool) string {
 }
 
 // programmedText is one word, and how long the last write to the kernel took.
-func programmedText(s *node.Status) string {
+func programmedText(s *proxy.Status) string {
 	if !s.Programmed {
 		return "no: " + s.Reason
 	}

@@ -8,9 +8,9 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/dataplane/userspace"
 	"github.com/fairlead/fairlead/internal/kernel/relay"
-	"github.com/fairlead/fairlead/internal/plane"
-	"github.com/fairlead/fairlead/internal/plane/userspace"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -62,7 +62,7 @@ func (f *userspaceFlags) portRange() (svc.PortRange, error) {
 }
 
 // plane makes the plane of the mode, of checked flags.
-func (f *userspaceFlags) plane(log *slog.Logger, random bool, serviceCIDRs []netip.Prefix) (plane.Plane, error) {
+func (f *userspaceFlags) plane(log *slog.Logger, random bool, serviceCIDRs []netip.Prefix) (dataplane.Plane, error) {
 	ports, err := f.portRange()
 	if err != nil {
 		return nil, err

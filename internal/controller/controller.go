@@ -53,7 +53,7 @@ type Options struct {
 	// the same machine see whether it still runs, so that a server started
 	// again after a crash does not wait for its old Lease to run out.
 	Identity string
-	// MaxEndpointsPerSlice is 1 to 1000, default 100 (SEEDS 28).
+	// MaxEndpointsPerSlice is 1 to 1000, default 100 (behaviour 28).
 	MaxEndpointsPerSlice int
 	// ClusterCIDRs are the ranges that nodeipam gives out to Nodes, at most
 	// one per family; NodeMask4 and NodeMask6 are the sizes of a Node's part

@@ -20,7 +20,7 @@ import (
 
 var endpointControllers = []string{EndpointsName, EndpointSliceName, MirroringName}
 
-// SEEDS 17 to 19, 22, 153: what stands behind a Service follows its Pods, and
+// behaviours 17 to 19, 22, 153: what stands behind a Service follows its Pods, and
 // goes with it.
 func TestEndpointsFollowPods(t *testing.T) {
 	r := newRig(t)
@@ -87,7 +87,7 @@ func (r *rig) wantSubsets(namespace, name, want string) {
 	})
 }
 
-// SEEDS 21 to 23: Endpoints made by a user are mirrored, and left alone
+// behaviours 21 to 23: Endpoints made by a user are mirrored, and left alone
 // otherwise; a selector taken away leaves what it made.
 func TestUserMadeEndpoints(t *testing.T) {
 	r := newRig(t)

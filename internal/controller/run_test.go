@@ -102,7 +102,7 @@ func TestBadInputIsToldAsEvent(t *testing.T) {
 	}
 }
 
-// SEEDS 15: a selector that matches nothing is told, but not while the Pods of a
+// behaviour 15: a selector that matches nothing is told, but not while the Pods of a
 // new Service may still be on their way.
 func TestEmptySelectorIsToldAfterAWhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

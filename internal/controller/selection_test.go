@@ -22,7 +22,7 @@ func drawLabels(t *rapid.T, least int) map[string]string {
 	return out
 }
 
-// SEEDS 17, 18: the index finds what a scan over everything finds, in both
+// behaviours 17, 18: the index finds what a scan over everything finds, in both
 // directions, and tells of every Service that a change of a Pod concerns.
 func TestSelectionFindsWhatAScanFinds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

@@ -21,7 +21,7 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// Names follow the API: SEEDS 78.
+// Names follow the API: behaviour 78.
 func TestNamesFollowTheAPI(t *testing.T) {
 	ctx := context.Background()
 	var init []runtime.Object

@@ -455,7 +455,7 @@ func TestDNSSECAndUnknownTypesPass(t *testing.T) {
 	}
 }
 
-// SEEDS 151, 155: an ExternalName outside the cluster is answered whole.
+// behaviours 151, 155: an ExternalName outside the cluster is answered whole.
 func TestExternalNameIsFollowedUpstream(t *testing.T) {
 	u := startUpstream(t, func(w mdns.ResponseWriter, m *mdns.Msg, n int64) {
 		switch m.Question[0].Qtype {
@@ -483,7 +483,7 @@ real.example.net. 60 IN A 192.0.2.9`
 	if r.Rcode != mdns.RcodeNameError || len(r.Answer) != 1 || len(r.Ns) != 1 {
 		t.Errorf("answered\n%v", r)
 	}
-	// SEEDS 152: digits are a name nobody has to be asked for.
+	// behaviour 152: digits are a name nobody has to be asked for.
 	asked := u.udp.Load()
 	if r := exchange(t, s, "udp", question("ext-digits.prod.svc.cluster.local.", mdns.TypeA)); r.Rcode != mdns.RcodeNameError || len(r.Answer) != 1 {
 		t.Errorf("answered\n%v", r)

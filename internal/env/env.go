@@ -1,6 +1,6 @@
 // Package env turns the Services that a Pod can see into the environment
 // variables of its containers: {SVCNAME}_SERVICE_HOST and _PORT, and the older
-// variables of Docker links (SEEDS 68 to 72). It is pure: Services in,
+// variables of Docker links (behaviours 68 to 72). It is pure: Services in,
 // variables out.
 package env
 

@@ -32,7 +32,7 @@ func lines(vars []corev1.EnvVar) string {
 	return b.String()
 }
 
-// SEEDS 69, 70: the example of the documents, all seven.
+// behaviours 69, 70: the example of the documents, all seven.
 func TestRedisMaster(t *testing.T) {
 	got := lines(env.For("default", []*corev1.Service{service("default", "redis-master", "10.0.0.11", port("", 6379, "TCP"))}, true))
 	want := `REDIS_MASTER_PORT=tcp://10.0.0.11:6379
@@ -71,7 +71,7 @@ KUBERNETES_SERVICE_PORT_HTTPS=443
 		{"without service links only default/kubernetes", []*corev1.Service{service("shop", "db", "10.96.0.7", port("", 1, "TCP")), kubernetes}, true, master},
 		{"headless, ExternalName and unallocated give nothing", []*corev1.Service{
 			service("shop", "headless", "None", port("", 1, "TCP")), external, service("shop", "new", "", port("", 1, "TCP"))}, false, ""},
-		// SEEDS 72
+		// behaviour 72
 		{"several named ports, mixed protocols, IPv6", []*corev1.Service{
 			service("shop", "my-dns", "fd00:10:96::a", port("dns-udp", 53, "UDP"), port("web", 80, ""))}, false,
 			`MY_DNS_PORT=udp://[fd00:10:96::a]:53

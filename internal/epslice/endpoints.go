@@ -18,7 +18,7 @@ import (
 )
 
 // MaxEndpointsAddresses is how many addresses an Endpoints object holds at most;
-// beyond, it is truncated and annotated so (SEEDS 28).
+// beyond, it is truncated and annotated so (behaviour 28).
 const MaxEndpointsAddresses = 1000
 
 // Endpoints returns the Endpoints object of a Service with a selector as it

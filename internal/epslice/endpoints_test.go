@@ -44,7 +44,7 @@ func testPod(name, ip string, ready bool, named int32) *corev1.Pod {
 	return p
 }
 
-// SEEDS 12, 17 to 19: one subset for each set of resolved ports, addresses in
+// behaviours 12, 17 to 19: one subset for each set of resolved ports, addresses in
 // order, the not ready ones apart.
 func TestEndpointsOf(t *testing.T) {
 	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web", Labels: map[string]string{"a": "1"}}}
@@ -98,7 +98,7 @@ func TestEndpointsWithoutPorts(t *testing.T) {
 	}
 }
 
-// SEEDS 28: at most 1000 addresses, ready ones first, with the annotation.
+// behaviour 28: at most 1000 addresses, ready ones first, with the annotation.
 func TestEndpointsTruncated(t *testing.T) {
 	w := manyPods(1100)
 	pods := slices.Collect(maps.Values(w.pods))

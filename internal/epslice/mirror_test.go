@@ -28,7 +28,7 @@ func addresses(ips ...string) []corev1.EndpointAddress {
 	return out
 }
 
-// SEEDS 22 to 24: user-made Endpoints become one slice for each family, and
+// behaviours 22 to 24: user-made Endpoints become one slice for each family, and
 // what cannot be mirrored is said.
 func TestMirror(t *testing.T) {
 	ports := []corev1.EndpointPort{{Name: "sql", Port: 9376}}
@@ -71,7 +71,7 @@ func TestMirrorLimit(t *testing.T) {
 	}
 }
 
-// SEEDS 22: what is mirrored, and what is left alone.
+// behaviour 22: what is mirrored, and what is left alone.
 func TestMirrored(t *testing.T) {
 	none, with := &corev1.Service{}, &corev1.Service{}
 	with.Spec.Selector = map[string]string{"app": "x"}

@@ -11,7 +11,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// The limits of endpoints in one slice (SEEDS 28).
+// The limits of endpoints in one slice (behaviour 28).
 const (
 	DefaultMaxEndpoints = 100
 	LargestMaxEndpoints = 1000

@@ -14,7 +14,7 @@ import (
 
 const testLimit = 3
 
-// SEEDS 12, 17 to 19, 27, 28: after every step of a random history each
+// behaviours 12, 17 to 19, 27, 28: after every step of a random history each
 // selected Pod that counts is in exactly one endpoint of each family it has,
 // no slice is over the limit, and planning again finds nothing to do.
 func TestPlanIsExactAndIdempotent(t *testing.T) {
@@ -265,7 +265,7 @@ func TestOneFlipIsOneWrite(t *testing.T) {
 	w := manyPods(1050)
 	w.apply(t, Slices(w.input(0)))
 	if len(w.slices) != 11 {
-		t.Fatalf("%d slices, want 11 (SEEDS 28)", len(w.slices))
+		t.Fatalf("%d slices, want 11 (behaviour 28)", len(w.slices))
 	}
 	p := w.pods["p500"].DeepCopy()
 	setReady(p, false)

@@ -138,7 +138,7 @@ func contents(list []*discoveryv1.EndpointSlice, hints bool) []string {
 	return out
 }
 
-// SEEDS 12, 17 to 19, 27 to 29: the same endpoints with the same conditions,
+// behaviours 12, 17 to 19, 27 to 29: the same endpoints with the same conditions,
 // ports, hints and labels as upstream after every step of a random history.
 func TestSameAsUpstream(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

@@ -538,7 +538,7 @@ func TestTwoAgentsOneDirectory(t *testing.T) {
 }
 
 // Every Service that existed before a container starts is in its environment,
-// also when the agent has only just come back. SEEDS 68, 71
+// also when the agent has only just come back. behaviours 68, 71
 func TestServiceVariables(t *testing.T) {
 	c := newCluster(t, nil)
 	services := c.client.CoreV1().Services("default")

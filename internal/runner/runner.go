@@ -314,7 +314,7 @@ func (r *Runner) each(f func(*worker)) {
 }
 
 // canStart says whether what a new pod needs is known: the Services, so that
-// none is missing in its environment (SEEDS 71), and the node's ranges.
+// none is missing in its environment (behaviour 71), and the node's ranges.
 func (r *Runner) canStart(pod *corev1.Pod) bool {
 	r.mu.Lock()
 	synced := r.synced

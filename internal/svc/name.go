@@ -31,7 +31,7 @@ func ParseName(s string) (Name, error) {
 }
 
 // PortName identifies one port of one Service. Port is empty for the only port
-// of a single-port Service (SEEDS 63). Its text form is "namespace/name" or
+// of a single-port Service (behaviour 63). Its text form is "namespace/name" or
 // "namespace/name:port".
 type PortName struct {
 	Name

@@ -4,7 +4,7 @@ package svc
 type TrafficPolicy uint8
 
 // Cluster: every endpoint. Local: only endpoints of the node the packet is on
-// (SEEDS 102).
+// (behaviour 102).
 const (
 	PolicyCluster TrafficPolicy = iota
 	PolicyLocal

@@ -6,7 +6,7 @@ import "fmt"
 // into a packet match as it is.
 type Protocol uint8
 
-// The transports a Service port may have (SEEDS 11, 170 to 174).
+// The transports a Service port may have (behaviours 11, 170 to 174).
 const (
 	TCP  Protocol = 6
 	UDP  Protocol = 17
@@ -27,7 +27,7 @@ func (p Protocol) String() string {
 }
 
 // ParseProtocol reads the spelling of the Kubernetes API; empty means TCP
-// (SEEDS 11).
+// (behaviour 11).
 func ParseProtocol(s string) (Protocol, error) {
 	switch s {
 	case "", "TCP":

@@ -38,7 +38,7 @@ func TestParseName(t *testing.T) {
 	}
 }
 
-// SEEDS 11: protocol defaults to TCP.
+// behaviour 11: protocol defaults to TCP.
 func TestParseProtocol(t *testing.T) {
 	for s, want := range map[string]Protocol{"": TCP, "TCP": TCP, "UDP": UDP, "SCTP": SCTP} {
 		if p, err := ParseProtocol(s); err != nil || p != want {
@@ -50,7 +50,7 @@ func TestParseProtocol(t *testing.T) {
 	}
 }
 
-// SEEDS 92: the default node port range.
+// behaviour 92: the default node port range.
 func TestParsePortRange(t *testing.T) {
 	for s, want := range map[string]PortRange{
 		"30000-32767": {30000, 32767}, "30000+10": {30000, 30010}, "1-65535": {1, 65535}, "80-80": {80, 80},

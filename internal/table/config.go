@@ -27,7 +27,7 @@ type Config struct {
 }
 
 // NodePortAddresses is the value of --nodeport-addresses: which of a node's
-// addresses answer on node ports (SEEDS 93).
+// addresses answer on node ports (behaviour 93).
 //
 // The zero value chooses every address but loopback and IPv6 link-local ones.
 // (Link-local addresses come and go with every pod's link. Both kinds count

@@ -11,7 +11,7 @@ import (
 )
 
 // defaultAffinity is how long a client sticks where the Service does not say
-// (SEEDS 62).
+// (behaviour 62).
 const defaultAffinity = 10800 * time.Second
 
 // decide turns a Service and its slices into service ports. It is the one place
@@ -134,7 +134,7 @@ func externalLocal(s *corev1.Service) bool {
 }
 
 // needsHealthCheck says whether load balancers ask this node's health check
-// port for the Service (SEEDS 103).
+// port for the Service (behaviour 103).
 func needsHealthCheck(s *corev1.Service) bool {
 	n := s.Spec.HealthCheckNodePort
 	return s.Spec.Type == corev1.ServiceTypeLoadBalancer && externalLocal(s) && n > 0 && n <= 65535

@@ -30,7 +30,7 @@ func skipLabels(labels map[string]string) bool {
 }
 
 // proxied says whether a Service has virtual addresses that are this proxy's to
-// serve (SEEDS 32, 79, 88).
+// serve (behaviours 32, 79, 88).
 func proxied(s *corev1.Service) bool {
 	return s != nil && s.Spec.Type != corev1.ServiceTypeExternalName &&
 		s.Spec.ClusterIP != corev1.ClusterIPNone && s.Spec.ClusterIP != "" && !skipLabels(s.Labels)
@@ -142,7 +142,7 @@ func nameOf(s *corev1.Service) svc.Name { return svc.Name{Namespace: s.Namespace
 
 // sourceRanges returns the clients that a Service's load balancer IPs let in,
 // both families together, and whether it limits them at all. The annotation is
-// the older form; the field goes before it (SEEDS 101).
+// the older form; the field goes before it (behaviour 101).
 func sourceRanges(s *corev1.Service, c *complaints) (ranges []netip.Prefix, limited bool) {
 	texts, field := s.Spec.LoadBalancerSourceRanges, "spec.loadBalancerSourceRanges"
 	if old := strings.TrimSpace(s.Annotations[corev1.AnnotationLoadBalancerSourceRangesKey]); len(texts) == 0 && old != "" {

@@ -12,10 +12,10 @@ import (
 // The reasons a Problem can have.
 const (
 	// ReasonInvalidEndpoint: an endpoint's address cannot be one, or may not be
-	// (loopback, unspecified, link-local, multicast; SEEDS 24). It is left out.
+	// (loopback, unspecified, link-local, multicast; behaviour 24). It is left out.
 	ReasonInvalidEndpoint = "InvalidEndpoint"
 	// ReasonEndpointIsServiceIP: an endpoint's address is the cluster IP of a
-	// Service, which no proxy can send to (SEEDS 25). It is left out.
+	// Service, which no proxy can send to (behaviour 25). It is left out.
 	ReasonEndpointIsServiceIP = "EndpointIsServiceIP"
 	// ReasonAddressTaken: another Service has the same address, port and
 	// protocol, and keeps it: cluster IPs before all else, then the older
@@ -101,7 +101,7 @@ func (c *complaints) done() []Problem {
 	return c.problems
 }
 
-// badEndpoint says why a may not be an endpoint, or "" (SEEDS 24).
+// badEndpoint says why a may not be an endpoint, or "" (behaviour 24).
 func badEndpoint(a netip.Addr) string {
 	switch {
 	case a.IsUnspecified():

@@ -29,12 +29,12 @@ type FrontendKind uint8
 const (
 	// ClusterIP is the virtual IP that clients inside the cluster use.
 	ClusterIP FrontendKind = iota
-	// ExternalIP is one of spec.externalIPs (SEEDS 156).
+	// ExternalIP is one of spec.externalIPs (behaviour 156).
 	ExternalIP
 	// LoadBalancerIP is one of status.loadBalancer.ingress with ipMode VIP
-	// (SEEDS 97).
+	// (behaviour 97).
 	LoadBalancerIP
-	// NodePort is a port on the addresses of this node (SEEDS 86). Its Addr
+	// NodePort is a port on the addresses of this node (behaviour 86). Its Addr
 	// has the unspecified address of the family: which addresses count is the
 	// Table's NodePortAddrs.
 	NodePort
@@ -59,11 +59,11 @@ type Frontend struct {
 	// any endpoint. Nil means the same as Endpoints.
 	LocalClients []Endpoint
 	// Masquerade says that the source address of a forwarded connection is
-	// replaced by this node's, so that the reply comes back this way (SEEDS 52).
+	// replaced by this node's, so that the reply comes back this way (behaviour 52).
 	// It is not set for LocalClients.
 	Masquerade bool
 	// SourceRanges are the clients let in, sorted; nil lets everybody in, an
-	// empty list nobody (SEEDS 101).
+	// empty list nobody (behaviour 101).
 	SourceRanges []netip.Prefix
 	// Drop says that without endpoints packets are dropped rather than
 	// rejected: the Service has endpoints elsewhere, but policy Local hides
@@ -79,13 +79,13 @@ type ServicePort struct {
 	// Frontends are sorted by kind, then address.
 	Frontends []Frontend
 	// Affinity is how long a client sticks to its endpoint after its last
-	// connection; 0 is no affinity (SEEDS 61, 62).
+	// connection; 0 is no affinity (behaviours 61, 62).
 	Affinity time.Duration
 	// Scheduler is how the Service wants endpoints to be chosen, by its name in
 	// IPVS; empty leaves it to the mode, and only mode ipvs can do otherwise.
 	Scheduler string
 	// HealthCheckNodePort is the port on which this node answers for its local
-	// endpoints, 0 if none (SEEDS 103); LocalReady is how many it has.
+	// endpoints, 0 if none (behaviour 103); LocalReady is how many it has.
 	HealthCheckNodePort uint16
 	LocalReady          int
 }

@@ -80,7 +80,7 @@ func (z *Zone) answer(w *writer, q *Question) {
 }
 
 // leave ends an answer at a name of somebody else. A name that ends in a
-// number is an address somebody mistook for a name (SEEDS 152): no such
+// number is an address somebody mistook for a name (behaviour 152): no such
 // top-level domain exists (RFC 3696, section 2), and nobody needs to be asked.
 func (z *Zone) leave(w *writer, name *Name) {
 	if allDigits(name.label(name.labels - 1)) {

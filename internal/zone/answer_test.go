@@ -188,7 +188,7 @@ func TestPodModes(t *testing.T) {
 	}
 }
 
-// SEEDS 153: a Service may become and cease to be an ExternalName.
+// behaviour 153: a Service may become and cease to be an ExternalName.
 func TestTypeChanges(t *testing.T) {
 	z := testZone(t)
 	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "prod", Name: "moves"}}

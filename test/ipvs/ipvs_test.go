@@ -136,7 +136,7 @@ func alive(t *testing.T, conn net.Conn, when string) {
 	}
 }
 
-// SEEDS 55 to 60: the whole proxy beside a real API server and a real IPVS. A
+// behaviours 55 to 60: the whole proxy beside a real API server and a real IPVS. A
 // connection that is open stays so, whatever happens to the proxy and to its
 // endpoint, and cleanup leaves nothing.
 func TestProxy(t *testing.T) {
@@ -222,7 +222,7 @@ func TestProxy(t *testing.T) {
 	})
 }
 
-// fallsBack shows SEEDS 59: where the kernel lacks a scheduler that is asked for, mode
+// fallsBack shows behaviour 59: where the kernel lacks a scheduler that is asked for, mode
 // iptables runs, which a log line and an Event tell, unless that is not wanted.
 func (c *cluster) fallsBack(from *testbed.Host, at netip.AddrPort, to *testbed.Host) {
 	t := c.t

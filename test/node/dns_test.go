@@ -145,7 +145,7 @@ func (c *cluster) many() []string {
 
 // The resolvers that programs have (glibc's and musl's in C, Go's own and Go's
 // through glibc), and dig, inside a Pod, which has "search default.svc.… svc.…
-// cluster.local" and "ndots:5" (SEEDS 73 to 83): short and long names, names
+// cluster.local" and "ndots:5" (behaviours 73 to 83): short and long names, names
 // that do not exist, names of the outside, answers that fit UDP and that do not.
 func TestResolversInPods(t *testing.T) {
 	const upstream = "192.168.77.13" // the third host

@@ -246,7 +246,7 @@ func (c *cluster) started() string {
 }
 
 // A killed agent takes nothing with it: connections to Services go on being
-// answered (SEEDS 50), its Pods live on, and the next agent finds both.
+// answered (behaviour 50), its Pods live on, and the next agent finds both.
 func TestKilledAgent(t *testing.T) {
 	c := newCluster(t)
 	at := c.backends()
@@ -368,7 +368,7 @@ func TestKubectlReachesPods(t *testing.T) {
 	if out := c.kubectl("exec", pod, "--", "cat", "/etc/hosts"); !strings.Contains(out, pod) {
 		t.Errorf("/etc/hosts of the Pod is %q", out)
 	}
-	// SEEDS 69: the variables of a Service that was there before the Pod.
+	// behaviour 69: the variables of a Service that was there before the Pod.
 	if out := c.kubectl("exec", pod, "--", "env"); !strings.Contains(out, "KUBERNETES_SERVICE_HOST=10.96.0.1") {
 		t.Errorf("the Pod's variables are %q", out)
 	}

@@ -37,7 +37,7 @@ func TestUserspaceMode(t *testing.T) {
 	c.needsNetAdmin(at)
 }
 
-// SEEDS 43, 176: whoever describes the Service reads why its SCTP port does not
+// behaviours 43, 176: whoever describes the Service reads why its SCTP port does not
 // answer.
 func (c *cluster) sctpIsRefused() {
 	c.t.Helper()

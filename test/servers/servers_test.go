@@ -74,7 +74,7 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
-// TestServersThatAreKilled: SEEDS 65, 86, 161 to 163. Every write that any of
+// TestServersThatAreKilled: behaviours 65, 86, 161 to 163. Every write that any of
 // the servers made is replayed: no address or node port ever has two Services,
 // and when all is quiet again every one of them can be allocated.
 func TestServersThatAreKilled(t *testing.T) {

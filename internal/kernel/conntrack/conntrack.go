@@ -9,7 +9,7 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/fairlead/fairlead/internal/kernel/nfnl"
+	"github.com/fairlead/fairlead/internal/kernel/netlink"
 	"github.com/fairlead/fairlead/internal/svc"
 	"golang.org/x/sys/unix"
 )
@@ -96,7 +96,7 @@ func Sweep(ctx context.Context, stale func(p svc.Protocol, origDst, replySrc net
 // test of a family, nil to leave the family out, and whether only entries with
 // a translated destination can be of interest.
 func deleteWhere(ctx context.Context, tests func(svc.Family) (test func(*entry) bool, translated bool)) (deleted int, err error) {
-	c, err := nfnl.Dial()
+	c, err := netlink.Dial()
 	if err != nil {
 		return 0, err
 	}
@@ -133,11 +133,11 @@ func index(flows []Flow, f svc.Family) map[front][]Flow {
 	return m
 }
 
-func deleteFamily(ctx context.Context, c *nfnl.Conn, f svc.Family, test func(*entry) bool, translated bool) (int, error) {
+func deleteFamily(ctx context.Context, c *netlink.Conn, f svc.Family, test func(*entry) bool, translated bool) (int, error) {
 	found, err := matching(c, f, test, translated)
 	// A dump that was disturbed has still shown most of the table. What it
 	// missed is no worse than a connection that began a moment later.
-	if err != nil && !errors.Is(err, nfnl.ErrInterrupted) {
+	if err != nil && !errors.Is(err, netlink.ErrInterrupted) {
 		return 0, err
 	}
 	deleted := 0
@@ -157,8 +157,8 @@ func deleteFamily(ctx context.Context, c *nfnl.Conn, f svc.Family, test func(*en
 }
 
 // matching returns one delete message for each entry that test says yes to.
-func matching(c *nfnl.Conn, f svc.Family, test func(*entry) bool, translated bool) ([][]byte, error) {
-	var e nfnl.Encoder
+func matching(c *netlink.Conn, f svc.Family, test func(*entry) bool, translated bool) ([][]byte, error) {
+	var e netlink.Encoder
 	e.Begin(msgGet, unix.NLM_F_DUMP, kernelFamily(f), 0)
 	if translated {
 		// A kernel that knows the mask sends only these, an older one everything.
@@ -202,7 +202,7 @@ type entry struct {
 func parse(body []byte) (entry, bool) {
 	var en entry
 	var reply []byte
-	nfnl.Attrs(body, func(typ uint16, v []byte) {
+	netlink.Attrs(body, func(typ uint16, v []byte) {
 		switch typ {
 		case ctaTupleOrig:
 			en.orig = append([]byte(nil), v...)
@@ -229,10 +229,10 @@ func parse(body []byte) (entry, bool) {
 func tuple(b []byte) (p svc.Protocol, src, dst netip.AddrPort, ok bool) {
 	var srcIP, dstIP netip.Addr
 	var srcPort, dstPort []byte
-	nfnl.Attrs(b, func(typ uint16, v []byte) {
+	netlink.Attrs(b, func(typ uint16, v []byte) {
 		switch typ {
 		case ctaTupleIP:
-			nfnl.Attrs(v, func(typ uint16, v []byte) {
+			netlink.Attrs(v, func(typ uint16, v []byte) {
 				switch a, _ := netip.AddrFromSlice(v); typ {
 				case 1, 3: // CTA_IP_V4_SRC, CTA_IP_V6_SRC
 					srcIP = a
@@ -241,7 +241,7 @@ func tuple(b []byte) (p svc.Protocol, src, dst netip.AddrPort, ok bool) {
 				}
 			})
 		case ctaTupleProto:
-			nfnl.Attrs(v, func(typ uint16, v []byte) {
+			netlink.Attrs(v, func(typ uint16, v []byte) {
 				switch typ {
 				case ctaProtoNum:
 					if len(v) == 1 {
@@ -264,7 +264,7 @@ func tuple(b []byte) (p svc.Protocol, src, dst netip.AddrPort, ok bool) {
 // deleteMessage names the entry by its original direction and its ID, so that
 // a later connection of the same addresses is left alone.
 func (en *entry) deleteMessage(f svc.Family) []byte {
-	var e nfnl.Encoder
+	var e netlink.Encoder
 	e.Begin(msgDelete, unix.NLM_F_ACK, kernelFamily(f), 0)
 	e.Bytes(ctaTupleOrig|unix.NLA_F_NESTED, en.orig)
 	if en.zone != nil {

@@ -9,8 +9,8 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/fairlead/fairlead/internal/kernel/nfnl"
-	"github.com/vishvananda/netlink"
+	"github.com/fairlead/fairlead/internal/kernel/netlink"
+	rtnl "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -20,7 +20,7 @@ import (
 // goroutine at a time.
 type Conn struct {
 	device      string
-	nl, changes *nfnl.Conn
+	nl, changes *netlink.Conn
 	// index is the device's as List found it, 0 if there was none.
 	index uint32
 	// others are the interfaces that have an address, but for the device.
@@ -30,11 +30,11 @@ type Conn struct {
 // Dial opens a Conn in the network namespace of the calling thread, for the
 // device called name, which need not be there yet.
 func Dial(name string) (*Conn, error) {
-	nl, err := nfnl.DialRoute(0)
+	nl, err := netlink.DialRoute(0)
 	if err != nil {
 		return nil, err
 	}
-	changes, err := nfnl.DialRoute(unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR)
+	changes, err := netlink.DialRoute(unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR)
 	if err != nil {
 		return nil, errors.Join(err, nl.Close())
 	}
@@ -55,7 +55,7 @@ const listTries = 10
 // List returns the addresses on the device, and learns those of all others. A
 // device that is not there has none.
 func (c *Conn) List() (map[netip.Addr]bool, error) {
-	dev, err := netlink.LinkByName(c.device)
+	dev, err := rtnl.LinkByName(c.device)
 	switch {
 	case err == nil:
 		c.index = uint32(dev.Attrs().Index)
@@ -71,7 +71,7 @@ func (c *Conn) List() (map[netip.Addr]bool, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}
-	var e nfnl.Encoder
+	var e netlink.Encoder
 	e.Begin(unix.RTM_GETADDR, unix.NLM_F_DUMP, unix.AF_UNSPEC, 0)
 	e.End()
 	var mine map[netip.Addr]bool
@@ -87,7 +87,7 @@ func (c *Conn) List() (map[netip.Addr]bool, error) {
 				c.note(unix.RTM_NEWADDR, index, a)
 			}
 		})
-		if !errors.Is(err, nfnl.ErrInterrupted) {
+		if !errors.Is(err, netlink.ErrInterrupted) {
 			break
 		}
 	}
@@ -161,12 +161,12 @@ func (c *Conn) change(verb string, typ, flags uint16, addrs []netip.Addr) map[ne
 	for len(addrs) > 0 {
 		part := addrs[:min(perSend, len(addrs))]
 		addrs = addrs[len(part):]
-		var e nfnl.Encoder
+		var e netlink.Encoder
 		for _, a := range part {
 			c.encode(&e, typ, flags|unix.NLM_F_ACK, a)
 		}
 		for _, err := range c.nl.Send(e.Buf) {
-			var refused *nfnl.Error
+			var refused *netlink.Error
 			switch {
 			case errors.As(err, &refused) && refused.Index >= 0:
 				if typ != unix.RTM_DELADDR || refused.Errno != unix.EADDRNOTAVAIL {
@@ -185,7 +185,7 @@ func (c *Conn) change(verb string, typ, flags uint16, addrs []netip.Addr) map[ne
 // encode writes a message about an address that is never a source for what the
 // machine sends elsewhere: IPv4 keeps addresses of scope host for itself, and
 // IPv6 avoids deprecated ones.
-func (c *Conn) encode(e *nfnl.Encoder, typ, flags uint16, a netip.Addr) {
+func (c *Conn) encode(e *netlink.Encoder, typ, flags uint16, a netip.Addr) {
 	family, addrFlags, scope := byte(unix.AF_INET), byte(0), byte(unix.RT_SCOPE_HOST)
 	if a.Is6() {
 		family, addrFlags, scope = unix.AF_INET6, unix.IFA_F_NODAD, unix.RT_SCOPE_UNIVERSE
@@ -209,7 +209,7 @@ func decode(body []byte) (index uint32, a netip.Addr, ok bool) {
 		return 0, a, false
 	}
 	var local, address []byte
-	nfnl.Attrs(body[4:], func(typ uint16, v []byte) {
+	netlink.Attrs(body[4:], func(typ uint16, v []byte) {
 		switch typ {
 		case unix.IFA_LOCAL:
 			local = v

@@ -8,7 +8,7 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/kernel/nfnl"
+	"github.com/fairlead/fairlead/internal/kernel/netlink"
 	"github.com/fairlead/fairlead/internal/svc"
 	"golang.org/x/sys/unix"
 )
@@ -63,11 +63,11 @@ var ErrInUse = errors.New("set is in use")
 
 // Conn talks to the kernel's sets of one network namespace. It is used by one
 // goroutine at a time.
-type Conn struct{ nl *nfnl.Conn }
+type Conn struct{ nl *netlink.Conn }
 
 // Dial opens a Conn in the network namespace of the calling thread.
 func Dial() (*Conn, error) {
-	nl, err := nfnl.Dial()
+	nl, err := netlink.Dial()
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +77,7 @@ func Dial() (*Conn, error) {
 // Close releases the socket.
 func (c *Conn) Close() error { return c.nl.Close() }
 
-func begin(e *nfnl.Encoder, cmd, flags uint16, set string) {
+func begin(e *netlink.Encoder, cmd, flags uint16, set string) {
 	e.Begin(unix.NFNL_SUBSYS_IPSET<<8|cmd, flags, unix.AF_INET, 0)
 	e.Uint8(attrProtocol, protocolVersion)
 	if set != "" {
@@ -87,7 +87,7 @@ func begin(e *nfnl.Encoder, cmd, flags uint16, set string) {
 
 // Probe says whether the kernel has sets, and this process may change them.
 func (c *Conn) Probe() error {
-	var e nfnl.Encoder
+	var e netlink.Encoder
 	begin(&e, cmdProtocol, unix.NLM_F_ACK, "")
 	e.End()
 	if errs := c.nl.Send(e.Buf); len(errs) > 0 {
@@ -99,7 +99,7 @@ func (c *Conn) Probe() error {
 // Create makes sets that are not there yet. One of the same name and another
 // type is an error.
 func (c *Conn) Create(sets ...Set) error {
-	var e nfnl.Encoder
+	var e netlink.Encoder
 	for _, s := range sets {
 		// Without NLM_F_EXCL the kernel is content with a set that is the same.
 		begin(&e, cmdCreate, unix.NLM_F_ACK|unix.NLM_F_CREATE, s.Name)
@@ -148,7 +148,7 @@ func (c *Conn) Flush(names ...string) error { return c.byName(cmdFlush, "empty s
 func (c *Conn) byName(cmd uint16, what string, names []string) error {
 	var errs []error
 	for _, n := range names {
-		var e nfnl.Encoder
+		var e netlink.Encoder
 		begin(&e, cmd, unix.NLM_F_ACK, n)
 		e.End()
 		err := c.send(&e, func(int) string { return what + n })
@@ -173,7 +173,7 @@ func (c *Conn) change(cmd uint16, what, set string, list []Element) error {
 	for len(list) > 0 {
 		part := list[:min(perMessage, len(list))]
 		list = list[len(part):]
-		var e nfnl.Encoder
+		var e netlink.Encoder
 		begin(&e, cmd, unix.NLM_F_ACK, set)
 		e.Uint32(dataLine, 0)
 		adt := e.Nest(attrADT)
@@ -192,7 +192,7 @@ func (c *Conn) change(cmd uint16, what, set string, list []Element) error {
 	return nil
 }
 
-func (el *Element) encode(e *nfnl.Encoder) {
+func (el *Element) encode(e *netlink.Encoder) {
 	if el.IP.IsValid() {
 		address(e, dataIP, el.IP)
 	} else {
@@ -215,7 +215,7 @@ func (el *Element) encode(e *nfnl.Encoder) {
 	}
 }
 
-func address(e *nfnl.Encoder, typ uint16, a netip.Addr) {
+func address(e *netlink.Encoder, typ uint16, a netip.Addr) {
 	at := e.Nest(typ)
 	if a.Is4() {
 		e.Bytes(dataIPv4|unix.NLA_F_NET_BYTEORDER, a.AsSlice())
@@ -226,11 +226,11 @@ func address(e *nfnl.Encoder, typ uint16, a netip.Addr) {
 }
 
 // send sends the messages; what names the i-th of them.
-func (c *Conn) send(e *nfnl.Encoder, what func(i int) string) error {
+func (c *Conn) send(e *netlink.Encoder, what func(i int) string) error {
 	var errs []error
 	for _, err := range c.nl.Send(e.Buf) {
 		i := 0
-		var refused *nfnl.Error
+		var refused *netlink.Error
 		if errors.As(err, &refused) {
 			i = max(0, refused.Index)
 			if refused.Errno == errBusy || refused.Errno == unix.EBUSY {
@@ -252,10 +252,10 @@ func (c *Conn) List(set string, f func(Element)) error {
 func (c *Conn) Counts(set string, f func(Count)) error {
 	return c.list(set, func(v []byte) {
 		n := Count{Element: decode(v)}
-		if b := nfnl.Attr(v, dataPackets); len(b) == 8 {
+		if b := netlink.Attr(v, dataPackets); len(b) == 8 {
 			n.Packets = binary.BigEndian.Uint64(b)
 		}
-		if b := nfnl.Attr(v, dataTimeout); len(b) == 4 {
+		if b := netlink.Attr(v, dataTimeout); len(b) == 4 {
 			n.Left = time.Duration(binary.BigEndian.Uint32(b)) * time.Second
 		}
 		f(n)
@@ -264,7 +264,7 @@ func (c *Conn) Counts(set string, f func(Count)) error {
 
 func (c *Conn) list(set string, f func(v []byte)) error {
 	err := c.dump(set, func(body []byte) {
-		nfnl.Attrs(nfnl.Attr(body, attrADT), func(_ uint16, v []byte) { f(v) })
+		netlink.Attrs(netlink.Attr(body, attrADT), func(_ uint16, v []byte) { f(v) })
 	})
 	if err != nil {
 		return fmt.Errorf("ipset: list set %s: %w", set, err)
@@ -276,7 +276,7 @@ func (c *Conn) list(set string, f func(v []byte)) error {
 func (c *Conn) Names() ([]string, error) {
 	var names []string
 	err := c.dump("", func(body []byte) {
-		if n := nfnl.CString(nfnl.Attr(body, attrSetName)); len(names) == 0 || names[len(names)-1] != n {
+		if n := netlink.CString(netlink.Attr(body, attrSetName)); len(names) == 0 || names[len(names)-1] != n {
 			names = append(names, n)
 		}
 	})
@@ -287,7 +287,7 @@ func (c *Conn) Names() ([]string, error) {
 }
 
 func (c *Conn) dump(set string, f func(body []byte)) error {
-	var e nfnl.Encoder
+	var e netlink.Encoder
 	begin(&e, cmdList, unix.NLM_F_DUMP, set)
 	e.End()
 	return c.nl.Dump(e.Buf, f)
@@ -297,7 +297,7 @@ func decode(v []byte) Element {
 	var el Element
 	var first, second netip.Addr
 	bits, bits2 := -1, -1
-	nfnl.Attrs(v, func(typ uint16, v []byte) {
+	netlink.Attrs(v, func(typ uint16, v []byte) {
 		switch typ {
 		case dataIP:
 			first = addressOf(v)
@@ -339,7 +339,7 @@ func oneByte(v []byte) int {
 
 func addressOf(v []byte) netip.Addr {
 	var a netip.Addr
-	nfnl.Attrs(v, func(_ uint16, v []byte) {
+	netlink.Attrs(v, func(_ uint16, v []byte) {
 		if b, ok := netip.AddrFromSlice(v); ok {
 			a = b
 		}

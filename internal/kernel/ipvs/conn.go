@@ -7,7 +7,7 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/kernel/nfnl"
+	"github.com/fairlead/fairlead/internal/kernel/netlink"
 	"github.com/fairlead/fairlead/internal/svc"
 	"golang.org/x/sys/unix"
 )
@@ -63,7 +63,7 @@ var ErrNotSupported = errors.New("the kernel has no IPVS (module ip_vs)")
 // Conn talks to the virtual servers of one network namespace. It is used by one
 // goroutine at a time.
 type Conn struct {
-	nl     *nfnl.Conn
+	nl     *netlink.Conn
 	family uint16
 }
 
@@ -71,7 +71,7 @@ type Conn struct {
 // loads its module if it has to. An error wraps ErrNotSupported where there is
 // none.
 func Dial() (*Conn, error) {
-	nl, err := nfnl.DialGeneric()
+	nl, err := netlink.DialGeneric()
 	if err != nil {
 		return nil, err
 	}
@@ -85,12 +85,12 @@ func Dial() (*Conn, error) {
 
 // resolve asks for the number of the generic netlink family.
 func (c *Conn) resolve() error {
-	var e nfnl.Encoder
+	var e netlink.Encoder
 	e.Begin(unix.GENL_ID_CTRL, unix.NLM_F_ACK, unix.CTRL_CMD_GETFAMILY, 0)
 	e.String(unix.CTRL_ATTR_FAMILY_NAME, "IPVS")
 	e.End()
 	errs := c.nl.Ask(e.Buf, func(body []byte) {
-		if v := nfnl.Attr(body, unix.CTRL_ATTR_FAMILY_ID); len(v) == 2 {
+		if v := netlink.Attr(body, unix.CTRL_ATTR_FAMILY_ID); len(v) == 2 {
 			c.family = binary.NativeEndian.Uint16(v)
 		}
 	})
@@ -109,7 +109,7 @@ func (c *Conn) Close() error { return c.nl.Close() }
 // Batch collects changes for Conn.Send, which makes them in their order. Each
 // has an owner, any value that says in whose name it is.
 type Batch[O any] struct {
-	enc    nfnl.Encoder
+	enc    netlink.Encoder
 	starts []int
 	owners []O
 	what   []string
@@ -206,7 +206,7 @@ func Send[O any](c *Conn, b *Batch[O]) ([]Refusal[O], error) {
 			to = b.starts[end]
 		}
 		for _, err := range c.nl.Send(b.enc.Buf[b.starts[at]:to]) {
-			var e *nfnl.Error
+			var e *netlink.Error
 			if !errors.As(err, &e) || e.Index < 0 {
 				return refused, fmt.Errorf("ipvs: %w", err)
 			}
@@ -218,7 +218,7 @@ func Send[O any](c *Conn, b *Batch[O]) ([]Refusal[O], error) {
 }
 
 // explain tells what the kernel's terse numbers mean here.
-func explain(e *nfnl.Error) error {
+func explain(e *netlink.Error) error {
 	switch e.Errno {
 	case unix.ENOENT:
 		return fmt.Errorf("no such server, or the kernel lacks the scheduler (module ip_vs_NAME): %w", e)
@@ -232,13 +232,13 @@ func explain(e *nfnl.Error) error {
 	return e
 }
 
-func key(e *nfnl.Encoder, k Key) {
+func key(e *netlink.Encoder, k Key) {
 	at := e.Nest(attrService)
 	keyAttrs(e, k)
 	e.Close(at)
 }
 
-func keyAttrs(e *nfnl.Encoder, k Key) {
+func keyAttrs(e *netlink.Encoder, k Key) {
 	native16(e, svcFamily, family(k.Family))
 	if k.Mark != 0 {
 		native32(e, svcMark, k.Mark)
@@ -263,21 +263,21 @@ func family(f svc.Family) uint16 {
 	return unix.AF_INET
 }
 
-func native16(e *nfnl.Encoder, typ, v uint16) {
+func native16(e *netlink.Encoder, typ, v uint16) {
 	e.Bytes(typ, binary.NativeEndian.AppendUint16(nil, v))
 }
 
-func native32(e *nfnl.Encoder, typ uint16, v uint32) {
+func native32(e *netlink.Encoder, typ uint16, v uint32) {
 	e.Bytes(typ, binary.NativeEndian.AppendUint32(nil, v))
 }
 
 // Services calls f for each virtual server.
 func (c *Conn) Services(f func(Service)) error {
-	var e nfnl.Encoder
+	var e netlink.Encoder
 	e.Begin(c.family, unix.NLM_F_DUMP, cmdGetService, 0)
 	e.End()
 	err := c.nl.Dump(e.Buf, func(body []byte) {
-		if s, ok := decodeService(nfnl.Attr(body, attrService)); ok {
+		if s, ok := decodeService(netlink.Attr(body, attrService)); ok {
 			f(s)
 		}
 	})
@@ -290,12 +290,12 @@ func (c *Conn) Services(f func(Service)) error {
 // Dests calls f for each real server of a virtual one. A virtual server that is
 // not there has none.
 func (c *Conn) Dests(k Key, f func(Dest)) error {
-	var e nfnl.Encoder
+	var e netlink.Encoder
 	e.Begin(c.family, unix.NLM_F_DUMP, cmdGetDest, 0)
 	key(&e, k)
 	e.End()
 	err := c.nl.Dump(e.Buf, func(body []byte) {
-		if d, ok := decodeDest(nfnl.Attr(body, attrDest), k.Family); ok {
+		if d, ok := decodeDest(netlink.Attr(body, attrDest), k.Family); ok {
 			f(d)
 		}
 	})
@@ -309,7 +309,7 @@ func decodeService(b []byte) (Service, bool) {
 	var s Service
 	var addr, port []byte
 	var timeout uint32
-	nfnl.Attrs(b, func(typ uint16, v []byte) {
+	netlink.Attrs(b, func(typ uint16, v []byte) {
 		switch typ {
 		case svcFamily:
 			s.Family = svc.IPv4
@@ -325,7 +325,7 @@ func decodeService(b []byte) (Service, bool) {
 		case svcMark:
 			s.Mark = number(v)
 		case svcScheduler:
-			s.Scheduler = nfnl.CString(v)
+			s.Scheduler = netlink.CString(v)
 		case svcFlags:
 			s.Flags = Flags(number(v))
 		case svcTimeout:
@@ -347,7 +347,7 @@ func decodeService(b []byte) (Service, bool) {
 func decodeDest(b []byte, f svc.Family) (Dest, bool) {
 	var d Dest
 	var addr, port []byte
-	nfnl.Attrs(b, func(typ uint16, v []byte) {
+	netlink.Attrs(b, func(typ uint16, v []byte) {
 		switch typ {
 		case destAddr:
 			addr = v
@@ -396,7 +396,7 @@ func (c *Conn) SetTimeouts(t Timeouts) error {
 	if err != nil {
 		return err
 	}
-	var e nfnl.Encoder
+	var e netlink.Encoder
 	e.Begin(c.family, unix.NLM_F_ACK, cmdSetConfig, 0)
 	for _, v := range []struct {
 		typ       uint16
@@ -416,12 +416,12 @@ func (c *Conn) SetTimeouts(t Timeouts) error {
 
 // Timeouts are those the kernel has.
 func (c *Conn) Timeouts() (Timeouts, error) {
-	var e nfnl.Encoder
+	var e netlink.Encoder
 	e.Begin(c.family, unix.NLM_F_ACK, cmdGetConfig, 0)
 	e.End()
 	var t Timeouts
 	errs := c.nl.Ask(e.Buf, func(body []byte) {
-		nfnl.Attrs(body, func(typ uint16, v []byte) {
+		netlink.Attrs(body, func(typ uint16, v []byte) {
 			d := time.Duration(number(v)) * time.Second
 			switch typ {
 			case attrTCP:

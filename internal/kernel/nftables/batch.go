@@ -5,7 +5,7 @@ import (
 	"encoding/binary"
 	"hash/fnv"
 
-	"github.com/fairlead/fairlead/internal/kernel/nfnl"
+	"github.com/fairlead/fairlead/internal/kernel/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -34,7 +34,7 @@ const (
 // Batch collects the messages of one transaction, in the order the kernel will
 // work on them.
 type Batch struct {
-	enc  nfnl.Encoder
+	enc  netlink.Encoder
 	tags []any
 	tag  any
 

@@ -4,20 +4,20 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/fairlead/fairlead/internal/kernel/nfnl"
+	"github.com/fairlead/fairlead/internal/kernel/netlink"
 	"golang.org/x/sys/unix"
 )
 
 // Conn is a connection to nf_tables of one network namespace: that of the
 // thread which called Dial. One goroutine uses it at a time.
 type Conn struct {
-	nl  *nfnl.Conn
+	nl  *netlink.Conn
 	max int
 }
 
 // Dial opens a connection.
 func Dial() (*Conn, error) {
-	c, err := nfnl.Dial()
+	c, err := netlink.Dial()
 	if err != nil {
 		return nil, err
 	}
@@ -76,7 +76,7 @@ func (c *Conn) Commit(b *Batch) error {
 		r := &Refusal{errs: errs}
 		seen := map[any]bool{nil: true}
 		for _, err := range errs {
-			var e *nfnl.Error
+			var e *netlink.Error
 			if errors.As(err, &e) && e.Index >= 0 && e.Index < len(b.tags) && !seen[b.tags[e.Index]] {
 				seen[b.tags[e.Index]] = true
 				r.Tags = append(r.Tags, b.tags[e.Index])

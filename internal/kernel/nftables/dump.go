@@ -4,16 +4,16 @@ import (
 	"encoding/binary"
 	"errors"
 
-	"github.com/fairlead/fairlead/internal/kernel/nfnl"
+	"github.com/fairlead/fairlead/internal/kernel/netlink"
 	"golang.org/x/sys/unix"
 )
 
 // dump asks until the answer is undisturbed by other changes, a limited number
 // of times: on a machine where somebody changes rules all the time, what is
 // read last is as good as any. begin is called before each try.
-func (c *Conn) dump(typ uint16, t Table, begin func(), attrs func(e *nfnl.Encoder), f func(body []byte)) error {
+func (c *Conn) dump(typ uint16, t Table, begin func(), attrs func(e *netlink.Encoder), f func(body []byte)) error {
 	for try := 1; ; try++ {
-		var e nfnl.Encoder
+		var e netlink.Encoder
 		e.Begin(unix.NFNL_SUBSYS_NFTABLES<<8|typ, unix.NLM_F_DUMP, uint8(t.Family), 0)
 		attrs(&e)
 		e.End()
@@ -25,9 +25,9 @@ func (c *Conn) dump(typ uint16, t Table, begin func(), attrs func(e *nfnl.Encode
 		case errors.Is(err, unix.ENOENT):
 			begin()
 			return nil // the table or set is not there: nothing to tell
-		case errors.Is(err, nfnl.ErrInterrupted) && try >= attempts:
+		case errors.Is(err, netlink.ErrInterrupted) && try >= attempts:
 			return nil
-		case !errors.Is(err, nfnl.ErrInterrupted) && !transient(err):
+		case !errors.Is(err, netlink.ErrInterrupted) && !transient(err):
 			return err
 		}
 	}
@@ -37,11 +37,11 @@ func (c *Conn) dump(typ uint16, t Table, begin func(), attrs func(e *nfnl.Encode
 // raises by one, whoever makes it; only packets change sets without it.
 func (c *Conn) Generation() (uint32, error) {
 	for try := 1; ; try++ {
-		var e nfnl.Encoder
+		var e netlink.Encoder
 		e.Begin(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, unix.NLM_F_ACK, unix.AF_UNSPEC, 0)
 		e.End()
 		var gen uint32
-		errs := c.nl.Ask(e.Buf, func(body []byte) { gen = uint32At(nfnl.Attr(body, 1)) }) // NFTA_GEN_ID
+		errs := c.nl.Ask(e.Buf, func(body []byte) { gen = uint32At(netlink.Attr(body, 1)) }) // NFTA_GEN_ID
 		if len(errs) == 0 {
 			return gen, nil
 		}
@@ -53,10 +53,10 @@ func (c *Conn) Generation() (uint32, error) {
 
 // Table returns the comment of table t and whether there is such a table.
 func (c *Conn) Table(t Table) (comment string, found bool, err error) {
-	err = c.dump(unix.NFT_MSG_GETTABLE, t, func() { found = false }, func(*nfnl.Encoder) {}, func(body []byte) {
-		if nfnl.CString(nfnl.Attr(body, unix.NFTA_TABLE_NAME)) == t.Name {
+	err = c.dump(unix.NFT_MSG_GETTABLE, t, func() { found = false }, func(*netlink.Encoder) {}, func(body []byte) {
+		if netlink.CString(netlink.Attr(body, unix.NFTA_TABLE_NAME)) == t.Name {
 			found = true
-			comment = nfnl.CString(udataFind(nfnl.Attr(body, tableUserdata), udComment))
+			comment = netlink.CString(udataFind(netlink.Attr(body, tableUserdata), udComment))
 		}
 	})
 	return comment, found, err
@@ -65,16 +65,16 @@ func (c *Conn) Table(t Table) (comment string, found bool, err error) {
 // Chains returns the chains of table t.
 func (c *Conn) Chains(t Table) ([]Chain, error) {
 	var out []Chain
-	err := c.dump(unix.NFT_MSG_GETCHAIN, t, func() { out = nil }, func(*nfnl.Encoder) {}, func(body []byte) {
-		if nfnl.CString(nfnl.Attr(body, unix.NFTA_CHAIN_TABLE)) != t.Name {
+	err := c.dump(unix.NFT_MSG_GETCHAIN, t, func() { out = nil }, func(*netlink.Encoder) {}, func(body []byte) {
+		if netlink.CString(netlink.Attr(body, unix.NFTA_CHAIN_TABLE)) != t.Name {
 			return
 		}
-		ch := Chain{Name: nfnl.CString(nfnl.Attr(body, unix.NFTA_CHAIN_NAME))}
-		if h := nfnl.Attr(body, unix.NFTA_CHAIN_HOOK); h != nil {
+		ch := Chain{Name: netlink.CString(netlink.Attr(body, unix.NFTA_CHAIN_NAME))}
+		if h := netlink.Attr(body, unix.NFTA_CHAIN_HOOK); h != nil {
 			ch.Hook = &Hook{
-				Type:     nfnl.CString(nfnl.Attr(body, unix.NFTA_CHAIN_TYPE)),
-				Number:   uint32At(nfnl.Attr(h, unix.NFTA_HOOK_HOOKNUM)),
-				Priority: int32(uint32At(nfnl.Attr(h, unix.NFTA_HOOK_PRIORITY))),
+				Type:     netlink.CString(netlink.Attr(body, unix.NFTA_CHAIN_TYPE)),
+				Number:   uint32At(netlink.Attr(h, unix.NFTA_HOOK_HOOKNUM)),
+				Priority: int32(uint32At(netlink.Attr(h, unix.NFTA_HOOK_PRIORITY))),
 			}
 		}
 		out = append(out, ch)
@@ -92,17 +92,17 @@ type StoredRule struct {
 // Rules returns the rules of every chain of table t, in order.
 func (c *Conn) Rules(t Table) (map[string][]StoredRule, error) {
 	var out map[string][]StoredRule
-	err := c.dump(unix.NFT_MSG_GETRULE, t, func() { out = map[string][]StoredRule{} }, func(e *nfnl.Encoder) {
+	err := c.dump(unix.NFT_MSG_GETRULE, t, func() { out = map[string][]StoredRule{} }, func(e *netlink.Encoder) {
 		e.String(unix.NFTA_RULE_TABLE, t.Name)
 	}, func(body []byte) {
-		if nfnl.CString(nfnl.Attr(body, unix.NFTA_RULE_TABLE)) != t.Name {
+		if netlink.CString(netlink.Attr(body, unix.NFTA_RULE_TABLE)) != t.Name {
 			return
 		}
-		chain := nfnl.CString(nfnl.Attr(body, unix.NFTA_RULE_CHAIN))
-		ud := nfnl.Attr(body, unix.NFTA_RULE_USERDATA)
-		r := StoredRule{Text: nfnl.CString(udataFind(ud, udText))}
+		chain := netlink.CString(netlink.Attr(body, unix.NFTA_RULE_CHAIN))
+		ud := netlink.Attr(body, unix.NFTA_RULE_USERDATA)
+		r := StoredRule{Text: netlink.CString(udataFind(ud, udText))}
 		if r.Text == "" {
-			r.Text = nfnl.CString(udataFind(ud, udComment))
+			r.Text = netlink.CString(udataFind(ud, udComment))
 		}
 		if h := udataFind(ud, udHash); len(h) == 8 {
 			r.Hash = binary.BigEndian.Uint64(h)
@@ -139,18 +139,18 @@ func (st StoredSet) Is(s Set) bool {
 // Sets returns the sets and maps of table t.
 func (c *Conn) Sets(t Table) ([]StoredSet, error) {
 	var out []StoredSet
-	err := c.dump(unix.NFT_MSG_GETSET, t, func() { out = nil }, func(e *nfnl.Encoder) {
+	err := c.dump(unix.NFT_MSG_GETSET, t, func() { out = nil }, func(e *netlink.Encoder) {
 		e.String(unix.NFTA_SET_TABLE, t.Name)
 	}, func(body []byte) {
-		if nfnl.CString(nfnl.Attr(body, unix.NFTA_SET_TABLE)) != t.Name {
+		if netlink.CString(netlink.Attr(body, unix.NFTA_SET_TABLE)) != t.Name {
 			return
 		}
 		out = append(out, StoredSet{
-			Name:     nfnl.CString(nfnl.Attr(body, unix.NFTA_SET_NAME)),
-			KeyType:  uint32At(nfnl.Attr(body, unix.NFTA_SET_KEY_TYPE)),
-			DataType: uint32At(nfnl.Attr(body, unix.NFTA_SET_DATA_TYPE)),
-			Flags:    uint32At(nfnl.Attr(body, unix.NFTA_SET_FLAGS)),
-			Size:     uint32At(nfnl.Attr(nfnl.Attr(body, unix.NFTA_SET_DESC), unix.NFTA_SET_DESC_SIZE)),
+			Name:     netlink.CString(netlink.Attr(body, unix.NFTA_SET_NAME)),
+			KeyType:  uint32At(netlink.Attr(body, unix.NFTA_SET_KEY_TYPE)),
+			DataType: uint32At(netlink.Attr(body, unix.NFTA_SET_DATA_TYPE)),
+			Flags:    uint32At(netlink.Attr(body, unix.NFTA_SET_FLAGS)),
+			Size:     uint32At(netlink.Attr(netlink.Attr(body, unix.NFTA_SET_DESC), unix.NFTA_SET_DESC_SIZE)),
 		})
 	})
 	return out, err
@@ -192,26 +192,26 @@ func ReadTable(d Dumper, t Table) (*StoredTable, error) {
 // Elems calls begin, then f for each element of a set; both again if the set
 // changed meanwhile. What f gets is valid until it returns.
 func (c *Conn) Elems(t Table, set string, begin func(), f func(e Elem)) error {
-	return c.dump(unix.NFT_MSG_GETSETELEM, t, begin, func(e *nfnl.Encoder) {
+	return c.dump(unix.NFT_MSG_GETSETELEM, t, begin, func(e *netlink.Encoder) {
 		e.String(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
 		e.String(unix.NFTA_SET_ELEM_LIST_SET, set)
 	}, func(body []byte) { elems(body, f) })
 }
 
 func elems(body []byte, f func(e Elem)) {
-	nfnl.Attrs(nfnl.Attr(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, v []byte) {
+	netlink.Attrs(netlink.Attr(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, v []byte) {
 		var e Elem
-		nfnl.Attrs(v, func(typ uint16, v []byte) {
+		netlink.Attrs(v, func(typ uint16, v []byte) {
 			switch typ {
 			case unix.NFTA_SET_ELEM_KEY:
-				e.Key = nfnl.Attr(v, unix.NFTA_DATA_VALUE)
+				e.Key = netlink.Attr(v, unix.NFTA_DATA_VALUE)
 			case unix.NFTA_SET_ELEM_DATA:
-				e.Data = nfnl.Attr(v, unix.NFTA_DATA_VALUE)
-				if vd := nfnl.Attr(v, unix.NFTA_DATA_VERDICT); vd != nil {
-					e.Goto = nfnl.CString(nfnl.Attr(vd, unix.NFTA_VERDICT_CHAIN))
+				e.Data = netlink.Attr(v, unix.NFTA_DATA_VALUE)
+				if vd := netlink.Attr(v, unix.NFTA_DATA_VERDICT); vd != nil {
+					e.Goto = netlink.CString(netlink.Attr(vd, unix.NFTA_VERDICT_CHAIN))
 				}
 			case unix.NFTA_SET_ELEM_USERDATA:
-				e.Comment = nfnl.CString(udataFind(v, udComment))
+				e.Comment = netlink.CString(udataFind(v, udComment))
 			case unix.NFTA_SET_ELEM_EXPR:
 				e.Packets = packets(v)
 			}
@@ -222,10 +222,10 @@ func elems(body []byte, f func(e Elem)) {
 
 // packets reads the packets of a counter expression, 0 if it is another one.
 func packets(expr []byte) uint64 {
-	if nfnl.CString(nfnl.Attr(expr, unix.NFTA_EXPR_NAME)) != "counter" {
+	if netlink.CString(netlink.Attr(expr, unix.NFTA_EXPR_NAME)) != "counter" {
 		return 0
 	}
-	v := nfnl.Attr(nfnl.Attr(expr, unix.NFTA_EXPR_DATA), unix.NFTA_COUNTER_PACKETS)
+	v := netlink.Attr(netlink.Attr(expr, unix.NFTA_EXPR_DATA), unix.NFTA_COUNTER_PACKETS)
 	if len(v) != 8 {
 		return 0
 	}
@@ -240,7 +240,7 @@ func packets(expr []byte) uint64 {
 func (c *Conn) Get(t Table, set string, keys [][]byte, f func(e Elem)) error {
 	burst := min(c.nl.Burst(), 500)
 	for len(keys) > 0 {
-		var e nfnl.Encoder
+		var e netlink.Encoder
 		e.Begin(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETSETELEM, unix.NLM_F_ACK, uint8(t.Family), 0)
 		e.String(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
 		e.String(unix.NFTA_SET_ELEM_LIST_SET, set)

@@ -4,7 +4,7 @@ import (
 	"encoding/binary"
 	"net/netip"
 
-	"github.com/fairlead/fairlead/internal/kernel/nfnl"
+	"github.com/fairlead/fairlead/internal/kernel/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -17,7 +17,7 @@ func (r Reg) number() uint32 { return uint32(r) + 8 } // NFT_REG32_00
 // Program is the expressions of a rule in the making. Its methods append one
 // each; names of the kernel's expressions are in their comments.
 type Program struct {
-	enc  nfnl.Encoder
+	enc  netlink.Encoder
 	elem int
 	data int
 }
@@ -315,7 +315,7 @@ func (p *Program) verdict(code int32, chain string) *Program {
 	return p.end()
 }
 
-func verdict(e *nfnl.Encoder, code int32, chain string) {
+func verdict(e *netlink.Encoder, code int32, chain string) {
 	at := e.Nest(unix.NFTA_DATA_VERDICT)
 	e.Uint32(unix.NFTA_VERDICT_CODE, uint32(code))
 	if chain != "" {

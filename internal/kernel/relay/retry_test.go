@@ -13,7 +13,7 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
-// SEEDS 40.
+// behaviour 40.
 func TestRefusedGoesOnToTheNext(t *testing.T) {
 	gone := closedPort(t)
 	target := &inOrder{endpoints: []netip.AddrPort{gone, gone, serve(t, svc.IPv4, echo)}}

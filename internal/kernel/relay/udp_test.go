@@ -155,7 +155,7 @@ func TestUDPFlowsOfClients(t *testing.T) {
 	mu.Unlock()
 }
 
-// SEEDS 40, for UDP: an endpoint that answers by ICMP is left.
+// behaviour 40, for UDP: an endpoint that answers by ICMP is left.
 func TestUDPRefusedGoesOnToTheNext(t *testing.T) {
 	gone, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {

@@ -23,7 +23,7 @@ func check(t *testing.T, what string, errs field.ErrorList, want string) {
 	}
 }
 
-// special are the addresses that may not be an endpoint (SEEDS 24).
+// special are the addresses that may not be an endpoint (behaviour 24).
 var special = map[string]string{
 	"127.0.0.1": "may not be in the loopback range (127.0.0.0/8, ::1/128)", "::1": "loopback range",
 	"169.254.169.254": "may not be in the link-local range (169.254.0.0/16, fe80::/10)", "fe80::1": "link-local range", "febf::1": "link-local range",
@@ -50,8 +50,8 @@ func TestEndpoints(t *testing.T) {
 		f    func(*corev1.Endpoints)
 		want string
 	}{
-		{"the example (SEEDS 22)", func(*corev1.Endpoints) {}, ""},
-		{"a subdomain (SEEDS 20)", func(e *corev1.Endpoints) { e.Name = "a.b" }, ""},
+		{"the example (behaviour 22)", func(*corev1.Endpoints) {}, ""},
+		{"a subdomain (behaviour 20)", func(e *corev1.Endpoints) { e.Name = "a.b" }, ""},
 		{"name", func(e *corev1.Endpoints) { e.Name = "A" }, `metadata.name: Invalid value: "A"`},
 		{"empty subset", func(e *corev1.Endpoints) { sub(e).Addresses = nil }, "subsets[0]: Required value: must specify `addresses` or `notReadyAddresses`"},
 		{"not an address", func(e *corev1.Endpoints) { sub(e).Addresses[0].IP = "web" }, ""},
@@ -116,8 +116,8 @@ func TestSlices(t *testing.T) {
 		{"IPv6 in IPv4", func(s *discoveryv1.EndpointSlice) { ep(s).Addresses = []string{"2001:db8::1"} }, `endpoints[0].addresses: Invalid value: "2001:db8::1": must be an IPv4 address`},
 		{"IPv4 in IPv6", func(s *discoveryv1.EndpointSlice) { s.AddressType = "IPv6" }, `endpoints[0].addresses: Invalid value: "192.0.2.42": must be an IPv6 address`},
 		{"no addresses", func(s *discoveryv1.EndpointSlice) { ep(s).Addresses = nil }, "endpoints[0].addresses: Required value: must contain at least 1 address"},
-		{"1000 endpoints (SEEDS 28)", many(1000), ""},
-		{"1001 endpoints (SEEDS 28)", many(1001), "endpoints: Too many: 1001: must have at most 1000 items"},
+		{"1000 endpoints (behaviour 28)", many(1000), ""},
+		{"1001 endpoints (behaviour 28)", many(1001), "endpoints: Too many: 1001: must have at most 1000 items"},
 		{"two ports of one name", func(s *discoveryv1.EndpointSlice) {
 			s.Ports = append(s.Ports, discoveryv1.EndpointPort{Port: new(int32(1))})
 		}, `ports[1].name: Duplicate value: ""`},

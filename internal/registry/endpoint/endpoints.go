@@ -69,7 +69,7 @@ func endpointsWarnings(e *corev1.Endpoints) []string {
 // validateEndpoints checks the object. Unchanged subsets are not checked again:
 // they may have been accepted by older rules.
 func validateEndpoints(e, old *corev1.Endpoints) field.ErrorList {
-	errs := store.ValidateMeta(&e.ObjectMeta, true, apivalidation.NameIsDNSSubdomain) // SEEDS 20
+	errs := store.ValidateMeta(&e.ObjectMeta, true, apivalidation.NameIsDNSSubdomain) // behaviour 20
 	if old != nil && equality.Semantic.DeepEqual(e.Subsets, old.Subsets) {
 		return errs
 	}
@@ -100,7 +100,7 @@ func validateAddress(a *corev1.EndpointAddress, at *field.Path) field.ErrorList 
 	if a.NodeName != nil {
 		errs = append(errs, invalids(at.Child("nodeName"), *a.NodeName, apivalidation.NameIsDNSSubdomain(*a.NodeName, false))...)
 	}
-	return append(errs, service.ValidateEndpointIP(a.IP, at.Child("ip"))...) // SEEDS 24
+	return append(errs, service.ValidateEndpointIP(a.IP, at.Child("ip"))...) // behaviour 24
 }
 
 func validatePort(p *corev1.EndpointPort, nameRequired bool, at *field.Path) field.ErrorList {

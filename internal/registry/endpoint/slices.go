@@ -188,7 +188,7 @@ func validateSliceAddress(t discoveryv1.AddressType, a string, at *field.Path, i
 	if netutils.IsIPv6String(a) != (t == discoveryv1.AddressTypeIPv6) {
 		errs = append(errs, field.Invalid(at, a, fmt.Sprintf("must be an %s address", t)))
 	}
-	return append(errs, service.ValidateEndpointIP(a, at.Index(i))...) // SEEDS 24
+	return append(errs, service.ValidateEndpointIP(a, at.Index(i))...) // behaviour 24
 }
 
 func validateSlicePorts(ports []discoveryv1.EndpointPort, path *field.Path) field.ErrorList {

@@ -21,7 +21,7 @@ import (
 const maxTries = 256
 
 // errNotReady is the text of Kubernetes for a server that does not know its
-// ranges or claims yet (SEEDS 161).
+// ranges or claims yet (behaviour 161).
 var errNotReady = errors.New("allocator not ready")
 
 // addresses allocates cluster IPs of both families.

@@ -20,7 +20,7 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 )
 
-// manifest is the example of the documents (SEEDS 15).
+// manifest is the example of the documents (behaviour 15).
 const manifest = `
 apiVersion: v1
 kind: Service
@@ -100,7 +100,7 @@ func TestThroughTheServer(t *testing.T) {
 		t.Errorf("the address is still claimed: %v", err)
 	}
 
-	// 422 with the cause (SEEDS 66).
+	// 422 with the cause (behaviour 66).
 	bad := decode(t, manifest)
 	bad.Name, bad.Spec.ClusterIP = "bad", "1.2.3"
 	_, err = api.Create(ctx, bad, metav1.CreateOptions{})

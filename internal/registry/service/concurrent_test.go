@@ -53,7 +53,7 @@ func allocated(s *corev1.Service) []string {
 	return out
 }
 
-// SEEDS 160: two servers, 64 clients that create and delete, ranges so small
+// behaviour 160: two servers, 64 clients that create and delete, ranges so small
 // that they collide all the time; no address or port twice, none lost.
 func TestTwoServersNeverShare(t *testing.T) {
 	const clients = 64

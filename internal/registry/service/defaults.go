@@ -33,16 +33,16 @@ func AddToScheme(s *runtime.Scheme) error {
 func SetDefaults(svc *corev1.Service) {
 	spec := &svc.Spec
 	if spec.Type == "" {
-		spec.Type = corev1.ServiceTypeClusterIP // SEEDS 84
+		spec.Type = corev1.ServiceTypeClusterIP // behaviour 84
 	}
 	defaultAffinity(spec)
 	for i := range spec.Ports {
 		p := &spec.Ports[i]
 		if p.Protocol == "" {
-			p.Protocol = corev1.ProtocolTCP // SEEDS 11
+			p.Protocol = corev1.ProtocolTCP // behaviour 11
 		}
 		if p.TargetPort == intstr.FromInt32(0) || p.TargetPort == intstr.FromString("") {
-			p.TargetPort = intstr.FromInt32(p.Port) // SEEDS 10
+			p.TargetPort = intstr.FromInt32(p.Port) // behaviour 10
 		}
 	}
 	if spec.ExternalTrafficPolicy == "" && externallyAccessible(svc) {
@@ -67,7 +67,7 @@ func SetDefaults(svc *corev1.Service) {
 	}
 }
 
-// defaultAffinity makes the affinity and its configuration agree (SEEDS 61,
+// defaultAffinity makes the affinity and its configuration agree (behaviour 61,
 // 62).
 func defaultAffinity(spec *corev1.ServiceSpec) {
 	switch spec.SessionAffinity {

@@ -32,7 +32,7 @@ func needsNodePort(svc *corev1.Service) bool {
 	return svc.Spec.Type == corev1.ServiceTypeNodePort || svc.Spec.Type == corev1.ServiceTypeLoadBalancer
 }
 
-// needsHealthCheckPort says whether svc has a healthCheckNodePort (SEEDS 103).
+// needsHealthCheckPort says whether svc has a healthCheckNodePort (behaviour 103).
 func needsHealthCheckPort(svc *corev1.Service) bool {
 	return svc.Spec.Type == corev1.ServiceTypeLoadBalancer &&
 		svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
@@ -50,7 +50,7 @@ func autoNodePorts(svc *corev1.Service) bool {
 	return false
 }
 
-// isHeadless says whether svc was asked to have no cluster IP (SEEDS 79).
+// isHeadless says whether svc was asked to have no cluster IP (behaviour 79).
 func isHeadless(svc *corev1.Service) bool {
 	return len(svc.Spec.ClusterIPs) == 1 && svc.Spec.ClusterIPs[0] == corev1.ClusterIPNone
 }

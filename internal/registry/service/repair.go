@@ -31,7 +31,7 @@ const (
 	repairTimeout = 5 * time.Minute
 )
 
-// Finding is one thing that a repair found wrong (SEEDS 163).
+// Finding is one thing that a repair found wrong (behaviour 163).
 type Finding struct {
 	// Service is the one it was found on; for a claim without a Service it is
 	// the one that the claim names.

@@ -23,7 +23,7 @@ import (
 
 func listItems(list runtime.Object) ([]runtime.Object, error) { return meta.ExtractList(list) }
 
-// SEEDS 14, 160: a cluster IP of the range is allocated and claimed, and freed
+// behaviours 14, 160: a cluster IP of the range is allocated and claimed, and freed
 // with the Service.
 func TestClusterIPLifecycle(t *testing.T) {
 	s := start(t)
@@ -44,7 +44,7 @@ func TestClusterIPLifecycle(t *testing.T) {
 		t.Errorf("labels %v", l)
 	}
 
-	// SEEDS 66: taken is a 422 with the field.
+	// behaviour 66: taken is a 422 with the field.
 	_, err = s.create(service("other", func(s *corev1.Service) { s.Spec.ClusterIP = ip }))
 	if want := fmt.Sprintf(`Service "other" is invalid: spec.clusterIPs: Invalid value: ["%s"]: failed to allocate IP %s: provided IP is already allocated`, ip, ip); !apierrors.IsInvalid(err) || err.Error() != want {
 		t.Errorf("got  %v\nwant %s", err, want)
@@ -134,7 +134,7 @@ func TestFailedAndDryRunsLeaveNothing(t *testing.T) {
 	s.wantClaims()
 }
 
-// SEEDS 92, 94: node ports.
+// behaviours 92, 94: node ports.
 func TestNodePorts(t *testing.T) {
 	s := start(t)
 	// One number for TCP and UDP of one port.
@@ -197,7 +197,7 @@ func TestNodePorts(t *testing.T) {
 	s.wantClaims(out.Spec.ClusterIP+"=default/dns", "30008=default/dns")
 }
 
-// SEEDS 66: exhaustion is a 500 with the range.
+// behaviour 66: exhaustion is a 500 with the range.
 func TestExhaustion(t *testing.T) {
 	s := start(t, func(o *Options) {
 		o.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/30")}
@@ -283,7 +283,7 @@ func TestTransitions(t *testing.T) {
 	step("to ExternalName from headless", func(s *corev1.Service) {
 		s.Spec.Type, s.Spec.ExternalName = corev1.ServiceTypeExternalName, "db.example.com"
 	}, func(s *corev1.Service) bool { return s.Spec.ClusterIP == "" })
-	// SEEDS 153: later in the cluster.
+	// behaviour 153: later in the cluster.
 	got, err := s.update("x", ofType(corev1.ServiceTypeLoadBalancer))
 	if err != nil || got.Spec.ClusterIP == "" || got.Spec.Ports[0].NodePort == 0 {
 		t.Fatal(err, got)
@@ -466,7 +466,7 @@ func TestServiceCIDRs(t *testing.T) {
 	})
 }
 
-// SEEDS 161 to 163: what the repair finds and does.
+// behaviours 161 to 163: what the repair finds and does.
 func TestRepair(t *testing.T) {
 	s := start(t)
 	ctx := clusterContext(context.Background())

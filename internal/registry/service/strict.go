@@ -9,8 +9,8 @@ import (
 )
 
 // validateStrict is the rule of Kubernetes before 1.26, for load balancers that
-// know no better: the ports of a load balancer have one protocol (SEEDS 96),
-// and it is not SCTP (SEEDS 105) unless a class says that the load balancer is
+// know no better: the ports of a load balancer have one protocol (behaviour 96),
+// and it is not SCTP (behaviour 105) unless a class says that the load balancer is
 // somebody else's. A Service that breaks the rule already may go on as it is.
 func validateStrict(svc, old *corev1.Service) (errs field.ErrorList) {
 	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer {

@@ -42,7 +42,7 @@ func invalids(path *field.Path, value any, messages []string) field.ErrorList {
 // ValidateCreate checks a new Service with its defaults and allocated values
 // filled in.
 func ValidateCreate(svc *corev1.Service) field.ErrorList {
-	// A DNS-1123 label: it may begin with a digit (SEEDS 9).
+	// A DNS-1123 label: it may begin with a digit (behaviour 9).
 	errs := store.ValidateMeta(&svc.ObjectMeta, true, apivalidation.NameIsDNSLabel)
 	return append(errs, validate(svc, nil)...)
 }
@@ -138,7 +138,7 @@ func validateTopologyAnnotations(svc *corev1.Service) field.ErrorList {
 }
 
 // validateType checks the type and what each type asks for or rules out
-// (SEEDS 84 to 88).
+// (behaviours 84 to 88).
 func validateType(svc *corev1.Service, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	spec := &svc.Spec
@@ -162,7 +162,7 @@ func validateType(svc *corev1.Service, path *field.Path) field.ErrorList {
 }
 
 // validateExternalName: a DNS name, which may look like an IPv4 address but is
-// not taken for one (SEEDS 150 to 152).
+// not taken for one (behaviours 150 to 152).
 func validateExternalName(spec *corev1.ServiceSpec, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if len(spec.ClusterIPs) > 0 {
@@ -182,7 +182,7 @@ func validateExternalName(spec *corev1.ServiceSpec, path *field.Path) field.Erro
 }
 
 // validatePorts checks each port, and that names and pairs of port and protocol
-// are not repeated (SEEDS 63, 64).
+// are not repeated (behaviours 63, 64).
 func validatePorts(svc *corev1.Service, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	names := map[string]bool{}
@@ -224,7 +224,7 @@ func validatePort(p *corev1.ServicePort, path *field.Path) field.ErrorList {
 	} else {
 		errs = append(errs, invalids(path.Child("targetPort"), p.TargetPort.StrVal, validation.IsValidPortName(p.TargetPort.StrVal))...)
 	}
-	if p.AppProtocol != nil { // SEEDS 31
+	if p.AppProtocol != nil { // behaviour 31
 		errs = append(errs, invalids(path.Child("appProtocol"), *p.AppProtocol, validation.IsQualifiedName(*p.AppProtocol))...)
 	}
 	return errs
@@ -253,7 +253,7 @@ func validateNodePorts(svc *corev1.Service, path *field.Path) field.ErrorList {
 	return errs
 }
 
-// validateAffinity: SEEDS 61, 62.
+// validateAffinity: behaviours 61, 62.
 func validateAffinity(svc *corev1.Service, path *field.Path) field.ErrorList {
 	affinity, config := svc.Spec.SessionAffinity, svc.Spec.SessionAffinityConfig
 	at := path.Child("sessionAffinityConfig")
@@ -305,7 +305,7 @@ func validateExternalIPs(svc, old *corev1.Service, path *field.Path) field.Error
 }
 
 // ValidateEndpointIP refuses the addresses that may not be a destination of a
-// Service: unspecified, loopback and link-local ones (SEEDS 24, 158).
+// Service: unspecified, loopback and link-local ones (behaviours 24, 158).
 func ValidateEndpointIP(ip string, path *field.Path) field.ErrorList {
 	a := netutils.ParseIPSloppy(ip)
 	if a == nil {
@@ -328,7 +328,7 @@ func ValidateEndpointIP(ip string, path *field.Path) field.ErrorList {
 }
 
 // validateSourceRanges checks the field, or where it is empty the annotation
-// that it replaced (SEEDS 101). The capital letter in the path is Kubernetes'.
+// that it replaced (behaviour 101). The capital letter in the path is Kubernetes'.
 func validateSourceRanges(svc, old *corev1.Service, path *field.Path) field.ErrorList {
 	at := path.Child("LoadBalancerSourceRanges")
 	value, annotated := svc.Annotations[corev1.AnnotationLoadBalancerSourceRangesKey]
@@ -389,7 +389,7 @@ func validateLoadBalancerFields(svc *corev1.Service, path *field.Path) field.Err
 	return errs
 }
 
-// validatePolicies checks the traffic policies (SEEDS 102, 103) and the traffic
+// validatePolicies checks the traffic policies (behaviours 102, 103) and the traffic
 // distribution.
 func validatePolicies(svc *corev1.Service, path *field.Path) field.ErrorList {
 	var errs field.ErrorList

@@ -47,29 +47,29 @@ func TestValidateCreate(t *testing.T) {
 		want string
 	}{
 		{"plain", nil, ""},
-		{"name with a digit first (SEEDS 9)", []edit{name("1web")}, ""},
-		{"name with a dot (SEEDS 9)", []edit{name("a.b")}, `metadata.name: Invalid value: "a.b": must not contain dots`},
+		{"name with a digit first (behaviour 9)", []edit{name("1web")}, ""},
+		{"name with a dot (behaviour 9)", []edit{name("a.b")}, `metadata.name: Invalid value: "a.b": must not contain dots`},
 		{"name of 64", []edit{name(strings.Repeat("a", 64))}, "metadata.name: Invalid value: \"" + strings.Repeat("a", 64) + "\": must be no more than 63"},
 		{"no namespace", []edit{func(s *corev1.Service) { s.Namespace = "" }}, "metadata.namespace: Required value"},
 		{"no ports", []edit{portsOf()}, "spec.ports: Required value"},
 		{"headless without ports", []edit{portsOf(), headless}, ""},
 		{"port 0", []edit{portsOf(corev1.ServicePort{Port: 0, TargetPort: intstr.FromInt32(1)})}, "spec.ports[0].port: Invalid value: 0: must be between 1 and 65535, inclusive"},
 		{"port 65536", []edit{portsOf(corev1.ServicePort{Port: 65536, TargetPort: intstr.FromInt32(1)})}, "spec.ports[0].port: Invalid value: 65536: must be between 1 and 65535, inclusive"},
-		{"target name (SEEDS 12)", []edit{portsOf(corev1.ServicePort{Port: 1, TargetPort: intstr.FromString("http-web")})}, ""},
+		{"target name (behaviour 12)", []edit{portsOf(corev1.ServicePort{Port: 1, TargetPort: intstr.FromString("http-web")})}, ""},
 		{"target name too long", []edit{portsOf(corev1.ServicePort{Port: 1, TargetPort: intstr.FromString("http-web-is-too-long")})}, `spec.ports[0].targetPort: Invalid value: "http-web-is-too-long": must be no more than 15 characters`},
 		{"target without letter", []edit{portsOf(corev1.ServicePort{Port: 1, TargetPort: intstr.FromString("80")})}, `spec.ports[0].targetPort: Invalid value: "80": must contain at least one letter (a-z)`},
 		{"target 70000", []edit{portsOf(corev1.ServicePort{Port: 1, TargetPort: intstr.FromInt32(70000)})}, "spec.ports[0].targetPort: Invalid value: 70000: must be between"},
 		{"protocol", []edit{portsOf(corev1.ServicePort{Port: 1, Protocol: "ICMP"})}, `spec.ports[0].protocol: Unsupported value: "ICMP": supported values: "SCTP", "TCP", "UDP"`},
-		{"SCTP (SEEDS 174)", []edit{portsOf(corev1.ServicePort{Port: 1, Protocol: "SCTP"})}, ""},
-		{"SCTP load balancer (SEEDS 105)", []edit{lb, portsOf(corev1.ServicePort{Port: 1, Protocol: "SCTP"})}, ""},
-		{"mixed protocols (SEEDS 96)", []edit{lb, portsOf(corev1.ServicePort{Name: "a", Port: 1}, corev1.ServicePort{Name: "b", Port: 1, Protocol: "UDP"})}, ""},
-		{"two ports without names (SEEDS 63)", []edit{portsOf(corev1.ServicePort{Name: "a", Port: 1}, corev1.ServicePort{Port: 2})}, "spec.ports[1].name: Required value"},
-		{"port name 123-abc (SEEDS 64)", []edit{portsOf(corev1.ServicePort{Name: "123-abc", Port: 1})}, ""},
-		{"port name 123_abc (SEEDS 64)", []edit{portsOf(corev1.ServicePort{Name: "123_abc", Port: 1})}, `spec.ports[0].name: Invalid value: "123_abc": a lowercase RFC 1123 label`},
-		{"port name -web (SEEDS 64)", []edit{portsOf(corev1.ServicePort{Name: "-web", Port: 1})}, `spec.ports[0].name: Invalid value: "-web"`},
+		{"SCTP (behaviour 174)", []edit{portsOf(corev1.ServicePort{Port: 1, Protocol: "SCTP"})}, ""},
+		{"SCTP load balancer (behaviour 105)", []edit{lb, portsOf(corev1.ServicePort{Port: 1, Protocol: "SCTP"})}, ""},
+		{"mixed protocols (behaviour 96)", []edit{lb, portsOf(corev1.ServicePort{Name: "a", Port: 1}, corev1.ServicePort{Name: "b", Port: 1, Protocol: "UDP"})}, ""},
+		{"two ports without names (behaviour 63)", []edit{portsOf(corev1.ServicePort{Name: "a", Port: 1}, corev1.ServicePort{Port: 2})}, "spec.ports[1].name: Required value"},
+		{"port name 123-abc (behaviour 64)", []edit{portsOf(corev1.ServicePort{Name: "123-abc", Port: 1})}, ""},
+		{"port name 123_abc (behaviour 64)", []edit{portsOf(corev1.ServicePort{Name: "123_abc", Port: 1})}, `spec.ports[0].name: Invalid value: "123_abc": a lowercase RFC 1123 label`},
+		{"port name -web (behaviour 64)", []edit{portsOf(corev1.ServicePort{Name: "-web", Port: 1})}, `spec.ports[0].name: Invalid value: "-web"`},
 		{"port name twice", []edit{portsOf(corev1.ServicePort{Name: "a", Port: 1}, corev1.ServicePort{Name: "a", Port: 2})}, `spec.ports[1].name: Duplicate value: "a"`},
 		{"port twice", []edit{portsOf(corev1.ServicePort{Name: "a", Port: 1}, corev1.ServicePort{Name: "b", Port: 1})}, "spec.ports[1]: Duplicate value: "},
-		{"app protocol (SEEDS 31)", []edit{portsOf(corev1.ServicePort{Port: 1, AppProtocol: new("kubernetes.io/h2c")})}, ""},
+		{"app protocol (behaviour 31)", []edit{portsOf(corev1.ServicePort{Port: 1, AppProtocol: new("kubernetes.io/h2c")})}, ""},
 		{"app protocol with space", []edit{portsOf(corev1.ServicePort{Port: 1, AppProtocol: new("h 2")})}, `spec.ports[0].appProtocol: Invalid value: "h 2": name part must consist of`},
 		{"node port on ClusterIP", []edit{portsOf(corev1.ServicePort{Port: 1, NodePort: 30000})}, "spec.ports[0].nodePort: Forbidden: may not be used when `type` is 'ClusterIP'"},
 		{"node port twice", []edit{np, portsOf(corev1.ServicePort{Name: "a", Port: 1, NodePort: 30000}, corev1.ServicePort{Name: "b", Port: 2, NodePort: 30000})}, "spec.ports[1].nodePort: Duplicate value: 30000"},
@@ -77,10 +77,10 @@ func TestValidateCreate(t *testing.T) {
 		{"selector", []edit{func(s *corev1.Service) { s.Spec.Selector = map[string]string{"a b": "c"} }}, `spec.selector: Invalid value: "a b": name part must consist of`},
 		{"type", []edit{func(s *corev1.Service) { s.Spec.Type = "Magic" }}, `spec.type: Unsupported value: "Magic": supported values: "ClusterIP", "ExternalName", "LoadBalancer", "NodePort"`},
 		{"affinity", []edit{func(s *corev1.Service) { s.Spec.SessionAffinity = "Sticky" }}, `spec.sessionAffinity: Unsupported value: "Sticky": supported values: "ClientIP", "None"`},
-		{"affinity of 0 s (SEEDS 62)", []edit{affinity(0)}, "spec.sessionAffinityConfig.clientIP.timeoutSeconds: Invalid value: 0: must be greater than 0 and less than 86400"},
-		{"affinity of a day (SEEDS 62)", []edit{affinity(86400)}, ""},
-		{"affinity of more (SEEDS 62)", []edit{affinity(86401)}, "spec.sessionAffinityConfig.clientIP.timeoutSeconds: Invalid value: 86401"},
-		{"bad cluster IP (SEEDS 66)", []edit{clusterIPs("10.96.0")}, `spec.clusterIPs[0]: Invalid value: "10.96.0": must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)`},
+		{"affinity of 0 s (behaviour 62)", []edit{affinity(0)}, "spec.sessionAffinityConfig.clientIP.timeoutSeconds: Invalid value: 0: must be greater than 0 and less than 86400"},
+		{"affinity of a day (behaviour 62)", []edit{affinity(86400)}, ""},
+		{"affinity of more (behaviour 62)", []edit{affinity(86401)}, "spec.sessionAffinityConfig.clientIP.timeoutSeconds: Invalid value: 86401"},
+		{"bad cluster IP (behaviour 66)", []edit{clusterIPs("10.96.0")}, `spec.clusterIPs[0]: Invalid value: "10.96.0": must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)`},
 		{"cluster IP with zeros", []edit{clusterIPs("10.96.0.010")}, `spec.clusterIPs[0]: Invalid value: "10.96.0.010": must not have leading 0s`},
 		{"mapped cluster IP", []edit{clusterIPs("::ffff:10.96.0.1")}, "must not be an IPv4-mapped IPv6 address"},
 		{"None and an address", []edit{clusterIPs("None", "10.96.0.1")}, "spec.clusterIPs: Invalid value: [\"None\",\"10.96.0.1\"]: 'None' must be the first and only value"},
@@ -93,13 +93,13 @@ func TestValidateCreate(t *testing.T) {
 		{"family policy", []edit{func(s *corev1.Service) { s.Spec.IPFamilyPolicy = new(corev1.IPFamilyPolicy("Both")) }}, `spec.ipFamilyPolicy: Unsupported value: "Both": supported values: "PreferDualStack", "RequireDualStack", "SingleStack"`},
 		{"headless NodePort", []edit{np, headless}, `spec.clusterIPs[0]: Invalid value: "None": may not be set to 'None' for NodePort services`},
 		{"headless LoadBalancer", []edit{lb, headless}, `may not be set to 'None' for LoadBalancer services`},
-		{"external IP (SEEDS 156)", []edit{externalIP("80.11.12.10")}, ""},
+		{"external IP (behaviour 156)", []edit{externalIP("80.11.12.10")}, ""},
 		{"external name as external IP", []edit{externalIP("example.com")}, `spec.externalIPs[0]: Invalid value: "example.com": must be a valid IP address`},
-		{"external IP loopback (SEEDS 158)", []edit{externalIP("127.0.0.1")}, `spec.externalIPs[0]: Invalid value: "127.0.0.1": may not be in the loopback range (127.0.0.0/8, ::1/128)`},
+		{"external IP loopback (behaviour 158)", []edit{externalIP("127.0.0.1")}, `spec.externalIPs[0]: Invalid value: "127.0.0.1": may not be in the loopback range (127.0.0.0/8, ::1/128)`},
 		{"external IP unspecified", []edit{externalIP("0.0.0.0")}, "may not be unspecified (0.0.0.0)"},
 		{"external IP link-local", []edit{externalIP("fe80::1")}, "may not be in the link-local range (169.254.0.0/16, fe80::/10)"},
 		{"external IP multicast", []edit{externalIP("224.0.0.1")}, "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)"},
-		{"source ranges (SEEDS 101)", []edit{lb, sourceRanges("143.231.0.0/16", " 10.0.0.0/8 ")}, ""},
+		{"source ranges (behaviour 101)", []edit{lb, sourceRanges("143.231.0.0/16", " 10.0.0.0/8 ")}, ""},
 		{"source range", []edit{lb, sourceRanges("143.231.0.0")}, `spec.LoadBalancerSourceRanges[0]: Invalid value: "143.231.0.0": must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)`},
 		{"source ranges without LB", []edit{sourceRanges("143.231.0.0/16")}, "spec.LoadBalancerSourceRanges: Forbidden: may only be used when `type` is 'LoadBalancer'"},
 		{"source ranges annotation", []edit{lb, annotation(corev1.AnnotationLoadBalancerSourceRangesKey, "10.0.0.0/8, x")}, `metadata.annotations[service.beta.kubernetes.io/load-balancer-source-ranges]: Invalid value: "x": must be a valid CIDR`},
@@ -116,8 +116,8 @@ func TestValidateCreate(t *testing.T) {
 			s.Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicy("Near"))
 		}}, `spec.internalTrafficPolicy: Unsupported value: "Near": supported values: "Cluster", "Local"`},
 		{"distribution", []edit{func(s *corev1.Service) { s.Spec.TrafficDistribution = new("Far") }}, `spec.trafficDistribution: Unsupported value: "Far": supported values: "PreferClose", "PreferSameZone", "PreferSameNode"`},
-		{"external name (SEEDS 150)", []edit{external}, ""},
-		{"external name like an IP (SEEDS 152)", []edit{external, func(s *corev1.Service) { s.Spec.ExternalName = "192.0.2.1" }}, ""},
+		{"external name (behaviour 150)", []edit{external}, ""},
+		{"external name like an IP (behaviour 152)", []edit{external, func(s *corev1.Service) { s.Spec.ExternalName = "192.0.2.1" }}, ""},
 		{"external name with a dot at the end", []edit{external, func(s *corev1.Service) { s.Spec.ExternalName = "db.example.com." }}, ""},
 		{"no external name", []edit{external, func(s *corev1.Service) { s.Spec.ExternalName = "" }}, "spec.externalName: Required value"},
 		{"external name with a slash", []edit{external, func(s *corev1.Service) { s.Spec.ExternalName = "a/b" }}, `spec.externalName: Invalid value: "a/b"`},
@@ -162,7 +162,7 @@ func TestValidateStatus(t *testing.T) {
 		f    []edit
 		want string
 	}{
-		{"address (SEEDS 97)", []edit{lb, ingress(corev1.LoadBalancerIngress{IP: "192.0.2.127"})}, ""},
+		{"address (behaviour 97)", []edit{lb, ingress(corev1.LoadBalancerIngress{IP: "192.0.2.127"})}, ""},
 		{"name", []edit{lb, ingress(corev1.LoadBalancerIngress{Hostname: "lb.example.com"})}, ""},
 		{"not a load balancer", []edit{ingress(corev1.LoadBalancerIngress{IP: "192.0.2.127"})}, "status.loadBalancer.ingress: Forbidden: may only be used when `spec.type` is 'LoadBalancer'"},
 		{"bad address", []edit{lb, ingress(corev1.LoadBalancerIngress{IP: "192.0.2"})}, `status.loadBalancer.ingress[0].ip: Invalid value: "192.0.2"`},
@@ -197,7 +197,7 @@ func TestOldSpellingsStay(t *testing.T) {
 	}
 }
 
-// SEEDS 10, 11, 61, 62, 84: the defaults, and that they are stable.
+// behaviours 10, 11, 61, 62, 84: the defaults, and that they are stable.
 func TestDefaults(t *testing.T) {
 	s := service("web")
 	SetDefaults(s)

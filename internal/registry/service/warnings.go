@@ -40,9 +40,9 @@ func warnings(svc *corev1.Service) []string {
 		out = append(out, validation.GetWarningsForIP(path.Child("externalIPs").Index(i), ip)...)
 	}
 	if len(spec.ExternalIPs) > 0 && spec.ClusterIP != corev1.ClusterIPNone && spec.Type != corev1.ServiceTypeExternalName {
-		out = append(out, "spec.externalIPs is deprecated and may no longer be implemented in some clusters") // SEEDS 158
+		out = append(out, "spec.externalIPs is deprecated and may no longer be implemented in some clusters") // behaviour 158
 	}
-	// Nothing says that it is an address (SEEDS 99).
+	// Nothing says that it is an address (behaviour 99).
 	if netutils.ParseIPSloppy(spec.LoadBalancerIP) != nil {
 		out = append(out, validation.GetWarningsForIP(path.Child("loadBalancerIP"), spec.LoadBalancerIP)...)
 	}

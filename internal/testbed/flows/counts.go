@@ -7,7 +7,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/fairlead/fairlead/internal/plane"
+	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
@@ -98,7 +98,7 @@ func Counts(t *testing.T, create Factory, opts ...Option) {
 // counted compares what the Plane has counted of a family with what is to be.
 func (e *Env) counted(t *testing.T, when string, f svc.Family, want map[svc.Frontend]loss) {
 	t.Helper()
-	counts, err := e.Plane.(plane.Counter).Lost(t.Context())
+	counts, err := e.Plane.(dataplane.Counter).Lost(t.Context())
 	if err != nil {
 		t.Fatalf("%s: %v", when, err)
 	}

@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/plane"
+	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 	"github.com/fairlead/fairlead/internal/testbed"
@@ -25,13 +25,13 @@ import (
 
 // Factory makes the Plane of a mode on a host. It is called inside the host's
 // network namespace, as is every method of the Plane.
-type Factory func(t testing.TB, host *testbed.Host) plane.Plane
+type Factory func(t testing.TB, host *testbed.Host) dataplane.Plane
 
 // Row is one question. It is asked for each family and each protocol.
 type Row struct {
 	Name string
-	// Seeds names the lines of SEEDS.md, or the upstream behaviour, behind it.
-	Seeds string
+	// Behaviour names the lines of docs/behaviour.md behind it.
+	Behaviour string
 	// Protocols are TCP alone if empty, Families both.
 	Protocols []svc.Protocol
 	Families  []svc.Family
@@ -107,7 +107,7 @@ var (
 // Env is the network and the Plane that the rows are asked of.
 type Env struct {
 	Node, Other, Client *testbed.Host
-	Plane               plane.Plane
+	Plane               dataplane.Plane
 
 	options options
 }
@@ -436,7 +436,7 @@ func Run(t *testing.T, mode string, create Factory) {
 					e.Forget(t)
 					e.Check(t, f, p, r)
 					if t.Failed() {
-						t.Logf("%s; the kernel has:\n%s", r.Seeds, e.dump(t))
+						t.Logf("%s; the kernel has:\n%s", r.Behaviour, e.dump(t))
 					}
 				})
 			}

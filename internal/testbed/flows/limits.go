@@ -15,8 +15,8 @@ type limits struct {
 // in Row.Lacks.
 var limitsOf = map[string]limits{
 	"userspace": {
-		protocols: map[svc.Protocol]string{svc.SCTP: "SEEDS 43, 176: the userspace mode does not carry SCTP"},
-		hides:     "SEEDS 41: the userspace mode hides the client's address",
+		protocols: map[svc.Protocol]string{svc.SCTP: "behaviours 43, 176: the userspace mode does not carry SCTP"},
+		hides:     "behaviour 41: the userspace mode hides the client's address",
 	},
 }
 

@@ -17,7 +17,7 @@ func TestRowsNameTheirReason(t *testing.T) {
 			t.Errorf("%q stands there twice", r.Name)
 		}
 		seen[r.Name] = true
-		if r.Seeds == "" || (r.API == nil) == (r.Services == nil) {
+		if r.Behaviour == "" || (r.API == nil) == (r.Services == nil) {
 			t.Errorf("%q has no reason, or not one of API and Services", r.Name)
 		}
 	}

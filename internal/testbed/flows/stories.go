@@ -70,7 +70,7 @@ func families(t *testing.T, f func(*testing.T, svc.Family)) {
 	}
 }
 
-// SEEDS 61: across changes of the set of endpoints.
+// behaviour 61: across changes of the set of endpoints.
 func affinityOutlasts(t *testing.T, e *Env) {
 	families(t, func(t *testing.T, f svc.Family) {
 		key := e.webKey(f, svc.TCP)
@@ -96,7 +96,7 @@ func affinityOutlasts(t *testing.T, e *Env) {
 	})
 }
 
-// SEEDS 61; kube-proxy keeps clients on endpoints that do not serve any more.
+// behaviour 61; kube-proxy keeps clients on endpoints that do not serve any more.
 func affinityEnds(t *testing.T, e *Env) {
 	families(t, func(t *testing.T, f svc.Family) {
 		key := e.webKey(f, svc.TCP)
@@ -119,7 +119,7 @@ func affinityEnds(t *testing.T, e *Env) {
 	})
 }
 
-// SEEDS 62.
+// behaviour 62.
 func affinityTimesOut(t *testing.T, e *Env) {
 	const timeout = 2 * time.Second
 	f, p := svc.IPv4, svc.TCP
@@ -163,7 +163,7 @@ func wait(t testing.TB, d time.Duration) {
 	}
 }
 
-// SEEDS 46.
+// behaviour 46.
 func spread(t *testing.T, e *Env) {
 	const n = 3000
 	f := svc.IPv4

@@ -11,17 +11,17 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/plane"
+	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 	"github.com/google/go-cmp/cmp"
 )
 
 // Inside runs f in an empty network namespace with a new Plane of a mode.
-type Inside func(t testing.TB, f func(p plane.Plane))
+type Inside func(t testing.TB, f func(p dataplane.Plane))
 
 // Dump is a Plane's Dump.
-func Dump(t testing.TB, p plane.Plane) string {
+func Dump(t testing.TB, p dataplane.Plane) string {
 	t.Helper()
 	d, err := p.Dump(t.Context())
 	if err != nil {
@@ -31,7 +31,7 @@ func Dump(t testing.TB, p plane.Plane) string {
 }
 
 // Apply is a Plane's Apply, which is to go well.
-func Apply(t testing.TB, p plane.Plane, tab *table.Table, changed []table.Key) {
+func Apply(t testing.TB, p dataplane.Plane, tab *table.Table, changed []table.Key) {
 	t.Helper()
 	if err := p.Apply(t.Context(), tab, changed); err != nil {
 		t.Fatal(err)
@@ -72,7 +72,7 @@ func Golden(t testing.TB, update bool, name, got string) {
 func Fresh(t testing.TB, inside Inside, tabs []*table.Table) []string {
 	var out []string
 	for _, tab := range tabs {
-		inside(t, func(p plane.Plane) {
+		inside(t, func(p dataplane.Plane) {
 			Apply(t, p, tab, nil)
 			out = append(out, Dump(t, p))
 		})
@@ -87,10 +87,10 @@ type repairer interface{ Repaired() []string }
 // comparison, by one process or its successor, and fails unless the kernel has
 // what a fresh start would give. successor makes another Plane where the test
 // runs now.
-func RandomWalk(t testing.TB, steps int, tabs []*table.Table, inside Inside, successor func() plane.Plane) {
+func RandomWalk(t testing.TB, steps int, tabs []*table.Table, inside Inside, successor func() dataplane.Plane) {
 	t.Helper()
 	want := Fresh(t, inside, tabs)
-	inside(t, func(p plane.Plane) {
+	inside(t, func(p dataplane.Plane) {
 		r := rand.New(rand.NewPCG(1, 2))
 		at := table.New()
 		Apply(t, p, at, nil)
@@ -119,7 +119,7 @@ func RandomWalk(t testing.TB, steps int, tabs []*table.Table, inside Inside, suc
 // Converge walks among tabs, whose dumps are want, with a Plane whose work is
 // made to fail now and then, as a caller does that keeps to the contract of
 // Plane. It fails unless that leads to the same end.
-func Converge(t testing.TB, steps int, tabs []*table.Table, want []string, p plane.Plane) {
+func Converge(t testing.TB, steps int, tabs []*table.Table, want []string, p dataplane.Plane) {
 	t.Helper()
 	r := rand.New(rand.NewPCG(3, 4))
 	at, known := table.New(), false
@@ -139,7 +139,7 @@ func Converge(t testing.TB, steps int, tabs []*table.Table, want []string, p pla
 				}
 			}
 			err := p.Apply(t.Context(), at, how)
-			var refused *plane.Refused
+			var refused *dataplane.Refused
 			known = err == nil || errors.As(err, &refused)
 			if known {
 				clear(behind)
@@ -167,10 +167,10 @@ func OneBadPort(t testing.TB, inside Inside, has, hasNot string) {
 	good := Port("good", "", svc.IPv4, svc.TCP, table.Frontend{Addr: AP("10.96.0.1:80"), Endpoints: Endpoints("10.0.0.1:80")})
 	bad := Port("bad", "", svc.IPv4, svc.TCP, table.Frontend{Addr: AP("10.96.0.2:80"), Endpoints: Endpoints("[fd00::1]:80")})
 	more := Port("more", "", svc.IPv4, svc.TCP, table.Frontend{Addr: AP("10.96.0.3:80"), Endpoints: Endpoints("10.0.0.1:80")})
-	inside(t, func(p plane.Plane) {
+	inside(t, func(p dataplane.Plane) {
 		for _, how := range [][]table.Key{nil, {good.Key(), bad.Key()}, nil} {
 			err := p.Apply(t.Context(), table.New(good, bad), how)
-			var refused *plane.Refused
+			var refused *dataplane.Refused
 			if !errors.As(err, &refused) || len(refused.Ports) != 1 || !strings.Contains(err.Error(), "default/bad") {
 				t.Errorf("changed %v: %v, want an error that names default/bad alone", how, err)
 			} else if _, named := refused.Ports[bad.Key()]; !named {
@@ -189,7 +189,7 @@ func OneBadPort(t testing.TB, inside Inside, has, hasNot string) {
 
 // StopsWithItsContext shows that an Apply whose context has ended says so, and
 // that the next one does all of it; has is a part of the dump then.
-func StopsWithItsContext(t testing.TB, p plane.Plane, has string) {
+func StopsWithItsContext(t testing.TB, p dataplane.Plane, has string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -204,7 +204,7 @@ func StopsWithItsContext(t testing.TB, p plane.Plane, has string) {
 
 // Repair writes tab, lets damage be done, and shows that the next full Apply
 // puts it right and says so (say is a part of what it says), once.
-func Repair(t testing.TB, p plane.Plane, tab *table.Table, damage func(), say string) {
+func Repair(t testing.TB, p dataplane.Plane, tab *table.Table, damage func(), say string) {
 	t.Helper()
 	repaired := p.(repairer).Repaired
 	Apply(t, p, tab, nil)
@@ -231,7 +231,7 @@ func Repair(t testing.TB, p plane.Plane, tab *table.Table, damage func(), say st
 
 // AdoptionUnderLoad shows that what was written goes on working without a
 // process, and that its successor takes it over without a packet lost
-// (SEEDS 50).
+// (behaviour 50).
 func AdoptionUnderLoad(t *testing.T, create Factory) {
 	e := NewEnv(t, create)
 	other := Port("other", "", svc.IPv4, svc.TCP, table.Frontend{Addr: AP("10.96.1.1:80"), Endpoints: Endpoints("10.244.9.9:80")})

@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/plane"
-	"github.com/fairlead/fairlead/internal/plane/iptables"
+	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/dataplane/iptables"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/flows"
@@ -30,7 +30,7 @@ func TestIptablesWithoutSets(t *testing.T) {
 				without(t, match)
 			}
 			var log bytes.Buffer
-			e := flows.NewEnv(t, func(t testing.TB, _ *testbed.Host) plane.Plane {
+			e := flows.NewEnv(t, func(t testing.TB, _ *testbed.Host) dataplane.Plane {
 				t.Helper()
 				p, err := iptables.New(iptables.Config{Variant: iptables.Legacy, Log: slog.New(slog.NewTextHandler(&log, nil))})
 				if err != nil {
@@ -56,7 +56,7 @@ func TestIptablesWithoutSets(t *testing.T) {
 				t.Errorf("told %d times that nothing is counted: %s", n, log.String())
 			}
 			t.Log(log.String())
-			if counts, err := e.Plane.(plane.Counter).Lost(t.Context()); len(counts) > 0 || err != nil {
+			if counts, err := e.Plane.(dataplane.Counter).Lost(t.Context()); len(counts) > 0 || err != nil {
 				t.Errorf("Lost = %v, %v, want nothing", counts, err)
 			}
 		})

@@ -6,18 +6,18 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/dataplane/iptables"
 	"github.com/fairlead/fairlead/internal/kernel/conntrack"
-	"github.com/fairlead/fairlead/internal/plane"
-	"github.com/fairlead/fairlead/internal/plane/iptables"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/flows"
 )
 
 // Mode iptables, whose own tests make SCTP packets by hand, with the real SCTP of
-// the guest's kernel (SEEDS 174 to 176, 105).
+// the guest's kernel (behaviours 174 to 176, 105).
 func TestIptablesCarriesSCTP(t *testing.T) {
-	e := flows.NewEnv(t, func(t testing.TB, _ *testbed.Host) plane.Plane {
+	e := flows.NewEnv(t, func(t testing.TB, _ *testbed.Host) dataplane.Plane {
 		t.Helper()
 		p, err := iptables.New(iptables.Config{Variant: iptables.Legacy, DropInvalid: true})
 		if err != nil {

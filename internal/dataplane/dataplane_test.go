@@ -1,0 +1,200 @@
+package dataplane_test
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
+	"github.com/fairlead/fairlead/internal/testbed/flows"
+	"pgregory.net/rapid"
+)
+
+var ap, eps = flows.AP, flows.Endpoints
+
+func addrs(list []table.Endpoint) []netip.AddrPort {
+	var out []netip.AddrPort
+	for _, e := range list {
+		out = append(out, e.Addr)
+	}
+	return out
+}
+
+func TestReslotKeepsPlaces(t *testing.T) {
+	a, b, c, d := "10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1", "10.0.0.4:1"
+	for _, tc := range []struct {
+		name            string
+		old, want, slot []table.Endpoint
+	}{
+		{"from nothing", nil, eps(a, b), eps(a, b)},
+		{"to nothing", eps(a, b), nil, nil},
+		{"the last fills the gap", eps(a, b, c, d), eps(a, c, d), eps(a, d, c)},
+		{"a new one fills the gap", eps(a, b, c), eps(a, c, d), eps(a, d, c)},
+		{"a new one at the end", eps(b, c), eps(a, b, c), eps(b, c, a)},
+		{"holes left by others", []table.Endpoint{{}, eps(b)[0]}, eps(a, b), eps(a, b)},
+		{"one found twice", eps(b, b), eps(a, b), eps(b, a)},
+	} {
+		if got := dataplane.Reslot(tc.old, tc.want); !slices.Equal(addrs(got), addrs(tc.slot)) {
+			t.Errorf("%s: %v, want %v", tc.name, addrs(got), addrs(tc.slot))
+		}
+	}
+}
+
+// Whatever the lists, the result has each wanted endpoint once, and no more
+// slots change than must.
+func TestReslotProperties(t *testing.T) {
+	list := rapid.Custom(func(t *rapid.T) []table.Endpoint {
+		var out []table.Endpoint
+		for _, n := range rapid.SliceOfNDistinct(rapid.IntRange(1, 12), 0, 12, rapid.ID).Draw(t, "hosts") {
+			out = append(out, table.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(n)}), 80)})
+		}
+		return out
+	})
+	rapid.Check(t, func(t *rapid.T) {
+		old, want := list.Draw(t, "old"), list.Draw(t, "want")
+		slices.SortFunc(want, func(a, b table.Endpoint) int { return a.Addr.Compare(b.Addr) })
+		got := dataplane.Reslot(old, want)
+		sorted := slices.SortedFunc(slices.Values(got), func(a, b table.Endpoint) int { return a.Addr.Compare(b.Addr) })
+		if !slices.Equal(addrs(sorted), addrs(want)) {
+			t.Fatalf("Reslot(%v, %v) = %v", addrs(old), addrs(want), addrs(got))
+		}
+		for i, e := range old {
+			if i < len(got) && got[i].Addr != e.Addr && slices.Contains(addrs(want), e.Addr) {
+				t.Fatalf("%v lost its slot %d in %v", e.Addr, i, addrs(got))
+			}
+		}
+	})
+}
+
+func TestValidateNamesTheFault(t *testing.T) {
+	port := func(p svc.Protocol, f ...table.Frontend) *table.ServicePort {
+		return flows.Port("web", "", svc.IPv4, p, f...)
+	}
+	ok := port(svc.TCP, table.Frontend{Addr: ap("10.96.0.1:80"), Endpoints: eps("10.0.0.1:1")})
+	if err := dataplane.Validate(ok, "some"); err != nil {
+		t.Error(err)
+	}
+	if err := dataplane.Validate(port(1), "some"); err == nil {
+		t.Error("a protocol without ports: no error")
+	}
+	for name, f := range map[string]table.Frontend{
+		"family":          {Addr: ap("[fd00::1]:80")},
+		"mapped":          {Addr: netip.AddrPortFrom(netip.MustParseAddr("::ffff:10.0.0.1"), 80)},
+		"port":            {Addr: ap("10.96.0.1:0")},
+		"endpoint family": {Addr: ap("10.96.0.1:80"), Endpoints: eps("[fd00::1]:80")},
+		"endpoint port":   {Addr: ap("10.96.0.1:80"), LocalClients: eps("10.0.0.1:0")},
+		"too many":        {Addr: ap("10.96.0.1:80"), Endpoints: slices.Repeat(eps("10.0.0.1:1"), dataplane.MaxEndpoints+1)},
+	} {
+		if err := dataplane.Validate(port(svc.TCP, f), "some"); err == nil || !strings.Contains(err.Error(), "default/web") {
+			t.Errorf("%s: %v, want an error that names the port", name, err)
+		}
+	}
+}
+
+func TestParseBalance(t *testing.T) {
+	for s, want := range map[string]dataplane.Balance{"": dataplane.Random, "random": dataplane.Random, "roundrobin": dataplane.RoundRobin} {
+		if b, err := dataplane.ParseBalance(s); err != nil || b != want {
+			t.Errorf("ParseBalance(%q) = %v, %v", s, b, err)
+		}
+	}
+	if _, err := dataplane.ParseBalance("rr"); err == nil {
+		t.Error("rr is not a balance")
+	}
+}
+
+// The first by name has a frontend, in whichever order they come and go.
+func TestClaims(t *testing.T) {
+	at := table.Frontend{Kind: table.ExternalIP, Addr: ap("203.0.113.1:80")}
+	var ports []*table.ServicePort
+	for _, n := range []string{"a", "b", "c"} {
+		ports = append(ports, flows.Port(n, "", svc.IPv4, svc.TCP, at))
+	}
+	fk := dataplane.KeyOf(svc.TCP, &at)
+	rapid.Check(t, func(t *rapid.T) {
+		c := dataplane.NewClaims()
+		for range rapid.IntRange(1, 20).Draw(t, "steps") {
+			p := rapid.SampledFrom(ports).Draw(t, "port")
+			touched := 0
+			next := rapid.SampledFrom([]*table.ServicePort{p, nil}).Draw(t, "to")
+			was := c.Port(p.Key())
+			c.Set(p.Key(), next, func(k dataplane.FrontKey) {
+				if k == fk {
+					touched++
+				}
+			})
+			if (touched > 0) != (was != nil || next != nil) {
+				t.Fatalf("touched %d times from %v to %v", touched, was, next)
+			}
+			var want *table.ServicePort
+			for _, q := range ports {
+				if want == nil && c.Port(q.Key()) != nil {
+					want = q
+				}
+			}
+			if got, _ := c.Wanted(fk); got != want {
+				t.Fatalf("%v has it, want %v", got, want)
+			}
+		}
+	})
+}
+
+// What was refused comes again with its port, even if that has another frontend
+// by then, and with nobody else.
+func TestRefusedFrontendsComeAgain(t *testing.T) {
+	first := flows.Port("web", "", svc.IPv4, svc.TCP, table.Frontend{Addr: ap("10.96.0.1:80")})
+	second := flows.Port("web", "", svc.IPv4, svc.TCP, table.Frontend{Addr: ap("10.96.0.2:80")})
+	other := flows.Port("other", "", svc.IPv4, svc.TCP, table.Frontend{Addr: ap("10.96.0.3:80")})
+	c := dataplane.NewClaims()
+	var refused dataplane.Refusals
+	take := func(ports ...*table.ServicePort) dataplane.Touched {
+		var keys []table.Key
+		for _, p := range ports {
+			keys = append(keys, p.Key())
+		}
+		return c.Take(table.New(ports...), svc.IPv4, keys, "some", &refused)
+	}
+	take(first)
+	old := dataplane.KeyOf(svc.TCP, &first.Frontends[0])
+	if !c.Refuse(old, take(second), errors.New("no"), &refused) || !refused.Has(first.Key()) {
+		t.Errorf("the port of the refused frontend is not named: %v", refused.Err())
+	}
+	if _, again := take(other)[old]; again {
+		t.Error("the refused frontend came with another port")
+	}
+	if _, again := take(second)[old]; !again {
+		t.Error("the refused frontend did not come again")
+	}
+	if _, again := take(second)[old]; again {
+		t.Error("the refused frontend came once more, though nobody refused it")
+	}
+	if c.Refuse(old, dataplane.Touched{old: {}}, errors.New("no"), &refused) {
+		t.Error("a frontend of nobody has a name")
+	}
+}
+
+// A caller finds what was refused, unless something else went wrong.
+func TestErrorsSayWhatIsKnown(t *testing.T) {
+	key := func(n int) table.Key { return table.Key{ID: svc.PortName{Port: fmt.Sprint(n)}} }
+	var r dataplane.Refusals
+	if err := dataplane.Both(r.Err(), nil); err != nil {
+		t.Errorf("nothing refused: %v", err)
+	}
+	for n := range 15 {
+		r.Add(key(n), fmt.Errorf("port %d is bad", n))
+	}
+	var found *dataplane.Refused
+	if err := dataplane.Both(fmt.Errorf("IPv4: %w", r.Err()), nil); !errors.As(err, &found) || len(found.Ports) != 15 {
+		t.Errorf("Both = %v, want all 15", err)
+	} else if lines := strings.Count(err.Error(), "\n") + 1; lines != 11 {
+		t.Errorf("%d lines, want 10 and how many more:\n%v", lines, err)
+	}
+	other := errors.New("the kernel is gone")
+	if err := dataplane.Both(r.Err(), other); errors.As(err, &found) || !errors.Is(err, other) || !strings.Contains(err.Error(), "port 0 is bad") {
+		t.Errorf("Both = %v, want both to read and no *Refused to find", err)
+	}
+}

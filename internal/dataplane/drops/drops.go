@@ -1,0 +1,58 @@
+// Package drops counts, for the modes, the packets that reach nobody: by their
+// destination, in sets of the kernel that such packets fill. No other packet
+// meets a counter, no change of a Service touches one, and they are read when
+// somebody asks.
+package drops
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// Fate is what happens to a lost packet.
+type Fate int
+
+// The fates.
+const (
+	Refused Fate = iota
+	Dropped
+)
+
+const (
+	// size bounds the destinations counted, of each fate and family, for the
+	// rest of which nothing is known.
+	size = 1 << 16
+	// lifetime is how long a destination without such packets is remembered.
+	lifetime = 24 * time.Hour
+)
+
+// tally adds up what sets tell of destinations.
+type tally struct {
+	at  map[svc.Frontend]int
+	out []dataplane.Lost
+}
+
+func newTally() *tally { return &tally{at: map[svc.Frontend]int{}} }
+
+// set takes over the count of a destination and a fate; the last one counts.
+// Services have no other protocols than those with ports.
+func (t *tally) set(p svc.Protocol, to netip.AddrPort, how Fate, packets uint64) {
+	if p != svc.TCP && p != svc.UDP && p != svc.SCTP {
+		return
+	}
+	key := svc.Frontend{Protocol: p, Addr: to}
+	i, known := t.at[key]
+	if !known {
+		i = len(t.out)
+		t.at[key] = i
+		t.out = append(t.out, dataplane.Lost{Protocol: p, To: to})
+	}
+	if how == Refused {
+		t.out[i].Refused = packets
+	} else {
+		t.out[i].Dropped = packets
+	}
+}

@@ -1,0 +1,99 @@
+package drops
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+
+	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/kernel/nftables"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// The names of the sets in a table of nf_tables, by fate.
+var setNames = [...]string{Refused: "refused", Dropped: "discarded"}
+
+// Sets are the sets that a table needs for packets with header h.
+func Sets(h *nftables.Header) []nftables.Set {
+	to := []nftables.Type{h.Addr, nftables.TypeProto, nftables.TypePort}
+	return []nftables.Set{
+		{Name: setNames[Refused], Key: to, Dynamic: true, Size: size, Comment: "destination of what was refused : packets"},
+		{Name: setNames[Dropped], Key: to, Dynamic: true, Size: size, Comment: "destination of what was dropped : packets"},
+	}
+}
+
+// Rules are the rules that count a packet and let it meet its fate. ICMP has a
+// checksum in the place of a port: one ping a second would fill the set.
+func Rules(h *nftables.Header, how Fate) []nftables.Rule {
+	set := setNames[how]
+	count := nftables.NewRule(h.Frontend().NotEqual(h.Regs(), []byte{h.ICMP}).Count(set, 0, uint64(lifetime.Milliseconds())),
+		"meta l4proto != %d update @%s { %s timeout 1d counter }", h.ICMP, set, h.FrontendText())
+	if how == Refused {
+		return append([]nftables.Rule{count}, h.Refusal()...)
+	}
+	return []nftables.Rule{count, nftables.NewRule(new(nftables.Program).Drop(), "drop")}
+}
+
+// Tables reads the counts in tables of nf_tables. It has a connection of its
+// own, since others than the user of a Plane ask for them; nil has no counts.
+type Tables struct {
+	mu   sync.Mutex
+	conn *nftables.Conn // nil after Close
+	name string
+}
+
+// OpenTables opens a reader of the tables of a name, of both families, in the
+// network namespace of the calling thread. They need not be there yet.
+func OpenTables(name string) (*Tables, error) {
+	c, err := nftables.Dial()
+	if err != nil {
+		return nil, err
+	}
+	return &Tables{conn: c, name: name}, nil
+}
+
+// Close releases the connection.
+func (t *Tables) Close() error {
+	if t == nil {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.conn == nil {
+		return nil
+	}
+	err := t.conn.Close()
+	t.conn = nil
+	return err
+}
+
+// Lost is dataplane.Counter's.
+func (t *Tables) Lost(ctx context.Context) ([]dataplane.Lost, error) {
+	if t == nil {
+		return nil, nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.conn == nil {
+		return nil, nil
+	}
+	counts := newTally()
+	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
+		table := nftables.Table{Family: nftables.FamilyOf(f), Name: t.name}
+		for how, set := range setNames {
+			if err := ctx.Err(); err != nil {
+				return nil, err
+			}
+			err := t.conn.Elems(table, set, func() {}, func(e nftables.Elem) {
+				if k, _, ok := dataplane.ParseFrontKey(e.Key, f, false); ok {
+					counts.set(k.Proto, netip.AddrPortFrom(k.Addr, k.Port), Fate(how), e.Packets)
+				}
+			})
+			if err != nil {
+				return nil, fmt.Errorf("read the counts of table %s: %w", table, err)
+			}
+		}
+	}
+	return counts.out, nil
+}

@@ -1,0 +1,84 @@
+package dataplane
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+// FrontKey is what packets are told apart by: one frontend. For a node port
+// Addr is not valid and Node is set.
+type FrontKey struct {
+	Addr  netip.Addr
+	Port  uint16
+	Proto svc.Protocol
+	Node  bool
+}
+
+// KeyOf is the FrontKey of a frontend of a service port with protocol p.
+func KeyOf(p svc.Protocol, f *table.Frontend) FrontKey {
+	k := FrontKey{Addr: f.Addr.Addr(), Port: f.Addr.Port(), Proto: p}
+	if f.Kind == table.NodePort {
+		k.Addr, k.Node = netip.Addr{}, true
+	}
+	return k
+}
+
+// String returns "TCP 10.96.0.10:80" or "TCP node port 30080".
+func (k FrontKey) String() string {
+	if k.Node {
+		return fmt.Sprintf("%s node port %d", k.Proto, k.Port)
+	}
+	return k.svc().String()
+}
+
+// Compare orders keys: virtual IPs by address, port and protocol, then node
+// ports.
+func (k FrontKey) Compare(o FrontKey) int {
+	if k.Node != o.Node {
+		if o.Node {
+			return -1
+		}
+		return 1
+	}
+	return k.svc().Compare(o.svc())
+}
+
+func (k FrontKey) svc() svc.Frontend {
+	return svc.Frontend{Protocol: k.Proto, Addr: netip.AddrPortFrom(k.Addr, k.Port)}
+}
+
+// AppendTo appends the key as nf_tables compares it: every part fills whole
+// 32-bit registers, addresses and ports are in network order.
+func (k FrontKey) AppendTo(b []byte) []byte {
+	if !k.Node {
+		b = append(b, k.Addr.AsSlice()...)
+	}
+	b = append(b, byte(k.Proto), 0, 0, 0)
+	return append(binary.BigEndian.AppendUint16(b, k.Port), 0, 0)
+}
+
+// ParseFrontKey reads what AppendTo wrote for a key of family f that is a node
+// port or not; rest is what follows.
+func ParseFrontKey(b []byte, f svc.Family, node bool) (k FrontKey, rest []byte, ok bool) {
+	k.Node = node
+	if !node {
+		n := 4
+		if f == svc.IPv6 {
+			n = 16
+		}
+		if len(b) < n {
+			return k, nil, false
+		}
+		k.Addr, _ = netip.AddrFromSlice(b[:n])
+		b = b[n:]
+	}
+	if len(b) < 8 {
+		return k, nil, false
+	}
+	k.Proto, k.Port = svc.Protocol(b[0]), binary.BigEndian.Uint16(b[4:])
+	return k, b[8:], true
+}

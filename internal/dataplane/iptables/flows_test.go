@@ -1,0 +1,47 @@
+package iptables
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/flows"
+)
+
+var serviceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")}
+
+// create makes Planes of a variant.
+func create(v Variant) flows.Factory {
+	return func(t testing.TB, _ *testbed.Host) dataplane.Plane {
+		t.Helper()
+		p, err := New(Config{Variant: v, ServiceCIDRs: serviceCIDRs, DropInvalid: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+}
+
+// variants runs a test for each of them, at the same time: they have nothing in
+// common.
+func variants(t *testing.T, f func(*testing.T, Variant)) {
+	for _, v := range []Variant{NFT, Legacy} {
+		t.Run(string(v), func(t *testing.T) {
+			t.Parallel()
+			f(t, v)
+		})
+	}
+}
+
+func TestFlows(t *testing.T) {
+	variants(t, func(t *testing.T, v Variant) { flows.Run(t, "iptables", create(v)) })
+}
+
+func TestStories(t *testing.T) {
+	variants(t, func(t *testing.T, v Variant) { flows.Stories(t, create(v)) })
+}
+
+func TestLostPacketsAreCounted(t *testing.T) {
+	variants(t, func(t *testing.T, v Variant) { flows.Counts(t, create(v)) })
+}

@@ -1,0 +1,195 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strings"
+
+	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/kernel/ipset"
+	"github.com/fairlead/fairlead/internal/kernel/iptables"
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+// Choose finds the variant to use, and says why. For Auto it is that of the
+// rules that are there already: ours, then kubelet's, then anybody's; else the
+// one the administrator made the default.
+func Choose(ctx context.Context, want Variant) (iptables.Variant, string, error) {
+	switch want {
+	case NFT:
+		return iptables.NFT, "asked for", nil
+	case Legacy:
+		return iptables.Legacy, "asked for", nil
+	}
+	v, why := choose(ctx)
+	_, err := iptables.New(v, svc.IPv4)
+	if err == nil {
+		return v, why, nil
+	}
+	other := iptables.NFT + iptables.Legacy - v
+	if _, err := iptables.New(other, svc.IPv4); err == nil {
+		return other, fmt.Sprintf("%s is not installed", v), nil
+	}
+	return v, why, fmt.Errorf("iptables mode: %w", err)
+}
+
+// census is what the tables of a variant have.
+type census struct{ ours, kubelet, rules int }
+
+func choose(ctx context.Context) (iptables.Variant, string) {
+	var of [2]census
+	for _, v := range []iptables.Variant{iptables.NFT, iptables.Legacy} {
+		for _, f := range iptables.Families() {
+			if t, err := iptables.New(v, f); err == nil {
+				count(ctx, t, &of[v])
+			}
+		}
+	}
+	n, l := of[iptables.NFT], of[iptables.Legacy]
+	for _, c := range []struct {
+		n, l int
+		why  string
+	}{
+		{n.ours, l.ours, "our own rules of an earlier run are there"},
+		{n.kubelet, l.kubelet, "the kubelet's rules are there"},
+		{n.rules, l.rules, "most other rules are there"},
+	} {
+		switch {
+		case c.n > c.l:
+			return iptables.NFT, c.why
+		case c.l > c.n:
+			return iptables.Legacy, c.why
+		}
+	}
+	if v, err := iptables.Default(ctx); err == nil {
+		return v, "the program iptables is of this variant"
+	}
+	return iptables.NFT, "nothing speaks for the other one"
+}
+
+func count(ctx context.Context, t *iptables.Tool, c *census) {
+	// What cannot be read counts for nothing.
+	_ = t.Tables(ctx, func(name string) {
+		switch {
+		case ours(name):
+			c.ours++
+		case name == "KUBE-IPTABLES-HINT", name == "KUBE-KUBELET-CANARY":
+			c.kubelet++
+		}
+	}, func(string, string) { c.rules++ })
+}
+
+// Probe says why this mode cannot work here, or nil. It writes a chain with
+// everything that the mode uses, to which nothing leads, and removes it again.
+func Probe() error {
+	_, _, err := ProbeVariant(context.Background(), Auto)
+	return err
+}
+
+// ProbeVariant is Probe for the variant that Choose finds; it returns that, and
+// why it is the one.
+func ProbeVariant(ctx context.Context, want Variant) (Variant, string, error) {
+	v, why, err := Choose(ctx, want)
+	if err != nil {
+		return want, why, err
+	}
+	got := NFT
+	if v == iptables.Legacy {
+		got = Legacy
+	}
+	for _, f := range iptables.Families() {
+		t, err := iptables.New(v, f)
+		if err == nil {
+			err = probe(ctx, t, f)
+		}
+		if err != nil {
+			return got, why, fmt.Errorf("iptables mode does not work here with variant %s (%s), family %s: %w", got, why, f, probeHint(err))
+		}
+	}
+	return got, why, nil
+}
+
+func probeHint(err error) error {
+	var e *iptables.Error
+	switch {
+	case errors.Is(err, exec.ErrNotFound):
+		return fmt.Errorf("%w; or choose another --mode", err)
+	case errors.As(err, &e) && strings.Contains(e.Said, "Permission denied"):
+		return fmt.Errorf("it needs CAP_NET_ADMIN in this network namespace: run as root: %w", err)
+	}
+	return fmt.Errorf("%w; the kernel may lack a module of iptables: choose another --mode", err)
+}
+
+// probe tries the rules of a Table that has one of everything but SCTP, which a
+// kernel may well lack.
+func probe(ctx context.Context, t tool, f svc.Family) error {
+	cfg := Config{DropInvalid: true}
+	if err := cfg.complete(); err != nil {
+		return err
+	}
+	l := newLayout(f, &cfg)
+	ep := func(n byte) table.Endpoint {
+		a := netip.AddrFrom4([4]byte{192, 0, 2, n})
+		if f == svc.IPv6 {
+			a = netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 15: n})
+		}
+		return table.Endpoint{Addr: netip.AddrPortFrom(a, 80)}
+	}
+	fronts := []table.Frontend{{Addr: ep(1).Addr, Endpoints: []table.Endpoint{ep(2), ep(3)}}}
+	set := dataplane.Settings{Localhost: f == svc.IPv4}
+	fa := &family{layout: l, tool: t, state: newState(l, set)}
+	var fks []dataplane.FrontKey
+	for i, p := range []*table.ServicePort{
+		{Family: f, Protocol: svc.TCP, Frontends: fronts}, {Family: f, Protocol: svc.UDP, Frontends: fronts, Affinity: 1},
+	} {
+		fa.state.claims.Set(table.Key{ID: svc.PortName{Port: fmt.Sprint(i)}}, p, func(k dataplane.FrontKey) { fks = append(fks, k) })
+	}
+	for _, k := range fks {
+		fa.state.set(k, fa.state.wanted(k))
+	}
+	err := t.Restore(ctx, fa.try(fks))
+	lines := map[string][]string{}
+	l.base(&set, func(table, _ string, text []byte) {
+		for line := range strings.Lines(string(text)) {
+			words := strings.Fields(line)
+			if !ours(words[len(words)-1]) {
+				words[1] = chainTry
+				lines[table] = append(lines[table], strings.Join(words, " "))
+			}
+		}
+	})
+	gone := ""
+	for _, table := range []string{tableFilter, tableNAT} {
+		head := "*" + table + "\n:" + chainTry + " - [0:0]\n"
+		if err == nil {
+			err = t.Restore(ctx, []byte(head+strings.Join(slices.Compact(lines[table]), "\n")+"\nCOMMIT\n"))
+		}
+		gone += head + "-X " + chainTry + "\nCOMMIT\n"
+	}
+	return errors.Join(err, ignoreIf(err != nil, t.Restore(ctx, []byte(gone))))
+}
+
+// ignoreIf forgets an error that only follows from another one.
+func ignoreIf(other bool, err error) error {
+	if other {
+		return nil
+	}
+	return err
+}
+
+// Cleanup removes all our chains, of both variants, the rules that lead to them,
+// and the sets that they count in. Where there are none it does nothing.
+func Cleanup(ctx context.Context) error {
+	err := errors.Join(
+		iptables.Each(func(t *iptables.Tool) error { return t.RemoveChains(ctx, ours) }),
+		ipset.Remove(ctx, counted.Names()...))
+	if err != nil {
+		return fmt.Errorf("iptables cleanup: %w", err)
+	}
+	return nil
+}

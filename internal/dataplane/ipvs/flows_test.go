@@ -1,0 +1,78 @@
+package ipvs
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/kernel/ipvs"
+	"github.com/fairlead/fairlead/internal/table"
+	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/flows"
+)
+
+// From row to row only what differs is changed, as in the life of a node:
+// TestRandomWalk shows that a full comparison leads to the same.
+func TestFlows(t *testing.T) {
+	flows.Run(t, mode, func(t testing.TB, h *testbed.Host) dataplane.Plane {
+		return &byChanges{Plane: create("")(t, h).(*Plane)}
+	})
+}
+
+// byChanges tells a Plane what differs from the Table before. The connections of
+// the row before, which clients have closed, have ended by then: a Service with
+// open ones would leave its address behind.
+type byChanges struct {
+	*Plane
+	last *table.Table
+}
+
+func (b *byChanges) Apply(ctx context.Context, t *table.Table, changed []table.Key) error {
+	for b.last != nil && b.open() && ctx.Err() == nil {
+		<-time.After(time.Millisecond)
+	}
+	if b.last != nil && changed == nil {
+		changed = flows.Changes(b.last, t)
+	}
+	err := b.Plane.Apply(ctx, t, changed)
+	if b.last = t; err != nil {
+		b.last = nil
+	}
+	return err
+}
+
+// open says whether there are open connections through servers that would stay
+// for them.
+func (b *byChanges) open() bool {
+	open := false
+	for _, f := range b.families {
+		for key, v := range f.stored.servers {
+			if drains(v.Scheduler, v.proto) {
+				_ = b.kernel.dests(key, func(d ipvs.Dest) { open = open || d.Active > 0 })
+			}
+		}
+	}
+	return open
+}
+
+// Affinity lasts as long as any flow of a client is known, so for the story of its
+// end UDP flows are forgotten soon. With them goes what connection tracking
+// knows, which other stories ask for.
+func TestStories(t *testing.T) {
+	flows.Stories(t, func(t testing.TB, _ *testbed.Host) dataplane.Plane {
+		t.Helper()
+		cfg := Config{Variant: legacy, ServiceCIDRs: serviceCIDRs}
+		if strings.Contains(t.Name(), "affinity_ends_with_its_time") {
+			cfg.Timeouts.UDP = time.Second
+		}
+		p, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}, flows.Balanced)
+}
+
+func TestLostPacketsAreCounted(t *testing.T) { flows.Counts(t, create(""), flows.Balanced) }

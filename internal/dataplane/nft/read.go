@@ -1,0 +1,472 @@
+package nft
+
+import (
+	"encoding/binary"
+	"fmt"
+	"iter"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/kernel/nftables"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+// found is what read found in the kernel.
+type found struct {
+	// state has the fronts and chains, none of them in use by a Table yet.
+	*state
+	// usable says that the table is there and of our layout; replace that it
+	// is there and is not.
+	usable, replace bool
+	sets            map[string]bool // of the layout
+	foreignSets     []string
+	// base are the chains that are not made on demand, also foreign ones.
+	base         map[string][]nftables.StoredRule
+	refuse, drop bool // elements of map targets
+	nodeAddrs    map[netip.Addr]bool
+	junk         map[rawElem]bool
+}
+
+// rawElem is an element that cannot be ours.
+type rawElem struct {
+	set, key string
+}
+
+func (f *found) discard(set string, key []byte) { f.junk[rawElem{set, string(key)}] = true }
+
+// thoroughUpTo is how many endpoints are read with everything that may stand
+// beside them. Of more only those are looked up that frontends tell of: what
+// else there is leads nowhere.
+const thoroughUpTo = 20000
+
+// read reads our table in the kernel. ports are those that a Table has: their
+// frontends are looked up where a dump does not show them, since a dump can
+// miss elements while the kernel grows a set.
+func (f *family) read(thorough bool, ports iter.Seq[*table.ServicePort]) (*found, error) {
+	l, k := f.layout, f.kernel
+	r := &found{state: newState(), junk: map[rawElem]bool{}, sets: map[string]bool{}, base: map[string][]nftables.StoredRule{}, nodeAddrs: map[netip.Addr]bool{}}
+	is, err := nftables.ReadTable(k, l.table)
+	if err != nil || is == nil {
+		return r, err
+	}
+	if is.Comment != schema || !l.fits(is, r) {
+		r.replace = true
+		r.sets, r.foreignSets = map[string]bool{}, nil
+		return r, nil
+	}
+	r.usable = true
+	if err := f.readTargets(r); err != nil {
+		return r, err
+	}
+	l.sortChains(r, is)
+	for _, node := range []bool{false, true} {
+		if err := f.readFronts(r, node, thorough, ports); err != nil {
+			return r, err
+		}
+	}
+	return r, f.readAddresses(r, ports)
+}
+
+// missed are the keys of frontends of ports that are not in seen.
+func (f *family) missed(ports iter.Seq[*table.ServicePort], seen func(dataplane.FrontKey) bool, key func(dataplane.FrontKey) []byte) [][]byte {
+	var keys [][]byte
+	for p := range ports {
+		for i := range p.Frontends {
+			if k := dataplane.KeyOf(p.Protocol, &p.Frontends[i]); p.Family == f.layout.family && !seen(k) {
+				keys = append(keys, key(k))
+			}
+		}
+	}
+	return keys
+}
+
+// fits says whether the sets and base chains there are of this layout, and
+// notes them.
+func (l *layout) fits(is *nftables.StoredTable, r *found) bool {
+	ours := map[string]nftables.Set{}
+	for _, s := range l.sets() {
+		ours[s.Name] = s
+	}
+	for _, st := range is.Sets {
+		s, known := ours[st.Name]
+		switch {
+		case !known:
+			r.foreignSets = append(r.foreignSets, st.Name)
+		case !st.Is(s):
+			return false
+		default:
+			r.sets[st.Name] = true
+		}
+	}
+	hooks := map[string]*nftables.Hook{}
+	for _, c := range l.base(true) {
+		hooks[c.name] = c.hook
+	}
+	for _, c := range is.Chains {
+		if want, known := hooks[c.Name]; known && !want.Is(c.Hook) {
+			return false
+		}
+	}
+	return true
+}
+
+// readTargets reads the map from keys to chains.
+func (f *family) readTargets(r *found) error {
+	if !r.sets[setTargets] {
+		return nil
+	}
+	begin := func() {
+		r.chains, r.refuse, r.drop, r.nextID, r.junk = map[string]*chainState{}, false, false, idFirstFree, map[rawElem]bool{}
+	}
+	return f.kernel.Elems(f.layout.table, setTargets, begin, func(e nftables.Elem) {
+		id := binary.NativeEndian.Uint32(e.Key)
+		n, plain := plainPick(e.Goto)
+		switch {
+		case id == idRefuse && e.Goto == chainRefuse:
+			r.refuse = true
+		case id == idDrop && e.Goto == chainDrop:
+			r.drop = true
+		case e.Goto == "" || id == idRefuse || id == idDrop || r.chains[e.Goto] != nil || plain != (id < idFirstFree) || plain && n != id:
+			r.discard(setTargets, e.Key)
+		default:
+			r.chains[e.Goto] = &chainState{id: id, target: true}
+			r.nextID = max(r.nextID, id+1)
+		}
+	})
+}
+
+// sortChains notes which chains are there with which rules. Those that are not
+// always there were made on demand, or look as if.
+func (l *layout) sortChains(r *found, is *nftables.StoredTable) {
+	always := map[string]bool{}
+	for _, c := range l.base(true) {
+		always[c.name] = true
+	}
+	for _, c := range is.Chains {
+		if always[c.Name] || c.Hook != nil {
+			r.base[c.Name] = is.Rules[c.Name]
+			continue
+		}
+		if r.chains[c.Name] == nil {
+			r.chains[c.Name] = &chainState{}
+		}
+		r.chains[c.Name].present, r.chains[c.Name].stored = true, is.Rules[c.Name]
+	}
+}
+
+// readFronts reads what there is of frontends: virtual IPs, or node ports.
+func (f *family) readFronts(r *found, node, thorough bool, ports iter.Seq[*table.ServicePort]) error {
+	l, k := f.layout, f.kernel
+	in := setsOf(node)
+	fronts := frontMap{}
+	at := func(k dataplane.FrontKey) *front { return fronts.at(k) }
+	each := func(set string, begin func(), take func(e *nftables.Elem) bool) error {
+		if !r.sets[set] {
+			return nil
+		}
+		return k.Elems(l.table, set, begin, func(e nftables.Elem) {
+			if !take(&e) {
+				r.discard(set, e.Key)
+			}
+		})
+	}
+	take := func(e *nftables.Elem) bool {
+		k, _, ok := dataplane.ParseFrontKey(e.Key, l.family, node)
+		if !ok || len(e.Data) != 8 {
+			return false
+		}
+		fr := at(k)
+		fr.present, fr.owner = true, e.Comment
+		fr.size, fr.id = binary.NativeEndian.Uint32(e.Data), binary.NativeEndian.Uint32(e.Data[4:])
+		return true
+	}
+	err := each(in.vips, func() { clear(fronts) }, take)
+	if err == nil && r.sets[in.vips] {
+		keys := f.missed(ports, func(k dataplane.FrontKey) bool { return fronts[k] != nil || k.Node != node }, func(k dataplane.FrontKey) []byte { return k.AppendTo(nil) })
+		err = k.Get(l.table, in.vips, keys, func(e nftables.Elem) { take(&e) })
+	}
+	if err != nil {
+		return err
+	}
+	total := 0
+	for _, fr := range fronts {
+		total += int(fr.size&0xffff + fr.size>>16)
+	}
+	if thorough || total <= thoroughUpTo {
+		if err = f.dumpSlots(&in, fronts, node, each); err != nil {
+			return err
+		}
+	}
+	if err = f.lookUpSlots(r, &in, fronts); err != nil {
+		return err
+	}
+	for list, set := range in.serving {
+		begin := func() {
+			for _, fr := range fronts {
+				fr.stored[list] = map[netip.AddrPort]bool{}
+			}
+		}
+		err := each(set, begin, func(e *nftables.Elem) bool {
+			n := int(l.Len) + 4
+			if len(e.Key) < n {
+				return false
+			}
+			a, ok := l.parseEndpoint(e.Key[:n])
+			k, _, ok2 := dataplane.ParseFrontKey(e.Key[n:], l.family, node)
+			if ok && ok2 {
+				at(k).stored[list][a] = true
+			}
+			return ok && ok2
+		})
+		if err != nil {
+			return err
+		}
+	}
+	maps.Copy(r.fronts, fronts)
+	return nil
+}
+
+// frontMap are the fronts found.
+type frontMap map[dataplane.FrontKey]*front
+
+func (m frontMap) at(k dataplane.FrontKey) *front {
+	if m[k] == nil {
+		m[k] = &front{stored: &[2]map[netip.AddrPort]bool{{}, {}}}
+	}
+	return m[k]
+}
+
+// dumpSlots reads all endpoints.
+func (f *family) dumpSlots(in *sets, fronts frontMap, node bool, each func(string, func(), func(*nftables.Elem) bool) error) error {
+	for _, sticky := range []bool{true, false} {
+		begin := func() {
+			for _, fr := range fronts {
+				if fr.sticky == sticky {
+					fr.lists, fr.sticky = [2][]table.Endpoint{}, false
+				}
+			}
+		}
+		err := each(in.slots(sticky), begin, func(e *nftables.Elem) bool {
+			k, rest, ok := dataplane.ParseFrontKey(e.Key, f.layout.family, node)
+			return ok && f.layout.takeSlot(fronts.at(k), rest, e.Data, sticky)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lookUpSlots reads the endpoints that frontends tell of.
+func (f *family) lookUpSlots(r *found, in *sets, fronts frontMap) error {
+	entries := map[uint32]string{}
+	for name, ch := range r.chains {
+		if ch.target {
+			entries[ch.id] = name
+		}
+	}
+	for _, sticky := range []bool{true, false} {
+		set := in.slots(sticky)
+		if !r.sets[set] {
+			continue
+		}
+		var keys [][]byte
+		for k, fr := range fronts {
+			if strings.Contains(entries[fr.id], "sticky-") != sticky {
+				continue
+			}
+			for list, n := range []uint32{fr.size & 0xffff, fr.size >> 16} {
+				for slot := range n {
+					if fr.slot(list, int(slot)).IsValid() {
+						continue // a dump showed it
+					}
+					keys = append(keys, appendMark(k.AppendTo(make([]byte, 0, 28)), uint32(list*localList)+slot))
+				}
+			}
+		}
+		err := f.kernel.Get(f.layout.table, set, keys, func(e nftables.Elem) {
+			k, rest, ok := dataplane.ParseFrontKey(e.Key, f.layout.family, in.vips == setNodePorts)
+			if fr := fronts[k]; ok && fr != nil {
+				f.layout.takeSlot(fr, rest, e.Data, sticky)
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// takeSlot notes an endpoint found in a slot. A frontend's slots are in one
+// map only; what is in the other as well is not ours.
+func (l *layout) takeSlot(fr *front, key, data []byte, sticky bool) bool {
+	if sticky {
+		if len(data) < 4 {
+			return false
+		}
+		data = data[4:]
+	}
+	a, ok := l.parseEndpoint(data)
+	if !ok || len(key) != 4 {
+		return false
+	}
+	slot := int(binary.NativeEndian.Uint32(key))
+	if slot >= 2*localList || (fr.sticky && !sticky) {
+		return false
+	}
+	fr.sticky = sticky
+	list := &fr.lists[slot/localList]
+	slot %= localList
+	if n := slot + 1 - len(*list); n > 0 {
+		*list = append(*list, make([]table.Endpoint, n)...)
+	}
+	(*list)[slot].Addr = a
+	return true
+}
+
+// readAddresses reads the sets of addresses.
+func (f *family) readAddresses(r *found, ports iter.Seq[*table.ServicePort]) error {
+	for _, s := range []struct {
+		set  string
+		take func(a netip.Addr) bool
+	}{
+		{setNodeAddresses, func(a netip.Addr) bool { r.nodeAddrs[a] = true; return true }},
+		{setClusterIPs, func(a netip.Addr) bool { r.clusterIPs[a] = &counted{present: true}; return true }},
+		{setLocalEndpoints, func(a netip.Addr) bool { r.pairs[a] = &counted{present: true}; return true }},
+	} {
+		if !r.sets[s.set] {
+			continue
+		}
+		// What is read twice, since the set changed meanwhile, is noted twice:
+		// maps do not mind.
+		err := f.kernel.Elems(f.layout.table, s.set, func() {}, func(e nftables.Elem) {
+			n := int(f.layout.Len)
+			if s.set == setLocalEndpoints && (len(e.Key) != 2*n || string(e.Key[:n]) != string(e.Key[n:])) {
+				r.discard(s.set, e.Key)
+				return
+			}
+			if a, ok := netip.AddrFromSlice(e.Key[:n]); ok {
+				s.take(a)
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if !r.sets[setClusterIPs] {
+		return nil
+	}
+	keys := f.missed(ports, func(k dataplane.FrontKey) bool { return k.Node || r.clusterIPs[k.Addr] != nil }, func(k dataplane.FrontKey) []byte { return k.Addr.AsSlice() })
+	return f.kernel.Get(f.layout.table, setClusterIPs, keys, func(e nftables.Elem) {
+		if a, ok := netip.AddrFromSlice(e.Key); ok {
+			r.clusterIPs[a] = &counted{present: true}
+		}
+	})
+}
+
+// strange tells what is in the kernel otherwise than this process left it.
+func (f *found) strange(l *layout, left *state) []string {
+	const most = 20
+	var out []string
+	say := func(format string, args ...any) {
+		out = append(out, l.table.String()+": "+fmt.Sprintf(format, args...))
+	}
+	switch {
+	case f.replace:
+		say("the table was of another layout")
+		return out
+	case !f.usable:
+		say("the table was missing")
+		return out
+	}
+	for _, s := range l.sets() {
+		if !f.sets[s.Name] {
+			say("set %s was missing", s.Name)
+		}
+	}
+	for _, c := range l.base(left.settings.Localhost) {
+		if stored, there := f.base[c.name]; !there {
+			say("chain %s was missing", c.name)
+		} else if !sameRules(stored, c.rules) {
+			say("the rules of chain %s were changed", c.name)
+		}
+	}
+	for name, ch := range left.chains {
+		now := f.chains[name]
+		switch {
+		case now == nil || !now.present:
+			say("chain %s was missing", name)
+		case !now.target:
+			say("chain %s was missing in map %s", name, setTargets)
+		case !slices.Equal(now.stored, ch.stored):
+			say("the rules of chain %s were changed", name)
+		}
+	}
+	for name := range f.chains {
+		if left.chains[name] == nil {
+			say("a foreign chain %s was there", name)
+		}
+	}
+	f.strangeElements(say, left)
+	if !f.refuse || !f.drop {
+		say("an element of map %s was missing", setTargets)
+	}
+	if n := len(f.junk) + len(f.foreignSets); n > 0 {
+		say("%d foreign elements and sets were there", n)
+	}
+	slices.Sort(out)
+	if n := len(out) - most; n > 0 {
+		out = append(out[:most], fmt.Sprintf("%s: and %d more", l.table, n))
+	}
+	return out
+}
+
+func (f *found) strangeElements(say func(string, ...any), left *state) {
+	for k, was := range left.fronts {
+		is := f.fronts[k]
+		switch {
+		case is == nil || !is.present:
+			say("%s of %s was missing", k, was.owner)
+		case !same(was, is):
+			say("%s of %s was changed", k, was.owner)
+		}
+	}
+	for k := range f.fronts {
+		if left.fronts[k] == nil {
+			say("a foreign %s was there", k)
+		}
+	}
+	for a := range left.pairs {
+		if f.pairs[a] == nil {
+			say("%s was missing in set %s", a, setLocalEndpoints)
+		}
+	}
+	for a := range left.clusterIPs {
+		if f.clusterIPs[a] == nil {
+			say("%s was missing in set %s", a, setClusterIPs)
+		}
+	}
+	for _, a := range left.settings.NodeAddrs {
+		if !f.nodeAddrs[a] {
+			say("%s was missing in set %s", a, setNodeAddresses)
+		}
+	}
+}
+
+// same compares what was written for a frontend with what was found.
+func same(was, is *front) bool {
+	if was.id != is.id || was.size != is.size || (was.sticky != is.sticky && was.size != 0) || was.owner != is.owner {
+		return false
+	}
+	for list := range was.lists {
+		a, b := was.lists[list], is.lists[list]
+		if !slices.EqualFunc(a, b, func(x, y table.Endpoint) bool { return x.Addr == y.Addr }) ||
+			!maps.Equal(was.serving(list), is.serving(list)) {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,301 @@
+package nft
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/kernel/nftables"
+)
+
+// state is what is in the kernel for one family, as far as it was written or
+// read, and what of it is in use by which Table.
+type state struct {
+	settings dataplane.Settings
+	fronts   map[dataplane.FrontKey]*front
+	chains   map[string]*chainState
+	// unused are chains made for frontends that the kernel refused afterwards.
+	unused map[string]bool
+	// nextID is the next free key of map targets.
+	nextID uint32
+	// pairs are the addresses in set local-endpoints, clusterIPs those in the
+	// set of that name.
+	pairs      map[netip.Addr]*counted
+	clusterIPs map[netip.Addr]*counted
+
+	// claims are the service ports last planned.
+	claims *dataplane.Claims
+}
+
+func newState() *state {
+	return &state{
+		fronts: map[dataplane.FrontKey]*front{}, chains: map[string]*chainState{}, unused: map[string]bool{}, nextID: idFirstFree,
+		pairs: map[netip.Addr]*counted{}, clusterIPs: map[netip.Addr]*counted{},
+		claims: dataplane.NewClaims(),
+	}
+}
+
+// counted is something that several frontends share: it is there as long as
+// one of them needs it.
+type counted struct {
+	count   int
+	present bool
+}
+
+// chainState is a chain that is there on demand.
+type chainState struct {
+	counted
+	id uint32 // its key in map targets
+	// target says that map targets has it.
+	target bool
+	// stored are the hashes of its rules.
+	stored []nftables.StoredRule
+	// checked says that the rules were compared since they may have changed.
+	checked bool
+}
+
+// change is one transaction in the making, and how to forget it if the kernel
+// refuses.
+type change struct {
+	l     *layout
+	s     *state
+	b     *nftables.Batch
+	undo  []func()
+	empty map[string]bool // chains that may be unused now
+	freed map[*counted]func()
+	// unpaired are local endpoints that nothing needs any more. They leave
+	// their set in a later transaction: a packet that is under way, and was
+	// sent to its own sender by what was there before, must still find the pair
+	// in postrouting, or its connection is lost.
+	unpaired map[netip.Addr]bool
+}
+
+func newChange(l *layout, s *state) *change {
+	return &change{l: l, s: s, b: nftables.NewBatch(), empty: map[string]bool{}, freed: map[*counted]func(){}, unpaired: map[netip.Addr]bool{}}
+}
+
+// revert puts the state back to where the change began.
+func (c *change) revert() {
+	for _, f := range slices.Backward(c.undo) {
+		f()
+	}
+}
+
+func (c *change) save(p *counted) {
+	old := *p
+	c.undo = append(c.undo, func() { *p = old })
+}
+
+// set brings frontend k to what the state's claims want.
+func (c *change) set(k dataplane.FrontKey) {
+	old := c.s.fronts[k]
+	var next *front
+	if p, f := c.s.claims.Wanted(k); f != nil {
+		next = c.l.frontFor(&c.s.settings, p, f, old)
+	}
+	if old == nil && next == nil {
+		return
+	}
+	c.b.Tag(k)
+	if next != nil {
+		next.present = true
+		next.id = c.retain(&next.spec)
+		c.count(k, next, 1)
+	}
+	if old != nil && old.known {
+		c.release(&old.spec)
+		c.count(k, old, -1)
+	}
+	c.l.diff(c.b, k, old, next)
+	if next == nil {
+		delete(c.s.fronts, k)
+	} else {
+		c.s.fronts[k] = next
+	}
+	c.undo = append(c.undo, func() {
+		if old == nil {
+			delete(c.s.fronts, k)
+		} else {
+			c.s.fronts[k] = old
+		}
+	})
+}
+
+// prepare makes the chains that frontend k will need.
+func (c *change) prepare(k dataplane.FrontKey) {
+	p, f := c.s.claims.Wanted(k)
+	if f == nil {
+		return
+	}
+	c.b.Tag(k)
+	s := c.l.specFor(&c.s.settings, p, f)
+	_, specs := c.l.chains(&s, c.s.settings.Pods)
+	for i := range specs {
+		c.ensure(&specs[i])
+	}
+}
+
+// retain counts the use of the chains of a spec and returns the key under which
+// map targets leads to them.
+func (c *change) retain(s *spec) uint32 {
+	entry, specs := c.l.chains(s, c.s.settings.Pods)
+	for i := range specs {
+		ch := c.s.chains[specs[i].name]
+		c.saveChain(ch)
+		ch.count++
+	}
+	switch entry {
+	case chainRefuse:
+		return idRefuse
+	case chainDrop:
+		return idDrop
+	}
+	return c.s.chains[entry].id
+}
+
+func (c *change) saveChain(ch *chainState) {
+	old := *ch
+	c.undo = append(c.undo, func() { *ch = old })
+}
+
+// ensure sees to it that a chain is there, with its rules.
+func (c *change) ensure(sp *chainSpec) {
+	ch := c.s.chains[sp.name]
+	if ch == nil {
+		ch = &chainState{}
+		c.s.chains[sp.name] = ch
+		c.undo = append(c.undo, func() { delete(c.s.chains, sp.name) })
+	}
+	if ch.present && ch.target && ch.checked && !sp.own {
+		return
+	}
+	c.saveChain(ch)
+	if rules := sp.rules(); !ch.present || !sameRules(ch.stored, rules) {
+		if ch.present {
+			c.b.FlushChain(c.l.table, sp.name)
+		} else {
+			c.b.AddChain(c.l.table, nftables.Chain{Name: sp.name})
+		}
+		ch.stored = nil
+		for _, r := range rules {
+			c.b.AddRule(c.l.table, sp.name, r)
+			ch.stored = append(ch.stored, nftables.StoredRule{Text: r.Text, Hash: r.Hash()})
+		}
+	}
+	if !ch.target {
+		if ch.id == 0 {
+			ch.id = c.newID(sp.name)
+		}
+		c.b.AddElem(c.l.table, setTargets, &nftables.Elem{Key: nftables.Uint32(ch.id), Goto: sp.name})
+	}
+	ch.present, ch.target, ch.checked = true, true, true
+}
+
+// newID returns the key in map targets for a new chain.
+func (c *change) newID(name string) uint32 {
+	if n, ok := plainPick(name); ok {
+		return n
+	}
+	c.s.nextID++ // not undone: a gap does no harm
+	return c.s.nextID - 1
+}
+
+func (c *change) release(s *spec) {
+	_, specs := c.l.chains(s, c.s.settings.Pods)
+	for i := range specs {
+		ch := c.s.chains[specs[i].name]
+		c.saveChain(ch)
+		ch.count--
+		c.empty[specs[i].name] = true
+	}
+}
+
+// count adds n times what a front needs of the shared sets.
+func (c *change) count(k dataplane.FrontKey, f *front, n int) {
+	if f.clusterIP {
+		c.countAddr(c.s.clusterIPs, setClusterIPs, k.Addr, k.Addr.AsSlice(), n)
+	}
+	for _, list := range f.lists {
+		for _, e := range list {
+			if e.Local {
+				a := e.Addr.Addr()
+				c.countAddr(c.s.pairs, setLocalEndpoints, a, twice(a), n)
+			}
+		}
+	}
+}
+
+func (c *change) countAddr(m map[netip.Addr]*counted, set string, a netip.Addr, key []byte, n int) {
+	p := m[a]
+	if p == nil {
+		p = &counted{}
+		m[a] = p
+		c.undo = append(c.undo, func() { delete(m, a) })
+	} else {
+		c.save(p)
+	}
+	p.count += n
+	if !p.present {
+		c.b.AddElem(c.l.table, set, &nftables.Elem{Key: key})
+		p.present = true
+	}
+	if n < 0 && set == setLocalEndpoints {
+		c.unpaired[a] = true
+	} else if n < 0 {
+		c.freed[p] = func() {
+			c.b.DelElem(c.l.table, set, key)
+			delete(m, a)
+			c.undo = append(c.undo, func() { m[a] = p })
+		}
+	}
+}
+
+// unpair removes from local-endpoints those of addrs that nothing needs.
+func (c *change) unpair(addrs map[netip.Addr]bool) {
+	for a := range addrs {
+		p := c.s.pairs[a]
+		if p == nil || p.count > 0 {
+			continue
+		}
+		if p.present {
+			c.b.DelElem(c.l.table, setLocalEndpoints, twice(a))
+		}
+		delete(c.s.pairs, a)
+		c.undo = append(c.undo, func() { c.s.pairs[a] = p })
+	}
+}
+
+// sweep removes what nothing uses any more.
+func (c *change) sweep() {
+	for p, free := range c.freed {
+		if p.count == 0 {
+			free()
+		}
+	}
+	var gone []string
+	for name := range c.empty {
+		if ch := c.s.chains[name]; ch != nil && ch.count == 0 {
+			gone = append(gone, name)
+		}
+	}
+	slices.Sort(gone)
+	for _, name := range gone {
+		ch := c.s.chains[name]
+		if ch.target {
+			c.b.DelElem(c.l.table, setTargets, nftables.Uint32(ch.id))
+		}
+	}
+	for _, name := range gone {
+		if c.s.chains[name].present {
+			c.b.FlushChain(c.l.table, name)
+		}
+	}
+	for _, name := range gone {
+		ch := c.s.chains[name]
+		if ch.present {
+			c.b.DelChain(c.l.table, name)
+		}
+		delete(c.s.chains, name)
+		c.undo = append(c.undo, func() { c.s.chains[name] = ch })
+	}
+}

@@ -1,0 +1,65 @@
+package dataplane
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/fairlead/fairlead/internal/kernel/sysctl"
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+// Settings are what a Table says for all its ports of one family.
+type Settings struct {
+	// Pods are the ranges of pods (Table.ClusterCIDRs).
+	Pods          []netip.Prefix
+	MasqueradeAll bool
+	// NodeAddrs are where node ports answer, without ::1, for which Linux has
+	// no route_localnet. Localhost says that an address of 127.0.0.0/8 is one
+	// of them.
+	NodeAddrs []netip.Addr
+	Localhost bool
+}
+
+// SettingsOf returns the Settings of t for a family.
+func SettingsOf(t *table.Table, f svc.Family) Settings {
+	s := Settings{MasqueradeAll: t.MasqueradeAll}
+	for _, p := range t.ClusterCIDRs {
+		if svc.FamilyOf(p.Addr()) == f {
+			s.Pods = append(s.Pods, p.Masked())
+		}
+	}
+	for _, a := range t.NodePortAddrs {
+		if svc.FamilyOf(a) != f || a.IsLoopback() && f == svc.IPv6 {
+			continue
+		}
+		s.Localhost = s.Localhost || a.IsLoopback()
+		s.NodeAddrs = append(s.NodeAddrs, a)
+	}
+	return s
+}
+
+// Equal says whether both say the same.
+func (s *Settings) Equal(o *Settings) bool {
+	return s.SamePorts(o) && slices.Equal(s.NodeAddrs, o.NodeAddrs)
+}
+
+// SamePorts says whether both say the same of what depends on single service
+// ports: everything but where node ports answer.
+func (s *Settings) SamePorts(o *Settings) bool {
+	return s.MasqueradeAll == o.MasqueradeAll && slices.Equal(s.Pods, o.Pods)
+}
+
+// OpenLoopback lets node ports answer on 127.0.0.0/8, if they are to. The mode
+// has to keep other machines from what this opens. It stays open when the mode
+// ends, since nobody can tell who else wants it.
+func (s *Settings) OpenLoopback() error {
+	if !s.Localhost {
+		return nil
+	}
+	if err := sysctl.Set("net/ipv4/conf/all/route_localnet", "1"); err != nil {
+		return fmt.Errorf("let node ports answer on 127.0.0.1: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,114 @@
+package userspace
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync/atomic"
+
+	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/kernel/relay"
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+// listener is a port of the proxy, with the places whose connections it takes.
+type listener struct {
+	*relay.Listener
+	target *target
+	places []place
+}
+
+// takes says whether a listener takes the connections of a place.
+func (l *listener) takes(pl place) bool { return slices.Contains(l.places, pl) }
+
+// portOf returns where the connections of a place are listened for, 0 if
+// nowhere.
+func portOf(ls []*listener, pl place) uint16 {
+	for _, l := range ls {
+		if l.takes(pl) {
+			return l.Port
+		}
+	}
+	return 0
+}
+
+// opener opens the listeners of one family.
+type opener struct {
+	cfg     *Config
+	failing *atomic.Int64
+	family  svc.Family
+	engine  *relay.Engine
+	// hints are the ports that an earlier process had, as the rules in the
+	// kernel say: with the same ones UDP clients need not be told anything.
+	hints map[dataplane.FrontKey]uint16
+}
+
+// update returns the listeners that a service port needs: those it has, as far
+// as they will do, and new ones. What is not among them any more is left open.
+func (o *opener) update(have []*listener, p *table.ServicePort) ([]*listener, error) {
+	if p == nil {
+		return nil, nil
+	}
+	var out []*listener
+	var opened []*listener
+	for _, w := range listenersFor(p) {
+		l := taken(have, out, &w)
+		if l == nil {
+			t := newTarget(o.cfg, o.failing)
+			t.set(w.endpoints, p.Affinity)
+			rl, err := o.open(p.Protocol, t, o.hints[w.places[0].front])
+			if err != nil {
+				for _, l := range opened {
+					l.Close()
+				}
+				return nil, fmt.Errorf("%s: %w", p.ID, err)
+			}
+			l = &listener{Listener: rl, target: t}
+			opened = append(opened, l)
+		}
+		out = append(out, &listener{Listener: l.Listener, target: l.target, places: w.places})
+	}
+	for i, w := range listenersFor(p) {
+		out[i].target.set(w.endpoints, p.Affinity)
+	}
+	return out, nil
+}
+
+// taken finds the listener that most likely had these connections so far.
+func taken(have, used []*listener, w *wanted) *listener {
+	for _, pl := range w.places {
+		for _, l := range have {
+			if l.takes(pl) && !slices.ContainsFunc(used, func(u *listener) bool { return u.Listener == l.Listener }) {
+				return l
+			}
+		}
+	}
+	return nil
+}
+
+// maxTries bounds the search for a free port in Config.Ports.
+const maxTries = 100
+
+func (o *opener) open(p svc.Protocol, t *target, hint uint16) (*relay.Listener, error) {
+	r := o.cfg.Ports
+	if hint != 0 && (r == svc.PortRange{} || r.Contains(hint)) {
+		if l, err := o.engine.Listen(p, o.family, hint, t); err == nil {
+			return l, nil
+		}
+	}
+	if r == (svc.PortRange{}) {
+		return o.engine.Listen(p, o.family, 0, t)
+	}
+	first := rand.IntN(r.Size())
+	var err error
+	for i := range min(r.Size(), maxTries) {
+		var l *relay.Listener
+		l, err = o.engine.Listen(p, o.family, r.First+uint16((first+i)%r.Size()), t)
+		if err == nil || !errors.Is(err, relay.ErrPortTaken) {
+			return l, err
+		}
+	}
+	return nil, fmt.Errorf("no free port found in --proxy-port-range %s: %w", r, err)
+}

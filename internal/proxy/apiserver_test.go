@@ -1,0 +1,137 @@
+package proxy
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+// TestAgainstAnAPIServer runs a Node beside a real API server: registration,
+// the way of a Service, selectors, events, and how long a change takes from the
+// server's answer to its writer until it is in the (fake) kernel.
+func TestAgainstAnAPIServer(t *testing.T) {
+	client := func() kubernetes.Interface {
+		cfg := rest.CopyConfig(config(t))
+		cfg.QPS, cfg.Burst = -1, -1
+		return kubernetes.NewForConfigOrDie(cfg)
+	}()
+	plane := newFakePlane()
+	n, err := New(Options{
+		Client: client, NodeName: "here", Plane: plane, Mode: "fake", Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
+		Register:       &Registration{Info: MachineInfo(os.DirFS("/"), "v0.0.0"), Port: 10250},
+		HealthzAddress: "127.0.0.1:0", MetricsAddress: "127.0.0.1:0",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- n.Run(ctx) }()
+	defer func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+	until(t, "the Node is ready", func() bool {
+		node, err := client.CoreV1().Nodes().Get(ctx, "here", metav1.GetOptions{})
+		return err == nil && condition(node, corev1.NodeReady).Status == corev1.ConditionTrue &&
+			condition(node, ServicesProgrammed).Status == corev1.ConditionTrue
+	})
+	until(t, "its Lease is there", func() bool {
+		l, err := client.CoordinationV1().Leases("kube-node-lease").Get(ctx, "here", metav1.GetOptions{})
+		return err == nil && l.Spec.RenewTime != nil
+	})
+
+	s := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "my-service", Namespace: "default"},
+		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
+	}
+	if s, err = client.CoreV1().Services("default").Create(ctx, s, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	headless := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "headless", Namespace: "default", Labels: map[string]string{corev1.IsHeadlessService: ""}},
+		Spec:       corev1.ServiceSpec{ClusterIP: "None", Ports: []corev1.ServicePort{{Port: 80}}},
+	}
+	if _, err = client.CoreV1().Services("default").Create(ctx, headless, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	slices := client.DiscoveryV1().EndpointSlices("default")
+	eps := slice("my-service", 5)
+	if eps, err = slices.Create(ctx, eps, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	dump := func() string { d, _ := plane.Dump(ctx); return d }
+	until(t, "the Service is programmed", func() bool {
+		return strings.Contains(dump(), "default/my-service TCP ClusterIP "+s.Spec.ClusterIP+":80 -> 10.244.0.5:8080*")
+	})
+	if strings.Contains(dump(), "headless") {
+		t.Error("a headless Service is programmed")
+	}
+
+	measure(ctx, t, slices, eps, dump)
+
+	eps.Endpoints[0].Addresses = []string{s.Spec.ClusterIP} // behaviour 25
+	if _, err = slices.Update(ctx, eps, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the problem has its Event", func() bool {
+		events, err := client.CoreV1().Events("default").List(ctx, metav1.ListOptions{})
+		return err == nil && strings.Contains(fmt.Sprint(events.Items), "EndpointIsServiceIP")
+	})
+	if err := client.CoreV1().Services("default").Delete(ctx, "my-service", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the Service is gone", func() bool { return !strings.Contains(dump(), "my-service") })
+}
+
+func measure(ctx context.Context, t *testing.T, client interface {
+	Update(context.Context, *discoveryv1.EndpointSlice, metav1.UpdateOptions) (*discoveryv1.EndpointSlice, error)
+}, eps *discoveryv1.EndpointSlice, dump func() string) {
+	t.Helper()
+	var took []time.Duration
+	for i := range 100 {
+		want := fmt.Sprintf("10.244.1.%d", i+1)
+		eps.Endpoints[0].Addresses = []string{want}
+		got, err := client.Update(ctx, eps, metav1.UpdateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got.DeepCopyInto(eps)
+		start := time.Now()
+		until(t, "the change is programmed", func() bool { return strings.Contains(dump(), want+":8080") })
+		took = append(took, time.Since(start))
+	}
+	slices.Sort(took)
+	t.Logf("from the answer to the writer until it is programmed: p50 %s, p99 %s", took[49], took[98])
+}
+
+func config(t *testing.T) *rest.Config {
+	t.Helper()
+	return apiservertest.Start(t)
+}
+
+// until polls for ok.
+func until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	tick := time.NewTicker(500 * time.Microsecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(30 * time.Second); !ok(); <-tick.C {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited 30 s in vain until %s", what)
+		}
+	}
+}

@@ -1,0 +1,298 @@
+package proxy
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+// proxySelector leaves out Services and EndpointSlices of other proxies and of
+// headless Services, as kube-proxy does, so that they never cross the network.
+const proxySelector = "!service.kubernetes.io/service-proxy-name,!" + corev1.IsHeadlessService
+
+// feed receives what the watches deliver and holds it until the loop takes it.
+// An event costs one map write; many events on one object between two takes
+// are one. There is no second copy of the objects: the Builder has the only
+// one.
+type feed struct {
+	mu       sync.Mutex
+	services pending[*corev1.Service]
+	slices   pending[*discoveryv1.EndpointSlice]
+	node     pending[*corev1.Node]
+	// triggers are when endpoints changed, as their controller noted, for the
+	// programming latency; at most maxTriggers.
+	triggers []time.Time
+	// oldest is when the first event arrived that was not taken yet.
+	oldest time.Time
+	synced chan struct{} // closed when all three have been listed
+
+	// wake holds a token while there is something to take.
+	wake chan struct{}
+}
+
+const maxTriggers = 1000
+
+// pending is what happened to the objects of one kind.
+type pending[T any] struct {
+	set map[svc.Name]T // the zero T stands for a deleted object
+	// replaced says that set is everything there is: what is not in it is gone.
+	replaced bool
+	listed   bool
+	events   int
+}
+
+func newFeed() *feed {
+	f := &feed{wake: make(chan struct{}, 1), synced: make(chan struct{})}
+	f.services.set = map[svc.Name]*corev1.Service{}
+	f.slices.set = map[svc.Name]*discoveryv1.EndpointSlice{}
+	f.node.set = map[svc.Name]*corev1.Node{}
+	return f
+}
+
+// signal is called with mu held.
+func (f *feed) signal() {
+	if f.oldest.IsZero() {
+		f.oldest = time.Now()
+	}
+	select {
+	case f.wake <- struct{}{}:
+	default:
+	}
+}
+
+// batch is what the loop takes at once.
+type batch struct {
+	services pending[*corev1.Service]
+	slices   pending[*discoveryv1.EndpointSlice]
+	node     pending[*corev1.Node]
+	triggers []time.Time
+	oldest   time.Time
+}
+
+// take empties the feed.
+func (f *feed) take() batch {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	b := batch{f.services, f.slices, f.node, f.triggers, f.oldest}
+	f.services = pending[*corev1.Service]{set: map[svc.Name]*corev1.Service{}, listed: f.services.listed}
+	f.slices = pending[*discoveryv1.EndpointSlice]{set: map[svc.Name]*discoveryv1.EndpointSlice{}, listed: f.slices.listed}
+	f.node = pending[*corev1.Node]{set: map[svc.Name]*corev1.Node{}, listed: f.node.listed}
+	f.triggers, f.oldest = nil, time.Time{}
+	return b
+}
+
+// into hands the batch to b and returns this machine's Node (nil: it is gone) if
+// the batch says something of it.
+func (p *batch) into(b *table.Builder, nodeName string) (node *corev1.Node, seen bool) {
+	if p.services.replaced {
+		for n := range b.Services() {
+			if _, there := p.services.set[n]; !there {
+				p.services.set[n] = nil
+			}
+		}
+	}
+	for n, s := range p.services.set {
+		if s == nil {
+			b.DeleteService(n)
+		} else {
+			b.SetService(s)
+		}
+	}
+	if p.slices.replaced {
+		for n := range b.Slices() {
+			if _, there := p.slices.set[n]; !there {
+				p.slices.set[n] = nil
+			}
+		}
+	}
+	for n, s := range p.slices.set {
+		if s == nil {
+			b.DeleteSlice(n)
+		} else {
+			b.SetSlice(s)
+		}
+	}
+	node, seen = p.node.set[svc.Name{Name: nodeName}]
+	if seen = seen || p.node.replaced; seen {
+		b.SetNode(node)
+	}
+	return node, seen
+}
+
+// kind is one watched kind as client-go's reflector wants it: where to list and
+// watch, and where to put it.
+type kind[T interface {
+	comparable
+	metav1.Object
+}] struct {
+	feed *feed
+	into *pending[T] // guarded by feed.mu
+	lean func(T) T   // may be nil
+	seen func(T)     // called with feed.mu held for an event, not for a list; may be nil
+}
+
+func (k *kind[T]) object(obj any) (svc.Name, T, error) {
+	o, ok := obj.(T)
+	if !ok {
+		var none T
+		return svc.Name{}, none, fmt.Errorf("watch delivered a %T, want a %T", obj, none)
+	}
+	return svc.Name{Namespace: o.GetNamespace(), Name: o.GetName()}, o, nil
+}
+
+// Add is part of cache.ReflectorStore, as all that follow.
+func (k *kind[T]) Add(obj any) error { return k.Update(obj) }
+
+func (k *kind[T]) Update(obj any) error {
+	n, o, err := k.object(obj)
+	if err != nil {
+		return err
+	}
+	k.feed.mu.Lock()
+	defer k.feed.mu.Unlock()
+	if k.lean != nil {
+		o = k.lean(o)
+	}
+	k.into.set[n] = o
+	k.into.events++
+	if k.seen != nil {
+		k.seen(o)
+	}
+	k.feed.signal()
+	return nil
+}
+
+func (k *kind[T]) Delete(obj any) error {
+	if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+		obj = gone.Obj
+	}
+	n, _, err := k.object(obj)
+	if err != nil {
+		return err
+	}
+	var none T
+	k.feed.mu.Lock()
+	defer k.feed.mu.Unlock()
+	k.into.set[n] = none
+	k.into.events++
+	k.feed.signal()
+	return nil
+}
+
+func (k *kind[T]) Replace(list []any, _ string) error {
+	set := make(map[svc.Name]T, len(list))
+	k.feed.mu.Lock()
+	defer k.feed.mu.Unlock()
+	for _, obj := range list {
+		n, o, err := k.object(obj)
+		if err != nil {
+			return err
+		}
+		if k.lean != nil {
+			o = k.lean(o)
+		}
+		set[n] = o
+	}
+	k.into.set, k.into.replaced = set, true
+	k.into.events += len(list)
+	first := !k.into.listed
+	k.into.listed = true
+	if first && k.feed.services.listed && k.feed.slices.listed && k.feed.node.listed {
+		close(k.feed.synced)
+	}
+	k.feed.signal()
+	return nil
+}
+
+func (k *kind[T]) Resync() error { return nil }
+
+// source lists and watches one kind. It does not ask for the streaming list:
+// that one does not end with its context while it waits to try again
+// (client-go 0.37).
+type source struct {
+	list  func(context.Context, metav1.ListOptions) (runtime.Object, error)
+	watch func(context.Context, metav1.ListOptions) (watch.Interface, error)
+}
+
+func (s source) List(o metav1.ListOptions) (runtime.Object, error) {
+	return s.list(context.Background(), o)
+}
+func (s source) Watch(o metav1.ListOptions) (watch.Interface, error) {
+	return s.watch(context.Background(), o)
+}
+func (s source) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+	return s.list(ctx, o)
+}
+func (s source) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+	return s.watch(ctx, o)
+}
+func (s source) IsWatchListSemanticsUnSupported() bool { return true }
+
+// run watches all three kinds until ctx ends.
+func (f *feed) run(ctx context.Context, client kubernetes.Interface, nodeName string) {
+	var wg sync.WaitGroup
+	start := func(name string, example runtime.Object, s source, store cache.ReflectorStore) {
+		r := cache.NewReflectorWithOptions(s, example, store, cache.ReflectorOptions{
+			Name: "node/" + name, TypeDescription: name,
+			Backoff: &wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 10, Cap: 5 * time.Second},
+		})
+		wg.Go(func() { r.RunWithContext(ctx) })
+	}
+	start("services", &corev1.Service{}, source{
+		func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.LabelSelector = proxySelector
+			return client.CoreV1().Services("").List(ctx, o)
+		},
+		func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.LabelSelector = proxySelector
+			return client.CoreV1().Services("").Watch(ctx, o)
+		},
+	}, &kind[*corev1.Service]{feed: f, into: &f.services, lean: leanService})
+	start("endpointslices", &discoveryv1.EndpointSlice{}, source{
+		func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.LabelSelector = proxySelector
+			return client.DiscoveryV1().EndpointSlices("").List(ctx, o)
+		},
+		func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.LabelSelector = proxySelector
+			return client.DiscoveryV1().EndpointSlices("").Watch(ctx, o)
+		},
+	}, &kind[*discoveryv1.EndpointSlice]{feed: f, into: &f.slices, seen: f.trigger})
+	own := fields.OneTermEqualSelector(metav1.ObjectNameField, nodeName).String()
+	start("node", &corev1.Node{}, source{
+		func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.FieldSelector = own
+			return client.CoreV1().Nodes().List(ctx, o)
+		},
+		func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.FieldSelector = own
+			return client.CoreV1().Nodes().Watch(ctx, o)
+		},
+	}, &kind[*corev1.Node]{feed: f, into: &f.node, lean: leanNode})
+	wg.Wait()
+}
+
+// trigger remembers when the endpoints of a slice changed.
+func (f *feed) trigger(s *discoveryv1.EndpointSlice) {
+	text, ok := s.Annotations[corev1.EndpointsLastChangeTriggerTime]
+	if !ok || len(f.triggers) >= maxTriggers {
+		return
+	}
+	if t, err := time.Parse(time.RFC3339Nano, text); err == nil {
+		f.triggers = append(f.triggers, t)
+	}
+}

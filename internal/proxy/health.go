@@ -1,0 +1,98 @@
+package proxy
+
+import (
+	"fmt"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// toBeDeletedTaint is what the cluster autoscaler puts on a node that it is
+// about to delete: load balancers shall leave it, though its proxy is well.
+const toBeDeletedTaint = "ToBeDeletedByClusterAutoscaler"
+
+// proxyHealth answers /healthz and /livez as kube-proxy does: the proxy is well
+// unless a change waits for longer than the timeout to be programmed; /healthz
+// says no, too, while the node is about to go.
+type proxyHealth struct {
+	timeout time.Duration
+
+	mu       sync.Mutex
+	waiting  time.Time // since when the oldest change waits, zero if none
+	last     time.Time // the last time all was programmed
+	eligible bool
+}
+
+func (h *proxyHealth) queued(since time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.waiting.IsZero() {
+		h.waiting = since
+	}
+}
+
+func (h *proxyHealth) updated(now time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.waiting, h.last = time.Time{}, now
+}
+
+func (h *proxyHealth) setNode(n *corev1.Node) {
+	eligible := n == nil || n.DeletionTimestamp.IsZero()
+	if n != nil {
+		for _, t := range n.Spec.Taints {
+			eligible = eligible && t.Key != toBeDeletedTaint
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.eligible = eligible
+}
+
+func (h *proxyHealth) state(now time.Time) (healthy, eligible bool, last time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.waiting.IsZero() || now.Sub(h.waiting) < h.timeout, h.eligible, h.last
+}
+
+func (h *proxyHealth) healthy() bool {
+	ok, _, _ := h.state(time.Now())
+	return ok
+}
+
+// serveHealthz and serveLivez have kube-proxy's codes and body, byte for byte:
+// cloud load balancers and people's scripts read it.
+func (n *Proxy) serveHealthz(w http.ResponseWriter, _ *http.Request) {
+	now := time.Now()
+	healthy, eligible, last := n.health.state(now)
+	code, last := healthCode(healthy && eligible, now, last)
+	n.metrics.healthz.WithLabelValues(strconv.Itoa(code)).Inc()
+	writeHealth(w, code, fmt.Sprintf(`{"lastUpdated": %q,"currentTime": %q, "nodeEligible": %v}`, last, now, eligible))
+}
+
+func (n *Proxy) serveLivez(w http.ResponseWriter, _ *http.Request) {
+	now := time.Now()
+	healthy, _, last := n.health.state(now)
+	code, last := healthCode(healthy, now, last)
+	n.metrics.livez.WithLabelValues(strconv.Itoa(code)).Inc()
+	writeHealth(w, code, fmt.Sprintf(`{"lastUpdated": %q,"currentTime": %q}`, last, now))
+}
+
+// healthCode returns the HTTP code and the time to show as last update, which is
+// now as long as all is well.
+func healthCode(ok bool, now, last time.Time) (int, time.Time) {
+	if ok {
+		return http.StatusOK, now
+	}
+	return http.StatusServiceUnavailable, last
+}
+
+func writeHealth(w http.ResponseWriter, code int, body string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(code)
+	_, _ = w.Write([]byte(body))
+}

@@ -1,0 +1,173 @@
+package proxy
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+)
+
+// TestProxyHealth asks for the codes and the body that kube-proxy has.
+func TestProxyHealth(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, err := New(Options{Client: fake.NewClientset(), NodeName: "here", Plane: newFakePlane()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ask := func(h http.HandlerFunc) (int, map[string]any) {
+			w := httptest.NewRecorder()
+			h(w, nil)
+			var body map[string]any
+			if err := json.Unmarshal(w.Body.Bytes(), &body); err != nil {
+				t.Fatalf("%v: %s", err, w.Body)
+			}
+			if w.Header().Get("Content-Type") != "application/json" || w.Header().Get("X-Content-Type-Options") != "nosniff" {
+				t.Errorf("headers %v", w.Header())
+			}
+			return w.Code, body
+		}
+		expect := func(when string, healthz, livez int, eligible bool) {
+			t.Helper()
+			code, body := ask(n.serveHealthz)
+			if code != healthz || body["nodeEligible"] != eligible || body["lastUpdated"] == nil || body["currentTime"] == nil {
+				t.Errorf("%s: /healthz %d %v", when, code, body)
+			}
+			if (code == 200) != (body["lastUpdated"] == body["currentTime"]) {
+				t.Errorf("%s: %v: lastUpdated is now exactly while all is well", when, body)
+			}
+			code, body = ask(n.serveLivez)
+			if _, has := body["nodeEligible"]; code != livez || has {
+				t.Errorf("%s: /livez %d %v", when, code, body)
+			}
+		}
+		expect("at the start", 200, 200, true)
+		n.health.queued(time.Now())
+		n.health.updated(time.Now())
+		time.Sleep(time.Second) // in the bubble
+		n.health.queued(time.Now())
+		time.Sleep(59 * time.Second)
+		n.health.queued(time.Now())
+		expect("a change waits for less than the timeout", 200, 200, true)
+		time.Sleep(time.Second)
+		expect("a change waits for too long", 503, 503, true)
+		n.health.updated(time.Now())
+		expect("it is programmed", 200, 200, true)
+		time.Sleep(time.Second)
+		gone := &corev1.Node{Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: toBeDeletedTaint}}}}
+		n.health.setNode(gone)
+		expect("the autoscaler is about to delete the node", 503, 200, false)
+		now := metav1.Now()
+		n.health.setNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: &now}})
+		expect("the node is being deleted", 503, 200, false)
+		n.health.setNode(&corev1.Node{})
+		expect("it is not", 200, 200, true)
+		w := httptest.NewRecorder()
+		n.Metrics().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+		for _, want := range []string{
+			`kubeproxy_proxy_healthz_total{code="200"} 4`, `kubeproxy_proxy_healthz_total{code="503"} 3`, `kubeproxy_proxy_livez_total{code="503"} 1`,
+			"kubeproxy_sync_proxy_rules_duration_seconds_bucket", "kubeproxy_network_programming_duration_seconds_count", "process_resident_memory_bytes",
+		} {
+			if !strings.Contains(w.Body.String(), want) {
+				t.Errorf("/metrics has no %s", want)
+			}
+		}
+	})
+}
+
+func healthChecked(name string, at uint16, f svc.Family, ready int) *table.ServicePort {
+	return &table.ServicePort{
+		ID: svc.PortName{Name: svc.Name{Namespace: "d", Name: name}, Port: "p"}, Family: f, Protocol: svc.TCP,
+		HealthCheckNodePort: at, LocalReady: ready,
+	}
+}
+
+// TestHealthPorts asks real sockets on loopback (behaviour 103).
+func TestHealthPorts(t *testing.T) {
+	healthy := true
+	h := newHealthPorts(func() bool { return healthy }, false)
+	defer h.close()
+	loopback := []netip.Addr{netip.MustParseAddr("127.0.0.1")}
+	at := freePort(t)
+	ask := func() (int, string, http.Header) {
+		r, err := (&http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}).Get(fmt.Sprintf("http://127.0.0.1:%d/", at))
+		if err != nil {
+			return 0, err.Error(), nil
+		}
+		defer r.Body.Close()
+		body, _ := io.ReadAll(r.Body)
+		return r.StatusCode, string(body), r.Header
+	}
+	show := func(ports ...*table.ServicePort) []serviceProblem {
+		tab := table.New(ports...)
+		keys := []table.Key{}
+		for k := range h.wanted {
+			keys = append(keys, k)
+		}
+		for p := range tab.All() {
+			keys = append(keys, p.Key())
+		}
+		h.update(tab, keys)
+		return h.sync(loopback)
+	}
+	if p := show(healthChecked("lb", at, svc.IPv4, 2), healthChecked("lb", at, svc.IPv6, 1)); p != nil {
+		t.Fatal(p)
+	}
+	code, body, header := ask()
+	want := "{\n\t\"service\": {\n\t\t\"namespace\": \"d\",\n\t\t\"name\": \"lb\"\n\t},\n\t\"localEndpoints\": 2,\n\t\"serviceProxyHealthy\": true\n}"
+	if code != 200 || body != want || header.Get("X-Load-Balancing-Endpoint-Weight") != "2" || header.Get("Content-Type") != "application/json" {
+		t.Errorf("with endpoints: %d %q %v", code, body, header)
+	}
+	healthy = false
+	if code, body, _ := ask(); code != 503 || !strings.Contains(body, `"serviceProxyHealthy": false`) {
+		t.Errorf("proxy not well: %d %s", code, body)
+	}
+	healthy = true
+	show(healthChecked("lb", at, svc.IPv4, 0))
+	if code, _, header := ask(); code != 503 || header.Get("X-Load-Balancing-Endpoint-Weight") != "0" {
+		t.Errorf("without endpoints: %d %v", code, header)
+	}
+	show()
+	if code, body, _ := ask(); code != 0 {
+		t.Errorf("still open: %d %s", code, body)
+	}
+	// A port that another process has: said once, opened when it is free.
+	taken, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", at))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p := show(healthChecked("lb", at, svc.IPv4, 1)); len(p) != 1 || p[0].service.Name != "lb" {
+		t.Errorf("a taken port: %v", p)
+	}
+	if p := show(healthChecked("lb", at, svc.IPv4, 1)); p != nil {
+		t.Errorf("a taken port, again: %v", p)
+	}
+	taken.Close()
+	show(healthChecked("lb", at, svc.IPv4, 1))
+	if code, body, _ := ask(); code != 200 {
+		t.Errorf("free again: %d %s", code, body)
+	}
+}
+
+// freePort returns a port of loopback that nobody has now.
+func freePort(t *testing.T) uint16 {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).AddrPort().Port()
+}

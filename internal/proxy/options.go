@@ -1,0 +1,163 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/kernel/conntrack"
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
+	"k8s.io/client-go/kubernetes"
+)
+
+// Options say what a Node works with. Client, NodeName and Plane are needed;
+// the zero value of every other field is a sound choice.
+type Options struct {
+	// Client reads Services, EndpointSlices and the Node, and writes Events.
+	Client kubernetes.Interface
+	// NodeName is the name of this machine's Node object.
+	NodeName string
+	// Plane is used by Run alone, which does not close it.
+	Plane dataplane.Plane
+	// Mode is the name of Plane's mode, for status and /proxyMode.
+	Mode string
+	// Instead says, if it is not empty, that Mode is not the one asked for, and
+	// why. It becomes a Warning Event of the Node.
+	Instead string
+	// Schedulers are those that the mode has for Services that name one by the
+	// annotation dialect.SchedulerAnnotation; nil leaves that unread.
+	Schedulers []string
+	// Log receives what happens; nil discards it.
+	Log *slog.Logger
+
+	// ClusterCIDRs, MasqueradeAll and NodePortAddresses are decisions for the
+	// Table; see there.
+	ClusterCIDRs      []netip.Prefix
+	MasqueradeAll     bool
+	NodePortAddresses table.NodePortAddresses
+
+	// Addresses returns the addresses of this machine, on which node ports may
+	// answer. Nil asks the system. It is called every AddressPeriod.
+	Addresses func() ([]netip.Addr, error)
+	// Conntrack removes entries of the kernel's connection tracking table and
+	// says how many; nil leaves stale entries alone. conntrack.Delete is one.
+	Conntrack func(context.Context, []conntrack.Flow) (int, error)
+	// SweepConntrack removes the translated and other entries that stale says
+	// yes to. It is called once, after the first Apply; nil leaves what became
+	// stale before the start. conntrack.Sweep is one.
+	SweepConntrack func(ctx context.Context, stale func(p svc.Protocol, origDst, replySrc netip.AddrPort) bool) (int, error)
+	// PortTaken says whether a socket of this machine is bound to an address;
+	// nil does not look. It is not for modes that listen on node ports
+	// themselves. socket.Taken is one.
+	PortTaken func(svc.Protocol, netip.AddrPort) bool
+	// ServiceCIDRs are the ranges of ClusterIPs, as far as they are known.
+	ServiceCIDRs []netip.Prefix
+
+	// Register makes the Node object and keeps it and its Lease alive. Nil
+	// leaves that to somebody else, for example a kubelet.
+	Register *Registration
+
+	// HealthzAddress serves /healthz and /livez, MetricsAddress /metrics,
+	// /healthz and /proxyMode, as "IP:port"; empty serves nothing.
+	HealthzAddress string
+	MetricsAddress string
+
+	// MinInterval is the least time between the end of one Apply and the start
+	// of the next (default 2 ms). It grows with the time that Apply takes, up
+	// to MaxInterval (default 250 ms).
+	MinInterval, MaxInterval time.Duration
+	// RetryMin and RetryMax bound the wait after an error, which doubles from
+	// one to the other (defaults 50 ms, 10 s).
+	RetryMin, RetryMax time.Duration
+	// AuditPeriod is how often everything is compared with the kernel, which
+	// repairs what somebody removed (default 30 s).
+	AuditPeriod time.Duration
+	// AddressPeriod is how often Addresses is asked (default 5 s).
+	AddressPeriod time.Duration
+	// ApplyTimeout bounds one Apply (default 5 min).
+	ApplyTimeout time.Duration
+	// HealthTimeout is how long a change may wait to be programmed before
+	// /healthz says that the proxy is not well (default 1 min).
+	HealthTimeout time.Duration
+}
+
+// DefaultMaxInterval is that of Options.MaxInterval.
+const DefaultMaxInterval = 250 * time.Millisecond
+
+func (o *Options) complete() error {
+	switch {
+	case o.Client == nil:
+		return errors.New("node: Options.Client is missing")
+	case o.NodeName == "":
+		return errors.New("node: Options.NodeName is missing")
+	case o.Plane == nil:
+		return errors.New("node: Options.Plane is missing")
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Addresses == nil {
+		o.Addresses = systemAddresses
+	}
+	for _, d := range []struct {
+		at        *time.Duration
+		otherwise time.Duration
+	}{
+		{&o.MinInterval, 2 * time.Millisecond},
+		{&o.MaxInterval, DefaultMaxInterval},
+		{&o.RetryMin, 50 * time.Millisecond},
+		{&o.RetryMax, 10 * time.Second},
+		{&o.AuditPeriod, 30 * time.Second},
+		{&o.AddressPeriod, 5 * time.Second},
+		{&o.ApplyTimeout, 5 * time.Minute},
+		{&o.HealthTimeout, time.Minute},
+	} {
+		if *d.at < 0 {
+			return fmt.Errorf("node: negative duration %s among the options", *d.at)
+		}
+		if *d.at == 0 {
+			*d.at = d.otherwise
+		}
+	}
+	return nil
+}
+
+// tableConfig is what the Table is built with.
+func (o *Options) tableConfig() table.Config {
+	cfg := table.Config{
+		NodeName: o.NodeName, ClusterCIDRs: o.ClusterCIDRs,
+		MasqueradeAll: o.MasqueradeAll, NodePortAddresses: o.NodePortAddresses,
+	}
+	if has := o.Schedulers; has != nil {
+		cfg.Scheduler = func(annotations map[string]string) (string, error) { return dialect.Scheduler(annotations, has) }
+	}
+	return cfg
+}
+
+// Repairer is a dataplane.Plane that can say what its last Apply with changed nil
+// had to put back because somebody else had removed or altered it, one line
+// each.
+type Repairer interface {
+	Repaired() []string
+}
+
+func systemAddresses() ([]netip.Addr, error) {
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, fmt.Errorf("list the machine's addresses: %w", err)
+	}
+	var out []netip.Addr
+	for _, a := range all {
+		if p, err := netip.ParsePrefix(a.String()); err == nil {
+			out = append(out, p.Addr())
+		}
+	}
+	return out, nil
+}
