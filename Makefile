@@ -5,9 +5,10 @@ export CGO_ENABLED := 0
 VERSION     ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS     := -s -w -X github.com/fairlead/fairlead/internal/cli.version=$(VERSION)
 KUBECTL     := $(CURDIR)/bin/kubectl
+LINT        := go tool -modfile=tools/go.mod golangci-lint
 UNIT        := . ./internal/svc/... ./internal/alloc/... ./internal/epslice/... ./internal/table/... ./internal/zone/... ./internal/env/...
 
-.PHONY: help build demo test test-unit bench check generate clean setup kubectl
+.PHONY: help build demo test test-unit bench check fmt generate clean setup kubectl
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -27,11 +28,15 @@ test-unit: ## the pure rooms: no root, no set-up, under a minute
 bench: build ## measure against the peers; bench/README.md says what to expect
 	$(MAKE) -C bench
 
-check: ## gofmt, vet, golangci-lint, generated code up to date
+check: ## gofmt, goimports, vet, golangci-lint, generated code up to date
 	@bad=$$(git ls-files '*.go' | xargs gofmt -l); [ -z "$$bad" ] || { echo "not gofmt'd: $$bad" >&2; exit 1; }
+	$(LINT) fmt --diff .
 	go vet ./...
-	go tool -modfile=tools/go.mod golangci-lint run ./...
+	$(LINT) run ./...
 	go generate ./... && git diff --exit-code --stat
+
+fmt: ## gofmt, and imports in three groups: standard library, third party, this module
+	$(LINT) fmt .
 
 generate: ## write the generated code anew
 	go generate ./...

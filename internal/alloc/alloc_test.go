@@ -7,8 +7,9 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/fairlead/fairlead/internal/svc"
 	"pgregory.net/rapid"
+
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 func mustAddrs(t testing.TB, s string) *Addrs {

@@ -14,12 +14,11 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
-
-	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/fairlead/fairlead/internal/apiserver/join"
 	"github.com/fairlead/fairlead/internal/apiserver/pki"

@@ -8,11 +8,12 @@ import (
 	"strings"
 	"testing"
 
+	"pgregory.net/rapid"
+
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 	"github.com/fairlead/fairlead/internal/testbed/flows"
-	"pgregory.net/rapid"
 )
 
 var ap, eps = flows.AP, flows.Endpoints

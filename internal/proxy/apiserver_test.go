@@ -10,12 +10,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 )
 
 // TestAgainstAnAPIServer runs a Node beside a real API server: registration,

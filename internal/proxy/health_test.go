@@ -13,11 +13,12 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/svc"
-	"github.com/fairlead/fairlead/internal/table"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
 )
 
 // TestProxyHealth asks for the codes and the body that kube-proxy has.

@@ -9,12 +9,13 @@ import (
 	"net/netip"
 	"time"
 
+	"k8s.io/client-go/kubernetes"
+
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/kernel/conntrack"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
-	"k8s.io/client-go/kubernetes"
 )
 
 // Options say what a Node works with. Client, NodeName and Plane are needed;

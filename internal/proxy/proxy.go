@@ -14,10 +14,11 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
-	corev1 "k8s.io/api/core/v1"
 )
 
 // Node is the Service part of one machine: what it knows, what it has

@@ -13,13 +13,14 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/kernel/conntrack"
-	"github.com/fairlead/fairlead/internal/table"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/fairlead/fairlead/internal/kernel/conntrack"
+	"github.com/fairlead/fairlead/internal/table"
 )
 
 func service(name string, n int) *corev1.Service {

@@ -9,9 +9,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
-	corev1 "k8s.io/api/core/v1"
 )
 
 // One Service that is refused costs the others nothing: no full comparison, no

@@ -9,9 +9,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
-	corev1 "k8s.io/api/core/v1"
 )
 
 // Status is how a Node does, as /status and "fairlead status -o json" show it.

@@ -9,10 +9,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fairlead/fairlead/internal/kernel/thread"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/kernel/thread"
 )
 
 // namespace is one network namespace, held open by a file.

@@ -7,8 +7,9 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/vishvananda/netlink"
+
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // The addresses of a Network. Host number i (from 1) has 192.168.77.(10+i) and

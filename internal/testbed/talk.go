@@ -13,8 +13,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/svc"
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // Answer is what a server made by Serve says: who it is, and from which

@@ -13,16 +13,17 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/kernel/ipset"
-	"github.com/fairlead/fairlead/internal/kernel/ipvs"
-	"github.com/fairlead/fairlead/internal/svc"
-	"github.com/fairlead/fairlead/internal/testbed"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/fairlead/fairlead/internal/kernel/ipset"
+	"github.com/fairlead/fairlead/internal/kernel/ipvs"
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 // readKernel writes the virtual servers and the sets of this namespace, as

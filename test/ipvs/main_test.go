@@ -18,10 +18,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/testbed"
-	"github.com/fairlead/fairlead/internal/testbed/uml"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/uml"
 )
 
 func TestMain(m *testing.M) { uml.Main(m, bring) }

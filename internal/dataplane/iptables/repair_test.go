@@ -5,11 +5,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/fairlead/fairlead/internal/kernel/ipset"
 	"github.com/fairlead/fairlead/internal/table"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/flows"
-	"github.com/google/go-cmp/cmp"
 )
 
 // restoreProgram is the program of a variant that changes tables, saveProgram

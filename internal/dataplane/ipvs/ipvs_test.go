@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/kernel/ipset"
 	"github.com/fairlead/fairlead/internal/kernel/ipvs"
@@ -18,7 +20,6 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/flows"
-	"github.com/google/go-cmp/cmp"
 )
 
 // The text of everything the mode writes.

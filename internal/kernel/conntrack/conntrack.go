@@ -9,9 +9,10 @@ import (
 	"fmt"
 	"net/netip"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fairlead/fairlead/internal/kernel/netlink"
 	"github.com/fairlead/fairlead/internal/svc"
-	"golang.org/x/sys/unix"
 )
 
 // statusDstNAT is the status bit IPS_DST_NAT of nf_conntrack_common.h.

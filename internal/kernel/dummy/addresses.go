@@ -9,9 +9,10 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/fairlead/fairlead/internal/kernel/netlink"
 	rtnl "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/kernel/netlink"
 )
 
 // Conn reads and changes the addresses of one device, and knows those of all

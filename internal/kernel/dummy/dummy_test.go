@@ -7,9 +7,10 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/uml"
-	"golang.org/x/sys/unix"
 )
 
 func TestMain(m *testing.M) { uml.Main(m) }

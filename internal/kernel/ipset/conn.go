@@ -8,9 +8,10 @@ import (
 	"net/netip"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fairlead/fairlead/internal/kernel/netlink"
 	"github.com/fairlead/fairlead/internal/svc"
-	"golang.org/x/sys/unix"
 )
 
 // The numbers of linux/netfilter/ipset/ip_set.h.

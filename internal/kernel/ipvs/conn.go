@@ -7,9 +7,10 @@ import (
 	"net/netip"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fairlead/fairlead/internal/kernel/netlink"
 	"github.com/fairlead/fairlead/internal/svc"
-	"golang.org/x/sys/unix"
 )
 
 // The numbers of linux/ip_vs.h.

@@ -4,8 +4,9 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/fairlead/fairlead/internal/testbed"
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 func TestMain(m *testing.M) { testbed.Main(m) }

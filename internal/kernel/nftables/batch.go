@@ -5,8 +5,9 @@ import (
 	"encoding/binary"
 	"hash/fnv"
 
-	"github.com/fairlead/fairlead/internal/kernel/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/kernel/netlink"
 )
 
 // Attributes of nf_tables.h that x/sys/unix does not name.

@@ -4,8 +4,9 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/fairlead/fairlead/internal/kernel/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/kernel/netlink"
 )
 
 // Conn is a connection to nf_tables of one network namespace: that of the

@@ -4,8 +4,9 @@ import (
 	"encoding/binary"
 	"errors"
 
-	"github.com/fairlead/fairlead/internal/kernel/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/kernel/netlink"
 )
 
 // dump asks until the answer is undisturbed by other changes, a limited number

@@ -4,8 +4,9 @@ import (
 	"encoding/binary"
 	"net/netip"
 
-	"github.com/fairlead/fairlead/internal/kernel/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/kernel/netlink"
 )
 
 // Reg is one of the sixteen 32-bit registers, 0 to 15. Values of more than

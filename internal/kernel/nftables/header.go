@@ -4,8 +4,9 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/fairlead/fairlead/internal/svc"
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // Header says where packets of a family have what rules look at.

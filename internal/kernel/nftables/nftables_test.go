@@ -9,8 +9,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fairlead/fairlead/internal/testbed"
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 func TestMain(m *testing.M) { testbed.Main(m) }

@@ -5,8 +5,9 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/fairlead/fairlead/internal/svc"
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // Find returns the tables of a name, of both families.

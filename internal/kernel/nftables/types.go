@@ -3,8 +3,9 @@ package nftables
 import (
 	"fmt"
 
-	"github.com/fairlead/fairlead/internal/svc"
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // Family is the protocol family of a table.

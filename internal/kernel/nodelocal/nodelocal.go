@@ -8,10 +8,11 @@ import (
 	"slices"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/kernel/link"
 )
 
 // table is the one nft table of this package.

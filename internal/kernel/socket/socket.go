@@ -5,8 +5,9 @@ import (
 	"errors"
 	"net/netip"
 
-	"github.com/fairlead/fairlead/internal/svc"
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // Taken says whether some socket is bound to a TCP or UDP address of the network

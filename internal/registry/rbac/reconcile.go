@@ -4,13 +4,12 @@ import (
 	"context"
 	"fmt"
 
+	"golang.org/x/sync/errgroup"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/component-helpers/auth/rbac/reconciliation"
-
-	"golang.org/x/sync/errgroup"
 )
 
 // reconcileAtOnce bounds the writes under way.

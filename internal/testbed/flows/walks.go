@@ -11,10 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
-	"github.com/google/go-cmp/cmp"
 )
 
 // Inside runs f in an empty network namespace with a new Plane of a mode.

@@ -5,8 +5,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fairlead/fairlead/internal/testbed"
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 func TestMain(m *testing.M) { Main(m) }
