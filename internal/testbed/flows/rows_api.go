@@ -90,6 +90,38 @@ func clusterIPOf(v4, v6 string) change {
 	}
 }
 
+// The parts of a load balancer that rows change.
+
+func externalLB(s *corev1.Service) {
+	s.Spec.ExternalIPs = []string{s.Status.LoadBalancer.Ingress[0].IP}
+}
+
+func lbByName(s *corev1.Service) {
+	s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{Hostname: "lb.example.com"}}
+}
+
+func withoutNodePort(s *corev1.Service) { s.Spec.Ports[0].NodePort = 0 }
+
+func headless(s *corev1.Service) { s.Spec.ClusterIP, s.Spec.ClusterIPs = "None", []string{"None"} }
+
+func externalName(s *corev1.Service) {
+	s.Spec.Type, s.Spec.ExternalName = corev1.ServiceTypeExternalName, "example.com"
+}
+
+func notSticky(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityNone }
+
+func namespaced(namespace, name string) change {
+	return func(s *corev1.Service) { s.Namespace, s.Name = namespace, name }
+}
+
+// wantsClusterIP is an older Service whose external IP is this one's ClusterIP.
+func wantsClusterIP(s *corev1.Service) {
+	taken := s.Spec.ClusterIP
+	clusterIPOf("10.96.0.80", "fd00:10:96::80")(s)
+	s.CreationTimestamp = metav1.NewTime(time.Unix(1, 0))
+	s.Spec.ExternalIPs = []string{taken}
+}
+
 // younger makes a Service that wants what an older one has.
 func younger(s *corev1.Service) { s.CreationTimestamp = metav1.NewTime(time.Unix(2000, 0)) }
 
@@ -104,147 +136,351 @@ func bothProtocols(s *corev1.Service) {
 	s.Spec.Ports = append(s.Spec.Ports, second)
 }
 
+// portNamed gives the Service's port a name.
+func portNamed(name string) change {
+	return func(s *corev1.Service) { s.Spec.Ports[0].Name = name }
+}
+
+// morePort is a second port, named more.
+func morePort(s *corev1.Service) {
+	s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "more", Port: 8443, Protocol: s.Spec.Ports[0].Protocol})
+}
+
+// named gives the slices' port a name.
 func named(name string) func(*discoveryv1.EndpointSlice) {
 	return func(s *discoveryv1.EndpointSlice) { s.Ports[0].Name = &name }
+}
+
+func ofSCTP(s *discoveryv1.EndpointSlice) {
+	other := corev1.ProtocolSCTP
+	s.Ports[0].Protocol = &other
 }
 
 // api makes a row's question from a Service and the slices of its endpoints.
 func api(c change, slices ...string) *API { return &API{Service: c, Slices: slices} }
 
+// sliced changes the slices.
+func (a *API) sliced(c func(*discoveryv1.EndpointSlice)) *API {
+	a.Slice = c
+	return a
+}
+
+// beside adds another Service.
+func (a *API) beside(c change) *API {
+	a.Others = append(a.Others, c)
+	return a
+}
+
 // APIRows are the rows that are asked of objects of the Kubernetes API. They
 // are not changed.
 var APIRows = []Row{
 	// Which endpoints count: behaviour 19, KEP-1669.
-	{Name: "not ready is left out", Behaviour: "behaviour 19", Protocols: tcpUDP, API: api(nil, "a! b d"), From: "c", To: "cluster", Want: Want{Reach: "b d"}},
-	{Name: "none is ready", Behaviour: "behaviours 19, 45", Protocols: tcpUDP, API: api(nil, "a! d!"), From: "c", To: "cluster", Want: Want{Refused: true}},
-	{Name: "terminating is left out while others are ready", Behaviour: "KEP-1669", API: api(nil, "a~ b"), From: "c", To: "cluster", Want: Want{Reach: "b"}},
-	{Name: "all terminate and serve", Behaviour: "upstream e2e: should fall back to terminating endpoints, internalTrafficPolicy=Cluster", Protocols: tcpUDP, API: api(nil, "a~ d~"), From: "c", To: "cluster", Want: Want{Reach: "a d"}},
-	{Name: "terminating without serving", Behaviour: "KEP-1669", API: api(nil, "a% d%"), From: "c", To: "cluster", Want: Want{Refused: true}},
-	{Name: "terminating goes before not ready", Behaviour: "KEP-1669", API: api(nil, "a! b~ d%"), From: "c", To: "cluster", Want: Want{Reach: "b"}},
-	{Name: "all terminate, node port", Behaviour: "upstream e2e: should fall back to terminating endpoints, externalTrafficPolicy=Cluster", API: api(withNodePort, "a~ d~"), From: "client", To: "node", Want: Want{Reach: "a d", Client: "masqueraded"}},
-	{Name: "all terminate, load balancer", Behaviour: "KEP-1669, behaviour 97", API: api(withLB, "a~ d~"), From: "client", To: "lb", Want: Want{Reach: "a d"}},
-	{Name: "an endpoint in two slices", Behaviour: "upstream: EndpointSlices may overlap", API: api(nil, "a b", "b d"), From: "c", To: "cluster", Want: Want{Reach: "a b d"}},
-	{Name: "an endpoint in two slices, once ready", Behaviour: "upstream: EndpointSlices may overlap", API: api(nil, "a!", "a"), From: "c", To: "cluster", Want: Want{Reach: "a"}},
-	{Name: "no slices at all", Behaviour: "behaviours 22, 45", API: api(nil), From: "node", To: "cluster", Want: Want{Refused: true}},
-	{Name: "slices of another protocol", Behaviour: "behaviour 13", Protocols: tcpUDP, API: &API{Slices: []string{"a"}, Slice: func(s *discoveryv1.EndpointSlice) { other := corev1.ProtocolSCTP; s.Ports[0].Protocol = &other }}, From: "c", To: "cluster", Want: Want{Refused: true}},
+	{Name: "not ready is left out", Behaviour: "behaviour 19",
+		Protocols: tcpUDP, API: api(nil, "a! b d"),
+		From: "c", To: "cluster", Want: Want{Reach: "b d"}},
+	{Name: "none is ready", Behaviour: "behaviours 19, 45",
+		Protocols: tcpUDP, API: api(nil, "a! d!"),
+		From: "c", To: "cluster", Want: Want{Refused: true}},
+	{Name: "terminating is left out while others are ready", Behaviour: "KEP-1669",
+		API:  api(nil, "a~ b"),
+		From: "c", To: "cluster", Want: Want{Reach: "b"}},
+	{Name: "all terminate and serve",
+		Behaviour: "upstream e2e: should fall back to terminating endpoints, internalTrafficPolicy=Cluster",
+		Protocols: tcpUDP, API: api(nil, "a~ d~"),
+		From: "c", To: "cluster", Want: Want{Reach: "a d"}},
+	{Name: "terminating without serving", Behaviour: "KEP-1669",
+		API:  api(nil, "a% d%"),
+		From: "c", To: "cluster", Want: Want{Refused: true}},
+	{Name: "terminating goes before not ready", Behaviour: "KEP-1669",
+		API:  api(nil, "a! b~ d%"),
+		From: "c", To: "cluster", Want: Want{Reach: "b"}},
+	{Name: "all terminate, node port",
+		Behaviour: "upstream e2e: should fall back to terminating endpoints, externalTrafficPolicy=Cluster",
+		API:       api(withNodePort, "a~ d~"),
+		From:      "client", To: "node", Want: Want{Reach: "a d", Client: "masqueraded"}},
+	{Name: "all terminate, load balancer", Behaviour: "KEP-1669, behaviour 97",
+		API:  api(withLB, "a~ d~"),
+		From: "client", To: "lb", Want: Want{Reach: "a d"}},
+	{Name: "an endpoint in two slices", Behaviour: "upstream: EndpointSlices may overlap",
+		API:  api(nil, "a b", "b d"),
+		From: "c", To: "cluster", Want: Want{Reach: "a b d"}},
+	{Name: "an endpoint in two slices, once ready", Behaviour: "upstream: EndpointSlices may overlap",
+		API:  api(nil, "a!", "a"),
+		From: "c", To: "cluster", Want: Want{Reach: "a"}},
+	{Name: "no slices at all", Behaviour: "behaviours 22, 45",
+		API:  api(nil),
+		From: "node", To: "cluster", Want: Want{Refused: true}},
+	{Name: "slices of another protocol", Behaviour: "behaviour 13",
+		Protocols: tcpUDP, API: api(nil, "a").sliced(ofSCTP),
+		From: "c", To: "cluster", Want: Want{Refused: true}},
 
 	// Named ports: behaviours 12, 13.
-	{Name: "a named port that differs per endpoint", Behaviour: "behaviour 12", Protocols: tcpUDP, API: &API{Service: func(s *corev1.Service) { s.Spec.Ports[0].Name = "http" }, Slices: []string{"a", "b:9377 d"}, Slice: named("http")}, From: "c", To: "cluster", Want: Want{Reach: "a b:9377 d:9377"}},
-	{Name: "a named port that differs, node port", Behaviour: "behaviours 12, 92", API: &API{Service: all(withNodePort, func(s *corev1.Service) { s.Spec.Ports[0].Name = "http" }), Slices: []string{"a", "d:9377"}, Slice: named("http")}, From: "client", To: "node", Want: Want{Reach: "a d:9377"}},
-	{Name: "a port of another name", Behaviour: "behaviours 12, 13", API: &API{Slices: []string{"a"}, Slice: named("metrics")}, From: "c", To: "cluster", Want: Want{Refused: true}},
-	{Name: "one number for two protocols", Behaviour: "behaviour 13; upstream e2e: same port, different protocols", Protocols: tcpUDP, API: &API{Service: bothProtocols, Slices: []string{"a d"}, Slice: named("first")}, From: "c", To: "cluster", Want: Want{Reach: "a d"}},
-	{Name: "one node port number for two protocols", Behaviour: "behaviours 13, 92", Protocols: tcpUDP, API: &API{Service: all(withNodePort, bothProtocols), Slices: []string{"a d"}, Slice: named("first")}, From: "client", To: "node", Want: Want{Reach: "a d"}},
-	{Name: "the second of two ports", Behaviour: "behaviour 13", Protocols: tcpUDP, API: &API{Service: func(s *corev1.Service) {
-		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "more", Port: 8443, Protocol: s.Spec.Ports[0].Protocol})
-	}, Slices: []string{"b:9377"}, Slice: named("more")}, From: "c", To: "cluster:8443", Want: Want{Reach: "b:9377"}},
-	{Name: "the first of two ports, without endpoints", Behaviour: "behaviours 13, 45", API: &API{Service: func(s *corev1.Service) {
-		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "more", Port: 8443, Protocol: s.Spec.Ports[0].Protocol})
-	}, Slices: []string{"b"}, Slice: named("more")}, From: "c", To: "cluster", Want: Want{Refused: true}},
+	{Name: "a named port that differs per endpoint", Behaviour: "behaviour 12",
+		Protocols: tcpUDP, API: api(portNamed("http"), "a", "b:9377 d").sliced(named("http")),
+		From: "c", To: "cluster", Want: Want{Reach: "a b:9377 d:9377"}},
+	{Name: "a named port that differs, node port", Behaviour: "behaviours 12, 92",
+		API:  api(all(withNodePort, portNamed("http")), "a", "d:9377").sliced(named("http")),
+		From: "client", To: "node", Want: Want{Reach: "a d:9377"}},
+	{Name: "a port of another name", Behaviour: "behaviours 12, 13",
+		API:  api(nil, "a").sliced(named("metrics")),
+		From: "c", To: "cluster", Want: Want{Refused: true}},
+	{Name: "one number for two protocols", Behaviour: "behaviour 13; upstream e2e: same port, different protocols",
+		Protocols: tcpUDP, API: api(bothProtocols, "a d").sliced(named("first")),
+		From: "c", To: "cluster", Want: Want{Reach: "a d"}},
+	{Name: "one node port number for two protocols", Behaviour: "behaviours 13, 92",
+		Protocols: tcpUDP, API: api(all(withNodePort, bothProtocols), "a d").sliced(named("first")),
+		From: "client", To: "node", Want: Want{Reach: "a d"}},
+	{Name: "the second of two ports", Behaviour: "behaviour 13",
+		Protocols: tcpUDP, API: api(morePort, "b:9377").sliced(named("more")),
+		From: "c", To: "cluster:8443", Want: Want{Reach: "b:9377"}},
+	{Name: "the first of two ports, without endpoints", Behaviour: "behaviours 13, 45",
+		API:  api(morePort, "b").sliced(named("more")),
+		From: "c", To: "cluster", Want: Want{Refused: true}},
 
 	// internalTrafficPolicy.
-	{Name: "internal Local from a pod", Behaviour: "upstream e2e: should respect internalTrafficPolicy=Local Pod to Pod", Protocols: tcpUDP, API: api(internalLocal, "a b d"), From: "c", To: "cluster", Want: Want{Reach: "a b", Client: "kept"}},
-	{Name: "internal Local from the node", Behaviour: "upstream e2e: should respect internalTrafficPolicy=Local Pod (hostNetwork: true) to Pod", API: api(internalLocal, "a d"), From: "node", To: "cluster", Want: Want{Reach: "a"}},
-	{Name: "internal Local to a host-network pod", Behaviour: "upstream e2e: should respect internalTrafficPolicy=Local Pod and Node, to Pod (hostNetwork: true)", API: api(internalLocal, "node other"), From: "c", To: "cluster", Want: Want{Reach: "node"}},
-	{Name: "internal Local, host-network pod to host-network pod", Behaviour: "upstream e2e: should respect internalTrafficPolicy=Local Pod and Node, to Pod (hostNetwork: true)", API: api(internalLocal, "node other"), From: "node", To: "cluster", Want: Want{Reach: "node"}},
-	{Name: "internal Local, none here", Behaviour: "upstream: dropped", Families: ipv4, API: api(internalLocal, "d e"), From: "c", To: "cluster", Want: Want{Dropped: true}},
-	{Name: "internal Local, none anywhere", Behaviour: "upstream: rejected", API: api(internalLocal, ""), From: "c", To: "cluster", Want: Want{Refused: true}},
-	{Name: "internal Local, those here terminate", Behaviour: "upstream e2e: should fall back to local terminating endpoints, internalTrafficPolicy=Local", API: api(internalLocal, "a~ b% d"), From: "c", To: "cluster", Want: Want{Reach: "a"}},
-	{Name: "internal Local, those here neither serve nor are ready", Behaviour: "KEP-1669, KEP-2086", Families: ipv4, API: api(internalLocal, "a% b! d"), From: "c", To: "cluster", Want: Want{Dropped: true}},
-	{Name: "internal Local leaves node ports alone", Behaviour: "KEP-2086", API: api(all(withNodePort, internalLocal), "a d"), From: "client", To: "node", Want: Want{Reach: "a d"}},
-	{Name: "internal Local leaves external IPs alone", Behaviour: "KEP-2086, behaviour 156", API: api(all(withExternal, internalLocal), "a d"), From: "c", To: "external", Want: Want{Reach: "a d"}},
-	{Name: "internal Local and hairpin", Behaviour: "KEP-2086, behaviour 45", API: api(internalLocal, "a d"), From: "a", To: "cluster", Want: Want{Reach: "a", Client: "masqueraded"}},
+	{Name: "internal Local from a pod", Behaviour: "upstream e2e: should respect internalTrafficPolicy=Local Pod to Pod",
+		Protocols: tcpUDP, API: api(internalLocal, "a b d"),
+		From: "c", To: "cluster", Want: Want{Reach: "a b", Client: "kept"}},
+	{Name: "internal Local from the node",
+		Behaviour: "upstream e2e: should respect internalTrafficPolicy=Local Pod (hostNetwork: true) to Pod",
+		API:       api(internalLocal, "a d"),
+		From:      "node", To: "cluster", Want: Want{Reach: "a"}},
+	{Name: "internal Local to a host-network pod",
+		Behaviour: "upstream e2e: should respect internalTrafficPolicy=Local Pod and Node, to Pod (hostNetwork: true)",
+		API:       api(internalLocal, "node other"),
+		From:      "c", To: "cluster", Want: Want{Reach: "node"}},
+	{Name: "internal Local, host-network pod to host-network pod",
+		Behaviour: "upstream e2e: should respect internalTrafficPolicy=Local Pod and Node, to Pod (hostNetwork: true)",
+		API:       api(internalLocal, "node other"),
+		From:      "node", To: "cluster", Want: Want{Reach: "node"}},
+	{Name: "internal Local, none here", Behaviour: "upstream: dropped",
+		Families: ipv4, API: api(internalLocal, "d e"),
+		From: "c", To: "cluster", Want: Want{Dropped: true}},
+	{Name: "internal Local, none anywhere", Behaviour: "upstream: rejected",
+		API:  api(internalLocal, ""),
+		From: "c", To: "cluster", Want: Want{Refused: true}},
+	{Name: "internal Local, those here terminate",
+		Behaviour: "upstream e2e: should fall back to local terminating endpoints, internalTrafficPolicy=Local",
+		API:       api(internalLocal, "a~ b% d"),
+		From:      "c", To: "cluster", Want: Want{Reach: "a"}},
+	{Name: "internal Local, those here neither serve nor are ready", Behaviour: "KEP-1669, KEP-2086",
+		Families: ipv4, API: api(internalLocal, "a% b! d"),
+		From: "c", To: "cluster", Want: Want{Dropped: true}},
+	{Name: "internal Local leaves node ports alone", Behaviour: "KEP-2086",
+		API:  api(all(withNodePort, internalLocal), "a d"),
+		From: "client", To: "node", Want: Want{Reach: "a d"}},
+	{Name: "internal Local leaves external IPs alone", Behaviour: "KEP-2086, behaviour 156",
+		API:  api(all(withExternal, internalLocal), "a d"),
+		From: "c", To: "external", Want: Want{Reach: "a d"}},
+	{Name: "internal Local and hairpin", Behaviour: "KEP-2086, behaviour 45",
+		API:  api(internalLocal, "a d"),
+		From: "a", To: "cluster", Want: Want{Reach: "a", Client: "masqueraded"}},
 
 	// externalTrafficPolicy: behaviour 102.
-	{Name: "external Local keeps the client", Behaviour: "behaviour 102; upstream e2e: should work for type=NodePort", Protocols: tcpUDP, API: api(all(withNodePort, externalLocal), "a d"), From: "client", To: "node", Want: Want{Reach: "a", Client: "kept"}},
-	{Name: "external Local, load balancer", Behaviour: "behaviour 102; upstream e2e: should work for type=LoadBalancer", API: api(all(withLB, externalLocal), "a d"), From: "client", To: "lb", Want: Want{Reach: "a", Client: "kept"}},
-	{Name: "external Local, external IP", Behaviour: "behaviours 102, 156", API: api(all(withNodePort, withExternal, externalLocal), "a d"), From: "client", To: "external", Want: Want{Reach: "a", Client: "kept"}},
-	{Name: "external Local, none here", Behaviour: "behaviours 102, 103; upstream e2e: should only target nodes with endpoints", Families: ipv4, API: api(all(withLB, externalLocal), "d"), From: "client", To: "lb", Want: Want{Dropped: true}},
-	{Name: "external Local, none anywhere", Behaviour: "upstream: rejected", API: api(all(withLB, externalLocal), "d!"), From: "client", To: "lb", Want: Want{Refused: true}},
-	{Name: "external Local, those here terminate", Behaviour: "upstream e2e: should fall back to local terminating endpoints, externalTrafficPolicy=Local", API: api(all(withNodePort, externalLocal), "a~ d"), From: "client", To: "node", Want: Want{Reach: "a", Client: "kept"}},
-	{Name: "external Local leaves the ClusterIP alone", Behaviour: "behaviour 102; KEP-2086", API: api(all(withNodePort, externalLocal), "a d"), From: "c", To: "cluster", Want: Want{Reach: "a d"}},
-	{Name: "external Local, a pod asks the load balancer", Behaviour: "upstream: in-cluster traffic is not limited", ClusterCIDRs: true, API: api(all(withLB, externalLocal), "a d"), From: "c", To: "lb", Want: Want{Reach: "a d", Client: "kept"}},
-	{Name: "external Local, a pod asks the load balancer, none here", Behaviour: "upstream e2e: should have session affinity/pod to lb without local endpoints", ClusterCIDRs: true, API: api(all(withLB, externalLocal), "d"), From: "c", To: "lb", Want: Want{Reach: "d"}},
-	{Name: "external Local, the node asks its node port, none here", Behaviour: "upstream: in-cluster traffic is not limited", API: api(all(withNodePort, externalLocal), "d"), From: "node", To: "node", Want: Want{Reach: "d"}},
-	{Name: "external Local, a host-network endpoint", Behaviour: "behaviour 102; upstream e2e: host network endpoint", API: api(all(withNodePort, externalLocal), "node other"), From: "client", To: "node", Want: Want{Reach: "node", Client: "kept"}},
-	{Name: "external and internal Local", Behaviour: "behaviour 102; KEP-2086", API: api(all(withNodePort, externalLocal, internalLocal), "a d"), From: "client", To: "node", Want: Want{Reach: "a", Client: "kept"}},
+	{Name: "external Local keeps the client", Behaviour: "behaviour 102; upstream e2e: should work for type=NodePort",
+		Protocols: tcpUDP, API: api(all(withNodePort, externalLocal), "a d"),
+		From: "client", To: "node", Want: Want{Reach: "a", Client: "kept"}},
+	{Name: "external Local, load balancer", Behaviour: "behaviour 102; upstream e2e: should work for type=LoadBalancer",
+		API:  api(all(withLB, externalLocal), "a d"),
+		From: "client", To: "lb", Want: Want{Reach: "a", Client: "kept"}},
+	{Name: "external Local, external IP", Behaviour: "behaviours 102, 156",
+		API:  api(all(withNodePort, withExternal, externalLocal), "a d"),
+		From: "client", To: "external", Want: Want{Reach: "a", Client: "kept"}},
+	{Name: "external Local, none here", Behaviour: "behaviours 102, 103; upstream e2e: should only target nodes with endpoints",
+		Families: ipv4, API: api(all(withLB, externalLocal), "d"),
+		From: "client", To: "lb", Want: Want{Dropped: true}},
+	{Name: "external Local, none anywhere", Behaviour: "upstream: rejected",
+		API:  api(all(withLB, externalLocal), "d!"),
+		From: "client", To: "lb", Want: Want{Refused: true}},
+	{Name: "external Local, those here terminate",
+		Behaviour: "upstream e2e: should fall back to local terminating endpoints, externalTrafficPolicy=Local",
+		API:       api(all(withNodePort, externalLocal), "a~ d"),
+		From:      "client", To: "node", Want: Want{Reach: "a", Client: "kept"}},
+	{Name: "external Local leaves the ClusterIP alone", Behaviour: "behaviour 102; KEP-2086",
+		API:  api(all(withNodePort, externalLocal), "a d"),
+		From: "c", To: "cluster", Want: Want{Reach: "a d"}},
+	{Name: "external Local, a pod asks the load balancer", Behaviour: "upstream: in-cluster traffic is not limited",
+		ClusterCIDRs: true, API: api(all(withLB, externalLocal), "a d"),
+		From: "c", To: "lb", Want: Want{Reach: "a d", Client: "kept"}},
+	{Name: "external Local, a pod asks the load balancer, none here",
+		Behaviour:    "upstream e2e: should have session affinity/pod to lb without local endpoints",
+		ClusterCIDRs: true, API: api(all(withLB, externalLocal), "d"),
+		From: "c", To: "lb", Want: Want{Reach: "d"}},
+	{Name: "external Local, the node asks its node port, none here", Behaviour: "upstream: in-cluster traffic is not limited",
+		API:  api(all(withNodePort, externalLocal), "d"),
+		From: "node", To: "node", Want: Want{Reach: "d"}},
+	{Name: "external Local, a host-network endpoint", Behaviour: "behaviour 102; upstream e2e: host network endpoint",
+		API:  api(all(withNodePort, externalLocal), "node other"),
+		From: "client", To: "node", Want: Want{Reach: "node", Client: "kept"}},
+	{Name: "external and internal Local", Behaviour: "behaviour 102; KEP-2086",
+		API:  api(all(withNodePort, externalLocal, internalLocal), "a d"),
+		From: "client", To: "node", Want: Want{Reach: "a", Client: "kept"}},
 
 	// Topology: KEP-2433, KEP-3015.
-	{Name: "hints for this zone", Behaviour: "KEP-2433; upstream e2e: Traffic Distribution PreferSameZone", Protocols: tcpUDP, API: api(nil, "a@zone-1 b@zone-1 d@zone-2"), From: "c", To: "cluster", Want: Want{Reach: "a b"}},
-	{Name: "hints for an endpoint elsewhere in this zone", Behaviour: "KEP-2433", API: api(nil, "a@zone-2 d@zone-1"), From: "node", To: "cluster", Want: Want{Reach: "d"}},
-	{Name: "no hints for this zone", Behaviour: "KEP-2433: then all", API: api(nil, "a@zone-2 d@zone-3"), From: "c", To: "cluster", Want: Want{Reach: "a d"}},
-	{Name: "one endpoint without a hint", Behaviour: "KEP-2433: then all", API: api(nil, "a@zone-1 d"), From: "c", To: "cluster", Want: Want{Reach: "a d"}},
-	{Name: "an endpoint that is not ready needs no hint", Behaviour: "KEP-2433", API: api(nil, "a@zone-1 b! d@zone-2"), From: "c", To: "cluster", Want: Want{Reach: "a"}},
-	{Name: "hints for this node", Behaviour: "KEP-3015; upstream e2e: Traffic Distribution PreferSameNode", API: api(nil, "a#node d#other"), From: "c", To: "cluster", Want: Want{Reach: "a"}},
-	{Name: "hints for other nodes, then for this zone", Behaviour: "KEP-3015", API: api(nil, "b#other@zone-1 d#other@zone-2"), From: "c", To: "cluster", Want: Want{Reach: "b"}},
-	{Name: "hints for no node that is here", Behaviour: "KEP-3015: then all", API: api(nil, "a#x d#y"), From: "c", To: "cluster", Want: Want{Reach: "a d"}},
-	{Name: "hints for a node port", Behaviour: "KEP-2433", API: api(withNodePort, "a@zone-1 d@zone-2"), From: "client", To: "node", Want: Want{Reach: "a"}},
-	{Name: "hints do not narrow what terminates", Behaviour: "KEP-1669, KEP-2433", API: api(nil, "a~@zone-2 d~@zone-1"), From: "c", To: "cluster", Want: Want{Reach: "a d"}},
-	{Name: "hints do not narrow policy Local", Behaviour: "KEP-2433: policy Local goes first", API: api(all(withNodePort, externalLocal), "a@zone-2 b@zone-1 d@zone-1"), From: "client", To: "node", Want: Want{Reach: "a b"}},
-	{Name: "hints do not narrow internal Local", Behaviour: "KEP-2433, KEP-2086", API: api(internalLocal, "a@zone-2 d@zone-1"), From: "c", To: "cluster", Want: Want{Reach: "a"}},
+	{Name: "hints for this zone", Behaviour: "KEP-2433; upstream e2e: Traffic Distribution PreferSameZone",
+		Protocols: tcpUDP, API: api(nil, "a@zone-1 b@zone-1 d@zone-2"),
+		From: "c", To: "cluster", Want: Want{Reach: "a b"}},
+	{Name: "hints for an endpoint elsewhere in this zone", Behaviour: "KEP-2433",
+		API:  api(nil, "a@zone-2 d@zone-1"),
+		From: "node", To: "cluster", Want: Want{Reach: "d"}},
+	{Name: "no hints for this zone", Behaviour: "KEP-2433: then all",
+		API:  api(nil, "a@zone-2 d@zone-3"),
+		From: "c", To: "cluster", Want: Want{Reach: "a d"}},
+	{Name: "one endpoint without a hint", Behaviour: "KEP-2433: then all",
+		API:  api(nil, "a@zone-1 d"),
+		From: "c", To: "cluster", Want: Want{Reach: "a d"}},
+	{Name: "an endpoint that is not ready needs no hint", Behaviour: "KEP-2433",
+		API:  api(nil, "a@zone-1 b! d@zone-2"),
+		From: "c", To: "cluster", Want: Want{Reach: "a"}},
+	{Name: "hints for this node", Behaviour: "KEP-3015; upstream e2e: Traffic Distribution PreferSameNode",
+		API:  api(nil, "a#node d#other"),
+		From: "c", To: "cluster", Want: Want{Reach: "a"}},
+	{Name: "hints for other nodes, then for this zone", Behaviour: "KEP-3015",
+		API:  api(nil, "b#other@zone-1 d#other@zone-2"),
+		From: "c", To: "cluster", Want: Want{Reach: "b"}},
+	{Name: "hints for no node that is here", Behaviour: "KEP-3015: then all",
+		API:  api(nil, "a#x d#y"),
+		From: "c", To: "cluster", Want: Want{Reach: "a d"}},
+	{Name: "hints for a node port", Behaviour: "KEP-2433",
+		API:  api(withNodePort, "a@zone-1 d@zone-2"),
+		From: "client", To: "node", Want: Want{Reach: "a"}},
+	{Name: "hints do not narrow what terminates", Behaviour: "KEP-1669, KEP-2433",
+		API:  api(nil, "a~@zone-2 d~@zone-1"),
+		From: "c", To: "cluster", Want: Want{Reach: "a d"}},
+	{Name: "hints do not narrow policy Local", Behaviour: "KEP-2433: policy Local goes first",
+		API:  api(all(withNodePort, externalLocal), "a@zone-2 b@zone-1 d@zone-1"),
+		From: "client", To: "node", Want: Want{Reach: "a b"}},
+	{Name: "hints do not narrow internal Local", Behaviour: "KEP-2433, KEP-2086",
+		API:  api(internalLocal, "a@zone-2 d@zone-1"),
+		From: "c", To: "cluster", Want: Want{Reach: "a"}},
 
 	// What cannot be an endpoint: behaviours 24, 25.
-	{Name: "a loopback endpoint is left out", Behaviour: "behaviour 24", API: api(nil, "a 127.0.0.1 ::1"), From: "c", To: "cluster", Want: Want{Reach: "a"}},
-	{Name: "nothing but loopback endpoints", Behaviour: "behaviour 24", API: api(nil, "127.0.0.1 ::1"), From: "node", To: "cluster", Want: Want{Refused: true}},
-	{Name: "a link-local endpoint is left out", Behaviour: "behaviour 24", API: api(nil, "a 169.254.1.1 fe80::1"), From: "c", To: "cluster", Want: Want{Reach: "a"}},
-	{Name: "another Service's IP is left out", Behaviour: "behaviour 25", API: &API{Slices: []string{"a 10.96.0.77 fd00:10:96::77"}, Others: []func(*corev1.Service){clusterIPOf("10.96.0.77", "fd00:10:96::77")}}, From: "c", To: "cluster", Want: Want{Reach: "a"}},
+	{Name: "a loopback endpoint is left out", Behaviour: "behaviour 24",
+		API:  api(nil, "a 127.0.0.1 ::1"),
+		From: "c", To: "cluster", Want: Want{Reach: "a"}},
+	{Name: "nothing but loopback endpoints", Behaviour: "behaviour 24",
+		API:  api(nil, "127.0.0.1 ::1"),
+		From: "node", To: "cluster", Want: Want{Refused: true}},
+	{Name: "a link-local endpoint is left out", Behaviour: "behaviour 24",
+		API:  api(nil, "a 169.254.1.1 fe80::1"),
+		From: "c", To: "cluster", Want: Want{Reach: "a"}},
+	{Name: "another Service's IP is left out", Behaviour: "behaviour 25",
+		API:  api(nil, "a 10.96.0.77 fd00:10:96::77").beside(clusterIPOf("10.96.0.77", "fd00:10:96::77")),
+		From: "c", To: "cluster", Want: Want{Reach: "a"}},
 
 	// Which Services count: behaviours 32, 79, 88.
-	{Name: "another proxy's Service", Behaviour: "upstream e2e: should implement service.kubernetes.io/service-proxy-name", Families: ipv4, API: api(label("service.kubernetes.io/service-proxy-name"), "a"), From: "c", To: "cluster", Want: Want{Dropped: true}},
-	{Name: "a Service labelled headless", Behaviour: "upstream e2e: should implement service.kubernetes.io/headless", Families: ipv4, API: api(label(corev1.IsHeadlessService), "a"), From: "c", To: "cluster", Want: Want{Dropped: true}},
-	{Name: "a headless Service", Behaviour: "behaviour 79", Families: ipv4, API: api(func(s *corev1.Service) { s.Spec.ClusterIP, s.Spec.ClusterIPs = "None", []string{"None"} }, "a"), From: "c", To: "cluster", Want: Want{Dropped: true}},
-	{Name: "ExternalName", Behaviour: "behaviours 32, 88", API: api(func(s *corev1.Service) {
-		s.Spec.Type, s.Spec.ExternalName = corev1.ServiceTypeExternalName, "example.com"
-	}, "a"), From: "c", To: "cluster", Want: Want{Dropped: true}},
-	{Name: "a Service of another namespace with the name", Behaviour: "behaviour 9: names belong to a namespace", API: &API{Slices: []string{"a"}, Others: []func(*corev1.Service){func(s *corev1.Service) {
-		clusterIPOf("10.96.0.78", "fd00:10:96::78")(s)
-		s.Name, s.Namespace = "web", "elsewhere"
-	}}}, From: "c", To: "cluster", Want: Want{Reach: "a"}},
+	{Name: "another proxy's Service", Behaviour: "upstream e2e: should implement service.kubernetes.io/service-proxy-name",
+		Families: ipv4, API: api(label("service.kubernetes.io/service-proxy-name"), "a"),
+		From: "c", To: "cluster", Want: Want{Dropped: true}},
+	{Name: "a Service labelled headless", Behaviour: "upstream e2e: should implement service.kubernetes.io/headless",
+		Families: ipv4, API: api(label(corev1.IsHeadlessService), "a"),
+		From: "c", To: "cluster", Want: Want{Dropped: true}},
+	{Name: "a headless Service", Behaviour: "behaviour 79",
+		Families: ipv4, API: api(headless, "a"),
+		From: "c", To: "cluster", Want: Want{Dropped: true}},
+	{Name: "ExternalName", Behaviour: "behaviours 32, 88",
+		API:  api(externalName, "a"),
+		From: "c", To: "cluster", Want: Want{Dropped: true}},
+	{Name: "a Service of another namespace with the name", Behaviour: "behaviour 9: names belong to a namespace",
+		API:  api(nil, "a").beside(all(clusterIPOf("10.96.0.78", "fd00:10:96::78"), namespaced("elsewhere", "web"))),
+		From: "c", To: "cluster", Want: Want{Reach: "a"}},
 
 	// Load balancers: behaviours 97, 98, 101.
-	{Name: "ipMode VIP", Behaviour: "behaviour 97; KEP-1860", API: api(all(withLB, ipMode(corev1.LoadBalancerIPModeVIP)), "a d"), From: "c", To: "lb", Want: Want{Reach: "a d"}},
-	{Name: "ipMode Proxy goes out", Behaviour: "behaviour 97; KEP-1860: not handled here", Families: ipv4, API: api(all(withLB, ipMode(corev1.LoadBalancerIPModeProxy)), "a"), From: "c", To: "lb", Want: Want{Dropped: true}},
-	{Name: "a load balancer known by name, node port", Behaviour: "behaviours 97, 98", API: api(all(withLB, func(s *corev1.Service) {
-		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{Hostname: "lb.example.com"}}
-	}), "a d"), From: "client", To: "node", Want: Want{Reach: "a d"}},
-	{Name: "a load balancer without node ports", Behaviour: "behaviour 97; KEP-1864", API: api(all(withLB, func(s *corev1.Service) { s.Spec.Ports[0].NodePort = 0 }), "a d"), From: "client", To: "lb", Want: Want{Reach: "a d"}},
-	{Name: "no node port where none was allocated", Behaviour: "KEP-1864", API: api(all(withLB, func(s *corev1.Service) { s.Spec.Ports[0].NodePort = 0 }), "a"), From: "client", To: "node", Want: Want{Refused: true}},
-	{Name: "source ranges let in", Behaviour: "behaviour 101; upstream e2e: loadBalancerSourceRanges", API: api(all(withLB, sourceRanges("192.168.0.0/16", "fd00:77::/32")), "a"), From: "client", To: "lb", Want: Want{Reach: "a"}},
-	{Name: "source ranges keep out", Behaviour: "behaviour 101; upstream e2e: loadBalancerSourceRanges", Families: ipv4, API: api(all(withLB, sourceRanges("198.51.100.0/24", "2001:db8::/32")), "a"), From: "client", To: "lb", Want: Want{Dropped: true}},
-	{Name: "source ranges by annotation", Behaviour: "behaviour 101", Families: ipv4, API: api(all(withLB, annotatedRanges(" 198.51.100.0/24 , 2001:db8::/32")), "a"), From: "client", To: "lb", Want: Want{Dropped: true}},
-	{Name: "source ranges of the field go before the annotation's", Behaviour: "behaviour 101", API: api(all(withLB, annotatedRanges("198.51.100.0/24,2001:db8::/32"), sourceRanges("192.168.0.0/16", "fd00:77::/32")), "a"), From: "client", To: "lb", Want: Want{Reach: "a"}},
-	{Name: "source ranges that are none", Behaviour: "behaviour 101: nobody is let in", Families: ipv4, API: api(all(withLB, sourceRanges("everybody")), "a"), From: "client", To: "lb", Want: Want{Dropped: true}},
-	{Name: "source ranges leave the ClusterIP alone", Behaviour: "behaviour 101", API: api(all(withLB, sourceRanges("198.51.100.0/24", "2001:db8::/32")), "a"), From: "c", To: "cluster", Want: Want{Reach: "a"}},
-	{Name: "source ranges protect an address that is external, too", Behaviour: "behaviours 101, 156", Families: ipv4, API: api(all(withLB, func(s *corev1.Service) { s.Spec.ExternalIPs = []string{s.Status.LoadBalancer.Ingress[0].IP} }, sourceRanges("198.51.100.0/24", "2001:db8::/32")), "a"), From: "client", To: "lb", Want: Want{Dropped: true}},
+	{Name: "ipMode VIP", Behaviour: "behaviour 97; KEP-1860",
+		API:  api(all(withLB, ipMode(corev1.LoadBalancerIPModeVIP)), "a d"),
+		From: "c", To: "lb", Want: Want{Reach: "a d"}},
+	{Name: "ipMode Proxy goes out", Behaviour: "behaviour 97; KEP-1860: not handled here",
+		Families: ipv4, API: api(all(withLB, ipMode(corev1.LoadBalancerIPModeProxy)), "a"),
+		From: "c", To: "lb", Want: Want{Dropped: true}},
+	{Name: "a load balancer known by name, node port", Behaviour: "behaviours 97, 98",
+		API:  api(all(withLB, lbByName), "a d"),
+		From: "client", To: "node", Want: Want{Reach: "a d"}},
+	{Name: "a load balancer without node ports", Behaviour: "behaviour 97; KEP-1864",
+		API:  api(all(withLB, withoutNodePort), "a d"),
+		From: "client", To: "lb", Want: Want{Reach: "a d"}},
+	{Name: "no node port where none was allocated", Behaviour: "KEP-1864",
+		API:  api(all(withLB, withoutNodePort), "a"),
+		From: "client", To: "node", Want: Want{Refused: true}},
+	{Name: "source ranges let in", Behaviour: "behaviour 101; upstream e2e: loadBalancerSourceRanges",
+		API:  api(all(withLB, sourceRanges("192.168.0.0/16", "fd00:77::/32")), "a"),
+		From: "client", To: "lb", Want: Want{Reach: "a"}},
+	{Name: "source ranges keep out", Behaviour: "behaviour 101; upstream e2e: loadBalancerSourceRanges",
+		Families: ipv4, API: api(all(withLB, sourceRanges("198.51.100.0/24", "2001:db8::/32")), "a"),
+		From: "client", To: "lb", Want: Want{Dropped: true}},
+	{Name: "source ranges by annotation", Behaviour: "behaviour 101",
+		Families: ipv4, API: api(all(withLB, annotatedRanges(" 198.51.100.0/24 , 2001:db8::/32")), "a"),
+		From: "client", To: "lb", Want: Want{Dropped: true}},
+	{Name: "source ranges of the field go before the annotation's", Behaviour: "behaviour 101",
+		API:  api(all(withLB, annotatedRanges("198.51.100.0/24,2001:db8::/32"), sourceRanges("192.168.0.0/16", "fd00:77::/32")), "a"),
+		From: "client", To: "lb", Want: Want{Reach: "a"}},
+	{Name: "source ranges that are none", Behaviour: "behaviour 101: nobody is let in",
+		Families: ipv4, API: api(all(withLB, sourceRanges("everybody")), "a"),
+		From: "client", To: "lb", Want: Want{Dropped: true}},
+	{Name: "source ranges leave the ClusterIP alone", Behaviour: "behaviour 101",
+		API:  api(all(withLB, sourceRanges("198.51.100.0/24", "2001:db8::/32")), "a"),
+		From: "c", To: "cluster", Want: Want{Reach: "a"}},
+	{Name: "source ranges protect an address that is external, too", Behaviour: "behaviours 101, 156",
+		Families: ipv4, API: api(all(withLB, externalLB, sourceRanges("198.51.100.0/24", "2001:db8::/32")), "a"),
+		From: "client", To: "lb", Want: Want{Dropped: true}},
 
 	// Who has a contested address.
-	{Name: "the older of two Services has the external IP", Behaviour: "issue 5: two services claiming one address", API: &API{Service: withExternal, Slices: []string{"a"}, Others: []func(*corev1.Service){func(s *corev1.Service) {
-		clusterIPOf("10.96.0.79", "fd00:10:96::79")(s)
-		younger(s)
-		s.Spec.ExternalIPs = []string{pick(familyOf(s), "203.0.113.10", "2001:db8:113::10").String()}
-	}}}, From: "client", To: "external", Want: Want{Reach: "a"}},
-	{Name: "nobody takes a ClusterIP by an external IP", Behaviour: "behaviour 156; issue 5", API: &API{Service: younger, Slices: []string{"a"}, Others: []func(*corev1.Service){func(s *corev1.Service) {
-		taken := s.Spec.ClusterIP
-		clusterIPOf("10.96.0.80", "fd00:10:96::80")(s)
-		s.CreationTimestamp = metav1.NewTime(time.Unix(1, 0))
-		s.Spec.ExternalIPs = []string{taken}
-	}}}, From: "c", To: "cluster", Want: Want{Reach: "a"}},
+	{Name: "the older of two Services has the external IP", Behaviour: "issue 5: two services claiming one address",
+		API:  api(withExternal, "a").beside(all(clusterIPOf("10.96.0.79", "fd00:10:96::79"), younger, withExternal)),
+		From: "client", To: "external", Want: Want{Reach: "a"}},
+	{Name: "nobody takes a ClusterIP by an external IP", Behaviour: "behaviour 156; issue 5",
+		API:  api(younger, "a").beside(wantsClusterIP),
+		From: "c", To: "cluster", Want: Want{Reach: "a"}},
 
 	// Affinity: behaviours 61, 62.
-	{Name: "ClientIP affinity", Behaviour: "behaviour 61; upstream e2e: should have session affinity work for service with type clusterIP", Protocols: tcpUDP, API: api(sticky, "a b d e"), From: "c", To: "cluster", Want: Want{Reach: "a b d e", Same: true}},
-	{Name: "ClientIP affinity with a time", Behaviour: "behaviour 62; upstream e2e: should have session affinity timeout work", API: api(stickyFor(3600), "a b d e"), From: "node", To: "cluster", Want: Want{Reach: "a b d e", Same: true}},
-	{Name: "ClientIP affinity, node port", Behaviour: "behaviour 61; upstream e2e: should have session affinity work for NodePort service", API: api(all(withNodePort, sticky), "a b d e"), From: "client", To: "node", Want: Want{Reach: "a b d e", Same: true}},
-	{Name: "ClientIP affinity, load balancer, policy Local", Behaviour: "behaviours 61, 102; upstream e2e: session affinity for LoadBalancer service with ESIPP on", API: api(all(withLB, externalLocal, sticky), "a b d e"), From: "client", To: "lb", Want: Want{Reach: "a b", Same: true, Client: "kept"}},
-	{Name: "ClientIP affinity, internal Local", Behaviour: "behaviour 61; KEP-2086", API: api(all(internalLocal, sticky), "a b d e"), From: "c", To: "cluster", Want: Want{Reach: "a b", Same: true}},
-	{Name: "ClientIP affinity to what terminates", Behaviour: "behaviour 61; KEP-1669", API: api(sticky, "a~ b~ d!"), From: "c", To: "cluster", Want: Want{Reach: "a b", Same: true}},
-	{Name: "no affinity", Behaviour: "behaviour 61: None is the default; upstream e2e: should be able to switch session affinity", API: api(func(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityNone }, "a b"), From: "c", To: "cluster", Want: Want{Reach: "a b"}},
+	{Name: "ClientIP affinity",
+		Behaviour: "behaviour 61; upstream e2e: should have session affinity work for service with type clusterIP",
+		Protocols: tcpUDP, API: api(sticky, "a b d e"),
+		From: "c", To: "cluster", Want: Want{Reach: "a b d e", Same: true}},
+	{Name: "ClientIP affinity with a time", Behaviour: "behaviour 62; upstream e2e: should have session affinity timeout work",
+		API:  api(stickyFor(3600), "a b d e"),
+		From: "node", To: "cluster", Want: Want{Reach: "a b d e", Same: true}},
+	{Name: "ClientIP affinity, node port",
+		Behaviour: "behaviour 61; upstream e2e: should have session affinity work for NodePort service",
+		API:       api(all(withNodePort, sticky), "a b d e"),
+		From:      "client", To: "node", Want: Want{Reach: "a b d e", Same: true}},
+	{Name: "ClientIP affinity, load balancer, policy Local",
+		Behaviour: "behaviours 61, 102; upstream e2e: session affinity for LoadBalancer service with ESIPP on",
+		API:       api(all(withLB, externalLocal, sticky), "a b d e"),
+		From:      "client", To: "lb", Want: Want{Reach: "a b", Same: true, Client: "kept"}},
+	{Name: "ClientIP affinity, internal Local", Behaviour: "behaviour 61; KEP-2086",
+		API:  api(all(internalLocal, sticky), "a b d e"),
+		From: "c", To: "cluster", Want: Want{Reach: "a b", Same: true}},
+	{Name: "ClientIP affinity to what terminates", Behaviour: "behaviour 61; KEP-1669",
+		API:  api(sticky, "a~ b~ d!"),
+		From: "c", To: "cluster", Want: Want{Reach: "a b", Same: true}},
+	{Name: "no affinity",
+		Behaviour: "behaviour 61: None is the default; upstream e2e: should be able to switch session affinity",
+		API:       api(notSticky, "a b"),
+		From:      "c", To: "cluster", Want: Want{Reach: "a b"}},
 
 	// Masquerading: behaviours 50, 52, 54.
-	{Name: "masquerade all, hairpin", Behaviour: "upstream --masquerade-all", MasqueradeAll: true, API: api(nil, "a"), From: "a", To: "cluster", Want: Want{Reach: "a", Client: "masqueraded"}},
-	{Name: "masquerade all, host-network pod elsewhere", Behaviour: "upstream --masquerade-all", MasqueradeAll: true, API: api(nil, "other d"), From: "c", To: "cluster", Want: Want{Reach: "other d", Client: "masqueraded"}},
-	{Name: "masquerade all, from outside", Behaviour: "upstream --masquerade-all", MasqueradeAll: true, API: api(nil, "a d"), From: "client", To: "cluster", Want: Want{Reach: "a d", Client: "masqueraded"}},
-	{Name: "masquerade all leaves policy Local alone", Behaviour: "upstream --masquerade-all is for ClusterIPs; behaviour 102", MasqueradeAll: true, API: api(all(withNodePort, externalLocal), "a"), From: "client", To: "node", Want: Want{Reach: "a", Client: "kept"}},
-	{Name: "a pod of another node, pod ranges known", Behaviour: "behaviours 50, 54", ClusterCIDRs: true, API: api(nil, "a b"), From: "e", To: "cluster", Want: Want{Reach: "a b", Client: "kept"}},
-	{Name: "another node, pod ranges known", Behaviour: "upstream --cluster-cidr: a node is outside of it", ClusterCIDRs: true, API: api(nil, "a b"), From: "other", To: "cluster", Want: Want{Reach: "a b", Client: "masqueraded"}},
-	{Name: "a host-network pod to a host-network pod", Behaviour: "behaviour 51; upstream e2e: hostNetwork to hostNetwork", Protocols: tcpUDP, API: api(nil, "node other"), From: "node", To: "cluster", Want: Want{Reach: "node other"}},
-	{Name: "a pod of another node to a load balancer IP", Behaviour: "behaviours 97, 98", API: api(withLB, "a d"), From: "e", To: "lb", Want: Want{Reach: "a d"}},
+	{Name: "masquerade all, hairpin", Behaviour: "upstream --masquerade-all",
+		MasqueradeAll: true, API: api(nil, "a"),
+		From: "a", To: "cluster", Want: Want{Reach: "a", Client: "masqueraded"}},
+	{Name: "masquerade all, host-network pod elsewhere", Behaviour: "upstream --masquerade-all",
+		MasqueradeAll: true, API: api(nil, "other d"),
+		From: "c", To: "cluster", Want: Want{Reach: "other d", Client: "masqueraded"}},
+	{Name: "masquerade all, from outside", Behaviour: "upstream --masquerade-all",
+		MasqueradeAll: true, API: api(nil, "a d"),
+		From: "client", To: "cluster", Want: Want{Reach: "a d", Client: "masqueraded"}},
+	{Name: "masquerade all leaves policy Local alone", Behaviour: "upstream --masquerade-all is for ClusterIPs; behaviour 102",
+		MasqueradeAll: true, API: api(all(withNodePort, externalLocal), "a"),
+		From: "client", To: "node", Want: Want{Reach: "a", Client: "kept"}},
+	{Name: "a pod of another node, pod ranges known", Behaviour: "behaviours 50, 54",
+		ClusterCIDRs: true, API: api(nil, "a b"),
+		From: "e", To: "cluster", Want: Want{Reach: "a b", Client: "kept"}},
+	{Name: "another node, pod ranges known", Behaviour: "upstream --cluster-cidr: a node is outside of it",
+		ClusterCIDRs: true, API: api(nil, "a b"),
+		From: "other", To: "cluster", Want: Want{Reach: "a b", Client: "masqueraded"}},
+	{Name: "a host-network pod to a host-network pod", Behaviour: "behaviour 51; upstream e2e: hostNetwork to hostNetwork",
+		Protocols: tcpUDP, API: api(nil, "node other"),
+		From: "node", To: "cluster", Want: Want{Reach: "node other"}},
+	{Name: "a pod of another node to a load balancer IP", Behaviour: "behaviours 97, 98",
+		API:  api(withLB, "a d"),
+		From: "e", To: "lb", Want: Want{Reach: "a d"}},
 }
