@@ -24,6 +24,7 @@ import (
 	"github.com/fairlead/fairlead/internal/dns"
 	"github.com/fairlead/fairlead/internal/proxy"
 	"github.com/fairlead/fairlead/internal/runner"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // agentFlags set up a node; 'agent' and 'up' have them.
@@ -114,7 +115,7 @@ func (f *agentFlags) build(log *slog.Logger, cfg *rest.Config) (*agent, error) {
 	}
 	opts.Register = &proxy.Registration{
 		Addresses:   f.nodeIPs,
-		Annotations: map[string]string{runner.CertificateAnnotation: pods.Fingerprint()},
+		Annotations: map[string]string{svc.ServingCertAnnotation: pods.Fingerprint()},
 		Port:        int32(f.agentPort),
 		Info:        proxy.MachineInfo(os.DirFS("/"), apiserver.Version+"."+version),
 		Ready:       pods.Healthy,

@@ -18,11 +18,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/fairlead/fairlead/internal/epslice"
+	"github.com/fairlead/fairlead/internal/svc"
 )
-
-// LabelNode on an EndpointSlice says that its endpoints live and die with the
-// Node of that name: the slices in which the DNS servers of the nodes stand.
-const LabelNode = "fairlead.dev/node"
 
 // nodeLifecycle declares Nodes unreachable that have stopped renewing their
 // Lease, so that their Pods leave the endpoints, and takes it back when they
@@ -278,7 +275,7 @@ func (c *nodeLifecycle) taint(ctx context.Context, name string, on bool) error {
 
 // slicesNotReady takes the endpoints that live on the Node out of service.
 func (c *nodeLifecycle) slicesNotReady(ctx context.Context, node string) error {
-	list, err := c.client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: LabelNode + "=" + node})
+	list, err := c.client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: svc.NodeLabel + "=" + node})
 	if err != nil {
 		return fmt.Errorf("list EndpointSlices of node %s: %w", node, err)
 	}

@@ -15,6 +15,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // Pods without a Node go to the ready Nodes that have the fewest; the selector
@@ -149,7 +151,7 @@ func TestNodeLifecycle(t *testing.T) {
 	r.beats("alive")
 	yes := true
 	_, err := r.client.DiscoveryV1().EndpointSlices(ns).Create(ctx, &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Name: "dns-dead", Labels: map[string]string{LabelNode: "dead"}},
+		ObjectMeta:  metav1.ObjectMeta{Name: "dns-dead", Labels: map[string]string{svc.NodeLabel: "dead"}},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.1.1.1"}, Conditions: discoveryv1.EndpointConditions{Ready: &yes}}},
 	}, metav1.CreateOptions{})

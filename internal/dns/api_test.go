@@ -204,7 +204,7 @@ func TestPublish(t *testing.T) {
 		*e.Ports[1].Protocol != "TCP" || *e.Ports[1].Port != 53 || e.OwnerReferences[0].UID != "u-1" {
 		t.Errorf("wrong slice:\n%+v", e)
 	}
-	for k, v := range map[string]string{discoveryv1.LabelServiceName: "kube-dns", discoveryv1.LabelManagedBy: ManagedBy, NodeLabel: "node-a"} {
+	for k, v := range map[string]string{discoveryv1.LabelServiceName: "kube-dns", discoveryv1.LabelManagedBy: ManagedBy, svc.NodeLabel: "node-a"} {
 		if e.Labels[k] != v {
 			t.Errorf("label %s is %q", k, e.Labels[k])
 		}
@@ -259,8 +259,8 @@ func TestSliceNamesFit(t *testing.T) {
 	long := strings.Repeat("n", 250)
 	p := &Publish{NodeName: long, Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.5")}, Port: 53}
 	e := p.slices(nil)[p.sliceName(svc.IPv4)]
-	if len(e.Name) > 253 || len(e.Labels[NodeLabel]) > 63 || *e.Endpoints[0].NodeName != long || p.sliceName(svc.IPv4) == p.sliceName(svc.IPv6) {
-		t.Errorf("%d bytes of name, label %q", len(e.Name), e.Labels[NodeLabel])
+	if len(e.Name) > 253 || len(e.Labels[svc.NodeLabel]) > 63 || *e.Endpoints[0].NodeName != long || p.sliceName(svc.IPv4) == p.sliceName(svc.IPv6) {
+		t.Errorf("%d bytes of name, label %q", len(e.Name), e.Labels[svc.NodeLabel])
 	}
 }
 

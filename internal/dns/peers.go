@@ -98,7 +98,7 @@ func poke(c chan struct{}) {
 func serverSliceOf(e *discoveryv1.EndpointSlice) serverSlice {
 	var s serverSlice
 	if e.Labels[discoveryv1.LabelManagedBy] == ManagedBy {
-		s.node = e.Labels[NodeLabel]
+		s.node = e.Labels[svc.NodeLabel]
 	}
 	for _, p := range e.Ports {
 		if p.Port == nil || p.Protocol == nil || *p.Protocol != "UDP" {

@@ -22,8 +22,6 @@ const (
 	// ManagedBy is the value of endpointslice.kubernetes.io/managed-by on the
 	// slices that DNS servers write; other controllers leave them alone.
 	ManagedBy = "dns.fairlead.dev"
-	// NodeLabel says which node's server a slice lists.
-	NodeLabel = "fairlead.dev/node"
 
 	publishTimeout  = 5 * time.Second
 	publishBackoff  = 500 * time.Millisecond
@@ -53,7 +51,7 @@ func shorten(s string, limit int) string {
 	return s[:limit-len(id)-1] + "-" + id
 }
 
-// nodeLabel is the value of NodeLabel for a node.
+// nodeLabel is the value of svc.NodeLabel for a node.
 func nodeLabel(node string) string { return shorten(node, validation.LabelValueMaxLength) }
 
 // gone says that an object is not there, or is another one by now.
@@ -93,7 +91,7 @@ func (p *Publish) slice(f svc.Family, addrs []netip.Addr, owner []metav1.OwnerRe
 			Labels: map[string]string{
 				discoveryv1.LabelServiceName: ServiceName().Name,
 				discoveryv1.LabelManagedBy:   ManagedBy,
-				NodeLabel:                    nodeLabel(p.NodeName),
+				svc.NodeLabel:                nodeLabel(p.NodeName),
 			},
 			OwnerReferences: owner,
 		},

@@ -146,11 +146,9 @@ func New(o Options) (*Runner, error) {
 	return r, nil
 }
 
-// CertificateAnnotation is the annotation of a Node that holds the Fingerprint.
-const CertificateAnnotation = "fairlead.dev/serving-cert-sha256"
-
 // Fingerprint is the SHA-256 of the endpoint's certificate in DER form, in
-// hexadecimal; empty without a Listener. The API server trusts the endpoint by it.
+// hexadecimal; empty without a Listener. It is published in
+// svc.ServingCertAnnotation.
 func (r *Runner) Fingerprint() string { return r.cert.fingerprint }
 
 // Healthy says why this node cannot run pods now, nil if it can.

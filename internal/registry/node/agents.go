@@ -21,11 +21,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-)
 
-// CertAnnotation on a Node is the SHA-256, in hex, of the certificate (DER)
-// that the node's agent serves with. It is how the server knows an agent.
-const CertAnnotation = "fairlead.dev/serving-cert-sha256"
+	"github.com/fairlead/fairlead/internal/svc"
+)
 
 // Timeouts of connections to agents. What follows, a log or a shell, may last.
 const (
@@ -83,9 +81,9 @@ func (a *Agents) Find(ctx context.Context, node string) (*Agent, error) {
 	if port == 0 {
 		return nil, apierrors.NewServiceUnavailable(fmt.Sprintf("node %s names no port of its agent in status.daemonEndpoints.kubeletEndpoint: is its agent running?", node))
 	}
-	hash := strings.ToLower(n.Annotations[CertAnnotation])
+	hash := strings.ToLower(n.Annotations[svc.ServingCertAnnotation])
 	if raw, err := hex.DecodeString(hash); err != nil || len(raw) != sha256.Size {
-		return nil, apierrors.NewServiceUnavailable(fmt.Sprintf("node %s has no valid annotation %s, so its agent cannot be recognised: restart the agent", node, CertAnnotation))
+		return nil, apierrors.NewServiceUnavailable(fmt.Sprintf("node %s has no valid annotation %s, so its agent cannot be recognised: restart the agent", node, svc.ServingCertAnnotation))
 	}
 	return &Agent{
 		Base:      url.URL{Scheme: "https", Host: net.JoinHostPort(host, strconv.Itoa(int(port)))},
