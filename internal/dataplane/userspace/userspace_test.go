@@ -51,7 +51,7 @@ func run(t testing.TB, h *testbed.Host, name string, args ...string) {
 	}
 }
 
-// behaviour 40, issue 6: one of three endpoints drops what it is sent, another one
+// behaviour 40: one of three endpoints drops what it is sent, another one
 // refuses, and no client notices.
 func TestNoConnectionIsLostToDeadEndpoints(t *testing.T) {
 	const connections = 1000

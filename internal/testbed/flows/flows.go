@@ -30,7 +30,7 @@ type Factory func(t testing.TB, host *testbed.Host) dataplane.Plane
 // Row is one question. It is asked for each family and each protocol.
 type Row struct {
 	Name string
-	// Behaviour names the lines of docs/behaviour.md behind it.
+	// Behaviour names the lines of docs/behaviour.md behind it, as in "93, 195".
 	Behaviour string
 	// Protocols are TCP alone if empty, Families both.
 	Protocols []svc.Protocol
@@ -436,7 +436,7 @@ func Run(t *testing.T, mode string, create Factory) {
 					e.Forget(t)
 					e.Check(t, f, p, r)
 					if t.Failed() {
-						t.Logf("%s; the kernel has:\n%s", r.Behaviour, e.dump(t))
+						t.Logf("behaviour %s; the kernel has:\n%s", r.Behaviour, e.dump(t))
 					}
 				})
 			}
