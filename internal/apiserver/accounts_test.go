@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	jose "gopkg.in/go-jose/go-jose.v2"
-	"gopkg.in/go-jose/go-jose.v2/jwt"
+	jose "github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -310,7 +310,7 @@ func testDiscovery(t *testing.T, s *apiserver.Server, c *kubernetes.Clientset) {
 	}
 	var keys jose.JSONWebKeySet
 	get("/openid/v1/jwks", &keys)
-	parsed, err := jwt.ParseSigned(token)
+	parsed, err := jwt.ParseSigned(token, []jose.SignatureAlgorithm{jose.ES256})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,8 +18,8 @@ import (
 	"testing"
 	"time"
 
-	jose "gopkg.in/go-jose/go-jose.v2"
-	"gopkg.in/go-jose/go-jose.v2/jwt"
+	jose "github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -221,7 +221,7 @@ func (p *provider) token(t *testing.T, audience, team string, life time.Duration
 	text, err := jwt.Signed(p.signer).Claims(map[string]any{
 		"iss": p.server.URL, "aud": audience, "exp": time.Now().Add(life).Unix(), "iat": time.Now().Add(-time.Hour).Unix(),
 		"sub": "42", "email": "eve@example.com", "email_verified": true, "groups": []string{"dev"}, "team": team,
-	}).CompactSerialize()
+	}).Serialize()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"gopkg.in/go-jose/go-jose.v2/jwt"
+	"github.com/go-jose/go-jose/v4/jwt"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -25,7 +25,7 @@ import (
 // lookTimeout bounds the look at what a token is bound to.
 const lookTimeout = 10 * time.Second
 
-// clockSkew is how much the clocks of two servers may differ.
+// clockSkew is how far the clock of the server that issued a token may be ahead.
 const clockSkew = time.Minute
 
 // goneFor is how long the token of an object that is being deleted still
@@ -53,7 +53,7 @@ func (a *Authenticator) AuthenticateToken(ctx context.Context, text string) (*au
 	if !a.mine(text) {
 		return nil, false, nil
 	}
-	token, err := jwt.ParseSigned(text)
+	token, err := jwt.ParseSigned(text, algorithms)
 	if err != nil {
 		return nil, false, nil //nolint:nilerr // not a token of this kind
 	}
@@ -72,9 +72,11 @@ func (a *Authenticator) AuthenticateToken(ctx context.Context, text string) (*au
 	if public.Expiry == nil {
 		return nil, false, errors.New("the token never expires; ask for another one")
 	}
-	if err := public.ValidateWithLeeway(jwt.Expected{Issuer: a.Issuer.Name, Time: now}, 0); err != nil &&
-		(!errors.Is(err, jwt.ErrNotValidYet) && !errors.Is(err, jwt.ErrIssuedInTheFuture) ||
-			public.ValidateWithLeeway(jwt.Expected{Issuer: a.Issuer.Name, Time: now}, clockSkew) != nil) {
+	err = public.ValidateWithLeeway(jwt.Expected{Issuer: a.Issuer.Name, Time: now}, clockSkew)
+	if err == nil && now.After(public.Expiry.Time()) { // the end has no leeway
+		err = jwt.ErrExpired
+	}
+	if err != nil {
 		return nil, false, fmt.Errorf("service account token: %w", err)
 	}
 	wanted, ok := authenticator.AudiencesFrom(ctx)

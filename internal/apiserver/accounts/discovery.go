@@ -5,7 +5,7 @@ import (
 	"net/http"
 	"slices"
 
-	jose "gopkg.in/go-jose/go-jose.v2"
+	jose "github.com/go-jose/go-jose/v4"
 )
 
 // Paths of the discovery documents.
@@ -18,16 +18,16 @@ const (
 // which they are recognised. base is the URL of this server for others.
 func (i *Issuer) Discovery(base string) (map[string]http.Handler, error) {
 	set := jose.JSONWebKeySet{Keys: []jose.JSONWebKey{}}
-	var algorithms []string
+	var used []string
 	for _, k := range i.public {
 		id, err := keyID(k)
 		if err != nil {
 			return nil, err
 		}
-		key := jose.JSONWebKey{Key: k, KeyID: id, Use: "sig", Algorithm: algorithmOf(k)}
+		key := jose.JSONWebKey{Key: k, KeyID: id, Use: "sig", Algorithm: string(algorithmOf(k))}
 		set.Keys = append(set.Keys, key)
-		if !slices.Contains(algorithms, key.Algorithm) {
-			algorithms = append(algorithms, key.Algorithm)
+		if !slices.Contains(used, key.Algorithm) {
+			used = append(used, key.Algorithm)
 		}
 	}
 	keys, err := json.Marshal(set)
@@ -37,7 +37,7 @@ func (i *Issuer) Discovery(base string) (map[string]http.Handler, error) {
 	configuration, err := json.Marshal(map[string]any{
 		"issuer": i.Name, "jwks_uri": base + KeysPath,
 		"response_types_supported": []string{"id_token"}, "subject_types_supported": []string{"public"},
-		"id_token_signing_alg_values_supported": algorithms,
+		"id_token_signing_alg_values_supported": used,
 	})
 	if err != nil {
 		return nil, err

@@ -16,9 +16,9 @@ import (
 	"os"
 	"time"
 
+	jose "github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
 	"github.com/google/uuid"
-	jose "gopkg.in/go-jose/go-jose.v2"
-	"gopkg.in/go-jose/go-jose.v2/jwt"
 	"k8s.io/client-go/util/keyutil"
 
 	"github.com/fairlead/fairlead/internal/apiserver/pki"
@@ -55,7 +55,7 @@ func NewIssuer(name string, audiences []string, keyFile, pubFile string) (*Issue
 		return nil, err
 	}
 	i := &Issuer{Name: name, Audiences: audiences, public: []crypto.PublicKey{key.Public()}}
-	i.signer, err = jose.NewSigner(jose.SigningKey{Algorithm: jose.SignatureAlgorithm(algorithm), Key: jose.JSONWebKey{Key: key, KeyID: id}}, nil)
+	i.signer, err = jose.NewSigner(jose.SigningKey{Algorithm: algorithm, Key: jose.JSONWebKey{Key: key, KeyID: id}}, nil)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", keyFile, err)
 	}
@@ -96,20 +96,23 @@ func signingKey(file string) (crypto.Signer, error) {
 	return signer, nil
 }
 
-// algorithmOf is the name of the signatures with a key, "" for a key that
-// tokens are not signed with (RFC 7518).
-func algorithmOf(k crypto.PublicKey) string {
+// algorithms are the signature algorithms of tokens (RFC 7518, section 3.1).
+var algorithms = []jose.SignatureAlgorithm{jose.RS256, jose.ES256, jose.ES384, jose.ES512}
+
+// algorithmOf returns the algorithm of signatures with a key, "" for a key that
+// tokens are not signed with.
+func algorithmOf(k crypto.PublicKey) jose.SignatureAlgorithm {
 	switch k := k.(type) {
 	case *rsa.PublicKey:
-		return string(jose.RS256)
+		return jose.RS256
 	case *ecdsa.PublicKey:
 		switch k.Curve {
 		case elliptic.P256():
-			return string(jose.ES256)
+			return jose.ES256
 		case elliptic.P384():
-			return string(jose.ES384)
+			return jose.ES384
 		case elliptic.P521():
-			return string(jose.ES512)
+			return jose.ES512
 		}
 	}
 	return ""
@@ -132,7 +135,7 @@ func (i *Issuer) Issue(c serviceaccount.Claims, now time.Time, life time.Duratio
 	token, err = jwt.Signed(i.signer).Claims(&jwt.Claims{
 		Issuer: i.Name, Subject: c.Subject(), Audience: c.Audiences, ID: id,
 		IssuedAt: jwt.NewNumericDate(now), NotBefore: jwt.NewNumericDate(now), Expiry: jwt.NewNumericDate(now.Add(life)),
-	}).Claims(&private{c.Bound()}).CompactSerialize()
+	}).Claims(&private{c.Bound()}).Serialize()
 	return token, id, err
 }
 
