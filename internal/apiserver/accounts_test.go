@@ -47,7 +47,8 @@ func TestServiceAccounts(t *testing.T) {
 }
 
 func testNamespaceHasAccount(t *testing.T, c *kubernetes.Clientset) {
-	if _, err := c.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "fresh"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := c.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "fresh"}},
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	there := func(ns string) func() bool {
@@ -67,7 +68,8 @@ func testNamespaceHasAccount(t *testing.T, c *kubernetes.Clientset) {
 		t.Fatal(err)
 	}
 	eventually(t, "what was deleted is back", there("fresh"))
-	if _, err := c.CoreV1().ConfigMaps("fresh").Patch(t.Context(), "kube-root-ca.crt", types.MergePatchType, []byte(`{"data":{"ca.crt":"x"}}`), metav1.PatchOptions{}); err != nil {
+	if _, err := c.CoreV1().ConfigMaps("fresh").Patch(t.Context(), "kube-root-ca.crt", types.MergePatchType,
+		[]byte(`{"data":{"ca.crt":"x"}}`), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "what was damaged is repaired", there("fresh"))
@@ -76,7 +78,8 @@ func testNamespaceHasAccount(t *testing.T, c *kubernetes.Clientset) {
 func testAccountAdmission(t *testing.T, c *kubernetes.Clientset) {
 	no := false
 	// Before anything has made the account of a new namespace, a Pod comes.
-	if _, err := c.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "quick"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := c.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "quick"}},
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	p, err := c.CoreV1().Pods("quick").Create(t.Context(), podNamed("a"), metav1.CreateOptions{})
@@ -84,27 +87,33 @@ func testAccountAdmission(t *testing.T, c *kubernetes.Clientset) {
 		t.Fatal(err)
 	}
 	v := p.Spec.Volumes
-	if p.Spec.ServiceAccountName != "default" || len(v) != 1 || !strings.HasPrefix(v[0].Name, "kube-api-access-") || len(v[0].Projected.Sources) != 3 ||
+	if p.Spec.ServiceAccountName != "default" || len(v) != 1 || !strings.HasPrefix(v[0].Name, "kube-api-access-") ||
+		len(v[0].Projected.Sources) != 3 ||
 		*v[0].Projected.Sources[0].ServiceAccountToken.ExpirationSeconds != 3607 {
 		t.Errorf("%+v", p.Spec)
 	}
-	if m := p.Spec.Containers[0].VolumeMounts; len(m) != 1 || m[0].MountPath != "/var/run/secrets/kubernetes.io/serviceaccount" || !m[0].ReadOnly {
+	if m := p.Spec.Containers[0].VolumeMounts; len(m) != 1 || m[0].MountPath != "/var/run/secrets/kubernetes.io/serviceaccount" ||
+		!m[0].ReadOnly {
 		t.Errorf("%+v", m)
 	}
-	plain, err := c.CoreV1().Pods("quick").Create(t.Context(), podNamed("b", func(p *corev1.Pod) { p.Spec.AutomountServiceAccountToken = &no }), metav1.CreateOptions{})
+	plain, err := c.CoreV1().Pods("quick").Create(t.Context(),
+		podNamed("b", func(p *corev1.Pod) { p.Spec.AutomountServiceAccountToken = &no }), metav1.CreateOptions{})
 	if err != nil || len(plain.Spec.Volumes) > 0 {
 		t.Errorf("a token for a Pod that wants none: %+v, %v", plain.Spec.Volumes, err)
 	}
 	if _, err := c.CoreV1().ServiceAccounts("quick").Create(t.Context(), &corev1.ServiceAccount{
-		ObjectMeta: metav1.ObjectMeta{Name: "quiet"}, AutomountServiceAccountToken: &no, ImagePullSecrets: []corev1.LocalObjectReference{{Name: "pull"}},
+		ObjectMeta: metav1.ObjectMeta{Name: "quiet"}, AutomountServiceAccountToken: &no,
+		ImagePullSecrets: []corev1.LocalObjectReference{{Name: "pull"}},
 	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	quiet, err := c.CoreV1().Pods("quick").Create(t.Context(), podNamed("c", func(p *corev1.Pod) { p.Spec.ServiceAccountName = "quiet" }), metav1.CreateOptions{})
+	quiet, err := c.CoreV1().Pods("quick").Create(t.Context(), podNamed("c", func(p *corev1.Pod) { p.Spec.ServiceAccountName = "quiet" }),
+		metav1.CreateOptions{})
 	if err != nil || len(quiet.Spec.Volumes) > 0 || len(quiet.Spec.ImagePullSecrets) != 1 {
 		t.Errorf("%+v, %v", quiet.Spec, err)
 	}
-	_, err = c.CoreV1().Pods("quick").Create(t.Context(), podNamed("d", func(p *corev1.Pod) { p.Spec.ServiceAccountName = "nobody" }), metav1.CreateOptions{})
+	_, err = c.CoreV1().Pods("quick").Create(t.Context(), podNamed("d", func(p *corev1.Pod) { p.Spec.ServiceAccountName = "nobody" }),
+		metav1.CreateOptions{})
 	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "nobody") {
 		t.Errorf("an account that is not there: %v", err)
 	}
@@ -136,7 +145,8 @@ func bearer(s *apiserver.Server, token string) *kubernetes.Clientset {
 
 func whoami(t *testing.T, s *apiserver.Server, token string) (authenticationv1.UserInfo, error) {
 	t.Helper()
-	r, err := bearer(s, token).AuthenticationV1().SelfSubjectReviews().Create(t.Context(), &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	r, err := bearer(s, token).AuthenticationV1().SelfSubjectReviews().Create(t.Context(), &authenticationv1.SelfSubjectReview{},
+		metav1.CreateOptions{})
 	if err != nil {
 		return authenticationv1.UserInfo{}, err
 	}
@@ -146,13 +156,16 @@ func whoami(t *testing.T, s *apiserver.Server, token string) (authenticationv1.U
 func testTokenRequests(t *testing.T, c *kubernetes.Clientset) {
 	api := c.CoreV1().ServiceAccounts("default")
 	r, err := api.CreateToken(t.Context(), "default", request(nil), metav1.CreateOptions{})
-	if err != nil || *r.Spec.ExpirationSeconds != 3600 || !slices.Equal(r.Spec.Audiences, []string{"https://kubernetes.default.svc.cluster.local"}) {
+	if err != nil || *r.Spec.ExpirationSeconds != 3600 ||
+		!slices.Equal(r.Spec.Audiences, []string{"https://kubernetes.default.svc.cluster.local"}) {
 		t.Fatalf("%+v, %v", r, err)
 	}
 	short, long := int64(60), int64(1)<<33
-	_, err = api.CreateToken(t.Context(), "default", request(func(s *authenticationv1.TokenRequestSpec) { s.ExpirationSeconds = &short }), metav1.CreateOptions{})
+	_, err = api.CreateToken(t.Context(), "default", request(func(s *authenticationv1.TokenRequestSpec) { s.ExpirationSeconds = &short }),
+		metav1.CreateOptions{})
 	invalidAt(t, err, "spec.expirationSeconds")
-	_, err = api.CreateToken(t.Context(), "default", request(func(s *authenticationv1.TokenRequestSpec) { s.ExpirationSeconds = &long }), metav1.CreateOptions{})
+	_, err = api.CreateToken(t.Context(), "default", request(func(s *authenticationv1.TokenRequestSpec) { s.ExpirationSeconds = &long }),
+		metav1.CreateOptions{})
 	invalidAt(t, err, "spec.expirationSeconds")
 	if _, err = api.CreateToken(t.Context(), "nobody", request(nil), metav1.CreateOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("an account that is not there: %v", err)
@@ -163,11 +176,13 @@ func testTokenRequests(t *testing.T, c *kubernetes.Clientset) {
 		}), metav1.CreateOptions{})
 		return err
 	}
-	if _, err := api.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "else"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := api.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "else"}},
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	for name, account := range map[string]string{"of-default": "default", "of-else": "else"} {
-		if _, err := c.CoreV1().Pods("default").Create(t.Context(), podNamed(name, func(p *corev1.Pod) { p.Spec.ServiceAccountName = account }), metav1.CreateOptions{}); err != nil {
+		if _, err := c.CoreV1().Pods("default").Create(t.Context(),
+			podNamed(name, func(p *corev1.Pod) { p.Spec.ServiceAccountName = account }), metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -195,7 +210,8 @@ func testBoundTokens(t *testing.T, s *apiserver.Server, c *kubernetes.Clientset)
 	if err != nil {
 		t.Fatal(err)
 	}
-	secret, err := c.CoreV1().Secrets("default").Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "bound"}}, metav1.CreateOptions{})
+	secret, err := c.CoreV1().Secrets("default").Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "bound"}},
+		metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -214,9 +230,11 @@ func testBoundTokens(t *testing.T, s *apiserver.Server, c *kubernetes.Clientset)
 		extra  string
 		remove func() error
 	}{
-		{"Pod", pod.UID, "authentication.kubernetes.io/pod-name", func() error { return c.CoreV1().Pods("default").Delete(t.Context(), "bound", now) }},
+		{"Pod", pod.UID, "authentication.kubernetes.io/pod-name",
+			func() error { return c.CoreV1().Pods("default").Delete(t.Context(), "bound", now) }},
 		{"Secret", secret.UID, "", func() error { return c.CoreV1().Secrets("default").Delete(t.Context(), "bound", now) }},
-		{"Node", node.UID, "authentication.kubernetes.io/node-name", func() error { return c.CoreV1().Nodes().Delete(t.Context(), "bound", now) }},
+		{"Node", node.UID, "authentication.kubernetes.io/node-name",
+			func() error { return c.CoreV1().Nodes().Delete(t.Context(), "bound", now) }},
 	} {
 		used, unused := tokenOf(t, c, "default", to(b.kind, b.uid)), tokenOf(t, c, "default", to(b.kind, b.uid))
 		u, err := whoami(t, s, used)
@@ -305,7 +323,8 @@ func testDiscovery(t *testing.T, s *apiserver.Server, c *kubernetes.Clientset) {
 		Algs    []string `json:"id_token_signing_alg_values_supported"`
 	}
 	get("/.well-known/openid-configuration", &config)
-	if config.Issuer != "https://kubernetes.default.svc.cluster.local" || config.JWKSURI != s.URL()+"/openid/v1/jwks" || !slices.Equal(config.Algs, []string{"ES256"}) {
+	if config.Issuer != "https://kubernetes.default.svc.cluster.local" || config.JWKSURI != s.URL()+"/openid/v1/jwks" ||
+		!slices.Equal(config.Algs, []string{"ES256"}) {
 		t.Errorf("%+v", config)
 	}
 	var keys jose.JSONWebKeySet
@@ -315,7 +334,8 @@ func testDiscovery(t *testing.T, s *apiserver.Server, c *kubernetes.Clientset) {
 		t.Fatal(err)
 	}
 	var claims jwt.Claims
-	if k := keys.Key(parsed.Headers[0].KeyID); len(k) != 1 || !k[0].IsPublic() || parsed.Claims(k[0], &claims) != nil || claims.Issuer != config.Issuer {
+	if k := keys.Key(parsed.Headers[0].KeyID); len(k) != 1 || !k[0].IsPublic() || parsed.Claims(k[0], &claims) != nil ||
+		claims.Issuer != config.Issuer {
 		t.Errorf("the token is not of the published keys: %+v", claims)
 	}
 }
@@ -325,10 +345,12 @@ func testNodeTokens(t *testing.T, s *apiserver.Server, c *kubernetes.Clientset) 
 	node := kubernetes.NewForConfigOrDie(joined(t, s, "tokens", t.TempDir()).Config())
 	pods := map[string]types.UID{}
 	for name, n := range map[string]string{"here": "tokens", "there": "elsewhere"} {
-		if _, err := c.CoreV1().ServiceAccounts("default").Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+		if _, err := c.CoreV1().ServiceAccounts("default").Create(t.Context(),
+			&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		p, err := c.CoreV1().Pods("default").Create(t.Context(), podNamed(name, onNode(n), func(p *corev1.Pod) { p.Spec.ServiceAccountName = name }), metav1.CreateOptions{})
+		p, err := c.CoreV1().Pods("default").Create(t.Context(),
+			podNamed(name, onNode(n), func(p *corev1.Pod) { p.Spec.ServiceAccountName = name }), metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}

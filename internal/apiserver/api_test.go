@@ -95,7 +95,8 @@ func (a api) pod(name string, change ...func(*corev1.Pod)) *corev1.Pod {
 }
 
 func podNamed(name string, change ...func(*corev1.Pod)) *corev1.Pod {
-	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "host"}}}}
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "host"}}}}
 	for _, f := range change {
 		f(p)
 	}
@@ -235,12 +236,15 @@ func testPatches(a api) {
 		p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "d", Image: "host"})
 	})
 	pods := a.client.CoreV1().Pods(a.ns)
-	p, err := pods.Patch(a.ctx, "p", types.JSONPatchType, []byte(`[{"op":"test","path":"/metadata/labels/app","value":"a"},{"op":"replace","path":"/metadata/labels/app","value":"b"}]`), metav1.PatchOptions{})
+	p, err := pods.Patch(a.ctx, "p", types.JSONPatchType,
+		[]byte(`[{"op":"test","path":"/metadata/labels/app","value":"a"},{"op":"replace","path":"/metadata/labels/app","value":"b"}]`),
+		metav1.PatchOptions{})
 	a.must(err)
 	if p.Labels["app"] != "b" {
 		a.Errorf("JSON patch: %v", p.Labels)
 	}
-	if _, err = pods.Patch(a.ctx, "p", types.JSONPatchType, []byte(`[{"op":"test","path":"/metadata/labels/app","value":"z"}]`), metav1.PatchOptions{}); err == nil {
+	if _, err = pods.Patch(a.ctx, "p", types.JSONPatchType, []byte(`[{"op":"test","path":"/metadata/labels/app","value":"z"}]`),
+		metav1.PatchOptions{}); err == nil {
 		a.Error("a JSON patch whose test fails was accepted")
 	}
 	p, err = pods.Patch(a.ctx, "p", types.MergePatchType, []byte(`{"metadata":{"labels":{"app":null,"x":"y"}}}`), metav1.PatchOptions{})
@@ -249,7 +253,8 @@ func testPatches(a api) {
 		a.Errorf("merge patch: %v", p.Labels)
 	}
 	// The strategic patch merges containers by their name.
-	p, err = pods.Patch(a.ctx, "p", types.StrategicMergePatchType, []byte(`{"spec":{"containers":[{"name":"d","image":"other:1"}]}}`), metav1.PatchOptions{})
+	p, err = pods.Patch(a.ctx, "p", types.StrategicMergePatchType, []byte(`{"spec":{"containers":[{"name":"d","image":"other:1"}]}}`),
+		metav1.PatchOptions{})
 	a.must(err)
 	if len(p.Spec.Containers) != 2 || p.Spec.Containers[1].Image != "other:1" || p.Spec.Containers[0].Image != "host" {
 		a.Errorf("strategic patch: %+v", p.Spec.Containers)
@@ -261,7 +266,8 @@ func testPatches(a api) {
 
 func testApply(a api) {
 	apply := func(manager string, force bool, data map[string]string) (*corev1.ConfigMap, error) {
-		return a.client.CoreV1().ConfigMaps(a.ns).Apply(a.ctx, corev1apply.ConfigMap("cm", a.ns).WithData(data), metav1.ApplyOptions{FieldManager: manager, Force: force})
+		return a.client.CoreV1().ConfigMaps(a.ns).Apply(a.ctx, corev1apply.ConfigMap("cm", a.ns).WithData(data),
+			metav1.ApplyOptions{FieldManager: manager, Force: force})
 	}
 	_, err := apply("one", false, map[string]string{"a": "1", "b": "1"})
 	a.must(err)
@@ -270,7 +276,8 @@ func testApply(a api) {
 	if len(cm.Data) != 3 {
 		a.Errorf("two managers: %v", cm.Data)
 	}
-	if _, err = apply("two", false, map[string]string{"a": "2", "c": "2"}); !apierrors.IsConflict(err) || !strings.Contains(err.Error(), ".data.a") {
+	if _, err = apply("two", false, map[string]string{"a": "2", "c": "2"}); !apierrors.IsConflict(err) ||
+		!strings.Contains(err.Error(), ".data.a") {
 		a.Errorf("got %v, want a conflict on .data.a", err)
 	}
 	cm, err = apply("two", true, map[string]string{"a": "2", "c": "2"})
@@ -334,7 +341,8 @@ func testDeleteCollection(a api) {
 // table fetches the table that kubectl get shows.
 func (a api) table(path string) *metav1.Table {
 	a.Helper()
-	raw, err := a.client.CoreV1().RESTClient().Get().AbsPath(path).SetHeader("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io").DoRaw(a.ctx)
+	raw, err := a.client.CoreV1().RESTClient().Get().AbsPath(path).SetHeader("Accept",
+		"application/json;as=Table;v=v1;g=meta.k8s.io").DoRaw(a.ctx)
 	a.must(err)
 	t := &metav1.Table{}
 	a.must(json.Unmarshal(raw, t))
@@ -348,8 +356,9 @@ func testTables(a api) {
 	for path, want := range map[string]string{
 		ns + "/pods":       "Name Ready Status Restarts Age IP* Node* Nominated Node* Readiness Gates*",
 		ns + "/configmaps": "Name Data Age", "/api/v1/namespaces": "Name Status Age", ns + "/secrets": "Name Type Data Age",
-		ns + "/serviceaccounts":                    "Name Age",
-		"/api/v1/nodes":                            "Name Status Roles Age Version Internal-IP* External-IP* OS-Image* Kernel-Version* Container-Runtime*",
+		ns + "/serviceaccounts": "Name Age",
+		"/api/v1/nodes": "Name Status Roles Age Version Internal-IP* External-IP* OS-Image* Kernel-Version* " +
+			"Container-Runtime*",
 		ns + "/events":                             "Last Seen Type Reason Object Subobject* Source* Message First Seen* Count* Name*",
 		ns + "/services":                           "Name Type Cluster-IP External-IP Port(s) Age Selector*",
 		ns + "/endpoints":                          "Name Endpoints Age",
@@ -451,13 +460,16 @@ func testConflict(a api) {
 	if _, err = a.client.CoreV1().ConfigMaps(a.ns).Update(a.ctx, stale, metav1.UpdateOptions{}); !apierrors.IsConflict(err) {
 		a.Errorf("stale update: got %v, want 409", err)
 	}
-	if _, err = a.client.CoreV1().ConfigMaps(a.ns).Create(a.ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "cm"}}, metav1.CreateOptions{}); !apierrors.IsAlreadyExists(err) {
+	if _, err = a.client.CoreV1().ConfigMaps(a.ns).Create(a.ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "cm"}},
+		metav1.CreateOptions{}); !apierrors.IsAlreadyExists(err) {
 		a.Errorf("second create: got %v, want 409", err)
 	}
-	if _, err = a.client.CoreV1().ConfigMaps("nowhere").Create(a.ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "cm"}}, metav1.CreateOptions{}); !apierrors.IsNotFound(err) {
+	if _, err = a.client.CoreV1().ConfigMaps("nowhere").Create(a.ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "cm"}},
+		metav1.CreateOptions{}); !apierrors.IsNotFound(err) {
 		a.Errorf("create in a namespace that is not there: got %v, want 404", err)
 	}
-	g, err := a.client.CoreV1().ConfigMaps(a.ns).Create(a.ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "gen-"}}, metav1.CreateOptions{})
+	g, err := a.client.CoreV1().ConfigMaps(a.ns).Create(a.ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "gen-"}},
+		metav1.CreateOptions{})
 	a.must(err)
 	if !strings.HasPrefix(g.Name, "gen-") || len(g.Name) != len("gen-")+5 {
 		a.Errorf("generated name %q", g.Name)
@@ -467,7 +479,8 @@ func testConflict(a api) {
 func testUnknownFields(a api) {
 	body := []byte(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"typo"},"dta":{"k":"v"}}`)
 	post := func(validation string) error {
-		return a.client.CoreV1().RESTClient().Post().AbsPath("/api/v1/namespaces/"+a.ns+"/configmaps").Param("fieldValidation", validation).Body(body).Do(a.ctx).Error()
+		return a.client.CoreV1().RESTClient().Post().AbsPath("/api/v1/namespaces/"+a.ns+"/configmaps").Param("fieldValidation",
+			validation).Body(body).Do(a.ctx).Error()
 	}
 	if err := post("Strict"); !apierrors.IsBadRequest(err) || !strings.Contains(err.Error(), `unknown field "dta"`) {
 		a.Errorf("strict: got %v, want 400", err)
@@ -475,7 +488,8 @@ func testUnknownFields(a api) {
 	a.must(post("Ignore"))
 	// Behaviour 149: an annotation that is not a string.
 	err := a.client.CoreV1().RESTClient().Post().AbsPath("/api/v1/namespaces/" + a.ns + "/services").
-		Body([]byte(`{"apiVersion":"v1","kind":"Service","metadata":{"name":"x","annotations":{"service.kubernetes.io/local-svc-only-bind-node-with-pod":true}}}`)).Do(a.ctx).Error()
+		Body([]byte(`{"apiVersion":"v1","kind":"Service","metadata":{"name":"x",` +
+			`"annotations":{"service.kubernetes.io/local-svc-only-bind-node-with-pod":true}}}`)).Do(a.ctx).Error()
 	if !apierrors.IsBadRequest(err) { // behaviour 149
 		a.Errorf("boolean annotation: got %v, want 400", err)
 	}

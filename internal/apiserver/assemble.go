@@ -148,7 +148,8 @@ func (s *Server) configureServing(c *genericapiserver.Config) error {
 // newAdmission refuses creation in a namespace that is missing or
 // terminating, and the deletion of the namespaces the system stands on; then
 // come more.
-func newAdmission(client kubernetes.Interface, shared informers.SharedInformerFactory, more ...admission.Interface) (admission.Interface, error) {
+func newAdmission(client kubernetes.Interface, shared informers.SharedInformerFactory, more ...admission.Interface) (admission.Interface,
+	error) {
 	l, err := lifecycle.NewLifecycle(sets.New(systemNamespaces()...))
 	if err != nil {
 		return nil, err

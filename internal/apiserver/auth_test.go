@@ -100,7 +100,8 @@ func testJoin(t *testing.T, s *apiserver.Server) {
 // testRules asks for what the parts need, and for more.
 func testRules(t *testing.T, s *apiserver.Server) {
 	clients := map[string]*kubernetes.Clientset{
-		"node": kubernetes.NewForConfigOrDie(joined(t, s, "n", t.TempDir()).Config()), "controllers": kubernetes.NewForConfigOrDie(s.ControllersConfig()),
+		"node":        kubernetes.NewForConfigOrDie(joined(t, s, "n", t.TempDir()).Config()),
+		"controllers": kubernetes.NewForConfigOrDie(s.ControllersConfig()),
 	}
 	type request struct {
 		who, what string

@@ -89,13 +89,16 @@ rules:
 	t.Run("bootstrap", func(t *testing.T) { testBootstrapToken(t, s, admin) })
 	t.Run("oidc", func(t *testing.T) { testOIDC(t, s, p) })
 	const seen, hidden = "value-in-the-clear", "value-under-lock"
-	if _, err := admin.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "audited"}, Data: map[string]string{"k": seen}}, metav1.CreateOptions{}); err != nil {
+	if _, err := admin.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "audited"},
+		Data: map[string]string{"k": seen}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := admin.CoreV1().Secrets("default").Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "locked"}, StringData: map[string]string{"k": hidden}}, metav1.CreateOptions{}); err != nil {
+	if _, err := admin.CoreV1().Secrets("default").Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "locked"},
+		StringData: map[string]string{"k": hidden}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := admin.CoreV1().Secrets("default").Get(t.Context(), "locked", metav1.GetOptions{}); err != nil || string(got.Data["k"]) != hidden {
+	if got, err := admin.CoreV1().Secrets("default").Get(t.Context(), "locked", metav1.GetOptions{}); err != nil ||
+		string(got.Data["k"]) != hidden {
 		t.Errorf("%v, %v", got, err)
 	}
 	stop()
@@ -142,7 +145,8 @@ func audited(t *testing.T, path, name string) {
 		if e.ObjectRef == nil || e.ObjectRef.Resource != "configmaps" {
 			t.Errorf("written against the policy: %s", lines.Text())
 		}
-		found = found || e.Verb == "create" && e.ObjectRef.Name == name && e.User.Username != "" && bytes.Contains(e.RequestObject.Raw, []byte("value-in-the-clear"))
+		found = found || e.Verb == "create" && e.ObjectRef.Name == name && e.User.Username != "" &&
+			bytes.Contains(e.RequestObject.Raw, []byte("value-in-the-clear"))
 	}
 	if !found {
 		t.Error("the audit log lacks the ConfigMap")
@@ -169,10 +173,12 @@ func testBootstrapToken(t *testing.T, s *apiserver.Server, c *kubernetes.Clients
 	make("cccccc", map[string]string{"usage-bootstrap-authentication": "false"})
 	make("dddddd", map[string]string{"auth-extra-groups": "system:masters"})
 	u, err := whoami(t, s, "aaaaaa.0123456789abcdef")
-	if err != nil || u.Username != "system:bootstrap:aaaaaa" || !slices.Contains(u.Groups, "system:bootstrappers:racks") || !slices.Contains(u.Groups, "system:bootstrappers") {
+	if err != nil || u.Username != "system:bootstrap:aaaaaa" || !slices.Contains(u.Groups, "system:bootstrappers:racks") ||
+		!slices.Contains(u.Groups, "system:bootstrappers") {
 		t.Errorf("%+v, %v", u, err)
 	}
-	for _, bad := range []string{"aaaaaa.0123456789abcdeX", "aaaaaa.fedcba9876543210", "bbbbbb.0123456789abcdef", "cccccc.0123456789abcdef", "dddddd.0123456789abcdef", "eeeeee.0123456789abcdef"} {
+	for _, bad := range []string{"aaaaaa.0123456789abcdeX", "aaaaaa.fedcba9876543210", "bbbbbb.0123456789abcdef", "cccccc.0123456789abcdef",
+		"dddddd.0123456789abcdef", "eeeeee.0123456789abcdef"} {
 		if _, err := whoami(t, s, bad); !apierrors.IsUnauthorized(err) {
 			t.Errorf("%s: %v", bad, err)
 		}
@@ -206,7 +212,8 @@ func newProvider(t *testing.T) *provider {
 		})
 	}
 	answer("/.well-known/openid-configuration", func() any {
-		return map[string]any{"issuer": p.server.URL, "jwks_uri": p.server.URL + "/keys", "id_token_signing_alg_values_supported": []string{"ES256"}}
+		return map[string]any{"issuer": p.server.URL, "jwks_uri": p.server.URL + "/keys",
+			"id_token_signing_alg_values_supported": []string{"ES256"}}
 	})
 	answer("/keys", func() any {
 		return jose.JSONWebKeySet{Keys: []jose.JSONWebKey{{Key: key.Public(), KeyID: "k", Use: "sig", Algorithm: "ES256"}}}

@@ -20,7 +20,8 @@ import (
 func BenchmarkCreate(b *testing.B) {
 	for name, create := range map[string]func(context.Context, *kubernetes.Clientset, string) error{
 		"ConfigMap": func(ctx context.Context, c *kubernetes.Clientset, name string) error {
-			_, err := c.CoreV1().ConfigMaps("default").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+			_, err := c.CoreV1().ConfigMaps("default").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}},
+				metav1.CreateOptions{})
 			return err
 		},
 		"Service": func(ctx context.Context, c *kubernetes.Clientset, name string) error {

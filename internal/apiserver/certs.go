@@ -210,7 +210,8 @@ type serverNames struct {
 }
 
 func namesFor(o Options) serverNames {
-	n := serverNames{dns: []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"}}
+	n := serverNames{dns: []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc",
+		"kubernetes.default.svc.cluster.local"}}
 	if h, err := os.Hostname(); err == nil && h != "localhost" {
 		n.dns = append(n.dns, h)
 	}

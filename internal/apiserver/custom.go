@@ -50,7 +50,8 @@ type customResources struct {
 
 // newCustomResources builds the server with the configuration of the one it
 // stands behind; services finds the Services of conversion webhooks.
-func newCustomResources(c genericapiserver.Config, shared informers.SharedInformerFactory, back *backEnd, client kubernetes.Interface, alone bool) (*customResources, error) {
+func newCustomResources(c genericapiserver.Config, shared informers.SharedInformerFactory, back *backEnd, client kubernetes.Interface,
+	alone bool) (*customResources, error) {
 	c.PostStartHooks = map[string]genericapiserver.PostStartHookConfigEntry{}
 	c.RESTOptionsGetter = definitionBackEnd{back}
 	c.MergedResourceConfig = extensionsserver.DefaultAPIResourceConfigSource()

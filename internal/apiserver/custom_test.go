@@ -164,7 +164,8 @@ func (c custom) testDocuments(t *testing.T) {
 		return slices.Contains(names, "com.example.v1.Backup") && slices.Contains(names, "io.k8s.api.core.v1.Service") &&
 			slices.Contains(names, "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.CustomResourceDefinition")
 	})
-	for path, want := range map[string]string{"apis/example.com/v1": "What to copy, and when.", "apis/apiextensions.k8s.io/v1": "CustomResourceDefinitionSpec"} {
+	for path, want := range map[string]string{"apis/example.com/v1": "What to copy, and when.",
+		"apis/apiextensions.k8s.io/v1": "CustomResourceDefinitionSpec"} {
 		eventually(t, "OpenAPI v3 has "+path, func() bool {
 			paths, err := aggregated.OpenAPIV3().Paths()
 			if err != nil {
@@ -182,7 +183,8 @@ func (c custom) testDocuments(t *testing.T) {
 // Defaults are set, unknown fields pruned, both versions show one object.
 func (c custom) testObjects(t *testing.T) {
 	in := c.objs.Resource(backups).Namespace("default")
-	made, err := in.Create(c.ctx, object(t, backup("one", "{source: disk, other: 1, options: {free: {form: [1]}}, limits: {a: 1, b: 2Gi}}")), metav1.CreateOptions{})
+	made, err := in.Create(c.ctx, object(t,
+		backup("one", "{source: disk, other: 1, options: {free: {form: [1]}}, limits: {a: 1, b: 2Gi}}")), metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -255,10 +257,12 @@ func (c custom) testRefusals(t *testing.T) {
 			t.Errorf("%s: %v, want %q", k.object, err, k.want)
 		}
 	}
-	if _, err := in.Namespace("nowhere").Create(c.ctx, object(t, backup("x", "{source: a}")), metav1.CreateOptions{}); !apierrors.IsNotFound(err) {
+	if _, err := in.Namespace("nowhere").Create(c.ctx, object(t, backup("x", "{source: a}")),
+		metav1.CreateOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("in a missing namespace: %v", err)
 	}
-	_, err := in.Namespace("default").Create(c.ctx, object(t, backup("x", "{source: a, sauce: b}")), metav1.CreateOptions{FieldValidation: "Strict"})
+	_, err := in.Namespace("default").Create(c.ctx, object(t, backup("x", "{source: a, sauce: b}")),
+		metav1.CreateOptions{FieldValidation: "Strict"})
 	if !apierrors.IsBadRequest(err) || !strings.Contains(err.Error(), `unknown field "spec.sauce"`) {
 		t.Errorf("strict: %v", err)
 	}
@@ -291,7 +295,8 @@ func (c custom) testSubresources(t *testing.T) {
 	if _, err := in.Create(c.ctx, object(t, backup("sub", "{source: a}")+"\n"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	_, err := in.Patch(c.ctx, "sub", types.MergePatchType, []byte(`{"spec":{"keep":3},"status":{"phase":"Done","replicas":1,"selector":"app=x"}}`), metav1.PatchOptions{}, "status")
+	_, err := in.Patch(c.ctx, "sub", types.MergePatchType,
+		[]byte(`{"spec":{"keep":3},"status":{"phase":"Done","replicas":1,"selector":"app=x"}}`), metav1.PatchOptions{}, "status")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -362,7 +367,8 @@ func (c custom) testTable(t *testing.T) {
 
 // A namespace that is deleted takes its custom resources along.
 func (c custom) testNamespace(t *testing.T) {
-	if _, err := c.kube.CoreV1().Namespaces().Create(c.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "going"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := c.kube.CoreV1().Namespaces().Create(c.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "going"}},
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	in := c.objs.Resource(backups).Namespace("going")
@@ -454,7 +460,8 @@ func TestDefinitionsOfProjects(t *testing.T) {
 		rules: [{matches: [{path: {value: /app}}], backendRefs: [{name: my-service, port: 80}]}]}}`); err != nil {
 		t.Error(err)
 	}
-	invalidAt(t, create(gw, "v1", "httproutes", routes+`bad}, spec: {rules: [{matches: [{path: {value: app}}]}]}}`), "spec.rules[0].matches[0].path")
+	invalidAt(t, create(gw, "v1", "httproutes", routes+`bad}, spec: {rules: [{matches: [{path: {value: app}}]}]}}`),
+		"spec.rules[0].matches[0].path")
 	if err := create("cert-manager.io", "v1", "certificates", `{apiVersion: cert-manager.io/v1, kind: Certificate, metadata: {name: web},
 		spec: {secretName: web, dnsNames: [web.example.com], issuerRef: {name: ca}}}`); err != nil {
 		t.Error(err)
@@ -508,10 +515,12 @@ func TestCustomConversion(t *testing.T) {
 	t.Cleanup(hook.Close)
 	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: hook.Certificate().Raw})
 	version := func(name, field, storage string) string {
-		return "{name: " + name + ", served: true, storage: " + storage + ", schema: {openAPIV3Schema: {type: object, properties: {" + field + ": {type: string}}}}}"
+		return "{name: " + name + ", served: true, storage: " + storage + ", schema: {openAPIV3Schema: {type: object, properties: {" + field +
+			": {type: string}}}}}"
 	}
 	dir := t.TempDir()
-	write(t, dir, "crd.yaml", `{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: machines.hosts.example.com}, spec: {
+	write(t, dir, "crd.yaml", `{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition,
+  metadata: {name: machines.hosts.example.com}, spec: {
 		group: hosts.example.com, scope: Cluster, names: {plural: machines, singular: machine, kind: Machine},
 		versions: [`+version("v1", "host", "true")+", "+version("v2", "address", "false")+`],
 		conversion: {strategy: Webhook, webhook: {conversionReviewVersions: [v1], clientConfig: {

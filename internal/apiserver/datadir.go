@@ -36,7 +36,8 @@ func openDataDir(path string) (*dataDir, error) {
 	}
 	lock, err := os.OpenFile(filepath.Join(path, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("cannot use the data directory %s: %w; choose another with --data-dir, or give yourself the rights", path, plain(err))
+		return nil, fmt.Errorf("cannot use the data directory %s: %w; choose another with --data-dir, or give yourself the rights", path,
+			plain(err))
 	}
 	d := &dataDir{path: path, lock: lock}
 	if err := d.take(); err != nil {
@@ -85,7 +86,8 @@ func (d *dataDir) checkVersion() error {
 		return fmt.Errorf("%s is damaged: it should hold a number; is %s really a data directory of fairlead?", file, d.path)
 	}
 	if v > layoutVersion {
-		return fmt.Errorf("the data directory %s was written by a newer fairlead (layout %d, this one knows up to %d): use that fairlead, or choose another directory with --data-dir",
+		return fmt.Errorf("the data directory %s was written by a newer fairlead (layout %d, this one knows up to %d): use that fairlead, "+
+			"or choose another directory with --data-dir",
 			d.path, v, layoutVersion)
 	}
 	return nil

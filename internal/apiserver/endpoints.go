@@ -269,7 +269,8 @@ func serverSlices(servers []netip.AddrPort) []*discoveryv1.EndpointSlice {
 			s.Name = fmt.Sprintf("%s-%d", s.Name, count[g.ipv4])
 		}
 		for _, a := range g.addrs {
-			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}, Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true)}})
+			s.Endpoints = append(s.Endpoints,
+				discoveryv1.Endpoint{Addresses: []string{a}, Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true)}})
 		}
 		out = append(out, s)
 	}

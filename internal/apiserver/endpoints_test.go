@@ -24,7 +24,8 @@ func TestRunningServers(t *testing.T) {
 		lease("192.0.2.2:6443", 14*time.Second), lease("192.0.2.1:6443", 0), lease("192.0.2.3:6443", 15*time.Second),
 		lease("192.0.2.1:6443", time.Second), lease("nonsense", 0), {},
 	}, now)
-	if want := []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:6443"), netip.MustParseAddrPort("192.0.2.2:6443")}; !cmp.Equal(got, want, cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })) {
+	if want := []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:6443"), netip.MustParseAddrPort("192.0.2.2:6443")}; !cmp.Equal(got, want,
+		cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }

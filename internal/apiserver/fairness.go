@@ -34,7 +34,8 @@ func newFairness(shared informers.SharedInformerFactory, client kubernetes.Inter
 		// The controller would write this condition to the API.
 		s.Status.Conditions = []flowcontrolv1.FlowSchemaCondition{{
 			Type: flowcontrolv1.FlowSchemaConditionDangling, Status: flowcontrolv1.ConditionFalse, Reason: "Found",
-			Message: fmt.Sprintf("This FlowSchema references the PriorityLevelConfiguration object named %q and it exists", s.Spec.PriorityLevelConfiguration.Name),
+			Message: fmt.Sprintf("This FlowSchema references the PriorityLevelConfiguration object named %q and it exists",
+				s.Spec.PriorityLevelConfiguration.Name),
 		}}
 		schemas.Items = append(schemas.Items, *s)
 	}

@@ -51,7 +51,8 @@ func (s *Server) newGuard(ctx context.Context, client kubernetes.Interface, shar
 	if err != nil {
 		return nil, err
 	}
-	g := &guard{rules: rules, pods: pods, aggregator: rbac.NewAggregator(client, shared, s.log), maxLife: s.opts.Auth.ServiceAccountMaxTokenLife, server: s.publicURL()}
+	g := &guard{rules: rules, pods: pods, aggregator: rbac.NewAggregator(client, shared, s.log),
+		maxLife: s.opts.Auth.ServiceAccountMaxTokenLife, server: s.publicURL()}
 	nodes := nodeAuthorizer{pods: pods, rules: nodeRules()}
 	g.authorizer, err = union.New(
 		union.NamedAuthorizer{AuthorizerName: "privileged", Authorizer: authorizerfactory.NewPrivilegedGroups(user.SystemPrivilegedGroup)},

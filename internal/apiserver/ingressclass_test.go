@@ -9,7 +9,8 @@ import (
 func testDefaultClass(a api) {
 	create := func(name string, change func(*networkingv1.Ingress)) string {
 		i := &networkingv1.Ingress{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		i.Spec.DefaultBackend = &networkingv1.IngressBackend{Service: &networkingv1.IngressServiceBackend{Name: "s", Port: networkingv1.ServiceBackendPort{Number: 80}}}
+		i.Spec.DefaultBackend = &networkingv1.IngressBackend{Service: &networkingv1.IngressServiceBackend{Name: "s",
+			Port: networkingv1.ServiceBackendPort{Number: 80}}}
 		if change != nil {
 			change(i)
 		}

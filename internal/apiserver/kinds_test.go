@@ -24,20 +24,21 @@ func testPodDefaults(a api) {
 	})
 	s, c := p.Spec, p.Spec.Containers[0]
 	for what, ok := range map[string]bool{
-		"restartPolicy":    s.RestartPolicy == corev1.RestartPolicyAlways,
-		"dnsPolicy":        s.DNSPolicy == corev1.DNSClusterFirst,
-		"grace":            *s.TerminationGracePeriodSeconds == 30,
-		"serviceLinks":     *s.EnableServiceLinks,
-		"scheduler":        s.SchedulerName == "default-scheduler",
-		"protocol":         c.Ports[0].Protocol == corev1.ProtocolTCP,
-		"probe thresholds": c.ReadinessProbe.TimeoutSeconds == 1 && c.ReadinessProbe.PeriodSeconds == 10 && c.ReadinessProbe.SuccessThreshold == 1 && c.ReadinessProbe.FailureThreshold == 3,
-		"probe path":       c.ReadinessProbe.HTTPGet.Path == "/" && c.ReadinessProbe.HTTPGet.Scheme == "HTTP",
-		"fieldRef":         c.Env[0].ValueFrom.FieldRef.APIVersion == "v1",
-		"volume":           s.Volumes[0].EmptyDir != nil,
-		"phase":            p.Status.Phase == corev1.PodPending,
-		"qos":              p.Status.QOSClass == corev1.PodQOSBestEffort,
-		"generation":       p.Generation == 1,
-		"pull policy":      c.ImagePullPolicy == corev1.PullAlways,
+		"restartPolicy": s.RestartPolicy == corev1.RestartPolicyAlways,
+		"dnsPolicy":     s.DNSPolicy == corev1.DNSClusterFirst,
+		"grace":         *s.TerminationGracePeriodSeconds == 30,
+		"serviceLinks":  *s.EnableServiceLinks,
+		"scheduler":     s.SchedulerName == "default-scheduler",
+		"protocol":      c.Ports[0].Protocol == corev1.ProtocolTCP,
+		"probe thresholds": c.ReadinessProbe.TimeoutSeconds == 1 && c.ReadinessProbe.PeriodSeconds == 10 &&
+			c.ReadinessProbe.SuccessThreshold == 1 && c.ReadinessProbe.FailureThreshold == 3,
+		"probe path":  c.ReadinessProbe.HTTPGet.Path == "/" && c.ReadinessProbe.HTTPGet.Scheme == "HTTP",
+		"fieldRef":    c.Env[0].ValueFrom.FieldRef.APIVersion == "v1",
+		"volume":      s.Volumes[0].EmptyDir != nil,
+		"phase":       p.Status.Phase == corev1.PodPending,
+		"qos":         p.Status.QOSClass == corev1.PodQOSBestEffort,
+		"generation":  p.Generation == 1,
+		"pull policy": c.ImagePullPolicy == corev1.PullAlways,
 	} {
 		if !ok {
 			a.Errorf("wrong default: %s in %+v", what, p)
@@ -67,9 +68,12 @@ func testPodValidation(a api) {
 		{func(p *corev1.Pod) { p.Spec.Containers = nil }, []string{"spec.containers"}},
 		{container(func(c *corev1.Container) { c.Name = "A" }), []string{"spec.containers[0].name"}},
 		{container(func(c *corev1.Container) { c.Image = "" }), []string{"spec.containers[0].image"}},
-		{container(func(c *corev1.Container) { c.Ports = []corev1.ContainerPort{{ContainerPort: 70000}} }), []string{"spec.containers[0].ports[0].containerPort"}},
-		{container(func(c *corev1.Container) { c.Ports = []corev1.ContainerPort{{ContainerPort: 1, Protocol: "HTTP"}} }), []string{"spec.containers[0].ports[0].protocol"}},
-		{container(func(c *corev1.Container) { c.Ports = []corev1.ContainerPort{{ContainerPort: 1, Name: "Not_A_Port"}} }), []string{"spec.containers[0].ports[0].name"}},
+		{container(func(c *corev1.Container) { c.Ports = []corev1.ContainerPort{{ContainerPort: 70000}} }),
+			[]string{"spec.containers[0].ports[0].containerPort"}},
+		{container(func(c *corev1.Container) { c.Ports = []corev1.ContainerPort{{ContainerPort: 1, Protocol: "HTTP"}} }),
+			[]string{"spec.containers[0].ports[0].protocol"}},
+		{container(func(c *corev1.Container) { c.Ports = []corev1.ContainerPort{{ContainerPort: 1, Name: "Not_A_Port"}} }),
+			[]string{"spec.containers[0].ports[0].name"}},
 		{container(func(c *corev1.Container) {
 			c.Ports = []corev1.ContainerPort{{ContainerPort: 1, Name: "a"}, {ContainerPort: 2, Name: "a"}}
 		}), []string{"spec.containers[0].ports[1].name"}},
@@ -77,12 +81,15 @@ func testPodValidation(a api) {
 		{container(func(c *corev1.Container) {
 			c.Env = []corev1.EnvVar{{Name: "X", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "spec.magic"}}}}
 		}), []string{"spec.containers[0].env[0].valueFrom.fieldRef.fieldPath"}},
-		{container(func(c *corev1.Container) { c.VolumeMounts = []corev1.VolumeMount{{Name: "v", MountPath: "/v"}} }), []string{"spec.containers[0].volumeMounts[0].name"}},
+		{container(func(c *corev1.Container) { c.VolumeMounts = []corev1.VolumeMount{{Name: "v", MountPath: "/v"}} }),
+			[]string{"spec.containers[0].volumeMounts[0].name"}},
 		{probe(&corev1.Probe{}), []string{"spec.containers[0].readinessProbe"}},
-		{probe(&corev1.Probe{PeriodSeconds: -1, ProbeHandler: corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromString("NO")}}}),
+		{probe(&corev1.Probe{PeriodSeconds: -1,
+			ProbeHandler: corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromString("NO")}}}),
 			[]string{"spec.containers[0].readinessProbe.periodSeconds", "spec.containers[0].readinessProbe.tcpSocket.port"}},
 		{container(func(c *corev1.Container) {
-			c.LivenessProbe = &corev1.Probe{SuccessThreshold: 2, ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"true"}}}}
+			c.LivenessProbe = &corev1.Probe{SuccessThreshold: 2,
+				ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"true"}}}}
 		}), []string{"spec.containers[0].livenessProbe.successThreshold"}},
 		{func(p *corev1.Pod) { p.Spec.RestartPolicy = "Sometimes" }, []string{"spec.restartPolicy"}},
 		{func(p *corev1.Pod) { p.Spec.DNSPolicy = corev1.DNSNone }, []string{"spec.dnsConfig"}},
@@ -160,7 +167,8 @@ func testPodDeletion(a api) {
 func testBinding(a api) {
 	a.pod("p")
 	bind := func(node string) error {
-		return a.client.CoreV1().Pods(a.ns).Bind(a.ctx, &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Target: corev1.ObjectReference{Kind: "Node", Name: node}}, metav1.CreateOptions{})
+		return a.client.CoreV1().Pods(a.ns).Bind(a.ctx, &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: "p"},
+			Target: corev1.ObjectReference{Kind: "Node", Name: node}}, metav1.CreateOptions{})
 	}
 	a.must(bind("n1"))
 	p, err := a.client.CoreV1().Pods(a.ns).Get(a.ctx, "p", metav1.GetOptions{})
@@ -171,7 +179,8 @@ func testBinding(a api) {
 	if err := bind("n2"); !apierrors.IsConflict(err) {
 		a.Errorf("second binding: got %v, want 409", err)
 	}
-	err = a.client.CoreV1().Pods(a.ns).Bind(a.ctx, &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: "nope"}, Target: corev1.ObjectReference{Name: "n"}}, metav1.CreateOptions{})
+	err = a.client.CoreV1().Pods(a.ns).Bind(a.ctx, &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: "nope"},
+		Target: corev1.ObjectReference{Name: "n"}}, metav1.CreateOptions{})
 	if !apierrors.IsNotFound(err) {
 		a.Errorf("binding of no pod: got %v, want 404", err)
 	}
@@ -198,7 +207,8 @@ func testStatus(a api) {
 		a.Errorf("after an update: %+v", p)
 	}
 	// An applied status is not owned by who applies the object.
-	applied, err := pods.Apply(a.ctx, corev1apply.Pod("p", a.ns).WithStatus(corev1apply.PodStatus().WithPhase(corev1.PodFailed)), metav1.ApplyOptions{FieldManager: "m"})
+	applied, err := pods.Apply(a.ctx, corev1apply.Pod("p", a.ns).WithStatus(corev1apply.PodStatus().WithPhase(corev1.PodFailed)),
+		metav1.ApplyOptions{FieldManager: "m"})
 	a.must(err)
 	for _, f := range applied.ManagedFields {
 		if f.Manager == "m" && strings.Contains(string(f.FieldsV1.GetRawBytes()), "f:status") {
@@ -223,7 +233,8 @@ func testNamespace(a api) {
 	if ns.Status.Phase != corev1.NamespaceTerminating || ns.DeletionTimestamp == nil {
 		a.Errorf("deleted namespace: %+v", ns)
 	}
-	_, err = a.client.CoreV1().ConfigMaps(name).Create(a.ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "late"}}, metav1.CreateOptions{})
+	_, err = a.client.CoreV1().ConfigMaps(name).Create(a.ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "late"}},
+		metav1.CreateOptions{})
 	if !apierrors.IsForbidden(err) || !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
 		a.Errorf("create in a terminating namespace: %v", err)
 	}
@@ -249,8 +260,9 @@ func testNode(a api) {
 		ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{"node-role.kubernetes.io/edge": ""}},
 		Spec:       corev1.NodeSpec{PodCIDRs: []string{"10.244.1.0/24", "fd00:10:244:1::/64"}},
 		Status: corev1.NodeStatus{
-			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastHeartbeatTime: metav1.NewTime(time.Now())}},
-			Addresses:  []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.7"}},
+			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue,
+				LastHeartbeatTime: metav1.NewTime(time.Now())}},
+			Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.7"}},
 		},
 	}, metav1.CreateOptions{})
 	a.must(err)
@@ -265,7 +277,8 @@ func testNode(a api) {
 	change.Spec.PodCIDRs, change.Spec.PodCIDR = []string{"10.244.2.0/24"}, "10.244.2.0/24"
 	_, err = nodes.Update(a.ctx, change, metav1.UpdateOptions{})
 	invalidAt(a.T, err, "spec.podCIDRs")
-	_, err = nodes.Patch(a.ctx, "n1", types.MergePatchType, []byte(`{"spec":{"unschedulable":true,"taints":[{"key":"k","effect":"Never"}]}}`), metav1.PatchOptions{})
+	_, err = nodes.Patch(a.ctx, "n1", types.MergePatchType,
+		[]byte(`{"spec":{"unschedulable":true,"taints":[{"key":"k","effect":"Never"}]}}`), metav1.PatchOptions{})
 	if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "taints[0].effect") {
 		a.Errorf("a taint without a known effect: %v", err)
 	}
@@ -294,8 +307,10 @@ func testEvents(a api) {
 		a.Errorf("core event in events.k8s.io: %+v", seen)
 	}
 	fresh := &eventsv1.Event{
-		ObjectMeta: metav1.ObjectMeta{Name: "e2"}, EventTime: metav1.NowMicro(), ReportingController: "fairlead.dev/proxy", ReportingInstance: "n1",
-		Action: "Sync", Reason: "Fallback", Regarding: corev1.ObjectReference{Kind: "Pod", Name: "q", Namespace: a.ns}, Note: "ipvs is missing", Type: corev1.EventTypeWarning,
+		ObjectMeta: metav1.ObjectMeta{Name: "e2"}, EventTime: metav1.NowMicro(), ReportingController: "fairlead.dev/proxy",
+		ReportingInstance: "n1",
+		Action:            "Sync", Reason: "Fallback", Regarding: corev1.ObjectReference{Kind: "Pod", Name: "q", Namespace: a.ns},
+		Note: "ipvs is missing", Type: corev1.EventTypeWarning,
 	}
 	_, err = a.client.EventsV1().Events(a.ns).Create(a.ctx, fresh, metav1.CreateOptions{})
 	a.must(err)
@@ -322,7 +337,8 @@ func testEvents(a api) {
 
 func testSecret(a api) {
 	secrets := a.client.CoreV1().Secrets(a.ns)
-	s, err := secrets.Create(a.ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}, StringData: map[string]string{"k": "v"}}, metav1.CreateOptions{})
+	s, err := secrets.Create(a.ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}, StringData: map[string]string{"k": "v"}},
+		metav1.CreateOptions{})
 	a.must(err)
 	if string(s.Data["k"]) != "v" || len(s.StringData) != 0 || s.Type != corev1.SecretTypeOpaque {
 		a.Errorf("got %+v", s)
@@ -336,7 +352,8 @@ func testSecret(a api) {
 	s.Data["username"] = []byte("u")
 	_, err = secrets.Update(a.ctx, s, metav1.UpdateOptions{})
 	invalidAt(a.T, err, "type")
-	_, err = secrets.Create(a.ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "t"}, Type: corev1.SecretTypeTLS}, metav1.CreateOptions{})
+	_, err = secrets.Create(a.ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "t"}, Type: corev1.SecretTypeTLS},
+		metav1.CreateOptions{})
 	invalidAt(a.T, err, "data[tls.crt]", "data[tls.key]")
 }
 
@@ -349,6 +366,7 @@ func testConfigMap(a api) {
 	cm.Data["k"] = "other"
 	_, err = a.client.CoreV1().ConfigMaps(a.ns).Update(a.ctx, cm, metav1.UpdateOptions{})
 	invalidAt(a.T, err, "data")
-	_, err = a.client.CoreV1().ConfigMaps(a.ns).Create(a.ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "bad"}, Data: map[string]string{"a/b": ""}}, metav1.CreateOptions{})
+	_, err = a.client.CoreV1().ConfigMaps(a.ns).Create(a.ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "bad"},
+		Data: map[string]string{"a/b": ""}}, metav1.CreateOptions{})
 	invalidAt(a.T, err, "data[a/b]")
 }

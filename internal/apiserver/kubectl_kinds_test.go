@@ -30,7 +30,8 @@ func TestKubectlKinds(t *testing.T) {
 	}
 	write(t, home, "set/1.yaml", config("first"))
 	write(t, home, "set/2.yaml", config("second"))
-	write(t, home, "event.yaml", `{apiVersion: v1, kind: Event, metadata: {name: e, namespace: default}, type: Warning, reason: Broken, message: it broke, count: 1,
+	write(t, home, "event.yaml", `{apiVersion: v1, kind: Event, metadata: {name: e, namespace: default},
+  type: Warning, reason: Broken, message: it broke, count: 1,
 		involvedObject: {apiVersion: v1, kind: Service, name: kubernetes, namespace: default}, lastTimestamp: "2024-01-01T00:00:00Z"}`)
 
 	k.steps([]kubectlStep{
@@ -40,7 +41,8 @@ func TestKubectlKinds(t *testing.T) {
 	})
 	eventually(t, "discovery has the new kind", func() bool {
 		out, err := k.command("api-resources --api-group=example.com --cached=false").CombinedOutput()
-		return err == nil && strings.Join(strings.Fields(string(out)), " ") == "NAME SHORTNAMES APIVERSION NAMESPACED KIND backups bk example.com/v1 true Backup"
+		return err == nil && strings.Join(strings.Fields(string(out)),
+			" ") == "NAME SHORTNAMES APIVERSION NAMESPACED KIND backups bk example.com/v1 true Backup"
 	})
 	k.steps([]kubectlStep{
 		{"apply -f backup.yaml", []string{"backup.example.com/one created"}},
@@ -72,7 +74,8 @@ func TestKubectlKinds(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.steps([]kubectlStep{
-		{"apply -f set --prune -l set=a --prune-allowlist=core/v1/ConfigMap", []string{"configmap/first unchanged", "configmap/second pruned", "configmap/third pruned"}},
+		{"apply -f set --prune -l set=a --prune-allowlist=core/v1/ConfigMap", []string{"configmap/first unchanged", "configmap/second pruned",
+			"configmap/third pruned"}},
 		{"delete configmap first --cascade=foreground", []string{`configmap "first" deleted`}},
 		{"delete bk one --cascade=orphan", []string{`"one" deleted`}},
 		{"wait --for=delete bk/one --timeout=60s", nil},

@@ -45,19 +45,25 @@ func TestLimits(t *testing.T) {
 		many = append(many, port(i))
 	}
 	const definition = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"as.deep.example.com"},
-		"spec":{"group":"deep.example.com","scope":"Cluster","names":{"plural":"as","kind":"A"},"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":`
+		"spec":{"group":"deep.example.com","scope":"Cluster","names":{"plural":"as","kind":"A"},
+		"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":`
 	for _, c := range []struct {
 		name, path, media, body string
 		codes                   []int
 		want                    string
 	}{
-		{"3 MB", configs, js, `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"x"},"data":{"a":"` + strings.Repeat("x", 3<<20) + `"}}`, []int{413}, "limit is 3145728"},
-		{"3 MB of YAML", configs, yml, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: x}\ndata: {a: " + strings.Repeat("x", 3<<20) + "}", []int{413}, "limit is 3145728"},
-		{"2 MB of data", configs, js, `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"x"},"data":{"a":"` + strings.Repeat("x", 2<<20) + `"}}`, []int{422}, "Too long"},
-		{"2 MB of annotations", services, js, service(`{"name":"x","annotations":{"a":"`+strings.Repeat("x", 2<<20)+`"}}`, port(0)), []int{422}, "metadata.annotations: Too long"},
+		{"3 MB", configs, js, `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"x"},"data":{"a":"` + strings.Repeat("x", 3<<20) +
+			`"}}`, []int{413}, "limit is 3145728"},
+		{"3 MB of YAML", configs, yml, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: x}\ndata: {a: " + strings.Repeat("x", 3<<20) + "}",
+			[]int{413}, "limit is 3145728"},
+		{"2 MB of data", configs, js, `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"x"},"data":{"a":"` + strings.Repeat("x",
+			2<<20) + `"}}`, []int{422}, "Too long"},
+		{"2 MB of annotations", services, js, service(`{"name":"x","annotations":{"a":"`+strings.Repeat("x", 2<<20)+`"}}`, port(0)),
+			[]int{422}, "metadata.annotations: Too long"},
 		{"10,000 ports", services, js, service(`{"name":"x"}`, strings.Join(many, ",")), []int{422}, "spec.ports[1].name: Duplicate value"},
 		{"a name of 300", services, js, service(`{"name":"`+strings.Repeat("x", 300)+`"}`, port(0)), []int{422}, "metadata.name"},
-		{"a generated name of 300", services, js, service(`{"generateName":"`+strings.Repeat("X", 300)+`"}`, port(0)), []int{422}, "metadata.generateName"},
+		{"a generated name of 300", services, js, service(`{"generateName":"`+strings.Repeat("X", 300)+`"}`, port(0)), []int{422},
+			"metadata.generateName"},
 		{"deep JSON", configs, js, deep(`{"apiVersion":"v1","kind":"ConfigMap","data":`, `{"a":`, `}`, `}`, 200_000), []int{400}, ""},
 		{"deep JSON lists", configs, js, deep(`{"apiVersion":"v1","kind":"ConfigMap","data":`, `[`, `]`, `}`, 1_000_000), []int{400}, ""},
 		{"JSON that does not end", configs, js, `{"apiVersion":"v1","kind":"ConfigMap","data":` + strings.Repeat("[", 2_000_000), []int{400}, ""},
@@ -65,7 +71,8 @@ func TestLimits(t *testing.T) {
 		{"deep YAML lists", configs, yml, deep("apiVersion: v1\nkind: ConfigMap\ndata: ", `[`, `]`, "\n", 500_000), []int{400}, ""},
 		{"YAML aliases that multiply", configs, yml, aliases(9), []int{400}, ""},
 		{"a deep schema", crds, js, deep(definition, `{"not":`, `}`, `}}]}}`, 200_000), []int{400}, ""},
-		{"a schema of 3,000 levels", crds, js, deep(definition, `{"type":"object","properties":{"a":`, `}}`, `}}]}}`, 3_000), []int{400, 413, 422}, ""},
+		{"a schema of 3,000 levels", crds, js, deep(definition, `{"type":"object","properties":{"a":`, `}}`, `}}]}}`, 3_000),
+			[]int{400, 413, 422}, ""},
 		{"a deep schema in protobuf", crds, proto, string(deepDefinition(450_000)), []int{400, 413, 422}, ""},
 		{"a schema of 9,000 levels in protobuf", crds, proto, string(deepDefinition(9_000)), []int{400, 413, 422}, ""},
 		{"protobuf cut short", services, proto, "k8s\x00\x0a\xff\xff\xff\xff\x0f", []int{400}, ""},

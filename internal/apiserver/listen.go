@@ -44,9 +44,11 @@ func listenOnce(addrs []netip.Addr, port uint16) (*multiListener, error) {
 func listenError(at netip.AddrPort, err error) error {
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		return fmt.Errorf("cannot listen on %s: the port is taken (%w); stop the program that has it, or choose another with --secure-port", at, syscall.EADDRINUSE)
+		return fmt.Errorf("cannot listen on %s: the port is taken (%w); stop the program that has it, or choose another with --secure-port",
+			at, syscall.EADDRINUSE)
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
-		return fmt.Errorf("cannot listen on %s: this machine does not have the address (%w); give one of its own with --bind-address", at, syscall.EADDRNOTAVAIL)
+		return fmt.Errorf("cannot listen on %s: this machine does not have the address (%w); give one of its own with --bind-address", at,
+			syscall.EADDRNOTAVAIL)
 	case errors.Is(err, syscall.EACCES):
 		return fmt.Errorf("cannot listen on %s: ports below 1024 need root (%w); choose another with --secure-port", at, syscall.EACCES)
 	}

@@ -96,7 +96,8 @@ func (n nodeAuthorizer) own(ctx context.Context, node string, a authorizer.Attri
 		if !is("create", "update", "patch", "delete") {
 			return "", false
 		}
-		return reason(a.GetNamespace() == dnsNamespace && sub == "", "a node may write its DNS server's EndpointSlices in "+dnsNamespace+" alone"), true
+		return reason(a.GetNamespace() == dnsNamespace && sub == "", "a node may write its DNS server's EndpointSlices in "+dnsNamespace+
+			" alone"), true
 	}
 	return "", false
 }
@@ -141,7 +142,8 @@ func selectsNode(a authorizer.Attributes, node string) bool {
 }
 
 // RulesFor cannot list what depends on objects.
-func (nodeAuthorizer) RulesFor(_ context.Context, u user.Info, _ string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
+func (nodeAuthorizer) RulesFor(_ context.Context, u user.Info, _ string) ([]authorizer.ResourceRuleInfo,
+	[]authorizer.NonResourceRuleInfo, bool, error) {
 	if _, ok := nodeOf(u); ok {
 		return nil, nil, true, errors.New("what a node may do depends on the objects, and is not listed")
 	}

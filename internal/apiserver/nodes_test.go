@@ -69,7 +69,8 @@ func testNodeCertificate(t *testing.T, s *apiserver.Server, admin *kubernetes.Cl
 			t.Errorf("%s: %v, %v", f, st.Mode(), err)
 		}
 	}
-	me, err := kubernetes.NewForConfigOrDie(first.Config()).AuthenticationV1().SelfSubjectReviews().Create(t.Context(), &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	me, err := kubernetes.NewForConfigOrDie(first.Config()).AuthenticationV1().SelfSubjectReviews().Create(t.Context(),
+		&authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
 	if err != nil || me.Status.UserInfo.Username != "system:node:joins" {
 		t.Errorf("the node is %q, %v", me.Status.UserInfo.Username, err)
 	}
@@ -134,7 +135,8 @@ func csr(t *testing.T, cn string, groups ...string) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: cn, Organization: groups}}, key)
+	der, err := x509.CreateCertificateRequest(rand.Reader,
+		&x509.CertificateRequest{Subject: pkix.Name{CommonName: cn, Organization: groups}}, key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +146,8 @@ func csr(t *testing.T, cn string, groups ...string) []byte {
 // People ask for client certificates with kubectl certificate approve.
 func testCertificateRequests(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset) {
 	api := admin.CertificatesV1().CertificateSigningRequests()
-	ask := func(name string, request []byte, change func(*certificatesv1.CertificateSigningRequest)) (*certificatesv1.CertificateSigningRequest, error) {
+	ask := func(name string, request []byte,
+		change func(*certificatesv1.CertificateSigningRequest)) (*certificatesv1.CertificateSigningRequest, error) {
 		r := &certificatesv1.CertificateSigningRequest{
 			ObjectMeta: metav1.ObjectMeta{Name: name},
 			Spec: certificatesv1.CertificateSigningRequestSpec{
@@ -164,7 +167,8 @@ func testCertificateRequests(t *testing.T, s *apiserver.Server, admin *kubernete
 	})
 	invalidAt(t, err, "spec.request", "spec.usages[0]", "spec.signerName", "spec.expirationSeconds")
 	approve := func(r *certificatesv1.CertificateSigningRequest, c *kubernetes.Clientset) error {
-		r.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "Test"}}
+		r.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateApproved,
+			Status: corev1.ConditionTrue, Reason: "Test"}}
 		_, err := c.CertificatesV1().CertificateSigningRequests().UpdateApproval(t.Context(), r.Name, r, metav1.UpdateOptions{})
 		return err
 	}
@@ -211,16 +215,19 @@ func testCertificateRequests(t *testing.T, s *apiserver.Server, admin *kubernete
 // of Secrets and ConfigMaps only what its Pods refer to.
 func testNodeOwns(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset) {
 	for _, n := range []string{"mine", "theirs"} {
-		if _, err := admin.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n}}, metav1.CreateOptions{}); err != nil {
+		if _, err := admin.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n}},
+			metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		for _, kind := range []string{"secret", "config"} {
 			name := kind + "-" + n
 			var err error
 			if kind == "secret" {
-				_, err = admin.CoreV1().Secrets("default").Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+				_, err = admin.CoreV1().Secrets("default").Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}},
+					metav1.CreateOptions{})
 			} else {
-				_, err = admin.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+				_, err = admin.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}},
+					metav1.CreateOptions{})
 			}
 			if err != nil {
 				t.Fatal(err)
@@ -228,8 +235,11 @@ func testNodeOwns(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset
 		}
 		p := podNamed("pod-" + n)
 		p.Spec.NodeName = n
-		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "v", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "secret-" + n}}})
-		p.Spec.Containers[0].EnvFrom = []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "config-" + n}}}}
+		p.Spec.Volumes = append(p.Spec.Volumes,
+			corev1.Volume{Name: "v", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "secret-" + n}}})
+		p.Spec.Containers[0].EnvFrom = []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{
+			LocalObjectReference: corev1.LocalObjectReference{Name: "config-" + n},
+		}}}
 		if _, err := admin.CoreV1().Pods("default").Create(t.Context(), p, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -254,11 +264,13 @@ func testNodeOwns(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset
 				return err
 			}},
 			request{"annotate Node " + n, own, func(ctx context.Context) error {
-				_, err := c.CoreV1().Nodes().Patch(ctx, n, types.MergePatchType, []byte(`{"metadata":{"annotations":{"a":"b"}}}`), metav1.PatchOptions{})
+				_, err := c.CoreV1().Nodes().Patch(ctx, n, types.MergePatchType, []byte(`{"metadata":{"annotations":{"a":"b"}}}`),
+					metav1.PatchOptions{})
 				return err
 			}},
 			request{"make the Lease of " + n, own, func(ctx context.Context) error {
-				_, err := c.CoordinationV1().Leases("kube-node-lease").Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: n}}, metav1.CreateOptions{})
+				_, err := c.CoordinationV1().Leases("kube-node-lease").Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: n}},
+					metav1.CreateOptions{})
 				return err
 			}},
 			request{"get the Lease of " + n, own, func(ctx context.Context) error {
@@ -282,7 +294,8 @@ func testNodeOwns(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset
 				return err
 			}},
 			request{"write the status of a Pod on " + n, own, func(ctx context.Context) error {
-				_, err := c.CoreV1().Pods("default").Patch(ctx, "pod-"+n, types.MergePatchType, []byte(`{"status":{"phase":"Running"}}`), metav1.PatchOptions{}, "status")
+				_, err := c.CoreV1().Pods("default").Patch(ctx, "pod-"+n, types.MergePatchType, []byte(`{"status":{"phase":"Running"}}`),
+					metav1.PatchOptions{}, "status")
 				return err
 			}},
 			request{"list the DNS server of " + n, own, func(ctx context.Context) error {
@@ -298,11 +311,13 @@ func testNodeOwns(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset
 			return err
 		}},
 		request{"take a label that Pods are kept away by", false, func(ctx context.Context) error {
-			_, err := c.CoreV1().Nodes().Patch(ctx, "mine", types.MergePatchType, []byte(`{"metadata":{"labels":{"x.node-restriction.kubernetes.io/a":"b"}}}`), metav1.PatchOptions{})
+			_, err := c.CoreV1().Nodes().Patch(ctx, "mine", types.MergePatchType,
+				[]byte(`{"metadata":{"labels":{"x.node-restriction.kubernetes.io/a":"b"}}}`), metav1.PatchOptions{})
 			return err
 		}},
 		request{"drop its taints", false, func(ctx context.Context) error {
-			_, err := c.CoreV1().Nodes().Patch(ctx, "mine", types.MergePatchType, []byte(`{"spec":{"taints":[{"key":"a","effect":"NoSchedule"}]}}`), metav1.PatchOptions{})
+			_, err := c.CoreV1().Nodes().Patch(ctx, "mine", types.MergePatchType,
+				[]byte(`{"spec":{"taints":[{"key":"a","effect":"NoSchedule"}]}}`), metav1.PatchOptions{})
 			return err
 		}},
 		request{"delete its Node", false, func(ctx context.Context) error { return c.CoreV1().Nodes().Delete(ctx, "mine", del) }},
@@ -329,9 +344,11 @@ func testNodeOwns(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset
 func dnsSlice(node string) *discoveryv1.EndpointSlice {
 	yes := true
 	return &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: "kube-system", Name: "dns-" + node, Labels: map[string]string{discoveryv1.LabelServiceName: "kube-dns"}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "dns-" + node,
+			Labels: map[string]string{discoveryv1.LabelServiceName: "kube-dns"}},
 		AddressType: discoveryv1.AddressTypeIPv4,
-		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.1"}, NodeName: &node, Conditions: discoveryv1.EndpointConditions{Ready: &yes, Serving: &yes}}},
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.1"}, NodeName: &node,
+			Conditions: discoveryv1.EndpointConditions{Ready: &yes, Serving: &yes}}},
 	}
 }
 

@@ -130,7 +130,8 @@ func (o *Options) complete() error {
 		o.MaxMutatingRequests = DefaultMaxMutatingRequests
 	}
 	if o.AdvertiseAddress.IsValid() && (o.AdvertiseAddress.IsLoopback() || o.AdvertiseAddress.IsUnspecified()) {
-		return fmt.Errorf("--advertise-address %s cannot be reached by others: give an address of this machine that they can reach, or leave it out", o.AdvertiseAddress)
+		return fmt.Errorf("--advertise-address %s cannot be reached by others: give an address of this machine that they can reach, or "+
+			"leave it out", o.AdvertiseAddress)
 	}
 	if e := o.Etcd; (e.CertFile == "") != (e.KeyFile == "") {
 		return errors.New("--etcd-certfile and --etcd-keyfile belong together: give both or none")

@@ -57,11 +57,13 @@ func testRoleValidation(t *testing.T, c *kubernetes.Clientset) {
 		Rules:      []rbacv1.PolicyRule{{}, {Verbs: []string{"get"}, NonResourceURLs: []string{"/x"}, Resources: []string{"pods"}}},
 	}, metav1.CreateOptions{})
 	invalidAt(t, err, "rules[0].verbs", "rules[0].apiGroups", "rules[0].resources", "rules[1].nonResourceURLs")
-	_, err = api.ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "bad"}, AggregationRule: &rbacv1.AggregationRule{}}, metav1.CreateOptions{})
+	_, err = api.ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "bad"},
+		AggregationRule: &rbacv1.AggregationRule{}}, metav1.CreateOptions{})
 	invalidAt(t, err, "aggregationRule.clusterRoleSelectors")
 	_, err = api.ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "bad"}, RoleRef: roleRef("Role", ""),
-		Subjects: subjects(rbacv1.Subject{Kind: "User"}, rbacv1.Subject{Kind: "Robot", Name: "x"}, rbacv1.Subject{Kind: "ServiceAccount", Name: "x"}),
+		Subjects: subjects(rbacv1.Subject{Kind: "User"}, rbacv1.Subject{Kind: "Robot", Name: "x"},
+			rbacv1.Subject{Kind: "ServiceAccount", Name: "x"}),
 	}, metav1.CreateOptions{})
 	invalidAt(t, err, "roleRef.kind", "roleRef.name", "subjects[0].name", "subjects[1].kind", "subjects[2].namespace")
 	b, err := api.RoleBindings("default").Create(t.Context(), &rbacv1.RoleBinding{
@@ -83,10 +85,12 @@ func testRoleValidation(t *testing.T, c *kubernetes.Clientset) {
 func allowed(t *testing.T, c *kubernetes.Clientset, user, verb, resource, namespace, name string, groups ...string) bool {
 	t.Helper()
 	resource, sub, _ := strings.Cut(resource, "/")
-	r, err := c.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
-		User: user, Groups: groups,
-		ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: verb, Resource: resource, Subresource: sub, Namespace: namespace, Name: name},
-	}}, metav1.CreateOptions{})
+	r, err := c.AuthorizationV1().SubjectAccessReviews().Create(t.Context(),
+		&authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+			User: user, Groups: groups,
+			ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: verb, Resource: resource, Subresource: sub, Namespace: namespace,
+				Name: name},
+		}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +138,8 @@ func testGrant(t *testing.T, s *apiserver.Server, c *kubernetes.Clientset) {
 			{"system:serviceaccount:other:robot", "list", "pods", "default", "", false},
 			{"alice", "list", "pods", "default", "", false},
 		} {
-			if got := allowed(t, c, q.user, q.verb, q.resource, q.namespace, q.name, map[bool][]string{true: {"readers"}}[q.user == "bob"]...); got != q.want {
+			if got := allowed(t, c, q.user, q.verb, q.resource, q.namespace, q.name,
+				map[bool][]string{true: {"readers"}}[q.user == "bob"]...); got != q.want {
 				t.Errorf("%+v: %v", q, got)
 			}
 		}
@@ -149,7 +154,8 @@ func testGrant(t *testing.T, s *apiserver.Server, c *kubernetes.Clientset) {
 func testEscalation(t *testing.T, s *apiserver.Server, c *kubernetes.Clientset) {
 	for _, b := range []struct{ name, role, user string }{{"ann-admin", "admin", "ann"}} {
 		if _, err := c.RbacV1().RoleBindings("default").Create(t.Context(), &rbacv1.RoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: b.name}, RoleRef: roleRef("ClusterRole", b.role), Subjects: subjects(rbacv1.Subject{Kind: "User", Name: b.user}),
+			ObjectMeta: metav1.ObjectMeta{Name: b.name}, RoleRef: roleRef("ClusterRole", b.role),
+			Subjects: subjects(rbacv1.Subject{Kind: "User", Name: b.user}),
 		}, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -157,19 +163,22 @@ func testEscalation(t *testing.T, s *apiserver.Server, c *kubernetes.Clientset) 
 	eventually(t, "ann is an admin", func() bool { return allowed(t, c, "ann", "create", "pods", "default", "") })
 	ann := clientAs(s, "ann").RbacV1()
 	role := func(name string, r []rbacv1.PolicyRule) error {
-		_, err := ann.Roles("default").Create(t.Context(), &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: r}, metav1.CreateOptions{})
+		_, err := ann.Roles("default").Create(t.Context(), &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: r},
+			metav1.CreateOptions{})
 		return err
 	}
 	bind := func(name, target string) error {
 		_, err := ann.RoleBindings("default").Create(t.Context(), &rbacv1.RoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: roleRef("ClusterRole", target), Subjects: subjects(rbacv1.Subject{Kind: "User", Name: "tom"}),
+			ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: roleRef("ClusterRole", target),
+			Subjects: subjects(rbacv1.Subject{Kind: "User", Name: "tom"}),
 		}, metav1.CreateOptions{})
 		return err
 	}
 	if err := role("small", rules("get list", "pods")); err != nil {
 		t.Error(err)
 	}
-	if err := role("large", rules("get list", "nodes")); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `{APIGroups:[""], Resources:["nodes"], Verbs:["get" "list"]}`) {
+	if err := role("large", rules("get list", "nodes")); !apierrors.IsForbidden(err) ||
+		!strings.Contains(err.Error(), `{APIGroups:[""], Resources:["nodes"], Verbs:["get" "list"]}`) {
 		t.Errorf("a role with more than she has: %v", err)
 	}
 	small, err := ann.Roles("default").Get(t.Context(), "small", metav1.GetOptions{})
@@ -186,18 +195,22 @@ func testEscalation(t *testing.T, s *apiserver.Server, c *kubernetes.Clientset) 
 	if err := bind("gives-all", "cluster-admin"); !apierrors.IsForbidden(err) {
 		t.Errorf("she binds cluster-admin: %v", err)
 	}
-	if _, err := ann.ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, metav1.CreateOptions{}); !apierrors.IsForbidden(err) {
+	if _, err := ann.ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "x"}},
+		metav1.CreateOptions{}); !apierrors.IsForbidden(err) {
 		t.Errorf("an admin of a namespace makes a ClusterRole: %v", err)
 	}
 	// The verbs bind and escalate stand above the check.
-	if _, err := c.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "above"}, Rules: []rbacv1.PolicyRule{
-		{Verbs: []string{"bind"}, APIGroups: []string{rbacv1.GroupName}, Resources: []string{"clusterroles"}, ResourceNames: []string{"cluster-admin"}},
-		{Verbs: []string{"escalate"}, APIGroups: []string{rbacv1.GroupName}, Resources: []string{"roles"}},
-	}}, metav1.CreateOptions{}); err != nil {
+	if _, err := c.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "above"},
+		Rules: []rbacv1.PolicyRule{
+			{Verbs: []string{"bind"}, APIGroups: []string{rbacv1.GroupName}, Resources: []string{"clusterroles"},
+				ResourceNames: []string{"cluster-admin"}},
+			{Verbs: []string{"escalate"}, APIGroups: []string{rbacv1.GroupName}, Resources: []string{"roles"}},
+		}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.RbacV1().RoleBindings("default").Create(t.Context(), &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "ann-above"}, RoleRef: roleRef("ClusterRole", "above"), Subjects: subjects(rbacv1.Subject{Kind: "User", Name: "ann"}),
+		ObjectMeta: metav1.ObjectMeta{Name: "ann-above"}, RoleRef: roleRef("ClusterRole", "above"),
+		Subjects: subjects(rbacv1.Subject{Kind: "User", Name: "ann"}),
 	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -230,7 +243,8 @@ func testAggregation(t *testing.T, s *apiserver.Server, c *kubernetes.Clientset)
 	eventually(t, "admin sees no widgets", func() bool { return !has("admin", "widgets") })
 	// Whoever may gather anything has everything.
 	if _, err := c.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "rolewriter"}, RoleRef: roleRef("ClusterRole", "rolewriter"), Subjects: subjects(rbacv1.Subject{Kind: "User", Name: "rolewriter"}),
+		ObjectMeta: metav1.ObjectMeta{Name: "rolewriter"}, RoleRef: roleRef("ClusterRole", "rolewriter"),
+		Subjects: subjects(rbacv1.Subject{Kind: "User", Name: "rolewriter"}),
 	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -257,9 +271,10 @@ func testAggregation(t *testing.T, s *apiserver.Server, c *kubernetes.Clientset)
 func testReviews(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset) {
 	ann := clientAs(s, "ann", "dev")
 	self := func(verb, resource string) bool {
-		r, err := ann.AuthorizationV1().SelfSubjectAccessReviews().Create(t.Context(), &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
-			ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: "default", Verb: verb, Resource: resource},
-		}}, metav1.CreateOptions{})
+		r, err := ann.AuthorizationV1().SelfSubjectAccessReviews().Create(t.Context(),
+			&authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
+				ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: "default", Verb: verb, Resource: resource},
+			}}, metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -268,7 +283,8 @@ func testReviews(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset)
 	if !self("create", "pods") || self("create", "nodes") {
 		t.Error("can-i answers otherwise than requests")
 	}
-	list, err := ann.AuthorizationV1().SelfSubjectRulesReviews().Create(t.Context(), &authorizationv1.SelfSubjectRulesReview{Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: "default"}}, metav1.CreateOptions{})
+	list, err := ann.AuthorizationV1().SelfSubjectRulesReviews().Create(t.Context(),
+		&authorizationv1.SelfSubjectRulesReview{Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: "default"}}, metav1.CreateOptions{})
 	if err != nil || list.Status.Incomplete || !slices.ContainsFunc(list.Status.ResourceRules, func(r authorizationv1.ResourceRule) bool {
 		return slices.Contains(r.Resources, "pods") && slices.Contains(r.Verbs, "create")
 	}) {
@@ -280,26 +296,32 @@ func testReviews(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset)
 	}
 	local, err := admin.AuthorizationV1().LocalSubjectAccessReviews("default").Create(t.Context(), &authorizationv1.LocalSubjectAccessReview{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default"},
-		Spec:       authorizationv1.SubjectAccessReviewSpec{User: "ann", ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: "default", Verb: "create", Resource: "pods"}},
+		Spec: authorizationv1.SubjectAccessReviewSpec{User: "ann",
+			ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: "default", Verb: "create", Resource: "pods"}},
 	}, metav1.CreateOptions{})
 	if err != nil || !local.Status.Allowed {
 		t.Errorf("local review: %+v, %v", local, err)
 	}
-	if _, err := ann.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{}, metav1.CreateOptions{}); !apierrors.IsForbidden(err) {
+	if _, err := ann.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{},
+		metav1.CreateOptions{}); !apierrors.IsForbidden(err) {
 		t.Errorf("ann may ask about others: %v", err)
 	}
 	_, err = admin.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{}, metav1.CreateOptions{})
 	invalidAt(t, err, "spec.resourceAttributes", "spec.user")
-	paths := authorizationv1.SubjectAccessReviewSpec{User: "ann", Groups: []string{"system:authenticated"}, NonResourceAttributes: &authorizationv1.NonResourceAttributes{Verb: "get", Path: "/apis/x"}}
-	r, err := admin.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{Spec: paths}, metav1.CreateOptions{})
+	paths := authorizationv1.SubjectAccessReviewSpec{User: "ann", Groups: []string{"system:authenticated"},
+		NonResourceAttributes: &authorizationv1.NonResourceAttributes{Verb: "get", Path: "/apis/x"}}
+	r, err := admin.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{Spec: paths},
+		metav1.CreateOptions{})
 	if err != nil || !r.Status.Allowed {
 		t.Errorf("discovery: %+v, %v", r, err)
 	}
-	tok, err := admin.AuthenticationV1().TokenReviews().Create(t.Context(), &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: s.Token()}}, metav1.CreateOptions{})
+	tok, err := admin.AuthenticationV1().TokenReviews().Create(t.Context(),
+		&authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: s.Token()}}, metav1.CreateOptions{})
 	if err != nil || !tok.Status.Authenticated || tok.Status.User.Username != apiserver.UserNodeToken {
 		t.Errorf("the join token: %+v, %v", tok.Status, err)
 	}
-	tok, err = admin.AuthenticationV1().TokenReviews().Create(t.Context(), &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: "x.y.z"}}, metav1.CreateOptions{})
+	tok, err = admin.AuthenticationV1().TokenReviews().Create(t.Context(),
+		&authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: "x.y.z"}}, metav1.CreateOptions{})
 	if err != nil || tok.Status.Authenticated {
 		t.Errorf("a wrong token: %+v, %v", tok.Status, err)
 	}

@@ -65,7 +65,8 @@ func TestServersOnOneEtcd(t *testing.T) {
 	if got := endpoints(t, d); got != "192.0.2.2" {
 		t.Errorf("after the first stopped: %q", got)
 	}
-	slice, err := d.DiscoveryV1().EndpointSlices("default").List(t.Context(), metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=kubernetes"})
+	slice, err := d.DiscoveryV1().EndpointSlices("default").List(t.Context(),
+		metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=kubernetes"})
 	if err != nil || len(slice.Items) != 1 || *slice.Items[0].Ports[0].Port != int32(second.Port()) {
 		t.Errorf("slices: %+v, %v", slice, err)
 	}
@@ -85,7 +86,8 @@ func endpoints(t *testing.T, c *kubernetes.Clientset) string {
 			old = append(old, a.IP)
 		}
 	}
-	l, err := c.DiscoveryV1().EndpointSlices("default").List(t.Context(), metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=kubernetes"})
+	l, err := c.DiscoveryV1().EndpointSlices("default").List(t.Context(),
+		metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=kubernetes"})
 	if err != nil {
 		t.Fatal(err)
 	}

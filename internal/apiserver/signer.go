@@ -49,14 +49,16 @@ type signer struct {
 	log        *slog.Logger
 }
 
-func newSigner(client kubernetes.Interface, f informers.SharedInformerFactory, a authorizer.UnconditionalAuthorizer, p *pki.Directory, log *slog.Logger) *signer {
+func newSigner(client kubernetes.Interface, f informers.SharedInformerFactory, a authorizer.UnconditionalAuthorizer, p *pki.Directory,
+	log *slog.Logger) *signer {
 	i := f.Certificates().V1().CertificateSigningRequests()
 	return &signer{client: client, requests: i.Lister(), informer: i.Informer(), authorizer: a, pki: p, log: log}
 }
 
 // run works until ctx ends.
 func (s *signer) run(ctx context.Context) {
-	queue := workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](20*time.Millisecond, 30*time.Second))
+	queue := workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](20*time.Millisecond,
+		30*time.Second))
 	add := func(o any) { queue.Add(o.(*certificatesv1.CertificateSigningRequest).Name) }
 	handle, err := s.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: add, UpdateFunc: func(_, o any) { add(o) }})
 	if err != nil {
@@ -99,7 +101,8 @@ func (s *signer) sync(ctx context.Context, name string) (wait time.Duration, err
 	if err != nil {
 		return 0, err
 	}
-	if len(c.Status.Certificate) > 0 || certificate.Has(c, certificatesv1.CertificateDenied) || certificate.Has(c, certificatesv1.CertificateFailed) {
+	if len(c.Status.Certificate) > 0 || certificate.Has(c, certificatesv1.CertificateDenied) ||
+		certificate.Has(c, certificatesv1.CertificateFailed) {
 		return 0, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, signTimeout)
@@ -142,7 +145,8 @@ func (s *signer) approve(ctx context.Context, c *certificatesv1.CertificateSigni
 			return 0, err
 		}
 		if held {
-			s.log.Warn("a machine asks to join under the name of a node that is alive; it has to wait until that one has ended, or take another name",
+			s.log.Warn("a machine asks to join under the name of a node that is alive; it has to wait until that one has ended, or take "+
+				"another name",
 				"node", node, "request", c.Name)
 			return nameHeldWait, nil
 		}

@@ -104,7 +104,8 @@ func TestKillLosesNoAcknowledgedWrite(t *testing.T) {
 			defer close(done)
 			for i := 0; ctx.Err() == nil; i++ {
 				name := fmt.Sprintf("cm-%d-%d", round, i)
-				if _, err := c.CoreV1().ConfigMaps("default").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+				if _, err := c.CoreV1().ConfigMaps("default").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}},
+					metav1.CreateOptions{}); err != nil {
 					return
 				}
 				select {
@@ -141,7 +142,8 @@ func TestRestartKeepsEverything(t *testing.T) {
 	at := func(o *apiserver.Options) { o.DataDir = dir }
 	s, stop := apiservertest.StartStoppable(t, at)
 	c := kubernetes.NewForConfigOrDie(s.LoopbackConfig())
-	before, err := c.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "kept"}}, metav1.CreateOptions{})
+	before, err := c.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "kept"}},
+		metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -274,7 +276,8 @@ func TestRefusals(t *testing.T) {
 	}{
 		{apiserver.Options{}, "--data-dir"},
 		{apiserver.Options{DataDir: t.TempDir(), SecurePort: port}, fmt.Sprintf("cannot listen on 127.0.0.1:%d: the port is taken", port)},
-		{apiserver.Options{DataDir: t.TempDir(), BindAddresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}, "this machine does not have the address"},
+		{apiserver.Options{DataDir: t.TempDir(), BindAddresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}},
+			"this machine does not have the address"},
 		{apiserver.Options{DataDir: used}, "is in use by process " + strconv.Itoa(os.Getpid())},
 		{apiserver.Options{DataDir: newer}, "was written by a newer fairlead"},
 		{apiserver.Options{DataDir: damaged}, "is damaged"},
@@ -318,7 +321,8 @@ func TestEtcdUnreachable(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	err = s.Run(ctx)
-	if err == nil || !strings.Contains(err.Error(), addr) || !strings.Contains(err.Error(), "--etcd-servers") || strings.Contains(err.Error(), "\n") {
+	if err == nil || !strings.Contains(err.Error(), addr) || !strings.Contains(err.Error(), "--etcd-servers") ||
+		strings.Contains(err.Error(), "\n") {
 		t.Errorf("got %v", err)
 	}
 }

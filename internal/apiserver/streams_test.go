@@ -130,7 +130,8 @@ func testLog(t *testing.T, c *kubernetes.Clientset) {
 		o                  corev1.PodLogOptions
 	}{
 		{pod: "on-n1", want: "log of default/on-n1/c \n"},
-		{pod: "on-n1", o: corev1.PodLogOptions{Follow: true, TailLines: new(int64(5)), Timestamps: true}, want: "log of default/on-n1/c follow=true&tailLines=5&timestamps=true\n"},
+		{pod: "on-n1", o: corev1.PodLogOptions{Follow: true, TailLines: new(int64(5)), Timestamps: true},
+			want: "log of default/on-n1/c follow=true&tailLines=5&timestamps=true\n"},
 		{pod: "two", o: corev1.PodLogOptions{Container: "d"}, want: "log of default/two/d \n"},
 		{pod: "two", wantErr: "choose one of: [c d]"},
 		{pod: "two", o: corev1.PodLogOptions{Container: "x"}, wantErr: "container x is not valid for pod two"},
@@ -158,7 +159,8 @@ func testLog(t *testing.T, c *kubernetes.Clientset) {
 // testExec runs a command over both protocols that clients speak.
 func testExec(t *testing.T, s *apiserver.Server, c *kubernetes.Clientset) {
 	u := c.CoreV1().RESTClient().Post().Resource("pods").Namespace("default").Name("on-n1").SubResource("exec").
-		VersionedParams(&corev1.PodExecOptions{Command: []string{"cat", "-"}, Stdin: true, Stdout: true, Stderr: true}, scheme.ParameterCodec).URL()
+		VersionedParams(&corev1.PodExecOptions{Command: []string{"cat", "-"}, Stdin: true, Stdout: true, Stderr: true},
+			scheme.ParameterCodec).URL()
 	spdyExec, err := remotecommand.NewSPDYExecutor(s.LoopbackConfig(), "POST", u)
 	if err != nil {
 		t.Fatal(err)
@@ -195,7 +197,8 @@ func testPortForward(t *testing.T, s *apiserver.Server, c *kubernetes.Clientset)
 	}{
 		{"SPDY", func() (*portforward.PortForwarder, chan struct{}, error) {
 			stop := make(chan struct{})
-			f, err := portforward.New(spdy.NewDialer(upgrader, &http.Client{Transport: transport}, "POST", u), []string{"0:8080"}, stop, make(chan struct{}), io.Discard, io.Discard)
+			f, err := portforward.New(spdy.NewDialer(upgrader, &http.Client{Transport: transport}, "POST", u), []string{"0:8080"}, stop,
+				make(chan struct{}), io.Discard, io.Discard)
 			return f, stop, err
 		}},
 		{"WebSocket", func() (*portforward.PortForwarder, chan struct{}, error) {
@@ -239,7 +242,8 @@ func testPortForward(t *testing.T, s *apiserver.Server, c *kubernetes.Clientset)
 // every port answers with its number and what it got.
 type echo struct{}
 
-func (echo) ExecInContainer(_ context.Context, _, _, _ string, cmd []string, in io.Reader, out, errOut io.WriteCloser, _ bool, _ <-chan remote.TerminalSize, _ time.Duration) error {
+func (echo) ExecInContainer(_ context.Context, _, _, _ string, cmd []string, in io.Reader, out, errOut io.WriteCloser, _ bool,
+	_ <-chan remote.TerminalSize, _ time.Duration) error {
 	text, err := io.ReadAll(in)
 	if err != nil {
 		return err

@@ -173,7 +173,9 @@ func TestHTTPAndTCPProbes(t *testing.T) {
 	start := time.Now()
 	web.Spec.Containers[0].Ports = []corev1.ContainerPort{{Name: "http", ContainerPort: 8080}}
 	web.Spec.Containers[0].ReadinessProbe.HTTPGet.Port = intstr.FromString("http")
-	web.Spec.Containers[0].StartupProbe = &corev1.Probe{ProbeHandler: corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromInt32(8080)}}}
+	web.Spec.Containers[0].StartupProbe = &corev1.Probe{
+		ProbeHandler: corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromInt32(8080)}},
+	}
 	c.create(web)
 	got := c.ready("web")
 	// Probes have a period of 10 s: eager questions must not wait for it.
@@ -200,7 +202,8 @@ func TestLivenessRestarts(t *testing.T) {
 	}
 	await(t, "the events", func() bool {
 		e := c.events("sick")
-		return strings.Contains(e, "Unhealthy: Liveness probe failed") && strings.Contains(e, "Killing: Container main failed liveness probe, will be restarted")
+		return strings.Contains(e, "Unhealthy: Liveness probe failed") &&
+			strings.Contains(e, "Killing: Container main failed liveness probe, will be restarted")
 	})
 }
 
@@ -223,7 +226,8 @@ func TestGracePeriod(t *testing.T) {
 	c := newCluster(t, nil)
 	p := pod("deaf", "trap '' TERM; echo up; while :; do sleep 0.05; done")
 	p.Spec.TerminationGracePeriodSeconds = new(int64(1))
-	p.Spec.Containers[0].Lifecycle = &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: []string{"touch", filepath.Join(t.TempDir(), "asked")}}}}
+	p.Spec.Containers[0].Lifecycle = &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: []string{"touch",
+		filepath.Join(t.TempDir(), "asked")}}}}
 	c.create(p)
 	got := c.ready("deaf")
 	await(t, "the trap", func() bool { return strings.Contains(c.logOf(got, 0), "up") })
@@ -269,7 +273,8 @@ func TestAgentComesBack(t *testing.T) {
 	if !st.Process.Alive() {
 		t.Fatal("the process died with the agent")
 	}
-	watch, err := c.client.CoreV1().Pods("default").Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=web", ResourceVersion: before.ResourceVersion})
+	watch, err := c.client.CoreV1().Pods("default").Watch(t.Context(),
+		metav1.ListOptions{FieldSelector: "metadata.name=web", ResourceVersion: before.ResourceVersion})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -400,7 +405,9 @@ func TestWhatCannotRun(t *testing.T) {
 	c.until("image", "started", func(p *corev1.Pod) bool { return status(p).State.Waiting == nil || status(p).RestartCount > 0 })
 
 	config := pod("config", "exec sleep 600")
-	config.Spec.Containers[0].EnvFrom = []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "settings"}}}}
+	config.Spec.Containers[0].EnvFrom = []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{
+		LocalObjectReference: corev1.LocalObjectReference{Name: "settings"},
+	}}}
 	c.create(config)
 	waiting("config", "CreateContainerConfigError", `ConfigMap "settings" does not exist`)
 	if _, err := c.client.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{
@@ -438,11 +445,14 @@ func TestVolumes(t *testing.T) {
 	}
 	p := pod("vol", "cd "+at+"; cat host/file config/color; echo kept >> empty/file; touch host/no || echo read-only; exit 1")
 	p.Spec.RestartPolicy = corev1.RestartPolicyOnFailure
-	p.Spec.Containers[0].Command[2] = "cd " + at + "; cat host/file config/color; echo kept >> empty/file; touch host/no || echo read-only; [ $(wc -l < empty/file) = 2 ] && echo twice"
+	p.Spec.Containers[0].Command[2] = "cd " + at + "; cat host/file config/color; echo kept >> empty/file; touch host/no || echo " +
+		"read-only; [ $(wc -l < empty/file) = 2 ] && echo twice"
 	p.Spec.Volumes = []corev1.Volume{
 		{Name: "e", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
 		{Name: "h", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: host}}},
-		{Name: "c", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "settings"}}}},
+		{Name: "c", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
+			LocalObjectReference: corev1.LocalObjectReference{Name: "settings"},
+		}}},
 	}
 	p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{
 		{Name: "e", MountPath: at + "/empty"}, {Name: "h", MountPath: at + "/host", ReadOnly: true}, {Name: "c", MountPath: at + "/config"},

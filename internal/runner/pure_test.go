@@ -125,18 +125,24 @@ func TestResolvConf(t *testing.T) {
 		want    string
 	}{
 		{"cluster first", corev1.PodSpec{DNSPolicy: corev1.DNSClusterFirst}, addrs("10.96.0.10", "fd00:10:96::a"),
-			"search shop.svc.cluster.local svc.cluster.local cluster.local example.org\nnameserver 10.96.0.10\nnameserver fd00:10:96::a\noptions ndots:5\n"},
-		{"no cluster DNS", corev1.PodSpec{DNSPolicy: corev1.DNSClusterFirst}, nil, "search example.org\nnameserver 192.0.2.53\noptions timeout:1\n"},
-		{"default", corev1.PodSpec{DNSPolicy: corev1.DNSDefault}, addrs("10.96.0.10"), "search example.org\nnameserver 192.0.2.53\noptions timeout:1\n"},
-		{"host network", corev1.PodSpec{DNSPolicy: corev1.DNSClusterFirst, HostNetwork: true}, addrs("10.96.0.10"), "search example.org\nnameserver 192.0.2.53\noptions timeout:1\n"},
+			"search shop.svc.cluster.local svc.cluster.local cluster.local example.org\nnameserver 10.96.0.10\nnameserver " +
+				"fd00:10:96::a\noptions ndots:5\n"},
+		{"no cluster DNS", corev1.PodSpec{DNSPolicy: corev1.DNSClusterFirst}, nil,
+			"search example.org\nnameserver 192.0.2.53\noptions timeout:1\n"},
+		{"default", corev1.PodSpec{DNSPolicy: corev1.DNSDefault}, addrs("10.96.0.10"),
+			"search example.org\nnameserver 192.0.2.53\noptions timeout:1\n"},
+		{"host network", corev1.PodSpec{DNSPolicy: corev1.DNSClusterFirst, HostNetwork: true}, addrs("10.96.0.10"),
+			"search example.org\nnameserver 192.0.2.53\noptions timeout:1\n"},
 		{"host network, cluster first", corev1.PodSpec{DNSPolicy: corev1.DNSClusterFirstWithHostNet, HostNetwork: true}, addrs("10.96.0.10"),
 			"search shop.svc.cluster.local svc.cluster.local cluster.local example.org\nnameserver 10.96.0.10\noptions ndots:5\n"},
-		{"none", corev1.PodSpec{DNSPolicy: corev1.DNSNone, DNSConfig: &corev1.PodDNSConfig{Nameservers: []string{"1.1.1.1"}, Searches: []string{"a.b"}}}, addrs("10.96.0.10"),
+		{"none", corev1.PodSpec{DNSPolicy: corev1.DNSNone, DNSConfig: &corev1.PodDNSConfig{Nameservers: []string{"1.1.1.1"},
+			Searches: []string{"a.b"}}}, addrs("10.96.0.10"),
 			"search a.b\nnameserver 1.1.1.1\n"},
 		{"config on top", corev1.PodSpec{DNSConfig: &corev1.PodDNSConfig{
 			Nameservers: []string{"10.96.0.10", "1.1.1.1"}, Searches: []string{"a.b"},
 			Options: []corev1.PodDNSConfigOption{{Name: "ndots", Value: &two}, {Name: "edns0"}}}}, addrs("10.96.0.10"),
-			"search shop.svc.cluster.local svc.cluster.local cluster.local example.org a.b\nnameserver 10.96.0.10\nnameserver 1.1.1.1\noptions ndots:2 edns0\n"},
+			"search shop.svc.cluster.local svc.cluster.local cluster.local example.org a.b\nnameserver 10.96.0.10\nnameserver " +
+				"1.1.1.1\noptions ndots:2 edns0\n"},
 	} {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}, Spec: c.spec}
 		if d := cmp.Diff(c.want, resolvConf(pod, c.servers, "cluster.local", host)); d != "" {
@@ -150,7 +156,8 @@ func TestHostsFile(t *testing.T) {
 		Hostname: "db", Subdomain: "dbs", HostAliases: []corev1.HostAlias{{IP: "192.0.2.1", Hostnames: []string{"a", "b"}}},
 	}}
 	got := hostsFile(pod, addrs("10.1.1.2", "fd00::2"), "cluster.local")
-	for _, want := range []string{"127.0.0.1\tlocalhost\n", "10.1.1.2\tdb.dbs.shop.svc.cluster.local\tdb\n", "fd00::2\tdb.dbs.shop.svc.cluster.local\tdb\n", "192.0.2.1\ta\tb\n"} {
+	for _, want := range []string{"127.0.0.1\tlocalhost\n", "10.1.1.2\tdb.dbs.shop.svc.cluster.local\tdb\n",
+		"fd00::2\tdb.dbs.shop.svc.cluster.local\tdb\n", "192.0.2.1\ta\tb\n"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in\n%s", want, got)
 		}
@@ -167,24 +174,33 @@ func TestVariables(t *testing.T) {
 		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "sec"}, Data: map[string][]byte{"key": []byte("hush")}},
 	)
 	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "u1", Labels: map[string]string{"app": "w", "b": "x"}, Annotations: map[string]string{"note": "n"}},
-		Spec:       corev1.PodSpec{NodeName: "node-a", ServiceAccountName: "sa"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "u1", Labels: map[string]string{"app": "w", "b": "x"},
+			Annotations: map[string]string{"note": "n"}},
+		Spec: corev1.PodSpec{NodeName: "node-a", ServiceAccountName: "sa"},
 	}
 	f := facts{pod: pod, ips: addrs("10.1.1.2", "fd00::2"), hostIPs: addrs("192.0.2.1")}
 	ref := func(path string) *corev1.EnvVarSource {
 		return &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: path}}
 	}
 	c := &corev1.Container{
-		EnvFrom: []corev1.EnvFromSource{{Prefix: "CM_", ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "cm"}}}},
+		EnvFrom: []corev1.EnvFromSource{{Prefix: "CM_",
+			ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "cm"}}}},
 		Env: []corev1.EnvVar{
 			{Name: "CM_SIZE", Value: "2"},
 			{Name: "ALL", Value: "$(CM_COLOR) $(DB_SERVICE_HOST) $(LATER) $(CM_SIZE)"},
 			{Name: "LATER", Value: "x"},
-			{Name: "SECRET", ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: "sec"}, Key: "key"}}},
-			{Name: "NONE", ValueFrom: &corev1.EnvVarSource{ConfigMapKeyRef: &corev1.ConfigMapKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: "no"}, Key: "key", Optional: new(true)}}},
-			{Name: "NS", ValueFrom: ref("metadata.namespace")}, {Name: "UID", ValueFrom: ref("metadata.uid")}, {Name: "APP", ValueFrom: ref("metadata.labels['app']")},
-			{Name: "NOTE", ValueFrom: ref("metadata.annotations['note']")}, {Name: "NODE", ValueFrom: ref("spec.nodeName")}, {Name: "SA", ValueFrom: ref("spec.serviceAccountName")},
-			{Name: "IP", ValueFrom: ref("status.podIP")}, {Name: "IPS", ValueFrom: ref("status.podIPs")}, {Name: "HOST", ValueFrom: ref("status.hostIP")},
+			{Name: "SECRET", ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{
+				LocalObjectReference: corev1.LocalObjectReference{Name: "sec"}, Key: "key",
+			}}},
+			{Name: "NONE", ValueFrom: &corev1.EnvVarSource{ConfigMapKeyRef: &corev1.ConfigMapKeySelector{
+				LocalObjectReference: corev1.LocalObjectReference{Name: "no"}, Key: "key", Optional: new(true),
+			}}},
+			{Name: "NS", ValueFrom: ref("metadata.namespace")}, {Name: "UID", ValueFrom: ref("metadata.uid")},
+			{Name: "APP", ValueFrom: ref("metadata.labels['app']")},
+			{Name: "NOTE", ValueFrom: ref("metadata.annotations['note']")}, {Name: "NODE", ValueFrom: ref("spec.nodeName")},
+			{Name: "SA", ValueFrom: ref("spec.serviceAccountName")},
+			{Name: "IP", ValueFrom: ref("status.podIP")}, {Name: "IPS", ValueFrom: ref("status.podIPs")},
+			{Name: "HOST", ValueFrom: ref("status.hostIP")},
 			{Name: "DB_SERVICE_PORT", Value: "hidden"},
 		},
 	}
@@ -198,7 +214,8 @@ func TestVariables(t *testing.T) {
 		lines = append(lines, v.Name+"="+v.Value)
 	}
 	want := []string{
-		"CM_COLOR=red", "CM_SIZE=2", "ALL=red 10.96.0.3 $(LATER) 2", "LATER=x", "SECRET=hush", "NS=shop", "UID=u1", "APP=w", "NOTE=n", "NODE=node-a", "SA=sa",
+		"CM_COLOR=red", "CM_SIZE=2", "ALL=red 10.96.0.3 $(LATER) 2", "LATER=x", "SECRET=hush", "NS=shop", "UID=u1", "APP=w", "NOTE=n",
+		"NODE=node-a", "SA=sa",
 		"IP=10.1.1.2", "IPS=10.1.1.2,fd00::2", "HOST=192.0.2.1", "DB_SERVICE_PORT=hidden", "DB_SERVICE_HOST=10.96.0.3",
 	}
 	if d := cmp.Diff(want, lines); d != "" {
@@ -206,11 +223,16 @@ func TestVariables(t *testing.T) {
 	}
 	for name, bad := range map[string]*corev1.EnvVarSource{
 		"fieldPath \"spec.containers\" is not supported": ref("spec.containers"),
-		"Secret \"no\" does not exist":                   {SecretKeyRef: &corev1.SecretKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: "no"}, Key: "k"}},
-		"ConfigMap \"cm\" has no key \"k\"":              {ConfigMapKeyRef: &corev1.ConfigMapKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: "cm"}, Key: "k"}},
-		"others are not supported":                       {ResourceFieldRef: &corev1.ResourceFieldSelector{Resource: "limits.cpu"}},
+		"Secret \"no\" does not exist": {SecretKeyRef: &corev1.SecretKeySelector{
+			LocalObjectReference: corev1.LocalObjectReference{Name: "no"}, Key: "k",
+		}},
+		"ConfigMap \"cm\" has no key \"k\"": {ConfigMapKeyRef: &corev1.ConfigMapKeySelector{
+			LocalObjectReference: corev1.LocalObjectReference{Name: "cm"}, Key: "k",
+		}},
+		"others are not supported": {ResourceFieldRef: &corev1.ResourceFieldSelector{Resource: "limits.cpu"}},
 	} {
-		_, err := variables(t.Context(), f, &corev1.Container{Env: []corev1.EnvVar{{Name: "X", ValueFrom: bad}}}, nil, source{client: client, namespace: "shop"})
+		_, err := variables(t.Context(), f, &corev1.Container{Env: []corev1.EnvVar{{Name: "X", ValueFrom: bad}}}, nil,
+			source{client: client, namespace: "shop"})
 		if err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("error %v, want %q", err, name)
 		}
@@ -340,11 +362,13 @@ func TestTransitionTimes(t *testing.T) {
 
 func TestStatusPatch(t *testing.T) {
 	base := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "u1"}}
-	base.Status.Conditions = []corev1.PodCondition{{Type: "example.com/theirs", Status: corev1.ConditionTrue}, {Type: corev1.PodScheduled, Status: corev1.ConditionTrue}}
+	base.Status.Conditions = []corev1.PodCondition{{Type: "example.com/theirs", Status: corev1.ConditionTrue},
+		{Type: corev1.PodScheduled, Status: corev1.ConditionTrue}}
 	want := view(corev1.RestartPolicyAlways, "R", false).status(time.Now())
 	want.Conditions = append(want.Conditions, corev1.PodCondition{Type: "example.com/theirs", Status: corev1.ConditionFalse})
 	patch, err := statusPatch(base, &want)
-	if err != nil || !strings.Contains(string(patch), `"uid":"u1"`) || strings.Contains(string(patch), `"example.com/theirs","status":"False"`) || strings.Contains(string(patch), "theirs\",\"lastP") {
+	if err != nil || !strings.Contains(string(patch), `"uid":"u1"`) ||
+		strings.Contains(string(patch), `"example.com/theirs","status":"False"`) || strings.Contains(string(patch), "theirs\",\"lastP") {
 		t.Errorf("patch %s, %v", patch, err)
 	}
 	same := base.DeepCopy()

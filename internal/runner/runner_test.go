@@ -184,7 +184,9 @@ func server(name string) *corev1.Pod {
 	}
 	p.Spec.Containers[0].Command = []string{exe}
 	p.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "RUNNER_TEST_SERVE", Value: "http"}}
-	p.Spec.Containers[0].ReadinessProbe = &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Port: intstr.FromInt32(8080)}}}
+	p.Spec.Containers[0].ReadinessProbe = &corev1.Probe{
+		ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Port: intstr.FromInt32(8080)}},
+	}
 	return p
 }
 
@@ -292,7 +294,8 @@ func (c *cluster) logOf(p *corev1.Pod, attempt int) string {
 func TestPodLives(t *testing.T) {
 	c := newCluster(t, nil)
 	before := time.Now()
-	p := pod("web", `echo "$GREETING from $POD_NAME $POD_IP"; hostname; cat /etc/hosts /etc/resolv.conf; trap 'echo bye; exit 0' TERM; while :; do sleep 0.01; done`)
+	p := pod("web", `echo "$GREETING from $POD_NAME $POD_IP"; hostname; cat /etc/hosts /etc/resolv.conf
+		trap 'echo bye; exit 0' TERM; while :; do sleep 0.01; done`)
 	p.Spec.Containers[0].Env = []corev1.EnvVar{
 		{Name: "WORD", Value: "hello"}, {Name: "GREETING", Value: "$(WORD)!"},
 		{Name: "POD_NAME", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.name"}}},
@@ -302,7 +305,8 @@ func TestPodLives(t *testing.T) {
 	got := c.ready("web")
 	t.Logf("ready after %v", time.Since(before).Round(time.Millisecond))
 	st := got.Status
-	if st.Phase != corev1.PodRunning || st.PodIP != "10.244.1.2" || len(st.PodIPs) != 2 || st.PodIPs[1].IP != "fd00:10:244:1::2" || st.HostIP != "127.0.0.1" {
+	if st.Phase != corev1.PodRunning || st.PodIP != "10.244.1.2" || len(st.PodIPs) != 2 || st.PodIPs[1].IP != "fd00:10:244:1::2" ||
+		st.HostIP != "127.0.0.1" {
 		t.Errorf("status %+v", st)
 	}
 	cs := st.ContainerStatuses[0]

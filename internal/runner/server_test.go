@@ -53,8 +53,10 @@ func (a *authority) make(name string, ca bool) (*x509.Certificate, *ecdsa.Privat
 		a.t.Fatal(err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IsCA: ca, BasicConstraintsValid: ca, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(time.Hour),
+		IsCA:     ca, BasicConstraintsValid: ca, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}
 	parent, signer := template, key
 	if !ca {
@@ -196,7 +198,8 @@ func TestEndpointAdmitsOnlyTheAPIServer(t *testing.T) {
 
 func TestLogs(t *testing.T) {
 	e := newEndpoint(t)
-	p := pod("web", `n=$(cat count 2>/dev/null || echo 0); echo $((n+1)) > count; for i in 1 2 3; do echo "run $n line $i"; done; [ $n = 0 ] && exit 1; exec sleep 600`)
+	p := pod("web", `n=$(cat count 2>/dev/null || echo 0); echo $((n+1)) > count
+		for i in 1 2 3; do echo "run $n line $i"; done; [ $n = 0 ] && exit 1; exec sleep 600`)
 	p.Spec.Containers[0].WorkingDir = t.TempDir()
 	e.create(p)
 	e.until("web", "restarted", func(p *corev1.Pod) bool {
@@ -250,7 +253,8 @@ func TestExec(t *testing.T) {
 	e.create(pod("web", "exec sleep 600"))
 	e.ready("web")
 	var out, errOut bytes.Buffer
-	err := e.exec(remotecommand.StreamOptions{Stdin: strings.NewReader("typed\n"), Stdout: &out, Stderr: &errOut}, "sh", "-c", "cat; hostname; echo bad >&2; exit 5")
+	err := e.exec(remotecommand.StreamOptions{Stdin: strings.NewReader("typed\n"), Stdout: &out, Stderr: &errOut}, "sh", "-c",
+		"cat; hostname; echo bad >&2; exit 5")
 	var code exec.CodeExitError
 	if !errors.As(err, &code) || code.Code != 5 {
 		t.Errorf("exit: %v, want code 5", err)
@@ -268,7 +272,8 @@ func TestExec(t *testing.T) {
 	if err := e.exec(remotecommand.StreamOptions{Stdout: &out}, "sh", "-c", "sleep 600 & echo done"); err != nil || out.String() != "done\n" {
 		t.Errorf("%q, %v", out.String(), err)
 	}
-	if err := e.exec(remotecommand.StreamOptions{Stdout: &out}, "no-such-command"); err == nil || !strings.Contains(err.Error(), "no-such-command") {
+	if err := e.exec(remotecommand.StreamOptions{Stdout: &out}, "no-such-command"); err == nil ||
+		!strings.Contains(err.Error(), "no-such-command") {
 		t.Errorf("no such command: %v", err)
 	}
 }

@@ -29,7 +29,8 @@ func (r refusal) Error() string { return r.message }
 // checkContainer finds what cannot be run here before anything is tried.
 func checkContainer(c *corev1.Container) error {
 	if c.Image != hostImage {
-		return refusal{"ImageNotSupported", fmt.Sprintf("image %q is not supported: fairlead runs the machine's own programs, write image: %s and a command", c.Image, hostImage)}
+		return refusal{"ImageNotSupported", fmt.Sprintf("image %q is not supported: fairlead runs the machine's own programs, write image: "+
+			"%s and a command", c.Image, hostImage)}
 	}
 	if len(c.Command)+len(c.Args) == 0 {
 		return refusal{"CreateContainerConfigError", "command is required: with image host there is no default one"}

@@ -243,7 +243,8 @@ func (v podView) conditions(st *corev1.PodStatus, now time.Time) {
 			unready = append(unready, c.spec.Name)
 		}
 	}
-	set(corev1.PodInitialized, len(uninitialized) == 0, "ContainersNotInitialized", fmt.Sprintf("containers with incomplete status: %v", uninitialized))
+	set(corev1.PodInitialized, len(uninitialized) == 0, "ContainersNotInitialized",
+		fmt.Sprintf("containers with incomplete status: %v", uninitialized))
 	ready, reason, message := len(unready) == 0 && !over, "ContainersNotReady", fmt.Sprintf("containers with unready status: %v", unready)
 	if over {
 		reason, message = "PodCompleted", ""

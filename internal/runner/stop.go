@@ -154,7 +154,8 @@ func (c *ctr) postStart(pod *corev1.Pod) {
 			if !c.running() || c.now.ID != id {
 				return
 			}
-			c.w.r.event(pod, corev1.EventTypeWarning, "FailedPostStartHook", fmt.Sprintf("PostStartHook of container %s failed: %v", c.spec.Name, err))
+			c.w.r.event(pod, corev1.EventTypeWarning, "FailedPostStartHook", fmt.Sprintf("PostStartHook of container %s failed: %v", c.spec.Name,
+				err))
 			c.stop(c.w.life, time.Now().Add(grace(pod)), "FailedPostStartHook: stopping container "+c.spec.Name)
 		})
 	})

@@ -39,7 +39,8 @@ func (s streamer) until(ctx context.Context) (context.Context, context.CancelFun
 
 // ExecInContainer runs a command and returns when it has ended and what it
 // wrote has been sent.
-func (s streamer) ExecInContainer(ctx context.Context, _, _, container string, cmd []string, in io.Reader, out, errOut io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize, _ time.Duration) error {
+func (s streamer) ExecInContainer(ctx context.Context, _, _, container string, cmd []string, in io.Reader, out, errOut io.WriteCloser,
+	tty bool, resize <-chan remotecommand.TerminalSize, _ time.Duration) error {
 	ctx, cancel := s.until(ctx)
 	defer cancel()
 	var p *pipes
@@ -69,7 +70,8 @@ func (s streamer) ExecInContainer(ctx context.Context, _, _, container string, c
 }
 
 // AttachContainer joins the streams to a running container.
-func (s streamer) AttachContainer(ctx context.Context, _, _, container string, in io.Reader, out, errOut io.WriteCloser, _ bool, resize <-chan remotecommand.TerminalSize) error {
+func (s streamer) AttachContainer(ctx context.Context, _, _, container string, in io.Reader, out, errOut io.WriteCloser, _ bool,
+	resize <-chan remotecommand.TerminalSize) error {
 	ctx, cancel := s.until(ctx)
 	defer cancel()
 	p, err := newPipes(in, out, errOut)

@@ -51,7 +51,8 @@ func keyOf(p *corev1.ServiceAccountTokenProjection) tokenKey {
 }
 
 // get returns a token that is fresh.
-func (t *tokens) get(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, p *corev1.ServiceAccountTokenProjection) (string, error) {
+func (t *tokens) get(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, p *corev1.ServiceAccountTokenProjection) (string,
+	error) {
 	key := keyOf(p)
 	if k, ok := t.have[key]; ok && time.Now().Before(k.refresh) {
 		return k.text, nil

@@ -124,7 +124,8 @@ func (k *Keeper) keep(ctx context.Context, namespace string) error {
 		return err
 	}
 	if _, err := k.accounts.ServiceAccounts(namespace).Get(DefaultAccount); apierrors.IsNotFound(err) {
-		_, err := k.client.CoreV1().ServiceAccounts(namespace).Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: DefaultAccount}}, metav1.CreateOptions{})
+		_, err := k.client.CoreV1().ServiceAccounts(namespace).Create(ctx,
+			&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: DefaultAccount}}, metav1.CreateOptions{})
 		if ignore(err) != nil {
 			return err
 		}
@@ -140,7 +141,8 @@ func (k *Keeper) keepConfig(ctx context.Context, namespace string) error {
 	case apierrors.IsNotFound(err):
 		_, err = api.Create(ctx, &corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{Name: RootConfigMap, Annotations: map[string]string{
-				"kubernetes.io/description": "The certificate of the cluster's authority, by which the API server is recognised from inside Pods. It is written by the server.",
+				"kubernetes.io/description": "The certificate of the cluster's authority, by which the API server is recognised from inside " +
+					"Pods. It is written by the server.",
 			}},
 			Data: data,
 		}, metav1.CreateOptions{})

@@ -46,7 +46,8 @@ func (t Token) String() string { return prefix + "." + t.Hash + "." + t.Secret }
 func Parse(s string) (Token, error) {
 	parts := strings.Split(strings.TrimSpace(s), ".")
 	if len(parts) != 3 || parts[0] != prefix || parts[2] == "" {
-		return Token{}, fmt.Errorf("not a join token: want the text of the file node-token in the server's data directory, %s.HASH.SECRET", prefix)
+		return Token{}, fmt.Errorf("not a join token: want the text of the file node-token in the server's data directory, %s.HASH.SECRET",
+			prefix)
 	}
 	if raw, err := hex.DecodeString(parts[1]); err != nil || len(raw) != 32 {
 		return Token{}, fmt.Errorf("not a join token: its second part is not a SHA-256 in hex; copy the whole line of node-token")

@@ -62,7 +62,8 @@ func NewNode(ctx context.Context, boot *rest.Config, name, dir string, log *slog
 // Config is the configuration of a client that is the node. It follows the
 // certificate when that is renewed.
 func (n *Node) Config() *rest.Config {
-	return &rest.Config{Host: n.host, TLSClientConfig: rest.TLSClientConfig{CAData: n.ca, CertFile: n.file("node.crt"), KeyFile: n.file("node.key")}}
+	return &rest.Config{Host: n.host, TLSClientConfig: rest.TLSClientConfig{CAData: n.ca, CertFile: n.file("node.crt"),
+		KeyFile: n.file("node.key")}}
 }
 
 // Run renews the certificate when a third of its life is left, until ctx ends.
@@ -174,12 +175,14 @@ func (n *Node) ask(ctx context.Context, client kubernetes.Interface, request []b
 		}
 		if !told && time.Since(begin) > 5*time.Second {
 			told = true
-			n.log.Warn("still waiting for this node's certificate: is another node of the same name alive? Choose another one with --node-name, or look at 'kubectl get csr'",
+			n.log.Warn("still waiting for this node's certificate: is another node of the same name alive? Choose another one with "+
+				"--node-name, or look at 'kubectl get csr'",
 				"node", n.name, "request", c.Name)
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("the request %s was not answered in time: is another node of that name alive? Choose another one with --node-name, or approve it: kubectl certificate approve %[1]s", c.Name)
+			return nil, fmt.Errorf("the request %s was not answered in time: is another node of that name alive? Choose another one with "+
+				"--node-name, or approve it: kubectl certificate approve %[1]s", c.Name)
 		case <-time.After(issuePoll):
 		}
 	}

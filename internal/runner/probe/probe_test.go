@@ -31,7 +31,8 @@ func TestWatcher(t *testing.T) {
 		want   string
 	}{
 		{"every period", corev1.Probe{PeriodSeconds: 2}, false, "yyyyyy", "0s:yes"},
-		{"no after the threshold", corev1.Probe{PeriodSeconds: 1, FailureThreshold: 2}, false, "yynny", "0s:yes 2s:failed 3s:failed 3s:no 4s:yes"},
+		{"no after the threshold", corev1.Probe{PeriodSeconds: 1, FailureThreshold: 2}, false, "yynny",
+			"0s:yes 2s:failed 3s:failed 3s:no 4s:yes"},
 		{"one no is not enough", corev1.Probe{PeriodSeconds: 1}, false, "ynnyy", "0s:yes 1s:failed 2s:failed 3s:yes"},
 		{"yes after the threshold", corev1.Probe{PeriodSeconds: 1, SuccessThreshold: 3}, false, "yynyyyy", "2s:failed 5s:yes"},
 		{"initial delay", corev1.Probe{PeriodSeconds: 1, InitialDelaySeconds: 3}, false, "nnnyy", "3s:yes"},
@@ -109,7 +110,8 @@ func TestHTTP(t *testing.T) {
 			"/x?code=400": false, "/x?code=503": false, "no-slash?code=200": true,
 		} {
 			err := target.Once(t.Context(), corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{
-				Path: path, Port: intstr.FromString("web"), Scheme: scheme, HTTPHeaders: []corev1.HTTPHeader{{Name: "host", Value: "shop.example"}, {Name: "X-A", Value: "b"}},
+				Path: path, Port: intstr.FromString("web"), Scheme: scheme, HTTPHeaders: []corev1.HTTPHeader{{Name: "host", Value: "shop.example"},
+					{Name: "X-A", Value: "b"}},
 			}})
 			if (err == nil) != ok {
 				t.Errorf("%s %s: %v, want yes: %v", scheme, path, err, ok)
@@ -119,7 +121,8 @@ func TestHTTP(t *testing.T) {
 			}
 		}
 		err := target.Once(t.Context(), corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{
-			Path: "/x?code=200", Port: intstr.FromString("web"), Scheme: scheme, HTTPHeaders: []corev1.HTTPHeader{{Name: "host", Value: "shop.example"}, {Name: "X-A", Value: "b"}},
+			Path: "/x?code=200", Port: intstr.FromString("web"), Scheme: scheme,
+			HTTPHeaders: []corev1.HTTPHeader{{Name: "host", Value: "shop.example"}, {Name: "X-A", Value: "b"}},
 		}})
 		if err != nil || seen.Host != "shop.example" || seen.Header.Get("X-A") != "b" || !strings.HasPrefix(seen.UserAgent(), "kube-probe/") {
 			t.Errorf("%v, request %s %v", err, seen.Host, seen.Header)

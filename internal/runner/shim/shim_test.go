@@ -199,7 +199,8 @@ func TestNothingOutlivesTheContainer(t *testing.T) {
 	p := newPod(t)
 	p.watch()
 	pids := filepath.Join(p.Dir, "pids")
-	p.start(p.container(fmt.Sprintf(`: > %s; for i in 1 2 3; do setsid sh -c 'echo $$ >> %s; exec sleep 600' & done; while [ $(wc -l < %s) -lt 3 ]; do sleep 0.01; done; exit 0`, pids, pids, pids)))
+	p.start(p.container(fmt.Sprintf(`: > %s; for i in 1 2 3; do setsid sh -c 'echo $$ >> %s; exec sleep 600' & done
+		while [ $(wc -l < %s) -lt 3 ]; do sleep 0.01; done; exit 0`, pids, pids, pids)))
 	st := p.exit()
 	if st.ExitCode != 0 {
 		t.Errorf("ended with %+v", st)
@@ -260,7 +261,8 @@ func TestMounts(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := p.container(`cat /etc/hosts; touch /mnt/x && echo wrote; exit 0`)
-	c.Binds = []mount.Bind{{Source: hosts, Target: "/etc/hosts"}, {Source: p.Dir, Target: "/mnt", ReadOnly: true}, {Source: hosts, Target: "/no/such", Optional: true}}
+	c.Binds = []mount.Bind{{Source: hosts, Target: "/etc/hosts"}, {Source: p.Dir, Target: "/mnt", ReadOnly: true},
+		{Source: hosts, Target: "/no/such", Optional: true}}
 	p.start(c)
 	p.exit()
 	if got := p.log(); !strings.Contains(got, "10.0.0.1 me") || strings.Contains(got, "wrote") {
@@ -344,7 +346,8 @@ func TestExecTerminal(t *testing.T) {
 	}
 	ended := make(chan int, 1)
 	go func() {
-		code, _ := p.Exec(t.Context(), shim.Exec{Container: "main", Args: []string{"sh", "-c", "tty; stty size; read x; echo got $x; exit 4"}, TTY: true},
+		code, _ := p.Exec(t.Context(), shim.Exec{Container: "main", Args: []string{"sh", "-c", "tty; stty size; read x; echo got $x; exit 4"},
+			TTY: true},
 			shim.Streams{Stdin: slave, Stdout: slave}, func() { slave.Close() })
 		ended <- code
 	}()
@@ -418,7 +421,8 @@ func TestShimKilled(t *testing.T) {
 
 func TestGarbageOnTheSocket(t *testing.T) {
 	p := newPod(t)
-	for _, junk := range []string{"", "x", "\x00\x00\x00\x02{", "\xff\xff\xff\xff", "\x00\x00\x00\x02{}", "\x00\x00\x00\x0f{\"op\":\"start\"}.", `{"op":"exec"}`} {
+	for _, junk := range []string{"", "x", "\x00\x00\x00\x02{", "\xff\xff\xff\xff", "\x00\x00\x00\x02{}",
+		"\x00\x00\x00\x0f{\"op\":\"start\"}.", `{"op":"exec"}`} {
 		c := dial(t, p.Dir)
 		fmt.Fprint(c, junk)
 		c.Close()
