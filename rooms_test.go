@@ -30,6 +30,7 @@ var rooms = map[string]int{
 	"dataplane/iptables":  3,
 	"dataplane/ipvs":      3,
 	"dataplane/userspace": 3,
+	"dataplane/kubeproxy": 3,
 	"dataplane/ebpf":      3,
 	"registry":            3,
 	"controller":          3,

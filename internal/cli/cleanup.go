@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/fairlead/fairlead/internal/kernel/kubeproxy"
+	"github.com/fairlead/fairlead/internal/dataplane/kubeproxy"
 	"github.com/fairlead/fairlead/internal/kernel/nodelocal"
 	"github.com/fairlead/fairlead/internal/runner"
 )

@@ -8,7 +8,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/kernel/udpbatch"
+	"github.com/fairlead/fairlead/internal/kernel/socket"
 )
 
 // soReusePort is SO_REUSEPORT of Linux, which package syscall leaves out on
@@ -58,7 +58,7 @@ const udpBatch = 16
 func (s *Server) serveUDP(conn *net.UDPConn, stats *workerStats, wildcard bool) {
 	w := s.newWorker(true, stats)
 	// Longer requests are cut, which makes them malformed.
-	batch, err := udpbatch.New(conn, udpBatch, maxRequest, wildcard)
+	batch, err := socket.NewBatch(conn, udpBatch, maxRequest, wildcard)
 	if err != nil {
 		s.log.Error("a socket cannot be read", "address", conn.LocalAddr(), "err", err)
 		return
@@ -86,7 +86,7 @@ func (s *Server) serveUDP(conn *net.UDPConn, stats *workerStats, wildcard bool) 
 }
 
 // answerUDP answers one request of a batch, or sees to it that somebody does.
-func (s *Server) answerUDP(w *worker, conn *net.UDPConn, batch *udpbatch.Batch, i int, start time.Time, self netip.AddrPort) {
+func (s *Server) answerUDP(w *worker, conn *net.UDPConn, batch *socket.Batch, i int, start time.Time, self netip.AddrPort) {
 	req := batch.Datagram(i)
 	w.family = 1
 	if batch.Is4(i) {

@@ -10,10 +10,10 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
+	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/internal/kernel/thread"
+	"github.com/fairlead/fairlead/internal/kernel/netns"
 )
 
 // namespace is one network namespace, held open by a file.
@@ -56,7 +56,7 @@ func newNamespace(t testing.TB, name string) *namespace {
 
 func makeNamespace(name string) (*namespace, error) {
 	ns := &namespace{name: name}
-	err := thread.Run(func() error {
+	err := netns.OnThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("unshare: %w", err)
 		}
@@ -65,7 +65,7 @@ func makeNamespace(name string) (*namespace, error) {
 			return err
 		}
 		ns.file = f
-		ns.link, err = netlink.NewHandleAt(netns.NsHandle(f.Fd()))
+		ns.link, err = netlink.NewHandleAt(vnetns.NsHandle(f.Fd()))
 		return err
 	})
 	if err != nil && ns.file != nil {

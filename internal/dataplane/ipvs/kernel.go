@@ -5,9 +5,9 @@ import (
 	"net/netip"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
-	"github.com/fairlead/fairlead/internal/kernel/dummy"
 	"github.com/fairlead/fairlead/internal/kernel/ipset"
 	"github.com/fairlead/fairlead/internal/kernel/ipvs"
+	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/kernel/sysctl"
 )
 
@@ -15,7 +15,7 @@ import (
 type realKernel struct {
 	vs    *ipvs.Conn
 	sets  *ipset.Conn
-	addrs *dummy.Conn
+	addrs *link.Addresses
 }
 
 func openKernel() (kernel, error) {
@@ -27,7 +27,7 @@ func openKernel() (kernel, error) {
 	if err != nil {
 		return nil, errors.Join(err, vs.Close())
 	}
-	addrs, err := dummy.Dial(device)
+	addrs, err := link.DialAddresses(device)
 	if err != nil {
 		return nil, errors.Join(err, vs.Close(), sets.Close())
 	}
@@ -63,5 +63,5 @@ func (k *realKernel) elsewhere(a netip.Addr) bool                    { return k.
 func (k *realKernel) others() []netip.Addr                           { return k.addrs.Others() }
 func (k *realKernel) bind(addrs []netip.Addr) map[netip.Addr]error   { return k.addrs.Add(addrs) }
 func (k *realKernel) unbind(addrs []netip.Addr) map[netip.Addr]error { return k.addrs.Del(addrs) }
-func (k *realKernel) ensureDevice() error                            { return dummy.Ensure(device, alias) }
+func (k *realKernel) ensureDevice() error                            { return link.EnsureDummy(device, alias) }
 func (k *realKernel) sysctl(key, value string) error                 { return sysctl.Set(key, value) }

@@ -7,10 +7,10 @@ import (
 	"os/exec"
 	"strings"
 
-	"github.com/fairlead/fairlead/internal/kernel/dummy"
 	"github.com/fairlead/fairlead/internal/kernel/ipset"
 	"github.com/fairlead/fairlead/internal/kernel/iptables"
 	"github.com/fairlead/fairlead/internal/kernel/ipvs"
+	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -83,7 +83,7 @@ func Available(schedulers ...string) ([]string, error) {
 }
 
 func probeDevice() error {
-	return errors.Join(dummy.Ensure(tryName, alias), dummy.Remove(tryName, alias))
+	return errors.Join(link.EnsureDummy(tryName, alias), link.RemoveDummy(tryName, alias))
 }
 
 // probeRules tries the rules on sets of their own, in chains to which nothing
@@ -148,7 +148,7 @@ func probeTables(ctx context.Context, t tool, l *layout, rename *strings.Replace
 func Cleanup(ctx context.Context) error {
 	err := errors.Join(
 		iptables.Each(func(t *iptables.Tool) error { return t.RemoveChains(ctx, ourChain) }),
-		removeServers(), dummy.Remove(device, alias), ipset.Remove(ctx, ourSets()...))
+		removeServers(), link.RemoveDummy(device, alias), ipset.Remove(ctx, ourSets()...))
 	if err != nil {
 		return fmt.Errorf("ipvs cleanup: %w", err)
 	}

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/internal/kernel/thread"
+	"github.com/fairlead/fairlead/internal/kernel/netns"
 )
 
 // Bind lays Source, a file or directory of the machine, over Target inside a
@@ -30,7 +30,7 @@ type Bind struct {
 // that namespace; goroutines that it starts do not. ns is an open handle of the
 // namespace, valid until f returns.
 func Private(binds []Bind, f func(ns *os.File) error) error {
-	return thread.Run(func() error { return private(binds, f) })
+	return netns.OnThread(func() error { return private(binds, f) })
 }
 
 func private(binds []Bind, f func(ns *os.File) error) error {
@@ -91,7 +91,7 @@ func apply(b Bind) error {
 // Enter calls f on a thread of its own in the mount namespace behind ns, as
 // Private does in a new one.
 func Enter(ns *os.File, f func() error) error {
-	return thread.Run(func() error {
+	return netns.OnThread(func() error {
 		if err := unix.Unshare(unix.CLONE_FS); err != nil {
 			return fmt.Errorf("unshare the working directory: %w", err)
 		}

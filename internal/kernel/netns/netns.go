@@ -1,5 +1,5 @@
-// Package netns runs functions inside the network namespaces of other
-// processes without ever letting a borrowed thread back into the scheduler.
+// Package netns runs functions on threads of their own, inside other network
+// namespaces, and never returns such a thread to the Go scheduler.
 package netns
 
 import (
@@ -7,11 +7,9 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/fairlead/fairlead/internal/kernel/thread"
 )
 
-// Of names the network namespace of a process, for Do and for the link room.
+// Of returns the path of a process's network namespace.
 func Of(pid int) string { return fmt.Sprintf("/proc/%d/ns/net", pid) }
 
 // Do runs f on a thread of its own that is inside the network namespace named
@@ -24,7 +22,7 @@ func Do(path string, f func() error) error {
 		return fmt.Errorf("open network namespace: %w", err)
 	}
 	defer ns.Close()
-	return thread.Run(func() error {
+	return OnThread(func() error {
 		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("enter network namespace %s: %w", path, err)
 		}
@@ -32,7 +30,8 @@ func Do(path string, f func() error) error {
 	})
 }
 
-// Inode is the identity of the namespace behind path for as long as it lives.
+// Inode returns the inode of the namespace behind path, which identifies it for
+// as long as it exists.
 func Inode(path string) (uint64, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {

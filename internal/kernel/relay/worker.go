@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/internal/kernel/thread"
+	"github.com/fairlead/fairlead/internal/kernel/netns"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -141,7 +141,7 @@ func (w *worker) start() error {
 			entered <- nil
 			w.run()
 		default:
-			err = thread.Run(func() error {
+			err = netns.OnThread(func() error {
 				if err := unix.Setns(int(w.engine.ns.Fd()), unix.CLONE_NEWNET); err != nil {
 					return os.NewSyscallError("setns", err)
 				}

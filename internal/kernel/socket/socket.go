@@ -1,4 +1,5 @@
-// Package socket looks at the sockets of the machine.
+// Package socket has what the net package does not do with sockets: to look for
+// bound ones, and to move several datagrams with one system call.
 package socket
 
 import (
@@ -10,10 +11,10 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// Taken says whether some socket is bound to a TCP or UDP address of the network
-// namespace of the calling thread, or to that port of all its addresses. It asks
-// by binding a socket that never listens and is closed at once. What cannot be
-// asked is not taken.
+// Taken reports whether some socket is bound to a TCP or UDP address of the
+// network namespace of the calling thread, or to that port of all its addresses.
+// It finds out by binding a socket that never listens and is closed at once; if
+// that is not possible, it returns false.
 func Taken(p svc.Protocol, at netip.AddrPort) bool {
 	kind := unix.SOCK_STREAM
 	if p == svc.UDP {

@@ -1,7 +1,4 @@
-// Package udpbatch receives several datagrams with one system call and sends
-// the answers to them with another (recvmmsg(2), sendmmsg(2)). A server that
-// does little for each request spends most of its time in system calls.
-package udpbatch
+package socket
 
 import (
 	"errors"
@@ -14,12 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// controlSize has room for the control message that says where a datagram was
-// sent to (in6_pktinfo).
+// controlSize has room for one control message with a datagram's destination
+// (in6_pktinfo).
 const controlSize = 64
 
-// Batch is the datagrams of one system call, and the answers to them. It is
-// used by one goroutine.
+// Batch receives several datagrams with one system call and sends the answers to
+// them with another (recvmmsg(2), sendmmsg(2)). A server that does little for each
+// request spends most of its time in system calls. It is used by one goroutine.
 type Batch struct {
 	conn    syscall.RawConn
 	in, out []header // out has those queued
@@ -48,13 +46,13 @@ type slot struct {
 	in, reply unix.Iovec
 }
 
-// New makes a Batch of up to n datagrams; of longer ones than size bytes the
-// rest is lost. With control, answers leave from the address that was asked,
-// for which the socket must have IP_PKTINFO or IPV6_RECVPKTINFO.
-func New(c *net.UDPConn, n, size int, control bool) (*Batch, error) {
+// NewBatch makes a Batch of up to n datagrams; those longer than size bytes are
+// truncated. With control, control messages are received, for which the socket
+// must have IP_PKTINFO or IPV6_RECVPKTINFO.
+func NewBatch(c *net.UDPConn, n, size int, control bool) (*Batch, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
-		return nil, fmt.Errorf("udpbatch: %w", err)
+		return nil, fmt.Errorf("system calls on %s: %w", c.LocalAddr(), err)
 	}
 	b := &Batch{conn: raw, in: make([]header, n), out: make([]header, n), slots: make([]slot, n)}
 	for i := range b.slots {
@@ -70,12 +68,14 @@ func New(c *net.UDPConn, n, size int, control bool) (*Batch, error) {
 		}
 	}
 	b.receive = func(fd uintptr) bool {
-		r, _, e := unix.Syscall6(unix.SYS_RECVMMSG, fd, uintptr(unsafe.Pointer(&b.in[0])), uintptr(len(b.in)), unix.MSG_DONTWAIT, 0, 0)
+		r, _, e := unix.Syscall6(unix.SYS_RECVMMSG, fd,
+			uintptr(unsafe.Pointer(&b.in[0])), uintptr(len(b.in)), unix.MSG_DONTWAIT, 0, 0)
 		b.result, b.errno = int(r), e
 		return e != unix.EAGAIN
 	}
 	b.send = func(fd uintptr) bool {
-		r, _, e := unix.Syscall6(unix.SYS_SENDMMSG, fd, uintptr(unsafe.Pointer(&b.out[b.sent])), uintptr(b.queued-b.sent), unix.MSG_DONTWAIT, 0, 0)
+		r, _, e := unix.Syscall6(unix.SYS_SENDMMSG, fd,
+			uintptr(unsafe.Pointer(&b.out[b.sent])), uintptr(b.queued-b.sent), unix.MSG_DONTWAIT, 0, 0)
 		b.result, b.errno = int(r), e
 		return e != unix.EAGAIN
 	}
@@ -83,8 +83,8 @@ func New(c *net.UDPConn, n, size int, control bool) (*Batch, error) {
 }
 
 // Receive waits for at least one datagram and returns how many there are. Its
-// error is one of the socket, net.ErrClosed when it has been closed, or what an
-// earlier answer met.
+// error is net.ErrClosed when the socket has been closed, else the socket's
+// pending error, such as an ICMP error for an earlier answer.
 func (b *Batch) Receive() (int, error) {
 	b.queued = 0
 	for i := range b.in {
@@ -111,13 +111,13 @@ func closedError(err error) error {
 	return err
 }
 
-// Datagram is number i of those received; it is valid until the next Receive.
+// Datagram returns number i of those received; it is valid until the next Receive.
 func (b *Batch) Datagram(i int) []byte { return b.slots[i].buf[:b.in[i].size] }
 
-// Is4 says whether the sender of datagram i has an IPv4 address.
+// Is4 reports whether the sender of datagram i has an IPv4 address.
 func (b *Batch) Is4(i int) bool { return b.slots[i].name.Family == unix.AF_INET }
 
-// From is the sender of datagram i.
+// From returns the sender of datagram i.
 func (b *Batch) From(i int) netip.AddrPort {
 	s := &b.slots[i].name
 	// The port is in network order, at the same place in both families.
@@ -133,11 +133,11 @@ func (b *Batch) From(i int) netip.AddrPort {
 	return netip.AddrPortFrom(a, at)
 }
 
-// Control is the control message of datagram i, nil without one.
+// Control returns the control message of datagram i, empty without one.
 func (b *Batch) Control(i int) []byte { return b.slots[i].control[:b.in[i].Controllen] }
 
 // Reply queues an answer to datagram i, to be sent by Flush; until then out must
-// stay as it is. control is the message that says where it leaves from.
+// stay as it is. control is the control message with the source address, if any.
 func (b *Batch) Reply(i int, out, control []byte) {
 	s := &b.slots[i]
 	s.reply.Base = unsafe.SliceData(out)
@@ -150,7 +150,7 @@ func (b *Batch) Reply(i int, out, control []byte) {
 	b.queued++
 }
 
-// Flush sends the answers. One that cannot be sent is left out: it concerns one
+// Flush sends the answers. One that cannot be sent is skipped: it concerns one
 // client, which asks again.
 func (b *Batch) Flush() error {
 	for b.sent = 0; b.sent < b.queued; b.sent++ {

@@ -1,4 +1,4 @@
-package udpbatch_test
+package socket_test
 
 import (
 	"errors"
@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/kernel/udpbatch"
+	"github.com/fairlead/fairlead/internal/kernel/socket"
 )
 
 // Everything that is sent is answered to where it came from, however it falls
@@ -20,7 +20,7 @@ func TestEcho(t *testing.T) {
 			t.Fatal(err)
 		}
 		conn := pc.(*net.UDPConn)
-		b, err := udpbatch.New(conn, 8, 100, false)
+		b, err := socket.NewBatch(conn, 8, 100, false)
 		if err != nil {
 			t.Fatal(err)
 		}

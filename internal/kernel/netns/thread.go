@@ -1,6 +1,4 @@
-// Package thread gives functions that change what only a thread has, such as
-// its namespaces, a thread of their own.
-package thread
+package netns
 
 import (
 	"errors"
@@ -9,11 +7,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Run calls f on an operating system thread that no other goroutine has used
+// OnThread calls f on an operating system thread that no other goroutine has used
 // or will use for anything, and waits for it. It is never the process's first
 // thread: that one cannot end, and /proc/PID shows its namespaces as those of
 // the process.
-func Run(f func() error) error {
+func OnThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()

@@ -1,4 +1,4 @@
-package dummy
+package link
 
 import (
 	"encoding/binary"
@@ -9,37 +9,37 @@ import (
 	"net/netip"
 	"slices"
 
-	rtnl "github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/internal/kernel/netlink"
+	wire "github.com/fairlead/fairlead/internal/kernel/netlink"
 )
 
-// Conn reads and changes the addresses of one device, and knows those of all
-// other interfaces without asking for them again and again: the kernel tells it
-// which come and go. It belongs to one network namespace, and is used by one
-// goroutine at a time.
-type Conn struct {
+// Addresses reads and changes the addresses of one device, and follows those of
+// all other interfaces by the kernel's notifications, so that cost follows
+// change. It belongs to one network namespace, and is used by one goroutine at a
+// time.
+type Addresses struct {
 	device      string
-	nl, changes *netlink.Conn
+	nl, changes *wire.Conn
 	// index is the device's as List found it, 0 if there was none.
 	index uint32
 	// others are the interfaces that have an address, but for the device.
 	others map[netip.Addr]map[uint32]bool
 }
 
-// Dial opens a Conn in the network namespace of the calling thread, for the
-// device called name, which need not be there yet.
-func Dial(name string) (*Conn, error) {
-	nl, err := netlink.DialRoute(0)
+// DialAddresses opens the Addresses of the device called name, which need not
+// exist yet, in the network namespace of the calling thread.
+func DialAddresses(name string) (*Addresses, error) {
+	nl, err := wire.DialRoute(0)
 	if err != nil {
 		return nil, err
 	}
-	changes, err := netlink.DialRoute(unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR)
+	changes, err := wire.DialRoute(unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR)
 	if err != nil {
 		return nil, errors.Join(err, nl.Close())
 	}
-	c := &Conn{device: name, nl: nl, changes: changes}
+	c := &Addresses{device: name, nl: nl, changes: changes}
 	if _, err := c.List(); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
@@ -47,16 +47,12 @@ func Dial(name string) (*Conn, error) {
 }
 
 // Close releases the sockets.
-func (c *Conn) Close() error { return errors.Join(c.nl.Close(), c.changes.Close()) }
+func (c *Addresses) Close() error { return errors.Join(c.nl.Close(), c.changes.Close()) }
 
-// listTries bounds how often a list is begun anew, since something changed while
-// it was read.
-const listTries = 10
-
-// List returns the addresses on the device, and learns those of all others. A
-// device that is not there has none.
-func (c *Conn) List() (map[netip.Addr]bool, error) {
-	dev, err := rtnl.LinkByName(c.device)
+// List returns the addresses on the device, and replaces what is known of all
+// others. A device that does not exist has none.
+func (c *Addresses) List() (map[netip.Addr]bool, error) {
+	dev, err := netlink.LinkByName(c.device)
 	switch {
 	case err == nil:
 		c.index = uint32(dev.Attrs().Index)
@@ -65,30 +61,31 @@ func (c *Conn) List() (map[netip.Addr]bool, error) {
 	default:
 		return nil, fmt.Errorf("find device %s: %w", c.device, err)
 	}
-	// What changes from here on is told by CatchUp, too, which does no harm.
+	// Discard the notifications that the list below includes. Later ones are
+	// applied by CatchUp; applying one twice does no harm.
 	for err = unix.ENOBUFS; errors.Is(err, unix.ENOBUFS); {
 		err = c.changes.Events(func(uint16, []byte) {})
 	}
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}
-	var e netlink.Encoder
+	var e wire.Encoder
 	e.Begin(unix.RTM_GETADDR, unix.NLM_F_DUMP, unix.AF_UNSPEC, 0)
 	e.End()
 	var mine map[netip.Addr]bool
-	for range listTries {
+	for range dumpTries {
 		mine, c.others = map[netip.Addr]bool{}, map[netip.Addr]map[uint32]bool{}
 		err = c.nl.Dump(e.Buf, func(body []byte) {
-			index, a, ok := decode(body)
+			index, a, ok := decodeAddress(body)
 			switch {
 			case !ok:
 			case index == c.index:
 				mine[a] = true
 			default:
-				c.note(unix.RTM_NEWADDR, index, a)
+				c.record(unix.RTM_NEWADDR, index, a)
 			}
 		})
-		if !errors.Is(err, netlink.ErrInterrupted) {
+		if !errors.Is(err, wire.ErrInterrupted) {
 			break
 		}
 	}
@@ -98,12 +95,12 @@ func (c *Conn) List() (map[netip.Addr]bool, error) {
 	return mine, nil
 }
 
-// CatchUp hears which addresses came and went since the last call. It lists them
-// anew only where there were so many that the kernel could not keep them.
-func (c *Conn) CatchUp() error {
+// CatchUp applies the notifications since the last call. It lists all addresses
+// again only if the kernel dropped notifications (ENOBUFS).
+func (c *Addresses) CatchUp() error {
 	err := c.changes.Events(func(typ uint16, body []byte) {
-		if index, a, ok := decode(body); ok && index != c.index {
-			c.note(typ, index, a)
+		if index, a, ok := decodeAddress(body); ok && index != c.index {
+			c.record(typ, index, a)
 		}
 	})
 	if errors.Is(err, unix.ENOBUFS) {
@@ -115,7 +112,7 @@ func (c *Conn) CatchUp() error {
 	return nil
 }
 
-func (c *Conn) note(typ uint16, index uint32, a netip.Addr) {
+func (c *Addresses) record(typ uint16, index uint32, a netip.Addr) {
 	switch typ {
 	case unix.RTM_NEWADDR:
 		if c.others[a] == nil {
@@ -129,32 +126,32 @@ func (c *Conn) note(typ uint16, index uint32, a netip.Addr) {
 	}
 }
 
-// Elsewhere says whether another interface had the address at the last List or
+// Elsewhere reports whether another interface had the address at the last List or
 // CatchUp.
-func (c *Conn) Elsewhere(a netip.Addr) bool { return c.others[a] != nil }
+func (c *Addresses) Elsewhere(a netip.Addr) bool { return c.others[a] != nil }
 
-// Others are all addresses for which Elsewhere is true, in order.
-func (c *Conn) Others() []netip.Addr {
+// Others returns all addresses for which Elsewhere is true, in order.
+func (c *Addresses) Others() []netip.Addr {
 	return slices.SortedFunc(maps.Keys(c.others), netip.Addr.Compare)
 }
 
-// perSend bounds the changes of one message, and with it the kernel's answers,
-// which must fit into the socket.
+// perSend bounds the changes of one send, and with it the kernel's answers,
+// which must fit into the socket's receive buffer.
 const perSend = 500
 
-// Add gives the device addresses, some of which it may have already. The errors
-// are by address.
-func (c *Conn) Add(addrs []netip.Addr) map[netip.Addr]error {
+// Add adds addresses to the device, some of which it may have already. It
+// returns the errors by address.
+func (c *Addresses) Add(addrs []netip.Addr) map[netip.Addr]error {
 	return c.change("add", unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, addrs)
 }
 
-// Del takes addresses away, some of which the device may lack. The errors are by
-// address.
-func (c *Conn) Del(addrs []netip.Addr) map[netip.Addr]error {
+// Del removes addresses, some of which the device may lack. It returns the errors
+// by address.
+func (c *Addresses) Del(addrs []netip.Addr) map[netip.Addr]error {
 	return c.change("remove", unix.RTM_DELADDR, 0, addrs)
 }
 
-func (c *Conn) change(verb string, typ, flags uint16, addrs []netip.Addr) map[netip.Addr]error {
+func (c *Addresses) change(verb string, typ, flags uint16, addrs []netip.Addr) map[netip.Addr]error {
 	failed := map[netip.Addr]error{}
 	fail := func(a netip.Addr, err error) {
 		failed[a] = fmt.Errorf("%s address %s on device %s: %w", verb, a, c.device, err)
@@ -162,18 +159,18 @@ func (c *Conn) change(verb string, typ, flags uint16, addrs []netip.Addr) map[ne
 	for len(addrs) > 0 {
 		part := addrs[:min(perSend, len(addrs))]
 		addrs = addrs[len(part):]
-		var e netlink.Encoder
+		var e wire.Encoder
 		for _, a := range part {
 			c.encode(&e, typ, flags|unix.NLM_F_ACK, a)
 		}
 		for _, err := range c.nl.Send(e.Buf) {
-			var refused *netlink.Error
+			var rejected *wire.Error
 			switch {
-			case errors.As(err, &refused) && refused.Index >= 0:
-				if typ != unix.RTM_DELADDR || refused.Errno != unix.EADDRNOTAVAIL {
-					fail(part[refused.Index], err)
+			case errors.As(err, &rejected) && rejected.Index >= 0:
+				if typ != unix.RTM_DELADDR || rejected.Errno != unix.EADDRNOTAVAIL {
+					fail(part[rejected.Index], err)
 				}
-			default: // nobody knows which of them were made
+			default: // which of them were made is unknown
 				for _, a := range part {
 					fail(a, err)
 				}
@@ -183,10 +180,10 @@ func (c *Conn) change(verb string, typ, flags uint16, addrs []netip.Addr) map[ne
 	return failed
 }
 
-// encode writes a message about an address that is never a source for what the
-// machine sends elsewhere: IPv4 keeps addresses of scope host for itself, and
+// encode appends a message about an address that is never chosen as the source
+// of what the machine sends: IPv4 keeps addresses of scope host for itself, and
 // IPv6 avoids deprecated ones.
-func (c *Conn) encode(e *netlink.Encoder, typ, flags uint16, a netip.Addr) {
+func (c *Addresses) encode(e *wire.Encoder, typ, flags uint16, a netip.Addr) {
 	family, addrFlags, scope := byte(unix.AF_INET), byte(0), byte(unix.RT_SCOPE_HOST)
 	if a.Is6() {
 		family, addrFlags, scope = unix.AF_INET6, unix.IFA_F_NODAD, unix.RT_SCOPE_UNIVERSE
@@ -203,14 +200,14 @@ func (c *Conn) encode(e *netlink.Encoder, typ, flags uint16, a netip.Addr) {
 	e.End()
 }
 
-// decode reads a message about an address, behind the first four bytes of
+// decodeAddress reads a message about an address, behind the first four bytes of
 // ifaddrmsg.
-func decode(body []byte) (index uint32, a netip.Addr, ok bool) {
+func decodeAddress(body []byte) (index uint32, a netip.Addr, ok bool) {
 	if len(body) < 4 {
 		return 0, a, false
 	}
 	var local, address []byte
-	netlink.Attrs(body[4:], func(typ uint16, v []byte) {
+	wire.Attrs(body[4:], func(typ uint16, v []byte) {
 		switch typ {
 		case unix.IFA_LOCAL:
 			local = v
@@ -218,7 +215,7 @@ func decode(body []byte) (index uint32, a netip.Addr, ok bool) {
 			address = v
 		}
 	})
-	if local == nil { // IPv6 tells it only where there is a peer
+	if local == nil { // IPv6 has IFA_LOCAL only with a peer
 		local = address
 	}
 	a, ok = netip.AddrFromSlice(local)

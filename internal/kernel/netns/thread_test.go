@@ -1,4 +1,4 @@
-package thread_test
+package netns_test
 
 import (
 	"errors"
@@ -9,16 +9,16 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/internal/kernel/thread"
+	"github.com/fairlead/fairlead/internal/kernel/netns"
 )
 
-func TestRunNeverUsesTheFirstThreadNorOneTwice(t *testing.T) {
+func TestOnThreadNeverUsesTheFirstThreadNorOneTwice(t *testing.T) {
 	var mu sync.Mutex
 	seen := map[int]int{}
 	var wg sync.WaitGroup
 	for range 50 {
 		wg.Go(func() {
-			_ = thread.Run(func() error {
+			_ = netns.OnThread(func() error {
 				mu.Lock()
 				defer mu.Unlock()
 				seen[unix.Gettid()]++
@@ -35,12 +35,12 @@ func TestRunNeverUsesTheFirstThreadNorOneTwice(t *testing.T) {
 	}
 }
 
-func TestRunReturnsErrors(t *testing.T) {
+func TestOnThreadReturnsErrors(t *testing.T) {
 	want := errors.New("no")
-	if err := thread.Run(func() error { return want }); !errors.Is(err, want) {
+	if err := netns.OnThread(func() error { return want }); !errors.Is(err, want) {
 		t.Errorf("got %v", err)
 	}
-	if err := thread.Run(func() error { runtime.Goexit(); return nil }); err == nil {
+	if err := netns.OnThread(func() error { runtime.Goexit(); return nil }); err == nil {
 		t.Error("a goroutine that ended gave no error")
 	}
 }

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fairlead/fairlead/internal/kernel/kubeproxy"
+	"github.com/fairlead/fairlead/internal/dataplane/kubeproxy"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 

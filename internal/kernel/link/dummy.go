@@ -1,8 +1,4 @@
-// Package dummy keeps virtual IPs on a network device that leads nowhere, so that
-// the kernel takes packets to them for its own.
-//
-// Ensure and Remove work in the network namespace of the calling thread.
-package dummy
+package link
 
 import (
 	"errors"
@@ -13,12 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Ensure makes the device name and marks it as ours by an alias (ip link shows
-// it), unless it is there. One without the alias is an error.
-func Ensure(name, alias string) error {
+// EnsureDummy creates a dummy device in the network namespace of the calling
+// thread, unless it exists, and marks it as ours by alias. Virtual IPs on it make
+// the kernel take packets to them for its own. A device of that name without the
+// alias is an error.
+func EnsureDummy(name, alias string) error {
 	dev, err := netlink.LinkByName(name)
 	if isMissing(err) {
-		return create(name, alias)
+		return createDummy(name, alias)
 	}
 	if err != nil {
 		return fmt.Errorf("find device %s: %w", name, err)
@@ -38,7 +36,7 @@ func Ensure(name, alias string) error {
 // genModeNone is IN6_ADDR_GEN_MODE_NONE of linux/if_link.h.
 const genModeNone = 1
 
-func create(name, alias string) error {
+func createDummy(name, alias string) error {
 	d := &netlink.Dummy{LinkAttrs: netlink.NewLinkAttrs()}
 	d.Name = name
 	err := netlink.LinkAdd(d)
@@ -63,8 +61,9 @@ func create(name, alias string) error {
 	return nil
 }
 
-// Remove removes the device, if it is ours.
-func Remove(name, alias string) error {
+// RemoveDummy removes the device called name if it has the alias; any other is
+// left alone.
+func RemoveDummy(name, alias string) error {
 	dev, err := netlink.LinkByName(name)
 	if isMissing(err) {
 		return nil
@@ -76,9 +75,4 @@ func Remove(name, alias string) error {
 		return fmt.Errorf("remove device %s: %w", name, err)
 	}
 	return nil
-}
-
-func isMissing(err error) bool {
-	var missing netlink.LinkNotFoundError
-	return errors.As(err, &missing)
 }
