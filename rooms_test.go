@@ -36,6 +36,7 @@ var rooms = map[string]int{
 	"controller":          3,
 	"dns":                 3,
 	"lb":                  3,
+	"agent":               4,
 	"apiserver":           4,
 	"proxy":               4,
 	"runner":              4,

@@ -15,10 +15,12 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/fairlead/fairlead/internal/agent"
 	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/apiserver/join"
 	"github.com/fairlead/fairlead/internal/dns"
@@ -80,22 +82,22 @@ func (f *agentFlags) check() error {
 	return f.proxyFlags.check()
 }
 
-// agent is a built node: its components in the order to start them.
-type agent struct {
+// node is a node of the API: its components in the order to start them.
+type node struct {
 	components []component
 	dns        *dns.Server
 }
 
-func (a *agent) dnsAddresses() string {
+func (n *node) dnsAddresses() string {
 	var out []string
-	for _, addr := range a.dns.Addrs() {
+	for _, addr := range n.dns.Addrs() {
 		out = append(out, addr.String())
 	}
 	return strings.Join(out, ", ")
 }
 
 // build wires a node of the API behind cfg.
-func (f *agentFlags) build(log *slog.Logger, cfg *rest.Config) (*agent, error) {
+func (f *agentFlags) build(log *slog.Logger, cfg *rest.Config) (*node, error) {
 	cfg = agentConfig(cfg)
 	client, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
@@ -104,8 +106,8 @@ func (f *agentFlags) build(log *slog.Logger, cfg *rest.Config) (*agent, error) {
 	if err := os.MkdirAll(f.stateDir, 0o700); err != nil {
 		return nil, fmt.Errorf("the node's state directory: %w; choose another with --data-dir", err)
 	}
-	var px *proxy.Proxy
-	pods, err := f.runner(log, client, cfg, func() any { return px.Status() })
+	var p *proxy.Proxy
+	pods, err := f.runner(log, client, cfg, func() any { return p.Status() })
 	if err != nil {
 		return nil, err
 	}
@@ -113,25 +115,26 @@ func (f *agentFlags) build(log *slog.Logger, cfg *rest.Config) (*agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	opts.Register = &proxy.Registration{
+	var part component
+	if part, p, err = proxyComponent(opts); err != nil {
+		return nil, err
+	}
+	part.ready = func(ctx context.Context) error { return programmed(ctx, log, p.Status) }
+	registrar := agent.New(agent.Options{
+		Client: client, NodeName: f.nodeName, Log: log,
+		Node: p.Node, Changed: p.Changed(), Condition: func() corev1.NodeCondition { return p.Status().Condition() }, Ready: pods.Healthy,
 		Addresses:   f.nodeIPs,
 		Annotations: map[string]string{svc.ServingCertAnnotation: pods.Fingerprint()},
 		Port:        int32(f.agentPort),
-		Info:        proxy.MachineInfo(os.DirFS("/"), apiserver.Version+"."+version),
-		Ready:       pods.Healthy,
-		Capacity:    proxy.MachineCapacity(os.DirFS("/")),
-	}
-	part, n, err := proxyComponent(opts)
-	if err != nil {
-		return nil, err
-	}
-	px = n
-	part.ready = func(ctx context.Context) error { return programmed(ctx, log, n.Status) }
+		Info:        agent.MachineInfo(os.DirFS("/"), apiserver.Version+"."+version),
+		Capacity:    agent.MachineCapacity(os.DirFS("/")),
+	})
 	server, err := f.dnsServer(log, client)
 	if err != nil {
 		return nil, err
 	}
-	return &agent{dns: server, components: []component{
+	return &node{dns: server, components: []component{
+		{name: "node", run: registrar.Run},
 		part,
 		{name: "dns", run: server.Run, ready: func(ctx context.Context) error { return untilTrue(ctx, server.Ready) }},
 		{name: "pods", run: pods.Run, ready: pods.WaitReady},
@@ -287,16 +290,16 @@ the Pods it started stay when it stops, and are found again when it starts;
 				}
 			}
 			f.proxyFlags.clusterCIDRs, f.serviceCIDRs = f.pods, f.services
-			a, err := f.build(log, cfg)
+			n, err := f.build(log, cfg)
 			if err != nil {
 				return err
 			}
 			if identity != nil {
-				a.components = append(a.components, component{name: "certificate", run: identity.Run})
+				n.components = append(n.components, component{name: "certificate", run: identity.Run})
 			}
 			return runAll(cmd.Context(), log, func() {
-				fmt.Fprintf(g.out, "node %s at %s is up; DNS answers on %s\n", f.nodeName, listOf(f.nodeIPs), a.dnsAddresses())
-			}, a.components...)
+				fmt.Fprintf(g.out, "node %s at %s is up; DNS answers on %s\n", f.nodeName, listOf(f.nodeIPs), n.dnsAddresses())
+			}, n.components...)
 		},
 	}
 	f.add(cmd)

@@ -69,7 +69,7 @@ func (f *ipvsFlags) config(serviceCIDRs []netip.Prefix) ipvs.Config {
 func (f *ipvsFlags) options(log *slog.Logger, variant string, o *proxy.Options) (mode string, err error) {
 	p, has, err := f.plane(log, variant, o.ServiceCIDRs)
 	if err != nil {
-		mode, o.Instead, err = f.fallback(log, err)
+		mode, o.FallbackReason, err = f.fallback(log, err)
 		return mode, err
 	}
 	o.Plane, o.Schedulers, o.Addresses = p, has, p.NodeAddresses

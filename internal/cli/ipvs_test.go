@@ -42,14 +42,14 @@ func TestFallbackOfIPVS(t *testing.T) {
 	if err != nil || o.Plane != nil || mode != "iptables" && mode != "nft" {
 		t.Fatalf("mode %q, %v", mode, err)
 	}
-	for _, text := range []string{said.String(), o.Instead} {
+	for _, text := range []string{said.String(), o.FallbackReason} {
 		if !strings.Contains(text, "proxy mode "+mode+" is taken") || !strings.Contains(text, "the kernel has no IPVS") {
 			t.Errorf("said %q", text)
 		}
 	}
 	o = proxy.Options{}
 	_, err = ipvsFlagsOf(t, "--mode-strict").options(log, "auto", &o)
-	if !errors.Is(err, ipvs.ErrNotSupported) || !strings.Contains(err.Error(), "--mode-strict") || o.Instead != "" {
+	if !errors.Is(err, ipvs.ErrNotSupported) || !strings.Contains(err.Error(), "--mode-strict") || o.FallbackReason != "" {
 		t.Errorf("with --mode-strict: %v", err)
 	}
 }

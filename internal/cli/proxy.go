@@ -133,8 +133,8 @@ func (f *proxyFlags) options(log *slog.Logger, client kubernetes.Interface, node
 	}
 	if o.Plane == nil {
 		o.Plane, o.Mode, err = f.plane(log, mode, dropInvalid)
-		if err != nil && o.Instead != "" {
-			err = fmt.Errorf("%s; but %w", o.Instead, err)
+		if err != nil && o.FallbackReason != "" {
+			err = fmt.Errorf("%s; but %w", o.FallbackReason, err)
 		}
 	}
 	return o, err
@@ -242,7 +242,7 @@ func newProxy(g *global) *cobra.Command {
 // proxyComponent runs a proxy and closes its plane; the rules stay in the
 // kernel.
 func proxyComponent(o proxy.Options) (component, *proxy.Proxy, error) {
-	n, err := proxy.New(o)
+	p, err := proxy.New(o)
 	if err != nil {
 		return component{}, nil, err
 	}
@@ -256,7 +256,7 @@ func proxyComponent(o proxy.Options) (component, *proxy.Proxy, error) {
 			watching, stop := context.WithCancel(ctx)
 			go func() {
 				defer close(done)
-				if untilTrue(watching, func() bool { return n.Table() != nil }) != nil {
+				if untilTrue(watching, func() bool { return p.Table() != nil }) != nil {
 					return
 				}
 				if err := cleanUpModes(watching, o.Mode); err != nil && watching.Err() == nil {
@@ -268,9 +268,9 @@ func proxyComponent(o proxy.Options) (component, *proxy.Proxy, error) {
 				stop()
 				<-done
 			}()
-			return n.Run(ctx)
+			return p.Run(ctx)
 		},
-	}, n, nil
+	}, p, nil
 }
 
 // warnOfKubeProxy says if a kube-proxy's rules are on this node: they answer the

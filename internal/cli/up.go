@@ -98,18 +98,18 @@ func (u *upCommand) run(ctx context.Context) error {
 	u.agent.serviceCIDRs = u.server.services
 	u.agent.services, u.agent.pods = u.server.services, u.server.clusterCIDRs
 	u.agent.stopPods = true
-	node, err := server.NodeConfig(u.agent.nodeName)
+	cfg, err := server.NodeConfig(u.agent.nodeName)
 	if err != nil {
 		return err
 	}
-	a, err := u.agent.build(log, node)
+	n, err := u.agent.build(log, cfg)
 	if err != nil {
 		return err
 	}
-	for _, c := range a.components {
+	for _, c := range n.components {
 		parts = append(parts, u.announce(c.name, c, begin))
 	}
-	return runAll(ctx, log, func() { u.summary(server, a, begin) }, parts...)
+	return runAll(ctx, log, func() { u.summary(server, n, begin) }, parts...)
 }
 
 // upGCPercent keeps the heap of all components together small, at the cost of
@@ -117,14 +117,15 @@ func (u *upCommand) run(ctx context.Context) error {
 // endpoints. $GOGC overrides it.
 const upGCPercent = 50
 
-// announce shows the progress: a line when the component is ready.
+// announce prints a line when the component is ready, if others wait for it.
 func (u *upCommand) announce(name string, c component, begin time.Time) component {
 	wait := c.ready
+	if wait == nil {
+		return c
+	}
 	c.ready = func(ctx context.Context) error {
-		if wait != nil {
-			if err := wait(ctx); err != nil {
-				return err
-			}
+		if err := wait(ctx); err != nil {
+			return err
 		}
 		fmt.Fprintf(u.err, "%-12s ready after %s\n", name, time.Since(begin).Round(time.Millisecond))
 		return nil
@@ -133,7 +134,7 @@ func (u *upCommand) announce(name string, c component, begin time.Time) componen
 }
 
 // summary says where everything is, and what to type next.
-func (u *upCommand) summary(s *apiserver.Server, a *agent, begin time.Time) {
+func (u *upCommand) summary(s *apiserver.Server, n *node, begin time.Time) {
 	fmt.Fprintf(u.out, `
 fairlead is up after %s
 
@@ -145,7 +146,7 @@ DNS          %s
 next         export KUBECONFIG=%[3]s
              kubectl get svc,pods
              fairlead run -l app=MyApp -p http=9376 -- COMMAND
-`, time.Since(begin).Round(time.Millisecond), s.URL(), s.Kubeconfig(), u.agent.nodeName, listOf(u.agent.nodeIPs), a.dnsAddresses())
+`, time.Since(begin).Round(time.Millisecond), s.URL(), s.Kubeconfig(), u.agent.nodeName, listOf(u.agent.nodeIPs), n.dnsAddresses())
 	if inside() {
 		fmt.Fprintf(u.out, `
 It runs in a network namespace of its own. kubectl works from anywhere on this

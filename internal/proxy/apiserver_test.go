@@ -16,10 +16,11 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/fairlead/fairlead/internal/agent"
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 )
 
-// TestAgainstAnAPIServer runs a Node beside a real API server: registration,
+// TestAgainstAnAPIServer runs a Proxy beside a real API server: registration,
 // the way of a Service, selectors, events, and how long a change takes from the
 // server's answer to its writer until it is in the (fake) kernel.
 func TestAgainstAnAPIServer(t *testing.T) {
@@ -29,9 +30,9 @@ func TestAgainstAnAPIServer(t *testing.T) {
 		return kubernetes.NewForConfigOrDie(cfg)
 	}()
 	plane := newFakePlane()
-	n, err := New(Options{
-		Client: client, NodeName: "here", Plane: plane, Mode: "fake", Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
-		Register:       &Registration{Info: MachineInfo(os.DirFS("/"), "v0.0.0"), Port: 10250},
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	p, err := New(Options{
+		Client: client, NodeName: "here", Plane: plane, Mode: "fake", Log: log,
 		HealthzAddress: "127.0.0.1:0", MetricsAddress: "127.0.0.1:0",
 	})
 	if err != nil {
@@ -39,17 +40,26 @@ func TestAgainstAnAPIServer(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- n.Run(ctx) }()
+	go func() { done <- p.Run(ctx) }()
 	defer func() {
 		stop()
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
 	}()
+	registrar := agent.New(agent.Options{
+		Client: client, NodeName: "here", Log: log, Port: 10250, Info: agent.MachineInfo(os.DirFS("/"), "v0.0.0"),
+		Node: p.Node, Changed: p.Changed(), Condition: func() corev1.NodeCondition { return p.Status().Condition() },
+	})
+	registered := make(chan error, 1)
+	go func() { registered <- registrar.Run(ctx) }()
+	defer func() {
+		stop()
+		<-registered
+	}()
 	until(t, "the Node is ready", func() bool {
 		node, err := client.CoreV1().Nodes().Get(ctx, "here", metav1.GetOptions{})
-		return err == nil && condition(node, corev1.NodeReady).Status == corev1.ConditionTrue &&
-			condition(node, ServicesProgrammed).Status == corev1.ConditionTrue
+		return err == nil && isTrue(node, corev1.NodeReady) && isTrue(node, ServicesProgrammed)
 	})
 	until(t, "its Lease is there", func() bool {
 		l, err := client.CoordinationV1().Leases("kube-node-lease").Get(ctx, "here", metav1.GetOptions{})
@@ -118,6 +128,12 @@ func measure(ctx context.Context, t *testing.T, client interface {
 	}
 	slices.Sort(took)
 	t.Logf("from the answer to the writer until it is programmed: p50 %s, p99 %s", took[49], took[98])
+}
+
+func isTrue(n *corev1.Node, t corev1.NodeConditionType) bool {
+	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == t && c.Status == corev1.ConditionTrue
+	})
 }
 
 func config(t *testing.T) *rest.Config {

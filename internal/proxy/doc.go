@@ -1,8 +1,7 @@
 // Package proxy is the agent's loop for Services: what the API says becomes a
 // table.Table, and a plane.Plane makes the kernel carry it out. What is the same
 // for every mode lives here and only here: debounce, retry, audit, stale
-// connection tracking entries, health check ports, events, metrics and status,
-// and the registration of the Node where there is no kubelet to do it.
+// connection tracking entries, health check ports, events, metrics and status.
 //
 //	watches ─► feed ─► table.Builder ─► plane.Apply ─► stale conntrack entries
 //	                                        └─► health check ports, metrics, status

@@ -65,19 +65,19 @@ func (h *proxyHealth) healthy() bool {
 
 // serveHealthz and serveLivez have kube-proxy's codes and body, byte for byte:
 // cloud load balancers and people's scripts read it.
-func (n *Proxy) serveHealthz(w http.ResponseWriter, _ *http.Request) {
+func (p *Proxy) serveHealthz(w http.ResponseWriter, _ *http.Request) {
 	now := time.Now()
-	healthy, eligible, last := n.health.state(now)
+	healthy, eligible, last := p.health.state(now)
 	code, last := healthCode(healthy && eligible, now, last)
-	n.metrics.healthz.WithLabelValues(strconv.Itoa(code)).Inc()
+	p.metrics.healthz.WithLabelValues(strconv.Itoa(code)).Inc()
 	writeHealth(w, code, fmt.Sprintf(`{"lastUpdated": %q,"currentTime": %q, "nodeEligible": %v}`, last, now, eligible))
 }
 
-func (n *Proxy) serveLivez(w http.ResponseWriter, _ *http.Request) {
+func (p *Proxy) serveLivez(w http.ResponseWriter, _ *http.Request) {
 	now := time.Now()
-	healthy, _, last := n.health.state(now)
+	healthy, _, last := p.health.state(now)
 	code, last := healthCode(healthy, now, last)
-	n.metrics.livez.WithLabelValues(strconv.Itoa(code)).Inc()
+	p.metrics.livez.WithLabelValues(strconv.Itoa(code)).Inc()
 	writeHealth(w, code, fmt.Sprintf(`{"lastUpdated": %q,"currentTime": %q}`, last, now))
 }
 

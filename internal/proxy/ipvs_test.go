@@ -12,7 +12,7 @@ import (
 
 // behaviour 59: that another mode runs than was asked for is told by an Event.
 func TestFallbackBecomesAnEvent(t *testing.T) {
-	inBubble(t, func(o *Options) { o.Instead = "proxy mode iptables is taken in place of ipvs: no such module" }, func(w *world) {
+	inBubble(t, func(o *Options) { o.FallbackReason = "proxy mode iptables is taken in place of ipvs: no such module" }, func(w *world) {
 		w.settle(time.Minute)
 		events := w.events("ProxyModeFallback")
 		if len(events) != 1 || events[0].Type != "Warning" || events[0].InvolvedObject.Kind != "Node" || events[0].InvolvedObject.Name != "here" || !strings.Contains(events[0].Message, "no such module") {
@@ -26,7 +26,7 @@ func TestFallbackBecomesAnEvent(t *testing.T) {
 func TestSchedulerOfAService(t *testing.T) {
 	inBubble(t, func(o *Options) { o.Schedulers = []string{"rr", "lc"} }, func(w *world) {
 		at := func() string {
-			for p := range w.node.Table().All() {
+			for p := range w.proxy.Table().All() {
 				if p.ID.Name == (svc.Name{Namespace: "default", Name: "a"}) {
 					return p.Scheduler
 				}

@@ -18,7 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// Options say what a Node works with. Client, NodeName and Plane are needed;
+// Options configure a Proxy. Client, NodeName and Plane are needed;
 // the zero value of every other field is a sound choice.
 type Options struct {
 	// Client reads Services, EndpointSlices and the Node, and writes Events.
@@ -29,9 +29,9 @@ type Options struct {
 	Plane dataplane.Plane
 	// Mode is the name of Plane's mode, for status and /proxyMode.
 	Mode string
-	// Instead says, if it is not empty, that Mode is not the one asked for, and
-	// why. It becomes a Warning Event of the Node.
-	Instead string
+	// FallbackReason is why Mode is not the mode asked for, empty if it is. It
+	// becomes a Warning Event of the Node.
+	FallbackReason string
 	// Schedulers are those that the mode has for Services that name one by the
 	// annotation dialect.SchedulerAnnotation; nil leaves that unread.
 	Schedulers []string
@@ -60,10 +60,6 @@ type Options struct {
 	PortTaken func(svc.Protocol, netip.AddrPort) bool
 	// ServiceCIDRs are the ranges of ClusterIPs, as far as they are known.
 	ServiceCIDRs []netip.Prefix
-
-	// Register makes the Node object and keeps it and its Lease alive. Nil
-	// leaves that to somebody else, for example a kubelet.
-	Register *Registration
 
 	// HealthzAddress serves /healthz and /livez, MetricsAddress /metrics,
 	// /healthz and /proxyMode, as "IP:port"; empty serves nothing.
@@ -95,11 +91,11 @@ const DefaultMaxInterval = 250 * time.Millisecond
 func (o *Options) complete() error {
 	switch {
 	case o.Client == nil:
-		return errors.New("node: Options.Client is missing")
+		return errors.New("proxy: Options.Client is missing")
 	case o.NodeName == "":
-		return errors.New("node: Options.NodeName is missing")
+		return errors.New("proxy: Options.NodeName is missing")
 	case o.Plane == nil:
-		return errors.New("node: Options.Plane is missing")
+		return errors.New("proxy: Options.Plane is missing")
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -121,7 +117,7 @@ func (o *Options) complete() error {
 		{&o.HealthTimeout, time.Minute},
 	} {
 		if *d.at < 0 {
-			return fmt.Errorf("node: negative duration %s among the options", *d.at)
+			return fmt.Errorf("proxy: negative duration %s among the options", *d.at)
 		}
 		if *d.at == 0 {
 			*d.at = d.otherwise

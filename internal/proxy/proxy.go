@@ -21,8 +21,7 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// Node is the Service part of one machine: what it knows, what it has
-// programmed, and how it does.
+// Proxy keeps the kernel of one node in step with the Services of the API.
 type Proxy struct {
 	opts    Options
 	log     *slog.Logger
@@ -55,7 +54,7 @@ func New(opts Options) (*Proxy, error) {
 	if err := opts.complete(); err != nil {
 		return nil, err
 	}
-	n := &Proxy{
+	p := &Proxy{
 		opts: opts, log: opts.Log, feed: newFeed(), metrics: newMetrics(),
 		status:  newStatus(opts.NodeName, opts.Mode),
 		health:  &proxyHealth{timeout: opts.HealthTimeout, eligible: true},
@@ -66,23 +65,23 @@ func New(opts Options) (*Proxy, error) {
 		taken:   &takenPorts{taken: opts.PortTaken},
 	}
 	if c, ok := opts.Plane.(dataplane.Counter); ok {
-		n.metrics.registry.MustRegister(newLostPackets(c, n.Table, opts.Log))
+		p.metrics.registry.MustRegister(newLostPackets(c, p.Table, opts.Log))
 	}
 	if c, ok := opts.Plane.(dataplane.Carrier); ok {
-		n.metrics.registry.MustRegister(newCarried(c))
+		p.metrics.registry.MustRegister(newCarried(c))
 	}
-	n.events = newRecorder(opts.Client, opts.NodeName, opts.Log)
-	n.checks = newHealthPorts(n.health.healthy, opts.NodePortAddresses.IsDefault())
-	return n, nil
+	p.events = newRecorder(opts.Client, opts.NodeName, opts.Log)
+	p.checks = newHealthPorts(p.health.healthy, opts.NodePortAddresses.IsDefault())
+	return p, nil
 }
 
 // Run watches the API and keeps the kernel in step with it until ctx ends, and
 // until everything it started has ended, too. What is in the kernel then stays.
 // Its error says why it could not start.
-func (n *Proxy) Run(ctx context.Context) error {
+func (p *Proxy) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	servers, err := n.listen(ctx)
+	servers, err := p.listen(ctx)
 	if err != nil {
 		return err
 	}
@@ -90,170 +89,173 @@ func (n *Proxy) Run(ctx context.Context) error {
 	for _, s := range servers {
 		wg.Go(func() { s.run(ctx) })
 	}
-	wg.Go(func() { n.feed.run(ctx, n.opts.Client, n.opts.NodeName) })
-	wg.Go(func() { n.events.run(ctx) })
-	if n.opts.Instead != "" {
-		n.events.node(corev1.EventTypeWarning, "ProxyModeFallback", n.opts.Instead)
+	wg.Go(func() { p.feed.run(ctx, p.opts.Client, p.opts.NodeName) })
+	wg.Go(func() { p.events.run(ctx) })
+	if p.opts.FallbackReason != "" {
+		p.events.node(corev1.EventTypeWarning, "ProxyModeFallback", p.opts.FallbackReason)
 	}
-	if n.opts.Register != nil {
-		r := newRegistrar(n.opts, n.status)
-		n.status.changed = r.kick
-		wg.Go(func() { r.run(ctx) })
-	}
-	n.loop(ctx)
-	n.checks.close()
+	p.loop(ctx)
+	p.checks.close()
 	wg.Wait()
 	return nil
 }
 
-// Status returns how the Node does. It may be called at any time.
-func (n *Proxy) Status() Status { return n.status.get() }
+// Status returns what the proxy has done and what is wrong. It is safe for
+// concurrent use, as are Node, Changed, Table and Metrics.
+func (p *Proxy) Status() Status { return p.status.get() }
 
 // Table returns the Table that is programmed, without the ports that were
 // refused; nil if nothing was programmed yet.
-func (n *Proxy) Table() *table.Table { return n.status.table.Load() }
+func (p *Proxy) Table() *table.Table { return p.status.table.Load() }
 
-// Metrics serves the Node's Prometheus metrics.
-func (n *Proxy) Metrics() http.Handler { return n.metrics.handler() }
+// Node returns this machine's Node as last seen, nil if there is none.
+func (p *Proxy) Node() *corev1.Node { return p.status.ownNode() }
 
-func (n *Proxy) loop(ctx context.Context) {
+// Changed holds a token when Node, or the condition of Status, may have changed
+// since the last receive. It is for one receiver.
+func (p *Proxy) Changed() <-chan struct{} { return p.status.changed }
+
+// Metrics serves the proxy's Prometheus metrics.
+func (p *Proxy) Metrics() http.Handler { return p.metrics.handler() }
+
+func (p *Proxy) loop(ctx context.Context) {
 	select {
 	case <-ctx.Done():
 		return
-	case <-n.feed.synced:
+	case <-p.feed.synced:
 	}
-	audit := time.NewTicker(n.opts.AuditPeriod)
+	audit := time.NewTicker(p.opts.AuditPeriod)
 	defer audit.Stop()
-	addresses := time.NewTicker(n.opts.AddressPeriod)
+	addresses := time.NewTicker(p.opts.AddressPeriod)
 	defer addresses.Stop()
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
-	n.readAddresses()
-	n.waiting = true
+	p.readAddresses()
+	p.waiting = true
 	for ctx.Err() == nil {
-		if at, ok := n.pace.due(n.waiting || n.audit); ok {
+		if at, ok := p.pace.due(p.waiting || p.audit); ok {
 			timer.Reset(time.Until(at))
 		} else {
 			timer.Stop()
 		}
 		select {
 		case <-ctx.Done():
-		case <-n.feed.wake:
-			n.waiting = true
+		case <-p.feed.wake:
+			p.waiting = true
 		case <-audit.C:
-			n.audit = true
+			p.audit = true
 		case <-addresses.C:
-			n.waiting = n.readAddresses() || n.waiting
+			p.waiting = p.readAddresses() || p.waiting
 		case <-timer.C:
-			n.sync(ctx)
+			p.sync(ctx)
 		}
 	}
 }
 
 // readAddresses takes over the machine's addresses and says whether they
 // changed.
-func (n *Proxy) readAddresses() bool {
-	addrs, err := n.opts.Addresses()
+func (p *Proxy) readAddresses() bool {
+	addrs, err := p.opts.Addresses()
 	if err != nil {
-		n.log.Warn("cannot read the machine's addresses; node ports stay on those known", "err", err)
+		p.log.Warn("cannot read the machine's addresses; node ports stay on those known", "err", err)
 		return false
 	}
-	if slices.Equal(addrs, n.machine) {
+	if slices.Equal(addrs, p.machine) {
 		return false
 	}
-	n.machine = slices.Clone(addrs)
-	n.builder.SetAddresses(n.machine)
+	p.machine = slices.Clone(addrs)
+	p.builder.SetAddresses(p.machine)
 	return true
 }
 
 // sync takes what the feed has and applies it.
-func (n *Proxy) sync(ctx context.Context) {
-	b := n.feed.take()
-	n.metrics.took(&b)
-	if node, seen := b.into(n.builder, n.opts.NodeName); seen {
-		n.health.setNode(node)
-		n.status.setNode(node)
+func (p *Proxy) sync(ctx context.Context) {
+	b := p.feed.take()
+	p.metrics.took(&b)
+	if node, seen := b.into(p.builder, p.opts.NodeName); seen {
+		p.health.setNode(node)
+		p.status.setNode(node)
 	}
 	if !b.oldest.IsZero() {
-		n.health.queued(b.oldest)
+		p.health.queued(b.oldest)
 	}
-	n.triggers = append(n.triggers, b.triggers...)
-	if over := len(n.triggers) - maxTriggers; over > 0 {
-		n.triggers = n.triggers[over:]
+	p.triggers = append(p.triggers, b.triggers...)
+	if over := len(p.triggers) - maxTriggers; over > 0 {
+		p.triggers = p.triggers[over:]
 	}
-	before := n.wanted
-	next, keys := n.builder.Build()
+	before := p.wanted
+	next, keys := p.builder.Build()
 	for _, k := range keys {
-		n.changed[k] = struct{}{}
+		p.changed[k] = struct{}{}
 	}
-	n.wanted, n.waiting = next, false
-	n.report(before, keys)
+	p.wanted, p.waiting = next, false
+	p.report(before, keys)
 
-	audit := n.audit && n.applied != nil && !n.failed
-	full := n.applied == nil || n.failed || n.audit
-	n.audit = false
-	if full || n.pace.retry(time.Now()) {
-		for k := range n.refused {
-			n.changed[k] = struct{}{}
+	audit := p.audit && p.applied != nil && !p.failed
+	full := p.applied == nil || p.failed || p.audit
+	p.audit = false
+	if full || p.pace.retry(time.Now()) {
+		for k := range p.refused {
+			p.changed[k] = struct{}{}
 		}
 	}
-	if !full && len(n.changed) == 0 && next == n.settled {
-		n.health.updated(time.Now())
+	if !full && len(p.changed) == 0 && next == p.settled {
+		p.health.updated(time.Now())
 		return
 	}
-	n.apply(ctx, full, audit)
+	p.apply(ctx, full, audit)
 }
 
-func (n *Proxy) apply(ctx context.Context, full, audit bool) {
-	changed := make([]table.Key, 0, len(n.changed))
-	for k := range n.changed {
+func (p *Proxy) apply(ctx context.Context, full, audit bool) {
+	changed := make([]table.Key, 0, len(p.changed))
+	for k := range p.changed {
 		changed = append(changed, k)
 	}
 	start := time.Now()
-	err := n.applyPlane(ctx, changed, full)
+	err := p.applyPlane(ctx, changed, full)
 	took := time.Since(start)
 	if err != nil && ctx.Err() != nil {
 		return // on the way out
 	}
 	var refused *dataplane.Refused
 	failed := err != nil && !errors.As(err, &refused)
-	n.pace.done(time.Now(), took, failed)
-	n.metrics.applied(took, full, failed)
+	p.pace.done(time.Now(), took, failed)
+	p.metrics.applied(took, full, failed)
 	if failed {
-		n.status.applied(start, took, audit, err, 0)
-		if !n.failed {
-			n.events.node(corev1.EventTypeWarning, "FailedToProgramServices", err.Error())
+		p.status.applied(start, took, audit, err, 0)
+		if !p.failed {
+			p.events.node(corev1.EventTypeWarning, "FailedToProgramServices", err.Error())
 		}
-		n.failed = true
-		n.log.Error("programming services failed", "err", err, "retry in", n.pace.backoff)
+		p.failed = true
+		p.log.Error("programming services failed", "err", err, "retry in", p.pace.backoff)
 		// Most of it may be done. Until all is well each retry does again what
 		// follows.
-		n.follow(ctx, n.wanted, changed)
+		p.follow(ctx, p.wanted, changed)
 		return
 	}
-	if n.failed || n.applied == nil {
-		n.log.Info("services are programmed", "service ports", n.wanted.Len(), "took", took)
+	if p.failed || p.applied == nil {
+		p.log.Info("services are programmed", "service ports", p.wanted.Len(), "took", took)
 	}
-	n.failed = false
-	n.refuse(refused, changed)
-	n.status.applied(start, took, audit, err, len(n.refused))
+	p.failed = false
+	p.refuse(refused, changed)
+	p.status.applied(start, took, audit, err, len(p.refused))
 	if audit {
-		n.reportRepairs()
+		p.reportRepairs()
 	}
-	now := n.wanted
-	if len(n.refused) > 0 {
-		now = now.Instead(n.applied, maps.Keys(n.refused))
+	now := p.wanted
+	if len(p.refused) > 0 {
+		now = now.WithPortsFrom(p.applied, maps.Keys(p.refused))
 	}
-	n.follow(ctx, now, changed)
-	for _, t := range n.triggers {
-		n.metrics.latency.Observe(time.Since(t).Seconds())
+	p.follow(ctx, now, changed)
+	for _, t := range p.triggers {
+		p.metrics.latency.Observe(time.Since(t).Seconds())
 	}
-	n.triggers = nil
-	n.health.updated(time.Now())
-	first := n.applied == nil
-	n.applied, n.settled = now, n.wanted
-	n.status.table.Store(n.applied)
-	clear(n.changed)
+	p.triggers = nil
+	p.health.updated(time.Now())
+	first := p.applied == nil
+	p.applied, p.settled = now, p.wanted
+	p.status.table.Store(p.applied)
+	clear(p.changed)
 	if first && now.Len() > muchToLoad {
 		// The lists that all this was made from were several times as large.
 		debug.FreeOSMemory()
@@ -267,60 +269,60 @@ const muchToLoad = 500
 // refuse takes over which of the ports that were tried the Plane did not take.
 // They do not keep the others from being programmed, and are tried again when it
 // is time, or when they change.
-func (n *Proxy) refuse(r *dataplane.Refused, tried []table.Key) {
+func (p *Proxy) refuse(r *dataplane.Refused, tried []table.Key) {
 	again := false
-	was := n.refused
-	n.refused = maps.Clone(was)
+	was := p.refused
+	p.refused = maps.Clone(was)
 	for _, k := range tried {
-		delete(n.refused, k)
+		delete(p.refused, k)
 		_, before := was[k]
 		again = again || before
 	}
 	if r != nil {
 		for k, why := range r.Ports {
-			n.refused[k] = struct{}{}
+			p.refused[k] = struct{}{}
 			if _, told := was[k]; told {
 				continue
 			}
-			n.log.Error("programming a service port failed", "port", k.ID, "family", k.Family, "err", why)
-			n.events.service(k.ID.Name, n.builder.UID(k.ID.Name), corev1.EventTypeWarning, "FailedToProgramService", why.Error())
+			p.log.Error("programming a service port failed", "port", k.ID, "family", k.Family, "err", why)
+			p.events.service(k.ID.Name, p.builder.UID(k.ID.Name), corev1.EventTypeWarning, "FailedToProgramService", why.Error())
 		}
 	}
-	n.metrics.refused.Set(float64(len(n.refused)))
-	n.pace.refused(time.Now(), len(n.refused) > 0, again)
+	p.metrics.refused.Set(float64(len(p.refused)))
+	p.pace.refused(time.Now(), len(p.refused) > 0, again)
 }
 
 // follow does what comes after an Apply that made the kernel answer as now says:
 // stale connections, health check ports, and a word about ports of this node
 // that somebody else has.
-func (n *Proxy) follow(ctx context.Context, now *table.Table, changed []table.Key) {
-	n.removeStale(ctx, now, changed)
-	n.checks.update(now, changed)
-	for _, problem := range append(n.checks.sync(now.NodePortAddrs), n.taken.look(n.applied, now, changed)...) {
-		n.events.service(problem.service, n.builder.UID(problem.service), corev1.EventTypeWarning, problem.reason, problem.err.Error())
+func (p *Proxy) follow(ctx context.Context, now *table.Table, changed []table.Key) {
+	p.removeStale(ctx, now, changed)
+	p.checks.update(now, changed)
+	for _, problem := range append(p.checks.sync(now.NodePortAddrs), p.taken.look(p.applied, now, changed)...) {
+		p.events.service(problem.service, p.builder.UID(problem.service), corev1.EventTypeWarning, problem.reason, problem.err.Error())
 	}
 }
 
-func (n *Proxy) applyPlane(ctx context.Context, changed []table.Key, full bool) error {
-	ctx, cancel := context.WithTimeout(ctx, n.opts.ApplyTimeout)
+func (p *Proxy) applyPlane(ctx context.Context, changed []table.Key, full bool) error {
+	ctx, cancel := context.WithTimeout(ctx, p.opts.ApplyTimeout)
 	defer cancel()
 	if full {
 		changed = nil
 	}
-	return n.opts.Plane.Apply(ctx, n.wanted, changed)
+	return p.opts.Plane.Apply(ctx, p.wanted, changed)
 }
 
 // report brings counts and problems up to date, and makes an Event of each
 // problem that is new.
-func (n *Proxy) report(before *table.Table, keys []table.Key) {
-	n.status.built(before, n.wanted, keys)
-	n.metrics.built(before, n.wanted, keys)
-	n.metrics.servicePorts.Set(float64(n.wanted.Len()))
-	for name, now := range n.builder.NewProblems() {
-		told := n.status.problem(name, now)
-		for _, p := range now {
-			if !slices.Contains(told, p) {
-				n.events.service(p.Service, n.builder.UID(p.Service), corev1.EventTypeWarning, p.Reason, p.Message)
+func (p *Proxy) report(before *table.Table, keys []table.Key) {
+	p.status.built(before, p.wanted, keys)
+	p.metrics.built(before, p.wanted, keys)
+	p.metrics.servicePorts.Set(float64(p.wanted.Len()))
+	for name, now := range p.builder.NewProblems() {
+		told := p.status.problem(name, now)
+		for _, problem := range now {
+			if !slices.Contains(told, problem) {
+				p.events.service(problem.Service, p.builder.UID(problem.Service), corev1.EventTypeWarning, problem.Reason, problem.Message)
 			}
 		}
 	}
@@ -329,23 +331,23 @@ func (n *Proxy) report(before *table.Table, keys []table.Key) {
 // maxListed bounds how many repairs an Event names.
 const maxListed = 10
 
-func (n *Proxy) reportRepairs() {
-	r, ok := n.opts.Plane.(Repairer)
+func (p *Proxy) reportRepairs() {
+	r, ok := p.opts.Plane.(Repairer)
 	if !ok {
 		return
 	}
 	repaired := r.Repaired()
-	n.status.repaired(repaired)
+	p.status.repaired(repaired)
 	if len(repaired) == 0 {
 		return
 	}
-	n.metrics.repairs.Add(float64(len(repaired)))
+	p.metrics.repairs.Add(float64(len(repaired)))
 	text := strings.Join(repaired[:min(len(repaired), maxListed)], "; ")
 	if more := len(repaired) - maxListed; more > 0 {
 		text += fmt.Sprintf("; and %d more", more)
 	}
-	n.log.Warn("somebody removed or altered what was programmed; it is back", "what", text)
-	n.events.node(corev1.EventTypeWarning, "ServiceRulesRepaired", "removed or altered by somebody else, now back: "+text)
+	p.log.Warn("somebody removed or altered what was programmed; it is back", "what", text)
+	p.events.node(corev1.EventTypeWarning, "ServiceRulesRepaired", "removed or altered by somebody else, now back: "+text)
 }
 
 // serviceProblem is something about a Service that only this node can know.

@@ -43,17 +43,17 @@ func slice(of string, hosts ...int) *discoveryv1.EndpointSlice {
 	return s
 }
 
-// world is a Node on a fake API server and a fake kernel, in a synctest bubble:
+// world is a Proxy on a fake API server and a fake kernel, in a synctest bubble:
 // all waiting is over in no time.
 type world struct {
 	t      *testing.T
 	client *fake.Clientset
 	plane  *fakePlane
-	node   *Proxy
+	proxy  *Proxy
 	start  time.Time
 }
 
-// inBubble runs f beside a running Node and checks that the Node ends cleanly.
+// inBubble runs f beside a running Proxy and checks that it ends cleanly.
 func inBubble(t *testing.T, change func(*Options), f func(*world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -66,14 +66,14 @@ func inBubble(t *testing.T, change func(*Options), f func(*world)) {
 		if change != nil {
 			change(&opts)
 		}
-		n, err := New(opts)
+		p, err := New(opts)
 		if err != nil {
 			t.Fatal(err)
 		}
-		w.node = n
+		w.proxy = p
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error, 1)
-		go func() { done <- n.Run(ctx) }()
+		go func() { done <- p.Run(ctx) }()
 		synctest.Wait()
 		f(w)
 		stop()
@@ -163,16 +163,16 @@ func TestChangeIsAppliedAtOnceAndAlone(t *testing.T) {
 		if n := len(w.plane.log()); n != before+1 {
 			t.Fatalf("%d Applies for a change that changes nothing", n-before-1)
 		}
-		st := w.node.Status()
+		st := w.proxy.Status()
 		page := httptest.NewRecorder()
-		w.node.Metrics().ServeHTTP(page, httptest.NewRequest("GET", "/metrics", nil))
+		w.proxy.Metrics().ServeHTTP(page, httptest.NewRequest("GET", "/metrics", nil))
 		if !strings.Contains(page.Body.String(), "fairlead_service_ports 1\n") {
 			t.Error("/metrics does not count the service port")
 		}
 		if !st.Programmed || st.ServicePorts != 1 || st.Frontends != 1 || st.Endpoints != 2 || st.Applies != before+1 {
 			t.Errorf("status %+v", st)
 		}
-		if w.node.Table().Len() != 1 {
+		if w.proxy.Table().Len() != 1 {
 			t.Error("Table is not the applied one")
 		}
 	})
@@ -224,7 +224,7 @@ func TestErrorsAreRetriedInFullWithBackOff(t *testing.T) {
 				t.Errorf("attempt %d: full comparison %v", i, c.full)
 			}
 		}
-		st := w.node.Status()
+		st := w.proxy.Status()
 		if st.Programmed || st.Reason != "ProgrammingFailed" || !strings.Contains(st.Message, "out of memory") || st.LastError == "" {
 			t.Errorf("status %+v", st)
 		}
@@ -240,7 +240,7 @@ func TestErrorsAreRetriedInFullWithBackOff(t *testing.T) {
 		}
 		w.plane.set(func(p *fakePlane) { p.fail = nil })
 		w.settle(11 * time.Second)
-		if st := w.node.Status(); !st.Programmed || st.LastError != "" {
+		if st := w.proxy.Status(); !st.Programmed || st.LastError != "" {
 			t.Errorf("status after the failure is over: %+v", st)
 		}
 		if got := strings.Count(w.dump(), "\n"); got != 2 {
@@ -273,7 +273,7 @@ func TestAuditRepairsAndSaysSo(t *testing.T) {
 			events[0].Type != "Warning" || events[0].InvolvedObject.Kind != "Node" || events[0].InvolvedObject.Name != "here" {
 			t.Errorf("events %+v", events)
 		}
-		if st := w.node.Status(); len(st.Repaired) != 1 || st.RepairedAt.IsZero() || st.LastAudit.IsZero() {
+		if st := w.proxy.Status(); len(st.Repaired) != 1 || st.RepairedAt.IsZero() || st.LastAudit.IsZero() {
 			t.Errorf("status %+v", st)
 		}
 	})
@@ -292,12 +292,12 @@ func TestProblemsBecomeEventsOnce(t *testing.T) {
 		if len(events) != 1 || events[0].Count != 1 || events[0].InvolvedObject.Name != "a" || events[0].InvolvedObject.UID != "uid-of-a" {
 			t.Errorf("events %+v", events)
 		}
-		if p := w.node.Status().Problems; len(p) != 1 || p[0].Service != "default/a" {
+		if p := w.proxy.Status().Problems; len(p) != 1 || p[0].Service != "default/a" {
 			t.Errorf("problems %+v", p)
 		}
 		w.setSlice(slice("a", 5))
 		w.settle(time.Second)
-		if p := w.node.Status().Problems; len(p) != 0 {
+		if p := w.proxy.Status().Problems; len(p) != 0 {
 			t.Errorf("problems that are gone: %+v", p)
 		}
 		w.setSlice(s)
@@ -360,10 +360,10 @@ func TestRandomHistoryWithFaults(t *testing.T) {
 				if got, want := w.dump(), w.fresh(); got != want {
 					t.Errorf("kernel:\n%s\nwant:\n%s", got, want)
 				}
-				if got := w.node.Table().String(); !strings.HasSuffix(got, w.dump()) {
+				if got := w.proxy.Table().String(); !strings.HasSuffix(got, w.dump()) {
 					t.Errorf("Table:\n%s\nkernel:\n%s", got, w.dump())
 				}
-				st, want := w.node.Status(), newStatus("", "")
+				st, want := w.proxy.Status(), newStatus("", "")
 				fresh, keys := w.freshBuilder().Build()
 				want.built(nil, fresh, keys)
 				if st.ServicePorts != want.s.ServicePorts || st.Frontends != want.s.Frontends || st.Endpoints != want.s.Endpoints {
@@ -429,5 +429,18 @@ func TestStaleFlowsAreRemovedAfterTheApply(t *testing.T) {
 		if fmt.Sprint(got) != fmt.Sprint([]string{want, want, want}) {
 			t.Errorf("removed %q, want %q three times", got, want)
 		}
+	})
+}
+
+// A Proxy alone writes no Node, whose registration is left to others.
+func TestProxyWritesNoNode(t *testing.T) {
+	inBubble(t, nil, func(w *world) {
+		w.settle(time.Minute)
+		for _, a := range w.client.Actions() {
+			if r := a.GetResource().Resource; a.GetVerb() != "list" && a.GetVerb() != "watch" {
+				t.Errorf("%s %s", a.GetVerb(), r)
+			}
+		}
+		synctest.Wait()
 	})
 }

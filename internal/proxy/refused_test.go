@@ -29,7 +29,7 @@ func TestRefusedServiceCostsNobodyElse(t *testing.T) {
 		if len(events) != 1 || events[0].InvolvedObject.Name != "bad" || !strings.Contains(events[0].Message, "does not like it") {
 			t.Errorf("events %+v, want one about Service bad", events)
 		}
-		if st := w.node.Status(); st.Programmed || !strings.Contains(st.Message, "does not like it") || !w.node.health.healthy() {
+		if st := w.proxy.Status(); st.Programmed || !strings.Contains(st.Message, "does not like it") || !w.proxy.health.healthy() {
 			t.Errorf("status %+v; the node itself is well", st)
 		}
 		first := len(w.plane.log())
@@ -41,7 +41,7 @@ func TestRefusedServiceCostsNobodyElse(t *testing.T) {
 			calls := w.plane.log()
 			late = max(late, calls[len(calls)-1].at.Sub(at))
 		}
-		if st := w.node.Status(); st.Programmed || st.LastError == "" {
+		if st := w.proxy.Status(); st.Programmed || st.LastError == "" {
 			t.Errorf("status %+v after others were programmed; one is still refused", st)
 		}
 		if late > 5*time.Millisecond {
@@ -59,7 +59,7 @@ func TestRefusedServiceCostsNobodyElse(t *testing.T) {
 		if tries > 3 {
 			t.Errorf("the refused Service was tried %d times in half a second", tries)
 		}
-		if w.node.Table().Get(bad) != nil || w.node.Table().Len() != 51 {
+		if w.proxy.Table().Get(bad) != nil || w.proxy.Table().Len() != 51 {
 			t.Error("Table is not what is programmed")
 		}
 		// It is tried again by itself, and at once when it changes.
@@ -81,7 +81,7 @@ func TestRefusedServiceCostsNobodyElse(t *testing.T) {
 			t.Error("a change of the refused Service waits")
 		}
 		w.settle(time.Minute)
-		if st := w.node.Status(); !st.Programmed || w.node.Table().Len() != 52 {
+		if st := w.proxy.Status(); !st.Programmed || w.proxy.Table().Len() != 52 {
 			t.Errorf("status when all is well again: %+v", st)
 		}
 	})

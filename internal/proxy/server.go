@@ -30,7 +30,7 @@ func (s *server) run(ctx context.Context) {
 }
 
 // listen opens the servers that the options ask for.
-func (n *Proxy) listen(ctx context.Context) ([]*server, error) {
+func (p *Proxy) listen(ctx context.Context) ([]*server, error) {
 	var out []*server
 	open := func(what, addr string, h http.Handler) error {
 		if addr == "" {
@@ -44,13 +44,13 @@ func (n *Proxy) listen(ctx context.Context) ([]*server, error) {
 		return nil
 	}
 	health := http.NewServeMux()
-	health.HandleFunc("/healthz", n.serveHealthz)
-	health.HandleFunc("/livez", n.serveLivez)
+	health.HandleFunc("/healthz", p.serveHealthz)
+	health.HandleFunc("/livez", p.serveLivez)
 	about := http.NewServeMux()
-	about.Handle("/metrics", n.Metrics())
+	about.Handle("/metrics", p.Metrics())
 	about.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok")) })
-	about.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(n.opts.Mode)) })
-	err := errors.Join(open("health checks", n.opts.HealthzAddress, health), open("metrics", n.opts.MetricsAddress, about))
+	about.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(p.opts.Mode)) })
+	err := errors.Join(open("health checks", p.opts.HealthzAddress, health), open("metrics", p.opts.MetricsAddress, about))
 	if err != nil {
 		for _, s := range out {
 			_ = s.listener.Close()

@@ -120,29 +120,29 @@ func frontendOf(p *table.ServicePort, proto svc.Protocol, like *table.Frontend) 
 // removeStale removes connection tracking entries that the kernel's new state,
 // now, makes wrong. What fails here is not tried again: the entries time out by
 // themselves, and a later change of the same frontends names them again.
-func (n *Proxy) removeStale(ctx context.Context, now *table.Table, changed []table.Key) {
+func (p *Proxy) removeStale(ctx context.Context, now *table.Table, changed []table.Key) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	var removed int
 	var err error
 	switch {
-	case n.opts.Conntrack == nil:
+	case p.opts.Conntrack == nil:
 		return
-	case n.applied == nil && n.opts.SweepConntrack != nil:
-		s := newSweep(now, n.opts.ServiceCIDRs)
-		removed, err = n.opts.SweepConntrack(ctx, s.stale)
+	case p.applied == nil && p.opts.SweepConntrack != nil:
+		s := newSweep(now, p.opts.ServiceCIDRs)
+		removed, err = p.opts.SweepConntrack(ctx, s.stale)
 	default:
-		flows := staleFlows(n.applied, now, changed)
+		flows := staleFlows(p.applied, now, changed)
 		if len(flows) == 0 {
 			return
 		}
-		removed, err = n.opts.Conntrack(ctx, flows)
+		removed, err = p.opts.Conntrack(ctx, flows)
 	}
-	n.metrics.conntrack.Add(float64(removed))
+	p.metrics.conntrack.Add(float64(removed))
 	if err != nil {
-		n.log.Warn("removing stale connection tracking entries failed", "err", err)
+		p.log.Warn("removing stale connection tracking entries failed", "err", err)
 	} else if removed > 0 {
-		n.log.Debug("removed stale connection tracking entries", "entries", removed)
+		p.log.Debug("removed stale connection tracking entries", "entries", removed)
 	}
 }
 

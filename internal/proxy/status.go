@@ -15,7 +15,7 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// Status is how a Node does, as /status and "fairlead status -o json" show it.
+// Status is what a Proxy has done and what is wrong, as /status and "fairlead status -o json" show it.
 type Status struct {
 	Node string `json:"node"`
 	Mode string `json:"mode"`
@@ -63,7 +63,11 @@ type Problem struct {
 	Message string `json:"message"`
 }
 
-// The reasons of the condition fairlead.dev/ServicesProgrammed.
+// ServicesProgrammed is the Node condition that says whether the node's kernel
+// answers for Services as the API says.
+const ServicesProgrammed corev1.NodeConditionType = "fairlead.dev/ServicesProgrammed"
+
+// The reasons of ServicesProgrammed.
 const (
 	reasonStarting   = "Starting"
 	reasonProgrammed = "Programmed"
@@ -73,9 +77,8 @@ const (
 // status is written by the loop and read by everybody.
 type status struct {
 	table atomic.Pointer[table.Table]
-	// changed is called when the condition may differ from what was told, and
-	// when the Node object changed. It is set before the loop starts.
-	changed func()
+	// changed holds a token, see Proxy.Changed.
+	changed chan struct{}
 
 	mu sync.Mutex
 	s  Status
@@ -85,7 +88,7 @@ type status struct {
 }
 
 func newStatus(node, mode string) *status {
-	return &status{changed: func() {}, problems: map[svc.Name][]table.Problem{}, s: Status{
+	return &status{changed: make(chan struct{}, 1), problems: map[svc.Name][]table.Problem{}, s: Status{
 		Node: node, Mode: mode, Reason: reasonStarting, Message: "waiting for the first list of Services and EndpointSlices",
 	}}
 }
@@ -102,6 +105,23 @@ func (st *status) get() Status {
 	return s
 }
 
+// Condition returns the Node condition ServicesProgrammed.
+func (s Status) Condition() corev1.NodeCondition {
+	c := corev1.NodeCondition{Type: ServicesProgrammed, Status: corev1.ConditionFalse, Reason: s.Reason, Message: s.Message}
+	if s.Programmed {
+		c.Status = corev1.ConditionTrue
+	}
+	return c
+}
+
+// notify leaves a token for the receiver of Proxy.Changed.
+func (st *status) notify() {
+	select {
+	case st.changed <- struct{}{}:
+	default:
+	}
+}
+
 func (st *status) ownNode() *corev1.Node {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -112,7 +132,7 @@ func (st *status) setNode(n *corev1.Node) {
 	st.mu.Lock()
 	st.node = n
 	st.mu.Unlock()
-	st.changed()
+	st.notify()
 }
 
 // built notes a new Table, which differs from before (nil: empty) in keys.
@@ -173,7 +193,7 @@ func (st *status) applied(start time.Time, took time.Duration, audit bool, err e
 	st.mu.Lock()
 	defer func() {
 		st.mu.Unlock()
-		st.changed()
+		st.notify()
 	}()
 	st.s.Applies++
 	st.s.LastApply, st.s.LastApplyDuration = start, Duration(took)

@@ -123,9 +123,9 @@ func (t *Table) Len() int { return t.ports.len() }
 // All yields every service port in no particular order.
 func (t *Table) All() iter.Seq[*ServicePort] { return t.ports.all() }
 
-// Instead returns t with the ports that keys yields as they are in before (nil:
+// WithPortsFrom returns t with the ports that keys yields as they are in before (nil:
 // not there at all).
-func (t *Table) Instead(before *Table, keys iter.Seq[Key]) *Table {
+func (t *Table) WithPortsFrom(before *Table, keys iter.Seq[Key]) *Table {
 	next, edit := *t, t.ports.edit()
 	for k := range keys {
 		var p *ServicePort

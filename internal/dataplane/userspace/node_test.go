@@ -32,13 +32,13 @@ func TestSCTPServiceGetsAnEvent(t *testing.T) {
 		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &name, Protocol: &p, Port: &port})
 	}
 	client := fake.NewClientset(service, slice)
-	n, err := proxy.New(proxy.Options{Client: client, NodeName: "node", Plane: e.Plane, Mode: mode})
+	p, err := proxy.New(proxy.Options{Client: client, NodeName: "node", Plane: e.Plane, Mode: mode})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go e.Node.Do(func() { ended <- n.Run(ctx) })
+	go e.Node.Do(func() { ended <- p.Run(ctx) })
 	defer func() {
 		cancel()
 		if err := <-ended; err != nil {

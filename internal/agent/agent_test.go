@@ -1,8 +1,11 @@
-package proxy
+package agent
 
 import (
+	"context"
 	"errors"
+	"log/slog"
 	"net/netip"
+	"sync/atomic"
 	"testing"
 	"testing/fstest"
 	"testing/synctest"
@@ -11,8 +14,87 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/fairlead/fairlead/internal/proxy"
+	"github.com/fairlead/fairlead/internal/table"
 )
+
+// world is a Registrar beside a Proxy, on a fake API server and without a
+// kernel, in a synctest bubble.
+type world struct {
+	t        *testing.T
+	client   *fake.Clientset
+	applyErr atomic.Pointer[error] // of every Apply
+}
+
+func (w *world) Apply(context.Context, *table.Table, []table.Key) error {
+	if err := w.applyErr.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+func (w *world) Dump(context.Context) (string, error) { return "", nil }
+
+func (w *world) Close() error { return nil }
+
+// inBubble runs f beside a Registrar and checks that it ends.
+func inBubble(t *testing.T, opts Options, f func(*world)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{t: t, client: fake.NewClientset()}
+		log := slog.New(slog.NewTextHandler(t.Output(), nil))
+		p, err := proxy.New(proxy.Options{
+			Client: w.client, NodeName: "here", Plane: w, Mode: "fake", Log: log,
+			Addresses: func() ([]netip.Addr, error) { return nil, nil },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		opts.Client, opts.NodeName, opts.Log = w.client, "here", log
+		opts.Node, opts.Changed = p.Node, p.Changed()
+		opts.Condition = func() corev1.NodeCondition { return p.Status().Condition() }
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error, 2)
+		go func() { ended <- p.Run(ctx) }()
+		go func() { ended <- New(opts).Run(ctx) }()
+		synctest.Wait()
+		f(w)
+		stop()
+		for range cap(ended) {
+			select {
+			case err := <-ended:
+				if err != nil {
+					t.Error(err)
+				}
+			case <-time.After(time.Minute):
+				t.Fatal("Run does not end")
+			}
+		}
+	})
+}
+
+// settle lets d pass, and waits until nothing is left to do but what timers
+// will start.
+func (w *world) settle(d time.Duration) {
+	time.Sleep(d) // of the bubble's clock
+	synctest.Wait()
+}
+
+// fail makes every Apply return err, the next one at once.
+func (w *world) fail(err error) {
+	w.t.Helper()
+	w.applyErr.Store(&err)
+	s := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a"},
+		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.1", ClusterIPs: []string{"10.96.0.1"}, Ports: []corev1.ServicePort{{Port: 80}}},
+	}
+	if _, err := w.client.CoreV1().Services("default").Create(w.t.Context(), s, metav1.CreateOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+}
 
 func (w *world) own() *corev1.Node {
 	w.t.Helper()
@@ -34,22 +116,19 @@ func condition(n *corev1.Node, t corev1.NodeConditionType) corev1.NodeCondition 
 
 func TestRegistration(t *testing.T) {
 	var notReady error
-	register := func(o *Options) {
-		o.Register = &Registration{
-			Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("fd00::1")},
-			Labels:    map[string]string{corev1.LabelTopologyZone: "z"}, Annotations: map[string]string{"fairlead.dev/serving-cert-sha256": "abcd"},
-			Port: 10250, Info: corev1.NodeSystemInfo{KubeletVersion: "v1", OperatingSystem: "linux", Architecture: "amd64"},
-			Ready: func() error { return notReady },
-		}
-	}
-	inBubble(t, register, func(w *world) {
+	inBubble(t, Options{
+		Addresses:   []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("fd00::1")},
+		Annotations: map[string]string{"fairlead.dev/serving-cert-sha256": "abcd"},
+		Port:        10250, Info: corev1.NodeSystemInfo{KubeletVersion: "v1", OperatingSystem: "linux", Architecture: "amd64"},
+		Ready: func() error { return notReady },
+	}, func(w *world) {
 		w.settle(time.Second)
 		n := w.own()
 		if len(n.Status.Addresses) != 3 || n.Status.Addresses[1] != (corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: "fd00::1"}) ||
 			n.Status.Addresses[2] != (corev1.NodeAddress{Type: corev1.NodeHostName, Address: "here"}) {
 			t.Errorf("addresses %v", n.Status.Addresses)
 		}
-		if n.Labels[corev1.LabelHostname] != "here" || n.Labels[corev1.LabelTopologyZone] != "z" || n.Labels[corev1.LabelOSStable] != "linux" ||
+		if n.Labels[corev1.LabelHostname] != "here" || n.Labels[corev1.LabelOSStable] != "linux" ||
 			n.Annotations["fairlead.dev/serving-cert-sha256"] != "abcd" || n.Status.DaemonEndpoints.KubeletEndpoint.Port != 10250 ||
 			n.Status.Allocatable.Pods().Value() != 110 || n.Status.NodeInfo.KubeletVersion != "v1" {
 			t.Errorf("node %+v", n)
@@ -57,7 +136,7 @@ func TestRegistration(t *testing.T) {
 		if c := condition(n, corev1.NodeReady); c.Status != corev1.ConditionTrue {
 			t.Errorf("Ready %+v", c)
 		}
-		if c := condition(n, ServicesProgrammed); c.Status != corev1.ConditionTrue || c.Reason != "Programmed" || c.Message != "mode fake" {
+		if c := condition(n, proxy.ServicesProgrammed); c.Status != corev1.ConditionTrue || c.Reason != "Programmed" || c.Message != "mode fake" {
 			t.Errorf("ServicesProgrammed %+v", c)
 		}
 
@@ -87,9 +166,9 @@ func TestRegistration(t *testing.T) {
 			}
 		}
 
-		// The control plane thought it dead: it says otherwise at once.
+		// The control plane took it for dead: it corrects that at once.
 		n = w.own()
-		since := condition(n, ServicesProgrammed).LastTransitionTime
+		since := condition(n, proxy.ServicesProgrammed).LastTransitionTime
 		for i := range n.Status.Conditions {
 			if n.Status.Conditions[i].Type == corev1.NodeReady {
 				n.Status.Conditions[i].Status = corev1.ConditionUnknown
@@ -103,7 +182,7 @@ func TestRegistration(t *testing.T) {
 		if c := condition(n, corev1.NodeReady); c.Status != corev1.ConditionTrue || time.Since(c.LastTransitionTime.Time) > 2*time.Second {
 			t.Errorf("Ready after Unknown: %+v", c)
 		}
-		if c := condition(n, ServicesProgrammed); !c.LastTransitionTime.Equal(&since) {
+		if c := condition(n, proxy.ServicesProgrammed); !c.LastTransitionTime.Equal(&since) {
 			t.Errorf("a condition that stayed has a new transition time: %v, want %v", c.LastTransitionTime, since)
 		}
 
@@ -118,31 +197,26 @@ func TestRegistration(t *testing.T) {
 
 		// What is wrong shows in the conditions.
 		notReady = errors.New("no bridge")
-		w.plane.set(func(p *fakePlane) { p.fail = func() error { return errors.New("no memory\nno space") } })
-		w.setService(service("a", 1))
+		w.fail(errors.New("no memory\nno space"))
 		w.settle(20 * time.Second)
 		n = w.own()
 		if c := condition(n, corev1.NodeReady); c.Status != corev1.ConditionFalse || c.Message != "no bridge" {
 			t.Errorf("Ready %+v", c)
 		}
-		if c := condition(n, ServicesProgrammed); c.Status != corev1.ConditionFalse || c.Reason != "ProgrammingFailed" || c.Message != "no memory (and 1 more)" {
+		if c := condition(n, proxy.ServicesProgrammed); c.Status != corev1.ConditionFalse || c.Reason != "ProgrammingFailed" || c.Message != "no memory (and 1 more)" {
 			t.Errorf("ServicesProgrammed %+v", c)
 		}
 	})
 }
 
-// A status that the server refuses does not make the machine look dead.
-func TestLeaseIsRenewedThoughTheStatusIsRefused(t *testing.T) {
-	register := func(o *Options) {
-		o.Register = &Registration{Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}
-	}
-	inBubble(t, register, func(w *world) {
+// A status that the server rejects does not make the machine look dead.
+func TestLeaseIsRenewedThoughTheStatusIsRejected(t *testing.T) {
+	inBubble(t, Options{Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}, func(w *world) {
 		w.settle(time.Second)
 		w.client.PrependReactor("update", "nodes", func(a clienttesting.Action) (bool, runtime.Object, error) {
-			return a.GetSubresource() == "status", nil, errors.New("refused")
+			return a.GetSubresource() == "status", nil, errors.New("rejected")
 		})
-		w.plane.set(func(p *fakePlane) { p.fail = func() error { return errors.New("no memory") } })
-		w.setService(service("a", 1))
+		w.fail(errors.New("no memory"))
 		for range 12 {
 			w.settle(5 * time.Second)
 			l, err := w.client.CoordinationV1().Leases("kube-node-lease").Get(t.Context(), "here", metav1.GetOptions{})
@@ -153,18 +227,6 @@ func TestLeaseIsRenewedThoughTheStatusIsRefused(t *testing.T) {
 				t.Fatalf("the lease is %s old", age)
 			}
 		}
-	})
-}
-
-func TestDropInWritesNoNode(t *testing.T) {
-	inBubble(t, nil, func(w *world) {
-		w.settle(time.Minute)
-		for _, a := range w.client.Actions() {
-			if r := a.GetResource().Resource; a.GetVerb() != "list" && a.GetVerb() != "watch" {
-				t.Errorf("without registration: %s %s", a.GetVerb(), r)
-			}
-		}
-		synctest.Wait()
 	})
 }
 

@@ -1,0 +1,339 @@
+// Package agent makes a machine a node of the API where no kubelet does: it keeps
+// the Node object, its conditions and its Lease.
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"strings"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/retry"
+)
+
+// Options configure a Registrar. Client, NodeName, Log, Node, Changed and
+// Condition are required.
+type Options struct {
+	Client   kubernetes.Interface
+	NodeName string
+	Log      *slog.Logger
+
+	// Node returns the Node as a watch has seen it last, nil if there is none.
+	Node func() *corev1.Node
+	// Changed holds a token when what Node or Condition returns may have changed.
+	Changed <-chan struct{}
+	// Condition returns a condition that the Node has besides Ready.
+	Condition func() corev1.NodeCondition
+	// Ready returns why this machine cannot run pods, nil if it can. It is called
+	// at every heartbeat and must not block. Nil means always ready.
+	Ready func() error
+
+	// Addresses become the Node's InternalIPs.
+	Addresses []netip.Addr
+	// Annotations are added to the Node's own.
+	Annotations map[string]string
+	// Port is where this machine answers for logs and exec.
+	Port int32
+	// Info becomes the Node's nodeInfo; see MachineInfo.
+	Info corev1.NodeSystemInfo
+	// Capacity is the Node's capacity beside the number of pods; see
+	// MachineCapacity.
+	Capacity corev1.ResourceList
+}
+
+const (
+	leaseNamespace = "kube-node-lease"
+	leaseSeconds   = 40
+	// renewPeriod is how often the Lease is renewed and the Node compared with
+	// what it should be; retryPeriod how soon after a failure.
+	renewPeriod = 10 * time.Second
+	retryPeriod = time.Second
+	// minInterval is the least time between two comparisons.
+	minInterval = 100 * time.Millisecond
+	// reportPeriod is how often the Node's status is written though nothing
+	// changed.
+	reportPeriod   = 5 * time.Minute
+	requestTimeout = 10 * time.Second
+	// maxPods is the number of pods in the Node's capacity, a kubelet's default.
+	maxPods = 110
+)
+
+// Registrar creates this machine's Node and keeps it up to date.
+type Registrar struct {
+	opts Options
+	log  *slog.Logger
+
+	// Used by Run alone.
+	reported time.Time // the last time the status was written
+	lease    *coordinationv1.Lease
+}
+
+// New returns a Registrar for Run. It has no effect yet.
+func New(opts Options) *Registrar {
+	return &Registrar{opts: opts, log: opts.Log.With("node", opts.NodeName)}
+}
+
+// Run keeps the registration until ctx ends, and always returns nil. The Node
+// stays; its Lease expires.
+func (r *Registrar) Run(ctx context.Context) error {
+	var renewed time.Time
+	var failing bool
+	for ctx.Err() == nil {
+		err := r.keepNode(ctx)
+		// The Lease does not depend on the status: a status that the API server
+		// rejects does not make the machine dead.
+		registered := err == nil || r.opts.Node() != nil
+		if now := time.Now(); registered && now.Sub(renewed) >= renewPeriod-retryPeriod {
+			leaseErr := r.renew(ctx)
+			if leaseErr == nil {
+				renewed = now
+			}
+			err = errors.Join(err, leaseErr)
+		}
+		period := renewPeriod
+		if err != nil {
+			period = retryPeriod
+			if !failing && ctx.Err() == nil {
+				r.log.Warn("cannot update the Node or its Lease; retrying every second", "err", err)
+			}
+		}
+		failing = err != nil
+		r.wait(ctx, period)
+	}
+	return nil
+}
+
+// wait returns after period, and sooner if something changed.
+func (r *Registrar) wait(ctx context.Context, period time.Duration) {
+	timer := time.NewTimer(period)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	case <-r.opts.Changed:
+		timer.Reset(minInterval)
+		select {
+		case <-ctx.Done():
+		case <-timer.C:
+		}
+	}
+}
+
+// keepNode brings the Node up to date. It sends no request where the watch has
+// shown that the Node is.
+func (r *Registrar) keepNode(ctx context.Context) error {
+	seen := r.opts.Node()
+	if seen != nil && r.metadataPatch(seen) == nil && !r.statusDiffers(seen, time.Now()) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	node, err := r.ensure(ctx)
+	if err != nil {
+		return err
+	}
+	if patch := r.metadataPatch(node); patch != nil {
+		if node, err = r.opts.Client.CoreV1().Nodes().Patch(ctx, r.opts.NodeName, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+			return err
+		}
+	}
+	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		now := time.Now()
+		if !r.statusDiffers(node, now) {
+			return nil
+		}
+		next := node.DeepCopy()
+		r.fillStatus(next, now)
+		_, err := r.opts.Client.CoreV1().Nodes().UpdateStatus(ctx, next, metav1.UpdateOptions{})
+		if apierrors.IsConflict(err) {
+			fresh, getErr := r.opts.Client.CoreV1().Nodes().Get(ctx, r.opts.NodeName, metav1.GetOptions{})
+			if getErr != nil {
+				return getErr
+			}
+			node = fresh
+		} else if err == nil {
+			r.reported = now
+		}
+		return err
+	})
+}
+
+// ensure returns the Node, which it creates if there is none.
+func (r *Registrar) ensure(ctx context.Context) (*corev1.Node, error) {
+	nodes := r.opts.Client.CoreV1().Nodes()
+	node, err := nodes.Get(ctx, r.opts.NodeName, metav1.GetOptions{})
+	if !apierrors.IsNotFound(err) {
+		return node, err
+	}
+	r.lease, r.reported = nil, time.Time{}
+	fresh := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: r.opts.NodeName, Labels: r.labels(), Annotations: r.opts.Annotations}}
+	r.fillStatus(fresh, time.Now())
+	node, err = nodes.Create(ctx, fresh, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		return nodes.Get(ctx, r.opts.NodeName, metav1.GetOptions{})
+	}
+	if err == nil {
+		r.log.Info("registered this machine")
+	}
+	return node, err
+}
+
+func (r *Registrar) labels() map[string]string {
+	return map[string]string{
+		corev1.LabelHostname:   r.opts.NodeName,
+		corev1.LabelOSStable:   r.opts.Info.OperatingSystem,
+		corev1.LabelArchStable: r.opts.Info.Architecture,
+	}
+}
+
+// metadataPatch returns a merge patch with the labels and annotations that n
+// lacks, nil if none.
+func (r *Registrar) metadataPatch(n *corev1.Node) []byte {
+	type metadata struct {
+		Labels      map[string]string `json:"labels,omitempty"`
+		Annotations map[string]string `json:"annotations,omitempty"`
+	}
+	m := metadata{missing(r.labels(), n.Labels), missing(r.opts.Annotations, n.Annotations)}
+	if m.Labels == nil && m.Annotations == nil {
+		return nil
+	}
+	patch, err := json.Marshal(struct {
+		Metadata metadata `json:"metadata"`
+	}{m})
+	if err != nil {
+		return nil // strings do not fail to marshal
+	}
+	return patch
+}
+
+func missing(want, have map[string]string) map[string]string {
+	var out map[string]string
+	for k, v := range want {
+		if got, ok := have[k]; !ok || got != v {
+			if out == nil {
+				out = map[string]string{}
+			}
+			out[k] = v
+		}
+	}
+	return out
+}
+
+// statusDiffers reports whether n's status must be written.
+func (r *Registrar) statusDiffers(n *corev1.Node, now time.Time) bool {
+	if now.Sub(r.reported) >= reportPeriod {
+		return true
+	}
+	next := n.DeepCopy()
+	r.fillStatus(next, now)
+	for i := range next.Status.Conditions {
+		for j := range n.Status.Conditions {
+			if a, b := &next.Status.Conditions[i], &n.Status.Conditions[j]; a.Type == b.Type {
+				a.LastHeartbeatTime = b.LastHeartbeatTime
+			}
+		}
+	}
+	return !equality.Semantic.DeepEqual(n.Status, next.Status)
+}
+
+func (r *Registrar) fillStatus(n *corev1.Node, now time.Time) {
+	s := &n.Status
+	s.Addresses = nil
+	for _, a := range r.opts.Addresses {
+		s.Addresses = append(s.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a.String()})
+	}
+	s.Addresses = append(s.Addresses, corev1.NodeAddress{Type: corev1.NodeHostName, Address: r.opts.NodeName})
+	s.NodeInfo = r.opts.Info
+	s.DaemonEndpoints.KubeletEndpoint.Port = r.opts.Port
+	if s.Capacity == nil {
+		s.Capacity = corev1.ResourceList{}
+	}
+	if s.Allocatable == nil {
+		s.Allocatable = corev1.ResourceList{}
+	}
+	capacity := corev1.ResourceList{corev1.ResourcePods: *resource.NewQuantity(maxPods, resource.DecimalSI)}
+	maps.Copy(capacity, r.opts.Capacity)
+	maps.Copy(s.Capacity, capacity)
+	maps.Copy(s.Allocatable, capacity)
+
+	ready := corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "AgentReady", Message: "the agent runs"}
+	if r.opts.Ready != nil {
+		if err := r.opts.Ready(); err != nil {
+			ready.Status, ready.Reason, ready.Message = corev1.ConditionFalse, "AgentNotReady", strings.ReplaceAll(err.Error(), "\n", "; ")
+		}
+	}
+	setCondition(s, ready, now)
+	setCondition(s, r.opts.Condition(), now)
+}
+
+func setCondition(s *corev1.NodeStatus, c corev1.NodeCondition, now time.Time) {
+	c.LastHeartbeatTime, c.LastTransitionTime = metav1.NewTime(now), metav1.NewTime(now)
+	for i := range s.Conditions {
+		if old := &s.Conditions[i]; old.Type == c.Type {
+			if old.Status == c.Status {
+				c.LastTransitionTime = old.LastTransitionTime
+			}
+			*old = c
+			return
+		}
+	}
+	s.Conditions = append(s.Conditions, c)
+}
+
+// renew creates or renews the Lease, by which the control plane knows that this
+// machine is alive.
+func (r *Registrar) renew(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	leases := r.opts.Client.CoordinationV1().Leases(leaseNamespace)
+	now := metav1.NewMicroTime(time.Now())
+	if r.lease == nil {
+		got, err := leases.Get(ctx, r.opts.NodeName, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			r.lease, err = leases.Create(ctx, r.newLease(now), metav1.CreateOptions{})
+			return err
+		}
+		if err != nil {
+			return err
+		}
+		r.lease = got
+	}
+	next := r.lease.DeepCopy()
+	fresh := r.newLease(now)
+	next.Spec.HolderIdentity, next.Spec.RenewTime = fresh.Spec.HolderIdentity, fresh.Spec.RenewTime
+	next.Spec.LeaseDurationSeconds = fresh.Spec.LeaseDurationSeconds
+	if fresh.OwnerReferences != nil {
+		next.OwnerReferences = fresh.OwnerReferences
+	}
+	done, err := leases.Update(ctx, next, metav1.UpdateOptions{})
+	if err != nil {
+		r.lease = nil // to be read again
+		return err
+	}
+	r.lease = done
+	return nil
+}
+
+func (r *Registrar) newLease(now metav1.MicroTime) *coordinationv1.Lease {
+	holder, seconds := r.opts.NodeName, int32(leaseSeconds)
+	l := &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: leaseNamespace, Name: r.opts.NodeName},
+		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: &seconds, RenewTime: &now},
+	}
+	if n := r.opts.Node(); n != nil {
+		l.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID}}
+	}
+	return l
+}
