@@ -9,68 +9,38 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/apimachinery/pkg/watch"
-	clientcache "k8s.io/client-go/tools/cache"
-	"k8s.io/klog/v2"
 
+	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/zone"
 )
 
-// feed brings the objects of one kind into the zone. It is a store for a
-// reflector that keeps nothing itself: the zone has what is needed, in a
-// tenth of the space.
+// feed enters the objects of one kind into the zone, which keeps what it needs
+// of them: a tenth of their size.
 type feed[T metav1.Object] struct {
 	set    func(T)
 	remove func(svc.Name)
-	// changed, if there, is told of each change that the watch brings, once set
-	// has returned. What is in lists may be old.
+	// changed, if not nil, is called after set for each change that the watch
+	// brings, not for what is in lists, which may be old.
 	changed func(T)
-	// have are the objects the zone has, to find those that went unseen.
+	// have returns the objects in the zone.
 	have   func() []svc.Name
-	synced chan struct{}
+	synced chan struct{} // closed after the first list
 	once   sync.Once
 }
 
-var errWrongKind = errors.New("an object of another kind came from the watch")
-
-// Add enters an object.
-func (f *feed[T]) Add(obj any) error {
-	o, ok := obj.(T)
-	if !ok {
-		return errWrongKind
-	}
+func (f *feed[T]) update(o T) {
 	f.set(o)
 	if f.changed != nil {
 		f.changed(o)
 	}
-	return nil
 }
 
-// Update enters an object.
-func (f *feed[T]) Update(obj any) error { return f.Add(obj) }
-
-// Delete takes an object out.
-func (f *feed[T]) Delete(obj any) error {
-	o, ok := obj.(T)
-	if !ok {
-		return errWrongKind
-	}
-	f.remove(nameOf(o))
-	return nil
-}
-
-// Replace enters all objects and takes out those that are not among them.
-// Names that do not change are answered without a gap.
-func (f *feed[T]) Replace(objs []any, _ string) error {
+// replace sets what is there before it removes the rest, so that names that do
+// not change are answered without a gap.
+func (f *feed[T]) replace(objs []T) {
 	there := make(map[svc.Name]struct{}, len(objs))
-	for _, obj := range objs {
-		o, ok := obj.(T)
-		if !ok {
-			return errWrongKind
-		}
+	for _, o := range objs {
 		there[nameOf(o)] = struct{}{}
 		f.set(o)
 	}
@@ -80,20 +50,19 @@ func (f *feed[T]) Replace(objs []any, _ string) error {
 		}
 	}
 	f.once.Do(func() { close(f.synced) })
-	return nil
 }
 
-// Resync does nothing: there is nobody to remind.
-func (f *feed[T]) Resync() error { return nil }
+// run watches the kind until ctx ends.
+func (f *feed[T]) run(ctx context.Context, s *Server, kind string, from reflector.Source) {
+	// recordAPI logs once what the reflector would log at each retry.
+	from = from.Observed(func(err error) { s.recordAPI(kind, err) })
+	reflector.Run(reflector.Quiet(ctx), "dns/"+kind, from, reflector.Sink[T]{
+		Replace: f.replace, Set: f.update, Delete: func(o T) { f.remove(nameOf(o)) },
+	})
+}
 
 func nameOf(o metav1.Object) svc.Name {
 	return svc.Name{Namespace: o.GetNamespace(), Name: o.GetName()}
-}
-
-// client is the part of a typed client that a feed needs.
-type client[L runtime.Object] interface {
-	List(context.Context, metav1.ListOptions) (L, error)
-	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
 }
 
 // watch keeps the zone as the API says until ctx ends.
@@ -101,7 +70,9 @@ func (s *Server) watch(ctx context.Context) {
 	z, c := s.zone, s.options.Client
 	z.Hold()
 	services := &feed[*corev1.Service]{set: z.SetService, remove: z.DeleteService, have: z.Services, synced: make(chan struct{})}
-	slices := &feed[*discoveryv1.EndpointSlice]{set: s.setSlice, changed: s.noteDelay, remove: s.deleteSlice, have: z.Slices, synced: make(chan struct{})}
+	slices := &feed[*discoveryv1.EndpointSlice]{
+		set: s.setSlice, changed: s.observeDelay, remove: s.deleteSlice, have: z.Slices, synced: make(chan struct{}),
+	}
 	namespaces := &feed[*corev1.Namespace]{
 		set:    func(n *corev1.Namespace) { z.SetNamespace(n.Name) },
 		remove: func(n svc.Name) { z.DeleteNamespace(n.Name) },
@@ -113,20 +84,17 @@ func (s *Server) watch(ctx context.Context) {
 		},
 		synced: make(chan struct{}),
 	}
+	everything := metav1.ListOptions{}
 	var wg sync.WaitGroup
+	wg.Go(func() { services.run(ctx, s, "services", reflector.From(c.CoreV1().Services(""), everything)) })
 	wg.Go(func() {
-		reflect(ctx, s, "services", c.CoreV1().Services(metav1.NamespaceAll), &corev1.Service{}, services)
+		slices.run(ctx, s, "endpointslices", reflector.From(c.DiscoveryV1().EndpointSlices(""), everything))
 	})
-	wg.Go(func() {
-		reflect(ctx, s, "endpointslices", c.DiscoveryV1().EndpointSlices(metav1.NamespaceAll), &discoveryv1.EndpointSlice{}, slices)
-	})
-	wg.Go(func() {
-		reflect(ctx, s, "namespaces", c.CoreV1().Namespaces(), &corev1.Namespace{}, namespaces)
-	})
+	wg.Go(func() { namespaces.run(ctx, s, "namespaces", reflector.From(c.CoreV1().Namespaces(), everything)) })
 	waits := []chan struct{}{services.synced, slices.synced, namespaces.synced}
 	if s.options.Pods == zone.PodsVerified {
 		pods := &feed[*corev1.Pod]{set: z.SetPod, remove: z.DeletePod, have: z.Pods, synced: make(chan struct{})}
-		wg.Go(func() { reflect(ctx, s, "pods", c.CoreV1().Pods(metav1.NamespaceAll), &corev1.Pod{}, pods) })
+		wg.Go(func() { pods.run(ctx, s, "pods", reflector.From(c.CoreV1().Pods(""), everything)) })
 		waits = append(waits, pods.synced)
 	}
 	start := time.Now()
@@ -144,46 +112,9 @@ func (s *Server) watch(ctx context.Context) {
 	wg.Wait()
 }
 
-// wholeLists asks for a list in one answer, from the API server's memory, and
-// not for a stream of events: those would cost us a fifth more and the API
-// server three times as much, and would have to wait until it has heard from
-// etcd that nothing is newer. What is newer comes by the watch.
-type wholeLists struct{ *clientcache.ListWatch }
-
-// IsWatchListSemanticsUnSupported is for the reflector.
-func (wholeLists) IsWatchListSemanticsUnSupported() bool { return true }
-
-// While the API is away it is tried this often, first and later.
-const (
-	apiRetry    = 250 * time.Millisecond
-	apiRetryMax = 5 * time.Second
-)
-
-// reflect runs the reflector of one feed and notes whether the API answers.
-func reflect[T metav1.Object, L runtime.Object](ctx context.Context, s *Server, what string, c client[L], kind runtime.Object, f *feed[T]) {
-	lw := &clientcache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			l, err := c.List(ctx, o)
-			s.noteAPI(what, err)
-			return l, err
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			w, err := c.Watch(ctx, o)
-			s.noteAPI(what, err)
-			return w, err
-		},
-	}
-	// noteAPI says once what the reflector would say at each try.
-	ctx = klog.NewContext(ctx, klog.Logger{})
-	r := clientcache.NewReflectorWithOptions(wholeLists{lw}, kind, f,
-		clientcache.ReflectorOptions{Name: "dns/" + what, Backoff: &wait.Backoff{
-			Duration: apiRetry, Factor: 2, Jitter: 0.5, Steps: 10, Cap: apiRetryMax,
-		}})
-	r.RunWithContext(ctx)
-}
-
-// noteAPI says in the log and the metrics when the API goes and comes.
-func (s *Server) noteAPI(what string, err error) {
+// recordAPI logs and counts when the API server becomes unreachable and
+// reachable again.
+func (s *Server) recordAPI(kind string, err error) {
 	if errors.Is(err, context.Canceled) {
 		return
 	}
@@ -192,9 +123,9 @@ func (s *Server) noteAPI(what string, err error) {
 		return
 	}
 	if up {
-		s.log.Info("the API answers", "kind", what)
+		s.log.Info("API server reachable", "kind", kind)
 	} else {
-		s.log.Warn("the API does not answer; the cluster's names are answered from memory", "kind", what, "err", err)
+		s.log.Warn("cannot reach the API server; answering the cluster's names from memory and retrying", "kind", kind, "err", err)
 	}
 }
 
@@ -208,16 +139,16 @@ func (s *Server) setSlice(e *discoveryv1.EndpointSlice) {
 	}
 }
 
-// noteDelay measures how long the change that a slice tells of took to get
-// here: the "DNS programming latency" of Kubernetes.
-func (s *Server) noteDelay(e *discoveryv1.EndpointSlice) {
+// observeDelay measures the time from a change of endpoints, as their controller
+// recorded it, to here: the "DNS programming latency" of Kubernetes.
+func (s *Server) observeDelay(e *discoveryv1.EndpointSlice) {
 	text, ok := e.Annotations[corev1.EndpointsLastChangeTriggerTime]
 	if !ok {
 		return
 	}
 	at, err := time.Parse(time.RFC3339Nano, text)
 	if err != nil {
-		return // somebody else's annotation
+		return // not written by our controller
 	}
 	kind := "cluster_ip"
 	if _, ok := e.Labels[corev1.IsHeadlessService]; ok {

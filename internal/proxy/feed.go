@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"time"
 
@@ -10,12 +9,9 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 
+	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
@@ -133,8 +129,7 @@ func (p *batch) into(b *table.Builder, nodeName string) (node *corev1.Node, seen
 	return node, seen
 }
 
-// kind is one watched kind as client-go's reflector wants it: where to list and
-// watch, and where to put it.
+// kind enters what a watch delivers of one kind into the feed.
 type kind[T interface {
 	comparable
 	metav1.Object
@@ -145,67 +140,42 @@ type kind[T interface {
 	seen func(T)     // called with feed.mu held for an event, not for a list; may be nil
 }
 
-func (k *kind[T]) object(obj any) (svc.Name, T, error) {
-	o, ok := obj.(T)
-	if !ok {
-		var none T
-		return svc.Name{}, none, fmt.Errorf("watch delivered a %T, want a %T", obj, none)
-	}
-	return svc.Name{Namespace: o.GetNamespace(), Name: o.GetName()}, o, nil
+func (k *kind[T]) sink() reflector.Sink[T] {
+	return reflector.Sink[T]{Replace: k.replace, Set: k.set, Delete: k.delete}
 }
 
-// Add is part of cache.ReflectorStore, as all that follow.
-func (k *kind[T]) Add(obj any) error { return k.Update(obj) }
-
-func (k *kind[T]) Update(obj any) error {
-	n, o, err := k.object(obj)
-	if err != nil {
-		return err
-	}
+func (k *kind[T]) set(o T) {
 	k.feed.mu.Lock()
 	defer k.feed.mu.Unlock()
 	if k.lean != nil {
 		o = k.lean(o)
 	}
-	k.into.set[n] = o
+	k.into.set[nameOf(o)] = o
 	k.into.events++
 	if k.seen != nil {
 		k.seen(o)
 	}
 	k.feed.signal()
-	return nil
 }
 
-func (k *kind[T]) Delete(obj any) error {
-	if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-		obj = gone.Obj
-	}
-	n, _, err := k.object(obj)
-	if err != nil {
-		return err
-	}
+func (k *kind[T]) delete(o T) {
 	var none T
 	k.feed.mu.Lock()
 	defer k.feed.mu.Unlock()
-	k.into.set[n] = none
+	k.into.set[nameOf(o)] = none
 	k.into.events++
 	k.feed.signal()
-	return nil
 }
 
-func (k *kind[T]) Replace(list []any, _ string) error {
+func (k *kind[T]) replace(list []T) {
 	set := make(map[svc.Name]T, len(list))
 	k.feed.mu.Lock()
 	defer k.feed.mu.Unlock()
-	for _, obj := range list {
-		n, o, err := k.object(obj)
-		if err != nil {
-			return err
-		}
+	for _, o := range list {
 		if k.lean != nil {
 			o = k.lean(o)
 		}
-		set[n] = o
+		set[nameOf(o)] = o
 	}
 	k.into.set, k.into.replaced = set, true
 	k.into.events += len(list)
@@ -215,74 +185,29 @@ func (k *kind[T]) Replace(list []any, _ string) error {
 		close(k.feed.synced)
 	}
 	k.feed.signal()
-	return nil
 }
 
-func (k *kind[T]) Resync() error { return nil }
-
-// source lists and watches one kind. It does not ask for the streaming list:
-// that one does not end with its context while it waits to try again
-// (client-go 0.37).
-type source struct {
-	list  func(context.Context, metav1.ListOptions) (runtime.Object, error)
-	watch func(context.Context, metav1.ListOptions) (watch.Interface, error)
+func nameOf(o metav1.Object) svc.Name {
+	return svc.Name{Namespace: o.GetNamespace(), Name: o.GetName()}
 }
-
-func (s source) List(o metav1.ListOptions) (runtime.Object, error) {
-	return s.list(context.Background(), o)
-}
-func (s source) Watch(o metav1.ListOptions) (watch.Interface, error) {
-	return s.watch(context.Background(), o)
-}
-func (s source) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-	return s.list(ctx, o)
-}
-func (s source) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-	return s.watch(ctx, o)
-}
-func (s source) IsWatchListSemanticsUnSupported() bool { return true }
 
 // run watches all three kinds until ctx ends.
 func (f *feed) run(ctx context.Context, client kubernetes.Interface, nodeName string) {
+	ours := metav1.ListOptions{LabelSelector: proxySelector}
+	self := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, nodeName).String()}
+	services := kind[*corev1.Service]{feed: f, into: &f.services, lean: leanService}
+	slices := kind[*discoveryv1.EndpointSlice]{feed: f, into: &f.slices, seen: f.trigger}
+	node := kind[*corev1.Node]{feed: f, into: &f.node, lean: leanNode}
 	var wg sync.WaitGroup
-	start := func(name string, example runtime.Object, s source, store cache.ReflectorStore) {
-		r := cache.NewReflectorWithOptions(s, example, store, cache.ReflectorOptions{
-			Name: "node/" + name, TypeDescription: name,
-			Backoff: &wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 10, Cap: 5 * time.Second},
-		})
-		wg.Go(func() { r.RunWithContext(ctx) })
-	}
-	start("services", &corev1.Service{}, source{
-		func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.LabelSelector = proxySelector
-			return client.CoreV1().Services("").List(ctx, o)
-		},
-		func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.LabelSelector = proxySelector
-			return client.CoreV1().Services("").Watch(ctx, o)
-		},
-	}, &kind[*corev1.Service]{feed: f, into: &f.services, lean: leanService})
-	start("endpointslices", &discoveryv1.EndpointSlice{}, source{
-		func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.LabelSelector = proxySelector
-			return client.DiscoveryV1().EndpointSlices("").List(ctx, o)
-		},
-		func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.LabelSelector = proxySelector
-			return client.DiscoveryV1().EndpointSlices("").Watch(ctx, o)
-		},
-	}, &kind[*discoveryv1.EndpointSlice]{feed: f, into: &f.slices, seen: f.trigger})
-	own := fields.OneTermEqualSelector(metav1.ObjectNameField, nodeName).String()
-	start("node", &corev1.Node{}, source{
-		func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.FieldSelector = own
-			return client.CoreV1().Nodes().List(ctx, o)
-		},
-		func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.FieldSelector = own
-			return client.CoreV1().Nodes().Watch(ctx, o)
-		},
-	}, &kind[*corev1.Node]{feed: f, into: &f.node, lean: leanNode})
+	wg.Go(func() {
+		reflector.Run(ctx, "proxy/services", reflector.From(client.CoreV1().Services(""), ours), services.sink())
+	})
+	wg.Go(func() {
+		reflector.Run(ctx, "proxy/endpointslices", reflector.From(client.DiscoveryV1().EndpointSlices(""), ours), slices.sink())
+	})
+	wg.Go(func() {
+		reflector.Run(ctx, "proxy/node", reflector.From(client.CoreV1().Nodes(), self), node.sink())
+	})
 	wg.Wait()
 }
 

@@ -70,7 +70,7 @@ func heap() uint64 {
 // the wire, with memory of its own.
 func fill(b *testing.B, f *feed, services, endpoints int) {
 	b.Helper()
-	decode := func(from interface{ Marshal() ([]byte, error) }, to interface{ Unmarshal([]byte) error }) any {
+	decode := func(from interface{ Marshal() ([]byte, error) }, to interface{ Unmarshal([]byte) error }) {
 		raw, err := from.Marshal()
 		if err == nil {
 			err = to.Unmarshal(raw)
@@ -78,15 +78,16 @@ func fill(b *testing.B, f *feed, services, endpoints int) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		return to
 	}
-	var svcs, slices []any
+	svcs := make([]*corev1.Service, services)
+	slices := make([]*discoveryv1.EndpointSlice, services)
 	for i := range services {
 		name := fmt.Sprintf("svc-%d", i)
 		s := service(name, 0)
 		a := netip.AddrFrom4([4]byte{172, byte(16 + i>>16), byte(i >> 8), byte(i)}).String()
 		s.Spec.ClusterIP, s.Spec.ClusterIPs = a, []string{a}
-		svcs = append(svcs, decode(s, &corev1.Service{}))
+		svcs[i], slices[i] = &corev1.Service{}, &discoveryv1.EndpointSlice{}
+		decode(s, svcs[i])
 		sl := slice(name)
 		for j := range endpoints {
 			x := i*endpoints + j
@@ -96,15 +97,9 @@ func fill(b *testing.B, f *feed, services, endpoints int) {
 				NodeName:   new("node-1"), TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: fmt.Sprintf("pod-%d", x)},
 			})
 		}
-		slices = append(slices, decode(sl, &discoveryv1.EndpointSlice{}))
+		decode(sl, slices[i])
 	}
-	for _, err := range []error{
-		(&kind[*corev1.Service]{feed: f, into: &f.services, lean: leanService}).Replace(svcs, ""),
-		(&kind[*discoveryv1.EndpointSlice]{feed: f, into: &f.slices}).Replace(slices, ""),
-		(&kind[*corev1.Node]{feed: f, into: &f.node, lean: leanNode}).Replace(nil, ""),
-	} {
-		if err != nil {
-			b.Fatal(err)
-		}
-	}
+	(&kind[*corev1.Service]{feed: f, into: &f.services, lean: leanService}).replace(svcs)
+	(&kind[*discoveryv1.EndpointSlice]{feed: f, into: &f.slices}).replace(slices)
+	(&kind[*corev1.Node]{feed: f, into: &f.node, lean: leanNode}).replace(nil)
 }

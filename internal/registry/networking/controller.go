@@ -20,6 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	genericrequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
+
+	"github.com/fairlead/fairlead/internal/reflector"
 )
 
 const (
@@ -99,7 +101,7 @@ func (c *Controller) Run(ctx context.Context, apply func(map[netip.Prefix]bool))
 	}
 }
 
-func (c *Controller) sink() Sink {
+func (c *Controller) sink() reflector.Sink[*networkingv1.ServiceCIDR] {
 	change := func(f func()) {
 		c.mu.Lock()
 		f()
@@ -109,18 +111,18 @@ func (c *Controller) sink() Sink {
 		default: // one is due already
 		}
 	}
-	put := func(obj any) { s := obj.(*networkingv1.ServiceCIDR); c.known[s.Name] = s }
-	return Sink{
-		Replace: func(objs []any) {
+	put := func(s *networkingv1.ServiceCIDR) { c.known[s.Name] = s }
+	return reflector.Sink[*networkingv1.ServiceCIDR]{
+		Replace: func(list []*networkingv1.ServiceCIDR) {
 			change(func() {
 				clear(c.known)
-				for _, o := range objs {
-					put(o)
+				for _, s := range list {
+					put(s)
 				}
 			})
 		},
-		Put:  func(obj any) { change(func() { put(obj) }) },
-		Gone: func(obj any) { change(func() { delete(c.known, obj.(*networkingv1.ServiceCIDR).Name) }) },
+		Set:    func(s *networkingv1.ServiceCIDR) { change(func() { put(s) }) },
+		Delete: func(s *networkingv1.ServiceCIDR) { change(func() { delete(c.known, s.Name) }) },
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/events"
 
+	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/registry/networking"
 )
 
@@ -68,7 +69,7 @@ func parseAddr(name string) (netip.Addr, bool) {
 }
 
 // feedOf makes the ledger follow the claims; synced is called after every list.
-func feedOf[K comparable](l *ledger[K], parse func(string) (K, bool), synced func()) networking.Sink {
+func feedOf[K comparable](l *ledger[K], parse func(string) (K, bool), synced func()) reflector.Sink[any] {
 	with := func(f func(K)) func(any) {
 		return func(obj any) {
 			if k, ok := parse(nameOf(obj)); ok {
@@ -76,8 +77,8 @@ func feedOf[K comparable](l *ledger[K], parse func(string) (K, bool), synced fun
 			}
 		}
 	}
-	return networking.Sink{
-		Put: with(l.seen), Gone: with(l.gone),
+	return reflector.Sink[any]{
+		Set: with(l.seen), Delete: with(l.gone),
 		Replace: func(objs []any) {
 			keys := map[K]bool{}
 			for _, o := range objs {
