@@ -47,7 +47,7 @@ func inBubble(t *testing.T, opts Options, f func(*world)) {
 		w := &world{t: t, client: fake.NewClientset()}
 		log := slog.New(slog.NewTextHandler(t.Output(), nil))
 		p, err := proxy.New(proxy.Options{
-			Client: w.client, NodeName: "here", Plane: w, Mode: "fake", Log: log,
+			Client: w.client, NodeName: "here", Dataplane: w, Mode: "fake", Log: log,
 			Addresses: func() ([]netip.Addr, error) { return nil, nil },
 		})
 		if err != nil {

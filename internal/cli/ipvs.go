@@ -64,7 +64,7 @@ func (f *ipvsFlags) config(serviceCIDRs []netip.Prefix) ipvs.Config {
 	}
 }
 
-// options completes o for mode ipvs. Where that does not work it leaves o.Plane
+// options completes o for mode ipvs. Where that does not work it leaves o.Dataplane
 // nil and returns the mode to take instead.
 func (f *ipvsFlags) options(log *slog.Logger, variant string, o *proxy.Options) (mode string, err error) {
 	p, has, err := f.plane(log, variant, o.ServiceCIDRs)
@@ -72,7 +72,7 @@ func (f *ipvsFlags) options(log *slog.Logger, variant string, o *proxy.Options) 
 		mode, o.FallbackReason, err = f.fallback(log, err)
 		return mode, err
 	}
-	o.Plane, o.Schedulers, o.Addresses = p, has, p.NodeAddresses
+	o.Dataplane, o.Schedulers, o.Addresses = p, has, p.NodeAddresses
 	o.Mode, o.AuditPeriod, o.MinInterval = "ipvs", f.sync, f.minSync
 	o.Conntrack = conntrack.DeleteBalanced
 	o.MaxInterval = max(o.MinInterval, proxy.DefaultMaxInterval)
@@ -81,7 +81,7 @@ func (f *ipvsFlags) options(log *slog.Logger, variant string, o *proxy.Options) 
 
 // plane makes the plane of the mode and says which schedulers Services may
 // name.
-func (f *ipvsFlags) plane(log *slog.Logger, variant string, serviceCIDRs []netip.Prefix) (*ipvs.Plane, []string, error) {
+func (f *ipvsFlags) plane(log *slog.Logger, variant string, serviceCIDRs []netip.Prefix) (*ipvs.Mode, []string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), probeWithin)
 	defer cancel()
 	v, err := iptables.ParseVariant(variant)

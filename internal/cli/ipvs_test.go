@@ -39,7 +39,7 @@ func TestFallbackOfIPVS(t *testing.T) {
 	log := slog.New(slog.NewTextHandler(&said, nil))
 	var o proxy.Options
 	mode, err := ipvsFlagsOf(t).options(log, "auto", &o)
-	if err != nil || o.Plane != nil || mode != "iptables" && mode != "nft" {
+	if err != nil || o.Dataplane != nil || mode != "iptables" && mode != "nft" {
 		t.Fatalf("mode %q, %v", mode, err)
 	}
 	for _, text := range []string{said.String(), o.FallbackReason} {

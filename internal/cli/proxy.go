@@ -127,12 +127,12 @@ func (f *proxyFlags) options(log *slog.Logger, client kubernetes.Interface, node
 		if mode, err = f.ipvs.options(log, f.variant, &o); err != nil {
 			return proxy.Options{}, err
 		}
-		if o.Plane != nil {
+		if o.Dataplane != nil {
 			warnOfLoopback(log, f.nodePortAddresses)
 		}
 	}
-	if o.Plane == nil {
-		o.Plane, o.Mode, err = f.plane(log, mode, dropInvalid)
+	if o.Dataplane == nil {
+		o.Dataplane, o.Mode, err = f.plane(log, mode, dropInvalid)
 		if err != nil && o.FallbackReason != "" {
 			err = fmt.Errorf("%s; but %w", o.FallbackReason, err)
 		}
@@ -142,7 +142,7 @@ func (f *proxyFlags) options(log *slog.Logger, client kubernetes.Interface, node
 
 // plane makes the plane of a mode other than ipvs, of checked flags. For auto it takes the first mode that this
 // kernel can do, and logs why.
-func (f *proxyFlags) plane(log *slog.Logger, mode string, dropInvalid bool) (dataplane.Plane, string, error) {
+func (f *proxyFlags) plane(log *slog.Logger, mode string, dropInvalid bool) (dataplane.Applier, string, error) {
 	if mode == "auto" {
 		mode = "nft"
 		if err := nft.Probe(); err != nil {
@@ -249,7 +249,7 @@ func proxyComponent(o proxy.Options) (component, *proxy.Proxy, error) {
 	return component{
 		name: "proxy",
 		run: func(ctx context.Context) error {
-			defer o.Plane.Close()
+			defer o.Dataplane.Close()
 			// What an earlier run left in another mode goes once this one has
 			// taken over, so that no connection meets neither.
 			done := make(chan struct{})

@@ -62,7 +62,7 @@ func (f *userspaceFlags) portRange() (svc.PortRange, error) {
 }
 
 // plane makes the plane of the mode, of checked flags.
-func (f *userspaceFlags) plane(log *slog.Logger, random bool, serviceCIDRs []netip.Prefix) (dataplane.Plane, error) {
+func (f *userspaceFlags) plane(log *slog.Logger, random bool, serviceCIDRs []netip.Prefix) (dataplane.Applier, error) {
 	ports, err := f.portRange()
 	if err != nil {
 		return nil, err

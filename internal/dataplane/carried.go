@@ -1,6 +1,6 @@
 package dataplane
 
-// Carried says what a Plane that carries connections itself has done.
+// Carried is what an Applier that carries connections itself has done.
 type Carried struct {
 	// Connections and UDPFlows are those open now.
 	Connections, UDPFlows int64
@@ -21,7 +21,7 @@ type Carried struct {
 	ToEndpoints, ToClients int64
 }
 
-// Carrier is a Plane whose process carries the connections. Carried may be
+// Carrier is an Applier whose process carries the connections. Carried may be
 // called at any time, beside the other methods.
 type Carrier interface {
 	Carried() Carried

@@ -123,8 +123,8 @@ type Touched map[FrontKey]table.Key
 
 // Take plans the ports of one family that keys names as t has them, or all of t
 // if keys is nil, and returns the frontends to look at. A port that cannot be
-// written goes to refused and stays planned as it was before.
-func (c *Claims) Take(t *table.Table, f svc.Family, keys []table.Key, mode string, refused *Refusals) Touched {
+// written goes to rejected and stays planned as it was before.
+func (c *Claims) Take(t *table.Table, f svc.Family, keys []table.Key, mode string, rejected *Rejections) Touched {
 	touched := Touched{}
 	take := func(k table.Key, p *table.ServicePort) {
 		if k.Family != f {
@@ -132,7 +132,7 @@ func (c *Claims) Take(t *table.Table, f svc.Family, keys []table.Key, mode strin
 		}
 		if p != nil {
 			if err := Validate(p, mode); err != nil {
-				refused.Add(k, err)
+				rejected.Add(k, err)
 				return
 			}
 		}
@@ -152,14 +152,14 @@ func (c *Claims) Take(t *table.Table, f svc.Family, keys []table.Key, mode strin
 // Refuse notes that a frontend could not be written, with the port for whose
 // sake it was to change and the one that has it, and says whether there is any
 // such port. Set touches the frontend again when the port comes next.
-func (c *Claims) Refuse(fk FrontKey, touched Touched, err error, refused *Refusals) bool {
+func (c *Claims) Refuse(fk FrontKey, touched Touched, err error, rejected *Rejections) bool {
 	k, named := touched[fk]
 	if named = named && k != (table.Key{}); named {
-		refused.Add(k, err)
+		rejected.Add(k, err)
 		c.left[k] = append(c.left[k], fk)
 	}
 	if p := c.claims[fk].first; p != nil {
-		refused.Add(p.Key(), err)
+		rejected.Add(p.Key(), err)
 		named = true
 	}
 	return named

@@ -7,18 +7,19 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// Lost counts the packets to one destination that reached no endpoint.
-type Lost struct {
+// DropCount counts the packets to one destination that reached no endpoint.
+type DropCount struct {
 	Protocol svc.Protocol
 	// To is where they were sent to: for a node port an address of the node.
 	To netip.AddrPort
-	// Refused packets were answered with a refusal, Dropped ones not at all.
-	Refused, Dropped uint64
+	// Rejected packets were answered with a TCP reset or an ICMP error, Dropped
+	// ones not at all.
+	Rejected, Dropped uint64
 }
 
-// Counter is a Plane that counts what it refuses and drops. Lost may be called
-// at any time, beside the other methods. A destination's count may begin anew
-// after a time without such packets.
+// Counter is an Applier that counts the packets it rejects and drops. Drops may be
+// called at any time, beside the other methods. A destination's count may restart
+// at 0 after a day without such packets.
 type Counter interface {
-	Lost(ctx context.Context) ([]Lost, error)
+	Drops(ctx context.Context) ([]DropCount, error)
 }

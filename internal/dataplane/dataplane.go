@@ -9,27 +9,27 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// Plane writes Tables to one mechanism of the node.
+// Applier writes Tables to one mechanism of the node.
 //
-// A Plane is used by one goroutine at a time. Constructors have no effect on
+// An Applier is used by one goroutine at a time. Constructors have no effect on
 // the kernel; the first Apply adopts what an earlier process left, without a
 // moment in which a packet to an unchanged frontend is lost (behaviour 50).
-type Plane interface {
+type Applier interface {
 	// Apply makes the kernel answer as t says. changed holds the keys of the
 	// service ports that differ from the Table of the last Apply that returned
-	// nil or a *Refused (including ports that are gone); nil means unknown and
+	// nil or a *Rejected (including ports that are gone); nil means unknown and
 	// asks for a full comparison with what is really there, which also repairs
 	// what somebody else removed. The work is proportional to changed. Apply is
 	// idempotent: the same Table twice is a no-op. It applies what it can.
 	//
-	// An error that errors.As finds a *Refused in says which ports are not as t
+	// An error that errors.As finds a *Rejected in says which ports are not as t
 	// says; all others are. The caller names those keys again in changed when
 	// it wants them tried again, and may leave them out until then. After any
 	// other error it comes again with changed nil.
 	Apply(ctx context.Context, t *table.Table, changed []table.Key) error
 	// Dump returns what is in the kernel now as text to read and compare.
 	Dump(ctx context.Context) (string, error)
-	// Close releases what the Plane holds in this process. What it wrote to the
+	// Close releases what the Applier holds in this process. What it wrote to the
 	// kernel stays and goes on working.
 	Close() error
 }

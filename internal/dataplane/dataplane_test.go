@@ -151,7 +151,7 @@ func TestRefusedFrontendsComeAgain(t *testing.T) {
 	second := flows.Port("web", "", svc.IPv4, svc.TCP, table.Frontend{Addr: ap("10.96.0.2:80")})
 	other := flows.Port("other", "", svc.IPv4, svc.TCP, table.Frontend{Addr: ap("10.96.0.3:80")})
 	c := dataplane.NewClaims()
-	var refused dataplane.Refusals
+	var refused dataplane.Rejections
 	take := func(ports ...*table.ServicePort) dataplane.Touched {
 		var keys []table.Key
 		for _, p := range ports {
@@ -181,14 +181,14 @@ func TestRefusedFrontendsComeAgain(t *testing.T) {
 // A caller finds what was refused, unless something else went wrong.
 func TestErrorsSayWhatIsKnown(t *testing.T) {
 	key := func(n int) table.Key { return table.Key{ID: svc.PortName{Port: fmt.Sprint(n)}} }
-	var r dataplane.Refusals
+	var r dataplane.Rejections
 	if err := dataplane.Both(r.Err(), nil); err != nil {
 		t.Errorf("nothing refused: %v", err)
 	}
 	for n := range 15 {
 		r.Add(key(n), fmt.Errorf("port %d is bad", n))
 	}
-	var found *dataplane.Refused
+	var found *dataplane.Rejected
 	if err := dataplane.Both(fmt.Errorf("IPv4: %w", r.Err()), nil); !errors.As(err, &found) || len(found.Ports) != 15 {
 		t.Errorf("Both = %v, want all 15", err)
 	} else if lines := strings.Count(err.Error(), "\n") + 1; lines != 11 {

@@ -29,10 +29,10 @@ func TestAgainstAnAPIServer(t *testing.T) {
 		cfg.QPS, cfg.Burst = -1, -1
 		return kubernetes.NewForConfigOrDie(cfg)
 	}()
-	plane := newFakePlane()
+	plane := newFakeDataplane()
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	p, err := New(Options{
-		Client: client, NodeName: "here", Plane: plane, Mode: "fake", Log: log,
+		Client: client, NodeName: "here", Dataplane: plane, Mode: "fake", Log: log,
 		HealthzAddress: "127.0.0.1:0", MetricsAddress: "127.0.0.1:0",
 	})
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	"github.com/fairlead/fairlead/internal/dataplane"
 )
 
-// carried are the metrics of a Plane that carries connections itself. They are
+// carried are the metrics of an Applier that carries connections itself. They are
 // read when somebody asks for metrics.
 type carried struct {
 	carrier dataplane.Carrier

@@ -12,7 +12,7 @@ type carrier dataplane.Carried
 
 func (c carrier) Carried() dataplane.Carried { return dataplane.Carried(c) }
 
-// Every number of a Plane that carries connections itself has its metric.
+// Every number of an Applier that carries connections itself has its metric.
 func TestCarriedMetrics(t *testing.T) {
 	m := newMetrics()
 	m.registry.MustRegister(newCarried(carrier{

@@ -1,5 +1,5 @@
 // Package proxy is the agent's loop for Services: what the API says becomes a
-// table.Table, and a plane.Plane makes the kernel carry it out. What is the same
+// table.Table, and a dataplane.Applier makes the kernel carry it out. What is the same
 // for every mode lives here and only here: debounce, retry, audit, stale
 // connection tracking entries, health check ports, events, metrics and status.
 //

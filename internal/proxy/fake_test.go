@@ -15,10 +15,10 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// fakePlane is a Plane without a kernel. Like a real one it keeps state that
+// fakeDataplane is an Applier without a kernel. Like a real one it keeps state that
 // others can damage, writes only what it is told changed, and refuses a caller
 // that forgets something.
-type fakePlane struct {
+type fakeDataplane struct {
 	mu       sync.Mutex
 	kernel   map[table.Key]string
 	addrs    string
@@ -39,8 +39,8 @@ type call struct {
 	err     error
 }
 
-func newFakePlane() *fakePlane {
-	return &fakePlane{kernel: map[table.Key]string{}, behind: map[table.Key]bool{}}
+func newFakeDataplane() *fakeDataplane {
+	return &fakeDataplane{kernel: map[table.Key]string{}, behind: map[table.Key]bool{}}
 }
 
 // oneInTen fails at random, as a kernel under memory pressure does.
@@ -54,7 +54,7 @@ func oneInTen(seed uint64) func() error {
 	}
 }
 
-func (p *fakePlane) Apply(_ context.Context, t *table.Table, changed []table.Key) error {
+func (p *fakeDataplane) Apply(_ context.Context, t *table.Table, changed []table.Key) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.busy {
@@ -68,13 +68,13 @@ func (p *fakePlane) Apply(_ context.Context, t *table.Table, changed []table.Key
 		p.mu.Lock()
 	}
 	err := p.apply(t, changed)
-	var refused *dataplane.Refused
+	var refused *dataplane.Rejected
 	p.synced = err == nil || errors.As(err, &refused)
 	p.calls = append(p.calls, call{time.Now(), changed == nil, len(changed), err})
 	return err
 }
 
-func (p *fakePlane) apply(t *table.Table, changed []table.Key) error {
+func (p *fakeDataplane) apply(t *table.Table, changed []table.Key) error {
 	if changed != nil && !p.synced {
 		panic("changed keys after an error or before the first Apply")
 	}
@@ -94,7 +94,7 @@ func (p *fakePlane) apply(t *table.Table, changed []table.Key) error {
 		}
 		keys = slices.Collect(maps.Keys(all))
 	}
-	var refused dataplane.Refusals
+	var refused dataplane.Rejections
 	for i, k := range keys {
 		if failed != nil && i%2 == 0 {
 			continue // half of it goes wrong
@@ -132,28 +132,28 @@ func (p *fakePlane) apply(t *table.Table, changed []table.Key) error {
 	return refused.Err()
 }
 
-func (p *fakePlane) Repaired() []string {
+func (p *fakeDataplane) Repaired() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.repaired
 }
 
-func (p *fakePlane) Dump(context.Context) (string, error) {
+func (p *fakeDataplane) Dump(context.Context) (string, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	lines := slices.Sorted(maps.Values(p.kernel))
 	return strings.Join(lines, ""), nil
 }
 
-func (p *fakePlane) Close() error { return nil }
+func (p *fakeDataplane) Close() error { return nil }
 
-func (p *fakePlane) log() []call {
+func (p *fakeDataplane) log() []call {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.calls)
 }
 
-func (p *fakePlane) set(f func(*fakePlane)) {
+func (p *fakeDataplane) set(f func(*fakeDataplane)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	f(p)

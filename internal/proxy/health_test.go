@@ -24,7 +24,7 @@ import (
 // TestProxyHealth asks for the codes and the body that kube-proxy has.
 func TestProxyHealth(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n, err := New(Options{Client: fake.NewClientset(), NodeName: "here", Plane: newFakePlane()})
+		n, err := New(Options{Client: fake.NewClientset(), NodeName: "here", Dataplane: newFakeDataplane()})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -48,7 +48,7 @@ func (l *lostPackets) Describe(to chan<- *prometheus.Desc) {
 func (l *lostPackets) Collect(to chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), lostTimeout)
 	defer cancel()
-	counts, err := l.counter.Lost(ctx)
+	counts, err := l.counter.Drops(ctx)
 	if err != nil {
 		l.log.Warn("reading the counts of refused and dropped packets failed", "err", err)
 		return
@@ -66,7 +66,7 @@ func (l *lostPackets) Collect(to chan<- prometheus.Metric) {
 			continue // a Service that is gone
 		}
 		s := sums[name]
-		sums[name] = sum{s.refused + c.Refused, s.dropped + c.Dropped}
+		sums[name] = sum{s.refused + c.Rejected, s.dropped + c.Dropped}
 	}
 	for n, s := range sums {
 		values := []string{n.service.Namespace, n.service.Name, n.port, n.protocol.String()}
@@ -86,7 +86,7 @@ type lostLabels struct {
 
 // owners returns who has a destination: a frontend of a port, else the Service
 // with that ClusterIP.
-func owners(t *table.Table) func(dataplane.Lost) (lostLabels, bool) {
+func owners(t *table.Table) func(dataplane.DropCount) (lostLabels, bool) {
 	fronts, addrs := map[svc.Frontend]svc.PortName{}, map[netip.Addr]svc.Name{}
 	for p := range t.All() {
 		for i := range p.Frontends {
@@ -99,7 +99,7 @@ func owners(t *table.Table) func(dataplane.Lost) (lostLabels, bool) {
 			}
 		}
 	}
-	return func(c dataplane.Lost) (lostLabels, bool) {
+	return func(c dataplane.DropCount) (lostLabels, bool) {
 		if id, ok := fronts[svc.Frontend{Protocol: c.Protocol, Addr: c.To}]; ok {
 			return lostLabels{id.Name, id.Port, c.Protocol}, true
 		}

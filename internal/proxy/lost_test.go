@@ -13,9 +13,9 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-type counted []dataplane.Lost
+type counted []dataplane.DropCount
 
-func (c counted) Lost(context.Context) ([]dataplane.Lost, error) { return c, nil }
+func (c counted) Drops(context.Context) ([]dataplane.DropCount, error) { return c, nil }
 
 // Counts of destinations become counts of Services: a node port's addresses
 // together, a ClusterIP's other ports without a port, nobody's not at all.
@@ -33,8 +33,8 @@ func TestLostPacketsOfServices(t *testing.T) {
 	m.registry.MustRegister(newLostPackets(counted{
 		{Protocol: svc.TCP, To: ap("192.0.2.1:30080"), Dropped: 3},
 		{Protocol: svc.TCP, To: ap("192.0.2.2:30080"), Dropped: 4},
-		{Protocol: svc.UDP, To: ap("10.96.0.1:80"), Refused: 5},
-		{Protocol: svc.TCP, To: ap("10.96.0.99:80"), Refused: 6},
+		{Protocol: svc.UDP, To: ap("10.96.0.1:80"), Rejected: 5},
+		{Protocol: svc.TCP, To: ap("10.96.0.99:80"), Rejected: 6},
 	}, func() *table.Table { return tab }, slog.New(slog.DiscardHandler)))
 	m.built(nil, tab, []table.Key{web.Key()})
 	page := httptest.NewRecorder()

@@ -36,7 +36,7 @@ func loadedHeap(b *testing.B, services, endpoints int) {
 	}
 	defer func() { _ = p.Close() }()
 	before := heap()
-	n, err := New(Options{Client: fake.NewClientset(), NodeName: "here", Plane: p})
+	n, err := New(Options{Client: fake.NewClientset(), NodeName: "here", Dataplane: p})
 	if err != nil {
 		b.Fatal(err)
 	}

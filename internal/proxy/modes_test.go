@@ -22,7 +22,7 @@ var modes = []struct {
 	create  flows.Factory
 	cleanUp func(context.Context) error
 }{
-	{"nft", func(t testing.TB, _ *testbed.Host) dataplane.Plane {
+	{"nft", func(t testing.TB, _ *testbed.Host) dataplane.Applier {
 		p, err := nft.New(nft.Config{ServiceCIDRs: serviceCIDRs, DropInvalid: true})
 		return made(t, p, err)
 	}, nft.Cleanup},
@@ -31,13 +31,13 @@ var modes = []struct {
 }
 
 func iptablesMode(v iptables.Variant) flows.Factory {
-	return func(t testing.TB, _ *testbed.Host) dataplane.Plane {
+	return func(t testing.TB, _ *testbed.Host) dataplane.Applier {
 		p, err := iptables.New(iptables.Config{Variant: v, ServiceCIDRs: serviceCIDRs, DropInvalid: true})
 		return made(t, p, err)
 	}
 }
 
-func made(t testing.TB, p dataplane.Plane, err error) dataplane.Plane {
+func made(t testing.TB, p dataplane.Applier, err error) dataplane.Applier {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -64,8 +64,8 @@ func TestModeChangesUnderLoad(t *testing.T) {
 	at := 0
 	e.UnderLoad(t, func() {
 		for _, next := range []int{1, 0, 2, 0, 2, 0} {
-			old := e.Plane
-			e.Node.Do(func() { e.Plane = modes[next].create(t, e.Node) })
+			old := e.Dataplane
+			e.Node.Do(func() { e.Dataplane = modes[next].create(t, e.Node) })
 			e.Apply(t, tab, nil)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			e.Node.Do(func() { err = modes[at].cleanUp(ctx) })

@@ -18,16 +18,16 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// Options configure a Proxy. Client, NodeName and Plane are needed;
+// Options configure a Proxy. Client, NodeName and Dataplane are needed;
 // the zero value of every other field is a sound choice.
 type Options struct {
 	// Client reads Services, EndpointSlices and the Node, and writes Events.
 	Client kubernetes.Interface
 	// NodeName is the name of this machine's Node object.
 	NodeName string
-	// Plane is used by Run alone, which does not close it.
-	Plane dataplane.Plane
-	// Mode is the name of Plane's mode, for status and /proxyMode.
+	// Dataplane is used by Run alone, which does not close it.
+	Dataplane dataplane.Applier
+	// Mode is the name of its mode, for status and /proxyMode.
 	Mode string
 	// FallbackReason is why Mode is not the mode asked for, empty if it is. It
 	// becomes a Warning Event of the Node.
@@ -94,8 +94,8 @@ func (o *Options) complete() error {
 		return errors.New("proxy: Options.Client is missing")
 	case o.NodeName == "":
 		return errors.New("proxy: Options.NodeName is missing")
-	case o.Plane == nil:
-		return errors.New("proxy: Options.Plane is missing")
+	case o.Dataplane == nil:
+		return errors.New("proxy: Options.Dataplane is missing")
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -138,7 +138,7 @@ func (o *Options) tableConfig() table.Config {
 	return cfg
 }
 
-// Repairer is a dataplane.Plane that can say what its last Apply with changed nil
+// Repairer is a dataplane.Applier that can say what its last Apply with changed nil
 // had to put back because somebody else had removed or altered it, one line
 // each.
 type Repairer interface {

@@ -64,10 +64,10 @@ func New(opts Options) (*Proxy, error) {
 		refused: map[table.Key]struct{}{},
 		taken:   &takenPorts{taken: opts.PortTaken},
 	}
-	if c, ok := opts.Plane.(dataplane.Counter); ok {
+	if c, ok := opts.Dataplane.(dataplane.Counter); ok {
 		p.metrics.registry.MustRegister(newLostPackets(c, p.Table, opts.Log))
 	}
-	if c, ok := opts.Plane.(dataplane.Carrier); ok {
+	if c, ok := opts.Dataplane.(dataplane.Carrier); ok {
 		p.metrics.registry.MustRegister(newCarried(c))
 	}
 	p.events = newRecorder(opts.Client, opts.NodeName, opts.Log)
@@ -217,7 +217,7 @@ func (p *Proxy) apply(ctx context.Context, full, audit bool) {
 	if err != nil && ctx.Err() != nil {
 		return // on the way out
 	}
-	var refused *dataplane.Refused
+	var refused *dataplane.Rejected
 	failed := err != nil && !errors.As(err, &refused)
 	p.pace.done(time.Now(), took, failed)
 	p.metrics.applied(took, full, failed)
@@ -266,10 +266,10 @@ func (p *Proxy) apply(ctx context.Context, full, audit bool) {
 // milliseconds to give the memory of the load back.
 const muchToLoad = 500
 
-// refuse takes over which of the ports that were tried the Plane did not take.
+// refuse takes over which of the ports that were tried the Applier did not take.
 // They do not keep the others from being programmed, and are tried again when it
 // is time, or when they change.
-func (p *Proxy) refuse(r *dataplane.Refused, tried []table.Key) {
+func (p *Proxy) refuse(r *dataplane.Rejected, tried []table.Key) {
 	again := false
 	was := p.refused
 	p.refused = maps.Clone(was)
@@ -309,7 +309,7 @@ func (p *Proxy) applyPlane(ctx context.Context, changed []table.Key, full bool) 
 	if full {
 		changed = nil
 	}
-	return p.opts.Plane.Apply(ctx, p.wanted, changed)
+	return p.opts.Dataplane.Apply(ctx, p.wanted, changed)
 }
 
 // report brings counts and problems up to date, and makes an Event of each
@@ -332,7 +332,7 @@ func (p *Proxy) report(before *table.Table, keys []table.Key) {
 const maxListed = 10
 
 func (p *Proxy) reportRepairs() {
-	r, ok := p.opts.Plane.(Repairer)
+	r, ok := p.opts.Dataplane.(Repairer)
 	if !ok {
 		return
 	}

@@ -48,7 +48,7 @@ func slice(of string, hosts ...int) *discoveryv1.EndpointSlice {
 type world struct {
 	t      *testing.T
 	client *fake.Clientset
-	plane  *fakePlane
+	plane  *fakeDataplane
 	proxy  *Proxy
 	start  time.Time
 }
@@ -57,9 +57,9 @@ type world struct {
 func inBubble(t *testing.T, change func(*Options), f func(*world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		w := &world{t: t, client: fake.NewClientset(), plane: newFakePlane(), start: time.Now()}
+		w := &world{t: t, client: fake.NewClientset(), plane: newFakeDataplane(), start: time.Now()}
 		opts := Options{
-			Client: w.client, NodeName: "here", Plane: w.plane, Mode: "fake",
+			Client: w.client, NodeName: "here", Dataplane: w.plane, Mode: "fake",
 			Log:       slog.New(slog.NewTextHandler(t.Output(), nil)),
 			Addresses: func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("192.0.2.1")}, nil },
 		}
@@ -180,7 +180,7 @@ func TestChangeIsAppliedAtOnceAndAlone(t *testing.T) {
 
 func TestBurstCoalesces(t *testing.T) {
 	inBubble(t, nil, func(w *world) {
-		w.plane.set(func(p *fakePlane) { p.slow = 40 * time.Millisecond })
+		w.plane.set(func(p *fakeDataplane) { p.slow = 40 * time.Millisecond })
 		const burst = 250
 		first := len(w.plane.log())
 		for i := range burst {
@@ -206,7 +206,7 @@ func TestBurstCoalesces(t *testing.T) {
 func TestErrorsAreRetriedInFullWithBackOff(t *testing.T) {
 	inBubble(t, nil, func(w *world) {
 		w.settle(time.Second)
-		w.plane.set(func(p *fakePlane) { p.fail = func() error { return errors.New("netlink: out of memory") } })
+		w.plane.set(func(p *fakeDataplane) { p.fail = func() error { return errors.New("netlink: out of memory") } })
 		first := len(w.plane.log())
 		start := time.Now()
 		w.setService(service("a", 1))
@@ -238,7 +238,7 @@ func TestErrorsAreRetriedInFullWithBackOff(t *testing.T) {
 		if calls := w.plane.log(); calls[len(calls)-1].at.Before(at) {
 			t.Error("a change waits behind a failing one")
 		}
-		w.plane.set(func(p *fakePlane) { p.fail = nil })
+		w.plane.set(func(p *fakeDataplane) { p.fail = nil })
 		w.settle(11 * time.Second)
 		if st := w.proxy.Status(); !st.Programmed || st.LastError != "" {
 			t.Errorf("status after the failure is over: %+v", st)
@@ -257,7 +257,7 @@ func TestAuditRepairsAndSaysSo(t *testing.T) {
 		if n := len(w.events("ServiceRulesRepaired")); n != 0 {
 			t.Fatalf("%d events though nothing was removed", n)
 		}
-		w.plane.set(func(p *fakePlane) {
+		w.plane.set(func(p *fakeDataplane) {
 			for k := range p.kernel {
 				if k.ID.Name.Name == "a" {
 					delete(p.kernel, k)
@@ -336,7 +336,7 @@ func TestRandomHistoryWithFaults(t *testing.T) {
 	for seed := range uint64(5) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			inBubble(t, nil, func(w *world) {
-				w.plane.set(func(p *fakePlane) { p.fail = oneInTen(seed) })
+				w.plane.set(func(p *fakeDataplane) { p.fail = oneInTen(seed) })
 				r := rand.New(rand.NewPCG(seed, 1))
 				ctx := t.Context()
 				for range 200 {
@@ -355,7 +355,7 @@ func TestRandomHistoryWithFaults(t *testing.T) {
 						time.Sleep(time.Duration(r.IntN(40)) * time.Millisecond) // in the bubble
 					}
 				}
-				w.plane.set(func(p *fakePlane) { p.fail = nil })
+				w.plane.set(func(p *fakeDataplane) { p.fail = nil })
 				w.settle(time.Minute)
 				if got, want := w.dump(), w.fresh(); got != want {
 					t.Errorf("kernel:\n%s\nwant:\n%s", got, want)
@@ -413,7 +413,7 @@ func TestStaleFlowsAreRemovedAfterTheApply(t *testing.T) {
 		// The Apply fails at first. What it was to do may be done or not, so the
 		// entries go after every try, the one that succeeds among them.
 		fails := 2
-		w.plane.set(func(p *fakePlane) {
+		w.plane.set(func(p *fakeDataplane) {
 			p.fail = func() error {
 				if fails--; fails >= 0 {
 					return errors.New("no")

@@ -22,7 +22,7 @@ func TestRefusedServiceCostsNobodyElse(t *testing.T) {
 		bad := table.Key{ID: svc.PortName{Name: svc.Name{Namespace: "default", Name: "bad"}}, Family: svc.IPv4}
 		w.setService(service("a", 1))
 		w.settle(time.Second)
-		w.plane.set(func(p *fakePlane) { p.refuse = map[table.Key]error{bad: errors.New("the kernel does not like it")} })
+		w.plane.set(func(p *fakeDataplane) { p.refuse = map[table.Key]error{bad: errors.New("the kernel does not like it")} })
 		w.setService(service("bad", 2))
 		w.settle(time.Second)
 		events := w.events("FailedToProgramService")
@@ -71,7 +71,7 @@ func TestRefusedServiceCostsNobodyElse(t *testing.T) {
 		if n := len(w.events("FailedToProgramService")); n != 1 {
 			t.Errorf("%d events for one refusal", n)
 		}
-		w.plane.set(func(p *fakePlane) { p.refuse = nil })
+		w.plane.set(func(p *fakeDataplane) { p.refuse = nil })
 		at := time.Now()
 		changed := service("bad", 3)
 		w.setService(changed)

@@ -17,7 +17,7 @@ type Fate int
 
 // The fates.
 const (
-	Refused Fate = iota
+	Rejected Fate = iota
 	Dropped
 )
 
@@ -32,7 +32,7 @@ const (
 // tally adds up what sets tell of destinations.
 type tally struct {
 	at  map[svc.Frontend]int
-	out []dataplane.Lost
+	out []dataplane.DropCount
 }
 
 func newTally() *tally { return &tally{at: map[svc.Frontend]int{}} }
@@ -48,10 +48,10 @@ func (t *tally) set(p svc.Protocol, to netip.AddrPort, how Fate, packets uint64)
 	if !known {
 		i = len(t.out)
 		t.at[key] = i
-		t.out = append(t.out, dataplane.Lost{Protocol: p, To: to})
+		t.out = append(t.out, dataplane.DropCount{Protocol: p, To: to})
 	}
-	if how == Refused {
-		t.out[i].Refused = packets
+	if how == Rejected {
+		t.out[i].Rejected = packets
 	} else {
 		t.out[i].Dropped = packets
 	}

@@ -28,7 +28,7 @@ func (p Prefix) name(f svc.Family, how Fate) string {
 // Sets are the sets for packets of a family.
 func (p Prefix) Sets(f svc.Family) []ipset.Set {
 	var out []ipset.Set
-	for _, how := range []Fate{Refused, Dropped} {
+	for _, how := range []Fate{Rejected, Dropped} {
 		out = append(out, ipset.Set{Name: p.name(f, how), Type: ipset.HashIPPort, Family: f, Counters: true, Timeout: lifetime, Size: size})
 	}
 	return out
@@ -55,7 +55,7 @@ func (p Prefix) Rule(f svc.Family, how Fate) string {
 }
 
 // IPSets reads the counts in sets of ipset. It has a connection of its own,
-// since others than the user of a Plane ask for them.
+// since others than the user of an Applier ask for them.
 type IPSets struct {
 	prefix   Prefix
 	lifetime time.Duration
@@ -110,10 +110,10 @@ func (s *IPSets) Close() error {
 	return err
 }
 
-// Lost is dataplane.Counter's. Packets do not renew the time of what they are
+// Drops is dataplane.Counter's. Packets do not renew the time of what they are
 // counted by; that is done here, for destinations that have got some since their
 // time began.
-func (s *IPSets) Lost(ctx context.Context) ([]dataplane.Lost, error) {
+func (s *IPSets) Drops(ctx context.Context) ([]dataplane.DropCount, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.conn == nil {
@@ -121,7 +121,7 @@ func (s *IPSets) Lost(ctx context.Context) ([]dataplane.Lost, error) {
 	}
 	counts := newTally()
 	for _, f := range s.families {
-		for _, how := range []Fate{Refused, Dropped} {
+		for _, how := range []Fate{Rejected, Dropped} {
 			if err := ctx.Err(); err != nil {
 				return nil, err
 			}

@@ -56,7 +56,7 @@ func inside(t *testing.T, lifetime time.Duration, f func(s *IPSets, host *testbe
 		if err := s.Close(); err != nil {
 			t.Error(err)
 		}
-		if got, err := s.Lost(t.Context()); len(got) != 0 || err != nil {
+		if got, err := s.Drops(t.Context()); len(got) != 0 || err != nil {
 			t.Errorf("after Close there is %+v, %v", got, err)
 		}
 	})
@@ -64,14 +64,14 @@ func inside(t *testing.T, lifetime time.Duration, f func(s *IPSets, host *testbe
 
 func dropped(t *testing.T, s *IPSets) uint64 {
 	t.Helper()
-	got, err := s.Lost(t.Context())
+	got, err := s.Drops(t.Context())
 	if err != nil || len(got) > 1 {
 		t.Fatalf("Lost = %+v, %v, want one destination at most", got, err)
 	}
 	if len(got) == 0 {
 		return 0
 	}
-	if got[0].Protocol != svc.UDP || got[0].To.Port() != 9 || got[0].Refused != 0 {
+	if got[0].Protocol != svc.UDP || got[0].To.Port() != 9 || got[0].Rejected != 0 {
 		t.Errorf("counted %+v", got[0])
 	}
 	return got[0].Dropped
@@ -136,7 +136,7 @@ func TestRemovedSetsAreTold(t *testing.T) {
 		if err := ipset.Remove(t.Context(), prefix.Names()...); err != nil {
 			t.Fatal(err)
 		}
-		if got, err := s.Lost(t.Context()); err == nil {
+		if got, err := s.Drops(t.Context()); err == nil {
 			t.Errorf("Lost = %+v without sets", got)
 		}
 		if err := s.Close(); err != nil {

@@ -12,13 +12,13 @@ import (
 )
 
 // The names of the sets in a table of nf_tables, by fate.
-var setNames = [...]string{Refused: "refused", Dropped: "discarded"}
+var setNames = [...]string{Rejected: "refused", Dropped: "discarded"}
 
 // Sets are the sets that a table needs for packets with header h.
 func Sets(h *nftables.Header) []nftables.Set {
 	to := []nftables.Type{h.Addr, nftables.TypeProto, nftables.TypePort}
 	return []nftables.Set{
-		{Name: setNames[Refused], Key: to, Dynamic: true, Size: size, Comment: "destination of what was refused : packets"},
+		{Name: setNames[Rejected], Key: to, Dynamic: true, Size: size, Comment: "destination of what was refused : packets"},
 		{Name: setNames[Dropped], Key: to, Dynamic: true, Size: size, Comment: "destination of what was dropped : packets"},
 	}
 }
@@ -29,14 +29,14 @@ func Rules(h *nftables.Header, how Fate) []nftables.Rule {
 	set := setNames[how]
 	count := nftables.NewRule(h.Frontend().NotEqual(h.Regs(), []byte{h.ICMP}).Count(set, 0, uint64(lifetime.Milliseconds())),
 		"meta l4proto != %d update @%s { %s timeout 1d counter }", h.ICMP, set, h.FrontendText())
-	if how == Refused {
+	if how == Rejected {
 		return append([]nftables.Rule{count}, h.Refusal()...)
 	}
 	return []nftables.Rule{count, nftables.NewRule(new(nftables.Program).Drop(), "drop")}
 }
 
 // Tables reads the counts in tables of nf_tables. It has a connection of its
-// own, since others than the user of a Plane ask for them; nil has no counts.
+// own, since others than the user of an Applier ask for them; nil has no counts.
 type Tables struct {
 	mu   sync.Mutex
 	conn *nftables.Conn // nil after Close
@@ -68,8 +68,8 @@ func (t *Tables) Close() error {
 	return err
 }
 
-// Lost is dataplane.Counter's.
-func (t *Tables) Lost(ctx context.Context) ([]dataplane.Lost, error) {
+// Drops is dataplane.Counter's.
+func (t *Tables) Drops(ctx context.Context) ([]dataplane.DropCount, error) {
 	if t == nil {
 		return nil, nil
 	}

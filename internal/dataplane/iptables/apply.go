@@ -14,7 +14,7 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// family is the half of a Plane for one address family.
+// family is the half of a Mode for one address family.
 type family struct {
 	layout *layout
 	tool   tool
@@ -42,7 +42,7 @@ func (f *family) apply(ctx context.Context, t *table.Table, changed []table.Key)
 	if !set.SamePorts(&old) {
 		return f.full(ctx, t, set)
 	}
-	var refused dataplane.Refusals
+	var refused dataplane.Rejections
 	var errs []error
 	var more []chain
 	if !set.Equal(&old) {
@@ -70,7 +70,7 @@ func (f *family) full(ctx context.Context, t *table.Table, set dataplane.Setting
 		before = nil // what differs may be our own doing
 	}
 	f.doubtful = true
-	var refused dataplane.Refusals
+	var refused dataplane.Rejections
 	var errs []error
 	if err := set.OpenLoopback(); err != nil {
 		errs = append(errs, err)
@@ -113,7 +113,7 @@ func (l *layout) baseChains(set *dataplane.Settings) []chain {
 // write brings frontends to what is claimed, and more chains to what they are
 // to be; with found, all that is in the kernel otherwise goes too. A frontend
 // that the kernel refuses is left as it is.
-func (f *family) write(ctx context.Context, touched dataplane.Touched, more []chain, found *found, refused *dataplane.Refusals) []error {
+func (f *family) write(ctx context.Context, touched dataplane.Touched, more []chain, found *found, refused *dataplane.Rejections) []error {
 	undo := map[dataplane.FrontKey]*front{}
 	for k := range touched {
 		next := f.state.wanted(k)

@@ -20,7 +20,7 @@ func BenchmarkLoad(b *testing.B) {
 				tab := bigTable(n[0], n[1])
 				for b.Loop() {
 					b.StopTimer()
-					inside(b, Config{Variant: v}, func(p *Plane) {
+					inside(b, Config{Variant: v}, func(p *Mode) {
 						b.StartTimer()
 						flows.Apply(b, p, tab, nil)
 						b.StopTimer()
@@ -56,14 +56,14 @@ func BenchmarkChange(b *testing.B) {
 				{"new-service", func(i int) *table.ServicePort { return flows.LargePort(n+i, 10) }},
 			} {
 				b.Run(fmt.Sprintf("%s/%s/%d", v, c.name, n), func(b *testing.B) {
-					inside(b, Config{Variant: v}, func(p *Plane) {
+					inside(b, Config{Variant: v}, func(p *Mode) {
 						flows.Apply(b, p, table.New(ports...), nil)
 						var took []time.Duration
 						i := 0
 						for b.Loop() {
 							b.StopTimer()
 							next := c.change(i)
-							// The Plane reads only the changed port of a Table.
+							// The Applier reads only the changed port of a Table.
 							tab := table.New(next)
 							i++
 							b.StartTimer()

@@ -10,15 +10,15 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// counts is what the Plane needs of drops.IPSets.
+// counts is what the Mode needs of drops.IPSets.
 type counts interface {
 	Open(families ...svc.Family) error
-	Lost(ctx context.Context) ([]dataplane.Lost, error)
+	Drops(ctx context.Context) ([]dataplane.DropCount, error)
 	Close() error
 }
 
-// Lost is dataplane.Counter's. Where the kernel has no ipset nothing is counted.
-func (p *Plane) Lost(ctx context.Context) ([]dataplane.Lost, error) { return p.lost.Lost(ctx) }
+// Drops is dataplane.Counter's. Where the kernel has no ipset nothing is counted.
+func (p *Mode) Drops(ctx context.Context) ([]dataplane.DropCount, error) { return p.lost.Drops(ctx) }
 
 // maxUndecided is how often iptables may be too busy to tell whether its rules
 // can count. (The nf_tables variant calls itself busy, too, where the kernel
@@ -29,7 +29,7 @@ const maxUndecided = 3
 // The first time it finds out whether this kernel's rules can do so; if not, the
 // mode works without counts. An error is about this moment: the caller comes
 // again.
-func (p *Plane) count(ctx context.Context) error {
+func (p *Mode) count(ctx context.Context) error {
 	if p.uncounted {
 		return nil
 	}
@@ -62,7 +62,7 @@ func (p *Plane) count(ctx context.Context) error {
 func (f *family) tryCounts(ctx context.Context) error {
 	head := "*" + tableFilter + "\n:" + chainTry + " - [0:0]\n"
 	var rules string
-	for _, how := range []drops.Fate{drops.Refused, drops.Dropped} {
+	for _, how := range []drops.Fate{drops.Rejected, drops.Dropped} {
 		rules += "-A " + chainTry + " " + counted.Rule(f.layout.family, how) + "\n"
 	}
 	return f.tool.Restore(ctx, []byte(head+rules+"COMMIT\n"+head+"-X "+chainTry+"\nCOMMIT\n"))

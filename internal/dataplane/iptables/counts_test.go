@@ -22,22 +22,22 @@ func (n *noSets) Open(...svc.Family) error {
 	n.opened++
 	return errors.New("no such thing as sets")
 }
-func (*noSets) Lost(context.Context) ([]dataplane.Lost, error) { return nil, nil }
-func (*noSets) Close() error                                   { return nil }
+func (*noSets) Drops(context.Context) ([]dataplane.DropCount, error) { return nil, nil }
+func (*noSets) Close() error                                         { return nil }
 
 // Without ipset in the kernel, or without its match and target for iptables, the
 // mode works as ever, tells once that nothing is counted, and rules of an earlier
 // kernel that did count go.
 func TestWithoutSets(t *testing.T) {
-	for name, take := range map[string]func(*Plane, *counting){
-		"no ipset":  func(p *Plane, _ *counting) { p.lost = &noSets{} },
-		"no xt_set": func(_ *Plane, c *counting) { c.refuse = "--match-set" },
+	for name, take := range map[string]func(*Mode, *counting){
+		"no ipset":  func(p *Mode, _ *counting) { p.lost = &noSets{} },
+		"no xt_set": func(_ *Mode, c *counting) { c.refuse = "--match-set" },
 	} {
 		t.Run(name, func(t *testing.T) {
 			variants(t, func(t *testing.T, v Variant) {
 				var log bytes.Buffer
 				cfg := Config{Variant: v, Log: slog.New(slog.NewTextHandler(&log, nil))}
-				withTools(t, v, cfg, func(p *Plane, c *counting) {
+				withTools(t, v, cfg, func(p *Mode, c *counting) {
 					before, err := New(cfg)
 					if err != nil {
 						t.Fatal(err)
@@ -61,7 +61,7 @@ func TestWithoutSets(t *testing.T) {
 					if s, ok := p.lost.(*noSets); ok && s.opened != 1 {
 						t.Errorf("sets were asked for %d times", s.opened)
 					}
-					if c, err := p.Lost(t.Context()); len(c) > 0 || err != nil {
+					if c, err := p.Drops(t.Context()); len(c) > 0 || err != nil {
 						t.Errorf("Lost = %v, %v", c, err)
 					}
 				})
@@ -74,7 +74,7 @@ func TestWithoutSets(t *testing.T) {
 // comparison tries again, but not for ever.
 func TestCountingIsTriedAgain(t *testing.T) {
 	for busy, want := range map[int]int{1: 4, maxUndecided: 4, maxUndecided + 1: 0} {
-		withTools(t, NFT, Config{}, func(p *Plane, c *counting) {
+		withTools(t, NFT, Config{}, func(p *Mode, c *counting) {
 			left := busy
 			c.busy = func(input string) bool {
 				if strings.Contains(input, "--add-set") && strings.Contains(input, chainTry) {
@@ -101,7 +101,7 @@ func TestCountingIsTriedAgain(t *testing.T) {
 // keep the next audit from putting both back.
 func TestSetsAreRepaired(t *testing.T) {
 	variants(t, func(t *testing.T, v Variant) {
-		inside(t, Config{Variant: v}, func(p *Plane) {
+		inside(t, Config{Variant: v}, func(p *Mode) {
 			flows.Repair(t, p, flows.EveryField(), func() {
 				for _, program := range []string{restoreProgram(v), strings.Replace(restoreProgram(v), "ip", "ip6", 1)} {
 					flows.Command(t, "*filter\n:"+chainRefuse+" - [0:0]\n:"+chainDrop+" - [0:0]\nCOMMIT\n", program, "--noflush")
@@ -119,13 +119,13 @@ func TestSetsAreRepaired(t *testing.T) {
 
 // Counts may be asked for at any time, also beside an Apply.
 func TestLostBesideApply(t *testing.T) {
-	inside(t, Config{}, func(p *Plane) {
+	inside(t, Config{}, func(p *Mode) {
 		var _ dataplane.Counter = p
 		done := make(chan error)
 		go func() {
 			var err error
 			for range 50 {
-				_, e := p.Lost(context.WithoutCancel(t.Context()))
+				_, e := p.Drops(context.WithoutCancel(t.Context()))
 				err = errors.Join(err, e)
 			}
 			done <- err
@@ -139,7 +139,7 @@ func TestLostBesideApply(t *testing.T) {
 		if err := p.Close(); err != nil {
 			t.Error(err)
 		}
-		if c, err := p.Lost(t.Context()); len(c) > 0 || err != nil {
+		if c, err := p.Drops(t.Context()); len(c) > 0 || err != nil {
 			t.Errorf("after Close Lost = %v, %v", c, err)
 		}
 	})

@@ -10,10 +10,10 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/iptables"
 )
 
-// Dump is plane.Plane's: our chains as iptables-save prints them, in the order
+// Dump is dataplane.Applier's: our chains as iptables-save prints them, in the order
 // of their names, after the rules that lead to them. The same Table gives the
 // same text, however it was reached.
-func (p *Plane) Dump(ctx context.Context) (string, error) {
+func (p *Mode) Dump(ctx context.Context) (string, error) {
 	var b strings.Builder
 	for _, f := range p.families {
 		for _, table := range []string{tableFilter, tableNAT} {

@@ -13,7 +13,7 @@ var serviceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.M
 
 // create makes Planes of a variant.
 func create(v Variant) flows.Factory {
-	return func(t testing.TB, _ *testbed.Host) dataplane.Plane {
+	return func(t testing.TB, _ *testbed.Host) dataplane.Applier {
 		t.Helper()
 		p, err := New(Config{Variant: v, ServiceCIDRs: serviceCIDRs, DropInvalid: true})
 		if err != nil {

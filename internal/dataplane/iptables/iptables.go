@@ -36,7 +36,7 @@ func ParseVariant(s string) (Variant, error) {
 	return "", fmt.Errorf("iptables variant %q is not one of auto, nft, legacy", s)
 }
 
-// Config is what a Plane needs to know; the zero value is usable.
+// Config is what a Mode needs to know; the zero value is usable.
 type Config struct {
 	Variant Variant
 	Balance dataplane.Balance
@@ -85,15 +85,15 @@ func (c *Config) complete() error {
 	return err
 }
 
-// tool is what the Plane needs of iptables.Tool.
+// tool is what the Mode needs of iptables.Tool.
 type tool interface {
 	Restore(ctx context.Context, input []byte) error
 	Save(ctx context.Context, table string, chain func(name string), rule func(chain, line string)) error
 }
 
-// Plane is a dataplane.Plane. It works in the network namespace of the threads that
+// Mode is a dataplane.Applier. It works in the network namespace of the threads that
 // call it.
-type Plane struct {
+type Mode struct {
 	cfg      Config
 	families []*family
 	repaired []string
@@ -104,8 +104,8 @@ type Plane struct {
 	undecided int
 }
 
-// New returns a Plane. It changes nothing in the kernel yet.
-func New(cfg Config) (*Plane, error) {
+// New returns a Mode. It changes nothing in the kernel yet.
+func New(cfg Config) (*Mode, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
@@ -113,14 +113,14 @@ func New(cfg Config) (*Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newPlane(cfg, func(f svc.Family) (tool, error) { return iptables.New(v, f) })
+	return newMode(cfg, func(f svc.Family) (tool, error) { return iptables.New(v, f) })
 }
 
-func newPlane(cfg Config, tools func(svc.Family) (tool, error)) (*Plane, error) {
+func newMode(cfg Config, tools func(svc.Family) (tool, error)) (*Mode, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	p := &Plane{cfg: cfg, lost: drops.NewIPSets(counted)}
+	p := &Mode{cfg: cfg, lost: drops.NewIPSets(counted)}
 	for _, f := range iptables.Families() {
 		t, err := tools(f)
 		if err != nil {
@@ -132,15 +132,15 @@ func newPlane(cfg Config, tools func(svc.Family) (tool, error)) (*Plane, error) 
 }
 
 // Close releases what reads the counts. The rules stay.
-func (p *Plane) Close() error { return p.lost.Close() }
+func (p *Mode) Close() error { return p.lost.Close() }
 
 // Repaired says what the last Apply with changed nil found missing or foreign
 // and put right, one line each. The first Apply of a process repairs nothing:
 // it only brings up to date what an earlier one left.
-func (p *Plane) Repaired() []string { return p.repaired }
+func (p *Mode) Repaired() []string { return p.repaired }
 
-// Apply is dataplane.Plane's.
-func (p *Plane) Apply(ctx context.Context, t *table.Table, changed []table.Key) error {
+// Apply is dataplane.Applier's.
+func (p *Mode) Apply(ctx context.Context, t *table.Table, changed []table.Key) error {
 	var errs []error
 	if changed == nil || p.families[0].state == nil {
 		p.repaired = nil

@@ -21,7 +21,7 @@ import (
 // The kernel has what an administrator can read, the same in both variants.
 func TestGoldenDump(t *testing.T) {
 	variants(t, func(t *testing.T, v Variant) {
-		inside(t, Config{Variant: v, ServiceCIDRs: serviceCIDRs, DropInvalid: true}, func(p *Plane) {
+		inside(t, Config{Variant: v, ServiceCIDRs: serviceCIDRs, DropInvalid: true}, func(p *Mode) {
 			flows.Apply(t, p, flows.EveryField(), nil)
 			flows.Golden(t, *update, "dump.txt", flows.Dump(t, p))
 		})
@@ -34,7 +34,7 @@ func TestAuditFindsNothing(t *testing.T) {
 	variants(t, func(t *testing.T, v Variant) {
 		for _, balance := range []dataplane.Balance{dataplane.Random, dataplane.RoundRobin} {
 			for i, tab := range append(flows.States(10), bigTable(200, 10), bigTable(3, 100)) {
-				withTools(t, v, Config{Balance: balance, DropInvalid: true}, func(p *Plane, c *counting) {
+				withTools(t, v, Config{Balance: balance, DropInvalid: true}, func(p *Mode, c *counting) {
 					flows.Apply(t, p, tab, nil)
 					c.restores = 0
 					for _, how := range [][]table.Key{nil, {}, flows.Changes(table.New(), tab)} {
@@ -85,11 +85,11 @@ func (c *counting) Save(ctx context.Context, table string, chain func(string), r
 }
 
 // withTools is inside, for both families with what counts those of IPv4.
-func withTools(t testing.TB, v Variant, cfg Config, f func(*Plane, *counting)) {
+func withTools(t testing.TB, v Variant, cfg Config, f func(*Mode, *counting)) {
 	t.Helper()
 	testbed.NewNetwork(t).Outside("host").Do(func() {
 		c := &counting{}
-		p, err := newPlane(cfg, func(fam svc.Family) (tool, error) {
+		p, err := newMode(cfg, func(fam svc.Family) (tool, error) {
 			k, err := toolFor(v, fam)
 			if fam == svc.IPv6 {
 				return k, err
@@ -113,7 +113,7 @@ func TestRefusedFrontendIsIsolated(t *testing.T) {
 			ports = append(ports, flows.Port(fmt.Sprintf("s%02d", i), "", svc.IPv4, svc.TCP,
 				table.Frontend{Addr: flows.AP(fmt.Sprintf("10.96.0.%d:80", i+1)), Endpoints: flows.Endpoints("10.0.0.1:80")}))
 		}
-		withTools(t, v, Config{}, func(p *Plane, k *counting) {
+		withTools(t, v, Config{}, func(p *Mode, k *counting) {
 			flows.Apply(t, p, table.New(), nil)
 			for _, how := range [][]table.Key{nil, flows.Changes(table.New(), table.New(ports...))} {
 				k.refuse = "-d 10.96.0.43/32 -p tcp"
@@ -132,7 +132,7 @@ func TestRefusedFrontendIsIsolated(t *testing.T) {
 			other := *ports[42]
 			other.Frontends = []table.Frontend{{Addr: flows.AP("10.96.0.43:80"), Endpoints: flows.Endpoints("10.0.0.66:80")}}
 			k.refuse = "10.0.0.66"
-			var refused *dataplane.Refused
+			var refused *dataplane.Rejected
 			if err := p.Apply(t.Context(), table.New(&other), []table.Key{other.Key()}); !errors.As(err, &refused) || refused.Ports[other.Key()] == nil || len(refused.Ports) != 1 {
 				t.Errorf("%v, want that default/s42 alone was refused", err)
 			}
@@ -157,7 +157,7 @@ func TestRefusedFrontendIsIsolated(t *testing.T) {
 // A change asks for nothing but itself.
 func TestWorkFollowsChange(t *testing.T) {
 	variants(t, func(t *testing.T, v Variant) {
-		withTools(t, v, Config{}, func(p *Plane, k *counting) {
+		withTools(t, v, Config{}, func(p *Mode, k *counting) {
 			ports := flows.Large(1000, 10)
 			flows.Apply(t, p, table.New(ports...), nil)
 			next := *ports[500]
@@ -196,7 +196,7 @@ func TestForwardPolicyDrop(t *testing.T) {
 // While a local endpoint goes, a packet to itself that met the rules of before
 // is still masqueraded.
 func TestHairpinGoesLast(t *testing.T) {
-	withTools(t, NFT, Config{}, func(p *Plane, k *counting) {
+	withTools(t, NFT, Config{}, func(p *Mode, k *counting) {
 		web := func(to ...string) *table.ServicePort {
 			return flows.Port("web", "", svc.IPv4, svc.TCP, table.Frontend{Addr: flows.AP("10.96.0.1:80"), Endpoints: flows.Endpoints(to...)})
 		}
@@ -221,14 +221,14 @@ func (w watching) Restore(ctx context.Context, input []byte) error {
 }
 
 func empty(cfg Config) flows.Inside {
-	return func(t testing.TB, f func(dataplane.Plane)) { inside(t, cfg, func(p *Plane) { f(p) }) }
+	return func(t testing.TB, f func(dataplane.Applier)) { inside(t, cfg, func(p *Mode) { f(p) }) }
 }
 
 // From any state to any other the kernel has what a fresh start would give.
 func TestRandomWalk(t *testing.T) {
 	variants(t, func(t *testing.T, v Variant) {
 		for _, cfg := range []Config{{Variant: v}, {Variant: v, Balance: dataplane.RoundRobin, DropInvalid: true}} {
-			flows.RandomWalk(t, 60, flows.States(10), empty(cfg), func() dataplane.Plane {
+			flows.RandomWalk(t, 60, flows.States(10), empty(cfg), func() dataplane.Applier {
 				next, err := New(cfg)
 				if err != nil {
 					t.Fatal(err)
@@ -245,7 +245,7 @@ func TestFaultsConverge(t *testing.T) {
 	variants(t, func(t *testing.T, v Variant) {
 		tabs := flows.States(10)
 		want := flows.Fresh(t, empty(Config{Variant: v}), tabs)
-		withTools(t, v, Config{}, func(p *Plane, k *counting) {
+		withTools(t, v, Config{}, func(p *Mode, k *counting) {
 			r := rand.New(rand.NewPCG(3, 4))
 			injected := 0
 			k.fail = func() error {

@@ -288,7 +288,7 @@ func (l *layout) baseFilter(set *dataplane.Settings, m, r, both string, emit fun
 	}
 	filter(chainDrop, append(count(drops.Dropped), "", "-j DROP")...)
 	filter(chainRefuse, slices.Concat(
-		[]string{"-m mark --mark " + both + "/" + both + " ", "-g " + chainDrop}, count(drops.Refused),
+		[]string{"-m mark --mark " + both + "/" + both + " ", "-g " + chainDrop}, count(drops.Rejected),
 		[]string{"-p tcp ", "-j REJECT --reject-with tcp-reset", "", "-j REJECT --reject-with " + l.refusal})...)
 	refuse := []string{"-m mark --mark " + r + "/" + r + " ", "-g " + chainRefuse}
 	// What is sent to the addresses of Services, but to none that there is,

@@ -13,8 +13,8 @@ var update = flag.Bool("update", false, "write the golden files")
 
 func TestMain(m *testing.M) { testbed.Main(m) }
 
-// inside makes an empty network namespace and runs f there, with a Plane.
-func inside(t testing.TB, cfg Config, f func(p *Plane)) {
+// inside makes an empty network namespace and runs f there, with an Applier.
+func inside(t testing.TB, cfg Config, f func(p *Mode)) {
 	t.Helper()
 	testbed.NewNetwork(t).Outside("host").Do(func() {
 		p, err := New(cfg)

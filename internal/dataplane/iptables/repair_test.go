@@ -36,7 +36,7 @@ func TestRepair(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			variants(t, func(t *testing.T, v Variant) {
-				inside(t, Config{Variant: v}, func(p *Plane) {
+				inside(t, Config{Variant: v}, func(p *Mode) {
 					flows.Repair(t, p, flows.EveryField(), func() {
 						flows.Command(t, "*"+c.table+"\n"+c.do+"\nCOMMIT\n", restoreProgram(v), "--noflush")
 					}, c.say)
@@ -59,7 +59,7 @@ func (r respelling) Save(ctx context.Context, table string, chain func(string), 
 // Another spelling of the same is nothing to repair, for ever; real damage to
 // the same chain is.
 func TestOtherSpellings(t *testing.T) {
-	withTools(t, NFT, Config{}, func(p *Plane, c *counting) {
+	withTools(t, NFT, Config{}, func(p *Mode, c *counting) {
 		c.tool = respelling{c.tool}
 		tab := flows.EveryField()
 		for i := range 4 {
@@ -101,7 +101,7 @@ func (m *meddling) Restore(ctx context.Context, input []byte) error {
 func TestRulesRemovedWhileWritten(t *testing.T) {
 	for _, v := range []Variant{NFT, Legacy} {
 		t.Run(string(v), func(t *testing.T) {
-			withTools(t, v, Config{}, func(p *Plane, c *counting) {
+			withTools(t, v, Config{}, func(p *Mode, c *counting) {
 				tab := flows.EveryField()
 				flows.Apply(t, p, tab, nil)
 				want := flows.Dump(t, p)
@@ -154,7 +154,7 @@ func saved(t *testing.T, v Variant) string {
 // away no more than was written.
 func TestNeighboursAreLeftAlone(t *testing.T) {
 	variants(t, func(t *testing.T, v Variant) {
-		inside(t, Config{Variant: v}, func(p *Plane) {
+		inside(t, Config{Variant: v}, func(p *Mode) {
 			flows.Command(t, neighbour, restoreProgram(v), "--noflush")
 			before := saved(t, v)
 			for _, tab := range []*table.Table{flows.EveryField(), table.New(), flows.EveryField()} {
@@ -277,7 +277,7 @@ func TestChoose(t *testing.T) {
 }
 
 func TestApplyStopsWithItsContext(t *testing.T) {
-	inside(t, Config{}, func(p *Plane) { flows.StopsWithItsContext(t, p, "-d 10.96.0.10/32") })
+	inside(t, Config{}, func(p *Mode) { flows.StopsWithItsContext(t, p, "-d 10.96.0.10/32") })
 }
 
 func TestConfigIsChecked(t *testing.T) {

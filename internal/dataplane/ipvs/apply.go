@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// family is the half of a Plane for one address family.
+// family is the half of a Mode for one address family.
 type family struct {
 	layout *layout
 	rules  *rules
@@ -45,7 +45,7 @@ func (f *family) apply(ctx context.Context, k kernel, t *table.Table, changed []
 	if changed == nil || f.mustBeFull(t) {
 		return f.fail(f.full(ctx, k, t))
 	}
-	var refused dataplane.Refusals
+	var refused dataplane.Rejections
 	touched := f.state.claims.Take(t, f.layout.family, changed, mode, &refused)
 	if len(touched) == 0 {
 		return refused.Err()
@@ -66,7 +66,7 @@ func (f *family) apply(ctx context.Context, k kernel, t *table.Table, changed []
 
 // fail says which family an error is of.
 func (f *family) fail(err error) error {
-	var refused *dataplane.Refused
+	var refused *dataplane.Rejected
 	if err == nil || errors.As(err, &refused) {
 		return err
 	}
@@ -74,7 +74,7 @@ func (f *family) fail(err error) error {
 }
 
 // plan plans the frontends touched.
-func (f *family) plan(touched dataplane.Touched, e *edit, refused *dataplane.Refusals) []error {
+func (f *family) plan(touched dataplane.Touched, e *edit, refused *dataplane.Rejections) []error {
 	var errs []error
 	for _, k := range slices.SortedFunc(maps.Keys(touched), dataplane.FrontKey.Compare) {
 		p, fr := f.state.claims.Wanted(k)
@@ -110,7 +110,7 @@ func (f *family) full(ctx context.Context, k kernel, t *table.Table) error {
 		return err
 	}
 	f.state = newState(f.layout, dataplane.SettingsOf(t, f.layout.family), k.elsewhere, marked(found.elements))
-	var refused dataplane.Refusals
+	var refused dataplane.Rejections
 	e := newEdit()
 	touched := f.state.claims.Take(t, f.layout.family, nil, mode, &refused)
 	errs := f.plan(touched, e, &refused)
@@ -200,7 +200,7 @@ func (f *family) readServers(k kernel, found, before *stored, e *edit) error {
 // write brings the kernel to what the state wants, as far as e says it may
 // differ. What is added comes before what leads there, and what leads there
 // goes before it.
-func (f *family) write(k kernel, e *edit, touched dataplane.Touched, refused *dataplane.Refusals) []error {
+func (f *family) write(k kernel, e *edit, touched dataplane.Touched, refused *dataplane.Rejections) []error {
 	adds, dels := f.difference(e)
 	var errs []error
 	note := func(err error) {
@@ -285,7 +285,7 @@ func (f *family) note(e element, there bool) {
 
 // addresses binds or unbinds addresses. Where that fails, the frontends touched
 // with the address are refused.
-func (f *family) addresses(do func([]netip.Addr) map[netip.Addr]error, list []ipset.Element, there bool, touched dataplane.Touched, refused *dataplane.Refusals) []error {
+func (f *family) addresses(do func([]netip.Addr) map[netip.Addr]error, list []ipset.Element, there bool, touched dataplane.Touched, refused *dataplane.Rejections) []error {
 	if len(list) == 0 {
 		return nil
 	}
@@ -316,7 +316,7 @@ func (f *family) addresses(do func([]netip.Addr) map[netip.Addr]error, list []ip
 
 // send makes changes of virtual servers. What is refused is read again by the
 // next Apply.
-func (f *family) send(k kernel, c *changes, touched dataplane.Touched, refused *dataplane.Refusals) []error {
+func (f *family) send(k kernel, c *changes, touched dataplane.Touched, refused *dataplane.Rejections) []error {
 	if len(c.list) == 0 {
 		return nil
 	}
@@ -335,7 +335,7 @@ func (f *family) send(k kernel, c *changes, touched dataplane.Touched, refused *
 }
 
 // drain removes endpoints that are gone and have no connections left.
-func (f *family) drain(k kernel, keys []ipvs.Key, touched dataplane.Touched, refused *dataplane.Refusals) []error {
+func (f *family) drain(k kernel, keys []ipvs.Key, touched dataplane.Touched, refused *dataplane.Rejections) []error {
 	c := &changes{}
 	for _, key := range keys {
 		v := f.stored.servers[key]

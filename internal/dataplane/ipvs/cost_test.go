@@ -149,12 +149,12 @@ func TestCostFollowsTheChange(t *testing.T) {
 func costs(t *testing.T, n int) string {
 	const endpoints = 3
 	var out strings.Builder
-	inside(t, func(p dataplane.Plane) {
+	inside(t, func(p dataplane.Applier) {
 		ports := manyPorts(n, endpoints)
 		flows.Apply(t, p, with(ports), nil)
-		c := &counting{kernel: p.(*Plane).kernel}
-		p.(*Plane).kernel = c
-		for _, f := range p.(*Plane).families {
+		c := &counting{kernel: p.(*Mode).kernel}
+		p.(*Mode).kernel = c
+		for _, f := range p.(*Mode).families {
 			f.rules.tool = countingTool{f.rules.tool, c}
 		}
 		id := 60000
@@ -185,7 +185,7 @@ func costs(t *testing.T, n int) string {
 			slices.Sort(c.notes)
 			fmt.Fprintf(&out, "%s\n  %s\n", step.name, strings.Join(c.notes, "\n  "))
 		}
-		p.(*Plane).kernel = c.kernel
+		p.(*Mode).kernel = c.kernel
 		if d := flows.Dump(t, p); strings.Contains(d, "10.96.234.96") {
 			t.Error("the Service that went is still there")
 		}
@@ -203,7 +203,7 @@ func BenchmarkLoadAndAudit(b *testing.B) {
 	for _, n := range sizes {
 		b.Run(fmt.Sprintf("%dx10", n), func(b *testing.B) {
 			tab := with(manyPorts(n, 10))
-			inside(b, func(p dataplane.Plane) {
+			inside(b, func(p dataplane.Applier) {
 				b.ReportMetric(0, "ns/op")
 				// The second one compares everything and finds nothing to do, which
 				// may take longer the more there is.
@@ -230,7 +230,7 @@ func benchmarkChange(b *testing.B, one, other func() *table.ServicePort) {
 				}
 			}
 			changed := []table.Key{one().Key()}
-			inside(b, func(p dataplane.Plane) {
+			inside(b, func(p dataplane.Applier) {
 				flows.Apply(b, p, tabs[1], nil)
 				var took []time.Duration
 				for i := 0; b.Loop(); i++ {

@@ -10,10 +10,10 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/ipvs"
 )
 
-// Dump is dataplane.Plane's: our virtual servers, sets and rules. The same Table
+// Dump is dataplane.Applier's: our virtual servers, sets and rules. The same Table
 // gives the same text, however it was reached; marks, which do not, are told by
 // the frontends that they are of.
-func (p *Plane) Dump(ctx context.Context) (string, error) {
+func (p *Mode) Dump(ctx context.Context) (string, error) {
 	if err := p.open(); err != nil {
 		return "", err
 	}
@@ -87,4 +87,4 @@ func (v *virtual) text(key ipvs.Key, inside map[uint32][]string) string {
 	return text + "\n" + strings.Join(dests, "")
 }
 
-var _ dataplane.Plane = (*Plane)(nil)
+var _ dataplane.Applier = (*Mode)(nil)

@@ -16,16 +16,16 @@ import (
 // From row to row only what differs is changed, as in the life of a node:
 // TestRandomWalk shows that a full comparison leads to the same.
 func TestFlows(t *testing.T) {
-	flows.Run(t, mode, func(t testing.TB, h *testbed.Host) dataplane.Plane {
-		return &byChanges{Plane: create("")(t, h).(*Plane)}
+	flows.Run(t, mode, func(t testing.TB, h *testbed.Host) dataplane.Applier {
+		return &byChanges{Mode: create("")(t, h).(*Mode)}
 	})
 }
 
-// byChanges tells a Plane what differs from the Table before. The connections of
+// byChanges tells an Applier what differs from the Table before. The connections of
 // the row before, which clients have closed, have ended by then: a Service with
 // open ones would leave its address behind.
 type byChanges struct {
-	*Plane
+	*Mode
 	last *table.Table
 }
 
@@ -36,7 +36,7 @@ func (b *byChanges) Apply(ctx context.Context, t *table.Table, changed []table.K
 	if b.last != nil && changed == nil {
 		changed = flows.Changes(b.last, t)
 	}
-	err := b.Plane.Apply(ctx, t, changed)
+	err := b.Mode.Apply(ctx, t, changed)
 	if b.last = t; err != nil {
 		b.last = nil
 	}
@@ -61,7 +61,7 @@ func (b *byChanges) open() bool {
 // end UDP flows are forgotten soon. With them goes what connection tracking
 // knows, which other stories ask for.
 func TestStories(t *testing.T) {
-	flows.Stories(t, func(t testing.TB, _ *testbed.Host) dataplane.Plane {
+	flows.Stories(t, func(t testing.TB, _ *testbed.Host) dataplane.Applier {
 		t.Helper()
 		cfg := Config{Variant: legacy, ServiceCIDRs: serviceCIDRs}
 		if strings.Contains(t.Name(), "affinity_ends_with_its_time") {

@@ -22,7 +22,7 @@ import (
 // DefaultScheduler is kube-proxy's.
 const DefaultScheduler = "rr"
 
-// Config is what a Plane needs to know; the zero value is usable.
+// Config is what a Mode needs to know; the zero value is usable.
 type Config struct {
 	// Variant is the iptables that the few rules are written with.
 	Variant iptables.Variant
@@ -92,15 +92,15 @@ func (c *Config) checkExcluded() error {
 	return nil
 }
 
-// tool is what the Plane needs of iptables.Tool.
+// tool is what the Mode needs of iptables.Tool.
 type tool interface {
 	Restore(ctx context.Context, input []byte) error
 	SaveAll(ctx context.Context, chain func(table, name string), rule func(table, chain, line string)) error
 }
 
-// Plane is a dataplane.Plane. It works in the network namespace of the thread that
+// Mode is a dataplane.Applier. It works in the network namespace of the thread that
 // calls its first Apply.
-type Plane struct {
+type Mode struct {
 	cfg      Config
 	families []*family
 	kernel   kernel
@@ -108,12 +108,12 @@ type Plane struct {
 	lost     *drops.IPSets
 }
 
-// New returns a Plane. It changes nothing in the kernel yet.
-func New(cfg Config) (*Plane, error) {
+// New returns a Mode. It changes nothing in the kernel yet.
+func New(cfg Config) (*Mode, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	p := &Plane{cfg: cfg, lost: drops.NewIPSets(counted)}
+	p := &Mode{cfg: cfg, lost: drops.NewIPSets(counted)}
 	for _, f := range iptables.Families() {
 		t, err := iptables.New(cfg.Variant, f)
 		if err != nil {
@@ -125,7 +125,7 @@ func New(cfg Config) (*Plane, error) {
 }
 
 // open opens what speaks to the kernel, in the namespace of this thread.
-func (p *Plane) open() error {
+func (p *Mode) open() error {
 	if p.kernel != nil {
 		return nil
 	}
@@ -141,7 +141,7 @@ func (p *Plane) open() error {
 }
 
 // Close releases the sockets. What was written stays and goes on working.
-func (p *Plane) Close() error {
+func (p *Mode) Close() error {
 	if p.kernel == nil {
 		return nil
 	}
@@ -153,18 +153,18 @@ func (p *Plane) Close() error {
 	return err
 }
 
-// Lost is dataplane.Counter's.
-func (p *Plane) Lost(ctx context.Context) ([]dataplane.Lost, error) { return p.lost.Lost(ctx) }
+// Drops is dataplane.Counter's.
+func (p *Mode) Drops(ctx context.Context) ([]dataplane.DropCount, error) { return p.lost.Drops(ctx) }
 
 // Repaired says what the last Apply with changed nil found missing or foreign
 // and put right, one line each. The first Apply of a process repairs nothing:
 // it only brings up to date what an earlier one left.
-func (p *Plane) Repaired() []string { return p.repaired }
+func (p *Mode) Repaired() []string { return p.repaired }
 
 // NodeAddresses are the addresses of this node, in order: all that its interfaces
 // have, without the virtual IPs, on which no node port is to answer. It has the
 // same caller as Apply.
-func (p *Plane) NodeAddresses() ([]netip.Addr, error) {
+func (p *Mode) NodeAddresses() ([]netip.Addr, error) {
 	if err := p.open(); err != nil {
 		return nil, err
 	}
@@ -174,8 +174,8 @@ func (p *Plane) NodeAddresses() ([]netip.Addr, error) {
 	return p.kernel.others(), nil
 }
 
-// Apply is dataplane.Plane's.
-func (p *Plane) Apply(ctx context.Context, t *table.Table, changed []table.Key) error {
+// Apply is dataplane.Applier's.
+func (p *Mode) Apply(ctx context.Context, t *table.Table, changed []table.Key) error {
 	if err := p.open(); err != nil {
 		return err
 	}
@@ -204,7 +204,7 @@ func (p *Plane) Apply(ctx context.Context, t *table.Table, changed []table.Key) 
 	return dataplane.Both(errs...)
 }
 
-// kernel is what the Plane needs of the kernel besides iptables.
+// kernel is what the Mode needs of the kernel besides iptables.
 type kernel interface {
 	close() error
 	services(f func(ipvs.Service)) error

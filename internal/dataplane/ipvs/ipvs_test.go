@@ -24,7 +24,7 @@ import (
 
 // The text of everything the mode writes.
 func TestDump(t *testing.T) {
-	inside(t, func(p dataplane.Plane) {
+	inside(t, func(p dataplane.Applier) {
 		flows.Apply(t, p, flows.EveryField(), nil)
 		flows.Golden(t, *update, "dump.txt", flows.Dump(t, p))
 	})
@@ -33,7 +33,7 @@ func TestDump(t *testing.T) {
 // Whatever way leads to a Table, and however many processes, the kernel has
 // what a fresh start gives.
 func TestRandomWalk(t *testing.T) {
-	flows.RandomWalk(t, 25, flows.States(1)[7:], inside, func() dataplane.Plane { return create("")(t, nil) })
+	flows.RandomWalk(t, 25, flows.States(1)[7:], inside, func() dataplane.Applier { return create("")(t, nil) })
 }
 
 func TestOneBadPort(t *testing.T) {
@@ -141,23 +141,23 @@ func (f failingTool) Restore(ctx context.Context, input []byte) error {
 	return f.tool.Restore(ctx, input)
 }
 
-// faulty is a Plane that fails but in its Dump, which the test looks at.
+// faulty is an Applier that fails but in its Dump, which the test looks at.
 type faulty struct {
-	*Plane
+	*Mode
 	off *bool
 }
 
 func (f faulty) Dump(ctx context.Context) (string, error) {
 	*f.off = true
 	defer func() { *f.off = false }()
-	return f.Plane.Dump(ctx)
+	return f.Mode.Dump(ctx)
 }
 
 func TestFaults(t *testing.T) {
 	tabs := flows.States(1)[10:]
 	want := flows.Fresh(t, inside, tabs)
-	inside(t, func(p dataplane.Plane) {
-		one := p.(*Plane)
+	inside(t, func(p dataplane.Applier) {
+		one := p.(*Mode)
 		if err := one.open(); err != nil {
 			t.Fatal(err)
 		}
@@ -173,11 +173,11 @@ func TestFaults(t *testing.T) {
 // What somebody else removes or adds is put right by the next full Apply, which
 // names it.
 func TestRepair(t *testing.T) {
-	inside(t, func(p dataplane.Plane) {
+	inside(t, func(p dataplane.Applier) {
 		tab := flows.EveryField()
 		flows.Apply(t, p, tab, nil)
 		before := flows.Dump(t, p)
-		k := p.(*Plane).kernel
+		k := p.(*Mode).kernel
 		web := ipvs.Service{Key: ipvs.AddressKey(svc.TCP, flows.AP("10.96.0.10:80")), Scheduler: DefaultScheduler}
 		send := func(v verb, d ipvs.Dest) {
 			if refused, err := k.send(&changes{[]change{{verb: v, service: web, dest: d}}}); err != nil || len(refused) > 0 {
@@ -220,11 +220,11 @@ func TestRepair(t *testing.T) {
 			if d := cmp.Diff(before, flows.Dump(t, p)); d != "" {
 				t.Fatalf("%s: (-before +repaired):\n%s", c.name, d)
 			}
-			if r := strings.Join(p.(*Plane).Repaired(), "\n"); !strings.Contains(r, c.say) {
+			if r := strings.Join(p.(*Mode).Repaired(), "\n"); !strings.Contains(r, c.say) {
 				t.Errorf("%s: Repaired says\n%s\nwant %q", c.name, r, c.say)
 			}
 			flows.Apply(t, p, tab, nil)
-			if r := p.(*Plane).Repaired(); len(r) > 0 {
+			if r := p.(*Mode).Repaired(); len(r) > 0 {
 				t.Errorf("%s: repaired again: %q", c.name, r)
 			}
 		}
@@ -250,13 +250,13 @@ func (m *meddling) Restore(ctx context.Context, input []byte) error {
 // Rules that somebody removes while they are written are not taken for what was
 // written, but put back.
 func TestRulesRemovedWhileWritten(t *testing.T) {
-	inside(t, func(p dataplane.Plane) {
+	inside(t, func(p dataplane.Applier) {
 		tab := flows.EveryField()
 		want := flows.Fresh(t, inside, []*table.Table{tab})[0]
 		for _, damage := range [][]string{
 			{"iptables-legacy", "-t", "nat", "-F", "FAIRLEADVS-POSTROUTING"}, {"iptables-legacy", "-F", "INPUT"},
 		} {
-			f := p.(*Plane).families[0]
+			f := p.(*Mode).families[0]
 			real := f.rules.tool
 			f.rules.tool = &meddling{real, func() { flows.Command(t, "", damage...) }}
 			f.rules.printed = nil
@@ -303,7 +303,7 @@ func everything(t *testing.T) string {
 // Other people's virtual servers, sets and rules stay, and Cleanup takes away no
 // more than was written.
 func TestNeighboursAreLeftAlone(t *testing.T) {
-	inside(t, func(p dataplane.Plane) {
+	inside(t, func(p dataplane.Applier) {
 		k, err := openKernel()
 		if err != nil {
 			t.Fatal(err)
@@ -353,7 +353,7 @@ func TestWhoseAddress(t *testing.T) {
 		}
 		own, others := one("own", "203.0.113.5:80"), one("others", "198.51.100.1:80")
 		err = p.Apply(t.Context(), table.New(own, others), nil)
-		var refused *dataplane.Refused
+		var refused *dataplane.Rejected
 		if !errors.As(err, &refused) || len(refused.Ports) != 1 || !strings.Contains(err.Error(), "default/others") || !strings.Contains(err.Error(), "--ipvs-exclude-cidrs") {
 			t.Errorf("Apply = %v, want default/others refused", err)
 		}
@@ -384,7 +384,7 @@ func TestOneServerOfTwoFrontends(t *testing.T) {
 	if !strings.Contains(want[3], "10.244.1.3:80 weight 1") || strings.Contains(want[3], "10.244.1.2:80 weight") {
 		t.Fatalf("the external IP should be first:\n%s", want[3])
 	}
-	inside(t, func(p dataplane.Plane) {
+	inside(t, func(p dataplane.Applier) {
 		flows.Apply(t, p, tabs[0], nil)
 		for at, step := 0, 0; step < 8; step++ {
 			next := []int{1, 3, 2, 3, 1, 0, 2, 0}[step]
@@ -418,7 +418,7 @@ func TestConfigIsChecked(t *testing.T) {
 }
 
 func TestApplyStopsWithItsContext(t *testing.T) {
-	inside(t, func(p dataplane.Plane) { flows.StopsWithItsContext(t, p, "tcp 10.96.0.10:80") })
+	inside(t, func(p dataplane.Applier) { flows.StopsWithItsContext(t, p, "tcp 10.96.0.10:80") })
 }
 
 // The mode works on this kernel, has all schedulers, and the probe leaves
@@ -442,10 +442,10 @@ func TestProbe(t *testing.T) {
 // The virtual IPs are addresses of this machine, but not of the node: node ports
 // that answered on each of them would be as many again as there are Services.
 func TestNodeAddresses(t *testing.T) {
-	inside(t, func(p dataplane.Plane) {
+	inside(t, func(p dataplane.Applier) {
 		addresses := func() []netip.Addr {
 			t.Helper()
-			list, err := p.(*Plane).NodeAddresses()
+			list, err := p.(*Mode).NodeAddresses()
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -176,7 +176,7 @@ func (l *layout) chains(table string) []chain {
 			{chainNobody, []string{
 				match(setDrop, "dst,dst") + "-g " + chainDrop,
 				match(setLeaving, "dst,dst") + match(setOuter, "dst") + not(setCluster, "dst") + "-g " + chainDrop,
-				counted.Rule(l.family, drops.Refused),
+				counted.Rule(l.family, drops.Rejected),
 			}},
 			{chainDrop, []string{counted.Rule(l.family, drops.Dropped), "-j DROP"}},
 		}
@@ -214,7 +214,7 @@ func (l *layout) chains(table string) []chain {
 		{chainInput, in},
 		{chainOutput, out},
 		{chainForward, forward},
-		{chainRefuse, []string{counted.Rule(l.family, drops.Refused), "-p tcp -j REJECT --reject-with tcp-reset", "-j REJECT --reject-with " + l.refusal}},
+		{chainRefuse, []string{counted.Rule(l.family, drops.Rejected), "-p tcp -j REJECT --reject-with tcp-reset", "-j REJECT --reject-with " + l.refusal}},
 	}
 }
 

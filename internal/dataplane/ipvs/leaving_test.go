@@ -85,13 +85,13 @@ func TestDeletedServiceKeepsConnections(t *testing.T) {
 	closed("without the Service")
 	e.Apply(t, none, nil)
 	alive("after a full comparison")
-	if r := e.Plane.(*Plane).Repaired(); len(r) > 0 {
+	if r := e.Dataplane.(*Mode).Repaired(); len(r) > 0 {
 		t.Errorf("it repaired %q", r)
 	}
-	if err := e.Plane.Close(); err != nil {
+	if err := e.Dataplane.Close(); err != nil {
 		t.Error(err)
 	}
-	e.Node.Do(func() { e.Plane = create("rr")(t, e.Node) })
+	e.Node.Do(func() { e.Dataplane = create("rr")(t, e.Node) })
 	e.Apply(t, none, nil)
 	alive("after a restart")
 	closed("after a restart")

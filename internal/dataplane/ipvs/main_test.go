@@ -24,7 +24,7 @@ const legacy = iptables.Legacy
 
 // create makes Planes with a scheduler.
 func create(scheduler string) flows.Factory {
-	return func(t testing.TB, _ *testbed.Host) dataplane.Plane {
+	return func(t testing.TB, _ *testbed.Host) dataplane.Applier {
 		t.Helper()
 		p, err := New(Config{Variant: legacy, Scheduler: scheduler, ServiceCIDRs: serviceCIDRs})
 		if err != nil {
@@ -34,8 +34,8 @@ func create(scheduler string) flows.Factory {
 	}
 }
 
-// inside makes an empty network namespace and runs f there, with a Plane.
-func inside(t testing.TB, f func(p dataplane.Plane)) {
+// inside makes an empty network namespace and runs f there, with an Applier.
+func inside(t testing.TB, f func(p dataplane.Applier)) {
 	t.Helper()
 	testbed.NewNetwork(t).Outside("host").Do(func() {
 		p := create("")(t, nil)

@@ -9,7 +9,7 @@ import (
 )
 
 // prepare makes the device and sets what the whole node needs.
-func (p *Plane) prepare() error {
+func (p *Mode) prepare() error {
 	if err := p.kernel.ensureDevice(); err != nil {
 		return fmt.Errorf("ipvs: %w", err)
 	}
@@ -24,7 +24,7 @@ func (p *Plane) prepare() error {
 	return p.kernel.setTimeouts(p.cfg.Timeouts)
 }
 
-func (p *Plane) sysctls() [][2]string {
+func (p *Mode) sysctls() [][2]string {
 	out := [][2]string{
 		// Connections are known to conntrack, so that they can be masqueraded.
 		{"net/ipv4/vs/conntrack", "1"},

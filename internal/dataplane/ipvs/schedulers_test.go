@@ -207,10 +207,10 @@ func TestLeavingEndpoint(t *testing.T) {
 		t.Errorf("the connection that was open: %v", err)
 	}
 	// A new process finds weight 0, and a wanted endpoint gets its weight back.
-	if err := e.Plane.Close(); err != nil {
+	if err := e.Dataplane.Close(); err != nil {
 		t.Error(err)
 	}
-	e.Node.Do(func() { e.Plane = create("rr")(t, e.Node) })
+	e.Node.Do(func() { e.Dataplane = create("rr")(t, e.Node) })
 	e.Apply(t, table.New(web(e, "", "a b")), nil)
 	if seen := ask(t, e, "c", 6); seen["a"] != 3 || seen["b"] != 3 {
 		t.Errorf("after a restart: %v, want 3 each", seen)
@@ -220,7 +220,7 @@ func TestLeavingEndpoint(t *testing.T) {
 func dumpOf(t *testing.T, e *flows.Env) string {
 	t.Helper()
 	var d string
-	e.Node.Do(func() { d = flows.Dump(t, e.Plane) })
+	e.Node.Do(func() { d = flows.Dump(t, e.Dataplane) })
 	return d
 }
 

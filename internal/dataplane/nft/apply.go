@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// family is the half of a Plane for one address family.
+// family is the half of a Mode for one address family.
 type family struct {
 	layout *layout
 	kernel kernel
@@ -81,7 +81,7 @@ type writer struct {
 	refusals int
 	// refused are the ports that the kernel does not take, errs what else went
 	// wrong.
-	refused dataplane.Refusals
+	refused dataplane.Rejections
 	errs    []error
 }
 
@@ -262,7 +262,7 @@ func (f *family) full(ctx context.Context, t *table.Table, set dataplane.Setting
 		before = f.state
 	}
 	for try := 1; ; try++ {
-		var refused dataplane.Refusals
+		var refused dataplane.Rejections
 		errs := f.compare(ctx, t, set, before, try, &refused)
 		f.doubtful = len(errs) > 0
 		if try == fullAttempts || !slices.ContainsFunc(errs, mismatch) {
@@ -273,7 +273,7 @@ func (f *family) full(ctx context.Context, t *table.Table, set dataplane.Setting
 
 // compare reads what is in the kernel and writes the difference. before is what
 // this process believes to be there.
-func (f *family) compare(ctx context.Context, t *table.Table, set dataplane.Settings, before *state, try int, refused *dataplane.Refusals) []error {
+func (f *family) compare(ctx context.Context, t *table.Table, set dataplane.Settings, before *state, try int, refused *dataplane.Rejections) []error {
 	if err := ctx.Err(); err != nil {
 		return []error{err}
 	}

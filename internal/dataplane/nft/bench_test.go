@@ -29,7 +29,7 @@ func resident(b testing.TB) float64 {
 	return kb / 1024
 }
 
-func benchPlane(b *testing.B, f func(p *Plane)) {
+func benchPlane(b *testing.B, f func(p *Mode)) {
 	b.Helper()
 	testbed.NewNetwork(b).Outside("host").Do(func() {
 		p, err := New(Config{})
@@ -50,7 +50,7 @@ func BenchmarkLoad(b *testing.B) {
 			before := resident(b)
 			for b.Loop() {
 				b.StopTimer()
-				benchPlane(b, func(p *Plane) {
+				benchPlane(b, func(p *Mode) {
 					b.StartTimer()
 					if err := p.Apply(b.Context(), tab, nil); err != nil {
 						b.Fatal(err)
@@ -94,7 +94,7 @@ func BenchmarkChange(b *testing.B) {
 			{"new-service", func(i int) *table.ServicePort { return flows.LargePort(n+i, 10) }},
 		} {
 			b.Run(fmt.Sprintf("%s/%d", c.name, n), func(b *testing.B) {
-				benchPlane(b, func(p *Plane) {
+				benchPlane(b, func(p *Mode) {
 					if err := p.Apply(b.Context(), table.New(ports...), nil); err != nil {
 						b.Fatal(err)
 					}
@@ -103,7 +103,7 @@ func BenchmarkChange(b *testing.B) {
 					for b.Loop() {
 						b.StopTimer()
 						next := c.change(i)
-						// The Plane reads only the changed port of a Table.
+						// The Applier reads only the changed port of a Table.
 						tab := table.New(next)
 						i++
 						b.StartTimer()

@@ -12,10 +12,10 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// Dump is dataplane.Plane's: what is in the kernel now, sorted, without what
+// Dump is dataplane.Applier's: what is in the kernel now, sorted, without what
 // depends on the order of events (slots, keys of map targets, remembered
 // clients). The same Table gives the same text, however it was reached.
-func (p *Plane) Dump(ctx context.Context) (string, error) {
+func (p *Mode) Dump(ctx context.Context) (string, error) {
 	var b strings.Builder
 	for _, f := range p.families {
 		if err := ctx.Err(); err != nil {

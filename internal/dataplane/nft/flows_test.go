@@ -15,7 +15,7 @@ import (
 
 var serviceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")}
 
-func create(t testing.TB, _ *testbed.Host) dataplane.Plane {
+func create(t testing.TB, _ *testbed.Host) dataplane.Applier {
 	t.Helper()
 	p, err := New(Config{ServiceCIDRs: serviceCIDRs, DropInvalid: true})
 	if err != nil {
@@ -31,7 +31,7 @@ func TestStories(t *testing.T) { flows.Stories(t, create) }
 // behaviour 46, D4: in turn, each endpoint as often as every other, and the turns
 // of one frontend are not disturbed by those of another.
 func TestRoundRobin(t *testing.T) {
-	e := flows.NewEnv(t, func(t testing.TB, _ *testbed.Host) dataplane.Plane {
+	e := flows.NewEnv(t, func(t testing.TB, _ *testbed.Host) dataplane.Applier {
 		t.Helper()
 		p, err := New(Config{Balance: dataplane.RoundRobin})
 		if err != nil {

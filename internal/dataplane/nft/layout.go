@@ -141,7 +141,7 @@ func (l *layout) base(localhost bool) []chain {
 		nftables.NewRule(new(nftables.Program).Jump(chainUnserved), "jump unserved"),
 	}
 	out := []chain{
-		{name: chainRefuse, rules: drops.Rules(&l.Header, drops.Refused)},
+		{name: chainRefuse, rules: drops.Rules(&l.Header, drops.Rejected)},
 		{name: chainDrop, rules: drops.Rules(&l.Header, drops.Dropped)},
 		{name: chainServices, rules: l.services()},
 		{name: chainUnserved, rules: l.unserved()},

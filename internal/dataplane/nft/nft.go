@@ -15,7 +15,7 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// Config is what a Plane needs to know; the zero value is usable.
+// Config is what a Mode needs to know; the zero value is usable.
 type Config struct {
 	Balance dataplane.Balance
 	// ServiceCIDRs are the ranges of ClusterIPs. What is sent to an address
@@ -42,7 +42,7 @@ func (c *Config) complete() error {
 	return nil
 }
 
-// kernel is what the Plane needs of nftables.Conn.
+// kernel is what the Mode needs of nftables.Conn.
 type kernel interface {
 	Commit(*nftables.Batch) error
 	Generation() (uint32, error)
@@ -53,22 +53,22 @@ type kernel interface {
 	Close() error
 }
 
-// Plane is a dataplane.Plane. It works in the network namespace in which New was
+// Mode is a dataplane.Applier. It works in the network namespace in which New was
 // called.
-type Plane struct {
+type Mode struct {
 	kernel   *watched
 	families []*family
 	repaired []string
 	lost     *drops.Tables
 }
 
-// New returns a Plane. It does nothing to the kernel's tables yet.
-func New(cfg Config) (*Plane, error) {
+// New returns a Mode. It does nothing to the kernel's tables yet.
+func New(cfg Config) (*Mode, error) {
 	k, err := nftables.Dial()
 	if err != nil {
 		return nil, fmt.Errorf("nft: %w", err)
 	}
-	p, err := newPlane(cfg, k)
+	p, err := newMode(cfg, k)
 	if err == nil {
 		p.lost, err = drops.OpenTables(tableName)
 	}
@@ -79,11 +79,11 @@ func New(cfg Config) (*Plane, error) {
 	return p, nil
 }
 
-func newPlane(cfg Config, k kernel) (*Plane, error) {
+func newMode(cfg Config, k kernel) (*Mode, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	p := &Plane{kernel: &watched{kernel: k}}
+	p := &Mode{kernel: &watched{kernel: k}}
 	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
 		p.families = append(p.families, &family{layout: newLayout(f, &cfg), kernel: p.kernel})
 	}
@@ -91,21 +91,21 @@ func newPlane(cfg Config, k kernel) (*Plane, error) {
 }
 
 // Close releases the connection to the kernel. The tables stay.
-func (p *Plane) Close() error {
+func (p *Mode) Close() error {
 	return errors.Join(p.kernel.Close(), p.lost.Close())
 }
 
-// Lost is dataplane.Counter's.
-func (p *Plane) Lost(ctx context.Context) ([]dataplane.Lost, error) { return p.lost.Lost(ctx) }
+// Drops is dataplane.Counter's.
+func (p *Mode) Drops(ctx context.Context) ([]dataplane.DropCount, error) { return p.lost.Drops(ctx) }
 
 // Repaired says what the last Apply with changed nil found missing or foreign
 // and put right, one line each. The first Apply of a process repairs nothing:
 // it only brings up to date what an earlier one left.
-func (p *Plane) Repaired() []string { return p.repaired }
+func (p *Mode) Repaired() []string { return p.repaired }
 
-// Apply is dataplane.Plane's. A full comparison is made only if somebody else has
+// Apply is dataplane.Applier's. A full comparison is made only if somebody else has
 // changed any table since the last one; the kernel counts changes.
-func (p *Plane) Apply(ctx context.Context, t *table.Table, changed []table.Key) error {
+func (p *Mode) Apply(ctx context.Context, t *table.Table, changed []table.Key) error {
 	full := changed == nil
 	if full {
 		p.repaired = nil
@@ -129,7 +129,7 @@ func (p *Plane) Apply(ctx context.Context, t *table.Table, changed []table.Key) 
 }
 
 // untouched says that the kernel has what this process wrote, for certain.
-func (p *Plane) untouched() bool {
+func (p *Mode) untouched() bool {
 	for _, f := range p.families {
 		if f.state == nil || f.doubtful || f.unswept {
 			return false
@@ -139,7 +139,7 @@ func (p *Plane) untouched() bool {
 }
 
 // differing are the keys of ports that are not those last written.
-func (p *Plane) differing(t *table.Table) []table.Key {
+func (p *Mode) differing(t *table.Table) []table.Key {
 	keys := []table.Key{}
 	for q := range t.All() {
 		for _, f := range p.families {

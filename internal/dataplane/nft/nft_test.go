@@ -25,8 +25,8 @@ var update = flag.Bool("update", false, "write the golden files")
 
 func TestMain(m *testing.M) { testbed.Main(m) }
 
-// inside makes an empty network namespace and runs f there, with a Plane.
-func inside(t testing.TB, cfg Config, f func(p *Plane)) {
+// inside makes an empty network namespace and runs f there, with an Applier.
+func inside(t testing.TB, cfg Config, f func(p *Mode)) {
 	t.Helper()
 	testbed.NewNetwork(t).Outside("host").Do(func() {
 		p, err := New(cfg)
@@ -40,7 +40,7 @@ func inside(t testing.TB, cfg Config, f func(p *Plane)) {
 
 // The mode works on this kernel, says so by itself, and leaves nothing.
 func TestProbe(t *testing.T) {
-	inside(t, Config{}, func(*Plane) {
+	inside(t, Config{}, func(*Mode) {
 		if err := Probe(); err != nil {
 			t.Fatal(err)
 		}
@@ -53,7 +53,7 @@ func TestProbe(t *testing.T) {
 // An administrator reads names, addresses and ports, and our own dump says the
 // same in the project's words.
 func TestReadable(t *testing.T) {
-	inside(t, Config{ServiceCIDRs: serviceCIDRs, DropInvalid: true}, func(p *Plane) {
+	inside(t, Config{ServiceCIDRs: serviceCIDRs, DropInvalid: true}, func(p *Mode) {
 		flows.Apply(t, p, flows.EveryField(), nil)
 		flows.Golden(t, *update, "dump.txt", flows.Dump(t, p))
 		flows.Golden(t, *update, "ruleset.txt", sortElements(flows.Command(t, "", "nft", "list", "ruleset")))
@@ -103,7 +103,7 @@ func (c *counting) Get(t nftables.Table, set string, keys [][]byte, f func(nftab
 	return c.kernel.Get(t, set, keys, f)
 }
 
-func withKernel(t *testing.T, cfg Config, f func(*Plane, *counting)) {
+func withKernel(t *testing.T, cfg Config, f func(*Mode, *counting)) {
 	t.Helper()
 	testbed.NewNetwork(t).Outside("host").Do(func() {
 		k, err := nftables.Dial()
@@ -111,7 +111,7 @@ func withKernel(t *testing.T, cfg Config, f func(*Plane, *counting)) {
 			t.Fatal(err)
 		}
 		c := &counting{kernel: k}
-		p, err := newPlane(cfg, c)
+		p, err := newMode(cfg, c)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -127,7 +127,7 @@ func TestRefusedFrontendIsIsolated(t *testing.T) {
 		ports = append(ports, flows.Port(fmt.Sprintf("s%02d", i), "", svc.IPv4, svc.TCP,
 			table.Frontend{Addr: flows.AP(fmt.Sprintf("10.96.0.%d:80", i+1)), Endpoints: flows.Endpoints("10.0.0.1:80")}))
 	}
-	withKernel(t, Config{}, func(p *Plane, k *counting) {
+	withKernel(t, Config{}, func(p *Mode, k *counting) {
 		flows.Apply(t, p, table.New(), nil)
 		k.kernel = refusing{k.kernel}
 		err := p.Apply(t.Context(), table.New(ports...), nil)
@@ -160,13 +160,13 @@ func TestRefusedPortsAreNamed(t *testing.T) {
 	for i := range 60 {
 		ports = append(ports, port(i, 1))
 	}
-	withKernel(t, Config{}, func(p *Plane, k *counting) {
+	withKernel(t, Config{}, func(p *Mode, k *counting) {
 		flows.Apply(t, p, table.New(ports...), nil)
 		before := flows.Dump(t, p)
 		k.kernel = refusing{k.kernel}
 		ports[42], ports[43] = port(42, 7), port(43, 2)
 		err := p.Apply(t.Context(), table.New(ports...), []table.Key{ports[42].Key(), ports[43].Key()})
-		var refused *dataplane.Refused
+		var refused *dataplane.Rejected
 		if !errors.As(err, &refused) || len(refused.Ports) != 1 || refused.Ports[ports[42].Key()] == nil {
 			t.Fatalf("%v, want that port s42 alone was refused", err)
 		}
@@ -201,7 +201,7 @@ func (r refusing) Commit(b *nftables.Batch) error {
 
 // The same Table twice is a no-op, and a change asks for nothing but itself.
 func TestWorkFollowsChange(t *testing.T) {
-	withKernel(t, Config{}, func(p *Plane, k *counting) {
+	withKernel(t, Config{}, func(p *Mode, k *counting) {
 		tab := flows.EveryField()
 		flows.Apply(t, p, tab, nil)
 		k.commits, k.dumps = 0, 0
@@ -266,7 +266,7 @@ func TestRepair(t *testing.T) {
 		{"refusal", "delete element ip fairlead targets { 0 }", "an element of map targets was missing"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			inside(t, Config{}, func(p *Plane) {
+			inside(t, Config{}, func(p *Mode) {
 				flows.Repair(t, p, flows.EveryField(), func() { flows.Command(t, c.nft, "nft", "-f", "-") }, c.say)
 			})
 		})
@@ -276,7 +276,7 @@ func TestRepair(t *testing.T) {
 // A change that meets foreign hands on its way does not fail: it looks at
 // everything again.
 func TestChangeMeetsDamage(t *testing.T) {
-	inside(t, Config{}, func(p *Plane) {
+	inside(t, Config{}, func(p *Mode) {
 		tab := flows.EveryField()
 		flows.Apply(t, p, tab, nil)
 		flows.Command(t, "delete element ip fairlead vips { 10.96.0.10 . tcp . 80 }", "nft", "-f", "-")
@@ -302,7 +302,7 @@ const neighbour = `table ip fairlead-not {
 
 // Other programs' tables, and what is written by iptables, stay as they are.
 func TestNeighboursAreLeftAlone(t *testing.T) {
-	inside(t, Config{}, func(p *Plane) {
+	inside(t, Config{}, func(p *Mode) {
 		flows.Command(t, neighbour, "nft", "-f", "-")
 		flows.Apply(t, p, flows.EveryField(), nil)
 		flows.Apply(t, p, table.New(), nil)
@@ -326,7 +326,7 @@ func TestOtherLayoutIsReplaced(t *testing.T) {
 		"table ip fairlead { comment \"fairlead, layout 0\"; map vips { type ipv4_addr : ipv4_addr; }; chain prerouting { type filter hook input priority 5; }; }",
 		"table ip fairlead { }",
 	} {
-		withKernel(t, Config{}, func(p *Plane, k *counting) {
+		withKernel(t, Config{}, func(p *Mode, k *counting) {
 			flows.Command(t, old, "nft", "-f", "-")
 			flows.Apply(t, p, flows.EveryField(), nil)
 			// IPv6, where there was no table, takes three: what is always
@@ -343,18 +343,18 @@ func TestOtherLayoutIsReplaced(t *testing.T) {
 }
 
 func TestApplyStopsWithItsContext(t *testing.T) {
-	inside(t, Config{}, func(p *Plane) { flows.StopsWithItsContext(t, p, "default/web:http") })
+	inside(t, Config{}, func(p *Mode) { flows.StopsWithItsContext(t, p, "default/web:http") })
 }
 
 func empty(cfg Config) flows.Inside {
-	return func(t testing.TB, f func(dataplane.Plane)) { inside(t, cfg, func(p *Plane) { f(p) }) }
+	return func(t testing.TB, f func(dataplane.Applier)) { inside(t, cfg, func(p *Mode) { f(p) }) }
 }
 
 // From any state to any other the kernel has what a fresh start would give.
 func TestRandomWalk(t *testing.T) {
 	for _, balance := range []dataplane.Balance{dataplane.Random, dataplane.RoundRobin} {
 		cfg := Config{Balance: balance}
-		flows.RandomWalk(t, 150, flows.States(0), empty(cfg), func() dataplane.Plane {
+		flows.RandomWalk(t, 150, flows.States(0), empty(cfg), func() dataplane.Applier {
 			next, err := New(cfg)
 			if err != nil {
 				t.Fatal(err)
@@ -369,7 +369,7 @@ func TestRandomWalk(t *testing.T) {
 func TestFaultsConverge(t *testing.T) {
 	tabs := flows.States(0)
 	want := flows.Fresh(t, empty(Config{}), tabs)
-	withKernel(t, Config{}, func(p *Plane, k *counting) {
+	withKernel(t, Config{}, func(p *Mode, k *counting) {
 		r := rand.New(rand.NewPCG(3, 4))
 		injected := 0
 		k.fail = func() error {

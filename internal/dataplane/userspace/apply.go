@@ -20,11 +20,11 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// family is the half of a Plane for one address family.
+// family is the half of a Mode for one address family.
 type family struct {
 	layout *layout
 	cfg    *Config
-	// failing counts endpoints that fail, for the whole Plane.
+	// failing counts endpoints that fail, for both families.
 	failing *atomic.Int64
 	kernel  kernel
 
@@ -63,7 +63,7 @@ func (f *family) apply(ctx context.Context, e *relay.Engine, t *table.Table, cha
 	if changed == nil || f.have == nil || !set.Equal(&f.settings) {
 		return f.full(ctx, o, t, set)
 	}
-	var refused dataplane.Refusals
+	var refused dataplane.Rejections
 	ch := newChange()
 	f.plan(o, t, changed, ch, &refused)
 	err := f.write(ctx, ch.have, ch.want, fitting)
@@ -84,7 +84,7 @@ func (f *family) full(ctx context.Context, o *opener, t *table.Table, set datapl
 		return fmt.Errorf("read what is there: %w", err)
 	}
 	f.settings, o.hints = set, found.ports
-	var refused dataplane.Refusals
+	var refused dataplane.Rejections
 	f.plan(o, t, f.everything(t), newChange(), &refused)
 	want := f.content()
 	f.repaired = f.differences(found, want)
@@ -99,7 +99,7 @@ func mismatch(err error) bool {
 }
 
 // finish does what must wait until the rules are written.
-func (f *family) finish(ctx context.Context, err error, refused *dataplane.Refusals) error {
+func (f *family) finish(ctx context.Context, err error, refused *dataplane.Rejections) error {
 	if err != nil {
 		f.have = nil // in doubt
 		return refused.Err(err)
@@ -117,7 +117,7 @@ func (f *family) finish(ctx context.Context, err error, refused *dataplane.Refus
 }
 
 // plan takes over ports and opens what they need.
-func (f *family) plan(o *opener, t *table.Table, changed []table.Key, ch *change, refused *dataplane.Refusals) {
+func (f *family) plan(o *opener, t *table.Table, changed []table.Key, ch *change, refused *dataplane.Rejections) {
 	touched := f.claims.Take(t, f.layout.family, changed, mode, refused)
 	f.listen(o, changed, ch, refused)
 	f.move(touched, o.hints, ch)
@@ -155,7 +155,7 @@ func (f *family) everything(t *table.Table) []table.Key {
 }
 
 // listen opens and retires the listeners of ports.
-func (f *family) listen(o *opener, changed []table.Key, ch *change, refused *dataplane.Refusals) {
+func (f *family) listen(o *opener, changed []table.Key, ch *change, refused *dataplane.Rejections) {
 	seen := map[table.Key]bool{}
 	for _, k := range changed {
 		if k.Family != f.layout.family || seen[k] {

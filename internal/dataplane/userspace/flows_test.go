@@ -13,7 +13,7 @@ func TestMain(m *testing.M) { testbed.Main(m) }
 
 var serviceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")}
 
-func create(t testing.TB, _ *testbed.Host) dataplane.Plane {
+func create(t testing.TB, _ *testbed.Host) dataplane.Applier {
 	t.Helper()
 	p, err := New(Config{ServiceCIDRs: serviceCIDRs})
 	if err != nil {

@@ -113,7 +113,7 @@ func (l *layout) base(s *dataplane.Settings) []chain {
 		nftables.NewRule(new(nftables.Program).Jump(chainUnserved), "jump unserved"),
 	}
 	return []chain{
-		{name: chainRefuse, rules: drops.Rules(&l.Header, drops.Refused)},
+		{name: chainRefuse, rules: drops.Rules(&l.Header, drops.Rejected)},
 		{name: chainDrop, rules: drops.Rules(&l.Header, drops.Dropped)},
 		{name: chainServices, rules: l.services(s)},
 		{name: chainUnserved, rules: l.unserved()},

@@ -32,7 +32,7 @@ func TestSCTPServiceGetsAnEvent(t *testing.T) {
 		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &name, Protocol: &p, Port: &port})
 	}
 	client := fake.NewClientset(service, slice)
-	p, err := proxy.New(proxy.Options{Client: client, NodeName: "node", Plane: e.Plane, Mode: mode})
+	p, err := proxy.New(proxy.Options{Client: client, NodeName: "node", Dataplane: e.Dataplane, Mode: mode})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -90,10 +90,10 @@ func (l *layout) fits(is *nftables.StoredTable) bool {
 	return len(hooks) == 0 && len(is.Sets) == len(ours)
 }
 
-// Dump is dataplane.Plane's: what is in the kernel now, and where the proxy's ports
+// Dump is dataplane.Applier's: what is in the kernel now, and where the proxy's ports
 // lead, sorted. Ports of the proxy are the only thing in it that differs from
 // one process to the next.
-func (p *Plane) Dump(ctx context.Context) (string, error) {
+func (p *Mode) Dump(ctx context.Context) (string, error) {
 	var b strings.Builder
 	for _, f := range p.families {
 		if err := ctx.Err(); err != nil {

@@ -51,22 +51,22 @@ func TestStepsAndWholeAgree(t *testing.T) {
 		}
 		steps := dump(t, e)
 		e.Apply(t, tableOf(), nil)
-		if got := e.Plane.(*Plane).Repaired(); len(got) != 0 {
+		if got := e.Dataplane.(*Mode).Repaired(); len(got) != 0 {
 			t.Fatalf("step %d: the audit found %q", step, got)
 		}
 		if whole := dump(t, e); whole != steps {
 			t.Fatalf("step %d:\n%s\nafter an audit:\n%s", step, steps, whole)
 		}
-		var fresh dataplane.Plane
+		var fresh dataplane.Applier
 		e.Node.Do(func() { fresh = create(t, e.Node) })
-		if got, want := stepsContent(fresh.(*Plane), tableOf(), t), stepsContent(e.Plane.(*Plane), nil, t); got != want {
+		if got, want := stepsContent(fresh.(*Mode), tableOf(), t), stepsContent(e.Dataplane.(*Mode), nil, t); got != want {
 			t.Fatalf("step %d: from nothing\n%s\nby steps\n%s", step, got, want)
 		}
 		_ = fresh.Close()
 	}
 	now = map[table.Key]*table.ServicePort{}
 	e.Apply(t, tableOf(), nil)
-	for _, f := range e.Plane.(*Plane).families {
+	for _, f := range e.Dataplane.(*Mode).families {
 		if len(f.listeners)+len(f.fronts)+len(f.clusterIPs)+len(f.retired) != 0 {
 			t.Errorf("left behind: %d listeners, %d fronts, %d cluster IPs, %d retired", len(f.listeners), len(f.fronts), len(f.clusterIPs), len(f.retired))
 		}
@@ -75,10 +75,10 @@ func TestStepsAndWholeAgree(t *testing.T) {
 
 var portNumber = regexp.MustCompile(`(port|:)\s?[3-6]\d{4}`)
 
-// stepsContent is what a Plane would have the kernel hold, as text without the
+// stepsContent is what an Applier would have the kernel hold, as text without the
 // numbers of the proxy's ports. With a table it plans that first, over a kernel
 // that holds nothing.
-func stepsContent(p *Plane, tab *table.Table, t *testing.T) string {
+func stepsContent(p *Mode, tab *table.Table, t *testing.T) string {
 	t.Helper()
 	if tab != nil {
 		p.kernel = empty{}
@@ -154,7 +154,7 @@ func randomPort(r *rand.Rand, n int) *table.ServicePort {
 // A fault of the kernel is told, and the next Apply makes up for it.
 func TestFaults(t *testing.T) {
 	e := flows.NewEnv(t, create)
-	p := e.Plane.(*Plane)
+	p := e.Dataplane.(*Mode)
 	tab := web(svc.TCP, at(e.Host("a"), 9376))
 	for n := range 8 {
 		e.Apply(t, table.New(), nil)

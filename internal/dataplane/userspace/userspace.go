@@ -25,7 +25,7 @@ import (
 // mode is this mode's name.
 const mode = "userspace"
 
-// Config is what a Plane needs to know; the zero value is usable.
+// Config is what a Mode needs to know; the zero value is usable.
 type Config struct {
 	// Random chooses endpoints at random rather than in turn (behaviour 39).
 	Random bool
@@ -77,7 +77,7 @@ func (c *Config) complete() error {
 	return nil
 }
 
-// kernel is what the Plane needs of nftables.Conn.
+// kernel is what the Mode needs of nftables.Conn.
 type kernel interface {
 	Commit(*nftables.Batch) error
 	nftables.Dumper
@@ -85,9 +85,9 @@ type kernel interface {
 	Close() error
 }
 
-// Plane is a dataplane.Plane. It works in the network namespace in which it is
+// Mode is a dataplane.Applier. It works in the network namespace in which it is
 // called. Unlike what other modes write, its connections end with the process.
-type Plane struct {
+type Mode struct {
 	cfg      Config
 	kernel   kernel
 	engine   atomic.Pointer[relay.Engine] // nil before the first Apply
@@ -99,8 +99,8 @@ type Plane struct {
 	closed   bool
 }
 
-// New returns a Plane. It does nothing yet.
-func New(cfg Config) (*Plane, error) {
+// New returns a Mode. It does nothing yet.
+func New(cfg Config) (*Mode, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
@@ -108,7 +108,7 @@ func New(cfg Config) (*Plane, error) {
 	if err != nil {
 		return nil, fmt.Errorf("userspace: %w", err)
 	}
-	p := newPlane(cfg, k)
+	p := newMode(cfg, k)
 	if p.lost, err = drops.OpenTables(tableName); err != nil {
 		_ = k.Close()
 		return nil, fmt.Errorf("userspace: %w", err)
@@ -116,17 +116,17 @@ func New(cfg Config) (*Plane, error) {
 	return p, nil
 }
 
-func newPlane(cfg Config, k kernel) *Plane {
-	p := &Plane{cfg: cfg, kernel: k}
+func newMode(cfg Config, k kernel) *Mode {
+	p := &Mode{cfg: cfg, kernel: k}
 	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
 		p.families = append(p.families, newFamily(f, &p.cfg, &p.failing, k))
 	}
 	return p
 }
 
-// Apply is dataplane.Plane's. Open connections go on whatever happens to their
+// Apply is dataplane.Applier's. Open connections go on whatever happens to their
 // Service; UDP clients of an endpoint that is gone get another one.
-func (p *Plane) Apply(ctx context.Context, t *table.Table, changed []table.Key) error {
+func (p *Mode) Apply(ctx context.Context, t *table.Table, changed []table.Key) error {
 	engine := p.engine.Load()
 	if engine == nil {
 		var err error
@@ -158,7 +158,7 @@ func (p *Plane) Apply(ctx context.Context, t *table.Table, changed []table.Key) 
 }
 
 // complain tells of what happened since the last time.
-func (p *Plane) complain(now relay.Stats) {
+func (p *Mode) complain(now relay.Stats) {
 	if now.Paused > p.told.Paused {
 		p.cfg.Log.Warn("new connections had to wait, since there were too few open files: raise the limit (ulimit -n, or LimitNOFILE= of the unit)",
 			"times", now.Paused-p.told.Paused, "connections", now.Connections, "udp clients", now.UDPClients)
@@ -168,10 +168,10 @@ func (p *Plane) complain(now relay.Stats) {
 
 // Repaired says what the last Apply with changed nil found missing or foreign
 // and put right, one line each. The first Apply of a process repairs nothing.
-func (p *Plane) Repaired() []string { return p.repaired }
+func (p *Mode) Repaired() []string { return p.repaired }
 
 // Carried is dataplane.Carrier's.
-func (p *Plane) Carried() dataplane.Carried {
+func (p *Mode) Carried() dataplane.Carried {
 	e := p.engine.Load()
 	if e == nil {
 		return dataplane.Carried{}
@@ -188,7 +188,7 @@ func (p *Plane) Carried() dataplane.Carried {
 // says, and ends those that are left. New connections to Services are refused
 // from now on, by rules that stay until another process takes them over or
 // Cleanup removes them.
-func (p *Plane) Close() error {
+func (p *Mode) Close() error {
 	if p.closed {
 		return nil
 	}
@@ -202,8 +202,8 @@ func (p *Plane) Close() error {
 	return errors.Join(err, p.kernel.Close(), p.lost.Close())
 }
 
-// Lost is dataplane.Counter's.
-func (p *Plane) Lost(ctx context.Context) ([]dataplane.Lost, error) { return p.lost.Lost(ctx) }
+// Drops is dataplane.Counter's.
+func (p *Mode) Drops(ctx context.Context) ([]dataplane.DropCount, error) { return p.lost.Drops(ctx) }
 
 // forget removes what connection tracking remembers of UDP clients of
 // frontends that are answered on another port than before.

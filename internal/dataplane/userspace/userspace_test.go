@@ -78,7 +78,7 @@ func TestNoConnectionIsLostToDeadEndpoints(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	s := e.Plane.(*Plane).Carried()
+	s := e.Dataplane.(*Mode).Carried()
 	t.Logf("%d of %d connections failed, the slowest took %s; %+v", failed.Load(), connections, time.Duration(slowest.Load()), s)
 	if s.Retried == 0 || s.Retried > connections/4 {
 		t.Errorf("%d of %d connections had to be tried again: a dead endpoint is to be avoided", s.Retried, connections)
@@ -88,11 +88,11 @@ func TestNoConnectionIsLostToDeadEndpoints(t *testing.T) {
 	}
 	// Those that are gone do not fail any more, nor do those of a Service that is.
 	e.Apply(t, web(svc.TCP, at(e.Host("a"), 9376), at(e.Host("d"), 1)), nil)
-	if n := e.Plane.(*Plane).Carried().FailingEndpoints; n != 1 {
+	if n := e.Dataplane.(*Mode).Carried().FailingEndpoints; n != 1 {
 		t.Errorf("%d endpoints fail, of which one is left", n)
 	}
 	e.Apply(t, table.New(), nil)
-	if n := e.Plane.(*Plane).Carried().FailingEndpoints; n != 0 {
+	if n := e.Dataplane.(*Mode).Carried().FailingEndpoints; n != 0 {
 		t.Errorf("%d endpoints of no Service fail", n)
 	}
 }
@@ -101,7 +101,7 @@ func TestNoConnectionIsLostToDeadEndpoints(t *testing.T) {
 // those that are left.
 func TestDrainIsBounded(t *testing.T) {
 	const drain = 300 * time.Millisecond
-	e := flows.NewEnv(t, func(t testing.TB, _ *testbed.Host) dataplane.Plane {
+	e := flows.NewEnv(t, func(t testing.TB, _ *testbed.Host) dataplane.Applier {
 		t.Helper()
 		p, err := New(Config{Drain: drain})
 		if err != nil {
@@ -119,7 +119,7 @@ func TestDrainIsBounded(t *testing.T) {
 		t.Fatalf("%+v, %v", got, err)
 	}
 	began := time.Now()
-	if err := e.Plane.Close(); err != nil {
+	if err := e.Dataplane.Close(); err != nil {
 		t.Error(err)
 	}
 	if took := time.Since(began); took < drain {
@@ -129,7 +129,7 @@ func TestDrainIsBounded(t *testing.T) {
 	if _, err := open.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("the connection that was open got %v, want a reset", err)
 	}
-	if c := e.Plane.(*Plane).Carried(); c.Connections != 0 || c.Accepted != 1 {
+	if c := e.Dataplane.(*Mode).Carried(); c.Connections != 0 || c.Accepted != 1 {
 		t.Errorf("%+v, want no connection, and one since the start", c)
 	}
 }
@@ -141,8 +141,8 @@ func TestSCTPIsRefused(t *testing.T) {
 	sctp := servicePort("signal", svc.SCTP, table.Frontend{Kind: table.ClusterIP, Addr: vip, Endpoints: []table.Endpoint{{Addr: at(e.Host("a"), 9376)}}})
 	tab = table.New(tab.Get(table.Key{ID: svc.PortName{Name: svc.Name{Namespace: "default", Name: "web"}}, Family: svc.IPv4}), sctp)
 	var err error
-	e.Node.Do(func() { err = e.Plane.Apply(t.Context(), tab, nil) })
-	var refused *dataplane.Refused
+	e.Node.Do(func() { err = e.Dataplane.Apply(t.Context(), tab, nil) })
+	var refused *dataplane.Rejected
 	if !errors.As(err, &refused) || len(refused.Ports) != 1 || refused.Ports[sctp.Key()] == nil {
 		t.Fatalf("got %v, want a refusal of %s alone", err, sctp.ID)
 	}
@@ -159,7 +159,7 @@ func TestSCTPIsRefused(t *testing.T) {
 // A port of the proxy serves what was captured, and nobody who goes there
 // directly: source ranges would be in vain.
 func TestProxyPortsAreNotReachable(t *testing.T) {
-	e := flows.NewEnv(t, func(t testing.TB, _ *testbed.Host) dataplane.Plane {
+	e := flows.NewEnv(t, func(t testing.TB, _ *testbed.Host) dataplane.Applier {
 		t.Helper()
 		p, err := New(Config{Ports: svc.PortRange{First: 20000, Last: 20003}})
 		if err != nil {
@@ -190,15 +190,15 @@ func TestProxyPortsAreNotReachable(t *testing.T) {
 		}))
 	}
 	var err error
-	e.Node.Do(func() { err = e.Plane.Apply(t.Context(), table.New(ports...), nil) })
-	var refused *dataplane.Refused
+	e.Node.Do(func() { err = e.Dataplane.Apply(t.Context(), table.New(ports...), nil) })
+	var refused *dataplane.Rejected
 	if !errors.As(err, &refused) || len(refused.Ports) < 2 || !strings.Contains(err.Error(), "--proxy-port-range 20000-20003") {
 		t.Errorf("six ports out of a range of four: %v", err)
 	}
 }
 
 func firstListener(e *flows.Env) *listener {
-	for _, ls := range e.Plane.(*Plane).families[0].listeners {
+	for _, ls := range e.Dataplane.(*Mode).families[0].listeners {
 		return ls[0]
 	}
 	return nil
@@ -234,7 +234,7 @@ func TestRestart(t *testing.T) {
 			if got, err := testbed.AskOn(open); err != nil || got.Name != "a" {
 				t.Fatalf("%+v, %v", got, err)
 			}
-			old := e.Plane
+			old := e.Dataplane
 			t.Cleanup(func() { _ = old.Close() })
 			if name[0] == 'a' {
 				_ = open.Close()
@@ -245,7 +245,7 @@ func TestRestart(t *testing.T) {
 					t.Errorf("between two processes: %+v, %v, want refused", got, err)
 				}
 			}
-			e.Node.Do(func() { e.Plane = create(t, e.Node) })
+			e.Node.Do(func() { e.Dataplane = create(t, e.Node) })
 			e.Apply(t, tab, nil)
 			if got, err := e.Host("c").Ask(t.Context(), svc.TCP, vip); err != nil || got.Name != "a" {
 				t.Errorf("TCP after the restart: %+v, %v", got, err)
@@ -253,7 +253,7 @@ func TestRestart(t *testing.T) {
 			if got, err := testbed.AskOn(c); err != nil || got.Name != "d" {
 				t.Errorf("the same UDP socket after the restart: %+v, %v", got, err)
 			}
-			if r := e.Plane.(*Plane).Repaired(); len(r) != 0 {
+			if r := e.Dataplane.(*Mode).Repaired(); len(r) != 0 {
 				t.Errorf("a new process repaired %q", r)
 			}
 			after := dump(t, e)
@@ -279,7 +279,7 @@ func dump(t testing.TB, e *flows.Env) string {
 	t.Helper()
 	var text string
 	var err error
-	e.Node.Do(func() { text, err = e.Plane.Dump(t.Context()) })
+	e.Node.Do(func() { text, err = e.Dataplane.Dump(t.Context()) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -304,7 +304,7 @@ func TestRepair(t *testing.T) {
 	} {
 		run(t, e.Node, "nft", c.harm)
 		e.Apply(t, tab, nil)
-		if got := e.Plane.(*Plane).Repaired(); !slices.Contains(got, c.told) {
+		if got := e.Dataplane.(*Mode).Repaired(); !slices.Contains(got, c.told) {
 			t.Errorf("%s: repaired %q, want %q", c.harm, got, c.told)
 		}
 		if got := dump(t, e); got != want {
@@ -314,7 +314,7 @@ func TestRepair(t *testing.T) {
 			t.Errorf("%s: %+v, %v", c.harm, got, err)
 		}
 		e.Apply(t, tab, nil)
-		if got := e.Plane.(*Plane).Repaired(); len(got) != 0 {
+		if got := e.Dataplane.(*Mode).Repaired(); len(got) != 0 {
 			t.Errorf("%s: repaired %q once more", c.harm, got)
 		}
 	}

@@ -83,10 +83,10 @@ func Counts(t *testing.T, create Factory, opts ...Option) {
 		e.Apply(t, fewer, Changes(tab, fewer))
 		e.counted(t, "without the Service", f, want)
 		e.Apply(t, tab, nil)
-		if err := e.Plane.Close(); err != nil {
+		if err := e.Dataplane.Close(); err != nil {
 			t.Error(err)
 		}
-		e.Node.Do(func() { e.Plane = create(t, e.Node) })
+		e.Node.Do(func() { e.Dataplane = create(t, e.Node) })
 		e.Apply(t, tab, nil)
 		e.counted(t, "after a restart", f, want)
 		refused("node", svc.TCP, cluster(80))
@@ -95,17 +95,17 @@ func Counts(t *testing.T, create Factory, opts ...Option) {
 	})
 }
 
-// counted compares what the Plane has counted of a family with what is to be.
+// counted compares what the data plane has counted of a family with what is to be.
 func (e *Env) counted(t *testing.T, when string, f svc.Family, want map[svc.Frontend]loss) {
 	t.Helper()
-	counts, err := e.Plane.(dataplane.Counter).Lost(t.Context())
+	counts, err := e.Dataplane.(dataplane.Counter).Drops(t.Context())
 	if err != nil {
 		t.Fatalf("%s: %v", when, err)
 	}
 	got := map[svc.Frontend]loss{}
 	for _, c := range counts {
 		if svc.FamilyOf(c.To.Addr()) == f {
-			got[svc.Frontend{Protocol: c.Protocol, Addr: c.To}] = loss{c.Refused, c.Dropped > 0}
+			got[svc.Frontend{Protocol: c.Protocol, Addr: c.To}] = loss{c.Rejected, c.Dropped > 0}
 		}
 	}
 	for key, n := range want {

@@ -23,9 +23,9 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
-// Factory makes the Plane of a mode on a host. It is called inside the host's
-// network namespace, as is every method of the Plane.
-type Factory func(t testing.TB, host *testbed.Host) dataplane.Plane
+// Factory makes the Applier of a mode on a host. It is called inside the host's
+// network namespace, as is every method of the Applier.
+type Factory func(t testing.TB, host *testbed.Host) dataplane.Applier
 
 // Row is one question. It is asked for each family and each protocol.
 type Row struct {
@@ -104,15 +104,15 @@ var (
 	ipv4       = []svc.Family{svc.IPv4}
 )
 
-// Env is the network and the Plane that the rows are asked of.
+// Env is the network and the data plane that the rows are asked of.
 type Env struct {
 	Node, Other, Client *testbed.Host
-	Plane               dataplane.Plane
+	Dataplane           dataplane.Applier
 
 	options options
 }
 
-// NewEnv builds the network and the Plane.
+// NewEnv builds the network and the data plane.
 func NewEnv(t testing.TB, create Factory) *Env {
 	t.Helper()
 	n := testbed.NewNetwork(t)
@@ -134,9 +134,9 @@ func NewEnv(t testing.TB, create Factory) *Env {
 			h.Route(netip.MustParsePrefix(p), e.Node.Addr6())
 		}
 	}
-	e.Node.Do(func() { e.Plane = create(t, e.Node) })
+	e.Node.Do(func() { e.Dataplane = create(t, e.Node) })
 	t.Cleanup(func() {
-		if err := e.Plane.Close(); err != nil {
+		if err := e.Dataplane.Close(); err != nil {
 			t.Errorf("close the plane: %v", err)
 		}
 	})
@@ -158,13 +158,13 @@ func (e *Env) Host(name string) *testbed.Host {
 	return e.Other.Pod(name)
 }
 
-// Apply gives the Plane a table.
+// Apply gives the data plane a table.
 func (e *Env) Apply(t testing.TB, tab *table.Table, changed []table.Key) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	var err error
-	e.Node.Do(func() { err = e.Plane.Apply(ctx, tab, changed) })
+	e.Node.Do(func() { err = e.Dataplane.Apply(ctx, tab, changed) })
 	if err != nil {
 		t.Fatalf("Apply: %v", err)
 	}
@@ -447,7 +447,7 @@ func Run(t *testing.T, mode string, create Factory) {
 func (e *Env) dump(t testing.TB) string {
 	var text string
 	var err error
-	e.Node.Do(func() { text, err = e.Plane.Dump(t.Context()) })
+	e.Node.Do(func() { text, err = e.Dataplane.Dump(t.Context()) })
 	if err != nil {
 		return err.Error()
 	}

@@ -60,10 +60,10 @@ func Soak(t *testing.T, create Factory) {
 				full++
 			case 1:
 				restarts++
-				if err := e.Plane.Close(); err != nil {
+				if err := e.Dataplane.Close(); err != nil {
 					t.Error(err)
 				}
-				e.Node.Do(func() { e.Plane = create(t, e.Node) })
+				e.Node.Do(func() { e.Dataplane = create(t, e.Node) })
 			}
 			e.Apply(t, next, how)
 			at = next
@@ -73,7 +73,7 @@ func Soak(t *testing.T, create Factory) {
 	t.Logf("%d Tables, %d of them compared in full, %d processes", steps, full, restarts+1)
 	e.Apply(t, at, []table.Key{})
 	e.Apply(t, at, nil)
-	if r, ok := e.Plane.(repairer); ok && len(r.Repaired()) > 0 {
+	if r, ok := e.Dataplane.(repairer); ok && len(r.Repaired()) > 0 {
 		t.Errorf("the last full comparison found %q", r.Repaired())
 	}
 }

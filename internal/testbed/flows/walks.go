@@ -18,11 +18,11 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// Inside runs f in an empty network namespace with a new Plane of a mode.
-type Inside func(t testing.TB, f func(p dataplane.Plane))
+// Inside runs f in an empty network namespace with a new Applier of a mode.
+type Inside func(t testing.TB, f func(p dataplane.Applier))
 
-// Dump is a Plane's Dump.
-func Dump(t testing.TB, p dataplane.Plane) string {
+// Dump is an Applier's Dump.
+func Dump(t testing.TB, p dataplane.Applier) string {
 	t.Helper()
 	d, err := p.Dump(t.Context())
 	if err != nil {
@@ -31,8 +31,8 @@ func Dump(t testing.TB, p dataplane.Plane) string {
 	return d
 }
 
-// Apply is a Plane's Apply, which is to go well.
-func Apply(t testing.TB, p dataplane.Plane, tab *table.Table, changed []table.Key) {
+// Apply is an Applier's Apply, which is to go well.
+func Apply(t testing.TB, p dataplane.Applier, tab *table.Table, changed []table.Key) {
 	t.Helper()
 	if err := p.Apply(t.Context(), tab, changed); err != nil {
 		t.Fatal(err)
@@ -73,7 +73,7 @@ func Golden(t testing.TB, update bool, name, got string) {
 func Fresh(t testing.TB, inside Inside, tabs []*table.Table) []string {
 	var out []string
 	for _, tab := range tabs {
-		inside(t, func(p dataplane.Plane) {
+		inside(t, func(p dataplane.Applier) {
 			Apply(t, p, tab, nil)
 			out = append(out, Dump(t, p))
 		})
@@ -86,12 +86,12 @@ type repairer interface{ Repaired() []string }
 
 // RandomWalk goes from any of tabs to any other, by changes or by a full
 // comparison, by one process or its successor, and fails unless the kernel has
-// what a fresh start would give. successor makes another Plane where the test
+// what a fresh start would give. successor makes another Applier where the test
 // runs now.
-func RandomWalk(t testing.TB, steps int, tabs []*table.Table, inside Inside, successor func() dataplane.Plane) {
+func RandomWalk(t testing.TB, steps int, tabs []*table.Table, inside Inside, successor func() dataplane.Applier) {
 	t.Helper()
 	want := Fresh(t, inside, tabs)
-	inside(t, func(p dataplane.Plane) {
+	inside(t, func(p dataplane.Applier) {
 		r := rand.New(rand.NewPCG(1, 2))
 		at := table.New()
 		Apply(t, p, at, nil)
@@ -117,10 +117,10 @@ func RandomWalk(t testing.TB, steps int, tabs []*table.Table, inside Inside, suc
 	})
 }
 
-// Converge walks among tabs, whose dumps are want, with a Plane whose work is
+// Converge walks among tabs, whose dumps are want, with an Applier whose work is
 // made to fail now and then, as a caller does that keeps to the contract of
-// Plane. It fails unless that leads to the same end.
-func Converge(t testing.TB, steps int, tabs []*table.Table, want []string, p dataplane.Plane) {
+// Applier. It fails unless that leads to the same end.
+func Converge(t testing.TB, steps int, tabs []*table.Table, want []string, p dataplane.Applier) {
 	t.Helper()
 	r := rand.New(rand.NewPCG(3, 4))
 	at, known := table.New(), false
@@ -140,7 +140,7 @@ func Converge(t testing.TB, steps int, tabs []*table.Table, want []string, p dat
 				}
 			}
 			err := p.Apply(t.Context(), at, how)
-			var refused *dataplane.Refused
+			var refused *dataplane.Rejected
 			known = err == nil || errors.As(err, &refused)
 			if known {
 				clear(behind)
@@ -168,10 +168,10 @@ func OneBadPort(t testing.TB, inside Inside, has, hasNot string) {
 	good := Port("good", "", svc.IPv4, svc.TCP, table.Frontend{Addr: AP("10.96.0.1:80"), Endpoints: Endpoints("10.0.0.1:80")})
 	bad := Port("bad", "", svc.IPv4, svc.TCP, table.Frontend{Addr: AP("10.96.0.2:80"), Endpoints: Endpoints("[fd00::1]:80")})
 	more := Port("more", "", svc.IPv4, svc.TCP, table.Frontend{Addr: AP("10.96.0.3:80"), Endpoints: Endpoints("10.0.0.1:80")})
-	inside(t, func(p dataplane.Plane) {
+	inside(t, func(p dataplane.Applier) {
 		for _, how := range [][]table.Key{nil, {good.Key(), bad.Key()}, nil} {
 			err := p.Apply(t.Context(), table.New(good, bad), how)
-			var refused *dataplane.Refused
+			var refused *dataplane.Rejected
 			if !errors.As(err, &refused) || len(refused.Ports) != 1 || !strings.Contains(err.Error(), "default/bad") {
 				t.Errorf("changed %v: %v, want an error that names default/bad alone", how, err)
 			} else if _, named := refused.Ports[bad.Key()]; !named {
@@ -190,7 +190,7 @@ func OneBadPort(t testing.TB, inside Inside, has, hasNot string) {
 
 // StopsWithItsContext shows that an Apply whose context has ended says so, and
 // that the next one does all of it; has is a part of the dump then.
-func StopsWithItsContext(t testing.TB, p dataplane.Plane, has string) {
+func StopsWithItsContext(t testing.TB, p dataplane.Applier, has string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -205,7 +205,7 @@ func StopsWithItsContext(t testing.TB, p dataplane.Plane, has string) {
 
 // Repair writes tab, lets damage be done, and shows that the next full Apply
 // puts it right and says so (say is a part of what it says), once.
-func Repair(t testing.TB, p dataplane.Plane, tab *table.Table, damage func(), say string) {
+func Repair(t testing.TB, p dataplane.Applier, tab *table.Table, damage func(), say string) {
 	t.Helper()
 	repaired := p.(repairer).Repaired
 	Apply(t, p, tab, nil)
@@ -239,10 +239,10 @@ func AdoptionUnderLoad(t *testing.T, create Factory) {
 	e.Apply(t, e.Stable(other), nil)
 	e.UnderLoad(t, func() {
 		for i := range 15 {
-			if err := e.Plane.Close(); err != nil {
+			if err := e.Dataplane.Close(); err != nil {
 				t.Error(err)
 			}
-			e.Node.Do(func() { e.Plane = create(t, e.Node) })
+			e.Node.Do(func() { e.Dataplane = create(t, e.Node) })
 			if i%2 == 0 {
 				e.Apply(t, e.Stable(), nil)
 			} else {

@@ -30,7 +30,7 @@ func TestIptablesWithoutSets(t *testing.T) {
 				without(t, match)
 			}
 			var log bytes.Buffer
-			e := flows.NewEnv(t, func(t testing.TB, _ *testbed.Host) dataplane.Plane {
+			e := flows.NewEnv(t, func(t testing.TB, _ *testbed.Host) dataplane.Applier {
 				t.Helper()
 				p, err := iptables.New(iptables.Config{Variant: iptables.Legacy, Log: slog.New(slog.NewTextHandler(&log, nil))})
 				if err != nil {
@@ -56,7 +56,7 @@ func TestIptablesWithoutSets(t *testing.T) {
 				t.Errorf("told %d times that nothing is counted: %s", n, log.String())
 			}
 			t.Log(log.String())
-			if counts, err := e.Plane.(dataplane.Counter).Lost(t.Context()); len(counts) > 0 || err != nil {
+			if counts, err := e.Dataplane.(dataplane.Counter).Drops(t.Context()); len(counts) > 0 || err != nil {
 				t.Errorf("Lost = %v, %v, want nothing", counts, err)
 			}
 		})

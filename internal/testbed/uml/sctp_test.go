@@ -17,7 +17,7 @@ import (
 // Mode iptables, whose own tests make SCTP packets by hand, with the real SCTP of
 // the guest's kernel (behaviours 174 to 176, 105).
 func TestIptablesCarriesSCTP(t *testing.T) {
-	e := flows.NewEnv(t, func(t testing.TB, _ *testbed.Host) dataplane.Plane {
+	e := flows.NewEnv(t, func(t testing.TB, _ *testbed.Host) dataplane.Applier {
 		t.Helper()
 		p, err := iptables.New(iptables.Config{Variant: iptables.Legacy, DropInvalid: true})
 		if err != nil {
