@@ -54,7 +54,6 @@ var libraries = []struct {
 	allowed     []string
 }{
 	{"k8s.io/kubernetes", "the peers live in bench/", nil},
-	{"github.com/google/nftables", "netlink belongs to kernel", []string{"kernel"}},
 	{"github.com/vishvananda/netlink", "netlink belongs to kernel", []string{"kernel", "testbed"}},
 	{"github.com/vishvananda/netns", "namespaces belong to kernel", []string{"kernel", "testbed"}},
 	{"github.com/mdlayher/netlink", "netlink belongs to kernel", []string{"kernel"}},

@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead/fairlead/internal/dataplane/kubeproxy"
-	"github.com/fairlead/fairlead/internal/kernel/nodelocal"
+	"github.com/fairlead/fairlead/internal/dns/nodelocal"
 	"github.com/fairlead/fairlead/internal/runner"
 )
 

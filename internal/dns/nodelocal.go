@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/kernel/nodelocal"
+	"github.com/fairlead/fairlead/internal/dns/nodelocal"
 )
 
 // NodeLocal has the server answer questions to the Service kube-dns on this
@@ -37,7 +37,7 @@ func (n *NodeLocal) takenBy(addrs []netip.AddrPort) bool {
 
 const (
 	// helloEvery is how often the server shows that it lives.
-	helloEvery = nodelocal.Patience / 4
+	helloEvery = nodelocal.AliveFor / 4
 	// checkEvery is how often the rules are looked for.
 	checkEvery = 30 * time.Second
 )

@@ -22,13 +22,15 @@ import (
 const Protocol = 250
 
 const (
-	// alias begins the alias (IFLA_IFALIAS) of every device of ours.
-	alias = "fairlead"
+	// alias is the alias (IFLA_IFALIAS) of the node's device, podAlias begins
+	// those of the pods' devices.
+	alias    = "fairlead"
+	podAlias = alias + " pod "
 	// podDevice is the name of the interface inside a pod.
 	podDevice = "eth0"
 )
 
-// HasIPv6 says whether this kernel speaks IPv6.
+// HasIPv6 reports whether this kernel has IPv6.
 func HasIPv6() bool {
 	_, err := os.Stat("/proc/sys/net/ipv6/conf/all/forwarding")
 	return err == nil
@@ -93,7 +95,7 @@ func ensureAddrs(dev netlink.Link, addrs []netip.Addr) error {
 type Pod struct {
 	// Device is the name of the node's end, at most 15 characters.
 	Device string
-	// Name stands in the device's alias, for people.
+	// Name is part of the device's alias, for people.
 	Name string
 	// Netns names the pod's network namespace (netns.Of).
 	Netns string
@@ -126,7 +128,7 @@ func AddPod(p Pod) error {
 		return fmt.Errorf("add the veth pair of %s: %w", p.Name, err)
 	}
 	if err := connect(p, inside); err != nil {
-		_ = DelPod(p.Device)
+		_ = netlink.LinkDel(v) // it may have no alias yet
 		return err
 	}
 	return nil
@@ -138,7 +140,7 @@ func connect(p Pod, inside *netlink.Handle) error {
 	if err != nil {
 		return fmt.Errorf("find %s: %w", p.Device, err)
 	}
-	if err := netlink.LinkSetAlias(host, alias+" pod "+p.Name); err != nil {
+	if err := netlink.LinkSetAlias(host, podAlias+p.Name); err != nil {
 		return fmt.Errorf("name %s ours: %w", p.Device, err)
 	}
 	// Best effort: a read-only /proc/sys costs only hardening.
@@ -178,29 +180,34 @@ func connectFamily(host, pod netlink.Link, inside *netlink.Handle, a, gw netip.A
 	if err := inside.NeighSet(neighbour(pod, gw, host)); err != nil {
 		return fmt.Errorf("add neighbour %s: %w", gw, err)
 	}
-	if err := inside.RouteReplace(&netlink.Route{LinkIndex: pod.Attrs().Index, Dst: network(host32(gw)), Scope: netlink.SCOPE_LINK, Src: a.AsSlice()}); err != nil {
+	if err := inside.RouteReplace(&netlink.Route{
+		LinkIndex: pod.Attrs().Index, Dst: network(single(gw)), Scope: netlink.SCOPE_LINK, Src: a.AsSlice(),
+	}); err != nil {
 		return fmt.Errorf("add route to the gateway %s: %w", gw, err)
 	}
 	all := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 	if a.Is6() {
 		all = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 	}
-	if err := inside.RouteReplace(&netlink.Route{LinkIndex: pod.Attrs().Index, Dst: network(all), Gw: gw.AsSlice(), Src: a.AsSlice()}); err != nil {
+	if err := inside.RouteReplace(&netlink.Route{
+		LinkIndex: pod.Attrs().Index, Dst: network(all), Gw: gw.AsSlice(), Src: a.AsSlice(),
+	}); err != nil {
 		return fmt.Errorf("add default route by %s: %w", gw, err)
 	}
 	if err := netlink.NeighSet(neighbour(host, a, pod)); err != nil {
 		return fmt.Errorf("add neighbour %s: %w", a, err)
 	}
 	if err := netlink.RouteReplace(&netlink.Route{
-		LinkIndex: host.Attrs().Index, Dst: network(host32(a)), Scope: netlink.SCOPE_LINK, Src: gw.AsSlice(), Protocol: Protocol,
+		LinkIndex: host.Attrs().Index, Dst: network(single(a)), Scope: netlink.SCOPE_LINK, Src: gw.AsSlice(), Protocol: Protocol,
 	}); err != nil {
 		return fmt.Errorf("add route to %s: %w", a, err)
 	}
 	return nil
 }
 
-// DelPod removes a pod's pair of devices, and with them its routes. One that
-// is not there is no error; one that is not ours is left alone.
+// DelPod removes a pod's pair of devices, and with them its routes. It is no error
+// if there is none. A device of that name that is not ours is left alone, which is
+// an error.
 func DelPod(device string) error {
 	dev, err := netlink.LinkByName(device)
 	if isMissing(err) {
@@ -209,8 +216,8 @@ func DelPod(device string) error {
 	if err != nil {
 		return fmt.Errorf("find device %s: %w", device, err)
 	}
-	if !strings.HasPrefix(dev.Attrs().Alias, alias) && dev.Type() != "veth" {
-		return fmt.Errorf("a device %s that is not fairlead's is in the way", device)
+	if !isPod(dev) {
+		return fmt.Errorf("a device %s that is not a pod's of fairlead is in the way: remove it", device)
 	}
 	if err := netlink.LinkDel(dev); err != nil && !isMissing(err) && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("remove device %s: %w", device, err)
@@ -218,12 +225,12 @@ func DelPod(device string) error {
 	return nil
 }
 
-// dumpTries bounds how often a list is read anew.
+// dumpTries bounds how often a list is read again.
 const dumpTries = 50
 
-// Whole reads a list from the kernel until no change of what is in it has come in
-// between (NLM_F_DUMP_INTR), for which half of the list may be missing. Where
-// changes do not end its error is netlink.ErrDumpInterrupted.
+// Whole reads a list from the kernel again while it is interrupted by a change
+// (NLM_F_DUMP_INTR), since such a list may be incomplete. After too many tries its
+// error is netlink.ErrDumpInterrupted.
 func Whole[T any](list func() ([]T, error)) (out []T, err error) {
 	for range dumpTries {
 		if out, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -241,7 +248,7 @@ func Devices() ([]string, error) {
 	}
 	var out []string
 	for _, l := range links {
-		if strings.HasPrefix(l.Attrs().Alias, alias+" pod ") {
+		if isPod(l) {
 			out = append(out, l.Attrs().Name)
 		}
 	}
@@ -257,7 +264,7 @@ func Cleanup() error {
 	}
 	var errs []error
 	for _, l := range links {
-		if l.Attrs().Alias == alias || strings.HasPrefix(l.Attrs().Alias, alias+" pod ") {
+		if l.Attrs().Alias == alias || isPod(l) {
 			if err := netlink.LinkDel(l); err != nil && !isMissing(err) && !errors.Is(err, unix.ENODEV) {
 				errs = append(errs, fmt.Errorf("remove device %s: %w", l.Attrs().Name, err))
 			}
@@ -267,11 +274,11 @@ func Cleanup() error {
 }
 
 func address(a netip.Addr) *netlink.Addr {
-	return &netlink.Addr{IPNet: network(host32(a)), Flags: nodad(a)}
+	return &netlink.Addr{IPNet: network(single(a)), Flags: nodad(a)}
 }
 
-// nodad: the address is ours by allocation, and a device without carrier would
-// never finish duplicate detection.
+// nodad turns duplicate address detection off: the address is ours by allocation,
+// and a device without a carrier would never finish it.
 func nodad(a netip.Addr) int {
 	if a.Is6() {
 		return unix.IFA_F_NODAD
@@ -279,7 +286,7 @@ func nodad(a netip.Addr) int {
 	return 0
 }
 
-// neighbour is the permanent entry on dev that says where a lives: on peer.
+// neighbour returns the permanent entry on dev for address a on peer.
 func neighbour(dev netlink.Link, a netip.Addr, peer netlink.Link) *netlink.Neigh {
 	family := unix.AF_INET
 	if a.Is6() {
@@ -291,11 +298,13 @@ func neighbour(dev netlink.Link, a netip.Addr, peer netlink.Link) *netlink.Neigh
 	}
 }
 
-func host32(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 func network(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Masked().Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
+
+func isPod(dev netlink.Link) bool { return strings.HasPrefix(dev.Attrs().Alias, podAlias) }
 
 func isMissing(err error) bool {
 	var missing netlink.LinkNotFoundError

@@ -203,6 +203,28 @@ func outside(t *testing.T) string {
 	return ns
 }
 
+// A device that has the name of a pod's, but is another program's, is left alone.
+func TestDelPodLeavesForeignDevices(t *testing.T) {
+	for _, args := range [][]string{
+		{"type", "veth", "peer", "name", "fltest9p"}, {"type", "bridge"},
+		{"alias", "fairleadx", "type", "veth", "peer", "name", "fltest9p"},
+	} {
+		run(t, "", "ip", append([]string{"link", "add", "fltest9"}, args...)...)
+		if err := link.DelPod("fltest9"); err == nil || !strings.Contains(err.Error(), "in the way") {
+			t.Errorf("%v: DelPod = %v, want that a device is in the way", args, err)
+		}
+		run(t, "", "ip", "link", "del", "fltest9") // fails if it is gone
+	}
+	node(t)
+	p := pod(t, 2)
+	if err := link.DelPod(p.Device); err != nil {
+		t.Error(err)
+	}
+	if err := link.DelPod(p.Device); err != nil {
+		t.Errorf("without the device: %v", err)
+	}
+}
+
 func TestMasquerade(t *testing.T) {
 	node(t)
 	a, out := pod(t, 2), outside(t)

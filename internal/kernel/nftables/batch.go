@@ -60,7 +60,7 @@ func NewBatch() *Batch {
 	return b
 }
 
-// Tag makes v the cause of the messages that follow; a refusal names it. It
+// Tag makes v the cause of the messages that follow; a Refusal names it. It
 // ends the sharing of a message by elements, so a tag for each of very many
 // elements has a price.
 func (b *Batch) Tag(v any) {
@@ -68,13 +68,13 @@ func (b *Batch) Tag(v any) {
 	b.tag = v
 }
 
-// Empty says that nothing is asked of the kernel yet.
+// Empty reports whether the transaction has no message yet.
 func (b *Batch) Empty() bool { return len(b.tags) == 1 && b.open.typ == 0 }
 
 // Size is the number of bytes of the transaction so far.
 func (b *Batch) Size() int { return len(b.enc.Buf) }
 
-// Mentions says whether the text, such as a comment, is part of the
+// Mentions reports whether the text, such as a comment, is part of the
 // transaction.
 func (b *Batch) Mentions(text string) bool { return bytes.Contains(b.enc.Buf, []byte(text)) }
 
@@ -97,6 +97,13 @@ func (b *Batch) DelTable(t Table) {
 	b.begin(unix.NFT_MSG_DELTABLE, 0, t.Family)
 	b.enc.String(unix.NFTA_TABLE_NAME, t.Name)
 	b.enc.End()
+}
+
+// ReplaceTable makes an empty table, in place of one of that name.
+func (b *Batch) ReplaceTable(t Table, comment string) {
+	b.AddTable(t, comment) // so that deleting cannot fail
+	b.DelTable(t)
+	b.AddTable(t, comment)
 }
 
 // AddChain makes a chain, or leaves the one that is there.
@@ -253,6 +260,9 @@ func (b *Batch) elem(op elemOp, e *Elem) {
 		d := b.enc.Nest(unix.NFTA_SET_ELEM_DATA)
 		verdict(&b.enc, verdictGoto, e.Goto)
 		b.enc.Close(d)
+	}
+	if e.Timeout != 0 {
+		b.enc.Uint64(unix.NFTA_SET_ELEM_TIMEOUT, e.Timeout)
 	}
 	if e.Comment != "" {
 		b.enc.Bytes(unix.NFTA_SET_ELEM_USERDATA, udata(nil, udComment, e.Comment))

@@ -49,6 +49,11 @@ func (p *Program) DestinationPort(to Reg) *Program {
 	return p.payload(to, unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2)
 }
 
+// SourcePort loads "th sport" (payload).
+func (p *Program) SourcePort(to Reg) *Program {
+	return p.payload(to, unix.NFT_PAYLOAD_TRANSPORT_HEADER, 0, 2)
+}
+
 func (p *Program) payload(to Reg, base, offset, n uint32) *Program {
 	p.begin("payload")
 	p.enc.Uint32(unix.NFTA_PAYLOAD_DREG, to.number())
@@ -64,6 +69,7 @@ const (
 	MetaOif     = unix.NFT_META_OIF
 	MetaIif     = unix.NFT_META_IIF
 	MetaL4Proto = unix.NFT_META_L4PROTO
+	MetaNFProto = unix.NFT_META_NFPROTO
 )
 
 // Meta loads what the kernel knows about the packet (meta).
@@ -96,6 +102,21 @@ func (p *Program) Conntrack(to Reg, key uint32) *Program {
 	p.begin("ct")
 	p.enc.Uint32(unix.NFTA_CT_KEY, key)
 	p.enc.Uint32(unix.NFTA_CT_DREG, to.number())
+	return p.end()
+}
+
+// Transparent loads whether the socket that the packet belongs to is transparent.
+// It ends the rule if there is no socket (socket). Since Linux 4.18.
+func (p *Program) Transparent(to Reg) *Program {
+	p.begin("socket")
+	p.enc.Uint32(1, 0)           // NFTA_SOCKET_KEY, NFT_SOCKET_TRANSPARENT
+	p.enc.Uint32(2, to.number()) // NFTA_SOCKET_DREG
+	return p.end()
+}
+
+// Untracked keeps connection tracking from the packet (notrack).
+func (p *Program) Untracked() *Program {
+	p.begin("notrack")
 	return p.end()
 }
 
@@ -178,6 +199,17 @@ func (p *Program) dynset(set string, op uint32, key, data Reg, timeout uint64) *
 	if timeout != 0 {
 		p.enc.Uint64(unix.NFTA_DYNSET_TIMEOUT, timeout)
 	}
+	return p.end()
+}
+
+// Refresh adds an element by the packet to a dynamic set, or renews its time
+// (dynset update). timeout is in milliseconds. It ends the rule if the set is full.
+func (p *Program) Refresh(set string, key Reg, timeout uint64) *Program {
+	p.begin("dynset")
+	p.enc.String(unix.NFTA_DYNSET_SET_NAME, set)
+	p.enc.Uint32(unix.NFTA_DYNSET_OP, unix.NFT_DYNSET_OP_UPDATE)
+	p.enc.Uint32(unix.NFTA_DYNSET_SREG_KEY, key.number())
+	p.enc.Uint64(unix.NFTA_DYNSET_TIMEOUT, timeout)
 	return p.end()
 }
 

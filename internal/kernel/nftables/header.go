@@ -9,7 +9,7 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// Header says where packets of a family have what rules look at.
+// Header is the layout of a family's packets, as rules look at them.
 type Header struct {
 	family Family
 	// Word is the family's word in nft(8), "ip" or "ip6".
@@ -23,7 +23,7 @@ type Header struct {
 	ICMP byte
 }
 
-// HeaderOf is the Header of packets of family f.
+// HeaderOf returns the Header of packets of family f.
 func HeaderOf(f svc.Family) Header {
 	h := Header{family: FamilyOf(f), Addr: TypeIPv4, Len: 4, Source: 12, Destination: 16, ICMP: unix.IPPROTO_ICMP}
 	if f == svc.IPv6 {
@@ -33,40 +33,50 @@ func HeaderOf(f svc.Family) Header {
 	return h
 }
 
-// Regs is how many registers an address fills.
+// Regs returns how many registers an address fills.
 func (h *Header) Regs() Reg { return Reg(h.Len / 4) }
 
-// Frontend begins a rule by loading where the packet is sent to, address,
-// protocol and port, into the registers from 0 on. FrontendText says so.
+// Frontend begins a rule by loading the packet's destination (address, protocol,
+// port) into the registers from 0 on. FrontendText is its text.
 func (h *Header) Frontend() *Program {
 	a := h.Regs()
 	return new(Program).Network(0, h.Destination, h.Len).Meta(a, MetaL4Proto).DestinationPort(a + 1)
 }
 
-// FrontendText is what Frontend loads, as nft(8) writes it.
+// FrontendText returns what Frontend loads, as nft(8) writes it.
 func (h *Header) FrontendText() string { return h.Word + " daddr . meta l4proto . th dport" }
 
 // InPrefix begins a rule for packets whose address at an offset of the header
 // lies in p.
 func (h *Header) InPrefix(offset uint32, p netip.Prefix) *Program {
-	prog := new(Program).Network(0, offset, h.Len)
+	return h.inPrefix(new(Program), offset, p)
+}
+
+// InetPrefix is InPrefix for tables of family Inet.
+func (h *Header) InetPrefix(offset uint32, p netip.Prefix) *Program {
+	return h.inPrefix(new(Program).Meta(0, MetaNFProto).Equal(0, []byte{byte(h.family)}), offset, p)
+}
+
+func (h *Header) inPrefix(prog *Program, offset uint32, p netip.Prefix) *Program {
+	prog.Network(0, offset, h.Len)
 	if !p.IsSingleIP() {
 		prog.Mask(0, PrefixMask(p), make([]byte, h.Len))
 	}
 	return prog.Equal(0, p.Masked().Addr().AsSlice())
 }
 
-// Refusal are the rules that answer that there is nobody. Unlike iptables,
-// nf_tables takes reject in a NAT chain, since Linux 5.9 in prerouting too; so no
-// other hook has to look at each packet for the sake of those that are refused.
+// Refusal returns the rules that reject a connection. Unlike iptables, nf_tables
+// has reject in NAT chains, since Linux 5.9 in prerouting too; so no other hook has
+// to look at each packet for the sake of the rejected ones.
 func (h *Header) Refusal() []Rule {
 	return []Rule{
-		NewRule(new(Program).Meta(0, MetaL4Proto).Equal(0, []byte{unix.IPPROTO_TCP}).RejectTCP(), "meta l4proto tcp reject with tcp reset"),
+		NewRule(new(Program).Meta(0, MetaL4Proto).Equal(0, []byte{unix.IPPROTO_TCP}).RejectTCP(),
+			"meta l4proto tcp reject with tcp reset"),
 		NewRule(new(Program).RejectPort(h.family), "reject"),
 	}
 }
 
-// NewRule is the rule with a program, and with its text.
+// NewRule returns the rule of a program, with its text.
 func NewRule(p *Program, text string, args ...any) Rule {
 	return Rule{Text: fmt.Sprintf(text, args...), Exprs: p.Bytes()}
 }

@@ -32,8 +32,31 @@ func Remove(ctx context.Context, name string) error {
 		if err := c.Commit(b); !errors.Is(err, unix.ENOENT) {
 			return err
 		}
-		return nil // somebody was faster
+		return nil // removed in the meantime
 	})
+}
+
+// RemoveTable removes table t and all in it. It is no error if there is no such
+// table, or no nf_tables in the kernel.
+func RemoveTable(t Table) error {
+	c, err := Dial()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }()
+	b := NewBatch()
+	b.DelTable(t)
+	if err := c.Commit(b); err != nil && !IsUnsupported(err) {
+		return fmt.Errorf("remove table %s: %w", t, err)
+	}
+	return nil
+}
+
+// IsUnsupported reports whether the kernel rejected something because it has no
+// such thing: no table, no expression, no module, no nf_tables.
+func IsUnsupported(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) ||
+		errors.Is(err, unix.EPROTONOSUPPORT)
 }
 
 func each(name string, do func(*Conn, Table) error) error {

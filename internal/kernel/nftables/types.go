@@ -15,9 +15,11 @@ type Family uint8
 const (
 	IPv4 Family = unix.NFPROTO_IPV4
 	IPv6 Family = unix.NFPROTO_IPV6
+	// Inet tables see packets of both.
+	Inet Family = unix.NFPROTO_INET
 )
 
-// FamilyOf is the table family for packets of family f.
+// FamilyOf returns the table family for packets of family f.
 func FamilyOf(f svc.Family) Family {
 	if f == svc.IPv6 {
 		return IPv6
@@ -25,13 +27,15 @@ func FamilyOf(f svc.Family) Family {
 	return IPv4
 }
 
-// String is the family's word in nft(8): "ip" or "ip6".
+// String returns the family's word in nft(8): "ip", "ip6" or "inet".
 func (f Family) String() string {
 	switch f {
 	case IPv4:
 		return "ip"
 	case IPv6:
 		return "ip6"
+	case Inet:
+		return "inet"
 	}
 	return fmt.Sprintf("family(%d)", uint8(f))
 }
@@ -42,7 +46,7 @@ type Table struct {
 	Name   string
 }
 
-// String is the table's name in nft(8), "ip fairlead".
+// String returns the table's name in nft(8), such as "ip fairlead".
 func (t Table) String() string { return t.Family.String() + " " + t.Name }
 
 // Hook makes a chain a base chain.
@@ -53,7 +57,7 @@ type Hook struct {
 	Priority int32
 }
 
-// Is says whether both are the same place; nil is no hook.
+// Is reports whether both are the same place; nil is no hook.
 func (h *Hook) Is(o *Hook) bool {
 	if h == nil || o == nil {
 		return h == o
@@ -68,6 +72,14 @@ const (
 	Forward     = unix.NF_INET_FORWARD
 	Output      = unix.NF_INET_LOCAL_OUT
 	Postrouting = unix.NF_INET_POST_ROUTING
+)
+
+// The usual priorities of base chains (enum nf_ip_hook_priorities). Connection
+// tracking has -200.
+const (
+	PriorityRaw    = -300
+	PriorityDstNAT = -100
+	PrioritySrcNAT = 100
 )
 
 // Chain is a chain of a table. Base chains accept what falls off their end.
@@ -94,6 +106,7 @@ type Type uint32
 // The data types in use.
 const (
 	TypeVerdict Type = 1
+	TypeNFProto Type = 2
 	TypeIPv4    Type = 7
 	TypeIPv6    Type = 8
 	TypeProto   Type = 12
@@ -155,6 +168,8 @@ type Elem struct {
 	Goto string
 	// Comment is printed by nft(8), at most 230 bytes.
 	Comment string
+	// Timeout removes an element of a dynamic set, in milliseconds; 0 is never.
+	Timeout uint64
 	// Packets is what the element's counter has, if it has one. It is read only.
 	Packets uint64
 }

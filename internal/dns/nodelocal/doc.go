@@ -3,9 +3,9 @@
 // the node's own by a route, and packets to and from its port are marked
 // "notrack" before any rule that translates addresses sees them.
 //
-// The rules ask the kernel whether somebody listens. When the server has ended,
-// even by a crash, packets are tracked again and go to the other servers of the
-// Service: those that Config.Others names, else where the node's proxy sends
+// The rules ask the kernel whether a socket is bound there. When the server has
+// ended, even by a crash, packets are tracked again and go to the other servers of
+// the Service: those that Config.Others names, else where the node's proxy sends
 // them.
 //
 // All of it is in the nft table inet fairlead-dns, in the network namespace of

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fairlead/fairlead/internal/kernel/nodelocal"
+	"github.com/fairlead/fairlead/internal/dns/nodelocal"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 

@@ -1,0 +1,68 @@
+package nodelocal
+
+import (
+	"errors"
+	"net/netip"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/kernel/link"
+	"github.com/fairlead/fairlead/internal/kernel/nftables"
+)
+
+// table is the one nft table of this package.
+var table = nftables.Table{Family: nftables.Inet, Name: "fairlead-dns"}
+
+// AliveFor is how long after the local server has last sent a packet from the
+// Service's address and port this node's own programs are still led to it: a
+// server with nothing to say sends one to itself now and then. Packets from Pods
+// are led by whether the server's socket exists.
+const AliveFor = 2 * time.Second
+
+// MaxOthers bounds the other servers that packets fall back to.
+const MaxOthers = 16
+
+// Config is what is to be served on this node.
+type Config struct {
+	// Addrs are the addresses of the Service, Port its port, of UDP and TCP.
+	Addrs []netip.Addr
+	Port  uint16
+	// Source are this node's own addresses. Connections of the node itself to
+	// other ports of the Service leave from them.
+	Source []netip.Addr
+	// Others are servers elsewhere, used while the local one does not run. With
+	// none, the proxy's rules decide. Those beyond MaxOthers are left out.
+	Others []netip.AddrPort
+}
+
+// Install makes the kernel do what c says, in place of what an earlier call, or
+// an earlier process, made it do. The nft table changes in one transaction. The
+// server must listen already: it counts as one that has just sent a packet.
+func Install(c Config) error {
+	var errs []error
+	for _, a := range c.Addrs {
+		errs = append(errs, link.EnsureLocal(a, c.Source))
+	}
+	// Kernels before 4.18, or without the module, have no expression for sockets.
+	err := write(c, true)
+	if nftables.IsUnsupported(err) {
+		err = write(c, false)
+	}
+	return errors.Join(append(errs, err)...)
+}
+
+// Intact reports whether what Install made still exists.
+func Intact(c Config) (bool, error) {
+	conn, err := nftables.Dial()
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = conn.Close() }()
+	if _, found, err := conn.Table(table); err != nil || !found {
+		return false, err
+	}
+	have, err := link.Local()
+	return len(have) == len(c.Addrs), err
+}
+
+// Remove takes back what Install did. It is no error if there is nothing.
+func Remove() error { return errors.Join(link.RemoveLocal(), nftables.RemoveTable(table)) }

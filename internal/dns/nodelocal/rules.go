@@ -1,0 +1,136 @@
+package nodelocal
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+
+	"github.com/fairlead/fairlead/internal/kernel/nftables"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+const (
+	// alive is the set that has an element for each family whose server has sent
+	// a packet within AliveFor.
+	alive = "alive"
+	// priorityFirst is just before the translation of the proxy.
+	priorityFirst = nftables.PriorityDstNAT - 10
+
+	prerouting, output             = "prerouting", "output"
+	othersPrerouting, othersOutput = "elsewhere", "elsewhere-output"
+)
+
+// write replaces the table. With sockets, packets from outside of this node are
+// led by whether there is a socket; otherwise by the set.
+func write(c Config, sockets bool) error {
+	conn, err := nftables.Dial()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	b := nftables.NewBatch()
+	b.ReplaceTable(table, "node-local DNS")
+	b.AddSet(table, nftables.Set{Name: alive, Key: []nftables.Type{nftables.TypeNFProto}, Dynamic: true, Size: 16})
+	for _, ch := range []struct {
+		name, typ string
+		hook      uint32
+		priority  int32
+	}{
+		{prerouting, "filter", nftables.Prerouting, nftables.PriorityRaw},
+		{output, "filter", nftables.Output, nftables.PriorityRaw},
+		{othersPrerouting, "nat", nftables.Prerouting, priorityFirst},
+		{othersOutput, "nat", nftables.Output, priorityFirst},
+	} {
+		b.AddChain(table, nftables.Chain{Name: ch.name, Hook: &nftables.Hook{Type: ch.typ, Number: ch.hook, Priority: ch.priority}})
+	}
+	families := map[svc.Family]bool{}
+	for _, a := range c.Addrs {
+		// The set begins with its families: else what the node asks between this
+		// transaction and the server's next packet would go to the others.
+		if f := svc.FamilyOf(a); !families[f] {
+			families[f] = true
+			b.AddElem(table, alive, &nftables.Elem{Key: []byte{byte(nftables.FamilyOf(f))}, Timeout: uint64(AliveFor.Milliseconds())})
+		}
+		for _, p := range []svc.Protocol{svc.UDP, svc.TCP} {
+			m := match{nftables.HeaderOf(svc.FamilyOf(a)), a, p, c.Port}
+			m.untrack(b, sockets)
+			m.toOthers(b, c.Others)
+		}
+	}
+	if err := conn.Commit(b); err != nil {
+		return fmt.Errorf("write nft table %s: %w", table, err)
+	}
+	return nil
+}
+
+// match is a protocol, an address and a port of the Service.
+type match struct {
+	nftables.Header
+	addr  netip.Addr
+	proto svc.Protocol
+	port  uint16
+}
+
+// destination begins a rule for packets that are sent there, source for those
+// sent from there.
+func (m *match) destination() (*nftables.Program, string) {
+	return m.at(m.Destination).DestinationPort(0).Equal(0, bigEndian(m.port)), m.text("d")
+}
+
+func (m *match) source() (*nftables.Program, string) {
+	return m.at(m.Source).SourcePort(0).Equal(0, bigEndian(m.port)), m.text("s")
+}
+
+func (m *match) at(offset uint32) *nftables.Program {
+	return m.InetPrefix(offset, netip.PrefixFrom(m.addr, m.addr.BitLen())).Meta(0, nftables.MetaL4Proto).Equal(0, []byte{byte(m.proto)})
+}
+
+func (m *match) text(end string) string {
+	return fmt.Sprintf("%s %saddr %s meta l4proto %d th %sport %d", m.Word, end, m.addr, m.proto, end, m.port)
+}
+
+func bigEndian(v uint16) []byte { return binary.BigEndian.AppendUint16(nil, v) }
+
+// untrack adds the rules that keep connection tracking from packets of the local
+// server.
+func (m *match) untrack(b *nftables.Batch, sockets bool) {
+	byTime := func() nftables.Rule {
+		p, text := m.destination()
+		return nftables.NewRule(p.Meta(0, nftables.MetaNFProto).InSet(alive, 0).Untracked(), "%s meta nfproto @alive notrack", text)
+	}
+	in := byTime()
+	if sockets {
+		// The question is whether there is a socket at all, in any state; ours are
+		// not transparent.
+		p, text := m.destination()
+		in = nftables.NewRule(p.Transparent(0).Equal(0, []byte{0}).Untracked(), "%s socket transparent 0 notrack", text)
+	}
+	b.AddRule(table, prerouting, in)
+	b.AddRule(table, output, byTime()) // on its way out a packet has the socket of its sender
+	p, text := m.source()
+	p.Meta(0, nftables.MetaNFProto).Refresh(alive, 0, uint64(AliveFor.Milliseconds())).Untracked()
+	b.AddRule(table, output, nftables.NewRule(p, "%s update @alive { meta nfproto } notrack", text))
+}
+
+// toOthers adds the rules that send packets to one of the others of the family,
+// each with the same chance.
+func (m *match) toOthers(b *nftables.Batch, others []netip.AddrPort) {
+	var same []netip.AddrPort
+	for _, o := range others {
+		if o.Addr().Is4() == m.addr.Is4() && len(same) < MaxOthers {
+			same = append(same, o)
+		}
+	}
+	for i, o := range same {
+		p, text := m.destination()
+		if left := len(same) - i; left > 1 {
+			p.Number(0, nftables.NumberRandom, uint32(left), 0).Equal(0, nftables.Uint32(0))
+			text += fmt.Sprintf(" numgen random mod %d 0", left)
+		}
+		port := m.Regs()
+		p.Value(0, o.Addr().AsSlice()).Value(port, bigEndian(o.Port())).DNAT(nftables.FamilyOf(svc.FamilyOf(o.Addr())), 0, port)
+		r := nftables.NewRule(p, "%s dnat to %s", text, o)
+		b.AddRule(table, othersPrerouting, r)
+		b.AddRule(table, othersOutput, r)
+	}
+}

@@ -1,0 +1,73 @@
+package link
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// EnsureLocal makes a an address of this machine by a route of table local, without
+// giving it to a device: node ports do not answer there, and no program takes it
+// for the machine's own. What the machine sends from there leaves from the first of
+// sources that is of a's family.
+func EnsureLocal(a netip.Addr, sources []netip.Addr) error {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("find lo: %w", err)
+	}
+	r := &netlink.Route{
+		LinkIndex: lo.Attrs().Index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Protocol: Protocol, Dst: network(single(a)),
+	}
+	if a.Is4() {
+		r.Scope = netlink.SCOPE_HOST
+	}
+	if i := slices.IndexFunc(sources, func(s netip.Addr) bool { return s.Is4() == a.Is4() }); i >= 0 {
+		r.Src = sources[i].AsSlice()
+	}
+	if err := netlink.RouteReplace(r); err != nil {
+		return fmt.Errorf("make %s an address of this machine: %w", a, err)
+	}
+	return nil
+}
+
+// Local returns the addresses of EnsureLocal.
+func Local() ([]netip.Addr, error) {
+	routes, err := local()
+	var out []netip.Addr
+	for _, r := range routes {
+		if a, ok := netip.AddrFromSlice(r.Dst.IP); ok {
+			out = append(out, a.Unmap())
+		}
+	}
+	return out, err
+}
+
+// RemoveLocal takes back what EnsureLocal did.
+func RemoveLocal() error {
+	routes, err := local()
+	errs := []error{err}
+	for _, r := range routes {
+		if err := netlink.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
+			errs = append(errs, fmt.Errorf("remove local route to %s: %w", r.Dst, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func local() ([]netlink.Route, error) {
+	const filter = netlink.RT_FILTER_PROTOCOL | netlink.RT_FILTER_TABLE | netlink.RT_FILTER_TYPE
+	var out []netlink.Route
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		want := &netlink.Route{Protocol: Protocol, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL}
+		routes, err := Whole(func() ([]netlink.Route, error) { return netlink.RouteListFiltered(family, want, filter) })
+		if err != nil {
+			return nil, fmt.Errorf("list local routes: %w", err)
+		}
+		out = append(out, routes...)
+	}
+	return out, nil
+}
