@@ -16,7 +16,6 @@ type Addrs struct {
 	prefix netip.Prefix
 	first  netip.Addr
 	pool   *pool
-	dry    bool
 }
 
 // NewAddrs makes a range in which nothing is taken. Host bits of prefix are
@@ -59,25 +58,11 @@ func (r *Addrs) Size() uint64 { return r.pool.size() }
 // Used is the number of addresses that are taken.
 func (r *Addrs) Used() uint64 { return r.pool.used() }
 
-// DryRun returns a view of the range that answers as the range does and takes
-// and frees nothing.
-func (r *Addrs) DryRun() *Addrs {
-	view := *r
-	view.dry = true
-	return &view
-}
-
 // Allocate takes a. It returns ErrAllocated or a *NotInRangeError.
 func (r *Addrs) Allocate(a netip.Addr) error {
 	off, ok := r.offset(a)
 	if !ok {
 		return &NotInRangeError{IP: a.String(), Range: r.prefix.String()}
-	}
-	if r.dry {
-		if r.pool.has(off) {
-			return ErrAllocated
-		}
-		return nil
 	}
 	if !r.pool.allocate(off) {
 		return ErrAllocated
@@ -85,10 +70,15 @@ func (r *Addrs) Allocate(a netip.Addr) error {
 	return nil
 }
 
-// AllocateNext takes a random free address. It returns a *FullError when there
-// is none.
-func (r *Addrs) AllocateNext() (netip.Addr, error) {
-	off, ok := r.pool.next(r.dry)
+// AllocateNext takes a random free address. It returns a *FullError if there is
+// none.
+func (r *Addrs) AllocateNext() (netip.Addr, error) { return r.next(r.pool.next) }
+
+// Peek returns what AllocateNext could take, and takes nothing.
+func (r *Addrs) Peek() (netip.Addr, error) { return r.next(r.pool.peek) }
+
+func (r *Addrs) next(choose func() (uint64, bool)) (netip.Addr, error) {
+	off, ok := choose()
 	if !ok {
 		return netip.Addr{}, &FullError{Range: r.prefix.String()}
 	}
@@ -98,18 +88,18 @@ func (r *Addrs) AllocateNext() (netip.Addr, error) {
 // Release frees a. Freeing an address that is not taken, or not of this range,
 // does nothing.
 func (r *Addrs) Release(a netip.Addr) {
-	if off, ok := r.offset(a); ok && !r.dry {
+	if off, ok := r.offset(a); ok {
 		r.pool.release(off)
 	}
 }
 
-// Has says whether a is taken.
+// Has reports whether a is taken.
 func (r *Addrs) Has(a netip.Addr) bool {
 	off, ok := r.offset(a)
 	return ok && r.pool.has(off)
 }
 
-// Contains says whether a is an address that this range can give out.
+// Contains reports whether a is an address that this range can give out.
 func (r *Addrs) Contains(a netip.Addr) bool {
 	_, ok := r.offset(a)
 	return ok

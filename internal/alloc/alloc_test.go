@@ -185,29 +185,33 @@ func TestSparse(t *testing.T) {
 	}
 }
 
-func TestDryRun(t *testing.T) {
+func TestPeek(t *testing.T) {
 	r := mustAddrs(t, "10.0.0.0/30")
-	a := netip.MustParseAddr("10.0.0.1")
 	for range 3 {
-		if err := r.DryRun().Allocate(a); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := r.DryRun().AllocateNext(); err != nil {
-			t.Fatal(err)
+		if a, err := r.Peek(); err != nil || !r.Contains(a) || r.Has(a) {
+			t.Fatal(a, err)
 		}
 	}
 	if r.Used() != 0 {
-		t.Fatal("a dry run took an address")
+		t.Fatal("a peek took an address")
 	}
-	if err := r.Allocate(a); err != nil {
+	first, last := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
+	if err := r.Allocate(first); err != nil {
 		t.Fatal(err)
 	}
-	r.DryRun().Release(a)
-	if err := r.DryRun().Allocate(a); !IsAllocated(err) || !r.Has(a) {
-		t.Fatal("a dry run freed an address or does not see it:", err)
+	for range 20 {
+		if a, err := r.Peek(); a != last || err != nil {
+			t.Fatalf("a peek does not see that %s is taken: %s, %v", first, a, err)
+		}
+	}
+	if err := r.Allocate(last); err != nil {
+		t.Fatal(err)
+	}
+	if a, err := r.Peek(); !IsFull(err) {
+		t.Fatal(a, err)
 	}
 	p := NewPorts(svc.PortRange{First: 1, Last: 1})
-	if n, err := p.DryRun().AllocateNext(); n != 1 || err != nil || p.Used() != 0 {
+	if n, err := p.Peek(); n != 1 || err != nil || p.Used() != 0 {
 		t.Fatal(n, err, p.Used())
 	}
 }

@@ -12,7 +12,7 @@ var ErrAllocated = errors.New("provided IP is already allocated")
 // ErrPortAllocated is ErrAllocated for ports.
 var ErrPortAllocated = errors.New("provided port is already allocated")
 
-// FullError says that a range has no free address or port left.
+// FullError reports that a range has no free address or port left.
 type FullError struct {
 	// Range is the text form of the range, "10.96.0.0/16" or "30000-32767".
 	Range string
@@ -21,7 +21,7 @@ type FullError struct {
 // Error returns the text that users see.
 func (e *FullError) Error() string { return "range is full: " + e.Range }
 
-// NotInRangeError says that an address or port lies outside of the range, or is
+// NotInRangeError reports that an address or port lies outside of the range, or is
 // one that the range never gives out (the network and the broadcast address).
 type NotInRangeError struct {
 	// IP is the text form of the address; it is empty for a port.
@@ -38,18 +38,18 @@ func (e *NotInRangeError) Error() string {
 	return fmt.Sprintf("the provided IP (%s) is not in the valid range. The range of valid IPs is %s", e.IP, e.Range)
 }
 
-// IsFull says whether err is or wraps a FullError.
+// IsFull reports whether err is or wraps a FullError.
 func IsFull(err error) bool {
 	var full *FullError
 	return errors.As(err, &full)
 }
 
-// IsAllocated says whether err is or wraps ErrAllocated or ErrPortAllocated.
+// IsAllocated reports whether err is or wraps ErrAllocated or ErrPortAllocated.
 func IsAllocated(err error) bool {
 	return errors.Is(err, ErrAllocated) || errors.Is(err, ErrPortAllocated)
 }
 
-// IsNotInRange says whether err is or wraps a NotInRangeError.
+// IsNotInRange reports whether err is or wraps a NotInRangeError.
 func IsNotInRange(err error) bool {
 	var out *NotInRangeError
 	return errors.As(err, &out)

@@ -52,22 +52,30 @@ func (p *pool) used() uint64 {
 	return p.static.used + p.dynamic.used
 }
 
-// next chooses a free offset, from the dynamic band while that has one, and
-// takes it unless peek is set.
-func (p *pool) next(peek bool) (uint64, bool) {
+// next takes a free offset, from the dynamic band while that has one.
+func (p *pool) next() (uint64, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	off, ok := p.dynamic.pick()
+	off, ok := p.choose()
 	if ok {
-		off += p.static.size
-	} else if off, ok = p.static.pick(); !ok {
-		return 0, false
-	}
-	if !peek {
 		s, o := p.band(off)
 		s.add(o)
 	}
-	return off, true
+	return off, ok
+}
+
+// peek returns what next could take.
+func (p *pool) peek() (uint64, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.choose()
+}
+
+func (p *pool) choose() (uint64, bool) {
+	if off, ok := p.dynamic.pick(); ok {
+		return off + p.static.size, true
+	}
+	return p.static.pick()
 }
 
 // bandSize is the size of the static band of a range: a fixed part of it within

@@ -7,7 +7,6 @@ import "github.com/fairlead/fairlead/internal/svc"
 type Ports struct {
 	ports svc.PortRange
 	pool  *pool
-	dry   bool
 }
 
 // NewPorts makes a range in which nothing is taken.
@@ -26,27 +25,12 @@ func (r *Ports) Range() svc.PortRange { return r.ports }
 // Used is the number of ports that are taken.
 func (r *Ports) Used() int { return int(r.pool.used()) }
 
-// DryRun returns a view of the range that answers as the range does and takes
-// and frees nothing.
-func (r *Ports) DryRun() *Ports {
-	view := *r
-	view.dry = true
-	return &view
-}
-
 // Allocate takes p. It returns ErrPortAllocated or a *NotInRangeError.
 func (r *Ports) Allocate(p uint16) error {
 	if !r.ports.Contains(p) {
 		return &NotInRangeError{Range: r.ports.String()}
 	}
-	off := uint64(p - r.ports.First)
-	if r.dry {
-		if r.pool.has(off) {
-			return ErrPortAllocated
-		}
-		return nil
-	}
-	if !r.pool.allocate(off) {
+	if !r.pool.allocate(uint64(p - r.ports.First)) {
 		return ErrPortAllocated
 	}
 	return nil
@@ -54,8 +38,13 @@ func (r *Ports) Allocate(p uint16) error {
 
 // AllocateNext takes a random free port. It returns a *FullError when there is
 // none.
-func (r *Ports) AllocateNext() (uint16, error) {
-	off, ok := r.pool.next(r.dry)
+func (r *Ports) AllocateNext() (uint16, error) { return r.next(r.pool.next) }
+
+// Peek returns what AllocateNext could take, and takes nothing.
+func (r *Ports) Peek() (uint16, error) { return r.next(r.pool.peek) }
+
+func (r *Ports) next(choose func() (uint64, bool)) (uint16, error) {
+	off, ok := choose()
 	if !ok {
 		return 0, &FullError{Range: r.ports.String()}
 	}
@@ -65,12 +54,12 @@ func (r *Ports) AllocateNext() (uint16, error) {
 // Release frees p. Freeing a port that is not taken, or not of this range, does
 // nothing.
 func (r *Ports) Release(p uint16) {
-	if r.ports.Contains(p) && !r.dry {
+	if r.ports.Contains(p) {
 		r.pool.release(uint64(p - r.ports.First))
 	}
 }
 
-// Has says whether p is taken.
+// Has reports whether p is taken.
 func (r *Ports) Has(p uint16) bool {
 	return r.ports.Contains(p) && r.pool.has(uint64(p-r.ports.First))
 }

@@ -42,7 +42,7 @@ func (s *set) has(off uint64) bool {
 	return s.words[off>>wordBits]&(1<<(off%wordSize)) != 0
 }
 
-// add puts off into the set and says whether it was not there before.
+// add puts off into the set and reports whether it was not there before.
 func (s *set) add(off uint64) bool {
 	if s.has(off) {
 		return false
@@ -55,7 +55,7 @@ func (s *set) add(off uint64) bool {
 	return true
 }
 
-// remove takes off out of the set and says whether it was there.
+// remove takes off out of the set and reports whether it was there.
 func (s *set) remove(off uint64) bool {
 	if !s.has(off) {
 		return false

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/registry/service"
+	"github.com/fairlead/fairlead/internal/registry/service/allocator"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -91,7 +92,7 @@ const (
 	defaultEtcdPrefix = "/registry"
 
 	DefaultServiceWriteTimeout = service.DefaultWriteTimeout
-	DefaultRepairPeriod        = service.DefaultRepairPeriod
+	DefaultRepairPeriod        = allocator.DefaultRepairPeriod
 
 	// DefaultMaxRequests and DefaultMaxMutatingRequests are kube-apiserver's.
 	DefaultMaxRequests         = 400

@@ -40,6 +40,7 @@ import (
 	"github.com/fairlead/fairlead/internal/registry/scheme"
 	"github.com/fairlead/fairlead/internal/registry/secret"
 	"github.com/fairlead/fairlead/internal/registry/service"
+	"github.com/fairlead/fairlead/internal/registry/service/allocator"
 	"github.com/fairlead/fairlead/internal/registry/serviceaccount"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -191,10 +192,11 @@ func (s *Storage) addServices(o Options) error {
 		return err
 	}
 	s.services, err = service.NewStorage(service.Options{
-		RESTOptions: o.RESTOptions, ServiceCIDRs: o.ServiceCIDRs, NodePorts: o.NodePorts,
-		Networking: net, Endpoints: ep.Endpoints, Log: o.Log,
-		StrictLoadBalancers: o.StrictLoadBalancers, Alone: o.Alone,
-		WriteTimeout: o.WriteTimeout, RepairPeriod: o.RepairPeriod,
+		Options: allocator.Options{
+			RESTOptions: o.RESTOptions, ServiceCIDRs: o.ServiceCIDRs, NodePorts: o.NodePorts,
+			Networking: net, Alone: o.Alone, RepairPeriod: o.RepairPeriod, Log: o.Log,
+		},
+		StrictLoadBalancers: o.StrictLoadBalancers, Endpoints: ep.Endpoints, WriteTimeout: o.WriteTimeout,
 	})
 	if err != nil {
 		return err

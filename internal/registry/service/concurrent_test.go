@@ -14,7 +14,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/registry/rest"
-	"pgregory.net/rapid"
+
+	"github.com/fairlead/fairlead/internal/registry/service/allocator"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // history notices an address or port that two Services have at one time. A
@@ -47,7 +49,7 @@ func (h *history) deleting(s *corev1.Service) {
 
 func allocated(s *corev1.Service) []string {
 	out := slices.Clone(s.Spec.ClusterIPs)
-	for n := range nodePorts(s) {
+	for n := range allocator.NodePorts(s) {
 		out = append(out, strconv.Itoa(int(n)))
 	}
 	return out
@@ -98,90 +100,9 @@ func TestTwoServersNeverShare(t *testing.T) {
 		want = append(want, k+"=default/"+o)
 	}
 	servers[0].wantClaims(want...)
-	if found, err := servers[0].repairNow().repair(context.Background(), nil); err != nil || len(found) > 0 {
+	if found, err := servers[0].Repair(context.Background(), 0); err != nil || len(found) > 0 {
 		t.Errorf("the repair found %v, %v", found, err)
 	}
-}
-
-// The ledger against a store: whatever the order of own writes and of events,
-// a claimed key is known once all events have arrived, and nothing else is.
-func TestLedgerFollowsStore(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		pool := map[int]bool{}
-		l := newLedger(func(k int) { pool[k] = true }, func(k int) { delete(pool, k) })
-		type event struct {
-			key   int
-			added bool
-		}
-		store := map[int]bool{}
-		var pending []event // committed to the store, not seen yet
-		holds := map[int]bool{}
-		key := rapid.IntRange(0, 5)
-		t.Repeat(map[string]func(*rapid.T){
-			"hold": func(t *rapid.T) {
-				k := key.Draw(t, "key")
-				if pool[k] {
-					return
-				}
-				_, _ = l.hold(func() (int, error) { pool[k] = true; return k, nil })
-				holds[k] = true
-			},
-			"claim what is held": func(t *rapid.T) {
-				for k := range holds {
-					if store[k] {
-						l.drop(k)
-					} else {
-						store[k] = true
-						pending = append(pending, event{k, true})
-					}
-					delete(holds, k)
-					return
-				}
-			},
-			"another server claims": func(t *rapid.T) {
-				if k := key.Draw(t, "key"); !store[k] {
-					store[k] = true
-					pending = append(pending, event{k, true})
-				}
-			},
-			"release": func(t *rapid.T) {
-				if k := key.Draw(t, "key"); store[k] && !holds[k] {
-					delete(store, k)
-					pending = append(pending, event{k, false})
-					l.drop(k)
-				}
-			},
-			"another server releases": func(t *rapid.T) {
-				if k := key.Draw(t, "key"); store[k] && !holds[k] {
-					delete(store, k)
-					pending = append(pending, event{k, false})
-				}
-			},
-			"event": func(*rapid.T) {
-				if len(pending) > 0 {
-					if e := pending[0]; e.added {
-						l.seen(e.key)
-					} else {
-						l.gone(e.key)
-					}
-					pending = pending[1:]
-				}
-			},
-			"": func(t *rapid.T) {
-				if len(pending) > 0 {
-					return
-				}
-				for k := range 6 {
-					if holds[k] && !store[k] {
-						continue // may be forgotten: see ledger
-					}
-					if want := store[k]; pool[k] != want && (want || !l.has(k)) {
-						t.Fatalf("key %d: known %v, want %v", k, pool[k], want)
-					}
-				}
-			},
-		})
-	})
 }
 
 // A creation costs the same whatever is there already. Reported are creations
@@ -251,6 +172,7 @@ func fill(b *testing.B, s *server, have *int, n int) {
 // of a small object, where a Service takes two.
 func BenchmarkPlainCreate(b *testing.B) {
 	s := startServer(b, startEtcd(b))
+	owner := svc.Name{Namespace: "default", Name: "x"}
 	for _, clients := range []int{1, 16, 64} {
 		b.Run(fmt.Sprintf("clients=%d", clients), func(b *testing.B) {
 			var n atomic.Int64
@@ -259,7 +181,7 @@ func BenchmarkPlainCreate(b *testing.B) {
 			for range clients {
 				wg.Go(func() {
 					for i := n.Add(1); i <= int64(b.N); i = n.Add(1) {
-						if err := s.alloc.ports.claims.create(context.Background(), fmt.Sprintf("p-%x-%d", run, i), ownerOf(service("x"))); err != nil {
+						if err := s.claimPort(fmt.Sprintf("p-%x-%d", run, i), owner); err != nil {
 							b.Error(err)
 							return
 						}

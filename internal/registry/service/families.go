@@ -1,19 +1,40 @@
 package service
 
 import (
+	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/fairlead/fairlead/internal/registry/service/allocator"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // families are the IP families of the cluster: one or both, the default first.
 type families []corev1.IPFamily
 
 func (f families) has(fam corev1.IPFamily) bool { return slices.Contains(f, fam) }
+
+// familiesOf returns the families of the ranges, the default first.
+func familiesOf(cidrs []netip.Prefix) (families, error) {
+	var out families
+	for _, p := range cidrs {
+		fam := corev1.IPFamily(svc.FamilyOf(p.Addr()).String())
+		if out.has(fam) {
+			return nil, fmt.Errorf("service cluster IP ranges %v: want one range, or one of each IP family", cidrs)
+		}
+		out = append(out, fam)
+	}
+	if len(out) == 0 {
+		return nil, errors.New("no service cluster IP range: want one range, or one of each IP family, for example 10.96.0.0/16")
+	}
+	return out, nil
+}
 
 // serviceKind names the kind in errors.
 var serviceKind = schema.GroupKind{Kind: "Service"}
@@ -26,7 +47,7 @@ func invalidService(svc *corev1.Service, errs field.ErrorList) error {
 // what was there before (old, nil on create) and what the cluster has. After it
 // ipFamilies has one entry for each cluster IP that the Service is to have.
 func (f families) initFamilies(svc, old *corev1.Service) error {
-	if !needsClusterIP(svc) || unchangedPrefer(svc, old) {
+	if !allocator.NeedsClusterIP(svc) || unchangedPrefer(svc, old) {
 		return nil
 	}
 	spec := &svc.Spec
@@ -76,13 +97,13 @@ func defaultPolicy(svc, old *corev1.Service) corev1.IPFamilyPolicy {
 	return corev1.IPFamilyPolicySingleStack
 }
 
-// unchangedPrefer says whether svc is a PreferDualStack Service whose addresses
+// unchangedPrefer reports whether svc is a PreferDualStack Service whose addresses
 // stay: such a one must not gain or lose a family because the cluster did.
 func unchangedPrefer(svc, old *corev1.Service) bool {
 	prefer := func(s *corev1.Service) bool {
 		return s.Spec.IPFamilyPolicy == nil || *s.Spec.IPFamilyPolicy == corev1.IPFamilyPolicyPreferDualStack
 	}
-	return old != nil && svc.Spec.IPFamilyPolicy != nil && svc.Spec.Type == old.Spec.Type && needsClusterIP(svc) &&
+	return old != nil && svc.Spec.IPFamilyPolicy != nil && svc.Spec.Type == old.Spec.Type && allocator.NeedsClusterIP(svc) &&
 		prefer(svc) && prefer(old) &&
 		slices.Equal(svc.Spec.ClusterIPs, old.Spec.ClusterIPs) && slices.Equal(svc.Spec.IPFamilies, old.Spec.IPFamilies)
 }
@@ -174,7 +195,7 @@ func (f families) defaultOnRead(svc *corev1.Service) {
 	spec := &svc.Spec
 	linkClusterIPs(svc, nil)
 	// Objects of the watch cache are shared: write only what changes.
-	if !needsClusterIP(svc) {
+	if !allocator.NeedsClusterIP(svc) {
 		if spec.InternalTrafficPolicy != nil {
 			spec.InternalTrafficPolicy = nil
 		}

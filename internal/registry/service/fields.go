@@ -1,12 +1,13 @@
 package service
 
 import (
-	"net/netip"
 	"reflect"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	netutils "k8s.io/utils/net"
+
+	"github.com/fairlead/fairlead/internal/registry/service/allocator"
 )
 
 // externallyAccessible says whether traffic from outside may be addressed to
@@ -19,40 +20,6 @@ func externallyAccessible(svc *corev1.Service) bool {
 		return len(svc.Spec.ExternalIPs) > 0
 	}
 	return false
-}
-
-// needsClusterIP says whether svc has the cluster IP fields; "None" counts as a
-// value.
-func needsClusterIP(svc *corev1.Service) bool {
-	return svc.Spec.Type != corev1.ServiceTypeExternalName
-}
-
-// needsNodePort says whether the ports of svc may have node ports.
-func needsNodePort(svc *corev1.Service) bool {
-	return svc.Spec.Type == corev1.ServiceTypeNodePort || svc.Spec.Type == corev1.ServiceTypeLoadBalancer
-}
-
-// needsHealthCheckPort says whether svc has a healthCheckNodePort (behaviour 103).
-func needsHealthCheckPort(svc *corev1.Service) bool {
-	return svc.Spec.Type == corev1.ServiceTypeLoadBalancer &&
-		svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
-}
-
-// autoNodePorts says whether ports without a node port get one.
-func autoNodePorts(svc *corev1.Service) bool {
-	switch svc.Spec.Type {
-	case corev1.ServiceTypeNodePort:
-		return true
-	case corev1.ServiceTypeLoadBalancer:
-		a := svc.Spec.AllocateLoadBalancerNodePorts
-		return a == nil || *a
-	}
-	return false
-}
-
-// isHeadless says whether svc was asked to have no cluster IP (behaviour 79).
-func isHeadless(svc *corev1.Service) bool {
-	return len(svc.Spec.ClusterIPs) == 1 && svc.Spec.ClusterIPs[0] == corev1.ClusterIPNone
 }
 
 // isSelectorlessHeadless is the one case that may have families which the
@@ -83,13 +50,6 @@ func familyOf(ip string) corev1.IPFamily {
 	return corev1.IPv4Protocol
 }
 
-// parseClusterIP reads an address in any spelling that was ever accepted, such
-// as with leading zeros. The second result is false for "None" and "".
-func parseClusterIP(ip string) (netip.Addr, bool) {
-	a, ok := netip.AddrFromSlice(netutils.ParseIPSloppy(ip))
-	return a.Unmap(), ok
-}
-
 func sameClusterIPs(a, b *corev1.Service) bool {
 	return a.Spec.ClusterIP == b.Spec.ClusterIP && slices.Equal(a.Spec.ClusterIPs, b.Spec.ClusterIPs)
 }
@@ -101,21 +61,10 @@ func samePtr[T comparable](a, b *T) bool {
 	return *a == *b
 }
 
-// nodePorts returns the node ports of svc that are set, each number once.
-func nodePorts(svc *corev1.Service) map[int32]bool {
-	out := map[int32]bool{}
-	for _, p := range svc.Spec.Ports {
-		if p.NodePort != 0 {
-			out[p.NodePort] = true
-		}
-	}
-	return out
-}
-
 // keepAllocated gives cur what prev has and cur left out, so that applying the
 // manifest that a Service was made from changes nothing.
 func keepAllocated(cur, prev *corev1.Service) {
-	if needsClusterIP(prev) && needsClusterIP(cur) {
+	if allocator.NeedsClusterIP(prev) && allocator.NeedsClusterIP(cur) {
 		if cur.Spec.ClusterIP == "" {
 			cur.Spec.ClusterIP = prev.Spec.ClusterIP
 		}
@@ -123,10 +72,10 @@ func keepAllocated(cur, prev *corev1.Service) {
 			cur.Spec.ClusterIPs = slices.Clone(prev.Spec.ClusterIPs)
 		}
 	}
-	if needsNodePort(prev) && needsNodePort(cur) {
+	if allocator.NeedsNodePort(prev) && allocator.NeedsNodePort(cur) {
 		keepNodePorts(cur, prev)
 	}
-	if needsHealthCheckPort(prev) && needsHealthCheckPort(cur) && cur.Spec.HealthCheckNodePort == 0 {
+	if allocator.NeedsHealthCheckPort(prev) && allocator.NeedsHealthCheckPort(cur) && cur.Spec.HealthCheckNodePort == 0 {
 		cur.Spec.HealthCheckNodePort = prev.Spec.HealthCheckNodePort
 	}
 }
@@ -134,7 +83,7 @@ func keepAllocated(cur, prev *corev1.Service) {
 // keepNodePorts finds the port that a node port belonged to by its name, and
 // leaves alone those that cur gives to another port.
 func keepNodePorts(cur, prev *corev1.Service) {
-	taken := nodePorts(cur)
+	taken := allocator.NodePorts(cur)
 	byName := map[string]int32{}
 	for _, p := range prev.Spec.Ports {
 		byName[p.Name] = p.NodePort
@@ -177,7 +126,7 @@ func linkClusterIPs(cur, prev *corev1.Service) {
 // to, where they are as they were: what the writer did not touch must not be
 // refused. A field that was changed too stays and is left to validation.
 func dropForType(cur, prev *corev1.Service) {
-	if needsClusterIP(prev) && !needsClusterIP(cur) {
+	if allocator.NeedsClusterIP(prev) && !allocator.NeedsClusterIP(cur) {
 		if sameClusterIPs(cur, prev) {
 			cur.Spec.ClusterIP, cur.Spec.ClusterIPs = "", nil
 		}
@@ -188,12 +137,12 @@ func dropForType(cur, prev *corev1.Service) {
 			cur.Spec.IPFamilyPolicy = nil
 		}
 	}
-	if needsNodePort(prev) && !needsNodePort(cur) && hasNoNewNodePort(cur, prev) {
+	if allocator.NeedsNodePort(prev) && !allocator.NeedsNodePort(cur) && hasNoNewNodePort(cur, prev) {
 		for i := range cur.Spec.Ports {
 			cur.Spec.Ports[i].NodePort = 0
 		}
 	}
-	if needsHealthCheckPort(prev) && !needsHealthCheckPort(cur) &&
+	if allocator.NeedsHealthCheckPort(prev) && !allocator.NeedsHealthCheckPort(cur) &&
 		cur.Spec.HealthCheckNodePort == prev.Spec.HealthCheckNodePort {
 		cur.Spec.HealthCheckNodePort = 0
 	}
@@ -217,8 +166,8 @@ func dropForType(cur, prev *corev1.Service) {
 }
 
 func hasNoNewNodePort(cur, prev *corev1.Service) bool {
-	old := nodePorts(prev)
-	for p := range nodePorts(cur) {
+	old := allocator.NodePorts(prev)
+	for p := range allocator.NodePorts(cur) {
 		if !old[p] {
 			return false
 		}

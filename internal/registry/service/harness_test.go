@@ -15,7 +15,9 @@ import (
 
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metainternal "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -31,6 +33,8 @@ import (
 
 	"github.com/fairlead/fairlead/internal/registry/networking"
 	"github.com/fairlead/fairlead/internal/registry/scheme"
+	"github.com/fairlead/fairlead/internal/registry/service/allocator"
+	"github.com/fairlead/fairlead/internal/registry/store"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -109,9 +113,10 @@ func (b backEnd) GetRESTOptions(gr schema.GroupResource, _ runtime.Object) (gene
 // server is the storages of one server.
 type server struct {
 	Storage
-	net  networking.Storage
-	t    testing.TB
-	stop func()
+	net   networking.Storage
+	ports *store.REST
+	t     testing.TB
+	stop  func()
 }
 
 var (
@@ -120,18 +125,19 @@ var (
 	allPorts = svc.PortRange{First: 30000, Last: 32767}
 )
 
-// startServer runs a server on an etcd until the test ends or stop is called.
-func startServer(t testing.TB, endpoint string, change ...func(*Options)) *server {
+// newServer makes a server on an etcd that does not run.
+func newServer(t testing.TB, endpoint string, change ...func(*Options)) *server {
 	t.Helper()
 	b := newBackEnd(t, endpoint)
 	net, err := networking.NewStorage(b)
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := Options{
+	o := Options{Options: allocator.Options{
 		RESTOptions: b, ServiceCIDRs: []netip.Prefix{v4Range, v6Range}, NodePorts: allPorts, Networking: net,
-		RepairPeriod: time.Hour, RangeDrain: time.Second, Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
-	}
+		RepairPeriod: time.Hour, RangeDrain: time.Second,
+		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
+	}}
 	for _, f := range change {
 		f(&o)
 	}
@@ -139,34 +145,57 @@ func startServer(t testing.TB, endpoint string, change ...func(*Options)) *serve
 	if err != nil {
 		t.Fatal(err)
 	}
+	return &server{Storage: s, net: net, ports: nodePortClaims(t, b), t: t}
+}
+
+// nodePortClaims is a second storage of the node port claims; the allocator
+// shows its own to nobody.
+func nodePortClaims(t testing.TB, b backEnd) *store.REST {
+	t.Helper()
+	s, err := store.New(store.Kind{
+		Resource: schema.GroupResource{Group: coordinationv1.GroupName, Resource: "nodeports"}, Singular: "nodeport",
+		New:      func() runtime.Object { return &coordinationv1.Lease{} },
+		NewList:  func() runtime.Object { return &coordinationv1.LeaseList{} },
+		Strategy: store.ClusterScoped(),
+	}, b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// startServer runs a server on an etcd until the test ends or stop is called.
+func startServer(t testing.TB, endpoint string, change ...func(*Options)) *server {
+	t.Helper()
+	s := newServer(t, endpoint, change...)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { s.Run(ctx, nil); close(done) }()
-	out := &server{Storage: s, net: net, t: t}
-	out.stop = func() {
+	s.stop = func() {
 		cancel()
 		<-done
-		for _, st := range []rest.Storage{s.Service, s.alloc.ports.claims.store, net.IPAddress, net.ServiceCIDR} {
+		s.Destroy()
+		for _, st := range []rest.Storage{s.Service, s.ports, s.net.IPAddress, s.net.ServiceCIDR} {
 			st.Destroy()
 		}
-		out.stop = func() {}
+		s.stop = func() {}
 	}
-	t.Cleanup(func() { out.stop() })
-	select {
-	case <-s.ready:
-	case <-time.After(20 * time.Second):
-		t.Fatal("the server is not ready")
-	}
+	t.Cleanup(func() { s.stop() })
 	// Watch caches that have just started do not answer lists yet.
 	eventually(t, func() string {
-		for _, store := range []rest.Lister{s.Service, s.alloc.addrs.claims.store, s.alloc.ports.claims.store} {
+		for _, store := range []rest.Lister{s.Service, s.net.IPAddress, s.ports} {
 			if _, err := store.List(ctxIn(""), &metainternal.ListOptions{}); err != nil {
 				return err.Error()
 			}
 		}
+		probe := service("ready", ofType(corev1.ServiceTypeNodePort))
+		SetDefaults(probe)
+		if _, err := s.Service.Create(ctxIn("default"), probe, nil, &metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
+			return err.Error()
+		}
 		return ""
 	})
-	return out
+	return s
 }
 
 func start(t testing.TB, change ...func(*Options)) *server {
@@ -235,23 +264,49 @@ func (s *server) delete(name string) {
 // claimed lists the claims of addresses and ports in the store itself.
 func (s *server) claimed() []string {
 	s.t.Helper()
+	list := func(st *store.REST) runtime.Object {
+		out, err := st.List(ctxIn(""), &metainternal.ListOptions{})
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		return out
+	}
 	var out []string
-	for _, c := range []*claims{s.alloc.addrs.claims, s.alloc.ports.claims} {
-		list, err := c.store.List(clusterContext(context.Background()), &metainternal.ListOptions{})
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		items, err := listItems(list)
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		for _, o := range items {
-			owner, _ := c.owner(o)
-			out = append(out, fmt.Sprintf("%s=%s", nameOf(o), owner))
-		}
+	for _, ip := range list(s.net.IPAddress).(*networkingv1.IPAddressList).Items {
+		out = append(out, fmt.Sprintf("%s=%s/%s", ip.Name, ip.Spec.ParentRef.Namespace, ip.Spec.ParentRef.Name))
+	}
+	for _, port := range list(s.ports).(*coordinationv1.LeaseList).Items {
+		out = append(out, fmt.Sprintf("%s=%s", port.Name, *port.Spec.HolderIdentity))
 	}
 	slices.Sort(out)
 	return out
+}
+
+// claimIP claims an address for a Service as a server does.
+func (s *server) claimIP(ip string, owner svc.Name) {
+	s.t.Helper()
+	if _, err := s.net.IPAddress.Create(ctxIn(""), addressClaim(ip, owner), rest.ValidateAllObjectFunc, &metav1.CreateOptions{}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func addressClaim(ip string, owner svc.Name) *networkingv1.IPAddress {
+	return &networkingv1.IPAddress{
+		ObjectMeta: metav1.ObjectMeta{Name: ip, Labels: map[string]string{
+			networkingv1.LabelIPAddressFamily: string(familyOf(ip)), networkingv1.LabelManagedBy: networking.ManagedBy,
+		}},
+		Spec: networkingv1.IPAddressSpec{ParentRef: &networkingv1.ParentReference{
+			Resource: "services", Namespace: owner.Namespace, Name: owner.Name,
+		}},
+	}
+}
+
+// claimPort claims a node port for a Service as a server does.
+func (s *server) claimPort(port string, owner svc.Name) error {
+	claim := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: port},
+		Spec: coordinationv1.LeaseSpec{HolderIdentity: new(owner.String())}}
+	_, err := s.ports.Create(ctxIn(""), claim, rest.ValidateAllObjectFunc, &metav1.CreateOptions{})
+	return err
 }
 
 // wantClaims fails unless exactly these claims are in the store.
@@ -261,13 +316,6 @@ func (s *server) wantClaims(want ...string) {
 	if got := s.claimed(); !slices.Equal(got, want) {
 		s.t.Errorf("claims are %v, want %v", got, want)
 	}
-}
-
-// repairNow is the repairer of s, but for it every claim is old.
-func (s *server) repairNow() *repairer {
-	r := *s.repair
-	r.grace = 0
-	return &r
 }
 
 // service returns a minimal Service changed by each of f.
@@ -303,12 +351,4 @@ func eventually(t testing.TB, f func() string) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-}
-
-// has says whether k is known to be claimed or held.
-func (l *ledger[K]) has(k K) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	_, ok := l.known[k]
-	return ok
 }

@@ -18,10 +18,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/registry/rest"
 
+	"github.com/fairlead/fairlead/internal/registry/service/allocator"
 	"github.com/fairlead/fairlead/internal/svc"
 )
-
-func listItems(list runtime.Object) ([]runtime.Object, error) { return meta.ExtractList(list) }
 
 // behaviours 14, 160: a cluster IP of the range is allocated and claimed, and freed
 // with the Service.
@@ -275,7 +274,7 @@ func TestTransitions(t *testing.T) {
 	})
 	step("to headless", func(s *corev1.Service) {
 		s.Spec.Type, s.Spec.ExternalName, s.Spec.ClusterIP = corev1.ServiceTypeClusterIP, "", "None"
-	}, func(s *corev1.Service) bool { return isHeadless(s) && len(s.Spec.IPFamilies) == 1 })
+	}, func(s *corev1.Service) bool { return allocator.IsHeadless(s) && len(s.Spec.IPFamilies) == 1 })
 	if _, err := s.update("x", ofType(corev1.ServiceTypeNodePort)); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "may not be set to 'None' for NodePort services") {
 		t.Error(err)
 	}
@@ -317,7 +316,7 @@ func TestDualStack(t *testing.T) {
 		if !slices.Equal(out.Spec.IPFamilies, c.want) {
 			t.Errorf("%s: families %v, want %v", c.name, out.Spec.IPFamilies, c.want)
 		}
-		if !isHeadless(out) {
+		if !allocator.IsHeadless(out) {
 			for i, ip := range out.Spec.ClusterIPs {
 				if familyOf(ip) != c.want[i] {
 					t.Errorf("%s: cluster IPs %v", c.name, out.Spec.ClusterIPs)
@@ -409,7 +408,7 @@ func TestUnknownResultKeepsClaims(t *testing.T) {
 	if n := len(s.claimed()); n != 1 {
 		t.Fatalf("%d claims, want the one that may be in use", n)
 	}
-	found, err := s.repairNow().repair(context.Background(), nil)
+	found, err := s.Repair(context.Background(), 0)
 	if err != nil || len(found) != 1 || found[0].Reason != "ClaimWithoutService" {
 		t.Fatal(found, err)
 	}
@@ -469,17 +468,16 @@ func TestServiceCIDRs(t *testing.T) {
 // behaviours 161 to 163: what the repair finds and does.
 func TestRepair(t *testing.T) {
 	s := start(t)
-	ctx := clusterContext(context.Background())
+	ctx := ctxIn("")
 	web := s.mustCreate(service("web", ofType(corev1.ServiceTypeNodePort)))
 	port := fmt.Sprint(web.Spec.Ports[0].NodePort)
 	mine := []string{web.Spec.ClusterIP + "=default/web", port + "=default/web"}
-	addrs, ports := s.alloc.addrs.claims, s.alloc.ports.claims
-	repairer := s.repair
+	grace := time.Hour
 	reasons := func() []string {
 		t.Helper()
 		var out []string
 		eventually(t, func() string { // the repair reads a cache
-			found, err := repairer.repair(context.Background(), nil)
+			found, err := s.Repair(context.Background(), grace)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -494,13 +492,13 @@ func TestRepair(t *testing.T) {
 		slices.Sort(out)
 		return out
 	}
-	if found, err := s.Repair(context.Background()); err != nil || len(found) != 0 {
+	if found, err := s.Repair(context.Background(), grace); err != nil || len(found) != 0 {
 		t.Fatal(found, err)
 	}
 
 	// Claims lost by hand come back.
-	for _, c := range []claim{{s.alloc.ports, port}, {familyAllocator{s.alloc.addrs, "IPv4"}, web.Spec.ClusterIP}} {
-		if err := c.from.release(ctx, ownerOf(web), c.name); err != nil {
+	for name, claims := range map[string]rest.GracefulDeleter{port: s.ports, web.Spec.ClusterIP: s.net.IPAddress} {
+		if _, _, err := claims.Delete(ctx, name, rest.ValidateAllObjectFunc, &metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -515,20 +513,19 @@ func TestRepair(t *testing.T) {
 
 	// Claims without a Service stay while they are young, and go.
 	ghost := svc.Name{Namespace: "default", Name: "ghost"}
-	for _, err := range []error{addrs.create(ctx, "10.96.77.77", ghost), ports.create(ctx, "32000", ghost)} {
-		if err != nil {
-			t.Fatal(err)
-		}
+	s.claimIP("10.96.77.77", ghost)
+	if err := s.claimPort("32000", ghost); err != nil {
+		t.Fatal(err)
 	}
-	if found, err := s.Repair(context.Background()); err != nil || len(found) != 0 {
+	if found, err := s.Repair(context.Background(), grace); err != nil || len(found) != 0 {
 		t.Fatal(found, err)
 	}
-	repairer = s.repairNow()
+	grace = 0
 	if got := reasons(); got[0] != "ghost:ClaimWithoutService" {
 		t.Error(got)
 	}
 	eventually(t, func() string {
-		_, err := repairer.repair(context.Background(), nil)
+		_, err := s.Repair(context.Background(), grace)
 		if n := len(s.claimed()); err != nil || n != 2 {
 			return fmt.Sprint(n, err)
 		}
@@ -537,22 +534,22 @@ func TestRepair(t *testing.T) {
 	s.wantClaims(mine...)
 
 	// An IPAddress that a user made is not touched.
-	user := addrs.build("10.96.88.88", ghost).(*networkingv1.IPAddress)
+	user := addressClaim("10.96.88.88", ghost)
 	user.Labels = nil
 	if _, err := s.net.IPAddress.Create(ctx, user, rest.ValidateAllObjectFunc, &metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, func() string {
-		if !s.alloc.addrs.ledger.has(netip.MustParseAddr("10.96.88.88")) {
-			return "the ledger does not know an address made by a user"
+		if _, err := s.net.IPAddress.Get(ctx, "10.96.88.88", &metav1.GetOptions{ResourceVersion: "0"}); err != nil {
+			return fmt.Sprint("the cache does not know an address made by a user: ", err)
 		}
 		return ""
 	})
-	if found, err := s.Repair(context.Background()); err != nil || len(found) != 0 {
+	if found, err := s.Repair(context.Background(), grace); err != nil || len(found) != 0 {
 		t.Fatal(found, err)
 	}
 
-	// Double use, made by hand in the store: both are told.
+	// Double use, made by hand in the store: both are reported.
 	twin := service("twin")
 	SetDefaults(twin)
 	twin.Spec.ClusterIP, twin.Spec.ClusterIPs = web.Spec.ClusterIP, []string{web.Spec.ClusterIP}
@@ -571,17 +568,21 @@ func TestRepair(t *testing.T) {
 func TestRepairAlone(t *testing.T) {
 	endpoint := startEtcd(t)
 	s := startServer(t, endpoint)
-	if err := s.alloc.addrs.claims.create(context.Background(), "10.96.0.10", svc.Name{Namespace: "kube-system", Name: "kube-dns"}); err != nil {
+	// From the minute before: creation times have whole seconds.
+	left := addressClaim("10.96.0.10", svc.Name{Namespace: "kube-system", Name: "kube-dns"})
+	left.CreationTimestamp = metav1.NewTime(time.Now().Add(-time.Minute))
+	st := s.net.IPAddress.Store
+	key, err := st.KeyFunc(ctxIn(""), left.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := st.Storage.Create(ctxIn(""), key, left, &networkingv1.IPAddress{}, 0, false); err != nil {
 		t.Fatal(err)
 	}
 	s.stop()
 	for _, alone := range []bool{false, true} {
 		s = startServer(t, endpoint, func(o *Options) { o.Alone = alone })
-		r := *s.repair
-		if alone {
-			r.certain = r.certain.Add(time.Second) // the crash was in the same second
-		}
-		if _, err := r.repair(context.Background(), nil); err != nil {
+		if _, err := s.Repair(context.Background(), time.Hour); err != nil {
 			t.Fatal(err)
 		}
 		if n := len(s.claimed()); (n == 0) != alone {
@@ -594,9 +595,7 @@ func TestRepairAlone(t *testing.T) {
 // Services wait a moment for a server that has just started, and are refused
 // with a clear text when it does not become ready.
 func TestNotReady(t *testing.T) {
-	b := newBackEnd(t, startEtcd(t))
-	s := startServer(t, b.config.Transport.ServerList[0])
-	s.Service.ready = make(chan struct{})
+	s := newServer(t, startEtcd(t)) // which does not run
 	ctx, cancel := context.WithTimeout(ctxIn("default"), 50*time.Millisecond)
 	defer cancel()
 	in := service("x")

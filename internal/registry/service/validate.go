@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	netutils "k8s.io/utils/net"
 
+	"github.com/fairlead/fairlead/internal/registry/service/allocator"
 	"github.com/fairlead/fairlead/internal/registry/store"
 )
 
@@ -57,7 +58,7 @@ func ValidateUpdate(svc, old *corev1.Service) field.ErrorList {
 		!samePtr(old.Spec.LoadBalancerClass, svc.Spec.LoadBalancerClass) {
 		errs = append(errs, field.Invalid(path.Child("loadBalancerClass"), svc.Spec.LoadBalancerClass, "may not change once set"))
 	}
-	if needsHealthCheckPort(old) && needsHealthCheckPort(svc) && old.Spec.HealthCheckNodePort != svc.Spec.HealthCheckNodePort {
+	if allocator.NeedsHealthCheckPort(old) && allocator.NeedsHealthCheckPort(svc) && old.Spec.HealthCheckNodePort != svc.Spec.HealthCheckNodePort {
 		errs = append(errs, field.Forbidden(path.Child("healthCheckNodePort"), "field is immutable"))
 	}
 	return append(errs, validate(svc, old)...)
@@ -142,10 +143,10 @@ func validateTopologyAnnotations(svc *corev1.Service) field.ErrorList {
 func validateType(svc *corev1.Service, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	spec := &svc.Spec
-	if len(spec.Ports) == 0 && !isHeadless(svc) && spec.Type != corev1.ServiceTypeExternalName {
+	if len(spec.Ports) == 0 && !allocator.IsHeadless(svc) && spec.Type != corev1.ServiceTypeExternalName {
 		errs = append(errs, field.Required(path.Child("ports"), ""))
 	}
-	if isHeadless(svc) && (spec.Type == corev1.ServiceTypeLoadBalancer || spec.Type == corev1.ServiceTypeNodePort) {
+	if allocator.IsHeadless(svc) && (spec.Type == corev1.ServiceTypeLoadBalancer || spec.Type == corev1.ServiceTypeNodePort) {
 		errs = append(errs, field.Invalid(path.Child("clusterIPs").Index(0), spec.ClusterIPs[0],
 			fmt.Sprintf("may not be set to 'None' for %s services", spec.Type)))
 	}
@@ -408,7 +409,7 @@ func validatePolicies(svc *corev1.Service, path *field.Path) field.ErrorList {
 	}
 	health := path.Child("healthCheckNodePort")
 	switch {
-	case !needsHealthCheckPort(svc):
+	case !allocator.NeedsHealthCheckPort(svc):
 		if spec.HealthCheckNodePort != 0 {
 			errs = append(errs, field.Invalid(health, spec.HealthCheckNodePort,
 				"may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'"))
@@ -421,7 +422,7 @@ func validatePolicies(svc *corev1.Service, path *field.Path) field.ErrorList {
 	if p := spec.InternalTrafficPolicy; p != nil {
 		errs = append(errs, notIn(path.Child("internalTrafficPolicy"), *p,
 			corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceInternalTrafficPolicyLocal)...)
-	} else if needsNodePort(svc) || spec.Type == corev1.ServiceTypeClusterIP {
+	} else if allocator.NeedsNodePort(svc) || spec.Type == corev1.ServiceTypeClusterIP {
 		errs = append(errs, field.Required(path.Child("internalTrafficPolicy"), ""))
 	}
 	if d := spec.TrafficDistribution; d != nil {
@@ -433,4 +434,38 @@ func validatePolicies(svc *corev1.Service, path *field.Path) field.ErrorList {
 		}
 	}
 	return errs
+}
+
+// validateStrict is the rule of Kubernetes before 1.26, for load balancers that
+// know no better: the ports of a load balancer have one protocol (behaviour 96),
+// and it is not SCTP (behaviour 105) unless a class says that the load balancer is
+// somebody else's. A Service that breaks the rule already may go on as it is.
+func validateStrict(svc, old *corev1.Service) (errs field.ErrorList) {
+	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer {
+		return nil
+	}
+	protocols := protocolsOf(svc)
+	if old != nil && old.Spec.Type == corev1.ServiceTypeLoadBalancer && slices.Equal(protocols, protocolsOf(old)) {
+		return nil
+	}
+	path := field.NewPath("spec", "ports")
+	if len(protocols) > 1 {
+		errs = append(errs, field.Invalid(path, fmt.Sprint(protocols),
+			"must all have one protocol: load balancers of several protocols are switched off by --strict-load-balancers"))
+	}
+	for i, p := range svc.Spec.Ports {
+		if p.Protocol == corev1.ProtocolSCTP && svc.Spec.LoadBalancerClass == nil {
+			errs = append(errs, field.NotSupported(path.Index(i).Child("protocol"), p.Protocol, []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP}))
+		}
+	}
+	return errs
+}
+
+// protocolsOf returns the protocols of the ports, each once, in order.
+func protocolsOf(svc *corev1.Service) (out []corev1.Protocol) {
+	for _, p := range svc.Spec.Ports {
+		out = append(out, p.Protocol)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
 }

@@ -7,6 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	netutils "k8s.io/utils/net"
+
+	"github.com/fairlead/fairlead/internal/registry/service/allocator"
 )
 
 // validateClusterIPs checks clusterIP, clusterIPs, ipFamilies and
@@ -80,7 +82,7 @@ func validateClusterIPFamilies(svc *corev1.Service, at *field.Path) field.ErrorL
 			errs = append(errs, field.Invalid(at, spec.ClusterIPs, "may specify no more than one IP for each IP family"))
 		}
 	}
-	if isHeadless(svc) {
+	if allocator.IsHeadless(svc) {
 		return errs
 	}
 	for i, ip := range spec.ClusterIPs {
@@ -97,7 +99,7 @@ func seenFamily(f corev1.IPFamily) bool { return f == corev1.IPv4Protocol || f =
 // validateClusterIPsUpdate: the first cluster IP never changes; a second one may
 // be added, and be removed by asking for a single stack.
 func validateClusterIPsUpdate(svc, old *corev1.Service) field.ErrorList {
-	if !needsClusterIP(svc) || !needsClusterIP(old) || isHeadless(svc) && isHeadless(old) {
+	if !allocator.NeedsClusterIP(svc) || !allocator.NeedsClusterIP(old) || allocator.IsHeadless(svc) && allocator.IsHeadless(old) {
 		return nil
 	}
 	var errs field.ErrorList
@@ -132,7 +134,7 @@ func validateClusterIPsUpdate(svc, old *corev1.Service) field.ErrorList {
 // validateFamiliesUpdate: as for the cluster IPs, but a headless Service may
 // change its families at will.
 func validateFamiliesUpdate(svc, old *corev1.Service) field.ErrorList {
-	if !needsClusterIP(svc) || !needsClusterIP(old) || isHeadless(svc) || isHeadless(old) {
+	if !allocator.NeedsClusterIP(svc) || !allocator.NeedsClusterIP(old) || allocator.IsHeadless(svc) || allocator.IsHeadless(old) {
 		return nil
 	}
 	var errs field.ErrorList

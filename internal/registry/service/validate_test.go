@@ -10,6 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"pgregory.net/rapid"
+
+	"github.com/fairlead/fairlead/internal/registry/service/allocator"
 )
 
 type edit = func(*corev1.Service)
@@ -258,11 +260,10 @@ func TestRulesOnOddServices(t *testing.T) {
 			cur, prev := drawService(t), drawService(t)
 			SetDefaults(cur)
 			SetDefaults(prev)
-			al := &allocators{families: fams, addrs: newAddresses(nil), ports: newPorts(nil, allPorts)}
 			fresh := cur.DeepCopy()
 			linkClusterIPs(fresh, nil)
 			if fams.initFamilies(fresh, nil) == nil {
-				al.planCreate(fresh)
+				allocator.PlanCreate(fresh)
 				if len(ValidateCreate(fresh)) == 0 {
 					warnings(fresh)
 				}
@@ -271,7 +272,7 @@ func TestRulesOnOddServices(t *testing.T) {
 			keepAllocated(cur, prev)
 			linkClusterIPs(cur, prev)
 			if fams.initFamilies(cur, prev) == nil {
-				al.planUpdate(cur, prev)
+				allocator.PlanUpdate(cur, prev)
 				dropForType(cur, prev)
 				ValidateUpdate(cur, prev)
 			}
@@ -343,7 +344,7 @@ func FuzzServiceJSON(f *testing.F) {
 		if fams.initFamilies(&s, nil) != nil {
 			return
 		}
-		(&allocators{families: fams, addrs: newAddresses(nil), ports: newPorts(nil, allPorts)}).planCreate(&s)
+		allocator.PlanCreate(&s)
 		if len(ValidateCreate(&s)) == 0 {
 			warnings(&s)
 		}

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/fairlead/fairlead/internal/registry/service/allocator"
 )
 
 // write follows one create or update of a Service through all its attempts.
@@ -18,11 +20,11 @@ import (
 // So the transaction is settled only when the store has returned.
 type write struct {
 	// last is the transaction of the last attempt, nil when there is none.
-	last *transaction
-	// finished says that the last attempt reported success, which for a create
+	last *allocator.Transaction
+	// finished is set when the last attempt reported success, which for a create
 	// is after its write and for an update before.
 	finished bool
-	// reached says that everything before the write to etcd succeeded.
+	// reached is set when everything before the write to etcd succeeded.
 	reached bool
 }
 
@@ -49,10 +51,10 @@ func writeOf(ctx context.Context) *write {
 }
 
 // restart begins another attempt. The store repeats only what certainly was not
-// written, so what the attempt before has claimed is given up.
+// written, so what the attempt before has claimed is released.
 func (w *write) restart(ctx context.Context) {
 	if w.last != nil {
-		w.last.revert(ctx)
+		w.last.Revert(ctx)
 	}
 	*w = write{}
 }
@@ -60,24 +62,23 @@ func (w *write) restart(ctx context.Context) {
 // finish is the finish function of the generic store.
 func (w *write) finish(_ context.Context, success bool) { w.finished = success }
 
-// settle commits or reverts the last attempt after the store returned err. When
-// nobody can tell whether the write happened it does neither.
+// settle commits or reverts the last attempt after the store returned err, or
+// abandons it if it is unknown whether the write happened.
 func (w *write) settle(ctx context.Context, err error) {
 	switch {
 	case w.last == nil:
 	case err == nil && w.finished:
-		w.last.commit(ctx)
-	case err == nil, !w.finished && !w.reached, refused(err):
-		w.last.revert(ctx)
+		w.last.Commit(ctx)
+	case err == nil, !w.finished && !w.reached, rejected(err):
+		w.last.Revert(ctx)
 	default:
-		w.last.al.log.Warn("a write of a Service failed in a way that leaves its result unknown; its claims stay until the repair",
-			"service", w.last.owner.String(), "err", err)
+		w.last.Abandon(err)
 	}
 }
 
-// refused says whether err means that certainly nothing was written: any answer
-// that blames the request.
-func refused(err error) bool {
+// rejected reports whether err means that certainly nothing was written: any
+// answer that blames the request.
+func rejected(err error) bool {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {
 		return false

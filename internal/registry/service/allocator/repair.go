@@ -1,13 +1,15 @@
-package service
+package allocator
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"maps"
 	"math/rand/v2"
-	"net/netip"
+
 	"slices"
-	"strconv"
+
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -18,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	genericrequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/client-go/tools/events"
 
 	"github.com/fairlead/fairlead/internal/registry/networking"
@@ -45,134 +48,122 @@ type Finding struct {
 	Message string
 }
 
-// String returns the finding as one line.
+// String returns the finding on one line.
 func (f Finding) String() string { return f.Service.String() + ": " + f.Reason + ": " + f.Message }
+
+// Services reads the Services that the claims are compared with.
+type Services interface {
+	rest.Getter
+	rest.Lister
+}
 
 // repairer compares claims with Services.
 type repairer struct {
-	services *REST
-	alloc    *allocators
+	services Services
+	kinds    []kind
 	period   time.Duration
 	grace    time.Duration
-	// certain is the time before which no claim can belong to a write that is
-	// still on the way; zero if there is none.
-	certain time.Time
+	// start is the start of a server that is alone on its store, else zero:
+	// no claim from before it can belong to a write in flight.
+	start time.Time
+	log   *slog.Logger
 }
 
-func newRepairer(r *REST, o Options) *repairer {
-	out := &repairer{services: r, alloc: r.alloc, period: o.RepairPeriod, grace: o.ClaimGrace}
-	if o.Alone {
-		// Creation times have whole seconds.
-		out.certain = time.Now().Truncate(time.Second)
-	}
-	if out.period <= 0 {
-		out.period = DefaultRepairPeriod
-	}
-	if out.grace <= 0 {
-		out.grace = 3 * r.writeTimeout
-	}
-	return out
-}
-
-// run repairs once now and then in every period, until ctx ends. Servers that
+// run repairs once at once and then in every period, until ctx ends. Servers that
 // started together spread out.
 func (r *repairer) run(ctx context.Context, recorder events.EventRecorder) {
 	for {
 		rctx, cancel := context.WithTimeout(ctx, repairTimeout)
-		findings, err := r.repair(rctx, recorder)
+		findings, err := r.repair(rctx, recorder, r.grace)
 		cancel()
 		for _, f := range findings {
-			r.alloc.log.Warn("allocation repaired", "service", f.Service.String(), "reason", f.Reason, "claim", f.Claim, "msg", f.Message)
+			r.log.Warn("allocation repaired", "service", f.Service.String(), "reason", f.Reason, "claim", f.Claim, "detail", f.Message)
 		}
 		if err != nil && ctx.Err() == nil {
-			r.alloc.log.Warn("allocation repair incomplete; it is tried again", "err", err)
+			r.log.Warn("cannot repair all allocations; retrying in the next period", "period", r.period, "err", err)
 		}
-		timer := time.NewTimer(r.period + rand.N(r.period/10+1))
 		select {
 		case <-ctx.Done():
-			timer.Stop()
 			return
-		case <-timer.C:
+		case <-time.After(r.period + rand.N(r.period/10+1)):
 		}
 	}
 }
-
-// Repair compares all claims with all Services once: claims without a Service
-// are freed when they are older than the grace, Services without a claim get
-// one, and what is used twice is reported on both. It returns what it found,
-// also when it returns an error.
-func (s Storage) Repair(ctx context.Context) ([]Finding, error) { return s.repair.repair(ctx, nil) }
 
 // pass is one comparison.
 type pass struct {
 	*repairer
 	recorder events.EventRecorder
+	grace    time.Duration
 	findings []Finding
 	errs     []error
 	services map[svc.Name]*corev1.Service
 }
 
-// kindOf is what differs between addresses and ports.
-type kindOf struct {
+// kind is what differs between addresses and ports.
+type kind struct {
 	what, action string
 	claims       *claims
 	// uses returns the names that a Service uses.
 	uses func(*corev1.Service) []string
-	// inRange says whether a name can be claimed at all.
+	// inRange reports whether a name can be claimed at all.
 	inRange func(name string) bool
-	// ours says whether a claim without a Service may be freed.
+	// ours reports whether a claim without a Service may be freed.
 	ours func(runtime.Object) bool
 	// text is the name as messages have it.
 	text func(name string) string
 }
 
-func (r *repairer) kinds() []kindOf {
-	return []kindOf{{
-		what: "ClusterIP", action: "ClusterIPAllocation", claims: r.alloc.addrs.claims,
+func (a *Allocator) addressKind() kind {
+	return kind{
+		what: "ClusterIP", action: "ClusterIPAllocation", claims: a.ipClaims,
 		uses: func(s *corev1.Service) []string {
-			var out []string
-			for _, ip := range s.Spec.ClusterIPs {
-				if a, ok := parseClusterIP(ip); ok && needsClusterIP(s) {
-					out = append(out, a.String())
-				}
-			}
-			return out
+			return names(s, func(c claim) bool { return c.resource != nodePort })
 		},
 		inRange: func(name string) bool {
-			a, err := netip.ParseAddr(name)
-			return err == nil && r.alloc.addrs.contains(a)
+			ip, ok := parseAddr(name)
+			return ok && a.addrs.contains(ip)
 		},
 		ours: func(obj runtime.Object) bool {
 			return obj.(*networkingv1.IPAddress).Labels[networkingv1.LabelManagedBy] == networking.ManagedBy
 		},
 		text: func(name string) string { return fmt.Sprintf("Cluster IP [%s]: %s", familyOf(name), name) },
-	}, {
-		what: "Port", action: "PortAllocation", claims: r.alloc.ports.claims,
-		uses: func(s *corev1.Service) []string {
-			ports := nodePorts(s)
-			if s.Spec.HealthCheckNodePort != 0 {
-				ports[s.Spec.HealthCheckNodePort] = true
-			}
-			var out []string
-			for n := range ports {
-				out = append(out, strconv.Itoa(int(n)))
-			}
-			slices.Sort(out)
-			return out
-		},
-		inRange: func(name string) bool { return r.alloc.ports.check(name) == nil },
-		ours:    func(runtime.Object) bool { return true },
-		text:    func(name string) string { return "Port " + name },
-	}}
+	}
 }
 
-func (r *repairer) repair(ctx context.Context, recorder events.EventRecorder) ([]Finding, error) {
-	p := &pass{repairer: r, recorder: recorder, services: map[svc.Name]*corev1.Service{}}
-	// Claims before Services: whoever made a claim that is listed has also made
-	// its Service by the time the Services are listed, or is about to.
-	kinds := r.kinds()
-	listed := make([]map[string]runtime.Object, len(kinds))
-	for i, k := range kinds {
+func (a *Allocator) portKind() kind {
+	return kind{
+		what: "Port", action: "PortAllocation", claims: a.ports.claims,
+		uses: func(s *corev1.Service) []string {
+			return names(s, func(c claim) bool { return c.resource == nodePort })
+		},
+		inRange: func(name string) bool {
+			_, err := a.ports.check(name)
+			return err == nil
+		},
+		ours: func(runtime.Object) bool { return true },
+		text: func(name string) string { return "Port " + name },
+	}
+}
+
+// names returns those claims of s that of selects, sorted.
+func names(s *corev1.Service, of func(claim) bool) []string {
+	var out []string
+	for _, c := range claimsOf(s) {
+		if of(c) {
+			out = append(out, c.name)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+func (r *repairer) repair(ctx context.Context, recorder events.EventRecorder, grace time.Duration) ([]Finding, error) {
+	p := &pass{repairer: r, recorder: recorder, grace: grace, services: map[svc.Name]*corev1.Service{}}
+	// Claims before Services: the Service of a claim that is listed exists by the
+	// time the Services are listed, or its write is in flight.
+	listed := make([]map[string]runtime.Object, len(r.kinds))
+	for i, k := range r.kinds {
 		var err error
 		if listed[i], err = k.claims.list(ctx); err != nil {
 			return nil, fmt.Errorf("cannot list claims: %w", err)
@@ -187,35 +178,21 @@ func (r *repairer) repair(ctx context.Context, recorder events.EventRecorder) ([
 	for i := range list.Items {
 		p.services[ownerOf(&list.Items[i])] = &list.Items[i]
 	}
-	for i, k := range kinds {
+	for i, k := range r.kinds {
 		p.compare(ctx, k, listed[i])
 	}
 	return p.findings, errors.Join(p.errs...)
 }
 
-// list returns the claims by name, from the watch cache: what a repair does is
-// checked against the store before.
-func (c *claims) list(ctx context.Context) (map[string]runtime.Object, error) {
-	list, err := c.store.List(clusterContext(ctx), &metainternal.ListOptions{ResourceVersion: "0"})
-	if err != nil {
-		return nil, err
-	}
-	out := map[string]runtime.Object{}
-	return out, meta.EachListItem(list, func(obj runtime.Object) error {
-		out[nameOf(obj)] = obj
-		return nil
-	})
-}
-
 // compare repairs one kind of claims.
-func (p *pass) compare(ctx context.Context, k kindOf, listed map[string]runtime.Object) {
+func (p *pass) compare(ctx context.Context, k kind, listed map[string]runtime.Object) {
 	users := map[string][]*corev1.Service{}
 	for _, s := range p.services {
 		for _, name := range k.uses(s) {
 			users[name] = append(users[name], s)
 		}
 	}
-	for _, name := range sortedKeys(users) {
+	for _, name := range slices.Sorted(maps.Keys(users)) {
 		using := users[name]
 		slices.SortFunc(using, func(a, b *corev1.Service) int { return ownerOf(a).Compare(ownerOf(b)) })
 		switch {
@@ -237,24 +214,15 @@ func (p *pass) compare(ctx context.Context, k kindOf, listed map[string]runtime.
 			p.claimFor(ctx, k, using[0], name)
 		}
 	}
-	for _, name := range sortedKeys(listed) {
+	for _, name := range slices.Sorted(maps.Keys(listed)) {
 		if len(users[name]) == 0 {
 			p.free(ctx, k, name, listed[name])
 		}
 	}
 }
 
-func sortedKeys[V any](m map[string]V) []string {
-	out := make([]string, 0, len(m))
-	for k := range m {
-		out = append(out, k)
-	}
-	slices.Sort(out)
-	return out
-}
-
 // claimFor gives a Service the claim that it lacks.
-func (p *pass) claimFor(ctx context.Context, k kindOf, s *corev1.Service, name string) {
+func (p *pass) claimFor(ctx context.Context, k kind, s *corev1.Service, name string) {
 	if cur, err := p.fresh(ctx, ownerOf(s)); err != nil || cur == nil || !slices.Contains(k.uses(cur), name) {
 		p.fail(err)
 		return // gone or changed meanwhile
@@ -263,9 +231,7 @@ func (p *pass) claimFor(ctx context.Context, k kindOf, s *corev1.Service, name s
 	switch {
 	case apierrors.IsNotFound(err):
 		p.report(k, s, "NotAllocated", name, "%s is not allocated; repairing")
-		if err := k.claims.create(ctx, name, ownerOf(s)); err != nil && !errors.Is(err, errClaimed) {
-			p.fail(err)
-		}
+		p.create(ctx, k, name, s)
 		return
 	case err != nil:
 		p.fail(err)
@@ -273,7 +239,7 @@ func (p *pass) claimFor(ctx context.Context, k kindOf, s *corev1.Service, name s
 	}
 	owner, ok := k.claims.owner(claim)
 	if ok && owner == ownerOf(s) {
-		return // made meanwhile
+		return // created meanwhile
 	}
 	if ok {
 		other, err := p.fresh(ctx, owner)
@@ -287,7 +253,7 @@ func (p *pass) claimFor(ctx context.Context, k kindOf, s *corev1.Service, name s
 			return
 		}
 		if p.young(claim) {
-			return // that Service may be on its way
+			return // the write of that Service may be in flight
 		}
 	}
 	p.report(k, s, "WrongReference", name, "%s is claimed for something else that does not use it; repairing")
@@ -295,14 +261,20 @@ func (p *pass) claimFor(ctx context.Context, k kindOf, s *corev1.Service, name s
 		p.fail(err)
 		return
 	}
-	if err := k.claims.create(ctx, name, ownerOf(s)); err != nil && !errors.Is(err, errClaimed) {
+	p.create(ctx, k, name, s)
+}
+
+// create makes the claim of s unless another has made one meanwhile, which the
+// next repair finds.
+func (p *pass) create(ctx context.Context, k kind, name string, s *corev1.Service) {
+	if err := k.claims.create(ctx, name, ownerOf(s)); !errors.Is(err, errClaimed) {
 		p.fail(err)
 	}
 }
 
 // free removes a claim that no Service has, if it is old enough that no write
-// can still be on the way, and of this system.
-func (p *pass) free(ctx context.Context, k kindOf, name string, claim runtime.Object) {
+// can still be in flight, and was made by this system.
+func (p *pass) free(ctx context.Context, k kind, name string, claim runtime.Object) {
 	owner, ok := k.claims.owner(claim)
 	if !ok || !k.ours(claim) || p.young(claim) {
 		return
@@ -320,13 +292,14 @@ func (p *pass) free(ctx context.Context, k kindOf, name string, claim runtime.Ob
 		Message: k.text(name) + " was claimed and not used by its service; freed"})
 }
 
+// young reports whether claim may belong to a write in flight.
 func (p *pass) young(claim runtime.Object) bool {
 	m, err := meta.Accessor(claim)
 	if err != nil {
 		return true
 	}
 	made := m.GetCreationTimestamp().Time
-	return time.Since(made) < p.grace && !made.Before(p.certain)
+	return time.Since(made) < p.grace && !made.Before(p.start)
 }
 
 func (p *pass) fail(err error) {
@@ -347,22 +320,8 @@ func (p *pass) fresh(ctx context.Context, n svc.Name) (*corev1.Service, error) {
 	return obj.(*corev1.Service), nil
 }
 
-// removeExactly deletes the claim if it is still the object that was read.
-func (c *claims) removeExactly(ctx context.Context, claim runtime.Object) error {
-	m, err := meta.Accessor(claim)
-	if err != nil {
-		return err
-	}
-	return c.remove(ctx, m.GetName(), func(obj runtime.Object) error {
-		if cur, err := meta.Accessor(obj); err != nil || cur.GetUID() != m.GetUID() {
-			return errOwner
-		}
-		return nil
-	})
-}
-
 // report records a finding and its Event on the Service.
-func (p *pass) report(k kindOf, s *corev1.Service, reason, name, format string) {
+func (p *pass) report(k kind, s *corev1.Service, reason, name, format string) {
 	f := Finding{Service: ownerOf(s), Reason: k.what + reason, Claim: name, Message: fmt.Sprintf(format, k.text(name))}
 	p.findings = append(p.findings, f)
 	if p.recorder != nil {

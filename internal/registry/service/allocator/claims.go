@@ -1,4 +1,4 @@
-package service
+package allocator
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metainternal "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -21,7 +22,7 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// errClaimed says that the object of a claim exists already.
+// errClaimed is returned when the object of a claim exists already.
 var errClaimed = errors.New("claimed already")
 
 // claims is one kind of object whose names are what is claimed.
@@ -34,8 +35,8 @@ type claims struct {
 	owner func(runtime.Object) (svc.Name, bool)
 }
 
-// addressClaims claims cluster IPs as IPAddress objects.
-func addressClaims(ipAddresses *store.REST) *claims {
+// newAddressClaims claims cluster IPs as IPAddress objects.
+func newAddressClaims(ipAddresses *store.REST) *claims {
 	return &claims{
 		store: ipAddresses,
 		build: func(name string, owner svc.Name) runtime.Object {
@@ -59,10 +60,10 @@ func addressClaims(ipAddresses *store.REST) *claims {
 	}
 }
 
-// portClaims claims node ports as objects that no API shows. They are Leases by
+// newPortClaims claims node ports as objects that no API shows. They are Leases by
 // type, because a holder is all there is to say about a port; they live under a
 // key of their own.
-func portClaims(opts generic.RESTOptionsGetter) (*claims, error) {
+func newPortClaims(opts generic.RESTOptionsGetter) (*claims, error) {
 	s, err := store.New(store.Kind{
 		Resource: schema.GroupResource{Group: coordinationv1.GroupName, Resource: "nodeports"},
 		Singular: "nodeport",
@@ -71,7 +72,7 @@ func portClaims(opts generic.RESTOptionsGetter) (*claims, error) {
 		Strategy: store.ClusterScoped(),
 	}, opts)
 	if err != nil {
-		return nil, fmt.Errorf("storage of node port claims: %w", err)
+		return nil, fmt.Errorf("cannot build the storage of node port claims: %w", err)
 	}
 	return &claims{
 		store: s,
@@ -136,7 +137,7 @@ func (c *claims) get(ctx context.Context, name string) (runtime.Object, error) {
 	return c.store.Get(clusterContext(ctx), name, &metav1.GetOptions{})
 }
 
-// exists says whether there is a claim now. What this server knows of the
+// exists reports whether there is a claim now. What this server knows of the
 // claims lags behind its own releases.
 func (c *claims) exists(ctx context.Context, name string) (bool, error) {
 	_, err := c.get(ctx, name)
@@ -144,6 +145,34 @@ func (c *claims) exists(ctx context.Context, name string) (bool, error) {
 		return false, nil
 	}
 	return err == nil, err
+}
+
+// list returns the claims by name, from the watch cache: what a repair does is
+// checked against the store before.
+func (c *claims) list(ctx context.Context) (map[string]runtime.Object, error) {
+	list, err := c.store.List(clusterContext(ctx), &metainternal.ListOptions{ResourceVersion: "0"})
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]runtime.Object{}
+	return out, meta.EachListItem(list, func(obj runtime.Object) error {
+		out[nameOf(obj)] = obj
+		return nil
+	})
+}
+
+// removeExactly deletes the claim if it is still the object that was read.
+func (c *claims) removeExactly(ctx context.Context, claim runtime.Object) error {
+	m, err := meta.Accessor(claim)
+	if err != nil {
+		return err
+	}
+	return c.remove(ctx, m.GetName(), func(obj runtime.Object) error {
+		if cur, err := meta.Accessor(obj); err != nil || cur.GetUID() != m.GetUID() {
+			return errOwner
+		}
+		return nil
+	})
 }
 
 // nameOf returns the name of a claim.

@@ -1,4 +1,4 @@
-package service
+package allocator
 
 import (
 	"sync"
@@ -14,17 +14,17 @@ const holdLimit = time.Minute
 //
 // A key is known because a watch showed it, or because this server holds it: it
 // has chosen it and is writing the claim. A watch event that shows a held key
-// ends the hold; one that tells of its deletion does not, since it speaks of an
+// ends the hold; one that shows its deletion does not, since it is about an
 // earlier claim. So whatever the order in which own writes and events arrive, a
 // key that is claimed stays known. A held key that is not claimed yet may be
-// forgotten when another server claimed it and let it go in the meantime; at
-// worst it is then chosen twice here, and the store refuses one.
+// forgotten when another server claimed it and released it in the meantime; at
+// worst it is then chosen a second time here, and the store rejects one.
 type ledger[K comparable] struct {
 	mu sync.Mutex
 	// known has a zero time for keys that a watch showed, and the start of the
 	// hold for held ones.
 	known map[K]time.Time
-	// mark and unmark tell the pool that a key came or went. They are called
+	// mark and unmark inform the pool that a key came or went. They are called
 	// with mu held and must not call back.
 	mark, unmark func(K)
 }
@@ -33,8 +33,7 @@ func newLedger[K comparable](mark, unmark func(K)) *ledger[K] {
 	return &ledger[K]{known: map[K]time.Time{}, mark: mark, unmark: unmark}
 }
 
-// hold calls choose, which takes a free key from the pool itself, and holds
-// that.
+// hold calls choose, which marks a free key in the pool itself, and holds that.
 func (l *ledger[K]) hold(choose func() (K, error)) (K, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -46,10 +45,16 @@ func (l *ledger[K]) hold(choose func() (K, error)) (K, error) {
 }
 
 // drop ends a hold whose claim was not made, or was made and is gone again.
-func (l *ledger[K]) drop(k K) {
+func (l *ledger[K]) drop(k K) { l.forget(k, false) }
+
+// gone records that a watch showed the deletion of a claim.
+func (l *ledger[K]) gone(k K) { l.forget(k, true) }
+
+// forget removes k if it is known in the given way.
+func (l *ledger[K]) forget(k K, seen bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if since, ok := l.known[k]; ok && !since.IsZero() {
+	if since, ok := l.known[k]; ok && since.IsZero() == seen {
 		delete(l.known, k)
 		l.unmark(k)
 	}
@@ -67,16 +72,6 @@ func (l *ledger[K]) see(k K) {
 		l.mark(k)
 	}
 	l.known[k] = time.Time{}
-}
-
-// gone records that a watch showed the deletion of a claim.
-func (l *ledger[K]) gone(k K) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if since, ok := l.known[k]; ok && since.IsZero() {
-		delete(l.known, k)
-		l.unmark(k)
-	}
 }
 
 // replace records the result of a relist.
