@@ -96,6 +96,10 @@ func host(more []func(dir string) error) (code int, err error) {
 			return 0, err
 		}
 	}
+	library, err := preload(dir)
+	if err != nil {
+		return 0, err
+	}
 	exe, err := os.Executable()
 	if err != nil {
 		return 0, err
@@ -107,6 +111,7 @@ func host(more []func(dir string) error) (code int, err error) {
 	defer func() { _ = console.Close() }()
 	cmd := exec.Command(path, "mem="+memory, "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro",
 		"init="+exe, dirEnv+"="+dir, "con=null", "con0=fd:0,fd:1", "quiet", "panic=-1")
+	cmd.Env = append(os.Environ(), library...)
 	cmd.Stdout, cmd.Stderr = console, console
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
@@ -170,7 +175,7 @@ func follow(dir string, pid int, ended <-chan error, deadline time.Time) (int, e
 	defer func() { _ = output.Close() }()
 	look := time.NewTicker(100 * time.Millisecond)
 	defer look.Stop()
-	// The guest is several processes: whoever ends this one ends all of them.
+	// The guest is several processes: what ends this one ends all of them.
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
 	defer signal.Stop(signals)
