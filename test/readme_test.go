@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
 // The commands of the README that are marked so work as they stand, one after
@@ -33,7 +35,7 @@ func TestReadme(t *testing.T) {
 		for l := range strings.Lines(b[2]) {
 			command, ok := strings.CutPrefix(l, "$ ")
 			if !ok {
-				t.Fatalf("%q in a marked block is no command", l)
+				t.Fatalf("%q in a marked block is not a command", l)
 			}
 			script += command
 		}
@@ -43,7 +45,7 @@ func TestReadme(t *testing.T) {
 		} else {
 			cmd = u.in(pid, script)
 		}
-		out := output(t, cmd)
+		out := process.Output(t, cmd)
 		if !strings.Contains(out, "my") {
 			t.Errorf("the commands printed %q", out)
 		}

@@ -16,19 +16,22 @@ import (
 // insideEnv marks a process that Main has already moved.
 const insideEnv = "FAIRLEAD_TESTBED_INSIDE"
 
-// Main runs the tests of m as root in a network and mount namespace of their
-// own. Without root it makes a user namespace too, in which the caller is
-// root. /run is an empty file system there, so that lock files of the machine
-// are not shared.
-func Main(m *testing.M) {
+// Main exits with the code of Run.
+func Main(m *testing.M) { os.Exit(Run(m)) }
+
+// Run runs the tests of m as root in a network and mount namespace of their own.
+// Without root it makes a user namespace too, in which the caller is root. /run
+// is an empty file system there, so that lock files of the machine are not
+// shared.
+func Run(m *testing.M) int {
 	if os.Getenv(insideEnv) == "" {
-		os.Exit(reexec())
+		return reexec()
 	}
 	if err := settle(); err != nil {
 		fmt.Fprintln(os.Stderr, "testbed:", err)
-		os.Exit(1)
+		return 1
 	}
-	os.Exit(m.Run())
+	return m.Run()
 }
 
 // reexec runs this program again inside new namespaces and returns its exit
@@ -50,7 +53,8 @@ func reexec() int {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
 	if err := cmd.Start(); err != nil {
-		fmt.Fprintf(os.Stderr, "testbed: cannot start the tests in a namespace of their own: %v (as a normal user this needs unprivileged user namespaces; else run as root)\n", err)
+		fmt.Fprintf(os.Stderr, "testbed: cannot start the tests in a namespace of their own: %v "+
+			"(as a normal user this needs unprivileged user namespaces; otherwise run them as root)\n", err)
 		return 1
 	}
 	done := make(chan struct{})

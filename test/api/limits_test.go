@@ -47,8 +47,10 @@ func TestUnreasonableBodies(t *testing.T) {
 		what, body string
 		code       int
 	}{
-		{"4 MB", service(`"name":"x","annotations":{"a":"`+strings.Repeat("a", 4<<20)+`"}`, `"ports":[{"port":80}]`), http.StatusRequestEntityTooLarge},
-		{"2 MB of annotations", service(`"name":"x","annotations":{"a":"`+strings.Repeat("a", 2<<20)+`"}`, `"ports":[{"port":80}]`), http.StatusUnprocessableEntity},
+		{"4 MB", service(`"name":"x","annotations":{"a":"`+strings.Repeat("a", 4<<20)+`"}`,
+			`"ports":[{"port":80}]`), http.StatusRequestEntityTooLarge},
+		{"2 MB of annotations", service(`"name":"x","annotations":{"a":"`+strings.Repeat("a", 2<<20)+`"}`,
+			`"ports":[{"port":80}]`), http.StatusUnprocessableEntity},
 		{"10,000 times one port", service(`"name":"x"`, `"ports":[`+samePorts+`]`), http.StatusUnprocessableEntity},
 		{"a name of 300 letters", service(`"name":"`+strings.Repeat("a", 300)+`"`, `"ports":[{"port":80}]`), http.StatusUnprocessableEntity},
 		{"deep lists", service(`"name":"x"`, `"ports":`+strings.Repeat("[", 100_000)), http.StatusBadRequest},

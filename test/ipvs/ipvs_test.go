@@ -17,6 +17,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	typeddiscoveryv1 "k8s.io/client-go/kubernetes/typed/discovery/v1"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
@@ -24,6 +25,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/ipvs"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
 // readKernel writes the virtual servers and the sets of this namespace, as
@@ -64,7 +66,7 @@ func readKernel(t *testing.T, w io.Writer) {
 // endpoints.
 func (c *cluster) service(name, clusterIP string, nodePort int32, annotations map[string]string, endpoints ...*testbed.Host) {
 	c.t.Helper()
-	_, err := c.client.CoreV1().Services("default").Create(c.t.Context(), &corev1.Service{
+	_, err := c.server.Client.CoreV1().Services("default").Create(c.t.Context(), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: annotations},
 		Spec: corev1.ServiceSpec{
 			Type: corev1.ServiceTypeNodePort, ClusterIP: clusterIP,
@@ -74,15 +76,20 @@ func (c *cluster) service(name, clusterIP string, nodePort int32, annotations ma
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	if _, err := c.client.DiscoveryV1().EndpointSlices("default").Create(c.t.Context(), slice(name, endpoints), metav1.CreateOptions{}); err != nil {
+	_, err = c.slices().Create(c.t.Context(), slice(name, endpoints), metav1.CreateOptions{})
+	if err != nil {
 		c.t.Fatal(err)
 	}
+}
+
+func (c *cluster) slices() typeddiscoveryv1.EndpointSliceInterface {
+	return c.server.Client.DiscoveryV1().EndpointSlices("default")
 }
 
 // endpoints replaces those of a Service.
 func (c *cluster) endpoints(name string, list ...*testbed.Host) {
 	c.t.Helper()
-	if _, err := c.client.DiscoveryV1().EndpointSlices("default").Update(c.t.Context(), slice(name, list), metav1.UpdateOptions{}); err != nil {
+	if _, err := c.slices().Update(c.t.Context(), slice(name, list), metav1.UpdateOptions{}); err != nil {
 		c.t.Fatal(err)
 	}
 }
@@ -105,7 +112,7 @@ func slice(name string, endpoints []*testbed.Host) *discoveryv1.EndpointSlice {
 // nowhere else.
 func (c *cluster) reaches(from *testbed.Host, at netip.AddrPort, hosts ...*testbed.Host) {
 	c.t.Helper()
-	until(c.t, fmt.Sprintf("%s to reach %d endpoints at %s", from.Name(), len(hosts), at), func() error {
+	testbed.Until(c.t, fmt.Sprintf("%s to reach %d endpoints at %s", from.Name(), len(hosts), at), func() error {
 		seen := map[string]int{}
 		for range 2 * len(hosts) {
 			got, err := from.Ask(c.t.Context(), svc.TCP, at)
@@ -142,6 +149,8 @@ func alive(t *testing.T, conn net.Conn, when string) {
 // endpoint, and cleanup leaves nothing.
 func TestProxy(t *testing.T) {
 	c := newCluster(t)
+	c.server.Start(t)
+	c.server.AwaitReady(t)
 	a, b, from := c.node.Pod("a"), c.node.Pod("b"), c.node.Pod("c")
 	a.Serve(svc.TCP, port)
 	b.Serve(svc.TCP, port)
@@ -150,8 +159,7 @@ func TestProxy(t *testing.T) {
 	c.service("web", "10.96.0.100", 30080, nil, a)
 	c.service("few", "10.96.0.101", 30081, map[string]string{"fairlead.dev/ipvs-scheduler": "lc"}, b)
 
-	_, stop := c.start(c.proxy("--ipvs-tcp-timeout", "20m", "--ipvs-udp-timeout", "77s")...)
-	defer func() { stop() }()
+	proxy := process.Start(t, c.proxy("--ipvs-tcp-timeout", "20m", "--ipvs-udp-timeout", "77s"))
 	c.reaches(from, vip, a)
 	c.reaches(from, netip.AddrPortFrom(c.node.Addr4(), 30080), a)
 	c.reaches(from, netip.MustParseAddrPort("10.96.0.101:80"), b)
@@ -168,7 +176,7 @@ func TestProxy(t *testing.T) {
 	}
 	c.node.Do(func() { hasTimeouts(t, ipvs.Timeouts{TCP: 20 * time.Minute, UDP: 77 * time.Second}) })
 
-	ctx, cancel := context.WithTimeout(t.Context(), 5*patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*testbed.Patience)
 	defer cancel()
 	open, err := from.Dial(ctx, svc.TCP, vip)
 	if err != nil {
@@ -182,25 +190,25 @@ func TestProxy(t *testing.T) {
 	c.reaches(from, vip, b)
 	alive(t, open, "when its endpoint has left")
 
-	stop()
+	proxy.Stop()
 	alive(t, open, "without a proxy")
 	c.reaches(from, vip, b)
 	c.endpoints("web", a, b)
-	_, stop = c.start(c.proxy("--ipvs-sync-period", "1s")...)
+	proxy = process.Start(t, c.proxy("--ipvs-sync-period", "1s"))
 	c.reaches(from, vip, a, b)
 	alive(t, open, "after a restart")
 
-	// What somebody removes comes back.
+	// What was removed by hand comes back.
 	c.on("ip", "link", "del", "fairlead-ipvs")
 	c.on("iptables-legacy", "-t", "nat", "-F", "FAIRLEADVS-POSTROUTING")
 	c.reaches(from, netip.MustParseAddrPort("10.96.0.101:80"), b)
 	c.reaches(b, netip.MustParseAddrPort("10.96.0.101:80"), b)
 	alive(t, open, "after a repair")
 
-	if err := c.client.CoreV1().Services("default").Delete(t.Context(), "web", metav1.DeleteOptions{}); err != nil {
+	if err := c.server.Client.CoreV1().Services("default").Delete(t.Context(), "web", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "new connections to meet silence", func() error {
+	testbed.Until(t, "new connections to meet silence", func() error {
 		short, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
 		if got, err := from.Ask(short, svc.TCP, vip); err == nil || !testbed.Silent(err) {
@@ -210,10 +218,8 @@ func TestProxy(t *testing.T) {
 	})
 	alive(t, open, "without its Service")
 
-	stop()
-	if code, said := c.run(c.command("cleanup", "--data-dir", c.path("agent"))); code != 0 {
-		t.Fatalf("fairlead cleanup: exit code %d\n%s", code, said)
-	}
+	proxy.Stop()
+	process.Output(t, c.command("cleanup", "--data-dir", c.path("agent")))
 	if after := c.inKernel(); after != before {
 		t.Errorf("before:\n%s\nafter cleanup:\n%s", before, after)
 	}
@@ -223,32 +229,33 @@ func TestProxy(t *testing.T) {
 	})
 }
 
-// fallsBack shows behaviour 59: where the kernel lacks a scheduler that is asked for, mode
-// iptables runs, which a log line and an Event tell, unless that is not wanted.
+// fallsBack shows behaviour 59: where the kernel lacks a requested scheduler, mode
+// iptables runs, with a log line and an Event, unless --mode-strict is given.
 func (c *cluster) fallsBack(from *testbed.Host, at netip.AddrPort, to *testbed.Host) {
 	t := c.t
 	withoutModule(t, "ip_vs_sed")
-	args := c.proxy("--ipvs-scheduler", "sed")
-	if code, said := c.run(c.command(append(args, "--mode-strict")...)); code != 1 || !strings.Contains(complaint(said), "lacks scheduler sed") {
-		t.Errorf("with --mode-strict: exit code %d\n%s", code, said)
-	}
-	said, stop := c.start(args...)
-	defer stop()
+	fails(t, c.proxy("--ipvs-scheduler", "sed", "--mode-strict"), 1, "lacks scheduler sed")
+	proxy := process.Start(t, c.proxy("--ipvs-scheduler", "sed"))
 	c.reaches(from, at, to)
-	if !strings.Contains(said.String(), "proxy mode iptables is taken") || !strings.Contains(said.String(), "lacks scheduler sed") {
-		t.Errorf("it said\n%s", said)
+	for _, want := range []string{"proxy mode iptables is taken", "lacks scheduler sed"} {
+		if log := proxy.Log(); !strings.Contains(log, want) {
+			t.Errorf("it has not printed %q:\n%s", want, log)
+		}
 	}
-	if text := c.inKernel(); strings.Contains(text, "tcp 10.96") || strings.Contains(text, "fairlead-ipvs") || !strings.Contains(text, "FAIRLEAD-") {
+	text := c.inKernel()
+	if strings.Contains(text, "tcp 10.96") || strings.Contains(text, "fairlead-ipvs") || !strings.Contains(text, "FAIRLEAD-") {
 		t.Errorf("the kernel has\n%s\nwant rules of mode iptables", text)
 	}
-	until(t, "an Event of the Node", func() error {
-		list, err := c.client.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{})
+	testbed.Until(t, "an Event of the Node", func() error {
+		list, err := c.server.Client.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			return err
 		}
 		for i := range list.Items {
 			e := &list.Items[i]
-			if e.Reason == "ProxyModeFallback" && e.Type == corev1.EventTypeWarning && e.InvolvedObject.Kind == "Node" && e.InvolvedObject.Name == "node" && strings.Contains(e.Message, "lacks scheduler sed") {
+			about := e.InvolvedObject.Kind + "/" + e.InvolvedObject.Name
+			if e.Reason == "ProxyModeFallback" && e.Type == corev1.EventTypeWarning && about == "Node/node" &&
+				strings.Contains(e.Message, "lacks scheduler sed") {
 				return nil
 			}
 		}
@@ -299,47 +306,29 @@ func hasTimeouts(t *testing.T, want ipvs.Timeouts) {
 	}
 }
 
-// complaint is the line in which fairlead says why it ends.
-func complaint(said string) string {
-	_, line, _ := strings.Cut("\n"+said, "\nfairlead: ")
-	line, _, _ = strings.Cut(line, "\n")
-	return line
-}
-
-// What is asked for wrongly, and what is not allowed, is told in one line.
-func TestWhatCannotBe(t *testing.T) {
-	c := &cluster{t: t, dir: t.TempDir(), node: testbed.NewNetwork(t).Host("node")}
-	// Nobody listens there, and nobody is asked.
+// Invalid flags, and missing privileges, are reported in one line.
+func TestInvalidFlagsAndMissingPrivileges(t *testing.T) {
+	c := newCluster(t)
+	// Nothing listens there, and nothing is asked.
 	cfg := clientcmdapi.NewConfig()
-	cfg.Clusters["none"], cfg.Contexts["none"], cfg.CurrentContext = &clientcmdapi.Cluster{Server: "https://127.0.0.1:1"}, &clientcmdapi.Context{Cluster: "none"}, "none"
-	if err := clientcmd.WriteToFile(*cfg, c.kubeconfig()); err != nil {
+	cfg.Clusters["none"] = &clientcmdapi.Cluster{Server: "https://127.0.0.1:1"}
+	cfg.Contexts["none"], cfg.CurrentContext = &clientcmdapi.Context{Cluster: "none"}, "none"
+	if err := clientcmd.WriteToFile(*cfg, c.server.Kubeconfig); err != nil {
 		t.Fatal(err)
 	}
-	for _, x := range []struct {
-		args []string
-		code int
-		say  string
-	}{
-		{c.proxy("--ipvs-scheduler", "random"), 2, `--ipvs-scheduler is "random"; want one of rr`},
-		{c.proxy("--ipvs-exclude-cidrs", "10.96.1.0/24"), 2, "10.96.1.0/24 overlaps the range of ClusterIPs 10.96.0.0/16"},
-		{c.proxy("--ipvs-exclude-cidrs", "192.0.2.0/24,192.0.2.128/25"), 2, "192.0.2.0/24 and 192.0.2.128/25 overlap"},
+	for _, x := range []struct{ flag, value, want string }{
+		{"--ipvs-scheduler", "random", `--ipvs-scheduler is "random"; want one of rr`},
+		{"--ipvs-exclude-cidrs", "10.96.1.0/24", "10.96.1.0/24 overlaps the range of ClusterIPs 10.96.0.0/16"},
+		{"--ipvs-exclude-cidrs", "192.0.2.0/24,192.0.2.128/25", "192.0.2.0/24 and 192.0.2.128/25 overlap"},
 	} {
-		code, said := c.run(c.command(x.args...))
-		if code != x.code || !strings.Contains(complaint(said), x.say) {
-			t.Errorf("%q: exit code %d, want %d and %q; it said\n%s", x.args, code, x.code, x.say, said)
-		}
+		fails(t, c.proxy(x.flag, x.value), 2, x.want)
 	}
-	// setpriv takes the capability away for good.
-	weak := func(more ...string) (int, string) {
-		args := append([]string{"--bounding-set=-net_admin", "--inh-caps=-all", program}, c.proxy(more...)...)
-		return c.run(c.node.Command(t.Context(), "setpriv", args...))
+	// setpriv drops the capability for good.
+	weak := func(more ...string) *exec.Cmd {
+		args := append([]string{"--bounding-set=-net_admin", "--inh-caps=-all", program}, c.proxyArgs(more...)...)
+		return c.node.Command(t.Context(), "setpriv", args...)
 	}
-	if code, said := weak("--mode-strict"); code != 1 || !strings.Contains(complaint(said), "it needs CAP_NET_ADMIN") || !strings.Contains(complaint(said), "without --mode-strict") {
-		t.Errorf("without CAP_NET_ADMIN, --mode-strict: exit code %d\n%s", code, said)
-	}
-	// The mode that is taken instead cannot work either, and the reason is told of
-	// both.
-	if code, said := weak(); code != 1 || !strings.Contains(complaint(said), "it needs CAP_NET_ADMIN") || !strings.Contains(complaint(said), "iptables mode does not work here") {
-		t.Errorf("without CAP_NET_ADMIN: exit code %d\n%s", code, said)
-	}
+	fails(t, weak("--mode-strict"), 1, "it needs CAP_NET_ADMIN", "without --mode-strict")
+	// Mode iptables, which replaces it, does not work either: both reasons.
+	fails(t, weak(), 1, "it needs CAP_NET_ADMIN", "iptables mode does not work here")
 }

@@ -3,44 +3,37 @@ package node
 import (
 	"fmt"
 	"net/netip"
-	"strings"
-	"syscall"
 
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
-// lostIsTold goes through the modes that the machine's kernel can do: the metrics
-// of the real process tell how many packets to a Service were refused, and after
-// a change of mode they count from nothing.
-func (c *cluster) lostIsTold() {
+// refusalsAreCounted goes through the modes that the machine's kernel supports:
+// the metrics of the real process have how many packets to a Service were
+// rejected, and after a change of mode they start from zero.
+func (c *cluster) refusalsAreCounted() {
 	c.t.Helper()
-	c.kubectl("create", "service", "clusterip", "nobody", "--tcp=80:8080")
-	ip := netip.MustParseAddr(c.kubectl("get", "service", "nobody", "-o", "jsonpath={.spec.clusterIP}"))
-	const name = `fairlead_service_refused_packets_total{namespace="default",port="80-8080",protocol="TCP",service="nobody"}`
+	c.kubectl("create", "service", "clusterip", "empty", "--tcp=80:8080")
+	ip := netip.MustParseAddr(c.kubectl("get", "service", "empty", "-o", "jsonpath={.spec.clusterIP}"))
+	const name = `fairlead_service_refused_packets_total{namespace="default",port="80-8080",protocol="TCP",service="empty"}`
 	ask := func() error {
 		_, err := c.node.Ask(c.t.Context(), svc.TCP, netip.AddrPortFrom(ip, 80))
 		if testbed.Refused(err) {
 			return nil
 		}
-		return fmt.Errorf("asked nobody: %v, want refused", err)
+		return fmt.Errorf("asked a Service without endpoints: %v, want a refusal", err)
 	}
 	for i, mode := range []string{"nft", "userspace", "nft", "iptables"} {
 		if i > 0 {
-			c.stopAgent(syscall.SIGTERM)
+			c.agent.Stop()
 			c.agentFlags = []string{"--mode", mode}
 			c.startAgent()
-			c.until("the agent in mode "+mode, func() error {
-				if !strings.Contains(c.agentLog.String(), "is up") {
-					return fmt.Errorf("it is not up")
-				}
-				return nil
-			})
+			c.agentUp()
 		}
 		// What the mode before left may answer first; when this one has counted,
 		// it counts all.
 		asked, before := 0, 0.0
-		c.until("a count in mode "+mode, func() error {
+		testbed.Until(c.t, "a count in mode "+mode, func() error {
 			asked++
 			err := ask()
 			if before = c.metrics()[name]; err == nil && before == 0 {

@@ -10,13 +10,13 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/miekg/dns"
 
 	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
 // The addresses of the Service kube-dns.
@@ -85,12 +85,9 @@ func world(t *testing.T, on *testbed.Host) netip.AddrPort {
 // runs.
 func (c *cluster) pod(app, node string, command ...string) string {
 	c.t.Helper()
-	cmd := c.fairlead(c.server, append([]string{"run", "-d", "-l", "app=" + app, "--node", node, "--"}, command...)...)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		c.t.Fatalf("fairlead run: %v\n%s", err, out)
-	}
+	process.Output(c.t, c.fairlead(c.server, append([]string{"run", "-d", "-l", "app=" + app, "--node", node, "--"}, command...)...))
 	var name string
-	c.until("Pod "+app+" to run", func() error {
+	testbed.Until(c.t, "Pod "+app+" to run", func() error {
 		f := strings.Fields(c.kubectl("get", "pods", "-l", "app="+app, "-o", "jsonpath={.items[*].metadata.name} {.items[*].status.phase}"))
 		if len(f) != 2 || f[1] != "Running" {
 			return fmt.Errorf("%v", f)
@@ -244,40 +241,27 @@ func (c *cluster) nodeLocalAlone(name, want string) {
 	if err := os.WriteFile(kubeconfig, []byte(remote), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var log output
-	server := c.fairlead(host, "dns", "--kubeconfig", kubeconfig, "--node-local", clusterDNS+","+clusterDNS6, "--upstream", "127.0.0.1:9")
-	server.Stdout, server.Stderr = &log, &log
-	if err := server.Start(); err != nil {
-		t.Fatal(err)
-	}
+	server := process.Start(t, c.fairlead(host, "dns", "--kubeconfig", kubeconfig,
+		"--node-local", clusterDNS+","+clusterDNS6, "--upstream", "127.0.0.1:9"))
 	run := func(args ...string) (string, error) {
-		out, err := host.Command(t.Context(), args[0], args[1:]...).CombinedOutput()
-		return strings.TrimSpace(string(out)), err
+		return process.Try(host.Command(t.Context(), args[0], args[1:]...))
 	}
 	rules := []string{"nft", "list", "table", "inet", "fairlead-dns"}
-	c.until("the rules of dns --node-local", func() error {
-		out, err := run(rules...)
-		if err != nil {
-			return fmt.Errorf("%w: %s\n%s", err, out, log.String())
-		}
-		return nil
+	testbed.Until(c.t, "the rules of dns --node-local", func() error {
+		_, err := run(rules...)
+		return err
 	})
 	for _, at := range []string{"127.0.0.1", clusterDNS, clusterDNS6} {
 		for _, over := range []string{"+notcp", "+tcp"} {
 			if out, err := run("dig", "+short", "+time=2", "+tries=5", name, "@"+at, over); err != nil || out != want {
-				t.Errorf("dns --node-local: dig @%s %s: %q, %v\n%s", at, over, out, err, log.String())
+				t.Errorf("dns --node-local: dig @%s %s: %q, %v", at, over, out, err)
 			}
 		}
 	}
 	if seen := tracked(t, host); seen != "" {
 		t.Errorf("dns --node-local: connection tracking entries of DNS:\n%s", seen)
 	}
-	if err := server.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Error(err)
-	}
-	if err := server.Wait(); err != nil {
-		t.Errorf("dns --node-local ended with %v\n%s", err, log.String())
-	}
+	server.Stop()
 	if out, err := run(rules...); err == nil {
 		t.Errorf("left by dns --node-local:\n%s", out)
 	}
@@ -294,16 +278,11 @@ func TestNodeLocalDNS(t *testing.T) {
 	c := newCluster(t)
 	other := c.network.Outside("other")
 	other.Sysctl("net/ipv4/ip_forward", "1")
-	otherAgent := c.agentOn(other, "other", &output{})
-	t.Cleanup(func() {
-		otherAgent.Process.Signal(syscall.SIGTERM)
-		_ = otherAgent.Wait()
-		if out, err := c.fairlead(other, "cleanup", "--data-dir", c.path("other")).CombinedOutput(); err != nil {
-			t.Errorf("fairlead cleanup: %v\n%s", err, out)
-		}
-	})
-	c.until("both servers behind kube-dns", func() error {
-		out := c.kubectl("-n", "kube-system", "get", "endpointslices", "-l", "kubernetes.io/service-name=kube-dns", "-o", "jsonpath={.items[*].endpoints[*].addresses[0]}")
+	c.cleansUp(other, "other")
+	c.agentOn(other, "other")
+	testbed.Until(c.t, "both servers behind kube-dns", func() error {
+		out := c.kubectl("-n", "kube-system", "get", "endpointslices", "-l", "kubernetes.io/service-name=kube-dns",
+			"-o", "jsonpath={.items[*].endpoints[*].addresses[0]}")
 		if len(strings.Fields(out)) != 2 {
 			return errors.New(out)
 		}
@@ -347,19 +326,16 @@ func TestNodeLocalDNS(t *testing.T) {
 		}
 		return nil
 	}
-	for _, flags := range [][]string{nil, {"--mode", "iptables", "--iptables-variant", "nft"}, {"--mode", "iptables", "--iptables-variant", "legacy"}} {
+	for _, flags := range [][]string{
+		nil, {"--mode", "iptables", "--iptables-variant", "nft"}, {"--mode", "iptables", "--iptables-variant", "legacy"},
+	} {
 		mode := "mode " + strings.Join(append(flags, "auto")[:min(4, len(flags)+1)], " ")
 		if flags != nil {
 			c.agentFlags = flags
 			c.startAgent()
 		}
-		c.until("rules for DNS in "+mode, installed)
-		c.until("the agent to be up", func() error {
-			if !strings.Contains(c.agentLog.String(), "is up") {
-				return errors.New(c.agentLog.String())
-			}
-			return nil
-		})
+		testbed.Until(c.t, "rules for DNS in "+mode, installed)
+		c.agentUp()
 		flush()
 		ask(mode, clusterDNS, clusterDNS6)
 		for _, over := range []string{"+notcp", "+tcp"} {
@@ -370,7 +346,7 @@ func TestNodeLocalDNS(t *testing.T) {
 		if seen := tracked(t, c.node); seen != "" {
 			t.Errorf("%s: connection tracking entries of DNS:\n%s", mode, seen)
 		}
-		c.stopAgent(syscall.SIGTERM)
+		c.agent.Stop()
 		if err := installed(); err == nil {
 			t.Errorf("%s: the rules are still there after the agent's end", mode)
 		}
@@ -462,24 +438,9 @@ func TestKilledDNSServer(t *testing.T) {
 	c := newCluster(t)
 	other := c.network.Outside("other")
 	other.Sysctl("net/ipv4/ip_forward", "1")
-	var log output
-	byProxy := c.agentOn(other, "other", &log, "--node-local-dns=false")
-	t.Cleanup(func() {
-		byProxy.Process.Signal(syscall.SIGTERM)
-		_ = byProxy.Wait()
-		if out, err := c.fairlead(other, "cleanup", "--data-dir", c.path("other")).CombinedOutput(); err != nil {
-			t.Errorf("fairlead cleanup: %v\n%s", err, out)
-		}
-		if t.Failed() {
-			t.Logf("the other agent:\n%s", log.String())
-		}
-	})
-	c.until("both nodes to be Ready", func() error {
-		if out := c.kubectl("get", "nodes"); strings.Count(out, " Ready ") != 2 {
-			return errors.New(out)
-		}
-		return nil
-	})
+	c.cleansUp(other, "other")
+	c.agentOn(other, "other", "--node-local-dns=false")
+	c.nodesReady(2)
 	c.backends()
 	watch := c.build("resolve-go", "go", "build", "resolve.go")
 	pods := map[string]string{}
@@ -488,7 +449,7 @@ func TestKilledDNSServer(t *testing.T) {
 	}
 	progress := func(pod string, after int64, n int) {
 		t.Helper()
-		c.until("look-ups in "+pod, func() error {
+		testbed.Until(c.t, "look-ups in "+pod, func() error {
 			if _, asked := failures(c.kubectl("logs", pod), after); asked < n {
 				return fmt.Errorf("%d of %d", asked, n)
 			}
@@ -498,7 +459,7 @@ func TestKilledDNSServer(t *testing.T) {
 	for _, pod := range pods {
 		progress(pod, 0, 100)
 	}
-	c.until("the other server to look after this one", func() error {
+	testbed.Until(c.t, "the other server to look after this one", func() error {
 		out, err := other.Command(t.Context(), "ss", "-Htn", "dst", c.node.Addr4().String()+":10053").Output()
 		if err == nil && len(out) == 0 {
 			err = errors.New("no connection")
@@ -510,14 +471,14 @@ func TestKilledDNSServer(t *testing.T) {
 		return c.kubectl("-n", "kube-system", "get", "endpointslice", "kube-dns-node", "-o", "jsonpath={.endpoints[*].conditions.ready}")
 	}
 	signalled := time.Now().UnixMilli()
-	c.stopAgent(syscall.SIGKILL)
+	c.agent.Kill()
 	killed := time.Now()
 	progress(pods["other"], signalled, 200)
 	if endpoints := ready(); endpoints != "false" {
 		t.Errorf("the killed server is ready=%s behind kube-dns", endpoints)
 	}
 	c.startAgent()
-	c.until("the killed server to be back", func() error {
+	testbed.Until(c.t, "the killed server to be back", func() error {
 		if out := ready(); out != "true" {
 			return fmt.Errorf("ready=%s", out)
 		}

@@ -3,7 +3,6 @@
 package node
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -16,7 +15,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -25,108 +23,80 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/ipset"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
-func TestMain(m *testing.M) { testbed.Main(m) }
-
-// binaries is the directory of the binaries, which make test names.
-func binaries(t *testing.T) string {
-	t.Helper()
-	if dir := os.Getenv("FAIRLEAD_BIN"); dir != "" {
-		return dir
-	}
-	dir := t.TempDir()
-	for where, pkgs := range map[string][]string{"../..": {"./cmd/fairlead", "./examples/backend"}, "../kubectl": {"."}} {
-		cmd := exec.Command("go", append([]string{"build", "-o", dir + "/"}, pkgs...)...)
-		cmd.Dir, cmd.Env = where, append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("build: %v\n%s", err, out)
-		}
-	}
-	return dir
+func TestMain(m *testing.M) {
+	process.Main(func() int { return testbed.Run(m) }, "fairlead", "backend", "kubectl")
 }
 
 // cluster is one server and one agent on a host each.
 type cluster struct {
 	t            *testing.T
-	bin, dir     string
+	dir          string
 	network      *testbed.Network
 	server, node *testbed.Host
-	agent        *exec.Cmd
-	agentLog     *output
+	api          *process.Server
+	agent        *process.Process
 	// agentFlags are further flags for agents.
 	agentFlags []string
-}
-
-// output collects what a process writes, for others to read meanwhile.
-type output struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
 }
 
 func newCluster(t *testing.T, agentFlags ...string) *cluster {
 	t.Helper()
 	network := testbed.NewNetwork(t)
-	c := &cluster{t: t, bin: binaries(t), dir: t.TempDir(), network: network, server: network.Outside("server"), node: network.Outside("node"), agentLog: &output{}, agentFlags: agentFlags}
-	c.node.Sysctl("net/ipv4/ip_forward", "1")
-	cmd := c.fairlead(c.server, "server", "--data-dir", c.path("server"), "--bind-address", "127.0.0.1,"+c.server.Addr4().String())
-	var log bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &log, &log
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
+	c := &cluster{
+		t: t, dir: t.TempDir(), network: network,
+		server: network.Outside("server"), node: network.Outside("node"), agentFlags: agentFlags,
 	}
-	t.Cleanup(func() {
-		cmd.Process.Signal(syscall.SIGTERM)
-		if err := cmd.Wait(); err != nil {
-			t.Errorf("the server ended with %v\n%s", err, log.String())
-		}
-	})
-	c.until("the server to be ready", func() error { return c.kubectlErr("get", "--raw", "/readyz") })
+	c.node.Sysctl("net/ipv4/ip_forward", "1")
+	c.api = process.NewServer(c.server, process.Program("fairlead"), c.path("server"),
+		"--bind-address", "127.0.0.1,"+c.server.Addr4().String())
+	c.api.Start(t)
+	c.api.AwaitReady(t)
+	c.cleansUp(c.node, "agent")
 	c.startAgent()
-	t.Cleanup(func() {
-		c.stopAgent(syscall.SIGTERM)
-		if out, err := c.fairlead(c.node, "cleanup", "--data-dir", c.path("agent")).CombinedOutput(); err != nil {
-			t.Errorf("fairlead cleanup: %v\n%s", err, out)
-		}
-	})
-	c.until("the node to be Ready", func() error {
-		if out := c.kubectl("get", "nodes"); !strings.Contains(out, " Ready ") {
+	c.nodesReady(1)
+	return c
+}
+
+// cleansUp lets fairlead clean up a host at the end of the test, after its agent.
+func (c *cluster) cleansUp(on *testbed.Host, dir string) {
+	c.t.Cleanup(func() { process.Output(c.t, c.fairlead(on, "cleanup", "--data-dir", c.path(dir))) })
+}
+
+// nodesReady waits until n Nodes are Ready.
+func (c *cluster) nodesReady(n int) {
+	c.t.Helper()
+	testbed.Until(c.t, fmt.Sprintf("%d nodes to be Ready", n), func() error {
+		if out := c.kubectl("get", "nodes"); strings.Count(out, " Ready ") != n {
 			return errors.New(out)
 		}
 		return nil
 	})
-	return c
 }
 
 func (c *cluster) path(name string) string { return filepath.Join(c.dir, name) }
 
-func (c *cluster) fairlead(on *testbed.Host, args ...string) *exec.Cmd {
-	cmd := on.Command(context.WithoutCancel(c.t.Context()), filepath.Join(c.bin, "fairlead"), args...)
-	cmd.Env = append(os.Environ(), "HOME="+c.dir, "KUBECONFIG="+c.path("server/admin.kubeconfig"))
+// on is a command on a host, with the environment of an administrator.
+func (c *cluster) on(host *testbed.Host, program string, args ...string) *exec.Cmd {
+	cmd := host.Command(context.Background(), program, args...)
+	cmd.Env = append(os.Environ(), "HOME="+c.dir, "KUBECONFIG="+c.api.Kubeconfig)
 	return cmd
+}
+
+func (c *cluster) fairlead(on *testbed.Host, args ...string) *exec.Cmd {
+	return c.on(on, process.Program("fairlead"), args...)
 }
 
 func (c *cluster) startAgent() {
 	c.t.Helper()
-	c.agentLog = &output{}
-	c.agent = c.agentOn(c.node, "agent", c.agentLog)
+	c.agent = c.agentOn(c.node, "agent")
 }
 
 // agentOn starts an agent on a host, whose name is the node's; its state is in a
 // directory of the cluster's.
-func (c *cluster) agentOn(on *testbed.Host, dir string, log io.Writer, flags ...string) *exec.Cmd {
+func (c *cluster) agentOn(on *testbed.Host, dir string, flags ...string) *process.Process {
 	c.t.Helper()
 	token, err := os.ReadFile(c.path("server/node-token"))
 	if err != nil {
@@ -134,90 +104,39 @@ func (c *cluster) agentOn(on *testbed.Host, dir string, log io.Writer, flags ...
 	}
 	args := []string{"agent", "--server", "https://" + c.server.Addr4().String() + ":6443", "--token", strings.TrimSpace(string(token)),
 		"--node-name", on.Name(), "--node-ip", on.Addr4().String(), "--data-dir", c.path(dir)}
-	cmd := c.fairlead(on, slices.Concat(args, c.agentFlags, flags)...)
-	cmd.Stdout, cmd.Stderr = log, log
-	if err := cmd.Start(); err != nil {
-		c.t.Fatal(err)
-	}
-	return cmd
+	return process.Start(c.t, c.fairlead(on, slices.Concat(args, c.agentFlags, flags)...))
 }
 
-// stopAgent ends the agent and waits for it.
-func (c *cluster) stopAgent(how syscall.Signal) {
+// agentUp waits until the agent has programmed the Services.
+func (c *cluster) agentUp() {
 	c.t.Helper()
-	if c.agent == nil {
-		return
-	}
-	c.agent.Process.Signal(how)
-	c.agentEnds(how)
-}
-
-// agentEnds waits for an agent that was signalled.
-func (c *cluster) agentEnds(how syscall.Signal) {
-	c.t.Helper()
-	err := c.agent.Wait()
-	if how == syscall.SIGTERM && err != nil {
-		c.t.Errorf("the agent ended with %v\n%s", err, c.agentLog.String())
-	}
-	c.agent = nil
+	c.agent.Says("is up")
 }
 
 // kubectl runs on the server's host and must succeed.
 func (c *cluster) kubectl(args ...string) string {
 	c.t.Helper()
-	out, err := c.run(args...)
+	out, err := c.try(args...)
 	if err != nil {
-		c.t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
+		c.t.Fatal(err)
 	}
 	return out
 }
 
-func (c *cluster) kubectlErr(args ...string) error {
-	out, err := c.run(args...)
-	if err != nil {
-		err = fmt.Errorf("%w: %s", err, out)
-	}
-	return err
-}
-
-func (c *cluster) run(args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(c.t.Context(), 30*time.Second)
-	defer cancel()
-	cmd := c.server.Command(ctx, filepath.Join(c.bin, "kubectl"), args...)
-	cmd.Env = append(os.Environ(), "HOME="+c.dir, "KUBECONFIG="+c.path("server/admin.kubeconfig"))
-	out, err := cmd.CombinedOutput()
-	return strings.TrimSpace(string(out)), err
-}
-
-func (c *cluster) until(what string, check func() error) {
-	c.t.Helper()
-	deadline := time.Now().Add(60 * time.Second)
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			c.t.Fatalf("waited for %s: %v\nagent:\n%s", what, err, c.agentLog.String())
-		}
-		<-tick.C
-	}
+// try runs kubectl, whose error has its output, too.
+func (c *cluster) try(args ...string) (string, error) {
+	return process.Try(c.on(c.server, process.Program("kubectl"), args...))
 }
 
 // backends runs two Pods behind my-service and returns its ClusterIP.
 func (c *cluster) backends() netip.AddrPort {
 	c.t.Helper()
-	run := c.fairlead(c.server, "run", "-d", "-l", "app=MyApp", "-p", "http=9376", "--replicas", "2", "--ready", "http://:9376/healthz",
-		"--", filepath.Join(c.bin, "backend"))
-	if out, err := run.CombinedOutput(); err != nil {
-		c.t.Fatalf("fairlead run: %v\n%s\nagent:\n%s", err, out, c.agentLog.String())
-	}
+	process.Output(c.t, c.fairlead(c.server, "run", "-d", "-l", "app=MyApp", "-p", "http=9376", "--replicas", "2",
+		"--ready", "http://:9376/healthz", "--", process.Program("backend")))
 	c.kubectl("apply", "-f", "../../examples/my-service.yaml")
 	ip := netip.MustParseAddr(c.kubectl("get", "svc", "my-service", "-o", "jsonpath={.spec.clusterIP}"))
 	at := netip.AddrPortFrom(ip, 80)
-	c.until("an answer", func() error { return c.ask(at) })
+	testbed.Until(c.t, "an answer", func() error { return c.ask(at) })
 	return at
 }
 
@@ -238,11 +157,13 @@ func (c *cluster) ask(at netip.AddrPort) error {
 	return err
 }
 
-// started says, a line for each Pod, how often and when its container was
-// started.
+// started has a line for each Pod: its name, how often and when its container
+// was started, its address.
 func (c *cluster) started() string {
 	c.t.Helper()
-	return c.kubectl("get", "pods", "-o", "jsonpath={range .items[*]}{.metadata.name} {.status.containerStatuses[0].restartCount} {.status.containerStatuses[0].state.running.startedAt} {.status.podIP}{\"\\n\"}{end}")
+	const container = ".status.containerStatuses[0]"
+	return c.kubectl("get", "pods", "-o", "jsonpath={range .items[*]}{.metadata.name} {"+container+".restartCount} "+
+		"{"+container+".state.running.startedAt} {.status.podIP}{\"\\n\"}{end}")
 }
 
 // A killed agent takes nothing with it: connections to Services go on being
@@ -268,7 +189,7 @@ func TestKilledAgent(t *testing.T) {
 	answered := func(n int64) {
 		t.Helper()
 		goal := asked.Load() + n
-		c.until("more answers", func() error {
+		testbed.Until(c.t, "more answers", func() error {
 			if asked.Load() < goal {
 				return fmt.Errorf("%d of %d", asked.Load(), goal)
 			}
@@ -276,15 +197,10 @@ func TestKilledAgent(t *testing.T) {
 		})
 	}
 	answered(50)
-	c.stopAgent(syscall.SIGKILL)
+	c.agent.Kill()
 	answered(200)
 	c.startAgent()
-	c.until("the new agent to say that services are programmed", func() error {
-		if !strings.Contains(c.agentLog.String(), "is up") {
-			return errors.New(c.agentLog.String())
-		}
-		return nil
-	})
+	c.agentUp()
 	answered(200)
 	cancel()
 	<-done
@@ -294,8 +210,8 @@ func TestKilledAgent(t *testing.T) {
 	if after := c.started(); after != before {
 		t.Errorf("the Pods were not left alone:\nbefore\n%s\nafter\n%s", before, after)
 	}
-	if strings.Count(c.agentLog.String(), "pod found again") != 2 {
-		t.Errorf("the agent did not find its Pods again:\n%s", c.agentLog.String())
+	if strings.Count(c.agent.Log(), "pod found again") != 2 {
+		t.Error("the agent did not find its Pods again")
 	}
 	if out := c.kubectl("exec", strings.Fields(before)[0], "--", "hostname"); out != strings.Fields(before)[0] {
 		t.Errorf("exec into a Pod that was found again printed %q", out)
@@ -309,12 +225,10 @@ func TestCleanupLeavesNothing(t *testing.T) {
 	traces := func() string {
 		t.Helper()
 		var all strings.Builder
-		for _, args := range [][]string{{"nft", "list", "ruleset"}, {"ip", "-o", "link"}, {"ip", "route"}, {"ip", "-6", "route", "show", "proto", "250"}} {
-			out, err := c.node.Command(t.Context(), args[0], args[1:]...).CombinedOutput()
-			if err != nil {
-				t.Fatalf("%v: %v\n%s", args, err, out)
-			}
-			all.Write(out)
+		for _, args := range [][]string{
+			{"nft", "list", "ruleset"}, {"ip", "-o", "link"}, {"ip", "route"}, {"ip", "-6", "route", "show", "proto", "250"},
+		} {
+			all.WriteString(process.Output(t, c.node.Command(t.Context(), args[0], args[1:]...)))
 		}
 		c.node.Do(func() {
 			sets, err := ipset.Dial()
@@ -331,14 +245,14 @@ func TestCleanupLeavesNothing(t *testing.T) {
 		return all.String()
 	}
 	c.backends()
-	c.lostIsTold()
-	if now := traces(); !strings.Contains(now, `"fairlead-iptables-dropped-6"`) || !strings.Contains(now, "FAIRLEAD-SERVICES") || !strings.Contains(now, "fl0") {
-		t.Fatalf("an agent at work leaves no trace that this test could miss:\n%s", now)
+	c.refusalsAreCounted()
+	for _, trace := range []string{`"fairlead-iptables-dropped-6"`, "FAIRLEAD-SERVICES", "fl0"} {
+		if now := traces(); !strings.Contains(now, trace) {
+			t.Fatalf("an agent at work leaves no %q that this test could miss:\n%s", trace, now)
+		}
 	}
-	c.stopAgent(syscall.SIGTERM)
-	if out, err := c.fairlead(c.node, "cleanup", "--data-dir", c.path("agent")).CombinedOutput(); err != nil {
-		t.Fatalf("fairlead cleanup: %v\n%s", err, out)
-	}
+	c.agent.Stop()
+	process.Output(t, c.fairlead(c.node, "cleanup", "--data-dir", c.path("agent")))
 	now := traces()
 	for _, trace := range []string{"fairlead", "FAIRLEAD", "fl0", "veth", "proto 250"} {
 		if strings.Contains(now, trace) {
@@ -362,7 +276,7 @@ func TestKubectlReachesPods(t *testing.T) {
 	if out := c.kubectl("logs", pod); out != "listening on :9376" {
 		t.Errorf("kubectl logs printed %q", out)
 	}
-	if err := c.kubectlErr("exec", pod, "--", "sh", "-c", "exit 3"); err == nil || !strings.Contains(err.Error(), "exit code 3") {
+	if _, err := c.try("exec", pod, "--", "sh", "-c", "exit 3"); err == nil || !strings.Contains(err.Error(), "exit code 3") {
 		t.Errorf("the exit code did not come back: %v", err)
 	}
 	if out := c.kubectl("exec", pod, "--", "cat", "/etc/hosts"); !strings.Contains(out, pod) {
@@ -373,34 +287,28 @@ func TestKubectlReachesPods(t *testing.T) {
 		t.Errorf("the Pod's variables are %q", out)
 	}
 	// A client in the Pod finds the API and its token by itself, by the Service.
-	if out := c.kubectl("exec", pod, "--", "env", "HOME=/nonexistent", filepath.Join(c.bin, "kubectl"), "auth", "whoami"); !strings.Contains(out, "system:serviceaccount:default:default") || !strings.Contains(out, pod) {
-		t.Errorf("the Pod is %q", out)
+	who := c.kubectl("exec", pod, "--", "env", "HOME=/nonexistent", process.Program("kubectl"), "auth", "whoami")
+	if !strings.Contains(who, "system:serviceaccount:default:default") || !strings.Contains(who, pod) {
+		t.Errorf("the Pod is %q", who)
 	}
 	// So does fairlead, and is no more than the Pod's service account.
-	env := []string{"exec", pod, "--", filepath.Join(c.bin, "fairlead"), "env", "-n", "default"}
-	if out, err := c.run(env...); err == nil || !strings.Contains(out, `"system:serviceaccount:default:default" cannot`) {
+	env := []string{"exec", pod, "--", process.Program("fairlead"), "env", "-n", "default"}
+	if out, err := c.try(env...); err == nil || !strings.Contains(out, `"system:serviceaccount:default:default" cannot`) {
 		t.Errorf("without any right: %v, %q", err, out)
 	}
 	c.kubectl("create", "rolebinding", "reader", "--clusterrole=view", "--serviceaccount=default:default")
 	if out := c.kubectl(env...); !strings.Contains(out, "KUBERNETES_SERVICE_HOST=10.96.0.1") {
-		t.Errorf("fairlead env in the Pod says %q", out)
+		t.Errorf("fairlead env in the Pod prints %q", out)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	forward := c.server.Command(ctx, filepath.Join(c.bin, "kubectl"), "port-forward", pod, "19376:9376")
-	forward.Env = append(os.Environ(), "HOME="+c.dir, "KUBECONFIG="+c.path("server/admin.kubeconfig"))
-	if err := forward.Start(); err != nil {
-		t.Fatal(err)
-	}
-	c.until("an answer through the forwarded port", func() error {
-		out, err := c.server.Command(t.Context(), "curl", "-sS", "--max-time", "5", "http://127.0.0.1:19376/").CombinedOutput()
-		if err == nil && !strings.HasPrefix(string(out), pod) {
+	forward := process.Start(t, c.on(c.server, process.Program("kubectl"), "port-forward", pod, "19376:9376"))
+	testbed.Until(t, "an answer through the forwarded port", func() error {
+		out, err := process.Try(c.server.Command(t.Context(), "curl", "-sS", "--max-time", "5", "http://127.0.0.1:19376/"))
+		if err == nil && !strings.HasPrefix(out, pod) {
 			err = fmt.Errorf("answer %q", out)
 		}
 		return err
 	})
-	cancel()
-	_ = forward.Wait() // ended by us
+	forward.Kill()
 }
 
 // A UDP client that keeps its socket is not left with a connection tracking entry
@@ -412,10 +320,8 @@ func TestUDPFlowsFollowTheEndpoints(t *testing.T) {
 	c.kubectl("create", "-f", "testdata/udp.yaml")
 	run := func() {
 		t.Helper()
-		cmd := c.fairlead(c.server, "run", "-d", "-l", "app=talk", "-p", "talk=9377/udp", "--", filepath.Join(c.bin, "backend"), "-udp", ":9377")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("fairlead run: %v\n%s", err, out)
-		}
+		process.Output(t, c.fairlead(c.server, "run", "-d", "-l", "app=talk", "-p", "talk=9377/udp",
+			"--", process.Program("backend"), "-udp", ":9377"))
 	}
 	run()
 	for _, vip := range strings.Fields(c.kubectl("get", "svc", "talk", "-o", "jsonpath={.spec.clusterIPs[0]} {.spec.clusterIPs[1]}")) {
@@ -442,9 +348,9 @@ func TestUDPFlowsFollowTheEndpoints(t *testing.T) {
 			}
 			return err
 		}
-		c.until("an answer from "+vip, answered)
+		testbed.Until(c.t, "an answer from "+vip, answered)
 		c.kubectl("delete", "pods", "-l", "app=talk")
-		c.until("a refusal from "+vip, func() error {
+		testbed.Until(c.t, "a refusal from "+vip, func() error {
 			out, err := ask()
 			if !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, syscall.EPERM) {
 				return fmt.Errorf("answer %q, %v", out, err)
@@ -452,6 +358,6 @@ func TestUDPFlowsFollowTheEndpoints(t *testing.T) {
 			return nil
 		})
 		run()
-		c.until("an answer from the new Pod through "+vip, answered)
+		testbed.Until(c.t, "an answer from the new Pod through "+vip, answered)
 	}
 }

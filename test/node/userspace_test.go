@@ -12,7 +12,6 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -21,10 +20,11 @@ import (
 
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
 // The userspace mode in the real process: what docs/modes.md and docs/proxy.md
-// say of its Events, its metrics, its end and its restart, and of the rights
+// describe of its Events, its metrics, its end and its restart, and of the rights
 // that it needs.
 func TestUserspaceMode(t *testing.T) {
 	c := newCluster(t, "--mode", "userspace", "--userspace-drain-timeout", "15s")
@@ -33,17 +33,17 @@ func TestUserspaceMode(t *testing.T) {
 	c.metricsCount(at)
 	c.restart(at, syscall.SIGTERM)
 	c.restart(at, syscall.SIGKILL)
-	c.stopAgent(syscall.SIGTERM)
+	c.agent.Stop()
 	c.needsNetAdmin(at)
 }
 
-// behaviours 43, 176: whoever describes the Service reads why its SCTP port does not
-// answer.
+// behaviours 43, 176: the Events of a Service have the reason why its SCTP port
+// does not answer.
 func (c *cluster) sctpIsRefused() {
 	c.t.Helper()
 	c.kubectl("create", "-f", "testdata/sctp.yaml")
-	c.until("an Event of the Service signal", func() error {
-		out, err := c.run("describe", "service", "signal")
+	testbed.Until(c.t, "an Event of the Service signal", func() error {
+		out, err := c.try("describe", "service", "signal")
 		if err == nil && (!strings.Contains(out, "FailedToProgramService") || !strings.Contains(out, "does not carry SCTP")) {
 			err = errors.New(out)
 		}
@@ -163,10 +163,8 @@ func (c *cluster) restart(at netip.AddrPort, how syscall.Signal) {
 	defer l.stop()
 	l.answered(20)
 	ended := time.Now()
-	if err := c.agent.Process.Signal(how); err != nil {
-		c.t.Fatal(err)
-	}
-	c.until("new connections to be refused", func() error {
+	c.agent.Signal(how)
+	testbed.Until(c.t, "new connections to be refused", func() error {
 		if err := c.ask(at); !testbed.Refused(err) {
 			return fmt.Errorf("a new connection: %w", err)
 		}
@@ -178,15 +176,12 @@ func (c *cluster) restart(at netip.AddrPort, how syscall.Signal) {
 		c.t.Errorf("%s: the open connection goes on", how)
 	}
 	_ = open.Close()
-	c.agentEnds(how)
+	if err := c.agent.Wait(); how == syscall.SIGTERM && err != nil {
+		c.t.Errorf("the agent ended with %v", err)
+	}
 	gone := time.Now()
 	c.startAgent()
-	c.until("the new agent to say that services are programmed", func() error {
-		if !strings.Contains(c.agentLog.String(), "is up") {
-			return errors.New(c.agentLog.String())
-		}
-		return nil
-	})
+	c.agentUp()
 	up := time.Now()
 	l.answered(50)
 	broken, asked := 0, l.stop()
@@ -209,10 +204,11 @@ func (c *cluster) restart(at netip.AddrPort, how syscall.Signal) {
 	}
 }
 
-// broke says that err is what a client gets whose connection was open when its
+// broke reports whether err is what a client gets whose connection was open when its
 // other end went.
 func broke(err error) bool {
-	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) ||
+		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
 // loadClients is how many requests are under way at a time.
@@ -269,7 +265,7 @@ func (l *load) answered(n int) {
 		return l.good
 	}
 	goal := good() + n
-	l.c.until("more answers", func() error {
+	testbed.Until(l.c.t, "more answers", func() error {
 		if now := good(); now < goal {
 			return fmt.Errorf("%d of %d", now, goal)
 		}
@@ -284,8 +280,8 @@ func (l *load) stop() []request {
 	return l.requests
 }
 
-// needsNetAdmin runs a proxy without the one capability that it needs: it says
-// so and ends. With that one alone it works.
+// needsNetAdmin runs a proxy without the one capability that it needs: it reports
+// that and ends. With that one alone it works.
 func (c *cluster) needsNetAdmin(at netip.AddrPort) {
 	c.t.Helper()
 	admin, err := os.ReadFile(c.path("server/admin.kubeconfig"))
@@ -296,42 +292,25 @@ func (c *cluster) needsNetAdmin(at netip.AddrPort) {
 	if err := os.WriteFile(c.path("proxy.kubeconfig"), admin, 0o600); err != nil {
 		c.t.Fatal(err)
 	}
-	proxy := func(log *output, rights ...string) *exec.Cmd {
-		args := append(rights, filepath.Join(c.bin, "fairlead"), "proxy", "--mode", "userspace",
+	proxy := func(rights ...string) *process.Process {
+		args := append(rights, process.Program("fairlead"), "proxy", "--mode", "userspace",
 			"--kubeconfig", c.path("proxy.kubeconfig"), "--node-name", c.node.Name())
-		cmd := c.node.Command(context.WithoutCancel(c.t.Context()), "setpriv", args...)
-		cmd.Stdout, cmd.Stderr = log, log
-		if err := cmd.Start(); err != nil {
-			c.t.Fatal(err)
-		}
-		return cmd
+		return process.Start(c.t, c.node.Command(context.Background(), "setpriv", args...))
 	}
-	log := &output{}
-	without := proxy(log, "--inh-caps", "-net_admin", "--bounding-set", "-net_admin")
+	without := proxy("--inh-caps", "-net_admin", "--bounding-set", "-net_admin")
 	var exit *exec.ExitError
 	if err := without.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 1 {
 		c.t.Errorf("without CAP_NET_ADMIN: %v, want exit code 1", err)
 	}
-	lines := strings.Split(strings.TrimSpace(log.String()), "\n")
+	lines := strings.Split(strings.TrimSpace(without.Log()), "\n")
 	last := lines[len(lines)-1]
 	for _, word := range []string{"mode userspace", "CAP_NET_ADMIN", "run it as root", "AmbientCapabilities=CAP_NET_ADMIN"} {
 		if !strings.Contains(last, word) {
-			c.t.Errorf("without CAP_NET_ADMIN its last line is %q, which does not say %q", last, word)
+			c.t.Errorf("without CAP_NET_ADMIN its last line is %q, without %q", last, word)
 		}
 	}
 
-	log = &output{}
-	with := proxy(log, "--inh-caps", "-all,+net_admin", "--bounding-set", "-all,+net_admin")
-	c.until("an answer by a proxy that has CAP_NET_ADMIN alone", func() error {
-		if err := c.ask(at); err != nil {
-			return fmt.Errorf("%w\n%s", err, log.String())
-		}
-		return nil
-	})
-	if err := with.Process.Signal(syscall.SIGTERM); err != nil {
-		c.t.Error(err)
-	}
-	if err := with.Wait(); err != nil {
-		c.t.Errorf("it ended with %v\n%s", err, log.String())
-	}
+	with := proxy("--inh-caps", "-all,+net_admin", "--bounding-set", "-all,+net_admin")
+	testbed.Until(c.t, "an answer by a proxy that has CAP_NET_ADMIN alone", func() error { return c.ask(at) })
+	with.Stop()
 }

@@ -156,7 +156,8 @@ func TestHistoryFinds(t *testing.T) {
 	}
 	port := func(owner string) runtime.Object {
 		return &coordinationv1.Lease{
-			TypeMeta: metav1.TypeMeta{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"}, Spec: coordinationv1.LeaseSpec{HolderIdentity: new("default/" + owner)},
+			TypeMeta: metav1.TypeMeta{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"},
+			Spec:     coordinationv1.LeaseSpec{HolderIdentity: new("default/" + owner)},
 		}
 	}
 	type write struct {
@@ -178,10 +179,12 @@ func TestHistoryFinds(t *testing.T) {
 		"a port twice": {[]write{
 			{p, port("a")}, {a, service("a", "None", 30000)}, {p, nil}, {p, port("b")}, {b, service("b", "None", 30000)},
 		}, []string{"30000 is given to default/b while default/a has it"}},
-		"without a claim":      {[]write{{a, service("a", "10.0.0.1", 0)}}, []string{`10.0.0.1, which is claimed for ""`}},
-		"the claim of another": {[]write{{ip, address("b")}, {a, service("a", "10.0.0.1", 0)}}, []string{`10.0.0.1, which is claimed for "default/b"`}},
+		"without a claim": {[]write{{a, service("a", "10.0.0.1", 0)}}, []string{`10.0.0.1, which is claimed for ""`}},
+		"the claim of another": {[]write{{ip, address("b")}, {a, service("a", "10.0.0.1", 0)}},
+			[]string{`10.0.0.1, which is claimed for "default/b"`}},
 		"an update that lets go": {[]write{
-			{ip, address("a")}, {a, service("a", "10.0.0.1", 0)}, {a, service("a", "None", 0)}, {ip, nil}, {ip, address("b")}, {b, service("b", "10.0.0.1", 0)},
+			{ip, address("a")}, {a, service("a", "10.0.0.1", 0)}, {a, service("a", "None", 0)},
+			{ip, nil}, {ip, address("b")}, {b, service("b", "10.0.0.1", 0)},
 		}, nil},
 	} {
 		h := newHistory()

@@ -6,9 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -23,6 +20,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+
+	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
 // The full run of the issue is 60 s on three members:
@@ -40,38 +40,11 @@ const (
 	// The ranges are so small that they run full now and then.
 	addressRange, addressCount = "10.96.7.0/25", 126
 	portRange, portCount       = "30000-30063", 64
-	// settled bounds how long after the load the repair may take: a claim is
-	// freed three write timeouts old, in the next period.
-	settled = 90 * time.Second
 )
-
-// fairlead is the program.
-var fairlead string
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	os.Exit(run(m))
-}
-
-func run(m *testing.M) int {
-	if bin := os.Getenv("FAIRLEAD_BIN"); bin != "" {
-		fairlead = filepath.Join(bin, "fairlead")
-		return m.Run()
-	}
-	dir, err := os.MkdirTemp("", "fairlead-bin-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
-	fairlead = filepath.Join(dir, "fairlead")
-	build := exec.Command("go", "build", "-o", fairlead, "../../cmd/fairlead")
-	build.Stderr, build.Env = os.Stderr, append(os.Environ(), "CGO_ENABLED=0")
-	if err := build.Run(); err != nil {
-		fmt.Fprintln(os.Stderr, "build:", err)
-		return 1
-	}
-	return m.Run()
+	process.Main(m.Run, "fairlead")
 }
 
 // TestServersThatAreKilled: behaviours 65, 86, 161 to 163. Every write that any of
@@ -81,26 +54,25 @@ func TestServersThatAreKilled(t *testing.T) {
 	t.Logf("seed %d", *seed)
 	etcd := startStore(t, *members)
 	h, watched := watch(t, etcd)
-	var servers []*server
-	for i := range serverCount {
-		servers = append(servers, newServer(t, etcd, i, "--service-cluster-ip-range", addressRange, "--service-node-port-range", portRange))
+	var servers []*process.Server
+	for range serverCount {
+		servers = append(servers, newServer(t, etcd, "--service-cluster-ip-range", addressRange, "--service-node-port-range", portRange))
 	}
 	// The first makes what all need; then the others.
 	for _, s := range servers {
-		s.start()
-		awaitReady(t, s)
+		s.Start(t)
+		s.AwaitReady(t)
 	}
 	l := load{servers: servers, acknowledged: map[string][]string{}}
 	kills := l.run(t)
 	left := claimsWithoutService(t, etcd)
 	for _, s := range servers {
-		s.kill()
-		s.start()
+		s.Start(t)
 	}
 	for _, s := range servers {
-		awaitReady(t, s)
+		s.AwaitReady(t)
 	}
-	c := servers[0].client
+	c := servers[0].Client
 	cleanUp(t, c)
 	awaitClaims(t, etcd, c)
 	fill(t, servers)
@@ -120,15 +92,6 @@ func TestServersThatAreKilled(t *testing.T) {
 	t.Logf("%d claims were left behind", left)
 	t.Logf("%d kills, %d Services created, %d in the store at some time, %d requests refused or failed, %d writes checked",
 		kills, len(l.acknowledged), h.services, l.failed.Load(), h.writes)
-}
-
-func awaitReady(t *testing.T, s *server) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	if err := s.await(ctx); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // watch follows the store from its first write on; done waits until it has
@@ -161,7 +124,7 @@ func watch(t *testing.T, etcd *store) (_ *history, done func()) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, time.Minute, "the history is complete", func() error {
+		testbed.Until(t, "the whole history", func() error {
 			if n := seen.Load(); n < r.Header.Revision {
 				return fmt.Errorf("at revision %d of %d", n, r.Header.Revision)
 			}
@@ -174,7 +137,7 @@ func watch(t *testing.T, etcd *store) (_ *history, done func()) {
 
 // load is what clients do.
 type load struct {
-	servers []*server
+	servers []*process.Server
 	failed  atomic.Int64
 
 	mu sync.Mutex
@@ -196,21 +159,23 @@ func (l *load) run(t *testing.T) (kills int) {
 	rnd := rand.New(rand.NewPCG(*seed, clientCount))
 	for pause(ctx, rnd, 1500*time.Millisecond) {
 		s := l.servers[rnd.IntN(len(l.servers))]
-		s.kill()
+		s.Kill()
 		kills++
 		pause(ctx, rnd, 500*time.Millisecond)
-		s.start()
+		s.Start(t)
 		// Mostly the next comes only when this one works again, so that there is
 		// work to be killed in; now and then several are down.
 		if rnd.IntN(4) > 0 {
 			up, cancel := context.WithTimeout(ctx, 10*time.Second)
-			_ = s.await(up)
+			for pause(up, rnd, 40*time.Millisecond) && s.Ready(up) != nil {
+				continue
+			}
 			cancel()
 		}
 	}
 	// All at once, while the clients still wait for answers.
 	for _, s := range l.servers {
-		s.kill()
+		s.Kill()
 	}
 	wg.Wait()
 	return kills
@@ -248,7 +213,7 @@ func (l *load) client(ctx context.Context, id int, rnd *rand.Rand) {
 }
 
 func (l *load) any(rnd *rand.Rand) typedcorev1.CoreV1Interface {
-	return l.servers[rnd.IntN(len(l.servers))].client.CoreV1()
+	return l.servers[rnd.IntN(len(l.servers))].Client.CoreV1()
 }
 
 func (l *load) count(err error) {
@@ -291,7 +256,7 @@ func service(name string, rnd *rand.Rand) *corev1.Service {
 // cleanUp deletes every Service of the clients.
 func cleanUp(t *testing.T, c kubernetes.Interface) {
 	t.Helper()
-	eventually(t, time.Minute, "no Service of a client is left", func() error {
+	testbed.Until(t, "no Service of a client to be left", func() error {
 		list, err := c.CoreV1().Services(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			return err
@@ -302,7 +267,8 @@ func cleanUp(t *testing.T, c kubernetes.Interface) {
 				continue
 			}
 			left = append(left, fmt.Errorf("%s is there", s.Name))
-			if err := c.CoreV1().Services(s.Namespace).Delete(t.Context(), s.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			err := c.CoreV1().Services(s.Namespace).Delete(t.Context(), s.Name, metav1.DeleteOptions{})
+			if err != nil && !apierrors.IsNotFound(err) {
 				left = append(left, err)
 			}
 		}
@@ -337,7 +303,7 @@ func claimsWithoutService(t *testing.T, etcd *store) int {
 func awaitClaims(t *testing.T, etcd *store, c kubernetes.Interface) {
 	t.Helper()
 	begin := time.Now()
-	eventually(t, settled, "the repair has freed what the killed servers left", func() error {
+	testbed.Until(t, "the repair to free what the killed servers left", func() error {
 		var want, have []string
 		list, err := c.CoreV1().Services(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{})
 		if err != nil {
@@ -367,44 +333,29 @@ func awaitClaims(t *testing.T, etcd *store, c kubernetes.Interface) {
 
 // fill allocates every address and every node port, through all servers in
 // turn.
-func fill(t *testing.T, servers []*server) {
+func fill(t *testing.T, servers []*process.Server) {
 	t.Helper()
-	list, err := servers[0].client.CoreV1().Services(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{})
+	list, err := servers[0].Client.CoreV1().Services(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	addresses := addressCount - len(list.Items)
 	for i := range addresses {
-		s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("fill%d", i)}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}
+		s := &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("fill%d", i)},
+			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
+		}
 		if i < portCount {
 			s.Spec.Type = corev1.ServiceTypeNodePort
 		}
 		// A server learns by its watch what the others gave up and took; only
 		// until then may it think that the range is full.
-		eventually(t, time.Minute, fmt.Sprintf("address %d of %d and, up to %d, a node port", i+1, addresses, portCount), func() error {
-			_, err := servers[i%len(servers)].client.CoreV1().Services(metav1.NamespaceDefault).Create(t.Context(), s, metav1.CreateOptions{})
+		testbed.Until(t, fmt.Sprintf("address %d of %d and, up to %d, a node port", i+1, addresses, portCount), func() error {
+			_, err := servers[i%len(servers)].Client.CoreV1().Services(metav1.NamespaceDefault).Create(t.Context(), s, metav1.CreateOptions{})
 			if apierrors.IsAlreadyExists(err) {
 				return nil // made by a try whose answer was lost
 			}
 			return err
 		})
-	}
-}
-
-// eventually tries again until check is nil.
-func eventually(t *testing.T, within time.Duration, what string, check func() error) {
-	t.Helper()
-	deadline := time.Now().Add(within)
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("waited %s for this: %s; %v", within, what, err)
-		}
-		<-tick.C
 	}
 }

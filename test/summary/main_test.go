@@ -11,7 +11,9 @@ import (
 func TestFailureIsNamedWithItsReason(t *testing.T) {
 	var out bytes.Buffer
 	r := &report{out: &out, output: map[string][]string{}}
-	for _, line := range []string{"=== RUN   TestX\n", "    x_test.go:1: want 1, got 2\n", "    x_test.go:2: the kernel has:\n", "\n", "a\n", "b\n", "c\n"} {
+	for _, line := range []string{
+		"=== RUN   TestX\n", "    x_test.go:1: want 1, got 2\n", "    x_test.go:2: the kernel has:\n", "\n", "a\n", "b\n", "c\n",
+	} {
 		r.add(event{Action: "output", Package: "p", Test: "TestX", Output: line})
 	}
 	r.add(event{Action: "fail", Package: "p", Test: "TestX"})
@@ -20,7 +22,8 @@ func TestFailureIsNamedWithItsReason(t *testing.T) {
 	if code := r.close(time.Second); code != 1 {
 		t.Errorf("exit code %d, want 1", code)
 	}
-	want := "failed: p TestX\n        x_test.go:1: want 1, got 2\n        x_test.go:2: the kernel has:\n        a\n        b\nin 1s\n1 passed, 1 failed, 0 skipped\n"
+	want := "failed: p TestX\n        x_test.go:1: want 1, got 2\n        x_test.go:2: the kernel has:\n        a\n        b\n" +
+		"in 1s\n1 passed, 1 failed, 0 skipped\n"
 	if got := out.String(); got != want {
 		t.Errorf("the end is\n%s\nwant\n%s", got, want)
 	}

@@ -1,0 +1,106 @@
+package process
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+)
+
+// binEnv names the directory of the programs, which make test has built. Main
+// sets it where it is not.
+const binEnv = "FAIRLEAD_BIN"
+
+// sources are the programs, by their directory in the repository and package.
+var sources = map[string]struct{ dir, pkg string }{
+	"fairlead": {".", "./cmd/fairlead"},
+	"backend":  {".", "./examples/backend"},
+	"kubectl":  {"test/kubectl", "."},
+}
+
+// Program is the path of one of the programs in a test whose TestMain calls Main.
+func Program(name string) string { return filepath.Join(os.Getenv(binEnv), name) }
+
+// Main builds the programs, unless $FAIRLEAD_BIN is set, and exits with the code
+// of run, which may be testing.M.Run.
+func Main(run func() int, names ...string) {
+	code, err := withPrograms(run, names)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "process:", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func withPrograms(run func() int, names []string) (code int, err error) {
+	if os.Getenv(binEnv) != "" {
+		return run(), nil
+	}
+	dir, err := os.MkdirTemp("", "fairlead-bin-")
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	for _, name := range names {
+		if err := build(name, dir); err != nil {
+			return 0, err
+		}
+	}
+	if err := os.Setenv(binEnv, dir); err != nil {
+		return 0, err
+	}
+	return run(), nil
+}
+
+// Put puts a program into dir: a link or a copy of that in $FAIRLEAD_BIN, or one
+// that is built.
+func Put(name, dir string) error {
+	if os.Getenv(binEnv) == "" {
+		return build(name, dir)
+	}
+	from, to := Program(name), filepath.Join(dir, name)
+	if os.Link(from, to) == nil {
+		return nil
+	}
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY, 0o755)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Close())
+}
+
+func build(name, dir string) error {
+	root, err := repository()
+	if err != nil {
+		return err
+	}
+	s := sources[name]
+	cmd := exec.Command("go", "build", "-o", filepath.Join(dir, name), s.pkg)
+	cmd.Dir, cmd.Env, cmd.Stderr = filepath.Join(root, s.dir), append(os.Environ(), "CGO_ENABLED=0"), os.Stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("build %s: %w", name, err)
+	}
+	return nil
+}
+
+// repository is the first directory upwards that has cmd/fairlead.
+func repository() (string, error) {
+	here, err := os.Getwd()
+	for dir := here; err == nil; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, sources["fairlead"].pkg)); err == nil {
+			return dir, nil
+		}
+		if dir == filepath.Dir(dir) {
+			return "", fmt.Errorf("%s is not in the repository", here)
+		}
+	}
+	return "", err
+}

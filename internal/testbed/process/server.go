@@ -1,0 +1,104 @@
+package process
+
+import (
+	"context"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/fairlead/fairlead/internal/testbed"
+)
+
+// Server is a 'fairlead server', which may end and be started again.
+type Server struct {
+	// Process is that of the last start.
+	*Process
+	// Kubeconfig is the file of an administrator, there once the server is ready.
+	Kubeconfig string
+	// Client is an administrator, without limits; it is nil until Ready has been
+	// called once.
+	Client *kubernetes.Clientset
+
+	command func() *exec.Cmd
+	dial    func(ctx context.Context, network, address string) (net.Conn, error)
+}
+
+// NewServer prepares a server with its data in dir. program is the path of
+// fairlead; on is its host, nil for this process's own namespace.
+func NewServer(on *testbed.Host, program, dir string, flags ...string) *Server {
+	args := append([]string{"server", "--data-dir", dir}, flags...)
+	s := &Server{Kubeconfig: filepath.Join(dir, "admin.kubeconfig")}
+	s.command = func() (cmd *exec.Cmd) {
+		if on == nil {
+			cmd = exec.Command(program, args...)
+			// It ends with this process, whatever ends that. Not so where there are
+			// namespaces: a thread that ends there would be taken for the parent.
+			cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		} else {
+			cmd = on.Command(context.Background(), program, args...)
+		}
+		cmd.Env = append(os.Environ(), "HOME="+dir)
+		return cmd
+	}
+	if on != nil {
+		s.dial = func(ctx context.Context, network, address string) (conn net.Conn, err error) {
+			on.Do(func() { conn, err = (&net.Dialer{}).DialContext(ctx, network, address) })
+			return conn, err
+		}
+	}
+	return s
+}
+
+// Start starts the server.
+func (s *Server) Start(t testing.TB) {
+	t.Helper()
+	s.Process = Start(t, s.command())
+}
+
+// AwaitReady waits until the server is ready.
+func (s *Server) AwaitReady(t testing.TB) {
+	t.Helper()
+	testbed.Until(t, "the server to be ready", func() error { return s.Ready(t.Context()) })
+}
+
+// Ready asks the server once whether it is ready.
+func (s *Server) Ready(ctx context.Context) error {
+	if s.Client == nil {
+		cfg, err := clientcmd.BuildConfigFromFlags("", s.Kubeconfig)
+		if err != nil {
+			return err
+		}
+		cfg.QPS, cfg.Timeout, cfg.WarningHandler, cfg.Dial = -1, 10*time.Second, rest.NoWarnings{}, s.dial
+		if s.Client, err = kubernetes.NewForConfig(cfg); err != nil {
+			return err
+		}
+	}
+	return s.Client.RESTClient().Get().AbsPath("/readyz").Timeout(5 * time.Second).Do(ctx).Error()
+}
+
+// FreePort returns a port of 127.0.0.1 on which nothing listens. It is outside of
+// the range from which the kernel gives ports to sockets that ask for any, so that
+// it is still free when a program comes to listen on it.
+func FreePort(t testing.TB) int {
+	t.Helper()
+	for range 100 {
+		port := 20000 + rand.IntN(10000)
+		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+		if err == nil {
+			_ = l.Close()
+			return port
+		}
+	}
+	t.Fatal("no free port between 20000 and 29999")
+	return 0
+}

@@ -1,0 +1,30 @@
+package testbed
+
+import (
+	"testing"
+	"time"
+)
+
+// Patience is how long anything that a test waits for may take: not an
+// expectation, but the time after which a slow machine is no longer an
+// explanation.
+const Patience = 2 * time.Minute
+
+// Until calls check every 20 ms until it returns nil. After Patience it fails
+// the test with what was waited for and the last error.
+func Until(t testing.TB, what string, check func() error) {
+	t.Helper()
+	deadline := time.Now().Add(Patience)
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := check()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("waited %s for %s: %v", Patience, what, err)
+		}
+		<-tick.C
+	}
+}
