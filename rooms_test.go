@@ -24,6 +24,7 @@ var rooms = map[string]int{
 	"zone":                1,
 	"env":                 1,
 	"dialect":             1,
+	"events":              1,
 	"reflector":           1,
 	"kernel":              1,
 	"dataplane":           2,

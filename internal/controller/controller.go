@@ -15,13 +15,11 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/record"
 
 	"github.com/fairlead/fairlead/internal/epslice"
+	"github.com/fairlead/fairlead/internal/events"
 )
 
 // The names of the controllers.
@@ -184,7 +182,7 @@ type shared struct {
 	config    *rest.Config
 	client    kubernetes.Interface
 	informers informers.SharedInformerFactory
-	events    record.EventRecorder
+	events    *events.Recorder
 	synced    []cache.InformerSynced
 	narrow    map[string]informers.SharedInformerFactory // by namespace
 	selection *selection                                 // nil until someone asks
@@ -194,13 +192,12 @@ type shared struct {
 func runControllers(ctx context.Context, o *Options, config *rest.Config, client kubernetes.Interface) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	broadcaster := record.NewBroadcaster()
-	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
-	defer broadcaster.Shutdown()
+	recorder := events.NewRecorder(client, corev1.EventSource{Component: "fairlead-controllers"}, o.Log)
+	defer recorder.Start()()
 	s := &shared{
 		options: o, log: o.Log, config: config, client: client,
 		informers: informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(slim)),
-		events:    broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "fairlead-controllers"}),
+		events:    recorder,
 		narrow:    map[string]informers.SharedInformerFactory{},
 	}
 	var running tasks

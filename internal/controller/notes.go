@@ -6,16 +6,16 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/tools/record"
 
 	"github.com/fairlead/fairlead/internal/epslice"
+	"github.com/fairlead/fairlead/internal/events"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // notes turns the notes of plans into Events. A note is told when it appears,
 // not each time it is still true.
 type notes struct {
-	events record.EventRecorder
+	events *events.Recorder
 	mu     sync.Mutex
 	told   map[svc.Name]map[epslice.Note]bool
 }

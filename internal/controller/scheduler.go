@@ -170,7 +170,7 @@ func (c *scheduler) sync(ctx context.Context, name svc.Name) error {
 	}, metav1.CreateOptions{})
 	switch {
 	case err == nil:
-		c.events.Eventf(pod, corev1.EventTypeNormal, "Scheduled", "Successfully assigned %s to %s", name, node)
+		c.events.Event(pod, corev1.EventTypeNormal, "Scheduled", fmt.Sprintf("Successfully assigned %s to %s", name, node))
 		return nil
 	case apierrors.IsNotFound(err):
 		c.release(name, pod.UID, node)

@@ -90,7 +90,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 		wg.Go(func() { s.run(ctx) })
 	}
 	wg.Go(func() { p.feed.run(ctx, p.opts.Client, p.opts.NodeName) })
-	wg.Go(func() { p.events.run(ctx) })
+	defer p.events.Start()()
 	if p.opts.FallbackReason != "" {
 		p.events.node(corev1.EventTypeWarning, "ProxyModeFallback", p.opts.FallbackReason)
 	}

@@ -2,7 +2,6 @@ package runner
 
 import (
 	"context"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -10,11 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/record"
 )
 
 var everything = labels.Everything()
@@ -112,33 +107,4 @@ func (r *Runner) dropOrphans(store cache.Store) {
 			w.remove(nil)
 		}
 	})
-}
-
-// recorder writes Events.
-type recorder struct {
-	broadcaster record.EventBroadcaster
-	record.EventRecorder
-}
-
-func newRecorder(client kubernetes.Interface, node string) *recorder {
-	b := record.NewBroadcasterWithCorrelatorOptions(record.CorrelatorOptions{BurstSize: 25, QPS: 1. / 60})
-	b.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
-	return &recorder{b, b.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "fairlead-runner", Host: node})}
-}
-
-func (r *recorder) event(pod *corev1.Pod, kind, reason, message string) {
-	r.Event(pod, kind, reason, message)
-}
-
-// close lets the last events go out for a moment, then ends the recorder.
-func (r *recorder) close() {
-	done := make(chan struct{})
-	go func() { // Shutdown drains the queue; it is bounded by its length
-		r.broadcaster.Shutdown()
-		close(done)
-	}()
-	select {
-	case <-done:
-	case <-time.After(2 * time.Second):
-	}
 }

@@ -31,6 +31,7 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 
 	"github.com/fairlead/fairlead/internal/env"
+	"github.com/fairlead/fairlead/internal/events"
 	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/runner/logfile"
 	"github.com/fairlead/fairlead/internal/runner/shim"
@@ -87,7 +88,7 @@ type Runner struct {
 	o    Options
 	ipam *ipam
 	cert certificate
-	rec  *recorder
+	rec  *events.Recorder
 
 	services corelisters.ServiceLister
 	network  *network
@@ -171,8 +172,8 @@ func (r *Runner) Run(ctx context.Context) error {
 		return err
 	}
 	defer lock.Close()
-	r.rec = newRecorder(r.o.Client, r.o.NodeName)
-	defer r.rec.close()
+	r.rec = events.NewRecorder(r.o.Client, corev1.EventSource{Component: "fairlead-runner", Host: r.o.NodeName}, r.o.Log)
+	defer r.rec.Start()()
 	if err := r.loadMarks(); err != nil {
 		r.o.Log.Warn("addresses of earlier pods may be used again soon", "err", err)
 	}
@@ -339,7 +340,7 @@ func (r *Runner) serviceVars(pod *corev1.Pod) []corev1.EnvVar {
 }
 
 func (r *Runner) event(pod *corev1.Pod, kind, reason, message string) {
-	r.rec.event(pod, kind, reason, message)
+	r.rec.Event(pod, kind, reason, message)
 }
 
 // writeEtc writes the files of a pod that stand in the place of the machine's.

@@ -13,9 +13,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/client-go/kubernetes"
-	clientscheme "k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/tools/events"
 
+	"github.com/fairlead/fairlead/internal/events"
 	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/registry/networking"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -161,8 +160,11 @@ func (a *Allocator) Run(ctx context.Context, client kubernetes.Interface) {
 		}
 	}
 	close(a.ready)
-	recorder, stop := newRecorder(ctx, client)
-	defer stop()
+	var recorder *events.Recorder
+	if client != nil {
+		recorder = events.NewRecorder(client, corev1.EventSource{Component: "fairlead-allocation-repair"}, a.log)
+		defer recorder.Start()()
+	}
 	a.repair.run(ctx, recorder)
 }
 
@@ -210,16 +212,4 @@ func sinkOf[K comparable](l *ledger[K], parse func(string) (K, bool), synced fun
 			synced()
 		},
 	}
-}
-
-// newRecorder writes Events through client until stop is called.
-func newRecorder(ctx context.Context, client kubernetes.Interface) (recorder events.EventRecorder, stop func()) {
-	if client == nil {
-		return nil, func() {}
-	}
-	b := events.NewBroadcaster(&events.EventSinkImpl{Interface: client.EventsV1()})
-	if err := b.StartRecordingToSinkWithContext(ctx); err != nil {
-		return nil, func() {}
-	}
-	return b.NewRecorder(clientscheme.Scheme, "fairlead-allocation-repair"), b.Shutdown
 }

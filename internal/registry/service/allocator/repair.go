@@ -21,8 +21,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	genericrequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
-	"k8s.io/client-go/tools/events"
 
+	"github.com/fairlead/fairlead/internal/events"
 	"github.com/fairlead/fairlead/internal/registry/networking"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -71,7 +71,7 @@ type repairer struct {
 
 // run repairs once at once and then in every period, until ctx ends. Servers that
 // started together spread out.
-func (r *repairer) run(ctx context.Context, recorder events.EventRecorder) {
+func (r *repairer) run(ctx context.Context, recorder *events.Recorder) {
 	for {
 		rctx, cancel := context.WithTimeout(ctx, repairTimeout)
 		findings, err := r.repair(rctx, recorder, r.grace)
@@ -93,7 +93,7 @@ func (r *repairer) run(ctx context.Context, recorder events.EventRecorder) {
 // pass is one comparison.
 type pass struct {
 	*repairer
-	recorder events.EventRecorder
+	recorder *events.Recorder
 	grace    time.Duration
 	findings []Finding
 	errs     []error
@@ -102,8 +102,8 @@ type pass struct {
 
 // kind is what differs between addresses and ports.
 type kind struct {
-	what, action string
-	claims       *claims
+	what   string
+	claims *claims
 	// uses returns the names that a Service uses.
 	uses func(*corev1.Service) []string
 	// inRange reports whether a name can be claimed at all.
@@ -116,7 +116,7 @@ type kind struct {
 
 func (a *Allocator) addressKind() kind {
 	return kind{
-		what: "ClusterIP", action: "ClusterIPAllocation", claims: a.ipClaims,
+		what: "ClusterIP", claims: a.ipClaims,
 		uses: func(s *corev1.Service) []string {
 			return names(s, func(c claim) bool { return c.resource != nodePort })
 		},
@@ -133,7 +133,7 @@ func (a *Allocator) addressKind() kind {
 
 func (a *Allocator) portKind() kind {
 	return kind{
-		what: "Port", action: "PortAllocation", claims: a.ports.claims,
+		what: "Port", claims: a.ports.claims,
 		uses: func(s *corev1.Service) []string {
 			return names(s, func(c claim) bool { return c.resource == nodePort })
 		},
@@ -158,7 +158,7 @@ func names(s *corev1.Service, of func(claim) bool) []string {
 	return out
 }
 
-func (r *repairer) repair(ctx context.Context, recorder events.EventRecorder, grace time.Duration) ([]Finding, error) {
+func (r *repairer) repair(ctx context.Context, recorder *events.Recorder, grace time.Duration) ([]Finding, error) {
 	p := &pass{repairer: r, recorder: recorder, grace: grace, services: map[svc.Name]*corev1.Service{}}
 	// Claims before Services: the Service of a claim that is listed exists by the
 	// time the Services are listed, or its write is in flight.
@@ -325,6 +325,6 @@ func (p *pass) report(k kind, s *corev1.Service, reason, name, format string) {
 	f := Finding{Service: ownerOf(s), Reason: k.what + reason, Claim: name, Message: fmt.Sprintf(format, k.text(name))}
 	p.findings = append(p.findings, f)
 	if p.recorder != nil {
-		p.recorder.Eventf(s, nil, corev1.EventTypeWarning, f.Reason, k.action, "%s", f.Message)
+		p.recorder.Event(s, corev1.EventTypeWarning, f.Reason, f.Message)
 	}
 }
