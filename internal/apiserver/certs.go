@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/client-go/rest"
@@ -109,18 +110,11 @@ func (c *credentials) refresh() error {
 
 // run renews certificates until ctx is done.
 func (c *credentials) run(ctx context.Context) {
-	t := time.NewTicker(renewEvery)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
-			if err := c.refresh(); err != nil {
-				c.log.Error("cannot renew the certificates", "err", err)
-			}
+	wait.UntilWithContext(ctx, func(context.Context) {
+		if err := c.refresh(); err != nil {
+			c.log.Error("cannot renew the certificates", "err", err)
 		}
-	}
+	}, renewEvery)
 }
 
 // writeKubeconfig writes a kubeconfig (mode 0600) with p as the user, unless

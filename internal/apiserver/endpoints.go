@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 )
@@ -57,20 +58,15 @@ func (k *endpointKeeper) join(ctx context.Context) error {
 
 // run renews the Lease and the endpoints until ctx is done.
 func (k *endpointKeeper) run(ctx context.Context) {
-	t := time.NewTicker(serverRenew)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
-		}
+	// The first renewal is join's.
+	_ = wait.PollUntilContextCancel(ctx, serverRenew, false, func(ctx context.Context) (bool, error) {
 		step, cancel := context.WithTimeout(ctx, serverRenew)
 		if err := k.join(step); err != nil && ctx.Err() == nil {
 			k.log.Warn("cannot keep the endpoints of default/kubernetes", "err", err)
 		}
 		cancel()
-	}
+		return false, nil
+	})
 }
 
 // leave takes this server out of the endpoints at once.

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/client-go/informers"
@@ -248,17 +249,10 @@ func ignoreRace(err error) error {
 
 // sweep removes requests that are done with, or that nobody decided.
 func (s *signer) sweep(ctx context.Context) {
-	tick := time.NewTicker(sweepPeriod)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		all, err := s.requests.List(labels.Everything())
 		if err != nil {
-			continue // a lister of memory does not fail
+			return // a lister of memory does not fail
 		}
 		for _, c := range all {
 			keep := keepPending
@@ -275,5 +269,5 @@ func (s *signer) sweep(ctx context.Context) {
 				s.log.Warn("cannot remove an old certificate request", "name", c.Name, "err", err)
 			}
 		}
-	}
+	}, sweepPeriod)
 }

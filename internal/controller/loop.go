@@ -89,17 +89,3 @@ func (t *tasks) run(ctx context.Context) {
 	}
 	wg.Wait()
 }
-
-// every calls f each period until ctx ends.
-func every(ctx context.Context, period time.Duration, f func()) {
-	tick := time.NewTicker(period)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			f()
-		}
-	}
-}

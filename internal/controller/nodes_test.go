@@ -15,6 +15,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -118,7 +119,7 @@ func (r *rig) beats(node string) (stop func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		every(ctx, 200*time.Millisecond, func() {
+		wait.UntilWithContext(ctx, func(ctx context.Context) {
 			l, err := api.Get(ctx, node, metav1.GetOptions{})
 			if err != nil {
 				return // the test ends
@@ -126,7 +127,7 @@ func (r *rig) beats(node string) (stop func()) {
 			now := metav1.NewMicroTime(time.Now())
 			l.Spec.RenewTime = &now
 			_, _ = api.Update(ctx, l, metav1.UpdateOptions{}) // the next beat tries again
-		})
+		}, 200*time.Millisecond)
 	}()
 	stop = sync.OnceFunc(func() {
 		cancel()

@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -171,11 +172,11 @@ const forgetAfter = 30 * time.Second
 // audit drops what is ahead of the informer for too long, until ctx ends, and
 // hands the groups concerned to tell.
 func (v *view[T]) audit(ctx context.Context, tell func(svc.Name)) {
-	every(ctx, forgetAfter/2, func() {
+	wait.UntilWithContext(ctx, func(context.Context) {
 		for _, owner := range v.forget() {
 			tell(owner)
 		}
-	})
+	}, forgetAfter/2)
 }
 
 func (v *view[T]) forget() []svc.Name {

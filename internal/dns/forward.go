@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
+
 	"github.com/fairlead/fairlead/internal/zone"
 )
 
@@ -348,16 +350,9 @@ func (f *forwarder) try(ctx context.Context, u *upstream, a ask) (*entry, error)
 
 // probe asks unhealthy upstreams until they answer, and ends with ctx.
 func (f *forwarder) probe(ctx context.Context) {
-	tick := time.NewTicker(probeEvery)
-	defer tick.Stop()
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		for _, u := range f.all() {
 			if u.fails.Load() < maxFails || u.looped.Load() || !u.stats.probing.CompareAndSwap(false, true) {
 				continue
@@ -374,5 +369,5 @@ func (f *forwarder) probe(ctx context.Context) {
 				}
 			})
 		}
-	}
+	}, probeEvery)
 }

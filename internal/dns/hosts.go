@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
+
 	"github.com/fairlead/fairlead/internal/zone"
 )
 
@@ -121,16 +123,7 @@ func appendRR(b []byte, typ uint16, ttl uint32, rdata []byte) []byte {
 
 // watchHosts reads the hosts file again when it has changed.
 func (s *Server) watchHosts(ctx context.Context) {
-	tick := time.NewTicker(resolvConfEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-		s.reloadHosts()
-	}
+	wait.UntilWithContext(ctx, func(context.Context) { s.reloadHosts() }, resolvConfEvery)
 }
 
 // reloadHosts reads the hosts file if it is another one than before. While it is

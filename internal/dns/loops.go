@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
+
 	"github.com/fairlead/fairlead/internal/zone"
 )
 
@@ -82,18 +84,11 @@ const resolvConfEvery = 5 * time.Second
 
 // watchResolvConf follows changes of the file: DHCP writes it.
 func (s *Server) watchResolvConf(ctx context.Context) {
-	tick := time.NewTicker(resolvConfEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		if s.reloadResolvConf() {
 			s.findLoops(ctx)
 		}
-	}
+	}, resolvConfEvery)
 }
 
 // reloadResolvConf uses the name servers in the file if they are others than

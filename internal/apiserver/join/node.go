@@ -20,6 +20,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -68,20 +69,14 @@ func (n *Node) Config() *rest.Config {
 
 // Run renews the certificate when a third of its life is left, until ctx ends.
 func (n *Node) Run(ctx context.Context) error {
-	tick := time.NewTicker(renewCheck)
-	defer tick.Stop()
-	for {
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		if leaf, err := n.leaf(); err == nil && time.Until(leaf.NotAfter) < leaf.NotAfter.Sub(leaf.NotBefore)/3 {
 			if err := n.issue(ctx, n.Config()); err != nil && ctx.Err() == nil {
 				n.log.Error("cannot renew the node's certificate", "expires", leaf.NotAfter, "err", err)
 			}
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
-	}
+	}, renewCheck)
+	return nil
 }
 
 func (n *Node) file(name string) string { return filepath.Join(n.dir, name) }
