@@ -33,6 +33,7 @@ import (
 type agentFlags struct {
 	proxyFlags
 	dnsFlags
+	networkFlags
 	nodeName           string
 	nodeIPs            addrsValue
 	agentPort, dnsPort uint16
@@ -52,7 +53,7 @@ func (f *agentFlags) add(cmd *cobra.Command) {
 	flags.Uint16Var(&f.dnsPort, "dns-port", 10053, "port on the node's address where DNS answers; the Service kube-dns leads to it")
 }
 
-// check refuses flags that cannot work, before anything is started.
+// check rejects flags that cannot work. It changes nothing and asks nobody.
 func (f *agentFlags) check() error {
 	if f.nodeName == "" {
 		return usagef("--node-name is empty")
@@ -76,10 +77,10 @@ func (f *agentFlags) check() error {
 		}
 		families[a.Is4()] = a
 	}
-	if _, err := f.dnsFlags.options(); err != nil {
+	if _, err := f.dnsFlags.options(f.networkFlags); err != nil {
 		return err
 	}
-	return f.proxyFlags.check()
+	return f.proxyFlags.check(f.networkFlags)
 }
 
 // node is a node of the API: its components in the order to start them.
@@ -96,8 +97,9 @@ func (n *node) dnsAddresses() string {
 	return strings.Join(out, ", ")
 }
 
-// build wires a node of the API behind cfg.
-func (f *agentFlags) build(log *slog.Logger, cfg *rest.Config) (*node, error) {
+// open makes the state directory, opens the port for logs and exec, prepares the
+// kernel for the proxy, and returns a node of the API behind cfg.
+func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Config) (*node, error) {
 	cfg = agentConfig(cfg)
 	client, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
@@ -111,7 +113,7 @@ func (f *agentFlags) build(log *slog.Logger, cfg *rest.Config) (*node, error) {
 	if err != nil {
 		return nil, err
 	}
-	opts, err := f.proxyFlags.options(log, client, f.nodeName)
+	opts, err := f.proxyFlags.open(ctx, log, client, f.nodeName, f.networkFlags)
 	if err != nil {
 		return nil, err
 	}
@@ -148,7 +150,7 @@ func (f *agentFlags) runner(log *slog.Logger, client kubernetes.Interface, cfg *
 	if err != nil {
 		return nil, err
 	}
-	clusterDNS, err := tenthAddresses(f.services)
+	clusterDNS, err := f.clusterDNS()
 	if err != nil {
 		return nil, err
 	}
@@ -162,7 +164,7 @@ func (f *agentFlags) runner(log *slog.Logger, client kubernetes.Interface, cfg *
 	}
 	r, err := runner.New(runner.Options{
 		Client: client, NodeName: f.nodeName, StateDir: f.stateDir, Log: log,
-		ClusterCIDRs: f.dnsFlags.pods, ClusterDNS: clusterDNS, ClusterDomain: f.domains[0],
+		ClusterCIDRs: f.podCIDRs, ClusterDNS: clusterDNS, ClusterDomain: f.domains[0],
 		Listener: listener, ClientCA: ca, Status: status, StopPods: f.stopPods,
 	})
 	if err != nil {
@@ -200,7 +202,7 @@ func agentConfig(cfg *rest.Config) *rest.Config {
 }
 
 func (f *agentFlags) dnsServer(log *slog.Logger, client kubernetes.Interface) (*dns.Server, error) {
-	opts, err := f.dnsFlags.options()
+	opts, err := f.dnsFlags.options(f.networkFlags)
 	if err != nil {
 		return nil, err
 	}
@@ -211,7 +213,7 @@ func (f *agentFlags) dnsServer(log *slog.Logger, client kubernetes.Interface) (*
 	opts.Client, opts.Logger = client, log
 	opts.Publish = &dns.Publish{NodeName: f.nodeName, Addresses: f.nodeIPs, Port: f.dnsPort}
 	if f.nodeLocalDNS {
-		addrs, err := tenthAddresses(f.services)
+		addrs, err := f.clusterDNS()
 		if err != nil {
 			return nil, err
 		}
@@ -289,8 +291,7 @@ the Pods it started stay when it stops, and are found again when it starts;
 					return err
 				}
 			}
-			f.proxyFlags.clusterCIDRs, f.serviceCIDRs = f.pods, f.services
-			n, err := f.build(log, cfg)
+			n, err := f.open(cmd.Context(), log, cfg)
 			if err != nil {
 				return err
 			}
@@ -303,10 +304,9 @@ the Pods it started stay when it stops, and are found again when it starts;
 		},
 	}
 	f.add(cmd)
-	f.services, f.pods = defaultServiceCIDRs(), defaultClusterCIDRs()
+	f.networkFlags = defaultNetworks()
+	f.addNetworks(cmd, "the server's ranges of ClusterIPs", "the server's ranges of the Pods' addresses")
 	flags := cmd.Flags()
-	flags.Var(&f.services, "service-cluster-ip-range", "the server's ranges of ClusterIPs")
-	flags.Var(&f.pods, "cluster-cidr", "the server's ranges of the Pods' addresses")
 	flags.StringVar(&server, "server", "", "URL of the server, with --token")
 	flags.StringVar(&token, "token", "", "the server's join token, or the path of a file that holds it")
 	flags.StringVar(&kubeconfig, "kubeconfig", "", "kubeconfig of this node, in place of --server and --token")

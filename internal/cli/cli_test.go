@@ -50,7 +50,7 @@ func TestWrongUsageExitsWith2AndOneClearLine(t *testing.T) {
 		`--mode is "y"; want auto, nft`:           {"agent", "--mode", "y"},
 		`--iptables-variant is "x"; want`:         {"proxy", "--iptables-variant", "x"},
 		`--userspace-connect-timeout is 0s; want`: {"proxy", "--userspace-connect-timeout", "0"},
-		`--proxy-port-range: "5-4" is not a port`: {"proxy", "--proxy-port-range", "5-4"},
+		`"--proxy-port-range" flag: "5-4" is not`: {"proxy", "--proxy-port-range", "5-4"},
 		`--balance is "x"; want random`:           {"proxy", "--balance", "x"},
 		`--sync-period is -1s; want more`:         {"proxy", "--sync-period=-1s"},
 		`--healthz-bind-address is "10256"; want`: {"proxy", "--healthz-bind-address", "10256"},
@@ -170,7 +170,7 @@ func TestDNSFlags(t *testing.T) {
 		upstream: []string{"192.0.2.1", "192.0.2.2:5353", "tls://192.0.2.3#dns.example"}, podMode: "verified",
 		stubs: []string{"corp.example=192.0.2.9", "corp.example=192.0.2.10:54"},
 	}
-	o, err := f.options()
+	o, err := f.options(networkFlags{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +180,7 @@ func TestDNSFlags(t *testing.T) {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	file := dnsFlags{upstream: []string{"/etc/resolv.conf"}, podMode: "insecure"}
-	if o, err := file.options(); err != nil || o.ResolvConf != "/etc/resolv.conf" || o.Upstream != nil {
+	if o, err := file.options(networkFlags{}); err != nil || o.ResolvConf != "/etc/resolv.conf" || o.Upstream != nil {
 		t.Errorf("a file: %+v, %v", o, err)
 	}
 	for want, bad := range map[string]dnsFlags{
@@ -189,7 +189,7 @@ func TestDNSFlags(t *testing.T) {
 		"--upstream: \"tls://x\"": {podMode: "insecure", upstream: []string{"tls://x"}},
 	} {
 		var usage usageError
-		if _, err := bad.options(); !errors.As(err, &usage) || !strings.Contains(err.Error(), want) {
+		if _, err := bad.options(networkFlags{}); !errors.As(err, &usage) || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want one of usage with %s", err, want)
 		}
 	}

@@ -30,7 +30,7 @@ func (f *conntrackFlags) add(flags *pflag.FlagSet) {
 	flags.DurationVar(&f.udpStreamPeriod, "conntrack-udp-timeout-stream", 0, "when a UDP flow with answers is forgotten; 0 leaves it alone")
 }
 
-// check refuses flags that are wrong on any machine.
+// check rejects flags that are wrong on any machine.
 func (f *conntrackFlags) check() error {
 	for flag, v := range map[string]int64{
 		"conntrack-max-per-core": int64(f.perCore), "conntrack-min": int64(f.least),
@@ -44,17 +44,17 @@ func (f *conntrackFlags) check() error {
 	return nil
 }
 
-// set sets the parameters of connection tracking, as far as they can be set
-// here: in a network namespace of its own the machine's limit cannot, and needs
-// not. It returns whether packets that are invalid in the eyes of connection
-// tracking may be dropped.
-func (f *conntrackFlags) set(log *slog.Logger) (dropInvalid bool) {
+// apply sets the parameters of connection tracking, as far as they can be set
+// here: in a network namespace of its own the machine's limit cannot, and need
+// not be. It returns whether packets that connection tracking finds invalid may
+// be dropped.
+func (f *conntrackFlags) apply(log *slog.Logger) (dropInvalid bool) {
 	limit := conntrack.Settings{Max: conntrack.Max(int(f.perCore), int(f.least), runtime.NumCPU())}
 	switch err := limit.Set(); {
 	case errors.Is(err, fs.ErrPermission):
-		log.Debug("the limit of tracked connections is not this network namespace's to set", "err", err)
+		log.Debug("the limit of tracked connections cannot be set in this network namespace; keeping the current value", "err", err)
 	case err != nil:
-		log.Warn("the limit of tracked connections could not be set; the one there is holds", "err", err)
+		log.Warn("cannot set the limit of tracked connections; keeping the current value", "err", err)
 	}
 	s := conntrack.Settings{
 		TCPBeLiberal:   f.beLiberal,
@@ -62,7 +62,7 @@ func (f *conntrackFlags) set(log *slog.Logger) (dropInvalid bool) {
 		UDP: f.udpTimeout, UDPStream: f.udpStreamPeriod,
 	}
 	if err := s.Set(); err != nil {
-		log.Warn("not all parameters of connection tracking could be set; services work with those there are", "err", err)
+		log.Warn("cannot set all parameters of connection tracking; keeping the current values", "err", err)
 	}
 	return !conntrack.BeLiberal()
 }

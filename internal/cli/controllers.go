@@ -74,7 +74,7 @@ func signalOnce() (wait func(context.Context) error, mark func()) {
 func newControllers(g *global) *cobra.Command {
 	var f clientFlags
 	var o controller.Options
-	pods := defaultClusterCIDRs()
+	networks := defaultNetworks()
 	cmd := &cobra.Command{
 		Use:   "controllers",
 		Short: "Run controllers on any Kubernetes API",
@@ -102,7 +102,7 @@ Several copies may run; one works at a time.`,
 			if o.Config, _, err = f.load(); err != nil {
 				return err
 			}
-			o.Log, o.ClusterCIDRs = log, pods
+			o.Log, o.ClusterCIDRs = log, networks.podCIDRs
 			return runAll(cmd.Context(), log, func() {}, component{
 				name: "controllers",
 				run:  func(ctx context.Context) error { return controller.Run(ctx, o) },
@@ -116,6 +116,6 @@ Several copies may run; one works at a time.`,
 	flags.BoolVar(&o.LeaderElect, "leader-elect", true, "work only while holding the Lease, so that several copies may run")
 	flags.StringVar(&o.LeaseNamespace, "leader-elect-resource-namespace", "kube-system", "namespace of the Lease")
 	flags.StringVar(&o.LeaseName, "leader-elect-resource-name", "fairlead-controllers", "name of the Lease")
-	flags.Var(&pods, "cluster-cidr", "ranges that nodeipam gives out to nodes")
+	networks.addPodNetworks(cmd, "ranges that nodeipam gives out to nodes")
 	return cmd
 }

@@ -26,7 +26,6 @@ type dnsFlags struct {
 	listen, domains, upstream, stubs []string
 	hosts, podMode                   string
 	autopath, logQueries             bool
-	services, pods                   prefixesValue
 }
 
 func (f *dnsFlags) add(cmd *cobra.Command) {
@@ -40,10 +39,10 @@ func (f *dnsFlags) add(cmd *cobra.Command) {
 	flags.BoolVar(&f.logQueries, "log-queries", false, "log every question")
 }
 
-// options makes the server's options. Its error is one of usage.
-func (f *dnsFlags) options() (dns.Options, error) {
+// options returns the server's options. Its error is one of usage.
+func (f *dnsFlags) options(networks networkFlags) (dns.Options, error) {
 	o := dns.Options{
-		Listen: f.listen, Domains: f.domains, ServiceCIDRs: f.services, PodCIDRs: f.pods,
+		Listen: f.listen, Domains: f.domains, ServiceCIDRs: networks.serviceCIDRs, PodCIDRs: networks.podCIDRs,
 		Hosts: f.hosts, Autopath: f.autopath, LogQueries: f.logQueries,
 	}
 	var err error
@@ -109,6 +108,7 @@ func parseResolver(s string, port uint16) (netip.AddrPort, error) {
 func newDNS(g *global) *cobra.Command {
 	var f dnsFlags
 	var c clientFlags
+	networks := defaultNetworks()
 	var metrics string
 	var nodeLocal addrsValue
 	cmd := &cobra.Command{
@@ -123,7 +123,7 @@ func newDNS(g *global) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			opts, err := f.options()
+			opts, err := f.options(networks)
 			if err != nil {
 				return err
 			}
@@ -162,12 +162,11 @@ func newDNS(g *global) *cobra.Command {
 	}
 	c.add(cmd)
 	f.add(cmd)
-	f.services, f.pods = defaultServiceCIDRs(), defaultClusterCIDRs()
 	cmd.Flags().StringSliceVar(&f.listen, "listen", []string{"127.0.0.1:53"}, "IP:PORT to answer on, UDP and TCP; may be repeated")
 	cmd.Flags().Var(&nodeLocal, "node-local", "cluster IPs of kube-dns to answer for on this node itself, on port 53, without connection tracking; needs root (default: none)")
 	cmd.Flags().StringVar(&metrics, "metrics-bind-address", "127.0.0.1:9153", "IP:PORT of /metrics, /ready and /health; empty for none")
-	cmd.Flags().Var(&f.services, "service-cluster-ip-range", "ranges whose reverse names are answered here and never asked of an upstream")
-	cmd.Flags().Var(&f.pods, "cluster-cidr", "ranges of the Pods' addresses, likewise")
+	networks.addNetworks(cmd, "ranges whose reverse names are answered here and never asked of an upstream",
+		"ranges of the Pods' addresses, likewise")
 	return cmd
 }
 

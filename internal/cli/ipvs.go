@@ -2,11 +2,8 @@ package cli
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"net/netip"
-	"os/exec"
 	"slices"
 	"strings"
 	"time"
@@ -16,7 +13,6 @@ import (
 	"github.com/fairlead/fairlead/internal/dataplane/iptables"
 	"github.com/fairlead/fairlead/internal/dataplane/ipvs"
 	"github.com/fairlead/fairlead/internal/kernel/conntrack"
-	kiptables "github.com/fairlead/fairlead/internal/kernel/iptables"
 	kipvs "github.com/fairlead/fairlead/internal/kernel/ipvs"
 	"github.com/fairlead/fairlead/internal/proxy"
 )
@@ -24,15 +20,15 @@ import (
 // ipvsFlags set up the mode of that name. They have kube-proxy's names and
 // defaults.
 type ipvsFlags struct {
-	scheduler             string
-	exclude               prefixesValue
-	strictARP, strictMode bool
-	timeouts              kipvs.Timeouts
-	sync, minSync         time.Duration
+	scheduler         string
+	exclude           prefixesValue
+	strictARP, strict bool
+	timeouts          kipvs.Timeouts
+	sync, minSync     time.Duration
 }
 
 func (f *ipvsFlags) add(flags *pflag.FlagSet) {
-	flags.BoolVar(&f.strictMode, "mode-strict", false, "with --mode ipvs: do not start where IPVS does not work, instead of taking mode iptables (or nft)")
+	flags.BoolVar(&f.strict, "mode-strict", false, "with --mode ipvs: do not start where IPVS does not work, in place of falling back to mode iptables or nft")
 	flags.StringVar(&f.scheduler, "ipvs-scheduler", ipvs.DefaultScheduler, "mode ipvs: how an endpoint is chosen: "+strings.Join(ipvs.Schedulers, ", "))
 	flags.Var(&f.exclude, "ipvs-exclude-cidrs", "mode ipvs: ranges of addresses whose virtual servers are somebody else's")
 	flags.BoolVar(&f.strictARP, "ipvs-strict-arp", false, "mode ipvs: answer ARP only for addresses of the interface asked (arp_ignore 1, arp_announce 2)")
@@ -43,7 +39,7 @@ func (f *ipvsFlags) add(flags *pflag.FlagSet) {
 	flags.DurationVar(&f.minSync, "ipvs-min-sync-period", 0, "mode ipvs: the least time between two changes of the kernel (0: as little as other modes)")
 }
 
-// check refuses flags that are wrong on any machine.
+// check rejects flags that are wrong on any machine.
 func (f *ipvsFlags) check(serviceCIDRs []netip.Prefix) error {
 	if !slices.Contains(ipvs.Schedulers, f.scheduler) {
 		return usagef("--ipvs-scheduler is %q; want one of %s", f.scheduler, strings.Join(ipvs.Schedulers, ", "))
@@ -64,48 +60,45 @@ func (f *ipvsFlags) config(serviceCIDRs []netip.Prefix) ipvs.Config {
 	}
 }
 
-// options completes o for mode ipvs. Where that does not work it leaves o.Dataplane
-// nil and returns the mode to take instead.
-func (f *ipvsFlags) options(log *slog.Logger, variant string, o *proxy.Options) (mode string, err error) {
-	p, has, err := f.plane(log, variant, o.ServiceCIDRs)
+func probeIPVS(ctx context.Context, s *modeSetup) error {
+	want, err := iptables.ParseVariant(s.flags.variant)
 	if err != nil {
-		mode, o.FallbackReason, err = f.fallback(log, err)
-		return mode, err
+		return err
 	}
-	o.Dataplane, o.Schedulers, o.Addresses = p, has, p.NodeAddresses
-	o.Mode, o.AuditPeriod, o.MinInterval = "ipvs", f.sync, f.minSync
-	o.Conntrack = conntrack.DeleteBalanced
-	o.MaxInterval = max(o.MinInterval, proxy.DefaultMaxInterval)
-	return o.Mode, nil
-}
-
-// plane makes the plane of the mode and says which schedulers Services may
-// name.
-func (f *ipvsFlags) plane(log *slog.Logger, variant string, serviceCIDRs []netip.Prefix) (*ipvs.Mode, []string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), probeWithin)
-	defer cancel()
-	v, err := iptables.ParseVariant(variant)
+	cfg := s.flags.ipvs.config(s.networks.serviceCIDRs)
+	variant, why, err := iptables.Choose(ctx, want)
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
-	cfg := f.config(serviceCIDRs)
-	var why string
-	if cfg.Variant, why, err = iptables.Choose(ctx, v); err != nil {
-		return nil, nil, err
-	}
+	cfg.Variant = variant
 	if err := ipvs.Probe(ctx, cfg); err != nil {
-		return nil, nil, err
+		return err
 	}
-	has, err := ipvs.Available(ipvs.Schedulers...)
+	schedulers, err := ipvs.Available(ipvs.Schedulers...)
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
-	log.Info("IPVS is there", "schedulers", strings.Join(has, " "), "iptables", cfg.Variant, "because", why)
-	p, err := ipvs.New(cfg)
-	return p, has, err
+	s.log.Info("IPVS works", "schedulers", strings.Join(schedulers, " "), "variant", variant, "reason", why)
+	s.ipvsVariant, s.schedulers = variant, schedulers
+	return nil
 }
 
-// warnOfLoopback says that mode ipvs has no node ports on 127.0.0.0/8, if
+func openIPVS(s *modeSetup, o *proxy.Options) error {
+	f := &s.flags.ipvs
+	cfg := f.config(s.networks.serviceCIDRs)
+	cfg.Variant = s.ipvsVariant
+	p, err := ipvs.New(cfg)
+	if err != nil {
+		return err
+	}
+	o.Dataplane, o.Schedulers, o.Addresses = p, s.schedulers, p.NodeAddresses
+	o.AuditPeriod, o.MinInterval, o.MaxInterval = f.sync, f.minSync, max(f.minSync, proxy.DefaultMaxInterval)
+	o.Conntrack = conntrack.DeleteBalanced
+	warnOfLoopback(s.log, s.flags.nodePortAddresses)
+	return nil
+}
+
+// warnOfLoopback warns that mode ipvs has no node ports on 127.0.0.0/8, if
 // --nodeport-addresses asks for them.
 func warnOfLoopback(log *slog.Logger, ranges []string) {
 	for _, text := range ranges {
@@ -114,23 +107,4 @@ func warnOfLoopback(log *slog.Logger, ranges []string) {
 			log.Warn("node ports do not answer on 127.0.0.0/8: IPVS cannot do that; modes nft and iptables can", "nodeport-addresses", text)
 		}
 	}
-}
-
-// inPlaceOfIPVS is the mode to take where IPVS does not work.
-func inPlaceOfIPVS() string {
-	if _, err := kiptables.Default(context.Background()); errors.Is(err, exec.ErrNotFound) {
-		return "nft"
-	}
-	return "iptables"
-}
-
-// fallback says why another mode than ipvs is taken, or returns the error
-// itself where that is not wanted.
-func (f *ipvsFlags) fallback(log *slog.Logger, err error) (mode, why string, _ error) {
-	if f.strictMode {
-		return "", "", fmt.Errorf("%w; without --mode-strict the proxy would take mode %s", err, inPlaceOfIPVS())
-	}
-	mode = inPlaceOfIPVS()
-	log.Warn("proxy mode "+mode+" is taken, since ipvs does not work here", "err", err)
-	return mode, fmt.Sprintf("proxy mode %s is taken in place of ipvs: %v", mode, err), nil
 }

@@ -10,9 +10,6 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
-
-	"github.com/fairlead/fairlead/internal/kernel/ipvs"
-	"github.com/fairlead/fairlead/internal/proxy"
 )
 
 func ipvsFlagsOf(t *testing.T, args ...string) *ipvsFlags {
@@ -24,44 +21,6 @@ func ipvsFlagsOf(t *testing.T, args ...string) *ipvsFlags {
 		t.Fatal(err)
 	}
 	return &f
-}
-
-// behaviour 59: where IPVS does not work, another mode does, and says why; unless
-// that is not wanted.
-func TestFallbackOfIPVS(t *testing.T) {
-	if c, err := ipvs.Dial(); err == nil {
-		_ = c.Close()
-		t.Skip("this kernel has IPVS: nothing to fall back from")
-	} else if !errors.Is(err, ipvs.ErrNotSupported) {
-		t.Fatal(err)
-	}
-	var said bytes.Buffer
-	log := slog.New(slog.NewTextHandler(&said, nil))
-	var o proxy.Options
-	mode, err := ipvsFlagsOf(t).options(log, "auto", &o)
-	if err != nil || o.Dataplane != nil || mode != "iptables" && mode != "nft" {
-		t.Fatalf("mode %q, %v", mode, err)
-	}
-	for _, text := range []string{said.String(), o.FallbackReason} {
-		if !strings.Contains(text, "proxy mode "+mode+" is taken") || !strings.Contains(text, "the kernel has no IPVS") {
-			t.Errorf("said %q", text)
-		}
-	}
-	o = proxy.Options{}
-	_, err = ipvsFlagsOf(t, "--mode-strict").options(log, "auto", &o)
-	if !errors.Is(err, ipvs.ErrNotSupported) || !strings.Contains(err.Error(), "--mode-strict") || o.FallbackReason != "" {
-		t.Errorf("with --mode-strict: %v", err)
-	}
-}
-
-// A missing scheduler is a reason to fall back.
-func TestWhatIPVSFallsBackFrom(t *testing.T) {
-	log := slog.New(slog.DiscardHandler)
-	f := ipvsFlagsOf(t)
-	mode, why, err := f.fallback(log, errors.New("the kernel lacks scheduler sed (module ip_vs_sed)"))
-	if err != nil || mode == "" || !strings.Contains(why, "lacks scheduler sed") {
-		t.Errorf("%q, %q, %v", mode, why, err)
-	}
 }
 
 func TestIPVSFlagsAreChecked(t *testing.T) {

@@ -2,12 +2,9 @@ package cli
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -17,10 +14,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/dataplane/iptables"
-	"github.com/fairlead/fairlead/internal/dataplane/ipvs"
 	"github.com/fairlead/fairlead/internal/dataplane/kubeproxy"
-	"github.com/fairlead/fairlead/internal/dataplane/nft"
-	"github.com/fairlead/fairlead/internal/dataplane/userspace"
 	"github.com/fairlead/fairlead/internal/kernel/conntrack"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/proxy"
@@ -31,8 +25,6 @@ import (
 type proxyFlags struct {
 	mode, balance     string
 	variant           string
-	clusterCIDRs      prefixesValue
-	serviceCIDRs      prefixesValue
 	masqueradeAll     bool
 	nodePortAddresses []string
 	healthz, metrics  string
@@ -44,7 +36,7 @@ type proxyFlags struct {
 
 func (f *proxyFlags) add(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.StringVar(&f.mode, "mode", "auto", "how packets are brought to endpoints: auto, nft, iptables, ipvs or userspace")
+	flags.StringVar(&f.mode, "mode", modeAuto, "how packets are brought to endpoints: "+modeNames())
 	flags.StringVar(&f.variant, "iptables-variant", "auto", "which iptables the mode of that name uses: auto, nft or legacy")
 	flags.StringVar(&f.balance, "balance", "", "how an endpoint is chosen: random or roundrobin (default: random, in mode userspace roundrobin)")
 	flags.BoolVar(&f.masqueradeAll, "masquerade-all", false, "masquerade all traffic to ClusterIPs")
@@ -57,14 +49,11 @@ func (f *proxyFlags) add(cmd *cobra.Command) {
 	f.ipvs.add(flags)
 }
 
-// proxyModes are the values of --mode.
-var proxyModes = []string{"auto", "nft", "iptables", "ipvs", "userspace"}
-
-// check refuses flags that are wrong on any machine, before anything is changed
-// or asked of an API server.
-func (f *proxyFlags) check() error {
-	if !slices.Contains(proxyModes, f.mode) {
-		return usagef("--mode is %q; want %s", f.mode, strings.Join(proxyModes, ", "))
+// check rejects flags that are wrong on any machine. It changes nothing and asks
+// nobody.
+func (f *proxyFlags) check(networks networkFlags) error {
+	if len(candidateModes(f.mode)) == 0 {
+		return usagef("--mode is %q; want %s", f.mode, modeNames())
 	}
 	if _, err := iptables.ParseVariant(f.variant); err != nil {
 		return usagef("--iptables-variant is %q; want auto, nft or legacy", f.variant)
@@ -89,10 +78,10 @@ func (f *proxyFlags) check() error {
 	if err := f.userspace.check(); err != nil {
 		return err
 	}
-	return f.ipvs.check(f.serviceCIDRs)
+	return f.ipvs.check(networks.serviceCIDRs)
 }
 
-// checkBind refuses what is not an address to listen on, empty for none.
+// checkBind rejects what is not an address to listen on, empty for none.
 func checkBind(flag, addr string) error {
 	if addr == "" {
 		return nil
@@ -105,101 +94,40 @@ func checkBind(flag, addr string) error {
 	return usagef("--%s is %q; want IP:PORT, or nothing for none", flag, addr)
 }
 
-// options checks the flags and makes the options of a proxy on the given node.
-func (f *proxyFlags) options(log *slog.Logger, client kubernetes.Interface, nodeName string) (proxy.Options, error) {
-	if err := f.check(); err != nil {
+// open probes the mode, sets the parameters of connection tracking, and returns
+// the options of a proxy on the given node. The flags are checked.
+func (f *proxyFlags) open(
+	ctx context.Context, log *slog.Logger, client kubernetes.Interface, nodeName string, networks networkFlags,
+) (proxy.Options, error) {
+	balance, err := dataplane.ParseBalance(f.balance)
+	if err != nil {
+		return proxy.Options{}, err
+	}
+	setup := &modeSetup{flags: f, networks: networks, balance: balance, log: log}
+	mode, fallbackReason, err := f.chooseMode(ctx, setup)
+	if err != nil {
 		return proxy.Options{}, err
 	}
 	addrs, err := table.ParseNodePortAddresses(f.nodePortAddresses)
 	if err != nil {
 		return proxy.Options{}, err
 	}
-	dropInvalid := f.conntrack.set(log)
+	setup.dropInvalid = f.conntrack.apply(log)
 	o := proxy.Options{
-		Client: client, NodeName: nodeName, Log: log,
-		ClusterCIDRs: f.clusterCIDRs, MasqueradeAll: f.masqueradeAll, NodePortAddresses: addrs,
-		ServiceCIDRs: f.serviceCIDRs,
-		Conntrack:    conntrack.Delete, SweepConntrack: conntrack.Sweep, PortTaken: socket.Taken,
+		Client: client, NodeName: nodeName, Log: log, Mode: mode.name, FallbackReason: fallbackReason,
+		ServiceCIDRs: networks.serviceCIDRs, ClusterCIDRs: networks.podCIDRs,
+		MasqueradeAll: f.masqueradeAll, NodePortAddresses: addrs,
+		Conntrack: conntrack.Delete, SweepConntrack: conntrack.Sweep, PortTaken: socket.Taken,
 		HealthzAddress: f.healthz, MetricsAddress: f.metrics, AuditPeriod: f.auditPeriod,
 	}
-	mode := f.mode
-	if mode == "ipvs" {
-		if mode, err = f.ipvs.options(log, f.variant, &o); err != nil {
-			return proxy.Options{}, err
-		}
-		if o.Dataplane != nil {
-			warnOfLoopback(log, f.nodePortAddresses)
-		}
-	}
-	if o.Dataplane == nil {
-		o.Dataplane, o.Mode, err = f.plane(log, mode, dropInvalid)
-		if err != nil && o.FallbackReason != "" {
-			err = fmt.Errorf("%s; but %w", o.FallbackReason, err)
-		}
-	}
+	err = mode.open(setup, &o)
 	return o, err
-}
-
-// plane makes the plane of a mode other than ipvs, of checked flags. For auto it takes the first mode that this
-// kernel can do, and logs why.
-func (f *proxyFlags) plane(log *slog.Logger, mode string, dropInvalid bool) (dataplane.Applier, string, error) {
-	if mode == "auto" {
-		mode = "nft"
-		if err := nft.Probe(); err != nil {
-			mode = "iptables"
-			log.Warn("proxy mode iptables is taken, since nft does not work here", "err", err)
-		}
-	}
-	balance, err := dataplane.ParseBalance(f.balance)
-	if err != nil {
-		return nil, "", err
-	}
-	switch mode {
-	case "nft":
-		if err := nft.Probe(); err != nil {
-			return nil, "", fmt.Errorf("mode nft cannot work here: %w", err)
-		}
-		p, err := nft.New(nft.Config{Balance: balance, ServiceCIDRs: f.serviceCIDRs, DropInvalid: dropInvalid})
-		return p, mode, err
-	case "iptables":
-		variant, err := iptables.ParseVariant(f.variant)
-		if err != nil {
-			return nil, "", err
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), probeWithin)
-		defer cancel()
-		variant, why, err := iptables.ProbeVariant(ctx, variant)
-		if err != nil {
-			return nil, "", err
-		}
-		log.Info("iptables variant chosen", "variant", variant, "because", why)
-		p, err := iptables.New(iptables.Config{Variant: variant, Balance: balance, ServiceCIDRs: f.serviceCIDRs, DropInvalid: dropInvalid, Log: log})
-		return p, mode, err
-	default:
-		// Without a word about balance it chooses endpoints in turn (behaviour 39).
-		p, err := f.userspace.plane(log, f.balance != "" && balance == dataplane.Random, f.serviceCIDRs)
-		return p, "userspace", err
-	}
-}
-
-// probeWithin bounds the trial of a mode.
-const probeWithin = 30 * time.Second
-
-// cleanUpModes removes what the modes other than keep wrote to the kernel; with
-// keep empty, what every mode wrote.
-func cleanUpModes(ctx context.Context, keep string) error {
-	var errs []error
-	for mode, cleanUp := range map[string]func(context.Context) error{"nft": nft.Cleanup, "iptables": iptables.Cleanup, "ipvs": ipvs.Cleanup, "userspace": userspace.Cleanup} {
-		if mode != keep {
-			errs = append(errs, wrap("proxy rules of mode "+mode, cleanUp(ctx)))
-		}
-	}
-	return errors.Join(errs...)
 }
 
 func newProxy(g *global) *cobra.Command {
 	var f proxyFlags
 	var c clientFlags
+	var networks networkFlags
 	var nodeName string
 	cmd := &cobra.Command{
 		Use:   "proxy",
@@ -212,14 +140,14 @@ func newProxy(g *global) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := f.check(); err != nil {
+			if err := f.check(networks); err != nil {
 				return err
 			}
 			client, _, err := c.client()
 			if err != nil {
 				return err
 			}
-			opts, err := f.options(log, client, nodeName)
+			opts, err := f.open(cmd.Context(), log, client, nodeName, networks)
 			if err != nil {
 				return err
 			}
@@ -233,8 +161,9 @@ func newProxy(g *global) *cobra.Command {
 	}
 	c.add(cmd)
 	f.add(cmd)
-	cmd.Flags().Var(&f.clusterCIDRs, "cluster-cidr", "ranges of the Pods' addresses: traffic to a ClusterIP from outside of them is masqueraded")
-	cmd.Flags().Var(&f.serviceCIDRs, "service-cluster-ip-range", "ranges of ClusterIPs: what is sent to an address there that no Service has is dropped (default: it goes its way)")
+	networks.addNetworks(cmd,
+		"ranges of ClusterIPs: what is sent to an address there that no Service has is dropped (default: it goes its way)",
+		"ranges of the Pods' addresses: traffic to a ClusterIP from outside of them is masqueraded")
 	cmd.Flags().StringVar(&nodeName, "node-name", hostname(), "name of this machine's Node object")
 	return cmd
 }

@@ -15,24 +15,22 @@ import (
 // serverFlags set up the API server; 'server' and 'up' have them.
 type serverFlags struct {
 	apiserver.Options
-	binds        addrsValue
-	advertise    string
-	services     prefixesValue
-	nodePorts    portRangeValue
-	clusterCIDRs prefixesValue
+	networkFlags
+	binds     addrsValue
+	advertise string
+	nodePorts portRangeValue
 }
 
 func (f *serverFlags) add(cmd *cobra.Command) {
-	f.services = defaultServiceCIDRs()
-	f.clusterCIDRs = defaultClusterCIDRs()
+	f.networkFlags = defaultNetworks()
 	f.nodePorts = portRangeValue{First: 30000, Last: 32767}
 	flags := cmd.Flags()
 	flags.StringVar(&f.DataDir, "data-dir", defaultDataDir(), "directory of all that the server keeps: certificates, kubeconfig, etcd")
 	flags.Uint16Var(&f.SecurePort, "secure-port", apiserver.DefaultPort, "port of the API")
 	flags.StringVar(&f.advertise, "advertise-address", "", "address of this server in the Service default/kubernetes (default: the first bind address that is not loopback; none if all are)")
-	flags.Var(&f.services, "service-cluster-ip-range", "range of ClusterIPs, or one of each family; the first is preferred")
+	f.addNetworks(cmd, "range of ClusterIPs, or one of each family; the first is preferred",
+		"range of the Pods' addresses, or one of each family; each node gets a /24 or a /64 of it")
 	flags.Var(&f.nodePorts, "service-node-port-range", "range of node ports")
-	flags.Var(&f.clusterCIDRs, "cluster-cidr", "range of the Pods' addresses, or one of each family; each node gets a /24 or a /64 of it")
 	flags.BoolVar(&f.StrictLoadBalancers, "strict-load-balancers", false, "refuse new load balancers whose ports have several protocols, or SCTP without a loadBalancerClass")
 	flags.DurationVar(&f.ServiceWriteTimeout, "service-write-timeout", apiserver.DefaultServiceWriteTimeout, "longest that a write of a Service may take; addresses and node ports claimed for one and not used are freed after three times as long")
 	flags.DurationVar(&f.RepairPeriod, "allocation-repair-period", apiserver.DefaultRepairPeriod, "time between two comparisons of what Services use with what is claimed")
@@ -48,7 +46,7 @@ func (f *serverFlags) add(cmd *cobra.Command) {
 // complete moves the parsed flags into the Options.
 func (f *serverFlags) complete() error {
 	f.BindAddresses = f.binds
-	f.ServiceCIDRs = f.services
+	f.ServiceCIDRs = f.serviceCIDRs
 	f.NodePorts = svc.PortRange(f.nodePorts)
 	if f.advertise != "" {
 		a, err := netip.ParseAddr(f.advertise)
@@ -57,9 +55,9 @@ func (f *serverFlags) complete() error {
 		}
 		f.AdvertiseAddress = a
 	}
-	for _, pods := range f.clusterCIDRs {
-		if i := slices.IndexFunc(f.services, pods.Overlaps); i >= 0 {
-			return usagef("--cluster-cidr %s and --service-cluster-ip-range %s overlap: a Service's address must not be a Pod's", pods, f.services[i])
+	for _, pods := range f.podCIDRs {
+		if i := slices.IndexFunc(f.serviceCIDRs, pods.Overlaps); i >= 0 {
+			return usagef("--cluster-cidr %s and --service-cluster-ip-range %s overlap: a Service's address must not be a Pod's", pods, f.serviceCIDRs[i])
 		}
 	}
 	return nil
@@ -106,7 +104,7 @@ func (g *global) serve(ctx context.Context, f *serverFlags, names []string) erro
 		return err
 	}
 	parts := []component{serverComponent(server)}
-	if c, err := controllersComponent(log, server.ControllersConfig, names, f.clusterCIDRs); err != nil {
+	if c, err := controllersComponent(log, server.ControllersConfig, names, f.podCIDRs); err != nil {
 		return err
 	} else if c.run != nil {
 		parts = append(parts, c)

@@ -55,6 +55,7 @@ func (u *upCommand) run(ctx context.Context) error {
 	if err := u.server.complete(); err != nil {
 		return err
 	}
+	u.agent.networkFlags = u.server.networkFlags
 	if err := u.agent.check(); err != nil {
 		return err
 	}
@@ -88,21 +89,18 @@ func (u *upCommand) run(ctx context.Context) error {
 	}
 	defer server.Close()
 	parts := []component{u.announce("API server", serverComponent(server), begin)}
-	controllers, err := controllersComponent(log, server.ControllersConfig, nil, u.server.clusterCIDRs)
+	controllers, err := controllersComponent(log, server.ControllersConfig, nil, u.server.podCIDRs)
 	if err != nil {
 		return err
 	}
 	parts = append(parts, u.announce("controllers", controllers, begin))
 	u.agent.stateDir = filepath.Join(u.server.DataDir, "agent")
-	u.agent.clusterCIDRs = u.server.clusterCIDRs
-	u.agent.serviceCIDRs = u.server.services
-	u.agent.services, u.agent.pods = u.server.services, u.server.clusterCIDRs
 	u.agent.stopPods = true
 	cfg, err := server.NodeConfig(u.agent.nodeName)
 	if err != nil {
 		return err
 	}
-	n, err := u.agent.build(log, cfg)
+	n, err := u.agent.open(ctx, log, cfg)
 	if err != nil {
 		return err
 	}
@@ -181,7 +179,7 @@ func (u *upCommand) prepareNamespace() error {
 		return fmt.Errorf("take over the API's listener: %w", err)
 	}
 	u.server.Listeners = append(u.server.Listeners, l.(*net.TCPListener))
-	dns, err := tenthAddresses(u.server.services)
+	dns, err := u.server.clusterDNS()
 	if err != nil {
 		return err
 	}
@@ -199,23 +197,6 @@ func (u *upCommand) prepareNamespace() error {
 	// There is no way out of the namespace, so no resolver to forward to.
 	u.agent.upstream = nil
 	return nil
-}
-
-// tenthAddresses are the addresses of the cluster's DNS: the tenth of each
-// service range.
-func tenthAddresses(ranges []netip.Prefix) ([]netip.Addr, error) {
-	var out []netip.Addr
-	for _, r := range ranges {
-		a := r.Masked().Addr()
-		for range 10 {
-			a = a.Next()
-		}
-		if !r.Contains(a) {
-			return nil, fmt.Errorf("the service range %s has no tenth address", r)
-		}
-		out = append(out, a)
-	}
-	return out, nil
 }
 
 // machineAddresses are the addresses that this machine is reached at: the first

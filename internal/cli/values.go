@@ -5,8 +5,6 @@ import (
 	"net/netip"
 	"strings"
 
-	"github.com/fairlead/fairlead/internal/apiserver"
-	"github.com/fairlead/fairlead/internal/controller"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -32,7 +30,12 @@ func (v *prefixesValue) Set(s string) error {
 	return parseList(s, v, netip.ParsePrefix, "a network such as 10.96.0.0/16")
 }
 
-func (v *portRangeValue) String() string { return svc.PortRange(*v).String() }
+func (v *portRangeValue) String() string {
+	if *v == (portRangeValue{}) {
+		return ""
+	}
+	return svc.PortRange(*v).String()
+}
 
 func (*portRangeValue) Type() string { return "FIRST-LAST" }
 
@@ -68,8 +71,3 @@ func listOf[S ~[]T, T fmt.Stringer](list S) string {
 	}
 	return strings.Join(parts, ",")
 }
-
-// The default ranges of ClusterIPs and of the Pods' addresses.
-func defaultServiceCIDRs() prefixesValue { return apiserver.DefaultServiceCIDRs() }
-
-func defaultClusterCIDRs() prefixesValue { return controller.DefaultClusterCIDRs() }

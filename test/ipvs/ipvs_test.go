@@ -237,7 +237,7 @@ func (c *cluster) fallsBack(from *testbed.Host, at netip.AddrPort, to *testbed.H
 	fails(t, c.proxy("--ipvs-scheduler", "sed", "--mode-strict"), 1, "lacks scheduler sed")
 	proxy := process.Start(t, c.proxy("--ipvs-scheduler", "sed"))
 	c.reaches(from, at, to)
-	for _, want := range []string{"proxy mode iptables is taken", "lacks scheduler sed"} {
+	for _, want := range []string{"proxy mode iptables is used", "lacks scheduler sed"} {
 		if log := proxy.Log(); !strings.Contains(log, want) {
 			t.Errorf("it has not printed %q:\n%s", want, log)
 		}
