@@ -22,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/fairlead/fairlead/internal/registry/proxy"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -89,6 +90,21 @@ func (a *Agents) Find(ctx context.Context, node string) (*Agent, error) {
 		Base:      url.URL{Scheme: "https", Host: net.JoinHostPort(host, strconv.Itoa(int(port)))},
 		Transport: a.transport(hash),
 	}, nil
+}
+
+// locate finds where a request to the proxy of a node goes: to the node's agent,
+// or to another port of the node.
+func (a *Agents) locate(ctx context.Context, t proxy.Target) (url.URL, http.RoundTripper, error) {
+	agent, err := a.Find(ctx, t.Name)
+	if err != nil {
+		return url.URL{}, nil, err
+	}
+	if t.Port == "" || t.Port == agent.Base.Port() {
+		// The agent is known by its certificate, wherever it is.
+		return agent.Base, agent.Transport, nil
+	}
+	host := agent.Base.Hostname()
+	return url.URL{Scheme: t.Scheme, Host: net.JoinHostPort(host, t.Port)}, nil, proxy.CheckAddress(host)
 }
 
 func agentHost(n *corev1.Node) string {

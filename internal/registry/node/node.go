@@ -44,7 +44,7 @@ func NewStorage(opts generic.RESTOptionsGetter, creds AgentCredentials) (map[str
 	return map[string]rest.Storage{
 		"nodes":        r,
 		"nodes/status": store.NewSub(r, statusStrategy{strategy{store.ClusterScoped()}}),
-		"nodes/proxy":  &proxyREST{agents: agents, transport: proxy.NewTransport()},
+		"nodes/proxy":  proxy.New("node", &corev1.NodeProxyOptions{}, agents.locate),
 	}, agents, nil
 }
 

@@ -3,6 +3,7 @@
 package proxy
 
 import (
+	"context"
 	"crypto/tls"
 	"fmt"
 	"net"
@@ -28,14 +29,9 @@ const (
 	maxIdleConns    = 100
 )
 
-// Methods are the HTTP methods passed on.
-func Methods() []string {
-	return []string{"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"}
-}
-
-// NewTransport returns the transport to processes. The certificates of
+// newTransport returns the transport to processes. The certificates of
 // processes are their own, so they are not checked, as in Kubernetes.
-func NewTransport() *http.Transport {
+func newTransport() *http.Transport {
 	return &http.Transport{
 		DialContext:         (&net.Dialer{Timeout: dialTimeout}).DialContext,
 		TLSHandshakeTimeout: dialTimeout,
@@ -45,26 +41,82 @@ func NewTransport() *http.Transport {
 	}
 }
 
-// Target is what the name in the path of a request says: NAME, NAME:PORT or
+// Target is what the name in the path of a request means: NAME, NAME:PORT or
 // SCHEME:NAME:PORT.
 type Target struct {
-	// Scheme is "" or "https".
+	// Scheme is "http", "https", or "".
 	Scheme, Name string
 	// Port is a number, a name, or "".
 	Port string
+	// ID is all of it as it stands in the path.
+	ID string
 }
 
-// Parse reads the name in the path of a request; kind names the resource in
-// the error.
-func Parse(kind, id string) (Target, error) {
+func parse(kind, id string) (Target, error) {
 	scheme, name, port, ok := utilnet.SplitSchemeNamePort(id)
 	if !ok {
-		return Target{}, apierrors.NewBadRequest(fmt.Sprintf("invalid %s request %q: use NAME, NAME:PORT or SCHEME:NAME:PORT with the scheme http or https", kind, id))
+		return Target{}, apierrors.NewBadRequest(fmt.Sprintf(
+			"invalid %s request %q: use NAME, NAME:PORT or SCHEME:NAME:PORT with the scheme http or https", kind, id))
 	}
-	return Target{scheme, name, port}, nil
+	return Target{scheme, name, port, id}, nil
 }
 
-// CheckAddress refuses addresses that lead back to the server's own machine or
+// Locate returns the scheme and the host that the requests for t go to. A nil
+// RoundTripper means that of processes, whose certificates are not checked.
+type Locate func(ctx context.Context, t Target) (url.URL, http.RoundTripper, error)
+
+// REST is the subresource "proxy" of one resource: it passes requests to
+// RESOURCE/[SCHEME:]NAME[:PORT]/proxy/PATH on.
+type REST struct {
+	kind      string
+	options   runtime.Object
+	locate    Locate
+	transport *http.Transport
+}
+
+var _ rest.Connecter = (*REST)(nil)
+
+// New returns the subresource of a kind, which is named in errors. options is
+// of the kind's type of options: PodProxyOptions and its like.
+func New(kind string, options runtime.Object, locate Locate) *REST {
+	return &REST{kind, options, locate, newTransport()}
+}
+
+// New returns empty options of the subresource.
+func (r *REST) New() runtime.Object { return r.options.DeepCopyObject() }
+
+// Destroy closes connections that no request uses.
+func (r *REST) Destroy() { r.transport.CloseIdleConnections() }
+
+// ConnectMethods are the HTTP methods passed on.
+func (*REST) ConnectMethods() []string {
+	return []string{"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"}
+}
+
+// NewConnectOptions makes the rest of the path an option.
+func (r *REST) NewConnectOptions() (runtime.Object, bool, string) { return r.New(), true, "path" }
+
+// Connect returns the handler of one request.
+func (r *REST) Connect(ctx context.Context, id string, options runtime.Object, responder rest.Responder) (http.Handler, error) {
+	path := pathOf(options)
+	if path == nil {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("wrong options: %T", options))
+	}
+	target, err := parse(r.kind, id)
+	if err != nil {
+		return nil, err
+	}
+	location, transport, err := r.locate(ctx, target)
+	if err != nil {
+		return nil, err
+	}
+	if transport == nil {
+		transport = r.transport
+	}
+	return handler(location, *path, transport, responder), nil
+}
+
+// CheckAddress rejects addresses that lead back to the server's own machine or
 // nowhere in particular.
 func CheckAddress(ip string) error {
 	a, err := netip.ParseAddr(ip)
@@ -74,10 +126,10 @@ func CheckAddress(ip string) error {
 	return nil
 }
 
-// Handler passes one request on to location, with the rest of its path. In the
+// handler passes one request on to location, with the rest of its path. In the
 // answers, redirects and links of HTML pages lead through the proxy again; a
 // request without any path is redirected to one that ends with a slash.
-func Handler(location url.URL, path string, transport http.RoundTripper, responder rest.Responder) http.Handler {
+func handler(location url.URL, path string, transport http.RoundTripper, responder rest.Responder) http.Handler {
 	location.Path = utilnet.JoinPreservingTrailingSlash(location.Path, path)
 	return proxy.NewUpgradeAwareHandler(&location, transport, true, false, proxy.NewErrorResponder(responder))
 }
@@ -85,21 +137,27 @@ func Handler(location url.URL, path string, transport http.RoundTripper, respond
 // AddOptions lets the options of the subresource be read from the query of a
 // URL.
 func AddOptions(s *runtime.Scheme) error {
-	for _, c := range []struct {
-		options runtime.Object
-		path    func(any) *string
-	}{
-		{&corev1.PodProxyOptions{}, func(o any) *string { return &o.(*corev1.PodProxyOptions).Path }},
-		{&corev1.ServiceProxyOptions{}, func(o any) *string { return &o.(*corev1.ServiceProxyOptions).Path }},
-		{&corev1.NodeProxyOptions{}, func(o any) *string { return &o.(*corev1.NodeProxyOptions).Path }},
-	} {
-		err := s.AddConversionFunc((*url.Values)(nil), c.options, func(a, b any, _ conversion.Scope) error {
-			*c.path(b) = a.(*url.Values).Get("path")
+	for _, options := range []runtime.Object{&corev1.PodProxyOptions{}, &corev1.ServiceProxyOptions{}, &corev1.NodeProxyOptions{}} {
+		err := s.AddConversionFunc((*url.Values)(nil), options, func(a, b any, _ conversion.Scope) error {
+			*pathOf(b) = a.(*url.Values).Get("path")
 			return nil
 		})
 		if err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// pathOf returns the field Path of options; nil if they are of another kind.
+func pathOf(options any) *string {
+	switch o := options.(type) {
+	case *corev1.PodProxyOptions:
+		return &o.Path
+	case *corev1.ServiceProxyOptions:
+		return &o.Path
+	case *corev1.NodeProxyOptions:
+		return &o.Path
 	}
 	return nil
 }

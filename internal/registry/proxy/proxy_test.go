@@ -36,10 +36,10 @@ func TestHandler(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	transport := NewTransport()
+	transport := newTransport()
 	defer transport.CloseIdleConnections()
 	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		Handler(*location, strings.TrimPrefix(r.URL.Path, prefix), transport, failer{t}).ServeHTTP(w, r)
+		handler(*location, strings.TrimPrefix(r.URL.Path, prefix), transport, failer{t}).ServeHTTP(w, r)
 	}))
 	defer front.Close()
 	client := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
@@ -82,19 +82,18 @@ func TestHandler(t *testing.T) {
 
 func TestParse(t *testing.T) {
 	for id, want := range map[string]Target{
-		"web": {"", "web", ""}, "web:80": {"", "web", "80"}, "web:http": {"", "web", "http"},
-		"https:web:443": {"https", "web", "443"}, "https:web:": {"https", "web", ""},
+		"web": {Name: "web"}, "web:80": {Name: "web", Port: "80"}, "web:http": {Name: "web", Port: "http"},
+		"https:web:443": {Scheme: "https", Name: "web", Port: "443"}, "https:web:": {Scheme: "https", Name: "web"},
+		"http:web:80": {Scheme: "http", Name: "web", Port: "80"},
 	} {
-		got, err := Parse("pod", id)
-		if got.Scheme == "http" {
-			got.Scheme = ""
-		}
+		got, err := parse("pod", id)
+		want.ID = id
 		if err != nil || got != want {
 			t.Errorf("%s: %v, %v, want %v", id, got, err, want)
 		}
 	}
 	for _, id := range []string{"ftp:web:80", "a:b:c:d", ""} {
-		if got, err := Parse("pod", id); err == nil {
+		if got, err := parse("pod", id); err == nil {
 			t.Errorf("%q: accepted as %v", id, got)
 		}
 	}

@@ -13,66 +13,32 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	genericrequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
 
 	"github.com/fairlead/fairlead/internal/registry/proxy"
 )
 
-// Proxy passes requests to services/[SCHEME:]NAME[:PORT]/proxy/PATH on to a
-// Pod of the Service.
-type Proxy struct {
-	services, endpoints, pods rest.Getter
-	transport                 *http.Transport
+// NewProxy returns the subresource "proxy" of Services, which passes requests on
+// to a Pod of the Service. It reads the three kinds.
+func NewProxy(services, endpoints, pods rest.Getter) *proxy.REST {
+	f := finder{services, endpoints, pods}
+	return proxy.New("service", &corev1.ServiceProxyOptions{}, func(ctx context.Context, t proxy.Target) (url.URL, http.RoundTripper, error) {
+		host, err := f.find(ctx, t)
+		return url.URL{Scheme: t.Scheme, Host: host}, nil, err
+	})
 }
 
-var _ rest.Connecter = (*Proxy)(nil)
+// finder finds endpoints of Services.
+type finder struct{ services, endpoints, pods rest.Getter }
 
-// NewProxy returns the subresource. It reads the three kinds.
-func NewProxy(services, endpoints, pods rest.Getter) *Proxy {
-	return &Proxy{services, endpoints, pods, proxy.NewTransport()}
-}
-
-// New returns the options of the subresource.
-func (*Proxy) New() runtime.Object { return &corev1.ServiceProxyOptions{} }
-
-// Destroy closes connections that no request uses.
-func (p *Proxy) Destroy() { p.transport.CloseIdleConnections() }
-
-// ConnectMethods are the HTTP methods passed on.
-func (*Proxy) ConnectMethods() []string { return proxy.Methods() }
-
-// NewConnectOptions says that the rest of the path is an option.
-func (*Proxy) NewConnectOptions() (runtime.Object, bool, string) {
-	return &corev1.ServiceProxyOptions{}, true, "path"
-}
-
-// Connect returns the handler of one request.
-func (p *Proxy) Connect(ctx context.Context, id string, options runtime.Object, responder rest.Responder) (http.Handler, error) {
-	o, ok := options.(*corev1.ServiceProxyOptions)
-	if !ok {
-		return nil, apierrors.NewBadRequest(fmt.Sprintf("wrong options: %T", options))
-	}
-	target, err := proxy.Parse("service", id)
-	if err != nil {
-		return nil, err
-	}
-	host, err := p.find(ctx, target, id)
-	if err != nil {
-		return nil, err
-	}
-	return proxy.Handler(url.URL{Scheme: target.Scheme, Host: host}, o.Path, p.transport, responder), nil
-}
-
-// find chooses an endpoint of the port that is meant; id is how the request
-// names both.
-func (p *Proxy) find(ctx context.Context, target proxy.Target, id string) (string, error) {
-	port, err := p.portName(ctx, target)
+// find chooses an endpoint of the port that is meant.
+func (f finder) find(ctx context.Context, target proxy.Target) (string, error) {
+	port, err := f.portName(ctx, target)
 	if err != nil {
 		return "", err
 	}
-	obj, err := p.endpoints.Get(ctx, target.Name, &metav1.GetOptions{})
+	obj, err := f.endpoints.Get(ctx, target.Name, &metav1.GetOptions{})
 	if err != nil {
 		return "", err
 	}
@@ -89,22 +55,22 @@ func (p *Proxy) find(ctx context.Context, target proxy.Target, id string) (strin
 		// From a random one on: nearly always the first is a live Pod.
 		for n, first := 0, rand.IntN(len(s.Addresses)+1); n < len(s.Addresses); n++ {
 			a := s.Addresses[(first+n)%len(s.Addresses)]
-			if p.isPod(ctx, a) {
+			if f.isPod(ctx, a) {
 				return net.JoinHostPort(a.IP, strconv.Itoa(int(s.Ports[i].Port))), nil
 			}
 		}
 	}
-	return "", apierrors.NewServiceUnavailable(fmt.Sprintf("no endpoints available for service %q", id))
+	return "", apierrors.NewServiceUnavailable(fmt.Sprintf("no endpoints available for service %q", target.ID))
 }
 
 // portName is the name of the port that is meant: the one named, or the one of
 // the number, or the nameless one.
-func (p *Proxy) portName(ctx context.Context, target proxy.Target) (string, error) {
+func (f finder) portName(ctx context.Context, target proxy.Target) (string, error) {
 	number, err := strconv.ParseInt(target.Port, 10, 32)
 	if err != nil {
 		return target.Port, nil
 	}
-	obj, err := p.services.Get(ctx, target.Name, &metav1.GetOptions{})
+	obj, err := f.services.Get(ctx, target.Name, &metav1.GetOptions{})
 	if err != nil {
 		return "", err
 	}
@@ -116,15 +82,15 @@ func (p *Proxy) portName(ctx context.Context, target proxy.Target) (string, erro
 	return "", apierrors.NewServiceUnavailable(fmt.Sprintf("no service port %d found for service %q", number, target.Name))
 }
 
-// isPod says whether a is the address of the Pod that it names. The server
+// isPod reports whether a is the address of the Pod that it names. The server
 // connects to nothing else: whoever may write Endpoints could make it reach
 // any address.
-func (p *Proxy) isPod(ctx context.Context, a corev1.EndpointAddress) bool {
+func (f finder) isPod(ctx context.Context, a corev1.EndpointAddress) bool {
 	ref := a.TargetRef
 	if ref == nil || ref.Namespace != genericrequest.NamespaceValue(ctx) || proxy.CheckAddress(a.IP) != nil {
 		return false
 	}
-	obj, err := p.pods.Get(ctx, ref.Name, &metav1.GetOptions{})
+	obj, err := f.pods.Get(ctx, ref.Name, &metav1.GetOptions{})
 	if err != nil {
 		return false
 	}

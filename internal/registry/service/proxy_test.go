@@ -8,6 +8,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	genericrequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/fairlead/fairlead/internal/registry/proxy"
@@ -30,7 +31,7 @@ func TestProxyFindsPodsOnly(t *testing.T) {
 	pod := func(ip string) *corev1.Pod {
 		return &corev1.Pod{Status: corev1.PodStatus{PodIP: ip, PodIPs: []corev1.PodIP{{IP: ip}}}}
 	}
-	p := NewProxy(
+	f := finder{
 		objects{"web": &corev1.Service{Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}, {Name: "https", Port: 443}}}}},
 		objects{
 			"web": &corev1.Endpoints{Subsets: []corev1.EndpointSubset{
@@ -47,8 +48,7 @@ func TestProxyFindsPodsOnly(t *testing.T) {
 			"empty": &corev1.Endpoints{},
 		},
 		objects{"moved": pod("10.244.0.3"), "loop": pod("127.0.0.1"), "live": pod("10.244.0.5")},
-	)
-	defer p.Destroy()
+	}
 	ctx := genericrequest.WithNamespace(context.Background(), "ns")
 	for _, c := range []struct {
 		id, want string
@@ -64,11 +64,8 @@ func TestProxyFindsPodsOnly(t *testing.T) {
 		{"none:80", "", apierrors.IsNotFound},
 	} {
 		for range 20 { // the choice is random
-			target, err := proxy.Parse("service", c.id)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got, err := p.find(ctx, target, c.id)
+			scheme, name, port, _ := utilnet.SplitSchemeNamePort(c.id)
+			got, err := f.find(ctx, proxy.Target{Scheme: scheme, Name: name, Port: port})
 			if got != c.want || (c.check == nil) != (err == nil) || err != nil && !c.check(err) {
 				t.Fatalf("%s: %q, %v, want %q", c.id, got, err, c.want)
 			}
