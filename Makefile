@@ -5,10 +5,12 @@ export CGO_ENABLED := 0
 VERSION     ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS     := -s -w -X github.com/fairlead/fairlead/internal/cli.version=$(VERSION)
 KUBECTL     := $(CURDIR)/bin/kubectl
-LINT        := go tool -modfile=tools/go.mod golangci-lint
+TOOL        := go tool -modfile=$(CURDIR)/tools/go.mod
+LINT        := $(TOOL) golangci-lint
+MUTATE      ?= alloc epslice table zone
 UNIT        := . ./internal/svc/... ./internal/alloc/... ./internal/epslice/... ./internal/table/... ./internal/zone/... ./internal/env/...
 
-.PHONY: help build demo test test-unit bench check fmt generate clean setup kubectl
+.PHONY: help build demo test test-unit bench check mutate fmt generate clean setup kubectl
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -34,6 +36,9 @@ check: ## gofmt, goimports, vet, golangci-lint, generated code up to date
 	go vet ./...
 	$(LINT) run ./...
 	go generate ./... && git diff --exit-code --stat
+
+mutate: ## hold the tests of the pure rooms against mutants: minutes, no root
+	for room in $(MUTATE); do $(TOOL) gremlins unleash --workers 2 --timeout-coefficient 10 ./internal/$$room; done
 
 fmt: ## gofmt, and imports in three groups: standard library, third party, this module
 	$(LINT) fmt .
