@@ -65,7 +65,8 @@ func startKubernetes(ctx context.Context, dir, peers string, extra ...string) (_
 		"--etcd-servers", store, "--bind-address", "127.0.0.1", "--secure-port", ports[2],
 		"--advertise-address", "198.18.0.1", "--endpoint-reconciler-type", "none", // only data: nobody goes there
 		"--cert-dir", certs, "--token-auth-file", tokens, "--authorization-mode", "Node,RBAC",
-		"--service-account-issuer", "https://kubernetes.default.svc", "--service-account-key-file", key, "--service-account-signing-key-file", key,
+		"--service-account-issuer", "https://kubernetes.default.svc", "--service-account-key-file", key,
+		"--service-account-signing-key-file", key,
 		"--service-cluster-ip-range", "10.96.0.0/16,fd00:10:96::/112",
 	}, extra...)
 	if u.server, err = spawn(nil, dir, "kube-apiserver", filepath.Join(peers, "kube-apiserver"), args...); err != nil {

@@ -34,7 +34,8 @@ func (b *bench) kubeControllerManager() manager {
 	return manager{"kube-controller-manager", func(dir, kubeconfig string) (*process, error) {
 		return spawn(nil, dir, "kube-controller-manager", b.peer("kube-controller-manager"), "--kubeconfig", kubeconfig,
 			"--controllers", "endpoints-controller,endpointslice-controller,endpointslice-mirroring-controller",
-			"--leader-elect=false", "--kube-api-qps", "5000", "--kube-api-burst", "5000", "--kube-api-content-type", "application/vnd.kubernetes.protobuf")
+			"--leader-elect=false", "--kube-api-qps", "5000", "--kube-api-burst", "5000",
+			"--kube-api-content-type", "application/vnd.kubernetes.protobuf")
 	}}
 }
 
@@ -110,12 +111,13 @@ func (b *bench) sceneChanges(ctx context.Context, results []managerResult) error
 				} else {
 					r.takeover = start
 				}
-				list, one, err := s.flips(ctx, p, b.few(250, 5))
+				list, one, err := s.flips(ctx, p, b.few(150, 5))
 				if err := errors.Join(err, p.alive(), p.stop()); err != nil {
 					return fmt.Errorf("%s: %w", m.name, err)
 				}
 				r.flips, r.flip = append(r.flips, list...), one
-				b.say("%s: all slices of %s after %.2f s; pod to slice p50 %.1f ms, p99 %.1f ms", m.name, size, start.took, percentile(list, 0.5), percentile(list, 0.99))
+				b.say("%s: all slices of %s after %.2f s; pod to slice p50 %.1f ms, p99 %.1f ms", m.name, size, start.took, percentile(list, 0.5),
+					percentile(list, 0.99))
 			}
 		}
 		return nil

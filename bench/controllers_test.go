@@ -183,7 +183,8 @@ func (u *upstream) finish(name string, phase corev1.PodPhase) {
 func (u *upstream) wantSlices(service string, want ...string) {
 	u.Helper()
 	u.eventually("slices of "+service, func() error {
-		list, err := u.client.DiscoveryV1().EndpointSlices("default").List(u.ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service})
+		list, err := u.client.DiscoveryV1().EndpointSlices("default").List(u.ctx,
+			metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service})
 		if err != nil {
 			return err
 		}
@@ -315,7 +316,8 @@ func TestControllersOnKubernetes(t *testing.T) {
 	u.finish("failed", corev1.PodFailed)
 	u.finish("done", corev1.PodSucceeded)
 	u.must(u.client.CoreV1().Pods("default").Delete(u.ctx, "c", metav1.DeleteOptions{})) // nobody stops it, so it stays
-	web := []string{"10.244.0.1:8080 a ready serving z1", "10.244.0.2:8080 b z1", "10.244.0.3:8080 c serving terminating z1", "fd00:10:244::1:8080 a ready serving z1"}
+	web := []string{"10.244.0.1:8080 a ready serving z1", "10.244.0.2:8080 b z1", "10.244.0.3:8080 c serving terminating z1",
+		"fd00:10:244::1:8080 a ready serving z1"}
 	u.wantSlices("web", web...)
 	u.wantEndpoints("web", "10.244.0.1|10.244.0.2") // its first family, and nothing that ends
 	u.wantSlices("set", "10.244.0.6:8080 s0 ready z1")
@@ -335,7 +337,8 @@ func TestControllersOnKubernetes(t *testing.T) {
 	// What each writes last shows that it has been through everything before.
 	all := []string{"web", "set", "db", "after"}
 	before := u.versions(all...)
-	theirs := u.run(filepath.Join(u.peers, "kube-controller-manager"), "--kubeconfig", u.kubeconfig, "--leader-elect=false", "--bind-address", "127.0.0.1", "--secure-port", "0",
+	theirs := u.run(filepath.Join(u.peers, "kube-controller-manager"), "--kubeconfig", u.kubeconfig, "--leader-elect=false",
+		"--bind-address", "127.0.0.1", "--secure-port", "0",
 		"--controllers", "endpoints-controller,endpointslice-controller,endpointslice-mirroring-controller")
 	u.handedOver(theirs, "theirs", before, all)
 	u.must(theirs.stop())

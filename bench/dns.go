@@ -154,7 +154,8 @@ func (b *bench) dnsFigures(w dnsWorld, mine, peer dnsResult) []figure {
 		return f
 	}
 	figures := []figure{
-		against(fmt.Sprintf("DNS start to ready, %d services", len(w.services)+len(w.headless)), seconds, mine.ready, func() float64 { return peer.ready }, expectation{share: 1. / 3}),
+		against(fmt.Sprintf("DNS start to ready, %d services", len(w.services)+len(w.headless)), seconds, mine.ready,
+			func() float64 { return peer.ready }, expectation{share: 1. / 3}),
 		against("DNS memory after the questions", megabytes, mine.memory, func() float64 { return peer.memory }, expectation{share: 0.5}),
 	}
 	for i, q := range w.questions() {

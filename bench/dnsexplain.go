@@ -15,7 +15,7 @@ type reason struct {
 
 func (a answered) empty() bool { return len(a.answer) == 0 }
 
-// has says whether a record of the answer is of a type.
+// has reports whether a record of the answer is of a type.
 func (a answered) has(kind string) bool {
 	return slices.ContainsFunc(a.answer, func(rr string) bool { return strings.Contains(rr, " "+kind+" ") })
 }
@@ -40,7 +40,8 @@ func reasons() []reason {
 			return q.kind == dns.TypeSRV && !strings.HasPrefix(q.name, "_") && mine.rcode == dns.RcodeNameError && theirs.has("SRV")
 		}},
 		{"the name server of the zone is the Service kube-dns, not whoever answers", func(q asked, mine, theirs answered) bool {
-			return strings.HasSuffix(q.name, "cluster.local.") && (q.kind == dns.TypeNS || strings.HasPrefix(q.name, "ns.dns.")) && !mine.empty() && !theirs.empty()
+			return strings.HasSuffix(q.name, "cluster.local.") && (q.kind == dns.TypeNS || strings.HasPrefix(q.name, "ns.dns.")) && !mine.empty() &&
+				!theirs.empty()
 		}},
 		{"a name with names below it exists (RFC 8020), as does one that has records of another type", func(q asked, mine, theirs answered) bool {
 			return strings.HasSuffix(q.name, cluster) && mine.rcode == dns.RcodeSuccess && mine.empty() && theirs.rcode == dns.RcodeNameError
@@ -48,11 +49,13 @@ func reasons() []reason {
 		{"nothing is below the name of a Pod", func(q asked, mine, theirs answered) bool {
 			return strings.HasSuffix(q.name, ".pod"+cluster) && mine.rcode == dns.RcodeNameError && theirs.rcode == dns.RcodeSuccess
 		}},
-		{"reverse names of the ranges of Services and Pods, and of known addresses, never go to an upstream", func(q asked, mine, theirs answered) bool {
-			return strings.HasSuffix(q.name, arpa) && (len(mine.authority) > 0 || !mine.empty()) && len(theirs.authority) == 0 && theirs.empty()
-		}},
+		{"reverse names of the ranges of Services and Pods, and of known addresses, never go to an upstream",
+			func(q asked, mine, theirs answered) bool {
+				return strings.HasSuffix(q.name, arpa) && (len(mine.authority) > 0 || !mine.empty()) && len(theirs.authority) == 0 && theirs.empty()
+			}},
 		{"the zones of reverse names are the ranges of Services and Pods, not all of arpa", func(q asked, _, theirs answered) bool {
-			return strings.HasSuffix(q.name, "arpa.") && strings.Contains(strings.Join(append(theirs.authority, theirs.answer...), " "), "in-addr.arpa. SOA")
+			return strings.HasSuffix(q.name, "arpa.") && strings.Contains(strings.Join(append(theirs.authority, theirs.answer...), " "),
+				"in-addr.arpa. SOA")
 		}},
 	}
 }

@@ -93,7 +93,8 @@ func (b *bench) runNames(ctx context.Context) (figures []figure, err error) {
 		}
 		fmt.Printf("%s: %s\n  fairlead  %s\n  CoreDNS   %s\n", q, why, mine[i], theirs[i])
 	}
-	figures = append(figures, alone("of them answered otherwise than by CoreDNS, for a reason", pieces, float64(differ-unexplained), expectation{}))
+	figures = append(figures, alone("of them answered otherwise than by CoreDNS, for a reason", pieces, float64(differ-unexplained),
+		expectation{}))
 	same, err := compareMetrics(myMetrics, theirMetrics)
 	figures = append(figures, alone("metrics that are CoreDNS's, with the same labels", pieces, float64(same), expectation{}))
 	if unexplained > 0 {
@@ -177,7 +178,9 @@ func records(rrs []dns.RR) []string {
 
 // answersOf starts a server on a host of its own, asks it everything, and reads
 // its metrics.
-func (b *bench) answersOf(ctx context.Context, a *api, n nameserver, questions []asked) (out []answered, metrics map[string]string, err error) {
+func (b *bench) answersOf(ctx context.Context, a *api, n nameserver, questions []asked) (
+	out []answered, metrics map[string]string, err error,
+) {
 	h, err := b.net.host(ctx, fmt.Sprintf("names%d", b.net.count))
 	if err != nil {
 		return nil, nil, err

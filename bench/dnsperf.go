@@ -54,7 +54,8 @@ func (b *bench) dnsperf(ctx context.Context, p *process, server netip.Addr, dir 
 	return out, nil
 }
 
-func (b *bench) dnsperfOne(ctx context.Context, program string, p *process, server netip.Addr, dir, over string, q question) (float64, error) {
+func (b *bench) dnsperfOne(ctx context.Context, program string, p *process, server netip.Addr, dir, over string, q question,
+) (float64, error) {
 	var lines strings.Builder
 	for i := range dnsperfDistinct {
 		name, kind := q.ask(i)

@@ -122,7 +122,9 @@ func (b *bench) main(chosen []run, keep bool) (err error) {
 			continue
 		}
 		b.say("%s: %s", r.name, r.about)
+		begin := time.Now()
 		got, err := r.measure(b, ctx)
+		b.say("%s took %s", r.name, time.Since(begin).Round(time.Second))
 		if err != nil {
 			failed = append(failed, fmt.Errorf("%s: %w", r.name, err))
 		}

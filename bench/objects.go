@@ -40,7 +40,7 @@ func endpointAddr(i uint32) netip.Addr {
 	return netip.AddrFrom4([4]byte{byte(i >> 24), byte(i >> 16), byte(i >> 8), byte(i)})
 }
 
-// has says whether a is an endpoint of the service.
+// has reports whether a is an endpoint of the service.
 func (s service) has(a netip.Addr) bool {
 	for i := range s.count {
 		if endpointAddr(s.first+uint32(i)) == a {

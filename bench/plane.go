@@ -121,7 +121,8 @@ func (b *bench) measure(ctx context.Context, w *world, p proxy) (r planeResult, 
 		return r, err
 	}
 	defer func() { err = errors.Join(err, proc.stop()) }()
-	for _, step := range []func(context.Context, *host, *process, *planeResult) error{w.measureLoad, w.measureMemory, w.measureConnections, w.measureThroughput, w.measureChanges, w.measureAdditions, w.measureChurn, w.measureBurst} {
+	for _, step := range []func(context.Context, *host, *process, *planeResult) error{w.measureLoad, w.measureMemory, w.measureConnections,
+		w.measureThroughput, w.measureChanges, w.measureAdditions, w.measureChurn, w.measureBurst} {
 		if err := step(ctx, h, proc, &r); err != nil {
 			return r, errors.Join(fmt.Errorf("%s: %w", p.name, err), proc.alive())
 		}
@@ -292,7 +293,8 @@ func (w *world) moveTo(ctx context.Context, h *host, s service, to netip.Addr, p
 	}()
 	<-looking
 	begin := time.Now()
-	_, err := w.client.DiscoveryV1().EndpointSlices(benchNamespace).Update(ctx, endpointSlice(s.name, 0, []netip.Addr{to}), metav1.UpdateOptions{})
+	_, err := w.client.DiscoveryV1().EndpointSlices(benchNamespace).Update(ctx, endpointSlice(s.name, 0, []netip.Addr{to}),
+		metav1.UpdateOptions{})
 	if err != nil {
 		cancel()
 		<-seen
@@ -339,6 +341,7 @@ func (b *bench) proxies(ctx context.Context, size planeSize) (mine, peer planeRe
 		if mine, err = b.measure(ctx, w, b.fairleadProxy()); err != nil || b.peer("kube-proxy") == "" {
 			return err
 		}
+		w.size = size.forPeer(b.small)
 		peer, err = b.measure(ctx, w, b.kubeProxy())
 		return err
 	})

@@ -26,7 +26,8 @@ func runs() []run {
 		{"load10k", "10,000 services x 10 endpoints from nothing", (*bench).runLoad10k, nil},
 		{"stress", "20 changes a second, a burst, connections and bytes at 10,000 services x 10 endpoints", (*bench).runStress, nil},
 		{"large", "50,000 services x 10 endpoints", (*bench).runLarge, nil},
-		{"iptables", "iptables mode, at 2,000 services x 10 endpoints with the nf_tables variant and 10,000 with the legacy one", (*bench).runIPTables, nil},
+		{"iptables", "iptables mode, at 2,000 services x 10 endpoints with the nf_tables variant and 10,000 with the legacy one",
+			(*bench).runIPTables, nil},
 		{"dns", "the cluster's names, against CoreDNS", (*bench).runDNS, nil},
 		{"dnsload", "start of a DNS server up to its first answer, at 1,000 and 10,000 services x 10 endpoints", (*bench).runDNSLoad, nil},
 		{"dnsnames", "every question of the table of names, and where CoreDNS answers otherwise", (*bench).runNames, nil},
@@ -45,13 +46,19 @@ func (b *bench) few(n, small int) int {
 	return n
 }
 
-// pause is the time before each change. kube-proxy syncs at most once a second
-// by default; a change that comes sooner would wait for that.
-func (b *bench) pause() time.Duration {
-	if b.small {
-		return 100 * time.Millisecond
+// pause is the time before each change.
+const pause = 50 * time.Millisecond
+
+// forPeer is s as kube-proxy is measured: with fewer changes, since each takes
+// it seconds and about as long as the one before, and with longer pauses: it
+// syncs at most once a second by default, and a change that comes sooner would
+// wait for that.
+func (s planeSize) forPeer(small bool) planeSize {
+	s.changes, s.additions, s.pause = (s.changes+3)/4, (s.additions+1)/2, 1100*time.Millisecond
+	if small {
+		s.pause = 100 * time.Millisecond
 	}
-	return 1100 * time.Millisecond
+	return s
 }
 
 // memoryAfter is how long after its start a proxy's memory is looked at: by then
@@ -83,7 +90,7 @@ func (b *bench) against(what string, u unit, mine, peer float64, want expectatio
 
 func (b *bench) runChange(ctx context.Context) ([]figure, error) {
 	size := planeSize{
-		services: b.few(1000, 50), endpoints: b.few(10, 3), changes: b.few(100, 5), pause: b.pause(), limit: b.limit(),
+		services: b.few(1000, 50), endpoints: b.few(10, 3), changes: b.few(100, 5), pause: pause, limit: b.limit(),
 	}
 	mine, peer, err := b.proxies(ctx, size)
 	if err != nil {
@@ -92,7 +99,8 @@ func (b *bench) runChange(ctx context.Context) ([]figure, error) {
 	change := fmt.Sprintf("endpoint change to packet at %s, %%s of %d", size, size.changes)
 	return []figure{
 		b.against(fmt.Sprintf(change, "p50"), milliseconds, percentile(mine.changes, 0.50), percentile(peer.changes, 0.50), expectation{}),
-		b.against(fmt.Sprintf(change, "p99"), milliseconds, percentile(mine.changes, 0.99), percentile(peer.changes, 0.99), expectation{below: 50}),
+		b.against(fmt.Sprintf(change, "p99"), milliseconds, percentile(mine.changes, 0.99), percentile(peer.changes, 0.99),
+			expectation{below: 50}),
 		b.against("CPU for one change", milliseconds, mine.changeCPU, peer.changeCPU, expectation{}),
 		b.against(fmt.Sprintf("load of %s, process start to last answer", size), seconds, mine.load, peer.load, expectation{}),
 		b.against("connect p50 through a ClusterIP, in that of a direct one", times, mine.connect, peer.connect, expectation{}),
@@ -102,19 +110,19 @@ func (b *bench) runChange(ctx context.Context) ([]figure, error) {
 
 func (b *bench) runLoad(ctx context.Context) ([]figure, error) {
 	return b.largeLoad(ctx, planeSize{
-		services: b.few(5000, 50), endpoints: b.few(50, 5), changes: b.few(20, 3), additions: b.few(5, 2), pause: b.pause(), limit: b.limit(),
+		services: b.few(5000, 50), endpoints: b.few(50, 5), changes: b.few(20, 3), additions: b.few(5, 2), pause: pause, limit: b.limit(),
 	}, expectation{below: 5, share: 0.5}, expectation{})
 }
 
 func (b *bench) runLoad5k(ctx context.Context) ([]figure, error) {
 	return b.largeLoad(ctx, planeSize{
-		services: b.few(5000, 50), endpoints: b.few(10, 2), changes: b.few(20, 3), additions: b.few(5, 2), pause: b.pause(), limit: b.limit(),
+		services: b.few(5000, 50), endpoints: b.few(10, 2), changes: b.few(20, 3), additions: b.few(5, 2), pause: pause, limit: b.limit(),
 	}, expectation{share: 0.2}, expectation{})
 }
 
 func (b *bench) runLoad10k(ctx context.Context) ([]figure, error) {
 	return b.largeLoad(ctx, planeSize{
-		services: b.few(10000, 60), endpoints: b.few(10, 2), changes: b.few(20, 3), additions: b.few(5, 2), pause: b.pause(), limit: b.limit(),
+		services: b.few(10000, 60), endpoints: b.few(10, 2), changes: b.few(20, 3), additions: b.few(5, 2), pause: pause, limit: b.limit(),
 	}, expectation{share: 0.1}, expectation{share: 1. / 3})
 }
 

@@ -77,7 +77,8 @@ func (b *bench) runStart(ctx context.Context) ([]figure, error) {
 		b.say("API after %.2f s, first answer after %.2f s", a.Seconds(), t.Seconds())
 	}
 	return []figure{
-		alone(fmt.Sprintf("start of fairlead up to first answer, median of %d", len(took)), seconds, percentile(took, 0.5), expectation{below: 3}),
+		alone(fmt.Sprintf("start of fairlead up to first answer, median of %d", len(took)), seconds, percentile(took, 0.5),
+			expectation{below: 3}),
 		alone("of which until the API has taken the Service", seconds, percentile(api, 0.5), expectation{}),
 	}, nil
 }
@@ -175,7 +176,8 @@ func (b *bench) runMemory(ctx context.Context) (figures []figure, err error) {
 		b.say("%.0f of %.0f MB are pages of the program file", file/1e6, full/1e6)
 	}
 	return []figure{
-		alone(fmt.Sprintf("memory of fairlead up with %d services x %d", len(services), services[0].count), megabytes, full/1e6, expectation{below: 200}),
+		alone(fmt.Sprintf("memory of fairlead up with %d services x %d", len(services), services[0].count), megabytes, full/1e6,
+			expectation{below: 200}),
 		alone("the same before the first service", megabytes, empty/1e6, expectation{}),
 		alone("the same at its most", megabytes, peak/1e6, expectation{}),
 	}, err

@@ -200,8 +200,8 @@ func (b *bench) runUserspace(ctx context.Context) (figures []figure, err error) 
 		defer func() { err = errors.Join(err, stop()) }()
 		all = append(all, w)
 	}
-	step := time.Duration(b.few(1000, 200)) * time.Millisecond
-	for round := range b.few(15, 1) {
+	step := time.Duration(b.few(700, 200)) * time.Millisecond
+	for round := range b.few(9, 1) {
 		// In another order each time: the machine is not the same all the time.
 		for i := range all {
 			w := all[(i+round)%len(all)]
@@ -211,7 +211,8 @@ func (b *bench) runUserspace(ctx context.Context) (figures []figure, err error) 
 		}
 	}
 	for _, w := range all {
-		b.say("%s: %.1f Gbit/s (%.0f ms of CPU for a GB), %.0f requests/s (p99 %.2f ms, CPU %.1f µs), %.0f connections/s (p99 %.2f ms, CPU %.0f µs)", w.name,
+		b.say("%s: %.1f Gbit/s (%.0f ms of CPU for a GB), %.0f requests/s (p99 %.2f ms, CPU %.1f µs), "+
+			"%.0f connections/s (p99 %.2f ms, CPU %.0f µs)", w.name,
 			median(w.stream), median(w.streamCPU), median(w.requests), median(w.requestP), median(w.requestCPU),
 			median(w.connects), median(w.connectsP), median(w.connectCPU))
 	}
@@ -332,14 +333,19 @@ func userspaceFigures(direct, mine *carrying, peers []*carrying) []figure {
 			return e
 		}
 		for _, f := range []figure{
-			{what: fmt.Sprintf("throughput of %d connections", streamConns), unit: gigabits, fairlead: median(mine.stream), peer: median(p.stream), want: want(expectation{least: throughput})},
-			{what: fmt.Sprintf("requests on %d kept connections", requestClients), unit: perSecond, fairlead: median(mine.requests), peer: median(p.requests), want: want(expectation{least: 0.9})},
-			{what: fmt.Sprintf("new connections of %d clients", connectClients), unit: perSecond, fairlead: median(mine.connects), peer: median(p.connects), want: want(expectation{least: 0.9})},
+			{what: fmt.Sprintf("throughput of %d connections", streamConns), unit: gigabits, fairlead: median(mine.stream), peer: median(p.stream),
+				want: want(expectation{least: throughput})},
+			{what: fmt.Sprintf("requests on %d kept connections", requestClients), unit: perSecond, fairlead: median(mine.requests),
+				peer: median(p.requests), want: want(expectation{least: 0.9})},
+			{what: fmt.Sprintf("new connections of %d clients", connectClients), unit: perSecond, fairlead: median(mine.connects),
+				peer: median(p.connects), want: want(expectation{least: 0.9})},
 			{what: "CPU for a gigabyte", unit: milliseconds, fairlead: median(mine.streamCPU), peer: median(p.streamCPU)},
 			{what: "CPU for a request", unit: microseconds, fairlead: median(mine.requestCPU), peer: median(p.requestCPU)},
 			{what: "CPU for a new connection", unit: microseconds, fairlead: median(mine.connectCPU), peer: median(p.connectCPU)},
-			{what: "added p99 of a request", unit: milliseconds, fairlead: added(mine.requestP, direct.requestP), peer: added(p.requestP, direct.requestP), want: want(expectation{share: 1})},
-			{what: "added p99 of a connection", unit: milliseconds, fairlead: added(mine.connectsP, direct.connectsP), peer: added(p.connectsP, direct.connectsP), want: want(expectation{share: 1})},
+			{what: "added p99 of a request", unit: milliseconds, fairlead: added(mine.requestP, direct.requestP),
+				peer: added(p.requestP, direct.requestP), want: want(expectation{share: 1})},
+			{what: "added p99 of a connection", unit: milliseconds, fairlead: added(mine.connectsP, direct.connectsP),
+				peer: added(p.connectsP, direct.connectsP), want: want(expectation{share: 1})},
 		} {
 			f.peerName = p.name
 			out = append(out, f)
@@ -405,7 +411,8 @@ func (b *bench) carry(ctx context.Context, a *api, c carrier, client *host, to n
 
 // capture brings connections to an address to the port of a peer.
 func capture(ctx context.Context, h *host, to netip.AddrPort) error {
-	rules := fmt.Sprintf("add table ip capture; add chain ip capture in { type nat hook prerouting priority -100; }; add rule ip capture in ip daddr %s tcp dport %d dnat to %s:%d",
+	rules := fmt.Sprintf("add table ip capture; add chain ip capture in { type nat hook prerouting priority -100; }; "+
+		"add rule ip capture in ip daddr %s tcp dport %d dnat to %s:%d",
 		to.Addr(), to.Port(), h.addr, proxyPort)
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()

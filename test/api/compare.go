@@ -197,10 +197,11 @@ var chosenAnew = regexp.MustCompile(`\.resourceVersion$|\.metadata\.continue$|\.
 // chosen are values that a server chooses: UIDs, times, addresses of the
 // service ranges, node ports, ends of generated names, ages, resource versions.
 var chosen = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}` +
-	`|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z|\b10\.96\.\d+\.\d+\b|\bfd00:10:96:[0-9a-f:]+|\b3[0-2]\d{3}\b|^\d+s$|-[bcdfghjklmnpqrstvwxz2456789]{5}\b` +
+	`|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z|\b10\.96\.\d+\.\d+\b|\bfd00:10:96:[0-9a-f:]+` +
+	`|\b3[0-2]\d{3}\b|^\d+s$|-[bcdfghjklmnpqrstvwxz2456789]{5}\b` +
 	`|record \(\d+\)|resourceVersion\\*":\\*"\d+`)
 
-// same says whether two texts are alike but for chosen values, and these stand
+// same reports whether two texts are alike but for chosen values, and these stand
 // for one another.
 func (p pairing) same(a, b string) bool {
 	if a == b {

@@ -84,7 +84,8 @@ func (r *Runner) begin(ctx context.Context) (*run, error) {
 	r.n++
 	ns := fmt.Sprintf("%s-%d", r.prefix, r.n)
 	run := &run{Runner: r, vars: map[string]string{"NS": ns}}
-	a, err := run.send(ctx, "POST", "/api/v1/namespaces", "application/json", []byte(`{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"`+ns+`"}}`))
+	a, err := run.send(ctx, "POST", "/api/v1/namespaces", "application/json",
+		[]byte(`{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"`+ns+`"}}`))
 	if err != nil {
 		return nil, err
 	}
@@ -94,7 +95,8 @@ func (r *Runner) begin(ctx context.Context) (*run, error) {
 	// kube-controller-manager makes this account, without which there are no
 	// Pods; it need not run, or may not have come to it yet.
 	account := "/api/v1/namespaces/" + ns + "/serviceaccounts"
-	if a, err = run.send(ctx, "POST", account, "application/json", []byte(`{"apiVersion":"v1","kind":"ServiceAccount","metadata":{"name":"default"}}`)); err != nil {
+	if a, err = run.send(ctx, "POST", account, "application/json",
+		[]byte(`{"apiVersion":"v1","kind":"ServiceAccount","metadata":{"name":"default"}}`)); err != nil {
 		return nil, err
 	}
 	if a.code != http.StatusCreated && a.code != http.StatusConflict {

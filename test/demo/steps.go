@@ -307,7 +307,8 @@ func (s *stage) killed() error {
 		return fmt.Errorf("requests failed for %s after one backend was killed", took)
 	}
 	if err := s.until("the killed backend to be started again", 60*time.Second, func() error {
-		out, err := s.kubectl("get", "pod", pods[1], "-o", `jsonpath={.status.containerStatuses[0].restartCount} {.status.conditions[?(@.type=="Ready")].status}`)
+		out, err := s.kubectl("get", "pod", pods[1], "-o",
+			`jsonpath={.status.containerStatuses[0].restartCount} {.status.conditions[?(@.type=="Ready")].status}`)
 		if err == nil && out != "1 True" {
 			err = fmt.Errorf("restarts and readiness are %q", out)
 		}
