@@ -181,7 +181,7 @@ func (l *load) run(t *testing.T) (kills int) {
 	return kills
 }
 
-// pause waits a random time of at most limit and says whether ctx still runs.
+// pause waits a random time of at most limit and reports whether ctx still runs.
 func pause(ctx context.Context, rnd *rand.Rand, limit time.Duration) bool {
 	timer := time.NewTimer(time.Duration(rnd.Int64N(int64(limit))))
 	defer timer.Stop()
