@@ -24,7 +24,7 @@ func chooseAdvertise(bind []netip.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// mainAddress is the first global unicast address of an interface that is up,
+// mainAddress returns the first global unicast address of an interface that is up,
 // IPv4 before IPv6.
 func mainAddress() netip.Addr {
 	var found netip.Addr

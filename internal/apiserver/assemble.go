@@ -29,11 +29,11 @@ import (
 	"github.com/fairlead/fairlead/internal/registry/scheme"
 )
 
-// watchDrain is how long watches have to end when the server stops; their
-// clients are told at once.
+// watchDrain is how long watches have to end when the server stops; they are
+// closed at once.
 const watchDrain = 2 * time.Second
 
-// assembly is what Run runs.
+// assembly is the server with the parts that Run runs beside it.
 type assembly struct {
 	generic *genericapiserver.GenericAPIServer
 	custom  *customResources
@@ -116,14 +116,15 @@ func (s *Server) assemble(ctx context.Context, store *etcd) (*assembly, error) {
 	return &assembly{generic, custom, storage, keeper, client, guard}, custom.join(generic)
 }
 
-// prepare makes the server ready to run.
+// prepare returns the server, ready to run.
 func (a *assembly) prepare() interface{ RunWithContext(context.Context) error } {
 	p := a.generic.PrepareRun()
 	a.custom.describe(a.generic)
 	return p
 }
 
-// configureServing sets what does not depend on the store.
+// configureServing sets the part of the configuration that does not depend on the
+// store.
 func (s *Server) configureServing(c *genericapiserver.Config) error {
 	ca, err := dynamiccertificates.NewStaticCAContent("cluster-authority", s.creds.pki.AuthorityPEM())
 	if err != nil {
@@ -145,11 +146,11 @@ func (s *Server) configureServing(c *genericapiserver.Config) error {
 	return nil
 }
 
-// newAdmission refuses creation in a namespace that is missing or
-// terminating, and the deletion of the namespaces the system stands on; then
-// come more.
-func newAdmission(client kubernetes.Interface, shared informers.SharedInformerFactory, more ...admission.Interface) (admission.Interface,
-	error) {
+// newAdmission rejects creation in a namespace that is missing or terminating and
+// the deletion of system namespaces, and then runs more.
+func newAdmission(
+	client kubernetes.Interface, shared informers.SharedInformerFactory, more ...admission.Interface,
+) (admission.Interface, error) {
 	l, err := lifecycle.NewLifecycle(sets.New(systemNamespaces()...))
 	if err != nil {
 		return nil, err
@@ -186,13 +187,13 @@ func install(s *genericapiserver.GenericAPIServer, resources map[schema.GroupVer
 	return nil
 }
 
-// effectiveVersion reports our own version string.
+// effectiveVersion reports fairlead's version string.
 type effectiveVersion struct {
 	compatibility.EffectiveVersion
 	gitVersion string
 }
 
-// Info is what /version answers.
+// Info returns the answer of /version.
 func (v effectiveVersion) Info() *version.Info {
 	info := v.EffectiveVersion.Info()
 	info.GitVersion, info.GitCommit, info.GitTreeState = v.gitVersion, "", ""

@@ -28,23 +28,23 @@ const (
 	GroupControllers = "system:fairlead-controllers"
 	// UserControllers is its user.
 	UserControllers = "system:fairlead-controllers"
-	// GroupBootstrappers is the group of whoever presents the join token or a
-	// bootstrap token: it may ask for the certificate of a node.
+	// GroupBootstrappers is the group of users with the join token or a bootstrap
+	// token: it may request the certificate of a node.
 	GroupBootstrappers = "system:bootstrappers"
 	// UserNodeToken is the user of the join token.
 	UserNodeToken = "system:node-token"
-	// UserAgentClient is the identity the server shows to agents.
+	// UserAgentClient is the user of the server at agents.
 	UserAgentClient = "fairlead-apiserver"
 	// userAdmin is the user of admin.kubeconfig, in group system:masters.
 	userAdmin = "fairlead-admin"
 )
 
-// tokenCacheTime is how long a token that was recognised counts without
-// another look, and so how long one may outlive what it is bound to.
+// tokenCacheTime is how long an authenticated token is cached, and so how long one
+// may outlive what it is bound to.
 const tokenCacheTime = 2 * time.Second
 
-// newAuthenticator recognises client certificates of the authority, and
-// tokens. Nobody is anonymous: everything else is answered 401.
+// newAuthenticator accepts client certificates of the authority, and tokens. There
+// is no anonymous user: all other requests are answered 401.
 func newAuthenticator(ca *x509.Certificate, tokens authenticator.Token) authenticator.Request {
 	roots := x509.NewCertPool()
 	roots.AddCert(ca)
@@ -57,8 +57,8 @@ func newAuthenticator(ca *x509.Certificate, tokens authenticator.Token) authenti
 	))
 }
 
-// newTokens recognises the tokens that the options ask for, besides the join
-// token and those of ServiceAccounts.
+// newTokens accepts the join token, those of accounts, and the kinds of tokens that
+// the options enable.
 func (s *Server) newTokens(ctx context.Context, client kubernetes.Interface, accounts authenticator.Token) (authenticator.Token, error) {
 	o := s.opts.Auth
 	plain := []authenticator.Token{nodeToken(s.token)}
@@ -86,7 +86,7 @@ func (s *Server) newTokens(ctx context.Context, client kubernetes.Interface, acc
 	return tokencache.New(tokenunion.New(all...), true, tokenCacheTime, 0), nil
 }
 
-// nodeToken recognises the join token.
+// nodeToken authenticates the join token.
 type nodeToken join.Token
 
 // AuthenticateToken compares in constant time.

@@ -12,32 +12,31 @@ import (
 // Service by which Pods find the API.
 const defaultIssuer = "https://kubernetes.default.svc.cluster.local"
 
-// AuthOptions say how those who ask are recognised, what of it is written
-// down, and what is encrypted in the store. Files are named by their paths;
-// empty means none.
+// AuthOptions configure authentication, the audit log and encryption at rest.
+// Files are given by their paths; empty means none.
 type AuthOptions struct {
 	// ServiceAccountIssuer is the issuer in ServiceAccount tokens, a URL;
 	// default https://kubernetes.default.svc.cluster.local.
 	ServiceAccountIssuer string
 	// APIAudiences are the audiences of tokens for this API; default the issuer.
 	APIAudiences []string
-	// ServiceAccountMaxTokenLife bounds the life of tokens; zero does not.
+	// ServiceAccountMaxTokenLife bounds the life of tokens; zero means unbounded.
 	ServiceAccountMaxTokenLife time.Duration
 
 	// TokenFile has a line "token,user,uid,"group,..."" for each static token.
 	TokenFile string
-	// BootstrapTokens recognises Secrets of type bootstrap.kubernetes.io/token
+	// BootstrapTokens accepts Secrets of type bootstrap.kubernetes.io/token
 	// in kube-system.
 	BootstrapTokens bool
-	// OIDC recognises tokens of one OpenID Connect provider,
-	// AuthenticationConfig is a file that describes several.
+	// OIDC accepts tokens of one OpenID Connect provider; AuthenticationConfig is
+	// a file that describes several.
 	OIDC                 OIDCOptions
 	AuthenticationConfig string
 
-	// Audit is what of requests is written where; nil writes nothing.
+	// Audit configures the audit log; nil for none.
 	Audit *genericoptions.AuditOptions
-	// EncryptionConfig is a file that says which kinds are encrypted in etcd,
-	// and how. With EncryptionReload it is read again when it changes.
+	// EncryptionConfig is a file with the encryption of kinds in etcd (kind
+	// EncryptionConfiguration of apiserver.config.k8s.io).
 	EncryptionConfig string
 }
 
@@ -52,13 +51,13 @@ type OIDCOptions struct {
 	// CAFile has the authorities of the provider's certificate; default the
 	// system's.
 	CAFile string
-	// SigningAlgs are those admitted; default RS256.
+	// SigningAlgs are the accepted signature algorithms; default RS256.
 	SigningAlgs []string
 	// RequiredClaims must be in a token with these values.
 	RequiredClaims map[string]string
 }
 
-// complete fills in the defaults and refuses what cannot work.
+// complete fills in the defaults and rejects what cannot work.
 func (o *AuthOptions) complete() error {
 	if o.ServiceAccountIssuer == "" {
 		o.ServiceAccountIssuer = defaultIssuer

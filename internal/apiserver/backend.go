@@ -22,8 +22,8 @@ import (
 	"github.com/fairlead/fairlead/internal/registry"
 )
 
-// backEnd gives each resource its place in etcd: protobuf, below
-// PREFIX/GROUP/RESOURCE, behind a watch cache.
+// backEnd stores each resource in etcd: as protobuf, below PREFIX/GROUP/RESOURCE,
+// behind a watch cache.
 type backEnd struct {
 	config     storagebackend.Config
 	encryption *encryption
@@ -38,7 +38,7 @@ func newBackEnd(store *etcd, o ExternalEtcd) *backEnd {
 	return &backEnd{config: *c}
 }
 
-// GetRESTOptions gives the options of one resource.
+// GetRESTOptions returns the options of one resource.
 func (b *backEnd) GetRESTOptions(gr schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
 	gv := schema.GroupVersion{Group: gr.Group, Version: "v1"}
 	codec, versioner, err := serverstorage.NewStorageCodec(serverstorage.StorageCodecConfig{
@@ -53,13 +53,13 @@ func (b *backEnd) GetRESTOptions(gr schema.GroupResource, _ runtime.Object) (gen
 	}
 	o := b.options(gr, codec, versioner)
 	if gr == (schema.GroupResource{Resource: "events"}) {
-		// Events are written much and watched by few.
+		// Events are written often and watched rarely.
 		o.Decorator = generic.UndecoratedStorage
 	}
 	return o, nil
 }
 
-// options are those that all resources share.
+// options returns the options that all resources share.
 func (b *backEnd) options(gr schema.GroupResource, codec runtime.Codec, versioner runtime.GroupVersioner) generic.RESTOptions {
 	c := b.config.ForResource(gr)
 	c.Codec, c.EncodeVersioner = codec, versioner
@@ -93,7 +93,7 @@ func (b *backEnd) addHealthChecks(c *genericapiserver.Config) error {
 	return nil
 }
 
-// sortedVersions gives the versions of r in order, the core group first.
+// sortedVersions returns the versions of r in order, the core group first.
 func sortedVersions(r map[schema.GroupVersion]map[string]rest.Storage) []schema.GroupVersion {
 	return slices.SortedFunc(maps.Keys(r), func(a, b schema.GroupVersion) int {
 		return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Version, b.Version))

@@ -13,11 +13,11 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// bootstrapRetry is the pause before what must exist is tried again, and
-// bootstrapPatience the time after which a failure is worth a warning.
+// bootstrapRetry is the pause between two attempts to make what must exist, and
+// bootstrapWarning the time after which a failure is logged.
 const (
-	bootstrapRetry    = 50 * time.Millisecond
-	bootstrapPatience = 5 * time.Second
+	bootstrapRetry   = 50 * time.Millisecond
+	bootstrapWarning = 5 * time.Second
 )
 
 // systemNamespaces exist after start and cannot be deleted.
@@ -25,8 +25,7 @@ func systemNamespaces() []string {
 	return []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic, corev1.NamespaceNodeLease}
 }
 
-// addHooks makes what must exist after start; /readyz waits for it. At the
-// stop this server leaves the endpoints of default/kubernetes.
+// addHooks has what must exist made at the start; /readyz waits for it.
 func (s *Server) addHooks(c *genericapiserver.Config, client kubernetes.Interface, e *endpointKeeper, g *guard) error {
 	steps := []struct {
 		name string
@@ -45,24 +44,24 @@ func (s *Server) addHooks(c *genericapiserver.Config, client kubernetes.Interfac
 	return c.AddPostStartHook("fairlead/bootstrap", func(h genericapiserver.PostStartHookContext) error {
 		for _, step := range steps {
 			if !s.untilDone(h, step.name, step.do) {
-				return nil // the server stops; that is no failure of the hook
+				return nil // the server stops, which is no failure of the hook
 			}
 		}
 		return nil
 	})
 }
 
-// untilDone repeats f until it succeeds and says whether it did; it gives up
-// only when ctx ends. A failure that lasts is warned of, once.
+// untilDone repeats f until it succeeds, and reports false if ctx ends first. A
+// failure that lasts is logged once.
 func (s *Server) untilDone(ctx context.Context, what string, f func(context.Context) error) bool {
-	warn := time.Now().Add(bootstrapPatience)
+	warn := time.Now().Add(bootstrapWarning)
 	for {
 		err := f(ctx)
 		if err == nil {
 			return true
 		}
 		if now := time.Now(); !warn.IsZero() && now.After(warn) {
-			s.log.Warn("cannot make what must exist; trying on", "what", what, "err", err)
+			s.log.Warn("cannot create an object of the system; retrying", "object", what, "err", err)
 			warn = time.Time{}
 		}
 		select {
@@ -84,8 +83,8 @@ func ensureNamespaces(ctx context.Context, client kubernetes.Interface) error {
 	return nil
 }
 
-// ensureService creates want unless a Service of its name is there. One that
-// is there stays as it is: clients may hold its address.
+// ensureService creates want unless a Service of its name exists. An existing one
+// is kept as it is: clients may know its address.
 func (s *Server) ensureService(ctx context.Context, client kubernetes.Interface, want *corev1.Service) error {
 	services := client.CoreV1().Services(want.Namespace)
 	have, err := services.Get(ctx, want.Name, metav1.GetOptions{})
@@ -97,13 +96,13 @@ func (s *Server) ensureService(ctx context.Context, client kubernetes.Interface,
 		return err
 	}
 	if have.Spec.ClusterIP != want.Spec.ClusterIPs[0] {
-		s.log.Warn("a Service of the system has another address than this server's range gives it; delete it to have it made anew",
-			"service", want.Namespace+"/"+want.Name, "has", have.Spec.ClusterIP, "expected", want.Spec.ClusterIPs[0])
+		s.log.Warn("a system Service has an address of another service range; keeping the current value, delete the Service to change it",
+			"namespace", want.Namespace, "service", want.Name, "address", have.Spec.ClusterIP, "want", want.Spec.ClusterIPs[0])
 	}
 	return nil
 }
 
-// kubernetesService is the Service by which Pods find the API: the first
+// kubernetesService returns the Service by which Pods find the API: at the first
 // address of each service range.
 func kubernetesService(cidrs []netip.Prefix, port uint16) *corev1.Service {
 	s := systemService(metav1.NamespaceDefault, "kubernetes", addressAt(cidrs, 1))
@@ -112,7 +111,7 @@ func kubernetesService(cidrs []netip.Prefix, port uint16) *corev1.Service {
 	return s
 }
 
-// dnsService is the Service of the cluster's DNS: the tenth address of each
+// dnsService returns the Service of the cluster's DNS: at the tenth address of each
 // range. The nodes' DNS servers are its endpoints.
 func dnsService(cidrs []netip.Prefix) *corev1.Service {
 	s := systemService(metav1.NamespaceSystem, "kube-dns", addressAt(cidrs, 10))
@@ -143,7 +142,7 @@ func systemService(namespace, name string, addrs []netip.Addr) *corev1.Service {
 	return s
 }
 
-// addressAt is the n-th address of each range; the network address is the 0th.
+// addressAt returns the n-th address of each range; the network address is the 0th.
 func addressAt(cidrs []netip.Prefix, n int) []netip.Addr {
 	out := make([]netip.Addr, len(cidrs))
 	for i, c := range cidrs {

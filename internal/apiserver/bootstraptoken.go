@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// bootstrapTokens recognises tokens ID.SECRET by the Secret
+// bootstrapTokens authenticates tokens ID.SECRET by the Secret
 // kube-system/bootstrap-token-ID.
 type bootstrapTokens struct {
 	client kubernetes.Interface
@@ -29,7 +29,7 @@ const (
 	bootstrapTimeout     = 10 * time.Second
 )
 
-// Forms of a token and of the names of groups it may give.
+// Forms of a token and of the groups that it may grant.
 var (
 	bootstrapTokenForm = regexp.MustCompile(`^([a-z0-9]{6})\.([a-z0-9]{16})$`)
 	bootstrapGroupForm = regexp.MustCompile(`^system:bootstrappers:[a-z0-9:-]{0,255}[a-z0-9]$`)
@@ -58,14 +58,14 @@ func (b bootstrapTokens) AuthenticateToken(ctx context.Context, token string) (*
 	if text := value("expiration"); text != "" {
 		end, err := time.Parse(time.RFC3339, text)
 		if err != nil || !b.now().Before(end) {
-			return nil, false, nil //nolint:nilerr // an end that cannot be read has come
+			return nil, false, nil //nolint:nilerr // an unreadable expiration counts as past
 		}
 	}
 	groups := []string{GroupBootstrappers}
 	if text := value("auth-extra-groups"); text != "" {
 		for g := range strings.SplitSeq(text, ",") {
 			if !bootstrapGroupForm.MatchString(g) {
-				return nil, false, fmt.Errorf("bootstrap token %s: %q is not a group it may give: want %sNAME", parts[1], g, bootstrapGroupPrefix)
+				return nil, false, fmt.Errorf("bootstrap token %s: %q is not a group it may grant: want %sNAME", parts[1], g, bootstrapGroupPrefix)
 			}
 			groups = append(groups, g)
 		}

@@ -25,10 +25,10 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver/pki"
 )
 
-// renewEvery is how often the certificates of a running server are looked at.
-const renewEvery = 12 * time.Hour
+// renewPeriod is the time between two checks of a running server's certificates.
+const renewPeriod = 12 * time.Hour
 
-// credentials are the certificates of a server and the files made from them.
+// credentials are the certificates of a server and the files derived from them.
 type credentials struct {
 	dir    *dataDir
 	pki    *pki.Directory
@@ -71,7 +71,8 @@ func (c *credentials) refresh() error {
 	}
 	for _, name := range c.server.DNSNames {
 		if server.Leaf.VerifyHostname(name) != nil {
-			c.log.Warn("the server's certificate was brought along and lacks a name", "name", name, "file", c.dir.file("pki/server.crt"))
+			c.log.Warn("the provided certificate of the server lacks a name; clients cannot verify the server by it",
+				"name", name, "file", c.dir.file("pki/server.crt"))
 			break
 		}
 	}
@@ -112,13 +113,13 @@ func (c *credentials) refresh() error {
 func (c *credentials) run(ctx context.Context) {
 	wait.UntilWithContext(ctx, func(context.Context) {
 		if err := c.refresh(); err != nil {
-			c.log.Error("cannot renew the certificates", "err", err)
+			c.log.Error("cannot renew the certificates; retrying", "err", err, "after", renewPeriod)
 		}
-	}, renewEvery)
+	}, renewPeriod)
 }
 
-// writeKubeconfig writes a kubeconfig (mode 0600) with p as the user, unless
-// the file says the same already.
+// writeKubeconfig writes a kubeconfig (mode 0600) with p as the user, unless the
+// file has that content.
 func (c *credentials) writeKubeconfig(name string, p *pki.Pair) error {
 	cfg := clientcmdapi.NewConfig()
 	cfg.Clusters["fairlead"] = &clientcmdapi.Cluster{Server: c.url, CertificateAuthorityData: c.pki.AuthorityPEM()}
@@ -139,7 +140,7 @@ func (c *credentials) writeKubeconfig(name string, p *pki.Pair) error {
 	return nil
 }
 
-// controllersConfig is the configuration of the controllers' own client.
+// controllersConfig returns the configuration of the controllers' client.
 func (c *credentials) controllersConfig() *rest.Config {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -148,13 +149,13 @@ func (c *credentials) controllersConfig() *rest.Config {
 	}}
 }
 
-// nodeLeaf is the certificate of the node in this process.
+// nodeLeaf describes the certificate of the node in this process.
 func nodeLeaf(name string) pki.Leaf {
 	return pki.Leaf{Name: "node", CommonName: nodePrefix + name, Groups: []string{user.NodesGroup}}
 }
 
-// nodeConfig is the configuration of a client that is the named node. The
-// client reads the files again when the certificate is renewed.
+// nodeConfig returns the configuration of a client that authenticates as the named
+// node. The client rereads the files when the certificate is renewed.
 func (c *credentials) nodeConfig(name string) (*rest.Config, error) {
 	if _, err := c.pki.Ensure(nodeLeaf(name)); err != nil {
 		return nil, err
@@ -167,7 +168,7 @@ func (c *credentials) nodeConfig(name string) (*rest.Config, error) {
 	}}, nil
 }
 
-// agentCertificate is what the server shows to agents.
+// agentCertificate returns the client certificate of the server at agents.
 func (c *credentials) agentCertificate() (*tls.Certificate, error) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -175,8 +176,8 @@ func (c *credentials) agentCertificate() (*tls.Certificate, error) {
 	return &pair, err
 }
 
-// token returns the join token of this cluster, made at the first call. A
-// token of another authority (ca.crt was replaced) is made anew.
+// token returns the join token of this cluster, made at the first call. A token of
+// another authority (ca.crt was replaced) is replaced.
 func (c *credentials) token() (join.Token, error) {
 	file := c.dir.file("node-token")
 	data, err := os.ReadFile(file)
@@ -188,7 +189,7 @@ func (c *credentials) token() (join.Token, error) {
 		if t.Hash == pki.Hash(c.pki.Authority()) {
 			return t, nil
 		}
-		c.log.Warn("the authority was replaced: nodes need the new join token", "file", file)
+		c.log.Warn("the authority was replaced; nodes need the new join token", "file", file)
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return join.Token{}, err
 	}
@@ -196,16 +197,16 @@ func (c *credentials) token() (join.Token, error) {
 	return t, pki.WriteFile(file, []byte(t.String()+"\n"))
 }
 
-// serverNames are the names and addresses that the server's certificate is
-// valid for.
+// serverNames are the names and addresses in the server's certificate.
 type serverNames struct {
 	dns []string
 	ips []net.IP
 }
 
 func namesFor(o Options) serverNames {
-	n := serverNames{dns: []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc",
-		"kubernetes.default.svc.cluster.local"}}
+	n := serverNames{dns: []string{
+		"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local",
+	}}
 	if h, err := os.Hostname(); err == nil && h != "localhost" {
 		n.dns = append(n.dns, h)
 	}
@@ -231,8 +232,7 @@ func namesFor(o Options) serverNames {
 	return n
 }
 
-// servingCert is the certificate the server shows; it can change while the
-// server runs.
+// servingCert is the serving certificate, which can change while the server runs.
 type servingCert struct {
 	mu        sync.RWMutex
 	pair      *pki.Pair
@@ -269,7 +269,7 @@ func (s *servingCert) set(p *pki.Pair) error {
 	return nil
 }
 
-// name is a name that the certificate is valid for, for clients in this
+// name returns a name that the certificate is valid for, for clients in this
 // process that connect to an address.
 func (s *servingCert) name() string {
 	s.mu.RLock()

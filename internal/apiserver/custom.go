@@ -40,30 +40,31 @@ import (
 	"github.com/fairlead/fairlead/internal/registry"
 )
 
-// customResources is the server of CustomResourceDefinitions and of what they
-// define. It stands behind the server of the built-in kinds and answers what
-// that one does not know.
+// customResources is the server of CustomResourceDefinitions and of the resources
+// they define. The server of the built-in kinds delegates to it what it does not
+// serve.
 type customResources struct {
 	*extensionsserver.CustomResourceDefinitions
 	maxBody int64 // bytes
 }
 
-// newCustomResources builds the server with the configuration of the one it
-// stands behind; services finds the Services of conversion webhooks.
-func newCustomResources(c genericapiserver.Config, shared informers.SharedInformerFactory, back *backEnd, client kubernetes.Interface,
-	alone bool) (*customResources, error) {
+// newCustomResources builds the server with the configuration c of the delegating
+// one. alone is set if this is the only server of its etcd.
+func newCustomResources(
+	c genericapiserver.Config, shared informers.SharedInformerFactory, back *backEnd, client kubernetes.Interface, alone bool,
+) (*customResources, error) {
 	c.PostStartHooks = map[string]genericapiserver.PostStartHookConfigEntry{}
 	c.RESTOptionsGetter = definitionBackEnd{back}
 	c.MergedResourceConfig = extensionsserver.DefaultAPIResourceConfigSource()
-	// The documents of the server in front describe these kinds too.
+	// The documents of the delegating server describe these kinds too.
 	c.SkipOpenAPIInstallation = true
 	resolve := webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil, c.LoopbackClientConfig, c.TracerProvider)
 	extra := extensionsserver.ExtraConfig{
 		CRDRESTOptionsGetter: customBackEnd{back},
 		ServiceResolver:      serviceResolver{client},
 		AuthResolverWrapper:  resolve,
-		// One server establishes a definition at once. Several wait a moment,
-		// so that all of them know it before it is called established.
+		// With several servers a definition is established after a delay in which
+		// all of them learn of it.
 		MasterCount: 2,
 	}
 	if alone {
@@ -81,13 +82,13 @@ func newCustomResources(c genericapiserver.Config, shared informers.SharedInform
 	return &customResources{s, c.MaxRequestBodyBytes}, nil
 }
 
-// join lets front, the server in front, serve the definitions, so that its
-// OpenAPI documents and the list of groups have them, and keeps the groups of
-// the custom resources in that list.
+// join has front, the delegating server, serve the definitions, so that its OpenAPI
+// documents and list of groups include them, and keeps the groups of the custom
+// resources in that list.
 func (r *customResources) join(front *genericapiserver.GenericAPIServer) error {
 	for _, ws := range r.GenericAPIServer.Handler.GoRestfulContainer.RegisteredWebServices() {
 		if strings.HasPrefix(ws.RootPath(), genericapiserver.APIGroupPrefix+"/"+apiextensions.GroupName) {
-			front.Handler.GoRestfulContainer.Add(ws.Filter(refuseDeep(r.maxBody)))
+			front.Handler.GoRestfulContainer.Add(ws.Filter(rejectDeep(r.maxBody)))
 		}
 	}
 	front.DiscoveryGroupManager.AddGroup(apiGroup(apiextensions.GroupName, []string{"v1"}))
@@ -106,15 +107,16 @@ func (r *customResources) join(front *genericapiserver.GenericAPIServer) error {
 	return err
 }
 
-// describe lets the library's controllers add the custom resources to the
-// OpenAPI documents of front, which its PrepareRun has made.
+// describe has the library's controllers add the custom resources to the OpenAPI
+// documents of front, which its PrepareRun has made.
 func (r *customResources) describe(front *genericapiserver.GenericAPIServer) {
 	s := r.GenericAPIServer
 	s.StaticOpenAPISpec, s.OpenAPIVersionedService, s.OpenAPIV3VersionedService =
 		front.StaticOpenAPISpec, front.OpenAPIVersionedService, front.OpenAPIV3VersionedService
 }
 
-// openAPIDefinitions describes the built-in kinds and the definitions.
+// openAPIDefinitions returns the schemas of the built-in kinds and of
+// CustomResourceDefinitions.
 func openAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenAPIDefinition {
 	all := extensionsopenapi.GetOpenAPIDefinitions(ref)
 	maps.Copy(all, openapi.GetOpenAPIDefinitions(ref))
@@ -126,7 +128,7 @@ func openAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenAPID
 // stay below etcd's limit of 1.5 MiB.
 type definitionBackEnd struct{ *backEnd }
 
-// GetRESTOptions gives the options of one resource.
+// GetRESTOptions returns the options of one resource.
 func (b definitionBackEnd) GetRESTOptions(gr schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
 	codec := extensionsserver.Codecs.LegacyCodec(v1beta1.SchemeGroupVersion, apiextensionsv1.SchemeGroupVersion)
 	return b.options(gr, codec, runtime.NewMultiGroupVersioner(v1beta1.SchemeGroupVersion, schema.GroupKind{Group: v1beta1.GroupName})), nil
@@ -136,13 +138,13 @@ func (b definitionBackEnd) GetRESTOptions(gr schema.GroupResource, _ runtime.Obj
 // definition names, which the storage of each has encoded before.
 type customBackEnd struct{ *backEnd }
 
-// GetRESTOptions gives the options of one resource.
+// GetRESTOptions returns the options of one resource.
 func (b customBackEnd) GetRESTOptions(gr schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
 	return b.options(gr, unstructured.UnstructuredJSONScheme, nil), nil
 }
 
-// customGroups shows the groups of established definitions in the list of
-// groups. Only the informer's one goroutine calls it.
+// customGroups adds the groups of established definitions to the list of groups.
+// Only the informer's goroutine calls it.
 type customGroups struct {
 	lister listersv1.CustomResourceDefinitionLister
 	to     discovery.GroupManager
@@ -153,7 +155,7 @@ type customGroups struct {
 func (g *customGroups) update() {
 	crds, err := g.lister.List(labels.Everything())
 	if err != nil {
-		return // cannot be: the list is one in memory
+		return // cannot happen: the lister reads from memory
 	}
 	versions := map[string]map[string]bool{}
 	for _, crd := range crds {
@@ -183,7 +185,7 @@ func (g *customGroups) update() {
 	}
 }
 
-// apiGroup is a group with its versions, the preferred one first.
+// apiGroup returns a group with its versions, the preferred one first.
 func apiGroup(name string, versions []string) metav1.APIGroup {
 	g := metav1.APIGroup{Name: name}
 	for _, v := range versions {
@@ -193,14 +195,14 @@ func apiGroup(name string, versions []string) metav1.APIGroup {
 	return g
 }
 
-// resolveTimeout bounds the look for the Service of a webhook.
+// resolveTimeout bounds the look-up of the Service of a webhook.
 const resolveTimeout = 10 * time.Second
 
-// serviceResolver finds the Service of a conversion webhook when it is called:
-// there are few of those, and a watch of all Services would cost more.
+// serviceResolver looks up the Service of a conversion webhook at each call: webhooks
+// are few, and a watch of all Services would cost more.
 type serviceResolver struct{ client kubernetes.Interface }
 
-// ResolveEndpoint gives the URL of a port of a Service.
+// ResolveEndpoint returns the URL of a port of a Service.
 func (r serviceResolver) ResolveEndpoint(namespace, name string, port int32) (*url.URL, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), resolveTimeout)
 	defer cancel()

@@ -17,15 +17,14 @@ import (
 // an older fairlead could not read what this one writes.
 const layoutVersion = 1
 
-// dataDir is an open data directory. While it is open no other process can
-// open it.
+// dataDir is a data directory, locked against other processes.
 type dataDir struct {
 	path string
 	lock *os.File
 }
 
-// openDataDir makes the directory (mode 0700) when it is missing, takes it for
-// this process and checks that its layout is known.
+// openDataDir makes the directory (mode 0700) if it is missing, locks it and checks
+// that its layout is known.
 func openDataDir(path string) (*dataDir, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -36,8 +35,8 @@ func openDataDir(path string) (*dataDir, error) {
 	}
 	lock, err := os.OpenFile(filepath.Join(path, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("cannot use the data directory %s: %w; choose another with --data-dir, or give yourself the rights", path,
-			plain(err))
+		return nil, fmt.Errorf("cannot use the data directory %s: %w; choose another with --data-dir, or give yourself the rights",
+			path, plain(err))
 	}
 	d := &dataDir{path: path, lock: lock}
 	if err := d.take(); err != nil {
@@ -51,8 +50,7 @@ func openDataDir(path string) (*dataDir, error) {
 	return d, nil
 }
 
-// take locks the directory. The kernel lets go of the lock when the process
-// ends, however it ends.
+// take locks the directory. The kernel releases the lock when the process ends.
 func (d *dataDir) take() error {
 	err := syscall.Flock(int(d.lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	if errors.Is(err, syscall.EWOULDBLOCK) {
@@ -86,8 +84,8 @@ func (d *dataDir) checkVersion() error {
 		return fmt.Errorf("%s is damaged: it should hold a number; is %s really a data directory of fairlead?", file, d.path)
 	}
 	if v > layoutVersion {
-		return fmt.Errorf("the data directory %s was written by a newer fairlead (layout %d, this one knows up to %d): use that fairlead, "+
-			"or choose another directory with --data-dir",
+		return fmt.Errorf("the data directory %s was written by a newer fairlead (layout %d, this one knows up to %d): "+
+			"use that fairlead, or choose another directory with --data-dir",
 			d.path, v, layoutVersion)
 	}
 	return nil
@@ -95,11 +93,10 @@ func (d *dataDir) checkVersion() error {
 
 func (d *dataDir) file(name string) string { return filepath.Join(d.path, name) }
 
-// Close lets another process have the directory.
+// Close releases the directory.
 func (d *dataDir) Close() error { return d.lock.Close() }
 
-// plain drops the operation and path of a file error where the message names
-// them already.
+// plain strips the operation and path of a file error, for messages that name them.
 func plain(err error) error {
 	var p *fs.PathError
 	if errors.As(err, &p) {

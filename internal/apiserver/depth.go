@@ -18,10 +18,10 @@ import (
 // maxDepth is how deep a body may be nested, as in JSON and YAML.
 const maxDepth = 10_000
 
-// refuseDeep answers 400 to protobuf that is nested too deep. A schema can hold
-// schemas, and the generated decoder calls itself for each: 450,000 of them,
-// which fit into 3 MB, would end the process for want of stack.
-func refuseDeep(limit int64) restful.FilterFunction {
+// rejectDeep answers 400 to protobuf that is nested too deep. A schema can hold
+// schemas, and the generated decoder recurses into each: 450,000 of them, which
+// fit into 3 MB, would overflow the stack and end the process.
+func rejectDeep(limit int64) restful.FilterFunction {
 	return func(r *restful.Request, w *restful.Response, next *restful.FilterChain) {
 		media, _, _ := mime.ParseMediaType(r.Request.Header.Get("Content-Type"))
 		if media != runtime.ContentTypeProtobuf || r.Request.Body == nil {
@@ -48,10 +48,10 @@ type readCloser struct {
 	io.Closer
 }
 
-// tooDeep says whether messages in body lie in each other more than maxDepth
-// deep. It takes everything that has a length for a message, since the wire
-// does not tell text from messages; text that looks like a message so deep does
-// not occur. It looks at each byte once.
+// tooDeep reports whether messages in body are nested more than maxDepth levels
+// deep. It takes every length-delimited field for a message, since the wire format
+// does not distinguish messages from text; text that parses as messages so deep
+// does not occur. It reads each byte once.
 func tooDeep(body []byte) bool {
 	body = bytes.TrimPrefix(body, []byte("k8s\x00"))
 	ends := []int{len(body)} // of the messages that enclose at

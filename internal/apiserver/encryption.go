@@ -10,14 +10,14 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 )
 
-// encryption is how each kind is written to etcd: in the clear, unless the
-// configuration says otherwise.
+// encryption holds the encryption of each kind in etcd; a kind that the
+// configuration does not name is not encrypted.
 type encryption struct {
 	encryptionconfig.StaticTransformers
 }
 
-// loadEncryption reads the configuration of file, whose key services are
-// talked to until ctx ends, and makes their health part of the server's.
+// loadEncryption reads the configuration of file and connects to its key services
+// until ctx ends; their health becomes part of the server's.
 func loadEncryption(ctx context.Context, file string, c *genericapiserver.Config) (*encryption, error) {
 	if file == "" {
 		return nil, nil
@@ -30,7 +30,7 @@ func loadEncryption(ctx context.Context, file string, c *genericapiserver.Config
 	return &encryption{config.Transformers}, nil
 }
 
-// transformer is nil for kinds that are written in the clear.
+// transformer returns the encryption of a kind, nil for none.
 func (e *encryption) transformer(gr schema.GroupResource) value.Transformer {
 	if e == nil {
 		return nil

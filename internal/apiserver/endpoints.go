@@ -21,34 +21,34 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// A server shows that it runs by a Lease; one that has not renewed its Lease
-// for serverLease leaves the endpoints of default/kubernetes.
+// Every server has a Lease; one that has not renewed it for serverLease is removed
+// from the endpoints of default/kubernetes.
 const (
-	serverLease   = 15 * time.Second
-	serverRenew   = 5 * time.Second
-	leavePatience = 5 * time.Second
+	serverLease  = 15 * time.Second
+	serverRenew  = 5 * time.Second
+	leaveTimeout = 5 * time.Second
 
-	// serverLabel marks the Leases of servers, endpointAnnotation says where
-	// the server of a Lease is reached.
+	// serverLabel marks the Leases of servers, endpointAnnotation holds the address
+	// and port of the server of a Lease.
 	serverLabel        = "fairlead.dev/apiserver"
 	endpointAnnotation = "fairlead.dev/endpoint"
 
 	managedBy = "apiserver.fairlead.dev"
 )
 
-// endpointKeeper keeps the Endpoints and EndpointSlices of default/kubernetes
-// those of the running servers. Every server has one; they agree because all
+// endpointKeeper keeps the Endpoints and EndpointSlices of default/kubernetes in
+// line with the running servers. Every server has one; they agree because all
 // compute the same from the same Leases.
 type endpointKeeper struct {
 	client kubernetes.Interface
-	// self is where this server is reached; invalid for a server that nobody
-	// else can reach. It keeps the list all the same.
+	// self is where this server is reached; invalid for a server that cannot be
+	// reached by others, which keeps the endpoints all the same.
 	self netip.AddrPort
 	now  func() time.Time
 	log  *slog.Logger
 }
 
-// join announces this server and brings the endpoints up to date.
+// join renews this server's Lease and brings the endpoints up to date.
 func (k *endpointKeeper) join(ctx context.Context) error {
 	if err := k.renew(ctx); err != nil {
 		return err
@@ -62,19 +62,19 @@ func (k *endpointKeeper) run(ctx context.Context) {
 	_ = wait.PollUntilContextCancel(ctx, serverRenew, false, func(ctx context.Context) (bool, error) {
 		step, cancel := context.WithTimeout(ctx, serverRenew)
 		if err := k.join(step); err != nil && ctx.Err() == nil {
-			k.log.Warn("cannot keep the endpoints of default/kubernetes", "err", err)
+			k.log.Warn("cannot update the endpoints of default/kubernetes; retrying", "err", err, "after", serverRenew)
 		}
 		cancel()
 		return false, nil
 	})
 }
 
-// leave takes this server out of the endpoints at once.
+// leave removes this server from the endpoints at once.
 func (k *endpointKeeper) leave() error {
 	if !k.self.IsValid() {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), leavePatience)
+	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
 	defer cancel()
 	if err := k.leases().Delete(ctx, k.leaseName(), metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		return err
@@ -93,8 +93,8 @@ type leaseClient interface {
 	Delete(context.Context, string, metav1.DeleteOptions) error
 }
 
-// leaseName is made of the address, so that a server that starts again takes
-// its Lease over.
+// leaseName is derived from the address, so that a restarted server takes over its
+// Lease.
 func (k *endpointKeeper) leaseName() string {
 	addr := strings.Trim(strings.NewReplacer(":", "-", ".", "-", "%", "-").Replace(k.self.Addr().StringExpanded()), "-")
 	return fmt.Sprintf("fairlead-apiserver-%s-%d", addr, k.self.Port())
@@ -126,7 +126,7 @@ func (k *endpointKeeper) renew(ctx context.Context) error {
 	return err
 }
 
-// reconcile writes what the Leases say, where it differs from what is there.
+// reconcile writes the endpoints that follow from the Leases where they differ.
 func (k *endpointKeeper) reconcile(ctx context.Context) error {
 	list, err := k.client.CoordinationV1().Leases(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: serverLabel})
 	if err != nil {
@@ -142,7 +142,7 @@ func (k *endpointKeeper) reconcile(ctx context.Context) error {
 	return nil
 }
 
-// runningServers are the addresses whose Leases are fresh, in order.
+// runningServers returns the addresses whose Leases have not expired, in order.
 func runningServers(leases []coordinationv1.Lease, now time.Time) []netip.AddrPort {
 	var out []netip.AddrPort
 	for _, l := range leases {
@@ -158,7 +158,7 @@ func runningServers(leases []coordinationv1.Lease, now time.Time) []netip.AddrPo
 	return slices.Compact(out)
 }
 
-// serverGroup is servers of one family and one port.
+// serverGroup is the servers of one family and one port.
 type serverGroup struct {
 	ipv4  bool
 	port  uint16
@@ -179,12 +179,12 @@ func groupServers(servers []netip.AddrPort) []serverGroup {
 	return out
 }
 
-//nolint:staticcheck // Endpoints are deprecated, and served until nobody reads them
+//nolint:staticcheck // Endpoints are deprecated, and still served
 func (k *endpointKeeper) putEndpoints(ctx context.Context, servers []netip.AddrPort) error {
 	client := k.client.CoreV1().Endpoints(metav1.NamespaceDefault)
 	want := &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{
 		Name: "kubernetes", Namespace: metav1.NamespaceDefault,
-		// The slices are written here; nobody need derive them.
+		// The slices are written here and not mirrored from the Endpoints.
 		Labels: map[string]string{discoveryv1.LabelSkipMirror: "true"},
 	}}
 	for _, g := range groupServers(servers) {
@@ -243,7 +243,7 @@ func (k *endpointKeeper) putSlices(ctx context.Context, servers []netip.AddrPort
 	return nil
 }
 
-// serverSlices is one slice for each family and port: "kubernetes" and
+// serverSlices returns one slice for each family and port: "kubernetes" and
 // "kubernetes-ipv6", with a number where servers differ in their ports. The
 // family is part of the name because a slice cannot change it.
 func serverSlices(servers []netip.AddrPort) []*discoveryv1.EndpointSlice {

@@ -17,18 +17,18 @@ import (
 )
 
 const (
-	// etcdStart bounds the start of the embedded etcd, which replays its log.
-	etcdStart = 60 * time.Second
-	// etcdReach bounds the first answer of an external etcd.
-	etcdReach = 5 * time.Second
-	// etcdQuota is the largest size of the embedded store. Beyond it etcd takes
-	// no writes any more, so it is well above what the kinds here can fill.
+	// etcdStartTimeout bounds the start of the embedded etcd, which replays its log.
+	etcdStartTimeout = 60 * time.Second
+	// etcdDialTimeout bounds the first answer of an external etcd.
+	etcdDialTimeout = 5 * time.Second
+	// etcdQuota is the largest size of the embedded store in bytes. Beyond it etcd
+	// rejects writes, so it is well above what the kinds here can fill.
 	etcdQuota = 4 << 30
 	// maxSocketPath is the longest path a unix socket may have (unix(7)).
 	maxSocketPath = 107
 )
 
-// etcd is the store: the embedded one, or a connection to somebody else's.
+// etcd is the store: the embedded one, or an external cluster.
 type etcd struct {
 	endpoints []string
 	stop      func()
@@ -60,9 +60,9 @@ func startEtcd(ctx context.Context, dir string, noFsync bool, log *slog.Logger) 
 	case <-ctx.Done():
 		stop()
 		return nil, ctx.Err()
-	case <-time.After(etcdStart):
+	case <-time.After(etcdStartTimeout):
 		stop()
-		return nil, fmt.Errorf("the embedded etcd in %s was not ready after %s: is the disk very slow?", dir, etcdStart)
+		return nil, fmt.Errorf("the embedded etcd in %s was not ready after %s: is the disk very slow?", dir, etcdStartTimeout)
 	}
 	return &etcd{endpoints: []string{"unix://" + socket}, stop: stop, failed: e.Err()}, nil
 }
@@ -77,13 +77,13 @@ func etcdConfig(dir, socket string, noFsync bool, log *slog.Logger) *embed.Confi
 	// registered under is never dialled.
 	c.ListenPeerUrls = nil
 	c.InitialCluster = c.InitialClusterFromName(c.Name)
-	// Without peers an election needs no patience; this is what a start waits
-	// for, and no tick crosses a network.
+	// The start waits for an election, which can be short: without peers no tick
+	// crosses a network.
 	c.TickMs, c.ElectionMs = 20, 100
 	c.QuotaBackendBytes = etcdQuota
-	// The API server compacts every five minutes; this is the net below it.
+	// The API server compacts every five minutes; this is a fallback.
 	c.AutoCompactionMode, c.AutoCompactionRetention = embed.CompactorModePeriodic, "1h"
-	// The log kept in memory for followers that do not exist.
+	// The log kept in memory for followers, of which there are none.
 	c.SnapshotCount, c.SnapshotCatchUpEntries = 5000, 100
 	c.UnsafeNoFsync = noFsync
 	c.EnableGRPCGateway = false
@@ -91,8 +91,8 @@ func etcdConfig(dir, socket string, noFsync bool, log *slog.Logger) *embed.Confi
 	return c
 }
 
-// socketPath returns a path for the socket in dir. A path too long for a
-// socket goes by way of a descriptor of the directory.
+// socketPath returns a path for the socket in dir and what releases it. In place of
+// a path too long for a socket it is one through a descriptor of dir.
 func socketPath(dir string) (string, func(), error) {
 	p := filepath.Join(dir, "client.sock")
 	if len(p) <= maxSocketPath {
@@ -107,7 +107,7 @@ func socketPath(dir string) (string, func(), error) {
 
 // reachEtcd checks that an external etcd answers.
 func reachEtcd(ctx context.Context, o ExternalEtcd) (*etcd, error) {
-	ctx, cancel := context.WithTimeout(ctx, etcdReach)
+	ctx, cancel := context.WithTimeout(ctx, etcdDialTimeout)
 	defer cancel()
 	c := clientv3.Config{Endpoints: o.Servers, Context: ctx, Logger: zap.NewNop()}
 	if o.CAFile != "" || o.CertFile != "" {
@@ -128,8 +128,8 @@ func reachEtcd(ctx context.Context, o ExternalEtcd) (*etcd, error) {
 	return &etcd{endpoints: o.Servers, stop: func() {}}, nil
 }
 
-// zapToSlog shows etcd's messages in the server's log. What etcd calls a
-// warning is mostly about its own command line, so it counts as detail.
+// zapToSlog passes etcd's messages to the server's log. Warnings become debug
+// messages: most are about etcd's own command line.
 type zapToSlog struct {
 	log    *slog.Logger
 	fields []zapcore.Field

@@ -17,13 +17,13 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// newFairness is the library's priority and fairness: seats requests are
-// answered at a time, in levels of which none can starve another, and fairly
-// between the users of one level; who waits too long or in too long a queue
-// gets 429. A mere limit of requests in flight would let one client take all.
+// newFairness returns the library's API Priority and Fairness for the given number
+// of concurrent requests: no level can starve another, the users of a level share
+// it fairly, and requests that wait too long or in too long a queue get 429. A mere
+// limit of in-flight requests would let one client take all seats.
 //
-// The levels are those that Kubernetes starts with, and what fairlead's own
-// parts need. They are part of the program and not objects of the API.
+// The levels are the defaults of Kubernetes and those of fairlead's own parts.
+// They are part of the program and not objects of the API.
 func newFairness(shared informers.SharedInformerFactory, client kubernetes.Interface, seats int) utilflowcontrol.Interface {
 	schemas, levels := &flowcontrolv1.FlowSchemaList{}, &flowcontrolv1.PriorityLevelConfigurationList{}
 	for _, l := range slices.Concat(bootstrap.MandatoryPriorityLevelConfigurations, bootstrap.SuggestedPriorityLevelConfigurations) {
@@ -45,8 +45,8 @@ func newFairness(shared informers.SharedInformerFactory, client kubernetes.Inter
 	return utilflowcontrol.New(shared, client.FlowcontrolV1(), seats)
 }
 
-// ownFlowSchemas puts fairlead's controllers where those of Kubernetes are,
-// and their leader election apart from their work.
+// ownFlowSchemas gives fairlead's controllers the levels of Kubernetes' controllers,
+// and their leader election a level apart from their work.
 func ownFlowSchemas() []*flowcontrolv1.FlowSchema {
 	election := bootstrap.SuggestedFlowSchemaSystemLeaderElection.DeepCopy()
 	work := bootstrap.SuggestedFlowSchemaKubeControllerManager.DeepCopy()
@@ -61,20 +61,20 @@ func ownFlowSchemas() []*flowcontrolv1.FlowSchema {
 	return []*flowcontrolv1.FlowSchema{election, work}
 }
 
-// fixedInformer makes an informer of objects that never change.
+// fixedInformer returns a constructor of an informer of objects that never change.
 func fixedInformer(kind, list runtime.Object) func(kubernetes.Interface, time.Duration) cache.SharedIndexInformer {
 	return func(kubernetes.Interface, time.Duration) cache.SharedIndexInformer {
 		return cache.NewSharedIndexInformer(fixedList{list}, kind, 0, cache.Indexers{})
 	}
 }
 
-// fixedList is a list without changes.
+// fixedList is a ListerWatcher of objects that never change.
 type fixedList struct{ runtime.Object }
 
-// List gives a copy of the list.
+// List returns a copy of the list.
 func (f fixedList) List(metav1.ListOptions) (runtime.Object, error) { return f.DeepCopyObject(), nil }
 
-// Watch gives a watch without events.
+// Watch returns a watch without events.
 func (f fixedList) Watch(metav1.ListOptions) (watch.Interface, error) {
 	return watch.NewProxyWatcher(make(chan watch.Event)), nil
 }

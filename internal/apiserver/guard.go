@@ -21,15 +21,15 @@ import (
 	"github.com/fairlead/fairlead/internal/registry/review"
 )
 
-// guard is what stands between a request and the storages, and the loops that
-// belong to it.
+// guard is authentication, authorization and admission, with the loops that belong
+// to them.
 type guard struct {
 	rules      *rbac.Resolver
 	aggregator *rbac.Aggregator
 	pods       *podIndex
 	signer     *signer
 	authorizer authorizer.Authorizer
-	lists      authorizer.RuleResolver
+	resolver   authorizer.RuleResolver
 
 	issuer   *accounts.Issuer
 	maxLife  time.Duration
@@ -40,8 +40,8 @@ type guard struct {
 	server   string // the URL of this server for others
 }
 
-// newGuard builds the guard on informers that the generic server starts. What
-// it does on its own ends with ctx.
+// newGuard builds the guard on informers that the generic server starts. Its
+// background work ends with ctx.
 func (s *Server) newGuard(ctx context.Context, client kubernetes.Interface, shared informers.SharedInformerFactory) (*guard, error) {
 	rules, err := rbac.NewResolver(shared)
 	if err != nil {
@@ -62,7 +62,7 @@ func (s *Server) newGuard(ctx context.Context, client kubernetes.Interface, shar
 	if err != nil {
 		return nil, err
 	}
-	g.lists = union.NewRuleResolvers(nodes, rules)
+	g.resolver = union.NewRuleResolvers(nodes, rules)
 	g.signer = newSigner(client, shared, g.authorizer, s.creds.pki, s.log)
 	g.keeper = accounts.NewKeeper(client, shared, s.creds.pki.AuthorityPEM(), s.log)
 	o := s.opts.Auth
@@ -82,15 +82,15 @@ func (s *Server) newGuard(ctx context.Context, client kubernetes.Interface, shar
 	return g, nil
 }
 
-// configure sets who decides about requests.
+// configure sets the authenticator and the authorizer.
 func (g *guard) configure(c *genericapiserver.Config) {
 	c.Authorization.Authorizer = g.authorizer
-	c.RuleResolver = g.lists
+	c.RuleResolver = g.resolver
 	c.Authentication.Authenticator = g.requests
 	c.Authentication.APIAudiences = g.issuer.Audiences
 }
 
-// serve adds the documents by which others recognise tokens.
+// serve adds the discovery documents by which others verify tokens.
 func (g *guard) serve(s *genericapiserver.GenericAPIServer) error {
 	documents, err := g.issuer.Discovery(g.server)
 	if err != nil {
@@ -102,16 +102,16 @@ func (g *guard) serve(s *genericapiserver.GenericAPIServer) error {
 	return nil
 }
 
-// security is what the storages need.
+// security returns what the storages need of the guard.
 func (g *guard) security() registry.Security {
 	return registry.Security{
 		Authorizer: g.authorizer, Rules: g.rules,
-		Reviews: review.Answers{Authorizer: g.authorizer, Rules: g.lists, Tokens: g.tokens, Audiences: g.issuer.Audiences},
+		Reviews: review.Answers{Authorizer: g.authorizer, Rules: g.resolver, Tokens: g.tokens, Audiences: g.issuer.Audiences},
 		Tokens:  g.issuer, MaxTokenLife: g.maxLife,
 	}
 }
 
-// run does the guard's work besides requests, until ctx ends.
+// run does the guard's background work until ctx ends.
 func (g *guard) run(ctx context.Context) {
 	var loops sync.WaitGroup
 	loops.Go(func() { g.aggregator.Run(ctx) })
@@ -121,8 +121,7 @@ func (g *guard) run(ctx context.Context) {
 	loops.Wait()
 }
 
-// ensurePolicy makes the default roles and waits until requests are decided by
-// what is stored.
+// ensurePolicy makes the default roles and waits until the authorizers know them.
 func (g *guard) ensurePolicy(ctx context.Context, client kubernetes.Interface) error {
 	policy := defaultPolicy()
 	if err := rbac.Reconcile(ctx, client, policy); err != nil {

@@ -47,8 +47,8 @@ func listenError(at netip.AddrPort, err error) error {
 		return fmt.Errorf("cannot listen on %s: the port is taken (%w); stop the program that has it, or choose another with --secure-port",
 			at, syscall.EADDRINUSE)
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
-		return fmt.Errorf("cannot listen on %s: this machine does not have the address (%w); give one of its own with --bind-address", at,
-			syscall.EADDRNOTAVAIL)
+		return fmt.Errorf("cannot listen on %s: this machine does not have the address (%w); give one of its own with --bind-address",
+			at, syscall.EADDRNOTAVAIL)
 	case errors.Is(err, syscall.EACCES):
 		return fmt.Errorf("cannot listen on %s: ports below 1024 need root (%w); choose another with --secure-port", at, syscall.EACCES)
 	}

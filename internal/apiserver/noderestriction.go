@@ -20,12 +20,12 @@ const (
 	dnsServiceName = "kube-dns"
 )
 
-// restrictedLabels are those that say where Pods may run: a node must not
-// give them to itself.
+// restrictedLabels is the domain of labels that select where Pods may run, which a
+// node must not set on itself.
 const restrictedLabels = "node-restriction.kubernetes.io"
 
-// nodeRestriction refuses writes of a node to what is not its own, where that
-// takes a look at the object.
+// nodeRestriction rejects writes of a node to objects that are not its own, where
+// that depends on the object.
 type nodeRestriction struct {
 	*admission.Handler
 	pods *podIndex
@@ -37,7 +37,7 @@ func newNodeRestriction(pods *podIndex) nodeRestriction {
 	return nodeRestriction{admission.NewHandler(admission.Create, admission.Update, admission.Delete), pods}
 }
 
-// Validate lets all pass who are no nodes.
+// Validate accepts all requests of users that are no nodes.
 func (n nodeRestriction) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	node, ok := nodeOf(a.GetUserInfo())
 	if !ok {
@@ -103,8 +103,7 @@ func checkNode(node string, a admission.Attributes) error {
 	return nil
 }
 
-// checkPod looks at the Pod as it is stored: what an update says of itself
-// proves nothing.
+// checkPod checks the Pod as it is stored: the content of an update proves nothing.
 func checkPod(node string, a admission.Attributes) error {
 	if a.GetOperation() == admission.Create {
 		return fmt.Errorf("node %q may not create Pods", node)
@@ -122,7 +121,7 @@ func checkPod(node string, a admission.Attributes) error {
 	return nil
 }
 
-// checkToken asks for a token that ends with a Pod of the node.
+// checkToken accepts requests for tokens that are bound to a Pod of the node.
 func (n nodeRestriction) checkToken(node string, a admission.Attributes) error {
 	r, ok := a.GetObject().(*authenticationv1.TokenRequest)
 	if !ok {
@@ -142,8 +141,8 @@ func (n nodeRestriction) checkToken(node string, a admission.Attributes) error {
 	return nil
 }
 
-// checkSlice admits the slices of the node's own DNS server, and to say of
-// another one that it has ended.
+// checkSlice accepts writes to the slices of the node's own DNS server, and to those
+// of another one if they only make its endpoints unready.
 func checkSlice(node string, a admission.Attributes) error {
 	old, _ := a.GetOldObject().(*discoveryv1.EndpointSlice)
 	now, _ := a.GetObject().(*discoveryv1.EndpointSlice)
@@ -155,10 +154,10 @@ func checkSlice(node string, a admission.Attributes) error {
 	if old == nil && now == nil {
 		return fmt.Errorf("node %q may delete single EndpointSlices alone", node)
 	}
-	if (old == nil || ofNode(old, node)) && (now == nil || ofNode(now, node)) || saysEnded(old, now) {
+	if (old == nil || ofNode(old, node)) && (now == nil || ofNode(now, node)) || onlyUnready(old, now) {
 		return nil
 	}
-	return fmt.Errorf("node %q may write the EndpointSlices of its own DNS server alone, or say that another one has ended", node)
+	return fmt.Errorf("node %q may write the EndpointSlices of its own DNS server alone, or mark another one's endpoints unready", node)
 }
 
 func ofNode(s *discoveryv1.EndpointSlice, node string) bool {
@@ -170,9 +169,8 @@ func ofNode(s *discoveryv1.EndpointSlice, node string) bool {
 	return true
 }
 
-// saysEnded says whether all that changes is that endpoints are no longer
-// ready.
-func saysEnded(old, now *discoveryv1.EndpointSlice) bool {
+// onlyUnready reports whether all that changes is that endpoints become unready.
+func onlyUnready(old, now *discoveryv1.EndpointSlice) bool {
 	if old == nil || now == nil || len(old.Endpoints) != len(now.Endpoints) {
 		return false
 	}

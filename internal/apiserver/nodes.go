@@ -18,21 +18,21 @@ import (
 // nodePrefix begins the user name of a node; its group is system:nodes.
 const nodePrefix = "system:node:"
 
-// nodeOf is the name of the node that u is; isNode is false for everybody else.
+// nodeOf returns the name of the node that u is; isNode is false for other users.
 func nodeOf(u user.Info) (name string, isNode bool) {
 	name, ok := strings.CutPrefix(u.GetName(), nodePrefix)
 	return name, ok && name != "" && slices.Contains(u.GetGroups(), user.NodesGroup)
 }
 
-// nodeAuthorizer allows a node what its agent needs, of its own and no other
-// node's. What the name of an object alone does not tell, nodeRestriction
+// nodeAuthorizer allows a node what its agent needs, of its own objects and no
+// other node's. What depends on more than the name of an object, nodeRestriction
 // decides later, when the object itself is known.
 type nodeAuthorizer struct {
 	pods  *podIndex
 	rules []rbacv1.PolicyRule
 }
 
-// Authorize has no opinion of those who are no nodes.
+// Authorize has no opinion on users that are no nodes.
 func (n nodeAuthorizer) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	node, ok := nodeOf(a.GetUser())
 	if !ok {
@@ -54,8 +54,8 @@ func (n nodeAuthorizer) Authorize(ctx context.Context, a authorizer.Attributes) 
 	return authorizer.DecisionNoOpinion, "", nil
 }
 
-// own decides about the kinds of which a node has its own objects. mine is
-// false for other requests; why is empty when the request is allowed.
+// own decides about the kinds of which a node has its own objects. mine is false
+// for other requests; why is empty if the request is allowed.
 func (n nodeAuthorizer) own(ctx context.Context, node string, a authorizer.Attributes) (why string, mine bool) {
 	verb, sub := a.GetVerb(), a.GetSubresource()
 	is := func(verbs ...string) bool { return slices.Contains(verbs, verb) }
@@ -96,8 +96,8 @@ func (n nodeAuthorizer) own(ctx context.Context, node string, a authorizer.Attri
 		if !is("create", "update", "patch", "delete") {
 			return "", false
 		}
-		return reason(a.GetNamespace() == dnsNamespace && sub == "", "a node may write its DNS server's EndpointSlices in "+dnsNamespace+
-			" alone"), true
+		return reason(a.GetNamespace() == dnsNamespace && sub == "",
+			"a node may write its DNS server's EndpointSlices in "+dnsNamespace+" alone"), true
 	}
 	return "", false
 }
@@ -109,7 +109,7 @@ func reason(ok bool, why string) string {
 	return why
 }
 
-// pod allows what concerns a Pod of the node.
+// pod returns why node may not access a Pod, "" if the Pod is its own.
 func (n nodeAuthorizer) pod(ctx context.Context, node, namespace, name string) string {
 	elsewhere := false
 	here := n.pods.await(ctx, func() bool {
@@ -120,14 +120,14 @@ func (n nodeAuthorizer) pod(ctx context.Context, node, namespace, name string) s
 	return reason(here && !elsewhere, fmt.Sprintf("Pod %s/%s does not run on node %s", namespace, name, node))
 }
 
-// related allows what a Pod of the node refers to.
+// related returns why node may not access an object, "" if one of its Pods refers to
+// the object.
 func (n nodeAuthorizer) related(ctx context.Context, node string, a authorizer.Attributes) string {
 	ok := n.pods.await(ctx, func() bool { return n.pods.referred(node, a.GetResource(), a.GetNamespace(), a.GetName()) })
 	return reason(ok, fmt.Sprintf("no relationship found between node '%s' and this object", node))
 }
 
-// selectsNode says whether a list or watch is limited to the node's Pods, or
-// to one Pod, which the index knows to be one.
+// selectsNode reports whether a list or watch is limited to the node's Pods.
 func selectsNode(a authorizer.Attributes, node string) bool {
 	requirements, err := a.GetFieldSelector()
 	if err != nil {
@@ -141,9 +141,10 @@ func selectsNode(a authorizer.Attributes, node string) bool {
 	return false
 }
 
-// RulesFor cannot list what depends on objects.
-func (nodeAuthorizer) RulesFor(_ context.Context, u user.Info, _ string) ([]authorizer.ResourceRuleInfo,
-	[]authorizer.NonResourceRuleInfo, bool, error) {
+// RulesFor returns an error for nodes: what depends on objects cannot be listed.
+func (nodeAuthorizer) RulesFor(
+	_ context.Context, u user.Info, _ string,
+) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
 	if _, ok := nodeOf(u); ok {
 		return nil, nil, true, errors.New("what a node may do depends on the objects, and is not listed")
 	}

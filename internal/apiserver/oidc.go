@@ -16,8 +16,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// oidcTokens recognises the tokens of the providers that the options name.
-// Each follows the keys of its provider until ctx ends.
+// oidcTokens returns an authenticator for each provider that the options name. It
+// follows the keys of its provider until ctx ends.
 func oidcTokens(ctx context.Context, o AuthOptions) ([]authenticator.Token, error) {
 	config := &apiserverconfig.AuthenticationConfiguration{}
 	algorithms := oidc.AllValidSigningAlgorithms()
@@ -60,10 +60,10 @@ func oidcTokens(ctx context.Context, o AuthOptions) ([]authenticator.Token, erro
 
 type staticCA string
 
-// CurrentCABundleContent is the authorities as PEM.
+// CurrentCABundleContent returns the authorities as PEM.
 func (s staticCA) CurrentCABundleContent() []byte { return []byte(s) }
 
-// provider turns the flags into the form of the file.
+// provider converts the flags into an entry of the configuration file.
 func (o OIDCOptions) provider() (apiserverconfig.JWTAuthenticator, error) {
 	prefix := o.UsernamePrefix
 	switch {
@@ -95,7 +95,7 @@ func (o OIDCOptions) provider() (apiserverconfig.JWTAuthenticator, error) {
 }
 
 // loadAuthentication reads an AuthenticationConfiguration of
-// apiserver.config.k8s.io; unknown fields are refused.
+// apiserver.config.k8s.io; unknown fields are an error.
 func loadAuthentication(file string) (*apiserverconfig.AuthenticationConfiguration, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// Options says how a server is set up. The zero value of a field means the
-// default named with it, except where another meaning is given.
+// Options configure a server. The zero value of a field means the default named
+// with it, except where another meaning is given.
 type Options struct {
 	// DataDir holds everything the server keeps; required.
 	DataDir string
@@ -29,7 +29,7 @@ type Options struct {
 	Listeners []*net.TCPListener
 	// AdvertiseAddress is where others reach this server: the endpoint of the
 	// Service default/kubernetes. Default: the first bind address that is not
-	// loopback, else none: an endpoint at which nothing listens helps nobody.
+	// loopback, else none, since nothing would listen there.
 	AdvertiseAddress netip.Addr
 	// Names are further DNS names for the server's certificate.
 	Names []string
@@ -39,30 +39,29 @@ type Options struct {
 	ServiceCIDRs []netip.Prefix
 	// NodePorts is the range of node ports; default 30000-32767.
 	NodePorts svc.PortRange
-	// StrictLoadBalancers refuses new load balancers whose ports have several
+	// StrictLoadBalancers rejects new load balancers whose ports have several
 	// protocols, or SCTP without a loadBalancerClass; default false.
 	StrictLoadBalancers bool
 	// ServiceWriteTimeout is the longest that a write of a Service may take;
-	// default 1 minute. What was claimed for one and is not used is freed after
-	// three times as long.
+	// default 1 minute. Claims of an unfinished write are freed after three times
+	// as long.
 	ServiceWriteTimeout time.Duration
 	// RepairPeriod is the time between two repairs of the claims of addresses
 	// and node ports; default 1 minute.
 	RepairPeriod time.Duration
 
-	// MaxRequests and MaxMutatingRequests are how many requests are answered at
-	// a time, in sum; watches count only until they have begun. What is beyond
-	// waits its turn or gets 429; see newFairness. Default 400 and 200.
+	// MaxRequests plus MaxMutatingRequests is the number of concurrent requests;
+	// watches count only until they have begun. Requests beyond it wait or get
+	// 429; see newFairness. Default 400 and 200.
 	MaxRequests, MaxMutatingRequests int
 
-	// Auth says how those who ask are recognised, what is audited, and what is
-	// encrypted.
+	// Auth configures authentication, the audit log and encryption at rest.
 	Auth AuthOptions
 
 	// Etcd names an etcd cluster to use in place of the embedded one.
 	Etcd ExternalEtcd
-	// UnsafeNoFsync lets the embedded etcd forget acknowledged writes when the
-	// machine (not only the process) stops. For tests.
+	// UnsafeNoFsync makes the embedded etcd lose acknowledged writes when the
+	// machine (not only the process) crashes. For tests.
 	UnsafeNoFsync bool
 
 	// GitVersion is what /version reports; default Version.
@@ -71,7 +70,7 @@ type Options struct {
 	Log *slog.Logger
 }
 
-// ExternalEtcd is an etcd cluster run by somebody else.
+// ExternalEtcd is an etcd cluster that this server does not run.
 type ExternalEtcd struct {
 	// Servers are client URLs such as https://192.0.2.1:2379. None means that
 	// the embedded etcd is used.
@@ -104,7 +103,7 @@ func DefaultServiceCIDRs() []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")}
 }
 
-// complete fills in the defaults and refuses what cannot work.
+// complete fills in the defaults and rejects what cannot work.
 func (o *Options) complete() error {
 	if o.DataDir == "" {
 		return errors.New("no data directory given: pass --data-dir DIR")
@@ -131,8 +130,8 @@ func (o *Options) complete() error {
 		o.MaxMutatingRequests = DefaultMaxMutatingRequests
 	}
 	if o.AdvertiseAddress.IsValid() && (o.AdvertiseAddress.IsLoopback() || o.AdvertiseAddress.IsUnspecified()) {
-		return fmt.Errorf("--advertise-address %s cannot be reached by others: give an address of this machine that they can reach, or "+
-			"leave it out", o.AdvertiseAddress)
+		return fmt.Errorf("--advertise-address %s cannot be reached by others: "+
+			"give an address of this machine that they can reach, or leave it out", o.AdvertiseAddress)
 	}
 	if e := o.Etcd; (e.CertFile == "") != (e.KeyFile == "") {
 		return errors.New("--etcd-certfile and --etcd-keyfile belong together: give both or none")

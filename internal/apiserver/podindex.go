@@ -13,13 +13,13 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// podIndex knows, of every Pod, where it runs and what it refers to: what a
-// node may read, and whether a token's Pod is still there.
+// podIndex indexes all Pods by node and by what they refer to: it answers what a
+// node may read, and whether a token's Pod still exists.
 type podIndex struct {
 	informer cache.SharedIndexInformer
 }
 
-// podRefs is what is kept of a Pod.
+// podRefs is the part of a Pod that is kept.
 type podRefs struct {
 	metav1.ObjectMeta
 	node    string
@@ -47,7 +47,7 @@ func newPodIndex(client kubernetes.Interface) (*podIndex, error) {
 // run follows the Pods until ctx ends.
 func (x *podIndex) run(ctx context.Context) { x.informer.RunWithContext(ctx) }
 
-// get returns what is known of a Pod, nil if there is none.
+// get returns a Pod of the index, nil if there is none.
 func (x *podIndex) get(namespace, name string) *podRefs {
 	obj, _, err := x.informer.GetIndexer().GetByKey(namespace + "/" + name)
 	p, ok := obj.(*podRefs)
@@ -57,8 +57,7 @@ func (x *podIndex) get(namespace, name string) *podRefs {
 	return p
 }
 
-// uid is the UID of a Pod and when it was marked for deletion, as far as the
-// index knows it.
+// uid returns the UID of a Pod and its deletion timestamp, "" if the index lacks it.
 func (x *podIndex) uid(namespace, name string) (string, *metav1.Time) {
 	if p := x.get(namespace, name); p != nil {
 		return string(p.UID), p.DeletionTimestamp
@@ -66,22 +65,22 @@ func (x *podIndex) uid(namespace, name string) (string, *metav1.Time) {
 	return "", nil
 }
 
-// referred says whether a Pod on node refers to the object.
+// referred reports whether a Pod on node refers to the object.
 func (x *podIndex) referred(node, resource, namespace, name string) bool {
 	keys, err := x.informer.GetIndexer().IndexKeys(byReference, referenceKey(node, resource, namespace, name))
 	return err == nil && len(keys) > 0
 }
 
-// Waiting for what was written a moment ago.
+// Times of podIndex.await.
 const (
-	indexPatience = 500 * time.Millisecond
-	indexPoll     = 5 * time.Millisecond
+	indexTimeout = 500 * time.Millisecond
+	indexPoll    = 5 * time.Millisecond
 )
 
-// await polls cond for as long as the index may lag behind the store: whoever
-// asks may have seen a Pod that the index has not.
+// await polls cond for as long as the index may lag behind the store: the requester
+// may have seen a Pod that the index has not yet.
 func (x *podIndex) await(ctx context.Context, cond func() bool) bool {
-	for end := time.Now().Add(indexPatience); !cond(); {
+	for end := time.Now().Add(indexTimeout); !cond(); {
 		if time.Now().After(end) {
 			return false
 		}

@@ -12,10 +12,9 @@ import (
 	"github.com/fairlead/fairlead/internal/registry/rbac"
 )
 
-// The roles and bindings that are always there. What a role of Kubernetes'
-// name gives is what Kubernetes gives, as far as fairlead serves the kinds;
-// fairlead's own parts get what they need and no more. rules_users.go has the
-// roles for people.
+// The default roles and bindings. A role with a name of Kubernetes grants what
+// Kubernetes grants, as far as fairlead serves the kinds; fairlead's own parts get
+// what they need and no more. rules_users.go has the roles for users.
 
 // API groups, as rules name them.
 const (
@@ -37,7 +36,8 @@ const (
 	verbsReadWrite = verbsRead + " " + verbsWrite
 )
 
-// defaultPolicy is what the server makes at every start; see rbac.Reconcile.
+// defaultPolicy returns what the server reconciles at every start; see
+// rbac.Reconcile.
 func defaultPolicy() rbac.Policy {
 	p := rbac.Policy{ClusterRoles: userRoles(), ClusterRoleBindings: userBindings()}
 	p.ClusterRoles = append(p.ClusterRoles, nodeRoles()...)
@@ -70,7 +70,7 @@ func defaultPolicy() rbac.Policy {
 	return p
 }
 
-// mark says that an object comes from here and is kept up to date.
+// mark marks an object as a default that is reconciled at every start.
 func mark(m *metav1.ObjectMeta) {
 	if m.Labels == nil {
 		m.Labels = map[string]string{}
@@ -79,8 +79,8 @@ func mark(m *metav1.ObjectMeta) {
 	m.Annotations = map[string]string{rbacv1.AutoUpdateAnnotationKey: "true"}
 }
 
-// nodeRules are the requests of a node that do not depend on which node it is.
-// The rest, and what of these is its own, is in nodes.go and noderestriction.go.
+// nodeRules are the permissions of all nodes. Those on a node's own objects are in
+// nodes.go and noderestriction.go.
 func nodeRules() []rbacv1.PolicyRule {
 	return []rbacv1.PolicyRule{
 		// Proxy and DNS follow these; Pods get the Services as variables.
@@ -92,7 +92,7 @@ func nodeRules() []rbacv1.PolicyRule {
 	}
 }
 
-// nodeRoles are for nodes, and for the proxy and the DNS server on their own.
+// nodeRoles are for nodes, and for a proxy or a DNS server that runs on its own.
 func nodeRoles() []rbacv1.ClusterRole {
 	events := allow("create update patch", groupCore+" "+groupEvents, "events")
 	return []rbacv1.ClusterRole{
@@ -132,7 +132,7 @@ func nodeBindings() []rbacv1.ClusterRoleBinding {
 	}
 }
 
-// controllerRoles are one for each controller of package controller.
+// controllerRoles returns a role for each controller of package controller.
 func controllerRoles() []rbacv1.ClusterRole {
 	events := allow("create update patch", groupCore+" "+groupEvents, "events")
 	crud := "create update patch delete"
@@ -164,7 +164,7 @@ func controllerRoles() []rbacv1.ClusterRole {
 		role("system:controller:namespace-controller",
 			allow(verbsRead+" delete", groupCore, "namespaces"),
 			allow("update patch", groupCore, "namespaces/finalize", "namespaces/status"),
-			// Emptying a namespace removes what is in it, whatever its kind.
+			// Emptying a namespace removes objects of every kind.
 			allow("list delete deletecollection", "*", "*"),
 		),
 		role("system:controller:generic-garbage-collector",
@@ -180,7 +180,7 @@ func controllerRoles() []rbacv1.ClusterRole {
 	}
 }
 
-// allow makes a rule of words that are separated by spaces; the core group is
+// allow returns a rule for verbs and groups separated by spaces; the core group is
 // the empty word at the beginning.
 func allow(verbs, groups string, resources ...string) rbacv1.PolicyRule {
 	return rbacv1.PolicyRule{Verbs: strings.Fields(verbs), APIGroups: strings.Split(groups, " "), Resources: resources}
@@ -200,7 +200,7 @@ func role(name string, rules ...rbacv1.PolicyRule) rbacv1.ClusterRole {
 	return rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules}
 }
 
-// bind gives the ClusterRole name to subjects, by a binding of the same name.
+// bind binds the ClusterRole name to subjects, by a binding of the same name.
 func bind(name string, subjects ...rbacv1.Subject) rbacv1.ClusterRoleBinding {
 	return rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: name},

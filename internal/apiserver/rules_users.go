@@ -6,15 +6,15 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 )
 
-// aggregateTo is the label by which a ClusterRole becomes a part of the role
-// with the given name.
+// aggregateTo returns the label by which a ClusterRole is aggregated into the role
+// name.
 func aggregateTo(name string) string { return "rbac.authorization.k8s.io/aggregate-to-" + name }
 
-// userRoles are the roles for people and for what they run.
+// userRoles returns the roles for users and their workloads.
 func userRoles() []rbacv1.ClusterRole {
 	health := []string{"/healthz", "/livez", "/readyz"}
 	version := []string{"/version", "/version/"}
-	admin, edit, view := gathered("admin"), gathered("edit"), gathered("view")
+	admin, edit, view := aggregateRole("admin"), aggregateRole("edit"), aggregateRole("view")
 	edit.Labels = map[string]string{aggregateTo("admin"): "true"}
 	view.Labels = map[string]string{aggregateTo("edit"): "true"}
 	return []rbacv1.ClusterRole{
@@ -75,14 +75,16 @@ func userBindings() []rbacv1.ClusterRoleBinding {
 	}
 }
 
-// gathered is a role made of all that carry its label.
-func gathered(name string) rbacv1.ClusterRole {
+// aggregateRole returns the role that aggregates all roles with its label.
+func aggregateRole(name string) rbacv1.ClusterRole {
 	r := role(name)
-	r.AggregationRule = &rbacv1.AggregationRule{ClusterRoleSelectors: []metav1.LabelSelector{{MatchLabels: map[string]string{aggregateTo(name): "true"}}}}
+	r.AggregationRule = &rbacv1.AggregationRule{ClusterRoleSelectors: []metav1.LabelSelector{
+		{MatchLabels: map[string]string{aggregateTo(name): "true"}},
+	}}
 	return r
 }
 
-// part is what the server itself puts into the gathered role of a name.
+// part returns the server's own part of the aggregated role of.
 func part(of string, rules ...rbacv1.PolicyRule) rbacv1.ClusterRole {
 	r := role("system:aggregate-to-"+of, rules...)
 	r.Labels = map[string]string{aggregateTo(of): "true"}

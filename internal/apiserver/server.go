@@ -2,7 +2,7 @@
 // k8s.io/apiserver's generic server from the storages of package registry, an
 // embedded (or external) etcd, certificates, authentication and authorization.
 //
-// New takes the data directory, makes the certificates and binds the port; Run
+// New locks the data directory, makes the certificates and binds the port; Run
 // serves until its context is done and returns when everything has stopped.
 package apiserver
 
@@ -21,7 +21,7 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver/join"
 )
 
-// Server is an API server. It belongs to one Run.
+// Server is an API server. It can be run once.
 type Server struct {
 	opts     Options
 	log      *slog.Logger
@@ -34,9 +34,9 @@ type Server struct {
 	close    sync.Once
 }
 
-// New prepares a server: it takes the data directory for this process, makes
-// or checks the certificates and binds the port. Nothing is served before Run.
-// A server that is not run must be closed.
+// New prepares a server: it locks the data directory, makes or checks the
+// certificates and binds the port. Nothing is served before Run. A server that is
+// not run must be closed.
 func New(o Options) (*Server, error) { return newServer(o, time.Now) }
 
 func newServer(o Options, now func() time.Time) (*Server, error) {
@@ -51,7 +51,7 @@ func newServer(o Options, now func() time.Time) (*Server, error) {
 	return s, nil
 }
 
-// prepare takes what the server needs; Close gives it back.
+// prepare acquires the data directory and the port, which Close releases.
 func (s *Server) prepare(now func() time.Time) (err error) {
 	if s.dir, err = openDataDir(s.opts.DataDir); err != nil {
 		return err
@@ -94,7 +94,7 @@ func (s *Server) publicURL() string {
 // Port is the TCP port the server listens on.
 func (s *Server) Port() uint16 { return s.listener.Port() }
 
-// AdvertiseAddress is where others reach the server; invalid when nowhere.
+// AdvertiseAddress is where others reach the server; invalid if they cannot.
 func (s *Server) AdvertiseAddress() netip.Addr { return s.opts.AdvertiseAddress }
 
 // Kubeconfig is the path of the kubeconfig of the administrator.
@@ -106,23 +106,22 @@ func (s *Server) TokenFile() string { return s.dir.file("node-token") }
 // Token is the join token of a node; see package join.
 func (s *Server) Token() string { return s.token.String() }
 
-// LoopbackConfig is the configuration of an all-powerful client in this
+// LoopbackConfig returns the configuration of an all-powerful client in this
 // process. It is valid while the server runs.
 func (s *Server) LoopbackConfig() *rest.Config { return rest.CopyConfig(s.loopback) }
 
-// ControllersConfig is the configuration of a client that may do what the
-// controllers may do.
+// ControllersConfig returns the configuration of a client that authenticates as the
+// controllers.
 func (s *Server) ControllersConfig() *rest.Config { return s.creds.controllersConfig() }
 
-// NodeConfig is the configuration of a client in this process that is the
-// named node, and no other.
+// NodeConfig returns the configuration of a client in this process that
+// authenticates as the named node.
 func (s *Server) NodeConfig(name string) (*rest.Config, error) { return s.creds.nodeConfig(name) }
 
-// Ready is closed when the server answers and what must exist after start
-// exists.
+// Ready is closed when the server answers and what it creates at the start exists.
 func (s *Server) Ready() <-chan struct{} { return s.ready }
 
-// Close releases the port and the data directory. Run does it by itself.
+// Close releases the port and the data directory. Run calls it at its end.
 func (s *Server) Close() error {
 	s.close.Do(func() {
 		if s.listener != nil {
@@ -135,8 +134,8 @@ func (s *Server) Close() error {
 	return nil
 }
 
-// Run serves until ctx is done or something fails for good. Requests that have
-// begun are finished. It returns nil after a stop through ctx.
+// Run serves until ctx is done or something fails for good. In-flight requests are
+// finished. It returns nil after a stop through ctx.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.Close()
 	store, err := s.openStore(ctx)
@@ -183,7 +182,7 @@ func (s *Server) openStore(ctx context.Context) (*etcd, error) {
 	return startEtcd(ctx, s.dir.file("etcd"), s.opts.UnsafeNoFsync, s.log)
 }
 
-// awaitReady closes ready when /readyz says so.
+// awaitReady closes ready when /readyz answers 200.
 func (s *Server) awaitReady(ctx context.Context) {
 	client, err := rest.UnversionedRESTClientFor(unversioned(s.LoopbackConfig()))
 	if err != nil {

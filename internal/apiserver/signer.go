@@ -30,13 +30,13 @@ import (
 	"github.com/fairlead/fairlead/internal/registry/certificate"
 )
 
-// Times of the signer. Requests are kept a while for people to look at.
+// Times of the signer. Requests are kept for a while so that users can see them.
 const (
-	signTimeout  = 30 * time.Second
-	keepIssued   = time.Hour
-	keepPending  = 24 * time.Hour
-	sweepPeriod  = 10 * time.Minute
-	nameHeldWait = time.Second
+	signTimeout   = 30 * time.Second
+	keepIssued    = time.Hour
+	keepPending   = 24 * time.Hour
+	sweepPeriod   = 10 * time.Minute
+	nameInUseWait = time.Second
 )
 
 // signer approves the certificate requests of nodes and signs what is
@@ -50,16 +50,17 @@ type signer struct {
 	log        *slog.Logger
 }
 
-func newSigner(client kubernetes.Interface, f informers.SharedInformerFactory, a authorizer.UnconditionalAuthorizer, p *pki.Directory,
-	log *slog.Logger) *signer {
+func newSigner(
+	client kubernetes.Interface, f informers.SharedInformerFactory, a authorizer.UnconditionalAuthorizer, p *pki.Directory, log *slog.Logger,
+) *signer {
 	i := f.Certificates().V1().CertificateSigningRequests()
 	return &signer{client: client, requests: i.Lister(), informer: i.Informer(), authorizer: a, pki: p, log: log}
 }
 
 // run works until ctx ends.
 func (s *signer) run(ctx context.Context) {
-	queue := workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](20*time.Millisecond,
-		30*time.Second))
+	queue := workqueue.NewTypedRateLimitingQueue(
+		workqueue.NewTypedItemExponentialFailureRateLimiter[string](20*time.Millisecond, 30*time.Second))
 	add := func(o any) { queue.Add(o.(*certificatesv1.CertificateSigningRequest).Name) }
 	handle, err := s.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: add, UpdateFunc: func(_, o any) { add(o) }})
 	if err != nil {
@@ -76,7 +77,7 @@ func (s *signer) run(ctx context.Context) {
 			wait, err := s.sync(ctx, name)
 			switch {
 			case err != nil && ctx.Err() == nil:
-				s.log.Debug("will look at a certificate request again", "name", name, "err", err)
+				s.log.Debug("cannot handle a certificate request; retrying", "request", name, "err", err)
 				queue.AddRateLimited(name)
 			case wait > 0:
 				queue.AddAfter(name, wait)
@@ -92,8 +93,8 @@ func (s *signer) run(ctx context.Context) {
 	workers.Wait()
 }
 
-// sync takes a request one step on; wait is when to look again, zero for when
-// it changes.
+// sync takes the next step with a request. wait is when to call it again, zero for
+// after the next change.
 func (s *signer) sync(ctx context.Context, name string) (wait time.Duration, err error) {
 	c, err := s.requests.Get(name)
 	if apierrors.IsNotFound(err) {
@@ -117,12 +118,12 @@ func (s *signer) sync(ctx context.Context, name string) (wait time.Duration, err
 	return s.approve(ctx, c.DeepCopy())
 }
 
-// approve approves what a node asks for itself, and what a new machine with a
-// join token asks for a node that is not there already.
+// approve approves the request of a node for itself, and that of a new machine with
+// a join token for a node that is not alive.
 func (s *signer) approve(ctx context.Context, c *certificatesv1.CertificateSigningRequest) (time.Duration, error) {
 	request, err := certificate.Parse(c)
 	if err != nil {
-		return 0, nil //nolint:nilerr // nothing to approve; people may look at it
+		return 0, nil //nolint:nilerr // left for users to decide
 	}
 	node, err := nodeRequest(c, request)
 	if err != nil {
@@ -132,24 +133,23 @@ func (s *signer) approve(ctx context.Context, c *certificatesv1.CertificateSigni
 	if c.Spec.Username == nodePrefix+node && slices.Contains(c.Spec.Groups, user.NodesGroup) {
 		right, message = "selfnodeclient", "Auto approving self node client certificate after SubjectAccessReview."
 	}
-	asker := &user.DefaultInfo{Name: c.Spec.Username, UID: c.Spec.UID, Groups: c.Spec.Groups}
+	requester := &user.DefaultInfo{Name: c.Spec.Username, UID: c.Spec.UID, Groups: c.Spec.Groups}
 	d, _, err := s.authorizer.Authorize(ctx, authorizer.AttributesRecord{
-		User: asker, Verb: "create", APIGroup: certificatesv1.GroupName, APIVersion: "*",
+		User: requester, Verb: "create", APIGroup: certificatesv1.GroupName, APIVersion: "*",
 		Resource: "certificatesigningrequests", Subresource: right, ResourceRequest: true,
 	})
 	if err != nil || d != authorizer.DecisionAllow {
 		return 0, err
 	}
 	if right == "nodeclient" {
-		held, err := s.nameHeld(ctx, node)
+		inUse, err := s.nameInUse(ctx, node)
 		if err != nil {
 			return 0, err
 		}
-		if held {
-			s.log.Warn("a machine asks to join under the name of a node that is alive; it has to wait until that one has ended, or take "+
-				"another name",
+		if inUse {
+			s.log.Warn("a machine requests the name of a node that is alive; not approving before that node's Lease expires",
 				"node", node, "request", c.Name)
-			return nameHeldWait, nil
+			return nameInUseWait, nil
 		}
 	}
 	c.Status.Conditions = append(c.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
@@ -159,9 +159,9 @@ func (s *signer) approve(ctx context.Context, c *certificatesv1.CertificateSigni
 	return 0, ignoreRace(err)
 }
 
-// nameHeld says whether a node of that name renews its Lease: who has a join
-// token must not take the place of a node that lives.
-func (s *signer) nameHeld(ctx context.Context, node string) (bool, error) {
+// nameInUse reports whether a node of that name renews its Lease: the holder of a
+// join token must not replace a node that is alive.
+func (s *signer) nameInUse(ctx context.Context, node string) (bool, error) {
 	lease, err := s.client.CoordinationV1().Leases(leaseNamespace).Get(ctx, node, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return false, nil
@@ -172,8 +172,8 @@ func (s *signer) nameHeld(ctx context.Context, node string) (bool, error) {
 	return time.Now().Before(lease.Spec.RenewTime.Add(time.Duration(*lease.Spec.LeaseDurationSeconds) * time.Second)), nil
 }
 
-// nodeRequest returns the node that a request is for, or why it is not the
-// request of a node.
+// nodeRequest returns the node that a request is for, or an error if it is not a
+// node's request.
 func nodeRequest(c *certificatesv1.CertificateSigningRequest, r *x509.CertificateRequest) (string, error) {
 	node, ok := strings.CutPrefix(r.Subject.CommonName, nodePrefix)
 	if !ok || len(validation.NameIsDNSSubdomain(node, false)) > 0 {
@@ -188,7 +188,7 @@ func nodeRequest(c *certificatesv1.CertificateSigningRequest, r *x509.Certificat
 	return node, clientUsages(c)
 }
 
-// clientUsages wants the usages of a client's certificate and no others.
+// clientUsages checks that the usages are those of a client's certificate.
 func clientUsages(c *certificatesv1.CertificateSigningRequest) error {
 	client := false
 	for _, u := range c.Spec.Usages {
@@ -206,7 +206,7 @@ func clientUsages(c *certificatesv1.CertificateSigningRequest) error {
 	return nil
 }
 
-// sign writes the certificate of an approved request, or why there is none.
+// sign writes the certificate of an approved request, or why it is not signed.
 func (s *signer) sign(ctx context.Context, c *certificatesv1.CertificateSigningRequest) error {
 	request, err := certificate.Parse(c)
 	if err != nil {
@@ -221,7 +221,7 @@ func (s *signer) sign(ctx context.Context, c *certificatesv1.CertificateSigningR
 			err = fmt.Errorf("no certificate is signed for the group %s", user.SystemPrivilegedGroup)
 		}
 	default:
-		return nil // somebody else signs it
+		return nil // another signer's
 	}
 	if err == nil {
 		life := time.Duration(0)
@@ -239,7 +239,7 @@ func (s *signer) sign(ctx context.Context, c *certificatesv1.CertificateSigningR
 	return ignoreRace(err)
 }
 
-// ignoreRace takes it that another server, or somebody else, was faster.
+// ignoreRace returns nil for errors that mean that another writer was faster.
 func ignoreRace(err error) error {
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		return nil
@@ -247,12 +247,12 @@ func ignoreRace(err error) error {
 	return err
 }
 
-// sweep removes requests that are done with, or that nobody decided.
+// sweep removes requests some time after they were decided, or if they never were.
 func (s *signer) sweep(ctx context.Context) {
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		all, err := s.requests.List(labels.Everything())
 		if err != nil {
-			return // a lister of memory does not fail
+			return // cannot happen: the lister reads from memory
 		}
 		for _, c := range all {
 			keep := keepPending
@@ -266,7 +266,7 @@ func (s *signer) sweep(ctx context.Context) {
 			err := s.client.CertificatesV1().CertificateSigningRequests().Delete(bounded, c.Name, metav1.DeleteOptions{})
 			cancel()
 			if ignoreRace(err) != nil && ctx.Err() == nil {
-				s.log.Warn("cannot remove an old certificate request", "name", c.Name, "err", err)
+				s.log.Warn("cannot delete an old certificate request; retrying", "request", c.Name, "err", err, "after", sweepPeriod)
 			}
 		}
 	}, sweepPeriod)

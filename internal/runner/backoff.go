@@ -2,8 +2,8 @@ package runner
 
 import "time"
 
-// backoff is a delay that doubles: none before the first restart, then base up
-// to maxBackoff, and none again after a long run.
+// backoff is an exponential delay: none before the first restart, then base,
+// doubled up to maxBackoff; a long run resets it.
 type backoff struct {
 	base    time.Duration
 	current time.Duration
@@ -12,11 +12,12 @@ type backoff struct {
 
 const (
 	maxBackoff = 5 * time.Minute
-	// longRun is a run after which a crash counts as the first one.
+	// longRun is how long a container must run for its next crash to count as
+	// the first one, that of kubelet.
 	longRun = 10 * time.Minute
 )
 
-// next is the delay after a run of the given length.
+// next returns the delay after a run of the given length.
 func (b *backoff) next(ran time.Duration) time.Duration {
 	if ran >= longRun {
 		b.reset()

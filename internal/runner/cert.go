@@ -20,19 +20,18 @@ import (
 	"github.com/fairlead/fairlead/internal/runner/shim"
 )
 
-// certificate is what the endpoint proves itself with. It is self-signed: the
-// API server trusts it by its fingerprint, which the agent writes into its Node.
+// certificate is the serving certificate of the endpoint. It is self-signed: the
+// API server trusts its fingerprint, which the agent writes into its Node.
 type certificate struct {
 	pair        tls.Certificate
 	fingerprint string
 }
 
-// certificateLife is long, because trust comes from the fingerprint and goes
-// with it.
+// certificateLife is long, because trust depends on the fingerprint alone.
 const certificateLife = 10 * 365 * 24 * time.Hour
 
-// loadCertificate reads the node's certificate from dir, or makes one. A pair
-// that cannot be used is an error, not overwritten.
+// loadCertificate reads the node's certificate from dir, or makes one. A pair that
+// cannot be used is an error and not overwritten.
 func loadCertificate(dir, node string) (certificate, error) {
 	path := filepath.Join(dir, "serving.pem")
 	b, err := os.ReadFile(path)

@@ -13,7 +13,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/process"
 )
 
-// maxParallel bounds how many pods are ended at a time.
+// maxParallel bounds how many pods Cleanup ends at a time.
 const maxParallel = 16
 
 // Cleanup ends every pod whose state lies below stateDir, removes that state
@@ -46,7 +46,7 @@ func Cleanup(ctx context.Context, stateDir string) error {
 		})
 	}
 	if err := errors.Join(g.Wait(), link.Cleanup()); err != nil {
-		return err // the state says what is left to do
+		return err // the state stays, for the next call
 	}
 	return os.RemoveAll(stateDir)
 }

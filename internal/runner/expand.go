@@ -3,8 +3,8 @@ package runner
 import "strings"
 
 // expand replaces $(NAME) by the value of NAME, as Kubernetes does in command,
-// args and env: $$ stands for one dollar sign, and a reference to a name that
-// is not known stays as it is.
+// args and env: $$ stands for one dollar sign, and a reference to an
+// unknown name stays as it is.
 func expand(s string, value func(string) (string, bool)) string {
 	if !strings.Contains(s, "$") {
 		return s

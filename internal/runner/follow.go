@@ -2,6 +2,7 @@ package runner
 
 import (
 	"context"
+	"errors"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,19 +18,19 @@ var everything = labels.Everything()
 // follow hands the objects of the API to the workers until ctx ends. Workers
 // run with workCtx.
 func (r *Runner) follow(ctx, workCtx context.Context) {
-	mine := informers.NewSharedInformerFactoryWithOptions(r.o.Client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+	bound := informers.NewSharedInformerFactoryWithOptions(r.o.Client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 		o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", r.o.NodeName).String()
 	}))
 	all := informers.NewSharedInformerFactory(r.o.Client, 0)
-	pods, nodes, services := mine.Core().V1().Pods().Informer(), all.Core().V1().Nodes().Informer(), all.Core().V1().Services()
+	pods, nodes, services := bound.Core().V1().Pods().Informer(), all.Core().V1().Nodes().Informer(), all.Core().V1().Services()
 	servicesSynced := services.Informer().HasSynced
 	r.mu.Lock()
 	r.services = services.Lister()
 	r.mu.Unlock()
 	podsHandled, err1 := pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(o any) { r.seen(workCtx, o.(*corev1.Pod)) },
-		UpdateFunc: func(_, o any) { r.seen(workCtx, o.(*corev1.Pod)) },
-		DeleteFunc: func(o any) { r.unseen(o) },
+		AddFunc:    func(o any) { r.podUpdated(workCtx, o.(*corev1.Pod)) },
+		UpdateFunc: func(_, o any) { r.podUpdated(workCtx, o.(*corev1.Pod)) },
+		DeleteFunc: func(o any) { r.podDeleted(o) },
 	})
 	_, err2 := nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(o any) { r.network.set(o.(*corev1.Node)) },
@@ -44,12 +45,12 @@ func (r *Runner) follow(ctx, workCtx context.Context) {
 		},
 	})
 	if err1 != nil || err2 != nil { // only for informers that have ended
-		r.o.Log.Error("follow the API", "pods", err1, "nodes", err2)
+		r.o.Log.Error("cannot follow the API", "err", errors.Join(err1, err2))
 		return
 	}
-	mine.Start(ctx.Done())
+	bound.Start(ctx.Done())
 	all.Start(ctx.Done())
-	defer mine.Shutdown()
+	defer bound.Shutdown()
 	defer all.Shutdown()
 	if cache.WaitForCacheSync(ctx.Done(), servicesSynced) {
 		r.mu.Lock()
@@ -66,13 +67,13 @@ func (r *Runner) follow(ctx, workCtx context.Context) {
 	<-ctx.Done()
 }
 
-// seen gives an object to its worker, a new one if need be.
-func (r *Runner) seen(ctx context.Context, pod *corev1.Pod) {
+// podUpdated hands an object to its worker, which it makes if there is none.
+func (r *Runner) podUpdated(ctx context.Context, pod *corev1.Pod) {
 	r.mu.Lock()
 	w := r.workers[pod.UID]
 	r.mu.Unlock()
 	if w == nil {
-		w = newWorker(ctx, r, pod.UID)
+		w = newWorker(ctx, r, pod.UID, pod.Namespace, pod.Name)
 		w.update(pod)
 		r.start(w)
 		return
@@ -80,7 +81,7 @@ func (r *Runner) seen(ctx context.Context, pod *corev1.Pod) {
 	w.update(pod)
 }
 
-func (r *Runner) unseen(o any) {
+func (r *Runner) podDeleted(o any) {
 	if d, ok := o.(cache.DeletedFinalStateUnknown); ok {
 		o = d.Obj
 	}

@@ -2,13 +2,14 @@ package runner
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"sync"
 )
 
-// ipam gives pods addresses out of the node's ranges. It goes round each range,
-// so that an address is not used again before all others were: a late packet
-// to a pod that is gone finds nobody, not somebody else.
+// ipam allocates addresses of the node's ranges to pods. It goes round each
+// range, so that an address is not reused before all others were: a late packet
+// to a pod that has ended reaches no other pod.
 type ipam struct {
 	mu     sync.Mutex
 	ranges []netip.Prefix
@@ -20,7 +21,7 @@ func newIPAM() *ipam {
 	return &ipam{last: map[netip.Prefix]netip.Addr{}, used: map[netip.Addr]bool{}}
 }
 
-// setRanges names the node's ranges. Addresses given out before stay valid.
+// setRanges sets the node's ranges. Addresses allocated before stay allocated.
 func (m *ipam) setRanges(ranges []netip.Prefix) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -60,7 +61,7 @@ func (m *ipam) allocate() ([]netip.Addr, error) {
 	return out, nil
 }
 
-// next looks for a free address after the last one given. Its work is bounded
+// next finds a free address after the last one allocated. Its work is bounded
 // by the number of used addresses.
 func (m *ipam) next(r netip.Prefix) (netip.Addr, error) {
 	a := m.last[r]
@@ -86,7 +87,7 @@ func advance(r netip.Prefix, a netip.Addr) netip.Addr {
 	return a
 }
 
-// reserve marks the addresses of a pod that runs already.
+// reserve marks the addresses of an adopted pod as used.
 func (m *ipam) reserve(addrs []netip.Addr) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -100,7 +101,7 @@ func (m *ipam) reserve(addrs []netip.Addr) {
 	}
 }
 
-// release gives addresses back.
+// release frees addresses.
 func (m *ipam) release(addrs []netip.Addr) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -109,22 +110,19 @@ func (m *ipam) release(addrs []netip.Addr) {
 	}
 }
 
-// marks are the last addresses given, for the next run of the agent.
-func (m *ipam) marks() map[netip.Prefix]netip.Addr {
+// lastAddresses returns the last address allocated of each range, for the next
+// run of the agent.
+func (m *ipam) lastAddresses() map[netip.Prefix]netip.Addr {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	out := map[netip.Prefix]netip.Addr{}
-	for k, v := range m.last {
-		out[k] = v
-	}
-	return out
+	return maps.Clone(m.last)
 }
 
-// setMarks takes over the marks of an earlier run.
-func (m *ipam) setMarks(marks map[netip.Prefix]netip.Addr) {
+// setLastAddresses takes over what lastAddresses returned in an earlier run.
+func (m *ipam) setLastAddresses(last map[netip.Prefix]netip.Addr) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for k, v := range marks {
+	for k, v := range last {
 		if k.Contains(v) {
 			m.last[k.Masked()] = v
 		}

@@ -17,8 +17,8 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/netns"
 )
 
-// network keeps the node's side of the pods' network as the Node objects say:
-// the own addresses, the routes to the pods of others, the masquerading.
+// network keeps the node's side of the pods' network in line with the Node
+// objects: the node's addresses, the routes to pods of other nodes, masquerading.
 type network struct {
 	r    *Runner
 	wake chan struct{}
@@ -27,13 +27,13 @@ type network struct {
 	own     nodeFacts
 	others  map[string]nodeFacts
 	synced  bool // all nodes are known: routes may be removed
-	applied bool // the own side stands
+	applied bool // the node's own addresses are set
 	err     error
 	up      chan struct{} // closed when applied is first set
 	last    []netip.Prefix
 }
 
-// nodeFacts are what counts of a Node.
+// nodeFacts is what the network needs of a Node.
 type nodeFacts struct {
 	cidrs []netip.Prefix
 	ips   []netip.Addr
@@ -58,7 +58,7 @@ func factsOf(n *corev1.Node) nodeFacts {
 	return f
 }
 
-// parseAddrs is the address in s, or none.
+// parseAddrs returns the address in s, or none.
 func parseAddrs(s string) []netip.Addr {
 	a, err := netip.ParseAddr(s)
 	if err != nil {
@@ -135,7 +135,7 @@ func (n *network) hostIPs() []netip.Addr {
 	return slices.Clone(n.own.ips)
 }
 
-// Delays of network.run.
+// Intervals of network.run.
 const (
 	networkRetry  = 5 * time.Second
 	networkResync = time.Minute
@@ -157,14 +157,14 @@ func (n *network) run(ctx context.Context) {
 		n.err = err
 		n.mu.Unlock()
 		if err != nil {
-			n.r.o.Log.Error("the pods' network is not as it should be", "err", err)
 			again = networkRetry
+			n.r.o.Log.Error("cannot set up the pods' network; retrying", "err", err, "after", again)
 		}
 		timer.Reset(again)
 	}
 }
 
-// apply brings the kernel to what the Nodes say.
+// apply brings the kernel in line with the Nodes.
 func (n *network) apply() error {
 	n.mu.Lock()
 	own, synced, applied := n.own, n.synced, n.applied
@@ -181,7 +181,7 @@ func (n *network) apply() error {
 	var errs []error
 	if !applied || !slices.Equal(n.last, own.cidrs) {
 		if err := link.EnsureNode(n.r.o.Device, n.r.ipam.gateways()); err != nil {
-			return err // nothing works without
+			return err // the rest depends on it
 		}
 		if err := link.Masquerade(own.cidrs, append(slices.Clone(n.r.o.ClusterCIDRs), own.cidrs...)); err != nil {
 			errs = append(errs, err)
@@ -215,7 +215,7 @@ func routesTo(o nodeFacts) []link.Route {
 	return out
 }
 
-// remove takes the node's side down.
+// remove removes the node's side.
 func (n *network) remove() error { return link.Cleanup() }
 
 // deviceName is the name of the node's end of a pod's network: at most 15
@@ -242,6 +242,6 @@ func (w *worker) disconnect() {
 		return
 	}
 	if err := link.DelPod(w.rec.Device); err != nil {
-		w.log.Error("remove the network of a pod", "err", err)
+		w.log.Error("cannot remove the pod's network", "err", err)
 	}
 }

@@ -9,8 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// hostnameOf is the pod's own name for itself: spec.hostname or the pod's
-// name, cut to 63 characters as a label must be.
+// hostnameOf returns the pod's host name: spec.hostname or the pod's name, cut to
+// the 63 characters of a DNS label.
 func hostnameOf(pod *corev1.Pod) string {
 	name := pod.Spec.Hostname
 	if name == "" {
@@ -22,7 +22,7 @@ func hostnameOf(pod *corev1.Pod) string {
 	return name
 }
 
-// hostsFile is the /etc/hosts of a pod with its own network.
+// hostsFile returns the /etc/hosts of a pod with its own network.
 func hostsFile(pod *corev1.Pod, ips []netip.Addr, domain string) string {
 	var b strings.Builder
 	b.WriteString("# Written by fairlead for this pod.\n" +
@@ -45,7 +45,7 @@ func hostsFile(pod *corev1.Pod, ips []netip.Addr, domain string) string {
 	return b.String()
 }
 
-// resolver is what a resolv.conf says.
+// resolver is the content of a resolv.conf.
 type resolver struct {
 	servers, searches, options []string
 }
@@ -84,8 +84,8 @@ func (r resolver) String() string {
 	return b.String()
 }
 
-// resolvConf is the /etc/resolv.conf of a pod: its dnsPolicy, with dnsConfig on
-// top. host is the machine's own file.
+// resolvConf returns the /etc/resolv.conf of a pod: its dnsPolicy, with dnsConfig
+// on top. host is the machine's own file.
 func resolvConf(pod *corev1.Pod, servers []netip.Addr, domain, host string) string {
 	own := parseResolver(host)
 	r := own
@@ -112,7 +112,7 @@ func resolvConf(pod *corev1.Pod, servers []netip.Addr, domain, host string) stri
 	return r.String()
 }
 
-// mergeOptions puts the pod's options over those of the same name.
+// mergeOptions replaces options by the pod's options of the same name.
 func mergeOptions(have []string, over []corev1.PodDNSConfigOption) []string {
 	out := slices.Clone(have)
 	for _, o := range over {

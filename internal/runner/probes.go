@@ -15,10 +15,10 @@ import (
 	"github.com/fairlead/fairlead/internal/runner/shim"
 )
 
-// startProbes begins to watch the current attempt. A container without a
+// startProbes starts to probe the current attempt. A container without a
 // readiness probe is ready as soon as it is started, one without a startup
 // probe is started as soon as it runs.
-func (c *ctr) startProbes(pod *corev1.Pod) {
+func (c *container) startProbes(pod *corev1.Pod) {
 	startup, liveness, readiness := c.spec.StartupProbe, c.spec.LivenessProbe, c.spec.ReadinessProbe
 	if startup == nil {
 		c.started = true
@@ -86,17 +86,16 @@ func (c *ctr) startProbes(pod *corev1.Pod) {
 	})
 }
 
-// stopProbes ends the watch over the current attempt.
-func (c *ctr) stopProbes() {
+// stopProbes ends the probes of the current attempt.
+func (c *container) stopProbes() {
 	if c.probes != nil {
 		c.probes()
 		c.probes = nil
 	}
 }
 
-// unhealthy stops a container that failed a probe, so that it is started
-// again.
-func (c *ctr) unhealthy(pod *corev1.Pod, name string, p *corev1.Probe) {
+// unhealthy stops a container that failed a probe, so that it is restarted.
+func (c *container) unhealthy(pod *corev1.Pod, name string, p *corev1.Probe) {
 	if c.stopped != nil || c.w.end != nil {
 		return
 	}
@@ -108,9 +107,9 @@ func (c *ctr) unhealthy(pod *corev1.Pod, name string, p *corev1.Probe) {
 }
 
 // target is the container as probes and hooks see it.
-func (c *ctr) target(pod *corev1.Pod) probe.Target {
+func (c *container) target(pod *corev1.Pod) probe.Target {
 	t := probe.Target{Ports: c.spec.Ports}
-	if ips := c.w.podView(pod).ips; len(ips) > 0 {
+	if ips := c.w.state(pod).ips; len(ips) > 0 {
 		t.IP = ips[0]
 	}
 	client, name := shim.Client{Dir: c.w.paths.dir}, c.spec.Name
@@ -119,7 +118,7 @@ func (c *ctr) target(pod *corev1.Pod) probe.Target {
 }
 
 // hook prepares a lifecycle hook.
-func (c *ctr) hook(pod *corev1.Pod, h *corev1.LifecycleHandler) func(context.Context) error {
+func (c *container) hook(pod *corev1.Pod, h *corev1.LifecycleHandler) func(context.Context) error {
 	t := c.target(pod)
 	return func(ctx context.Context) error {
 		switch {
@@ -134,7 +133,7 @@ func (c *ctr) hook(pod *corev1.Pod, h *corev1.LifecycleHandler) func(context.Con
 			}
 			return nil
 		}
-		return errors.New("the hook says neither exec, httpGet nor sleep")
+		return errors.New("the hook has neither exec, httpGet nor sleep")
 	}
 }
 

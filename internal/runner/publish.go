@@ -18,15 +18,15 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// publisher writes the status of one pod to the API, the newest only, as often
-// as it changes and no more; and at the end deletes the object.
+// publisher writes the newest status of one pod to the API when it has changed,
+// and deletes the object at the end.
 type publisher struct {
 	client kubernetes.Interface
 	log    *slog.Logger
 	wake   chan struct{}
 
 	mu     sync.Mutex
-	base   *corev1.Pod // the newest object known, from the informer or our own writes
+	base   *corev1.Pod // the newest object, of the informer or of an own write
 	want   *corev1.PodStatus
 	delete bool
 }
@@ -41,7 +41,7 @@ func newPublisher(client kubernetes.Interface, log *slog.Logger) *publisher {
 	return &publisher{client: client, log: log, wake: make(chan struct{}, 1)}
 }
 
-// set says what the status shall be; pod is the object as the informer has it.
+// set sets the status to write; pod is the object as the informer has it.
 func (p *publisher) set(pod *corev1.Pod, st corev1.PodStatus) {
 	p.mu.Lock()
 	p.learn(pod)
@@ -50,7 +50,7 @@ func (p *publisher) set(pod *corev1.Pod, st corev1.PodStatus) {
 	p.nudge()
 }
 
-// remove says that after this last status the object shall go.
+// remove has the object deleted after this last status is written.
 func (p *publisher) remove(pod *corev1.Pod, st corev1.PodStatus) {
 	p.mu.Lock()
 	p.delete = true
@@ -65,7 +65,7 @@ func (p *publisher) nudge() {
 	}
 }
 
-// known is the status that the API has, as far as we know.
+// known returns the newest status known to be in the API.
 func (p *publisher) known(pod *corev1.Pod) corev1.PodStatus {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -73,16 +73,16 @@ func (p *publisher) known(pod *corev1.Pod) corev1.PodStatus {
 	return p.base.Status
 }
 
-// learn keeps the newer of two objects: the informer may be behind our own
-// writes, and our last write behind those of others. It is called with mu held.
+// learn keeps the newer of two objects: the informer may be behind the publisher's
+// own writes, and the last of those behind the writes of others. It is called with mu held.
 func (p *publisher) learn(pod *corev1.Pod) {
 	if p.base == nil || newer(pod.ResourceVersion, p.base.ResourceVersion) {
 		p.base = pod
 	}
 }
 
-// newer compares resource versions, which are numbers that grow (Kubernetes
-// documents that since v1.35). What is no number counts as old.
+// newer reports whether resource version a is newer than b. They are growing
+// numbers (documented since Kubernetes v1.35); what is no number counts as old.
 func newer(a, b string) bool {
 	x, err1 := strconv.ParseUint(a, 10, 64)
 	y, err2 := strconv.ParseUint(b, 10, 64)
@@ -108,13 +108,13 @@ func (p *publisher) run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		p.log.Warn("pod status not written, trying again", "err", err, "after", retry)
+		p.log.Warn("cannot write the pod's status; retrying", "err", err, "after", retry)
 		again = time.After(retry)
 		retry = min(2*retry, maxRetry)
 	}
 }
 
-// write brings the API to what is wanted.
+// write brings the API in line with want and delete.
 func (p *publisher) write(ctx context.Context) error {
 	p.mu.Lock()
 	base, want, del := p.base, p.want, p.delete
@@ -133,7 +133,7 @@ func (p *publisher) write(ctx context.Context) error {
 		now, err := pods.Patch(ctx, base.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
 		switch {
 		case apierrors.IsNotFound(err), apierrors.IsConflict(err):
-			return nil // another pod of this name, or none: the informer will tell
+			return nil // another pod of this name, or none: the informer brings the news
 		case err != nil:
 			return fmt.Errorf("patch status of pod %s/%s: %w", base.Namespace, base.Name, err)
 		}
@@ -155,8 +155,8 @@ func (p *publisher) write(ctx context.Context) error {
 	return nil
 }
 
-// ours are the conditions that a node sets; the others belong to others.
-var ours = map[corev1.PodConditionType]bool{
+// ownConditions are the conditions that a node sets.
+var ownConditions = map[corev1.PodConditionType]bool{
 	corev1.PodReadyToStartContainers: true, corev1.PodInitialized: true, corev1.ContainersReady: true, corev1.PodReady: true,
 }
 
@@ -171,9 +171,9 @@ func statusPatch(base *corev1.Pod, want *corev1.PodStatus) ([]byte, error) {
 	for _, c := range want.Conditions {
 		i := conditionIndex(next.Conditions, c.Type)
 		switch {
-		case i < 0 && (ours[c.Type] || c.Type == corev1.PodScheduled):
+		case i < 0 && (ownConditions[c.Type] || c.Type == corev1.PodScheduled):
 			next.Conditions = append(next.Conditions, c)
-		case i >= 0 && ours[c.Type]:
+		case i >= 0 && ownConditions[c.Type]:
 			next.Conditions[i] = c
 		}
 	}

@@ -106,7 +106,7 @@ func TestIPAMRemembers(t *testing.T) {
 	second, _ := a.allocate()
 	a.release(second)
 	b := newIPAM()
-	b.setMarks(a.marks())
+	b.setLastAddresses(a.lastAddresses())
 	b.reserve(first)
 	b.setRanges(r)
 	third, err := b.allocate()
@@ -283,13 +283,13 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
-// view makes a podView out of one letter per container: lower case init, upper
+// view makes a podState out of one letter per container: lower case init, upper
 // case main. w waiting, r running, s succeeded, f failed for good, c crashed and
 // to be started again.
-func view(policy corev1.RestartPolicy, containers string, over bool) podView {
-	v := podView{pod: &corev1.Pod{Spec: corev1.PodSpec{RestartPolicy: policy}}, over: over, sandbox: true}
+func view(policy corev1.RestartPolicy, containers string, over bool) podState {
+	v := podState{pod: &corev1.Pod{Spec: corev1.PodSpec{RestartPolicy: policy}}, over: over, sandbox: true}
 	for i, letter := range containers {
-		c := &containerView{spec: &corev1.Container{Name: fmt.Sprint("c", i)}, role: roleInit}
+		c := &containerState{spec: &corev1.Container{Name: fmt.Sprint("c", i)}, role: roleInit}
 		if letter < 'a' {
 			c.role = roleMain
 		}

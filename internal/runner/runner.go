@@ -1,11 +1,10 @@
 // Package runner runs the Pods bound to this node as ordinary processes of the
-// machine, each pod in a network namespace of its own, and reports what became
-// of them.
+// machine, each pod in a network namespace of its own, and reports their status.
 //
 // The pieces, from the outside in: Runner follows the API and keeps one worker
-// per pod; a worker is a loop that owns all that is known of its pod and does
-// the next thing that can be done; the processes themselves belong to a shim
-// (package shim) that outlives the agent. See README.md.
+// per pod; a worker is a loop that owns the state of its pod and takes the next
+// possible step; the processes themselves belong to a shim (package shim) that
+// outlives the agent. See README.md.
 package runner
 
 import (
@@ -38,10 +37,10 @@ import (
 )
 
 // ShimMain is the hidden sub-command `fairlead pod-shim`, with the arguments
-// after it: the process that stands over one pod. It returns the exit code.
+// after it: the parent process of one pod. It returns the exit code.
 func ShimMain(args []string) int { return shim.Main(args) }
 
-// Options say what a Runner needs.
+// Options configure a Runner.
 type Options struct {
 	// Client talks to the API server. Its rate limit should be far above
 	// client-go's default of 5 a second.
@@ -65,13 +64,13 @@ type Options struct {
 	// Listener is where the HTTPS endpoint for logs, exec and port-forward is
 	// served; nil for none. Run closes it.
 	Listener net.Listener
-	// ClientCA signs the one client that the endpoint admits, whose common name
+	// ClientCA signs the one client that the endpoint accepts, whose common name
 	// is fairlead-apiserver.
 	ClientCA *x509.CertPool
 	// Status is what GET /status answers, as JSON; nil for none.
 	Status func() any
 	// StopPods ends all pods when Run ends, within StopTimeout (by default 10
-	// s). Otherwise they go on, and the next run finds them.
+	// s). Otherwise they go on, and the next run adopts them.
 	StopPods    bool
 	StopTimeout time.Duration
 	// BackOff is the delay before the second restart of a container, doubled
@@ -152,10 +151,10 @@ func New(o Options) (*Runner, error) {
 // svc.ServingCertAnnotation.
 func (r *Runner) Fingerprint() string { return r.cert.fingerprint }
 
-// Healthy says why this node cannot run pods now, nil if it can.
+// Healthy returns why this node cannot run pods now, nil if it can.
 func (r *Runner) Healthy() error { return r.network.healthy() }
 
-// WaitReady waits until pods bound to this node would be started.
+// WaitReady waits until pods bound to this node are started.
 func (r *Runner) WaitReady(ctx context.Context) error {
 	select {
 	case <-r.network.up:
@@ -174,8 +173,8 @@ func (r *Runner) Run(ctx context.Context) error {
 	defer lock.Close()
 	r.rec = events.NewRecorder(r.o.Client, corev1.EventSource{Component: "fairlead-runner", Host: r.o.NodeName}, r.o.Log)
 	defer r.rec.Start()()
-	if err := r.loadMarks(); err != nil {
-		r.o.Log.Warn("addresses of earlier pods may be used again soon", "err", err)
+	if err := r.loadLastAddresses(); err != nil {
+		r.o.Log.Warn("cannot read the last addresses of pods; they may be reused early", "err", err)
 	}
 	// Workers outlive ctx for as long as StopPods needs.
 	workCtx, stopWork := context.WithCancel(context.WithoutCancel(ctx))
@@ -200,7 +199,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	return nil
 }
 
-// stopAll ends all pods together and takes the network down.
+// stopAll ends all pods in parallel and removes the network.
 func (r *Runner) stopAll() {
 	r.mu.Lock()
 	all := make([]*worker, 0, len(r.workers))
@@ -212,21 +211,21 @@ func (r *Runner) stopAll() {
 		w.stop()
 	}
 	ended := make(chan struct{})
-	go func() { // ends when the workers do; run waits for them too
+	go func() { // ends with the workers, for which Run waits too
 		r.running.Wait()
 		close(ended)
 	}()
 	select {
 	case <-ended:
 	case <-time.After(r.o.StopTimeout + 20*time.Second):
-		r.o.Log.Error("some pods would not end")
+		r.o.Log.Error("some pods did not end in time")
 	}
 	if err := r.network.remove(); err != nil {
-		r.o.Log.Error("take the pods' network down", "err", err)
+		r.o.Log.Error("cannot remove the pods' network", "err", err)
 	}
 }
 
-// lockDir keeps a second agent away from the same pods.
+// lockDir locks the state directory against a second agent.
 func lockDir(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -243,8 +242,8 @@ func (r *Runner) podDir(uid types.UID) string {
 	return filepath.Join(r.o.StateDir, "pods", string(uid))
 }
 
-// adopt makes a worker for every pod of an earlier run. Shims that live are
-// entered; what the API says of the pods comes later.
+// adopt makes a worker for every pod of an earlier run and takes over the shims
+// that still run. The objects of the pods come later.
 func (r *Runner) adopt(ctx context.Context) error {
 	dirs, err := podDirs(filepath.Join(r.o.StateDir, "pods"))
 	if err != nil {
@@ -257,26 +256,26 @@ func (r *Runner) adopt(ctx context.Context) error {
 	for _, d := range dirs {
 		rec, err := readPod(d)
 		if err != nil || r.podDir(rec.UID) != d.dir {
-			r.o.Log.Warn("remove what is left of a pod", "dir", d.dir, "err", err)
+			r.o.Log.Warn("cannot read the record of a pod; ending the pod", "dir", d.dir, "err", err)
 			if err := endShim(ctx, d.dir); err != nil {
-				r.o.Log.Error("end a shim that nothing is known about", "dir", d.dir, "err", err)
+				r.o.Log.Error("cannot end the shim of a pod without a record", "dir", d.dir, "err", err)
 				continue
 			}
 			if err := os.RemoveAll(d.dir); err != nil {
-				r.o.Log.Error("remove what is left of a pod", "dir", d.dir, "err", err)
+				r.o.Log.Error("cannot remove the state of a pod without a record", "dir", d.dir, "err", err)
 			}
 			continue
 		}
-		w := newWorker(ctx, r, rec.UID)
+		w := newWorker(ctx, r, rec.UID, rec.Namespace, rec.Name)
 		w.rec = rec
 		r.ipam.reserve(rec.IPs)
 		shimCtx, cancel := context.WithTimeout(ctx, 5*time.Second)
 		if id, err := (shim.Client{Dir: d.dir}).Process(shimCtx); err == nil {
-			w.enter(id)
+			w.adoptShim(id)
 			w.relink = rec.Device != "" && !slices.Contains(devices, rec.Device)
-			r.o.Log.Info("pod found again", "namespace", rec.Namespace, "name", rec.Name, "shim", id.Pid)
+			w.log.Info("adopted a running pod", "shim", id.Pid)
 		} else {
-			w.killLeft()
+			w.killRemains()
 		}
 		cancel()
 		r.start(w)
@@ -312,7 +311,7 @@ func (r *Runner) each(f func(*worker)) {
 	}
 }
 
-// canStart says whether what a new pod needs is known: the Services, so that
+// canStart reports whether what a new pod needs is known: the Services, so that
 // none is missing in its environment (behaviour 71), and the node's ranges.
 func (r *Runner) canStart(pod *corev1.Pod) bool {
 	r.mu.Lock()
@@ -323,7 +322,7 @@ func (r *Runner) canStart(pod *corev1.Pod) bool {
 
 func (r *Runner) hostIPs() []netip.Addr { return r.network.hostIPs() }
 
-// serviceVars are the Service variables of a pod that starts now.
+// serviceVars returns the Service variables of a pod that starts now.
 func (r *Runner) serviceVars(pod *corev1.Pod) []corev1.EnvVar {
 	var list []*corev1.Service
 	own, err := r.services.Services(pod.Namespace).List(everything)
@@ -331,8 +330,8 @@ func (r *Runner) serviceVars(pod *corev1.Pod) []corev1.EnvVar {
 		list = own
 	}
 	if pod.Namespace != corev1.NamespaceDefault {
-		if master, err := r.services.Services(corev1.NamespaceDefault).Get("kubernetes"); err == nil {
-			list = append(list, master)
+		if api, err := r.services.Services(corev1.NamespaceDefault).Get("kubernetes"); err == nil {
+			list = append(list, api)
 		}
 	}
 	links := pod.Spec.EnableServiceLinks == nil || *pod.Spec.EnableServiceLinks
@@ -343,7 +342,7 @@ func (r *Runner) event(pod *corev1.Pod, kind, reason, message string) {
 	r.rec.Event(pod, kind, reason, message)
 }
 
-// writeEtc writes the files of a pod that stand in the place of the machine's.
+// writeEtc writes the files that are mounted over the machine's in a pod.
 func (r *Runner) writeEtc(p podPaths, pod *corev1.Pod, ips []netip.Addr) error {
 	if len(r.o.ClusterDNS) == 0 && !pod.Spec.HostNetwork && (pod.Spec.DNSPolicy == corev1.DNSClusterFirst || pod.Spec.DNSPolicy == "") {
 		r.event(pod, corev1.EventTypeWarning, "MissingClusterDNS", "no cluster DNS address is known: the pod gets the machine's resolv.conf")
@@ -354,7 +353,7 @@ func (r *Runner) writeEtc(p podPaths, pod *corev1.Pod, ips []netip.Addr) error {
 		"hostname":    hostnameOf(pod) + "\n",
 	}
 	for name, text := range files {
-		// Readable for whatever user a container runs as, whatever the umask.
+		// Readable for any user a container runs as, with any umask.
 		if err := errors.Join(os.WriteFile(p.etc(name), []byte(text), 0o644), os.Chmod(p.etc(name), 0o644)); err != nil {
 			return err
 		}
@@ -362,9 +361,9 @@ func (r *Runner) writeEtc(p podPaths, pod *corev1.Pod, ips []netip.Addr) error {
 	return nil
 }
 
-// machineResolver is the machine's resolv.conf. A stub on the loopback device
-// (systemd-resolved) cannot be reached from a pod; then the file with the real
-// servers is taken.
+// machineResolver returns the machine's resolv.conf, or systemd-resolved's file of
+// the real servers if it names only its stub on the loopback device, which a pod
+// cannot reach.
 func machineResolver() string {
 	const real = "/run/systemd/resolve/resolv.conf"
 	b, err := os.ReadFile("/etc/resolv.conf")
@@ -382,30 +381,30 @@ func machineResolver() string {
 	return string(b)
 }
 
-// saveMarks keeps on disk which address was given last.
-func (r *Runner) saveMarks() {
-	b, err := json.Marshal(r.ipam.marks())
+// saveLastAddresses records the last addresses given to pods.
+func (r *Runner) saveLastAddresses() {
+	b, err := json.Marshal(r.ipam.lastAddresses())
 	if err == nil {
-		err = shim.WriteFile(r.marksFile(), b)
+		err = shim.WriteFile(r.addressesFile(), b)
 	}
 	if err != nil {
-		r.o.Log.Warn("addresses may be used again soon after a restart", "err", err)
+		r.o.Log.Warn("cannot record the last addresses of pods; they may be reused early after a restart", "err", err)
 	}
 }
 
-func (r *Runner) loadMarks() error {
-	b, err := os.ReadFile(r.marksFile())
+func (r *Runner) loadLastAddresses() error {
+	b, err := os.ReadFile(r.addressesFile())
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
-	marks := map[netip.Prefix]netip.Addr{}
+	last := map[netip.Prefix]netip.Addr{}
 	if err == nil {
-		err = json.Unmarshal(b, &marks)
+		err = json.Unmarshal(b, &last)
 	}
 	if err == nil {
-		r.ipam.setMarks(marks)
+		r.ipam.setLastAddresses(last)
 	}
 	return err
 }
 
-func (r *Runner) marksFile() string { return filepath.Join(r.o.StateDir, "addresses.json") }
+func (r *Runner) addressesFile() string { return filepath.Join(r.o.StateDir, "addresses.json") }

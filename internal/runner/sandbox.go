@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"syscall"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,7 +13,7 @@ import (
 	"github.com/fairlead/fairlead/internal/runner/shim"
 )
 
-// sandbox is a live shim.
+// sandbox is a running shim.
 type sandbox struct {
 	client shim.Client
 	id     process.ID
@@ -37,10 +38,11 @@ func (w *worker) createSandbox(ctx context.Context, pod *corev1.Pod) (err error)
 			return err
 		}
 		w.rec.Shown = w.rec.IPs
-		w.r.saveMarks()
+		w.r.saveLastAddresses()
 		w.rec.Device = deviceName(w.uid)
 	}
-	// First on disk, then in the kernel: an agent killed in between finds it.
+	// First on disk, then in the kernel: after a crash in between the next run
+	// finds the record.
 	if err := writePod(w.paths, w.rec); err != nil {
 		return err
 	}
@@ -53,7 +55,7 @@ func (w *worker) createSandbox(ctx context.Context, pod *corev1.Pod) (err error)
 	if err != nil {
 		return err
 	}
-	w.enter(id)
+	w.adoptShim(id)
 	if err := w.connect(); err != nil {
 		w.dropShim(ctx)
 		return err
@@ -62,19 +64,19 @@ func (w *worker) createSandbox(ctx context.Context, pod *corev1.Pod) (err error)
 	return nil
 }
 
-// enter takes a live shim over: from now on its watch posts what happens.
-func (w *worker) enter(id process.ID) {
+// adoptShim takes over a running shim: from now on its watch posts what happens.
+func (w *worker) adoptShim(id process.ID) {
 	watchCtx, cancel := context.WithCancel(w.life)
 	s := &sandbox{client: shim.Client{Dir: w.paths.dir}, id: id, cancel: cancel}
 	w.sandbox = s
 	w.tasks.Go(func() {
 		for watchCtx.Err() == nil {
-			err := s.client.Watch(watchCtx, func(st shim.State) { w.post(func() { w.told(st) }) }, func() {})
+			err := s.client.Watch(watchCtx, func(st shim.State) { w.post(func() { w.observe(st) }) }, func() {})
 			if watchCtx.Err() != nil {
 				return
 			}
 			if !s.id.Alive() {
-				w.post(func() { w.lost(s, err) })
+				w.post(func() { w.shimDied(s, err) })
 				return
 			}
 			select { // cut off for being slow: list again
@@ -85,44 +87,43 @@ func (w *worker) enter(id process.ID) {
 	})
 }
 
-// told takes in what the shim says of a container.
-func (w *worker) told(st shim.State) {
-	for _, c := range w.ctrs {
+// observe takes in a state that the shim reports.
+func (w *worker) observe(st shim.State) {
+	for _, c := range w.containers {
 		if c.spec.Name == st.Name {
-			c.told(st)
+			c.observe(st)
 		}
 	}
 }
 
-// lost is the sudden end of the shim: its containers' first processes are dead
-// with it.
-func (w *worker) lost(s *sandbox, err error) {
+// shimDied follows up on the unexpected end of the shim, which ends the first
+// processes of its containers.
+func (w *worker) shimDied(s *sandbox, err error) {
 	if w.sandbox != s {
 		return
 	}
-	w.log.Error("the pod's shim is gone; its containers end with it", "err", err)
-	w.killLeft()
-	for _, c := range w.ctrs {
-		c.perish("the pod's shim was killed")
+	w.log.Error("the pod's shim died; its containers end with it", "err", err)
+	w.killRemains()
+	for _, c := range w.containers {
+		c.shimDied("the pod's shim was killed")
 	}
 	s.cancel()
 	w.sandbox = nil
 	w.disconnect()
 }
 
-// killLeft ends the processes that a dead shim left behind.
-func (w *worker) killLeft() {
+// killRemains kills the processes that a dead shim left behind.
+func (w *worker) killRemains() {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	if err := process.KillMountedFrom(ctx, w.paths.dir); err != nil {
-		w.log.Error("kill what a pod left", "err", err)
+		w.log.Error("cannot kill the pod's remaining processes", "err", err)
 	}
 }
 
-// dropSandbox ends the shim and gives the network back. It is called again
-// without harm.
+// dropSandbox ends the shim and frees the network. It is idempotent.
 func (w *worker) dropSandbox(ctx context.Context) {
-	for _, c := range w.ctrs {
+	for _, c := range w.containers {
 		c.stopProbes()
 	}
 	if w.sandbox != nil {
@@ -135,7 +136,7 @@ func (w *worker) dropSandbox(ctx context.Context) {
 	w.r.ipam.release(w.rec.IPs)
 	w.rec.IPs = nil
 	if err := writePod(w.paths, w.rec); err != nil && !errors.Is(err, os.ErrNotExist) {
-		w.log.Error("record the end of a pod", "err", err)
+		w.log.Error("cannot record the end of the pod", "err", err)
 	}
 }
 
@@ -146,13 +147,13 @@ func (w *worker) dropShim(ctx context.Context) {
 	s.cancel()
 	w.sandbox = nil
 	if err := s.client.Shutdown(ctx); err != nil {
-		w.log.Error("end the pod's shim", "err", err)
+		w.log.Error("cannot end the pod's shim", "err", err)
 	}
 	for wait := time.Millisecond; s.id.Alive(); wait = min(2*wait, 50*time.Millisecond) {
 		select {
 		case <-time.After(wait):
 		case <-ctx.Done():
-			_ = s.id.Signal(9)
+			_ = s.id.Signal(syscall.SIGKILL)
 			return
 		}
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/runner/logfile"
 )
 
-// clientName is the common name of the only client that the endpoint admits.
+// clientName is the common name of the only client that the endpoint accepts.
 const clientName = "fairlead-apiserver"
 
 // idleTimeout ends an exec or a forwarded port on which nothing moves, that of
@@ -40,7 +40,7 @@ func (r *Runner) serve(ctx context.Context) {
 			ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: r.o.ClientCA,
 			VerifyConnection: func(s tls.ConnectionState) error {
 				if len(s.PeerCertificates) == 0 || s.PeerCertificates[0].Subject.CommonName != clientName {
-					return fmt.Errorf("only %s may ask here", clientName)
+					return fmt.Errorf("only %s may connect", clientName)
 				}
 				return nil
 			},
@@ -50,11 +50,11 @@ func (r *Runner) serve(ctx context.Context) {
 	go func() {
 		defer close(done)
 		if err := server.ServeTLS(r.o.Listener, "", ""); !errors.Is(err, http.ErrServerClosed) {
-			r.o.Log.Error("serve logs and exec", "err", err)
+			r.o.Log.Error("cannot serve logs and exec", "err", err)
 		}
 	}()
 	<-ctx.Done()
-	endRequests() // hijacked connections are not the server's any more
+	endRequests() // Close leaves hijacked connections open
 	_ = server.Close()
 	<-done
 }
@@ -116,15 +116,15 @@ func (r *Runner) serveStatus(w http.ResponseWriter, _ *http.Request) {
 	_ = json.NewEncoder(w).Encode(r.o.Status())
 }
 
-// find returns a pod of this node. Of two with one name the younger one counts:
-// the older is on its way out.
-func (r *Runner) find(q *http.Request) (*podNow, error) {
+// find returns a pod of this node, the younger of two with the same name: the
+// older one is terminating.
+func (r *Runner) find(q *http.Request) (*podSnapshot, error) {
 	ns, name := q.PathValue("namespace"), q.PathValue("pod")
-	var found *podNow
+	var found *podSnapshot
 	r.each(func(w *worker) {
-		v := w.view.Load()
-		if v != nil && v.namespace == ns && v.name == name && (found == nil || v.created.After(found.created)) {
-			found = v
+		s := w.snapshot.Load()
+		if s != nil && s.namespace == ns && s.name == name && (found == nil || s.created.After(found.created)) {
+			found = s
 		}
 	})
 	if found == nil {
@@ -133,10 +133,10 @@ func (r *Runner) find(q *http.Request) (*podNow, error) {
 	return found, nil
 }
 
-func (r *Runner) findContainer(q *http.Request) (*podNow, containerNow, error) {
+func (r *Runner) findContainer(q *http.Request) (*podSnapshot, containerSnapshot, error) {
 	p, err := r.find(q)
 	if err != nil {
-		return nil, containerNow{}, err
+		return nil, containerSnapshot{}, err
 	}
 	name := q.PathValue("container")
 	c, ok := p.containers[name]
@@ -180,7 +180,8 @@ func (r *Runner) serveLogs(ctx context.Context, w http.ResponseWriter, q *http.R
 		flush()
 	}
 	if err := logfile.Read(ctx, p.paths.log(name, attempt), query, w, flush); err != nil {
-		r.o.Log.Debug("send logs", "pod", p.name, "err", err) // half of the answer is out
+		// The status line is sent: it is too late for an error answer.
+		r.o.Log.Debug("cannot send logs", "namespace", p.namespace, "pod", p.name, "err", err)
 	}
 	return nil
 }
@@ -234,7 +235,8 @@ func logQuery(v url.Values, now time.Time) (q logfile.Query, previous bool, err 
 	return q, previous, err
 }
 
-// streamOptions reads what to stream, in the names of a kubelet and of kubectl.
+// streamOptions reads which streams are wanted: kubelet's names of the parameters
+// and kubectl's.
 func streamOptions(v url.Values) (*remotecommand.Options, error) {
 	has := func(names ...string) bool {
 		for _, n := range names {
@@ -297,7 +299,7 @@ func (r *Runner) servePortForward(ctx context.Context, w http.ResponseWriter, q 
 	if err != nil {
 		return err
 	}
-	if p.netns == 0 && !p.hostNetwork {
+	if p.netnsPID == 0 && !p.hostNetwork {
 		return badRequest("pod %q is not running", p.name)
 	}
 	o, err := portforward.NewV4Options(q)

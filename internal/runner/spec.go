@@ -16,36 +16,34 @@ import (
 // hostImage is the one image there is: the machine's own file system.
 const hostImage = "host"
 
-// defaultPath is what a container finds programs in unless its env says
-// otherwise.
+// defaultPath is the PATH of a container whose env sets none.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// refusal is a reason not to start a container that only a change of the
-// objects can remove. Reason is that of the container's waiting state.
-type refusal struct{ reason, message string }
+// configError is a reason not to start a container that only a change of the
+// objects can remove; reason is that of the container's waiting state.
+type configError struct{ reason, message string }
 
-func (r refusal) Error() string { return r.message }
+func (e configError) Error() string { return e.message }
 
-// checkContainer finds what cannot be run here before anything is tried.
+// checkContainer returns why a container can never run here.
 func checkContainer(c *corev1.Container) error {
 	if c.Image != hostImage {
-		return refusal{"ImageNotSupported", fmt.Sprintf("image %q is not supported: fairlead runs the machine's own programs, write image: "+
-			"%s and a command", c.Image, hostImage)}
+		return configError{"ImageNotSupported", fmt.Sprintf(
+			"image %q is not supported: fairlead runs the machine's own programs, write image: %s and a command", c.Image, hostImage)}
 	}
 	if len(c.Command)+len(c.Args) == 0 {
-		return refusal{"CreateContainerConfigError", "command is required: with image host there is no default one"}
+		return configError{"CreateContainerConfigError", "command is required: with image host there is no default one"}
 	}
 	for _, p := range []*corev1.Probe{c.StartupProbe, c.LivenessProbe, c.ReadinessProbe} {
 		if p != nil && p.GRPC != nil {
-			return refusal{"CreateContainerConfigError", "grpc probes are not supported: want httpGet, tcpSocket or exec"}
+			return configError{"CreateContainerConfigError", "grpc probes are not supported: want httpGet, tcpSocket or exec"}
 		}
 	}
 	return nil
 }
 
-// container turns a container of the pod into what a shim starts. Errors of
-// type refusal will come again; others may pass.
-// t holds the pod's tokens.
+// container turns a container of the pod into what a shim starts. t holds the
+// pod's tokens. Errors of type configError are permanent; others may pass.
 func (r *Runner) container(ctx context.Context, f facts, c *corev1.Container, p podPaths, attempt int, t *tokens) (shim.Container, error) {
 	if err := checkContainer(c); err != nil {
 		return shim.Container{}, err
@@ -53,7 +51,7 @@ func (r *Runner) container(ctx context.Context, f facts, c *corev1.Container, p 
 	from := source{client: r.o.Client, namespace: f.pod.Namespace, tokens: t}
 	vars, err := variables(ctx, f, c, r.serviceVars(f.pod), from)
 	if err != nil {
-		return shim.Container{}, refusal{"CreateContainerConfigError", err.Error()}
+		return shim.Container{}, configError{"CreateContainerConfigError", err.Error()}
 	}
 	value := func(name string) (string, bool) {
 		for _, v := range vars {
@@ -76,13 +74,13 @@ func (r *Runner) container(ctx context.Context, f facts, c *corev1.Container, p 
 		}
 		path, err := volume(ctx, f, v, p.volume(v.Name), from)
 		if err != nil {
-			return shim.Container{}, refusal{"CreateContainerConfigError", fmt.Sprintf("volume %s: %v", v.Name, err)}
+			return shim.Container{}, configError{"CreateContainerConfigError", fmt.Sprintf("volume %s: %v", v.Name, err)}
 		}
 		paths[v.Name] = path
 	}
 	mounts, err := binds(c, paths, value)
 	if err != nil {
-		return shim.Container{}, refusal{"CreateContainerConfigError", err.Error()}
+		return shim.Container{}, configError{"CreateContainerConfigError", err.Error()}
 	}
 	out := shim.Container{
 		Name: c.Name, Attempt: attempt, ID: fmt.Sprintf("%s-%s-%d", f.pod.UID, c.Name, attempt),
@@ -95,8 +93,8 @@ func (r *Runner) container(ctx context.Context, f facts, c *corev1.Container, p 
 	return out, nil
 }
 
-// environment is the block a process gets: the variables, and what runtimes add
-// where the pod does not say.
+// environment returns the environment of a process: the variables, and those that
+// container runtimes add unless the pod sets them.
 func environment(vars []corev1.EnvVar, hostname string, tty bool) []string {
 	home := os.Getenv("HOME")
 	if home == "" {
@@ -118,7 +116,7 @@ func environment(vars []corev1.EnvVar, hostname string, tty bool) []string {
 	return out
 }
 
-// identity is the user and group to run as, nil for the agent's own.
+// identity returns the user and group to run as, nil for the agent's own.
 func identity(pod *corev1.Pod, c *corev1.Container) (user, group *int64) {
 	if s := pod.Spec.SecurityContext; s != nil {
 		user, group = s.RunAsUser, s.RunAsGroup
@@ -134,7 +132,7 @@ func identity(pod *corev1.Pod, c *corev1.Container) (user, group *int64) {
 	return user, group
 }
 
-// podPaths are the places of one pod below the state directory.
+// podPaths are the paths of one pod below the state directory.
 type podPaths struct{ dir string }
 
 func (p podPaths) pod() string                  { return filepath.Join(p.dir, "pod.json") }
@@ -149,8 +147,7 @@ func (p podPaths) record(name string, attempt int) string {
 	return filepath.Join(p.container(name), fmt.Sprintf("%d.json", attempt))
 }
 
-// etcBinds lays the pod's own files over /etc. A machine without such a file
-// goes without.
+// etcBinds mounts the pod's own files over those of /etc that the machine has.
 func (p podPaths) etcBinds(pod *corev1.Pod) []mount.Bind {
 	names := []string{"resolv.conf", "hosts", "hostname"}
 	if pod.Spec.HostNetwork {

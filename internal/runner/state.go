@@ -18,17 +18,17 @@ import (
 	"github.com/fairlead/fairlead/internal/runner/shim"
 )
 
-// podRecord is what the agent must know of a pod when it comes back, as
-// pod.json in the pod's directory. What became of its containers stands in
-// their own records, written by the shim.
+// podRecord is what the agent must know of a pod after a restart, stored as
+// pod.json in the pod's directory. The states of its containers are in records
+// of their own, written by the shim.
 type podRecord struct {
 	UID       types.UID `json:"uid"`
 	Namespace string    `json:"namespace"`
 	Name      string    `json:"name"`
-	// IPs are taken out of the node's ranges for as long as this file names
-	// them; empty with hostNetwork and once the pod is over.
+	// IPs are allocated as long as this file names them; empty with hostNetwork
+	// and once the pod has ended.
 	IPs []netip.Addr `json:"ips,omitempty"`
-	// Shown are the addresses in the pod's status, kept there when it is over.
+	// Shown are the addresses in the pod's status, which keeps them after its end.
 	Shown       []netip.Addr  `json:"shown,omitempty"`
 	Device      string        `json:"device,omitempty"`
 	HostNetwork bool          `json:"hostNetwork,omitempty"`
@@ -61,7 +61,7 @@ func writePod(p podPaths, rec podRecord) error {
 
 // readStates returns the records of a container's last two attempts, the
 // current one last. A record that cannot be read counts as an attempt that
-// ended in an unknown way: a number is never used twice.
+// ended in an unknown way, so that its number is not reused.
 func readStates(p podPaths, container string) []shim.State {
 	entries, err := os.ReadDir(p.container(container))
 	if err != nil {
@@ -80,23 +80,23 @@ func readStates(p podPaths, container string) []shim.State {
 		var st shim.State
 		b, err := os.ReadFile(p.record(container, n))
 		if err != nil || json.Unmarshal(b, &st) != nil {
-			st = shim.State{Name: container, Attempt: n, Exited: true, ExitCode: unknownExit, Error: "its record is lost"}
+			st = shim.State{Name: container, Attempt: n, Exited: true, ExitCode: unknownExit, Error: "its record cannot be read"}
 		}
 		out = append(out, st)
 	}
 	return out
 }
 
-// unknownExit is the exit code of a container whose end nobody saw, as kubelet
-// has it.
+// unknownExit is the exit code of a container whose end was not observed, that
+// of kubelet.
 const unknownExit = 137
 
 // keptAttempts is how many attempts of a container keep their record and log:
 // the current one and the one before (kubectl logs --previous).
 const keptAttempts = 2
 
-// makeContainerDir makes the directory of a container and removes what belongs
-// to attempts too old to be asked for.
+// makeContainerDir makes the directory of a container and removes the files of
+// attempts older than keptAttempts.
 func makeContainerDir(p podPaths, container string, attempt int) error {
 	if err := os.MkdirAll(p.container(container), 0o700); err != nil {
 		return err

@@ -24,42 +24,42 @@ const (
 	roleSidecar
 )
 
-// containerView is the whole of what is known about one container.
-type containerView struct {
+// containerState is all that is known about one container.
+type containerState struct {
 	spec *corev1.Container
 	role role
 	// now is the current attempt, nil before the first; last the one before.
 	now, last *shim.State
 	// waiting is why nothing runs while now is nil or has ended and will be
-	// started again.
+	// restarted.
 	waiting *corev1.ContainerStateWaiting
 	started bool
 	ready   bool
 }
 
-func (c *containerView) running() bool { return c.now != nil && !c.now.Exited }
+func (c *containerState) running() bool { return c.now != nil && !c.now.Exited }
 
 // succeeded and failed are about a container that has ended for good.
-func (c *containerView) succeeded() bool {
+func (c *containerState) succeeded() bool {
 	return c.now != nil && c.now.Exited && c.now.ExitCode == 0 && c.now.Error == "" && c.waiting == nil
 }
 
-func (c *containerView) failed() bool {
+func (c *containerState) failed() bool {
 	return c.now != nil && c.now.Exited && !c.succeeded() && c.waiting == nil
 }
 
-// podView is the whole of what is known about one pod.
-type podView struct {
+// podState is all that is known about one pod.
+type podState struct {
 	pod        *corev1.Pod
 	ips, hosts []netip.Addr
 	started    time.Time
 	sandbox    bool
-	containers []*containerView
-	// over is set when nothing runs and nothing will be started again.
+	containers []*containerState
+	// over is set when nothing runs and nothing will be restarted.
 	over bool
 }
 
-// restarts says whether a container that ended is to be started again.
+// restarts reports whether a container that ended is to be restarted.
 func restarts(policy corev1.RestartPolicy, r role, st *shim.State) bool {
 	switch {
 	case r == roleSidecar:
@@ -72,9 +72,9 @@ func restarts(policy corev1.RestartPolicy, r role, st *shim.State) bool {
 	return true
 }
 
-// status is the pod status that says what v knows. Conditions of others and
-// transition times are kept from v.pod.
-func (v podView) status(now time.Time) corev1.PodStatus {
+// status returns the pod status of v. Conditions set by others and transition
+// times are those of v.pod.
+func (v podState) status(now time.Time) corev1.PodStatus {
 	old := &v.pod.Status
 	st := *old.DeepCopy()
 	st.Phase = v.phase()
@@ -85,7 +85,7 @@ func (v podView) status(now time.Time) corev1.PodStatus {
 		st.StartTime = &t
 	}
 	st.PodIP, st.PodIPs = "", nil
-	if len(v.hosts) > 0 { // else the own Node is not known yet
+	if len(v.hosts) > 0 { // else the node's own object is not known yet
 		st.HostIP, st.HostIPs = "", nil
 	}
 	for i, ip := range v.ips {
@@ -115,7 +115,7 @@ func (v podView) status(now time.Time) corev1.PodStatus {
 
 // phase follows kubelet: a pod is Pending until every main container has run
 // once, and over only when none will run again.
-func (v podView) phase() corev1.PodPhase {
+func (v podState) phase() corev1.PodPhase {
 	if p := v.pod.Status.Phase; p == corev1.PodSucceeded || p == corev1.PodFailed {
 		return p
 	}
@@ -137,15 +137,15 @@ func (v podView) phase() corev1.PodPhase {
 	case v.over && !waiting:
 		return corev1.PodSucceeded
 	case v.over:
-		return corev1.PodFailed // it was stopped before it ever ran
+		return corev1.PodFailed // stopped before it ran
 	case waiting || !v.initialized():
 		return corev1.PodPending
 	}
 	return corev1.PodRunning
 }
 
-// initialized says whether the main containers may run.
-func (v podView) initialized() bool {
+// initialized reports whether the main containers may run.
+func (v podState) initialized() bool {
 	for _, c := range v.containers {
 		switch c.role {
 		case roleInit:
@@ -161,7 +161,7 @@ func (v podView) initialized() bool {
 	return true
 }
 
-func (v podView) container(c *containerView) corev1.ContainerStatus {
+func (v podState) container(c *containerState) corev1.ContainerStatus {
 	st := corev1.ContainerStatus{Name: c.spec.Name, Image: c.spec.Image, ImageID: c.spec.Image, Ready: c.ready, Started: &c.started}
 	if c.now != nil {
 		st.RestartCount = int32(c.now.Attempt)
@@ -216,8 +216,8 @@ func terminated(st *shim.State) *corev1.ContainerStateTerminated {
 	return t
 }
 
-// conditions sets those that a node sets.
-func (v podView) conditions(st *corev1.PodStatus, now time.Time) {
+// conditions sets the conditions that a node sets, ownConditions and PodScheduled.
+func (v podState) conditions(st *corev1.PodStatus, now time.Time) {
 	over := st.Phase == corev1.PodSucceeded || st.Phase == corev1.PodFailed
 	set := func(t corev1.PodConditionType, ok bool, reason, message string) {
 		c := corev1.PodCondition{Type: t, Status: corev1.ConditionTrue, ObservedGeneration: v.pod.Generation}
@@ -259,8 +259,8 @@ func (v podView) conditions(st *corev1.PodStatus, now time.Time) {
 	set(corev1.PodReady, ready, reason, message)
 }
 
-// gates are the readiness gates that are not true yet; others set them.
-func (v podView) gates(st *corev1.PodStatus) []string {
+// gates returns the readiness gates that are not true yet; others set them.
+func (v podState) gates(st *corev1.PodStatus) []string {
 	var missing []string
 	for _, g := range v.pod.Spec.ReadinessGates {
 		ok := slices.ContainsFunc(st.Conditions, func(c corev1.PodCondition) bool {
@@ -273,8 +273,8 @@ func (v podView) gates(st *corev1.PodStatus) []string {
 	return missing
 }
 
-// setCondition puts c in place of the one of its type; the transition time
-// moves only with the status.
+// setCondition replaces the condition of c's type by c; the transition time changes
+// only with the status.
 func setCondition(st *corev1.PodStatus, c corev1.PodCondition, now time.Time) {
 	c.LastTransitionTime = metav1.NewTime(now.Truncate(time.Second))
 	for i, o := range st.Conditions {
@@ -291,8 +291,8 @@ func setCondition(st *corev1.PodStatus, c corev1.PodCondition, now time.Time) {
 	st.Conditions = append(st.Conditions, c)
 }
 
-// qosClass is kept if the API server has set it, else derived from requests and
-// limits, which have no other effect here.
+// qosClass returns the class that the API server has set, or else derives it from
+// requests and limits, which have no other effect here.
 func qosClass(pod *corev1.Pod) corev1.PodQOSClass {
 	if pod.Status.QOSClass != "" {
 		return pod.Status.QOSClass

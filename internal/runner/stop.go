@@ -9,7 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// ending is the end of a pod under way.
+// ending is the termination of a pod in progress.
 type ending struct {
 	at    time.Time
 	grace time.Duration
@@ -19,40 +19,40 @@ func (e *ending) shorten(grace time.Duration) { e.grace = min(e.grace, max(grace
 
 func (e *ending) deadline() time.Time { return e.at.Add(e.grace) }
 
-// stopping is the end of a container under way.
+// stopping is the termination of a container in progress.
 type stopping struct {
 	deadline time.Time
 	killed   time.Time
 }
 
-// rekill is when SIGKILL is tried again on a container that will not go.
-const rekill = 5 * time.Second
+// killRetry is the time between two SIGKILLs to a container that does not end.
+const killRetry = 5 * time.Second
 
-// endContainers brings the end of all containers one step on: the main ones
+// endContainers takes the next step in stopping the containers: the main ones
 // and init containers together, then sidecars in reverse order. It returns
-// when to look again and whether all have ended.
+// when to call it again and whether all have ended.
 func (w *worker) endContainers(ctx context.Context) (next time.Time, ended bool) {
 	ended = true
-	for _, c := range w.ctrs {
+	for _, c := range w.containers {
 		if c.running() && c.role != roleSidecar {
 			ended = false
 			c.stop(ctx, w.end.deadline(), "Stopping container "+c.spec.Name)
-			next = sooner(next, c.pressStop(ctx))
+			next = earlier(next, c.enforceStop(ctx))
 		}
 	}
-	for i := len(w.ctrs) - 1; i >= 0 && ended; i-- {
-		if c := w.ctrs[i]; c.running() {
+	for i := len(w.containers) - 1; i >= 0 && ended; i-- {
+		if c := w.containers[i]; c.running() {
 			ended = false
 			c.stop(ctx, w.end.deadline(), "Stopping container "+c.spec.Name)
-			next = sooner(next, c.pressStop(ctx))
+			next = earlier(next, c.enforceStop(ctx))
 		}
 	}
 	return next, ended
 }
 
-// stop begins the end of a running container: the preStop hook, then SIGTERM,
-// and SIGKILL at the deadline. If it has begun, the earlier deadline counts.
-func (c *ctr) stop(ctx context.Context, deadline time.Time, why string) {
+// stop starts to stop a running container: the preStop hook, then SIGTERM, and
+// SIGKILL at the deadline. Of several calls the earliest deadline counts.
+func (c *container) stop(ctx context.Context, deadline time.Time, why string) {
 	if c.stopped != nil {
 		if deadline.Before(c.stopped.deadline) {
 			c.stopped.deadline = deadline
@@ -60,12 +60,12 @@ func (c *ctr) stop(ctx context.Context, deadline time.Time, why string) {
 		return
 	}
 	c.stopped = &stopping{deadline: deadline}
-	pod := c.w.podNow()
+	pod := c.w.object()
 	if pod != nil {
 		c.w.r.event(pod, corev1.EventTypeNormal, "Killing", why)
 	}
 	if !time.Now().Before(deadline) {
-		return // pressStop kills it
+		return // enforceStop kills it at once
 	}
 	id := c.now.ID
 	terminate := func() {
@@ -73,7 +73,7 @@ func (c *ctr) stop(ctx context.Context, deadline time.Time, why string) {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 			defer cancel()
 			if err := c.w.sandbox.client.Signal(ctx, c.spec.Name, syscall.SIGTERM); err != nil {
-				c.w.log.Error("send SIGTERM", "container", c.spec.Name, "err", err)
+				c.w.log.Error("cannot send SIGTERM", "container", c.spec.Name, "err", err)
 			}
 		}
 	}
@@ -99,38 +99,38 @@ func (c *ctr) stop(ctx context.Context, deadline time.Time, why string) {
 	})
 }
 
-// pressStop kills the container when its time is over, and returns when to
-// look again.
-func (c *ctr) pressStop(ctx context.Context) time.Time {
+// enforceStop kills the container after its deadline, and returns when to call
+// it again.
+func (c *container) enforceStop(ctx context.Context) time.Time {
 	s := c.stopped
 	if s == nil {
 		return time.Time{}
 	}
 	if now := time.Now(); now.Before(s.deadline) {
 		return s.deadline
-	} else if now.Sub(s.killed) >= rekill {
+	} else if now.Sub(s.killed) >= killRetry {
 		s.killed = now
 		client, name := c.w.sandbox.client, c.spec.Name
 		c.w.tasks.Go(func() {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 15*time.Second)
 			defer cancel()
 			if err := client.Kill(ctx, name); err != nil {
-				c.w.log.Error("kill container", "container", name, "err", err)
+				c.w.log.Error("cannot kill the container; retrying", "container", name, "err", err, "after", killRetry)
 			}
 		})
 	}
-	return s.killed.Add(rekill)
+	return s.killed.Add(killRetry)
 }
 
-// podNow is the newest object, nil if there was none.
-func (w *worker) podNow() *corev1.Pod {
+// object returns the newest version of the Pod, nil if there was none.
+func (w *worker) object() *corev1.Pod {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.pod
 }
 
 // postStart runs the hook beside the container, which is stopped if it fails.
-func (c *ctr) postStart(pod *corev1.Pod) {
+func (c *container) postStart(pod *corev1.Pod) {
 	if c.spec.Lifecycle == nil || c.spec.Lifecycle.PostStart == nil {
 		return
 	}
@@ -154,8 +154,8 @@ func (c *ctr) postStart(pod *corev1.Pod) {
 			if !c.running() || c.now.ID != id {
 				return
 			}
-			c.w.r.event(pod, corev1.EventTypeWarning, "FailedPostStartHook", fmt.Sprintf("PostStartHook of container %s failed: %v", c.spec.Name,
-				err))
+			c.w.r.event(pod, corev1.EventTypeWarning, "FailedPostStartHook",
+				fmt.Sprintf("PostStartHook of container %s failed: %v", c.spec.Name, err))
 			c.stop(c.w.life, time.Now().Add(grace(pod)), "FailedPostStartHook: stopping container "+c.spec.Name)
 		})
 	})

@@ -21,14 +21,14 @@ import (
 )
 
 // streamer carries streams between the API server and a pod. It implements the
-// interfaces of k8s.io/cri-streaming; ctx is the end of the agent.
+// interfaces of k8s.io/cri-streaming; ctx ends with the agent.
 type streamer struct {
 	ctx context.Context
-	pod *podNow
+	pod *podSnapshot
 }
 
-// until joins the request's end with the agent's.
-func (s streamer) until(ctx context.Context) (context.Context, context.CancelFunc) {
+// endWithAgent returns a copy of a request's context that ends with the agent too.
+func (s streamer) endWithAgent(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(s.ctx, cancel)
 	return ctx, func() {
@@ -41,7 +41,7 @@ func (s streamer) until(ctx context.Context) (context.Context, context.CancelFun
 // wrote has been sent.
 func (s streamer) ExecInContainer(ctx context.Context, _, _, container string, cmd []string, in io.Reader, out, errOut io.WriteCloser,
 	tty bool, resize <-chan remotecommand.TerminalSize, _ time.Duration) error {
-	ctx, cancel := s.until(ctx)
+	ctx, cancel := s.endWithAgent(ctx)
 	defer cancel()
 	var p *pipes
 	var err error
@@ -72,7 +72,7 @@ func (s streamer) ExecInContainer(ctx context.Context, _, _, container string, c
 // AttachContainer joins the streams to a running container.
 func (s streamer) AttachContainer(ctx context.Context, _, _, container string, in io.Reader, out, errOut io.WriteCloser, _ bool,
 	resize <-chan remotecommand.TerminalSize) error {
-	ctx, cancel := s.until(ctx)
+	ctx, cancel := s.endWithAgent(ctx)
 	defer cancel()
 	p, err := newPipes(in, out, errOut)
 	if err != nil {
@@ -105,7 +105,7 @@ func (s streamer) AttachContainer(ctx context.Context, _, _, container string, i
 
 // PortForward joins a stream to a port on the pod's loopback device.
 func (s streamer) PortForward(ctx context.Context, _, _ string, port int32, stream io.ReadWriteCloser) error {
-	ctx, cancel := s.until(ctx)
+	ctx, cancel := s.endWithAgent(ctx)
 	defer cancel()
 	conn, err := s.pod.dial(port)
 	if err != nil {
@@ -118,12 +118,13 @@ func (s streamer) PortForward(ctx context.Context, _, _ string, port int32, stre
 		_, err := io.Copy(stream, conn)
 		back <- err
 	}()
-	go func() { // ends when the client has said all, or its stream is closed
+	go func() { // ends at the end of the client's stream, or when that is closed
 		_, _ = io.Copy(conn, stream)
 		_ = conn.(*net.TCPConn).CloseWrite()
 	}()
-	// The pod's end of the connection is the end, as with a kubelet; a client
-	// that goes closes the stream, and the copy above the connection.
+	// The connection ends when the pod closes it, as with a kubelet. A client
+	// that leaves closes the stream, which ends the copy above and so the
+	// connection.
 	err = <-back
 	if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 		return nil
@@ -135,7 +136,7 @@ func (s streamer) PortForward(ctx context.Context, _, _ string, port int32, stre
 const dialTimeout = 10 * time.Second
 
 // dial connects to a port of the pod itself, over IPv4 or else IPv6.
-func (p *podNow) dial(port int32) (net.Conn, error) {
+func (p *podSnapshot) dial(port int32) (net.Conn, error) {
 	var conn net.Conn
 	connect := func() error {
 		var errs []error
@@ -152,7 +153,7 @@ func (p *podNow) dial(port int32) (net.Conn, error) {
 	if p.hostNetwork {
 		return conn, connect()
 	}
-	err := netns.Do(netns.Of(p.netns), connect)
+	err := netns.Do(netns.Of(p.netnsPID), connect)
 	return conn, err
 }
 
@@ -235,18 +236,19 @@ func (p *pipes) begin() {
 	})
 }
 
-// lastWait is how long output may still be awaited after the process has
-// ended: a child left behind may hold the pipe open for ever.
-const lastWait = 500 * time.Millisecond
+// drainTimeout is how long output is awaited after the process has ended: a
+// child left behind may hold the pipe open for ever.
+const drainTimeout = 500 * time.Millisecond
 
-// copy ends with the last writer's end, or when nothing came for a while after
-// the process's end. The time that the client takes does not count.
+// copy returns when the last writer has closed the pipe, or when nothing came
+// for drainTimeout after the process's end. Time spent writing to the client
+// does not count.
 func (p *pipes) copy(o outlet) {
 	buf := make([]byte, 32<<10)
 	for {
 		ended := p.ended.Load()
 		if ended {
-			_ = o.from.SetReadDeadline(time.Now().Add(lastWait))
+			_ = o.from.SetReadDeadline(time.Now().Add(drainTimeout))
 		}
 		n, err := o.from.Read(buf)
 		if n > 0 {

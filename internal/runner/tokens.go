@@ -16,8 +16,8 @@ import (
 // tokenMountPath is where clients of the API look for their token.
 const tokenMountPath = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// Times of tokens. A token is asked for anew when a fifth of its life is left,
-// and at least every day.
+// Times of tokens. A token is renewed when a fifth of its life is left, and at
+// least every day.
 const (
 	tokenTimeout = 10 * time.Second
 	tokenRetry   = 10 * time.Second
@@ -51,8 +51,9 @@ func keyOf(p *corev1.ServiceAccountTokenProjection) tokenKey {
 }
 
 // get returns a token that is fresh.
-func (t *tokens) get(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, p *corev1.ServiceAccountTokenProjection) (string,
-	error) {
+func (t *tokens) get(
+	ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, p *corev1.ServiceAccountTokenProjection,
+) (string, error) {
 	key := keyOf(p)
 	if k, ok := t.have[key]; ok && time.Now().Before(k.refresh) {
 		return k.text, nil
@@ -82,15 +83,15 @@ func (t *tokens) get(ctx context.Context, client kubernetes.Interface, pod *core
 	return r.Status.Token, nil
 }
 
-// refreshTime is when a token that was asked for at a time and ends at another
-// is replaced. By this machine's clock it lives as long as by the server's.
+// refreshTime returns when to replace a token that was requested at asked, by this
+// machine's clock, and expires at end, by the server's.
 func refreshTime(asked, end time.Time) time.Time {
 	life := end.Sub(asked)
 	return asked.Add(min(life-life/5, tokenMaxAge))
 }
 
-// refresh writes tokens anew that will end, and returns when to come again;
-// zero for never.
+// refresh renews the tokens that are due, and returns when to call it again; zero
+// for never.
 func (w *worker) refresh(ctx context.Context, pod *corev1.Pod) (next time.Time) {
 	now := time.Now()
 	if now.Before(w.tokens.retryAt) {
@@ -104,30 +105,30 @@ func (w *worker) refresh(ctx context.Context, pod *corev1.Pod) (next time.Time) 
 		due := time.Time{}
 		for _, s := range v.Projected.Sources {
 			if s.ServiceAccountToken != nil {
-				// One of an earlier run of the agent is not known, and due.
-				due = sooner(due, later(w.tokens.have[keyOf(s.ServiceAccountToken)].refresh, time.Unix(1, 0)))
+				// A token of an earlier run of the agent is unknown, and so due.
+				due = earlier(due, later(w.tokens.have[keyOf(s.ServiceAccountToken)].refresh, time.Unix(1, 0)))
 			}
 		}
 		if due.IsZero() {
 			continue
 		}
 		if _, err := os.Stat(w.paths.volume(v.Name)); err != nil {
-			continue // no container that has it has started
+			continue // no container with this volume has started
 		}
 		if now.Before(due) {
-			next = sooner(next, due)
+			next = earlier(next, due)
 			continue
 		}
-		f := facts{pod: pod, ips: w.podView(pod).ips, hostIPs: w.r.hostIPs()}
+		f := facts{pod: pod, ips: w.state(pod).ips, hostIPs: w.r.hostIPs()}
 		from := source{client: w.r.o.Client, namespace: pod.Namespace, tokens: &w.tokens}
 		if _, err := volume(ctx, f, v, w.paths.volume(v.Name), from); err != nil {
 			if ctx.Err() == nil {
-				w.log.Warn("cannot renew a pod's token; trying on", "namespace", pod.Namespace, "name", pod.Name, "err", err)
+				w.log.Warn("cannot renew the pod's token; retrying", "err", err, "after", tokenRetry)
 			}
 			w.tokens.retryAt = now.Add(tokenRetry)
 			return w.tokens.retryAt
 		}
-		// The next turn tells when it is due again.
+		// The next call finds out when it is due again.
 		next = now
 	}
 	return next

@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// facts are what a pod knows of itself when its containers start.
+// facts are the values that the downward API and a container's start need.
 type facts struct {
 	pod     *corev1.Pod
 	ips     []netip.Addr
@@ -67,7 +67,7 @@ func kindName(secret bool) string {
 
 // variables builds a container's environment in the order of kubelet: envFrom,
 // env (later ones win, $(NAME) refers to earlier ones and to service
-// variables), then the service variables that nothing has hidden.
+// variables), then the service variables that none of these overrides.
 func variables(ctx context.Context, f facts, c *corev1.Container, services []corev1.EnvVar, from source) ([]corev1.EnvVar, error) {
 	var out []corev1.EnvVar
 	set := func(name, value string) {
@@ -142,8 +142,8 @@ func envFrom(ctx context.Context, e corev1.EnvFromSource, from source) ([]corev1
 	return out, nil
 }
 
-// valueOf is the value of a variable that comes from somewhere; ok is false
-// when an optional key is absent.
+// valueOf returns the value of a variable with valueFrom; ok is false when an
+// optional key is absent.
 func valueOf(ctx context.Context, f facts, e corev1.EnvVar, from source) (value string, ok bool, err error) {
 	v := e.ValueFrom
 	key := func(secret bool, name, key string, optional *bool) (string, bool, error) {
@@ -176,7 +176,7 @@ func valueOf(ctx context.Context, f facts, e corev1.EnvVar, from source) (value 
 	return "", false, errors.New("valueFrom: want fieldRef, configMapKeyRef or secretKeyRef; others are not supported")
 }
 
-// field is the value of a downward API path.
+// field returns the value of a downward API path.
 func field(f facts, path string) (string, error) {
 	join := func(addrs []netip.Addr) string {
 		var s []string

@@ -15,8 +15,8 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/mount"
 )
 
-// volume makes ready what a volume of the pod stands for and returns its path
-// on the machine. dir is the volume's own directory below the pod's.
+// volume prepares a volume of the pod and returns its path on the machine. dir is
+// the volume's own directory below the pod's.
 func volume(ctx context.Context, f facts, v *corev1.Volume, dir string, from source) (string, error) {
 	switch {
 	case v.EmptyDir != nil:
@@ -193,8 +193,8 @@ func writeFiles(dir string, files map[string]file, defaultMode *int32) error {
 	})
 }
 
-// binds turns a container's volumeMounts into mounts; paths are the volumes'
-// places on the machine.
+// binds turns a container's volumeMounts into mounts; paths are the paths of the
+// volumes on the machine, by name.
 func binds(c *corev1.Container, paths map[string]string, value func(string) (string, bool)) ([]mount.Bind, error) {
 	var out []mount.Bind
 	for _, m := range c.VolumeMounts {
@@ -224,11 +224,11 @@ func binds(c *corev1.Container, paths map[string]string, value func(string) (str
 			}
 			src = filepath.Join(src, sub)
 		}
-		// Clients of the API look for their token at one place, whatever the
-		// machine has there; other places must exist.
+		// The token's mount path is made if the machine lacks it: clients of the
+		// API expect their token there. Other mount paths must exist.
 		out = append(out, mount.Bind{Source: src, Target: m.MountPath, ReadOnly: m.ReadOnly, Make: filepath.Clean(m.MountPath) == tokenMountPath})
 	}
-	// Outer places first, so that inner ones are laid over them.
+	// Outer mounts first, so that inner ones are mounted over them.
 	slices.SortStableFunc(out, func(a, b mount.Bind) int {
 		return strings.Count(filepath.Clean(a.Target), "/") - strings.Count(filepath.Clean(b.Target), "/")
 	})

@@ -2,7 +2,6 @@ package runner
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"os"
 	"sync"
@@ -15,56 +14,55 @@ import (
 	"github.com/fairlead/fairlead/internal/runner/shim"
 )
 
-// worker owns one pod, from its first sight to the removal of its directory.
-// All fields below "loop" belong to the goroutine of run; everything else
-// reaches it by post.
+// worker owns one pod until its directory is removed. The fields below "loop"
+// belong to the goroutine of run, which other goroutines reach by post.
 type worker struct {
-	r     *Runner
-	uid   types.UID
-	paths podPaths
-	log   *slog.Logger
-	pub   *publisher
-	view  atomic.Pointer[podNow]
+	r        *Runner
+	uid      types.UID
+	paths    podPaths
+	log      *slog.Logger
+	pub      *publisher
+	snapshot atomic.Pointer[podSnapshot]
 
-	// life is what goroutines of this pod run with; the agent's end ends them.
+	// life ends with the worker or the agent; all goroutines of this pod run with it.
 	life context.Context
 	die  context.CancelFunc
 
 	wake chan struct{}
 	mu   sync.Mutex
-	// inbox holds what happened since the loop last looked. Each sender has at
-	// most a few entries under way: a container's end, a probe's turn.
+	// inbox holds the functions posted since the last turn of the loop. It is
+	// short: a sender posts a container's end, or a probe's result.
 	inbox []func()
 	pod   *corev1.Pod // the newest object
-	gone  bool        // the object is no more
-	halt  bool        // the agent ends and takes its pods along
+	gone  bool        // the object is deleted
+	halt  bool        // the agent ends, and its pods with it
 
 	// loop
-	rec     podRecord
-	ctrs    []*ctr
-	sandbox *sandbox
-	retry   backoff // of the sandbox
-	retryAt time.Time
-	tokens  tokens
-	relink  bool // the node's end of the network was lost while the agent was away
-	end     *ending
-	over    bool
-	done    bool
-	tasks   sync.WaitGroup // goroutines of probes, hooks and the shim's watch
+	rec        podRecord
+	containers []*container
+	sandbox    *sandbox
+	retry      backoff // of the sandbox
+	retryAt    time.Time
+	tokens     tokens
+	relink     bool // the node's end of the network was removed while the agent was away
+	end        *ending
+	over       bool
+	done       bool
+	tasks      sync.WaitGroup // probes, hooks and the shim's watch
 }
 
-// podNow is what the HTTPS endpoint may know of a pod.
-type podNow struct {
+// podSnapshot is what the HTTPS endpoint knows of a pod.
+type podSnapshot struct {
 	namespace, name string
 	created         time.Time
 	paths           podPaths
-	netns           int // a process inside the pod's network namespace, 0 for the machine's
+	netnsPID        int // a process in the pod's network namespace, 0 for the machine's
 	hostNetwork     bool
 	client          shim.Client
-	containers      map[string]containerNow
+	containers      map[string]containerSnapshot
 }
 
-type containerNow struct {
+type containerSnapshot struct {
 	attempt int // -1 before the first
 	running bool
 	tty     bool
@@ -72,9 +70,9 @@ type containerNow struct {
 	done    <-chan struct{} // closed when the attempt has ended
 }
 
-func newWorker(ctx context.Context, r *Runner, uid types.UID) *worker {
+func newWorker(ctx context.Context, r *Runner, uid types.UID, namespace, name string) *worker {
 	w := &worker{
-		r: r, uid: uid, paths: podPaths{r.podDir(uid)}, log: r.o.Log.With("uid", string(uid)),
+		r: r, uid: uid, paths: podPaths{r.podDir(uid)}, log: r.o.Log.With("namespace", namespace, "pod", name, "uid", string(uid)),
 		wake: make(chan struct{}, 1), retry: backoff{base: r.o.BackOff},
 	}
 	w.life, w.die = context.WithCancel(ctx)
@@ -82,7 +80,7 @@ func newWorker(ctx context.Context, r *Runner, uid types.UID) *worker {
 	return w
 }
 
-// post has f called on the loop.
+// post has the loop call f.
 func (w *worker) post(f func()) {
 	w.mu.Lock()
 	w.inbox = append(w.inbox, f)
@@ -97,7 +95,7 @@ func (w *worker) nudge() {
 	}
 }
 
-// update hands over a new state of the object, remove says that it is gone.
+// update hands over a new version of the object.
 func (w *worker) update(pod *corev1.Pod) {
 	w.mu.Lock()
 	w.pod = pod
@@ -105,6 +103,8 @@ func (w *worker) update(pod *corev1.Pod) {
 	w.nudge()
 }
 
+// remove reports the deletion of the object; last is its last version, nil if that
+// is unknown.
 func (w *worker) remove(last *corev1.Pod) {
 	w.mu.Lock()
 	w.gone = true
@@ -115,6 +115,7 @@ func (w *worker) remove(last *corev1.Pod) {
 	w.nudge()
 }
 
+// stop ends the pod along with the agent.
 func (w *worker) stop() {
 	w.mu.Lock()
 	w.halt = true
@@ -122,8 +123,8 @@ func (w *worker) stop() {
 	w.nudge()
 }
 
-// run is the loop. It returns when the pod is gone and nothing of it is left,
-// or when its life ends: then the pod goes on without us.
+// run is the loop. It returns when the pod has ended and nothing of it is left, or
+// when life ends: then the pod goes on without the agent.
 func (w *worker) run() {
 	ctx := w.life
 	defer w.tasks.Wait()
@@ -156,14 +157,14 @@ func (w *worker) run() {
 	}
 }
 
-// step does what can be done now and returns when to look again, zero for
+// step takes the next possible step and returns when to call it again, zero for
 // never.
 func (w *worker) step(ctx context.Context) time.Time {
 	w.mu.Lock()
 	pod, gone, halt := w.pod, w.gone, w.halt
 	w.mu.Unlock()
 	if pod == nil && !gone && !halt {
-		return time.Time{} // adopted; the informer will tell
+		return time.Time{} // adopted; the informer brings the object
 	}
 	if pod != nil {
 		w.setPod(pod)
@@ -177,9 +178,9 @@ func (w *worker) step(ctx context.Context) time.Time {
 	default:
 		next = w.advance(ctx, pod)
 	}
-	w.show(pod)
+	w.publishSnapshot(pod)
 	if pod != nil && !gone && !w.done {
-		w.pub.set(pod, w.podView(pod).status(time.Now()))
+		w.pub.set(pod, w.state(pod).status(time.Now()))
 	}
 	return next
 }
@@ -188,21 +189,21 @@ func isOver(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// setPod makes the containers of the spec known, once; later specs differ only
-// in what does not matter here.
+// setPod takes the containers from the first spec; of later ones it takes the
+// images, the only part that can change.
 func (w *worker) setPod(pod *corev1.Pod) {
 	w.rec.UID, w.rec.Namespace, w.rec.Name = pod.UID, pod.Namespace, pod.Name
 	w.rec.HostNetwork = pod.Spec.HostNetwork
 	w.rec.Grace = grace(pod)
-	if len(w.ctrs) > 0 {
-		for _, c := range w.ctrs {
+	if len(w.containers) > 0 {
+		for _, c := range w.containers {
 			c.refresh(pod)
 		}
 		return
 	}
 	add := func(c *corev1.Container, r role) {
-		k := &ctr{w: w, containerView: containerView{spec: c, role: r}, back: backoff{base: w.r.o.BackOff}}
-		w.ctrs = append(w.ctrs, k)
+		k := &container{w: w, containerState: containerState{spec: c, role: r}, back: backoff{base: w.r.o.BackOff}}
+		w.containers = append(w.containers, k)
 		k.adopt(pod)
 	}
 	for i := range pod.Spec.InitContainers {
@@ -218,9 +219,9 @@ func (w *worker) setPod(pod *corev1.Pod) {
 	}
 }
 
-// strangers makes known the containers of a pod whose object was gone when the
-// agent came back: their names stand on disk.
-func (w *worker) strangers() {
+// loadContainers takes the containers from the records on disk, for a pod whose
+// object was deleted while the agent was away.
+func (w *worker) loadContainers() {
 	entries, err := os.ReadDir(w.paths.containers())
 	if err != nil {
 		return
@@ -230,11 +231,11 @@ func (w *worker) strangers() {
 		if len(states) == 0 {
 			continue
 		}
-		c := &ctr{w: w, containerView: containerView{spec: &corev1.Container{Name: e.Name()}, now: &states[len(states)-1]}}
+		c := &container{w: w, containerState: containerState{spec: &corev1.Container{Name: e.Name()}, now: &states[len(states)-1]}}
 		if w.sandbox == nil {
 			c.now.Exited = true
 		}
-		w.ctrs = append(w.ctrs, c)
+		w.containers = append(w.containers, c)
 	}
 }
 
@@ -245,10 +246,10 @@ func grace(pod *corev1.Pod) time.Duration {
 	return corev1.DefaultTerminationGracePeriodSeconds * time.Second
 }
 
-func (w *worker) podView(pod *corev1.Pod) podView {
+func (w *worker) state(pod *corev1.Pod) podState {
 	known := *pod
 	known.Status = w.pub.known(pod)
-	v := podView{pod: &known, hosts: w.r.hostIPs(), started: w.rec.Started, sandbox: w.sandbox != nil, over: w.over, ips: w.rec.Shown}
+	v := podState{pod: &known, hosts: w.r.hostIPs(), started: w.rec.Started, sandbox: w.sandbox != nil, over: w.over, ips: w.rec.Shown}
 	if pod.Spec.HostNetwork && w.sandbox != nil && len(v.hosts) > 0 {
 		v.ips = v.hosts
 	} else if len(v.ips) == 0 {
@@ -256,22 +257,22 @@ func (w *worker) podView(pod *corev1.Pod) podView {
 			v.ips = append(v.ips, parseAddrs(ip.IP)...)
 		}
 	}
-	for _, c := range w.ctrs {
-		v.containers = append(v.containers, &c.containerView)
+	for _, c := range w.containers {
+		v.containers = append(v.containers, &c.containerState)
 		v.over = v.over && !c.running() // sidecars may still be ending
 	}
 	return v
 }
 
-// advance brings a pod that shall run one step on.
+// advance takes the next step in running a pod.
 func (w *worker) advance(ctx context.Context, pod *corev1.Pod) time.Time {
 	if w.rec.Started.IsZero() {
 		w.rec.Started = time.Now()
 	}
-	for _, c := range w.ctrs {
+	for _, c := range w.containers {
 		if err := checkContainer(c.spec); err != nil && c.now == nil {
-			c.refuse(pod, err)
-			return time.Time{} // only a change of the object can help
+			c.startFailed(pod, err)
+			return time.Time{} // until the object changes
 		}
 	}
 	if w.sandbox == nil {
@@ -282,8 +283,9 @@ func (w *worker) advance(ctx context.Context, pod *corev1.Pod) time.Time {
 			return time.Time{} // the runner wakes all workers when it can
 		}
 		if err := w.createSandbox(ctx, pod); err != nil {
-			w.retryAt = time.Now().Add(max(w.retry.next(0), time.Second))
-			w.log.Error("pod cannot start", "namespace", pod.Namespace, "name", pod.Name, "err", err)
+			wait := max(w.retry.next(0), time.Second)
+			w.retryAt = time.Now().Add(wait)
+			w.log.Error("cannot start the pod; retrying", "err", err, "after", wait)
 			w.r.event(pod, corev1.EventTypeWarning, "FailedCreatePodSandBox", err.Error())
 			return w.retryAt
 		}
@@ -291,21 +293,21 @@ func (w *worker) advance(ctx context.Context, pod *corev1.Pod) time.Time {
 	if w.relink && w.r.canStart(pod) {
 		w.relink = false
 		if err := w.connect(); err != nil {
-			w.log.Error("join a pod to the network again", "err", err)
+			w.log.Error("cannot connect the pod to the network again", "err", err)
 		}
 	}
-	next, live := w.containers(ctx, pod)
+	next, live := w.startContainers(ctx, pod)
 	if !live {
 		w.over = true
 		return w.finish(ctx, pod)
 	}
-	return sooner(next, w.refresh(ctx, pod))
+	return earlier(next, w.refresh(ctx, pod))
 }
 
-// containers starts what may run now. live is false when every main container
-// has ended for good, or an init container has.
-func (w *worker) containers(ctx context.Context, pod *corev1.Pod) (next time.Time, live bool) {
-	for _, c := range w.ctrs {
+// startContainers starts what may run now. live is false when every main container
+// has ended for good, or an init container has failed for good.
+func (w *worker) startContainers(ctx context.Context, pod *corev1.Pod) (next time.Time, live bool) {
+	for _, c := range w.containers {
 		if c.role == roleMain {
 			break
 		}
@@ -315,17 +317,17 @@ func (w *worker) containers(ctx context.Context, pod *corev1.Pod) (next time.Tim
 		if c.failed() {
 			return time.Time{}, false
 		}
-		next = sooner(next, c.ensure(ctx, pod))
+		next = earlier(next, c.ensure(ctx, pod))
 		if c.role == roleSidecar && c.started {
 			continue
 		}
-		return next, true // later ones wait
+		return next, true // later containers wait for it
 	}
-	for _, c := range w.ctrs {
+	for _, c := range w.containers {
 		if c.role != roleMain {
 			continue
 		}
-		next = sooner(next, c.ensure(ctx, pod))
+		next = earlier(next, c.ensure(ctx, pod))
 		if c.running() || c.waiting != nil || c.now == nil {
 			live = true
 		}
@@ -333,16 +335,16 @@ func (w *worker) containers(ctx context.Context, pod *corev1.Pod) (next time.Tim
 	return next, live
 }
 
-// sooner is the earlier of two times, where zero means never.
-func sooner(a, b time.Time) time.Time {
+// earlier returns the earlier of two times, where zero means never.
+func earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b
 	}
 	return a
 }
 
-// finish ends what is left of a pod that is over (sidecars) and gives its
-// network back. Records and logs stay until the object goes.
+// finish ends the sidecars of a pod that is over and frees its network. Records
+// and logs stay until the object is deleted.
 func (w *worker) finish(ctx context.Context, pod *corev1.Pod) time.Time {
 	if w.end == nil {
 		w.end = &ending{at: time.Now(), grace: grace(pod)}
@@ -355,13 +357,13 @@ func (w *worker) finish(ctx context.Context, pod *corev1.Pod) time.Time {
 	return time.Time{}
 }
 
-// terminate ends a pod that is deleted, gone or stopped along with the agent.
+// terminate ends a pod that is being deleted, is deleted, or ends with the agent.
 func (w *worker) terminate(ctx context.Context, pod *corev1.Pod, gone, halt bool) time.Time {
 	if w.end == nil {
 		w.end = &ending{at: time.Now(), grace: w.rec.Grace}
 	}
-	if pod == nil && len(w.ctrs) == 0 {
-		w.strangers()
+	if pod == nil && len(w.containers) == 0 {
+		w.loadContainers()
 	}
 	switch {
 	case pod != nil && pod.DeletionGracePeriodSeconds != nil:
@@ -376,7 +378,7 @@ func (w *worker) terminate(ctx context.Context, pod *corev1.Pod, gone, halt bool
 	switch {
 	case gone:
 		if err := os.RemoveAll(w.paths.dir); err != nil {
-			w.log.Error("remove the state of a pod", "err", err)
+			w.log.Error("cannot remove the pod's state", "err", err)
 		}
 		w.done = true
 	case halt:
@@ -384,35 +386,35 @@ func (w *worker) terminate(ctx context.Context, pod *corev1.Pod, gone, halt bool
 	default:
 		w.over = true
 		if pod.Spec.RestartPolicy == corev1.RestartPolicyAlways {
-			for _, c := range w.ctrs {
+			for _, c := range w.containers {
 				c.waiting = nil
 			}
 		}
-		w.pub.remove(pod, w.podView(pod).status(time.Now()))
+		w.pub.remove(pod, w.state(pod).status(time.Now()))
 	}
 	return time.Time{}
 }
 
-// show publishes what the HTTPS endpoint may know.
-func (w *worker) show(pod *corev1.Pod) {
+// publishSnapshot hands the HTTPS endpoint what it may know.
+func (w *worker) publishSnapshot(pod *corev1.Pod) {
 	if pod == nil {
 		return
 	}
-	now := &podNow{
+	now := &podSnapshot{
 		namespace: pod.Namespace, name: pod.Name, created: pod.CreationTimestamp.Time, paths: w.paths, hostNetwork: pod.Spec.HostNetwork,
-		client: shim.Client{Dir: w.paths.dir}, containers: map[string]containerNow{},
+		client: shim.Client{Dir: w.paths.dir}, containers: map[string]containerSnapshot{},
 	}
 	if w.sandbox != nil && !pod.Spec.HostNetwork {
-		now.netns = w.sandbox.id.Pid
+		now.netnsPID = w.sandbox.id.Pid
 	}
-	for _, c := range w.ctrs {
-		k := containerNow{attempt: -1, tty: c.spec.TTY, stdin: c.spec.Stdin, done: c.ended}
+	for _, c := range w.containers {
+		k := containerSnapshot{attempt: -1, tty: c.spec.TTY, stdin: c.spec.Stdin, done: c.ended}
 		if c.now != nil {
 			k.attempt, k.running = c.now.Attempt, c.running()
 		}
 		now.containers[c.spec.Name] = k
 	}
-	w.view.Store(now)
+	w.snapshot.Store(now)
 }
 
-func (w *worker) String() string { return fmt.Sprintf("%s/%s", w.rec.Namespace, w.rec.Name) }
+func (w *worker) String() string { return w.rec.Namespace + "/" + w.rec.Name }

@@ -210,11 +210,11 @@ func TestKilledAgent(t *testing.T) {
 	if after := c.started(); after != before {
 		t.Errorf("the Pods were not left alone:\nbefore\n%s\nafter\n%s", before, after)
 	}
-	if strings.Count(c.agent.Log(), "pod found again") != 2 {
-		t.Error("the agent did not find its Pods again")
+	if strings.Count(c.agent.Log(), "adopted a running pod") != 2 {
+		t.Error("the agent did not adopt its Pods")
 	}
 	if out := c.kubectl("exec", strings.Fields(before)[0], "--", "hostname"); out != strings.Fields(before)[0] {
-		t.Errorf("exec into a Pod that was found again printed %q", out)
+		t.Errorf("exec into an adopted Pod printed %q", out)
 	}
 }
 

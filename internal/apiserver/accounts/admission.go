@@ -25,13 +25,13 @@ const (
 	MountPath = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 	volumePrefix = "kube-api-access-"
-	// tokenSeconds is odd, so that such tokens are told from others by it.
+	// tokenSeconds is kube-apiserver's odd value, which identifies such tokens.
 	tokenSeconds = int64(3607)
 	volumeMode   = int32(0o644)
 )
 
-// Admission gives every new Pod its account and, unless the Pod or the account
-// says otherwise, a volume with a token, the authority and the namespace.
+// Admission sets the account of every new Pod and, unless the Pod or the account
+// opts out, adds a volume with a token, the authority and the namespace.
 type Admission struct {
 	*admission.Handler
 	Accounts corelisters.ServiceAccountLister
@@ -56,7 +56,8 @@ func podOf(a admission.Attributes) *corev1.Pod {
 	return p
 }
 
-// isMirror: a mirror Pod only shows a process that a kubelet runs by itself.
+// isMirror reports whether p is a mirror Pod, which represents a static Pod of a
+// kubelet.
 func isMirror(p *corev1.Pod) bool {
 	_, ok := p.Annotations[corev1.MirrorPodAnnotationKey]
 	return ok
@@ -89,7 +90,7 @@ func (x *Admission) Admit(ctx context.Context, a admission.Attributes, _ admissi
 	return nil
 }
 
-// Validate looks at what other plug-ins made of the Pod.
+// Validate checks the Pod as other plug-ins changed it.
 func (x *Admission) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	p := podOf(a)
 	if p == nil {
@@ -117,8 +118,8 @@ func (x *Admission) Validate(ctx context.Context, a admission.Attributes, _ admi
 	return nil
 }
 
-// account finds the account of a new Pod. The account "default" of a new
-// namespace is made here if the Pod comes faster than Keeper.
+// account returns the account of a new Pod. It makes the account "default" if the
+// Pod comes before Keeper has made it.
 func (x *Admission) account(ctx context.Context, namespace, name string) (*corev1.ServiceAccount, error) {
 	if account, err := x.Accounts.ServiceAccounts(namespace).Get(name); err == nil {
 		return account, nil
@@ -142,7 +143,7 @@ func mountToken(s *corev1.PodSpec) {
 	name := ""
 	for i := range s.Volumes {
 		if v := &s.Volumes[i]; len(v.Name) > len(volumePrefix) && v.Name[:len(volumePrefix)] == volumePrefix {
-			name = v.Name // as a client sent it that copies another Pod
+			name = v.Name // a copy of another Pod
 		}
 	}
 	added := name != ""

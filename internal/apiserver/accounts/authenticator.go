@@ -22,33 +22,32 @@ import (
 	"github.com/fairlead/fairlead/internal/registry/serviceaccount"
 )
 
-// lookTimeout bounds the look at what a token is bound to.
-const lookTimeout = 10 * time.Second
+// lookupTimeout bounds the look-up of what a token is bound to.
+const lookupTimeout = 10 * time.Second
 
 // clockSkew is how far the clock of the server that issued a token may be ahead.
 const clockSkew = time.Minute
 
-// goneFor is how long the token of an object that is being deleted still
-// counts, as in Kubernetes: its processes may need it to end in order.
-const goneFor = time.Minute
+// deletionLeeway is how long the token of an object that is being deleted is still
+// accepted, as in Kubernetes: its processes may need it to shut down.
+const deletionLeeway = time.Minute
 
-// PodUID returns the UID of a Pod that is known to exist; "" says that it may
-// not.
+// PodUID returns the UID and the deletion timestamp of a Pod, "" if it is not known.
 type PodUID func(namespace, name string) (uid string, deleted *metav1.Time)
 
-// Authenticator recognises the tokens of an Issuer.
+// Authenticator authenticates the tokens of an Issuer.
 type Authenticator struct {
 	Issuer   *Issuer
 	Accounts corelisters.ServiceAccountLister
 	Pods     PodUID
-	// Client looks for what the caches do not know, yet or any more.
+	// Client looks up what the caches lack.
 	Client kubernetes.Interface
 	Now    func() time.Time
 }
 
 var _ authenticator.Token = (*Authenticator)(nil)
 
-// AuthenticateToken has no opinion of tokens of other issuers.
+// AuthenticateToken has no opinion on tokens of other issuers.
 func (a *Authenticator) AuthenticateToken(ctx context.Context, text string) (*authenticator.Response, bool, error) {
 	if !a.mine(text) {
 		return nil, false, nil
@@ -70,7 +69,7 @@ func (a *Authenticator) AuthenticateToken(ctx context.Context, text string) (*au
 	}
 	now := a.Now()
 	if public.Expiry == nil {
-		return nil, false, errors.New("the token never expires; ask for another one")
+		return nil, false, errors.New("the token never expires; request another one")
 	}
 	err = public.ValidateWithLeeway(jwt.Expected{Issuer: a.Issuer.Name, Time: now}, clockSkew)
 	if err == nil && now.After(public.Expiry.Time()) { // the end has no leeway
@@ -94,7 +93,7 @@ func (a *Authenticator) AuthenticateToken(ctx context.Context, text string) (*au
 	return &authenticator.Response{User: u, Audiences: audiences}, true, nil
 }
 
-// mine reads the issuer without believing it, to leave other tokens to others.
+// mine reports whether a token names this issuer, without verifying it.
 func (a *Authenticator) mine(text string) bool {
 	parts := strings.Split(text, ".")
 	if len(parts) != 3 {
@@ -110,10 +109,10 @@ func (a *Authenticator) mine(text string) bool {
 	return json.Unmarshal(payload, &c) == nil && c.Issuer == a.Issuer.Name
 }
 
-// check looks whether the account and what the token is bound to are there,
-// and are the same ones.
+// check verifies that the account and the object that the token is bound to exist
+// and have the UIDs in the token.
 func (a *Authenticator) check(ctx context.Context, subject string, b serviceaccount.Bound, id string) (user.Info, error) {
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
 	if b.ServiceAccount == nil || subject != apiserviceaccount.MakeUsername(b.Namespace, b.ServiceAccount.Name) {
 		return nil, errors.New("the token's subject and its account differ")
@@ -131,7 +130,7 @@ func (a *Authenticator) check(ctx context.Context, subject string, b serviceacco
 		if uid != b.Pod.UID {
 			p, err := a.Client.CoreV1().Pods(b.Namespace).Get(ctx, b.Pod.Name, metav1.GetOptions{})
 			if err != nil {
-				return nil, lost("Pod", b.Pod, err)
+				return nil, lookupError("Pod", b.Pod, err)
 			}
 			uid, deleted = string(p.UID), p.DeletionTimestamp
 		}
@@ -143,19 +142,19 @@ func (a *Authenticator) check(ctx context.Context, subject string, b serviceacco
 	if b.Secret != nil {
 		s, err := a.Client.CoreV1().Secrets(b.Namespace).Get(ctx, b.Secret.Name, metav1.GetOptions{})
 		if err != nil {
-			return nil, lost("Secret", b.Secret, err)
+			return nil, lookupError("Secret", b.Secret, err)
 		}
 		if err := a.same("Secret", b.Secret, string(s.UID), s.DeletionTimestamp); err != nil {
 			return nil, err
 		}
 	}
 	if b.Node != nil {
-		// With a Pod the Node says where it runs; alone it is what the token is
-		// bound to.
+		// With a Pod the Node is where it runs; alone it is what the token is bound
+		// to.
 		if b.Pod == nil {
 			n, err := a.Client.CoreV1().Nodes().Get(ctx, b.Node.Name, metav1.GetOptions{})
 			if err != nil {
-				return nil, lost("Node", b.Node, err)
+				return nil, lookupError("Node", b.Node, err)
 			}
 			if err := a.same("Node", b.Node, string(n.UID), n.DeletionTimestamp); err != nil {
 				return nil, err
@@ -172,24 +171,24 @@ func (a *Authenticator) account(ctx context.Context, b serviceaccount.Bound) (*c
 		account, err = a.Client.CoreV1().ServiceAccounts(b.Namespace).Get(ctx, b.ServiceAccount.Name, metav1.GetOptions{})
 	}
 	if err != nil {
-		return nil, lost("ServiceAccount", b.ServiceAccount, err)
+		return nil, lookupError("ServiceAccount", b.ServiceAccount, err)
 	}
 	return account, a.same("ServiceAccount", b.ServiceAccount, string(account.UID), account.DeletionTimestamp)
 }
 
 func (a *Authenticator) same(kind string, r *serviceaccount.Ref, uid string, deleted *metav1.Time) error {
 	if uid != r.UID {
-		return fmt.Errorf("the token is of another %s %s, which is no more", kind, r.Name)
+		return fmt.Errorf("the token is of an earlier %s %s, which has been deleted", kind, r.Name)
 	}
-	if deleted != nil && a.Now().After(deleted.Add(goneFor)) {
+	if deleted != nil && a.Now().After(deleted.Add(deletionLeeway)) {
 		return fmt.Errorf("the token's %s %s has been deleted", kind, r.Name)
 	}
 	return nil
 }
 
-func lost(kind string, r *serviceaccount.Ref, err error) error {
+func lookupError(kind string, r *serviceaccount.Ref, err error) error {
 	if apierrors.IsNotFound(err) {
-		return fmt.Errorf("the token's %s %s is no more", kind, r.Name)
+		return fmt.Errorf("the token's %s %s does not exist", kind, r.Name)
 	}
-	return fmt.Errorf("look for the token's %s %s: %w", kind, r.Name, err)
+	return fmt.Errorf("cannot look up the token's %s %s: %w", kind, r.Name, err)
 }

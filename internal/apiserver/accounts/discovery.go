@@ -14,8 +14,8 @@ const (
 	KeysPath          = "/openid/v1/jwks"
 )
 
-// Discovery returns the documents by path: who issues tokens, and the keys by
-// which they are recognised. base is the URL of this server for others.
+// Discovery returns the documents by path: the issuer's configuration and the keys
+// that verify its tokens. base is the URL of this server for others.
 func (i *Issuer) Discovery(base string) (map[string]http.Handler, error) {
 	set := jose.JSONWebKeySet{Keys: []jose.JSONWebKey{}}
 	var used []string

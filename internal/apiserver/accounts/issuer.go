@@ -25,7 +25,7 @@ import (
 	"github.com/fairlead/fairlead/internal/registry/serviceaccount"
 )
 
-// Issuer signs tokens with one key and knows the keys of earlier ones.
+// Issuer signs tokens with one key and knows the public keys of earlier ones.
 type Issuer struct {
 	// Name is the issuer (claim "iss"), Audiences are those of a token that
 	// asks for none.
@@ -38,9 +38,8 @@ type Issuer struct {
 
 var _ serviceaccount.Issuer = (*Issuer)(nil)
 
-// NewIssuer reads the signing key from keyFile (PEM; made there, mode 0600,
-// when it is missing) and the keys by which tokens are recognised besides it
-// from pubFile, which may be missing.
+// NewIssuer reads the signing key from keyFile (PEM; made, mode 0600, if it is
+// missing) and further keys that verify tokens from pubFile, which may be missing.
 func NewIssuer(name string, audiences []string, keyFile, pubFile string) (*Issuer, error) {
 	key, err := signingKey(keyFile)
 	if err != nil {
@@ -118,7 +117,7 @@ func algorithmOf(k crypto.PublicKey) jose.SignatureAlgorithm {
 	return ""
 }
 
-// keyID names a key by its hash, as Kubernetes does.
+// keyID returns the ID of a key, its hash as in Kubernetes.
 func keyID(k crypto.PublicKey) (string, error) {
 	der, err := x509.MarshalPKIXPublicKey(k)
 	if err != nil {
@@ -128,7 +127,7 @@ func keyID(k crypto.PublicKey) (string, error) {
 	return base64.RawURLEncoding.EncodeToString(sum[:]), nil
 }
 
-// Issue signs a statement of c that holds for life from now. id names the
+// Issue signs a token with c that is valid for life from now. id identifies the
 // token, for example in the audit log.
 func (i *Issuer) Issue(c serviceaccount.Claims, now time.Time, life time.Duration) (token, id string, err error) {
 	id = uuid.NewString()
@@ -139,10 +138,10 @@ func (i *Issuer) Issue(c serviceaccount.Claims, now time.Time, life time.Duratio
 	return token, id, err
 }
 
-// DefaultAudiences are the audiences of the API itself.
+// DefaultAudiences returns the audiences of the API itself.
 func (i *Issuer) DefaultAudiences() []string { return i.Audiences }
 
-// private is the claim of Kubernetes.
+// private is the private claim of Kubernetes' tokens.
 type private struct {
 	Kubernetes serviceaccount.Bound `json:"kubernetes.io"`
 }

@@ -17,15 +17,15 @@ import (
 	"k8s.io/client-go/util/workqueue"
 )
 
-// keepTimeout bounds the work on one namespace, keepWorkers how many are
-// worked on at once.
+// keepTimeout bounds the work on one namespace; keepWorkers is the number of
+// workers.
 const (
 	keepTimeout = 30 * time.Second
 	keepWorkers = 4
 )
 
-// Keeper sees to it that every namespace has the account "default" and the
-// ConfigMap kube-root-ca.crt.
+// Keeper ensures that every namespace has the account "default" and the ConfigMap
+// kube-root-ca.crt.
 type Keeper struct {
 	client     kubernetes.Interface
 	authority  string
@@ -33,7 +33,7 @@ type Keeper struct {
 	namespaces corelisters.NamespaceLister
 	accounts   corelisters.ServiceAccountLister
 	configs    corelisters.ConfigMapLister
-	narrow     informers.SharedInformerFactory
+	rootCAs    informers.SharedInformerFactory // of the ConfigMaps alone
 	informers  []cache.SharedIndexInformer
 	queue      workqueue.TypedRateLimitingInterface[string]
 }
@@ -41,14 +41,14 @@ type Keeper struct {
 // NewKeeper returns a Keeper over the informers of f, which the caller starts.
 // authority is the certificate as PEM.
 func NewKeeper(client kubernetes.Interface, f informers.SharedInformerFactory, authority []byte, log *slog.Logger) *Keeper {
-	// Of ConfigMaps only those of the one name are followed.
-	narrow := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+	// Only the ConfigMaps of the one name are watched.
+	rootCAs := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 		o.FieldSelector = fields.OneTermEqualSelector("metadata.name", RootConfigMap).String()
 	}))
 	core := f.Core().V1()
-	configs := narrow.Core().V1().ConfigMaps()
+	configs := rootCAs.Core().V1().ConfigMaps()
 	return &Keeper{
-		client: client, authority: string(authority), log: log, narrow: narrow,
+		client: client, authority: string(authority), log: log, rootCAs: rootCAs,
 		namespaces: core.Namespaces().Lister(), accounts: core.ServiceAccounts().Lister(), configs: configs.Lister(),
 		informers: []cache.SharedIndexInformer{core.Namespaces().Informer(), core.ServiceAccounts().Informer(), configs.Informer()},
 		queue: workqueue.NewTypedRateLimitingQueue(
@@ -58,7 +58,7 @@ func NewKeeper(client kubernetes.Interface, f informers.SharedInformerFactory, a
 
 // Run works until ctx ends.
 func (k *Keeper) Run(ctx context.Context) {
-	look := func(o any) {
+	enqueue := func(o any) {
 		if d, ok := o.(cache.DeletedFinalStateUnknown); ok {
 			o = d.Obj
 		}
@@ -75,15 +75,15 @@ func (k *Keeper) Run(ctx context.Context) {
 	}
 	for _, i := range k.informers {
 		h, err := i.AddEventHandler(cache.ResourceEventHandlerFuncs{
-			AddFunc: look, UpdateFunc: func(_, o any) { look(o) }, DeleteFunc: look,
+			AddFunc: enqueue, UpdateFunc: func(_, o any) { enqueue(o) }, DeleteFunc: enqueue,
 		})
 		if err != nil {
 			return // the informer has ended, and so has the server
 		}
 		defer func() { _ = i.RemoveEventHandler(h) }()
 	}
-	k.narrow.StartWithContext(ctx)
-	defer k.narrow.Shutdown()
+	k.rootCAs.StartWithContext(ctx)
+	defer k.rootCAs.Shutdown()
 	var workers sync.WaitGroup
 	for range keepWorkers {
 		workers.Go(func() {
@@ -105,7 +105,7 @@ func (k *Keeper) next(ctx context.Context) bool {
 	bounded, cancel := context.WithTimeout(ctx, keepTimeout)
 	defer cancel()
 	if err := k.keep(bounded, namespace); err != nil && ctx.Err() == nil {
-		k.log.Debug("will see to a namespace's account again", "namespace", namespace, "err", err)
+		k.log.Debug("cannot create a namespace's default account; retrying", "namespace", namespace, "err", err)
 		k.queue.AddRateLimited(namespace)
 		return true
 	}
@@ -113,8 +113,8 @@ func (k *Keeper) next(ctx context.Context) bool {
 	return true
 }
 
-// keep makes what is missing. What the caches do not know yet is found out by
-// the attempt to make it.
+// keep makes what is missing in a namespace according to the caches; what exists
+// already fails with AlreadyExists.
 func (k *Keeper) keep(ctx context.Context, namespace string) error {
 	ns, err := k.namespaces.Get(namespace)
 	if apierrors.IsNotFound(err) || err == nil && (ns.DeletionTimestamp != nil || ns.Status.Phase == corev1.NamespaceTerminating) {
@@ -141,8 +141,8 @@ func (k *Keeper) keepConfig(ctx context.Context, namespace string) error {
 	case apierrors.IsNotFound(err):
 		_, err = api.Create(ctx, &corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{Name: RootConfigMap, Annotations: map[string]string{
-				"kubernetes.io/description": "The certificate of the cluster's authority, by which the API server is recognised from inside " +
-					"Pods. It is written by the server.",
+				"kubernetes.io/description": "The certificate of the cluster's authority, which verifies the API server from inside Pods. " +
+					"It is written by the server.",
 			}},
 			Data: data,
 		}, metav1.CreateOptions{})
@@ -156,12 +156,13 @@ func (k *Keeper) keepConfig(ctx context.Context, namespace string) error {
 	have.Data, have.BinaryData = data, nil
 	_, err = api.Update(ctx, have, metav1.UpdateOptions{})
 	if apierrors.IsNotFound(err) {
-		return nil // its deletion comes as an event
+		return nil // the event of its deletion follows
 	}
 	return err
 }
 
-// ignore takes it that somebody else was faster, or that the namespace goes.
+// ignore returns nil for errors that mean that another writer was faster or that the
+// namespace is being deleted.
 func ignore(err error) error {
 	if apierrors.IsAlreadyExists(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) || apierrors.IsNotFound(err) {
 		return nil

@@ -85,4 +85,4 @@ func StartStoppable(t testing.TB, change ...func(*apiserver.Options)) (s *apiser
 
 // quiet keeps the libraries' messages out of a test's output. Their logger
 // belongs to the process and may be set only once while it is used.
-var quiet = sync.OnceFunc(func() { klog.SetSlogLogger(slog.New(slog.DiscardHandler)) }) //nolint:gochecknoglobals // as long-lived as the logger it sets
+var quiet = sync.OnceFunc(func() { klog.SetSlogLogger(slog.New(slog.DiscardHandler)) })

@@ -1,9 +1,9 @@
-// Package join is the token with which a new node joins a server.
+// Package join lets a new node join a server, and keeps its certificate.
 //
-// Its text form is "fairlead1.HASH.SECRET": HASH is the SHA-256 of the
-// certificate of the cluster's authority (DER, in hex), by which the node
-// recognises the server without having any file of it, and SECRET is what the
-// server recognises the node by.
+// The text form of a join token is "fairlead1.HASH.SECRET": HASH is the SHA-256 of
+// the certificate of the cluster's authority (DER, in hex), by which the node
+// authenticates the server without any file of it, and SECRET authenticates the
+// node to the server.
 package join
 
 import (
@@ -13,6 +13,7 @@ import (
 	"crypto/x509"
 	"encoding/hex"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"net"
 	"net/url"
@@ -36,7 +37,7 @@ type Token struct {
 	Hash, Secret string
 }
 
-// New makes a token for the cluster of the authority ca.
+// New returns a new token for the cluster of the authority ca.
 func New(ca *x509.Certificate) Token { return Token{Hash: pki.Hash(ca), Secret: rand.Text()} }
 
 // String returns the text form. It is a secret: do not log it.
@@ -46,11 +47,11 @@ func (t Token) String() string { return prefix + "." + t.Hash + "." + t.Secret }
 func Parse(s string) (Token, error) {
 	parts := strings.Split(strings.TrimSpace(s), ".")
 	if len(parts) != 3 || parts[0] != prefix || parts[2] == "" {
-		return Token{}, fmt.Errorf("not a join token: want the text of the file node-token in the server's data directory, %s.HASH.SECRET",
-			prefix)
+		return Token{}, fmt.Errorf(
+			"not a join token: want the text of the file node-token in the server's data directory, %s.HASH.SECRET", prefix)
 	}
 	if raw, err := hex.DecodeString(parts[1]); err != nil || len(raw) != 32 {
-		return Token{}, fmt.Errorf("not a join token: its second part is not a SHA-256 in hex; copy the whole line of node-token")
+		return Token{}, errors.New("not a join token: its second part is not a SHA-256 in hex; copy the whole line of node-token")
 	}
 	return Token{Hash: strings.ToLower(parts[1]), Secret: parts[2]}, nil
 }
@@ -91,8 +92,8 @@ func fetchAuthority(ctx context.Context, addr, name, hash string) ([]byte, error
 	var found *x509.Certificate
 	d := tls.Dialer{Config: &tls.Config{
 		ServerName: name,
-		// The usual check needs the authority, which is what is looked for; the
-		// one below takes its place.
+		// The usual check needs the authority, which is not known yet; the one
+		// below replaces it.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(s tls.ConnectionState) error {
 			for _, c := range s.PeerCertificates {

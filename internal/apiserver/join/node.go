@@ -29,15 +29,22 @@ import (
 
 // Times of a node's certificate.
 const (
-	// issuePatience is how long a node waits for its certificate. A machine
-	// that takes the name of one which has just ended waits for the old Lease.
-	issuePatience = 2 * time.Minute
-	issuePoll     = 50 * time.Millisecond
-	renewCheck    = time.Hour
+	// issueTimeout is how long a node waits for its certificate. A machine that
+	// takes over the name of another one waits until the other's Lease expires.
+	issueTimeout = 2 * time.Minute
+	issuePoll    = 50 * time.Millisecond
+	issueWarning = 5 * time.Second // until a wait is logged
+	renewPeriod  = time.Hour
 )
 
 // Node is the identity of one node: a certificate for its name alone, in a
 // directory of its machine.
+//
+// It is not a certificate.Manager of k8s.io/client-go (v0.37): that one reports
+// through klog alone, waits 15 minutes for a signature without a message, and does
+// not say why a certificate on disk is unusable. The operator of a machine that is
+// to join needs to know after seconds that the name is in use or that the request
+// has to be approved, and how.
 type Node struct {
 	name, dir string
 	ca        []byte
@@ -46,7 +53,7 @@ type Node struct {
 }
 
 // NewNode returns the identity of the node name at the server that boot leads
-// to, kept in dir. When there is none yet, one is asked for with boot.
+// to, kept in dir. If there is none, it requests a certificate with boot.
 func NewNode(ctx context.Context, boot *rest.Config, name, dir string, log *slog.Logger) (*Node, error) {
 	n := &Node{name: name, dir: dir, ca: boot.CAData, host: boot.Host, log: log}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -55,16 +62,17 @@ func NewNode(ctx context.Context, boot *rest.Config, name, dir string, log *slog
 	if err := n.check(); err == nil {
 		return n, nil
 	} else if !errors.Is(err, fs.ErrNotExist) {
-		log.Info("the node's certificate is of no use any more; asking for another one", "reason", err)
+		log.Info("the node's certificate is not usable; requesting a new one", "file", n.file("node.crt"), "err", err)
 	}
 	return n, n.issue(ctx, boot)
 }
 
-// Config is the configuration of a client that is the node. It follows the
-// certificate when that is renewed.
+// Config returns the configuration of a client that authenticates as the node. It
+// follows renewals of the certificate.
 func (n *Node) Config() *rest.Config {
-	return &rest.Config{Host: n.host, TLSClientConfig: rest.TLSClientConfig{CAData: n.ca, CertFile: n.file("node.crt"),
-		KeyFile: n.file("node.key")}}
+	return &rest.Config{Host: n.host, TLSClientConfig: rest.TLSClientConfig{
+		CAData: n.ca, CertFile: n.file("node.crt"), KeyFile: n.file("node.key"),
+	}}
 }
 
 // Run renews the certificate when a third of its life is left, until ctx ends.
@@ -72,16 +80,16 @@ func (n *Node) Run(ctx context.Context) error {
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		if leaf, err := n.leaf(); err == nil && time.Until(leaf.NotAfter) < leaf.NotAfter.Sub(leaf.NotBefore)/3 {
 			if err := n.issue(ctx, n.Config()); err != nil && ctx.Err() == nil {
-				n.log.Error("cannot renew the node's certificate", "expires", leaf.NotAfter, "err", err)
+				n.log.Error("cannot renew the node's certificate; retrying", "err", err, "expires", leaf.NotAfter, "after", renewPeriod)
 			}
 		}
-	}, renewCheck)
+	}, renewPeriod)
 	return nil
 }
 
 func (n *Node) file(name string) string { return filepath.Join(n.dir, name) }
 
-// check says why the certificate at hand cannot be used.
+// check returns why the certificate on disk cannot be used, nil if it can.
 func (n *Node) check() error {
 	leaf, err := n.leaf()
 	if err != nil {
@@ -104,9 +112,9 @@ func (n *Node) leaf() (*x509.Certificate, error) {
 	return pair.Leaf, nil
 }
 
-// issue asks as cfg for a new certificate and writes it.
+// issue requests a new certificate as cfg and writes it.
 func (n *Node) issue(ctx context.Context, cfg *rest.Config) error {
-	ctx, cancel := context.WithTimeout(ctx, issuePatience)
+	ctx, cancel := context.WithTimeout(ctx, issueTimeout)
 	defer cancel()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -126,39 +134,39 @@ func (n *Node) issue(ctx context.Context, cfg *rest.Config) error {
 	if err != nil {
 		return err
 	}
-	cert, err := n.ask(ctx, client, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: request}))
+	cert, err := n.request(ctx, client, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: request}))
 	if err != nil {
 		return fmt.Errorf("no certificate for node %s: %w", n.name, err)
 	}
-	// A crash in between leaves a certificate without its key, which check
-	// finds out.
+	// A crash in between leaves a certificate with another key, which check
+	// detects.
 	return errors.Join(
 		pki.WriteFile(n.file("node.key"), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})),
 		pki.WriteFile(n.file("node.crt"), cert),
 	)
 }
 
-// ask makes a certificate request and waits for what becomes of it.
-func (n *Node) ask(ctx context.Context, client kubernetes.Interface, request []byte) ([]byte, error) {
+// request creates a certificate request and waits for the certificate.
+func (n *Node) request(ctx context.Context, client kubernetes.Interface, csr []byte) ([]byte, error) {
 	api := client.CertificatesV1().CertificateSigningRequests()
 	c, err := api.Create(ctx, &certificatesv1.CertificateSigningRequest{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "node-csr-"},
 		Spec: certificatesv1.CertificateSigningRequestSpec{
-			Request: request, SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
+			Request: csr, SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
 			Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
 		},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		return nil, err
 	}
-	told := false
+	warned := false
 	for begin := time.Now(); ; {
 		got, err := api.Get(ctx, c.Name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):
-			return nil, fmt.Errorf("somebody deleted the request %s", c.Name)
+			return nil, fmt.Errorf("the request %s was deleted", c.Name)
 		case err != nil && ctx.Err() == nil:
-			n.log.Debug("cannot look at the certificate request; trying on", "err", err)
+			n.log.Debug("cannot get the certificate request; retrying", "request", c.Name, "err", err, "after", issuePoll)
 		case err == nil && len(got.Status.Certificate) > 0:
 			return got.Status.Certificate, nil
 		case err == nil:
@@ -168,16 +176,15 @@ func (n *Node) ask(ctx context.Context, client kubernetes.Interface, request []b
 				}
 			}
 		}
-		if !told && time.Since(begin) > 5*time.Second {
-			told = true
-			n.log.Warn("still waiting for this node's certificate: is another node of the same name alive? Choose another one with "+
-				"--node-name, or look at 'kubectl get csr'",
-				"node", n.name, "request", c.Name)
+		if !warned && time.Since(begin) > issueWarning {
+			warned = true
+			n.log.Warn("still waiting for this node's certificate: is another node of the same name alive? "+
+				"Choose another name with --node-name, or see 'kubectl get csr'", "node", n.name, "request", c.Name)
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("the request %s was not answered in time: is another node of that name alive? Choose another one with "+
-				"--node-name, or approve it: kubectl certificate approve %[1]s", c.Name)
+			return nil, fmt.Errorf("the request %s was not answered in time: is another node of that name alive? "+
+				"Choose another name with --node-name, or approve it: kubectl certificate approve %[1]s", c.Name)
 		case <-time.After(issuePoll):
 		}
 	}

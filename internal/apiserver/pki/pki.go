@@ -1,11 +1,10 @@
 // Package pki keeps the certificates of a server in one directory: the
 // cluster's authority (ca.crt, ca.key) and what it signed.
 //
-// Files that are already there are used, so an installer may bring its own;
-// what is missing is made, mode 0600. A certificate that this package made
-// carries the Marker in its subject and is renewed when less than RenewBefore
-// of its life is left or when it lacks a wanted name; one that somebody else
-// made is only checked.
+// Existing files are used, so an installer may provide its own; missing ones are
+// made, mode 0600. A certificate that this package made carries the Marker in its
+// subject and is renewed when less than RenewBefore of its life is left or when it
+// lacks a wanted name; others are only checked.
 package pki
 
 import (
@@ -90,20 +89,20 @@ func Open(path string, now func() time.Time) (*Directory, error) {
 	return d, d.loadAuthority()
 }
 
-// AuthorityPEM is the authority's certificate.
+// AuthorityPEM returns the authority's certificate as PEM.
 func (d *Directory) AuthorityPEM() []byte { return bytes.Clone(d.caPEM) }
 
-// Authority is the authority's certificate. It is shared: do not change it.
+// Authority returns the authority's certificate. It is shared: do not change it.
 func (d *Directory) Authority() *x509.Certificate { return d.ca }
 
-// Hash is the SHA-256 of a certificate's DER form, in hex.
+// Hash returns the SHA-256 of a certificate's DER form, in hex.
 func Hash(c *x509.Certificate) string {
 	sum := sha256.Sum256(c.Raw)
 	return hex.EncodeToString(sum[:])
 }
 
-// Ensure returns the certificate l, making or renewing it where that is this
-// package's task. Calling it again later renews what has grown old meanwhile.
+// Ensure returns the certificate l, which it makes if it is missing, and renews if
+// this package made it and it is about to expire or does not fit l.
 func (d *Directory) Ensure(l Leaf) (*Pair, error) {
 	p, err := d.load(l.Name)
 	switch {
@@ -121,7 +120,7 @@ func (d *Directory) Ensure(l Leaf) (*Pair, error) {
 		return nil, err
 	}
 	if err := d.signed(p.Leaf); err != nil {
-		return nil, fmt.Errorf("%s is not signed by %s (%w): put the matching pair there, or remove %s and %s.key so that they are made anew",
+		return nil, fmt.Errorf("%s is not signed by %s (%w): put the matching pair there, or remove %s and %s.key to have them made",
 			file, d.file("ca.crt"), err, file, d.file(l.Name))
 	}
 	return p, nil
@@ -195,8 +194,8 @@ func (d *Directory) loadAuthority() error {
 	return nil
 }
 
-// load reads the pair called name. The error is fs.ErrNotExist when neither
-// half is there.
+// load reads the pair called name. The error is fs.ErrNotExist if there is no
+// certificate.
 func (d *Directory) load(name string) (*Pair, error) {
 	certFile, keyFile := d.file(name+".crt"), d.file(name+".key")
 	cert, certErr := os.ReadFile(certFile)
@@ -206,7 +205,7 @@ func (d *Directory) load(name string) (*Pair, error) {
 		// A key alone is what a crash between the two writes leaves.
 		return nil, certErr
 	case errors.Is(keyErr, fs.ErrNotExist):
-		return nil, fmt.Errorf("%s is there but %s is missing: bring both or remove both", certFile, keyFile)
+		return nil, fmt.Errorf("%s is there but %s is missing: provide both or remove both", certFile, keyFile)
 	case certErr != nil:
 		return nil, certErr
 	case keyErr != nil:
@@ -238,7 +237,7 @@ func (d *Directory) withAuthority(chain []byte) []byte {
 
 func (d *Directory) issue(l Leaf) (*Pair, error) {
 	if d.caKey == nil {
-		return nil, fmt.Errorf("%s cannot be made because %s is missing: bring the authority's key, or the pair %s.crt and %s.key",
+		return nil, fmt.Errorf("%s cannot be made because %s is missing: provide the authority's key, or the pair %s.crt and %s.key",
 			d.file(l.Name+".crt"), d.file("ca.key"), l.Name, l.Name)
 	}
 	key, keyPEM, err := newKey()
@@ -305,7 +304,7 @@ func (d *Directory) checkTime(file string, c *x509.Certificate) error {
 	return nil
 }
 
-// covers says whether c has the identity and all the names of l.
+// covers reports whether c has the identity and all the names of l.
 func covers(c *x509.Certificate, l Leaf) bool {
 	if c.Subject.CommonName != l.CommonName || !sameSet(c.Subject.Organization, l.Groups) {
 		return false

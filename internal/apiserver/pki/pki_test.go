@@ -150,7 +150,7 @@ func TestBroughtAlong(t *testing.T) {
 	foreign(now.Add(time.Hour), now.Add(2*time.Hour))
 	refused("not yet valid", "set the clock")
 	os.Remove(filepath.Join(dir, "server.key"))
-	refused("key missing", "is missing: bring both or remove both")
+	refused("key missing", "is missing: provide both or remove both")
 }
 
 func TestWrongAuthority(t *testing.T) {
@@ -164,12 +164,12 @@ func TestWrongAuthority(t *testing.T) {
 	if _, err := Open(dir, c.now); err == nil || !strings.Contains(err.Error(), "ca.key does not belong to") {
 		t.Errorf("got %v", err)
 	}
-	// Both from the other: what we signed with the first is made anew.
+	// Both from the other: what the first one signed is renewed.
 	copyFile(t, other, dir, "ca.key")
 	if p := ensure(t, open(t, dir, c), server); !p.Renewed {
 		t.Error("a certificate of another authority was kept")
 	}
-	// Without the key nothing can be made, and that is said.
+	// Without the key nothing can be made.
 	os.Remove(filepath.Join(dir, "ca.key"))
 	d := open(t, dir, c)
 	if p := ensure(t, d, server); p.Renewed {

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Query says which part of a log is wanted, as PodLogOptions do.
+// Query selects a part of a log, as PodLogOptions do.
 type Query struct {
 	// Tail is the number of last records, all if nil.
 	Tail *int64
@@ -28,7 +28,7 @@ type Query struct {
 	Done   <-chan struct{}
 }
 
-// pollInterval is how late a followed line may be.
+// pollInterval bounds the delay of a followed line.
 const pollInterval = 50 * time.Millisecond
 
 var errLimit = errors.New("limit reached")
@@ -167,8 +167,8 @@ func open(path string) ([]*os.File, error) {
 	return out, nil
 }
 
-// seekTail sets files to the begin of the last n records and drops those
-// before them.
+// seekTail seeks to the beginning of the last n records and drops the files before
+// them.
 func seekTail(files []*os.File, n int64) ([]*os.File, error) {
 	for i := len(files) - 1; i >= 0; i-- {
 		size, err := files[i].Seek(0, io.SeekEnd)
@@ -221,7 +221,7 @@ func backwards(f *os.File, size, n int64) (at, left int64, err error) {
 	return 0, n, nil
 }
 
-// drain writes what there is in f from its present place on.
+// drain writes f from its present offset on.
 func (r *reader) drain(f *os.File) error {
 	b := bufio.NewReaderSize(f, 64<<10)
 	for {
@@ -236,7 +236,7 @@ func (r *reader) drain(f *os.File) error {
 			continue
 		}
 		if errors.Is(err, bufio.ErrBufferFull) {
-			if len(r.rest) > 4*maxPiece { // no record of ours: foreign bytes
+			if len(r.rest) > 4*maxPiece { // not a record that Writer wrote
 				r.rest = r.rest[:0]
 			}
 			continue
@@ -249,7 +249,7 @@ func (r *reader) drain(f *os.File) error {
 }
 
 // record writes one record, newline included. Bytes that are no record are
-// left out.
+// skipped.
 func (r *reader) record(b []byte) error {
 	stamp, rest, ok1 := bytes.Cut(b, []byte{' '})
 	stream, rest, ok2 := bytes.Cut(rest, []byte{' '})

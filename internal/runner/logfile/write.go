@@ -94,7 +94,7 @@ func (w *Writer) Close() error {
 
 // Copy records everything read from r until its end, line by line, and gives
 // each raw chunk to tee, which must not keep it. What cannot be written (disk
-// full) is lost; the container goes on.
+// full) is dropped; the container goes on.
 func (w *Writer) Copy(stream string, r io.Reader, tee func([]byte)) {
 	buf := make([]byte, maxPiece)
 	var line []byte
@@ -154,7 +154,8 @@ func (w *Writer) record(stream string, text []byte, full bool) {
 	w.size += int64(n)
 }
 
-// rotate moves the files one on. If that fails the current file simply grows.
+// rotate renames each file to the next number. If that fails the current file
+// grows.
 func (w *Writer) rotate() {
 	if w.limit.Files > 1 {
 		for i := w.limit.Files - 2; i >= 1; i-- {

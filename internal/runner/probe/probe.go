@@ -1,5 +1,4 @@
-// Package probe asks a container how it is, once or again and again, as
-// kubelet's probes do.
+// Package probe checks a container once or periodically, as kubelet's probes do.
 package probe
 
 import (
@@ -21,7 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// Target is what is asked.
+// Target is the container that is probed.
 type Target struct {
 	// IP is the pod's address; packets leave from the caller's network
 	// namespace.
@@ -33,10 +32,10 @@ type Target struct {
 	Exec func(ctx context.Context, args []string) (int, []byte, error)
 }
 
-// maxBody is how much of an answer is read, that of kubelet.
+// maxBody is how much of a response is read, that of kubelet.
 const maxBody = 10 << 10
 
-// Once asks once; nil means the answer is yes.
+// Once probes once; nil means success.
 func (t Target) Once(ctx context.Context, h corev1.ProbeHandler) error {
 	switch {
 	case h.HTTPGet != nil:
@@ -46,7 +45,7 @@ func (t Target) Once(ctx context.Context, h corev1.ProbeHandler) error {
 	case h.Exec != nil:
 		return t.exec(ctx, h.Exec)
 	}
-	return errors.New("the probe says neither httpGet, tcpSocket nor exec")
+	return errors.New("the probe has neither httpGet, tcpSocket nor exec")
 }
 
 func (t Target) exec(ctx context.Context, e *corev1.ExecAction) error {
@@ -75,8 +74,8 @@ func (t Target) tcp(ctx context.Context, a *corev1.TCPSocketAction) error {
 	return c.Close()
 }
 
-// HTTP sends a request as a probe or a lifecycle hook does; an answer from 200
-// to 399 is a yes.
+// HTTP sends a request as a probe or a lifecycle hook does; a status from 200 to
+// 399 is a success.
 func (t Target) HTTP(ctx context.Context, a *corev1.HTTPGetAction) error {
 	addr, err := t.address(a.Host, a.Port)
 	if err != nil {
@@ -95,7 +94,7 @@ func (t Target) HTTP(ctx context.Context, a *corev1.HTTPGetAction) error {
 	if err != nil {
 		return err
 	}
-	// Applications tell probes from users by this name.
+	// Applications recognize probes by this name.
 	req.Header.Set("User-Agent", "kube-probe/fairlead")
 	req.Header.Set("Accept", "*/*")
 	for _, h := range a.HTTPHeaders {
@@ -127,8 +126,8 @@ func (t Target) HTTP(ctx context.Context, a *corev1.HTTPGetAction) error {
 	return nil
 }
 
-// sameHost follows redirects within the pod and takes one that leads away as
-// the answer: a probe must not be sent round the network.
+// sameHost follows redirects to the same host and takes any other as the response:
+// a probe must not be sent across the network.
 func sameHost(req *http.Request, via []*http.Request) error {
 	if req.URL.Hostname() != via[0].URL.Hostname() {
 		return http.ErrUseLastResponse
@@ -165,28 +164,28 @@ func (t Target) named(name string) (int, error) {
 	return strconv.Atoi(name)
 }
 
-// Watcher asks again and again.
+// Watcher probes periodically.
 type Watcher struct {
 	Probe *corev1.Probe
 	// Since is the container's start: the initial delay counts from there.
 	Since time.Time
-	// Eager asks more often than every period until the first yes: at once,
-	// then after 20 ms, 40 ms and so on. These questions, the very first
+	// Eager probes more often than every period until the first success: at
+	// once, then after 20 ms, 40 ms and so on. These probes, the very first
 	// included, never count as failures. A process that is up in 50 ms is ready
 	// then, and not a period later.
 	Eager bool
-	// Answer is called when the thresholds make a new answer of the single
-	// ones: yes after successThreshold, no after failureThreshold. A repeated
-	// no is told again each time.
+	// Answer is called with true when successThreshold probes in a row have
+	// succeeded, and with false at failureThreshold failures in a row and at each
+	// further one.
 	Answer func(ok bool)
-	// Failed is called with each single no that counts.
+	// Failed is called with each failure that counts.
 	Failed func(error)
 }
 
-// firstQuestion is the delay between the first two questions of an eager one.
-const firstQuestion = 20 * time.Millisecond
+// firstDelay is the delay between the first two probes of an eager Watcher.
+const firstDelay = 20 * time.Millisecond
 
-// Run asks with once until ctx ends.
+// Run probes with once until ctx ends.
 func (w Watcher) Run(ctx context.Context, once func(context.Context) error) {
 	p := w.Probe
 	period := seconds(p.PeriodSeconds, 10)
@@ -194,7 +193,7 @@ func (w Watcher) Run(ctx context.Context, once func(context.Context) error) {
 	if first := w.Since.Add(time.Duration(p.InitialDelaySeconds) * time.Second); first.After(tick) {
 		tick = first
 	}
-	start, yes, no, quick, ever := tick, 0, 0, firstQuestion, false
+	start, yes, no, quick, ever := tick, 0, 0, firstDelay, false
 	for next := tick; ; {
 		if !sleepUntil(ctx, next) {
 			return
@@ -207,7 +206,7 @@ func (w Watcher) Run(ctx context.Context, once func(context.Context) error) {
 				tick = time.Now().Add(period) // the machine slept
 			}
 		}
-		err := w.ask(ctx, once, seconds(p.TimeoutSeconds, 1))
+		err := w.probe(ctx, once, seconds(p.TimeoutSeconds, 1))
 		if ctx.Err() != nil {
 			return
 		}
@@ -234,7 +233,7 @@ func (w Watcher) Run(ctx context.Context, once func(context.Context) error) {
 	}
 }
 
-func (w Watcher) ask(ctx context.Context, once func(context.Context) error, timeout time.Duration) error {
+func (w Watcher) probe(ctx context.Context, once func(context.Context) error, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	return once(ctx)

@@ -15,7 +15,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/process"
 )
 
-// Options say how a shim is started.
+// Options configure a shim.
 type Options struct {
 	// Command is the program and its first arguments, for example
 	// {"/usr/bin/fairlead", "pod-shim"}.
@@ -32,8 +32,7 @@ type Options struct {
 // startTimeout bounds the time from exec to the open socket.
 const startTimeout = 20 * time.Second
 
-// Start starts a shim and returns when it listens. It lives on when the caller
-// dies.
+// Start starts a shim and returns when it listens. The shim outlives the caller.
 func Start(ctx context.Context, o Options) (process.ID, error) {
 	log, err := os.OpenFile(filepath.Join(o.Dir, "shim.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -64,19 +63,19 @@ func Start(ctx context.Context, o Options) (process.ID, error) {
 		return process.ID{}, fmt.Errorf("start the pod's shim: %w", err)
 	}
 	id, findErr := process.Find(cmd.Process.Pid)
-	go func() { _ = cmd.Wait() }() // ends with the shim, at the latest with us
+	go func() { _ = cmd.Wait() }() // ends with the shim or with this process
 	deadline := time.Now().Add(startTimeout)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
 		deadline = d
 	}
 	_ = r.SetReadDeadline(deadline)
-	said, err := io.ReadAll(io.LimitReader(r, 4096))
-	if err == nil && string(said) == "ok" && findErr == nil {
+	answer, err := io.ReadAll(io.LimitReader(r, 4096))
+	if err == nil && string(answer) == "ok" && findErr == nil {
 		return id, nil
 	}
 	_ = cmd.Process.Kill()
-	if len(said) > 0 && string(said) != "ok" {
-		return process.ID{}, fmt.Errorf("start the pod's shim: %s", said)
+	if len(answer) > 0 && string(answer) != "ok" {
+		return process.ID{}, fmt.Errorf("start the pod's shim: %s", answer)
 	}
 	return process.ID{}, fmt.Errorf("the pod's shim does not answer: %w", errors.Join(err, findErr))
 }
@@ -84,8 +83,8 @@ func Start(ctx context.Context, o Options) (process.ID, error) {
 // Client talks to the shim whose directory Dir is.
 type Client struct{ Dir string }
 
-// dial opens a connection; the detour by a directory handle is because socket
-// addresses hold at most 108 bytes.
+// dial opens a connection, by way of a descriptor of the directory because a
+// socket address holds at most 108 bytes (unix(7)).
 func (cl Client) dial(ctx context.Context) (*net.UnixConn, error) {
 	dir, err := os.Open(cl.Dir)
 	if err != nil {
@@ -145,8 +144,8 @@ func (cl Client) once(ctx context.Context, req request) (response, error) {
 	return r, nil
 }
 
-// Start starts a container. A State with Error set is a container that could
-// not be started; an error means that the shim could not be asked.
+// Start starts a container. A State with Error set is a container that could not
+// be started; an error means that the shim could not be reached.
 func (cl Client) Start(ctx context.Context, c Container) (State, error) {
 	r, err := cl.once(ctx, request{Op: opStart, Container: &c})
 	if err != nil {
@@ -170,8 +169,8 @@ func (cl Client) Kill(ctx context.Context, container string) error {
 	return err
 }
 
-// Shutdown ends every process of the pod and the shim. One that is gone is no
-// error.
+// Shutdown ends every process of the pod and the shim. A shim that has ended
+// already is no error.
 func (cl Client) Shutdown(ctx context.Context) error {
 	_, err := cl.once(ctx, request{Op: opShutdown})
 	if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNRESET) {
@@ -186,9 +185,8 @@ func (cl Client) Resize(ctx context.Context, container string, width, height uin
 	return err
 }
 
-// Watch calls f with the state of every container, synced once when all
-// present ones have been told, then f for each change, until the connection
-// ends or ctx does. It always returns an error.
+// Watch calls f with the state of every container, then synced, then f for each
+// change, until the connection or ctx ends. It always returns an error.
 func (cl Client) Watch(ctx context.Context, f func(State), synced func()) error {
 	c, r, end, err := cl.begin(ctx, request{Op: opWatch})
 	if err != nil {
@@ -209,8 +207,8 @@ func (cl Client) Watch(ctx context.Context, f func(State), synced func()) error 
 	}
 }
 
-// Streams are files for the other side; nil ones are absent. The caller keeps
-// owning them.
+// Streams are files for a process; nil ones are absent. The caller keeps owning
+// them.
 type Streams struct{ Stdin, Stdout, Stderr *os.File }
 
 func (s Streams) list() []*os.File {

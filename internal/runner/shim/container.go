@@ -76,8 +76,8 @@ func (s *server) start(spec Container) (State, error) {
 }
 
 // run starts the process of k on the calling thread and stays on it until the
-// process has ended: the parent-death signal would come with the thread's end.
-// What it returns is why the process could not be started.
+// process has ended: the kernel sends the parent-death signal when the thread ends
+// (prctl(2)). The error is why the process could not be started.
 func (s *server) run(k *container, ns *os.File, started chan struct{}) error {
 	inode, err := mount.Inode(ns)
 	if err != nil {
@@ -135,9 +135,8 @@ func (s *server) run(k *container, ns *os.File, started chan struct{}) error {
 	s.mu.Lock()
 	k.ns, k.stdin, k.term = nil, nil, nil
 	s.mu.Unlock()
-	// The first process is the container: with it everything ends. Only here, where
-	// ns is still open, is the inode this namespace's: the kernel gives the number
-	// of one that is gone to the next.
+	// The container ends with its first process. The inode is certain to be this
+	// namespace's only while ns is open: the kernel reuses the numbers.
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	_ = process.KillMountNamespace(ctx, inode)
@@ -150,7 +149,7 @@ func (s *server) run(k *container, ns *os.File, started chan struct{}) error {
 	return nil
 }
 
-// ended publishes the end of k; err is why it did not even start.
+// ended publishes the end of k; err is why it could not be started, or nil.
 func (s *server) ended(k *container, err error) {
 	k.closeSinks()
 	s.mu.Lock()
@@ -184,8 +183,8 @@ func (s *server) launch(cmd *exec.Cmd) (forget func(), err error) {
 	}, nil
 }
 
-// signal sends sig to the first process of a container, as runtimes do: it tells
-// its children what it thinks right. A container that does not run is no error.
+// signal sends sig to the first process of a container alone, as runtimes do. A
+// container that does not run is no error.
 func (s *server) signal(name string, sig syscall.Signal) error {
 	s.mu.Lock()
 	k := s.containers[name]
@@ -196,8 +195,8 @@ func (s *server) signal(name string, sig syscall.Signal) error {
 	return s.running(k).Signal(sig)
 }
 
-// kill ends every process of a container and waits for that: run ends the others
-// when the first one has.
+// kill ends every process of a container and waits for that: run kills the others
+// when the first one has ended.
 func (s *server) kill(ctx context.Context, k *container) error {
 	if err := s.running(k).Signal(syscall.SIGKILL); err != nil {
 		return err
@@ -224,7 +223,7 @@ func (s *server) killNamed(name string) error {
 	return s.kill(ctx, k)
 }
 
-// running is the first process of a container, none if it is not running.
+// running returns the first process of a container, none if it is not running.
 func (s *server) running(k *container) process.ID {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -300,8 +299,8 @@ func runnable(path string) error {
 	return nil
 }
 
-// startError says what could not be started; a failed chdir looks to Go like a
-// failed exec.
+// startError explains a failed start; to Go a failed chdir looks like a failed
+// exec.
 func startError(err error, cmd *exec.Cmd) error {
 	if st, statErr := os.Stat(cmd.Dir); statErr != nil || !st.IsDir() {
 		return fmt.Errorf("working directory %s does not exist on this machine", cmd.Dir)

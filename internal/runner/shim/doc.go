@@ -1,10 +1,10 @@
-// Package shim is the process that stands over a pod: it holds the pod's
-// namespaces, starts its containers, keeps their output and their end, and
-// outlives the agent. The agent talks to it through a socket in the pod's
-// directory (Client); Main is what the process runs.
+// Package shim is the parent process of a pod: it holds the pod's namespaces,
+// starts its containers, records their output and exit status, and outlives the
+// agent. The agent talks to it through a socket in the pod's directory (Client);
+// Main is what the process runs.
 //
-// A shim decides nothing. It does not restart, probe or give up; an agent that
-// comes back finds it by its directory and learns from Watch what happened.
+// A shim makes no decisions: it does not restart, probe or give up. An agent that
+// was restarted finds it by its directory and learns the states from Watch.
 package shim
 
 import (
@@ -20,7 +20,7 @@ import (
 type Container struct {
 	Name    string `json:"name"`
 	Attempt int    `json:"attempt"`
-	// ID is the containerID without its scheme, unique for ever.
+	// ID is the containerID without its scheme, never reused.
 	ID string `json:"id"`
 	// Args is the command line; Args[0] is searched in the PATH of Env.
 	Args []string `json:"args"`
@@ -29,7 +29,7 @@ type Container struct {
 	// User and Group, nil for those of the shim.
 	User  *int64 `json:"user,omitempty"`
 	Group *int64 `json:"group,omitempty"`
-	// Binds are laid over the file system, in this order.
+	// Binds are mounted over the file system, in this order.
 	Binds []mount.Bind  `json:"binds,omitempty"`
 	Log   string        `json:"log"`
 	Limit logfile.Limit `json:"limit"`
@@ -40,8 +40,8 @@ type Container struct {
 	StdinOnce bool   `json:"stdinOnce,omitempty"`
 }
 
-// State is what became of a Container. It is written to the Record file and
-// sent to watchers.
+// State is the state of a Container. It is written to the Record file and sent to
+// watchers.
 type State struct {
 	Name    string `json:"name"`
 	Attempt int    `json:"attempt"`

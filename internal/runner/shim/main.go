@@ -18,13 +18,13 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/process"
 )
 
-// readyFD is the pipe on which a new shim says "ok" or what went wrong.
+// readyFD is the pipe to which a new shim writes "ok" or its error.
 const readyFD = 3
 
-// Main runs a shim until it is told to shut down, and returns its exit code.
-// The arguments come from Start.
+// Main runs a shim until its shutdown and returns its exit code. The arguments
+// come from Start.
 func Main(args []string) int {
-	// A shim waits nearly always and there is one per pod: trade speed for
+	// A shim is nearly always idle and there is one per pod: trade speed for
 	// memory.
 	debug.SetGCPercent(20)
 	ready := os.NewFile(readyFD, "ready")
@@ -46,7 +46,7 @@ func Main(args []string) int {
 	}
 	fmt.Fprint(ready, "ok")
 	_ = ready.Close()
-	debug.FreeOSMemory() // what the start-up of unused packages took
+	debug.FreeOSMemory() // what the initialization of packages took
 	s.serve()
 	return 0
 }
@@ -68,7 +68,7 @@ func prepare(dir, hostname string, ownNetwork bool) (*server, error) {
 	if err := process.BecomeSubreaper(); err != nil {
 		return nil, fmt.Errorf("become subreaper: %w", err)
 	}
-	// A terminal's hang-up or ^C must not be our end. Not signal.Ignore: an
+	// A terminal's hang-up or ^C must not end the shim. Not signal.Ignore: an
 	// ignored signal stays ignored in the containers.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP, syscall.SIGINT)
 	_ = os.Remove(socketName)
@@ -88,8 +88,8 @@ type server struct {
 	listener *net.UnixListener
 	boot     string
 
-	// starting is held for reading from before a process is started until its
-	// pid is in known, so that the reaper never takes its exit code away.
+	// starting is read-locked from before a process is started until its pid is
+	// in known, so that the reaper never takes its exit code.
 	starting sync.RWMutex
 
 	mu         sync.Mutex
@@ -99,8 +99,8 @@ type server struct {
 	closing    bool
 }
 
-// maxWatchLag is how many states a watcher may be behind before it is cut off
-// (it comes back and lists again).
+// maxWatchLag is how many states a watcher may be behind before it is
+// disconnected; it reconnects and lists again.
 const maxWatchLag = 256
 
 func (s *server) serve() {
@@ -134,32 +134,31 @@ func (s *server) serve() {
 	wg.Wait()
 }
 
-// lostAfter is how many looks in a row must miss the socket.
-const lostAfter = 3
+// maxMissed is how many checks in a row must miss the socket.
+const maxMissed = 3
 
-// reap takes the exit of orphans, which become our children. It also sees when
-// the pod's directory is removed: nobody can reach this shim any more, so the
-// pod ends.
+// reap reaps orphans, which become children of the subreaper. It also ends the pod
+// when its directory is removed: then no agent can reach the shim.
 func (s *server) reap(ctx context.Context, child <-chan os.Signal) {
 	known := func(pid int) bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return s.known[pid]
 	}
-	look := time.NewTicker(time.Second)
-	defer look.Stop()
+	check := time.NewTicker(time.Second)
+	defer check.Stop()
 	missed := 0
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-child:
-		case <-look.C:
+		case <-check.C:
 			missed++
 			if _, err := os.Stat(socketName); !errors.Is(err, os.ErrNotExist) {
 				missed = 0
 			}
-			if missed == lostAfter {
+			if missed == maxMissed {
 				go s.shutdown() // ends serve, and with it the process
 			}
 		}
@@ -279,11 +278,11 @@ func (s *server) unwatch(ch chan State) {
 	}
 }
 
-// publish stores a new state of k on disk and tells the watchers. It is called
-// with s.mu held.
+// publish writes the state of k to its record and sends it to the watchers. It is
+// called with s.mu held.
 func (s *server) publish(k *container) {
 	if err := writeState(k.spec.Record, k.state); err != nil {
-		fmt.Fprintf(os.Stderr, "pod-shim: record of %s: %v\n", k.spec.Name, err)
+		fmt.Fprintf(os.Stderr, "pod-shim: cannot record the state of %s: %v\n", k.spec.Name, err)
 	}
 	for ch := range s.watchers {
 		select {
@@ -295,7 +294,7 @@ func (s *server) publish(k *container) {
 	}
 }
 
-// shutdown ends every process of the pod at once and then the shim.
+// shutdown kills every process of the pod and then ends the shim.
 func (s *server) shutdown() {
 	s.mu.Lock()
 	s.closing = true
@@ -309,8 +308,8 @@ func (s *server) shutdown() {
 	for _, k := range all {
 		_ = s.kill(ctx, k)
 	}
-	// Whatever escaped into a mount namespace of its own is our child by now or
-	// becomes one when its parent dies.
+	// Whatever escaped into a mount namespace of its own is a child of the shim by
+	// now, or becomes one when its parent dies.
 	for wait := time.Millisecond; ctx.Err() == nil; wait = min(2*wait, 50*time.Millisecond) {
 		left := process.Children(os.Getpid())
 		if len(left) == 0 {

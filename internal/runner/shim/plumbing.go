@@ -59,14 +59,14 @@ func (p *plumbing) open(c Container) error {
 	return errors.Join(err1, err2, err3)
 }
 
-// keepOpen writes to a terminal and leaves it open when the writer closes: the
-// same file is read from.
+// keepOpen writes to a terminal whose Close leaves it open: the same file is read
+// from.
 type keepOpen struct{ f *os.File }
 
 func (k keepOpen) Write(b []byte) (int, error) { return k.f.Write(b) }
 func (k keepOpen) Close() error                { return nil }
 
-// closeChild closes what only the child needs, so that its end is seen.
+// closeChild closes the child's ends, so that readers see the end of its output.
 func (p *plumbing) closeChild() {
 	for _, f := range []*os.File{p.childIn, p.childOut, p.childErr} {
 		_ = f.Close()
@@ -81,7 +81,7 @@ func (p *plumbing) readersDeadline(t time.Time) error {
 	return err
 }
 
-// closeAll closes every end; those closed before are no matter.
+// closeAll closes every end; closing one again is harmless.
 func (p *plumbing) closeAll() {
 	for _, f := range p.all {
 		if f != nil {

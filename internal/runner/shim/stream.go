@@ -13,8 +13,8 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/mount"
 )
 
-// exec runs a further process in a container: it says when it runs, then how
-// it ended. The process dies when the connection does.
+// exec runs a further process in a container: it replies when the process runs and
+// when it has ended. The process is killed when the connection ends.
 func (s *server) exec(c *net.UnixConn, req Exec, files []*os.File, closeFiles func()) {
 	ns, spec, err := s.enterable(req.Container)
 	if err != nil {
@@ -79,7 +79,7 @@ func (s *server) exec(c *net.UnixConn, req Exec, files []*os.File, closeFiles fu
 	}
 }
 
-// enterable returns a handle of a running container's mount namespace.
+// enterable returns a descriptor of a running container's mount namespace.
 func (s *server) enterable(name string) (*os.File, Container, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -105,7 +105,7 @@ type sink struct {
 	ch     chan []byte
 }
 
-// tee returns what hands the container's output to attached clients.
+// tee returns a function that hands the container's output to attached clients.
 func (k *container) tee(stderr bool) func([]byte) {
 	return func(b []byte) {
 		k.sinkMu.Lock()

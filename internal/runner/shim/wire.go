@@ -15,8 +15,8 @@ import (
 // kernel's limit for exec) and grows by quoting.
 const maxMessage = 16 << 20
 
-// sameUser says whether the peer runs as this process does. The directory is
-// closed to others anyway.
+// sameUser reports whether the peer runs as the same user. The directory is closed
+// to others anyway.
 func sameUser(c *net.UnixConn) bool {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -30,7 +30,8 @@ func sameUser(c *net.UnixConn) bool {
 	return err == nil && ok
 }
 
-// send writes a message: its length, then JSON; files ride on the first byte.
+// send writes a message: its length, then JSON; files are passed with the first
+// byte.
 func send(c *net.UnixConn, m any, files ...*os.File) error {
 	b, err := json.Marshal(m)
 	if err != nil {
@@ -55,14 +56,14 @@ func send(c *net.UnixConn, m any, files ...*os.File) error {
 	return err
 }
 
-// reply writes a response; a peer that does not read is given up.
+// reply writes a response; a peer that does not read it in 10 s is given up.
 func reply(c *net.UnixConn, r response) error {
 	_ = c.SetWriteDeadline(time.Now().Add(10 * time.Second))
 	return send(c, r)
 }
 
 // receive reads the request of a connection and its files, as stdin, stdout,
-// stderr with nil for those that did not come.
+// stderr with nil for absent ones.
 func receive(c *net.UnixConn) (request, []*os.File, error) {
 	_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
 	head := make([]byte, 4)

@@ -13,22 +13,22 @@ import (
 	"github.com/fairlead/fairlead/internal/runner/shim"
 )
 
-// ctr is one container of a pod. Its methods run on the worker's loop.
-type ctr struct {
-	containerView
+// container is one container of a pod. Its methods run on the worker's loop.
+type container struct {
+	containerState
 	w *worker
 
 	back    backoff
-	startAt time.Time // not to be started before
+	startAt time.Time // the earliest time of the next start
 	stopped *stopping
 	probes  context.CancelFunc
 	ended   chan struct{} // of the current attempt
-	// refusedAs is the last refusal an event was written for.
-	refusedAs string
+	// reported is the last error an Event was written for.
+	reported string
 }
 
-// refresh takes over what may change in a pod's spec: the image.
-func (c *ctr) refresh(pod *corev1.Pod) {
+// refresh takes over the part of a pod's spec that may change: the image.
+func (c *container) refresh(pod *corev1.Pod) {
 	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range list {
 			if list[i].Name == c.spec.Name {
@@ -38,9 +38,9 @@ func (c *ctr) refresh(pod *corev1.Pod) {
 	}
 }
 
-// adopt takes over what an earlier run of the agent left on disk. What runs is
-// learned from the shim's watch; until then the record stands.
-func (c *ctr) adopt(pod *corev1.Pod) {
+// adopt takes over the records of an earlier run of the agent. A record counts
+// until the shim's watch reports the present state.
+func (c *container) adopt(pod *corev1.Pod) {
 	states := readStates(c.w.paths, c.spec.Name)
 	if len(states) == 0 {
 		return
@@ -55,11 +55,11 @@ func (c *ctr) adopt(pod *corev1.Pod) {
 	}
 	c.now = &now
 	if now.Exited {
-		c.decide(pod)
+		c.scheduleRestart(pod)
 		return
 	}
 	c.ended = make(chan struct{})
-	// What the API says of this very attempt still holds; probes correct it.
+	// The status in the API is of this very attempt; probes correct it.
 	for _, st := range append(pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses...) {
 		if st.Name == c.spec.Name && st.ContainerID == containerID(&now) {
 			c.ready, c.started = st.Ready, isTrue(st.Started)
@@ -68,25 +68,25 @@ func (c *ctr) adopt(pod *corev1.Pod) {
 	c.startProbes(pod)
 }
 
-// refuse notes why a container cannot be started.
-func (c *ctr) refuse(pod *corev1.Pod, err error) {
-	var no refusal
+// startFailed records why a container cannot be started.
+func (c *container) startFailed(pod *corev1.Pod, err error) {
+	var config configError
 	reason := "CreateContainerError"
-	if errors.As(err, &no) {
-		reason = no.reason
+	if errors.As(err, &config) {
+		reason = config.reason
 	}
 	c.waiting = &corev1.ContainerStateWaiting{Reason: reason, Message: err.Error()}
-	if c.refusedAs != err.Error() {
-		c.refusedAs = err.Error()
+	if c.reported != err.Error() {
+		c.reported = err.Error()
 		c.w.r.event(pod, corev1.EventTypeWarning, "Failed", fmt.Sprintf("container %s: %s: %v", c.spec.Name, reason, err))
 	}
 }
 
-// ensure starts the container if it shall run and its time has come, and
-// returns when to look again.
-func (c *ctr) ensure(ctx context.Context, pod *corev1.Pod) time.Time {
+// ensure starts the container if it is to run and its back-off is over, and returns
+// when to call it again.
+func (c *container) ensure(ctx context.Context, pod *corev1.Pod) time.Time {
 	if c.running() {
-		return c.pressStop(ctx)
+		return c.enforceStop(ctx)
 	}
 	if c.now != nil && c.waiting == nil {
 		return time.Time{} // ended for good
@@ -95,7 +95,7 @@ func (c *ctr) ensure(ctx context.Context, pod *corev1.Pod) time.Time {
 		return c.startAt
 	}
 	if !c.w.r.canStart(pod) {
-		return time.Time{} // just back: the runner wakes all workers when it can
+		return time.Time{} // the runner wakes all workers when it can
 	}
 	c.start(ctx, pod)
 	if c.running() {
@@ -105,12 +105,12 @@ func (c *ctr) ensure(ctx context.Context, pod *corev1.Pod) time.Time {
 }
 
 // start runs the next attempt.
-func (c *ctr) start(ctx context.Context, pod *corev1.Pod) {
+func (c *container) start(ctx context.Context, pod *corev1.Pod) {
 	attempt := 0
 	if c.now != nil {
 		attempt = c.now.Attempt + 1
 	}
-	f := facts{pod: pod, ips: c.w.podView(pod).ips, hostIPs: c.w.r.hostIPs()}
+	f := facts{pod: pod, ips: c.w.state(pod).ips, hostIPs: c.w.r.hostIPs()}
 	spec, err := c.w.r.container(ctx, f, c.spec, c.w.paths, attempt, &c.w.tokens)
 	if err == nil {
 		err = makeContainerDir(c.w.paths, c.spec.Name, attempt)
@@ -123,32 +123,32 @@ func (c *ctr) start(ctx context.Context, pod *corev1.Pod) {
 		if ctx.Err() != nil {
 			return
 		}
-		c.refuse(pod, err)
+		c.startFailed(pod, err)
 		c.startAt = time.Now().Add(max(c.back.next(0), time.Second))
 		return
 	}
-	c.last, c.now, c.waiting, c.refusedAs, c.stopped = c.now, &st, nil, "", nil
+	c.last, c.now, c.waiting, c.reported, c.stopped = c.now, &st, nil, "", nil
 	c.started, c.ready = false, false
 	c.ended = make(chan struct{})
 	if st.Exited && st.Error != "" {
 		c.w.r.event(pod, corev1.EventTypeWarning, "Failed", fmt.Sprintf("container %s: %s", c.spec.Name, st.Error))
 		close(c.ended)
-		c.decide(pod)
+		c.scheduleRestart(pod)
 		return
 	}
 	c.w.r.event(pod, corev1.EventTypeNormal, "Started", "Started container "+c.spec.Name)
-	c.w.log.Info("container started", "pod", c.w.String(), "container", c.spec.Name, "attempt", attempt, "pid", st.Process.Pid)
+	c.w.log.Info("container started", "container", c.spec.Name, "attempt", attempt, "pid", st.Process.Pid)
 	if st.Exited {
 		close(c.ended)
-		c.decide(pod)
+		c.scheduleRestart(pod)
 		return
 	}
 	c.postStart(pod)
 	c.startProbes(pod)
 }
 
-// told takes in the shim's word on an attempt.
-func (c *ctr) told(st shim.State) {
+// observe takes in a state that the shim reports.
+func (c *container) observe(st shim.State) {
 	if c.now == nil || st.ID != c.now.ID || c.now.Exited {
 		return
 	}
@@ -156,12 +156,12 @@ func (c *ctr) told(st shim.State) {
 	if !st.Exited {
 		return
 	}
-	c.w.log.Info("container ended", "pod", c.w.String(), "container", c.spec.Name, "exitCode", st.ExitCode)
+	c.w.log.Info("container ended", "container", c.spec.Name, "exitCode", st.ExitCode)
 	c.exited()
 }
 
 // exited follows up on the end of the current attempt.
-func (c *ctr) exited() {
+func (c *container) exited() {
 	c.stopProbes()
 	c.started, c.ready = false, false
 	if c.ended != nil {
@@ -172,24 +172,24 @@ func (c *ctr) exited() {
 	pod := c.w.pod
 	c.w.mu.Unlock()
 	if pod != nil && c.w.end == nil {
-		c.decide(pod)
+		c.scheduleRestart(pod)
 	}
 }
 
-// perish is for an attempt whose shim is dead.
-func (c *ctr) perish(why string) {
+// shimDied records the end of an attempt whose shim is dead; why is the reason.
+func (c *container) shimDied(why string) {
 	if !c.running() {
 		return
 	}
 	c.now.Exited, c.now.ExitCode, c.now.Finished, c.now.Error = true, unknownExit, time.Now(), why
 	if err := c.save(); err != nil {
-		c.w.log.Error("record the end of a container", "err", err)
+		c.w.log.Error("cannot record the end of the container", "container", c.spec.Name, "err", err)
 	}
 	c.exited()
 }
 
-// save writes the record in the shim's place.
-func (c *ctr) save() error {
+// save writes the record, which a live shim would write.
+func (c *container) save() error {
 	b, err := json.Marshal(c.now)
 	if err != nil {
 		return err
@@ -197,8 +197,8 @@ func (c *ctr) save() error {
 	return shim.WriteFile(c.w.paths.record(c.now.Name, c.now.Attempt), b)
 }
 
-// decide says, after an end, whether and when to start again.
-func (c *ctr) decide(pod *corev1.Pod) {
+// scheduleRestart decides, after an end, whether and when to restart.
+func (c *container) scheduleRestart(pod *corev1.Pod) {
 	if !restarts(pod.Spec.RestartPolicy, c.role, c.now) {
 		c.waiting = nil
 		return
