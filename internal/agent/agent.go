@@ -145,7 +145,8 @@ func (r *Registrar) keepNode(ctx context.Context) error {
 		return err
 	}
 	if patch := r.metadataPatch(node); patch != nil {
-		if node, err = r.opts.Client.CoreV1().Nodes().Patch(ctx, r.opts.NodeName, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		if node, err = r.opts.Client.CoreV1().Nodes().Patch(ctx, r.opts.NodeName, types.MergePatchType, patch,
+			metav1.PatchOptions{}); err != nil {
 			return err
 		}
 	}

@@ -203,7 +203,8 @@ func TestRegistration(t *testing.T) {
 		if c := condition(n, corev1.NodeReady); c.Status != corev1.ConditionFalse || c.Message != "no bridge" {
 			t.Errorf("Ready %+v", c)
 		}
-		if c := condition(n, proxy.ServicesProgrammed); c.Status != corev1.ConditionFalse || c.Reason != "ProgrammingFailed" || c.Message != "no memory (and 1 more)" {
+		if c := condition(n, proxy.ServicesProgrammed); c.Status != corev1.ConditionFalse || c.Reason != "ProgrammingFailed" ||
+			c.Message != "no memory (and 1 more)" {
 			t.Errorf("ServicesProgrammed %+v", c)
 		}
 	})

@@ -7,7 +7,7 @@ import (
 )
 
 // carried are the metrics of an Applier that carries connections itself. They are
-// read when somebody asks for metrics.
+// read on each scrape.
 type carried struct {
 	carrier dataplane.Carrier
 	values  []carriedValue
@@ -31,12 +31,16 @@ func newCarried(c dataplane.Carrier) *carried {
 	add(gauge, "udp_flows", "UDP clients that are remembered.", func(c *dataplane.Carried) int64 { return c.UDPFlows })
 	add(gauge, "failing_endpoints", "Endpoints that did not answer when they were tried last, for each port of a Service that has them.",
 		func(c *dataplane.Carried) int64 { return c.FailingEndpoints })
-	add(counter, "connections_accepted_total", "TCP connections accepted.", func(c *dataplane.Carried) int64 { return c.Accepted })
-	add(counter, "connections_retried_total", "TCP connections that went on to another endpoint.", func(c *dataplane.Carried) int64 { return c.Retried })
-	add(counter, "connections_failed_total", "TCP connections that no endpoint answered.", func(c *dataplane.Carried) int64 { return c.Failed })
+	add(counter, "connections_accepted_total", "TCP connections accepted.",
+		func(c *dataplane.Carried) int64 { return c.Accepted })
+	add(counter, "connections_retried_total", "TCP connections that went on to another endpoint.",
+		func(c *dataplane.Carried) int64 { return c.Retried })
+	add(counter, "connections_failed_total", "TCP connections that no endpoint answered.",
+		func(c *dataplane.Carried) int64 { return c.Failed })
 	add(counter, "endpoint_failures_total", "Times that an endpoint did not answer a connection, or refused a datagram.",
 		func(c *dataplane.Carried) int64 { return c.EndpointFailures })
-	add(counter, "accept_pauses_total", "Times that new connections had to wait for want of open files.", func(c *dataplane.Carried) int64 { return c.Paused })
+	add(counter, "accept_pauses_total", "Times that new connections had to wait for want of open files.",
+		func(c *dataplane.Carried) int64 { return c.Paused })
 	bytes := prometheus.NewDesc("fairlead_userspace_bytes_total", "Bytes passed on, over TCP and UDP.", []string{"to"}, nil)
 	out.values = append(out.values,
 		carriedValue{bytes, counter, func(c *dataplane.Carried) int64 { return c.ToEndpoints }, []string{"endpoints"}},

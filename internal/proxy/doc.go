@@ -1,4 +1,4 @@
-// Package proxy is the agent's loop for Services: what the API says becomes a
+// Package proxy is the node's control loop for Services: the API's objects become a
 // table.Table, and a dataplane.Applier makes the kernel carry it out. What is the same
 // for every mode lives here and only here: debounce, retry, audit, stale
 // connection tracking entries, health check ports, events, metrics and status.

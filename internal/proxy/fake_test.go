@@ -16,15 +16,15 @@ import (
 )
 
 // fakeDataplane is an Applier without a kernel. Like a real one it keeps state that
-// others can damage, writes only what it is told changed, and refuses a caller
-// that forgets something.
+// others can damage, writes only the keys that changed, and panics if a caller
+// forgets one.
 type fakeDataplane struct {
 	mu       sync.Mutex
 	kernel   map[table.Key]string
 	addrs    string
-	synced   bool // the last Apply wrote all but what it refused
-	refuse   map[table.Key]error
-	behind   map[table.Key]bool // refused
+	synced   bool // the last Apply wrote all but what it rejected
+	reject   map[table.Key]error
+	behind   map[table.Key]bool // rejected
 	repaired []string
 	calls    []call
 	slow     time.Duration // what one Apply takes
@@ -68,8 +68,8 @@ func (p *fakeDataplane) Apply(_ context.Context, t *table.Table, changed []table
 		p.mu.Lock()
 	}
 	err := p.apply(t, changed)
-	var refused *dataplane.Rejected
-	p.synced = err == nil || errors.As(err, &refused)
+	var rejected *dataplane.Rejected
+	p.synced = err == nil || errors.As(err, &rejected)
 	p.calls = append(p.calls, call{time.Now(), changed == nil, len(changed), err})
 	return err
 }
@@ -94,14 +94,14 @@ func (p *fakeDataplane) apply(t *table.Table, changed []table.Key) error {
 		}
 		keys = slices.Collect(maps.Keys(all))
 	}
-	var refused dataplane.Rejections
+	var rejected dataplane.Rejections
 	for i, k := range keys {
 		if failed != nil && i%2 == 0 {
 			continue // half of it goes wrong
 		}
 		delete(p.behind, k)
-		if err := p.refuse[k]; err != nil {
-			refused.Add(k, err)
+		if err := p.reject[k]; err != nil {
+			rejected.Add(k, err)
 			p.behind[k] = true
 			continue
 		}
@@ -126,10 +126,10 @@ func (p *fakeDataplane) apply(t *table.Table, changed []table.Key) error {
 	p.addrs = fmt.Sprint(t.NodePortAddrs)
 	for port := range t.All() {
 		if p.kernel[port.Key()] != port.String() && !p.behind[port.Key()] {
-			panic(fmt.Sprintf("%v differs and was not said to be changed", port.Key()))
+			panic(fmt.Sprintf("%v differs and is not among the changed", port.Key()))
 		}
 	}
-	return refused.Err()
+	return rejected.Err()
 }
 
 func (p *fakeDataplane) Repaired() []string {

@@ -10,19 +10,19 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// toBeDeletedTaint is what the cluster autoscaler puts on a node that it is
-// about to delete: load balancers shall leave it, though its proxy is well.
+// toBeDeletedTaint is the taint of a node that the cluster autoscaler is about to
+// delete: load balancers shall leave it although its proxy is healthy.
 const toBeDeletedTaint = "ToBeDeletedByClusterAutoscaler"
 
-// proxyHealth answers /healthz and /livez as kube-proxy does: the proxy is well
-// unless a change waits for longer than the timeout to be programmed; /healthz
-// says no, too, while the node is about to go.
+// proxyHealth answers /healthz and /livez as kube-proxy does: the proxy is healthy
+// unless a change waits for longer than the timeout to be programmed. /healthz
+// also fails while the node is about to be deleted.
 type proxyHealth struct {
 	timeout time.Duration
 
 	mu       sync.Mutex
 	waiting  time.Time // since when the oldest change waits, zero if none
-	last     time.Time // the last time all was programmed
+	last     time.Time // when everything was last programmed
 	eligible bool
 }
 
@@ -63,8 +63,8 @@ func (h *proxyHealth) healthy() bool {
 	return ok
 }
 
-// serveHealthz and serveLivez have kube-proxy's codes and body, byte for byte:
-// cloud load balancers and people's scripts read it.
+// serveHealthz and serveLivez have kube-proxy's codes and bodies, which cloud load
+// balancers and scripts read.
 func (p *Proxy) serveHealthz(w http.ResponseWriter, _ *http.Request) {
 	now := time.Now()
 	healthy, eligible, last := p.health.state(now)
@@ -82,7 +82,7 @@ func (p *Proxy) serveLivez(w http.ResponseWriter, _ *http.Request) {
 }
 
 // healthCode returns the HTTP code and the time to show as last update, which is
-// now as long as all is well.
+// now while ok.
 func healthCode(ok bool, now, last time.Time) (int, time.Time) {
 	if ok {
 		return http.StatusOK, now

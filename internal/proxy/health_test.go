@@ -78,8 +78,10 @@ func TestProxyHealth(t *testing.T) {
 		w := httptest.NewRecorder()
 		n.Metrics().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
 		for _, want := range []string{
-			`kubeproxy_proxy_healthz_total{code="200"} 4`, `kubeproxy_proxy_healthz_total{code="503"} 3`, `kubeproxy_proxy_livez_total{code="503"} 1`,
-			"kubeproxy_sync_proxy_rules_duration_seconds_bucket", "kubeproxy_network_programming_duration_seconds_count", "process_resident_memory_bytes",
+			`kubeproxy_proxy_healthz_total{code="200"} 4`, `kubeproxy_proxy_healthz_total{code="503"} 3`,
+			`kubeproxy_proxy_livez_total{code="503"} 1`,
+			"kubeproxy_sync_proxy_rules_duration_seconds_bucket", "kubeproxy_network_programming_duration_seconds_count",
+			"process_resident_memory_bytes",
 		} {
 			if !strings.Contains(w.Body.String(), want) {
 				t.Errorf("/metrics has no %s", want)
@@ -103,7 +105,8 @@ func TestHealthPorts(t *testing.T) {
 	loopback := []netip.Addr{netip.MustParseAddr("127.0.0.1")}
 	at := freePort(t)
 	ask := func() (int, string, http.Header) {
-		r, err := (&http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}).Get(fmt.Sprintf("http://127.0.0.1:%d/", at))
+		r, err := (&http.Client{Timeout: 5 * time.Second,
+			Transport: &http.Transport{DisableKeepAlives: true}}).Get(fmt.Sprintf("http://127.0.0.1:%d/", at))
 		if err != nil {
 			return 0, err.Error(), nil
 		}
@@ -127,8 +130,10 @@ func TestHealthPorts(t *testing.T) {
 		t.Fatal(p)
 	}
 	code, body, header := ask()
-	want := "{\n\t\"service\": {\n\t\t\"namespace\": \"d\",\n\t\t\"name\": \"lb\"\n\t},\n\t\"localEndpoints\": 2,\n\t\"serviceProxyHealthy\": true\n}"
-	if code != 200 || body != want || header.Get("X-Load-Balancing-Endpoint-Weight") != "2" || header.Get("Content-Type") != "application/json" {
+	want := "{\n\t\"service\": {\n\t\t\"namespace\": \"d\",\n\t\t\"name\": \"lb\"\n\t},\n" +
+		"\t\"localEndpoints\": 2,\n\t\"serviceProxyHealthy\": true\n}"
+	if code != 200 || body != want || header.Get("X-Load-Balancing-Endpoint-Weight") != "2" ||
+		header.Get("Content-Type") != "application/json" {
 		t.Errorf("with endpoints: %d %q %v", code, body, header)
 	}
 	healthy = false

@@ -25,12 +25,12 @@ type healthPorts struct {
 
 	// Used by the loop alone.
 	wanted map[table.Key]*table.ServicePort
-	// of are the ports of a Service: every one says the same, but a pod of two
-	// families counts once in each.
+	// of are the ready local endpoints by port of a Service: the same number for
+	// each, but a pod of two families counts once in each family.
 	of     map[checkedService]map[table.Key]int
-	dirty  map[checkedService]bool // to look at
+	dirty  map[checkedService]bool // to be synced
 	open   map[checkedService]*healthPort
-	failed map[checkedService]bool // told already, tried again by every sync
+	failed map[checkedService]bool // reported already; retried by every sync
 	addrs  []netip.Addr
 }
 
@@ -44,7 +44,7 @@ type healthPort struct {
 	proxyHealthy func() bool
 	ready        atomic.Int64
 	addrs        []netip.Addr
-	stop         func() // returns when nothing of it runs any more
+	stop         func() // returns when all its goroutines have ended
 }
 
 func newHealthPorts(proxyHealthy func() bool, wildcard bool) *healthPorts {
@@ -54,7 +54,7 @@ func newHealthPorts(proxyHealthy func() bool, wildcard bool) *healthPorts {
 	}
 }
 
-// update takes over the changed service ports of t.
+// update records the changed service ports of t.
 func (h *healthPorts) update(t *table.Table, changed []table.Key) {
 	for _, k := range changed {
 		if old := h.wanted[k]; old != nil {
@@ -81,8 +81,8 @@ func checkedServiceOf(p *table.ServicePort) checkedService {
 	return checkedService{p.ID.Name, p.HealthCheckNodePort}
 }
 
-// sync opens, updates and closes the ports of what changed, and returns those
-// that it could not open, each once; every sync tries them again.
+// sync opens, updates and closes the ports of what changed, and returns each that
+// it could not open once; every sync retries them.
 func (h *healthPorts) sync(nodePortAddrs []netip.Addr) []serviceProblem {
 	addrs := nodePortAddrs
 	if h.wildcard {
@@ -97,7 +97,7 @@ func (h *healthPorts) sync(nodePortAddrs []netip.Addr) []serviceProblem {
 	for c := range h.failed {
 		h.dirty[c] = true
 	}
-	// What goes frees its port for what comes.
+	// Close first: another Service may have got the same port.
 	for c := range h.dirty {
 		if p := h.open[c]; p != nil && (h.of[c] == nil || !slices.Equal(p.addrs, addrs)) {
 			p.stop()
@@ -106,7 +106,7 @@ func (h *healthPorts) sync(nodePortAddrs []netip.Addr) []serviceProblem {
 	}
 	var problems []serviceProblem
 	for c := range h.dirty {
-		if err := h.follow(c); err != nil {
+		if err := h.syncOne(c); err != nil {
 			problems = append(problems, serviceProblem{c.name, "FailedToStartServiceHealthcheck", err})
 		}
 	}
@@ -114,8 +114,9 @@ func (h *healthPorts) sync(nodePortAddrs []netip.Addr) []serviceProblem {
 	return problems
 }
 
-// follow brings a Service's port up to date. Its error is told once.
-func (h *healthPorts) follow(c checkedService) error {
+// syncOne brings a Service's port up to date. It returns the error of the first
+// attempt only.
+func (h *healthPorts) syncOne(c checkedService) error {
 	of := h.of[c]
 	if of == nil {
 		delete(h.failed, c)
@@ -125,8 +126,8 @@ func (h *healthPorts) follow(c checkedService) error {
 	if p == nil {
 		var err error
 		if p, err = h.listen(c, h.addrs); err != nil {
-			told := h.failed[c]
-			if h.failed[c] = true; told {
+			reported := h.failed[c]
+			if h.failed[c] = true; reported {
 				return nil
 			}
 			return fmt.Errorf("cannot answer on health check port %d: %w", c.port, err)
@@ -182,6 +183,12 @@ func (p *healthPort) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 		code = http.StatusOK
 	}
 	w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.FormatInt(ready, 10))
-	writeHealth(w, code, fmt.Sprintf("{\n\t\"service\": {\n\t\t\"namespace\": %q,\n\t\t\"name\": %q\n\t},\n\t\"localEndpoints\": %d,\n\t\"serviceProxyHealthy\": %v\n}",
-		p.service.Namespace, p.service.Name, ready, healthy))
+	writeHealth(w, code, fmt.Sprintf(`{
+	"service": {
+		"namespace": %q,
+		"name": %q
+	},
+	"localEndpoints": %d,
+	"serviceProxyHealthy": %v
+}`, p.service.Namespace, p.service.Name, ready, healthy))
 }

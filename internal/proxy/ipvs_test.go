@@ -15,7 +15,8 @@ func TestFallbackBecomesAnEvent(t *testing.T) {
 	inBubble(t, func(o *Options) { o.FallbackReason = "proxy mode iptables is taken in place of ipvs: no such module" }, func(w *world) {
 		w.settle(time.Minute)
 		events := w.events("ProxyModeFallback")
-		if len(events) != 1 || events[0].Type != "Warning" || events[0].InvolvedObject.Kind != "Node" || events[0].InvolvedObject.Name != "here" || !strings.Contains(events[0].Message, "no such module") {
+		if len(events) != 1 || events[0].Type != "Warning" || events[0].InvolvedObject.Kind != "Node" ||
+			events[0].InvolvedObject.Name != "here" || !strings.Contains(events[0].Message, "no such module") {
 			t.Errorf("events %+v", events)
 		}
 	})
@@ -49,7 +50,8 @@ func TestSchedulerOfAService(t *testing.T) {
 				t.Errorf("annotation %q: events %+v, want %d", c.value, events, c.events)
 			}
 		}
-		if e := w.events(table.ReasonUnknownScheduler); len(e) == 1 && (e[0].InvolvedObject.Name != "a" || !strings.Contains(e[0].Message, `"sed"`)) {
+		if e := w.events(table.ReasonUnknownScheduler); len(e) == 1 && (e[0].InvolvedObject.Name != "a" ||
+			!strings.Contains(e[0].Message, `"sed"`)) {
 			t.Errorf("event %+v", e[0])
 		}
 	})

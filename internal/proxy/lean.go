@@ -8,8 +8,8 @@ import (
 )
 
 // The lean forms keep what the table, events and metrics need. They are copies:
-// what a watch delivered is not changed. Of EndpointSlices the table keeps
-// nothing but what counts, so they are handed on as they come.
+// what a watch delivered is not changed. The table copies what it
+// needs of EndpointSlices, so they have no lean form.
 
 func leanMeta(m *metav1.ObjectMeta) metav1.ObjectMeta {
 	return metav1.ObjectMeta{

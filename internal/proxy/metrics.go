@@ -21,10 +21,10 @@ type metrics struct {
 	lastSync, lastQueued                            prometheus.Gauge
 	serviceChanges, endpointChanges                 prometheus.Counter
 	failures, repairs, conntrack                    prometheus.Counter
-	servicePorts, refused                           prometheus.Gauge
+	servicePorts, rejected                          prometheus.Gauge
 	noLocal                                         *prometheus.GaugeVec
 	healthz, livez                                  *prometheus.CounterVec
-	servicesPendingApplied, endpointsPendingApplied int // taken, not applied yet
+	servicesPendingApplied, endpointsPendingApplied int // received, not applied yet
 	servicesPending, endpointsPending               prometheus.Gauge
 }
 
@@ -52,25 +52,30 @@ func newMetrics() *metrics {
 	}
 	ms := prometheus.ExponentialBuckets(0.001, 2, 15)
 	m.sync = histogram("kubeproxy_sync_proxy_rules_duration_seconds", "Time one round of programming services took, in seconds.", ms)
-	m.syncFull = histogram("kubeproxy_sync_full_proxy_rules_duration_seconds", "Time one full comparison with the kernel took, in seconds.", ms)
-	m.syncPartial = histogram("kubeproxy_sync_partial_proxy_rules_duration_seconds", "Time one round that wrote changes alone took, in seconds.", ms)
+	m.syncFull = histogram("kubeproxy_sync_full_proxy_rules_duration_seconds",
+		"Time one full comparison with the kernel took, in seconds.", ms)
+	m.syncPartial = histogram("kubeproxy_sync_partial_proxy_rules_duration_seconds",
+		"Time one round that wrote changes alone took, in seconds.", ms)
 	m.latency = histogram("kubeproxy_network_programming_duration_seconds",
 		"Time from the change of a pod or service to its being programmed here, in seconds.",
-		slices.Concat([]float64{0.01, 0.025, 0.05, 0.1, 0.25, 0.5}, prometheus.LinearBuckets(1, 1, 59), prometheus.LinearBuckets(60, 5, 12), prometheus.LinearBuckets(120, 30, 7)))
+		slices.Concat([]float64{0.01, 0.025, 0.05, 0.1, 0.25, 0.5},
+			prometheus.LinearBuckets(1, 1, 59), prometheus.LinearBuckets(60, 5, 12), prometheus.LinearBuckets(120, 30, 7)))
 	m.lastSync = gauge("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "When services were last programmed without an error.")
-	m.lastQueued = gauge("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "When a change was last taken up.")
+	m.lastQueued = gauge("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "When a change was last received.")
 	m.serviceChanges = counter("kubeproxy_sync_proxy_rules_service_changes_total", "Changes of Services seen.")
 	m.endpointChanges = counter("kubeproxy_sync_proxy_rules_endpoint_changes_total", "Changes of EndpointSlices seen.")
-	m.servicesPending = gauge("kubeproxy_sync_proxy_rules_service_changes_pending", "Changes of Services taken up and not programmed yet.")
-	m.endpointsPending = gauge("kubeproxy_sync_proxy_rules_endpoint_changes_pending", "Changes of EndpointSlices taken up and not programmed yet.")
+	m.servicesPending = gauge("kubeproxy_sync_proxy_rules_service_changes_pending", "Changes of Services received and not programmed yet.")
+	m.endpointsPending = gauge("kubeproxy_sync_proxy_rules_endpoint_changes_pending",
+		"Changes of EndpointSlices received and not programmed yet.")
 	m.healthz = codes("kubeproxy_proxy_healthz_total", "Answers given on /healthz, by code.")
 	m.livez = codes("kubeproxy_proxy_livez_total", "Answers given on /livez, by code.")
 	m.failures = counter("fairlead_sync_failures_total", "Rounds of programming services that returned an error.")
-	m.repairs = counter("fairlead_repairs_total", "Things that an audit had to put back.")
+	m.repairs = counter("fairlead_repairs_total", "Rules removed or altered from outside that an audit has repaired.")
 	m.conntrack = counter("fairlead_conntrack_removed_total", "Stale connection tracking entries removed.")
-	m.refused = gauge("fairlead_service_ports_refused", "Service ports that could not be programmed as wanted, and are tried again.")
+	m.rejected = gauge("fairlead_service_ports_refused", "Service ports that the mode has rejected and that are retried.")
 	m.noLocal = prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "kubeproxy_sync_proxy_rules_no_local_endpoints_total", Help: "Service ports with traffic policy Local that have endpoints, but none on this node.",
+		Name: "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
+		Help: "Service ports with traffic policy Local that have endpoints, but none on this node.",
 	}, []string{"traffic_policy"})
 	m.registry.MustRegister(m.noLocal)
 	m.servicePorts = gauge("fairlead_service_ports", "Service ports wanted, per address family.")
@@ -82,8 +87,8 @@ func (m *metrics) handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
 }
 
-// took notes what was taken from the feed.
-func (m *metrics) took(b *batch) {
+// received counts what came from the feed.
+func (m *metrics) received(b *batch) {
 	m.serviceChanges.Add(float64(b.services.events))
 	m.endpointChanges.Add(float64(b.slices.events))
 	m.servicesPendingApplied += b.services.events
@@ -92,7 +97,7 @@ func (m *metrics) took(b *batch) {
 	m.lastQueued.SetToCurrentTime()
 }
 
-// built takes over a new Table, which differs from before (nil: empty) in keys.
+// built records a new Table, which differs from before (nil: empty) in keys.
 func (m *metrics) built(before, after *table.Table, keys []table.Key) {
 	add := func(p *table.ServicePort, n float64) {
 		if p == nil {
@@ -123,7 +128,7 @@ func (m *metrics) pending() {
 	m.endpointsPending.Set(float64(m.endpointsPendingApplied))
 }
 
-// applied notes the end of an Apply.
+// applied records the end of an Apply.
 func (m *metrics) applied(took time.Duration, full, failed bool) {
 	m.sync.Observe(took.Seconds())
 	if full {

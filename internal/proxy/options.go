@@ -48,14 +48,14 @@ type Options struct {
 	// answer. Nil asks the system. It is called every AddressPeriod.
 	Addresses func() ([]netip.Addr, error)
 	// Conntrack removes entries of the kernel's connection tracking table and
-	// says how many; nil leaves stale entries alone. conntrack.Delete is one.
+	// returns how many; nil leaves stale entries alone. conntrack.Delete is one.
 	Conntrack func(context.Context, []conntrack.Flow) (int, error)
-	// SweepConntrack removes the translated and other entries that stale says
-	// yes to. It is called once, after the first Apply; nil leaves what became
+	// SweepConntrack removes the entries for which stale reports true. It is
+	// called once, after the first Apply; nil leaves what became
 	// stale before the start. conntrack.Sweep is one.
 	SweepConntrack func(ctx context.Context, stale func(p svc.Protocol, origDst, replySrc netip.AddrPort) bool) (int, error)
-	// PortTaken says whether a socket of this machine is bound to an address;
-	// nil does not look. It is not for modes that listen on node ports
+	// PortTaken reports whether a socket of this machine is bound to an address;
+	// nil skips that check. It is not for modes that listen on node ports
 	// themselves. socket.Taken is one.
 	PortTaken func(svc.Protocol, netip.AddrPort) bool
 	// ServiceCIDRs are the ranges of ClusterIPs, as far as they are known.
@@ -74,14 +74,14 @@ type Options struct {
 	// one to the other (defaults 50 ms, 10 s).
 	RetryMin, RetryMax time.Duration
 	// AuditPeriod is how often everything is compared with the kernel, which
-	// repairs what somebody removed (default 30 s).
+	// repairs drift (default 30 s).
 	AuditPeriod time.Duration
-	// AddressPeriod is how often Addresses is asked (default 5 s).
+	// AddressPeriod is how often Addresses is called (default 5 s).
 	AddressPeriod time.Duration
 	// ApplyTimeout bounds one Apply (default 5 min).
 	ApplyTimeout time.Duration
 	// HealthTimeout is how long a change may wait to be programmed before
-	// /healthz says that the proxy is not well (default 1 min).
+	// /healthz reports failure (default 1 min).
 	HealthTimeout time.Duration
 }
 
@@ -104,8 +104,8 @@ func (o *Options) complete() error {
 		o.Addresses = systemAddresses
 	}
 	for _, d := range []struct {
-		at        *time.Duration
-		otherwise time.Duration
+		value    *time.Duration
+		fallback time.Duration
 	}{
 		{&o.MinInterval, 2 * time.Millisecond},
 		{&o.MaxInterval, DefaultMaxInterval},
@@ -116,11 +116,11 @@ func (o *Options) complete() error {
 		{&o.ApplyTimeout, 5 * time.Minute},
 		{&o.HealthTimeout, time.Minute},
 	} {
-		if *d.at < 0 {
-			return fmt.Errorf("proxy: negative duration %s among the options", *d.at)
+		if *d.value < 0 {
+			return fmt.Errorf("proxy: negative duration %s in Options", *d.value)
 		}
-		if *d.at == 0 {
-			*d.at = d.otherwise
+		if *d.value == 0 {
+			*d.value = d.fallback
 		}
 	}
 	return nil
@@ -138,9 +138,9 @@ func (o *Options) tableConfig() table.Config {
 	return cfg
 }
 
-// Repairer is a dataplane.Applier that can say what its last Apply with changed nil
-// had to put back because somebody else had removed or altered it, one line
-// each.
+// Repairer is a dataplane.Applier that reports the drift which its last Apply
+// with changed nil has repaired, one line for each thing that was removed or
+// altered from outside.
 type Repairer interface {
 	Repaired() []string
 }

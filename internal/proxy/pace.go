@@ -2,7 +2,7 @@ package proxy
 
 import "time"
 
-// pace says when the loop may work. It holds no clock and no timer.
+// pace decides when the loop may work. It has no clock and no timer.
 type pace struct {
 	minInterval, maxInterval time.Duration
 	retryMin, retryMax       time.Duration
@@ -10,26 +10,25 @@ type pace struct {
 	ended    time.Time     // of the last Apply; zero before the first
 	interval time.Duration // to keep after ended
 	backoff  time.Duration // after an error, else 0
-	// again is when refused ports are tried again, zero if there are none; hold
-	// is how long they wait.
-	again time.Time
-	hold  time.Duration
+	// retryAt is when rejected ports are retried, zero if there are none;
+	// rejectBackoff is how long they wait.
+	retryAt       time.Time
+	rejectBackoff time.Duration
 }
 
 // maxHold is how long a change waits at most while another one keeps failing.
 const maxHold = time.Second
 
-// done notes that an Apply ended, after having taken took.
+// done records the end of an Apply that took that long.
 func (p *pace) done(now time.Time, took time.Duration, failed bool) {
 	p.ended = now
 	// At most half of the time is spent applying, and a slow mode gets more
-	// changes at once; but nobody waits for long because a full pass was slow.
+	// changes at once; maxInterval bounds the wait after a slow full pass.
 	p.interval = min(max(took, p.minInterval), p.maxInterval)
-	switch {
-	case !failed:
-		p.backoff = 0
-	default:
+	if failed {
 		p.backoff = p.longer(p.backoff)
+	} else {
+		p.backoff = 0
 	}
 }
 
@@ -40,23 +39,23 @@ func (p *pace) longer(d time.Duration) time.Duration {
 	return min(2*d, p.retryMax)
 }
 
-// refused notes whether there are refused ports, and whether one was just
-// tried.
-func (p *pace) refused(now time.Time, any, tried bool) {
+// rejected records whether there are rejected ports, and whether one of them was
+// just retried.
+func (p *pace) rejected(now time.Time, any, retried bool) {
 	switch {
 	case !any:
-		p.again, p.hold = time.Time{}, 0
-	case tried || p.again.IsZero():
-		p.hold = p.longer(p.hold)
-		p.again = now.Add(p.hold)
+		p.retryAt, p.rejectBackoff = time.Time{}, 0
+	case retried || p.retryAt.IsZero():
+		p.rejectBackoff = p.longer(p.rejectBackoff)
+		p.retryAt = now.Add(p.rejectBackoff)
 	}
 }
 
-// retry says that refused ports are to be tried again.
-func (p *pace) retry(now time.Time) bool { return !p.again.IsZero() && !now.Before(p.again) }
+// retry reports whether rejected ports are due.
+func (p *pace) retry(now time.Time) bool { return !p.retryAt.IsZero() && !now.Before(p.retryAt) }
 
 // due returns when to work next; false means not before something happens.
-// waiting says that there are changes or an audit to do.
+// waiting is set if there are changes, or an audit, to do.
 func (p *pace) due(waiting bool) (time.Time, bool) {
 	if p.ended.IsZero() {
 		return time.Time{}, waiting
@@ -69,9 +68,9 @@ func (p *pace) due(waiting bool) (time.Time, bool) {
 		return p.ended.Add(hold), true
 	}
 	next := p.ended.Add(p.interval)
-	if !waiting && !p.again.IsZero() {
-		if p.again.After(next) {
-			next = p.again
+	if !waiting && !p.retryAt.IsZero() {
+		if p.retryAt.After(next) {
+			next = p.retryAt
 		}
 		return next, true
 	}

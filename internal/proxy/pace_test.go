@@ -6,7 +6,8 @@ import (
 )
 
 func TestPace(t *testing.T) {
-	p := pace{minInterval: 2 * time.Millisecond, maxInterval: 250 * time.Millisecond, retryMin: 50 * time.Millisecond, retryMax: 10 * time.Second}
+	p := pace{minInterval: 2 * time.Millisecond, maxInterval: 250 * time.Millisecond, retryMin: 50 * time.Millisecond,
+		retryMax: 10 * time.Second}
 	now := time.Unix(1000, 0)
 	if at, ok := p.due(true); !ok || at.After(now) {
 		t.Error("the first one is due at once")
@@ -39,15 +40,15 @@ func TestPace(t *testing.T) {
 		t.Errorf("a change behind errors waits %s", at.Sub(now))
 	}
 	p.done(now, time.Millisecond, false)
-	p.refused(now, true, true)
-	p.refused(now.Add(time.Millisecond), true, false)
+	p.rejected(now, true, true)
+	p.rejected(now.Add(time.Millisecond), true, false)
 	if at, ok := p.due(false); !ok || at.Sub(now) != 50*time.Millisecond || p.retry(at.Add(-1)) || !p.retry(at) {
-		t.Errorf("with something refused: %s %v", at.Sub(now), ok)
+		t.Errorf("with something rejected: %s %v", at.Sub(now), ok)
 	}
 	if at, ok := p.due(true); !ok || at.Sub(now) != 2*time.Millisecond {
-		t.Errorf("a change beside something refused: %s %v", at.Sub(now), ok)
+		t.Errorf("a change beside something rejected: %s %v", at.Sub(now), ok)
 	}
-	p.refused(now, false, true)
+	p.rejected(now, false, true)
 	if _, ok := p.due(false); ok {
 		t.Error("an error that is over is still retried")
 	}

@@ -8,16 +8,17 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// takenPorts finds node ports that some other process of this machine has bound. Connections from elsewhere reach the Service, which goes before all
-// processes; the process does not know why nobody comes any more.
+// takenPorts finds node ports that another process of this machine has bound.
+// Connections from elsewhere reach the Service, whose rules come before all
+// processes, and that process gets no new ones.
 type takenPorts struct {
-	// taken says whether a socket of this machine has the address; nil turns
-	// it all off.
+	// taken reports whether a socket of this machine has the address; nil turns
+	// the check off.
 	taken func(svc.Protocol, netip.AddrPort) bool
 }
 
-// look returns a problem for each node port that is new in now and taken.
-func (p *takenPorts) look(before, now *table.Table, changed []table.Key) []serviceProblem {
+// find returns a problem for each node port that is new in now and taken.
+func (p *takenPorts) find(before, now *table.Table, changed []table.Key) []serviceProblem {
 	if p.taken == nil {
 		return nil
 	}
@@ -39,7 +40,8 @@ func (p *takenPorts) look(before, now *table.Table, changed []table.Key) []servi
 			for _, at := range addresses(now, f) {
 				if p.taken(next.Protocol, at) {
 					out = append(out, serviceProblem{k.ID.Name, "NodePortInUse", fmt.Errorf(
-						"another process of this node has bound %s/%s; what is sent to this node port reaches the Service, not that process: stop it or let it use another port", at, next.Protocol)})
+						"another process of this node has bound %s/%s, which is a node port of this Service and gets its packets: "+
+							"stop that process or let it use another port", at, next.Protocol)})
 					break
 				}
 			}

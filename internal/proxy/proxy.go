@@ -36,14 +36,14 @@ type Proxy struct {
 	builder  *table.Builder
 	pace     pace
 	machine  []netip.Addr
-	waiting  bool // something was taken from the feed and is not applied
+	waiting  bool // the feed has, or had, changes that are not applied
 	audit    bool // a full comparison is due
 	wanted   *table.Table
-	applied  *table.Table // what the kernel has, as far as it is known; nil before the first Apply
+	applied  *table.Table // what the kernel has as far as known, nil before the first Apply
 	changed  map[table.Key]struct{}
-	refused  map[table.Key]struct{} // not applied, and not tried again until it is time
-	settled  *table.Table           // the wanted one of which applied has all but refused
-	failed   bool                   // the last Apply did, so that a full comparison is due
+	rejected map[table.Key]struct{} // not applied; retried when pace.retry says so
+	settled  *table.Table           // the last wanted one that was applied, but for rejected
+	failed   bool                   // the last Apply failed, so that a full comparison is due
 	triggers []time.Time
 	checks   *healthPorts
 	taken    *takenPorts
@@ -56,16 +56,16 @@ func New(opts Options) (*Proxy, error) {
 	}
 	p := &Proxy{
 		opts: opts, log: opts.Log, feed: newFeed(), metrics: newMetrics(),
-		status:  newStatus(opts.NodeName, opts.Mode),
-		health:  &proxyHealth{timeout: opts.HealthTimeout, eligible: true},
-		builder: table.NewBuilder(opts.tableConfig()),
-		pace:    pace{minInterval: opts.MinInterval, maxInterval: opts.MaxInterval, retryMin: opts.RetryMin, retryMax: opts.RetryMax},
-		changed: map[table.Key]struct{}{},
-		refused: map[table.Key]struct{}{},
-		taken:   &takenPorts{taken: opts.PortTaken},
+		status:   newStatus(opts.NodeName, opts.Mode),
+		health:   &proxyHealth{timeout: opts.HealthTimeout, eligible: true},
+		builder:  table.NewBuilder(opts.tableConfig()),
+		pace:     pace{minInterval: opts.MinInterval, maxInterval: opts.MaxInterval, retryMin: opts.RetryMin, retryMax: opts.RetryMax},
+		changed:  map[table.Key]struct{}{},
+		rejected: map[table.Key]struct{}{},
+		taken:    &takenPorts{taken: opts.PortTaken},
 	}
 	if c, ok := opts.Dataplane.(dataplane.Counter); ok {
-		p.metrics.registry.MustRegister(newLostPackets(c, p.Table, opts.Log))
+		p.metrics.registry.MustRegister(newDropMetrics(c, p.Table, opts.Log))
 	}
 	if c, ok := opts.Dataplane.(dataplane.Carrier); ok {
 		p.metrics.registry.MustRegister(newCarried(c))
@@ -76,8 +76,8 @@ func New(opts Options) (*Proxy, error) {
 }
 
 // Run watches the API and keeps the kernel in step with it until ctx ends, and
-// until everything it started has ended, too. What is in the kernel then stays.
-// Its error says why it could not start.
+// until everything it started has ended. What it wrote to the kernel stays. It
+// returns an error only if it cannot start.
 func (p *Proxy) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -104,8 +104,8 @@ func (p *Proxy) Run(ctx context.Context) error {
 // concurrent use, as are Node, Changed, Table and Metrics.
 func (p *Proxy) Status() Status { return p.status.get() }
 
-// Table returns the Table that is programmed, without the ports that were
-// refused; nil if nothing was programmed yet.
+// Table returns the Table that is programmed, without the service ports that
+// were rejected; nil before the first Apply.
 func (p *Proxy) Table() *table.Table { return p.status.table.Load() }
 
 // Node returns this machine's Node as last seen, nil if there is none.
@@ -152,12 +152,11 @@ func (p *Proxy) loop(ctx context.Context) {
 	}
 }
 
-// readAddresses takes over the machine's addresses and says whether they
-// changed.
+// readAddresses reads the machine's addresses and reports whether they changed.
 func (p *Proxy) readAddresses() bool {
 	addrs, err := p.opts.Addresses()
 	if err != nil {
-		p.log.Warn("cannot read the machine's addresses; node ports stay on those known", "err", err)
+		p.log.Warn("cannot read the machine's addresses; keeping the current ones for node ports", "err", err)
 		return false
 	}
 	if slices.Equal(addrs, p.machine) {
@@ -171,7 +170,7 @@ func (p *Proxy) readAddresses() bool {
 // sync takes what the feed has and applies it.
 func (p *Proxy) sync(ctx context.Context) {
 	b := p.feed.take()
-	p.metrics.took(&b)
+	p.metrics.received(&b)
 	if node, seen := b.into(p.builder, p.opts.NodeName); seen {
 		p.health.setNode(node)
 		p.status.setNode(node)
@@ -195,7 +194,7 @@ func (p *Proxy) sync(ctx context.Context) {
 	full := p.applied == nil || p.failed || p.audit
 	p.audit = false
 	if full || p.pace.retry(time.Now()) {
-		for k := range p.refused {
+		for k := range p.rejected {
 			p.changed[k] = struct{}{}
 		}
 	}
@@ -212,13 +211,13 @@ func (p *Proxy) apply(ctx context.Context, full, audit bool) {
 		changed = append(changed, k)
 	}
 	start := time.Now()
-	err := p.applyPlane(ctx, changed, full)
+	err := p.applyWanted(ctx, changed, full)
 	took := time.Since(start)
 	if err != nil && ctx.Err() != nil {
 		return // on the way out
 	}
-	var refused *dataplane.Rejected
-	failed := err != nil && !errors.As(err, &refused)
+	var rejected *dataplane.Rejected
+	failed := err != nil && !errors.As(err, &rejected)
 	p.pace.done(time.Now(), took, failed)
 	p.metrics.applied(took, full, failed)
 	if failed {
@@ -227,24 +226,23 @@ func (p *Proxy) apply(ctx context.Context, full, audit bool) {
 			p.events.node(corev1.EventTypeWarning, "FailedToProgramServices", err.Error())
 		}
 		p.failed = true
-		p.log.Error("programming services failed", "err", err, "retry in", p.pace.backoff)
-		// Most of it may be done. Until all is well each retry does again what
-		// follows.
+		p.log.Error("cannot program services; retrying", "err", err, "backoff", p.pace.backoff)
+		// Most of it may be done. Each retry repeats the follow-up.
 		p.follow(ctx, p.wanted, changed)
 		return
 	}
 	if p.failed || p.applied == nil {
-		p.log.Info("services are programmed", "service ports", p.wanted.Len(), "took", took)
+		p.log.Info("services are programmed", "servicePorts", p.wanted.Len(), "took", took)
 	}
 	p.failed = false
-	p.refuse(refused, changed)
-	p.status.applied(start, took, audit, err, len(p.refused))
+	p.reject(rejected, changed)
+	p.status.applied(start, took, audit, err, len(p.rejected))
 	if audit {
 		p.reportRepairs()
 	}
 	now := p.wanted
-	if len(p.refused) > 0 {
-		now = now.WithPortsFrom(p.applied, maps.Keys(p.refused))
+	if len(p.rejected) > 0 {
+		now = now.WithPortsFrom(p.applied, maps.Keys(p.rejected))
 	}
 	p.follow(ctx, now, changed)
 	for _, t := range p.triggers {
@@ -256,54 +254,53 @@ func (p *Proxy) apply(ctx context.Context, full, audit bool) {
 	p.applied, p.settled = now, p.wanted
 	p.status.table.Store(p.applied)
 	clear(p.changed)
-	if first && now.Len() > muchToLoad {
-		// The lists that all this was made from were several times as large.
+	if first && now.Len() > largeTable {
+		// The lists that the Table was built from were several times as large.
 		debug.FreeOSMemory()
 	}
 }
 
-// muchToLoad is the number of service ports from which on it is worth tens of
-// milliseconds to give the memory of the load back.
-const muchToLoad = 500
+// largeTable is the number of service ports above which returning the memory of
+// the first lists is worth the tens of milliseconds that it takes.
+const largeTable = 500
 
-// refuse takes over which of the ports that were tried the Applier did not take.
-// They do not keep the others from being programmed, and are tried again when it
-// is time, or when they change.
-func (p *Proxy) refuse(r *dataplane.Rejected, tried []table.Key) {
-	again := false
-	was := p.refused
-	p.refused = maps.Clone(was)
+// reject records which of the service ports that were tried the Applier has
+// rejected. They do not keep the others from being programmed, and are retried
+// with backoff, or when they change.
+func (p *Proxy) reject(r *dataplane.Rejected, tried []table.Key) {
+	retried := false
+	before := maps.Clone(p.rejected)
 	for _, k := range tried {
-		delete(p.refused, k)
-		_, before := was[k]
-		again = again || before
+		_, was := before[k]
+		retried = retried || was
+		delete(p.rejected, k)
 	}
 	if r != nil {
 		for k, why := range r.Ports {
-			p.refused[k] = struct{}{}
-			if _, told := was[k]; told {
+			p.rejected[k] = struct{}{}
+			if _, was := before[k]; was {
 				continue
 			}
-			p.log.Error("programming a service port failed", "port", k.ID, "family", k.Family, "err", why)
+			p.log.Error("cannot program a service port; retrying", "port", k.ID, "family", k.Family, "err", why)
 			p.events.service(k.ID.Name, p.builder.UID(k.ID.Name), corev1.EventTypeWarning, "FailedToProgramService", why.Error())
 		}
 	}
-	p.metrics.refused.Set(float64(len(p.refused)))
-	p.pace.refused(time.Now(), len(p.refused) > 0, again)
+	p.metrics.rejected.Set(float64(len(p.rejected)))
+	p.pace.rejected(time.Now(), len(p.rejected) > 0, retried)
 }
 
-// follow does what comes after an Apply that made the kernel answer as now says:
-// stale connections, health check ports, and a word about ports of this node
-// that somebody else has.
+// follow does what comes after an Apply of now: it removes stale connections,
+// opens and closes health check ports, and warns of node ports that another
+// process has bound.
 func (p *Proxy) follow(ctx context.Context, now *table.Table, changed []table.Key) {
 	p.removeStale(ctx, now, changed)
 	p.checks.update(now, changed)
-	for _, problem := range append(p.checks.sync(now.NodePortAddrs), p.taken.look(p.applied, now, changed)...) {
+	for _, problem := range append(p.checks.sync(now.NodePortAddrs), p.taken.find(p.applied, now, changed)...) {
 		p.events.service(problem.service, p.builder.UID(problem.service), corev1.EventTypeWarning, problem.reason, problem.err.Error())
 	}
 }
 
-func (p *Proxy) applyPlane(ctx context.Context, changed []table.Key, full bool) error {
+func (p *Proxy) applyWanted(ctx context.Context, changed []table.Key, full bool) error {
 	ctx, cancel := context.WithTimeout(ctx, p.opts.ApplyTimeout)
 	defer cancel()
 	if full {
@@ -312,16 +309,15 @@ func (p *Proxy) applyPlane(ctx context.Context, changed []table.Key, full bool) 
 	return p.opts.Dataplane.Apply(ctx, p.wanted, changed)
 }
 
-// report brings counts and problems up to date, and makes an Event of each
-// problem that is new.
+// report updates counts and problems, and records an Event of each new problem.
 func (p *Proxy) report(before *table.Table, keys []table.Key) {
 	p.status.built(before, p.wanted, keys)
 	p.metrics.built(before, p.wanted, keys)
 	p.metrics.servicePorts.Set(float64(p.wanted.Len()))
 	for name, now := range p.builder.NewProblems() {
-		told := p.status.problem(name, now)
+		known := p.status.setProblems(name, now)
 		for _, problem := range now {
-			if !slices.Contains(told, problem) {
+			if !slices.Contains(known, problem) {
 				p.events.service(problem.Service, p.builder.UID(problem.Service), corev1.EventTypeWarning, problem.Reason, problem.Message)
 			}
 		}
@@ -346,11 +342,11 @@ func (p *Proxy) reportRepairs() {
 	if more := len(repaired) - maxListed; more > 0 {
 		text += fmt.Sprintf("; and %d more", more)
 	}
-	p.log.Warn("somebody removed or altered what was programmed; it is back", "what", text)
-	p.events.node(corev1.EventTypeWarning, "ServiceRulesRepaired", "removed or altered by somebody else, now back: "+text)
+	p.log.Warn("repaired rules that were removed or altered from outside", "repaired", text)
+	p.events.node(corev1.EventTypeWarning, "ServiceRulesRepaired", "repaired rules that were removed or altered from outside: "+text)
 }
 
-// serviceProblem is something about a Service that only this node can know.
+// serviceProblem is a problem of a Service that only this node can detect.
 type serviceProblem struct {
 	service svc.Name
 	reason  string

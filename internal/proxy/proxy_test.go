@@ -27,7 +27,9 @@ func service(name string, n int) *corev1.Service {
 	ip := fmt.Sprintf("10.96.%d.%d", n/250, n%250+1)
 	return &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: "uid-of-" + "a"},
-		Spec:       corev1.ServiceSpec{ClusterIP: ip, ClusterIPs: []string{ip}, Ports: []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolTCP}}},
+		Spec: corev1.ServiceSpec{
+			ClusterIP: ip, ClusterIPs: []string{ip}, Ports: []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolTCP}},
+		},
 	}
 }
 
@@ -269,7 +271,8 @@ func TestAuditRepairsAndSaysSo(t *testing.T) {
 			t.Error("not repaired within one audit period")
 		}
 		events := w.events("ServiceRulesRepaired")
-		if len(events) != 1 || !strings.Contains(events[0].Message, "service port default/a IPv4") || strings.Contains(events[0].Message, "default/b") ||
+		if len(events) != 1 || !strings.Contains(events[0].Message, "service port default/a IPv4") ||
+			strings.Contains(events[0].Message, "default/b") ||
 			events[0].Type != "Warning" || events[0].InvolvedObject.Kind != "Node" || events[0].InvolvedObject.Name != "here" {
 			t.Errorf("events %+v", events)
 		}

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// server is an HTTP server that listens already.
+// server is an HTTP server with its open listener.
 type server struct {
 	http     *http.Server
 	listener net.Listener

@@ -25,8 +25,8 @@ import (
 //     translated at all, and endpoints that appear later never see it
 //     (kubernetes/kubernetes#139628).
 //
-// An entry that is none of these is never named: an untranslated flow is told
-// by its answering to be the frontend itself.
+// No other entry is ever named: an untranslated flow is recognised by its reply
+// source, which is the frontend itself.
 func staleFlows(before, after *table.Table, changed []table.Key) []conntrack.Flow {
 	var out []conntrack.Flow
 	for _, k := range changed {
@@ -70,12 +70,12 @@ func leaveFrontend(out []conntrack.Flow, before *table.Table, proto svc.Protocol
 	}
 	var gone []netip.AddrPort
 	if len(keep) == 0 {
-		gone = []netip.AddrPort{{}} // whoever answers
+		gone = []netip.AddrPort{{}} // any reply source
 	} else {
 		for _, list := range [][]table.Endpoint{f.Endpoints, f.LocalClients} {
 			for _, e := range list {
 				if !keep[e.Addr] {
-					keep[e.Addr] = true // once
+					keep[e.Addr] = true // name it once
 					gone = append(gone, e.Addr)
 				}
 			}
@@ -89,7 +89,7 @@ func leaveFrontend(out []conntrack.Flow, before *table.Table, proto svc.Protocol
 	return out
 }
 
-// opened says that f has endpoints for clients for which had (nil: there was no
+// opened reports whether f has endpoints for clients for which had (nil: there was no
 // such frontend) had none.
 func opened(had, f *table.Frontend) bool {
 	if had == nil {
@@ -117,9 +117,9 @@ func frontendOf(p *table.ServicePort, proto svc.Protocol, like *table.Frontend) 
 	return nil
 }
 
-// removeStale removes connection tracking entries that the kernel's new state,
-// now, makes wrong. What fails here is not tried again: the entries time out by
-// themselves, and a later change of the same frontends names them again.
+// removeStale removes the connection tracking entries that are stale under now.
+// What fails here is not retried: the entries time out, and a later change of the
+// same frontends names them again.
 func (p *Proxy) removeStale(ctx context.Context, now *table.Table, changed []table.Key) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -140,64 +140,64 @@ func (p *Proxy) removeStale(ctx context.Context, now *table.Table, changed []tab
 	}
 	p.metrics.conntrack.Add(float64(removed))
 	if err != nil {
-		p.log.Warn("removing stale connection tracking entries failed", "err", err)
+		p.log.Warn("cannot remove stale connection tracking entries; they time out", "err", err)
 	} else if removed > 0 {
 		p.log.Debug("removed stale connection tracking entries", "entries", removed)
 	}
 }
 
-// sweep knows which entries of the connection tracking table are right: at the
-// start nobody knows what changed since an earlier process ended. Only
+// sweep finds stale entries of the connection tracking table without knowing what
+// changed, as at the start: an earlier process may have ended long ago. Only
 // connections to frontends of Services count, and to addresses in the ranges of
 // ClusterIPs, whose Service is gone. TCP ends by itself, see staleFlows.
 type sweep struct {
-	// to is who may answer, by frontend; nobody for those without endpoints.
-	to     map[svc.Frontend]map[netip.AddrPort]bool
-	ranges []netip.Prefix
+	// replies are the reply sources allowed for each frontend.
+	replies map[svc.Frontend]map[netip.AddrPort]bool
+	ranges  []netip.Prefix
 }
 
 func newSweep(t *table.Table, ranges []netip.Prefix) *sweep {
-	s := &sweep{to: map[svc.Frontend]map[netip.AddrPort]bool{}, ranges: ranges}
+	s := &sweep{replies: map[svc.Frontend]map[netip.AddrPort]bool{}, ranges: ranges}
 	for p := range t.All() {
 		if p.Protocol == svc.TCP {
 			continue
 		}
 		for i := range p.Frontends {
 			f := &p.Frontends[i]
-			answer := map[netip.AddrPort]bool{}
+			allowed := map[netip.AddrPort]bool{}
 			for _, list := range [][]table.Endpoint{f.Endpoints, f.LocalClients} {
 				for _, e := range list {
-					answer[e.Addr] = true
+					allowed[e.Addr] = true
 				}
 			}
 			for _, at := range addresses(t, f) {
-				s.to[svc.Frontend{Protocol: p.Protocol, Addr: at}] = answer
+				s.replies[svc.Frontend{Protocol: p.Protocol, Addr: at}] = allowed
 			}
 		}
 	}
 	return s
 }
 
-// stale says whether a connection that a client opened to dst, and that is
-// answered by replySrc, leads to where it should not.
+// stale reports whether a connection that a client opened to dst must not be
+// answered by replySrc.
 func (s *sweep) stale(p svc.Protocol, dst, replySrc netip.AddrPort) bool {
 	if p == svc.TCP {
 		return false
 	}
 	translated := dst != replySrc
-	answer, known := s.to[svc.Frontend{Protocol: p, Addr: dst}]
+	allowed, known := s.replies[svc.Frontend{Protocol: p, Addr: dst}]
 	switch {
 	case known && translated:
-		return !answer[replySrc]
+		return !allowed[replySrc]
 	case known:
-		return len(answer) > 0 // it began when there was none
+		return len(allowed) > 0 // the flow began when there was no endpoint
 	}
 	return translated && slices.ContainsFunc(s.ranges, func(r netip.Prefix) bool { return r.Contains(dst.Addr()) })
 }
 
 // addresses returns where clients send to f: a node port answers on several
-// addresses of the node. They are named one by one, since the same port of
-// somebody else's address may pass through this machine.
+// addresses of the node. They are named one by one, since packets to the
+// same port of a foreign address may pass through this machine.
 func addresses(t *table.Table, f *table.Frontend) []netip.AddrPort {
 	if f.Kind != table.NodePort {
 		return []netip.AddrPort{f.Addr}

@@ -69,9 +69,11 @@ func TestStaleFlows(t *testing.T) {
 		{"UDP becomes TCP", vip + "=10.0.0.1", "TCP 10.96.0.1:53=10.0.0.1", "UDP 10.96.0.1:53"},
 		{"a node port, on this node's addresses alone", "UDP 0.0.0.0:30053=10.0.0.1,10.0.0.2", "UDP 0.0.0.0:30053=10.0.0.2",
 			"UDP 192.0.2.1:30053 by 10.0.0.1:53, UDP 192.0.2.2:30053 by 10.0.0.1:53"},
-		{"the last local endpoint goes, local clients stay", vip + "=10.0.0.1/10.0.0.1,10.0.1.1", vip + "=/10.0.1.1", "UDP 10.96.0.1:53 by 10.0.0.1:53"},
+		{"the last local endpoint goes, local clients stay", vip + "=10.0.0.1/10.0.0.1,10.0.1.1", vip + "=/10.0.1.1",
+			"UDP 10.96.0.1:53 by 10.0.0.1:53"},
 		{"the first local endpoint comes", vip + "=/10.0.1.1", vip + "=10.0.0.1/10.0.0.1,10.0.1.1", "UDP 10.96.0.1:53 by 10.96.0.1:53"},
-		{"only local clients' endpoints change", vip + "=10.0.0.1/10.0.0.1,10.0.1.1", vip + "=10.0.0.1/10.0.0.1,10.0.1.2", "UDP 10.96.0.1:53 by 10.0.1.1:53"},
+		{"only local clients' endpoints change", vip + "=10.0.0.1/10.0.0.1,10.0.1.1", vip + "=10.0.0.1/10.0.0.1,10.0.1.2",
+			"UDP 10.96.0.1:53 by 10.0.1.1:53"},
 		{"all local clients' endpoints change", vip + "=/10.0.1.1", vip + "=/10.0.1.2", "UDP 10.96.0.1:53 by 10.0.1.1:53"},
 		{"still used by local clients", vip + "=10.0.0.1", vip + "=/10.0.0.1", ""},
 	} {

@@ -19,8 +19,8 @@ import (
 type Status struct {
 	Node string `json:"node"`
 	Mode string `json:"mode"`
-	// Programmed says that the kernel answers as the API says, as far as it is
-	// known here; Reason and Message say why not.
+	// Programmed is true if the kernel answers for Services as the API says, as
+	// far as known; Reason and Message say why not.
 	Programmed bool   `json:"programmed"`
 	Reason     string `json:"reason"`
 	Message    string `json:"message"`
@@ -36,10 +36,10 @@ type Status struct {
 	// LastError is that of the last Apply, empty if it went well.
 	LastError string    `json:"lastError,omitempty"`
 	LastAudit time.Time `json:"lastAudit,omitzero"`
-	// Repaired is what the last audit that found something had to put back.
+	// Repaired is the drift repaired by the last audit that found some.
 	Repaired   []string  `json:"repaired,omitempty"`
 	RepairedAt time.Time `json:"repairedAt,omitzero"`
-	// Problems are Services that cannot be carried out as written.
+	// Problems are of Services that cannot be programmed as written.
 	Problems []Problem `json:"problems,omitempty"`
 }
 
@@ -56,14 +56,14 @@ func (d *Duration) UnmarshalText(b []byte) error {
 	return err
 }
 
-// Problem is a table.Problem for reading.
+// Problem is the JSON form of a table.Problem.
 type Problem struct {
 	Service string `json:"service"`
 	Reason  string `json:"reason"`
 	Message string `json:"message"`
 }
 
-// ServicesProgrammed is the Node condition that says whether the node's kernel
+// ServicesProgrammed is the Node condition that is True while the node's kernel
 // answers for Services as the API says.
 const ServicesProgrammed corev1.NodeConditionType = "fairlead.dev/ServicesProgrammed"
 
@@ -74,7 +74,7 @@ const (
 	reasonFailed     = "ProgrammingFailed"
 )
 
-// status is written by the loop and read by everybody.
+// status is written by the loop and read from any goroutine.
 type status struct {
 	table atomic.Pointer[table.Table]
 	// changed holds a token, see Proxy.Changed.
@@ -82,7 +82,7 @@ type status struct {
 
 	mu sync.Mutex
 	s  Status
-	// problems are those of the Services that have some.
+	// problems has an entry for each Service with problems.
 	problems map[svc.Name][]table.Problem
 	node     *corev1.Node // as last seen, nil if there is none
 }
@@ -135,7 +135,7 @@ func (st *status) setNode(n *corev1.Node) {
 	st.notify()
 }
 
-// built notes a new Table, which differs from before (nil: empty) in keys.
+// built records a new Table, which differs from before (nil: empty) in keys.
 func (st *status) built(before, after *table.Table, keys []table.Key) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -147,9 +147,8 @@ func (st *status) built(before, after *table.Table, keys []table.Key) {
 	}
 }
 
-// problem takes over what is wrong with a Service now and returns what was
-// before.
-func (st *status) problem(n svc.Name, now []table.Problem) (before []table.Problem) {
+// setProblems replaces the problems of a Service and returns the former ones.
+func (st *status) setProblems(n svc.Name, now []table.Problem) (before []table.Problem) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	before = st.problems[n]
@@ -169,7 +168,7 @@ func (st *status) count(p *table.ServicePort, sign int) {
 	var counted []*table.Endpoint // lists are shared among frontends
 	for i := range p.Frontends {
 		for _, list := range [][]table.Endpoint{p.Frontends[i].Endpoints, p.Frontends[i].LocalClients} {
-			if len(list) == 0 || contains(counted, &list[0]) {
+			if len(list) == 0 || slices.Contains(counted, &list[0]) {
 				continue
 			}
 			counted = append(counted, &list[0])
@@ -178,18 +177,9 @@ func (st *status) count(p *table.ServicePort, sign int) {
 	}
 }
 
-func contains(all []*table.Endpoint, e *table.Endpoint) bool {
-	for _, o := range all {
-		if o == e {
-			return true
-		}
-	}
-	return false
-}
-
-// applied notes the end of an Apply, and how many ports are refused since then or
-// longer.
-func (st *status) applied(start time.Time, took time.Duration, audit bool, err error, refused int) {
+// applied records the end of an Apply, and the number of ports that are rejected
+// by it or an earlier one.
+func (st *status) applied(start time.Time, took time.Duration, audit bool, err error, rejected int) {
 	st.mu.Lock()
 	defer func() {
 		st.mu.Unlock()
@@ -205,8 +195,8 @@ func (st *status) applied(start time.Time, took time.Duration, audit bool, err e
 		st.s.Programmed, st.s.Reason, st.s.Message = false, reasonFailed, firstLine(err)
 		return
 	}
-	if refused > 0 {
-		return // the last error still tells of them
+	if rejected > 0 {
+		return // LastError is still theirs
 	}
 	st.s.LastError = ""
 	st.s.Programmed, st.s.Reason = true, reasonProgrammed
@@ -216,8 +206,7 @@ func (st *status) applied(start time.Time, took time.Duration, audit bool, err e
 	}
 }
 
-// firstLine keeps a condition's message short and steady: joined errors have a
-// line each.
+// firstLine keeps a condition's message short: joined errors have a line each.
 func firstLine(err error) string {
 	line, rest, more := strings.Cut(err.Error(), "\n")
 	if more {

@@ -19,7 +19,8 @@ func TestSweepOfTheKernel(t *testing.T) {
 	web := func(to ...string) *table.Table {
 		p := flows.Port("web", "", svc.IPv4, svc.UDP, table.Frontend{Addr: vip})
 		for _, name := range to {
-			p.Frontends[0].Endpoints = append(p.Frontends[0].Endpoints, table.Endpoint{Addr: netip.AddrPortFrom(e.Host(name).Addr4(), 9376), Local: true})
+			p.Frontends[0].Endpoints = append(p.Frontends[0].Endpoints, table.Endpoint{Addr: netip.AddrPortFrom(e.Host(name).Addr4(), 9376),
+				Local: true})
 		}
 		return table.New(p)
 	}

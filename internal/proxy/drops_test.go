@@ -18,8 +18,8 @@ type counted []dataplane.DropCount
 func (c counted) Drops(context.Context) ([]dataplane.DropCount, error) { return c, nil }
 
 // Counts of destinations become counts of Services: a node port's addresses
-// together, a ClusterIP's other ports without a port, nobody's not at all.
-func TestLostPacketsOfServices(t *testing.T) {
+// summed, a ClusterIP's other ports without a port, foreign ones not at all.
+func TestDropMetrics(t *testing.T) {
 	ap := netip.MustParseAddrPort
 	web := &table.ServicePort{
 		ID: svc.PortName{Name: svc.Name{Namespace: "default", Name: "web"}, Port: "http"}, Family: svc.IPv4, Protocol: svc.TCP,
@@ -30,7 +30,7 @@ func TestLostPacketsOfServices(t *testing.T) {
 	tab := table.New(web)
 	tab.NodePortAddrs = []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")}
 	m := newMetrics()
-	m.registry.MustRegister(newLostPackets(counted{
+	m.registry.MustRegister(newDropMetrics(counted{
 		{Protocol: svc.TCP, To: ap("192.0.2.1:30080"), Dropped: 3},
 		{Protocol: svc.TCP, To: ap("192.0.2.2:30080"), Dropped: 4},
 		{Protocol: svc.UDP, To: ap("10.96.0.1:80"), Rejected: 5},
@@ -41,7 +41,8 @@ func TestLostPacketsOfServices(t *testing.T) {
 	m.handler().ServeHTTP(page, httptest.NewRequest("GET", "/metrics", nil))
 	var got []string
 	for l := range strings.Lines(page.Body.String()) {
-		if strings.HasPrefix(l, "fairlead_service_refused") || strings.HasPrefix(l, "fairlead_service_dropped") || strings.HasPrefix(l, "kubeproxy_sync_proxy_rules_no_local") {
+		if strings.HasPrefix(l, "fairlead_service_refused") || strings.HasPrefix(l, "fairlead_service_dropped") ||
+			strings.HasPrefix(l, "kubeproxy_sync_proxy_rules_no_local") {
 			got = append(got, strings.TrimSpace(l))
 		}
 	}
@@ -58,6 +59,6 @@ func TestLostPacketsOfServices(t *testing.T) {
 	page = httptest.NewRecorder()
 	m.handler().ServeHTTP(page, httptest.NewRequest("GET", "/metrics", nil))
 	if !strings.Contains(page.Body.String(), `no_local_endpoints_total{traffic_policy="external"} 0`) {
-		t.Error("the Service that is gone still counts as one without local endpoints")
+		t.Error("the deleted Service still counts as one without local endpoints")
 	}
 }

@@ -15,14 +15,14 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// One Service that is refused costs the others nothing: no full comparison, no
-// waiting, and the node is well.
-func TestRefusedServiceCostsNobodyElse(t *testing.T) {
+// One Service that is rejected costs the others nothing: no full comparison, no
+// waiting, and the node stays healthy.
+func TestRejectedServiceDelaysNoOther(t *testing.T) {
 	inBubble(t, nil, func(w *world) {
 		bad := table.Key{ID: svc.PortName{Name: svc.Name{Namespace: "default", Name: "bad"}}, Family: svc.IPv4}
 		w.setService(service("a", 1))
 		w.settle(time.Second)
-		w.plane.set(func(p *fakeDataplane) { p.refuse = map[table.Key]error{bad: errors.New("the kernel does not like it")} })
+		w.plane.set(func(p *fakeDataplane) { p.reject = map[table.Key]error{bad: errors.New("the kernel does not like it")} })
 		w.setService(service("bad", 2))
 		w.settle(time.Second)
 		events := w.events("FailedToProgramService")
@@ -30,7 +30,7 @@ func TestRefusedServiceCostsNobodyElse(t *testing.T) {
 			t.Errorf("events %+v, want one about Service bad", events)
 		}
 		if st := w.proxy.Status(); st.Programmed || !strings.Contains(st.Message, "does not like it") || !w.proxy.health.healthy() {
-			t.Errorf("status %+v; the node itself is well", st)
+			t.Errorf("status %+v; the node itself is healthy", st)
 		}
 		first := len(w.plane.log())
 		var late time.Duration
@@ -42,52 +42,52 @@ func TestRefusedServiceCostsNobodyElse(t *testing.T) {
 			late = max(late, calls[len(calls)-1].at.Sub(at))
 		}
 		if st := w.proxy.Status(); st.Programmed || st.LastError == "" {
-			t.Errorf("status %+v after others were programmed; one is still refused", st)
+			t.Errorf("status %+v after others were programmed; one is still rejected", st)
 		}
 		if late > 5*time.Millisecond {
-			t.Errorf("a change waited %s because of somebody else", late)
+			t.Errorf("a change waited %s because of another Service", late)
 		}
 		tries := 0
 		for _, c := range w.plane.log()[first:] {
 			if c.full || c.changed > 2 {
-				t.Errorf("an Apply of %d keys, full %v, because one Service is refused", c.changed, c.full)
+				t.Errorf("an Apply of %d keys, full %v, because one Service is rejected", c.changed, c.full)
 			}
 			if c.err != nil {
 				tries++
 			}
 		}
 		if tries > 3 {
-			t.Errorf("the refused Service was tried %d times in half a second", tries)
+			t.Errorf("the rejected Service was tried %d times in half a second", tries)
 		}
 		if w.proxy.Table().Get(bad) != nil || w.proxy.Table().Len() != 51 {
-			t.Error("Table is not what is programmed")
+			t.Error("Table differs from what is programmed")
 		}
-		// It is tried again by itself, and at once when it changes.
+		// It is retried after a while, and at once when it changes.
 		w.settle(time.Minute)
 		calls := w.plane.log()
 		if last := calls[len(calls)-1]; time.Since(last.at) > 20*time.Second {
 			t.Errorf("the last try was %s ago", time.Since(last.at))
 		}
 		if n := len(w.events("FailedToProgramService")); n != 1 {
-			t.Errorf("%d events for one refusal", n)
+			t.Errorf("%d events for one rejection", n)
 		}
-		w.plane.set(func(p *fakeDataplane) { p.refuse = nil })
+		w.plane.set(func(p *fakeDataplane) { p.reject = nil })
 		at := time.Now()
 		changed := service("bad", 3)
 		w.setService(changed)
 		synctest.Wait()
 		calls = w.plane.log()
 		if !strings.Contains(w.dump(), "default/bad") || !calls[len(calls)-1].at.Equal(at) {
-			t.Error("a change of the refused Service waits")
+			t.Error("a change of the rejected Service waits")
 		}
 		w.settle(time.Minute)
 		if st := w.proxy.Status(); !st.Programmed || w.proxy.Table().Len() != 52 {
-			t.Errorf("status when all is well again: %+v", st)
+			t.Errorf("status after the rejection ended: %+v", st)
 		}
 	})
 }
 
-func TestTakenNodePortsAreTold(t *testing.T) {
+func TestTakenNodePortsAreReported(t *testing.T) {
 	asked := map[string]int{}
 	inBubble(t, func(o *Options) {
 		o.PortTaken = func(p svc.Protocol, at netip.AddrPort) bool {

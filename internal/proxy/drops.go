@@ -1,0 +1,108 @@
+package proxy
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+// dropMetrics are the metrics of packets to Services that were rejected or
+// dropped. Their counters are read from the kernel on each scrape.
+type dropMetrics struct {
+	counter dataplane.Counter
+	table   func() *table.Table // the one programmed, nil before the first Apply
+	log     *slog.Logger
+
+	rejected, dropped *prometheus.Desc
+}
+
+// dropTimeout bounds how long a scrape waits for the kernel.
+const dropTimeout = 5 * time.Second
+
+func newDropMetrics(c dataplane.Counter, t func() *table.Table, log *slog.Logger) *dropMetrics {
+	labels := []string{"namespace", "service", "port", "protocol"}
+	return &dropMetrics{
+		counter: c, table: t, log: log,
+		rejected: prometheus.NewDesc("fairlead_service_refused_packets_total",
+			"Packets to a Service that were rejected: the port has no endpoint, or the Service has no such port (port is empty).", labels, nil),
+		dropped: prometheus.NewDesc("fairlead_service_dropped_packets_total",
+			"Packets to a Service that were dropped: from outside of its source ranges, or to a node without local endpoints.", labels, nil),
+	}
+}
+
+// Describe is part of prometheus.Collector.
+func (m *dropMetrics) Describe(to chan<- *prometheus.Desc) {
+	to <- m.rejected
+	to <- m.dropped
+}
+
+// Collect is part of prometheus.Collector.
+func (m *dropMetrics) Collect(to chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), dropTimeout)
+	defer cancel()
+	counts, err := m.counter.Drops(ctx)
+	if err != nil {
+		m.log.Warn("cannot read the counts of rejected and dropped packets", "err", err)
+		return
+	}
+	t := m.table()
+	if t == nil || len(counts) == 0 {
+		return
+	}
+	type sum struct{ rejected, dropped uint64 }
+	sums := map[dropLabels]sum{}
+	of := owners(t)
+	for _, c := range counts {
+		name, known := of(c)
+		if !known {
+			continue // of a deleted Service
+		}
+		s := sums[name]
+		sums[name] = sum{s.rejected + c.Rejected, s.dropped + c.Dropped}
+	}
+	for n, s := range sums {
+		values := []string{n.service.Namespace, n.service.Name, n.port, n.protocol.String()}
+		for desc, v := range map[*prometheus.Desc]uint64{m.rejected: s.rejected, m.dropped: s.dropped} {
+			if v > 0 {
+				to <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(v), values...)
+			}
+		}
+	}
+}
+
+type dropLabels struct {
+	service  svc.Name
+	port     string
+	protocol svc.Protocol
+}
+
+// owners returns a function from destinations to their labels: those of the port
+// with that frontend, else of the Service with that ClusterIP.
+func owners(t *table.Table) func(dataplane.DropCount) (dropLabels, bool) {
+	fronts, addrs := map[svc.Frontend]svc.PortName{}, map[netip.Addr]svc.Name{}
+	for p := range t.All() {
+		for i := range p.Frontends {
+			f := &p.Frontends[i]
+			for _, at := range addresses(t, f) {
+				fronts[svc.Frontend{Protocol: p.Protocol, Addr: at}] = p.ID
+			}
+			if f.Kind == table.ClusterIP {
+				addrs[f.Addr.Addr()] = p.ID.Name
+			}
+		}
+	}
+	return func(c dataplane.DropCount) (dropLabels, bool) {
+		if id, ok := fronts[svc.Frontend{Protocol: c.Protocol, Addr: c.To}]; ok {
+			return dropLabels{id.Name, id.Port, c.Protocol}, true
+		}
+		name, ok := addrs[c.To.Addr()]
+		return dropLabels{name, "", c.Protocol}, ok
+	}
+}
