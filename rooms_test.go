@@ -1,6 +1,7 @@
 package fairlead_test
 
 import (
+	"go/ast"
 	"go/parser"
 	"go/token"
 	"io/fs"
@@ -33,11 +34,9 @@ var rooms = map[string]int{
 	"dataplane/ipvs":      3,
 	"dataplane/userspace": 3,
 	"dataplane/kubeproxy": 3,
-	"dataplane/ebpf":      3,
 	"registry":            3,
 	"controller":          3,
 	"dns":                 3,
-	"lb":                  3,
 	"agent":               4,
 	"apiserver":           4,
 	"proxy":               4,
@@ -57,10 +56,30 @@ var libraries = []struct {
 	{"k8s.io/kubernetes", "the peers live in bench/", nil},
 	{"github.com/vishvananda/netlink", "netlink belongs to kernel", []string{"kernel", "testbed"}},
 	{"github.com/vishvananda/netns", "namespaces belong to kernel", []string{"kernel", "testbed"}},
-	{"github.com/mdlayher/netlink", "netlink belongs to kernel", []string{"kernel"}},
 	{"golang.org/x/sys/unix", "system calls belong to kernel", []string{"kernel", "testbed"}},
-	{"github.com/moby/ipvs", "netlink belongs to kernel", []string{"kernel"}},
 	{"k8s.io/endpointslice", "a second opinion for tests only", []string{}},
+}
+
+// plainSyscall is what a room outside of kernel may use of package syscall: error
+// numbers and signals, to compare with, and what other packages of the standard
+// library take or return (os/exec, net). All else is a system call, or a number of
+// one that differs between architectures.
+var plainSyscall = regexp.MustCompile(`^(E[A-Z0-9]+|Errno|SIG[A-Z0-9]+|Signal|WaitStatus|` +
+	`SysProcAttr|SysProcIDMap|Credential|RawConn|CLONE_NEW[A-Z]+)$`)
+
+// checkSyscalls reports what a file outside of kernel uses of package syscall.
+func checkSyscalls(t *testing.T, path string, f *ast.File) {
+	t.Helper()
+	ast.Inspect(f, func(n ast.Node) bool {
+		sel, ok := n.(*ast.SelectorExpr)
+		if !ok {
+			return true
+		}
+		if x, ok := sel.X.(*ast.Ident); ok && x.Name == "syscall" && !plainSyscall.MatchString(sel.Sel.Name) {
+			t.Errorf("%s: syscall.%s: system calls belong to kernel", path, sel.Sel.Name)
+		}
+		return true
+	})
 }
 
 func TestRoomsImportOnlyDownwards(t *testing.T) {
@@ -70,7 +89,7 @@ func TestRoomsImportOnlyDownwards(t *testing.T) {
 			return err
 		}
 		seen++
-		f, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
+		f, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
 		if err != nil {
 			return err
 		}
@@ -81,6 +100,9 @@ func TestRoomsImportOnlyDownwards(t *testing.T) {
 			return nil
 		}
 		isTest := strings.HasSuffix(path, "_test.go") || testOnly[dir]
+		if from != "kernel" && !isTest {
+			checkSyscalls(t, path, f)
+		}
 		for _, spec := range f.Imports {
 			imp, _ := strconv.Unquote(spec.Path.Value)
 			checkLibrary(t, path, from, imp, isTest)
@@ -110,6 +132,37 @@ func TestRoomsImportOnlyDownwards(t *testing.T) {
 	}
 	if seen < 10 {
 		t.Fatalf("only %d files seen: the walk does not look where the code is", seen)
+	}
+}
+
+// What the tables above name exists: a rule about nothing misleads.
+func TestRoomsAndLibrariesExist(t *testing.T) {
+	for room := range rooms {
+		if files, _ := filepath.Glob(filepath.Join("internal", room, "*")); len(files) == 0 {
+			t.Errorf("room %s has no directory", room)
+		}
+	}
+	for room := range testOnly {
+		if files, _ := filepath.Glob(filepath.Join("internal", room, "*.go")); len(files) == 0 {
+			t.Errorf("test room %s has no directory", room)
+		}
+	}
+	mod, err := os.ReadFile("go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range libraries {
+		if l.allowed == nil { // forbidden everywhere
+			continue
+		}
+		found := false
+		for m := range strings.Lines(string(mod)) {
+			f := strings.Fields(m)
+			found = found || len(f) > 1 && strings.HasPrefix(l.prefix+"/", f[0]+"/")
+		}
+		if !found {
+			t.Errorf("library %s is not in go.mod", l.prefix)
+		}
 	}
 }
 

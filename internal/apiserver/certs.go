@@ -23,6 +23,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver/join"
 	"github.com/fairlead/fairlead/internal/apiserver/pki"
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
 )
 
 // renewPeriod is the time between two checks of a running server's certificates.
@@ -134,7 +135,7 @@ func (c *credentials) writeKubeconfig(name string, p *pki.Pair) error {
 	if old, err := os.ReadFile(file); err == nil && slices.Equal(old, data) {
 		return nil
 	}
-	if err := pki.WriteFile(file, data); err != nil {
+	if err := fileio.Replace(file, data, 0o600); err != nil {
 		return fmt.Errorf("cannot write %s: %w", file, err)
 	}
 	return nil
@@ -194,7 +195,7 @@ func (c *credentials) token() (join.Token, error) {
 		return join.Token{}, err
 	}
 	t := join.New(c.pki.Authority())
-	return t, pki.WriteFile(file, []byte(t.String()+"\n"))
+	return t, fileio.Replace(file, []byte(t.String()+"\n"), 0o600)
 }
 
 // serverNames are the names and addresses in the server's certificate.

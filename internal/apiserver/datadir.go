@@ -8,9 +8,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 
-	"github.com/fairlead/fairlead/internal/apiserver/pki"
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
 )
 
 // layoutVersion is the version of the data directory's layout. It grows when
@@ -52,8 +51,8 @@ func openDataDir(path string) (*dataDir, error) {
 
 // take locks the directory. The kernel releases the lock when the process ends.
 func (d *dataDir) take() error {
-	err := syscall.Flock(int(d.lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-	if errors.Is(err, syscall.EWOULDBLOCK) {
+	err := fileio.Lock(d.lock)
+	if errors.Is(err, fileio.ErrLocked) {
 		by := "another process"
 		if pid, err := os.ReadFile(d.lock.Name()); err == nil && len(strings.TrimSpace(string(pid))) > 0 {
 			by = "process " + strings.TrimSpace(string(pid))
@@ -74,7 +73,7 @@ func (d *dataDir) checkVersion() error {
 	file := d.file("version")
 	data, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
-		return pki.WriteFile(file, []byte(strconv.Itoa(layoutVersion)+"\n"))
+		return fileio.Replace(file, []byte(strconv.Itoa(layoutVersion)+"\n"), 0o600)
 	}
 	if err != nil {
 		return err

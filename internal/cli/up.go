@@ -11,13 +11,13 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/kernel/link"
+	"github.com/fairlead/fairlead/internal/kernel/mount"
 )
 
 type upCommand struct {
@@ -157,8 +157,8 @@ machine; to reach Services, enter it:
 // prepareNamespace turns the fresh namespaces into a machine with addresses, and
 // takes the listener that the process outside has opened.
 func (u *upCommand) prepareNamespace() error {
-	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
-		return fmt.Errorf("make the mounts of the namespace private: %w", err)
+	if err := mount.MakePrivate(); err != nil {
+		return err
 	}
 	if err := link.Up("lo"); err != nil {
 		return err
@@ -191,8 +191,8 @@ func (u *upCommand) prepareNamespace() error {
 		return err
 	}
 	// The resolver of whoever enters; without it names would go unanswered.
-	if err := syscall.Mount(resolv, "/etc/resolv.conf", "", syscall.MS_BIND, ""); err != nil {
-		return fmt.Errorf("lay %s over /etc/resolv.conf: %w", resolv, err)
+	if err := mount.Over(resolv, "/etc/resolv.conf"); err != nil {
+		return err
 	}
 	// There is no way out of the namespace, so no resolver to forward to.
 	u.agent.upstream = nil

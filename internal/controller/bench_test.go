@@ -8,8 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -19,6 +17,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
+
+	"github.com/fairlead/fairlead/internal/kernel/process"
 )
 
 // childEnv names the file with the connection of a child process that only runs
@@ -75,17 +75,13 @@ func (r *rig) child() int {
 	return cmd.Process.Pid
 }
 
-// cpu is the CPU time a process has used, from /proc (proc_pid_stat(5), fields
-// 14 and 15 in hundredths of a second), and its resident memory in MiB.
+// cpu returns the processor time that a process has used, and its resident memory
+// in MiB.
 func (r *rig) cpu(pid int) (time.Duration, int) {
 	r.Helper()
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	s, err := process.ReadStat(pid)
 	r.must(err)
-	f := strings.Fields(string(raw[strings.LastIndexByte(string(raw), ')')+1:]))
-	user, _ := strconv.Atoi(f[11])
-	system, _ := strconv.Atoi(f[12])
-	pages, _ := strconv.Atoi(f[21])
-	return time.Duration(user+system) * 10 * time.Millisecond, pages * os.Getpagesize() >> 20
+	return s.CPU, s.Resident >> 20
 }
 
 // fill makes services, each with some ready Pods, in one namespace.

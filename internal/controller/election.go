@@ -103,7 +103,7 @@ func term(ctx context.Context, o *Options, lock resourcelock.Interface, work fun
 // freeDeadLease takes the Lease from a holder that was a process of this
 // machine and has died, so that a server started again after a crash does not
 // wait for leaseDuration.
-func freeDeadLease(ctx context.Context, o *Options, client kubernetes.Interface, self process) error {
+func freeDeadLease(ctx context.Context, o *Options, client kubernetes.Interface, self holder) error {
 	ctx, cancel := context.WithTimeout(ctx, renewDeadline)
 	defer cancel()
 	api := client.CoordinationV1().Leases(o.LeaseNamespace)

@@ -179,7 +179,7 @@ func TestLeaseOfADeadProcess(t *testing.T) {
 		t.Error("a process is taken for dead that is not known to be")
 	}
 	dead := self
-	dead.start = "1"
+	dead.id.Start = 1
 	if !self.knowsDead(dead.String()) {
 		t.Errorf("%s counts as running", dead)
 	}

@@ -1,75 +1,59 @@
 package controller
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
+
+	"github.com/fairlead/fairlead/internal/kernel/process"
 )
 
-// process names one process so that others of the same machine can tell
+// holder names one process so that others of the same machine can tell
 // whether it still runs. Its text form is
 // "host_boot.namespace.pid.start".
-type process struct {
+type holder struct {
 	host string
-	// boot is the machine's boot and pid namespace: numbers of processes mean
-	// the same only within both.
+	// boot is the machine's boot and pid namespace: process IDs mean the same
+	// only within both.
 	boot string
-	pid  int
-	// start is when the process started, in ticks since boot: process numbers
-	// are used again.
-	start string
+	id   process.ID
 }
 
-func thisProcess() (process, error) {
+func thisProcess() (holder, error) {
 	host, err := os.Hostname()
 	if err != nil {
-		return process{}, err
+		return holder{}, err
 	}
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return process{}, err
+	boot := process.BootID()
+	if boot == "" {
+		return holder{}, errors.New("/proc does not show the boot ID")
 	}
 	namespace, err := os.Readlink("/proc/self/ns/pid") // "pid:[4026531836]"
 	if err != nil {
-		return process{}, err
+		return holder{}, err
 	}
-	p := process{host: host, boot: string(boot[:min(8, len(boot))]) + "." + strings.Trim(namespace, "pid:[]"), pid: os.Getpid()}
-	var ok bool
-	if p.start, ok = startOf(p.pid); !ok {
-		return process{}, fmt.Errorf("/proc does not show process %d", p.pid)
-	}
-	return p, nil
-}
-
-func (p process) String() string { return fmt.Sprintf("%s_%s.%d.%s", p.host, p.boot, p.pid, p.start) }
-
-// startOf returns the start time of a process: field 22 of proc_pid_stat(5).
-func startOf(pid int) (string, bool) {
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	id, err := process.Find(os.Getpid())
 	if err != nil {
-		return "", false
+		return holder{}, err
 	}
-	text := string(raw)
-	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
-	const start = 22 - 3 // the first of fields is number 3
-	if len(fields) <= start || fields[0] == "Z" {
-		return "", false
-	}
-	return fields[start], true
+	return holder{host: host, boot: boot[:min(8, len(boot))] + "." + strings.Trim(namespace, "pid:[]"), id: id}, nil
 }
 
-// knowsDead says that text is a process of this machine that runs no more. Of
+func (h holder) String() string {
+	return fmt.Sprintf("%s_%s.%d.%d", h.host, h.boot, h.id.Pid, h.id.Start)
+}
+
+// knowsDead reports whether text is a process of this machine that has ended. Of
 // processes elsewhere nothing is known.
-func (p process) knowsDead(text string) bool {
-	rest, ok := strings.CutPrefix(text, p.host+"_"+p.boot+".")
+func (h holder) knowsDead(text string) bool {
+	rest, ok := strings.CutPrefix(text, h.host+"_"+h.boot+".")
 	if !ok {
 		return false
 	}
-	var pid int
-	var start string
-	if n, err := fmt.Sscanf(strings.Replace(rest, ".", " ", 1), "%d %s", &pid, &start); n != 2 || err != nil {
+	var id process.ID
+	if n, err := fmt.Sscanf(strings.Replace(rest, ".", " ", 1), "%d %d", &id.Pid, &id.Start); n != 2 || err != nil {
 		return false
 	}
-	now, runs := startOf(pid)
-	return !runs || now != start
+	return !id.Alive()
 }

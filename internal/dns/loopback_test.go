@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -17,6 +16,8 @@ import (
 	"time"
 
 	mdns "github.com/miekg/dns"
+
+	"github.com/fairlead/fairlead/internal/kernel/process"
 )
 
 // childEnv makes the test binary a server for BenchmarkLoopback.
@@ -72,14 +73,11 @@ func startChild(b *testing.B) (netip.AddrPort, int) {
 // cpu is the processor time of a process so far; the kernel counts it in
 // hundredths of a second.
 func cpu(b *testing.B, pid int) time.Duration {
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	s, err := process.ReadStat(pid)
 	if err != nil {
 		b.Fatal(err)
 	}
-	f := strings.Fields(string(raw[strings.LastIndexByte(string(raw), ')')+1:]))
-	user, _ := strconv.Atoi(f[11])
-	system, _ := strconv.Atoi(f[12])
-	return time.Duration(user+system) * 10 * time.Millisecond
+	return s.CPU
 }
 
 // BenchmarkLoopback asks a server in another process over UDP, with 4 sockets

@@ -3,11 +3,9 @@ package dns
 import (
 	"context"
 	"errors"
-	"net"
 	"net/netip"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/dns/nodelocal"
@@ -41,33 +39,6 @@ const (
 	// checkEvery is how often the rules are looked for.
 	checkEvery = 30 * time.Second
 )
-
-// freeBind is IP_FREEBIND and IPV6_FREEBIND of Linux: the address need not be
-// this machine's yet.
-const (
-	freeBind4 = 15
-	freeBind6 = 78
-)
-
-// listenConfig makes sockets for addr, for a node-local address too.
-func listenConfig(addr netip.AddrPort, anyAddress bool, more func(fd uintptr) error) net.ListenConfig {
-	return net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
-		var serr error
-		err := c.Control(func(fd uintptr) {
-			if anyAddress {
-				level, option := syscall.IPPROTO_IP, freeBind4
-				if addr.Addr().Is6() {
-					level, option = syscall.IPPROTO_IPV6, freeBind6
-				}
-				serr = syscall.SetsockoptInt(int(fd), level, option, 1)
-			}
-			if more != nil && serr == nil {
-				serr = more(fd)
-			}
-		})
-		return errors.Join(err, serr)
-	}}
-}
 
 // listenLocal opens the node-local sockets. The node works without them, by its
 // proxy; so a failure is told and no more.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/zone"
 )
 
@@ -253,7 +254,7 @@ func listen(addr netip.AddrPort, workers int, anyAddress bool) (*listener, error
 }
 
 func listenOnce(addr netip.AddrPort, workers int, anyAddress bool) (*listener, error) {
-	lc := listenConfig(addr, anyAddress, nil)
+	lc := socket.ListenConfig(addr, socket.Options{AnyAddress: anyAddress})
 	tcp, err := lc.Listen(context.Background(), network("tcp", addr), addr.String())
 	if err != nil {
 		return nil, listenError(addr, err)

@@ -5,15 +5,10 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"syscall"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/kernel/socket"
 )
-
-// soReusePort is SO_REUSEPORT of Linux, which package syscall leaves out on
-// some architectures.
-const soReusePort = 0xf
 
 // udpBuffer is the size asked for a socket's receive buffer: a burst of about
 // 2000 questions waits in it.
@@ -21,17 +16,7 @@ const udpBuffer = 1 << 20
 
 // listenUDP opens a socket that shares its address with others of this server.
 func listenUDP(addr netip.AddrPort, anyAddress bool) (*net.UDPConn, error) {
-	lc := listenConfig(addr, anyAddress, func(fd uintptr) error {
-		err := syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, soReusePort, 1)
-		if err != nil || !addr.Addr().IsUnspecified() {
-			return err
-		}
-		// So that answers leave from the address that was asked.
-		if addr.Addr().Is4() {
-			return syscall.SetsockoptInt(int(fd), syscall.IPPROTO_IP, syscall.IP_PKTINFO, 1)
-		}
-		return syscall.SetsockoptInt(int(fd), syscall.IPPROTO_IPV6, syscall.IPV6_RECVPKTINFO, 1)
-	})
+	lc := socket.ListenConfig(addr, socket.Options{AnyAddress: anyAddress, Shared: true, Destination: addr.Addr().IsUnspecified()})
 	pc, err := lc.ListenPacket(context.Background(), network("udp", addr), addr.String())
 	if err != nil {
 		return nil, err
@@ -107,7 +92,7 @@ func (s *Server) answerUDP(w *worker, conn *net.UDPConn, batch *socket.Batch, i 
 	}
 	info := batch.Control(i)
 	if len(info) > 0 {
-		info = sourceInfo(info)
+		info = socket.AnswerFrom(info)
 	}
 	batch.Reply(i, w.out, info)
 	w.count(len(req), time.Since(start))
@@ -120,29 +105,5 @@ func writeUDP(conn *net.UDPConn, out, info []byte, to netip.AddrPort) {
 		_, _ = conn.WriteToUDPAddrPort(out, to)
 		return
 	}
-	_, _, _ = conn.WriteMsgUDPAddrPort(out, sourceInfo(info), to)
-}
-
-// sourceInfo turns the control message that says where a request came in into
-// one that lets the answer go out from the same address. It works in place:
-// in_pktinfo has the address to send from in the middle, in6_pktinfo at the
-// beginning; the interface is left to routing.
-func sourceInfo(oob []byte) []byte {
-	msgs, err := syscall.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil
-	}
-	for _, m := range msgs {
-		switch {
-		case m.Header.Level == syscall.IPPROTO_IP && m.Header.Type == syscall.IP_PKTINFO && len(m.Data) >= 12:
-			clear(m.Data[:4]) // ipi_ifindex
-			return oob
-		case m.Header.Level == syscall.IPPROTO_IPV6 && m.Header.Type == syscall.IPV6_PKTINFO && len(m.Data) >= 20:
-			if !(m.Data[0] == 0xfe && m.Data[1]&0xc0 == 0x80) { // link-local needs its interface
-				clear(m.Data[16:20])
-			}
-			return oob
-		}
-	}
-	return nil
+	_, _, _ = conn.WriteMsgUDPAddrPort(out, socket.AnswerFrom(info), to)
 }

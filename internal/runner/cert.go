@@ -17,7 +17,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/runner/shim"
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
 )
 
 // certificate is the serving certificate of the endpoint. It is self-signed: the
@@ -37,7 +37,7 @@ func loadCertificate(dir, node string) (certificate, error) {
 	b, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
 		if b, err = makeCertificate(node); err == nil {
-			err = shim.WriteFile(path, b)
+			err = fileio.Replace(path, b, 0o600)
 		}
 	}
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
 	"github.com/fairlead/fairlead/internal/kernel/process"
 	"github.com/fairlead/fairlead/internal/runner/shim"
 )
@@ -194,7 +195,7 @@ func (c *container) save() error {
 	if err != nil {
 		return err
 	}
-	return shim.WriteFile(c.w.paths.record(c.now.Name, c.now.Attempt), b)
+	return fileio.Replace(c.w.paths.record(c.now.Name, c.now.Attempt), b, 0o600)
 }
 
 // scheduleRestart decides, after an end, whether and when to restart.

@@ -21,7 +21,6 @@ import (
 	"runtime"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -31,6 +30,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/env"
 	"github.com/fairlead/fairlead/internal/events"
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
 	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/runner/logfile"
 	"github.com/fairlead/fairlead/internal/runner/shim"
@@ -231,7 +231,7 @@ func lockDir(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("state directory: %w", err)
 	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+	if err := fileio.Lock(f); err != nil {
 		_ = f.Close()
 		return nil, fmt.Errorf("%s is in use by another fairlead agent: stop that one or choose another directory", dir)
 	}
@@ -385,7 +385,7 @@ func machineResolver() string {
 func (r *Runner) saveLastAddresses() {
 	b, err := json.Marshal(r.ipam.lastAddresses())
 	if err == nil {
-		err = shim.WriteFile(r.addressesFile(), b)
+		err = fileio.Replace(r.addressesFile(), b, 0o600)
 	}
 	if err != nil {
 		r.o.Log.Warn("cannot record the last addresses of pods; they may be reused early after a restart", "err", err)

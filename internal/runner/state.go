@@ -14,6 +14,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
 	"github.com/fairlead/fairlead/internal/runner/logfile"
 	"github.com/fairlead/fairlead/internal/runner/shim"
 )
@@ -56,7 +57,7 @@ func writePod(p podPaths, rec podRecord) error {
 	if err != nil {
 		return err
 	}
-	return shim.WriteFile(p.pod(), b)
+	return fileio.Replace(p.pod(), b, 0o600)
 }
 
 // readStates returns the records of a container's last two attempts, the

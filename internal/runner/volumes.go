@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
 	"github.com/fairlead/fairlead/internal/kernel/mount"
 )
 
@@ -173,11 +174,7 @@ func writeFiles(dir string, files map[string]file, defaultMode *int32) error {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			return err
 		}
-		tmp := path + ".new~"
-		if err := os.WriteFile(tmp, files[name].data, mode); err != nil {
-			return err
-		}
-		if err := errors.Join(os.Chmod(tmp, mode), os.Rename(tmp, path)); err != nil {
+		if err := fileio.ReplaceUnsynced(path, files[name].data, mode); err != nil {
 			return err
 		}
 	}

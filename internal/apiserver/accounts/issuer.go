@@ -21,7 +21,7 @@ import (
 	"github.com/google/uuid"
 	"k8s.io/client-go/util/keyutil"
 
-	"github.com/fairlead/fairlead/internal/apiserver/pki"
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
 	"github.com/fairlead/fairlead/internal/registry/serviceaccount"
 )
 
@@ -79,7 +79,7 @@ func signingKey(file string) (crypto.Signer, error) {
 		if err != nil {
 			return nil, err
 		}
-		return key, pki.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
+		return key, fileio.Replace(file, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), 0o600)
 	}
 	if err != nil {
 		return nil, err

@@ -24,7 +24,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"github.com/fairlead/fairlead/internal/apiserver/pki"
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
 )
 
 // Times of a node's certificate.
@@ -141,8 +141,8 @@ func (n *Node) issue(ctx context.Context, cfg *rest.Config) error {
 	// A crash in between leaves a certificate with another key, which check
 	// detects.
 	return errors.Join(
-		pki.WriteFile(n.file("node.key"), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})),
-		pki.WriteFile(n.file("node.crt"), cert),
+		fileio.Replace(n.file("node.key"), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), 0o600),
+		fileio.Replace(n.file("node.crt"), cert, 0o600),
 	)
 }
 

@@ -28,6 +28,8 @@ import (
 	"path/filepath"
 	"slices"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
 )
 
 // Lifetimes of what is made, and when the leaves are renewed.
@@ -153,10 +155,10 @@ func (d *Directory) makeAuthority() error {
 	}
 	// The key first: a crash in between leaves a key that is overwritten, never
 	// a certificate without its key.
-	if err := writeFile(d.file("ca.key"), keyPEM); err != nil {
+	if err := fileio.Replace(d.file("ca.key"), keyPEM, 0o600); err != nil {
 		return err
 	}
-	return writeFile(d.file("ca.crt"), encodeCert(der))
+	return fileio.Replace(d.file("ca.crt"), encodeCert(der), 0o600)
 }
 
 func (d *Directory) loadAuthority() error {
@@ -279,10 +281,10 @@ func (d *Directory) issue(l Leaf) (*Pair, error) {
 	if err := os.Remove(d.file(l.Name + ".crt")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	if err := writeFile(d.file(l.Name+".key"), p.Key); err != nil {
+	if err := fileio.Replace(d.file(l.Name+".key"), p.Key, 0o600); err != nil {
 		return nil, err
 	}
-	return p, writeFile(d.file(l.Name+".crt"), p.Cert)
+	return p, fileio.Replace(d.file(l.Name+".crt"), p.Cert, 0o600)
 }
 
 func (d *Directory) signed(leaf *x509.Certificate) error {

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
 )
 
 // clock is a clock that tests set.
@@ -123,7 +125,7 @@ func TestBroughtAlong(t *testing.T) {
 			t.Fatal(err)
 		}
 		for name, data := range map[string][]byte{"server.crt": encodeCert(der), "server.key": keyPEM} {
-			if err := WriteFile(filepath.Join(dir, name), data); err != nil {
+			if err := fileio.Replace(filepath.Join(dir, name), data, 0o600); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -190,7 +192,7 @@ func copyFile(t *testing.T, from, to, name string) {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(from, name))
 	if err == nil {
-		err = WriteFile(filepath.Join(to, name), data)
+		err = fileio.Replace(filepath.Join(to, name), data, 0o600)
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -27,50 +27,30 @@ type ID struct {
 
 // Find returns the ID of the process that has pid now.
 func Find(pid int) (ID, error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	s, err := ReadStat(pid)
 	if err != nil {
-		return ID{}, fmt.Errorf("process %d: %w", pid, err)
+		return ID{}, err
 	}
-	// The name in parentheses may hold blanks and parentheses: count from the
-	// last one.
-	i := strings.LastIndexByte(string(b), ')')
-	fields := strings.Fields(string(b[i+1:]))
-	if i < 0 || len(fields) < 20 {
-		return ID{}, fmt.Errorf("process %d: /proc stat has %d fields after the name, want 20", pid, len(fields))
-	}
-	start, err := strconv.ParseUint(fields[19], 10, 64)
-	if err != nil {
-		return ID{}, fmt.Errorf("process %d: start time: %w", pid, err)
-	}
-	return ID{Pid: pid, Start: start}, nil
+	return ID{Pid: pid, Start: s.Start}, nil
 }
 
-// Alive says whether the process still runs and is not a zombie.
+// living is Find for processes that are not zombies.
+func living(pid int) (ID, bool) {
+	s, err := ReadStat(pid)
+	return ID{Pid: pid, Start: s.Start}, err == nil && s.State != Zombie
+}
+
+// Alive reports whether the process runs and is not a zombie.
 func (id ID) Alive() bool {
 	if id.Pid <= 0 {
 		return false
 	}
-	now, err := Find(id.Pid)
-	if err != nil || now.Start != id.Start {
-		return false
-	}
-	return state(id.Pid) != 'Z'
+	now, ok := living(id.Pid)
+	return ok && now == id
 }
 
-func state(pid int) byte {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 'Z'
-	}
-	i := strings.LastIndexByte(string(b), ')')
-	if i < 0 || i+2 >= len(b) {
-		return 'Z'
-	}
-	return b[i+2]
-}
-
-// Signal sends sig to exactly this process, through a pidfd (Linux 5.1). A
-// process that is gone is no error.
+// Signal sends sig to exactly this process, through a pidfd (Linux 5.1). It is
+// no error if the process has ended.
 func (id ID) Signal(sig unix.Signal) error {
 	fd, err := unix.PidfdOpen(id.Pid, 0)
 	if errors.Is(err, unix.ESRCH) || id.Pid <= 0 {
@@ -110,7 +90,7 @@ func InMountNamespace(inode uint64) []ID {
 		if unix.Stat("/proc/"+n+"/ns/mnt", &st) != nil || st.Ino != inode {
 			continue
 		}
-		if id, err := Find(pid); err == nil && state(pid) != 'Z' {
+		if id, ok := living(pid); ok {
 			out = append(out, id)
 		}
 	}
@@ -123,8 +103,13 @@ func KillMountNamespace(ctx context.Context, inode uint64) error {
 	if inode == 0 {
 		return nil
 	}
+	return killAll(ctx, func() []ID { return InMountNamespace(inode) })
+}
+
+// killAll ends what find finds with SIGKILL until it finds none or ctx is done.
+func killAll(ctx context.Context, find func() []ID) error {
 	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
-		left := InMountNamespace(inode)
+		left := find()
 		if len(left) == 0 {
 			return nil
 		}
@@ -142,26 +127,10 @@ func KillMountNamespace(ctx context.Context, inode uint64) error {
 }
 
 // KillMountedFrom ends every process that has something of dir mounted, and
-// again those forked meanwhile. The caller itself is spared. It is for what is
-// left when nobody holds the mount namespace any more, whose inode may then
-// belong to somebody else.
+// again those forked meanwhile, except the caller. It is for processes whose mount
+// namespace is no longer held open: its inode may belong to another one by then.
 func KillMountedFrom(ctx context.Context, dir string) error {
-	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
-		left := mountedFrom(dir)
-		if len(left) == 0 {
-			return nil
-		}
-		for _, id := range left {
-			if err := id.Signal(unix.SIGKILL); err != nil {
-				return err
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%d processes outlive SIGKILL, the first is %d: %w", len(left), left[0].Pid, ctx.Err())
-		case <-time.After(wait):
-		}
-	}
+	return killAll(ctx, func() []ID { return mountedFrom(dir) })
 }
 
 // mountedFrom finds processes by the fourth field of proc(5) mountinfo, which is
@@ -188,7 +157,7 @@ func mountedFrom(dir string) []ID {
 			}
 			root, _, found := strings.Cut(f[3]+"/", "/"+filepath.Base(dir)+"/")
 			if found && strings.HasSuffix(filepath.Dir(dir), root) {
-				if id, err := Find(pid); err == nil && state(pid) != 'Z' {
+				if id, ok := living(pid); ok {
 					out = append(out, id)
 				}
 				break
@@ -198,8 +167,8 @@ func mountedFrom(dir string) []ID {
 	return out
 }
 
-// BootID is the kernel's name for this boot; process IDs of another boot mean
-// nothing.
+// BootID returns the kernel's name for this boot, "" if there is none; IDs of
+// another boot mean nothing.
 func BootID() string {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -208,15 +177,21 @@ func BootID() string {
 	return strings.TrimSpace(string(b))
 }
 
+// KillGroup ends all processes of a process group with SIGKILL.
+func KillGroup(pgid int) error { return unix.Kill(-pgid, unix.SIGKILL) }
+
+// SetHostname sets the host name of the UTS namespace of the calling thread.
+func SetHostname(name string) error { return unix.Sethostname([]byte(name)) }
+
 // BecomeSubreaper makes orphaned descendants children of the caller instead of
 // init, so that they can be waited for and found.
 func BecomeSubreaper() error {
 	return unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 }
 
-// ReapOrphan waits, without blocking, for one ended child that nobody else
-// waits for: one for which known says false. It returns false if there is none
-// or if a known one stands before it; then try again a little later.
+// ReapOrphan waits, without blocking, for one ended child for which known returns
+// false: no other code waits for it. It returns false if there is none or if a
+// known one comes before it; then try again a little later.
 func ReapOrphan(known func(pid int) bool) bool {
 	var info unix.Siginfo
 	if unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil) != nil {
@@ -251,7 +226,7 @@ func Children(pid int) []ID {
 			if err != nil {
 				continue
 			}
-			if id, err := Find(child); err == nil && state(child) != 'Z' {
+			if id, ok := living(child); ok {
 				out = append(out, id)
 			}
 		}

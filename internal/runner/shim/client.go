@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/kernel/process"
+	"github.com/fairlead/fairlead/internal/kernel/socket"
 )
 
 // Options configure a shim.
@@ -267,16 +268,9 @@ func (cl Client) Process(ctx context.Context) (process.ID, error) {
 		return process.ID{}, err
 	}
 	defer c.Close()
-	raw, err := c.SyscallConn()
+	pid, _, err := socket.Peer(c)
 	if err != nil {
 		return process.ID{}, err
 	}
-	var cred *syscall.Ucred
-	var credErr error
-	if err := raw.Control(func(fd uintptr) {
-		cred, credErr = syscall.GetsockoptUcred(int(fd), syscall.SOL_SOCKET, syscall.SO_PEERCRED)
-	}); err != nil || credErr != nil {
-		return process.ID{}, errors.Join(err, credErr)
-	}
-	return process.Find(int(cred.Pid))
+	return process.Find(pid)
 }

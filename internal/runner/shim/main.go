@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
 	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/kernel/process"
 )
@@ -58,7 +59,7 @@ func prepare(dir, hostname string, ownNetwork bool) (*server, error) {
 		return nil, err
 	}
 	if hostname != "" {
-		if err := syscall.Sethostname([]byte(hostname)); err != nil {
+		if err := process.SetHostname(hostname); err != nil {
 			return nil, fmt.Errorf("set hostname: %w", err)
 		}
 	}
@@ -328,24 +329,5 @@ func writeState(path string, st State) error {
 	if err != nil {
 		return err
 	}
-	return WriteFile(path, b)
-}
-
-// WriteFile replaces path by b in one step, mode 0600, on disk before it
-// returns.
-func WriteFile(path string, b []byte) error {
-	tmp := path + ".new"
-	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(tmp, path)
-	}
-	if err != nil {
-		_ = os.Remove(tmp)
-	}
-	return err
+	return fileio.Replace(path, b, 0o600)
 }

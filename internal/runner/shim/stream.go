@@ -10,7 +10,9 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
 	"github.com/fairlead/fairlead/internal/kernel/mount"
+	"github.com/fairlead/fairlead/internal/kernel/process"
 )
 
 // exec runs a further process in a container: it replies when the process runs and
@@ -63,7 +65,7 @@ func (s *server) exec(c *net.UnixConn, req Exec, files []*os.File, closeFiles fu
 		killer.Go(func() {
 			select {
 			case <-gone:
-				_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // its session's first group
+				_ = process.KillGroup(cmd.Process.Pid) // its session's first group
 			case <-ended:
 			}
 		})
@@ -87,12 +89,11 @@ func (s *server) enterable(name string) (*os.File, Container, error) {
 	if k == nil || k.ns == nil {
 		return nil, Container{}, fmt.Errorf("container %s is not running", name)
 	}
-	fd, err := syscall.Dup(int(k.ns.Fd()))
+	ns, err := fileio.Dup(k.ns)
 	if err != nil {
 		return nil, Container{}, fmt.Errorf("container %s: %w", name, err)
 	}
-	syscall.CloseOnExec(fd)
-	return os.NewFile(uintptr(fd), "mnt"), k.spec, nil
+	return ns, k.spec, nil
 }
 
 // maxSinkLag is how many chunks (of up to 16 KiB) an attached client may be

@@ -7,8 +7,9 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"syscall"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/kernel/socket"
 )
 
 // maxMessage bounds one message: a container's environment may be 2 MiB (the
@@ -18,16 +19,8 @@ const maxMessage = 16 << 20
 // sameUser reports whether the peer runs as the same user. The directory is closed
 // to others anyway.
 func sameUser(c *net.UnixConn) bool {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return false
-	}
-	ok := false
-	err = raw.Control(func(fd uintptr) {
-		cred, err := syscall.GetsockoptUcred(int(fd), syscall.SOL_SOCKET, syscall.SO_PEERCRED)
-		ok = err == nil && int(cred.Uid) == os.Geteuid()
-	})
-	return err == nil && ok
+	_, uid, err := socket.Peer(c)
+	return err == nil && uid == os.Geteuid()
 }
 
 // send writes a message: its length, then JSON; files are passed with the first
@@ -41,15 +34,7 @@ func send(c *net.UnixConn, m any, files ...*os.File) error {
 		return fmt.Errorf("message of %d bytes is longer than %d", len(b), maxMessage)
 	}
 	b = append(binary.BigEndian.AppendUint32(nil, uint32(len(b))), b...)
-	var rights []byte
-	if len(files) > 0 {
-		fds := make([]int, len(files))
-		for i, f := range files {
-			fds[i] = int(f.Fd())
-		}
-		rights = syscall.UnixRights(fds...)
-	}
-	n, _, err := c.WriteMsgUnix(b, rights, nil)
+	n, _, err := c.WriteMsgUnix(b, socket.PackFiles(files...), nil)
 	if err == nil && n < len(b) {
 		_, err = c.Write(b[n:])
 	}
@@ -67,12 +52,12 @@ func reply(c *net.UnixConn, r response) error {
 func receive(c *net.UnixConn) (request, []*os.File, error) {
 	_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
 	head := make([]byte, 4)
-	oob := make([]byte, syscall.CmsgSpace(3*4))
+	oob := make([]byte, socket.FilesSpace(3))
 	n, oobn, _, _, err := c.ReadMsgUnix(head, oob)
 	if err != nil {
 		return request{}, nil, err
 	}
-	got, err := parseFiles(oob[:oobn])
+	got, err := socket.UnpackFiles(oob[:oobn])
 	if err != nil {
 		return request{}, got, err
 	}
@@ -96,25 +81,6 @@ func receive(c *net.UnixConn) (request, []*os.File, error) {
 		_ = f.Close()
 	}
 	return req, files, nil
-}
-
-func parseFiles(oob []byte) ([]*os.File, error) {
-	msgs, err := syscall.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil, fmt.Errorf("files of a request: %w", err)
-	}
-	var files []*os.File
-	for _, m := range msgs {
-		fds, err := syscall.ParseUnixRights(&m)
-		if err != nil {
-			return files, fmt.Errorf("files of a request: %w", err)
-		}
-		for _, fd := range fds {
-			syscall.CloseOnExec(fd)
-			files = append(files, os.NewFile(uintptr(fd), "passed"))
-		}
-	}
-	return files, nil
 }
 
 // readMessage reads the next message into m.

@@ -1,0 +1,78 @@
+// Package fileio replaces, locks and duplicates files.
+package fileio
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// Replace makes data the content of path, with exactly this mode. A crash of the
+// process or of the machine leaves the old file or the new one, never a part; when
+// it has returned nil it is the new one.
+func Replace(path string, data []byte, mode fs.FileMode) error {
+	if err := replace(path, data, mode, (*os.File).Sync); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(path))
+}
+
+// ReplaceUnsynced is Replace for what is written again after a crash of the
+// machine, which may leave a part of it: nothing waits for the disk.
+func ReplaceUnsynced(path string, data []byte, mode fs.FileMode) error {
+	return replace(path, data, mode, func(*os.File) error { return nil })
+}
+
+func replace(path string, data []byte, mode fs.FileMode, sync func(*os.File) error) (err error) {
+	dir := filepath.Dir(path)
+	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+"-*") // mode 0600
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(f.Name())
+		}
+	}()
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Chmod(mode), sync(f), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}
+
+// syncDir writes the entries of a directory to disk: without it a rename may not
+// survive a crash of the machine (fsync(2)).
+func syncDir(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// ErrLocked is the error of Lock if another open file has the lock.
+var ErrLocked = errors.New("locked by another process")
+
+// Lock locks f for this process until f is closed, or the process has ended
+// (flock(2)).
+func Lock(f *os.File) error {
+	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return ErrLocked
+	}
+	return err
+}
+
+// Dup returns another open file for what f is open for.
+func Dup(f *os.File) (*os.File, error) {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("duplicate %s: %w", f.Name(), err)
+	}
+	return os.NewFile(uintptr(fd), f.Name()), nil
+}

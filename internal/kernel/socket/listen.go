@@ -1,0 +1,67 @@
+package socket
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Options are the options of a server's socket.
+type Options struct {
+	// AnyAddress allows an address that is not this machine's (yet).
+	AnyAddress bool
+	// Shared allows several sockets of one user with the same address; the kernel
+	// spreads what comes in among them (SO_REUSEPORT).
+	Shared bool
+	// Destination has each datagram come with a control message of the address that
+	// it was sent to; AnswerFrom makes use of it.
+	Destination bool
+}
+
+// ListenConfig returns what opens a socket on addr.
+func ListenConfig(addr netip.AddrPort, o Options) net.ListenConfig {
+	return net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var errs []error
+		err := c.Control(func(fd uintptr) {
+			set := func(on bool, level, option int) {
+				if on {
+					errs = append(errs, unix.SetsockoptInt(int(fd), level, option, 1))
+				}
+			}
+			is4 := addr.Addr().Is4()
+			set(o.AnyAddress && is4, unix.IPPROTO_IP, unix.IP_FREEBIND)
+			set(o.AnyAddress && !is4, unix.IPPROTO_IPV6, unix.IPV6_FREEBIND)
+			set(o.Shared, unix.SOL_SOCKET, unix.SO_REUSEPORT)
+			set(o.Destination && is4, unix.IPPROTO_IP, unix.IP_PKTINFO)
+			set(o.Destination && !is4, unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO)
+		})
+		return errors.Join(append(errs, err)...)
+	}}
+}
+
+// AnswerFrom turns the control message with the address that a datagram was sent
+// to into one that makes the answer leave from there, nil if there is none. It
+// works in place: in_pktinfo has the address to send from in the middle,
+// in6_pktinfo at the beginning; the interface is left to routing.
+func AnswerFrom(control []byte) []byte {
+	msgs, err := unix.ParseSocketControlMessage(control)
+	if err != nil {
+		return nil
+	}
+	for _, m := range msgs {
+		switch {
+		case m.Header.Level == unix.IPPROTO_IP && m.Header.Type == unix.IP_PKTINFO && len(m.Data) >= unix.SizeofInet4Pktinfo:
+			clear(m.Data[:4]) // ipi_ifindex
+			return control
+		case m.Header.Level == unix.IPPROTO_IPV6 && m.Header.Type == unix.IPV6_PKTINFO && len(m.Data) >= unix.SizeofInet6Pktinfo:
+			if !(m.Data[0] == 0xfe && m.Data[1]&0xc0 == 0x80) { // link-local needs its interface
+				clear(m.Data[16:20])
+			}
+			return control
+		}
+	}
+	return nil
+}
