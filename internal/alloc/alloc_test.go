@@ -219,7 +219,8 @@ func TestPeek(t *testing.T) {
 // The range against a map: the same answers in the same order of calls.
 func TestAddrsAgainstMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		prefix := rapid.SampledFrom([]string{"10.0.0.0/29", "10.1.2.0/26", "10.0.0.0/20", "fd00::/124", "fd00::/120", "fd00::/64"}).Draw(t, "range")
+		prefix := rapid.SampledFrom([]string{"10.0.0.0/29", "10.1.2.0/26", "10.0.0.0/20", "fd00::/124", "fd00::/120", "fd00::/64"}).Draw(t,
+			"range")
 		r, err := NewAddrs(netip.MustParsePrefix(prefix))
 		if err != nil {
 			t.Fatal(err)

@@ -162,7 +162,8 @@ func validateUpdate(obj, old runtime.Object, mayDecide, mayIssue bool) field.Err
 	c, before := obj.(*certificatesv1.CertificateSigningRequest), old.(*certificatesv1.CertificateSigningRequest)
 	errs := append(validate(c), store.ValidateMetaUpdate(&c.ObjectMeta, &before.ObjectMeta)...)
 	path := field.NewPath("status", "conditions")
-	for _, t := range []certificatesv1.RequestConditionType{certificatesv1.CertificateApproved, certificatesv1.CertificateDenied, certificatesv1.CertificateFailed} {
+	for _, t := range []certificatesv1.RequestConditionType{certificatesv1.CertificateApproved, certificatesv1.CertificateDenied,
+		certificatesv1.CertificateFailed} {
 		had, has := find(before, t), find(c, t)
 		decides := t != certificatesv1.CertificateFailed
 		switch {
@@ -187,7 +188,8 @@ func validateUpdate(obj, old runtime.Object, mayDecide, mayIssue bool) field.Err
 	return errs
 }
 
-func find(c *certificatesv1.CertificateSigningRequest, t certificatesv1.RequestConditionType) *certificatesv1.CertificateSigningRequestCondition {
+func find(c *certificatesv1.CertificateSigningRequest,
+	t certificatesv1.RequestConditionType) *certificatesv1.CertificateSigningRequestCondition {
 	for i := range c.Status.Conditions {
 		if c.Status.Conditions[i].Type == t {
 			return &c.Status.Conditions[i]

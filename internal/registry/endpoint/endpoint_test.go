@@ -26,7 +26,8 @@ func check(t *testing.T, what string, errs field.ErrorList, want string) {
 // special are the addresses that may not be an endpoint (behaviour 24).
 var special = map[string]string{
 	"127.0.0.1": "may not be in the loopback range (127.0.0.0/8, ::1/128)", "::1": "loopback range",
-	"169.254.169.254": "may not be in the link-local range (169.254.0.0/16, fe80::/10)", "fe80::1": "link-local range", "febf::1": "link-local range",
+	"169.254.169.254": "may not be in the link-local range (169.254.0.0/16, fe80::/10)", "fe80::1": "link-local range",
+	"febf::1":   "link-local range",
 	"224.0.0.5": "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)", "ff02::1": "link-local multicast range",
 	"0.0.0.0": "may not be unspecified (0.0.0.0)", "::": "may not be unspecified (::)",
 }
@@ -53,15 +54,20 @@ func TestEndpoints(t *testing.T) {
 		{"the example (behaviour 22)", func(*corev1.Endpoints) {}, ""},
 		{"a subdomain (behaviour 20)", func(e *corev1.Endpoints) { e.Name = "a.b" }, ""},
 		{"name", func(e *corev1.Endpoints) { e.Name = "A" }, `metadata.name: Invalid value: "A"`},
-		{"empty subset", func(e *corev1.Endpoints) { sub(e).Addresses = nil }, "subsets[0]: Required value: must specify `addresses` or `notReadyAddresses`"},
+		{"empty subset", func(e *corev1.Endpoints) { sub(e).Addresses = nil },
+			"subsets[0]: Required value: must specify `addresses` or `notReadyAddresses`"},
 		{"not an address", func(e *corev1.Endpoints) { sub(e).Addresses[0].IP = "web" }, ""},
-		{"port 0", func(e *corev1.Endpoints) { sub(e).Ports[0].Port = 0 }, "subsets[0].ports[0].port: Invalid value: 0: must be between 1 and 65535, inclusive"},
+		{"port 0", func(e *corev1.Endpoints) { sub(e).Ports[0].Port = 0 },
+			"subsets[0].ports[0].port: Invalid value: 0: must be between 1 and 65535, inclusive"},
 		{"two ports without name", func(e *corev1.Endpoints) {
 			sub(e).Ports = append(sub(e).Ports, corev1.EndpointPort{Name: "b", Port: 1})
 		}, "subsets[0].ports[0].name: Required value"},
-		{"protocol", func(e *corev1.Endpoints) { sub(e).Ports[0].Protocol = "ICMP" }, `subsets[0].ports[0].protocol: Unsupported value: "ICMP": supported values: "SCTP", "TCP", "UDP"`},
-		{"node", func(e *corev1.Endpoints) { sub(e).Addresses[0].NodeName = new("a_b") }, `subsets[0].addresses[0].nodeName: Invalid value: "a_b"`},
-		{"hostname", func(e *corev1.Endpoints) { sub(e).Addresses[0].Hostname = "a.b" }, `subsets[0].addresses[0].hostname: Invalid value: "a.b"`},
+		{"protocol", func(e *corev1.Endpoints) { sub(e).Ports[0].Protocol = "ICMP" },
+			`subsets[0].ports[0].protocol: Unsupported value: "ICMP": supported values: "SCTP", "TCP", "UDP"`},
+		{"node", func(e *corev1.Endpoints) { sub(e).Addresses[0].NodeName = new("a_b") },
+			`subsets[0].addresses[0].nodeName: Invalid value: "a_b"`},
+		{"hostname", func(e *corev1.Endpoints) { sub(e).Addresses[0].Hostname = "a.b" },
+			`subsets[0].addresses[0].hostname: Invalid value: "a.b"`},
 	} {
 		errs := validateEndpoints(endpoints(c.f), nil)
 		if c.what == "not an address" {
@@ -108,14 +114,18 @@ func TestSlices(t *testing.T) {
 	}{
 		{"plain", func(*discoveryv1.EndpointSlice) {}, ""},
 		{"no type", func(s *discoveryv1.EndpointSlice) { s.AddressType = "" }, "addressType: Required value"},
-		{"type", func(s *discoveryv1.EndpointSlice) { s.AddressType = "IPX" }, `addressType: Unsupported value: "IPX": supported values: "FQDN", "IPv4", "IPv6"`},
+		{"type", func(s *discoveryv1.EndpointSlice) { s.AddressType = "IPX" },
+			`addressType: Unsupported value: "IPX": supported values: "FQDN", "IPv4", "IPv6"`},
 		{"FQDN", func(s *discoveryv1.EndpointSlice) {
 			s.AddressType = "FQDN"
 			ep(s).Addresses = []string{"a.example.com"}
 		}, ""},
-		{"IPv6 in IPv4", func(s *discoveryv1.EndpointSlice) { ep(s).Addresses = []string{"2001:db8::1"} }, `endpoints[0].addresses: Invalid value: "2001:db8::1": must be an IPv4 address`},
-		{"IPv4 in IPv6", func(s *discoveryv1.EndpointSlice) { s.AddressType = "IPv6" }, `endpoints[0].addresses: Invalid value: "192.0.2.42": must be an IPv6 address`},
-		{"no addresses", func(s *discoveryv1.EndpointSlice) { ep(s).Addresses = nil }, "endpoints[0].addresses: Required value: must contain at least 1 address"},
+		{"IPv6 in IPv4", func(s *discoveryv1.EndpointSlice) { ep(s).Addresses = []string{"2001:db8::1"} },
+			`endpoints[0].addresses: Invalid value: "2001:db8::1": must be an IPv4 address`},
+		{"IPv4 in IPv6", func(s *discoveryv1.EndpointSlice) { s.AddressType = "IPv6" },
+			`endpoints[0].addresses: Invalid value: "192.0.2.42": must be an IPv6 address`},
+		{"no addresses", func(s *discoveryv1.EndpointSlice) { ep(s).Addresses = nil },
+			"endpoints[0].addresses: Required value: must contain at least 1 address"},
 		{"1000 endpoints (behaviour 28)", many(1000), ""},
 		{"1001 endpoints (behaviour 28)", many(1001), "endpoints: Too many: 1001: must have at most 1000 items"},
 		{"two ports of one name", func(s *discoveryv1.EndpointSlice) {
@@ -176,7 +186,8 @@ func TestTexts(t *testing.T) {
 		t.Error(got)
 	}
 	s := slice(func(s *discoveryv1.EndpointSlice) {
-		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: new("b")}, discoveryv1.EndpointPort{Port: new(int32(1))}, discoveryv1.EndpointPort{Port: new(int32(2))})
+		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: new("b")}, discoveryv1.EndpointPort{Port: new(int32(1))},
+			discoveryv1.EndpointPort{Port: new(int32(2))})
 	})
 	if got, want := slicePortsText(s.Ports), "9376,b,1 + 1 more..."; got != want {
 		t.Errorf("got %q, want %q", got, want)

@@ -60,7 +60,8 @@ func endpointsWarnings(e *corev1.Endpoints) []string {
 			out = append(out, validation.GetWarningsForIP(at.Child("addresses").Index(j).Child("ip"), e.Subsets[i].Addresses[j].IP)...)
 		}
 		for j := range e.Subsets[i].NotReadyAddresses {
-			out = append(out, validation.GetWarningsForIP(at.Child("notReadyAddresses").Index(j).Child("ip"), e.Subsets[i].NotReadyAddresses[j].IP)...)
+			out = append(out, validation.GetWarningsForIP(at.Child("notReadyAddresses").Index(j).Child("ip"),
+				e.Subsets[i].NotReadyAddresses[j].IP)...)
 		}
 	}
 	return out

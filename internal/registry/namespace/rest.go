@@ -72,7 +72,8 @@ func (r *namespaceREST) ConvertToTable(ctx context.Context, obj, o runtime.Objec
 	return r.all.ConvertToTable(ctx, obj, o)
 }
 
-func (r *namespaceREST) Create(ctx context.Context, obj runtime.Object, v rest.ValidateObjectFunc, o *metav1.CreateOptions) (runtime.Object, error) {
+func (r *namespaceREST) Create(ctx context.Context, obj runtime.Object, v rest.ValidateObjectFunc,
+	o *metav1.CreateOptions) (runtime.Object, error) {
 	return r.all.Create(ctx, obj, v, o)
 }
 
@@ -83,7 +84,8 @@ func (r *namespaceREST) Update(ctx context.Context, name string, info rest.Updat
 
 // Delete marks a live namespace Terminating. A namespace so marked leaves the
 // store when nothing holds it any more.
-func (r *namespaceREST) Delete(ctx context.Context, name string, v rest.ValidateObjectFunc, o *metav1.DeleteOptions) (runtime.Object, bool, error) {
+func (r *namespaceREST) Delete(ctx context.Context, name string, v rest.ValidateObjectFunc,
+	o *metav1.DeleteOptions) (runtime.Object, bool, error) {
 	obj, err := r.all.Get(ctx, name, &metav1.GetOptions{})
 	if err != nil {
 		return nil, false, err
@@ -103,7 +105,9 @@ func (r *namespaceREST) Delete(ctx context.Context, name string, v rest.Validate
 		return nil, false, conflict(name, fmt.Errorf("precondition failed: UID in precondition: %v, UID in object meta: %v", *pre.UID, ns.UID))
 	}
 	if pre.ResourceVersion != nil && *pre.ResourceVersion != ns.ResourceVersion {
-		return nil, false, conflict(name, fmt.Errorf("precondition failed: ResourceVersion in precondition: %v, ResourceVersion in object meta: %v", *pre.ResourceVersion, ns.ResourceVersion))
+		return nil, false, conflict(name, fmt.Errorf(
+			"precondition failed: ResourceVersion in precondition: %v, ResourceVersion in object meta: %v", *pre.ResourceVersion,
+			ns.ResourceVersion))
 	}
 	if ns.DeletionTimestamp.IsZero() {
 		return r.terminate(ctx, name, v, &pre, o)
@@ -114,7 +118,8 @@ func (r *namespaceREST) Delete(ctx context.Context, name string, v rest.Validate
 	return r.all.Delete(ctx, name, v, o)
 }
 
-func (r *namespaceREST) terminate(ctx context.Context, name string, v rest.ValidateObjectFunc, pre *storage.Preconditions, o *metav1.DeleteOptions) (runtime.Object, bool, error) {
+func (r *namespaceREST) terminate(ctx context.Context, name string, v rest.ValidateObjectFunc, pre *storage.Preconditions,
+	o *metav1.DeleteOptions) (runtime.Object, bool, error) {
 	key, err := r.all.KeyFunc(ctx, name)
 	if err != nil {
 		return nil, false, err

@@ -185,7 +185,8 @@ func (c *Controller) ensureDefault(ctx context.Context) error {
 		return err
 	}
 	if have := obj.(*networkingv1.ServiceCIDR).Spec.CIDRs; !slices.Equal(have, want.Spec.CIDRs) {
-		c.log.Warn("the ServiceCIDR \"kubernetes\" is not the range of --service-cluster-ip-range; the object counts. Create another ServiceCIDR to add a range",
+		c.log.Warn("the ServiceCIDR \"kubernetes\" is not the range of --service-cluster-ip-range; the object counts. "+
+			"Create another ServiceCIDR to add a range",
 			"object", have, "flag", want.Spec.CIDRs)
 	}
 	return nil
@@ -261,7 +262,8 @@ func (c *Controller) setFinalizer(ctx context.Context, s *networkingv1.ServiceCI
 	return err
 }
 
-func (c *Controller) setReady(ctx context.Context, s *networkingv1.ServiceCIDR, status metav1.ConditionStatus, reason, message string) error {
+func (c *Controller) setReady(ctx context.Context, s *networkingv1.ServiceCIDR, status metav1.ConditionStatus,
+	reason, message string) error {
 	cond := metav1.Condition{Type: networkingv1.ServiceCIDRConditionReady, Status: status, Reason: reason, Message: message}
 	if !meta.SetStatusCondition(&s.DeepCopy().Status.Conditions, cond) {
 		return nil

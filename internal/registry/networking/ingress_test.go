@@ -24,7 +24,8 @@ func TestIngressColumns(t *testing.T) {
 	if got, want := ingressCells(i)[:4], []any{"c", "a,b,c + 2 more...", "192.0.2.1,lb", "80, 443"}; !slices.Equal(got, want) {
 		t.Errorf("full: %q, want %q", got, want)
 	}
-	c := &networkingv1.IngressClass{ObjectMeta: metav1.ObjectMeta{Name: "c", Annotations: map[string]string{networkingv1.AnnotationIsDefaultIngressClass: "true"}}}
+	c := &networkingv1.IngressClass{ObjectMeta: metav1.ObjectMeta{Name: "c",
+		Annotations: map[string]string{networkingv1.AnnotationIsDefaultIngressClass: "true"}}}
 	c.Spec.Controller = "example.com/x"
 	c.Spec.Parameters = &networkingv1.IngressClassParametersReference{APIGroup: new("example.com"), Kind: "P", Name: "n"}
 	if got, want := classCells(c)[:3], []any{"c (default)", "example.com/x", "P.example.com/n"}; !slices.Equal(got, want) {

@@ -38,8 +38,10 @@ func TestIPAddress(t *testing.T) {
 		{"no parent", address("10.96.0.1", nil), "spec.parentRef: Required value"},
 		{"no resource", address("10.96.0.1", &networkingv1.ParentReference{Name: "web"}), "spec.parentRef.resource: Required value"},
 		{"no name", address("10.96.0.1", &networkingv1.ParentReference{Resource: "services"}), "spec.parentRef.name: Required value"},
-		{"slash", address("10.96.0.1", &networkingv1.ParentReference{Resource: "a/b", Name: "web"}), `spec.parentRef.resource: Invalid value: "a/b"`},
-		{"group", address("10.96.0.1", &networkingv1.ParentReference{Group: "A", Resource: "b", Name: "web"}), `spec.parentRef.group: Invalid value: "A"`},
+		{"slash", address("10.96.0.1", &networkingv1.ParentReference{Resource: "a/b", Name: "web"}),
+			`spec.parentRef.resource: Invalid value: "a/b"`},
+		{"group", address("10.96.0.1", &networkingv1.ParentReference{Group: "A", Resource: "b", Name: "web"}),
+			`spec.parentRef.group: Invalid value: "A"`},
 	} {
 		check(t, c.what, validateIPAddress(c.a), c.want)
 	}
@@ -51,14 +53,16 @@ func TestIPAddress(t *testing.T) {
 	if got := parentText(web); got != "services/default/web" {
 		t.Error(got)
 	}
-	if got := parentText(&networkingv1.ParentReference{Group: "gateway.networking.k8s.io", Resource: "Gateways", Name: "x"}); got != "gateways.gateway.networking.k8s.io/x" {
+	if got := parentText(&networkingv1.ParentReference{Group: "gateway.networking.k8s.io", Resource: "Gateways",
+		Name: "x"}); got != "gateways.gateway.networking.k8s.io/x" {
 		t.Error(got)
 	}
 }
 
 func TestServiceCIDR(t *testing.T) {
 	cidr := func(cidrs ...string) *networkingv1.ServiceCIDR {
-		return &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "x", ResourceVersion: "1"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: cidrs}}
+		return &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "x", ResourceVersion: "1"},
+			Spec: networkingv1.ServiceCIDRSpec{CIDRs: cidrs}}
 	}
 	for _, c := range []struct {
 		cidrs []string

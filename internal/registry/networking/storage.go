@@ -36,13 +36,14 @@ func AddToScheme(s *runtime.Scheme) error {
 			setClassDefaults(&list.Items[i])
 		}
 	})
-	return s.AddFieldLabelConversionFunc(networkingv1.SchemeGroupVersion.WithKind("IPAddress"), func(label, value string) (string, string, error) {
-		switch label {
-		case "metadata.name", "spec.parentRef.group", "spec.parentRef.resource", "spec.parentRef.namespace", "spec.parentRef.name":
-			return label, value, nil
-		}
-		return "", "", fmt.Errorf("field label not supported: %s", label)
-	})
+	return s.AddFieldLabelConversionFunc(networkingv1.SchemeGroupVersion.WithKind("IPAddress"),
+		func(label, value string) (string, string, error) {
+			switch label {
+			case "metadata.name", "spec.parentRef.group", "spec.parentRef.resource", "spec.parentRef.namespace", "spec.parentRef.name":
+				return label, value, nil
+			}
+			return "", "", fmt.Errorf("field label not supported: %s", label)
+		})
 }
 
 // NewStorage builds the storages on the back end that opts gives.

@@ -80,11 +80,13 @@ func (a *Agents) Find(ctx context.Context, node string) (*Agent, error) {
 	}
 	port := n.Status.DaemonEndpoints.KubeletEndpoint.Port
 	if port == 0 {
-		return nil, apierrors.NewServiceUnavailable(fmt.Sprintf("node %s names no port of its agent in status.daemonEndpoints.kubeletEndpoint: is its agent running?", node))
+		return nil, apierrors.NewServiceUnavailable(
+			fmt.Sprintf("node %s names no port of its agent in status.daemonEndpoints.kubeletEndpoint: is its agent running?", node))
 	}
 	hash := strings.ToLower(n.Annotations[svc.ServingCertAnnotation])
 	if raw, err := hex.DecodeString(hash); err != nil || len(raw) != sha256.Size {
-		return nil, apierrors.NewServiceUnavailable(fmt.Sprintf("node %s has no valid annotation %s, so its agent cannot be recognised: restart the agent", node, svc.ServingCertAnnotation))
+		return nil, apierrors.NewServiceUnavailable(
+			fmt.Sprintf("node %s has no valid annotation %s, so its agent cannot be recognised: restart the agent", node, svc.ServingCertAnnotation))
 	}
 	return &Agent{
 		Base:      url.URL{Scheme: "https", Host: net.JoinHostPort(host, strconv.Itoa(int(port)))},

@@ -31,7 +31,8 @@ func (*bindingREST) New() runtime.Object { return &corev1.Binding{} }
 func (*bindingREST) Destroy() {}
 
 // Create binds the Pod called name as the Binding obj says.
-func (r *bindingREST) Create(ctx context.Context, name string, obj runtime.Object, v rest.ValidateObjectFunc, o *metav1.CreateOptions) (runtime.Object, error) {
+func (r *bindingREST) Create(ctx context.Context, name string, obj runtime.Object, v rest.ValidateObjectFunc,
+	o *metav1.CreateOptions) (runtime.Object, error) {
 	b, ok := obj.(*corev1.Binding)
 	if !ok {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("not a Binding object: %T", obj))
@@ -83,20 +84,21 @@ func (r *bindingREST) bind(ctx context.Context, b *corev1.Binding, dryRun bool) 
 			pre.ResourceVersion = &b.ResourceVersion
 		}
 	}
-	err = r.pods.Storage.GuaranteedUpdate(ctx, key, &corev1.Pod{}, false, pre, storage.SimpleUpdate(func(obj runtime.Object) (runtime.Object, error) {
-		p, ok := obj.(*corev1.Pod)
-		if !ok {
-			return nil, fmt.Errorf("unexpected object: %#v", obj)
-		}
-		if p.DeletionTimestamp != nil {
-			return nil, fmt.Errorf("pod %s is being deleted, cannot be assigned to a host", p.Name)
-		}
-		if p.Spec.NodeName != "" {
-			return nil, fmt.Errorf("pod %v is already assigned to node %q", p.Name, p.Spec.NodeName)
-		}
-		assign(p, b)
-		return p, nil
-	}), dryRun, nil)
+	err = r.pods.Storage.GuaranteedUpdate(ctx, key, &corev1.Pod{}, false, pre,
+		storage.SimpleUpdate(func(obj runtime.Object) (runtime.Object, error) {
+			p, ok := obj.(*corev1.Pod)
+			if !ok {
+				return nil, fmt.Errorf("unexpected object: %#v", obj)
+			}
+			if p.DeletionTimestamp != nil {
+				return nil, fmt.Errorf("pod %s is being deleted, cannot be assigned to a host", p.Name)
+			}
+			if p.Spec.NodeName != "" {
+				return nil, fmt.Errorf("pod %v is already assigned to node %q", p.Name, p.Spec.NodeName)
+			}
+			assign(p, b)
+			return p, nil
+		}), dryRun, nil)
 	if err == nil {
 		return nil
 	}
@@ -151,7 +153,8 @@ func (*legacyBindingREST) NamespaceScoped() bool { return true }
 func (*legacyBindingREST) GetSingularName() string { return "binding" }
 
 // Create binds the Pod that the Binding is named after.
-func (r *legacyBindingREST) Create(ctx context.Context, obj runtime.Object, v rest.ValidateObjectFunc, o *metav1.CreateOptions) (runtime.Object, error) {
+func (r *legacyBindingREST) Create(ctx context.Context, obj runtime.Object, v rest.ValidateObjectFunc,
+	o *metav1.CreateOptions) (runtime.Object, error) {
 	b, ok := obj.(*corev1.Binding)
 	if !ok {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("not a Binding object: %T", obj))

@@ -33,13 +33,15 @@ func drawPod(t *rapid.T) *corev1.Pod {
 		c.Ports = append(c.Ports, corev1.ContainerPort{ContainerPort: int32(rapid.IntRange(1, 99).Draw(t, "port"))})
 	}
 	if rapid.Bool().Draw(t, "probe") {
-		c.ReadinessProbe = &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{}}, PeriodSeconds: int32(rapid.IntRange(0, 3).Draw(t, "period"))}
+		c.ReadinessProbe = &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{}},
+			PeriodSeconds: int32(rapid.IntRange(0, 3).Draw(t, "period"))}
 	}
 	if rapid.Bool().Draw(t, "limits") {
 		c.Resources.Limits = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}
 	}
 	p.Spec.Containers = []corev1.Container{c}
-	p.Spec.Volumes = []corev1.Volume{{Name: "v"}, {Name: "w", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}}}
+	p.Spec.Volumes = []corev1.Volume{{Name: "v"},
+		{Name: "w", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}}}
 	ips := rapid.SampledFrom([]string{"", "10.0.0.1", "10.0.0.2"})
 	p.Status.PodIP = ips.Draw(t, "ip")
 	if first := ips.Draw(t, "first ip"); first != "" {

@@ -210,7 +210,8 @@ func (r *execREST) Connect(ctx context.Context, name string, options runtime.Obj
 	}
 	q := streamQuery(o.Stdin, o.Stdout, o.Stderr, o.TTY)
 	q["command"] = o.Command
-	return r.run(ctx, "exec", name, o.Container, q, translator.Options{Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr, Tty: o.TTY}, responder)
+	return r.run(ctx, "exec", name, o.Container, q, translator.Options{Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr, Tty: o.TTY},
+		responder)
 }
 
 // attachREST serves pods/NAME/attach.
@@ -235,7 +236,8 @@ func (r *attachREST) Connect(ctx context.Context, name string, options runtime.O
 		translator.Options{Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr, Tty: o.TTY}, responder)
 }
 
-func (s *streams) run(ctx context.Context, verb, name, containerName string, q url.Values, o translator.Options, responder rest.Responder) (http.Handler, error) {
+func (s *streams) run(ctx context.Context, verb, name, containerName string, q url.Values, o translator.Options,
+	responder rest.Responder) (http.Handler, error) {
 	if !o.Stdin && !o.Stdout && !o.Stderr {
 		return nil, apierrors.NewBadRequest("you must specify at least one of stdin, stdout, stderr")
 	}
@@ -244,7 +246,8 @@ func (s *streams) run(ctx context.Context, verb, name, containerName string, q u
 		return nil, err
 	}
 	if p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
-		return nil, apierrors.NewBadRequest(fmt.Sprintf("cannot %s into a container in a completed pod; current phase is %s", verb, p.Status.Phase))
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("cannot %s into a container in a completed pod; current phase is %s", verb,
+			p.Status.Phase))
 	}
 	c, err := container(p, containerName)
 	if err != nil {
@@ -287,7 +290,8 @@ func (*portForwardREST) NewConnectOptions() (runtime.Object, bool, string) {
 }
 
 // Connect returns the handler of one port forward.
-func (r *portForwardREST) Connect(ctx context.Context, name string, options runtime.Object, responder rest.Responder) (http.Handler, error) {
+func (r *portForwardREST) Connect(ctx context.Context, name string, options runtime.Object, responder rest.Responder) (http.Handler,
+	error) {
 	o, ok := options.(*corev1.PodPortForwardOptions)
 	if !ok {
 		return nil, fmt.Errorf("invalid options object: %#v", options)

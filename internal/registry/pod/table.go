@@ -16,7 +16,8 @@ func table() rest.TableConvertor {
 	return store.WithConditions(store.NewTable([]store.Column{
 		{Name: "Ready", Description: "The aggregate readiness state of this pod for accepting traffic."},
 		{Name: "Status", Description: "The aggregate status of the containers in this pod."},
-		{Name: "Restarts", Description: "The number of times the containers in this pod have been restarted and when the last container in this pod has restarted."},
+		{Name: "Restarts", Description: "The number of times the containers in this pod have been restarted and " +
+			"when the last container in this pod has restarted."},
 		store.AgeColumn(),
 		{Name: "IP", Wide: true, Description: status["podIP"]},
 		{Name: "Node", Wide: true, Description: spec["nodeName"]},

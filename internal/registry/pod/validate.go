@@ -24,7 +24,8 @@ func validate(p *corev1.Pod) field.ErrorList {
 func validateSpec(s *corev1.PodSpec, path *field.Path) field.ErrorList {
 	volumes, errs := validateVolumes(s.Volumes, path.Child("volumes"))
 	errs = append(errs, validateContainers(s, volumes, path)...)
-	errs = append(errs, oneOf(path.Child("restartPolicy"), s.RestartPolicy, corev1.RestartPolicyAlways, corev1.RestartPolicyOnFailure, corev1.RestartPolicyNever)...)
+	errs = append(errs, oneOf(path.Child("restartPolicy"), s.RestartPolicy, corev1.RestartPolicyAlways, corev1.RestartPolicyOnFailure,
+		corev1.RestartPolicyNever)...)
 	errs = append(errs, validateDNS(s, path)...)
 	if s.TerminationGracePeriodSeconds == nil {
 		errs = append(errs, field.Required(path.Child("terminationGracePeriodSeconds"), ""))
@@ -37,7 +38,8 @@ func validateSpec(s *corev1.PodSpec, path *field.Path) field.ErrorList {
 		errs = append(errs, messages(path.Child("nodeName"), s.NodeName, validation.NameIsDNSSubdomain(s.NodeName, false))...)
 	}
 	if s.ServiceAccountName != "" {
-		errs = append(errs, messages(path.Child("serviceAccountName"), s.ServiceAccountName, validation.ValidateServiceAccountName(s.ServiceAccountName, false))...)
+		errs = append(errs, messages(path.Child("serviceAccountName"), s.ServiceAccountName,
+			validation.ValidateServiceAccountName(s.ServiceAccountName, false))...)
 	}
 	if s.Hostname != "" {
 		errs = append(errs, messages(path.Child("hostname"), s.Hostname, utilvalidation.IsDNS1123Label(s.Hostname))...)
@@ -53,13 +55,15 @@ func validateSpec(s *corev1.PodSpec, path *field.Path) field.ErrorList {
 		}
 	}
 	for i, g := range s.ReadinessGates {
-		errs = append(errs, messages(path.Child("readinessGates").Index(i).Child("conditionType"), string(g.ConditionType), utilvalidation.IsQualifiedName(string(g.ConditionType)))...)
+		errs = append(errs, messages(path.Child("readinessGates").Index(i).Child("conditionType"), string(g.ConditionType),
+			utilvalidation.IsQualifiedName(string(g.ConditionType)))...)
 	}
 	return append(errs, validateTolerations(s.Tolerations, path.Child("tolerations"))...)
 }
 
 func validateDNS(s *corev1.PodSpec, path *field.Path) field.ErrorList {
-	errs := oneOf(path.Child("dnsPolicy"), s.DNSPolicy, corev1.DNSClusterFirstWithHostNet, corev1.DNSClusterFirst, corev1.DNSDefault, corev1.DNSNone)
+	errs := oneOf(path.Child("dnsPolicy"), s.DNSPolicy, corev1.DNSClusterFirstWithHostNet, corev1.DNSClusterFirst, corev1.DNSDefault,
+		corev1.DNSNone)
 	c, dns := s.DNSConfig, path.Child("dnsConfig")
 	switch {
 	case c == nil && s.DNSPolicy == corev1.DNSNone:
@@ -67,11 +71,13 @@ func validateDNS(s *corev1.PodSpec, path *field.Path) field.ErrorList {
 	case c == nil:
 		return errs
 	case len(c.Nameservers) == 0 && s.DNSPolicy == corev1.DNSNone:
-		return append(errs, field.Required(dns.Child("nameservers"), fmt.Sprintf("must provide at least one DNS nameserver when `dnsPolicy` is %s", corev1.DNSNone)))
+		return append(errs, field.Required(dns.Child("nameservers"),
+			fmt.Sprintf("must provide at least one DNS nameserver when `dnsPolicy` is %s", corev1.DNSNone)))
 	}
 	const maxNameservers, maxSearches = 3, 32
 	if len(c.Nameservers) > maxNameservers {
-		errs = append(errs, field.Invalid(dns.Child("nameservers"), c.Nameservers, fmt.Sprintf("must not have more than %d nameservers", maxNameservers)))
+		errs = append(errs, field.Invalid(dns.Child("nameservers"), c.Nameservers,
+			fmt.Sprintf("must not have more than %d nameservers", maxNameservers)))
 	}
 	for i, n := range c.Nameservers {
 		errs = append(errs, validateIP(dns.Child("nameservers").Index(i), n)...)
@@ -81,7 +87,8 @@ func validateDNS(s *corev1.PodSpec, path *field.Path) field.ErrorList {
 	}
 	for i, d := range c.Searches {
 		if d != "." {
-			errs = append(errs, messages(dns.Child("searches").Index(i), d, utilvalidation.IsDNS1123SubdomainWithUnderscore(strings.TrimSuffix(d, ".")))...)
+			errs = append(errs, messages(dns.Child("searches").Index(i), d,
+				utilvalidation.IsDNS1123SubdomainWithUnderscore(strings.TrimSuffix(d, ".")))...)
 		}
 	}
 	for i, o := range c.Options {
@@ -140,8 +147,10 @@ func validateContainer(c *corev1.Container, names containerNames, volumes map[st
 	} else if strings.TrimSpace(c.Image) != c.Image {
 		errs = append(errs, field.Invalid(path.Child("image"), c.Image, "must not have leading or trailing whitespace"))
 	}
-	errs = append(errs, oneOf(path.Child("imagePullPolicy"), c.ImagePullPolicy, corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever)...)
-	errs = append(errs, oneOf(path.Child("terminationMessagePolicy"), c.TerminationMessagePolicy, corev1.TerminationMessageReadFile, corev1.TerminationMessageFallbackToLogsOnError)...)
+	errs = append(errs, oneOf(path.Child("imagePullPolicy"), c.ImagePullPolicy, corev1.PullAlways, corev1.PullIfNotPresent,
+		corev1.PullNever)...)
+	errs = append(errs, oneOf(path.Child("terminationMessagePolicy"), c.TerminationMessagePolicy, corev1.TerminationMessageReadFile,
+		corev1.TerminationMessageFallbackToLogsOnError)...)
 	errs = append(errs, validatePorts(c.Ports, path.Child("ports"))...)
 	errs = append(errs, validateEnv(c, path)...)
 	for i, m := range c.VolumeMounts {
@@ -229,12 +238,14 @@ func validateEnv(c *corev1.Container, path *field.Path) (errs field.ErrorList) {
 			continue
 		}
 		p = p.Child("valueFrom")
-		n := count(e.ValueFrom.FieldRef != nil, e.ValueFrom.ResourceFieldRef != nil, e.ValueFrom.ConfigMapKeyRef != nil, e.ValueFrom.SecretKeyRef != nil, e.ValueFrom.FileKeyRef != nil)
+		n := count(e.ValueFrom.FieldRef != nil, e.ValueFrom.ResourceFieldRef != nil, e.ValueFrom.ConfigMapKeyRef != nil,
+			e.ValueFrom.SecretKeyRef != nil, e.ValueFrom.FileKeyRef != nil)
 		switch {
 		case e.Value != "" && n > 0:
 			errs = append(errs, field.Invalid(p, "", "may not be specified when `value` is not empty"))
 		case n == 0:
-			errs = append(errs, field.Invalid(p, "", "must specify one of: `fieldRef`, `resourceFieldRef`, `configMapKeyRef`, `secretKeyRef` or `fileKeyRef`"))
+			errs = append(errs, field.Invalid(p, "",
+				"must specify one of: `fieldRef`, `resourceFieldRef`, `configMapKeyRef`, `secretKeyRef` or `fileKeyRef`"))
 		case n > 1:
 			errs = append(errs, field.Invalid(p, "", "may not have more than one field specified at a time"))
 		}
@@ -270,7 +281,8 @@ func validateFieldRef(r *corev1.ObjectFieldSelector, path *field.Path) (errs fie
 	case !slices.Contains([]string{"metadata.annotations", "metadata.labels", "spec.restartPolicy", "spec.schedulerName", "status.phase"}, f):
 		errs = append(errs, field.Invalid(path.Child("fieldPath"), f, "error converting fieldPath: field label not supported: "+f))
 	default: // known, but not in the environment
-		errs = append(errs, field.NotSupported(path.Child("fieldPath"), f, append(allowed, "metadata.annotations['KEY']", "metadata.labels['KEY']")))
+		errs = append(errs, field.NotSupported(path.Child("fieldPath"), f,
+			append(allowed, "metadata.annotations['KEY']", "metadata.labels['KEY']")))
 	}
 	return errs
 }
@@ -292,7 +304,8 @@ func validateResources(r *corev1.ResourceRequirements, path *field.Path) (errs f
 	}
 	for k, q := range r.Requests {
 		if limit, ok := r.Limits[k]; ok && q.Cmp(limit) > 0 {
-			errs = append(errs, field.Invalid(path.Child("requests"), q.String(), fmt.Sprintf("must be less than or equal to %s limit of %s", k, limit.String())))
+			errs = append(errs, field.Invalid(path.Child("requests"), q.String(),
+				fmt.Sprintf("must be less than or equal to %s limit of %s", k, limit.String())))
 		}
 	}
 	return errs
@@ -304,7 +317,8 @@ func validateTolerations(list []corev1.Toleration, path *field.Path) (errs field
 		if t.Key != "" {
 			errs = append(errs, unversioned.ValidateLabelName(t.Key, p.Child("key"))...)
 		} else if t.Operator != corev1.TolerationOpExists {
-			errs = append(errs, field.Invalid(p.Child("operator"), t.Operator, "operator must be Exists when `key` is empty, which means \"match all values and all keys\""))
+			errs = append(errs, field.Invalid(p.Child("operator"), t.Operator,
+				"operator must be Exists when `key` is empty, which means \"match all values and all keys\""))
 		}
 		switch t.Operator {
 		case corev1.TolerationOpEqual, "":
@@ -314,10 +328,12 @@ func validateTolerations(list []corev1.Toleration, path *field.Path) (errs field
 				errs = append(errs, field.Invalid(p.Child("operator"), t.Value, "value must be empty when `operator` is 'Exists'"))
 			}
 		default:
-			errs = append(errs, field.NotSupported(p.Child("operator"), t.Operator, []corev1.TolerationOperator{corev1.TolerationOpEqual, corev1.TolerationOpExists}))
+			errs = append(errs, field.NotSupported(p.Child("operator"), t.Operator,
+				[]corev1.TolerationOperator{corev1.TolerationOpEqual, corev1.TolerationOpExists}))
 		}
 		if t.Effect != "" {
-			errs = append(errs, oneOf(p.Child("effect"), t.Effect, corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoExecute)...)
+			errs = append(errs, oneOf(p.Child("effect"), t.Effect, corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule,
+				corev1.TaintEffectNoExecute)...)
 		}
 	}
 	return errs

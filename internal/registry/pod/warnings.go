@@ -15,10 +15,12 @@ import (
 func (strategy) WarningsOnCreate(_ context.Context, obj runtime.Object) (out []string) {
 	p := obj.(*corev1.Pod)
 	if msgs := utilvalidation.IsDNS1123Label(p.Name); len(msgs) > 0 {
-		out = append(out, fmt.Sprintf("metadata.name: this is used in the Pod's hostname, which can result in surprising behavior; a DNS label is recommended: %v", msgs))
+		out = append(out, fmt.Sprintf("metadata.name: this is used in the Pod's hostname, which can result in surprising behavior; "+
+			"a DNS label is recommended: %v", msgs))
 	}
 	spec := field.NewPath("spec")
-	out = append(out, twice(len(p.Spec.HostAliases), spec.Child("hostAliases"), "ip", func(i int) string { return p.Spec.HostAliases[i].IP })...)
+	out = append(out, twice(len(p.Spec.HostAliases), spec.Child("hostAliases"), "ip",
+		func(i int) string { return p.Spec.HostAliases[i].IP })...)
 	secrets := spec.Child("imagePullSecrets")
 	out = append(out, twice(len(p.Spec.ImagePullSecrets), secrets, "name", func(i int) string { return p.Spec.ImagePullSecrets[i].Name })...)
 	for i, s := range p.Spec.ImagePullSecrets {
@@ -67,7 +69,8 @@ func hiddenVariables(c placed) (out []string) {
 	for i, e := range c.Env {
 		ref := "$(" + e.Name + ")"
 		if seen[e.Name] && (e.ValueFrom != nil || e.Value == ref || !strings.Contains(e.Value, ref)) {
-			out = append(out, fmt.Sprintf("%s: hides previous definition of %q, which may be dropped when using apply", c.at.Child("env").Index(i), e.Name))
+			out = append(out, fmt.Sprintf("%s: hides previous definition of %q, which may be dropped when using apply", c.at.Child("env").Index(i),
+				e.Name))
 		}
 		seen[e.Name] = true
 	}
@@ -97,7 +100,8 @@ func portWarnings(list []placed) (out []string) {
 			}
 			ports[key] = append(ports[key], placedPort{p, at})
 			if other := names[p.Name]; p.Name != "" && other != nil {
-				named = append(named, fmt.Sprintf("%s: duplicate port name %q with %s, services and probes that select ports by name will use %s", at, p.Name, other, other))
+				named = append(named, fmt.Sprintf("%s: duplicate port name %q with %s, services and probes that select ports by name will use %s", at,
+					p.Name, other, other))
 			} else {
 				names[p.Name] = at
 			}

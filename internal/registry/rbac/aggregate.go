@@ -42,7 +42,8 @@ func NewAggregator(client kubernetes.Interface, f informers.SharedInformerFactor
 
 // Run works until ctx ends.
 func (a *Aggregator) Run(ctx context.Context) {
-	queue := workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](5*time.Millisecond, 30*time.Second))
+	queue := workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](5*time.Millisecond,
+		30*time.Second))
 	// Whatever changes may be a part of any of them; there are few.
 	all := func(any) {
 		roles, err := a.roles.List(labels.Everything())

@@ -36,7 +36,8 @@ type guarded struct {
 var _ rest.StandardStorage = (*guarded)(nil)
 
 // Create stores a new object that passes the check.
-func (g *guarded) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, o *metav1.CreateOptions) (runtime.Object, error) {
+func (g *guarded) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc,
+	o *metav1.CreateOptions) (runtime.Object, error) {
 	u, free := unchecked(ctx)
 	if !free {
 		if err := g.check(ctx, u, obj, nil); err != nil {
@@ -161,7 +162,8 @@ func aggregates(r *rbacv1.ClusterRole) bool {
 // may asks for one of the two verbs that stand above the check.
 func (a Authority) may(ctx context.Context, u user.Info, verb, resource, namespace, name string) bool {
 	d, _, err := a.Authorizer.Authorize(ctx, authorizer.AttributesRecord{
-		User: u, Verb: verb, APIGroup: rbacv1.GroupName, APIVersion: "*", Resource: resource, Namespace: namespace, Name: name, ResourceRequest: true,
+		User: u, Verb: verb, APIGroup: rbacv1.GroupName, APIVersion: "*", Resource: resource, Namespace: namespace, Name: name,
+		ResourceRequest: true,
 	})
 	return err == nil && d == authorizer.DecisionAllow
 }
@@ -174,7 +176,8 @@ func (a Authority) covers(u user.Info, namespace string, rules []rbacv1.PolicyRu
 		return nil
 	}
 	lines := describeAll(missing)
-	msg := fmt.Sprintf("user %q (groups=%q) is attempting to grant RBAC permissions not currently held:\n%s", u.GetName(), u.GetGroups(), strings.Join(lines, "\n"))
+	msg := fmt.Sprintf("user %q (groups=%q) is attempting to grant RBAC permissions not currently held:\n%s", u.GetName(), u.GetGroups(),
+		strings.Join(lines, "\n"))
 	if err != nil {
 		msg += fmt.Sprintf("; resolution errors: %v", err)
 	}

@@ -62,7 +62,8 @@ func Reconcile(ctx context.Context, client kubernetes.Interface, p Policy) error
 		work.Go(func() error {
 			o := reconciliation.ReconcileRoleBindingOptions{
 				RoleBinding: reconciliation.ClusterRoleBindingAdapter{ClusterRoleBinding: b},
-				Client:      knownBinding{reconciliation.ClusterRoleBindingClientAdapter{Client: api.ClusterRoleBindings()}, haveBinding}, Confirm: true,
+				Client:      knownBinding{reconciliation.ClusterRoleBindingClientAdapter{Client: api.ClusterRoleBindings()}, haveBinding},
+				Confirm:     true,
 			}
 			_, err := o.Run()
 			return about("ClusterRoleBinding", b.Name, err)

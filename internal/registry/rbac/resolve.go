@@ -210,9 +210,11 @@ func (r *Resolver) Authorize(_ context.Context, a authorizer.Attributes) (author
 	})
 	switch b := by.(type) {
 	case *rbacv1.RoleBinding:
-		return authorizer.DecisionAllow, fmt.Sprintf("RBAC: allowed by RoleBinding %q of %s %q", b.Name+"/"+b.Namespace, b.RoleRef.Kind, b.RoleRef.Name), nil
+		return authorizer.DecisionAllow, fmt.Sprintf("RBAC: allowed by RoleBinding %q of %s %q", b.Name+"/"+b.Namespace, b.RoleRef.Kind,
+			b.RoleRef.Name), nil
 	case *rbacv1.ClusterRoleBinding:
-		return authorizer.DecisionAllow, fmt.Sprintf("RBAC: allowed by ClusterRoleBinding %q of %s %q", b.Name, b.RoleRef.Kind, b.RoleRef.Name), nil
+		return authorizer.DecisionAllow, fmt.Sprintf("RBAC: allowed by ClusterRoleBinding %q of %s %q", b.Name, b.RoleRef.Kind, b.RoleRef.Name),
+			nil
 	}
 	if err != nil {
 		return authorizer.DecisionNoOpinion, "RBAC: " + err.Error(), nil
@@ -221,7 +223,8 @@ func (r *Resolver) Authorize(_ context.Context, a authorizer.Attributes) (author
 }
 
 // RulesFor lists the rules of u in namespace.
-func (r *Resolver) RulesFor(_ context.Context, u user.Info, namespace string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
+func (r *Resolver) RulesFor(_ context.Context, u user.Info, namespace string) ([]authorizer.ResourceRuleInfo,
+	[]authorizer.NonResourceRuleInfo, bool, error) {
 	var resources []authorizer.ResourceRuleInfo
 	var urls []authorizer.NonResourceRuleInfo
 	err := r.visit(u, namespace, func(_ any, rule *rbacv1.PolicyRule) bool {

@@ -132,7 +132,8 @@ func validateSubject(s rbacv1.Subject, namespaced bool, path *field.Path) (errs 
 			errs = append(errs, field.Required(path.Child("namespace"), ""))
 		}
 	default:
-		return append(errs, field.NotSupported(path.Child("kind"), s.Kind, []string{rbacv1.ServiceAccountKind, rbacv1.UserKind, rbacv1.GroupKind}))
+		return append(errs, field.NotSupported(path.Child("kind"), s.Kind,
+			[]string{rbacv1.ServiceAccountKind, rbacv1.UserKind, rbacv1.GroupKind}))
 	}
 	if s.APIGroup != group {
 		errs = append(errs, field.NotSupported(path.Child("apiGroup"), s.APIGroup, []string{group}))

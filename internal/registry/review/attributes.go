@@ -20,7 +20,8 @@ import (
 )
 
 // decide asks whether u may do what one of the two attributes say.
-func (a Answers) decide(ctx context.Context, u user.Info, r *authorizationv1.ResourceAttributes, n *authorizationv1.NonResourceAttributes) authorizationv1.SubjectAccessReviewStatus {
+func (a Answers) decide(ctx context.Context, u user.Info, r *authorizationv1.ResourceAttributes,
+	n *authorizationv1.NonResourceAttributes) authorizationv1.SubjectAccessReviewStatus {
 	record := authorizer.AttributesRecord{User: u}
 	if r != nil {
 		record.Verb, record.Namespace, record.Name = r.Verb, r.Namespace, r.Name
@@ -166,7 +167,8 @@ func validateLocal(r *authorizationv1.LocalSubjectAccessReview) field.ErrorList 
 		errs = append(errs, field.Invalid(field.NewPath("spec.resourceAttributes.namespace"), a.Namespace, "must match metadata.namespace"))
 	}
 	if r.Spec.NonResourceAttributes != nil {
-		errs = append(errs, field.Invalid(field.NewPath("spec.nonResourceAttributes"), r.Spec.NonResourceAttributes, "disallowed on this kind of request"))
+		errs = append(errs, field.Invalid(field.NewPath("spec.nonResourceAttributes"), r.Spec.NonResourceAttributes,
+			"disallowed on this kind of request"))
 	}
 	return errs
 }
@@ -177,7 +179,8 @@ func validateAttributes(r *authorizationv1.ResourceAttributes, n *authorizationv
 		errs = append(errs, field.Invalid(spec.Child("nonResourceAttributes"), n, "cannot be specified in combination with resourceAttributes"))
 	}
 	if r == nil && n == nil {
-		errs = append(errs, field.Invalid(spec.Child("resourceAttributes"), n, "exactly one of nonResourceAttributes or resourceAttributes must be specified"))
+		errs = append(errs, field.Invalid(spec.Child("resourceAttributes"), n,
+			"exactly one of nonResourceAttributes or resourceAttributes must be specified"))
 	}
 	if r == nil {
 		return errs
@@ -204,7 +207,8 @@ func validateSelector(raw string, requirements int, path *field.Path) (errs fiel
 		errs = append(errs, field.Invalid(path.Child("rawSelector"), raw, "may not specified at the same time as requirements"))
 	}
 	if raw == "" && requirements == 0 {
-		errs = append(errs, field.Required(path.Child("requirements"), fmt.Sprintf("when %s is specified, requirements or rawSelector is required", path)))
+		errs = append(errs, field.Required(path.Child("requirements"),
+			fmt.Sprintf("when %s is specified, requirements or rawSelector is required", path)))
 	}
 	return errs
 }

@@ -83,7 +83,8 @@ func (c *creater) NamespaceScoped() bool   { return c.namespaced }
 func (c *creater) GetSingularName() string { return c.singular }
 
 // Create answers.
-func (c *creater) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, _ *metav1.CreateOptions) (runtime.Object, error) {
+func (c *creater) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc,
+	_ *metav1.CreateOptions) (runtime.Object, error) {
 	return c.answer(ctx, obj, func() error {
 		if validate == nil {
 			return nil
@@ -113,7 +114,8 @@ func (a Answers) localSubjectAccess(ctx context.Context, obj runtime.Object, val
 		return nil, apierrors.NewInvalid(authorizationv1.SchemeGroupVersion.WithKind("LocalSubjectAccessReview").GroupKind(), "", errs)
 	}
 	if ns := request.NamespaceValue(ctx); r.Namespace != ns {
-		return nil, apierrors.NewBadRequest(fmt.Sprintf("namespace on request (%s) does not match the namespace of the review (%s)", ns, r.Namespace))
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("namespace on request (%s) does not match the namespace of the review (%s)", ns,
+			r.Namespace))
 	}
 	if err := validate(); err != nil {
 		return nil, err
@@ -161,7 +163,8 @@ func (a Answers) selfSubjectRules(ctx context.Context, obj runtime.Object, valid
 		})
 	}
 	for _, i := range urls {
-		out.Status.NonResourceRules = append(out.Status.NonResourceRules, authorizationv1.NonResourceRule{Verbs: i.GetVerbs(), NonResourceURLs: i.GetNonResourceURLs()})
+		out.Status.NonResourceRules = append(out.Status.NonResourceRules,
+			authorizationv1.NonResourceRule{Verbs: i.GetVerbs(), NonResourceURLs: i.GetNonResourceURLs()})
 	}
 	if err != nil {
 		out.Status.EvaluationError = err.Error()

@@ -32,10 +32,12 @@ func TestProxyFindsPodsOnly(t *testing.T) {
 		return &corev1.Pod{Status: corev1.PodStatus{PodIP: ip, PodIPs: []corev1.PodIP{{IP: ip}}}}
 	}
 	f := finder{
-		objects{"web": &corev1.Service{Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}, {Name: "https", Port: 443}}}}},
+		objects{"web": &corev1.Service{Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80},
+			{Name: "https", Port: 443}}}}},
 		objects{
 			"web": &corev1.Endpoints{Subsets: []corev1.EndpointSubset{
-				{NotReadyAddresses: []corev1.EndpointAddress{address("10.244.0.9", "live", "ns")}, Ports: []corev1.EndpointPort{{Name: "http", Port: 1}}},
+				{NotReadyAddresses: []corev1.EndpointAddress{address("10.244.0.9", "live", "ns")},
+					Ports: []corev1.EndpointPort{{Name: "http", Port: 1}}},
 				{
 					Addresses: []corev1.EndpointAddress{
 						{IP: "192.0.2.1"}, address("10.244.0.1", "gone", "ns"), address("10.244.0.2", "moved", "ns"),

@@ -124,7 +124,8 @@ func (r *REST) afterDelete(obj runtime.Object, options *metav1.DeleteOptions) {
 const endpointsTimeout = 10 * time.Second
 
 // Create stores a new Service with what is allocated for it.
-func (r *REST) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
+func (r *REST) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc,
+	options *metav1.CreateOptions) (runtime.Object, error) {
 	ctx, w, cancel := withWrite(ctx, r.writeTimeout)
 	defer cancel()
 	out, err := r.REST.Create(ctx, obj, func(ctx context.Context, obj runtime.Object) error {
@@ -162,7 +163,8 @@ func (r *REST) beginCreate(ctx context.Context, obj runtime.Object, options *met
 	return r.begin(ctx, s, allocator.PlanCreate(s), dryrun.IsDryRun(options.DryRun))
 }
 
-func (r *REST) beginUpdate(ctx context.Context, obj, old runtime.Object, options *metav1.UpdateOptions) (genericregistry.FinishFunc, error) {
+func (r *REST) beginUpdate(ctx context.Context, obj, old runtime.Object, options *metav1.UpdateOptions) (genericregistry.FinishFunc,
+	error) {
 	cur, prev := obj.(*corev1.Service), old.(*corev1.Service)
 	r.families.defaultOnRead(prev)
 	keepAllocated(cur, prev)

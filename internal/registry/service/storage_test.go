@@ -39,13 +39,15 @@ func TestClusterIPLifecycle(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if l := obj.(*networkingv1.IPAddress).Labels; l["ipaddress.kubernetes.io/ip-family"] != "IPv4" || l["ipaddress.kubernetes.io/managed-by"] == "" {
+	if l := obj.(*networkingv1.IPAddress).Labels; l["ipaddress.kubernetes.io/ip-family"] != "IPv4" ||
+		l["ipaddress.kubernetes.io/managed-by"] == "" {
 		t.Errorf("labels %v", l)
 	}
 
 	// behaviour 66: taken is a 422 with the field.
 	_, err = s.create(service("other", func(s *corev1.Service) { s.Spec.ClusterIP = ip }))
-	if want := fmt.Sprintf(`Service "other" is invalid: spec.clusterIPs: Invalid value: ["%s"]: failed to allocate IP %s: provided IP is already allocated`, ip, ip); !apierrors.IsInvalid(err) || err.Error() != want {
+	if want := fmt.Sprintf(`Service "other" is invalid: spec.clusterIPs: Invalid value: ["%s"]: `+
+		`failed to allocate IP %s: provided IP is already allocated`, ip, ip); !apierrors.IsInvalid(err) || err.Error() != want {
 		t.Errorf("got  %v\nwant %s", err, want)
 	}
 	_, err = s.create(service("other", func(s *corev1.Service) { s.Spec.ClusterIP = "192.0.2.1" }))
@@ -74,7 +76,8 @@ func TestFailedAndDryRunsLeaveNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := dry.(*corev1.Service)
-	if len(d.Spec.ClusterIPs) != 2 || d.Spec.HealthCheckNodePort == 0 || d.Spec.Ports[0].NodePort == 0 || d.Spec.Ports[0].NodePort == d.Spec.Ports[1].NodePort {
+	if len(d.Spec.ClusterIPs) != 2 || d.Spec.HealthCheckNodePort == 0 || d.Spec.Ports[0].NodePort == 0 ||
+		d.Spec.Ports[0].NodePort == d.Spec.Ports[1].NodePort {
 		t.Errorf("a dry run shows what would be allocated, got %+v", d.Spec)
 	}
 	s.wantClaims()
@@ -87,7 +90,8 @@ func TestFailedAndDryRunsLeaveNothing(t *testing.T) {
 	s.wantClaims()
 
 	refuse := errors.New("refused by admission")
-	if _, err := s.Service.Create(ctxIn("default"), lb.DeepCopy(), func(context.Context, runtime.Object) error { return refuse }, &metav1.CreateOptions{}); !errors.Is(err, refuse) {
+	if _, err := s.Service.Create(ctxIn("default"), lb.DeepCopy(), func(context.Context, runtime.Object) error { return refuse },
+		&metav1.CreateOptions{}); !errors.Is(err, refuse) {
 		t.Error(err)
 	}
 	s.wantClaims()
@@ -125,7 +129,8 @@ func TestFailedAndDryRunsLeaveNothing(t *testing.T) {
 	s.wantClaims(before...)
 
 	// A dry run of a deletion frees nothing, the deletion everything.
-	if _, _, err := s.Service.Delete(ctxIn("default"), "lb", rest.ValidateAllObjectFunc, &metav1.DeleteOptions{DryRun: []string{"All"}}); err != nil {
+	if _, _, err := s.Service.Delete(ctxIn("default"), "lb", rest.ValidateAllObjectFunc,
+		&metav1.DeleteOptions{DryRun: []string{"All"}}); err != nil {
 		t.Fatal(err)
 	}
 	s.wantClaims(before...)
@@ -152,11 +157,13 @@ func TestNodePorts(t *testing.T) {
 	s.wantClaims(out.Spec.ClusterIP+"=default/dns", fmt.Sprintf("%d=default/dns", p[0].NodePort), "30007=default/dns")
 
 	_, err := s.create(service("b", ofType(corev1.ServiceTypeNodePort), func(s *corev1.Service) { s.Spec.Ports[0].NodePort = 30007 }))
-	if want := `Service "b" is invalid: spec.ports[0].nodePort: Invalid value: 30007: provided port is already allocated`; err == nil || err.Error() != want {
+	if want := `Service "b" is invalid: spec.ports[0].nodePort: Invalid value: 30007: provided port is already allocated`; err == nil ||
+		err.Error() != want {
 		t.Errorf("got %v\nwant %s", err, want)
 	}
 	_, err = s.create(service("b", ofType(corev1.ServiceTypeNodePort), func(s *corev1.Service) { s.Spec.Ports[0].NodePort = 80 }))
-	if want := `Service "b" is invalid: spec.ports[0].nodePort: Invalid value: 80: provided port is not in the valid range. The range of valid ports is 30000-32767`; err == nil || err.Error() != want {
+	if want := `Service "b" is invalid: spec.ports[0].nodePort: Invalid value: 80: ` +
+		`provided port is not in the valid range. The range of valid ports is 30000-32767`; err == nil || err.Error() != want {
 		t.Errorf("got %v\nwant %s", err, want)
 	}
 	// The same number for two ports of one Service.
@@ -254,16 +261,19 @@ func TestTransitions(t *testing.T) {
 	step("to LoadBalancer", func(s *corev1.Service) {
 		s.Spec.Type, s.Spec.ExternalTrafficPolicy = corev1.ServiceTypeLoadBalancer, "Local"
 	}, func(s *corev1.Service) bool {
-		return s.Spec.ClusterIP == ip && s.Spec.Ports[0].NodePort == np && s.Spec.HealthCheckNodePort != 0 && *s.Spec.AllocateLoadBalancerNodePorts
+		return s.Spec.ClusterIP == ip && s.Spec.Ports[0].NodePort == np && s.Spec.HealthCheckNodePort != 0 &&
+			*s.Spec.AllocateLoadBalancerNodePorts
 	}, ip, "nodeport", "health")
-	if _, err := s.update("x", func(s *corev1.Service) { s.Spec.HealthCheckNodePort++ }); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "spec.healthCheckNodePort: Forbidden: field is immutable") {
+	if _, err := s.update("x", func(s *corev1.Service) { s.Spec.HealthCheckNodePort++ }); !apierrors.IsInvalid(err) ||
+		!strings.Contains(err.Error(), "spec.healthCheckNodePort: Forbidden: field is immutable") {
 		t.Error(err)
 	}
 	step("back to ClusterIP", ofType(corev1.ServiceTypeClusterIP), func(s *corev1.Service) bool {
 		return s.Spec.ClusterIP == ip && s.Spec.Ports[0].NodePort == 0 && s.Spec.HealthCheckNodePort == 0 &&
 			s.Spec.ExternalTrafficPolicy == "" && s.Spec.AllocateLoadBalancerNodePorts == nil
 	}, ip)
-	if _, err := s.update("x", func(s *corev1.Service) { s.Spec.ClusterIP = "10.96.9.9"; s.Spec.ClusterIPs = nil }); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "may not change once set") {
+	if _, err := s.update("x", func(s *corev1.Service) { s.Spec.ClusterIP = "10.96.9.9"; s.Spec.ClusterIPs = nil }); !apierrors.IsInvalid(
+		err) || !strings.Contains(err.Error(), "may not change once set") {
 		t.Error(err)
 	}
 	s.wantClaims(ip + "=default/x")
@@ -275,7 +285,8 @@ func TestTransitions(t *testing.T) {
 	step("to headless", func(s *corev1.Service) {
 		s.Spec.Type, s.Spec.ExternalName, s.Spec.ClusterIP = corev1.ServiceTypeClusterIP, "", "None"
 	}, func(s *corev1.Service) bool { return allocator.IsHeadless(s) && len(s.Spec.IPFamilies) == 1 })
-	if _, err := s.update("x", ofType(corev1.ServiceTypeNodePort)); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "may not be set to 'None' for NodePort services") {
+	if _, err := s.update("x", ofType(corev1.ServiceTypeNodePort)); !apierrors.IsInvalid(err) ||
+		!strings.Contains(err.Error(), "may not be set to 'None' for NodePort services") {
 		t.Error(err)
 	}
 	s.wantClaims()
@@ -326,8 +337,12 @@ func TestDualStack(t *testing.T) {
 		s.delete(c.name)
 	}
 	s.wantClaims()
-	if _, err := s.create(service("both", func(s *corev1.Service) { s.Spec.IPFamilies = []corev1.IPFamily{"IPv4", "IPv6"} })); !apierrors.IsInvalid(err) ||
-		!strings.Contains(err.Error(), "spec.ipFamilyPolicy: Invalid value: \"SingleStack\": must be 'RequireDualStack' or 'PreferDualStack' when multiple IP families are specified") {
+	if _, err := s.create(service("both", func(s *corev1.Service) {
+		s.Spec.IPFamilies = []corev1.IPFamily{"IPv4",
+			"IPv6"}
+	})); !apierrors.IsInvalid(err) ||
+		!strings.Contains(err.Error(), "spec.ipFamilyPolicy: Invalid value: \"SingleStack\": "+
+			"must be 'RequireDualStack' or 'PreferDualStack' when multiple IP families are specified") {
 		t.Error(err)
 	}
 
@@ -337,7 +352,8 @@ func TestDualStack(t *testing.T) {
 		t.Fatal(err, up)
 	}
 	s.wantClaims(up.Spec.ClusterIPs[0]+"=default/x", up.Spec.ClusterIPs[1]+"=default/x")
-	if _, err := s.update("x", func(s *corev1.Service) { s.Spec.ClusterIPs = s.Spec.ClusterIPs[:1] }); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "must be 'SingleStack' to release the secondary cluster IP") {
+	if _, err := s.update("x", func(s *corev1.Service) { s.Spec.ClusterIPs = s.Spec.ClusterIPs[:1] }); !apierrors.IsInvalid(err) ||
+		!strings.Contains(err.Error(), "must be 'SingleStack' to release the secondary cluster IP") {
 		t.Error(err)
 	}
 	down, err := s.update("x", policy("SingleStack"))
@@ -355,7 +371,8 @@ func TestSingleStackCluster(t *testing.T) {
 	}{
 		"a": {func(s *corev1.Service) { s.Spec.IPFamilyPolicy = new(corev1.IPFamilyPolicyRequireDualStack) },
 			"this cluster is not configured for dual-stack services"},
-		"b": {func(s *corev1.Service) { s.Spec.IPFamilies = []corev1.IPFamily{"IPv6"} }, "spec.ipFamilies[0]: Invalid value: \"IPv6\": not configured on this cluster"},
+		"b": {func(s *corev1.Service) { s.Spec.IPFamilies = []corev1.IPFamily{"IPv6"} },
+			"spec.ipFamilies[0]: Invalid value: \"IPv6\": not configured on this cluster"},
 		"c": {func(s *corev1.Service) { s.Spec.ClusterIP = "fd00::1" }, "IPv6 is not configured on this cluster"},
 	} {
 		if _, err := s.create(service(name, c.f)); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), c.want) {
@@ -420,7 +437,8 @@ func TestServiceCIDRs(t *testing.T) {
 	s := start(t, func(o *Options) { o.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/30")} })
 	s.mustCreate(service("a"))
 	s.mustCreate(service("b"))
-	extra := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "extra"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.0.1.0/24"}}}
+	extra := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "extra"},
+		Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.0.1.0/24"}}}
 	if _, err := s.net.ServiceCIDR.Create(ctxIn(""), extra, rest.ValidateAllObjectFunc, &metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}

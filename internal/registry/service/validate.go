@@ -58,7 +58,8 @@ func ValidateUpdate(svc, old *corev1.Service) field.ErrorList {
 		!samePtr(old.Spec.LoadBalancerClass, svc.Spec.LoadBalancerClass) {
 		errs = append(errs, field.Invalid(path.Child("loadBalancerClass"), svc.Spec.LoadBalancerClass, "may not change once set"))
 	}
-	if allocator.NeedsHealthCheckPort(old) && allocator.NeedsHealthCheckPort(svc) && old.Spec.HealthCheckNodePort != svc.Spec.HealthCheckNodePort {
+	if allocator.NeedsHealthCheckPort(old) && allocator.NeedsHealthCheckPort(svc) &&
+		old.Spec.HealthCheckNodePort != svc.Spec.HealthCheckNodePort {
 		errs = append(errs, field.Forbidden(path.Child("healthCheckNodePort"), "field is immutable"))
 	}
 	return append(errs, validate(svc, old)...)
@@ -427,7 +428,8 @@ func validatePolicies(svc *corev1.Service, path *field.Path) field.ErrorList {
 	}
 	if d := spec.TrafficDistribution; d != nil {
 		known := []string{
-			corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameZone, corev1.ServiceTrafficDistributionPreferSameNode,
+			corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameZone,
+			corev1.ServiceTrafficDistributionPreferSameNode,
 		}
 		if !slices.Contains(known, *d) {
 			errs = append(errs, field.NotSupported(path.Child("trafficDistribution"), *d, known))
@@ -455,7 +457,8 @@ func validateStrict(svc, old *corev1.Service) (errs field.ErrorList) {
 	}
 	for i, p := range svc.Spec.Ports {
 		if p.Protocol == corev1.ProtocolSCTP && svc.Spec.LoadBalancerClass == nil {
-			errs = append(errs, field.NotSupported(path.Index(i).Child("protocol"), p.Protocol, []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP}))
+			errs = append(errs, field.NotSupported(path.Index(i).Child("protocol"), p.Protocol,
+				[]corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP}))
 		}
 	}
 	return errs

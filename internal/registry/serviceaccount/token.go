@@ -95,7 +95,8 @@ func (*tokenREST) GroupVersionKind(schema.GroupVersion) schema.GroupVersionKind 
 }
 
 // Create signs a token for the named account.
-func (r *tokenREST) Create(ctx context.Context, name string, obj runtime.Object, validate rest.ValidateObjectFunc, o *metav1.CreateOptions) (runtime.Object, error) {
+func (r *tokenREST) Create(ctx context.Context, name string, obj runtime.Object, validate rest.ValidateObjectFunc,
+	o *metav1.CreateOptions) (runtime.Object, error) {
 	t, ok := obj.(*authenticationv1.TokenRequest)
 	if !ok {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("not a TokenRequest: %T", obj))
@@ -165,7 +166,8 @@ func (r *tokenREST) bind(ctx context.Context, b *Bound, ref *authenticationv1.Bo
 	getters := map[string]rest.Getter{"v1/Pod": r.o.Pods, "v1/Secret": r.o.Secrets, "v1/Node": r.o.Nodes}
 	getter := getters[kind]
 	if getter == nil {
-		return apierrors.NewBadRequest(fmt.Sprintf("cannot bind token for serviceaccount to type %s; there are v1/Pod, v1/Secret and v1/Node", kind))
+		return apierrors.NewBadRequest(fmt.Sprintf("cannot bind token for serviceaccount to type %s; there are v1/Pod, v1/Secret and v1/Node",
+			kind))
 	}
 	if ref.Kind == "Node" {
 		ctx = request.WithNamespace(ctx, metav1.NamespaceNone)
@@ -178,7 +180,8 @@ func (r *tokenREST) bind(ctx context.Context, b *Bound, ref *authenticationv1.Bo
 	resource := map[string]string{"Pod": "pods", "Secret": "secrets", "Node": "nodes"}[ref.Kind]
 	if ref.UID != "" && ref.UID != m.GetUID() {
 		return apierrors.NewConflict(corev1.Resource(resource), ref.Name,
-			fmt.Errorf("the UID in the bound object reference (%s) does not match the UID in record. The object might have been deleted and then recreated", ref.UID))
+			fmt.Errorf("the UID in the bound object reference (%s) does not match the UID in record. "+
+				"The object might have been deleted and then recreated", ref.UID))
 	}
 	to := &Ref{m.GetName(), string(m.GetUID())}
 	switch o := obj.(type) {
@@ -188,7 +191,8 @@ func (r *tokenREST) bind(ctx context.Context, b *Bound, ref *authenticationv1.Bo
 		b.Node = to
 	case *corev1.Pod:
 		if o.Spec.ServiceAccountName != b.ServiceAccount.Name {
-			return apierrors.NewBadRequest(fmt.Sprintf("cannot bind token for serviceaccount %q to pod running with different serviceaccount name", b.ServiceAccount.Name))
+			return apierrors.NewBadRequest(fmt.Sprintf("cannot bind token for serviceaccount %q to pod running with different serviceaccount name",
+				b.ServiceAccount.Name))
 		}
 		b.Pod = to
 		if o.Spec.NodeName != "" {
