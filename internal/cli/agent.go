@@ -6,12 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -49,11 +47,13 @@ func (f *agentFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.nodeName, "node-name", hostname(), "name of this node")
 	flags.Var(&f.nodeIPs, "node-ip", "addresses of this node, at most one of each family (default: the machine's)")
 	flags.Uint16Var(&f.agentPort, "agent-port", 10250, "port on the node's address where the API server asks for logs and exec")
-	flags.BoolVar(&f.nodeLocalDNS, "node-local-dns", true, "answer questions to the Service kube-dns on this node itself, without connection tracking; other nodes' servers stand in when it is down")
+	flags.BoolVar(&f.nodeLocalDNS, "node-local-dns", true,
+		"answer questions to the Service kube-dns on this node itself, without connection tracking; "+
+			"other nodes' servers stand in when it is down")
 	flags.Uint16Var(&f.dnsPort, "dns-port", 10053, "port on the node's address where DNS answers; the Service kube-dns leads to it")
 }
 
-// check rejects flags that cannot work. It changes nothing and asks nobody.
+// check rejects flags that cannot work. It changes nothing and sends no request.
 func (f *agentFlags) check() error {
 	if f.nodeName == "" {
 		return usagef("--node-name is empty")
@@ -143,8 +143,8 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 	}}, nil
 }
 
-// runner makes the room that runs Pods, with the endpoint that the API server
-// asks for logs and exec; status answers there for this node.
+// runner returns what runs Pods, with the endpoint from which the API server gets
+// logs, exec, and the status of this node.
 func (f *agentFlags) runner(log *slog.Logger, client kubernetes.Interface, cfg *rest.Config, status func() any) (*runner.Runner, error) {
 	ca, err := authority(cfg)
 	if err != nil {
@@ -155,12 +155,9 @@ func (f *agentFlags) runner(log *slog.Logger, client kubernetes.Interface, cfg *
 		return nil, err
 	}
 	at := netip.AddrPortFrom(f.nodeIPs[0], f.agentPort)
-	listener, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(at))
-	if errors.Is(err, syscall.EADDRINUSE) {
-		return nil, fmt.Errorf("cannot listen on %s: the port is taken; stop the program that has it, or choose another with --agent-port", at)
-	}
+	listener, err := listen(at, "--agent-port")
 	if err != nil {
-		return nil, fmt.Errorf("cannot listen on %s: %w; name an address of this machine with --node-ip", at, err)
+		return nil, fmt.Errorf("%w; --node-ip names an address of this machine", err)
 	}
 	r, err := runner.New(runner.Options{
 		Client: client, NodeName: f.nodeName, StateDir: f.stateDir, Log: log,
@@ -173,8 +170,8 @@ func (f *agentFlags) runner(log *slog.Logger, client kubernetes.Interface, cfg *
 	return r, err
 }
 
-// authority is the certificate authority of the server behind cfg, which also
-// signs the certificate the server shows to agents.
+// authority returns the certificate authority of the server behind cfg, which has
+// also signed the client certificate that the server uses towards agents.
 func authority(cfg *rest.Config) (*x509.CertPool, error) {
 	text := cfg.CAData
 	if len(text) == 0 && cfg.CAFile != "" {
@@ -185,12 +182,12 @@ func authority(cfg *rest.Config) (*x509.CertPool, error) {
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(text) {
-		return nil, errors.New("the kubeconfig names no certificate authority: an agent needs it to recognise the server")
+		return nil, errors.New("the kubeconfig names no certificate authority: an agent needs it to authenticate the server")
 	}
 	return pool, nil
 }
 
-// agentConfig makes a client that encodes in protobuf and is not held back: the
+// agentConfig returns cfg for protobuf and without a client-side rate limit: the
 // server has limits of its own.
 func agentConfig(cfg *rest.Config) *rest.Config {
 	cfg = rest.CopyConfig(cfg)
@@ -222,14 +219,14 @@ func (f *agentFlags) dnsServer(log *slog.Logger, client kubernetes.Interface) (*
 	return dns.New(opts)
 }
 
-// programmingPatience is how long a start waits for a kernel that refuses
-// something.
-const programmingPatience = 10 * time.Second
+// programmedTimeout bounds how long a start waits until all Services are
+// programmed.
+const programmedTimeout = 10 * time.Second
 
-// programmed returns when Services are programmed, or when that has failed for a
-// while: one Service that is refused must not keep DNS and Pods from starting.
+// programmed returns when Services are programmed, or after programmedTimeout when
+// that was tried: one rejected Service must not keep DNS and Pods from starting.
 func programmed(ctx context.Context, log *slog.Logger, status func() proxy.Status) error {
-	limited, cancel := context.WithTimeout(ctx, programmingPatience)
+	limited, cancel := context.WithTimeout(ctx, programmedTimeout)
 	defer cancel()
 	if untilTrue(limited, func() bool { return status().Programmed }) == nil {
 		return nil
@@ -238,12 +235,12 @@ func programmed(ctx context.Context, log *slog.Logger, status func() proxy.Statu
 		return fmt.Errorf("%w: %s", err, status().Message)
 	}
 	if s := status(); !s.Programmed {
-		log.Warn("starting though not all Services are programmed; 'fairlead status' shows how it goes on", "reason", s.Message)
+		log.Warn("not all Services are programmed; starting nevertheless, see 'fairlead status'", "reason", s.Message)
 	}
 	return nil
 }
 
-// untilTrue polls a cheap condition that has no other way to be waited for.
+// untilTrue polls a cheap condition that signals nothing.
 func untilTrue(ctx context.Context, cond func() bool) error {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
@@ -279,7 +276,8 @@ the Pods it started stay when it stops, and are found again when it starts;
 				return err
 			}
 			if os.Geteuid() != 0 {
-				return fmt.Errorf("an agent changes this machine's network and needs root: run it with sudo, or try 'fairlead up', which makes a namespace of its own")
+				return errors.New("an agent changes this machine's network and needs root: run it with sudo, " +
+					"or try 'fairlead up', which makes a namespace of its own")
 			}
 			f.stateDir = filepath.Join(dataDir, "agent")
 			cfg, identity, err := f.identity(cmd.Context(), log, server, token, kubeconfig)
@@ -314,8 +312,8 @@ the Pods it started stay when it stops, and are found again when it starts;
 	return cmd
 }
 
-// identity is how an agent reaches the server, and as whom: with a token it
-// gets a certificate for this node's name, which has to be renewed.
+// identity returns how an agent reaches the server, and as whom. With a token it
+// gets a certificate for this node's name, which the join.Node renews.
 func (f *agentFlags) identity(ctx context.Context, log *slog.Logger, server, token, kubeconfig string) (*rest.Config, *join.Node, error) {
 	switch {
 	case kubeconfig != "" && (server != "" || token != ""):

@@ -15,8 +15,8 @@ import (
 	"github.com/fairlead/fairlead/internal/runner"
 )
 
-// cleanupWithin bounds the whole clean-up, the end of running Pods included.
-const cleanupWithin = 2 * time.Minute
+// cleanupTimeout bounds the whole clean-up, the end of running Pods included.
+const cleanupTimeout = 2 * time.Minute
 
 func newCleanup(g *global) *cobra.Command {
 	var dataDir string
@@ -28,8 +28,8 @@ func newCleanup(g *global) *cobra.Command {
 processes, devices and routes, and the node's state. Run it when the agent or the
 proxy has been stopped for good. The server's data are not touched.
 
-With --kube-proxy only the rules go that a kube-proxy left on this machine; do
-that after it has been stopped, and before or while fairlead takes its place.`,
+With --kube-proxy it removes only the rules that a kube-proxy left on this machine;
+do that after it has been stopped, and before or while fairlead takes its place.`,
 		Example: `  fairlead cleanup
   fairlead cleanup --data-dir /srv/fairlead
   fairlead cleanup --kube-proxy`,
@@ -38,7 +38,7 @@ that after it has been stopped, and before or while fairlead takes its place.`,
 			if os.Geteuid() != 0 {
 				return errors.New("cleaning up changes this machine's network and needs root: run it with sudo")
 			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), cleanupWithin)
+			ctx, cancel := context.WithTimeout(cmd.Context(), cleanupTimeout)
 			defer cancel()
 			if kubeProxy {
 				if err := wrap("rules of kube-proxy", kubeproxy.Remove(ctx)); err != nil {

@@ -45,7 +45,7 @@ func TestWrongUsageExitsWith2AndOneClearLine(t *testing.T) {
 		"--cluster-domain is empty":               {"agent", "--cluster-domain", ""},
 		`--node-name "` + strings.Repeat("a", 64): {"agent", "--node-name", strings.Repeat("a", 64)},
 		`--agent-port and --dns-port must be`:     {"up", "--dns-port", "0"},
-		// Without a kubeconfig: what is wrong anyhow is said first.
+		// Without a kubeconfig: flags are checked first.
 		`--mode is "x"; want auto, nft`:           {"proxy", "--mode", "x"},
 		`--mode is "y"; want auto, nft`:           {"agent", "--mode", "y"},
 		`--iptables-variant is "x"; want`:         {"proxy", "--iptables-variant", "x"},
@@ -58,12 +58,13 @@ func TestWrongUsageExitsWith2AndOneClearLine(t *testing.T) {
 		`--conntrack-min is negative`:             {"proxy", "--conntrack-min=-1"},
 		`"x" is neither "primary"`:                {"proxy", "--nodeport-addresses", "x"},
 		`--ipvs-scheduler is "x"; want one of rr`: {"proxy", "--ipvs-scheduler", "x"},
-		`10.96.1.0/24 overlaps the range of`:      {"proxy", "--ipvs-exclude-cidrs", "10.96.1.0/24", "--service-cluster-ip-range", "10.96.0.0/16"},
-		`"x" is no address to listen on`:          {"dns", "--listen", "x"},
-		`--listen :53 takes the addresses`:        {"dns", "--listen", ":53", "--node-local", "10.96.0.10"},
-		`cluster domain "a..b" is not a domain`:   {"dns", "--cluster-domain", "a..b"},
-		`--metrics-bind-address is "9153"; want`:  {"dns", "--metrics-bind-address", "9153"},
-		`--upstream: "nowhere" is neither IP`:     {"dns", "--upstream", "nowhere"},
+		`10.96.1.0/24 overlaps the range of`: {"proxy", "--ipvs-exclude-cidrs", "10.96.1.0/24", "--service-cluster-ip-range",
+			"10.96.0.0/16"},
+		`"x" is no address to listen on`:         {"dns", "--listen", "x"},
+		`--listen :53 takes the addresses`:       {"dns", "--listen", ":53", "--node-local", "10.96.0.10"},
+		`cluster domain "a..b" is not a domain`:  {"dns", "--cluster-domain", "a..b"},
+		`--metrics-bind-address is "9153"; want`: {"dns", "--metrics-bind-address", "9153"},
+		`--upstream: "nowhere" is neither IP`:    {"dns", "--upstream", "nowhere"},
 	} {
 		code, stdout, stderr := call(t, args...)
 		if code != exitUsage || !strings.Contains(stderr, want) || stdout != "" {
@@ -96,7 +97,8 @@ func TestUnreachableServer(t *testing.T) {
 	}
 	l.Close() // nobody listens there now
 	file := filepath.Join(t.TempDir(), "kubeconfig")
-	text := fmt.Sprintf("{apiVersion: v1, kind: Config, current-context: a, clusters: [{name: a, cluster: {server: \"http://%s\"}}], contexts: [{name: a, context: {cluster: a}}]}", l.Addr())
+	text := fmt.Sprintf("{apiVersion: v1, kind: Config, current-context: a, "+
+		"clusters: [{name: a, cluster: {server: \"http://%s\"}}], contexts: [{name: a, context: {cluster: a}}]}", l.Addr())
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -117,16 +119,18 @@ func TestUnreachableServer(t *testing.T) {
 	}
 }
 
-// A start waits for the kernel, but not for ever for one refused Service.
-func TestStartGoesOnThoughAServiceIsRefused(t *testing.T) {
+// A start waits for the kernel, but not for ever for one rejected Service.
+func TestStartContinuesThoughAServiceIsRejected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := slog.New(slog.DiscardHandler)
 		begin := time.Now()
-		if err := programmed(t.Context(), log, func() proxy.Status { return proxy.Status{Programmed: true, Applies: 1} }); err != nil || time.Since(begin) > 0 {
+		if err := programmed(t.Context(), log, func() proxy.Status { return proxy.Status{Programmed: true, Applies: 1} }); err != nil ||
+			time.Since(begin) > 0 {
 			t.Errorf("programmed at once: %v after %s", err, time.Since(begin))
 		}
-		if err := programmed(t.Context(), log, func() proxy.Status { return proxy.Status{Applies: 3} }); err != nil || time.Since(begin) < programmingPatience {
-			t.Errorf("refused: %v after %s", err, time.Since(begin))
+		if err := programmed(t.Context(), log, func() proxy.Status { return proxy.Status{Applies: 3} }); err != nil ||
+			time.Since(begin) < programmedTimeout {
+			t.Errorf("rejected: %v after %s", err, time.Since(begin))
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()

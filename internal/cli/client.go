@@ -35,8 +35,8 @@ func defaultDataDir() string {
 	return filepath.Join(state, "fairlead")
 }
 
-// mappedRoot says that this process is root only in a user namespace in which 0
-// stands for an ordinary user (user_namespaces(7)).
+// mappedRoot reports whether this process is root only in a user namespace in
+// which 0 stands for an ordinary user (user_namespaces(7)).
 func mappedRoot() bool {
 	text, err := os.ReadFile("/proc/self/uid_map")
 	if err != nil {
@@ -47,7 +47,7 @@ func mappedRoot() bool {
 	return err == nil && in == 0 && out != 0
 }
 
-// clientFlags say which API server a command speaks to, and as whom.
+// clientFlags select the API server of a command, and the identity.
 type clientFlags struct {
 	kubeconfig string
 	dataDir    string
@@ -55,7 +55,9 @@ type clientFlags struct {
 }
 
 func (f *clientFlags) add(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.kubeconfig, "kubeconfig", "", "kubeconfig of the API server (default $KUBECONFIG, then in a Pod its service account, elsewhere "+adminKubeconfig+" in the data directory)")
+	cmd.Flags().StringVar(&f.kubeconfig, "kubeconfig", "",
+		"kubeconfig of the API server (default $KUBECONFIG, then in a Pod its service account, elsewhere "+
+			adminKubeconfig+" in the data directory)")
 	cmd.Flags().StringVar(&f.dataDir, "data-dir", defaultDataDir(), "data directory of the server on this machine")
 }
 
@@ -94,7 +96,8 @@ func (f *clientFlags) load() (cfg *rest.Config, namespace string, err error) {
 	cfg, err = loader.ClientConfig()
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, "", fmt.Errorf("no kubeconfig at %s: start a server with 'fairlead up' or 'fairlead server', or name one with --kubeconfig", f.path())
+		return nil, "", fmt.Errorf("no kubeconfig at %s: start a server with 'fairlead up' or 'fairlead server', "+
+			"or name one with --kubeconfig", f.path())
 	case errors.Is(err, fs.ErrPermission):
 		return nil, "", fmt.Errorf("no permission to read %s: run this as the user who started the server", f.path())
 	case err != nil:

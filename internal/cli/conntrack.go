@@ -21,11 +21,15 @@ type conntrackFlags struct {
 }
 
 func (f *conntrackFlags) add(flags *pflag.FlagSet) {
-	flags.Int32Var(&f.perCore, "conntrack-max-per-core", 32768, "most tracked connections for each processor; 0 leaves the machine's limit alone")
-	flags.Int32Var(&f.least, "conntrack-min", 131072, "least limit of tracked connections, whatever --conntrack-max-per-core says")
-	flags.BoolVar(&f.beLiberal, "conntrack-tcp-be-liberal", false, "let TCP packets outside of the window count as valid; what endpoints send outside of any connection is then not dropped")
-	flags.DurationVar(&f.tcpEstablished, "conntrack-tcp-timeout-established", 24*time.Hour, "when an idle TCP connection is forgotten; 0 leaves it alone")
-	flags.DurationVar(&f.tcpClosing, "conntrack-tcp-timeout-close-wait", time.Hour, "when a TCP connection in CLOSE_WAIT is forgotten; 0 leaves it alone")
+	flags.Int32Var(&f.perCore, "conntrack-max-per-core", 32768,
+		"most tracked connections for each processor; 0 leaves the machine's limit alone")
+	flags.Int32Var(&f.least, "conntrack-min", 131072, "least limit of tracked connections, whatever --conntrack-max-per-core is")
+	flags.BoolVar(&f.beLiberal, "conntrack-tcp-be-liberal", false,
+		"let TCP packets outside of the window count as valid; what endpoints send outside of any connection is then not dropped")
+	flags.DurationVar(&f.tcpEstablished, "conntrack-tcp-timeout-established", 24*time.Hour,
+		"when an idle TCP connection is forgotten; 0 leaves it alone")
+	flags.DurationVar(&f.tcpClosing, "conntrack-tcp-timeout-close-wait", time.Hour,
+		"when a TCP connection in CLOSE_WAIT is forgotten; 0 leaves it alone")
 	flags.DurationVar(&f.udpTimeout, "conntrack-udp-timeout", 0, "when a UDP flow without an answer is forgotten; 0 leaves it alone")
 	flags.DurationVar(&f.udpStreamPeriod, "conntrack-udp-timeout-stream", 0, "when a UDP flow with answers is forgotten; 0 leaves it alone")
 }

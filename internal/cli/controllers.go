@@ -26,7 +26,7 @@ func addControllerNames(cmd *cobra.Command, names *[]string) {
 		"controllers to run, or none alone: "+strings.Join(controller.Names(), ", ")+" (default: all)")
 }
 
-// checkControllerNames refuses unknown names.
+// checkControllerNames rejects unknown names.
 func checkControllerNames(names []string) error {
 	for _, n := range names {
 		if !slices.Contains(controller.Names(), n) {
@@ -111,7 +111,8 @@ Several copies may run; one works at a time.`,
 	}
 	f.add(cmd)
 	flags := cmd.Flags()
-	flags.StringSliceVar(&o.Controllers, "controllers", nil, fmt.Sprintf("controllers to run: %s (default: %s)", strings.Join(controller.Names(), ", "), strings.Join(dropIn(), ", ")))
+	flags.StringSliceVar(&o.Controllers, "controllers", nil, fmt.Sprintf("controllers to run: %s (default: %s)",
+		strings.Join(controller.Names(), ", "), strings.Join(dropIn(), ", ")))
 	flags.IntVar(&o.MaxEndpointsPerSlice, "max-endpoints-per-slice", 100, "most endpoints in one EndpointSlice, 1 to 1000")
 	flags.BoolVar(&o.LeaderElect, "leader-elect", true, "work only while holding the Lease, so that several copies may run")
 	flags.StringVar(&o.LeaseNamespace, "leader-elect-resource-namespace", "kube-system", "namespace of the Lease")

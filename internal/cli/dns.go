@@ -30,8 +30,10 @@ type dnsFlags struct {
 
 func (f *dnsFlags) add(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.StringSliceVar(&f.domains, "cluster-domain", []string{dns.DefaultDomain}, "domain of the cluster's names; the first of several is the one that PTR records name")
-	flags.StringSliceVar(&f.upstream, "upstream", []string{"/etc/resolv.conf"}, "resolvers for all other names: IP, IP:PORT, tls://IP#NAME, or one file with nameserver lines")
+	flags.StringSliceVar(&f.domains, "cluster-domain", []string{dns.DefaultDomain},
+		"domain of the cluster's names; the first of several is the one that PTR records name")
+	flags.StringSliceVar(&f.upstream, "upstream", []string{"/etc/resolv.conf"},
+		"resolvers for all other names: IP, IP:PORT, tls://IP#NAME, or one file with nameserver lines")
 	flags.StringSliceVar(&f.stubs, "stub-domain", nil, "a domain with resolvers of its own, DOMAIN=IP[:PORT]; may be repeated")
 	flags.StringVar(&f.hosts, "hosts", "", "file in the form of /etc/hosts with further names")
 	flags.StringVar(&f.podMode, "pod-records", "insecure", "answers to names of Pods by address: insecure, verified or disabled")
@@ -163,27 +165,24 @@ func newDNS(g *global) *cobra.Command {
 	c.add(cmd)
 	f.add(cmd)
 	cmd.Flags().StringSliceVar(&f.listen, "listen", []string{"127.0.0.1:53"}, "IP:PORT to answer on, UDP and TCP; may be repeated")
-	cmd.Flags().Var(&nodeLocal, "node-local", "cluster IPs of kube-dns to answer for on this node itself, on port 53, without connection tracking; needs root (default: none)")
+	cmd.Flags().Var(&nodeLocal, "node-local", "cluster IPs of kube-dns to answer for on this node itself, "+
+		"on port 53, without connection tracking; needs root (default: none)")
 	cmd.Flags().StringVar(&metrics, "metrics-bind-address", "127.0.0.1:9153", "IP:PORT of /metrics, /ready and /health; empty for none")
 	networks.addNetworks(cmd, "ranges whose reverse names are answered here and never asked of an upstream",
 		"ranges of the Pods' addresses, likewise")
 	return cmd
 }
 
-// dnsGCPercent keeps the heap small at the cost of more frequent collections;
-// answering makes no garbage. $GOGC overrides it.
-const dnsGCPercent = 50
-
-// While the process starts nothing is collected before it has taken startMemory,
-// and from then on startGCPercent holds. The lists of a thousand Services take
-// less than that, and collecting would be a third of the work until the first
-// answer.
+// Until the heap reaches startMemory nothing is collected while the process
+// starts, and then with startGCPercent. The lists of a thousand Services take less,
+// and collecting would be a third of the work until the first answer.
 const (
 	startMemory    = 64 << 20
 	startGCPercent = 100
 )
 
-// collectLater does so. The function it returns ends the start.
+// collectLater sets that up. The function it returns ends the start and sets
+// smallGCPercent.
 func collectLater() (started func()) {
 	if os.Getenv("GOGC") != "" {
 		return func() {}
@@ -197,7 +196,7 @@ func collectLater() (started func()) {
 	debug.SetMemoryLimit(min(limit, startMemory))
 	var mu sync.Mutex
 	over := false
-	// It goes with the first collection.
+	// The cleanup runs with the first collection.
 	runtime.AddCleanup(new([16]byte), func(percent int) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -209,7 +208,7 @@ func collectLater() (started func()) {
 		mu.Lock()
 		defer mu.Unlock()
 		over = true
-		collect(dnsGCPercent)
+		collect(smallGCPercent)
 	}
 }
 

@@ -28,15 +28,23 @@ type ipvsFlags struct {
 }
 
 func (f *ipvsFlags) add(flags *pflag.FlagSet) {
-	flags.BoolVar(&f.strict, "mode-strict", false, "with --mode ipvs: do not start where IPVS does not work, in place of falling back to mode iptables or nft")
-	flags.StringVar(&f.scheduler, "ipvs-scheduler", ipvs.DefaultScheduler, "mode ipvs: how an endpoint is chosen: "+strings.Join(ipvs.Schedulers, ", "))
-	flags.Var(&f.exclude, "ipvs-exclude-cidrs", "mode ipvs: ranges of addresses whose virtual servers are somebody else's")
-	flags.BoolVar(&f.strictARP, "ipvs-strict-arp", false, "mode ipvs: answer ARP only for addresses of the interface asked (arp_ignore 1, arp_announce 2)")
-	flags.DurationVar(&f.timeouts.TCP, "ipvs-tcp-timeout", 0, "mode ipvs: how long an idle TCP connection is remembered (0: as the kernel has it)")
-	flags.DurationVar(&f.timeouts.TCPFin, "ipvs-tcpfin-timeout", 0, "mode ipvs: how long a TCP connection is remembered after a FIN (0: as the kernel has it)")
-	flags.DurationVar(&f.timeouts.UDP, "ipvs-udp-timeout", 0, "mode ipvs: how long a silent UDP client keeps its endpoint (0: as the kernel has it)")
-	flags.DurationVar(&f.sync, "ipvs-sync-period", 30*time.Second, "mode ipvs: how often everything is compared with the kernel and repaired, in place of --sync-period")
-	flags.DurationVar(&f.minSync, "ipvs-min-sync-period", 0, "mode ipvs: the least time between two changes of the kernel (0: as little as other modes)")
+	flags.BoolVar(&f.strict, "mode-strict", false,
+		"with --mode ipvs: do not start where IPVS does not work, in place of falling back to mode iptables or nft")
+	flags.StringVar(&f.scheduler, "ipvs-scheduler", ipvs.DefaultScheduler,
+		"mode ipvs: how an endpoint is chosen: "+strings.Join(ipvs.Schedulers, ", "))
+	flags.Var(&f.exclude, "ipvs-exclude-cidrs", "mode ipvs: ranges of addresses whose virtual servers belong to other programs")
+	flags.BoolVar(&f.strictARP, "ipvs-strict-arp", false,
+		"mode ipvs: answer ARP only for addresses of the interface asked (arp_ignore 1, arp_announce 2)")
+	flags.DurationVar(&f.timeouts.TCP, "ipvs-tcp-timeout", 0,
+		"mode ipvs: how long an idle TCP connection is remembered (0: as the kernel has it)")
+	flags.DurationVar(&f.timeouts.TCPFin, "ipvs-tcpfin-timeout", 0,
+		"mode ipvs: how long a TCP connection is remembered after a FIN (0: as the kernel has it)")
+	flags.DurationVar(&f.timeouts.UDP, "ipvs-udp-timeout", 0,
+		"mode ipvs: how long a silent UDP client keeps its endpoint (0: as the kernel has it)")
+	flags.DurationVar(&f.sync, "ipvs-sync-period", 30*time.Second,
+		"mode ipvs: how often everything is compared with the kernel and repaired, in place of --sync-period")
+	flags.DurationVar(&f.minSync, "ipvs-min-sync-period", 0,
+		"mode ipvs: the least time between two changes of the kernel (0: as little as other modes)")
 }
 
 // check rejects flags that are wrong on any machine.
@@ -45,7 +53,8 @@ func (f *ipvsFlags) check(serviceCIDRs []netip.Prefix) error {
 		return usagef("--ipvs-scheduler is %q; want one of %s", f.scheduler, strings.Join(ipvs.Schedulers, ", "))
 	}
 	if f.sync <= 0 || f.minSync < 0 || f.minSync > f.sync {
-		return usagef("--ipvs-sync-period is %s and --ipvs-min-sync-period %s; want more than 0, and the second not above the first", f.sync, f.minSync)
+		return usagef("--ipvs-sync-period is %s and --ipvs-min-sync-period %s; want more than 0, and the second not above the first", f.sync,
+			f.minSync)
 	}
 	if err := f.config(serviceCIDRs).Check(); err != nil {
 		return usageError{err}

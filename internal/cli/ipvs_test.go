@@ -45,7 +45,9 @@ func TestIPVSFlagsAreChecked(t *testing.T) {
 }
 
 func TestWarnOfLoopback(t *testing.T) {
-	for text, want := range map[string]int{"": 0, "192.0.2.0/24": 0, "192.0.2.0/24, 127.0.0.0/8": 1, "127.0.0.1/32": 1, "0.0.0.0/0": 1, "::/0": 0, "primary": 0} {
+	for text, want := range map[string]int{
+		"": 0, "192.0.2.0/24": 0, "192.0.2.0/24, 127.0.0.0/8": 1, "127.0.0.1/32": 1, "0.0.0.0/0": 1, "::/0": 0, "primary": 0,
+	} {
 		var said bytes.Buffer
 		warnOfLoopback(slog.New(slog.NewTextHandler(&said, nil)), strings.Split(text, ","))
 		if got := strings.Count(said.String(), "do not answer on 127.0.0.0/8"); got != want {

@@ -19,14 +19,15 @@ type component struct {
 	ready func(ctx context.Context) error
 }
 
-// readyWithin bounds the wait for one component.
-const readyWithin = 60 * time.Second
+// readyTimeout bounds the wait until one component is ready.
+const readyTimeout = 60 * time.Second
 
-// endWithin bounds the wait for the end of one component. It is longer than
-// what any of them gives its own work to finish.
-const endWithin = 60 * time.Second
+// stopTimeout bounds the wait for the end of one component. It is longer than
+// any of them gives its own work to finish.
+const stopTimeout = 60 * time.Second
 
-// settleAfter is when the work of the start is over and its memory can go.
+// settleAfter is when the work of the start is over and its memory can be
+// returned.
 const settleAfter = 5 * time.Second
 
 var errEndedEarly = errors.New("ended by itself")
@@ -34,7 +35,7 @@ var errEndedEarly = errors.New("ended by itself")
 // runAll starts the components in order, each when the one before is ready,
 // calls up once all are, and waits. When ctx ends or a component does, they are
 // stopped in reverse order, each waited for, so that a component can still use
-// those it was started after. One that has not ended within endWithin is named
+// those it was started after. One that has not ended within stopTimeout is named
 // in the log and left behind.
 func runAll(ctx context.Context, log *slog.Logger, up func(), components ...component) error {
 	failed := make(chan error, len(components))
@@ -89,19 +90,19 @@ func start(ctx context.Context, log *slog.Logger, c component, failed chan<- err
 	}()
 	return func() {
 		cancel()
-		limit := time.NewTimer(endWithin)
+		limit := time.NewTimer(stopTimeout)
 		defer limit.Stop()
 		select {
 		case <-done:
 			log.Debug("component has stopped", "component", c.name)
 		case <-limit.C:
-			log.Error("component does not stop; going on without it", "component", c.name, "waited", endWithin)
+			log.Error("component does not stop; leaving it behind", "component", c.name, "waited", stopTimeout)
 		}
 	}
 }
 
 func waitReady(ctx context.Context, c component, failed <-chan error) error {
-	limited, cancel := context.WithTimeout(ctx, readyWithin)
+	limited, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
 	ready := make(chan error, 1)
 	go func() { ready <- c.ready(limited) }()
@@ -114,7 +115,7 @@ func waitReady(ctx context.Context, c component, failed <-chan error) error {
 		return err
 	case err := <-ready:
 		if err != nil && ctx.Err() == nil {
-			return fmt.Errorf("%s did not become ready within %s: %w", c.name, readyWithin, err)
+			return fmt.Errorf("%s did not become ready within %s: %w", c.name, readyTimeout, err)
 		}
 		return nil
 	}

@@ -20,8 +20,8 @@ import (
 // proxyMode is a mode of the proxy.
 type proxyMode struct {
 	name string
-	// auto says that --mode auto may choose it; the first in the table that works
-	// is the one.
+	// auto is set if --mode auto may choose it; the first in the table that works
+	// is chosen.
 	auto bool
 	// fallback names the modes to try, in this order, where this one does not
 	// work.

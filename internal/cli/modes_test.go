@@ -61,10 +61,12 @@ func TestChoose(t *testing.T) {
 	if !slices.Equal(probed, []string{"a", "b", "c"}) {
 		t.Errorf("probed %q", probed)
 	}
-	if m, skipped, err = new(modeSetup).choose(t.Context(), []proxyMode{mode("a", nil), mode("b", noB)}); err != nil || skipped != nil || m.name != "a" {
+	if m, skipped, err = new(modeSetup).choose(t.Context(), []proxyMode{mode("a", nil), mode("b", noB)}); err != nil || skipped != nil ||
+		m.name != "a" {
 		t.Errorf("mode %q, skipped %v, %v", m.name, skipped, err)
 	}
-	if _, _, err = new(modeSetup).choose(t.Context(), []proxyMode{mode("a", noA), mode("b", noB)}); !errors.Is(err, noA) || !errors.Is(err, noB) {
+	if _, _, err = new(modeSetup).choose(t.Context(), []proxyMode{mode("a", noA), mode("b", noB)}); !errors.Is(err, noA) ||
+		!errors.Is(err, noB) {
 		t.Errorf("none works: %v", err)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -34,8 +35,8 @@ func ownAddrs() []netip.Addr {
 
 func inside() bool { return os.Getenv(insideEnv) != "" }
 
-// enterNamespace runs this command again in namespaces of its own and waits for
-// its end. It returns the exit code as an error, nil for 0.
+// enterNamespace runs this command again in new namespaces and waits for its end.
+// It returns an exit code other than 0 as an exitCodeError.
 func (g *global) enterNamespace(ctx context.Context, args []string, bind netip.AddrPort) error {
 	if err := userNamespaces(); err != nil {
 		return err
@@ -44,10 +45,7 @@ func (g *global) enterNamespace(ctx context.Context, args []string, bind netip.A
 	if err != nil {
 		return err
 	}
-	listener, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(bind))
-	if errors.Is(err, syscall.EADDRINUSE) {
-		return fmt.Errorf("cannot listen on %s: the port is taken; stop the program that has it, or choose another with --secure-port", bind)
-	}
+	listener, err := listen(bind, "--secure-port")
 	if err != nil {
 		return err
 	}
@@ -73,7 +71,7 @@ func (g *global) enterNamespace(ctx context.Context, args []string, bind netip.A
 	done := make(chan error, 1)
 	started := make(chan error, 1)
 	go func() {
-		lockThread()
+		runtime.LockOSThread()
 		err := cmd.Start()
 		started <- err
 		if err == nil {
@@ -81,13 +79,12 @@ func (g *global) enterNamespace(ctx context.Context, args []string, bind netip.A
 		}
 	}()
 	if err := <-started; err != nil {
-		return fmt.Errorf("no user and network namespace of its own: %w; run it as root, or allow unprivileged user namespaces", err)
+		return fmt.Errorf("cannot create a user and network namespace: %w; run it as root, or allow unprivileged user namespaces", err)
 	}
 	return supervise(ctx, cmd, done)
 }
 
-// supervise hands the end of ctx on as SIGTERM, and a second interrupt as
-// SIGKILL.
+// supervise sends SIGTERM when ctx ends, and SIGKILL after a second interrupt.
 func supervise(ctx context.Context, cmd *exec.Cmd, done <-chan error) error {
 	select {
 	case err := <-done:
@@ -97,21 +94,21 @@ func supervise(ctx context.Context, cmd *exec.Cmd, done <-chan error) error {
 	again := make(chan os.Signal, 1)
 	signal.Notify(again, os.Interrupt, syscall.SIGTERM)
 	defer signal.Stop(again)
-	_ = cmd.Process.Signal(syscall.SIGTERM) // fails only if it has ended, which done tells
+	_ = cmd.Process.Signal(syscall.SIGTERM) // fails only if it has ended, which done receives
 	select {
 	case err := <-done:
 		return childError(err)
 	case <-again:
-	case <-time.After(stopWithin):
+	case <-time.After(upStopTimeout):
 	}
 	_ = cmd.Process.Kill()
 	return fmt.Errorf("it did not stop cleanly and was killed: %w", <-done)
 }
 
-// stopWithin bounds a clean stop of everything, Pods included.
-const stopWithin = 90 * time.Second
+// upStopTimeout bounds a clean stop of everything, Pods included.
+const upStopTimeout = 90 * time.Second
 
-// exitCodeError is the end of a child that has told the reason itself.
+// exitCodeError is the exit code of a child that has printed the reason itself.
 type exitCodeError int
 
 func (e exitCodeError) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
@@ -124,7 +121,19 @@ func childError(err error) error {
 	return err
 }
 
-// userNamespaces says why an ordinary user cannot have a namespace of its own.
+// listen listens on at; flag is the one that chooses the port.
+func listen(at netip.AddrPort, flag string) (*net.TCPListener, error) {
+	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(at))
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, fmt.Errorf("cannot listen on %s: the port is taken; stop the program that has it, or choose another with %s", at, flag)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot listen on %s: %w", at, err)
+	}
+	return l, nil
+}
+
+// userNamespaces returns why an ordinary user cannot create namespaces.
 func userNamespaces() error {
 	for file, off := range map[string]string{
 		"/proc/sys/kernel/unprivileged_userns_clone":             "0",
@@ -136,7 +145,9 @@ func userNamespaces() error {
 			continue
 		}
 		if err == nil && strings.TrimSpace(string(text)) == off {
-			return fmt.Errorf("this machine does not give ordinary users namespaces of their own (%s is %s): run it as root, or have root change that", strings.ReplaceAll(strings.TrimPrefix(file, "/proc/sys/"), "/", "."), off)
+			name := strings.ReplaceAll(strings.TrimPrefix(file, "/proc/sys/"), "/", ".")
+			return fmt.Errorf("this machine does not let ordinary users create namespaces (%s is %s): run it as root, or have root change that",
+				name, off)
 		}
 	}
 	return nil

@@ -141,14 +141,14 @@ func parseProbe(s string) (*corev1.Probe, error) {
 	return probe, nil
 }
 
-// ready says whether a Pod's Ready condition is True.
+// ready reports whether a Pod's Ready condition is True.
 func ready(p *corev1.Pod) bool {
 	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 	})
 }
 
-// trouble is what keeps a Pod from being ready, in one line.
+// trouble returns what keeps a Pod from being ready, in one line.
 func trouble(p *corev1.Pod) string {
 	for _, c := range p.Status.ContainerStatuses {
 		switch {

@@ -38,9 +38,11 @@ func (f *proxyFlags) add(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringVar(&f.mode, "mode", modeAuto, "how packets are brought to endpoints: "+modeNames())
 	flags.StringVar(&f.variant, "iptables-variant", "auto", "which iptables the mode of that name uses: auto, nft or legacy")
-	flags.StringVar(&f.balance, "balance", "", "how an endpoint is chosen: random or roundrobin (default: random, in mode userspace roundrobin)")
+	flags.StringVar(&f.balance, "balance", "",
+		"how an endpoint is chosen: random or roundrobin (default: random, in mode userspace roundrobin)")
 	flags.BoolVar(&f.masqueradeAll, "masquerade-all", false, "masquerade all traffic to ClusterIPs")
-	flags.StringSliceVar(&f.nodePortAddresses, "nodeport-addresses", nil, "ranges of this node's addresses that answer on node ports, or primary (default: all but loopback)")
+	flags.StringSliceVar(&f.nodePortAddresses, "nodeport-addresses", nil,
+		"ranges of this node's addresses that answer on node ports, or primary (default: all but loopback)")
 	flags.StringVar(&f.healthz, "healthz-bind-address", "127.0.0.1:10256", "IP:PORT of /healthz and /livez; empty for none")
 	flags.StringVar(&f.metrics, "metrics-bind-address", "127.0.0.1:10249", "IP:PORT of /metrics; empty for none")
 	flags.DurationVar(&f.auditPeriod, "sync-period", 30*time.Second, "how often everything is compared with the kernel and repaired")
@@ -49,8 +51,8 @@ func (f *proxyFlags) add(cmd *cobra.Command) {
 	f.ipvs.add(flags)
 }
 
-// check rejects flags that are wrong on any machine. It changes nothing and asks
-// nobody.
+// check rejects flags that are wrong on any machine. It changes nothing and sends
+// no request.
 func (f *proxyFlags) check(networks networkFlags) error {
 	if len(candidateModes(f.mode)) == 0 {
 		return usagef("--mode is %q; want %s", f.mode, modeNames())
@@ -168,7 +170,7 @@ func newProxy(g *global) *cobra.Command {
 	return cmd
 }
 
-// proxyComponent runs a proxy and closes its plane; the rules stay in the
+// proxyComponent runs a proxy and closes its dataplane; the rules stay in the
 // kernel.
 func proxyComponent(o proxy.Options) (component, *proxy.Proxy, error) {
 	p, err := proxy.New(o)
@@ -179,8 +181,8 @@ func proxyComponent(o proxy.Options) (component, *proxy.Proxy, error) {
 		name: "proxy",
 		run: func(ctx context.Context) error {
 			defer o.Dataplane.Close()
-			// What an earlier run left in another mode goes once this one has
-			// taken over, so that no connection meets neither.
+			// Rules of another mode stay until this one has written its own, so
+			// that no connection finds neither.
 			done := make(chan struct{})
 			watching, stop := context.WithCancel(ctx)
 			go func() {
@@ -189,7 +191,7 @@ func proxyComponent(o proxy.Options) (component, *proxy.Proxy, error) {
 					return
 				}
 				if err := cleanUpModes(watching, o.Mode); err != nil && watching.Err() == nil {
-					o.Log.Warn("what another mode left could not be removed", "err", err)
+					o.Log.Warn("cannot remove the rules of another mode", "err", err)
 				}
 				warnOfKubeProxy(watching, o.Log)
 			}()
@@ -202,16 +204,16 @@ func proxyComponent(o proxy.Options) (component, *proxy.Proxy, error) {
 	}, p, nil
 }
 
-// warnOfKubeProxy says if a kube-proxy's rules are on this node: they answer the
-// same packets, and the first to do so wins.
+// warnOfKubeProxy warns if a kube-proxy's rules are on this node: they translate
+// the same packets, and the first to do so wins.
 func warnOfKubeProxy(ctx context.Context, log *slog.Logger) {
 	left, err := kubeproxy.Find(ctx)
 	switch {
 	case ctx.Err() != nil:
 	case err != nil:
-		log.Debug("looking for rules of kube-proxy failed", "err", err)
+		log.Debug("cannot look for rules of kube-proxy", "err", err)
 	case len(left) > 0:
-		log.Warn("rules of kube-proxy are on this node and answer, too: stop it, then run 'fairlead cleanup --kube-proxy'", "left", left)
+		log.Warn("rules of kube-proxy are on this node, too: stop it, then run 'fairlead cleanup --kube-proxy'", "rules", left)
 	}
 }
 

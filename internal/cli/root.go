@@ -35,7 +35,7 @@ func usagef(format string, args ...any) error {
 	return usageError{fmt.Errorf(format, args...)}
 }
 
-// streams is where a command reads and writes, so that tests can look.
+// streams is where a command reads and writes, so that tests can capture it.
 type streams struct {
 	in       io.Reader
 	out, err io.Writer
@@ -47,8 +47,8 @@ type global struct {
 	logLevel, logFormat string
 }
 
-// quiet makes warnings the least that is logged, for a command that shows its
-// own progress, unless the user has chosen a level.
+// quiet sets the level warn, for a command that prints its own progress, unless
+// the user has chosen a level.
 func (g *global) quiet(cmd *cobra.Command) {
 	if !cmd.Flags().Changed("log-level") {
 		g.logLevel = "warn"
@@ -124,7 +124,7 @@ the place of one component.`,
 	return root
 }
 
-// noArgs refuses positional arguments, naming the first one.
+// noArgs rejects positional arguments, naming the first one.
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -156,8 +156,8 @@ func (g *global) logger() (*slog.Logger, error) {
 	return log, nil
 }
 
-// libraryHandler keeps what the Kubernetes libraries log down to warnings,
-// unless debug is asked for: at info they tell of their inner workings.
+// libraryHandler drops what the Kubernetes libraries log below warning, unless the
+// level is debug: at info they log their internals.
 type libraryHandler struct {
 	slog.Handler
 	level slog.Level
@@ -186,8 +186,8 @@ func oneLine(err error) string {
 	return string(out)
 }
 
-// remedy says what to do about errors of the way to the server, whose own text
-// does not.
+// remedy returns what to do about an error of the connection to the server, whose
+// own text does not say so.
 func remedy(err error) string {
 	var request *url.Error
 	var invalid x509.CertificateInvalidError
@@ -198,7 +198,7 @@ func remedy(err error) string {
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
 		return "; compare the clocks of this machine and the server's"
 	case errors.As(err, &unknown):
-		return "; this is another server than the one the credentials are of: take those in its data directory"
+		return "; the credentials are for another server: use those in its data directory"
 	}
 	return ""
 }

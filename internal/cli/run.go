@@ -65,7 +65,8 @@ name, and the Pods are deleted when this command is interrupted.`,
 	flags.StringVarP(&r.labels, "labels", "l", "", "labels of the Pods, KEY=VALUE[,KEY=VALUE]; Services select by them")
 	flags.StringArrayVarP(&r.ports, "port", "p", nil, "a port the command listens on, [NAME=]PORT[/tcp|udp|sctp]; may be repeated")
 	flags.StringArrayVarP(&r.podFlags.env, "env", "e", nil, "a variable NAME=VALUE for the command; may be repeated")
-	flags.StringVar(&r.podFlags.ready, "ready", "", "when a Pod is ready: http://:PORT/PATH, tcp://:PORT or exec:COMMAND (default: when it runs)")
+	flags.StringVar(&r.podFlags.ready, "ready", "",
+		"when a Pod is ready: http://:PORT/PATH, tcp://:PORT or exec:COMMAND (default: when it runs)")
 	flags.StringVar(&r.podFlags.name, "name", "", "what the Pods' names begin with (default: the label app, else the command)")
 	flags.StringVar(&r.workDir, "workdir", workingDir(), "directory the command starts in")
 	flags.StringVar(&r.node, "node", "", "node to run on (default: the scheduler chooses)")

@@ -27,14 +27,19 @@ func (f *serverFlags) add(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringVar(&f.DataDir, "data-dir", defaultDataDir(), "directory of all that the server keeps: certificates, kubeconfig, etcd")
 	flags.Uint16Var(&f.SecurePort, "secure-port", apiserver.DefaultPort, "port of the API")
-	flags.StringVar(&f.advertise, "advertise-address", "", "address of this server in the Service default/kubernetes (default: the first bind address that is not loopback; none if all are)")
+	flags.StringVar(&f.advertise, "advertise-address", "",
+		"address of this server in the Service default/kubernetes (default: the first bind address that is not loopback; none if all are)")
 	f.addNetworks(cmd, "range of ClusterIPs, or one of each family; the first is preferred",
 		"range of the Pods' addresses, or one of each family; each node gets a /24 or a /64 of it")
 	flags.Var(&f.nodePorts, "service-node-port-range", "range of node ports")
-	flags.BoolVar(&f.StrictLoadBalancers, "strict-load-balancers", false, "refuse new load balancers whose ports have several protocols, or SCTP without a loadBalancerClass")
-	flags.DurationVar(&f.ServiceWriteTimeout, "service-write-timeout", apiserver.DefaultServiceWriteTimeout, "longest that a write of a Service may take; addresses and node ports claimed for one and not used are freed after three times as long")
-	flags.DurationVar(&f.RepairPeriod, "allocation-repair-period", apiserver.DefaultRepairPeriod, "time between two comparisons of what Services use with what is claimed")
-	flags.IntVar(&f.MaxRequests, "max-requests-inflight", apiserver.DefaultMaxRequests, "requests answered at a time, to which come those of --max-mutating-requests-inflight; the sum is shared out by priority and fairness")
+	flags.BoolVar(&f.StrictLoadBalancers, "strict-load-balancers", false,
+		"reject new load balancers whose ports have several protocols, or SCTP without a loadBalancerClass")
+	flags.DurationVar(&f.ServiceWriteTimeout, "service-write-timeout", apiserver.DefaultServiceWriteTimeout,
+		"longest that a write of a Service may take; addresses and node ports claimed for one and not used are freed after three times as long")
+	flags.DurationVar(&f.RepairPeriod, "allocation-repair-period", apiserver.DefaultRepairPeriod,
+		"time between two comparisons of what Services use with what is claimed")
+	flags.IntVar(&f.MaxRequests, "max-requests-inflight", apiserver.DefaultMaxRequests,
+		"requests answered at a time, to which come those of --max-mutating-requests-inflight; the sum is shared out by priority and fairness")
 	flags.IntVar(&f.MaxMutatingRequests, "max-mutating-requests-inflight", apiserver.DefaultMaxMutatingRequests, "see --max-requests-inflight")
 	addAuthFlags(cmd, &f.Auth)
 	flags.StringSliceVar(&f.Etcd.Servers, "etcd-servers", nil, "client URLs of an etcd cluster to use in place of the embedded one")
@@ -57,7 +62,8 @@ func (f *serverFlags) complete() error {
 	}
 	for _, pods := range f.podCIDRs {
 		if i := slices.IndexFunc(f.serviceCIDRs, pods.Overlaps); i >= 0 {
-			return usagef("--cluster-cidr %s and --service-cluster-ip-range %s overlap: a Service's address must not be a Pod's", pods, f.serviceCIDRs[i])
+			return usagef("--cluster-cidr %s and --service-cluster-ip-range %s overlap: a Service's address must not be a Pod's", pods,
+				f.serviceCIDRs[i])
 		}
 	}
 	return nil
@@ -112,7 +118,7 @@ func (g *global) serve(ctx context.Context, f *serverFlags, names []string) erro
 	return runAll(ctx, log, func() { g.serverSummary(server, f.binds) }, parts...)
 }
 
-// serverSummary says where everything is, and what to type next.
+// serverSummary prints where everything is, and the commands to type next.
 func (g *global) serverSummary(s *apiserver.Server, binds []netip.Addr) {
 	fmt.Fprintf(g.out, `API server   %s
 kubeconfig   %s

@@ -39,8 +39,8 @@ type nodeReport struct {
 	Addresses []string `json:"addresses"`
 	PodCIDRs  []string `json:"podCIDRs"`
 	Pods      int      `json:"pods"`
-	// Programmed is what the node's proxy says of itself, nil when it cannot be
-	// asked.
+	// Programmed is the status of the node's proxy, nil when its agent does not
+	// answer.
 	Programmed *proxy.Status `json:"programmed"`
 }
 
@@ -176,14 +176,14 @@ func serviceReports(services []corev1.Service, all []discoveryv1.EndpointSlice) 
 	return out
 }
 
-// askWithin bounds the question to one node, and askAtOnce how many are asked
-// at a time.
+// askTimeout bounds the request to one node, and askAtOnce how many there are at
+// a time.
 const (
-	askWithin = 3 * time.Second
-	askAtOnce = 16
+	askTimeout = 3 * time.Second
+	askAtOnce  = 16
 )
 
-// ask fills in what each node says of itself.
+// ask gets the status of each node.
 func (r *report) ask(ctx context.Context, client kubernetes.Interface) {
 	problems := make([]string, len(r.Nodes))
 	var group errgroup.Group
@@ -194,7 +194,7 @@ func (r *report) ask(ctx context.Context, client kubernetes.Interface) {
 			continue
 		}
 		group.Go(func() error {
-			ctx, cancel := context.WithTimeout(ctx, askWithin)
+			ctx, cancel := context.WithTimeout(ctx, askTimeout)
 			defer cancel()
 			text, err := client.CoreV1().RESTClient().Get().Resource("nodes").Name(n.Name).SubResource("proxy").Suffix("status").DoRaw(ctx)
 			var s proxy.Status
@@ -237,7 +237,8 @@ func (r *report) judge(services []corev1.Service) {
 	}
 	for i, s := range r.Services {
 		if len(services[i].Spec.Selector) > 0 && s.Ready == 0 && s.Type != string(corev1.ServiceTypeExternalName) {
-			r.Problems = append(r.Problems, fmt.Sprintf("service %s/%s has no ready endpoint: connections are refused (selector %s, %d endpoints not ready)",
+			r.Problems = append(r.Problems, fmt.Sprintf(
+				"service %s/%s has no ready endpoint: connections are refused (selector %s, %d endpoints not ready)",
 				s.Namespace, s.Name, metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: services[i].Spec.Selector}), s.Total))
 		}
 	}

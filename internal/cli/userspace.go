@@ -20,13 +20,15 @@ type userspaceFlags struct {
 
 func (f *userspaceFlags) add(flags *pflag.FlagSet) {
 	flags.Var(&f.ports, "proxy-port-range", "mode userspace: range of the ports it listens on (default: the kernel chooses)")
-	flags.DurationVar(&f.connect, "userspace-connect-timeout", relay.DefaultConnectTimeout, "mode userspace: how long an endpoint may take to accept a connection before another one is tried")
+	flags.DurationVar(&f.connect, "userspace-connect-timeout", relay.DefaultConnectTimeout,
+		"mode userspace: how long an endpoint may take to accept a connection before another one is tried")
 	flags.DurationVar(&f.udpTimeout, "udp-timeout", relay.DefaultUDPTimeout, "mode userspace: how long a silent UDP client keeps its endpoint")
-	flags.DurationVar(&f.drain, "userspace-drain-timeout", userspace.DefaultDrain, "mode userspace: how long open connections may go on when the proxy ends")
+	flags.DurationVar(&f.drain, "userspace-drain-timeout", userspace.DefaultDrain,
+		"mode userspace: how long open connections may go on when the proxy ends")
 }
 
-// maxDrain bounds --userspace-drain-timeout: whoever stops the proxy waits for
-// that.
+// maxDrain bounds --userspace-drain-timeout: an orderly stop of the proxy waits
+// for it.
 const maxDrain = 15 * time.Second
 
 // check rejects flags that are wrong on any machine.
