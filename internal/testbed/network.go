@@ -2,12 +2,14 @@ package testbed
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"os/exec"
 	"sync"
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -217,3 +219,30 @@ func (h *Host) Command(ctx context.Context, name string, args ...string) *exec.C
 // Sysctl sets a kernel parameter on the host, named with slashes:
 // "net/ipv4/ip_forward".
 func (h *Host) Sysctl(key, value string) { h.ns.sysctl(h.net.t, key, value) }
+
+// Tracks returns an error unless the host's connection tracking table has an entry
+// of what was sent to an address.
+func (h *Host) Tracks(p svc.Protocol, to netip.AddrPort) error {
+	family := netlink.InetFamily(unix.AF_INET)
+	if to.Addr().Is6() {
+		family = unix.AF_INET6
+	}
+	flows, err := h.ns.link.ConntrackTableList(netlink.ConntrackTable, family)
+	if err != nil {
+		return err
+	}
+	for _, f := range flows {
+		dst, _ := netip.AddrFromSlice(f.Forward.DstIP)
+		if svc.Protocol(f.Forward.Protocol) == p && netip.AddrPortFrom(dst.Unmap(), f.Forward.DstPort) == to {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s tracks %d connections, none of them by %s to %s", h.name, len(flows), p, to)
+}
+
+// ForgetConnections empties the host's connection tracking table.
+func (h *Host) ForgetConnections() {
+	t := h.net.t
+	t.Helper()
+	must(t, h.ns.link.ConntrackTableFlush(netlink.ConntrackTable), "%s: flush the connection tracking table", h.name)
+}

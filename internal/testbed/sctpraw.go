@@ -123,7 +123,7 @@ func (h *Host) askRawSCTP(ctx context.Context, to netip.AddrPort) (Answer, error
 	defer func() { _ = c.Close() }()
 	deadline, ok := ctx.Deadline()
 	if !ok {
-		deadline = time.Now().Add(5 * time.Second)
+		deadline = time.Now().Add(answerTime)
 	}
 	if err := c.SetDeadline(deadline); err != nil {
 		return Answer{}, err

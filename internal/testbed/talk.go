@@ -18,7 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// Answer is what a server made by Serve says: who it is, and from which
+// Answer is the answer of a server made by Serve: who it is, and from which
 // address it sees the client come.
 type Answer struct {
 	Name   string
@@ -142,7 +142,7 @@ func serveUDP(cleanup func(func()), c *net.UDPConn, name string) {
 	})
 }
 
-// wantDestination makes the kernel tell of each datagram which address it was
+// wantDestination makes the kernel add to each datagram the address that it was
 // sent to; a host has several.
 func wantDestination(c *net.UDPConn) error {
 	raw, err := c.SyscallConn()
@@ -182,7 +182,11 @@ func unmapped(a net.Addr) netip.AddrPort {
 	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
 }
 
-// Dial opens a connection from the host. Deadlines are ctx's, 5 s without one.
+// answerTime is how long an answer may take where a test gives no deadline.
+const answerTime = 30 * time.Second
+
+// Dial opens a connection from the host. Its deadline is ctx's, or in 30 s
+// without one.
 func (h *Host) Dial(ctx context.Context, p svc.Protocol, to netip.AddrPort) (net.Conn, error) {
 	return h.DialFrom(ctx, p, netip.AddrPort{}, to)
 }
@@ -201,7 +205,7 @@ func (h *Host) DialFrom(ctx context.Context, p svc.Protocol, from, to netip.Addr
 	}
 	deadline, ok := ctx.Deadline()
 	if !ok {
-		deadline = time.Now().Add(5 * time.Second)
+		deadline = time.Now().Add(answerTime)
 	}
 	d.Deadline = deadline
 	var c net.Conn
@@ -222,7 +226,7 @@ func (h *Host) DialFrom(ctx context.Context, p svc.Protocol, from, to netip.Addr
 }
 
 // Ask opens one connection to a server made by Serve and returns its answer.
-// It waits until ctx's deadline, 5 s without one.
+// It waits until ctx's deadline, 30 s without one.
 func (h *Host) Ask(ctx context.Context, p svc.Protocol, to netip.AddrPort) (Answer, error) {
 	return h.AskFrom(ctx, p, netip.AddrPort{}, to)
 }
@@ -255,7 +259,7 @@ func AskOn(c net.Conn) (Answer, error) {
 	return parseAnswer(line)
 }
 
-// ownRefusal says that err is what a write gets if this host's own rules
+// ownRefusal reports whether err is what a write gets if this host's own rules
 // refuse its packet. The refusal itself comes with the next read.
 func ownRefusal(err error) bool { return errors.Is(err, syscall.EPERM) }
 
@@ -268,11 +272,11 @@ func parseAnswer(line string) (Answer, error) {
 	return Answer{Name: name, Client: at}, nil
 }
 
-// Refused says that err is the answer of a host or a firewall that rejects,
+// Refused reports whether err is the answer of a host or a firewall that rejects,
 // rather than of silence.
 func Refused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 
-// Silent says that err is the lack of any answer.
+// Silent reports whether err is the lack of any answer.
 func Silent(err error) bool {
 	var ne net.Error
 	return errors.Is(err, context.DeadlineExceeded) || (errors.As(err, &ne) && ne.Timeout())

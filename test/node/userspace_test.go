@@ -27,7 +27,8 @@ import (
 // describe of its Events, its metrics, its end and its restart, and of the rights
 // that it needs.
 func TestUserspaceMode(t *testing.T) {
-	c := newCluster(t, "--mode", "userspace", "--userspace-drain-timeout", "15s")
+	c := newCluster(t, "--mode", "userspace", "--userspace-drain-timeout", "15s",
+		"--userspace-connect-timeout", "30s")
 	at := c.backends()
 	c.sctpIsRefused()
 	c.metricsCount(at)

@@ -12,9 +12,9 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// loss is what was counted of one destination. What is dropped may be sent
-// again, so dropped says only that there was something.
-type loss struct {
+// count is what was counted of one destination. Dropped packets may be sent
+// again, so dropped tells only whether there was one.
+type count struct {
 	refused uint64
 	dropped bool
 }
@@ -41,10 +41,10 @@ func Counts(t *testing.T, create Factory, opts ...Option) {
 		at := func(services []Service) *table.Table { return e.Table(f, svc.TCP, &Row{Services: services}) }
 		tab := at(services)
 		e.Apply(t, tab, nil)
-		want := map[svc.Frontend]loss{}
+		want := map[svc.Frontend]count{}
 		expect := func(refused, dropped int) func(string, svc.Protocol, netip.AddrPort) {
 			return func(from string, p svc.Protocol, to netip.AddrPort) {
-				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				ctx, cancel := context.WithTimeout(t.Context(), answerTime)
 				if dropped > 0 {
 					cancel()
 					ctx, cancel = context.WithTimeout(t.Context(), silence)
@@ -57,7 +57,7 @@ func Counts(t *testing.T, create Factory, opts ...Option) {
 				if refused+dropped > 0 {
 					key := svc.Frontend{Protocol: p, Addr: to}
 					n := want[key]
-					want[key] = loss{n.refused + uint64(refused), n.dropped || dropped > 0}
+					want[key] = count{n.refused + uint64(refused), n.dropped || dropped > 0}
 				}
 			}
 		}
@@ -96,16 +96,16 @@ func Counts(t *testing.T, create Factory, opts ...Option) {
 }
 
 // counted compares what the data plane has counted of a family with what is to be.
-func (e *Env) counted(t *testing.T, when string, f svc.Family, want map[svc.Frontend]loss) {
+func (e *Env) counted(t *testing.T, when string, f svc.Family, want map[svc.Frontend]count) {
 	t.Helper()
 	counts, err := e.Dataplane.(dataplane.Counter).Drops(t.Context())
 	if err != nil {
 		t.Fatalf("%s: %v", when, err)
 	}
-	got := map[svc.Frontend]loss{}
+	got := map[svc.Frontend]count{}
 	for _, c := range counts {
 		if svc.FamilyOf(c.To.Addr()) == f {
-			got[svc.Frontend{Protocol: c.Protocol, Addr: c.To}] = loss{c.Rejected, c.Dropped > 0}
+			got[svc.Frontend{Protocol: c.Protocol, Addr: c.To}] = count{c.Rejected, c.Dropped > 0}
 		}
 	}
 	for key, n := range want {
@@ -115,7 +115,7 @@ func (e *Env) counted(t *testing.T, when string, f svc.Family, want map[svc.Fron
 			got[key] = n
 		}
 	}
-	text := func(m map[svc.Frontend]loss) []string {
+	text := func(m map[svc.Frontend]count) []string {
 		var out []string
 		for k, n := range m {
 			out = append(out, fmt.Sprintf("%s: %d refused, dropped %t", k, n.refused, n.dropped))

@@ -137,7 +137,7 @@ func NewEnv(t testing.TB, create Factory) *Env {
 	e.Node.Do(func() { e.Dataplane = create(t, e.Node) })
 	t.Cleanup(func() {
 		if err := e.Dataplane.Close(); err != nil {
-			t.Errorf("close the plane: %v", err)
+			t.Errorf("close the data plane: %v", err)
 		}
 	})
 	return e
@@ -161,7 +161,7 @@ func (e *Env) Host(name string) *testbed.Host {
 // Apply gives the data plane a table.
 func (e *Env) Apply(t testing.TB, tab *table.Table, changed []table.Key) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testbed.Patience)
 	defer cancel()
 	var err error
 	e.Node.Do(func() { err = e.Dataplane.Apply(ctx, tab, changed) })
@@ -315,16 +315,14 @@ func (e *Env) endpoints(f svc.Family, names string) []table.Endpoint {
 // does not hear the answer to another.
 func (e *Env) Forget(t testing.TB) {
 	t.Helper()
-	if out, err := e.Node.Command(t.Context(), "conntrack", "-F").CombinedOutput(); err != nil {
-		t.Fatalf("conntrack -F: %v\n%s", err, out)
-	}
+	e.Node.ForgetConnections()
 }
 
 const (
-	// silence is how long a question waits before it is said to be dropped.
+	// silence is how long a question waits before it counts as dropped.
 	silence = 250 * time.Millisecond
-	// patience is how long an answer may take.
-	patience = 5 * time.Second
+	// answerTime is how long an answer may take.
+	answerTime = 30 * time.Second
 )
 
 // Check asks a row's question and compares the answer.
@@ -346,7 +344,7 @@ func (e *Env) Check(t testing.TB, f svc.Family, p svc.Protocol, r *Row) {
 	switch {
 	case r.Want.Refused:
 		start := time.Now()
-		got, err := ask(patience)
+		got, err := ask(answerTime)
 		if !testbed.Refused(err) {
 			t.Errorf("%s to %s: %+v, %v, want refused", r.From, to, got, err)
 		}
@@ -360,7 +358,7 @@ func (e *Env) Check(t testing.TB, f svc.Family, p svc.Protocol, r *Row) {
 		}
 		return
 	}
-	e.reaches(t, f, r, to, func() (testbed.Answer, error) { return ask(patience) })
+	e.reaches(t, f, r, to, func() (testbed.Answer, error) { return ask(answerTime) })
 }
 
 func (e *Env) reaches(t testing.TB, f svc.Family, r *Row, to netip.AddrPort, ask func() (testbed.Answer, error)) {

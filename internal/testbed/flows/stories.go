@@ -78,9 +78,10 @@ func affinityOutlasts(t *testing.T, e *Env) {
 		for _, from := range []string{"c", "node"} {
 			first := e.must(t, from, svc.TCP, vipAddr(f))
 			others := slices.DeleteFunc([]string{"a", "b", "d"}, func(n string) bool { return n == first })
-			// Whatever goes and comes, in whatever order, it is none of the
-			// client's business.
-			for i, to := range []string{first, first + " e", first + " e other", others[0] + " " + first, others[1] + " " + first + " e node", "a b d"} {
+			// Whatever else goes and comes, in whatever order, the client stays.
+			for i, to := range []string{
+				first, first + " e", first + " e other", others[0] + " " + first, others[1] + " " + first + " e node", "a b d",
+			} {
 				changed := key
 				if i%2 == 1 {
 					changed = nil
@@ -227,7 +228,7 @@ func openConnection(t *testing.T, e *Env) {
 
 func echo(c net.Conn, word string) error {
 	word = "still there? " + word
-	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(answerTime)); err != nil {
 		return err
 	}
 	if _, err := c.Write([]byte(word)); err != nil {
@@ -266,14 +267,15 @@ func udpLeaves(t *testing.T, e *Env) {
 		if e.options.relayed {
 			tracked = 0
 		}
-		e.forgetFlows(t, tracked, conntrack.Flow{Protocol: svc.UDP, OrigDst: vipAddr(f), ReplySrc: netip.AddrPortFrom(e.Host("a").Addr(f), endpointPort)})
+		gone := netip.AddrPortFrom(e.Host("a").Addr(f), endpointPort)
+		e.forgetFlows(t, tracked, conntrack.Flow{Protocol: svc.UDP, OrigDst: vipAddr(f), ReplySrc: gone})
 		if got, err := testbed.AskOn(c); err != nil || got.Name != "b" {
 			t.Errorf("asked b from the same socket: %+v, %v", got, err)
 		}
 		e.Apply(t, e.web(f, svc.UDP, 0, ""), key)
 		e.forgetFlows(t, 1, conntrack.Flow{Protocol: svc.UDP, OrigDst: vipAddr(f)})
 		if got, err := testbed.AskOn(c); !testbed.Refused(err) {
-			t.Errorf("asked nobody from the same socket: %+v, %v, want refused", got, err)
+			t.Errorf("asked no endpoint from the same socket: %+v, %v, want refused", got, err)
 		}
 		e.Apply(t, e.web(f, svc.UDP, 0, "d"), key)
 		if got, err := testbed.AskOn(c); err != nil || got.Name != "d" {
@@ -291,7 +293,10 @@ func udpFinds(t *testing.T, e *Env) {
 			t.Fatal(err)
 		}
 		defer func() { _ = c.Close() }()
-		_, _ = c.Write([]byte("?")) // into the black hole
+		if _, err := c.Write([]byte("?")); err != nil { // into the black hole
+			t.Fatal(err)
+		}
+		testbed.Until(t, "the datagram to be tracked", func() error { return e.Node.Tracks(svc.UDP, out) })
 		r := &Row{Services: []Service{{Name: "web", Fronts: []Front{{Kind: lbIP, To: "a", Masquerade: true}}}}}
 		e.Apply(t, e.Table(f, svc.UDP, r), nil)
 		e.forgetFlows(t, 1, conntrack.Flow{Protocol: svc.UDP, OrigDst: out, ReplySrc: out})
@@ -348,18 +353,18 @@ func (e *Env) underLoad(t testing.TB, limit, pause time.Duration, during func())
 	t.Helper()
 	ctx, stop := context.WithTimeout(t.Context(), limit)
 	defer stop()
-	var asked, lost atomic.Int64
+	var asked, failed atomic.Int64
 	var wg sync.WaitGroup
 	for _, from := range []string{"c", "node", "b"} {
 		wg.Go(func() {
 			for ctx.Err() == nil {
-				// Its own deadline: the end of the load must not look like a loss.
-				one, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+				// Its own deadline: the end of the load must not look like a failure.
+				one, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerTime)
 				_, err := e.Host(from).Ask(one, svc.TCP, vipAddr(svc.IPv4))
 				cancel()
 				asked.Add(1)
 				if err != nil {
-					if lost.Add(1) < 5 {
+					if failed.Add(1) < 5 {
 						t.Errorf("from %s: %v", from, err)
 					}
 				}
@@ -384,7 +389,7 @@ func (e *Env) underLoad(t testing.TB, limit, pause time.Duration, during func())
 	await(asked.Load() + 50)
 	stop()
 	wg.Wait()
-	t.Logf("%d connections, %d lost", asked.Load(), lost.Load())
+	t.Logf("%d connections, %d failed", asked.Load(), failed.Load())
 	if asked.Load() < 100 {
 		t.Errorf("only %d connections were made: this shows nothing", asked.Load())
 	}
