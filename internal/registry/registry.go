@@ -76,16 +76,16 @@ type Options struct {
 	ServiceCIDRs []netip.Prefix
 	// NodePorts is the range of node ports.
 	NodePorts svc.PortRange
-	// StrictLoadBalancers refuses new load balancers of several protocols or
+	// StrictLoadBalancers rejects new load balancers of several protocols or
 	// of SCTP, as Kubernetes did before 1.26.
 	StrictLoadBalancers bool
-	// Alone says that no other server writes to the store.
+	// Alone is set when no other server writes to the store.
 	Alone bool
 	// WriteTimeout and RepairPeriod are those of the storage of Services.
 	WriteTimeout, RepairPeriod time.Duration
 	// AgentCredentials is the client certificate shown to the nodes' agents.
 	AgentCredentials node.AgentCredentials
-	// Security says who may do what.
+	// Security decides who may do what.
 	Security Security
 	// Log receives what the storages do on their own.
 	Log *slog.Logger

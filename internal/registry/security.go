@@ -15,12 +15,12 @@ import (
 	"github.com/fairlead/fairlead/internal/registry/serviceaccount"
 )
 
-// Security is who the storages ask who may do what.
+// Security decides for the storages who may do what.
 type Security struct {
 	// Authorizer decides requests, Rules are the roles it decides by.
 	Authorizer authorizer.Authorizer
 	Rules      *rbac.Resolver
-	// Reviews answers who may do what, and who somebody is.
+	// Reviews answers who may do what, and whose a token is.
 	Reviews review.Answers
 	// Tokens signs the tokens of ServiceAccounts, for MaxTokenLife at most if
 	// that is not zero.

@@ -44,7 +44,7 @@ type PortRange struct {
 // Size is the number of ports in the range.
 func (r PortRange) Size() int { return int(r.Last) - int(r.First) + 1 }
 
-// Contains says whether p lies in the range.
+// Contains reports whether p lies in the range.
 func (r PortRange) Contains(p uint16) bool { return r.First <= p && p <= r.Last }
 
 // String returns "first-last".

@@ -1,6 +1,6 @@
 package svc
 
-// TrafficPolicy says which endpoints a frontend may use.
+// TrafficPolicy is which endpoints a frontend may use.
 type TrafficPolicy uint8
 
 // Cluster: every endpoint. Local: only endpoints of the node the packet is on

@@ -29,8 +29,8 @@ import (
 	"github.com/fairlead/fairlead/internal/registry/store"
 )
 
-// NewStorage returns the storages by resource path. a says who may approve
-// requests for a signer, and who may sign them.
+// NewStorage returns the storages by resource path. a decides who may
+// approve requests for a signer, and who may sign them.
 func NewStorage(opts generic.RESTOptionsGetter, a authorizer.UnconditionalAuthorizer) (map[string]rest.Storage, error) {
 	base := strategy{store.ClusterScoped()}
 	r, err := store.New(store.Kind{
@@ -84,7 +84,7 @@ func cells(c *certificatesv1.CertificateSigningRequest) []any {
 	return []any{store.Age(c.CreationTimestamp), store.OrNone(c.Spec.SignerName), c.Spec.Username, store.OrNone(wanted), state}
 }
 
-// Has says whether c has a condition of type t.
+// Has reports whether c has a condition of type t.
 func Has(c *certificatesv1.CertificateSigningRequest, t certificatesv1.RequestConditionType) bool {
 	return slices.ContainsFunc(c.Status.Conditions, func(k certificatesv1.CertificateSigningRequestCondition) bool {
 		return k.Type == t && k.Status != corev1.ConditionFalse
@@ -106,7 +106,7 @@ func Parse(c *certificatesv1.CertificateSigningRequest) (*x509.CertificateReques
 
 type strategy struct{ store.Base }
 
-// PrepareForCreate writes down who asks; nobody creates an approved request.
+// PrepareForCreate records who asks; a request is never created approved.
 func (strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 	c := obj.(*certificatesv1.CertificateSigningRequest)
 	c.Status = certificatesv1.CertificateSigningRequestStatus{}

@@ -35,8 +35,7 @@ func usages() []certificatesv1.KeyUsage {
 	}
 }
 
-// anyName: what a request is called is nobody's concern, as long as it can
-// stand in a URL.
+// anyName accepts every name that can stand in a URL.
 func anyName(string, bool) []string { return nil }
 
 func (strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {

@@ -3,7 +3,6 @@ package configmap
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 
@@ -11,7 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/runtime"
-	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/registry/rest"
@@ -53,40 +51,22 @@ func (strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList 
 func (strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
 	cm, before := obj.(*corev1.ConfigMap), old.(*corev1.ConfigMap)
 	errs := store.ValidateMetaUpdate(&cm.ObjectMeta, &before.ObjectMeta)
-	if before.Immutable != nil && *before.Immutable {
-		if cm.Immutable == nil || !*cm.Immutable {
-			errs = append(errs, field.Forbidden(field.NewPath("immutable"), "field is immutable when `immutable` is set"))
-		}
-		if !equality.Semantic.DeepEqual(cm.Data, before.Data) {
-			errs = append(errs, field.Forbidden(field.NewPath("data"), "field is immutable when `immutable` is set"))
-		}
-		if !equality.Semantic.DeepEqual(cm.BinaryData, before.BinaryData) {
-			errs = append(errs, field.Forbidden(field.NewPath("binaryData"), "field is immutable when `immutable` is set"))
-		}
-	}
+	errs = append(errs, store.ValidateImmutable(cm.Immutable, before.Immutable,
+		store.DataField{Name: "data", Changed: !equality.Semantic.DeepEqual(cm.Data, before.Data)},
+		store.DataField{Name: "binaryData", Changed: !equality.Semantic.DeepEqual(cm.BinaryData, before.BinaryData)})...)
 	return append(errs, validate(cm)...)
 }
 
 func validate(cm *corev1.ConfigMap) field.ErrorList {
 	errs := store.ValidateMeta(&cm.ObjectMeta, true, validation.NameIsDNSSubdomain)
-	size := 0
+	data, binary := field.NewPath("data"), field.NewPath("binaryData")
+	bad, size := store.ValidateDataKeys(cm.Data, data)
+	badBinary, binarySize := store.ValidateDataKeys(cm.BinaryData, binary)
+	errs = append(append(errs, bad...), badBinary...)
 	for _, k := range slices.Sorted(maps.Keys(cm.Data)) {
-		for _, msg := range utilvalidation.IsConfigMapKey(k) {
-			errs = append(errs, field.Invalid(field.NewPath("data").Key(k), k, msg))
-		}
 		if _, both := cm.BinaryData[k]; both {
-			errs = append(errs, field.Invalid(field.NewPath("data").Key(k), k, "duplicate of key present in binaryData"))
+			errs = append(errs, field.Invalid(data.Key(k), k, "duplicate of key present in binaryData"))
 		}
-		size += len(cm.Data[k])
 	}
-	for _, k := range slices.Sorted(maps.Keys(cm.BinaryData)) {
-		for _, msg := range utilvalidation.IsConfigMapKey(k) {
-			errs = append(errs, field.Invalid(field.NewPath("binaryData").Key(k), k, msg))
-		}
-		size += len(cm.BinaryData[k])
-	}
-	if size > maxSize {
-		errs = append(errs, field.TooLong(field.NewPath(""), fmt.Sprintf("%d bytes", size), maxSize))
-	}
-	return errs
+	return append(errs, store.ValidateDataSize(size+binarySize, maxSize, field.NewPath(""))...)
 }

@@ -96,10 +96,10 @@ func validateEndpoints(e, old *corev1.Endpoints) field.ErrorList {
 func validateAddress(a *corev1.EndpointAddress, at *field.Path) field.ErrorList {
 	errs := validation.IsValidIPForLegacyField(at.Child("ip"), a.IP, true, nil)
 	if a.Hostname != "" {
-		errs = append(errs, invalids(at.Child("hostname"), a.Hostname, validation.IsDNS1123Label(a.Hostname))...)
+		errs = append(errs, store.Invalids(at.Child("hostname"), a.Hostname, validation.IsDNS1123Label(a.Hostname))...)
 	}
 	if a.NodeName != nil {
-		errs = append(errs, invalids(at.Child("nodeName"), *a.NodeName, apivalidation.NameIsDNSSubdomain(*a.NodeName, false))...)
+		errs = append(errs, store.Invalids(at.Child("nodeName"), *a.NodeName, apivalidation.NameIsDNSSubdomain(*a.NodeName, false))...)
 	}
 	return append(errs, service.ValidateEndpointIP(a.IP, at.Child("ip"))...) // behaviour 24
 }
@@ -108,14 +108,14 @@ func validatePort(p *corev1.EndpointPort, nameRequired bool, at *field.Path) fie
 	var errs field.ErrorList
 	switch {
 	case p.Name != "":
-		errs = append(errs, invalids(at.Child("name"), p.Name, validation.IsDNS1123Label(p.Name))...)
+		errs = append(errs, store.Invalids(at.Child("name"), p.Name, validation.IsDNS1123Label(p.Name))...)
 	case nameRequired:
 		errs = append(errs, field.Required(at.Child("name"), ""))
 	}
-	errs = append(errs, invalids(at.Child("port"), p.Port, validation.IsValidPortNum(int(p.Port)))...)
+	errs = append(errs, store.Invalids(at.Child("port"), p.Port, validation.IsValidPortNum(int(p.Port)))...)
 	errs = append(errs, validateProtocol(p.Protocol, at.Child("protocol"))...)
 	if p.AppProtocol != nil {
-		errs = append(errs, invalids(at.Child("appProtocol"), *p.AppProtocol, validation.IsQualifiedName(*p.AppProtocol))...)
+		errs = append(errs, store.Invalids(at.Child("appProtocol"), *p.AppProtocol, validation.IsQualifiedName(*p.AppProtocol))...)
 	}
 	return errs
 }
@@ -128,15 +128,6 @@ func validateProtocol(p corev1.Protocol, at *field.Path) field.ErrorList {
 		return nil
 	}
 	return field.ErrorList{field.NotSupported(at, p, []corev1.Protocol{corev1.ProtocolSCTP, corev1.ProtocolTCP, corev1.ProtocolUDP})}
-}
-
-// invalids makes one error of each message.
-func invalids(at *field.Path, value any, messages []string) field.ErrorList {
-	var errs field.ErrorList
-	for _, m := range messages {
-		errs = append(errs, field.Invalid(at, value, m))
-	}
-	return errs
 }
 
 // endpointsText is what kubectl get shows: the first three ready addresses with

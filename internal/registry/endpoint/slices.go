@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	netutils "k8s.io/utils/net"
 
+	"github.com/fairlead/fairlead/internal/epslice"
 	"github.com/fairlead/fairlead/internal/registry/service"
 	"github.com/fairlead/fairlead/internal/registry/store"
 )
@@ -98,11 +99,11 @@ func (sliceStrategy) WarningsOnUpdate(_ context.Context, obj, _ runtime.Object) 
 	return addressWarnings(obj.(*discoveryv1.EndpointSlice))
 }
 
-// addressWarnings tells of addresses in an unusual spelling. The controllers
+// addressWarnings warns of addresses in an unusual spelling. The controllers
 // never write such, and their slices are large, so those are not looked at.
 func addressWarnings(s *discoveryv1.EndpointSlice) []string {
 	switch s.Labels[discoveryv1.LabelManagedBy] {
-	case "endpointslice-controller.k8s.io", "endpointslicemirroring-controller.k8s.io":
+	case epslice.ManagedBySelector, epslice.ManagedByMirroring:
 		return nil
 	}
 	var out []string
@@ -150,7 +151,7 @@ func validateSliceEndpoints(s *discoveryv1.EndpointSlice, path *field.Path) fiel
 			errs = append(errs, validateSliceAddress(s.AddressType, a, addresses, j)...)
 		}
 		if ep.NodeName != nil {
-			errs = append(errs, invalids(at.Child("nodeName"), *ep.NodeName, apivalidation.NameIsDNSSubdomain(*ep.NodeName, false))...)
+			errs = append(errs, store.Invalids(at.Child("nodeName"), *ep.NodeName, apivalidation.NameIsDNSSubdomain(*ep.NodeName, false))...)
 		}
 		topology := at.Child("deprecatedTopology")
 		if n := len(ep.DeprecatedTopology); n > maxTopologyLabels {
@@ -158,7 +159,7 @@ func validateSliceEndpoints(s *discoveryv1.EndpointSlice, path *field.Path) fiel
 		}
 		errs = append(errs, metav1validation.ValidateLabels(ep.DeprecatedTopology, topology)...)
 		if ep.Hostname != nil {
-			errs = append(errs, invalids(at.Child("hostname"), *ep.Hostname, validation.IsDNS1123Label(*ep.Hostname))...)
+			errs = append(errs, store.Invalids(at.Child("hostname"), *ep.Hostname, validation.IsDNS1123Label(*ep.Hostname))...)
 		}
 		if ep.Hints != nil {
 			errs = append(errs, validateHints(ep.Hints, at.Child("hints"))...)
@@ -174,7 +175,7 @@ func validateSliceAddress(t discoveryv1.AddressType, a string, at *field.Path, i
 	case discoveryv1.AddressTypeFQDN:
 		return validation.IsFullyQualifiedDomainName(at.Index(i), a)
 	default:
-		return nil // the type is refused already
+		return nil // the type is rejected already
 	}
 	var errs field.ErrorList
 	if t == discoveryv1.AddressTypeIPv6 { // one spelling of an address from the first version on
@@ -204,7 +205,7 @@ func validateSlicePorts(ports []discoveryv1.EndpointPort, path *field.Path) fiel
 			name = *p.Name
 		}
 		if name != "" {
-			errs = append(errs, invalids(at.Child("name"), name, validation.IsDNS1123Label(name))...)
+			errs = append(errs, store.Invalids(at.Child("name"), name, validation.IsDNS1123Label(name))...)
 		}
 		if names[name] {
 			errs = append(errs, field.Duplicate(at.Child("name"), name))
@@ -216,7 +217,7 @@ func validateSlicePorts(ports []discoveryv1.EndpointPort, path *field.Path) fiel
 		}
 		errs = append(errs, validateProtocol(proto, at.Child("protocol"))...)
 		if p.AppProtocol != nil {
-			errs = append(errs, invalids(at.Child("appProtocol"), *p.AppProtocol, validation.IsQualifiedName(*p.AppProtocol))...)
+			errs = append(errs, store.Invalids(at.Child("appProtocol"), *p.AppProtocol, validation.IsQualifiedName(*p.AppProtocol))...)
 		}
 	}
 	return errs
@@ -237,7 +238,7 @@ func validateHints(h *discoveryv1.EndpointHints, path *field.Path) field.ErrorLi
 				errs = append(errs, field.Duplicate(name, n))
 			}
 			seen[n] = true
-			errs = append(errs, invalids(name, n, valid(n))...)
+			errs = append(errs, store.Invalids(name, n, valid(n))...)
 		}
 	}
 	var zones, nodes []string

@@ -44,9 +44,7 @@ func validate(e *corev1.Event, eventsGroup bool) field.ErrorList {
 		}
 		errs = append(errs, validateRecorder(e, eventsGroup)...)
 	}
-	for _, msg := range utilvalidation.IsDNS1123Subdomain(e.Namespace) {
-		errs = append(errs, field.Invalid(field.NewPath("namespace"), e.Namespace, msg))
-	}
+	errs = append(errs, store.Invalids(field.NewPath("namespace"), e.Namespace, utilvalidation.IsDNS1123Subdomain(e.Namespace))...)
 	return errs
 }
 
@@ -64,9 +62,7 @@ func validateRecorder(e *corev1.Event, eventsGroup bool) (errs field.ErrorList) 
 	if e.ReportingController == "" {
 		errs = append(errs, field.Required(controller, ""))
 	}
-	for _, msg := range utilvalidation.IsQualifiedName(e.ReportingController) {
-		errs = append(errs, field.Invalid(controller, e.ReportingController, msg))
-	}
+	errs = append(errs, store.Invalids(controller, e.ReportingController, utilvalidation.IsQualifiedName(e.ReportingController))...)
 	for _, f := range []struct {
 		name, value string
 		required    bool

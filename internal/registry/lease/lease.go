@@ -96,7 +96,8 @@ func validateSpec(s *coordinationv1.LeaseSpec, path *field.Path) (errs field.Err
 	return errs
 }
 
-// validateStrategy: one that Kubernetes knows, or one of somebody's domain.
+// validateStrategy accepts the strategy that Kubernetes knows, and any in the
+// domain of its implementation.
 func validateStrategy(s coordinationv1.CoordinatedLeaseStrategy, path *field.Path) (errs field.ErrorList) {
 	if !strings.Contains(string(s), "/") {
 		if s != coordinationv1.OldestEmulationVersion {
@@ -104,8 +105,6 @@ func validateStrategy(s coordinationv1.CoordinatedLeaseStrategy, path *field.Pat
 		}
 		return errs
 	}
-	for _, msg := range utilvalidation.IsQualifiedName(string(s)) {
-		errs = append(errs, field.Invalid(path, s, msg))
-	}
+	errs = append(errs, store.Invalids(path, s, utilvalidation.IsQualifiedName(string(s)))...)
 	return errs
 }

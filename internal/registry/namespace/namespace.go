@@ -113,9 +113,7 @@ func validateFinalizers(ns *corev1.Namespace) (errs field.ErrorList) {
 	path := field.NewPath("spec", "finalizers")
 	for i, f := range ns.Spec.Finalizers {
 		at := path.Index(i)
-		for _, msg := range utilvalidation.IsQualifiedName(string(f)) {
-			errs = append(errs, field.Invalid(at, f, msg))
-		}
+		errs = append(errs, store.Invalids(at, f, utilvalidation.IsQualifiedName(string(f)))...)
 		if e := store.ValidateFinalizer(string(f), at); e != nil {
 			errs = append(errs, e)
 		}

@@ -151,7 +151,7 @@ func conflict(name string, err error) error {
 	return apierrors.NewConflict(corev1.Resource("namespaces"), name, err)
 }
 
-// goneAfterUpdate says whether an update took away the last thing that kept a
+// goneAfterUpdate reports whether an update took away the last thing that kept a
 // terminating namespace.
 func goneAfterUpdate(ctx context.Context, key string, obj, existing runtime.Object) bool {
 	ns := obj.(*corev1.Namespace)

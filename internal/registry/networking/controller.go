@@ -80,7 +80,7 @@ func (c *Controller) Run(ctx context.Context, apply func(map[netip.Prefix]bool))
 		if !made {
 			err := c.ensureDefault(ctx)
 			if made = err == nil; !made && ctx.Err() == nil {
-				c.log.Warn("default ServiceCIDR not made yet", "err", err)
+				c.log.Warn("cannot create the default ServiceCIDR; retrying", "after", makeRetry, "err", err)
 				remake = time.After(makeRetry)
 			}
 		}
@@ -88,7 +88,7 @@ func (c *Controller) Run(ctx context.Context, apply func(map[netip.Prefix]bool))
 		apply(ranges(cidrs))
 		for _, s := range cidrs {
 			if err := c.sync(ctx, s, cidrs); err != nil && ctx.Err() == nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
-				c.log.Warn("ServiceCIDR not brought up to date", "name", s.Name, "err", err)
+				c.log.Warn("cannot update a ServiceCIDR; retrying", "after", recheck, "servicecidr", s.Name, "err", err)
 			}
 		}
 		select {
@@ -187,7 +187,7 @@ func (c *Controller) ensureDefault(ctx context.Context) error {
 	if have := obj.(*networkingv1.ServiceCIDR).Spec.CIDRs; !slices.Equal(have, want.Spec.CIDRs) {
 		c.log.Warn("the ServiceCIDR \"kubernetes\" is not the range of --service-cluster-ip-range; the object counts. "+
 			"Create another ServiceCIDR to add a range",
-			"object", have, "flag", want.Spec.CIDRs)
+			"cidrs", have, "flag", want.Spec.CIDRs)
 	}
 	return nil
 }
@@ -220,7 +220,7 @@ func (c *Controller) sync(ctx context.Context, s *networkingv1.ServiceCIDR, all 
 	return c.setFinalizer(ctx, s, false)
 }
 
-// used says whether a Service has an address that lies in s and in no other
+// used reports whether a Service has an address that lies in s and in no other
 // ServiceCIDR that stays.
 func (c *Controller) used(ctx context.Context, s *networkingv1.ServiceCIDR, all []*networkingv1.ServiceCIDR) (bool, error) {
 	managed := labels.SelectorFromSet(labels.Set{networkingv1.LabelManagedBy: ManagedBy})

@@ -16,14 +16,6 @@ import (
 // maxController is the longest name of a controller, in bytes.
 const maxController = 250
 
-// invalids makes one error of each message.
-func invalids(at *field.Path, value any, messages []string) (errs field.ErrorList) {
-	for _, m := range messages {
-		errs = append(errs, field.Invalid(at, value, m))
-	}
-	return errs
-}
-
 func validateIngress(i *networkingv1.Ingress) field.ErrorList {
 	errs := store.ValidateMeta(&i.ObjectMeta, true, apivalidation.NameIsDNSSubdomain)
 	errs = append(errs, validateIngressSpec(&i.Spec, nil, field.NewPath("spec"))...)
@@ -54,7 +46,7 @@ func validateIngressSpec(s, old *networkingv1.IngressSpec, at *field.Path) (errs
 	}
 	errs = append(errs, validateTLS(s.TLS, old != nil && hasBadSecret(old.TLS), at.Child("tls"))...)
 	if c := s.IngressClassName; c != nil {
-		errs = append(errs, invalids(at.Child("ingressClassName"), *c, apivalidation.NameIsDNSSubdomain(*c, false))...)
+		errs = append(errs, store.Invalids(at.Child("ingressClassName"), *c, apivalidation.NameIsDNSSubdomain(*c, false))...)
 	}
 	return errs
 }
@@ -86,10 +78,10 @@ func hasBadSecret(tls []networkingv1.IngressTLS) bool {
 func validateTLS(tls []networkingv1.IngressTLS, anySecret bool, at *field.Path) (errs field.ErrorList) {
 	for i, t := range tls {
 		for j, host := range t.Hosts {
-			errs = append(errs, invalids(at.Index(i).Child("hosts").Index(j), host, hostMessages(host))...)
+			errs = append(errs, store.Invalids(at.Index(i).Child("hosts").Index(j), host, hostMessages(host))...)
 		}
 		if !anySecret {
-			errs = append(errs, invalids(at.Index(i).Child("secretName"), t.SecretName, secretMessages(t.SecretName))...)
+			errs = append(errs, store.Invalids(at.Index(i).Child("secretName"), t.SecretName, secretMessages(t.SecretName))...)
 		}
 	}
 	return errs
@@ -100,7 +92,7 @@ func validateRule(r *networkingv1.IngressRule, at *field.Path) (errs field.Error
 		if netutils.ParseIPSloppy(r.Host) != nil {
 			errs = append(errs, field.Invalid(at.Child("host"), r.Host, "must be a DNS name, not an IP address"))
 		}
-		errs = append(errs, invalids(at.Child("host"), r.Host, hostMessages(r.Host))...)
+		errs = append(errs, store.Invalids(at.Child("host"), r.Host, hostMessages(r.Host))...)
 	}
 	if r.HTTP == nil {
 		return errs
@@ -160,16 +152,16 @@ func validateBackend(b *networkingv1.IngressBackend, at *field.Path) (errs field
 	if s.Name == "" {
 		errs = append(errs, field.Required(name, ""))
 	} else {
-		errs = append(errs, invalids(name, s.Name, apivalidation.NameIsDNSLabel(s.Name, false))...)
+		errs = append(errs, store.Invalids(name, s.Name, apivalidation.NameIsDNSLabel(s.Name, false))...)
 	}
 	port := at.Child("service", "port")
 	switch {
 	case s.Port.Name != "" && s.Port.Number != 0:
 		errs = append(errs, field.Invalid(at, "", "cannot set both port name & port number"))
 	case s.Port.Name != "":
-		errs = append(errs, invalids(port.Child("name"), s.Port.Name, validation.IsValidPortName(s.Port.Name))...)
+		errs = append(errs, store.Invalids(port.Child("name"), s.Port.Name, validation.IsValidPortName(s.Port.Name))...)
 	case s.Port.Number != 0:
-		errs = append(errs, invalids(port.Child("number"), s.Port.Number, validation.IsValidPortNum(int(s.Port.Number)))...)
+		errs = append(errs, store.Invalids(port.Child("number"), s.Port.Number, validation.IsValidPortNum(int(s.Port.Number)))...)
 	default:
 		errs = append(errs, field.Required(at, "port name or number is required"))
 	}
@@ -179,13 +171,13 @@ func validateBackend(b *networkingv1.IngressBackend, at *field.Path) (errs field
 // validateReference checks what names an object of another kind.
 func validateReference(group *string, kind, name string, at *field.Path) (errs field.ErrorList) {
 	if group != nil {
-		errs = append(errs, invalids(at.Child("apiGroup"), *group, validation.IsDNS1123Subdomain(*group))...)
+		errs = append(errs, store.Invalids(at.Child("apiGroup"), *group, validation.IsDNS1123Subdomain(*group))...)
 	}
 	for _, f := range []struct{ name, value string }{{"kind", kind}, {"name", name}} {
 		if f.value == "" {
 			errs = append(errs, field.Required(at.Child(f.name), ""))
 		} else {
-			errs = append(errs, invalids(at.Child(f.name), f.value, content.IsPathSegmentName(f.value))...)
+			errs = append(errs, store.Invalids(at.Child(f.name), f.value, content.IsPathSegmentName(f.value))...)
 		}
 	}
 	return errs
@@ -208,7 +200,7 @@ func validateIngressStatus(i, old *networkingv1.Ingress) field.ErrorList {
 			continue
 		}
 		host := path.Index(n).Child("hostname")
-		errs = append(errs, invalids(host, ing.Hostname, validation.IsDNS1123Subdomain(ing.Hostname))...)
+		errs = append(errs, store.Invalids(host, ing.Hostname, validation.IsDNS1123Subdomain(ing.Hostname))...)
 		if netutils.ParseIPSloppy(ing.Hostname) != nil {
 			errs = append(errs, field.Invalid(host, ing.Hostname, "must be a DNS name, not an IP address"))
 		}
@@ -243,7 +235,7 @@ func validateScope(p *networkingv1.IngressClassParametersReference, at *field.Pa
 		if p.Namespace == nil {
 			return field.ErrorList{field.Required(ns, "`parameters.scope` is set to 'Namespace'")}
 		}
-		return invalids(ns, *p.Namespace, apivalidation.ValidateNamespaceName(*p.Namespace, false))
+		return store.Invalids(ns, *p.Namespace, apivalidation.ValidateNamespaceName(*p.Namespace, false))
 	case networkingv1.IngressClassParametersReferenceScopeCluster:
 		if p.Namespace != nil {
 			return field.ErrorList{field.Forbidden(ns, "`parameters.scope` is set to 'Cluster'")}

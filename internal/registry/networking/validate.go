@@ -27,9 +27,7 @@ func validateIPAddress(a *networkingv1.IPAddress) field.ErrorList {
 		return append(errs, field.Required(at, ""))
 	}
 	invalid := func(name, value string, messages []string) {
-		for _, m := range messages {
-			errs = append(errs, field.Invalid(at.Child(name), value, m))
-		}
+		errs = append(errs, store.Invalids(at.Child(name), value, messages)...)
 	}
 	if ref.Group != "" { // the core group is the empty name
 		invalid("group", ref.Group, validation.IsDNS1123Subdomain(ref.Group))

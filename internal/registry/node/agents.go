@@ -53,7 +53,7 @@ type Agents struct {
 }
 
 // maxTransports bounds the idle transports kept; one is small, and a node has
-// a new hash only after its agent was set up anew.
+// a new hash only after its agent was set up again.
 const maxTransports = 1000
 
 func newAgents(nodes getter, creds AgentCredentials) *Agents {
@@ -66,8 +66,8 @@ type Agent struct {
 	Transport *http.Transport
 }
 
-// Find returns how to reach the agent of the named node. The error is a status
-// that says what is missing.
+// Find returns how to reach the agent of the named node. The error is an API
+// status that names what is missing.
 func (a *Agents) Find(ctx context.Context, node string) (*Agent, error) {
 	obj, err := a.nodes.Get(ctx, node, &metav1.GetOptions{})
 	if err != nil {
@@ -153,7 +153,7 @@ func (a *Agents) tlsConfig(hash string) *tls.Config {
 			got := sha256.Sum256(raw[0])
 			want, err := hex.DecodeString(hash)
 			if err != nil || !bytes.Equal(got[:], want) {
-				return fmt.Errorf("the agent's certificate has hash %x, its Node says %s", got, hash)
+				return fmt.Errorf("the agent's certificate has hash %x, the annotation of its Node is %s", got, hash)
 			}
 			return nil
 		},

@@ -241,18 +241,16 @@ func validateTaints(taints []corev1.Taint, path *field.Path) (errs field.ErrorLi
 	for i, t := range taints {
 		p := path.Index(i)
 		errs = append(errs, unversioned.ValidateLabelName(t.Key, p.Child("key"))...)
-		for _, msg := range utilvalidation.IsValidLabelValue(t.Value) {
-			errs = append(errs, field.Invalid(p.Child("value"), t.Value, msg))
-		}
+		errs = append(errs, store.Invalids(p.Child("value"), t.Value, utilvalidation.IsValidLabelValue(t.Value))...)
 		if t.Effect == "" {
 			errs = append(errs, field.Required(p.Child("effect"), ""))
 		} else if !slices.Contains(effects, t.Effect) {
 			errs = append(errs, field.NotSupported(p.Child("effect"), t.Effect, effects))
 		}
 		if k := (key{t.Key, t.Effect}); seen[k] {
-			twice := field.Duplicate(p, t)
-			twice.Detail = "taints must be unique by key and effect pair"
-			errs = append(errs, twice)
+			dup := field.Duplicate(p, t)
+			dup.Detail = "taints must be unique by key and effect pair"
+			errs = append(errs, dup)
 		} else {
 			seen[k] = true
 		}

@@ -17,6 +17,8 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	storageerr "k8s.io/apiserver/pkg/storage/errors"
 	"k8s.io/apiserver/pkg/util/dryrun"
+
+	"github.com/fairlead/fairlead/internal/registry/store"
 )
 
 // bindingREST gives a Pod its node, once.
@@ -62,9 +64,7 @@ func validateBinding(b *corev1.Binding) (errs field.ErrorList) {
 	if b.Target.Name == "" {
 		errs = append(errs, field.Required(target.Child("name"), ""))
 	} else {
-		for _, msg := range validation.NameIsDNSSubdomain(b.Target.Name, false) {
-			errs = append(errs, field.Invalid(target.Child("name"), b.Target.Name, msg))
-		}
+		errs = append(errs, store.Invalids(target.Child("name"), b.Target.Name, validation.NameIsDNSSubdomain(b.Target.Name, false))...)
 	}
 	return errs
 }

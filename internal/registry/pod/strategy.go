@@ -37,7 +37,7 @@ func (strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList 
 	return validate(obj.(*corev1.Pod))
 }
 
-// ValidateUpdate refuses changes of the spec but for the few that Kubernetes
+// ValidateUpdate rejects changes of the spec but for the few that Kubernetes
 // allows: images, deadlines, additional tolerations.
 func (strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
 	p, before := obj.(*corev1.Pod), old.(*corev1.Pod)
@@ -98,7 +98,7 @@ func validateTolerationChange(now, was []corev1.Toleration, path *field.Path) (e
 	return nil
 }
 
-// CheckGracefulDelete says how long the processes have to end: the wish of the
+// CheckGracefulDelete sets how long the processes have to end: the wish of the
 // deletion or of the Pod, and no time at all where nothing runs.
 func (strategy) CheckGracefulDelete(_ context.Context, obj runtime.Object, options *metav1.DeleteOptions) bool {
 	if options == nil {

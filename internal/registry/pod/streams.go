@@ -97,10 +97,10 @@ func (*logREST) New() runtime.Object { return &corev1.Pod{} }
 
 func (*logREST) Destroy() {}
 
-// ProducesMIMETypes says that logs are text.
+// ProducesMIMETypes returns the type of logs.
 func (*logREST) ProducesMIMETypes(string) []string { return []string{"text/plain"} }
 
-// ProducesObject says what the text looks like in OpenAPI: a string.
+// ProducesObject returns what the text looks like in OpenAPI: a string.
 func (*logREST) ProducesObject(string) any { return "" }
 
 // NewGetOptions returns the options of a log.

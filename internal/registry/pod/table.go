@@ -32,7 +32,7 @@ func table() rest.TableConvertor {
 	}), completed)
 }
 
-// completed says that the Pod has come to its end.
+// completed returns the row condition of a Pod that has ended.
 func completed(p *corev1.Pod) []metav1.TableRowCondition {
 	c := metav1.TableRowCondition{Type: metav1.RowCompleted, Status: metav1.ConditionTrue, Reason: string(p.Status.Phase)}
 	switch p.Status.Phase {

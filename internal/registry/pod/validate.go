@@ -35,27 +35,27 @@ func validateSpec(s *corev1.PodSpec, path *field.Path) field.ErrorList {
 	}
 	errs = append(errs, unversioned.ValidateLabels(s.NodeSelector, path.Child("nodeSelector"))...)
 	if s.NodeName != "" {
-		errs = append(errs, messages(path.Child("nodeName"), s.NodeName, validation.NameIsDNSSubdomain(s.NodeName, false))...)
+		errs = append(errs, store.Invalids(path.Child("nodeName"), s.NodeName, validation.NameIsDNSSubdomain(s.NodeName, false))...)
 	}
 	if s.ServiceAccountName != "" {
-		errs = append(errs, messages(path.Child("serviceAccountName"), s.ServiceAccountName,
+		errs = append(errs, store.Invalids(path.Child("serviceAccountName"), s.ServiceAccountName,
 			validation.ValidateServiceAccountName(s.ServiceAccountName, false))...)
 	}
 	if s.Hostname != "" {
-		errs = append(errs, messages(path.Child("hostname"), s.Hostname, utilvalidation.IsDNS1123Label(s.Hostname))...)
+		errs = append(errs, store.Invalids(path.Child("hostname"), s.Hostname, utilvalidation.IsDNS1123Label(s.Hostname))...)
 	}
 	if s.Subdomain != "" {
-		errs = append(errs, messages(path.Child("subdomain"), s.Subdomain, utilvalidation.IsDNS1123Label(s.Subdomain))...)
+		errs = append(errs, store.Invalids(path.Child("subdomain"), s.Subdomain, utilvalidation.IsDNS1123Label(s.Subdomain))...)
 	}
 	for i, a := range s.HostAliases {
 		p := path.Child("hostAliases").Index(i)
 		errs = append(errs, validateIP(p.Child("ip"), a.IP)...)
 		for j, h := range a.Hostnames {
-			errs = append(errs, messages(p.Child("hostnames").Index(j), h, utilvalidation.IsDNS1123Subdomain(h))...)
+			errs = append(errs, store.Invalids(p.Child("hostnames").Index(j), h, utilvalidation.IsDNS1123Subdomain(h))...)
 		}
 	}
 	for i, g := range s.ReadinessGates {
-		errs = append(errs, messages(path.Child("readinessGates").Index(i).Child("conditionType"), string(g.ConditionType),
+		errs = append(errs, store.Invalids(path.Child("readinessGates").Index(i).Child("conditionType"), string(g.ConditionType),
 			utilvalidation.IsQualifiedName(string(g.ConditionType)))...)
 	}
 	return append(errs, validateTolerations(s.Tolerations, path.Child("tolerations"))...)
@@ -87,7 +87,7 @@ func validateDNS(s *corev1.PodSpec, path *field.Path) field.ErrorList {
 	}
 	for i, d := range c.Searches {
 		if d != "." {
-			errs = append(errs, messages(dns.Child("searches").Index(i), d,
+			errs = append(errs, store.Invalids(dns.Child("searches").Index(i), d,
 				utilvalidation.IsDNS1123SubdomainWithUnderscore(strings.TrimSuffix(d, ".")))...)
 		}
 	}
@@ -139,7 +139,7 @@ func validateContainer(c *corev1.Container, names containerNames, volumes map[st
 	case names[c.Name]:
 		errs = append(errs, field.Duplicate(path.Child("name"), c.Name))
 	default:
-		errs = append(errs, messages(path.Child("name"), c.Name, utilvalidation.IsDNS1123Label(c.Name))...)
+		errs = append(errs, store.Invalids(path.Child("name"), c.Name, utilvalidation.IsDNS1123Label(c.Name))...)
 	}
 	names[c.Name] = true
 	if c.Image == "" {
@@ -184,7 +184,7 @@ func validatePorts(ports []corev1.ContainerPort, path *field.Path) (errs field.E
 		p := path.Index(i)
 		if c.Name != "" {
 			if msgs := utilvalidation.IsValidPortName(c.Name); len(msgs) > 0 {
-				errs = append(errs, messages(p.Child("name"), c.Name, msgs)...)
+				errs = append(errs, store.Invalids(p.Child("name"), c.Name, msgs)...)
 			} else if names[c.Name] {
 				errs = append(errs, field.Duplicate(p.Child("name"), c.Name))
 			}
@@ -193,10 +193,10 @@ func validatePorts(ports []corev1.ContainerPort, path *field.Path) (errs field.E
 		if c.ContainerPort == 0 {
 			errs = append(errs, field.Required(p.Child("containerPort"), ""))
 		} else {
-			errs = append(errs, messages(p.Child("containerPort"), c.ContainerPort, utilvalidation.IsValidPortNum(int(c.ContainerPort)))...)
+			errs = append(errs, store.Invalids(p.Child("containerPort"), c.ContainerPort, utilvalidation.IsValidPortNum(int(c.ContainerPort)))...)
 		}
 		if c.HostPort != 0 {
-			errs = append(errs, messages(p.Child("hostPort"), c.HostPort, utilvalidation.IsValidPortNum(int(c.HostPort)))...)
+			errs = append(errs, store.Invalids(p.Child("hostPort"), c.HostPort, utilvalidation.IsValidPortNum(int(c.HostPort)))...)
 		}
 		if c.HostIP != "" {
 			errs = append(errs, validateIP(p.Child("hostIP"), c.HostIP)...)
@@ -206,7 +206,7 @@ func validatePorts(ports []corev1.ContainerPort, path *field.Path) (errs field.E
 	return errs
 }
 
-// validateHostPorts refuses two containers on one port of the host, and for a
+// validateHostPorts rejects two containers on one port of the host, and for a
 // pod in the host's network a host port that is not the container's.
 func validateHostPorts(c *corev1.Container, hostNetwork bool, seen map[string]bool, path *field.Path) (errs field.ErrorList) {
 	for i, port := range c.Ports {
@@ -232,7 +232,7 @@ func validateEnv(c *corev1.Container, path *field.Path) (errs field.ErrorList) {
 		if e.Name == "" {
 			errs = append(errs, field.Required(p.Child("name"), ""))
 		} else {
-			errs = append(errs, messages(p.Child("name"), e.Name, utilvalidation.IsRelaxedEnvVarName(e.Name))...)
+			errs = append(errs, store.Invalids(p.Child("name"), e.Name, utilvalidation.IsRelaxedEnvVarName(e.Name))...)
 		}
 		if e.ValueFrom == nil {
 			continue
@@ -291,7 +291,7 @@ func validateKeyRef(_, key string, path *field.Path) field.ErrorList {
 	if key == "" {
 		return field.ErrorList{field.Required(path.Child("key"), "")}
 	}
-	return messages(path.Child("key"), key, utilvalidation.IsConfigMapKey(key))
+	return store.Invalids(path.Child("key"), key, utilvalidation.IsConfigMapKey(key))
 }
 
 func validateResources(r *corev1.ResourceRequirements, path *field.Path) (errs field.ErrorList) {
@@ -322,7 +322,7 @@ func validateTolerations(list []corev1.Toleration, path *field.Path) (errs field
 		}
 		switch t.Operator {
 		case corev1.TolerationOpEqual, "":
-			errs = append(errs, messages(p.Child("operator"), t.Value, utilvalidation.IsValidLabelValue(t.Value))...)
+			errs = append(errs, store.Invalids(p.Child("operator"), t.Value, utilvalidation.IsValidLabelValue(t.Value))...)
 		case corev1.TolerationOpExists:
 			if t.Value != "" {
 				errs = append(errs, field.Invalid(p.Child("operator"), t.Value, "value must be empty when `operator` is 'Exists'"))
@@ -370,14 +370,6 @@ func oneOf[T ~string](path *field.Path, v T, allowed ...T) field.ErrorList {
 		return field.ErrorList{field.Required(path, "")}
 	}
 	return field.ErrorList{field.NotSupported(path, v, allowed)}
-}
-
-// messages makes one error of each message about value.
-func messages(path *field.Path, value any, msgs []string) (errs field.ErrorList) {
-	for _, m := range msgs {
-		errs = append(errs, field.Invalid(path, value, m))
-	}
-	return errs
 }
 
 func count(set ...bool) (n int) {

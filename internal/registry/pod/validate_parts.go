@@ -9,9 +9,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/fairlead/fairlead/internal/registry/store"
 )
 
-// validateProbe checks p; once says that a single success must be enough, as
+// validateProbe checks p; once is set where a single success must be enough, as
 // for liveness and startup.
 func validateProbe(p *corev1.Probe, once bool, at *field.Path) (errs field.ErrorList) {
 	if p == nil {
@@ -22,7 +24,7 @@ func validateProbe(p *corev1.Probe, once bool, at *field.Path) (errs field.Error
 		{"httpGet", p.HTTPGet != nil, func(at *field.Path) field.ErrorList { return validateHTTP(p.HTTPGet, at) }},
 		{"tcpSocket", p.TCPSocket != nil, func(at *field.Path) field.ErrorList { return validatePort(p.TCPSocket.Port, at.Child("port")) }},
 		{"grpc", p.GRPC != nil, func(at *field.Path) field.ErrorList {
-			return messages(at.Child("port"), p.GRPC.Port, utilvalidation.IsValidPortNum(int(p.GRPC.Port)))
+			return store.Invalids(at.Child("port"), p.GRPC.Port, utilvalidation.IsValidPortNum(int(p.GRPC.Port)))
 		}},
 	})...)
 	for _, n := range []struct {
@@ -94,7 +96,7 @@ func validateHTTP(h *corev1.HTTPGetAction, at *field.Path) (errs field.ErrorList
 	errs = append(errs, validatePort(h.Port, at.Child("port"))...)
 	errs = append(errs, oneOf(at.Child("scheme"), h.Scheme, corev1.URISchemeHTTP, corev1.URISchemeHTTPS)...)
 	for _, header := range h.HTTPHeaders {
-		errs = append(errs, messages(at.Child("httpHeaders"), header.Name, utilvalidation.IsHTTPHeaderName(header.Name))...)
+		errs = append(errs, store.Invalids(at.Child("httpHeaders"), header.Name, utilvalidation.IsHTTPHeaderName(header.Name))...)
 	}
 	return errs
 }
@@ -102,9 +104,9 @@ func validateHTTP(h *corev1.HTTPGetAction, at *field.Path) (errs field.ErrorList
 // validatePort checks the number, or the name, of a container's port.
 func validatePort(p intstr.IntOrString, at *field.Path) field.ErrorList {
 	if p.Type == intstr.Int {
-		return messages(at, p.IntValue(), utilvalidation.IsValidPortNum(p.IntValue()))
+		return store.Invalids(at, p.IntValue(), utilvalidation.IsValidPortNum(p.IntValue()))
 	}
-	return messages(at, p.StrVal, utilvalidation.IsValidPortName(p.StrVal))
+	return store.Invalids(at, p.StrVal, utilvalidation.IsValidPortName(p.StrVal))
 }
 
 // validateVolumes returns the names of the volumes with what is wrong in them.
@@ -120,7 +122,7 @@ func validateVolumes(volumes []corev1.Volume, at *field.Path) (map[string]bool, 
 		case names[v.Name]:
 			errs = append(errs, field.Duplicate(p.Child("name"), v.Name))
 		default:
-			errs = append(errs, messages(p.Child("name"), v.Name, utilvalidation.IsDNS1123Label(v.Name))...)
+			errs = append(errs, store.Invalids(p.Child("name"), v.Name, utilvalidation.IsDNS1123Label(v.Name))...)
 		}
 		names[v.Name] = true
 		if h := v.HostPath; h != nil {

@@ -19,10 +19,10 @@ func (strategy) WarningsOnCreate(_ context.Context, obj runtime.Object) (out []s
 			"a DNS label is recommended: %v", msgs))
 	}
 	spec := field.NewPath("spec")
-	out = append(out, twice(len(p.Spec.HostAliases), spec.Child("hostAliases"), "ip",
+	out = append(out, duplicates(len(p.Spec.HostAliases), spec.Child("hostAliases"), "ip",
 		func(i int) string { return p.Spec.HostAliases[i].IP })...)
 	secrets := spec.Child("imagePullSecrets")
-	out = append(out, twice(len(p.Spec.ImagePullSecrets), secrets, "name", func(i int) string { return p.Spec.ImagePullSecrets[i].Name })...)
+	out = append(out, duplicates(len(p.Spec.ImagePullSecrets), secrets, "name", func(i int) string { return p.Spec.ImagePullSecrets[i].Name })...)
 	for i, s := range p.Spec.ImagePullSecrets {
 		if s.Name == "" {
 			out = append(out, fmt.Sprintf("%s: invalid empty name %q", secrets.Index(i).Child("name"), s.Name))
@@ -50,8 +50,8 @@ func containers(s *corev1.PodSpec, spec *field.Path) (out []placed) {
 	return out
 }
 
-// twice warns of every one of n values that an earlier one equals.
-func twice(n int, path *field.Path, what string, value func(int) string) (out []string) {
+// duplicates warns of every one of n values that an earlier one equals.
+func duplicates(n int, path *field.Path, what string, value func(int) string) (out []string) {
 	seen := map[string]bool{}
 	for i := range n {
 		if v := value(i); seen[v] {
@@ -110,7 +110,7 @@ func portWarnings(list []placed) (out []string) {
 	return append(out, named...)
 }
 
-// clash says how two ports of one number and protocol are in each other's way.
+// clash names how two ports of one number and protocol are in each other's way.
 func clash(a, b corev1.ContainerPort) string {
 	switch {
 	case a.HostIP == b.HostIP && a.HostPort == b.HostPort:

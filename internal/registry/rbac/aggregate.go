@@ -75,7 +75,7 @@ func (a *Aggregator) Run(ctx context.Context) {
 				return
 			}
 			if err := a.sync(ctx, name); err != nil && ctx.Err() == nil {
-				a.log.Debug("will gather the rules of a ClusterRole again", "name", name, "err", err)
+				a.log.Debug("cannot aggregate a ClusterRole; retrying", "clusterrole", name, "err", err)
 				queue.AddRateLimited(name)
 			} else {
 				queue.Forget(name)

@@ -1,9 +1,9 @@
 // Package rbac stores the roles and bindings of rbac.authorization.k8s.io and
 // answers by them who may do what.
 //
-// Storage keeps the objects, with the rule that nobody gives away more than he
+// Storage keeps the objects, with the rule that a user grants no more than he
 // has (escalate.go). Resolver reads them from informers, found by subject, so
-// that a decision costs by the bindings of its user (resolve.go). Defaults and
-// Reconcile bring the roles that are always there (defaults.go, reconcile.go),
+// that a decision costs by the bindings of its user (resolve.go). Reconcile
+// brings the roles that are always there (reconcile.go),
 // and Aggregator keeps the ClusterRoles that are made of others (aggregate.go).
 package rbac

@@ -22,7 +22,7 @@ import (
 	"github.com/fairlead/fairlead/internal/registry/store"
 )
 
-// check refuses a write that would give away more than its user has. old is
+// check rejects a write that would grant more than its user has. old is
 // nil for a new object.
 type check func(ctx context.Context, u user.Info, obj, old runtime.Object) error
 
@@ -64,8 +64,8 @@ func (g *guarded) Update(ctx context.Context, name string, info rest.UpdatedObje
 	return g.REST.Update(ctx, name, info, create, update, force, o)
 }
 
-// unchecked returns the user of a request and whether he may give away
-// anything. A request without a user may give away nothing.
+// unchecked returns the user of a request and whether he may grant anything. A
+// request without a user may grant nothing.
 func unchecked(ctx context.Context) (user.Info, bool) {
 	u, ok := request.UserFrom(ctx)
 	if !ok {
@@ -74,7 +74,7 @@ func unchecked(ctx context.Context) (user.Info, bool) {
 	return u, slices.Contains(u.GetGroups(), user.SystemPrivilegedGroup)
 }
 
-// onlyOwnership says that an update changes no more than who owns the object
+// onlyOwnership reports whether an update changes no more than who owns the object
 // and what holds it: a garbage collector may do that to every role.
 func onlyOwnership(obj, old runtime.Object) bool {
 	if old == nil {
@@ -168,7 +168,7 @@ func (a Authority) may(ctx context.Context, u user.Info, verb, resource, namespa
 	return err == nil && d == authorizer.DecisionAllow
 }
 
-// covers says which of rules u does not have in namespace.
+// covers returns an error that names the rules that u does not have in namespace.
 func (a Authority) covers(u user.Info, namespace string, rules []rbacv1.PolicyRule) error {
 	own, err := a.Rules.policyOf(u, namespace)
 	ok, missing := validation.Covers(own, rules)

@@ -24,7 +24,7 @@ type Policy struct {
 }
 
 // Reconcile makes what p names and adds to what is there the rules and
-// subjects that it lacks. What somebody added stays, and what carries the
+// subjects that it lacks. What others added stays, and what carries the
 // annotation rbac.authorization.kubernetes.io/autoupdate=false is left alone.
 func Reconcile(ctx context.Context, client kubernetes.Interface, p Policy) error {
 	api := client.RbacV1()

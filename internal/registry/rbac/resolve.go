@@ -58,7 +58,7 @@ func NewResolver(f informers.SharedInformerFactory) (*Resolver, error) {
 	}, nil
 }
 
-// HasSynced says whether all that was stored at the start is known.
+// HasSynced reports whether all that was stored at the start is known.
 func (r *Resolver) HasSynced() bool {
 	for _, s := range r.synced {
 		if !s() {
@@ -68,7 +68,7 @@ func (r *Resolver) HasSynced() bool {
 	return true
 }
 
-// Knows says whether the Resolver has seen all that p names: decisions follow
+// Knows reports whether the Resolver has seen all that p names: decisions follow
 // them from then on.
 func (r *Resolver) Knows(p Policy) bool {
 	if !r.HasSynced() {
@@ -133,7 +133,7 @@ func groupKey(namespace, name string) string { return namespace + "\x00g" + name
 
 // visit calls f with every rule that u has in namespace ("": cluster-wide rules
 // alone) and the binding that gives it, until f returns false. A rule may come
-// more than once. The error tells of roles that are missing.
+// more than once. The error names the roles that are missing.
 func (r *Resolver) visit(u user.Info, namespace string, f func(b any, rule *rbacv1.PolicyRule) bool) error {
 	var errs []error
 	groups := u.GetGroups()
@@ -251,7 +251,7 @@ func (r *Resolver) policyOf(u user.Info, namespace string) ([]rbacv1.PolicyRule,
 	return out, err
 }
 
-// Allows says whether rule allows what a asks for.
+// Allows reports whether rule allows what a asks for.
 func Allows(a authorizer.Attributes, rule *rbacv1.PolicyRule) bool {
 	if !has(rule.Verbs, rbacv1.VerbAll, a.GetVerb()) {
 		return false
@@ -293,7 +293,7 @@ func allowsPath(urls []string, path string) bool {
 	return false
 }
 
-// has says whether list holds one of the values.
+// has reports whether list holds one of the values.
 func has(list []string, values ...string) bool {
 	for _, s := range list {
 		for _, v := range values {

@@ -14,7 +14,7 @@ import (
 	"github.com/fairlead/fairlead/internal/registry/store"
 )
 
-// Authority is who the storages ask whether a request gives away more than its
+// Authority decides for the storages whether a request grants more than its
 // user has.
 type Authority struct {
 	Authorizer authorizer.Authorizer

@@ -4,9 +4,6 @@ package secret
 import (
 	"context"
 	"encoding/json"
-	"fmt"
-	"maps"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -14,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
-	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/registry/rest"
@@ -90,29 +86,16 @@ func (strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field
 	s, before := obj.(*corev1.Secret), old.(*corev1.Secret)
 	errs := store.ValidateMetaUpdate(&s.ObjectMeta, &before.ObjectMeta)
 	errs = append(errs, validation.ValidateImmutableField(s.Type, before.Type, field.NewPath("type"))...)
-	if before.Immutable != nil && *before.Immutable {
-		if s.Immutable == nil || !*s.Immutable {
-			errs = append(errs, field.Forbidden(field.NewPath("immutable"), "field is immutable when `immutable` is set"))
-		}
-		if !equality.Semantic.DeepEqual(s.Data, before.Data) {
-			errs = append(errs, field.Forbidden(field.NewPath("data"), "field is immutable when `immutable` is set"))
-		}
-	}
+	errs = append(errs, store.ValidateImmutable(s.Immutable, before.Immutable,
+		store.DataField{Name: "data", Changed: !equality.Semantic.DeepEqual(s.Data, before.Data)})...)
 	return append(errs, validate(s)...)
 }
 
 func validate(s *corev1.Secret) field.ErrorList {
 	errs := store.ValidateMeta(&s.ObjectMeta, true, validation.NameIsDNSSubdomain)
-	data, size := field.NewPath("data"), 0
-	for _, k := range slices.Sorted(maps.Keys(s.Data)) {
-		for _, msg := range utilvalidation.IsConfigMapKey(k) {
-			errs = append(errs, field.Invalid(data.Key(k), k, msg))
-		}
-		size += len(s.Data[k])
-	}
-	if size > corev1.MaxSecretSize {
-		errs = append(errs, field.TooLong(data, fmt.Sprintf("%d bytes", size), corev1.MaxSecretSize))
-	}
+	data := field.NewPath("data")
+	bad, size := store.ValidateDataKeys(s.Data, data)
+	errs = append(append(errs, bad...), store.ValidateDataSize(size, corev1.MaxSecretSize, data)...)
 	return append(errs, validateType(s, data)...)
 }
 

@@ -43,7 +43,7 @@ func invalidService(svc *corev1.Service, errs field.ErrorList) error {
 	return apierrors.NewInvalid(serviceKind, svc.Name, errs)
 }
 
-// initFamilies settles ipFamilyPolicy and ipFamilies from what the writer set,
+// initFamilies sets ipFamilyPolicy and ipFamilies from what the writer set,
 // what was there before (old, nil on create) and what the cluster has. After it
 // ipFamilies has one entry for each cluster IP that the Service is to have.
 func (f families) initFamilies(svc, old *corev1.Service) error {
@@ -109,7 +109,7 @@ func unchangedPrefer(svc, old *corev1.Service) bool {
 }
 
 // reduceFamilies trims the second family when the policy asks for one stack and
-// the writer left the lists as they were, and refuses a shorter list without
+// the writer left the lists as they were, and rejects a shorter list without
 // that policy.
 func reduceFamilies(svc, old *corev1.Service) field.ErrorList {
 	if old == nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/fairlead/fairlead/internal/registry/service/allocator"
 )
 
-// externallyAccessible says whether traffic from outside may be addressed to
+// externallyAccessible reports whether traffic from outside may be addressed to
 // svc.
 func externallyAccessible(svc *corev1.Service) bool {
 	switch svc.Spec.Type {
@@ -124,7 +124,7 @@ func linkClusterIPs(cur, prev *corev1.Service) {
 
 // dropForType clears the fields that have no meaning for the type cur changes
 // to, where they are as they were: what the writer did not touch must not be
-// refused. A field that was changed too stays and is left to validation.
+// rejected. A field that was changed too stays and is left to validation.
 func dropForType(cur, prev *corev1.Service) {
 	if allocator.NeedsClusterIP(prev) && !allocator.NeedsClusterIP(cur) {
 		if sameClusterIPs(cur, prev) {

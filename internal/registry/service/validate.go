@@ -31,15 +31,6 @@ func notIn[T ~string](path *field.Path, v T, allowed ...T) field.ErrorList {
 	return field.ErrorList{field.NotSupported(path, v, sorted(allowed...))}
 }
 
-// invalids makes one error of each message.
-func invalids(path *field.Path, value any, messages []string) field.ErrorList {
-	var errs field.ErrorList
-	for _, m := range messages {
-		errs = append(errs, field.Invalid(path, value, m))
-	}
-	return errs
-}
-
 // ValidateCreate checks a new Service with its defaults and allocated values
 // filled in.
 func ValidateCreate(svc *corev1.Service) field.ErrorList {
@@ -101,7 +92,7 @@ func validateIngress(ing *corev1.LoadBalancerIngress, oldIPs []string, path *fie
 	}
 	if ing.Hostname != "" {
 		host := path.Child("hostname")
-		errs = append(errs, invalids(host, ing.Hostname, validation.IsDNS1123Subdomain(ing.Hostname))...)
+		errs = append(errs, store.Invalids(host, ing.Hostname, validation.IsDNS1123Subdomain(ing.Hostname))...)
 		if netutils.ParseIPSloppy(ing.Hostname) != nil {
 			errs = append(errs, field.Invalid(host, ing.Hostname, "must be a DNS name, not an IP address"))
 		}
@@ -110,7 +101,7 @@ func validateIngress(ing *corev1.LoadBalancerIngress, oldIPs []string, path *fie
 }
 
 // validate checks everything but the metadata. Values that old has already are
-// not refused for their spelling.
+// not rejected for their spelling.
 func validate(svc, old *corev1.Service) field.ErrorList {
 	path := field.NewPath("spec")
 	errs := validateTopologyAnnotations(svc)
@@ -180,7 +171,7 @@ func validateExternalName(spec *corev1.ServiceSpec, path *field.Path) field.Erro
 	if name == "" {
 		return append(errs, field.Required(path.Child("externalName"), ""))
 	}
-	return append(errs, invalids(path.Child("externalName"), name, validation.IsDNS1123Subdomain(name))...)
+	return append(errs, store.Invalids(path.Child("externalName"), name, validation.IsDNS1123Subdomain(name))...)
 }
 
 // validatePorts checks each port, and that names and pairs of port and protocol
@@ -193,7 +184,7 @@ func validatePorts(svc *corev1.Service, path *field.Path) field.ErrorList {
 		at := path.Index(i)
 		switch {
 		case p.Name != "":
-			errs = append(errs, invalids(at.Child("name"), p.Name, validation.IsDNS1123Label(p.Name))...)
+			errs = append(errs, store.Invalids(at.Child("name"), p.Name, validation.IsDNS1123Label(p.Name))...)
 			if names[p.Name] {
 				errs = append(errs, field.Duplicate(at.Child("name"), p.Name))
 			}
@@ -215,19 +206,19 @@ func validatePorts(svc *corev1.Service, path *field.Path) field.ErrorList {
 }
 
 func validatePort(p *corev1.ServicePort, path *field.Path) field.ErrorList {
-	errs := invalids(path.Child("port"), p.Port, validation.IsValidPortNum(int(p.Port)))
+	errs := store.Invalids(path.Child("port"), p.Port, validation.IsValidPortNum(int(p.Port)))
 	if p.Protocol == "" {
 		errs = append(errs, field.Required(path.Child("protocol"), ""))
 	} else {
 		errs = append(errs, notIn(path.Child("protocol"), p.Protocol, corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP)...)
 	}
 	if p.TargetPort.Type == intstr.Int {
-		errs = append(errs, invalids(path.Child("targetPort"), p.TargetPort.IntVal, validation.IsValidPortNum(p.TargetPort.IntValue()))...)
+		errs = append(errs, store.Invalids(path.Child("targetPort"), p.TargetPort.IntVal, validation.IsValidPortNum(p.TargetPort.IntValue()))...)
 	} else {
-		errs = append(errs, invalids(path.Child("targetPort"), p.TargetPort.StrVal, validation.IsValidPortName(p.TargetPort.StrVal))...)
+		errs = append(errs, store.Invalids(path.Child("targetPort"), p.TargetPort.StrVal, validation.IsValidPortName(p.TargetPort.StrVal))...)
 	}
 	if p.AppProtocol != nil { // behaviour 31
-		errs = append(errs, invalids(path.Child("appProtocol"), *p.AppProtocol, validation.IsQualifiedName(*p.AppProtocol))...)
+		errs = append(errs, store.Invalids(path.Child("appProtocol"), *p.AppProtocol, validation.IsQualifiedName(*p.AppProtocol))...)
 	}
 	return errs
 }
@@ -306,7 +297,7 @@ func validateExternalIPs(svc, old *corev1.Service, path *field.Path) field.Error
 	return errs
 }
 
-// ValidateEndpointIP refuses the addresses that may not be a destination of a
+// ValidateEndpointIP rejects the addresses that may not be a destination of a
 // Service: unspecified, loopback and link-local ones (behaviours 24, 158).
 func ValidateEndpointIP(ip string, path *field.Path) field.ErrorList {
 	a := netutils.ParseIPSloppy(ip)
@@ -383,7 +374,7 @@ func validateLoadBalancerFields(svc *corev1.Service, path *field.Path) field.Err
 	}
 	if class := spec.LoadBalancerClass; class != nil {
 		if isLB {
-			errs = append(errs, invalids(path.Child("loadBalancerClass"), *class, validation.IsQualifiedName(*class))...)
+			errs = append(errs, store.Invalids(path.Child("loadBalancerClass"), *class, validation.IsQualifiedName(*class))...)
 		} else {
 			errs = append(errs, field.Forbidden(path.Child("loadBalancerClass"), onlyLB))
 		}
@@ -418,7 +409,7 @@ func validatePolicies(svc *corev1.Service, path *field.Path) field.ErrorList {
 	case spec.HealthCheckNodePort == 0:
 		errs = append(errs, field.Required(health, ""))
 	default:
-		errs = append(errs, invalids(health, spec.HealthCheckNodePort, validation.IsValidPortNum(int(spec.HealthCheckNodePort)))...)
+		errs = append(errs, store.Invalids(health, spec.HealthCheckNodePort, validation.IsValidPortNum(int(spec.HealthCheckNodePort)))...)
 	}
 	if p := spec.InternalTrafficPolicy; p != nil {
 		errs = append(errs, notIn(path.Child("internalTrafficPolicy"), *p,
@@ -441,7 +432,7 @@ func validatePolicies(svc *corev1.Service, path *field.Path) field.ErrorList {
 // validateStrict is the rule of Kubernetes before 1.26, for load balancers that
 // know no better: the ports of a load balancer have one protocol (behaviour 96),
 // and it is not SCTP (behaviour 105) unless a class says that the load balancer is
-// somebody else's. A Service that breaks the rule already may go on as it is.
+// not the cluster's own. A Service that breaks the rule already may go on as it is.
 func validateStrict(svc, old *corev1.Service) (errs field.ErrorList) {
 	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		return nil

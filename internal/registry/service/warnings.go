@@ -12,8 +12,7 @@ import (
 // deprecatedHints is the annotation before service.kubernetes.io/topology-mode.
 const deprecatedHints = corev1.DeprecatedAnnotationTopologyAwareHints
 
-// warnings tells the writer of a valid Service what in it is ignored,
-// deprecated or spelled in a way that other software may read differently.
+// warnings returns what in a valid Service is ignored, deprecated or spelled in a way that other software may read differently.
 func warnings(svc *corev1.Service) []string {
 	var out []string
 	spec, path := &svc.Spec, field.NewPath("spec")

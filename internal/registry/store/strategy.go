@@ -12,7 +12,7 @@ import (
 )
 
 // Base is the part of a strategy that most kinds share: embed it and replace
-// what differs. By default a kind changes and refuses nothing, cannot be
+// what differs. By default a kind changes and rejects nothing, cannot be
 // created by an update, and may be updated without a resource version.
 type Base struct {
 	runtime.ObjectTyper
@@ -26,7 +26,7 @@ func Namespaced() Base { return Base{scheme.Scheme, names.SimpleNameGenerator, t
 // ClusterScoped is the base of a kind that lives outside namespaces.
 func ClusterScoped() Base { return Base{scheme.Scheme, names.SimpleNameGenerator, false} }
 
-// NamespaceScoped says whether objects live in a namespace.
+// NamespaceScoped reports whether objects live in a namespace.
 func (b Base) NamespaceScoped() bool { return b.namespaced }
 
 // PrepareForCreate changes nothing.

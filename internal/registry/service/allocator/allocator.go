@@ -41,7 +41,7 @@ type Options struct {
 	// ClaimGrace is the age at which a claim without a Service is freed. It must
 	// be longer than any write of a Service takes.
 	ClaimGrace time.Duration
-	// Alone says that no other server writes to the store, as with an embedded
+	// Alone is set when no other server writes to the store, as with an embedded
 	// etcd. Claims from before the start are then of no write in flight, and
 	// those without a Service are freed at once.
 	Alone bool

@@ -38,7 +38,7 @@ type keyPool[K comparable] struct {
 	format func(K) string
 	parse  func(name string) (K, bool)
 	// check parses a requested name in any spelling that is accepted and
-	// returns an error if it can be allocated to nobody.
+	// returns an error if it cannot be allocated at all.
 	check func(requested string) (K, error)
 	// next marks a random free key and returns it; peek only returns one.
 	next, peek func() (K, error)
@@ -102,7 +102,7 @@ func (p *keyPool[K]) claim(ctx context.Context, owner svc.Name, requested string
 }
 
 // claimAny claims candidates until one was free. Candidates that proved to be
-// claimed stay held until the end, so that none is tried twice.
+// claimed stay held until the end, so that none is tried again.
 func (p *keyPool[K]) claimAny(ctx context.Context, owner svc.Name) (string, error) {
 	for range maxTries {
 		k, err := p.ledger.hold(p.next)
