@@ -112,9 +112,9 @@ func testAccountAdmission(t *testing.T, c *kubernetes.Clientset) {
 	if err != nil || len(quiet.Spec.Volumes) > 0 || len(quiet.Spec.ImagePullSecrets) != 1 {
 		t.Errorf("%+v, %v", quiet.Spec, err)
 	}
-	_, err = c.CoreV1().Pods("quick").Create(t.Context(), podNamed("d", func(p *corev1.Pod) { p.Spec.ServiceAccountName = "nobody" }),
+	_, err = c.CoreV1().Pods("quick").Create(t.Context(), podNamed("d", func(p *corev1.Pod) { p.Spec.ServiceAccountName = "missing" }),
 		metav1.CreateOptions{})
-	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "nobody") {
+	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "missing") {
 		t.Errorf("an account that is not there: %v", err)
 	}
 }
@@ -167,7 +167,7 @@ func testTokenRequests(t *testing.T, c *kubernetes.Clientset) {
 	_, err = api.CreateToken(t.Context(), "default", request(func(s *authenticationv1.TokenRequestSpec) { s.ExpirationSeconds = &long }),
 		metav1.CreateOptions{})
 	invalidAt(t, err, "spec.expirationSeconds")
-	if _, err = api.CreateToken(t.Context(), "nobody", request(nil), metav1.CreateOptions{}); !apierrors.IsNotFound(err) {
+	if _, err = api.CreateToken(t.Context(), "missing", request(nil), metav1.CreateOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("an account that is not there: %v", err)
 	}
 	bind := func(kind, name string, uid types.UID) error {

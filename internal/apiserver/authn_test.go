@@ -108,7 +108,7 @@ rules:
 	audited(t, log, "audited")
 }
 
-// stored says whether a file below dir holds text.
+// stored reports whether a file below dir holds text.
 func stored(t *testing.T, dir, text string) (found bool) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -254,7 +254,7 @@ func testOIDC(t *testing.T, s *apiserver.Server, p *provider) {
 	}
 }
 
-// What cannot work is said before anything is served.
+// What cannot work is an error before anything is served.
 func TestAuthenticationOptions(t *testing.T) {
 	for what, c := range map[string]struct {
 		change func(*apiserver.AuthOptions)

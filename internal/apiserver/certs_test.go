@@ -26,8 +26,8 @@ func TestRunningServerRenews(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	var told enqueued
-	s.creds.serving.AddListener(&told)
+	var notified enqueued
+	s.creds.serving.AddListener(&notified)
 	before, _ := s.creds.serving.CurrentCertKeyContent()
 	admin := read(t, s.Kubeconfig())
 	now = now.Add(24 * time.Hour)
@@ -38,13 +38,13 @@ func TestRunningServerRenews(t *testing.T) {
 		t.Error("renewed after a day")
 	}
 	now = now.Add(pki.LeafLife - pki.RenewBefore)
-	told = 0
+	notified = 0
 	if err := s.creds.refresh(); err != nil {
 		t.Fatal(err)
 	}
 	after, key := s.creds.serving.CurrentCertKeyContent()
-	if string(after) == string(before) || told != 1 {
-		t.Errorf("the serving certificate was not renewed, or not told of (%d)", told)
+	if string(after) == string(before) || notified != 1 {
+		t.Errorf("the serving certificate was not renewed, or its listener not notified once (%d)", notified)
 	}
 	if _, err := tls.X509KeyPair(after, key); err != nil {
 		t.Error(err)

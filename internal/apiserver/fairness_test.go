@@ -26,11 +26,11 @@ func as(cfg *rest.Config, user string, groups ...string) *rest.Config {
 	return cfg
 }
 
-// A client that floods the server is told to come back later, while others,
+// A client that floods the server gets 429 with Retry-After, while others,
 // probes and the heartbeats of nodes are answered.
 func TestFlood(t *testing.T) {
 	cfg := apiservertest.Start(t, func(o *apiserver.Options) { o.MaxRequests, o.MaxMutatingRequests = 40, 40 })
-	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*waitTimeout)
 	defer cancel()
 	flood := startFlood(ctx, t, as(cfg, "flooder"))
 	defer flood.stop()
@@ -41,7 +41,7 @@ func TestFlood(t *testing.T) {
 				t.Errorf("429 with Retry-After %q", after)
 			}
 			return 1
-		case <-time.After(patience):
+		case <-time.After(waitTimeout):
 			return 0
 		}
 	}
@@ -52,7 +52,7 @@ func TestFlood(t *testing.T) {
 		t.Helper()
 		client := kubernetes.NewForConfigOrDie(as(cfg, user, groups...)).RESTClient()
 		for range 2 {
-			step, cancel := context.WithTimeout(ctx, patience)
+			step, cancel := context.WithTimeout(ctx, waitTimeout)
 			begin := time.Now()
 			var code int
 			err := client.Get().AbsPath(path).MaxRetries(0).Do(step).StatusCode(&code).Error()

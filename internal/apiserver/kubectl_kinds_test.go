@@ -103,7 +103,7 @@ func (k kubectlOf) watch(args, want string, act func()) {
 		}
 	}()
 	acted, found := false, false
-	deadline := time.After(patience)
+	deadline := time.After(waitTimeout)
 	for !found {
 		select {
 		case line, more := <-lines:

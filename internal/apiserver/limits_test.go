@@ -78,7 +78,7 @@ func TestLimits(t *testing.T) {
 		{"protobuf cut short", services, proto, "k8s\x00\x0a\xff\xff\xff\xff\x0f", []int{400}, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*waitTimeout)
 			defer cancel()
 			begin := time.Now()
 			status, err := post(ctx, client, cfg.Host+c.path, c.media, c.body)

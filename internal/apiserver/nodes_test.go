@@ -152,7 +152,7 @@ func testCertificateRequests(t *testing.T, s *apiserver.Server, admin *kubernete
 			ObjectMeta: metav1.ObjectMeta{Name: name},
 			Spec: certificatesv1.CertificateSigningRequestSpec{
 				Request: request, SignerName: certificatesv1.KubeAPIServerClientSignerName,
-				Usages: []certificatesv1.KeyUsage{certificatesv1.UsageClientAuth}, Username: "somebody-else",
+				Usages: []certificatesv1.KeyUsage{certificatesv1.UsageClientAuth}, Username: "another-user",
 			},
 		}
 		if change != nil {
@@ -184,8 +184,8 @@ func testCertificateRequests(t *testing.T, s *apiserver.Server, admin *kubernete
 	if err != nil {
 		t.Fatal(err)
 	}
-	if jane.Spec.Username == "somebody-else" {
-		t.Error("the asker may say who he is")
+	if jane.Spec.Username == "another-user" {
+		t.Error("the requester may choose the user name of the request")
 	}
 	node := kubernetes.NewForConfigOrDie(joined(t, s, "approver", t.TempDir()).Config())
 	if err := approve(jane.DeepCopy(), node); !apierrors.IsForbidden(err) {

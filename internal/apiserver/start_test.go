@@ -77,7 +77,7 @@ func spawn(t *testing.T, dir string) (kill func(), c *kubernetes.Clientset) {
 	t.Cleanup(kill)
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if line != "ready\n" {
-		t.Fatalf("server said %q, %v", line, err)
+		t.Fatalf("the server wrote %q, %v", line, err)
 	}
 	cfg, err := clientcmd.BuildConfigFromFlags("", filepath.Join(dir, "admin.kubeconfig"))
 	if err != nil {
@@ -99,7 +99,7 @@ func TestKillLosesNoAcknowledgedWrite(t *testing.T) {
 	for round := range rounds {
 		kill, c := spawn(t, dir)
 		done := make(chan string, writes*2)
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 		go func() {
 			defer close(done)
 			for i := 0; ctx.Err() == nil; i++ {
@@ -182,7 +182,7 @@ func TestStop(t *testing.T) {
 	again.Close()
 }
 
-// A request that has begun when the server is told to stop is finished.
+// A request that has begun when the server stops is finished.
 func TestStopFinishesRequests(t *testing.T) {
 	s, stop := apiservertest.StartStoppable(t)
 	client, err := rest.HTTPClientFor(s.LoopbackConfig())
@@ -190,7 +190,7 @@ func TestStopFinishesRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	body, w := io.Pipe()
-	// The server says to continue when the handler begins to read the body.
+	// The server answers 100 Continue when the handler begins to read the body.
 	begun := make(chan struct{})
 	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{Got100Continue: func() { close(begun) }})
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.URL()+"/api/v1/namespaces/default/configmaps", body)
@@ -240,7 +240,7 @@ func TestStopFinishesRequests(t *testing.T) {
 	<-stopped
 }
 
-// Whatever keeps a server from starting is said in one line, with what to do.
+// What keeps a server from starting is reported in one line, with the remedy.
 func TestRefusals(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -318,7 +318,7 @@ func TestEtcdUnreachable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	err = s.Run(ctx)
 	if err == nil || !strings.Contains(err.Error(), addr) || !strings.Contains(err.Error(), "--etcd-servers") ||

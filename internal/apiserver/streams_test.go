@@ -138,7 +138,7 @@ func testLog(t *testing.T, c *kubernetes.Clientset) {
 		{pod: "on-n1", o: corev1.PodLogOptions{TailLines: new(int64(-1))}, wantErr: "tailLines"},
 		{pod: "on-liar", wantErr: "the agent's certificate has hash"},
 		{pod: "on-bare", wantErr: "has no InternalIP"},
-		{pod: "nobody", wantErr: "not found"},
+		{pod: "missing", wantErr: "not found"},
 	} {
 		var raw []byte
 		stream, err := c.CoreV1().Pods("default").GetLogs(l.pod, &l.o).Stream(t.Context())

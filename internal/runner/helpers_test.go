@@ -15,7 +15,7 @@ import (
 )
 
 // serveAsPod is this test's program inside a pod: an HTTP server on port 8080
-// that says who asks.
+// that answers with the address of the client.
 func serveAsPod(string) {
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM)

@@ -12,12 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/fairlead/fairlead/internal/kernel/link"
-	"github.com/fairlead/fairlead/internal/kernel/process"
-	"github.com/fairlead/fairlead/internal/runner"
-	"github.com/fairlead/fairlead/internal/runner/shim"
 )
 
 func status(p *corev1.Pod) corev1.ContainerStatus {
@@ -140,86 +136,6 @@ func TestInitContainersAndSidecars(t *testing.T) {
 	}
 }
 
-func TestReadiness(t *testing.T) {
-	c := newCluster(t, nil)
-	dir := t.TempDir()
-	p := pod("web", "exec sleep 600")
-	p.Spec.Containers[0].ReadinessProbe = &corev1.Probe{
-		ProbeHandler:  corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"test", "-e", filepath.Join(dir, "ok")}}},
-		PeriodSeconds: 1, FailureThreshold: 1,
-	}
-	c.create(p)
-	got := c.until("web", "running", func(p *corev1.Pod) bool { return status(p).State.Running != nil })
-	if isReady(got) || condition(got, corev1.ContainersReady).Reason != "ContainersNotReady" {
-		t.Errorf("ready too early: %+v", got.Status)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "ok"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	c.ready("web")
-	if err := os.Remove(filepath.Join(dir, "ok")); err != nil {
-		t.Fatal(err)
-	}
-	got = c.until("web", "unready", func(p *corev1.Pod) bool { return !isReady(p) })
-	if status(got).RestartCount != 0 {
-		t.Error("an unready container was restarted")
-	}
-	await(t, "the event", func() bool { return strings.Contains(c.events("web"), "Unhealthy: Readiness probe failed") })
-}
-
-func TestHTTPAndTCPProbes(t *testing.T) {
-	c := newCluster(t, nil)
-	web := server("web")
-	start := time.Now()
-	web.Spec.Containers[0].Ports = []corev1.ContainerPort{{Name: "http", ContainerPort: 8080}}
-	web.Spec.Containers[0].ReadinessProbe.HTTPGet.Port = intstr.FromString("http")
-	web.Spec.Containers[0].StartupProbe = &corev1.Probe{
-		ProbeHandler: corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromInt32(8080)}},
-	}
-	c.create(web)
-	got := c.ready("web")
-	// Probes have a period of 10 s: eager questions must not wait for it.
-	if d := time.Since(start); d > 5*time.Second {
-		t.Errorf("ready after %v", d)
-	}
-	if !*status(got).Started {
-		t.Errorf("status %+v", status(got))
-	}
-}
-
-func TestLivenessRestarts(t *testing.T) {
-	c := newCluster(t, nil)
-	dir := t.TempDir()
-	p := pod("sick", fmt.Sprintf("touch %s/alive; sleep 0.3; rm %s/alive; exec sleep 600", dir, dir))
-	p.Spec.Containers[0].LivenessProbe = &corev1.Probe{
-		ProbeHandler:  corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"test", "-e", dir + "/alive"}}},
-		PeriodSeconds: 1, FailureThreshold: 1,
-	}
-	c.create(p)
-	got := c.until("sick", "restarted", restarted(1))
-	if last := status(got).LastTerminationState.Terminated; last == nil || last.Signal != 15 {
-		t.Errorf("the first run: %+v, want ended by SIGTERM", last)
-	}
-	await(t, "the events", func() bool {
-		e := c.events("sick")
-		return strings.Contains(e, "Unhealthy: Liveness probe failed") &&
-			strings.Contains(e, "Killing: Container main failed liveness probe, will be restarted")
-	})
-}
-
-func TestStartupProbeFails(t *testing.T) {
-	c := newCluster(t, nil)
-	p := pod("slow", "exec sleep 600")
-	p.Spec.Containers[0].StartupProbe = &corev1.Probe{
-		ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"false"}}}, PeriodSeconds: 1, FailureThreshold: 1,
-	}
-	c.create(p)
-	got := c.until("slow", "restarted", restarted(1))
-	if isReady(got) {
-		t.Error("ready without having started")
-	}
-}
-
 // A pod that ignores SIGTERM is killed when its time is over, and leaves the
 // endpoints' sight as terminating before that.
 func TestGracePeriod(t *testing.T) {
@@ -259,105 +175,6 @@ func TestForceDelete(t *testing.T) {
 	main := c.record(got, 0).Process
 	c.delete("deaf", metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))})
 	await(t, "the end of the process", func() bool { return !main.Alive() })
-}
-
-// The agent goes and comes: the same processes, no restart, no moment unready.
-func TestAgentComesBack(t *testing.T) {
-	c := newCluster(t, nil)
-	c.create(server("web"))
-	before := c.ready("web")
-	st := c.record(before, 0)
-	c.create(pod("short", "sleep 0.5; exit 0"))
-	c.ready("short")
-	c.stop()
-	if !st.Process.Alive() {
-		t.Fatal("the process died with the agent")
-	}
-	watch, err := c.client.CoreV1().Pods("default").Watch(t.Context(),
-		metav1.ListOptions{FieldSelector: "metadata.name=web", ResourceVersion: before.ResourceVersion})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer watch.Stop()
-	c.start()
-	c.until("short", "restarted", restarted(1)) // what ended meanwhile is followed up
-	if after := c.record(before, 0); after.Process != st.Process || !st.Process.Alive() {
-		t.Errorf("process %v, then %v", st.Process, after.Process)
-	}
-	for done := false; !done; {
-		select {
-		case e := <-watch.ResultChan():
-			if p, ok := e.Object.(*corev1.Pod); ok && (!isReady(p) || status(p).RestartCount != 0) {
-				t.Errorf("seen unready or restarted: %+v", p.Status)
-			}
-		default:
-			done = true
-		}
-	}
-	// The pod can still be reached by logs, exec and the end.
-	c.delete("web", metav1.DeleteOptions{})
-	c.untilGone("web")
-	if st.Process.Alive() {
-		t.Error("the process outlives the pod")
-	}
-}
-
-// A pod whose object went while the agent was away is ended.
-func TestOrphan(t *testing.T) {
-	c := newCluster(t, nil)
-	c.create(pod("gone", "trap 'exit 0' TERM; while :; do sleep 0.02; done"))
-	got := c.ready("gone")
-	main := c.record(got, 0).Process
-	c.stop()
-	c.delete("gone", metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))})
-	c.start()
-	await(t, "the end of the orphan", func() bool { return !main.Alive() })
-	await(t, "the end of its state", func() bool {
-		_, err := os.Stat(filepath.Join(c.state, "pods", string(got.UID)))
-		return os.IsNotExist(err)
-	})
-}
-
-// The shim is killed, with the agent there and with it away: the container
-// counts as dead, nothing of it is left, and it is started again.
-func TestShimKilled(t *testing.T) {
-	c := newCluster(t, nil)
-	c.create(pod("web", "sleep 600 & exec sleep 600"))
-	kill := func(away bool, n int32) {
-		p := c.until("web", "ready", func(p *corev1.Pod) bool { return isReady(p) && status(p).RestartCount == n })
-		st := c.record(p, int(n))
-		// Later the number of the namespace may be somebody else's.
-		var processes []process.ID
-		await(t, "both processes of the container", func() bool {
-			processes = process.InMountNamespace(st.MountNS)
-			return len(processes) == 2
-		})
-		id, err := (shim.Client{Dir: filepath.Join(c.state, "pods", string(p.UID))}).Process(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if away {
-			c.stop()
-		}
-		if err := id.Signal(9); err != nil {
-			t.Fatal(err)
-		}
-		await(t, "the shim's end", func() bool { return !id.Alive() })
-		if away {
-			c.start()
-		}
-		p = c.until("web", "restarted", func(p *corev1.Pod) bool { return isReady(p) && status(p).RestartCount == n+1 })
-		if last := status(p).LastTerminationState.Terminated; last == nil || last.ExitCode != 137 {
-			t.Errorf("the last run: %+v, want exit code 137", last)
-		}
-		for _, left := range processes {
-			if left.Alive() {
-				t.Errorf("left of the last run: %v", left)
-			}
-		}
-	}
-	kill(false, 0)
-	kill(true, 1)
 }
 
 func TestHostNetwork(t *testing.T) {
@@ -493,57 +310,6 @@ func TestStatusOfOthers(t *testing.T) {
 	got = c.ready("web")
 	if condition(got, "example.com/gate").Status != corev1.ConditionTrue {
 		t.Errorf("the gate is gone: %+v", got.Status.Conditions)
-	}
-}
-
-// StopPods ends all pods together, and nothing stays behind.
-func TestStopPods(t *testing.T) {
-	c := newCluster(t, func(o *runner.Options) {
-		o.StopPods, o.StopTimeout = true, time.Second
-	})
-	var mains []process.ID
-	for i := range 3 {
-		name := fmt.Sprint("p", i)
-		script := "trap 'exit 0' TERM; echo up; while :; do sleep 0.02; done"
-		if i == 0 {
-			script = "trap '' TERM; echo up; while :; do sleep 0.02; done"
-		}
-		c.create(pod(name, script))
-		p := c.ready(name)
-		await(t, "the trap", func() bool { return strings.Contains(c.logOf(p, 0), "up") })
-		mains = append(mains, c.record(p, 0).Process)
-	}
-	start := time.Now()
-	c.stop()
-	if d := time.Since(start); d > 8*time.Second {
-		t.Errorf("stopped after %v", d)
-	}
-	for _, m := range mains {
-		if m.Alive() {
-			t.Errorf("process %d lives", m.Pid)
-		}
-	}
-	if d, err := link.Devices(); err != nil || len(d) != 0 {
-		t.Errorf("devices left: %v, %v", d, err)
-	}
-	c.change = nil
-	c.start()
-	p := c.until("p1", "running again", func(p *corev1.Pod) bool { return isReady(p) && status(p).RestartCount == 1 })
-	if p.Status.PodIP == "" {
-		t.Error("no address")
-	}
-}
-
-func TestTwoAgentsOneDirectory(t *testing.T) {
-	c := newCluster(t, nil)
-	r, err := runner.New(runner.Options{Client: c.client, NodeName: nodeName, StateDir: c.state})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-	defer cancel()
-	if err := r.Run(ctx); err == nil || !strings.Contains(err.Error(), "in use by another") {
-		t.Errorf("a second agent: %v", err)
 	}
 }
 

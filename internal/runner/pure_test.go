@@ -52,7 +52,7 @@ func FuzzExpand(f *testing.F) {
 	})
 }
 
-// No address twice, none of the node's own, all inside, and each time the free
+// No address given out twice, none of the node's own, all inside, and each time the free
 // one that comes next in the round, so that none is used again at once.
 func TestIPAM(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

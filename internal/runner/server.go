@@ -64,26 +64,18 @@ func (r *Runner) handler(ctx context.Context) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") })
 	mux.HandleFunc("GET /status", r.serveStatus)
-	mux.HandleFunc("GET /containerLogs/{namespace}/{pod}/{container}", func(w http.ResponseWriter, q *http.Request) {
-		if err := r.serveLogs(ctx, w, q); err != nil {
-			fail(w, err)
-		}
-	})
-	mux.HandleFunc("/exec/{namespace}/{pod}/{container}", func(w http.ResponseWriter, q *http.Request) {
-		if err := r.serveExec(ctx, w, q); err != nil {
-			fail(w, err)
-		}
-	})
-	mux.HandleFunc("/attach/{namespace}/{pod}/{container}", func(w http.ResponseWriter, q *http.Request) {
-		if err := r.serveAttach(ctx, w, q); err != nil {
-			fail(w, err)
-		}
-	})
-	mux.HandleFunc("/portForward/{namespace}/{pod}", func(w http.ResponseWriter, q *http.Request) {
-		if err := r.servePortForward(ctx, w, q); err != nil {
-			fail(w, err)
-		}
-	})
+	for pattern, serve := range map[string]func(context.Context, http.ResponseWriter, *http.Request) error{
+		"GET /containerLogs/{namespace}/{pod}/{container}": r.serveLogs,
+		"/exec/{namespace}/{pod}/{container}":              r.serveExec,
+		"/attach/{namespace}/{pod}/{container}":            r.serveAttach,
+		"/portForward/{namespace}/{pod}":                   r.servePortForward,
+	} {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, q *http.Request) {
+			if err := serve(ctx, w, q); err != nil {
+				fail(w, err)
+			}
+		})
+	}
 	return mux
 }
 

@@ -168,11 +168,11 @@ func TestEndpointAdmitsOnlyTheAPIServer(t *testing.T) {
 	if code, body := e.get("/status"); code != 200 || body != "{\"mode\":\"nft\"}\n" {
 		t.Errorf("status: %d %q", code, body)
 	}
-	stranger := newAuthority(t)
+	other := newAuthority(t)
 	for name, c := range map[string]*rest.Config{
 		"no certificate": {Host: e.url, TLSClientConfig: rest.TLSClientConfig{Insecure: true}},
 		"another name":   e.ca.config(e.url, "system:admin"),
-		"another CA":     stranger.config(e.url, "fairlead-apiserver"),
+		"another CA":     other.config(e.url, "fairlead-apiserver"),
 	} {
 		rt, err := rest.TransportFor(c)
 		if err != nil {

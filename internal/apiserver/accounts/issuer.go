@@ -4,12 +4,10 @@ import (
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/rsa"
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/base64"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -21,6 +19,7 @@ import (
 	"github.com/google/uuid"
 	"k8s.io/client-go/util/keyutil"
 
+	"github.com/fairlead/fairlead/internal/apiserver/pki"
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
 	"github.com/fairlead/fairlead/internal/registry/serviceaccount"
 )
@@ -71,15 +70,11 @@ func NewIssuer(name string, audiences []string, keyFile, pubFile string) (*Issue
 func signingKey(file string) (crypto.Signer, error) {
 	data, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
-		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		key, keyPEM, err := pki.NewKey()
 		if err != nil {
 			return nil, err
 		}
-		der, err := x509.MarshalPKCS8PrivateKey(key)
-		if err != nil {
-			return nil, err
-		}
-		return key, fileio.Replace(file, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), 0o600)
+		return key, fileio.Replace(file, keyPEM, 0o600)
 	}
 	if err != nil {
 		return nil, err

@@ -2,8 +2,6 @@ package join
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
@@ -24,6 +22,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/fairlead/fairlead/internal/apiserver/pki"
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
 )
 
@@ -116,11 +115,7 @@ func (n *Node) leaf() (*x509.Certificate, error) {
 func (n *Node) issue(ctx context.Context, cfg *rest.Config) error {
 	ctx, cancel := context.WithTimeout(ctx, issueTimeout)
 	defer cancel()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return err
-	}
-	der, err := x509.MarshalPKCS8PrivateKey(key)
+	key, keyPEM, err := pki.NewKey()
 	if err != nil {
 		return err
 	}
@@ -141,7 +136,7 @@ func (n *Node) issue(ctx context.Context, cfg *rest.Config) error {
 	// A crash in between leaves a certificate with another key, which check
 	// detects.
 	return errors.Join(
-		fileio.Replace(n.file("node.key"), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), 0o600),
+		fileio.Replace(n.file("node.key"), keyPEM, 0o600),
 		fileio.Replace(n.file("node.crt"), cert, 0o600),
 	)
 }

@@ -131,7 +131,7 @@ func (d *Directory) Ensure(l Leaf) (*Pair, error) {
 func (d *Directory) file(name string) string { return filepath.Join(d.path, name) }
 
 func (d *Directory) makeAuthority() error {
-	key, keyPEM, err := newKey()
+	key, keyPEM, err := NewKey()
 	if err != nil {
 		return err
 	}
@@ -242,32 +242,20 @@ func (d *Directory) issue(l Leaf) (*Pair, error) {
 		return nil, fmt.Errorf("%s cannot be made because %s is missing: provide the authority's key, or the pair %s.crt and %s.key",
 			d.file(l.Name+".crt"), d.file("ca.key"), l.Name, l.Name)
 	}
-	key, keyPEM, err := newKey()
+	key, keyPEM, err := NewKey()
 	if err != nil {
 		return nil, err
 	}
-	serial, err := newSerial()
-	if err != nil {
-		return nil, err
-	}
-	now := d.now()
 	t := &x509.Certificate{
-		SerialNumber: serial,
-		Subject:      pkix.Name{CommonName: l.CommonName, Organization: l.Groups, OrganizationalUnit: []string{Marker}},
-		NotBefore:    now.Add(-backdate),
-		NotAfter:     now.Add(LeafLife),
-		KeyUsage:     x509.KeyUsageDigitalSignature,
-		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-		DNSNames:     l.DNSNames,
-		IPAddresses:  l.IPs,
-	}
-	if t.NotAfter.After(d.ca.NotAfter) {
-		t.NotAfter = d.ca.NotAfter
+		Subject:     pkix.Name{CommonName: l.CommonName, Organization: l.Groups, OrganizationalUnit: []string{Marker}},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		DNSNames:    l.DNSNames,
+		IPAddresses: l.IPs,
 	}
 	if len(l.DNSNames)+len(l.IPs) > 0 {
 		t.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
 	}
-	der, err := x509.CreateCertificate(rand.Reader, t, d.ca, key.Public(), d.caKey)
+	der, err := d.sign(t, key.Public(), LeafLife)
 	if err != nil {
 		return nil, err
 	}
@@ -333,7 +321,8 @@ func sameSet(a, b []string) bool {
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-func newKey() (*ecdsa.PrivateKey, []byte, error) {
+// NewKey returns a new ECDSA key, and its PEM form.
+func NewKey() (*ecdsa.PrivateKey, []byte, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, nil, err

@@ -107,13 +107,14 @@ func TestRenewal(t *testing.T) {
 	}
 }
 
-// What somebody else made is used as it is, and its troubles are reported.
+// Certificates provided by the installer are used as they are, and their defects
+// reported.
 func TestBroughtAlong(t *testing.T) {
 	dir, c := filepath.Join(t.TempDir(), "pki"), &clock{time.Now()}
 	d := open(t, dir, c)
 	ensure(t, d, server)
 	foreign := func(notBefore, notAfter time.Time) {
-		key, keyPEM, err := newKey()
+		key, keyPEM, err := NewKey()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -133,7 +134,7 @@ func TestBroughtAlong(t *testing.T) {
 	now := c.t
 	foreign(now.Add(-time.Hour), now.Add(24*time.Hour))
 	if p := ensure(t, open(t, dir, c), server); p.Renewed {
-		t.Error("somebody else's certificate was replaced")
+		t.Error("a provided certificate was replaced")
 	} else if _, err := tls.X509KeyPair(p.Cert, p.Key); err != nil {
 		t.Error(err)
 	}

@@ -19,25 +19,27 @@ func (d *Directory) SignClient(pub crypto.PublicKey, name string, groups []strin
 	if life <= 0 || life > LeafLife {
 		life = LeafLife
 	}
-	serial, err := newSerial()
-	if err != nil {
-		return nil, err
-	}
-	now := d.now()
-	t := &x509.Certificate{
-		SerialNumber: serial,
-		Subject:      pkix.Name{CommonName: name, Organization: groups},
-		NotBefore:    now.Add(-backdate),
-		NotAfter:     now.Add(life),
-		KeyUsage:     x509.KeyUsageDigitalSignature,
-		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	}
-	if t.NotAfter.After(d.ca.NotAfter) {
-		t.NotAfter = d.ca.NotAfter
-	}
-	der, err := x509.CreateCertificate(rand.Reader, t, d.ca, pub, d.caKey)
+	der, err := d.sign(&x509.Certificate{
+		Subject:     pkix.Name{CommonName: name, Organization: groups},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}, pub, life)
 	if err != nil {
 		return nil, err
 	}
 	return append(encodeCert(der), d.caPEM...), nil
+}
+
+// sign signs t for the key pub, valid for life but not longer than the authority.
+// It fills in the rest of t.
+func (d *Directory) sign(t *x509.Certificate, pub crypto.PublicKey, life time.Duration) (der []byte, err error) {
+	if t.SerialNumber, err = newSerial(); err != nil {
+		return nil, err
+	}
+	now := d.now()
+	t.NotBefore, t.NotAfter = now.Add(-backdate), now.Add(life)
+	if t.NotAfter.After(d.ca.NotAfter) {
+		t.NotAfter = d.ca.NotAfter
+	}
+	t.KeyUsage = x509.KeyUsageDigitalSignature
+	return x509.CreateCertificate(rand.Reader, t, d.ca, pub, d.caKey)
 }

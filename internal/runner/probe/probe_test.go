@@ -21,7 +21,7 @@ import (
 )
 
 // TestWatcher runs a watcher over a script of answers, one letter per second of
-// fake time: y yes, n no; it says when it was told what.
+// fake time: y yes, n no; the result is what was reported when.
 func TestWatcher(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -46,11 +46,11 @@ func TestWatcher(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(len(c.script))*time.Second-time.Millisecond)
 				defer cancel()
 				var got []string
-				say := func(what string) { got = append(got, fmt.Sprintf("%v:%s", time.Since(start), what)) }
+				add := func(what string) { got = append(got, fmt.Sprintf("%v:%s", time.Since(start), what)) }
 				Watcher{
 					Probe: &c.probe, Since: start, Eager: c.eager,
-					Answer: func(ok bool) { say(map[bool]string{true: "yes", false: "no"}[ok]) },
-					Failed: func(error) { say("failed") },
+					Answer: func(ok bool) { add(map[bool]string{true: "yes", false: "no"}[ok]) },
+					Failed: func(error) { add("failed") },
 				}.Run(ctx, func(context.Context) error {
 					if c.script[int(time.Since(start)/time.Second)] == 'y' {
 						return nil

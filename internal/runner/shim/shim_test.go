@@ -246,7 +246,7 @@ func TestShutdownSparesTheNextOwnerOfTheNamespaceNumber(t *testing.T) {
 		}
 		return
 	}
-	t.Skip("the kernel gave the number to somebody else, or not again")
+	t.Skip("the kernel did not reuse the number for this namespace")
 }
 
 func TestMounts(t *testing.T) {
