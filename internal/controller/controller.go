@@ -34,32 +34,32 @@ const (
 	GarbageName       = "garbage"
 )
 
-// Options say what Run runs and how.
+// Options are the options of Run.
 type Options struct {
 	// Config is how to reach the API. Run uses a copy of it, with protobuf and
 	// without client-side rate limits.
 	Config *rest.Config
 	// Controllers are the names of those to run; empty means all.
 	Controllers []string
-	// Log gets what goes on; nil discards it.
+	// Log may be nil.
 	Log *slog.Logger
 	// LeaderElect makes Run work only while it holds the Lease
 	// LeaseNamespace/LeaseName (default kube-system/fairlead-controllers).
 	LeaderElect               bool
 	LeaseNamespace, LeaseName string
-	// Identity is this process in the Lease. Default: one by which processes of
-	// the same machine see whether it still runs, so that a server started
-	// again after a crash does not wait for its old Lease to run out.
+	// Identity is this process in the Lease. The default lets processes of the
+	// same machine find out whether it still runs, so that a server restarted
+	// after a crash does not wait for its old Lease to expire.
 	Identity string
 	// MaxEndpointsPerSlice is 1 to 1000, default 100 (behaviour 28).
 	MaxEndpointsPerSlice int
-	// ClusterCIDRs are the ranges that nodeipam gives out to Nodes, at most
-	// one per family; NodeMask4 and NodeMask6 are the sizes of a Node's part
-	// (default 24 and 64).
+	// ClusterCIDRs are the ranges that nodeipam assigns to Nodes from, at most
+	// one per family; NodeMask4 and NodeMask6 are the prefix lengths of a Node's
+	// part (default 24 and 64).
 	ClusterCIDRs         []netip.Prefix
 	NodeMask4, NodeMask6 int
-	// NodeGracePeriod is how long a Node's Lease may stay without renewal
-	// before the Node is unreachable (default 40 s).
+	// NodeGracePeriod is how long after the last renewal of its Lease a Node is
+	// unreachable (default 40 s).
 	NodeGracePeriod time.Duration
 	// PodGCDelay is how long Pods outlive their Node (default 60 s), and
 	// TerminatedPodLimit how many finished Pods are kept (default 12500).
@@ -67,13 +67,13 @@ type Options struct {
 	TerminatedPodLimit int
 	// Workers of each loop (default 8).
 	Workers int
-	// Started, if set, is called each time the loops have begun to work.
+	// Started, if not nil, is called each time the loops have started.
 	Started func()
 }
 
-// construct makes a controller: it registers its handlers at s and returns the
+// construct makes a controller: it registers its handlers with s and returns the
 // function that runs it until ctx ends.
-type construct func(s *shared) (func(ctx context.Context), error)
+type construct func(s *controllerContext) (func(ctx context.Context), error)
 
 // Names lists all controllers, in the order Run starts them.
 func Names() []string {
@@ -106,8 +106,7 @@ func constructor(name string) construct {
 }
 
 // Run runs controllers until ctx ends, and returns when all of them have
-// stopped. It returns nil for a ctx that ended, and an error for options that
-// are wrong.
+// stopped: nil, or an error for invalid options.
 func Run(ctx context.Context, o Options) error {
 	if err := o.complete(); err != nil {
 		return err
@@ -115,7 +114,7 @@ func Run(ctx context.Context, o Options) error {
 	config := rest.CopyConfig(o.Config)
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	config.QPS, config.RateLimiter = -1, nil  // the server's fairness is the limit
+	config.QPS, config.RateLimiter = -1, nil  // the limit is the API server's priority and fairness
 	config.DisableCompression = true          // costs more than the bytes it saves
 	config.WarningHandler = rest.NoWarnings{} // Endpoints are deprecated, and kept all the same
 	if config.UserAgent == "" {
@@ -134,17 +133,17 @@ func Run(ctx context.Context, o Options) error {
 
 func (o *Options) complete() error {
 	if o.Config == nil {
-		return errors.New("controllers need a connection to an API server")
+		return errors.New("controllers: no configuration for the API server")
 	}
 	if len(o.Controllers) == 0 {
 		o.Controllers = Names()
 	}
 	for i, name := range o.Controllers {
 		if constructor(name) == nil {
-			return fmt.Errorf("there is no controller %q; there are %s", name, strings.Join(Names(), ", "))
+			return fmt.Errorf("unknown controller %q; want one of %s", name, strings.Join(Names(), ", "))
 		}
 		if slices.Contains(o.Controllers[:i], name) {
-			return fmt.Errorf("controller %q is named twice", name)
+			return fmt.Errorf("controller %q is given more than once", name)
 		}
 	}
 	if o.MaxEndpointsPerSlice == 0 {
@@ -174,9 +173,9 @@ func orDefault[T comparable](v *T, d T) {
 	}
 }
 
-// shared is what the controllers of one Run have in common. It is built before
+// controllerContext is what the controllers of one Run have in common. It is built before
 // anything runs and not changed after.
-type shared struct {
+type controllerContext struct {
 	options   *Options
 	log       *slog.Logger
 	config    *rest.Config
@@ -185,8 +184,8 @@ type shared struct {
 	events    *events.Recorder
 	synced    []cache.InformerSynced
 	narrow    map[string]informers.SharedInformerFactory // by namespace
-	selection *selection                                 // nil until someone asks
-	slices    *sliceStore                                // nil until someone asks
+	selection *selection                                 // nil until the first use
+	slices    *sliceStore                                // nil until the first use
 }
 
 func runControllers(ctx context.Context, o *Options, config *rest.Config, client kubernetes.Interface) error {
@@ -194,7 +193,7 @@ func runControllers(ctx context.Context, o *Options, config *rest.Config, client
 	defer cancel()
 	recorder := events.NewRecorder(client, corev1.EventSource{Component: "fairlead-controllers"}, o.Log)
 	defer recorder.Start()()
-	s := &shared{
+	s := &controllerContext{
 		options: o, log: o.Log, config: config, client: client,
 		informers: informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(slim)),
 		events:    recorder,
@@ -209,7 +208,7 @@ func runControllers(ctx context.Context, o *Options, config *rest.Config, client
 		running.add(run)
 	}
 	if s.slices != nil {
-		running.add(s.slices.audit)
+		running.add(s.slices.run)
 	}
 	for _, f := range append(slices.Collect(maps.Values(s.narrow)), s.informers) {
 		f.StartWithContext(ctx)
@@ -219,32 +218,10 @@ func runControllers(ctx context.Context, o *Options, config *rest.Config, client
 	if !cache.WaitForCacheSync(ctx.Done(), s.synced...) {
 		return nil
 	}
-	o.Log.Info("controllers run", "controllers", o.Controllers)
+	o.Log.Info("controllers started", "controllers", o.Controllers)
 	if o.Started != nil {
 		o.Started()
 	}
 	running.run(ctx)
 	return nil
-}
-
-// handle registers handlers for one kind and makes the start wait until they
-// have seen everything there is.
-func (s *shared) handle(informer cache.SharedIndexInformer, h cache.ResourceEventHandler) error {
-	r, err := informer.AddEventHandler(h)
-	if err != nil {
-		return err
-	}
-	s.synced = append(s.synced, r.HasSynced)
-	return nil
-}
-
-// slim drops what no controller reads, so that 100,000 Pods fit into memory.
-func slim(obj any) (any, error) {
-	if pod, ok := obj.(*corev1.Pod); ok {
-		return slimPod(pod), nil
-	}
-	if o, ok := obj.(interface{ SetManagedFields([]managedFields) }); ok {
-		o.SetManagedFields(nil)
-	}
-	return obj, nil
 }

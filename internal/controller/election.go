@@ -23,16 +23,15 @@ const (
 )
 
 // elect calls work whenever this process holds the Lease, until ctx ends. The
-// Lease is given back at the end, so that a successor need not wait. Work is
-// over before the Lease is given back.
+// Lease is released after work has returned, so that a successor need not wait.
 func elect(ctx context.Context, o *Options, client kubernetes.Interface, work func(ctx context.Context) error) error {
 	self, err := thisProcess()
 	if err != nil {
 		return fmt.Errorf("identity for the leader election: %w", err)
 	}
 	identity := cmp.Or(o.Identity, self.String())
-	// A server that has just started makes the namespace in a moment. The
-	// election would look again only after retryPeriod.
+	// An API server that has just started is about to create the namespace. The
+	// election would retry only after retryPeriod.
 	_ = wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, retryPeriod, true, func(ctx context.Context) (bool, error) {
 		_, err := client.CoreV1().Namespaces().Get(ctx, o.LeaseNamespace, metav1.GetOptions{})
 		return err == nil || apierrors.IsForbidden(err), nil
@@ -43,8 +42,8 @@ func elect(ctx context.Context, o *Options, client kubernetes.Interface, work fu
 		LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
 	}
 	for ctx.Err() == nil {
-		if err := freeDeadLease(ctx, o, client, self); err != nil {
-			o.Log.Debug("cannot look at the lease", "reason", err)
+		if err := releaseDeadLease(ctx, o, client, self); err != nil {
+			o.Log.Debug("cannot check whether the lease's holder still runs", "err", err)
 		}
 		if err := term(ctx, o, lock, work); err != nil {
 			return err
@@ -53,15 +52,14 @@ func elect(ctx context.Context, o *Options, client kubernetes.Interface, work fu
 	return nil
 }
 
-// term is one time in office: from waiting for the Lease to having lost it or
-// given it back.
+// term waits for the Lease and calls work until the Lease is lost or released.
 func term(ctx context.Context, o *Options, lock resourcelock.Interface, work func(ctx context.Context) error) error {
-	// The election has a context of its own: it ends after the work has, so
-	// that nobody else starts to work before.
-	office, leave := context.WithCancel(context.WithoutCancel(ctx))
-	defer leave()
+	// The election has a context of its own, which ends after work has returned,
+	// so that no other process starts to work before.
+	electionCtx, stopElection := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopElection()
 	ended := make(chan error, 1)
-	// Who comes first decides: the work, or an end before it began.
+	// The first to set state wins: the start of work, or the end of ctx before it.
 	var state atomic.Int32
 	const working, over = 1, 2
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
@@ -76,34 +74,34 @@ func term(ctx context.Context, o *Options, lock resourcelock.Interface, work fun
 				defer stop()
 				defer context.AfterFunc(ctx, stop)()
 				ended <- work(lead)
-				leave()
+				stopElection()
 			},
 			OnStoppedLeading: func() {},
 			OnNewLeader: func(who string) {
-				o.Log.Info("controllers led by", "identity", who, "self", who == lock.Identity())
+				o.Log.Info("leader elected", "identity", who, "self", who == lock.Identity())
 			},
 		},
 	})
 	if err != nil {
 		return fmt.Errorf("leader election: %w", err)
 	}
-	// Before the work has begun there is nothing whose end could end the term.
+	// If work has not begun, its return cannot stop the election.
 	defer context.AfterFunc(ctx, func() {
 		if state.CompareAndSwap(0, over) {
-			leave()
+			stopElection()
 		}
 	})()
-	elector.Run(office)
+	elector.Run(electionCtx)
 	if state.CompareAndSwap(0, over) || state.Load() == over {
 		return nil
 	}
 	return <-ended
 }
 
-// freeDeadLease takes the Lease from a holder that was a process of this
-// machine and has died, so that a server started again after a crash does not
-// wait for leaseDuration.
-func freeDeadLease(ctx context.Context, o *Options, client kubernetes.Interface, self holder) error {
+// releaseDeadLease releases a Lease held by a process of this machine that no
+// longer runs, so that a server restarted after a crash does not wait for
+// leaseDuration.
+func releaseDeadLease(ctx context.Context, o *Options, client kubernetes.Interface, self holder) error {
 	ctx, cancel := context.WithTimeout(ctx, renewDeadline)
 	defer cancel()
 	api := client.CoordinationV1().Leases(o.LeaseNamespace)
@@ -114,12 +112,11 @@ func freeDeadLease(ctx context.Context, o *Options, client kubernetes.Interface,
 	if err != nil {
 		return err
 	}
-	if lease.Spec.HolderIdentity == nil || !self.knowsDead(*lease.Spec.HolderIdentity) {
+	if lease.Spec.HolderIdentity == nil || !self.isDead(*lease.Spec.HolderIdentity) {
 		return nil
 	}
-	o.Log.Info("the leader has died", "identity", *lease.Spec.HolderIdentity)
-	nobody := ""
-	lease.Spec.HolderIdentity = &nobody
+	o.Log.Info("the leader no longer runs; releasing its lease", "identity", *lease.Spec.HolderIdentity)
+	lease.Spec.HolderIdentity = new("")
 	_, err = api.Update(ctx, lease, metav1.UpdateOptions{})
 	return err
 }

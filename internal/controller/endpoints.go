@@ -17,19 +17,19 @@ import (
 
 // endpoints keeps the Endpoints objects of Services with a selector.
 type endpoints struct {
-	*shared
+	*controllerContext
 	loop     *loop[svc.Name]
 	index    *selection
-	view     *view[*corev1.Endpoints]
+	cache    *assumeCache[*corev1.Endpoints]
 	triggers triggers
 	pace     pace
 
-	mu   sync.Mutex
-	lost map[svc.Name]bool // Services seen to be deleted
+	mu      sync.Mutex
+	deleted map[svc.Name]bool // Services whose deletion was observed
 }
 
-func newEndpoints(s *shared) (func(ctx context.Context), error) {
-	c := &endpoints{shared: s, lost: map[svc.Name]bool{}}
+func newEndpoints(s *controllerContext) (func(ctx context.Context), error) {
+	c := &endpoints{controllerContext: s, deleted: map[svc.Name]bool{}}
 	c.loop = newLoop(s, EndpointsName, s.options.Workers, c.sync)
 	var err error
 	if c.index, err = selectionOf(s); err != nil {
@@ -38,25 +38,21 @@ func newEndpoints(s *shared) (func(ctx context.Context), error) {
 	c.index.subscribe(func(ch change) {
 		c.mu.Lock()
 		if ch.deleted {
-			c.lost[ch.service] = true
+			c.deleted[ch.service] = true
 		}
 		c.mu.Unlock()
-		c.triggers.note(ch.service, ch.trigger)
+		c.triggers.add(ch.service, ch.trigger)
 		c.loop.queue.Add(ch.service)
 	})
 	informer := s.informers.Core().V1().Endpoints().Informer()
-	c.view = newView(func(e *corev1.Endpoints) (svc.Name, bool) { return nameOf(e), true }, func(name svc.Name) bool {
-		_, ok, err := informer.GetStore().GetByKey(name.String())
-		return ok && err == nil
-	})
-	again := func(name svc.Name) { c.loop.queue.Add(name) }
-	if err := s.handle(informer, viewHandler(c.view, again)); err != nil {
+	c.cache = newAssumeCache(func(e *corev1.Endpoints) (svc.Name, bool) { return nameOf(e), true }, storedIn(informer))
+	if err := s.handle(informer, cacheHandler(c.cache, c.loop.queue.Add)); err != nil {
 		return nil, err
 	}
 	return func(ctx context.Context) {
 		var t tasks
 		t.add(c.loop.run)
-		t.add(func(ctx context.Context) { c.view.audit(ctx, again) })
+		t.add(func(ctx context.Context) { c.cache.expireLoop(ctx, c.loop.queue.Add) })
 		t.run(ctx)
 	}, nil
 }
@@ -64,13 +60,13 @@ func newEndpoints(s *shared) (func(ctx context.Context), error) {
 func (c *endpoints) sync(ctx context.Context, name svc.Name) error {
 	service := c.index.service(name)
 	if service == nil {
-		return c.gone(ctx, name)
+		return c.serviceDeleted(ctx, name)
 	}
 	c.mu.Lock()
-	delete(c.lost, name)
+	delete(c.deleted, name)
 	c.mu.Unlock()
 	if len(service.Spec.Selector) == 0 || service.Spec.Type == corev1.ServiceTypeExternalName {
-		return nil // what is there is the user's, or stays as in Kubernetes
+		return nil // existing Endpoints are the user's, or stay as in Kubernetes
 	}
 	if left := c.pace.wait(name); left > 0 {
 		c.loop.queue.AddAfter(name, left)
@@ -85,7 +81,7 @@ func (c *endpoints) sync(ctx context.Context, name svc.Name) error {
 	began := time.Now()
 	err := c.write(ctx, current, want)
 	if err != nil {
-		c.triggers.note(name, trigger)
+		c.triggers.add(name, trigger)
 		return err
 	}
 	c.pace.wrote(name, began)
@@ -93,7 +89,7 @@ func (c *endpoints) sync(ctx context.Context, name svc.Name) error {
 }
 
 func (c *endpoints) current(name svc.Name) *corev1.Endpoints {
-	if list := c.view.list(name); len(list) > 0 {
+	if list := c.cache.list(name); len(list) > 0 {
 		return list[0]
 	}
 	return nil
@@ -111,7 +107,7 @@ func (c *endpoints) write(ctx context.Context, current, want *corev1.Endpoints) 
 	}
 	switch {
 	case err == nil:
-		c.view.wrote(made)
+		c.cache.assume(made)
 		return nil
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
 		return nil
@@ -119,50 +115,49 @@ func (c *endpoints) write(ctx context.Context, current, want *corev1.Endpoints) 
 		now, err := api.Get(ctx, name.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			if current != nil {
-				c.view.deleted(name, name, current.UID)
+				c.cache.assumeDeleted(name, name, current.UID)
 			}
-			return errAgain
+			return errReplan
 		}
 		if err != nil {
 			return fmt.Errorf("get Endpoints %s: %w", name, err)
 		}
-		c.view.wrote(now)
-		return errAgain
+		c.cache.assume(now)
+		return errReplan
 	}
 	return fmt.Errorf("write Endpoints %s: %w", name, err)
 }
 
-// gone deletes the Endpoints of a Service that was deleted. Those that
-// somebody made without ever making a Service are left alone, and so are the
-// records of leader elections.
-func (c *endpoints) gone(ctx context.Context, name svc.Name) error {
+// serviceDeleted deletes the Endpoints of a Service that was deleted. Those that
+// never had a Service are left alone, and so are records of leader elections.
+func (c *endpoints) serviceDeleted(ctx context.Context, name svc.Name) error {
 	c.triggers.take(name)
 	c.pace.forget(name)
 	current := c.current(name)
 	c.mu.Lock()
-	lost := c.lost[name]
+	deleted := c.deleted[name]
 	if current == nil {
-		delete(c.lost, name)
+		delete(c.deleted, name)
 	}
 	c.mu.Unlock()
 	if current == nil || epslice.LeaderElection(current) {
 		return nil
 	}
-	if !lost {
+	if !deleted {
 		if current.Labels[epslice.LabelEndpointsManagedBy] != epslice.EndpointsManagedBy {
 			return nil
 		}
 		if gone, err := serviceGone(ctx, c.client, name); err != nil || !gone {
-			return errors.Join(err, errAgain)
+			return errors.Join(err, errReplan)
 		}
 	}
-	err := c.client.CoreV1().Endpoints(name.Namespace).Delete(ctx, name.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &current.UID}})
-	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+	err := ignoreReplaced(c.client.CoreV1().Endpoints(name.Namespace).Delete(ctx, name.Name, onlyUID(current.UID)))
+	if err != nil {
 		return fmt.Errorf("delete Endpoints %s: %w", name, err)
 	}
-	c.view.deleted(name, name, current.UID)
+	c.cache.assumeDeleted(name, name, current.UID)
 	c.mu.Lock()
-	delete(c.lost, name)
+	delete(c.deleted, name)
 	c.mu.Unlock()
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 
@@ -16,12 +17,11 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// garbage deletes what has lost its owner, in the background: EndpointSlices,
-// Leases of Nodes and Pods whose owner references name a Service, an Endpoints,
-// a Node or a Pod that is no longer there. Owners of other kinds are not known
-// to this server; what they own is left alone.
+// garbage deletes objects whose owners are gone: EndpointSlices, Leases of Nodes
+// and Pods whose owner references name a Service, an Endpoints, a Node or a Pod
+// that no longer exists. What has an owner of another kind is left alone.
 type garbage struct {
-	*shared
+	*controllerContext
 	loop *loop[owned]
 
 	mu         sync.Mutex
@@ -35,8 +35,8 @@ type owned struct {
 	uid  types.UID
 }
 
-func newGarbage(s *shared) (func(ctx context.Context), error) {
-	c := &garbage{shared: s, dependents: map[types.UID]map[owned]bool{}}
+func newGarbage(s *controllerContext) (func(ctx context.Context), error) {
+	c := &garbage{controllerContext: s, dependents: map[types.UID]map[owned]bool{}}
 	c.loop = newLoop(s, GarbageName, min(2, s.options.Workers), c.sync)
 	core := s.informers.Core().V1()
 	watch := []struct {
@@ -52,18 +52,18 @@ func newGarbage(s *shared) (func(ctx context.Context), error) {
 	}
 	for _, w := range watch {
 		err := s.handle(w.informer, cache.ResourceEventHandlerFuncs{
-			AddFunc: func(o any) { c.seen(w.kind, o.(metav1.Object)) },
+			AddFunc: func(o any) { c.add(w.kind, o.(metav1.Object)) },
 			UpdateFunc: func(old, o any) {
-				// An agent's first Lease is older than what it knows of its Node.
+				// An agent writes its first Lease before it knows its Node.
 				if before, now := old.(metav1.Object), o.(metav1.Object); before.GetUID() != now.GetUID() ||
 					!slices.EqualFunc(before.GetOwnerReferences(), now.GetOwnerReferences(), sameOwner) {
 					c.forget(w.kind, before)
-					c.seen(w.kind, now)
+					c.add(w.kind, now)
 				}
 			},
 			DeleteFunc: func(o any) {
 				if object, ok := final[metav1.Object](o); ok {
-					c.lost(w.kind, object)
+					c.ownerDeleted(w.kind, object)
 				}
 			},
 		})
@@ -74,8 +74,8 @@ func newGarbage(s *shared) (func(ctx context.Context), error) {
 	return c.loop.run, nil
 }
 
-// owners returns the owners of kinds this controller knows, or nil if one is of
-// another kind.
+// owners returns the owners if all are of the kinds that this controller
+// watches, else nil.
 func owners(o metav1.Object) []metav1.OwnerReference {
 	refs := o.GetOwnerReferences()
 	for _, r := range refs {
@@ -90,7 +90,7 @@ func owners(o metav1.Object) []metav1.OwnerReference {
 	return refs
 }
 
-func (c *garbage) seen(kind string, o metav1.Object) {
+func (c *garbage) add(kind string, o metav1.Object) {
 	refs := owners(o)
 	if len(refs) == 0 {
 		return
@@ -104,7 +104,7 @@ func (c *garbage) seen(kind string, o metav1.Object) {
 		c.dependents[r.UID][me] = true
 	}
 	c.mu.Unlock()
-	// An owner that went while nobody looked is found by looking once.
+	// The owner may have been deleted before this process started.
 	c.loop.queue.Add(me)
 }
 
@@ -112,7 +112,7 @@ func sameOwner(a, b metav1.OwnerReference) bool {
 	return a.APIVersion == b.APIVersion && a.Kind == b.Kind && a.Name == b.Name && a.UID == b.UID
 }
 
-// forget drops what is known of the object's owners.
+// forget drops an object's entries at its owners.
 func (c *garbage) forget(kind string, o metav1.Object) {
 	me := owned{kind, nameOf(o), o.GetUID()}
 	c.mu.Lock()
@@ -125,13 +125,10 @@ func (c *garbage) forget(kind string, o metav1.Object) {
 	}
 }
 
-func (c *garbage) lost(kind string, o metav1.Object) {
+func (c *garbage) ownerDeleted(kind string, o metav1.Object) {
 	c.forget(kind, o)
 	c.mu.Lock()
-	var orphans []owned
-	for d := range c.dependents[o.GetUID()] {
-		orphans = append(orphans, d)
-	}
+	orphans := slices.Collect(maps.Keys(c.dependents[o.GetUID()]))
 	c.mu.Unlock()
 	for _, d := range orphans {
 		c.loop.queue.Add(d)
@@ -152,7 +149,7 @@ func (c *garbage) sync(ctx context.Context, d owned) error {
 			return nil
 		}
 	}
-	for _, r := range refs { // the watch may lag behind
+	for _, r := range refs { // the watch may lag
 		uid, err := c.live(ctx, r.Kind, ownerName(object, r))
 		if err != nil || uid == r.UID {
 			return err
@@ -193,7 +190,7 @@ func (c *garbage) cached(kind string, name svc.Name) metav1.Object {
 	return o.(metav1.Object)
 }
 
-// live asks the API for the uid of an owner; none if it is not there.
+// live asks the API server for the UID of an owner: "" if it does not exist.
 func (c *garbage) live(ctx context.Context, kind string, name svc.Name) (types.UID, error) {
 	var o metav1.Object
 	var err error
@@ -208,7 +205,7 @@ func (c *garbage) live(ctx context.Context, kind string, name svc.Name) (types.U
 	case "Pod":
 		o, err = core.Pods(name.Namespace).Get(ctx, name.Name, metav1.GetOptions{})
 	default:
-		return "", errors.New("no such kind of owner: " + kind)
+		return "", errors.New("unknown kind of owner: " + kind)
 	}
 	if apierrors.IsNotFound(err) {
 		return "", nil
@@ -220,7 +217,7 @@ func (c *garbage) live(ctx context.Context, kind string, name svc.Name) (types.U
 }
 
 func (c *garbage) delete(ctx context.Context, d owned) error {
-	options := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &d.uid}}
+	options := onlyUID(d.uid)
 	var err error
 	switch d.kind {
 	case "EndpointSlice":
@@ -230,8 +227,8 @@ func (c *garbage) delete(ctx context.Context, d owned) error {
 	case "Pod":
 		err = c.client.CoreV1().Pods(d.name.Namespace).Delete(ctx, d.name.Name, options)
 	}
-	if err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return nil
+	if err := ignoreReplaced(err); err != nil {
+		return fmt.Errorf("delete %s %s: %w", d.kind, d.name, err)
 	}
-	return fmt.Errorf("delete %s %s: %w", d.kind, d.name, err)
+	return nil
 }

@@ -153,14 +153,14 @@ func TestGarbage(t *testing.T) {
 	}
 }
 
-// Wrong options are refused with what would be right.
-func TestWrongOptions(t *testing.T) {
+// Invalid options are an error that has the remedy.
+func TestInvalidOptions(t *testing.T) {
 	config := &rest.Config{Host: "http://127.0.0.1:1"}
 	for want, o := range map[string]Options{
-		"need a connection":     {},
-		`no controller "nodes"`: {Config: config, Controllers: []string{"nodes"}},
-		"named twice":           {Config: config, Controllers: []string{EndpointsName, EndpointsName}},
-		"must be 1 to 1000":     {Config: config, MaxEndpointsPerSlice: 1001},
+		"no configuration for the API server": {},
+		`unknown controller "nodes"`:          {Config: config, Controllers: []string{"nodes"}},
+		"given more than once":                {Config: config, Controllers: []string{EndpointsName, EndpointsName}},
+		"must be 1 to 1000":                   {Config: config, MaxEndpointsPerSlice: 1001},
 	} {
 		if err := Run(context.Background(), o); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want something with %q", err, want)
@@ -175,12 +175,12 @@ func TestLeaseOfADeadProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if self.knowsDead(self.String()) || self.knowsDead("other_"+self.boot+".1.1") || self.knowsDead("x") || self.knowsDead(self.host+"_"+self.boot+".x.y") {
+	if self.isDead(self.String()) || self.isDead("other_"+self.boot+".1.1") || self.isDead("x") || self.isDead(self.host+"_"+self.boot+".x.y") {
 		t.Error("a process is taken for dead that is not known to be")
 	}
 	dead := self
 	dead.id.Start = 1
-	if !self.knowsDead(dead.String()) {
+	if !self.isDead(dead.String()) {
 		t.Errorf("%s counts as running", dead)
 	}
 	r := newRig(t)

@@ -12,8 +12,8 @@ import (
 // writeTimeout bounds one pass of a loop over one key, all its calls together.
 const writeTimeout = 30 * time.Second
 
-// loop works through a queue of keys. A key is never worked on twice at a time;
-// one that fails comes again, later and later up to maxBackoff.
+// loop works through a queue of keys. A key is worked on by one worker at a time;
+// one that fails is retried with a backoff of up to maxBackoff.
 type loop[K comparable] struct {
 	name    string
 	log     *slog.Logger
@@ -25,9 +25,11 @@ type loop[K comparable] struct {
 const (
 	minBackoff = 5 * time.Millisecond
 	maxBackoff = 30 * time.Second
+	// warnAfter is how many failures in a row are logged as a warning.
+	warnAfter = 8
 )
 
-func newLoop[K comparable](s *shared, name string, workers int, sync func(ctx context.Context, key K) error) *loop[K] {
+func newLoop[K comparable](s *controllerContext, name string, workers int, sync func(ctx context.Context, key K) error) *loop[K] {
 	return &loop[K]{
 		name: name, log: s.log, workers: workers, sync: sync,
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
@@ -66,9 +68,9 @@ func (l *loop[K]) next(ctx context.Context) bool {
 	case err == nil:
 		l.queue.Forget(key)
 	case ctx.Err() == nil:
-		l.log.Debug("will try again", "controller", l.name, "object", key, "reason", err)
-		if l.queue.NumRequeues(key) == 8 {
-			l.log.Warn("keeps failing", "controller", l.name, "object", key, "reason", err)
+		l.log.Debug("cannot sync; retrying", "controller", l.name, "object", key, "err", err)
+		if l.queue.NumRequeues(key) == warnAfter {
+			l.log.Warn("cannot sync; still retrying", "controller", l.name, "object", key, "failures", warnAfter, "err", err)
 		}
 		l.queue.AddRateLimited(key)
 	}

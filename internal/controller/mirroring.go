@@ -3,10 +3,9 @@ package controller
 import (
 	"context"
 	"errors"
-	"sync"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/tools/cache"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead/fairlead/internal/epslice"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -15,48 +14,31 @@ import (
 // mirroring keeps slices that mirror the Endpoints users make for Services
 // without a selector.
 type mirroring struct {
-	*shared
-	loop  *loop[svc.Name]
-	store *sliceStore
-	notes *notes
-
-	mu    sync.Mutex
-	taken map[svc.Name][]string
+	*controllerContext
+	loop   *loop[svc.Name]
+	store  *sliceStore
+	events *planEvents
+	taken  takenNames
 }
 
-func newMirroring(s *shared) (func(ctx context.Context), error) {
-	c := &mirroring{shared: s, notes: newNotes(s), taken: map[svc.Name][]string{}}
+func newMirroring(s *controllerContext) (func(ctx context.Context), error) {
+	c := &mirroring{controllerContext: s, events: newPlanEvents(s)}
 	c.loop = newLoop(s, MirroringName, s.options.Workers, c.sync)
-	add := func(o any) {
-		c.loop.queue.Add(nameOf(o.(interface {
-			GetNamespace() string
-			GetName() string
-		})))
-	}
-	gone := func(o any) {
-		if e, ok := final[*corev1.Endpoints](o); ok {
-			c.loop.queue.Add(nameOf(e))
-		} else if service, ok := final[*corev1.Service](o); ok {
-			c.loop.queue.Add(nameOf(service))
-		}
-	}
-	if err := s.handle(s.informers.Core().V1().Endpoints().Informer(), cache.ResourceEventHandlerFuncs{
-		AddFunc: add, UpdateFunc: func(_, o any) { add(o) }, DeleteFunc: gone,
-	}); err != nil {
+	add := func(o metav1.Object) { c.loop.queue.Add(nameOf(o)) }
+	if err := s.handle(s.informers.Core().V1().Endpoints().Informer(), handlers(add, add)); err != nil {
 		return nil, err
 	}
-	if err := s.handle(s.informers.Core().V1().Services().Informer(), cache.ResourceEventHandlerFuncs{
-		AddFunc: add, DeleteFunc: gone,
-		UpdateFunc: func(old, o any) {
-			if (len(old.(*corev1.Service).Spec.Selector) == 0) != (len(o.(*corev1.Service).Spec.Selector) == 0) {
-				add(o)
-			}
-		},
-	}); err != nil {
+	services := handlers(add, add)
+	services.UpdateFunc = func(old, o any) {
+		if (len(old.(*corev1.Service).Spec.Selector) == 0) != (len(o.(*corev1.Service).Spec.Selector) == 0) {
+			add(o.(*corev1.Service))
+		}
+	}
+	if err := s.handle(s.informers.Core().V1().Services().Informer(), services); err != nil {
 		return nil, err
 	}
 	var err error
-	c.store, err = slicesOf(s, func(owner svc.Name) { c.loop.queue.Add(owner) })
+	c.store, err = slicesOf(s, c.loop.queue.Add)
 	return c.loop.run, err
 }
 
@@ -71,33 +53,24 @@ func (c *mirroring) sync(ctx context.Context, name svc.Name) error {
 	}
 	present := c.store.managed(name, epslice.ManagedByMirroring)
 	if !epslice.Mirrored(object, service) {
-		c.notes.forget(name)
-		c.mu.Lock()
-		delete(c.taken, name)
-		c.mu.Unlock()
+		c.events.forget(name)
+		c.taken.forget(name)
 		if len(present) == 0 {
 			return nil
 		}
 		if service == nil {
 			if gone, err := serviceGone(ctx, c.client, name); err != nil || !gone {
-				return errors.Join(err, errAgain)
+				return errors.Join(err, errReplan)
 			}
 		}
 		return c.store.deleteAll(ctx, name, present)
 	}
-	c.mu.Lock()
-	taken := c.taken[name]
-	c.mu.Unlock()
-	plan := epslice.Mirror(object, present, taken, 0)
-	c.notes.tell(name, object, plan.Notes)
+	plan := epslice.Mirror(object, present, c.taken.of(name), 0)
+	c.events.record(name, object, plan.Events)
 	if plan.Empty() {
 		return nil
 	}
 	err = c.store.write(ctx, name, plan)
-	if names := takenIn(err); len(names) > 0 {
-		c.mu.Lock()
-		c.taken[name] = append(c.taken[name], names...)
-		c.mu.Unlock()
-	}
+	c.taken.add(name, err)
 	return err
 }

@@ -13,35 +13,31 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/metadata"
-	"k8s.io/client-go/tools/cache"
 )
 
-// namespaces empties namespaces that are being deleted, and lets them go when
-// nothing is left in them.
+// namespaces empties namespaces that are being deleted, and removes their
+// finalizer when nothing remains in them.
 type namespaces struct {
-	*shared
+	*controllerContext
 	loop *loop[string]
 	meta metadata.Interface
 }
 
-func newNamespace(s *shared) (func(ctx context.Context), error) {
+func newNamespace(s *controllerContext) (func(ctx context.Context), error) {
 	meta, err := metadata.NewForConfig(s.config)
 	if err != nil {
 		return nil, err
 	}
-	c := &namespaces{shared: s, meta: meta}
+	c := &namespaces{controllerContext: s, meta: meta}
 	c.loop = newLoop(s, NamespaceName, min(4, s.options.Workers), c.sync)
-	look := func(o any) {
-		if ns := o.(*corev1.Namespace); ns.DeletionTimestamp != nil {
+	set := func(ns *corev1.Namespace) {
+		if ns.DeletionTimestamp != nil {
 			c.loop.queue.Add(ns.Name)
 		}
 	}
-	return c.loop.run, s.handle(s.informers.Core().V1().Namespaces().Informer(), cache.ResourceEventHandlerFuncs{
-		AddFunc: look, UpdateFunc: func(_, o any) { look(o) },
-	})
+	return c.loop.run, s.handle(s.informers.Core().V1().Namespaces().Informer(), handlers(set, nil))
 }
 
 func (c *namespaces) sync(ctx context.Context, name string) error {
@@ -53,24 +49,24 @@ func (c *namespaces) sync(ctx context.Context, name string) error {
 		return fmt.Errorf("get namespace %s: %w", name, err)
 	}
 	if !slices.Contains(ns.Spec.Finalizers, corev1.FinalizerKubernetes) {
-		return nil // emptied already; somebody else holds it
+		return nil // emptied already; other finalizers keep it
 	}
-	left := c.empty(ctx, name)
-	if err := c.report(ctx, ns, left); err != nil {
+	remaining := c.empty(ctx, name)
+	if err := c.report(ctx, ns, remaining); err != nil {
 		return err
 	}
-	if !left.nothing() {
-		if len(left.errs) == 0 {
-			c.loop.queue.AddAfter(name, left.wait())
+	if !remaining.empty() {
+		if len(remaining.errs) == 0 {
+			c.loop.queue.AddAfter(name, remaining.wait())
 			return nil
 		}
-		return errors.Join(left.errs...)
+		return errors.Join(remaining.errs...)
 	}
 	return c.finalize(ctx, ns)
 }
 
-// remains is what a pass over a namespace left behind.
-type remains struct {
+// remainder is what remains in a namespace after a pass over it.
+type remainder struct {
 	resources  map[string]int // "pods" → how many
 	finalizers map[string]int
 	grace      time.Duration // the longest grace period of a Pod
@@ -79,23 +75,23 @@ type remains struct {
 	errs       []error
 }
 
-func (r *remains) nothing() bool { return len(r.resources) == 0 && len(r.errs) == 0 }
+func (r *remainder) empty() bool { return len(r.resources) == 0 && len(r.errs) == 0 }
 
-// wait is when to look again: soon, for what has to go through finalizers; by
-// half of the grace period for Pods that are being stopped.
-func (r *remains) wait() time.Duration {
+// wait returns when to check again: soon, for what has finalizers; after half of
+// the grace period, for Pods that are being stopped.
+func (r *remainder) wait() time.Duration {
 	return min(max(r.grace/2, 100*time.Millisecond), 5*time.Second)
 }
 
-// empty deletes everything in the namespace, of every kind the server has, and
-// returns what is still there.
-func (c *namespaces) empty(ctx context.Context, name string) *remains {
-	left := &remains{resources: map[string]int{}, finalizers: map[string]int{}}
+// empty deletes everything in the namespace, of every kind that the API server
+// has, and returns what remains.
+func (c *namespaces) empty(ctx context.Context, name string) *remainder {
+	left := &remainder{resources: map[string]int{}, finalizers: map[string]int{}}
 	kinds, err := c.client.Discovery().ServerPreferredNamespacedResources()
 	if err != nil {
-		// What was found is deleted all the same; the namespace has to wait.
+		// The kinds found are emptied; the namespace has to wait for the others.
 		left.discovery = err
-		left.errs = append(left.errs, fmt.Errorf("find out what the server has: %w", err))
+		left.errs = append(left.errs, fmt.Errorf("discover the API server's kinds: %w", err))
 	}
 	kinds = discovery.FilteredBy(discovery.SupportsAllVerbs{Verbs: []string{"list", "delete"}}, kinds)
 	for _, list := range kinds {
@@ -114,7 +110,9 @@ func (c *namespaces) empty(ctx context.Context, name string) *remains {
 	return left
 }
 
-func (c *namespaces) emptyOf(ctx context.Context, name string, resource schema.GroupVersionResource, verbs []string, left *remains) error {
+func (c *namespaces) emptyOf(
+	ctx context.Context, name string, resource schema.GroupVersionResource, verbs []string, left *remainder,
+) error {
 	api := c.meta.Resource(resource).Namespace(name)
 	background := metav1.DeletePropagationBackground
 	options := metav1.DeleteOptions{PropagationPolicy: &background}
@@ -152,8 +150,8 @@ func (c *namespaces) emptyOf(ctx context.Context, name string, resource schema.G
 	return errors.Join(errs...)
 }
 
-// report writes what keeps the namespace into its conditions.
-func (c *namespaces) report(ctx context.Context, ns *corev1.Namespace, left *remains) error {
+// report writes to the conditions of the namespace why it still exists.
+func (c *namespaces) report(ctx context.Context, ns *corev1.Namespace, left *remainder) error {
 	changed := false
 	set := func(kind corev1.NamespaceConditionType, bad bool, reason, message, good string) {
 		k := corev1.NamespaceCondition{Type: kind, Status: corev1.ConditionFalse, Reason: good, Message: ""}
@@ -168,27 +166,31 @@ func (c *namespaces) report(ctx context.Context, ns *corev1.Namespace, left *rem
 		}
 		return err.Error()
 	}
-	set(corev1.NamespaceDeletionDiscoveryFailure, left.discovery != nil, "DiscoveryFailed", "Discovery failed for some groups: "+text(left.discovery), "ResourcesDiscovered")
-	set(corev1.NamespaceDeletionContentFailure, left.deletion != nil, "ContentDeletionFailed", "Failed to delete all resource types: "+text(left.deletion), "ContentDeleted")
-	set(corev1.NamespaceContentRemaining, len(left.resources) > 0, "SomeResourcesRemain", "Some resources are remaining: "+counts(left.resources, "%s has %d resource instances"), "ContentRemoved")
-	set(corev1.NamespaceFinalizersRemaining, len(left.finalizers) > 0, "SomeFinalizersRemain", "Some content in the namespace has finalizers remaining: "+counts(left.finalizers, "%s in %d resource instances"), "ContentHasNoFinalizers")
+	set(corev1.NamespaceDeletionDiscoveryFailure, left.discovery != nil, "DiscoveryFailed",
+		"Discovery failed for some groups: "+text(left.discovery), "ResourcesDiscovered")
+	set(corev1.NamespaceDeletionContentFailure, left.deletion != nil, "ContentDeletionFailed",
+		"Failed to delete all resource types: "+text(left.deletion), "ContentDeleted")
+	set(corev1.NamespaceContentRemaining, len(left.resources) > 0, "SomeResourcesRemain",
+		"Some resources are remaining: "+counts(left.resources, "%s has %d resource instances"), "ContentRemoved")
+	set(corev1.NamespaceFinalizersRemaining, len(left.finalizers) > 0, "SomeFinalizersRemain",
+		"Some content in the namespace has finalizers remaining: "+counts(left.finalizers, "%s in %d resource instances"), "ContentHasNoFinalizers")
 	if ns.Status.Phase != corev1.NamespaceTerminating {
 		ns.Status.Phase, changed = corev1.NamespaceTerminating, true
 	}
-	// A namespace that goes at once is not written to first.
-	if !changed || left.nothing() {
+	// One that can be removed at once is not written to first.
+	if !changed || left.empty() {
 		return nil
 	}
 	updated, err := c.client.CoreV1().Namespaces().UpdateStatus(ctx, ns, metav1.UpdateOptions{})
 	if err != nil {
-		return ignoreGone(fmt.Errorf("status of namespace %s: %w", ns.Name, err))
+		return ignoreNotFound(fmt.Errorf("status of namespace %s: %w", ns.Name, err))
 	}
 	*ns = *updated
 	return nil
 }
 
-// setNamespaceCondition sets a condition and says whether anything changed. A
-// condition that was never true is not worth writing.
+// setNamespaceCondition sets a condition and reports whether that changed
+// anything. A condition that was never true is not added.
 func setNamespaceCondition(ns *corev1.Namespace, k corev1.NamespaceCondition) bool {
 	for i := range ns.Status.Conditions {
 		old := &ns.Status.Conditions[i]
@@ -221,28 +223,25 @@ func counts(m map[string]int, format string) string {
 	return strings.Join(parts, ", ")
 }
 
-// finalize takes the namespace's own finalizer away. Servers remove the object
-// with its last finalizer; a second delete is for those that do not.
+// finalize removes the namespace's own finalizer. API servers remove the object
+// with its last finalizer; the delete is for those that do not.
 func (c *namespaces) finalize(ctx context.Context, ns *corev1.Namespace) error {
 	ns = ns.DeepCopy()
-	ns.Spec.Finalizers = slices.DeleteFunc(ns.Spec.Finalizers, func(f corev1.FinalizerName) bool { return f == corev1.FinalizerKubernetes })
+	ns.Spec.Finalizers = slices.DeleteFunc(ns.Spec.Finalizers, func(f corev1.FinalizerName) bool {
+		return f == corev1.FinalizerKubernetes
+	})
 	after, err := c.client.CoreV1().Namespaces().Finalize(ctx, ns, metav1.UpdateOptions{})
 	if err != nil {
-		return ignoreGone(fmt.Errorf("finalize namespace %s: %w", ns.Name, err))
+		return ignoreNotFound(fmt.Errorf("finalize namespace %s: %w", ns.Name, err))
 	}
-	c.log.Info("namespace is empty", "namespace", ns.Name)
+	c.log.Info("emptied a deleted namespace", "namespace", ns.Name)
 	if len(after.Spec.Finalizers)+len(after.Finalizers) > 0 {
 		return nil
 	}
-	uid := types.UID(ns.UID)
-	err = c.client.CoreV1().Namespaces().Delete(ctx, ns.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
-	if apierrors.IsConflict(err) {
-		return nil // another namespace of that name
-	}
-	return ignoreGone(err)
+	return ignoreReplaced(c.client.CoreV1().Namespaces().Delete(ctx, ns.Name, onlyUID(ns.UID)))
 }
 
-func ignoreGone(err error) error {
+func ignoreNotFound(err error) error {
 	if apierrors.IsNotFound(err) {
 		return nil
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math/big"
 	"net/netip"
 	"slices"
@@ -13,19 +14,18 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/cache"
 )
 
 // nodeIPAM gives each Node its part of the cluster's pod ranges.
 type nodeIPAM struct {
-	*shared
+	*controllerContext
 	loop *loop[string]
 
-	mu      sync.Mutex
-	ranges  []*cidrRange
-	held    map[string][]netip.Prefix // by Node, also while being written
-	waiting map[string]bool           // Nodes for which nothing was left
-	told    map[string]string         // the last complaint about each Node
+	mu       sync.Mutex
+	ranges   []*cidrRange
+	assigned map[string][]netip.Prefix // by Node, also while being written
+	waiting  map[string]bool           // Nodes for which no range was left
+	overlaps map[string]string         // by Node: the overlap that was recorded last
 }
 
 // DefaultClusterCIDRs are the pod ranges of a cluster that names none.
@@ -33,8 +33,8 @@ func DefaultClusterCIDRs() []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/56")}
 }
 
-func newNodeIPAM(s *shared) (func(ctx context.Context), error) {
-	c := &nodeIPAM{shared: s, held: map[string][]netip.Prefix{}, waiting: map[string]bool{}, told: map[string]string{}}
+func newNodeIPAM(s *controllerContext) (func(ctx context.Context), error) {
+	c := &nodeIPAM{controllerContext: s, assigned: map[string][]netip.Prefix{}, waiting: map[string]bool{}, overlaps: map[string]string{}}
 	cidrs := s.options.ClusterCIDRs
 	if len(cidrs) == 0 {
 		cidrs = DefaultClusterCIDRs()
@@ -54,18 +54,10 @@ func newNodeIPAM(s *shared) (func(ctx context.Context), error) {
 		c.ranges = append(c.ranges, r)
 	}
 	c.loop = newLoop(s, NodeIPAMName, min(4, s.options.Workers), c.sync)
-	return c.loop.run, s.handle(s.informers.Core().V1().Nodes().Informer(), cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(o any) { c.nodeChanged(o.(*corev1.Node)) },
-		UpdateFunc: func(_, o any) { c.nodeChanged(o.(*corev1.Node)) },
-		DeleteFunc: func(o any) {
-			if node, ok := final[*corev1.Node](o); ok {
-				c.nodeGone(node.Name)
-			}
-		},
-	})
+	return c.loop.run, s.handle(s.informers.Core().V1().Nodes().Informer(), handlers(c.nodeChanged, c.nodeDeleted))
 }
 
-// nodeChanged takes note of the ranges a Node has before anything is given out.
+// nodeChanged records the ranges that a Node has, or queues it to get some.
 func (c *nodeIPAM) nodeChanged(node *corev1.Node) {
 	if has := podCIDRs(node); len(has) > 0 {
 		c.occupy(node, has)
@@ -90,54 +82,52 @@ func podCIDRs(node *corev1.Node) []netip.Prefix {
 
 func (c *nodeIPAM) occupy(node *corev1.Node, has []netip.Prefix) {
 	c.mu.Lock()
-	if slices.Equal(c.held[node.Name], has) {
+	if slices.Equal(c.assigned[node.Name], has) {
 		c.mu.Unlock()
-		return // every heartbeat comes by here
+		return // the case of every heartbeat
 	}
-	complaint := ""
-	for _, p := range c.held[node.Name] { // reserved, and then it turned out otherwise
+	overlap := ""
+	for _, p := range c.assigned[node.Name] { // reserved, but the Node got others
 		for _, r := range c.ranges {
 			r.release(p, node.Name)
 		}
 	}
-	c.held[node.Name] = has
+	c.assigned[node.Name] = has
 	delete(c.waiting, node.Name)
 	for _, p := range has {
 		for _, r := range c.ranges {
 			if other := r.occupy(p, node.Name); other != "" {
-				complaint = fmt.Sprintf("the pod range %s overlaps with that of node %s; delete one of the two nodes and let it register again", p, other)
+				overlap = fmt.Sprintf("the pod range %s overlaps with that of node %s; delete one of the two nodes and let it register again", p, other)
 			}
 		}
 	}
-	news := c.told[node.Name] != complaint
-	if complaint == "" {
-		delete(c.told, node.Name)
+	isNew := c.overlaps[node.Name] != overlap
+	if overlap == "" {
+		delete(c.overlaps, node.Name)
 	} else {
-		c.told[node.Name] = complaint
+		c.overlaps[node.Name] = overlap
 	}
 	c.mu.Unlock()
-	if news && complaint != "" {
-		c.events.Event(node, corev1.EventTypeWarning, "CIDROverlap", complaint)
-		c.log.Error("pod ranges overlap", "node", node.Name, "reason", complaint)
+	if isNew && overlap != "" {
+		c.events.Event(node, corev1.EventTypeWarning, "CIDROverlap", overlap)
+		c.log.Error("pod ranges overlap", "node", node.Name, "reason", overlap)
 	}
 }
 
-func (c *nodeIPAM) nodeGone(name string) {
+func (c *nodeIPAM) nodeDeleted(node *corev1.Node) {
+	name := node.Name
 	c.mu.Lock()
-	for _, p := range c.held[name] {
+	for _, p := range c.assigned[name] {
 		for _, r := range c.ranges {
 			r.release(p, name)
 		}
 	}
-	delete(c.held, name)
+	delete(c.assigned, name)
 	delete(c.waiting, name)
-	delete(c.told, name)
-	var again []string
-	for node := range c.waiting {
-		again = append(again, node)
-	}
+	delete(c.overlaps, name)
+	retry := slices.Collect(maps.Keys(c.waiting))
 	c.mu.Unlock()
-	for _, node := range again {
+	for _, node := range retry {
 		c.loop.queue.Add(node)
 	}
 }
@@ -147,15 +137,16 @@ func (c *nodeIPAM) sync(ctx context.Context, name string) error {
 	if err != nil || len(podCIDRs(node)) > 0 {
 		return nil
 	}
-	give, news := c.reserve(name)
-	if give == nil {
-		if news {
-			c.events.Event(node, corev1.EventTypeWarning, "CIDRNotAvailable", "no pod range is left to give to this node; give the server a larger --cluster-cidr, or delete nodes that are gone")
+	assign, isNew := c.reserve(name)
+	if assign == nil {
+		if isNew {
+			c.events.Event(node, corev1.EventTypeWarning, "CIDRNotAvailable",
+				"no pod range is left for this node; give the server a larger --cluster-cidr, or delete nodes that no longer exist")
 		}
 		return nil
 	}
-	texts := make([]string, len(give))
-	for i, p := range give {
+	texts := make([]string, len(assign))
+	for i, p := range assign {
 		texts[i] = p.String()
 	}
 	patch, err := json.Marshal(map[string]any{
@@ -169,7 +160,7 @@ func (c *nodeIPAM) sync(ctx context.Context, name string) error {
 	if err == nil || apierrors.IsNotFound(err) {
 		return nil
 	}
-	// The Node may have got ranges from somebody else, or these after all.
+	// Another client may have assigned ranges, or the answer to this was lost.
 	if now, getErr := c.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{}); getErr == nil {
 		if has := podCIDRs(now); len(has) > 0 {
 			c.occupy(now, has)
@@ -180,40 +171,40 @@ func (c *nodeIPAM) sync(ctx context.Context, name string) error {
 }
 
 // reserve returns what the Node is to get: what was reserved for it before, or
-// the next free of each range. It returns nil if there is nothing left, and
-// whether that is news.
-func (c *nodeIPAM) reserve(name string) (give []netip.Prefix, news bool) {
+// the next free of each range. It returns nil if none is left, and reports
+// whether that is new.
+func (c *nodeIPAM) reserve(name string) (assign []netip.Prefix, isNew bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if have := c.held[name]; have != nil {
+	if have := c.assigned[name]; have != nil {
 		return have, false
 	}
 	for _, r := range c.ranges {
 		p, ok := r.next(name)
 		if !ok {
-			for _, taken := range give {
+			for _, taken := range assign {
 				for _, r := range c.ranges {
 					r.release(taken, name)
 				}
 			}
-			news = !c.waiting[name]
+			isNew = !c.waiting[name]
 			c.waiting[name] = true
-			return nil, news
+			return nil, isNew
 		}
-		give = append(give, p)
+		assign = append(assign, p)
 	}
-	c.held[name] = give
-	return give, false
+	c.assigned[name] = assign
+	return assign, false
 }
 
-// cidrRange divides a range into equal parts. What was given back is given out
-// again as late as possible, since others may remember it.
+// cidrRange divides a range into equal parts. A released part is assigned again
+// as late as possible, since others may still have routes to it.
 type cidrRange struct {
 	base   netip.Prefix
 	mask   int
 	size   uint64 // number of parts
 	cursor uint64
-	taken  map[uint64]map[string]bool // part → who says to have it
+	taken  map[uint64]map[string]bool // part → the Nodes that have it
 }
 
 // maxNodeBits bounds the number of parts to 65,536, as in Kubernetes.
@@ -222,7 +213,8 @@ const maxNodeBits = 16
 func newCIDRRange(p netip.Prefix, mask int) (*cidrRange, error) {
 	bits := mask - p.Bits()
 	if !p.IsValid() || bits < 0 || mask > p.Addr().BitLen() || bits > maxNodeBits {
-		return nil, fmt.Errorf("cluster CIDR %s cannot be divided into node ranges of /%d: the node mask must be at least as long, by at most %d", p, mask, maxNodeBits)
+		return nil, fmt.Errorf("cluster CIDR %s cannot be divided into node ranges of /%d: the node mask must be at least as long, by at most %d",
+			p, mask, maxNodeBits)
 	}
 	return &cidrRange{base: p.Masked(), mask: mask, size: 1 << bits, taken: map[uint64]map[string]bool{}}, nil
 }
@@ -253,8 +245,8 @@ func (r *cidrRange) parts(p netip.Prefix) (first, last uint64, ok bool) {
 	return first, last, true
 }
 
-// occupy notes that a Node has a prefix and returns another one that has part
-// of it.
+// occupy marks a prefix as a Node's and returns another Node that has part of
+// it, or "".
 func (r *cidrRange) occupy(p netip.Prefix, node string) (other string) {
 	first, last, ok := r.parts(p)
 	for i := first; ok && i <= last; i++ {

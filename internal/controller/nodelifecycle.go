@@ -14,47 +14,43 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/fairlead/fairlead/internal/epslice"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// nodeLifecycle declares Nodes unreachable that have stopped renewing their
-// Lease, so that their Pods leave the endpoints, and takes it back when they
-// renew again. What is old is judged by this process's clock since it saw the
-// last renewal: clocks of machines differ, and after a start every Node has the
-// whole grace period.
+// nodeLifecycle marks Nodes as unreachable that have stopped renewing their
+// Lease, so that their Pods leave the endpoints, and reverts that when they renew
+// again. The grace period runs by this process's clock from when it saw the last
+// renewal: clocks of machines differ, and after a start every Node has the whole
+// grace period.
 type nodeLifecycle struct {
-	*shared
+	*controllerContext
 	loop  *loop[string]
 	index *selection
 	gc    *podGC
 
-	mu    sync.Mutex
-	pulse map[string]*pulse
+	mu         sync.Mutex
+	heartbeats map[string]*heartbeat
 }
 
-// pulse is the last sign of life of a Node.
-type pulse struct {
-	lease, status string    // what its two heartbeats said
+// heartbeat is the last heartbeat of a Node.
+type heartbeat struct {
+	lease, status string    // the times in its Lease and in its status
 	seen          time.Time // when this process saw one of them change
-	marked        bool      // everything was written for this silence
+	marked        bool      // the Node has been marked as unreachable since
 }
 
-func newNodeLifecycle(s *shared) (func(ctx context.Context), error) {
-	c := &nodeLifecycle{shared: s, pulse: map[string]*pulse{}}
+func newNodeLifecycle(s *controllerContext) (func(ctx context.Context), error) {
+	c := &nodeLifecycle{controllerContext: s, heartbeats: map[string]*heartbeat{}}
 	c.loop = newLoop(s, NodeLifecycleName, min(4, s.options.Workers), c.sync)
 	var err error
 	if c.index, err = selectionOf(s); err != nil {
 		return nil, err
 	}
 	leases := s.factory(corev1.NamespaceNodeLease).Coordination().V1().Leases().Informer()
-	if err := s.handle(leases, cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(o any) { c.lease(o.(*coordinationv1.Lease)) },
-		UpdateFunc: func(_, o any) { c.lease(o.(*coordinationv1.Lease)) },
-	}); err != nil {
+	if err := s.handle(leases, handlers(c.lease, nil)); err != nil {
 		return nil, err
 	}
 	if err := s.handle(s.informers.Core().V1().Nodes().Informer(), cache.ResourceEventHandlerFuncs{
@@ -63,7 +59,7 @@ func newNodeLifecycle(s *shared) (func(ctx context.Context), error) {
 		DeleteFunc: func(o any) {
 			if node, ok := final[*corev1.Node](o); ok {
 				c.mu.Lock()
-				delete(c.pulse, node.Name)
+				delete(c.heartbeats, node.Name)
 				c.mu.Unlock()
 			}
 		},
@@ -81,19 +77,12 @@ func newNodeLifecycle(s *shared) (func(ctx context.Context), error) {
 	}, nil
 }
 
-// factory returns the informers of one namespace only.
-func (s *shared) factory(namespace string) informers.SharedInformerFactory {
-	if f := s.narrow[namespace]; f != nil {
-		return f
-	}
-	f := informers.NewSharedInformerFactoryWithOptions(s.client, 0, informers.WithTransform(slim), informers.WithNamespace(namespace))
-	s.narrow[namespace] = f
-	return f
+func (c *nodeLifecycle) lease(l *coordinationv1.Lease) {
+	c.observe(l.Name, func(p *heartbeat) *string { return &p.lease }, renewal(l))
 }
 
-func (c *nodeLifecycle) lease(l *coordinationv1.Lease) {
-	c.beat(l.Name, func(p *pulse) *string { return &p.lease }, renewal(l))
-}
+// leaseExpired is the message of conditions and Events of unreachable Nodes.
+const leaseExpired = "the node's agent has stopped renewing its lease"
 
 func renewal(l *coordinationv1.Lease) string {
 	if l.Spec.RenewTime == nil {
@@ -102,34 +91,34 @@ func renewal(l *coordinationv1.Lease) string {
 	return l.Spec.RenewTime.UTC().String()
 }
 
-// node takes the heartbeat in the status for a sign of life as well: Nodes made
-// by hand have no Lease.
+// node takes the heartbeat in the status as well: Nodes made by hand have no
+// Lease.
 func (c *nodeLifecycle) node(n *corev1.Node, first bool) {
-	beat := ""
+	renewed := ""
 	for i := range n.Status.Conditions {
 		if k := &n.Status.Conditions[i]; k.Type == corev1.NodeReady && k.Status != corev1.ConditionUnknown {
-			beat = k.LastHeartbeatTime.UTC().String()
+			renewed = k.LastHeartbeatTime.UTC().String()
 		}
 	}
-	c.beat(n.Name, func(p *pulse) *string { return &p.status }, beat)
+	c.observe(n.Name, func(p *heartbeat) *string { return &p.status }, renewed)
 	if first || slices.ContainsFunc(n.Spec.Taints, isUnreachable) {
 		c.loop.queue.Add(n.Name)
 	}
 }
 
-// beat notes what a heartbeat says now.
-func (c *nodeLifecycle) beat(node string, kind func(*pulse) *string, says string) {
+// observe takes the time of the last renewal, as one kind of heartbeat has it.
+func (c *nodeLifecycle) observe(node string, kind func(*heartbeat) *string, renewed string) {
 	c.mu.Lock()
-	p := c.pulse[node]
+	p := c.heartbeats[node]
 	if p == nil {
-		p = &pulse{seen: time.Now()}
-		c.pulse[node] = p
+		p = &heartbeat{seen: time.Now()}
+		c.heartbeats[node] = p
 	}
 	last := kind(p)
-	alive := says != "" && *last != says
+	alive := renewed != "" && *last != renewed
 	returned := alive && p.marked
 	if alive {
-		*last, p.seen, p.marked = says, time.Now(), false
+		*last, p.seen, p.marked = renewed, time.Now(), false
 	}
 	c.mu.Unlock()
 	if returned {
@@ -142,32 +131,32 @@ func (c *nodeLifecycle) sync(ctx context.Context, name string) error {
 	if err != nil {
 		return nil
 	}
-	left, marked := c.left(name)
+	remaining, marked := c.remaining(name)
 	switch {
-	case left > 0:
-		c.loop.queue.AddAfter(name, left)
+	case remaining > 0:
+		c.loop.queue.AddAfter(name, remaining)
 		return c.untaint(ctx, node)
 	case marked:
 		return nil
 	}
-	// The watch may lag behind: ask before declaring a Node dead.
+	// The watch may lag: ask before marking a Node as unreachable.
 	lease, err := c.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case err == nil:
 		c.lease(lease)
 	case !apierrors.IsNotFound(err):
-		c.restart(name) // it could not have renewed either
+		c.restart(name) // the Node cannot renew while the API server is down
 		return fmt.Errorf("get lease of node %s: %w", name, err)
 	}
-	if left, _ := c.left(name); left > 0 {
-		c.loop.queue.AddAfter(name, left)
+	if remaining, _ := c.remaining(name); remaining > 0 {
+		c.loop.queue.AddAfter(name, remaining)
 		return nil
 	}
-	if err := c.mark(ctx, node); err != nil {
+	if err := c.markUnreachable(ctx, node); err != nil {
 		return err
 	}
 	c.mu.Lock()
-	if p := c.pulse[name]; p != nil && time.Since(p.seen) >= c.options.NodeGracePeriod {
+	if p := c.heartbeats[name]; p != nil && time.Since(p.seen) >= c.options.NodeGracePeriod {
 		p.marked = true
 	} else {
 		c.loop.queue.Add(name)
@@ -176,34 +165,36 @@ func (c *nodeLifecycle) sync(ctx context.Context, name string) error {
 	return nil
 }
 
-// left is what is left of the Node's grace period.
-func (c *nodeLifecycle) left(name string) (time.Duration, bool) {
+// remaining returns what remains of the Node's grace period, and reports whether
+// it has been marked as unreachable.
+func (c *nodeLifecycle) remaining(name string) (time.Duration, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	p := c.pulse[name]
+	p := c.heartbeats[name]
 	if p == nil {
-		p = &pulse{seen: time.Now()}
-		c.pulse[name] = p
+		p = &heartbeat{seen: time.Now()}
+		c.heartbeats[name] = p
 	}
 	return c.options.NodeGracePeriod - time.Since(p.seen), p.marked
 }
 
+// restart gives the Node the whole grace period again.
 func (c *nodeLifecycle) restart(name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if p := c.pulse[name]; p != nil {
+	if p := c.heartbeats[name]; p != nil {
 		p.seen = time.Now()
 	}
 }
 
-// mark writes that the Node is unreachable wherever somebody would otherwise
-// count on it.
-func (c *nodeLifecycle) mark(ctx context.Context, node *corev1.Node) error {
+// markUnreachable sets the condition and the taint of an unreachable Node, and
+// takes its Pods and the endpoints on it out of service.
+func (c *nodeLifecycle) markUnreachable(ctx context.Context, node *corev1.Node) error {
 	errs := []error{c.nodeUnknown(ctx, node), c.taint(ctx, node.Name, true)}
 	for _, pod := range c.index.podsOn(node.Name) {
 		if epslice.Ready(pod) {
-			errs = append(errs, patchPodCondition(ctx, c.shared, pod, corev1.PodCondition{
-				Type: corev1.PodReady, Status: corev1.ConditionFalse, Reason: "NodeNotReady", Message: "the node has stopped renewing its lease",
+			errs = append(errs, patchPodCondition(ctx, c.controllerContext, pod, corev1.PodCondition{
+				Type: corev1.PodReady, Status: corev1.ConditionFalse, Reason: "NodeNotReady", Message: leaseExpired,
 			}))
 		}
 	}
@@ -214,7 +205,7 @@ func (c *nodeLifecycle) mark(ctx context.Context, node *corev1.Node) error {
 func (c *nodeLifecycle) nodeUnknown(ctx context.Context, node *corev1.Node) error {
 	condition := map[string]any{
 		"type": corev1.NodeReady, "status": corev1.ConditionUnknown, "reason": "NodeStatusUnknown",
-		"message": "the agent of this node has stopped renewing its lease", "lastTransitionTime": metav1.Now(),
+		"message": leaseExpired, "lastTransitionTime": metav1.Now(),
 	}
 	for i := range node.Status.Conditions {
 		if k := &node.Status.Conditions[i]; k.Type == corev1.NodeReady && k.Status == corev1.ConditionUnknown {
@@ -229,8 +220,9 @@ func (c *nodeLifecycle) nodeUnknown(ctx context.Context, node *corev1.Node) erro
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("status of node %s: %w", node.Name, err)
 	}
-	c.events.Event(node, corev1.EventTypeWarning, "NodeNotReady", "the agent of this node has stopped renewing its lease")
-	c.log.Warn("node is unreachable", "node", node.Name, "grace", c.options.NodeGracePeriod)
+	c.events.Event(node, corev1.EventTypeWarning, "NodeNotReady", leaseExpired)
+	c.log.Warn("node is unreachable: its lease was not renewed within the grace period",
+		"node", node.Name, "grace", c.options.NodeGracePeriod)
 	return nil
 }
 
@@ -268,14 +260,15 @@ func (c *nodeLifecycle) taint(ctx context.Context, name string, on bool) error {
 		return fmt.Errorf("taints of node %s: %w", name, err)
 	}
 	if !on {
-		c.log.Info("node is back", "node", name)
+		c.log.Info("node is reachable again", "node", name)
 	}
 	return nil
 }
 
 // slicesNotReady takes the endpoints that live on the Node out of service.
 func (c *nodeLifecycle) slicesNotReady(ctx context.Context, node string) error {
-	list, err := c.client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: svc.NodeLabel + "=" + node})
+	onNode := metav1.ListOptions{LabelSelector: svc.NodeLabel + "=" + node}
+	list, err := c.client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll).List(ctx, onNode)
 	if err != nil {
 		return fmt.Errorf("list EndpointSlices of node %s: %w", node, err)
 	}
@@ -292,7 +285,8 @@ func (c *nodeLifecycle) slicesNotReady(ctx context.Context, node string) error {
 		if !changed {
 			continue
 		}
-		if _, err := c.client.DiscoveryV1().EndpointSlices(s.Namespace).Update(ctx, s, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		_, err := c.client.DiscoveryV1().EndpointSlices(s.Namespace).Update(ctx, s, metav1.UpdateOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
 			errs = append(errs, fmt.Errorf("EndpointSlice %s: %w", nameOf(s), err))
 		}
 	}

@@ -14,17 +14,17 @@ import (
 
 // Several Services for the same Pods are common practice: a headless one beside
 // one with an address, one for each port, one for all Pods beside one for those
-// of a release. There the selectors are equal, or one has all of the other and
-// more. Selectors that cross (each asks for something that the other does not)
-// and meet in a Pod all the same are mostly a label too many on it. That is
-// worth a remark, on the younger of the two Services.
+// of a release. There the selectors are equal, or one includes the other.
+// Selectors that cross (each requires a label that the other does not) and still
+// select the same Pod are mostly a label too many on it. That gets an Event, on
+// the younger of the two Services.
 
-// cross says whether two selectors are there and neither has all of the other.
+// cross reports whether neither of two selectors is empty or includes the other.
 func cross(a, b map[string]string) bool {
 	return len(a) > 0 && len(b) > 0 && !selects(a, b) && !selects(b, a)
 }
 
-// younger says whether a was made after b.
+// younger reports whether a was created after b.
 func younger(a, b *corev1.Service) bool {
 	if c := a.CreationTimestamp.Compare(b.CreationTimestamp.Time); c != 0 {
 		return c > 0
@@ -32,9 +32,9 @@ func younger(a, b *corev1.Service) bool {
 	return a.Name > b.Name
 }
 
-// meet remembers the Services that select the same Pod, named in changes, and
-// whose selectors cross.
-func (sp *space) meet(changes []change) {
+// addCrossings records which Services, of those named in changes, which select
+// the same Pod, have selectors that cross.
+func (sp *space) addCrossings(changes []change) {
 	for i := range changes {
 		for j := range i {
 			a, b := sp.services[changes[i].service.Name].service, sp.services[changes[j].service.Name].service
@@ -52,10 +52,11 @@ func (sp *space) meet(changes []change) {
 	}
 }
 
-// meetAll looks at every Pod of a Service that is new or has a new selector.
-func (sp *space) meetAll(service *corev1.Service) {
+// addCrossingsOf does so for every Pod of a Service that is new or has a new
+// selector.
+func (sp *space) addCrossingsOf(service *corev1.Service) {
 	for _, pod := range sp.selected(service.Spec.Selector) {
-		sp.meet(sp.matching(nil, service.Namespace, pod.Labels, time.Time{}))
+		sp.addCrossings(sp.matching(nil, service.Namespace, pod.Labels, time.Time{}))
 	}
 }
 
@@ -72,18 +73,18 @@ func (x *selection) crossing(service *corev1.Service) []*corev1.Service {
 	for _, name := range slices.Sorted(maps.Keys(sp.crossings[service.Name])) {
 		other := sp.services[name]
 		if other != nil && younger(service, other.service) && cross(service.Spec.Selector, other.service.Spec.Selector) &&
-			len(sp.selected(both(service, other.service))) > 0 {
+			len(sp.selected(union(service, other.service))) > 0 {
 			out = append(out, other.service)
 		} else {
-			delete(sp.crossings[service.Name], name) // until they meet again
+			delete(sp.crossings[service.Name], name) // until they select a Pod again
 		}
 	}
 	return out
 }
 
-// both is the selector of the Pods that two Services select; nil, which selects
-// none, where they contradict each other.
-func both(a, b *corev1.Service) map[string]string {
+// union returns the selector of the Pods that both Services select: nil, which
+// selects none, if the two contradict each other.
+func union(a, b *corev1.Service) map[string]string {
 	out := maps.Clone(a.Spec.Selector)
 	for k, v := range b.Spec.Selector {
 		if have, ok := out[k]; ok && have != v {
@@ -94,17 +95,18 @@ func both(a, b *corev1.Service) map[string]string {
 	return out
 }
 
-// overlapNotes tells a user of crossing selectors.
-func overlapNotes(service *corev1.Service, others []*corev1.Service) []epslice.Note {
-	var out []epslice.Note
+// overlapEvents returns the Events for crossing selectors.
+func overlapEvents(service *corev1.Service, others []*corev1.Service) []epslice.Event {
+	var out []epslice.Event
 	for _, o := range others {
 		var pairs []string
-		for k, v := range both(service, o) {
+		for k, v := range union(service, o) {
 			pairs = append(pairs, k+"="+v)
 		}
 		slices.Sort(pairs)
-		out = append(out, epslice.Note{Reason: "OverlappingSelectors",
-			Message: fmt.Sprintf("Service %s selects some of the same pods, those with the labels %s; if that is not meant, correct the labels of the pods or a selector", o.Name, strings.Join(pairs, ","))})
+		out = append(out, epslice.Event{Reason: "OverlappingSelectors",
+			Message: fmt.Sprintf("Service %s selects some of the same pods, those with the labels %s; "+
+				"if that is not intended, correct the labels of the pods or one of the selectors", o.Name, strings.Join(pairs, ","))})
 	}
 	return out
 }

@@ -51,7 +51,7 @@ func TestPace(t *testing.T) {
 		}
 		// A write that takes long is followed by a longer gap.
 		for took, want := range map[time.Duration]time.Duration{
-			time.Millisecond: minGap, 10 * time.Millisecond: slowness * 10 * time.Millisecond, time.Second: maxGap,
+			time.Millisecond: minGap, 10 * time.Millisecond: gapFactor * 10 * time.Millisecond, time.Second: maxGap,
 		} {
 			began := time.Now()
 			time.Sleep(took)

@@ -18,16 +18,16 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// podGC deletes Pods that nobody will ever finish: those of Nodes that no
-// longer exist, those deleted before they had a Node, and the oldest finished
-// ones when there are too many.
+// podGC deletes Pods that no agent will remove: those of Nodes that no longer
+// exist, those deleted before they had a Node, and the oldest finished ones when
+// there are too many.
 type podGC struct {
-	*shared
+	*controllerContext
 	index *selection
 	loop  *loop[string] // Nodes
 
 	mu       sync.Mutex
-	missing  map[string]time.Time // Nodes that are not there, since when
+	missing  map[string]time.Time // Nodes that do not exist, since when
 	finished map[svc.Name]ended
 	unbound  *loop[svc.Name]
 	surplus  *loop[string] // of finished Pods; it has one key
@@ -38,23 +38,12 @@ type ended struct {
 	at  time.Time
 }
 
-func newPodGC(s *shared, x *selection) (*podGC, error) {
-	c := &podGC{shared: s, index: x, missing: map[string]time.Time{}, finished: map[svc.Name]ended{}}
+func newPodGC(s *controllerContext, x *selection) (*podGC, error) {
+	c := &podGC{controllerContext: s, index: x, missing: map[string]time.Time{}, finished: map[svc.Name]ended{}}
 	c.loop = newLoop(s, "podgc", 2, c.sync)
 	c.unbound = newLoop(s, "podgc-unbound", 2, c.syncUnbound)
 	c.surplus = newLoop(s, "podgc-finished", 1, func(ctx context.Context, _ string) error { return c.trim(ctx) })
-	err := s.handle(s.informers.Core().V1().Pods().Informer(), cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(o any) { c.pod(o.(*corev1.Pod)) },
-		UpdateFunc: func(_, o any) { c.pod(o.(*corev1.Pod)) },
-		DeleteFunc: func(o any) {
-			if pod, ok := final[*corev1.Pod](o); ok {
-				c.mu.Lock()
-				delete(c.finished, nameOf(pod))
-				c.mu.Unlock()
-			}
-		},
-	})
-	if err != nil {
+	if err := s.handle(s.informers.Core().V1().Pods().Informer(), handlers(c.podChanged, c.podDeleted)); err != nil {
 		return nil, err
 	}
 	return c, s.handle(s.informers.Core().V1().Nodes().Informer(), cache.ResourceEventHandlerFuncs{
@@ -78,7 +67,13 @@ func (c *podGC) run(ctx context.Context) {
 	t.run(ctx)
 }
 
-func (c *podGC) pod(pod *corev1.Pod) {
+func (c *podGC) podDeleted(pod *corev1.Pod) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.finished, nameOf(pod))
+}
+
+func (c *podGC) podChanged(pod *corev1.Pod) {
 	name := nameOf(pod)
 	c.mu.Lock()
 	if finished(pod) {
@@ -131,7 +126,7 @@ func (c *podGC) sync(ctx context.Context, node string) error {
 		if err := c.delete(ctx, nameOf(pod), pod.UID); err != nil {
 			return err
 		}
-		c.log.Info("deleted pod of a node that is gone", "pod", nameOf(pod), "node", node)
+		c.log.Info("deleted a pod of a node that does not exist", "pod", nameOf(pod), "node", node)
 	}
 	// A Node of that name that comes and goes again has the whole delay.
 	c.mu.Lock()
@@ -164,7 +159,7 @@ func (c *podGC) trim(ctx context.Context) error {
 		if err := c.delete(ctx, name, all[name].uid); err != nil {
 			return err
 		}
-		c.log.Info("deleted a finished pod beyond the limit", "pod", name, "limit", c.options.TerminatedPodLimit)
+		c.log.Info("deleted a finished pod: there are more than the limit", "pod", name, "limit", c.options.TerminatedPodLimit)
 		c.mu.Lock()
 		if c.finished[name].uid == all[name].uid {
 			delete(c.finished, name)
@@ -174,15 +169,13 @@ func (c *podGC) trim(ctx context.Context) error {
 	return nil
 }
 
-// delete removes a Pod at once: nobody is there to stop it gracefully.
+// delete removes a Pod at once: there is no agent to stop it gracefully.
 func (c *podGC) delete(ctx context.Context, name svc.Name, uid types.UID) error {
-	now := int64(0)
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	err := c.client.CoreV1().Pods(name.Namespace).Delete(ctx, name.Name, metav1.DeleteOptions{
-		GracePeriodSeconds: &now, Preconditions: &metav1.Preconditions{UID: &uid},
-	})
-	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+	options := onlyUID(uid)
+	options.GracePeriodSeconds = new(int64(0))
+	if err := ignoreReplaced(c.client.CoreV1().Pods(name.Namespace).Delete(ctx, name.Name, options)); err != nil {
 		return fmt.Errorf("delete pod %s: %w", name, err)
 	}
 	return nil

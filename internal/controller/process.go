@@ -9,13 +9,12 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/process"
 )
 
-// holder names one process so that others of the same machine can tell
-// whether it still runs. Its text form is
-// "host_boot.namespace.pid.start".
+// holder identifies a process so that others of the same machine can find out
+// whether it still runs. Its text form is "host_boot.namespace.pid.start".
 type holder struct {
 	host string
-	// boot is the machine's boot and pid namespace: process IDs mean the same
-	// only within both.
+	// boot is the boot ID and the PID namespace: PIDs are unique only within
+	// both.
 	boot string
 	id   process.ID
 }
@@ -44,9 +43,9 @@ func (h holder) String() string {
 	return fmt.Sprintf("%s_%s.%d.%d", h.host, h.boot, h.id.Pid, h.id.Start)
 }
 
-// knowsDead reports whether text is a process of this machine that has ended. Of
-// processes elsewhere nothing is known.
-func (h holder) knowsDead(text string) bool {
+// isDead reports whether text identifies a process of this machine that no longer
+// runs. For processes elsewhere it is false.
+func (h holder) isDead(text string) bool {
 	rest, ok := strings.CutPrefix(text, h.host+"_"+h.boot+".")
 	if !ok {
 		return false

@@ -56,7 +56,7 @@ func loopGoroutines() int {
 
 // A wrong port name is told on the Service that has it, and no other Service
 // suffers.
-func TestBadInputIsToldAsEvent(t *testing.T) {
+func TestBadInputGetsAnEvent(t *testing.T) {
 	r := newRig(t)
 	r.run(Options{Controllers: endpointControllers})
 	ns := r.namespace("shop")
@@ -102,32 +102,32 @@ func TestBadInputIsToldAsEvent(t *testing.T) {
 	}
 }
 
-// behaviour 15: a selector that matches nothing is told, but not while the Pods of a
+// behaviour 15: a selector that matches nothing gets an Event, but not while the Pods of a
 // new Service may still be on their way.
-func TestEmptySelectorIsToldAfterAWhile(t *testing.T) {
+func TestEmptySelectorGetsAnEventAfterADelay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &shared{log: slog.New(slog.DiscardHandler)}
-		c := &endpointSlices{shared: s, empty: map[svc.Name]time.Time{}}
+		s := &controllerContext{log: slog.New(slog.DiscardHandler)}
+		c := &endpointSlices{controllerContext: s, empty: map[svc.Name]time.Time{}}
 		c.loop = newLoop(s, "test", 1, func(context.Context, svc.Name) error { return nil })
 		defer c.loop.queue.ShutDown()
 		web := svc.Name{Namespace: "shop", Name: "web"}
-		if notes := c.emptyNote(web, 0); len(notes) > 0 {
-			t.Errorf("told at once: %v", notes)
+		if list := c.emptyEvent(web, 0); len(list) > 0 {
+			t.Errorf("an Event at once: %v", list)
 		}
 		// The loop looks again by itself when the time is over.
 		began := time.Now()
 		name, _ := c.loop.queue.Get()
-		if waited := time.Since(began); name != web || waited < emptyNoteAfter {
+		if waited := time.Since(began); name != web || waited < emptyEventDelay {
 			t.Fatalf("%s comes again after %s", name, waited)
 		}
-		if notes := c.emptyNote(web, 0); len(notes) != 1 || notes[0].Reason != "NoPodsSelected" {
-			t.Errorf("after %s: %v", emptyNoteAfter, notes)
+		if list := c.emptyEvent(web, 0); len(list) != 1 || list[0].Reason != "NoPodsSelected" {
+			t.Errorf("after %s: %v", emptyEventDelay, list)
 		}
-		if notes := c.emptyNote(web, 1); len(notes) > 0 {
-			t.Errorf("with a pod: %v", notes)
+		if list := c.emptyEvent(web, 1); len(list) > 0 {
+			t.Errorf("with a pod: %v", list)
 		}
-		if notes := c.emptyNote(web, 0); len(notes) > 0 {
-			t.Errorf("told at once when the last pod goes: %v", notes)
+		if list := c.emptyEvent(web, 0); len(list) > 0 {
+			t.Errorf("an Event at once when the last pod goes: %v", list)
 		}
 	})
 }

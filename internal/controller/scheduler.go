@@ -14,7 +14,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -22,14 +21,14 @@ import (
 // scheduler binds each Pod to the ready Node that has the fewest, the first by
 // name of those. It knows no resources: a Pod here is a few processes.
 type scheduler struct {
-	*shared
+	*controllerContext
 	loop *loop[svc.Name]
 
 	mu    sync.Mutex
 	nodes map[string]*corev1.Node
-	count map[string]int // running Pods by Node, bindings under way included
-	// placed says where each Pod counts. A binding under way counts from the
-	// moment it is decided, so that the next decision sees it.
+	count map[string]int // running Pods by Node, with bindings in flight
+	// placed is where each Pod counts. A binding in flight counts from its
+	// decision on, so that the next decision sees it.
 	placed  map[svc.Name]placement
 	waiting map[svc.Name]bool // fit on no Node
 }
@@ -39,38 +38,25 @@ type placement struct {
 	node string
 }
 
-func newScheduler(s *shared) (func(ctx context.Context), error) {
+func newScheduler(s *controllerContext) (func(ctx context.Context), error) {
 	c := &scheduler{
-		shared: s, nodes: map[string]*corev1.Node{}, count: map[string]int{},
+		controllerContext: s, nodes: map[string]*corev1.Node{}, count: map[string]int{},
 		placed: map[svc.Name]placement{}, waiting: map[svc.Name]bool{},
 	}
 	c.loop = newLoop(s, SchedulerName, s.options.Workers, c.sync)
-	err := s.handle(s.informers.Core().V1().Pods().Informer(), cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(o any) { c.podChanged(o.(*corev1.Pod)) },
-		UpdateFunc: func(_, o any) { c.podChanged(o.(*corev1.Pod)) },
-		DeleteFunc: func(o any) {
-			if pod, ok := final[*corev1.Pod](o); ok {
-				c.podGone(pod)
-			}
-		},
-	})
-	if err != nil {
+	if err := s.handle(s.informers.Core().V1().Pods().Informer(), handlers(c.podChanged, c.podDeleted)); err != nil {
 		return nil, err
 	}
-	return c.loop.run, s.handle(s.informers.Core().V1().Nodes().Informer(), cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(o any) { c.nodeChanged(o.(*corev1.Node)) },
-		UpdateFunc: func(_, o any) { c.nodeChanged(o.(*corev1.Node)) },
-		DeleteFunc: func(o any) {
-			if node, ok := final[*corev1.Node](o); ok {
-				c.mu.Lock()
-				delete(c.nodes, node.Name)
-				c.mu.Unlock()
-			}
-		},
-	})
+	return c.loop.run, s.handle(s.informers.Core().V1().Nodes().Informer(), handlers(c.nodeChanged, c.nodeDeleted))
 }
 
-// ours says whether the Pod waits for this scheduler.
+func (c *scheduler) nodeDeleted(node *corev1.Node) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.nodes, node.Name)
+}
+
+// ours reports whether the Pod waits for this scheduler.
 func ours(pod *corev1.Pod) bool {
 	return pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil && !finished(pod) && len(pod.Spec.SchedulingGates) == 0 &&
 		(pod.Spec.SchedulerName == "" || pod.Spec.SchedulerName == corev1.DefaultSchedulerName)
@@ -99,7 +85,7 @@ func (c *scheduler) podChanged(pod *corev1.Pod) {
 	}
 }
 
-func (c *scheduler) podGone(pod *corev1.Pod) {
+func (c *scheduler) podDeleted(pod *corev1.Pod) {
 	name := nameOf(pod)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -109,7 +95,7 @@ func (c *scheduler) podGone(pod *corev1.Pod) {
 	}
 }
 
-// place and unplace are called with the lock held.
+// place and unplace are called with mu held.
 func (c *scheduler) place(name svc.Name, p placement) {
 	if c.placed[name] == p {
 		return
@@ -176,7 +162,7 @@ func (c *scheduler) sync(ctx context.Context, name svc.Name) error {
 		c.release(name, pod.UID, node)
 		return nil
 	}
-	// Whether it was bound is not known; the Pod's next event tells.
+	// The answer may have been lost after the Pod was bound.
 	now, getErr := c.client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 	if getErr == nil && now.UID == pod.UID && now.Spec.NodeName != "" {
 		c.podChanged(now)
@@ -186,8 +172,8 @@ func (c *scheduler) sync(ctx context.Context, name svc.Name) error {
 	return fmt.Errorf("bind pod %s to node %s: %w", name, node, err)
 }
 
-// decided says whether the Pod has been bound, and only the informer does not
-// know yet.
+// decided reports whether the Pod has been bound already, which the informer has
+// not delivered yet.
 func (c *scheduler) decided(pod *corev1.Pod) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -203,7 +189,7 @@ func (c *scheduler) release(name svc.Name, uid types.UID, node string) {
 	}
 }
 
-// choose decides on a Node and counts the Pod there, or says why none fits.
+// choose decides on a Node and counts the Pod there, or returns why none fits.
 func (c *scheduler) choose(pod *corev1.Pod) (node, why string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -234,7 +220,7 @@ func (c *scheduler) choose(pod *corev1.Pod) (node, why string) {
 	return node, ""
 }
 
-// misfit says why the Pod cannot go to the Node, in the words of
+// misfit returns why the Pod cannot go to the Node, in the words of
 // kube-scheduler, or "".
 func misfit(pod *corev1.Pod, node *corev1.Node) string {
 	switch {
@@ -272,7 +258,7 @@ func tolerated(t *corev1.Taint, list []corev1.Toleration) bool {
 	})
 }
 
-// unschedulable writes the reason into the Pod's status and tells it as an
+// unschedulable writes the reason into the Pod's status and records it as an
 // Event, once for each reason.
 func (c *scheduler) unschedulable(ctx context.Context, pod *corev1.Pod, why string) error {
 	for i := range pod.Status.Conditions {
@@ -280,7 +266,7 @@ func (c *scheduler) unschedulable(ctx context.Context, pod *corev1.Pod, why stri
 			return nil
 		}
 	}
-	err := patchPodCondition(ctx, c.shared, pod, corev1.PodCondition{
+	err := patchPodCondition(ctx, c.controllerContext, pod, corev1.PodCondition{
 		Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: why,
 	})
 	if err != nil {
@@ -291,7 +277,7 @@ func (c *scheduler) unschedulable(ctx context.Context, pod *corev1.Pod, why stri
 }
 
 // patchPodCondition sets one condition of a Pod as of now.
-func patchPodCondition(ctx context.Context, s *shared, pod *corev1.Pod, condition corev1.PodCondition) error {
+func patchPodCondition(ctx context.Context, s *controllerContext, pod *corev1.Pod, condition corev1.PodCondition) error {
 	condition.LastTransitionTime = metav1.NewTime(time.Now())
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": pod.UID},
@@ -301,10 +287,7 @@ func patchPodCondition(ctx context.Context, s *shared, pod *corev1.Pod, conditio
 		return err
 	}
 	_, err = s.client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // a conflict: another Pod of that name
-		return nil
-	}
-	if err != nil {
+	if err := ignoreReplaced(err); err != nil {
 		return fmt.Errorf("status of pod %s: %w", nameOf(pod), err)
 	}
 	return nil

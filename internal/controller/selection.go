@@ -13,24 +13,25 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// selection knows which Services select which Pods, in both directions, by an
-// index over labels. The work for an event of a Pod is proportional to the
-// Services that share one of its labels as their rarest one, and that of
-// finding a Service's Pods to the Pods that have the rarest label of its
-// selector; neither depends on the size of the namespace.
+// selection is an index over labels of which Services select which Pods, in both
+// directions. The work for an event of a Pod is proportional to the Services
+// that have one of its labels as their rarest one, and that of finding a
+// Service's Pods to the Pods that have the rarest label of its selector; neither
+// depends on the size of the namespace.
 type selection struct {
 	mu     sync.RWMutex
 	spaces map[string]*space
 	nodes  map[string]*posting // the Pods of each Node
-	tell   []func(change)
+	// subscribers are set while the controllers are built.
+	subscribers []func(change)
 }
 
-// change says that what stands behind a Service may have changed.
+// change is a possible change of the endpoints of a Service.
 type change struct {
 	service svc.Name
 	// trigger is when the cause happened, zero if not known.
 	trigger time.Time
-	// deleted says that the Service itself is gone.
+	// deleted is whether the Service itself was deleted.
 	deleted bool
 }
 
@@ -42,8 +43,8 @@ type space struct {
 	buckets  map[pair]map[string]*selector
 	pods     map[string]*member
 	postings map[pair]*posting
-	// crossings are older Services, by name, that have selected a Pod of a
-	// Service, by name, though their selectors cross.
+	// crossings has, by the name of a Service, the names of older ones that have
+	// selected one of its Pods although the selectors cross.
 	crossings map[string]map[string]bool
 }
 
@@ -89,36 +90,18 @@ func (p *posting) remove(index int) {
 }
 
 // selectionOf returns the selection of this Run, made at the first call.
-func selectionOf(s *shared) (*selection, error) {
+func selectionOf(s *controllerContext) (*selection, error) {
 	if s.selection != nil {
 		return s.selection, nil
 	}
 	x := &selection{spaces: map[string]*space{}, nodes: map[string]*posting{}}
-	err := s.handle(s.informers.Core().V1().Services().Informer(), cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(o any) { x.setService(o.(*corev1.Service)) },
-		UpdateFunc: func(_, o any) { x.setService(o.(*corev1.Service)) },
-		DeleteFunc: func(o any) {
-			if service, ok := final[*corev1.Service](o); ok {
-				x.deleteService(service)
-			}
-		},
-	})
-	if err != nil {
+	if err := s.handle(s.informers.Core().V1().Services().Informer(), handlers(x.setService, x.deleteService)); err != nil {
 		return nil, err
 	}
-	err = s.handle(s.informers.Core().V1().Pods().Informer(), cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(o any) { x.setPod(o.(*corev1.Pod)) },
-		UpdateFunc: func(_, o any) { x.setPod(o.(*corev1.Pod)) },
-		DeleteFunc: func(o any) {
-			if pod, ok := final[*corev1.Pod](o); ok {
-				x.deletePod(pod)
-			}
-		},
-	})
-	if err != nil {
+	if err := s.handle(s.informers.Core().V1().Pods().Informer(), handlers(x.setPod, x.deletePod)); err != nil {
 		return nil, err
 	}
-	err = s.handle(s.informers.Core().V1().Nodes().Informer(), cache.ResourceEventHandlerFuncs{
+	err := s.handle(s.informers.Core().V1().Nodes().Informer(), cache.ResourceEventHandlerFuncs{
 		AddFunc: func(o any) { x.nodeChanged(o.(*corev1.Node).Name) },
 		UpdateFunc: func(old, o any) {
 			if a, b := old.(*corev1.Node), o.(*corev1.Node); a.Labels[corev1.LabelTopologyZone] != b.Labels[corev1.LabelTopologyZone] {
@@ -138,22 +121,13 @@ func selectionOf(s *shared) (*selection, error) {
 	return x, nil
 }
 
-// final returns the object of a delete event, as it was last seen.
-func final[T any](o any) (T, bool) {
-	if gone, ok := o.(cache.DeletedFinalStateUnknown); ok {
-		o = gone.Obj
-	}
-	v, ok := o.(T)
-	return v, ok
-}
+// subscribe has f called for every change, without the lock held. It may be
+// called only while the controllers are built.
+func (x *selection) subscribe(f func(change)) { x.subscribers = append(x.subscribers, f) }
 
-// subscribe adds a listener; it is called outside of the lock. Only while the
-// controllers are built.
-func (x *selection) subscribe(f func(change)) { x.tell = append(x.tell, f) }
-
-func (x *selection) told(changes ...change) {
+func (x *selection) notify(changes ...change) {
 	for _, c := range changes {
-		for _, f := range x.tell {
+		for _, f := range x.subscribers {
 			f(c)
 		}
 	}
@@ -177,13 +151,6 @@ func (x *selection) dropIfEmpty(namespace string) {
 	}
 }
 
-func nameOf(o interface {
-	GetNamespace() string
-	GetName() string
-}) svc.Name {
-	return svc.Name{Namespace: o.GetNamespace(), Name: o.GetName()}
-}
-
 func (x *selection) setService(service *corev1.Service) {
 	c := change{service: nameOf(service)}
 	x.mu.Lock()
@@ -194,7 +161,7 @@ func (x *selection) setService(service *corev1.Service) {
 		sel = &selector{service: service}
 		sp.services[service.Name] = sel
 		sp.insert(sel)
-		sp.meetAll(service)
+		sp.addCrossingsOf(service)
 		c.trigger = service.CreationTimestamp.Time
 	case maps.Equal(sel.service.Spec.Selector, service.Spec.Selector):
 		sel.service = service
@@ -202,10 +169,10 @@ func (x *selection) setService(service *corev1.Service) {
 		sp.remove(sel)
 		sel.service = service
 		sp.insert(sel)
-		sp.meetAll(service)
+		sp.addCrossingsOf(service)
 	}
 	x.mu.Unlock()
-	x.told(c)
+	x.notify(c)
 }
 
 func (x *selection) deleteService(service *corev1.Service) {
@@ -219,7 +186,7 @@ func (x *selection) deleteService(service *corev1.Service) {
 		x.dropIfEmpty(service.Namespace)
 	}
 	x.mu.Unlock()
-	x.told(change{service: nameOf(service), deleted: true})
+	x.notify(change{service: nameOf(service), deleted: true})
 }
 
 func (sp *space) insert(sel *selector) {
@@ -248,7 +215,7 @@ func (sp *space) remove(sel *selector) {
 	}
 }
 
-// selects says whether labels has all of the selector; an empty selector
+// selects reports whether labels has all of the selector; an empty selector
 // selects nothing.
 func selects(sel, labels map[string]string) bool {
 	for k, v := range sel {
@@ -282,7 +249,7 @@ func (x *selection) setPod(pod *corev1.Pod) {
 		sp.pods[pod.Name] = m
 		x.enlist(sp, m)
 		changes = sp.matching(nil, pod.Namespace, pod.Labels, readySince(pod))
-		sp.meet(changes)
+		sp.addCrossings(changes)
 		if !epslice.Counts(pod) {
 			changes = nil
 		}
@@ -302,13 +269,13 @@ func (x *selection) setPod(pod *corev1.Pod) {
 			}
 			changes = sp.matching(nil, pod.Namespace, pod.Labels, trigger)
 			if moved {
-				sp.meet(changes)
+				sp.addCrossings(changes)
 				changes = sp.matching(changes, pod.Namespace, old.Labels, trigger)
 			}
 		}
 	}
 	x.mu.Unlock()
-	x.told(changes...)
+	x.notify(changes...)
 }
 
 func (x *selection) deletePod(pod *corev1.Pod) {
@@ -323,7 +290,7 @@ func (x *selection) deletePod(pod *corev1.Pod) {
 		x.dropIfEmpty(pod.Namespace)
 	}
 	x.mu.Unlock()
-	x.told(changes...)
+	x.notify(changes...)
 }
 
 func (x *selection) enlist(sp *space, m *member) {
@@ -358,8 +325,8 @@ func (x *selection) delist(sp *space, m *member) {
 	}
 }
 
-// nodeChanged tells of the Services with Pods on a Node that came, went or
-// moved to another zone.
+// nodeChanged notifies of the Services with Pods on a Node that was added,
+// deleted or moved to another zone.
 func (x *selection) nodeChanged(name string) {
 	seen := map[svc.Name]bool{}
 	var changes []change
@@ -375,7 +342,7 @@ func (x *selection) nodeChanged(name string) {
 		}
 	}
 	x.mu.RUnlock()
-	x.told(changes...)
+	x.notify(changes...)
 }
 
 // service returns the named Service as last seen, or nil.
@@ -438,7 +405,7 @@ func (x *selection) podsOn(node string) []*corev1.Pod {
 	return out
 }
 
-// endpointChanged says whether an update of a Pod can change an endpoint.
+// endpointChanged reports whether an update of a Pod can change an endpoint.
 func endpointChanged(a, b *corev1.Pod) bool {
 	return a.UID != b.UID ||
 		(a.DeletionTimestamp == nil) != (b.DeletionTimestamp == nil) ||

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -16,50 +17,56 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// sliceStore is the view of all EndpointSlices, by Service, and the writer of
-// plans for them.
+// sliceStore caches all EndpointSlices by Service, and writes plans for them.
 type sliceStore struct {
-	*view[*discoveryv1.EndpointSlice]
-	client kubernetes.Interface
-	tell   []func(owner svc.Name)
+	*assumeCache[*discoveryv1.EndpointSlice]
+	client      kubernetes.Interface
+	subscribers []func(owner svc.Name)
 }
 
-// slicesOf returns the slice store of this Run, made at the first call. tell is
-// called for every Service whose slices somebody else changed.
-func slicesOf(s *shared, tell func(owner svc.Name)) (*sliceStore, error) {
+// slicesOf returns the slice store of this Run, made at the first call. changed
+// is called for every Service whose slices another client changed.
+func slicesOf(s *controllerContext, changed func(owner svc.Name)) (*sliceStore, error) {
 	if s.slices != nil {
-		s.slices.tell = append(s.slices.tell, tell)
+		s.slices.subscribers = append(s.slices.subscribers, changed)
 		return s.slices, nil
 	}
 	informer := s.informers.Discovery().V1().EndpointSlices().Informer()
-	st := &sliceStore{client: s.client, tell: []func(svc.Name){tell}}
-	st.view = newView(sliceOwner, func(name svc.Name) bool {
-		_, ok, err := informer.GetStore().GetByKey(name.String())
-		return ok && err == nil
-	})
-	err := s.handle(informer, viewHandler(st.view, st.news))
+	st := &sliceStore{client: s.client, subscribers: []func(svc.Name){changed}}
+	st.assumeCache = newAssumeCache(sliceOwner, storedIn(informer))
+	err := s.handle(informer, cacheHandler(st.assumeCache, st.changed))
 	s.slices = st
 	return st, err
 }
 
-func (st *sliceStore) news(owner svc.Name) {
-	for _, f := range st.tell {
+func (st *sliceStore) changed(owner svc.Name) {
+	for _, f := range st.subscribers {
 		f(owner)
 	}
 }
 
-func (st *sliceStore) audit(ctx context.Context) { st.view.audit(ctx, st.news) }
+func (st *sliceStore) run(ctx context.Context) { st.expireLoop(ctx, st.changed) }
 
 func sliceOwner(s *discoveryv1.EndpointSlice) (svc.Name, bool) {
 	name := s.Labels[discoveryv1.LabelServiceName]
 	return svc.Name{Namespace: s.Namespace, Name: name}, name != ""
 }
 
-// viewHandler feeds a view from an informer and tells of what is news.
-func viewHandler[T metav1.Object](v *view[T], tell func(svc.Name)) cache.ResourceEventHandler {
+// storedIn returns a function that reports whether an informer's store has the
+// named object.
+func storedIn(informer cache.SharedIndexInformer) func(svc.Name) bool {
+	return func(name svc.Name) bool {
+		_, ok, err := informer.GetStore().GetByKey(name.String())
+		return ok && err == nil
+	}
+}
+
+// cacheHandler feeds a cache from an informer and calls changed for each group
+// that another client's write has changed.
+func cacheHandler[T metav1.Object](c *assumeCache[T], changed func(svc.Name)) cache.ResourceEventHandler {
 	observe := func(old, obj T, hasOld bool) {
-		for _, owner := range v.observed(old, obj, hasOld) {
-			tell(owner)
+		for _, owner := range c.observe(old, obj, hasOld) {
+			changed(owner)
 		}
 	}
 	return cache.ResourceEventHandlerFuncs{
@@ -70,8 +77,8 @@ func viewHandler[T metav1.Object](v *view[T], tell func(svc.Name)) cache.Resourc
 		UpdateFunc: func(old, o any) { observe(old.(T), o.(T), true) },
 		DeleteFunc: func(o any) {
 			if obj, ok := final[T](o); ok {
-				if owner, news := v.vanished(obj); news {
-					tell(owner)
+				if owner, ok := c.observeDelete(obj); ok {
+					changed(owner)
 				}
 			}
 		},
@@ -90,17 +97,62 @@ func (st *sliceStore) managed(owner svc.Name, by string) []*discoveryv1.Endpoint
 	return out
 }
 
-// takenError says that a new slice's name is in use by something else.
+// takenError is the error for a new slice whose name another object has.
 type takenError struct{ name string }
 
-func (e *takenError) Error() string { return "the name " + e.name + " is taken" }
+func (e *takenError) Error() string { return "EndpointSlice name " + e.name + " is taken" }
 
-// errAgain asks for a new plan, because the view has just learnt something.
-var errAgain = errors.New("plan again")
+// takenNames has, by Service, the names that its new slices may not have.
+type takenNames struct {
+	mu    sync.Mutex
+	names map[svc.Name][]string
+}
+
+func (t *takenNames) of(name svc.Name) []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.names[name]
+}
+
+// add adds the names of the takenErrors in the error of a write.
+func (t *takenNames) add(name svc.Name, err error) {
+	taken := takenIn(err)
+	if len(taken) == 0 {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.names == nil {
+		t.names = map[svc.Name][]string{}
+	}
+	t.names[name] = append(t.names[name], taken...)
+}
+
+func (t *takenNames) forget(name svc.Name) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.names, name)
+}
+
+func takenIn(err error) []string {
+	var names []string
+	var taken *takenError
+	if many, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, e := range many.Unwrap() {
+			names = append(names, takenIn(e)...)
+		}
+	} else if errors.As(err, &taken) {
+		names = append(names, taken.name)
+	}
+	return names
+}
+
+// errReplan asks for a new plan, because the cache has just changed.
+var errReplan = errors.New("cache was out of date")
 
 // write carries out a plan: creates, updates, deletes, in this order, so that
-// an endpoint that moves is never missing. It goes on after an error. What a
-// failed write reveals about the API is in the view before it returns.
+// an endpoint that moves is never missing. It continues after an error. What a
+// failed write reveals about the API is in the cache before it returns.
 func (st *sliceStore) write(ctx context.Context, owner svc.Name, plan *epslice.Plan) error {
 	var errs []error
 	api := st.client.DiscoveryV1().EndpointSlices(owner.Namespace)
@@ -108,11 +160,11 @@ func (st *sliceStore) write(ctx context.Context, owner svc.Name, plan *epslice.P
 		made, err := api.Create(ctx, s, metav1.CreateOptions{})
 		switch {
 		case err == nil:
-			st.wrote(made)
+			st.assume(made)
 		case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
-			return errors.Join(errs...) // nothing can be created there any more
+			return errors.Join(errs...) // nothing can be created there
 		case apierrors.IsAlreadyExists(err):
-			errs = append(errs, st.meet(ctx, owner, s))
+			errs = append(errs, st.resolveName(ctx, owner, s))
 		default:
 			errs = append(errs, fmt.Errorf("create EndpointSlice %s/%s: %w", s.Namespace, s.Name, err))
 		}
@@ -121,9 +173,9 @@ func (st *sliceStore) write(ctx context.Context, owner svc.Name, plan *epslice.P
 		made, err := api.Update(ctx, s, metav1.UpdateOptions{})
 		switch {
 		case err == nil:
-			st.wrote(made)
+			st.assume(made)
 		case apierrors.IsConflict(err), apierrors.IsNotFound(err):
-			errs = append(errs, st.look(ctx, owner, s))
+			errs = append(errs, st.refresh(ctx, owner, s))
 		default:
 			errs = append(errs, fmt.Errorf("update EndpointSlice %s/%s: %w", s.Namespace, s.Name, err))
 		}
@@ -135,48 +187,48 @@ func (st *sliceStore) write(ctx context.Context, owner svc.Name, plan *epslice.P
 }
 
 func (st *sliceStore) delete(ctx context.Context, owner svc.Name, s *discoveryv1.EndpointSlice) error {
-	err := st.client.DiscoveryV1().EndpointSlices(s.Namespace).Delete(ctx, s.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &s.UID}})
-	switch {
-	case err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err): // a conflict: another one of that name
-		st.deleted(nameOf(s), owner, s.UID)
+	err := ignoreReplaced(st.client.DiscoveryV1().EndpointSlices(s.Namespace).Delete(ctx, s.Name, onlyUID(s.UID)))
+	if err == nil {
+		st.assumeDeleted(nameOf(s), owner, s.UID)
 		return nil
 	}
 	return fmt.Errorf("delete EndpointSlice %s/%s: %w", s.Namespace, s.Name, err)
 }
 
-// look brings the view up to date with one slice.
-func (st *sliceStore) look(ctx context.Context, owner svc.Name, s *discoveryv1.EndpointSlice) error {
+// refresh brings the cache up to date with one slice.
+func (st *sliceStore) refresh(ctx context.Context, owner svc.Name, s *discoveryv1.EndpointSlice) error {
 	now, err := st.client.DiscoveryV1().EndpointSlices(s.Namespace).Get(ctx, s.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		st.deleted(nameOf(s), owner, s.UID)
+		st.assumeDeleted(nameOf(s), owner, s.UID)
 	case err != nil:
 		return fmt.Errorf("get EndpointSlice %s/%s: %w", s.Namespace, s.Name, err)
 	case now.UID != s.UID:
-		st.deleted(nameOf(s), owner, s.UID)
-		st.wrote(now)
+		st.assumeDeleted(nameOf(s), owner, s.UID)
+		st.assume(now)
 	default:
-		st.wrote(now)
+		st.assume(now)
 	}
-	return errAgain
+	return errReplan
 }
 
-// meet finds out what has the name that a new slice should get. Mostly it is
-// the slice itself, from an earlier try whose answer was lost.
-func (st *sliceStore) meet(ctx context.Context, owner svc.Name, s *discoveryv1.EndpointSlice) error {
-	there, err := st.client.DiscoveryV1().EndpointSlices(s.Namespace).Get(ctx, s.Name, metav1.GetOptions{})
+// resolveName finds out which object has the name of a new slice. Mostly it is
+// the slice itself, from an earlier attempt whose answer was lost.
+func (st *sliceStore) resolveName(ctx context.Context, owner svc.Name, s *discoveryv1.EndpointSlice) error {
+	existing, err := st.client.DiscoveryV1().EndpointSlices(s.Namespace).Get(ctx, s.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		return errAgain
+		return errReplan
 	case err != nil:
 		return fmt.Errorf("get EndpointSlice %s/%s: %w", s.Namespace, s.Name, err)
 	}
-	its, ok := sliceOwner(there)
-	if !ok || its != owner || there.DeletionTimestamp != nil || there.Labels[discoveryv1.LabelManagedBy] != s.Labels[discoveryv1.LabelManagedBy] {
-		return &takenError{there.Name}
+	its, ok := sliceOwner(existing)
+	if !ok || its != owner || existing.DeletionTimestamp != nil ||
+		existing.Labels[discoveryv1.LabelManagedBy] != s.Labels[discoveryv1.LabelManagedBy] {
+		return &takenError{existing.Name}
 	}
-	st.wrote(there)
-	return errAgain
+	st.assume(existing)
+	return errReplan
 }
 
 // deleteAll deletes slices of a Service that is gone.
@@ -184,9 +236,9 @@ func (st *sliceStore) deleteAll(ctx context.Context, owner svc.Name, list []*dis
 	return st.write(ctx, owner, &epslice.Plan{Delete: list})
 }
 
-// serviceGone asks the API whether a Service that the informer does not show is
-// really not there. Informers of different kinds run apart: a slice may come to
-// be seen before the Service it is for.
+// serviceGone asks the API server whether a Service that is not in the informer
+// does not exist. Informers of different kinds are not in step: a slice may
+// arrive before the Service it is for.
 func serviceGone(ctx context.Context, client kubernetes.Interface, name svc.Name) (bool, error) {
 	_, err := client.CoreV1().Services(name.Namespace).Get(ctx, name.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {

@@ -5,10 +5,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-type managedFields = metav1.ManagedFieldsEntry
-
-// slimPod keeps of a Pod what the controllers decide by. Pods are only ever
-// written by patches and subresources, so nothing is lost by it.
+// slimPod keeps of a Pod what the controllers decide by. They write Pods only by
+// patches and subresources, which leave the rest as it is.
 func slimPod(p *corev1.Pod) *corev1.Pod {
 	out := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{

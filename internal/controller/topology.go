@@ -16,25 +16,25 @@ import (
 )
 
 // topologyState keeps the CPU of the zones for Services with topology-aware
-// hints, and plans those again whose hints no longer fit when Nodes change.
+// hints, and has those replanned whose hints no longer fit when Nodes change.
 type topologyState struct {
-	nodes corelisters.NodeLister
-	again func(svc.Name)
-	kick  chan struct{}
+	nodes  corelisters.NodeLister
+	replan func(svc.Name)
+	wake   chan struct{}
 
 	mu    sync.Mutex
 	zones *epslice.Topology
 	hints map[svc.Name]map[discoveryv1.AddressType]map[string]int
 }
 
-func newTopologyState(s *shared, again func(svc.Name)) (*topologyState, error) {
+func newTopologyState(s *controllerContext, replan func(svc.Name)) (*topologyState, error) {
 	t := &topologyState{
-		nodes: s.informers.Core().V1().Nodes().Lister(), again: again, kick: make(chan struct{}, 1),
+		nodes: s.informers.Core().V1().Nodes().Lister(), replan: replan, wake: make(chan struct{}, 1),
 		zones: epslice.NewTopology(nil), hints: map[svc.Name]map[discoveryv1.AddressType]map[string]int{},
 	}
 	changed := func() {
 		select {
-		case t.kick <- struct{}{}:
+		case t.wake <- struct{}{}:
 		default:
 		}
 	}
@@ -50,13 +50,13 @@ func newTopologyState(s *shared, again func(svc.Name)) (*topologyState, error) {
 	})
 }
 
-// run counts again after Nodes changed, until ctx ends.
+// run counts the zones after Nodes changed, until ctx ends.
 func (t *topologyState) run(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-t.kick:
+		case <-t.wake:
 			t.count()
 		}
 	}
@@ -68,20 +68,20 @@ func (t *topologyState) count() {
 		return
 	}
 	zones := epslice.NewTopology(nodes)
-	var again []svc.Name
+	var overloaded []svc.Name
 	t.mu.Lock()
 	t.zones = zones
 	for name, families := range t.hints {
 		for _, hinted := range families {
 			if zones.Overloaded(hinted) {
-				again = append(again, name)
+				overloaded = append(overloaded, name)
 				break
 			}
 		}
 	}
 	t.mu.Unlock()
-	for _, name := range again {
-		t.again(name)
+	for _, name := range overloaded {
+		t.replan(name)
 	}
 }
 
@@ -98,7 +98,7 @@ func (t *topologyState) hinted(name svc.Name) bool {
 	return ok
 }
 
-// planned remembers what the last plan of a Service hinted.
+// planned records the hints of the last plan of a Service.
 func (t *topologyState) planned(name svc.Name, hints map[discoveryv1.AddressType]map[string]int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -1,8 +1,8 @@
-// Package epslice decides what stands behind a Service in the API. From a
+// Package epslice plans the endpoints of a Service in the API. From a
 // Service, the Pods it selects, their Nodes and the EndpointSlices already
-// there it plans which slices to create, update and delete (Slices), what the
-// old Endpoints object must say (Endpoints), and how user-made Endpoints are
-// mirrored to slices (Mirror).
+// there it plans which slices to create, update and delete (Slices), the
+// Endpoints object (Endpoints), and the slices that mirror Endpoints made by
+// users (Mirror).
 //
 // Everything here is a pure function of its arguments: no I/O, no clock, no
 // random choice. Arguments are never changed; a Plan shares memory with them,

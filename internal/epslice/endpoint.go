@@ -13,7 +13,7 @@ import (
 	utilnet "k8s.io/utils/net"
 )
 
-// Ready says whether the Pod's Ready condition is True.
+// Ready reports whether the Pod's Ready condition is True.
 func Ready(pod *corev1.Pod) bool {
 	for i := range pod.Status.Conditions {
 		if c := &pod.Status.Conditions[i]; c.Type == corev1.PodReady {
@@ -23,9 +23,8 @@ func Ready(pod *corev1.Pod) bool {
 	return false
 }
 
-// Counts says whether the Pod can stand behind a Service at all: it has an
-// address and has not ended for good. Terminating Pods count as long as they
-// are there.
+// Counts reports whether the Pod can be an endpoint of a Service at all: it has
+// an address and has not finished. Terminating Pods count until they are deleted.
 func Counts(pod *corev1.Pod) bool {
 	if pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded {
 		return false
@@ -87,7 +86,7 @@ func addressTypes(service *corev1.Service) []discoveryv1.AddressType {
 	return []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6}
 }
 
-// headless says whether the Service has no virtual IP.
+// headless reports whether the Service has no virtual IP.
 func headless(service *corev1.Service) bool {
 	return service.Spec.ClusterIP == "" || service.Spec.ClusterIP == corev1.ClusterIPNone
 }

@@ -32,7 +32,7 @@ func TestNotesTellWhatIsWrong(t *testing.T) {
 	w.pods["p1"].Status.PodIPs = []corev1.PodIP{{IP: "10.0.0"}}
 	plan := Slices(w.input(0))
 	var text []string
-	for _, n := range plan.Notes {
+	for _, n := range plan.Events {
 		text = append(text, n.Reason+": "+n.Message)
 	}
 	all := strings.Join(text, "\n")

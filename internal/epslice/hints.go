@@ -7,7 +7,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// hintMode says by what rule endpoints are given to zones or nodes.
+// hintMode is the rule by which endpoints are hinted to zones or nodes.
 type hintMode uint8
 
 const (

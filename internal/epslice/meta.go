@@ -50,10 +50,10 @@ func (o *owner) reference() []metav1.OwnerReference {
 	}}
 }
 
-// namer gives new slices their names: the name of the Service and five
-// characters drawn from the identity of the owner and a counter. The same
-// create tried twice, by this process after a lost answer or by another one
-// running by mistake, asks for the same name and can succeed only once.
+// namer names new slices: the name of the Service and five characters derived
+// from the identity of the owner and a counter. A create that is repeated, by this
+// process after a lost answer or by another one that runs at the same time, has
+// the same name and can succeed only once.
 type namer struct {
 	owner owner
 	taken map[string]bool
@@ -80,8 +80,8 @@ func (n *namer) next(t discoveryv1.AddressType) (prefix, name string) {
 	}
 }
 
-// wantedLabels are the labels of every slice of the Service: the Service's own
-// and those that tie the slice to it.
+// wantedLabels returns the labels of every slice of the Service: the Service's
+// own and those that bind the slice to it.
 func wantedLabels(service *corev1.Service, managedBy string) map[string]string {
 	labels := make(map[string]string, len(service.Labels)+3)
 	maps.Copy(labels, service.Labels)
@@ -94,11 +94,11 @@ func wantedLabels(service *corev1.Service, managedBy string) map[string]string {
 	return labels
 }
 
-// setTrigger notes the time of the change that led to this write, or removes
-// the note of an earlier one. The map is replaced, not changed.
+// setTrigger returns annotations with the time of the change that led to this
+// write, or without that of an earlier one. The argument is not changed.
 func setTrigger(annotations map[string]string, trigger time.Time) map[string]string {
-	_, noted := annotations[corev1.EndpointsLastChangeTriggerTime]
-	if trigger.IsZero() && !noted {
+	_, has := annotations[corev1.EndpointsLastChangeTriggerTime]
+	if trigger.IsZero() && !has {
 		return annotations
 	}
 	out := make(map[string]string, len(annotations)+1)

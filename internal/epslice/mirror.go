@@ -14,7 +14,7 @@ import (
 // DefaultMaxMirrored is how many addresses of one subset are mirrored.
 const DefaultMaxMirrored = 1000
 
-// Mirrored says whether Endpoints are to be mirrored to slices: they are those
+// Mirrored reports whether Endpoints are to be mirrored to slices: they are those
 // of a Service without a selector, do not ask to be left alone, and are not the
 // record of a leader election. Either may be nil.
 func Mirrored(endpoints *corev1.Endpoints, service *corev1.Service) bool {
@@ -24,7 +24,7 @@ func Mirrored(endpoints *corev1.Endpoints, service *corev1.Service) bool {
 	return endpoints.Labels[discoveryv1.LabelSkipMirror] != "true" && !LeaderElection(endpoints)
 }
 
-// LeaderElection says whether the object is the record of a leader election.
+// LeaderElection reports whether the object is the record of a leader election.
 func LeaderElection(endpoints *corev1.Endpoints) bool {
 	_, ok := endpoints.Annotations[resourcelock.LeaderElectionRecordAnnotationKey]
 	return ok
@@ -83,7 +83,7 @@ type mirror struct {
 	plan        *Plan
 }
 
-// collect sorts the addresses by family and ports and notes what is left out.
+// collect sorts the addresses by family and ports, with Events for those left out.
 func (m *mirror) collect() {
 	invalid, skipped := 0, 0
 	for i := range m.endpoints.Subsets {
@@ -91,7 +91,9 @@ func (m *mirror) collect() {
 		ports := make([]discoveryv1.EndpointPort, len(s.Ports))
 		for j := range s.Ports {
 			protocol := protocolOf(s.Ports[j].Protocol)
-			ports[j] = discoveryv1.EndpointPort{Name: &s.Ports[j].Name, Port: &s.Ports[j].Port, Protocol: &protocol, AppProtocol: s.Ports[j].AppProtocol}
+			ports[j] = discoveryv1.EndpointPort{
+				Name: &s.Ports[j].Name, Port: &s.Ports[j].Port, Protocol: &protocol, AppProtocol: s.Ports[j].AppProtocol,
+			}
 		}
 		key, added := portsKey(ports), 0
 		add := func(list []corev1.EndpointAddress, ready bool) {
@@ -111,12 +113,13 @@ func (m *mirror) collect() {
 		add(s.NotReadyAddresses, false)
 	}
 	if invalid > 0 {
-		m.plan.Notes = append(m.plan.Notes, Note{Warning: true, Reason: "InvalidIPAddress",
+		m.plan.Events = append(m.plan.Events, Event{Warning: true, Reason: "InvalidIPAddress",
 			Message: fmt.Sprintf("Skipped %d invalid IP addresses when mirroring to EndpointSlices", invalid)})
 	}
 	if skipped > 0 {
-		m.plan.Notes = append(m.plan.Notes, Note{Warning: true, Reason: "TooManyAddressesToMirror",
-			Message: fmt.Sprintf("A max of %d addresses can be mirrored to EndpointSlices per Endpoints subset. %d addresses were skipped", m.limit, skipped)})
+		m.plan.Events = append(m.plan.Events, Event{Warning: true, Reason: "TooManyAddressesToMirror",
+			Message: fmt.Sprintf("A max of %d addresses can be mirrored to EndpointSlices per Endpoints subset. %d addresses were skipped",
+				m.limit, skipped)})
 	}
 }
 

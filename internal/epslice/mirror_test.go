@@ -36,8 +36,8 @@ func TestMirror(t *testing.T) {
 		Addresses: addresses("192.0.2.42", "2001:db8::1", "nonsense"), NotReadyAddresses: addresses("192.0.2.43"), Ports: ports,
 	})
 	plan := Mirror(e, nil, nil, 0)
-	if len(plan.Create) != 2 || len(plan.Notes) != 1 || plan.Notes[0].Reason != "InvalidIPAddress" {
-		t.Fatalf("%d slices, notes %v", len(plan.Create), plan.Notes)
+	if len(plan.Create) != 2 || len(plan.Events) != 1 || plan.Events[0].Reason != "InvalidIPAddress" {
+		t.Fatalf("%d slices, notes %v", len(plan.Create), plan.Events)
 	}
 	v4, v6 := plan.Create[0], plan.Create[1]
 	if v4.AddressType != discoveryv1.AddressTypeIPv4 || v6.AddressType != discoveryv1.AddressTypeIPv6 || len(v4.Endpoints) != 2 || len(v6.Endpoints) != 1 {
@@ -66,8 +66,8 @@ func TestMirrorLimit(t *testing.T) {
 	if len(plan.Create) != 1 || len(plan.Create[0].Endpoints) != 5 {
 		t.Fatalf("%+v", plan.Create)
 	}
-	if len(plan.Notes) != 1 || plan.Notes[0].Reason != "TooManyAddressesToMirror" {
-		t.Errorf("notes %v", plan.Notes)
+	if len(plan.Events) != 1 || plan.Events[0].Reason != "TooManyAddressesToMirror" {
+		t.Errorf("notes %v", plan.Events)
 	}
 }
 

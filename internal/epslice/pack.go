@@ -8,8 +8,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// work is one slice of the result in the making: an old one, changed or not,
-// or a new one.
+// work is a slice of the result: an old one, changed or not, or a new one.
 type work struct {
 	old       *discoveryv1.EndpointSlice
 	ports     []discoveryv1.EndpointPort
@@ -68,8 +67,8 @@ func (p *planner) family(t discoveryv1.AddressType, present []*discoveryv1.Endpo
 	p.plan.Delete = append(p.plan.Delete, spare...)
 }
 
-// keep sorts out what of a present slice stays. It returns nil if nothing
-// does. What it keeps is no longer in g.want.
+// keep returns what stays of a present slice, nil if nothing does. What it keeps
+// is no longer in g.want.
 func (p *planner) keep(g *group, s *discoveryv1.EndpointSlice) *work {
 	w := &work{old: s, ports: s.Ports, dirty: !maps.Equal(s.Labels, p.labels)}
 	changed := false
@@ -109,7 +108,7 @@ func (p *planner) keep(g *group, s *discoveryv1.EndpointSlice) *work {
 	return w
 }
 
-// takeLeft lists what found no place, in a fixed order.
+// takeLeft lists the wanted endpoints that are in no slice, in a fixed order.
 func (g *group) takeLeft() {
 	if len(g.want) == 0 {
 		return
@@ -126,7 +125,7 @@ func (g *group) fill(w *work, limit int) {
 	if n <= 0 {
 		return
 	}
-	w.endpoints = slices.Clip(w.endpoints) // what is shared is not written to
+	w.endpoints = slices.Clip(w.endpoints) // shared memory is not written to
 	for _, e := range g.left[:n] {
 		w.endpoints = append(w.endpoints, *e)
 	}
@@ -184,9 +183,9 @@ func (g *group) closestToFull(limit int) *work {
 	return best
 }
 
-// placeholder keeps one slice without ports and endpoints where there would be
-// none, so that clients can tell a Service without endpoints from one not yet
-// looked at.
+// placeholder keeps one slice without ports and endpoints if there would be none,
+// so that clients can tell a Service without endpoints from one that was not
+// planned yet.
 func (p *planner) placeholder(all *[]*work, spare []*discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice {
 	for i, s := range spare {
 		if len(s.Ports) == 0 && len(s.Endpoints) == 0 && maps.Equal(s.Labels, p.labels) {

@@ -17,7 +17,7 @@ const (
 	LargestMaxEndpoints = 1000
 )
 
-// Input is everything the slices of one Service depend on.
+// Input is everything that the slices of one Service depend on.
 type Input struct {
 	Service *corev1.Service
 	// Pods are those the Service selects, in any order.
@@ -27,17 +27,15 @@ type Input struct {
 	// Present are the slices of the Service's namespace that carry its name
 	// and the label ManagedBySelector, whoever owns them.
 	Present []*discoveryv1.EndpointSlice
-	// TakenNames may not be given to new slices, because something else of
-	// that name was met.
+	// TakenNames may not be given to new slices: other objects have them.
 	TakenNames []string
 	// MaxEndpoints of a slice; 0 is DefaultMaxEndpoints.
 	MaxEndpoints int
-	// Trigger is when the change happened that is being planned for; zero if
-	// not known.
+	// Trigger is the time of the change that is planned for; zero if unknown.
 	Trigger time.Time
-	// Topology is what the nodes are like, for Services that ask for
-	// topology-aware hints; nil ignores the request. Hinted says that the
-	// plan before this one gave hints.
+	// Topology is that of the nodes, for Services that ask for topology-aware
+	// hints; nil ignores the request. Hinted is whether the previous plan had
+	// hints.
 	Topology *Topology
 	Hinted   bool
 }
@@ -50,18 +48,18 @@ type Plan struct {
 	// Such Pods are left out until the Node appears, except where not ready
 	// addresses are published as well.
 	MissingNodes []string
-	// Notes are to be told as Events on the Service.
-	Notes []Note
+	// Events are to be recorded on the object that the plan is for.
+	Events []Event
 	// Hints counts the endpoints hinted to each zone for Services with
-	// topology-aware hints; Topology.Overloaded wants them back.
+	// topology-aware hints, as the argument of Topology.Overloaded.
 	Hints map[discoveryv1.AddressType]map[string]int
 }
 
-// Empty says whether nothing is to be written.
+// Empty reports whether nothing is to be written.
 func (p *Plan) Empty() bool { return len(p.Create)+len(p.Update)+len(p.Delete) == 0 }
 
-// Note is a remark about an object that its user should see.
-type Note struct {
+// Event is an Event to record on the object of a plan: of type Warning, or Normal.
+type Event struct {
 	Warning         bool
 	Reason, Message string
 }
@@ -105,7 +103,7 @@ func Slices(in Input) *Plan {
 	for _, t := range slices.Sorted(maps.Keys(present)) {
 		p.plan.Delete = append(p.plan.Delete, present[t]...)
 	}
-	p.tellProblems()
+	p.addEvents()
 	return p.plan
 }
 
@@ -219,7 +217,7 @@ func (p *planner) endpoint(f *podFacts, t discoveryv1.AddressType) *discoveryv1.
 	for _, ip := range f.ips {
 		text, kind, ok := parseIP(ip.IP)
 		if !ok {
-			p.noteBadIP(f.pod, ip.IP)
+			p.addBadIP(f.pod, ip.IP)
 			continue
 		}
 		if kind == t {
@@ -262,25 +260,27 @@ func (p *planner) bool(b bool) *bool {
 	return &p.condition[0]
 }
 
-// noteBadIP remembers the Pod once, though each family meets it.
-func (p *planner) noteBadIP(pod *corev1.Pod, ip string) {
+// addBadIP records an invalid address once, though each family reads it.
+func (p *planner) addBadIP(pod *corev1.Pod, ip string) {
 	text := fmt.Sprintf("%s (%q)", pod.Name, ip)
 	if !slices.Contains(p.badIPs, text) {
 		p.badIPs = append(p.badIPs, text)
 	}
 }
 
-// tellProblems notes what a user has to repair: ports that no Pod knows by the
-// name given, and addresses that are none.
-func (p *planner) tellProblems() {
+// addEvents adds the Events for what a user has to correct: named ports that Pods
+// do not have, and invalid addresses.
+func (p *planner) addEvents() {
 	for _, name := range slices.Sorted(maps.Keys(p.resolver.missing)) {
-		p.plan.Notes = append(p.plan.Notes, Note{Warning: true, Reason: "TargetPortNotFound",
-			Message: fmt.Sprintf("%d of %d selected pods have no container port named %q with the protocol of the service port; name one, or give targetPort as a number",
+		p.plan.Events = append(p.plan.Events, Event{Warning: true, Reason: "TargetPortNotFound",
+			Message: fmt.Sprintf("%d of %d selected pods have no container port named %q with the protocol of the service port; "+
+				"name one, or set targetPort to a number",
 				p.resolver.missing[name], len(p.pods), name)})
 	}
 	if len(p.badIPs) > 0 {
 		slices.Sort(p.badIPs)
-		p.plan.Notes = append(p.plan.Notes, Note{Warning: true, Reason: "InvalidPodIP",
-			Message: fmt.Sprintf("%d selected pods have an address that is none and are left out: %s", len(p.badIPs), strings.Join(p.badIPs[:min(3, len(p.badIPs))], ", "))})
+		p.plan.Events = append(p.plan.Events, Event{Warning: true, Reason: "InvalidPodIP",
+			Message: fmt.Sprintf("%d selected pods have an invalid IP address and are left out: %s",
+				len(p.badIPs), strings.Join(p.badIPs[:min(3, len(p.badIPs))], ", "))})
 	}
 }

@@ -10,8 +10,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// overload is by how much more than its share an endpoint may be asked to
-// serve before topology-aware hints are given up.
+// overload is the fraction of its share by which an endpoint may be overloaded
+// before topology-aware hints are removed.
 const overload = 0.2
 
 // Topology is the share of the cluster's CPU that lies in each zone.
@@ -45,7 +45,7 @@ func NewTopology(nodes []*corev1.Node) *Topology {
 	return t
 }
 
-// Same says whether both give the same hints.
+// Same reports whether t and o lead to the same hints.
 func (t *Topology) Same(o *Topology) bool {
 	return o != nil && (t.ratios == nil) == (o.ratios == nil) && maps.Equal(t.cpus, o.cpus)
 }
@@ -64,8 +64,8 @@ func inTopology(node *corev1.Node) bool {
 	return false
 }
 
-// Overloaded says whether hints given earlier, counted by zone, are now too few
-// for some zone, so that the Service has to be planned again.
+// Overloaded reports whether earlier hints, counted by zone, are now too few for
+// some zone, so that the Service has to be planned again.
 func (t *Topology) Overloaded(hinted map[string]int) bool {
 	if len(hinted) == 0 {
 		return false
@@ -92,8 +92,8 @@ type share struct {
 	max, min int
 }
 
-// shares divides a number of ready endpoints among the zones, or says why it
-// cannot.
+// shares divides a number of ready endpoints among the zones, or returns the
+// reason why it cannot.
 func (t *Topology) shares(ready int) (map[string]share, string) {
 	switch {
 	case t.ratios == nil:
@@ -110,7 +110,8 @@ func (t *Topology) shares(ready int) (map[string]share, string) {
 		out[zone] = s
 	}
 	if total > ready {
-		return nil, fmt.Sprintf("Unable to allocate minimum required endpoints to each zone without exceeding overload threshold (%d endpoints, %d zones)", ready, len(t.ratios))
+		return nil, fmt.Sprintf("Unable to allocate minimum required endpoints to each zone without exceeding overload threshold "+
+			"(%d endpoints, %d zones)", ready, len(t.ratios))
 	}
 	for zone, s := range out {
 		s.max = s.min + ready - total
@@ -119,24 +120,28 @@ func (t *Topology) shares(ready int) (map[string]share, string) {
 	return out, ""
 }
 
-// topology gives every ready endpoint of one family to a zone, or takes all
-// hints away and tells why.
+// topology hints every ready endpoint of one family to a zone, or removes all
+// hints, with an Event that has the reason.
 func (p *planner) topology(t discoveryv1.AddressType, all []*work) {
-	given, reason := p.giveHints(all)
+	given, reason := p.assignHints(all)
 	if reason != "" {
 		for _, w := range all {
 			w.stripHints()
 		}
 	}
 	for _, w := range all {
-		w.dirty = w.dirty || !slices.EqualFunc(w.endpoints, w.old.Endpoints, func(a, b discoveryv1.Endpoint) bool { return sameHints(a.Hints, b.Hints) })
+		w.dirty = w.dirty || !slices.EqualFunc(w.endpoints, w.old.Endpoints, func(a, b discoveryv1.Endpoint) bool {
+			return sameHints(a.Hints, b.Hints)
+		})
 	}
 	if reason != "" {
-		p.plan.Notes = append(p.plan.Notes, Note{Warning: true, Reason: "TopologyAwareHintsDisabled", Message: reason + ", addressType: " + string(t)})
+		p.plan.Events = append(p.plan.Events, Event{Warning: true, Reason: "TopologyAwareHintsDisabled",
+			Message: reason + ", addressType: " + string(t)})
 		return
 	}
 	if !p.in.Hinted {
-		p.plan.Notes = append(p.plan.Notes, Note{Reason: "TopologyAwareHintsEnabled", Message: "Topology Aware Hints has been enabled, addressType: " + string(t)})
+		p.plan.Events = append(p.plan.Events, Event{Reason: "TopologyAwareHintsEnabled",
+			Message: "Topology Aware Hints has been enabled, addressType: " + string(t)})
 	}
 	if p.plan.Hints == nil {
 		p.plan.Hints = map[discoveryv1.AddressType]map[string]int{}
@@ -144,10 +149,10 @@ func (p *planner) topology(t discoveryv1.AddressType, all []*work) {
 	p.plan.Hints[t] = given
 }
 
-// giveHints leaves unchanged slices as they are where their hints still fit,
-// hints the endpoints of the others to their own zones, and then moves as few
-// as needed to zones that have too little.
-func (p *planner) giveHints(all []*work) (map[string]int, string) {
+// assignHints leaves unchanged slices as they are if their hints still fit, hints
+// the endpoints of the others to their own zones, and then moves as few as needed
+// to zones that have too few.
+func (p *planner) assignHints(all []*work) (map[string]int, string) {
 	ready := 0
 	for _, w := range all {
 		for i := range w.endpoints {
@@ -189,7 +194,7 @@ func (p *planner) giveHints(all []*work) (map[string]int, string) {
 	return given, ""
 }
 
-// hintsFit says whether the hints of an unchanged slice may stay, and counts
+// hintsFit reports whether the hints of an unchanged slice may stay, and counts
 // them if so.
 func (w *work) hintsFit(given map[string]int, shares map[string]share) bool {
 	here := map[string]int{}
@@ -244,7 +249,7 @@ func move(open []*work, given map[string]int, shares map[string]share) {
 	}
 }
 
-// balance rounds what each zone has too many or too few of to whole endpoints.
+// balance returns by how many endpoints each zone has too many or too few.
 func balance(given map[string]int, shares map[string]share) (giving, receiving map[string]int) {
 	surplus, lack := map[string]float64{}, map[string]float64{}
 	for zone, s := range shares {

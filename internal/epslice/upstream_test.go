@@ -190,7 +190,7 @@ func TestTopologyHintsAsUpstream(t *testing.T) {
 			w.apply(t, plan)
 			u.reconcile(t, w)
 			var told []string
-			for _, n := range plan.Notes {
+			for _, n := range plan.Events {
 				if n.Reason == "TopologyAwareHintsDisabled" {
 					told = append(told, fmt.Sprintf("Warning %s %s", n.Reason, n.Message))
 				}

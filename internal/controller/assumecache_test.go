@@ -19,10 +19,10 @@ type event struct {
 	old, now *discoveryv1.EndpointSlice // now nil: deleted
 }
 
-// history is an API with one writer on the view's side and others, and an
+// history is an API with one writer on the cache's side and others, and an
 // informer that lags behind.
 type history struct {
-	view    *view[*discoveryv1.EndpointSlice]
+	cache   *assumeCache[*discoveryv1.EndpointSlice]
 	objects map[string]*discoveryv1.EndpointSlice
 	events  []event
 	at      int
@@ -59,43 +59,43 @@ func (h *history) deliver() {
 	switch {
 	case e.now == nil:
 		delete(h.known, e.old.Name)
-		h.view.vanished(e.old)
+		h.cache.observeDelete(e.old)
 	default:
 		h.known[e.now.Name] = e.now
-		h.view.observed(e.old, e.now, e.old != nil)
+		h.cache.observe(e.old, e.now, e.old != nil)
 	}
 }
 
-// Whatever the order in which answers and events come: the view is never
-// behind an own write, and when the informer has caught up, view and API are
+// Whatever the order in which answers and events come: the cache is never
+// behind an own write, and when the informer has caught up, cache and API are
 // the same.
-func TestViewIsNeverBehindItsOwnWrites(t *testing.T) {
+func TestAssumeCacheIsNeverBehindItsOwnWrites(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		h := &history{objects: map[string]*discoveryv1.EndpointSlice{}, known: map[string]*discoveryv1.EndpointSlice{}}
-		h.view = newView(sliceOwner, func(name svc.Name) bool { return h.known[name.Name] != nil })
+		h.cache = newAssumeCache(sliceOwner, func(name svc.Name) bool { return h.known[name.Name] != nil })
 		for range 40 {
 			name := rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "name")
 			owner := "web"
 			switch rapid.SampledFrom([]string{"own", "own", "foreign", "delete", "foreign delete", "deliver", "deliver", "late answer"}).Draw(t, "step") {
 			case "own":
 				s := h.write(name, owner)
-				h.view.wrote(s)
-				h.wantHeld(t, s)
+				h.cache.assume(s)
+				h.wantCached(t, s)
 			case "late answer": // the event comes before the answer
 				s := h.write(name, owner)
 				for h.at < len(h.events) {
 					h.deliver()
 				}
-				h.view.wrote(s)
-				h.wantHeld(t, s)
+				h.cache.assume(s)
+				h.wantCached(t, s)
 			case "foreign":
 				h.write(name, rapid.SampledFrom([]string{"web", "other"}).Draw(t, "owner"))
 			case "delete":
 				if s := h.objects[name]; s != nil {
 					o, _ := sliceOwner(s)
 					h.remove(name)
-					h.view.deleted(nameOf(s), o, s.UID)
-					for _, x := range h.view.list(o) {
+					h.cache.assumeDeleted(nameOf(s), o, s.UID)
+					for _, x := range h.cache.list(o) {
 						if x.UID == s.UID {
 							t.Fatalf("%s is still there after its delete", name)
 						}
@@ -116,7 +116,7 @@ func TestViewIsNeverBehindItsOwnWrites(t *testing.T) {
 		}
 		got := map[string]string{}
 		for _, owner := range []string{"web", "other"} {
-			for _, s := range h.view.list(svc.Name{Namespace: "ns", Name: owner}) {
+			for _, s := range h.cache.list(svc.Name{Namespace: "ns", Name: owner}) {
 				if got[s.Name] != "" {
 					t.Fatalf("%s is in two groups", s.Name)
 				}
@@ -124,7 +124,7 @@ func TestViewIsNeverBehindItsOwnWrites(t *testing.T) {
 			}
 		}
 		if len(got) != len(h.objects) {
-			t.Fatalf("view %v, API has %d", got, len(h.objects))
+			t.Fatalf("cache %v, API has %d", got, len(h.objects))
 		}
 		for name, s := range h.objects {
 			if got[name] != s.ResourceVersion {
@@ -134,31 +134,31 @@ func TestViewIsNeverBehindItsOwnWrites(t *testing.T) {
 	})
 }
 
-func (h *history) wantHeld(t *rapid.T, s *discoveryv1.EndpointSlice) {
+func (h *history) wantCached(t *rapid.T, s *discoveryv1.EndpointSlice) {
 	t.Helper()
 	owner, _ := sliceOwner(s)
-	for _, x := range h.view.list(owner) {
+	for _, x := range h.cache.list(owner) {
 		if x.Name == s.Name && x.ResourceVersion == s.ResourceVersion {
 			return
 		}
 	}
-	t.Fatalf("the view does not know its own write of %s", s.Name)
+	t.Fatalf("the cache does not have its own write of %s", s.Name)
 }
 
-// An own write that somebody undoes while the informer lists anew leaves no
-// event. It is forgotten after a while, and the Service planned again.
-func TestViewForgetsWhatNeverComes(t *testing.T) {
+// An own write that another client undoes while the informer lists again leaves
+// no event. It is dropped after confirmTimeout, and the Service planned again.
+func TestAssumeCacheDropsWhatIsNeverConfirmed(t *testing.T) {
 	h := &history{objects: map[string]*discoveryv1.EndpointSlice{}, known: map[string]*discoveryv1.EndpointSlice{}}
 	now := time.Unix(1000, 0)
-	h.view = newView(sliceOwner, func(name svc.Name) bool { return h.known[name.Name] != nil })
-	h.view.now = func() time.Time { return now }
-	h.view.wrote(h.write("a", "web"))
+	h.cache = newAssumeCache(sliceOwner, func(name svc.Name) bool { return h.known[name.Name] != nil })
+	h.cache.now = func() time.Time { return now }
+	h.cache.assume(h.write("a", "web"))
 	web := svc.Name{Namespace: "ns", Name: "web"}
-	if got := h.view.forget(); len(got) != 0 || len(h.view.list(web)) != 1 {
-		t.Fatalf("forgotten at once: %v", got)
+	if got := h.cache.expire(); len(got) != 0 || len(h.cache.list(web)) != 1 {
+		t.Fatalf("dropped at once: %v", got)
 	}
-	now = now.Add(forgetAfter)
-	if got := h.view.forget(); len(got) != 1 || got[0] != web || len(h.view.list(web)) != 0 {
-		t.Fatalf("told %v, left %d", got, len(h.view.list(web)))
+	now = now.Add(confirmTimeout)
+	if got := h.cache.expire(); len(got) != 1 || got[0] != web || len(h.cache.list(web)) != 0 {
+		t.Fatalf("changed %v, left %d", got, len(h.cache.list(web)))
 	}
 }
