@@ -24,5 +24,6 @@ func Scheduler(annotations map[string]string, has []string) (string, error) {
 	if len(v) > maxShown {
 		v = v[:maxShown] + "..."
 	}
-	return "", fmt.Errorf("annotation %s: scheduler %q is not one of those that this node has (%s); the node's default serves", SchedulerAnnotation, v, strings.Join(has, ", "))
+	return "", fmt.Errorf("annotation %s: scheduler %q is not one of those that this node has (%s); the node's default serves",
+		SchedulerAnnotation, v, strings.Join(has, ", "))
 }

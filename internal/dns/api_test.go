@@ -153,7 +153,8 @@ func TestNamesOutliveTheAPI(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]string{
-		"my-service.prod.svc.cluster.local.": "10.96.0.20", "db-0.db.prod.svc.cluster.local.": "10.244.1.10", "missing.prod.svc.cluster.local.": "NXDOMAIN",
+		"my-service.prod.svc.cluster.local.": "10.96.0.20", "db-0.db.prod.svc.cluster.local.": "10.244.1.10",
+		"missing.prod.svc.cluster.local.": "NXDOMAIN",
 	} {
 		if got := firstA(exchange(t, s, "udp", question(name, mdns.TypeA))); got != want {
 			t.Errorf("%s is %s, not %s", name, got, want)
@@ -187,7 +188,8 @@ func TestPublish(t *testing.T) {
 	o := clusterOptions()
 	o.Listen = []string{"127.0.0.1:0"}
 	o.Client = client
-	o.Publish = &Publish{NodeName: "node-a", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.5"), netip.MustParseAddr("fd00::5")}, Port: 53}
+	o.Publish = &Publish{NodeName: "node-a", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.5"), netip.MustParseAddr("fd00::5")},
+		Port: 53}
 	s, err := New(o)
 	if err != nil {
 		t.Fatal(err)
@@ -204,7 +206,8 @@ func TestPublish(t *testing.T) {
 		*e.Ports[1].Protocol != "TCP" || *e.Ports[1].Port != 53 || e.OwnerReferences[0].UID != "u-1" {
 		t.Errorf("wrong slice:\n%+v", e)
 	}
-	for k, v := range map[string]string{discoveryv1.LabelServiceName: "kube-dns", discoveryv1.LabelManagedBy: ManagedBy, svc.NodeLabel: "node-a"} {
+	for k, v := range map[string]string{discoveryv1.LabelServiceName: "kube-dns", discoveryv1.LabelManagedBy: ManagedBy,
+		svc.NodeLabel: "node-a"} {
 		if e.Labels[k] != v {
 			t.Errorf("label %s is %q", k, e.Labels[k])
 		}
@@ -259,7 +262,8 @@ func TestSliceNamesFit(t *testing.T) {
 	long := strings.Repeat("n", 250)
 	p := &Publish{NodeName: long, Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.5")}, Port: 53}
 	e := p.slices(nil)[p.sliceName(svc.IPv4)]
-	if len(e.Name) > 253 || len(e.Labels[svc.NodeLabel]) > 63 || *e.Endpoints[0].NodeName != long || p.sliceName(svc.IPv4) == p.sliceName(svc.IPv6) {
+	if len(e.Name) > 253 || len(e.Labels[svc.NodeLabel]) > 63 || *e.Endpoints[0].NodeName != long ||
+		p.sliceName(svc.IPv4) == p.sliceName(svc.IPv6) {
 		t.Errorf("%d bytes of name, label %q", len(e.Name), e.Labels[svc.NodeLabel])
 	}
 }

@@ -58,7 +58,8 @@ func TestBadRequestsOverTCP(t *testing.T) {
 		"AXFR of a range":      {frame(pack("96.10.in-addr.arpa.", mdns.TypeAXFR, nil)), mdns.RcodeRefused},
 		"AXFR of another zone": {frame(pack("example.com.", mdns.TypeAXFR, nil)), mdns.RcodeRefused},
 		"IXFR of another zone": {frame(pack("example.com.", mdns.TypeIXFR, ixfr)), mdns.RcodeRefused},
-		"class CHAOS":          {frame(pack("version.bind.", mdns.TypeTXT, func(m *mdns.Msg) { m.Question[0].Qclass = mdns.ClassCHAOS })), mdns.RcodeRefused},
+		"class CHAOS": {frame(pack("version.bind.", mdns.TypeTXT, func(m *mdns.Msg) { m.Question[0].Qclass = mdns.ClassCHAOS })),
+			mdns.RcodeRefused},
 	} {
 		t.Run(what, func(t *testing.T) {
 			c2, err := net.Dial("tcp", s.Addrs()[0].String())

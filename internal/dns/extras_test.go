@@ -45,13 +45,22 @@ func TestAutopath(t *testing.T) {
 		want  string
 		asked int64 // of the upstream
 	}{
-		{"www.example.com.prod.svc.cluster.local.", mdns.TypeA, "NOERROR\nwww.example.com.prod.svc.cluster.local. 5 IN CNAME www.example.com.\nwww.example.com. 60 IN A 192.0.2.1", 1},
-		{"WWW.example.com.prod.svc.cluster.local.", mdns.TypeA, "NOERROR\nWWW.example.com.prod.svc.cluster.local. 5 IN CNAME www.example.com.\nwww.example.com. 60 IN A 192.0.2.1", 0},
-		{"www.example.com.prod.svc.cluster.local.", mdns.TypeAAAA, "NOERROR\nwww.example.com.prod.svc.cluster.local. 5 IN CNAME www.example.com.\nauthority com. 60 IN SOA ns.com. me.com. 0 2 3 4 30", 1},
+		{"www.example.com.prod.svc.cluster.local.", mdns.TypeA,
+			"NOERROR\nwww.example.com.prod.svc.cluster.local. 5 IN CNAME www.example.com.\nwww.example.com. 60 IN A 192.0.2.1", 1},
+		{"WWW.example.com.prod.svc.cluster.local.", mdns.TypeA,
+			"NOERROR\nWWW.example.com.prod.svc.cluster.local. 5 IN CNAME www.example.com.\nwww.example.com. 60 IN A 192.0.2.1", 0},
+		{"www.example.com.prod.svc.cluster.local.", mdns.TypeAAAA,
+			"NOERROR\nwww.example.com.prod.svc.cluster.local. 5 IN CNAME www.example.com.\nauthority com. 60 IN SOA ns.com. me.com. 0 2 3 4 30", 1},
 		// Another namespace's Service under the shorter ending.
-		{"kubernetes.default.prod.svc.cluster.local.", mdns.TypeA, "NOERROR\nkubernetes.default.prod.svc.cluster.local. 5 IN CNAME kubernetes.default.svc.cluster.local.\nkubernetes.default.svc.cluster.local. 5 IN A 10.96.0.1", 0},
-		{"kubernetes.default.svc.prod.svc.cluster.local.", mdns.TypeA, "NOERROR\nkubernetes.default.svc.prod.svc.cluster.local. 5 IN CNAME kubernetes.default.svc.cluster.local.\nkubernetes.default.svc.cluster.local. 5 IN A 10.96.0.1", 0},
-		{"ext-in.prod.prod.svc.cluster.local.", mdns.TypeA, "NOERROR\next-in.prod.prod.svc.cluster.local. 5 IN CNAME ext-in.prod.svc.cluster.local.\next-in.prod.svc.cluster.local. 5 IN CNAME dual.prod.svc.cluster.local.\ndual.prod.svc.cluster.local. 5 IN A 10.96.0.30", 0},
+		{"kubernetes.default.prod.svc.cluster.local.", mdns.TypeA,
+			"NOERROR\nkubernetes.default.prod.svc.cluster.local. 5 IN CNAME kubernetes.default.svc.cluster.local.\n" +
+				"kubernetes.default.svc.cluster.local. 5 IN A 10.96.0.1", 0},
+		{"kubernetes.default.svc.prod.svc.cluster.local.", mdns.TypeA,
+			"NOERROR\nkubernetes.default.svc.prod.svc.cluster.local. 5 IN CNAME kubernetes.default.svc.cluster.local.\n" +
+				"kubernetes.default.svc.cluster.local. 5 IN A 10.96.0.1", 0},
+		{"ext-in.prod.prod.svc.cluster.local.", mdns.TypeA,
+			"NOERROR\next-in.prod.prod.svc.cluster.local. 5 IN CNAME ext-in.prod.svc.cluster.local.\n" +
+				"ext-in.prod.svc.cluster.local. 5 IN CNAME dual.prod.svc.cluster.local.\ndual.prod.svc.cluster.local. 5 IN A 10.96.0.30", 0},
 		// What exists is answered as ever.
 		{"my-service.prod.svc.cluster.local.", mdns.TypeA, "NOERROR\nmy-service.prod.svc.cluster.local. 5 IN A 10.96.0.20", 0},
 		{"db-0.db.prod.svc.cluster.local.", mdns.TypeA, "NOERROR\ndb-0.db.prod.svc.cluster.local. 5 IN A 10.244.1.10", 0},
@@ -83,7 +92,8 @@ func TestAutopath(t *testing.T) {
 
 func TestHostsFile(t *testing.T) {
 	file := t.TempDir() + "/hosts"
-	text := "# comment\n192.0.2.10 db.corp db\n2001:db8::10\tDB.corp # six\n192.0.2.11 db.corp\nrubbish\n10.96.0.20 thief\n192.0.2.12 my-service.prod.svc.cluster.local\n"
+	text := "# comment\n192.0.2.10 db.corp db\n2001:db8::10\tDB.corp # six\n192.0.2.11 db.corp\nrubbish\n" +
+		"10.96.0.20 thief\n192.0.2.12 my-service.prod.svc.cluster.local\n"
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +122,8 @@ func TestHostsFile(t *testing.T) {
 		}
 	}
 	// It may change, and may be away for a moment.
-	for _, c := range []struct{ text, want string }{{"192.0.2.99 db.corp\n", "192.0.2.99"}, {"", "192.0.2.99"}, {"192.0.2.100 db.corp more\n", "192.0.2.100"}} {
+	for _, c := range []struct{ text, want string }{{"192.0.2.99 db.corp\n", "192.0.2.99"}, {"", "192.0.2.99"},
+		{"192.0.2.100 db.corp more\n", "192.0.2.100"}} {
 		err := os.Remove(file)
 		if c.text != "" {
 			err = os.WriteFile(file, []byte(c.text), 0o600)

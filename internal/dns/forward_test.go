@@ -402,7 +402,8 @@ func TestLoopIsFound(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	s.findLoops(ctx)
-	if r := exchange(t, s, "udp", question("www.example.com.", mdns.TypeA)); r.Rcode != mdns.RcodeServerFailure && r.Rcode != mdns.RcodeRefused {
+	if r := exchange(t, s, "udp", question("www.example.com.", mdns.TypeA)); r.Rcode != mdns.RcodeServerFailure &&
+		r.Rcode != mdns.RcodeRefused {
 		t.Errorf("answered %v", r)
 	}
 	if u := s.forward.all()[0]; !u.looped.Load() {
@@ -485,7 +486,8 @@ real.example.net. 60 IN A 192.0.2.9`
 	}
 	// behaviour 152: digits are a name nobody has to be asked for.
 	asked := u.udp.Load()
-	if r := exchange(t, s, "udp", question("ext-digits.prod.svc.cluster.local.", mdns.TypeA)); r.Rcode != mdns.RcodeNameError || len(r.Answer) != 1 {
+	if r := exchange(t, s, "udp", question("ext-digits.prod.svc.cluster.local.", mdns.TypeA)); r.Rcode != mdns.RcodeNameError ||
+		len(r.Answer) != 1 {
 		t.Errorf("answered\n%v", r)
 	}
 	if u.udp.Load() != asked {
@@ -506,7 +508,8 @@ func TestReverseNamesDoNotLeak(t *testing.T) {
 	for name, out := range map[string]bool{
 		"9.9.96.10.in-addr.arpa.": false, "1.0.247.10.in-addr.arpa.": false, "x.9.96.10.in-addr.arpa.": false,
 		"1.0.248.10.in-addr.arpa.": true, "1.2.0.192.in-addr.arpa.": true, "cluster.local.": false, "svc.cluster.local.": false,
-		reverse(t, "fd00:10:96::99"): false, reverse(t, "fd00:10:244:ff::1"): false, reverse(t, "fd00:10:97::1"): true, reverse(t, "2001:db8::1"): true,
+		reverse(t, "fd00:10:96::99"): false, reverse(t, "fd00:10:244:ff::1"): false, reverse(t, "fd00:10:97::1"): true,
+		reverse(t, "2001:db8::1"): true,
 	} {
 		exchange(t, s, "udp", question(name, mdns.TypePTR))
 		if _, ok := leaked.Load(name); ok != out {
@@ -549,7 +552,8 @@ func TestZoneByHand(t *testing.T) {
 	if !s.Ready() {
 		eventually(t, "ready", s.Ready)
 	}
-	s.Zone().SetService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b"}, Spec: corev1.ServiceSpec{ClusterIP: "10.0.0.1"}})
+	s.Zone().SetService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b"},
+		Spec: corev1.ServiceSpec{ClusterIP: "10.0.0.1"}})
 	if got := firstA(exchange(t, s, "udp", question("b.a.svc.cluster.local.", mdns.TypeA))); got != "10.0.0.1" {
 		t.Errorf("answered %s", got)
 	}

@@ -44,7 +44,7 @@ func (s *Server) findLoops(ctx context.Context) {
 	}
 }
 
-// isLoopProbe says whether a name is one that findLoops asks for, and if so
+// isLoopProbe reports whether a name is one that findLoops asks for, and if so
 // ends the use of the upstream.
 func (s *Server) isLoopProbe(n *zone.Name) bool {
 	v, ok := s.loopProbes.Load(string(n.Wire()))
@@ -53,7 +53,8 @@ func (s *Server) isLoopProbe(n *zone.Name) bool {
 	}
 	u := v.(*upstream)
 	if !u.looped.Swap(true) {
-		s.log.Error("an upstream resolver sends questions back to this server and is not used; give another one with --upstream", "upstream", u.name)
+		s.log.Error("an upstream resolver sends questions back to this server and is not used; give another one with --upstream",
+			"upstream", u.name)
 	}
 	return true
 }

@@ -24,7 +24,8 @@ func (s *Server) Collect(ch chan<- prometheus.Metric) {
 	c.forward(s.forward)
 	c.cache(s.forward.cache, &s.forward.metrics)
 	if h := s.hosts.Load(); h != nil {
-		c.gauge("coredns_hosts_entries", "Addresses of names and names of addresses in the hosts file.", float64(h.len()), "hostsfile", s.options.Hosts)
+		c.gauge("coredns_hosts_entries", "Addresses of names and names of addresses in the hosts file.", float64(h.len()),
+			"hostsfile", s.options.Hosts)
 		c.gauge("coredns_hosts_reload_timestamp_seconds", "When the hosts file that is used was written.", float64(h.modified.UnixNano())/1e9)
 	}
 	s.programming.Collect(ch)
@@ -118,7 +119,8 @@ func (s *sizes) cumulative() (count uint64, sum float64, out map[float64]uint64)
 
 func (c collector) forward(f *forwarder) {
 	const proxy = "forward"
-	c.counter("coredns_forward_max_concurrent_rejects_total", "Questions refused because too many were under way to upstreams.", f.metrics.rejects.Load())
+	c.counter("coredns_forward_max_concurrent_rejects_total", "Questions refused because too many were under way to upstreams.",
+		f.metrics.rejects.Load())
 	c.counter("coredns_forward_healthcheck_broken_total", "Questions sent while every upstream was unhealthy.", f.metrics.broken.Load())
 	for _, u := range f.all() {
 		for rcode := range u.stats.duration {
@@ -128,8 +130,10 @@ func (c collector) forward(f *forwarder) {
 				c.counter("coredns_forward_responses_total", "Answers of upstreams.", n, "to", u.name, "rcode", rcodeNames[rcode])
 			}
 		}
-		c.counter("coredns_proxy_healthcheck_failures_total", "Tries that brought no answer.", u.stats.failures.Load(), "proxy_name", proxy, "to", u.name)
-		c.counter("coredns_proxy_conn_cache_hits_total", "Questions over a connection that was open.", u.stats.reused.Load(), "proxy_name", proxy, "to", u.name, "proto", "tcp")
+		c.counter("coredns_proxy_healthcheck_failures_total", "Tries that brought no answer.", u.stats.failures.Load(),
+			"proxy_name", proxy, "to", u.name)
+		c.counter("coredns_proxy_conn_cache_hits_total", "Questions over a connection that was open.", u.stats.reused.Load(),
+			"proxy_name", proxy, "to", u.name, "proto", "tcp")
 		const misses = "coredns_proxy_conn_cache_misses_total"
 		c.counter(misses, "Sockets and connections opened.", u.stats.udp.Load(), "proxy_name", proxy, "to", u.name, "proto", "udp")
 		c.counter(misses, "Sockets and connections opened.", u.stats.tcp.Load(), "proxy_name", proxy, "to", u.name, "proto", "tcp")
@@ -138,12 +142,17 @@ func (c collector) forward(f *forwarder) {
 }
 
 func (c collector) cache(k *cache, f *forwardStats) {
-	c.counter("coredns_cache_requests_total", "Questions looked for among the kept answers.", f.requests.Load(), "server", "dns://", "zones", ".", "view", "")
+	c.counter("coredns_cache_requests_total", "Questions looked for among the kept answers.", f.requests.Load(),
+		"server", "dns://", "zones", ".", "view", "")
 	hits := k.success.hits.Load() + k.denials.hits.Load()
-	c.counter("coredns_cache_misses_total", "Questions without a good kept answer.", f.requests.Load()-min(hits, f.requests.Load()), "server", "dns://", "zones", ".", "view", "")
-	c.counter("coredns_cache_drops_total", "Malformed answers of upstreams, which are not kept.", f.malformed.Load(), "server", "dns://", "zones", ".", "view", "")
-	c.counter("coredns_cache_prefetch_total", "Kept answers fetched again before their end.", f.prefetch.Load(), "server", "dns://", "zones", ".", "view", "")
-	c.counter("coredns_cache_served_stale_total", "Questions answered with an answer past its end.", f.stale.Load(), "server", "dns://", "zones", ".", "view", "")
+	c.counter("coredns_cache_misses_total", "Questions without a good kept answer.", f.requests.Load()-min(hits, f.requests.Load()),
+		"server", "dns://", "zones", ".", "view", "")
+	c.counter("coredns_cache_drops_total", "Malformed answers of upstreams, which are not kept.", f.malformed.Load(),
+		"server", "dns://", "zones", ".", "view", "")
+	c.counter("coredns_cache_prefetch_total", "Kept answers fetched again before their end.", f.prefetch.Load(),
+		"server", "dns://", "zones", ".", "view", "")
+	c.counter("coredns_cache_served_stale_total", "Questions answered with an answer past its end.", f.stale.Load(),
+		"server", "dns://", "zones", ".", "view", "")
 	for _, s := range []struct {
 		typ string
 		st  *store

@@ -127,7 +127,8 @@ func TestMetricsAreThoseOfCoreDNS(t *testing.T) {
 // checkBounds sees that histograms have CoreDNS's buckets.
 func checkBounds(t *testing.T, name string, got []float64) {
 	t.Helper()
-	times, sizes := prometheus.ExponentialBuckets(0.00025, 2, 16), []float64{0, 100, 200, 300, 400, 511, 1023, 2047, 4095, 8291, 16e3, 32e3, 48e3, 64e3}
+	times, sizes := prometheus.ExponentialBuckets(0.00025, 2, 16), []float64{0, 100, 200, 300, 400, 511, 1023, 2047, 4095, 8291, 16e3, 32e3,
+		48e3, 64e3}
 	want := map[string][]float64{
 		"dns_request_duration_seconds":                times,
 		"proxy_request_duration_seconds":              times,
@@ -165,12 +166,13 @@ func TestProgrammingDelay(t *testing.T) {
 		return strings.Contains(text, name+`_count{service_kind="headless_with_selector"} 1`)
 	})
 	// An hour would be beyond all bounds.
-	if strings.Contains(text, `service_kind="cluster_ip"`) || strings.Contains(text, name+`_bucket{service_kind="headless_with_selector",le="524.288"} 0`) {
+	if strings.Contains(text, `service_kind="cluster_ip"`) ||
+		strings.Contains(text, name+`_bucket{service_kind="headless_with_selector",le="524.288"} 0`) {
 		t.Errorf("what is old is measured:\n%s", text)
 	}
 }
 
-// watching says whether the slices are watched.
+// watching reports whether the slices are watched.
 func watching(client *fake.Clientset) bool {
 	for _, a := range client.Actions() {
 		if a.Matches("watch", "endpointslices") {
@@ -233,9 +235,11 @@ func TestQueryLog(t *testing.T) {
 		line    string
 	}{
 		{"udp", question("My-Service.prod.svc.cluster.local.", mdns.TypeA),
-			`{"do":false,"level":"INFO","msg":"query","name":"my-service.prod.svc.cluster.local.","proto":"udp","rcode":"NOERROR","size":67,"type":"A"}`},
+			`{"do":false,"level":"INFO","msg":"query",` +
+				`"name":"my-service.prod.svc.cluster.local.","proto":"udp","rcode":"NOERROR","size":67,"type":"A"}`},
 		{"tcp", with("missing.prod.svc.cluster.local.", mdns.TypeAAAA),
-			`{"do":true,"level":"INFO","msg":"query","name":"missing.prod.svc.cluster.local.","proto":"tcp","rcode":"NXDOMAIN","size":113,"type":"AAAA"}`},
+			`{"do":true,"level":"INFO","msg":"query",` +
+				`"name":"missing.prod.svc.cluster.local.","proto":"tcp","rcode":"NXDOMAIN","size":113,"type":"AAAA"}`},
 		{"udp", question("www.example.com.", mdns.TypeA), // asked of the upstream
 			`{"do":false,"level":"INFO","msg":"query","name":"www.example.com.","proto":"udp","rcode":"NOERROR","size":49,"type":"A"}`},
 		{"tcp", question("www.example.com.", mdns.TypeA), // kept

@@ -24,7 +24,7 @@ type NodeLocal struct {
 // port is where kube-dns is asked.
 const port = 53
 
-// takenBy says whether sockets on addrs leave no room for the node-local ones.
+// takenBy reports whether sockets on addrs leave no room for the node-local ones.
 func (n *NodeLocal) takenBy(addrs []netip.AddrPort) bool {
 	return n != nil && slices.ContainsFunc(addrs, func(l netip.AddrPort) bool {
 		return l.Port() == port && slices.ContainsFunc(n.Addresses, func(a netip.Addr) bool {

@@ -138,7 +138,8 @@ func (o Options) withDefaults() (Options, error) {
 			return o, err
 		}
 		if o.NodeLocal.takenBy(addrs) {
-			return o, fmt.Errorf("dns: --listen %s takes the addresses of --node-local too; listen on addresses of this node, such as 192.0.2.5:53, or on another port", l)
+			return o, fmt.Errorf("dns: --listen %s takes the addresses of --node-local too; "+
+				"listen on addresses of this node, such as 192.0.2.5:53, or on another port", l)
 		}
 	}
 	if len(o.Domains) == 0 {

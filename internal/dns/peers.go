@@ -57,7 +57,7 @@ func newServers(own func(string) bool) *servers {
 	return &servers{own: own, changed: make(chan struct{}, 1), peers: make(chan struct{}, 1), slices: map[string]serverSlice{}}
 }
 
-// isServers says whether a slice lists servers behind kube-dns.
+// isServers reports whether a slice lists servers behind kube-dns.
 func isServers(e *discoveryv1.EndpointSlice) bool {
 	return e.Namespace == ServiceName().Namespace && e.Labels[discoveryv1.LabelServiceName] == ServiceName().Name
 }

@@ -148,7 +148,7 @@ func (s *Server) publish(ctx context.Context) {
 	}
 }
 
-// assertSlices writes what differs from what shall be, and says whether the
+// assertSlices writes what differs from what shall be, and reports whether the
 // Node is there that owns it.
 func (s *Server) assertSlices(ctx context.Context) (owned bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)

@@ -94,8 +94,9 @@ func TestBadRequests(t *testing.T) {
 			m.SetEdns0(1232, false)
 			m.IsEdns0().Option = append(m.IsEdns0().Option, &mdns.EDNS0_COOKIE{Code: mdns.EDNS0COOKIE, Cookie: "24a5ac1122334455"})
 		}), mdns.RcodeSuccess},
-		"EDNS version 1":       {good(func(m *mdns.Msg) { m.SetEdns0(1232, false); m.IsEdns0().SetVersion(1) }), mdns.RcodeBadVers},
-		"two EDNS":             {good(func(m *mdns.Msg) { m.SetEdns0(1232, false); m.Extra = append(m.Extra, m.Extra[0]) }), mdns.RcodeFormatError},
+		"EDNS version 1": {good(func(m *mdns.Msg) { m.SetEdns0(1232, false); m.IsEdns0().SetVersion(1) }), mdns.RcodeBadVers},
+		"two EDNS": {good(func(m *mdns.Msg) { m.SetEdns0(1232, false); m.Extra = append(m.Extra, m.Extra[0]) }),
+			mdns.RcodeFormatError},
 		"OPT with name":        {good(func(m *mdns.Msg) { m.SetEdns0(1232, false); m.Extra[0].Header().Name = "x." }), mdns.RcodeFormatError},
 		"tiny EDNS size":       {good(func(m *mdns.Msg) { m.SetEdns0(1, false) }), mdns.RcodeSuccess},
 		"rubbish behind":       {append(good(nothing), 1, 2, 3), mdns.RcodeSuccess},
@@ -130,7 +131,8 @@ func TestBadRequests(t *testing.T) {
 // A label may hold any byte; what comes back is what was asked.
 func TestStrangeLabelsComeBack(t *testing.T) {
 	s := start(t, clusterOptions())
-	for _, name := range []string{`a\.b.svc.cluster.local.`, `\000\255.cluster.local.`, `\@.cluster.local.`, "*.cluster.local.", "_.cluster.local."} {
+	for _, name := range []string{`a\.b.svc.cluster.local.`, `\000\255.cluster.local.`, `\@.cluster.local.`, "*.cluster.local.",
+		"_.cluster.local."} {
 		r := exchange(t, s, "udp", question(name, mdns.TypeA))
 		if r.Rcode != mdns.RcodeNameError || r.Question[0].Name != name {
 			t.Errorf("%s: %v", name, r)
@@ -358,7 +360,8 @@ func FuzzAnswer(f *testing.F) {
 		f.Fatal(err)
 	}
 	fill(s.Zone(), objects(f))
-	for _, name := range []string{"db.prod.svc.cluster.local.", "ext-db.prod.svc.cluster.local.", "20.0.96.10.in-addr.arpa.", "10-1-2-3.prod.pod.cluster.local.", "example.com.", "."} {
+	for _, name := range []string{"db.prod.svc.cluster.local.", "ext-db.prod.svc.cluster.local.", "20.0.96.10.in-addr.arpa.",
+		"10-1-2-3.prod.pod.cluster.local.", "example.com.", "."} {
 		for _, typ := range []uint16{mdns.TypeA, mdns.TypeSRV, mdns.TypePTR, mdns.TypeANY, mdns.TypeSOA} {
 			m := question(name, typ)
 			b, _ := m.Pack()
@@ -397,7 +400,8 @@ func FuzzAnswer(f *testing.F) {
 // cannot be read.
 func FuzzReply(f *testing.F) {
 	name := []byte("\x03www\x07example\x03com\x00")
-	for _, records := range [][]string{{"www.example.com. 60 IN A 192.0.2.1"}, {"www.example.com. 60 IN CNAME a.example.com.", "a.example.com. 5 IN AAAA 2001:db8::1"}} {
+	for _, records := range [][]string{{"www.example.com. 60 IN A 192.0.2.1"}, {"www.example.com. 60 IN CNAME a.example.com.",
+		"a.example.com. 5 IN AAAA 2001:db8::1"}} {
 		m := question("www.example.com.", mdns.TypeA)
 		m.Response, m.Compress = true, true
 		for _, r := range records {

@@ -63,7 +63,8 @@ func (s *sizes) add(o *sizes) {
 }
 
 // typeNames are the values of the label "type"; the last is for all others.
-var typeNames = [...]string{"A", "AAAA", "MX", "SOA", "CNAME", "PTR", "TXT", "NS", "SRV", "DS", "DNSKEY", "RRSIG", "NSEC", "NSEC3", "HTTPS", "IXFR", "AXFR", "ANY", "SVCB", "other"}
+var typeNames = [...]string{"A", "AAAA", "MX", "SOA", "CNAME", "PTR", "TXT", "NS", "SRV", "DS", "DNSKEY", "RRSIG", "NSEC", "NSEC3", "HTTPS",
+	"IXFR", "AXFR", "ANY", "SVCB", "other"}
 
 // typeSlot is the place of a type in typeNames.
 func typeSlot(t uint16) int {
@@ -111,7 +112,8 @@ func typeSlot(t uint16) int {
 }
 
 // rcodeNames are the values of the label "rcode".
-var rcodeNames = [...]string{"NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED", "YXDOMAIN", "YXRRSET", "NXRRSET", "NOTAUTH", "NOTZONE", "11", "12", "13", "14", "15", "BADVERS"}
+var rcodeNames = [...]string{"NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED", "YXDOMAIN", "YXRRSET", "NXRRSET", "NOTAUTH",
+	"NOTZONE", "11", "12", "13", "14", "15", "BADVERS"}
 
 // originNames are the values of the label "plugin".
 var originNames = [...]string{"", "kubernetes", "cache", "forward"}

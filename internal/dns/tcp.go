@@ -149,7 +149,7 @@ func (s *Server) serveConn(conn net.Conn, stats *workerStats) {
 	}
 }
 
-// whole says whether r can give a whole request without waiting.
+// whole reports whether r can give a whole request without waiting.
 func whole(r *bufio.Reader) bool {
 	if r.Buffered() < lengthSize {
 		return false

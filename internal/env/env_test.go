@@ -67,8 +67,10 @@ KUBERNETES_SERVICE_PORT_HTTPS=443
 		nolinks  bool
 		want     string
 	}{
-		{"other namespaces are not seen, default/kubernetes is", []*corev1.Service{kubernetes, service("default", "db", "10.96.0.7", port("", 1, "TCP"))}, false, master},
-		{"without service links only default/kubernetes", []*corev1.Service{service("shop", "db", "10.96.0.7", port("", 1, "TCP")), kubernetes}, true, master},
+		{"other namespaces are not seen, default/kubernetes is",
+			[]*corev1.Service{kubernetes, service("default", "db", "10.96.0.7", port("", 1, "TCP"))}, false, master},
+		{"without service links only default/kubernetes", []*corev1.Service{service("shop", "db", "10.96.0.7", port("", 1, "TCP")), kubernetes},
+			true, master},
 		{"headless, ExternalName and unallocated give nothing", []*corev1.Service{
 			service("shop", "headless", "None", port("", 1, "TCP")), external, service("shop", "new", "", port("", 1, "TCP"))}, false, ""},
 		// behaviour 72

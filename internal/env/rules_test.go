@@ -44,7 +44,8 @@ func expand(rule string, s *corev1.Service, p corev1.ServicePort) string {
 	case when == "every":
 		suffix = fmt.Sprintf("_PORT_%d_%s", p.Port, p.Protocol) + strings.TrimPrefix(suffix, "_PORT_PORT_PROTO")
 	}
-	value = strings.NewReplacer("proto", strings.ToLower(string(p.Protocol)), "HOST", host, "IP", s.Spec.ClusterIP, "PORT", fmt.Sprint(p.Port)).Replace(value)
+	value = strings.NewReplacer("proto", strings.ToLower(string(p.Protocol)), "HOST", host, "IP", s.Spec.ClusterIP, "PORT",
+		fmt.Sprint(p.Port)).Replace(value)
 	return upper(s.Name) + suffix + "=" + value
 }
 
@@ -58,7 +59,8 @@ func TestTableOfRules(t *testing.T) {
 			ip := rapid.SampledFrom([]string{fmt.Sprintf("10.96.1.%d", i), fmt.Sprintf("fd00:10:96::%x", i+1), corev1.ClusterIPNone}).Draw(t, "ip")
 			s := service("shop", fmt.Sprintf("s%d-%s", i, rapid.StringMatching(`[a-z]{1,4}(-[a-z]{1,3})?`).Draw(t, "name")), ip)
 			for j := range rapid.IntRange(1, 3).Draw(t, "ports") {
-				p := port("", int32(1000*j+rapid.IntRange(1, 999).Draw(t, "port")), rapid.SampledFrom([]corev1.Protocol{"TCP", "UDP", "SCTP"}).Draw(t, "protocol"))
+				p := port("", int32(1000*j+rapid.IntRange(1, 999).Draw(t, "port")), rapid.SampledFrom([]corev1.Protocol{"TCP", "UDP", "SCTP"}).Draw(t,
+					"protocol"))
 				if rapid.Bool().Draw(t, "named") {
 					p.Name = fmt.Sprintf("p%d-x", j)
 				}

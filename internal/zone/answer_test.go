@@ -19,7 +19,8 @@ func headless(z *zone.Zone, name string, endpoints int) {
 	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "prod", Name: name}}
 	s.Spec.ClusterIP = "None"
 	z.SetService(s)
-	e := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "prod", Name: name, Labels: map[string]string{zone.ServiceNameLabel: name}}}
+	e := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "prod", Name: name,
+		Labels: map[string]string{zone.ServiceNameLabel: name}}}
 	a := netip.MustParseAddr("10.1.0.1")
 	for range endpoints {
 		e.Endpoints = append(e.Endpoints, discoveryv1.Endpoint{Addresses: []string{a.String()}})
@@ -212,7 +213,8 @@ func TestTypeChanges(t *testing.T) {
 }
 
 func TestConfigRefused(t *testing.T) {
-	for _, c := range []zone.Config{{}, {Domains: []string{""}}, {Domains: []string{"a..b"}}, {Domains: []string{"x"}, Reverse: []netip.Prefix{{}}}} {
+	for _, c := range []zone.Config{{}, {Domains: []string{""}}, {Domains: []string{"a..b"}},
+		{Domains: []string{"x"}, Reverse: []netip.Prefix{{}}}} {
 		if _, err := zone.New(c); err == nil {
 			t.Errorf("%+v is accepted", c)
 		}
@@ -222,7 +224,8 @@ func TestConfigRefused(t *testing.T) {
 // FuzzName: the parser accepts what the DNS library accepts as a name of a
 // question, and reads it the same way.
 func FuzzName(f *testing.F) {
-	for _, s := range []string{"\x03www\x07Example\x03com\x00", "\x00", "\xC0\x0C", "\x40", "\x01", "\x02a.\x01\\\x00", strings.Repeat("\x01a", 127) + "\x00", strings.Repeat("\x01a", 128) + "\x00"} {
+	for _, s := range []string{"\x03www\x07Example\x03com\x00", "\x00", "\xC0\x0C", "\x40", "\x01", "\x02a.\x01\\\x00",
+		strings.Repeat("\x01a", 127) + "\x00", strings.Repeat("\x01a", 128) + "\x00"} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, wire []byte) {
@@ -269,7 +272,8 @@ func lowerASCII(b []byte) string {
 }
 
 func TestNameText(t *testing.T) {
-	for in, want := range map[string]string{"": ".", ".": ".", "a": "a.", "A.b.": "a.b.", strings.Repeat("a", 63): strings.Repeat("a", 63) + "."} {
+	for in, want := range map[string]string{"": ".", ".": ".", "a": "a.", "A.b.": "a.b.", strings.Repeat("a", 63): strings.Repeat("a", 63) +
+		"."} {
 		var n zone.Name
 		if err := n.ParseText(in); err != nil || n.String() != want {
 			t.Errorf("%q became %q, %v", in, n.String(), err)

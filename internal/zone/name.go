@@ -87,7 +87,7 @@ func (n *Name) label(i int) []byte {
 	return n.wire[s+1 : s+1+int(n.wire[s])]
 }
 
-// HasSuffix says whether n is the name with the wire form suffix of that many
+// HasSuffix reports whether n is the name with the wire form suffix of that many
 // labels, or lies below it.
 func (n *Name) HasSuffix(suffix []byte, labels int) bool {
 	if n.labels < labels || n.size < len(suffix) {

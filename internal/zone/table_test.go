@@ -104,7 +104,8 @@ func ask(t testing.TB, z *zone.Zone, name string, typ uint16, limit int) *dns.Ms
 		t.Errorf("the question came back as %s", reply.Question[0].Name)
 	}
 	if r.Kind == zone.Elsewhere {
-		reply.Extra = append(reply.Extra, &dns.TXT{Hdr: dns.RR_Header{Name: r.Target.String(), Rrtype: dns.TypeTXT, Class: dns.ClassINET}, Txt: []string{"elsewhere"}})
+		reply.Extra = append(reply.Extra, &dns.TXT{Hdr: dns.RR_Header{Name: r.Target.String(), Rrtype: dns.TypeTXT, Class: dns.ClassINET},
+			Txt: []string{"elsewhere"}})
 	}
 	return reply
 }

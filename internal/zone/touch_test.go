@@ -25,7 +25,8 @@ func crowd(t *testing.T, n int) (*Zone, []*discoveryv1.EndpointSlice) {
 	a := netip.MustParseAddr("10.0.0.1")
 	var out []*discoveryv1.EndpointSlice
 	for i := range n {
-		s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "prod", Name: fmt.Sprint("s", i)}, Spec: corev1.ServiceSpec{ClusterIP: "None"}}
+		s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "prod", Name: fmt.Sprint("s", i)},
+			Spec: corev1.ServiceSpec{ClusterIP: "None"}}
 		z.SetService(s)
 		e := &discoveryv1.EndpointSlice{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "prod", Name: s.Name + "-1", Labels: map[string]string{ServiceNameLabel: s.Name}},

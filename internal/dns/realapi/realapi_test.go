@@ -148,7 +148,8 @@ func TestNamesFollowARealAPI(t *testing.T) {
 	if _, err := client.DiscoveryV1().EndpointSlices("default").Create(ctx, slice, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "a Service made after the restart is answered", func() bool { return lookup(t, s, "head.default.svc.cluster.local.") == "10.244.0.9" })
+	eventually(t, "a Service made after the restart is answered",
+		func() bool { return lookup(t, s, "head.default.svc.cluster.local.") == "10.244.0.9" })
 	if !strings.Contains(metrics(s), "fairlead_dns_api_up 1\n") {
 		t.Error("no metric says that the API is back")
 	}
@@ -157,7 +158,8 @@ func TestNamesFollowARealAPI(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	if _, err := client.DiscoveryV1().EndpointSlices("kube-system").Get(context.Background(), "kube-dns-node-a", metav1.GetOptions{}); err == nil {
+	if _, err := client.DiscoveryV1().EndpointSlices("kube-system").Get(context.Background(), "kube-dns-node-a",
+		metav1.GetOptions{}); err == nil {
 		t.Error("the server is still listed behind kube-dns")
 	}
 }
