@@ -202,30 +202,23 @@ func (r *Registrar) labels() map[string]string {
 // metadataPatch returns a merge patch with the labels and annotations that n
 // lacks, nil if none.
 func (r *Registrar) metadataPatch(n *corev1.Node) []byte {
-	type metadata struct {
-		Labels      map[string]string `json:"labels,omitempty"`
-		Annotations map[string]string `json:"annotations,omitempty"`
-	}
-	m := metadata{missing(r.labels(), n.Labels), missing(r.opts.Annotations, n.Annotations)}
-	if m.Labels == nil && m.Annotations == nil {
+	labels, annotations := missing(r.labels(), n.Labels), missing(r.opts.Annotations, n.Annotations)
+	if len(labels)+len(annotations) == 0 {
 		return nil
 	}
-	patch, err := json.Marshal(struct {
-		Metadata metadata `json:"metadata"`
-	}{m})
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": labels, "annotations": annotations}})
 	if err != nil {
 		return nil // strings do not fail to marshal
 	}
 	return patch
 }
 
+// missing returns the entries of want that have lacks. It is never nil, which in
+// a merge patch would remove all that there are (RFC 7396).
 func missing(want, have map[string]string) map[string]string {
-	var out map[string]string
+	out := map[string]string{}
 	for k, v := range want {
 		if got, ok := have[k]; !ok || got != v {
-			if out == nil {
-				out = map[string]string{}
-			}
 			out[k] = v
 		}
 	}
@@ -299,40 +292,34 @@ func (r *Registrar) renew(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	leases := r.opts.Client.CoordinationV1().Leases(leaseNamespace)
-	now := metav1.NewMicroTime(time.Now())
-	if r.lease == nil {
+	last := r.lease
+	r.lease = nil // to be read again after an error
+	if last == nil {
 		got, err := leases.Get(ctx, r.opts.NodeName, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			r.lease, err = leases.Create(ctx, r.newLease(now), metav1.CreateOptions{})
+		switch {
+		case err == nil:
+			last = got
+		case !apierrors.IsNotFound(err):
 			return err
 		}
-		if err != nil {
-			return err
-		}
-		r.lease = got
 	}
-	next := r.lease.DeepCopy()
-	fresh := r.newLease(now)
-	next.Spec.HolderIdentity, next.Spec.RenewTime = fresh.Spec.HolderIdentity, fresh.Spec.RenewTime
-	next.Spec.LeaseDurationSeconds = fresh.Spec.LeaseDurationSeconds
-	if fresh.OwnerReferences != nil {
-		next.OwnerReferences = fresh.OwnerReferences
+	var err error
+	if last == nil {
+		last, err = leases.Create(ctx, r.fillLease(&coordinationv1.Lease{}), metav1.CreateOptions{})
+	} else {
+		last, err = leases.Update(ctx, r.fillLease(last.DeepCopy()), metav1.UpdateOptions{})
 	}
-	done, err := leases.Update(ctx, next, metav1.UpdateOptions{})
-	if err != nil {
-		r.lease = nil // to be read again
-		return err
+	if err == nil {
+		r.lease = last
 	}
-	r.lease = done
-	return nil
+	return err
 }
 
-func (r *Registrar) newLease(now metav1.MicroTime) *coordinationv1.Lease {
-	holder, seconds := r.opts.NodeName, int32(leaseSeconds)
-	l := &coordinationv1.Lease{
-		ObjectMeta: metav1.ObjectMeta{Namespace: leaseNamespace, Name: r.opts.NodeName},
-		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: &seconds, RenewTime: &now},
-	}
+// fillLease makes l say that this machine is alive now, and returns it.
+func (r *Registrar) fillLease(l *coordinationv1.Lease) *coordinationv1.Lease {
+	now, seconds := metav1.NowMicro(), int32(leaseSeconds)
+	l.Namespace, l.Name = leaseNamespace, r.opts.NodeName
+	l.Spec.HolderIdentity, l.Spec.LeaseDurationSeconds, l.Spec.RenewTime = &r.opts.NodeName, &seconds, &now
 	if n := r.opts.Node(); n != nil {
 		l.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID}}
 	}

@@ -231,6 +231,24 @@ func TestLeaseIsRenewedThoughTheStatusIsRejected(t *testing.T) {
 	})
 }
 
+// Labels that were removed come back, and what others have set stays.
+func TestForeignMetadataStays(t *testing.T) {
+	inBubble(t, Options{Info: corev1.NodeSystemInfo{OperatingSystem: "linux", Architecture: "amd64"}}, func(w *world) {
+		w.settle(time.Second)
+		n := w.own()
+		delete(n.Labels, corev1.LabelHostname)
+		n.Labels["zone"], n.Annotations = "z", map[string]string{"by": "others"}
+		if _, err := w.client.CoreV1().Nodes().Update(t.Context(), n, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.settle(time.Second)
+		n = w.own()
+		if n.Labels[corev1.LabelHostname] != "here" || n.Labels["zone"] != "z" || n.Annotations["by"] != "others" {
+			t.Errorf("labels %v, annotations %v", n.Labels, n.Annotations)
+		}
+	})
+}
+
 func TestMachineCapacity(t *testing.T) {
 	c := MachineCapacity(fstest.MapFS{"proc/meminfo": {Data: []byte("MemTotal:       24689956 kB\nMemFree: 1 kB\n")}})
 	if got := c.Memory().Value(); got != 24689956<<10 {

@@ -45,7 +45,8 @@ func controllersComponent(log *slog.Logger, config func() *rest.Config, names []
 	if err := checkControllerNames(names); err != nil {
 		return component{}, err
 	}
-	started, mark := signalOnce()
+	started := make(chan struct{})
+	mark := sync.OnceFunc(func() { close(started) })
 	return component{
 		name: "controllers",
 		run: func(ctx context.Context) error {
@@ -53,22 +54,8 @@ func controllersComponent(log *slog.Logger, config func() *rest.Config, names []
 				Config: config(), Controllers: names, Log: log, LeaderElect: true, ClusterCIDRs: pods, Started: mark,
 			})
 		},
-		ready: started,
+		ready: untilClosed(started),
 	}, nil
-}
-
-// signalOnce returns a wait for the first call of mark.
-func signalOnce() (wait func(context.Context) error, mark func()) {
-	done := make(chan struct{})
-	var once sync.Once
-	return func(ctx context.Context) error {
-		select {
-		case <-done:
-			return nil
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}, func() { once.Do(func() { close(done) }) }
 }
 
 func newControllers(g *global) *cobra.Command {

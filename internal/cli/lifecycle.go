@@ -120,3 +120,15 @@ func waitReady(ctx context.Context, c component, failed <-chan error) error {
 		return nil
 	}
 }
+
+// untilClosed returns a wait for the close of done, for component.ready.
+func untilClosed(done <-chan struct{}) func(context.Context) error {
+	return func(ctx context.Context) error {
+		select {
+		case <-done:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}

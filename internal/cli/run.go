@@ -13,7 +13,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -152,17 +151,8 @@ func (r *runCommand) waitReady(ctx context.Context, client kubernetes.Interface,
 }
 
 func podWatch(client kubernetes.Interface, namespace, name string) cache.ListerWatcher {
-	only := fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
-	return &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.FieldSelector = only
-			return client.CoreV1().Pods(namespace).List(ctx, o)
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.FieldSelector = only
-			return client.CoreV1().Pods(namespace).Watch(ctx, o)
-		},
-	}
+	return cache.NewListWatchFromClient(client.CoreV1().RESTClient(), "pods", namespace,
+		fields.OneTermEqualSelector(metav1.ObjectNameField, name))
 }
 
 // follow copies the Pods' output until ctx ends or all Pods are gone.

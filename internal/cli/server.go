@@ -139,12 +139,5 @@ next         export KUBECONFIG=%[2]s && kubectl get svc
 }
 
 func serverComponent(s *apiserver.Server) component {
-	return component{name: "API server", run: s.Run, ready: func(ctx context.Context) error {
-		select {
-		case <-s.Ready():
-			return nil
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}}
+	return component{name: "API server", run: s.Run, ready: untilClosed(s.Ready())}
 }
