@@ -51,6 +51,10 @@ func TestSizesAndBands(t *testing.T) {
 			t.Errorf("NewAddrs(%v) gave no error", bad)
 		}
 	}
+	_, err := NewAddrs(netip.MustParsePrefix("fd00::/63"))
+	if want := "IP range fd00::/63 is too large: the shortest allowed prefix length is 64"; err == nil || err.Error() != want {
+		t.Errorf("NewAddrs(fd00::/63) = %v, want %s", err, want)
+	}
 }
 
 // behaviour 164: offset = min(max(16, size/32), 128) for node ports.
@@ -108,8 +112,35 @@ func TestErrors(t *testing.T) {
 	if err := p.Allocate(30000); !IsAllocated(err) || err.Error() != "provided port is already allocated" {
 		t.Error(err)
 	}
-	if _, err := p.AllocateNext(); !IsFull(err) {
+	if _, err := p.AllocateNext(); !IsFull(err) || err.Error() != "range is full: 30000-30000" {
 		t.Error(err)
+	}
+}
+
+// Every port of a range is given out once; one that is released is free again.
+func TestPortsAreGivenOutOnce(t *testing.T) {
+	p := NewPorts(svc.PortRange{First: 30000, Last: 30039})
+	seen := map[uint16]bool{}
+	for range 40 {
+		n, err := p.AllocateNext()
+		if err != nil || n < 30000 || n > 30039 || seen[n] || !p.Has(n) {
+			t.Fatalf("port %d, %v; taken: %t, given out: %v", n, err, p.Has(n), seen)
+		}
+		seen[n] = true
+	}
+	for _, n := range []uint16{30000, 30017, 30039} {
+		p.Release(n)
+		if p.Has(n) || p.Used() != 39 {
+			t.Errorf("%d is taken after its release: %t, %d used", n, p.Has(n), p.Used())
+		}
+		if again, err := p.AllocateNext(); err != nil || again != n {
+			t.Errorf("port %d, %v, want %d, the only free one", again, err, n)
+		}
+	}
+	for _, n := range []uint16{29999, 30040} {
+		if p.Release(n); p.Has(n) || p.Used() != 40 {
+			t.Errorf("%d is of the range", n)
+		}
 	}
 }
 
@@ -291,6 +322,18 @@ func TestAddrsAgainstMap(t *testing.T) {
 	})
 }
 
+// A set has levels up to the one that is a single block: with fewer nthFree would
+// go through many blocks, and more would cost each change something.
+func TestLevels(t *testing.T) {
+	for size, want := range map[uint64]int{
+		1: 1, 1<<12 - 1: 1, 1 << 12: 2, 1<<18 - 1: 2, 1 << 18: 3, 1 << 54: 9, 1<<60 - 1: 9, 1 << 60: 10, math.MaxUint64: 10,
+	} {
+		if got := len(newSet(size).counts); got != want {
+			t.Errorf("a set below %d has %d levels, want %d", size, got, want)
+		}
+	}
+}
+
 // nthFree against counting one by one.
 func TestNthFreeAgainstScan(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
@@ -318,6 +361,24 @@ func TestNthFreeAgainstScan(t *testing.T) {
 			t.Fatalf("free offset %d of %d is %d, want %d", n, size, got, want)
 		}
 	})
+}
+
+// What is taken behind the free offset that is asked for does not count.
+func TestNthFreeBeforeTheTaken(t *testing.T) {
+	for _, size := range []uint64{20000, 1 << 20, 1 << 40} {
+		s := newSet(size)
+		for off := size - 5000; off < size-4900; off++ {
+			s.add(off)
+		}
+		for _, n := range []uint64{0, 4095, 4096, 8000, size - 5001} {
+			if got := s.nthFree(n); got != n {
+				t.Errorf("free offset %d of %d is %d", n, size, got)
+			}
+		}
+		if got := s.nthFree(size - 5000); got != size-4900 {
+			t.Errorf("the free offset behind the taken ones of %d is %d", size, got)
+		}
+	}
 }
 
 func TestConcurrentChoicesDiffer(t *testing.T) {

@@ -145,6 +145,7 @@ func (c *cluster) many() []string {
 // cluster.local" and "ndots:5" (behaviours 73 to 83): short and long names, names
 // that do not exist, names of the outside, answers that fit UDP and that do not.
 func TestResolversInPods(t *testing.T) {
+	t.Parallel()
 	const upstream = "192.168.77.13" // the third host
 	c := newCluster(t, "--upstream", upstream)
 	if at := world(t, c.network.Outside("world")); at.Addr().String() != upstream {
@@ -275,6 +276,7 @@ func (c *cluster) nodeLocalAlone(name, want string) {
 // IPv6. The Service kube-dns still lists the servers. When the agent ends, other
 // nodes' servers answer.
 func TestNodeLocalDNS(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t)
 	other := c.network.Outside("other")
 	other.Sysctl("net/ipv4/ip_forward", "1")

@@ -169,6 +169,7 @@ func (c *cluster) started() string {
 // A killed agent takes nothing with it: connections to Services go on being
 // answered (behaviour 50), its Pods live on, and the next agent finds both.
 func TestKilledAgent(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t)
 	at := c.backends()
 	before := c.started()
@@ -221,6 +222,7 @@ func TestKilledAgent(t *testing.T) {
 // fairlead cleanup leaves no rule, set, device, route, process or state behind,
 // whichever modes the node was in.
 func TestCleanupLeavesNothing(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t)
 	traces := func() string {
 		t.Helper()
@@ -270,6 +272,7 @@ func TestCleanupLeavesNothing(t *testing.T) {
 
 // logs, exec and port-forward reach a Pod through the API server.
 func TestKubectlReachesPods(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t)
 	c.backends()
 	pod := strings.Fields(c.started())[0]
@@ -316,6 +319,7 @@ func TestKubectlReachesPods(t *testing.T) {
 // on the same socket, when there is a new one (kubernetes/kubernetes#139628). The
 // whole over IPv6 as well.
 func TestUDPFlowsFollowTheEndpoints(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t)
 	c.kubectl("create", "-f", "testdata/udp.yaml")
 	run := func() {

@@ -27,6 +27,7 @@ import (
 // describe of its Events, its metrics, its end and its restart, and of the rights
 // that it needs.
 func TestUserspaceMode(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, "--mode", "userspace", "--userspace-drain-timeout", "15s",
 		"--userspace-connect-timeout", "30s")
 	at := c.backends()
