@@ -108,8 +108,9 @@ func TestParseBalance(t *testing.T) {
 	}
 }
 
-// The first by name has a frontend, in whichever order they come and go.
-func TestClaims(t *testing.T) {
+// The first by name has a frontend, in whichever order they come and go, and one
+// that is as the Table has it before one that is not.
+func TestPlanOwners(t *testing.T) {
 	at := table.Frontend{Kind: table.ExternalIP, Addr: ap("203.0.113.1:80")}
 	var ports []*table.ServicePort
 	for _, n := range []string{"a", "b", "c"} {
@@ -117,85 +118,95 @@ func TestClaims(t *testing.T) {
 	}
 	fk := dataplane.KeyOf(svc.TCP, &at)
 	rapid.Check(t, func(t *rapid.T) {
-		c := dataplane.NewClaims()
+		p := dataplane.NewPlan("some", svc.IPv4)
+		outdated := map[table.Key]bool{}
 		for range rapid.IntRange(1, 20).Draw(t, "steps") {
-			p := rapid.SampledFrom(ports).Draw(t, "port")
-			touched := 0
-			next := rapid.SampledFrom([]*table.ServicePort{p, nil}).Draw(t, "to")
-			was := c.Port(p.Key())
-			c.Set(p.Key(), next, func(k dataplane.FrontKey) {
-				if k == fk {
-					touched++
-				}
-			})
-			if (touched > 0) != (was != nil || next != nil) {
-				t.Fatalf("touched %d times from %v to %v", touched, was, next)
+			port := rapid.SampledFrom(ports).Draw(t, "port")
+			k := port.Key()
+			invalid := *port
+			invalid.Protocol = 99
+			next := rapid.SampledFrom([]*table.ServicePort{port, nil, &invalid}).Draw(t, "to")
+			was, dirty := p.Port(k), dataplane.Dirty{}
+			var rejected dataplane.Rejections
+			tab := table.New()
+			if next != nil {
+				tab = table.New(next)
+			}
+			p.Update(tab, []table.Key{k}, dirty, &rejected)
+			outdated[k] = next == &invalid && was != nil
+			if _, is := dirty[fk]; is != (was != nil || next == port) {
+				t.Fatalf("dirty %v from %v to %v", is, was, next)
 			}
 			var want *table.ServicePort
-			for _, q := range ports {
-				if want == nil && c.Port(q.Key()) != nil {
-					want = q
+			for _, late := range []bool{false, true} {
+				for _, q := range ports {
+					if want == nil && p.Port(q.Key()) != nil && outdated[q.Key()] == late {
+						want = q
+					}
 				}
 			}
-			if got, _ := c.Wanted(fk); got != want {
+			if got, _ := p.Wanted(fk); got != want {
 				t.Fatalf("%v has it, want %v", got, want)
 			}
 		}
 	})
 }
 
-// What was refused comes again with its port, even if that has another frontend
-// by then, and with nobody else.
-func TestRefusedFrontendsComeAgain(t *testing.T) {
+// A frontend that was rejected is dirty again with its port, even if that has
+// another one by then, and with no other port.
+func TestRejectedFrontendsComeAgain(t *testing.T) {
 	first := flows.Port("web", "", svc.IPv4, svc.TCP, table.Frontend{Addr: ap("10.96.0.1:80")})
 	second := flows.Port("web", "", svc.IPv4, svc.TCP, table.Frontend{Addr: ap("10.96.0.2:80")})
 	other := flows.Port("other", "", svc.IPv4, svc.TCP, table.Frontend{Addr: ap("10.96.0.3:80")})
-	c := dataplane.NewClaims()
-	var refused dataplane.Rejections
-	take := func(ports ...*table.ServicePort) dataplane.Touched {
-		var keys []table.Key
-		for _, p := range ports {
-			keys = append(keys, p.Key())
-		}
-		return c.Take(table.New(ports...), svc.IPv4, keys, "some", &refused)
+	p := dataplane.NewPlan("some", svc.IPv4)
+	update := func(port *table.ServicePort) dataplane.Dirty {
+		dirty := dataplane.Dirty{}
+		var rejected dataplane.Rejections
+		p.Update(table.New(port), []table.Key{port.Key()}, dirty, &rejected)
+		return dirty
 	}
-	take(first)
+	update(first)
 	old := dataplane.KeyOf(svc.TCP, &first.Frontends[0])
-	if !c.Refuse(old, take(second), errors.New("no"), &refused) || !refused.Has(first.Key()) {
-		t.Errorf("the port of the refused frontend is not named: %v", refused.Err())
+	c := p.ChangeOf(update(second))
+	c.Reject(old, errors.New("no"))
+	if c.RejectedPorts()[first.Key()] == nil || len(c.Errs()) > 0 || !c.Partial() {
+		t.Errorf("the port of the rejected frontend is not named: %v", c.RejectedPorts())
 	}
-	if _, again := take(other)[old]; again {
-		t.Error("the refused frontend came with another port")
+	if _, again := update(other)[old]; again {
+		t.Error("the rejected frontend came with another port")
 	}
-	if _, again := take(second)[old]; !again {
-		t.Error("the refused frontend did not come again")
+	if _, again := update(second)[old]; !again {
+		t.Error("the rejected frontend did not come again")
 	}
-	if _, again := take(second)[old]; again {
-		t.Error("the refused frontend came once more, though nobody refused it")
+	if _, again := update(second)[old]; again {
+		t.Error("the rejected frontend came once more, though it was not rejected again")
 	}
-	if c.Refuse(old, dataplane.Touched{old: {}}, errors.New("no"), &refused) {
-		t.Error("a frontend of nobody has a name")
+	c = p.ChangeOf(dataplane.Dirty{old: {}})
+	c.Reject(old, errors.New("no"))
+	if len(c.RejectedPorts()) > 0 || len(c.Errs()) != 1 {
+		t.Errorf("rejected %v, errors %v for a frontend of no port, want one error", c.RejectedPorts(), c.Errs())
 	}
 }
 
-// A caller finds what was refused, unless something else went wrong.
-func TestErrorsSayWhatIsKnown(t *testing.T) {
+// A caller finds what was rejected, unless something else went wrong.
+func TestErrorsNameWhatIsKnown(t *testing.T) {
 	key := func(n int) table.Key { return table.Key{ID: svc.PortName{Port: fmt.Sprint(n)}} }
 	var r dataplane.Rejections
-	if err := dataplane.Both(r.Err(), nil); err != nil {
-		t.Errorf("nothing refused: %v", err)
+	if err := dataplane.JoinFamilies(r.Err(), nil); err != nil {
+		t.Errorf("nothing rejected: %v", err)
 	}
 	for n := range 15 {
 		r.Add(key(n), fmt.Errorf("port %d is bad", n))
 	}
 	var found *dataplane.Rejected
-	if err := dataplane.Both(fmt.Errorf("IPv4: %w", r.Err()), nil); !errors.As(err, &found) || len(found.Ports) != 15 {
-		t.Errorf("Both = %v, want all 15", err)
+	if err := dataplane.JoinFamilies(fmt.Errorf("IPv4: %w", r.Err()), nil); !errors.As(err, &found) || len(found.Ports) != 15 {
+		t.Errorf("joined = %v, want all 15", err)
 	} else if lines := strings.Count(err.Error(), "\n") + 1; lines != 11 {
 		t.Errorf("%d lines, want 10 and how many more:\n%v", lines, err)
 	}
 	other := errors.New("the kernel is gone")
-	if err := dataplane.Both(r.Err(), other); errors.As(err, &found) || !errors.Is(err, other) || !strings.Contains(err.Error(), "port 0 is bad") {
-		t.Errorf("Both = %v, want both to read and no *Refused to find", err)
+	err := dataplane.JoinFamilies(r.Err(), other)
+	if errors.As(err, &found) || !errors.Is(err, other) || !strings.Contains(err.Error(), "port 0 is bad") {
+		t.Errorf("joined = %v, want both to read and no *Rejected to find", err)
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// maxErrors bounds how many errors a joined one tells.
+// maxErrors bounds how many errors the text of a joined one has.
 const maxErrors = 10
 
 // JoinErrors joins errors and keeps the text bounded.
@@ -23,7 +23,7 @@ func JoinErrors(errs []error) error {
 // Rejected is the error of an Apply that wrote everything but some service ports,
 // which are as they were before, or partly so.
 type Rejected struct {
-	// Ports says for each of them what is wrong. It is not empty.
+	// Ports has for each of them what is wrong with it. It is not empty.
 	Ports map[table.Key]error
 }
 
@@ -36,7 +36,7 @@ func (r *Rejected) Unwrap() []error {
 	for _, k := range slices.SortedFunc(maps.Keys(r.Ports), compareKeys) {
 		errs = append(errs, r.Ports[k])
 	}
-	return slices.CompactFunc(errs, errors.Is) // ports of one refusal share its error
+	return slices.CompactFunc(errs, errors.Is) // ports rejected together share an error
 }
 
 func compareKeys(a, b table.Key) int {
@@ -49,8 +49,7 @@ func compareKeys(a, b table.Key) int {
 // Rejections collects what an Apply could not write. The zero value is empty.
 type Rejections struct{ ports map[table.Key]error }
 
-// Add notes that the port with key k could not be written. The first error of a
-// port counts.
+// Add rejects the port with key k. The first error of a port counts.
 func (r *Rejections) Add(k table.Key, err error) {
 	if r.ports == nil {
 		r.ports = map[table.Key]error{}
@@ -60,21 +59,8 @@ func (r *Rejections) Add(k table.Key, err error) {
 	}
 }
 
-// Merge adds those of o.
-func (r *Rejections) Merge(o *Rejections) {
-	for k, err := range o.ports {
-		r.Add(k, err)
-	}
-}
-
-// Has says whether the port with key k was noted.
-func (r *Rejections) Has(k table.Key) bool { return r.ports[k] != nil }
-
-// Len is the number of ports noted.
-func (r *Rejections) Len() int { return len(r.ports) }
-
 // Err is the error of an Apply whose other errors are errs: nil if there are
-// none at all, a *Rejected if there are only refused ports, else all of them
+// none at all, a *Rejected if there are only rejected ports, else all of them
 // joined in a way that hides the *Rejected, since then the caller knows nothing
 // of the other ports.
 func (r *Rejections) Err(errs ...error) error {
@@ -87,11 +73,10 @@ func (r *Rejections) Err(errs ...error) error {
 	return JoinErrors(append(slices.Clip(errs), (&Rejected{Ports: r.ports}).Unwrap()...))
 }
 
-// Both is the error of an Apply made of parts that returned errs, such as one
-// for each address family: nil, a *Rejected with the ports of all of them, or,
-// if any part failed otherwise, all joined with nothing to be found by
-// errors.As.
-func Both(errs ...error) error {
+// joinFamilies is the error of an Apply whose address families returned errs: nil,
+// a *Rejected with the ports of all of them, or, if any failed otherwise, all
+// joined with nothing to be found by errors.As.
+func joinFamilies(errs ...error) error {
 	var all Rejections
 	var others []error
 	for _, err := range errs {

@@ -1,7 +1,6 @@
 package dataplane
 
 import (
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 
@@ -49,36 +48,4 @@ func (k FrontKey) Compare(o FrontKey) int {
 
 func (k FrontKey) svc() svc.Frontend {
 	return svc.Frontend{Protocol: k.Proto, Addr: netip.AddrPortFrom(k.Addr, k.Port)}
-}
-
-// AppendTo appends the key as nf_tables compares it: every part fills whole
-// 32-bit registers, addresses and ports are in network order.
-func (k FrontKey) AppendTo(b []byte) []byte {
-	if !k.Node {
-		b = append(b, k.Addr.AsSlice()...)
-	}
-	b = append(b, byte(k.Proto), 0, 0, 0)
-	return append(binary.BigEndian.AppendUint16(b, k.Port), 0, 0)
-}
-
-// ParseFrontKey reads what AppendTo wrote for a key of family f that is a node
-// port or not; rest is what follows.
-func ParseFrontKey(b []byte, f svc.Family, node bool) (k FrontKey, rest []byte, ok bool) {
-	k.Node = node
-	if !node {
-		n := 4
-		if f == svc.IPv6 {
-			n = 16
-		}
-		if len(b) < n {
-			return k, nil, false
-		}
-		k.Addr, _ = netip.AddrFromSlice(b[:n])
-		b = b[n:]
-	}
-	if len(b) < 8 {
-		return k, nil, false
-	}
-	k.Proto, k.Port = svc.Protocol(b[0]), binary.BigEndian.Uint16(b[4:])
-	return k, b[8:], true
 }

@@ -26,7 +26,7 @@ type Builder struct {
 	services map[svc.Name]*service
 	// sliceOf says to which Service a slice belongs.
 	sliceOf map[svc.Name]svc.Name
-	claims  claims
+	claims  Claims[svc.Frontend, claimant]
 	vips    *vips
 
 	zone    string
@@ -59,8 +59,8 @@ type service struct {
 }
 
 type claimed struct {
-	at      svc.Frontend
-	virtual bool
+	at svc.Frontend
+	by claimant
 }
 
 // NewBuilder returns a Builder that knows of no object yet.
@@ -69,7 +69,7 @@ func NewBuilder(cfg Config) *Builder {
 		cfg:      cfg,
 		services: map[svc.Name]*service{},
 		sliceOf:  map[svc.Name]svc.Name{},
-		claims:   claims{},
+		claims:   NewClaims[svc.Frontend](claimant.before),
 		vips:     newVIPs(),
 		problems: map[svc.Name][]Problem{},
 		news:     map[svc.Name]bool{},
@@ -268,18 +268,29 @@ func (b *Builder) follow() {
 	}
 }
 
+// touchClaimants touches the Services that want a frontend, but for one.
+func (b *Builder) touchClaimants(at svc.Frontend, but *service) {
+	for c := range b.claims.All(at) {
+		if c.s != but {
+			b.touch(c.s)
+		}
+	}
+}
+
 func (b *Builder) reclaim(s *service) {
 	for _, c := range s.claims {
-		b.claims.remove(c.at, s, b.touch)
+		b.claims.Remove(c.at, c.by)
+		b.touchClaimants(c.at, s)
 	}
 	s.claims = nil
 	var addrs []netip.Addr
 	if proxied(s.obj) {
 		quiet := &complaints{}
 		for _, w := range wants(s.obj, quiet) {
-			c := claimed{at: w.at, virtual: w.kind == ClusterIP}
-			s.claims = append(s.claims, c)
-			b.claims.add(w.at, claimant{s: s, virtual: c.virtual, created: s.obj.CreationTimestamp.Time}, b.touch)
+			c := claimant{s: s, virtual: w.kind == ClusterIP, created: s.obj.CreationTimestamp.Time}
+			s.claims = append(s.claims, claimed{at: w.at, by: c})
+			b.claims.Add(w.at, c)
+			b.touchClaimants(w.at, s)
 		}
 		addrs = clusterIPs(s.obj, quiet)
 	}

@@ -65,8 +65,8 @@ func (b *Builder) decide(s *service) ([]*ServicePort, []Problem) {
 func (b *Builder) granted(s *service, all []want, c *complaints) []want {
 	mine := make([]want, 0, len(all))
 	for _, w := range all {
-		if winner := b.claims.owner(w.at); winner != nil && winner != s {
-			c.add(ReasonAddressTaken, "%s %s is served by Service %s", w.kind, w.at, winner.name)
+		if owner, taken := b.claims.Owner(w.at); taken && owner.s != s {
+			c.add(ReasonAddressTaken, "%s %s is served by Service %s", w.kind, w.at, owner.s.name)
 			continue
 		}
 		mine = append(mine, w)

@@ -21,6 +21,9 @@ const (
 	Dropped
 )
 
+// Fates are all of them.
+var Fates = [...]Fate{Rejected, Dropped}
+
 const (
 	// size bounds the destinations counted, of each fate and family, for the
 	// rest of which nothing is known.

@@ -28,7 +28,7 @@ func (p Prefix) name(f svc.Family, how Fate) string {
 // Sets are the sets for packets of a family.
 func (p Prefix) Sets(f svc.Family) []ipset.Set {
 	var out []ipset.Set
-	for _, how := range []Fate{Rejected, Dropped} {
+	for _, how := range Fates {
 		out = append(out, ipset.Set{Name: p.name(f, how), Type: ipset.HashIPPort, Family: f, Counters: true, Timeout: lifetime, Size: size})
 	}
 	return out
@@ -121,7 +121,7 @@ func (s *IPSets) Drops(ctx context.Context) ([]dataplane.DropCount, error) {
 	}
 	counts := newTally()
 	for _, f := range s.families {
-		for _, how := range []Fate{Rejected, Dropped} {
+		for _, how := range Fates {
 			if err := ctx.Err(); err != nil {
 				return nil, err
 			}

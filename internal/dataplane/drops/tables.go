@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/dataplane/tables"
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -86,7 +87,7 @@ func (t *Tables) Drops(ctx context.Context) ([]dataplane.DropCount, error) {
 				return nil, err
 			}
 			err := t.conn.Elems(table, set, func() {}, func(e nftables.Elem) {
-				if k, _, ok := dataplane.ParseFrontKey(e.Key, f, false); ok {
+				if k, _, ok := tables.ParseKey(e.Key, f, false); ok {
 					counts.set(k.Proto, netip.AddrPortFrom(k.Addr, k.Port), Fate(how), e.Packets)
 				}
 			})

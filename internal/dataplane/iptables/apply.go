@@ -11,95 +11,75 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/kernel/iptables"
-	"github.com/fairlead/fairlead/internal/table"
 )
 
-// family is the half of a Mode for one address family.
-type family struct {
+// target is a dataplane.Target: our chains of one address family.
+type target struct {
 	layout *layout
 	tool   tool
 	hash   hasher
-	// state is nil until the kernel was read.
+	// state is what is to be there; nil before the first Read.
 	state *state
 	// stored is what the kernel has.
 	stored stored
-	// doubtful says that an error left stored not to be relied upon.
-	doubtful bool
-	repaired []string
+	// found is what the last Read found, until the Write that follows. drift is
+	// what of it was not as it had been left, and before the chains then.
+	found  *found
+	drift  []drift
+	before stored
 	// spelled has the chains that iptables-save does not print as they were
 	// written.
 	spelled map[chainKey]spelling
 }
 
-// apply writes the family's share of t.
-func (f *family) apply(ctx context.Context, t *table.Table, changed []table.Key) error {
-	f.repaired = nil
-	set := dataplane.SettingsOf(t, f.layout.family)
-	if changed == nil || f.state == nil || f.doubtful {
-		return f.full(ctx, t, set)
-	}
-	old := f.state.settings
-	if !set.SamePorts(&old) {
-		return f.full(ctx, t, set)
-	}
-	var refused dataplane.Rejections
-	var errs []error
-	var more []chain
-	if !set.Equal(&old) {
-		if err := set.OpenLoopback(); err != nil {
-			errs = append(errs, err)
-		}
-		f.state.settings = set
-		more = f.layout.baseChains(&set)
-	}
-	touched := f.state.claims.Take(t, f.layout.family, changed, mode, &refused)
-	if len(touched) > 0 || len(more) > 0 {
-		errs = append(errs, f.write(ctx, touched, more, nil, &refused)...)
-	}
-	f.doubtful = len(errs) > 0
-	return refused.Err(errs...)
-}
+// WritesSettings is dataplane.SettingsWriter's: where node ports answer stands in
+// chains that are always there.
+func (t *target) WritesSettings(old, next *dataplane.Settings) bool { return next.SamePorts(old) }
 
-// full reads what is in the kernel, and makes it what t says.
-func (f *family) full(ctx context.Context, t *table.Table, set dataplane.Settings) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	before := f.stored
-	if f.doubtful {
-		before = nil // what differs may be our own doing
-	}
-	f.doubtful = true
-	var refused dataplane.Rejections
-	var errs []error
-	if err := set.OpenLoopback(); err != nil {
-		errs = append(errs, err)
-	}
-	found, err := f.read(ctx)
+// Read is dataplane.Target's.
+func (t *target) Read(ctx context.Context, c *dataplane.Change) error {
+	c.Fail(c.Settings.OpenLoopback())
+	found, err := t.read(ctx)
 	if err != nil {
 		return err
 	}
-	var strange []oddity
-	if before != nil {
-		strange = f.strange(before, found)
+	t.drift = nil
+	if c.Trusted {
+		t.drift = t.driftOf(found)
 	}
-	now := maps.Clone(found.chains)
-	f.stored = found.chains
-	f.state = newState(f.layout, set)
-	touched := f.state.claims.Take(t, f.layout.family, nil, mode, &refused)
-	more := f.layout.baseChains(&set)
-	errs = append(errs, f.write(ctx, touched, more, found, &refused)...)
-	if len(strange) > 0 && len(errs) == 0 {
-		err := f.learn(ctx, now, &strange)
-		if err != nil {
-			errs = append(errs, err)
-		}
+	if len(t.drift) > 0 {
+		t.before = maps.Clone(found.chains)
 	}
-	for _, o := range strange {
-		f.repaired = append(f.repaired, o.text)
+	t.found, t.stored = found, found.chains
+	t.state = newState(t.layout, c.Plan)
+	return nil
+}
+
+// Write is dataplane.Target's. With Full, all that is in the kernel otherwise goes
+// too.
+func (t *target) Write(ctx context.Context, c *dataplane.Change) error {
+	var base []chain
+	switch {
+	case c.Full:
+		base = t.layout.baseChains(&c.Settings)
+	case !c.Settings.Equal(&t.state.settings):
+		c.Fail(c.Settings.OpenLoopback())
+		base = t.layout.baseChains(&c.Settings)
 	}
-	f.doubtful = len(errs) > 0
-	return refused.Err(errs...)
+	t.state.settings = c.Settings
+	err := t.write(ctx, c, base)
+	t.found = nil
+	if err != nil {
+		return err
+	}
+	if len(t.drift) > 0 {
+		err = t.respell(ctx)
+	}
+	for _, d := range t.drift {
+		c.Drift("%s", d.text)
+	}
+	t.drift = nil
+	return err
 }
 
 func (l *layout) baseChains(set *dataplane.Settings) []chain {
@@ -110,90 +90,84 @@ func (l *layout) baseChains(set *dataplane.Settings) []chain {
 	return out
 }
 
-// write brings frontends to what is claimed, and more chains to what they are
-// to be; with found, all that is in the kernel otherwise goes too. A frontend
-// that the kernel refuses is left as it is.
-func (f *family) write(ctx context.Context, touched dataplane.Touched, more []chain, found *found, refused *dataplane.Rejections) []error {
+// write brings frontends to what is wanted, and base chains to what they are to
+// be. A frontend that the kernel rejects is left as it is.
+func (t *target) write(ctx context.Context, c *dataplane.Change, base []chain) error {
 	undo := map[dataplane.FrontKey]*front{}
-	for k := range touched {
-		next := f.state.wanted(k)
-		if next != nil || f.state.fronts[k] != nil {
-			undo[k] = f.state.set(k, next)
+	for k := range c.Dirty {
+		next := t.state.wanted(k)
+		if next != nil || t.state.fronts[k] != nil {
+			undo[k] = t.state.set(k, next)
 		}
 	}
-	chains := append(f.state.dirty(), more...)
-	err := f.commit(ctx, chains, found)
-	if err == nil && f.state.leave() {
-		err = f.commit(ctx, f.state.dirty(), nil)
-	}
+	chains := append(t.state.dirty(), base...)
+	err := t.commitAll(ctx, chains)
 	if err == nil {
 		return nil
 	}
 	var failed *iptables.Error
 	if ctx.Err() != nil || !errors.As(err, &failed) || failed.Busy() {
-		return []error{err}
+		return err
 	}
-	bad := f.blame(ctx, slices.Collect(maps.Keys(undo)))
-	if len(bad) == 0 {
-		return []error{err}
+	culprits := t.bisect(ctx, slices.Collect(maps.Keys(undo)))
+	if len(culprits) == 0 {
+		return err
 	}
-	var errs []error
-	for k, why := range bad {
-		f.state.set(k, undo[k])
-		why = fmt.Errorf("%s of %s: %w", k, f.state.owner(k), why)
-		if !f.state.claims.Refuse(k, touched, why, refused) {
-			errs = append(errs, why)
-		}
+	for k, why := range culprits {
+		t.state.set(k, undo[k])
+		c.Reject(k, fmt.Errorf("%s of %s: %w", k, t.state.owner(k), why))
 	}
-	err = f.commit(ctx, f.state.again(chains), found)
-	if err == nil && f.state.leave() {
-		err = f.commit(ctx, f.state.dirty(), nil)
+	return t.commitAll(ctx, t.state.rerender(chains))
+}
+
+// commitAll writes chains, and then those that nothing leads to any more.
+func (t *target) commitAll(ctx context.Context, chains []chain) error {
+	err := t.commit(ctx, chains, t.found)
+	if err == nil && t.state.leave() {
+		err = t.commit(ctx, t.state.dirty(), nil)
 	}
-	if err != nil {
-		errs = append(errs, err)
-	}
-	return errs
+	return err
 }
 
 // commit writes the chains that are not as they are stored.
-func (f *family) commit(ctx context.Context, chains []chain, found *found) error {
+func (t *target) commit(ctx context.Context, chains []chain, found *found) error {
 	var change []chain
 	wanted := map[chainKey]bool{}
 	for _, c := range chains {
 		wanted[c.chainKey] = true
-		sum, there := f.stored[c.chainKey]
-		if c.gone != there && (c.gone || sum == f.hash.sum(c.lines)) {
+		sum, there := t.stored[c.chainKey]
+		if c.gone != there && (c.gone || sum == t.hash.sum(c.lines)) {
 			continue
 		}
 		change = append(change, c)
 	}
 	if found != nil {
-		for k := range f.stored {
+		for k := range t.stored {
 			if !wanted[k] {
 				change = append(change, chain{chainKey: k, gone: true})
 			}
 		}
 	}
-	input := f.input(change, found)
+	input := t.input(change, found)
 	if len(input) == 0 {
 		return nil
 	}
-	if err := f.tool.Restore(ctx, input); err != nil {
+	if err := t.tool.Restore(ctx, input); err != nil {
 		return err
 	}
 	for _, c := range change {
 		if c.gone {
-			delete(f.stored, c.chainKey)
+			delete(t.stored, c.chainKey)
 		} else {
-			f.stored[c.chainKey] = f.hash.sum(c.lines)
+			t.stored[c.chainKey] = t.hash.sum(c.lines)
 		}
 	}
 	return nil
 }
 
-// input is what iptables-restore is told. A chain is emptied by its first line,
+// input is what iptables-restore gets. A chain is emptied by its first line,
 // and goes by its last.
-func (f *family) input(change []chain, found *found) []byte {
+func (t *target) input(change []chain, found *found) []byte {
 	slices.SortFunc(change, func(a, b chain) int { return a.compare(b.chainKey) })
 	var b bytes.Buffer
 	for _, table := range []string{tableFilter, tableNAT} {
@@ -230,14 +204,12 @@ func (f *family) input(change []chain, found *found) []byte {
 	return b.Bytes()
 }
 
-const (
-	// maxTries bounds the search for what the kernel does not like.
-	maxTries = 100
-)
+// maxTries bounds the search for what the kernel rejects.
+const maxTries = 100
 
-// blame finds out which of the frontends the kernel refuses, and why, by
+// bisect finds out which of the frontends the kernel rejects, and why, by
 // writing the rules of some into a chain that nothing leads to.
-func (f *family) blame(ctx context.Context, fks []dataplane.FrontKey) map[dataplane.FrontKey]error {
+func (t *target) bisect(ctx context.Context, fks []dataplane.FrontKey) map[dataplane.FrontKey]error {
 	bad := map[dataplane.FrontKey]error{}
 	tries := 0
 	var search func(part []dataplane.FrontKey)
@@ -246,7 +218,7 @@ func (f *family) blame(ctx context.Context, fks []dataplane.FrontKey) map[datapl
 			return
 		}
 		tries++
-		err := f.tool.Restore(ctx, f.try(part))
+		err := t.tool.Restore(ctx, t.try(part))
 		switch {
 		case err == nil:
 		case len(part) == 1:
@@ -258,22 +230,22 @@ func (f *family) blame(ctx context.Context, fks []dataplane.FrontKey) map[datapl
 	}
 	search(fks)
 	// An error here shows itself at the next full comparison.
-	_ = f.tool.Restore(ctx, []byte("*nat\n:"+chainTry+" - [0:0]\n-X "+chainTry+"\nCOMMIT\n"))
+	_ = t.tool.Restore(ctx, []byte("*nat\n:"+chainTry+" - [0:0]\n-X "+chainTry+"\nCOMMIT\n"))
 	return bad
 }
 
 // try is the input that tries the rules of some frontends.
-func (f *family) try(fks []dataplane.FrontKey) []byte {
+func (t *target) try(fks []dataplane.FrontKey) []byte {
 	var all []byte
 	for _, k := range fks {
-		fr := f.state.fronts[k]
+		fr := t.state.fronts[k]
 		if fr == nil {
 			continue
 		}
 		w := writer{chain: chainTry}
-		f.layout.leaf(&w, fr, true)
+		t.layout.leaf(&w, fr, true)
 		all = append(all, w.b...)
-		f.layout.chains(&f.state.settings, fr, func(_ string, lines []byte) { all = append(all, lines...) })
+		t.layout.chains(&t.state.settings, fr, func(_ string, lines []byte) { all = append(all, lines...) })
 	}
 	var b bytes.Buffer
 	b.WriteString("*nat\n:" + chainTry + " - [0:0]\n")
@@ -292,18 +264,18 @@ func (f *family) try(fks []dataplane.FrontKey) []byte {
 
 // owner is the Service port that has, or is to have, a frontend.
 func (s *state) owner(k dataplane.FrontKey) string {
-	if p, _ := s.claims.Wanted(k); p != nil {
+	if p, _ := s.plan.Wanted(k); p != nil {
 		return p.ID.String()
 	}
 	if fr := s.fronts[k]; fr != nil {
 		return fr.port.ID.String()
 	}
-	return "nobody"
+	return "no Service"
 }
 
-// again renders the chains of trees anew, now that some frontends are not what
-// they were when chains was made.
-func (s *state) again(chains []chain) []chain {
+// rerender renders the chains of trees once more, now that some frontends are not
+// what they were when chains was made.
+func (s *state) rerender(chains []chain) []chain {
 	at := map[chainKey]chain{}
 	for _, c := range chains {
 		at[c.chainKey] = c

@@ -28,7 +28,7 @@ func BenchmarkLoad(b *testing.B) {
 						flows.Apply(b, p, tab, nil)
 						b.ReportMetric(time.Since(start).Seconds()*1000, "ms-audit")
 						chains := 0
-						for _, f := range p.families {
+						for _, f := range p.targets {
 							chains += len(f.stored)
 						}
 						b.ReportMetric(float64(chains), "chains")

@@ -18,7 +18,7 @@ type counts interface {
 }
 
 // Drops is dataplane.Counter's. Where the kernel has no ipset nothing is counted.
-func (p *Mode) Drops(ctx context.Context) ([]dataplane.DropCount, error) { return p.lost.Drops(ctx) }
+func (m *Mode) Drops(ctx context.Context) ([]dataplane.DropCount, error) { return m.drops.Drops(ctx) }
 
 // maxUndecided is how often iptables may be too busy to tell whether its rules
 // can count. (The nf_tables variant calls itself busy, too, where the kernel
@@ -29,41 +29,42 @@ const maxUndecided = 3
 // The first time it finds out whether this kernel's rules can do so; if not, the
 // mode works without counts. An error is about this moment: the caller comes
 // again.
-func (p *Mode) count(ctx context.Context) error {
-	if p.uncounted {
+func (m *Mode) count(ctx context.Context) error {
+	if m.uncounted {
 		return nil
 	}
-	first := !p.families[0].layout.counts
-	err := p.lost.Open(iptables.Families()...)
-	for _, f := range p.families {
+	first := !m.targets[0].layout.counts
+	err := m.drops.Open(iptables.Families()...)
+	for _, t := range m.targets {
 		if err == nil && first {
-			err = f.tryCounts(ctx)
+			err = t.tryCounts(ctx)
 		}
 	}
 	var failed *iptables.Error
 	switch busy := errors.As(err, &failed) && failed.Busy(); {
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case busy && p.undecided < maxUndecided:
-		p.undecided++
+	case busy && m.undecided < maxUndecided:
+		m.undecided++
 		return nil
 	case err != nil:
-		p.uncounted = true
-		p.cfg.Log.Warn("packets that are refused or dropped are not counted by Service: the kernel lacks ipset (module ip_set_hash_ipport) or its match and target for iptables (xt_set)", "err", err)
+		m.uncounted = true
+		m.cfg.Log.Warn("packets that are rejected or dropped are not counted by Service: "+
+			"the kernel lacks ipset (module ip_set_hash_ipport) or its match and target for iptables (xt_set)", "err", err)
 	}
-	for _, f := range p.families {
-		f.layout.counts = err == nil
+	for _, t := range m.targets {
+		t.layout.counts = err == nil
 	}
 	return nil
 }
 
 // tryCounts writes the rules that count into a chain to which nothing leads, and
 // removes it again.
-func (f *family) tryCounts(ctx context.Context) error {
+func (t *target) tryCounts(ctx context.Context) error {
 	head := "*" + tableFilter + "\n:" + chainTry + " - [0:0]\n"
 	var rules string
-	for _, how := range []drops.Fate{drops.Rejected, drops.Dropped} {
-		rules += "-A " + chainTry + " " + counted.Rule(f.layout.family, how) + "\n"
+	for _, how := range drops.Fates {
+		rules += "-A " + chainTry + " " + counted.Rule(t.layout.family, how) + "\n"
 	}
-	return f.tool.Restore(ctx, []byte(head+rules+"COMMIT\n"+head+"-X "+chainTry+"\nCOMMIT\n"))
+	return t.tool.Restore(ctx, []byte(head+rules+"COMMIT\n"+head+"-X "+chainTry+"\nCOMMIT\n"))
 }

@@ -30,7 +30,7 @@ func (*noSets) Close() error                                         { return ni
 // kernel that did count go.
 func TestWithoutSets(t *testing.T) {
 	for name, take := range map[string]func(*Mode, *counting){
-		"no ipset":  func(p *Mode, _ *counting) { p.lost = &noSets{} },
+		"no ipset":  func(p *Mode, _ *counting) { p.drops = &noSets{} },
 		"no xt_set": func(_ *Mode, c *counting) { c.refuse = "--match-set" },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -58,7 +58,7 @@ func TestWithoutSets(t *testing.T) {
 					if n := strings.Count(log.String(), "are not counted"); n != 1 {
 						t.Errorf("told %d times: %s", n, log.String())
 					}
-					if s, ok := p.lost.(*noSets); ok && s.opened != 1 {
+					if s, ok := p.drops.(*noSets); ok && s.opened != 1 {
 						t.Errorf("sets were asked for %d times", s.opened)
 					}
 					if c, err := p.Drops(t.Context()); len(c) > 0 || err != nil {

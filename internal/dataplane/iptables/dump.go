@@ -13,11 +13,11 @@ import (
 // Dump is dataplane.Applier's: our chains as iptables-save prints them, in the order
 // of their names, after the rules that lead to them. The same Table gives the
 // same text, however it was reached.
-func (p *Mode) Dump(ctx context.Context) (string, error) {
+func (m *Mode) Dump(ctx context.Context) (string, error) {
 	var b strings.Builder
-	for _, f := range p.families {
+	for _, t := range m.targets {
 		for _, table := range []string{tableFilter, tableNAT} {
-			if err := f.dump(ctx, &b, table); err != nil {
+			if err := t.dump(ctx, &b, table); err != nil {
 				return "", err
 			}
 		}
@@ -25,10 +25,10 @@ func (p *Mode) Dump(ctx context.Context) (string, error) {
 	return b.String(), nil
 }
 
-func (f *family) dump(ctx context.Context, b *strings.Builder, table string) error {
+func (t *target) dump(ctx context.Context, b *strings.Builder, table string) error {
 	text := map[string][]string{}
 	var others []string
-	err := f.tool.Save(ctx, table, func(name string) {
+	err := t.tool.Save(ctx, table, func(name string) {
 		if ours(name) {
 			text[name] = nil
 		}
@@ -41,9 +41,9 @@ func (f *family) dump(ctx context.Context, b *strings.Builder, table string) err
 		}
 	})
 	if err != nil {
-		return fmt.Errorf("iptables %s: read table %s: %w", f.layout.family, table, err)
+		return fmt.Errorf("iptables %s: read table %s: %w", t.layout.family, table, err)
 	}
-	fmt.Fprintf(b, "%s table %s\n", f.layout.family, table)
+	fmt.Fprintf(b, "%s table %s\n", t.layout.family, table)
 	slices.Sort(others)
 	for _, line := range others {
 		fmt.Fprintf(b, "  %s\n", line)

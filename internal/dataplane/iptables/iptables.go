@@ -12,7 +12,6 @@ import (
 	"github.com/fairlead/fairlead/internal/dataplane/drops"
 	"github.com/fairlead/fairlead/internal/kernel/iptables"
 	"github.com/fairlead/fairlead/internal/svc"
-	"github.com/fairlead/fairlead/internal/table"
 )
 
 // Variant is the kernel interface that iptables uses.
@@ -47,35 +46,36 @@ type Config struct {
 	// MasqueradeBit is the bit of the packet mark for connections to
 	// masquerade, 0 to 31; 0 stands for 14, kube-proxy's.
 	MasqueradeBit int
-	// RefuseBit is the bit for packets to refuse; 0 stands for 15, which was
+	// RejectBit is the bit for packets to reject; 0 stands for 15, which was
 	// kube-proxy's for packets to drop. Both bits together mean to drop.
-	RefuseBit int
+	RejectBit int
 	// DropInvalid drops what a local endpoint sends outside of any known
 	// connection. Not wanted with net.netfilter.nf_conntrack_tcp_be_liberal.
 	DropInvalid bool
-	// Log is told where lost packets cannot be counted; nil discards it.
+	// Log gets a warning where rejected and dropped packets cannot be counted; nil
+	// discards it.
 	Log *slog.Logger
 }
 
 const (
 	defaultMasqueradeBit = 14
-	defaultRefuseBit     = 15
+	defaultRejectBit     = 15
 )
 
 func (c *Config) complete() error {
 	if c.MasqueradeBit == 0 {
 		c.MasqueradeBit = defaultMasqueradeBit
 	}
-	if c.RefuseBit == 0 {
-		c.RefuseBit = defaultRefuseBit
+	if c.RejectBit == 0 {
+		c.RejectBit = defaultRejectBit
 	}
-	for what, bit := range map[string]int{"masquerade": c.MasqueradeBit, "refuse": c.RefuseBit} {
+	for what, bit := range map[string]int{"masquerade": c.MasqueradeBit, "reject": c.RejectBit} {
 		if bit < 1 || bit > 31 {
 			return fmt.Errorf("iptables: %s bit %d is not within 1 and 31", what, bit)
 		}
 	}
-	if c.MasqueradeBit == c.RefuseBit {
-		return fmt.Errorf("iptables: masquerade and refuse cannot have the same bit %d", c.RefuseBit)
+	if c.MasqueradeBit == c.RejectBit {
+		return fmt.Errorf("iptables: masquerade and reject cannot have the same bit %d", c.RejectBit)
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -91,15 +91,15 @@ type tool interface {
 	Save(ctx context.Context, table string, chain func(name string), rule func(chain, line string)) error
 }
 
-// Mode is a dataplane.Applier. It works in the network namespace of the threads that
-// call it.
+// Mode is the dataplane.Applier of this mode. It works in the network namespace of
+// the threads that call it.
 type Mode struct {
-	cfg      Config
-	families []*family
-	repaired []string
-	lost     counts
-	// uncounted says that this kernel cannot count lost packets, undecided how
-	// often that could not be found out.
+	*dataplane.Reconciler
+	cfg     Config
+	targets []*target
+	drops   counts
+	// uncounted reports that this kernel cannot count what is rejected and dropped;
+	// undecided is how often that could not be found out.
 	uncounted bool
 	undecided int
 }
@@ -120,42 +120,26 @@ func newMode(cfg Config, tools func(svc.Family) (tool, error)) (*Mode, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	p := &Mode{cfg: cfg, lost: drops.NewIPSets(counted)}
+	m := &Mode{cfg: cfg, drops: drops.NewIPSets(counted)}
+	m.Reconciler = dataplane.NewReconciler(mode, dataplane.Hooks{Begin: m.begin})
 	for _, f := range iptables.Families() {
-		t, err := tools(f)
+		tool, err := tools(f)
 		if err != nil {
 			return nil, fmt.Errorf("iptables mode: %w", err)
 		}
-		p.families = append(p.families, &family{layout: newLayout(f, &p.cfg), tool: t, hash: newHasher()})
+		t := &target{layout: newLayout(f, &m.cfg), tool: tool, hash: newHasher()}
+		m.targets = append(m.targets, t)
+		m.Add(f, t)
 	}
-	return p, nil
+	return m, nil
+}
+
+func (m *Mode) begin(ctx context.Context, all bool) error {
+	if !all {
+		return nil
+	}
+	return m.count(ctx)
 }
 
 // Close releases what reads the counts. The rules stay.
-func (p *Mode) Close() error { return p.lost.Close() }
-
-// Repaired says what the last Apply with changed nil found missing or foreign
-// and put right, one line each. The first Apply of a process repairs nothing:
-// it only brings up to date what an earlier one left.
-func (p *Mode) Repaired() []string { return p.repaired }
-
-// Apply is dataplane.Applier's.
-func (p *Mode) Apply(ctx context.Context, t *table.Table, changed []table.Key) error {
-	var errs []error
-	if changed == nil || p.families[0].state == nil {
-		p.repaired = nil
-		if err := p.count(ctx); err != nil {
-			errs = append(errs, err)
-		}
-	}
-	for _, f := range p.families {
-		first := f.state == nil
-		if err := f.apply(ctx, t, changed); err != nil {
-			errs = append(errs, fmt.Errorf("iptables %s: %w", f.layout.family, err))
-		}
-		if changed == nil && !first {
-			p.repaired = append(p.repaired, f.repaired...)
-		}
-	}
-	return dataplane.Both(errs...)
-}
+func (m *Mode) Close() error { return m.drops.Close() }

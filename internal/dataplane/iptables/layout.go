@@ -233,8 +233,8 @@ func rules(chain string, pairs ...string) []byte {
 
 // base writes the chains that are always there, but for the roots of trees.
 func (l *layout) base(set *dataplane.Settings, emit func(table, name string, lines []byte)) {
-	m, r := l.mark(l.cfg.MasqueradeBit), l.mark(l.cfg.RefuseBit)
-	both := l.mark(l.cfg.MasqueradeBit, l.cfg.RefuseBit)
+	m, r := l.mark(l.cfg.MasqueradeBit), l.mark(l.cfg.RejectBit)
+	both := l.mark(l.cfg.MasqueradeBit, l.cfg.RejectBit)
 	nat := func(name string, pairs ...string) { emit(tableNAT, name, rules(name, pairs...)) }
 	// ACCEPT ends the way through the table: nobody else has a say in what was
 	// decided.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os/exec"
 	"slices"
@@ -84,7 +85,7 @@ func count(ctx context.Context, t *iptables.Tool, c *census) {
 	}, func(string, string) { c.rules++ })
 }
 
-// Probe says why this mode cannot work here, or nil. It writes a chain with
+// Probe returns why this mode cannot work here, or nil. It writes a chain with
 // everything that the mode uses, to which nothing leads, and removes it again.
 func Probe() error {
 	_, _, err := ProbeVariant(context.Background(), Auto)
@@ -141,20 +142,20 @@ func probe(ctx context.Context, t tool, f svc.Family) error {
 		return table.Endpoint{Addr: netip.AddrPortFrom(a, 80)}
 	}
 	fronts := []table.Frontend{{Addr: ep(1).Addr, Endpoints: []table.Endpoint{ep(2), ep(3)}}}
-	set := dataplane.Settings{Localhost: f == svc.IPv4}
-	fa := &family{layout: l, tool: t, state: newState(l, set)}
-	var fks []dataplane.FrontKey
+	plan, dirty := dataplane.NewPlan(mode, f), dataplane.Dirty{}
+	plan.Settings.Localhost = f == svc.IPv4
+	tg := &target{layout: l, tool: t, state: newState(l, plan)}
 	for i, p := range []*table.ServicePort{
 		{Family: f, Protocol: svc.TCP, Frontends: fronts}, {Family: f, Protocol: svc.UDP, Frontends: fronts, Affinity: 1},
 	} {
-		fa.state.claims.Set(table.Key{ID: svc.PortName{Port: fmt.Sprint(i)}}, p, func(k dataplane.FrontKey) { fks = append(fks, k) })
+		plan.Set(table.Key{ID: svc.PortName{Port: fmt.Sprint(i)}}, p, dirty)
 	}
-	for _, k := range fks {
-		fa.state.set(k, fa.state.wanted(k))
+	for k := range dirty {
+		tg.state.set(k, tg.state.wanted(k))
 	}
-	err := t.Restore(ctx, fa.try(fks))
+	err := t.Restore(ctx, tg.try(slices.Collect(maps.Keys(dirty))))
 	lines := map[string][]string{}
-	l.base(&set, func(table, _ string, text []byte) {
+	l.base(&plan.Settings, func(table, _ string, text []byte) {
 		for line := range strings.Lines(string(text)) {
 			words := strings.Fields(line)
 			if !ours(words[len(words)-1]) {

@@ -19,11 +19,11 @@ type found struct {
 }
 
 // read reads our chains.
-func (f *family) read(ctx context.Context) (*found, error) {
+func (t *target) read(ctx context.Context) (*found, error) {
 	out := &found{chains: stored{}, foreign: map[string][]string{}}
 	for _, table := range []string{tableFilter, tableNAT} {
 		text := map[string][]byte{}
-		err := f.tool.Save(ctx, table, func(name string) {
+		err := t.tool.Save(ctx, table, func(name string) {
 			if ours(name) {
 				text[name] = nil
 			}
@@ -39,8 +39,8 @@ func (f *family) read(ctx context.Context) (*found, error) {
 			return nil, fmt.Errorf("read table %s: %w", table, err)
 		}
 		for name, lines := range text {
-			k, sum := chainKey{table, name}, f.hash.sum(lines)
-			if sp, ok := f.spelled[k]; ok && sp.printed == sum {
+			k, sum := chainKey{table, name}, t.hash.sum(lines)
+			if sp, ok := t.spelled[k]; ok && sp.printed == sum {
 				sum = sp.written
 			}
 			out.chains[k] = sum
@@ -80,49 +80,51 @@ func (f *found) hooks(table string) []string {
 // spelling says how a chain that was written is printed.
 type spelling struct{ written, printed digest }
 
-// learn looks at what was repaired. A chain that is printed as before, though it
+// respell looks at what was repaired. A chain that is printed as before, though it
 // was written again, is as it should be: another version of iptables spells its
-// rules differently. It is no oddity, and is known from now on. One with fewer or
-// more rules was changed by somebody in between; the next comparison sees it.
-func (f *family) learn(ctx context.Context, before stored, strange *[]oddity) error {
-	now, err := f.read(ctx)
+// rules differently. It is no drift, and its spelling is known from now on. One with
+// fewer or more rules was changed by somebody in between; the next comparison sees
+// it.
+func (t *target) respell(ctx context.Context) error {
+	now, err := t.read(ctx)
 	if err != nil {
 		return err
 	}
 	same := map[chainKey]bool{}
 	for k, sum := range now.chains {
-		if want, ours := f.stored[k]; ours && sum != want && sum.rules() == want.rules() {
-			if f.spelled == nil {
-				f.spelled = map[chainKey]spelling{}
+		if want, ours := t.stored[k]; ours && sum != want && sum.rules() == want.rules() {
+			if t.spelled == nil {
+				t.spelled = map[chainKey]spelling{}
 			}
-			f.spelled[k] = spelling{written: want, printed: sum}
-			same[k] = sum == before[k]
+			t.spelled[k] = spelling{written: want, printed: sum}
+			same[k] = sum == t.before[k]
 		}
 	}
-	*strange = slices.DeleteFunc(*strange, func(o oddity) bool { return same[o.chain] })
+	t.drift = slices.DeleteFunc(t.drift, func(d drift) bool { return same[d.chain] })
 	return nil
 }
 
-// oddity is something that was not as it was written; chain is the zero value
-// if it is not about a chain of ours.
-type oddity struct {
+// drift is something that was not as it was written; chain is the zero value if it
+// is not about a chain of ours.
+type drift struct {
 	chain chainKey
 	text  string
 }
 
-// strange says how what is in the kernel differs from what was written.
-func (f *family) strange(before stored, now *found) []oddity {
-	var out []oddity
+// driftOf returns how what is in the kernel differs from what was written.
+func (t *target) driftOf(now *found) []drift {
+	before := t.stored
+	var out []drift
 	say := func(k chainKey, format string, args ...any) {
-		out = append(out, oddity{k, fmt.Sprintf("iptables %s: "+format, append([]any{f.layout.family}, args...)...)})
+		out = append(out, drift{k, fmt.Sprintf("iptables %s: "+format, append([]any{t.layout.family}, args...)...)})
 	}
 	for _, k := range slices.SortedFunc(maps.Keys(before), chainKey.compare) {
 		sum, there := now.chains[k]
 		switch {
 		case !there:
-			say(k, "chain %s of table %s was missing%s", k.name, k.table, f.state.about(k))
+			say(k, "chain %s of table %s was missing%s", k.name, k.table, t.state.about(k))
 		case sum != before[k]:
-			say(k, "the rules of chain %s of table %s were changed%s", k.name, k.table, f.state.about(k))
+			say(k, "the rules of chain %s of table %s were changed%s", k.name, k.table, t.state.about(k))
 		}
 	}
 	for _, k := range slices.SortedFunc(maps.Keys(now.chains), chainKey.compare) {

@@ -281,7 +281,7 @@ func TestApplyStopsWithItsContext(t *testing.T) {
 }
 
 func TestConfigIsChecked(t *testing.T) {
-	for _, cfg := range []Config{{MasqueradeBit: 32}, {RefuseBit: -1}, {RefuseBit: 14}, {Variant: "ebtables"}} {
+	for _, cfg := range []Config{{MasqueradeBit: 32}, {RejectBit: -1}, {RejectBit: 14}, {Variant: "ebtables"}} {
 		if _, err := New(cfg); err == nil {
 			t.Errorf("%+v: no error", cfg)
 		}

@@ -55,22 +55,22 @@ type state struct {
 	// own are the chains of single frontends that may have changed.
 	own map[string]dataplane.FrontKey
 
-	// claims are the service ports last planned.
-	claims *dataplane.Claims
+	plan *dataplane.Plan
 }
 
-func newState(l *layout, set dataplane.Settings) *state {
+func newState(l *layout, plan *dataplane.Plan) *state {
 	return &state{
-		l: l, settings: set, fronts: map[dataplane.FrontKey]*front{}, locals: map[netip.Addr]int{}, leaving: map[netip.Addr]bool{}, own: map[string]dataplane.FrontKey{},
+		l: l, settings: plan.Settings, plan: plan,
+		fronts: map[dataplane.FrontKey]*front{}, locals: map[netip.Addr]int{},
+		leaving: map[netip.Addr]bool{}, own: map[string]dataplane.FrontKey{},
 		vips: newTree[*front](chainVIPs, l.vipSlot), nodes: newTree[*front](chainNodePorts, l.nodeSlot),
 		hairpins: newTree[*hairpin](chainHairpin, l.hairpinSlot),
-		claims:   dataplane.NewClaims(),
 	}
 }
 
 // wanted returns what k is to be, nil if nothing.
 func (s *state) wanted(k dataplane.FrontKey) *front {
-	p, f := s.claims.Wanted(k)
+	p, f := s.plan.Wanted(k)
 	if f == nil {
 		return nil
 	}
@@ -156,7 +156,7 @@ func (l *layout) ownNames(fr *front, name func(string)) {
 }
 
 // chain is a chain that may have changed, with the lines it is to have; gone
-// says that it is not to be.
+// reports that it is not to be.
 type chain struct {
 	chainKey
 	lines []byte
@@ -209,7 +209,7 @@ func (k chainKey) compare(o chainKey) int {
 	return strings.Compare(k.name, o.name)
 }
 
-// render writes a chain of a tree of frontends and says whether it is to be.
+// render writes a chain of a tree of frontends and reports whether it is to be.
 func (s *state) render(t *tree[*front], w *writer) bool {
 	n, slots, items, ok := t.chain(w.chain)
 	if !ok {
@@ -219,8 +219,8 @@ func (s *state) render(t *tree[*front], w *writer) bool {
 	if t == s.nodes {
 		match = s.l.nodeMatch
 	}
-	for _, tg := range slots {
-		w.rule(match(tg.slot.slot, tg.slot.slotBits), "-g "+tg.to)
+	for _, br := range slots {
+		w.rule(match(br.slot.slot, br.slot.slotBits), "-g "+br.to)
 	}
 	guarded := false
 	for i, it := range items {
@@ -239,7 +239,7 @@ func (s *state) render(t *tree[*front], w *writer) bool {
 	return true
 }
 
-// sameProtocol says whether two items have one address and protocol.
+// sameProtocol reports whether two items have one address and protocol.
 func sameProtocol(items []*front, i, j int) bool {
 	return j >= 0 && j < len(items) && items[i].fk.Addr == items[j].fk.Addr && items[i].fk.Proto == items[j].fk.Proto
 }
@@ -253,8 +253,8 @@ func (s *state) local(name, table string) chain {
 		w.chain = chainInvalid
 	}
 	_, slots, items, ok := s.hairpins.chain(name)
-	for _, tg := range slots {
-		w.rule(source(netip.PrefixFrom(s.l.addrOf(&tg.slot.slot), tg.slot.slotBits-s.l.pad)), "-g "+tg.to)
+	for _, br := range slots {
+		w.rule(source(netip.PrefixFrom(s.l.addrOf(&br.slot.slot), br.slot.slotBits-s.l.pad)), "-g "+br.to)
 	}
 	for _, h := range items {
 		from := source(netip.PrefixFrom(h.addr, h.addr.BitLen()))

@@ -70,8 +70,8 @@ type item interface {
 	key() *treeKey
 	// weight is how many rules it takes.
 	weight() int
-	// guarded says that what its address gets for others than the items of the
-	// tree has a rule too.
+	// guarded reports whether what is sent to its address, but to no item of the
+	// tree, has a rule too.
 	guarded() bool
 }
 
@@ -113,7 +113,7 @@ func newTree[T item](root string, name func(treeKey, int) string) *tree[T] {
 // put adds an item, or replaces the one with its key.
 func (t *tree[T]) put(it T) { t.change(t.root, it, true) }
 
-// remove takes the item with it's key away. There is one.
+// remove removes the item with its key, which is there.
 func (t *tree[T]) remove(it T) { t.change(t.root, it, false) }
 
 func (t *tree[T]) change(n *node[T], it T, put bool) {
@@ -281,8 +281,8 @@ func (n *node[T]) all(to []T) []T {
 	return to
 }
 
-// touch says that n's chain may have changed, and those of its kids, which may
-// share theirs otherwise than before.
+// touch marks n's chain dirty, and those of its kids, which may share theirs
+// otherwise than before.
 func (t *tree[T]) touch(n *node[T]) {
 	t.dirty[n.name] = true
 	for _, k := range n.kids {
@@ -292,16 +292,16 @@ func (t *tree[T]) touch(n *node[T]) {
 	}
 }
 
-// target is where an inner chain sends keys with a slot.
-type target[T item] struct {
+// branch is where an inner chain sends keys with a slot.
+type branch[T item] struct {
 	slot *node[T]
 	to   string
 }
 
-// targets are the slots of an inner node, and the chains for them: as many
+// branches are the slots of an inner node, and the chains for them: as many
 // leaves in a row share the first one's as have room there.
-func (n *node[T]) targets() []target[T] {
-	var out []target[T]
+func (n *node[T]) branches() []branch[T] {
+	var out []branch[T]
 	var first *node[T]
 	room := 0
 	for _, k := range n.kids {
@@ -310,13 +310,13 @@ func (n *node[T]) targets() []target[T] {
 			continue
 		case k.inner || k.weight > leafRules:
 			first = nil
-			out = append(out, target[T]{k, k.name})
+			out = append(out, branch[T]{k, k.name})
 			continue
 		case first == nil || k.weight > room:
 			first, room = k, leafRules
 		}
 		room -= k.weight
-		out = append(out, target[T]{k, first.name})
+		out = append(out, branch[T]{k, first.name})
 	}
 	return out
 }
@@ -324,19 +324,19 @@ func (n *node[T]) targets() []target[T] {
 // chain returns what the chain called name is to have: the slots of an inner
 // one or the items of a leaf. It is not there (ok is false) if nothing asks for
 // it.
-func (t *tree[T]) chain(name string) (n *node[T], slots []target[T], items []T, ok bool) {
+func (t *tree[T]) chain(name string) (n *node[T], slots []branch[T], items []T, ok bool) {
 	n = t.nodes[name]
 	switch {
 	case n == nil:
 		return nil, nil, nil, false
 	case n.inner:
-		return n, n.targets(), nil, true
+		return n, n.branches(), nil, true
 	case n.up == nil:
 		return n, nil, n.items, true
 	}
-	for _, tg := range n.up.targets() {
-		if tg.to == name {
-			items = append(items, tg.slot.items...)
+	for _, br := range n.up.branches() {
+		if br.to == name {
+			items = append(items, br.slot.items...)
 		}
 	}
 	return n, nil, items, len(items) > 0

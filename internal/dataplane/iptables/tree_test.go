@@ -51,7 +51,9 @@ func checkTree(t *rapid.T, f svc.Family) {
 	}
 	l := newLayout(f, &cfg)
 	set := dataplane.Settings{Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}
-	s := newState(l, set)
+	planned := dataplane.NewPlan(mode, f)
+	planned.Settings = set
+	s := newState(l, planned)
 	got, have := plan{}, map[dataplane.FrontKey]*front{}
 	addr := func() netip.Addr {
 		b := [4]byte{10, byte(rapid.IntRange(0, 1).Draw(t, "b")), byte(rapid.IntRange(0, 3).Draw(t, "c")), byte(rapid.IntRange(0, 40).Draw(t, "d"))}
@@ -88,7 +90,7 @@ func checkTree(t *rapid.T, f svc.Family) {
 	}
 	s.leave()
 	got.take(s)
-	want, once := plan{}, newState(l, set)
+	want, once := plan{}, newState(l, planned)
 	for k, fr := range have {
 		once.set(k, fr)
 	}

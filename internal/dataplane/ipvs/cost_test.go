@@ -19,76 +19,93 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed/flows"
 )
 
-// counting notes what is asked of the kernel, and how much it answers.
-type counting struct {
-	kernel
-	notes []string
-}
+// counting takes down what is asked of the kernel, and how much it answers.
+type counting struct{ notes []string }
 
 func (c *counting) note(format string, args ...any) {
 	c.notes = append(c.notes, fmt.Sprintf(format, args...))
 }
 
-func (c *counting) services(f func(ipvs.Service)) error {
+// of is k, counted.
+func (c *counting) of(k *kernel) kernel {
+	return kernel{countingServers{k.servers, c}, countingSets{k.sets, c}, countingDevice{k.device, c}}
+}
+
+type countingServers struct {
+	servers
+	c *counting
+}
+
+func (k countingServers) Services(f func(ipvs.Service)) error {
 	n := 0
-	err := c.kernel.services(func(s ipvs.Service) { n++; f(s) })
-	c.note("read %d virtual servers", n)
+	err := k.servers.Services(func(s ipvs.Service) { n++; f(s) })
+	k.c.note("read %d virtual servers", n)
 	return err
 }
 
-func (c *counting) dests(k ipvs.Key, f func(ipvs.Dest)) error {
+func (k countingServers) Dests(key ipvs.Key, f func(ipvs.Dest)) error {
 	n := 0
-	err := c.kernel.dests(k, func(d ipvs.Dest) { n++; f(d) })
-	c.note("read %d real servers", n)
+	err := k.servers.Dests(key, func(d ipvs.Dest) { n++; f(d) })
+	k.c.note("read %d real servers", n)
 	return err
 }
 
-func (c *counting) send(b *changes) ([]ipvs.Refusal[dataplane.FrontKey], error) {
-	c.note("send %d changes of servers", len(b.list))
-	return c.kernel.send(b)
+func (k countingServers) Send(b *changes) ([]ipvs.Refusal[dataplane.FrontKey], error) {
+	k.c.note("send %d changes of servers", len(b.list))
+	return k.servers.Send(b)
 }
 
-func (c *counting) createSets(sets ...ipset.Set) error {
-	c.note("create %d sets", len(sets))
-	return c.kernel.createSets(sets...)
+type countingSets struct {
+	sets
+	c *counting
 }
 
-func (c *counting) elements(set string, f func(ipset.Element)) error {
+func (k countingSets) Create(sets ...ipset.Set) error {
+	k.c.note("create %d sets", len(sets))
+	return k.sets.Create(sets...)
+}
+
+func (k countingSets) List(set string, f func(ipset.Element)) error {
 	n := 0
-	err := c.kernel.elements(set, func(e ipset.Element) { n++; f(e) })
-	c.note("read %d elements of %s", n, set)
+	err := k.sets.List(set, func(e ipset.Element) { n++; f(e) })
+	k.c.note("read %d elements of %s", n, set)
 	return err
 }
 
-func (c *counting) add(set string, list []ipset.Element) error {
-	c.note("add %d to %s", len(list), set)
-	return c.kernel.add(set, list)
+func (k countingSets) Add(set string, list []ipset.Element) error {
+	k.c.note("add %d to %s", len(list), set)
+	return k.sets.Add(set, list)
 }
 
-func (c *counting) del(set string, list []ipset.Element) error {
-	c.note("remove %d from %s", len(list), set)
-	return c.kernel.del(set, list)
+func (k countingSets) Del(set string, list []ipset.Element) error {
+	k.c.note("remove %d from %s", len(list), set)
+	return k.sets.Del(set, list)
 }
 
-func (c *counting) addresses() (map[netip.Addr]bool, error) {
-	mine, err := c.kernel.addresses()
-	c.note("read %d addresses", len(mine))
+type countingDevice struct {
+	device
+	c *counting
+}
+
+func (k countingDevice) List() (map[netip.Addr]bool, error) {
+	mine, err := k.device.List()
+	k.c.note("read %d addresses", len(mine))
 	return mine, err
 }
 
-func (c *counting) bind(list []netip.Addr) map[netip.Addr]error {
-	c.note("add %d addresses", len(list))
-	return c.kernel.bind(list)
+func (k countingDevice) Add(list []netip.Addr) map[netip.Addr]error {
+	k.c.note("add %d addresses", len(list))
+	return k.device.Add(list)
 }
 
-func (c *counting) unbind(list []netip.Addr) map[netip.Addr]error {
-	c.note("remove %d addresses", len(list))
-	return c.kernel.unbind(list)
+func (k countingDevice) Del(list []netip.Addr) map[netip.Addr]error {
+	k.c.note("remove %d addresses", len(list))
+	return k.device.Del(list)
 }
 
-func (c *counting) ensureDevice() error {
-	c.note("look for the device")
-	return c.kernel.ensureDevice()
+func (k countingDevice) Ensure() error {
+	k.c.note("look for the device")
+	return k.device.Ensure()
 }
 
 // countingTool notes the calls of iptables.
@@ -152,9 +169,9 @@ func costs(t *testing.T, n int) string {
 	inside(t, func(p dataplane.Applier) {
 		ports := manyPorts(n, endpoints)
 		flows.Apply(t, p, with(ports), nil)
-		c := &counting{kernel: p.(*Mode).kernel}
-		p.(*Mode).kernel = c
-		for _, f := range p.(*Mode).families {
+		c, real := &counting{}, *p.(*Mode).kernel
+		*p.(*Mode).kernel = c.of(&real)
+		for _, f := range p.(*Mode).targets {
 			f.rules.tool = countingTool{f.rules.tool, c}
 		}
 		id := 60000
@@ -185,7 +202,7 @@ func costs(t *testing.T, n int) string {
 			slices.Sort(c.notes)
 			fmt.Fprintf(&out, "%s\n  %s\n", step.name, strings.Join(c.notes, "\n  "))
 		}
-		p.(*Mode).kernel = c.kernel
+		*p.(*Mode).kernel = real
 		if d := flows.Dump(t, p); strings.Contains(d, "10.96.234.96") {
 			t.Error("the Service that went is still there")
 		}

@@ -13,28 +13,25 @@ import (
 // Dump is dataplane.Applier's: our virtual servers, sets and rules. The same Table
 // gives the same text, however it was reached; marks, which do not, are told by
 // the frontends that they are of.
-func (p *Mode) Dump(ctx context.Context) (string, error) {
-	if err := p.open(); err != nil {
+func (m *Mode) Dump(ctx context.Context) (string, error) {
+	if err := m.open(); err != nil {
 		return "", err
 	}
 	var b strings.Builder
-	for _, f := range p.families {
-		if err := f.dump(ctx, p.kernel, &b); err != nil {
-			return "", f.fail(err)
+	for _, t := range m.targets {
+		if err := t.dump(ctx, &b); err != nil {
+			return "", fmt.Errorf("ipvs %s: %w", t.layout.family, err)
 		}
 	}
 	return b.String(), nil
 }
 
-func (f *family) dump(ctx context.Context, k kernel, b *strings.Builder) error {
-	if err := k.createSets(sets(f.layout.family)...); err != nil {
+func (t *target) dump(ctx context.Context, b *strings.Builder) error {
+	if err := t.kernel.sets.Create(t.layout.sets()...); err != nil {
 		return err
 	}
-	found := &stored{map[ipvs.Key]*virtual{}, map[element]bool{}}
-	if err := f.readElements(k, found); err != nil {
-		return err
-	}
-	if err := f.readServers(k, found, f.stored, newEdit()); err != nil {
+	found, err := t.read(func(k ipvs.Key) bool { return t.stored != nil && t.stored.servers[k] != nil })
+	if err != nil {
 		return err
 	}
 	inside := map[uint32][]string{}
@@ -51,17 +48,17 @@ func (f *family) dump(ctx context.Context, k kernel, b *strings.Builder) error {
 		servers = append(servers, v.text(key, inside))
 	}
 	slices.Sort(servers)
-	fmt.Fprintf(b, "%s\n%s", f.layout.family, strings.Join(servers, ""))
+	fmt.Fprintf(b, "%s\n%s", t.layout.family, strings.Join(servers, ""))
 	for s := range setCount {
 		slices.Sort(sets[s])
-		fmt.Fprintf(b, "%s: %s\n", s.name(f.layout.family), strings.Join(sets[s], " "))
+		fmt.Fprintf(b, "%s: %s\n", s.name(t.layout.family), strings.Join(sets[s], " "))
 	}
-	now, err := f.rules.read(ctx)
+	now, err := t.rules.read(ctx)
 	if err != nil {
 		return err
 	}
-	for _, t := range tables {
-		fmt.Fprintf(b, "table %s: %s", t, now[t].text)
+	for _, name := range tables {
+		fmt.Fprintf(b, "table %s: %s", name, now[name].text)
 	}
 	return nil
 }

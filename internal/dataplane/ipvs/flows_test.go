@@ -47,10 +47,10 @@ func (b *byChanges) Apply(ctx context.Context, t *table.Table, changed []table.K
 // for them.
 func (b *byChanges) open() bool {
 	open := false
-	for _, f := range b.families {
+	for _, f := range b.targets {
 		for key, v := range f.stored.servers {
 			if drains(v.Scheduler, v.proto) {
-				_ = b.kernel.dests(key, func(d ipvs.Dest) { open = open || d.Active > 0 })
+				_ = b.kernel.servers.Dests(key, func(d ipvs.Dest) { open = open || d.Active > 0 })
 			}
 		}
 	}

@@ -13,10 +13,8 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/dataplane/drops"
-	"github.com/fairlead/fairlead/internal/kernel/ipset"
 	"github.com/fairlead/fairlead/internal/kernel/iptables"
 	"github.com/fairlead/fairlead/internal/kernel/ipvs"
-	"github.com/fairlead/fairlead/internal/table"
 )
 
 // DefaultScheduler is kube-proxy's.
@@ -32,8 +30,8 @@ type Config struct {
 	// ServiceCIDRs are the ranges of ClusterIPs. What is sent to an address
 	// there that no Service has is dropped.
 	ServiceCIDRs []netip.Prefix
-	// ExcludeCIDRs are ranges whose virtual servers are somebody else's. A
-	// service port with an address there is refused.
+	// ExcludeCIDRs are ranges whose virtual servers are another program's. A
+	// service port with an address there is rejected.
 	ExcludeCIDRs []netip.Prefix
 	// StrictARP makes the node answer ARP only for addresses of the interface
 	// that is asked, so not for virtual IPs.
@@ -47,7 +45,7 @@ type Config struct {
 
 const defaultMasqueradeBit = 14
 
-// Check says what is wrong with c on any kernel, or nil.
+// Check returns what is wrong with c on any kernel, or nil.
 func (c Config) Check() error { return c.complete() }
 
 func (c *Config) complete() error {
@@ -75,7 +73,8 @@ func (c *Config) complete() error {
 // needs.
 const maxTimeout = 30 * 24 * time.Hour
 
-// checkExcluded refuses ranges of which nobody could say whose they are.
+// checkExcluded rejects ranges whose virtual servers would be both ours and not
+// ours.
 func (c *Config) checkExcluded() error {
 	for i, p := range c.ExcludeCIDRs {
 		for _, q := range c.ServiceCIDRs {
@@ -98,14 +97,14 @@ type tool interface {
 	SaveAll(ctx context.Context, chain func(table, name string), rule func(table, chain, line string)) error
 }
 
-// Mode is a dataplane.Applier. It works in the network namespace of the thread that
-// calls its first Apply.
+// Mode is the dataplane.Applier of this mode. It works in the network namespace of
+// the thread that calls its first Apply.
 type Mode struct {
-	cfg      Config
-	families []*family
-	kernel   kernel
-	repaired []string
-	lost     *drops.IPSets
+	*dataplane.Reconciler
+	cfg     Config
+	targets []*target
+	kernel  *kernel
+	drops   *drops.IPSets
 }
 
 // New returns a Mode. It changes nothing in the kernel yet.
@@ -113,119 +112,67 @@ func New(cfg Config) (*Mode, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	p := &Mode{cfg: cfg, lost: drops.NewIPSets(counted)}
+	m := &Mode{cfg: cfg, kernel: &kernel{}, drops: drops.NewIPSets(counted)}
+	m.Reconciler = dataplane.NewReconciler(mode, dataplane.Hooks{Begin: m.begin})
 	for _, f := range iptables.Families() {
-		t, err := iptables.New(cfg.Variant, f)
+		tool, err := iptables.New(cfg.Variant, f)
 		if err != nil {
 			return nil, fmt.Errorf("ipvs mode: %w", err)
 		}
-		p.families = append(p.families, newFamily(f, &p.cfg, t))
+		l := newLayout(f, &m.cfg)
+		t := &target{layout: l, kernel: m.kernel, rules: &rules{layout: l, tool: tool}}
+		m.targets = append(m.targets, t)
+		m.Add(f, t)
 	}
-	return p, nil
+	return m, nil
 }
 
 // open opens what speaks to the kernel, in the namespace of this thread.
-func (p *Mode) open() error {
-	if p.kernel != nil {
+func (m *Mode) open() error {
+	if m.kernel.servers != nil {
 		return nil
 	}
 	k, err := openKernel()
 	if err != nil {
 		return err
 	}
-	if err := p.lost.Open(iptables.Families()...); err != nil {
-		return errors.Join(err, k.close())
+	if err := m.drops.Open(iptables.Families()...); err != nil {
+		return errors.Join(err, k.Close())
 	}
-	p.kernel = k
+	*m.kernel = *k
 	return nil
 }
 
+func (m *Mode) begin(_ context.Context, all bool) error {
+	if err := m.open(); err != nil || !all {
+		return err
+	}
+	return m.prepare()
+}
+
 // Close releases the sockets. What was written stays and goes on working.
-func (p *Mode) Close() error {
-	if p.kernel == nil {
+func (m *Mode) Close() error {
+	if m.kernel.servers == nil {
 		return nil
 	}
-	err := errors.Join(p.kernel.close(), p.lost.Close())
-	p.kernel = nil
-	for _, f := range p.families {
-		f.stored = nil // an Apply after this one reads the kernel again
-	}
+	err := errors.Join(m.kernel.Close(), m.drops.Close())
+	*m.kernel = kernel{}
+	m.Forget()
 	return err
 }
 
 // Drops is dataplane.Counter's.
-func (p *Mode) Drops(ctx context.Context) ([]dataplane.DropCount, error) { return p.lost.Drops(ctx) }
-
-// Repaired says what the last Apply with changed nil found missing or foreign
-// and put right, one line each. The first Apply of a process repairs nothing:
-// it only brings up to date what an earlier one left.
-func (p *Mode) Repaired() []string { return p.repaired }
+func (m *Mode) Drops(ctx context.Context) ([]dataplane.DropCount, error) { return m.drops.Drops(ctx) }
 
 // NodeAddresses are the addresses of this node, in order: all that its interfaces
 // have, without the virtual IPs, on which no node port is to answer. It has the
 // same caller as Apply.
-func (p *Mode) NodeAddresses() ([]netip.Addr, error) {
-	if err := p.open(); err != nil {
+func (m *Mode) NodeAddresses() ([]netip.Addr, error) {
+	if err := m.open(); err != nil {
 		return nil, err
 	}
-	if err := p.kernel.catchUp(); err != nil {
+	if err := m.kernel.device.CatchUp(); err != nil {
 		return nil, err
 	}
-	return p.kernel.others(), nil
-}
-
-// Apply is dataplane.Applier's.
-func (p *Mode) Apply(ctx context.Context, t *table.Table, changed []table.Key) error {
-	if err := p.open(); err != nil {
-		return err
-	}
-	full := changed == nil
-	if full {
-		p.repaired = nil
-	}
-	for _, f := range p.families {
-		full = full || f.mustBeFull(t)
-	}
-	if full {
-		if err := p.prepare(); err != nil {
-			return err
-		}
-	}
-	var errs []error
-	for _, f := range p.families {
-		first := f.stored == nil
-		if err := f.apply(ctx, p.kernel, t, changed); err != nil {
-			errs = append(errs, err)
-		}
-		if changed == nil && !first {
-			p.repaired = append(p.repaired, f.repaired...)
-		}
-	}
-	return dataplane.Both(errs...)
-}
-
-// kernel is what the Mode needs of the kernel besides iptables.
-type kernel interface {
-	close() error
-	services(f func(ipvs.Service)) error
-	dests(k ipvs.Key, f func(ipvs.Dest)) error
-	send(b *changes) ([]ipvs.Refusal[dataplane.FrontKey], error)
-	setTimeouts(t ipvs.Timeouts) error
-
-	createSets(sets ...ipset.Set) error
-	elements(set string, f func(ipset.Element)) error
-	add(set string, list []ipset.Element) error
-	del(set string, list []ipset.Element) error
-
-	// addresses lists those of the device. catchUp learns what changed on all
-	// other interfaces since the last call of one of the two; elsewhere looks for
-	// one of theirs, others returns all.
-	addresses() (map[netip.Addr]bool, error)
-	catchUp() error
-	elsewhere(a netip.Addr) bool
-	others() []netip.Addr
-	bind(addrs []netip.Addr) map[netip.Addr]error
-	unbind(addrs []netip.Addr) map[netip.Addr]error
-	ensureDevice() error
-	sysctl(key, value string) error
+	return m.kernel.device.Others(), nil
 }

@@ -40,10 +40,8 @@ func TestOneBadPort(t *testing.T) {
 	flows.OneBadPort(t, inside, "tcp 10.96.0.1:80", "10.96.0.2")
 }
 
-// failing is a kernel of which one call in ten fails, at random, unless off is
-// set.
+// failing makes one call of the kernel in ten fail, at random, unless off is set.
 type failing struct {
-	kernel
 	r   *rand.Rand
 	off *bool
 }
@@ -52,47 +50,82 @@ var errInjected = errors.New("injected")
 
 func (f failing) fails() bool { return !*f.off && f.r.IntN(10) == 0 }
 
-func (f failing) send(c *changes) ([]ipvs.Refusal[dataplane.FrontKey], error) {
+// of is k, with calls that fail.
+func (f failing) of(k *kernel) kernel {
+	return kernel{failingServers{k.servers, f}, failingSets{k.sets, f}, failingDevice{k.device, f}}
+}
+
+type failingServers struct {
+	servers
+	failing
+}
+
+func (f failingServers) Send(c *changes) ([]ipvs.Refusal[dataplane.FrontKey], error) {
 	if f.fails() {
 		return nil, errInjected
 	}
-	// Some changes are refused, and all behind them in the list are made.
-	made, refused := &changes{}, []ipvs.Refusal[dataplane.FrontKey]{}
+	// Some changes are rejected, and all behind them in the list are made.
+	made, rejected := &changes{}, []ipvs.Refusal[dataplane.FrontKey]{}
 	for _, x := range c.list {
 		if f.r.IntN(30) == 0 {
-			refused = append(refused, ipvs.Refusal[dataplane.FrontKey]{Owner: x.owner, Err: errInjected})
+			rejected = append(rejected, ipvs.Refusal[dataplane.FrontKey]{Owner: x.owner, Err: errInjected})
 		} else {
 			made.list = append(made.list, x)
 		}
 	}
-	more, err := f.kernel.send(made)
-	return append(refused, more...), err
+	more, err := f.servers.Send(made)
+	return append(rejected, more...), err
 }
 
-func (f failing) add(set string, list []ipset.Element) error {
+// Dests fails less often, since a full comparison reads those of every server.
+func (f failingServers) Dests(k ipvs.Key, do func(ipvs.Dest)) error {
+	if f.r.IntN(20) == 0 && f.fails() {
+		return errInjected
+	}
+	return f.servers.Dests(k, do)
+}
+
+type failingSets struct {
+	sets
+	failing
+}
+
+func (f failingSets) Add(set string, list []ipset.Element) error {
 	if f.fails() {
 		return errInjected
 	}
-	return f.kernel.add(set, list)
+	return f.sets.Add(set, list)
 }
 
-func (f failing) del(set string, list []ipset.Element) error {
+func (f failingSets) Del(set string, list []ipset.Element) error {
 	if f.fails() {
 		return errInjected
 	}
-	return f.kernel.del(set, list)
+	return f.sets.Del(set, list)
 }
 
-func (f failing) bind(addrs []netip.Addr) map[netip.Addr]error {
-	return f.some(addrs, f.kernel.bind)
+func (f failingSets) Create(sets ...ipset.Set) error {
+	if f.fails() {
+		return errInjected
+	}
+	return f.sets.Create(sets...)
 }
 
-func (f failing) unbind(addrs []netip.Addr) map[netip.Addr]error {
-	return f.some(addrs, f.kernel.unbind)
+type failingDevice struct {
+	device
+	failing
+}
+
+func (f failingDevice) Add(addrs []netip.Addr) map[netip.Addr]error {
+	return f.some(addrs, f.device.Add)
+}
+
+func (f failingDevice) Del(addrs []netip.Addr) map[netip.Addr]error {
+	return f.some(addrs, f.device.Del)
 }
 
 // some does it to those that do not fail.
-func (f failing) some(addrs []netip.Addr, do func([]netip.Addr) map[netip.Addr]error) map[netip.Addr]error {
+func (f failingDevice) some(addrs []netip.Addr, do func([]netip.Addr) map[netip.Addr]error) map[netip.Addr]error {
 	failed := map[netip.Addr]error{}
 	var rest []netip.Addr
 	for _, a := range addrs {
@@ -106,26 +139,11 @@ func (f failing) some(addrs []netip.Addr, do func([]netip.Addr) map[netip.Addr]e
 	return failed
 }
 
-func (f failing) createSets(sets ...ipset.Set) error {
+func (f failingDevice) Ensure() error {
 	if f.fails() {
 		return errInjected
 	}
-	return f.kernel.createSets(sets...)
-}
-
-func (f failing) ensureDevice() error {
-	if f.fails() {
-		return errInjected
-	}
-	return f.kernel.ensureDevice()
-}
-
-// dests fails less often, since a full comparison reads those of every server.
-func (f failing) dests(k ipvs.Key, do func(ipvs.Dest)) error {
-	if f.r.IntN(20) == 0 && f.fails() {
-		return errInjected
-	}
-	return f.kernel.dests(k, do)
+	return f.device.Ensure()
 }
 
 // failingTool is iptables that fails as often as the kernel.
@@ -161,9 +179,9 @@ func TestFaults(t *testing.T) {
 		if err := one.open(); err != nil {
 			t.Fatal(err)
 		}
-		faults := failing{one.kernel, rand.New(rand.NewPCG(5, 6)), new(bool)}
-		one.kernel = faults
-		for _, f := range one.families {
+		faults, real := failing{rand.New(rand.NewPCG(5, 6)), new(bool)}, *one.kernel
+		*one.kernel = faults.of(&real)
+		for _, f := range one.targets {
 			f.rules.tool = failingTool{f.rules.tool, faults}
 		}
 		flows.Converge(t, 8, tabs, want, faulty{one, faults.off})
@@ -180,7 +198,7 @@ func TestRepair(t *testing.T) {
 		k := p.(*Mode).kernel
 		web := ipvs.Service{Key: ipvs.AddressKey(svc.TCP, flows.AP("10.96.0.10:80")), Scheduler: DefaultScheduler}
 		send := func(v verb, d ipvs.Dest) {
-			if refused, err := k.send(&changes{[]change{{verb: v, service: web, dest: d}}}); err != nil || len(refused) > 0 {
+			if refused, err := k.servers.Send(&changes{[]change{{verb: v, service: web, dest: d}}}); err != nil || len(refused) > 0 {
 				t.Fatal(refused, err)
 			}
 		}
@@ -200,14 +218,14 @@ func TestRepair(t *testing.T) {
 			{"weight", func() { send(setDest, ipvs.Dest{Addr: flows.AP("10.244.1.2:9376")}) }, "the weight of real server 10.244.1.2:9376 of tcp 10.96.0.10:80 was changed"},
 			{"foreign real server", func() { send(addDest, ipvs.Dest{Addr: flows.AP("10.244.9.9:80"), Weight: 1}) }, "a foreign real server 10.244.9.9:80"},
 			{"element", func() {
-				check(k.del("fairlead-masq-4", []ipset.Element{{IP: netip.MustParseAddr("203.0.113.1"), Proto: svc.TCP, Port: 80}}))
+				check(k.sets.Del("fairlead-masq-4", []ipset.Element{{IP: netip.MustParseAddr("203.0.113.1"), Proto: svc.TCP, Port: 80}}))
 			}, "203.0.113.1,tcp:80 of fairlead-masq-4 was missing"},
 			{"foreign element", func() {
-				check(k.add("fairlead-drop-4", []ipset.Element{{IP: netip.MustParseAddr("10.96.0.10"), Proto: svc.TCP, Port: 80}}))
+				check(k.sets.Add("fairlead-drop-4", []ipset.Element{{IP: netip.MustParseAddr("10.96.0.10"), Proto: svc.TCP, Port: 80}}))
 			}, "10.96.0.10,tcp:80 of fairlead-drop-4 was foreign"},
-			{"address", func() { flows.Command(t, "", "ip", "address", "del", "10.96.0.10/32", "dev", device) }, "10.96.0.10 of device fairlead-ipvs was missing"},
-			{"foreign address", func() { flows.Command(t, "", "ip", "address", "add", "10.96.9.9/32", "dev", device) }, "10.96.9.9 of device fairlead-ipvs was foreign"},
-			{"device", func() { flows.Command(t, "", "ip", "link", "del", device) }, "10.96.0.10 of device fairlead-ipvs was missing"},
+			{"address", func() { flows.Command(t, "", "ip", "address", "del", "10.96.0.10/32", "dev", deviceName) }, "10.96.0.10 of device fairlead-ipvs was missing"},
+			{"foreign address", func() { flows.Command(t, "", "ip", "address", "add", "10.96.9.9/32", "dev", deviceName) }, "10.96.9.9 of device fairlead-ipvs was foreign"},
+			{"device", func() { flows.Command(t, "", "ip", "link", "del", deviceName) }, "10.96.0.10 of device fairlead-ipvs was missing"},
 			{"rules", func() { flows.Command(t, "", "iptables-legacy", "-t", "mangle", "-F", "FAIRLEADVS-MARK") }, "our IPv4 rules in table mangle were changed"},
 			{"jump", func() { flows.Command(t, "", "ip6tables-legacy", "-F", "INPUT") }, "our IPv6 rules in table filter were changed"},
 		} {
@@ -256,7 +274,7 @@ func TestRulesRemovedWhileWritten(t *testing.T) {
 		for _, damage := range [][]string{
 			{"iptables-legacy", "-t", "nat", "-F", "FAIRLEADVS-POSTROUTING"}, {"iptables-legacy", "-F", "INPUT"},
 		} {
-			f := p.(*Mode).families[0]
+			f := p.(*Mode).targets[0]
 			real := f.rules.tool
 			f.rules.tool = &meddling{real, func() { flows.Command(t, "", damage...) }}
 			f.rules.printed = nil
@@ -280,11 +298,11 @@ func everything(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = k.close() }()
-	if err := k.services(func(s ipvs.Service) { out.WriteString(s.Key.String() + " " + s.Scheduler + "\n") }); err != nil {
+	defer func() { _ = k.Close() }()
+	if err := k.servers.Services(func(s ipvs.Service) { out.WriteString(s.Key.String() + " " + s.Scheduler + "\n") }); err != nil {
 		t.Fatal(err)
 	}
-	names, err := k.(*realKernel).sets.Names()
+	names, err := k.sets.(*ipset.Conn).Names()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -308,13 +326,13 @@ func TestNeighboursAreLeftAlone(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer func() { _ = k.close() }()
+		defer func() { _ = k.Close() }()
 		theirs := ipvs.Service{Key: ipvs.AddressKey(svc.TCP, flows.AP("192.0.2.7:80")), Scheduler: "lc"}
 		marked := ipvs.Service{Key: ipvs.MarkKey(7, svc.IPv4), Scheduler: "wrr"}
-		if refused, err := k.send(&changes{[]change{{verb: addServer, service: theirs}, {verb: addServer, service: marked}}}); err != nil || len(refused) > 0 {
+		if refused, err := k.servers.Send(&changes{[]change{{verb: addServer, service: theirs}, {verb: addServer, service: marked}}}); err != nil || len(refused) > 0 {
 			t.Fatal(refused, err)
 		}
-		if err := k.createSets(ipset.Set{Name: "theirs", Type: ipset.HashIP, Family: svc.IPv4}); err != nil {
+		if err := k.sets.Create(ipset.Set{Name: "theirs", Type: ipset.HashIP, Family: svc.IPv4}); err != nil {
 			t.Fatal(err)
 		}
 		for _, table := range tables {

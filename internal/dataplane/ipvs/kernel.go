@@ -8,17 +8,53 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/ipset"
 	"github.com/fairlead/fairlead/internal/kernel/ipvs"
 	"github.com/fairlead/fairlead/internal/kernel/link"
-	"github.com/fairlead/fairlead/internal/kernel/sysctl"
 )
 
-// realKernel is the kernel, of one network namespace.
-type realKernel struct {
-	vs    *ipvs.Conn
-	sets  *ipset.Conn
-	addrs *link.Addresses
+// kernel is what the mode needs of the kernel of one network namespace, besides
+// iptables. Before it is opened it has nothing.
+type kernel struct {
+	servers servers
+	sets    sets
+	device  device
 }
 
-func openKernel() (kernel, error) {
+// servers are the virtual servers of IPVS: an ipvs.Conn.
+type servers interface {
+	Services(f func(ipvs.Service)) error
+	Dests(k ipvs.Key, f func(ipvs.Dest)) error
+	// Send makes changes and returns those that the kernel rejected.
+	Send(b *changes) ([]ipvs.Refusal[dataplane.FrontKey], error)
+	SetTimeouts(t ipvs.Timeouts) error
+	Close() error
+}
+
+// sets are the sets of ipset: an ipset.Conn.
+type sets interface {
+	Create(sets ...ipset.Set) error
+	List(set string, f func(ipset.Element)) error
+	Add(set string, list []ipset.Element) error
+	Del(set string, list []ipset.Element) error
+	Close() error
+}
+
+// device is the interface that has the virtual IPs: a link.Addresses.
+type device interface {
+	// Ensure makes the device if it is not there.
+	Ensure() error
+	// List returns the addresses of the device. CatchUp learns what changed on all
+	// other interfaces since the last call of one of the two; Elsewhere reports
+	// whether one of them has an address, Others returns all of theirs.
+	List() (map[netip.Addr]bool, error)
+	CatchUp() error
+	Elsewhere(a netip.Addr) bool
+	Others() []netip.Addr
+	// Add and Del return the addresses that they failed for.
+	Add(addrs []netip.Addr) map[netip.Addr]error
+	Del(addrs []netip.Addr) map[netip.Addr]error
+	Close() error
+}
+
+func openKernel() (*kernel, error) {
 	vs, err := ipvs.Dial()
 	if err != nil {
 		return nil, err
@@ -27,41 +63,27 @@ func openKernel() (kernel, error) {
 	if err != nil {
 		return nil, errors.Join(err, vs.Close())
 	}
-	addrs, err := link.DialAddresses(device)
+	addrs, err := link.DialAddresses(deviceName)
 	if err != nil {
 		return nil, errors.Join(err, vs.Close(), sets.Close())
 	}
-	return &realKernel{vs, sets, addrs}, nil
+	return &kernel{serverConn{vs}, sets, deviceConn{addrs}}, nil
 }
 
-func (k *realKernel) close() error {
-	return errors.Join(k.vs.Close(), k.sets.Close(), k.addrs.Close())
+func (k *kernel) Close() error {
+	return errors.Join(k.servers.Close(), k.sets.Close(), k.device.Close())
 }
-func (k *realKernel) services(f func(ipvs.Service)) error { return k.vs.Services(f) }
-func (k *realKernel) dests(key ipvs.Key, f func(ipvs.Dest)) error {
-	return k.vs.Dests(key, f)
-}
-func (k *realKernel) setTimeouts(t ipvs.Timeouts) error  { return k.vs.SetTimeouts(t) }
-func (k *realKernel) createSets(sets ...ipset.Set) error { return k.sets.Create(sets...) }
-func (k *realKernel) elements(set string, f func(ipset.Element)) error {
-	return k.sets.List(set, f)
-}
-func (k *realKernel) add(set string, list []ipset.Element) error { return k.sets.Add(set, list) }
-func (k *realKernel) del(set string, list []ipset.Element) error { return k.sets.Del(set, list) }
 
-func (k *realKernel) send(b *changes) ([]ipvs.Refusal[dataplane.FrontKey], error) {
-	batch := ipvs.NewBatch[dataplane.FrontKey](k.vs)
+type serverConn struct{ *ipvs.Conn }
+
+func (c serverConn) Send(b *changes) ([]ipvs.Refusal[dataplane.FrontKey], error) {
+	batch := ipvs.NewBatch[dataplane.FrontKey](c.Conn)
 	for i := range b.list {
 		b.list[i].encode(batch)
 	}
-	return ipvs.Send(k.vs, batch)
+	return ipvs.Send(c.Conn, batch)
 }
 
-func (k *realKernel) addresses() (map[netip.Addr]bool, error)        { return k.addrs.List() }
-func (k *realKernel) catchUp() error                                 { return k.addrs.CatchUp() }
-func (k *realKernel) elsewhere(a netip.Addr) bool                    { return k.addrs.Elsewhere(a) }
-func (k *realKernel) others() []netip.Addr                           { return k.addrs.Others() }
-func (k *realKernel) bind(addrs []netip.Addr) map[netip.Addr]error   { return k.addrs.Add(addrs) }
-func (k *realKernel) unbind(addrs []netip.Addr) map[netip.Addr]error { return k.addrs.Del(addrs) }
-func (k *realKernel) ensureDevice() error                            { return link.EnsureDummy(device, alias) }
-func (k *realKernel) sysctl(key, value string) error                 { return sysctl.Set(key, value) }
+type deviceConn struct{ *link.Addresses }
+
+func (deviceConn) Ensure() error { return link.EnsureDummy(deviceName, alias) }

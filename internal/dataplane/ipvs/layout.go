@@ -16,9 +16,9 @@ import (
 const mode = "ipvs"
 
 const (
-	// device holds the virtual IPs; alias marks it as ours.
-	device = "fairlead-ipvs"
-	alias  = "fairlead virtual IPs"
+	// deviceName is the interface that has the virtual IPs; alias marks it as ours.
+	deviceName = "fairlead-ipvs"
+	alias      = "fairlead virtual IPs"
 	// chainPrefix begins the names of our chains. Mode iptables removes what
 	// begins with FAIRLEAD-, which this does not.
 	chainPrefix = "FAIRLEADVS-"
@@ -81,13 +81,13 @@ var kinds = [setCount]struct {
 // name is a set's name: "fairlead-front-4".
 func (s set) name(f svc.Family) string {
 	if s == setDevice {
-		return "device " + device
+		return "device " + deviceName
 	}
 	return setPrefix + kinds[s].name + "-" + strconv.Itoa(int(f))
 }
 
-// sets are all sets of a family, also those that packets fill.
-func sets(f svc.Family) []ipset.Set {
+// setsOf are all sets of a family, also those that packets fill.
+func setsOf(f svc.Family) []ipset.Set {
 	var out []ipset.Set
 	for s := range setDevice {
 		out = append(out, ipset.Set{Name: s.name(f), Type: kinds[s].typ, Family: f, Marks: s == setInside})
@@ -231,6 +231,8 @@ func newLayout(f svc.Family, cfg *Config) *layout {
 	}
 	return &layout{f, cfg, "icmp", "icmp-port-unreachable"}
 }
+
+func (l *layout) sets() []ipset.Set { return setsOf(l.family) }
 
 // podElements are the elements of the set of pods' ranges.
 func podElements(s *dataplane.Settings) []element {

@@ -5,7 +5,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/ipvs"
 )
 
-// A virtual server that nobody wants any more stays while connections through it
+// A virtual server that no frontend wants any more stays while connections through it
 // are open, since the kernel would end them with it. New ones meet what they
 // would without it: at an address that other frontends have they are refused, or
 // dropped where others route it to this node; at one that nobody has dropped. The
@@ -14,18 +14,18 @@ import (
 
 // keepOpen keeps those virtual servers of e that are to go and have open
 // connections.
-func (f *family) keepOpen(k kernel, e *edit) error {
+func (t *target) keepOpen(e *edit) error {
 	for key := range e.gone {
-		v := f.stored.servers[key]
+		v := t.stored.servers[key]
 		if v == nil || !drains(v.Scheduler, v.proto) {
 			continue
 		}
 		open := false
-		if err := k.dests(key, func(d ipvs.Dest) { open = open || d.Active > 0 }); err != nil {
+		if err := t.kernel.servers.Dests(key, func(d ipvs.Dest) { open = open || d.Active > 0 }); err != nil {
 			return err
 		}
 		if open {
-			f.state.leave(v, f.stored.elements, e)
+			t.state.leave(v, t.stored.elements, e)
 		}
 	}
 	return nil

@@ -31,9 +31,9 @@ type front struct {
 type planner struct {
 	*layout
 	settings *dataplane.Settings
-	// own says whether an address is on another interface of this node: it is
-	// not only the Services', and stays where it is.
-	own func(netip.Addr) bool
+	// elsewhere reports whether an address is on another interface of this node:
+	// it is not only the Services', and stays where it is.
+	elsewhere func(netip.Addr) bool
 	// mark returns the mark of a frontend with endpoints for clients inside.
 	mark func(dataplane.FrontKey) uint32
 }
@@ -78,7 +78,7 @@ func (l *planner) plan(k dataplane.FrontKey, p *table.ServicePort, f *table.Fron
 		}
 		out.servers = append(out.servers, s)
 	}
-	if !k.Node && !l.own(k.Addr) {
+	if !k.Node && !l.elsewhere(k.Addr) {
 		s := setOuter
 		if f.Kind == table.ClusterIP {
 			s = setCluster

@@ -6,25 +6,26 @@ import (
 	"strings"
 
 	"github.com/fairlead/fairlead/internal/kernel/ipvs"
+	"github.com/fairlead/fairlead/internal/kernel/sysctl"
 )
 
 // prepare makes the device and sets what the whole node needs.
-func (p *Mode) prepare() error {
-	if err := p.kernel.ensureDevice(); err != nil {
-		return fmt.Errorf("ipvs: %w", err)
+func (m *Mode) prepare() error {
+	if err := m.kernel.device.Ensure(); err != nil {
+		return err
 	}
-	for _, s := range p.sysctls() {
-		if err := p.kernel.sysctl(s[0], s[1]); err != nil {
-			return fmt.Errorf("ipvs: %w", err)
+	for _, s := range m.sysctls() {
+		if err := sysctl.Set(s[0], s[1]); err != nil {
+			return err
 		}
 	}
-	if p.cfg.Timeouts == (ipvs.Timeouts{}) {
+	if m.cfg.Timeouts == (ipvs.Timeouts{}) {
 		return nil
 	}
-	return p.kernel.setTimeouts(p.cfg.Timeouts)
+	return m.kernel.servers.SetTimeouts(m.cfg.Timeouts)
 }
 
-func (p *Mode) sysctls() [][2]string {
+func (m *Mode) sysctls() [][2]string {
 	out := [][2]string{
 		// Connections are known to conntrack, so that they can be masqueraded.
 		{"net/ipv4/vs/conntrack", "1"},
@@ -37,7 +38,7 @@ func (p *Mode) sysctls() [][2]string {
 		{"net/ipv4/vs/expire_nodest_conn", "1"},
 		{"net/ipv4/vs/expire_quiescent_template", "1"},
 	}
-	if p.cfg.StrictARP {
+	if m.cfg.StrictARP {
 		out = append(out, [2]string{"net/ipv4/conf/all/arp_ignore", "1"}, [2]string{"net/ipv4/conf/all/arp_announce", "2"})
 	}
 	return out

@@ -22,7 +22,7 @@ const (
 	tryMark = markPrefix | 0xffff
 )
 
-// Probe says why this mode cannot work here, or nil. It makes and removes again
+// Probe returns why this mode cannot work here, or nil. It makes and removes again
 // one of everything that the mode uses.
 func Probe(ctx context.Context, cfg Config) error {
 	if err := cfg.complete(); err != nil {
@@ -47,7 +47,7 @@ func Probe(ctx context.Context, cfg Config) error {
 }
 
 // Available returns those of the schedulers that the kernel has, or can load. An
-// error says that it has no IPVS, or does not let this process use it.
+// error means that it has no IPVS, or does not let this process use it.
 func Available(schedulers ...string) ([]string, error) {
 	c, err := ipvs.Dial()
 	if err != nil {
@@ -103,7 +103,7 @@ func probeRules(ctx context.Context, f svc.Family, cfg *Config) error {
 	defer func() { _ = c.Close() }()
 	var names []string
 	var rename []string
-	try := sets(f)
+	try := setsOf(f)
 	for i := range try {
 		old := try[i].Name
 		try[i].Name = strings.Replace(old, setPrefix, "fairtry-", 1)
@@ -148,7 +148,7 @@ func probeTables(ctx context.Context, t tool, l *layout, rename *strings.Replace
 func Cleanup(ctx context.Context) error {
 	err := errors.Join(
 		iptables.Each(func(t *iptables.Tool) error { return t.RemoveChains(ctx, ourChain) }),
-		removeServers(), link.RemoveDummy(device, alias), ipset.Remove(ctx, ourSets()...))
+		removeServers(), link.RemoveDummy(deviceName, alias), ipset.Remove(ctx, ourSets()...))
 	if err != nil {
 		return fmt.Errorf("ipvs cleanup: %w", err)
 	}
@@ -165,14 +165,14 @@ func removeServers() error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = k.close() }()
+	defer func() { _ = k.Close() }()
 	elements := map[element]bool{}
 	for _, f := range iptables.Families() {
 		// A set that is not there names none.
-		_ = k.elements(setFront.name(f), func(e ipset.Element) { elements[element{setFront, e}] = true })
+		_ = k.sets.List(setFront.name(f), func(e ipset.Element) { elements[element{setFront, e}] = true })
 	}
 	c := &changes{}
-	err = k.services(func(s ipvs.Service) {
+	err = k.servers.Services(func(s ipvs.Service) {
 		if ours(s.Key, elements) {
 			c.list = append(c.list, change{verb: delServer, service: s})
 		}
@@ -180,7 +180,7 @@ func removeServers() error {
 	if err != nil {
 		return err
 	}
-	refused, err := k.send(c)
+	refused, err := k.servers.Send(c)
 	for _, r := range refused {
 		err = errors.Join(err, r.Err)
 	}
@@ -191,7 +191,7 @@ func removeServers() error {
 func ourSets() []string {
 	var out []string
 	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
-		for _, s := range sets(f) {
+		for _, s := range setsOf(f) {
 			out = append(out, s.Name)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/kernel/ipset"
 	"github.com/fairlead/fairlead/internal/kernel/ipvs"
+	"github.com/fairlead/fairlead/internal/table"
 )
 
 // stored is what the kernel has of ours.
@@ -18,34 +19,31 @@ type stored struct {
 // state is what is wanted in the kernel for one family.
 type state struct {
 	planner
-	settings dataplane.Settings
-	claims   *dataplane.Claims
-	fronts   map[dataplane.FrontKey]*front
-	// counts says how many frontends want an element, owners which one has a
-	// virtual server, and rivals which others want it: the address of a node can
-	// be an external IP, too. The first by order has it.
+	fronts map[dataplane.FrontKey]*front
+	// counts has how many frontends want an element.
 	counts map[element]int
-	owners map[ipvs.Key]dataplane.FrontKey
-	rivals map[ipvs.Key][]dataplane.FrontKey
+	// claims has which frontend a virtual server belongs to: the address of a node
+	// can be an external IP, too, and that goes before node ports, as in all modes.
+	claims table.Claims[ipvs.Key, dataplane.FrontKey]
 	marks  marks
 	// leaving are virtual servers without an owner that have open connections,
 	// with the elements counted for them.
 	leaving map[ipvs.Key][]element
 }
 
-// newState returns the state of an empty kernel; elsewhere says whether an
+// newState returns the state of an empty kernel; elsewhere reports whether an
 // address is on another interface, and marked are the marks that are in use.
-func newState(l *layout, set dataplane.Settings, elsewhere func(netip.Addr) bool, marked map[ipset.Element]uint32) *state {
+func newState(l *layout, plan *dataplane.Plan, elsewhere func(netip.Addr) bool, marked map[ipset.Element]uint32) *state {
 	s := &state{
-		settings: set, claims: dataplane.NewClaims(), fronts: map[dataplane.FrontKey]*front{},
-		counts: map[element]int{}, owners: map[ipvs.Key]dataplane.FrontKey{}, rivals: map[ipvs.Key][]dataplane.FrontKey{},
-		marks: newMarks(marked), leaving: map[ipvs.Key][]element{},
+		fronts: map[dataplane.FrontKey]*front{}, counts: map[element]int{},
+		claims: table.NewClaims[ipvs.Key](func(a, b dataplane.FrontKey) bool { return a.Compare(b) < 0 }),
+		marks:  newMarks(marked), leaving: map[ipvs.Key][]element{},
 	}
 	s.planner = planner{
-		layout: l, settings: &s.settings, own: elsewhere,
+		layout: l, settings: &plan.Settings, elsewhere: elsewhere,
 		mark: func(k dataplane.FrontKey) uint32 { return s.marks.of(k, s.addressesOf(k)) },
 	}
-	for _, e := range podElements(&s.settings) {
+	for _, e := range podElements(&plan.Settings) {
 		s.counts[e]++
 	}
 	return s
@@ -94,23 +92,17 @@ func (s *state) put(k dataplane.FrontKey, next *front, e *edit) {
 	}
 }
 
-// claim says that the frontend k wants the virtual server of this key.
+// claim lets the frontend k claim the virtual server of this key.
 func (s *state) claim(key ipvs.Key, k dataplane.FrontKey, e *edit) {
-	switch owner, taken := s.owners[key]; {
-	case !taken:
+	s.claims.Add(key, k)
+	if owner, _ := s.claims.Owner(key); owner == k {
 		s.own(key, k, e)
-	case k.Compare(owner) < 0:
-		s.rivals[key] = append(s.rivals[key], owner)
-		s.own(key, k, e)
-	default:
-		s.rivals[key] = append(s.rivals[key], k)
 	}
 }
 
 func (s *state) own(key ipvs.Key, k dataplane.FrontKey, e *edit) {
 	servers := s.fronts[k].servers
 	i := slices.IndexFunc(servers, func(v server) bool { return v.Key == key })
-	s.owners[key] = k
 	s.stay(key, e)
 	delete(e.gone, key)
 	e.wanted[key] = &servers[i]
@@ -118,24 +110,18 @@ func (s *state) own(key ipvs.Key, k dataplane.FrontKey, e *edit) {
 
 // release undoes claim.
 func (s *state) release(key ipvs.Key, k dataplane.FrontKey, e *edit) {
-	rest := slices.DeleteFunc(s.rivals[key], func(r dataplane.FrontKey) bool { return r == k })
-	if s.owners[key] == k {
-		delete(s.owners, key)
-		if len(rest) == 0 {
-			delete(e.wanted, key)
-			e.gone[key] = k
-		} else {
-			next := slices.MinFunc(rest, dataplane.FrontKey.Compare)
-			rest = slices.DeleteFunc(rest, func(r dataplane.FrontKey) bool { return r == next })
-			s.own(key, next, e)
-		}
-	}
-	if s.rivals[key] = rest; len(rest) == 0 {
-		delete(s.rivals, key)
+	before, _ := s.claims.Owner(key)
+	s.claims.Remove(key, k)
+	switch owner, owned := s.claims.Owner(key); {
+	case !owned:
+		delete(e.wanted, key)
+		e.gone[key] = k
+	case owner != before:
+		s.own(key, owner, e)
 	}
 }
 
-// uncount notes that one less wants an element.
+// uncount takes back that one frontend wants an element.
 func (s *state) uncount(el element, e *edit) {
 	if s.counts[el]--; s.counts[el] == 0 {
 		delete(s.counts, el)
@@ -187,6 +173,10 @@ func (m *marks) take(k dataplane.FrontKey, v uint32) uint32 {
 	return v
 }
 
+// forgetFound ends the time in which frontends may take the marks that they had in
+// the kernel.
+func (m *marks) forgetFound() { m.found, m.foundUsed = nil, nil }
+
 func (m *marks) free(k dataplane.FrontKey) {
 	delete(m.used, m.byFront[k])
 	delete(m.byFront, k)
@@ -209,7 +199,7 @@ func unmarked(e ipset.Element) ipset.Element {
 	return e
 }
 
-// ours says whether a virtual server of the kernel is ours: set front lists
+// ours reports whether a virtual server of the kernel is ours: set front lists
 // those at addresses, before they are made and until they are gone.
 func ours(k ipvs.Key, elements map[element]bool) bool {
 	if k.Mark != 0 {

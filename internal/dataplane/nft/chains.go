@@ -3,7 +3,6 @@ package nft
 import (
 	"fmt"
 	"net/netip"
-	"strings"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
@@ -217,13 +216,4 @@ func (l *layout) limit(s *spec, to string, out []chainSpec) (string, []chainSpec
 		}
 		return append(rules, nftables.NewRule(new(nftables.Program).Goto(chainDrop), "goto %s", chainDrop))
 	}})
-}
-
-// ownName names the chains of one frontend. Chain names have no colons.
-func ownName(k dataplane.FrontKey) string {
-	name := fmt.Sprintf("%s-%d", strings.ToLower(k.Proto.String()), k.Port)
-	if !k.Node {
-		name += "-" + strings.ReplaceAll(k.Addr.String(), ":", ".")
-	}
-	return name
 }

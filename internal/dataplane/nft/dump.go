@@ -15,17 +15,17 @@ import (
 // Dump is dataplane.Applier's: what is in the kernel now, sorted, without what
 // depends on the order of events (slots, keys of map targets, remembered
 // clients). The same Table gives the same text, however it was reached.
-func (p *Mode) Dump(ctx context.Context) (string, error) {
+func (m *Mode) Dump(ctx context.Context) (string, error) {
 	var b strings.Builder
-	for _, f := range p.families {
+	for _, t := range m.targets {
 		if err := ctx.Err(); err != nil {
 			return "", err
 		}
-		r, err := f.read(true, func(func(*table.ServicePort) bool) {})
+		r, err := t.read(true, func(func(*table.ServicePort) bool) {})
 		if err != nil {
-			return "", fmt.Errorf("nft %s: read the table: %w", f.layout.table, err)
+			return "", fmt.Errorf("nft %s: read the table: %w", t.layout.table, err)
 		}
-		r.write(&b, f.layout)
+		r.write(&b, t.layout)
 	}
 	return b.String(), nil
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/fairlead/fairlead/internal/dataplane/drops"
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
 	"github.com/fairlead/fairlead/internal/svc"
-	"github.com/fairlead/fairlead/internal/table"
 )
 
 // Config is what a Mode needs to know; the zero value is usable.
@@ -53,13 +52,13 @@ type kernel interface {
 	Close() error
 }
 
-// Mode is a dataplane.Applier. It works in the network namespace in which New was
-// called.
+// Mode is the dataplane.Applier of this mode. It works in the network namespace in
+// which New was called.
 type Mode struct {
-	kernel   *watched
-	families []*family
-	repaired []string
-	lost     *drops.Tables
+	*dataplane.Reconciler
+	kernel  *watched
+	targets []*target
+	drops   *drops.Tables
 }
 
 // New returns a Mode. It does nothing to the kernel's tables yet.
@@ -68,101 +67,53 @@ func New(cfg Config) (*Mode, error) {
 	if err != nil {
 		return nil, fmt.Errorf("nft: %w", err)
 	}
-	p, err := newMode(cfg, k)
+	m, err := newMode(cfg, k)
 	if err == nil {
-		p.lost, err = drops.OpenTables(tableName)
+		m.drops, err = drops.OpenTables(tableName)
 	}
 	if err != nil {
 		_ = k.Close()
 		return nil, err
 	}
-	return p, nil
+	return m, nil
 }
 
 func newMode(cfg Config, k kernel) (*Mode, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	p := &Mode{kernel: &watched{kernel: k}}
+	m := &Mode{kernel: &watched{kernel: k}}
+	m.Reconciler = dataplane.NewReconciler(mode, dataplane.Hooks{Begin: m.begin, Unchanged: m.kernel.unchanged})
 	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
-		p.families = append(p.families, &family{layout: newLayout(f, &cfg), kernel: p.kernel})
+		t := &target{layout: newLayout(f, &cfg), kernel: m.kernel}
+		m.targets = append(m.targets, t)
+		m.Add(f, t)
 	}
-	return p, nil
+	return m, nil
+}
+
+func (m *Mode) begin(_ context.Context, all bool) error {
+	if all {
+		m.kernel.begin()
+	}
+	return nil
 }
 
 // Close releases the connection to the kernel. The tables stay.
-func (p *Mode) Close() error {
-	return errors.Join(p.kernel.Close(), p.lost.Close())
+func (m *Mode) Close() error {
+	return errors.Join(m.kernel.Close(), m.drops.Close())
 }
 
 // Drops is dataplane.Counter's.
-func (p *Mode) Drops(ctx context.Context) ([]dataplane.DropCount, error) { return p.lost.Drops(ctx) }
+func (m *Mode) Drops(ctx context.Context) ([]dataplane.DropCount, error) { return m.drops.Drops(ctx) }
 
-// Repaired says what the last Apply with changed nil found missing or foreign
-// and put right, one line each. The first Apply of a process repairs nothing:
-// it only brings up to date what an earlier one left.
-func (p *Mode) Repaired() []string { return p.repaired }
-
-// Apply is dataplane.Applier's. A full comparison is made only if somebody else has
-// changed any table since the last one; the kernel counts changes.
-func (p *Mode) Apply(ctx context.Context, t *table.Table, changed []table.Key) error {
-	full := changed == nil
-	if full {
-		p.repaired = nil
-		if p.untouched() {
-			changed = p.differing(t)
-		} else {
-			p.kernel.begin()
-		}
-	}
-	var errs []error
-	for _, f := range p.families {
-		first := f.state == nil
-		if err := f.apply(ctx, t, changed); err != nil {
-			errs = append(errs, fmt.Errorf("nft %s: %w", f.layout.table, err))
-		}
-		if full && !first {
-			p.repaired = append(p.repaired, f.repaired...)
-		}
-	}
-	return dataplane.Both(errs...)
-}
-
-// untouched says that the kernel has what this process wrote, for certain.
-func (p *Mode) untouched() bool {
-	for _, f := range p.families {
-		if f.state == nil || f.doubtful || f.unswept {
-			return false
-		}
-	}
-	return p.kernel.alone()
-}
-
-// differing are the keys of ports that are not those last written.
-func (p *Mode) differing(t *table.Table) []table.Key {
-	keys := []table.Key{}
-	for q := range t.All() {
-		for _, f := range p.families {
-			if f.layout.family == q.Family && f.state.claims.Port(q.Key()) != q {
-				keys = append(keys, q.Key())
-			}
-		}
-	}
-	for _, f := range p.families {
-		for k := range f.state.claims.Keys() {
-			if t.Get(k) == nil {
-				keys = append(keys, k)
-			}
-		}
-	}
-	return keys
-}
-
-// watched is the kernel, and whether it is known that nobody else changed it.
+// watched is the kernel, which counts the changes that anybody makes to its tables,
+// and what is known of that count. A full comparison costs two system calls where
+// it tells that nobody else has changed any.
 type watched struct {
 	kernel
-	sure bool
-	gen  uint32 // after the last change that is known
+	alone bool   // nobody else has changed anything since begin
+	gen   uint32 // after the last change that is known
 }
 
 // begin is called before everything is read: what is read is the truth from
@@ -170,25 +121,25 @@ type watched struct {
 func (w *watched) begin() {
 	var err error
 	w.gen, err = w.Generation()
-	w.sure = err == nil
+	w.alone = err == nil
 }
 
-// alone says that nobody but this process changed anything since begin.
-func (w *watched) alone() bool {
+// unchanged reports whether nobody but this process changed anything since begin.
+func (w *watched) unchanged() bool {
 	gen, err := w.Generation()
-	return w.sure && err == nil && gen == w.gen
+	return w.alone && err == nil && gen == w.gen
 }
 
 // Commit is the kernel's, and counts.
 func (w *watched) Commit(b *nftables.Batch) error {
-	if !w.sure {
+	if !w.alone {
 		return w.kernel.Commit(b)
 	}
-	w.sure = w.alone()
+	w.alone = w.unchanged()
 	err := w.kernel.Commit(b)
 	if err == nil {
 		w.gen++
-		w.sure = w.sure && w.alone()
+		w.alone = w.alone && w.unchanged()
 	}
 	return err
 }

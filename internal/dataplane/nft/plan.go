@@ -7,28 +7,29 @@ import (
 	"slices"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/dataplane/tables"
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
 	"github.com/fairlead/fairlead/internal/table"
 )
 
 // front is what the kernel's maps have, or are to have, for one frontend.
 type front struct {
-	// owner is the Service port, told in the element's comment.
+	// owner is the Service port, in the element's comment.
 	owner string
-	// present says that the frontend's own element, by which packets find it,
-	// is there; id is its value.
+	// present reports whether the frontend's own element, by which packets find
+	// it, is there; id is its value.
 	present bool
-	// size tells how many endpoints there are: the second list's in the upper
+	// size is how many endpoints there are, those of the second list in the upper
 	// half.
 	id, size uint32
 	// lists are the endpoints by slot, of both lists of a spec. An endpoint
-	// without address is a hole, as only a foreign hand leaves one.
+	// without address is a hole, which only another program leaves.
 	lists [2][]table.Endpoint
-	// sticky says that the endpoints are in the maps and sets for affinity.
+	// sticky reports whether the endpoints are in the maps and sets for affinity.
 	sticky bool
 	// stored are what was found in those sets, which need not be in order.
 	stored *[2]map[netip.AddrPort]bool
-	// clusterIP says that other ports of the address are to be refused.
+	// clusterIP reports whether other ports of the address are to be refused.
 	clusterIP bool
 	// spec is what the chains are made from. It is not known of a front that
 	// was found in the kernel.
@@ -71,13 +72,13 @@ func (l *layout) specFor(set *dataplane.Settings, p *table.ServicePort, f *table
 		}
 	}
 	if s.limited || s.inTurn {
-		s.own = ownName(k)
+		s.own = tables.OwnName(k)
 	}
 	return s
 }
 
-// What follows a frontend in the keys of elements, as dataplane.FrontKey.AppendTo
-// writes them; marks are in the machine's order.
+// What follows a frontend in the keys of elements, as tables.AppendKey writes
+// them; marks are in the machine's order.
 
 func appendEndpoint(b []byte, a netip.AddrPort) []byte {
 	b = append(b, a.Addr().AsSlice()...)
@@ -128,7 +129,7 @@ func (l *layout) diff(b elementSink, k dataplane.FrontKey, old, next *front) {
 	if next == nil {
 		next = &none
 	}
-	base := k.AppendTo(make([]byte, 0, 64))
+	base := tables.AppendKey(make([]byte, 0, 64), k)
 	if old.present != next.present || old.id != next.id || old.size != next.size || old.owner != next.owner {
 		if old.present {
 			b.DelElem(l.table, in.vips, base)
@@ -207,4 +208,6 @@ func sameRules(a []nftables.StoredRule, b []nftables.Rule) bool {
 	return slices.EqualFunc(a, b, func(x nftables.StoredRule, y nftables.Rule) bool { return x.Hash == y.Hash() })
 }
 
-func twice(a netip.Addr) []byte { return bytes.Repeat(a.AsSlice(), 2) }
+// pairKey is the key of an address in set local-endpoints: what has it for both
+// source and destination is found there.
+func pairKey(a netip.Addr) []byte { return bytes.Repeat(a.AsSlice(), 2) }

@@ -8,6 +8,7 @@ import (
 	"syscall"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/dataplane/tables"
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -15,7 +16,7 @@ import (
 // probeName is a table that exists within one transaction only.
 const probeName = "fairlead-probe"
 
-// Probe says why this mode cannot work here, or nil. It asks the kernel for
+// Probe returns why this mode cannot work here, or nil. It asks the kernel for
 // everything the mode uses, in a transaction that also takes it back.
 func Probe() error {
 	k, err := nftables.Dial()
@@ -96,8 +97,5 @@ func (l *layout) probe() *nftables.Batch {
 // Cleanup removes our tables, all that the mode ever wrote. Where there are
 // none it does nothing.
 func Cleanup(ctx context.Context) error {
-	if err := nftables.Remove(ctx, tableName); err != nil {
-		return fmt.Errorf("nft cleanup: %w", err)
-	}
-	return nil
+	return tables.Cleanup(ctx, mode, tableName)
 }

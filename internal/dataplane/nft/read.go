@@ -2,7 +2,6 @@ package nft
 
 import (
 	"encoding/binary"
-	"fmt"
 	"iter"
 	"maps"
 	"net/netip"
@@ -10,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/dataplane/tables"
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
 	"github.com/fairlead/fairlead/internal/table"
 )
@@ -18,8 +18,8 @@ import (
 type found struct {
 	// state has the fronts and chains, none of them in use by a Table yet.
 	*state
-	// usable says that the table is there and of our layout; replace that it
-	// is there and is not.
+	// usable reports whether the table is there and of our layout, replace whether
+	// it is there and is not.
 	usable, replace bool
 	sets            map[string]bool // of the layout
 	foreignSets     []string
@@ -42,11 +42,11 @@ func (f *found) discard(set string, key []byte) { f.junk[rawElem{set, string(key
 // else there is leads nowhere.
 const thoroughUpTo = 20000
 
-// read reads our table in the kernel. ports are those that a Table has: their
+// read reads our table in the kernel. ports are those that are planned: their
 // frontends are looked up where a dump does not show them, since a dump can
 // miss elements while the kernel grows a set.
-func (f *family) read(thorough bool, ports iter.Seq[*table.ServicePort]) (*found, error) {
-	l, k := f.layout, f.kernel
+func (t *target) read(thorough bool, ports iter.Seq[*table.ServicePort]) (*found, error) {
+	l, k := t.layout, t.kernel
 	r := &found{state: newState(), junk: map[rawElem]bool{}, sets: map[string]bool{}, base: map[string][]nftables.StoredRule{}, nodeAddrs: map[netip.Addr]bool{}}
 	is, err := nftables.ReadTable(k, l.table)
 	if err != nil || is == nil {
@@ -58,24 +58,24 @@ func (f *family) read(thorough bool, ports iter.Seq[*table.ServicePort]) (*found
 		return r, nil
 	}
 	r.usable = true
-	if err := f.readTargets(r); err != nil {
+	if err := t.readTargets(r); err != nil {
 		return r, err
 	}
 	l.sortChains(r, is)
 	for _, node := range []bool{false, true} {
-		if err := f.readFronts(r, node, thorough, ports); err != nil {
+		if err := t.readFronts(r, node, thorough, ports); err != nil {
 			return r, err
 		}
 	}
-	return r, f.readAddresses(r, ports)
+	return r, t.readAddresses(r, ports)
 }
 
 // missed are the keys of frontends of ports that are not in seen.
-func (f *family) missed(ports iter.Seq[*table.ServicePort], seen func(dataplane.FrontKey) bool, key func(dataplane.FrontKey) []byte) [][]byte {
+func (t *target) missed(ports iter.Seq[*table.ServicePort], seen func(dataplane.FrontKey) bool, key func(dataplane.FrontKey) []byte) [][]byte {
 	var keys [][]byte
 	for p := range ports {
 		for i := range p.Frontends {
-			if k := dataplane.KeyOf(p.Protocol, &p.Frontends[i]); p.Family == f.layout.family && !seen(k) {
+			if k := dataplane.KeyOf(p.Protocol, &p.Frontends[i]); p.Family == t.layout.family && !seen(k) {
 				keys = append(keys, key(k))
 			}
 		}
@@ -83,8 +83,8 @@ func (f *family) missed(ports iter.Seq[*table.ServicePort], seen func(dataplane.
 	return keys
 }
 
-// fits says whether the sets and base chains there are of this layout, and
-// notes them.
+// fits reports whether the sets and base chains there are of this layout, and
+// takes the sets down.
 func (l *layout) fits(is *nftables.StoredTable, r *found) bool {
 	ours := map[string]nftables.Set{}
 	for _, s := range l.sets() {
@@ -114,14 +114,14 @@ func (l *layout) fits(is *nftables.StoredTable, r *found) bool {
 }
 
 // readTargets reads the map from keys to chains.
-func (f *family) readTargets(r *found) error {
+func (t *target) readTargets(r *found) error {
 	if !r.sets[setTargets] {
 		return nil
 	}
 	begin := func() {
 		r.chains, r.refuse, r.drop, r.nextID, r.junk = map[string]*chainState{}, false, false, idFirstFree, map[rawElem]bool{}
 	}
-	return f.kernel.Elems(f.layout.table, setTargets, begin, func(e nftables.Elem) {
+	return t.kernel.Elems(t.layout.table, setTargets, begin, func(e nftables.Elem) {
 		id := binary.NativeEndian.Uint32(e.Key)
 		n, plain := plainPick(e.Goto)
 		switch {
@@ -138,7 +138,7 @@ func (f *family) readTargets(r *found) error {
 	})
 }
 
-// sortChains notes which chains are there with which rules. Those that are not
+// sortChains takes down which chains are there with which rules. Those that are not
 // always there were made on demand, or look as if.
 func (l *layout) sortChains(r *found, is *nftables.StoredTable) {
 	always := map[string]bool{}
@@ -158,8 +158,8 @@ func (l *layout) sortChains(r *found, is *nftables.StoredTable) {
 }
 
 // readFronts reads what there is of frontends: virtual IPs, or node ports.
-func (f *family) readFronts(r *found, node, thorough bool, ports iter.Seq[*table.ServicePort]) error {
-	l, k := f.layout, f.kernel
+func (t *target) readFronts(r *found, node, thorough bool, ports iter.Seq[*table.ServicePort]) error {
+	l, k := t.layout, t.kernel
 	in := setsOf(node)
 	fronts := frontMap{}
 	at := func(k dataplane.FrontKey) *front { return fronts.at(k) }
@@ -174,7 +174,7 @@ func (f *family) readFronts(r *found, node, thorough bool, ports iter.Seq[*table
 		})
 	}
 	take := func(e *nftables.Elem) bool {
-		k, _, ok := dataplane.ParseFrontKey(e.Key, l.family, node)
+		k, _, ok := tables.ParseKey(e.Key, l.family, node)
 		if !ok || len(e.Data) != 8 {
 			return false
 		}
@@ -185,7 +185,7 @@ func (f *family) readFronts(r *found, node, thorough bool, ports iter.Seq[*table
 	}
 	err := each(in.vips, func() { clear(fronts) }, take)
 	if err == nil && r.sets[in.vips] {
-		keys := f.missed(ports, func(k dataplane.FrontKey) bool { return fronts[k] != nil || k.Node != node }, func(k dataplane.FrontKey) []byte { return k.AppendTo(nil) })
+		keys := t.missed(ports, func(k dataplane.FrontKey) bool { return fronts[k] != nil || k.Node != node }, func(k dataplane.FrontKey) []byte { return tables.AppendKey(nil, k) })
 		err = k.Get(l.table, in.vips, keys, func(e nftables.Elem) { take(&e) })
 	}
 	if err != nil {
@@ -196,11 +196,11 @@ func (f *family) readFronts(r *found, node, thorough bool, ports iter.Seq[*table
 		total += int(fr.size&0xffff + fr.size>>16)
 	}
 	if thorough || total <= thoroughUpTo {
-		if err = f.dumpSlots(&in, fronts, node, each); err != nil {
+		if err = t.dumpSlots(&in, fronts, node, each); err != nil {
 			return err
 		}
 	}
-	if err = f.lookUpSlots(r, &in, fronts); err != nil {
+	if err = t.lookUpSlots(r, &in, fronts); err != nil {
 		return err
 	}
 	for list, set := range in.serving {
@@ -215,7 +215,7 @@ func (f *family) readFronts(r *found, node, thorough bool, ports iter.Seq[*table
 				return false
 			}
 			a, ok := l.parseEndpoint(e.Key[:n])
-			k, _, ok2 := dataplane.ParseFrontKey(e.Key[n:], l.family, node)
+			k, _, ok2 := tables.ParseKey(e.Key[n:], l.family, node)
 			if ok && ok2 {
 				at(k).stored[list][a] = true
 			}
@@ -240,7 +240,7 @@ func (m frontMap) at(k dataplane.FrontKey) *front {
 }
 
 // dumpSlots reads all endpoints.
-func (f *family) dumpSlots(in *sets, fronts frontMap, node bool, each func(string, func(), func(*nftables.Elem) bool) error) error {
+func (t *target) dumpSlots(in *sets, fronts frontMap, node bool, each func(string, func(), func(*nftables.Elem) bool) error) error {
 	for _, sticky := range []bool{true, false} {
 		begin := func() {
 			for _, fr := range fronts {
@@ -250,8 +250,8 @@ func (f *family) dumpSlots(in *sets, fronts frontMap, node bool, each func(strin
 			}
 		}
 		err := each(in.slots(sticky), begin, func(e *nftables.Elem) bool {
-			k, rest, ok := dataplane.ParseFrontKey(e.Key, f.layout.family, node)
-			return ok && f.layout.takeSlot(fronts.at(k), rest, e.Data, sticky)
+			k, rest, ok := tables.ParseKey(e.Key, t.layout.family, node)
+			return ok && t.layout.takeSlot(fronts.at(k), rest, e.Data, sticky)
 		})
 		if err != nil {
 			return err
@@ -260,8 +260,8 @@ func (f *family) dumpSlots(in *sets, fronts frontMap, node bool, each func(strin
 	return nil
 }
 
-// lookUpSlots reads the endpoints that frontends tell of.
-func (f *family) lookUpSlots(r *found, in *sets, fronts frontMap) error {
+// lookUpSlots reads the endpoints that frontends lead to.
+func (t *target) lookUpSlots(r *found, in *sets, fronts frontMap) error {
 	entries := map[uint32]string{}
 	for name, ch := range r.chains {
 		if ch.target {
@@ -283,14 +283,14 @@ func (f *family) lookUpSlots(r *found, in *sets, fronts frontMap) error {
 					if fr.slot(list, int(slot)).IsValid() {
 						continue // a dump showed it
 					}
-					keys = append(keys, appendMark(k.AppendTo(make([]byte, 0, 28)), uint32(list*localList)+slot))
+					keys = append(keys, appendMark(tables.AppendKey(make([]byte, 0, 28), k), uint32(list*localList)+slot))
 				}
 			}
 		}
-		err := f.kernel.Get(f.layout.table, set, keys, func(e nftables.Elem) {
-			k, rest, ok := dataplane.ParseFrontKey(e.Key, f.layout.family, in.vips == setNodePorts)
+		err := t.kernel.Get(t.layout.table, set, keys, func(e nftables.Elem) {
+			k, rest, ok := tables.ParseKey(e.Key, t.layout.family, in.vips == setNodePorts)
 			if fr := fronts[k]; ok && fr != nil {
-				f.layout.takeSlot(fr, rest, e.Data, sticky)
+				t.layout.takeSlot(fr, rest, e.Data, sticky)
 			}
 		})
 		if err != nil {
@@ -300,7 +300,7 @@ func (f *family) lookUpSlots(r *found, in *sets, fronts frontMap) error {
 	return nil
 }
 
-// takeSlot notes an endpoint found in a slot. A frontend's slots are in one
+// takeSlot takes down an endpoint found in a slot. A frontend's slots are in one
 // map only; what is in the other as well is not ours.
 func (l *layout) takeSlot(fr *front, key, data []byte, sticky bool) bool {
 	if sticky {
@@ -328,7 +328,7 @@ func (l *layout) takeSlot(fr *front, key, data []byte, sticky bool) bool {
 }
 
 // readAddresses reads the sets of addresses.
-func (f *family) readAddresses(r *found, ports iter.Seq[*table.ServicePort]) error {
+func (t *target) readAddresses(r *found, ports iter.Seq[*table.ServicePort]) error {
 	for _, s := range []struct {
 		set  string
 		take func(a netip.Addr) bool
@@ -340,10 +340,10 @@ func (f *family) readAddresses(r *found, ports iter.Seq[*table.ServicePort]) err
 		if !r.sets[s.set] {
 			continue
 		}
-		// What is read twice, since the set changed meanwhile, is noted twice:
-		// maps do not mind.
-		err := f.kernel.Elems(f.layout.table, s.set, func() {}, func(e nftables.Elem) {
-			n := int(f.layout.Len)
+		// A set that changes meanwhile is read again from its beginning; what is
+		// already there does no harm.
+		err := t.kernel.Elems(t.layout.table, s.set, func() {}, func(e nftables.Elem) {
+			n := int(t.layout.Len)
 			if s.set == setLocalEndpoints && (len(e.Key) != 2*n || string(e.Key[:n]) != string(e.Key[n:])) {
 				r.discard(s.set, e.Key)
 				return
@@ -359,99 +359,90 @@ func (f *family) readAddresses(r *found, ports iter.Seq[*table.ServicePort]) err
 	if !r.sets[setClusterIPs] {
 		return nil
 	}
-	keys := f.missed(ports, func(k dataplane.FrontKey) bool { return k.Node || r.clusterIPs[k.Addr] != nil }, func(k dataplane.FrontKey) []byte { return k.Addr.AsSlice() })
-	return f.kernel.Get(f.layout.table, setClusterIPs, keys, func(e nftables.Elem) {
+	keys := t.missed(ports, func(k dataplane.FrontKey) bool { return k.Node || r.clusterIPs[k.Addr] != nil }, func(k dataplane.FrontKey) []byte { return k.Addr.AsSlice() })
+	return t.kernel.Get(t.layout.table, setClusterIPs, keys, func(e nftables.Elem) {
 		if a, ok := netip.AddrFromSlice(e.Key); ok {
 			r.clusterIPs[a] = &counted{present: true}
 		}
 	})
 }
 
-// strange tells what is in the kernel otherwise than this process left it.
-func (f *found) strange(l *layout, left *state) []string {
-	const most = 20
-	var out []string
-	say := func(format string, args ...any) {
-		out = append(out, l.table.String()+": "+fmt.Sprintf(format, args...))
-	}
+// reportDrift reports what is in the kernel otherwise than this process left it.
+func (f *found) reportDrift(c *dataplane.Change, l *layout, left *state) {
+	drift := func(format string, args ...any) { c.Drift(l.table.String()+": "+format, args...) }
 	switch {
 	case f.replace:
-		say("the table was of another layout")
-		return out
+		drift("the table was of another layout")
+		return
 	case !f.usable:
-		say("the table was missing")
-		return out
+		drift("the table was missing")
+		return
 	}
 	for _, s := range l.sets() {
 		if !f.sets[s.Name] {
-			say("set %s was missing", s.Name)
+			drift("set %s was missing", s.Name)
 		}
 	}
 	for _, c := range l.base(left.settings.Localhost) {
 		if stored, there := f.base[c.name]; !there {
-			say("chain %s was missing", c.name)
+			drift("chain %s was missing", c.name)
 		} else if !sameRules(stored, c.rules) {
-			say("the rules of chain %s were changed", c.name)
+			drift("the rules of chain %s were changed", c.name)
 		}
 	}
 	for name, ch := range left.chains {
 		now := f.chains[name]
 		switch {
 		case now == nil || !now.present:
-			say("chain %s was missing", name)
+			drift("chain %s was missing", name)
 		case !now.target:
-			say("chain %s was missing in map %s", name, setTargets)
+			drift("chain %s was missing in map %s", name, setTargets)
 		case !slices.Equal(now.stored, ch.stored):
-			say("the rules of chain %s were changed", name)
+			drift("the rules of chain %s were changed", name)
 		}
 	}
 	for name := range f.chains {
 		if left.chains[name] == nil {
-			say("a foreign chain %s was there", name)
+			drift("a foreign chain %s was there", name)
 		}
 	}
-	f.strangeElements(say, left)
+	f.elementDrift(drift, left)
 	if !f.refuse || !f.drop {
-		say("an element of map %s was missing", setTargets)
+		drift("an element of map %s was missing", setTargets)
 	}
 	if n := len(f.junk) + len(f.foreignSets); n > 0 {
-		say("%d foreign elements and sets were there", n)
+		drift("%d foreign elements and sets were there", n)
 	}
-	slices.Sort(out)
-	if n := len(out) - most; n > 0 {
-		out = append(out[:most], fmt.Sprintf("%s: and %d more", l.table, n))
-	}
-	return out
 }
 
-func (f *found) strangeElements(say func(string, ...any), left *state) {
+func (f *found) elementDrift(drift func(string, ...any), left *state) {
 	for k, was := range left.fronts {
 		is := f.fronts[k]
 		switch {
 		case is == nil || !is.present:
-			say("%s of %s was missing", k, was.owner)
+			drift("%s of %s was missing", k, was.owner)
 		case !same(was, is):
-			say("%s of %s was changed", k, was.owner)
+			drift("%s of %s was changed", k, was.owner)
 		}
 	}
 	for k := range f.fronts {
 		if left.fronts[k] == nil {
-			say("a foreign %s was there", k)
+			drift("a foreign %s was there", k)
 		}
 	}
 	for a := range left.pairs {
 		if f.pairs[a] == nil {
-			say("%s was missing in set %s", a, setLocalEndpoints)
+			drift("%s was missing in set %s", a, setLocalEndpoints)
 		}
 	}
 	for a := range left.clusterIPs {
 		if f.clusterIPs[a] == nil {
-			say("%s was missing in set %s", a, setClusterIPs)
+			drift("%s was missing in set %s", a, setClusterIPs)
 		}
 	}
 	for _, a := range left.settings.NodeAddrs {
 		if !f.nodeAddrs[a] {
-			say("%s was missing in set %s", a, setNodeAddresses)
+			drift("%s was missing in set %s", a, setNodeAddresses)
 		}
 	}
 }

@@ -8,13 +8,14 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
 )
 
-// state is what is in the kernel for one family, as far as it was written or
-// read, and what of it is in use by which Table.
+// state is what is in the kernel for one family, as it was written or read, and
+// which of it is in use by frontends that are planned.
 type state struct {
+	// settings are those that it was written for.
 	settings dataplane.Settings
 	fronts   map[dataplane.FrontKey]*front
 	chains   map[string]*chainState
-	// unused are chains made for frontends that the kernel refused afterwards.
+	// unused are chains made for frontends that the kernel rejected afterwards.
 	unused map[string]bool
 	// nextID is the next free key of map targets.
 	nextID uint32
@@ -23,15 +24,13 @@ type state struct {
 	pairs      map[netip.Addr]*counted
 	clusterIPs map[netip.Addr]*counted
 
-	// claims are the service ports last planned.
-	claims *dataplane.Claims
+	plan *dataplane.Plan
 }
 
 func newState() *state {
 	return &state{
 		fronts: map[dataplane.FrontKey]*front{}, chains: map[string]*chainState{}, unused: map[string]bool{}, nextID: idFirstFree,
 		pairs: map[netip.Addr]*counted{}, clusterIPs: map[netip.Addr]*counted{},
-		claims: dataplane.NewClaims(),
 	}
 }
 
@@ -46,16 +45,16 @@ type counted struct {
 type chainState struct {
 	counted
 	id uint32 // its key in map targets
-	// target says that map targets has it.
+	// target reports whether map targets leads to it.
 	target bool
 	// stored are the hashes of its rules.
 	stored []nftables.StoredRule
-	// checked says that the rules were compared since they may have changed.
+	// checked reports whether the rules were compared since they may have changed.
 	checked bool
 }
 
-// change is one transaction in the making, and how to forget it if the kernel
-// refuses.
+// change is one transaction in the making, and how to undo it in the state if the
+// kernel rejects it.
 type change struct {
 	l     *layout
 	s     *state
@@ -64,9 +63,9 @@ type change struct {
 	empty map[string]bool // chains that may be unused now
 	freed map[*counted]func()
 	// unpaired are local endpoints that nothing needs any more. They leave
-	// their set in a later transaction: a packet that is under way, and was
-	// sent to its own sender by what was there before, must still find the pair
-	// in postrouting, or its connection is lost.
+	// their set in a later transaction: a packet in flight that the rules of
+	// before sent to its own sender must still find the pair in postrouting, or
+	// its connection is lost.
 	unpaired map[netip.Addr]bool
 }
 
@@ -86,11 +85,11 @@ func (c *change) save(p *counted) {
 	c.undo = append(c.undo, func() { *p = old })
 }
 
-// set brings frontend k to what the state's claims want.
+// set brings frontend k to what is planned.
 func (c *change) set(k dataplane.FrontKey) {
 	old := c.s.fronts[k]
 	var next *front
-	if p, f := c.s.claims.Wanted(k); f != nil {
+	if p, f := c.s.plan.Wanted(k); f != nil {
 		next = c.l.frontFor(&c.s.settings, p, f, old)
 	}
 	if old == nil && next == nil {
@@ -123,7 +122,7 @@ func (c *change) set(k dataplane.FrontKey) {
 
 // prepare makes the chains that frontend k will need.
 func (c *change) prepare(k dataplane.FrontKey) {
-	p, f := c.s.claims.Wanted(k)
+	p, f := c.s.plan.Wanted(k)
 	if f == nil {
 		return
 	}
@@ -219,7 +218,7 @@ func (c *change) count(k dataplane.FrontKey, f *front, n int) {
 		for _, e := range list {
 			if e.Local {
 				a := e.Addr.Addr()
-				c.countAddr(c.s.pairs, setLocalEndpoints, a, twice(a), n)
+				c.countAddr(c.s.pairs, setLocalEndpoints, a, pairKey(a), n)
 			}
 		}
 	}
@@ -258,7 +257,7 @@ func (c *change) unpair(addrs map[netip.Addr]bool) {
 			continue
 		}
 		if p.present {
-			c.b.DelElem(c.l.table, setLocalEndpoints, twice(a))
+			c.b.DelElem(c.l.table, setLocalEndpoints, pairKey(a))
 		}
 		delete(c.s.pairs, a)
 		c.undo = append(c.undo, func() { c.s.pairs[a] = p })

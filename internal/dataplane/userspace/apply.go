@@ -9,10 +9,10 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"syscall"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/dataplane/tables"
 	"github.com/fairlead/fairlead/internal/kernel/conntrack"
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
 	"github.com/fairlead/fairlead/internal/kernel/relay"
@@ -20,107 +20,81 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// family is the half of a Mode for one address family.
-type family struct {
+// target is a dataplane.Target: the listeners of one address family, and the table
+// that leads to them.
+type target struct {
 	layout *layout
-	cfg    *Config
-	// failing counts endpoints that fail, for both families.
-	failing *atomic.Int64
-	kernel  kernel
+	mode   *Mode
+	kernel kernel
 
-	claims    *dataplane.Claims
-	settings  dataplane.Settings
+	plan      *dataplane.Plan
 	listeners map[table.Key][]*listener
 	fronts    map[dataplane.FrontKey]*front
 	// clusterIPs counts the frontends at an address whose other ports are
 	// refused.
 	clusterIPs map[netip.Addr]int
-	// have is all that the kernel has; nil before it was read, and after an
-	// error that leaves it in doubt.
+	// have is what the kernel has; nil before the first Read.
 	have *content
+	// found is what the last Read found, until the Write that follows.
+	found *found
 	// retired are listeners that the kernel may still send connections to.
 	retired []*relay.Listener
 	// moved are UDP clients that must not stay where connection tracking
 	// remembers them.
-	moved    []conntrack.Flow
-	repaired []string
+	moved []conntrack.Flow
 }
 
-func newFamily(f svc.Family, cfg *Config, failing *atomic.Int64, k kernel) *family {
-	return &family{
-		layout: newLayout(f, cfg.ServiceCIDRs), cfg: cfg, failing: failing, kernel: k,
-		claims: dataplane.NewClaims(), listeners: map[table.Key][]*listener{},
+func newTarget(f svc.Family, m *Mode) *target {
+	return &target{
+		layout: newLayout(f, m.cfg.ServiceCIDRs), mode: m, kernel: m.kernel, listeners: map[table.Key][]*listener{},
 		fronts: map[dataplane.FrontKey]*front{}, clusterIPs: map[netip.Addr]int{},
 	}
 }
 
-// apply makes the family's share of t true. First the listeners, then the rules
-// that lead to them, then what nothing leads to any more is closed.
-func (f *family) apply(ctx context.Context, e *relay.Engine, t *table.Table, changed []table.Key) error {
-	f.repaired = nil
-	set := dataplane.SettingsOf(t, f.layout.family)
-	o := &opener{cfg: f.cfg, failing: f.failing, family: f.layout.family, engine: e}
-	if changed == nil || f.have == nil || !set.Equal(&f.settings) {
-		return f.full(ctx, o, t, set)
+// Read is dataplane.Target's.
+func (t *target) Read(_ context.Context, c *dataplane.Change) error {
+	found, err := t.read()
+	if err != nil {
+		return fmt.Errorf("read table %s: %w", t.layout.table, err)
 	}
-	var refused dataplane.Rejections
+	if c.Trusted {
+		t.reportDrift(c, found)
+	}
+	t.have, t.found, t.plan = found.content, found, c.Plan
+	return nil
+}
+
+// Write is dataplane.Target's. First it opens listeners, then it writes the rules
+// that lead to them, then it closes what nothing leads to any more.
+func (t *target) Write(ctx context.Context, c *dataplane.Change) error {
+	o := &opener{cfg: &t.mode.cfg, failing: &t.mode.failing, family: t.layout.family, engine: t.mode.engine.Load()}
+	found := t.found
+	t.found = nil
+	if c.Full {
+		o.hints = found.ports
+	}
 	ch := newChange()
-	f.plan(o, t, changed, ch, &refused)
-	err := f.write(ctx, ch.have, ch.want, fitting)
-	if mismatch(err) {
-		// Somebody else changed our table: look at all of it.
-		return f.full(ctx, o, t, set)
+	t.listen(o, c, ch)
+	t.move(c.Dirty, o.hints, ch)
+	if c.Full {
+		want := t.content()
+		if err := t.write(ctx, t.have, want, found.state); err != nil {
+			return err
+		}
+		t.have = want
+	} else {
+		if err := t.write(ctx, ch.have, ch.want, fitting); err != nil {
+			return err
+		}
+		t.have.take(ch)
 	}
-	if err == nil {
-		f.have.take(ch)
-	}
-	return f.finish(ctx, err, &refused)
-}
-
-// full compares everything.
-func (f *family) full(ctx context.Context, o *opener, t *table.Table, set dataplane.Settings) error {
-	found, err := f.read()
-	if err != nil {
-		return fmt.Errorf("read what is there: %w", err)
-	}
-	f.settings, o.hints = set, found.ports
-	var refused dataplane.Rejections
-	f.plan(o, t, f.everything(t), newChange(), &refused)
-	want := f.content()
-	f.repaired = f.differences(found, want)
-	err = f.write(ctx, found.content, want, found.state)
-	f.have = want
-	return f.finish(ctx, err, &refused)
-}
-
-// mismatch says that the kernel's table is not as remembered.
-func mismatch(err error) bool {
-	return errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.EEXIST) || errors.Is(err, syscall.EBUSY)
-}
-
-// finish does what must wait until the rules are written.
-func (f *family) finish(ctx context.Context, err error, refused *dataplane.Rejections) error {
-	if err != nil {
-		f.have = nil // in doubt
-		return refused.Err(err)
-	}
-	for _, l := range f.retired {
+	for _, l := range t.retired {
 		l.Close()
 	}
-	f.retired = nil
-	moved := f.moved
-	f.moved = nil
-	if err := forget(ctx, moved); err != nil {
-		return refused.Err(err)
-	}
-	return refused.Err()
-}
-
-// plan takes over ports and opens what they need.
-func (f *family) plan(o *opener, t *table.Table, changed []table.Key, ch *change, refused *dataplane.Rejections) {
-	touched := f.claims.Take(t, f.layout.family, changed, mode, refused)
-	f.listen(o, changed, ch, refused)
-	f.move(touched, o.hints, ch)
+	t.retired = nil
+	moved := t.moved
+	t.moved = nil
+	return forget(ctx, moved)
 }
 
 // change is the part of the content that an Apply is about.
@@ -140,92 +114,73 @@ func (c *content) take(ch *change) {
 	maps.Copy(c.chains, ch.want.chains)
 }
 
-// everything are the keys of all ports, those that are gone too.
-func (f *family) everything(t *table.Table) []table.Key {
-	keys := []table.Key{}
-	for p := range t.All() {
-		keys = append(keys, p.Key())
-	}
-	for k := range f.claims.Keys() {
-		if t.Get(k) == nil {
-			keys = append(keys, k)
-		}
-	}
-	return keys
-}
-
 // listen opens and retires the listeners of ports.
-func (f *family) listen(o *opener, changed []table.Key, ch *change, refused *dataplane.Rejections) {
-	seen := map[table.Key]bool{}
-	for _, k := range changed {
-		if k.Family != f.layout.family || seen[k] {
-			continue
-		}
-		seen[k] = true
-		p := f.claims.Port(k)
+func (t *target) listen(o *opener, c *dataplane.Change, ch *change) {
+	for _, k := range c.Keys {
+		p := c.Port(k)
 		if p != nil && p.Protocol == svc.SCTP {
-			refused.Add(k, fmt.Errorf("%s: the userspace mode does not carry SCTP (its connections cannot be relayed); use --mode nft, iptables or ipvs", p.ID))
+			c.RejectPort(k, fmt.Errorf("%s: the userspace mode does not carry SCTP (its connections cannot be relayed); use --mode nft, iptables or ipvs", p.ID))
 			p = nil
 		}
-		ls, err := o.update(f.listeners[k], p)
+		ls, err := o.update(t.listeners[k], p)
 		if err != nil {
-			refused.Add(k, err)
+			c.RejectPort(k, err)
 			continue
 		}
 		for _, l := range ls {
 			ch.want.addProxyPort(l.Protocol, l.Port)
 		}
-		for _, old := range f.listeners[k] {
+		for _, old := range t.listeners[k] {
 			ch.have.addProxyPort(old.Protocol, old.Port)
 			if !slices.ContainsFunc(ls, func(l *listener) bool { return l.Listener == old.Listener }) {
-				old.target.retire()
-				f.retired = append(f.retired, old.Listener)
+				old.balancer.retire()
+				t.retired = append(t.retired, old.Listener)
 			}
 		}
-		if f.listeners[k] = ls; len(ls) == 0 {
-			delete(f.listeners, k)
+		if t.listeners[k] = ls; len(ls) == 0 {
+			delete(t.listeners, k)
 		}
 	}
 }
 
 // move brings the fronts up to date.
-func (f *family) move(touched dataplane.Touched, hints map[dataplane.FrontKey]uint16, ch *change) {
+func (t *target) move(dirty dataplane.Dirty, hints map[dataplane.FrontKey]uint16, ch *change) {
 	addrs := map[netip.Addr]bool{}
-	for k := range touched {
-		if addrs[k.Addr] = true; f.clusterIPs[k.Addr] > 0 {
+	for k := range dirty {
+		if addrs[k.Addr] = true; t.clusterIPs[k.Addr] > 0 {
 			ch.have.addClusterIP(k.Addr)
 		}
 	}
-	for k := range touched {
-		old := f.fronts[k]
+	for k := range dirty {
+		old := t.fronts[k]
 		var next *front
-		if p, fe := f.claims.Wanted(k); fe != nil && p.Protocol != svc.SCTP {
-			ls := f.listeners[p.Key()]
+		if p, fe := t.plan.Wanted(k); fe != nil && p.Protocol != svc.SCTP {
+			ls := t.listeners[p.Key()]
 			next = frontFor(p, fe, func(pl place) uint16 { return portOf(ls, pl) })
-			f.fronts[k] = next
-			ch.want.addFront(f.layout, &f.settings, next)
+			t.fronts[k] = next
+			ch.want.addFront(t.layout, &t.plan.Settings, next)
 		} else {
-			delete(f.fronts, k)
+			delete(t.fronts, k)
 		}
 		if old != nil {
-			ch.have.addFront(f.layout, &f.settings, old)
+			ch.have.addFront(t.layout, &t.plan.Settings, old)
 		}
-		f.countCluster(old, -1)
-		f.countCluster(next, 1)
+		t.countCluster(old, -1)
+		t.countCluster(next, 1)
 		if k.Proto == svc.UDP && next != nil && next.left(old, hints[k]) {
-			f.moved = append(f.moved, conntrack.Flow{Protocol: svc.UDP, OrigDst: f.layout.address(k)})
+			t.moved = append(t.moved, conntrack.Flow{Protocol: svc.UDP, OrigDst: t.layout.address(k)})
 		}
 	}
 	for a := range addrs {
-		if f.clusterIPs[a] > 0 {
+		if t.clusterIPs[a] > 0 {
 			ch.want.addClusterIP(a)
 		}
 	}
 }
 
-// left says that UDP clients are remembered at a port that no longer serves
-// them, though another one does. (Where none does, it is the node's loop that
-// has them forgotten, for every mode.) hint is the port that an earlier process
+// left reports whether UDP clients are remembered at a port that no longer serves
+// them, though another one does. (Where none does, it is the proxy that has them
+// forgotten, for every mode.) hint is the port that an earlier process
 // had.
 func (fr *front) left(old *front, hint uint16) bool {
 	if fr.to[0].port == 0 && fr.to[1].port == 0 {
@@ -251,27 +206,27 @@ func (l *layout) address(k dataplane.FrontKey) netip.AddrPort {
 	return netip.AddrPortFrom(k.Addr, k.Port)
 }
 
-func (f *family) countCluster(fr *front, n int) {
+func (t *target) countCluster(fr *front, n int) {
 	if fr == nil || !fr.cluster {
 		return
 	}
 	a := fr.key.Addr
-	if f.clusterIPs[a] += n; f.clusterIPs[a] == 0 {
-		delete(f.clusterIPs, a)
+	if t.clusterIPs[a] += n; t.clusterIPs[a] == 0 {
+		delete(t.clusterIPs, a)
 	}
 }
 
 // content is what the kernel should have.
-func (f *family) content() *content {
+func (t *target) content() *content {
 	c := newContent()
-	c.addBase(f.layout, &f.settings)
-	for _, fr := range f.fronts {
-		c.addFront(f.layout, &f.settings, fr)
+	c.addBase(t.layout, &t.plan.Settings)
+	for _, fr := range t.fronts {
+		c.addFront(t.layout, &t.plan.Settings, fr)
 	}
-	for a := range f.clusterIPs {
+	for a := range t.clusterIPs {
 		c.addClusterIP(a)
 	}
-	for _, ls := range f.listeners {
+	for _, ls := range t.listeners {
 		for _, l := range ls {
 			c.addProxyPort(l.Protocol, l.Port)
 		}
@@ -282,35 +237,35 @@ func (f *family) content() *content {
 // write changes what the kernel has into what it should have, in two
 // transactions: a packet under way while one ends sees new elements, but no
 // rules of new chains.
-func (f *family) write(ctx context.Context, have, want *content, is state) error {
+func (t *target) write(ctx context.Context, have, want *content, is state) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	for _, fill := range []func(*nftables.Batch){
-		func(b *nftables.Batch) { f.writeChains(b, have, want, is) },
-		func(b *nftables.Batch) { f.writeElems(b, have, want) },
+		func(b *nftables.Batch) { t.writeChains(b, have, want, is) },
+		func(b *nftables.Batch) { t.writeElems(b, have, want) },
 	} {
 		b := nftables.NewBatch()
 		fill(b)
 		if b.Empty() {
 			continue
 		}
-		if err := f.kernel.Commit(b); err != nil {
-			return err
+		if err := t.kernel.Commit(b); err != nil {
+			return tables.Stale(err)
 		}
 	}
 	return nil
 }
 
-func (f *family) writeChains(b *nftables.Batch, have, want *content, is state) {
-	t := f.layout.table
+func (t *target) writeChains(b *nftables.Batch, have, want *content, is state) {
+	tab := t.layout.table
 	if is == foreign {
-		b.DelTable(t)
+		b.DelTable(tab)
 	}
 	if is != fitting {
-		b.AddTable(t, schema)
-		for _, s := range f.layout.sets() {
-			b.AddSet(t, s)
+		b.AddTable(tab, schema)
+		for _, s := range t.layout.sets() {
+			b.AddSet(tab, s)
 		}
 	}
 	var fresh []string
@@ -322,29 +277,29 @@ func (f *family) writeChains(b *nftables.Batch, have, want *content, is state) {
 	for _, name := range fresh {
 		if _, there := have.chains[name]; !there {
 			ch := want.chains[name]
-			b.AddChain(t, nftables.Chain{Name: name, Hook: ch.hook})
+			b.AddChain(tab, nftables.Chain{Name: name, Hook: ch.hook})
 		}
 	}
 	for _, name := range fresh {
 		if _, there := have.chains[name]; there {
-			b.FlushChain(t, name)
+			b.FlushChain(tab, name)
 		}
 		for _, r := range want.chains[name].rules {
-			b.AddRule(t, name, r)
+			b.AddRule(tab, name, r)
 		}
 	}
 }
 
-func (f *family) writeElems(b *nftables.Batch, have, want *content) {
-	t := f.layout.table
+func (t *target) writeElems(b *nftables.Batch, have, want *content) {
+	tab := t.layout.table
 	for s, e := range have.elems {
 		if w, stays := want.elems[s]; !stays || !equal(&e, &w) {
-			b.DelElem(t, s.set, []byte(s.key))
+			b.DelElem(tab, s.set, []byte(s.key))
 		}
 	}
 	for s, e := range want.elems {
 		if h, there := have.elems[s]; !there || !equal(&e, &h) {
-			b.AddElem(t, s.set, &e)
+			b.AddElem(tab, s.set, &e)
 		}
 	}
 	var gone []string
@@ -354,10 +309,10 @@ func (f *family) writeElems(b *nftables.Batch, have, want *content) {
 		}
 	}
 	for _, name := range gone {
-		b.FlushChain(t, name)
+		b.FlushChain(tab, name)
 	}
 	for _, name := range gone {
-		b.DelChain(t, name)
+		b.DelChain(tab, name)
 	}
 }
 
@@ -365,41 +320,35 @@ func equal(a, b *nftables.Elem) bool {
 	return bytes.Equal(a.Data, b.Data) && a.Goto == b.Goto
 }
 
-// differences says what of the last content the kernel had not, one line each.
-func (f *family) differences(found *found, want *content) []string {
-	if f.have == nil {
-		return nil
-	}
+// reportDrift reports what the kernel has otherwise than it was left.
+func (t *target) reportDrift(c *dataplane.Change, found *found) {
 	if found.state != fitting {
-		return []string{fmt.Sprintf("table %s", f.layout.table)}
+		c.Drift("table %s", t.layout.table)
+		return
 	}
-	var out []string
-	for name, ch := range f.have.chains {
+	for name, ch := range t.have.chains {
 		if is, there := found.chains[name]; !there || !slices.Equal(is.hashes(), ch.hashes()) {
-			out = append(out, "chain "+name)
+			c.Drift("chain %s", name)
 		}
 	}
-	for s, e := range f.have.elems {
+	for s, e := range t.have.elems {
 		if is, there := found.elems[s]; !there || !equal(&is, &e) {
-			out = append(out, strings.TrimSpace("element of "+s.set+" "+e.Comment))
+			c.Drift("%s", strings.TrimSpace("element of "+s.set+" "+e.Comment))
 		}
 	}
 	for s := range found.elems {
-		if _, ours := f.have.elems[s]; !ours {
-			out = append(out, "foreign element of "+s.set)
+		if _, ours := t.have.elems[s]; !ours {
+			c.Drift("foreign element of %s", s.set)
 		}
 	}
 	for name := range found.chains {
-		_, ours := f.have.chains[name]
-		if _, wanted := want.chains[name]; !ours && !wanted {
-			out = append(out, "foreign chain "+name)
+		if _, ours := t.have.chains[name]; !ours {
+			c.Drift("foreign chain %s", name)
 		}
 	}
-	slices.Sort(out)
-	return out
 }
 
-// Probe says why this mode cannot work here, or nil. It asks the kernel for
+// Probe returns why this mode cannot work here, or nil. It asks the kernel for
 // everything the rules use, in a transaction that also takes it back.
 func Probe() error {
 	k, err := nftables.Dial()
@@ -410,11 +359,11 @@ func Probe() error {
 	for _, fam := range []svc.Family{svc.IPv4, svc.IPv6} {
 		l := newLayout(fam, []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/32")})
 		l.table.Name += "-probe"
-		f := &family{layout: l}
+		t := &target{layout: l}
 		c := newContent()
 		c.addBase(l, &dataplane.Settings{})
 		b := nftables.NewBatch()
-		f.writeChains(b, newContent(), c, missing)
+		t.writeChains(b, newContent(), c, missing)
 		b.DelTable(l.table)
 		err := k.Commit(b)
 		switch {
@@ -430,8 +379,5 @@ func Probe() error {
 // Cleanup removes our tables, all that the mode ever wrote. Where there are
 // none it does nothing.
 func Cleanup(ctx context.Context) error {
-	if err := nftables.Remove(ctx, tableName); err != nil {
-		return fmt.Errorf("userspace cleanup: %w", err)
-	}
-	return nil
+	return tables.Cleanup(ctx, mode, tableName)
 }

@@ -4,10 +4,10 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
-	"strings"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/dataplane/drops"
+	"github.com/fairlead/fairlead/internal/dataplane/tables"
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -220,13 +220,12 @@ func (l *layout) conditions(fr *front, s *dataplane.Settings) []chain {
 	return []chain{in, gate}
 }
 
-// ownName names the chains of one frontend. Chain names have no colons.
+// ownName names the chains of one frontend.
 func ownName(k dataplane.FrontKey) string {
-	name := fmt.Sprintf("%s-%d", strings.ToLower(k.Proto.String()), k.Port)
 	if k.Node {
-		return "node-" + name
+		return "node-" + tables.OwnName(k)
 	}
-	return name + "-" + strings.ReplaceAll(k.Addr.String(), ":", ".")
+	return tables.OwnName(k)
 }
 
 func portBytes(p uint16) []byte { return binary.BigEndian.AppendUint16(nil, p) }

@@ -16,11 +16,11 @@ import (
 // listener is a port of the proxy, with the places whose connections it takes.
 type listener struct {
 	*relay.Listener
-	target *target
-	places []place
+	balancer *balancer
+	places   []place
 }
 
-// takes says whether a listener takes the connections of a place.
+// takes reports whether a listener takes the connections of a place.
 func (l *listener) takes(pl place) bool { return slices.Contains(l.places, pl) }
 
 // portOf returns where the connections of a place are listened for, 0 if
@@ -41,7 +41,7 @@ type opener struct {
 	family  svc.Family
 	engine  *relay.Engine
 	// hints are the ports that an earlier process had, as the rules in the
-	// kernel say: with the same ones UDP clients need not be told anything.
+	// kernel have it: with the same ones UDP clients keep their endpoints.
 	hints map[dataplane.FrontKey]uint16
 }
 
@@ -56,22 +56,22 @@ func (o *opener) update(have []*listener, p *table.ServicePort) ([]*listener, er
 	for _, w := range listenersFor(p) {
 		l := taken(have, out, &w)
 		if l == nil {
-			t := newTarget(o.cfg, o.failing)
-			t.set(w.endpoints, p.Affinity)
-			rl, err := o.open(p.Protocol, t, o.hints[w.places[0].front])
+			b := newBalancer(o.cfg, o.failing)
+			b.set(w.endpoints, p.Affinity)
+			rl, err := o.open(p.Protocol, b, o.hints[w.places[0].front])
 			if err != nil {
 				for _, l := range opened {
 					l.Close()
 				}
 				return nil, fmt.Errorf("%s: %w", p.ID, err)
 			}
-			l = &listener{Listener: rl, target: t}
+			l = &listener{Listener: rl, balancer: b}
 			opened = append(opened, l)
 		}
-		out = append(out, &listener{Listener: l.Listener, target: l.target, places: w.places})
+		out = append(out, &listener{Listener: l.Listener, balancer: l.balancer, places: w.places})
 	}
 	for i, w := range listenersFor(p) {
-		out[i].target.set(w.endpoints, p.Affinity)
+		out[i].balancer.set(w.endpoints, p.Affinity)
 	}
 	return out, nil
 }
@@ -91,21 +91,21 @@ func taken(have, used []*listener, w *wanted) *listener {
 // maxTries bounds the search for a free port in Config.Ports.
 const maxTries = 100
 
-func (o *opener) open(p svc.Protocol, t *target, hint uint16) (*relay.Listener, error) {
+func (o *opener) open(p svc.Protocol, b *balancer, hint uint16) (*relay.Listener, error) {
 	r := o.cfg.Ports
 	if hint != 0 && (r == svc.PortRange{} || r.Contains(hint)) {
-		if l, err := o.engine.Listen(p, o.family, hint, t); err == nil {
+		if l, err := o.engine.Listen(p, o.family, hint, b); err == nil {
 			return l, nil
 		}
 	}
 	if r == (svc.PortRange{}) {
-		return o.engine.Listen(p, o.family, 0, t)
+		return o.engine.Listen(p, o.family, 0, b)
 	}
 	first := rand.IntN(r.Size())
 	var err error
 	for i := range min(r.Size(), maxTries) {
 		var l *relay.Listener
-		l, err = o.engine.Listen(p, o.family, r.First+uint16((first+i)%r.Size()), t)
+		l, err = o.engine.Listen(p, o.family, r.First+uint16((first+i)%r.Size()), b)
 		if err == nil || !errors.Is(err, relay.ErrPortTaken) {
 			return l, err
 		}

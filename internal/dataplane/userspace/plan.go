@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/dataplane/tables"
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
@@ -49,7 +50,7 @@ func listenersFor(p *table.ServicePort) []wanted {
 	return out
 }
 
-// front is what the kernel is told of a frontend.
+// front is what the kernel has of a frontend.
 type front struct {
 	key     dataplane.FrontKey
 	owner   string  // for people who read the table
@@ -60,8 +61,8 @@ type front struct {
 	cluster bool           // other ports of its address are refused
 }
 
-// frontFor describes a frontend of a port. portOf says where the endpoints of
-// a place are listened for, 0 if nowhere.
+// frontFor describes a frontend of a port. portOf returns the port on which
+// the connections to a place are accepted, 0 if there is none.
 func frontFor(p *table.ServicePort, f *table.Frontend, portOf func(place) uint16) *front {
 	k := dataplane.KeyOf(p.Protocol, f)
 	fr := &front{key: k, owner: p.ID.String(), cluster: f.Kind == table.ClusterIP}
@@ -106,7 +107,7 @@ func (c *content) addBase(l *layout, s *dataplane.Settings) {
 
 // addFront adds a frontend, but for the address of a ClusterIP.
 func (c *content) addFront(l *layout, s *dataplane.Settings, fr *front) {
-	e := nftables.Elem{Key: fr.key.AppendTo(nil), Comment: fr.owner}
+	e := nftables.Elem{Key: tables.AppendKey(nil, fr.key), Comment: fr.owner}
 	ports, others := setVIPs, setOtherVIPs
 	if fr.key.Node {
 		ports, others = setNodePorts, setOtherNode
@@ -132,7 +133,7 @@ func (c *content) addFront(l *layout, s *dataplane.Settings, fr *front) {
 }
 
 func (c *content) addProxyPort(p svc.Protocol, port uint16) {
-	c.add(setProxyPorts, nftables.Elem{Key: dataplane.FrontKey{Port: port, Proto: p, Node: true}.AppendTo(nil)})
+	c.add(setProxyPorts, nftables.Elem{Key: tables.AppendKey(nil, dataplane.FrontKey{Port: port, Proto: p, Node: true})})
 }
 
 func (c *content) addClusterIP(a netip.Addr) {

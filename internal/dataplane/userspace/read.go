@@ -10,10 +10,11 @@ import (
 	"strings"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/dataplane/tables"
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
 )
 
-// state says how a table in the kernel was found.
+// state is how a table in the kernel was found.
 type state int
 
 const (
@@ -30,8 +31,8 @@ type found struct {
 	ports map[dataplane.FrontKey]uint16
 }
 
-func (f *family) read() (*found, error) {
-	l, k := f.layout, f.kernel
+func (t *target) read() (*found, error) {
+	l, k := t.layout, t.kernel
 	r := &found{content: newContent(), ports: map[dataplane.FrontKey]uint16{}}
 	is, err := nftables.ReadTable(k, l.table)
 	if err != nil || is == nil {
@@ -56,7 +57,7 @@ func (f *family) read() (*found, error) {
 			e.Key, e.Data = slices.Clone(e.Key), slices.Clone(e.Data)
 			r.add(s.Name, e)
 			if s.Name == setVIPs || s.Name == setNodePorts {
-				if fk, _, ok := dataplane.ParseFrontKey(e.Key, l.family, s.Name == setNodePorts); ok && len(e.Data) == 2 {
+				if fk, _, ok := tables.ParseKey(e.Key, l.family, s.Name == setNodePorts); ok && len(e.Data) == 2 {
 					r.ports[fk] = binary.BigEndian.Uint16(e.Data)
 				}
 			}
@@ -68,7 +69,7 @@ func (f *family) read() (*found, error) {
 	return r, nil
 }
 
-// fits says whether a table has the base chains and the sets of this layout,
+// fits reports whether a table has the base chains and the sets of this layout,
 // and no other sets.
 func (l *layout) fits(is *nftables.StoredTable) bool {
 	hooks := map[string]*nftables.Hook{}
@@ -93,23 +94,23 @@ func (l *layout) fits(is *nftables.StoredTable) bool {
 // Dump is dataplane.Applier's: what is in the kernel now, and where the proxy's ports
 // lead, sorted. Ports of the proxy are the only thing in it that differs from
 // one process to the next.
-func (p *Mode) Dump(ctx context.Context) (string, error) {
+func (m *Mode) Dump(ctx context.Context) (string, error) {
 	var b strings.Builder
-	for _, f := range p.families {
+	for _, t := range m.targets {
 		if err := ctx.Err(); err != nil {
 			return "", err
 		}
-		r, err := f.read()
+		r, err := t.read()
 		if err != nil {
-			return "", fmt.Errorf("userspace, table %s: read what is there: %w", f.layout.table, err)
+			return "", fmt.Errorf("userspace, table %s: read what is there: %w", t.layout.table, err)
 		}
-		f.dump(&b, r)
+		t.dump(&b, r)
 	}
 	return b.String(), nil
 }
 
-func (f *family) dump(b *strings.Builder, r *found) {
-	l := f.layout
+func (t *target) dump(b *strings.Builder, r *found) {
+	l := t.layout
 	switch r.state {
 	case foreign:
 		fmt.Fprintf(b, "table %s: of another layout\n", l.table)
@@ -122,9 +123,9 @@ func (f *family) dump(b *strings.Builder, r *found) {
 	for at, e := range r.elems {
 		lines = append(lines, l.elemText(at, &e))
 	}
-	for _, ls := range f.listeners {
+	for _, ls := range t.listeners {
 		for _, lis := range ls {
-			lines = append(lines, fmt.Sprintf("  %s port %d -> %v", lis.Protocol, lis.Port, lis.target))
+			lines = append(lines, fmt.Sprintf("  %s port %d -> %v", lis.Protocol, lis.Port, lis.balancer))
 		}
 	}
 	slices.Sort(lines)
@@ -155,11 +156,11 @@ func (l *layout) elemText(at slot, e *nftables.Elem) string {
 	what := fmt.Sprintf("%x", e.Key)
 	switch at.set {
 	case setVIPs, setOtherVIPs:
-		if k, _, ok := dataplane.ParseFrontKey(e.Key, l.family, false); ok {
+		if k, _, ok := tables.ParseKey(e.Key, l.family, false); ok {
 			what = k.String()
 		}
 	case setNodePorts, setOtherNode, setProxyPorts:
-		if k, _, ok := dataplane.ParseFrontKey(e.Key, l.family, true); ok {
+		if k, _, ok := tables.ParseKey(e.Key, l.family, true); ok {
 			what = fmt.Sprintf("%s %d", k.Proto, k.Port)
 		}
 	default:

@@ -66,7 +66,7 @@ func TestStepsAndWholeAgree(t *testing.T) {
 	}
 	now = map[table.Key]*table.ServicePort{}
 	e.Apply(t, tableOf(), nil)
-	for _, f := range e.Dataplane.(*Mode).families {
+	for _, f := range e.Dataplane.(*Mode).targets {
 		if len(f.listeners)+len(f.fronts)+len(f.clusterIPs)+len(f.retired) != 0 {
 			t.Errorf("left behind: %d listeners, %d fronts, %d cluster IPs, %d retired", len(f.listeners), len(f.fronts), len(f.clusterIPs), len(f.retired))
 		}
@@ -82,7 +82,7 @@ func stepsContent(p *Mode, tab *table.Table, t *testing.T) string {
 	t.Helper()
 	if tab != nil {
 		p.kernel = empty{}
-		for _, f := range p.families {
+		for _, f := range p.targets {
 			f.kernel = empty{}
 		}
 		if err := p.Apply(t.Context(), tab, nil); err != nil {
@@ -90,7 +90,7 @@ func stepsContent(p *Mode, tab *table.Table, t *testing.T) string {
 		}
 	}
 	var lines []string
-	for _, f := range p.families {
+	for _, f := range p.targets {
 		c := f.content()
 		for s, e := range c.elems {
 			lines = append(lines, portNumber.ReplaceAllString(f.layout.elemText(s, &e), "port"))
@@ -159,7 +159,7 @@ func TestFaults(t *testing.T) {
 	for n := range 8 {
 		e.Apply(t, table.New(), nil)
 		broken := &faulty{kernel: p.kernel, at: n}
-		for _, f := range p.families {
+		for _, f := range p.targets {
 			f.kernel = broken
 		}
 		var err error
@@ -167,7 +167,7 @@ func TestFaults(t *testing.T) {
 		if broken.met && !errors.Is(err, syscall.ENOMEM) {
 			t.Errorf("call %d of the kernel fails, and Apply returns %v", n, err)
 		}
-		for _, f := range p.families {
+		for _, f := range p.targets {
 			f.kernel = p.kernel
 		}
 		e.Apply(t, tab, nil)

@@ -19,7 +19,6 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
 	"github.com/fairlead/fairlead/internal/kernel/relay"
 	"github.com/fairlead/fairlead/internal/svc"
-	"github.com/fairlead/fairlead/internal/table"
 )
 
 // mode is this mode's name.
@@ -48,8 +47,8 @@ type Config struct {
 	Drain time.Duration
 	// MaxFiles bounds the open files of connections, see relay.Config.
 	MaxFiles int
-	// Log is told when connections have to wait for want of files; nil discards
-	// it.
+	// Log gets a warning when connections have to wait for want of files; nil
+	// discards it.
 	Log *slog.Logger
 }
 
@@ -85,17 +84,19 @@ type kernel interface {
 	Close() error
 }
 
-// Mode is a dataplane.Applier. It works in the network namespace in which it is
-// called. Unlike what other modes write, its connections end with the process.
+// Mode is the dataplane.Applier of this mode. It works in the network namespace in
+// which it is called. Unlike what other modes write, its connections end with the
+// process: open ones go on whatever happens to their Service, and UDP clients of an
+// endpoint that is gone get another one.
 type Mode struct {
+	*dataplane.Reconciler
 	cfg      Config
 	kernel   kernel
 	engine   atomic.Pointer[relay.Engine] // nil before the first Apply
 	failing  atomic.Int64                 // endpoints, see target
-	families []*family
-	repaired []string
-	lost     *drops.Tables
-	told     relay.Stats // when complain looked last
+	targets  []*target
+	drops    *drops.Tables
+	reported relay.Stats // when warn looked last
 	closed   bool
 }
 
@@ -108,77 +109,62 @@ func New(cfg Config) (*Mode, error) {
 	if err != nil {
 		return nil, fmt.Errorf("userspace: %w", err)
 	}
-	p := newMode(cfg, k)
-	if p.lost, err = drops.OpenTables(tableName); err != nil {
+	m := newMode(cfg, k)
+	if m.drops, err = drops.OpenTables(tableName); err != nil {
 		_ = k.Close()
 		return nil, fmt.Errorf("userspace: %w", err)
 	}
-	return p, nil
+	return m, nil
 }
 
 func newMode(cfg Config, k kernel) *Mode {
-	p := &Mode{cfg: cfg, kernel: k}
+	m := &Mode{cfg: cfg, kernel: k}
+	m.Reconciler = dataplane.NewReconciler(mode, dataplane.Hooks{Begin: m.begin})
 	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
-		p.families = append(p.families, newFamily(f, &p.cfg, &p.failing, k))
+		t := newTarget(f, m)
+		m.targets = append(m.targets, t)
+		m.Add(f, t)
 	}
-	return p
+	return m
 }
 
-// Apply is dataplane.Applier's. Open connections go on whatever happens to their
-// Service; UDP clients of an endpoint that is gone get another one.
-func (p *Mode) Apply(ctx context.Context, t *table.Table, changed []table.Key) error {
-	engine := p.engine.Load()
+// begin starts the threads that carry connections, if they do not run yet.
+func (m *Mode) begin(_ context.Context, all bool) error {
+	engine := m.engine.Load()
 	if engine == nil {
 		var err error
 		engine, err = relay.Start(relay.Config{
-			ConnectTimeout: p.cfg.ConnectTimeout, UDPTimeout: p.cfg.UDPTimeout, MaxFiles: p.cfg.MaxFiles,
+			ConnectTimeout: m.cfg.ConnectTimeout, UDPTimeout: m.cfg.UDPTimeout, MaxFiles: m.cfg.MaxFiles,
 		})
 		if err != nil {
 			return err
 		}
-		p.engine.Store(engine)
+		m.engine.Store(engine)
 	}
-	if changed == nil {
-		p.repaired = nil
-		p.complain(engine.Stats())
+	if all {
+		m.warn(engine.Stats())
 	}
-	var errs []error
-	for _, f := range p.families {
-		first := f.have == nil
-		err := f.apply(ctx, engine, t, changed)
-		if err != nil {
-			err = fmt.Errorf("userspace, table %s: %w", f.layout.table, err)
-		}
-		errs = append(errs, err)
-		if changed == nil && !first {
-			p.repaired = append(p.repaired, f.repaired...)
-		}
-	}
-	return dataplane.Both(errs...)
+	return nil
 }
 
-// complain tells of what happened since the last time.
-func (p *Mode) complain(now relay.Stats) {
-	if now.Paused > p.told.Paused {
-		p.cfg.Log.Warn("new connections had to wait, since there were too few open files: raise the limit (ulimit -n, or LimitNOFILE= of the unit)",
-			"times", now.Paused-p.told.Paused, "connections", now.Connections, "udp clients", now.UDPClients)
+// warn logs that connections had to wait since the last time.
+func (m *Mode) warn(now relay.Stats) {
+	if now.Paused > m.reported.Paused {
+		m.cfg.Log.Warn("new connections had to wait, since there were too few open files: raise the limit (ulimit -n, or LimitNOFILE= of the unit)",
+			"times", now.Paused-m.reported.Paused, "connections", now.Connections, "clients", now.UDPClients)
 	}
-	p.told = now
+	m.reported = now
 }
-
-// Repaired says what the last Apply with changed nil found missing or foreign
-// and put right, one line each. The first Apply of a process repairs nothing.
-func (p *Mode) Repaired() []string { return p.repaired }
 
 // Carried is dataplane.Carrier's.
-func (p *Mode) Carried() dataplane.Carried {
-	e := p.engine.Load()
+func (m *Mode) Carried() dataplane.Carried {
+	e := m.engine.Load()
 	if e == nil {
 		return dataplane.Carried{}
 	}
 	s := e.Stats()
 	return dataplane.Carried{
-		Connections: s.Connections, UDPFlows: s.UDPClients, FailingEndpoints: p.failing.Load(),
+		Connections: s.Connections, UDPFlows: s.UDPClients, FailingEndpoints: m.failing.Load(),
 		Accepted: s.Accepted, Retried: s.Retried, Failed: s.Failed, EndpointFailures: s.EndpointFailures, Paused: s.Paused,
 		ToEndpoints: s.ToEndpoints, ToClients: s.ToClients,
 	}
@@ -188,22 +174,22 @@ func (p *Mode) Carried() dataplane.Carried {
 // says, and ends those that are left. New connections to Services are refused
 // from now on, by rules that stay until another process takes them over or
 // Cleanup removes them.
-func (p *Mode) Close() error {
-	if p.closed {
+func (m *Mode) Close() error {
+	if m.closed {
 		return nil
 	}
-	p.closed = true
+	m.closed = true
 	var err error
-	if e := p.engine.Load(); e != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), max(p.cfg.Drain, 0))
+	if e := m.engine.Load(); e != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), max(m.cfg.Drain, 0))
 		defer cancel()
 		err = e.Close(ctx)
 	}
-	return errors.Join(err, p.kernel.Close(), p.lost.Close())
+	return errors.Join(err, m.kernel.Close(), m.drops.Close())
 }
 
 // Drops is dataplane.Counter's.
-func (p *Mode) Drops(ctx context.Context) ([]dataplane.DropCount, error) { return p.lost.Drops(ctx) }
+func (m *Mode) Drops(ctx context.Context) ([]dataplane.DropCount, error) { return m.drops.Drops(ctx) }
 
 // forget removes what connection tracking remembers of UDP clients of
 // frontends that are answered on another port than before.

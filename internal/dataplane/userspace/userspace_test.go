@@ -198,7 +198,7 @@ func TestProxyPortsAreNotReachable(t *testing.T) {
 }
 
 func firstListener(e *flows.Env) *listener {
-	for _, ls := range e.Dataplane.(*Mode).families[0].listeners {
+	for _, ls := range e.Dataplane.(*Mode).targets[0].listeners {
 		return ls[0]
 	}
 	return nil

@@ -57,6 +57,13 @@ func transient(err error) bool {
 	return errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.ERESTART)
 }
 
+// IsConflict reports whether err is of a transaction that did not fit what is there:
+// something it removes is missing, something it adds is there already, or what it
+// removes is in use.
+func IsConflict(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EBUSY)
+}
+
 const attempts = 10
 
 // Commit makes the kernel carry out the transaction, or returns a *Refusal.

@@ -21,8 +21,8 @@ func endpoints(n int) []table.Endpoint {
 	return out
 }
 
-func aTarget(n int, affinity time.Duration) *target {
-	t := newTarget(&Config{Avoid: DefaultAvoid}, new(atomic.Int64))
+func aTarget(n int, affinity time.Duration) *balancer {
+	t := newBalancer(&Config{Avoid: DefaultAvoid}, new(atomic.Int64))
 	t.set(endpoints(n), affinity)
 	return t
 }
@@ -30,7 +30,7 @@ func aTarget(n int, affinity time.Duration) *target {
 var alice, bob = netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
 
 // last is the number of the endpoint that a client gets.
-func (t *target) last(from netip.Addr, tried ...netip.AddrPort) int {
+func (t *balancer) last(from netip.Addr, tried ...netip.AddrPort) int {
 	ep, _ := t.Pick(from, tried)
 	if !ep.IsValid() {
 		return 0
@@ -62,7 +62,7 @@ func TestInTurn(t *testing.T) {
 }
 
 func TestAtRandom(t *testing.T) {
-	ta := newTarget(&Config{Random: true}, new(atomic.Int64))
+	ta := newBalancer(&Config{Random: true}, new(atomic.Int64))
 	ta.set(endpoints(4), 0)
 	seen := map[int]int{}
 	for range 4000 {
