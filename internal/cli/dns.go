@@ -7,9 +7,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
-	"runtime"
-	"runtime/debug"
 	"strings"
 	"sync"
 	"time"
@@ -173,59 +170,19 @@ func newDNS(g *global) *cobra.Command {
 	return cmd
 }
 
-// Until the heap reaches startMemory nothing is collected while the process
-// starts, and then with startGCPercent. The lists of a thousand Services take less,
-// and collecting would be a third of the work until the first answer.
-const (
-	startMemory    = 64 << 20
-	startGCPercent = 100
-)
-
-// collectLater sets that up. The function it returns ends the start and sets
-// smallGCPercent.
-func collectLater() (started func()) {
-	if os.Getenv("GOGC") != "" {
-		return func() {}
-	}
-	limit := debug.SetMemoryLimit(-1)
-	collect := func(percent int) {
-		debug.SetGCPercent(percent)
-		debug.SetMemoryLimit(limit)
-	}
-	debug.SetGCPercent(-1)
-	debug.SetMemoryLimit(min(limit, startMemory))
-	var mu sync.Mutex
-	over := false
-	// The cleanup runs with the first collection.
-	runtime.AddCleanup(new([16]byte), func(percent int) {
-		mu.Lock()
-		defer mu.Unlock()
-		if !over {
-			collect(percent)
-		}
-	}, startGCPercent)
-	return func() {
-		mu.Lock()
-		defer mu.Unlock()
-		over = true
-		collect(smallGCPercent)
-	}
-}
-
-// runSmall runs a DNS server that is alone in its process, and gives back the
-// memory that only its start needed.
+// runSmall runs a DNS server that is alone in its process, and releases memory
+// when it is ready, which may be long after it was started.
 func runSmall(ctx context.Context, log *slog.Logger, server *dns.Server) error {
 	started := collectLater()
-	var trimming sync.WaitGroup
-	defer trimming.Wait()
+	var releasing sync.WaitGroup
+	defer releasing.Wait()
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	trimming.Go(func() {
-		if untilTrue(ctx, server.Ready) != nil {
-			return
+	releasing.Go(func() {
+		if untilTrue(ctx, server.Ready) == nil {
+			started()
+			releaseMemory(log)
 		}
-		started()
-		giveBack(log)
 	})
 	return server.Run(ctx)
 }

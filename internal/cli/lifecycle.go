@@ -26,9 +26,8 @@ const readyTimeout = 60 * time.Second
 // any of them gives its own work to finish.
 const stopTimeout = 60 * time.Second
 
-// settleAfter is when the work of the start is over and its memory can be
-// returned.
-const settleAfter = 5 * time.Second
+// settleAfter is when the work of the start is over and its memory is released.
+const settleAfter = 3 * time.Second
 
 var errEndedEarly = errors.New("ended by itself")
 
@@ -61,7 +60,7 @@ func runAll(ctx context.Context, log *slog.Logger, up func(), components ...comp
 	for {
 		select {
 		case <-settled.C:
-			giveBack(log)
+			releaseMemory(log)
 		case <-ctx.Done():
 			return nil
 		case err := <-failed:

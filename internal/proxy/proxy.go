@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net/http"
 	"net/netip"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -250,19 +249,10 @@ func (p *Proxy) apply(ctx context.Context, full, audit bool) {
 	}
 	p.triggers = nil
 	p.health.updated(time.Now())
-	first := p.applied == nil
 	p.applied, p.settled = now, p.wanted
 	p.status.table.Store(p.applied)
 	clear(p.changed)
-	if first && now.Len() > largeTable {
-		// The lists that the Table was built from were several times as large.
-		debug.FreeOSMemory()
-	}
 }
-
-// largeTable is the number of service ports above which returning the memory of
-// the first lists is worth the tens of milliseconds that it takes.
-const largeTable = 500
 
 // reject records which of the service ports that were tried the Applier has
 // rejected. They do not keep the others from being programmed, and are retried

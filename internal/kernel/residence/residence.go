@@ -1,4 +1,4 @@
-// Package residence gives memory back that only the start of a program needed.
+// Package residence releases memory that only the start of a program needed.
 package residence
 
 import (
@@ -37,15 +37,15 @@ func Trim() error {
 			continue
 		}
 		if _, _, errno := unix.Syscall(unix.SYS_MADVISE, from, to-from, unix.MADV_DONTNEED); errno != 0 {
-			errs = append(errs, fmt.Errorf("give back the pages at %#x: %w", from, errno))
+			errs = append(errs, fmt.Errorf("release the pages at %#x: %w", from, errno))
 		}
 	}
 	return errors.Join(append(errs, lines.Err())...)
 }
 
-// constant reads a line of /proc/PID/maps (proc_pid_maps(5)) and says whether it
-// is a mapping of file that nobody has written to and nobody can: the pages are
-// those of the file.
+// constant reads a line of /proc/PID/maps (proc_pid_maps(5)) and reports whether it
+// is a private mapping of file without write permission: its pages are those of
+// the file.
 func constant(line, file string) (from, to uintptr, ok bool) {
 	f := strings.Fields(line)
 	if len(f) < 6 || strings.Join(f[5:], " ") != file || len(f[1]) != 4 || f[1][1] == 'w' || f[1][3] != 'p' {

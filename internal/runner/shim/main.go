@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"sync"
 	"syscall"
 	"time"
@@ -25,9 +24,6 @@ const readyFD = 3
 // Main runs a shim until its shutdown and returns its exit code. The arguments
 // come from Start.
 func Main(args []string) int {
-	// A shim is nearly always idle and there is one per pod: trade speed for
-	// memory.
-	debug.SetGCPercent(20)
 	ready := os.NewFile(readyFD, "ready")
 	flags := flag.NewFlagSet("pod-shim", flag.ContinueOnError)
 	dir := flags.String("dir", "", "directory of the pod's state")
@@ -47,7 +43,6 @@ func Main(args []string) int {
 	}
 	fmt.Fprint(ready, "ok")
 	_ = ready.Close()
-	debug.FreeOSMemory() // what the initialization of packages took
 	s.serve()
 	return 0
 }

@@ -1,0 +1,75 @@
+package cli
+
+import (
+	"log/slog"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"sync"
+
+	"github.com/fairlead/fairlead/internal/kernel/residence"
+)
+
+// All that is done about the memory of a process is in this file: its heap is kept
+// smaller than Go's default, and what only the start needed is released. $GOGC
+// turns the first off, $GOMEMLIMIT is a limit as ever.
+
+// gcPercent keeps the heap small at the cost of more frequent collections: all
+// components together have 195 MB in place of 237 MB with 1,000 Services of 10
+// endpoints.
+const gcPercent = 50
+
+// keepHeapSmall sets gcPercent.
+func keepHeapSmall() {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
+}
+
+// While a DNS server starts nothing is collected before it has taken startMemory,
+// and from then on startGCPercent applies. The lists of a thousand Services take
+// less than that, and collecting would be a third of the work until the first
+// answer.
+const (
+	startMemory    = 64 << 20
+	startGCPercent = 100
+)
+
+// collectLater applies startMemory and startGCPercent until started is called.
+func collectLater() (started func()) {
+	if os.Getenv("GOGC") != "" {
+		return func() {}
+	}
+	limit := debug.SetMemoryLimit(-1)
+	collect := func(percent int) {
+		debug.SetGCPercent(percent)
+		debug.SetMemoryLimit(limit)
+	}
+	debug.SetGCPercent(-1)
+	debug.SetMemoryLimit(min(limit, startMemory))
+	var mu sync.Mutex
+	over := false
+	// The cleanup runs after the first collection.
+	runtime.AddCleanup(new([16]byte), func(percent int) {
+		mu.Lock()
+		defer mu.Unlock()
+		if !over {
+			collect(percent)
+		}
+	}, startGCPercent)
+	return func() {
+		mu.Lock()
+		defer mu.Unlock()
+		over = true
+		collect(gcPercent)
+	}
+}
+
+// releaseMemory releases the memory that only the start of the process needed: of
+// an API server with nothing in it, 24 MB of 158 (9 MB of heap, 15 MB of pages of
+// the program).
+func releaseMemory(log *slog.Logger) {
+	if err := residence.Trim(); err != nil {
+		log.Debug("cannot release the memory of the start", "err", err)
+	}
+}
