@@ -78,7 +78,7 @@ func setMax(n int) error {
 	return nil
 }
 
-// BeLiberal says whether packets outside of the TCP window count as valid.
+// BeLiberal reports whether packets outside of the TCP window count as valid.
 func BeLiberal() bool {
 	b, err := os.ReadFile("/proc/sys/" + beLiberal)
 	v := strings.TrimSpace(string(b))

@@ -59,7 +59,7 @@ const (
 // run on have.
 var revisions = map[Type]uint8{HashIP: 4, HashNet: 6, HashIPPort: 5, HashIPPortIP: 5, HashIPPortNet: 7}
 
-// ErrInUse says that a set cannot be destroyed, since a rule names it.
+// ErrInUse is the error of destroying a set that a rule names.
 var ErrInUse = errors.New("set is in use")
 
 // Conn talks to the kernel's sets of one network namespace. It is used by one
@@ -86,7 +86,7 @@ func begin(e *netlink.Encoder, cmd, flags uint16, set string) {
 	}
 }
 
-// Probe says whether the kernel has sets, and this process may change them.
+// Probe reports whether the kernel has sets, and this process may change them.
 func (c *Conn) Probe() error {
 	var e netlink.Encoder
 	begin(&e, cmdProtocol, unix.NLM_F_ACK, "")
@@ -348,7 +348,7 @@ func addressOf(v []byte) netip.Addr {
 	return a
 }
 
-// NotSupported says that err means a kernel without sets, or a process that may
+// NotSupported reports whether err means a kernel without sets, or a process that may
 // not ask for them, in whose network namespace nobody made one then.
 func NotSupported(err error) bool {
 	return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPERM)

@@ -42,7 +42,7 @@ func Each(f func(*Tool) error) error {
 	return errors.Join(errs...)
 }
 
-// Leads says whether a rule, as iptables-save prints it, leads to one of the
+// Leads reports whether a rule, as iptables-save prints it, leads to one of the
 // chains that its names.
 func Leads(line string, its func(chain string) bool) bool {
 	words := strings.Fields(line)

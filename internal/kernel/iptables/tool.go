@@ -43,9 +43,9 @@ func (v Variant) word() string {
 const (
 	// lockWait is how many seconds iptables waits for another one to end.
 	lockWait = "30"
-	// patience bounds one run of a program. Loading 50,000 Services takes
+	// runTimeout bounds one run of a program. Loading 50,000 Services takes
 	// about a minute.
-	patience = 5 * time.Minute
+	runTimeout = 5 * time.Minute
 	// saidBytes bounds what is kept of what a program says.
 	saidBytes = 2000
 )
@@ -173,7 +173,7 @@ func (e *Error) Unwrap() error { return e.err }
 // the lock, or memory is short.
 const busy = 4
 
-// Busy says that the change failed for a reason outside of it.
+// Busy reports whether the change failed for a reason outside of it.
 func (e *Error) Busy() bool { return e.Code == busy || e.Code < 0 }
 
 // Restore makes the changes that input asks for, in the format of
@@ -209,7 +209,7 @@ func (t *Tool) Tables(ctx context.Context, chain func(name string), rule func(ch
 }
 
 func (t *Tool) run(ctx context.Context, program, args []string, input []byte, out *reader) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, runTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program[0], append(program[1:len(program):len(program)], args...)...)
 	cmd.Env = append(cmd.Environ(), "LC_ALL=C")

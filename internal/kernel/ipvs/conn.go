@@ -58,7 +58,7 @@ const (
 	perSend = 500
 )
 
-// ErrNotSupported says that the kernel has no IPVS.
+// ErrNotSupported is the error of a kernel without IPVS.
 var ErrNotSupported = errors.New("the kernel has no IPVS (module ip_vs)")
 
 // Conn talks to the virtual servers of one network namespace. It is used by one
@@ -198,7 +198,7 @@ type Refusal[O any] struct {
 }
 
 // Send makes the changes of b and returns those that were refused; all others
-// are made. The error is of the socket, after which nobody knows what was made.
+// are made. The error is of the socket, after which it is unknown what was made.
 func Send[O any](c *Conn, b *Batch[O]) ([]Refusal[O], error) {
 	var refused []Refusal[O]
 	for at := 0; at < b.Len(); at += perSend {
@@ -440,6 +440,6 @@ func (c *Conn) Timeouts() (Timeouts, error) {
 	return t, nil
 }
 
-// IsMissing says that a change was refused since the kernel lacks what it names:
+// IsMissing reports whether a change was rejected because the kernel lacks what it names:
 // the scheduler, or the server.
 func IsMissing(err error) bool { return errors.Is(err, unix.ENOENT) }

@@ -96,9 +96,9 @@ func (c *Conn) Burst() int {
 	return max(n/8192, 1)
 }
 
-// Error is the kernel's refusal of one message.
+// Error is the kernel's rejection of one message.
 type Error struct {
-	// Index is the position of the refused message among those sent; -1 if the
+	// Index is the position of the rejected message among those sent; -1 if the
 	// kernel named none of them.
 	Index int
 	Errno unix.Errno
@@ -134,10 +134,10 @@ func (c *Conn) number(b []byte) (first uint32, n int) {
 	return first, n
 }
 
-// Send sends the messages in b as one datagram and returns every refusal. At
+// Send sends the messages in b as one datagram and returns every rejection. At
 // least one of the messages must ask for an answer (NLM_F_ACK). The kernel
 // works before send returns, so all answers are there by then; if there is not
-// even one, some were lost and the error is ENOBUFS.
+// even one, some were dropped and the error is ENOBUFS.
 func (c *Conn) Send(b []byte) []error { return c.Ask(b, nil) }
 
 // Ask is Send for messages that are answered by more than acknowledgements: f
@@ -148,23 +148,23 @@ func (c *Conn) Ask(b []byte, f func(body []byte)) []error {
 	if err := c.write(b); err != nil {
 		return []error{&Error{Index: -1, Errno: err.(unix.Errno)}} //nolint:errorlint // write returns Errno
 	}
-	var refused []error
+	var rejected []error
 	answers := 0
 	for {
 		m, _, err := unix.Recvfrom(c.fd, c.buf, unix.MSG_DONTWAIT)
 		switch {
 		case err == unix.EAGAIN:
 			if answers == 0 {
-				refused = append(refused, &Error{Index: -1, Errno: unix.ENOBUFS, Text: "no answer from the kernel"})
+				rejected = append(rejected, &Error{Index: -1, Errno: unix.ENOBUFS, Text: "no answer from the kernel"})
 			}
-			return refused
+			return rejected
 		case err == unix.EINTR:
 			continue
 		case err != nil:
 			answers++
-			refused = append(refused, &Error{Index: -1, Errno: err.(unix.Errno)}) //nolint:errorlint // a syscall's error
+			rejected = append(rejected, &Error{Index: -1, Errno: err.(unix.Errno)}) //nolint:errorlint // a syscall's error
 			if err != unix.ENOBUFS {
-				return refused
+				return rejected
 			}
 			continue
 		}
@@ -181,13 +181,13 @@ func (c *Conn) Ask(b []byte, f func(body []byte)) []error {
 				if e.Index < 0 || e.Index >= n {
 					e.Index = -1
 				}
-				refused = append(refused, e)
+				rejected = append(rejected, e)
 			}
 		})
 	}
 }
 
-// ErrInterrupted says that what a Dump read changed while it was reading.
+// ErrInterrupted is the error of a Dump during which what it reads changed.
 var ErrInterrupted = errors.New("the kernel's table changed while it was read")
 
 // Dump sends the one message in b, which has NLM_F_DUMP, and calls f with the
@@ -242,7 +242,7 @@ func (c *Conn) Dump(b []byte, f func(body []byte)) error {
 
 // Events calls f with the type and the body (behind the first four bytes of its
 // header, as Dump does) of each message that came by itself since the last call.
-// It does not wait. An error that wraps unix.ENOBUFS says that some were lost.
+// It does not wait. An error that wraps unix.ENOBUFS says that some were dropped.
 func (c *Conn) Events(f func(typ uint16, body []byte)) error {
 	for {
 		m, _, err := unix.Recvfrom(c.fd, c.buf, unix.MSG_DONTWAIT)
@@ -293,7 +293,7 @@ func messages(b []byte, f func(typ, flags uint16, seq uint32, body []byte)) {
 }
 
 // answer reads the body of an NLMSG_ERROR; nil is an acknowledgement. With
-// NETLINK_CAP_ACK the attributes follow the refused message's header at once.
+// NETLINK_CAP_ACK the attributes follow the rejected message's header at once.
 func answer(body []byte) *Error {
 	if len(body) < 4+headerLen {
 		return &Error{Index: -1, Errno: unix.EPROTO}

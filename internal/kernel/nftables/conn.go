@@ -34,18 +34,18 @@ func (c *Conn) MaxBatch() int { return c.max }
 // Refusal is the error of a transaction that the kernel did not accept. Nothing
 // of it was done.
 type Refusal struct {
-	// Tags are the causes (Batch.Tag) of the refused messages, each once; empty
+	// Tags are the causes (Batch.Tag) of the rejected messages, each once; empty
 	// if the kernel did not blame a message with a tag.
 	Tags []any
 	errs []error
 }
 
-// Error tells the first of the kernel's reasons and how many there were.
+// Error returns the first of the kernel's reasons and how many there were.
 func (r *Refusal) Error() string {
 	if len(r.errs) > 1 {
-		return fmt.Sprintf("nf_tables refused the change: %v (and %d more)", r.errs[0], len(r.errs)-1)
+		return fmt.Sprintf("nf_tables rejected the change: %v (and %d more)", r.errs[0], len(r.errs)-1)
 	}
-	return fmt.Sprintf("nf_tables refused the change: %v", r.errs[0])
+	return fmt.Sprintf("nf_tables rejected the change: %v", r.errs[0])
 }
 
 // Unwrap returns the kernel's reasons.

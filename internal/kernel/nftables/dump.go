@@ -10,7 +10,7 @@ import (
 )
 
 // dump asks until the answer is undisturbed by other changes, a limited number
-// of times: on a machine where somebody changes rules all the time, what is
+// of times: on a machine where rules change all the time, what is
 // read last is as good as any. begin is called before each try.
 func (c *Conn) dump(typ uint16, t Table, begin func(), attrs func(e *netlink.Encoder), f func(body []byte)) error {
 	for try := 1; ; try++ {
@@ -25,7 +25,7 @@ func (c *Conn) dump(typ uint16, t Table, begin func(), attrs func(e *netlink.Enc
 			return nil
 		case errors.Is(err, unix.ENOENT):
 			begin()
-			return nil // the table or set is not there: nothing to tell
+			return nil // the table or set is not there: nothing to read
 		case errors.Is(err, netlink.ErrInterrupted) && try >= attempts:
 			return nil
 		case !errors.Is(err, netlink.ErrInterrupted) && !transient(err):
@@ -121,7 +121,7 @@ type StoredSet struct {
 	Size              uint32
 }
 
-// Is says that the stored set is what AddSet makes of s.
+// Is reports whether the stored set is what AddSet makes of s.
 func (st StoredSet) Is(s Set) bool {
 	want := StoredSet{Name: s.Name, KeyType: number(s.Key), Size: s.Size}
 	if s.Data != nil {

@@ -179,7 +179,7 @@ func (w *worker) next(f *flow, ep netip.AddrPort, failed bool) {
 func (w *worker) await(f *flow, others bool) {
 	which, timeout := 0, w.engine.cfg.ConnectTimeout
 	if !others {
-		which, timeout = 1, lastPatience*timeout
+		which, timeout = 1, lastFactor*timeout
 	}
 	w.connecting[which] = append(w.connecting[which], attempt{f, len(f.tried), w.now.Add(timeout)})
 }

@@ -34,7 +34,7 @@ type Config struct {
 	// (GOMAXPROCS: in a container as many as its limit allows).
 	Threads int
 	// ConnectTimeout is how long an endpoint may take to answer a connection
-	// while there are others to try; the last one has lastPatience times that.
+	// while there are others to try; the last one has lastFactor times that.
 	// 0 is DefaultConnectTimeout.
 	ConnectTimeout time.Duration
 	// UDPTimeout is how long a client without datagrams in either direction
@@ -53,8 +53,8 @@ const (
 	DefaultUDPTimeout     = 30 * time.Second
 )
 
-// lastPatience is how many ConnectTimeouts the last endpoint has to answer.
-const lastPatience = 10
+// lastFactor is how many ConnectTimeouts the last endpoint has to answer.
+const lastFactor = 10
 
 // Stats are the numbers of an Engine.
 type Stats struct {

@@ -26,7 +26,7 @@ type Listener struct {
 	left   atomic.Int32 // of those, the ones that have not let go of it
 }
 
-// ErrPortTaken is the error of Listen for a port that somebody else has.
+// ErrPortTaken is the error of Listen for a port that another socket has.
 var ErrPortTaken = unix.EADDRINUSE
 
 // backlog is how many connections may wait to be accepted; the kernel bounds it

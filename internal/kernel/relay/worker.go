@@ -45,7 +45,7 @@ type worker struct {
 
 	mu       sync.Mutex
 	commands []func()
-	closed   bool // nobody obeys any more
+	closed   bool // commands are no longer run
 
 	load atomic.Int64 // connections that are, or will be, this thread's
 	// Bytes passed on. Each thread counts its own: one number for all of them
@@ -157,7 +157,7 @@ func (w *worker) start() error {
 	return <-entered
 }
 
-// atHome says whether the Engine's network namespace is the one in which
+// atHome reports whether the Engine's network namespace is the one in which
 // goroutines run. It is to be called by one that is new, and on no thread of its
 // own: the process's first thread, which /proc/self stands for, may be a test's
 // and elsewhere.
@@ -201,7 +201,7 @@ func (w *worker) do(f func()) bool {
 	return true
 }
 
-func (w *worker) obey() {
+func (w *worker) runCommands() {
 	var b [8]byte
 	_, _ = unix.Read(w.wake, b[:])
 	w.mu.Lock()
@@ -220,7 +220,7 @@ func (w *worker) watch(fd int, events uint32, kind, number int32) error {
 
 func (w *worker) run() {
 	for {
-		n, err := unix.EpollWait(w.epoll, w.events[:], w.patience())
+		n, err := unix.EpollWait(w.epoll, w.events[:], w.epollTimeout())
 		if err != nil && !is(err, unix.EINTR) {
 			panic(fmt.Sprintf("relay: epoll_wait: %v", err)) // the epoll itself is broken
 		}
@@ -249,7 +249,7 @@ func (w *worker) yield() {
 	}
 }
 
-// last makes do return false from now on, if nothing is left to obey.
+// last makes do return false from now on, if no command is left to run.
 func (w *worker) last() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -260,7 +260,7 @@ func (w *worker) last() bool {
 func (w *worker) handle(ev *unix.EpollEvent) {
 	switch ev.Pad {
 	case kindWake:
-		w.obey()
+		w.runCommands()
 	case kindListener:
 		switch l := w.listeners[ev.Fd]; {
 		case l == nil:
@@ -280,8 +280,8 @@ func (w *worker) handle(ev *unix.EpollEvent) {
 	}
 }
 
-// patience is how long to wait for events, in milliseconds.
-func (w *worker) patience() int {
+// epollTimeout returns how long to wait for events, in milliseconds.
+func (w *worker) epollTimeout() int {
 	if len(w.ready) > 0 {
 		return 0
 	}
