@@ -276,15 +276,15 @@ func TestOptionsRefused(t *testing.T) {
 		}
 	}
 	for want, o := range map[string]Options{
-		"no address to listen on":          {},
-		"want IP:PORT":                     {Listen: []string{"localhost:53"}},
-		`"1.2.3.4" is no address`:          {Listen: []string{"1.2.3.4"}},
-		`cluster domain "a..b" is not`:     {Listen: []string{":0"}, Domains: []string{"a..b"}},
-		"publishing behind kube-dns needs": {Listen: []string{":0"}, Publish: &Publish{}},
-		`stub domain "x" needs`:            {Listen: []string{":0"}, Stubs: []Stub{{Domain: "x"}}},
-		"is a directory":                   {Listen: []string{":0"}, ResolvConf: "/"},
-		"--listen :53 takes the addresses": {Listen: []string{"127.0.0.1:53", ":53"}, NodeLocal: local},
-		"10.96.0.10:53 takes":              {Listen: []string{"10.96.0.10:53"}, NodeLocal: local},
+		"no address to listen on":                {},
+		"want IP:PORT":                           {Listen: []string{"localhost:53"}},
+		`invalid address to listen on "1.2.3.4"`: {Listen: []string{"1.2.3.4"}},
+		`cluster domain "a..b" is not`:           {Listen: []string{":0"}, Domains: []string{"a..b"}},
+		"publishing behind kube-dns needs":       {Listen: []string{":0"}, Publish: &Publish{}},
+		`stub domain "x" needs`:                  {Listen: []string{":0"}, Stubs: []Stub{{Domain: "x"}}},
+		"is a directory":                         {Listen: []string{":0"}, ResolvConf: "/"},
+		"--listen :53 includes the addresses":    {Listen: []string{"127.0.0.1:53", ":53"}, NodeLocal: local},
+		"10.96.0.10:53 includes":                 {Listen: []string{"10.96.0.10:53"}, NodeLocal: local},
 	} {
 		if _, err := New(o); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)

@@ -248,8 +248,8 @@ func TestFloods(t *testing.T) {
 	look := func() {
 		s.forward.mu.Lock()
 		defer s.forward.mu.Unlock()
-		worst = max(worst, len(s.forward.flights))
-		for _, f := range s.forward.flights {
+		worst = max(worst, len(s.forward.inflight))
+		for _, f := range s.forward.inflight {
 			waiting = max(waiting, len(f.waiters))
 		}
 	}

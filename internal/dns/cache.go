@@ -12,13 +12,13 @@ const cacheShards = 64
 // maxEntry is the largest answer that is kept, in bytes.
 const maxEntry = 8 << 10
 
-// cache keeps upstreams' answers. A flood of new names throws out old ones,
-// never more than the cache holds; denials have room of their own, so that
-// random names do not cost the names that exist.
+// cache has the answers of upstreams. Its size is bounded: new names evict old
+// ones. Denials have a store of their own, so that random names do not evict
+// those that exist.
 type cache struct {
 	seed             maphash.Seed
 	success, denials store
-	// stale is how many seconds an entry stays usable after its end.
+	// stale is how many seconds an entry stays usable after it has expired.
 	stale int64
 }
 
@@ -33,8 +33,8 @@ type store struct {
 type cacheShard struct {
 	mu      sync.RWMutex
 	entries map[string]*slot
-	// ring holds the slots; hand goes round it and throws out the first slot
-	// that was not used since it last came by.
+	// ring has the slots in the order of the CLOCK algorithm: hand evicts the
+	// first slot that was not used since it last passed.
 	ring  []*slot
 	hand  int
 	bytes int
@@ -61,8 +61,8 @@ func newCache(size int, stale int64) *cache {
 	return c
 }
 
-// get returns the entry of a key, its age, and whether it is past its end; nil
-// if there is none.
+// get returns the entry of a key, its age in seconds, and whether it has expired;
+// nil if there is none.
 func (c *cache) get(key []byte, now int64) (e *entry, age uint32, stale bool) {
 	shard := maphash.Bytes(c.seed, key) % cacheShards
 	for _, s := range []*store{&c.success, &c.denials} {
@@ -85,12 +85,12 @@ func (c *cache) get(key []byte, now int64) (e *entry, age uint32, stale bool) {
 		case c.stale > 0 && a < int64(e.ttl)+c.stale && e.rcode != rcodeServFail:
 			return e, uint32(a), true
 		}
-		// Dead, but the other store may have a living one.
+		// Unusable; the other store may have a newer one.
 	}
 	return nil, 0, false
 }
 
-// put keeps an answer in place of what is there under its key.
+// put adds an answer, in place of an earlier one of the key.
 func (c *cache) put(key string, e *entry, now int64) {
 	if e.ttl == 0 || e.size() > maxEntry {
 		return
@@ -102,7 +102,7 @@ func (c *cache) put(key string, e *entry, now int64) {
 		to, other = other, to
 	}
 	if e.rcode == rcodeServFail {
-		other = nil // what was known before may still serve as stale answer
+		other = nil // the earlier answer may still be served stale
 	}
 	if other != nil {
 		other.shards[shard].remove(key)
@@ -131,7 +131,7 @@ func (sh *cacheShard) put(key string, e *entry, limit int) (evicted uint64) {
 	return evicted
 }
 
-// evict removes one slot; it looks at each at most twice.
+// evict removes one slot, in at most two passes.
 func (sh *cacheShard) evict() {
 	for {
 		sh.hand %= len(sh.ring)

@@ -3,9 +3,9 @@
 //
 // A request for a cluster name is answered by the goroutine that read it,
 // without waiting for anything: no lock, no API, no upstream. What an upstream
-// must be asked for goes to a goroutine of its own, bounded in number, and
-// equal questions share one.
+// must be asked for is resolved by a goroutine of its own, bounded in number,
+// which equal questions share.
 //
-// The zone follows the API by reflectors that keep no objects. When the API is
-// away, the zone stays as it is and goes on answering.
+// The zone follows the API by reflectors that keep no objects. While the API
+// server cannot be reached, the zone is answered from as it is.
 package dns

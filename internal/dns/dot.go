@@ -90,9 +90,8 @@ func newTLSUpstream(t TLSServer) *upstream {
 	return u
 }
 
-// exchangeTLS asks over an idle connection or a new one. A connection that has
-// waited may have been closed by the other end meanwhile, so its failure says
-// nothing.
+// exchangeTLS asks over an idle connection or a new one. An idle connection may
+// have been closed by the upstream, so its failure is ignored.
 func (u *upstream) exchangeTLS(ctx context.Context, a ask, timeout time.Duration) (*entry, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -111,12 +110,12 @@ func (u *upstream) exchangeTLS(ctx context.Context, a ask, timeout time.Duration
 	return u.askConn(ctx, c, a)
 }
 
-// askConn asks over c and keeps it for the next question if all went well.
+// askConn asks over c and, if that succeeds, keeps it for another question.
 func (u *upstream) askConn(ctx context.Context, c net.Conn, a ask) (*entry, error) {
-	// Past deadlines are those of earlier questions.
+	// Clear the deadline of an earlier question.
 	_ = c.SetDeadline(time.Time{})
 	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
-	// Nobody in between can forge: no need for random case.
+	// TLS cannot be forged: random case is not needed.
 	e, err := exchangeTCP(c, u.request(a, false), a)
 	if !stop() || err != nil {
 		c.Close()

@@ -10,14 +10,14 @@ import (
 	mdns "github.com/miekg/dns"
 )
 
-// How long answers are kept at most, in seconds; the limits of CoreDNS.
+// How long answers are cached at most, in seconds; the limits of CoreDNS.
 const (
 	maxTTL       = 3600
 	maxDenialTTL = 1800
 	// servfailTTL is for upstreams that answer SERVFAIL (RFC 9520, 3.2: at
 	// least one second, at most five minutes).
 	servfailTTL = 5
-	// staleTTL is the TTL of an answer past its end (RFC 8767, section 4).
+	// staleTTL is the TTL of an expired answer (RFC 8767, section 4).
 	staleTTL = 30
 )
 
@@ -31,14 +31,14 @@ type entry struct {
 	// pointers fit any message with a question for the same name.
 	body []byte
 	rrs  []rr
-	// ttl is how long the answer is good for, in seconds. 0: not at all.
+	// ttl is how long the answer is valid, in seconds; 0 is not at all.
 	ttl uint32
-	// negative: there is no such name, or no such record.
+	// negative is whether there is no such name, or no such record.
 	negative bool
 
-	stored int64        // second it came, of the cache's clock
-	hits   atomic.Int32 // since it came
-	// retry is the second before which no other try is made to replace a
+	stored int64        // when it was added, in seconds of the cache's clock
+	hits   atomic.Int32 // since then
+	// retry is the second before which upstreams are not asked to replace a
 	// stale answer.
 	retry atomic.Int64
 }
@@ -46,7 +46,7 @@ type entry struct {
 // rr is where a record and its TTL are in body.
 type rr struct{ start, ttlAt uint16 }
 
-var errBadReply = errors.New("the upstream's answer is malformed")
+var errBadReply = errors.New("malformed answer")
 
 // newEntry reads an upstream's answer to the question for name, which is in
 // lower case.
@@ -122,7 +122,7 @@ func repackWithoutOPT(msg []byte) ([]byte, error) {
 	return m.Pack()
 }
 
-// index notes where the records are and how long the answer is good for.
+// index finds the records and how long the answer is valid.
 func (e *entry) index(msg, name []byte) {
 	qend := headerSize + len(name) + 4
 	e.rrs = make([]rr, 0, int(e.an)+int(e.ns)+int(e.ar))
@@ -132,10 +132,10 @@ func (e *entry) index(msg, name []byte) {
 	for at, i := qend, 0; at < len(msg); i++ {
 		r, ok := parseRecord(msg, at)
 		if !ok {
-			break // cannot be: scanReply has been here
+			break // unreachable: scanReply has parsed it
 		}
 		e.rrs = append(e.rrs, rr{uint16(at - qend), uint16(r.ttlAt - qend)})
-		// The case was made up for this one question.
+		// Undo the random case of the question.
 		if bytes.HasPrefix(msg[at:], asked) {
 			copy(msg[at:], name)
 		}
@@ -153,7 +153,7 @@ func (e *entry) index(msg, name []byte) {
 	case e.rcode != rcodeSuccess && e.rcode != rcodeNXDomain:
 		e.ttl = 0
 	case e.rcode == rcodeNXDomain || found:
-		// RFC 2308, section 5; a denial without SOA is not to be kept.
+		// RFC 2308, section 5: a denial without SOA is not cached.
 		e.negative = true
 		if found {
 			e.ttl = min(soa, maxDenialTTL)
@@ -204,7 +204,7 @@ func (e *entry) appendTo(out []byte, age uint32, stale bool, limit int) (_ []byt
 	return out, an, ns, ar, truncated
 }
 
-// message makes a whole message of the entry, for the ways that need one.
+// message returns the entry as a message of the DNS library.
 func (e *entry) message(name []byte, typ uint16, age uint32) *mdns.Msg {
 	out := make([]byte, headerSize, headerSize+len(name)+4+len(e.body))
 	out = append(out, name...)

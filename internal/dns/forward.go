@@ -18,23 +18,24 @@ import (
 )
 
 const (
-	// budget is the time for all tries of one question.
+	// budget is the time for all attempts at one question.
 	budget = 5 * time.Second
 	// probeEvery is the time between questions to an unhealthy upstream.
 	probeEvery = 500 * time.Millisecond
-	// maxWaiters bounds the clients that wait for one and the same answer.
+	// maxWaiters bounds the clients that wait for the same answer.
 	maxWaiters = 1000
 	// staleAfter is how long a client waits for an upstream while there is a
 	// stale answer (RFC 8767, section 5).
 	staleAfter = 1800 * time.Millisecond
-	// retryStale is how long a stale answer is given without another try.
+	// retryStale is how long, in seconds, a stale answer is served before the
+	// upstreams are tried again.
 	retryStale = 10
-	// failureTTL is how long a failure is remembered (RFC 9520, 3.2).
+	// failureTTL is how long, in seconds, a failure is cached (RFC 9520, 3.2).
 	failureTTL = 1
 )
 
-// forwarder finds answers at upstreams. Equal questions that come while one is
-// under way wait for its answer.
+// forwarder resolves questions at upstreams. Questions equal to one in flight
+// wait for its answer.
 type forwarder struct {
 	log     *slog.Logger
 	cache   *cache
@@ -50,10 +51,10 @@ type forwarder struct {
 	ctx context.Context // of run; ends all lookups
 	wg  sync.WaitGroup
 
-	mu      sync.Mutex
-	closed  bool
-	flights map[string]*flight
-	byAddr  map[netip.AddrPort]*upstream
+	mu       sync.Mutex
+	closed   bool
+	inflight map[string]*lookup // by ask.key
+	byAddr   map[netip.AddrPort]*upstream
 }
 
 // group is the upstreams of a stub domain.
@@ -63,8 +64,8 @@ type group struct {
 	upstreams []*upstream
 }
 
-// flight is a question under way.
-type flight struct {
+// lookup is a question in flight.
+type lookup struct {
 	waiters []func(result)
 }
 
@@ -77,14 +78,14 @@ type result struct {
 
 func newForwarder(o Options) (*forwarder, error) {
 	f := &forwarder{
-		log:     o.Logger,
-		cache:   newCache(o.CacheSize, int64(o.Stale/time.Second)),
-		mixCase: !o.PlainCase,
-		inOrder: o.Sequential,
-		timeout: o.Timeout,
-		limit:   o.MaxInFlight,
-		flights: map[string]*flight{},
-		byAddr:  map[netip.AddrPort]*upstream{},
+		log:      o.Logger,
+		cache:    newCache(o.CacheSize, int64(o.Stale/time.Second)),
+		mixCase:  !o.PlainCase,
+		inOrder:  o.Sequential,
+		timeout:  o.Timeout,
+		limit:    o.MaxInFlight,
+		inflight: map[string]*lookup{},
+		byAddr:   map[netip.AddrPort]*upstream{},
 	}
 	for _, t := range o.TLSUpstream {
 		if !t.Addr.IsValid() {
@@ -98,7 +99,7 @@ func newForwarder(o Options) (*forwarder, error) {
 		if err := n.ParseText(s.Domain); err != nil || len(s.Servers) == 0 {
 			return nil, fmt.Errorf("dns: stub domain %q needs a domain name and at least one server", s.Domain)
 		}
-		g := group{domain: slices.Clone(n.Wire()), labels: n.Labels(), upstreams: f.known(s.Servers)}
+		g := group{domain: slices.Clone(n.Wire()), labels: n.Labels(), upstreams: f.upstreamsAt(s.Servers)}
 		at := 0
 		for at < len(f.groups) && f.groups[at].labels >= g.labels {
 			at++
@@ -110,13 +111,13 @@ func newForwarder(o Options) (*forwarder, error) {
 
 // setMain replaces the upstreams of all names that are in no stub domain.
 func (f *forwarder) setMain(addrs []netip.AddrPort) {
-	us := append(slices.Clone(f.overTLS), f.known(addrs)...)
+	us := append(slices.Clone(f.overTLS), f.upstreamsAt(addrs)...)
 	f.main.Store(&us)
 }
 
-// known are the upstreams at the addresses; what is known of one is kept for
-// as long as the process lives.
-func (f *forwarder) known(addrs []netip.AddrPort) []*upstream {
+// upstreamsAt returns the upstreams at the addresses. The state of each is kept
+// as long as the process runs.
+func (f *forwarder) upstreamsAt(addrs []netip.AddrPort) []*upstream {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	us := make([]*upstream, 0, len(addrs))
@@ -131,7 +132,7 @@ func (f *forwarder) known(addrs []netip.AddrPort) []*upstream {
 	return us
 }
 
-// upstreams are those for a name.
+// upstreams returns the upstreams for a name.
 func (f *forwarder) upstreams(n *zone.Name) []*upstream {
 	for i := range f.groups {
 		if g := &f.groups[i]; n.HasSuffix(g.domain, g.labels) {
@@ -141,7 +142,7 @@ func (f *forwarder) upstreams(n *zone.Name) []*upstream {
 	return *f.main.Load()
 }
 
-// all are the upstreams of all groups, each once.
+// all returns the upstreams of all groups, each once.
 func (f *forwarder) all() []*upstream {
 	out := slices.Clone(*f.main.Load())
 	for _, g := range f.groups {
@@ -183,9 +184,9 @@ func (f *forwarder) spawn(do func()) bool {
 	return true
 }
 
-// lookup asks for a at one of the upstreams and calls done once with the
-// result, on another goroutine. It is false, and done is never called, when
-// too much is under way. a.name must not change until then.
+// lookup asks for a at the upstreams and calls done once with the result, on
+// another goroutine; a.name must not change until then. It returns false, and
+// done is never called, when too many questions are in flight.
 func (f *forwarder) lookup(a ask, upstreams []*upstream, done func(result)) bool {
 	key := a.key()
 	f.mu.Lock()
@@ -193,26 +194,26 @@ func (f *forwarder) lookup(a ask, upstreams []*upstream, done func(result)) bool
 	if f.closed || f.ctx == nil {
 		return false
 	}
-	if fl := f.flights[key]; fl != nil {
-		if len(fl.waiters) >= maxWaiters {
+	if l := f.inflight[key]; l != nil {
+		if len(l.waiters) >= maxWaiters {
 			f.metrics.rejects.Add(1)
 			return false
 		}
-		fl.waiters = append(fl.waiters, done)
+		l.waiters = append(l.waiters, done)
 		return true
 	}
-	if len(f.flights) >= f.limit {
+	if len(f.inflight) >= f.limit {
 		f.metrics.rejects.Add(1)
 		return false
 	}
-	f.flights[key] = &flight{waiters: []func(result){done}}
+	f.inflight[key] = &lookup{waiters: []func(result){done}}
 	f.wg.Add(1)
-	go f.fly(key, a, upstreams)
+	go f.run(key, a, upstreams)
 	return true
 }
 
-// fly finds the answer of one flight and gives it to all who wait.
-func (f *forwarder) fly(key string, a ask, upstreams []*upstream) {
+// run resolves one question and passes the answer to all who wait for it.
+func (f *forwarder) run(key string, a ask, upstreams []*upstream) {
 	defer f.wg.Done()
 	soon := time.AfterFunc(staleAfter, func() { f.serveStale(key, false) })
 	e := f.resolve(f.ctx, a, upstreams)
@@ -227,44 +228,46 @@ func (f *forwarder) fly(key string, a ask, upstreams []*upstream) {
 	} else {
 		f.cache.put(key, e, now)
 	}
-	for _, done := range f.land(key, true) {
+	for _, done := range f.takeWaiters(key, true) {
 		done(result{e: e})
 	}
 }
 
-// land takes the waiters of a flight, and at its end the flight itself.
-func (f *forwarder) land(key string, end bool) []func(result) {
+// takeWaiters takes the waiters of a question, which is no longer in flight if
+// finish is set.
+func (f *forwarder) takeWaiters(key string, finish bool) []func(result) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	fl := f.flights[key]
-	if fl == nil {
+	l := f.inflight[key]
+	if l == nil {
 		return nil
 	}
-	if end {
-		delete(f.flights, key)
+	if finish {
+		delete(f.inflight, key)
 	}
-	w := fl.waiters
-	fl.waiters = nil
+	w := l.waiters
+	l.waiters = nil
 	return w
 }
 
-// serveStale gives an answer past its end to all who wait, if there is one.
-func (f *forwarder) serveStale(key string, end bool) bool {
+// serveStale passes an expired answer, if there is one, to all who wait.
+func (f *forwarder) serveStale(key string, finish bool) bool {
 	now := time.Now().Unix()
 	e, age, stale := f.cache.get([]byte(key), now)
 	if e == nil || !stale {
 		return false
 	}
 	e.retry.Store(now + retryStale)
-	for _, done := range f.land(key, end) {
+	for _, done := range f.takeWaiters(key, finish) {
 		f.metrics.stale.Add(1)
 		done(result{e, age, true})
 	}
 	return true
 }
 
-// resolve asks one upstream after the other until one answers. An answer that
-// says only that the upstream cannot help is kept for the case that none can.
+// resolve asks one upstream after the other until one answers. An error answer
+// (SERVFAIL, REFUSED, NOTIMP, FORMERR) is returned only if no upstream has
+// another.
 func (f *forwarder) resolve(ctx context.Context, a ask, upstreams []*upstream) *entry {
 	ctx, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
@@ -275,7 +278,7 @@ func (f *forwarder) resolve(ctx context.Context, a ask, upstreams []*upstream) *
 			if ctx.Err() != nil {
 				break
 			}
-			f.log.Debug("upstream gave no answer", "upstream", u.name, "err", err)
+			f.log.Debug("no answer from an upstream", "upstream", u.name, "err", err)
 			continue
 		}
 		switch e.rcode {
@@ -288,8 +291,8 @@ func (f *forwarder) resolve(ctx context.Context, a ask, upstreams []*upstream) *
 	return fallback
 }
 
-// order is the upstreams in the order to ask them in: the healthy ones; when
-// there are none, checking health has failed, and a random one is tried.
+// order returns the healthy upstreams in the order to ask them. If none is
+// healthy, the health checks may be wrong, and it returns a random one.
 func (f *forwarder) order(us []*upstream) []*upstream {
 	out := make([]*upstream, 0, len(us))
 	for _, u := range us {
@@ -314,18 +317,18 @@ func (f *forwarder) order(us []*upstream) []*upstream {
 		first := rand.IntN(n)
 		out = append(out[first:n:n], out[:first]...)
 	} else if n == 1 {
-		// One lost packet must not be a failure.
+		// One lost packet must not fail the question.
 		out = append(out, out[0])
 	}
 	return out
 }
 
-// try asks u and notes how it did.
+// try asks u and updates its health.
 func (f *forwarder) try(ctx context.Context, u *upstream, a ask) (*entry, error) {
 	start := time.Now()
 	e, err := u.exchange(ctx, a, f.mixCase, f.timeout)
 	if err == nil && (e.rcode == rcodeFormErr || e.rcode == rcodeNotImp) && !u.noEDNS.Load() {
-		// RFC 6891, 7: it may not know EDNS.
+		// RFC 6891, section 7: it may not support EDNS.
 		u.noEDNS.Store(true)
 		if e2, err2 := u.exchange(ctx, a, f.mixCase, f.timeout); err2 == nil && e2.rcode != e.rcode {
 			e = e2
@@ -359,10 +362,10 @@ func (f *forwarder) probe(ctx context.Context) {
 			}
 			wg.Go(func() {
 				defer u.stats.probing.Store(false)
-				// Any answer at all is a sign of life.
+				// Any answer at all makes it healthy.
 				_, err := u.exchange(ctx, ask{name: []byte{0}, typ: typeNS}, false, f.timeout)
 				if err == nil || errors.Is(err, errTruncated) {
-					f.log.Info("upstream answers again", "upstream", u.name)
+					f.log.Info("upstream is healthy again", "upstream", u.name)
 					u.fails.Store(0)
 				} else {
 					u.stats.failures.Add(1)

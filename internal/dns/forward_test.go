@@ -134,7 +134,7 @@ func TestForgedAnswersAreNotTaken(t *testing.T) {
 func TestFloodOfForgeriesEnds(t *testing.T) {
 	u := startUpstream(t, func(w mdns.ResponseWriter, m *mdns.Msg, _ int64) {
 		f := new(mdns.Msg).SetReply(m)
-		for range 4 * junkLimit {
+		for range 4 * maxMismatches {
 			f.Id++
 			_ = w.WriteMsg(f)
 		}
@@ -315,7 +315,7 @@ func TestTooManyUnderWayAreRefused(t *testing.T) {
 	eventually(t, "three questions are under way", func() bool {
 		s.forward.mu.Lock()
 		defer s.forward.mu.Unlock()
-		return len(s.forward.flights) == 3
+		return len(s.forward.inflight) == 3
 	})
 	if r := exchange(t, s, "udp", question("n4.example.com.", mdns.TypeA)); r.Rcode != mdns.RcodeRefused {
 		t.Errorf("answered %v", r)

@@ -18,7 +18,7 @@ import (
 // hostsTTL is the TTL of names from the hosts file, in seconds.
 const hostsTTL = 60
 
-// hostsTable is a hosts file, read. Immutable.
+// hostsTable is the contents of a hosts file. It is immutable.
 type hostsTable struct {
 	addrs map[string][]netip.Addr // by name, wire form
 	names map[netip.Addr][]byte   // the first name of an address
@@ -27,7 +27,7 @@ type hostsTable struct {
 	size     int64
 }
 
-// len is the number of addresses of names and of names of addresses.
+// len returns the number of addresses of names and of names of addresses.
 func (t *hostsTable) len() int {
 	n := len(t.names)
 	for _, addrs := range t.addrs {
@@ -39,7 +39,7 @@ func (t *hostsTable) len() int {
 // readHosts reads a file in the form of hosts(5). Lines that are not of that
 // form are skipped, as the C library does.
 func readHosts(file string) (*hostsTable, error) {
-	// When the file changes in between, it is read again.
+	// If the file changes in between, it is read again.
 	info, err := os.Stat(file)
 	if err != nil {
 		return nil, fmt.Errorf("dns: hosts file: %w", err)
@@ -76,7 +76,7 @@ func readHosts(file string) (*hostsTable, error) {
 	return t, nil
 }
 
-// answerHosts answers from the hosts file; false if the name is not in it.
+// answerHosts answers from the hosts file and reports whether the name is in it.
 func (w *worker) answerHosts() bool {
 	t := w.s.hosts.Load()
 	if t == nil {
@@ -121,13 +121,13 @@ func appendRR(b []byte, typ uint16, ttl uint32, rdata []byte) []byte {
 	return append(b, rdata...)
 }
 
-// watchHosts reads the hosts file again when it has changed.
+// watchHosts reads the hosts file again when it has changed, until ctx ends.
 func (s *Server) watchHosts(ctx context.Context) {
-	wait.UntilWithContext(ctx, func(context.Context) { s.reloadHosts() }, resolvConfEvery)
+	wait.UntilWithContext(ctx, func(context.Context) { s.reloadHosts() }, filePeriod)
 }
 
-// reloadHosts reads the hosts file if it is another one than before. While it is
-// being replaced there may be none.
+// reloadHosts reads the hosts file if it has changed. While it is being replaced
+// there may be none.
 func (s *Server) reloadHosts() {
 	have := s.hosts.Load()
 	info, err := os.Stat(s.options.Hosts)
@@ -136,7 +136,7 @@ func (s *Server) reloadHosts() {
 	}
 	t, err := readHosts(s.options.Hosts)
 	if err != nil {
-		s.log.Warn("the hosts file cannot be read; the names known before stay", "err", err)
+		s.log.Warn("cannot read the hosts file; keeping its last contents", "err", err)
 		return
 	}
 	s.hosts.Store(t)

@@ -16,10 +16,9 @@ import (
 	"github.com/fairlead/fairlead/internal/zone"
 )
 
-// An upstream that sends names back here would make every question go round
-// until something breaks. So each upstream is asked, once at the start, for a
-// random name that nobody else knows; if the question arrives here, the
-// upstream leads in a circle and is not used.
+// An upstream that forwards questions back to this server would make them loop.
+// So each upstream is asked at the start for a random name; if that question
+// arrives here, the upstream is not used.
 
 // loopSuffix ends the random names. "invalid" never exists (RFC 6761).
 const loopSuffix = ".loop.fairlead.invalid"
@@ -32,7 +31,7 @@ func (s *Server) findLoops(ctx context.Context) {
 		text := hex.EncodeToString(id[:]) + loopSuffix
 		var n zone.Name
 		if n.ParseText(text) != nil {
-			continue // cannot be
+			continue // unreachable
 		}
 		name := string(n.Wire())
 		s.loopProbes.Store(name, u)
@@ -45,7 +44,7 @@ func (s *Server) findLoops(ctx context.Context) {
 }
 
 // isLoopProbe reports whether a name is one that findLoops asks for, and if so
-// ends the use of the upstream.
+// marks the upstream as looped.
 func (s *Server) isLoopProbe(n *zone.Name) bool {
 	v, ok := s.loopProbes.Load(string(n.Wire()))
 	if !ok {
@@ -53,7 +52,7 @@ func (s *Server) isLoopProbe(n *zone.Name) bool {
 	}
 	u := v.(*upstream)
 	if !u.looped.Swap(true) {
-		s.log.Error("an upstream resolver sends questions back to this server and is not used; give another one with --upstream",
+		s.log.Error("upstream forwards questions back to this server and is not used; give another one with --upstream",
 			"upstream", u.name)
 	}
 	return true
@@ -80,21 +79,21 @@ func readResolvConf(file string) ([]netip.AddrPort, error) {
 	return out, nil
 }
 
-// resolvConfEvery is how often the file is looked at.
-const resolvConfEvery = 5 * time.Second
+// filePeriod is how often resolv.conf and the hosts file are checked for changes.
+const filePeriod = 5 * time.Second
 
-// watchResolvConf follows changes of the file: DHCP writes it.
+// watchResolvConf follows changes of resolv.conf, as DHCP makes them, until ctx
+// ends.
 func (s *Server) watchResolvConf(ctx context.Context) {
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		if s.reloadResolvConf() {
 			s.findLoops(ctx)
 		}
-	}, resolvConfEvery)
+	}, filePeriod)
 }
 
-// reloadResolvConf uses the name servers in the file if they are others than
-// before. While the file is being written there may be none in it, which is no
-// reason to have none.
+// reloadResolvConf uses the name servers in the file and reports whether they have
+// changed. A file without any is ignored: it may be about to be written.
 func (s *Server) reloadResolvConf() bool {
 	now, err := readResolvConf(s.options.ResolvConf)
 	if err != nil || len(now) == 0 {

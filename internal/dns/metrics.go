@@ -8,7 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// Describe tells nothing beforehand: what there is depends on the sockets and
+// Describe sends nothing: which metrics there are depends on the sockets and
 // upstreams. It makes Server a prometheus.Collector.
 func (s *Server) Describe(chan<- *prometheus.Desc) {}
 
@@ -31,12 +31,12 @@ func (s *Server) Collect(ch chan<- prometheus.Metric) {
 	s.programming.Collect(ch)
 	c.gauge("fairlead_dns_ready", "Whether the server listens and the cluster's names are complete.", truth(s.Ready()))
 	if s.options.Client != nil {
-		c.gauge("fairlead_dns_api_up", "Whether the API server is followed; without it answers come from memory.", truth(s.apiUp.Load()))
+		c.gauge("fairlead_dns_api_up", "Whether the API server can be reached; if not, answers are from memory.", truth(s.apiUp.Load()))
 	}
 	c.gauge("fairlead_dns_zone_serial", "Serial number of the cluster's zone; grows with each change.", float64(s.zone.Serial()))
 }
 
-// Handler serves /metrics, /health (the process lives) and /ready (Ready), the
+// Handler serves /metrics, /health (the process runs) and /ready (Ready), the
 // paths CoreDNS has on three ports.
 func (s *Server) Handler() http.Handler {
 	reg := prometheus.NewRegistry()
@@ -46,7 +46,7 @@ func (s *Server) Handler() http.Handler {
 	mux.HandleFunc("/health", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("OK")) })
 	mux.HandleFunc("/ready", func(w http.ResponseWriter, _ *http.Request) {
 		if !s.Ready() {
-			http.Error(w, "the cluster's names are not complete yet", http.StatusServiceUnavailable)
+			http.Error(w, "the cluster's names have not been listed yet", http.StatusServiceUnavailable)
 			return
 		}
 		_, _ = w.Write([]byte("OK"))
@@ -119,7 +119,7 @@ func (s *sizes) cumulative() (count uint64, sum float64, out map[float64]uint64)
 
 func (c collector) forward(f *forwarder) {
 	const proxy = "forward"
-	c.counter("coredns_forward_max_concurrent_rejects_total", "Questions refused because too many were under way to upstreams.",
+	c.counter("coredns_forward_max_concurrent_rejects_total", "Questions rejected because too many were in flight to upstreams.",
 		f.metrics.rejects.Load())
 	c.counter("coredns_forward_healthcheck_broken_total", "Questions sent while every upstream was unhealthy.", f.metrics.broken.Load())
 	for _, u := range f.all() {
@@ -130,9 +130,9 @@ func (c collector) forward(f *forwarder) {
 				c.counter("coredns_forward_responses_total", "Answers of upstreams.", n, "to", u.name, "rcode", rcodeNames[rcode])
 			}
 		}
-		c.counter("coredns_proxy_healthcheck_failures_total", "Tries that brought no answer.", u.stats.failures.Load(),
+		c.counter("coredns_proxy_healthcheck_failures_total", "Attempts without an answer.", u.stats.failures.Load(),
 			"proxy_name", proxy, "to", u.name)
-		c.counter("coredns_proxy_conn_cache_hits_total", "Questions over a connection that was open.", u.stats.reused.Load(),
+		c.counter("coredns_proxy_conn_cache_hits_total", "Questions over a reused connection.", u.stats.reused.Load(),
 			"proxy_name", proxy, "to", u.name, "proto", "tcp")
 		const misses = "coredns_proxy_conn_cache_misses_total"
 		c.counter(misses, "Sockets and connections opened.", u.stats.udp.Load(), "proxy_name", proxy, "to", u.name, "proto", "udp")
@@ -142,25 +142,25 @@ func (c collector) forward(f *forwarder) {
 }
 
 func (c collector) cache(k *cache, f *forwardStats) {
-	c.counter("coredns_cache_requests_total", "Questions looked for among the kept answers.", f.requests.Load(),
+	c.counter("coredns_cache_requests_total", "Questions looked up in the cache.", f.requests.Load(),
 		"server", "dns://", "zones", ".", "view", "")
 	hits := k.success.hits.Load() + k.denials.hits.Load()
-	c.counter("coredns_cache_misses_total", "Questions without a good kept answer.", f.requests.Load()-min(hits, f.requests.Load()),
+	c.counter("coredns_cache_misses_total", "Questions without a valid answer in the cache.", f.requests.Load()-min(hits, f.requests.Load()),
 		"server", "dns://", "zones", ".", "view", "")
-	c.counter("coredns_cache_drops_total", "Malformed answers of upstreams, which are not kept.", f.malformed.Load(),
+	c.counter("coredns_cache_drops_total", "Malformed answers of upstreams, which are not cached.", f.malformed.Load(),
 		"server", "dns://", "zones", ".", "view", "")
-	c.counter("coredns_cache_prefetch_total", "Kept answers fetched again before their end.", f.prefetch.Load(),
+	c.counter("coredns_cache_prefetch_total", "Answers prefetched before they expired.", f.prefetch.Load(),
 		"server", "dns://", "zones", ".", "view", "")
-	c.counter("coredns_cache_served_stale_total", "Questions answered with an answer past its end.", f.stale.Load(),
+	c.counter("coredns_cache_served_stale_total", "Questions answered with an expired answer.", f.stale.Load(),
 		"server", "dns://", "zones", ".", "view", "")
 	for _, s := range []struct {
 		typ string
 		st  *store
 	}{{"success", &k.success}, {"denial", &k.denials}} {
 		l := []string{"server", "dns://", "type", s.typ, "zones", ".", "view", ""}
-		c.gauge("coredns_cache_entries", "Answers of upstreams that are kept.", float64(s.st.len()), l...)
-		c.counter("coredns_cache_hits_total", "Questions answered with a kept answer.", s.st.hits.Load(), l...)
-		c.counter("coredns_cache_evictions_total", "Kept answers thrown out for others.", s.st.evictions.Load(), l...)
+		c.gauge("coredns_cache_entries", "Answers in the cache.", float64(s.st.len()), l...)
+		c.counter("coredns_cache_hits_total", "Questions answered from the cache.", s.st.hits.Load(), l...)
+		c.counter("coredns_cache_evictions_total", "Answers evicted for others.", s.st.evictions.Load(), l...)
 	}
 }
 

@@ -11,9 +11,9 @@ import (
 	"github.com/fairlead/fairlead/internal/dns/nodelocal"
 )
 
-// NodeLocal has the server answer questions to the Service kube-dns on this
-// node itself, past the proxy and without connection tracking. While it is not
-// there, they go to the other servers of kube-dns.
+// NodeLocal has the server answer this node's questions to the Service kube-dns,
+// without the proxy and connection tracking. While the server does not run, they
+// go to the other servers of kube-dns.
 type NodeLocal struct {
 	// Addresses are the cluster IPs of kube-dns.
 	Addresses []netip.Addr
@@ -24,8 +24,8 @@ type NodeLocal struct {
 // port is where kube-dns is asked.
 const port = 53
 
-// takenBy reports whether sockets on addrs leave no room for the node-local ones.
-func (n *NodeLocal) takenBy(addrs []netip.AddrPort) bool {
+// conflictsWith reports whether sockets on addrs exclude the node-local ones.
+func (n *NodeLocal) conflictsWith(addrs []netip.AddrPort) bool {
 	return n != nil && slices.ContainsFunc(addrs, func(l netip.AddrPort) bool {
 		return l.Port() == port && slices.ContainsFunc(n.Addresses, func(a netip.Addr) bool {
 			return a == l.Addr() || l.Addr().IsUnspecified() && a.Is4() == l.Addr().Is4()
@@ -34,14 +34,14 @@ func (n *NodeLocal) takenBy(addrs []netip.AddrPort) bool {
 }
 
 const (
-	// helloEvery is how often the server shows that it lives.
-	helloEvery = nodelocal.AliveFor / 4
-	// checkEvery is how often the rules are looked for.
-	checkEvery = 30 * time.Second
+	// heartbeatPeriod is how often the server shows the rules that it is alive.
+	heartbeatPeriod = nodelocal.AliveFor / 4
+	// checkPeriod is how often the rules are checked.
+	checkPeriod = 30 * time.Second
 )
 
-// listenLocal opens the node-local sockets. The node works without them, by its
-// proxy; so a failure is told and no more.
+// listenLocal opens the node-local sockets. Without them questions go through the
+// proxy, so a failure is only logged.
 func (s *Server) listenLocal() {
 	for _, a := range s.options.NodeLocal.Addresses {
 		l, err := listen(netip.AddrPortFrom(a, port), s.options.Workers, true)
@@ -49,7 +49,7 @@ func (s *Server) listenLocal() {
 			continue
 		}
 		if err != nil {
-			s.log.Warn("questions to kube-dns are not answered on this node itself", "address", a, "err", err)
+			s.log.Warn("cannot answer kube-dns on this node; its questions go through the proxy", "address", a, "err", err)
 			continue
 		}
 		s.local = append(s.local, l)
@@ -57,8 +57,8 @@ func (s *Server) listenLocal() {
 }
 
 // serveLocal opens the node-local sockets when the server is ready, not before:
-// rules that a killed server left lead to them at once. It leads this node's
-// questions there until ctx ends; the sockets are closed later, by Run.
+// rules left by a killed server lead to them at once. It installs the rules, and
+// removes them when ctx ends; Run closes the sockets later.
 func (s *Server) serveLocal(ctx context.Context, sockets *sync.WaitGroup) {
 	for !s.Ready() {
 		select {
@@ -78,11 +78,11 @@ func (s *Server) serveLocal(ctx context.Context, sockets *sync.WaitGroup) {
 	}
 	defer func() {
 		if err := nodelocal.Remove(); err != nil {
-			s.log.Warn("cannot stop answering kube-dns on this node", "err", err)
+			s.log.Warn("cannot remove the rules for node-local DNS", "err", err)
 		}
 	}()
-	hello, check := time.NewTicker(helloEvery), time.NewTicker(checkEvery)
-	defer hello.Stop()
+	heartbeat, check := time.NewTicker(heartbeatPeriod), time.NewTicker(checkPeriod)
+	defer heartbeat.Stop()
 	defer check.Stop()
 	install, failed := true, false
 	for {
@@ -90,13 +90,13 @@ func (s *Server) serveLocal(ctx context.Context, sockets *sync.WaitGroup) {
 			c.Others = s.servers.others()
 			err := nodelocal.Install(c)
 			if err != nil && !failed {
-				s.log.Warn("questions to kube-dns go by the proxy, not to this node's own server", "err", err)
+				s.log.Warn("cannot install the rules for node-local DNS; questions go through the proxy, and it is retried", "err", err)
 			} else if err == nil && failed {
-				s.log.Info("questions to kube-dns are answered on this node again")
+				s.log.Info("installed the rules for node-local DNS")
 			}
 			failed, install = err != nil, false
 		}
-		s.hello()
+		s.sendHeartbeats()
 		select {
 		case <-ctx.Done():
 			return
@@ -105,18 +105,18 @@ func (s *Server) serveLocal(ctx context.Context, sockets *sync.WaitGroup) {
 		case <-check.C:
 			whole, err := nodelocal.Intact(c)
 			install = failed || err == nil && !whole
-		case <-hello.C:
+		case <-heartbeat.C:
 		}
 	}
 }
 
-// hello sends a packet from each node-local socket to itself. It is no question
-// (it bears the bit of answers), so nobody answers it.
-func (s *Server) hello() {
+// sendHeartbeats sends a packet from each node-local socket to itself. It has the
+// bit of answers set, so it is not answered.
+func (s *Server) sendHeartbeats() {
 	packet := make([]byte, headerSize)
 	packet[2] = flagQR >> 8
 	for _, l := range s.local {
-		// When it cannot be sent the rules find out.
+		// If it cannot be sent, the rules stop leading here, as they should.
 		_, _ = l.udp[0].WriteToUDPAddrPort(packet, l.addr)
 	}
 }

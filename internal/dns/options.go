@@ -31,11 +31,11 @@ const (
 	defaultLinger      = 250 * time.Millisecond
 )
 
-// Options is what a Server is made of. Only Listen has no default.
+// Options are the options of a Server. Only Listen has no default.
 type Options struct {
-	// Client is the API whose Services, EndpointSlices and Namespaces are
-	// answered for. Without one the zone is filled by the caller (Zone) and
-	// the Server is ready at once.
+	// Client reads the Services, EndpointSlices and Namespaces that the zone is
+	// made from. If it is nil, the caller fills the zone (Zone) and the Server is
+	// ready at once.
 	Client kubernetes.Interface
 	// Listen are the addresses to answer on, over UDP and TCP, such as
 	// "10.0.0.5:53", "[::1]:53" or ":53". Port 0 takes a free one.
@@ -46,7 +46,7 @@ type Options struct {
 	// ServiceCIDRs and PodCIDRs are the ranges whose reverse names are never
 	// asked of an upstream.
 	ServiceCIDRs, PodCIDRs []netip.Prefix
-	// Pods says how names of pods by address are answered.
+	// Pods is how names of pods by address are answered.
 	Pods zone.PodMode
 	// TTL of the cluster's records in seconds; 0 means 5.
 	TTL uint32
@@ -64,18 +64,18 @@ type Options struct {
 	// with a random healthy one.
 	Sequential bool
 	// PlainCase sends names to upstreams in lower case. Otherwise letters
-	// have random case, which an answer must repeat: 20 more bits that
-	// somebody forging answers must guess.
+	// have random case, which an answer must repeat: about 20 more bits for a
+	// forger to guess.
 	PlainCase bool
-	// Timeout for one try at one upstream.
+	// Timeout for one attempt at one upstream.
 	Timeout time.Duration
-	// MaxInFlight bounds the questions under way to upstreams.
+	// MaxInFlight bounds the questions in flight to upstreams.
 	MaxInFlight int
-	// CacheSize is the number of answers kept from upstreams, and as many
+	// CacheSize is the number of cached answers of upstreams, and of cached
 	// denials.
 	CacheSize int
-	// Stale is how long after its end an answer may be used when no upstream
-	// gives a new one (RFC 8767); negative means never.
+	// Stale is how long after it has expired an answer may be used if no
+	// upstream answers (RFC 8767); negative means never.
 	Stale time.Duration
 
 	// Hosts is a file in the form of hosts(5) with names that are answered
@@ -91,8 +91,8 @@ type Options struct {
 	Publish *Publish
 	// NodeLocal answers questions to the Service kube-dns on this node itself.
 	NodeLocal *NodeLocal
-	// Linger is how long after ctx ends the server goes on answering when it
-	// is published, so that nodes stop sending to it first.
+	// Linger is how long after ctx ends a published server still answers, so
+	// that nodes stop sending to it first.
 	Linger time.Duration
 
 	// Workers is the number of sockets for each listening address, among which the
@@ -114,7 +114,7 @@ type Stub struct {
 	Servers []netip.AddrPort
 }
 
-// Publish says how this server is listed as an endpoint of kube-dns.
+// Publish is how this server is listed as an endpoint of kube-dns.
 type Publish struct {
 	// NodeName is the node it runs on.
 	NodeName string
@@ -124,10 +124,10 @@ type Publish struct {
 	Port uint16
 }
 
-// ServiceName is the Service that the cluster's DNS servers stand behind.
+// ServiceName returns the name of the Service of the cluster's DNS servers.
 func ServiceName() svc.Name { return svc.Name{Namespace: "kube-system", Name: "kube-dns"} }
 
-// withDefaults fills in what was left out and refuses what cannot be.
+// withDefaults returns o with its defaults, or an error if it is invalid.
 func (o Options) withDefaults() (Options, error) {
 	if len(o.Listen) == 0 {
 		return o, errors.New("dns: no address to listen on given; for example 127.0.0.1:53")
@@ -137,8 +137,8 @@ func (o Options) withDefaults() (Options, error) {
 		if err != nil {
 			return o, err
 		}
-		if o.NodeLocal.takenBy(addrs) {
-			return o, fmt.Errorf("dns: --listen %s takes the addresses of --node-local too; "+
+		if o.NodeLocal.conflictsWith(addrs) {
+			return o, fmt.Errorf("dns: --listen %s includes the addresses of --node-local; "+
 				"listen on addresses of this node, such as 192.0.2.5:53, or on another port", l)
 		}
 	}
@@ -174,8 +174,7 @@ func (o *Options) zoneConfig() zone.Config {
 	}
 }
 
-// Check says what New would refuse wherever it is called: it reads no file and
-// needs no Client.
+// Check returns the error that New would return for o, without reading files.
 func (o Options) Check() error {
 	o, err := o.withDefaults()
 	if err != nil {
@@ -195,7 +194,7 @@ func setDefault[T comparable](v *T, def T) {
 // parseListen reads a listening address; without a host it is the unspecified
 // address of both families.
 func parseListen(s string) ([]netip.AddrPort, error) {
-	wrong := fmt.Errorf("dns: %q is no address to listen on: want IP:PORT, [IP]:PORT or :PORT", s)
+	wrong := fmt.Errorf("dns: invalid address to listen on %q: want IP:PORT, [IP]:PORT or :PORT", s)
 	host, portText, err := net.SplitHostPort(s)
 	if err != nil {
 		return nil, wrong

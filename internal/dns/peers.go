@@ -18,18 +18,18 @@ import (
 )
 
 // A server that is killed cannot withdraw its endpoint from kube-dns, and the
-// node's controller misses it only after most of a minute. So servers look
-// after each other: each keeps a connection to two others and, when it breaks
-// and the machine there says that nobody listens any more, marks the endpoint
-// as not ready. The server writes its slices again when it is back.
+// node lifecycle controller notices only after most of a minute. So servers
+// monitor each other: each keeps a connection to two others and, when it breaks
+// and that machine then refuses connections, marks the endpoint as not ready.
+// The server writes its slices again when it is back.
 
 const (
-	// peersWatched is how many others each server looks after: enough for one
-	// of the two to be lost at the same moment.
+	// peersWatched is how many others each server monitors: with two, one may
+	// fail at the same moment.
 	peersWatched = 2
 	peerDial     = time.Second
-	// peerRetry is the time between tries to reach a server; for the first
-	// peerTries after it was lost, peerSoon is.
+	// peerRetry is the time between attempts to connect to a server, and
+	// peerSoon that between the first peerTries after its connection broke.
 	peerRetry = time.Second
 	peerSoon  = 5 * time.Millisecond
 	peerTries = 100
@@ -38,8 +38,8 @@ const (
 // servers are the endpoints of kube-dns, as the API lists them.
 type servers struct {
 	own func(slice string) bool
-	// changed and peers have an element when others() and neighbours() may
-	// have changed.
+	// changed and peers hold a token while others() and neighbours() may have
+	// changed.
 	changed, peers chan struct{}
 
 	mu     sync.Mutex
@@ -48,7 +48,7 @@ type servers struct {
 
 // serverSlice is one EndpointSlice of kube-dns.
 type serverSlice struct {
-	node  string // the node whose server wrote it; empty if others did
+	node  string // the node whose server wrote it; empty if another client did
 	all   []netip.AddrPort
 	ready []netip.AddrPort
 }
@@ -69,10 +69,10 @@ func (v *servers) set(e *discoveryv1.EndpointSlice) {
 	v.slices[e.Name] = s
 	v.mu.Unlock()
 	if !known || !slices.Equal(old.ready, s.ready) {
-		poke(v.changed)
+		wake(v.changed)
 	}
 	if !known || old.node != s.node || !slices.Equal(old.all, s.all) {
-		poke(v.peers)
+		wake(v.peers)
 	}
 }
 
@@ -82,13 +82,13 @@ func (v *servers) remove(name string) {
 	delete(v.slices, name)
 	v.mu.Unlock()
 	if known {
-		poke(v.changed)
-		poke(v.peers)
+		wake(v.changed)
+		wake(v.peers)
 	}
 }
 
-// poke leaves a note in a channel that has room for one.
-func poke(c chan struct{}) {
+// wake puts a token into a channel that has room for one.
+func wake(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:
@@ -121,7 +121,7 @@ func serverSliceOf(e *discoveryv1.EndpointSlice) serverSlice {
 	return s
 }
 
-// others are the ready servers beside this one, sorted.
+// others returns the ready servers other than this one, sorted.
 func (v *servers) others() []netip.AddrPort {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -135,14 +135,14 @@ func (v *servers) others() []netip.AddrPort {
 	return slices.Compact(out)
 }
 
-// peer is a server to look after.
+// peer is a server to monitor.
 type peer struct {
 	addr  netip.AddrPort
 	names string // of its slices, joined by spaces
 }
 
-// neighbours are the servers that follow the one of node in the order of names,
-// so that everyone is looked after by as many as look after others.
+// neighbours returns the servers that follow that of node in the order of names,
+// so that each is monitored by as many as it monitors.
 func (v *servers) neighbours(node string) []peer {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -168,7 +168,7 @@ func (v *servers) neighbours(node string) []peer {
 	return out
 }
 
-// watchPeers looks after this server's neighbours until ctx ends.
+// watchPeers monitors this server's neighbours until ctx ends.
 func (s *Server) watchPeers(ctx context.Context) {
 	watched := map[peer]context.CancelFunc{}
 	var wg sync.WaitGroup
@@ -201,10 +201,10 @@ func (s *Server) watchPeers(ctx context.Context) {
 	}
 }
 
-// watchPeer waits for the end of one server. Only one that was there and whose
-// machine now refuses connections counts as ended; silence may be the network's.
+// watchPeer marks a server as not ready when it has ended: when it was connected
+// and its machine now refuses connections. A timeout may be the network's.
 func (s *Server) watchPeer(ctx context.Context, p peer) {
-	lost, tries := false, 0
+	connected, tries := false, 0
 	for ctx.Err() == nil {
 		d := net.Dialer{Timeout: peerDial}
 		begin := time.Now()
@@ -212,22 +212,22 @@ func (s *Server) watchPeer(ctx context.Context, p peer) {
 		switch {
 		case err == nil:
 			untilClosed(ctx, conn)
-			// Servers close connections that are silent for long.
-			if lost = true; time.Since(begin) > peerRetry {
+			// Servers close connections that are idle for long.
+			if connected = true; time.Since(begin) > peerRetry {
 				tries = 0
 				continue
 			}
-		case lost && errors.Is(err, syscall.ECONNREFUSED):
+		case connected && errors.Is(err, syscall.ECONNREFUSED):
 			if err := s.markEnded(ctx, p); err == nil {
-				lost = false
+				connected = false
 			} else if ctx.Err() == nil {
-				s.log.Warn("cannot mark another DNS server as not ready", "server", p.addr, "err", err)
+				s.log.Warn("cannot mark a DNS server as not ready; retrying", "server", p.addr, "err", err)
 			}
 		}
 		// A process that is being killed may still accept or reset a
 		// connection or two.
 		wait := peerRetry
-		if tries++; lost && tries < peerTries {
+		if tries++; connected && tries < peerTries {
 			wait = peerSoon
 		}
 		select {
@@ -245,7 +245,7 @@ func untilClosed(ctx context.Context, conn net.Conn) {
 	_, _ = conn.Read(b[:])
 }
 
-// markEnded takes the endpoints of a server that has ended out of kube-dns.
+// markEnded marks the endpoints of a server that has ended as not ready.
 func (s *Server) markEnded(ctx context.Context, p peer) error {
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
@@ -253,7 +253,7 @@ func (s *Server) markEnded(ctx context.Context, p peer) error {
 	var errs []error
 	for name := range strings.SplitSeq(p.names, " ") {
 		e, err := api.Get(ctx, name, metav1.GetOptions{})
-		if gone(err) {
+		if isReplaced(err) {
 			continue
 		}
 		if err != nil {
@@ -269,11 +269,11 @@ func (s *Server) markEnded(ctx context.Context, p peer) error {
 		if !changed {
 			continue // by another server
 		}
-		if _, err := api.Update(ctx, e, metav1.UpdateOptions{}); err != nil && !gone(err) {
+		if _, err := api.Update(ctx, e, metav1.UpdateOptions{}); err != nil && !isReplaced(err) {
 			errs = append(errs, err)
 			continue
 		}
-		s.log.Warn("another DNS server has ended and is no endpoint of kube-dns until it is back",
+		s.log.Warn("DNS server has ended; marked its endpoint of kube-dns as not ready",
 			"server", p.addr, "slice", svc.Name{Namespace: e.Namespace, Name: e.Name})
 	}
 	return errors.Join(errs...)

@@ -41,7 +41,7 @@ func (p *Publish) sliceName(f svc.Family) string {
 	return shorten(name, validation.DNS1123SubdomainMaxLength)
 }
 
-// shorten makes a name fit, still telling it from others.
+// shorten makes a name fit and keeps it unique.
 func shorten(s string, limit int) string {
 	if len(s) <= limit {
 		return s
@@ -54,15 +54,16 @@ func shorten(s string, limit int) string {
 // nodeLabel is the value of svc.NodeLabel for a node.
 func nodeLabel(node string) string { return shorten(node, validation.LabelValueMaxLength) }
 
-// gone says that an object is not there, or is another one by now.
-func gone(err error) bool { return apierrors.IsNotFound(err) || apierrors.IsConflict(err) }
+// isReplaced reports whether a write failed because the object is gone or has
+// changed.
+func isReplaced(err error) bool { return apierrors.IsNotFound(err) || apierrors.IsConflict(err) }
 
 func (p *Publish) owns(name string) bool {
 	return name == p.sliceName(svc.IPv4) || name == p.sliceName(svc.IPv6)
 }
 
-// slices are the EndpointSlices that list this server, by name; those that
-// must not be there are nil.
+// slices returns the EndpointSlices that list this server, by name; nil for those
+// that must not exist.
 func (p *Publish) slices(owner []metav1.OwnerReference) map[string]*discoveryv1.EndpointSlice {
 	out := map[string]*discoveryv1.EndpointSlice{}
 	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
@@ -112,9 +113,9 @@ func (p *Publish) slice(f svc.Family, addrs []netip.Addr, owner []metav1.OwnerRe
 	return e
 }
 
-// publish lists this server behind kube-dns while it is ready, writes its
-// slices again when somebody else has changed them, and withdraws them when
-// ctx ends. It returns when nodes have had time to see that.
+// publish lists this server behind kube-dns while it is ready, writes its slices
+// again when another client has changed them, and withdraws them when ctx ends.
+// It returns when nodes have had time to follow.
 func (s *Server) publish(ctx context.Context) {
 	for !s.Ready() {
 		select {
@@ -126,14 +127,14 @@ func (s *Server) publish(ctx context.Context) {
 	delay := publishBackoff
 	for {
 		owned, err := s.assertSlices(ctx)
-		var again <-chan time.Time
+		var retry <-chan time.Time
 		switch {
 		case err != nil && ctx.Err() == nil:
-			s.log.Warn("cannot list this server behind kube-dns; trying again", "err", err, "in", delay)
-			again = time.After(delay)
+			s.log.Warn("cannot publish this server as an endpoint of kube-dns; retrying", "err", err, "in", delay)
+			retry = time.After(delay)
 			delay = min(2*delay, publishMaxDelay)
 		case !owned: // without an owner they would outlive the Node
-			again = time.After(ownerPeriod)
+			retry = time.After(ownerPeriod)
 			delay = publishBackoff
 		default:
 			delay = publishBackoff
@@ -142,14 +143,14 @@ func (s *Server) publish(ctx context.Context) {
 		case <-ctx.Done():
 			s.withdraw(context.WithoutCancel(ctx))
 			return
-		case <-again:
+		case <-retry:
 		case <-s.reassert:
 		}
 	}
 }
 
-// assertSlices writes what differs from what shall be, and reports whether the
-// Node is there that owns it.
+// assertSlices writes the slices that differ from those wanted, and reports
+// whether the Node that owns them exists.
 func (s *Server) assertSlices(ctx context.Context) (owned bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
@@ -170,9 +171,9 @@ func (s *Server) assertSlices(ctx context.Context) (owned bool, err error) {
 		case want == nil:
 			err = api.Delete(ctx, name, metav1.DeleteOptions{})
 		case have.AddressType != want.AddressType:
-			// It cannot be changed; the next round creates it.
+			// The type is immutable; the next attempt creates the slice.
 			if err = api.Delete(ctx, name, metav1.DeleteOptions{}); err == nil {
-				err = errors.New("a slice of another family was in the way")
+				err = errors.New("deleted a slice of the same name and another family")
 			}
 		case !sameSlice(have, want):
 			have = have.DeepCopy()
@@ -192,7 +193,8 @@ func sameSlice(a, b *discoveryv1.EndpointSlice) bool {
 		equality.Semantic.DeepEqual(a.Labels, b.Labels) && equality.Semantic.DeepEqual(a.OwnerReferences, b.OwnerReferences)
 }
 
-// nodeOwner makes the slices go when the Node goes.
+// nodeOwner returns the reference by which the slices are deleted with the Node,
+// or nil if there is no such Node.
 func (s *Server) nodeOwner(ctx context.Context) ([]metav1.OwnerReference, error) {
 	n, err := s.options.Client.CoreV1().Nodes().Get(ctx, s.options.Publish.NodeName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -204,7 +206,8 @@ func (s *Server) nodeOwner(ctx context.Context) ([]metav1.OwnerReference, error)
 	return []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID}}, nil
 }
 
-// withdraw takes the slices away and goes on serving for a moment.
+// withdraw deletes the slices and waits for Linger, in which the server still
+// answers.
 func (s *Server) withdraw(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
@@ -214,7 +217,7 @@ func (s *Server) withdraw(ctx context.Context) {
 			continue
 		}
 		if err := api.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-			s.log.Warn("cannot withdraw this server from kube-dns", "err", err)
+			s.log.Warn("cannot delete this server's endpoints of kube-dns", "err", err)
 			return
 		}
 	}

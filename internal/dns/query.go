@@ -13,7 +13,7 @@ const (
 	minUDP     = 512
 	maxMessage = 65535
 	// maxRequest is the longest request that is read: a name, and options
-	// several times as long as anybody sends.
+	// several times as long as any client sends.
 	maxRequest = 2048
 )
 
@@ -43,7 +43,7 @@ const (
 	rcodeBadVers  = 16
 )
 
-// Types that are treated in a way of their own here.
+// Types that are handled specially.
 const (
 	typeA    = 1
 	typeNS   = 2
@@ -66,14 +66,14 @@ const (
 	keyAD
 )
 
-// query is a request, parsed. It is reused from packet to packet.
+// query is a parsed request. It is reused from packet to packet.
 type query struct {
 	zone.Question
 	// flags is the second word of the header.
 	flags uint16
 	// end is the offset behind the question.
 	end int
-	// edns says that there is an OPT record; the others are what it says.
+	// edns is whether there is an OPT record; do and size are from it.
 	edns, do bool
 	size     int
 }
@@ -86,10 +86,10 @@ const (
 	drop fate = iota
 	// reply: the answer is complete.
 	reply
-	// forward: somebody else knows.
+	// forward: an upstream has to be asked.
 	forward
-	// follow: the answer so far ends in a CNAME to a name that somebody else
-	// knows.
+	// follow: the answer so far ends in a CNAME to a name for which an upstream
+	// has to be asked.
 	follow
 )
 
@@ -102,7 +102,7 @@ func (q *query) parse(req []byte) (rcode int, ok bool) {
 	}
 	q.flags = binary.BigEndian.Uint16(req[2:])
 	if q.flags&flagQR != 0 {
-		// Answering an answer lets two servers talk to each other for ever.
+		// Two servers that answer answers never stop.
 		return 0, false
 	}
 	if q.flags&opcodeMask != 0 {
@@ -181,7 +181,7 @@ func parseRecord(msg []byte, at int) (r record, ok bool) {
 }
 
 // skipName returns the offset behind the name at offset at. It does not follow
-// a compression pointer, but sees that it leads backwards.
+// a compression pointer, but checks that it points backwards.
 func skipName(msg []byte, at int) (int, bool) {
 	start := at
 	for at < len(msg) {
@@ -203,7 +203,7 @@ func skipName(msg []byte, at int) (int, bool) {
 	return 0, false
 }
 
-// keyFlags are the bits of the query that belong into a cache key.
+// keyFlags returns the bits of the query that are part of the cache key.
 func (q *query) keyFlags() byte {
 	var f byte
 	if q.do {
@@ -218,13 +218,13 @@ func (q *query) keyFlags() byte {
 	return f
 }
 
-// begin puts header and question of the answer into out. The flags and counts
-// are for end to fill in.
+// begin writes the header and question of the answer to out. finish fills in the
+// flags and counts.
 func (q *query) begin(out, req []byte) []byte {
 	return append(out[:0], req[:q.end]...)
 }
 
-// end completes the answer: header, and an OPT record when the query had one.
+// finish completes the answer: header, and an OPT record if the query had one.
 func (q *query) finish(out []byte, flags uint16, rcode int, an, ns, ar uint16) []byte {
 	if q.edns {
 		var do uint16
@@ -247,17 +247,17 @@ func (q *query) finish(out []byte, flags uint16, rcode int, an, ns, ar uint16) [
 	return out
 }
 
-// refuse is an answer with nothing but an rcode.
-func (q *query) refuse(out, req []byte, flags uint16, rcode int) []byte {
+// errorReply is an answer with nothing but an rcode.
+func (q *query) errorReply(out, req []byte, flags uint16, rcode int) []byte {
 	out = q.begin(out, req)
 	out = q.finish(out, flags, rcode, 0, 0, 0)
 	if q.end == headerSize {
-		binary.BigEndian.PutUint16(out[4:], 0) // no question was understood
+		binary.BigEndian.PutUint16(out[4:], 0) // the question could not be parsed
 	}
 	return out
 }
 
-// limit is how long an answer may be, without the OPT record.
+// limit returns how long an answer may be, without the OPT record.
 func (q *query) limit(udp bool) int {
 	n := maxMessage
 	if udp {

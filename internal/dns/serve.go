@@ -22,14 +22,14 @@ type worker struct {
 	// family of the client, as an index of familyNames.
 	family int
 
-	// What became of the last request, for forward, follow and the metrics.
+	// The outcome of the last request, for forward, follow and the metrics.
 	zoneReply zone.Reply
 	origin    origin
 	rcode     int
 	searched  bool // answered with the end of a search path
 }
 
-// origin is who knew an answer; the label "plugin" of CoreDNS's metrics.
+// origin is the source of an answer; the label "plugin" of CoreDNS's metrics.
 type origin uint8
 
 const (
@@ -44,8 +44,8 @@ func (s *Server) newWorker(udp bool, stats *workerStats) *worker {
 	return &worker{s: s, udp: udp, stats: stats, out: make([]byte, 0, 2048), turn: rand.Uint32()}
 }
 
-// answer makes the answer to req, or as much of it as is known at once. The
-// answer is in w.out until the next call.
+// answer makes the answer to req, or as much of it as is known without asking an
+// upstream. The answer is in w.out until the next call.
 func (w *worker) answer(req []byte) fate {
 	q := &w.q
 	w.origin, w.searched = fromServer, false
@@ -92,11 +92,11 @@ func (w *worker) finishZone() {
 // fail answers with an rcode alone.
 func (w *worker) fail(req []byte, rcode int) fate {
 	w.rcode = rcode
-	w.out = w.q.refuse(w.out, req, w.s.available(), rcode)
+	w.out = w.q.errorReply(w.out, req, w.s.available(), rcode)
 	return reply
 }
 
-// answerCached answers with what an upstream said before.
+// answerCached answers from the cache.
 func (w *worker) answerCached(req []byte) fate {
 	q := &w.q
 	f := w.s.forward
@@ -121,7 +121,7 @@ func (w *worker) answerCached(req []byte) fate {
 }
 
 // Prefetching: an answer that was used this often is fetched again when a tenth
-// of its time, or a second, is left.
+// of its TTL, or a second, remains.
 const (
 	prefetchHits = 10
 	prefetchPart = 10
@@ -132,7 +132,7 @@ func (w *worker) prefetch(e *entry, age uint32) {
 	if hits < prefetchHits || e.ttl-age > max(1, e.ttl/prefetchPart) || e.negative {
 		return
 	}
-	// One try, by the one who sets the count back.
+	// Once, by the worker that resets the count.
 	if !e.hits.CompareAndSwap(hits, -1<<30) {
 		return
 	}
@@ -141,12 +141,12 @@ func (w *worker) prefetch(e *entry, age uint32) {
 	}
 }
 
-// ask is the present question as one for an upstream.
+// ask returns the current question as one for an upstream.
 func (w *worker) ask() ask {
 	return ask{name: append([]byte(nil), w.q.Name.Wire()...), typ: w.q.Type, flags: w.q.keyFlags()}
 }
 
-// appendEntry makes the answer from an upstream's.
+// appendEntry makes the answer from that of an upstream.
 func (w *worker) appendEntry(req []byte, r result) {
 	q := &w.q
 	w.out = q.begin(w.out, req)
@@ -162,8 +162,7 @@ func (w *worker) appendEntry(req []byte, r result) {
 	w.out = q.finish(out, flags, w.rcode, an, ns, ar)
 }
 
-// available is the RA flag: whether other names than the cluster's are
-// answered.
+// available returns the RA flag if names other than the cluster's are answered.
 func (s *Server) available() uint16 {
 	if len(*s.forward.main.Load()) > 0 || len(s.forward.groups) > 0 {
 		return flagRA
@@ -171,9 +170,9 @@ func (s *Server) available() uint16 {
 	return 0
 }
 
-// handOver lets somebody else finish the request: an upstream's answer is
-// waited for on another goroutine, which calls send with the whole answer. If
-// that is not possible the answer in w.out says so and handOver is false.
+// handOver has another goroutine finish the request, which waits for the answer
+// of an upstream and calls send with the whole answer. If that is not possible it
+// returns false, with an error reply in w.out.
 func (w *worker) handOver(req []byte, what fate, send func([]byte)) bool {
 	s := w.s
 	if what == forward && s.isLoopProbe(&w.q.Name) {
@@ -210,7 +209,7 @@ func (w *worker) handOver(req []byte, what fate, send func([]byte)) bool {
 // cannot answers when no upstream can be asked.
 func (w *worker) cannot(req []byte, what fate) bool {
 	if what == follow && w.zoneReply.Kind == zone.Searched {
-		// The name itself was answered before autopath, and still can be.
+		// Without autopath the name itself is answered.
 		w.q.Search = false
 		w.out = w.q.begin(w.out, req)
 		w.out, w.zoneReply = w.s.zone.Answer(w.out, &w.q.Question, w.q.limit(w.udp))

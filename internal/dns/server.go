@@ -50,7 +50,7 @@ type listener struct {
 	udp  []*net.UDPConn
 }
 
-// New makes a Server. It opens no sockets and asks no API yet.
+// New returns a Server. It opens no sockets and sends no requests yet.
 func New(o Options) (*Server, error) {
 	o, err := o.withDefaults()
 	if err != nil {
@@ -63,8 +63,8 @@ func New(o Options) (*Server, error) {
 	if len(o.Upstream)+len(o.TLSUpstream) == 0 && o.ResolvConf != "" {
 		o.Upstream, err = readResolvConf(o.ResolvConf)
 		if errors.Is(err, fs.ErrNotExist) {
-			// At boot it may come later; it is watched.
-			o.Logger.Warn("no upstream resolvers yet", "err", err)
+			// At boot it may be written later; it is watched.
+			o.Logger.Warn("no upstream resolvers yet; waiting for the file", "err", err)
 		} else if err != nil {
 			return nil, err
 		}
@@ -105,14 +105,14 @@ func New(o Options) (*Server, error) {
 	return s, nil
 }
 
-// Zone is the cluster's names. Without an API client the caller fills it.
+// Zone returns the cluster's names. Without an API client the caller fills it.
 func (s *Server) Zone() *zone.Zone { return s.zone }
 
-// Ready says that the server listens and that the zone is complete. It does
-// not turn false when the API goes away: the zone is then as good as it gets.
+// Ready reports whether the server listens and the zone is complete. It stays
+// true when the API server cannot be reached.
 func (s *Server) Ready() bool { return s.serving.Load() && s.synced.Load() }
 
-// Addrs are the addresses the server listens on, once Listen has opened them.
+// Addrs returns the addresses the server listens on, once Listen has opened them.
 func (s *Server) Addrs() []netip.AddrPort {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -123,9 +123,9 @@ func (s *Server) Addrs() []netip.AddrPort {
 	return out
 }
 
-// Listen opens the sockets. Run does it too; calling it before gives the error
-// of a taken port, or the port that was chosen, early. A Server that has been
-// told to Listen must be Run, which closes the sockets.
+// Listen opens the sockets. Run does so too; calling it before returns the error
+// of a port in use early, and Addrs the port that was chosen. After Listen, Run
+// must be called, which closes the sockets.
 func (s *Server) Listen() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -191,7 +191,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	if s.options.Publish != nil {
 		loops.Go(func() { s.watchPeers(ctx) })
-		// It returns when nobody is sent here any more.
+		// It returns when no client is sent here any more.
 		s.publish(ctx)
 	}
 	<-ctx.Done()
@@ -218,7 +218,7 @@ func (s *Server) start(l *listener, wg *sync.WaitGroup) {
 	wg.Go(func() { s.serveTCP(l.tcp, stats) })
 }
 
-// pause waits; it is false when the server is to end.
+// pause waits for d and reports whether it passed before the server stopped.
 func (s *Server) pause(d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -230,15 +230,14 @@ func (s *Server) pause(d time.Duration) bool {
 	}
 }
 
-// errNoFamily says that the machine does not have the address family.
+// errNoFamily is the error of a machine without the address family.
 var errNoFamily = errors.New("address family not supported")
 
-// portTries is how often a free port is looked for that neither UDP nor TCP
-// uses.
+// portTries bounds the search for a port that is free for both UDP and TCP.
 const portTries = 20
 
-// listen opens the TCP and the UDP sockets of an address; with anyAddress, one
-// that need not be the machine's.
+// listen opens the TCP and UDP sockets of an address, which need not be the
+// machine's with anyAddress.
 func listen(addr netip.AddrPort, workers int, anyAddress bool) (*listener, error) {
 	var err error
 	for range portTries {
@@ -261,8 +260,8 @@ func listenOnce(addr netip.AddrPort, workers int, anyAddress bool) (*listener, e
 	}
 	l := &listener{tcp: tcp}
 	l.addr = netip.AddrPortFrom(addr.Addr(), tcp.Addr().(*net.TCPAddr).AddrPort().Port())
-	// SO_REUSEPORT would let a second server of the same user share the port
-	// unseen; a socket without it tells.
+	// SO_REUSEPORT would silently let a second server of the same user share
+	// the port; opening a socket without it fails.
 	alone, err := lc.ListenPacket(context.Background(), network("udp", addr), l.addr.String())
 	if err != nil {
 		l.close()

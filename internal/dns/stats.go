@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// What is counted is kept by each socket for itself and added up when somebody
-// looks, so that counting costs no traffic between processors.
+// Each socket has its own counters, which are added up when metrics are read, so
+// that counting causes no traffic between processors.
 
 // histogram counts durations in the buckets of CoreDNS: 0.25 ms, doubled 15
 // times.
@@ -66,7 +66,7 @@ func (s *sizes) add(o *sizes) {
 var typeNames = [...]string{"A", "AAAA", "MX", "SOA", "CNAME", "PTR", "TXT", "NS", "SRV", "DS", "DNSKEY", "RRSIG", "NSEC", "NSEC3", "HTTPS",
 	"IXFR", "AXFR", "ANY", "SVCB", "other"}
 
-// typeSlot is the place of a type in typeNames.
+// typeSlot returns the index of a type in typeNames.
 func typeSlot(t uint16) int {
 	switch t {
 	case 1:
@@ -125,7 +125,7 @@ const (
 	zoneCount
 )
 
-// workerStats is what is counted of the requests of one socket.
+// workerStats are the counters of one socket.
 type workerStats struct {
 	server, proto string
 
@@ -142,7 +142,7 @@ type workerStats struct {
 // familyNames are the values of the label "family", those of CoreDNS.
 var familyNames = [...]string{"1", "2"}
 
-// family is the place of an address's family in familyNames.
+// family returns the index of an address's family in familyNames.
 func family(a netip.Addr) int {
 	if a.Is6() && !a.Is4In6() {
 		return 1
@@ -157,7 +157,7 @@ func familyOf(a net.Addr) int {
 	return 0
 }
 
-// count notes the request that w has answered.
+// count counts the request that w has answered.
 func (w *worker) count(reqSize int, took time.Duration) {
 	z := zoneRoot
 	if w.origin == fromZone {
@@ -177,7 +177,7 @@ func (w *worker) count(reqSize int, took time.Duration) {
 	}
 }
 
-// statsTable is the counters of all sockets.
+// statsTable has the counters of all sockets.
 type statsTable struct {
 	mu  sync.Mutex
 	all []*workerStats
@@ -234,18 +234,18 @@ func (s *workerStats) add(o *workerStats) {
 	s.autopath.Add(o.autopath.Load())
 }
 
-// upstreamStats is what is counted of one upstream.
+// upstreamStats are the counters of one upstream.
 type upstreamStats struct {
 	duration [16]histogram // by rcode
 	failures atomic.Uint64
 	probing  atomic.Bool
-	// Sockets and connections opened, and connections used again.
+	// Sockets and connections opened, and connections reused.
 	udp, tcp, reused atomic.Uint64
 }
 
 func (s *upstreamStats) observe(rcode int, d time.Duration) { s.duration[rcode&15].observe(d) }
 
-// forwardStats is what is counted of forwarding as a whole.
+// forwardStats are the counters of forwarding as a whole.
 type forwardStats struct {
 	rejects, broken, stale, prefetch, requests, malformed atomic.Uint64
 }

@@ -127,7 +127,7 @@ func (s *Server) serveConn(conn net.Conn, stats *workerStats) {
 		what := w.answer(in)
 		if what == drop {
 			w.stats.dropped.Add(1)
-			return // nobody who speaks DNS
+			return // not a DNS client
 		}
 		handed := false
 		if what == forward || what == follow {
@@ -149,7 +149,7 @@ func (s *Server) serveConn(conn net.Conn, stats *workerStats) {
 	}
 }
 
-// whole reports whether r can give a whole request without waiting.
+// whole reports whether r has a whole request buffered.
 func whole(r *bufio.Reader) bool {
 	if r.Buffered() < lengthSize {
 		return false

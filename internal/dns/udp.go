@@ -45,7 +45,7 @@ func (s *Server) serveUDP(conn *net.UDPConn, stats *workerStats, wildcard bool) 
 	// Longer requests are cut, which makes them malformed.
 	batch, err := socket.NewBatch(conn, udpBatch, maxRequest, wildcard)
 	if err != nil {
-		s.log.Error("a socket cannot be read", "address", conn.LocalAddr(), "err", err)
+		s.log.Error("cannot read a socket", "address", conn.LocalAddr(), "err", err)
 		return
 	}
 	self := conn.LocalAddr().(*net.UDPAddr).AddrPort()
@@ -70,7 +70,7 @@ func (s *Server) serveUDP(conn *net.UDPConn, stats *workerStats, wildcard bool) 
 	}
 }
 
-// answerUDP answers one request of a batch, or sees to it that somebody does.
+// answerUDP answers one request of a batch, or hands it over.
 func (s *Server) answerUDP(w *worker, conn *net.UDPConn, batch *socket.Batch, i int, start time.Time, self netip.AddrPort) {
 	req := batch.Datagram(i)
 	w.family = 1

@@ -20,13 +20,13 @@ type upstream struct {
 	addr netip.AddrPort
 	name string // addr as text
 
-	// fails counts tries in a row that brought no answer.
+	// fails is the number of consecutive attempts without an answer.
 	fails atomic.Int32
-	// looped: what is sent there comes back here.
+	// looped is whether its questions come back to this server.
 	looped atomic.Bool
-	// plain: it does not repeat the case of letters.
+	// plain is whether it does not repeat the case of letters.
 	plain atomic.Bool
-	// noEDNS: it answers FORMERR to an OPT record.
+	// noEDNS is whether it answers FORMERR to an OPT record.
 	noEDNS atomic.Bool
 
 	tls  *tls.Config // nil: plain
@@ -35,7 +35,8 @@ type upstream struct {
 	stats upstreamStats
 }
 
-// maxFails in a row make an upstream unhealthy; as in CoreDNS.
+// maxFails is the number of consecutive failures that makes an upstream
+// unhealthy, as in CoreDNS.
 const maxFails = 2
 
 func newUpstream(a netip.AddrPort) *upstream {
@@ -51,7 +52,7 @@ type ask struct {
 	flags byte // key flags
 }
 
-// key is the ask as a key of cache and flights.
+// key returns the key of cache and inflight.
 func (a ask) key() string { return string(appendKey(nil, a.name, a.typ, a.flags)) }
 
 func appendKey(b, name []byte, typ uint16, flags byte) []byte {
@@ -59,19 +60,19 @@ func appendKey(b, name []byte, typ uint16, flags byte) []byte {
 	return append(b, name...)
 }
 
-// errors of one try.
+// Errors of one attempt.
 var (
 	errNoAnswer  = errors.New("no answer")
 	errTruncated = errors.New("truncated")
-	errCase      = errors.New("the answer does not repeat the case of the name")
+	errCase      = errors.New("answer does not repeat the case of the name")
 )
 
-// junkLimit is how many packets that are no answer to the question are looked
-// at before the try is given up: somebody is guessing.
-const junkLimit = 64
+// maxMismatches is how many packets that do not answer the question are read
+// before the attempt fails: they are probably forged.
+const maxMismatches = 64
 
-// exchange asks u once over UDP and, when the answer was cut off or cannot be
-// trusted, once more over TCP.
+// exchange asks u over UDP and, if the answer was truncated or cannot be trusted,
+// over TCP.
 func (u *upstream) exchange(ctx context.Context, a ask, mixCase bool, timeout time.Duration) (*entry, error) {
 	if u.tls != nil {
 		return u.exchangeTLS(ctx, a, timeout)
@@ -84,7 +85,7 @@ func (u *upstream) exchange(ctx context.Context, a ask, mixCase bool, timeout ti
 	wrongCase := errors.Is(err, errCase)
 	e, err = u.exchangeOver(ctx, "tcp", a, mix, timeout)
 	if errors.Is(err, errCase) && wrongCase {
-		// It says the same over TCP, where nobody can forge: this is how it is.
+		// It does so over TCP as well, where answers cannot be forged blindly.
 		u.plain.Store(true)
 		e, err = u.exchangeOver(ctx, "tcp", a, false, timeout)
 	}
@@ -105,7 +106,7 @@ func (u *upstream) exchangeOver(ctx context.Context, network string, a ask, mix 
 	} else {
 		u.stats.tcp.Add(1)
 	}
-	// The end of ctx ends the read; Close ends nothing that is not waited for.
+	// Unblocks the read when ctx ends.
 	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
 
 	req := u.request(a, mix)
@@ -118,8 +119,7 @@ func (u *upstream) exchangeOver(ctx context.Context, network string, a ask, mix 
 // request packs the question with a random id and, if mix, random case.
 func (u *upstream) request(a ask, mix bool) []byte {
 	msg := make([]byte, 2+headerSize, 2+headerSize+len(a.name)+4+optSize)
-	// crypto/rand fails only where the kernel has no randomness to give, and
-	// then ends the process.
+	// crypto/rand.Read never fails: it ends the process.
 	rand.Read(msg[2:4])
 	flags := uint16(flagRD)
 	if a.flags&keyCD != 0 {
@@ -169,7 +169,7 @@ func exchangeUDP(conn net.Conn, req []byte, a ask) (*entry, error) {
 	}
 	buf := make([]byte, 4096)
 	var caseErr error
-	for range junkLimit {
+	for range maxMismatches {
 		n, err := conn.Read(buf)
 		if err != nil {
 			return nil, errors.Join(err, caseErr)
@@ -179,12 +179,12 @@ func exchangeUDP(conn net.Conn, req []byte, a ask) (*entry, error) {
 		case err == nil || errors.Is(err, errTruncated) || errors.Is(err, errBadReply):
 			return e, err
 		case errors.Is(err, errCase):
-			// Either the upstream changes case or somebody is guessing. TCP
-			// tells.
+			// Either the upstream changes case or the answer is forged; TCP
+			// shows which.
 			return nil, err
 		}
 	}
-	return nil, fmt.Errorf("%w among %d packets", errNoAnswer, junkLimit)
+	return nil, fmt.Errorf("%w among %d packets", errNoAnswer, maxMismatches)
 }
 
 func exchangeTCP(conn net.Conn, req []byte, a ask) (*entry, error) {
@@ -202,9 +202,8 @@ func exchangeTCP(conn net.Conn, req []byte, a ask) (*entry, error) {
 	return readReply(buf, req[2:], a)
 }
 
-// readReply accepts buf as the answer to req: same id, same question letter by
-// letter. Any other error than the named ones means that buf is something
-// else.
+// readReply reads buf as the answer to req: it must have its ID and its question,
+// letter by letter. errNoAnswer means that buf is something else.
 func readReply(buf, req []byte, a ask) (*entry, error) {
 	qend := headerSize + len(a.name) + 4
 	if len(buf) < headerSize || [2]byte(buf) != [2]byte(req) {
@@ -215,7 +214,7 @@ func readReply(buf, req []byte, a ask) (*entry, error) {
 		return nil, errNoAnswer
 	}
 	if rcode := flags & rcodeMask; binary.BigEndian.Uint16(buf[4:]) == 0 && (rcode == rcodeFormErr || rcode == rcodeNotImp) {
-		// Servers that do not understand a query do not repeat it.
+		// Servers that cannot parse a query do not repeat it.
 		return &entry{rcode: uint8(rcode)}, nil
 	}
 	if binary.BigEndian.Uint16(buf[4:]) != 1 || len(buf) < qend {

@@ -65,7 +65,7 @@ func nameOf(o metav1.Object) svc.Name {
 	return svc.Name{Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
-// watch keeps the zone as the API says until ctx ends.
+// watch keeps the zone in step with the API until ctx ends.
 func (s *Server) watch(ctx context.Context) {
 	z, c := s.zone, s.options.Client
 	z.Hold()
@@ -165,11 +165,11 @@ func (s *Server) deleteSlice(n svc.Name) {
 	}
 }
 
-// checkOwn wakes publish when a slice of this server has changed.
+// checkOwn wakes publish if n is a slice of this server.
 func (s *Server) checkOwn(n svc.Name) {
 	p := s.options.Publish
 	if p == nil || n.Namespace != ServiceName().Namespace || !p.owns(n.Name) {
 		return
 	}
-	poke(s.reassert)
+	wake(s.reassert)
 }
