@@ -126,7 +126,8 @@ func (r *rig) must(err error) {
 
 func (r *rig) namespace(name string) string {
 	r.Helper()
-	_, err := r.client.CoreV1().Namespaces().Create(context.Background(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	_, err := r.client.CoreV1().Namespaces().Create(context.Background(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}},
+		metav1.CreateOptions{})
 	r.must(err)
 	return name
 }
@@ -171,8 +172,9 @@ func podObject(namespace, name, app, node string) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{"app": app}},
 		Spec: corev1.PodSpec{
-			NodeName:   node,
-			Containers: []corev1.Container{{Name: "c", Image: "host", Command: []string{"sleep"}, Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 8080}}}},
+			NodeName: node,
+			Containers: []corev1.Container{{Name: "c", Image: "host", Command: []string{"sleep"},
+				Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 8080}}}},
 		},
 	}
 }
@@ -215,7 +217,8 @@ func (r *rig) killPod(namespace, name string) {
 
 func (r *rig) slices(namespace, service string) []discoveryv1.EndpointSlice {
 	r.Helper()
-	list, err := r.client.DiscoveryV1().EndpointSlices(namespace).List(context.Background(), metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service})
+	list, err := r.client.DiscoveryV1().EndpointSlices(namespace).List(context.Background(),
+		metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service})
 	r.must(err)
 	return list.Items
 }
@@ -277,11 +280,13 @@ func (f *faults) RoundTrip(req *http.Request) (*http.Response, error) {
 		_ = req.Body.Close()
 	}
 	code := codes[kind]
-	reason := map[int]metav1.StatusReason{500: metav1.StatusReasonInternalError, 504: metav1.StatusReasonTimeout, 409: metav1.StatusReasonConflict}[code]
+	reason := map[int]metav1.StatusReason{500: metav1.StatusReasonInternalError, 504: metav1.StatusReasonTimeout,
+		409: metav1.StatusReasonConflict}[code]
 	body := fmt.Sprintf(`{"kind":"Status","apiVersion":"v1","status":"Failure","message":"injected","reason":%q,"code":%d}`, reason, code)
 	return &http.Response{
 		StatusCode: code, Status: http.StatusText(code), Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Request: req,
-		Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(bytes.NewBufferString(body)), ContentLength: int64(len(body)),
+		Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(bytes.NewBufferString(body)),
+		ContentLength: int64(len(body)),
 	}, nil
 }
 

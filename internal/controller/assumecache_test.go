@@ -76,7 +76,8 @@ func TestAssumeCacheIsNeverBehindItsOwnWrites(t *testing.T) {
 		for range 40 {
 			name := rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "name")
 			owner := "web"
-			switch rapid.SampledFrom([]string{"own", "own", "foreign", "delete", "foreign delete", "deliver", "deliver", "late answer"}).Draw(t, "step") {
+			switch rapid.SampledFrom([]string{"own", "own", "foreign", "delete", "foreign delete", "deliver", "deliver", "late answer"}).Draw(t,
+				"step") {
 			case "own":
 				s := h.write(name, owner)
 				h.cache.assume(s)

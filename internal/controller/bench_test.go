@@ -38,7 +38,8 @@ func TestMain(m *testing.M) {
 		if err == nil {
 			err = json.Unmarshal(raw, &c)
 		}
-		config := &rest.Config{Host: c.Host, BearerToken: c.Token, TLSClientConfig: rest.TLSClientConfig{CAData: c.CA, CertData: c.Cert, KeyData: c.Key, ServerName: c.ServerName}}
+		config := &rest.Config{Host: c.Host, BearerToken: c.Token, TLSClientConfig: rest.TLSClientConfig{CAData: c.CA, CertData: c.Cert,
+			KeyData: c.Key, ServerName: c.ServerName}}
 		if err == nil {
 			err = Run(context.Background(), Options{Config: config, Controllers: []string{EndpointsName, EndpointSliceName, MirroringName},
 				Started: func() { fmt.Println("started") }})

@@ -43,7 +43,8 @@ func TestEndpointsFollowPods(t *testing.T) {
 	r.wantEndpoints(ns, "web", "10.244.0.1:9376 false", "10.244.0.2:9376 true")
 	r.wantSubsets(ns, "web", "10.244.0.2|10.244.0.1")
 	s := r.slices(ns, "web")[0]
-	if s.Labels[discoveryv1.LabelManagedBy] != epslice.ManagedBySelector || s.OwnerReferences[0].Name != "web" || *s.Endpoints[0].Zone != "z-n0" {
+	if s.Labels[discoveryv1.LabelManagedBy] != epslice.ManagedBySelector || s.OwnerReferences[0].Name != "web" ||
+		*s.Endpoints[0].Zone != "z-n0" {
 		t.Errorf("labels %v, owners %v", s.Labels, s.OwnerReferences)
 	}
 	r.killPod(ns, "a")
@@ -146,7 +147,8 @@ func TestLeftoversOfAnEarlierRun(t *testing.T) {
 	r.wantSubsets(ns, "web", "10.244.0.1|")
 	stop()
 	r.must(r.client.CoreV1().Services(ns).Delete(ctx, "web", metav1.DeleteOptions{}))
-	_, err := r.client.CoreV1().Endpoints(ns).Create(ctx, &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: "mine"}}, metav1.CreateOptions{})
+	_, err := r.client.CoreV1().Endpoints(ns).Create(ctx, &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: "mine"}},
+		metav1.CreateOptions{})
 	r.must(err)
 	// The record of a leader election, as old clients keep it.
 	lock := &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{

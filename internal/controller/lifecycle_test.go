@@ -38,7 +38,8 @@ func TestNamespaceIsEmptied(t *testing.T) {
 				text += " " + c.Message
 			}
 		}
-		if !strings.HasPrefix(text, "Terminating") || !strings.Contains(text, "configmaps has 1 resource instances") || !strings.Contains(text, "example.com/hold in 1") {
+		if !strings.HasPrefix(text, "Terminating") || !strings.Contains(text, "configmaps has 1 resource instances") ||
+			!strings.Contains(text, "example.com/hold in 1") {
 			return fmt.Errorf("%s", text)
 		}
 		return nil
@@ -93,7 +94,8 @@ func TestLeaderElection(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	started := make(chan struct{}, 1)
 	go func() {
-		second <- Run(ctx, Options{Config: r.config, Controllers: o.Controllers, LeaderElect: true, Identity: "two", Started: func() { started <- struct{}{} }})
+		second <- Run(ctx, Options{Config: r.config, Controllers: o.Controllers, LeaderElect: true, Identity: "two",
+			Started: func() { started <- struct{}{} }})
 	}()
 	r.service(ns, "web")
 	r.pod(ns, "a", "web", "n0", "10.244.0.1")
@@ -123,7 +125,8 @@ func TestGarbage(t *testing.T) {
 	ns, ctx := r.namespace("shop"), context.Background()
 	node := r.node("n0")
 	owner := []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "n0", UID: node.UID}}
-	_, err := r.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "n0", OwnerReferences: owner}}, metav1.CreateOptions{})
+	_, err := r.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Create(ctx,
+		&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "n0", OwnerReferences: owner}}, metav1.CreateOptions{})
 	r.must(err)
 	owner = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "x", UID: "1"}}
 	p := podObject(ns, "a", "web", "n0")
@@ -175,7 +178,8 @@ func TestLeaseOfADeadProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if self.isDead(self.String()) || self.isDead("other_"+self.boot+".1.1") || self.isDead("x") || self.isDead(self.host+"_"+self.boot+".x.y") {
+	if self.isDead(self.String()) || self.isDead("other_"+self.boot+".1.1") || self.isDead("x") ||
+		self.isDead(self.host+"_"+self.boot+".x.y") {
 		t.Error("a process is taken for dead that is not known to be")
 	}
 	dead := self

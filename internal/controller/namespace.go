@@ -173,7 +173,8 @@ func (c *namespaces) report(ctx context.Context, ns *corev1.Namespace, left *rem
 	set(corev1.NamespaceContentRemaining, len(left.resources) > 0, "SomeResourcesRemain",
 		"Some resources are remaining: "+counts(left.resources, "%s has %d resource instances"), "ContentRemoved")
 	set(corev1.NamespaceFinalizersRemaining, len(left.finalizers) > 0, "SomeFinalizersRemain",
-		"Some content in the namespace has finalizers remaining: "+counts(left.finalizers, "%s in %d resource instances"), "ContentHasNoFinalizers")
+		"Some content in the namespace has finalizers remaining: "+counts(left.finalizers, "%s in %d resource instances"),
+		"ContentHasNoFinalizers")
 	if ns.Status.Phase != corev1.NamespaceTerminating {
 		ns.Status.Phase, changed = corev1.NamespaceTerminating, true
 	}

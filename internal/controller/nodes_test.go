@@ -100,7 +100,8 @@ func (r *rig) renew(node string) {
 	now := metav1.NewMicroTime(time.Now())
 	l, err := api.Get(ctx, node, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		_, err = api.Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: node}, Spec: coordinationv1.LeaseSpec{HolderIdentity: &node, RenewTime: &now}}, metav1.CreateOptions{})
+		_, err = api.Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: node},
+			Spec: coordinationv1.LeaseSpec{HolderIdentity: &node, RenewTime: &now}}, metav1.CreateOptions{})
 		r.must(err)
 		return
 	}
@@ -234,7 +235,8 @@ func TestFinishedPodsAreTrimmed(t *testing.T) {
 	ns, ctx := r.namespace("jobs"), context.Background()
 	r.node("n0")
 	r.pod(ns, "running", "web", "n0", "10.244.0.1")
-	for i, phase := range []corev1.PodPhase{corev1.PodSucceeded, corev1.PodFailed, corev1.PodSucceeded, corev1.PodFailed, corev1.PodSucceeded} {
+	for i, phase := range []corev1.PodPhase{corev1.PodSucceeded, corev1.PodFailed, corev1.PodSucceeded, corev1.PodFailed,
+		corev1.PodSucceeded} {
 		made, err := r.client.CoreV1().Pods(ns).Create(ctx, podObject(ns, fmt.Sprintf("done%d", i), "web", "n0"), metav1.CreateOptions{})
 		r.must(err)
 		made.Status.Phase = phase
@@ -264,7 +266,8 @@ func TestNodeIPAM(t *testing.T) {
 	r := newRig(t)
 	ctx := context.Background()
 	r.node("has", func(n *corev1.Node) { n.Spec.PodCIDRs, n.Spec.PodCIDR = []string{"10.9.0.0/24"}, "10.9.0.0/24" })
-	r.run(Options{Controllers: []string{NodeIPAMName}, ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/22"), netip.MustParsePrefix("fd00:9::/56")}})
+	r.run(Options{Controllers: []string{NodeIPAMName}, ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/22"),
+		netip.MustParsePrefix("fd00:9::/56")}})
 	for i := range 4 {
 		r.node(fmt.Sprintf("n%d", i))
 	}

@@ -44,7 +44,8 @@ func loopGoroutines() int {
 	buffer := make([]byte, 8<<20)
 	n := 0
 	for _, stack := range strings.Split(string(buffer[:runtime.Stack(buffer, true)]), "\n\n") {
-		for _, mark := range []string{"client-go/tools/cache.", "client-go/util/workqueue.", "client-go/tools/record.", "client-go/tools/leaderelection.", "controller.(*loop"} {
+		for _, mark := range []string{"client-go/tools/cache.", "client-go/util/workqueue.", "client-go/tools/record.",
+			"client-go/tools/leaderelection.", "controller.(*loop"} {
 			if strings.Contains(stack, mark) {
 				n++
 				break

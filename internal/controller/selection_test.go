@@ -174,7 +174,8 @@ func BenchmarkSelectionFlip(b *testing.B) {
 				s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprint("s", i)}}
 				s.Spec.Selector = map[string]string{"app": fmt.Sprint("a", i), "env": "prod"}
 				x.setService(s)
-				pod = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprint("p", i), Labels: map[string]string{"app": fmt.Sprint("a", i), "env": "prod", "x": "y"}}}
+				pod = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprint("p", i),
+					Labels: map[string]string{"app": fmt.Sprint("a", i), "env": "prod", "x": "y"}}}
 				pod.Status.PodIP = "10.0.0.1"
 				x.setPod(pod)
 			}

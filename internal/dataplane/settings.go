@@ -40,12 +40,12 @@ func SettingsOf(t *table.Table, f svc.Family) Settings {
 	return s
 }
 
-// Equal says whether both say the same.
+// Equal reports whether both say the same.
 func (s *Settings) Equal(o *Settings) bool {
 	return s.SamePorts(o) && slices.Equal(s.NodeAddrs, o.NodeAddrs)
 }
 
-// SamePorts says whether both say the same of what depends on single service
+// SamePorts reports whether both say the same of what depends on single service
 // ports: everything but where node ports answer.
 func (s *Settings) SamePorts(o *Settings) bool {
 	return s.MasqueradeAll == o.MasqueradeAll && slices.Equal(s.Pods, o.Pods)

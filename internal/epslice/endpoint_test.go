@@ -51,7 +51,8 @@ func TestNotesTellWhatIsWrong(t *testing.T) {
 func TestNamesFollowFromTheService(t *testing.T) {
 	w := manyPods(1)
 	first := Slices(w.input(0)).Create[0]
-	if again := Slices(w.input(0)).Create[0]; again.Name != first.Name || first.GenerateName != "web-" || !strings.HasPrefix(first.Name, "web-") {
+	if again := Slices(w.input(0)).Create[0]; again.Name != first.Name || first.GenerateName != "web-" ||
+		!strings.HasPrefix(first.Name, "web-") {
 		t.Errorf("names %q and %q", first.Name, again.Name)
 	}
 	in := w.input(0)

@@ -40,13 +40,15 @@ func TestMirror(t *testing.T) {
 		t.Fatalf("%d slices, notes %v", len(plan.Create), plan.Events)
 	}
 	v4, v6 := plan.Create[0], plan.Create[1]
-	if v4.AddressType != discoveryv1.AddressTypeIPv4 || v6.AddressType != discoveryv1.AddressTypeIPv6 || len(v4.Endpoints) != 2 || len(v6.Endpoints) != 1 {
+	if v4.AddressType != discoveryv1.AddressTypeIPv4 || v6.AddressType != discoveryv1.AddressTypeIPv6 || len(v4.Endpoints) != 2 ||
+		len(v6.Endpoints) != 1 {
 		t.Fatalf("wrong slices: %v, %v", v4, v6)
 	}
 	if !*v4.Endpoints[0].Conditions.Ready || *v4.Endpoints[1].Conditions.Ready {
 		t.Error("readiness is not carried over")
 	}
-	if v4.Labels[discoveryv1.LabelServiceName] != "db" || v4.Labels[discoveryv1.LabelManagedBy] != ManagedByMirroring || v4.Labels["a"] != "1" {
+	if v4.Labels[discoveryv1.LabelServiceName] != "db" || v4.Labels[discoveryv1.LabelManagedBy] != ManagedByMirroring ||
+		v4.Labels["a"] != "1" {
 		t.Errorf("labels %v", v4.Labels)
 	}
 	if !maps.Equal(v4.Annotations, map[string]string{"note": "x"}) || v4.OwnerReferences[0].Kind != "Endpoints" {

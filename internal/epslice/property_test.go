@@ -53,7 +53,8 @@ func checkExact(t *rapid.T, w *world) {
 			}
 			checkEndpoint(t, w, p, &e, s.Ports)
 		}
-		if s.Labels[discoveryv1.LabelServiceName] != "web" || s.Labels[discoveryv1.LabelManagedBy] != ManagedBySelector || s.Labels["a"] != w.service.Labels["a"] {
+		if s.Labels[discoveryv1.LabelServiceName] != "web" || s.Labels[discoveryv1.LabelManagedBy] != ManagedBySelector ||
+			s.Labels["a"] != w.service.Labels["a"] {
 			t.Fatalf("labels of %s: %v", s.Name, s.Labels)
 		}
 	}
@@ -85,7 +86,8 @@ func checkEndpoint(t *rapid.T, w *world, p *corev1.Pod, e *discoveryv1.Endpoint,
 	t.Helper()
 	serving, terminating := Ready(p), p.DeletionTimestamp != nil
 	ready := w.service.Spec.PublishNotReadyAddresses || serving && !terminating
-	if *e.Conditions.Ready != ready || *e.Conditions.Serving != serving || *e.Conditions.Terminating != terminating || e.TargetRef.UID != p.UID {
+	if *e.Conditions.Ready != ready || *e.Conditions.Serving != serving || *e.Conditions.Terminating != terminating ||
+		e.TargetRef.UID != p.UID {
 		t.Fatalf("%s: wrong conditions or target: %+v", p.Name, e)
 	}
 	zone := ""

@@ -38,7 +38,8 @@ type theirs struct {
 }
 
 func newTheirs() *theirs {
-	u := &theirs{client: fake.NewSimpleClientset(), nodes: cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{}), topology: topologycache.NewTopologyCache(), recorder: record.NewFakeRecorder(100)}
+	u := &theirs{client: fake.NewSimpleClientset(), nodes: cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{}),
+		topology: topologycache.NewTopologyCache(), recorder: record.NewFakeRecorder(100)}
 	n := 0
 	u.client.PrependReactor("*", "endpointslices", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		switch a.GetVerb() {
@@ -128,7 +129,8 @@ func contents(list []*discoveryv1.EndpointSlice, hints bool) []string {
 			if !hints {
 				e.Hints = nil
 			}
-			out = append(out, fmt.Sprintf("%s %s %s %s %v", s.AddressType, ports, labels, e.String(), s.Annotations[corev1.EndpointsLastChangeTriggerTime] != ""))
+			out = append(out, fmt.Sprintf("%s %s %s %s %v", s.AddressType, ports, labels, e.String(),
+				s.Annotations[corev1.EndpointsLastChangeTriggerTime] != ""))
 		}
 		if !filled[s.AddressType] {
 			out = append(out, fmt.Sprintf("%s %s %s empty", s.AddressType, ports, labels))

@@ -38,7 +38,8 @@ func newWorld(t *rapid.T) *world {
 		clock: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
 	}
 	w.service = &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web", UID: "svc-1", Labels: map[string]string{"a": "1"}, CreationTimestamp: metav1.Time{Time: w.clock}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web", UID: "svc-1", Labels: map[string]string{"a": "1"},
+			CreationTimestamp: metav1.Time{Time: w.clock}},
 		Spec: corev1.ServiceSpec{
 			Selector: map[string]string{"app": "web"}, ClusterIP: "10.96.0.5",
 			IPFamilies: rapid.SampledFrom([][]corev1.IPFamily{
@@ -65,7 +66,8 @@ func testNode(name, zone string) *corev1.Node {
 
 func (w *world) drawPorts(t *rapid.T) {
 	w.service.Spec.Ports = nil
-	targets := []intstr.IntOrString{intstr.FromInt32(80), intstr.FromInt32(9376), intstr.FromString("http"), intstr.FromString("side"), intstr.FromString("none")}
+	targets := []intstr.IntOrString{intstr.FromInt32(80), intstr.FromInt32(9376), intstr.FromString("http"), intstr.FromString("side"),
+		intstr.FromString("none")}
 	for i := range rapid.IntRange(0, 3).Draw(t, "ports") {
 		p := corev1.ServicePort{
 			Name: fmt.Sprintf("p%d", i), Port: int32(80 + i), Protocol: rapid.SampledFrom(protocols).Draw(t, "protocol"),
@@ -83,8 +85,10 @@ func (w *world) drawPod(t *rapid.T, name string) {
 	w.version++
 	node := rapid.SampledFrom([]string{"n0", "n1", "n2", "n3"}).Draw(t, "node")
 	p := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(fmt.Sprintf("%s-%d", name, rapid.IntRange(1, 2).Draw(t, "uid"))), ResourceVersion: strconv.Itoa(w.version), Labels: map[string]string{"app": "web"}},
-		Spec:       corev1.PodSpec{NodeName: node},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name,
+			UID: types.UID(fmt.Sprintf("%s-%d", name, rapid.IntRange(1, 2).Draw(t, "uid"))), ResourceVersion: strconv.Itoa(w.version),
+			Labels: map[string]string{"app": "web"}},
+		Spec: corev1.PodSpec{NodeName: node},
 	}
 	http := int32(rapid.SampledFrom([]int{8080, 8081}).Draw(t, "http"))
 	p.Spec.Containers = []corev1.Container{{Ports: []corev1.ContainerPort{
@@ -110,7 +114,8 @@ func (w *world) drawPod(t *rapid.T, name string) {
 	if len(p.Status.PodIPs) > 0 {
 		p.Status.PodIP = p.Status.PodIPs[0].IP
 	}
-	p.Status.Phase = rapid.SampledFrom([]corev1.PodPhase{corev1.PodRunning, corev1.PodRunning, corev1.PodRunning, corev1.PodRunning, corev1.PodFailed, corev1.PodSucceeded}).Draw(t, "phase")
+	p.Status.Phase = rapid.SampledFrom([]corev1.PodPhase{corev1.PodRunning, corev1.PodRunning, corev1.PodRunning, corev1.PodRunning,
+		corev1.PodFailed, corev1.PodSucceeded}).Draw(t, "phase")
 	if rapid.IntRange(0, 3).Draw(t, "hostname") == 0 {
 		p.Spec.Hostname, p.Spec.Subdomain = name, rapid.SampledFrom([]string{"web", "other"}).Draw(t, "subdomain")
 	}
@@ -134,7 +139,8 @@ func (w *world) step(t *rapid.T) {
 	w.clock = w.clock.Add(time.Second)
 	w.service = w.service.DeepCopy()
 	pod := fmt.Sprintf("p%d", rapid.IntRange(0, 11).Draw(t, "pod"))
-	switch rapid.SampledFrom([]string{"pod", "pod", "pod", "pods", "gone", "flip", "flip", "node", "service", "ports", "hints", "rollout"}).Draw(t, "step") {
+	switch rapid.SampledFrom([]string{"pod", "pod", "pod", "pods", "gone", "flip", "flip", "node", "service", "ports", "hints",
+		"rollout"}).Draw(t, "step") {
 	case "pod":
 		w.drawPod(t, pod)
 	case "pods":
@@ -162,7 +168,8 @@ func (w *world) step(t *rapid.T) {
 	case "ports":
 		w.drawPorts(t)
 	case "hints":
-		w.service.Spec.TrafficDistribution = rapid.SampledFrom([]*string{nil, ptr("PreferClose"), ptr("PreferSameZone"), ptr("PreferSameNode")}).Draw(t, "distribution")
+		w.service.Spec.TrafficDistribution = rapid.SampledFrom([]*string{nil, ptr("PreferClose"), ptr("PreferSameZone"),
+			ptr("PreferSameNode")}).Draw(t, "distribution")
 	case "rollout":
 		for _, name := range slices.Sorted(maps.Keys(w.pods)) {
 			delete(w.pods, name)

@@ -133,7 +133,7 @@ func externalLocal(s *corev1.Service) bool {
 	return external && s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 }
 
-// needsHealthCheck says whether load balancers ask this node's health check
+// needsHealthCheck reports whether load balancers ask this node's health check
 // port for the Service (behaviour 103).
 func needsHealthCheck(s *corev1.Service) bool {
 	n := s.Spec.HealthCheckNodePort

@@ -29,7 +29,7 @@ func skipLabels(labels map[string]string) bool {
 	return other || headless
 }
 
-// proxied says whether a Service has virtual addresses that are this proxy's to
+// proxied reports whether a Service has virtual addresses that are this proxy's to
 // serve (behaviours 32, 79, 88).
 func proxied(s *corev1.Service) bool {
 	return s != nil && s.Spec.Type != corev1.ServiceTypeExternalName &&

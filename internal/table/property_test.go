@@ -80,11 +80,13 @@ func drawSlice(t *rapid.T) *discoveryv1.EndpointSlice {
 		Labels: map[string]string{discoveryv1.LabelServiceName: rapid.SampledFrom(append([]string{""}, someServices...)).Draw(t, "of")},
 	}}
 	s.AddressType = discoveryv1.AddressTypeIPv4
-	s.Ports = []discoveryv1.EndpointPort{{Name: new("p"), Port: new(int32(8080))}, {Name: new("q"), Port: new(int32(8081)), Protocol: new(corev1.ProtocolUDP)}}
+	s.Ports = []discoveryv1.EndpointPort{{Name: new("p"), Port: new(int32(8080))},
+		{Name: new("q"), Port: new(int32(8081)), Protocol: new(corev1.ProtocolUDP)}}
 	for range rapid.IntRange(0, 4).Draw(t, "endpoints") {
 		ep := discoveryv1.Endpoint{
-			Addresses:  []string{rapid.SampledFrom(append([]string{"127.0.0.1", "10.244.0.3", "10.244.0.4"}, someIPs...)).Draw(t, "address")},
-			Conditions: discoveryv1.EndpointConditions{Ready: drawBool(t, "ready"), Serving: drawBool(t, "serving"), Terminating: drawBool(t, "terminating")},
+			Addresses: []string{rapid.SampledFrom(append([]string{"127.0.0.1", "10.244.0.3", "10.244.0.4"}, someIPs...)).Draw(t, "address")},
+			Conditions: discoveryv1.EndpointConditions{Ready: drawBool(t, "ready"), Serving: drawBool(t, "serving"),
+				Terminating: drawBool(t, "terminating")},
 		}
 		if n := rapid.SampledFrom(someNodes).Draw(t, "node"); n != "" {
 			ep.NodeName = new(n)
@@ -151,7 +153,8 @@ func (w *world) step(t *rapid.T, b *Builder) {
 	case 9:
 		w.node = &corev1.Node{}
 		w.node.Labels = map[string]string{corev1.LabelTopologyZone: rapid.SampledFrom(someZones).Draw(t, "zone")}
-		w.node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: rapid.SampledFrom([]string{"10.0.0.1", "192.0.2.1"}).Draw(t, "node address")}}
+		w.node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP,
+			Address: rapid.SampledFrom([]string{"10.0.0.1", "192.0.2.1"}).Draw(t, "node address")}}
 		w.machine = []netip.Addr{netip.MustParseAddr(w.node.Status.Addresses[0].Address)}
 		b.SetNode(w.node)
 		b.SetAddresses(w.machine)
@@ -258,7 +261,8 @@ func (w *world) endpointsOf(p *ServicePort) map[string]endpointFacts {
 			}
 			f := endpointFacts{local: ep.NodeName != nil && *ep.NodeName == "here"}
 			f.ready = ep.Conditions.Ready == nil || *ep.Conditions.Ready
-			f.draining = !f.ready && (ep.Conditions.Serving == nil || *ep.Conditions.Serving) && ep.Conditions.Terminating != nil && *ep.Conditions.Terminating
+			f.draining = !f.ready && (ep.Conditions.Serving == nil || *ep.Conditions.Serving) && ep.Conditions.Terminating != nil &&
+				*ep.Conditions.Terminating
 			if ep.Hints != nil {
 				for _, z := range ep.Hints.ForZones {
 					f.zones = append(f.zones, z.Name)

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// HasSCTP says whether this kernel has SCTP sockets.
+// HasSCTP reports whether this kernel has SCTP sockets.
 func HasSCTP() bool {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
 	if err == nil {

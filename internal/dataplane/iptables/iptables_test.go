@@ -133,7 +133,8 @@ func TestRefusedFrontendIsIsolated(t *testing.T) {
 			other.Frontends = []table.Frontend{{Addr: flows.AP("10.96.0.43:80"), Endpoints: flows.Endpoints("10.0.0.66:80")}}
 			k.refuse = "10.0.0.66"
 			var refused *dataplane.Rejected
-			if err := p.Apply(t.Context(), table.New(&other), []table.Key{other.Key()}); !errors.As(err, &refused) || refused.Ports[other.Key()] == nil || len(refused.Ports) != 1 {
+			if err := p.Apply(t.Context(), table.New(&other), []table.Key{other.Key()}); !errors.As(err, &refused) ||
+				refused.Ports[other.Key()] == nil || len(refused.Ports) != 1 {
 				t.Errorf("%v, want that default/s42 alone was refused", err)
 			}
 			// Others change beside it without anything being read.
@@ -251,7 +252,8 @@ func TestFaultsConverge(t *testing.T) {
 			k.fail = func() error {
 				if r.IntN(10) == 0 {
 					injected++
-					return []error{errors.New("fork: no memory"), &iptables.Error{Program: "restore", Code: 4}, &iptables.Error{Program: "restore", Code: 1, Said: "no"}}[r.IntN(3)]
+					return []error{errors.New("fork: no memory"), &iptables.Error{Program: "restore", Code: 4},
+						&iptables.Error{Program: "restore", Code: 1, Said: "no"}}[r.IntN(3)]
 				}
 				return nil
 			}

@@ -22,16 +22,22 @@ func saveProgram(v Variant) string    { return "iptables-" + string(v) + "-save"
 // which names it.
 func TestRepair(t *testing.T) {
 	for _, c := range []struct{ name, table, do, say string }{
-		{"jump", "nat", `-D PREROUTING -m comment --comment "fairlead services" -j FAIRLEAD-SERVICES`, "the rule in chain PREROUTING of table nat that leads to our chains was missing"},
+		{"jump", "nat", `-D PREROUTING -m comment --comment "fairlead services" -j FAIRLEAD-SERVICES`,
+			"the rule in chain PREROUTING of table nat that leads to our chains was missing"},
 		{"all jumps", "filter", "-F FORWARD\n-F INPUT\n-F OUTPUT", "the rule in chain FORWARD of table filter"},
-		{"rules", "nat", "-F FAIRLEAD-VIPS", "the rules of chain FAIRLEAD-VIPS of table nat were changed, with TCP 10.96.0.10:80 of default/web:http"},
-		{"one rule", "nat", "-D FAIRLEAD-NODEPORTS 1", "the rules of chain FAIRLEAD-NODEPORTS of table nat were changed, with TCP node port 30080 of default/web:http"},
+		{"rules", "nat", "-F FAIRLEAD-VIPS",
+			"the rules of chain FAIRLEAD-VIPS of table nat were changed, with TCP 10.96.0.10:80 of default/web:http"},
+		{"one rule", "nat", "-D FAIRLEAD-NODEPORTS 1",
+			"the rules of chain FAIRLEAD-NODEPORTS of table nat were changed, with TCP node port 30080 of default/web:http"},
 		{"a rule more", "nat", "-A FAIRLEAD-POSTROUTING -j RETURN", "the rules of chain FAIRLEAD-POSTROUTING of table nat were changed"},
-		{"chain", "nat", "-F FAIRLEAD-VIPS\n-F FAIRLEAD-F-0a60000bT0050\n-X FAIRLEAD-F-0a60000bT0050", "chain FAIRLEAD-F-0a60000bT0050 of table nat was missing"},
+		{"chain", "nat", "-F FAIRLEAD-VIPS\n-F FAIRLEAD-F-0a60000bT0050\n-X FAIRLEAD-F-0a60000bT0050",
+			"chain FAIRLEAD-F-0a60000bT0050 of table nat was missing"},
 		{"everything", "nat", "-F\n-X", "chain FAIRLEAD-VIPS of table nat was missing"},
 		{"everything of filter", "filter", "-F\n-X", "chain FAIRLEAD-REFUSE of table filter was missing"},
-		{"foreign chain", "nat", ":FAIRLEAD-SPY - [0:0]\n-A FAIRLEAD-SPY -j RETURN\n-I FAIRLEAD-VIPS -j FAIRLEAD-SPY", "a foreign chain FAIRLEAD-SPY was in table nat"},
-		{"jump twice", "nat", `-A OUTPUT -m comment --comment "fairlead services" -j FAIRLEAD-OUTPUT`, "a foreign rule in chain OUTPUT of table nat"},
+		{"foreign chain", "nat", ":FAIRLEAD-SPY - [0:0]\n-A FAIRLEAD-SPY -j RETURN\n-I FAIRLEAD-VIPS -j FAIRLEAD-SPY",
+			"a foreign chain FAIRLEAD-SPY was in table nat"},
+		{"jump twice", "nat", `-A OUTPUT -m comment --comment "fairlead services" -j FAIRLEAD-OUTPUT`,
+			"a foreign rule in chain OUTPUT of table nat"},
 		{"jump by others", "nat", ":SPY - [0:0]\n-A SPY -p tcp -j FAIRLEAD-REFUSE", "a foreign rule in chain SPY of table nat"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -259,8 +265,10 @@ func TestChoose(t *testing.T) {
 	}{
 		{"nothing", nil, NFT, "the program iptables is of this variant"},
 		{"neighbours", map[Variant]string{Legacy: neighbour}, Legacy, "most other rules are there"},
-		{"kubelet", map[Variant]string{Legacy: neighbour, NFT: "*mangle\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n"}, NFT, "the kubelet's rules are there"},
-		{"ours", map[Variant]string{NFT: neighbour, Legacy: "*nat\n:FAIRLEAD-VIPS - [0:0]\nCOMMIT\n"}, Legacy, "our own rules of an earlier run are there"},
+		{"kubelet", map[Variant]string{Legacy: neighbour, NFT: "*mangle\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n"}, NFT,
+			"the kubelet's rules are there"},
+		{"ours", map[Variant]string{NFT: neighbour, Legacy: "*nat\n:FAIRLEAD-VIPS - [0:0]\nCOMMIT\n"}, Legacy,
+			"our own rules of an earlier run are there"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			testbed.NewNetwork(t).Outside("host").Do(func() {

@@ -56,18 +56,22 @@ func checkTree(t *rapid.T, f svc.Family) {
 	s := newState(l, planned)
 	got, have := plan{}, map[dataplane.FrontKey]*front{}
 	addr := func() netip.Addr {
-		b := [4]byte{10, byte(rapid.IntRange(0, 1).Draw(t, "b")), byte(rapid.IntRange(0, 3).Draw(t, "c")), byte(rapid.IntRange(0, 40).Draw(t, "d"))}
+		b := [4]byte{10, byte(rapid.IntRange(0, 1).Draw(t, "b")), byte(rapid.IntRange(0, 3).Draw(t, "c")),
+			byte(rapid.IntRange(0, 40).Draw(t, "d"))}
 		if f == svc.IPv4 {
 			return netip.AddrFrom4(b)
 		}
 		return netip.AddrFrom16([16]byte{0xfd, 4: b[1], 14: b[2], 15: b[3]})
 	}
 	for range rapid.IntRange(1, 60).Draw(t, "steps") {
-		k := dataplane.FrontKey{Addr: addr(), Port: uint16(rapid.IntRange(1, 300).Draw(t, "port")), Proto: rapid.SampledFrom(protocols).Draw(t, "proto")}
+		k := dataplane.FrontKey{Addr: addr(), Port: uint16(rapid.IntRange(1, 300).Draw(t, "port")),
+			Proto: rapid.SampledFrom(protocols).Draw(t, "proto")}
 		if len(have) > 0 && rapid.IntRange(0, 2).Draw(t, "old") == 0 {
-			k = rapid.SampledFrom(slices.SortedFunc(maps.Keys(have), func(a, b dataplane.FrontKey) int { return strings.Compare(a.String(), b.String()) })).Draw(t, "which")
+			k = rapid.SampledFrom(slices.SortedFunc(maps.Keys(have),
+				func(a, b dataplane.FrontKey) int { return strings.Compare(a.String(), b.String()) })).Draw(t, "which")
 		}
-		fr := table.Frontend{Addr: netip.AddrPortFrom(k.Addr, k.Port), Kind: rapid.SampledFrom([]table.FrontendKind{table.ClusterIP, table.ExternalIP, table.NodePort}).Draw(t, "kind")}
+		fr := table.Frontend{Addr: netip.AddrPortFrom(k.Addr, k.Port),
+			Kind: rapid.SampledFrom([]table.FrontendKind{table.ClusterIP, table.ExternalIP, table.NodePort}).Draw(t, "kind")}
 		switch {
 		case k.Node:
 			fr.Kind, fr.Addr = table.NodePort, netip.AddrPortFrom(addr(), k.Port)

@@ -43,7 +43,7 @@ func (b *byChanges) Apply(ctx context.Context, t *table.Table, changed []table.K
 	return err
 }
 
-// open says whether there are open connections through servers that would stay
+// open reports whether there are open connections through servers that would stay
 // for them.
 func (b *byChanges) open() bool {
 	open := false

@@ -79,7 +79,8 @@ func (c *Config) checkExcluded() error {
 	for i, p := range c.ExcludeCIDRs {
 		for _, q := range c.ServiceCIDRs {
 			if p.Overlaps(q) {
-				return fmt.Errorf("ipvs: excluded range %s overlaps the range of ClusterIPs %s: their virtual servers cannot be both ours and not ours", p, q)
+				return fmt.Errorf("ipvs: excluded range %s overlaps the range of ClusterIPs %s: their virtual servers cannot be both ours and not ours",
+					p, q)
 			}
 		}
 		for _, q := range c.ExcludeCIDRs[:i] {

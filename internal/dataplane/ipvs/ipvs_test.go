@@ -214,19 +214,25 @@ func TestRepair(t *testing.T) {
 		}{
 			{"virtual server", func() { send(delServer, ipvs.Dest{}) }, "virtual server tcp 10.96.0.10:80 was missing"},
 			{"scheduler", func() { web.Scheduler = "lc"; send(setServer, ipvs.Dest{}) }, "virtual server tcp 10.96.0.10:80 was changed"},
-			{"real server", func() { send(delDest, ipvs.Dest{Addr: flows.AP("10.244.1.2:9376")}) }, "real server 10.244.1.2:9376 of tcp 10.96.0.10:80 was missing"},
-			{"weight", func() { send(setDest, ipvs.Dest{Addr: flows.AP("10.244.1.2:9376")}) }, "the weight of real server 10.244.1.2:9376 of tcp 10.96.0.10:80 was changed"},
-			{"foreign real server", func() { send(addDest, ipvs.Dest{Addr: flows.AP("10.244.9.9:80"), Weight: 1}) }, "a foreign real server 10.244.9.9:80"},
+			{"real server", func() { send(delDest, ipvs.Dest{Addr: flows.AP("10.244.1.2:9376")}) },
+				"real server 10.244.1.2:9376 of tcp 10.96.0.10:80 was missing"},
+			{"weight", func() { send(setDest, ipvs.Dest{Addr: flows.AP("10.244.1.2:9376")}) },
+				"the weight of real server 10.244.1.2:9376 of tcp 10.96.0.10:80 was changed"},
+			{"foreign real server", func() { send(addDest, ipvs.Dest{Addr: flows.AP("10.244.9.9:80"), Weight: 1}) },
+				"a foreign real server 10.244.9.9:80"},
 			{"element", func() {
 				check(k.sets.Del("fairlead-masq-4", []ipset.Element{{IP: netip.MustParseAddr("203.0.113.1"), Proto: svc.TCP, Port: 80}}))
 			}, "203.0.113.1,tcp:80 of fairlead-masq-4 was missing"},
 			{"foreign element", func() {
 				check(k.sets.Add("fairlead-drop-4", []ipset.Element{{IP: netip.MustParseAddr("10.96.0.10"), Proto: svc.TCP, Port: 80}}))
 			}, "10.96.0.10,tcp:80 of fairlead-drop-4 was foreign"},
-			{"address", func() { flows.Command(t, "", "ip", "address", "del", "10.96.0.10/32", "dev", deviceName) }, "10.96.0.10 of device fairlead-ipvs was missing"},
-			{"foreign address", func() { flows.Command(t, "", "ip", "address", "add", "10.96.9.9/32", "dev", deviceName) }, "10.96.9.9 of device fairlead-ipvs was foreign"},
+			{"address", func() { flows.Command(t, "", "ip", "address", "del", "10.96.0.10/32", "dev", deviceName) },
+				"10.96.0.10 of device fairlead-ipvs was missing"},
+			{"foreign address", func() { flows.Command(t, "", "ip", "address", "add", "10.96.9.9/32", "dev", deviceName) },
+				"10.96.9.9 of device fairlead-ipvs was foreign"},
 			{"device", func() { flows.Command(t, "", "ip", "link", "del", deviceName) }, "10.96.0.10 of device fairlead-ipvs was missing"},
-			{"rules", func() { flows.Command(t, "", "iptables-legacy", "-t", "mangle", "-F", "FAIRLEADVS-MARK") }, "our IPv4 rules in table mangle were changed"},
+			{"rules", func() { flows.Command(t, "", "iptables-legacy", "-t", "mangle", "-F", "FAIRLEADVS-MARK") },
+				"our IPv4 rules in table mangle were changed"},
 			{"jump", func() { flows.Command(t, "", "ip6tables-legacy", "-F", "INPUT") }, "our IPv6 rules in table filter were changed"},
 		} {
 			c.damage()
@@ -329,7 +335,8 @@ func TestNeighboursAreLeftAlone(t *testing.T) {
 		defer func() { _ = k.Close() }()
 		theirs := ipvs.Service{Key: ipvs.AddressKey(svc.TCP, flows.AP("192.0.2.7:80")), Scheduler: "lc"}
 		marked := ipvs.Service{Key: ipvs.MarkKey(7, svc.IPv4), Scheduler: "wrr"}
-		if refused, err := k.servers.Send(&changes{[]change{{verb: addServer, service: theirs}, {verb: addServer, service: marked}}}); err != nil || len(refused) > 0 {
+		if refused, err := k.servers.Send(
+			&changes{[]change{{verb: addServer, service: theirs}, {verb: addServer, service: marked}}}); err != nil || len(refused) > 0 {
 			t.Fatal(refused, err)
 		}
 		if err := k.sets.Create(ipset.Set{Name: "theirs", Type: ipset.HashIP, Family: svc.IPv4}); err != nil {
@@ -367,16 +374,19 @@ func TestWhoseAddress(t *testing.T) {
 		defer func() { _ = p.Close() }()
 		flows.Command(t, "", "ip", "address", "add", "203.0.113.5/32", "dev", "eth0")
 		one := func(name, at string) *table.ServicePort {
-			return flows.Port(name, "", svc.IPv4, svc.TCP, table.Frontend{Kind: table.ExternalIP, Addr: flows.AP(at), Endpoints: flows.Endpoints("10.244.1.2:80"), Masquerade: true})
+			return flows.Port(name, "", svc.IPv4, svc.TCP, table.Frontend{Kind: table.ExternalIP, Addr: flows.AP(at),
+				Endpoints: flows.Endpoints("10.244.1.2:80"), Masquerade: true})
 		}
 		own, others := one("own", "203.0.113.5:80"), one("others", "198.51.100.1:80")
 		err = p.Apply(t.Context(), table.New(own, others), nil)
 		var refused *dataplane.Rejected
-		if !errors.As(err, &refused) || len(refused.Ports) != 1 || !strings.Contains(err.Error(), "default/others") || !strings.Contains(err.Error(), "--ipvs-exclude-cidrs") {
+		if !errors.As(err, &refused) || len(refused.Ports) != 1 || !strings.Contains(err.Error(), "default/others") ||
+			!strings.Contains(err.Error(), "--ipvs-exclude-cidrs") {
 			t.Errorf("Apply = %v, want default/others refused", err)
 		}
 		d := flows.Dump(t, p)
-		if !strings.Contains(d, "tcp 203.0.113.5:80 rr") || strings.Contains(d, "outer-4: 203") || strings.Contains(d, "device fairlead-ipvs: 203") {
+		if !strings.Contains(d, "tcp 203.0.113.5:80 rr") || strings.Contains(d, "outer-4: 203") ||
+			strings.Contains(d, "device fairlead-ipvs: 203") {
 			t.Errorf("an address of eth0 was taken over:\n%s", d)
 		}
 	})
@@ -470,7 +480,8 @@ func TestNodeAddresses(t *testing.T) {
 			return slices.DeleteFunc(list, netip.Addr.IsLinkLocalUnicast)
 		}
 		before := addresses()
-		want := []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("192.168.77.11"), netip.MustParseAddr("::1"), netip.MustParseAddr("fd00:77::b")}
+		want := []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("192.168.77.11"), netip.MustParseAddr("::1"),
+			netip.MustParseAddr("fd00:77::b")}
 		if !slices.Equal(before, want) {
 			t.Errorf("before: %v, want %v", before, want)
 		}

@@ -33,11 +33,11 @@ var Schedulers = []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh",
 // hashing is the scheduler that keeps a client at its endpoint by a hash.
 const hashing = "mh"
 
-// fallsBack says whether a scheduler that hashes must be told to choose another
+// fallsBack reports whether a scheduler that hashes must be told to choose another
 // endpoint when the one that it finds takes no new connections.
 func fallsBack(scheduler string) bool { return scheduler == "sh" || scheduler == "mh" }
 
-// drains says whether endpoints that are gone may stay, without new connections,
+// drains reports whether endpoints that are gone may stay, without new connections,
 // until those they have are over. dh would refuse every client whose endpoint
 // that is.
 func drains(scheduler string, p svc.Protocol) bool { return scheduler != "dh" && p != svc.UDP }
@@ -73,7 +73,8 @@ var kinds = [setCount]struct {
 	typ  ipset.Type
 }{
 	setFront: {"front", ipset.HashIPPort}, setMasq: {"masq", ipset.HashIPPort}, setOutside: {"outside", ipset.HashIPPort},
-	setNobody: {"nobody", ipset.HashIPPort}, setDrop: {"drop", ipset.HashIPPort}, setLeaving: {"leaving", ipset.HashIPPort}, setRanged: {"ranged", ipset.HashIPPort}, setAllow: {"allow", ipset.HashIPPortNet},
+	setNobody: {"nobody", ipset.HashIPPort}, setDrop: {"drop", ipset.HashIPPort}, setLeaving: {"leaving", ipset.HashIPPort},
+	setRanged: {"ranged", ipset.HashIPPort}, setAllow: {"allow", ipset.HashIPPortNet},
 	setInside: {"inside", ipset.HashIPPort}, setHairpin: {"hairpin", ipset.HashIPPortIP},
 	setCluster: {"cluster", ipset.HashIP}, setOuter: {"outer", ipset.HashIP}, setPods: {"pods", ipset.HashNet},
 }
@@ -214,7 +215,8 @@ func (l *layout) chains(table string) []chain {
 		{chainInput, in},
 		{chainOutput, out},
 		{chainForward, forward},
-		{chainRefuse, []string{counted.Rule(l.family, drops.Rejected), "-p tcp -j REJECT --reject-with tcp-reset", "-j REJECT --reject-with " + l.refusal}},
+		{chainRefuse, []string{counted.Rule(l.family, drops.Rejected), "-p tcp -j REJECT --reject-with tcp-reset",
+			"-j REJECT --reject-with " + l.refusal}},
 	}
 }
 

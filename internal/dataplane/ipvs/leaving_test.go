@@ -27,7 +27,8 @@ func TestDeletedServiceKeepsConnections(t *testing.T) {
 	service := func(names string) *table.Table {
 		p := web(e, "", names)
 		eps := p.Frontends[0].Endpoints
-		p.Frontends = append(p.Frontends, table.Frontend{Kind: table.NodePort, Addr: netip.AddrPortFrom(netip.IPv4Unspecified(), node), Endpoints: eps, LocalClients: eps})
+		p.Frontends = append(p.Frontends, table.Frontend{Kind: table.NodePort, Addr: netip.AddrPortFrom(netip.IPv4Unspecified(), node),
+			Endpoints: eps, LocalClients: eps})
 		tab := table.New(p)
 		tab.NodePortAddrs = []netip.Addr{e.Node.Addr4()}
 		tab.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}

@@ -122,7 +122,8 @@ func TestTimeouts(t *testing.T) {
 			}
 			flows.Apply(t, p, table.New(), nil)
 			want := ask
-			for _, v := range []struct{ want, kernels *time.Duration }{{&want.TCP, &kernels.TCP}, {&want.TCPFin, &kernels.TCPFin}, {&want.UDP, &kernels.UDP}} {
+			for _, v := range []struct{ want, kernels *time.Duration }{{&want.TCP, &kernels.TCP}, {&want.TCPFin, &kernels.TCPFin},
+				{&want.UDP, &kernels.UDP}} {
 				if *v.want == 0 {
 					*v.want = *v.kernels
 				}

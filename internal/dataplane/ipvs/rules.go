@@ -102,7 +102,7 @@ func (r *rules) ensure(ctx context.Context) ([]string, error) {
 	return changed, nil
 }
 
-// complete says whether there are as many chains and rules as there should be.
+// complete reports whether there are as many chains and rules as there should be.
 func (f *foundRules) complete(want []chain, jumps int) bool {
 	rules := jumps
 	for _, c := range want {

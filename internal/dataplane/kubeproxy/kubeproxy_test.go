@@ -43,7 +43,8 @@ COMMIT
 `
 
 // tables are its nf_tables ones, and somebody else's.
-const tables = `table ip kube-proxy { map service-ips { type ipv4_addr . inet_proto . inet_service : verdict; }; chain nat-prerouting { type nat hook prerouting priority -100; }; }
+const tables = `table ip kube-proxy { map service-ips { type ipv4_addr . inet_proto . inet_service : verdict; };
+	chain nat-prerouting { type nat hook prerouting priority -100; }; }
 table ip6 kube-proxy { }
 table ip mine { chain c { type filter hook input priority 0; }; }
 `
@@ -75,7 +76,8 @@ func TestRemove(t *testing.T) {
 		run(t, tables, "nft", "-f", "-")
 		run(t, left, "iptables-nft-restore", "--noflush")
 		run(t, left, "iptables-legacy-restore", "--noflush")
-		want := "table ip kube-proxy of nf_tables\ntable ip6 kube-proxy of nf_tables\n7 chains of iptables (nf_tables, IPv4)\n7 chains of iptables (legacy, IPv4)"
+		want := "table ip kube-proxy of nf_tables\ntable ip6 kube-proxy of nf_tables\n7 chains of iptables (nf_tables, IPv4)\n7 chains of " +
+			"iptables (legacy, IPv4)"
 		if got := find(); got != want {
 			t.Errorf("found\n%s\nwant\n%s", got, want)
 		}
@@ -87,7 +89,8 @@ func TestRemove(t *testing.T) {
 		}
 		for _, save := range []string{"iptables-nft-save", "iptables-legacy-save"} {
 			text := run(t, "", save)
-			for _, line := range []string{":KUBE-KUBELET-CANARY ", ":KUBE-FIREWALL ", "-A INPUT -j KUBE-FIREWALL", "-A POSTROUTING -s 10.0.0.0/8 -j MINE", "-A MINE -j MASQUERADE"} {
+			for _, line := range []string{":KUBE-KUBELET-CANARY ", ":KUBE-FIREWALL ", "-A INPUT -j KUBE-FIREWALL",
+				"-A POSTROUTING -s 10.0.0.0/8 -j MINE", "-A MINE -j MASQUERADE"} {
 				if !strings.Contains(text, line) {
 					t.Errorf("%s: %q is gone:\n%s", save, line, text)
 				}

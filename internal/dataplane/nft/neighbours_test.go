@@ -65,8 +65,10 @@ func questions() []flows.Row {
 		{Name: "node port", Services: nodePort, From: "client", To: "node", Want: flows.Want{Reach: "a d"}},
 		{Name: "ClusterIP from the node", Services: cluster, From: "node", To: "cluster", Want: flows.Want{Reach: "a d", Client: "kept"}},
 		{Name: "ClusterIP from a pod", Services: cluster, From: "c", To: "cluster", Want: flows.Want{Reach: "a d", Client: "kept"}},
-		{Name: "hairpin", Services: []flows.Service{{Name: "web", Fronts: []flows.Front{{Kind: table.ClusterIP, To: "a"}}}}, From: "a", To: "cluster", Want: flows.Want{Reach: "a"}},
-		{Name: "nobody there", Services: []flows.Service{{Name: "web", Fronts: []flows.Front{{Kind: table.ClusterIP}}}}, From: "c", To: "cluster", Want: flows.Want{Refused: true}},
+		{Name: "hairpin", Services: []flows.Service{{Name: "web", Fronts: []flows.Front{{Kind: table.ClusterIP, To: "a"}}}}, From: "a",
+			To: "cluster", Want: flows.Want{Reach: "a"}},
+		{Name: "nobody there", Services: []flows.Service{{Name: "web", Fronts: []flows.Front{{Kind: table.ClusterIP}}}}, From: "c", To: "cluster",
+			Want: flows.Want{Refused: true}},
 	}
 }
 

@@ -249,7 +249,8 @@ func TestRepair(t *testing.T) {
 		{"everything", "flush ruleset", "the table was missing"},
 		{"frontend", "delete element ip fairlead vips { 10.96.0.10 . tcp . 80 }", "TCP 10.96.0.10:80 of default/web:http was missing"},
 		{"endpoint", "delete element ip fairlead endpoints { 10.96.0.10 . tcp . 80 . 0 }", "TCP 10.96.0.10:80 of default/web:http was changed"},
-		{"endpoint elsewhere", "delete element ip fairlead endpoints { 10.96.0.10 . tcp . 80 . 1 }\nadd element ip fairlead endpoints { 10.96.0.10 . tcp . 80 . 1 : 10.0.0.9 . 80 }", "TCP 10.96.0.10:80 of default/web:http was changed"},
+		{"endpoint elsewhere", "delete element ip fairlead endpoints { 10.96.0.10 . tcp . 80 . 1 }\nadd element ip fairlead endpoints { " +
+			"10.96.0.10 . tcp . 80 . 1 : 10.0.0.9 . 80 }", "TCP 10.96.0.10:80 of default/web:http was changed"},
 		{"sticky endpoint", "flush set ip fairlead serving", "default/cart:http was changed"},
 		{"rule", "flush chain ip fairlead pick-2", "the rules of chain pick-2 were changed"},
 		{"rule of a base chain", "insert rule ip fairlead services counter", "the rules of chain services were changed"},
@@ -260,7 +261,8 @@ func TestRepair(t *testing.T) {
 		{"hairpin", "flush set ip fairlead local-endpoints", "was missing in set local-endpoints"},
 		{"service addresses", "flush set ip fairlead cluster-ips", "was missing in set cluster-ips"},
 		{"foreign frontend", "add element ip fairlead vips { 10.96.0.99 . tcp . 80 : 1 . 2 }", "a foreign TCP 10.96.0.99:80 was there"},
-		{"foreign slot", "add element ip fairlead endpoints { 10.96.0.10 . tcp . 80 . 7 : 10.0.0.9 . 80 }", "TCP 10.96.0.10:80 of default/web:http was changed"},
+		{"foreign slot", "add element ip fairlead endpoints { 10.96.0.10 . tcp . 80 . 7 : 10.0.0.9 . 80 }",
+			"TCP 10.96.0.10:80 of default/web:http was changed"},
 		{"foreign chain", "add chain ip fairlead spy\nadd rule ip fairlead services jump spy", "a foreign chain spy was there"},
 		{"foreign set", "add set ip fairlead spies { type ipv4_addr; }", "foreign elements and sets"},
 		{"refusal", "delete element ip fairlead targets { 0 }", "an element of map targets was missing"},
@@ -311,7 +313,8 @@ func TestNeighboursAreLeftAlone(t *testing.T) {
 		if err := Cleanup(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if got, want := flows.Command(t, "", "nft", "list", "ruleset"), strings.Replace(neighbour, "10.0.0.1 }", "10.0.0.1, 10.0.0.3 }", 1); got != want {
+		if got, want := flows.Command(t, "", "nft", "list", "ruleset"), strings.Replace(neighbour, "10.0.0.1 }", "10.0.0.1, 10.0.0.3 }",
+			1); got != want {
 			t.Errorf("left:\n%s\nwant:\n%s", got, want)
 		}
 		if err := Cleanup(t.Context()); err != nil {
@@ -323,7 +326,8 @@ func TestNeighboursAreLeftAlone(t *testing.T) {
 // A table of another layout is replaced in one step.
 func TestOtherLayoutIsReplaced(t *testing.T) {
 	for _, old := range []string{
-		"table ip fairlead { comment \"fairlead, layout 0\"; map vips { type ipv4_addr : ipv4_addr; }; chain prerouting { type filter hook input priority 5; }; }",
+		"table ip fairlead { comment \"fairlead, layout 0\"; map vips { type ipv4_addr : ipv4_addr; }; chain prerouting { type filter hook " +
+			"input priority 5; }; }",
 		"table ip fairlead { }",
 	} {
 		withKernel(t, Config{}, func(p *Mode, k *counting) {

@@ -25,7 +25,8 @@ func Probe() error {
 	}
 	defer func() { _ = k.Close() }()
 	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
-		cfg := Config{DropInvalid: true, ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/32")}}
+		cfg := Config{DropInvalid: true, ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"),
+			netip.MustParsePrefix("2001:db8::/32")}}
 		if err := cfg.complete(); err != nil {
 			return err
 		}
@@ -47,7 +48,8 @@ func probeError(l *layout, err error) error {
 	switch {
 	case errors.Is(err, syscall.EPERM):
 		return fmt.Errorf("nft mode needs CAP_NET_ADMIN in this network namespace: run as root: %w", err)
-	case errors.Is(err, syscall.EOPNOTSUPP), errors.Is(err, syscall.EAFNOSUPPORT), errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.EPROTONOSUPPORT):
+	case errors.Is(err, syscall.EOPNOTSUPP), errors.Is(err, syscall.EAFNOSUPPORT), errors.Is(err, syscall.ENOENT),
+		errors.Is(err, syscall.EPROTONOSUPPORT):
 		return fmt.Errorf("nft mode needs Linux 5.9 with nf_tables for family %s%s; choose another --mode: %w", l.Word, what, err)
 	}
 	return fmt.Errorf("nft mode does not work here, family %s%s: %w", l.Word, what, err)

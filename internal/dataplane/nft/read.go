@@ -47,7 +47,8 @@ const thoroughUpTo = 20000
 // miss elements while the kernel grows a set.
 func (t *target) read(thorough bool, ports iter.Seq[*table.ServicePort]) (*found, error) {
 	l, k := t.layout, t.kernel
-	r := &found{state: newState(), junk: map[rawElem]bool{}, sets: map[string]bool{}, base: map[string][]nftables.StoredRule{}, nodeAddrs: map[netip.Addr]bool{}}
+	r := &found{state: newState(), junk: map[rawElem]bool{}, sets: map[string]bool{}, base: map[string][]nftables.StoredRule{},
+		nodeAddrs: map[netip.Addr]bool{}}
 	is, err := nftables.ReadTable(k, l.table)
 	if err != nil || is == nil {
 		return r, err
@@ -71,7 +72,8 @@ func (t *target) read(thorough bool, ports iter.Seq[*table.ServicePort]) (*found
 }
 
 // missed are the keys of frontends of ports that are not in seen.
-func (t *target) missed(ports iter.Seq[*table.ServicePort], seen func(dataplane.FrontKey) bool, key func(dataplane.FrontKey) []byte) [][]byte {
+func (t *target) missed(ports iter.Seq[*table.ServicePort], seen func(dataplane.FrontKey) bool,
+	key func(dataplane.FrontKey) []byte) [][]byte {
 	var keys [][]byte
 	for p := range ports {
 		for i := range p.Frontends {
@@ -185,7 +187,8 @@ func (t *target) readFronts(r *found, node, thorough bool, ports iter.Seq[*table
 	}
 	err := each(in.vips, func() { clear(fronts) }, take)
 	if err == nil && r.sets[in.vips] {
-		keys := t.missed(ports, func(k dataplane.FrontKey) bool { return fronts[k] != nil || k.Node != node }, func(k dataplane.FrontKey) []byte { return tables.AppendKey(nil, k) })
+		keys := t.missed(ports, func(k dataplane.FrontKey) bool { return fronts[k] != nil || k.Node != node },
+			func(k dataplane.FrontKey) []byte { return tables.AppendKey(nil, k) })
 		err = k.Get(l.table, in.vips, keys, func(e nftables.Elem) { take(&e) })
 	}
 	if err != nil {
@@ -359,7 +362,8 @@ func (t *target) readAddresses(r *found, ports iter.Seq[*table.ServicePort]) err
 	if !r.sets[setClusterIPs] {
 		return nil
 	}
-	keys := t.missed(ports, func(k dataplane.FrontKey) bool { return k.Node || r.clusterIPs[k.Addr] != nil }, func(k dataplane.FrontKey) []byte { return k.Addr.AsSlice() })
+	keys := t.missed(ports, func(k dataplane.FrontKey) bool { return k.Node || r.clusterIPs[k.Addr] != nil },
+		func(k dataplane.FrontKey) []byte { return k.Addr.AsSlice() })
 	return t.kernel.Get(t.layout.table, setClusterIPs, keys, func(e nftables.Elem) {
 		if a, ok := netip.AddrFromSlice(e.Key); ok {
 			r.clusterIPs[a] = &counted{present: true}

@@ -14,8 +14,10 @@ func TestKeyBytes(t *testing.T) {
 		f    svc.Family
 		want string
 	}{
-		{dataplane.FrontKey{Addr: netip.MustParseAddr("10.96.0.10"), Port: 80, Proto: svc.TCP}, svc.IPv4, "\x0a\x60\x00\x0a\x06\x00\x00\x00\x00\x50\x00\x00"},
-		{dataplane.FrontKey{Addr: netip.MustParseAddr("fd00::a"), Port: 53, Proto: svc.UDP}, svc.IPv6, "\xfd\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x0a\x11\x00\x00\x00\x00\x35\x00\x00"},
+		{dataplane.FrontKey{Addr: netip.MustParseAddr("10.96.0.10"), Port: 80, Proto: svc.TCP}, svc.IPv4,
+			"\x0a\x60\x00\x0a\x06\x00\x00\x00\x00\x50\x00\x00"},
+		{dataplane.FrontKey{Addr: netip.MustParseAddr("fd00::a"), Port: 53, Proto: svc.UDP}, svc.IPv6,
+			"\xfd\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x0a\x11\x00\x00\x00\x00\x35\x00\x00"},
 		{dataplane.FrontKey{Node: true, Port: 30080, Proto: svc.SCTP}, svc.IPv6, "\x84\x00\x00\x00\x75\x80\x00\x00"},
 	} {
 		b := AppendKey([]byte("before"), c.k)

@@ -119,7 +119,8 @@ func (t *target) listen(o *opener, c *dataplane.Change, ch *change) {
 	for _, k := range c.Keys {
 		p := c.Port(k)
 		if p != nil && p.Protocol == svc.SCTP {
-			c.RejectPort(k, fmt.Errorf("%s: the userspace mode does not carry SCTP (its connections cannot be relayed); use --mode nft, iptables or ipvs", p.ID))
+			c.RejectPort(k, fmt.Errorf("%s: the userspace mode does not carry SCTP (its connections cannot be relayed); use --mode nft, iptables "+
+				"or ipvs", p.ID))
 			p = nil
 		}
 		ls, err := o.update(t.listeners[k], p)
@@ -368,7 +369,8 @@ func Probe() error {
 		err := k.Commit(b)
 		switch {
 		case errors.Is(err, syscall.EPERM):
-			return fmt.Errorf("mode userspace needs CAP_NET_ADMIN in this network namespace: run it as root, or give it that capability (AmbientCapabilities=CAP_NET_ADMIN in its unit): %w", err)
+			return fmt.Errorf("mode userspace needs CAP_NET_ADMIN in this network namespace: run it as root, or give it that capability "+
+				"(AmbientCapabilities=CAP_NET_ADMIN in its unit): %w", err)
 		case err != nil:
 			return fmt.Errorf("userspace mode needs Linux 5.9 with nf_tables and its NAT, family %s; choose another --mode: %w", l.Word, err)
 		}

@@ -213,7 +213,8 @@ func (l *layout) conditions(fr *front, s *dataplane.Settings) []chain {
 	gate := chain{name: name}
 	for _, p := range fr.allow {
 		if svc.FamilyOf(p.Addr()) == l.family {
-			gate.rules = append(gate.rules, nftables.NewRule(l.InPrefix(l.Source, p).Goto(in.name), "%s saddr %s goto %s", l.Word, p.Masked(), in.name))
+			gate.rules = append(gate.rules, nftables.NewRule(l.InPrefix(l.Source, p).Goto(in.name), "%s saddr %s goto %s", l.Word, p.Masked(),
+				in.name))
 		}
 	}
 	gate.rules = append(gate.rules, nftables.NewRule(new(nftables.Program).Goto(chainDrop), "goto %s", chainDrop))

@@ -20,7 +20,8 @@ import (
 // served, and its other port is.
 func TestSCTPServiceGetsAnEvent(t *testing.T) {
 	e := flows.NewEnv(t, create)
-	meta := metav1.ObjectMeta{Namespace: "default", Name: "signal", UID: "1", Labels: map[string]string{discoveryv1.LabelServiceName: "signal"}}
+	meta := metav1.ObjectMeta{Namespace: "default", Name: "signal", UID: "1",
+		Labels: map[string]string{discoveryv1.LabelServiceName: "signal"}}
 	service := &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{
 		ClusterIP: "10.96.0.10", ClusterIPs: []string{"10.96.0.10"}, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
 	}}
@@ -52,7 +53,8 @@ func TestSCTPServiceGetsAnEvent(t *testing.T) {
 		}
 		if len(events.Items) > 0 {
 			got := events.Items[0]
-			if got.InvolvedObject.Name != "signal" || got.Type != corev1.EventTypeWarning || !strings.Contains(got.Message, "default/signal:sctp") || !strings.Contains(got.Message, "SCTP") {
+			if got.InvolvedObject.Name != "signal" || got.Type != corev1.EventTypeWarning || !strings.Contains(got.Message, "default/signal:sctp") ||
+				!strings.Contains(got.Message, "SCTP") {
 				t.Errorf("event %+v", got)
 			}
 			break

@@ -68,7 +68,8 @@ func TestStepsAndWholeAgree(t *testing.T) {
 	e.Apply(t, tableOf(), nil)
 	for _, f := range e.Dataplane.(*Mode).targets {
 		if len(f.listeners)+len(f.fronts)+len(f.clusterIPs)+len(f.retired) != 0 {
-			t.Errorf("left behind: %d listeners, %d fronts, %d cluster IPs, %d retired", len(f.listeners), len(f.fronts), len(f.clusterIPs), len(f.retired))
+			t.Errorf("left behind: %d listeners, %d fronts, %d cluster IPs, %d retired", len(f.listeners), len(f.fronts), len(f.clusterIPs),
+				len(f.retired))
 		}
 	}
 }
@@ -146,7 +147,8 @@ func randomPort(r *rand.Rand, n int) *table.ServicePort {
 		p.Frontends = append(p.Frontends, f)
 	}
 	if r.IntN(2) == 0 {
-		p.Frontends = append(p.Frontends, table.Frontend{Kind: table.NodePort, Addr: netip.AddrPortFrom(netip.MustParseAddr(all), uint16(30080+n)), Endpoints: eps})
+		p.Frontends = append(p.Frontends,
+			table.Frontend{Kind: table.NodePort, Addr: netip.AddrPortFrom(netip.MustParseAddr(all), uint16(30080+n)), Endpoints: eps})
 	}
 	return p
 }

@@ -150,7 +150,8 @@ func (m *Mode) begin(_ context.Context, all bool) error {
 // warn logs that connections had to wait since the last time.
 func (m *Mode) warn(now relay.Stats) {
 	if now.Paused > m.reported.Paused {
-		m.cfg.Log.Warn("new connections had to wait, since there were too few open files: raise the limit (ulimit -n, or LimitNOFILE= of the unit)",
+		m.cfg.Log.Warn("new connections had to wait, since there were too few open files: raise the limit (ulimit -n, or LimitNOFILE= of the "+
+			"unit)",
 			"times", now.Paused-m.reported.Paused, "connections", now.Connections, "clients", now.UDPClients)
 	}
 	m.reported = now

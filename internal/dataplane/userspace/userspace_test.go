@@ -56,7 +56,8 @@ func run(t testing.TB, h *testbed.Host, name string, args ...string) {
 func TestNoConnectionIsLostToDeadEndpoints(t *testing.T) {
 	const connections = 1000
 	e := flows.NewEnv(t, create)
-	run(t, e.Host("b"), "nft", "add table ip deaf; add chain ip deaf in { type filter hook input priority 0; }; add rule ip deaf in tcp flags syn drop")
+	run(t, e.Host("b"), "nft", "add table ip deaf; add chain ip deaf in { type filter hook input priority 0; }; add rule ip deaf in tcp "+
+		"flags syn drop")
 	e.Apply(t, web(svc.TCP, at(e.Host("a"), 9376), at(e.Host("b"), 9376), at(e.Host("d"), 1)), nil)
 	var wg sync.WaitGroup
 	var failed atomic.Int64
@@ -138,7 +139,8 @@ func TestDrainIsBounded(t *testing.T) {
 func TestSCTPIsRefused(t *testing.T) {
 	e := flows.NewEnv(t, create)
 	tab := web(svc.TCP, at(e.Host("a"), 9376))
-	sctp := servicePort("signal", svc.SCTP, table.Frontend{Kind: table.ClusterIP, Addr: vip, Endpoints: []table.Endpoint{{Addr: at(e.Host("a"), 9376)}}})
+	sctp := servicePort("signal", svc.SCTP, table.Frontend{Kind: table.ClusterIP, Addr: vip,
+		Endpoints: []table.Endpoint{{Addr: at(e.Host("a"), 9376)}}})
 	tab = table.New(tab.Get(table.Key{ID: svc.PortName{Name: svc.Name{Namespace: "default", Name: "web"}}, Family: svc.IPv4}), sctp)
 	var err error
 	e.Node.Do(func() { err = e.Dataplane.Apply(t.Context(), tab, nil) })

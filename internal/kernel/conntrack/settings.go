@@ -73,7 +73,8 @@ func setMax(n int) error {
 		return nil
 	}
 	if err := os.WriteFile(hashSizeFile, []byte(strconv.Itoa(n/perBucket)), 0); err != nil {
-		return fmt.Errorf("set %s to %d: %w; connections work all the same, new ones more slowly the more there are", hashSizeFile, n/perBucket, err)
+		return fmt.Errorf("set %s to %d: %w; connections work all the same, new ones more slowly the more there are", hashSizeFile, n/perBucket,
+			err)
 	}
 	return nil
 }

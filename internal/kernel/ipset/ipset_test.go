@@ -59,12 +59,18 @@ func TestTypes(t *testing.T) {
 		}{
 			{Set{Type: HashIP, Family: svc.IPv4}, []Element{{IP: ip("10.0.0.1")}, {IP: ip("10.0.0.2")}}, []string{"10.0.0.1", "10.0.0.2"}},
 			{Set{Type: HashIP, Family: svc.IPv6}, []Element{{IP: ip("fd00::1")}}, []string{"fd00::1"}},
-			{Set{Type: HashNet, Family: svc.IPv4}, []Element{{Net: prefix("10.0.0.0/8")}, {Net: prefix("1.2.3.4/32")}}, []string{"1.2.3.4/32", "10.0.0.0/8"}},
-			{Set{Type: HashIPPort, Family: svc.IPv4}, []Element{{IP: ip("10.0.0.1"), Proto: svc.TCP, Port: 80}, {IP: ip("10.0.0.1"), Proto: svc.SCTP, Port: 80}}, []string{"10.0.0.1,sctp:80", "10.0.0.1,tcp:80"}},
-			{Set{Type: HashIPPort, Family: svc.IPv6, Marks: true}, []Element{{IP: ip("fd00::1"), Proto: svc.UDP, Port: 53, Mark: 0x666c0001}}, []string{"fd00::1,udp:53 skbmark 0x666c0001"}},
-			{Set{Type: HashIPPortIP, Family: svc.IPv4}, []Element{{IP: ip("10.0.0.1"), Proto: svc.TCP, Port: 80, IP2: ip("10.0.0.1")}}, []string{"10.0.0.1,tcp:80,10.0.0.1"}},
-			{Set{Type: HashIPPortNet, Family: svc.IPv4}, []Element{{IP: ip("10.0.0.1"), Proto: svc.TCP, Port: 80, Net: prefix("192.0.2.0/24")}}, []string{"10.0.0.1,tcp:80,192.0.2.0/24"}},
-			{Set{Type: HashIPPortNet, Family: svc.IPv6}, []Element{{IP: ip("fd00::1"), Proto: svc.TCP, Port: 80, Net: prefix("8000::/1")}}, []string{"fd00::1,tcp:80,8000::/1"}},
+			{Set{Type: HashNet, Family: svc.IPv4}, []Element{{Net: prefix("10.0.0.0/8")}, {Net: prefix("1.2.3.4/32")}},
+				[]string{"1.2.3.4/32", "10.0.0.0/8"}},
+			{Set{Type: HashIPPort, Family: svc.IPv4}, []Element{{IP: ip("10.0.0.1"), Proto: svc.TCP, Port: 80},
+				{IP: ip("10.0.0.1"), Proto: svc.SCTP, Port: 80}}, []string{"10.0.0.1,sctp:80", "10.0.0.1,tcp:80"}},
+			{Set{Type: HashIPPort, Family: svc.IPv6, Marks: true}, []Element{{IP: ip("fd00::1"), Proto: svc.UDP, Port: 53, Mark: 0x666c0001}},
+				[]string{"fd00::1,udp:53 skbmark 0x666c0001"}},
+			{Set{Type: HashIPPortIP, Family: svc.IPv4}, []Element{{IP: ip("10.0.0.1"), Proto: svc.TCP, Port: 80, IP2: ip("10.0.0.1")}},
+				[]string{"10.0.0.1,tcp:80,10.0.0.1"}},
+			{Set{Type: HashIPPortNet, Family: svc.IPv4}, []Element{{IP: ip("10.0.0.1"), Proto: svc.TCP, Port: 80, Net: prefix("192.0.2.0/24")}},
+				[]string{"10.0.0.1,tcp:80,192.0.2.0/24"}},
+			{Set{Type: HashIPPortNet, Family: svc.IPv6}, []Element{{IP: ip("fd00::1"), Proto: svc.TCP, Port: 80, Net: prefix("8000::/1")}},
+				[]string{"fd00::1,tcp:80,8000::/1"}},
 		} {
 			x.set.Name = fmt.Sprintf("%s-%s-%t", x.set.Type, x.set.Family, x.set.Marks)
 			for range 2 { // a second time is no error
@@ -152,7 +158,8 @@ func TestManyElementsAndErrors(t *testing.T) {
 		if err := c.Add("many", []Element{all[0], {IP: ip("fd00::1")}}); err == nil {
 			t.Error("an IPv6 address went into a set of IPv4")
 		}
-		out, err := exec.CommandContext(t.Context(), "iptables-legacy", "-A", "INPUT", "-m", "set", "--match-set", "many", "src", "-j", "DROP").CombinedOutput()
+		out, err := exec.CommandContext(t.Context(), "iptables-legacy", "-A", "INPUT", "-m", "set", "--match-set", "many", "src", "-j",
+			"DROP").CombinedOutput()
 		if err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
@@ -194,7 +201,8 @@ func TestCountersTimesAndSizes(t *testing.T) {
 		if n := count(); n.Packets != 0 || n.Left < 50*time.Minute || n.Left > time.Hour {
 			t.Errorf("a new element has %d packets and %s left", n.Packets, n.Left)
 		}
-		for _, args := range [][]string{{"ip", "link", "set", "lo", "up"}, {"iptables-legacy", "-A", "OUTPUT", "-m", "set", "--match-set", "n", "dst,dst", "-j", "DROP"}} {
+		for _, args := range [][]string{{"ip", "link", "set", "lo", "up"}, {"iptables-legacy", "-A", "OUTPUT", "-m", "set", "--match-set", "n",
+			"dst,dst", "-j", "DROP"}} {
 			if out, err := exec.CommandContext(t.Context(), args[0], args[1:]...).CombinedOutput(); err != nil {
 				t.Fatalf("%v: %v: %s", args, err, out)
 			}
@@ -243,7 +251,8 @@ func TestRemoveWhatIsPresent(t *testing.T) {
 			t.Errorf("there is %q, %v, want c alone", got, err)
 		}
 		// A set that is in use is waited for, but not for ever.
-		out, err := exec.CommandContext(t.Context(), "ip6tables-legacy", "-A", "INPUT", "-m", "set", "--match-set", "c", "src", "-j", "DROP").CombinedOutput()
+		out, err := exec.CommandContext(t.Context(), "ip6tables-legacy", "-A", "INPUT", "-m", "set", "--match-set", "c", "src", "-j",
+			"DROP").CombinedOutput()
 		if err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}

@@ -64,7 +64,8 @@ func TestRestoreAndSave(t *testing.T) {
 			t.Errorf("rules %q, want %q", rules, want)
 		}
 		of := map[string]string{}
-		if err := tool.SaveAll(t.Context(), func(table, name string) { of[name] += "chain of " + table }, func(table, chain, line string) { of[chain] += ", " + table + " " + line }); err != nil {
+		if err := tool.SaveAll(t.Context(), func(table, name string) { of[name] += "chain of " + table },
+			func(table, chain, line string) { of[chain] += ", " + table + " " + line }); err != nil {
 			t.Fatal(err)
 		}
 		if want := "chain of nat, nat -A MINE -j RETURN"; of["MINE"] != want {
@@ -112,11 +113,14 @@ func TestRemoveChains(t *testing.T) {
 			}
 		}
 		remove()
-		if err := tool.Tables(t.Context(), func(c string) { t.Errorf("chain %s in an empty namespace", c) }, func(string, string) {}); err != nil {
+		if err := tool.Tables(t.Context(), func(c string) { t.Errorf("chain %s in an empty namespace", c) },
+			func(string, string) {}); err != nil {
 			t.Fatal(err)
 		}
-		const others = "*nat\n:OTHER - [0:0]\n-A POSTROUTING -j OTHER\n-A OTHER -m comment --comment \"MINE-A\" -j RETURN\nCOMMIT\n*mangle\n-A INPUT -j ACCEPT\nCOMMIT\n"
-		const mine = "*nat\n:MINE-A - [0:0]\n:MINE-B - [0:0]\n-I POSTROUTING -j MINE-A\n-A OTHER -g MINE-B\n-A MINE-A -j MINE-B\nCOMMIT\n*filter\n:MINE-C - [0:0]\nCOMMIT\n"
+		const others = "*nat\n:OTHER - [0:0]\n-A POSTROUTING -j OTHER\n-A OTHER -m comment --comment \"MINE-A\" -j RETURN\nCOMMIT\n*mangle\n" +
+			"-A INPUT -j ACCEPT\nCOMMIT\n"
+		const mine = "*nat\n:MINE-A - [0:0]\n:MINE-B - [0:0]\n-I POSTROUTING -j MINE-A\n-A OTHER -g MINE-B\n-A MINE-A -j MINE-B\nCOMMIT\n" +
+			"*filter\n:MINE-C - [0:0]\nCOMMIT\n"
 		for _, input := range []string{others, mine} {
 			if err := tool.Restore(t.Context(), []byte(input)); err != nil {
 				t.Fatal(err)
@@ -155,7 +159,8 @@ func TestEach(t *testing.T) {
 		if want := []string{"nf_tables IPv4", "nf_tables IPv6", "legacy IPv4", "legacy IPv6"}; !slices.Equal(seen, want) {
 			t.Errorf("called for %q, want %q", seen, want)
 		}
-		if err == nil || !strings.Contains(err.Error(), "iptables legacy IPv6: no legacy IPv6") || !strings.Contains(err.Error(), "no nf_tables IPv4") {
+		if err == nil || !strings.Contains(err.Error(), "iptables legacy IPv6: no legacy IPv6") ||
+			!strings.Contains(err.Error(), "no nf_tables IPv4") {
 			t.Errorf("error %v, want one that names all", err)
 		}
 	})

@@ -63,7 +63,8 @@ func at(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
 func TestServersOfEveryKind(t *testing.T) {
 	inside(t, func(c *Conn) {
 		b := NewBatch[string](c)
-		web, dns, tel, marked := AddressKey(svc.TCP, at("10.96.0.1:80")), AddressKey(svc.UDP, at("[fd00::1]:53")), AddressKey(svc.SCTP, at("10.96.0.1:80")), MarkKey(7, svc.IPv6)
+		web, dns, tel, marked := AddressKey(svc.TCP, at("10.96.0.1:80")), AddressKey(svc.UDP, at("[fd00::1]:53")),
+			AddressKey(svc.SCTP, at("10.96.0.1:80")), MarkKey(7, svc.IPv6)
 		b.AddService("", Service{Key: web, Scheduler: "rr"})
 		b.AddDest("", web, Dest{Addr: at("10.0.0.1:8080"), Weight: 1})
 		b.AddDest("", web, Dest{Addr: at("10.0.0.2:8080"), Weight: 3})
@@ -112,7 +113,8 @@ func TestRefusals(t *testing.T) {
 			b.AddService(fmt.Sprint(i), s)
 		}
 		refused := send(t, c, b)
-		if len(refused) != 2 || refused[0].Owner != "7" || refused[1].Owner != "1007" || !errors.Is(refused[1].Err, unix.ENOENT) || !strings.Contains(refused[0].Err.Error(), "scheduler nosuch") {
+		if len(refused) != 2 || refused[0].Owner != "7" || refused[1].Owner != "1007" || !errors.Is(refused[1].Err, unix.ENOENT) ||
+			!strings.Contains(refused[0].Err.Error(), "scheduler nosuch") {
 			t.Errorf("refused %v, want 7 and 1007 for their scheduler", refused)
 		}
 		if got := len(dump(t, c)); got != n-2 {
@@ -140,7 +142,8 @@ func TestTimeouts(t *testing.T) {
 // Without CAP_NET_ADMIN the error says what is missing.
 func TestNoCapability(t *testing.T) {
 	self := fmt.Sprintf("/proc/%d/exe", os.Getpid())
-	out, err := exec.CommandContext(t.Context(), "setpriv", "--bounding-set=-net_admin", "--inh-caps=-all", self, "-test.run=^TestHelperWithoutCapability$", "-test.v").CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), "setpriv", "--bounding-set=-net_admin", "--inh-caps=-all", self,
+		"-test.run=^TestHelperWithoutCapability$", "-test.v").CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "it needs CAP_NET_ADMIN") {
 		t.Errorf("%v\n%s", err, out)
 	}

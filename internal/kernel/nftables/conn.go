@@ -71,7 +71,9 @@ const attempts = 10
 func (c *Conn) Commit(b *Batch) error {
 	buf := b.finish()
 	if len(buf) > c.max {
-		return &Refusal{errs: []error{fmt.Errorf("a change of %d bytes is more than this process may send at once (%d): raise net.core.wmem_max: %w", len(buf), c.max, unix.EMSGSIZE)}}
+		return &Refusal{errs: []error{
+			fmt.Errorf("a change of %d bytes is more than this process may send at once (%d): raise net.core.wmem_max: %w", len(buf), c.max,
+				unix.EMSGSIZE)}}
 	}
 	for try := 1; ; try++ {
 		errs := c.nl.Send(buf)

@@ -43,14 +43,16 @@ func list(t *testing.T) string {
 // Every expression, as nft(8) understands it: a second opinion on the bytes.
 func TestExpressionsMeanWhatTheyShould(t *testing.T) {
 	for want, p := range map[string]*Program{
-		"ip saddr 10.0.0.0/9 drop":                       new(Program).Network(0, 12, 4).Mask(0, PrefixMask(netip.MustParsePrefix("10.0.0.0/9")), make([]byte, 4)).Equal(0, []byte{10, 0, 0, 0}).Drop(),
-		"ip daddr != 10.0.0.1 return":                    new(Program).Network(0, 16, 4).NotEqual(0, []byte{10, 0, 0, 1}).Return(),
-		"jump other":                                     new(Program).Jump("other"),
-		"goto other":                                     new(Program).Goto("other"),
-		"ip daddr @s drop":                               new(Program).Network(0, 16, 4).InSet("s", 0).Drop(),
-		"dnat ip to ip daddr map @m":                     new(Program).Network(0, 16, 4).Map("m", 0, 0).DNAT(IPv4, 0, 1),
-		"meta mark vmap @v":                              new(Program).Meta(0, MetaMark).VerdictMap("v", 0),
-		"meta mark set meta mark | 0x00004000":           new(Program).Meta(0, MetaMark).Mask(0, Uint32(^uint32(0x4000)), Uint32(0x4000)).SetMark(0),
+		"ip saddr 10.0.0.0/9 drop": new(Program).Network(0, 12, 4).Mask(0, PrefixMask(netip.MustParsePrefix("10.0.0.0/9")),
+			make([]byte, 4)).Equal(0, []byte{10, 0, 0, 0}).Drop(),
+		"ip daddr != 10.0.0.1 return": new(Program).Network(0, 16, 4).NotEqual(0, []byte{10, 0, 0, 1}).Return(),
+		"jump other":                  new(Program).Jump("other"),
+		"goto other":                  new(Program).Goto("other"),
+		"ip daddr @s drop":            new(Program).Network(0, 16, 4).InSet("s", 0).Drop(),
+		"dnat ip to ip daddr map @m":  new(Program).Network(0, 16, 4).Map("m", 0, 0).DNAT(IPv4, 0, 1),
+		"meta mark vmap @v":           new(Program).Meta(0, MetaMark).VerdictMap("v", 0),
+		"meta mark set meta mark | 0x00004000": new(Program).Meta(0, MetaMark).Mask(0, Uint32(^uint32(0x4000)),
+			Uint32(0x4000)).SetMark(0),
 		"meta mark set 0x00000007":                       new(Program).Value(0, Uint32(7)).SetMark(0),
 		"meta mark set numgen random mod 5 offset 65536": new(Program).Number(0, NumberRandom, 5, 65536).SetMark(0),
 		"meta mark set numgen inc mod 5":                 new(Program).Number(0, NumberIncrement, 5, 0).SetMark(0),
@@ -58,10 +60,12 @@ func TestExpressionsMeanWhatTheyShould(t *testing.T) {
 		"reject with tcp reset":                          new(Program).Meta(0, MetaL4Proto).Equal(0, []byte{6}).RejectTCP(),
 		"reject":                                         new(Program).RejectPort(IPv4),
 		"fib saddr type local drop":                      new(Program).SourceType(0).Equal(0, Uint32(TypeLocal)).Drop(),
-		"ct status dnat drop":                            new(Program).Conntrack(0, CtStatus).Mask(0, Uint32(CtStatusDNAT), Uint32(0)).NotEqual(0, Uint32(0)).Drop(),
-		"ct state invalid drop":                          new(Program).Conntrack(0, CtState).Mask(0, Uint32(CtStateInvalid), Uint32(0)).NotEqual(0, Uint32(0)).Drop(),
-		`iif "lo" drop`:                                  new(Program).Meta(0, MetaIif).Equal(0, Uint32(1)).Drop(),
-		"th dport 80 drop":                               new(Program).DestinationPort(0).Equal(0, []byte{0, 80}).Drop(),
+		"ct status dnat drop": new(Program).Conntrack(0, CtStatus).Mask(0, Uint32(CtStatusDNAT), Uint32(0)).NotEqual(0,
+			Uint32(0)).Drop(),
+		"ct state invalid drop": new(Program).Conntrack(0, CtState).Mask(0, Uint32(CtStateInvalid),
+			Uint32(0)).NotEqual(0, Uint32(0)).Drop(),
+		`iif "lo" drop`:    new(Program).Meta(0, MetaIif).Equal(0, Uint32(1)).Drop(),
+		"th dport 80 drop": new(Program).DestinationPort(0).Equal(0, []byte{0, 80}).Drop(),
 		"update @d { ip saddr timeout 1m : 0x00000001 }": new(Program).Network(0, 12, 4).Value(1, Uint32(1)).Remember("d", 0, 1, 60_000),
 		"delete @d { ip saddr : 0x00000001 }":            new(Program).Network(0, 12, 4).Value(1, Uint32(1)).Forget("d", 0, 1),
 	} {
@@ -120,9 +124,10 @@ func TestWriteAndRead(t *testing.T) {
 			t.Errorf("Table of the other family: %v, %v", found, err)
 		}
 		sets, err := c.Sets(mine)
-		if err != nil || len(sets) != 2 || !slices.ContainsFunc(sets, func(s StoredSet) bool { return s.Is(set) }) || slices.ContainsFunc(sets, func(s StoredSet) bool {
-			return s.Is(Set{Name: "eps", Key: []Type{TypeIPv4}})
-		}) {
+		if err != nil || len(sets) != 2 || !slices.ContainsFunc(sets, func(s StoredSet) bool { return s.Is(set) }) ||
+			slices.ContainsFunc(sets, func(s StoredSet) bool {
+				return s.Is(Set{Name: "eps", Key: []Type{TypeIPv4}})
+			}) {
 			t.Errorf("Sets = %+v, %v", sets, err)
 		}
 		rules, err := c.Rules(mine)

@@ -73,7 +73,8 @@ func writeTo(fd int, b []byte) (int, error) {
 // send is writeTo for a socket, with flags.
 func send(fd int, b []byte, flags int) (int, error) {
 	return retry(func() (int, error) {
-		return result(unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), uintptr(flags|unix.MSG_NOSIGNAL), 0, 0))
+		return result(unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)),
+			uintptr(flags|unix.MSG_NOSIGNAL), 0, 0))
 	})
 }
 

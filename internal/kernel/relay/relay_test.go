@@ -327,7 +327,7 @@ func TestResetIsPassedOn(t *testing.T) {
 	until(t, "both connections are over", func() bool { return e.Stats().Connections == 0 })
 }
 
-// Issue 6: nothing is left of 100,000 connections, no goroutine, no file, no
+// Nothing is left of 100,000 connections, no goroutine, no file, no
 // buffer. FAIRLEAD_CONNECTIONS sets another number.
 func TestConnectionsLeaveNothingBehind(t *testing.T) {
 	total := 100_000

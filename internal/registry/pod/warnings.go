@@ -22,7 +22,8 @@ func (strategy) WarningsOnCreate(_ context.Context, obj runtime.Object) (out []s
 	out = append(out, duplicates(len(p.Spec.HostAliases), spec.Child("hostAliases"), "ip",
 		func(i int) string { return p.Spec.HostAliases[i].IP })...)
 	secrets := spec.Child("imagePullSecrets")
-	out = append(out, duplicates(len(p.Spec.ImagePullSecrets), secrets, "name", func(i int) string { return p.Spec.ImagePullSecrets[i].Name })...)
+	out = append(out, duplicates(len(p.Spec.ImagePullSecrets), secrets, "name",
+		func(i int) string { return p.Spec.ImagePullSecrets[i].Name })...)
 	for i, s := range p.Spec.ImagePullSecrets {
 		if s.Name == "" {
 			out = append(out, fmt.Sprintf("%s: invalid empty name %q", secrets.Index(i).Child("name"), s.Name))

@@ -202,7 +202,8 @@ func follow(dir string, pid int, ended <-chan error, deadline time.Time) (int, e
 	text, err := os.ReadFile(filepath.Join(dir, exitFile))
 	if err != nil {
 		said, _ := os.ReadFile(filepath.Join(dir, consoleFile))
-		return 0, fmt.Errorf("the guest ended without a result: %w; its console says:\n%s", errors.Join(err, died), bytes.ReplaceAll(said, []byte("\r"), nil))
+		return 0, fmt.Errorf("the guest ended without a result: %w; its console says:\n%s", errors.Join(err, died),
+			bytes.ReplaceAll(said, []byte("\r"), nil))
 	}
 	return strconv.Atoi(string(text))
 }

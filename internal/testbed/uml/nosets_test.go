@@ -41,7 +41,8 @@ func TestIptablesWithoutSets(t *testing.T) {
 			for _, r := range []flows.Row{
 				{Services: []flows.Service{{Name: "web", Fronts: []flows.Front{{To: "a"}}}}, From: "c", To: "cluster", Want: flows.Want{Reach: "a"}},
 				{Services: []flows.Service{{Name: "web", Fronts: []flows.Front{{}}}}, From: "c", To: "cluster", Want: flows.Want{Refused: true}},
-				{Services: []flows.Service{{Name: "web", Fronts: []flows.Front{{Drop: true}}}}, From: "c", To: "cluster", Want: flows.Want{Dropped: true}},
+				{Services: []flows.Service{{Name: "web", Fronts: []flows.Front{{Drop: true}}}}, From: "c", To: "cluster",
+					Want: flows.Want{Dropped: true}},
 			} {
 				e.Apply(t, e.Table(svc.IPv4, svc.TCP, &r), nil)
 				e.Forget(t)
