@@ -10,11 +10,12 @@ import (
 	"strings"
 	"testing"
 
+	"pgregory.net/rapid"
+
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 	"github.com/fairlead/fairlead/internal/testbed/flows"
-	"pgregory.net/rapid"
 )
 
 // store is what a mode writes to, as small as can be: a line for each frontend, and

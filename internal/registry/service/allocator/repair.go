@@ -7,9 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
-
 	"slices"
-
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
