@@ -1,10 +1,12 @@
 package service
 
 import (
+	"cmp"
 	"reflect"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	netutils "k8s.io/utils/net"
 
 	"github.com/fairlead/fairlead/internal/registry/service/allocator"
@@ -173,4 +175,17 @@ func hasNoNewNodePort(cur, prev *corev1.Service) bool {
 		}
 	}
 	return true
+}
+
+func sorted[T cmp.Ordered](v ...T) []T {
+	slices.Sort(v)
+	return v
+}
+
+// notIn returns NotSupported unless v is one of allowed.
+func notIn[T ~string](path *field.Path, v T, allowed ...T) field.ErrorList {
+	if slices.Contains(allowed, v) {
+		return nil
+	}
+	return field.ErrorList{field.NotSupported(path, v, sorted(allowed...))}
 }

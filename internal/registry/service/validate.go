@@ -1,7 +1,6 @@
 package service
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -17,19 +16,6 @@ import (
 	"github.com/fairlead/fairlead/internal/registry/service/allocator"
 	"github.com/fairlead/fairlead/internal/registry/store"
 )
-
-func sorted[T cmp.Ordered](v ...T) []T {
-	slices.Sort(v)
-	return v
-}
-
-// notIn returns NotSupported unless v is one of allowed.
-func notIn[T ~string](path *field.Path, v T, allowed ...T) field.ErrorList {
-	if slices.Contains(allowed, v) {
-		return nil
-	}
-	return field.ErrorList{field.NotSupported(path, v, sorted(allowed...))}
-}
 
 // ValidateCreate checks a new Service with its defaults and allocated values
 // filled in.

@@ -82,7 +82,7 @@ func New(o Options, services Services) (*Allocator, error) {
 		ipv4: addressPool(a.ipClaims, a.addrs, svc.IPv4), ipv6: addressPool(a.ipClaims, a.addrs, svc.IPv6), nodePort: a.ports,
 	}
 	a.repair = &repairer{
-		services: services, kinds: []kind{a.addressKind(), a.portKind()}, log: o.Log,
+		services: services, kinds: []kind{addressKind(a.ipClaims, a.addrs.contains), portKind(a.ports)}, log: o.Log,
 		period: cmp.Or(o.RepairPeriod, DefaultRepairPeriod), grace: o.ClaimGrace,
 	}
 	if o.Alone {

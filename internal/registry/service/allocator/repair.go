@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -112,15 +113,15 @@ type kind struct {
 	text func(name string) string
 }
 
-func (a *Allocator) addressKind() kind {
+func addressKind(c *claims, contains func(netip.Addr) bool) kind {
 	return kind{
-		what: "ClusterIP", claims: a.ipClaims,
+		what: "ClusterIP", claims: c,
 		uses: func(s *corev1.Service) []string {
 			return names(s, func(c claim) bool { return c.resource != nodePort })
 		},
 		inRange: func(name string) bool {
 			ip, ok := parseAddr(name)
-			return ok && a.addrs.contains(ip)
+			return ok && contains(ip)
 		},
 		ours: func(obj runtime.Object) bool {
 			return obj.(*networkingv1.IPAddress).Labels[networkingv1.LabelManagedBy] == networking.ManagedBy
@@ -129,14 +130,14 @@ func (a *Allocator) addressKind() kind {
 	}
 }
 
-func (a *Allocator) portKind() kind {
+func portKind(ports *keyPool[uint16]) kind {
 	return kind{
-		what: "Port", claims: a.ports.claims,
+		what: "Port", claims: ports.claims,
 		uses: func(s *corev1.Service) []string {
 			return names(s, func(c claim) bool { return c.resource == nodePort })
 		},
 		inRange: func(name string) bool {
-			_, err := a.ports.check(name)
+			_, err := ports.check(name)
 			return err == nil
 		},
 		ours: func(runtime.Object) bool { return true },
