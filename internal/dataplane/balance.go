@@ -27,7 +27,7 @@ func ParseBalance(s string) (Balance, error) {
 	return 0, fmt.Errorf("balance %q is not one of random, roundrobin", s)
 }
 
-// Masquerading says which connections of a frontend get this node's address.
+// Masquerading is which connections of a frontend get this node's address.
 type Masquerading uint8
 
 // The answers.

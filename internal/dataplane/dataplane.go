@@ -1,6 +1,9 @@
 // Package dataplane is the seam between what a node has decided (a table.Table) and
 // the ways to make the kernel, or a process, carry it out. Each mode is a
 // package below this one; what modes have in common is here.
+//
+// A mode is a Target for each address family, in a Reconciler, with a Dump and a
+// Close of its own: reconciler.go has all that it must keep to.
 package dataplane
 
 import (
@@ -22,8 +25,8 @@ type Applier interface {
 	// what somebody else removed. The work is proportional to changed. Apply is
 	// idempotent: the same Table twice is a no-op. It applies what it can.
 	//
-	// An error that errors.As finds a *Rejected in says which ports are not as t
-	// says; all others are. The caller names those keys again in changed when
+	// An error in which errors.As finds a *Rejected names the ports that are not as
+	// t has them; all others are. The caller names those keys again in changed when
 	// it wants them tried again, and may leave them out until then. After any
 	// other error it comes again with changed nil.
 	Apply(ctx context.Context, t *table.Table, changed []table.Key) error

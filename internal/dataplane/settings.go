@@ -10,14 +10,14 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// Settings are what a Table says for all its ports of one family.
+// Settings are what a Table has for all its ports of one family.
 type Settings struct {
 	// Pods are the ranges of pods (Table.ClusterCIDRs).
 	Pods          []netip.Prefix
 	MasqueradeAll bool
 	// NodeAddrs are where node ports answer, without ::1, for which Linux has
-	// no route_localnet. Localhost says that an address of 127.0.0.0/8 is one
-	// of them.
+	// no route_localnet. Localhost reports whether an address of 127.0.0.0/8 is
+	// one of them.
 	NodeAddrs []netip.Addr
 	Localhost bool
 }

@@ -12,8 +12,7 @@ import (
 // MaxEndpoints is how many endpoints one list of a frontend can have.
 const MaxEndpoints = 1<<16 - 1
 
-// Validate says why a mode cannot write a port. The other ports are not
-// concerned.
+// Validate returns why a mode cannot write a port, or nil.
 func Validate(p *table.ServicePort, mode string) error {
 	fail := func(f *table.Frontend, format string, args ...any) error {
 		return fmt.Errorf("%s, frontend %s %s: %s", p.ID, f.Kind, f.Addr, fmt.Sprintf(format, args...))

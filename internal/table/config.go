@@ -94,5 +94,5 @@ func firstOfEachFamily(addrs []netip.Addr) []netip.Addr {
 	return out
 }
 
-// IsDefault says that nothing was chosen.
+// IsDefault reports that nothing was chosen.
 func (n NodePortAddresses) IsDefault() bool { return !n.primary && len(n.ranges) == 0 }

@@ -21,7 +21,7 @@ type want struct {
 	at   svc.Frontend
 }
 
-// skipLabels says that an object is not for this proxy: another one has it, or
+// skipLabels reports that an object is not for this proxy: another one has it, or
 // it belongs to a headless Service. kube-proxy's watches leave out the same.
 func skipLabels(labels map[string]string) bool {
 	_, other := labels[labelProxyName]

@@ -1,8 +1,8 @@
 // Package table turns the API's objects into the Table of one node: for every
 // frontend of every Service, the endpoints a packet may go to. Traffic policy,
 // topology, readiness, the fallback to terminating endpoints and session
-// affinity are decided here and nowhere else; a plane only writes what it is
-// told.
+// affinity are decided here and nowhere else; a data plane only writes what
+// is decided.
 package table
 
 import (
@@ -17,7 +17,7 @@ import (
 type Endpoint struct {
 	// Addr is where the backend listens.
 	Addr netip.AddrPort
-	// Local says that the backend runs on this node.
+	// Local reports that the backend runs on this node.
 	Local bool
 }
 
@@ -58,14 +58,14 @@ type Frontend struct {
 	// external address of a Service with externalTrafficPolicy Local goes to
 	// any endpoint. Nil means the same as Endpoints.
 	LocalClients []Endpoint
-	// Masquerade says that the source address of a forwarded connection is
+	// Masquerade reports that the source address of a forwarded connection is
 	// replaced by this node's, so that the reply comes back this way (behaviour 52).
 	// It is not set for LocalClients.
 	Masquerade bool
 	// SourceRanges are the clients let in, sorted; nil lets everybody in, an
 	// empty list nobody (behaviour 101).
 	SourceRanges []netip.Prefix
-	// Drop says that without endpoints packets are dropped rather than
+	// Drop reports that without endpoints packets are dropped rather than
 	// rejected: the Service has endpoints elsewhere, but policy Local hides
 	// them from this node.
 	Drop bool

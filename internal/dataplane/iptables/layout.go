@@ -66,7 +66,7 @@ type layout struct {
 	fullMask string
 	refusal  string
 	cfg      *Config
-	// counts says that what is refused or dropped is counted.
+	// counts reports that what is refused or dropped is counted.
 	counts bool
 }
 

@@ -17,7 +17,7 @@ type front struct {
 	port  *table.ServicePort
 	f     *table.Frontend
 	masq  dataplane.Masquerading
-	// own says that the rules are in chains of the frontend's own.
+	// own reports that the rules are in chains of the frontend's own.
 	own   bool
 	rules int
 }
@@ -26,7 +26,7 @@ func (f *front) key() *treeKey { return &f.order }
 func (f *front) weight() int   { return f.rules }
 func (f *front) guarded() bool { return f.f.Kind == table.ClusterIP && !f.fk.Node }
 
-// manyRules says that a frontend has so many rules that one more, which sends
+// manyRules reports that a frontend has so many rules that one more, which sends
 // other ports away first, costs less than to match the port in each: a match is
 // a third of what such a rule costs iptables-legacy-restore and the kernel.
 func (f *front) manyRules() bool { return !f.fk.Node && len(f.f.Endpoints) > 2 }

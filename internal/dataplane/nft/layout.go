@@ -131,7 +131,7 @@ type chain struct {
 }
 
 // base are the chains that are always there, each after those it leads to.
-// localhost says that node ports answer on 127.0.0.0/8 too.
+// localhost reports that node ports answer on 127.0.0.0/8 too.
 func (l *layout) base(localhost bool) []chain {
 	nat := func(n uint32, priority int32) *nftables.Hook {
 		return &nftables.Hook{Type: "nat", Number: n, Priority: priority}
