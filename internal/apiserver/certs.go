@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -26,8 +27,13 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
 )
 
-// renewPeriod is the time between two checks of a running server's certificates.
-const renewPeriod = 12 * time.Hour
+// Times between two checks of a running server's certificates: they are read again
+// from disk, as kube-apiserver does every minute, and renewed; and between two
+// warnings about the authority.
+const (
+	maxRenewPeriod    = time.Minute
+	authorityReminder = 12 * time.Hour
+)
 
 // credentials are the certificates of a server and the files derived from them.
 type credentials struct {
@@ -38,21 +44,26 @@ type credentials struct {
 	log    *slog.Logger
 	now    func() time.Time
 
-	serving *servingCert
+	serving  *servingCert
+	reminded time.Time // of the authority's end; refresh alone uses it
 
 	mu          sync.RWMutex // guards what follows
-	controllers *pki.Pair
 	agentClient *pki.Pair
 	node        string // the node in this process, if there is one
 }
 
 // newCredentials opens pki/ in the data directory and makes what is missing in
-// it, for a server with the given names that clients reach at url.
-func newCredentials(dir *dataDir, names serverNames, url string, now func() time.Time, log *slog.Logger) (*credentials, error) {
+// it, for a server with the given names that clients reach at url. The certificates
+// made are valid for life.
+func newCredentials(
+	dir *dataDir, names serverNames, url string, life time.Duration, now func() time.Time, log *slog.Logger,
+) (*credentials, error) {
 	p, err := pki.Open(dir.file("pki"), now)
 	if err != nil {
 		return nil, err
 	}
+	p.Life = life
+	join.ReloadWithin(life)
 	c := &credentials{
 		dir: dir, pki: p, url: url, now: now, log: log, serving: &servingCert{},
 		server: pki.Leaf{Name: "server", CommonName: "fairlead-server", DNSNames: names.dns, IPs: names.ips},
@@ -60,15 +71,42 @@ func newCredentials(dir *dataDir, names serverNames, url string, now func() time
 	return c, c.refresh()
 }
 
-// refresh makes or renews whatever needs it and rewrites the files that hold
-// renewed certificates.
+// refresh reads all certificates from disk, makes or renews whatever needs it, and
+// rewrites the files that hold renewed certificates. One that cannot be used does not
+// keep the others from being renewed.
 func (c *credentials) refresh() error {
+	if ca, now := c.pki.Authority(), c.now(); now.Add(pki.RenewBefore).After(ca.NotAfter) && now.Sub(c.reminded) >= authorityReminder {
+		c.reminded = now
+		c.log.Warn("the cluster's authority expires soon; replace it", "file", c.dir.file("pki/ca.crt"), "expires", ca.NotAfter)
+	}
+	c.mu.RLock()
+	node := c.node
+	c.mu.RUnlock()
+	errs := []error{
+		c.refreshServing(),
+		c.refreshKubeconfig("admin.kubeconfig", pki.Leaf{Name: "admin", CommonName: userAdmin, Groups: []string{user.SystemPrivilegedGroup}}),
+		c.refreshKubeconfig("controllers.kubeconfig", controllersLeaf()),
+	}
+	agentClient, err := c.pki.Ensure(pki.Leaf{Name: "agent-client", CommonName: UserAgentClient})
+	if errs = append(errs, err); err == nil {
+		c.mu.Lock()
+		c.agentClient = agentClient
+		c.mu.Unlock()
+	}
+	if node != "" {
+		_, err := c.pki.Ensure(nodeLeaf(node))
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func (c *credentials) refreshServing() error {
 	server, err := c.pki.Ensure(c.server)
 	if err != nil {
 		return err
 	}
-	if err := c.serving.set(server); err != nil {
-		return err
+	if !c.serving.set(server) {
+		return nil
 	}
 	for _, name := range c.server.DNSNames {
 		if server.Leaf.VerifyHostname(name) != nil {
@@ -77,47 +115,33 @@ func (c *credentials) refresh() error {
 			break
 		}
 	}
-	admin, err := c.pki.Ensure(pki.Leaf{Name: "admin", CommonName: userAdmin, Groups: []string{user.SystemPrivilegedGroup}})
-	if err != nil {
-		return err
-	}
-	if err := c.writeKubeconfig("admin.kubeconfig", admin); err != nil {
-		return err
-	}
-	controllers, err := c.pki.Ensure(pki.Leaf{Name: "controllers", CommonName: UserControllers, Groups: []string{GroupControllers}})
-	if err != nil {
-		return err
-	}
-	if err := c.writeKubeconfig("controllers.kubeconfig", controllers); err != nil {
-		return err
-	}
-	agentClient, err := c.pki.Ensure(pki.Leaf{Name: "agent-client", CommonName: UserAgentClient})
-	if err != nil {
-		return err
-	}
-	c.mu.Lock()
-	c.controllers, c.agentClient = controllers, agentClient
-	node := c.node
-	c.mu.Unlock()
-	if node != "" {
-		if _, err := c.pki.Ensure(nodeLeaf(node)); err != nil {
-			return err
-		}
-	}
-	if ca := c.pki.Authority(); c.now().Add(pki.RenewBefore).After(ca.NotAfter) {
-		c.log.Warn("the cluster's authority expires soon; replace it", "file", c.dir.file("pki/ca.crt"), "expires", ca.NotAfter)
-	}
 	return nil
+}
+
+func (c *credentials) refreshKubeconfig(file string, l pki.Leaf) error {
+	p, err := c.pki.Ensure(l)
+	if err != nil {
+		return err
+	}
+	return c.writeKubeconfig(file, p)
 }
 
 // run renews certificates until ctx is done.
 func (c *credentials) run(ctx context.Context) {
+	last := ""
 	wait.UntilWithContext(ctx, func(context.Context) {
+		text := ""
 		if err := c.refresh(); err != nil {
-			c.log.Error("cannot renew the certificates; retrying", "err", err, "after", renewPeriod)
+			text = err.Error()
 		}
-	}, renewPeriod)
+		if text != "" && text != last {
+			c.log.Error("cannot read or renew the certificates; retrying", "err", text, "after", c.renewPeriod())
+		}
+		last = text
+	}, c.renewPeriod())
 }
+
+func (c *credentials) renewPeriod() time.Duration { return min(maxRenewPeriod, c.pki.Life/10) }
 
 // writeKubeconfig writes a kubeconfig (mode 0600) with p as the user, unless the
 // file has that content.
@@ -141,12 +165,18 @@ func (c *credentials) writeKubeconfig(name string, p *pki.Pair) error {
 	return nil
 }
 
+func controllersLeaf() pki.Leaf {
+	return pki.Leaf{Name: "controllers", CommonName: UserControllers, Groups: []string{GroupControllers}}
+}
+
 // controllersConfig returns the configuration of the controllers' client.
-func (c *credentials) controllersConfig() *rest.Config {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
+func (c *credentials) controllersConfig() *rest.Config { return c.clientConfig(controllersLeaf()) }
+
+// clientConfig returns the configuration of a client with a certificate of pki/. The
+// client reads the files again when they change.
+func (c *credentials) clientConfig(l pki.Leaf) *rest.Config {
 	return &rest.Config{Host: c.url, TLSClientConfig: rest.TLSClientConfig{
-		CAData: c.pki.AuthorityPEM(), CertData: c.controllers.Cert, KeyData: c.controllers.Key,
+		CAData: c.pki.AuthorityPEM(), CertFile: c.dir.file("pki/" + l.Name + ".crt"), KeyFile: c.dir.file("pki/" + l.Name + ".key"),
 	}}
 }
 
@@ -156,7 +186,7 @@ func nodeLeaf(name string) pki.Leaf {
 }
 
 // nodeConfig returns the configuration of a client that authenticates as the named
-// node. The client rereads the files when the certificate is renewed.
+// node.
 func (c *credentials) nodeConfig(name string) (*rest.Config, error) {
 	if _, err := c.pki.Ensure(nodeLeaf(name)); err != nil {
 		return nil, err
@@ -164,9 +194,7 @@ func (c *credentials) nodeConfig(name string) (*rest.Config, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.node = name
-	return &rest.Config{Host: c.url, TLSClientConfig: rest.TLSClientConfig{
-		CAData: c.pki.AuthorityPEM(), CertFile: c.dir.file("pki/node.crt"), KeyFile: c.dir.file("pki/node.key"),
-	}}, nil
+	return c.clientConfig(nodeLeaf(name)), nil
 }
 
 // agentCertificate returns the client certificate of the server at agents.
@@ -256,18 +284,20 @@ func (s *servingCert) AddListener(l dynamiccertificates.Listener) {
 	s.listeners = append(s.listeners, l)
 }
 
-func (s *servingCert) set(p *pki.Pair) error {
-	if p == nil {
-		return errors.New("no certificate")
-	}
+// set makes p the certificate, and reports whether it was another one before.
+func (s *servingCert) set(p *pki.Pair) bool {
 	s.mu.Lock()
+	if s.pair != nil && bytes.Equal(s.pair.Cert, p.Cert) && bytes.Equal(s.pair.Key, p.Key) {
+		s.mu.Unlock()
+		return false
+	}
 	s.pair = p
 	listeners := slices.Clone(s.listeners)
 	s.mu.Unlock()
 	for _, l := range listeners {
 		l.Enqueue()
 	}
-	return nil
+	return true
 }
 
 // name returns a name that the certificate is valid for, for clients in this

@@ -56,8 +56,8 @@ func TestRunningServerRenews(t *testing.T) {
 	if err != nil || cfg.Clusters["fairlead"].Server != s.URL() {
 		t.Errorf("controllers.kubeconfig: %v, %v", cfg, err)
 	}
-	if string(s.ControllersConfig().CertData) != string(cfg.AuthInfos["fairlead"].ClientCertificateData) {
-		t.Error("the file and the running server differ")
+	if read(t, s.ControllersConfig().CertFile) != string(cfg.AuthInfos["fairlead"].ClientCertificateData) {
+		t.Error("the kubeconfig and the running controllers differ")
 	}
 }
 

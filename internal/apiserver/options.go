@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/apiserver/pki"
 	"github.com/fairlead/fairlead/internal/registry/service"
 	"github.com/fairlead/fairlead/internal/registry/service/allocator"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -55,6 +56,10 @@ type Options struct {
 	// 429; see newFairness. Default 400 and 200.
 	MaxRequests, MaxMutatingRequests int
 
+	// CertificateLife is how long the certificates are valid that the server makes
+	// for itself and signs for others, at most; default 1 year. They are renewed
+	// when a third of it, at most 30 days, is left.
+	CertificateLife time.Duration
 	// Auth configures authentication, the audit log and encryption at rest.
 	Auth AuthOptions
 
@@ -92,6 +97,8 @@ const (
 
 	DefaultServiceWriteTimeout = service.DefaultWriteTimeout
 	DefaultRepairPeriod        = allocator.DefaultRepairPeriod
+
+	DefaultCertificateLife = pki.LeafLife
 
 	// DefaultMaxRequests and DefaultMaxMutatingRequests are kube-apiserver's.
 	DefaultMaxRequests         = 400
@@ -135,6 +142,12 @@ func (o *Options) complete() error {
 	}
 	if e := o.Etcd; (e.CertFile == "") != (e.KeyFile == "") {
 		return errors.New("--etcd-certfile and --etcd-keyfile belong together: give both or none")
+	}
+	if o.CertificateLife == 0 {
+		o.CertificateLife = DefaultCertificateLife
+	}
+	if o.CertificateLife < time.Second || o.CertificateLife > pki.AuthorityLife {
+		return fmt.Errorf("--cluster-signing-duration is %s: want 1s to %s", o.CertificateLife, pki.AuthorityLife)
 	}
 	if err := o.Auth.complete(); err != nil {
 		return err

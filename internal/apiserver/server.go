@@ -63,7 +63,7 @@ func (s *Server) prepare(now func() time.Time) (err error) {
 	if !s.opts.AdvertiseAddress.IsValid() {
 		s.opts.AdvertiseAddress = chooseAdvertise(s.opts.BindAddresses)
 	}
-	if s.creds, err = newCredentials(s.dir, namesFor(s.opts), s.URL(), now, s.log); err != nil {
+	if s.creds, err = newCredentials(s.dir, namesFor(s.opts), s.URL(), s.opts.CertificateLife, now, s.log); err != nil {
 		return err
 	}
 	if s.token, err = s.creds.token(); err != nil {

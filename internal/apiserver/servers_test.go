@@ -23,8 +23,15 @@ import (
 // startEtcd runs an etcd of its own, as an administrator would, on loopback.
 func startEtcd(t *testing.T) string {
 	t.Helper()
+	e := runEtcd(t, t.TempDir(), func(*embed.Config) {})
+	t.Cleanup(e.Close)
+	return "http://" + e.Clients[0].Addr().String()
+}
+
+func runEtcd(t *testing.T, dir string, change func(*embed.Config)) *embed.Etcd {
+	t.Helper()
 	c := embed.NewConfig()
-	c.Dir = t.TempDir()
+	c.Dir = dir
 	c.Name = "external"
 	c.ListenClientUrls = []url.URL{{Scheme: "http", Host: "127.0.0.1:0"}}
 	c.AdvertiseClientUrls = c.ListenClientUrls
@@ -33,13 +40,13 @@ func startEtcd(t *testing.T) string {
 	c.TickMs, c.ElectionMs = 20, 100
 	c.UnsafeNoFsync = true
 	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
+	change(c)
 	e, err := embed.StartEtcd(c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(e.Close)
 	<-e.Server.ReadyNotify()
-	return "http://" + e.Clients[0].Addr().String()
+	return e
 }
 
 // Several servers share one etcd: default/kubernetes has all that run, and one

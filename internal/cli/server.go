@@ -41,6 +41,8 @@ func (f *serverFlags) add(cmd *cobra.Command) {
 	flags.IntVar(&f.MaxRequests, "max-requests-inflight", apiserver.DefaultMaxRequests,
 		"requests answered at a time, to which come those of --max-mutating-requests-inflight; the sum is shared out by priority and fairness")
 	flags.IntVar(&f.MaxMutatingRequests, "max-mutating-requests-inflight", apiserver.DefaultMaxMutatingRequests, "see --max-requests-inflight")
+	flags.DurationVar(&f.CertificateLife, "cluster-signing-duration", apiserver.DefaultCertificateLife,
+		"longest life of the certificates that the server makes and signs; they are renewed when a third of it, at most 30 days, is left")
 	addAuthFlags(cmd, &f.Auth)
 	flags.StringSliceVar(&f.Etcd.Servers, "etcd-servers", nil, "client URLs of an etcd cluster to use in place of the embedded one")
 	flags.StringVar(&f.Etcd.CAFile, "etcd-cafile", "", "certificate authority of the etcd cluster")

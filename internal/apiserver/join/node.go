@@ -18,9 +18,9 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/transport"
 
 	"github.com/fairlead/fairlead/internal/apiserver/pki"
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
@@ -33,8 +33,19 @@ const (
 	issueTimeout = 2 * time.Minute
 	issuePoll    = 50 * time.Millisecond
 	issueWarning = 5 * time.Second // until a wait is logged
-	renewPeriod  = time.Hour
+	// maxPause is the longest time between two looks at the clock, which may be set.
+	maxPause = time.Hour
 )
+
+// ReloadWithin lets the clients of this process look often enough for new
+// certificate files when certificates live for life only. It must be called before
+// the first client is made. client-go looks every 5 minutes and has only this
+// variable of the process to change that (transport.CertCallbackRefreshDuration).
+func ReloadWithin(life time.Duration) {
+	if period := life / 10; period < transport.CertCallbackRefreshDuration {
+		transport.CertCallbackRefreshDuration = period
+	}
+}
 
 // Node is the identity of one node: a certificate for its name alone, in a
 // directory of its machine.
@@ -58,12 +69,18 @@ func NewNode(ctx context.Context, boot *rest.Config, name, dir string, log *slog
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("the node's certificate: %w", err)
 	}
-	if err := n.check(); err == nil {
-		return n, nil
-	} else if !errors.Is(err, fs.ErrNotExist) {
-		log.Info("the node's certificate is not usable; requesting a new one", "file", n.file("node.crt"), "err", err)
+	if err := n.check(); err != nil {
+		if !errors.Is(err, fs.ErrNotExist) {
+			log.Info("the node's certificate is not usable; requesting a new one", "file", n.file("node.crt"), "err", err)
+		}
+		if err := n.issue(ctx, boot); err != nil {
+			return nil, err
+		}
 	}
-	return n, n.issue(ctx, boot)
+	if leaf, err := n.leaf(); err == nil {
+		ReloadWithin(leaf.NotAfter.Sub(leaf.NotBefore))
+	}
+	return n, nil
 }
 
 // Config returns the configuration of a client that authenticates as the node. It
@@ -76,14 +93,31 @@ func (n *Node) Config() *rest.Config {
 
 // Run renews the certificate when a third of its life is left, until ctx ends.
 func (n *Node) Run(ctx context.Context) error {
-	wait.UntilWithContext(ctx, func(ctx context.Context) {
-		if leaf, err := n.leaf(); err == nil && time.Until(leaf.NotAfter) < leaf.NotAfter.Sub(leaf.NotBefore)/3 {
-			if err := n.issue(ctx, n.Config()); err != nil && ctx.Err() == nil {
-				n.log.Error("cannot renew the node's certificate; retrying", "err", err, "expires", leaf.NotAfter, "after", renewPeriod)
-			}
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-time.After(n.renew(ctx)):
 		}
-	}, renewPeriod)
+	}
 	return nil
+}
+
+// renew renews the certificate if it is time, and returns when to call it again.
+func (n *Node) renew(ctx context.Context) (pause time.Duration) {
+	leaf, err := n.leaf()
+	if err != nil {
+		n.log.Error("cannot read the node's certificate; retrying", "err", err, "after", maxPause)
+		return maxPause
+	}
+	life := leaf.NotAfter.Sub(leaf.NotBefore)
+	if wait := time.Until(leaf.NotAfter.Add(-life / 3)); wait > 0 {
+		return min(wait, maxPause)
+	}
+	pause = min(max(life/20, time.Second), maxPause)
+	if err := n.issue(ctx, n.Config()); err != nil && ctx.Err() == nil {
+		n.log.Error("cannot renew the node's certificate; retrying", "err", err, "expires", leaf.NotAfter, "after", pause)
+	}
+	return pause
 }
 
 func (n *Node) file(name string) string { return filepath.Join(n.dir, name) }

@@ -3,8 +3,8 @@
 //
 // Existing files are used, so an installer may provide its own; missing ones are
 // made, mode 0600. A certificate that this package made carries the Marker in its
-// subject and is renewed when less than RenewBefore of its life is left or when it
-// lacks a wanted name; others are only checked.
+// subject and is renewed when less than a third of its life (at most RenewBefore) is
+// left or when it lacks a wanted name; others are only checked.
 package pki
 
 import (
@@ -37,8 +37,8 @@ const (
 	AuthorityLife = 10 * 365 * 24 * time.Hour
 	LeafLife      = 365 * 24 * time.Hour
 	RenewBefore   = 30 * 24 * time.Hour
-	// backdate lets machines whose clocks lag a little use a new certificate.
-	backdate = time.Hour
+	// maxBackdate lets machines whose clocks lag a little use a new certificate.
+	maxBackdate = time.Hour
 )
 
 // Marker is the organizational unit in the subject of every leaf made here.
@@ -46,6 +46,10 @@ const Marker = "made by fairlead"
 
 // Directory is a directory of certificates with a cluster's authority.
 type Directory struct {
+	// Life is how long the leaves made here are valid; Open sets it to LeafLife.
+	// It may be changed before the first leaf is made.
+	Life time.Duration
+
 	path string
 	now  func() time.Time
 
@@ -80,7 +84,7 @@ func Open(path string, now func() time.Time) (*Directory, error) {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return nil, fmt.Errorf("cannot make the certificate directory: %w", err)
 	}
-	d := &Directory{path: path, now: now}
+	d := &Directory{Life: LeafLife, path: path, now: now}
 	_, err := os.Stat(d.file("ca.crt"))
 	if errors.Is(err, fs.ErrNotExist) {
 		err = d.makeAuthority()
@@ -114,7 +118,7 @@ func (d *Directory) Ensure(l Leaf) (*Pair, error) {
 		return nil, err
 	}
 	ours := slices.Contains(p.Leaf.Subject.OrganizationalUnit, Marker)
-	if ours && d.caKey != nil && (d.now().Add(RenewBefore).After(p.Leaf.NotAfter) || !covers(p.Leaf, l) || d.signed(p.Leaf) != nil) {
+	if ours && d.caKey != nil && (d.now().Add(d.margin()).After(p.Leaf.NotAfter) || !covers(p.Leaf, l) || d.signed(p.Leaf) != nil) {
 		return d.issue(l)
 	}
 	file := d.file(l.Name + ".crt")
@@ -127,6 +131,9 @@ func (d *Directory) Ensure(l Leaf) (*Pair, error) {
 	}
 	return p, nil
 }
+
+// margin is the time before its end at which a leaf is renewed.
+func (d *Directory) margin() time.Duration { return min(RenewBefore, d.Life/3) }
 
 func (d *Directory) file(name string) string { return filepath.Join(d.path, name) }
 
@@ -143,7 +150,7 @@ func (d *Directory) makeAuthority() error {
 	t := &x509.Certificate{
 		SerialNumber:          serial,
 		Subject:               pkix.Name{CommonName: fmt.Sprintf("fairlead-ca@%d", now.Unix()), OrganizationalUnit: []string{Marker}},
-		NotBefore:             now.Add(-backdate),
+		NotBefore:             now.Add(-maxBackdate),
 		NotAfter:              now.Add(AuthorityLife),
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature | x509.KeyUsageCRLSign,
 		BasicConstraintsValid: true,
@@ -255,7 +262,7 @@ func (d *Directory) issue(l Leaf) (*Pair, error) {
 	if len(l.DNSNames)+len(l.IPs) > 0 {
 		t.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
 	}
-	der, err := d.sign(t, key.Public(), LeafLife)
+	der, err := d.sign(t, key.Public(), d.Life)
 	if err != nil {
 		return nil, err
 	}

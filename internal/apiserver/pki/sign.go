@@ -10,14 +10,14 @@ import (
 )
 
 // SignClient signs a client certificate for the key pub, in the name of a user
-// with groups. life is at most LeafLife; zero means LeafLife. The result is
-// PEM, the authority's certificate last.
+// with groups. life is at most d.Life; zero means d.Life. The result is PEM, the
+// authority's certificate last.
 func (d *Directory) SignClient(pub crypto.PublicKey, name string, groups []string, life time.Duration) ([]byte, error) {
 	if d.caKey == nil {
 		return nil, fmt.Errorf("this server cannot sign certificates: %s is missing", d.file("ca.key"))
 	}
-	if life <= 0 || life > LeafLife {
-		life = LeafLife
+	if life <= 0 || life > d.Life {
+		life = d.Life
 	}
 	der, err := d.sign(&x509.Certificate{
 		Subject:     pkix.Name{CommonName: name, Organization: groups},
@@ -36,7 +36,7 @@ func (d *Directory) sign(t *x509.Certificate, pub crypto.PublicKey, life time.Du
 		return nil, err
 	}
 	now := d.now()
-	t.NotBefore, t.NotAfter = now.Add(-backdate), now.Add(life)
+	t.NotBefore, t.NotAfter = now.Add(-min(maxBackdate, life/2)), now.Add(life)
 	if t.NotAfter.After(d.ca.NotAfter) {
 		t.NotAfter = d.ca.NotAfter
 	}
