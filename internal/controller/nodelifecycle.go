@@ -267,7 +267,7 @@ func (c *nodeLifecycle) taint(ctx context.Context, name string, on bool) error {
 
 // slicesNotReady takes the endpoints that live on the Node out of service.
 func (c *nodeLifecycle) slicesNotReady(ctx context.Context, node string) error {
-	onNode := metav1.ListOptions{LabelSelector: svc.NodeLabel + "=" + node}
+	onNode := metav1.ListOptions{LabelSelector: svc.NodeLabel + "=" + svc.NodeLabelValue(node)}
 	list, err := c.client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll).List(ctx, onNode)
 	if err != nil {
 		return fmt.Errorf("list EndpointSlices of node %s: %w", node, err)

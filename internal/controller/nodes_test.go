@@ -144,16 +144,17 @@ func (r *rig) beats(node string) (stop func()) {
 func TestNodeLifecycle(t *testing.T) {
 	r := newRig(t)
 	ns, ctx := r.namespace("shop"), context.Background()
-	r.node("dead")
+	dead := strings.Repeat("dead.", 15) + "dead" // longer than the value of a label
+	r.node(dead, func(n *corev1.Node) { n.Labels = nil })
 	r.node("alive")
 	r.service(ns, "web")
-	r.pod(ns, "a", "web", "dead", "10.244.0.1")
+	r.pod(ns, "a", "web", dead, "10.244.0.1")
 	r.pod(ns, "b", "web", "alive", "10.244.1.1")
-	die := r.beats("dead")
+	die := r.beats(dead)
 	r.beats("alive")
 	yes := true
 	_, err := r.client.DiscoveryV1().EndpointSlices(ns).Create(ctx, &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Name: "dns-dead", Labels: map[string]string{svc.NodeLabel: "dead"}},
+		ObjectMeta:  metav1.ObjectMeta{Name: "dns-dead", Labels: map[string]string{svc.NodeLabel: svc.NodeLabelValue(dead)}},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.1.1.1"}, Conditions: discoveryv1.EndpointConditions{Ready: &yes}}},
 	}, metav1.CreateOptions{})
@@ -173,7 +174,7 @@ func TestNodeLifecycle(t *testing.T) {
 		if err := check("alive", corev1.ConditionTrue, 0); err != nil {
 			t.Fatal(err)
 		}
-		return check("dead", corev1.ConditionUnknown, 2)
+		return check(dead, corev1.ConditionUnknown, 2)
 	})
 	r.wantEndpoints(ns, "web", "10.244.0.1:9376 false", "10.244.1.1:9376 true")
 	r.eventually("its own endpoints are not ready", func() error {
@@ -185,8 +186,8 @@ func TestNodeLifecycle(t *testing.T) {
 		return nil
 	})
 	r.eventually("the taint goes", func() error {
-		r.renew("dead")
-		return check("dead", corev1.ConditionUnknown, 0)
+		r.renew(dead)
+		return check(dead, corev1.ConditionUnknown, 0)
 	})
 }
 

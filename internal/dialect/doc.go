@@ -1,4 +1,3 @@
-// Package dialect reads annotations of Services: what they ask for becomes a
-// neutral value, or an error that says what is wrong and what would be right. It
-// is pure, and reads each annotation in one file.
+// Package dialect parses annotations of Services, each in one file. It is pure.
+// Errors contain the wrong value and the values allowed.
 package dialect

@@ -184,7 +184,7 @@ func (s *Server) watchPeers(ctx context.Context) {
 			return
 		case <-s.servers.peers:
 		}
-		wanted := s.servers.neighbours(nodeLabel(s.options.Publish.NodeName))
+		wanted := s.servers.neighbours(svc.NodeLabelValue(s.options.Publish.NodeName))
 		for p, stop := range watched {
 			if !slices.Contains(wanted, p) {
 				stop()

@@ -2,8 +2,6 @@ package dns
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"net/netip"
 	"time"
@@ -38,21 +36,8 @@ func (p *Publish) sliceName(f svc.Family) string {
 	if f == svc.IPv6 {
 		name += "-ipv6"
 	}
-	return shorten(name, validation.DNS1123SubdomainMaxLength)
+	return svc.Shorten(name, validation.DNS1123SubdomainMaxLength)
 }
-
-// shorten makes a name fit and keeps it unique.
-func shorten(s string, limit int) string {
-	if len(s) <= limit {
-		return s
-	}
-	sum := sha256.Sum256([]byte(s))
-	id := hex.EncodeToString(sum[:5])
-	return s[:limit-len(id)-1] + "-" + id
-}
-
-// nodeLabel is the value of svc.NodeLabel for a node.
-func nodeLabel(node string) string { return shorten(node, validation.LabelValueMaxLength) }
 
 // isReplaced reports whether a write failed because the object is gone or has
 // changed.
@@ -92,7 +77,7 @@ func (p *Publish) slice(f svc.Family, addrs []netip.Addr, owner []metav1.OwnerRe
 			Labels: map[string]string{
 				discoveryv1.LabelServiceName: ServiceName().Name,
 				discoveryv1.LabelManagedBy:   ManagedBy,
-				svc.NodeLabel:                nodeLabel(p.NodeName),
+				svc.NodeLabel:                svc.NodeLabelValue(p.NodeName),
 			},
 			OwnerReferences: owner,
 		},

@@ -27,11 +27,11 @@ const (
 // default/kubernetes does. Services without a virtual IP (headless,
 // ExternalName, not yet allocated) give nothing.
 //
-// Two kinds of clash are decided here. A Service named kubernetes in the Pod's
-// namespace hides default/kubernetes, as kubelet has it. Two names that yield
+// Two kinds of conflict are resolved here. A Service named kubernetes in the Pod's
+// namespace hides default/kubernetes, as in kubelet. Two names that yield
 // the same variable (foo-service's link variable FOO_SERVICE_PORT and foo's
-// port) are left to chance by kubelet; here the _SERVICE_ variable of the
-// documents wins, and between equals the Service whose name sorts first.
+// port) depend on map order in kubelet; here the documented _SERVICE_ variable
+// wins, and between equals the Service whose name sorts first.
 func For(namespace string, services []*corev1.Service, enableServiceLinks bool) []corev1.EnvVar {
 	var plain, links []corev1.EnvVar
 	for _, s := range visible(namespace, services, enableServiceLinks) {

@@ -1,14 +1,38 @@
 package svc
 
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
+)
+
 // The labels and annotations that one component of the system writes and
 // another reads.
 const (
 	// NodeLabel on an EndpointSlice names the node that the slice's endpoints
-	// live and die with. The DNS server of a node sets it; the node lifecycle
-	// controller removes the slices of a node that is gone.
+	// live and die with, as NodeLabelValue has it. The DNS server of a node sets
+	// it; the node lifecycle controller marks the endpoints of a node that is gone
+	// as not ready.
 	NodeLabel = "fairlead.dev/node"
 	// ServingCertAnnotation on a Node is the SHA-256, in hex, of the
 	// certificate (DER) that the node's agent serves with. The agent sets it;
 	// the API server accepts no other certificate from the agent.
 	ServingCertAnnotation = "fairlead.dev/serving-cert-sha256"
 )
+
+// maxLabelValue is the longest value of a label; names of Nodes may be longer.
+const maxLabelValue = 63
+
+// NodeLabelValue returns the value of NodeLabel for a Node.
+func NodeLabelValue(node string) string { return Shorten(node, maxLabelValue) }
+
+// Shorten returns s if it is at most limit bytes long, and else a prefix of it
+// with a hash of the whole, which keeps it unique.
+func Shorten(s string, limit int) string {
+	if len(s) <= limit {
+		return s
+	}
+	sum := sha256.Sum256([]byte(s))
+	id := hex.EncodeToString(sum[:5])
+	return strings.TrimRight(s[:limit-len(id)-1], ".-") + "-" + id
+}

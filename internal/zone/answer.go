@@ -21,16 +21,16 @@ type Question struct {
 	target Name // of the CNAME that is being followed
 }
 
-// Kind says what Answer did with a question.
+// Kind is what Answer did with a question.
 type Kind uint8
 
 const (
-	// Answered says that the message is complete.
+	// Answered means that the message is complete.
 	Answered Kind = iota
-	// NotOurs says that the name is not of this zone; nothing was appended.
+	// NotOurs means that the name is outside of this zone; nothing was appended.
 	NotOurs
-	// Elsewhere says that the answer ends in a CNAME to Reply.Target, which is not of
-	// this zone; what is there under that name is to be appended.
+	// Elsewhere means that the answer ends in a CNAME to Reply.Target, which is
+	// outside of this zone; the caller appends the records of that name.
 	Elsewhere
 	// Searched is as Elsewhere, for the end of a search path. If there is no
 	// such name, the answer is that to the same Question without Search.
@@ -79,9 +79,9 @@ func (z *Zone) answer(w *writer, q *Question) {
 	}
 }
 
-// leave ends an answer at a name of somebody else. A name that ends in a
-// number is an address somebody mistook for a name (behaviour 152): no such
-// top-level domain exists (RFC 3696, section 2), and nobody needs to be asked.
+// leave ends an answer at a name outside of the zone. A name whose last label is
+// a number is an address that was taken for a name (behaviour 152): no such
+// top-level domain exists (RFC 3696, section 2), so no upstream is asked.
 func (z *Zone) leave(w *writer, name *Name) {
 	if allDigits(name.label(name.labels - 1)) {
 		w.reply.Rcode = RcodeNXDomain
@@ -201,7 +201,7 @@ type writer struct {
 	// owner is the pointer to the name whose records are written: the
 	// question, or the target of the last CNAME.
 	owner uint16
-	// reverse says that the question is for a name of a reverse zone.
+	// reverse is whether the question is for a name of a reverse zone.
 	reverse bool
 }
 
@@ -237,7 +237,7 @@ func (w *writer) addrs(set []byte, size int, rotate uint32) {
 	}
 }
 
-// cname appends a CNAME record and returns where its target is in the
+// cname appends a CNAME record and returns the offset of its target in the
 // message, or -1 if there was no room.
 func (w *writer) cname(ttl uint32, target []byte) int {
 	if w.room() < 12+len(target) || len(w.msg)+12+maxName > maxPointer {
@@ -366,16 +366,16 @@ func (w *writer) negative(z *Zone, apex int) {
 	}
 }
 
-// Timers of the SOA record. There are no secondaries that would heed them; the
-// values are those CoreDNS gives.
+// Timers of the SOA record, for secondaries, of which there are none; the values
+// are those of CoreDNS.
 const (
 	soaRefresh = 7200
 	soaRetry   = 1800
 	soaExpire  = 86400
 )
 
-// soa appends the SOA record of the zone whose name is at offset apex; false
-// if there is no room. Its last field, the lifetime of negative answers, is
+// soa appends the SOA record of the zone whose name is at offset apex, and
+// reports whether there was room. Its last field, the lifetime of negative answers, is
 // the TTL of all records. A reverse zone has the name server and the mailbox
 // of the first cluster domain.
 func (w *writer) soa(z *Zone, apex int) bool {

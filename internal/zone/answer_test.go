@@ -75,6 +75,23 @@ func TestChainLimits(t *testing.T) {
 	}
 }
 
+// A chain of ExternalNames that comes back to one of its names has each CNAME once.
+func TestChainThatLoops(t *testing.T) {
+	z := testZone(t)
+	for name, target := range map[string]string{"self": "SELF", "a": "b", "b": "a", "lead": "a"} {
+		s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "prod", Name: name}}
+		s.Spec.Type = corev1.ServiceTypeExternalName
+		s.Spec.ExternalName = target + ".prod.svc.cluster.local"
+		z.SetService(s)
+	}
+	for name, n := range map[string]int{"self": 1, "a": 2, "b": 2, "lead": 3} {
+		m := ask(t, z, name+".prod.svc.cluster.local.", dns.TypeA, 512)
+		if m.Rcode != dns.RcodeSuccess || len(m.Answer) != n || m.Truncated {
+			t.Errorf("%s: %s with %v; want %d CNAMEs", name, dns.RcodeToString[m.Rcode], m.Answer, n)
+		}
+	}
+}
+
 // Each turn another address comes first, and all are always there.
 func TestRotation(t *testing.T) {
 	z := testZone(t)

@@ -52,7 +52,7 @@ func (n *Name) ParseWire(msg []byte, off int) (end int, ok bool) {
 }
 
 // ParseText reads a name in text form; a closing dot makes no difference.
-// Backslash escapes are refused: no name of the Kubernetes API has them.
+// Backslash escapes are rejected: no name of the Kubernetes API has them.
 func (n *Name) ParseText(s string) error {
 	var buf [maxName + 1]byte
 	w := buf[:0]

@@ -9,13 +9,13 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// namespace is why a namespace's names prod.svc and prod.pod exist.
+// namespace has the reasons for which the names prod.svc and prod.pod exist.
 type namespace struct {
 	declared bool // by SetNamespace
 	services int
 }
 
-// SetNamespace enters a namespace: its name below svc and pod exists even
+// SetNamespace adds a namespace: its name below svc and pod exists even
 // while it has no Services.
 func (z *Zone) SetNamespace(name string) {
 	z.mu.Lock()
@@ -23,7 +23,7 @@ func (z *Zone) SetNamespace(name string) {
 	z.changeNamespace(name, func(n *namespace) { n.declared = true })
 }
 
-// DeleteNamespace takes back SetNamespace.
+// DeleteNamespace undoes SetNamespace.
 func (z *Zone) DeleteNamespace(name string) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -32,7 +32,7 @@ func (z *Zone) DeleteNamespace(name string) {
 	}
 }
 
-// Namespaces are those that SetNamespace entered, in no order.
+// Namespaces returns the names given to SetNamespace, in no order.
 func (z *Zone) Namespaces() []string {
 	z.mu.Lock()
 	defer z.mu.Unlock()

@@ -15,8 +15,8 @@ type entry struct {
 	recs *records
 }
 
-// Hold lets changes only be noted until Release: for the first lists, of which
-// each Service is in one and its slices are in another.
+// Hold delays answers until Release, which makes each once: for the first lists,
+// where a Service is in one and its slices are in another.
 func (z *Zone) Hold() {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -44,8 +44,8 @@ func (z *Zone) Release() {
 	}
 }
 
-// publish brings the index to what the Service and its slices say now, unless
-// the zone is held. Names whose records do not change are not touched. The
+// publish updates the index from the Service and its slices, unless the zone is
+// held. Names whose records do not change are not touched. The
 // caller holds mu.
 func (z *Zone) publish(name svc.Name, s *service) {
 	if z.held {

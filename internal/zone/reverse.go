@@ -100,16 +100,16 @@ func (z *Zone) repoint(a netip.Addr, old, wanted []ptr) {
 	z.names.set(key, &r.records)
 }
 
-// reverseName is what a name below in-addr.arpa or ip6.arpa says.
+// reverseName is a parsed name below in-addr.arpa or ip6.arpa.
 type reverseName struct {
 	addr netip.Addr // bits beyond the known ones are zero
 	bits int        // known from the right until a label that is no number
-	// whole says that all labels were understood and make a full address;
-	// clean that all labels were understood.
+	// whole is whether all labels were understood and make a full address;
+	// clean whether all labels were understood.
 	whole, clean bool
 }
 
-// parseReverse reads n as a reverse name; false if it is none.
+// parseReverse reads n as a reverse name and reports whether it is one.
 func parseReverse(n *Name) (r reverseName, ok bool) {
 	if n.labels < 2 || string(n.label(n.labels-1)) != "arpa" {
 		return r, false
@@ -189,8 +189,7 @@ func reverseText(a netip.Addr) string {
 	return s.String() + "ip6.arpa."
 }
 
-// answerReverse answers a question for a reverse name, or says that it is not
-// of this zone.
+// answerReverse answers a question for a reverse name, or replies NotOurs.
 func (z *Zone) answerReverse(w *writer, q *Question) {
 	r, ok := parseReverse(&q.Name)
 	if !ok {

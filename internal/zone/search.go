@@ -1,6 +1,10 @@
 package zone
 
-import "net/netip"
+import (
+	"bytes"
+	"net/netip"
+	"slices"
+)
 
 // A pod's resolv.conf says "search NS.svc.DOMAIN svc.DOMAIN DOMAIN" and
 // "ndots:5", so a look-up of www.example.com asks for
@@ -9,16 +13,16 @@ import "net/netip"
 // set, the first of these questions is answered with what the last one would
 // bring: a CNAME to the name that was meant and what is there.
 //
-// That a question comes from a search path is seen from the question itself:
+// That a question comes from a search path is known from the question itself:
 // the namespace exists, and nothing in it has the name. A single label before
 // the namespace is left alone: it is a Service that does not exist (yet), and
-// nobody else's business.
+// no upstream is to know of it.
 
 const minSearched = 2
 
 // search follows the search path of a pod from a name that does not exist. It
-// is false, and nothing is written, when the name is not one that a search
-// path makes.
+// returns false, and writes nothing, when the name is not one that a search path
+// makes.
 func (z *Zone) search(w *writer, q *Question, d int) bool {
 	if !q.Search || q.Type != typeA && q.Type != typeAAAA {
 		return false
@@ -58,13 +62,21 @@ func (z *Zone) search(w *writer, q *Question, d int) bool {
 	return true
 }
 
-// chain writes a CNAME to a name of the zone and answers for that name.
+// chain writes a CNAME to a name of the zone and answers for that name. A chain
+// that comes back to one of its names ends there.
 func (z *Zone) chain(w *writer, q *Question, target []byte) {
-	for range maxChain {
+	var owners [maxChain][]byte // of the CNAMEs written
+	owner := q.Name.Wire()
+	for i := range maxChain {
 		at := w.cname(z.ttl, target)
 		if at < 0 {
 			return
 		}
+		owners[i] = owner
+		if slices.ContainsFunc(owners[:i+1], func(o []byte) bool { return bytes.Equal(o, target) }) {
+			return
+		}
+		owner = target
 		q.target.ParseWire(target, 0)
 		d := z.domainOf(&q.target)
 		if d < 0 {
@@ -78,8 +90,8 @@ func (z *Zone) chain(w *writer, q *Question, target []byte) {
 	}
 }
 
-// ReverseAddr is the address that a reverse name stands for; false if it is
-// none, or not of one whole address.
+// ReverseAddr returns the address that a reverse name stands for; ok is false for
+// other names and for those of less than a whole address.
 func ReverseAddr(n *Name) (addr netip.Addr, ok bool) {
 	r, ok := parseReverse(n)
 	return r.addr, ok && r.whole

@@ -12,7 +12,7 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// service is what the zone knows of one Service and what it has entered for
+// service is what the zone knows of one Service and the records it has made for
 // it.
 type service struct {
 	spec   *serviceSpec      // nil while there are only slices
@@ -37,8 +37,8 @@ type slice struct {
 	endpoints []endpoint
 }
 
-// endpoint is an address and the name it has below its Service; the key of one
-// whose name could be none in a cluster domain is empty.
+// endpoint is an address and its name below its Service; the key is empty if the
+// name would be too long in a cluster domain.
 type endpoint struct {
 	addr netip.Addr
 	key  string
@@ -64,7 +64,7 @@ func comparePtr(a, b ptr) int {
 // ServiceNameLabel ties an EndpointSlice to its Service.
 const ServiceNameLabel = discoveryv1.LabelServiceName
 
-// SetService enters or changes a Service.
+// SetService adds or changes a Service.
 func (z *Zone) SetService(s *corev1.Service) {
 	name := svc.Name{Namespace: s.Namespace, Name: s.Name}
 	spec := specOf(s)
@@ -78,7 +78,7 @@ func (z *Zone) SetService(s *corev1.Service) {
 	z.publish(name, rec)
 }
 
-// DeleteService takes a Service out; one that is not there is no error.
+// DeleteService removes a Service, if it is in the zone.
 func (z *Zone) DeleteService(name svc.Name) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -91,7 +91,7 @@ func (z *Zone) DeleteService(name svc.Name) {
 	z.addToNamespace(name.Namespace, -1)
 }
 
-// SetSlice enters or changes an EndpointSlice. One without the label
+// SetSlice adds or changes an EndpointSlice. One without the label
 // kubernetes.io/service-name belongs to no Service and has no effect.
 func (z *Zone) SetSlice(s *discoveryv1.EndpointSlice) {
 	id := svc.Name{Namespace: s.Namespace, Name: s.Name}
@@ -115,14 +115,14 @@ func (z *Zone) SetSlice(s *discoveryv1.EndpointSlice) {
 	z.publish(owner, rec)
 }
 
-// DeleteSlice takes an EndpointSlice out; one that is not there is no error.
+// DeleteSlice removes an EndpointSlice, if it is in the zone.
 func (z *Zone) DeleteSlice(name svc.Name) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	z.dropSlice(name)
 }
 
-// Services are the names of all Services in the zone, in no order.
+// Services returns the names of all Services in the zone, in no order.
 func (z *Zone) Services() []svc.Name {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -135,7 +135,7 @@ func (z *Zone) Services() []svc.Name {
 	return out
 }
 
-// Slices are the names of all EndpointSlices in the zone, in no order.
+// Slices returns the names of all EndpointSlices in the zone, in no order.
 func (z *Zone) Slices() []svc.Name {
 	z.mu.Lock()
 	defer z.mu.Unlock()

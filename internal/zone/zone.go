@@ -13,7 +13,7 @@ import (
 )
 
 // SchemaVersion is the version of the Kubernetes DNS specification that is
-// answered, as dns-version.<zone> says.
+// answered; dns-version.<zone> has it.
 const SchemaVersion = "1.1.0"
 
 // DefaultTTL of all records, in seconds.
@@ -22,16 +22,16 @@ const DefaultTTL = 5
 // versionTTL is the TTL the specification's example gives dns-version.
 const versionTTL = 28800
 
-// PodMode says how names such as 10-244-1-7.prod.pod.cluster.local are
+// PodMode is how names such as 10-244-1-7.prod.pod.cluster.local are
 // answered.
 type PodMode uint8
 
 const (
 	// PodsInsecure answers with the address in the name when the namespace
-	// exists, without looking whether a pod has it. The specification (2.6)
-	// demands these records, and every cluster set up by kubeadm has them, so
-	// this is the default. Whoever hands out wildcard certificates for pod
-	// names wants PodsVerified.
+	// exists, whether or not a pod has it. The specification (2.6)
+	// requires these records, and every cluster set up by kubeadm has them, so
+	// this is the default. PodsVerified is for clusters with wildcard certificates
+	// for pod names.
 	PodsInsecure PodMode = iota
 	// PodsVerified answers only for addresses of pods given to SetPod.
 	PodsVerified
@@ -59,11 +59,11 @@ type Config struct {
 	Domains []string
 	// Reverse are the ranges of service and pod addresses. Questions for
 	// addresses inside them are answered here even when the answer is that
-	// there is no such name; they are never left to somebody else.
+	// there is no such name; they are never forwarded.
 	Reverse []netip.Prefix
 	// TTL of the records in seconds; 0 means DefaultTTL.
 	TTL uint32
-	// Pods says how pod names are answered.
+	// Pods is how pod names are answered.
 	Pods PodMode
 	// NameServer is the Service whose cluster IPs are the addresses of
 	// ns.dns.<zone>, the name server of the zone. Zero means none.
@@ -143,7 +143,7 @@ func New(c Config) (*Zone, error) {
 	return z, nil
 }
 
-// putFixed enters the names that do not depend on objects.
+// putFixed adds the names that do not depend on objects.
 func (z *Zone) putFixed() {
 	fixed := []string{"svc", "dns", "ns.dns"}
 	if z.pods != PodsDisabled {
@@ -156,7 +156,7 @@ func (z *Zone) putFixed() {
 	z.names.set(mustWire("dns-version"), &records{more: &moreRecords{txt: txt, ttl: versionTTL}})
 }
 
-// mustWire is the wire form of a literal, without the root label.
+// mustWire returns the wire form of a literal, without the root label.
 func mustWire(name string) string {
 	var w []byte
 	for label := range strings.SplitSeq(name, ".") {
@@ -165,10 +165,10 @@ func mustWire(name string) string {
 	return string(w)
 }
 
-// Serial is the present serial number of the zone.
+// Serial returns the serial number of the zone.
 func (z *Zone) Serial() uint32 { return z.serial.Load() }
 
-// Dump lists all records in the text form of zone files, sorted: the state of
+// Dump returns all records in the text form of zone files, sorted: the state of
 // the zone to read and to compare. Names are below the first cluster domain;
 // an empty non-terminal is a line without a record.
 func (z *Zone) Dump() string {
