@@ -63,7 +63,7 @@ func startKubernetes(ctx context.Context, dir, peers string, extra ...string) (_
 	}
 	args := append([]string{
 		"--etcd-servers", store, "--bind-address", "127.0.0.1", "--secure-port", ports[2],
-		"--advertise-address", "198.18.0.1", "--endpoint-reconciler-type", "none", // only data: nobody goes there
+		"--advertise-address", "198.18.0.1", "--endpoint-reconciler-type", "none", // only data: never contacted
 		"--cert-dir", certs, "--token-auth-file", tokens, "--authorization-mode", "Node,RBAC",
 		"--service-account-issuer", "https://kubernetes.default.svc", "--service-account-key-file", key,
 		"--service-account-signing-key-file", key,
@@ -125,7 +125,7 @@ func writeKey(path string) error {
 	return os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)}), 0o600)
 }
 
-// freePorts returns TCP ports of 127.0.0.1 that nobody listened on a moment
+// freePorts returns TCP ports of 127.0.0.1 that had no listener a moment
 // ago.
 func freePorts(n int) ([]string, error) {
 	var ports []string

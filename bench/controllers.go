@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	podNode          = "podnode"       // the node all Pods say they are on; nobody runs it
+	podNode          = "podnode"       // the node all Pods say they are on; no agent runs it
 	controllerWait   = 5 * time.Minute // for any one thing the controllers have to do
 	controllerRounds = 2               // turns each manager gets at single changes
 )

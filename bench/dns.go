@@ -223,8 +223,8 @@ func (q question) pack(i int) ([]byte, error) {
 }
 
 // untilAnswered asks every 2 ms until the answer is right. It does so over one
-// socket: an answer counts whenever it comes, and the kernel tells of ports that
-// nobody has opened yet only now and then (icmp(7), icmp_ratelimit).
+// socket: an answer counts whenever it comes, and the kernel reports ports that
+// are not open yet only now and then (icmp(7), icmp_ratelimit).
 func untilAnswered(ctx context.Context, p *process, server string, q question, i int) error {
 	const pause = 2 * time.Millisecond
 	c, err := net.Dial("udp", server)
@@ -253,7 +253,7 @@ func untilAnswered(ctx context.Context, p *process, server string, q question, i
 				return nil
 			}
 		}
-		time.Sleep(pause - time.Since(begin)) // nobody is there yet
+		time.Sleep(pause - time.Since(begin)) // not listening yet
 		return errors.Join(err, wrong)
 	})
 }

@@ -66,7 +66,7 @@ func newNetwork(ctx context.Context) (*network, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Addresses nobody serves are refused at once, as a router does it: a
+	// Addresses without a Service are refused at once, as a router does it: a
 	// connection tried before its Service is programmed must not hang.
 	for key, value := range map[string]string{"net/ipv4/ip_forward": "1", "net/ipv4/icmp_ratelimit": "0"} {
 		if err := b.sysctl(key, value); err != nil {

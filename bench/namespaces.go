@@ -64,7 +64,7 @@ func reexec() int {
 	}
 }
 
-// settle prepares the namespaces this process woke up in: mounts that nobody
+// settle prepares the namespaces this process woke up in: mounts that no process
 // else sees, its own /proc, and an empty /run for the lock files and names of
 // the tools.
 func settle() error {

@@ -62,7 +62,7 @@ func newClient(cfg *rest.Config) (*kubernetes.Clientset, error) {
 	return kubernetes.NewForConfig(cfg)
 }
 
-// shape says how a generator's Services are made.
+// shape is how a generator's Services are made.
 type shape struct {
 	prefix    string
 	services  int

@@ -22,7 +22,7 @@ type Applier interface {
 	// service ports that differ from the Table of the last Apply that returned
 	// nil or a *Rejected (including ports that are gone); nil means unknown and
 	// asks for a full comparison with what is really there, which also repairs
-	// what somebody else removed. The work is proportional to changed. Apply is
+	// what other programs removed. The work is proportional to changed. Apply is
 	// idempotent: the same Table twice is a no-op. It applies what it can.
 	//
 	// An error in which errors.As finds a *Rejected names the ports that are not as

@@ -24,8 +24,8 @@ type Target interface {
 	// Settings differ, and when what is remembered is in doubt: after an error,
 	// ErrStale or Change.Reread. A Write with Change.Full follows.
 	//
-	// Where Change.Trusted says that what is remembered was certain, it reports by
-	// Change.Drift what is otherwise than that.
+	// Where Change.Trusted is set, what is remembered was certain: report by
+	// Change.Drift what differs from it.
 	Read(ctx context.Context, c *Change) error
 
 	// Write brings every frontend in Change.Dirty to what Change.Wanted has for it,
@@ -53,16 +53,16 @@ type SettingsWriter interface {
 }
 
 // ErrStale is wrapped by the error of a Read or Write that met something else
-// than what is remembered: somebody else has changed it. The Reconciler reads
+// than what is remembered: another program has changed it. The Reconciler reads
 // everything again and writes once more, up to MaxAttempts times.
-var ErrStale = errors.New("what is there has been changed by somebody else")
+var ErrStale = errors.New("what is there was changed by another program")
 
 // MaxAttempts is how often everything is compared within one Apply.
 const MaxAttempts = 3
 
 // Dirty are the frontends that may have to change, each with the key of the port
 // for whose sake. The key is the zero value for frontends that belong to no port,
-// such as those that a Target finds and nobody wants.
+// such as those that a Target finds and no port has.
 type Dirty map[FrontKey]table.Key
 
 // Change is what one Read and Write of a Target are about. Its maps belong to the
@@ -72,7 +72,7 @@ type Change struct {
 	// which may keep it, and is changed by the Reconciler alone.
 	*Plan
 	Dirty Dirty
-	// Keys are those of the service ports that were planned anew, and may be gone,
+	// Keys are those of the service ports that were planned again, and may be gone,
 	// for Targets that hold something for a whole port.
 	Keys []table.Key
 	// Full, Trusted: see Target.
@@ -142,7 +142,7 @@ type Hooks struct {
 	// Begin is called first in every Apply. all reports whether it reads all
 	// Targets. An error ends the Apply.
 	Begin func(ctx context.Context, all bool) error
-	// Unchanged reports whether nobody else has changed anything since the last
+	// Unchanged reports whether no other program has changed anything since the last
 	// Begin with all: then a full comparison reads nothing.
 	Unchanged func() bool
 }

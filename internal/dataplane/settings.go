@@ -53,7 +53,7 @@ func (s *Settings) SamePorts(o *Settings) bool {
 
 // OpenLoopback lets node ports answer on 127.0.0.0/8, if they are to. The mode
 // has to keep other machines from what this opens. It stays open when the mode
-// ends, since nobody can tell who else wants it.
+// ends, since other programs may rely on it, too.
 func (s *Settings) OpenLoopback() error {
 	if !s.Localhost {
 		return nil

@@ -242,7 +242,7 @@ func hintsOf(list []*discoveryv1.EndpointSlice, family corev1.IPFamily) map[stri
 	return out
 }
 
-// checkHints says that either no endpoint is hinted, or every ready one is, to
+// checkHints reports that either no endpoint is hinted, or every ready one is, to
 // a zone that has nodes.
 func checkHints(t *rapid.T, topology *Topology, list []*discoveryv1.EndpointSlice, family corev1.IPFamily) {
 	t.Helper()

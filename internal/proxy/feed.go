@@ -45,7 +45,7 @@ const maxTriggers = 1000
 // pending is what happened to the objects of one kind.
 type pending[T any] struct {
 	set map[svc.Name]T // the zero T stands for a deleted object
-	// replaced says that set is everything there is: what is not in it is gone.
+	// replaced reports that set is everything there is: what is not in it is gone.
 	replaced bool
 	listed   bool
 	events   int

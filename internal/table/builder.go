@@ -306,7 +306,7 @@ func (b *Builder) reclaim(s *service) {
 	}
 }
 
-// rebuild decides s anew and calls set for each of its service ports that
+// rebuild decides s again and calls set for each of its service ports that
 // differs, with nil for those that are gone.
 func (b *Builder) rebuild(s *service, set func(Key, *ServicePort)) {
 	ports, problems := b.decide(s)

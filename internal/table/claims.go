@@ -29,7 +29,7 @@ func NewClaims[K, C comparable](before func(a, b C) bool) Claims[K, C] {
 	return Claims[K, C]{before: before, of: map[K]claim[C]{}}
 }
 
-// Owner returns who has k, false if nobody wants it.
+// Owner returns who has k, false if it is free.
 func (cs *Claims[K, C]) Owner(k K) (C, bool) {
 	cl, ok := cs.of[k]
 	return cl.owner, ok
@@ -102,7 +102,7 @@ func (cl *claim[C]) has(c C) bool {
 type claimant struct {
 	s *service
 	// virtual reports whether it wants it as its cluster IP, which was allocated
-	// to it and to nobody else: another Service's external IP never takes that
+	// to it alone: another Service's external IP never takes that
 	// away.
 	virtual bool
 	created time.Time

@@ -163,7 +163,7 @@ func sourceRanges(s *corev1.Service, c *complaints) (ranges []netip.Prefix, limi
 // rangesFor narrows ranges to the family of the load balancer IP lb. As in
 // kube-proxy, a family that no range speaks of is open, and lb itself may come
 // in where this node may: a node that has lb as a local address uses it as the
-// source when it calls itself. Where not one element was valid nobody comes in,
+// source when it calls itself. Where no element was valid no client comes in,
 // as an empty list says.
 func rangesFor(ranges []netip.Prefix, limited bool, lb netip.Addr, node []netip.Addr) []netip.Prefix {
 	if !limited {

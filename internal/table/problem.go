@@ -25,7 +25,7 @@ const (
 	// left out.
 	ReasonInvalidAddress = "InvalidAddress"
 	// ReasonInvalidSourceRange: an element of loadBalancerSourceRanges is not a
-	// CIDR. It is left out; if none is left, nobody is let in.
+	// CIDR. It is left out; if none is left, no client is let in.
 	ReasonInvalidSourceRange = "InvalidSourceRange"
 	// ReasonInvalidPort: a port's number or protocol is not one. The port is
 	// left out.

@@ -21,7 +21,7 @@ type Endpoint struct {
 	Local bool
 }
 
-// FrontendKind says how traffic of a frontend enters and what it may need on
+// FrontendKind is how traffic of a frontend enters and what it may need on
 // the way.
 type FrontendKind uint8
 
@@ -51,7 +51,7 @@ type Frontend struct {
 	Addr netip.AddrPort
 	// Endpoints a new connection may be sent to, sorted by address, already
 	// narrowed by traffic policy, topology and readiness. Frontends of one
-	// ServicePort may share the slice; nobody writes to it.
+	// ServicePort may share the slice; it is never written to.
 	Endpoints []Endpoint
 	// LocalClients are the endpoints for clients on this node (the node itself
 	// and its pods) where they differ: traffic from inside the cluster to an
@@ -63,7 +63,7 @@ type Frontend struct {
 	// It is not set for LocalClients.
 	Masquerade bool
 	// SourceRanges are the clients let in, sorted; nil lets everybody in, an
-	// empty list nobody (behaviour 101).
+	// empty list no client (behaviour 101).
 	SourceRanges []netip.Prefix
 	// Drop reports that without endpoints packets are dropped rather than
 	// rejected: the Service has endpoints elsewhere, but policy Local hides

@@ -1,7 +1,7 @@
-// Package drops counts, for the modes, the packets that reach nobody: by their
+// Package drops counts, for the modes, the packets that reach no endpoint: by their
 // destination, in sets of the kernel that such packets fill. No other packet
 // meets a counter, no change of a Service touches one, and they are read when
-// somebody asks.
+// the counts are read.
 package drops
 
 import (

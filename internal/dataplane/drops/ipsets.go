@@ -48,7 +48,7 @@ func (p Prefix) Names() []string {
 // Rule is the rule of iptables that counts a packet, as iptables-save prints it
 // behind the chain. The match counts where the destination is in the set. Where
 // it is not it is added, with its first packet. (To add it in any case would
-// begin its count anew: the kernel's --exist overwrites the counter.)
+// restart its count: the kernel's --exist overwrites the counter.)
 func (p Prefix) Rule(f svc.Family, how Fate) string {
 	n := p.name(f, how)
 	return "-m set ! --match-set " + n + " dst,dst -j SET --add-set " + n + " dst,dst"

@@ -236,7 +236,7 @@ func (l *layout) base(set *dataplane.Settings, emit func(table, name string, lin
 	m, r := l.mark(l.cfg.MasqueradeBit), l.mark(l.cfg.RejectBit)
 	both := l.mark(l.cfg.MasqueradeBit, l.cfg.RejectBit)
 	nat := func(name string, pairs ...string) { emit(tableNAT, name, rules(name, pairs...)) }
-	// ACCEPT ends the way through the table: nobody else has a say in what was
+	// ACCEPT ends the way through the table: no later rule decides about what was
 	// decided.
 	nat(chainRefuse, "", "-j MARK --set-xmark "+r+"/"+both, "", "-j ACCEPT")
 	nat(chainDrop, "", "-j MARK --set-xmark "+both+"/"+both, "", "-j ACCEPT")
@@ -309,7 +309,7 @@ func (l *layout) baseFilter(set *dataplane.Settings, m, r, both string, emit fun
 	filter(chainOutput, slices.Concat(refuse, unserved)...)
 	var invalid []string
 	if l.cfg.DropInvalid {
-		// It would arrive untranslated, and the client would answer the stranger
+		// It would arrive untranslated, and the client would answer the unknown peer
 		// with a reset (kubernetes/kubernetes#74839).
 		invalid = []string{"-m conntrack --ctstate INVALID ", "-j " + chainInvalid}
 	}

@@ -103,7 +103,7 @@ func (l *layout) allow(name, to string, fr *front) []byte {
 	return w.b
 }
 
-// leaf writes the rules of a frontend into a leaf of the tree. alone says that
+// leaf writes the rules of a frontend into a leaf of the tree. alone reports that
 // the leaf has no other one of the same address and protocol.
 func (l *layout) leaf(w *writer, fr *front, alone bool) {
 	m := matchFront(fr.fk)

@@ -77,13 +77,13 @@ func (f *found) hooks(table string) []string {
 	return out
 }
 
-// spelling says how a chain that was written is printed.
+// spelling is how the kernel prints a chain that was written.
 type spelling struct{ written, printed digest }
 
 // respell looks at what was repaired. A chain that is printed as before, though it
 // was written again, is as it should be: another version of iptables spells its
 // rules differently. It is no drift, and its spelling is known from now on. One with
-// fewer or more rules was changed by somebody in between; the next comparison sees
+// fewer or more rules was changed in between; the next comparison sees
 // it.
 func (t *target) respell(ctx context.Context) error {
 	now, err := t.read(ctx)

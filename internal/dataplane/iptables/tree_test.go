@@ -221,7 +221,7 @@ func TestFewRulesForAPacket(t *testing.T) {
 	})
 }
 
-// countRules says how many rules a packet met, from the packets that each rule
+// countRules is how many rules a packet met, from the packets that each rule
 // matched: in every chain that it entered, the rules up to the last one that
 // matched.
 func countRules(text string) int {

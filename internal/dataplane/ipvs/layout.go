@@ -55,7 +55,7 @@ const (
 	setOutside            // those where only clients that are no pods are
 	setNobody             // those without endpoints
 	setDrop               // those of them of which nothing is said
-	setLeaving            // those that nobody wants, with open connections
+	setLeaving            // those without a frontend, with open connections
 	setRanged             // those that let some clients in
 	setAllow              // and which
 	setInside             // those with other endpoints for clients inside, with the mark that leads there
@@ -97,7 +97,7 @@ func setsOf(f svc.Family) []ipset.Set {
 }
 
 // The marks that lead to virtual servers for clients inside: "fl" in the upper
-// half, so that nobody else's marks meet them, and a number below it.
+// half, so that no other program's marks collide with them, and a number below it.
 const (
 	markPrefix = 0x666c0000
 	markMask   = 0xffff0000
@@ -173,7 +173,7 @@ func (l *layout) chains(table string) []chain {
 				match(setOutside, "dst,dst") + not(setPods, "src") + masq,
 			}},
 			{chainInside, []string{"-j SET --map-set " + setInside.name(l.family) + " dst,dst --map-mark"}},
-			// IPVS itself refuses what it finds nobody for.
+			// IPVS itself rejects what it has no endpoint for.
 			{chainNobody, []string{
 				match(setDrop, "dst,dst") + "-g " + chainDrop,
 				match(setLeaving, "dst,dst") + match(setOuter, "dst") + not(setCluster, "dst") + "-g " + chainDrop,

@@ -8,9 +8,9 @@ import (
 // A virtual server that no frontend wants any more stays while connections through it
 // are open, since the kernel would end them with it. New ones meet what they
 // would without it: at an address that other frontends have they are refused, or
-// dropped where others route it to this node; at one that nobody has dropped. The
+// dropped where others route it to this node; at one without a frontend dropped. The
 // next full comparison without an open connection removes it, that of another
-// process, too: nothing but the kernel says that it is leaving.
+// process, too: nothing but the kernel reports that it is leaving.
 
 // keepOpen keeps those virtual servers of e that are to go and have open
 // connections.

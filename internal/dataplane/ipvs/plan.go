@@ -50,7 +50,7 @@ func (l *planner) plan(k dataplane.FrontKey, p *table.ServicePort, f *table.Fron
 	if r := l.excluded(k.Addr); r.IsValid() {
 		return nil, fmt.Errorf("%s of %s: its address is within %s, which --ipvs-exclude-cidrs leaves to others", k, p.ID, r)
 	}
-	// Where nobody has endpoints, clients inside are like all others.
+	// Where no node has endpoints, clients inside are like all others.
 	inside := f.LocalClients != nil && (len(f.LocalClients)+len(f.Endpoints) > 0 || f.Drop)
 	for _, a := range l.addressesOf(k) {
 		s := server{base, p.Protocol, dataplane.Unique(f.Endpoints)}
@@ -99,7 +99,7 @@ func (l *planner) plan(k dataplane.FrontKey, p *table.ServicePort, f *table.Fron
 }
 
 // addressesOf are those of a frontend: its own, or those that node ports answer
-// on and nobody else balances. IPVS sends what comes from 127.0.0.0/8 by no
+// on and no other program balances. IPVS sends what comes from 127.0.0.0/8 by no
 // interface but lo.
 func (l *planner) addressesOf(k dataplane.FrontKey) []netip.Addr {
 	if !k.Node {

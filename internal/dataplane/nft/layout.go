@@ -256,7 +256,7 @@ func (l *layout) postrouting(localhost bool) []nftables.Rule {
 
 // forward drops what an endpoint of this node sends outside of any connection
 // that is known: it would arrive untranslated, and the client would answer the
-// stranger with a reset (kubernetes/kubernetes#74839). Other machines' packets
+// unknown peer with a reset (kubernetes/kubernetes#74839). Other machines' packets
 // are not looked at.
 func (l *layout) forward() []nftables.Rule {
 	p := new(nftables.Program).Conntrack(0, nftables.CtState).

@@ -109,10 +109,10 @@ func (m *Mode) Drops(ctx context.Context) ([]dataplane.DropCount, error) { retur
 
 // watched is the kernel, which counts the changes that anybody makes to its tables,
 // and what is known of that count. A full comparison costs two system calls where
-// it tells that nobody else has changed any.
+// it shows that no other program has changed any.
 type watched struct {
 	kernel
-	alone bool   // nobody else has changed anything since begin
+	alone bool   // no other program has changed anything since begin
 	gen   uint32 // after the last change that is known
 }
 
@@ -124,7 +124,7 @@ func (w *watched) begin() {
 	w.alone = err == nil
 }
 
-// unchanged reports whether nobody but this process changed anything since begin.
+// unchanged reports whether no other process changed anything since begin.
 func (w *watched) unchanged() bool {
 	gen, err := w.Generation()
 	return w.alone && err == nil && gen == w.gen

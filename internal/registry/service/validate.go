@@ -417,7 +417,7 @@ func validatePolicies(svc *corev1.Service, path *field.Path) field.ErrorList {
 
 // validateStrict is the rule of Kubernetes before 1.26, for load balancers that
 // know no better: the ports of a load balancer have one protocol (behaviour 96),
-// and it is not SCTP (behaviour 105) unless a class says that the load balancer is
+// and it is not SCTP (behaviour 105) unless a class states that the load balancer is
 // not the cluster's own. A Service that breaks the rule already may go on as it is.
 func validateStrict(svc, old *corev1.Service) (errs field.ErrorList) {
 	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer {

@@ -41,7 +41,7 @@ func warnings(svc *corev1.Service) []string {
 	if len(spec.ExternalIPs) > 0 && spec.ClusterIP != corev1.ClusterIPNone && spec.Type != corev1.ServiceTypeExternalName {
 		out = append(out, "spec.externalIPs is deprecated and may no longer be implemented in some clusters") // behaviour 158
 	}
-	// Nothing says that it is an address (behaviour 99).
+	// Nothing marks it as an address (behaviour 99).
 	if netutils.ParseIPSloppy(spec.LoadBalancerIP) != nil {
 		out = append(out, validation.GetWarningsForIP(path.Child("loadBalancerIP"), spec.LoadBalancerIP)...)
 	}
