@@ -115,12 +115,10 @@ func (s *set) nthFree(n uint64) uint64 {
 }
 
 // freeIn counts the free offsets of one block of 1<<shift offsets. Level -1 is
-// the bitmap.
+// the bitmap. Of the last block it also counts those that are not below s.size:
+// nthFree looks for one that is, so it goes no further for that.
 func (s *set) freeIn(child uint64, shift uint, level int) uint64 {
 	size := uint64(1) << shift
-	if start := child << shift; s.size-start < size {
-		size = s.size - start
-	}
 	if level < 0 {
 		return size - uint64(bits.OnesCount64(s.words[child]))
 	}
