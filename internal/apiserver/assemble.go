@@ -75,6 +75,9 @@ func (s *Server) assemble(ctx context.Context, store *etcd) (*assembly, error) {
 			return nil, fmt.Errorf("the audit log: %w", err)
 		}
 	}
+	if store.space != nil {
+		guard.plugins = append(guard.plugins, newSpaceAdmission(store.space))
+	}
 	if c.AdmissionControl, err = newAdmission(client, shared, guard.plugins...); err != nil {
 		return nil, err
 	}
@@ -112,6 +115,9 @@ func (s *Server) assemble(ctx context.Context, store *etcd) (*assembly, error) {
 	}
 	if err := guard.serve(generic); err != nil {
 		return nil, err
+	}
+	if store.space != nil {
+		generic.Handler.NonGoRestfulMux.Handle(StorePath, store.space)
 	}
 	return &assembly{generic, custom, storage, keeper, client, guard}, custom.join(generic)
 }

@@ -21,9 +21,6 @@ const (
 	etcdStartTimeout = 60 * time.Second
 	// etcdDialTimeout bounds the first answer of an external etcd.
 	etcdDialTimeout = 5 * time.Second
-	// etcdQuota is the largest size of the embedded store in bytes. Beyond it etcd
-	// rejects writes, so it is well above what the kinds here can fill.
-	etcdQuota = 4 << 30
 	// maxSocketPath is the longest path a unix socket may have (unix(7)).
 	maxSocketPath = 107
 )
@@ -34,11 +31,13 @@ type etcd struct {
 	stop      func()
 	// failed receives the embedded etcd's fatal error; nil for an external one.
 	failed <-chan error
+	// space keeps the embedded etcd below its quota; nil for an external one.
+	space *space
 }
 
 // startEtcd starts the embedded etcd in dir. It listens on a unix socket in
 // dir alone, which only this user can enter.
-func startEtcd(ctx context.Context, dir string, noFsync bool, log *slog.Logger) (*etcd, error) {
+func startEtcd(ctx context.Context, dir string, o Options) (*etcd, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -46,7 +45,7 @@ func startEtcd(ctx context.Context, dir string, noFsync bool, log *slog.Logger) 
 	if err != nil {
 		return nil, err
 	}
-	e, err := embed.StartEtcd(etcdConfig(dir, socket, noFsync, log))
+	e, err := embed.StartEtcd(etcdConfig(dir, socket, o))
 	if err != nil {
 		release()
 		return nil, fmt.Errorf("cannot start the embedded etcd in %s: %w", dir, err)
@@ -64,10 +63,20 @@ func startEtcd(ctx context.Context, dir string, noFsync bool, log *slog.Logger) 
 		stop()
 		return nil, fmt.Errorf("the embedded etcd in %s was not ready after %s: is the disk very slow?", dir, etcdStartTimeout)
 	}
-	return &etcd{endpoints: []string{"unix://" + socket}, stop: stop, failed: e.Err()}, nil
+	// A store that is full must have room before the first write.
+	keep := newSpace(e.Server, o.EtcdQuota, o.Log)
+	if err := keep.step(ctx); err != nil {
+		stop()
+		return nil, fmt.Errorf("cannot make room in the embedded etcd in %s: %w", dir, err)
+	}
+	loop, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	done := make(chan struct{})
+	go func() { defer close(done); keep.run(loop) }()
+	end := func() { cancel(); <-done; stop() }
+	return &etcd{endpoints: []string{"unix://" + socket}, stop: end, failed: e.Err(), space: keep}, nil
 }
 
-func etcdConfig(dir, socket string, noFsync bool, log *slog.Logger) *embed.Config {
+func etcdConfig(dir, socket string, o Options) *embed.Config {
 	c := embed.NewConfig()
 	c.Name = "fairlead"
 	c.Dir = dir
@@ -80,14 +89,14 @@ func etcdConfig(dir, socket string, noFsync bool, log *slog.Logger) *embed.Confi
 	// The start waits for an election, which can be short: without peers no tick
 	// crosses a network.
 	c.TickMs, c.ElectionMs = 20, 100
-	c.QuotaBackendBytes = etcdQuota
-	// The API server compacts every five minutes; this is a fallback.
+	c.QuotaBackendBytes = hardQuota(o.EtcdQuota)
+	// The API server compacts every five minutes, space by size; this is a fallback.
 	c.AutoCompactionMode, c.AutoCompactionRetention = embed.CompactorModePeriodic, "1h"
 	// The log kept in memory for followers, of which there are none.
 	c.SnapshotCount, c.SnapshotCatchUpEntries = 5000, 100
-	c.UnsafeNoFsync = noFsync
+	c.UnsafeNoFsync = o.UnsafeNoFsync
 	c.EnableGRPCGateway = false
-	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(zapToSlog{log: log.With("component", "etcd")}))
+	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(zapToSlog{log: o.Log.With("component", "etcd")}))
 	return c
 }
 

@@ -65,6 +65,9 @@ type Options struct {
 
 	// Etcd names an etcd cluster to use in place of the embedded one.
 	Etcd ExternalEtcd
+	// EtcdQuota is the size in bytes at which the embedded etcd counts as full and
+	// rejects writes of users; default DefaultEtcdQuota, at least MinEtcdQuota.
+	EtcdQuota int64
 	// UnsafeNoFsync makes the embedded etcd lose acknowledged writes when the
 	// machine (not only the process) crashes. For tests.
 	UnsafeNoFsync bool
@@ -139,6 +142,12 @@ func (o *Options) complete() error {
 	if o.AdvertiseAddress.IsValid() && (o.AdvertiseAddress.IsLoopback() || o.AdvertiseAddress.IsUnspecified()) {
 		return fmt.Errorf("--advertise-address %s cannot be reached by others: "+
 			"give an address of this machine that they can reach, or leave it out", o.AdvertiseAddress)
+	}
+	if o.EtcdQuota == 0 {
+		o.EtcdQuota = DefaultEtcdQuota
+	}
+	if o.EtcdQuota < MinEtcdQuota {
+		return fmt.Errorf("--etcd-quota-bytes %d is too small: give at least %d", o.EtcdQuota, int64(MinEtcdQuota))
 	}
 	if e := o.Etcd; (e.CertFile == "") != (e.KeyFile == "") {
 		return errors.New("--etcd-certfile and --etcd-keyfile belong together: give both or none")

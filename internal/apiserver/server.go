@@ -179,7 +179,7 @@ func (s *Server) openStore(ctx context.Context) (*etcd, error) {
 	if len(s.opts.Etcd.Servers) > 0 {
 		return reachEtcd(ctx, s.opts.Etcd)
 	}
-	return startEtcd(ctx, s.dir.file("etcd"), s.opts.UnsafeNoFsync, s.log)
+	return startEtcd(ctx, s.dir.file("etcd"), s.opts)
 }
 
 // awaitReady closes ready when /readyz answers 200.

@@ -44,6 +44,8 @@ func (f *serverFlags) add(cmd *cobra.Command) {
 	flags.DurationVar(&f.CertificateLife, "cluster-signing-duration", apiserver.DefaultCertificateLife,
 		"longest life of the certificates that the server makes and signs; they are renewed when a third of it, at most 30 days, is left")
 	addAuthFlags(cmd, &f.Auth)
+	flags.Int64Var(&f.EtcdQuota, "etcd-quota-bytes", apiserver.DefaultEtcdQuota,
+		"size at which the embedded etcd is full: users can then only delete; the file grows to a quarter more")
 	flags.StringSliceVar(&f.Etcd.Servers, "etcd-servers", nil, "client URLs of an etcd cluster to use in place of the embedded one")
 	flags.StringVar(&f.Etcd.CAFile, "etcd-cafile", "", "certificate authority of the etcd cluster")
 	flags.StringVar(&f.Etcd.CertFile, "etcd-certfile", "", "client certificate for the etcd cluster")

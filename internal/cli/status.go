@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/proxy"
 )
 
@@ -28,6 +29,8 @@ type report struct {
 	Server   string          `json:"server"`
 	Nodes    []nodeReport    `json:"nodes"`
 	Services []serviceReport `json:"services"`
+	// Store is the state of the server's etcd, nil when it is not the server's own.
+	Store *apiserver.StoreStatus `json:"store,omitempty"`
 	// Problems is everything that is wrong, a line each; empty when all is
 	// well.
 	Problems []string `json:"problems"`
@@ -113,6 +116,7 @@ func collect(ctx context.Context, client kubernetes.Interface) (*report, error) 
 	if u := client.CoreV1().RESTClient().Get().URL(); u != nil {
 		r.Server = u.Scheme + "://" + u.Host
 	}
+	r.askStore(ctx, client)
 	r.ask(ctx, client)
 	r.judge(services.Items)
 	return r, nil
@@ -182,6 +186,20 @@ const (
 	askTimeout = 3 * time.Second
 	askAtOnce  = 16
 )
+
+// askStore gets the state of the server's etcd, which only fairlead's server tells,
+// if it runs one and the user may read it.
+func (r *report) askStore(ctx context.Context, client kubernetes.Interface) {
+	text, err := client.CoreV1().RESTClient().Get().AbsPath(apiserver.StorePath).DoRaw(ctx)
+	var s apiserver.StoreStatus
+	if err != nil || json.Unmarshal(text, &s) != nil {
+		return
+	}
+	r.Store = &s
+	if s.Message != "" {
+		r.Problems = append(r.Problems, "etcd: "+s.Message)
+	}
+}
 
 // ask gets the status of each node.
 func (r *report) ask(ctx context.Context, client kubernetes.Interface) {

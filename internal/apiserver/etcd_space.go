@@ -1,0 +1,274 @@
+package apiserver
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/server/v3/etcdserver"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+)
+
+const (
+	// DefaultEtcdQuota is the default size of the embedded store in bytes.
+	DefaultEtcdQuota = 4 << 30
+	// MinEtcdQuota is the smallest size in bytes that leaves room for a few of the
+	// largest objects and their history.
+	MinEtcdQuota = 16 << 20
+	// minReserve is the least room in bytes beyond the quota; see hardQuota.
+	minReserve = 16 << 20
+	// spacePeriod is the time between two looks at the size of the store, which
+	// cost two atomic loads.
+	spacePeriod = 100 * time.Millisecond
+	// fullPeriod is the time between two compactions of a store that is full.
+	fullPeriod = time.Second
+	// spaceTimeout bounds a compaction and the disarming of an alarm.
+	spaceTimeout = time.Minute
+)
+
+// hardQuota is the size at which etcd itself rejects every write. Users are stopped
+// at quota; what lies between is for the system: Leases, endpoints, finalizers.
+func hardQuota(quota int64) int64 { return quota + max(quota/4, minReserve) }
+
+//nolint:gochecknoglobals // metrics of the process, as all of legacyregistry
+var (
+	etcdBytes = metrics.NewGaugeVec(&metrics.GaugeOpts{
+		Name: "fairlead_etcd_bytes", StabilityLevel: metrics.ALPHA,
+		Help: "Size of the embedded etcd: its file, what of it is in use, and the quota.",
+	}, []string{"kind"})
+	etcdFull = metrics.NewGauge(&metrics.GaugeOpts{
+		Name: "fairlead_etcd_full", StabilityLevel: metrics.ALPHA,
+		Help: "1 while the embedded etcd is full and writes of users are rejected, else 0.",
+	})
+	etcdUpkeep = metrics.NewCounterVec(&metrics.CounterOpts{
+		Name: "fairlead_etcd_upkeep_total", StabilityLevel: metrics.ALPHA,
+		Help: "Compactions by size, defragmentations and NOSPACE alarms lifted.",
+	}, []string{"step"})
+	registerEtcdMetrics = sync.OnceFunc(func() { legacyregistry.MustRegister(etcdBytes, etcdFull, etcdUpkeep) })
+)
+
+// StorePath is where the server answers with a StoreStatus.
+const StorePath = "/fairlead/store"
+
+// StoreStatus is the state of the embedded etcd.
+type StoreStatus struct {
+	// SizeBytes is the size of the file, InUseBytes what objects and their history
+	// take of it, QuotaBytes where writes of users end.
+	SizeBytes  int64 `json:"sizeBytes"`
+	InUseBytes int64 `json:"inUseBytes"`
+	QuotaBytes int64 `json:"quotaBytes"`
+	// Full is set while writes of users are rejected.
+	Full bool `json:"full"`
+	// Message says what is wrong and what to do; empty when nothing is.
+	Message string `json:"message,omitempty"`
+}
+
+// space keeps the embedded etcd below its quota: it compacts by size, defragments
+// when that pays, and lifts the NOSPACE alarm. One goroutine runs it; full and
+// status may be called by any.
+type space struct {
+	server *etcdserver.EtcdServer
+	quota  int64
+	log    *slog.Logger
+
+	mu   sync.Mutex
+	full bool
+
+	base      int64 // bytes in use after the last compaction
+	revision  int64 // of the last compaction
+	compacted time.Time
+}
+
+func newSpace(s *etcdserver.EtcdServer, quota int64, log *slog.Logger) *space {
+	registerEtcdMetrics()
+	return &space{server: s, quota: quota, log: log, base: s.Backend().SizeInUse()}
+}
+
+// run works until ctx ends.
+func (s *space) run(ctx context.Context) {
+	tick := time.NewTicker(spacePeriod)
+	defer tick.Stop()
+	var warned time.Time
+	for {
+		if err := s.step(ctx); err != nil && ctx.Err() == nil && time.Since(warned) > spaceTimeout {
+			s.log.Error("cannot make room in etcd; retrying", "after", spacePeriod, "err", err)
+			warned = time.Now()
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// step does what the size of the store asks for.
+func (s *space) step(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, spaceTimeout)
+	defer cancel()
+	size, inUse, alarm := s.server.Backend().Size(), s.server.Backend().SizeInUse(), s.noSpace()
+	tight := size > s.quota || alarm || s.isFull()
+	if inUse-s.base > s.quota/4 || tight && time.Since(s.compacted) > fullPeriod {
+		if err := s.compact(ctx); err != nil {
+			return err
+		}
+		size, inUse = s.server.Backend().Size(), s.server.Backend().SizeInUse()
+		// Between this and the quota lies the history that may gather until the
+		// next compaction.
+		s.setFull(inUse > s.quota-s.quota/8, inUse)
+	}
+	// Free pages are used again; giving them back stops all requests while the rest
+	// is copied, so it must pay.
+	if free := size - inUse; free > s.quota/4 && size > s.quota/2 || (alarm || size > s.quota) && free > s.quota/16 {
+		if err := s.server.Defragment(); err != nil {
+			return fmt.Errorf("cannot defragment: %w", err)
+		}
+		etcdUpkeep.WithLabelValues("defragmentation").Inc()
+		now := s.server.Backend().Size()
+		s.log.Info("etcd was defragmented", "before", size, "after", now)
+		size = now
+	}
+	s.measure(size, inUse)
+	if alarm && size < hardQuota(s.quota) {
+		return s.disarm(ctx)
+	}
+	return nil
+}
+
+// compact drops all history. The API server's watches go on from its own cache;
+// a list in pages begins again, as after every compaction.
+func (s *space) compact(ctx context.Context) error {
+	s.compacted = time.Now()
+	rev := s.server.KV().Rev()
+	if rev == s.revision {
+		return nil
+	}
+	_, err := s.server.Compact(ctx, &etcdserverpb.CompactionRequest{Revision: rev, Physical: true})
+	if err != nil && err.Error() != errCompacted {
+		return fmt.Errorf("cannot compact: %w", err)
+	}
+	// What the compaction has freed counts as free from the commit after the next
+	// on: readers of the one before may still be looking at it.
+	s.server.Backend().ForceCommit()
+	s.server.Backend().ForceCommit()
+	s.base, s.revision = s.server.Backend().SizeInUse(), rev
+	etcdUpkeep.WithLabelValues("compaction").Inc()
+	return nil
+}
+
+// errCompacted is the text of mvcc.ErrCompacted: somebody else was first.
+const errCompacted = "mvcc: required revision has been compacted"
+
+func (s *space) noSpace() bool {
+	return slices.ContainsFunc(s.server.Alarms(), func(a *etcdserverpb.AlarmMember) bool { return a.Alarm == etcdserverpb.AlarmType_NOSPACE })
+}
+
+// disarm lifts the alarm, without which etcd accepts no write.
+func (s *space) disarm(ctx context.Context) error {
+	_, err := s.server.Alarm(ctx, &etcdserverpb.AlarmRequest{
+		Action: etcdserverpb.AlarmRequest_DEACTIVATE, Alarm: etcdserverpb.AlarmType_NOSPACE, MemberID: uint64(s.server.MemberID()),
+	})
+	if err != nil {
+		return fmt.Errorf("cannot lift the NOSPACE alarm: %w", err)
+	}
+	etcdUpkeep.WithLabelValues("alarm").Inc()
+	s.log.Warn("etcd had no space left; there is room again and its alarm is lifted", "size", s.server.Backend().Size(), "quota", s.quota)
+	return nil
+}
+
+func (s *space) measure(size, inUse int64) {
+	etcdBytes.WithLabelValues("file").Set(float64(size))
+	etcdBytes.WithLabelValues("in_use").Set(float64(inUse))
+	etcdBytes.WithLabelValues("quota").Set(float64(s.quota))
+}
+
+func (s *space) isFull() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.full
+}
+
+func (s *space) setFull(full bool, inUse int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if full == s.full {
+		return
+	}
+	s.full = full
+	if full {
+		etcdFull.Set(1)
+		s.log.Error("etcd is full: writes of users are rejected until objects are deleted or --etcd-quota-bytes is raised",
+			"bytes", inUse, "quota", s.quota)
+		return
+	}
+	etcdFull.Set(0)
+	s.log.Info("etcd has room again: writes are accepted", "bytes", inUse, "quota", s.quota)
+}
+
+// status returns what StorePath shows.
+func (s *space) status() StoreStatus {
+	out := StoreStatus{SizeBytes: s.server.Backend().Size(), InUseBytes: s.server.Backend().SizeInUse(), QuotaBytes: s.quota, Full: s.isFull()}
+	switch {
+	case out.Full:
+		out.Message = fmt.Sprintf("the store is full, with %d of %d MiB in use: writes of users are rejected; "+
+			"delete objects, or start the server with a larger --etcd-quota-bytes", out.InUseBytes>>20, s.quota>>20)
+	case s.noSpace():
+		out.Message = "etcd has raised its NOSPACE alarm: writes are rejected until it is compacted, which is under way"
+	case s.base > s.quota/4*3:
+		out.Message = fmt.Sprintf("the store is nearly full, with %d of %d MiB in use", out.InUseBytes>>20, s.quota>>20)
+	}
+	return out
+}
+
+// ServeHTTP answers with the status.
+func (s *space) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(s.status()) // the client is gone
+}
+
+// spaceAdmission rejects what users write while the store is full, so that
+// the system can go on. Deletion is always possible.
+type spaceAdmission struct {
+	*admission.Handler
+	space *space
+}
+
+var _ admission.ValidationInterface = spaceAdmission{}
+
+func newSpaceAdmission(s *space) spaceAdmission {
+	return spaceAdmission{admission.NewHandler(admission.Create, admission.Update), s}
+}
+
+// Validate accepts everything while there is room.
+func (p spaceAdmission) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	full := p.space.isFull()
+	if !full && p.space.server.Backend().Size() <= p.space.quota || a.IsDryRun() || ofSystem(a.GetUserInfo()) {
+		return nil
+	}
+	if old, ok := a.GetOldObject().(metav1.Object); ok && old.GetDeletionTimestamp() != nil {
+		return nil // a finalizer must be able to go
+	}
+	if !full {
+		return apierrors.NewTooManyRequests("the store is making room", 1)
+	}
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusInsufficientStorage, Reason: "StoreFull", Message: p.space.status().Message,
+	}}
+}
+
+// ofSystem reports whether u is a part of the system: a node, a controller or the
+// server itself.
+func ofSystem(u user.Info) bool {
+	return slices.Contains(u.GetGroups(), user.NodesGroup) || u.GetName() == UserControllers || u.GetName() == user.APIServerUser
+}

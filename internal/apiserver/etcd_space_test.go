@@ -1,0 +1,192 @@
+package apiserver_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/server/v3/embed"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/fairlead/fairlead/internal/apiserver"
+	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
+)
+
+// tenant returns a client of a user who may edit the namespace default and no more.
+func tenant(t *testing.T, system *rest.Config) kubernetes.Interface {
+	t.Helper()
+	_, err := kubernetes.NewForConfigOrDie(system).RbacV1().RoleBindings("default").Create(t.Context(), &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "tenant"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "edit"},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "tenant"}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := rest.CopyConfig(system)
+	cfg.Impersonate = rest.ImpersonationConfig{UserName: "tenant", Groups: []string{"system:authenticated"}}
+	c := kubernetes.NewForConfigOrDie(cfg)
+	deadline := time.Now().Add(waitTimeout)
+	for { // the authorizer follows by a watch
+		_, err := c.CoreV1().ConfigMaps("default").List(t.Context(), metav1.ListOptions{})
+		if err == nil {
+			return c
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+		<-time.After(10 * time.Millisecond)
+	}
+}
+
+// large is a ConfigMap of nearly 1 MB, which does not compress to nothing.
+func large(name string, i int) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Data: map[string]string{"a": strings.Repeat(fmt.Sprintf("%08d", i), 1000<<10/8)}}
+}
+
+func storeStatus(t *testing.T, c kubernetes.Interface) (s apiserver.StoreStatus) {
+	t.Helper()
+	text, err := c.CoreV1().RESTClient().Get().AbsPath(apiserver.StorePath).DoRaw(t.Context())
+	if err == nil {
+		err = json.Unmarshal(text, &s)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func smallStore(o *apiserver.Options) { o.EtcdQuota = apiserver.MinEtcdQuota }
+
+// A user who updates one object for ever fills nothing: the history goes when it is
+// large, not only when it is old.
+func TestHistoryDoesNotFillTheStore(t *testing.T) {
+	cfg := apiservertest.Start(t, smallStore)
+	system, user := kubernetes.NewForConfigOrDie(cfg), tenant(t, cfg)
+	if _, err := user.CoreV1().ConfigMaps("default").Create(t.Context(), large("cm", 0), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	const updates = 5 * apiserver.MinEtcdQuota >> 20
+	for i := range updates {
+		if _, err := user.CoreV1().ConfigMaps("default").Update(t.Context(), large("cm", i), metav1.UpdateOptions{}); err != nil {
+			t.Fatalf("update %d: %v (%+v)", i, err, storeStatus(t, system))
+		}
+	}
+	if s := storeStatus(t, system); s.Full || s.SizeBytes > 2*s.QuotaBytes {
+		t.Errorf("the store: %+v", s)
+	}
+	text, err := system.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
+	if err != nil || !strings.Contains(string(text), `fairlead_etcd_upkeep_total{step="compaction"}`) {
+		t.Errorf("no metric of compactions, %v", err)
+	}
+}
+
+// A tenant who fills the store with objects is stopped with a clear message, the
+// system can still write, and writes work again when the objects are deleted.
+func TestFullStoreHeals(t *testing.T) {
+	cfg := apiservertest.Start(t, smallStore)
+	system, user := kubernetes.NewForConfigOrDie(cfg), tenant(t, cfg)
+	maps := user.CoreV1().ConfigMaps("default")
+	made := 0
+	var err error
+	for ; made < 2*apiserver.MinEtcdQuota>>20 && err == nil; made++ {
+		_, err = maps.Create(t.Context(), large(fmt.Sprintf("cm-%d", made), made), metav1.CreateOptions{})
+	}
+	var status *apierrors.StatusError
+	if !errors.As(err, &status) || status.Status().Code != 507 || !strings.Contains(err.Error(), "delete objects") {
+		t.Fatalf("after %d objects: %v", made, err)
+	}
+	made--
+	if made < apiserver.MinEtcdQuota>>21 {
+		t.Errorf("the store was full after %d objects", made)
+	}
+	if s := storeStatus(t, system); !s.Full || s.Message == "" {
+		t.Errorf("the full store: %+v", s)
+	}
+	if _, err := system.CoreV1().ConfigMaps("default").Create(t.Context(),
+		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "system"}}, metav1.CreateOptions{}); err != nil {
+		t.Errorf("the system cannot write: %v", err)
+	}
+	for i := range made {
+		if err := maps.Delete(t.Context(), fmt.Sprintf("cm-%d", i), metav1.DeleteOptions{}); err != nil {
+			t.Fatalf("delete %d: %v", i, err)
+		}
+	}
+	begin := time.Now()
+	for {
+		if _, err = maps.Create(t.Context(), large("again", 0), metav1.CreateOptions{}); err == nil {
+			break
+		}
+		if time.Since(begin) > waitTimeout {
+			t.Fatalf("no write after the deletion: %v (%+v)", err, storeStatus(t, system))
+		}
+		<-time.After(10 * time.Millisecond)
+	}
+	t.Logf("writes work %s after the deletion, %+v", time.Since(begin), storeStatus(t, system))
+}
+
+// A server starts on an etcd whose NOSPACE alarm is raised, and lifts it.
+func TestStartWithoutSpace(t *testing.T) {
+	dir := t.TempDir()
+	cfg := func(o *apiserver.Options) { o.DataDir = dir }
+	_, stop := apiservertest.StartStoppable(t, cfg, smallStore)
+	stop()
+	fillRaw(t, filepath.Join(dir, "etcd"))
+	c := kubernetes.NewForConfigOrDie(apiservertest.Start(t, cfg, smallStore))
+	if _, err := c.CoreV1().ConfigMaps("default").Create(t.Context(), large("cm", 0), metav1.CreateOptions{}); err != nil {
+		t.Error(err)
+	}
+	if s := storeStatus(t, c); s.Full || s.Message != "" {
+		t.Errorf("the store: %+v", s)
+	}
+}
+
+// fillRaw writes to an etcd until its alarm is raised, as a server without a limit
+// for users did.
+func fillRaw(t *testing.T, dir string) {
+	t.Helper()
+	c := embed.NewConfig()
+	c.Name, c.Dir, c.LogLevel = "fairlead", dir, "panic"
+	c.ListenClientUrls = []url.URL{{Scheme: "unix", Path: filepath.Join(t.TempDir(), "s")}}
+	c.AdvertiseClientUrls, c.ListenPeerUrls = c.ListenClientUrls, nil
+	c.InitialCluster = c.InitialClusterFromName(c.Name)
+	c.QuotaBackendBytes, c.UnsafeNoFsync = apiserver.MinEtcdQuota*2, true
+	e, err := embed.StartEtcd(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	<-e.Server.ReadyNotify()
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
+	defer cancel()
+	value := []byte(strings.Repeat("x", 1<<20))
+	for range 64 {
+		_, err = e.Server.Put(ctx, &etcdserverpb.PutRequest{Key: []byte("/registry/configmaps/default/history"), Value: value})
+		if err != nil {
+			break
+		}
+	}
+	if err == nil || !strings.Contains(err.Error(), "no space") {
+		t.Fatalf("etcd is not full: %v", err)
+	}
+	for len(e.Server.Alarms()) == 0 {
+		select {
+		case <-ctx.Done():
+			t.Fatal("no alarm")
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
