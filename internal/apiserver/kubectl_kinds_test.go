@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"sigs.k8s.io/yaml"
+
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 )
 
@@ -20,19 +22,20 @@ func TestKubectlKinds(t *testing.T) {
 	home := t.TempDir()
 	k := kubectlOf{t, program, s.Kubeconfig(), home}
 	write(t, home, "crd.yaml", string(mustRead(t, "testdata/backups.yaml")))
-	write(t, home, "backup.yaml", strings.Replace(backup("one", "{source: disk}"), "metadata: {", "metadata: {namespace: default, ", 1))
-	write(t, home, "changed.yaml", backup("one", "{source: disk, keep: 30}"))
+	one := strings.Replace(backup("one", "{source: disk}"), "metadata: {", "metadata: {namespace: default, ", 1)
+	write(t, home, "backup.yaml", block(t, one))
+	write(t, home, "changed.yaml", block(t, backup("one", "{source: disk, keep: 30}")))
 	if err := os.Mkdir(filepath.Join(home, "set"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	config := func(name string) string {
-		return "{apiVersion: v1, kind: ConfigMap, metadata: {name: " + name + ", labels: {set: a}}, data: {k: v}}\n"
+		return block(t, "{apiVersion: v1, kind: ConfigMap, metadata: {name: "+name+", labels: {set: a}}, data: {k: v}}")
 	}
 	write(t, home, "set/1.yaml", config("first"))
 	write(t, home, "set/2.yaml", config("second"))
-	write(t, home, "event.yaml", `{apiVersion: v1, kind: Event, metadata: {name: e, namespace: default},
-  type: Warning, reason: Broken, message: it broke, count: 1,
-		involvedObject: {apiVersion: v1, kind: Service, name: kubernetes, namespace: default}, lastTimestamp: "2024-01-01T00:00:00Z"}`)
+	write(t, home, "event.yaml", block(t, `{apiVersion: v1, kind: Event, metadata: {name: e, namespace: default},
+		type: Warning, reason: Broken, message: it broke, count: 1,
+		involvedObject: {apiVersion: v1, kind: Service, name: kubernetes, namespace: default}, lastTimestamp: "2024-01-01T00:00:00Z"}`))
 
 	k.steps([]kubectlStep{
 		{"apply -f crd.yaml", []string{"customresourcedefinition.apiextensions.k8s.io/backups.example.com created"}},
@@ -124,4 +127,15 @@ func (k kubectlOf) watch(args, want string, act func()) {
 	for range lines { // until it has ended
 	}
 	_ = cmd.Wait()
+}
+
+// block returns a manifest in YAML's block style. A kubectl before v1.35 takes a
+// file that begins with a brace for JSON.
+func block(t *testing.T, flow string) string {
+	t.Helper()
+	out, err := yaml.JSONToYAML([]byte(flow))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out)
 }

@@ -49,7 +49,7 @@ func Delete(ctx context.Context, flows []Flow) (deleted int, err error) {
 }
 
 // DeleteBalanced is Delete for connections that IPVS translates: they are not
-// marked as translated, but somebody else answers than was asked.
+// marked as translated, but another address answers than was asked.
 func DeleteBalanced(ctx context.Context, flows []Flow) (deleted int, err error) {
 	return deleteFlows(ctx, flows, true)
 }
@@ -80,7 +80,7 @@ func deleteFlows(ctx context.Context, flows []Flow, balanced bool) (deleted int,
 	})
 }
 
-// Sweep removes every entry that stale says yes to, in the network namespace of
+// Sweep removes every entry for which stale returns true, in the network namespace of
 // the calling thread, and returns how many there were. It asks for all entries
 // of protocols with ports but TCP, with where the client sent to and who
 // answers: that address itself, if nothing was translated. It reads the whole
@@ -93,7 +93,7 @@ func Sweep(ctx context.Context, stale func(p svc.Protocol, origDst, replySrc net
 	})
 }
 
-// deleteWhere deletes the entries that a test says yes to. tests returns the
+// deleteWhere deletes the entries for which a test returns true. tests returns the
 // test of a family, nil to leave the family out, and whether only entries with
 // a translated destination can be of interest.
 func deleteWhere(ctx context.Context, tests func(svc.Family) (test func(*entry) bool, translated bool)) (deleted int, err error) {
@@ -157,12 +157,12 @@ func deleteFamily(ctx context.Context, c *netlink.Conn, f svc.Family, test func(
 	return deleted, errors.Join(errs...)
 }
 
-// matching returns one delete message for each entry that test says yes to.
+// matching returns one delete message for each entry for which test returns true.
 func matching(c *netlink.Conn, f svc.Family, test func(*entry) bool, translated bool) ([][]byte, error) {
 	var e netlink.Encoder
 	e.Begin(msgGet, unix.NLM_F_DUMP, kernelFamily(f), 0)
 	if translated {
-		// A kernel that knows the mask sends only these, an older one everything.
+		// A kernel that supports the mask sends only these, an older one everything.
 		e.Uint32(ctaStatus, statusDstNAT)
 		e.Uint32(ctaStatusMask, statusDstNAT)
 	}

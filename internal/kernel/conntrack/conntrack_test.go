@@ -60,7 +60,7 @@ func open(t *testing.T, h *testbed.Host, p svc.Protocol, to ...string) {
 }
 
 // left returns the destinations of the tracked UDP flows, as conntrack(8)
-// tells them.
+// prints them.
 func left(t *testing.T, h *testbed.Host, proto string) []string {
 	t.Helper()
 	var all []string

@@ -85,7 +85,7 @@ func TestLock(t *testing.T) {
 	}
 	_ = first.Close()
 	if err := fileio.Lock(second); !errors.Is(err, fileio.ErrLocked) {
-		t.Errorf("locked twice: %v", err)
+		t.Errorf("locked again: %v", err)
 	}
 	_ = dup.Close()
 	if err := fileio.Lock(second); err != nil {

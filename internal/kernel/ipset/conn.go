@@ -349,7 +349,7 @@ func addressOf(v []byte) netip.Addr {
 }
 
 // NotSupported reports whether err means a kernel without sets, or a process that may
-// not ask for them, in whose network namespace nobody made one then.
+// not ask for them, in whose network namespace none was made then.
 func NotSupported(err error) bool {
 	return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPERM)
 }

@@ -46,7 +46,7 @@ func list(t *testing.T, c *Conn, set string) []string {
 func ip(s string) netip.Addr       { return netip.MustParseAddr(s) }
 func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
 
-// Every type keeps what it is given and forgets what it is told to forget.
+// Every type keeps what is added and drops what is deleted.
 func TestTypes(t *testing.T) {
 	inside(t, func(c *Conn) {
 		if err := c.Probe(); err != nil {
@@ -213,7 +213,7 @@ func TestCountersTimesAndSizes(t *testing.T) {
 		}
 		defer func() { _ = udp.Close() }()
 		for range 3 {
-			_, _ = udp.Write([]byte("?")) // the sender of what is dropped is told so
+			_, _ = udp.Write([]byte("?")) // a dropped datagram is an error to its sender
 		}
 		if err := c.Add("n", []Element{el}); err != nil {
 			t.Fatal(err)

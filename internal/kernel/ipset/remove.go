@@ -12,7 +12,7 @@ import (
 const inUseFor = 10 * time.Second
 
 // Present returns those of the sets that are there, in the network namespace of
-// the calling thread. A kernel that knows no sets has none.
+// the calling thread. A kernel without sets has none.
 func Present(names ...string) ([]string, error) {
 	c, err := Dial()
 	if err != nil {

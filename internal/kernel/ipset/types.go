@@ -13,7 +13,7 @@ import (
 // Type is what the elements of a set are.
 type Type string
 
-// The types that this package knows.
+// The types that this package supports.
 const (
 	HashIP        Type = "hash:ip"
 	HashNet       Type = "hash:net"
@@ -27,7 +27,7 @@ type Set struct {
 	Name   string
 	Type   Type
 	Family svc.Family
-	// Marks says that elements carry packet marks (ipset's skbinfo), Counters
+	// Marks is set if elements carry packet marks (ipset's skbinfo), Counters
 	// that they count the packets that rules find in them.
 	Marks, Counters bool
 	// Timeout is for how long elements stay, in whole seconds; 0 is for ever.

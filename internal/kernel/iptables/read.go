@@ -13,7 +13,7 @@ type reader struct {
 	table func(name string) // may be nil
 	chain func(name string)
 	rule  func(chain, line string)
-	// unread is told what the program says of a table that it cannot read; nil
+	// unread receives the program's error for a table that it cannot read; nil
 	// makes that an error.
 	unread func(line string)
 }
@@ -42,7 +42,7 @@ func (r *reader) read(in *bufio.Reader) error {
 				continue
 			}
 			if r.unread == nil {
-				return fmt.Errorf("it says %.200q", line)
+				return fmt.Errorf("output: %.200q", line)
 			}
 			r.unread(line)
 		case line[0] == ':':

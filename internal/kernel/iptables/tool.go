@@ -24,7 +24,7 @@ const (
 	Legacy
 )
 
-// String returns the word that iptables -V says in parentheses.
+// String returns the word that iptables -V prints in parentheses.
 func (v Variant) String() string {
 	if v == Legacy {
 		return "legacy"
@@ -46,8 +46,8 @@ const (
 	// runTimeout bounds one run of a program. Loading 50,000 Services takes
 	// about a minute.
 	runTimeout = 5 * time.Minute
-	// saidBytes bounds what is kept of what a program says.
-	saidBytes = 2000
+	// outputBytes bounds what is kept of a program's output.
+	outputBytes = 2000
 )
 
 // Tool runs the programs of one variant for one family. Their tables are those
@@ -82,8 +82,8 @@ func (t *Tool) name() string {
 	return "iptables"
 }
 
-// find returns the command line of a program: by the name that tells the
-// variant, as the multi-call program, or by the plain name if its version says
+// find returns the command line of a program: by the name that contains the
+// variant, as the multi-call program, or by the plain name if its version prints
 // that it is of the variant.
 func (t *Tool) find(verb string) ([]string, error) {
 	name := t.name() + "-" + t.variant.word() + "-" + verb
@@ -103,7 +103,7 @@ func (t *Tool) find(verb string) ([]string, error) {
 	return []string{plain}, nil
 }
 
-// lookPath looks where PATH says, and where iptables is installed: PATH of a
+// lookPath searches PATH and the directories where iptables is installed: PATH of a
 // service need not have the directories of the administrator's programs.
 func lookPath(name string) (string, error) {
 	path, err := exec.LookPath(name)
@@ -192,7 +192,7 @@ func (t *Tool) Save(ctx context.Context, table string, chain func(name string), 
 }
 
 // SaveAll is Save for all tables that the kernel has now; it adds none. The
-// callbacks are told which table it is.
+// callbacks receive the table's name.
 func (t *Tool) SaveAll(ctx context.Context, chain func(table, name string), rule func(table, chain, line string)) error {
 	var now string
 	return t.run(ctx, t.save, nil, nil, &reader{
@@ -214,8 +214,8 @@ func (t *Tool) run(ctx context.Context, program, args []string, input []byte, ou
 	cmd := exec.CommandContext(ctx, program[0], append(program[1:len(program):len(program)], args...)...)
 	cmd.Env = append(cmd.Environ(), "LC_ALL=C")
 	cmd.WaitDelay = 5 * time.Second
-	said := &tail{most: saidBytes}
-	cmd.Stderr = said
+	output := &tail{most: outputBytes}
+	cmd.Stderr = output
 	if input != nil {
 		cmd.Stdin = bytes.NewReader(input)
 	}
@@ -227,7 +227,7 @@ func (t *Tool) run(ctx context.Context, program, args []string, input []byte, ou
 		if cmd.ProcessState != nil {
 			code = cmd.ProcessState.ExitCode()
 		}
-		return &Error{Program: filepath.Base(program[0]), Code: code, Said: string(said.buf), err: err}
+		return &Error{Program: filepath.Base(program[0]), Code: code, Said: string(output.buf), err: err}
 	}
 	if out == nil {
 		if err := cmd.Run(); err != nil {

@@ -69,7 +69,7 @@ func TestRestoreAndSave(t *testing.T) {
 			t.Fatal(err)
 		}
 		if want := "chain of nat, nat -A MINE -j RETURN"; of["MINE"] != want {
-			t.Errorf("SaveAll says %q, want %q", of["MINE"], want)
+			t.Errorf("SaveAll returns %q, want %q", of["MINE"], want)
 		}
 		var seen []string
 		if err := tool.Tables(t.Context(), func(c string) { seen = append(seen, c) }, func(string, string) {}); err != nil {
@@ -87,7 +87,7 @@ func TestRefusal(t *testing.T) {
 		err := tool.Restore(t.Context(), []byte("*nat\n:MINE - [0:0]\n-A MINE -j RETURN\n-A MINE -j NOWHERE-TO-GO\nCOMMIT\n"))
 		var e *Error
 		if !errors.As(err, &e) || e.Code <= 0 || e.Said == "" || e.Busy() || strings.Contains(err.Error(), "\n") {
-			t.Errorf("%#v (%v), want an Error that tells what the program said", err, err)
+			t.Errorf("%#v (%v), want an Error with the program's output", err, err)
 		}
 		if chains, _ := list(t, tool, "nat"); slices.Contains(chains, "MINE") {
 			t.Errorf("chains %q: the refused change was made in part", chains)
@@ -166,7 +166,7 @@ func TestEach(t *testing.T) {
 	})
 }
 
-// A table that iptables cannot read is told of if there is something to remove
+// A table that iptables cannot read is reported if there is something to remove
 // beside it.
 func TestPartOfUnreadableTables(t *testing.T) {
 	testbed.NewNetwork(t).Outside("host").Do(func() {

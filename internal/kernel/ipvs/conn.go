@@ -108,7 +108,7 @@ func (c *Conn) resolve() error {
 func (c *Conn) Close() error { return c.nl.Close() }
 
 // Batch collects changes for Conn.Send, which makes them in their order. Each
-// has an owner, any value that says in whose name it is.
+// has an owner, any value that identifies the caller's object.
 type Batch[O any] struct {
 	enc    netlink.Encoder
 	starts []int
@@ -191,7 +191,7 @@ func (b *Batch[O]) begin(owner O, cmd uint8, what string) {
 	b.enc.Begin(b.family, unix.NLM_F_ACK, cmd, 0)
 }
 
-// Refusal is a change that the kernel refused.
+// Refusal is a change that the kernel rejected.
 type Refusal[O any] struct {
 	Owner O
 	Err   error
@@ -218,7 +218,7 @@ func Send[O any](c *Conn, b *Batch[O]) ([]Refusal[O], error) {
 	return refused, nil
 }
 
-// explain tells what the kernel's terse numbers mean here.
+// explain translates the kernel's error numbers to what they mean here.
 func explain(e *netlink.Error) error {
 	switch e.Errno {
 	case unix.ENOENT:

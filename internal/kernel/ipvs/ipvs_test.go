@@ -100,7 +100,7 @@ func TestServersOfEveryKind(t *testing.T) {
 	})
 }
 
-// A refused change costs none of the others, and is told by its owner.
+// A rejected change costs none of the others, and is returned with its owner.
 func TestRefusals(t *testing.T) {
 	inside(t, func(c *Conn) {
 		b := NewBatch[string](c)
@@ -139,7 +139,7 @@ func TestTimeouts(t *testing.T) {
 	})
 }
 
-// Without CAP_NET_ADMIN the error says what is missing.
+// Without CAP_NET_ADMIN the error names what is missing.
 func TestNoCapability(t *testing.T) {
 	self := fmt.Sprintf("/proc/%d/exe", os.Getpid())
 	out, err := exec.CommandContext(t.Context(), "setpriv", "--bounding-set=-net_admin", "--inh-caps=-all", self,

@@ -35,7 +35,7 @@ func (k Key) String() string {
 	return strings.ToLower(k.Proto.String()) + " " + k.Addr.String()
 }
 
-// Flags say how a scheduler works. Their meaning depends on the scheduler.
+// Flags configure a scheduler. Their meaning depends on the scheduler.
 type Flags uint32
 
 // Flags that can be asked for, of linux/ip_vs.h.
@@ -62,7 +62,7 @@ type Dest struct {
 	// Weight 0 takes no new connections.
 	Weight uint32
 	// Active is how many open connections it has, Connections how many that
-	// are open or were until a moment ago. Both are told by Dests and not sent.
+	// are open or were until a moment ago. Both are returned by Dests and not sent.
 	Active, Connections uint64
 }
 

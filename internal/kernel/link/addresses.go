@@ -62,7 +62,7 @@ func (c *Addresses) List() (map[netip.Addr]bool, error) {
 		return nil, fmt.Errorf("find device %s: %w", c.device, err)
 	}
 	// Discard the notifications that the list below includes. Later ones are
-	// applied by CatchUp; applying one twice does no harm.
+	// applied by CatchUp; applying one again does no harm.
 	for err = unix.ENOBUFS; errors.Is(err, unix.ENOBUFS); {
 		err = c.changes.Events(func(uint16, []byte) {})
 	}

@@ -100,7 +100,7 @@ func TestAddressesComeAndGo(t *testing.T) {
 		if got := list(t, c); len(got) != len(many) {
 			t.Errorf("%d addresses, want %d", len(got), len(many))
 		}
-		// One that cannot be costs none of the others, and is told by its name.
+		// One that cannot be costs none of the others, and is reported by its name.
 		bad := netip.MustParseAddr("fd00:10:96::2")
 		if err := remove("virtual"); err != nil {
 			t.Fatal(err)

@@ -12,7 +12,7 @@ import (
 )
 
 // Devices that come and go while they are listed are no error: the list is read
-// anew.
+// again.
 func TestListsAreWhole(t *testing.T) {
 	testbed.NewNetwork(t).Outside("busy").Do(func() {
 		// More than fit into one message of the kernel.
@@ -44,7 +44,7 @@ func TestListsAreWhole(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		t.Logf("%d lists were interrupted and read anew", interrupted)
+		t.Logf("%d lists were interrupted and read again", interrupted)
 	})
 	tries := 0
 	got, err := link.Whole(func() ([]int, error) {

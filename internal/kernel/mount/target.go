@@ -11,7 +11,7 @@ import (
 )
 
 // makeTarget makes the directory target. Where this process may not, as root
-// of a user namespace on a machine that belongs to somebody else, the deepest
+// of a user namespace on a machine that belongs to another user, the deepest
 // directory above it that exists is covered by one that shows the same and in
 // which it may.
 func makeTarget(target string) error {

@@ -37,7 +37,7 @@ func Dial() (*Conn, error) { return dial(unix.NETLINK_NETFILTER, 0) }
 // family.
 func DialGeneric() (*Conn, error) { return dial(unix.NETLINK_GENERIC, 0) }
 
-// DialRoute is Dial for links, addresses and routes. A socket that is told of
+// DialRoute is Dial for links, addresses and routes. A socket that is notified of
 // what happens to groups (unix.RTMGRP_...) is for Events alone.
 func DialRoute(groups uint32) (*Conn, error) { return dial(unix.NETLINK_ROUTE, groups) }
 
@@ -127,7 +127,7 @@ func (c *Conn) number(b []byte) (first uint32, n int) {
 		binary.NativeEndian.PutUint32(b[8:], c.seq)
 		size := int(binary.NativeEndian.Uint32(b))
 		if size < headerLen {
-			break // not a message; the kernel will say so
+			break // not a message; the kernel will report it
 		}
 		b = b[min((size+3)&^3, len(b)):]
 	}
@@ -242,7 +242,7 @@ func (c *Conn) Dump(b []byte, f func(body []byte)) error {
 
 // Events calls f with the type and the body (behind the first four bytes of its
 // header, as Dump does) of each message that came by itself since the last call.
-// It does not wait. An error that wraps unix.ENOBUFS says that some were dropped.
+// It does not wait. An error that wraps unix.ENOBUFS means that some were dropped.
 func (c *Conn) Events(f func(typ uint16, body []byte)) error {
 	for {
 		m, _, err := unix.Recvfrom(c.fd, c.buf, unix.MSG_DONTWAIT)

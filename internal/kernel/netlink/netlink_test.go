@@ -91,8 +91,8 @@ func TestRefusalNamesItsMessage(t *testing.T) {
 		return e.Buf
 	}
 	errs := c.Send(batch("b"))
-	var refusal *Error
-	if len(errs) != 1 || !errors.As(errs[0], &refusal) || refusal.Index != 2 || !errors.Is(refusal, unix.ENOENT) {
+	var rejected *Error
+	if len(errs) != 1 || !errors.As(errs[0], &rejected) || rejected.Index != 2 || !errors.Is(rejected, unix.ENOENT) {
 		t.Errorf("Send = %v, want ENOENT of message 2", errs)
 	}
 	if errs := c.Send(batch("a")); len(errs) != 0 {

@@ -155,7 +155,7 @@ func (b *Batch) AddRule(t Table, chain string, r Rule) {
 	b.enc.End()
 }
 
-// Hash tells rules apart. It is stored beside the rule, since the kernel does
+// Hash distinguishes rules. It is stored beside the rule, since the kernel does
 // not give the expressions back as it got them.
 func (r Rule) Hash() uint64 {
 	h := fnv.New64a()
@@ -280,7 +280,7 @@ func (b *Batch) endElems() {
 }
 
 // finish closes the transaction. Its last message asks for the answer that
-// tells that all went well.
+// acknowledges that all went well.
 func (b *Batch) finish() []byte {
 	b.endElems()
 	last := 0

@@ -51,7 +51,7 @@ func (r *Refusal) Error() string {
 // Unwrap returns the kernel's reasons.
 func (r *Refusal) Unwrap() []error { return r.errs }
 
-// transient are refusals that say nothing about the transaction: another
+// transient are errors that mean nothing for the transaction: another
 // program's change came between, or a signal did.
 func transient(err error) bool {
 	return errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.ERESTART)

@@ -83,7 +83,7 @@ func (c *Conn) Chains(t Table) ([]Chain, error) {
 	return out, err
 }
 
-// StoredRule is what a dump tells of a rule.
+// StoredRule is what a dump contains of a rule.
 type StoredRule struct {
 	Text string
 	// Hash is Rule.Hash of the rule that was written, 0 for another program's.
@@ -113,7 +113,7 @@ func (c *Conn) Rules(t Table) (map[string][]StoredRule, error) {
 	return out, err
 }
 
-// StoredSet is what a dump tells of a set.
+// StoredSet is what a dump contains of a set.
 type StoredSet struct {
 	Name              string
 	KeyType, DataType uint32
@@ -165,7 +165,7 @@ type Dumper interface {
 	Sets(Table) ([]StoredSet, error)
 }
 
-// StoredTable is what dumps tell of a table, but for the elements of its sets.
+// StoredTable is what dumps contain of a table, but for the elements of its sets.
 type StoredTable struct {
 	Comment string
 	Chains  []Chain

@@ -72,7 +72,7 @@ const (
 	MetaNFProto = unix.NFT_META_NFPROTO
 )
 
-// Meta loads what the kernel knows about the packet (meta).
+// Meta loads the kernel's metadata of the packet (meta).
 func (p *Program) Meta(to Reg, key uint32) *Program {
 	p.begin("meta")
 	p.enc.Uint32(unix.NFTA_META_KEY, key)
@@ -97,7 +97,7 @@ const (
 	CtStatusDNAT   = 1 << 5
 )
 
-// Conntrack loads what connection tracking knows about the packet (ct).
+// Conntrack loads connection tracking's state of the packet (ct).
 func (p *Program) Conntrack(to Reg, key uint32) *Program {
 	p.begin("ct")
 	p.enc.Uint32(unix.NFTA_CT_KEY, key)
@@ -169,7 +169,7 @@ func (p *Program) Map(set string, from, to Reg) *Program {
 	return p.end()
 }
 
-// VerdictMap does what the verdict map says for the value at from (lookup).
+// VerdictMap applies the verdict map's verdict for the value at from (lookup).
 func (p *Program) VerdictMap(set string, from Reg) *Program {
 	p.begin("lookup")
 	p.enc.String(unix.NFTA_LOOKUP_SET, set)

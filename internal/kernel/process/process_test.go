@@ -42,7 +42,7 @@ func TestIdentity(t *testing.T) {
 	}
 	for _, gone := range []process.ID{id, {}} {
 		if err := gone.Signal(syscall.SIGTERM); err != nil {
-			t.Errorf("signal to nobody: %v", err)
+			t.Errorf("signal to no process: %v", err)
 		}
 	}
 	if _, err := process.Find(0); err == nil {

@@ -11,7 +11,7 @@ import (
 
 // The calls that each connection makes, most of them several times. Package unix
 // allocates memory for addresses, asks each accepted socket once more what it is,
-// and tells the Go scheduler of a call that might take long; what follows never
+// and notifies the Go scheduler of a call that might take long; what follows never
 // waits, for all sockets are non-blocking.
 
 // sockName is room for a socket's address as the kernel has it.

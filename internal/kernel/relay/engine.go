@@ -14,17 +14,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Target says where the connections of a Listener go. Its methods are called
+// Target decides where the connections of a Listener go. Its methods are called
 // by the Engine's threads, several at once, and do not block.
 type Target interface {
 	// Pick chooses an endpoint for a client, none of tried: those did not
-	// answer this connection. others says that there is another one left to
+	// answer this connection. others is set if there is another one left to
 	// try. The invalid address gives up.
 	Pick(client netip.Addr, tried []netip.AddrPort) (endpoint netip.AddrPort, others bool)
-	// Answered and Failed tell how it went with an endpoint of Pick.
+	// Answered and Failed report the outcome for an endpoint of Pick.
 	Answered(endpoint netip.AddrPort)
 	Failed(endpoint netip.AddrPort)
-	// Serves says that a UDP client may stay at an endpoint.
+	// Serves reports whether a UDP client may stay at an endpoint.
 	Serves(endpoint netip.AddrPort) bool
 }
 
@@ -162,7 +162,7 @@ func (e *Engine) Stats() Stats {
 	return s
 }
 
-// failed tells a Target that an endpoint did not answer.
+// failed reports to a Target that an endpoint did not answer.
 func (e *Engine) failed(t Target, ep netip.AddrPort) {
 	e.count.endpointFailures.Add(1)
 	t.Failed(ep)

@@ -82,13 +82,13 @@ func outOfFiles(t *testing.T, at string) {
 		t.Fatalf("%d of %d connections were served at once", served, len(conns))
 	}
 	for _, c := range conns[:served] {
-		_ = c.SetDeadline(time.Now().Add(patience))
+		_ = c.SetDeadline(time.Now().Add(waitLimit))
 		if err := ask(c, "still there?"); err != nil {
 			t.Errorf("an open connection: %v", err)
 		}
 	}
 	for i, c := range conns {
-		_ = c.SetDeadline(time.Now().Add(patience))
+		_ = c.SetDeadline(time.Now().Add(waitLimit))
 		word := "at last"
 		if i == served {
 			word = "" // was sent before
@@ -125,7 +125,7 @@ func withFewFiles(t *testing.T, arg string) {
 	}
 	fmt.Printf("127.0.0.1:%d\n", l.Port)
 	_, _ = os.Stdin.Read(make([]byte, 1)) // until the other process has seen enough
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	if err := e.Close(ctx); err != nil {
 		t.Error(err)

@@ -10,7 +10,7 @@ const (
 	maxFree = 32
 )
 
-// pipe is what bytes are spliced through. It is empty while nobody holds it.
+// pipe is what bytes are spliced through. It is empty while no flow holds it.
 type pipe struct{ r, w int }
 
 // pipe borrows a pipe. There may be none, for want of files.

@@ -24,8 +24,8 @@ import (
 
 func TestMain(m *testing.M) { testbed.Main(m) }
 
-// patience bounds every wait on a machine that may be slow.
-const patience = 30 * time.Second
+// waitLimit bounds every wait on a machine that may be slow.
+const waitLimit = 30 * time.Second
 
 // inOrder is a Target that tries endpoints in order.
 type inOrder struct {
@@ -117,7 +117,7 @@ func serve(t testing.TB, f svc.Family, handle func(*net.TCPConn)) netip.AddrPort
 			}
 			wg.Go(func() {
 				defer c.Close()
-				_ = c.SetDeadline(time.Now().Add(2 * patience))
+				_ = c.SetDeadline(time.Now().Add(2 * waitLimit))
 				handle(c.(*net.TCPConn))
 			})
 		}
@@ -136,12 +136,12 @@ func echo(c *net.TCPConn) {
 
 func dial(t testing.TB, to string) *net.TCPConn {
 	t.Helper()
-	c, err := net.DialTimeout("tcp", to, patience)
+	c, err := net.DialTimeout("tcp", to, waitLimit)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Close() })
-	_ = c.SetDeadline(time.Now().Add(patience))
+	_ = c.SetDeadline(time.Now().Add(waitLimit))
 	return c.(*net.TCPConn)
 }
 
@@ -163,9 +163,9 @@ func ask(c net.Conn, word string) error {
 // until waits for a condition.
 func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); !ok(); {
+	for deadline := time.Now().Add(waitLimit); !ok(); {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within %s: %s", patience, what)
+			t.Fatalf("not within %s: %s", waitLimit, what)
 		}
 		time.Sleep(time.Millisecond)
 	}
@@ -345,12 +345,12 @@ func TestConnectionsLeaveNothingBehind(t *testing.T) {
 			wg.Go(func() {
 				big := bytes.Repeat([]byte("x"), 3*bufferSize)
 				for i := range n / 16 {
-					c, err := net.DialTimeout("tcp", at, patience)
+					c, err := net.DialTimeout("tcp", at, waitLimit)
 					if err != nil {
 						t.Error(err)
 						return
 					}
-					_ = c.SetDeadline(time.Now().Add(patience))
+					_ = c.SetDeadline(time.Now().Add(waitLimit))
 					word := "hello"
 					if i%50 == w {
 						word = string(big) // goes through pipes
@@ -403,7 +403,7 @@ func openFiles(t testing.TB) int {
 	return len(d)
 }
 
-// When it is closed, nobody new is let in, and those inside may finish.
+// When it is closed, no new connection is accepted, and open ones may finish.
 func TestCloseDrains(t *testing.T) {
 	ep := serve(t, svc.IPv4, echo)
 	e, _, at := start(t, Config{}, svc.TCP, svc.IPv4, &inOrder{endpoints: []netip.AddrPort{ep}})

@@ -25,14 +25,14 @@ func TestRefusedGoesOnToTheNext(t *testing.T) {
 		t.Errorf("%+v, failed %v, answered %v", s, target.failed, target.answered)
 	}
 	target.set(gone)
-	c, err := net.DialTimeout("tcp", at, patience) // may see the reset already
+	c, err := net.DialTimeout("tcp", at, waitLimit) // may see the reset already
 	if err == nil {
-		_ = c.SetDeadline(time.Now().Add(patience))
+		_ = c.SetDeadline(time.Now().Add(waitLimit))
 		err = ask(c, "hello")
 		_ = c.Close()
 	}
 	if !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
-		t.Errorf("nobody answers, the client got %v, want a reset", err)
+		t.Errorf("no endpoint answers, the client got %v, want a reset", err)
 	}
 	until(t, "the failure is counted", func() bool { return e.Stats().Failed == 1 })
 }
@@ -63,7 +63,7 @@ func startOn(t testing.TB, h *testbed.Host, cfg Config, target Target) (*Engine,
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 		defer cancel()
 		if err := e.Close(ctx); err != nil {
 			t.Error(err)
@@ -73,7 +73,7 @@ func startOn(t testing.TB, h *testbed.Host, cfg Config, target Target) (*Engine,
 }
 
 // An endpoint that cannot be reached is left at once, whether the routes of this
-// machine say so or an ICMP error of a gateway does.
+// machine reports it or an ICMP error of a gateway does.
 func TestUnreachableGoesOnToTheNext(t *testing.T) {
 	n := testbed.NewNetwork(t)
 	h, gateway := n.Host("a"), n.Host("b")
@@ -90,7 +90,7 @@ func TestUnreachableGoesOnToTheNext(t *testing.T) {
 	cfg := Config{ConnectTimeout: 10 * time.Minute}
 	target := &inOrder{endpoints: []netip.AddrPort{here, there, netip.AddrPortFrom(h.Addr4(), 9376)}}
 	e, at := startOn(t, h, cfg, target)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	if got, err := h.Ask(ctx, svc.TCP, at); err != nil || got.Name != "a" {
 		t.Errorf("%+v, %v", got, err)
@@ -120,7 +120,7 @@ func TestSilenceGoesOnToTheNext(t *testing.T) {
 	target.set(silent)
 	before := time.Now()
 	if got, err := h.Ask(t.Context(), svc.TCP, at); err == nil {
-		t.Errorf("%+v from nobody", got)
+		t.Errorf("%+v from no endpoint", got)
 	}
 	if took := time.Since(before); took < lastFactor*50*time.Millisecond {
 		t.Errorf("the last endpoint was given up after %s", took)

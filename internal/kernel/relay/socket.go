@@ -49,7 +49,7 @@ func retry(f func() (int, error)) (int, error) {
 	}
 }
 
-// noFiles says that err is for want of something that ended connections give
+// noFiles reports whether err is for want of something that ended connections give
 // back.
 func noFiles(err error) bool {
 	return is(err, unix.EMFILE) || is(err, unix.ENFILE) || is(err, unix.ENOBUFS) || is(err, unix.ENOMEM)

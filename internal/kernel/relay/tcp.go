@@ -32,7 +32,7 @@ type flow struct {
 	ended    bool
 }
 
-// side is a socket of a flow, and what the epoll has said of it. The epoll tells
+// side is a socket of a flow, and its events so far. The epoll reports
 // of changes only, so what it said counts until a call finds otherwise.
 type side struct {
 	fd                 int
@@ -181,7 +181,7 @@ func (w *worker) copy(d *direction) error {
 		rest, broken = w.rest(d, w.buffer[n:])
 		n += rest
 	default:
-		d.pauseReading() // there was no more; the epoll tells when there is
+		d.pauseReading() // there was no more; the epoll reports when there is
 	}
 	m := 0
 	if d.to.writable {

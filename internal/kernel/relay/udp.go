@@ -49,7 +49,7 @@ func (w *worker) fromClients(l *Listener) {
 	}
 }
 
-// toEndpoint sends one datagram. An endpoint that refused an earlier one says so
+// toEndpoint sends one datagram. An endpoint that refused an earlier one reports it
 // now, and the next one gets it.
 func (w *worker) toEndpoint(l *Listener, k udpKey, b []byte) {
 	var tried []netip.AddrPort

@@ -42,7 +42,7 @@ func serveUDP(t testing.TB, f svc.Family, name string) netip.AddrPort {
 func askUDP(t testing.TB, c net.Conn, b []byte) string {
 	t.Helper()
 	answer := make([]byte, 64<<10)
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(waitLimit); time.Now().Before(deadline); {
 		if _, err := c.Write(b); err != nil {
 			t.Fatal(err)
 		}
@@ -93,7 +93,7 @@ func TestUDP(t *testing.T) {
 }
 
 // Each client has a flow of its own: answers go to the one who asked, however
-// many ask at once, and an endpoint tells clients apart.
+// many ask at once, and an endpoint distinguishes clients.
 func TestUDPFlowsOfClients(t *testing.T) {
 	const clients, questions = 8, 50
 	var mu sync.Mutex
@@ -133,7 +133,7 @@ func TestUDPFlowsOfClients(t *testing.T) {
 					return
 				}
 				b := make([]byte, 1500)
-				_ = conn.SetReadDeadline(time.Now().Add(patience))
+				_ = conn.SetReadDeadline(time.Now().Add(waitLimit))
 				n, err := conn.Read(b)
 				if err != nil || !strings.HasPrefix(string(b[:n]), word+" ") {
 					t.Errorf("%s got %q, %v", word, b[:n], err)

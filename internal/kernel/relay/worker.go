@@ -18,7 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// The kinds of file in a worker's epoll, beside the number that tells which.
+// The kinds of file in a worker's epoll, beside the number that identifies it.
 const (
 	kindWake int32 = iota
 	kindListener
@@ -369,7 +369,7 @@ func (w *worker) pause() {
 	}
 }
 
-// room takes n open files out of what connections may have, or says no.
+// room takes n open files out of what connections may have; it reports whether it could.
 func (w *worker) room(n int64) bool {
 	if w.engine.count.files.Add(n) <= int64(w.engine.cfg.MaxFiles) {
 		return true

@@ -11,7 +11,7 @@ import (
 )
 
 // Everything that is sent is answered to where it came from, however it falls
-// into batches, in both families; a client that is gone costs nobody else an
+// into batches, in both families; a client that is gone costs no other client an
 // answer.
 func TestEcho(t *testing.T) {
 	for _, addr := range []string{"127.0.0.1:0", "[::1]:0"} {

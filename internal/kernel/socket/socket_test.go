@@ -20,22 +20,22 @@ func TestTaken(t *testing.T) {
 			at = netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), at.Port())
 		}
 		if !socket.Taken(svc.TCP, at) {
-			t.Errorf("%s: somebody listens there", at)
+			t.Errorf("%s: the address is in use", at)
 		}
 		_ = tcp.Close()
 		if socket.Taken(svc.TCP, at) {
-			t.Errorf("%s: nobody listens there any more", at)
+			t.Errorf("%s: the address is free again", at)
 		}
 		udp, err := net.ListenPacket("udp", at.String())
 		if err != nil {
 			t.Fatal(err)
 		}
 		if !socket.Taken(svc.UDP, at) || socket.Taken(svc.TCP, at) {
-			t.Errorf("%s: somebody listens for UDP alone", at)
+			t.Errorf("%s: the address is in use for UDP alone", at)
 		}
 		_ = udp.Close()
 		if socket.Taken(svc.UDP, at) {
-			t.Errorf("%s: nobody listens for UDP any more", at)
+			t.Errorf("%s: the address is free for UDP again", at)
 		}
 	}
 }
