@@ -24,7 +24,7 @@ import (
 )
 
 // Options configure a Registrar. Client, NodeName, Log, Node, Changed and
-// Condition are required.
+// Conditions are required.
 type Options struct {
 	Client   kubernetes.Interface
 	NodeName string
@@ -32,10 +32,11 @@ type Options struct {
 
 	// Node returns the Node as a watch has seen it last, nil if there is none.
 	Node func() *corev1.Node
-	// Changed holds a token when what Node or Condition returns may have changed.
-	Changed <-chan struct{}
-	// Condition returns a condition that the Node has besides Ready.
-	Condition func() corev1.NodeCondition
+	// Changed and ReadyChanged, which may be nil, hold a token when what Node,
+	// Conditions or Ready return may have changed.
+	Changed, ReadyChanged <-chan struct{}
+	// Conditions return one condition each that the Node has besides Ready.
+	Conditions []func() corev1.NodeCondition
 	// Ready returns why this machine cannot run pods, nil if it can. It is called
 	// at every heartbeat and must not block. Nil means always ready.
 	Ready func() error
@@ -121,13 +122,16 @@ func (r *Registrar) wait(ctx context.Context, period time.Duration) {
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
+		return
 	case <-timer.C:
+		return
 	case <-r.opts.Changed:
-		timer.Reset(minInterval)
-		select {
-		case <-ctx.Done():
-		case <-timer.C:
-		}
+	case <-r.opts.ReadyChanged:
+	}
+	timer.Reset(minInterval)
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
 	}
 }
 
@@ -269,7 +273,9 @@ func (r *Registrar) fillStatus(n *corev1.Node, now time.Time) {
 		}
 	}
 	setCondition(s, ready, now)
-	setCondition(s, r.opts.Condition(), now)
+	for _, condition := range r.opts.Conditions {
+		setCondition(s, condition(), now)
+	}
 }
 
 func setCondition(s *corev1.NodeStatus, c corev1.NodeCondition, now time.Time) {

@@ -55,7 +55,7 @@ func inBubble(t *testing.T, opts Options, f func(*world)) {
 		}
 		opts.Client, opts.NodeName, opts.Log = w.client, "here", log
 		opts.Node, opts.Changed = p.Node, p.Changed()
-		opts.Condition = func() corev1.NodeCondition { return p.Status().Condition() }
+		opts.Conditions = []func() corev1.NodeCondition{func() corev1.NodeCondition { return p.Status().Condition() }}
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan error, 2)
 		go func() { ended <- p.Run(ctx) }()

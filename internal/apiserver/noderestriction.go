@@ -94,6 +94,10 @@ func checkNode(node string, a admission.Attributes) error {
 			}
 		}
 	}
+	// A node's ranges become routes on every other one.
+	if n.Spec.PodCIDR != old.Spec.PodCIDR || !equality.Semantic.DeepEqual(n.Spec.PodCIDRs, old.Spec.PodCIDRs) {
+		return fmt.Errorf("node %q may not change the ranges of its Pods (spec.podCIDRs): the controllers assign them", node)
+	}
 	if a.GetOperation() == admission.Update && !equality.Semantic.DeepEqual(n.Spec.Taints, old.Spec.Taints) {
 		return fmt.Errorf("node %q may not change its taints", node)
 	}

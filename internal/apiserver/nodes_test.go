@@ -320,6 +320,34 @@ func testNodeOwns(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset
 				[]byte(`{"spec":{"taints":[{"key":"a","effect":"NoSchedule"}]}}`), metav1.PatchOptions{})
 			return err
 		}},
+		request{"take a range for its Pods", false, func(ctx context.Context) error {
+			_, err := c.CoreV1().Nodes().Patch(ctx, "mine", types.MergePatchType,
+				[]byte(`{"spec":{"podCIDR":"0.0.0.0/0","podCIDRs":["0.0.0.0/0"]}}`), metav1.PatchOptions{})
+			return err
+		}},
+		request{"take a range by the old field", false, func(ctx context.Context) error {
+			_, err := c.CoreV1().Nodes().Patch(ctx, "mine", types.MergePatchType, []byte(`{"spec":{"podCIDR":"10.244.7.0/24"}}`),
+				metav1.PatchOptions{})
+			return err
+		}},
+		request{"register with a range for its Pods", false, func(ctx context.Context) error {
+			c := kubernetes.NewForConfigOrDie(joined(t, s, "greedy", t.TempDir()).Config())
+			_, err := c.CoreV1().Nodes().Create(ctx, &corev1.Node{
+				ObjectMeta: metav1.ObjectMeta{Name: "greedy"}, Spec: corev1.NodeSpec{PodCIDRs: []string{"10.244.7.0/24"}},
+			}, metav1.CreateOptions{})
+			return err
+		}},
+		request{"bring a range with its status, which is dropped", true, func(ctx context.Context) error {
+			node, err := c.CoreV1().Nodes().Get(ctx, "mine", get)
+			if err != nil {
+				return err
+			}
+			node.Spec.PodCIDR, node.Spec.PodCIDRs = "10.244.7.0/24", []string{"10.244.7.0/24"}
+			if node, err = c.CoreV1().Nodes().UpdateStatus(ctx, node, update); err == nil && len(node.Spec.PodCIDRs) > 0 {
+				return fmt.Errorf("the Node has the ranges %v", node.Spec.PodCIDRs)
+			}
+			return err
+		}},
 		request{"delete its Node", false, func(ctx context.Context) error { return c.CoreV1().Nodes().Delete(ctx, "mine", del) }},
 		request{"list an EndpointSlice of another Service", false, func(ctx context.Context) error {
 			e := dnsSlice("mine")

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -124,7 +125,8 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 	part.ready = func(ctx context.Context) error { return programmed(ctx, log, p.Status) }
 	registrar := agent.New(agent.Options{
 		Client: client, NodeName: f.nodeName, Log: log,
-		Node: p.Node, Changed: p.Changed(), Condition: func() corev1.NodeCondition { return p.Status().Condition() }, Ready: pods.Healthy,
+		Node: p.Node, Changed: p.Changed(), ReadyChanged: pods.Changed(), Ready: pods.Healthy,
+		Conditions:  []func() corev1.NodeCondition{func() corev1.NodeCondition { return p.Status().Condition() }, pods.Condition},
 		Addresses:   f.nodeIPs,
 		Annotations: map[string]string{svc.ServingCertAnnotation: pods.Fingerprint()},
 		Port:        int32(f.agentPort),
@@ -161,7 +163,8 @@ func (f *agentFlags) runner(log *slog.Logger, client kubernetes.Interface, cfg *
 	}
 	r, err := runner.New(runner.Options{
 		Client: client, NodeName: f.nodeName, StateDir: f.stateDir, Log: log,
-		ClusterCIDRs: f.podCIDRs, ClusterDNS: clusterDNS, ClusterDomain: f.domains[0],
+		ClusterCIDRs: f.podCIDRs, ServiceCIDRs: f.serviceCIDRs, ServerAddrs: serverAddrs(cfg, log),
+		ClusterDNS: clusterDNS, ClusterDomain: f.domains[0],
 		Listener: listener, ClientCA: ca, Status: status, StopPods: f.stopPods,
 	})
 	if err != nil {
@@ -169,6 +172,30 @@ func (f *agentFlags) runner(log *slog.Logger, client kubernetes.Interface, cfg *
 	}
 	return r, err
 }
+
+// serverAddrs returns the addresses of the server behind cfg.
+func serverAddrs(cfg *rest.Config, log *slog.Logger) []netip.Addr {
+	u, _, err := rest.DefaultServerUrlFor(cfg)
+	if err != nil {
+		return nil // kubernetes.NewForConfig has rejected it
+	}
+	if a, err := netip.ParseAddr(u.Hostname()); err == nil {
+		return []netip.Addr{a.Unmap()}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), resolveTimeout)
+	defer cancel()
+	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", u.Hostname())
+	if err != nil {
+		log.Warn("cannot resolve the server's name: routes to pods are not checked against its address", "server", u.Host, "err", err)
+	}
+	for i := range addrs {
+		addrs[i] = addrs[i].Unmap()
+	}
+	return addrs
+}
+
+// resolveTimeout bounds how long a start waits for the server's addresses.
+const resolveTimeout = 5 * time.Second
 
 // authority returns the certificate authority of the server behind cfg, which has
 // also signed the client certificate that the server uses towards agents.

@@ -5,8 +5,11 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -23,24 +26,28 @@ type network struct {
 	r    *Runner
 	wake chan struct{}
 
-	mu      sync.Mutex
-	own     nodeFacts
-	others  map[string]nodeFacts
-	synced  bool // all nodes are known: routes may be removed
-	applied bool // the node's own addresses are set
-	err     error
-	up      chan struct{} // closed when applied is first set
-	last    []netip.Prefix
+	mu       sync.Mutex
+	own      nodeFacts
+	others   map[string]nodeFacts
+	synced   bool // all nodes are known: routes may be removed
+	applied  bool // the node's own addresses are set
+	err      error
+	problems map[string]string // by the name of the other node
+	up       chan struct{}     // closed when applied is first set
+	last     []netip.Prefix
 }
 
 // nodeFacts is what the network needs of a Node.
 type nodeFacts struct {
+	name  string
+	uid   types.UID
+	since time.Time // its creation
 	cidrs []netip.Prefix
 	ips   []netip.Addr
 }
 
 func factsOf(n *corev1.Node) nodeFacts {
-	var f nodeFacts
+	f := nodeFacts{name: n.Name, uid: n.UID, since: n.CreationTimestamp.Time}
 	cidrs := n.Spec.PodCIDRs
 	if len(cidrs) == 0 && n.Spec.PodCIDR != "" {
 		cidrs = []string{n.Spec.PodCIDR}
@@ -68,7 +75,7 @@ func parseAddrs(s string) []netip.Addr {
 }
 
 func (f nodeFacts) equal(o nodeFacts) bool {
-	return slices.Equal(f.cidrs, o.cidrs) && slices.Equal(f.ips, o.ips)
+	return f.uid == o.uid && slices.Equal(f.cidrs, o.cidrs) && slices.Equal(f.ips, o.ips)
 }
 
 func newNetwork(r *Runner) *network {
@@ -152,36 +159,51 @@ func (n *network) run(ctx context.Context) {
 		case <-timer.C:
 		}
 		again := networkResync
-		err := n.apply()
+		rejected, err := n.apply()
 		n.mu.Lock()
-		n.err = err
+		changed := (n.err == nil) != (err == nil) || !maps.Equal(n.problems, rejected)
+		before, others := n.problems, maps.Clone(n.others)
+		n.err, n.problems = err, rejected
 		n.mu.Unlock()
-		if err != nil {
+		for name, problem := range rejected {
+			if before[name] != problem {
+				n.report(others[name], problem)
+			}
+		}
+		if err != nil || len(rejected) > 0 {
 			again = networkRetry
+		}
+		if err != nil {
 			n.r.o.Log.Error("cannot set up the pods' network; retrying", "err", err, "after", again)
+		}
+		if changed {
+			n.r.notify()
 		}
 		timer.Reset(again)
 	}
 }
 
-// apply brings the kernel in line with the Nodes.
-func (n *network) apply() error {
+// apply brings the kernel in line with the Nodes. It returns what keeps this node
+// from reaching the pods of others, by their nodes' names, and what keeps it from
+// running pods of its own.
+func (n *network) apply() (problems map[string]string, err error) {
 	n.mu.Lock()
 	own, synced, applied := n.own, n.synced, n.applied
-	var routes []link.Route
-	for _, o := range n.others {
-		routes = append(routes, routesTo(o)...)
-	}
+	others := slices.Collect(maps.Values(n.others))
 	n.mu.Unlock()
 	if len(own.cidrs) == 0 {
 		n.r.each((*worker).nudge) // pods on the host network need only addresses
-		return nil
+		return nil, nil
+	}
+	limits := limits{cluster: n.r.o.ClusterCIDRs, services: n.r.o.ServiceCIDRs, server: n.r.o.ServerAddrs}
+	if err := limits.checkOwn(own); err != nil {
+		return nil, err
 	}
 	n.r.ipam.setRanges(own.cidrs)
 	var errs []error
 	if !applied || !slices.Equal(n.last, own.cidrs) {
 		if err := link.EnsureNode(n.r.o.Device, n.r.ipam.gateways()); err != nil {
-			return err // the rest depends on it
+			return nil, err // the rest depends on it
 		}
 		if err := link.Masquerade(own.cidrs, append(slices.Clone(n.r.o.ClusterCIDRs), own.cidrs...)); err != nil {
 			errs = append(errs, err)
@@ -194,25 +216,66 @@ func (n *network) apply() error {
 			close(n.up)
 		}
 		n.mu.Unlock()
+		n.r.notify()
 		n.r.each((*worker).nudge)
 	}
-	if synced {
-		errs = append(errs, link.SyncRoutes(routes))
+	if !synced {
+		return nil, errors.Join(errs...)
 	}
-	return errors.Join(errs...)
-}
-
-// routesTo are the routes to the pods of another node, by its address of the
-// same family.
-func routesTo(o nodeFacts) []link.Route {
-	var out []link.Route
-	for _, c := range o.cidrs {
-		i := slices.IndexFunc(o.ips, func(a netip.Addr) bool { return a.Is4() == c.Addr().Is4() })
-		if i >= 0 {
-			out = append(out, link.Route{Dst: c, Via: o.ips[i]})
+	routes, problems := limits.routes(own, others)
+	failed, err := link.SyncRoutes(routes)
+	errs = append(errs, err)
+	for _, c := range own.cidrs {
+		errs = append(errs, failed[c])
+	}
+	for _, o := range others {
+		for _, c := range o.cidrs {
+			if err := failed[c]; err != nil && problems[o.name] == "" {
+				problems[o.name] = err.Error()
+			}
 		}
 	}
-	return out
+	return problems, errors.Join(errs...)
+}
+
+// report records that the pods of another node are not reached from here, on that
+// Node.
+func (n *network) report(other nodeFacts, problem string) {
+	n.r.o.Log.Warn("the pods of another node are not reached from here; retrying", "node", other.name, "reason", problem)
+	// Events of Nodes have the name in place of the UID, as a kubelet's.
+	ref := &corev1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: other.name, UID: types.UID(other.name)}
+	n.r.rec.Event(ref, corev1.EventTypeWarning, reasonRouteRejected, fmt.Sprintf("node %s has no route to pods of node %s: %s",
+		n.r.o.NodeName, other.name, problem))
+}
+
+// PodsRouted is the Node condition that is True while the node has a route to the
+// pods of each other node.
+const PodsRouted corev1.NodeConditionType = "fairlead.dev/PodsRouted"
+
+const reasonRouteRejected = "RouteRejected"
+
+// maxReported bounds how many other nodes the condition names.
+const maxReported = 5
+
+// condition returns the Node condition PodsRouted.
+func (n *network) condition() corev1.NodeCondition {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	c := corev1.NodeCondition{Type: PodsRouted, Status: corev1.ConditionTrue, Reason: "Routed", Message: "all other nodes' pods have routes"}
+	switch names := slices.Sorted(maps.Keys(n.problems)); {
+	case len(names) > 0:
+		var texts []string
+		for _, name := range names[:min(len(names), maxReported)] {
+			texts = append(texts, fmt.Sprintf("node %s: %s", name, n.problems[name]))
+		}
+		if more := len(names) - len(texts); more > 0 {
+			texts = append(texts, fmt.Sprintf("and %d more nodes", more))
+		}
+		c.Status, c.Reason, c.Message = corev1.ConditionFalse, reasonRouteRejected, strings.Join(texts, "; ")
+	case !n.synced || !n.applied:
+		c.Status, c.Reason, c.Message = corev1.ConditionFalse, "Starting", "waiting for the Nodes"
+	}
+	return c
 }
 
 // remove removes the node's side.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"os/exec"
 	"strings"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead/fairlead/internal/kernel/link"
+	"github.com/fairlead/fairlead/internal/runner"
 )
 
 func run(t *testing.T, stdin, name string, args ...string) string {
@@ -70,6 +72,77 @@ func TestRoutesToOtherNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	await(t, "the end of the route", func() bool { return !strings.Contains(routes(), "10.244.2.0/24") })
+}
+
+// routed returns the condition PodsRouted.
+func (c *cluster) routed() corev1.NodeCondition { return c.r.Condition() }
+
+// What a Node claims for its pods moves no packets but those to its own part of the
+// cluster's range; it is reported, and heals when the Node goes.
+func TestRangesOfNodesAreChecked(t *testing.T) {
+	c := newCluster(t, func(o *runner.Options) {
+		o.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/56")}
+		o.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.96.0/20")}
+		o.ServerAddrs = []netip.Addr{netip.MustParseAddr("10.244.40.5")}
+	})
+	run(t, "", "ip", "link", "add", "up0", "type", "bridge")
+	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", "up0").Run() })
+	run(t, "", "ip", "addr", "add", "192.0.2.1/24", "dev", "up0")
+	run(t, "", "ip", "link", "set", "up0", "up")
+	run(t, "", "ip", "route", "add", "default", "via", "192.0.2.254")
+	run(t, "", "ip", "route", "add", "10.244.30.0/24", "via", "192.0.2.253")
+	c.node("node-b", "192.0.2.7", "10.244.2.0/24")
+	routes := func() string { return run(t, "", "ip", "route", "show", "proto", fmt.Sprint(link.Protocol)) }
+	await(t, "the route to a good neighbour", func() bool { return strings.Contains(routes(), "10.244.2.0/24 via 192.0.2.7") })
+	before := run(t, "", "ip", "route") + run(t, "", "ip", "-6", "route")
+	// Of Nodes made in the same second the first by name has its range: node-b.
+	for _, bad := range []struct{ name, ip, cidr, reason string }{
+		{"z-default", "192.0.2.8", "0.0.0.0/0", "outside of the cluster's pod ranges"},
+		{"z-default6", "2001:db8::8", "::/0", "outside of the cluster's pod ranges"},
+		{"z-cluster", "192.0.2.8", "10.244.0.0/16", "overlaps with the range of ClusterIPs"},
+		{"z-outside", "192.0.2.8", "192.0.2.0/24", "outside of the cluster's pod ranges"},
+		{"z-mine", "192.0.2.8", "10.244.1.0/25", "overlaps with the range of node node-a"},
+		{"z-others", "192.0.2.8", "10.244.2.128/25", "overlaps with the range of node node-b"},
+		{"z-around", "192.0.2.8", "10.244.2.0/23", "overlaps with the range of node node-b"},
+		{"z-services", "192.0.2.8", "10.244.100.0/24", "overlaps with the range of ClusterIPs"},
+		{"z-server", "192.0.2.8", "10.244.40.0/24", "contains the API server's address"},
+		{"z-far", "203.0.113.8", "10.244.3.0/24", "in one hop"},
+		{"z-twin", "127.0.0.1", "10.244.4.0/24", "it has the address 127.0.0.1 of node node-a"},
+		{"z-inside", "10.244.1.2", "10.244.5.0/24", "lies in the range"},
+	} {
+		c.node(bad.name, bad.ip, bad.cidr)
+		start := time.Now()
+		await(t, "the condition about "+bad.name, func() bool {
+			cond := c.routed()
+			return cond.Status == corev1.ConditionFalse && strings.Contains(cond.Message, "node "+bad.name+": ") &&
+				strings.Contains(cond.Message, bad.reason)
+		})
+		seen := time.Since(start)
+		await(t, "the Event about "+bad.name, func() bool {
+			return strings.Contains(c.events(bad.name), "Warning RouteRejected: node node-a has no route")
+		})
+		if err := c.r.Healthy(); err != nil {
+			t.Errorf("%s made this node unhealthy: %v", bad.name, err)
+		}
+		if now := run(t, "", "ip", "route") + run(t, "", "ip", "-6", "route"); now != before {
+			t.Errorf("%s: the routes are\n%s\nthey were\n%s", bad.name, now, before)
+		}
+		if err := c.client.CoreV1().Nodes().Delete(t.Context(), bad.name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		start = time.Now()
+		await(t, "the end of the condition about "+bad.name, func() bool { return c.routed().Status == corev1.ConditionTrue })
+		t.Logf("%s: reported after %v, healed after %v", bad.name, seen.Round(time.Millisecond), time.Since(start).Round(time.Millisecond))
+	}
+
+	// The second of two Nodes with one range gets its route when the first goes.
+	c.node("second", "192.0.2.9", "10.244.2.0/24")
+	await(t, "the condition", func() bool { return c.routed().Status == corev1.ConditionFalse })
+	if err := c.client.CoreV1().Nodes().Delete(t.Context(), "node-b", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the route by the second", func() bool { return strings.Contains(routes(), "10.244.2.0/24 via 192.0.2.9") })
+	await(t, "the condition", func() bool { return c.routed().Status == corev1.ConditionTrue })
 }
 
 // The network of a pod is made again if it was lost while the agent was away.

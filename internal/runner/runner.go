@@ -55,8 +55,13 @@ type Options struct {
 	// its pods, by default fl0.
 	Device string
 	// ClusterCIDRs are the ranges of all pods of the cluster. Packets of pods to
-	// other places get the node's address.
+	// other places get the node's address, and a Node whose range is not a part of
+	// them gets no routes.
 	ClusterCIDRs []netip.Prefix
+	// ServiceCIDRs are the ranges of ClusterIPs, ServerAddrs the addresses of the
+	// API server: no route to pods may take them.
+	ServiceCIDRs []netip.Prefix
+	ServerAddrs  []netip.Addr
 	// ClusterDNS are the name servers of pods, ClusterDomain the domain they
 	// serve, by default cluster.local.
 	ClusterDNS    []netip.Addr
@@ -91,6 +96,7 @@ type Runner struct {
 
 	services corelisters.ServiceLister
 	network  *network
+	changed  chan struct{} // see Changed
 
 	mu      sync.Mutex
 	workers map[types.UID]*worker
@@ -133,7 +139,10 @@ func New(o Options) (*Runner, error) {
 	if err := os.MkdirAll(filepath.Join(dir, "pods"), 0o700); err != nil {
 		return nil, fmt.Errorf("state directory: %w", err)
 	}
-	r := &Runner{o: o, ipam: newIPAM(), workers: map[types.UID]*worker{}, starts: make(chan struct{}, 2*runtime.NumCPU())}
+	r := &Runner{
+		o: o, ipam: newIPAM(), workers: map[types.UID]*worker{}, starts: make(chan struct{}, 2*runtime.NumCPU()),
+		changed: make(chan struct{}, 1),
+	}
 	r.network = newNetwork(r)
 	if o.Listener != nil {
 		if o.ClientCA == nil {
@@ -153,6 +162,20 @@ func (r *Runner) Fingerprint() string { return r.cert.fingerprint }
 
 // Healthy returns why this node cannot run pods now, nil if it can.
 func (r *Runner) Healthy() error { return r.network.healthy() }
+
+// Condition returns the Node condition PodsRouted.
+func (r *Runner) Condition() corev1.NodeCondition { return r.network.condition() }
+
+// Changed holds a token when what Healthy or Condition return may have changed.
+func (r *Runner) Changed() <-chan struct{} { return r.changed }
+
+// notify leaves a token for the receiver of Changed.
+func (r *Runner) notify() {
+	select {
+	case r.changed <- struct{}{}:
+	default:
+	}
+}
 
 // WaitReady waits until pods bound to this node are started.
 func (r *Runner) WaitReady(ctx context.Context) error {

@@ -270,7 +270,8 @@ func Cleanup() error {
 			}
 		}
 	}
-	return errors.Join(append(errs, SyncRoutes(nil), Unmasquerade())...)
+	_, err = SyncRoutes(nil)
+	return errors.Join(append(errs, err, Unmasquerade())...)
 }
 
 func address(a netip.Addr) *netlink.Addr {

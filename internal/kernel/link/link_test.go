@@ -2,6 +2,7 @@ package link_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -278,8 +279,8 @@ func TestSyncRoutes(t *testing.T) {
 		{"moved", moved, []string{"10.244.2.0/24 via 192.0.2.3", "10.244.3.0/24 via 192.0.2.2"}, []string{"fd00", "10.244.2.0/24 via 192.0.2.2"}},
 		{"none", nil, nil, []string{"via"}},
 	} {
-		if err := link.SyncRoutes(c.want); err != nil {
-			t.Fatalf("%s: %v", c.name, err)
+		if failed, err := link.SyncRoutes(c.want); err != nil || len(failed) > 0 {
+			t.Fatalf("%s: %v, %v", c.name, failed, err)
 		}
 		got := list()
 		for _, h := range c.has {
@@ -293,8 +294,9 @@ func TestSyncRoutes(t *testing.T) {
 			}
 		}
 	}
-	if err := link.SyncRoutes([]link.Route{route("10.244.9.0/24", "203.0.113.9"), route("10.244.8.0/24", "192.0.2.2")}); err == nil {
-		t.Error("a neighbour out of reach gave no error")
+	failed, err := link.SyncRoutes([]link.Route{route("10.244.9.0/24", "203.0.113.9"), route("10.244.8.0/24", "192.0.2.2")})
+	if err != nil || len(failed) != 1 || failed[netip.MustParsePrefix("10.244.9.0/24")] == nil {
+		t.Errorf("a neighbour out of reach gave %v, %v; want an error of its range", failed, err)
 	}
 	if got := list(); !strings.Contains(got, "10.244.8.0/24") {
 		t.Errorf("one bad route kept the good one away: %q", got)
@@ -330,5 +332,83 @@ func TestCleanupLeavesNothing(t *testing.T) {
 	}
 	if _, err := os.Stat("/sys/class/net/other"); err != nil && !strings.Contains(run(t, "", "ip", "link"), "other") {
 		t.Error("a foreign device is gone")
+	}
+}
+
+// A route that is not ours is neither replaced nor removed, whatever its metric, and
+// takes precedence where it has a lower one.
+func TestForeignRoutesStay(t *testing.T) {
+	node(t)
+	outside(t)
+	foreign := []string{
+		"default via 192.0.2.2", "10.244.5.0/24 via 192.0.2.3", "10.244.6.0/24 via 192.0.2.3 metric 2500",
+	}
+	for _, r := range foreign {
+		run(t, "", "ip", append([]string{"route", "add"}, strings.Fields(r)...)...)
+	}
+	route := func(dst string) link.Route {
+		return link.Route{Dst: netip.MustParsePrefix(dst), Via: netip.MustParseAddr("192.0.2.2")}
+	}
+	failed, err := link.SyncRoutes([]link.Route{route("0.0.0.0/0"), route("10.244.5.0/24"), route("10.244.6.0/24")})
+	if err != nil || len(failed) != 1 || failed[netip.MustParsePrefix("10.244.6.0/24")] == nil {
+		t.Errorf("failed %v, %v; want that of 10.244.6.0/24 alone, which collides", failed, err)
+	}
+	if got := run(t, "", "ip", "route", "get", "10.244.5.9"); !strings.Contains(got, "via 192.0.2.3") {
+		t.Errorf("the administrator's route does not lead: %s", got)
+	}
+	for range 2 {
+		all := run(t, "", "ip", "route")
+		for _, r := range foreign {
+			if !strings.Contains(strings.ReplaceAll(all, " dev up0", ""), r) {
+				t.Errorf("no %q in\n%s", r, all)
+			}
+		}
+		if _, err := link.SyncRoutes(nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Who sends to an address of the node's own range that no pod has is told so at
+// once, though a default route leads out.
+func TestUnusedAddressesAreUnreachable(t *testing.T) {
+	node(t)
+	outside(t)
+	run(t, "", "ip", "route", "add", "default", "via", "192.0.2.2")
+	run(t, "", "ip", "-6", "route", "add", "default", "via", "2001:db8::2")
+	p := pod(t, 2)
+	var own []link.Route
+	for _, dst := range []string{"10.244.1.0/24", "fd00:10:244:1::/64"} {
+		own = append(own, link.Route{Dst: netip.MustParsePrefix(dst)})
+	}
+	for range 2 {
+		if failed, err := link.SyncRoutes(own); err != nil || len(failed) > 0 {
+			t.Fatal(failed, err)
+		}
+	}
+	for i, dead := range []string{"10.244.1.77", "fd00:10:244:1::77"} {
+		for _, ns := range []string{self, p.Netns} {
+			start := time.Now()
+			// A pod's first packet gets its answer while connect(2) still holds the
+			// socket, which then fails when it sends again, after 1 s.
+			err := netns.Do(ns, func() error {
+				_, err := net.DialTimeout("tcp", netip.AddrPortFrom(netip.MustParseAddr(dead), 80).String(), 20*time.Second)
+				return err
+			})
+			if !errors.Is(err, syscall.EHOSTUNREACH) && !errors.Is(err, syscall.ENETUNREACH) {
+				t.Errorf("%s from %s: %v, want that there is no route to host", dead, ns, err)
+			}
+			t.Logf("%s from %s: %v after %v", dead, ns, err, time.Since(start).Round(time.Microsecond))
+		}
+		listen(t, p.Netns, netip.AddrPortFrom(p.Addrs[i], 80))
+		if _, err := ask(self, netip.AddrPortFrom(p.Addrs[i], 80)); err != nil {
+			t.Errorf("the pod that is there: %v", err)
+		}
+	}
+	if err := link.Cleanup(); err != nil {
+		t.Fatal(err)
+	}
+	if got := run(t, "", "ip", "route") + run(t, "", "ip", "-6", "route"); strings.Contains(got, "unreachable") {
+		t.Errorf("left after Cleanup:\n%s", got)
 	}
 }

@@ -9,47 +9,97 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Route sends a range of addresses by a neighbour: the pods of another node.
+// RouteMetric is the metric of our routes to ranges of pods. A route to the same
+// range that somebody else has made has a lower one as a rule (0, or 1024 for IPv6),
+// stays beside ours, and takes precedence.
+const RouteMetric = 2500
+
+// Route is how packets to a range of pods' addresses go.
 type Route struct {
 	Dst netip.Prefix
+	// Via is the neighbour that has the pods. The zero Addr makes the range
+	// unreachable but for the more specific routes of pods that run here: who sends
+	// to a dead pod is told so at once, and nothing of it leaves by a default route.
 	Via netip.Addr
 }
 
-// SyncRoutes makes want the only routes with a gateway that bear our protocol
-// number: new ones are added or changed in place first, then the rest deleted.
-// It goes on after an error and returns all of them.
-func SyncRoutes(want []Route) error {
+// SyncRoutes makes want the only routes to ranges that bear our protocol number:
+// missing ones are added, and then the rest deleted. It never replaces a route: one
+// of others with the same range and RouteMetric makes ours fail. It goes on after an
+// error; failed has the errors of single routes by range, err all others.
+func SyncRoutes(want []Route) (failed map[netip.Prefix]error, err error) {
 	have, err := ours()
 	if err != nil {
-		return err
+		return nil, err
+	}
+	wanted := map[Route]bool{}
+	for _, r := range want {
+		wanted[Route{r.Dst.Masked(), r.Via}] = true
 	}
 	var errs []error
-	wanted := map[netip.Prefix]bool{}
-	for _, r := range want {
-		r.Dst = r.Dst.Masked()
-		wanted[r.Dst] = true
-		if have[r.Dst] == r.Via {
-			continue
-		}
-		if err := netlink.RouteReplace(&netlink.Route{Dst: network(r.Dst), Gw: r.Via.AsSlice(), Protocol: Protocol}); err != nil {
-			errs = append(errs, fmt.Errorf("route to %s by %s: %w; nodes must reach each other's InternalIP in one hop", r.Dst, r.Via, err))
+	found := map[Route]bool{}
+	remove := func(r *netlink.Route) {
+		if err := netlink.RouteDel(r); err != nil && !errors.Is(err, unix.ESRCH) {
+			errs = append(errs, fmt.Errorf("remove route to %s: %w", r.Dst, err))
 		}
 	}
-	for dst, via := range have {
-		if wanted[dst] {
-			continue
-		}
-		err := netlink.RouteDel(&netlink.Route{Dst: network(dst), Gw: via.AsSlice(), Protocol: Protocol})
-		if err != nil && !errors.Is(err, unix.ESRCH) {
-			errs = append(errs, fmt.Errorf("remove route to %s: %w", dst, err))
+	var old []*netlink.Route
+	for _, r := range have {
+		key := decodeRoute(r)
+		switch {
+		case r.Priority != RouteMetric: // of an earlier version
+			old = append(old, r)
+		case wanted[key]:
+			found[key] = true
+		default: // first, for a new gateway of the same range would collide
+			remove(r)
 		}
 	}
-	return errors.Join(errs...)
+	failed = map[netip.Prefix]error{}
+	for r := range wanted {
+		if found[r] {
+			continue
+		}
+		if err := netlink.RouteAdd(encodeRoute(r)); err != nil {
+			failed[r.Dst] = addError(r, err)
+		}
+	}
+	for _, r := range old {
+		remove(r)
+	}
+	return failed, errors.Join(errs...)
 }
 
-// ours lists our routes that go by a gateway.
-func ours() (map[netip.Prefix]netip.Addr, error) {
-	out := map[netip.Prefix]netip.Addr{}
+func addError(r Route, err error) error {
+	switch {
+	case errors.Is(err, unix.EEXIST):
+		return fmt.Errorf("cannot add route to %s: another one with metric %d is there; remove it or give it another metric", r.Dst, RouteMetric)
+	case !r.Via.IsValid():
+		return fmt.Errorf("cannot make %s unreachable: %w", r.Dst, err)
+	}
+	return fmt.Errorf("cannot add route to %s via %s: %w; nodes must reach each other's InternalIP in one hop", r.Dst, r.Via, err)
+}
+
+func encodeRoute(r Route) *netlink.Route {
+	out := &netlink.Route{Dst: network(r.Dst), Protocol: Protocol, Priority: RouteMetric}
+	if r.Via.IsValid() {
+		out.Gw = r.Via.AsSlice()
+	} else {
+		out.Type = unix.RTN_UNREACHABLE
+	}
+	return out
+}
+
+func decodeRoute(r *netlink.Route) Route {
+	a, _ := netip.AddrFromSlice(r.Dst.IP)
+	via, _ := netip.AddrFromSlice(r.Gw)
+	ones, _ := r.Dst.Mask.Size()
+	return Route{netip.PrefixFrom(a.Unmap(), min(ones, a.Unmap().BitLen())), via.Unmap()}
+}
+
+// ours lists the routes of SyncRoutes.
+func ours() ([]*netlink.Route, error) {
+	var out []*netlink.Route
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		routes, err := Whole(func() ([]netlink.Route, error) {
 			return netlink.RouteListFiltered(family, &netlink.Route{Protocol: Protocol}, netlink.RT_FILTER_PROTOCOL)
@@ -57,14 +107,10 @@ func ours() (map[netip.Prefix]netip.Addr, error) {
 		if err != nil {
 			return nil, fmt.Errorf("list routes: %w", err)
 		}
-		for _, r := range routes {
-			if r.Gw == nil || r.Dst == nil {
-				continue
+		for i := range routes {
+			if r := &routes[i]; r.Dst != nil && (r.Gw != nil || r.Type == unix.RTN_UNREACHABLE) {
+				out = append(out, r)
 			}
-			a, _ := netip.AddrFromSlice(r.Dst.IP)
-			gw, _ := netip.AddrFromSlice(r.Gw)
-			ones, _ := r.Dst.Mask.Size()
-			out[netip.PrefixFrom(a.Unmap(), min(ones, a.Unmap().BitLen()))] = gw.Unmap()
 		}
 	}
 	return out, nil
