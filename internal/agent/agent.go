@@ -100,6 +100,9 @@ func (r *Registrar) Run(ctx context.Context) error {
 			leaseErr := r.renew(ctx)
 			if leaseErr == nil {
 				renewed = now
+			} else if apierrors.IsForbidden(leaseErr) {
+				// The Node is gone, which the watch may not have shown: look.
+				r.reported = time.Time{}
 			}
 			err = errors.Join(err, leaseErr)
 		}

@@ -343,6 +343,10 @@ func testDiscovery(t *testing.T, s *apiserver.Server, c *kubernetes.Clientset) {
 // A node gets tokens of the accounts of its own Pods alone, bound to them.
 func testNodeTokens(t *testing.T, s *apiserver.Server, c *kubernetes.Clientset) {
 	node := kubernetes.NewForConfigOrDie(joined(t, s, "tokens", t.TempDir()).Config())
+	if _, err := node.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "tokens"}},
+		metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	pods := map[string]types.UID{}
 	for name, n := range map[string]string{"here": "tokens", "there": "elsewhere"} {
 		if _, err := c.CoreV1().ServiceAccounts("default").Create(t.Context(),

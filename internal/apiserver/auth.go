@@ -37,6 +37,8 @@ const (
 	UserAgentClient = "fairlead-apiserver"
 	// userAdmin is the user of admin.kubeconfig, in group system:masters.
 	userAdmin = "fairlead-admin"
+	// userServer is the name in the server's own certificate.
+	userServer = "fairlead-server"
 )
 
 // tokenCacheTime is how long an authenticated token is cached, and so how long one

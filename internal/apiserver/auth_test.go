@@ -110,6 +110,10 @@ func testRules(t *testing.T, s *apiserver.Server) {
 	}
 	list := metav1.ListOptions{}
 	for _, r := range []request{
+		{"node", "register", true, func(ctx context.Context, c *kubernetes.Clientset) error {
+			_, err := c.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}, metav1.CreateOptions{})
+			return err
+		}},
 		{"node", "list services", true, func(ctx context.Context, c *kubernetes.Clientset) error {
 			_, err := c.CoreV1().Services("").List(ctx, list)
 			return err
@@ -120,10 +124,6 @@ func testRules(t *testing.T, s *apiserver.Server) {
 		}},
 		{"node", "list secrets", false, func(ctx context.Context, c *kubernetes.Clientset) error {
 			_, err := c.CoreV1().Secrets("").List(ctx, list)
-			return err
-		}},
-		{"node", "register", true, func(ctx context.Context, c *kubernetes.Clientset) error {
-			_, err := c.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}, metav1.CreateOptions{})
 			return err
 		}},
 		{"node", "delete a node", false, func(ctx context.Context, c *kubernetes.Clientset) error {

@@ -66,7 +66,7 @@ func newCredentials(
 	join.ReloadWithin(life)
 	c := &credentials{
 		dir: dir, pki: p, url: url, now: now, log: log, serving: &servingCert{},
-		server: pki.Leaf{Name: "server", CommonName: "fairlead-server", DNSNames: names.dns, IPs: names.ips},
+		server: pki.Leaf{Name: "server", CommonName: userServer, DNSNames: names.dns, IPs: names.ips},
 	}
 	return c, c.refresh()
 }

@@ -27,6 +27,7 @@ type guard struct {
 	rules      *rbac.Resolver
 	aggregator *rbac.Aggregator
 	pods       *podIndex
+	synced     func() bool // the Nodes
 	signer     *signer
 	authorizer authorizer.Authorizer
 	resolver   authorizer.RuleResolver
@@ -53,7 +54,10 @@ func (s *Server) newGuard(ctx context.Context, client kubernetes.Interface, shar
 	}
 	g := &guard{rules: rules, pods: pods, aggregator: rbac.NewAggregator(client, shared, s.log),
 		maxLife: s.opts.Auth.ServiceAccountMaxTokenLife, server: s.publicURL()}
-	nodes := nodeAuthorizer{pods: pods, rules: nodeRules()}
+	known := shared.Core().V1().Nodes()
+	index := nodeIndex{known.Lister()}
+	g.synced = known.Informer().HasSynced
+	nodes := nodeAuthorizer{pods: pods, nodes: index, rules: nodeRules()}
 	g.authorizer, err = union.New(
 		union.NamedAuthorizer{AuthorizerName: "privileged", Authorizer: authorizerfactory.NewPrivilegedGroups(user.SystemPrivilegedGroup)},
 		union.NamedAuthorizer{AuthorizerName: "node", Authorizer: authorizer.AuthorizerFunc(nodes.Authorize)},
@@ -71,7 +75,7 @@ func (s *Server) newGuard(ctx context.Context, client kubernetes.Interface, shar
 		return nil, err
 	}
 	lister := shared.Core().V1().ServiceAccounts().Lister()
-	g.plugins = []admission.Interface{accounts.NewAdmission(lister, client), newNodeRestriction(pods)}
+	g.plugins = []admission.Interface{accounts.NewAdmission(lister, client), newNodeRestriction(pods, index)}
 	g.tokens, err = s.newTokens(ctx, client, &accounts.Authenticator{
 		Issuer: g.issuer, Accounts: lister, Pods: pods.uid, Client: client, Now: time.Now,
 	})
@@ -127,7 +131,7 @@ func (g *guard) ensurePolicy(ctx context.Context, client kubernetes.Interface) e
 	if err := rbac.Reconcile(ctx, client, policy); err != nil {
 		return err
 	}
-	for !g.rules.Knows(policy) || !g.pods.informer.HasSynced() {
+	for !g.rules.Knows(policy) || !g.pods.informer.HasSynced() || !g.synced() {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()

@@ -3,6 +3,7 @@ package apiserver
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -28,17 +29,18 @@ const restrictedLabels = "node-restriction.kubernetes.io"
 // that depends on the object.
 type nodeRestriction struct {
 	*admission.Handler
-	pods *podIndex
+	pods  *podIndex
+	nodes nodeIndex
 }
 
 var _ admission.ValidationInterface = nodeRestriction{}
 
-func newNodeRestriction(pods *podIndex) nodeRestriction {
-	return nodeRestriction{admission.NewHandler(admission.Create, admission.Update, admission.Delete), pods}
+func newNodeRestriction(pods *podIndex, nodes nodeIndex) nodeRestriction {
+	return nodeRestriction{admission.NewHandler(admission.Create, admission.Update, admission.Delete), pods, nodes}
 }
 
 // Validate accepts all requests of users that are no nodes.
-func (n nodeRestriction) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+func (n nodeRestriction) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	node, ok := nodeOf(a.GetUserInfo())
 	if !ok {
 		return nil
@@ -56,7 +58,7 @@ func (n nodeRestriction) Validate(_ context.Context, a admission.Attributes, _ a
 			err = fmt.Errorf("node %q may write its own Lease alone", node)
 		}
 	case "discovery.k8s.io/endpointslices":
-		err = checkSlice(node, a)
+		err = n.checkSlice(ctx, node, a)
 	}
 	if err != nil {
 		return admission.NewForbidden(a, err)
@@ -145,9 +147,10 @@ func (n nodeRestriction) checkToken(node string, a admission.Attributes) error {
 	return nil
 }
 
-// checkSlice accepts writes to the slices of the node's own DNS server, and to those
-// of another one if they only make its endpoints unready.
-func checkSlice(node string, a admission.Attributes) error {
+// checkSlice accepts writes to the slices of the node's own DNS server, one of each
+// family, with one endpoint at an address of its Node; and to those of another one if
+// they only make its endpoints unready.
+func (n nodeRestriction) checkSlice(ctx context.Context, node string, a admission.Attributes) error {
 	old, _ := a.GetOldObject().(*discoveryv1.EndpointSlice)
 	now, _ := a.GetObject().(*discoveryv1.EndpointSlice)
 	for _, s := range []*discoveryv1.EndpointSlice{old, now} {
@@ -158,10 +161,42 @@ func checkSlice(node string, a admission.Attributes) error {
 	if old == nil && now == nil {
 		return fmt.Errorf("node %q may delete single EndpointSlices alone", node)
 	}
-	if (old == nil || ofNode(old, node)) && (now == nil || ofNode(now, node)) || onlyUnready(old, now) {
+	if onlyUnready(old, now) || now == nil && ofNode(old, node) {
 		return nil
 	}
+	if (old == nil || ofNode(old, node)) && now != nil && ofNode(now, node) {
+		return n.checkEndpoints(ctx, node, now)
+	}
 	return fmt.Errorf("node %q may write the EndpointSlices of its own DNS server alone, or mark another one's endpoints unready", node)
+}
+
+// maxOwnPrefix is the part of a slice's name that is compared: longer ones end with a
+// hash.
+const maxOwnPrefix = 200
+
+// checkEndpoints checks that a slice is one of the two that a node may have, and says
+// no more than that the node itself answers.
+func (n nodeRestriction) checkEndpoints(ctx context.Context, node string, s *discoveryv1.EndpointSlice) error {
+	name := dnsServiceName + "-" + node
+	if s.Name != name && s.Name != name+"-ipv6" && (len(name) <= maxOwnPrefix || !strings.HasPrefix(s.Name, name[:maxOwnPrefix])) {
+		return fmt.Errorf("node %q may write the EndpointSlices %s and %s-ipv6 alone", node, name, name)
+	}
+	if len(s.Endpoints) > 1 || len(s.Endpoints) == 1 && len(s.Endpoints[0].Addresses) != 1 {
+		return fmt.Errorf("node %q may list one address in a slice", node)
+	}
+	for i := range s.Endpoints {
+		addr := s.Endpoints[i].Addresses[0]
+		if n.nodes.await(ctx, node, func(n *corev1.Node) bool { return hasAddress(n, addr) }) == nil {
+			return fmt.Errorf("node %q may list its own addresses alone: %s is none of its Node", node, addr)
+		}
+	}
+	return nil
+}
+
+func hasAddress(n *corev1.Node, addr string) bool {
+	return slices.ContainsFunc(n.Status.Addresses, func(a corev1.NodeAddress) bool {
+		return a.Type == corev1.NodeInternalIP && a.Address == addr
+	})
 }
 
 func ofNode(s *discoveryv1.EndpointSlice, node string) bool {

@@ -7,10 +7,12 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+	corelisters "k8s.io/client-go/listers/core/v1"
 
 	"github.com/fairlead/fairlead/internal/registry/rbac"
 )
@@ -29,14 +31,53 @@ func nodeOf(u user.Info) (name string, isNode bool) {
 // decides later, when the object itself is known.
 type nodeAuthorizer struct {
 	pods  *podIndex
+	nodes nodeIndex
 	rules []rbacv1.PolicyRule
 }
 
-// Authorize has no opinion on users that are no nodes.
+// nodeIndex finds Nodes in memory.
+type nodeIndex struct{ corelisters.NodeLister }
+
+// await returns a Node for which ok returns true, which a Node may become a moment
+// after the requester has seen it; nil if there is none.
+func (x nodeIndex) await(ctx context.Context, name string, ok func(*corev1.Node) bool) (found *corev1.Node) {
+	awaitIndex(ctx, func() bool {
+		n, err := x.Get(name)
+		if err == nil && ok(n) {
+			found = n
+		}
+		return found != nil
+	})
+	return found
+}
+
+func anyNode(*corev1.Node) bool { return true }
+
+// beforeRegistered reports whether a node may make a request without a Node: to
+// register, to be told about itself, and to read the ranges that it needs for both. A
+// certificate does not outlive the Node that it was issued for in any other way.
+func beforeRegistered(a authorizer.Attributes) bool {
+	reads := slices.Contains([]string{"get", "list", "watch"}, a.GetVerb())
+	switch a.GetAPIGroup() + "/" + a.GetResource() {
+	case "/nodes":
+		return a.GetSubresource() == "" && (reads || a.GetVerb() == "create")
+	case groupNetworking + "/servicecidrs":
+		return reads
+	case groupAuthentication + "/selfsubjectreviews", groupAuthorization + "/selfsubjectaccessreviews":
+		return true
+	}
+	return !a.IsResourceRequest()
+}
+
+// Authorize has no opinion on users that are no nodes. It denies a node without Node
+// what RBAC may grant to all nodes, too.
 func (n nodeAuthorizer) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	node, ok := nodeOf(a.GetUser())
 	if !ok {
 		return authorizer.DecisionNoOpinion, "", nil
+	}
+	if !beforeRegistered(a) && n.nodes.await(ctx, node, anyNode) == nil {
+		return authorizer.DecisionDeny, fmt.Sprintf("there is no Node %s: it may register, and nothing else before", node), nil
 	}
 	if a.IsResourceRequest() {
 		if why, mine := n.own(ctx, node, a); mine {
@@ -112,7 +153,7 @@ func reason(ok bool, why string) string {
 // pod returns why node may not access a Pod, "" if the Pod is its own.
 func (n nodeAuthorizer) pod(ctx context.Context, node, namespace, name string) string {
 	elsewhere := false
-	here := n.pods.await(ctx, func() bool {
+	here := awaitIndex(ctx, func() bool {
 		p := n.pods.get(namespace, name)
 		elsewhere = p != nil && p.node != "" && p.node != node
 		return elsewhere || p != nil && p.node == node
@@ -123,7 +164,7 @@ func (n nodeAuthorizer) pod(ctx context.Context, node, namespace, name string) s
 // related returns why node may not access an object, "" if one of its Pods refers to
 // the object.
 func (n nodeAuthorizer) related(ctx context.Context, node string, a authorizer.Attributes) string {
-	ok := n.pods.await(ctx, func() bool { return n.pods.referred(node, a.GetResource(), a.GetNamespace(), a.GetName()) })
+	ok := awaitIndex(ctx, func() bool { return n.pods.referred(node, a.GetResource(), a.GetNamespace(), a.GetName()) })
 	return reason(ok, fmt.Sprintf("no relationship found between node '%s' and this object", node))
 }
 

@@ -21,6 +21,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -51,6 +52,8 @@ func TestNodes(t *testing.T) {
 	t.Run("certificate", func(t *testing.T) { testNodeCertificate(t, s, admin) })
 	t.Run("requests", func(t *testing.T) { testCertificateRequests(t, s, admin) })
 	t.Run("own", func(t *testing.T) { testNodeOwns(t, s, admin) })
+	t.Run("gone", func(t *testing.T) { testNodeGone(t, s, admin) })
+	t.Run("one name", func(t *testing.T) { testOneName(t, s, admin) })
 }
 
 func testNodeCertificate(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset) {
@@ -199,15 +202,115 @@ func testCertificateRequests(t *testing.T, s *apiserver.Server, admin *kubernete
 	if err != nil || leaf.Subject.CommonName != "jane" || strings.Join(leaf.Subject.Organization, ",") != "dev" {
 		t.Errorf("%v, %v", leaf.Subject, err)
 	}
-	master, err := ask("master", csr(t, "mallory", "system:masters"), nil)
+	for name, request := range map[string][]byte{
+		"master": csr(t, "mallory", "system:masters"), "nodes": csr(t, "mallory", "system:nodes"), "server": csr(t, "fairlead-apiserver"),
+		"controllers": csr(t, "system:fairlead-controllers"), "node": csr(t, "system:node:mallory"), "admin": csr(t, "fairlead-admin"),
+	} {
+		r, err := ask(name, request, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := approve(r, admin); err != nil {
+			t.Fatal(err)
+		}
+		if r := result(name); len(r.Status.Certificate) > 0 || r.Status.Conditions[1].Type != certificatesv1.CertificateFailed {
+			t.Errorf("%s: %+v", name, r.Status)
+		}
+	}
+}
+
+// The certificate of a node whose Node is gone serves to register again, and for
+// nothing else, whatever roles all nodes have.
+func testNodeGone(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset) {
+	ctx, get := t.Context(), metav1.GetOptions{}
+	c := kubernetes.NewForConfigOrDie(joined(t, s, "gone", t.TempDir()).Config())
+	if _, err := admin.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "all-nodes"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:coredns"},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "system:nodes"}},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	requests := map[string]func() error{
+		"read Services": func() error { _, err := c.CoreV1().Services("").List(ctx, metav1.ListOptions{}); return err },
+		"read Pods":     func() error { _, err := c.CoreV1().Pods("").List(ctx, metav1.ListOptions{}); return err },
+		"make its Lease": func() error {
+			_, err := c.CoordinationV1().Leases("kube-node-lease").Create(ctx, &coordinationv1.Lease{
+				ObjectMeta: metav1.ObjectMeta{Name: "gone"}}, metav1.CreateOptions{})
+			return err
+		},
+		"be an endpoint of DNS": func() error {
+			_, err := c.DiscoveryV1().EndpointSlices("kube-system").Create(ctx, dnsSlice("gone"), metav1.CreateOptions{})
+			return err
+		},
+		"renew its certificate": func() error {
+			_, err := c.CertificatesV1().CertificateSigningRequests().Create(ctx, &certificatesv1.CertificateSigningRequest{
+				ObjectMeta: metav1.ObjectMeta{GenerateName: "again-"},
+				Spec: certificatesv1.CertificateSigningRequestSpec{
+					Request: csr(t, "system:node:gone", "system:nodes"), SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
+					Usages: []certificatesv1.KeyUsage{certificatesv1.UsageClientAuth},
+				},
+			}, metav1.CreateOptions{})
+			return err
+		},
+	}
+	denied := func() {
+		t.Helper()
+		for what, do := range requests {
+			if err := do(); !apierrors.IsForbidden(err) {
+				t.Errorf("a node without Node may %s: %v", what, err)
+			}
+		}
+		if _, err := c.CoreV1().Nodes().Get(ctx, "gone", get); !apierrors.IsNotFound(err) {
+			t.Errorf("get its Node: %v", err)
+		}
+	}
+	denied()
+	if _, err := c.CoreV1().Nodes().Create(ctx, &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "gone"},
+		Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}}},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for what, do := range requests {
+		if err := do(); err != nil {
+			t.Errorf("a registered node may not %s: %v", what, err)
+		}
+	}
+	if err := admin.CoreV1().Nodes().Delete(ctx, "gone", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the deletion counts", func() bool { return apierrors.IsForbidden(requests["read Services"]()) })
+	denied()
+}
+
+// Of two machines that ask for one name at a time, one gets it.
+func testOneName(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset) {
+	joined(t, s, "twin", t.TempDir())
+	boot, err := join.Config(t.Context(), s.URL(), s.Token())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := approve(master, admin); err != nil {
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	if _, err := join.NewNode(ctx, boot, "twin", t.TempDir(), slog.New(slog.DiscardHandler)); err == nil {
+		t.Error("two machines have a certificate for one name")
+	}
+	all, err := admin.CertificatesV1().CertificateSigningRequests().List(t.Context(), metav1.ListOptions{})
+	if err != nil {
 		t.Fatal(err)
 	}
-	if r := result("master"); len(r.Status.Certificate) > 0 || r.Status.Conditions[1].Type != certificatesv1.CertificateFailed {
-		t.Errorf("%+v", r.Status)
+	asked, issued := 0, 0
+	for i := range all.Items {
+		b, _ := pem.Decode(all.Items[i].Spec.Request)
+		if r, err := x509.ParseCertificateRequest(b.Bytes); err == nil && r.Subject.CommonName == "system:node:twin" {
+			if asked++; len(all.Items[i].Status.Certificate) > 0 {
+				issued++
+			}
+		}
+	}
+	if asked != 2 || issued != 1 {
+		t.Errorf("%d requests, %d certificates", asked, issued)
 	}
 }
 
@@ -215,8 +318,10 @@ func testCertificateRequests(t *testing.T, s *apiserver.Server, admin *kubernete
 // of Secrets and ConfigMaps only what its Pods refer to.
 func testNodeOwns(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset) {
 	for _, n := range []string{"mine", "theirs"} {
-		if _, err := admin.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n}},
-			metav1.CreateOptions{}); err != nil {
+		if _, err := admin.CoreV1().Nodes().Create(t.Context(), &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: n},
+			Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}}},
+		}, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		for _, kind := range []string{"secret", "config"} {
@@ -355,6 +460,10 @@ func testNodeOwns(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset
 			_, err := c.DiscoveryV1().EndpointSlices("kube-system").Create(ctx, e, metav1.CreateOptions{})
 			return err
 		}},
+		request{"list an address that is not its own", false, func(ctx context.Context) error { return listDNS(ctx, c, "", "192.0.2.2") }},
+		request{"list an address of its own", true, func(ctx context.Context) error { return listDNS(ctx, c, "", "192.0.2.1") }},
+		request{"list several endpoints", false, func(ctx context.Context) error { return listDNS(ctx, c, "", "192.0.2.1", "192.0.2.1") }},
+		request{"have more slices", false, func(ctx context.Context) error { return listDNS(ctx, c, "kube-dns-mine-2", "192.0.2.1") }},
 		request{"say that another DNS server has ended", true, func(ctx context.Context) error { return markEnded(ctx, admin, c, "") }},
 		request{"move another DNS server", false, func(ctx context.Context) error { return markEnded(ctx, admin, c, "192.0.2.99") }},
 	)
@@ -372,12 +481,31 @@ func testNodeOwns(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset
 func dnsSlice(node string) *discoveryv1.EndpointSlice {
 	yes := true
 	return &discoveryv1.EndpointSlice{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "dns-" + node,
+		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kube-dns-" + node,
 			Labels: map[string]string{discoveryv1.LabelServiceName: "kube-dns"}},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.1"}, NodeName: &node,
 			Conditions: discoveryv1.EndpointConditions{Ready: &yes, Serving: &yes}}},
 	}
+}
+
+// listDNS has c write the slice of the node mine, or another one of it, with an
+// endpoint at each of the addresses.
+func listDNS(ctx context.Context, c *kubernetes.Clientset, name string, addrs ...string) error {
+	api, e := c.DiscoveryV1().EndpointSlices("kube-system"), dnsSlice("mine")
+	one := e.Endpoints[0]
+	e.Endpoints = nil
+	for _, a := range addrs {
+		one.Addresses = []string{a}
+		e.Endpoints = append(e.Endpoints, *one.DeepCopy())
+	}
+	if name != "" {
+		e.Name = name
+		_, err := api.Create(ctx, e, metav1.CreateOptions{})
+		return err
+	}
+	_, err := api.Update(ctx, e, metav1.UpdateOptions{})
+	return err
 }
 
 // markEnded has c take the DNS server of the other node out of kube-dns, and

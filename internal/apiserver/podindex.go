@@ -71,15 +71,15 @@ func (x *podIndex) referred(node, resource, namespace, name string) bool {
 	return err == nil && len(keys) > 0
 }
 
-// Times of podIndex.await.
+// Times of awaitIndex.
 const (
 	indexTimeout = 500 * time.Millisecond
 	indexPoll    = 5 * time.Millisecond
 )
 
-// await polls cond for as long as the index may lag behind the store: the requester
-// may have seen a Pod that the index has not yet.
-func (x *podIndex) await(ctx context.Context, cond func() bool) bool {
+// awaitIndex polls cond for as long as an index may lag behind the store: the
+// requester may have seen an object that the index has not yet.
+func awaitIndex(ctx context.Context, cond func() bool) bool {
 	for end := time.Now().Add(indexTimeout); !cond(); {
 		if time.Now().After(end) {
 			return false

@@ -37,6 +37,9 @@ const (
 	keepPending   = 24 * time.Hour
 	sweepPeriod   = 10 * time.Minute
 	nameInUseWait = time.Second
+	// registerWithin is the time from a certificate to its node's first Lease in
+	// which the name is not given to another machine.
+	registerWithin = time.Minute
 )
 
 // signer approves the certificate requests of nodes and signs what is
@@ -146,7 +149,7 @@ func (s *signer) approve(ctx context.Context, c *certificatesv1.CertificateSigni
 		if err != nil {
 			return 0, err
 		}
-		if inUse {
+		if inUse || s.justIssued(c.Name, node) {
 			s.log.Warn("a machine requests the name of a node that is alive; not approving before that node's Lease expires",
 				"node", node, "request", c.Name)
 			return nameInUseWait, nil
@@ -154,6 +157,7 @@ func (s *signer) approve(ctx context.Context, c *certificatesv1.CertificateSigni
 	}
 	c.Status.Conditions = append(c.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
 		Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "AutoApproved", Message: message,
+		LastUpdateTime: metav1.Now(),
 	})
 	_, err = s.client.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, c.Name, c, metav1.UpdateOptions{})
 	return 0, ignoreRace(err)
@@ -172,6 +176,25 @@ func (s *signer) nameInUse(ctx context.Context, node string) (bool, error) {
 	return time.Now().Before(lease.Spec.RenewTime.Add(time.Duration(*lease.Spec.LeaseDurationSeconds) * time.Second)), nil
 }
 
+// justIssued reports whether another request for the node was approved a moment ago:
+// its machine may not have written its Lease yet.
+func (s *signer) justIssued(request, node string) bool {
+	all, err := s.requests.List(labels.Everything())
+	if err != nil {
+		return true // cannot happen: the lister reads from memory
+	}
+	return slices.ContainsFunc(all, func(c *certificatesv1.CertificateSigningRequest) bool {
+		i := slices.IndexFunc(c.Status.Conditions, func(k certificatesv1.CertificateSigningRequestCondition) bool {
+			return k.Type == certificatesv1.CertificateApproved && time.Since(k.LastUpdateTime.Time) < registerWithin
+		})
+		if i < 0 || c.Name == request || c.Spec.SignerName != certificatesv1.KubeAPIServerClientKubeletSignerName {
+			return false
+		}
+		r, err := certificate.Parse(c)
+		return err == nil && r.Subject.CommonName == nodePrefix+node
+	})
+}
+
 // nodeRequest returns the node that a request is for, or an error if it is not a
 // node's request.
 func nodeRequest(c *certificatesv1.CertificateSigningRequest, r *x509.CertificateRequest) (string, error) {
@@ -186,6 +209,26 @@ func nodeRequest(c *certificatesv1.CertificateSigningRequest, r *x509.Certificat
 		return "", errors.New("no alternative names are allowed")
 	}
 	return node, clientUsages(c)
+}
+
+// unreserved returns an error if a request is for an identity of the system: no
+// approval makes anybody the server, its controllers, a node or an administrator.
+func unreserved(r *x509.CertificateRequest) error {
+	for _, g := range r.Subject.Organization {
+		switch g {
+		case user.SystemPrivilegedGroup, user.NodesGroup, GroupControllers, GroupBootstrappers:
+			return fmt.Errorf("no certificate is signed for the group %s", g)
+		}
+	}
+	name := r.Subject.CommonName
+	switch name {
+	case UserAgentClient, UserControllers, UserNodeToken, userAdmin, userServer, user.APIServerUser:
+		return fmt.Errorf("no certificate is signed for the user %s", name)
+	}
+	if strings.HasPrefix(name, nodePrefix) {
+		return fmt.Errorf("no certificate of a node is signed by this signer; ask %s", certificatesv1.KubeAPIServerClientKubeletSignerName)
+	}
+	return nil
 }
 
 // clientUsages checks that the usages are those of a client's certificate.
@@ -216,10 +259,7 @@ func (s *signer) sign(ctx context.Context, c *certificatesv1.CertificateSigningR
 	case certificatesv1.KubeAPIServerClientKubeletSignerName:
 		_, err = nodeRequest(c, request)
 	case certificatesv1.KubeAPIServerClientSignerName:
-		err = clientUsages(c)
-		if slices.Contains(request.Subject.Organization, user.SystemPrivilegedGroup) {
-			err = fmt.Errorf("no certificate is signed for the group %s", user.SystemPrivilegedGroup)
-		}
+		err = errors.Join(clientUsages(c), unreserved(request))
 	default:
 		return nil // another signer's
 	}
