@@ -42,7 +42,6 @@ type forwarder struct {
 	mixCase bool
 	inOrder bool
 	timeout time.Duration
-	limit   int
 	groups  []group // stubs, the most specific first
 	overTLS []*upstream
 	main    atomic.Pointer[[]*upstream]
@@ -54,6 +53,7 @@ type forwarder struct {
 	mu       sync.Mutex
 	closed   bool
 	inflight map[string]*lookup // by ask.key
+	shares   shares             // of inflight, by the client that asked first
 	byAddr   map[netip.AddrPort]*upstream
 }
 
@@ -66,7 +66,9 @@ type group struct {
 
 // lookup is a question in flight.
 type lookup struct {
+	client  netip.Addr // the one that asked first
 	waiters []func(result)
+	shares  shares // of waiters, once there is a second one
 }
 
 // result is what a lookup found; e is nil if it found nothing.
@@ -83,8 +85,8 @@ func newForwarder(o Options) (*forwarder, error) {
 		mixCase:  !o.PlainCase,
 		inOrder:  o.Sequential,
 		timeout:  o.Timeout,
-		limit:    o.MaxInFlight,
 		inflight: map[string]*lookup{},
+		shares:   newShares(o.MaxInFlight),
 		byAddr:   map[netip.AddrPort]*upstream{},
 	}
 	for _, t := range o.TLSUpstream {
@@ -186,8 +188,9 @@ func (f *forwarder) spawn(do func()) bool {
 
 // lookup asks for a at the upstreams and calls done once with the result, on
 // another goroutine; a.name must not change until then. It returns false, and
-// done is never called, when too many questions are in flight.
-func (f *forwarder) lookup(a ask, upstreams []*upstream, done func(result)) bool {
+// done is never called, when too many questions are in flight or the client has
+// its share of them. The invalid client is the server itself.
+func (f *forwarder) lookup(a ask, client netip.Addr, upstreams []*upstream, done func(result)) bool {
 	key := a.key()
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -195,21 +198,36 @@ func (f *forwarder) lookup(a ask, upstreams []*upstream, done func(result)) bool
 		return false
 	}
 	if l := f.inflight[key]; l != nil {
-		if len(l.waiters) >= maxWaiters {
-			f.metrics.rejects.Add(1)
+		if l.shares.by == nil {
+			l.shares = newShares(maxWaiters)
+			l.shares.add(l.client)
+		}
+		if !f.admit(&l.shares, client) {
 			return false
 		}
 		l.waiters = append(l.waiters, done)
 		return true
 	}
-	if len(f.inflight) >= f.limit {
-		f.metrics.rejects.Add(1)
+	if !f.admit(&f.shares, client) {
 		return false
 	}
-	f.inflight[key] = &lookup{waiters: []func(result){done}}
+	f.inflight[key] = &lookup{client: client, waiters: []func(result){done}}
 	f.wg.Add(1)
 	go f.run(key, a, upstreams)
 	return true
+}
+
+// admit takes a place for a question of the client, or counts its rejection.
+func (f *forwarder) admit(s *shares, client netip.Addr) bool {
+	full := s.full()
+	if s.take(client) {
+		return true
+	}
+	f.metrics.rejects.Add(1)
+	if !full {
+		f.metrics.clientRejects.Add(1)
+	}
+	return false
 }
 
 // run resolves one question and passes the answer to all who wait for it.
@@ -244,9 +262,10 @@ func (f *forwarder) takeWaiters(key string, finish bool) []func(result) {
 	}
 	if finish {
 		delete(f.inflight, key)
+		f.shares.release(l.client)
 	}
 	w := l.waiters
-	l.waiters = nil
+	l.waiters, l.shares = nil, shares{}
 	return w
 }
 

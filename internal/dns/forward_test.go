@@ -301,27 +301,94 @@ func TestSlowUpstreamDoesNotSlowLocalNames(t *testing.T) {
 	}
 }
 
-func TestTooManyUnderWayAreRefused(t *testing.T) {
+// A client may have as many questions in flight as are left free for others, so one
+// whose names hang does not shut the others out.
+func TestQuestionsInFlightAreShared(t *testing.T) {
 	release := make(chan struct{})
 	u := startUpstream(t, func(w mdns.ResponseWriter, m *mdns.Msg, n int64) {
 		<-release
 		answerWith("@ 100 IN A 192.0.2.1")(w, m, n)
 	})
-	s := start(t, Options{Upstream: upstreams(u), MaxInFlight: 3, Timeout: 10 * time.Second})
-	var wg sync.WaitGroup
-	for i := range 3 {
-		wg.Go(func() { exchange(t, s, "udp", question(fmt.Sprintf("n%d.example.com.", i), mdns.TypeA)) })
+	s := start(t, Options{Upstream: upstreams(u), MaxInFlight: 6, Timeout: 10 * time.Second})
+	var waiting []*mdns.Conn
+	send := func(host byte, name string) {
+		t.Helper()
+		c := dialFrom(t, s, "udp", host)
+		if err := c.WriteMsg(question(name, mdns.TypeA)); err != nil {
+			t.Fatal(err)
+		}
+		waiting = append(waiting, c)
+		eventually(t, "the question is in flight", func() bool {
+			s.forward.mu.Lock()
+			defer s.forward.mu.Unlock()
+			return s.forward.shares.used == len(waiting)
+		})
 	}
-	eventually(t, "three questions are under way", func() bool {
-		s.forward.mu.Lock()
-		defer s.forward.mu.Unlock()
-		return len(s.forward.inflight) == 3
-	})
-	if r := exchange(t, s, "udp", question("n4.example.com.", mdns.TypeA)); r.Rcode != mdns.RcodeRefused {
-		t.Errorf("answered %v", r)
+	rejected := func(host byte, name string) {
+		t.Helper()
+		c := dialFrom(t, s, "udp", host)
+		if err := c.WriteMsg(question(name, mdns.TypeA)); err != nil {
+			t.Fatal(err)
+		}
+		if r, err := c.ReadMsg(); err != nil || r.Rcode != mdns.RcodeRefused {
+			t.Errorf("%s from client %d: %v, %v", name, host, r, err)
+		}
+	}
+	for i := range 3 { // as many as are left free
+		send(1, fmt.Sprintf("n%d.example.com.", i))
+	}
+	rejected(1, "n3.example.com.")
+	// Other clients' questions are not concerned.
+	send(2, "n4.example.com.")
+	send(3, "n5.example.com.")
+	if n := s.forward.metrics.clientRejects.Load(); n != 1 {
+		t.Errorf("%d rejected because of their client's share, want 1", n)
+	}
+	send(4, "n6.example.com.")
+	rejected(5, "n7.example.com.")
+	if n := s.forward.metrics.rejects.Load(); n != 2 {
+		t.Errorf("%d rejected, want 2", n)
 	}
 	close(release)
-	wg.Wait()
+	for _, c := range waiting {
+		if r, err := c.ReadMsg(); err != nil || firstA(r) != "192.0.2.1" {
+			t.Errorf("%v, %v", r, err)
+		}
+	}
+	eventually(t, "no question is in flight", func() bool {
+		s.forward.mu.Lock()
+		defer s.forward.mu.Unlock()
+		return s.forward.shares.used == 0 && len(s.forward.shares.by) == 0
+	})
+}
+
+// One client's copies of a question leave places among those that wait for its answer.
+func TestWaitersAreShared(t *testing.T) {
+	release := make(chan struct{})
+	u := startUpstream(t, func(w mdns.ResponseWriter, m *mdns.Msg, n int64) {
+		<-release
+		answerWith("@ 100 IN A 192.0.2.1")(w, m, n)
+	})
+	s := start(t, Options{Upstream: upstreams(u), Timeout: 10 * time.Second})
+	eventually(t, "lookups are open", s.Ready)
+	a := ask{name: []byte("\x03one\x07example\x03com\x00"), typ: typeA}
+	var done sync.WaitGroup
+	admitted := map[string]int{}
+	for _, client := range []string{"192.0.2.1", "192.0.2.2"} {
+		for range 2 * maxWaiters {
+			done.Add(1)
+			if s.forward.lookup(a, netip.MustParseAddr(client), *s.forward.main.Load(), func(result) { done.Done() }) {
+				admitted[client]++
+			} else {
+				done.Done()
+			}
+		}
+	}
+	if first, second := admitted["192.0.2.1"], admitted["192.0.2.2"]; first > maxWaiters/2+1 || second < maxWaiters/4-1 {
+		t.Errorf("the first client has %d places, the second %d", first, second)
+	}
+	close(release)
+	done.Wait()
 }
 
 // RFC 8767: when no upstream answers, an old answer is better than none.

@@ -29,6 +29,9 @@ func (s *Server) Collect(ch chan<- prometheus.Metric) {
 		c.gauge("coredns_hosts_reload_timestamp_seconds", "When the hosts file that is used was written.", float64(h.modified.UnixNano())/1e9)
 	}
 	s.programming.Collect(ch)
+	c.gauge("fairlead_dns_tcp_connections", "Connections of clients.", float64(s.conns.len()))
+	c.counter("fairlead_dns_tcp_displaced_total", "Idle connections closed for new ones, of clients that had their share.",
+		s.conns.displaced.Load())
 	c.gauge("fairlead_dns_ready", "Whether the server listens and the cluster's names are complete.", truth(s.Ready()))
 	if s.options.Client != nil {
 		c.gauge("fairlead_dns_api_up", "Whether the API server can be reached; if not, answers are from memory.", truth(s.apiUp.Load()))
@@ -121,6 +124,8 @@ func (c collector) forward(f *forwarder) {
 	const proxy = "forward"
 	c.counter("coredns_forward_max_concurrent_rejects_total", "Questions rejected because too many were in flight to upstreams.",
 		f.metrics.rejects.Load())
+	c.counter("fairlead_dns_client_rejects_total", "Questions rejected because their client had its share of those in flight.",
+		f.metrics.clientRejects.Load())
 	c.counter("coredns_forward_healthcheck_broken_total", "Questions sent while every upstream was unhealthy.", f.metrics.broken.Load())
 	for _, u := range f.all() {
 		for rcode := range u.stats.duration {

@@ -209,6 +209,14 @@ func (l *lines) queries(t *testing.T) []string {
 			continue
 		}
 		delete(q, "time")
+		if c, err := netip.ParseAddrPort(fmt.Sprint(q["client"])); err != nil || !c.Addr().IsLoopback() || c.Port() == 0 {
+			t.Errorf("client %v in %s", q["client"], line)
+		}
+		if d, ok := q["duration"].(float64); !ok || d <= 0 || d > float64(time.Minute) {
+			t.Errorf("duration %v in %s", q["duration"], line)
+		}
+		delete(q, "client")
+		delete(q, "duration")
 		b, _ := json.Marshal(q)
 		out = append(out, string(b))
 	}

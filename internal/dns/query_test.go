@@ -238,40 +238,98 @@ func TestPipelining(t *testing.T) {
 	}
 }
 
-// Connections beyond the bound are closed; those that are open go on.
-func TestConnectionsAreBounded(t *testing.T) {
-	s := start(t, Options{MaxConns: 2})
-	var open []*mdns.Conn
-	for range 2 {
-		c, err := net.Dial("tcp", s.Addrs()[0].String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
-		open = append(open, &mdns.Conn{Conn: c})
-		if err := open[len(open)-1].WriteMsg(question("cluster.local.", mdns.TypeSOA)); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := open[len(open)-1].ReadMsg(); err != nil {
-			t.Fatal(err)
-		}
+// dialFrom connects to the server from 127.0.0.HOST, until the test ends.
+func dialFrom(t *testing.T, s *Server, network string, host byte) *mdns.Conn {
+	t.Helper()
+	d := net.Dialer{Timeout: 10 * time.Second}
+	if network == "tcp" {
+		d.LocalAddr = &net.TCPAddr{IP: net.IPv4(127, 0, 0, host)}
+	} else {
+		d.LocalAddr = &net.UDPAddr{IP: net.IPv4(127, 0, 0, host)}
 	}
-	c, err := net.Dial("tcp", s.Addrs()[0].String())
+	c, err := d.Dial(network, s.Addrs()[0].String())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
-	_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
-	if _, err := c.Read(make([]byte, 1)); err == nil || strings.Contains(err.Error(), "timeout") {
-		t.Errorf("a third connection stays open: %v", err)
+	t.Cleanup(func() { c.Close() })
+	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	return &mdns.Conn{Conn: c}
+}
+
+// soa asks over c and returns the error of a connection that is closed.
+func soa(c *mdns.Conn) error {
+	if err := c.WriteMsg(question("cluster.local.", mdns.TypeSOA)); err != nil {
+		return err
 	}
-	for _, c := range open {
-		if err := c.WriteMsg(question("cluster.local.", mdns.TypeSOA)); err != nil {
-			t.Fatal(err)
+	_, err := c.ReadMsg()
+	return err
+}
+
+// One client's connections, however many, leave places for others. Its longest idle
+// one is closed for each new one; the connection of another client stays.
+func TestConnectionsAreShared(t *testing.T) {
+	const limit = 40
+	s := start(t, Options{MaxConns: limit})
+	other := dialFrom(t, s, "tcp", 2)
+	if err := soa(other); err != nil {
+		t.Fatal(err)
+	}
+	var greedy []*mdns.Conn
+	for i := range 5 * limit {
+		c := dialFrom(t, s, "tcp", 1)
+		if err := soa(c); err != nil {
+			t.Fatalf("connection %d: %v", i, err)
 		}
-		if _, err := c.ReadMsg(); err != nil {
-			t.Error(err)
+		// The first one is in use all the time.
+		if greedy = append(greedy, c); i > 0 {
+			if err := soa(greedy[0]); err != nil {
+				t.Fatalf("the connection in use, after %d: %v", i, err)
+			}
 		}
+	}
+	if err := soa(other); err != nil {
+		t.Errorf("the other client's connection: %v", err)
+	}
+	for i := range 5 { // and more of other clients
+		if err := soa(dialFrom(t, s, "tcp", byte(3+i))); err != nil {
+			t.Errorf("client %d: %v", 3+i, err)
+		}
+	}
+	if soa(greedy[1]) == nil {
+		t.Error("the longest idle connection is still open")
+	}
+	if err := soa(greedy[len(greedy)-1]); err != nil {
+		t.Errorf("the newest connection: %v", err)
+	}
+	open, displaced := s.conns.len(), s.conns.displaced.Load()
+	if open > limit/2+7 || displaced < 4*limit || !strings.Contains(scrape(t, s, "/metrics"), "fairlead_dns_tcp_displaced_total 1") {
+		t.Errorf("%d connections open, %d closed for others", open, displaced)
+	}
+}
+
+// When many clients hold all places together, a new one gets that of the client with
+// the most.
+func TestConnectionsOfManyClients(t *testing.T) {
+	const limit = 8
+	s := start(t, Options{MaxConns: limit})
+	var first *mdns.Conn // of the only client with two
+	for host := byte(1); host <= 2*limit; host++ {
+		c := dialFrom(t, s, "tcp", host)
+		if err := soa(c); err != nil {
+			t.Fatalf("client %d: %v", host, err)
+		}
+		if host == 1 {
+			first = c
+			if err := soa(dialFrom(t, s, "tcp", host)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if soa(first) == nil {
+		t.Error("the client with the most still has its longest idle connection")
+	}
+	if n := s.conns.len(); n > limit {
+		t.Errorf("%d connections", n)
 	}
 }
 

@@ -3,6 +3,7 @@ package dns
 import (
 	"encoding/binary"
 	"math/rand/v2"
+	"net/netip"
 	"time"
 
 	mdns "github.com/miekg/dns"
@@ -19,6 +20,9 @@ type worker struct {
 	turn  uint32 // of the order of addresses
 	udp   bool
 	stats *workerStats
+	// client is the source of the request: over TCP, and over UDP if an upstream is
+	// asked or questions are logged.
+	client netip.AddrPort
 	// family of the client, as an index of familyNames.
 	family int
 
@@ -136,7 +140,7 @@ func (w *worker) prefetch(e *entry, age uint32) {
 	if !e.hits.CompareAndSwap(hits, -1<<30) {
 		return
 	}
-	if w.s.forward.lookup(w.ask(), w.s.forward.upstreams(&w.q.Name), func(result) {}) {
+	if w.s.forward.lookup(w.ask(), netip.Addr{}, w.s.forward.upstreams(&w.q.Name), func(result) {}) {
 		w.s.forward.metrics.prefetch.Add(1)
 	}
 }
@@ -179,7 +183,10 @@ func (w *worker) handOver(req []byte, what fate, send func([]byte)) bool {
 		w.fail(req, rcodeRefused)
 		return false
 	}
-	j := &job{s: s, req: append([]byte(nil), req...), udp: w.udp, stats: w.stats, family: w.family, send: send, start: time.Now()}
+	j := &job{
+		s: s, req: append([]byte(nil), req...), udp: w.udp, stats: w.stats,
+		client: w.client, family: w.family, send: send, start: time.Now(),
+	}
 	a, name := w.ask(), &w.q.Name
 	if what == follow {
 		name = w.zoneReply.Target
@@ -200,7 +207,7 @@ func (w *worker) handOver(req []byte, what fate, send func([]byte)) bool {
 	if what == follow {
 		done = func(r result) { j.finishChain(a, r) }
 	}
-	if !s.forward.lookup(a, us, done) {
+	if !s.forward.lookup(a, w.client.Addr(), us, done) {
 		return w.cannot(req, what)
 	}
 	return true
@@ -226,6 +233,7 @@ type job struct {
 	req    []byte
 	udp    bool
 	stats  *workerStats
+	client netip.AddrPort
 	family int
 	send   func([]byte)
 	start  time.Time
@@ -248,15 +256,14 @@ func (j *job) finish(r result) {
 
 // worker makes a worker that stands where the first one stood.
 func (j *job) worker() *worker {
-	w := &worker{s: j.s, udp: j.udp, stats: j.stats, family: j.family, out: make([]byte, 0, udpSize)}
+	w := &worker{s: j.s, udp: j.udp, stats: j.stats, client: j.client, family: j.family, out: make([]byte, 0, udpSize)}
 	w.q.parse(j.req)
 	return w
 }
 
 func (j *job) deliver(w *worker) {
 	j.send(w.out)
-	w.count(w.q.end, time.Since(j.start))
-	w.log()
+	w.finished(w.q.end, time.Since(j.start))
 }
 
 // finishChain sends the CNAMEs the zone gave, followed by what the upstream
@@ -302,11 +309,8 @@ func (j *job) finishChain(a ask, r result) {
 	w.out = w.q.finish(packed, flags, w.rcode, uint16(len(m.Answer)), uint16(len(m.Ns)), 0)
 }
 
-// log writes the request to the log when that is wanted.
-func (w *worker) log() {
-	if !w.s.options.LogQueries {
-		return
-	}
+// log writes the request to the query log.
+func (w *worker) log(took time.Duration) {
 	name := "" // of a question that was not understood
 	if w.q.end > headerSize {
 		name = w.q.Name.String()
@@ -315,6 +319,6 @@ func (w *worker) log() {
 	if w.udp {
 		proto = "udp"
 	}
-	w.s.log.Info("query", "name", name, "type", mdns.Type(w.q.Type).String(), "proto", proto, "do", w.q.do,
-		"rcode", rcodeNames[min(w.rcode, len(rcodeNames)-1)], "size", len(w.out))
+	w.s.log.Info("query", "client", w.client.String(), "name", name, "type", mdns.Type(w.q.Type).String(), "proto", proto, "do", w.q.do,
+		"rcode", rcodeNames[min(w.rcode, len(rcodeNames)-1)], "size", len(w.out), "duration", took)
 }

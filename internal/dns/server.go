@@ -100,7 +100,7 @@ func New(o Options) (*Server, error) {
 		}, []string{"service_kind"}),
 	}
 	s.hosts.Store(hosts)
-	s.conns.open = map[net.Conn]struct{}{}
+	s.conns.open, s.conns.shares = map[netip.Addr]map[*tcpConn]struct{}{}, newShares(o.MaxConns)
 	s.synced.Store(o.Client == nil)
 	return s, nil
 }

@@ -2,7 +2,6 @@ package dns
 
 import (
 	"math/bits"
-	"net"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -150,11 +149,12 @@ func family(a netip.Addr) int {
 	return 0
 }
 
-func familyOf(a net.Addr) int {
-	if t, ok := a.(*net.TCPAddr); ok {
-		return family(t.AddrPort().Addr())
+// finished counts and logs the request that w has answered.
+func (w *worker) finished(reqSize int, took time.Duration) {
+	w.count(reqSize, took)
+	if w.s.options.LogQueries {
+		w.log(took)
 	}
-	return 0
 }
 
 // count counts the request that w has answered.
@@ -247,5 +247,5 @@ func (s *upstreamStats) observe(rcode int, d time.Duration) { s.duration[rcode&1
 
 // forwardStats are the counters of forwarding as a whole.
 type forwardStats struct {
-	rejects, broken, stale, prefetch, requests, malformed atomic.Uint64
+	rejects, clientRejects, broken, stale, prefetch, requests, malformed atomic.Uint64
 }

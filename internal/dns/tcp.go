@@ -5,7 +5,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"net"
+	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -26,35 +28,111 @@ const (
 	tcpGather = 16 << 10
 )
 
-// conns are the open connections, to close them at the end.
-type conns struct {
-	mu   sync.Mutex
-	open map[net.Conn]struct{} // nil once closed
+// tcpConn is the connection of a client.
+type tcpConn struct {
+	net.Conn
+	client netip.AddrPort
+	// used is when it was opened or last had a request or an answer, in
+	// nanoseconds since 1970.
+	used atomic.Int64
 }
 
-func (c *conns) add(conn net.Conn, limit int) bool {
+func newTCPConn(conn net.Conn) *tcpConn {
+	c := &tcpConn{Conn: conn}
+	if a, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
+		c.client = clientOf(a.AddrPort())
+	}
+	c.used.Store(time.Now().UnixNano())
+	return c
+}
+
+// clientOf returns the address of a client as shares and the query log have it.
+func clientOf(a netip.AddrPort) netip.AddrPort {
+	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
+}
+
+// conns are the open connections: bounded in number, and shared fairly among the
+// clients.
+type conns struct {
+	displaced atomic.Uint64 // closed for another one
+
+	mu     sync.Mutex
+	closed bool
+	shares shares
+	open   map[netip.Addr]map[*tcpConn]struct{}
+}
+
+// add keeps a new connection. If its client has its share, its connection that is
+// idle for the longest is closed; if there is no place at all for a client without
+// any, that of the client with the most. It returns false after closeAll.
+func (c *conns) add(conn *tcpConn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.open == nil || len(c.open) >= limit {
+	if c.closed {
 		return false
 	}
-	c.open[conn] = struct{}{}
+	client := conn.client.Addr()
+	if !c.shares.take(client) {
+		from := client
+		if c.open[client] == nil {
+			from = c.shares.largest()
+		}
+		idle := c.longestIdle(from)
+		c.displaced.Add(1)
+		c.drop(idle)
+		idle.Close()
+		c.shares.add(client)
+	}
+	if c.open[client] == nil {
+		c.open[client] = map[*tcpConn]struct{}{}
+	}
+	c.open[client][conn] = struct{}{}
 	return true
 }
 
-func (c *conns) remove(conn net.Conn) {
+func (c *conns) longestIdle(client netip.Addr) (idle *tcpConn) {
+	for conn := range c.open[client] {
+		if idle == nil || conn.used.Load() < idle.used.Load() {
+			idle = conn
+		}
+	}
+	return idle
+}
+
+// drop forgets a connection that is in open.
+func (c *conns) drop(conn *tcpConn) {
+	client := conn.client.Addr()
+	c.shares.release(client)
+	if delete(c.open[client], conn); len(c.open[client]) == 0 {
+		delete(c.open, client)
+	}
+}
+
+// remove forgets a connection, unless that has happened already.
+func (c *conns) remove(conn *tcpConn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.open, conn)
+	if _, ok := c.open[conn.client.Addr()][conn]; ok {
+		c.drop(conn)
+	}
+}
+
+// len returns the number of connections.
+func (c *conns) len() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.shares.used
 }
 
 func (c *conns) closeAll() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for conn := range c.open {
-		conn.Close()
+	c.closed = true
+	for _, of := range c.open {
+		for conn := range of {
+			conn.Close()
+		}
 	}
-	c.open = nil
 }
 
 // serveTCP accepts connections until the listener is closed, and returns when
@@ -63,7 +141,7 @@ func (s *Server) serveTCP(l net.Listener, stats *workerStats) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for {
-		conn, err := l.Accept()
+		accepted, err := l.Accept()
 		if err != nil {
 			if errors.Is(err, net.ErrClosed) {
 				return
@@ -76,7 +154,8 @@ func (s *Server) serveTCP(l net.Listener, stats *workerStats) {
 			}
 			continue
 		}
-		if !s.conns.add(conn, s.options.MaxConns) {
+		conn := newTCPConn(accepted)
+		if !s.conns.add(conn) {
 			conn.Close()
 			continue
 		}
@@ -91,9 +170,10 @@ func (s *Server) serveTCP(l net.Listener, stats *workerStats) {
 // serveConn answers the requests of one connection. Those that wait for an
 // upstream do not hold up those behind them (RFC 7766, 6.2.1.1). What came in
 // together is answered together: a system call costs more than an answer.
-func (s *Server) serveConn(conn net.Conn, stats *workerStats) {
+func (s *Server) serveConn(conn *tcpConn, stats *workerStats) {
 	w := s.newWorker(false, stats)
-	w.family = familyOf(conn.RemoteAddr())
+	w.client = conn.client
+	w.family = family(conn.client.Addr())
 	r := bufio.NewReaderSize(conn, tcpBuffer)
 	answers := &stream{conn: conn}
 	pending := make(chan struct{}, tcpPending)
@@ -124,6 +204,7 @@ func (s *Server) serveConn(conn net.Conn, stats *workerStats) {
 		}
 		in = in[lengthSize:]
 		start := time.Now()
+		conn.used.Store(start.UnixNano())
 		what := w.answer(in)
 		if what == drop {
 			w.stats.dropped.Add(1)
@@ -132,7 +213,12 @@ func (s *Server) serveConn(conn net.Conn, stats *workerStats) {
 		handed := false
 		if what == forward || what == follow {
 			pending <- struct{}{}
-			handed = w.handOver(in, what, func(out []byte) { answers.add(out); answers.flush(); <-pending })
+			handed = w.handOver(in, what, func(out []byte) {
+				answers.add(out)
+				answers.flush()
+				conn.used.Store(time.Now().UnixNano())
+				<-pending
+			})
 			if !handed {
 				<-pending
 			}
@@ -144,8 +230,7 @@ func (s *Server) serveConn(conn net.Conn, stats *workerStats) {
 		if !answers.add(w.out) {
 			return
 		}
-		w.count(n, time.Since(start))
-		w.log()
+		w.finished(n, time.Since(start))
 	}
 }
 

@@ -72,7 +72,7 @@ func TestPipelinedRequestsShareWrites(t *testing.T) {
 		}
 		ended := make(chan struct{})
 		go func() {
-			s.serveConn(server, &workerStats{})
+			s.serveConn(newTCPConn(server), &workerStats{})
 			close(ended)
 		}()
 		conn := &mdns.Conn{Conn: client}

@@ -84,7 +84,11 @@ func (s *Server) answerUDP(w *worker, conn *net.UDPConn, batch *socket.Batch, i 
 		}
 		return
 	}
-	if what == forward || what == follow {
+	asked := what == forward || what == follow
+	if asked || s.options.LogQueries {
+		w.client = clientOf(batch.From(i))
+	}
+	if asked {
 		info, from := append([]byte(nil), batch.Control(i)...), batch.From(i)
 		if w.handOver(req, what, func(out []byte) { writeUDP(conn, out, info, from) }) {
 			return
@@ -95,8 +99,7 @@ func (s *Server) answerUDP(w *worker, conn *net.UDPConn, batch *socket.Batch, i 
 		info = socket.AnswerFrom(info)
 	}
 	batch.Reply(i, w.out, info)
-	w.count(len(req), time.Since(start))
-	w.log()
+	w.finished(len(req), time.Since(start))
 }
 
 // writeUDP sends an answer. An error concerns one client, which asks again.
