@@ -36,7 +36,7 @@ func TestNotesTellWhatIsWrong(t *testing.T) {
 		text = append(text, n.Reason+": "+n.Message)
 	}
 	all := strings.Join(text, "\n")
-	for _, want := range []string{"TargetPortNotFound", `"htpp"`, "3 of 3", "InvalidPodIP", `p1 ("10.0.0")`} {
+	for _, want := range []string{"TargetPortNotFound: 3 of 3", `"htpp"`, "InvalidPodIP", `p1 ("10.0.0")`} {
 		if !strings.Contains(all, want) {
 			t.Errorf("%q is not in:\n%s", want, all)
 		}
