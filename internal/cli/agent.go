@@ -46,7 +46,7 @@ func (f *agentFlags) add(cmd *cobra.Command) {
 	f.dnsFlags.add(cmd)
 	flags := cmd.Flags()
 	flags.StringVar(&f.nodeName, "node-name", hostname(), "name of this node")
-	flags.Var(&f.nodeIPs, "node-ip", "addresses of this node, at most one of each family (default: the machine's)")
+	flags.Var(&f.nodeIPs, "node-ip", "addresses of this node, at most one of each family (default: those by which it reaches the server)")
 	flags.Uint16Var(&f.agentPort, "agent-port", 10250, "port on the node's address where the API server asks for logs and exec")
 	flags.BoolVar(&f.nodeLocalDNS, "node-local-dns", true,
 		"answer questions to the Service kube-dns on this node itself, without connection tracking; "+
@@ -312,7 +312,7 @@ the Pods it started stay when it stops, and are found again when it starts;
 				return err
 			}
 			if len(f.nodeIPs) == 0 {
-				if f.nodeIPs, err = machineAddresses(); err != nil {
+				if f.nodeIPs, err = machineAddresses(serverAddrs(cfg, log)); err != nil {
 					return err
 				}
 			}

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -71,7 +70,7 @@ func (u *upCommand) run(ctx context.Context) error {
 		}
 	}
 	if len(u.agent.nodeIPs) == 0 {
-		if u.agent.nodeIPs, err = machineAddresses(); err != nil {
+		if u.agent.nodeIPs, err = machineAddresses(nil); err != nil {
 			return err
 		}
 	}
@@ -190,26 +189,17 @@ func (u *upCommand) prepareNamespace() error {
 	return nil
 }
 
-// machineAddresses are the addresses that this machine is reached at: the first
-// global one of each family on an interface that is up.
-func machineAddresses() ([]netip.Addr, error) {
-	all, err := net.InterfaceAddrs()
-	if err != nil {
-		return nil, fmt.Errorf("list the machine's addresses: %w", err)
+// machineAddresses returns the addresses that this machine is reached at, one of
+// each family: those that packets to server, if there is one, leave from.
+func machineAddresses(server []netip.Addr) ([]netip.Addr, error) {
+	var peer netip.Addr
+	if len(server) > 0 {
+		peer = server[0]
 	}
-	var out []netip.Addr
-	for _, a := range all {
-		p, err := netip.ParsePrefix(a.String())
-		if err != nil || !p.Addr().IsGlobalUnicast() {
-			continue
-		}
-		taken := slices.ContainsFunc(out, func(o netip.Addr) bool { return o.Is4() == p.Addr().Is4() })
-		if !taken {
-			out = append(out, p.Addr())
-		}
+	out, err := link.MachineAddrs(peer)
+	if err == nil && len(out) == 0 {
+		err = errors.New("this machine has no address that others reach (those of loopback, bridges, docker and fairlead do not count): " +
+			"give one to an interface, or name it with --node-ip")
 	}
-	if len(out) == 0 {
-		return nil, errors.New("this machine has no address but loopback: give one to an interface, or name it with --node-ip")
-	}
-	return out, nil
+	return out, err
 }
