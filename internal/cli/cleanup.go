@@ -26,7 +26,9 @@ func newCleanup(g *global) *cobra.Command {
 		Short: "Remove what a node wrote to the kernel, and end its Pods",
 		Long: `Remove every trace of a node from this machine: the proxy's rules, the Pods'
 processes, devices and routes, and the node's state. Run it when the agent or the
-proxy has been stopped for good. The server's data are not touched.
+proxy has been stopped for good: beside a running agent it changes nothing. The
+server's data are not touched. Without root it ends the Pods of a 'fairlead up' of
+this user that was killed, and removes their state.
 
 With --kube-proxy it removes only the rules that a kube-proxy left on this machine;
 do that after it has been stopped, and before or while fairlead takes its place.`,
@@ -35,8 +37,9 @@ do that after it has been stopped, and before or while fairlead takes its place.
   fairlead cleanup --kube-proxy`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if os.Geteuid() != 0 {
-				return errors.New("cleaning up changes this machine's network and needs root: run it with sudo")
+			root := os.Geteuid() == 0
+			if kubeProxy && !root {
+				return errors.New("removing rules changes this machine's network and needs root: run it with sudo")
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), cleanupTimeout)
 			defer cancel()
@@ -48,12 +51,22 @@ do that after it has been stopped, and before or while fairlead takes its place.
 				return nil
 			}
 			state := filepath.Join(dataDir, "agent")
-			if err := errors.Join(
-				wrap("pods", runner.Cleanup(ctx, state)),
-				cleanUpModes(ctx, ""),
-				wrap("node-local DNS", nodelocal.Remove()),
-			); err != nil {
-				return err
+			if !root {
+				// The network was that of a namespace, and went with it.
+				if err := runner.Cleanup(ctx, state); err != nil {
+					return wrap("pods", err)
+				}
+				fmt.Fprintln(g.out, "removed: pods, the node's state")
+				return nil
+			}
+			err := runner.Cleanup(ctx, state, runner.RemoveNetwork,
+				func() error { return cleanUpModes(ctx, "") },
+				func() error { return wrap("node-local DNS", nodelocal.Remove()) })
+			if errors.Is(err, runner.ErrRunning) {
+				return fmt.Errorf("nothing was removed: %w", err)
+			}
+			if err != nil {
+				return wrap("pods", err)
 			}
 			fmt.Fprintln(g.out, "removed: pods and their network, proxy rules, the node's state")
 			return nil

@@ -16,12 +16,20 @@ import (
 // maxParallel bounds how many pods Cleanup ends at a time.
 const maxParallel = 16
 
-// Cleanup ends every pod whose state lies below stateDir, removes that state
-// and every network device, route and rule of this package. No agent may run.
+// Cleanup ends every pod whose state lies below stateDir, removes that state,
+// and what remove does: with RemoveNetwork, every network device, route and rule of
+// this package. While an agent runs it changes nothing, and its error is ErrRunning.
 // It may be called again, and without any state.
-func Cleanup(ctx context.Context, stateDir string) error {
+func Cleanup(ctx context.Context, stateDir string, remove ...func() error) error {
+	removeAll := func() error {
+		var errs []error
+		for _, f := range remove {
+			errs = append(errs, f())
+		}
+		return errors.Join(errs...)
+	}
 	if _, err := os.Stat(stateDir); errors.Is(err, os.ErrNotExist) {
-		return link.Cleanup()
+		return removeAll()
 	}
 	lock, err := lockDir(stateDir)
 	if err != nil {
@@ -45,8 +53,12 @@ func Cleanup(ctx context.Context, stateDir string) error {
 			return os.RemoveAll(d.dir)
 		})
 	}
-	if err := errors.Join(g.Wait(), link.Cleanup()); err != nil {
+	if err := errors.Join(g.Wait(), removeAll()); err != nil {
 		return err // the state stays, for the next call
 	}
 	return os.RemoveAll(stateDir)
 }
+
+// RemoveNetwork removes what agents have made of the pods' network in this network
+// namespace.
+func RemoveNetwork() error { return link.Cleanup() }

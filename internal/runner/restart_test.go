@@ -2,6 +2,7 @@ package runner_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -165,5 +166,47 @@ func TestTwoAgentsOneDirectory(t *testing.T) {
 	defer cancel()
 	if err := r.Run(ctx); err == nil || !strings.Contains(err.Error(), "in use by another") {
 		t.Errorf("a second agent: %v", err)
+	}
+}
+
+// Beside a running agent Cleanup changes nothing.
+func TestCleanupBesideAnAgent(t *testing.T) {
+	c := newCluster(t, nil)
+	c.create(server("web"))
+	p := c.ready("web")
+	removed := false
+	err := runner.Cleanup(t.Context(), c.state, func() error { removed = true; return runner.RemoveNetwork() })
+	if !errors.Is(err, runner.ErrRunning) || removed {
+		t.Errorf("Cleanup = %v, other things removed: %v; want that an agent runs, and nothing removed", err, removed)
+	}
+	if d, err := link.Devices(); err != nil || len(d) != 1 || !c.record(p, 0).Process.Alive() {
+		t.Errorf("devices %v, %v; the pod lives: %v", d, err, c.record(p, 0).Process.Alive())
+	}
+}
+
+// A pod whose user namespace is not the agent's is started again: an agent without
+// rights there could not give it a network.
+func TestPodOfAnotherUserNamespace(t *testing.T) {
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newCluster(t, func(o *runner.Options) {
+		o.ShimCommand = []string{"unshare", "--user", "--map-root-user", "--net", "--uts", "--ipc", "--mount", exe, "pod-shim"}
+	})
+	c.create(server("web"))
+	p := c.ready("web")
+	main := c.record(p, 0).Process
+	c.stop()
+	if !main.Alive() {
+		t.Fatal("the pod ended with its agent")
+	}
+	c.change = nil
+	start := time.Now()
+	c.start()
+	c.until("web", "running again", func(p *corev1.Pod) bool { return isReady(p) && status(p).RestartCount == 1 })
+	t.Logf("ready again after %v", time.Since(start).Round(time.Millisecond))
+	if main.Alive() {
+		t.Error("the process of the earlier run lives")
 	}
 }

@@ -32,6 +32,7 @@ import (
 	"github.com/fairlead/fairlead/internal/events"
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
 	"github.com/fairlead/fairlead/internal/kernel/link"
+	"github.com/fairlead/fairlead/internal/kernel/netns"
 	"github.com/fairlead/fairlead/internal/runner/logfile"
 	"github.com/fairlead/fairlead/internal/runner/shim"
 )
@@ -248,6 +249,9 @@ func (r *Runner) stopAll() {
 	}
 }
 
+// ErrRunning: an agent uses the state directory.
+var ErrRunning = errors.New("in use by another fairlead agent")
+
 // lockDir locks the state directory against a second agent.
 func lockDir(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
@@ -256,7 +260,10 @@ func lockDir(dir string) (*os.File, error) {
 	}
 	if err := fileio.Lock(f); err != nil {
 		_ = f.Close()
-		return nil, fmt.Errorf("%s is in use by another fairlead agent: stop that one or choose another directory", dir)
+		if errors.Is(err, fileio.ErrLocked) {
+			err = ErrRunning
+		}
+		return nil, fmt.Errorf("%s is %w: stop that one or choose another directory", dir, err)
 	}
 	return f, nil
 }
@@ -293,14 +300,24 @@ func (r *Runner) adopt(ctx context.Context) error {
 		w.rec = rec
 		r.ipam.reserve(rec.IPs)
 		shimCtx, cancel := context.WithTimeout(ctx, 5*time.Second)
-		if id, err := (shim.Client{Dir: d.dir}).Process(shimCtx); err == nil {
+		id, err := shim.Client{Dir: d.dir}.Process(shimCtx)
+		cancel()
+		switch {
+		case err != nil:
+			w.killRemains()
+		case !netns.SameUser(id.Pid):
+			// A namespace of 'fairlead up' that was killed: its network is gone,
+			// and this process has no rights there to give the pod another one.
+			w.log.Info("a pod of an earlier run is in another user namespace; starting it again", "shim", id.Pid)
+			if err := endShim(ctx, d.dir); err != nil {
+				w.log.Error("cannot end the pod of an earlier run", "err", err)
+			}
+			w.killRemains()
+		default:
 			w.adoptShim(id)
 			w.relink = rec.Device != "" && !slices.Contains(devices, rec.Device)
 			w.log.Info("adopted a running pod", "shim", id.Pid)
-		} else {
-			w.killRemains()
 		}
-		cancel()
 		r.start(w)
 	}
 	return nil

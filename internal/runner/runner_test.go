@@ -79,7 +79,7 @@ func newCluster(t *testing.T, change func(*runner.Options)) *cluster {
 		c.stop()
 		ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
 		defer cancel()
-		if err := runner.Cleanup(ctx, c.state); err != nil {
+		if err := runner.Cleanup(ctx, c.state, runner.RemoveNetwork); err != nil {
 			t.Error(err)
 		}
 		c.empty(ctx)

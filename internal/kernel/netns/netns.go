@@ -39,3 +39,15 @@ func Inode(path string) (uint64, error) {
 	}
 	return st.Ino, nil
 }
+
+// SameUser reports whether a process is in the caller's user namespace. Of one in
+// another user namespace that the caller has no capabilities in, nothing can be
+// read, which counts as no.
+func SameUser(pid int) bool {
+	own, err := Inode("/proc/self/ns/user")
+	if err != nil {
+		return false
+	}
+	other, err := Inode(fmt.Sprintf("/proc/%d/ns/user", pid))
+	return err == nil && own == other
+}
