@@ -16,6 +16,7 @@ import (
 	"github.com/fairlead/fairlead/internal/dataplane/iptables"
 	"github.com/fairlead/fairlead/internal/dataplane/kubeproxy"
 	"github.com/fairlead/fairlead/internal/kernel/conntrack"
+	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/proxy"
 	"github.com/fairlead/fairlead/internal/table"
@@ -120,6 +121,7 @@ func (f *proxyFlags) open(
 		ServiceCIDRs: networks.serviceCIDRs, ClusterCIDRs: networks.podCIDRs,
 		MasqueradeAll: f.masqueradeAll, NodePortAddresses: addrs,
 		Conntrack: conntrack.Delete, SweepConntrack: conntrack.Sweep, PortTaken: socket.Taken,
+		WatchAddresses: link.WatchAddresses,
 		HealthzAddress: f.healthz, MetricsAddress: f.metrics, AuditPeriod: f.auditPeriod,
 	}
 	err = mode.open(setup, &o)

@@ -36,3 +36,29 @@ type Applier interface {
 	// kernel stays and goes on working.
 	Close() error
 }
+
+// Watcher is an Applier that notices when somebody else changes what it wrote.
+type Watcher interface {
+	// Changed returns a channel that holds a token after such a change, or what may
+	// be one. An Apply with changed nil repairs it. It is for one receiver.
+	Changed() <-chan struct{}
+}
+
+// Changes is the Watcher of a mode: what watches the kernel calls Notify. It is
+// made by NewChanges.
+type Changes struct{ token chan struct{} }
+
+// NewChanges returns a Changes without a token.
+func NewChanges() Changes { return Changes{make(chan struct{}, 1)} }
+
+// Changed is Watcher's.
+func (c Changes) Changed() <-chan struct{} { return c.token }
+
+// Notify leaves a token in Changed. It does not block and is safe for concurrent
+// use.
+func (c Changes) Notify() {
+	select {
+	case c.token <- struct{}{}:
+	default:
+	}
+}

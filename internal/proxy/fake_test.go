@@ -19,6 +19,7 @@ import (
 // others can damage, writes only the keys that changed, and panics if a caller
 // forgets one.
 type fakeDataplane struct {
+	dataplane.Changes
 	mu       sync.Mutex
 	kernel   map[table.Key]string
 	addrs    string
@@ -40,7 +41,7 @@ type call struct {
 }
 
 func newFakeDataplane() *fakeDataplane {
-	return &fakeDataplane{kernel: map[table.Key]string{}, behind: map[table.Key]bool{}}
+	return &fakeDataplane{Changes: dataplane.NewChanges(), kernel: map[table.Key]string{}, behind: map[table.Key]bool{}}
 }
 
 // oneInTen fails at random, as a kernel under memory pressure does.

@@ -1,7 +1,7 @@
 package proxy
 
 import (
-	"fmt"
+	"encoding/json"
 	"net/http"
 	"strconv"
 	"sync"
@@ -14,15 +14,22 @@ import (
 // delete: load balancers shall leave it although its proxy is healthy.
 const toBeDeletedTaint = "ToBeDeletedByClusterAutoscaler"
 
-// proxyHealth answers /healthz and /livez as kube-proxy does: the proxy is healthy
-// unless a change waits for longer than the timeout to be programmed. /healthz
-// also fails while the node is about to be deleted.
+// proxyHealth answers /healthz and /livez. As in kube-proxy, the proxy is alive
+// unless a change waits for longer than the timeout to be programmed.
+//
+// /healthz also fails until everything has been programmed once, while the rules
+// in the kernel are known to have been changed by another program, and while
+// there is no Node, or it is about to be deleted: a load balancer that asks sends
+// its clients elsewhere. A service port that the mode rejects does not count,
+// since otherwise the author of one Service could take every node out of every
+// load balancer.
 type proxyHealth struct {
 	timeout time.Duration
 
 	mu       sync.Mutex
 	waiting  time.Time // since when the oldest change waits, zero if none
-	last     time.Time // when everything was last programmed
+	last     time.Time // when everything was last programmed, zero before the first time
+	tampered bool      // the rules were changed from outside and are not repaired yet
 	eligible bool
 }
 
@@ -40,8 +47,17 @@ func (h *proxyHealth) updated(now time.Time) {
 	h.waiting, h.last = time.Time{}, now
 }
 
+// setTampered records that another program has changed the rules, or that they
+// have been repaired.
+func (h *proxyHealth) setTampered(tampered bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.tampered = tampered
+}
+
+// setNode records the Node, nil if there is none.
 func (h *proxyHealth) setNode(n *corev1.Node) {
-	eligible := n == nil || n.DeletionTimestamp.IsZero()
+	eligible := n != nil && n.DeletionTimestamp.IsZero()
 	if n != nil {
 		for _, t := range n.Spec.Taints {
 			eligible = eligible && t.Key != toBeDeletedTaint
@@ -52,42 +68,69 @@ func (h *proxyHealth) setNode(n *corev1.Node) {
 	h.eligible = eligible
 }
 
-func (h *proxyHealth) state(now time.Time) (healthy, eligible bool, last time.Time) {
+// healthState is what proxyHealth knows at a moment.
+type healthState struct {
+	alive    bool // no change waits for too long
+	serving  bool // alive, and the kernel has what the API says as far as known
+	eligible bool
+	last     time.Time
+}
+
+func (h *proxyHealth) state(now time.Time) healthState {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.waiting.IsZero() || now.Sub(h.waiting) < h.timeout, h.eligible, h.last
+	alive := h.waiting.IsZero() || now.Sub(h.waiting) < h.timeout
+	return healthState{alive, alive && !h.tampered && !h.last.IsZero(), h.eligible, h.last}
 }
 
-func (h *proxyHealth) healthy() bool {
-	ok, _, _ := h.state(time.Now())
-	return ok
+// serving reports whether the kernel answers for Services, for health check node
+// ports.
+func (h *proxyHealth) serving() bool { return h.state(time.Now()).serving }
+
+// healthBody is the body of /healthz and /livez as kube-proxy v1.36 has it, which
+// cloud load balancers and scripts read.
+type healthBody struct {
+	LastUpdated  time.Time                        `json:"lastUpdated"`
+	CurrentTime  time.Time                        `json:"currentTime"`
+	NodeEligible *bool                            `json:"nodeEligible,omitempty"`
+	Healthy      bool                             `json:"healthy"`
+	Status       map[corev1.IPFamily]familyHealth `json:"status,omitempty"`
 }
 
-// serveHealthz and serveLivez have kube-proxy's codes and bodies, which cloud load
-// balancers and scripts read.
+// familyHealth is the health of one address family. Both are programmed together.
+type familyHealth struct {
+	LastUpdated time.Time `json:"lastUpdated"`
+	Healthy     bool      `json:"healthy"`
+}
+
 func (p *Proxy) serveHealthz(w http.ResponseWriter, _ *http.Request) {
 	now := time.Now()
-	healthy, eligible, last := p.health.state(now)
-	code, last := healthCode(healthy && eligible, now, last)
+	s := p.health.state(now)
+	code := writeProxyHealth(w, s.serving && s.eligible, now, healthBody{LastUpdated: s.last, NodeEligible: &s.eligible, Healthy: s.serving})
 	p.metrics.healthz.WithLabelValues(strconv.Itoa(code)).Inc()
-	writeHealth(w, code, fmt.Sprintf(`{"lastUpdated": %q,"currentTime": %q, "nodeEligible": %v}`, last, now, eligible))
 }
 
 func (p *Proxy) serveLivez(w http.ResponseWriter, _ *http.Request) {
 	now := time.Now()
-	healthy, _, last := p.health.state(now)
-	code, last := healthCode(healthy, now, last)
+	s := p.health.state(now)
+	code := writeProxyHealth(w, s.alive, now, healthBody{LastUpdated: s.last, Healthy: s.alive})
 	p.metrics.livez.WithLabelValues(strconv.Itoa(code)).Inc()
-	writeHealth(w, code, fmt.Sprintf(`{"lastUpdated": %q,"currentTime": %q}`, last, now))
 }
 
-// healthCode returns the HTTP code and the time to show as last update, which is
-// now while ok.
-func healthCode(ok bool, now, last time.Time) (int, time.Time) {
-	if ok {
-		return http.StatusOK, now
+// writeProxyHealth completes and writes body and returns the HTTP code. The time of
+// the last update is now while ok.
+func writeProxyHealth(w http.ResponseWriter, ok bool, now time.Time, body healthBody) int {
+	if !body.LastUpdated.IsZero() {
+		f := familyHealth{body.LastUpdated, body.Healthy}
+		body.Status = map[corev1.IPFamily]familyHealth{corev1.IPv4Protocol: f, corev1.IPv6Protocol: f}
 	}
-	return http.StatusServiceUnavailable, last
+	code := http.StatusServiceUnavailable
+	if body.CurrentTime = now; ok {
+		code, body.LastUpdated = http.StatusOK, now
+	}
+	text, _ := json.Marshal(&body) // of times and booleans alone
+	writeHealth(w, code, string(text))
+	return code
 }
 
 func writeHealth(w http.ResponseWriter, code int, body string) {

@@ -46,6 +46,9 @@ func TestProxyHealth(t *testing.T) {
 			if code != healthz || body["nodeEligible"] != eligible || body["lastUpdated"] == nil || body["currentTime"] == nil {
 				t.Errorf("%s: /healthz %d %v", when, code, body)
 			}
+			if serving := n.health.serving(); body["healthy"] != serving {
+				t.Errorf("%s: %v: healthy is not %v", when, body, serving)
+			}
 			if (code == 200) != (body["lastUpdated"] == body["currentTime"]) {
 				t.Errorf("%s: %v: lastUpdated is now exactly while all is well", when, body)
 			}
@@ -54,9 +57,12 @@ func TestProxyHealth(t *testing.T) {
 				t.Errorf("%s: /livez %d %v", when, code, body)
 			}
 		}
-		expect("at the start", 200, 200, true)
+		expect("before anything is programmed", 503, 200, false)
+		n.health.setNode(&corev1.Node{})
+		expect("the Node is known, nothing is programmed", 503, 200, true)
 		n.health.queued(time.Now())
 		n.health.updated(time.Now())
+		expect("all is programmed", 200, 200, true)
 		time.Sleep(time.Second) // in the bubble
 		n.health.queued(time.Now())
 		time.Sleep(59 * time.Second)
@@ -67,18 +73,25 @@ func TestProxyHealth(t *testing.T) {
 		n.health.updated(time.Now())
 		expect("it is programmed", 200, 200, true)
 		time.Sleep(time.Second)
+		n.health.setTampered(true)
+		expect("another program has changed the rules", 503, 200, true)
+		n.health.setTampered(false)
+		expect("they are repaired", 200, 200, true)
+		time.Sleep(time.Second)
 		gone := &corev1.Node{Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: toBeDeletedTaint}}}}
 		n.health.setNode(gone)
 		expect("the autoscaler is about to delete the node", 503, 200, false)
 		now := metav1.Now()
 		n.health.setNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: &now}})
 		expect("the node is being deleted", 503, 200, false)
+		n.health.setNode(nil)
+		expect("it is gone", 503, 200, false)
 		n.health.setNode(&corev1.Node{})
-		expect("it is not", 200, 200, true)
+		expect("it is back", 200, 200, true)
 		w := httptest.NewRecorder()
 		n.Metrics().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
 		for _, want := range []string{
-			`kubeproxy_proxy_healthz_total{code="200"} 4`, `kubeproxy_proxy_healthz_total{code="503"} 3`,
+			`kubeproxy_proxy_healthz_total{code="200"} 5`, `kubeproxy_proxy_healthz_total{code="503"} 7`,
 			`kubeproxy_proxy_livez_total{code="503"} 1`,
 			"kubeproxy_sync_proxy_rules_duration_seconds_bucket", "kubeproxy_network_programming_duration_seconds_count",
 			"process_resident_memory_bytes",

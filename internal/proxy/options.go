@@ -14,6 +14,7 @@ import (
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/kernel/conntrack"
+	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
@@ -47,6 +48,10 @@ type Options struct {
 	// Addresses returns the addresses of this machine, on which node ports may
 	// answer. Nil asks the system. It is called every AddressPeriod.
 	Addresses func() ([]netip.Addr, error)
+	// WatchAddresses calls changed when Addresses should be called at once, until
+	// stop is called. Nil watches the system if Addresses is nil, too.
+	// link.WatchAddresses is one.
+	WatchAddresses func(changed func()) (stop func(), err error)
 	// Conntrack removes entries of the kernel's connection tracking table and
 	// returns how many; nil leaves stale entries alone. conntrack.Delete is one.
 	Conntrack func(context.Context, []conntrack.Flow) (int, error)
@@ -102,6 +107,9 @@ func (o *Options) complete() error {
 	}
 	if o.Addresses == nil {
 		o.Addresses = systemAddresses
+		if o.WatchAddresses == nil {
+			o.WatchAddresses = link.WatchAddresses
+		}
 	}
 	for _, d := range []struct {
 		value    *time.Duration

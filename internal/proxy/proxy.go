@@ -56,7 +56,7 @@ func New(opts Options) (*Proxy, error) {
 	p := &Proxy{
 		opts: opts, log: opts.Log, feed: newFeed(), metrics: newMetrics(),
 		status:   newStatus(opts.NodeName, opts.Mode),
-		health:   &proxyHealth{timeout: opts.HealthTimeout, eligible: true},
+		health:   &proxyHealth{timeout: opts.HealthTimeout},
 		builder:  table.NewBuilder(opts.tableConfig()),
 		pace:     pace{minInterval: opts.MinInterval, maxInterval: opts.MaxInterval, retryMin: opts.RetryMin, retryMax: opts.RetryMax},
 		changed:  map[table.Key]struct{}{},
@@ -70,7 +70,7 @@ func New(opts Options) (*Proxy, error) {
 		p.metrics.registry.MustRegister(newCarried(c))
 	}
 	p.events = newRecorder(opts.Client, opts.NodeName, opts.Log)
-	p.checks = newHealthPorts(p.health.healthy, opts.NodePortAddresses.IsDefault())
+	p.checks = newHealthPorts(p.health.serving, opts.NodePortAddresses.IsDefault())
 	return p, nil
 }
 
@@ -93,10 +93,28 @@ func (p *Proxy) Run(ctx context.Context) error {
 	if p.opts.FallbackReason != "" {
 		p.events.node(corev1.EventTypeWarning, "ProxyModeFallback", p.opts.FallbackReason)
 	}
-	p.loop(ctx)
+	addresses, unwatch := p.watchAddresses()
+	defer unwatch()
+	p.loop(ctx, addresses)
 	p.checks.close()
 	wg.Wait()
 	return nil
+}
+
+// watchAddresses returns a channel that holds a token after the machine's
+// addresses have changed, until stop is called. Without notifications they are
+// still read every AddressPeriod.
+func (p *Proxy) watchAddresses() (changed <-chan struct{}, stop func()) {
+	if p.opts.WatchAddresses == nil {
+		return nil, func() {}
+	}
+	c := dataplane.NewChanges()
+	stop, err := p.opts.WatchAddresses(c.Notify)
+	if err != nil {
+		p.log.Warn("cannot watch the machine's addresses; reading them periodically", "err", err, "period", p.opts.AddressPeriod)
+		return nil, func() {}
+	}
+	return c.Changed(), stop
 }
 
 // Status returns what the proxy has done and what is wrong. It is safe for
@@ -117,18 +135,35 @@ func (p *Proxy) Changed() <-chan struct{} { return p.status.changed }
 // Metrics serves the proxy's Prometheus metrics.
 func (p *Proxy) Metrics() http.Handler { return p.metrics.handler() }
 
-func (p *Proxy) loop(ctx context.Context) {
+// repairInterval is the least time between two repairs that notifications ask for:
+// another program that rewrites the rules again and again does not take all of
+// the processor.
+const repairInterval = 500 * time.Millisecond
+
+// settleTime is how long addresses may go on changing before they are read: a
+// device that appears gets several.
+const settleTime = 20 * time.Millisecond
+
+func (p *Proxy) loop(ctx context.Context, addressChanged <-chan struct{}) {
 	select {
 	case <-ctx.Done():
 		return
 	case <-p.feed.synced:
 	}
+	var tampered <-chan struct{}
+	if w, ok := p.opts.Dataplane.(dataplane.Watcher); ok {
+		tampered = w.Changed()
+	}
 	audit := time.NewTicker(p.opts.AuditPeriod)
 	defer audit.Stop()
 	addresses := time.NewTicker(p.opts.AddressPeriod)
 	defer addresses.Stop()
-	timer := time.NewTimer(time.Hour)
+	timer, repair, settled := newStoppedTimer(), newStoppedTimer(), newStoppedTimer()
 	defer timer.Stop()
+	defer repair.Stop()
+	defer settled.Stop()
+	var repaired time.Time
+	settling := false
 	p.readAddresses()
 	p.waiting = true
 	for ctx.Err() == nil {
@@ -141,14 +176,33 @@ func (p *Proxy) loop(ctx context.Context) {
 		case <-ctx.Done():
 		case <-p.feed.wake:
 			p.waiting = true
+		case <-tampered:
+			p.health.setTampered(true)
+			repair.Reset(time.Until(repaired.Add(repairInterval)))
+		case repaired = <-repair.C:
+			p.audit = true
 		case <-audit.C:
 			p.audit = true
+		case <-addressChanged:
+			if !settling {
+				settling = true
+				settled.Reset(settleTime)
+			}
+		case <-settled.C:
+			settling = false
+			p.waiting = p.readAddresses() || p.waiting
 		case <-addresses.C:
 			p.waiting = p.readAddresses() || p.waiting
 		case <-timer.C:
 			p.sync(ctx)
 		}
 	}
+}
+
+func newStoppedTimer() *time.Timer {
+	t := time.NewTimer(time.Hour)
+	t.Stop()
+	return t
 }
 
 // readAddresses reads the machine's addresses and reports whether they changed.
@@ -234,6 +288,9 @@ func (p *Proxy) apply(ctx context.Context, full, audit bool) {
 		p.log.Info("services are programmed", "servicePorts", p.wanted.Len(), "took", took)
 	}
 	p.failed = false
+	if full {
+		p.health.setTampered(false)
+	}
 	p.reject(rejected, changed)
 	p.status.applied(start, took, audit, err, len(p.rejected))
 	if audit {

@@ -29,7 +29,7 @@ func TestRejectedServiceDelaysNoOther(t *testing.T) {
 		if len(events) != 1 || events[0].InvolvedObject.Name != "bad" || !strings.Contains(events[0].Message, "does not like it") {
 			t.Errorf("events %+v, want one about Service bad", events)
 		}
-		if st := w.proxy.Status(); st.Programmed || !strings.Contains(st.Message, "does not like it") || !w.proxy.health.healthy() {
+		if st := w.proxy.Status(); st.Programmed || !strings.Contains(st.Message, "does not like it") || !w.proxy.health.serving() {
 			t.Errorf("status %+v; the node itself is healthy", st)
 		}
 		first := len(w.plane.log())

@@ -56,6 +56,7 @@ type kernel interface {
 // which New was called.
 type Mode struct {
 	*dataplane.Reconciler
+	dataplane.Changes
 	kernel  *watched
 	targets []*target
 	drops   *drops.Tables
@@ -68,6 +69,9 @@ func New(cfg Config) (*Mode, error) {
 		return nil, fmt.Errorf("nft: %w", err)
 	}
 	m, err := newMode(cfg, k)
+	if err == nil {
+		err = k.Watch(tableName, m.Notify)
+	}
 	if err == nil {
 		m.drops, err = drops.OpenTables(tableName)
 	}
@@ -82,7 +86,7 @@ func newMode(cfg Config, k kernel) (*Mode, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	m := &Mode{kernel: &watched{kernel: k}}
+	m := &Mode{kernel: &watched{kernel: k}, Changes: dataplane.NewChanges()}
 	m.Reconciler = dataplane.NewReconciler(mode, dataplane.Hooks{Begin: m.begin, Unchanged: m.kernel.unchanged})
 	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
 		t := &target{layout: newLayout(f, &cfg), kernel: m.kernel}

@@ -90,6 +90,7 @@ type kernel interface {
 // endpoint that is gone get another one.
 type Mode struct {
 	*dataplane.Reconciler
+	dataplane.Changes
 	cfg      Config
 	kernel   kernel
 	engine   atomic.Pointer[relay.Engine] // nil before the first Apply
@@ -110,7 +111,10 @@ func New(cfg Config) (*Mode, error) {
 		return nil, fmt.Errorf("userspace: %w", err)
 	}
 	m := newMode(cfg, k)
-	if m.drops, err = drops.OpenTables(tableName); err != nil {
+	if err = k.Watch(tableName, m.Notify); err == nil {
+		m.drops, err = drops.OpenTables(tableName)
+	}
+	if err != nil {
 		_ = k.Close()
 		return nil, fmt.Errorf("userspace: %w", err)
 	}
@@ -118,7 +122,7 @@ func New(cfg Config) (*Mode, error) {
 }
 
 func newMode(cfg Config, k kernel) *Mode {
-	m := &Mode{cfg: cfg, kernel: k}
+	m := &Mode{cfg: cfg, kernel: k, Changes: dataplane.NewChanges()}
 	m.Reconciler = dataplane.NewReconciler(mode, dataplane.Hooks{Begin: m.begin})
 	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
 		t := newTarget(f, m)

@@ -12,8 +12,9 @@ import (
 // Conn is a connection to nf_tables of one network namespace: that of the
 // thread which called Dial. One goroutine uses it at a time.
 type Conn struct {
-	nl  *netlink.Conn
-	max int
+	nl    *netlink.Conn
+	max   int
+	watch *watch // nil without Watch
 }
 
 // Dial opens a connection.
@@ -25,8 +26,14 @@ func Dial() (*Conn, error) {
 	return &Conn{nl: c, max: c.MaxMessage()}, nil
 }
 
-// Close releases the connection.
-func (c *Conn) Close() error { return c.nl.Close() }
+// Close releases the connection and ends Watch.
+func (c *Conn) Close() error {
+	var err error
+	if c.watch != nil {
+		err = c.watch.close()
+	}
+	return errors.Join(err, c.nl.Close())
+}
 
 // MaxBatch is how many bytes a transaction may have.
 func (c *Conn) MaxBatch() int { return c.max }
@@ -69,6 +76,13 @@ const attempts = 10
 // Commit makes the kernel carry out the transaction, or returns a *Refusal.
 // The batch cannot be used afterwards.
 func (c *Conn) Commit(b *Batch) error {
+	if c.watch == nil {
+		return c.commit(b)
+	}
+	return c.unwatched(func() error { return c.commit(b) })
+}
+
+func (c *Conn) commit(b *Batch) error {
 	buf := b.finish()
 	if len(buf) > c.max {
 		return &Refusal{errs: []error{

@@ -1,0 +1,78 @@
+package netlink
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Subscription is a socket on which the kernel reports what happens to multicast
+// groups of a netlink protocol, in the network namespace in which it was opened.
+// Its methods may be called from several goroutines.
+type Subscription struct {
+	file *os.File
+	raw  syscall.RawConn
+	buf  []byte // of Receive
+}
+
+// Subscribe opens a Subscription to groups (unix.RTNLGRP_..., unix.NFNLGRP_...) of
+// protocol, in the network namespace of the calling thread.
+func Subscribe(protocol int, groups ...int) (*Subscription, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
+	if err != nil {
+		return nil, fmt.Errorf("open a netlink socket: %w", err)
+	}
+	s := &Subscription{file: os.NewFile(uintptr(fd), "netlink"), buf: make([]byte, 64<<10)}
+	if err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err == nil {
+		s.raw, err = s.file.SyscallConn()
+	}
+	for _, g := range groups {
+		if err == nil {
+			err = s.Join(g)
+		}
+	}
+	if err != nil {
+		_ = s.file.Close()
+		return nil, fmt.Errorf("subscribe to netlink notifications: %w", err)
+	}
+	return s, nil
+}
+
+// Join subscribes to a group.
+func (s *Subscription) Join(group int) error { return s.set(unix.NETLINK_ADD_MEMBERSHIP, group) }
+
+// Leave ends the subscription to a group. With no subscriber left, the kernel
+// does not prepare its messages.
+func (s *Subscription) Leave(group int) error { return s.set(unix.NETLINK_DROP_MEMBERSHIP, group) }
+
+func (s *Subscription) set(option, group int) error {
+	var err error
+	if e := s.raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_NETLINK, option, group) }); e != nil {
+		return e
+	}
+	return err
+}
+
+// Receive waits for messages and calls f with the type and the body of each. An
+// error that wraps unix.ENOBUFS means that some were dropped and that Receive can
+// be called again; after Close the error wraps os.ErrClosed. One goroutine
+// receives at a time.
+func (s *Subscription) Receive(f func(typ uint16, body []byte)) error {
+	var n int
+	var err error
+	e := s.raw.Read(func(fd uintptr) bool {
+		n, _, err = unix.Recvfrom(int(fd), s.buf, unix.MSG_DONTWAIT)
+		return !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR)
+	})
+	if err = errors.Join(e, err); err != nil {
+		return fmt.Errorf("receive netlink notifications: %w", err)
+	}
+	messages(s.buf[:n], func(typ, _ uint16, _ uint32, body []byte) { f(typ, body) })
+	return nil
+}
+
+// Close releases the socket and ends a Receive.
+func (s *Subscription) Close() error { return s.file.Close() }
