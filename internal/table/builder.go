@@ -28,6 +28,8 @@ type Builder struct {
 	sliceOf map[svc.Name]svc.Name
 	claims  Claims[svc.Frontend, claimant]
 	vips    *vips
+	// reserved is where the API servers answer: the endpoints of apiService.
+	reserved map[svc.Frontend]bool
 
 	zone    string
 	machine []netip.Addr // of the machine, as given
@@ -243,6 +245,9 @@ func (b *Builder) Build() (*Table, []Key) {
 // follow brings claims and cluster IPs up to date with the objects, which may
 // touch further services, before anything is decided from them.
 func (b *Builder) follow() {
+	if s := b.services[apiService]; s != nil && s.reindex {
+		b.reserve(s)
+	}
 	for i := 0; i < len(b.dirty); i++ { // grows on the way
 		if s := b.dirty[i]; s.reclaim {
 			s.reclaim = false
@@ -264,6 +269,34 @@ func (b *Builder) follow() {
 		if s.reindex {
 			s.reindex = false
 			b.vips.index(s)
+		}
+	}
+}
+
+// apiService is the Service whose endpoints are the API servers.
+var apiService = svc.Name{Namespace: "default", Name: "kubernetes"}
+
+// reserve takes over where the API servers answer, and touches the Services that
+// want to be there.
+func (b *Builder) reserve(s *service) {
+	next := map[svc.Frontend]bool{}
+	for _, slice := range s.slices {
+		for _, p := range slice.ports {
+			for _, ep := range slice.endpoints {
+				next[svc.Frontend{Protocol: p.proto, Addr: netip.AddrPortFrom(ep.addr, p.number)}] = true
+			}
+		}
+	}
+	before := b.reserved
+	b.reserved = next
+	for at := range before {
+		if !next[at] {
+			b.touchClaimants(at, nil)
+		}
+	}
+	for at := range next {
+		if !before[at] {
+			b.touchClaimants(at, nil)
 		}
 	}
 }
