@@ -41,6 +41,7 @@ type assembly struct {
 	keeper  *endpointKeeper
 	client  kubernetes.Interface
 	guard   *guard
+	quotas  *quotas
 }
 
 // assemble builds the generic server on store and installs all kinds.
@@ -78,7 +79,13 @@ func (s *Server) assemble(ctx context.Context, store *etcd) (*assembly, error) {
 	if store.space != nil {
 		guard.plugins = append(guard.plugins, newSpaceAdmission(store.space))
 	}
-	if c.AdmissionControl, err = newAdmission(client, shared, guard.plugins...); err != nil {
+	counter, enforcer, err := newQuotas(client, shared, c.DrainedNotify(), s.log)
+	if err != nil {
+		return nil, err
+	}
+	// Quotas are last: what another plugin rejects does not count.
+	plugins := append(guard.plugins[:len(guard.plugins):len(guard.plugins)], counter, enforcer)
+	if c.AdmissionControl, err = newAdmission(client, shared, plugins...); err != nil {
 		return nil, err
 	}
 	c.FlowControl = newFairness(shared, client, s.opts.MaxRequests+s.opts.MaxMutatingRequests)
@@ -119,7 +126,7 @@ func (s *Server) assemble(ctx context.Context, store *etcd) (*assembly, error) {
 	if store.space != nil {
 		generic.Handler.NonGoRestfulMux.Handle(StorePath, store.space)
 	}
-	return &assembly{generic, custom, storage, keeper, client, guard}, custom.join(generic)
+	return &assembly{generic, custom, storage, keeper, client, guard, counter}, custom.join(generic)
 }
 
 // prepare returns the server, ready to run.

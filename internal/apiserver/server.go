@@ -157,6 +157,7 @@ func (s *Server) Run(ctx context.Context) error {
 	wg.Go(func() { a.storage.Run(ctx, a.client) })
 	wg.Go(func() { a.keeper.run(ctx) })
 	wg.Go(func() { a.guard.run(ctx) })
+	wg.Go(func() { a.quotas.run(ctx) })
 	if store.failed != nil {
 		wg.Go(func() {
 			select {

@@ -37,6 +37,7 @@ import (
 	"github.com/fairlead/fairlead/internal/registry/pod"
 	"github.com/fairlead/fairlead/internal/registry/proxy"
 	"github.com/fairlead/fairlead/internal/registry/rbac"
+	"github.com/fairlead/fairlead/internal/registry/resourcequota"
 	"github.com/fairlead/fairlead/internal/registry/scheme"
 	"github.com/fairlead/fairlead/internal/registry/secret"
 	"github.com/fairlead/fairlead/internal/registry/service"
@@ -149,6 +150,7 @@ func (s *Storage) addSimple(o Options) error {
 		{corev1.SchemeGroupVersion, configmap.NewStorage},
 		{corev1.SchemeGroupVersion, secret.NewStorage},
 		{corev1.SchemeGroupVersion, serviceaccount.NewStorage},
+		{corev1.SchemeGroupVersion, resourcequota.NewStorage},
 		{coordinationv1.SchemeGroupVersion, lease.NewStorage},
 		{networkingv1.SchemeGroupVersion, networking.NewIngressStorage},
 	} {

@@ -1,0 +1,101 @@
+package apiserver_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
+)
+
+// awaitUsed waits until the quota says that used is in use.
+func awaitUsed(t *testing.T, c kubernetes.Interface, name string, want func(corev1.ResourceList) bool) {
+	t.Helper()
+	deadline := time.Now().Add(waitTimeout)
+	for {
+		q, err := c.CoreV1().ResourceQuotas("default").Get(t.Context(), name, metav1.GetOptions{})
+		if err == nil && q.Status.Hard != nil && want(q.Status.Used) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the status: %+v, %v", q.Status, err)
+		}
+		<-time.After(10 * time.Millisecond)
+	}
+}
+
+// A tenant with a quota has no more objects and no more bytes than it says, neither
+// by creation nor by updates, and gets back what is deleted.
+func TestResourceQuota(t *testing.T) {
+	cfg := apiservertest.Start(t)
+	system, user := kubernetes.NewForConfigOrDie(cfg), tenant(t, cfg)
+	const bytes, services = corev1.ResourceName("fairlead.dev/bytes"), corev1.ResourceName("count/services")
+	limit := func(name string, hard corev1.ResourceList) error {
+		_, err := system.CoreV1().ResourceQuotas("default").Create(t.Context(), &corev1.ResourceQuota{
+			ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ResourceQuotaSpec{Hard: hard}}, metav1.CreateOptions{})
+		return err
+	}
+	if err := limit("wrong", corev1.ResourceList{services: resource.MustParse("-1"), "apples": resource.MustParse("1")}); !apierrors.IsInvalid(err) {
+		t.Errorf("a wrong quota: %v", err)
+	}
+	// default/kubernetes is there.
+	if err := limit("q", corev1.ResourceList{services: resource.MustParse("2"), bytes: resource.MustParse("3M")}); err != nil {
+		t.Fatal(err)
+	}
+	awaitUsed(t, system, "q", func(u corev1.ResourceList) bool {
+		s, b := u[services], u[bytes]
+		return s.Value() == 1 && b.Value() > 0
+	})
+	service := func(name string) error {
+		_, err := user.CoreV1().Services("default").Create(t.Context(), &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}, metav1.CreateOptions{})
+		return err
+	}
+	exceeded := func(err error, what string) {
+		t.Helper()
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "exceeded quota: q") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if err := service("a"); err != nil {
+		t.Fatal(err)
+	}
+	exceeded(service("b"), "the third Service")
+	maps := user.CoreV1().ConfigMaps("default")
+	for i := range 2 {
+		if _, err := maps.Create(t.Context(), large(fmt.Sprintf("cm-%d", i), i), metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := maps.Create(t.Context(), large("cm-2", 2), metav1.CreateOptions{})
+	exceeded(err, "3 MB by creation")
+	small := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "small"}}
+	if _, err := maps.Create(t.Context(), small, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = maps.Update(t.Context(), large("small", 0), metav1.UpdateOptions{})
+	exceeded(err, "3 MB by an update")
+	if err := maps.Delete(t.Context(), "cm-0", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := user.CoreV1().Services("default").Delete(t.Context(), "a", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	awaitUsed(t, system, "q", func(u corev1.ResourceList) bool {
+		s, b := u[services], u[bytes]
+		return s.Value() == 1 && b.Value() < 2_000_000
+	})
+	if _, err := maps.Create(t.Context(), large("cm-2", 2), metav1.CreateOptions{}); err != nil {
+		t.Error(err)
+	}
+	if err := service("b"); err != nil {
+		t.Error(err)
+	}
+}
