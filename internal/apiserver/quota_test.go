@@ -42,7 +42,8 @@ func TestResourceQuota(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ResourceQuotaSpec{Hard: hard}}, metav1.CreateOptions{})
 		return err
 	}
-	if err := limit("wrong", corev1.ResourceList{services: resource.MustParse("-1"), "apples": resource.MustParse("1")}); !apierrors.IsInvalid(err) {
+	wrong := corev1.ResourceList{services: resource.MustParse("-1"), "apples": resource.MustParse("1")}
+	if err := limit("wrong", wrong); !apierrors.IsInvalid(err) {
 		t.Errorf("a wrong quota: %v", err)
 	}
 	// default/kubernetes is there.

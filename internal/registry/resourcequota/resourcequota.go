@@ -49,7 +49,8 @@ func NewStorage(opts generic.RESTOptionsGetter) (map[string]rest.Storage, error)
 		Strategy:   strategy{store.Namespaced()},
 		Table: store.NewTable([]store.Column{
 			{Name: "Request", Description: "Request represents a minimum amount of cpu/memory that a container may consume."},
-			{Name: "Limit", Description: "Limits control the maximum amount of cpu/memory that a container may use independent of contention on the node."},
+			{Name: "Limit", Description: "Limits control the maximum amount of cpu/memory that a container may use " +
+				"independent of contention on the node."},
 			store.AgeColumn(),
 		}, cells),
 	}, opts)
