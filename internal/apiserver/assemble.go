@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"strings"
 	"time"
 
 	extensionsserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
@@ -104,6 +105,7 @@ func (s *Server) assemble(ctx context.Context, store *etcd) (*assembly, error) {
 	if err != nil {
 		return nil, err
 	}
+	serveGroups(generic)
 	if err := generic.AddPreShutdownHook("fairlead/leave", keeper.leave); err != nil {
 		return nil, err
 	}
@@ -133,6 +135,7 @@ func (s *Server) assemble(ctx context.Context, store *etcd) (*assembly, error) {
 func (a *assembly) prepare() interface{ RunWithContext(context.Context) error } {
 	p := a.generic.PrepareRun()
 	a.custom.describe(a.generic)
+	rejectUnknownDocuments(a.generic)
 	return p
 }
 
@@ -145,6 +148,7 @@ func (s *Server) configureServing(c *genericapiserver.Config) error {
 	}
 	c.SecureServing = &genericapiserver.SecureServingInfo{Listener: s.listener, Cert: s.creds.serving, ClientCA: ca}
 	c.LoopbackClientConfig = s.LoopbackConfig()
+	c.ExternalAddress = strings.TrimPrefix(s.publicURL(), "https://")
 	c.EffectiveVersion = effectiveVersion{compatibility.NewEffectiveVersionFromString("1.36", "", ""), s.opts.GitVersion}
 	c.EnableProfiling = false
 	c.ShutdownWatchTerminationGracePeriod = watchDrain

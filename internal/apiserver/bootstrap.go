@@ -3,6 +3,7 @@ package apiserver
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -34,7 +35,7 @@ func (s *Server) addHooks(c *genericapiserver.Config, client kubernetes.Interfac
 		{"the namespaces", func(ctx context.Context) error { return ensureNamespaces(ctx, client) }},
 		{"the default roles", func(ctx context.Context) error { return g.ensurePolicy(ctx, client) }},
 		{"Service default/kubernetes", func(ctx context.Context) error {
-			return s.ensureService(ctx, client, kubernetesService(s.opts.ServiceCIDRs, s.Port()))
+			return s.ensureService(ctx, client, kubernetesService(s.opts.ServiceCIDRs, s.opts.AdvertiseAddress, s.Port()))
 		}},
 		{"Service kube-system/kube-dns", func(ctx context.Context) error {
 			return s.ensureService(ctx, client, dnsService(s.opts.ServiceCIDRs))
@@ -103,9 +104,12 @@ func (s *Server) ensureService(ctx context.Context, client kubernetes.Interface,
 }
 
 // kubernetesService returns the Service by which Pods find the API: at the first
-// address of each service range.
-func kubernetesService(cidrs []netip.Prefix, port uint16) *corev1.Service {
-	s := systemService(metav1.NamespaceDefault, "kubernetes", addressAt(cidrs, 1))
+// address of the service range that has the family of endpoint, where the server is
+// reached; of the first range if there is none. The other family would have no
+// endpoints.
+func kubernetesService(cidrs []netip.Prefix, endpoint netip.Addr, port uint16) *corev1.Service {
+	i := max(0, slices.IndexFunc(cidrs, func(c netip.Prefix) bool { return endpoint.IsValid() && c.Addr().Is4() == endpoint.Is4() }))
+	s := systemService(metav1.NamespaceDefault, "kubernetes", addressAt(cidrs[i:i+1], 1))
 	s.Labels = map[string]string{"component": "apiserver", "provider": "kubernetes"}
 	s.Spec.Ports = []corev1.ServicePort{{Name: "https", Port: 443, Protocol: corev1.ProtocolTCP, TargetPort: intstr.FromInt32(int32(port))}}
 	return s

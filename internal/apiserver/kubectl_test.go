@@ -69,7 +69,7 @@ func TestKubectl(t *testing.T) {
 		{"get svc my-service", []string{"NAME", "CLUSTER-IP", "EXTERNAL-IP", "PORT(S)", "10.96.", "80/TCP"}},
 		{"get po,svc -o wide", []string{"NOMINATED NODE", "pod/backend", "0/1", "Pending", "app=MyApp"}},
 		{"get all", []string{"pod/backend", "service/kubernetes"}},
-		{"get ep,no,ns,ev,cm,sa,secrets,endpointslices,leases,ip,servicecidrs -A",
+		{"get ep,no,ns,events,cm,sa,secrets,endpointslices,leases,ip,servicecidrs -A",
 			[]string{"namespace/kube-node-lease", "servicecidr.networking.k8s.io/kubernetes"}},
 		{"describe svc my-service", []string{"TargetPort:", "9376/TCP", "app=MyApp"}},
 		{"explain service.spec.externalTrafficPolicy", []string{"externalTrafficPolicy", "Local"}},

@@ -117,8 +117,8 @@ func TestServicesOfTheSystem(t *testing.T) {
 		api   []string
 		dns   []string
 	}{
-		"default":    {nil, []string{"10.96.0.1", "fd00:10:96::1"}, []string{"10.96.0.10", "fd00:10:96::a"}},
-		"IPv6 first": {[]string{"fd00:1::/112", "10.0.0.0/24"}, []string{"fd00:1::1", "10.0.0.1"}, []string{"fd00:1::a", "10.0.0.10"}},
+		"default":    {nil, []string{"10.96.0.1"}, []string{"10.96.0.10", "fd00:10:96::a"}},
+		"IPv6 first": {[]string{"fd00:1::/112", "10.0.0.0/24"}, []string{"fd00:1::1"}, []string{"fd00:1::a", "10.0.0.10"}},
 		"one family": {[]string{"10.97.0.0/20"}, []string{"10.97.0.1"}, []string{"10.97.0.10"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -113,7 +113,11 @@ func validatePort(p *corev1.EndpointPort, nameRequired bool, at *field.Path) fie
 		errs = append(errs, field.Required(at.Child("name"), ""))
 	}
 	errs = append(errs, store.Invalids(at.Child("port"), p.Port, validation.IsValidPortNum(int(p.Port)))...)
-	errs = append(errs, validateProtocol(p.Protocol, at.Child("protocol"))...)
+	if p.Protocol == "" {
+		errs = append(errs, field.Required(at.Child("protocol"), ""))
+	} else {
+		errs = append(errs, validateProtocol(p.Protocol, at.Child("protocol"))...)
+	}
 	if p.AppProtocol != nil {
 		errs = append(errs, store.Invalids(at.Child("appProtocol"), *p.AppProtocol, validation.IsQualifiedName(*p.AppProtocol))...)
 	}
@@ -122,8 +126,6 @@ func validatePort(p *corev1.EndpointPort, nameRequired bool, at *field.Path) fie
 
 func validateProtocol(p corev1.Protocol, at *field.Path) field.ErrorList {
 	switch p {
-	case "":
-		return field.ErrorList{field.Required(at, "")}
 	case corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP:
 		return nil
 	}

@@ -211,11 +211,11 @@ func validateSlicePorts(ports []discoveryv1.EndpointPort, path *field.Path) fiel
 			errs = append(errs, field.Duplicate(at.Child("name"), name))
 		}
 		names[name] = true
-		var proto corev1.Protocol
-		if p.Protocol != nil {
-			proto = *p.Protocol
+		if p.Protocol == nil {
+			errs = append(errs, field.Required(at.Child("protocol"), ""))
+		} else {
+			errs = append(errs, validateProtocol(*p.Protocol, at.Child("protocol"))...)
 		}
-		errs = append(errs, validateProtocol(proto, at.Child("protocol"))...)
 		if p.AppProtocol != nil {
 			errs = append(errs, store.Invalids(at.Child("appProtocol"), *p.AppProtocol, validation.IsQualifiedName(*p.AppProtocol))...)
 		}

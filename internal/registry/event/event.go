@@ -4,7 +4,6 @@ package event
 
 import (
 	"context"
-	"strconv"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -39,8 +38,19 @@ func NewStorage(opts generic.RESTOptionsGetter) (core, events rest.Storage, err 
 	if err != nil {
 		return nil, nil, err
 	}
+	r.Decorator = clearListTypes
 	r.TTLFunc = func(runtime.Object, uint64, bool) (uint64, error) { return uint64(Life / time.Second), nil }
-	return r, r.Alias(), nil
+	return r, r, nil
+}
+
+// clearListTypes takes the type off the items of a list, which has it. Events are
+// not read through the watch cache, which does that for other kinds.
+func clearListTypes(obj runtime.Object) {
+	if list, ok := obj.(*corev1.EventList); ok {
+		for i := range list.Items {
+			list.Items[i].TypeMeta = metav1.TypeMeta{}
+		}
+	}
 }
 
 // AddToScheme adds what the kind needs beyond its types.
@@ -104,7 +114,7 @@ func table() rest.TableConvertor {
 
 // times gives when e was first and last seen and how often, from whichever of
 // the old and new fields are set.
-func times(e *corev1.Event) (first, last metav1.Time, count string) {
+func times(e *corev1.Event) (first, last metav1.Time, count int64) {
 	first, last = e.FirstTimestamp, e.LastTimestamp
 	if first.IsZero() {
 		first = metav1.Time(e.EventTime)
@@ -119,7 +129,7 @@ func times(e *corev1.Event) (first, last metav1.Time, count string) {
 	if n == 0 {
 		n = 1
 	}
-	return first, last, strconv.Itoa(int(n))
+	return first, last, int64(n)
 }
 
 func object(e *corev1.Event) string {

@@ -43,7 +43,7 @@ func NewStorage(opts generic.RESTOptionsGetter) (map[string]rest.Storage, error)
 	return map[string]rest.Storage{
 		"namespaces":          newREST(all),
 		"namespaces/status":   store.NewSub(all, statusStrategy{strategy{store.ClusterScoped()}}),
-		"namespaces/finalize": store.NewSub(all, finalizeStrategy{strategy{store.ClusterScoped()}}),
+		"namespaces/finalize": finalizeREST{store.NewSub(all, finalizeStrategy{strategy{store.ClusterScoped()}})},
 	}, nil
 }
 
@@ -96,7 +96,8 @@ func (strategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
 func (strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
 	ns := obj.(*corev1.Namespace)
 	errs := store.ValidateMeta(&ns.ObjectMeta, false, validation.ValidateNamespaceName)
-	return append(errs, validateFinalizers(ns)...)
+	// Without an index, as Kubernetes has it.
+	return append(errs, validateFinalizers(ns, func(path *field.Path, _ int) *field.Path { return path })...)
 }
 
 func (strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
@@ -109,10 +110,10 @@ func (strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 
 func (strategy) Canonicalize(obj runtime.Object) { setDefaults(obj.(*corev1.Namespace)) }
 
-func validateFinalizers(ns *corev1.Namespace) (errs field.ErrorList) {
-	path := field.NewPath("spec", "finalizers")
+// validateFinalizers checks spec.finalizers; at gives the path of the i-th.
+func validateFinalizers(ns *corev1.Namespace, at func(list *field.Path, i int) *field.Path) (errs field.ErrorList) {
 	for i, f := range ns.Spec.Finalizers {
-		at := path.Index(i)
+		at := at(field.NewPath("spec", "finalizers"), i)
 		errs = append(errs, store.Invalids(at, f, utilvalidation.IsQualifiedName(string(f)))...)
 		if e := store.ValidateFinalizer(string(f), at); e != nil {
 			errs = append(errs, e)
@@ -156,7 +157,7 @@ func (finalizeStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Obj
 func (finalizeStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
 	ns := obj.(*corev1.Namespace)
 	errs := store.ValidateMetaUpdate(&ns.ObjectMeta, &old.(*corev1.Namespace).ObjectMeta)
-	return append(errs, validateFinalizers(ns)...)
+	return append(errs, validateFinalizers(ns, (*field.Path).Index)...)
 }
 
 func (finalizeStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {

@@ -35,6 +35,15 @@ var (
 	_ rest.ResetFieldsStrategy  = (*namespaceREST)(nil)
 )
 
+// finalizeREST is the subresource finalize, which in Kubernetes can be PUT alone.
+type finalizeREST struct{ updateOnly }
+
+type updateOnly interface {
+	rest.Storage
+	rest.Updater
+	rest.ResetFieldsStrategy
+}
+
 // GetCreateStrategy returns what decides about creations.
 func (r *namespaceREST) GetCreateStrategy() rest.RESTCreateStrategy { return r.all.GetCreateStrategy() }
 

@@ -175,7 +175,20 @@ func (strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field
 	if before.Spec.ProviderID != "" && n.Spec.ProviderID != before.Spec.ProviderID {
 		errs = append(errs, field.Forbidden(spec.Child("providerID"), "node updates may not change providerID except from \"\" to valid"))
 	}
+	errs = append(errs, validateAddresses(n.Status.Addresses, field.NewPath("status", "addresses"))...)
 	return append(errs, validate(n)...)
+}
+
+// validateAddresses rejects duplicates. As in Kubernetes a new Node may have some.
+func validateAddresses(addresses []corev1.NodeAddress, path *field.Path) (errs field.ErrorList) {
+	seen := map[corev1.NodeAddress]bool{}
+	for i, a := range addresses {
+		if seen[a] {
+			errs = append(errs, field.Duplicate(path.Index(i), a))
+		}
+		seen[a] = true
+	}
+	return errs
 }
 
 func (strategy) WarningsOnCreate(_ context.Context, obj runtime.Object) []string {
@@ -214,13 +227,6 @@ func validate(n *corev1.Node) (errs field.ErrorList) {
 		}
 	}
 	errs = append(errs, validateTaints(n.Spec.Taints, field.NewPath("metadata", "taints"))...) // the path is Kubernetes'
-	path, seen := field.NewPath("status", "addresses"), map[corev1.NodeAddress]bool{}
-	for i, a := range n.Status.Addresses {
-		if seen[a] {
-			errs = append(errs, field.Duplicate(path.Index(i), a))
-		}
-		seen[a] = true
-	}
 	for name, list := range map[string]corev1.ResourceList{"capacity": n.Status.Capacity, "allocatable": n.Status.Allocatable} {
 		for k, q := range list {
 			if q.Sign() < 0 {
@@ -268,6 +274,7 @@ func (statusStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Objec
 func (statusStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
 	n := obj.(*corev1.Node)
 	errs := store.ValidateMetaUpdate(&n.ObjectMeta, &old.(*corev1.Node).ObjectMeta)
+	errs = append(errs, validateAddresses(n.Status.Addresses, field.NewPath("status", "addresses"))...)
 	return append(errs, validate(n)...)
 }
 

@@ -167,20 +167,15 @@ func setFileDefaults(files []corev1.DownwardAPIVolumeFile) {
 	}
 }
 
-// setStatusDefaults makes the old single address and the list agree. A client
-// that knows only the old field writes that one, so it wins.
+// setStatusDefaults makes the old single address of the Pod and the list agree. A
+// client that knows only the old field writes that one, so it wins. Kubernetes does
+// not do this for the addresses of the host.
 func setStatusDefaults(s *corev1.PodStatus) {
 	switch {
 	case s.PodIP != "" && (len(s.PodIPs) == 0 || s.PodIPs[0].IP != s.PodIP):
 		s.PodIPs = []corev1.PodIP{{IP: s.PodIP}}
 	case s.PodIP == "" && len(s.PodIPs) > 0:
 		s.PodIP = s.PodIPs[0].IP
-	}
-	switch {
-	case s.HostIP != "" && (len(s.HostIPs) == 0 || s.HostIPs[0].IP != s.HostIP):
-		s.HostIPs = []corev1.HostIP{{IP: s.HostIP}}
-	case s.HostIP == "" && len(s.HostIPs) > 0:
-		s.HostIP = s.HostIPs[0].IP
 	}
 }
 

@@ -138,7 +138,7 @@ func (statusStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Objec
 func (statusStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
 	p, before := obj.(*corev1.Pod), old.(*corev1.Pod)
 	errs := store.ValidateMetaUpdate(&p.ObjectMeta, &before.ObjectMeta)
-	return append(errs, validateStatus(&p.Status, field.NewPath("status"))...)
+	return append(errs, validateStatus(&p.Status, &before.Status, field.NewPath("status"))...)
 }
 
 func (statusStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {

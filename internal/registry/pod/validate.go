@@ -12,6 +12,7 @@ import (
 	unversioned "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	netutils "k8s.io/utils/net"
 
 	"github.com/fairlead/fairlead/internal/registry/store"
 )
@@ -339,17 +340,42 @@ func validateTolerations(list []corev1.Toleration, path *field.Path) (errs field
 	return errs
 }
 
-func validateStatus(s *corev1.PodStatus, path *field.Path) (errs field.ErrorList) {
-	for i, ip := range s.PodIPs {
-		errs = append(errs, validateIP(path.Child("podIPs").Index(i), ip.IP)...)
+func validateStatus(s, old *corev1.PodStatus, path *field.Path) (errs field.ErrorList) {
+	pod, host := func(ip corev1.PodIP) string { return ip.IP }, func(ip corev1.HostIP) string { return ip.IP }
+	errs = append(errs, validateIPs(s.PodIPs, old.PodIPs, pod, path.Child("podIPs"))...)
+	hosts := path.Child("hostIPs")
+	if len(s.HostIPs) > 0 && s.HostIPs[0].IP != s.HostIP {
+		errs = append(errs, field.Invalid(hosts.Index(0).Child("ip"), s.HostIPs[0].IP, "must be equal to `hostIP`"))
 	}
-	for i, ip := range s.HostIPs {
-		errs = append(errs, validateIP(path.Child("hostIPs").Index(i), ip.IP)...)
-	}
+	errs = append(errs, validateIPs(s.HostIPs, old.HostIPs, host, hosts)...)
 	for i, c := range s.Conditions {
 		if c.Type == "" {
 			errs = append(errs, field.Required(path.Child("conditions").Index(i).Child("type"), ""))
 		}
+	}
+	return errs
+}
+
+// validateIPs: one address, or one of each family. Addresses in old may keep a
+// spelling that would be rejected now.
+func validateIPs[T any](list, old []T, text func(T) string, path *field.Path) (errs field.ErrorList) {
+	var ips, known []string
+	for _, o := range old {
+		known = append(known, text(o))
+	}
+	for i, e := range list {
+		ips = append(ips, text(e))
+		errs = append(errs, utilvalidation.IsValidIPForLegacyField(path.Index(i), ips[i], true, known)...)
+	}
+	if len(ips) < 2 {
+		return errs
+	}
+	dual, err := netutils.IsDualStackIPStrings(ips)
+	if err != nil {
+		errs = append(errs, field.InternalError(path, fmt.Errorf("failed to check for dual stack with error:%w", err)))
+	}
+	if !dual || len(ips) > 2 {
+		errs = append(errs, field.Invalid(path, list, "may specify no more than one IP for each IP family"))
 	}
 	return errs
 }

@@ -74,7 +74,7 @@ func keepAllocated(cur, prev *corev1.Service) {
 			cur.Spec.ClusterIPs = slices.Clone(prev.Spec.ClusterIPs)
 		}
 	}
-	if allocator.NeedsNodePort(prev) && allocator.NeedsNodePort(cur) {
+	if allocator.AllocatesNodePorts(prev) && allocator.AllocatesNodePorts(cur) {
 		keepNodePorts(cur, prev)
 	}
 	if allocator.NeedsHealthCheckPort(prev) && allocator.NeedsHealthCheckPort(cur) && cur.Spec.HealthCheckNodePort == 0 {

@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -160,7 +161,10 @@ func (r *REST) beginCreate(ctx context.Context, obj runtime.Object, options *met
 	if err := r.families.initFamilies(s, nil); err != nil {
 		return nil, err
 	}
-	return r.begin(ctx, s, allocator.PlanCreate(s), dryrun.IsDryRun(options.DryRun))
+	// The name becomes part of the claims. A wrong one fails the validation that
+	// follows, so nothing needs to be claimed.
+	wrong := len(validation.NameIsDNSLabel(s.Name, false)) > 0
+	return r.begin(ctx, s, allocator.PlanCreate(s), wrong || dryrun.IsDryRun(options.DryRun))
 }
 
 func (r *REST) beginUpdate(ctx context.Context, obj, old runtime.Object, options *metav1.UpdateOptions) (genericregistry.FinishFunc,

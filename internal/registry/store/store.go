@@ -92,10 +92,6 @@ func (r *REST) ShortNames() []string { return r.shortNames }
 // Categories are the groups of kinds this one belongs to, for example "all".
 func (r *REST) Categories() []string { return r.categories }
 
-// Alias is the same storage for a second group that shows the same objects,
-// without the short names, which clients could not tell apart.
-func (r *REST) Alias() *REST { return &REST{Store: r.Store} }
-
 // SubREST serves a subresource that reads and writes the whole object through
 // a strategy of its own, as status does. It can neither create nor delete.
 type SubREST struct {

@@ -41,8 +41,8 @@ func NodePorts(s *corev1.Service) map[int32]bool {
 	return out
 }
 
-// autoNodePorts reports whether ports without a node port get one.
-func autoNodePorts(s *corev1.Service) bool {
+// AllocatesNodePorts reports whether ports of s without a node port get one.
+func AllocatesNodePorts(s *corev1.Service) bool {
 	switch s.Spec.Type {
 	case corev1.ServiceTypeNodePort:
 		return true

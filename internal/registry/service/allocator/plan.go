@@ -99,7 +99,7 @@ func invalid(s *corev1.Service, err *field.Error) error {
 // requestNodePorts plans the node ports of a new Service. Ports of one number
 // and different protocols share a node port.
 func (p *Plan) requestNodePorts(s *corev1.Service) {
-	auto := autoNodePorts(s)
+	auto := AllocatesNodePorts(s)
 	shared := map[int32]int32{} // node ports by port number; 0 means any
 	for i, sp := range s.Spec.Ports {
 		if sp.NodePort == 0 && !auto {
@@ -197,7 +197,7 @@ func (p *Plan) updateNodePorts(cur, prev *corev1.Service) {
 		for i := range cur.Spec.Ports {
 			sp := &cur.Spec.Ports[i]
 			switch {
-			case sp.NodePort == 0 && autoNodePorts(cur):
+			case sp.NodePort == 0 && AllocatesNodePorts(cur):
 				p.requestNodePort(cur, i, 0, func(n int32) { sp.NodePort = n })
 			case sp.NodePort != 0 && !old[sp.NodePort] && !planned[sp.NodePort]:
 				planned[sp.NodePort] = true
