@@ -38,7 +38,8 @@ func serveGroups(s *genericapiserver.GenericAPIServer) {
 		}
 	}
 	s.DiscoveryGroupManager = groupList{s.DiscoveryGroupManager}
-	wrapped := aggregated.WrapAggregatedDiscoveryToHandler(s.DiscoveryGroupManager, s.AggregatedDiscoveryGroupManager, s.PeerAggregatedDiscoveryManager)
+	wrapped := aggregated.WrapAggregatedDiscoveryToHandler(
+		s.DiscoveryGroupManager, s.AggregatedDiscoveryGroupManager, s.PeerAggregatedDiscoveryManager)
 	container.Add(wrapped.GenerateWebService(genericapiserver.APIGroupPrefix, metav1.APIGroupList{}))
 }
 
