@@ -191,3 +191,26 @@ func table(t *testing.T, client kubernetes.Interface, path, want string) {
 		}
 	}
 }
+
+// A Service that etcd does not take says so, and leaves no claim behind.
+func TestServiceTooLargeForEtcd(t *testing.T) {
+	config := rest.CopyConfig(apiservertest.Start(t))
+	config.ContentType = "application/vnd.kubernetes.protobuf"
+	client := kubernetes.NewForConfigOrDie(config)
+	s := decode(t, manifest)
+	s.Spec.ClusterIP, s.Spec.Selector = "10.96.7.7", map[string]string{}
+	for i := range 5000 { // 1.6 MB; etcd takes 1.5 MiB
+		s.Spec.Selector[fmt.Sprintf("%sexample.com/k%d", strings.Repeat("abcdefghi.", 23), i)] = strings.Repeat("v", 63)
+	}
+	_, err := client.CoreV1().Services("default").Create(t.Context(), s, metav1.CreateOptions{})
+	if err == nil || !strings.Contains(err.Error(), "too large") {
+		t.Errorf("created or answered %.300v", err)
+	}
+	if _, err := client.NetworkingV1().IPAddresses().Get(t.Context(), "10.96.7.7", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the address is still claimed: %v", err)
+	}
+	s.Spec.Selector = nil
+	if _, err := client.CoreV1().Services("default").Create(t.Context(), s, metav1.CreateOptions{}); err != nil {
+		t.Error(err)
+	}
+}
