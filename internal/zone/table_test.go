@@ -99,6 +99,10 @@ func ask(t testing.TB, z *zone.Zone, name string, typ uint16, limit int) *dns.Ms
 	if err := reply.Unpack(out); err != nil {
 		t.Fatalf("%s: the answer cannot be read: %v\n%x", name, err, out)
 	}
+	if len(reply.Answer) != int(r.Answers) || len(reply.Ns) != int(r.Authority) || len(reply.Extra) != int(r.Additional) {
+		t.Errorf("%s: %d, %d and %d records, but the reply says %d, %d and %d", name,
+			len(reply.Answer), len(reply.Ns), len(reply.Extra), r.Answers, r.Authority, r.Additional)
+	}
 	reply.Truncated = r.Truncated
 	if got := reply.Len(); reply.Question[0].Name != name && got > 0 {
 		t.Errorf("the question came back as %s", reply.Question[0].Name)
