@@ -49,7 +49,8 @@ func TestAgainstAnAPIServer(t *testing.T) {
 	}()
 	registrar := agent.New(agent.Options{
 		Client: client, NodeName: "here", Log: log, Port: 10250, Info: agent.MachineInfo(os.DirFS("/"), "v0.0.0"),
-		Node: p.Node, Changed: p.Changed(), Condition: func() corev1.NodeCondition { return p.Status().Condition() },
+		Node: p.Node, Changed: p.Changed(),
+		Conditions: []func() corev1.NodeCondition{func() corev1.NodeCondition { return p.Status().Condition() }},
 	})
 	registered := make(chan error, 1)
 	go func() { registered <- registrar.Run(ctx) }()
