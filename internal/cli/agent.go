@@ -38,6 +38,7 @@ type agentFlags struct {
 	agentPort, dnsPort uint16
 	stopPods           bool
 	nodeLocalDNS       bool
+	dnsMetrics         string
 	stateDir           string
 }
 
@@ -51,6 +52,8 @@ func (f *agentFlags) add(cmd *cobra.Command) {
 	flags.BoolVar(&f.nodeLocalDNS, "node-local-dns", true,
 		"answer questions to the Service kube-dns on this node itself, without connection tracking; "+
 			"other nodes' servers stand in when it is down")
+	flags.StringVar(&f.dnsMetrics, "dns-metrics-bind-address", "127.0.0.1:9153",
+		"IP:PORT of /metrics, /ready and /health of the DNS server; empty for none")
 	flags.Uint16Var(&f.dnsPort, "dns-port", 10053, "port on the node's address where DNS answers; the Service kube-dns leads to it")
 }
 
@@ -79,6 +82,9 @@ func (f *agentFlags) check() error {
 		families[a.Is4()] = a
 	}
 	if _, err := f.dnsFlags.options(f.networkFlags); err != nil {
+		return err
+	}
+	if err := checkBind("dns-metrics-bind-address", f.dnsMetrics); err != nil {
 		return err
 	}
 	return f.proxyFlags.check(f.networkFlags)
@@ -137,12 +143,15 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 	if err != nil {
 		return nil, err
 	}
-	return &node{dns: server, components: []component{
-		{name: "node", run: registrar.Run},
-		part,
+	n := &node{dns: server, components: []component{{name: "node", run: registrar.Run}, part}}
+	if f.dnsMetrics != "" {
+		n.components = append(n.components, optionalHTTP(log, "the metrics of DNS", f.dnsMetrics, server.Handler()))
+	}
+	n.components = append(n.components, []component{
 		{name: "dns", run: server.Run, ready: func(ctx context.Context) error { return untilTrue(ctx, server.Ready) }},
 		{name: "pods", run: pods.Run, ready: pods.WaitReady},
-	}}, nil
+	}...)
+	return n, nil
 }
 
 // runner returns what runs Pods, with the endpoint from which the API server gets

@@ -8,12 +8,15 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/spf13/cobra"
 
 	"github.com/fairlead/fairlead/internal/proxy"
 )
@@ -65,6 +68,14 @@ func TestWrongUsageExitsWith2AndOneClearLine(t *testing.T) {
 		`cluster domain "a..b" is not a domain`:  {"dns", "--cluster-domain", "a..b"},
 		`--metrics-bind-address is "9153"; want`: {"dns", "--metrics-bind-address", "9153"},
 		`--upstream: "nowhere" is neither IP`:    {"dns", "--upstream", "nowhere"},
+		`--dns-ttl is 0; want 1 to 3600`:         {"dns", "--dns-ttl", "0"},
+		`--dns-cache-size is 0; want 1`:          {"agent", "--dns-cache-size", "0"},
+		`--dns-max-in-flight is 0; want 1`:       {"up", "--dns-max-in-flight", "0"},
+		`--upstream-timeout is -1s; want more`:   {"dns", "--upstream-timeout=-1s"},
+		`--upstream-policy is "x"; want random`:  {"dns", "--upstream-policy", "x"},
+		`--dns-serve-stale is -1s; want 0`:       {"dns", "--dns-serve-stale=-1s"},
+		`--dns-lameduck is -1s; want 0`:          {"dns", "--dns-lameduck=-1s"},
+		`--dns-metrics-bind-address is "9153"`:   {"agent", "--dns-metrics-bind-address", "9153"},
 	} {
 		code, stdout, stderr := call(t, args...)
 		if code != exitUsage || !strings.Contains(stderr, want) || stdout != "" {
@@ -170,10 +181,10 @@ func TestHelp(t *testing.T) {
 }
 
 func TestDNSFlags(t *testing.T) {
-	f := dnsFlags{
-		upstream: []string{"192.0.2.1", "192.0.2.2:5353", "tls://192.0.2.3#dns.example"}, podMode: "verified",
-		stubs: []string{"corp.example=192.0.2.9", "corp.example=192.0.2.10:54"},
-	}
+	var f dnsFlags
+	f.add(&cobra.Command{}) // the defaults
+	f.upstream, f.podMode = []string{"192.0.2.1", "192.0.2.2:5353", "tls://192.0.2.3#dns.example"}, "verified"
+	f.stubs = []string{"corp.example=192.0.2.9", "corp.example=192.0.2.10:54"}
 	o, err := f.options(networkFlags{})
 	if err != nil {
 		t.Fatal(err)
@@ -196,5 +207,72 @@ func TestDNSFlags(t *testing.T) {
 		if _, err := bad.options(networkFlags{}); !errors.As(err, &usage) || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want one of usage with %s", err, want)
 		}
+	}
+}
+
+// The flags of the cache and the upstreams arrive in the server's options.
+func TestDNSLimitFlags(t *testing.T) {
+	cmd := &cobra.Command{}
+	var f dnsFlags
+	f.add(cmd)
+	if err := cmd.ParseFlags([]string{"--dns-ttl=30", "--dns-cache-size=7", "--dns-max-in-flight=8", "--upstream-timeout=3s",
+		"--upstream-policy=sequential", "--dns-prefetch=false", "--dns-serve-stale=0", "--dns-lameduck=1s"}); err != nil {
+		t.Fatal(err)
+	}
+	o, err := f.options(networkFlags{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o.TTL != 30 || o.CacheSize != 7 || o.MaxInFlight != 8 || o.Timeout != 3*time.Second || !o.Sequential || !o.NoPrefetch ||
+		o.Stale >= 0 || o.Lameduck != time.Second {
+		t.Errorf("%+v", o)
+	}
+}
+
+// firstWrite passes on the first of what is written.
+type firstWrite chan string
+
+func (f firstWrite) Write(p []byte) (int, error) {
+	select {
+	case f <- string(p):
+	default:
+	}
+	return len(p), nil
+}
+
+// A metrics port that is in use ends nothing: it is served once the port is free.
+func TestOptionalHTTP(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	logged := make(firstWrite, 1)
+	c := optionalHTTP(slog.New(slog.NewTextHandler(logged, nil)), "metrics", taken.Addr().String(), http.NotFoundHandler())
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- c.run(ctx) }()
+	select {
+	case line := <-logged:
+		if !strings.Contains(line, "in use") || !strings.Contains(line, "retrying") {
+			t.Errorf("logged %q", line)
+		}
+	case err := <-done:
+		t.Fatalf("ended: %v", err)
+	}
+	taken.Close()
+	var got error
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); <-tick.C {
+		var r *http.Response
+		if r, got = http.Get("http://" + taken.Addr().String()); got == nil {
+			r.Body.Close()
+			break
+		}
+	}
+	cancel()
+	if err := <-done; err != nil || got != nil {
+		t.Errorf("run: %v, get: %v", err, got)
 	}
 }

@@ -22,7 +22,11 @@ import (
 type dnsFlags struct {
 	listen, domains, upstream, stubs []string
 	hosts, podMode                   string
-	autopath, logQueries             bool
+	autopath, logQueries, prefetch   bool
+	cacheSize, maxInFlight           int
+	ttl                              uint32
+	timeout, serveStale, lameduck    time.Duration
+	policy                           string
 }
 
 func (f *dnsFlags) add(cmd *cobra.Command) {
@@ -35,7 +39,49 @@ func (f *dnsFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.hosts, "hosts", "", "file in the form of /etc/hosts with further names")
 	flags.StringVar(&f.podMode, "pod-records", "insecure", "answers to names of Pods by address: insecure, verified or disabled")
 	flags.BoolVar(&f.autopath, "autopath", false, "follow the search path of Pods inside one answer")
-	flags.BoolVar(&f.logQueries, "log-queries", false, "log every question")
+	flags.BoolVar(&f.logQueries, "log-queries", false, "log every question, with its client and the time it took")
+	flags.Uint32Var(&f.ttl, "dns-ttl", zone.DefaultTTL, "TTL of the cluster's records in seconds, 1 to 3600")
+	flags.IntVar(&f.cacheSize, "dns-cache-size", 10000, "answers of upstreams to cache, and as many denials")
+	flags.DurationVar(&f.timeout, "upstream-timeout", 2*time.Second, "time for one attempt at one upstream")
+	flags.StringVar(&f.policy, "upstream-policy", policyRandom, "which upstream is asked first: random or sequential")
+	flags.IntVar(&f.maxInFlight, "dns-max-in-flight", 1000, "questions in flight to upstreams, shared among the clients")
+	flags.BoolVar(&f.prefetch, "dns-prefetch", true, "ask for answers in frequent use again before they expire")
+	flags.DurationVar(&f.serveStale, "dns-serve-stale", time.Hour,
+		"how long after it has expired an answer may be used while no upstream answers (RFC 8767); 0 for never")
+	flags.DurationVar(&f.lameduck, "dns-lameduck", dns.DefaultLameduck,
+		"how long the server still answers when it stops, not ready and withdrawn from kube-dns")
+}
+
+// Values of --upstream-policy.
+const policyRandom, policySequential = "random", "sequential"
+
+// maxDNSTTL is the longest TTL of the cluster's records, that of CoreDNS.
+const maxDNSTTL = 3600
+
+// addLimits sets the options of the cache, the upstreams and the end.
+func (f *dnsFlags) addLimits(o *dns.Options) error {
+	switch {
+	case f.ttl < 1 || f.ttl > maxDNSTTL:
+		return usagef("--dns-ttl is %d; want 1 to %d", f.ttl, maxDNSTTL)
+	case f.cacheSize < 1:
+		return usagef("--dns-cache-size is %d; want 1 or more", f.cacheSize)
+	case f.maxInFlight < 1:
+		return usagef("--dns-max-in-flight is %d; want 1 or more", f.maxInFlight)
+	case f.timeout <= 0:
+		return usagef("--upstream-timeout is %s; want more than 0", f.timeout)
+	case f.policy != policyRandom && f.policy != policySequential:
+		return usagef("--upstream-policy is %q; want %s or %s", f.policy, policyRandom, policySequential)
+	case f.serveStale < 0:
+		return usagef("--dns-serve-stale is %s; want 0 or more", f.serveStale)
+	case f.lameduck < 0:
+		return usagef("--dns-lameduck is %s; want 0 or more", f.lameduck)
+	}
+	o.TTL, o.CacheSize, o.MaxInFlight, o.Timeout = f.ttl, f.cacheSize, f.maxInFlight, f.timeout
+	o.Sequential, o.NoPrefetch, o.Lameduck = f.policy == policySequential, !f.prefetch, f.lameduck
+	if o.Stale = f.serveStale; o.Stale == 0 {
+		o.Stale = -1
+	}
+	return nil
 }
 
 // options returns the server's options. Its error is one of usage.
@@ -47,6 +93,9 @@ func (f *dnsFlags) options(networks networkFlags) (dns.Options, error) {
 	var err error
 	if o.Pods, err = zone.ParsePodMode(f.podMode); err != nil {
 		return o, usagef("--pod-records: %w", err)
+	}
+	if err := f.addLimits(&o); err != nil {
+		return o, err
 	}
 	if err := f.addStubs(&o); err != nil {
 		return o, err
@@ -152,10 +201,11 @@ func newDNS(g *global) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			parts := []component{{name: "dns", run: func(ctx context.Context) error { return runSmall(ctx, log, server) }}}
-			if metrics != "" {
+			var parts []component
+			if metrics != "" { // first, so that /ready is 503 while the server stops
 				parts = append(parts, httpComponent("dns metrics", metrics, server.Handler()))
 			}
+			parts = append(parts, component{name: "dns", run: func(ctx context.Context) error { return runSmall(ctx, log, server) }})
 			return runAll(cmd.Context(), log, func() {}, parts...)
 		},
 	}
@@ -186,6 +236,33 @@ func runSmall(ctx context.Context, log *slog.Logger, server *dns.Server) error {
 	})
 	return server.Run(ctx)
 }
+
+// optionalHTTP serves h on one address, and retries while the address cannot be
+// listened on: what it serves is not worth a node's end.
+func optionalHTTP(log *slog.Logger, name, addr string, h http.Handler) component {
+	c := httpComponent(name, addr, h)
+	serve := c.run
+	c.run = func(ctx context.Context) error {
+		for failed := false; ; failed = true {
+			err := serve(ctx)
+			if ctx.Err() != nil {
+				return nil
+			}
+			if !failed {
+				log.Warn("cannot serve "+name+"; retrying", "address", addr, "err", err, "in", httpRetry)
+			}
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(httpRetry):
+			}
+		}
+	}
+	return c
+}
+
+// httpRetry is the time between attempts to listen.
+const httpRetry = time.Second
 
 // httpComponent serves h on one address.
 func httpComponent(name, addr string, h http.Handler) component {

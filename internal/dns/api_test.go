@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	mdns "github.com/miekg/dns"
 	corev1 "k8s.io/api/core/v1"
@@ -190,6 +191,7 @@ func TestPublish(t *testing.T) {
 	o.Client = client
 	o.Publish = &Publish{NodeName: "node-a", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.5"), netip.MustParseAddr("fd00::5")},
 		Port: 53}
+	o.Lameduck = time.Minute // shorter without another server
 	s, err := New(o)
 	if err != nil {
 		t.Fatal(err)

@@ -49,7 +49,11 @@ func (s *Server) Handler() http.Handler {
 	mux.HandleFunc("/health", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("OK")) })
 	mux.HandleFunc("/ready", func(w http.ResponseWriter, _ *http.Request) {
 		if !s.Ready() {
-			http.Error(w, "the cluster's names have not been listed yet", http.StatusServiceUnavailable)
+			reason := "the cluster's names have not been listed yet"
+			if s.ending.Load() {
+				reason = "the server is stopping"
+			}
+			http.Error(w, reason, http.StatusServiceUnavailable)
 			return
 		}
 		_, _ = w.Write([]byte("OK"))

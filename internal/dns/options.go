@@ -28,7 +28,8 @@ const (
 	defaultCacheSize   = 10000
 	defaultStale       = time.Hour
 	defaultMaxConns    = 1000
-	defaultLinger      = 250 * time.Millisecond
+	// DefaultLameduck is as long as CoreDNS's in the manifests of kubeadm.
+	DefaultLameduck = 5 * time.Second
 )
 
 // Options are the options of a Server. Only Listen has no default.
@@ -71,6 +72,9 @@ type Options struct {
 	Timeout time.Duration
 	// MaxInFlight bounds the questions in flight to upstreams.
 	MaxInFlight int
+	// NoPrefetch lets answers expire that are asked for often, instead of asking
+	// for them again before.
+	NoPrefetch bool
 	// CacheSize is the number of cached answers of upstreams, and of cached
 	// denials.
 	CacheSize int
@@ -91,9 +95,10 @@ type Options struct {
 	Publish *Publish
 	// NodeLocal answers questions to the Service kube-dns on this node itself.
 	NodeLocal *NodeLocal
-	// Linger is how long after ctx ends a published server still answers, so
-	// that nodes stop sending to it first.
-	Linger time.Duration
+	// Lameduck is how long after ctx ends the server still answers, not Ready and
+	// no longer behind kube-dns, so that clients stop sending to it first. A
+	// published server without another one behind kube-dns does so for 250 ms.
+	Lameduck time.Duration
 
 	// Workers is the number of sockets for each listening address, among which the
 	// kernel spreads the clients (SO_REUSEPORT). Default: half of GOMAXPROCS, at
@@ -150,7 +155,6 @@ func (o Options) withDefaults() (Options, error) {
 	setDefault(&o.CacheSize, defaultCacheSize)
 	setDefault(&o.Stale, defaultStale)
 	setDefault(&o.MaxConns, defaultMaxConns)
-	setDefault(&o.Linger, defaultLinger)
 	setDefault(&o.Workers, max(1, runtime.GOMAXPROCS(0)/2))
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)

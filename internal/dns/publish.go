@@ -99,13 +99,13 @@ func (p *Publish) slice(f svc.Family, addrs []netip.Addr, owner []metav1.OwnerRe
 }
 
 // publish lists this server behind kube-dns while it is ready, writes its slices
-// again when another client has changed them, and withdraws them when ctx ends.
-// It returns when nodes have had time to follow.
-func (s *Server) publish(ctx context.Context) {
+// again when another client has changed them, until ctx ends. It reports whether
+// there is something to withdraw.
+func (s *Server) publish(ctx context.Context) bool {
 	for !s.Ready() {
 		select {
 		case <-ctx.Done():
-			return
+			return false
 		case <-time.After(readyPoll):
 		}
 	}
@@ -126,8 +126,7 @@ func (s *Server) publish(ctx context.Context) {
 		}
 		select {
 		case <-ctx.Done():
-			s.withdraw(context.WithoutCancel(ctx))
-			return
+			return true
 		case <-retry:
 		case <-s.reassert:
 		}
@@ -191,8 +190,7 @@ func (s *Server) nodeOwner(ctx context.Context) ([]metav1.OwnerReference, error)
 	return []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID}}, nil
 }
 
-// withdraw deletes the slices and waits for Linger, in which the server still
-// answers.
+// withdraw deletes the slices.
 func (s *Server) withdraw(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
@@ -206,5 +204,4 @@ func (s *Server) withdraw(ctx context.Context) {
 			return
 		}
 	}
-	s.pause(s.options.Linger)
 }

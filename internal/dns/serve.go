@@ -132,6 +132,9 @@ const (
 )
 
 func (w *worker) prefetch(e *entry, age uint32) {
+	if w.s.options.NoPrefetch {
+		return
+	}
 	hits := e.hits.Add(1)
 	if hits < prefetchHits || e.ttl-age > max(1, e.ttl/prefetchPart) || e.negative {
 		return

@@ -29,6 +29,7 @@ type Server struct {
 	hosts      atomic.Pointer[hostsTable]
 	synced     atomic.Bool // the zone is complete
 	serving    atomic.Bool
+	ending     atomic.Bool // Run's ctx has ended
 	apiUp      atomic.Bool
 	loopProbes sync.Map // wire name → *upstream
 	reassert   chan struct{}
@@ -109,8 +110,8 @@ func New(o Options) (*Server, error) {
 func (s *Server) Zone() *zone.Zone { return s.zone }
 
 // Ready reports whether the server listens and the zone is complete. It stays
-// true when the API server cannot be reached.
-func (s *Server) Ready() bool { return s.serving.Load() && s.synced.Load() }
+// true when the API server cannot be reached, and is false while the server ends.
+func (s *Server) Ready() bool { return s.serving.Load() && s.synced.Load() && !s.ending.Load() }
 
 // Addrs returns the addresses the server listens on, once Listen has opened them.
 func (s *Server) Addrs() []netip.AddrPort {
@@ -174,27 +175,32 @@ func (s *Server) Run(ctx context.Context) error {
 	s.serving.Store(true)
 	s.log.Info("dns is listening", "addresses", s.Addrs(), "upstreams", len(s.forward.all()))
 
+	published := false
 	var loops sync.WaitGroup
 	loops.Go(func() { s.forward.probe(serve) })
-	loops.Go(func() { s.findLoops(ctx) })
+	loops.Go(func() { s.findLoops(serve) })
 	if s.options.ResolvConf != "" {
-		loops.Go(func() { s.watchResolvConf(ctx) })
+		loops.Go(func() { s.watchResolvConf(serve) })
 	}
 	if s.options.Hosts != "" {
-		loops.Go(func() { s.watchHosts(ctx) })
+		loops.Go(func() { s.watchHosts(serve) })
 	}
 	if s.options.Client != nil {
-		loops.Go(func() { s.watch(ctx) })
+		loops.Go(func() { s.watch(serve) })
 	}
 	if s.options.NodeLocal != nil {
 		loops.Go(func() { s.serveLocal(ctx, &sockets) })
 	}
 	if s.options.Publish != nil {
 		loops.Go(func() { s.watchPeers(ctx) })
-		// It returns when no client is sent here any more.
-		s.publish(ctx)
+		published = s.publish(ctx)
 	}
 	<-ctx.Done()
+	s.ending.Store(true)
+	if published {
+		s.withdraw(serve)
+	}
+	s.lameduck()
 	stopServing()
 	loops.Wait()
 	s.serving.Store(false)
@@ -216,6 +222,22 @@ func (s *Server) start(l *listener, wg *sync.WaitGroup) {
 	}
 	stats := s.stats.add(l.addr, "tcp")
 	wg.Go(func() { s.serveTCP(l.tcp, stats) })
+}
+
+// aloneLameduck is enough for a published server that knows of no other: no client
+// can turn to one.
+const aloneLameduck = 250 * time.Millisecond
+
+// lameduck answers on for as long as clients may need to turn to other servers.
+func (s *Server) lameduck() {
+	d := s.options.Lameduck
+	if s.options.Publish != nil && len(s.servers.others()) == 0 {
+		d = min(d, aloneLameduck)
+	}
+	if d > 0 {
+		s.log.Info("dns is stopping; it still answers until clients have turned to other servers", "for", d)
+		s.pause(d)
+	}
 }
 
 // pause waits for d and reports whether it passed before the server stopped.
