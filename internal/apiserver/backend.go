@@ -68,8 +68,8 @@ func (b *backEnd) options(gr schema.GroupResource, codec runtime.Codec, versione
 		StorageConfig:           c,
 		Decorator:               genericregistry.StorageWithCacher(),
 		DeleteCollectionWorkers: 4,
-		// No garbage collector runs, so no finalizers are set for one.
-		EnableGarbageCollection: false,
+		// Package controller has the collector that removes the finalizers.
+		EnableGarbageCollection: true,
 		ResourcePrefix:          resourcePrefix(gr),
 		CountMetricPollPeriod:   time.Minute,
 	}

@@ -2,6 +2,7 @@ package apiserver_test
 
 import (
 	"bufio"
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
+	"github.com/fairlead/fairlead/internal/controller"
 )
 
 // What kubectl does with custom resources, and what it does for a long time or
@@ -19,6 +21,17 @@ import (
 func TestKubectlKinds(t *testing.T) {
 	program := kubectl(t)
 	s := apiservertest.StartServer(t)
+	collected := make(chan error, 1)
+	collect, stop := context.WithCancel(context.Background())
+	go func() {
+		collected <- controller.Run(collect, controller.Options{Config: s.ControllersConfig(), Controllers: []string{controller.GarbageName}})
+	}()
+	defer func() {
+		stop()
+		if err := <-collected; err != nil {
+			t.Error(err)
+		}
+	}()
 	home := t.TempDir()
 	k := kubectlOf{t, program, s.Kubeconfig(), home}
 	write(t, home, "crd.yaml", string(mustRead(t, "testdata/backups.yaml")))

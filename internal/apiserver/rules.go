@@ -168,10 +168,8 @@ func controllerRoles() []rbacv1.ClusterRole {
 			allow("list delete deletecollection", "*", "*"),
 		),
 		role("system:controller:generic-garbage-collector",
-			allow(verbsRead, groupCore, "services", "endpoints", "pods", "nodes"),
-			allow("delete", groupCore, "pods", "endpoints"),
-			allow(verbsRead+" delete", groupDiscovery, "endpointslices"),
-			allow(verbsRead+" delete", groupCoordination, "leases"), events,
+			// Owners and dependents are of every kind.
+			allow(verbsRead+" update patch delete", "*", "*"), events,
 		),
 		role("system:controller:service-controller",
 			allow(verbsRead, groupCore, "services", "nodes"),

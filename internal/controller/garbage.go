@@ -2,233 +2,324 @@ package controller
 
 import (
 	"context"
-	"errors"
+	"encoding/json"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
+	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/cache"
-
-	"github.com/fairlead/fairlead/internal/svc"
+	"k8s.io/client-go/metadata"
 )
 
-// garbage deletes objects whose owners are gone: EndpointSlices, Leases of Nodes
-// and Pods whose owner references name a Service, an Endpoints, a Node or a Pod
-// that no longer exists. What has an owner of another kind is left alone.
+// garbage deletes objects whose owners are gone, of every kind that the API server
+// has, and finishes the deletion of owners: in the foreground when no dependent
+// blocks it any more, as an orphaning one when no dependent refers to the owner
+// any more (https://kubernetes.io/docs/concepts/architecture/garbage-collection/).
+//
+// It decides by a graph of all objects, which watches of their metadata keep. A
+// watch may lag, so an owner counts as absent only if its deletion was seen or the
+// API server does not have it, and a dependent is read again before it is deleted.
 type garbage struct {
 	*controllerContext
-	loop *loop[owned]
+	loop  *loop[objectRef]
+	meta  metadata.Interface
+	graph *ownerGraph
 
-	mu         sync.Mutex
-	dependents map[types.UID]map[owned]bool // by owner
+	mu    sync.Mutex
+	kinds map[schema.GroupKind]servedKind
+	// unresolved are dependents that have an owner of a kind the API server does
+	// not have. They are left alone until it has others.
+	unresolved map[objectRef]bool
 }
 
-// owned is one object that has owners.
-type owned struct {
-	kind string
-	name svc.Name
-	uid  types.UID
+// servedKind is where the objects of a kind are.
+type servedKind struct {
+	resource   schema.GroupVersionResource
+	namespaced bool
 }
+
+const (
+	// recheckPeriod is when an owner is checked again that exists and whose
+	// watch has not delivered it yet.
+	recheckPeriod = 30 * time.Second
+	// writesAtOnce bounds the requests for the dependents of one owner.
+	writesAtOnce = 8
+)
 
 func newGarbage(s *controllerContext) (func(ctx context.Context), error) {
-	c := &garbage{controllerContext: s, dependents: map[types.UID]map[owned]bool{}}
-	c.loop = newLoop(s, GarbageName, min(2, s.options.Workers), c.sync)
-	core := s.informers.Core().V1()
-	watch := []struct {
-		kind     string
-		informer cache.SharedIndexInformer
-	}{
-		{"EndpointSlice", s.informers.Discovery().V1().EndpointSlices().Informer()},
-		{"Lease", s.factory(corev1.NamespaceNodeLease).Coordination().V1().Leases().Informer()},
-		{"Pod", core.Pods().Informer()},
-		{"Service", core.Services().Informer()},
-		{"Endpoints", core.Endpoints().Informer()},
-		{"Node", core.Nodes().Informer()},
+	meta, err := metadata.NewForConfig(s.config)
+	if err != nil {
+		return nil, err
 	}
-	for _, w := range watch {
-		err := s.handle(w.informer, cache.ResourceEventHandlerFuncs{
-			AddFunc: func(o any) { c.add(w.kind, o.(metav1.Object)) },
-			UpdateFunc: func(old, o any) {
-				// An agent writes its first Lease before it knows its Node.
-				if before, now := old.(metav1.Object), o.(metav1.Object); before.GetUID() != now.GetUID() ||
-					!slices.EqualFunc(before.GetOwnerReferences(), now.GetOwnerReferences(), sameOwner) {
-					c.forget(w.kind, before)
-					c.add(w.kind, now)
-				}
-			},
-			DeleteFunc: func(o any) {
-				if object, ok := final[metav1.Object](o); ok {
-					c.ownerDeleted(w.kind, object)
-				}
-			},
-		})
+	c := &garbage{
+		controllerContext: s, meta: meta, graph: newOwnerGraph(),
+		kinds: map[schema.GroupKind]servedKind{}, unresolved: map[objectRef]bool{},
+	}
+	c.loop = newLoop(s, GarbageName, s.options.Workers, c.sync)
+	return c.run, nil
+}
+
+func (c *garbage) check(list []objectRef) {
+	for _, o := range list {
+		c.loop.queue.Add(o)
+	}
+}
+
+func (c *garbage) api(o objectRef) metadata.ResourceInterface {
+	return c.meta.Resource(o.resource).Namespace(o.name.Namespace)
+}
+
+func (c *garbage) sync(ctx context.Context, ref objectRef) error {
+	o, ok := c.graph.get(ref.uid)
+	if !ok {
+		return nil
+	}
+	switch o.deletion {
+	case orphaning:
+		return c.orphan(ctx, o.objectRef)
+	case foreground:
+		if slices.ContainsFunc(c.graph.dependentsOf(o.uid), func(d ownedObject) bool { return d.blocks(o.uid) }) {
+			return nil // it is checked again when one of them goes
+		}
+		return c.removeFinalizer(ctx, o.objectRef, metav1.FinalizerDeleteDependents)
+	case terminating:
+		return nil
+	}
+	if by, err := c.classify(ctx, ref, o.owners); err != nil || by.keep() {
+		return err
+	}
+	return c.collect(ctx, ref)
+}
+
+// collect deletes a dependent without owners, as the API server has it now, or
+// drops its references to those owners that are gone.
+func (c *garbage) collect(ctx context.Context, ref objectRef) error {
+	live, err := c.api(ref).Get(ctx, ref.name.Name, metav1.GetOptions{})
+	if err != nil {
+		return ignoreNotFound(err)
+	}
+	if live.UID != ref.uid || live.DeletionTimestamp != nil {
+		return nil
+	}
+	by, err := c.classify(ctx, ref, live.OwnerReferences)
+	if err != nil || by.keep() {
+		return err
+	}
+	if by.present > 0 {
+		return c.setOwners(ctx, ref, live, slices.DeleteFunc(slices.Clone(live.OwnerReferences), func(r metav1.OwnerReference) bool {
+			return slices.Contains(by.absent, r.UID) || slices.Contains(by.waiting, r.UID)
+		}))
+	}
+	dependents := c.graph.dependentsOf(ref.uid)
+	policy := metav1.DeletePropagationBackground
+	switch {
+	case len(by.waiting) > 0 && len(dependents) > 0:
+		// The owner has to wait for these dependents too. In a circle nothing
+		// waits for this object.
+		policy = metav1.DeletePropagationForeground
+		if slices.ContainsFunc(dependents, func(d ownedObject) bool { return d.deletion == foreground }) {
+			return c.deleteUnblocked(ctx, ref, live, policy)
+		}
+	case slices.Contains(live.Finalizers, metav1.FinalizerOrphanDependents):
+		policy = metav1.DeletePropagationOrphan
+	case slices.Contains(live.Finalizers, metav1.FinalizerDeleteDependents):
+		policy = metav1.DeletePropagationForeground
+	}
+	return c.delete(ctx, ref, live, policy)
+}
+
+func (c *garbage) deleteUnblocked(
+	ctx context.Context, ref objectRef, live *metav1.PartialObjectMetadata, policy metav1.DeletionPropagation,
+) error {
+	owners := slices.Clone(live.OwnerReferences)
+	for i := range owners {
+		owners[i].BlockOwnerDeletion = new(false)
+	}
+	if err := c.setOwners(ctx, ref, live, owners); err != nil {
+		return err
+	}
+	live, err := c.api(ref).Get(ctx, ref.name.Name, metav1.GetOptions{})
+	if err != nil {
+		return ignoreNotFound(err)
+	}
+	return c.delete(ctx, ref, live, policy)
+}
+
+// delete deletes the object as it was read: not one that has got an owner since.
+func (c *garbage) delete(ctx context.Context, ref objectRef, live *metav1.PartialObjectMetadata, policy metav1.DeletionPropagation) error {
+	err := c.api(ref).Delete(ctx, ref.name.Name, metav1.DeleteOptions{
+		PropagationPolicy: &policy,
+		Preconditions:     &metav1.Preconditions{UID: &ref.uid, ResourceVersion: &live.ResourceVersion},
+	})
+	if err != nil {
+		return ignoreNotFound(fmt.Errorf("delete %s %s: %w", ref.resource.Resource, ref.name, err))
+	}
+	c.log.Debug("deleted an object without owners", "resource", ref.resource.Resource, "object", ref.name)
+	return nil
+}
+
+// owned sorts the owners of an object.
+type owned struct {
+	present         int
+	absent, waiting []types.UID // waiting: for their dependents
+	unresolved      bool
+}
+
+// keep reports whether the object may stay as it is.
+func (o owned) keep() bool {
+	return o.unresolved || o.present+len(o.absent)+len(o.waiting) == 0 || o.present > 0 && len(o.absent)+len(o.waiting) == 0
+}
+
+func (c *garbage) classify(ctx context.Context, ref objectRef, refs []metav1.OwnerReference) (owned, error) {
+	var out owned
+	for _, r := range refs {
+		state, err := c.owner(ctx, ref, r)
 		if err != nil {
-			return nil, err
+			return owned{}, err
+		}
+		switch state {
+		case ownerPresent:
+			out.present++
+		case ownerAbsent:
+			out.absent = append(out.absent, r.UID)
+		case ownerWaiting:
+			out.waiting = append(out.waiting, r.UID)
+		case ownerUnresolved:
+			out.unresolved = true
 		}
 	}
-	return c.loop.run, nil
+	return out, nil
 }
 
-// owners returns the owners if all are of the kinds that this controller
-// watches, else nil.
-func owners(o metav1.Object) []metav1.OwnerReference {
-	refs := o.GetOwnerReferences()
-	for _, r := range refs {
-		switch r.Kind {
-		case "Service", "Endpoints", "Node", "Pod":
-			if r.APIVersion == "v1" {
-				continue
-			}
-		}
-		return nil
-	}
-	return refs
-}
+type ownerState byte
 
-func (c *garbage) add(kind string, o metav1.Object) {
-	refs := owners(o)
-	if len(refs) == 0 {
-		return
+const (
+	ownerPresent ownerState = iota
+	ownerAbsent
+	ownerWaiting
+	ownerUnresolved
+)
+
+func (c *garbage) owner(ctx context.Context, dependent objectRef, r metav1.OwnerReference) (ownerState, error) {
+	version, err := schema.ParseGroupVersion(r.APIVersion)
+	if err != nil {
+		return ownerUnresolved, nil
 	}
-	me := owned{kind, nameOf(o), o.GetUID()}
 	c.mu.Lock()
-	for _, r := range refs {
-		if c.dependents[r.UID] == nil {
-			c.dependents[r.UID] = map[owned]bool{}
-		}
-		c.dependents[r.UID][me] = true
+	kind, served := c.kinds[version.WithKind(r.Kind).GroupKind()]
+	if !served {
+		c.unresolved[dependent] = true
 	}
 	c.mu.Unlock()
-	// The owner may have been deleted before this process started.
-	c.loop.queue.Add(me)
-}
-
-func sameOwner(a, b metav1.OwnerReference) bool {
-	return a.APIVersion == b.APIVersion && a.Kind == b.Kind && a.Name == b.Name && a.UID == b.UID
-}
-
-// forget drops an object's entries at its owners.
-func (c *garbage) forget(kind string, o metav1.Object) {
-	me := owned{kind, nameOf(o), o.GetUID()}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, r := range o.GetOwnerReferences() {
-		delete(c.dependents[r.UID], me)
-		if len(c.dependents[r.UID]) == 0 {
-			delete(c.dependents, r.UID)
+	if !served {
+		return ownerUnresolved, nil
+	}
+	at := objectRef{resource: kind.resource, name: svcName(kind.namespaced, dependent, r), uid: r.UID}
+	if kind.namespaced && dependent.name.Namespace == "" {
+		c.invalidNamespace(dependent, r)
+		return ownerUnresolved, nil
+	}
+	if o, ok := c.graph.get(r.UID); ok {
+		if o.resource.GroupResource() == at.resource.GroupResource() && o.name == at.name {
+			return presentOr(o.deletion), nil
 		}
+		c.invalidNamespace(dependent, r)
+	} else if c.graph.isGone(r.UID) {
+		return ownerAbsent, nil
 	}
-}
-
-func (c *garbage) ownerDeleted(kind string, o metav1.Object) {
-	c.forget(kind, o)
-	c.mu.Lock()
-	orphans := slices.Collect(maps.Keys(c.dependents[o.GetUID()]))
-	c.mu.Unlock()
-	for _, d := range orphans {
-		c.loop.queue.Add(d)
-	}
-}
-
-func (c *garbage) sync(ctx context.Context, d owned) error {
-	object := c.cached(d.kind, d.name)
-	if object == nil || object.GetUID() != d.uid || object.GetDeletionTimestamp() != nil {
-		return nil
-	}
-	refs := owners(object)
-	if len(refs) == 0 {
-		return nil
-	}
-	for _, r := range refs {
-		if there := c.cached(r.Kind, ownerName(object, r)); there != nil && there.GetUID() == r.UID {
-			return nil
-		}
-	}
-	for _, r := range refs { // the watch may lag
-		uid, err := c.live(ctx, r.Kind, ownerName(object, r))
-		if err != nil || uid == r.UID {
-			return err
-		}
-	}
-	return c.delete(ctx, d)
-}
-
-func ownerName(o metav1.Object, r metav1.OwnerReference) svc.Name {
-	if r.Kind == "Node" {
-		return svc.Name{Name: r.Name}
-	}
-	return svc.Name{Namespace: o.GetNamespace(), Name: r.Name}
-}
-
-func (c *garbage) cached(kind string, name svc.Name) metav1.Object {
-	core := c.informers.Core().V1()
-	var store cache.Store
-	key := name.String()
-	switch kind {
-	case "EndpointSlice":
-		store = c.informers.Discovery().V1().EndpointSlices().Informer().GetStore()
-	case "Lease":
-		store = c.factory(corev1.NamespaceNodeLease).Coordination().V1().Leases().Informer().GetStore()
-	case "Pod":
-		store = core.Pods().Informer().GetStore()
-	case "Service":
-		store = core.Services().Informer().GetStore()
-	case "Endpoints":
-		store = core.Endpoints().Informer().GetStore()
-	case "Node":
-		store, key = core.Nodes().Informer().GetStore(), name.Name
-	}
-	o, ok, err := store.GetByKey(key)
-	if !ok || err != nil {
-		return nil
-	}
-	return o.(metav1.Object)
-}
-
-// live asks the API server for the UID of an owner: "" if it does not exist.
-func (c *garbage) live(ctx context.Context, kind string, name svc.Name) (types.UID, error) {
-	var o metav1.Object
-	var err error
-	core := c.client.CoreV1()
-	switch kind {
-	case "Service":
-		o, err = core.Services(name.Namespace).Get(ctx, name.Name, metav1.GetOptions{})
-	case "Endpoints":
-		o, err = core.Endpoints(name.Namespace).Get(ctx, name.Name, metav1.GetOptions{})
-	case "Node":
-		o, err = core.Nodes().Get(ctx, name.Name, metav1.GetOptions{})
-	case "Pod":
-		o, err = core.Pods(name.Namespace).Get(ctx, name.Name, metav1.GetOptions{})
-	default:
-		return "", errors.New("unknown kind of owner: " + kind)
-	}
-	if apierrors.IsNotFound(err) {
-		return "", nil
+	live, err := c.api(at).Get(ctx, r.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && live.UID != r.UID {
+		return ownerAbsent, nil
 	}
 	if err != nil {
-		return "", fmt.Errorf("get %s %s: %w", kind, name, err)
+		return ownerUnresolved, fmt.Errorf("get owner %s %s: %w", at.resource.Resource, at.name, err)
 	}
-	return o.GetUID(), nil
+	c.loop.queue.AddAfter(dependent, recheckPeriod)
+	return presentOr(deletionOf(live)), nil
 }
 
-func (c *garbage) delete(ctx context.Context, d owned) error {
-	options := onlyUID(d.uid)
-	var err error
-	switch d.kind {
-	case "EndpointSlice":
-		err = c.client.DiscoveryV1().EndpointSlices(d.name.Namespace).Delete(ctx, d.name.Name, options)
-	case "Lease":
-		err = c.client.CoordinationV1().Leases(d.name.Namespace).Delete(ctx, d.name.Name, options)
-	case "Pod":
-		err = c.client.CoreV1().Pods(d.name.Namespace).Delete(ctx, d.name.Name, options)
+func presentOr(d deletion) ownerState {
+	if d == foreground {
+		return ownerWaiting
 	}
-	if err := ignoreReplaced(err); err != nil {
-		return fmt.Errorf("delete %s %s: %w", d.kind, d.name, err)
+	return ownerPresent
+}
+
+// invalidNamespace records that an owner is not in the dependent's namespace.
+func (c *garbage) invalidNamespace(dependent objectRef, r metav1.OwnerReference) {
+	c.log.Warn("an owner is not where its dependent is, and counts as absent there",
+		"resource", dependent.resource.Resource, "object", dependent.name, "owner", r.Kind+"/"+r.Name)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for kind, at := range c.kinds {
+		if at.resource != dependent.resource {
+			continue
+		}
+		c.events.Event(&corev1.ObjectReference{
+			APIVersion: dependent.resource.GroupVersion().String(), Kind: kind.Kind, UID: dependent.uid,
+			Namespace: dependent.name.Namespace, Name: dependent.name.Name,
+		}, corev1.EventTypeWarning, "OwnerRefInvalidNamespace", fmt.Sprintf("ownerRef [%s/%s, name: %s, uid: %s] does not exist in namespace %q",
+			r.APIVersion, r.Kind, r.Name, r.UID, dependent.name.Namespace))
+	}
+}
+
+// orphan drops the references to an owner from its dependents, and then the
+// finalizer that holds the owner.
+func (c *garbage) orphan(ctx context.Context, owner objectRef) error {
+	var group errgroup.Group
+	group.SetLimit(writesAtOnce)
+	for _, d := range c.graph.dependentsOf(owner.uid) {
+		group.Go(func() error {
+			live, err := c.api(d.objectRef).Get(ctx, d.name.Name, metav1.GetOptions{})
+			if err != nil {
+				return ignoreNotFound(err)
+			}
+			others := slices.DeleteFunc(slices.Clone(live.OwnerReferences), func(r metav1.OwnerReference) bool { return r.UID == owner.uid })
+			if live.UID != d.uid || len(others) == len(live.OwnerReferences) {
+				return nil
+			}
+			return c.setOwners(ctx, d.objectRef, live, others)
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	return c.removeFinalizer(ctx, owner, metav1.FinalizerOrphanDependents)
+}
+
+func (c *garbage) setOwners(ctx context.Context, ref objectRef, live *metav1.PartialObjectMetadata, owners []metav1.OwnerReference) error {
+	return c.patch(ctx, ref, live, "ownerReferences", owners)
+}
+
+func (c *garbage) removeFinalizer(ctx context.Context, ref objectRef, finalizer string) error {
+	live, err := c.api(ref).Get(ctx, ref.name.Name, metav1.GetOptions{})
+	if err != nil {
+		return ignoreNotFound(err)
+	}
+	others := slices.DeleteFunc(slices.Clone(live.Finalizers), func(f string) bool { return f == finalizer })
+	if live.UID != ref.uid || live.DeletionTimestamp == nil || len(others) == len(live.Finalizers) {
+		return nil
+	}
+	return c.patch(ctx, ref, live, "finalizers", others)
+}
+
+// patch replaces a list in the metadata of an object as it was read. Custom
+// resources have no strategic merge patch.
+func (c *garbage) patch(ctx context.Context, ref objectRef, live *metav1.PartialObjectMetadata, field string, value any) error {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"uid": live.UID, "resourceVersion": live.ResourceVersion, field: value,
+	}})
+	if err != nil {
+		return err
+	}
+	if _, err := c.api(ref).Patch(ctx, ref.name.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		return ignoreNotFound(fmt.Errorf("%s of %s %s: %w", field, ref.resource.Resource, ref.name, err))
 	}
 	return nil
 }
