@@ -45,17 +45,22 @@ func startEtcd(ctx context.Context, dir string, o Options) (*etcd, error) {
 	if err != nil {
 		return nil, err
 	}
-	e, err := embed.StartEtcd(etcdConfig(dir, socket, o))
+	failures := etcdFailures{dir, make(chan error, 1)}
+	e, err := failures.start(etcdConfig(dir, socket, o, failures))
 	if err != nil {
 		release()
-		return nil, fmt.Errorf("cannot start the embedded etcd in %s: %w", dir, err)
+		return nil, err
 	}
-	stop := func() { e.Close(); release() }
+	stop := func() { failures.stop(e); release() }
 	select {
 	case <-e.Server.ReadyNotify():
 	case err := <-e.Err():
 		stop()
-		return nil, fmt.Errorf("the embedded etcd in %s failed: %w", dir, err)
+		return nil, failures.explain(err)
+	case err := <-failures.ch:
+		failures.report(err) // for stop
+		stop()
+		return nil, failures.explain(err)
 	case <-ctx.Done():
 		stop()
 		return nil, ctx.Err()
@@ -72,11 +77,30 @@ func startEtcd(ctx context.Context, dir string, o Options) (*etcd, error) {
 	loop, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	done := make(chan struct{})
 	go func() { defer close(done); keep.run(loop) }()
-	end := func() { cancel(); <-done; stop() }
-	return &etcd{endpoints: []string{"unix://" + socket}, stop: end, failed: e.Err(), space: keep}, nil
+	failed := make(chan error, 1)
+	go func() {
+		select {
+		case err := <-e.Err():
+			failed <- failures.explain(err)
+		case err := <-failures.ch:
+			failures.report(err) // for stop
+			failed <- failures.explain(err)
+		case <-loop.Done():
+		}
+	}()
+	// A step of the upkeep may wait for an etcd that has failed.
+	end := func() {
+		cancel()
+		select {
+		case <-done:
+		case <-time.After(etcdStopTimeout):
+		}
+		stop()
+	}
+	return &etcd{endpoints: []string{"unix://" + socket}, stop: end, failed: failed, space: keep}, nil
 }
 
-func etcdConfig(dir, socket string, o Options) *embed.Config {
+func etcdConfig(dir, socket string, o Options, f etcdFailures) *embed.Config {
 	c := embed.NewConfig()
 	c.Name = "fairlead"
 	c.Dir = dir
@@ -96,7 +120,8 @@ func etcdConfig(dir, socket string, o Options) *embed.Config {
 	c.SnapshotCount, c.SnapshotCatchUpEntries = 5000, 100
 	c.UnsafeNoFsync = o.UnsafeNoFsync
 	c.EnableGRPCGateway = false
-	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(zapToSlog{log: o.Log.With("component", "etcd")}))
+	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(
+		zap.New(zapToSlog{log: o.Log.With("component", "etcd")}, zap.WithFatalHook(f), zap.WithPanicHook(f)))
 	return c
 }
 

@@ -9,7 +9,6 @@ package apiserver
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net/netip"
 	"sync"
@@ -162,7 +161,8 @@ func (s *Server) Run(ctx context.Context) error {
 		wg.Go(func() {
 			select {
 			case err := <-store.failed:
-				cancel(fmt.Errorf("the embedded etcd failed: %w", err))
+				s.log.Error("the store failed; stopping", "err", err)
+				cancel(err)
 			case <-ctx.Done():
 			}
 		})

@@ -1,0 +1,169 @@
+package apiserver
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"syscall"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
+)
+
+const (
+	// diskNeed is the free space in bytes that etcd needs to go on: the next segment
+	// of its log (64 MiB, allocated at once) and the growth of its file.
+	diskNeed = 96 << 20
+	// etcdStopTimeout bounds the stop of an etcd that has failed, whose loops may
+	// wait for the one that has ended.
+	etcdStopTimeout = 2 * time.Second
+)
+
+// etcdFailures takes the place of the ends that etcd makes of itself, a panic or
+// the exit of the process: the goroutine ends, and the first error is handed over.
+type etcdFailures struct {
+	dir string
+	ch  chan error // of capacity 1
+}
+
+var _ zapcore.CheckWriteHook = etcdFailures{}
+
+// OnWrite is called after a message of level panic or fatal; it does not return.
+func (f etcdFailures) OnWrite(e *zapcore.CheckedEntry, fields []zapcore.Field) {
+	err := errors.New(e.Message)
+	for _, x := range fields {
+		if cause, ok := x.Interface.(error); ok {
+			err = fmt.Errorf("%s: %w", e.Message, cause)
+		}
+	}
+	f.report(err)
+	runtime.Goexit()
+}
+
+func (f etcdFailures) report(err error) {
+	select {
+	case f.ch <- err:
+	default: // what came first is the cause
+	}
+}
+
+// start starts etcd; the error is for users.
+func (f etcdFailures) start(c *embed.Config) (*embed.Etcd, error) {
+	if err := checkStore(filepath.Join(f.dir, "member", "snap", "db")); err != nil {
+		return nil, damaged(f.dir, err)
+	}
+	started := make(chan *embed.Etcd, 1)
+	go func() {
+		defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+		defer func() {
+			if r := recover(); r != nil {
+				f.report(fmt.Errorf("%v", r))
+			}
+		}()
+		e, err := embed.StartEtcd(c)
+		if err != nil {
+			f.report(err)
+			return
+		}
+		started <- e
+	}()
+	select {
+	case e := <-started:
+		return e, nil
+	case err := <-f.ch:
+		if full := diskFull(f.dir, err); full != nil {
+			return nil, full
+		}
+		return nil, damaged(f.dir, err)
+	}
+}
+
+// stop closes an etcd, which may have failed.
+func (f etcdFailures) stop(e *embed.Etcd) {
+	done := make(chan struct{})
+	go func() { defer close(done); e.Close() }()
+	select {
+	case <-done:
+		return
+	case err := <-f.ch:
+		f.report(err)
+	}
+	select {
+	case <-done:
+	case <-time.After(etcdStopTimeout):
+	}
+}
+
+// explain returns the error of an etcd that has run, for users.
+func (f etcdFailures) explain(err error) error {
+	if full := diskFull(f.dir, err); full != nil {
+		return full
+	}
+	return fmt.Errorf("the embedded etcd in %s failed: %w", f.dir, err)
+}
+
+// diskFull returns the error for users if err says that the disk is full, else nil.
+func diskFull(dir string, err error) error {
+	if !errors.Is(err, syscall.ENOSPC) {
+		return nil
+	}
+	d, _ := fileio.DiskOf(dir) // the names are a help alone
+	return fmt.Errorf("the disk of %s is full (%s, mounted at %s, %d MiB free): etcd needs at least %d MiB; "+
+		"free that much or use a larger disk with --data-dir, and start again; acknowledged writes are kept",
+		dir, d.Device, d.MountPoint, d.Free>>20, diskNeed>>20)
+}
+
+func damaged(dir string, err error) error {
+	return fmt.Errorf("the embedded etcd in %s cannot be opened, its files may be damaged: %w; "+
+		"restore the directory from a backup, or move it away (mv %[1]s %[1]s.damaged) to begin without objects", dir, err)
+}
+
+// checkStore walks through the file of etcd's store. Opening a damaged one ends the
+// process by a panic in a goroutine of the library; here it is an error. A store
+// that is not there is fine.
+func checkStore(path string) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("%s: %v", path, r)
+		}
+	}()
+	db, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true, Timeout: time.Second})
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	defer db.Close()
+	tx, err := db.Begin(false)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, tx.Rollback()) }()
+	buckets := 0
+	err = tx.ForEach(func(name []byte, b *bolt.Bucket) error {
+		buckets++
+		var before []byte
+		c := b.Cursor()
+		for k, _ := c.First(); k != nil; k, _ = c.Next() {
+			if bytes.Compare(before, k) > 0 {
+				return fmt.Errorf("%s: the keys of bucket %q are out of order", path, name)
+			}
+			before = k
+		}
+		return nil
+	})
+	if err == nil && buckets == 0 {
+		return fmt.Errorf("%s holds no buckets", path)
+	}
+	return err
+}
