@@ -20,12 +20,14 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	genericfilters "k8s.io/apiserver/pkg/server/filters"
+	genericoptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	restclient "k8s.io/client-go/rest"
 	"k8s.io/component-base/compatibility"
 
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/registry/scheme"
 )
@@ -73,6 +75,9 @@ func (s *Server) assemble(ctx context.Context, store *etcd) (*assembly, error) {
 		return nil, err
 	}
 	if audit := s.opts.Auth.Audit; audit != nil {
+		if err := s.defaultAuditPolicy(audit); err != nil {
+			return nil, err
+		}
 		if err := audit.ApplyTo(c); err != nil {
 			return nil, fmt.Errorf("the audit log: %w", err)
 		}
@@ -129,6 +134,25 @@ func (s *Server) assemble(ctx context.Context, store *etcd) (*assembly, error) {
 		generic.Handler.NonGoRestfulMux.Handle(StorePath, store.space)
 	}
 	return &assembly{generic, custom, storage, keeper, client, guard, counter}, custom.join(generic)
+}
+
+// auditMetadata is the policy of an audit log for which none is given.
+const auditMetadata = `apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- level: Metadata
+`
+
+// defaultAuditPolicy has an audit log without a policy write who did what, without
+// the content; k8s.io/apiserver would write nothing, and takes a policy from a file
+// alone.
+func (s *Server) defaultAuditPolicy(o *genericoptions.AuditOptions) error {
+	if o.PolicyFile != "" || o.LogOptions.Path == "" && o.WebhookOptions.ConfigFile == "" {
+		return nil
+	}
+	o.PolicyFile = s.dir.file("audit-policy.yaml")
+	return fileio.Replace(o.PolicyFile, []byte(auditMetadata), 0o600)
 }
 
 // prepare returns the server, ready to run.

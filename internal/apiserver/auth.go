@@ -2,13 +2,14 @@ package apiserver
 
 import (
 	"context"
-	"crypto/subtle"
 	"crypto/x509"
 	"fmt"
 	"time"
 
+	apiserverconfig "k8s.io/apiserver/pkg/apis/apiserver"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/group"
+	"k8s.io/apiserver/pkg/authentication/request/anonymous"
 	"k8s.io/apiserver/pkg/authentication/request/bearertoken"
 	"k8s.io/apiserver/pkg/authentication/request/union"
 	"k8s.io/apiserver/pkg/authentication/request/websocket"
@@ -20,6 +21,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/apiserver/join"
+	"github.com/fairlead/fairlead/internal/apiserver/pki"
 )
 
 // Identities of the system's own parts.
@@ -45,25 +47,35 @@ const (
 // may outlive what it is bound to.
 const tokenCacheTime = 2 * time.Second
 
-// newAuthenticator accepts client certificates of the authority, and tokens. There
-// is no anonymous user: all other requests are answered 401.
-func newAuthenticator(ca *x509.Certificate, tokens authenticator.Token) authenticator.Request {
+// healthPaths are what is answered without credentials if that is asked for.
+func healthPaths() []apiserverconfig.AnonymousAuthCondition {
+	return []apiserverconfig.AnonymousAuthCondition{{Path: "/livez"}, {Path: "/readyz"}, {Path: "/healthz"}}
+}
+
+// newAuthenticator accepts client certificates of the authority, and tokens. All other
+// requests are answered 401, but those for the server's health if openHealth is set.
+func newAuthenticator(ca *x509.Certificate, tokens authenticator.Token, openHealth bool) authenticator.Request {
 	roots := x509.NewCertPool()
 	roots.AddCert(ca)
 	opts := requestx509.DefaultVerifyOptions()
 	opts.Roots = roots
-	return group.NewAuthenticatedGroupAdder(union.New(
+	known := group.NewAuthenticatedGroupAdder(union.New(
 		requestx509.New(opts, requestx509.CommonNameUserConversion),
 		bearertoken.New(tokens),
 		websocket.NewProtocolAuthenticator(tokens),
 	))
+	if !openHealth {
+		return known
+	}
+	return union.NewFailOnError(known, anonymous.NewAuthenticator(healthPaths()))
 }
 
 // newTokens accepts the join token, those of accounts, and the kinds of tokens that
 // the options enable.
 func (s *Server) newTokens(ctx context.Context, client kubernetes.Interface, accounts authenticator.Token) (authenticator.Token, error) {
 	o := s.opts.Auth
-	plain := []authenticator.Token{nodeToken(s.token)}
+	secrets := bootstrapTokens{client: client, now: time.Now}
+	plain := []authenticator.Token{nodeTokens{pki.Hash(s.creds.pki.Authority()), secrets}}
 	if o.TokenFile != "" {
 		static, err := tokenfile.NewCSV(o.TokenFile)
 		if err != nil {
@@ -72,7 +84,7 @@ func (s *Server) newTokens(ctx context.Context, client kubernetes.Interface, acc
 		plain = append(plain, static)
 	}
 	if o.BootstrapTokens {
-		plain = append(plain, bootstrapTokens{client: client, now: time.Now})
+		plain = append(plain, secrets)
 	}
 	all := []authenticator.Token{accounts}
 	for _, t := range plain {
@@ -88,14 +100,22 @@ func (s *Server) newTokens(ctx context.Context, client kubernetes.Interface, acc
 	return tokencache.New(tokenunion.New(all...), true, tokenCacheTime, 0), nil
 }
 
-// nodeToken authenticates the join token.
-type nodeToken join.Token
+// nodeTokens authenticates join tokens, by their Secrets.
+type nodeTokens struct {
+	hash    string // of the authority
+	secrets bootstrapTokens
+}
 
-// AuthenticateToken compares in constant time.
-func (t nodeToken) AuthenticateToken(_ context.Context, given string) (*authenticator.Response, bool, error) {
-	want := join.Token(t).String()
-	if subtle.ConstantTimeCompare([]byte(given), []byte(want)) != 1 {
-		return nil, false, nil
+// AuthenticateToken has no opinion of tokens of another form. The user's UID is the
+// token's ID.
+func (n nodeTokens) AuthenticateToken(ctx context.Context, given string) (*authenticator.Response, bool, error) {
+	t, err := join.Parse(given)
+	if err != nil || t.Hash != n.hash {
+		return nil, false, nil //nolint:nilerr // a token of another kind
 	}
-	return &authenticator.Response{User: &user.DefaultInfo{Name: UserNodeToken, Groups: []string{GroupBootstrappers}}}, true, nil
+	r, ok, err := n.secrets.AuthenticateToken(ctx, t.ID+"."+t.Secret)
+	if !ok || err != nil {
+		return nil, false, err
+	}
+	return &authenticator.Response{User: &user.DefaultInfo{Name: UserNodeToken, UID: t.ID, Groups: r.User.GetGroups()}}, true, nil
 }

@@ -33,6 +33,9 @@ type AuthOptions struct {
 	OIDC                 OIDCOptions
 	AuthenticationConfig string
 
+	// OpenHealth answers /livez, /readyz and /healthz without credentials.
+	OpenHealth bool
+
 	// Audit configures the audit log; nil for none.
 	Audit *genericoptions.AuditOptions
 	// EncryptionConfig is a file with the encryption of kinds in etcd (kind

@@ -12,6 +12,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead/fairlead/internal/apiserver/join"
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
 )
 
 // bootstrapRetry is the pause between two attempts to make what must exist, and
@@ -34,6 +37,7 @@ func (s *Server) addHooks(c *genericapiserver.Config, client kubernetes.Interfac
 	}{
 		{"the namespaces", func(ctx context.Context) error { return ensureNamespaces(ctx, client) }},
 		{"the default roles", func(ctx context.Context) error { return g.ensurePolicy(ctx, client) }},
+		{"the join token", func(ctx context.Context) error { return s.ensureToken(ctx, client) }},
 		{"Service default/kubernetes", func(ctx context.Context) error {
 			return s.ensureService(ctx, client, kubernetesService(s.opts.ServiceCIDRs, s.opts.AdvertiseAddress, s.Port()))
 		}},
@@ -82,6 +86,29 @@ func ensureNamespaces(ctx context.Context, client kubernetes.Interface) error {
 		}
 	}
 	return nil
+}
+
+// ensureToken keeps the join token of the file node-token while it is valid. A new one
+// is written to the file when servers know it.
+func (s *Server) ensureToken(ctx context.Context, client kubernetes.Interface) error {
+	secrets := client.CoreV1().Secrets(join.SecretNamespace)
+	if s.token != (join.Token{}) {
+		secret, err := secrets.Get(ctx, join.SecretName(s.token.ID), metav1.GetOptions{})
+		if err == nil {
+			if l, err := join.List(secret); err == nil && !l.Expired(time.Now()) {
+				return nil
+			}
+		} else if !apierrors.IsNotFound(err) {
+			return err
+		}
+	}
+	t := join.New(s.creds.pki.Authority())
+	_, err := secrets.Create(ctx, t.Object(time.Now().Add(join.DefaultLife), "made at the start of a server"), metav1.CreateOptions{})
+	if err != nil {
+		return err
+	}
+	s.token = t
+	return fileio.Replace(s.TokenFile(), []byte(t.String()+"\n"), 0o600)
 }
 
 // ensureService creates want unless a Service of its name exists. An existing one

@@ -205,25 +205,29 @@ func (c *credentials) agentCertificate() (*tls.Certificate, error) {
 	return &pair, err
 }
 
-// token returns the join token of this cluster, made at the first call. A token of
-// another authority (ca.crt was replaced) is replaced.
+// token returns the join token in the file node-token; the zero Token if there is
+// none, or one of another authority (ca.crt was replaced) or of an earlier release.
 func (c *credentials) token() (join.Token, error) {
 	file := c.dir.file("node-token")
 	data, err := os.ReadFile(file)
-	if err == nil {
-		t, err := join.Parse(string(data))
-		if err != nil {
-			return join.Token{}, fmt.Errorf("%s: %w; remove the file to have a new one made", file, err)
-		}
-		if t.Hash == pki.Hash(c.pki.Authority()) {
-			return t, nil
-		}
-		c.log.Warn("the authority was replaced; nodes need the new join token", "file", file)
-	} else if !errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) {
+		return join.Token{}, nil
+	}
+	if err != nil {
 		return join.Token{}, err
 	}
-	t := join.New(c.pki.Authority())
-	return t, fileio.Replace(file, []byte(t.String()+"\n"), 0o600)
+	t, err := join.Parse(string(data))
+	switch {
+	case errors.Is(err, join.ErrOldForm):
+		c.log.Warn("the join token is of an earlier release; nodes that join need the new one", "file", file)
+		return join.Token{}, nil
+	case err != nil:
+		return join.Token{}, fmt.Errorf("%s: %w; remove the file to have a new one made", file, err)
+	case t.Hash != pki.Hash(c.pki.Authority()):
+		c.log.Warn("the authority was replaced; nodes need the new join token", "file", file)
+		return join.Token{}, nil
+	}
+	return t, nil
 }
 
 // serverNames are the names and addresses in the server's certificate.

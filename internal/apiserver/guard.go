@@ -82,7 +82,7 @@ func (s *Server) newGuard(ctx context.Context, client kubernetes.Interface, shar
 	if err != nil {
 		return nil, err
 	}
-	g.requests = newAuthenticator(s.creds.pki.Authority(), g.tokens)
+	g.requests = newAuthenticator(s.creds.pki.Authority(), g.tokens, o.OpenHealth)
 	return g, nil
 }
 

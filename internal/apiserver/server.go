@@ -27,7 +27,7 @@ type Server struct {
 	dir      *dataDir
 	listener *multiListener
 	creds    *credentials
-	token    join.Token
+	token    join.Token // set for good when the server is ready
 	loopback *rest.Config
 	ready    chan struct{}
 	close    sync.Once
@@ -102,7 +102,8 @@ func (s *Server) Kubeconfig() string { return s.dir.file("admin.kubeconfig") }
 // TokenFile is the path of the file with the join token.
 func (s *Server) TokenFile() string { return s.dir.file("node-token") }
 
-// Token is the join token of a node; see package join.
+// Token is the join token that the start has made, valid for join.DefaultLife; see
+// package join. It must not be called before the server is ready.
 func (s *Server) Token() string { return s.token.String() }
 
 // LoopbackConfig returns the configuration of an all-powerful client in this

@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -292,7 +293,8 @@ func untilTrue(ctx context.Context, cond func() bool) error {
 
 func newAgent(g *global) *cobra.Command {
 	var f agentFlags
-	var server, token, kubeconfig, dataDir string
+	var server, kubeconfig, dataDir string
+	var token joinFlags
 	cmd := &cobra.Command{
 		Use:   "agent",
 		Short: "Make this machine a node: proxy, DNS and Pods",
@@ -300,7 +302,7 @@ func newAgent(g *global) *cobra.Command {
 endpoints, answers DNS, and runs Pods as processes. What it wrote to the kernel and
 the Pods it started stay when it stops, and are found again when it starts;
 'fairlead cleanup' removes them.`,
-		Example: `  fairlead agent --server https://192.0.2.10:6443 --token $(cat /var/lib/fairlead/node-token)
+		Example: `  fairlead agent --server https://192.0.2.10:6443 --token-file /root/node-token
   fairlead agent --kubeconfig /etc/fairlead/node.kubeconfig --node-ip 192.0.2.11`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -341,39 +343,51 @@ the Pods it started stay when it stops, and are found again when it starts;
 	f.networkFlags = defaultNetworks()
 	f.addNetworks(cmd, "the server's ranges of ClusterIPs", "the server's ranges of the Pods' addresses")
 	flags := cmd.Flags()
-	flags.StringVar(&server, "server", "", "URL of the server, with --token")
-	flags.StringVar(&token, "token", "", "the server's join token, or the path of a file that holds it")
-	flags.StringVar(&kubeconfig, "kubeconfig", "", "kubeconfig of this node, in place of --server and --token")
+	flags.StringVar(&server, "server", "", "URL of the server")
+	flags.StringVar(&token.file, "token-file", "",
+		"file with a join token ('fairlead token create'), for the first start alone (default $"+tokenEnv+")")
+	flags.StringVar(&token.text, "token", "",
+		"a join token, or a file with it; others on this machine see it in the list of processes: use --token-file")
+	flags.StringVar(&kubeconfig, "kubeconfig", "", "kubeconfig of this node, in place of --server and --token-file")
 	flags.StringVar(&dataDir, "data-dir", defaultDataDir(), "directory for the state of this node")
 	return cmd
 }
 
-// identity returns how an agent reaches the server, and as whom. With a token it
-// gets a certificate for this node's name, which the join.Node renews.
-func (f *agentFlags) identity(ctx context.Context, log *slog.Logger, server, token, kubeconfig string) (*rest.Config, *join.Node, error) {
+// identity returns how an agent reaches the server, and as whom. A machine that has
+// joined needs no token; with one it gets a certificate for this node's name. The
+// join.Node renews it.
+func (f *agentFlags) identity(
+	ctx context.Context, log *slog.Logger, server string, flags joinFlags, kubeconfig string,
+) (*rest.Config, *join.Node, error) {
 	switch {
-	case kubeconfig != "" && (server != "" || token != ""):
-		return nil, nil, usagef("--kubeconfig takes the place of --server and --token: give one or the other")
+	case kubeconfig != "" && (server != "" || flags != joinFlags{}):
+		return nil, nil, usagef("--kubeconfig takes the place of --server and --token-file: give one or the other")
 	case kubeconfig != "":
 		c := clientFlags{kubeconfig: kubeconfig}
 		cfg, _, err := c.load()
 		return cfg, nil, err
-	case server == "" || token == "":
-		return nil, nil, usagef("which server? give --server URL and --token TOKEN, or --kubeconfig FILE")
+	case server == "":
+		return nil, nil, usagef("which server? give --server URL, at the first start with --token-file FILE, or --kubeconfig FILE")
 	}
-	if strings.Contains(token, "/") { // no token has one
-		text, err := os.ReadFile(token)
-		if err != nil {
-			return nil, nil, fmt.Errorf("--token: %w", err)
-		}
-		token = strings.TrimSpace(string(text))
+	token, err := flags.read()
+	if err != nil {
+		return nil, nil, err
+	}
+	dir := filepath.Join(filepath.Dir(f.stateDir), "node-pki")
+	n, err := join.Open(server, f.nodeName, dir, log)
+	switch {
+	case err == nil && (token == "" || n.Of(token)):
+		return n.Config(), n, nil
+	case token == "" && errors.Is(err, fs.ErrNotExist):
+		return nil, nil, usagef("this machine has not joined %s yet: give --token-file FILE with what 'fairlead token create' prints there", server)
+	case token == "":
+		return nil, nil, fmt.Errorf("the certificate of this node in %s cannot be used: %w; join again with --token-file", dir, err)
 	}
 	boot, err := join.Config(ctx, server, token)
 	if err != nil {
 		return nil, nil, err
 	}
-	n, err := join.NewNode(ctx, boot, f.nodeName, filepath.Join(filepath.Dir(f.stateDir), "node-pki"), log)
-	if err != nil {
+	if n, err = join.NewNode(ctx, boot, f.nodeName, dir, log); err != nil {
 		return nil, nil, err
 	}
 	return n.Config(), n, nil

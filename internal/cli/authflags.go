@@ -34,6 +34,7 @@ func addAuthFlags(cmd *cobra.Command, o *apiserver.AuthOptions) {
 	flags.StringVar(&o.OIDC.CAFile, "oidc-ca-file", "", "authorities of the provider's certificate (default: the system's)")
 	flags.StringSliceVar(&o.OIDC.SigningAlgs, "oidc-signing-algs", []string{"RS256"}, "signatures admitted")
 	flags.StringToStringVar(&o.OIDC.RequiredClaims, "oidc-required-claim", nil, "claim=value that a token must have")
+	flags.BoolVar(&o.OpenHealth, "anonymous-health", false, "answer /livez, /readyz and /healthz without credentials")
 	flags.StringVar(&o.EncryptionConfig, "encryption-provider-config", "",
 		"file that says which kinds are encrypted in etcd, and how (EncryptionConfiguration)")
 	o.Audit = genericoptions.NewAuditOptions()

@@ -119,7 +119,7 @@ the place of one component.`,
 	root.AddCommand(
 		newUp(g), newServer(g), newAgent(g),
 		newProxy(g), newDNS(g), newControllers(g),
-		newRun(g), newStatus(g), newEnv(g), newKubeconfig(g), newCleanup(g), newVersion(g),
+		newRun(g), newStatus(g), newEnv(g), newKubeconfig(g), newToken(g), newCleanup(g), newVersion(g),
 	)
 	return root
 }

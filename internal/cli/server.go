@@ -139,7 +139,7 @@ next         export KUBECONFIG=%[2]s && kubectl get svc
 	if at.IsUnspecified() {
 		at = s.AdvertiseAddress()
 	}
-	fmt.Fprintf(g.out, "add a node   fairlead agent --server https://%s --token TOKEN\n", netip.AddrPortFrom(at, s.Port()))
+	fmt.Fprintf(g.out, "add a node   fairlead agent --server https://%s --token-file FILE\n", netip.AddrPortFrom(at, s.Port()))
 }
 
 func serverComponent(s *apiserver.Server) component {

@@ -150,13 +150,9 @@ func (s *stage) start() error {
 		return err
 	}
 	line("API server ready", "after %s", since(begin))
-	secret, err := os.ReadFile(token)
-	if err != nil {
-		return err
-	}
 	for _, node := range []string{"node1", "node2"} {
 		if err := s.spawn("agent-"+node, node, fairlead, "agent", "--server", "https://"+hosts["node1"]+":6443",
-			"--token", strings.TrimSpace(string(secret)), "--node-name", node, "--node-ip", hosts[node],
+			"--token-file", token, "--node-name", node, "--node-ip", hosts[node],
 			"--data-dir", filepath.Join(s.dir, node)); err != nil {
 			return err
 		}

@@ -1,9 +1,9 @@
 // Package join lets a new node join a server, and keeps its certificate.
 //
-// The text form of a join token is "fairlead1.HASH.SECRET": HASH is the SHA-256 of
+// The text form of a join token is "fairlead1.HASH.ID.SECRET": HASH is the SHA-256 of
 // the certificate of the cluster's authority (DER, in hex), by which the node
-// authenticates the server without any file of it, and SECRET authenticates the
-// node to the server.
+// authenticates the server without any file of it, and SECRET authenticates the node
+// to the server, which knows it by ID.
 package join
 
 import (
@@ -32,28 +32,42 @@ const timeout = 10 * time.Second
 
 // Token is a parsed token.
 type Token struct {
-	// Hash is the SHA-256 of the authority's certificate in hex, Secret the
-	// random part.
-	Hash, Secret string
+	// Hash is the SHA-256 of the authority's certificate in hex, ID and Secret are
+	// random: 6 and 16 of the letters a to z and 2 to 7.
+	Hash, ID, Secret string
 }
 
 // New returns a new token for the cluster of the authority ca.
-func New(ca *x509.Certificate) Token { return Token{Hash: pki.Hash(ca), Secret: rand.Text()} }
+func New(ca *x509.Certificate) Token {
+	random := strings.ToLower(rand.Text())
+	return Token{Hash: pki.Hash(ca), ID: random[:idLen], Secret: random[idLen : idLen+secretLen]}
+}
+
+// Lengths of the parts of a token, those of a bootstrap token. The secret has 80 bits.
+const (
+	idLen     = 6
+	secretLen = 16
+)
 
 // String returns the text form. It is a secret: do not log it.
-func (t Token) String() string { return prefix + "." + t.Hash + "." + t.Secret }
+func (t Token) String() string { return prefix + "." + t.Hash + "." + t.ID + "." + t.Secret }
+
+// ErrOldForm is the error of Parse for a token without an end, of earlier releases.
+var ErrOldForm = errors.New("this join token is of an earlier release and no longer valid: make one with 'fairlead token create'")
 
 // Parse reads the text form.
 func Parse(s string) (Token, error) {
 	parts := strings.Split(strings.TrimSpace(s), ".")
-	if len(parts) != 3 || parts[0] != prefix || parts[2] == "" {
-		return Token{}, fmt.Errorf(
-			"not a join token: want the text of the file node-token in the server's data directory, %s.HASH.SECRET", prefix)
+	if len(parts) == 3 && parts[0] == prefix {
+		return Token{}, ErrOldForm
+	}
+	if len(parts) != 4 || parts[0] != prefix || len(parts[2]) != idLen || len(parts[3]) != secretLen {
+		return Token{}, fmt.Errorf("not a join token: want what 'fairlead token create' prints, %s.HASH.ID.SECRET", prefix)
 	}
 	if raw, err := hex.DecodeString(parts[1]); err != nil || len(raw) != 32 {
-		return Token{}, errors.New("not a join token: its second part is not a SHA-256 in hex; copy the whole line of node-token")
+		return Token{}, errors.New("not a join token: its second part is not a SHA-256 in hex; copy the whole line")
 	}
-	return Token{Hash: strings.ToLower(parts[1]), Secret: parts[2]}, nil
+	return Token{Hash: strings.ToLower(parts[1]), ID: parts[2], Secret: parts[3]}, nil
 }
 
 // Config connects to server, a URL like https://192.0.2.1:6443, checks that

@@ -19,6 +19,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	certificatesclient "k8s.io/client-go/kubernetes/typed/certificates/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/transport"
 
@@ -33,6 +34,9 @@ const (
 	issueTimeout = 2 * time.Minute
 	issuePoll    = 50 * time.Millisecond
 	issueWarning = 5 * time.Second // until a wait is logged
+	// startTimeout is how long a server that has just started may reject a valid
+	// token: its roles are being made.
+	startTimeout = 15 * time.Second
 	// maxPause is the longest time between two looks at the clock, which may be set.
 	maxPause = time.Hour
 )
@@ -62,6 +66,40 @@ type Node struct {
 	log       *slog.Logger
 }
 
+// Open returns the identity of the node name at server that NewNode has kept in dir.
+// The error is fs.ErrNotExist if the machine has never joined.
+func Open(server, name, dir string, log *slog.Logger) (*Node, error) {
+	n := &Node{name: name, dir: dir, host: server, log: log}
+	var err error
+	if n.ca, err = os.ReadFile(n.file("ca.crt")); err != nil {
+		return nil, err
+	}
+	return n, n.open()
+}
+
+// open checks the certificate and prepares clients for its life.
+func (n *Node) open() error {
+	if err := n.check(); err != nil {
+		return err
+	}
+	leaf, err := n.leaf()
+	if err == nil {
+		ReloadWithin(leaf.NotAfter.Sub(leaf.NotBefore))
+	}
+	return err
+}
+
+// Of reports whether the node belongs to the cluster of a token.
+func (n *Node) Of(token string) bool {
+	t, err := Parse(token)
+	block, _ := pem.Decode(n.ca)
+	if err != nil || block == nil {
+		return false
+	}
+	ca, err := x509.ParseCertificate(block.Bytes)
+	return err == nil && pki.Hash(ca) == t.Hash
+}
+
 // NewNode returns the identity of the node name at the server that boot leads
 // to, kept in dir. If there is none, it requests a certificate with boot.
 func NewNode(ctx context.Context, boot *rest.Config, name, dir string, log *slog.Logger) (*Node, error) {
@@ -77,10 +115,10 @@ func NewNode(ctx context.Context, boot *rest.Config, name, dir string, log *slog
 			return nil, err
 		}
 	}
-	if leaf, err := n.leaf(); err == nil {
-		ReloadWithin(leaf.NotAfter.Sub(leaf.NotBefore))
+	if err := fileio.Replace(n.file("ca.crt"), n.ca, 0o600); err != nil {
+		return nil, fmt.Errorf("the node's certificate: %w", err)
 	}
-	return n, nil
+	return n, n.open()
 }
 
 // Config returns the configuration of a client that authenticates as the node. It
@@ -178,13 +216,13 @@ func (n *Node) issue(ctx context.Context, cfg *rest.Config) error {
 // request creates a certificate request and waits for the certificate.
 func (n *Node) request(ctx context.Context, client kubernetes.Interface, csr []byte) ([]byte, error) {
 	api := client.CertificatesV1().CertificateSigningRequests()
-	c, err := api.Create(ctx, &certificatesv1.CertificateSigningRequest{
+	c, err := n.create(ctx, api, &certificatesv1.CertificateSigningRequest{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "node-csr-"},
 		Spec: certificatesv1.CertificateSigningRequestSpec{
 			Request: csr, SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
 			Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
 		},
-	}, metav1.CreateOptions{})
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -214,6 +252,30 @@ func (n *Node) request(ctx context.Context, client kubernetes.Interface, csr []b
 		case <-ctx.Done():
 			return nil, fmt.Errorf("the request %s was not answered in time: is another node of that name alive? "+
 				"Choose another name with --node-name, or approve it: kubectl certificate approve %[1]s", c.Name)
+		case <-time.After(issuePoll):
+		}
+	}
+}
+
+// create creates a request. A rejection is final only after startTimeout.
+func (n *Node) create(
+	ctx context.Context, api certificatesclient.CertificateSigningRequestInterface, c *certificatesv1.CertificateSigningRequest,
+) (*certificatesv1.CertificateSigningRequest, error) {
+	for begin := time.Now(); ; {
+		got, err := api.Create(ctx, c, metav1.CreateOptions{})
+		final := time.Since(begin) > startTimeout
+		switch {
+		case err == nil:
+			return got, nil
+		case apierrors.IsUnauthorized(err) && final:
+			return nil, fmt.Errorf("%w: the token has expired or was revoked; make one with 'fairlead token create'", err)
+		case final || !apierrors.IsForbidden(err) && !apierrors.IsUnauthorized(err) && !apierrors.IsServiceUnavailable(err):
+			return nil, err
+		}
+		n.log.Debug("cannot request a certificate; retrying", "err", err, "after", issuePoll)
+		select {
+		case <-ctx.Done():
+			return nil, err
 		case <-time.After(issuePoll):
 		}
 	}
