@@ -76,7 +76,8 @@ func issueToken(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset, 
 	}
 	id := strings.ToLower(rand.Text())
 	fresh := join.Token{Hash: own.Hash, ID: id[:6], Secret: id[:16]}
-	if _, err := admin.CoreV1().Secrets(join.SecretNamespace).Create(t.Context(), fresh.Object(end, ""), metav1.CreateOptions{}); err != nil {
+	if _, err := admin.CoreV1().Secrets(join.SecretNamespace).Create(t.Context(), fresh.Object(end, ""),
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	return fresh.String()
@@ -88,7 +89,8 @@ func revoke(t *testing.T, admin *kubernetes.Clientset, token string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := admin.CoreV1().Secrets(join.SecretNamespace).Delete(t.Context(), join.SecretName(parsed.ID), metav1.DeleteOptions{}); err != nil {
+	if err := admin.CoreV1().Secrets(join.SecretNamespace).Delete(t.Context(),
+		join.SecretName(parsed.ID), metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	return token

@@ -379,7 +379,8 @@ func (f *agentFlags) identity(
 	case err == nil && (token == "" || n.Of(token)):
 		return n.Config(), n, nil
 	case token == "" && errors.Is(err, fs.ErrNotExist):
-		return nil, nil, usagef("this machine has not joined %s yet: give --token-file FILE with what 'fairlead token create' prints there", server)
+		return nil, nil, usagef("this machine has not joined %s yet: give --token-file FILE with what 'fairlead token create' prints there",
+			server)
 	case token == "":
 		return nil, nil, fmt.Errorf("the certificate of this node in %s cannot be used: %w; join again with --token-file", dir, err)
 	}
