@@ -194,15 +194,19 @@ func TestDNSFlags(t *testing.T) {
 	if got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
-	file := dnsFlags{upstream: []string{"/etc/resolv.conf"}, podMode: "insecure"}
+	var file dnsFlags
+	file.add(&cobra.Command{})
 	if o, err := file.options(networkFlags{}); err != nil || o.ResolvConf != "/etc/resolv.conf" || o.Upstream != nil {
 		t.Errorf("a file: %+v, %v", o, err)
 	}
-	for want, bad := range map[string]dnsFlags{
-		"--pod-records":           {podMode: "some"},
-		"--stub-domain: \"x\"":    {podMode: "insecure", stubs: []string{"x"}},
-		"--upstream: \"tls://x\"": {podMode: "insecure", upstream: []string{"tls://x"}},
+	for want, change := range map[string]func(*dnsFlags){
+		"--pod-records":           func(f *dnsFlags) { f.podMode = "some" },
+		"--stub-domain: \"x\"":    func(f *dnsFlags) { f.stubs = []string{"x"} },
+		"--upstream: \"tls://x\"": func(f *dnsFlags) { f.upstream = []string{"tls://x"} },
 	} {
+		var bad dnsFlags
+		bad.add(&cobra.Command{})
+		change(&bad)
 		var usage usageError
 		if _, err := bad.options(networkFlags{}); !errors.As(err, &usage) || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want one of usage with %s", err, want)
