@@ -285,7 +285,7 @@ func (p *Proxy) apply(ctx context.Context, full, audit bool) {
 		return
 	}
 	if p.failed || p.applied == nil {
-		p.log.Info("services are programmed", "servicePorts", p.wanted.Len(), "took", took)
+		p.log.Info("services are programmed", "service-ports", p.wanted.Len(), "took", took)
 	}
 	p.failed = false
 	if full {

@@ -157,7 +157,7 @@ func (c *container) observe(st shim.State) {
 	if !st.Exited {
 		return
 	}
-	c.w.log.Info("container ended", "container", c.spec.Name, "exitCode", st.ExitCode)
+	c.w.log.Info("container ended", "container", c.spec.Name, "exit-code", st.ExitCode)
 	c.exited()
 }
 

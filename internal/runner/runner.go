@@ -249,7 +249,7 @@ func (r *Runner) stopAll() {
 	}
 }
 
-// ErrRunning: an agent uses the state directory.
+// ErrRunning is the error where an agent uses the state directory.
 var ErrRunning = errors.New("in use by another fairlead agent")
 
 // lockDir locks the state directory against a second agent.
