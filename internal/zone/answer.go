@@ -99,7 +99,7 @@ func allDigits(b []byte) bool {
 	return true
 }
 
-// domainOf is the cluster domain n is in, or -1.
+// domainOf is the most specific cluster domain n is in, or -1: one may lie below another.
 func (z *Zone) domainOf(n *Name) int {
 	found := -1
 	for i := range z.domains {
@@ -238,9 +238,10 @@ func (w *writer) addrs(set []byte, size int, rotate uint32) {
 }
 
 // cname appends a CNAME record and returns the offset of its target in the
-// message, or -1 if there was no room.
+// message, or -1 if there was no room. A pointer reaches it: behind the question
+// are fewer than maxChain records of this kind.
 func (w *writer) cname(ttl uint32, target []byte) int {
-	if w.room() < 12+len(target) || len(w.msg)+12+maxName > maxPointer {
+	if w.room() < 12+len(target) {
 		w.reply.Truncated = true
 		return -1
 	}

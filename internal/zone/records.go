@@ -73,9 +73,6 @@ type srvSet struct {
 }
 
 func (r *records) equal(o *records) bool {
-	if r == nil || o == nil {
-		return r == o
-	}
 	if !bytes.Equal(r.a, o.a) || !bytes.Equal(r.aaaa, o.aaaa) || (r.more == nil) != (o.more == nil) {
 		return false
 	}

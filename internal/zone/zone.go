@@ -127,11 +127,6 @@ func New(c Config) (*Zone, error) {
 		z.domains = append(z.domains, domain{wire: append([]byte(nil), n.Wire()...), labels: n.labels})
 		z.longestDomain = max(z.longestDomain, n.size)
 	}
-	// The most specific domain first: one may lie below another.
-	if len(z.domains) > 1 {
-		rest := z.domains[1:]
-		sort.SliceStable(rest, func(i, j int) bool { return rest[i].labels > rest[j].labels })
-	}
 	for _, p := range c.Reverse {
 		if !p.IsValid() {
 			return nil, fmt.Errorf("a reverse range is not a valid prefix")
