@@ -345,6 +345,9 @@ func (w *writer) apex(z *Zone, typ uint16) {
 	// The name server of every zone is ns.dns of the first cluster domain.
 	host := append([]byte("\x02ns\x03dns"), z.domains[0].wire...)
 	w.raw(typeNS, z.ttl, host)
+	if w.reply.Truncated {
+		return // the addresses point into the record that did not fit
+	}
 	hostAt := len(w.msg) - len(host)
 	recs := z.names.find([]byte("\x02ns\x03dns"))
 	for _, set := range []struct {
