@@ -10,6 +10,7 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -32,6 +33,10 @@ func TestFlood(t *testing.T) {
 	cfg := apiservertest.Start(t, func(o *apiserver.Options) { o.MaxRequests, o.MaxMutatingRequests = 40, 40 })
 	ctx, cancel := context.WithTimeout(t.Context(), 4*waitTimeout)
 	defer cancel()
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "one"}}
+	if _, err := kubernetes.NewForConfigOrDie(cfg).CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	flood := startFlood(ctx, t, as(cfg, "flooder"))
 	defer flood.stop()
 	refusals := func() int {

@@ -123,7 +123,7 @@ func TestNamesFollowARealAPI(t *testing.T) {
 
 	// The API goes away: everything known is still answered.
 	stop()
-	eventually(t, "the API's absence is noticed", func() bool { return strings.Contains(logs.String(), "answered from memory") })
+	eventually(t, "the API's absence is noticed", func() bool { return strings.Contains(logs.String(), "from memory") })
 	if got := lookup(t, s, "web.default.svc.cluster.local."); got != web.Spec.ClusterIP {
 		t.Errorf("without the API: %s", got)
 	}
