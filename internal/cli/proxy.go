@@ -192,6 +192,9 @@ func proxyComponent(o proxy.Options) (component, *proxy.Proxy, error) {
 				if untilTrue(watching, func() bool { return p.Table() != nil }) != nil {
 					return
 				}
+				if p.Table().Len() > largeLoad {
+					releaseMemory(o.Log)
+				}
 				if err := cleanUpModes(watching, o.Mode); err != nil && watching.Err() == nil {
 					o.Log.Warn("cannot remove the rules of another mode", "err", err)
 				}

@@ -4,6 +4,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -227,11 +228,14 @@ func validate(n *corev1.Node) (errs field.ErrorList) {
 		}
 	}
 	errs = append(errs, validateTaints(n.Spec.Taints, field.NewPath("metadata", "taints"))...) // the path is Kubernetes'
-	for name, list := range map[string]corev1.ResourceList{"capacity": n.Status.Capacity, "allocatable": n.Status.Allocatable} {
-		for k, q := range list {
-			if q.Sign() < 0 {
-				errs = append(errs, field.Invalid(field.NewPath("status", name, string(k)), q.String(), "must be greater than or equal to 0"))
-			}
+	errs = append(errs, validateResources(n.Status.Capacity, field.NewPath("status", "capacity"))...)
+	return append(errs, validateResources(n.Status.Allocatable, field.NewPath("status", "allocatable"))...)
+}
+
+func validateResources(list corev1.ResourceList, path *field.Path) (errs field.ErrorList) {
+	for _, k := range slices.Sorted(maps.Keys(list)) {
+		if q := list[k]; q.Sign() < 0 {
+			errs = append(errs, field.Invalid(path.Child(string(k)), q.String(), "must be greater than or equal to 0"))
 		}
 	}
 	return errs
