@@ -344,12 +344,18 @@ func newService(t *testing.T, e *Env) {
 // every question without an answer.
 func (e *Env) UnderLoad(t testing.TB, during func()) {
 	t.Helper()
-	e.underLoad(t, time.Minute, 0, during)
+	e.underLoad(t, time.Minute, 0, 0, during)
+}
+
+// UnderLoadBut is UnderLoad of which one question in oneIn may fail.
+func (e *Env) UnderLoadBut(t testing.TB, oneIn int64, during func()) {
+	t.Helper()
+	e.underLoad(t, time.Minute, 0, oneIn, during)
 }
 
 // underLoad is UnderLoad for at most a given time, with a pause between the
-// questions of each client.
-func (e *Env) underLoad(t testing.TB, limit, pause time.Duration, during func()) {
+// questions of each client, of which one in oneIn may fail (0: none).
+func (e *Env) underLoad(t testing.TB, limit, pause time.Duration, oneIn int64, during func()) {
 	t.Helper()
 	ctx, stop := context.WithTimeout(t.Context(), limit)
 	defer stop()
@@ -364,8 +370,10 @@ func (e *Env) underLoad(t testing.TB, limit, pause time.Duration, during func())
 				cancel()
 				asked.Add(1)
 				if err != nil {
-					if failed.Add(1) < 5 {
+					if failed.Add(1) < 5 && oneIn == 0 {
 						t.Errorf("from %s: %v", from, err)
+					} else {
+						t.Logf("from %s: %v", from, err)
 					}
 				}
 				if pause > 0 {
@@ -390,6 +398,9 @@ func (e *Env) underLoad(t testing.TB, limit, pause time.Duration, during func())
 	stop()
 	wg.Wait()
 	t.Logf("%d connections, %d failed", asked.Load(), failed.Load())
+	if oneIn > 0 && failed.Load()*oneIn > asked.Load() {
+		t.Errorf("%d of %d connections failed, want at most one in %d", failed.Load(), asked.Load(), oneIn)
+	}
 	if asked.Load() < 100 {
 		t.Errorf("only %d connections were made: this shows nothing", asked.Load())
 	}
