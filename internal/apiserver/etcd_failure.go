@@ -110,7 +110,7 @@ func (f etcdFailures) explain(err error) error {
 	return fmt.Errorf("the embedded etcd in %s failed: %w", f.dir, err)
 }
 
-// diskFull returns the error for users if err says that the disk is full, else nil.
+// diskFull returns the error for users if err is of a full disk, else nil.
 func diskFull(dir string, err error) error {
 	if !errors.Is(err, syscall.ENOSPC) {
 		return nil

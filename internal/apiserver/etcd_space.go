@@ -167,7 +167,7 @@ func (s *space) compact(ctx context.Context) error {
 	return nil
 }
 
-// errCompacted is the text of mvcc.ErrCompacted: somebody else was first.
+// errCompacted is the text of mvcc.ErrCompacted: another compaction was first.
 const errCompacted = "mvcc: required revision has been compacted"
 
 func (s *space) noSpace() bool {

@@ -15,7 +15,7 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 )
 
-// awaitUsed waits until the quota says that used is in use.
+// awaitUsed waits until the status of the quota has used.
 func awaitUsed(t *testing.T, c kubernetes.Interface, name string, want func(corev1.ResourceList) bool) {
 	t.Helper()
 	deadline := time.Now().Add(waitTimeout)

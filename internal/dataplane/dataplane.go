@@ -37,7 +37,7 @@ type Applier interface {
 	Close() error
 }
 
-// Watcher is an Applier that notices when somebody else changes what it wrote.
+// Watcher is an Applier that notices when another program changes what it wrote.
 type Watcher interface {
 	// Changed returns a channel that holds a token after such a change, or what may
 	// be one. An Apply with changed nil repairs it. It is for one receiver.

@@ -246,7 +246,7 @@ func TestReconcilerConverges(t *testing.T) {
 			t.Fatalf("%v: %d reads, %v written for one Service", err, w.target.reads, w.target.writes)
 		}
 		if _, err := w.apply(t.Context(), true); err != nil || len(w.r.Repaired()) != 0 {
-			t.Fatalf("%v, repaired %q, though nobody else changed anything", err, w.r.Repaired())
+			t.Fatalf("%v, repaired %q, though no other program changed anything", err, w.r.Repaired())
 		}
 	})
 }
@@ -302,7 +302,7 @@ func TestReconcilerReadsWhatIsStale(t *testing.T) {
 	}
 }
 
-// A full comparison that need not read, since nobody else changed anything, still
+// A full comparison that need not read, since no other program changed anything, still
 // tries what was rejected, and says so.
 func TestReconcilerTriesTheRejectedAgain(t *testing.T) {
 	w := newWorld(true)
