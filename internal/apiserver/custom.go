@@ -6,24 +6,18 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
-	"slices"
 	"strings"
 	"time"
 
-	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1beta1"
 	extensionsserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
-	listersv1 "k8s.io/apiextensions-apiserver/pkg/client/listers/apiextensions/v1"
 	extensionsopenapi "k8s.io/apiextensions-apiserver/pkg/generated/openapi"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/version"
-	"k8s.io/apiserver/pkg/endpoints/discovery"
 	genericapifilters "k8s.io/apiserver/pkg/endpoints/filters"
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericapiserver "k8s.io/apiserver/pkg/server"
@@ -45,6 +39,7 @@ import (
 // serve.
 type customResources struct {
 	*extensionsserver.CustomResourceDefinitions
+	served  *servedVersions
 	maxBody int64 // bytes
 }
 
@@ -56,6 +51,8 @@ func newCustomResources(
 	c.PostStartHooks = map[string]genericapiserver.PostStartHookConfigEntry{}
 	c.RESTOptionsGetter = definitionBackEnd{back}
 	c.MergedResourceConfig = extensionsserver.DefaultAPIResourceConfigSource()
+	served := newServedVersions(c.AggregatedDiscoveryGroupManager)
+	c.AggregatedDiscoveryGroupManager = served
 	// The documents of the delegating server describe these kinds too.
 	c.SkipOpenAPIInstallation = true
 	resolve := webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil, c.LoopbackClientConfig, c.TracerProvider)
@@ -79,7 +76,7 @@ func newCustomResources(
 	if err != nil {
 		return nil, fmt.Errorf("cannot make the server of custom resources: %w", err)
 	}
-	return &customResources{s, c.MaxRequestBodyBytes}, nil
+	return &customResources{s, served, c.MaxRequestBodyBytes}, nil
 }
 
 // join has front, the delegating server, serve the definitions, so that its OpenAPI
@@ -92,19 +89,12 @@ func (r *customResources) join(front *genericapiserver.GenericAPIServer) error {
 		}
 	}
 	front.DiscoveryGroupManager.AddGroup(apiGroup(apiextensions.GroupName, []string{"v1"}))
-	crds := r.Informers.Apiextensions().V1().CustomResourceDefinitions()
-	g := &customGroups{lister: crds.Lister(), to: front.DiscoveryGroupManager, taken: map[string]bool{}, shown: map[string]bool{}}
 	builtIn, err := front.DiscoveryGroupManager.Groups(context.Background(), &http.Request{})
 	if err != nil {
 		return err
 	}
-	for _, b := range builtIn {
-		g.taken[b.Name] = true
-	}
-	_, err = crds.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { g.update() }, UpdateFunc: func(any, any) { g.update() }, DeleteFunc: func(any) { g.update() },
-	})
-	return err
+	r.served.list(front.DiscoveryGroupManager, builtIn)
+	return nil
 }
 
 // describe has the library's controllers add the custom resources to the OpenAPI
@@ -141,58 +131,6 @@ type customBackEnd struct{ *backEnd }
 // GetRESTOptions returns the options of one resource.
 func (b customBackEnd) GetRESTOptions(gr schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
 	return b.options(gr, unstructured.UnstructuredJSONScheme, nil), nil
-}
-
-// customGroups adds the groups of established definitions to the list of groups.
-// Only the informer's goroutine calls it.
-type customGroups struct {
-	lister listersv1.CustomResourceDefinitionLister
-	to     discovery.GroupManager
-	taken  map[string]bool // groups of built-in kinds
-	shown  map[string]bool
-}
-
-func (g *customGroups) update() {
-	crds, err := g.lister.List(labels.Everything())
-	if err != nil {
-		return // cannot happen: the lister reads from memory
-	}
-	versions := map[string]map[string]bool{}
-	for _, crd := range crds {
-		group := crd.Spec.Group
-		if g.taken[group] || !apihelpers.IsCRDConditionTrue(crd, apiextensionsv1.Established) {
-			continue
-		}
-		for _, v := range crd.Spec.Versions {
-			if v.Served {
-				if versions[group] == nil {
-					versions[group] = map[string]bool{}
-				}
-				versions[group][v.Name] = true
-			}
-		}
-	}
-	for group := range g.shown {
-		if versions[group] == nil {
-			g.to.RemoveGroup(group)
-			delete(g.shown, group)
-		}
-	}
-	for _, group := range slices.Sorted(maps.Keys(versions)) {
-		names := slices.SortedFunc(maps.Keys(versions[group]), func(a, b string) int { return version.CompareKubeAwareVersionStrings(b, a) })
-		g.to.AddGroup(apiGroup(group, names))
-		g.shown[group] = true
-	}
-}
-
-// apiGroup returns a group with its versions, the preferred one first.
-func apiGroup(name string, versions []string) metav1.APIGroup {
-	g := metav1.APIGroup{Name: name}
-	for _, v := range versions {
-		g.Versions = append(g.Versions, metav1.GroupVersionForDiscovery{GroupVersion: name + "/" + v, Version: v})
-	}
-	g.PreferredVersion = g.Versions[0]
-	return g
 }
 
 // resolveTimeout bounds the look-up of the Service of a webhook.

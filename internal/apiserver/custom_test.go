@@ -3,6 +3,7 @@ package apiserver_test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -121,14 +122,14 @@ func (c custom) testDocuments(t *testing.T) {
 		eventually(t, name+" discovery has the kinds", func() bool {
 			groups, lists, err := d.ServerGroupsAndResources()
 			if err != nil {
-				t.Fatal(err)
+				return false
 			}
 			i := slices.IndexFunc(groups, func(g *metav1.APIGroup) bool { return g.Name == "example.com" })
 			if i < 0 || !slices.ContainsFunc(groups, func(g *metav1.APIGroup) bool { return g.Name == "apiextensions.k8s.io" }) {
 				return false
 			}
-			if v := groups[i].PreferredVersion.Version; v != "v1" || len(groups[i].Versions) != 2 {
-				t.Errorf("%s: group %+v", name, groups[i])
+			if groups[i].PreferredVersion.Version != "v1" || len(groups[i].Versions) != 2 {
+				return false // not all versions are served yet
 			}
 			var found []string
 			for _, l := range lists {
@@ -147,7 +148,7 @@ func (c custom) testDocuments(t *testing.T) {
 	eventually(t, "OpenAPI v2 has the kinds", func() bool {
 		doc, err := aggregated.OpenAPISchema()
 		if err != nil {
-			t.Fatal(err)
+			return false
 		}
 		var names []string
 		for _, d := range doc.GetDefinitions().GetAdditionalProperties() {
@@ -160,15 +161,52 @@ func (c custom) testDocuments(t *testing.T) {
 		"apis/apiextensions.k8s.io/v1": "CustomResourceDefinitionSpec"} {
 		eventually(t, "OpenAPI v3 has "+path, func() bool {
 			paths, err := aggregated.OpenAPIV3().Paths()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if paths[path] == nil {
+			if err != nil || paths[path] == nil {
 				return false
 			}
 			doc, err := paths[path].Schema("application/json")
 			return err == nil && strings.Contains(string(doc), want)
 		})
+	}
+}
+
+// The list of groups names a version when that is served, not before: a client
+// of unaggregated discovery asks for each at once.
+func TestListedVersionsAreServed(t *testing.T) {
+	c := newCustom(t)
+	const versions = 60
+	crd := object(t, `{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: things.many.example.com},
+		spec: {group: many.example.com, scope: Cluster, names: {plural: things, kind: Thing}}}`)
+	var list []any
+	for i := range versions {
+		list = append(list, map[string]any{"name": fmt.Sprintf("v%d", i+1), "served": true, "storage": i == 0,
+			"schema": map[string]any{"openAPIV3Schema": map[string]any{"type": "object"}}})
+	}
+	if err := unstructured.SetNestedSlice(crd.Object, list, "spec", "versions"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.objs.Resource(definitions).Create(c.ctx, crd, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	get := func(path string) ([]byte, error) {
+		return c.kube.CoreV1().RESTClient().Get().AbsPath(path).SetHeader("Accept", "application/json").DoRaw(c.ctx)
+	}
+	for seen := 0; seen < versions; {
+		raw, err := get("/apis")
+		var groups metav1.APIGroupList
+		if err != nil || json.Unmarshal(raw, &groups) != nil {
+			t.Fatalf("%s: %v", raw, err)
+		}
+		i := slices.IndexFunc(groups.Groups, func(g metav1.APIGroup) bool { return g.Name == "many.example.com" })
+		if i < 0 {
+			continue
+		}
+		seen = len(groups.Groups[i].Versions)
+		for _, v := range groups.Groups[i].Versions[max(0, seen-3):] {
+			if _, err := get("/apis/" + v.GroupVersion); err != nil {
+				t.Fatalf("%d versions are listed, and %s is not served: %v", seen, v.GroupVersion, err)
+			}
+		}
 	}
 }
 
@@ -405,7 +443,7 @@ func (c custom) testRemoval(t *testing.T) {
 		var groups metav1.APIGroupList
 		raw, all := c.kube.CoreV1().RESTClient().Get().AbsPath("/apis").SetHeader("Accept", "application/json").DoRaw(c.ctx)
 		if all != nil || json.Unmarshal(raw, &groups) != nil {
-			t.Fatal(all)
+			return false
 		}
 		return apierrors.IsNotFound(err) && !slices.ContainsFunc(groups.Groups, func(g metav1.APIGroup) bool { return g.Name == "example.com" })
 	})

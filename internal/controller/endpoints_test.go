@@ -214,9 +214,13 @@ func wantRight(r *rig, ns string, limit int) {
 	ctx := context.Background()
 	r.eventually("everything right", func() error {
 		pods, err := r.client.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{})
-		r.must(err)
+		if err != nil {
+			return err
+		}
 		services, err := r.client.CoreV1().Services(ns).List(ctx, metav1.ListOptions{})
-		r.must(err)
+		if err != nil {
+			return err
+		}
 		for i := range services.Items {
 			s := &services.Items[i]
 			var want []string

@@ -31,7 +31,9 @@ func TestNamespaceIsEmptied(t *testing.T) {
 	r.killWhatWaitsForItsAgent(ns)
 	r.eventually("conditions tell what holds it", func() error {
 		n, err := r.client.CoreV1().Namespaces().Get(ctx, ns, metav1.GetOptions{})
-		r.must(err)
+		if err != nil {
+			return err
+		}
 		text := fmt.Sprint(n.Status.Phase)
 		for _, c := range n.Status.Conditions {
 			if c.Status == corev1.ConditionTrue {
@@ -66,7 +68,9 @@ func (r *rig) killWhatWaitsForItsAgent(ns string) {
 	r.Helper()
 	r.eventually("pods are being stopped", func() error {
 		list, err := r.client.CoreV1().Pods(ns).List(context.Background(), metav1.ListOptions{})
-		r.must(err)
+		if err != nil {
+			return err
+		}
 		for _, p := range list.Items {
 			if p.DeletionTimestamp == nil {
 				return fmt.Errorf("%s is not", p.Name)

@@ -44,7 +44,9 @@ func TestScheduler(t *testing.T) {
 	make("nowhere", map[string]string{"disk": "none"})
 	r.eventually("pods are bound", func() error {
 		list, err := r.client.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{})
-		r.must(err)
+		if err != nil {
+			return err
+		}
 		count := map[string]int{}
 		for _, p := range list.Items {
 			count[p.Spec.NodeName]++
@@ -59,7 +61,9 @@ func TestScheduler(t *testing.T) {
 	})
 	r.eventually("the reason is told", func() error {
 		p, err := r.client.CoreV1().Pods(ns).Get(ctx, "nowhere", metav1.GetOptions{})
-		r.must(err)
+		if err != nil {
+			return err
+		}
 		for _, c := range p.Status.Conditions {
 			if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable &&
 				strings.Contains(c.Message, "0/4 nodes are available") && strings.Contains(c.Message, "selector") {
@@ -72,7 +76,9 @@ func TestScheduler(t *testing.T) {
 	r.node("n4", func(n *corev1.Node) { n.Labels["disk"] = "none" })
 	r.eventually("it goes to the new node", func() error {
 		p, err := r.client.CoreV1().Pods(ns).Get(ctx, "nowhere", metav1.GetOptions{})
-		r.must(err)
+		if err != nil {
+			return err
+		}
 		if p.Spec.NodeName != "n4" {
 			return fmt.Errorf("on %q", p.Spec.NodeName)
 		}
@@ -84,7 +90,9 @@ func (r *rig) wantEvent(namespace, object, reason string) {
 	r.Helper()
 	r.eventually("event "+reason, func() error {
 		list, err := r.client.CoreV1().Events(namespace).List(context.Background(), metav1.ListOptions{})
-		r.must(err)
+		if err != nil {
+			return err
+		}
 		for _, e := range list.Items {
 			if e.InvolvedObject.Name == object && e.Reason == reason {
 				return nil
@@ -179,7 +187,9 @@ func TestNodeLifecycle(t *testing.T) {
 	r.wantEndpoints(ns, "web", "10.244.0.1:9376 false", "10.244.1.1:9376 true")
 	r.eventually("its own endpoints are not ready", func() error {
 		s, err := r.client.DiscoveryV1().EndpointSlices(ns).Get(ctx, "dns-dead", metav1.GetOptions{})
-		r.must(err)
+		if err != nil {
+			return err
+		}
 		if *s.Endpoints[0].Conditions.Ready {
 			return fmt.Errorf("ready")
 		}
@@ -249,7 +259,9 @@ func TestFinishedPodsAreTrimmed(t *testing.T) {
 	r.run(Options{Config: config, Controllers: []string{NodeLifecycleName}, TerminatedPodLimit: 2})
 	r.eventually("the oldest go", func() error {
 		list, err := r.client.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{})
-		r.must(err)
+		if err != nil {
+			return err
+		}
 		var names []string
 		for i := range list.Items {
 			names = append(names, list.Items[i].Name)
@@ -274,7 +286,9 @@ func TestNodeIPAM(t *testing.T) {
 	}
 	r.eventually("ranges are given", func() error {
 		list, err := r.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
-		r.must(err)
+		if err != nil {
+			return err
+		}
 		seen, with := map[string]string{}, 0
 		for _, n := range list.Items {
 			for _, c := range n.Spec.PodCIDRs {
@@ -304,7 +318,9 @@ func TestNodeIPAM(t *testing.T) {
 	r.must(r.client.CoreV1().Nodes().Delete(ctx, "has", metav1.DeleteOptions{}))
 	r.eventually("what came back is given", func() error {
 		n, err := r.client.CoreV1().Nodes().Get(ctx, without, metav1.GetOptions{})
-		r.must(err)
+		if err != nil {
+			return err
+		}
 		if n.Spec.PodCIDR != "10.9.0.0/24" {
 			return fmt.Errorf("has %q", n.Spec.PodCIDR)
 		}

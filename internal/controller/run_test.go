@@ -72,7 +72,9 @@ func TestBadInputGetsAnEvent(t *testing.T) {
 	r.wantEvent(ns, "typo", "TargetPortNotFound")
 	r.eventually("the fault is repaired", func() error {
 		s, err := r.client.CoreV1().Services(ns).Get(context.Background(), "typo", metav1.GetOptions{})
-		r.must(err)
+		if err != nil {
+			return err
+		}
 		s.Spec.Ports[0].TargetPort = intstr.FromString("http")
 		_, err = r.client.CoreV1().Services(ns).Update(context.Background(), s, metav1.UpdateOptions{})
 		if err != nil {

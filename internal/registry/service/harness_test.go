@@ -164,6 +164,14 @@ func nodePortClaims(t testing.TB, b backEnd) *store.REST {
 	return s
 }
 
+// destroy closes the storages.
+func (s *server) destroy() {
+	s.Destroy()
+	for _, st := range []rest.Storage{s.Service, s.ports, s.net.IPAddress, s.net.ServiceCIDR} {
+		st.Destroy()
+	}
+}
+
 // startServer runs a server on an etcd until the test ends or stop is called.
 func startServer(t testing.TB, endpoint string, change ...func(*Options)) *server {
 	t.Helper()
@@ -174,10 +182,7 @@ func startServer(t testing.TB, endpoint string, change ...func(*Options)) *serve
 	s.stop = func() {
 		cancel()
 		<-done
-		s.Destroy()
-		for _, st := range []rest.Storage{s.Service, s.ports, s.net.IPAddress, s.net.ServiceCIDR} {
-			st.Destroy()
-		}
+		s.destroy()
 		s.stop = func() {}
 	}
 	t.Cleanup(func() { s.stop() })
@@ -264,11 +269,14 @@ func (s *server) delete(name string) {
 // claimed lists the claims of addresses and ports in the store itself.
 func (s *server) claimed() []string {
 	s.t.Helper()
-	list := func(st *store.REST) runtime.Object {
-		out, err := st.List(ctxIn(""), &metainternal.ListOptions{})
-		if err != nil {
-			s.t.Fatal(err)
-		}
+	list := func(st *store.REST) (out runtime.Object) {
+		eventually(s.t, func() string { // a watch cache that has just started rejects lists
+			var err error
+			if out, err = st.List(ctxIn(""), &metainternal.ListOptions{}); err != nil {
+				return err.Error()
+			}
+			return ""
+		})
 		return out
 	}
 	var out []string

@@ -459,7 +459,7 @@ func TestServiceCIDRs(t *testing.T) {
 	eventually(t, func() string {
 		obj, err := s.net.ServiceCIDR.Get(ctxIn(""), "extra", &metav1.GetOptions{})
 		if err != nil {
-			t.Fatal(err)
+			return err.Error()
 		}
 		cond := meta.FindStatusCondition(obj.(*networkingv1.ServiceCIDR).Status.Conditions, "Ready")
 		if cond == nil || cond.Reason != "Terminating" || !strings.Contains(cond.Message, "still IPAddresses") {
@@ -497,7 +497,7 @@ func TestRepair(t *testing.T) {
 		eventually(t, func() string { // the repair reads a cache
 			found, err := s.Repair(context.Background(), grace)
 			if err != nil {
-				t.Fatal(err)
+				return err.Error()
 			}
 			for _, f := range found {
 				out = append(out, f.Service.Name+":"+f.Reason)
@@ -607,6 +607,16 @@ func TestRepairAlone(t *testing.T) {
 			t.Errorf("alone %v: %d claims", alone, n)
 		}
 		s.stop()
+	}
+}
+
+// A repair right after a start waits for the watch caches, which reject lists
+// until they have read the store.
+func TestRepairBeforeTheCachesAreReady(t *testing.T) {
+	s := newServer(t, startEtcd(t))
+	defer s.destroy()
+	if _, err := s.Repair(t.Context(), time.Hour); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -147,10 +148,34 @@ func (c *claims) exists(ctx context.Context, name string) (bool, error) {
 	return err == nil, err
 }
 
+// cacheTimeout bounds the wait for a watch cache.
+const cacheTimeout = 30 * time.Second
+
+// listCached lists from the watch cache of l. A cache that has not read the store
+// yet, after a start or because its watch broke, rejects lists with 429; it is asked
+// again until it answers, ctx ends or cacheTimeout has passed.
+func listCached(ctx context.Context, l rest.Lister) (runtime.Object, error) {
+	ctx, cancel := context.WithTimeout(ctx, cacheTimeout)
+	defer cancel()
+	retry := time.NewTicker(20 * time.Millisecond)
+	defer retry.Stop()
+	for {
+		list, err := l.List(ctx, &metainternal.ListOptions{ResourceVersion: "0"})
+		if !apierrors.IsTooManyRequests(err) {
+			return list, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-retry.C:
+		}
+	}
+}
+
 // list returns the claims by name, from the watch cache: what a repair does is
 // checked against the store before.
 func (c *claims) list(ctx context.Context) (map[string]runtime.Object, error) {
-	list, err := c.store.List(clusterContext(ctx), &metainternal.ListOptions{ResourceVersion: "0"})
+	list, err := listCached(clusterContext(ctx), c.store)
 	if err != nil {
 		return nil, err
 	}

@@ -15,7 +15,6 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metainternal "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	genericrequest "k8s.io/apiserver/pkg/endpoints/request"
@@ -168,8 +167,7 @@ func (r *repairer) repair(ctx context.Context, recorder *events.Recorder, grace 
 			return nil, fmt.Errorf("cannot list claims: %w", err)
 		}
 	}
-	all := genericrequest.WithNamespace(ctx, metav1.NamespaceAll)
-	obj, err := r.services.List(all, &metainternal.ListOptions{ResourceVersion: "0"})
+	obj, err := listCached(genericrequest.WithNamespace(ctx, metav1.NamespaceAll), r.services)
 	if err != nil {
 		return nil, fmt.Errorf("cannot list Services: %w", err)
 	}
