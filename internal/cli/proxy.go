@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"strconv"
 	"strings"
@@ -44,7 +45,8 @@ func (f *proxyFlags) add(cmd *cobra.Command) {
 	flags.BoolVar(&f.masqueradeAll, "masquerade-all", false, "masquerade all traffic to ClusterIPs")
 	flags.StringSliceVar(&f.nodePortAddresses, "nodeport-addresses", nil,
 		"ranges of this node's addresses that answer on node ports, or primary (default: all but loopback)")
-	flags.StringVar(&f.healthz, "healthz-bind-address", "127.0.0.1:10256", "IP:PORT of /healthz and /livez; empty for none")
+	flags.StringVar(&f.healthz, "healthz-bind-address", "0.0.0.0:10256",
+		"IP:PORT of /healthz and /livez, which load balancers ask; 0.0.0.0 is every address of both families; empty for none")
 	flags.StringVar(&f.metrics, "metrics-bind-address", "127.0.0.1:10249", "IP:PORT of /metrics; empty for none")
 	flags.DurationVar(&f.auditPeriod, "sync-period", 30*time.Second, "how often everything is compared with the kernel and repaired")
 	f.conntrack.add(flags)
@@ -52,8 +54,8 @@ func (f *proxyFlags) add(cmd *cobra.Command) {
 	f.ipvs.add(flags)
 }
 
-// check rejects flags that are wrong on any machine. It changes nothing and sends
-// no request.
+// check rejects flags that are wrong on any machine, and completes the others. It
+// sends no request.
 func (f *proxyFlags) check(networks networkFlags) error {
 	if len(candidateModes(f.mode)) == 0 {
 		return usagef("--mode is %q; want %s", f.mode, modeNames())
@@ -70,6 +72,7 @@ func (f *proxyFlags) check(networks networkFlags) error {
 	if f.auditPeriod <= 0 {
 		return usagef("--sync-period is %s; want more than 0", f.auditPeriod)
 	}
+	f.healthz, f.metrics = withPort(f.healthz, "10256"), withPort(f.metrics, "10249")
 	for flag, addr := range map[string]string{"healthz-bind-address": f.healthz, "metrics-bind-address": f.metrics} {
 		if err := checkBind(flag, addr); err != nil {
 			return err
@@ -82,6 +85,14 @@ func (f *proxyFlags) check(networks networkFlags) error {
 		return err
 	}
 	return f.ipvs.check(networks.serviceCIDRs)
+}
+
+// withPort adds a port to an address without one, as kube-proxy does.
+func withPort(addr, port string) string {
+	if ip, err := netip.ParseAddr(addr); err == nil {
+		return net.JoinHostPort(ip.String(), port)
+	}
+	return addr
 }
 
 // checkBind rejects what is not an address to listen on, empty for none.

@@ -21,10 +21,11 @@ func newRecorder(client kubernetes.Interface, host string, log *slog.Logger) *re
 	return &recorder{events.NewRecorder(client, corev1.EventSource{Component: "fairlead-proxy", Host: host}, log), host}
 }
 
-// node records an Event on this Node. Like a kubelet, it uses the node's name
+// node records a Warning on this Node. Like a kubelet, it uses the node's name
 // as UID, which is what "kubectl describe node" looks for.
-func (r *recorder) node(kind, reason, message string) {
-	r.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: r.host, UID: types.UID(r.host)}, kind, reason, message)
+func (r *recorder) node(reason, message string) {
+	ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: r.host, UID: types.UID(r.host)}
+	r.Event(ref, corev1.EventTypeWarning, reason, message)
 }
 
 // service records an Event on a Service.

@@ -1,13 +1,17 @@
 package proxy
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -189,4 +193,118 @@ func freePort(t *testing.T) uint16 {
 	}
 	defer l.Close()
 	return l.Addr().(*net.TCPAddr).AddrPort().Port()
+}
+
+// askHealth returns what a health check port answers, 0 if nothing does.
+func askHealth(at string, port uint16) int {
+	r, err := (&http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}).
+		Get("http://" + net.JoinHostPort(at, strconv.Itoa(int(port))))
+	if err != nil {
+		return 0
+	}
+	_ = r.Body.Close()
+	return r.StatusCode
+}
+
+// Each family of a Service is asked about by itself; a Service of one family may
+// be asked about by either, and a port that is busy in one family answers in the
+// other.
+func TestHealthPortsOfFamilies(t *testing.T) {
+	h := newHealthPorts(func() bool { return true }, true)
+	defer h.close()
+	at := freePort(t)
+	show := func(ports ...*table.ServicePort) []serviceProblem {
+		tab := table.New(ports...)
+		keys := slices.Collect(maps.Keys(h.wanted))
+		for p := range tab.All() {
+			keys = append(keys, p.Key())
+		}
+		h.update(tab, keys)
+		return h.sync(nil)
+	}
+	expect := func(when string, code4, code6 int) {
+		t.Helper()
+		if got4, got6 := askHealth("127.0.0.1", at), askHealth("::1", at); got4 != code4 || got6 != code6 {
+			t.Errorf("%s: IPv4 %d, IPv6 %d, want %d and %d", when, got4, got6, code4, code6)
+		}
+	}
+	if p := show(healthChecked("lb", at, svc.IPv4, 0), healthChecked("lb", at, svc.IPv6, 2)); p != nil {
+		t.Fatal(p)
+	}
+	expect("endpoints of IPv6 alone", 503, 200)
+	show(healthChecked("lb", at, svc.IPv4, 1), healthChecked("lb", at, svc.IPv6, 0))
+	expect("endpoints of IPv4 alone", 200, 503)
+	show(healthChecked("lb", at, svc.IPv6, 1))
+	expect("a Service of IPv6 alone", 200, 200)
+	show()
+	expect("no Service", 0, 0)
+
+	taken, err := net.Listen("tcp4", fmt.Sprintf("0.0.0.0:%d", at))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p := show(healthChecked("lb", at, svc.IPv4, 1), healthChecked("lb", at, svc.IPv6, 1)); len(p) != 1 {
+		t.Errorf("busy in IPv4: %v", p)
+	}
+	if got := askHealth("::1", at); got != 200 {
+		t.Errorf("busy in IPv4, asked in IPv6: %d", got)
+	}
+	_ = taken.Close()
+	if p := h.retry(); p != nil {
+		t.Errorf("free again: %v", p)
+	}
+	expect("free again", 200, 200)
+}
+
+// A port of /healthz or /metrics that another program has costs neither the
+// Services nor the proxy: it is reported, and served once it is free.
+func TestBusyPortsAreRetried(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = taken.Close() }()
+	metrics, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = metrics.Close() }()
+	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here"}})
+	p, err := New(Options{Client: client, NodeName: "here", Dataplane: newFakeDataplane(),
+		HealthzAddress: taken.Addr().String(), MetricsAddress: metrics.Addr().String()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	defer func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+	until(t, "Services are programmed", func() bool { return p.Status().Programmed })
+	until(t, "both Events are there", func() bool {
+		list, err := client.CoreV1().Events("").List(ctx, metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen := map[string]bool{}
+		for _, e := range list.Items {
+			seen[e.Reason] = strings.Contains(e.Message, "address already in use")
+		}
+		return seen["FailedToStartProxierHealthcheck"] && seen["FailedToServeMetrics"]
+	})
+	_, _ = taken.Close(), metrics.Close()
+	for at, path := range map[net.Addr]string{taken.Addr(): "/healthz", metrics.Addr(): "/metrics"} {
+		until(t, path+" is served", func() bool {
+			r, err := http.Get("http://" + at.String() + path)
+			if err != nil {
+				return false
+			}
+			_ = r.Body.Close()
+			return r.StatusCode == 200
+		})
+	}
 }

@@ -2,8 +2,8 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -11,14 +11,18 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
+	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
 
 // healthPorts answers on the healthCheckNodePorts of Services with
 // externalTrafficPolicy Local: 200 while this node has ready endpoints, 503
-// while it has not, with kube-proxy's headers and body (behaviour 103).
+// while it has not, with kube-proxy's headers and body (behaviour 103). Each
+// address has a listener of its own, which answers for its family: one family of
+// a Service can have endpoints here while the other has none.
 type healthPorts struct {
 	proxyHealthy func() bool
 	wildcard     bool // listen on all addresses
@@ -30,7 +34,7 @@ type healthPorts struct {
 	of     map[checkedService]map[table.Key]int
 	dirty  map[checkedService]bool // to be synced
 	open   map[checkedService]*healthPort
-	failed map[checkedService]bool // reported already; retried by every sync
+	failed map[checkedService]bool // some address is not open, which was reported; retried by every sync
 	addrs  []netip.Addr
 }
 
@@ -39,12 +43,13 @@ type checkedService struct {
 	port uint16
 }
 
+// healthPort is the port of one Service.
 type healthPort struct {
 	service      svc.Name
 	proxyHealthy func() bool
-	ready        atomic.Int64
-	addrs        []netip.Addr
-	stop         func() // returns when all its goroutines have ended
+	ready4       atomic.Int64
+	ready6       atomic.Int64
+	listeners    map[netip.Addr]func() // what closes them, and returns when that is done
 }
 
 func newHealthPorts(proxyHealthy func() bool, wildcard bool) *healthPorts {
@@ -86,10 +91,10 @@ func checkedServiceOf(p *table.ServicePort) checkedService {
 func (h *healthPorts) sync(nodePortAddrs []netip.Addr) []serviceProblem {
 	addrs := nodePortAddrs
 	if h.wildcard {
-		addrs = []netip.Addr{{}}
+		addrs = []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
 	}
 	if !slices.Equal(addrs, h.addrs) {
-		h.addrs = addrs
+		h.addrs = slices.Clone(addrs)
 		for c := range h.of {
 			h.dirty[c] = true
 		}
@@ -99,8 +104,8 @@ func (h *healthPorts) sync(nodePortAddrs []netip.Addr) []serviceProblem {
 	}
 	// Close first: another Service may have got the same port.
 	for c := range h.dirty {
-		if p := h.open[c]; p != nil && (h.of[c] == nil || !slices.Equal(p.addrs, addrs)) {
-			p.stop()
+		if p := h.open[c]; p != nil && h.of[c] == nil {
+			p.keep(nil)
 			delete(h.open, c)
 		}
 	}
@@ -114,6 +119,14 @@ func (h *healthPorts) sync(nodePortAddrs []netip.Addr) []serviceProblem {
 	return problems
 }
 
+// retry is sync where nothing has changed.
+func (h *healthPorts) retry() []serviceProblem {
+	if len(h.failed) == 0 {
+		return nil
+	}
+	return h.sync(h.addrs)
+}
+
 // syncOne brings a Service's port up to date. It returns the error of the first
 // attempt only.
 func (h *healthPorts) syncOne(c checkedService) error {
@@ -124,60 +137,99 @@ func (h *healthPorts) syncOne(c checkedService) error {
 	}
 	p := h.open[c]
 	if p == nil {
-		var err error
-		if p, err = h.listen(c, h.addrs); err != nil {
-			reported := h.failed[c]
-			if h.failed[c] = true; reported {
-				return nil
-			}
-			return fmt.Errorf("cannot answer on health check port %d: %w", c.port, err)
-		}
-		delete(h.failed, c)
+		p = &healthPort{service: c.name, proxyHealthy: h.proxyHealthy, listeners: map[netip.Addr]func(){}}
 		h.open[c] = p
 	}
-	p.ready.Store(int64(slices.Max(slices.Collect(maps.Values(of)))))
-	return nil
+	p.setReady(of)
+	p.keep(h.addrs)
+	var errs []error
+	for _, a := range h.addrs {
+		if p.listeners[a] == nil {
+			errs = append(errs, p.listen(a, c.port))
+		}
+	}
+	err := errors.Join(errs...)
+	reported := h.failed[c]
+	if delete(h.failed, c); err == nil {
+		return nil
+	}
+	if h.failed[c] = true; reported {
+		return nil
+	}
+	return fmt.Errorf("cannot answer on health check port %d; retrying: %w", c.port, err)
 }
 
-func (h *healthPorts) listen(c checkedService, addrs []netip.Addr) (*healthPort, error) {
-	p := &healthPort{service: c.name, proxyHealthy: h.proxyHealthy, addrs: addrs}
-	var servers []*server
-	for _, a := range addrs {
-		host := ""
-		if a.IsValid() {
-			host = a.String()
+// setReady takes over the ready local endpoints by port. A family that the Service
+// does not have is asked about the other one: load balancers may reach the node by
+// either.
+func (p *healthPort) setReady(of map[table.Key]int) {
+	ready4, ready6 := -1, -1
+	for k, n := range of {
+		if k.Family == svc.IPv4 {
+			ready4 = max(ready4, n)
+		} else {
+			ready6 = max(ready6, n)
 		}
-		l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(int(c.port))))
-		if err != nil {
-			for _, s := range servers {
-				_ = s.listener.Close()
-			}
-			return nil, err
-		}
-		servers = append(servers, newServer(l, p))
 	}
-	ctx, cancel := context.WithCancel(context.Background()) // ended by stop
+	if ready4 < 0 {
+		ready4 = ready6
+	}
+	if ready6 < 0 {
+		ready6 = ready4
+	}
+	p.ready4.Store(int64(ready4))
+	p.ready6.Store(int64(ready6))
+}
+
+// listen opens the port on one address. A family that the kernel does not have is
+// no error: nobody can ask there.
+func (p *healthPort) listen(a netip.Addr, port uint16) error {
+	network, ready := "tcp4", &p.ready4
+	if a.Is6() {
+		network, ready = "tcp6", &p.ready6
+	}
+	ctx, cancel := context.WithCancel(context.Background()) // ended by what listeners has
+	at := netip.AddrPortFrom(a, port)
+	// An IPv6 address may be tentative for a second or two.
+	config := socket.ListenConfig(at, socket.Options{AnyAddress: true})
+	l, err := config.Listen(ctx, network, net.JoinHostPort(a.String(), strconv.Itoa(int(port))))
+	if err != nil {
+		cancel()
+		if errors.Is(err, syscall.EAFNOSUPPORT) || a == netip.IPv6Unspecified() && errors.Is(err, syscall.EADDRNOTAVAIL) {
+			return nil
+		}
+		return err
+	}
+	s := newServer(l, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { p.answer(w, ready.Load()) }))
 	var running sync.WaitGroup
-	for _, s := range servers {
-		running.Go(func() { s.run(ctx) })
-	}
-	p.stop = func() {
+	running.Go(func() { s.run(ctx) })
+	p.listeners[a] = func() {
 		cancel()
 		running.Wait()
 	}
-	return p, nil
+	return nil
+}
+
+// keep closes the listeners on all addresses but addrs.
+func (p *healthPort) keep(addrs []netip.Addr) {
+	for a, stop := range p.listeners {
+		if !slices.Contains(addrs, a) {
+			stop()
+			delete(p.listeners, a)
+		}
+	}
 }
 
 // close closes all ports.
 func (h *healthPorts) close() {
 	for c, p := range h.open {
-		p.stop()
+		p.keep(nil)
 		delete(h.open, c)
 	}
 }
 
-func (p *healthPort) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
-	ready, healthy := p.ready.Load(), p.proxyHealthy()
+func (p *healthPort) answer(w http.ResponseWriter, ready int64) {
+	healthy := p.proxyHealthy()
 	code := http.StatusServiceUnavailable
 	if ready > 0 && healthy {
 		code = http.StatusOK

@@ -75,23 +75,17 @@ func New(opts Options) (*Proxy, error) {
 }
 
 // Run watches the API and keeps the kernel in step with it until ctx ends, and
-// until everything it started has ended. What it wrote to the kernel stays. It
-// returns an error only if it cannot start.
+// until everything it started has ended. What it wrote to the kernel stays.
 func (p *Proxy) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	servers, err := p.listen(ctx)
-	if err != nil {
-		return err
-	}
-	var wg sync.WaitGroup
-	for _, s := range servers {
-		wg.Go(func() { s.run(ctx) })
-	}
-	wg.Go(func() { p.feed.run(ctx, p.opts.Client, p.opts.NodeName) })
 	defer p.events.Start()()
+	var wg sync.WaitGroup
+	wg.Go(func() { p.serveHealth(ctx) })
+	wg.Go(func() { p.serveMetrics(ctx) })
+	wg.Go(func() { p.feed.run(ctx, p.opts.Client, p.opts.NodeName) })
 	if p.opts.FallbackReason != "" {
-		p.events.node(corev1.EventTypeWarning, "ProxyModeFallback", p.opts.FallbackReason)
+		p.events.node("ProxyModeFallback", p.opts.FallbackReason)
 	}
 	addresses, unwatch := p.watchAddresses()
 	defer unwatch()
@@ -193,6 +187,7 @@ func (p *Proxy) loop(ctx context.Context, addressChanged <-chan struct{}) {
 			p.waiting = p.readAddresses() || p.waiting
 		case <-addresses.C:
 			p.waiting = p.readAddresses() || p.waiting
+			p.warn(p.checks.retry())
 		case <-timer.C:
 			p.sync(ctx)
 		}
@@ -276,7 +271,7 @@ func (p *Proxy) apply(ctx context.Context, full, audit bool) {
 	if failed {
 		p.status.applied(start, took, audit, err, 0)
 		if !p.failed {
-			p.events.node(corev1.EventTypeWarning, "FailedToProgramServices", err.Error())
+			p.events.node("FailedToProgramServices", err.Error())
 		}
 		p.failed = true
 		p.log.Error("cannot program services; retrying", "err", err, "backoff", p.pace.backoff)
@@ -342,7 +337,14 @@ func (p *Proxy) reject(r *dataplane.Rejected, tried []table.Key) {
 func (p *Proxy) follow(ctx context.Context, now *table.Table, changed []table.Key) {
 	p.removeStale(ctx, now, changed)
 	p.checks.update(now, changed)
-	for _, problem := range append(p.checks.sync(now.NodePortAddrs), p.taken.find(p.applied, now, changed)...) {
+	p.warn(p.checks.sync(now.NodePortAddrs))
+	p.warn(p.taken.find(p.applied, now, changed))
+}
+
+// warn records an Event of each problem.
+func (p *Proxy) warn(problems []serviceProblem) {
+	for _, problem := range problems {
+		p.log.Warn("a service's port on this node is taken or cannot be opened", "service", problem.service, "reason", problem.reason, "err", problem.err)
 		p.events.service(problem.service, p.builder.UID(problem.service), corev1.EventTypeWarning, problem.reason, problem.err.Error())
 	}
 }
@@ -390,7 +392,7 @@ func (p *Proxy) reportRepairs() {
 		text += fmt.Sprintf("; and %d more", more)
 	}
 	p.log.Warn("repaired rules that were removed or altered from outside", "repaired", text)
-	p.events.node(corev1.EventTypeWarning, "ServiceRulesRepaired", "repaired rules that were removed or altered from outside: "+text)
+	p.events.node("ServiceRulesRepaired", "repaired rules that were removed or altered from outside: "+text)
 }
 
 // serviceProblem is a problem of a Service that only this node can detect.

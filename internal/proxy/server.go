@@ -2,8 +2,6 @@ package proxy
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"net"
 	"net/http"
 	"time"
@@ -22,40 +20,67 @@ func newServer(listener net.Listener, h http.Handler) *server {
 	}}
 }
 
-// run serves until ctx ends.
+// run serves until ctx ends, or the listener fails.
 func (s *server) run(ctx context.Context) {
 	stop := context.AfterFunc(ctx, func() { _ = s.http.Close() })
 	defer stop()
 	_ = s.http.Serve(s.listener)
 }
 
-// listen opens the servers that the options ask for.
-func (p *Proxy) listen(ctx context.Context) ([]*server, error) {
-	var out []*server
-	open := func(what, addr string, h http.Handler) error {
-		if addr == "" {
-			return nil
-		}
+// listenRetry is the time between attempts to open an address.
+const listenRetry = time.Second
+
+// serve serves h on addr until ctx ends, nothing if addr is empty. Services are
+// more than metrics: an address that cannot be opened, or no longer accepts
+// connections, is retried for as long as it takes. what and reason are for the log
+// and the Event of the Node.
+func (p *Proxy) serve(ctx context.Context, what, reason, addr string, h http.Handler) {
+	if addr == "" {
+		return
+	}
+	retry := time.NewTicker(listenRetry)
+	defer retry.Stop()
+	for failed := false; ; {
 		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
-		if err != nil {
-			return fmt.Errorf("listen for %s on %s: %w", what, addr, err)
+		switch {
+		case ctx.Err() != nil:
+			if err == nil {
+				_ = l.Close()
+			}
+			return
+		case err == nil:
+			if failed {
+				p.log.Info("serving "+what, "address", addr)
+			}
+			failed = false
+			newServer(l, h).run(ctx)
+		case !failed:
+			failed = true
+			p.log.Warn("cannot serve "+what+"; retrying", "address", addr, "err", err, "period", listenRetry)
+			p.events.node(reason, "cannot serve "+what+" on "+addr+": "+err.Error())
 		}
-		out = append(out, newServer(l, h))
-		return nil
-	}
-	health := http.NewServeMux()
-	health.HandleFunc("/healthz", p.serveHealthz)
-	health.HandleFunc("/livez", p.serveLivez)
-	about := http.NewServeMux()
-	about.Handle("/metrics", p.Metrics())
-	about.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok")) })
-	about.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(p.opts.Mode)) })
-	err := errors.Join(open("health checks", p.opts.HealthzAddress, health), open("metrics", p.opts.MetricsAddress, about))
-	if err != nil {
-		for _, s := range out {
-			_ = s.listener.Close()
+		select {
+		case <-ctx.Done():
+			return
+		case <-retry.C:
 		}
-		return nil, err
 	}
-	return out, nil
+}
+
+// serveHealth serves /healthz and /livez until ctx ends. The reason of the Event
+// is kube-proxy's.
+func (p *Proxy) serveHealth(ctx context.Context) {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/healthz", p.serveHealthz)
+	mux.HandleFunc("/livez", p.serveLivez)
+	p.serve(ctx, "health checks", "FailedToStartProxierHealthcheck", p.opts.HealthzAddress, mux)
+}
+
+// serveMetrics serves /metrics and what goes with it until ctx ends.
+func (p *Proxy) serveMetrics(ctx context.Context) {
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", p.Metrics())
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok")) })
+	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(p.opts.Mode)) })
+	p.serve(ctx, "metrics", "FailedToServeMetrics", p.opts.MetricsAddress, mux)
 }
