@@ -344,7 +344,8 @@ func (p *Proxy) follow(ctx context.Context, now *table.Table, changed []table.Ke
 // warn records an Event of each problem.
 func (p *Proxy) warn(problems []serviceProblem) {
 	for _, problem := range problems {
-		p.log.Warn("a service's port on this node is taken or cannot be opened", "service", problem.service, "reason", problem.reason, "err", problem.err)
+		p.log.Warn("a service's port on this node is taken or cannot be opened",
+			"service", problem.service, "reason", problem.reason, "err", problem.err)
 		p.events.service(problem.service, p.builder.UID(problem.service), corev1.EventTypeWarning, problem.reason, problem.err.Error())
 	}
 }
