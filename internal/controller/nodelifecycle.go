@@ -24,7 +24,7 @@ import (
 // Lease, so that their Pods leave the endpoints, and reverts that when they renew
 // again. The grace period runs by this process's clock from when it saw the last
 // renewal: clocks of machines differ, and after a start every Node has the whole
-// grace period.
+// grace period. What a leader before has marked stays so until a renewal.
 type nodeLifecycle struct {
 	*controllerContext
 	loop  *loop[string]
@@ -39,6 +39,7 @@ type nodeLifecycle struct {
 type heartbeat struct {
 	lease, status string    // the times in its Lease and in its status
 	seen          time.Time // when this process saw one of them change
+	renewed       bool      // one has changed since this process read it first
 	marked        bool      // the Node has been marked as unreachable since
 }
 
@@ -116,8 +117,9 @@ func (c *nodeLifecycle) observe(node string, kind func(*heartbeat) *string, rene
 	}
 	last := kind(p)
 	alive := renewed != "" && *last != renewed
-	returned := alive && p.marked
+	returned := alive && *last != "" && (p.marked || !p.renewed)
 	if alive {
+		p.renewed = p.renewed || *last != ""
 		*last, p.seen, p.marked = renewed, time.Now(), false
 	}
 	c.mu.Unlock()
@@ -131,12 +133,16 @@ func (c *nodeLifecycle) sync(ctx context.Context, name string) error {
 	if err != nil {
 		return nil
 	}
-	remaining, marked := c.remaining(name)
+	p := c.heartbeat(name)
+	remaining := c.remaining(p)
 	switch {
 	case remaining > 0:
 		c.loop.queue.AddAfter(name, remaining)
+		if !p.renewed && isUnknown(node) {
+			return nil // marked by a leader before this one, and not back yet
+		}
 		return c.untaint(ctx, node)
-	case marked:
+	case p.marked:
 		return nil
 	}
 	// The watch may lag: ask before marking a Node as unreachable.
@@ -148,7 +154,7 @@ func (c *nodeLifecycle) sync(ctx context.Context, name string) error {
 		c.restart(name) // the Node cannot renew while the API server is down
 		return fmt.Errorf("get lease of node %s: %w", name, err)
 	}
-	if remaining, _ := c.remaining(name); remaining > 0 {
+	if remaining := c.remaining(c.heartbeat(name)); remaining > 0 {
 		c.loop.queue.AddAfter(name, remaining)
 		return nil
 	}
@@ -165,9 +171,8 @@ func (c *nodeLifecycle) sync(ctx context.Context, name string) error {
 	return nil
 }
 
-// remaining returns what remains of the Node's grace period, and reports whether
-// it has been marked as unreachable.
-func (c *nodeLifecycle) remaining(name string) (time.Duration, bool) {
+// heartbeat returns what is known of the Node's heartbeats now.
+func (c *nodeLifecycle) heartbeat(name string) heartbeat {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	p := c.heartbeats[name]
@@ -175,7 +180,12 @@ func (c *nodeLifecycle) remaining(name string) (time.Duration, bool) {
 		p = &heartbeat{seen: time.Now()}
 		c.heartbeats[name] = p
 	}
-	return c.options.NodeGracePeriod - time.Since(p.seen), p.marked
+	return *p
+}
+
+// remaining returns what remains of the grace period.
+func (c *nodeLifecycle) remaining(p heartbeat) time.Duration {
+	return c.options.NodeGracePeriod - time.Since(p.seen)
 }
 
 // restart gives the Node the whole grace period again.
@@ -207,10 +217,8 @@ func (c *nodeLifecycle) nodeUnknown(ctx context.Context, node *corev1.Node) erro
 		"type": corev1.NodeReady, "status": corev1.ConditionUnknown, "reason": "NodeStatusUnknown",
 		"message": leaseExpired, "lastTransitionTime": metav1.Now(),
 	}
-	for i := range node.Status.Conditions {
-		if k := &node.Status.Conditions[i]; k.Type == corev1.NodeReady && k.Status == corev1.ConditionUnknown {
-			return nil
-		}
+	if isUnknown(node) {
+		return nil
 	}
 	patch, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []any{condition}}})
 	if err != nil {
@@ -224,6 +232,13 @@ func (c *nodeLifecycle) nodeUnknown(ctx context.Context, node *corev1.Node) erro
 	c.log.Warn("node is unreachable: its lease was not renewed within the grace period",
 		"node", node.Name, "grace", c.options.NodeGracePeriod)
 	return nil
+}
+
+// isUnknown reports whether the Node's condition Ready is Unknown.
+func isUnknown(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Status.Conditions, func(k corev1.NodeCondition) bool {
+		return k.Type == corev1.NodeReady && k.Status == corev1.ConditionUnknown
+	})
 }
 
 func isUnreachable(t corev1.Taint) bool { return t.Key == corev1.TaintNodeUnreachable }

@@ -201,6 +201,62 @@ func TestNodeLifecycle(t *testing.T) {
 	})
 }
 
+// A Node that the leader before has marked stays so under a new one until it
+// renews, though every Node has the whole grace period under that.
+func TestNewLeaderKeepsTaints(t *testing.T) {
+	r, ctx := newRig(t), context.Background()
+	r.node("dead")
+	r.node("other")
+	r.renew("dead")
+	die := r.beats("other")
+	o := Options{Controllers: []string{NodeLifecycleName}, NodeGracePeriod: 2 * time.Second}
+	tainted := func(node string, want bool) func() error {
+		return func() error {
+			n, err := r.client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if len(n.Spec.Taints) == 2 != want {
+				return fmt.Errorf("taints %v", n.Spec.Taints)
+			}
+			return nil
+		}
+	}
+	stop := r.run(o)
+	r.eventually("dead is unreachable", tainted("dead", true))
+	stop()
+	list, err := r.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	r.must(err)
+	w, err := r.client.CoreV1().Nodes().Watch(ctx, metav1.ListOptions{ResourceVersion: list.ResourceVersion})
+	r.must(err)
+	defer w.Stop()
+	r.run(o)
+	die()
+	// The new leader marks the other one at the end of its own grace period.
+	for deadline := time.After(time.Minute); ; {
+		select {
+		case e := <-w.ResultChan():
+			n, ok := e.Object.(*corev1.Node)
+			if !ok {
+				t.Fatalf("the watch ended: %v", e)
+			}
+			if n.Name == "dead" && len(n.Spec.Taints) != 2 {
+				t.Fatalf("the new leader took the taints of a dead node, which has %v", n.Spec.Taints)
+			}
+			if n.Name == "dead" || len(n.Spec.Taints) != 2 {
+				continue
+			}
+		case <-deadline:
+			t.Fatal("the new leader has not marked the other node within a minute")
+		}
+		break
+	}
+	r.eventually("the taints go", func() error {
+		r.renew("dead")
+		return tainted("dead", false)()
+	})
+}
+
 // Pods of a Node that is gone are removed after a while, those of others not.
 func TestPodGC(t *testing.T) {
 	r := newRig(t)
