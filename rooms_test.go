@@ -28,6 +28,7 @@ var rooms = map[string]int{
 	"events":              1,
 	"reflector":           1,
 	"kernel":              1,
+	"lb/v1":               1,
 	"dataplane":           2,
 	"dataplane/nft":       3,
 	"dataplane/iptables":  3,
@@ -41,6 +42,7 @@ var rooms = map[string]int{
 	"apiserver":           4,
 	"proxy":               4,
 	"runner":              4,
+	"lb":                  4,
 	"cli":                 5,
 }
 

@@ -1,0 +1,102 @@
+package v1
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+// IPAddressPool is a set of addresses that Services of type LoadBalancer get.
+type IPAddressPool struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec   IPAddressPoolSpec   `json:"spec"`
+	Status IPAddressPoolStatus `json:"status,omitempty"`
+}
+
+// IPAddressPoolList is a list of IPAddressPools.
+type IPAddressPoolList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []IPAddressPool `json:"items"`
+}
+
+// IPAddressPoolSpec is written by users.
+type IPAddressPoolSpec struct {
+	// Addresses are CIDRs ("192.0.2.0/24") and first-last pairs ("192.0.2.10-192.0.2.20"),
+	// of either family.
+	Addresses []string `json:"addresses"`
+	// AvoidBuggyIPs leaves out IPv4 addresses that end with .0 or .255, which some
+	// devices drop.
+	AvoidBuggyIPs bool `json:"avoidBuggyIPs,omitempty"`
+	// AutoAssign, true by default, gives addresses to Services that name neither a
+	// pool nor an address.
+	AutoAssign *bool `json:"autoAssign,omitempty"`
+	// Priority orders the pools that a Service may use: higher ones are used up first.
+	Priority int32 `json:"priority,omitempty"`
+	// Internal makes this a pool for internal load balancers alone: Services that ask
+	// for one by an annotation of a cloud get addresses of such pools, and others do not.
+	Internal bool `json:"internal,omitempty"`
+	// Namespaces and NamespaceSelector restrict the pool to Services of the namespaces
+	// that are listed or selected.
+	Namespaces        []string              `json:"namespaces,omitempty"`
+	NamespaceSelector *metav1.LabelSelector `json:"namespaceSelector,omitempty"`
+	// ServiceSelector restricts the pool to Services with these labels.
+	ServiceSelector *metav1.LabelSelector `json:"serviceSelector,omitempty"`
+	// Interfaces are the names of the nodes' interfaces that answer ARP and NDP for the
+	// pool's addresses. Without them it is those whose network has the address.
+	Interfaces []string `json:"interfaces,omitempty"`
+	// BGP is how the pool's addresses are announced by BGP.
+	BGP *PoolBGP `json:"bgp,omitempty"`
+}
+
+// PoolBGP are the attributes of a pool's routes.
+type PoolBGP struct {
+	// Communities are standard ("64512:100"), large ("64512:1:2") or well-known
+	// ("no-export", "no-advertise", "no-export-subconfed", "blackhole") ones.
+	Communities []string `json:"communities,omitempty"`
+	// LocalPreference goes to peers of the same AS: 0 to 4294967295.
+	LocalPreference *int64 `json:"localPreference,omitempty"`
+	// AggregationLengthV4 and AggregationLengthV6 are the lengths of the prefixes that
+	// are announced: 32 and 128 by default, a route for each address.
+	AggregationLengthV4 *int32 `json:"aggregationLengthV4,omitempty"`
+	AggregationLengthV6 *int32 `json:"aggregationLengthV6,omitempty"`
+}
+
+// IPAddressPoolStatus is written by the controller. Numbers of addresses above
+// MaxCount are shown as MaxCount.
+type IPAddressPoolStatus struct {
+	// Total, Free and Used count addresses of both families. Addresses that are never
+	// given out, like those of nodes, are not in Free.
+	Total int64 `json:"total"`
+	Free  int64 `json:"free"`
+	Used  int64 `json:"used"`
+	// IPv4 and IPv6 are the same for one family, if the pool has it.
+	IPv4 *PoolUsage `json:"ipv4,omitempty"`
+	IPv6 *PoolUsage `json:"ipv6,omitempty"`
+	// ObservedGeneration is that of the spec this status is of.
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// Conditions are PoolReady and PoolOverlap.
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// PoolUsage counts the addresses of one family of a pool.
+type PoolUsage struct {
+	Total int64 `json:"total"`
+	Free  int64 `json:"free"`
+	Used  int64 `json:"used"`
+}
+
+// MaxCount is the highest number that every reader of JSON keeps exactly.
+const MaxCount = 1<<53 - 1
+
+// Conditions of an IPAddressPool.
+const (
+	// PoolReady is True while addresses of the pool are given out, and False with what
+	// is wrong with its spec.
+	PoolReady = "Ready"
+	// PoolOverlap is True while some of the pool's addresses are not given out because
+	// they belong to an older pool, to a node or to the ranges of Services.
+	PoolOverlap = "Overlap"
+)
+
+// IsAutoAssign returns AutoAssign with its default.
+func (s *IPAddressPoolSpec) IsAutoAssign() bool { return s.AutoAssign == nil || *s.AutoAssign }

@@ -1,0 +1,66 @@
+package v1
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+// Speaker is what announces addresses on one node, and is named after it. It is
+// written by the speaker and by nobody else.
+type Speaker struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Status SpeakerStatus `json:"status,omitempty"`
+}
+
+// SpeakerList is a list of Speakers.
+type SpeakerList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []Speaker `json:"items"`
+}
+
+// SpeakerStatus is what a speaker is and does.
+type SpeakerStatus struct {
+	// Eligible reports whether the node may announce addresses, and Reason why not.
+	Eligible bool   `json:"eligible"`
+	Reason   string `json:"reason,omitempty"`
+	// Endpoints are where other speakers reach this one, as ip:port, UDP.
+	Endpoints []string `json:"endpoints,omitempty"`
+	// Networks are those that the node's interfaces are on, as CIDRs.
+	Networks []string `json:"networks,omitempty"`
+	// VoterVersion is that of the list of voters which the speaker works with.
+	VoterVersion int64 `json:"voterVersion,omitempty"`
+	// Addresses are those that the speaker announces.
+	Addresses []AnnouncedAddress `json:"addresses,omitempty"`
+	// Peers are the sessions with BGPPeers.
+	Peers []PeerStatus `json:"peers,omitempty"`
+	// Conditions are for what is wrong.
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// AnnouncedAddress is an address that a speaker announces.
+type AnnouncedAddress struct {
+	Address string `json:"address"`
+	// Via is how: "arp", "ndp" or "bgp".
+	Via string `json:"via"`
+	// Interface is where, unless Via is "bgp".
+	Interface string `json:"interface,omitempty"`
+	// Since is when the speaker has begun, and Reason why.
+	Since  metav1.MicroTime `json:"since"`
+	Reason string           `json:"reason,omitempty"`
+}
+
+// PeerStatus is a session with a BGPPeer.
+type PeerStatus struct {
+	// Name is the BGPPeer's.
+	Name    string `json:"name"`
+	Address string `json:"address"`
+	// State is that of RFC 4271, section 8.2.2: Idle, Connect, Active, OpenSent,
+	// OpenConfirm or Established.
+	State string `json:"state"`
+	// Since is when State was entered, and Reason why the last session ended.
+	Since  metav1.MicroTime `json:"since"`
+	Reason string           `json:"reason,omitempty"`
+	// Prefixes is the number of routes announced to the peer.
+	Prefixes int32 `json:"prefixes"`
+}
