@@ -130,8 +130,9 @@ func TestObjectsComeBackWhole(t *testing.T) {
 	p := &v1.IPAddressPool{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: v1.IPAddressPoolSpec{
 		Addresses: []string{"192.0.2.0/24"}, AvoidBuggyIPs: true, AutoAssign: new(false), Priority: 7, Internal: true,
 		Namespaces: []string{"a"}, NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}},
-		ServiceSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "In", Values: []string{"b"}}}},
-		Interfaces:      []string{"eth0"},
+		ServiceSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
+			{Key: "a", Operator: "In", Values: []string{"b"}}}},
+		Interfaces: []string{"eth0"},
 		BGP: &v1.PoolBGP{Communities: []string{"no-export"}, LocalPreference: new(int64(1)),
 			AggregationLengthV4: new(int32(24)), AggregationLengthV6: new(int32(64))},
 	}}
@@ -169,7 +170,8 @@ func TestObjectsComeBackWhole(t *testing.T) {
 		VoterVersion: 4, Addresses: []v1.AnnouncedAddress{{Address: "192.0.2.9", Via: "arp", Interface: "eth0", Since: since, Reason: "r"}},
 		Peers:      []v1.PeerStatus{{Name: "p", Address: "192.0.2.1", State: "Idle", Since: since, Reason: "r", Prefixes: 3}},
 		Conditions: condition}
-	if got, err := client.Speakers.UpdateStatus(ctx, speaker, metav1.UpdateOptions{}); err != nil || !reflect.DeepEqual(got.Status, speaker.Status) {
+	got, err := client.Speakers.UpdateStatus(ctx, speaker, metav1.UpdateOptions{})
+	if err != nil || !reflect.DeepEqual(got.Status, speaker.Status) {
 		t.Errorf("%+v, want %+v: %v", got.Status, speaker.Status, err)
 	}
 }
@@ -184,7 +186,9 @@ func TestDeepCopy(t *testing.T) {
 		f.Fill(&pools.Items)
 		f.Fill(&peers.Items)
 		f.Fill(&speakers.Items)
-		for _, pair := range [][2]any{{&pools, pools.DeepCopyObject()}, {&peers, peers.DeepCopyObject()}, {&speakers, speakers.DeepCopyObject()}} {
+		for _, pair := range [][2]any{
+			{&pools, pools.DeepCopyObject()}, {&peers, peers.DeepCopyObject()}, {&speakers, speakers.DeepCopyObject()},
+		} {
 			if !reflect.DeepEqual(pair[0], pair[1]) {
 				t.Fatalf("a copy of %T differs:\n%+v\n%+v", pair[0], pair[0], pair[1])
 			}
