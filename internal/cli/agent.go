@@ -331,6 +331,9 @@ the Pods it started stay when it stops, and are found again when it starts;
 			if err != nil {
 				return err
 			}
+			if err := f.writeRecord(server, kubeconfig); err != nil {
+				return fmt.Errorf("the node's state directory: %w", err)
+			}
 			if identity != nil {
 				n.components = append(n.components, component{name: "certificate", run: identity.Run})
 			}

@@ -96,8 +96,8 @@ func (f *clientFlags) load() (cfg *rest.Config, namespace string, err error) {
 	cfg, err = loader.ClientConfig()
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, "", fmt.Errorf("no kubeconfig at %s: start a server with 'fairlead up' or 'fairlead server', "+
-			"or name one with --kubeconfig", f.path())
+		return nil, "", fmt.Errorf("%w at %s: start a server with 'fairlead up' or 'fairlead server', "+
+			"or name one with --kubeconfig", errNoKubeconfig, f.path())
 	case errors.Is(err, fs.ErrPermission):
 		return nil, "", fmt.Errorf("no permission to read %s: run this as the user who started the server", f.path())
 	case err != nil:
@@ -111,6 +111,9 @@ func (f *clientFlags) load() (cfg *rest.Config, namespace string, err error) {
 	}
 	return cfg, namespace, nil
 }
+
+// errNoKubeconfig is the error of load where there is no file.
+var errNoKubeconfig = errors.New("no kubeconfig")
 
 // podNamespace is where the kubelet writes the namespace of a Pod, beside its
 // token.

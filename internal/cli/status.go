@@ -26,7 +26,11 @@ import (
 // report is what 'fairlead status' shows. Its JSON form is meant for programs:
 // fields are only ever added.
 type report struct {
-	Server   string          `json:"server"`
+	Server string `json:"server"`
+	// Node is the name of the node whose view this is, empty for an administrator's.
+	Node string `json:"node,omitempty"`
+	// Healthz is what the proxy of this node answers at /healthz, in the view of a node.
+	Healthz  string          `json:"healthz,omitempty"`
 	Nodes    []nodeReport    `json:"nodes"`
 	Services []serviceReport `json:"services"`
 	// Store is the state of the server's etcd, nil when it is not the server's own.
@@ -43,7 +47,7 @@ type nodeReport struct {
 	PodCIDRs  []string `json:"podCIDRs"`
 	Pods      int      `json:"pods"`
 	// Programmed is the status of the node's proxy, nil when its agent does not
-	// answer.
+	// answer or may not be asked.
 	Programmed *proxy.Status `json:"programmed"`
 }
 
@@ -61,23 +65,34 @@ type serviceReport struct {
 func newStatus(g *global) *cobra.Command {
 	var f clientFlags
 	var output string
+	var probe bool
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show nodes, services, endpoints, what is programmed where, and what is wrong",
+		Long: `Show nodes, services, endpoints, what is programmed where, and, in lines that begin
+with !, what is wrong. On a node without an administrator's kubeconfig it shows what
+the node itself knows: its proxy, its own Pods, and what the node may read of the API.
+
+Endpoints that were written by hand are connected to from this machine, ` + strconv.Itoa(maxProbes) + ` at most,
+for ` + dialTimeout.String() + ` each; --probe-endpoints=false leaves that out.
+
+The exit code is 0 when there is something to show, whatever is wrong, and 1 when the
+server does not answer; scripts look at .problems of -o json, which is empty when all
+is well.`,
 		Example: `  fairlead status
-  fairlead status -o json | jq .problems`,
+  fairlead status -o json | jq -e '.problems == []'`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "table" && output != "json" {
 				return usagef("--output is %q; want table or json", output)
 			}
-			client, _, err := f.client()
-			if err != nil {
-				return err
-			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), requestTimeout)
 			defer cancel()
-			r, err := collect(ctx, client)
+			var p *prober
+			if probe {
+				p = newProber()
+			}
+			r, err := f.report(ctx, p)
 			if err != nil {
 				return err
 			}
@@ -91,16 +106,22 @@ func newStatus(g *global) *cobra.Command {
 	}
 	f.add(cmd)
 	cmd.Flags().StringVarP(&output, "output", "o", "table", "table or json")
+	cmd.Flags().BoolVar(&probe, "probe-endpoints", true, "connect to endpoints that were written by hand, from this machine")
 	return cmd
 }
 
-// collect asks the API, and through it every node's agent.
-func collect(ctx context.Context, client kubernetes.Interface) (*report, error) {
+// collect asks the API, and through it every node's agent. A node, whose name is own,
+// may ask for its own Pods alone, and for no agent.
+func collect(ctx context.Context, client kubernetes.Interface, own string, probe *prober) (*report, error) {
+	var podsOf metav1.ListOptions
+	if own != "" {
+		podsOf.FieldSelector = "spec.nodeName=" + own
+	}
 	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
 	}
-	pods, err := client.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
+	pods, err := client.CoreV1().Pods("").List(ctx, podsOf)
 	if err != nil {
 		return nil, err
 	}
@@ -116,9 +137,16 @@ func collect(ctx context.Context, client kubernetes.Interface) (*report, error) 
 	if u := client.CoreV1().RESTClient().Get().URL(); u != nil {
 		r.Server = u.Scheme + "://" + u.Host
 	}
-	r.askStore(ctx, client)
-	r.ask(ctx, client)
-	r.judge(services.Items)
+	if own == "" {
+		r.askStore(ctx, client)
+		r.ask(ctx, client)
+	}
+	r.judgeNodes(nodes.Items)
+	r.judgeServices(services.Items, newPodIndex(pods.Items, own == ""))
+	r.judgePods(pods.Items, time.Now())
+	if probe != nil {
+		r.Problems = append(r.Problems, probe.problems(ctx, handMade(services.Items, slicesList.Items, nodes.Items, probe.local))...)
+	}
 	return r, nil
 }
 
@@ -235,36 +263,13 @@ func (r *report) ask(ctx context.Context, client kubernetes.Interface) {
 	}
 }
 
-// judge adds what is wrong.
-func (r *report) judge(services []corev1.Service) {
-	if len(r.Nodes) == 0 {
-		r.Problems = append(r.Problems, "no node has joined: start one with 'fairlead agent' or 'fairlead up'")
-	}
-	for _, n := range r.Nodes {
-		if !n.Ready {
-			r.Problems = append(r.Problems, fmt.Sprintf("node %s is not Ready: its agent does not run, or cannot reach the server", n.Name))
-		}
-		if s := n.Programmed; s != nil {
-			if !s.Programmed {
-				r.Problems = append(r.Problems, fmt.Sprintf("node %s: services are not programmed: %s: %s", n.Name, s.Reason, s.Message))
-			}
-			for _, p := range s.Problems {
-				r.Problems = append(r.Problems, fmt.Sprintf("node %s: service %s: %s", n.Name, p.Service, p.Message))
-			}
-		}
-	}
-	for i, s := range r.Services {
-		if len(services[i].Spec.Selector) > 0 && s.Ready == 0 && s.Type != string(corev1.ServiceTypeExternalName) {
-			r.Problems = append(r.Problems, fmt.Sprintf(
-				"service %s/%s has no ready endpoint: connections are refused (selector %s, %d endpoints not ready)",
-				s.Namespace, s.Name, metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: services[i].Spec.Selector}), s.Total))
-		}
-	}
-}
-
 func (r *report) print(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 4, 3, ' ', 0)
-	fmt.Fprintf(w, "SERVER\t%s\n\n", r.Server)
+	fmt.Fprintf(w, "SERVER\t%s\n", r.Server)
+	if r.Node != "" {
+		fmt.Fprintf(w, "VIEW OF\tnode %s: its own Pods, and no other agent\nPROXY\t%s\n", r.Node, r.Healthz)
+	}
+	fmt.Fprintln(w)
 	fmt.Fprintln(w, "NODE\tREADY\tADDRESS\tPODS\tMODE\tSERVICE PORTS\tENDPOINTS\tPROGRAMMED")
 	for _, n := range r.Nodes {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t", n.Name, yesNo(n.Ready), cmp.Or(strings.Join(n.Addresses, ","), "-"), n.Pods)

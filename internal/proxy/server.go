@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"encoding/json"
 	"net"
 	"net/http"
 	"time"
@@ -82,5 +83,9 @@ func (p *Proxy) serveMetrics(ctx context.Context) {
 	mux.Handle("/metrics", p.Metrics())
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok")) })
 	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(p.opts.Mode)) })
+	mux.HandleFunc("/status", func(w http.ResponseWriter, _ *http.Request) { // for 'fairlead status' on this machine
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(p.Status())
+	})
 	p.serve(ctx, "metrics", "FailedToServeMetrics", p.opts.MetricsAddress, mux)
 }
