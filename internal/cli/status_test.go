@@ -124,7 +124,16 @@ func TestStatusNamesServicesThatNobodyServes(t *testing.T) {
 	name := service("name", intstr.IntOrString{})
 	name.Spec.Type = corev1.ServiceTypeExternalName
 	class := "example.com/lb"
-	pending, waiting, given := service("pending", intstr.IntOrString{}), service("waiting", intstr.IntOrString{}), service("given", intstr.IntOrString{})
+	pending, waiting, given := service(
+		"pending",
+		intstr.IntOrString{},
+	), service(
+		"waiting",
+		intstr.IntOrString{},
+	), service(
+		"given",
+		intstr.IntOrString{},
+	)
 	for _, s := range []*corev1.Service{&pending, &waiting, &given} {
 		s.Spec.Type = corev1.ServiceTypeLoadBalancer
 	}
@@ -203,8 +212,18 @@ func TestStatusShowsANodesOwnMessage(t *testing.T) {
 	nodes := []corev1.Node{
 		node("own", is(corev1.NodeReady, corev1.ConditionFalse, "the state directory is read-only")),
 		node("silent", is(corev1.NodeReady, corev1.ConditionUnknown, "heartbeat missed")),
-		node("cut", ready, is("fairlead.dev/PodsRouted", corev1.ConditionFalse, "no route to n2"), is("fairlead.dev/Other", corev1.ConditionTrue, "")),
-		node("full", ready, is(corev1.NodeDiskPressure, corev1.ConditionTrue, "5% left"), is(corev1.NodeMemoryPressure, corev1.ConditionFalse, "")),
+		node(
+			"cut",
+			ready,
+			is("fairlead.dev/PodsRouted", corev1.ConditionFalse, "no route to n2"),
+			is("fairlead.dev/Other", corev1.ConditionTrue, ""),
+		),
+		node(
+			"full",
+			ready,
+			is(corev1.NodeDiskPressure, corev1.ConditionTrue, "5% left"),
+			is(corev1.NodeMemoryPressure, corev1.ConditionFalse, ""),
+		),
 	}
 	r := &report{Nodes: nodeReports(nodes, nil)}
 	r.judgeNodes(nodes)
@@ -222,7 +241,17 @@ func TestStatusShowsANodesOwnMessage(t *testing.T) {
 // Endpoints that were written by hand are asked, in reach and bounded in number, time
 // and at once.
 func TestStatusProbesEndpointsWrittenByHand(t *testing.T) {
-	hand, controlled, selecting := service("hand", intstr.IntOrString{}), service("dns", intstr.IntOrString{}), service("web", intstr.IntOrString{}, "a=b")
+	hand, controlled, selecting := service(
+		"hand",
+		intstr.IntOrString{},
+	), service(
+		"dns",
+		intstr.IntOrString{},
+	), service(
+		"web",
+		intstr.IntOrString{},
+		"a=b",
+	)
 	slice := func(service, by, addr string, port int32, protocol corev1.Protocol) discoveryv1.EndpointSlice {
 		return discoveryv1.EndpointSlice{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Labels: map[string]string{

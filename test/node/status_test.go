@@ -47,7 +47,8 @@ func TestStatus(t *testing.T) {
 	})
 
 	client := c.network.Outside("client")
-	manifest := strings.NewReplacer("SILENT", client.Addr4().String(), "SERVER", c.server.Addr4().String()).Replace(mustRead(t, "testdata/wrong.yaml"))
+	manifest := strings.NewReplacer("SILENT", client.Addr4().String(), "SERVER", c.server.Addr4().String()).
+		Replace(mustRead(t, "testdata/wrong.yaml"))
 	apply := c.on(c.server, process.Program("kubectl"), "apply", "-f", "-")
 	apply.Stdin = strings.NewReader(manifest)
 	process.Output(t, apply)
@@ -57,7 +58,9 @@ func TestStatus(t *testing.T) {
 		"service default/number: port 80 leads to port 8080, which none of its Pods has (they have http=9376)",
 		"service default/empty has no selector and no endpoints",
 		"service default/balanced has no load balancer address",
-		"service default/hand: its endpoint " + client.Addr4().String() + ":81, written by hand, does not answer this machine: connect: connection refused",
+		"service default/hand: its endpoint " + client.Addr4().
+			String() +
+			":81, written by hand, does not answer this machine: connect: connection refused",
 		"pod default/loops: CrashLoopBackOff: ",
 		"pod default/unplaced is Pending: ",
 	}
@@ -104,7 +107,10 @@ func TestStatus(t *testing.T) {
 		t.Errorf("the node's view as a table:\n%s", table)
 	}
 	c.api.Stop()
-	if r = c.status(local("-o", "json")); !has(r, "the server does not answer this node: ") || len(r.Nodes) != 1 || r.Nodes[0].Programmed == nil {
+	if r = c.status(
+		local("-o", "json"),
+	); !has(r, "the server does not answer this node: ") || len(r.Nodes) != 1 ||
+		r.Nodes[0].Programmed == nil {
 		t.Errorf("the node's view without a server: %+v", r)
 	}
 	c.agent.Stop()
