@@ -327,6 +327,11 @@ the Pods it started stay when it stops, and are found again when it starts;
 					return err
 				}
 			}
+			lock, err := lockProxy(cmd.Context(), log)
+			if err != nil {
+				return err
+			}
+			defer lock.Close()
 			n, err := f.open(cmd.Context(), log, cfg)
 			if err != nil {
 				return err

@@ -26,9 +26,10 @@ func newCleanup(g *global) *cobra.Command {
 		Short: "Remove what a node wrote to the kernel, and end its Pods",
 		Long: `Remove every trace of a node from this machine: the proxy's rules, the Pods'
 processes, devices and routes, and the node's state. Run it when the agent or the
-proxy has been stopped for good: beside a running agent it changes nothing. The
-server's data are not touched. Without root it ends the Pods of a 'fairlead up' of
-this user that was killed, and removes their state.
+proxy has been stopped for good: beside a running agent or proxy, whatever its data
+directory, it changes nothing. The server's data are not touched. Without root it
+ends the Pods of a 'fairlead up' of this user that was killed, and removes their
+state.
 
 With --kube-proxy it removes only the rules that a kube-proxy left on this machine;
 do that after it has been stopped, and before or while fairlead takes its place.`,
@@ -59,7 +60,16 @@ do that after it has been stopped, and before or while fairlead takes its place.
 				fmt.Fprintln(g.out, "removed: pods, the node's state")
 				return nil
 			}
-			err := runner.Cleanup(ctx, state, runner.RemoveNetwork,
+			log, err := g.logger()
+			if err != nil {
+				return err
+			}
+			lock, err := tryProxyLock(log)
+			if err != nil {
+				return fmt.Errorf("nothing was removed: %w; stop it first", err)
+			}
+			defer lock.Close()
+			err = runner.Cleanup(ctx, state, runner.RemoveNetwork,
 				func() error { return cleanUpModes(ctx, "") },
 				func() error { return wrap("node-local DNS", nodelocal.Remove()) })
 			if errors.Is(err, runner.ErrRunning) {

@@ -162,6 +162,11 @@ func newProxy(g *global) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			lock, err := lockProxy(cmd.Context(), log)
+			if err != nil {
+				return err
+			}
+			defer lock.Close()
 			opts, err := f.open(cmd.Context(), log, client, nodeName, networks)
 			if err != nil {
 				return err

@@ -83,6 +83,11 @@ func (u *upCommand) run(ctx context.Context) error {
 		return err
 	}
 	defer server.Close()
+	lock, err := lockProxy(ctx, log)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
 	parts := []component{u.announce("API server", serverComponent(server), begin)}
 	controllers, err := controllersComponent(log, server.ControllersConfig, nil, u.server.podCIDRs)
 	if err != nil {

@@ -1,0 +1,107 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/process"
+)
+
+// bareProxy starts a proxy whose API server never answers, in mode nft.
+func bareProxy(t *testing.T, on *testbed.Host, kubeconfig string) *process.Process {
+	t.Helper()
+	return process.Start(t, on.Command(context.Background(), process.Program("fairlead"), "proxy", "--mode", "nft",
+		"--kubeconfig", kubeconfig, "--node-name", on.Name()))
+}
+
+// nowhere writes a kubeconfig of a server that does not exist.
+func nowhere(t *testing.T) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	text := `{"apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c"}}],
+		"clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}]}`
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// One proxy at a time writes the rules of a network namespace: a second one waits a
+// while and ends with the reason, or goes on once the first has ended, and cleanup
+// changes nothing beside one, whatever its data directory.
+func TestOneProxyPerNamespace(t *testing.T) {
+	node := testbed.NewNetwork(t).Outside("node")
+	kubeconfig := nowhere(t)
+	cleanup := func() (stderr string, code int) {
+		_, stderr, code = process.Result(t, node.Command(t.Context(), process.Program("fairlead"), "cleanup", "--data-dir", t.TempDir()))
+		return stderr, code
+	}
+	runs := func(except string) (holder string) {
+		testbed.Until(t, "a proxy other than "+except+" to have the lock", func() error {
+			stderr, code := cleanup()
+			if _, found, ok := strings.Cut(stderr, "(process "); ok {
+				holder, _, _ = strings.Cut(found, ")")
+			}
+			if code == 0 || !strings.Contains(stderr, "nothing was removed") || holder == "" || holder == except {
+				return fmt.Errorf("cleanup: exit code %d, %s", code, stderr)
+			}
+			return nil
+		})
+		return holder
+	}
+	table := func() bool {
+		return strings.Contains(process.Output(t, node.Command(t.Context(), "nft", "list", "tables")), "table ip fairlead")
+	}
+
+	first := bareProxy(t, node, kubeconfig)
+	holder := runs("")
+	process.Output(t, node.Command(t.Context(), "nft", "add", "table", "ip", "fairlead"))
+	second := bareProxy(t, node, kubeconfig)
+	second.Says("waiting for another proxy to end")
+	if runs(""); !table() {
+		t.Error("cleanup has removed rules beside a proxy")
+	}
+	if err := second.Wait(); err == nil || !strings.Contains(second.Log(), "(process "+holder+"): stop it first") {
+		t.Errorf("the second proxy ended with %v:\n%s", err, second.Log())
+	}
+	third := bareProxy(t, node, kubeconfig)
+	third.Says("waiting for another proxy to end")
+	first.Stop()
+	runs(holder)
+	third.Stop()
+	if stderr, code := cleanup(); code != 0 || table() {
+		t.Errorf("cleanup after all have ended: exit code %d, %s, the table is there: %v", code, stderr, table())
+	}
+}
+
+// A user who may not write rules cannot keep the proxy from them by its lock.
+func TestLockOfAnotherUser(t *testing.T) {
+	node := testbed.NewNetwork(t).Outside("node")
+	node.Do(func() { // on a thread of its own
+		const nobody, same = 65534, ^uintptr(0)
+		if _, _, e := syscall.RawSyscall(syscall.SYS_SETRESUID, same, nobody, same); e != 0 {
+			t.Skipf("cannot be another user here: %v", e)
+		}
+		l, err := net.Listen("unix", "@fairlead/proxy")
+		_, _, e := syscall.RawSyscall(syscall.SYS_SETRESUID, same, 0, same)
+		if err != nil || e != 0 {
+			t.Errorf("%v, %v", err, e)
+			return
+		}
+		t.Cleanup(func() { _ = l.Close() })
+	})
+	p := bareProxy(t, node, nowhere(t))
+	p.Says("a process of another user holds the name")
+	testbed.Until(t, "the proxy to work", func() error {
+		_, err := process.Try(node.Command(t.Context(), "curl", "-sS", "--max-time", "5", "http://127.0.0.1:10249/proxyMode"))
+		return err
+	})
+	p.Stop()
+}
