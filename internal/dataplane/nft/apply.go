@@ -81,6 +81,9 @@ func (t *target) Write(ctx context.Context, c *dataplane.Change) error {
 		return err
 	}
 	w.all(ctx, fks)
+	if err := t.commit(t.closeUnserved); err != nil {
+		w.fail(err)
+	}
 	// A rejected frontend may need what nothing else does.
 	if !w.failed && !c.Partial() {
 		err = t.commit(t.removeGarbage)
@@ -276,8 +279,12 @@ func (t *target) replace(fks []dataplane.FrontKey) (rest []dataplane.FrontKey, e
 			c.set(fks[n])
 			n++
 		}
+		if n == len(fks) {
+			t.closeUnserved(c)
+		}
 	})
 	if err == nil {
+		t.found.closed = n == len(fks)
 		return fks[n:], nil
 	}
 	// A bad frontend must not keep the old table.
@@ -288,6 +295,10 @@ func (t *target) replace(fks []dataplane.FrontKey) (rest []dataplane.FrontKey, e
 func (t *target) foundation(c *change) {
 	l, found, settings := t.layout, t.found, &t.state.settings
 	if found.replace {
+		if found.oldClusterIPs {
+			// See nftables.Remove: a packet under way in the old rules is not refused.
+			c.b.FlushSet(l.table, setClusterIPs)
+		}
 		c.b.DelTable(l.table)
 	}
 	if !found.usable {
@@ -302,6 +313,12 @@ func (t *target) foundation(c *change) {
 		stored, there := found.base[ch.name]
 		if there && sameRules(stored, ch.rules) {
 			continue
+		}
+		if ch.name == chainUnserved && len(stored) == 0 {
+			if !there {
+				c.b.AddChain(l.table, nftables.Chain{Name: ch.name})
+			}
+			continue // closeUnserved
 		}
 		if there {
 			c.b.FlushChain(l.table, ch.name)
@@ -331,6 +348,17 @@ func (t *target) foundation(c *change) {
 	for a := range found.nodeAddrs {
 		if !stay[a] {
 			c.b.DelElem(l.table, setNodeAddresses, a.AsSlice())
+		}
+	}
+}
+
+// closeUnserved gives chain unserved its rules, which a new one gets last: a
+// frontend that is not written yet may be served by what an earlier mode left,
+// whose hooks come after ours.
+func (t *target) closeUnserved(c *change) {
+	if len(t.found.base[chainUnserved]) == 0 && !t.found.closed {
+		for _, r := range t.layout.unserved() {
+			c.b.AddRule(t.layout.table, chainUnserved, r)
 		}
 	}
 }

@@ -138,8 +138,9 @@ func (l *layout) base(localhost bool) []chain {
 	}
 	// Twice: a packet that looks up a frontend before a transaction and its
 	// endpoint after it may find nothing, and comes back here. The second time
-	// all it sees is new. (Before Linux 6.17 even one lookup could miss an
-	// element that is just replaced.)
+	// all it sees is new, unless there was another transaction: see unserved.
+	// (Before Linux 6.17 even one lookup could miss an element that is just
+	// replaced.)
 	toServices := []nftables.Rule{
 		nftables.NewRule(new(nftables.Program).Jump(chainServices), "jump services"),
 		nftables.NewRule(new(nftables.Program).Jump(chainServices), "jump services"),
@@ -203,9 +204,20 @@ func (l *layout) services() []nftables.Rule {
 
 // unserved is for what is sent to the addresses of Services, but to none of
 // their ports: it must not leave this node.
+//
+// A frontend that is there, but led nowhere, has changed twice while the packet
+// was under way. Its client sends once more; a refusal would be final.
 func (l *layout) unserved() []nftables.Rule {
+	a := l.Regs()
+	vip := l.Frontend().Map(setVIPs, 0, a).Goto(chainDrop)
+	node := new(nftables.Program).Network(0, l.Destination, l.Len).InSet(setNodeAddresses, 0).
+		Meta(a, nftables.MetaL4Proto).DestinationPort(a+1).Map(setNodePorts, a, a).Goto(chainDrop)
 	other := new(nftables.Program).Network(0, l.Destination, l.Len).InSet(setClusterIPs, 0).Goto(chainRefuse)
-	rules := []nftables.Rule{nftables.NewRule(other, "%s daddr @cluster-ips goto refuse", l.Word)}
+	rules := []nftables.Rule{
+		commented(vip, "%s in @vips: goto discard, the client will send again", l.FrontendText()),
+		commented(node, "meta l4proto . th dport in @node-ports: goto discard, the client will send again"),
+		nftables.NewRule(other, "%s daddr @cluster-ips goto refuse", l.Word),
+	}
 	for _, p := range l.cfg.ServiceCIDRs {
 		if svc.FamilyOf(p.Addr()) == l.family {
 			rules = append(rules, nftables.NewRule(l.InPrefix(l.Destination, p).Drop(), "%s daddr %s drop", l.Word, p.Masked()))

@@ -329,14 +329,15 @@ func TestOtherLayoutIsReplaced(t *testing.T) {
 		"table ip fairlead { comment \"fairlead, layout 0\"; map vips { type ipv4_addr : ipv4_addr; }; chain prerouting { type filter hook " +
 			"input priority 5; }; }",
 		"table ip fairlead { }",
+		"table ip fairlead { set cluster-ips { type ipv4_addr; elements = { 10.96.0.1 }; }; }",
 	} {
 		withKernel(t, Config{}, func(p *Mode, k *counting) {
 			flows.Command(t, old, "nft", "-f", "-")
 			flows.Apply(t, p, flows.EveryField(), nil)
-			// IPv6, where there was no table, takes three: what is always
-			// there, chains, frontends.
-			if k.commits != 1+3 {
-				t.Errorf("%d transactions, want 1 for IPv4 and 3 for IPv6", k.commits)
+			// IPv6, where there was no table, takes four: what is always
+			// there, chains, frontends, what is unserved.
+			if k.commits != 1+4 {
+				t.Errorf("%d transactions, want 1 for IPv4 and 4 for IPv6", k.commits)
 			}
 			after := flows.Dump(t, p)
 			if want := flows.Fresh(t, empty(Config{}), []*table.Table{flows.EveryField()})[0]; after != want {

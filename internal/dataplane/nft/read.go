@@ -23,6 +23,10 @@ type found struct {
 	usable, replace bool
 	sets            map[string]bool // of the layout
 	foreignSets     []string
+	// oldClusterIPs reports whether a table to replace has set cluster-ips.
+	oldClusterIPs bool
+	// closed reports whether chain unserved, which was not there, has its rules.
+	closed bool
 	// base are the chains that are not made on demand, also foreign ones.
 	base         map[string][]nftables.StoredRule
 	refuse, drop bool // elements of map targets
@@ -55,6 +59,7 @@ func (t *target) read(thorough bool, ports iter.Seq[*table.ServicePort]) (*found
 	}
 	if is.Comment != schema || !l.fits(is, r) {
 		r.replace = true
+		r.oldClusterIPs = slices.ContainsFunc(is.Sets, func(s nftables.StoredSet) bool { return s.Name == setClusterIPs })
 		r.sets, r.foreignSets = map[string]bool{}, nil
 		return r, nil
 	}

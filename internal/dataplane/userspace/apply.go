@@ -237,7 +237,8 @@ func (t *target) content() *content {
 
 // write changes what the kernel has into what it should have, in two
 // transactions: a packet under way while one ends sees new elements, but no
-// rules of new chains.
+// rules of new chains. Chain unserved, where it is new, gets its rules with the
+// second.
 func (t *target) write(ctx context.Context, have, want *content, is state) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -285,9 +286,23 @@ func (t *target) writeChains(b *nftables.Batch, have, want *content, is state) {
 		if _, there := have.chains[name]; there {
 			b.FlushChain(tab, name)
 		}
-		for _, r := range want.chains[name].rules {
-			b.AddRule(tab, name, r)
+		if !late(have, name) {
+			addRules(b, tab, want.chains[name])
 		}
+	}
+}
+
+// late reports whether a chain gets its rules after all elements: a frontend that
+// is not written yet may be served by what an earlier mode left, whose hooks come
+// after ours.
+func late(have *content, name string) bool {
+	_, there := have.chains[name]
+	return name == chainUnserved && !there
+}
+
+func addRules(b *nftables.Batch, tab nftables.Table, ch chain) {
+	for _, r := range ch.rules {
+		b.AddRule(tab, ch.name, r)
 	}
 }
 
@@ -301,6 +316,11 @@ func (t *target) writeElems(b *nftables.Batch, have, want *content) {
 	for s, e := range want.elems {
 		if h, there := have.elems[s]; !there || !equal(&e, &h) {
 			b.AddElem(tab, s.set, &e)
+		}
+	}
+	for name, ch := range want.chains {
+		if late(have, name) {
+			addRules(b, tab, ch)
 		}
 	}
 	var gone []string
@@ -365,6 +385,7 @@ func Probe() error {
 		c.addBase(l, &dataplane.Settings{})
 		b := nftables.NewBatch()
 		t.writeChains(b, newContent(), c, missing)
+		t.writeElems(b, newContent(), c)
 		b.DelTable(l.table)
 		err := k.Commit(b)
 		switch {

@@ -223,6 +223,14 @@ func (b *Batch) DelSet(t Table, set string) {
 	b.enc.End()
 }
 
+// FlushSet removes all elements of a set, which must be there.
+func (b *Batch) FlushSet(t Table, set string) {
+	b.begin(unix.NFT_MSG_DELSETELEM, 0, t.Family)
+	b.enc.String(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
+	b.enc.String(unix.NFTA_SET_ELEM_LIST_SET, set)
+	b.enc.End()
+}
+
 // AddElem adds an element, which must not be there yet.
 func (b *Batch) AddElem(t Table, set string, e *Elem) {
 	b.elem(elemOp{unix.NFT_MSG_NEWSETELEM, t, set}, e)

@@ -229,3 +229,39 @@ func TestReadingWhatIsNotThere(t *testing.T) {
 		}
 	})
 }
+
+// A table that translates destinations goes in two transactions: no packet meets
+// rules whose maps are gone.
+func TestRemoveEmptiesTheWayInFirst(t *testing.T) {
+	for name, hook := range map[string]*Hook{
+		"nothing comes in": nil,
+		"output":           {Type: "nat", Number: Output, Priority: -100},
+		"prerouting":       {Type: "nat", Number: Prerouting, Priority: -100},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dial(t, func(c *Conn) {
+				b := NewBatch()
+				b.AddTable(mine, "a test")
+				b.AddChain(mine, Chain{Name: "way", Hook: hook})
+				b.AddRule(mine, "way", NewRule(new(Program).Drop(), "drop"))
+				if err := c.Commit(b); err != nil {
+					t.Fatal(err)
+				}
+				before, err := c.Generation()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := Remove(t.Context(), mine.Name); err != nil {
+					t.Fatal(err)
+				}
+				after, err := c.Generation()
+				if want := uint32(map[bool]int{false: 2, true: 1}[hook == nil]); err != nil || after-before != want {
+					t.Errorf("%d transactions, %v, want %d", after-before, err, want)
+				}
+				if out := list(t); out != "" {
+					t.Errorf("left:\n%s", out)
+				}
+			})
+		})
+	}
+}

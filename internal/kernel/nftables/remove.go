@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -22,8 +23,23 @@ func Find(name string) ([]Table, error) {
 
 // Remove removes the tables of a name, of both families, and all in them. Where
 // there are none it does nothing.
+//
+// A packet that is under way while a table goes still passes all rules of the old
+// chains, but finds no element of the maps any more: it would meet what those
+// rules have for addresses that nobody serves. So chains that translate
+// destinations are emptied first, and the rest goes when every packet that has met
+// their rules is through.
 func Remove(ctx context.Context, name string) error {
-	return each(name, func(c *Conn, t Table) error {
+	emptied := false
+	err := each(name, func(c *Conn, t Table) error {
+		some, err := emptyDNAT(c, t)
+		emptied = emptied || some
+		return err
+	})
+	if emptied {
+		err = errors.Join(err, awaitPackets(ctx))
+	}
+	return errors.Join(err, each(name, func(c *Conn, t Table) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -33,7 +49,52 @@ func Remove(ctx context.Context, name string) error {
 			return err
 		}
 		return nil // removed in the meantime
-	})
+	}))
+}
+
+// emptyDNAT removes the rules of the base chains that translate the destinations
+// of new connections, and reports whether there are such chains.
+func emptyDNAT(c *Conn, t Table) (some bool, err error) {
+	chains, err := c.Chains(t)
+	if err != nil {
+		return false, err
+	}
+	b := NewBatch()
+	for _, ch := range chains {
+		if h := ch.Hook; h != nil && h.Type == "nat" && (h.Number == Prerouting || h.Number == Output) {
+			b.FlushChain(t, ch.Name)
+		}
+	}
+	if b.Empty() {
+		return false, nil
+	}
+	if err := c.Commit(b); err != nil && !errors.Is(err, unix.ENOENT) {
+		return false, err
+	}
+	return true, nil
+}
+
+// membarrierGlobal is MEMBARRIER_CMD_GLOBAL of linux/membarrier.h (Linux 4.3).
+const membarrierGlobal = 1
+
+// packetTime is more than a packet takes through the hooks, where the kernel
+// cannot be asked.
+const packetTime = 100 * time.Millisecond
+
+// awaitPackets returns when all packets are through that were on their way through
+// netfilter's hooks. They are so under rcu_read_lock, from prerouting or output to
+// postrouting, and membarrier(2) waits for what holds that: it is
+// synchronize_rcu. A kernel with nohz_full refuses it.
+func awaitPackets(ctx context.Context) error {
+	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierGlobal, 0, 0); errno == 0 {
+		return nil
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(packetTime):
+		return nil
+	}
 }
 
 // RemoveTable removes table t and all in it. It is no error if there is no such

@@ -50,7 +50,7 @@ func Soak(t *testing.T, create Factory) {
 	e.Apply(t, at, nil)
 	r := rand.New(rand.NewPCG(5, 6))
 	full, restarts := 0, 0
-	e.underLoad(t, total+time.Minute, soakAskPause, 0, func() {
+	e.underLoad(t, total+time.Minute, soakAskPause, func() {
 		for end := time.Now().Add(total); time.Now().Before(end) && !t.Failed(); steps++ {
 			next := tabs[r.IntN(len(tabs))]
 			how := Changes(at, next)

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/kernel/conntrack"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
@@ -344,18 +345,12 @@ func newService(t *testing.T, e *Env) {
 // every question without an answer.
 func (e *Env) UnderLoad(t testing.TB, during func()) {
 	t.Helper()
-	e.underLoad(t, time.Minute, 0, 0, during)
-}
-
-// UnderLoadBut is UnderLoad of which one question in oneIn may fail.
-func (e *Env) UnderLoadBut(t testing.TB, oneIn int64, during func()) {
-	t.Helper()
-	e.underLoad(t, time.Minute, 0, oneIn, during)
+	e.underLoad(t, time.Minute, 0, during)
 }
 
 // underLoad is UnderLoad for at most a given time, with a pause between the
-// questions of each client, of which one in oneIn may fail (0: none).
-func (e *Env) underLoad(t testing.TB, limit, pause time.Duration, oneIn int64, during func()) {
+// questions of each client.
+func (e *Env) underLoad(t testing.TB, limit, pause time.Duration, during func()) {
 	t.Helper()
 	ctx, stop := context.WithTimeout(t.Context(), limit)
 	defer stop()
@@ -370,10 +365,8 @@ func (e *Env) underLoad(t testing.TB, limit, pause time.Duration, oneIn int64, d
 				cancel()
 				asked.Add(1)
 				if err != nil {
-					if failed.Add(1) < 5 && oneIn == 0 {
+					if failed.Add(1) < 5 {
 						t.Errorf("from %s: %v", from, err)
-					} else {
-						t.Logf("from %s: %v", from, err)
 					}
 				}
 				if pause > 0 {
@@ -398,8 +391,9 @@ func (e *Env) underLoad(t testing.TB, limit, pause time.Duration, oneIn int64, d
 	stop()
 	wg.Wait()
 	t.Logf("%d connections, %d failed", asked.Load(), failed.Load())
-	if oneIn > 0 && failed.Load()*oneIn > asked.Load() {
-		t.Errorf("%d of %d connections failed, want at most one in %d", failed.Load(), asked.Load(), oneIn)
+	if c, ok := e.Dataplane.(dataplane.Counter); ok && failed.Load() > 0 {
+		counts, err := c.Drops(context.WithoutCancel(ctx))
+		t.Logf("rejected and dropped: %+v, %v", counts, err)
 	}
 	if asked.Load() < 100 {
 		t.Errorf("only %d connections were made: this shows nothing", asked.Load())
