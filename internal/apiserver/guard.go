@@ -76,6 +76,9 @@ func (s *Server) newGuard(ctx context.Context, client kubernetes.Interface, shar
 	}
 	lister := shared.Core().V1().ServiceAccounts().Lister()
 	g.plugins = []admission.Interface{accounts.NewAdmission(lister, client), newNodeRestriction(pods, index)}
+	if !s.opts.AllowServiceExternalIPs {
+		g.plugins = append(g.plugins, newExternalIPAdmission(g.authorizer))
+	}
 	g.tokens, err = s.newTokens(ctx, client, &accounts.Authenticator{
 		Issuer: g.issuer, Accounts: lister, Pods: pods.uid, Client: client, Now: time.Now,
 	})

@@ -43,6 +43,9 @@ type Options struct {
 	// StrictLoadBalancers rejects new load balancers whose ports have several
 	// protocols, or SCTP without a loadBalancerClass; default false.
 	StrictLoadBalancers bool
+	// AllowServiceExternalIPs lets everybody who may write a Service give it external
+	// IPs; otherwise that needs the right to use services/externalips.
+	AllowServiceExternalIPs bool
 	// ServiceWriteTimeout is the longest that a write of a Service may take;
 	// default 1 minute. Claims of an unfinished write are freed after three times
 	// as long.

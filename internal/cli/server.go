@@ -34,6 +34,9 @@ func (f *serverFlags) add(cmd *cobra.Command) {
 	flags.Var(&f.nodePorts, "service-node-port-range", "range of node ports")
 	flags.BoolVar(&f.StrictLoadBalancers, "strict-load-balancers", false,
 		"reject new load balancers whose ports have several protocols, or SCTP without a loadBalancerClass")
+	flags.BoolVar(&f.AllowServiceExternalIPs, "allow-service-external-ips", false,
+		"let everybody who may write a Service add spec.externalIPs, with which a user can capture the traffic to any address; "+
+			"otherwise that needs the verb \"use\" on services/externalips")
 	flags.DurationVar(&f.ServiceWriteTimeout, "service-write-timeout", apiserver.DefaultServiceWriteTimeout,
 		"longest that a write of a Service may take; addresses and node ports claimed for one and not used are freed after three times as long")
 	flags.DurationVar(&f.RepairPeriod, "allocation-repair-period", apiserver.DefaultRepairPeriod,
