@@ -40,14 +40,16 @@ func TestExternalIPsNeedARight(t *testing.T) {
 	if _, err := services.Create(t.Context(), withExternalIPs("plain"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	_, err = services.Patch(t.Context(), "plain", types.MergePatchType, []byte(`{"spec":{"externalIPs":["192.0.2.9"]}}`), metav1.PatchOptions{})
+	_, err = services.Patch(t.Context(), "plain", types.MergePatchType,
+		[]byte(`{"spec":{"externalIPs":["192.0.2.9"]}}`), metav1.PatchOptions{})
 	forbidden("patch", err)
 	_, err = services.Patch(t.Context(), "new", types.ApplyPatchType, []byte(`{"apiVersion":"v1","kind":"Service","metadata":{"name":"new"},
 		"spec":{"externalIPs":["192.0.2.9"],"ports":[{"port":80}]}}`), metav1.PatchOptions{FieldManager: "test"})
 	forbidden("apply", err)
 
 	// An administrator's stay under the user's changes, one by one removed, not added.
-	own, err := admin.CoreV1().Services("default").Create(t.Context(), withExternalIPs("web", "192.0.2.1", "192.0.2.2"), metav1.CreateOptions{})
+	own, err := admin.CoreV1().Services("default").Create(t.Context(),
+		withExternalIPs("web", "192.0.2.1", "192.0.2.2"), metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
