@@ -277,3 +277,51 @@ func TestAdoptionUnderLoad(t *testing.T) {
 func TestChurnUnderLoad(t *testing.T) {
 	variants(t, func(t *testing.T, v Variant) { flows.ChurnUnderLoad(t, create(v)) })
 }
+
+// recording records what is given to iptables-restore.
+type recording struct {
+	tool
+	inputs *[]string
+}
+
+func (r recording) Restore(ctx context.Context, input []byte) error {
+	*r.inputs = append(*r.inputs, string(input))
+	return r.tool.Restore(ctx, input)
+}
+
+// A proxy that starts where nothing has changed since the last one ended writes
+// nothing but what it tries and takes back.
+func TestRestartWritesNothing(t *testing.T) {
+	for v, kind := range map[Variant]iptables.Variant{NFT: iptables.NFT, Legacy: iptables.Legacy} {
+		t.Run(string(v), func(t *testing.T) {
+			testbed.NewNetwork(t).Outside("host").Do(func() {
+				var inputs []string
+				start := func() *Mode {
+					m, err := newMode(Config{Variant: v}, func(f svc.Family) (tool, error) {
+						tool, err := iptables.New(kind, f)
+						return recording{tool, &inputs}, err
+					})
+					if err != nil {
+						t.Fatal(err)
+					}
+					t.Cleanup(func() { _ = m.Close() })
+					return m
+				}
+				m := start()
+				for _, tab := range flows.States(3)[8:] { // big ones, none, every field
+					flows.Apply(t, m, tab, nil)
+					inputs = nil
+					m = start()
+					flows.Apply(t, m, tab, nil)
+					for _, input := range inputs {
+						for line := range strings.Lines(input) {
+							if strings.Contains(line, prefix) && !strings.Contains(line, chainTry) {
+								t.Errorf("the start has written %s", line)
+							}
+						}
+					}
+				}
+			})
+		})
+	}
+}

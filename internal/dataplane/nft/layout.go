@@ -52,11 +52,12 @@ const (
 )
 
 // The keys of map targets that are always there. Chain pick-N has the key N;
-// other chains get keys from idFirstFree up.
+// other chains get keys from idFirstFree to idLast.
 const (
 	idRefuse    = 0
 	idDrop      = 0xffffffff
 	idFirstFree = 0x10000
+	idLast      = idDrop - 1
 )
 
 // The priorities of netfilter hooks: nf_ip_hook_priorities.

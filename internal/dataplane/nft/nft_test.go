@@ -241,6 +241,79 @@ func TestWorkFollowsChange(t *testing.T) {
 	})
 }
 
+// What a chain is called in map targets follows from its name, whatever was there
+// before: processes with other pasts write the same.
+func TestKeysOfTargets(t *testing.T) {
+	var maps []string
+	list := func() {
+		for _, family := range []string{"ip", "ip6"} {
+			for _, set := range []string{"targets", "vips", "node-ports"} {
+				maps = append(maps, sortElements(flows.Command(t, "", "nft", "list", "map", family, "fairlead", set)))
+			}
+		}
+	}
+	all := flows.EveryField()
+	inside(t, Config{}, func(p *Mode) {
+		flows.Apply(t, p, all, nil)
+		list()
+	})
+	inside(t, Config{}, func(p *Mode) {
+		ports := slices.SortedFunc(all.All(), func(a, b *table.ServicePort) int { return b.ID.Compare(a.ID) })
+		now := table.New()
+		for i := range ports {
+			next := table.New(ports[:i+1]...)
+			flows.Apply(t, p, next, flows.Changes(now, next))
+			now = next
+		}
+		flows.Apply(t, p, all, nil) // its other fields
+		list()
+	})
+	if n := len(maps) / 2; !slices.Equal(maps[:n], maps[n:]) {
+		t.Errorf("in one step\n%s\nin many steps\n%s", maps[:n], maps[n:])
+	}
+}
+
+// Names that collide get keys of their own.
+func TestKeysOfTargetsCollide(t *testing.T) {
+	s := newState()
+	c := newChange(newLayout(svc.IPv4, &Config{}), s)
+	a, b := c.newID("masq-pick-3"), c.newID("masq-pick-3")
+	if a != hashID("masq-pick-3") || b != a+1 || c.newID("pick-7") != 7 {
+		t.Errorf("keys %d and %d", a, b)
+	}
+	s.ids[idLast] = true
+	if got := s.unusedID(idLast); got != idFirstFree {
+		t.Errorf("the key after the last is %#x", got)
+	}
+	delete(s.ids, idLast)
+	if c.revert(); len(s.ids) != 0 {
+		t.Errorf("left after the revert: %v", s.ids)
+	}
+}
+
+// A proxy that starts where nothing has changed since the last one ended writes
+// nothing.
+func TestRestartWritesNothing(t *testing.T) {
+	inside(t, Config{}, func(p *Mode) {
+		for i, tab := range flows.States(3)[8:] { // big ones, none, every field
+			flows.Apply(t, p, tab, nil)
+			before, err := p.kernel.Generation()
+			if err != nil {
+				t.Fatal(err)
+			}
+			next, err := New(Config{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = next.Close() }()
+			flows.Apply(t, next, tab, nil)
+			if after, err := p.kernel.Generation(); err != nil || after != before {
+				t.Errorf("table %d: the start has written %d transactions (%v)", i, after-before, err)
+			}
+		}
+	})
+}
+
 // What somebody else removes or adds is put right by the next full Apply,
 // which names it.
 func TestRepair(t *testing.T) {
@@ -256,7 +329,7 @@ func TestRepair(t *testing.T) {
 		{"rule of a base chain", "insert rule ip fairlead services counter", "the rules of chain services were changed"},
 		{"base chain", "delete chain ip fairlead postrouting", "chain postrouting was missing"},
 		{"target", "delete element ip fairlead targets { 2 }", "chain pick-2 was missing in map targets"},
-		{"target of a frontend", "delete element ip fairlead targets { 0x10000 }", "chain cluster-pick-2 was missing in map targets"},
+		{"target of a frontend", fmt.Sprintf("delete element ip fairlead targets { %#x }", hashID("cluster-pick-2")), "chain cluster-pick-2 was missing in map targets"},
 		{"node address", "flush set ip fairlead node-addresses", "was missing in set node-addresses"},
 		{"hairpin", "flush set ip fairlead local-endpoints", "was missing in set local-endpoints"},
 		{"service addresses", "flush set ip fairlead cluster-ips", "was missing in set cluster-ips"},

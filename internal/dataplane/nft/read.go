@@ -126,10 +126,11 @@ func (t *target) readTargets(r *found) error {
 		return nil
 	}
 	begin := func() {
-		r.chains, r.refuse, r.drop, r.nextID, r.junk = map[string]*chainState{}, false, false, idFirstFree, map[rawElem]bool{}
+		r.chains, r.refuse, r.drop, r.ids, r.junk = map[string]*chainState{}, false, false, map[uint32]bool{}, map[rawElem]bool{}
 	}
 	return t.kernel.Elems(t.layout.table, setTargets, begin, func(e nftables.Elem) {
 		id := binary.NativeEndian.Uint32(e.Key)
+		r.ids[id] = true
 		n, plain := plainPick(e.Goto)
 		switch {
 		case id == idRefuse && e.Goto == chainRefuse:
@@ -140,7 +141,6 @@ func (t *target) readTargets(r *found) error {
 			r.discard(setTargets, e.Key)
 		default:
 			r.chains[e.Goto] = &chainState{id: id, target: true}
-			r.nextID = max(r.nextID, id+1)
 		}
 	})
 }

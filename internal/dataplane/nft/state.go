@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"hash/fnv"
 	"net/netip"
 	"slices"
 
@@ -17,8 +18,8 @@ type state struct {
 	chains   map[string]*chainState
 	// unused are chains made for frontends that the kernel rejected afterwards.
 	unused map[string]bool
-	// nextID is the next free key of map targets.
-	nextID uint32
+	// ids are the keys of map targets in use.
+	ids map[uint32]bool
 	// pairs are the addresses in set local-endpoints, clusterIPs those in the
 	// set of that name.
 	pairs      map[netip.Addr]*counted
@@ -29,7 +30,7 @@ type state struct {
 
 func newState() *state {
 	return &state{
-		fronts: map[dataplane.FrontKey]*front{}, chains: map[string]*chainState{}, unused: map[string]bool{}, nextID: idFirstFree,
+		fronts: map[dataplane.FrontKey]*front{}, chains: map[string]*chainState{}, unused: map[string]bool{}, ids: map[uint32]bool{},
 		pairs: map[netip.Addr]*counted{}, clusterIPs: map[netip.Addr]*counted{},
 	}
 }
@@ -190,13 +191,43 @@ func (c *change) ensure(sp *chainSpec) {
 	ch.present, ch.target, ch.checked = true, true, true
 }
 
-// newID returns the key in map targets for a new chain.
+// newID returns the key in map targets for a new chain. It follows from the name,
+// so that every process gives a chain the same one, unless two names collide: then
+// the next free one is taken, and kept by whoever finds it.
 func (c *change) newID(name string) uint32 {
-	if n, ok := plainPick(name); ok {
-		return n
+	id, ok := plainPick(name)
+	if !ok {
+		id = c.s.unusedID(hashID(name))
 	}
-	c.s.nextID++ // not undone: a gap does no harm
-	return c.s.nextID - 1
+	c.useID(id)
+	return id
+}
+
+// unusedID returns the first key from id on that no chain has.
+func (s *state) unusedID(id uint32) uint32 {
+	for s.ids[id] {
+		if id++; id > idLast {
+			id = idFirstFree
+		}
+	}
+	return id
+}
+
+// hashID is the preferred key in map targets of a chain that is not a plain pick.
+func hashID(name string) uint32 {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(name))
+	return idFirstFree + h.Sum32()%(idLast-idFirstFree+1)
+}
+
+func (c *change) useID(id uint32) {
+	c.s.ids[id] = true
+	c.undo = append(c.undo, func() { delete(c.s.ids, id) })
+}
+
+func (c *change) freeID(id uint32) {
+	delete(c.s.ids, id)
+	c.undo = append(c.undo, func() { c.s.ids[id] = true })
 }
 
 func (c *change) release(s *spec) {
@@ -282,6 +313,7 @@ func (c *change) sweep() {
 		ch := c.s.chains[name]
 		if ch.target {
 			c.b.DelElem(c.l.table, setTargets, nftables.Uint32(ch.id))
+			c.freeID(ch.id)
 		}
 	}
 	for _, name := range gone {
