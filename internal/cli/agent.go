@@ -109,6 +109,8 @@ func (n *node) dnsAddresses() string {
 // kernel for the proxy, and returns a node of the API behind cfg.
 func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Config) (*node, error) {
 	cfg = agentConfig(cfg)
+	var reached dialed
+	reached.record(cfg)
 	client, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
 		return nil, err
@@ -125,6 +127,7 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 	if err != nil {
 		return nil, err
 	}
+	opts.Servers = reached.servers
 	var part component
 	if part, p, err = proxyComponent(opts); err != nil {
 		return nil, err

@@ -158,7 +158,13 @@ func newProxy(g *global) *cobra.Command {
 			if err := f.check(networks); err != nil {
 				return err
 			}
-			client, _, err := c.client()
+			cfg, _, err := c.load()
+			if err != nil {
+				return err
+			}
+			var reached dialed
+			reached.record(cfg)
+			client, err := kubernetes.NewForConfig(cfg)
 			if err != nil {
 				return err
 			}
@@ -171,6 +177,7 @@ func newProxy(g *global) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			opts.Servers = reached.servers
 			keepHeapSmall()
 			part, _, err := proxyComponent(opts)
 			if err != nil {

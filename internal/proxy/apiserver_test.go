@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -34,6 +35,7 @@ func TestAgainstAnAPIServer(t *testing.T) {
 	p, err := New(Options{
 		Client: client, NodeName: "here", Dataplane: plane, Mode: "fake", Log: log,
 		HealthzAddress: "127.0.0.1:0", MetricsAddress: "127.0.0.1:0",
+		Servers: func() []netip.AddrPort { return []netip.AddrPort{netip.MustParseAddrPort("198.51.100.7:443")} },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -108,6 +110,24 @@ func TestAgainstAnAPIServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	until(t, "the Service is gone", func() bool { return !strings.Contains(dump(), "my-service") })
+	captureServer(ctx, t, client, dump)
+}
+
+// captureServer gives a Service the address at which the proxy reaches its server.
+func captureServer(ctx context.Context, t *testing.T, client kubernetes.Interface, dump func() string) {
+	t.Helper()
+	thief := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "thief", Namespace: "default"}, Spec: corev1.ServiceSpec{
+		ExternalIPs: []string{"198.51.100.7"}, Ports: []corev1.ServicePort{{Name: "api", Port: 443}, {Name: "web", Port: 80}}}}
+	if _, err := client.CoreV1().Services("default").Create(ctx, thief, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the address has its Event", func() bool {
+		events, err := client.CoreV1().Events("default").List(ctx, metav1.ListOptions{})
+		return err == nil && strings.Contains(fmt.Sprint(events.Items), "198.51.100.7:443 is where this node reaches its API server")
+	})
+	if d := dump(); strings.Contains(d, "198.51.100.7:443") || !strings.Contains(d, "198.51.100.7:80") {
+		t.Errorf("want port 80 of 198.51.100.7 and not port 443:\n%s", d)
+	}
 }
 
 func measure(ctx context.Context, t *testing.T, client interface {

@@ -45,6 +45,11 @@ type Options struct {
 	MasqueradeAll     bool
 	NodePortAddresses table.NodePortAddresses
 
+	// Servers returns where Client reaches the API server; no Service gets an
+	// external or load balancer IP there. It is called in every round. Nil knows
+	// the endpoints of default/kubernetes alone.
+	Servers func() []netip.AddrPort
+
 	// Addresses returns the addresses of this machine, on which node ports may
 	// answer. Nil asks the system. It is called every AddressPeriod.
 	Addresses func() ([]netip.Addr, error)

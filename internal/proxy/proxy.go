@@ -230,6 +230,9 @@ func (p *Proxy) sync(ctx context.Context) {
 	if over := len(p.triggers) - maxTriggers; over > 0 {
 		p.triggers = p.triggers[over:]
 	}
+	if p.opts.Servers != nil {
+		p.builder.SetServers(p.opts.Servers())
+	}
 	before := p.wanted
 	next, keys := p.builder.Build()
 	for _, k := range keys {

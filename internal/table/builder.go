@@ -25,11 +25,10 @@ type Builder struct {
 
 	services map[svc.Name]*service
 	// sliceOf says to which Service a slice belongs.
-	sliceOf map[svc.Name]svc.Name
-	claims  Claims[svc.Frontend, claimant]
-	vips    *vips
-	// reserved is where the API servers answer: the endpoints of apiService.
-	reserved map[svc.Frontend]bool
+	sliceOf  map[svc.Name]svc.Name
+	claims   Claims[svc.Frontend, claimant]
+	vips     *vips
+	reserved reserved
 
 	zone    string
 	machine []netip.Addr // of the machine, as given
@@ -172,20 +171,30 @@ func (s *service) find(slice string) (int, bool) {
 	})
 }
 
-// SetNode takes over what counts of this node's own Node object: its zone and
-// its InternalIPs. Nil means that there is none (any more). Services that
+// SetNode takes over what counts of this node's own Node object: its zone, its
+// InternalIPs and where its agent answers. Nil means that there is none (any more). Services that
 // depend on neither are left alone.
 func (b *Builder) SetNode(n *corev1.Node) {
 	zone, primary := "", []netip.Addr(nil)
+	var agent []svc.Frontend
 	if n != nil {
 		zone = n.Labels[corev1.LabelTopologyZone]
+		port := n.Status.DaemonEndpoints.KubeletEndpoint.Port
 		for _, a := range n.Status.Addresses {
-			if ip, err := netip.ParseAddr(a.Address); err == nil && a.Type == corev1.NodeInternalIP {
+			ip, err := netip.ParseAddr(a.Address)
+			if err != nil {
+				continue
+			}
+			if a.Type == corev1.NodeInternalIP {
 				primary = append(primary, ip.Unmap())
+			}
+			if port > 0 && port <= 65535 {
+				agent = append(agent, svc.Frontend{Protocol: svc.TCP, Addr: netip.AddrPortFrom(ip.Unmap(), uint16(port))})
 			}
 		}
 		primary = firstOfEachFamily(primary)
 	}
+	b.reserve(reservedAgent, agent)
 	newZone, newPrimary := zone != b.zone, !slices.Equal(primary, b.primary)
 	b.zone, b.primary = zone, primary
 	if !newZone && !newPrimary {
@@ -246,7 +255,7 @@ func (b *Builder) Build() (*Table, []Key) {
 // touch further services, before anything is decided from them.
 func (b *Builder) follow() {
 	if s := b.services[apiService]; s != nil && s.reindex {
-		b.reserve(s)
+		b.reserve(reservedAPI, endpointsOf(s))
 	}
 	for i := 0; i < len(b.dirty); i++ { // grows on the way
 		if s := b.dirty[i]; s.reclaim {
@@ -269,34 +278,6 @@ func (b *Builder) follow() {
 		if s.reindex {
 			s.reindex = false
 			b.vips.index(s)
-		}
-	}
-}
-
-// apiService is the Service whose endpoints are the API servers.
-var apiService = svc.Name{Namespace: "default", Name: "kubernetes"}
-
-// reserve takes over where the API servers answer, and touches the Services that
-// want to be there.
-func (b *Builder) reserve(s *service) {
-	next := map[svc.Frontend]bool{}
-	for _, slice := range s.slices {
-		for _, p := range slice.ports {
-			for _, ep := range slice.endpoints {
-				next[svc.Frontend{Protocol: p.proto, Addr: netip.AddrPortFrom(ep.addr, p.number)}] = true
-			}
-		}
-	}
-	before := b.reserved
-	b.reserved = next
-	for at := range before {
-		if !next[at] {
-			b.touchClaimants(at, nil)
-		}
-	}
-	for at := range next {
-		if !before[at] {
-			b.touchClaimants(at, nil)
 		}
 	}
 }

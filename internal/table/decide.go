@@ -65,9 +65,11 @@ func (b *Builder) decide(s *service) ([]*ServicePort, []Problem) {
 func (b *Builder) granted(s *service, all []want, c *complaints) []want {
 	mine := make([]want, 0, len(all))
 	for _, w := range all {
-		if (w.kind == ExternalIP || w.kind == LoadBalancerIP) && b.reserved[w.at] && s.name != apiService {
-			c.add(ReasonAddressReserved, "%s %s is where an API server answers", w.kind, w.at)
-			continue
+		if (w.kind == ExternalIP || w.kind == LoadBalancerIP) && s.name != apiService {
+			if who, taken := b.reserved.by(w.at); taken {
+				c.add(ReasonAddressReserved, "%s %s is %s", w.kind, w.at, who)
+				continue
+			}
 		}
 		if owner, taken := b.claims.Owner(w.at); taken && owner.s != s {
 			c.add(ReasonAddressTaken, "%s %s is served by Service %s", w.kind, w.at, owner.s.name)

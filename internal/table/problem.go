@@ -22,8 +22,9 @@ const (
 	// Service. This Service is not reachable there.
 	ReasonAddressTaken = "AddressTaken"
 	// ReasonAddressReserved: an external or load balancer IP of the Service is,
-	// with its port, where an API server answers: every node would send its requests
-	// to the Service (CVE-2020-8554). This Service is not reachable there.
+	// with its port, where an API server or this node's agent answers: nodes would
+	// send requests for that to the Service (CVE-2020-8554). This Service is not
+	// reachable there.
 	ReasonAddressReserved = "AddressReserved"
 	// ReasonInvalidAddress: a virtual address of the Service is not one. It is
 	// left out.

@@ -22,8 +22,8 @@ import (
 var update = flag.Bool("update", false, "rewrite the expected texts in testdata; read the difference before you keep it")
 
 // TestScripts plays every testdata/*.txtar: a file "flags" sets up the Builder,
-// *.yaml are objects to set, "delete*" names objects to delete, and "want*" is
-// what Build then returns.
+// *.yaml are objects to set, "delete*" names objects to delete, "servers*" has the
+// lines for SetServers, and "want*" is what Build then returns.
 func TestScripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(files) == 0 {
@@ -54,6 +54,12 @@ func playScript(t *testing.T, a *txtar.Archive) (differs bool) {
 			b = builderOf(t, string(f.Data))
 		case strings.HasSuffix(f.Name, ".yaml"):
 			setObjects(t, b, string(f.Data))
+		case strings.HasPrefix(f.Name, "servers"):
+			var servers []netip.AddrPort
+			for _, at := range strings.Fields(string(f.Data)) {
+				servers = append(servers, netip.MustParseAddrPort(at))
+			}
+			b.SetServers(servers)
 		case strings.HasPrefix(f.Name, "delete"):
 			deleteObjects(t, b, string(f.Data))
 		case strings.HasPrefix(f.Name, "want"):
