@@ -29,6 +29,7 @@ var rooms = map[string]int{
 	"reflector":           1,
 	"kernel":              1,
 	"lb/v1":               1,
+	"lb/pool":             1,
 	"dataplane":           2,
 	"dataplane/nft":       3,
 	"dataplane/iptables":  3,

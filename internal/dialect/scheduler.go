@@ -21,9 +21,6 @@ func Scheduler(annotations map[string]string, has []string) (string, error) {
 	if !asked || v == "" || slices.Contains(has, v) {
 		return v, nil
 	}
-	if len(v) > maxShown {
-		v = v[:maxShown] + "..."
-	}
 	return "", fmt.Errorf("annotation %s: scheduler %q is not one of those that this node has (%s); the node's default serves",
-		SchedulerAnnotation, v, strings.Join(has, ", "))
+		SchedulerAnnotation, shorten(v), strings.Join(has, ", "))
 }
