@@ -220,7 +220,9 @@ func newModel(t *rapid.T) *model {
 
 const universe = 24
 
-func at(i int) netip.Addr { return netip.AddrFrom4([4]byte{192, 0, 2 + byte((i+250)/256), byte(i + 250)}) }
+func at(i int) netip.Addr {
+	return netip.AddrFrom4([4]byte{192, 0, 2 + byte((i+250)/256), byte(i + 250)})
+}
 
 func (m *model) setPools(t *rapid.T) {
 	m.pools = nil
