@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/fairlead/fairlead/internal/election"
 	"github.com/fairlead/fairlead/internal/epslice"
 	"github.com/fairlead/fairlead/internal/events"
 )
@@ -47,9 +48,7 @@ type Options struct {
 	// LeaseNamespace/LeaseName (default kube-system/fairlead-controllers).
 	LeaderElect               bool
 	LeaseNamespace, LeaseName string
-	// Identity is this process in the Lease. The default lets processes of the
-	// same machine find out whether it still runs, so that a server restarted
-	// after a crash does not wait for its old Lease to expire.
+	// Identity is this process in the Lease; see election.Lease.
 	Identity string
 	// MaxEndpointsPerSlice is 1 to 1000, default 100 (behaviour 28).
 	MaxEndpointsPerSlice int
@@ -128,7 +127,8 @@ func Run(ctx context.Context, o Options) error {
 	if !o.LeaderElect {
 		return work(ctx)
 	}
-	return elect(ctx, &o, client, work)
+	lease := election.Lease{Client: client, Namespace: o.LeaseNamespace, Name: o.LeaseName, Identity: o.Identity, Log: o.Log}
+	return lease.Run(ctx, work)
 }
 
 func (o *Options) complete() error {

@@ -12,13 +12,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead/fairlead/internal/epslice"
+	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // endpoints keeps the Endpoints objects of Services with a selector.
 type endpoints struct {
 	*controllerContext
-	loop     *loop[svc.Name]
+	loop     *loop.Loop[svc.Name]
 	index    *selection
 	cache    *assumeCache[*corev1.Endpoints]
 	triggers triggers
@@ -30,7 +31,7 @@ type endpoints struct {
 
 func newEndpoints(s *controllerContext) (func(ctx context.Context), error) {
 	c := &endpoints{controllerContext: s, deleted: map[svc.Name]bool{}}
-	c.loop = newLoop(s, EndpointsName, s.options.Workers, c.sync)
+	c.loop = loop.New(s.log, EndpointsName, s.options.Workers, c.sync)
 	var err error
 	if c.index, err = selectionOf(s); err != nil {
 		return nil, err
@@ -42,17 +43,17 @@ func newEndpoints(s *controllerContext) (func(ctx context.Context), error) {
 		}
 		c.mu.Unlock()
 		c.triggers.add(ch.service, ch.trigger)
-		c.loop.queue.Add(ch.service)
+		c.loop.Queue.Add(ch.service)
 	})
 	informer := s.informers.Core().V1().Endpoints().Informer()
 	c.cache = newAssumeCache(func(e *corev1.Endpoints) (svc.Name, bool) { return nameOf(e), true }, storedIn(informer))
-	if err := s.handle(informer, cacheHandler(c.cache, c.loop.queue.Add)); err != nil {
+	if err := s.handle(informer, cacheHandler(c.cache, c.loop.Queue.Add)); err != nil {
 		return nil, err
 	}
 	return func(ctx context.Context) {
 		var t tasks
-		t.add(c.loop.run)
-		t.add(func(ctx context.Context) { c.cache.expireLoop(ctx, c.loop.queue.Add) })
+		t.add(c.loop.Run)
+		t.add(func(ctx context.Context) { c.cache.expireLoop(ctx, c.loop.Queue.Add) })
 		t.run(ctx)
 	}, nil
 }
@@ -69,7 +70,7 @@ func (c *endpoints) sync(ctx context.Context, name svc.Name) error {
 		return nil // existing Endpoints are the user's, or stay as in Kubernetes
 	}
 	if left := c.pace.wait(name); left > 0 {
-		c.loop.queue.AddAfter(name, left)
+		c.loop.Queue.AddAfter(name, left)
 		return nil
 	}
 	trigger := c.triggers.take(name)

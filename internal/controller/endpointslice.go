@@ -10,13 +10,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/fairlead/fairlead/internal/epslice"
+	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // endpointSlices keeps the slices of Services with a selector.
 type endpointSlices struct {
 	*controllerContext
-	loop     *loop[svc.Name]
+	loop     *loop.Loop[svc.Name]
 	index    *selection
 	store    *sliceStore
 	events   *planEvents
@@ -36,24 +37,24 @@ const emptyEventDelay = time.Minute
 
 func newEndpointSlices(s *controllerContext) (func(ctx context.Context), error) {
 	c := &endpointSlices{controllerContext: s, events: newPlanEvents(s), empty: map[svc.Name]time.Time{}}
-	c.loop = newLoop(s, EndpointSliceName, s.options.Workers, c.sync)
+	c.loop = loop.New(s.log, EndpointSliceName, s.options.Workers, c.sync)
 	var err error
 	if c.index, err = selectionOf(s); err != nil {
 		return nil, err
 	}
 	c.index.subscribe(func(ch change) {
 		c.triggers.add(ch.service, ch.trigger)
-		c.loop.queue.Add(ch.service)
+		c.loop.Queue.Add(ch.service)
 	})
-	if c.store, err = slicesOf(s, c.loop.queue.Add); err != nil {
+	if c.store, err = slicesOf(s, c.loop.Queue.Add); err != nil {
 		return nil, err
 	}
-	if c.topology, err = newTopologyState(s, c.loop.queue.Add); err != nil {
+	if c.topology, err = newTopologyState(s, c.loop.Queue.Add); err != nil {
 		return nil, err
 	}
 	return func(ctx context.Context) {
 		var t tasks
-		t.add(c.loop.run)
+		t.add(c.loop.Run)
 		t.add(c.topology.run)
 		t.run(ctx)
 	}, nil
@@ -68,7 +69,7 @@ func (c *endpointSlices) sync(ctx context.Context, name svc.Name) error {
 		return nil // existing slices stay, as in Kubernetes
 	}
 	if left := c.pace.wait(name); left > 0 {
-		c.loop.queue.AddAfter(name, left)
+		c.loop.Queue.AddAfter(name, left)
 		return nil
 	}
 	trigger := c.triggers.take(name)
@@ -136,7 +137,7 @@ func (c *endpointSlices) emptyEvent(name svc.Name, pods int) []epslice.Event {
 	since, ok := c.empty[name]
 	if !ok {
 		c.empty[name] = time.Now()
-		c.loop.queue.AddAfter(name, emptyEventDelay+time.Second)
+		c.loop.Queue.AddAfter(name, emptyEventDelay+time.Second)
 		return nil
 	}
 	if time.Since(since) < emptyEventDelay {

@@ -15,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/metadata"
+
+	"github.com/fairlead/fairlead/internal/loop"
 )
 
 // garbage deletes objects whose owners are gone, of every kind that the API server
@@ -27,7 +29,7 @@ import (
 // API server does not have it, and a dependent is read again before it is deleted.
 type garbage struct {
 	*controllerContext
-	loop  *loop[objectRef]
+	loop  *loop.Loop[objectRef]
 	meta  metadata.Interface
 	graph *ownerGraph
 
@@ -61,13 +63,13 @@ func newGarbage(s *controllerContext) (func(ctx context.Context), error) {
 		controllerContext: s, meta: meta, graph: newOwnerGraph(),
 		kinds: map[schema.GroupKind]servedKind{}, unresolved: map[objectRef]bool{},
 	}
-	c.loop = newLoop(s, GarbageName, s.options.Workers, c.sync)
+	c.loop = loop.New(s.log, GarbageName, s.options.Workers, c.sync)
 	return c.run, nil
 }
 
 func (c *garbage) check(list []objectRef) {
 	for _, o := range list {
-		c.loop.queue.Add(o)
+		c.loop.Queue.Add(o)
 	}
 }
 
@@ -240,7 +242,7 @@ func (c *garbage) owner(ctx context.Context, dependent objectRef, r metav1.Owner
 	if err != nil {
 		return ownerUnresolved, fmt.Errorf("get owner %s %s: %w", at.resource.Resource, at.name, err)
 	}
-	c.loop.queue.AddAfter(dependent, recheckPeriod)
+	c.loop.Queue.AddAfter(dependent, recheckPeriod)
 	return presentOr(deletionOf(live)), nil
 }
 

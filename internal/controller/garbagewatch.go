@@ -63,7 +63,7 @@ func (c *garbage) run(ctx context.Context) {
 		}
 	}
 	c.waitSynced(ctx, monitors)
-	wg.Go(func() { c.loop.run(ctx) })
+	wg.Go(func() { c.loop.Run(ctx) })
 	next, later := time.NewTimer(discoveryPeriod), false
 	defer next.Stop()
 	for {
@@ -161,7 +161,7 @@ func (c *garbage) serve(kinds map[schema.GroupKind]servedKind, more bool) {
 	}
 	if isNew {
 		for o := range c.unresolved {
-			c.loop.queue.Add(o)
+			c.loop.Queue.Add(o)
 		}
 		clear(c.unresolved)
 	}

@@ -174,33 +174,3 @@ func TestInvalidOptions(t *testing.T) {
 		}
 	}
 }
-
-// A server that was killed and started again takes its Lease at once; the Lease
-// of a process that runs, or of another machine, is left alone.
-func TestLeaseOfADeadProcess(t *testing.T) {
-	self, err := thisProcess()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if self.isDead(self.String()) || self.isDead("other_"+self.boot+".1.1") || self.isDead("x") ||
-		self.isDead(self.host+"_"+self.boot+".x.y") {
-		t.Error("a process is taken for dead that is not known to be")
-	}
-	dead := self
-	dead.id.Start = 1
-	if !self.isDead(dead.String()) {
-		t.Errorf("%s counts as running", dead)
-	}
-	r := newRig(t)
-	holder, seconds, now := dead.String(), int32(15), metav1.NewMicroTime(time.Now())
-	_, err = r.client.CoordinationV1().Leases("kube-system").Create(context.Background(), &coordinationv1.Lease{
-		ObjectMeta: metav1.ObjectMeta{Name: "fairlead-controllers"},
-		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: &seconds, RenewTime: &now, AcquireTime: &now},
-	}, metav1.CreateOptions{})
-	r.must(err)
-	before := time.Now()
-	r.run(Options{Controllers: []string{GarbageName}, LeaderElect: true})
-	if took := time.Since(before); took > 13*time.Second {
-		t.Errorf("it took %s", took)
-	}
-}

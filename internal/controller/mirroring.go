@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead/fairlead/internal/epslice"
+	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -15,7 +16,7 @@ import (
 // without a selector.
 type mirroring struct {
 	*controllerContext
-	loop   *loop[svc.Name]
+	loop   *loop.Loop[svc.Name]
 	store  *sliceStore
 	events *planEvents
 	taken  takenNames
@@ -23,8 +24,8 @@ type mirroring struct {
 
 func newMirroring(s *controllerContext) (func(ctx context.Context), error) {
 	c := &mirroring{controllerContext: s, events: newPlanEvents(s)}
-	c.loop = newLoop(s, MirroringName, s.options.Workers, c.sync)
-	add := func(o metav1.Object) { c.loop.queue.Add(nameOf(o)) }
+	c.loop = loop.New(s.log, MirroringName, s.options.Workers, c.sync)
+	add := func(o metav1.Object) { c.loop.Queue.Add(nameOf(o)) }
 	if err := s.handle(s.informers.Core().V1().Endpoints().Informer(), handlers(add, add)); err != nil {
 		return nil, err
 	}
@@ -38,8 +39,8 @@ func newMirroring(s *controllerContext) (func(ctx context.Context), error) {
 		return nil, err
 	}
 	var err error
-	c.store, err = slicesOf(s, c.loop.queue.Add)
-	return c.loop.run, err
+	c.store, err = slicesOf(s, c.loop.Queue.Add)
+	return c.loop.Run, err
 }
 
 func (c *mirroring) sync(ctx context.Context, name svc.Name) error {

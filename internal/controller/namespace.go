@@ -15,13 +15,15 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/metadata"
+
+	"github.com/fairlead/fairlead/internal/loop"
 )
 
 // namespaces empties namespaces that are being deleted, and removes their
 // finalizer when nothing remains in them.
 type namespaces struct {
 	*controllerContext
-	loop *loop[string]
+	loop *loop.Loop[string]
 	meta metadata.Interface
 }
 
@@ -31,13 +33,13 @@ func newNamespace(s *controllerContext) (func(ctx context.Context), error) {
 		return nil, err
 	}
 	c := &namespaces{controllerContext: s, meta: meta}
-	c.loop = newLoop(s, NamespaceName, min(4, s.options.Workers), c.sync)
+	c.loop = loop.New(s.log, NamespaceName, min(4, s.options.Workers), c.sync)
 	set := func(ns *corev1.Namespace) {
 		if ns.DeletionTimestamp != nil {
-			c.loop.queue.Add(ns.Name)
+			c.loop.Queue.Add(ns.Name)
 		}
 	}
-	return c.loop.run, s.handle(s.informers.Core().V1().Namespaces().Informer(), handlers(set, nil))
+	return c.loop.Run, s.handle(s.informers.Core().V1().Namespaces().Informer(), handlers(set, nil))
 }
 
 func (c *namespaces) sync(ctx context.Context, name string) error {
@@ -57,7 +59,7 @@ func (c *namespaces) sync(ctx context.Context, name string) error {
 	}
 	if !remaining.empty() {
 		if len(remaining.errs) == 0 {
-			c.loop.queue.AddAfter(name, remaining.wait())
+			c.loop.Queue.AddAfter(name, remaining.wait())
 			return nil
 		}
 		return errors.Join(remaining.errs...)

@@ -14,12 +14,14 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/fairlead/fairlead/internal/loop"
 )
 
 // nodeIPAM gives each Node its part of the cluster's pod ranges.
 type nodeIPAM struct {
 	*controllerContext
-	loop *loop[string]
+	loop *loop.Loop[string]
 
 	mu       sync.Mutex
 	ranges   []*cidrRange
@@ -53,8 +55,8 @@ func newNodeIPAM(s *controllerContext) (func(ctx context.Context), error) {
 		}
 		c.ranges = append(c.ranges, r)
 	}
-	c.loop = newLoop(s, NodeIPAMName, min(4, s.options.Workers), c.sync)
-	return c.loop.run, s.handle(s.informers.Core().V1().Nodes().Informer(), handlers(c.nodeChanged, c.nodeDeleted))
+	c.loop = loop.New(s.log, NodeIPAMName, min(4, s.options.Workers), c.sync)
+	return c.loop.Run, s.handle(s.informers.Core().V1().Nodes().Informer(), handlers(c.nodeChanged, c.nodeDeleted))
 }
 
 // nodeChanged records the ranges that a Node has, or queues it to get some.
@@ -63,7 +65,7 @@ func (c *nodeIPAM) nodeChanged(node *corev1.Node) {
 		c.occupy(node, has)
 		return
 	}
-	c.loop.queue.Add(node.Name)
+	c.loop.Queue.Add(node.Name)
 }
 
 func podCIDRs(node *corev1.Node) []netip.Prefix {
@@ -128,7 +130,7 @@ func (c *nodeIPAM) nodeDeleted(node *corev1.Node) {
 	retry := slices.Collect(maps.Keys(c.waiting))
 	c.mu.Unlock()
 	for _, node := range retry {
-		c.loop.queue.Add(node)
+		c.loop.Queue.Add(node)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/fairlead/fairlead/internal/epslice"
+	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -27,7 +28,7 @@ import (
 // grace period. What a leader before has marked stays so until a renewal.
 type nodeLifecycle struct {
 	*controllerContext
-	loop  *loop[string]
+	loop  *loop.Loop[string]
 	index *selection
 	gc    *podGC
 
@@ -45,7 +46,7 @@ type heartbeat struct {
 
 func newNodeLifecycle(s *controllerContext) (func(ctx context.Context), error) {
 	c := &nodeLifecycle{controllerContext: s, heartbeats: map[string]*heartbeat{}}
-	c.loop = newLoop(s, NodeLifecycleName, min(4, s.options.Workers), c.sync)
+	c.loop = loop.New(s.log, NodeLifecycleName, min(4, s.options.Workers), c.sync)
 	var err error
 	if c.index, err = selectionOf(s); err != nil {
 		return nil, err
@@ -72,7 +73,7 @@ func newNodeLifecycle(s *controllerContext) (func(ctx context.Context), error) {
 	}
 	return func(ctx context.Context) {
 		var t tasks
-		t.add(c.loop.run)
+		t.add(c.loop.Run)
 		t.add(c.gc.run)
 		t.run(ctx)
 	}, nil
@@ -103,7 +104,7 @@ func (c *nodeLifecycle) node(n *corev1.Node, first bool) {
 	}
 	c.observe(n.Name, func(p *heartbeat) *string { return &p.status }, renewed)
 	if first || slices.ContainsFunc(n.Spec.Taints, isUnreachable) {
-		c.loop.queue.Add(n.Name)
+		c.loop.Queue.Add(n.Name)
 	}
 }
 
@@ -124,7 +125,7 @@ func (c *nodeLifecycle) observe(node string, kind func(*heartbeat) *string, rene
 	}
 	c.mu.Unlock()
 	if returned {
-		c.loop.queue.Add(node)
+		c.loop.Queue.Add(node)
 	}
 }
 
@@ -137,7 +138,7 @@ func (c *nodeLifecycle) sync(ctx context.Context, name string) error {
 	remaining := c.remaining(p)
 	switch {
 	case remaining > 0:
-		c.loop.queue.AddAfter(name, remaining)
+		c.loop.Queue.AddAfter(name, remaining)
 		if !p.renewed && isUnknown(node) {
 			return nil // marked by a leader before this one, and not back yet
 		}
@@ -155,7 +156,7 @@ func (c *nodeLifecycle) sync(ctx context.Context, name string) error {
 		return fmt.Errorf("get lease of node %s: %w", name, err)
 	}
 	if remaining := c.remaining(c.heartbeat(name)); remaining > 0 {
-		c.loop.queue.AddAfter(name, remaining)
+		c.loop.Queue.AddAfter(name, remaining)
 		return nil
 	}
 	if err := c.markUnreachable(ctx, node); err != nil {
@@ -165,7 +166,7 @@ func (c *nodeLifecycle) sync(ctx context.Context, name string) error {
 	if p := c.heartbeats[name]; p != nil && time.Since(p.seen) >= c.options.NodeGracePeriod {
 		p.marked = true
 	} else {
-		c.loop.queue.Add(name)
+		c.loop.Queue.Add(name)
 	}
 	c.mu.Unlock()
 	return nil

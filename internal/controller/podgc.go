@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -24,13 +25,13 @@ import (
 type podGC struct {
 	*controllerContext
 	index *selection
-	loop  *loop[string] // Nodes
+	loop  *loop.Loop[string] // Nodes
 
 	mu       sync.Mutex
 	missing  map[string]time.Time // Nodes that do not exist, since when
 	finished map[svc.Name]ended
-	unbound  *loop[svc.Name]
-	surplus  *loop[string] // of finished Pods; it has one key
+	unbound  *loop.Loop[svc.Name]
+	surplus  *loop.Loop[string] // of finished Pods; it has one key
 }
 
 type ended struct {
@@ -40,16 +41,16 @@ type ended struct {
 
 func newPodGC(s *controllerContext, x *selection) (*podGC, error) {
 	c := &podGC{controllerContext: s, index: x, missing: map[string]time.Time{}, finished: map[svc.Name]ended{}}
-	c.loop = newLoop(s, "podgc", 2, c.sync)
-	c.unbound = newLoop(s, "podgc-unbound", 2, c.syncUnbound)
-	c.surplus = newLoop(s, "podgc-finished", 1, func(ctx context.Context, _ string) error { return c.trim(ctx) })
+	c.loop = loop.New(s.log, "podgc", 2, c.sync)
+	c.unbound = loop.New(s.log, "podgc-unbound", 2, c.syncUnbound)
+	c.surplus = loop.New(s.log, "podgc-finished", 1, func(ctx context.Context, _ string) error { return c.trim(ctx) })
 	if err := s.handle(s.informers.Core().V1().Pods().Informer(), handlers(c.podChanged, c.podDeleted)); err != nil {
 		return nil, err
 	}
 	return c, s.handle(s.informers.Core().V1().Nodes().Informer(), cache.ResourceEventHandlerFuncs{
 		DeleteFunc: func(o any) {
 			if node, ok := final[*corev1.Node](o); ok {
-				c.loop.queue.Add(node.Name)
+				c.loop.Queue.Add(node.Name)
 			}
 		},
 	})
@@ -61,9 +62,9 @@ const trimDelay = time.Second
 
 func (c *podGC) run(ctx context.Context) {
 	var t tasks
-	t.add(c.loop.run)
-	t.add(c.unbound.run)
-	t.add(c.surplus.run)
+	t.add(c.loop.Run)
+	t.add(c.unbound.Run)
+	t.add(c.surplus.Run)
 	t.run(ctx)
 }
 
@@ -81,7 +82,7 @@ func (c *podGC) podChanged(pod *corev1.Pod) {
 			c.finished[name] = ended{pod.UID, pod.CreationTimestamp.Time}
 		}
 		if len(c.finished) > c.options.TerminatedPodLimit {
-			c.surplus.queue.AddAfter("", trimDelay)
+			c.surplus.Queue.AddAfter("", trimDelay)
 		}
 	} else {
 		delete(c.finished, name)
@@ -90,11 +91,11 @@ func (c *podGC) podChanged(pod *corev1.Pod) {
 	switch {
 	case pod.Spec.NodeName == "":
 		if pod.DeletionTimestamp != nil {
-			c.unbound.queue.Add(name)
+			c.unbound.Queue.Add(name)
 		}
 	default:
 		if _, err := c.informers.Core().V1().Nodes().Lister().Get(pod.Spec.NodeName); err != nil {
-			c.loop.queue.Add(pod.Spec.NodeName)
+			c.loop.Queue.Add(pod.Spec.NodeName)
 		}
 	}
 }
@@ -116,7 +117,7 @@ func (c *podGC) sync(ctx context.Context, node string) error {
 	}
 	c.mu.Unlock()
 	if left := c.options.PodGCDelay - time.Since(since); left > 0 {
-		c.loop.queue.AddAfter(node, left)
+		c.loop.Queue.AddAfter(node, left)
 		return nil
 	}
 	if _, err := c.client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
@@ -171,7 +172,7 @@ func (c *podGC) trim(ctx context.Context) error {
 
 // delete removes a Pod at once: there is no agent to stop it gracefully.
 func (c *podGC) delete(ctx context.Context, name svc.Name, uid types.UID) error {
-	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, loop.Timeout)
 	defer cancel()
 	options := onlyUID(uid)
 	options.GracePeriodSeconds = new(int64(0))

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -111,15 +112,15 @@ func TestEmptySelectorGetsAnEventAfterADelay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &controllerContext{log: slog.New(slog.DiscardHandler)}
 		c := &endpointSlices{controllerContext: s, empty: map[svc.Name]time.Time{}}
-		c.loop = newLoop(s, "test", 1, func(context.Context, svc.Name) error { return nil })
-		defer c.loop.queue.ShutDown()
+		c.loop = loop.New(s.log, "test", 1, func(context.Context, svc.Name) error { return nil })
+		defer c.loop.Queue.ShutDown()
 		web := svc.Name{Namespace: "shop", Name: "web"}
 		if list := c.emptyEvent(web, 0); len(list) > 0 {
 			t.Errorf("an Event at once: %v", list)
 		}
 		// The loop looks again by itself when the time is over.
 		began := time.Now()
-		name, _ := c.loop.queue.Get()
+		name, _ := c.loop.Queue.Get()
 		if waited := time.Since(began); name != web || waited < emptyEventDelay {
 			t.Fatalf("%s comes again after %s", name, waited)
 		}

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -22,7 +23,7 @@ import (
 // name of those. It knows no resources: a Pod here is a few processes.
 type scheduler struct {
 	*controllerContext
-	loop *loop[svc.Name]
+	loop *loop.Loop[svc.Name]
 
 	mu    sync.Mutex
 	nodes map[string]*corev1.Node
@@ -43,11 +44,11 @@ func newScheduler(s *controllerContext) (func(ctx context.Context), error) {
 		controllerContext: s, nodes: map[string]*corev1.Node{}, count: map[string]int{},
 		placed: map[svc.Name]placement{}, waiting: map[svc.Name]bool{},
 	}
-	c.loop = newLoop(s, SchedulerName, s.options.Workers, c.sync)
+	c.loop = loop.New(s.log, SchedulerName, s.options.Workers, c.sync)
 	if err := s.handle(s.informers.Core().V1().Pods().Informer(), handlers(c.podChanged, c.podDeleted)); err != nil {
 		return nil, err
 	}
-	return c.loop.run, s.handle(s.informers.Core().V1().Nodes().Informer(), handlers(c.nodeChanged, c.nodeDeleted))
+	return c.loop.Run, s.handle(s.informers.Core().V1().Nodes().Informer(), handlers(c.nodeChanged, c.nodeDeleted))
 }
 
 func (c *scheduler) nodeDeleted(node *corev1.Node) {
@@ -81,7 +82,7 @@ func (c *scheduler) podChanged(pod *corev1.Pod) {
 	}
 	c.mu.Unlock()
 	if ours(pod) {
-		c.loop.queue.Add(name)
+		c.loop.Queue.Add(name)
 	}
 }
 
@@ -128,7 +129,7 @@ func (c *scheduler) nodeChanged(node *corev1.Node) {
 	}
 	c.mu.Unlock()
 	for _, name := range again {
-		c.loop.queue.Add(name)
+		c.loop.Queue.Add(name)
 	}
 }
 

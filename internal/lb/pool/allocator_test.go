@@ -94,9 +94,12 @@ func TestAssign(t *testing.T) {
 			{"another port", ask(2, key("k", 443)), addrs("192.0.2.0"), "", ""},
 			{"the same port", ask(3, key("k", 443)), addrs("192.0.2.1"), "", ""},
 			{"another key", ask(4, key("x", 8080)), addrs("192.0.2.2"), "", ""},
-			{"asked, the same port", ask(5, func(r *Request) { key("k", 80)(r); r.Asked = addrs("192.0.2.0") }), nil, Taken, "both have port 80/TCP"},
-			{"asked, without key", ask(5, func(r *Request) { r.Asked, r.Ports = addrs("192.0.2.0"), tcp(5) }), nil, Taken, "the same sharing key"},
-			{"policy Local", ask(5, func(r *Request) { key("k", 9)(r); r.Backend = "app=x"; r.Asked = addrs("192.0.2.0") }), nil, Taken, "Local"},
+			{"asked, the same port", ask(5, func(r *Request) { key("k", 80)(r); r.Asked = addrs("192.0.2.0") }), nil,
+				Taken, "both have port 80/TCP"},
+			{"asked, without key", ask(5, func(r *Request) { r.Asked, r.Ports = addrs("192.0.2.0"), tcp(5) }), nil,
+				Taken, "the same sharing key"},
+			{"policy Local", ask(5, func(r *Request) { key("k", 9)(r); r.Backend = "app=x"; r.Asked = addrs("192.0.2.0") }), nil,
+				Taken, "Local"},
 			{"moves away", ask(2, key("k", 80)), addrs("192.0.2.1"), "", ""},
 		},
 		"preferred": {
@@ -155,7 +158,8 @@ func TestAssign(t *testing.T) {
 
 func TestExhausted(t *testing.T) {
 	a := New()
-	a.SetPools([]Pool{{Name: "a", Ranges: ranges(t, "192.0.2.254-192.0.3.1"), AvoidBuggy: true}, {Name: "b", Ranges: ranges(t, "192.0.2.0/31")}})
+	a.SetPools([]Pool{{Name: "a", Ranges: ranges(t, "192.0.2.254-192.0.3.1"), AvoidBuggy: true},
+		{Name: "b", Ranges: ranges(t, "192.0.2.0/31")}})
 	r := func(i int) *Request {
 		return &Request{Holder: Holder{Service: service(i)}, Families: four, Pools: []string{"b", "a"}}
 	}
@@ -166,7 +170,8 @@ func TestExhausted(t *testing.T) {
 	}
 	got := a.Assign(r(9))
 	if len(got.Addrs) > 0 || got.Problems[0].Kind != Exhausted ||
-		!strings.Contains(got.Problems[0].Message, "b (0 free of 2), a (0 free of 2)") || !slices.Equal(got.Problems[0].Pools, []string{"b", "a"}) {
+		!strings.Contains(got.Problems[0].Message, "b (0 free of 2), a (0 free of 2)") ||
+		!slices.Equal(got.Problems[0].Pools, []string{"b", "a"}) {
 		t.Errorf("%s, %+v", got.Addrs, got.Problems[0])
 	}
 	a.Release(addrs("192.0.2.254")[0], service(2))

@@ -185,7 +185,8 @@ func (a *Allocator) kept(r *Request, f svc.Family, had []netip.Addr) (netip.Addr
 	case blocked:
 		problem = &Problem{Kind: Outside, Message: fmt.Sprintf("%s is %s; the Service keeps it until it asks for another one", kept, why)}
 	case s == nil:
-		problem = &Problem{Kind: Outside, Message: fmt.Sprintf("%s is in no pool any more; the Service keeps it until it asks for another one", kept)}
+		problem = &Problem{Kind: Outside, Message: fmt.Sprintf(
+			"%s is in no pool any more; the Service keeps it until it asks for another one", kept)}
 	case !slices.Contains(r.Pools, s.Name) && !slices.Contains(r.AskedOnly, s.Name):
 		problem = &Problem{Kind: Outside, Message: fmt.Sprintf(
 			"%s is of pool %s, which is not for this Service; it keeps the address until it asks for another one", kept, s.Name)}

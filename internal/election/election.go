@@ -1,9 +1,11 @@
-package controller
+// Package election lets one process of several work at a time, by a Lease.
+package election
 
 import (
 	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"sync/atomic"
 	"time"
 
@@ -22,30 +24,41 @@ const (
 	retryPeriod   = 2 * time.Second
 )
 
-// elect calls work whenever this process holds the Lease, until ctx ends. The
+// Lease is what processes are elected by.
+type Lease struct {
+	Client          kubernetes.Interface
+	Namespace, Name string
+	// Identity is this process in the Lease. The default lets processes of the
+	// same machine find out whether it still runs, so that one restarted
+	// after a crash does not wait for its old Lease to expire.
+	Identity string
+	Log      *slog.Logger
+}
+
+// Run calls work whenever this process holds the Lease, until ctx ends. The
 // Lease is released after work has returned, so that a successor need not wait.
-func elect(ctx context.Context, o *Options, client kubernetes.Interface, work func(ctx context.Context) error) error {
+func (l *Lease) Run(ctx context.Context, work func(ctx context.Context) error) error {
 	self, err := thisProcess()
 	if err != nil {
 		return fmt.Errorf("identity for the leader election: %w", err)
 	}
-	identity := cmp.Or(o.Identity, self.String())
+	identity := cmp.Or(l.Identity, self.String())
 	// An API server that has just started is about to create the namespace. The
 	// election would retry only after retryPeriod.
 	_ = wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, retryPeriod, true, func(ctx context.Context) (bool, error) {
-		_, err := client.CoreV1().Namespaces().Get(ctx, o.LeaseNamespace, metav1.GetOptions{})
+		_, err := l.Client.CoreV1().Namespaces().Get(ctx, l.Namespace, metav1.GetOptions{})
 		return err == nil || apierrors.IsForbidden(err), nil
 	})
 	lock := &resourcelock.LeaseLock{
-		LeaseMeta:  metav1.ObjectMeta{Namespace: o.LeaseNamespace, Name: o.LeaseName},
-		Client:     client.CoordinationV1(),
+		LeaseMeta:  metav1.ObjectMeta{Namespace: l.Namespace, Name: l.Name},
+		Client:     l.Client.CoordinationV1(),
 		LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
 	}
 	for ctx.Err() == nil {
-		if err := releaseDeadLease(ctx, o, client, self); err != nil {
-			o.Log.Debug("cannot check whether the lease's holder still runs", "err", err)
+		if err := l.releaseDead(ctx, self); err != nil {
+			l.Log.Debug("cannot check whether the lease's holder still runs", "err", err)
 		}
-		if err := term(ctx, o, lock, work); err != nil {
+		if err := l.term(ctx, lock, work); err != nil {
 			return err
 		}
 	}
@@ -53,7 +66,7 @@ func elect(ctx context.Context, o *Options, client kubernetes.Interface, work fu
 }
 
 // term waits for the Lease and calls work until the Lease is lost or released.
-func term(ctx context.Context, o *Options, lock resourcelock.Interface, work func(ctx context.Context) error) error {
+func (l *Lease) term(ctx context.Context, lock resourcelock.Interface, work func(ctx context.Context) error) error {
 	// The election has a context of its own, which ends after work has returned,
 	// so that no other process starts to work before.
 	electionCtx, stopElection := context.WithCancel(context.WithoutCancel(ctx))
@@ -64,7 +77,7 @@ func term(ctx context.Context, o *Options, lock resourcelock.Interface, work fun
 	const working, over = 1, 2
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock: lock, LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod,
-		ReleaseOnCancel: true, Name: o.LeaseName,
+		ReleaseOnCancel: true, Name: l.Name,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(lead context.Context) {
 				if !state.CompareAndSwap(0, working) {
@@ -78,7 +91,7 @@ func term(ctx context.Context, o *Options, lock resourcelock.Interface, work fun
 			},
 			OnStoppedLeading: func() {},
 			OnNewLeader: func(who string) {
-				o.Log.Info("leader elected", "identity", who, "self", who == lock.Identity())
+				l.Log.Info("leader elected", "identity", who, "self", who == lock.Identity())
 			},
 		},
 	})
@@ -98,14 +111,14 @@ func term(ctx context.Context, o *Options, lock resourcelock.Interface, work fun
 	return <-ended
 }
 
-// releaseDeadLease releases a Lease held by a process of this machine that no
+// releaseDead releases the Lease if it is held by a process of this machine that no
 // longer runs, so that a server restarted after a crash does not wait for
 // leaseDuration.
-func releaseDeadLease(ctx context.Context, o *Options, client kubernetes.Interface, self holder) error {
+func (l *Lease) releaseDead(ctx context.Context, self holder) error {
 	ctx, cancel := context.WithTimeout(ctx, renewDeadline)
 	defer cancel()
-	api := client.CoordinationV1().Leases(o.LeaseNamespace)
-	lease, err := api.Get(ctx, o.LeaseName, metav1.GetOptions{})
+	api := l.Client.CoordinationV1().Leases(l.Namespace)
+	lease, err := api.Get(ctx, l.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -115,7 +128,7 @@ func releaseDeadLease(ctx context.Context, o *Options, client kubernetes.Interfa
 	if lease.Spec.HolderIdentity == nil || !self.isDead(*lease.Spec.HolderIdentity) {
 		return nil
 	}
-	o.Log.Info("the leader no longer runs; releasing its lease", "identity", *lease.Spec.HolderIdentity)
+	l.Log.Info("the leader no longer runs; releasing its lease", "identity", *lease.Spec.HolderIdentity)
 	lease.Spec.HolderIdentity = new("")
 	_, err = api.Update(ctx, lease, metav1.UpdateOptions{})
 	return err
