@@ -41,6 +41,7 @@ var rooms = map[string]int{
 	"registry":            3,
 	"controller":          3,
 	"dns":                 3,
+	"lb/quorum":           1,
 	"agent":               4,
 	"apiserver":           4,
 	"proxy":               4,

@@ -1,0 +1,198 @@
+package quorum
+
+import (
+	"encoding/binary"
+	"errors"
+	"net/netip"
+)
+
+// Kind is what a Message is.
+type Kind uint8
+
+// The kinds of messages.
+const (
+	// Request asks a voter for promises.
+	Request Kind = 1 + iota
+	// Reply answers a Request.
+	Reply
+	// Notice asks a speaker to send a Request now, since something has changed.
+	Notice
+)
+
+// Message is what Nodes send each other.
+type Message struct {
+	Kind Kind
+	// ListVersion is that of the sender. List is the sender's list, with Version 0
+	// if it is not in the message: it is sent to those that have an older one.
+	ListVersion uint64
+	List        List
+	// Session is the number that the voter has drawn, 0 before there is one.
+	Session uint64
+	// Nonce grows with each request of a speaker; a reply has that of its request.
+	Nonce uint64
+
+	// Of a Request: Heard is the nonce of the last one that was answered. Adds and Removes
+	// are what changed from version Base to UpTo of the speaker's set. Attrs is
+	// Member.Attrs, empty if the node may not announce. View is the version of the
+	// voter's view that the speaker has.
+	Heard, Base, UpTo uint64
+	Attrs             string
+	Adds, Removes     []netip.Addr
+
+	// Of a Reply: Promised is true if everything that the session has was promised
+	// again. Confirmed is the version of the speaker's set that the voter has. Refused
+	// are those of Adds that others are promised. Offer is a number for a new
+	// session. Members is the voter's view of who may announce, if HasMembers.
+	Promised         bool
+	Offer, Confirmed uint64
+	Refused          []netip.Addr
+	View             uint64
+	HasMembers       bool
+	Members          []Member
+}
+
+// maxChanges bounds Adds and Removes of one message, so that it fits a packet
+// without fragments: 70 addresses of IPv6 in 1,190 bytes.
+const maxChanges = 70
+
+// Flags of an encoded message.
+const (
+	flagList = 1 << iota
+	flagWitness
+	flagPromised
+	flagMembers
+)
+
+// Append appends the binary form of m to b.
+func (m *Message) Append(b []byte) []byte {
+	flags := byte(0)
+	for f, set := range map[byte]bool{
+		flagList: m.List.Version != 0, flagWitness: m.List.Witness, flagPromised: m.Promised, flagMembers: m.HasMembers,
+	} {
+		if set {
+			flags |= f
+		}
+	}
+	b = append(b, byte(m.Kind), flags)
+	for _, n := range []uint64{m.ListVersion, m.Session, m.Nonce, m.Heard, m.Base, m.UpTo, m.Offer, m.Confirmed, m.View} {
+		b = binary.AppendUvarint(b, n)
+	}
+	b = appendString(b, m.Attrs)
+	for _, addrs := range [][]netip.Addr{m.Adds, m.Removes, m.Refused} {
+		b = binary.AppendUvarint(b, uint64(len(addrs)))
+		for _, a := range addrs {
+			b = append(b, byte(a.BitLen()/8))
+			b = append(b, a.AsSlice()...)
+		}
+	}
+	if m.List.Version != 0 {
+		b = binary.AppendUvarint(b, m.List.Version)
+		b = binary.AppendUvarint(b, uint64(len(m.List.Voters)))
+		for _, v := range m.List.Voters {
+			b = appendString(appendString(b, v.Name), v.Address)
+		}
+	}
+	if m.HasMembers {
+		b = binary.AppendUvarint(b, uint64(len(m.Members)))
+		for _, v := range m.Members {
+			b = appendString(appendString(b, v.Name), v.Attrs)
+		}
+	}
+	return b
+}
+
+func appendString(b []byte, s string) []byte {
+	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
+}
+
+var errMessage = errors.New("malformed message")
+
+// ParseMessage reads the binary form of a message. The caller has made sure that it is of a peer.
+func ParseMessage(b []byte) (*Message, error) {
+	r := reader{b: b}
+	m := &Message{Kind: Kind(r.byte())}
+	flags := r.byte()
+	m.Promised, m.HasMembers = flags&flagPromised != 0, flags&flagMembers != 0
+	for _, n := range []*uint64{
+		&m.ListVersion, &m.Session, &m.Nonce, &m.Heard, &m.Base, &m.UpTo, &m.Offer, &m.Confirmed, &m.View,
+	} {
+		*n = r.uvarint()
+	}
+	m.Attrs = r.string()
+	for _, addrs := range []*[]netip.Addr{&m.Adds, &m.Removes, &m.Refused} {
+		for range r.count(5) {
+			*addrs = append(*addrs, r.addr())
+		}
+	}
+	if flags&flagList != 0 {
+		m.List = List{Version: r.uvarint(), Witness: flags&flagWitness != 0}
+		for range r.count(2) {
+			m.List.Voters = append(m.List.Voters, Voter{r.string(), r.string()})
+		}
+		r.bad = r.bad || m.List.Version == 0 || len(m.List.Voters) > 2*MaxVoters
+	}
+	if m.HasMembers {
+		for range r.count(2) {
+			m.Members = append(m.Members, Member{r.string(), r.string()})
+		}
+	}
+	if r.bad || len(r.b) > 0 || m.Kind < Request || m.Kind > Notice {
+		return nil, errMessage
+	}
+	return m, nil
+}
+
+// reader reads from b. After an error it is bad and returns zeros.
+type reader struct {
+	b   []byte
+	bad bool
+}
+
+func (r *reader) take(n uint64) []byte {
+	if r.bad || n > uint64(len(r.b)) {
+		r.bad, r.b = true, nil
+		return nil
+	}
+	out := r.b[:n]
+	r.b = r.b[n:]
+	return out
+}
+
+func (r *reader) byte() byte {
+	if b := r.take(1); b != nil {
+		return b[0]
+	}
+	return 0
+}
+
+func (r *reader) uvarint() uint64 {
+	n, size := binary.Uvarint(r.b)
+	if size <= 0 {
+		r.bad, r.b = true, nil
+		return 0
+	}
+	r.take(uint64(size))
+	return n
+}
+
+func (r *reader) string() string { return string(r.take(r.uvarint())) }
+
+// count reads how many elements follow, of size bytes at least.
+func (r *reader) count(size uint64) uint64 {
+	n := r.uvarint()
+	if n > uint64(len(r.b))/size {
+		r.bad, r.b = true, nil
+		return 0
+	}
+	return n
+}
+
+func (r *reader) addr() netip.Addr {
+	n := r.byte()
+	a, ok := netip.AddrFromSlice(r.take(uint64(n)))
+	if !ok || a.Is4In6() {
+		r.bad = true
+		return netip.Addr{}
+	}
+	return a
+}

@@ -1,0 +1,275 @@
+package quorum
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// Envelope is a Message and where it goes.
+type Envelope struct {
+	To string
+	// Address is where a voter is reached. It is empty for others, which are
+	// reached where their last request came from.
+	Address string
+	Message *Message
+}
+
+// Node is one speaker: it asks the voters for addresses, and votes itself if it is
+// on the list. It is not safe for concurrent use. Every time that is passed in is of one
+// monotonic clock of the caller that counts while the machine is suspended.
+type Node struct {
+	name  string
+	asker *asker
+	voter *voter
+	out   []Envelope
+	// listed is when the list was replaced.
+	listed time.Duration
+}
+
+// NewNode returns a Node without a list. random returns numbers that nobody can
+// guess, and no two processes get alike.
+func NewNode(name string, now time.Duration, random func() uint64) *Node {
+	n := &Node{name: name, asker: newAsker(random), voter: newVoter(now, random)}
+	return n
+}
+
+// List returns the list in force.
+func (n *Node) List() List { return n.asker.list.clone() }
+
+// SetList puts a list in force, unless it is older than the one that is. The first
+// is to be read from where lists are written, and not out of a cache: a voter must
+// not go back to an older list than it has confirmed before it was restarted.
+func (n *Node) SetList(now time.Duration, l List) {
+	if l.Version <= n.asker.list.Version {
+		return
+	}
+	n.asker.setList(now, l)
+	n.listed = now
+	n.Tick(now)
+}
+
+// Confirmed returns the version of the list that has been in force for longer than
+// a promise, 0 if the present one has not: everything that the Node
+// promised to users of an older list has expired.
+func (n *Node) Confirmed(now time.Duration) uint64 {
+	if now-n.listed <= Promise {
+		return 0
+	}
+	return n.asker.list.Version
+}
+
+// SetAttrs replaces what the Node says of itself to the others. It is empty if its
+// node may not announce.
+func (n *Node) SetAttrs(now time.Duration, attrs string) {
+	if n.asker.attrs == attrs {
+		return
+	}
+	n.asker.attrs = attrs
+	for _, p := range n.asker.peers {
+		p.due = now
+	}
+	n.Tick(now)
+}
+
+// Want begins and ends to ask for addresses. One that is no longer wanted is not
+// held from this call on, and free for others when they ask.
+func (n *Node) Want(now time.Duration, add, remove []netip.Addr) {
+	for _, a := range remove {
+		n.asker.want(now, a, false)
+	}
+	for _, a := range add {
+		n.asker.want(now, a, true)
+	}
+	n.Tick(now)
+}
+
+// Holds reports whether the Node may answer for an address at this moment.
+func (n *Node) Holds(now time.Duration, a netip.Addr) bool {
+	k := n.asker.keys[a]
+	return k != nil && n.asker.holds(now, k)
+}
+
+// Wants reports whether the Node was asked to get the address.
+func (n *Node) Wants(a netip.Addr) bool {
+	k := n.asker.keys[a]
+	return k != nil && k.wanted
+}
+
+// Released reports whether every voter whose promises count has confirmed what was
+// last wanted.
+func (n *Node) Released(now time.Duration) bool {
+	for _, p := range n.asker.peers {
+		if now < p.until && p.confirmed < n.asker.version {
+			return false
+		}
+	}
+	return true
+}
+
+// Members returns who may announce as a majority of the voters see it, sorted by
+// name. ok is false if the Node does not hear so many; it then knows nothing. Which of the Attrs
+// of a member it returns while voters know different ones is left open.
+func (n *Node) Members(now time.Duration) (members []Member, ok bool) {
+	a := n.asker
+	need := a.list.Majority()
+	witness := a.list.Witness && now < a.witness
+	heard := a.reached(now)
+	if witness {
+		heard++
+	}
+	if heard < need || a.list.Version == 0 {
+		return nil, false
+	}
+	votes := map[string]int{}
+	for _, p := range a.peers {
+		if now >= p.until {
+			continue
+		}
+		for _, m := range p.members {
+			votes[m.Name]++
+			if votes[m.Name] == 1 {
+				members = append(members, m)
+			}
+			if witness && p.voter.Name == n.name { // the witness sees what its holder does
+				votes[m.Name]++
+			}
+		}
+	}
+	members = slices.DeleteFunc(members, func(m Member) bool { return votes[m.Name] < need })
+	slices.SortFunc(members, func(a, b Member) int { return cmp.Compare(a.Name, b.Name) })
+	return members, true
+}
+
+// Reached returns the names of the voters whose promises count.
+func (n *Node) Reached(now time.Duration) []string {
+	var out []string
+	for _, p := range n.asker.peers {
+		if now < p.until {
+			out = append(out, p.voter.Name)
+		}
+	}
+	return out
+}
+
+// Silent reports whether the Node has been started so recently that it promises nothing.
+func (n *Node) Silent(now time.Duration) bool { return now < n.voter.silent }
+
+// NeedsWitness reports whether the Node may announce and lacks the vote of the witness.
+func (n *Node) NeedsWitness(now time.Duration) bool {
+	a := n.asker
+	return a.list.Witness && a.list.Has(n.name) && a.attrs != "" && !n.Silent(now) && a.reached(now) < a.list.Majority()
+}
+
+// SetWitness says until when the Node has the vote of the witness, 0 for no longer.
+func (n *Node) SetWitness(until time.Duration) { n.asker.witness = until }
+
+// Receive takes a message. A list in it is taken over by a Node that has an older
+// one. One that has none may have had a newer one before it was restarted, and waits
+// for SetList.
+func (n *Node) Receive(now time.Duration, from string, m *Message) {
+	if n.asker.list.Version != 0 && m.List.Version > n.asker.list.Version {
+		n.SetList(now, m.List)
+	}
+	switch m.Kind {
+	case Request:
+		n.answer(now, from, m)
+	case Reply:
+		if p := n.peer(from); p != nil {
+			n.asker.reply(now, p, m)
+		}
+	case Notice:
+		if p := n.peer(from); p != nil {
+			p.due = now
+			n.asker.retryAt = now
+		}
+	}
+	n.Tick(now)
+}
+
+// answer votes.
+func (n *Node) answer(now time.Duration, from string, m *Message) {
+	if m.ListVersion != n.asker.list.Version || n.asker.list.Version == 0 {
+		r := &Message{Kind: Reply, Nonce: m.Nonce}
+		if m.ListVersion < n.asker.list.Version {
+			r.List = n.asker.list
+		}
+		n.send(now, from, r)
+		return
+	}
+	r, notify := n.voter.request(now, from, m)
+	if r != nil {
+		n.send(now, from, r)
+	}
+	n.notify(now, notify)
+}
+
+func (n *Node) notify(now time.Duration, names []string) {
+	for _, name := range names {
+		n.send(now, name, &Message{Kind: Notice})
+	}
+}
+
+func (n *Node) peer(name string) *peer {
+	for _, p := range n.asker.peers {
+		if p.voter.Name == name {
+			return p
+		}
+	}
+	return nil
+}
+
+// send puts a message into the queue, or takes it at once if it is for the Node itself.
+func (n *Node) send(now time.Duration, to string, m *Message) {
+	m.ListVersion = n.asker.list.Version
+	if to != n.name {
+		e := Envelope{To: to, Message: m}
+		if p := n.peer(to); p != nil {
+			e.Address = p.voter.Address
+		}
+		n.out = append(n.out, e)
+		return
+	}
+	p := n.peer(to)
+	switch {
+	case m.Kind == Request:
+		n.answer(now, to, m)
+	case p == nil:
+	case m.Kind == Reply:
+		n.asker.reply(now, p, m)
+	case m.Kind == Notice:
+		p.due = now
+		n.asker.retryAt = now
+	}
+}
+
+// Tick does what is due.
+func (n *Node) Tick(now time.Duration) {
+	n.notify(now, n.voter.expire(now))
+	// Each pass sends what the replies of the Node's own voter have made due. What is
+	// left after some passes is sent by the next Tick.
+	for range 8 {
+		n.asker.tick(now)
+		sent := false
+		for _, p := range n.asker.peers {
+			if now >= p.due {
+				n.send(now, p.voter.Name, n.asker.request(now, p))
+				sent = true
+			}
+		}
+		if !sent {
+			return
+		}
+	}
+}
+
+// Next returns when Tick is to be called, at the latest.
+func (n *Node) Next() time.Duration { return min(n.voter.next(), n.asker.next()) }
+
+// Take returns the messages to send and forgets them.
+func (n *Node) Take() []Envelope {
+	out := n.out
+	n.out = nil
+	return out
+}

@@ -1,0 +1,136 @@
+package quorum
+
+import (
+	"net/netip"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+)
+
+// A dead speaker's addresses have new holders within two seconds, and no others move.
+func TestTakeOver(t *testing.T) {
+	for _, machines := range []int{2, 3, 5, 9} {
+		t.Run(strconv.Itoa(machines), func(t *testing.T) {
+			t.Parallel()
+			s := newSimulation(t, 1, machines, 40)
+			s.run(4 * time.Second)
+			if bad := s.unsettled(); len(bad) > 0 {
+				t.Fatal(bad)
+			}
+			dead := s.machines[1]
+			before, owned := s.moves, 0
+			for _, k := range s.keys {
+				if s.owners[k] == dead.name {
+					owned++
+				}
+			}
+			dead.node = nil
+			dead.life++
+			s.run(s.now + 2*time.Second)
+			for _, k := range s.keys {
+				if !slices.ContainsFunc(s.machines, func(m *machine) bool { return m.node != nil && m.node.Holds(s.local(m), k) }) {
+					t.Errorf("nobody holds %s", k)
+				}
+			}
+			if moved := s.moves - before; moved != owned || owned == 0 {
+				t.Errorf("%d addresses moved, %d were the dead speaker's", moved, owned)
+			}
+		})
+	}
+}
+
+// Messages in quiet times do not grow with the addresses, and ten thousand are
+// asked for and taken over quickly.
+func TestManyAddresses(t *testing.T) {
+	traffic := func(keys int) int {
+		s := newSimulation(t, 1, 3, keys)
+		s.run(4 * time.Second)
+		if bad := s.unsettled(); len(bad) > 0 {
+			t.Fatalf("%d of %d addresses: %s", len(bad), keys, bad[0])
+		}
+		s.messages = 0
+		s.run(s.now + time.Second)
+		return s.messages
+	}
+	// Three speakers, two other voters each, five times a second, with replies.
+	if few, many := traffic(1), traffic(10_000); many > few || few > 70 {
+		t.Errorf("%d messages in a second with one address, %d with 10,000; want the same, at most 70", few, many)
+	}
+}
+
+func BenchmarkHolds(b *testing.B) {
+	n := NewNode("a", 0, func() uint64 { return 4 })
+	n.SetList(2*Promise, List{Version: 1, Voters: []Voter{{Name: "a"}}})
+	a := netip.MustParseAddr("192.0.2.1")
+	n.Want(2*Promise, []netip.Addr{a}, nil)
+	if !n.Holds(2*Promise, a) {
+		b.Fatal("one speaker does not hold")
+	}
+	for b.Loop() {
+		n.Holds(2*Promise, a)
+	}
+}
+
+func TestNextList(t *testing.T) {
+	candidates := func(confirmed uint64, names ...string) (out []Candidate) {
+		for _, n := range names {
+			out = append(out, Candidate{Voter: Voter{Name: n, Address: n + ":1"}, Confirmed: confirmed})
+		}
+		return out
+	}
+	names := func(l List) (out string) {
+		for _, v := range l.Voters {
+			out += v.Name
+		}
+		if l.Witness {
+			out += "+"
+		}
+		return out
+	}
+	// Each step is the list that follows when everybody has confirmed the one before.
+	for _, steps := range [][]string{
+		{"a: a", "ab: ab", "ab: ab+", "abc: abc+", "abc: abc", "abcd: abc", "abcde: abcd", "abcde: abcde"},
+		{"ab: ab+", "aB: a+", "aB: a", "aBc: ac", "aBc: ac+"},
+		{"abcde: abcde", "abcdE: abcd", "abcdE: abc"},
+		{"abcdefghi: abcdefg"},
+		{"a: a", "A: a"},
+	} {
+		var l Lists
+		for _, step := range steps {
+			who, want, _ := cutStep(step)
+			var cs []Candidate
+			for _, r := range who {
+				c := candidates(l.Current.Version, string(r|0x20))[0]
+				c.Gone = r < 'a'
+				cs = append(cs, c)
+			}
+			before := l
+			l, _ = Next(l, cs)
+			if names(l.Current) != want {
+				t.Errorf("%s: after %q, %s leads to %q, want %q", steps, names(before.Current), who, names(l.Current), want)
+			}
+		}
+	}
+	l, _ := Next(Lists{}, candidates(0, "a", "b", "c", "d", "e"))
+	l, _ = Next(l, append(candidates(1, "a", "b", "c", "d"), Candidate{Voter: Voter{Name: "e", Address: "e:1"}, Gone: true}))
+	if names(l.Current) != "abcd" {
+		t.Fatalf("%+v", l)
+	}
+	slow := append(candidates(2, "a", "b"), candidates(1, "c", "d")...)
+	if after, changed := Next(l, slow); changed {
+		t.Errorf("two of five use the list, and it is followed by %+v", after)
+	}
+	if _, changed := Next(Lists{}, candidates(7, "a", "b")); changed {
+		t.Error("a list that speakers still use is written again from nothing")
+	}
+}
+
+func cutStep(s string) (before, after string, ok bool) {
+	for i := range s {
+		if s[i] == ':' {
+			return s[:i], s[i+2:], true
+		}
+	}
+	return s, "", false
+}

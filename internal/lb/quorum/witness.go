@@ -1,0 +1,88 @@
+package quorum
+
+import "time"
+
+// WitnessTerm is how long a holder keeps the witness that it does not renew, by the
+// clocks of the others. The holder counts on nine tenths of it, from when it sent
+// its last write.
+const WitnessTerm = 4 * time.Second
+
+const (
+	witnessCounted = WitnessTerm * 9 / 10
+	witnessRenew   = WitnessTerm / 4
+	// witnessCalm is how long the voters have to be enough without the witness before
+	// it is given back.
+	witnessCalm = 3 * time.Second
+)
+
+// WitnessAction is what to write into the object that is the witness, on the
+// condition that it is still of the version that was observed.
+type WitnessAction int
+
+// The actions.
+const (
+	WitnessNothing WitnessAction = iota
+	// WitnessTake writes the own identity, to take or to renew it.
+	WitnessTake
+	// WitnessRelease writes that nobody holds it.
+	WitnessRelease
+)
+
+// Witness is the rule by which speakers hold the witness one at a time: an object of the API
+// server that names its holder, and is written only on the condition that nobody else
+// has since it was read. In normal times it is not written.
+type Witness struct {
+	self    string
+	seen    bool
+	holder  string
+	version string
+	seenAt  time.Duration // when this version was first observed
+	until   time.Duration
+	wrote   time.Duration
+	needed  time.Duration // when it was last needed
+}
+
+// NewWitness returns the rule for a process. self is its identity, which no other
+// process has, not even a later one of the same speaker.
+func NewWitness(self string) *Witness { return &Witness{self: self} }
+
+// Observe records what was read: the holder, "" if there is none, and a version that
+// changes with every write.
+func (w *Witness) Observe(now time.Duration, holder, version string) {
+	if w.seen && w.version == version {
+		return
+	}
+	w.seen, w.holder, w.version, w.seenAt = true, holder, version, now
+	if holder != w.self {
+		w.until = 0
+	}
+}
+
+// Next returns what to write, and of which version of the object.
+func (w *Witness) Next(now time.Duration, needed bool) (WitnessAction, string) {
+	if needed {
+		w.needed = now
+	}
+	mine := w.holder == w.self
+	switch {
+	case !w.seen:
+	case needed && (w.holder == "" || !mine && now-w.seenAt >= WitnessTerm):
+		return WitnessTake, w.version
+	case mine && now-w.needed >= witnessCalm:
+		w.until = 0 // before the write, so that it is not counted on when another may have it
+		return WitnessRelease, w.version
+	case mine && now-w.wrote >= witnessRenew:
+		return WitnessTake, w.version
+	}
+	return WitnessNothing, ""
+}
+
+// Wrote records that WitnessTake was written: sent is when the request was sent,
+// version what the object has now.
+func (w *Witness) Wrote(now, sent time.Duration, version string) {
+	w.seen, w.holder, w.version, w.seenAt, w.wrote = true, w.self, version, now, sent
+	w.until = max(w.until, sent+witnessCounted)
+}
+
+// Until returns until when the witness counts, for Node.SetWitness.
+func (w *Witness) Until() time.Duration { return w.until }
