@@ -41,6 +41,8 @@ type agentFlags struct {
 	nodeLocalDNS       bool
 	dnsMetrics         string
 	stateDir           string
+	// newNamespace is set in a network namespace that this process was started in.
+	newNamespace bool
 }
 
 func (f *agentFlags) add(cmd *cobra.Command) {
@@ -60,17 +62,14 @@ func (f *agentFlags) add(cmd *cobra.Command) {
 
 // check rejects flags that cannot work. It changes nothing and sends no request.
 func (f *agentFlags) check() error {
-	if f.nodeName == "" {
-		return usagef("--node-name is empty")
+	if err := checkNodeName(f.nodeName); err != nil {
+		return err
 	}
 	if errs := validation.IsValidLabelValue(f.nodeName); len(errs) > 0 {
 		return usagef("--node-name %q cannot be the label kubernetes.io/hostname: %s", f.nodeName, errs[0])
 	}
 	if f.agentPort == 0 || f.dnsPort == 0 {
 		return usagef("--agent-port and --dns-port must be 1 to 65535: others have to know them")
-	}
-	if len(f.domains) == 0 {
-		return usagef("--cluster-domain is empty; the usual one is %s", dns.DefaultDomain)
 	}
 	families := map[bool]netip.Addr{}
 	for _, a := range f.nodeIPs {
@@ -129,7 +128,7 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 	}
 	opts.Servers = reached.servers
 	var part component
-	if part, p, err = proxyComponent(opts); err != nil {
+	if part, p, err = proxyComponent(opts, f.newNamespace); err != nil {
 		return nil, err
 	}
 	part.ready = func(ctx context.Context) error { return programmed(ctx, log, p.Status) }

@@ -30,7 +30,7 @@ func addControllerNames(cmd *cobra.Command, names *[]string) {
 func checkControllerNames(names []string) error {
 	for _, n := range names {
 		if !slices.Contains(controller.Names(), n) {
-			return usagef("--controllers: %q is not one of %s", n, strings.Join(controller.Names(), ", "))
+			return usagef("--controllers: %q is not one of %s%s", n, strings.Join(controller.Names(), ", "), didYouMean(n, "", controller.Names()))
 		}
 	}
 	return nil

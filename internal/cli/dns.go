@@ -70,7 +70,7 @@ func (f *dnsFlags) addLimits(o *dns.Options) error {
 	case f.timeout <= 0:
 		return usagef("--upstream-timeout is %s; want more than 0", f.timeout)
 	case f.policy != policyRandom && f.policy != policySequential:
-		return usagef("--upstream-policy is %q; want %s or %s", f.policy, policyRandom, policySequential)
+		return usagef("--upstream-policy is %q; want %s", f.policy, wanted(f.policy, []string{policyRandom, policySequential}))
 	case f.serveStale < 0:
 		return usagef("--dns-serve-stale is %s; want 0 or more", f.serveStale)
 	case f.lameduck < 0:
@@ -84,6 +84,22 @@ func (f *dnsFlags) addLimits(o *dns.Options) error {
 	return nil
 }
 
+// podModes are the values of --pod-records.
+func podModes() []string {
+	return []string{zone.PodsInsecure.String(), zone.PodsVerified.String(), zone.PodsDisabled.String()}
+}
+
+// checkDomains rejects what cannot be a domain of the cluster.
+func (f *dnsFlags) checkDomains() error {
+	if len(f.domains) == 0 {
+		return usagef("--cluster-domain is empty; the usual one is %s", dns.DefaultDomain)
+	}
+	if _, err := zone.New(zone.Config{Domains: f.domains}); err != nil {
+		return usagef("--cluster-domain: %w; the usual one is %s", err, dns.DefaultDomain)
+	}
+	return nil
+}
+
 // options returns the server's options. Its error is one of usage.
 func (f *dnsFlags) options(networks networkFlags) (dns.Options, error) {
 	o := dns.Options{
@@ -92,7 +108,10 @@ func (f *dnsFlags) options(networks networkFlags) (dns.Options, error) {
 	}
 	var err error
 	if o.Pods, err = zone.ParsePodMode(f.podMode); err != nil {
-		return o, usagef("--pod-records: %w", err)
+		return o, usagef("--pod-records is %q; want %s", f.podMode, wanted(f.podMode, podModes()))
+	}
+	if err := f.checkDomains(); err != nil {
+		return o, err
 	}
 	if err := f.addLimits(&o); err != nil {
 		return o, err

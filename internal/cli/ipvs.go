@@ -50,7 +50,8 @@ func (f *ipvsFlags) add(flags *pflag.FlagSet) {
 // check rejects flags that are wrong on any machine.
 func (f *ipvsFlags) check(serviceCIDRs []netip.Prefix) error {
 	if !slices.Contains(ipvs.Schedulers, f.scheduler) {
-		return usagef("--ipvs-scheduler is %q; want one of %s", f.scheduler, strings.Join(ipvs.Schedulers, ", "))
+		return usagef("--ipvs-scheduler is %q; want one of %s%s", f.scheduler, strings.Join(ipvs.Schedulers, ", "),
+			didYouMean(f.scheduler, "", ipvs.Schedulers))
 	}
 	if f.sync <= 0 || f.minSync < 0 || f.minSync > f.sync {
 		return usagef("--ipvs-sync-period is %s and --ipvs-min-sync-period %s; want more than 0, and the second not above the first", f.sync,

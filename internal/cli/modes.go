@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
@@ -52,14 +51,13 @@ func proxyModes() []proxyMode {
 // modeAuto is the value of --mode that leaves the choice to fairlead.
 const modeAuto = "auto"
 
-// modeNames are the values of --mode, "a, b or c".
-func modeNames() string {
+// modeValues are the values of --mode.
+func modeValues() []string {
 	names := []string{modeAuto}
 	for _, m := range proxyModes() {
 		names = append(names, m.name)
 	}
-	last := len(names) - 1
-	return strings.Join(names[:last], ", ") + " or " + names[last]
+	return names
 }
 
 // candidateModes returns the modes to try for a value of --mode, none if it is

@@ -148,10 +148,28 @@ func ready(p *corev1.Pod) bool {
 	})
 }
 
+// cannotStart returns why a Pod's command cannot be run, such as a program that is not
+// there; "" if it can.
+func cannotStart(p *corev1.Pod) string {
+	for _, c := range p.Status.ContainerStatuses {
+		for _, t := range []*corev1.ContainerStateTerminated{c.State.Terminated, c.LastTerminationState.Terminated} {
+			if t != nil && t.Reason == "StartError" {
+				return t.Message
+			}
+		}
+	}
+	return ""
+}
+
 // trouble returns what keeps a Pod from being ready, in one line.
 func trouble(p *corev1.Pod) string {
 	for _, c := range p.Status.ContainerStatuses {
+		last := c.LastTerminationState.Terminated
 		switch {
+		case c.State.Terminated != nil && c.State.Terminated.Message != "":
+			return c.State.Terminated.Message
+		case c.State.Waiting != nil && last != nil && last.Message != "": // why it cannot be started
+			return fmt.Sprintf("%s: %s", c.State.Waiting.Reason, last.Message)
 		case c.State.Waiting != nil && c.State.Waiting.Message != "":
 			return fmt.Sprintf("%s: %s", c.State.Waiting.Reason, c.State.Waiting.Message)
 		case c.State.Waiting != nil && c.LastTerminationState.Terminated != nil:

@@ -38,7 +38,7 @@ type proxyFlags struct {
 
 func (f *proxyFlags) add(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.StringVar(&f.mode, "mode", modeAuto, "how packets are brought to endpoints: "+modeNames())
+	flags.StringVar(&f.mode, "mode", modeAuto, "how packets are brought to endpoints: "+oneOf(modeValues()))
 	flags.StringVar(&f.variant, "iptables-variant", "auto", "which iptables the mode of that name uses: auto, nft or legacy")
 	flags.StringVar(&f.balance, "balance", "",
 		"how an endpoint is chosen: random or roundrobin (default: random, in mode userspace roundrobin)")
@@ -58,13 +58,13 @@ func (f *proxyFlags) add(cmd *cobra.Command) {
 // sends no request.
 func (f *proxyFlags) check(networks networkFlags) error {
 	if len(candidateModes(f.mode)) == 0 {
-		return usagef("--mode is %q; want %s", f.mode, modeNames())
+		return usagef("--mode is %q; want %s", f.mode, wanted(f.mode, modeValues()))
 	}
 	if _, err := iptables.ParseVariant(f.variant); err != nil {
-		return usagef("--iptables-variant is %q; want auto, nft or legacy", f.variant)
+		return usagef("--iptables-variant is %q; want %s", f.variant, wanted(f.variant, variants()))
 	}
 	if _, err := dataplane.ParseBalance(f.balance); err != nil {
-		return usagef("--balance is %q; want random or roundrobin", f.balance)
+		return usagef("--balance is %q; want %s", f.balance, wanted(f.balance, balances()))
 	}
 	if _, err := table.ParseNodePortAddresses(f.nodePortAddresses); err != nil {
 		return usageError{err}
@@ -155,6 +155,9 @@ func newProxy(g *global) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if err := checkNodeName(nodeName); err != nil {
+				return err
+			}
 			if err := f.check(networks); err != nil {
 				return err
 			}
@@ -179,7 +182,7 @@ func newProxy(g *global) *cobra.Command {
 			}
 			opts.Servers = reached.servers
 			keepHeapSmall()
-			part, _, err := proxyComponent(opts)
+			part, _, err := proxyComponent(opts, false)
 			if err != nil {
 				return err
 			}
@@ -196,8 +199,9 @@ func newProxy(g *global) *cobra.Command {
 }
 
 // proxyComponent runs a proxy and closes its dataplane; the rules stay in the
-// kernel.
-func proxyComponent(o proxy.Options) (component, *proxy.Proxy, error) {
+// kernel. In a network namespace that is new there is nothing of other modes, which
+// an ordinary user may not even list (/proc/net/ip_tables_names belongs to root).
+func proxyComponent(o proxy.Options, isNew bool) (component, *proxy.Proxy, error) {
 	p, err := proxy.New(o)
 	if err != nil {
 		return component{}, nil, err
@@ -217,6 +221,9 @@ func proxyComponent(o proxy.Options) (component, *proxy.Proxy, error) {
 				}
 				if p.Table().Len() > largeLoad {
 					releaseMemory(o.Log)
+				}
+				if isNew {
+					return
 				}
 				if err := cleanUpModes(watching, o.Mode); err != nil && watching.Err() == nil {
 					o.Log.Warn("cannot remove the rules of another mode", "err", err)

@@ -8,14 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/url"
 	"os"
 	"os/signal"
 	"syscall"
 
 	"github.com/spf13/cobra"
-	"k8s.io/klog/v2"
 )
 
 // Exit codes of the command.
@@ -99,7 +97,10 @@ API: kubectl, client-go and Service manifests work as they are.
 
 Standalone, 'fairlead up' is all of it on one machine, with an API server of its
 own. On a Kubernetes cluster, 'fairlead proxy', 'dns' and 'controllers' each take
-the place of one component.`,
+the place of one component.
+
+'fairlead completion bash' (zsh, fish) prints what lets a shell complete commands, flags
+and their values.`,
 		Example: `  fairlead up                                   # everything on this machine
   fairlead run -l app=MyApp -p http=9376 -- ./server
   fairlead status
@@ -112,15 +113,17 @@ the place of one component.`,
 	root.SetIn(std.in)
 	root.SetOut(std.out)
 	root.SetErr(std.err)
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.SetFlagErrorFunc(suggestFlag)
+	root.PersistentPreRunE = func(*cobra.Command, []string) error { return g.checkLogs() }
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.PersistentFlags().StringVar(&g.logLevel, "log-level", "info", "what to log: debug, info, warn or error")
-	root.PersistentFlags().StringVar(&g.logFormat, "log-format", "text", "how to log: text or json")
+	root.PersistentFlags().StringVar(&g.logLevel, "log-level", "info", "what to log: "+oneOf(logLevels()))
+	root.PersistentFlags().StringVar(&g.logFormat, "log-format", "text", "how to log: "+oneOf(logFormats()))
 	root.AddCommand(
 		newUp(g), newServer(g), newAgent(g),
 		newProxy(g), newDNS(g), newControllers(g),
 		newRun(g), newStatus(g), newEnv(g), newKubeconfig(g), newToken(g), newCleanup(g), newVersion(g),
 	)
+	addCompletion(root)
 	return root
 }
 
@@ -130,49 +133,9 @@ func noArgs(cmd *cobra.Command, args []string) error {
 		return nil
 	}
 	if cmd.HasSubCommands() {
-		return usagef("unknown command %q", args[0])
+		return unknownCommand(cmd, args[0])
 	}
 	return usagef("%s takes no arguments, but got %q", cmd.CommandPath(), args[0])
-}
-
-// logger makes the process's logger and sends the logs of the Kubernetes
-// libraries to it as well.
-func (g *global) logger() (*slog.Logger, error) {
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(g.logLevel)); err != nil {
-		return nil, usagef("--log-level is %q; want debug, info, warn or error", g.logLevel)
-	}
-	opts := &slog.HandlerOptions{Level: level}
-	var log *slog.Logger
-	switch g.logFormat {
-	case "text":
-		log = slog.New(slog.NewTextHandler(g.err, opts))
-	case "json":
-		log = slog.New(slog.NewJSONHandler(g.err, opts))
-	default:
-		return nil, usagef("--log-format is %q; want text or json", g.logFormat)
-	}
-	klog.SetSlogLogger(slog.New(libraryHandler{log.Handler(), level}))
-	return log, nil
-}
-
-// libraryHandler drops what the Kubernetes libraries log below warning, unless the
-// level is debug: at info they log their internals.
-type libraryHandler struct {
-	slog.Handler
-	level slog.Level
-}
-
-func (h libraryHandler) Enabled(ctx context.Context, l slog.Level) bool {
-	return h.Handler.Enabled(ctx, l) && (h.level <= slog.LevelDebug || l >= slog.LevelWarn)
-}
-
-func (h libraryHandler) WithAttrs(a []slog.Attr) slog.Handler {
-	return libraryHandler{h.Handler.WithAttrs(a), h.level}
-}
-
-func (h libraryHandler) WithGroup(name string) slog.Handler {
-	return libraryHandler{h.Handler.WithGroup(name), h.level}
 }
 
 // oneLine folds an error of several lines, as errors.Join makes them, into one.

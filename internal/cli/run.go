@@ -2,9 +2,11 @@ package cli
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -93,6 +95,9 @@ func (r *runCommand) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := r.checkNode(ctx, client); err != nil {
+		return err
+	}
 	var names []string
 	defer func() {
 		if !r.detach {
@@ -113,6 +118,23 @@ func (r *runCommand) run(ctx context.Context) error {
 	return r.follow(ctx, client, namespace, names)
 }
 
+// checkNode rejects a --node that is not there, as far as the user may know.
+func (r *runCommand) checkNode(ctx context.Context, client kubernetes.Interface) error {
+	if r.node == "" {
+		return nil
+	}
+	_, err := client.CoreV1().Nodes().Get(ctx, r.node, metav1.GetOptions{})
+	if !apierrors.IsNotFound(err) {
+		return nil // another error comes back with the Pods
+	}
+	names, err := nodeNames(ctx, client)
+	if err != nil {
+		return nil // likewise
+	}
+	return fmt.Errorf("--node: there is no node %s; there are: %s%s", r.node, cmp.Or(strings.Join(names, ", "), "none"),
+		didYouMean(r.node, "", names))
+}
+
 // waitReady returns when all Pods are ready, when ctx ends, or with what keeps
 // one of them from it.
 func (r *runCommand) waitReady(ctx context.Context, client kubernetes.Interface, namespace string, names []string) error {
@@ -131,7 +153,7 @@ func (r *runCommand) waitReady(ctx context.Context, client kubernetes.Interface,
 					return true, nil
 				}
 				last = p
-				return ready(p), nil
+				return ready(p) || cannotStart(p) != "", nil
 			})
 		cancel()
 		switch {
@@ -139,6 +161,8 @@ func (r *runCommand) waitReady(ctx context.Context, client kubernetes.Interface,
 			return nil
 		case deleted:
 			return fmt.Errorf("pod %s was deleted before it was ready", name)
+		case last != nil && cannotStart(last) != "":
+			return fmt.Errorf("pod %s cannot be started: %s", name, cannotStart(last))
 		case err == nil:
 			fmt.Fprintf(r.err, "pod %s ready on %s at %s\n", name, last.Spec.NodeName, last.Status.PodIP)
 		case last != nil:

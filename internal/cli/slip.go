@@ -1,6 +1,13 @@
 package cli
 
-import "strings"
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
 
 // maxSlip is how many letters a typing error may change, as cobra counts them for
 // commands (SuggestionsMinimumDistance).
@@ -38,4 +45,66 @@ func distance(a, b string) int {
 		}
 	}
 	return rows[len(a)][len(b)]
+}
+
+// meant returns the value that may have been meant by typed, "" if none is close.
+func meant(typed string, values []string) string {
+	best := ""
+	for _, v := range values {
+		if slip(typed, v) && (best == "" || distance(typed, v) < distance(typed, best)) {
+			best = v
+		}
+	}
+	return best
+}
+
+// didYouMean returns "; did you mean X?" with the value that is closest to typed, "" if
+// none is close. prefix stands before the value.
+func didYouMean(typed, prefix string, values []string) string {
+	if m := meant(typed, values); m != "" {
+		return "; did you mean " + prefix + m + "?"
+	}
+	return ""
+}
+
+// oneOf returns "a, b or c".
+func oneOf(values []string) string {
+	last := len(values) - 1
+	if last < 1 {
+		return strings.Join(values, "")
+	}
+	return strings.Join(values[:last], ", ") + " or " + values[last]
+}
+
+// wanted returns the values that a flag has, and which one may have been meant.
+func wanted(typed string, values []string) string {
+	return oneOf(values) + didYouMean(typed, "", values)
+}
+
+// suggestFlag adds to the error of an unknown flag which one may have been meant.
+func suggestFlag(cmd *cobra.Command, err error) error {
+	unknown := new(pflag.NotExistError)
+	if errors.As(err, &unknown) && len(unknown.GetSpecifiedName()) > 1 {
+		var names []string
+		add := func(f *pflag.Flag) {
+			if !f.Hidden {
+				names = append(names, f.Name)
+			}
+		}
+		cmd.Flags().VisitAll(add)
+		cmd.InheritedFlags().VisitAll(add)
+		err = fmt.Errorf("%w%s", err, didYouMean(unknown.GetSpecifiedName(), "--", names))
+	}
+	return usageError{err}
+}
+
+// unknownCommand is the error of a sub-command that there is not.
+func unknownCommand(cmd *cobra.Command, name string) error {
+	var names []string
+	for _, c := range cmd.Commands() {
+		if c.IsAvailableCommand() {
+			names = append(names, c.Name())
+		}
+	}
+	return usagef("unknown command %q%s", name, didYouMean(name, "", names))
 }

@@ -62,6 +62,9 @@ type serviceReport struct {
 	Total int `json:"total"`
 }
 
+// outputs are the values of --output.
+func outputs() []string { return []string{"table", "json"} }
+
 func newStatus(g *global) *cobra.Command {
 	var f clientFlags
 	var output string
@@ -83,8 +86,8 @@ is well.`,
   fairlead status -o json | jq -e '.problems == []'`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if output != "table" && output != "json" {
-				return usagef("--output is %q; want table or json", output)
+			if !slices.Contains(outputs(), output) {
+				return usagef("--output is %q; want %s", output, wanted(output, outputs()))
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), requestTimeout)
 			defer cancel()
@@ -105,7 +108,7 @@ is well.`,
 		},
 	}
 	f.add(cmd)
-	cmd.Flags().StringVarP(&output, "output", "o", "table", "table or json")
+	cmd.Flags().StringVarP(&output, "output", "o", "table", oneOf(outputs()))
 	cmd.Flags().BoolVar(&probe, "probe-endpoints", true, "connect to endpoints that were written by hand, from this machine")
 	return cmd
 }

@@ -201,6 +201,9 @@ func waitingReason(p *corev1.Pod) string {
 			text += ": " + w.Message
 		}
 		if t := c.LastTerminationState.Terminated; t != nil {
+			if t.Message != "" {
+				text += ": " + t.Message
+			}
 			text += fmt.Sprintf(" (container %s, %d restarts, last exit code %d)", c.Name, c.RestartCount, t.ExitCode)
 		}
 		return text

@@ -180,5 +180,6 @@ func newTokenRevoke(g *global) *cobra.Command {
 		},
 	}
 	f.add(cmd)
+	cmd.ValidArgsFunction = completeNames(tokenIDs)
 	return cmd
 }

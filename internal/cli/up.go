@@ -190,7 +190,7 @@ func (u *upCommand) prepareNamespace() error {
 		return err
 	}
 	// There is no way out of the namespace, so no resolver to forward to.
-	u.agent.upstream = nil
+	u.agent.upstream, u.agent.newNamespace = nil, true
 	return nil
 }
 

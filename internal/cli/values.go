@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/util/validation"
+
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -70,4 +72,19 @@ func listOf[S ~[]T, T fmt.Stringer](list S) string {
 		parts = append(parts, v.String())
 	}
 	return strings.Join(parts, ",")
+}
+
+// variants are the values of --iptables-variant, and balances those of --balance.
+func variants() []string { return []string{"auto", "nft", "legacy"} }
+func balances() []string { return []string{"random", "roundrobin"} }
+
+// checkNodeName rejects what cannot be the name of a Node.
+func checkNodeName(name string) error {
+	if name == "" {
+		return usagef("--node-name is empty")
+	}
+	if errs := validation.IsDNS1123Subdomain(name); len(errs) > 0 {
+		return usagef("--node-name %q cannot be the name of a Node: %s", name, errs[0])
+	}
+	return nil
 }

@@ -312,6 +312,11 @@ func TestKubectlReachesPods(t *testing.T) {
 		return err
 	})
 	forward.Kill()
+	for name, log := range map[string]string{"server": c.api.Log(), "agent": c.agent.Log()} {
+		if strings.Contains(log, "level=ERROR") {
+			t.Errorf("ordinary use is an error in the log of the %s:\n%s", name, log)
+		}
+	}
 }
 
 // A UDP client that keeps its socket is not left with a connection tracking entry

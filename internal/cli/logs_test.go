@@ -1,0 +1,73 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"strings"
+	"syscall"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/klog/v2"
+)
+
+// What the Kubernetes libraries call an error and is ordinary use is shown at level
+// debug alone; other errors of theirs with the same words stay.
+func TestLibraryErrors(t *testing.T) {
+	reset := &net.OpError{Op: "read", Net: "tcp", Err: syscall.ECONNRESET}
+	all := runtime.ErrorHandlers
+	defer func() { runtime.ErrorHandlers = all }()
+	runtime.ErrorHandlers = runtime.ErrorHandlers[:1] // without its rate limit
+	log := func(level string, do func()) string {
+		var out bytes.Buffer
+		g := &global{streams: streams{err: &out}, logLevel: level, logFormat: "text"}
+		if _, err := g.logger(); err != nil {
+			t.Fatal(err)
+		}
+		defer klog.SetSlogLogger(slog.New(slog.DiscardHandler))
+		do()
+		return out.String()
+	}
+	ctx := context.Background()
+	for name, x := range map[string]struct {
+		do       func()
+		ordinary bool
+	}{
+		"end of an exec":      {func() { klog.FromContext(ctx).Error(reset, "Error on socket receive") }, true},
+		"broken exec":         {func() { klog.FromContext(ctx).Error(errors.New("bad frame"), "Error on socket receive") }, false},
+		"interrupted":         {func() { klog.Background().Error(reset, "Error proxying data from client to backend") }, true},
+		"no listener":         {func() { runtime.HandleError(errors.New("error forwarding port 1 to pod x, uid : refused")) }, true},
+		"end of the agent":    {func() { runtime.HandleError(errors.New("error executing command in container: context canceled")) }, true},
+		"aborted":             {func() { runtime.HandleErrorWithContext(ctx, nil, "Timeout or abort while handling", "method", "PATCH") }, true},
+		"after an abort":      {func() { runtime.HandleErrorWithContext(ctx, nil, "Post-timeout activity", "result", nil) }, true},
+		"panic after one":     {func() { runtime.HandleErrorWithContext(ctx, nil, "Post-timeout activity", "result", "boom") }, false},
+		"unread answer":       {func() { runtime.HandleError(fmt.Errorf("apiserver was unable to write a JSON response: %w", reset)) }, true},
+		"half a request":      {func() { notStatus(io.ErrUnexpectedEOF) }, true},
+		"programming error":   {func() { notStatus(errors.New("no such column")) }, false},
+		"any other error":     {func() { klog.Background().Error(reset, "cannot listen") }, false},
+		"canceled after":      {func() { finish("context canceled", false) }, true},
+		"time out after":      {func() { finish("context deadline exceeded", false) }, false},
+		"panic in the answer": {func() { finish("context canceled", true) }, false},
+	} {
+		if got := log("info", x.do); (got == "") != x.ordinary {
+			t.Errorf("%s: logged %q", name, got)
+		}
+		if got := log("debug", x.do); x.ordinary != strings.Contains(got, "level=DEBUG") || got == "" {
+			t.Errorf("%s: logged %q at level debug", name, got)
+		}
+	}
+}
+
+func notStatus(err error) {
+	runtime.HandleError(fmt.Errorf("apiserver received an error that is not an metav1.Status: %#+v: %w", err, err))
+}
+
+func finish(err string, panicked bool) {
+	runtime.HandleError(fmt.Errorf(
+		"FinishRequest: post-timeout activity - time-elapsed: 1ms, panicked: %t, err: %s, panic-reason: <nil>", panicked, err))
+}
