@@ -244,7 +244,5 @@ func (h *Host) Tracks(p svc.Protocol, to netip.AddrPort) error {
 func (h *Host) ForgetConnections() {
 	t := h.net.t
 	t.Helper()
-	if out, err := h.Command(t.Context(), "conntrack", "-F").CombinedOutput(); err != nil {
-		t.Fatalf("%s: conntrack -F: %v\n%s", h.name, err, out)
-	}
+	must(t, h.ns.link.ConntrackTableFlush(netlink.ConntrackTable), "%s: flush the connection tracking table", h.name)
 }

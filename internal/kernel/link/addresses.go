@@ -8,6 +8,7 @@ import (
 	"math"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -140,9 +141,35 @@ func (c *Addresses) Others() []netip.Addr {
 const perSend = 500
 
 // Add adds addresses to the device, some of which it may have already. It
-// returns the errors by address.
+// returns the errors by address. Packets to the others are this machine's when it
+// returns.
 func (c *Addresses) Add(addrs []netip.Addr) map[netip.Addr]error {
-	return c.change("add", unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, addrs)
+	failed := c.change("add", unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, addrs)
+	deadline := time.Now().Add(localTime)
+	for _, a := range addrs {
+		for a.Is6() && failed[a] == nil && !c.local(a) && time.Now().Before(deadline) {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	return failed
+}
+
+// localTime bounds the wait for IPv6 addresses to be the machine's: the kernel
+// adds their local routes later, from a work queue (addrconf_dad_work). Until then
+// packets to them leave by another route, and connection tracking keeps what became
+// of the first one. Without a carrier that is for good.
+const localTime = time.Second
+
+// local reports whether the kernel takes packets to a for this machine's.
+func (c *Addresses) local(a netip.Addr) bool {
+	var e wire.Encoder
+	e.BeginWith(unix.RTM_GETROUTE, unix.NLM_F_ACK, unix.AF_INET6, byte(a.BitLen()), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) // rtmsg
+	e.Bytes(unix.RTA_DST, a.AsSlice())
+	e.End()
+	local := false
+	const typeAt = 3 // rtm_type, behind the first four bytes of rtmsg
+	_ = c.nl.Ask(e.Buf, func(body []byte) { local = len(body) > typeAt && body[typeAt] == unix.RTN_LOCAL })
+	return local
 }
 
 // Del removes addresses, some of which the device may lack. It returns the errors

@@ -112,6 +112,27 @@ func TestAddressesComeAndGo(t *testing.T) {
 	})
 }
 
+// As soon as an address is added, packets to it are this machine's, and go nowhere
+// else.
+func TestAddressesAreLocalAtOnce(t *testing.T) {
+	inside(t, func(c *Addresses) {
+		for i := range 200 {
+			a := numbered6(i)
+			done(t, c.Add([]netip.Addr{a}))
+			routes, err := netlink.RouteGet(a.AsSlice())
+			if err != nil || len(routes) != 1 || routes[0].Type != unix.RTN_LOCAL {
+				t.Fatalf("address %d, %s: %+v, %v, want a local route", i, a, routes, err)
+			}
+		}
+	})
+}
+
+func numbered6(i int) netip.Addr {
+	a := netip.MustParseAddr("fd00:10:96::").As16()
+	a[14], a[15] = byte(i>>8), byte(i)
+	return netip.AddrFrom16(a)
+}
+
 // What is on other interfaces is known as soon as it is there, and nothing is
 // listed for that: cost follows change.
 func TestCatchUp(t *testing.T) {
