@@ -46,6 +46,7 @@ var rooms = map[string]int{
 	"apiserver":           4,
 	"proxy":               4,
 	"runner":              4,
+	"lb/bgp":              3,
 	"lb":                  4,
 	"cli":                 5,
 }
@@ -63,6 +64,7 @@ var libraries = []struct {
 	{"github.com/vishvananda/netlink", "netlink belongs to kernel", []string{"kernel", "testbed"}},
 	{"github.com/vishvananda/netns", "namespaces belong to kernel", []string{"kernel", "testbed"}},
 	{"golang.org/x/sys/unix", "system calls belong to kernel", []string{"kernel", "testbed"}},
+	{"github.com/osrg/gobgp/v4", "BGP belongs to lb/bgp", []string{"lb/bgp"}},
 	{"k8s.io/endpointslice", "a second opinion for tests only", []string{}},
 }
 

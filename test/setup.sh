@@ -7,6 +7,7 @@ declare -A package=(
   [nft]=nftables [iptables]=iptables [conntrack]=conntrack [ip]=iproute2
   [linux.uml]=user-mode-linux [modprobe]=kmod [curl]=curl [dig]=bind9-dnsutils [pgrep]=procps
   [openssl]=openssl [unshare]=util-linux [musl-gcc]=musl-tools
+  [bird]=bird2
 )
 PATH=$PATH:/usr/sbin:/sbin
 
@@ -26,5 +27,12 @@ if ! command -v apt-get >/dev/null; then
 fi
 echo "installing ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
+# Tests start what they use; a package that also enables a daemon (bird2) must not
+# start it on this machine.
+if [ ! -e /usr/sbin/policy-rc.d ]; then
+  printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
+  chmod 755 /usr/sbin/policy-rc.d
+  trap 'rm -f /usr/sbin/policy-rc.d' EXIT
+fi
 apt-get update -qq
 apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null

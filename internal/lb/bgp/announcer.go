@@ -1,0 +1,175 @@
+// Package bgp announces addresses to routers by BGP (RFC 4271), over one session with
+// each for both families (RFC 4760). It only announces: whatever a router announces is
+// dropped unread, so that no route goes from one router to another through a node,
+// and a router's whole table costs no memory here. It connects out and listens to
+// nothing. Messages are encoded and decoded by GoBGP's packet library.
+package bgp
+
+import (
+	"context"
+	"hash/fnv"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	wire "github.com/osrg/gobgp/v4/pkg/packet/bgp"
+)
+
+// Options are what an Announcer is made of.
+type Options struct {
+	Log *slog.Logger
+	// NodeName names this node.
+	NodeName string
+	// RouterID is the BGP identifier, an IPv4 address that no other speaker in the
+	// network has; best one of the node. If it is not valid, it is a hash of NodeName.
+	RouterID netip.Addr
+	// OnChange, if set, is called when a session begins, and when it ends or cannot
+	// begin for a new reason. It must not call the Announcer's SetPeers or Close.
+	OnChange func(PeerStatus)
+}
+
+// PeerStatus is the state of the session with a peer.
+type PeerStatus struct {
+	Name    string
+	Address netip.Addr
+	// State is that of RFC 4271, section 8.2.2: Idle, Connect, OpenSent, OpenConfirm or
+	// Established.
+	State string
+	// Since is when State was entered.
+	Since time.Time
+	// Reason is why the last session ended or could not begin, or what an established
+	// one lacks; empty if there is nothing to say.
+	Reason string
+	// Prefixes counts the routes that the peer has been sent.
+	Prefixes int
+	// Ended counts the sessions that ended.
+	Ended int
+}
+
+// Established reports whether the session is up.
+func (s PeerStatus) Established() bool { return s.State == established }
+
+// Announcer announces addresses to peers. Its methods may be called by several
+// goroutines.
+type Announcer struct {
+	options  Options
+	routerID netip.Addr
+	table    *table
+
+	mu       sync.Mutex
+	sessions map[string]*session // by name of the peer
+	ending   []*session          // those of former peers that still say goodbye
+	closed   bool
+}
+
+// New makes an Announcer without peers.
+func New(o Options) *Announcer {
+	a := &Announcer{options: o, routerID: o.RouterID, table: newTable(), sessions: map[string]*session{}}
+	if !a.routerID.Is4() || a.routerID.IsUnspecified() {
+		h := fnv.New32a()
+		_, _ = h.Write([]byte(o.NodeName))
+		a.routerID = netip.AddrFrom4([4]byte(h.Sum([]byte{})))
+	}
+	return a
+}
+
+// SetPeers makes peers those that are announced to: sessions with others end, the
+// session with one that changed begins anew, and those with the rest are not touched.
+// Each peer is valid, and its name is its own.
+//
+// What should be announced from the start is announced before the first call: a
+// router with graceful restart drops the routes of an earlier process that are not
+// among the first ones it is sent.
+func (a *Announcer) SetPeers(peers []Peer) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
+		return
+	}
+	wanted := map[string]Peer{}
+	for _, p := range peers {
+		wanted[p.Name] = p.withDefaults()
+	}
+	a.ending = slices.DeleteFunc(a.ending, (*session).ended)
+	restarted := map[string]bool{}
+	for name, s := range a.sessions {
+		p, ok := wanted[name]
+		if ok && p == s.peer {
+			continue
+		}
+		subcode := uint8(wire.BGP_ERROR_SUB_PEER_DECONFIGURED)
+		if ok {
+			subcode = wire.BGP_ERROR_SUB_OTHER_CONFIGURATION_CHANGE
+		}
+		s.stop(subcode)
+		delete(a.sessions, name)
+		a.ending = append(a.ending, s)
+		restarted[name] = true
+	}
+	for name, p := range wanted {
+		if a.sessions[name] == nil {
+			s := newSession(a, p)
+			s.hadSession = restarted[name]
+			a.sessions[name] = s
+			s.start(slices.Clone(a.ending))
+		}
+	}
+}
+
+// Announce announces an address, or changes the attributes of one that is.
+func (a *Announcer) Announce(address netip.Addr, attributes Attributes) {
+	a.changed(a.table.announce(address.Unmap(), attributes))
+}
+
+// Withdraw ends the announcement of an address.
+func (a *Announcer) Withdraw(address netip.Addr) {
+	a.changed(a.table.withdraw(address.Unmap()))
+}
+
+func (a *Announcer) changed(prefixes []netip.Prefix) {
+	if len(prefixes) == 0 {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, s := range a.sessions {
+		s.mark(prefixes)
+	}
+}
+
+// Peers returns the state of all sessions, sorted by name.
+func (a *Announcer) Peers() []PeerStatus {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := make([]PeerStatus, 0, len(a.sessions))
+	for _, s := range a.sessions {
+		out = append(out, s.status())
+	}
+	slices.SortFunc(out, func(x, y PeerStatus) int { return strings.Compare(x.Name, y.Name) })
+	return out
+}
+
+// Close withdraws everything, ends all sessions, and returns when the routers have
+// closed their ends, which they do after they have read the withdrawals, or when ctx
+// ends or a router has not done it for a second. The Announcer is of no use then.
+func (a *Announcer) Close(ctx context.Context) {
+	a.mu.Lock()
+	a.closed = true
+	all := a.ending
+	for _, s := range a.sessions {
+		s.stop(wire.BGP_ERROR_SUB_ADMINISTRATIVE_SHUTDOWN)
+		all = append(all, s)
+	}
+	a.sessions, a.ending = map[string]*session{}, nil
+	a.mu.Unlock()
+	for _, s := range all {
+		select {
+		case <-s.done:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
