@@ -51,8 +51,6 @@ func (x nodeIndex) await(ctx context.Context, name string, ok func(*corev1.Node)
 	return found
 }
 
-func anyNode(*corev1.Node) bool { return true }
-
 // beforeRegistered reports whether a node may make a request without a Node: to
 // register, to be told about itself, and to read the ranges that it needs for both. A
 // certificate does not outlive the Node that it was issued for in any other way.
@@ -69,14 +67,19 @@ func beforeRegistered(a authorizer.Attributes) bool {
 	return !a.IsResourceRequest()
 }
 
-// Authorize has no opinion on users that are no nodes. It denies a node without Node
-// what RBAC may grant to all nodes, too.
+// Authorize has no opinion on users that are no nodes. It denies a node without Node,
+// or with one that is bound to another certificate, what RBAC may grant to all nodes,
+// too.
 func (n nodeAuthorizer) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	node, ok := nodeOf(a.GetUser())
 	if !ok {
 		return authorizer.DecisionNoOpinion, "", nil
 	}
-	if !beforeRegistered(a) && n.nodes.await(ctx, node, anyNode) == nil {
+	if !beforeRegistered(a) && n.nodes.await(ctx, node, func(o *corev1.Node) bool { return bound(o, a.GetUser()) }) == nil {
+		if _, err := n.nodes.Get(node); err == nil {
+			return authorizer.DecisionDeny, fmt.Sprintf("Node %s was registered with the certificate of another machine, or an earlier one: "+
+				"delete the Node to let this one register", node), nil
+		}
 		return authorizer.DecisionDeny, fmt.Sprintf("there is no Node %s: it may register, and nothing else before", node), nil
 	}
 	if a.IsResourceRequest() {

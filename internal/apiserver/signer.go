@@ -51,13 +51,15 @@ type signer struct {
 	authorizer authorizer.UnconditionalAuthorizer
 	pki        *pki.Directory
 	log        *slog.Logger
+	warned     map[string]bool // requests that were logged as waiting; of run's worker
 }
 
 func newSigner(
 	client kubernetes.Interface, f informers.SharedInformerFactory, a authorizer.UnconditionalAuthorizer, p *pki.Directory, log *slog.Logger,
 ) *signer {
 	i := f.Certificates().V1().CertificateSigningRequests()
-	return &signer{client: client, requests: i.Lister(), informer: i.Informer(), authorizer: a, pki: p, log: log}
+	return &signer{client: client, requests: i.Lister(), informer: i.Informer(), authorizer: a, pki: p, log: log,
+		warned: map[string]bool{}}
 }
 
 // run works until ctx ends.
@@ -101,6 +103,7 @@ func (s *signer) run(ctx context.Context) {
 func (s *signer) sync(ctx context.Context, name string) (wait time.Duration, err error) {
 	c, err := s.requests.Get(name)
 	if apierrors.IsNotFound(err) {
+		delete(s.warned, name)
 		return 0, nil
 	}
 	if err != nil {
@@ -122,7 +125,7 @@ func (s *signer) sync(ctx context.Context, name string) (wait time.Duration, err
 }
 
 // approve approves the request of a node for itself, and that of a new machine with
-// a join token for a node that is not alive.
+// a join token for a name that no node has.
 func (s *signer) approve(ctx context.Context, c *certificatesv1.CertificateSigningRequest) (time.Duration, error) {
 	request, err := certificate.Parse(c)
 	if err != nil {
@@ -150,8 +153,11 @@ func (s *signer) approve(ctx context.Context, c *certificatesv1.CertificateSigni
 			return 0, err
 		}
 		if inUse || s.justIssued(c.Name, node) {
-			s.log.Warn("a machine requests the name of a node that is alive; not approving before that node's Lease expires",
-				"node", node, "request", c.Name)
+			if !s.warned[c.Name] {
+				s.warned[c.Name] = true
+				s.log.Warn("a machine requests the name of a node that there is; not approving before that Node is deleted and its Lease has "+
+					"expired; 'kubectl certificate approve' gives it the name at once", "node", node, "request", c.Name)
+			}
 			return nameInUseWait, nil
 		}
 	}
@@ -163,9 +169,14 @@ func (s *signer) approve(ctx context.Context, c *certificatesv1.CertificateSigni
 	return 0, ignoreRace(err)
 }
 
-// nameInUse reports whether a node of that name renews its Lease: the holder of a
-// join token must not replace a node that is alive.
+// nameInUse reports whether a node has that name: its Node has been registered and
+// not deleted, or its Lease is renewed. The holder of a join token must not replace
+// it, dead or alive.
 func (s *signer) nameInUse(ctx context.Context, node string) (bool, error) {
+	n, err := s.client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+	if err == nil && registered(n) || err != nil && !apierrors.IsNotFound(err) {
+		return err == nil, err
+	}
 	lease, err := s.client.CoordinationV1().Leases(leaseNamespace).Get(ctx, node, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return false, nil
@@ -255,9 +266,15 @@ func (s *signer) sign(ctx context.Context, c *certificatesv1.CertificateSigningR
 	if err != nil {
 		return err
 	}
+	u := pki.User{Name: request.Subject.CommonName, Groups: request.Subject.Organization}
 	switch c.Spec.SignerName {
 	case certificatesv1.KubeAPIServerClientKubeletSignerName:
-		_, err = nodeRequest(c, request)
+		var node string
+		if node, err = nodeRequest(c, request); err == nil {
+			if u.UID, err = s.identity(ctx, c, node); err != nil {
+				return err
+			}
+		}
 	case certificatesv1.KubeAPIServerClientSignerName:
 		err = errors.Join(clientUsages(c), unreserved(request))
 	default:
@@ -268,7 +285,7 @@ func (s *signer) sign(ctx context.Context, c *certificatesv1.CertificateSigningR
 		if seconds := c.Spec.ExpirationSeconds; seconds != nil {
 			life = time.Duration(*seconds) * time.Second
 		}
-		c.Status.Certificate, err = s.pki.SignClient(request.PublicKey, request.Subject.CommonName, request.Subject.Organization, life)
+		c.Status.Certificate, err = s.pki.SignClient(request.PublicKey, u, life)
 	}
 	if err != nil {
 		c.Status.Conditions = append(c.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{

@@ -30,7 +30,8 @@ import (
 // Times of a node's certificate.
 const (
 	// issueTimeout is how long a node waits for its certificate. A machine that
-	// takes over the name of another one waits until the other's Lease expires.
+	// takes over the name of another one waits until the other's Node is deleted and
+	// its Lease has expired.
 	issueTimeout = 2 * time.Minute
 	issuePoll    = 50 * time.Millisecond
 	issueWarning = 5 * time.Second // until a wait is logged
@@ -245,13 +246,14 @@ func (n *Node) request(ctx context.Context, client kubernetes.Interface, csr []b
 		}
 		if !warned && time.Since(begin) > issueWarning {
 			warned = true
-			n.log.Warn("still waiting for this node's certificate: is another node of the same name alive? "+
-				"Choose another name with --node-name, or see 'kubectl get csr'", "node", n.name, "request", c.Name)
+			n.log.Warn("still waiting for this node's certificate: is there a Node of the same name? "+
+				"Choose another name with --node-name, or delete that Node if its machine is gone", "node", n.name, "request", c.Name)
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("the request %s was not answered in time: is another node of that name alive? "+
-				"Choose another name with --node-name, or approve it: kubectl certificate approve %[1]s", c.Name)
+			return nil, fmt.Errorf("the request %s was not answered in time: is there a Node of that name? "+
+				"Choose another name with --node-name, delete the Node if its machine is gone, "+
+				"or approve the request: kubectl certificate approve %[1]s", c.Name)
 		case <-time.After(issuePoll):
 		}
 	}

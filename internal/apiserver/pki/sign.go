@@ -7,20 +7,33 @@ import (
 	"crypto/x509/pkix"
 	"fmt"
 	"time"
+
+	"k8s.io/apimachinery/pkg/apis/asn1"
 )
 
-// SignClient signs a client certificate for the key pub, in the name of a user
-// with groups. life is at most d.Life; zero means d.Life. The result is PEM, the
-// authority's certificate last.
-func (d *Directory) SignClient(pub crypto.PublicKey, name string, groups []string, life time.Duration) ([]byte, error) {
+// User is whom a client certificate is for. UID may be empty; k8s.io/apiserver reads
+// it from certificates.
+type User struct {
+	Name, UID string
+	Groups    []string
+}
+
+// SignClient signs a client certificate for the key pub, in the name of u. life is at
+// most d.Life; zero means d.Life. The result is PEM, the authority's certificate
+// last.
+func (d *Directory) SignClient(pub crypto.PublicKey, u User, life time.Duration) ([]byte, error) {
 	if d.caKey == nil {
 		return nil, fmt.Errorf("this server cannot sign certificates: %s is missing", d.file("ca.key"))
 	}
 	if life <= 0 || life > d.Life {
 		life = d.Life
 	}
+	subject := pkix.Name{CommonName: u.Name, Organization: u.Groups}
+	if u.UID != "" {
+		subject.ExtraNames = []pkix.AttributeTypeAndValue{{Type: asn1.X509UID(), Value: u.UID}}
+	}
 	der, err := d.sign(&x509.Certificate{
-		Subject:     pkix.Name{CommonName: name, Organization: groups},
+		Subject:     subject,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}, pub, life)
 	if err != nil {
