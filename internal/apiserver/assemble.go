@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/apiserver/pkg/admission"
-	"k8s.io/apiserver/pkg/admission/plugin/namespace/lifecycle"
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
 	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
 	"k8s.io/apiserver/pkg/registry/rest"
@@ -45,6 +44,7 @@ type assembly struct {
 	client  kubernetes.Interface
 	guard   *guard
 	quotas  *quotas
+	hooks   *hooks
 }
 
 // assemble builds the generic server on store and installs all kinds.
@@ -89,9 +89,12 @@ func (s *Server) assemble(ctx context.Context, store *etcd) (*assembly, error) {
 	if err != nil {
 		return nil, err
 	}
+	hooks, err := s.newHooks(c, client, shared)
+	if err != nil {
+		return nil, err
+	}
 	// Quotas are last: what another plugin rejects does not count.
-	plugins := append(guard.plugins[:len(guard.plugins):len(guard.plugins)], counter, enforcer)
-	if c.AdmissionControl, err = newAdmission(client, shared, plugins...); err != nil {
+	if c.AdmissionControl, err = hooks.chain(guard.plugins, admission.NewChainHandler(counter, enforcer)); err != nil {
 		return nil, err
 	}
 	c.FlowControl = newFairness(shared, client, s.opts.MaxRequests+s.opts.MaxMutatingRequests)
@@ -102,7 +105,7 @@ func (s *Server) assemble(ctx context.Context, store *etcd) (*assembly, error) {
 	if err := s.addHooks(c, client, keeper, guard); err != nil {
 		return nil, err
 	}
-	custom, err := newCustomResources(*c, shared, back, client, len(s.opts.Etcd.Servers) == 0)
+	custom, err := newCustomResources(*c, shared, back, hooks, len(s.opts.Etcd.Servers) == 0)
 	if err != nil {
 		return nil, err
 	}
@@ -118,7 +121,7 @@ func (s *Server) assemble(ctx context.Context, store *etcd) (*assembly, error) {
 		RESTOptions: c.RESTOptionsGetter, ServiceCIDRs: s.opts.ServiceCIDRs, NodePorts: s.opts.NodePorts,
 		StrictLoadBalancers: s.opts.StrictLoadBalancers, Alone: len(s.opts.Etcd.Servers) == 0,
 		WriteTimeout: s.opts.ServiceWriteTimeout, RepairPeriod: s.opts.RepairPeriod,
-		AgentCredentials: s.creds.agentCertificate, Log: s.log, Security: guard.security(),
+		AgentCredentials: s.creds.agentCertificate, Log: s.log, Security: guard.security(hooks.resolve),
 	})
 	if err != nil {
 		return nil, err
@@ -133,7 +136,7 @@ func (s *Server) assemble(ctx context.Context, store *etcd) (*assembly, error) {
 	if store.space != nil {
 		generic.Handler.NonGoRestfulMux.Handle(StorePath, store.space)
 	}
-	return &assembly{generic, custom, storage, keeper, client, guard, counter}, custom.join(generic)
+	return &assembly{generic, custom, storage, keeper, client, guard, counter, hooks}, custom.join(generic)
 }
 
 // auditMetadata is the policy of an audit log for which none is given.
@@ -185,23 +188,6 @@ func (s *Server) configureServing(c *genericapiserver.Config) error {
 	c.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(openAPIDefinitions, namer)
 	c.OpenAPIV3Config.Info.Title = "fairlead"
 	return nil
-}
-
-// newAdmission rejects creation in a namespace that is missing or terminating and
-// the deletion of system namespaces, and then runs more.
-func newAdmission(
-	client kubernetes.Interface, shared informers.SharedInformerFactory, more ...admission.Interface,
-) (admission.Interface, error) {
-	l, err := lifecycle.NewLifecycle(sets.New(systemNamespaces()...))
-	if err != nil {
-		return nil, err
-	}
-	l.SetExternalKubeClientSet(client)
-	l.SetExternalKubeInformerFactory(shared)
-	if err := l.ValidateInitialization(); err != nil {
-		return nil, err
-	}
-	return admission.NewChainHandler(append([]admission.Interface{l}, more...)...), nil
 }
 
 // install serves resources, core/v1 under /api and the groups under /apis.

@@ -23,7 +23,6 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/util/notfoundhandler"
 	"k8s.io/apiserver/pkg/util/proxy"
-	"k8s.io/apiserver/pkg/util/webhook"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	corev1listers "k8s.io/client-go/listers/core/v1"
@@ -46,7 +45,7 @@ type customResources struct {
 // newCustomResources builds the server with the configuration c of the delegating
 // one. alone is set if this is the only server of its etcd.
 func newCustomResources(
-	c genericapiserver.Config, shared informers.SharedInformerFactory, back *backEnd, client kubernetes.Interface, alone bool,
+	c genericapiserver.Config, shared informers.SharedInformerFactory, back *backEnd, hooks *hooks, alone bool,
 ) (*customResources, error) {
 	c.PostStartHooks = map[string]genericapiserver.PostStartHookConfigEntry{}
 	c.RESTOptionsGetter = definitionBackEnd{back}
@@ -55,11 +54,10 @@ func newCustomResources(
 	c.AggregatedDiscoveryGroupManager = served
 	// The documents of the delegating server describe these kinds too.
 	c.SkipOpenAPIInstallation = true
-	resolve := webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil, c.LoopbackClientConfig, c.TracerProvider)
 	extra := extensionsserver.ExtraConfig{
 		CRDRESTOptionsGetter: customBackEnd{back},
-		ServiceResolver:      serviceResolver{client},
-		AuthResolverWrapper:  resolve,
+		ServiceResolver:      hooks.services,
+		AuthResolverWrapper:  hooks.credentials,
 		// With several servers a definition is established after a delay in which
 		// all of them learn of it.
 		MasterCount: 2,
@@ -136,8 +134,7 @@ func (b customBackEnd) GetRESTOptions(gr schema.GroupResource, _ runtime.Object)
 // resolveTimeout bounds the look-up of the Service of a webhook.
 const resolveTimeout = 10 * time.Second
 
-// serviceResolver looks up the Service of a conversion webhook at each call: webhooks
-// are few, and a watch of all Services would cost more.
+// serviceResolver looks up the Service of a webhook at each call: webhooks are few, and a watch of all Services would cost more.
 type serviceResolver struct{ client kubernetes.Interface }
 
 // ResolveEndpoint returns the URL of a port of a Service.

@@ -33,6 +33,9 @@ const (
 	serverLabel        = "fairlead.dev/apiserver"
 	endpointAnnotation = "fairlead.dev/endpoint"
 
+	// serverLeasePrefix begins the names of those Leases.
+	serverLeasePrefix = "fairlead-apiserver-"
+
 	managedBy = "apiserver.fairlead.dev"
 )
 
@@ -97,7 +100,7 @@ type leaseClient interface {
 // Lease.
 func (k *endpointKeeper) leaseName() string {
 	addr := strings.Trim(strings.NewReplacer(":", "-", ".", "-", "%", "-").Replace(k.self.Addr().StringExpanded()), "-")
-	return fmt.Sprintf("fairlead-apiserver-%s-%d", addr, k.self.Port())
+	return fmt.Sprintf("%s%s-%d", serverLeasePrefix, addr, k.self.Port())
 }
 
 func (k *endpointKeeper) renew(ctx context.Context) error {

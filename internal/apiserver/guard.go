@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -109,12 +110,13 @@ func (g *guard) serve(s *genericapiserver.GenericAPIServer) error {
 	return nil
 }
 
-// security returns what the storages need of the guard.
-func (g *guard) security() registry.Security {
+// security returns what the storages need of the guard. resolve finds the resource of a
+// kind.
+func (g *guard) security(resolve func(schema.GroupVersionKind) (schema.GroupVersionResource, error)) registry.Security {
 	return registry.Security{
 		Authorizer: g.authorizer, Rules: g.rules,
 		Reviews: review.Answers{Authorizer: g.authorizer, Rules: g.resolver, Tokens: g.tokens, Audiences: g.issuer.Audiences},
-		Tokens:  g.issuer, MaxTokenLife: g.maxLife,
+		Tokens:  g.issuer, MaxTokenLife: g.maxLife, Resolve: resolve,
 	}
 }
 

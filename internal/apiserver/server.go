@@ -158,6 +158,7 @@ func (s *Server) Run(ctx context.Context) error {
 	wg.Go(func() { a.keeper.run(ctx) })
 	wg.Go(func() { a.guard.run(ctx) })
 	wg.Go(func() { a.quotas.run(ctx) })
+	wg.Go(func() { a.hooks.run(ctx) })
 	if store.failed != nil {
 		wg.Go(func() {
 			select {

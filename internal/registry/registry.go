@@ -26,6 +26,7 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/fairlead/fairlead/internal/registry/admission"
 	"github.com/fairlead/fairlead/internal/registry/certificate"
 	"github.com/fairlead/fairlead/internal/registry/configmap"
 	"github.com/fairlead/fairlead/internal/registry/endpoint"
@@ -62,7 +63,7 @@ func newScheme() *runtime.Scheme {
 	for _, add := range []func(*runtime.Scheme) error{
 		namespace.AddToScheme, node.AddToScheme, pod.AddToScheme, event.AddToScheme, secret.AddToScheme,
 		service.AddToScheme, endpoint.AddToScheme, networking.AddToScheme, proxy.AddOptions,
-		rbac.AddToScheme, certificate.AddToScheme,
+		rbac.AddToScheme, certificate.AddToScheme, admission.AddToScheme,
 	} {
 		utilruntime.Must(add(s))
 	}

@@ -3,12 +3,15 @@ package registry
 import (
 	"time"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
+	"github.com/fairlead/fairlead/internal/registry/admission"
 	"github.com/fairlead/fairlead/internal/registry/certificate"
 	"github.com/fairlead/fairlead/internal/registry/rbac"
 	"github.com/fairlead/fairlead/internal/registry/review"
@@ -26,6 +29,8 @@ type Security struct {
 	// that is not zero.
 	Tokens       serviceaccount.Issuer
 	MaxTokenLife time.Duration
+	// Resolve returns the resource of a kind that is served.
+	Resolve func(schema.GroupVersionKind) (schema.GroupVersionResource, error)
 }
 
 func (s *Storage) addSecurity(o Options) error {
@@ -39,6 +44,11 @@ func (s *Storage) addSecurity(o Options) error {
 		return err
 	}
 	s.add(certificatesv1.SchemeGroupVersion, certificates)
+	hooks, err := admission.NewStorage(o.RESTOptions, admission.Authority{Authorizer: o.Security.Authorizer, Resolve: o.Security.Resolve})
+	if err != nil {
+		return err
+	}
+	s.add(admissionv1.SchemeGroupVersion, hooks)
 	s.add(authorizationv1.SchemeGroupVersion, review.NewAuthorizationStorage(o.Security.Reviews))
 	s.add(authenticationv1.SchemeGroupVersion, review.NewAuthenticationStorage(o.Security.Reviews))
 	return nil

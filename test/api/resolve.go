@@ -38,6 +38,13 @@ var resources = map[string]struct {
 	"clusterrolebindings":   {typeMeta{"rbac.authorization.k8s.io/v1", "ClusterRoleBinding"}, false},
 	"roles":                 {typeMeta{"rbac.authorization.k8s.io/v1", "Role"}, true},
 	"rolebindings":          {typeMeta{"rbac.authorization.k8s.io/v1", "RoleBinding"}, true},
+
+	"validatingwebhookconfigurations":   {typeMeta{"admissionregistration.k8s.io/v1", "ValidatingWebhookConfiguration"}, false},
+	"mutatingwebhookconfigurations":     {typeMeta{"admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration"}, false},
+	"validatingadmissionpolicies":       {typeMeta{"admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy"}, false},
+	"validatingadmissionpolicybindings": {typeMeta{"admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding"}, false},
+	"mutatingadmissionpolicies":         {typeMeta{"admissionregistration.k8s.io/v1", "MutatingAdmissionPolicy"}, false},
+	"mutatingadmissionpolicybindings":   {typeMeta{"admissionregistration.k8s.io/v1", "MutatingAdmissionPolicyBinding"}, false},
 }
 
 // resolve makes the path of a request of a target: a whole path, or RESOURCE,

@@ -2,14 +2,16 @@
 //
 // Every v1 type is registered a second time as the hub ("__internal")
 // version of its group, so that what is decoded, stored and handled is one Go
-// type and no conversion code exists. This package knows types only; defaults
+// type, and the only conversion is a copy. This package knows types only; defaults
 // and field labels belong to the packages of the kinds, which add them to the
 // complete scheme that package registry builds with New.
 package scheme
 
 import (
+	"reflect"
 	"strings"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -21,6 +23,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/conversion"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -66,6 +69,7 @@ func Versioned() *runtime.Scheme {
 		{authorizationv1.SchemeGroupVersion, authorizationv1.AddToScheme},
 		{authenticationv1.SchemeGroupVersion, authenticationv1.AddToScheme},
 		{certificatesv1.SchemeGroupVersion, certificatesv1.AddToScheme},
+		{admissionv1.SchemeGroupVersion, admissionv1.AddToScheme},
 	} {
 		utilruntime.Must(g.add(s))
 		utilruntime.Must(s.SetVersionPriority(g.gv))
@@ -93,5 +97,13 @@ func addHub(s *runtime.Scheme, gv schema.GroupVersion) {
 		obj, err := s.New(gv.WithKind(kind))
 		utilruntime.Must(err)
 		s.AddKnownTypeWithName(hub.WithKind(kind), obj)
+		utilruntime.Must(s.AddConversionFunc(obj, obj, copyInto))
 	}
+}
+
+// copyInto is the conversion between a version and its hub, which plugins of admission
+// ask for.
+func copyInto(from, to any, _ conversion.Scope) error {
+	reflect.ValueOf(to).Elem().Set(reflect.ValueOf(from.(runtime.Object).DeepCopyObject()).Elem())
+	return nil
 }
