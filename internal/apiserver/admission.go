@@ -76,7 +76,8 @@ func (s *Server) newHooks(
 	h.resetKinds = sync.OnceFunc(func() { go wait.Until(h.kinds.Reset, mapperReset, drained) })
 	h.initializer = admission.PluginInitializers{
 		webhookinit.NewPluginInitializer(h.credentials, h.services),
-		initializer.New(client, objects, shared, c.Authorization.Authorizer, utilfeature.DefaultFeatureGate, c.EffectiveVersion, drained, h.kinds),
+		initializer.New(client, objects, shared, c.Authorization.Authorizer, utilfeature.DefaultFeatureGate, c.EffectiveVersion,
+			drained, h.kinds),
 	}
 	if h.lifecycle, err = lifecycle.NewLifecycle(sets.New(systemNamespaces()...)); err != nil {
 		return nil, err

@@ -202,7 +202,8 @@ func testPolicyTypes(p policyTest) {
 		return got.Status.ObservedGeneration == 1
 	})
 	if c := got.Status.TypeChecking; c == nil || len(c.ExpressionWarnings) != 1 ||
-		c.ExpressionWarnings[0].FieldRef != "spec.validations[1].expression" || !strings.Contains(c.ExpressionWarnings[0].Warning, "undefined field 'prots'") {
+		c.ExpressionWarnings[0].FieldRef != "spec.validations[1].expression" ||
+		!strings.Contains(c.ExpressionWarnings[0].Warning, "undefined field 'prots'") {
 		p.Errorf("%+v", c)
 	}
 	got.Spec.Validations = got.Spec.Validations[:1]
@@ -219,7 +220,8 @@ func testPolicyTypes(p policyTest) {
 func testPolicyMutates(p policyTest) {
 	policies := p.client.AdmissionregistrationV1()
 	match := p.match("", "services", "configmaps")
-	_, err := policies.MutatingAdmissionPolicies().Create(p.ctx, &admissionv1.MutatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: p.ns},
+	_, err := policies.MutatingAdmissionPolicies().Create(p.ctx, &admissionv1.MutatingAdmissionPolicy{
+		ObjectMeta: metav1.ObjectMeta{Name: p.ns},
 		Spec: admissionv1.MutatingAdmissionPolicySpec{MatchConstraints: match, ReinvocationPolicy: admissionv1.NeverReinvocationPolicy,
 			Mutations: []admissionv1.Mutation{
 				{PatchType: admissionv1.PatchTypeApplyConfiguration, ApplyConfiguration: &admissionv1.ApplyConfiguration{
@@ -229,7 +231,8 @@ func testPolicyMutates(p policyTest) {
 			}}}, metav1.CreateOptions{})
 	p.must(err)
 	_, err = policies.MutatingAdmissionPolicyBindings().Create(p.ctx, &admissionv1.MutatingAdmissionPolicyBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: p.ns}, Spec: admissionv1.MutatingAdmissionPolicyBindingSpec{PolicyName: p.ns}}, metav1.CreateOptions{})
+		ObjectMeta: metav1.ObjectMeta{Name: p.ns}, Spec: admissionv1.MutatingAdmissionPolicyBindingSpec{PolicyName: p.ns},
+	}, metav1.CreateOptions{})
 	p.must(err)
 	eventually(p, "a Service is changed", func() bool {
 		s, err := p.service("probe", metav1.DryRunAll)
@@ -252,7 +255,8 @@ func testPolicyReaders(p policyTest, s *apiserver.Server) {
 	p.must(err)
 	polly := clientAs(s, "polly").AdmissionregistrationV1()
 	make := func(kind string) error {
-		_, err := polly.ValidatingAdmissionPolicies().Create(p.ctx, &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: p.ns},
+		_, err := polly.ValidatingAdmissionPolicies().Create(p.ctx, &admissionv1.ValidatingAdmissionPolicy{
+			ObjectMeta: metav1.ObjectMeta{Name: p.ns},
 			Spec: admissionv1.ValidatingAdmissionPolicySpec{ParamKind: &admissionv1.ParamKind{APIVersion: "v1", Kind: kind},
 				MatchConstraints: p.match("", "services"), Validations: []admissionv1.Validation{{Expression: "true"}}}},
 			metav1.CreateOptions{DryRun: []string{"All"}})

@@ -454,7 +454,8 @@ func TestAdmissionIsForAdministrators(t *testing.T) {
 		if !apierrors.IsForbidden(err) {
 			t.Errorf("%s creates a webhook: %v", role, err)
 		}
-		if _, err := user.AdmissionregistrationV1().MutatingAdmissionPolicies().List(t.Context(), metav1.ListOptions{}); !apierrors.IsForbidden(err) {
+		_, err = user.AdmissionregistrationV1().MutatingAdmissionPolicies().List(t.Context(), metav1.ListOptions{})
+		if !apierrors.IsForbidden(err) {
 			t.Errorf("%s reads policies: %v", role, err)
 		}
 	}

@@ -48,7 +48,8 @@ func validateValidatingPolicy(p, old *admissionv1.ValidatingAdmissionPolicy) fie
 	}
 	at := path.Child("auditAnnotations")
 	if len(s.AuditAnnotations) > maxAuditAnnotations {
-		errs = append(errs, field.Invalid(at, s.AuditAnnotations, fmt.Sprintf("must not have more than %d auditAnnotations", maxAuditAnnotations)))
+		errs = append(errs, field.Invalid(at, s.AuditAnnotations,
+			fmt.Sprintf("must not have more than %d auditAnnotations", maxAuditAnnotations)))
 	}
 	seen := map[string]bool{}
 	for i := range s.AuditAnnotations {
@@ -116,7 +117,8 @@ func (e *expressions) validateValidation(v *admissionv1.Validation, path *field.
 	if strings.TrimSpace(v.Expression) == "" {
 		errs = append(errs, field.Required(path.Child("expression"), "expression is not specified"))
 	} else {
-		errs = append(errs, e.check(&validating.ValidationCondition{Expression: v.Expression}, v.Expression, e.options(), path.Child("expression"))...)
+		x := &validating.ValidationCondition{Expression: v.Expression}
+		errs = append(errs, e.check(x, v.Expression, e.options(), path.Child("expression"))...)
 	}
 	at := path.Child("messageExpression")
 	if m := v.MessageExpression; strings.TrimSpace(m) != "" {
