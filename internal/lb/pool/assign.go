@@ -158,6 +158,8 @@ func (a *Allocator) kept(r *Request, f svc.Family, had []netip.Addr) (netip.Addr
 	rank := func(x netip.Addr) int {
 		switch {
 		case slices.Contains(r.Asked, x):
+			return 3
+		case r.Named && slices.Contains(r.Pools, a.PoolOf(x)): // on its way from another pool
 			return 2
 		case slices.Contains(r.Prefer, x):
 			return 1
