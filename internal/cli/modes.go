@@ -149,7 +149,7 @@ func cleanUpModes(ctx context.Context, keep string) error {
 }
 
 func openNFT(s *modeSetup, o *proxy.Options) (err error) {
-	o.Dataplane, err = nft.New(nft.Config{Balance: s.balance, ServiceCIDRs: s.networks.serviceCIDRs, DropInvalid: s.dropInvalid})
+	o.Dataplane, err = nft.New(nft.Config{Balance: s.balance, DropInvalid: s.dropInvalid})
 	return err
 }
 
@@ -169,7 +169,7 @@ func probeIPTables(ctx context.Context, s *modeSetup) error {
 
 func openIPTables(s *modeSetup, o *proxy.Options) (err error) {
 	o.Dataplane, err = iptables.New(iptables.Config{
-		Variant: s.variant, Balance: s.balance, ServiceCIDRs: s.networks.serviceCIDRs, DropInvalid: s.dropInvalid, Log: s.log,
+		Variant: s.variant, Balance: s.balance, DropInvalid: s.dropInvalid, Log: s.log,
 	})
 	return err
 }

@@ -192,7 +192,7 @@ func newProxy(g *global) *cobra.Command {
 	c.add(cmd)
 	f.add(cmd)
 	networks.addNetworks(cmd,
-		"ranges of ClusterIPs: what is sent to an address there that no Service has is dropped (default: it goes its way)",
+		"ranges of ClusterIPs, in which what is sent to an address of no Service is dropped; used where the API has no ServiceCIDRs",
 		"ranges of the Pods' addresses: traffic to a ClusterIP from outside of them is masqueraded")
 	cmd.Flags().StringVar(&nodeName, "node-name", hostname(), "name of this machine's Node object")
 	return cmd

@@ -52,8 +52,8 @@ func openUserspace(s *modeSetup, o *proxy.Options) (err error) {
 	f := &s.flags.userspace
 	o.Dataplane, err = userspace.New(userspace.Config{
 		// Unless --balance says otherwise it chooses endpoints in turn (behaviour 39).
-		Random:       s.flags.balance != "" && s.balance == dataplane.Random,
-		ServiceCIDRs: s.networks.serviceCIDRs, Ports: svc.PortRange(f.ports),
+		Random:         s.flags.balance != "" && s.balance == dataplane.Random,
+		Ports:          svc.PortRange(f.ports),
 		ConnectTimeout: f.connect, UDPTimeout: f.udpTimeout, Drain: f.drain, Log: s.log,
 	})
 	return err

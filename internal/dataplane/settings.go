@@ -15,6 +15,8 @@ type Settings struct {
 	// Pods are the ranges of pods (Table.ClusterCIDRs).
 	Pods          []netip.Prefix
 	MasqueradeAll bool
+	// Services are the ranges of ClusterIPs (Table.ServiceCIDRs).
+	Services []netip.Prefix
 	// NodeAddrs are where node ports answer, without ::1, for which Linux has
 	// no route_localnet. Localhost reports whether an address of 127.0.0.0/8 is
 	// one of them.
@@ -30,6 +32,11 @@ func SettingsOf(t *table.Table, f svc.Family) Settings {
 			s.Pods = append(s.Pods, p.Masked())
 		}
 	}
+	for _, p := range t.ServiceCIDRs {
+		if svc.FamilyOf(p.Addr()) == f {
+			s.Services = append(s.Services, p.Masked())
+		}
+	}
 	for _, a := range t.NodePortAddrs {
 		if svc.FamilyOf(a) != f || a.IsLoopback() && f == svc.IPv6 {
 			continue
@@ -42,11 +49,11 @@ func SettingsOf(t *table.Table, f svc.Family) Settings {
 
 // Equal reports whether both say the same.
 func (s *Settings) Equal(o *Settings) bool {
-	return s.SamePorts(o) && slices.Equal(s.NodeAddrs, o.NodeAddrs)
+	return s.SamePorts(o) && slices.Equal(s.NodeAddrs, o.NodeAddrs) && slices.Equal(s.Services, o.Services)
 }
 
 // SamePorts reports whether both say the same of what depends on single service
-// ports: everything but where node ports answer.
+// ports: everything but where node ports answer and what addresses Services have.
 func (s *Settings) SamePorts(o *Settings) bool {
 	return s.MasqueradeAll == o.MasqueradeAll && slices.Equal(s.Pods, o.Pods)
 }

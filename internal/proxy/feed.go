@@ -64,6 +64,11 @@ func (f *feed) signal() {
 	if f.oldest.IsZero() {
 		f.oldest = time.Now()
 	}
+	f.wakeUp()
+}
+
+// wakeUp wakes the loop although there may be nothing to take.
+func (f *feed) wakeUp() {
 	select {
 	case f.wake <- struct{}{}:
 	default:

@@ -25,20 +25,20 @@ var modes = []struct {
 	cleanUp func(context.Context) error
 }{
 	{"nft", func(t testing.TB, _ *testbed.Host) dataplane.Applier {
-		p, err := nft.New(nft.Config{ServiceCIDRs: serviceCIDRs, DropInvalid: true})
+		p, err := nft.New(nft.Config{DropInvalid: true})
 		return made(t, p, err)
 	}, nft.Cleanup},
 	{"iptables-nft", iptablesMode(iptables.NFT), iptables.Cleanup},
 	{"iptables-legacy", iptablesMode(iptables.Legacy), iptables.Cleanup},
 	{"userspace", func(t testing.TB, _ *testbed.Host) dataplane.Applier {
-		p, err := userspace.New(userspace.Config{ServiceCIDRs: serviceCIDRs})
+		p, err := userspace.New(userspace.Config{})
 		return made(t, p, err)
 	}, userspace.Cleanup},
 }
 
 func iptablesMode(v iptables.Variant) flows.Factory {
 	return func(t testing.TB, _ *testbed.Host) dataplane.Applier {
-		p, err := iptables.New(iptables.Config{Variant: v, ServiceCIDRs: serviceCIDRs, DropInvalid: true})
+		p, err := iptables.New(iptables.Config{Variant: v, DropInvalid: true})
 		return made(t, p, err)
 	}
 }

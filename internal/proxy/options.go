@@ -68,7 +68,7 @@ type Options struct {
 	// nil skips that check. It is not for modes that listen on node ports
 	// themselves. socket.Taken is one.
 	PortTaken func(svc.Protocol, netip.AddrPort) bool
-	// ServiceCIDRs are the ranges of ClusterIPs, as far as they are known.
+	// ServiceCIDRs are the ranges of ClusterIPs where the API has no ServiceCIDRs.
 	ServiceCIDRs []netip.Prefix
 
 	// HealthzAddress serves /healthz and /livez, MetricsAddress /metrics,

@@ -25,6 +25,7 @@ type Proxy struct {
 	opts    Options
 	log     *slog.Logger
 	feed    *feed
+	ranges  *ranges
 	status  *status
 	metrics *metrics
 	health  *proxyHealth
@@ -69,6 +70,7 @@ func New(opts Options) (*Proxy, error) {
 	if c, ok := opts.Dataplane.(dataplane.Carrier); ok {
 		p.metrics.registry.MustRegister(newCarried(c))
 	}
+	p.ranges = newRanges(opts.ServiceCIDRs, opts.Log, p.feed.wakeUp)
 	p.events = newRecorder(opts.Client, opts.NodeName, opts.Log)
 	p.checks = newHealthPorts(p.health.serving, opts.NodePortAddresses.IsDefault())
 	return p, nil
@@ -84,6 +86,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 	wg.Go(func() { p.serveHealth(ctx) })
 	wg.Go(func() { p.serveMetrics(ctx) })
 	wg.Go(func() { p.feed.run(ctx, p.opts.Client, p.opts.NodeName) })
+	wg.Go(func() { p.ranges.run(ctx, p.opts.Client) })
 	if p.opts.FallbackReason != "" {
 		p.events.node("ProxyModeFallback", p.opts.FallbackReason)
 	}
@@ -143,6 +146,9 @@ func (p *Proxy) loop(ctx context.Context, addressChanged <-chan struct{}) {
 	case <-ctx.Done():
 		return
 	case <-p.feed.synced:
+	}
+	if !p.ranges.await(ctx) {
+		return
 	}
 	var tampered <-chan struct{}
 	if w, ok := p.opts.Dataplane.(dataplane.Watcher); ok {
@@ -233,6 +239,7 @@ func (p *Proxy) sync(ctx context.Context) {
 	if p.opts.Servers != nil {
 		p.builder.SetServers(p.opts.Servers())
 	}
+	p.builder.SetServiceCIDRs(p.ranges.get())
 	before := p.wanted
 	next, keys := p.builder.Build()
 	for _, k := range keys {

@@ -129,7 +129,7 @@ func (p *Proxy) removeStale(ctx context.Context, now *table.Table, changed []tab
 	case p.opts.Conntrack == nil:
 		return
 	case p.applied == nil && p.opts.SweepConntrack != nil:
-		s := newSweep(now, p.opts.ServiceCIDRs)
+		s := newSweep(now, now.ServiceCIDRs)
 		removed, err = p.opts.SweepConntrack(ctx, s.stale)
 	default:
 		flows := staleFlows(p.applied, now, changed)

@@ -33,6 +33,7 @@ type Builder struct {
 	zone    string
 	machine []netip.Addr // of the machine, as given
 	primary []netip.Addr // the Node's InternalIPs, one a family at most
+	ranges  []netip.Prefix
 
 	dirty    []*service
 	problems map[svc.Name][]Problem
@@ -211,6 +212,16 @@ func (b *Builder) SetNode(n *corev1.Node) {
 // ports answer.
 func (b *Builder) SetAddresses(addrs []netip.Addr) { b.machine = slices.Clone(addrs) }
 
+// SetServiceCIDRs sets the ranges of ClusterIPs.
+func (b *Builder) SetServiceCIDRs(ranges []netip.Prefix) {
+	b.ranges = nil
+	for _, p := range ranges {
+		b.ranges = append(b.ranges, p.Masked())
+	}
+	slices.SortFunc(b.ranges, netip.Prefix.Compare)
+	b.ranges = slices.Compact(b.ranges)
+}
+
 // Build returns the Table of all that was set, and the keys of the service ports
 // that differ from the Table before, gone ones included. With no difference at
 // all it returns that Table itself. The keys are never nil, since nil asks a
@@ -239,11 +250,11 @@ func (b *Builder) Build() (*Table, []Key) {
 	b.dirty = b.dirty[:0]
 
 	addrs := b.cfg.NodePortAddresses.choose(b.machine, b.primary)
-	if edit == nil && slices.Equal(addrs, b.table.NodePortAddrs) {
+	if edit == nil && slices.Equal(addrs, b.table.NodePortAddrs) && slices.Equal(b.ranges, b.table.ServiceCIDRs) {
 		return b.table, changed
 	}
 	next := *b.table
-	next.NodePortAddrs = addrs
+	next.NodePortAddrs, next.ServiceCIDRs = addrs, b.ranges
 	if edit != nil {
 		next.ports = edit.done()
 	}

@@ -109,6 +109,9 @@ type Table struct {
 	ClusterCIDRs []netip.Prefix
 	// MasqueradeAll asks to masquerade all traffic to ClusterIPs.
 	MasqueradeAll bool
+	// ServiceCIDRs are the ranges of ClusterIPs, sorted. What is sent to an address
+	// there that no Service has is dropped instead of leaving this node.
+	ServiceCIDRs []netip.Prefix
 
 	ports shards
 }

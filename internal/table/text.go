@@ -17,6 +17,9 @@ func (t *Table) String() string {
 	if len(t.ClusterCIDRs) > 0 {
 		fmt.Fprintf(&b, "pods in %s\n", words(t.ClusterCIDRs))
 	}
+	if len(t.ServiceCIDRs) > 0 {
+		fmt.Fprintf(&b, "services in %s\n", words(t.ServiceCIDRs))
+	}
 	if t.MasqueradeAll {
 		b.WriteString("masquerade all\n")
 	}

@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"net/netip"
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
@@ -9,13 +8,11 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed/flows"
 )
 
-var serviceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")}
-
 // create makes Planes of a variant.
 func create(v Variant) flows.Factory {
 	return func(t testing.TB, _ *testbed.Host) dataplane.Applier {
 		t.Helper()
-		p, err := New(Config{Variant: v, ServiceCIDRs: serviceCIDRs, DropInvalid: true})
+		p, err := New(Config{Variant: v, DropInvalid: true})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net/netip"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/dataplane/drops"
@@ -39,10 +38,6 @@ func ParseVariant(s string) (Variant, error) {
 type Config struct {
 	Variant Variant
 	Balance dataplane.Balance
-	// ServiceCIDRs are the ranges of ClusterIPs. What is sent to an address
-	// there that no Service has is dropped, like upstream, instead of leaving
-	// this node.
-	ServiceCIDRs []netip.Prefix
 	// MasqueradeBit is the bit of the packet mark for connections to
 	// masquerade, 0 to 31; 0 stands for 14, kube-proxy's.
 	MasqueradeBit int

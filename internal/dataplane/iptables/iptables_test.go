@@ -21,7 +21,7 @@ import (
 // The kernel has what an administrator can read, the same in both variants.
 func TestGoldenDump(t *testing.T) {
 	variants(t, func(t *testing.T, v Variant) {
-		inside(t, Config{Variant: v, ServiceCIDRs: serviceCIDRs, DropInvalid: true}, func(p *Mode) {
+		inside(t, Config{Variant: v, DropInvalid: true}, func(p *Mode) {
 			flows.Apply(t, p, flows.EveryField(), nil)
 			flows.Golden(t, *update, "dump.txt", flows.Dump(t, p))
 		})

@@ -294,10 +294,8 @@ func (l *layout) baseFilter(set *dataplane.Settings, m, r, both string, emit fun
 	// What is sent to the addresses of Services, but to none that there is,
 	// must not leave this node. Everything else has another destination by now.
 	var unserved []string
-	for _, p := range l.cfg.ServiceCIDRs {
-		if svc.FamilyOf(p.Addr()) == l.family {
-			unserved = append(unserved, "-d "+p.Masked().String()+" -m conntrack --ctstate NEW ", "-j DROP")
-		}
+	for _, p := range set.Services {
+		unserved = append(unserved, "-d "+p.String()+" -m conntrack --ctstate NEW ", "-j DROP")
 	}
 	var input []string
 	if set.Localhost {

@@ -65,7 +65,7 @@ func (t *target) Write(ctx context.Context, c *dataplane.Change) error {
 	if !c.Full {
 		return nil
 	}
-	changed, err := t.rules.ensure(ctx)
+	changed, err := t.rules.ensure(ctx, c.Settings.Services)
 	for _, text := range changed {
 		c.Drift("%s", text)
 	}

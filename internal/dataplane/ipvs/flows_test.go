@@ -63,7 +63,7 @@ func (b *byChanges) open() bool {
 func TestStories(t *testing.T) {
 	flows.Stories(t, func(t testing.TB, _ *testbed.Host) dataplane.Applier {
 		t.Helper()
-		cfg := Config{Variant: legacy, ServiceCIDRs: serviceCIDRs}
+		cfg := Config{Variant: legacy}
 		if strings.Contains(t.Name(), "affinity_ends_with_its_time") {
 			cfg.Timeouts.UDP = time.Second
 		}

@@ -27,7 +27,8 @@ type Config struct {
 	// Scheduler chooses endpoints where the Service does not name one; empty
 	// is DefaultScheduler.
 	Scheduler string
-	// ServiceCIDRs are the ranges of ClusterIPs. What is sent to an address
+	// ServiceCIDRs are the ranges of ClusterIPs as far as they are known, which
+	// ExcludeCIDRs must not overlap. What is sent to an address
 	// there that no Service has is dropped.
 	ServiceCIDRs []netip.Prefix
 	// ExcludeCIDRs are ranges whose virtual servers are another program's. A

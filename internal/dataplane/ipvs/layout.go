@@ -205,11 +205,9 @@ func (l *layout) chains(table string) []chain {
 	in := append([]string{known + "-j RETURN", match(setFront, "dst,dst") + "-j ACCEPT"}, guard...)
 	out := append([]string{known + "-j RETURN", match(setFront, "dst,dst") + "-j RETURN"}, guard...)
 	forward := []string{known + "-m ipvs --ipvs -j ACCEPT"}
-	for _, p := range l.cfg.ServiceCIDRs {
-		if svc.FamilyOf(p.Addr()) == l.family {
-			unserved := "-d " + p.Masked().String() + " -m conntrack --ctstate NEW -j DROP"
-			out, forward = append(out, unserved), append(forward, unserved)
-		}
+	for _, p := range l.services {
+		unserved := "-d " + p.String() + " -m conntrack --ctstate NEW -j DROP"
+		out, forward = append(out, unserved), append(forward, unserved)
 	}
 	return []chain{
 		{chainInput, in},
@@ -225,13 +223,15 @@ type layout struct {
 	family        svc.Family
 	cfg           *Config
 	icmp, refusal string
+	// services are those of the Settings that the rules are to have.
+	services []netip.Prefix
 }
 
 func newLayout(f svc.Family, cfg *Config) *layout {
 	if f == svc.IPv6 {
-		return &layout{f, cfg, "ipv6-icmp", "icmp6-port-unreachable"}
+		return &layout{family: f, cfg: cfg, icmp: "ipv6-icmp", refusal: "icmp6-port-unreachable"}
 	}
-	return &layout{f, cfg, "icmp", "icmp-port-unreachable"}
+	return &layout{family: f, cfg: cfg, icmp: "icmp", refusal: "icmp-port-unreachable"}
 }
 
 func (l *layout) sets() []ipset.Set { return setsOf(l.family) }

@@ -2,7 +2,6 @@ package ipvs
 
 import (
 	"flag"
-	"net/netip"
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
@@ -17,8 +16,6 @@ var update = flag.Bool("update", false, "write the golden files")
 // All tests run inside User Mode Linux, on a real kernel with IPVS.
 func TestMain(m *testing.M) { uml.Main(m) }
 
-var serviceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")}
-
 // legacy is the variant that the guest's kernel can do NAT with.
 const legacy = iptables.Legacy
 
@@ -26,7 +23,7 @@ const legacy = iptables.Legacy
 func create(scheduler string) flows.Factory {
 	return func(t testing.TB, _ *testbed.Host) dataplane.Applier {
 		t.Helper()
-		p, err := New(Config{Variant: legacy, Scheduler: scheduler, ServiceCIDRs: serviceCIDRs})
+		p, err := New(Config{Variant: legacy, Scheduler: scheduler})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -3,6 +3,7 @@ package ipvs
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -65,7 +66,11 @@ func chainOf(line string) string {
 }
 
 // ensure writes what is not there and says what was not as it had been written.
-func (r *rules) ensure(ctx context.Context) ([]string, error) {
+// services are the ranges of ClusterIPs.
+func (r *rules) ensure(ctx context.Context, services []netip.Prefix) ([]string, error) {
+	if !slices.Equal(services, r.layout.services) {
+		r.layout.services, r.printed = slices.Clone(services), nil
+	}
 	now, err := r.read(ctx)
 	if err != nil {
 		return nil, err

@@ -309,7 +309,7 @@ func (t *target) foundation(c *change) {
 			c.b.AddSet(l.table, s)
 		}
 	}
-	for _, ch := range l.base(settings.Localhost) {
+	for _, ch := range l.base(settings) {
 		stored, there := found.base[ch.name]
 		if there && sameRules(stored, ch.rules) {
 			continue
@@ -357,7 +357,7 @@ func (t *target) foundation(c *change) {
 // whose hooks come after ours.
 func (t *target) closeUnserved(c *change) {
 	if len(t.found.base[chainUnserved]) == 0 && !t.found.closed {
-		for _, r := range t.layout.unserved() {
+		for _, r := range t.layout.unserved(t.state.settings.Services) {
 			c.b.AddRule(t.layout.table, chainUnserved, r)
 		}
 	}
@@ -386,7 +386,7 @@ func (t *target) removeGarbage(c *change) {
 	c.sweep()
 	var gone []string
 	for name := range found.base {
-		if !slices.ContainsFunc(l.base(settings.Localhost), func(ch chain) bool { return ch.name == name }) {
+		if !slices.ContainsFunc(l.base(settings), func(ch chain) bool { return ch.name == name }) {
 			gone = append(gone, name)
 		}
 	}

@@ -13,11 +13,9 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed/flows"
 )
 
-var serviceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")}
-
 func create(t testing.TB, _ *testbed.Host) dataplane.Applier {
 	t.Helper()
-	p, err := New(Config{ServiceCIDRs: serviceCIDRs, DropInvalid: true})
+	p, err := New(Config{DropInvalid: true})
 	if err != nil {
 		t.Fatal(err)
 	}

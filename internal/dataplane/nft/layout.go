@@ -2,7 +2,9 @@ package nft
 
 import (
 	"fmt"
+	"net/netip"
 
+	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/dataplane/drops"
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -132,8 +134,7 @@ type chain struct {
 }
 
 // base are the chains that are always there, each after those it leads to.
-// localhost reports that node ports answer on 127.0.0.0/8 too.
-func (l *layout) base(localhost bool) []chain {
+func (l *layout) base(set *dataplane.Settings) []chain {
 	nat := func(n uint32, priority int32) *nftables.Hook {
 		return &nftables.Hook{Type: "nat", Number: n, Priority: priority}
 	}
@@ -151,10 +152,10 @@ func (l *layout) base(localhost bool) []chain {
 		{name: chainRefuse, rules: drops.Rules(&l.Header, drops.Rejected)},
 		{name: chainDrop, rules: drops.Rules(&l.Header, drops.Dropped)},
 		{name: chainServices, rules: l.services()},
-		{name: chainUnserved, rules: l.unserved()},
+		{name: chainUnserved, rules: l.unserved(set.Services)},
 		{name: chainPrerouting, hook: nat(nftables.Prerouting, priorityDstNAT), rules: toServices},
 		{name: chainOutput, hook: nat(nftables.Output, priorityDstNAT), rules: toServices},
-		{name: chainPostrouting, hook: nat(nftables.Postrouting, prioritySrcNAT), rules: l.postrouting(localhost)},
+		{name: chainPostrouting, hook: nat(nftables.Postrouting, prioritySrcNAT), rules: l.postrouting(set.Localhost)},
 	}
 	if l.cfg.DropInvalid {
 		out = append(out, chain{
@@ -163,7 +164,7 @@ func (l *layout) base(localhost bool) []chain {
 			rules: l.forward(),
 		})
 	}
-	if localhost {
+	if set.Localhost {
 		out = append(out, chain{
 			name:  chainLoopback,
 			hook:  &nftables.Hook{Type: "filter", Number: nftables.Prerouting, Priority: priorityRaw},
@@ -208,7 +209,7 @@ func (l *layout) services() []nftables.Rule {
 //
 // A frontend that is there, but led nowhere, has changed twice while the packet
 // was under way. Its client sends once more; a refusal would be final.
-func (l *layout) unserved() []nftables.Rule {
+func (l *layout) unserved(services []netip.Prefix) []nftables.Rule {
 	a := l.Regs()
 	vip := l.Frontend().Map(setVIPs, 0, a).Goto(chainDrop)
 	node := new(nftables.Program).Network(0, l.Destination, l.Len).InSet(setNodeAddresses, 0).
@@ -219,10 +220,8 @@ func (l *layout) unserved() []nftables.Rule {
 		commented(node, "meta l4proto . th dport in @node-ports: goto discard, the client will send again"),
 		nftables.NewRule(other, "%s daddr @cluster-ips goto refuse", l.Word),
 	}
-	for _, p := range l.cfg.ServiceCIDRs {
-		if svc.FamilyOf(p.Addr()) == l.family {
-			rules = append(rules, nftables.NewRule(l.InPrefix(l.Destination, p).Drop(), "%s daddr %s drop", l.Word, p.Masked()))
-		}
+	for _, p := range services {
+		rules = append(rules, nftables.NewRule(l.InPrefix(l.Destination, p).Drop(), "%s daddr %s drop", l.Word, p))
 	}
 	return rules
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/dataplane/drops"
@@ -17,10 +16,6 @@ import (
 // Config is what a Mode needs to know; the zero value is usable.
 type Config struct {
 	Balance dataplane.Balance
-	// ServiceCIDRs are the ranges of ClusterIPs. What is sent to an address
-	// there that no Service has is dropped, like upstream, instead of leaving
-	// this node.
-	ServiceCIDRs []netip.Prefix
 	// MasqueradeBit is the bit of the packet mark for connections to
 	// masquerade, 1 to 31; 0 stands for 14, kube-proxy's.
 	MasqueradeBit int

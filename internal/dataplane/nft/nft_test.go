@@ -53,7 +53,7 @@ func TestProbe(t *testing.T) {
 // An administrator reads names, addresses and ports, and our own dump says the
 // same in the project's words.
 func TestReadable(t *testing.T) {
-	inside(t, Config{ServiceCIDRs: serviceCIDRs, DropInvalid: true}, func(p *Mode) {
+	inside(t, Config{DropInvalid: true}, func(p *Mode) {
 		flows.Apply(t, p, flows.EveryField(), nil)
 		flows.Golden(t, *update, "dump.txt", flows.Dump(t, p))
 		flows.Golden(t, *update, "ruleset.txt", sortElements(flows.Command(t, "", "nft", "list", "ruleset")))
@@ -230,7 +230,7 @@ func TestWorkFollowsChange(t *testing.T) {
 			ports = append(ports, q)
 		}
 		next := table.New(ports...)
-		next.NodePortAddrs, next.ClusterCIDRs = tab.NodePortAddrs, tab.ClusterCIDRs
+		next.NodePortAddrs, next.ClusterCIDRs, next.ServiceCIDRs = tab.NodePortAddrs, tab.ClusterCIDRs, tab.ServiceCIDRs
 		k.bytes = 0
 		flows.Apply(t, p, next, []table.Key{key})
 		// One for the chain for three endpoints, which nobody had, one for the

@@ -25,8 +25,7 @@ func Probe() error {
 	}
 	defer func() { _ = k.Close() }()
 	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
-		cfg := Config{DropInvalid: true, ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"),
-			netip.MustParsePrefix("2001:db8::/32")}}
+		cfg := Config{DropInvalid: true}
 		if err := cfg.complete(); err != nil {
 			return err
 		}
@@ -64,7 +63,11 @@ func (l *layout) probe() *nftables.Batch {
 		b.Tag("set " + s.Name)
 		b.AddSet(l.table, s)
 	}
-	for _, c := range l.base(l.family == svc.IPv4) {
+	set := &dataplane.Settings{Localhost: true, Services: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}
+	if l.family == svc.IPv6 {
+		set = &dataplane.Settings{Services: []netip.Prefix{netip.MustParsePrefix("2001:db8::/32")}}
+	}
+	for _, c := range l.base(set) {
 		b.Tag("chain " + c.name)
 		b.AddChain(l.table, nftables.Chain{Name: c.name, Hook: c.hook})
 		for _, r := range c.rules {

@@ -90,6 +90,9 @@ func (t *target) missed(ports iter.Seq[*table.ServicePort], seen func(dataplane.
 	return keys
 }
 
+// everything are the Settings with which all base chains are there.
+var everything = dataplane.Settings{Localhost: true}
+
 // fits reports whether the sets and base chains there are of this layout, and
 // takes the sets down.
 func (l *layout) fits(is *nftables.StoredTable, r *found) bool {
@@ -109,7 +112,7 @@ func (l *layout) fits(is *nftables.StoredTable, r *found) bool {
 		}
 	}
 	hooks := map[string]*nftables.Hook{}
-	for _, c := range l.base(true) {
+	for _, c := range l.base(&everything) {
 		hooks[c.name] = c.hook
 	}
 	for _, c := range is.Chains {
@@ -149,7 +152,7 @@ func (t *target) readTargets(r *found) error {
 // always there were made on demand, or look as if.
 func (l *layout) sortChains(r *found, is *nftables.StoredTable) {
 	always := map[string]bool{}
-	for _, c := range l.base(true) {
+	for _, c := range l.base(&everything) {
 		always[c.name] = true
 	}
 	for _, c := range is.Chains {
@@ -392,7 +395,7 @@ func (f *found) reportDrift(c *dataplane.Change, l *layout, left *state) {
 			drift("set %s was missing", s.Name)
 		}
 	}
-	for _, c := range l.base(left.settings.Localhost) {
+	for _, c := range l.base(&left.settings) {
 		if stored, there := f.base[c.name]; !there {
 			drift("chain %s was missing", c.name)
 		} else if !sameRules(stored, c.rules) {

@@ -46,7 +46,7 @@ type target struct {
 
 func newTarget(f svc.Family, m *Mode) *target {
 	return &target{
-		layout: newLayout(f, m.cfg.ServiceCIDRs), mode: m, kernel: m.kernel, listeners: map[table.Key][]*listener{},
+		layout: newLayout(f), mode: m, kernel: m.kernel, listeners: map[table.Key][]*listener{},
 		fronts: map[dataplane.FrontKey]*front{}, clusterIPs: map[netip.Addr]int{},
 	}
 }
@@ -378,11 +378,15 @@ func Probe() error {
 	}
 	defer func() { _ = k.Close() }()
 	for _, fam := range []svc.Family{svc.IPv4, svc.IPv6} {
-		l := newLayout(fam, []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/32")})
+		l := newLayout(fam)
 		l.table.Name += "-probe"
 		t := &target{layout: l}
 		c := newContent()
-		c.addBase(l, &dataplane.Settings{})
+		s := &dataplane.Settings{Services: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}
+		if fam == svc.IPv6 {
+			s.Services[0] = netip.MustParsePrefix("2001:db8::/32")
+		}
+		c.addBase(l, s)
 		b := nftables.NewBatch()
 		t.writeChains(b, newContent(), c, missing)
 		t.writeElems(b, newContent(), c)

@@ -1,7 +1,6 @@
 package userspace
 
 import (
-	"net/netip"
 	"testing"
 	"time"
 
@@ -12,18 +11,16 @@ import (
 
 func TestMain(m *testing.M) { testbed.Main(m) }
 
-var serviceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")}
-
 func create(t testing.TB, _ *testbed.Host) dataplane.Applier {
 	t.Helper()
-	return open(t, Config{ServiceCIDRs: serviceCIDRs})
+	return open(t, Config{})
 }
 
 // withoutFailover is for tests in which every endpoint answers, however slow the
 // machine is: a late answer is not a dead endpoint.
 func withoutFailover(t testing.TB, _ *testbed.Host) dataplane.Applier {
 	t.Helper()
-	return open(t, Config{ServiceCIDRs: serviceCIDRs, ConnectTimeout: time.Minute})
+	return open(t, Config{ConnectTimeout: time.Minute})
 }
 
 func open(t testing.TB, c Config) *Mode {

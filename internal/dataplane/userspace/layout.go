@@ -49,12 +49,11 @@ type layout struct {
 	nftables.Header
 	table  nftables.Table
 	family svc.Family
-	cidrs  []netip.Prefix
 }
 
-func newLayout(f svc.Family, cidrs []netip.Prefix) *layout {
+func newLayout(f svc.Family) *layout {
 	t := nftables.Table{Family: nftables.FamilyOf(f), Name: tableName}
-	return &layout{Header: nftables.HeaderOf(f), table: t, family: f, cidrs: cidrs}
+	return &layout{Header: nftables.HeaderOf(f), table: t, family: f}
 }
 
 // portReg is where the rules keep a proxy port, behind whatever they look up.
@@ -116,7 +115,7 @@ func (l *layout) base(s *dataplane.Settings) []chain {
 		{name: chainRefuse, rules: drops.Rules(&l.Header, drops.Rejected)},
 		{name: chainDrop, rules: drops.Rules(&l.Header, drops.Dropped)},
 		{name: chainServices, rules: l.services(s)},
-		{name: chainUnserved, rules: l.unserved()},
+		{name: chainUnserved, rules: l.unserved(s.Services)},
 		{name: chainPrerouting, hook: nat(nftables.Prerouting), rules: way},
 		{name: chainOutput, hook: nat(nftables.Output), rules: way},
 	}
@@ -158,7 +157,7 @@ func (l *layout) services(s *dataplane.Settings) []nftables.Rule {
 // unserved is for what is sent to the addresses of Services, but to none of
 // their ports, and for what is sent to a port of the proxy without having been
 // captured: it would evade source ranges.
-func (l *layout) unserved() []nftables.Rule {
+func (l *layout) unserved(services []netip.Prefix) []nftables.Rule {
 	other := new(nftables.Program).Network(0, l.Destination, l.Len).InSet(setClusterIPs, 0).Goto(chainRefuse)
 	direct := new(nftables.Program).DestinationType(0).Equal(0, nftables.Uint32(nftables.TypeLocal)).
 		Meta(0, nftables.MetaL4Proto).DestinationPort(1).InSet(setProxyPorts, 0).Goto(chainRefuse)
@@ -166,10 +165,8 @@ func (l *layout) unserved() []nftables.Rule {
 		nftables.NewRule(other, "%s daddr @cluster-ips goto refuse", l.Word),
 		nftables.NewRule(direct, "fib daddr type local meta l4proto . th dport @proxy-ports goto refuse"),
 	}
-	for _, p := range l.cidrs {
-		if svc.FamilyOf(p.Addr()) == l.family {
-			rules = append(rules, nftables.NewRule(l.InPrefix(l.Destination, p).Drop(), "%s daddr %s drop", l.Word, p.Masked()))
-		}
+	for _, p := range services {
+		rules = append(rules, nftables.NewRule(l.InPrefix(l.Destination, p).Drop(), "%s daddr %s drop", l.Word, p))
 	}
 	return rules
 }

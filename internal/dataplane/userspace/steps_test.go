@@ -31,7 +31,7 @@ func TestStepsAndWholeAgree(t *testing.T) {
 			ports = append(ports, p)
 		}
 		tab := table.New(ports...)
-		tab.NodePortAddrs = addrs
+		tab.NodePortAddrs, tab.ServiceCIDRs = addrs, flows.ServiceCIDRs
 		tab.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}
 		return tab
 	}

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"sync/atomic"
 	"time"
 
@@ -28,9 +27,6 @@ const mode = "userspace"
 type Config struct {
 	// Random chooses endpoints at random rather than in turn (behaviour 39).
 	Random bool
-	// ServiceCIDRs are the ranges of ClusterIPs. What is sent to an address
-	// there that no Service has is dropped.
-	ServiceCIDRs []netip.Prefix
 	// Ports are those to listen on; the zero value leaves it to the kernel,
 	// which chooses among net.ipv4.ip_local_port_range.
 	Ports svc.PortRange

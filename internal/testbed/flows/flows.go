@@ -164,10 +164,22 @@ func (e *Env) Apply(t testing.TB, tab *table.Table, changed []table.Key) {
 	ctx, cancel := context.WithTimeout(t.Context(), testbed.Patience)
 	defer cancel()
 	var err error
-	e.Node.Do(func() { err = e.Dataplane.Apply(ctx, tab, changed) })
+	e.Node.Do(func() { err = e.Dataplane.Apply(ctx, ranged(tab), changed) })
 	if err != nil {
 		t.Fatalf("Apply: %v", err)
 	}
+}
+
+// ServiceCIDRs are the ranges of ClusterIPs in all Tables that have none themselves.
+var ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")}
+
+func ranged(tab *table.Table) *table.Table {
+	if tab.ServiceCIDRs != nil {
+		return tab
+	}
+	with := *tab
+	with.ServiceCIDRs = ServiceCIDRs
+	return &with
 }
 
 // address of a destination, see Row.To.

@@ -60,6 +60,7 @@ func EveryField() *table.Table {
 		sticky)
 	t.NodePortAddrs = []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("192.168.77.11"), netip.MustParseAddr("fd00:77::b")}
 	t.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}
+	t.ServiceCIDRs = ServiceCIDRs
 	return t
 }
 
