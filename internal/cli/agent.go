@@ -40,6 +40,7 @@ type agentFlags struct {
 	stopPods           bool
 	nodeLocalDNS       bool
 	dnsMetrics         string
+	configureResolver  bool
 	stateDir           string
 	// newNamespace is set in a network namespace that this process was started in.
 	newNamespace bool
@@ -55,6 +56,7 @@ func (f *agentFlags) add(cmd *cobra.Command) {
 	flags.BoolVar(&f.nodeLocalDNS, "node-local-dns", true,
 		"answer questions to the Service kube-dns on this node itself, without connection tracking; "+
 			"other nodes' servers stand in when it is down")
+	addConfigureResolver(cmd, &f.configureResolver)
 	flags.StringVar(&f.dnsMetrics, "dns-metrics-bind-address", "127.0.0.1:9153",
 		"IP:PORT of /metrics, /ready and /health of the DNS server; empty for none")
 	flags.Uint16Var(&f.dnsPort, "dns-port", 10053, "port on the node's address where DNS answers; the Service kube-dns leads to it")
@@ -154,6 +156,13 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 		{name: "dns", run: server.Run, ready: func(ctx context.Context) error { return untilTrue(ctx, server.Ready) }},
 		{name: "pods", run: pods.Run, ready: pods.WaitReady},
 	}...)
+	if f.configureResolver {
+		addrs, err := f.clusterDNS()
+		if err != nil {
+			return nil, err
+		}
+		n.components = append(n.components, resolverComponent(log, addrs[0]))
+	}
 	return n, nil
 }
 
@@ -318,6 +327,9 @@ the Pods it started stay when it stops, and are found again when it starts;
 			if os.Geteuid() != 0 {
 				return errors.New("an agent changes this machine's network and needs root: run it with sudo, " +
 					"or try 'fairlead up', which makes a namespace of its own")
+			}
+			if err := checkResolver(f.configureResolver); err != nil {
+				return err
 			}
 			f.stateDir = filepath.Join(dataDir, "agent")
 			cfg, identity, err := f.identity(cmd.Context(), log, server, token, kubeconfig)

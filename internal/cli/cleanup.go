@@ -12,6 +12,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dataplane/kubeproxy"
 	"github.com/fairlead/fairlead/internal/dns/nodelocal"
+	"github.com/fairlead/fairlead/internal/dns/resolvconf"
 	"github.com/fairlead/fairlead/internal/runner"
 )
 
@@ -25,11 +26,11 @@ func newCleanup(g *global) *cobra.Command {
 		Use:   "cleanup",
 		Short: "Remove what a node wrote to the kernel, and end its Pods",
 		Long: `Remove every trace of a node from this machine: the proxy's rules, the Pods'
-processes, devices and routes, and the node's state. Run it when the agent or the
-proxy has been stopped for good: beside a running agent or proxy, whatever its data
-directory, it changes nothing. The server's data are not touched. Without root it
-ends the Pods of a 'fairlead up' of this user that was killed, and removes their
-state.
+processes, devices and routes, what --configure-resolver wrote, and the node's
+state. Run it when the agent or the proxy has been stopped for good: beside a running
+agent or proxy, whatever its data directory, it changes nothing. The server's data are
+not touched. Without root it ends the Pods of a 'fairlead up' of this user that was
+killed, and removes their state.
 
 With --kube-proxy it removes only the rules that a kube-proxy left on this machine;
 do that after it has been stopped, and before or while fairlead takes its place.`,
@@ -71,7 +72,8 @@ do that after it has been stopped, and before or while fairlead takes its place.
 			defer lock.Close()
 			err = runner.Cleanup(ctx, state, runner.RemoveNetwork,
 				func() error { return cleanUpModes(ctx, "") },
-				func() error { return wrap("node-local DNS", nodelocal.Remove()) })
+				func() error { return wrap("node-local DNS", nodelocal.Remove()) },
+				func() error { return wrap("cluster's DNS from "+resolvconf.Path, resolvconf.Restore(resolvconf.Path)) })
 			if errors.Is(err, runner.ErrRunning) {
 				return fmt.Errorf("nothing was removed: %w", err)
 			}

@@ -59,10 +59,11 @@ func TestWrongUsageExitsWith2AndOneClearLine(t *testing.T) {
 		`--cluster-domain: cluster domain "e..f"`:                                   {"up", "--cluster-domain", "e..f"},
 		`unknown command "stats"; did you mean status?`:                             {"stats"},
 		`unknown command "revok"; did you mean revoke?`:                             {"token", "revok"},
-		`unknown flag: --node-nmae; did you mean --node-name?`:                      {"proxy", "--node-nmae", "a"},
+		`unknown flag: --node-nam; did you mean --node-name?`:                       {"proxy", "--node-nam", "a"},
 		`unknown flag: --log-lvel; did you mean --log-level?`:                       {"status", "--log-lvel", "a"},
 		`--mode is "ntf"; want auto, nft, iptables, ipvs or userspace; did you`:     {"proxy", "--mode", "ntf"},
 		`garbage; did you mean endpointslice?`:                                      {"controllers", "--controllers", "endpointslices"},
+		`--configure-resolver needs --node-local`:                                   {"dns", "--configure-resolver"},
 		// Without a kubeconfig: flags are checked first.
 		`--mode is "x"; want auto, nft`:           {"proxy", "--mode", "x"},
 		`--mode is "y"; want auto, nft`:           {"agent", "--mode", "y"},

@@ -35,7 +35,7 @@ func TestSlip(t *testing.T) {
 		typed, meant string
 		want         bool
 	}{
-		{"ntf", "nft", true}, {"nfs", "nft", true}, {"INFO", "info", true}, {"statsu", "status", true}, {"node-nmae", "node-name", true},
+		{"ntf", "nft", true}, {"nfs", "nft", true}, {"INFO", "info", true}, {"statsu", "status", true}, {"node-nam", "node-name", true},
 		{"x", "nft", false}, {"web", "db", false}, {"", "a", false}, {"yaml", "json", false},
 	} {
 		if got := slip(x.typed, x.meant); got != x.want {

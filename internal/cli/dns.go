@@ -178,6 +178,7 @@ func newDNS(g *global) *cobra.Command {
 	networks := defaultNetworks()
 	var metrics string
 	var nodeLocal addrsValue
+	var configureResolver bool
 	cmd := &cobra.Command{
 		Use:   "dns",
 		Short: "Run the cluster DNS on any Kubernetes API, in place of CoreDNS",
@@ -203,6 +204,12 @@ func newDNS(g *global) *cobra.Command {
 			if err := checkBind("metrics-bind-address", metrics); err != nil {
 				return err
 			}
+			if configureResolver && len(nodeLocal) == 0 {
+				return usagef("--configure-resolver needs --node-local: programs ask on port 53 of an address of this machine alone")
+			}
+			if err := checkResolver(configureResolver); err != nil {
+				return err
+			}
 			cfg, _, err := c.load()
 			if err != nil {
 				return err
@@ -224,7 +231,12 @@ func newDNS(g *global) *cobra.Command {
 			if metrics != "" { // first, so that /ready is 503 while the server stops
 				parts = append(parts, httpComponent("dns metrics", metrics, server.Handler()))
 			}
-			parts = append(parts, component{name: "dns", run: func(ctx context.Context) error { return runSmall(ctx, log, server) }})
+			answers := component{name: "dns", run: func(ctx context.Context) error { return runSmall(ctx, log, server) }}
+			parts = append(parts, answers)
+			if configureResolver {
+				parts[len(parts)-1].ready = func(ctx context.Context) error { return untilTrue(ctx, server.Ready) }
+				parts = append(parts, resolverComponent(log, nodeLocal[0]))
+			}
 			return runAll(cmd.Context(), log, func() {}, parts...)
 		},
 	}
@@ -233,6 +245,7 @@ func newDNS(g *global) *cobra.Command {
 	cmd.Flags().StringSliceVar(&f.listen, "listen", []string{"127.0.0.1:53"}, "IP:PORT to answer on, UDP and TCP; may be repeated")
 	cmd.Flags().Var(&nodeLocal, "node-local", "cluster IPs of kube-dns to answer for on this node itself, "+
 		"on port 53, without connection tracking; needs root (default: none)")
+	addConfigureResolver(cmd, &configureResolver)
 	cmd.Flags().StringVar(&metrics, "metrics-bind-address", "127.0.0.1:9153", "IP:PORT of /metrics, /ready and /health; empty for none")
 	networks.addNetworks(cmd, "ranges whose reverse names are answered here and never asked of an upstream",
 		"ranges of the Pods' addresses, likewise")

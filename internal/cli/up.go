@@ -74,6 +74,9 @@ func (u *upCommand) run(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := checkResolver(u.agent.configureResolver); err != nil {
+		return err
+	}
 	keepHeapSmall()
 	begin := time.Now()
 	u.server.Log = log
@@ -191,6 +194,7 @@ func (u *upCommand) prepareNamespace() error {
 	}
 	// There is no way out of the namespace, so no resolver to forward to.
 	u.agent.upstream, u.agent.newNamespace = nil, true
+	u.agent.configureResolver = false // done, by the mount
 	return nil
 }
 

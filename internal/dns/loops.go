@@ -13,6 +13,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/fairlead/fairlead/internal/dns/resolvconf"
 	"github.com/fairlead/fairlead/internal/zone"
 )
 
@@ -59,9 +60,10 @@ func (s *Server) isLoopProbe(n *zone.Name) bool {
 }
 
 // readResolvConf reads the name servers of a file in the form of
-// resolv.conf(5).
+// resolv.conf(5), or of its original where --configure-resolver has replaced it by one
+// that names this server.
 func readResolvConf(file string) ([]netip.AddrPort, error) {
-	raw, err := os.ReadFile(file)
+	raw, err := os.ReadFile(resolvconf.Original(file))
 	if err != nil {
 		return nil, fmt.Errorf("dns: upstream resolvers: %w", err)
 	}

@@ -28,6 +28,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 
+	"github.com/fairlead/fairlead/internal/dns/resolvconf"
 	"github.com/fairlead/fairlead/internal/env"
 	"github.com/fairlead/fairlead/internal/events"
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
@@ -403,10 +404,10 @@ func (r *Runner) writeEtc(p podPaths, pod *corev1.Pod, ips []netip.Addr) error {
 
 // machineResolver returns the machine's resolv.conf, or systemd-resolved's file of
 // the real servers if it names only its stub on the loopback device, which a pod
-// cannot reach.
+// cannot reach. What --configure-resolver added is no part of it.
 func machineResolver() string {
 	const real = "/run/systemd/resolve/resolv.conf"
-	b, err := os.ReadFile("/etc/resolv.conf")
+	b, err := os.ReadFile(resolvconf.Original(resolvconf.Path))
 	if err != nil {
 		return ""
 	}

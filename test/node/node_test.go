@@ -98,13 +98,19 @@ func (c *cluster) startAgent() {
 // directory of the cluster's.
 func (c *cluster) agentOn(on *testbed.Host, dir string, flags ...string) *process.Process {
 	c.t.Helper()
+	return process.Start(c.t, c.fairlead(on, c.agentArgs(on, dir, flags...)...))
+}
+
+// agentArgs are the arguments of an agent on a host.
+func (c *cluster) agentArgs(on *testbed.Host, dir string, flags ...string) []string {
+	c.t.Helper()
 	token, err := os.ReadFile(c.path("server/node-token"))
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	args := []string{"agent", "--server", "https://" + c.server.Addr4().String() + ":6443", "--token", strings.TrimSpace(string(token)),
 		"--node-name", on.Name(), "--node-ip", on.Addr4().String(), "--data-dir", c.path(dir)}
-	return process.Start(c.t, c.fairlead(on, slices.Concat(args, c.agentFlags, flags)...))
+	return slices.Concat(args, c.agentFlags, flags)
 }
 
 // agentUp waits until the agent has programmed the Services.

@@ -1,0 +1,159 @@
+package resolvconf
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+const before = "# of this machine\nsearch example.com\nnameserver 192.0.2.1\nnameserver 192.0.2.2\nnameserver 192.0.2.3\noptions rotate edns0\n"
+
+func file(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "resolv.conf")
+	put(t, path, text)
+	return path
+}
+
+func put(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func get(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func writer(path string) *Writer {
+	return &Writer{Path: path, Server: netip.MustParseAddr("10.96.0.10"), Log: slog.New(slog.DiscardHandler)}
+}
+
+func mustWrite(t *testing.T, path string) {
+	t.Helper()
+	if err := writer(path).write(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestRender(t *testing.T) {
+	got := string(render("/x", []byte(before), netip.MustParseAddr("10.96.0.10")))
+	want := mark + "/x\nnameserver 10.96.0.10\nsearch example.com\nnameserver 192.0.2.1\nnameserver 192.0.2.2\noptions edns0\n"
+	if got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// The original survives whatever ends a process, and any number of starts.
+func TestTheOriginalIsNeverLost(t *testing.T) {
+	path := file(t, before)
+	if Original(path) != path {
+		t.Errorf("the original of an original is %s", Original(path))
+	}
+	for range 3 { // killed and started again
+		mustWrite(t, path)
+		if got := get(t, Original(path)); got != before || Original(path) == path {
+			t.Fatalf("the original, at %s, is\n%s", Original(path), got)
+		}
+	}
+	if err := Restore(path); err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(path)
+	if err != nil || get(t, path) != before || info.Mode().Perm() != 0o600 {
+		t.Errorf("restored: %v, %v\n%s", err, info, get(t, path))
+	}
+	if _, err := os.Stat(path + suffix); err == nil {
+		t.Error("the copy is left")
+	}
+	if err := Restore(path); err != nil || get(t, path) != before {
+		t.Errorf("restored twice: %v", err)
+	}
+
+	// Killed after the copy, before the file: the file counts, also a later one.
+	put(t, path+suffix, before)
+	put(t, path, "nameserver 198.51.100.1\n")
+	mustWrite(t, path)
+	if err := Restore(path); err != nil || get(t, path) != "nameserver 198.51.100.1\n" {
+		t.Errorf("%v, restored\n%s", err, get(t, path))
+	}
+	// Killed, and written by another program since: that counts.
+	mustWrite(t, path)
+	put(t, path, "nameserver 198.51.100.2\n")
+	if err := Restore(path); err != nil || get(t, path) != "nameserver 198.51.100.2\n" {
+		t.Errorf("%v, restored\n%s", err, get(t, path))
+	}
+	// Removed by somebody: the copy comes back.
+	mustWrite(t, path)
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := Restore(path); err != nil || get(t, path) != "nameserver 198.51.100.2\n" {
+		t.Errorf("%v, restored\n%s", err, get(t, path))
+	}
+	// Without its copy the file is left alone.
+	mustWrite(t, path)
+	if err := os.Remove(path + suffix); err != nil {
+		t.Fatal(err)
+	}
+	if err := Check(path); err == nil || !strings.Contains(err.Error(), "its original is gone") {
+		t.Errorf("without a copy: %v", err)
+	}
+}
+
+func TestFilesOfOthersAreRejected(t *testing.T) {
+	for target, want := range map[string]string{
+		"../run/systemd/resolve/stub-resolv.conf": "drop-in file",
+		"/run/NetworkManager/resolv.conf":         "belongs to the program that made it",
+	} {
+		path := filepath.Join(t.TempDir(), "resolv.conf")
+		if err := os.Symlink(target, path); err != nil {
+			t.Fatal(err)
+		}
+		if err := Check(path); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("a link to %s: %v, want %q", target, err, want)
+		}
+		if now, err := os.Readlink(path); err != nil || now != target {
+			t.Errorf("the link leads to %s, %v", now, err)
+		}
+	}
+	if err := Check(filepath.Join(t.TempDir(), "none")); err == nil || !strings.Contains(err.Error(), "create it") {
+		t.Errorf("no file: %v", err)
+	}
+}
+
+// What a DHCP client writes meanwhile becomes the original.
+func TestRunAdoptsChanges(t *testing.T) {
+	path := file(t, before)
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- writer(path).Run(ctx) }()
+		synctest.Wait()
+		if got := get(t, path); !written([]byte(got)) {
+			t.Errorf("not written:\n%s", got)
+		}
+		put(t, path, "nameserver 198.51.100.1\n")
+		time.Sleep(2 * lookPeriod)
+		synctest.Wait()
+		if got := get(t, path); !written([]byte(got)) || !strings.Contains(got, "10.96.0.10\nnameserver 198.51.100.1") {
+			t.Errorf("after a change:\n%s", got)
+		}
+		cancel()
+		if err := <-done; err != nil || get(t, path) != "nameserver 198.51.100.1\n" {
+			t.Errorf("%v, restored\n%s", err, get(t, path))
+		}
+	})
+}
