@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-const before = "# of this machine\nsearch example.com\nnameserver 192.0.2.1\nnameserver 192.0.2.2\nnameserver 192.0.2.3\noptions rotate edns0\n"
+const before = "# of this machine\nsearch example.com\n" +
+	"nameserver 192.0.2.1\nnameserver 192.0.2.2\nnameserver 192.0.2.3\noptions rotate edns0\n"
 
 func file(t *testing.T, text string) string {
 	t.Helper()
