@@ -42,6 +42,7 @@ var rooms = map[string]int{
 	"controller":          3,
 	"dns":                 3,
 	"lb/quorum":           1,
+	"lb/announce":         3,
 	"agent":               4,
 	"apiserver":           4,
 	"proxy":               4,

@@ -1,0 +1,422 @@
+package announce
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/kernel/link"
+)
+
+// Options are what an Announcer needs.
+type Options struct {
+	// Interfaces are the names of those to use. Without any it is each whose network
+	// has the address.
+	Interfaces []string
+	// May calls send and returns true if this node may answer for the address at
+	// this moment, and does neither otherwise. It is called concurrently.
+	// It must not wait for a call of Take or Leave.
+	May func(a netip.Addr, send func()) bool
+	// IsPeer reports whether a hardware address is one of another speaker of the cluster, which
+	// may have had the address before. It is called concurrently.
+	IsPeer func(MAC) bool
+	// Conflict is called when a machine that is none of the cluster's uses an
+	// address, at most once a minute for each.
+	Conflict func(Conflict)
+	// Changed is called when what Networks returns has changed.
+	Changed func()
+	Log     *slog.Logger
+}
+
+// Conflict is a foreign machine that uses an address.
+type Conflict struct {
+	Addr      netip.Addr
+	Interface string
+	MAC       MAC
+	// Held is true if this node has found out before it answered for the address,
+	// and does not begin as long as the other one answers.
+	Held bool
+}
+
+const (
+	// probeWait is how long the answer to a probe may take before an address is used.
+	// RFC 5227 has seconds, for networks that people join by hand.
+	probeWait = 40 * time.Millisecond
+	// conflictRetry is after how long an address with a foreign owner is probed again.
+	conflictRetry = 10 * time.Second
+	// conflictReport is the least time between two calls of Conflict for one address.
+	conflictReport = time.Minute
+)
+
+// repeats are when an address is announced after the probe: a switch or router may
+// have been restarting, or have lost the first.
+var repeats = []time.Duration{0, 200 * time.Millisecond, time.Second, 2 * time.Second, 5 * time.Second}
+
+// Announcer answers for addresses.
+type Announcer struct {
+	opts Options
+	log  *slog.Logger
+	wake chan struct{}
+	// reopen holds a token when a device has failed.
+	reopen chan struct{}
+
+	mu      sync.RWMutex
+	entries map[netip.Addr]*entry
+	devices map[int]*device // by index
+	links   []link.Interface
+	closed  bool
+	failed  map[string]bool // interfaces whose error was logged
+}
+
+// state is what is done about an address.
+type state uint8
+
+const (
+	fresh state = iota // no device is open for it yet
+	probing
+	active
+	conflicting
+)
+
+// entry is one address that this node holds.
+type entry struct {
+	addr     netip.Addr
+	names    []string // its pool's interfaces
+	devices  []*device
+	state    state
+	due      time.Time // of the next step, zero for none
+	since    time.Time // the end of the probe
+	step     int       // next of repeats
+	reported time.Time
+}
+
+// New returns an Announcer for Run.
+func New(o Options) *Announcer {
+	return &Announcer{
+		opts: o, log: o.Log, wake: make(chan struct{}, 1), reopen: make(chan struct{}, 1),
+		entries: map[netip.Addr]*entry{}, devices: map[int]*device{}, failed: map[string]bool{},
+	}
+}
+
+// Run answers and announces until ctx ends, in the network namespace of the calling
+// thread. Nothing is answered before it, and nothing after it has returned.
+func (a *Announcer) Run(ctx context.Context) error {
+	changed := make(chan struct{}, 1)
+	stop, err := link.WatchInterfaces(func() { notify(changed) })
+	if err != nil {
+		return fmt.Errorf("watch interfaces: %w", err)
+	}
+	defer stop()
+	defer a.close()
+	a.refresh()
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	// Notifications may be missed, and an interface may have failed for a moment.
+	again := time.NewTicker(30 * time.Second)
+	defer again.Stop()
+	for {
+		timer.Reset(a.advance(time.Now()))
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+			a.refresh()
+		case <-again.C:
+			a.refresh()
+		case <-a.reopen:
+			a.refresh()
+		case <-a.wake:
+		case <-timer.C:
+		}
+	}
+}
+
+func notify(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// Take begins to answer for addresses, at the interfaces called names or, without
+// any, at those of Options: at first it asks the network whether a foreign machine
+// has the address.
+func (a *Announcer) Take(names []string, addrs ...netip.Addr) {
+	if len(addrs) == 0 {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, addr := range addrs {
+		if a.entries[addr] != nil || a.closed {
+			continue
+		}
+		a.entries[addr] = &entry{addr: addr, names: names, due: time.Now()}
+	}
+	notify(a.wake)
+}
+
+// Leave ends what Take has begun.
+func (a *Announcer) Leave(addrs ...netip.Addr) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, addr := range addrs {
+		if e := a.entries[addr]; e != nil {
+			e.move(nil)
+			delete(a.entries, addr)
+		}
+	}
+}
+
+// Where returns the names of the interfaces at which an address is answered for, none
+// if it is not.
+func (a *Announcer) Where(addr netip.Addr) (names []string) {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	e := a.entries[addr]
+	if e == nil || e.state != active {
+		return nil
+	}
+	for _, d := range e.devices {
+		names = append(names, d.name)
+	}
+	return names
+}
+
+// Links returns the interfaces that can be used: those of Options, or all with a
+// network; with a carrier.
+func (a *Announcer) Links() []link.Interface {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	return a.links
+}
+
+// refresh reads the interfaces and moves the addresses to those that are there.
+func (a *Announcer) refresh() {
+	found, err := link.Interfaces()
+	if err != nil {
+		a.log.Warn("cannot read the interfaces; keeping what is known of them", "err", err)
+		return
+	}
+	found = slices.DeleteFunc(found, func(l link.Interface) bool { return !l.Running || !a.usable(l) })
+	a.mu.Lock()
+	same := slices.EqualFunc(found, a.links, sameLink)
+	a.links = found
+	for index, d := range a.devices {
+		i := slices.IndexFunc(found, func(l link.Interface) bool { return l.Index == index })
+		if i < 0 || found[i].MAC != d.link.MAC || d.dead() {
+			d.close()
+			delete(a.devices, index)
+		} else {
+			d.link = found[i]
+		}
+	}
+	now := time.Now()
+	for _, e := range a.entries {
+		if e.state == fresh {
+			continue
+		}
+		if before := e.devices; a.place(e) && e.state == active && !slices.Equal(before, e.devices) {
+			e.announce(now) // at the new ones
+		}
+	}
+	a.mu.Unlock()
+	notify(a.wake)
+	if !same && a.opts.Changed != nil {
+		a.opts.Changed()
+	}
+}
+
+func sameLink(a, b link.Interface) bool {
+	return a.Index == b.Index && a.Name == b.Name && a.MAC == b.MAC &&
+		slices.Equal(a.Networks, b.Networks) && slices.Equal(a.Gateways, b.Gateways)
+}
+
+func (a *Announcer) usable(l link.Interface) bool {
+	if len(a.opts.Interfaces) > 0 {
+		return slices.Contains(a.opts.Interfaces, l.Name)
+	}
+	return true
+}
+
+// place opens the devices for an address, and reports whether there are any.
+func (a *Announcer) place(e *entry) bool {
+	var on []*device
+	for _, l := range a.links {
+		if !Reaches(l, e.addr, e.names) {
+			continue
+		}
+		d := a.devices[l.Index]
+		if d == nil {
+			var err error
+			if d, err = a.open(l); err != nil {
+				if !a.failed[l.Name] {
+					a.log.Error("cannot answer at an interface; retrying every 30 s", "interface", l.Name, "err", err)
+				}
+				a.failed[l.Name] = true
+				continue
+			}
+			delete(a.failed, l.Name)
+			a.devices[l.Index] = d
+		}
+		on = append(on, d)
+	}
+	e.move(on)
+	return len(on) > 0
+}
+
+// Reaches reports whether an address is to be answered for at an interface: one of
+// those called names or, without any, one whose network has the address.
+func Reaches(l link.Interface, addr netip.Addr, names []string) bool {
+	if len(names) > 0 {
+		return slices.Contains(names, l.Name)
+	}
+	return slices.ContainsFunc(l.Networks, func(p netip.Prefix) bool { return p.Contains(addr) })
+}
+
+// advance does what is due, and returns when something is again.
+func (a *Announcer) advance(now time.Time) time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	next := now.Add(time.Hour)
+	for _, e := range a.entries {
+		for !e.due.IsZero() && !e.due.After(now) {
+			a.step(e, now)
+		}
+		if !e.due.IsZero() && e.due.Before(next) {
+			next = e.due
+		}
+	}
+	return time.Until(next)
+}
+
+func (a *Announcer) step(e *entry, now time.Time) {
+	switch e.state {
+	case fresh:
+		a.place(e)
+		e.probe(now)
+	case conflicting:
+		e.probe(now)
+	case probing:
+		e.state = active
+		e.announce(now)
+	case active:
+		a.opts.May(e.addr, func() {
+			for _, d := range e.devices {
+				for _, f := range announcement(e.addr, d.link.MAC, d.link.Gateways) {
+					d.send(f)
+				}
+			}
+		})
+		if e.step++; e.step < len(repeats) {
+			e.due = e.since.Add(repeats[e.step])
+		} else {
+			e.due = time.Time{}
+		}
+	}
+}
+
+func (e *entry) probe(now time.Time) {
+	e.state, e.due = probing, now.Add(probeWait)
+	for _, d := range e.devices {
+		d.send(probe(e.addr, d.link.MAC))
+	}
+}
+
+func (e *entry) announce(now time.Time) { e.since, e.step, e.due = now, 0, now.Add(repeats[0]) }
+
+// move puts an address to other devices.
+func (e *entry) move(to []*device) {
+	for _, d := range e.devices {
+		if !slices.Contains(to, d) {
+			d.leave(e.addr)
+		}
+	}
+	for _, d := range to {
+		if !slices.Contains(e.devices, d) {
+			d.join(e.addr)
+		}
+	}
+	e.devices = to
+}
+
+// receive takes a frame that a device has received.
+func (a *Announcer) receive(d *device, q question) {
+	a.mu.RLock()
+	e := a.entries[q.target]
+	if e == nil && q.sender.IsValid() { // who asks with a sender claims it, too
+		if e = a.entries[q.sender]; e != nil {
+			q = question{answer: true, target: q.sender, mac: q.mac}
+		}
+	}
+	if e == nil || a.isOwn(q.mac) || !slices.Contains(e.devices, d) {
+		a.mu.RUnlock()
+		return
+	}
+	own, answers := d.link.MAC, e.state == active
+	a.mu.RUnlock()
+	switch {
+	case q.answer:
+		a.claimed(d, q)
+	case answers:
+		a.opts.May(q.target, func() { d.send(reply(q, own)) })
+	}
+}
+
+// isOwn reports whether a hardware address is this machine's.
+func (a *Announcer) isOwn(mac MAC) bool {
+	return slices.ContainsFunc(a.links, func(l link.Interface) bool { return l.MAC == mac })
+}
+
+// claimed handles that another machine says that it has an address.
+func (a *Announcer) claimed(d *device, q question) {
+	if a.opts.IsPeer(q.mac) {
+		return
+	}
+	now := time.Now()
+	a.mu.Lock()
+	e := a.entries[q.target]
+	if e == nil {
+		a.mu.Unlock()
+		return
+	}
+	held := e.state != active
+	if held {
+		e.state, e.due = conflicting, now.Add(conflictRetry)
+	}
+	report := e.reported.IsZero() || now.Sub(e.reported) >= conflictReport
+	if report {
+		e.reported = now
+	}
+	a.mu.Unlock()
+	if report {
+		a.opts.Conflict(Conflict{Addr: q.target, Interface: d.name, MAC: q.mac, Held: held})
+	}
+}
+
+func (a *Announcer) close() {
+	a.mu.Lock()
+	a.closed = true
+	devices := a.devices
+	a.devices = map[int]*device{}
+	clear(a.entries)
+	a.mu.Unlock()
+	for _, d := range devices {
+		d.close()
+	}
+	for _, d := range devices {
+		d.readers.Wait()
+	}
+}
+
+// gone reports whether an error means that the interface is not there, which the
+// next refresh handles.
+func gone(err error) bool {
+	return errors.Is(err, syscall.ENETDOWN) || errors.Is(err, syscall.ENXIO) || errors.Is(err, syscall.ENODEV)
+}
