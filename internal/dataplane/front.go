@@ -17,6 +17,11 @@ type FrontKey struct {
 	Node  bool
 }
 
+// IsOwn reports whether a source range is the frontend's own address vip and nothing
+// else. The Table has it where this node is let in, which sends from there if an
+// interface of it has the address. From elsewhere it is forged.
+func IsOwn(p netip.Prefix, vip netip.Addr) bool { return p.IsSingleIP() && p.Addr() == vip }
+
 // KeyOf is the FrontKey of a frontend of a service port with protocol p.
 func KeyOf(p svc.Protocol, f *table.Frontend) FrontKey {
 	k := FrontKey{Addr: f.Addr.Addr(), Port: f.Addr.Port(), Proto: p}

@@ -2,7 +2,6 @@ package iptables
 
 import (
 	"net/netip"
-	"slices"
 	"strconv"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
@@ -86,16 +85,16 @@ func (l *layout) chains(set *dataplane.Settings, fr *front, emit func(name strin
 	emit(main, w.b)
 }
 
-// allow lets only some clients in. A node on whose interface the frontend's
-// address is sends to it from that very address.
+// allow lets only some clients in. The frontend's own address is only that of a
+// client if an interface of this node has it: others forge it.
 func (l *layout) allow(name, to string, fr *front) []byte {
 	w := writer{chain: name}
-	ranges := fr.f.SourceRanges
-	if !fr.fk.Node {
-		ranges = append(slices.Clip(ranges), netip.PrefixFrom(fr.fk.Addr, fr.fk.Addr.BitLen()))
-	}
-	for _, p := range ranges {
-		if svc.FamilyOf(p.Addr()) == l.family {
+	for _, p := range fr.f.SourceRanges {
+		switch {
+		case svc.FamilyOf(p.Addr()) != l.family:
+		case dataplane.IsOwn(p, fr.fk.Addr):
+			w.rule(source(p)+"-m addrtype --src-type LOCAL ", "-g "+to)
+		default:
 			w.rule(source(p.Masked()), "-g "+to)
 		}
 	}

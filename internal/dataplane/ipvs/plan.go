@@ -162,8 +162,8 @@ func (l *planner) clients(ranges []netip.Prefix, vip netip.Addr) []netip.Prefix 
 		out = append(out, ipset.Halves(r)...)
 		node = node || slices.ContainsFunc(l.settings.NodeAddrs, r.Contains)
 	}
-	if node {
-		out = append(out, netip.PrefixFrom(vip, vip.BitLen()))
+	if own := netip.PrefixFrom(vip, vip.BitLen()); node && !slices.Contains(out, own) {
+		out = append(out, own)
 	}
 	return out
 }

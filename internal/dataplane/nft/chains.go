@@ -23,6 +23,7 @@ type spec struct {
 	// allow are the clients let in, if limited.
 	limited bool
 	allow   []netip.Prefix
+	vip     netip.Addr // the frontend's own address
 }
 
 // chainSpec is a chain by name, with its rules for when they are needed.
@@ -203,14 +204,20 @@ func (l *layout) split(pods []netip.Prefix, inside, outside string, out []chainS
 	}})
 }
 
-// limit lets only some clients in. A node on whose interface the frontend's
-// address is sends to it from that very address.
+// limit lets only some clients in. The frontend's own address is only that of a
+// client if an interface of this node has it: others forge it.
 func (l *layout) limit(s *spec, to string, out []chainSpec) (string, []chainSpec) {
 	name := s.prefix(0) + "allow-" + s.own + "-" + to
 	return name, append(out, chainSpec{name: name, own: true, rules: func() []nftables.Rule {
 		var rules []nftables.Rule
 		for _, p := range s.allow {
-			if svc.FamilyOf(p.Addr()) == l.family {
+			switch {
+			case svc.FamilyOf(p.Addr()) != l.family:
+			case dataplane.IsOwn(p, s.vip):
+				self := new(nftables.Program).SourceType(0).Equal(0, nftables.Uint32(nftables.TypeLocal)).
+					Network(0, l.Source, l.Len).Equal(0, p.Addr().AsSlice()).Goto(to)
+				rules = append(rules, nftables.NewRule(self, "fib saddr type local %s saddr %s goto %s", l.Word, p.Addr(), to))
+			default:
 				rules = append(rules, nftables.NewRule(l.InPrefix(l.Source, p).Goto(to), "%s saddr %s goto %s", l.Word, p.Masked(), to))
 			}
 		}

@@ -66,10 +66,7 @@ func (l *layout) specFor(set *dataplane.Settings, p *table.ServicePort, f *table
 	}
 	s.inTurn = l.cfg.Balance == dataplane.RoundRobin && s.affinity == 0
 	if s.limited {
-		s.allow = f.SourceRanges
-		if !k.Node {
-			s.allow = append(slices.Clip(s.allow), netip.PrefixFrom(k.Addr, k.Addr.BitLen()))
-		}
+		s.allow, s.vip = f.SourceRanges, k.Addr
 	}
 	if s.limited || s.inTurn {
 		s.own = tables.OwnName(k)

@@ -209,7 +209,13 @@ func (l *layout) conditions(fr *front, s *dataplane.Settings) []chain {
 	in.name += "-in"
 	gate := chain{name: name}
 	for _, p := range fr.allow {
-		if svc.FamilyOf(p.Addr()) == l.family {
+		switch {
+		case svc.FamilyOf(p.Addr()) != l.family:
+		case dataplane.IsOwn(p, fr.key.Addr):
+			self := new(nftables.Program).SourceType(0).Equal(0, nftables.Uint32(nftables.TypeLocal)).
+				Network(0, l.Source, l.Len).Equal(0, p.Addr().AsSlice()).Goto(in.name)
+			gate.rules = append(gate.rules, nftables.NewRule(self, "fib saddr type local %s saddr %s goto %s", l.Word, p.Addr(), in.name))
+		default:
 			gate.rules = append(gate.rules, nftables.NewRule(l.InPrefix(l.Source, p).Goto(in.name), "%s saddr %s goto %s", l.Word, p.Masked(),
 				in.name))
 		}

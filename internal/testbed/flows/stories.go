@@ -34,6 +34,7 @@ func Stories(t *testing.T, create Factory, opts ...Option) {
 		{"a UDP client leaves an endpoint that is gone", udpLeaves},
 		{"a UDP client finds an endpoint that came late", udpFinds},
 		{"a new Service answers as soon as Apply returns", newService},
+		{"a load balancer's own address is no client", ownAddressAsSource},
 		{"unallocated ClusterIPs do not leave the node", rangesChange},
 	} {
 		t.Run(s.name, func(t *testing.T) {
