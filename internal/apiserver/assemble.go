@@ -3,6 +3,7 @@ package apiserver
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"net/netip"
 	"strings"
 	"time"
@@ -181,6 +182,9 @@ func (s *Server) configureServing(c *genericapiserver.Config) error {
 	c.ShutdownWatchTerminationGracePeriod = watchDrain
 	c.LongRunningFunc = genericfilters.BasicLongRunningRequestCheck(
 		sets.NewString("watch", "proxy"), sets.NewString("attach", "exec", "proxy", "log", "portforward"))
+	c.BuildHandlerChainFunc = func(h http.Handler, c *genericapiserver.Config) http.Handler {
+		return s.endStalled(genericapiserver.DefaultBuildHandlerChain(h, c), c)
+	}
 	c.AggregatedDiscoveryGroupManager = aggregated.NewResourceManager("apis")
 	namer := openapinamer.NewDefinitionNamer(scheme.Versioned(), extensionsserver.Scheme)
 	c.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(openAPIDefinitions, namer)

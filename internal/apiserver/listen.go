@@ -66,6 +66,29 @@ type multiListener struct {
 	done  chan struct{}
 	stop  sync.Once
 	wg    sync.WaitGroup
+	open  sync.Map // accepted, by connKey
+}
+
+// accepted is a connection that the listener can find again.
+type accepted struct {
+	*net.TCPConn
+	from *multiListener
+}
+
+// Close closes the connection.
+func (c accepted) Close() error {
+	c.from.open.Delete(connKey(c.RemoteAddr().String(), c.LocalAddr()))
+	return c.TCPConn.Close()
+}
+
+func connKey(remote string, local net.Addr) string { return remote + " " + local.String() }
+
+// reset ends a connection at once, whatever is still to be sent.
+func (m *multiListener) reset(remote string, local net.Addr) {
+	if c, ok := m.open.Load(connKey(remote, local)); ok {
+		c.(accepted).SetLinger(0)
+		c.(accepted).Close()
+	}
 }
 
 type acceptResult struct {
@@ -85,7 +108,9 @@ func (m *multiListener) Accept() (net.Conn, error) {
 		if r.err != nil {
 			return nil, r.err
 		}
-		return r.conn, nil
+		c := accepted{r.conn, m}
+		m.open.Store(connKey(c.RemoteAddr().String(), c.LocalAddr()), c)
+		return c, nil
 	case <-m.done:
 		return nil, net.ErrClosed
 	}

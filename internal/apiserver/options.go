@@ -59,6 +59,11 @@ type Options struct {
 	// 429; see newFairness. Default 400 and 200.
 	MaxRequests, MaxMutatingRequests int
 
+	// StallTimeout is how long a client may not read at all while there is something
+	// to send to it, of a watch or an answer; it is cut off then. Default
+	// DefaultStallTimeout.
+	StallTimeout time.Duration
+
 	// CertificateLife is how long the certificates are valid that the server makes
 	// for itself and signs for others, at most; default 1 year. They are renewed
 	// when a third of it, at most 30 days, is left.
@@ -105,6 +110,8 @@ const (
 	DefaultRepairPeriod        = allocator.DefaultRepairPeriod
 
 	DefaultCertificateLife = pki.LeafLife
+
+	DefaultStallTimeout = 30 * time.Second
 
 	// DefaultMaxRequests and DefaultMaxMutatingRequests are kube-apiserver's.
 	DefaultMaxRequests         = 400
@@ -154,6 +161,9 @@ func (o *Options) complete() error {
 	}
 	if e := o.Etcd; (e.CertFile == "") != (e.KeyFile == "") {
 		return errors.New("--etcd-certfile and --etcd-keyfile belong together: give both or none")
+	}
+	if o.StallTimeout == 0 {
+		o.StallTimeout = DefaultStallTimeout
 	}
 	if o.CertificateLife == 0 {
 		o.CertificateLife = DefaultCertificateLife

@@ -128,7 +128,6 @@ func (h hookTest) validating(path string, change ...func(*admissionv1.Validating
 	_, err := configs.Create(h.ctx, &admissionv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: h.ns},
 		Webhooks: []admissionv1.ValidatingWebhook{w}}, metav1.CreateOptions{})
 	h.must(err)
-	h.Cleanup(func() { h.must(configs.Delete(context.Background(), h.ns, metav1.DeleteOptions{})) })
 }
 
 func (h hookTest) mutating(hooks ...admissionv1.MutatingWebhook) {
@@ -137,7 +136,6 @@ func (h hookTest) mutating(hooks ...admissionv1.MutatingWebhook) {
 	_, err := configs.Create(h.ctx, &admissionv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: h.ns}, Webhooks: hooks},
 		metav1.CreateOptions{})
 	h.must(err)
-	h.Cleanup(func() { h.must(configs.Delete(context.Background(), h.ns, metav1.DeleteOptions{})) })
 }
 
 func (h hookTest) mutator(name, path string) admissionv1.MutatingWebhook {
@@ -381,7 +379,13 @@ func testHookExempt(h hookTest) {
 	}
 	configs := h.client.AdmissionregistrationV1().ValidatingWebhookConfigurations()
 	_, err := configs.Patch(h.ctx, h.ns, types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`), metav1.PatchOptions{})
-	h.must(err) // and it is deleted at the end
+	h.must(err)
+	h.must(configs.Delete(h.ctx, h.ns, metav1.DeleteOptions{}))
+	eventually(h, "namespaces can be made again", func() bool {
+		_, err := h.client.CoreV1().Namespaces().Create(h.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "more"}},
+			metav1.CreateOptions{})
+		return err == nil
+	})
 }
 
 func testHookMetrics(h hookTest) {
