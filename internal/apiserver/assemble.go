@@ -86,7 +86,7 @@ func (s *Server) assemble(ctx context.Context, store *etcd) (*assembly, error) {
 	if store.space != nil {
 		guard.plugins = append(guard.plugins, newSpaceAdmission(store.space))
 	}
-	counter, enforcer, err := newQuotas(client, shared, c.DrainedNotify(), s.log)
+	counter, enforcer, err := newQuotas(client, shared, c.DrainedNotify(), s.opts.DefaultQuota, s.log)
 	if err != nil {
 		return nil, err
 	}

@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/fairlead/fairlead/internal/apiserver/pki"
 	"github.com/fairlead/fairlead/internal/registry/service"
 	"github.com/fairlead/fairlead/internal/registry/service/allocator"
@@ -46,6 +48,9 @@ type Options struct {
 	// AllowServiceExternalIPs lets everybody who may write a Service give it external
 	// IPs; otherwise that needs the right to use services/externalips.
 	AllowServiceExternalIPs bool
+	// DefaultQuota are the limits of the ResourceQuota "default" that a namespace
+	// without a quota gets; nil for none. System namespaces get none.
+	DefaultQuota corev1.ResourceList
 	// ServiceWriteTimeout is the longest that a write of a Service may take;
 	// default 1 minute. Claims of an unfinished write are freed after three times
 	// as long.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -15,12 +16,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/admission"
-	quotaplugin "k8s.io/apiserver/pkg/admission/plugin/resourcequota"
-	quotaapi "k8s.io/apiserver/pkg/admission/plugin/resourcequota/apis/resourcequota"
 	quota "k8s.io/apiserver/pkg/quota/v1"
 	"k8s.io/apiserver/pkg/quota/v1/generic"
 	"k8s.io/client-go/informers"
@@ -60,23 +60,26 @@ type quotas struct {
 	*admission.Handler
 	client kubernetes.Interface
 	lister corev1listers.ResourceQuotaLister
+	first  corev1.ResourceList // of a new namespace; may be nil
 	log    *slog.Logger
 
 	mu    sync.Mutex
 	dirty map[string]bool // namespaces
+	fresh map[string]bool // namespaces that may lack the quota first
 	wake  chan struct{}
 }
 
 var _ admission.ValidationInterface = (*quotas)(nil)
 
 // newQuotas returns the counter and the plugin that enforces quotas, which works
-// until drained is closed.
+// until drained is closed. Namespaces without a quota get one with the limits first,
+// if there are any.
 func newQuotas(
-	client kubernetes.Interface, shared informers.SharedInformerFactory, drained <-chan struct{}, log *slog.Logger,
+	client kubernetes.Interface, shared informers.SharedInformerFactory, drained <-chan struct{}, first corev1.ResourceList, log *slog.Logger,
 ) (*quotas, admission.Interface, error) {
 	informer := shared.Core().V1().ResourceQuotas()
-	q := &quotas{Handler: admission.NewHandler(admission.Delete), client: client, lister: informer.Lister(), log: log,
-		dirty: map[string]bool{}, wake: make(chan struct{}, 1)}
+	q := &quotas{Handler: admission.NewHandler(admission.Delete), client: client, lister: informer.Lister(), first: first, log: log,
+		dirty: map[string]bool{}, fresh: map[string]bool{}, wake: make(chan struct{}, 1)}
 	_, err := informer.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) { q.mark(obj.(*corev1.ResourceQuota).Namespace) },
 		UpdateFunc: func(_, obj any) {
@@ -88,21 +91,16 @@ func newQuotas(
 	if err != nil {
 		return nil, nil, err
 	}
-	plugin, err := quotaplugin.NewResourceQuota(&quotaapi.Configuration{}, quotaWorkers)
-	if err != nil {
-		return nil, nil, err
+	if len(first) > 0 {
+		_, err := shared.Core().V1().Namespaces().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+			AddFunc: func(obj any) { q.enqueue(q.fresh, obj.(*corev1.Namespace).Name) },
+		})
+		if err != nil {
+			return nil, nil, err
+		}
 	}
-	var all []quota.Evaluator
-	for _, gvr := range quotaKinds() {
-		all = append(all, sizeEvaluator{generic.NewObjectCountEvaluator(gvr.GroupResource(), nil, alias(gvr.GroupResource())), q.lister})
-	}
-	plugin.SetExternalKubeClientSet(client)
-	plugin.SetExternalKubeInformerFactory(shared)
-	plugin.SetDrainedNotification(drained)
-	plugin.SetQuotaConfiguration(generic.NewConfiguration(all, map[schema.GroupResource]struct{}{
-		{Resource: "events"}: {}, {Group: groupEvents, Resource: "events"}: {},
-	}))
-	return q, plugin, plugin.ValidateInitialization()
+	plugin, err := newQuotaPlugin(client, shared, drained, q.lister)
+	return q, plugin, err
 }
 
 // alias returns the name without count/ that some kinds have besides.
@@ -123,9 +121,13 @@ func (q *quotas) Validate(_ context.Context, a admission.Attributes, _ admission
 	return nil
 }
 
-func (q *quotas) mark(namespace string) {
+// mark has a namespace counted.
+func (q *quotas) mark(namespace string) { q.enqueue(q.dirty, namespace) }
+
+// enqueue adds a namespace to a set of q and wakes run.
+func (q *quotas) enqueue(set map[string]bool, namespace string) {
 	q.mu.Lock()
-	q.dirty[namespace] = true
+	set[namespace] = true
 	q.mu.Unlock()
 	select {
 	case q.wake <- struct{}{}:
@@ -152,9 +154,13 @@ func (q *quotas) run(ctx context.Context) {
 			}
 		}
 		q.mu.Lock()
-		dirty := q.dirty
-		q.dirty = map[string]bool{}
+		dirty, fresh := maps.Clone(q.dirty), maps.Clone(q.fresh)
+		clear(q.dirty)
+		clear(q.fresh)
 		q.mu.Unlock()
+		for namespace := range fresh {
+			q.limit(ctx, namespace)
+		}
 		list, err := q.lister.List(labels.Everything())
 		if err != nil {
 			continue // cannot happen: the lister reads from memory
@@ -218,25 +224,32 @@ func (q *quotas) measure(ctx context.Context, namespace string, name corev1.Reso
 			return 0, err
 		}
 	}
-	return sum, nil
+	custom, err := q.customBytes(ctx, namespace)
+	return sum + custom, err
+}
+
+// version returns a resource with the preferred version of its group; the error is
+// NotFound for a group that does not exist.
+func (q *quotas) version(ctx context.Context, gr schema.GroupResource) (schema.GroupVersionResource, error) {
+	if gr.Group == "" {
+		return gr.WithVersion("v1"), nil
+	}
+	text, err := q.client.Discovery().RESTClient().Get().AbsPath("/apis/"+gr.Group).SetHeader("Accept", "application/json").Do(ctx).Raw()
+	var g metav1.APIGroup
+	if err == nil {
+		err = json.Unmarshal(text, &g)
+	}
+	return gr.WithVersion(g.PreferredVersion.Version), err
 }
 
 // count asks for one object, and how many there are beyond.
 func (q *quotas) count(ctx context.Context, namespace string, gr schema.GroupResource) (int64, error) {
-	gvr := gr.WithVersion("v1")
-	if gr.Group != "" {
-		groups, err := q.client.Discovery().RESTClient().Get().AbsPath("/apis/" + gr.Group).Do(ctx).Raw()
-		if apierrors.IsNotFound(err) {
-			return 0, nil // the kind does not exist yet
-		}
-		var g metav1.APIGroup
-		if err == nil {
-			err = json.Unmarshal(groups, &g)
-		}
-		if err != nil {
-			return 0, err
-		}
-		gvr.Version = g.PreferredVersion.Version
+	gvr, err := q.version(ctx, gr)
+	if apierrors.IsNotFound(err) {
+		return 0, nil // the kind does not exist yet
+	}
+	if err != nil {
+		return 0, err
 	}
 	text, err := q.client.Discovery().RESTClient().Get().AbsPath(resourcePath(gvr, namespace)).Param("limit", "1").
 		SetHeader("Accept", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1").Do(ctx).Raw()
@@ -264,10 +277,17 @@ func resourcePath(gvr schema.GroupVersionResource, namespace string) string {
 	return fmt.Sprintf("/apis/%s/%s/namespaces/%s/%s", gvr.Group, gvr.Version, namespace, gvr.Resource)
 }
 
-// sizeOf returns the size of a built-in kind as it is stored, in bytes.
+// sizeOf returns the size of an object as it is stored, in bytes.
 func sizeOf(o runtime.Object) int64 {
-	if s, ok := o.(interface{ Size() int }); ok {
-		return int64(s.Size())
+	switch o := o.(type) {
+	case interface{ Size() int }: // built-in kinds: protobuf
+		return int64(o.Size())
+	case *unstructured.Unstructured: // custom resources: JSON
+		text, err := o.MarshalJSON()
+		if err != nil {
+			return 0 // cannot happen: it was decoded from JSON
+		}
+		return int64(len(text))
 	}
 	return 0
 }
@@ -284,16 +304,7 @@ func (e sizeEvaluator) Handles(a admission.Attributes) bool {
 	if a.GetSubresource() != "" || a.GetOperation() != admission.Update {
 		return e.Evaluator.Handles(a)
 	}
-	have, err := e.lister.ResourceQuotas(a.GetNamespace()).List(labels.Everything())
-	if err != nil {
-		return false
-	}
-	for _, r := range have {
-		if _, ok := r.Spec.Hard[resourcequota.Bytes]; ok {
-			return true
-		}
-	}
-	return false
+	return limitsBytes(e.lister, a.GetNamespace())
 }
 
 // MatchingResources returns the resources of input that the kind uses.

@@ -10,8 +10,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 )
 
@@ -98,5 +100,90 @@ func TestResourceQuota(t *testing.T) {
 	}
 	if err := service("b"); err != nil {
 		t.Error(err)
+	}
+}
+
+// Custom resources count by number and by bytes, by creation and by updates.
+func TestQuotaOfCustomResources(t *testing.T) {
+	c := newCustom(t)
+	c.install("testdata/backups.yaml")
+	const bytes, count = corev1.ResourceName("fairlead.dev/bytes"), corev1.ResourceName("count/backups.example.com")
+	in := c.objs.Resource(backups).Namespace("default")
+	make := func(name string, size int) error {
+		o := object(t, backup(name, "{source: disk, options: {text: "+strings.Repeat("x", size)+"}}"))
+		_, err := in.Create(c.ctx, o, metav1.CreateOptions{})
+		return err
+	}
+	if err := make("before", 100_000); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.kube.CoreV1().ResourceQuotas("default").Create(c.ctx, &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "q"},
+		Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{bytes: resource.MustParse("300k"), count: resource.MustParse("3")}},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	used := func(objects, least, most int64) {
+		t.Helper()
+		awaitUsed(t, c.kube, "q", func(u corev1.ResourceList) bool {
+			n, b := u[count], u[bytes]
+			return n.Value() == objects && b.Value() >= least && b.Value() < most
+		})
+	}
+	exceeded := func(err error, what string) {
+		t.Helper()
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "exceeded quota: q") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	used(1, 100_000, 120_000)
+	exceeded(make("large", 250_000), "300 kB by creation")
+	if err := make("second", 100_000); err != nil {
+		t.Fatal(err)
+	}
+	used(2, 200_000, 230_000)
+	_, err := in.Patch(c.ctx, "second", types.MergePatchType,
+		[]byte(`{"spec":{"options":{"text":"`+strings.Repeat("y", 250_000)+`"}}}`), metav1.PatchOptions{})
+	exceeded(err, "300 kB by an update")
+	if err := make("third", 10); err != nil {
+		t.Fatal(err)
+	}
+	exceeded(make("fourth", 10), "the fourth object")
+	if err := in.Delete(c.ctx, "before", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	used(2, 100_000, 130_000)
+	if err := make("fourth", 100_000); err != nil {
+		t.Error(err)
+	}
+}
+
+// A new namespace gets the default quota, unless it has one.
+func TestDefaultQuota(t *testing.T) {
+	const services = corev1.ResourceName("count/services")
+	cfg := apiservertest.Start(t, func(o *apiserver.Options) {
+		o.DefaultQuota = corev1.ResourceList{services: resource.MustParse("1")}
+	})
+	system := kubernetes.NewForConfigOrDie(cfg)
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}
+	if _, err := system.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the quota is enforced", func() bool {
+		q, err := system.CoreV1().ResourceQuotas("shop").Get(t.Context(), "default", metav1.GetOptions{})
+		return err == nil && q.Status.Hard != nil
+	})
+	web := func(name string) error {
+		_, err := system.CoreV1().Services("shop").Create(t.Context(), &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}, metav1.CreateOptions{})
+		return err
+	}
+	if err := web("a"); err != nil {
+		t.Fatal(err)
+	}
+	if err := web("b"); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "exceeded quota: default") {
+		t.Errorf("the second Service: %v", err)
+	}
+	if list, err := system.CoreV1().ResourceQuotas("kube-system").List(t.Context(), metav1.ListOptions{}); err != nil || len(list.Items) > 0 {
+		t.Errorf("kube-system: %v, %v", list, err)
 	}
 }

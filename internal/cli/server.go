@@ -7,8 +7,11 @@ import (
 	"slices"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/fairlead/fairlead/internal/apiserver"
+	"github.com/fairlead/fairlead/internal/registry/resourcequota"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -19,6 +22,7 @@ type serverFlags struct {
 	binds     addrsValue
 	advertise string
 	nodePorts portRangeValue
+	quota     map[string]string
 }
 
 func (f *serverFlags) add(cmd *cobra.Command) {
@@ -37,6 +41,9 @@ func (f *serverFlags) add(cmd *cobra.Command) {
 	flags.BoolVar(&f.AllowServiceExternalIPs, "allow-service-external-ips", false,
 		"let everybody who may write a Service add spec.externalIPs, with which a user can capture the traffic to any address; "+
 			"otherwise that needs the verb \"use\" on services/externalips")
+	flags.StringToStringVar(&f.quota, "default-namespace-quota", nil,
+		"limits of the ResourceQuota that each namespace without one gets, but system namespaces, "+
+			"for example count/services=50,fairlead.dev/bytes=100Mi")
 	flags.DurationVar(&f.ServiceWriteTimeout, "service-write-timeout", apiserver.DefaultServiceWriteTimeout,
 		"longest that a write of a Service may take; addresses and node ports claimed for one and not used are freed after three times as long")
 	flags.DurationVar(&f.RepairPeriod, "allocation-repair-period", apiserver.DefaultRepairPeriod,
@@ -66,6 +73,17 @@ func (f *serverFlags) complete() error {
 			return usagef("--advertise-address: %q is not an IP address", f.advertise)
 		}
 		f.AdvertiseAddress = a
+	}
+	for name, limit := range f.quota {
+		q, err := resource.ParseQuantity(limit)
+		if err != nil || q.Sign() < 0 || !resourcequota.Counted(corev1.ResourceName(name)) {
+			return usagef("--default-namespace-quota %s=%s: want count/RESOURCE, count/RESOURCE.GROUP or %s, and a quantity",
+				name, limit, resourcequota.Bytes)
+		}
+		if f.DefaultQuota == nil {
+			f.DefaultQuota = corev1.ResourceList{}
+		}
+		f.DefaultQuota[corev1.ResourceName(name)] = q
 	}
 	for _, pods := range f.podCIDRs {
 		if i := slices.IndexFunc(f.serviceCIDRs, pods.Overlaps); i >= 0 {
