@@ -159,6 +159,13 @@ func (s *Server) Run(ctx context.Context) error {
 	wg.Go(func() { a.guard.run(ctx) })
 	wg.Go(func() { a.quotas.run(ctx) })
 	wg.Go(func() { a.hooks.run(ctx) })
+	wg.Go(func() {
+		select {
+		case <-s.ready:
+			deleteEndedTokens(ctx, a.client, s.log)
+		case <-ctx.Done():
+		}
+	})
 	if store.failed != nil {
 		wg.Go(func() {
 			select {

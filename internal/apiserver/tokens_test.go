@@ -16,6 +16,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/client-go/kubernetes"
@@ -64,6 +65,34 @@ func testTokenEnds(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientse
 	} {
 		if got := recognised(t, s, x.token); got != x.valid {
 			t.Errorf("%s is recognised: %v, want %v", x.what, got, x.valid)
+		}
+	}
+}
+
+// The Secret of a token that has ended goes.
+func TestEndedTokensAreDeleted(t *testing.T) {
+	dir := t.TempDir()
+	s, stop := apiservertest.StartStoppable(t, func(o *apiserver.Options) { o.DataDir = dir })
+	defer stop()
+	admin := kubernetes.NewForConfigOrDie(s.LoopbackConfig())
+	name := func(end time.Time) string {
+		token, err := join.Parse(issueToken(t, s, admin, end))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return join.SecretName(token.ID)
+	}
+	ended, valid, endless := name(time.Now().Add(-time.Second)), name(time.Now().Add(time.Hour)), name(time.Time{})
+	stop()
+	s = apiservertest.StartServer(t, func(o *apiserver.Options) { o.DataDir = dir })
+	secrets := kubernetes.NewForConfigOrDie(s.LoopbackConfig()).CoreV1().Secrets(join.SecretNamespace)
+	eventually(t, "the Secret is deleted", func() bool {
+		_, err := secrets.Get(t.Context(), ended, metav1.GetOptions{})
+		return apierrors.IsNotFound(err)
+	})
+	for _, name := range []string{valid, endless} {
+		if _, err := secrets.Get(t.Context(), name, metav1.GetOptions{}); err != nil {
+			t.Error(err)
 		}
 	}
 }
