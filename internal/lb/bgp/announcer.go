@@ -21,11 +21,8 @@ import (
 // Options are what an Announcer is made of.
 type Options struct {
 	Log *slog.Logger
-	// NodeName names this node.
+	// NodeName names this node. Its hash is the BGP identifier unless SetRouterID sets one.
 	NodeName string
-	// RouterID is the BGP identifier, an IPv4 address that no other speaker in the
-	// network has; best one of the node. If it is not valid, it is a hash of NodeName.
-	RouterID netip.Addr
 	// OnChange, if set, is called when a session begins, and when it ends or cannot
 	// begin for a new reason. It must not call the Announcer's SetPeers or Close.
 	OnChange func(PeerStatus)
@@ -55,11 +52,11 @@ func (s PeerStatus) Established() bool { return s.State == established }
 // Announcer announces addresses to peers. Its methods may be called by several
 // goroutines.
 type Announcer struct {
-	options  Options
-	routerID netip.Addr
-	table    *table
+	options Options
+	table   *table
 
 	mu       sync.Mutex
+	routerID netip.Addr
 	sessions map[string]*session // by name of the peer
 	ending   []*session          // those of former peers that still say goodbye
 	closed   bool
@@ -67,13 +64,20 @@ type Announcer struct {
 
 // New makes an Announcer without peers.
 func New(o Options) *Announcer {
-	a := &Announcer{options: o, routerID: o.RouterID, table: newTable(), sessions: map[string]*session{}}
-	if !a.routerID.Is4() || a.routerID.IsUnspecified() {
-		h := fnv.New32a()
-		_, _ = h.Write([]byte(o.NodeName))
-		a.routerID = netip.AddrFrom4([4]byte(h.Sum([]byte{})))
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(o.NodeName))
+	id := netip.AddrFrom4([4]byte(h.Sum(nil)))
+	return &Announcer{options: o, routerID: id, table: newTable(), sessions: map[string]*session{}}
+}
+
+// SetRouterID sets the BGP identifier of sessions that begin later: an IPv4 address
+// that no other speaker in the network has, best one of the node.
+func (a *Announcer) SetRouterID(id netip.Addr) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if id.Is4() && !id.IsUnspecified() {
+		a.routerID = id
 	}
-	return a
 }
 
 // SetPeers makes peers those that are announced to: sessions with others end, the

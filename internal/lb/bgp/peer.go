@@ -76,6 +76,7 @@ func (p Peer) withDefaults() Peer {
 	if p.HoldTime == 0 {
 		p.HoldTime = DefaultHoldTime
 	}
+	p.HoldTime = p.HoldTime.Truncate(time.Second) // the unit of the protocol
 	if p.KeepaliveTime == 0 {
 		p.KeepaliveTime = p.HoldTime / 3
 	}
@@ -111,7 +112,6 @@ func (p Peer) Validate() error {
 	bad(p.LocalASN == 0, "the local AS number is missing")
 	bad(len(p.Password) > socket.MaxPassword, "the password has %d bytes, and %d are the most", len(p.Password), socket.MaxPassword)
 	bad(p.HoldTime < MinHoldTime || p.HoldTime > maxHoldTime, "hold time %s is not between %s and %s", p.HoldTime, MinHoldTime, maxHoldTime)
-	bad(p.HoldTime%time.Second != 0, "hold time %s is not in whole seconds", p.HoldTime)
 	bad(p.KeepaliveTime <= 0 || p.KeepaliveTime >= p.HoldTime, "keepalive time %s is not below the hold time of %s",
 		p.KeepaliveTime, p.HoldTime)
 	bad(p.RestartTime < time.Second || p.RestartTime > maxRestartTime,

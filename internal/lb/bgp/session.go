@@ -274,7 +274,9 @@ func explain(err error, p Peer) error {
 
 // handshake exchanges OPEN messages and their confirmation.
 func (s *session) handshake(conn net.Conn) (terms, error) {
+	s.announcer.mu.Lock()
 	routerID := s.announcer.routerID
+	s.announcer.mu.Unlock()
 	if err := conn.SetDeadline(time.Now().Add(openTimeout)); err != nil {
 		return terms{}, err
 	}
