@@ -52,7 +52,8 @@ protocol bgp node {
 		t.Fatal(err)
 	}
 	socket := filepath.Join(dir, "ctl")
-	process.Start(t, exec.CommandContext(context.Background(), program, "-f", "-c", file, "-s", socket, "-P", filepath.Join(dir, "pid"))).Says("Started")
+	bird := exec.CommandContext(context.Background(), program, "-f", "-c", file, "-s", socket, "-P", filepath.Join(dir, "pid"))
+	process.Start(t, bird).Says("Started")
 	return port, func(command ...string) string {
 		out, _ := process.Try(exec.CommandContext(context.Background(), "birdc", append([]string{"-s", socket}, command...)...))
 		return out
@@ -122,7 +123,8 @@ func TestRoutesFollowPeers(t *testing.T) {
 	event := func(reason, message string) {
 		t.Helper()
 		testbed.Until(t, "Event "+reason, func() error {
-			l, err := client.CoreV1().Events("").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=BGPPeer,reason=" + reason})
+			only := metav1.ListOptions{FieldSelector: "involvedObject.kind=BGPPeer,reason=" + reason}
+			l, err := client.CoreV1().Events("").List(t.Context(), only)
 			if err != nil {
 				return err
 			}
