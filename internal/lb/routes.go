@@ -18,7 +18,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/events"
 	"github.com/fairlead/fairlead/internal/lb/bgp"
-	"github.com/fairlead/fairlead/internal/lb/v1"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/reflector"
 )
 

@@ -19,7 +19,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 	"github.com/fairlead/fairlead/internal/events"
-	"github.com/fairlead/fairlead/internal/lb/v1"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
@@ -149,7 +149,8 @@ func TestRoutesFollowPeers(t *testing.T) {
 	r.SetNode(node("b"))
 	status("cannot be used: there is no Secret kube-system/md5")
 	event("InvalidBGPPeer", "there is no Secret kube-system/md5")
-	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: "md5"}, StringData: map[string]string{"password": "right\n"}}
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: "md5"},
+		StringData: map[string]string{"password": "right\n"}}
 	secret, err = client.CoreV1().Secrets(Namespace).Create(t.Context(), secret, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
