@@ -53,7 +53,14 @@ func (n nodeRestriction) Validate(ctx context.Context, a admission.Attributes, _
 		err = checkPod(node, a)
 	case "/serviceaccounts":
 		err = n.checkToken(node, a)
+	case groupFairlead + "/speakers":
+		if a.GetName() != node && !(a.GetOperation() == admission.Create && nameOf(a.GetObject()) == node) {
+			err = fmt.Errorf("node %q may write its own Speaker alone", node)
+		}
 	case "coordination.k8s.io/leases":
+		if a.GetNamespace() == metav1.NamespaceSystem && nameOf(a.GetObject()) == lbWitness {
+			break
+		}
 		if a.GetName() != node && !(a.GetOperation() == admission.Create && nameOf(a.GetObject()) == node) {
 			err = fmt.Errorf("node %q may write its own Lease alone", node)
 		}

@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -120,7 +121,18 @@ func (n nodeAuthorizer) own(ctx context.Context, node string, a authorizer.Attri
 			return n.pod(ctx, node, a.GetNamespace(), a.GetName()), true
 		}
 		return "a node may read its own Pods, delete them and write their status, nothing else", true
+	case "fairlead.dev/speakers":
+		switch {
+		case is("get", "list", "watch") && sub == "":
+			return "", true // speakers find each other
+		case sub != "" && sub != "status", !is("create", "update", "patch", "delete"):
+			return "a node may write its own Speaker, nothing else", true
+		}
+		return reason(is("create") && sub == "" || a.GetName() == node, "a node may write its own Speaker alone"), true
 	case "/secrets", "/configmaps":
+		if ofSpeakers(a) {
+			return "", true
+		}
 		if !is("get") || sub != "" || a.GetName() == "" {
 			return "a node may get single " + a.GetResource() + " alone", true
 		}
@@ -131,6 +143,9 @@ func (n nodeAuthorizer) own(ctx context.Context, node string, a authorizer.Attri
 		}
 		return n.related(ctx, node, a), true
 	case "coordination.k8s.io/leases":
+		if a.GetNamespace() == metav1.NamespaceSystem && sub == "" && is("get", "list", "watch", "create", "update", "patch") {
+			return reason(is("create") || a.GetName() == lbWitness, "a node may write the Lease "+lbWitness+" alone of this namespace"), true
+		}
 		if a.GetNamespace() != leaseNamespace || !is("get", "create", "update", "patch", "delete") || sub != "" {
 			return "a node may write its own Lease in " + leaseNamespace + " alone", true
 		}
@@ -144,6 +159,19 @@ func (n nodeAuthorizer) own(ctx context.Context, node string, a authorizer.Attri
 			"a node may write its DNS server's EndpointSlices in "+dnsNamespace+" alone"), true
 	}
 	return "", false
+}
+
+// ofSpeakers reports whether a request reads what the speakers of all nodes work with:
+// the list of voters, the key of their messages, and passwords of BGP.
+func ofSpeakers(a authorizer.Attributes) bool {
+	reads := slices.Contains([]string{"get", "list", "watch"}, a.GetVerb())
+	if !reads || a.GetNamespace() != metav1.NamespaceSystem || a.GetSubresource() != "" {
+		return false
+	}
+	if a.GetResource() == "configmaps" {
+		return a.GetName() == lbVoters
+	}
+	return a.GetName() == lbName || strings.HasPrefix(a.GetName(), lbPasswords)
 }
 
 func reason(ok bool, why string) string {

@@ -26,6 +26,18 @@ const (
 	groupCertificates   = "certificates.k8s.io"
 	groupAuthentication = "authentication.k8s.io"
 	groupAuthorization  = "authorization.k8s.io"
+	groupFairlead       = "fairlead.dev"
+	groupExtensions     = "apiextensions.k8s.io"
+)
+
+// Objects of the load balancers in kube-system: the Lease of the controller and the Secret
+// with the speakers' key have one name. Of Secrets with passwords for BGP the name begins
+// with lbPasswords, so that nodes can get those and no others.
+const (
+	lbName      = "fairlead-lb"
+	lbVoters    = "fairlead-lb-voters"
+	lbWitness   = "fairlead-lb-witness"
+	lbPasswords = "fairlead-bgp-"
 )
 
 // Verbs that go together.
@@ -51,7 +63,11 @@ func defaultPolicy() rbac.Policy {
 		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: lock},
 		Rules: []rbacv1.PolicyRule{
 			allow("create", groupCoordination, "leases"),
-			named(allow("get update delete", groupCoordination, "leases"), "fairlead-controllers"),
+			named(allow("get update delete", groupCoordination, "leases"), "fairlead-controllers", lbName),
+			// What the speakers of load balancers work with.
+			allow("create", groupCore, "secrets", "configmaps"),
+			named(allow("get", groupCore, "secrets"), lbName),
+			named(allow("get update", groupCore, "configmaps"), lbVoters),
 		},
 	}}
 	p.RoleBindings = []rbacv1.RoleBinding{{
@@ -89,6 +105,9 @@ func nodeRules() []rbacv1.PolicyRule {
 		allow(verbsRead, groupNetworking, "servicecidrs"),
 		allow("create update patch", groupCore+" "+groupEvents, "events"),
 		allow("create get", groupCertificates, "certificatesigningrequests"),
+		// What a speaker announces, and how.
+		allow(verbsRead, groupFairlead, "ipaddresspools", "bgppeers"),
+		allow(verbsRead, groupNetworking, "ipaddresses"),
 	}
 }
 
@@ -170,6 +189,21 @@ func controllerRoles() []rbacv1.ClusterRole {
 		role("system:controller:generic-garbage-collector",
 			// Owners and dependents are of every kind.
 			allow(verbsRead+" update patch delete", "*", "*"), events,
+		),
+		role("system:controller:loadbalancer",
+			allow(verbsRead, groupCore, "services", "nodes", "namespaces"),
+			allow("update patch", groupCore, "services", "services/status"),
+			allow(verbsRead, groupNetworking, "servicecidrs"),
+			allow(verbsRead+" "+crud, groupNetworking, "ipaddresses"),
+			allow(verbsRead+" "+crud, groupFairlead, "ipaddresspools"),
+			allow("update patch", groupFairlead, "ipaddresspools/status"),
+			allow(verbsRead, groupFairlead, "bgppeers", "speakers"),
+			allow("delete", groupFairlead, "speakers"),
+			// Its own definitions; a request to create has no name to go by.
+			allow("create", groupExtensions, "customresourcedefinitions"),
+			named(allow("get patch", groupExtensions, "customresourcedefinitions"),
+				"ipaddresspools."+groupFairlead, "bgppeers."+groupFairlead, "speakers."+groupFairlead),
+			events,
 		),
 		role("system:controller:service-controller",
 			allow(verbsRead, groupCore, "services", "nodes"),

@@ -46,6 +46,7 @@ func userRoles() []rbacv1.ClusterRole {
 			allow(verbsRead, groupCore+" "+groupEvents, "events"),
 			allow(verbsRead, groupDiscovery, "endpointslices"),
 			allow(verbsRead, groupNetworking, "networkpolicies", "ingresses", "ingresses/status"),
+			allow(verbsRead, groupFairlead, "ipaddresspools", "bgppeers", "speakers"),
 		),
 		role("system:basic-user",
 			allow("create", groupAuthorization, "selfsubjectaccessreviews", "selfsubjectrulesreviews"),

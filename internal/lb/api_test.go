@@ -27,20 +27,22 @@ import (
 // rig is a real API server and clients for the test itself.
 type rig struct {
 	testing.TB
-	config *rest.Config
+	config *rest.Config // of an administrator
+	own    *rest.Config // of the controller, with its own rights
 	client kubernetes.Interface
 	lb     *v1.Client
 }
 
 func newRig(t testing.TB) *rig {
 	t.Helper()
-	config := rest.CopyConfig(apiservertest.Start(t))
+	server := apiservertest.StartServer(t)
+	config := rest.CopyConfig(server.LoopbackConfig())
 	config.QPS = -1
 	client, err := v1.NewClient(config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &rig{TB: t, config: config, client: kubernetes.NewForConfigOrDie(config), lb: client}
+	return &rig{TB: t, config: config, own: server.ControllersConfig(), client: kubernetes.NewForConfigOrDie(config), lb: client}
 }
 
 func flagPool(t testing.TB, name, ranges string) FlagPool {
@@ -57,7 +59,7 @@ func flagPool(t testing.TB, name, ranges string) FlagPool {
 func (r *rig) run(change func(*ControllerOptions)) (c *Controller, stop func()) {
 	r.Helper()
 	started := make(chan struct{})
-	o := ControllerOptions{Config: r.config, Default: true, Started: sync.OnceFunc(func() { close(started) })}
+	o := ControllerOptions{Config: r.own, Default: true, Started: sync.OnceFunc(func() { close(started) })}
 	if os.Getenv("FAIRLEAD_TEST_LOG") != "" {
 		o.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
