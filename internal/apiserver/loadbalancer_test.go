@@ -125,7 +125,10 @@ func TestNodeAsSpeaker(t *testing.T) {
 		{"read the key", true, secret("fairlead-lb")},
 		{"read a password of BGP", true, secret("fairlead-bgp-router")},
 		{"read another Secret", false, secret("other")},
-		{"list all Secrets", false, func(ctx context.Context) error { _, err := c.CoreV1().Secrets("kube-system").List(ctx, list); return err }},
+		{"list all Secrets", false, func(ctx context.Context) error {
+			_, err := c.CoreV1().Secrets("kube-system").List(ctx, list)
+			return err
+		}},
 		{"follow the voters", true, configMaps("fairlead-lb-voters")},
 		{"follow another ConfigMap", false, configMaps("other")},
 		{"write the voters", false, func(ctx context.Context) error {

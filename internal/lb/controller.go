@@ -21,6 +21,7 @@ import (
 	"github.com/fairlead/fairlead/internal/election"
 	"github.com/fairlead/fairlead/internal/events"
 	"github.com/fairlead/fairlead/internal/lb/pool"
+	"github.com/fairlead/fairlead/internal/lb/quorum"
 	"github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/reflector"
@@ -120,7 +121,7 @@ func (c *Controller) work(ctx context.Context) error {
 	w := &controller{
 		Controller: c, log: c.o.Log, events: recorder,
 		knowledge: newKnowledge(), problems: map[svc.Name][]string{},
-		wake: make(chan struct{}, 1), tidy: make(chan struct{}, 1), begun: make(chan struct{}),
+		wake: make(chan struct{}, 1), tidy: make(chan struct{}, 1), voters: make(chan struct{}, 1), begun: make(chan struct{}),
 	}
 	w.loop = loop.New(w.log, "loadbalancer", c.o.Workers, w.sync)
 	var running sync.WaitGroup
@@ -137,6 +138,7 @@ func (c *Controller) work(ctx context.Context) error {
 	running.Go(func() { w.loop.Run(ctx) })
 	running.Go(func() { w.serveWaiting(ctx) })
 	running.Go(func() { w.keepPools(ctx) })
+	running.Go(func() { w.keepVoters(ctx) })
 	c.o.Log.Info("giving addresses to load balancers", "pools", len(c.o.Pools), "default", c.o.Default)
 	if c.o.Started != nil {
 		c.o.Started()
@@ -154,6 +156,8 @@ type controller struct {
 	// wake has an item when an address may have become free, tidy when something about
 	// pools has changed.
 	wake, tidy chan struct{}
+	voters     chan struct{} // has an item when something about speakers has changed
+	lists      quorum.Lists  // as last read or written by keepVoters
 	begun      chan struct{} // closed when everything has been listed
 
 	mu sync.Mutex // guards what follows
@@ -174,10 +178,11 @@ func (c *controller) follow(ctx context.Context, running *sync.WaitGroup) {
 	core, net := c.client.CoreV1(), c.client.NetworkingV1()
 	all := metav1.ListOptions{}
 	ours := metav1.ListOptions{LabelSelector: networkingv1.LabelManagedBy + "=" + ManagedBy}
-	c.unlisted = 6
+	c.unlisted = 7
 	start(ctx, c, running, "services", reflector.From(core.Services(""), all), c.setService, c.dropService)
 	start(ctx, c, running, "claims", reflector.From(net.IPAddresses(), ours), c.setClaim, c.dropClaim)
 	start(ctx, c, running, "pools", reflector.From(c.lb.Pools, all), c.setPool, c.dropPool)
+	start(ctx, c, running, "speakers", reflector.From(c.lb.Speakers, all), c.setSpeaker, c.dropSpeaker)
 	start(ctx, c, running, "namespaces", reflector.From(core.Namespaces(), all), c.setNamespace, c.dropNamespace)
 	start(ctx, c, running, "nodes", reflector.From(core.Nodes(), all), c.setNode, c.dropNode)
 	start(ctx, c, running, "servicecidrs", reflector.From(net.ServiceCIDRs(), all), c.setServiceCIDR, c.dropServiceCIDR)

@@ -35,9 +35,12 @@ type knowledge struct {
 	nodeAddrs  map[string][]netip.Addr
 	nodePods   map[string][]pool.Range
 	cidrs      map[string][]pool.Range // of ServiceCIDRs
-	alloc      *pool.Allocator
-	waiting    waitingList
-	freed      bool // an address may have become free since the last retryWaiting
+	speakers   map[string]*v1.Speaker
+	// outOfService has every Node, and whether it has the taint of that name.
+	outOfService map[string]bool
+	alloc        *pool.Allocator
+	waiting      waitingList
+	freed        bool // an address may have become free since the last retryWaiting
 	// foreign are addresses in pools that somebody else's IPAddress objects claim.
 	foreign map[netip.Addr]bool
 	// poolEvents has the last Event that was recorded of a pool.
@@ -48,7 +51,8 @@ func newKnowledge() *knowledge {
 	return &knowledge{
 		services: map[svc.Name]*corev1.Service{}, claims: map[netip.Addr]*networkingv1.IPAddress{},
 		pools: map[string]*v1.IPAddressPool{}, namespaces: map[string]labels.Set{}, nodeAddrs: map[string][]netip.Addr{},
-		nodePods: map[string][]pool.Range{}, cidrs: map[string][]pool.Range{}, alloc: pool.New(), waiting: newWaitingList(),
+		nodePods: map[string][]pool.Range{}, cidrs: map[string][]pool.Range{},
+		speakers: map[string]*v1.Speaker{}, outOfService: map[string]bool{}, alloc: pool.New(), waiting: newWaitingList(),
 		foreign: map[netip.Addr]bool{}, poolEvents: map[string]string{},
 	}
 }
@@ -200,9 +204,14 @@ func (c *controller) setNode(n *corev1.Node) {
 		}
 	}
 	c.changeNode(n.Name, addrs, prefixes(n.Spec.PodCIDRs))
+	c.setNodeState(n)
 }
 
-func (c *controller) dropNode(n *corev1.Node) { c.changeNode(n.Name, nil, nil) }
+func (c *controller) dropNode(n *corev1.Node) {
+	c.changeNode(n.Name, nil, nil)
+	delete(c.outOfService, n.Name)
+	signal(c.voters)
+}
 
 // prefixes returns the ranges of those that can be parsed.
 func prefixes(list []string) []pool.Range {

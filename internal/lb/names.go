@@ -17,6 +17,8 @@ const (
 	// speakers' messages, both in Namespace.
 	VotersName = "fairlead-lb-voters"
 	KeyName    = "fairlead-lb"
+	// VotersEntry is the entry of the ConfigMap: quorum.Lists as JSON.
+	VotersEntry = "lists"
 	// Namespace is where the ConfigMap, the Secret and the Leases are.
 	Namespace = "kube-system"
 	// KeyBytes is the length of the key; its entry in the Secret is "key".

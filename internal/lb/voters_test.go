@@ -1,0 +1,104 @@
+package lb
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead/fairlead/internal/lb/quorum"
+	"github.com/fairlead/fairlead/internal/lb/v1"
+)
+
+// The list of voters follows the speakers, one change at a time; it is written again
+// when somebody deletes it, and the key of the speakers is made once.
+func TestVoters(t *testing.T) {
+	r := newRig(t)
+	_, stop := r.run(nil)
+	ctx := context.Background()
+	secrets := r.client.CoreV1().Secrets(Namespace)
+	key, err := secrets.Get(ctx, KeyName, metav1.GetOptions{})
+	r.must(err)
+	if len(key.Data[KeyEntry]) != KeyBytes {
+		t.Errorf("the key has %d bytes", len(key.Data[KeyEntry]))
+	}
+	lists := func() (l quorum.Lists) {
+		have, err := r.client.CoreV1().ConfigMaps(Namespace).Get(ctx, VotersName, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return l
+		}
+		r.must(err)
+		r.must(json.Unmarshal([]byte(have.Data[VotersEntry]), &l))
+		return l
+	}
+	// confirm lets the speakers use the current list, as speakers do.
+	confirm := func(names ...string) {
+		for _, name := range names {
+			r.eventually("confirm", func() error {
+				s, err := r.lb.Speakers.Get(ctx, name, metav1.GetOptions{})
+				if err != nil {
+					return err
+				}
+				s.Status.Endpoints = []string{"192.0.2.1:7000"}
+				s.Status.VoterVersion = int64(lists().Current.Version)
+				_, err = r.lb.Speakers.UpdateStatus(ctx, s, metav1.UpdateOptions{})
+				return err
+			})
+		}
+	}
+	wants := func(want string, names ...string) {
+		t.Helper()
+		r.eventually("voters "+want, func() error {
+			confirm(names...)
+			l := lists()
+			var got []string
+			for _, v := range l.Current.Voters {
+				got = append(got, v.Name)
+			}
+			if l.Current.Witness {
+				got = append(got, "witness")
+			}
+			if strings.Join(got, " ") != want {
+				return fmt.Errorf("%+v", l)
+			}
+			return nil
+		})
+	}
+	for _, name := range []string{"n1", "n2", "n3"} {
+		_, err := r.client.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+		r.must(err)
+		_, err = r.lb.Speakers.Create(ctx, &v1.Speaker{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+		r.must(err)
+	}
+	wants("n1", "n1")
+	wants("n1 n2 n3", "n1", "n2", "n3")
+	version := lists().Current.Version
+	r.must(r.client.CoreV1().ConfigMaps(Namespace).Delete(ctx, VotersName, metav1.DeleteOptions{}))
+	confirm("n1")
+	r.eventually("the list is written again", func() error {
+		if got := lists().Current.Version; got != version {
+			return fmt.Errorf("version %d, want %d", got, version)
+		}
+		return nil
+	})
+	r.must(r.client.CoreV1().Nodes().Delete(ctx, "n3", metav1.DeleteOptions{}))
+	wants("n1 n2 witness", "n1", "n2")
+	r.eventually("the Speaker of the deleted Node goes", func() error {
+		confirm("n1", "n2")
+		_, err := r.lb.Speakers.Get(ctx, "n3", metav1.GetOptions{})
+		if !apierrors.IsNotFound(err) {
+			return fmt.Errorf("%v, %+v", err, lists())
+		}
+		return nil
+	})
+	stop()
+	r.run(nil)
+	if again, err := secrets.Get(ctx, KeyName, metav1.GetOptions{}); err != nil || again.UID != key.UID {
+		t.Errorf("the key is another one after a restart: %v", err)
+	}
+}
