@@ -140,7 +140,9 @@ func TestNodeAsSpeaker(t *testing.T) {
 		{"write its status", true, status("mine")},
 		{"make another one's Speaker", false, speaker("another")},
 		{"write another one's status", false, status("theirs")},
-		{"delete another one's Speaker", false, func(ctx context.Context) error { return lb.Speakers.Delete(ctx, "theirs", metav1.DeleteOptions{}) }},
+		{"delete another one's Speaker", false, func(ctx context.Context) error {
+			return lb.Speakers.Delete(ctx, "theirs", metav1.DeleteOptions{})
+		}},
 		{"delete all Speakers", false, func(ctx context.Context) error {
 			return lb.Speakers.DeleteCollection(ctx, metav1.DeleteOptions{}, list)
 		}},
