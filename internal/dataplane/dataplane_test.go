@@ -89,7 +89,7 @@ func TestValidateNamesTheFault(t *testing.T) {
 		"port":            {Addr: ap("10.96.0.1:0")},
 		"endpoint family": {Addr: ap("10.96.0.1:80"), Endpoints: eps("[fd00::1]:80")},
 		"endpoint port":   {Addr: ap("10.96.0.1:80"), LocalClients: eps("10.0.0.1:0")},
-		"too many":        {Addr: ap("10.96.0.1:80"), Endpoints: slices.Repeat(eps("10.0.0.1:1"), dataplane.MaxEndpoints+1)},
+		"too many":        {Addr: ap("10.96.0.1:80"), Endpoints: slices.Repeat(eps("10.0.0.1:1"), table.MaxEndpoints+1)},
 	} {
 		if err := dataplane.Validate(port(svc.TCP, f), "some"); err == nil || !strings.Contains(err.Error(), "default/web") {
 			t.Errorf("%s: %v, want an error that names the port", name, err)

@@ -9,9 +9,6 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// MaxEndpoints is how many endpoints one list of a frontend can have.
-const MaxEndpoints = 1<<16 - 1
-
 // Validate returns why a mode cannot write a port, or nil.
 func Validate(p *table.ServicePort, mode string) error {
 	fail := func(f *table.Frontend, format string, args ...any) error {
@@ -28,8 +25,8 @@ func Validate(p *table.ServicePort, mode string) error {
 			return fail(f, "not an address of family %s with a port", p.Family)
 		}
 		for _, list := range [][]table.Endpoint{f.Endpoints, f.LocalClients} {
-			if len(list) > MaxEndpoints {
-				return fail(f, "%d endpoints, %s mode has room for %d", len(list), mode, MaxEndpoints)
+			if len(list) > table.MaxEndpoints {
+				return fail(f, "%d endpoints, %s mode has room for %d", len(list), mode, table.MaxEndpoints)
 			}
 			for _, e := range list {
 				if !goodAddr(e.Addr, p.Family) {

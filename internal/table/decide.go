@@ -92,7 +92,7 @@ func (b *Builder) decidePort(s *service, asked, mine []want, c *complaints) *Ser
 		}
 	}
 	all := b.candidates(s, k, proto, c)
-	cluster, local := clusterEndpoints(all, b.cfg.NodeName, b.zone), localEndpoints(all)
+	cluster, local := c.fit(k, clusterEndpoints(all, b.cfg.NodeName, b.zone)), c.fit(k, localEndpoints(all))
 	if slices.Equal(cluster, local) {
 		local = cluster
 	}

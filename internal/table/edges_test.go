@@ -2,6 +2,7 @@ package table
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -281,5 +282,50 @@ func TestClusterIPOwners(t *testing.T) {
 		if len(b.vips.owners) != 0 || len(b.vips.blocks) != 0 || len(b.vips.near) != 0 || len(b.services) != 0 {
 			t.Errorf("left: owners %v, blocks %v, near %v, services %v", b.vips.owners, b.vips.blocks, b.vips.near, b.services)
 		}
+	}
+}
+
+// More endpoints than a frontend can have: the newest state of what fits, and a
+// Problem, which is not another one with every change.
+func TestTooManyEndpoints(t *testing.T) {
+	b := NewBuilder(Config{NodeName: "here"})
+	b.SetService(serviceOf("a", "10.96.0.1"))
+	const slicesOf = 1000
+	set := func(i, endpoints int) {
+		s := benchSlice(i, slicesOf, 0)
+		s.Namespace, s.Name = "ns", fmt.Sprintf("a-%d", i)
+		s.Labels[discoveryv1.LabelServiceName] = "a"
+		s.Endpoints = s.Endpoints[:endpoints]
+		b.SetSlice(s)
+	}
+	for i := range 66 {
+		set(i, slicesOf)
+	}
+	key := Key{ID: svc.PortName{Name: svc.Name{Namespace: "ns", Name: "a"}}, Family: svc.IPv4}
+	last := func() netip.Addr {
+		tab, _ := b.Build()
+		list := tab.Get(key).Frontends[0].Endpoints
+		if len(list) != MaxEndpoints {
+			t.Fatalf("%d endpoints, want %d", len(list), MaxEndpoints)
+		}
+		return list[len(list)-1].Addr.Addr()
+	}
+	before := last()
+	problems := b.Problems()
+	if len(problems) != 1 || problems[0].Reason != ReasonTooManyEndpoints {
+		t.Fatalf("problems %v", problems)
+	}
+	set(0, slicesOf-10) // those that come first by address
+	if after := last(); after == before {
+		t.Errorf("the list is frozen: it still ends with %s", after)
+	}
+	for range b.NewProblems() {
+		t.Errorf("the problem has changed: %v", b.Problems())
+	}
+	for i := range 60 {
+		set(i, 1)
+	}
+	if tab, _ := b.Build(); len(tab.Get(key).Frontends[0].Endpoints) != 6060 || len(b.Problems()) != 0 {
+		t.Errorf("with few again: %d endpoints, %v", len(tab.Get(key).Frontends[0].Endpoints), b.Problems())
 	}
 }

@@ -35,6 +35,9 @@ const (
 	// ReasonInvalidPort: a port's number or protocol is not one. The port is
 	// left out.
 	ReasonInvalidPort = "InvalidPort"
+	// ReasonTooManyEndpoints: a port has more than MaxEndpoints of a family. The
+	// first of them by address are used.
+	ReasonTooManyEndpoints = "TooManyEndpoints"
 	// ReasonUnknownScheduler: the Service asks for a scheduler that this node
 	// does not have. Endpoints are chosen by the node's default.
 	ReasonUnknownScheduler = "UnknownScheduler"
@@ -90,6 +93,16 @@ func (c *complaints) gather(reason, what string) {
 	if !slices.Contains(c.byReason[reason], what) {
 		c.byReason[reason] = append(c.byReason[reason], what)
 	}
+}
+
+// fit returns what of a sorted list a frontend can have.
+func (c *complaints) fit(k Key, list []Endpoint) []Endpoint {
+	if len(list) <= MaxEndpoints {
+		return list
+	}
+	c.add(ReasonTooManyEndpoints, "port %q has more than %d %s endpoints; the first of them by address are used",
+		k.ID.Port, MaxEndpoints, k.Family)
+	return list[:MaxEndpoints:MaxEndpoints]
 }
 
 // done returns the Problems in order, nil if there are none.

@@ -71,6 +71,9 @@ type Frontend struct {
 	Drop bool
 }
 
+// MaxEndpoints is how many endpoints one list of a Frontend can have.
+const MaxEndpoints = 1<<16 - 1
+
 // ServicePort is one port of one Service, for one address family.
 type ServicePort struct {
 	ID       svc.PortName
