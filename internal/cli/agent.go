@@ -34,6 +34,7 @@ type agentFlags struct {
 	proxyFlags
 	dnsFlags
 	networkFlags
+	lb                 lbFlags
 	nodeName           string
 	nodeIPs            addrsValue
 	agentPort, dnsPort uint16
@@ -49,6 +50,7 @@ type agentFlags struct {
 func (f *agentFlags) add(cmd *cobra.Command) {
 	f.proxyFlags.add(cmd)
 	f.dnsFlags.add(cmd)
+	f.lb.add(cmd)
 	flags := cmd.Flags()
 	flags.StringVar(&f.nodeName, "node-name", hostname(), "name of this node")
 	flags.Var(&f.nodeIPs, "node-ip", "addresses of this node, at most one of each family (default: those by which it reaches the server)")
@@ -84,6 +86,9 @@ func (f *agentFlags) check() error {
 		families[a.Is4()] = a
 	}
 	if _, err := f.dnsFlags.options(f.networkFlags); err != nil {
+		return err
+	}
+	if err := f.lb.check(f.networkFlags); err != nil {
 		return err
 	}
 	if err := checkBind("dns-metrics-bind-address", f.dnsMetrics); err != nil {
@@ -330,6 +335,9 @@ the Pods it started stay when it stops, and are found again when it starts;
 			}
 			if err := checkResolver(f.configureResolver); err != nil {
 				return err
+			}
+			if len(f.lb.pools) > 0 {
+				log.Warn("--lb-pool has no effect on a node: the server gives out addresses; give it --lb-pool, or make an IPAddressPool")
 			}
 			f.stateDir = filepath.Join(dataDir, "agent")
 			cfg, identity, err := f.identity(cmd.Context(), log, server, token, kubeconfig)

@@ -120,7 +120,7 @@ and their values.`,
 	root.PersistentFlags().StringVar(&g.logFormat, "log-format", "text", "how to log: "+oneOf(logFormats()))
 	root.AddCommand(
 		newUp(g), newServer(g), newAgent(g),
-		newProxy(g), newDNS(g), newControllers(g),
+		newProxy(g), newDNS(g), newControllers(g), newLB(g),
 		newRun(g), newStatus(g), newEnv(g), newKubeconfig(g), newToken(g), newCleanup(g), newVersion(g),
 	)
 	addCompletion(root)

@@ -97,6 +97,7 @@ func (f *serverFlags) complete() error {
 func newServer(g *global) *cobra.Command {
 	f := &serverFlags{}
 	var controllers []string
+	var lb lbFlags
 	cmd := &cobra.Command{
 		Use:   "server",
 		Short: "Run the API server and the controllers",
@@ -113,10 +114,14 @@ made in the data directory; certificates that are there already are used.`,
 			if err := f.complete(); err != nil {
 				return err
 			}
-			return g.serve(cmd.Context(), f, controllers)
+			if err := lb.check(f.networkFlags); err != nil {
+				return err
+			}
+			return g.serve(cmd.Context(), f, &lb, controllers)
 		},
 	}
 	f.add(cmd)
+	lb.add(cmd)
 	f.binds = addrsValue{netip.AddrFrom4([4]byte{127, 0, 0, 1})}
 	cmd.Flags().Var(&f.binds, "bind-address", "addresses to listen on")
 	addControllerNames(cmd, &controllers)
@@ -124,7 +129,7 @@ made in the data directory; certificates that are there already are used.`,
 }
 
 // serve runs a server with its controllers until ctx ends.
-func (g *global) serve(ctx context.Context, f *serverFlags, names []string) error {
+func (g *global) serve(ctx context.Context, f *serverFlags, lb *lbFlags, names []string) error {
 	log, err := g.logger()
 	if err != nil {
 		return err
@@ -138,7 +143,7 @@ func (g *global) serve(ctx context.Context, f *serverFlags, names []string) erro
 	if c, err := controllersComponent(log, server.ControllersConfig, names, f.podCIDRs); err != nil {
 		return err
 	} else if c.run != nil {
-		parts = append(parts, c)
+		parts = append(parts, c, lb.controllerComponent(log, server.ControllersConfig))
 	}
 	return runAll(ctx, log, func() { g.serverSummary(server, f.binds) }, parts...)
 }

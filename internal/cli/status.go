@@ -35,6 +35,8 @@ type report struct {
 	Services []serviceReport `json:"services"`
 	// Store is the state of the server's etcd, nil when it is not the server's own.
 	Store *apiserver.StoreStatus `json:"store,omitempty"`
+	// LoadBalancers counts load balancers; nil where there are none of fairlead's.
+	LoadBalancers *lbSummary `json:"loadBalancers,omitempty"`
 	// Problems is everything that is wrong, a line each; empty when all is
 	// well.
 	Problems []string `json:"problems"`
@@ -141,6 +143,7 @@ func collect(ctx context.Context, client kubernetes.Interface, own string, probe
 		r.Server = u.Scheme + "://" + u.Host
 	}
 	if own == "" {
+		r.LoadBalancers = summarizeLB(ctx, client, services.Items)
 		r.askStore(ctx, client)
 		r.ask(ctx, client)
 	}
@@ -289,6 +292,9 @@ func (r *report) print(out io.Writer) error {
 	}
 	if err := w.Flush(); err != nil {
 		return err
+	}
+	if l := r.LoadBalancers; l != nil {
+		fmt.Fprintf(out, "\nload balancers: %d addresses of %d pools, %d pending\n", l.Addresses, l.Pools, l.Pending)
 	}
 	if len(r.Problems) == 0 {
 		fmt.Fprintln(out, "\nnothing is wrong")

@@ -96,7 +96,7 @@ func (u *upCommand) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	parts = append(parts, u.announce("controllers", controllers, begin))
+	parts = append(parts, u.announce("controllers", controllers, begin), u.agent.lb.controllerComponent(log, server.ControllersConfig))
 	u.agent.stateDir = filepath.Join(u.server.DataDir, "agent")
 	u.agent.stopPods = true
 	cfg, err := server.NodeConfig(u.agent.nodeName)

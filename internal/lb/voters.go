@@ -137,6 +137,9 @@ func (c *controller) removeSpeakers(ctx context.Context, lists quorum.Lists, orp
 		if lists.Current.Has(s.Name) || lists.Previous.Has(s.Name) {
 			continue
 		}
+		if _, err := c.client.CoreV1().Nodes().Get(ctx, s.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			continue // a new one, which will be seen
+		}
 		err := c.lb.Speakers.Delete(ctx, s.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &s.UID}})
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 			return err

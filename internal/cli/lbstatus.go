@@ -1,0 +1,239 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead/fairlead/internal/lb"
+	"github.com/fairlead/fairlead/internal/lb/v1"
+)
+
+// lbReport is what 'fairlead lb status' shows. Its JSON form is meant for programs:
+// fields are only ever added.
+type lbReport struct {
+	Services []lbService `json:"services"`
+}
+
+type lbService struct {
+	Namespace string      `json:"namespace"`
+	Name      string      `json:"name"`
+	Addresses []lbAddress `json:"addresses"`
+	// Pending is true while the Service has no address, and Reason is the last Warning about
+	// it.
+	Pending bool   `json:"pending"`
+	Reason  string `json:"reason,omitempty"`
+}
+
+type lbAddress struct {
+	Address string `json:"address"`
+	// Pool is empty if the address is not of a pool, or not given by this controller.
+	Pool string `json:"pool,omitempty"`
+	// Owners are the nodes that announce the address.
+	Owners []lbOwner `json:"owners"`
+}
+
+type lbOwner struct {
+	Node      string    `json:"node"`
+	Via       string    `json:"via"`
+	Interface string    `json:"interface,omitempty"`
+	Since     time.Time `json:"since"`
+	Reason    string    `json:"reason,omitempty"`
+}
+
+func newLBStatus(g *global) *cobra.Command {
+	var f clientFlags
+	var output string
+	cmd := &cobra.Command{
+		Use:   "status [SERVICE]",
+		Short: "Show the addresses of load balancers, their pools, and which nodes announce them since when and why",
+		Example: `  fairlead lb status
+  fairlead lb status web -n shop -o json`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return usagef("fairlead lb status takes one Service, but got %q", args)
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if output != "table" && output != "json" {
+				return usagef("--output is %q; want table or json", output)
+			}
+			config, namespace, err := f.load()
+			if err != nil {
+				return err
+			}
+			client, err := kubernetes.NewForConfig(config)
+			if err != nil {
+				return err
+			}
+			own, err := v1.NewClient(config)
+			if err != nil {
+				return err
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), requestTimeout)
+			defer cancel()
+			name := ""
+			if len(args) == 1 {
+				name = args[0]
+				if ns, rest, ok := strings.Cut(name, "/"); ok {
+					namespace, name = ns, rest
+				}
+			} else if f.namespace == "" {
+				namespace = ""
+			}
+			r, err := collectLB(ctx, client, own, namespace, name)
+			if err != nil {
+				return err
+			}
+			if output == "json" {
+				enc := json.NewEncoder(g.out)
+				enc.SetIndent("", "  ")
+				return enc.Encode(r)
+			}
+			return r.print(g.out)
+		},
+	}
+	f.add(cmd)
+	f.addNamespace(cmd)
+	cmd.Flags().StringVarP(&output, "output", "o", "table", "table or json")
+	return cmd
+}
+
+// collectLB reports on the load balancers of a namespace, all with "", or on one of them.
+func collectLB(ctx context.Context, client kubernetes.Interface, own *v1.Client, namespace, name string) (*lbReport, error) {
+	var services []corev1.Service
+	if name != "" {
+		s, err := client.CoreV1().Services(namespace).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return nil, err
+		}
+		if s.Spec.Type != corev1.ServiceTypeLoadBalancer {
+			return nil, fmt.Errorf("Service %s/%s is of type %s, not LoadBalancer", namespace, name, s.Spec.Type)
+		}
+		services = append(services, *s)
+	} else {
+		list, err := client.CoreV1().Services(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return nil, err
+		}
+		services = slices.DeleteFunc(list.Items, func(s corev1.Service) bool { return s.Spec.Type != corev1.ServiceTypeLoadBalancer })
+	}
+	claims, err := client.NetworkingV1().IPAddresses().List(ctx,
+		metav1.ListOptions{LabelSelector: networkingv1.LabelManagedBy + "=" + lb.ManagedBy})
+	if err != nil {
+		return nil, err
+	}
+	pools := map[string]string{}
+	for _, c := range claims.Items {
+		pools[c.Name] = c.Annotations[lb.PoolAnnotation]
+	}
+	speakers, err := own.Speakers.List(ctx, metav1.ListOptions{})
+	if apierrors.IsNotFound(err) { // no controller has installed the kind yet
+		speakers, err = &v1.SpeakerList{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	owners := map[string][]lbOwner{}
+	for _, s := range speakers.Items {
+		for _, a := range s.Status.Addresses {
+			owners[a.Address] = append(owners[a.Address], lbOwner{s.Name, a.Via, a.Interface, a.Since.Time, a.Reason})
+		}
+	}
+	r := &lbReport{Services: []lbService{}}
+	for i := range services {
+		s := &services[i]
+		out := lbService{Namespace: s.Namespace, Name: s.Name, Addresses: []lbAddress{}, Pending: len(s.Status.LoadBalancer.Ingress) == 0}
+		for _, ing := range s.Status.LoadBalancer.Ingress {
+			list := owners[ing.IP]
+			slices.SortFunc(list, func(a, b lbOwner) int { return cmp.Compare(a.Node, b.Node) })
+			out.Addresses = append(out.Addresses, lbAddress{cmp.Or(ing.IP, ing.Hostname), pools[ing.IP], append([]lbOwner{}, list...)})
+		}
+		if out.Pending {
+			out.Reason = lastWarning(ctx, client, s)
+		}
+		r.Services = append(r.Services, out)
+	}
+	return r, nil
+}
+
+// lastWarning returns the newest Warning about a Service, as far as Events may be read.
+func lastWarning(ctx context.Context, client kubernetes.Interface, s *corev1.Service) string {
+	list, err := client.CoreV1().Events(s.Namespace).List(ctx, metav1.ListOptions{
+		FieldSelector: "involvedObject.uid=" + string(s.UID) + ",type=" + corev1.EventTypeWarning})
+	if err != nil || len(list.Items) == 0 {
+		return ""
+	}
+	last := slices.MaxFunc(list.Items, func(a, b corev1.Event) int { return a.LastTimestamp.Compare(b.LastTimestamp.Time) })
+	return last.Reason + ": " + last.Message
+}
+
+func (r *lbReport) print(out io.Writer) error {
+	if len(r.Services) == 0 {
+		_, err := fmt.Fprintln(out, "no Service is of type LoadBalancer")
+		return err
+	}
+	w := tabwriter.NewWriter(out, 0, 4, 3, ' ', 0)
+	fmt.Fprintln(w, "NAMESPACE\tSERVICE\tADDRESS\tPOOL\tNODE\tVIA\tSINCE\tREASON")
+	for _, s := range r.Services {
+		if s.Pending {
+			fmt.Fprintf(w, "%s\t%s\t<pending>\t-\t-\t-\t-\t%s\n", s.Namespace, s.Name, cmp.Or(s.Reason, "-"))
+		}
+		for _, a := range s.Addresses {
+			if len(a.Owners) == 0 {
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t-\t-\t-\t-\n", s.Namespace, s.Name, a.Address, cmp.Or(a.Pool, "-"))
+			}
+			for _, o := range a.Owners {
+				via := o.Via
+				if o.Interface != "" {
+					via += " on " + o.Interface
+				}
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Namespace, s.Name, a.Address, cmp.Or(a.Pool, "-"), o.Node, via,
+					o.Since.Local().Format(time.DateTime), cmp.Or(o.Reason, "-"))
+			}
+		}
+	}
+	return w.Flush()
+}
+
+// lbSummary is the line of 'fairlead status' about load balancers.
+type lbSummary struct {
+	Addresses int64 `json:"addresses"`
+	Pools     int   `json:"pools"`
+	Pending   int   `json:"pending"`
+}
+
+// summarizeLB counts, and returns nil where there are no pools to be read.
+func summarizeLB(ctx context.Context, client kubernetes.Interface, services []corev1.Service) *lbSummary {
+	text, err := client.CoreV1().RESTClient().Get().AbsPath("/apis/" + v1.GroupVersion.String() + "/ipaddresspools").DoRaw(ctx)
+	var pools v1.IPAddressPoolList
+	if err != nil || json.Unmarshal(text, &pools) != nil {
+		return nil
+	}
+	out := &lbSummary{Pools: len(pools.Items)}
+	for _, p := range pools.Items {
+		out.Addresses += p.Status.Used
+	}
+	for i := range services {
+		s := &services[i].Spec
+		ours := s.Type == corev1.ServiceTypeLoadBalancer && (s.LoadBalancerClass == nil || *s.LoadBalancerClass == lb.Class)
+		if ours && len(services[i].Status.LoadBalancer.Ingress) == 0 {
+			out.Pending++
+		}
+	}
+	return out
+}
