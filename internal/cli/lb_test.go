@@ -18,23 +18,23 @@ import (
 
 func TestFlagsOfLoadBalancers(t *testing.T) {
 	for want, args := range map[string][]string{
-		`"office": want a CIDR like 192.0.2.0/24 or first-last like 192.0.2.10-192.0.2.20`: {"lb", "--lb-pool", "office"},
-		`want 192.0.2.0/24, or first-last for a part of it`:                                {"up", "--lb-pool", "192.0.2.7/24"},
-		`the last address is before the first`:                                             {"server", "--lb-pool", "a=192.0.2.9-192.0.2.1"},
-		`every address`:                                                                    {"lb", "--lb-pool", "0.0.0.0/0"},
-		`loopback`:                                                                         {"lb", "--lb-pool", "127.0.0.0/8"},
-		`IPv4-mapped`:                                                                      {"lb", "--lb-pool", "::ffff:192.0.2.0/120"},
-		`multicast`:                                                                        {"lb", "--lb-pool", "ff02::/64"},
-		`"A_b" cannot be the name of a pool`:                                               {"lb", "--lb-pool", "A_b=192.0.2.0/24"},
-		`of a and 192.0.2.128-192.0.2.255 of b ov`:                                         {"lb", "--lb-pool", "b=192.0.2.128/25", "--lb-pool", "a=192.0.2.0/24"},
-		`and --service-cluster-ip-range 10.96.0.0`:                                         {"server", "--lb-pool", "10.96.7.0/24"},
-		`and --cluster-cidr 10.244.0.0/16 overlap`:                                         {"server", "--lb-pool", "10.244.7.0/24", "--cluster-cidr", "10.244.0.0/16"},
-		`--lb-announce is "ospf"; want arp, bgp`:                                           {"agent", "--lb-announce", "ospf"},
-		`--lb-interface: "a/b" cannot be the name`:                                         {"lb", "--lb-interface", "a/b"},
-		`nothing is left to do`:                                                            {"lb", "--controller=false", "--speaker=false"},
-		`--metrics-bind-address is "x"`:                                                    {"lb", "--metrics-bind-address", "x"},
-		`takes one Service`:                                                                {"lb", "status", "a", "b"},
-		`--output is "yaml"; want table or json`:                                           {"lb", "status", "-o", "yaml"},
+		`"office": want a CIDR like 192.0.2.0/24 or`: {"lb", "--lb-pool", "office"},
+		`want 192.0.2.0/24, or first-last`:           {"up", "--lb-pool", "192.0.2.7/24"},
+		`the last address is before the first`:       {"server", "--lb-pool", "a=192.0.2.9-192.0.2.1"},
+		`every address`:                              {"lb", "--lb-pool", "0.0.0.0/0"},
+		`loopback`:                                   {"lb", "--lb-pool", "127.0.0.0/8"},
+		`IPv4-mapped`:                                {"lb", "--lb-pool", "::ffff:192.0.2.0/120"},
+		`multicast`:                                  {"lb", "--lb-pool", "ff02::/64"},
+		`"A_b" cannot be the name of a pool`:         {"lb", "--lb-pool", "A_b=192.0.2.0/24"},
+		`of a and 192.0.2.128-192.0.2.255 of b ov`:   {"lb", "--lb-pool", "b=192.0.2.128/25", "--lb-pool", "a=192.0.2.0/24"},
+		`and --service-cluster-ip-range 10.96.0.0`:   {"server", "--lb-pool", "10.96.7.0/24"},
+		`and --cluster-cidr 10.244.0.0/16 overlap`:   {"server", "--lb-pool", "10.244.7.0/24", "--cluster-cidr", "10.244.0.0/16"},
+		`--lb-announce is "ospf"; want arp, bgp`:     {"agent", "--lb-announce", "ospf"},
+		`--lb-interface: "a/b" cannot be the name`:   {"lb", "--lb-interface", "a/b"},
+		`nothing is left to do`:                      {"lb", "--controller=false", "--speaker=false"},
+		`--metrics-bind-address is "x"`:              {"lb", "--metrics-bind-address", "x"},
+		`takes one Service`:                          {"lb", "status", "a", "b"},
+		`--output is "yaml"; want table or json`:     {"lb", "status", "-o", "yaml"},
 	} {
 		if code, _, stderr := call(t, args...); code != exitUsage || !strings.Contains(stderr, want) {
 			t.Errorf("%q: exit %d, %s; want %q", args, code, stderr, want)
@@ -110,7 +110,8 @@ func TestLoadBalancersOnAnyAPI(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := client.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}, metav1.CreateOptions{}); err != nil {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}
+	if _, err := client.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	speaker, err := own.Speakers.Create(ctx, &v1.Speaker{ObjectMeta: metav1.ObjectMeta{Name: "n"}}, metav1.CreateOptions{})
