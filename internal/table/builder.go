@@ -392,7 +392,7 @@ func (b *Builder) Problems() []Problem {
 func equalPorts(a, b *ServicePort) bool {
 	return a.ID == b.ID && a.Family == b.Family && a.Protocol == b.Protocol && a.Affinity == b.Affinity && a.Scheduler == b.Scheduler &&
 		a.HealthCheckNodePort == b.HealthCheckNodePort && a.LocalReady == b.LocalReady &&
-		slices.EqualFunc(a.Frontends, b.Frontends, equalFrontends)
+		slices.Equal(a.Serving, b.Serving) && slices.EqualFunc(a.Frontends, b.Frontends, equalFrontends)
 }
 
 func equalFrontends(a, b Frontend) bool {

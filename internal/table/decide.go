@@ -30,7 +30,8 @@ const defaultAffinity = 10800 * time.Second
 //
 // "The others" are external IPs, load balancer IPs and node ports. "By range"
 // is left to the plane, which knows the packet's source: Table.ClusterCIDRs and
-// Table.MasqueradeAll. Only load balancer IPs have source ranges. An address,
+// Table.MasqueradeAll. Flows of UDP and SCTP that are there may keep every endpoint
+// that serves (ServicePort.Serving). Only load balancer IPs have source ranges. An address,
 // port and protocol that two Services want belongs to one of them; the loser
 // has no such frontend, and a Problem.
 func (b *Builder) decide(s *service) ([]*ServicePort, []Problem) {
@@ -95,6 +96,12 @@ func (b *Builder) decidePort(s *service, asked, mine []want, c *complaints) *Ser
 	cluster, local := c.fit(k, clusterEndpoints(all, b.cfg.NodeName, b.zone)), c.fit(k, localEndpoints(all))
 	if slices.Equal(cluster, local) {
 		local = cluster
+	}
+	if proto != svc.TCP {
+		p.Serving = pick(all, func(c *candidate) bool { return c.is(serving) })
+		if slices.Equal(p.Serving, cluster) {
+			p.Serving = cluster
+		}
 	}
 	if needsHealthCheck(s.obj) {
 		p.HealthCheckNodePort = uint16(s.obj.Spec.HealthCheckNodePort)

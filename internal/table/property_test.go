@@ -206,6 +206,13 @@ func (w *world) checkPolicy(t *rapid.T, tab *Table) {
 	for p := range tab.All() {
 		s := w.services[p.ID.Name]
 		eps := w.endpointsOf(p)
+		serving := map[string]bool{}
+		for a, f := range eps {
+			if f.serving && p.Protocol == svc.UDP {
+				serving[a] = true
+			}
+		}
+		expectEndpoints(t, p, Frontend{}, "Serving", p.Serving, serving)
 		for _, f := range p.Frontends {
 			local := f.Kind == ClusterIP && *s.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal ||
 				f.Kind != ClusterIP && externalLocal(s)
@@ -230,8 +237,8 @@ func (w *world) checkPolicy(t *rapid.T, tab *Table) {
 }
 
 type endpointFacts struct {
-	local, ready, draining bool
-	nodes, zones           []string
+	local, ready, draining, serving bool
+	nodes, zones                    []string
 }
 
 // endpointsOf returns the facts of each endpoint address that the slices hold
@@ -263,6 +270,7 @@ func (w *world) endpointsOf(p *ServicePort) map[string]endpointFacts {
 			f.ready = ep.Conditions.Ready == nil || *ep.Conditions.Ready
 			f.draining = !f.ready && (ep.Conditions.Serving == nil || *ep.Conditions.Serving) && ep.Conditions.Terminating != nil &&
 				*ep.Conditions.Terminating
+			f.serving = f.ready || f.draining || ep.Conditions.Serving != nil && *ep.Conditions.Serving
 			if ep.Hints != nil {
 				for _, z := range ep.Hints.ForZones {
 					f.zones = append(f.zones, z.Name)
@@ -272,7 +280,7 @@ func (w *world) endpointsOf(p *ServicePort) map[string]endpointFacts {
 				}
 			}
 			score := func(f endpointFacts) (n int) {
-				for i, good := range []bool{f.draining, f.ready, f.local} {
+				for i, good := range []bool{f.serving, f.draining, f.ready, f.local} {
 					if good {
 						n += 1 << i
 					}

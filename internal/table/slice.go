@@ -38,10 +38,12 @@ type sliceEndpoint struct {
 type endpointState uint8
 
 // An endpoint that is ready takes new connections. One that is draining is not
-// ready, but still serves while it terminates: the second choice. Local ones are
-// on this node.
+// ready, but still serves while it terminates: the second choice. One that is
+// serving, as these all are, may keep the flows it has. Local ones are on this
+// node.
 const (
-	draining endpointState = 1 << iota
+	serving endpointState = 1 << iota
+	draining
 	ready
 	local
 )
@@ -95,9 +97,11 @@ func stateOf(ep *discoveryv1.Endpoint, nodeName string) endpointState {
 	var s endpointState
 	switch c := &ep.Conditions; {
 	case deref(c.Ready, true):
-		s = ready
+		s = ready | serving
 	case deref(c.Serving, true) && deref(c.Terminating, false):
-		s = draining
+		s = draining | serving
+	case deref(c.Serving, false):
+		s = serving
 	}
 	if ep.NodeName != nil && *ep.NodeName == nodeName {
 		s |= local

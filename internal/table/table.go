@@ -81,6 +81,12 @@ type ServicePort struct {
 	Protocol svc.Protocol
 	// Frontends are sorted by kind, then address.
 	Frontends []Frontend
+	// Serving are all endpoints that serve, sorted by address: those that a flow of
+	// UDP or SCTP may keep. New ones go to fewer of them, as policy, topology and
+	// termination have it; an endpoint that is only not preferred any more loses no
+	// flow by that (as with kube-proxy since v1.32). It may be a Frontend's slice,
+	// and is nil for TCP, whose connections stay by themselves.
+	Serving []Endpoint
 	// Affinity is how long a client sticks to its endpoint after its last
 	// connection; 0 is no affinity (behaviours 61, 62).
 	Affinity time.Duration

@@ -44,6 +44,9 @@ func (p *ServicePort) String() string {
 	if p.HealthCheckNodePort > 0 {
 		about += fmt.Sprintf(" health check on %d: %d ready here", p.HealthCheckNodePort, p.LocalReady)
 	}
+	if kept := p.kept(); len(kept) > 0 {
+		about += fmt.Sprintf(" kept [%s]", words(kept))
+	}
 	if len(p.Frontends) == 0 {
 		return fmt.Sprintf("%s %s %s no frontend%s\n", p.ID, p.Protocol, p.Family, about)
 	}
@@ -52,6 +55,19 @@ func (p *ServicePort) String() string {
 		fmt.Fprintf(&b, "%s %s %s%s\n", p.ID, p.Protocol, f.String(), about)
 	}
 	return b.String()
+}
+
+// kept are the endpoints that flows may keep, but no new connection is sent to.
+func (p *ServicePort) kept() []Endpoint {
+	var out []Endpoint
+	for _, e := range p.Serving {
+		if !slices.ContainsFunc(p.Frontends, func(f Frontend) bool {
+			return slices.Contains(f.Endpoints, e) || slices.Contains(f.LocalClients, e)
+		}) {
+			out = append(out, e)
+		}
+	}
+	return out
 }
 
 // String returns for example
