@@ -12,7 +12,6 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dataplane/iptables"
 	"github.com/fairlead/fairlead/internal/dataplane/ipvs"
-	"github.com/fairlead/fairlead/internal/kernel/conntrack"
 	kipvs "github.com/fairlead/fairlead/internal/kernel/ipvs"
 	"github.com/fairlead/fairlead/internal/proxy"
 )
@@ -103,7 +102,6 @@ func openIPVS(s *modeSetup, o *proxy.Options) error {
 	}
 	o.Dataplane, o.Schedulers, o.Addresses = p, s.schedulers, p.NodeAddresses
 	o.AuditPeriod, o.MinInterval, o.MaxInterval = f.sync, f.minSync, max(f.minSync, proxy.DefaultMaxInterval)
-	o.Conntrack = conntrack.DeleteBalanced
 	warnOfLoopback(s.log, s.flags.nodePortAddresses)
 	return nil
 }

@@ -108,6 +108,8 @@ func checkBind(flag, addr string) error {
 	return usagef("--%s is %q; want IP:PORT, or nothing for none", flag, addr)
 }
 
+func openConntrack() (proxy.Tracker, error) { return conntrack.Dial() }
+
 // open probes the mode, sets the parameters of connection tracking, and returns
 // the options of a proxy on the given node. The flags are checked.
 func (f *proxyFlags) open(
@@ -131,7 +133,7 @@ func (f *proxyFlags) open(
 		Client: client, NodeName: nodeName, Log: log, Mode: mode.name, FallbackReason: fallbackReason,
 		ServiceCIDRs: networks.serviceCIDRs, ClusterCIDRs: networks.podCIDRs,
 		MasqueradeAll: f.masqueradeAll, NodePortAddresses: addrs,
-		Conntrack: conntrack.Delete, SweepConntrack: conntrack.Sweep, PortTaken: socket.Taken,
+		Conntrack: openConntrack, PortTaken: socket.Taken,
 		WatchAddresses: link.WatchAddresses,
 		HealthzAddress: f.healthz, MetricsAddress: f.metrics, AuditPeriod: f.auditPeriod,
 	}

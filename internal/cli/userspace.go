@@ -50,6 +50,7 @@ func (f *userspaceFlags) check() error {
 
 func openUserspace(s *modeSetup, o *proxy.Options) (err error) {
 	f := &s.flags.userspace
+	o.Relayed = true
 	o.Dataplane, err = userspace.New(userspace.Config{
 		// Unless --balance says otherwise it chooses endpoints in turn (behaviour 39).
 		Random:         s.flags.balance != "" && s.balance == dataplane.Random,

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/dialect"
-	"github.com/fairlead/fairlead/internal/kernel/conntrack"
 	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
@@ -57,13 +55,13 @@ type Options struct {
 	// stop is called. Nil watches the system if Addresses is nil, too.
 	// link.WatchAddresses is one.
 	WatchAddresses func(changed func()) (stop func(), err error)
-	// Conntrack removes entries of the kernel's connection tracking table and
-	// returns how many; nil leaves stale entries alone. conntrack.Delete is one.
-	Conntrack func(context.Context, []conntrack.Flow) (int, error)
-	// SweepConntrack removes the entries for which stale reports true. It is
-	// called once, after the first Apply; nil leaves what became
-	// stale before the start. conntrack.Sweep is one.
-	SweepConntrack func(ctx context.Context, stale func(p svc.Protocol, origDst, replySrc netip.AddrPort) bool) (int, error)
+	// Conntrack opens the kernel's connection tracking table, in the network
+	// namespace of the thread that called Run; nil leaves stale entries alone.
+	Conntrack func() (Tracker, error)
+	// Relayed reports that the mode answers clients itself: what is tracked then
+	// leads to a port of this process, and the mode has flows follow their
+	// endpoints.
+	Relayed bool
 	// PortTaken reports whether a socket of this machine is bound to an address;
 	// nil skips that check. It is not for modes that listen on node ports
 	// themselves. socket.Taken is one.

@@ -49,3 +49,15 @@ func (p *takenPorts) find(before, now *table.Table, changed []table.Key) []servi
 	}
 	return out
 }
+
+func frontendOf(p *table.ServicePort, proto svc.Protocol, like *table.Frontend) *table.Frontend {
+	if p == nil || p.Protocol != proto {
+		return nil
+	}
+	for i := range p.Frontends {
+		if f := &p.Frontends[i]; f.Addr == like.Addr {
+			return f
+		}
+	}
+	return nil
+}

@@ -47,6 +47,7 @@ type Proxy struct {
 	triggers []time.Time
 	checks   *healthPorts
 	taken    *takenPorts
+	cleaner  *cleaner // nil: stale connections are left alone
 }
 
 // New returns a Proxy for Run. It has no effect yet.
@@ -90,12 +91,32 @@ func (p *Proxy) Run(ctx context.Context) error {
 	if p.opts.FallbackReason != "" {
 		p.events.node("ProxyModeFallback", p.opts.FallbackReason)
 	}
+	if tracker := p.openTracker(); tracker != nil {
+		p.cleaner = newCleaner(tracker, &p.opts, p.metrics.conntrack)
+		wg.Go(func() {
+			p.cleaner.run(ctx)
+			_ = tracker.Close()
+		})
+	}
 	addresses, unwatch := p.watchAddresses()
 	defer unwatch()
 	p.loop(ctx, addresses)
 	p.checks.close()
 	wg.Wait()
 	return nil
+}
+
+// openTracker returns nil where there is no connection tracking.
+func (p *Proxy) openTracker() Tracker {
+	if p.opts.Conntrack == nil {
+		return nil
+	}
+	t, err := p.opts.Conntrack()
+	if err != nil {
+		p.log.Warn("cannot read connection tracking; connections to endpoints that are gone end when they time out", "err", err)
+		return nil
+	}
+	return t
 }
 
 // watchAddresses returns a channel that holds a token after the machine's
@@ -286,7 +307,7 @@ func (p *Proxy) apply(ctx context.Context, full, audit bool) {
 		p.failed = true
 		p.log.Error("cannot program services; retrying", "err", err, "backoff", p.pace.backoff)
 		// Most of it may be done. Each retry repeats the follow-up.
-		p.follow(ctx, p.wanted, changed)
+		p.follow(p.wanted, changed)
 		return
 	}
 	if p.failed || p.applied == nil {
@@ -305,7 +326,7 @@ func (p *Proxy) apply(ctx context.Context, full, audit bool) {
 	if len(p.rejected) > 0 {
 		now = now.WithPortsFrom(p.applied, maps.Keys(p.rejected))
 	}
-	p.follow(ctx, now, changed)
+	p.follow(now, changed)
 	for _, t := range p.triggers {
 		p.metrics.latency.Observe(time.Since(t).Seconds())
 	}
@@ -341,11 +362,11 @@ func (p *Proxy) reject(r *dataplane.Rejected, tried []table.Key) {
 	p.pace.rejected(time.Now(), len(p.rejected) > 0, retried)
 }
 
-// follow does what comes after an Apply of now: it removes stale connections,
+// follow does what comes after an Apply of now: it has stale connections removed,
 // opens and closes health check ports, and warns of node ports that another
 // process has bound.
-func (p *Proxy) follow(ctx context.Context, now *table.Table, changed []table.Key) {
-	p.removeStale(ctx, now, changed)
+func (p *Proxy) follow(now *table.Table, changed []table.Key) {
+	p.cleaner.changed(p.applied, now, changed)
 	p.checks.update(now, changed)
 	p.warn(p.checks.sync(now.NodePortAddrs))
 	p.warn(p.taken.find(p.applied, now, changed))

@@ -19,7 +19,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 
-	"github.com/fairlead/fairlead/internal/kernel/conntrack"
 	"github.com/fairlead/fairlead/internal/table"
 )
 
@@ -393,46 +392,6 @@ func (w *world) freshBuilder() *table.Builder {
 func (w *world) fresh() string {
 	tab, _ := w.freshBuilder().Build()
 	return tab.String()
-}
-
-func TestStaleFlowsAreRemovedAfterTheApply(t *testing.T) {
-	var got []string
-	inBubble(t, func(o *Options) {
-		o.Conntrack = func(_ context.Context, flows []conntrack.Flow) (int, error) {
-			for _, f := range flows {
-				got = append(got, fmt.Sprintf("%s %s %s", f.Protocol, f.OrigDst, f.ReplySrc))
-			}
-			return len(flows), nil
-		}
-	}, func(w *world) {
-		s := service("dns", 1)
-		s.Spec.Ports = []corev1.ServicePort{{Port: 53, Protocol: corev1.ProtocolUDP}}
-		w.setService(s)
-		ends := slice("dns", 5, 6)
-		ends.Ports[0].Protocol = new(corev1.ProtocolUDP)
-		w.setSlice(ends)
-		w.settle(time.Second)
-		got = nil
-		// The Apply fails at first. What it was to do may be done or not, so the
-		// entries go after every try, the one that succeeds among them.
-		fails := 2
-		w.plane.set(func(p *fakeDataplane) {
-			p.fail = func() error {
-				if fails--; fails >= 0 {
-					return errors.New("no")
-				}
-				return nil
-			}
-		})
-		ends = slice("dns", 5)
-		ends.Ports[0].Protocol = new(corev1.ProtocolUDP)
-		w.setSlice(ends)
-		w.settle(time.Second)
-		const want = "UDP 10.96.0.2:53 10.244.0.6:8080"
-		if fmt.Sprint(got) != fmt.Sprint([]string{want, want, want}) {
-			t.Errorf("removed %q, want %q three times", got, want)
-		}
-	})
 }
 
 // A Proxy alone writes no Node, whose registration is left to others.

@@ -2,100 +2,41 @@ package proxy
 
 import (
 	"context"
+	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fairlead/fairlead/internal/kernel/conntrack"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// staleFlows returns the connection tracking entries that are wrong once the
-// kernel follows after instead of before (nil: not known). Only what is in
-// changed is looked at.
-//
-// A translation is chosen for the first packet of a flow and kept as long as
-// packets come. TCP ends by itself when its endpoint goes; UDP and SCTP clients
-// do not notice and go on sending to
-//
-//   - an endpoint that the frontend may not use any more,
-//   - a frontend that is gone, or has no endpoint left,
-//   - a frontend that had no endpoint when the flow began: that flow is not
-//     translated at all, and endpoints that appear later never see it
-//     (kubernetes/kubernetes#139628).
-//
-// No other entry is ever named: an untranslated flow is recognised by its reply
-// source, which is the frontend itself.
-func staleFlows(before, after *table.Table, changed []table.Key) []conntrack.Flow {
-	var out []conntrack.Flow
-	for _, k := range changed {
-		var old *table.ServicePort
-		if before != nil {
-			old = before.Get(k)
-		}
-		next := after.Get(k)
-		if old != nil && old.Protocol != svc.TCP {
-			for i := range old.Frontends {
-				f := &old.Frontends[i]
-				out = leaveFrontend(out, before, old.Protocol, f, frontendOf(next, old.Protocol, f))
-			}
-		}
-		if next != nil && next.Protocol != svc.TCP {
-			for i := range next.Frontends {
-				f := &next.Frontends[i]
-				had := frontendOf(old, next.Protocol, f)
-				if opened(had, f) {
-					for _, at := range addresses(after, f) {
-						out = append(out, conntrack.Flow{Protocol: next.Protocol, OrigDst: at, ReplySrc: at})
-					}
-				}
-			}
-		}
-	}
-	return out
+// Tracker is the connection tracking table of one network namespace. A
+// conntrack.Conn is one.
+type Tracker interface {
+	// Sweep removes the entries for which stale returns true, and returns how many
+	// there were; with unreplied it need not look at others than those without an
+	// answer.
+	Sweep(ctx context.Context, unreplied bool, stale func(conntrack.Entry) bool) (int, error)
+	Close() error
 }
 
-// leaveFrontend adds the flows of f, a frontend of before, that next (nil: it is
-// gone) does not continue.
-func leaveFrontend(out []conntrack.Flow, before *table.Table, proto svc.Protocol, f, next *table.Frontend) []conntrack.Flow {
-	keep := map[netip.AddrPort]bool{}
-	if next != nil {
-		for _, e := range next.Endpoints {
-			keep[e.Addr] = true
-		}
-		for _, e := range next.LocalClients {
-			keep[e.Addr] = true
-		}
-	}
-	var gone []netip.AddrPort
-	if len(keep) == 0 {
-		gone = []netip.AddrPort{{}} // any reply source
-	} else {
-		for _, list := range [][]table.Endpoint{f.Endpoints, f.LocalClients} {
-			for _, e := range list {
-				if !keep[e.Addr] {
-					keep[e.Addr] = true // name it once
-					gone = append(gone, e.Addr)
-				}
-			}
-		}
-	}
-	for _, at := range addresses(before, f) {
-		for _, g := range gone {
-			out = append(out, conntrack.Flow{Protocol: proto, OrigDst: at, ReplySrc: g})
-		}
-	}
-	return out
+// served is what a frontend is to the connections that are tracked.
+type served struct {
+	// serving, endpoints and inside are those that a connection may keep, all
+	// sorted: ServicePort.Serving, and those of the Frontend. New connections are
+	// sent to the latter two.
+	serving, endpoints, inside []table.Endpoint
 }
 
-// opened reports whether f has endpoints for clients for which had (nil: there was no
-// such frontend) had none.
-func opened(had, f *table.Frontend) bool {
-	if had == nil {
-		return len(f.Endpoints)+len(f.LocalClients) > 0
-	}
-	return len(had.Endpoints) == 0 && len(f.Endpoints) > 0 || len(localClients(had)) == 0 && len(localClients(f)) > 0
+// servedBy describes a frontend of p.
+func servedBy(p *table.ServicePort, f *table.Frontend) *served {
+	return &served{p.Serving, f.Endpoints, localClients(f)}
 }
 
 func localClients(f *table.Frontend) []table.Endpoint {
@@ -105,94 +46,271 @@ func localClients(f *table.Frontend) []table.Endpoint {
 	return f.Endpoints
 }
 
-func frontendOf(p *table.ServicePort, proto svc.Protocol, like *table.Frontend) *table.Frontend {
-	if p == nil || p.Protocol != proto {
-		return nil
-	}
-	for i := range p.Frontends {
-		if f := &p.Frontends[i]; f.Addr == like.Addr {
-			return f
+// by reports whether an endpoint serves the frontend.
+func (s *served) by(at netip.AddrPort) bool {
+	for _, list := range [][]table.Endpoint{s.serving, s.endpoints, s.inside} {
+		if _, found := slices.BinarySearchFunc(list, at, func(e table.Endpoint, at netip.AddrPort) int { return e.Addr.Compare(at) }); found {
+			return true
 		}
 	}
-	return nil
+	return false
 }
 
-// removeStale removes the connection tracking entries that are stale under now.
-// What fails here is not retried: the entries time out, and a later change of the
-// same frontends names them again.
-func (p *Proxy) removeStale(ctx context.Context, now *table.Table, changed []table.Key) {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	var removed int
-	var err error
+// none reports whether no endpoint serves the frontend.
+func (s *served) none() bool { return len(s.serving)+len(s.endpoints)+len(s.inside) == 0 }
+
+// stale reports whether a connection to a frontend that is now so (nil: gone) must
+// go. relayed is Options.Relayed.
+//
+// A translation is chosen for the first packet of a connection and kept as long as
+// packets come. Clients of UDP and SCTP do not notice that their endpoint is gone,
+// and go on sending to
+//
+//   - an endpoint that does not serve any more (one that is only not preferred any
+//     more keeps its flows),
+//   - a frontend that is gone, or has no endpoint left,
+//   - a frontend that had no endpoint when the flow began: that flow is not
+//     translated at all, and endpoints that appear later never see it
+//     (kubernetes/kubernetes#139628).
+//
+// TCP connections end by themselves. But one that has had no answer yet tries again
+// and again, each time renews its entry, and never gets another endpoint.
+func (s *served) stale(e *conntrack.Entry, relayed bool) bool {
 	switch {
-	case p.opts.Conntrack == nil:
-		return
-	case p.applied == nil && p.opts.SweepConntrack != nil:
-		s := newSweep(now, now.ServiceCIDRs)
-		removed, err = p.opts.SweepConntrack(ctx, s.stale)
-	default:
-		flows := staleFlows(p.applied, now, changed)
-		if len(flows) == 0 {
-			return
-		}
-		removed, err = p.opts.Conntrack(ctx, flows)
+	case e.Protocol == svc.TCP && e.Replied:
+		return false
+	case s == nil:
+		return e.Translated()
+	case !e.Translated():
+		return len(s.endpoints)+len(s.inside) > 0
+	case relayed:
+		return s.none()
 	}
-	p.metrics.conntrack.Add(float64(removed))
-	if err != nil {
-		p.log.Warn("cannot remove stale connection tracking entries; they time out", "err", err)
-	} else if removed > 0 {
-		p.log.Debug("removed stale connection tracking entries", "entries", removed)
+	return !s.by(e.ReplySrc)
+}
+
+// less reports whether a frontend may have connections that are stale now, if it
+// was old before (nil: it was not there).
+func (s *served) less(old *served) bool {
+	if old == nil {
+		old = &served{}
+	}
+	if s == nil {
+		return true
+	}
+	if len(old.endpoints) == 0 && len(s.endpoints) > 0 || len(old.inside) == 0 && len(s.inside) > 0 {
+		return true
+	}
+	lost := func(e table.Endpoint) bool { return !s.by(e.Addr) }
+	return slices.ContainsFunc(old.serving, lost) || slices.ContainsFunc(old.endpoints, lost) || slices.ContainsFunc(old.inside, lost)
+}
+
+// staleFronts returns the frontends that may have stale connections once the kernel
+// follows after instead of before, with what they are now, and those for which
+// pending returns true. Only what is in changed is looked at.
+func staleFronts(before, after *table.Table, changed []table.Key, pending func(svc.Frontend) bool) map[svc.Frontend]*served {
+	was, is := map[svc.Frontend]*served{}, map[svc.Frontend]*served{}
+	for _, k := range changed {
+		eachServed(before, before.Get(k), was)
+		eachServed(after, after.Get(k), is)
+	}
+	out := map[svc.Frontend]*served{}
+	for at, now := range is {
+		if pending(at) || now.less(was[at]) {
+			out[at] = now
+		}
+	}
+	for at := range was {
+		if is[at] == nil {
+			out[at] = nil
+		}
+	}
+	return out
+}
+
+// eachServed adds the frontends of a port of t, nil for none, by the addresses that
+// clients send to.
+func eachServed(t *table.Table, p *table.ServicePort, to map[svc.Frontend]*served) {
+	if p == nil {
+		return
+	}
+	for i := range p.Frontends {
+		s := servedBy(p, &p.Frontends[i])
+		for _, at := range addresses(t, &p.Frontends[i]) {
+			to[svc.Frontend{Protocol: p.Protocol, Addr: at}] = s
+		}
 	}
 }
 
 // sweep finds stale entries of the connection tracking table without knowing what
 // changed, as at the start: an earlier process may have ended long ago. Only
 // connections to frontends of Services count, and to addresses in the ranges of
-// ClusterIPs, whose Service is gone. TCP ends by itself, see staleFlows.
+// ClusterIPs, whose Service is gone.
 type sweep struct {
-	// replies are the reply sources allowed for each frontend.
-	replies map[svc.Frontend]map[netip.AddrPort]bool
+	fronts  map[svc.Frontend]*served
 	ranges  []netip.Prefix
+	relayed bool
 }
 
-func newSweep(t *table.Table, ranges []netip.Prefix) *sweep {
-	s := &sweep{replies: map[svc.Frontend]map[netip.AddrPort]bool{}, ranges: ranges}
+func newSweep(t *table.Table, ranges []netip.Prefix, relayed bool) *sweep {
+	s := &sweep{fronts: map[svc.Frontend]*served{}, ranges: ranges, relayed: relayed}
 	for p := range t.All() {
-		if p.Protocol == svc.TCP {
-			continue
-		}
-		for i := range p.Frontends {
-			f := &p.Frontends[i]
-			allowed := map[netip.AddrPort]bool{}
-			for _, list := range [][]table.Endpoint{f.Endpoints, f.LocalClients} {
-				for _, e := range list {
-					allowed[e.Addr] = true
-				}
-			}
-			for _, at := range addresses(t, f) {
-				s.replies[svc.Frontend{Protocol: p.Protocol, Addr: at}] = allowed
-			}
-		}
+		eachServed(t, p, s.fronts)
 	}
 	return s
 }
 
-// stale reports whether a connection that a client opened to dst must not be
-// answered by replySrc.
-func (s *sweep) stale(p svc.Protocol, dst, replySrc netip.AddrPort) bool {
-	if p == svc.TCP {
+func (s *sweep) stale(e conntrack.Entry) bool {
+	front, known := s.fronts[svc.Frontend{Protocol: e.Protocol, Addr: e.OrigDst}]
+	if !known && !slices.ContainsFunc(s.ranges, func(r netip.Prefix) bool { return r.Contains(e.OrigDst.Addr()) }) {
 		return false
 	}
-	translated := dst != replySrc
-	allowed, known := s.replies[svc.Frontend{Protocol: p, Addr: dst}]
-	switch {
-	case known && translated:
-		return !allowed[replySrc]
-	case known:
-		return len(allowed) > 0 // the flow began when there was no endpoint
+	return front.stale(&e, s.relayed)
+}
+
+// cleaner removes stale connections beside the Proxy's loop: a table of many
+// connections takes long to read, and no change of a Service waits for that.
+// What waits to be looked at is bounded by maxStaleFronts; beyond that it becomes
+// one look at everything. What fails is retried.
+type cleaner struct {
+	tracker Tracker
+	relayed bool
+	removed prometheus.Counter
+	log     *slog.Logger
+	wake    chan struct{}
+
+	mu    sync.Mutex
+	table *table.Table // the newest
+	// pending are to be looked at, cleaning are looked at now, all reports that
+	// everything is to be looked at, besides those.
+	pending, cleaning map[svc.Frontend]*served
+	all               bool
+}
+
+// maxStaleFronts bounds cleaner.pending.
+const maxStaleFronts = 50_000
+
+// Retries of the cleaner.
+const (
+	cleanTimeout  = time.Minute
+	cleanRetryMin = time.Second
+	cleanRetryMax = time.Minute
+	// cleanPause is how many times as long as it took to read the table the next
+	// time waits, so that endpoints which change without pause do not cost a
+	// processor.
+	cleanPause = 4
+)
+
+func newCleaner(t Tracker, o *Options, removed prometheus.Counter) *cleaner {
+	return &cleaner{
+		tracker: t, relayed: o.Relayed, removed: removed, log: o.Log,
+		wake: make(chan struct{}, 1), pending: map[svc.Frontend]*served{},
 	}
-	return translated && slices.ContainsFunc(s.ranges, func(r netip.Prefix) bool { return r.Contains(dst.Addr()) })
+}
+
+// changed notes that the kernel follows now instead of before (nil: it is not
+// known what it followed). It does not wait. A nil cleaner does nothing.
+func (c *cleaner) changed(before, now *table.Table, keys []table.Key) {
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.table = now
+	if before == nil {
+		c.all = true
+	} else {
+		c.add(staleFronts(before, now, keys, func(at svc.Frontend) bool {
+			_, waits := c.pending[at]
+			_, cleans := c.cleaning[at]
+			return waits || cleans
+		}))
+	}
+	if !c.all && len(c.pending) == 0 {
+		return
+	}
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+// add is called with mu held.
+func (c *cleaner) add(fronts map[svc.Frontend]*served) {
+	maps.Copy(c.pending, fronts)
+	if len(c.pending) > maxStaleFronts {
+		c.all = true
+		clear(c.pending)
+	}
+}
+
+// run cleans until ctx ends.
+func (c *cleaner) run(ctx context.Context) {
+	retry := cleanRetryMin
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.wake:
+		}
+		start := time.Now()
+		err := c.clean(ctx)
+		pause := cleanPause * time.Since(start)
+		if err != nil && ctx.Err() == nil {
+			pause = retry
+			retry = min(2*retry, cleanRetryMax)
+			c.log.Warn("cannot remove stale connection tracking entries; retrying", "err", err, "backoff", pause)
+		} else {
+			retry = cleanRetryMin
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+	}
+}
+
+// clean looks at what is pending once. After an error that is pending again.
+func (c *cleaner) clean(ctx context.Context) error {
+	c.mu.Lock()
+	fronts, all, now := c.pending, c.all, c.table
+	c.pending, c.cleaning, c.all = map[svc.Frontend]*served{}, fronts, false
+	c.mu.Unlock()
+	unreplied := !all
+	for at := range fronts {
+		unreplied = unreplied && at.Protocol == svc.TCP
+	}
+	everything := &sweep{relayed: c.relayed}
+	if all {
+		everything = newSweep(now, now.ServiceCIDRs, c.relayed)
+	}
+	ctx, cancel := context.WithTimeout(ctx, cleanTimeout)
+	defer cancel()
+	removed, err := c.tracker.Sweep(ctx, unreplied, func(e conntrack.Entry) bool {
+		if s, concerned := fronts[svc.Frontend{Protocol: e.Protocol, Addr: e.OrigDst}]; concerned {
+			return s.stale(&e, c.relayed)
+		}
+		return everything.stale(e)
+	})
+	c.removed.Add(float64(removed))
+	if removed > 0 {
+		c.log.Debug("removed stale connection tracking entries", "entries", removed)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.cleaning = nil
+	if err == nil {
+		return nil
+	}
+	c.all = c.all || all
+	maps.Copy(fronts, c.pending) // the newer ones
+	c.add(fronts)
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+	return err
 }
 
 // addresses returns where clients send to f: a node port answers on several

@@ -7,13 +7,15 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fairlead/fairlead/internal/kernel/conntrack"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
 
 // port reads a service port from "UDP 10.96.0.1:53=10.0.0.1,10.0.0.2" with
 // further frontends after blanks; "=a/b" is endpoints a and local clients b,
-// and a frontend of the address 0.0.0.0 is a node port.
+// and a frontend of the address 0.0.0.0 is a node port. "serving=..." are those
+// that flows may keep.
 func port(t *testing.T, text string) *table.ServicePort {
 	t.Helper()
 	if text == "" {
@@ -35,6 +37,10 @@ func port(t *testing.T, text string) *table.ServicePort {
 	}
 	for _, f := range fields[1:] {
 		at, eps, _ := strings.Cut(f, "=")
+		if at == "serving" {
+			p.Serving = list(eps)
+			continue
+		}
 		ends, clients, differ := strings.Cut(eps, "/")
 		fe := table.Frontend{Addr: netip.MustParseAddrPort(at), Endpoints: list(ends)}
 		if fe.Addr.Addr().IsUnspecified() {
@@ -48,33 +54,86 @@ func port(t *testing.T, text string) *table.ServicePort {
 	return p
 }
 
-func TestStaleFlows(t *testing.T) {
-	const vip = "UDP 10.96.0.1:53"
+// removed are the connections that go when the kernel follows after instead of
+// before: of those to a frontend of either, translated to any endpoint that serves
+// it before, or not translated, and answered or not.
+func removed(before, after *table.Table, keys []table.Key, relayed bool) []string {
+	c := newCleaner(nil, &Options{Relayed: relayed}, nil)
+	fronts := staleFronts(before, after, keys, func(svc.Frontend) bool { return false })
+	was, is := map[svc.Frontend]*served{}, map[svc.Frontend]*served{}
+	for _, k := range keys {
+		eachServed(before, before.Get(k), was)
+		eachServed(after, after.Get(k), is)
+	}
+	entries := map[conntrack.Entry]bool{}
+	for _, all := range []map[svc.Frontend]*served{was, is} {
+		for at := range all {
+			e := conntrack.Entry{Protocol: at.Protocol, OrigDst: at.Addr, ReplySrc: at.Addr, Replied: true}
+			s := was[at]
+			if s == nil || len(s.endpoints) == 0 || len(s.inside) == 0 {
+				entries[e] = true // it began then
+			}
+			if s != nil {
+				for _, ep := range slices.Concat(s.serving, s.endpoints, s.inside) {
+					e.ReplySrc = ep.Addr
+					entries[e] = true
+				}
+			}
+		}
+	}
+	var out []string
+	for e := range entries {
+		for _, e.Replied = range []bool{true, false} {
+			s, concerned := fronts[svc.Frontend{Protocol: e.Protocol, Addr: e.OrigDst}]
+			if !concerned || !s.stale(&e, c.relayed) || !e.Replied && e.Protocol != svc.TCP {
+				continue
+			}
+			text := fmt.Sprintf("%s %s by %s", e.Protocol, e.OrigDst, e.ReplySrc)
+			if !e.Replied {
+				text += " unreplied"
+			}
+			out = append(out, text)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+func TestStaleConnections(t *testing.T) {
+	const vip, by1, by2 = "UDP 10.96.0.1:53", "UDP 10.96.0.1:53 by 10.0.0.1:53", "UDP 10.96.0.1:53 by 10.0.0.2:53"
+	const self, tcp = "UDP 10.96.0.1:53 by 10.96.0.1:53", "TCP 10.96.0.1:80"
 	for _, c := range []struct{ name, before, after, want string }{
 		{"nothing changes", vip + "=10.0.0.1", vip + "=10.0.0.1", ""},
-		{"an endpoint goes", vip + "=10.0.0.1,10.0.0.2", vip + "=10.0.0.2", "UDP 10.96.0.1:53 by 10.0.0.1:53"},
+		{"an endpoint goes", vip + "=10.0.0.1,10.0.0.2", vip + "=10.0.0.2", by1},
 		{"an endpoint comes", vip + "=10.0.0.1", vip + "=10.0.0.1,10.0.0.2", ""},
-		{"one for another", vip + "=10.0.0.1", vip + "=10.0.0.2", "UDP 10.96.0.1:53 by 10.0.0.1:53"},
-		{"to zero endpoints", vip + "=10.0.0.1", vip + "=", "UDP 10.96.0.1:53"},
-		{"the Service is deleted", vip + "=10.0.0.1", "", "UDP 10.96.0.1:53"},
-		{"a frontend goes", vip + "=10.0.0.1 192.0.2.1:53=10.0.0.1", vip + "=10.0.0.1", "UDP 192.0.2.1:53"},
+		{"one for another", vip + "=10.0.0.1", vip + "=10.0.0.2", by1},
+		{"to zero endpoints", vip + "=10.0.0.1", vip + "=", by1},
+		{"the Service is deleted", vip + "=10.0.0.1", "", by1},
+		{"a frontend goes", vip + "=10.0.0.1 192.0.2.1:53=10.0.0.1", vip + "=10.0.0.1", "UDP 192.0.2.1:53 by 10.0.0.1:53"},
+		// What is only not preferred any more keeps its flows.
+		{"an endpoint is not preferred", vip + "=10.0.0.1,10.0.0.2", vip + "=10.0.0.2 serving=10.0.0.1,10.0.0.2", ""},
+		{"an endpoint is not preferred, then gone", vip + "=10.0.0.2 serving=10.0.0.1,10.0.0.2", vip + "=10.0.0.2 serving=10.0.0.2", by1},
+		{"none is preferred", vip + "=10.0.0.1", vip + "= serving=10.0.0.1", ""},
+		{"none was preferred, then deleted", vip + "= serving=10.0.0.1,10.0.0.2", "", by1 + ", " + by2},
 		// kubernetes/kubernetes#139628: the untranslated flow answers itself.
-		{"out of the black hole", vip + "=", vip + "=10.0.0.1", "UDP 10.96.0.1:53 by 10.96.0.1:53"},
-		{"a new Service", "", vip + "=10.0.0.1", "UDP 10.96.0.1:53 by 10.96.0.1:53"},
+		{"out of the black hole", vip + "=", vip + "=10.0.0.1", self},
+		{"a new Service", "", vip + "=10.0.0.1", self},
 		{"a new Service without endpoints", "", vip + "=", ""},
+		{"a new Service without preferred endpoints", "", vip + "= serving=10.0.0.1", ""},
 		{"a new frontend", vip + "=10.0.0.1", vip + "=10.0.0.1 192.0.2.1:53=10.0.0.1", "UDP 192.0.2.1:53 by 192.0.2.1:53"},
-		{"SCTP", "SCTP 10.96.0.1:9=10.0.0.1", "", "SCTP 10.96.0.1:9"},
-		{"TCP ends by itself", "TCP 10.96.0.1:80=10.0.0.1", "", ""},
-		{"TCP becomes UDP", "TCP 10.96.0.1:53=10.0.0.1", vip + "=10.0.0.1", "UDP 10.96.0.1:53 by 10.96.0.1:53"},
-		{"UDP becomes TCP", vip + "=10.0.0.1", "TCP 10.96.0.1:53=10.0.0.1", "UDP 10.96.0.1:53"},
+		{"SCTP", "SCTP 10.96.0.1:9=10.0.0.1", "", "SCTP 10.96.0.1:9 by 10.0.0.1:53"},
+		{"TCP ends by itself, but for what was never answered", tcp + "=10.0.0.1", "", tcp + " by 10.0.0.1:53 unreplied"},
+		{"an endpoint of TCP goes", tcp + "=10.0.0.1,10.0.0.2", tcp + "=10.0.0.2", tcp + " by 10.0.0.1:53 unreplied"},
+		{"a client of TCP was early", "", tcp + "=10.0.0.1", tcp + " by 10.96.0.1:80 unreplied"},
+		{"TCP becomes UDP", "TCP 10.96.0.1:53=10.0.0.1", vip + "=10.0.0.1", "TCP 10.96.0.1:53 by 10.0.0.1:53 unreplied, " + self},
+		{"UDP becomes TCP", vip + "=10.0.0.1", "TCP 10.96.0.1:53=10.0.0.1", "TCP 10.96.0.1:53 by 10.96.0.1:53 unreplied, " + by1},
 		{"a node port, on this node's addresses alone", "UDP 0.0.0.0:30053=10.0.0.1,10.0.0.2", "UDP 0.0.0.0:30053=10.0.0.2",
 			"UDP 192.0.2.1:30053 by 10.0.0.1:53, UDP 192.0.2.2:30053 by 10.0.0.1:53"},
-		{"the last local endpoint goes, local clients stay", vip + "=10.0.0.1/10.0.0.1,10.0.1.1", vip + "=/10.0.1.1",
-			"UDP 10.96.0.1:53 by 10.0.0.1:53"},
-		{"the first local endpoint comes", vip + "=/10.0.1.1", vip + "=10.0.0.1/10.0.0.1,10.0.1.1", "UDP 10.96.0.1:53 by 10.96.0.1:53"},
+		{"the last local endpoint goes, local clients stay", vip + "=10.0.0.1/10.0.0.1,10.0.1.1", vip + "=/10.0.1.1", by1},
+		{"the first local endpoint comes", vip + "=/10.0.1.1", vip + "=10.0.0.1/10.0.0.1,10.0.1.1", self},
 		{"only local clients' endpoints change", vip + "=10.0.0.1/10.0.0.1,10.0.1.1", vip + "=10.0.0.1/10.0.0.1,10.0.1.2",
 			"UDP 10.96.0.1:53 by 10.0.1.1:53"},
-		{"all local clients' endpoints change", vip + "=/10.0.1.1", vip + "=/10.0.1.2", "UDP 10.96.0.1:53 by 10.0.1.1:53"},
+		{"all local clients' endpoints change", vip + "=/10.0.1.1", vip + "=/10.0.1.2", "UDP 10.96.0.1:53 by 10.0.1.1:53, " + self},
 		{"still used by local clients", vip + "=10.0.0.1", vip + "=/10.0.0.1", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -88,23 +147,10 @@ func TestStaleFlows(t *testing.T) {
 				tab.NodePortAddrs = addrs
 				return tab
 			}
-			key := table.Key{ID: svc.PortName{Name: svc.Name{Namespace: "d", Name: "s"}}, Family: svc.IPv4}
-			var got []string
-			for _, f := range staleFlows(build(c.before), build(c.after), []table.Key{key}) {
-				text := fmt.Sprintf("%s %s", f.Protocol, f.OrigDst)
-				if f.ReplySrc.IsValid() {
-					text += " by " + f.ReplySrc.String()
-				}
-				got = append(got, text)
-			}
-			slices.Sort(got)
-			if g := strings.Join(got, ", "); g != c.want {
-				t.Errorf("stale: %q, want %q", g, c.want)
-			}
-			if c.before == "" {
-				if len(staleFlows(nil, build(c.after), []table.Key{key})) != len(got) {
-					t.Error("no Table before must be as an empty one")
-				}
+			keys := []table.Key{{ID: svc.PortName{Name: svc.Name{Namespace: "d", Name: "s"}}, Family: svc.IPv4}}
+			before, after := build(c.before), build(c.after)
+			if got := strings.Join(removed(before, after, keys, false), ", "); got != c.want {
+				t.Errorf("removed: %q, want %q", got, c.want)
 			}
 		})
 	}
@@ -115,6 +161,7 @@ func TestSweep(t *testing.T) {
 	ap := netip.MustParseAddrPort
 	dns := &table.ServicePort{
 		ID: svc.PortName{Name: svc.Name{Namespace: "d", Name: "dns"}}, Family: svc.IPv4, Protocol: svc.UDP,
+		Serving: []table.Endpoint{{Addr: ap("10.244.0.5:53")}, {Addr: ap("10.244.0.6:53")}, {Addr: ap("10.244.0.9:53")}},
 		Frontends: []table.Frontend{
 			{Kind: table.ClusterIP, Addr: ap("10.96.0.10:53"), Endpoints: []table.Endpoint{{Addr: ap("10.244.0.5:53")}}},
 			{Kind: table.NodePort, Addr: ap("0.0.0.0:30053"), LocalClients: []table.Endpoint{{Addr: ap("10.244.0.6:53")}}},
@@ -126,7 +173,7 @@ func TestSweep(t *testing.T) {
 	}
 	tab := table.New(dns, empty)
 	tab.NodePortAddrs = []netip.Addr{netip.MustParseAddr("192.0.2.1")}
-	s := newSweep(tab, []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")})
+	s := newSweep(tab, []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}, false)
 	for _, c := range []struct {
 		name     string
 		p        svc.Protocol
@@ -136,6 +183,7 @@ func TestSweep(t *testing.T) {
 		{"to an endpoint", svc.UDP, "10.96.0.10:53", "10.244.0.5:53", false},
 		{"to one that is gone", svc.UDP, "10.96.0.10:53", "10.244.0.4:53", true},
 		{"began when there was none", svc.UDP, "10.96.0.10:53", "10.96.0.10:53", true},
+		{"to one that serves, but is not preferred", svc.UDP, "10.96.0.10:53", "10.244.0.9:53", false},
 		{"TCP", svc.TCP, "10.96.0.10:53", "10.244.0.4:53", false},
 		{"SCTP on the same port", svc.SCTP, "10.96.0.10:53", "10.244.0.4:53", true},
 		{"node port to a local client's endpoint", svc.UDP, "192.0.2.1:30053", "10.244.0.6:53", false},
@@ -147,7 +195,8 @@ func TestSweep(t *testing.T) {
 		{"untranslated in the range", svc.UDP, "10.96.0.99:53", "10.96.0.99:53", false},
 		{"somebody else's translation", svc.UDP, "198.51.100.1:53", "10.244.0.4:53", false},
 	} {
-		if got := s.stale(c.p, ap(c.dst), ap(c.src)); got != c.stale {
+		e := conntrack.Entry{Protocol: c.p, OrigDst: ap(c.dst), ReplySrc: ap(c.src), Replied: true}
+		if got := s.stale(e); got != c.stale {
 			t.Errorf("%s: %v, want %v", c.name, got, c.stale)
 		}
 	}

@@ -28,7 +28,13 @@ func TestSweepOfTheKernel(t *testing.T) {
 		t.Helper()
 		var n int
 		var err error
-		e.Node.Do(func() { n, err = conntrack.Sweep(t.Context(), newSweep(tab, serviceCIDRs).stale) })
+		e.Node.Do(func() {
+			var c *conntrack.Conn
+			if c, err = conntrack.Dial(); err == nil {
+				defer func() { _ = c.Close() }()
+				n, err = c.Sweep(t.Context(), false, newSweep(tab, serviceCIDRs, false).stale)
+			}
+		})
 		if err != nil {
 			t.Fatal(err)
 		}

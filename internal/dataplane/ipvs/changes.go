@@ -92,7 +92,7 @@ func (c *changes) bring(owner dataplane.FrontKey, v *virtual, want *server) *vir
 		}
 		d := ipvs.Dest{Addr: a}
 		switch {
-		case !drains(want.Scheduler, want.proto):
+		case !want.keeps(a):
 			c.add(delDest, owner, want.Service, d)
 			continue
 		case was != 0:

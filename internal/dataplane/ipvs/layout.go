@@ -40,7 +40,12 @@ func fallsBack(scheduler string) bool { return scheduler == "sh" || scheduler ==
 // drains reports whether endpoints that are gone may stay, without new connections,
 // until those they have are over. dh would refuse every client whose endpoint
 // that is.
-func drains(scheduler string, p svc.Protocol) bool { return scheduler != "dh" && p != svc.UDP }
+func drains(scheduler string, p svc.Protocol) bool {
+	return scheduler != hashingByDestination && p != svc.UDP
+}
+
+// hashingByDestination is the scheduler that knows one endpoint for a destination.
+const hashingByDestination = "dh"
 
 // counted begins the names of the sets that count lost packets.
 const counted drops.Prefix = setPrefix

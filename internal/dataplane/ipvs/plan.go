@@ -19,6 +19,18 @@ type server struct {
 	// proto is that of its packets, which the key of a mark does not tell.
 	proto svc.Protocol
 	dests []table.Endpoint
+	// kept are endpoints that flows may keep, sorted.
+	kept []table.Endpoint
+}
+
+// keeps reports whether an endpoint that gets no new connections may stay for those
+// that it has: until they are over, or as long as it serves.
+func (s *server) keeps(ep netip.AddrPort) bool {
+	if drains(s.Scheduler, s.proto) {
+		return true
+	}
+	_, serves := slices.BinarySearchFunc(s.kept, ep, func(e table.Endpoint, ep netip.AddrPort) int { return e.Addr.Compare(ep) })
+	return serves && s.Scheduler != hashingByDestination
 }
 
 // front is what one frontend is in the kernel.
@@ -53,7 +65,7 @@ func (l *planner) plan(k dataplane.FrontKey, p *table.ServicePort, f *table.Fron
 	// Where no node has endpoints, clients inside are like all others.
 	inside := f.LocalClients != nil && (len(f.LocalClients)+len(f.Endpoints) > 0 || f.Drop)
 	for _, a := range l.addressesOf(k) {
-		s := server{base, p.Protocol, dataplane.Unique(f.Endpoints)}
+		s := server{base, p.Protocol, dataplane.Unique(f.Endpoints), p.Serving}
 		s.Key = ipvs.AddressKey(p.Protocol, netip.AddrPortFrom(a, k.Port))
 		out.servers = append(out.servers, s)
 		l.rules(out, s.Key.Addr, p, f)
@@ -68,7 +80,7 @@ func (l *planner) plan(k dataplane.FrontKey, p *table.ServicePort, f *table.Fron
 		if mark == 0 {
 			return nil, fmt.Errorf("%s, frontend %s: more than %d frontends with endpoints of their own for clients inside", p.ID, f.Addr, maxInside)
 		}
-		s := server{base, p.Protocol, dataplane.Unique(f.LocalClients)}
+		s := server{base, p.Protocol, dataplane.Unique(f.LocalClients), p.Serving}
 		s.Key = ipvs.MarkKey(mark, l.family)
 		if s.Persistence > 0 {
 			// The kernel leaves the port as it is where it remembers clients of a

@@ -29,6 +29,7 @@ type balancer struct {
 
 	mu        sync.Mutex
 	endpoints []netip.AddrPort // sorted
+	kept      []netip.AddrPort // sorted: UDP clients may stay there, too
 	next      int
 	affinity  time.Duration
 	sticky    map[netip.Addr]*list.Element // of *client
@@ -62,16 +63,12 @@ func newBalancer(cfg *Config, allFailing *atomic.Int64) *balancer {
 	}
 }
 
-// set replaces the endpoints and the time of affinity.
-func (b *balancer) set(endpoints []table.Endpoint, affinity time.Duration) {
+// set replaces the endpoints, those that UDP clients may keep, and the time of
+// affinity.
+func (b *balancer) set(endpoints, kept []table.Endpoint, affinity time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.endpoints = make([]netip.AddrPort, 0, len(endpoints))
-	for _, e := range endpoints {
-		b.endpoints = append(b.endpoints, e.Addr)
-	}
-	slices.SortFunc(b.endpoints, netip.AddrPort.Compare)
-	b.endpoints = slices.Compact(b.endpoints)
+	b.endpoints, b.kept = sorted(endpoints), sorted(kept)
 	for ep := range b.failing {
 		if !b.serves(ep) {
 			delete(b.failing, ep)
@@ -82,6 +79,15 @@ func (b *balancer) set(endpoints []table.Endpoint, affinity time.Duration) {
 		clear(b.sticky)
 		b.recent.Init()
 	}
+}
+
+func sorted(endpoints []table.Endpoint) []netip.AddrPort {
+	out := make([]netip.AddrPort, 0, len(endpoints))
+	for _, e := range endpoints {
+		out = append(out, e.Addr)
+	}
+	slices.SortFunc(out, netip.AddrPort.Compare)
+	return slices.Compact(out)
 }
 
 // Pick is relay.Target's: the endpoint that the client had last, or the next
@@ -223,7 +229,8 @@ func (b *balancer) retire() {
 func (b *balancer) Serves(ep netip.AddrPort) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.serves(ep)
+	_, kept := slices.BinarySearchFunc(b.kept, ep, netip.AddrPort.Compare)
+	return kept || b.serves(ep)
 }
 
 func (b *balancer) serves(ep netip.AddrPort) bool {

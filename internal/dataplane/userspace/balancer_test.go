@@ -23,7 +23,7 @@ func endpoints(n int) []table.Endpoint {
 
 func aTarget(n int, affinity time.Duration) *balancer {
 	t := newBalancer(&Config{Avoid: DefaultAvoid}, new(atomic.Int64))
-	t.set(endpoints(n), affinity)
+	t.set(endpoints(n), nil, affinity)
 	return t
 }
 
@@ -63,7 +63,7 @@ func TestInTurn(t *testing.T) {
 
 func TestAtRandom(t *testing.T) {
 	ta := newBalancer(&Config{Random: true}, new(atomic.Int64))
-	ta.set(endpoints(4), 0)
+	ta.set(endpoints(4), nil, 0)
 	seen := map[int]int{}
 	for range 4000 {
 		seen[ta.last(alice)]++
@@ -94,11 +94,11 @@ func TestAffinity(t *testing.T) {
 		if got := ta.last(alice); got == first {
 			t.Error("still the same after the timeout")
 		}
-		ta.set(endpoints(1), time.Minute)
+		ta.set(endpoints(1), nil, time.Minute)
 		if got := ta.last(alice); got != 1 {
 			t.Errorf("the endpoint is gone, got %d", got)
 		}
-		ta.set(endpoints(3), time.Minute)
+		ta.set(endpoints(3), nil, time.Minute)
 		if got := ta.last(alice); got != 1 {
 			t.Errorf("others came, got %d", got)
 		}
@@ -108,7 +108,7 @@ func TestAffinity(t *testing.T) {
 		if next == 1 || ta.last(alice) != next {
 			t.Error("no new affinity after a failure")
 		}
-		ta.set(endpoints(3), 0)
+		ta.set(endpoints(3), nil, 0)
 		if len(ta.sticky) != 0 || ta.recent.Len() != 0 {
 			t.Error("clients are remembered without affinity")
 		}
@@ -167,7 +167,7 @@ func TestFailingEndpointIsAvoided(t *testing.T) {
 		if ta.last(alice) == 0 || ta.last(alice, ep(1), ep(2)) != 3 || ta.last(alice, ep(1), ep(2), ep(3)) != 0 {
 			t.Error("with all avoided, each is to be tried once")
 		}
-		ta.set(endpoints(1), 0)
+		ta.set(endpoints(1), nil, 0)
 		if len(ta.failing) != 1 {
 			t.Errorf("failures are remembered of %d endpoints, of which one is left", len(ta.failing))
 		}
@@ -188,7 +188,7 @@ func FuzzTarget(f *testing.F) {
 			switch r.IntN(5) {
 			case 0:
 				n = r.IntN(5)
-				ta.set(endpoints(n), time.Duration(r.IntN(2))*time.Hour)
+				ta.set(endpoints(n), nil, time.Duration(r.IntN(2))*time.Hour)
 			case 1:
 				ta.Failed(ep(1 + r.IntN(5)))
 			case 2:

@@ -57,7 +57,7 @@ func (o *opener) update(have []*listener, p *table.ServicePort) ([]*listener, er
 		l := taken(have, out, &w)
 		if l == nil {
 			b := newBalancer(o.cfg, o.failing)
-			b.set(w.endpoints, p.Affinity)
+			b.set(w.endpoints, p.Serving, p.Affinity)
 			rl, err := o.open(p.Protocol, b, o.hints[w.places[0].front])
 			if err != nil {
 				for _, l := range opened {
@@ -71,7 +71,7 @@ func (o *opener) update(have []*listener, p *table.ServicePort) ([]*listener, er
 		out = append(out, &listener{Listener: l.Listener, balancer: l.balancer, places: w.places})
 	}
 	for i, w := range listenersFor(p) {
-		out[i].balancer.set(w.endpoints, p.Affinity)
+		out[i].balancer.set(w.endpoints, p.Serving, p.Affinity)
 	}
 	return out, nil
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// statusDstNAT is the status bit IPS_DST_NAT of nf_conntrack_common.h.
-const statusDstNAT = 1 << 5
+// statusSeenReply is the status bit IPS_SEEN_REPLY of nf_conntrack_common.h.
+const statusSeenReply = 1 << 1
 
 // The attributes of nfnetlink_conntrack.h that x/sys/unix does not name.
 const (
@@ -38,6 +38,22 @@ const (
 	msgDelete = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2
 )
 
+// Conn is a connection to connection tracking of one network namespace: that of
+// the thread which called Dial. One goroutine uses it at a time.
+type Conn struct{ nl *netlink.Conn }
+
+// Dial opens a connection.
+func Dial() (*Conn, error) {
+	nl, err := netlink.Dial()
+	if err != nil {
+		return nil, err
+	}
+	return &Conn{nl}, nil
+}
+
+// Close releases the connection.
+func (c *Conn) Close() error { return c.nl.Close() }
+
 // Delete removes every entry that matches one of the flows, in the network
 // namespace of the calling thread, and returns how many there were. A Flow
 // without ReplySrc matches only entries whose destination was translated. The
@@ -45,69 +61,51 @@ const (
 // what is deleted was read before, one entry at a time. Entries that end by
 // themselves meanwhile are no error.
 func Delete(ctx context.Context, flows []Flow) (deleted int, err error) {
-	return deleteFlows(ctx, flows, false)
-}
-
-// DeleteBalanced is Delete for connections that IPVS translates: they are not
-// marked as translated, but another address answers than was asked.
-func DeleteBalanced(ctx context.Context, flows []Flow) (deleted int, err error) {
-	return deleteFlows(ctx, flows, true)
-}
-
-func deleteFlows(ctx context.Context, flows []Flow, balanced bool) (deleted int, err error) {
 	if len(flows) == 0 {
 		return 0, nil
 	}
-	return deleteWhere(ctx, func(f svc.Family) (func(*entry) bool, bool) {
+	c, err := Dial()
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = c.Close() }()
+	return c.deleteWhere(ctx, func(f svc.Family) (func(*entry) bool, bool) {
 		w := index(flows, f)
 		if len(w) == 0 {
 			return nil, false
-		}
-		translated := !balanced
-		for _, fls := range w {
-			for _, fl := range fls {
-				translated = translated && fl.ReplySrc != fl.OrigDst
-			}
 		}
 		anyAddr := netip.IPv4Unspecified()
 		if f == svc.IPv6 {
 			anyAddr = netip.IPv6Unspecified()
 		}
 		return func(en *entry) bool {
-			return matches(w[front{en.protocol, en.origDst}], en, balanced) ||
-				matches(w[front{en.protocol, netip.AddrPortFrom(anyAddr, en.origDst.Port())}], en, balanced)
-		}, translated
-	})
-}
-
-// Sweep removes every entry for which stale returns true, in the network namespace of
-// the calling thread, and returns how many there were. It asks for all entries
-// of protocols with ports but TCP, with where the client sent to and who
-// answers: that address itself, if nothing was translated. It reads the whole
-// table once for each family, and is otherwise like Delete.
-func Sweep(ctx context.Context, stale func(p svc.Protocol, origDst, replySrc netip.AddrPort) bool) (deleted int, err error) {
-	return deleteWhere(ctx, func(svc.Family) (func(*entry) bool, bool) {
-		return func(en *entry) bool {
-			return en.protocol != svc.TCP && stale(en.protocol, en.origDst, en.replySrc)
+			return matches(w[front{en.Protocol, en.OrigDst}], en) ||
+				matches(w[front{en.Protocol, netip.AddrPortFrom(anyAddr, en.OrigDst.Port())}], en)
 		}, false
 	})
 }
 
+// Sweep removes every entry for which stale returns true, and returns how many
+// there were. It reads the whole table once for each family, and is otherwise like
+// Delete. With unreplied only entries of connections that nobody has answered yet
+// are read, as far as the kernel can tell them (from Linux 5.15); of others they
+// cost little.
+func (c *Conn) Sweep(ctx context.Context, unreplied bool, stale func(Entry) bool) (deleted int, err error) {
+	return c.deleteWhere(ctx, func(svc.Family) (func(*entry) bool, bool) {
+		return func(en *entry) bool { return stale(en.Entry) }, unreplied
+	})
+}
+
 // deleteWhere deletes the entries for which a test returns true. tests returns the
-// test of a family, nil to leave the family out, and whether only entries with
-// a translated destination can be of interest.
-func deleteWhere(ctx context.Context, tests func(svc.Family) (test func(*entry) bool, translated bool)) (deleted int, err error) {
-	c, err := netlink.Dial()
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = c.Close() }()
+// test of a family, nil to leave the family out, and whether only entries without a
+// reply can be of interest.
+func (c *Conn) deleteWhere(ctx context.Context, tests func(svc.Family) (test func(*entry) bool, unreplied bool)) (deleted int, err error) {
 	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
-		test, translated := tests(f)
+		test, unreplied := tests(f)
 		if test == nil {
 			continue
 		}
-		n, e := deleteFamily(ctx, c, f, test, translated)
+		n, e := deleteFamily(ctx, c.nl, f, test, unreplied)
 		deleted += n
 		err = errors.Join(err, e)
 	}
@@ -134,8 +132,8 @@ func index(flows []Flow, f svc.Family) map[front][]Flow {
 	return m
 }
 
-func deleteFamily(ctx context.Context, c *netlink.Conn, f svc.Family, test func(*entry) bool, translated bool) (int, error) {
-	found, err := matching(c, f, test, translated)
+func deleteFamily(ctx context.Context, c *netlink.Conn, f svc.Family, test func(*entry) bool, unreplied bool) (int, error) {
+	found, err := matching(c, f, test, unreplied)
 	// A dump that was disturbed has still shown most of the table. What it
 	// missed is no worse than a connection that began a moment later.
 	if err != nil && !errors.Is(err, netlink.ErrInterrupted) {
@@ -158,13 +156,13 @@ func deleteFamily(ctx context.Context, c *netlink.Conn, f svc.Family, test func(
 }
 
 // matching returns one delete message for each entry for which test returns true.
-func matching(c *netlink.Conn, f svc.Family, test func(*entry) bool, translated bool) ([][]byte, error) {
+func matching(c *netlink.Conn, f svc.Family, test func(*entry) bool, unreplied bool) ([][]byte, error) {
 	var e netlink.Encoder
 	e.Begin(msgGet, unix.NLM_F_DUMP, kernelFamily(f), 0)
-	if translated {
+	if unreplied {
 		// A kernel that supports the mask sends only these, an older one everything.
-		e.Uint32(ctaStatus, statusDstNAT)
-		e.Uint32(ctaStatusMask, statusDstNAT)
+		e.Uint32(ctaStatus, 0)
+		e.Uint32(ctaStatusMask, statusSeenReply)
 	}
 	e.End()
 	var found [][]byte
@@ -180,23 +178,19 @@ func matching(c *netlink.Conn, f svc.Family, test func(*entry) bool, translated 
 	return found, err
 }
 
-func matches(fls []Flow, en *entry, balanced bool) bool {
-	translated := en.status&statusDstNAT != 0 || balanced && en.replySrc != en.origDst
+func matches(fls []Flow, en *entry) bool {
 	for _, fl := range fls {
-		if fl.ReplySrc == en.replySrc || (!fl.ReplySrc.IsValid() && translated) {
+		if fl.ReplySrc == en.ReplySrc || !fl.ReplySrc.IsValid() && en.Translated() {
 			return true
 		}
 	}
 	return false
 }
 
-// entry is one tracked connection.
+// entry is one tracked connection as the kernel sent it.
 type entry struct {
-	protocol svc.Protocol
-	origDst  netip.AddrPort
-	replySrc netip.AddrPort
-	status   uint32
-	// What names the entry to the kernel, as it sent it.
+	Entry
+	// What names the entry to the kernel.
 	orig, id, zone []byte
 }
 
@@ -211,7 +205,7 @@ func parse(body []byte) (entry, bool) {
 			reply = v
 		case ctaStatus:
 			if len(v) == 4 {
-				en.status = binary.BigEndian.Uint32(v)
+				en.Replied = binary.BigEndian.Uint32(v)&statusSeenReply != 0
 			}
 		case ctaID:
 			en.id = append([]byte(nil), v...)
@@ -220,8 +214,8 @@ func parse(body []byte) (entry, bool) {
 		}
 	})
 	var ok1, ok2 bool
-	en.protocol, _, en.origDst, ok1 = tuple(en.orig)
-	_, en.replySrc, _, ok2 = tuple(reply)
+	en.Protocol, _, en.OrigDst, ok1 = tuple(en.orig)
+	_, en.ReplySrc, _, ok2 = tuple(reply)
 	return en, ok1 && ok2
 }
 

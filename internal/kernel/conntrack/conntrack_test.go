@@ -165,8 +165,56 @@ func TestDeleteStopsWithItsContext(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add([]byte{52, 0, 1, 128, 20, 0, 1, 128, 8, 0, 1, 0, 10, 0, 0, 1, 8, 0, 2, 0, 10, 0, 0, 2, 28, 0, 2, 128, 5, 0, 1, 0, 17, 0, 0, 0})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if en, ok := parse(b); ok && !en.origDst.IsValid() {
+		if en, ok := parse(b); ok && !en.OrigDst.IsValid() {
 			t.Errorf("an entry without a destination: %+v", en)
 		}
 	})
+}
+
+// The kernel reads out what has had no answer, and nothing else, where that is all
+// that is asked for.
+func TestSweepOfTheUnreplied(t *testing.T) {
+	host, ep := setUp(t)
+	conn, err := host.Dial(t.Context(), svc.UDP, ap("10.96.0.1:53"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	if _, err := testbed.AskOn(conn); err != nil {
+		t.Fatal(err)
+	}
+	open(t, host, svc.UDP, "10.96.0.2:53")
+	ep4 := netip.AddrPortFrom(ep.Addr4(), 5353)
+	answered := Entry{Protocol: svc.UDP, OrigDst: ap("10.96.0.1:53"), ReplySrc: ep4, Replied: true}
+	waits := Entry{Protocol: svc.UDP, OrigDst: ap("10.96.0.2:53"), ReplySrc: ap("10.96.0.2:53")}
+	sweep := func(unreplied bool, remove Entry) (seen map[Entry]bool, n int) {
+		t.Helper()
+		seen = map[Entry]bool{}
+		host.Do(func() {
+			var c *Conn
+			if c, err = Dial(); err != nil {
+				return
+			}
+			defer func() { _ = c.Close() }()
+			n, err = c.Sweep(t.Context(), unreplied, func(e Entry) bool {
+				if e.Protocol == svc.UDP {
+					seen[e] = true
+				}
+				return e == remove
+			})
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return seen, n
+	}
+	if seen, n := sweep(false, Entry{}); n != 0 || len(seen) != 2 || !seen[answered] || !seen[waits] {
+		t.Errorf("of all, %d removed, seen %v, want %v and %v", n, seen, answered, waits)
+	}
+	if seen, n := sweep(true, waits); n != 1 || len(seen) != 1 {
+		t.Errorf("of those without an answer, %d removed, seen %v, want %v alone", n, seen, waits)
+	}
+	if seen, n := sweep(false, answered); n != 1 || len(seen) != 1 {
+		t.Errorf("then %d removed, seen %v, want %v alone", n, seen, answered)
+	}
 }

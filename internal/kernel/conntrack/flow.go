@@ -26,3 +26,16 @@ func (f Flow) String() string {
 	}
 	return text
 }
+
+// Entry is what counts of one tracked connection.
+type Entry struct {
+	Protocol svc.Protocol
+	// OrigDst is where the client sent to, ReplySrc who answers, or is to answer.
+	OrigDst, ReplySrc netip.AddrPort
+	// Replied reports that there was an answer.
+	Replied bool
+}
+
+// Translated reports whether another address answers than was asked. (IPVS does
+// not mark its connections as translated, so the kernel's mark tells less.)
+func (e *Entry) Translated() bool { return e.OrigDst != e.ReplySrc }

@@ -313,11 +313,7 @@ func (e *Env) forgetFlows(t testing.TB, want int, flows ...conntrack.Flow) {
 	t.Helper()
 	var n int
 	var err error
-	forget := conntrack.Delete
-	if e.options.balanced {
-		forget = conntrack.DeleteBalanced
-	}
-	e.Node.Do(func() { n, err = forget(t.Context(), flows) })
+	e.Node.Do(func() { n, err = conntrack.Delete(t.Context(), flows) })
 	// The kernel's IPVS may have forgotten those of an endpoint that is gone.
 	sooner := e.options.balanced && n < want
 	if err != nil || n != want && !sooner {
