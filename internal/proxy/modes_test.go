@@ -57,6 +57,7 @@ func made(t testing.TB, p dataplane.Applier, err error) dataplane.Applier {
 func TestModeChangesUnderLoad(t *testing.T) {
 	e := flows.NewEnv(t, modes[0].create)
 	tab := e.Stable()
+	tab.ServiceCIDRs = serviceCIDRs
 	e.Apply(t, tab, nil)
 	open, err := e.Host("c").Dial(t.Context(), svc.TCP, netip.MustParseAddrPort("10.96.0.10:80"))
 	if err != nil {
