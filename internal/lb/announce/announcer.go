@@ -16,8 +16,8 @@ import (
 
 // Options are what an Announcer needs.
 type Options struct {
-	// Interfaces are the names of those to use. Without any it is each whose network
-	// has the address.
+	// Interfaces are the names of those to use, for addresses of any network. Without
+	// any it is each whose network has the address.
 	Interfaces []string
 	// May calls send and returns true if this node may answer for the address at
 	// this moment, and does neither otherwise. It is called concurrently.
@@ -249,7 +249,7 @@ func (a *Announcer) usable(l link.Interface) bool {
 func (a *Announcer) place(e *entry) bool {
 	var on []*device
 	for _, l := range a.links {
-		if !Reaches(l, e.addr, e.names) {
+		if !Reaches(l, e.addr, e.names) && (len(a.opts.Interfaces) == 0 || len(e.names) > 0) {
 			continue
 		}
 		d := a.devices[l.Index]

@@ -86,3 +86,6 @@ func (w *Witness) Wrote(now, sent time.Duration, version string) {
 
 // Until returns until when the witness counts, for Node.SetWitness.
 func (w *Witness) Until() time.Duration { return w.until }
+
+// Drop ends to count on the witness, for a process that ends.
+func (w *Witness) Drop() { w.until = 0 }

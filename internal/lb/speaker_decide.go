@@ -1,0 +1,271 @@
+package lb
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/fairlead/fairlead/internal/kernel/link"
+	"github.com/fairlead/fairlead/internal/lb/announce"
+	"github.com/fairlead/fairlead/internal/lb/quorum"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// memberLink is an interface of a speaker's node as it tells the others (quorum.Member.Attrs,
+// a list of these as JSON).
+type memberLink struct {
+	Name     string         `json:"n"`
+	MAC      []byte         `json:"m"`
+	Networks []netip.Prefix `json:"p,omitempty"`
+	// Any is true for an interface of SpeakerOptions: its networks do not matter.
+	Any bool `json:"a,omitempty"`
+}
+
+// maxLinks and maxNetworks bound what a speaker says of itself.
+const (
+	maxLinks    = 16
+	maxNetworks = 8
+)
+
+func encodeLinks(links []link.Interface, anyNetwork bool) string {
+	var out []memberLink
+	for _, l := range links {
+		if len(out) < maxLinks {
+			out = append(out, memberLink{l.Name, l.MAC[:], l.Networks[:min(len(l.Networks), maxNetworks)], anyNetwork})
+		}
+	}
+	text, _ := json.Marshal(out) // of strings
+	return string(text)
+}
+
+// attrsLinks returns the interfaces of a member.
+func (s *Speaker) attrsLinks(m *quorum.Member) []memberLink {
+	if l, known := s.links[m.Attrs]; known {
+		return l
+	}
+	var l []memberLink
+	if err := json.Unmarshal([]byte(m.Attrs), &l); err != nil {
+		s.log.Warn("cannot read what a speaker says of its interfaces; it gets no addresses", "node", m.Name, "err", err)
+	}
+	s.links[m.Attrs] = l
+	return l
+}
+
+// mayAnnounce reports whether a member's node can and may announce an address.
+func (s *Speaker) mayAnnounce(a *address, m *quorum.Member) bool {
+	if a.local && !slices.Contains(a.nodes, m.Name) {
+		return false
+	}
+	return slices.ContainsFunc(s.attrsLinks(m), func(l memberLink) bool {
+		return l.Any && len(a.ways.interfaces) == 0 || announce.Reaches(link.Interface{Name: l.Name, Networks: l.Networks}, a.addr, a.ways.interfaces)
+	})
+}
+
+// learn takes what has changed in the API, in the interfaces or in the proxy's health.
+func (s *Speaker) learn() {
+	node, list := s.known.own()
+	attrs, reason := s.eligible(node)
+	s.vote(func(now time.Duration) {
+		s.node.SetList(now, list)
+		s.node.SetAttrs(now, attrs)
+	})
+	s.report(attrs != "", reason)
+	s.decide(s.known.take(false))
+}
+
+// eligible returns what the speaker says of itself, empty with a reason if its node
+// may not announce.
+func (s *Speaker) eligible(node *corev1.Node) (attrs, reason string) {
+	if node == nil {
+		return "", "the node has no Node object"
+	}
+	if !node.DeletionTimestamp.IsZero() {
+		return "", "the Node object is being deleted"
+	}
+	if _, excluded := node.Labels[corev1.LabelNodeExcludeBalancers]; excluded {
+		return "", "the node has the label " + corev1.LabelNodeExcludeBalancers
+	}
+	for _, t := range node.Spec.Taints {
+		if t.Key == corev1.TaintNodeOutOfService {
+			return "", "the node has the taint " + t.Key
+		}
+	}
+	links := s.announce.Links()
+	if len(links) == 0 {
+		return "", "the node has no interface to announce at"
+	}
+	if ok, why := s.health.get(); !ok {
+		return "", why
+	}
+	return encodeLinks(links, len(s.o.Interfaces) > 0), ""
+}
+
+// settle follows what the voters say: who the members are, and what this node holds.
+func (s *Speaker) settle() {
+	members, ok := s.node.Members(s.o.Now())
+	if ok && !slices.Equal(members, s.members) {
+		s.peers.learn(members, s.attrsLinks)
+		before := s.members
+		s.members = members
+		s.decideMembers(before)
+	}
+	s.gain()
+}
+
+// decideMembers decides again about every address, since the members have changed.
+func (s *Speaker) decideMembers(before []quorum.Member) {
+	if len(s.links) > 4*len(s.members)+16 {
+		clear(s.links)
+	}
+	all := s.known.take(true)
+	for i := range all {
+		a := &all[i]
+		may := func(m *quorum.Member) bool { return s.mayAnnounce(a, m) }
+		if old := quorum.Owner(a.addr, before, may); old != "" && old != s.o.NodeName && s.since[a.addr] == nil {
+			reason := fmt.Sprintf("node %s announces no longer", old)
+			if slices.ContainsFunc(s.members, func(m quorum.Member) bool { return m.Name == old }) {
+				reason = "addresses are spread over the nodes again"
+			}
+			s.since[a.addr] = &ownership{reason: reason}
+		}
+	}
+	s.decide(all)
+}
+
+// decide wants the addresses that should be this node's, and gives up the others.
+func (s *Speaker) decide(addrs []address) {
+	if s.members == nil {
+		return // no majority of the voters was heard yet; the members will come
+	}
+	var add, remove []netip.Addr
+	for i := range addrs {
+		a := &addrs[i]
+		mine := len(a.services) > 0 &&
+			quorum.Owner(a.addr, s.members, func(m *quorum.Member) bool { return s.mayAnnounce(a, m) }) == s.o.NodeName
+		switch {
+		case mine && !s.node.Wants(a.addr):
+			if s.since[a.addr] == nil {
+				s.since[a.addr] = &ownership{reason: "new address"}
+			}
+			s.waiting[a.addr] = struct{}{}
+			add = append(add, a.addr)
+		case !mine:
+			if s.node.Wants(a.addr) {
+				remove = append(remove, a.addr)
+			}
+			delete(s.waiting, a.addr)
+			delete(s.since, a.addr)
+		}
+	}
+	if len(add)+len(remove) == 0 {
+		return
+	}
+	s.announce.Leave(remove...)
+	s.vote(func(now time.Duration) { s.node.Want(now, add, remove) })
+	s.status.poke()
+}
+
+// wanted returns everything that the speaker wants.
+func (s *Speaker) wanted() (out []netip.Addr) {
+	for a := range s.since {
+		out = append(out, a)
+	}
+	return out
+}
+
+// gain begins to announce what this node has got.
+func (s *Speaker) gain() {
+	now := s.o.Now()
+	for addr := range s.waiting {
+		if !s.node.Holds(now, addr) {
+			continue
+		}
+		a := s.known.one(addr)
+		if !s.programmed(&a) {
+			continue // looked at again by the next heartbeat, or event
+		}
+		delete(s.waiting, addr)
+		o := s.since[addr]
+		o.announced = time.Now()
+		s.announce.Take(a.ways.interfaces, addr)
+		s.metrics.moves.Inc()
+		how := "ARP"
+		if addr.Is6() {
+			how = "NDP"
+		}
+		for _, ref := range a.refs {
+			s.events.Event(&ref, corev1.EventTypeNormal, "AddressAnnounced",
+				fmt.Sprintf("node %s answers for %s by %s: %s", s.o.NodeName, addr, how, o.reason))
+		}
+		s.log.Info("announcing an address", "address", addr, "service", names(a.services), "reason", o.reason)
+		s.status.poke()
+	}
+}
+
+func names(services []svc.Name) string {
+	var out []string
+	for _, n := range services {
+		out = append(out, n.String())
+	}
+	return strings.Join(out, ",")
+}
+
+// programmed reports whether the proxy forwards for an address, as far as the speaker
+// can know.
+func (s *Speaker) programmed(a *address) bool {
+	if s.o.Programmed == nil {
+		return true
+	}
+	family := svc.IPv4
+	if a.addr.Is6() {
+		family = svc.IPv6
+	}
+	return slices.ContainsFunc(a.ports, func(p svc.PortName) bool { return s.o.Programmed(p, family, a.addr) })
+}
+
+// drop ends announcing the addresses for which lost is true, which others may have by now.
+func (s *Speaker) drop(lost func(netip.Addr) bool) {
+	var gone []netip.Addr
+	for addr, o := range s.since {
+		if !o.announced.IsZero() && lost(addr) {
+			o.announced = time.Time{}
+			o.reason = "heard by a majority of the speakers again"
+			s.waiting[addr] = struct{}{}
+			gone = append(gone, addr)
+		}
+	}
+	if len(gone) > 0 {
+		s.announce.Leave(gone...)
+		s.status.poke()
+	}
+}
+
+// lookAround does what nothing calls for: promises that have expired silently, and
+// the witness.
+func (s *Speaker) lookAround() {
+	now := s.o.Now()
+	s.drop(func(a netip.Addr) bool { return !s.node.Holds(now, a) })
+	s.vote(func(time.Duration) {})
+	s.witness.need(s.node.NeedsWitness(now))
+	s.observe(now)
+	s.learn()
+}
+
+// conflict reports a foreign machine that uses an address.
+func (s *Speaker) conflict(c announce.Conflict) {
+	what := fmt.Sprintf("the machine with hardware address %s at interface %s of node %s answers for %s, too: "+
+		"take the address out of the pool, or from that machine", c.MAC, c.Interface, s.o.NodeName, c.Addr)
+	if c.Held {
+		what += "; it is not announced before that machine is silent"
+	}
+	s.metrics.conflicts.Inc()
+	s.log.Error("another machine uses an address", "address", c.Addr, "mac", c.MAC, "interface", c.Interface)
+	for _, ref := range s.known.one(c.Addr).refs {
+		s.events.Event(&ref, corev1.EventTypeWarning, "AddressConflict", what)
+	}
+}

@@ -1,0 +1,345 @@
+package lb
+
+import (
+	"context"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead/fairlead/internal/lb/quorum"
+	"github.com/fairlead/fairlead/internal/lb/v1"
+	"github.com/fairlead/fairlead/internal/reflector"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// known is what a speaker knows from the API, written by reflectors. Of each object
+// it keeps what an announcement depends on.
+type known struct {
+	node string
+	// wake holds a token after something has changed.
+	wake chan struct{}
+
+	mu       sync.Mutex
+	claims   map[netip.Addr]claim
+	services map[svc.Name]*announced
+	slices   map[svc.Name]sliceNodes
+	pools    map[string]poolWay
+	self     *corev1.Node
+	list     quorum.List
+	// all is true if every address may be concerned by what has changed; dirty are
+	// those that are.
+	all   bool
+	dirty map[netip.Addr]struct{}
+	bySvc map[svc.Name]map[svc.Name]struct{} // slices of a Service
+}
+
+// claim is an IPAddress object of ours.
+type claim struct {
+	pool     string
+	services []svc.Name
+}
+
+// announced is a Service.
+type announced struct {
+	uid   types.UID
+	addrs []netip.Addr
+	local bool
+	ports []svc.PortName
+}
+
+// sliceNodes are the nodes with a ready endpoint in an EndpointSlice.
+type sliceNodes struct {
+	service svc.Name
+	nodes   []string
+}
+
+// poolWay is how a pool's addresses are announced.
+type poolWay struct {
+	interfaces []string
+}
+
+// address is everything that decides who may announce an address.
+type address struct {
+	addr     netip.Addr
+	services []svc.Name // that have it
+	refs     []corev1.ObjectReference
+	ports    []svc.PortName
+	ways     poolWay
+	// local is true if nodes alone may announce it: those with an endpoint of every
+	// Service of policy Local.
+	local bool
+	nodes []string
+}
+
+func newKnown(node string) *known {
+	return &known{
+		node: node, wake: make(chan struct{}, 1), claims: map[netip.Addr]claim{}, services: map[svc.Name]*announced{},
+		slices: map[svc.Name]sliceNodes{}, pools: map[string]poolWay{}, dirty: map[netip.Addr]struct{}{},
+		bySvc: map[svc.Name]map[svc.Name]struct{}{},
+	}
+}
+
+// poke wakes the loop.
+func (k *known) poke() {
+	select {
+	case k.wake <- struct{}{}:
+	default:
+	}
+}
+
+// change calls f with the lock held, and wakes the loop.
+func (k *known) change(f func()) {
+	k.mu.Lock()
+	f()
+	k.mu.Unlock()
+	k.poke()
+}
+
+// touch records that the addresses of a Service are concerned.
+func (k *known) touch(n svc.Name) {
+	if s := k.services[n]; s != nil {
+		for _, a := range s.addrs {
+			k.dirty[a] = struct{}{}
+		}
+	}
+}
+
+// follow starts a reflector for each kind.
+func (k *known) follow(ctx context.Context, running *sync.WaitGroup, client kubernetes.Interface, lb *v1.Client) {
+	ctx = reflector.Quiet(ctx)
+	named := func(name string) metav1.ListOptions {
+		return metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String()}
+	}
+	ours := metav1.ListOptions{LabelSelector: networkingv1.LabelManagedBy + "=" + ManagedBy}
+	run(ctx, running, "claims", reflector.From(client.NetworkingV1().IPAddresses(), ours), sink(k, k.setClaim, k.dropClaim))
+	run(ctx, running, "services", reflector.From(client.CoreV1().Services(""), metav1.ListOptions{}), sink(k, k.setService, k.dropService))
+	run(ctx, running, "endpointslices", reflector.From(client.DiscoveryV1().EndpointSlices(""), metav1.ListOptions{}),
+		sink(k, k.setSlice, k.dropSlice))
+	run(ctx, running, "pools", reflector.From(lb.Pools, metav1.ListOptions{}), sink(k, k.setPool, k.dropPool))
+	run(ctx, running, "node", reflector.From(client.CoreV1().Nodes(), named(k.node)),
+		sink(k, func(n *corev1.Node) { k.self = n }, func(svc.Name) { k.self = nil }))
+	run(ctx, running, "voters", reflector.From(client.CoreV1().ConfigMaps(Namespace), named(VotersName)),
+		sink(k, func(m *corev1.ConfigMap) {
+			if l, err := readLists(m); err == nil && l.Current.Version > k.list.Version {
+				k.list = l.Current
+			}
+		}, func(svc.Name) {}))
+}
+
+func run[T any](ctx context.Context, running *sync.WaitGroup, name string, from reflector.Source, to reflector.Sink[T]) {
+	running.Go(func() { reflector.Run(ctx, "lb-speaker/"+name, from, to) })
+}
+
+// sink returns a Sink that calls set and drop with the lock held.
+func sink[T metav1.Object](k *known, set func(T), drop func(svc.Name)) reflector.Sink[T] {
+	have := map[svc.Name]struct{}{}
+	name := func(o T) svc.Name { return svc.Name{Namespace: o.GetNamespace(), Name: o.GetName()} }
+	return reflector.Sink[T]{
+		Replace: func(objs []T) {
+			k.change(func() {
+				next := make(map[svc.Name]struct{}, len(objs))
+				for _, o := range objs {
+					next[name(o)] = struct{}{}
+					set(o)
+				}
+				for n := range have {
+					if _, still := next[n]; !still {
+						drop(n)
+					}
+				}
+				have = next
+			})
+		},
+		Set: func(o T) {
+			k.change(func() {
+				have[name(o)] = struct{}{}
+				set(o)
+			})
+		},
+		Delete: func(o T) {
+			k.change(func() {
+				delete(have, name(o))
+				drop(name(o))
+			})
+		},
+	}
+}
+
+func (k *known) setClaim(o *networkingv1.IPAddress) {
+	addr, err := netip.ParseAddr(o.Name)
+	if err != nil {
+		return
+	}
+	c := claim{pool: o.Annotations[PoolAnnotation]}
+	for text := range strings.SplitSeq(o.Annotations[ServicesAnnotation], ",") {
+		if n, err := svc.ParseName(text); err == nil {
+			c.services = append(c.services, n)
+		}
+	}
+	k.claims[addr] = c
+	k.dirty[addr] = struct{}{}
+}
+
+func (k *known) dropClaim(n svc.Name) {
+	if addr, err := netip.ParseAddr(n.Name); err == nil {
+		delete(k.claims, addr)
+		k.dirty[addr] = struct{}{}
+	}
+}
+
+func (k *known) setService(o *corev1.Service) {
+	n := svc.Name{Namespace: o.Namespace, Name: o.Name}
+	k.touch(n)
+	if o.Spec.Type != corev1.ServiceTypeLoadBalancer {
+		delete(k.services, n)
+		return
+	}
+	a := &announced{uid: o.UID, local: o.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal}
+	for _, in := range o.Status.LoadBalancer.Ingress {
+		if addr, err := netip.ParseAddr(in.IP); err == nil && (in.IPMode == nil || *in.IPMode == corev1.LoadBalancerIPModeVIP) {
+			a.addrs = append(a.addrs, addr)
+		}
+	}
+	for _, p := range o.Spec.Ports {
+		a.ports = append(a.ports, svc.PortName{Name: n, Port: p.Name})
+	}
+	k.services[n] = a
+	k.touch(n)
+}
+
+func (k *known) dropService(n svc.Name) {
+	k.touch(n)
+	delete(k.services, n)
+}
+
+func (k *known) setSlice(o *discoveryv1.EndpointSlice) {
+	n := svc.Name{Namespace: o.Namespace, Name: o.Name}
+	s := sliceNodes{service: svc.Name{Namespace: o.Namespace, Name: o.Labels[discoveryv1.LabelServiceName]}}
+	for i := range o.Endpoints {
+		e := &o.Endpoints[i]
+		if node := e.NodeName; node != nil && (e.Conditions.Ready == nil || *e.Conditions.Ready) && !slices.Contains(s.nodes, *node) {
+			s.nodes = append(s.nodes, *node)
+		}
+	}
+	slices.Sort(s.nodes)
+	if old, had := k.slices[n]; had && old.service == s.service && slices.Equal(old.nodes, s.nodes) {
+		return
+	}
+	k.dropSlice(n)
+	k.slices[n] = s
+	if k.bySvc[s.service] == nil {
+		k.bySvc[s.service] = map[svc.Name]struct{}{}
+	}
+	k.bySvc[s.service][n] = struct{}{}
+	k.touch(s.service)
+}
+
+func (k *known) dropSlice(n svc.Name) {
+	s, had := k.slices[n]
+	if !had {
+		return
+	}
+	delete(k.slices, n)
+	if of := k.bySvc[s.service]; of != nil {
+		if delete(of, n); len(of) == 0 {
+			delete(k.bySvc, s.service)
+		}
+	}
+	k.touch(s.service)
+}
+
+func (k *known) setPool(o *v1.IPAddressPool) {
+	if old, had := k.pools[o.Name]; had && slices.Equal(old.interfaces, o.Spec.Interfaces) {
+		return
+	}
+	k.pools[o.Name] = poolWay{interfaces: o.Spec.Interfaces}
+	k.all = true
+}
+
+func (k *known) dropPool(n svc.Name) {
+	delete(k.pools, n.Name)
+	k.all = true
+}
+
+func (k *known) setList(l quorum.List) {
+	k.change(func() {
+		if l.Version > k.list.Version {
+			k.list = l
+		}
+	})
+}
+
+// take returns the addresses that are concerned by what has changed since the last
+// call, all of them if all is true. Those that nobody has any more have no services.
+func (k *known) take(all bool) (out []address) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if all || k.all {
+		for a := range k.claims {
+			k.dirty[a] = struct{}{}
+		}
+	}
+	for a := range k.dirty {
+		out = append(out, k.get(a))
+	}
+	k.all = false
+	clear(k.dirty)
+	return out
+}
+
+// get returns what is known of an address.
+func (k *known) get(addr netip.Addr) address {
+	c := k.claims[addr]
+	a := address{addr: addr, ways: k.pools[c.pool]}
+	for _, n := range c.services {
+		s := k.services[n]
+		if s == nil || !slices.Contains(s.addrs, addr) {
+			continue
+		}
+		a.services = append(a.services, n)
+		a.refs = append(a.refs, corev1.ObjectReference{
+			Kind: "Service", APIVersion: "v1", Namespace: n.Namespace, Name: n.Name, UID: s.uid,
+		})
+		a.ports = append(a.ports, s.ports...)
+		if !s.local {
+			continue
+		}
+		nodes := map[string]struct{}{}
+		for slice := range k.bySvc[n] {
+			for _, node := range k.slices[slice].nodes {
+				nodes[node] = struct{}{}
+			}
+		}
+		if a.local {
+			a.nodes = slices.DeleteFunc(a.nodes, func(n string) bool { _, has := nodes[n]; return !has })
+		} else {
+			a.nodes = slices.Sorted(maps.Keys(nodes))
+		}
+		a.local = true
+	}
+	return a
+}
+
+// one returns what is known of an address.
+func (k *known) one(addr netip.Addr) address {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.get(addr)
+}
+
+// own returns this node's object and the list of voters.
+func (k *known) own() (*corev1.Node, quorum.List) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.self, k.list
+}

@@ -1,0 +1,450 @@
+package lb
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead/fairlead/internal/lb/announce"
+	"github.com/fairlead/fairlead/internal/lb/quorum"
+	"github.com/fairlead/fairlead/internal/lb/v1"
+)
+
+// readKey waits for the Secret with the speakers' key, which the controller makes.
+func (s *Speaker) readKey(ctx context.Context) ([]byte, error) {
+	warned := false
+	for begin := time.Now(); ; {
+		secret, err := s.client.CoreV1().Secrets(Namespace).Get(ctx, KeyName, metav1.GetOptions{})
+		switch {
+		case err == nil && len(secret.Data[KeyEntry]) >= KeyBytes:
+			return secret.Data[KeyEntry], nil
+		case err == nil:
+			err = fmt.Errorf("its entry %s has fewer than %d bytes", KeyEntry, KeyBytes)
+		case ctx.Err() != nil:
+			return nil, ctx.Err()
+		}
+		if !warned && time.Since(begin) > 5*time.Second {
+			warned = true
+			s.log.Warn("cannot read the key of the speakers; retrying until it is there", "secret", Namespace+"/"+KeyName, "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+// health is what the node's proxy said last.
+type health struct {
+	mu     sync.Mutex
+	ok     bool
+	asked  bool
+	reason string
+}
+
+func (h *health) get() (bool, string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.asked {
+		return false, "the node's proxy was not asked for its health yet"
+	}
+	return h.ok, h.reason
+}
+
+// healthPeriod is how often the proxy is asked, and how long it may take to answer.
+const healthPeriod = time.Second
+
+// run asks until ctx ends.
+func (h *health) run(ctx context.Context, ask func(context.Context) (bool, string), changed func()) {
+	tick := time.NewTicker(healthPeriod)
+	defer tick.Stop()
+	for {
+		limited, cancel := context.WithTimeout(ctx, healthPeriod)
+		ok, reason := ask(limited)
+		cancel()
+		h.mu.Lock()
+		different := !h.asked || h.ok != ok
+		h.ok, h.reason, h.asked = ok, reason, true
+		h.mu.Unlock()
+		if different {
+			changed()
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+var healthClient = &http.Client{Transport: &http.Transport{
+	DisableKeepAlives: true, TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{},
+}}
+
+// askHealthz asks the proxy of this machine, fairlead's or kube-proxy.
+func askHealthz(ctx context.Context) (bool, string) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:10256/healthz", nil)
+	if err != nil {
+		return false, err.Error()
+	}
+	answer, err := healthClient.Do(r)
+	if err != nil {
+		return false, fmt.Sprintf("the node's proxy does not answer: %v", err)
+	}
+	_ = answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		return false, "the node's proxy reports that it is not healthy: " + answer.Status
+	}
+	return true, ""
+}
+
+// peerMACs are the hardware addresses of the cluster's speakers, those that have gone
+// included: neighbours may still speak of them.
+type peerMACs struct {
+	mu   sync.RWMutex
+	macs map[announce.MAC]time.Time // when it was last seen
+}
+
+func (p *peerMACs) has(m announce.MAC) bool {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	_, known := p.macs[m]
+	return known
+}
+
+// forgetMAC is after how long the hardware address of a speaker that has gone is foreign.
+const forgetMAC = time.Hour
+
+func (p *peerMACs) learn(members []quorum.Member, links func(*quorum.Member) []memberLink) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.macs == nil {
+		p.macs = map[announce.MAC]time.Time{}
+	}
+	now := time.Now()
+	for i := range members {
+		for _, l := range links(&members[i]) {
+			if len(l.MAC) == len(announce.MAC{}) {
+				p.macs[announce.MAC(l.MAC)] = now
+			}
+		}
+	}
+	for m, seen := range p.macs {
+		if now.Sub(seen) > forgetMAC && len(p.macs) > len(members)*maxLinks {
+			delete(p.macs, m)
+		}
+	}
+}
+
+// witness holds the Lease that is the vote of the witness.
+type witness struct {
+	client kubernetes.Interface
+	now    func() time.Duration
+	log    *slog.Logger
+
+	mu     sync.Mutex
+	rule   *quorum.Witness
+	needed bool
+	wake   chan struct{}
+	self   string
+}
+
+// witnessName is the Lease of the witness.
+const witnessName = "fairlead-lb-witness"
+
+func newWitness(client kubernetes.Interface, node string, now func() time.Duration, log *slog.Logger) *witness {
+	self := fmt.Sprintf("%s/%x", node, randomNumber())
+	return &witness{client: client, now: now, log: log, rule: quorum.NewWitness(self), self: self, wake: make(chan struct{}, 1)}
+}
+
+func (w *witness) until() time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.rule.Until()
+}
+
+// need records whether the vote is needed.
+func (w *witness) need(needed bool) {
+	w.mu.Lock()
+	wake := needed && !w.needed
+	w.needed = needed
+	w.mu.Unlock()
+	if wake {
+		select {
+		case w.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// witnessPeriod is how often the Lease is looked at while it matters.
+const witnessPeriod = 250 * time.Millisecond
+
+// run reads and writes the Lease while it is needed or held.
+func (w *witness) run(ctx context.Context) {
+	tick := time.NewTicker(witnessPeriod)
+	defer tick.Stop()
+	held := false
+	for {
+		select {
+		case <-ctx.Done():
+			if held {
+				ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+				defer cancel()
+				w.need(false)
+				_, _ = w.step(ctx, true)
+			}
+			return
+		case <-w.wake:
+		case <-tick.C:
+		}
+		w.mu.Lock()
+		needed := w.needed
+		w.mu.Unlock()
+		if !needed && !held {
+			continue
+		}
+		limited, cancel := context.WithTimeout(ctx, 2*time.Second)
+		now, err := w.step(limited, false)
+		cancel()
+		if err != nil && ctx.Err() == nil && !apierrors.IsConflict(err) {
+			w.log.Debug("cannot reach the witness; retrying", "err", err)
+		}
+		held = now || err != nil && held
+	}
+}
+
+// step reads the Lease and writes what the rule says, and reports whether it is held.
+func (w *witness) step(ctx context.Context, end bool) (held bool, err error) {
+	api := w.client.CoordinationV1().Leases(Namespace)
+	lease, err := api.Get(ctx, witnessName, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		lease, err = api.Create(ctx, &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: witnessName},
+			Spec:       coordinationv1.LeaseSpec{HolderIdentity: new("")},
+		}, metav1.CreateOptions{})
+	}
+	if err != nil {
+		return false, err
+	}
+	holder := ""
+	if lease.Spec.HolderIdentity != nil {
+		holder = *lease.Spec.HolderIdentity
+	}
+	w.mu.Lock()
+	w.rule.Observe(w.now(), holder, lease.ResourceVersion)
+	action, _ := w.rule.Next(w.now(), w.needed)
+	if end && holder == w.self {
+		action = quorum.WitnessRelease
+		w.rule.Drop()
+	}
+	sent := w.now()
+	w.mu.Unlock()
+	switch action {
+	case quorum.WitnessTake:
+		lease.Spec.HolderIdentity = &w.self
+		lease.Spec.RenewTime = &metav1.MicroTime{Time: time.Now()}
+		lease.Spec.LeaseDurationSeconds = new(int32(quorum.WitnessTerm / time.Second))
+	case quorum.WitnessRelease:
+		lease.Spec.HolderIdentity = new("")
+	default:
+		return holder == w.self, nil
+	}
+	written, err := api.Update(ctx, lease, metav1.UpdateOptions{}) // of this version alone
+	if err != nil {
+		return holder == w.self, err
+	}
+	if action == quorum.WitnessTake {
+		w.mu.Lock()
+		w.rule.Wrote(w.now(), sent, written.ResourceVersion)
+		w.mu.Unlock()
+		return true, nil
+	}
+	return false, nil
+}
+
+// speakerMetrics are the metrics of a Speaker.
+type speakerMetrics struct {
+	owned, voters, reached prometheus.Gauge
+	moves, conflicts, sent prometheus.Counter
+	registry               *prometheus.Registry
+}
+
+func newSpeakerMetrics() *speakerMetrics {
+	gauge := func(name, help string) prometheus.Gauge {
+		return prometheus.NewGauge(prometheus.GaugeOpts{Name: "fairlead_lb_speaker_" + name, Help: help})
+	}
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: "fairlead_lb_speaker_" + name, Help: help})
+	}
+	m := &speakerMetrics{
+		owned:     gauge("addresses", "Addresses that this node answers for."),
+		voters:    gauge("voters", "Votes of the list in force."),
+		reached:   gauge("voters_reached", "Voters whose promises count."),
+		moves:     counter("taken_total", "Addresses that this node began to answer for."),
+		conflicts: counter("conflicts_total", "Times that a foreign machine used an address."),
+		sent:      counter("messages_sent_total", "Messages to other speakers."),
+		registry:  prometheus.NewRegistry(),
+	}
+	m.registry.MustRegister(m.owned, m.voters, m.reached, m.moves, m.conflicts, m.sent)
+	return m
+}
+
+// Collector returns the Speaker's metrics.
+func (s *Speaker) Collector() prometheus.Collector { return s.metrics.registry }
+
+func (s *Speaker) observe(now time.Duration) {
+	owned := 0
+	for _, o := range s.since {
+		if !o.announced.IsZero() {
+			owned++
+		}
+	}
+	list := s.node.List()
+	s.metrics.owned.Set(float64(owned))
+	s.metrics.voters.Set(float64(list.Size()))
+	s.metrics.reached.Set(float64(len(s.node.Reached(now))))
+}
+
+// speakerStatus writes the Speaker object.
+type speakerStatus struct {
+	mu    sync.Mutex
+	want  v1.SpeakerStatus
+	dirty bool
+	stale bool // what it announces has changed since want was made
+}
+
+// writePeriod is the least time between two writes of the Speaker object.
+const writePeriod = 2 * time.Second
+
+// poke records that what the speaker announces has changed.
+func (t *speakerStatus) poke() {
+	t.mu.Lock()
+	t.stale = true
+	t.mu.Unlock()
+}
+
+// report makes the status anew if it may have changed.
+func (s *Speaker) report(eligible bool, reason string) {
+	confirmed := int64(s.node.Confirmed(s.o.Now()))
+	t := &s.status
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if confirmed == 0 {
+		confirmed = t.want.VoterVersion // what it was before stays true
+	}
+	if !t.stale && len(t.want.Endpoints) > 0 && t.want.Eligible == eligible && t.want.Reason == reason && t.want.VoterVersion == confirmed {
+		return
+	}
+	t.stale = false
+	next := v1.SpeakerStatus{
+		Eligible: eligible, Reason: reason, VoterVersion: confirmed, Endpoints: []string{s.o.Peer.String()},
+		Peers: t.want.Peers, Conditions: t.want.Conditions,
+	}
+	for _, l := range s.announce.Links() {
+		for _, p := range l.Networks {
+			if text := p.String(); !slices.Contains(next.Networks, text) {
+				next.Networks = append(next.Networks, text)
+			}
+		}
+	}
+	for addr, o := range s.since {
+		if o.announced.IsZero() {
+			continue
+		}
+		a := v1.AnnouncedAddress{Address: addr.String(), Via: "arp", Since: metav1.NewMicroTime(o.announced), Reason: o.reason}
+		if addr.Is6() {
+			a.Via = "ndp"
+		}
+		if where := s.announce.Where(addr); len(where) > 0 {
+			a.Interface = where[0]
+		} else {
+			t.stale = true // the probe is still running
+		}
+		next.Addresses = append(next.Addresses, a)
+	}
+	slices.SortFunc(next.Addresses, func(a, b v1.AnnouncedAddress) int {
+		return netip.MustParseAddr(a.Address).Compare(netip.MustParseAddr(b.Address))
+	})
+	t.want, t.dirty = next, true
+}
+
+// run writes until ctx ends.
+func (t *speakerStatus) run(ctx context.Context, lb *v1.Client, name string, log *slog.Logger) {
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	var last time.Time
+	warned := false
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		t.mu.Lock()
+		due := t.dirty && time.Since(last) >= writePeriod
+		t.mu.Unlock()
+		if !due {
+			continue
+		}
+		last = time.Now()
+		if err := t.flush(ctx, lb, name); err != nil && ctx.Err() == nil && !warned {
+			warned = true
+			log.Warn("cannot write the Speaker object; retrying", "speaker", name, "err", err)
+		} else if err == nil {
+			warned = false
+		}
+	}
+}
+
+// flush writes what is to be written.
+func (t *speakerStatus) flush(ctx context.Context, lb *v1.Client, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	t.mu.Lock()
+	want := t.want
+	dirty := t.dirty
+	t.dirty = false
+	t.mu.Unlock()
+	if !dirty {
+		return nil
+	}
+	err := t.put(ctx, lb, name, want)
+	if err != nil {
+		t.mu.Lock()
+		t.dirty = true
+		t.mu.Unlock()
+	}
+	return err
+}
+
+func (t *speakerStatus) put(ctx context.Context, lb *v1.Client, name string, want v1.SpeakerStatus) error {
+	for range 3 {
+		have, err := lb.Speakers.Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			have, err = lb.Speakers.Create(ctx, &v1.Speaker{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+		}
+		if err != nil {
+			return err
+		}
+		have.Status = want
+		if _, err = lb.Speakers.UpdateStatus(ctx, have, metav1.UpdateOptions{}); !apierrors.IsConflict(err) {
+			return err
+		}
+	}
+	return errors.New("others write it at the same time")
+}

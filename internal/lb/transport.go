@@ -1,0 +1,157 @@
+package lb
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"hash"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+
+	"github.com/fairlead/fairlead/internal/lb/quorum"
+)
+
+// transport carries the messages of speakers by UDP. A datagram is the version byte,
+// sender and receiver (each a length and a name), the message, and an HMAC-SHA256 of all that.
+// Replays are for quorum to recognize: a request by its session and nonce, a reply by its nonce.
+type transport struct {
+	self string
+	key  []byte
+	conn *net.UDPConn
+	log  *slog.Logger
+	// in holds what was received and not handled yet; what does not fit is dropped.
+	in chan received
+	// rejected and dropped count datagrams.
+	rejected, dropped atomic.Uint64
+
+	mu    sync.Mutex
+	peers map[string]netip.AddrPort // where the last message of a speaker came from
+	mac   hash.Hash
+}
+
+// received is a message of a speaker that has the key.
+type received struct {
+	from    string
+	message *quorum.Message
+}
+
+const (
+	wireVersion = 1
+	queueLength = 512
+	maxName     = 255
+)
+
+// listen opens the socket.
+func listen(self string, at netip.AddrPort, key []byte, log *slog.Logger) (*transport, error) {
+	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
+	if err != nil {
+		return nil, fmt.Errorf("listen for other speakers: %w", err)
+	}
+	return &transport{
+		self: self, key: key, conn: conn, log: log, in: make(chan received, queueLength),
+		peers: map[string]netip.AddrPort{}, mac: hmac.New(sha256.New, key),
+	}, nil
+}
+
+// run receives until close.
+func (t *transport) run(ctx context.Context) {
+	stop := context.AfterFunc(ctx, func() { _ = t.conn.Close() })
+	defer stop()
+	mac := hmac.New(sha256.New, t.key)
+	buf := make([]byte, 1<<16)
+	for {
+		n, from, err := t.conn.ReadFromUDPAddrPort(buf)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			continue // an ICMP error of an earlier send
+		}
+		r, err := open(mac, t.self, buf[:n])
+		if err != nil {
+			if t.rejected.Add(1) == 1 {
+				t.log.Warn("dropped a message that is not of this cluster's speakers; later ones are only counted", "from", from, "err", err)
+			}
+			continue
+		}
+		t.mu.Lock()
+		t.peers[r.from] = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
+		t.mu.Unlock()
+		select {
+		case t.in <- r:
+		default:
+			t.dropped.Add(1)
+		}
+	}
+}
+
+// send sends messages. What is lost is sent again by quorum.
+func (t *transport) send(envelopes []quorum.Envelope) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, e := range envelopes {
+		to, err := netip.ParseAddrPort(e.Address)
+		if err != nil {
+			var known bool
+			if to, known = t.peers[e.To]; !known {
+				continue
+			}
+		}
+		_, _ = t.conn.WriteToUDPAddrPort(seal(t.mac, t.self, e.To, e.Message), to)
+	}
+}
+
+// seal returns the datagram for a message.
+func seal(mac hash.Hash, from, to string, m *quorum.Message) []byte {
+	b := make([]byte, 0, 512)
+	b = append(b, wireVersion, byte(len(from)))
+	b = append(b, from...)
+	b = append(b, byte(len(to)))
+	b = append(b, to...)
+	b = m.Append(b)
+	mac.Reset()
+	mac.Write(b)
+	return mac.Sum(b)
+}
+
+var (
+	errShort   = errors.New("it is too short")
+	errVersion = errors.New("it is of another version")
+	errMAC     = errors.New("it is signed with another key")
+	errTo      = errors.New("it is for another speaker")
+)
+
+// open checks a datagram and returns what is in it.
+func open(mac hash.Hash, self string, b []byte) (r received, err error) {
+	n := len(b) - sha256.Size
+	if n < 3 {
+		return r, errShort
+	}
+	mac.Reset()
+	mac.Write(b[:n])
+	if !hmac.Equal(mac.Sum(nil), b[n:]) {
+		return r, errMAC
+	}
+	if b[0] != wireVersion {
+		return r, errVersion
+	}
+	b = b[1:n]
+	var names [2]string
+	for i := range names {
+		if len(b) == 0 || len(b) <= int(b[0]) {
+			return r, errShort
+		}
+		names[i], b = string(b[1:1+b[0]]), b[1+int(b[0]):]
+	}
+	if names[1] != self || names[0] == self {
+		return r, errTo
+	}
+	r.from = names[0]
+	r.message, err = quorum.ParseMessage(b)
+	return r, err
+}
