@@ -21,7 +21,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/clock"
 	"github.com/fairlead/fairlead/internal/lb/announce"
 	"github.com/fairlead/fairlead/internal/lb/quorum"
-	"github.com/fairlead/fairlead/internal/lb/v1"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -251,7 +251,7 @@ func (s *Speaker) release(ctx context.Context) {
 // node may have confirmed it before a restart.
 func (s *Speaker) firstList(ctx context.Context) bool {
 	for ctx.Err() == nil {
-		l, _, err := getLists(ctx, s.client)
+		l, err := getLists(ctx, s.client)
 		if err == nil {
 			s.vote(func(now time.Duration) { s.node.SetList(now, l.Current) })
 			s.known.setList(l.Current)

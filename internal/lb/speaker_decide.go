@@ -50,7 +50,7 @@ func (s *Speaker) attrsLinks(m *quorum.Member) []memberLink {
 	}
 	var l []memberLink
 	if err := json.Unmarshal([]byte(m.Attrs), &l); err != nil {
-		s.log.Warn("cannot read what a speaker says of its interfaces; it gets no addresses", "node", m.Name, "err", err)
+		s.log.Warn("cannot read the interfaces of a speaker; it gets no addresses", "node", m.Name, "err", err)
 	}
 	s.links[m.Attrs] = l
 	return l
@@ -62,7 +62,8 @@ func (s *Speaker) mayAnnounce(a *address, m *quorum.Member) bool {
 		return false
 	}
 	return slices.ContainsFunc(s.attrsLinks(m), func(l memberLink) bool {
-		return l.Any && len(a.ways.interfaces) == 0 || announce.Reaches(link.Interface{Name: l.Name, Networks: l.Networks}, a.addr, a.ways.interfaces)
+		return l.Any && len(a.ways.interfaces) == 0 ||
+			announce.Reaches(link.Interface{Name: l.Name, Networks: l.Networks}, a.addr, a.ways.interfaces)
 	})
 }
 

@@ -3,6 +3,7 @@ package lb
 import (
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,13 +15,14 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/lb/announce"
 	"github.com/fairlead/fairlead/internal/lb/quorum"
-	"github.com/fairlead/fairlead/internal/lb/v1"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 )
 
 // readKey waits for the Secret with the speakers' key, which the controller makes.
@@ -447,4 +449,24 @@ func (t *speakerStatus) put(ctx context.Context, lb *v1.Client, name string, wan
 		}
 	}
 	return errors.New("others write it at the same time")
+}
+
+func readLists(m *corev1.ConfigMap) (l quorum.Lists, err error) {
+	if err := json.Unmarshal([]byte(m.Data[VotersEntry]), &l); err != nil {
+		return quorum.Lists{}, fmt.Errorf("ConfigMap %s/%s, entry %s: %w", Namespace, VotersName, VotersEntry, err)
+	}
+	return l, nil
+}
+
+// getLists reads the lists from where they are written, not out of a cache. There are
+// none if the Version is 0.
+func getLists(ctx context.Context, client kubernetes.Interface) (quorum.Lists, error) {
+	m, err := client.CoreV1().ConfigMaps(Namespace).Get(ctx, VotersName, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return quorum.Lists{}, nil
+	}
+	if err != nil {
+		return quorum.Lists{}, err
+	}
+	return readLists(m)
 }

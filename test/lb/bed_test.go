@@ -1,0 +1,397 @@
+package lb
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/fairlead/fairlead/internal/apiserver"
+	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
+	"github.com/fairlead/fairlead/internal/kernel/link"
+	"github.com/fairlead/fairlead/internal/kernel/packet"
+	"github.com/fairlead/fairlead/internal/lb"
+	"github.com/fairlead/fairlead/internal/lb/pool"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
+	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/process"
+)
+
+// pools are the addresses of the tests, on the network of the hosts.
+const pools = "192.168.77.100-192.168.77.199,fd00:77::1:0/120"
+
+// bed is a network with an API server, a controller, and nodes with a speaker each.
+type bed struct {
+	testing.TB
+	net    *testbed.Network
+	api    *testbed.Host
+	config *rest.Config // from the nodes
+	client kubernetes.Interface
+	lb     *v1.Client
+	nodes  []*node
+	wire   *listener
+}
+
+// node is a host with a speaker.
+type node struct {
+	bed  *bed
+	host *testbed.Host
+	name string
+	mac  [6]byte
+	args speakerArgs
+	*process.Process
+}
+
+func newBed(t *testing.T, nodes int) *bed {
+	t.Helper()
+	b := &bed{TB: t, net: testbed.NewNetwork(t)}
+	b.api = b.net.Host("api")
+	var l net.Listener
+	b.api.Do(func() { l = b.api.ListenTCP(netip.AddrPortFrom(b.api.Addr4(), 6443)) })
+	local := rest.CopyConfig(apiservertest.Start(t, func(o *apiserver.Options) {
+		o.Listeners = append(o.Listeners, l.(*net.TCPListener))
+	}))
+	local.QPS = -1
+	b.config = rest.CopyConfig(local)
+	b.config.Host, b.config.ServerName = "https://"+b.api.Addr4().String()+":6443", "127.0.0.1"
+	b.client = kubernetes.NewForConfigOrDie(local)
+	var err error
+	b.lb, err = v1.NewClient(local)
+	b.must(err)
+	b.control(local)
+	b.wire = newListener(t, b.net.Outside("client"))
+	for i := range nodes {
+		n := b.addNode("n" + string(rune('1'+i)))
+		n.start()
+	}
+	return b
+}
+
+func (b *bed) must(err error) {
+	b.Helper()
+	if err != nil {
+		b.Fatal(err)
+	}
+}
+
+// control runs the controller.
+func (b *bed) control(config *rest.Config) {
+	b.Helper()
+	ranges, err := pool.ParseList(pools)
+	b.must(err)
+	started := make(chan struct{})
+	c, err := lb.NewController(lb.ControllerOptions{
+		Config: config, Pools: []lb.FlagPool{{Name: "test", Ranges: ranges}}, Default: true,
+		Started: sync.OnceFunc(func() { close(started) }),
+	})
+	b.must(err)
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = c.Run(ctx) })
+	b.Cleanup(func() {
+		cancel()
+		wg.Wait()
+	})
+	select {
+	case <-started:
+	case <-time.After(testbed.Patience):
+		b.Fatal("the controller does not start")
+	}
+}
+
+func (b *bed) addNode(name string) *node {
+	b.Helper()
+	n := &node{bed: b, host: b.net.Host(name), name: name}
+	_, err := b.client.CoreV1().Nodes().Create(b.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	b.must(err)
+	n.host.Do(func() {
+		links, err := link.Interfaces()
+		b.must(err)
+		n.mac = links[slices.IndexFunc(links, func(l link.Interface) bool { return l.Name == "eth0" })].MAC
+	})
+	n.args = speakerArgs{
+		Node: name, Rate: 1, Peer: netip.AddrPortFrom(n.host.Addr4(), lb.DefaultPeerPort),
+		Unhealthy: filepath.Join(b.TempDir(), "unhealthy"),
+	}
+	n.args.setServer(b.config)
+	b.nodes = append(b.nodes, n)
+	return n
+}
+
+// start starts the node's speaker.
+func (n *node) start() {
+	n.bed.Helper()
+	text, err := json.Marshal(n.args)
+	n.bed.must(err)
+	cmd := n.host.Command(context.Background(), os.Args[0])
+	cmd.Env = append(os.Environ(), speakerEnv+"="+string(text))
+	n.Process = process.Start(n.bed, cmd)
+}
+
+// run runs a command on the node's host.
+func (n *node) run(args ...string) {
+	n.bed.Helper()
+	if out, err := n.host.Command(context.Background(), args[0], args[1:]...).CombinedOutput(); err != nil {
+		n.bed.Fatalf("%s: %s: %v: %s", n.name, strings.Join(args, " "), err, out)
+	}
+}
+
+// cut loses everything that the node sends to another host, join ends that.
+func (n *node) cut(to *testbed.Host) {
+	n.run("ip", "route", "replace", "blackhole", to.Addr4().String()+"/32")
+}
+func (n *node) join(to *testbed.Host) {
+	n.run("ip", "route", "flush", "exact", to.Addr4().String()+"/32")
+}
+
+// service makes a Service of type LoadBalancer and returns its addresses.
+func (b *bed) service(name string, change ...func(*corev1.Service)) []netip.Addr {
+	b.Helper()
+	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
+	s.Spec.Type = corev1.ServiceTypeLoadBalancer
+	s.Spec.Ports = []corev1.ServicePort{{Name: "http", Port: 80}}
+	for _, f := range change {
+		f(s)
+	}
+	_, err := b.client.CoreV1().Services("default").Create(b.Context(), s, metav1.CreateOptions{})
+	b.must(err)
+	var out []netip.Addr
+	testbed.Until(b, "addresses for "+name, func() error {
+		s, err := b.client.CoreV1().Services("default").Get(b.Context(), name, metav1.GetOptions{})
+		if err != nil || len(s.Status.LoadBalancer.Ingress) == 0 {
+			return fmt.Errorf("none: %v", err)
+		}
+		out = nil
+		for _, in := range s.Status.LoadBalancer.Ingress {
+			out = append(out, netip.MustParseAddr(in.IP))
+		}
+		return nil
+	})
+	return out
+}
+
+// voters waits until the list has so many votes and everybody uses it.
+func (b *bed) voters(votes int) {
+	b.Helper()
+	testbed.Until(b, fmt.Sprintf("%d votes", votes), func() error {
+		m, err := b.client.CoreV1().ConfigMaps(lb.Namespace).Get(b.Context(), lb.VotersName, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		var l struct {
+			Current struct {
+				Version int64
+				Voters  []struct{ Name string }
+				Witness bool
+			}
+		}
+		b.must(json.Unmarshal([]byte(m.Data["lists"]), &l))
+		n := len(l.Current.Voters)
+		if l.Current.Witness {
+			n++
+		}
+		if n != votes {
+			return fmt.Errorf("%s", m.Data["lists"])
+		}
+		for _, v := range l.Current.Voters {
+			s, err := b.lb.Speakers.Get(b.Context(), v.Name, metav1.GetOptions{})
+			if err != nil || s.Status.VoterVersion != l.Current.Version {
+				return fmt.Errorf("%s uses list %d, not %d (%v)", v.Name, s.Status.VoterVersion, l.Current.Version, err)
+			}
+		}
+		return nil
+	})
+}
+
+// owner waits until a node of those given answers for an address, and returns it.
+func (b *bed) owner(a netip.Addr, of ...*node) (found *node) {
+	b.Helper()
+	testbed.Until(b, "an owner of "+a.String(), func() error {
+		mac, ok := b.wire.who(a)
+		if !ok {
+			return errors.New("nobody answers")
+		}
+		for _, n := range of {
+			if n.mac == mac {
+				found = n
+				return nil
+			}
+		}
+		return fmt.Errorf("%x answers", mac)
+	})
+	return found
+}
+
+// others returns the nodes but for one.
+func (b *bed) others(but *node) (out []*node) {
+	for _, n := range b.nodes {
+		if n != but {
+			out = append(out, n)
+		}
+	}
+	return out
+}
+
+// event waits for an Event on a Service.
+func (b *bed) event(service, reason string) string {
+	b.Helper()
+	var message string
+	testbed.Until(b, "an Event "+reason, func() error {
+		list, err := b.client.CoreV1().Events("default").List(b.Context(), metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, e := range list.Items {
+			if e.InvolvedObject.Name == service && e.Reason == reason {
+				message = e.Message
+				return nil
+			}
+		}
+		return fmt.Errorf("none among %d", len(list.Items))
+	})
+	return message
+}
+
+// label sets or removes a label of the node's object.
+func (n *node) label(key string, set bool) {
+	n.bed.Helper()
+	api := n.bed.client.CoreV1().Nodes()
+	testbed.Until(n.bed, "the label to be written", func() error {
+		o, err := api.Get(n.bed.Context(), n.name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if delete(o.Labels, key); set {
+			if o.Labels == nil {
+				o.Labels = map[string]string{}
+			}
+			o.Labels[key] = ""
+		}
+		if _, err = api.Update(n.bed.Context(), o, metav1.UpdateOptions{}); apierrors.IsConflict(err) {
+			return err
+		}
+		n.bed.must(err)
+		return nil
+	})
+}
+
+// listener is an outside machine that asks who has an address.
+type listener struct {
+	host *testbed.Host
+	mac  [6]byte
+	conn *packet.Conn
+
+	mu      sync.Mutex
+	answers map[netip.Addr][]answer
+}
+
+// answer is that a machine has answered, or has announced the address unasked.
+type answer struct {
+	mac   [6]byte
+	at    time.Time
+	asked bool
+}
+
+func newListener(t *testing.T, h *testbed.Host) *listener {
+	t.Helper()
+	l := &listener{host: h, answers: map[netip.Addr][]answer{}}
+	h.Do(func() {
+		links, err := link.Interfaces()
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.mac = links[0].MAC
+		if l.conn, err = packet.Listen(links[0].Index, packet.ARP); err != nil {
+			t.Fatal(err)
+		}
+	})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		buf := make([]byte, 2000)
+		for {
+			n, err := l.conn.Receive(buf)
+			if errors.Is(err, os.ErrClosed) {
+				return
+			}
+			if err != nil || n < 42 {
+				continue
+			}
+			l.take(buf[14:n])
+		}
+	})
+	t.Cleanup(func() {
+		_ = l.conn.Close()
+		wg.Wait()
+	})
+	return l
+}
+
+// take records what an ARP message claims.
+func (l *listener) take(b []byte) {
+	sender := netip.AddrFrom4([4]byte(b[14:18]))
+	reply := b[7] == 2
+	if !reply && sender != netip.AddrFrom4([4]byte(b[24:28])) {
+		return // a question
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.answers[sender] = append(l.answers[sender], answer{[6]byte(b[8:14]), time.Now(), [6]byte(b[18:24]) == l.mac})
+}
+
+// ask sends one request.
+func (l *listener) ask(a netip.Addr) {
+	own, target := l.host.Addr4().As4(), a.As4()
+	b := append([]byte{255, 255, 255, 255, 255, 255}, l.mac[:]...)
+	b = append(b, 8, 6, 0, 1, 8, 0, 6, 4, 0, 1)
+	b = append(append(b, l.mac[:]...), own[:]...)
+	b = append(append(b, 0, 0, 0, 0, 0, 0), target[:]...)
+	_ = l.conn.Send(append(b, make([]byte, 18)...))
+}
+
+// who asks once, and returns who has answered within 50 ms, or announced it.
+func (l *listener) who(a netip.Addr) (mac [6]byte, ok bool) {
+	l.mu.Lock()
+	before := len(l.answers[a])
+	l.mu.Unlock()
+	l.ask(a)
+	for deadline := time.Now().Add(50 * time.Millisecond); time.Now().Before(deadline); <-time.After(time.Millisecond) {
+		l.mu.Lock()
+		got := l.answers[a]
+		l.mu.Unlock()
+		if len(got) > before {
+			return got[len(got)-1].mac, true
+		}
+	}
+	return mac, false
+}
+
+// since returns what was heard of an address since a time.
+func (l *listener) since(a netip.Addr, t time.Time) []answer {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	i, _ := slices.BinarySearchFunc(l.answers[a], t, func(x answer, t time.Time) int { return x.at.Compare(t) })
+	return slices.Clone(l.answers[a][i:])
+}
+
+// signalled reports errors of signals to processes that have ended.
+func (n *node) kill9() {
+	n.bed.Helper()
+	n.Signal(syscall.SIGKILL)
+	_ = n.Wait()
+}

@@ -1,0 +1,78 @@
+// Package lb has the tests of speakers as processes on hosts of a network: what an
+// outside machine sees while they are killed, stopped, cut off and started again.
+package lb
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/signal"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/fairlead/fairlead/internal/kernel/clock"
+	"github.com/fairlead/fairlead/internal/lb"
+	"github.com/fairlead/fairlead/internal/testbed"
+)
+
+// speakerEnv makes this program a speaker.
+const speakerEnv = "FAIRLEAD_TEST_LB_SPEAKER"
+
+func TestMain(m *testing.M) {
+	if text := os.Getenv(speakerEnv); text != "" {
+		if err := speak(text); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	testbed.Main(m)
+}
+
+// speakerArgs are what a speaker process is told.
+type speakerArgs struct {
+	Host, ServerName, CA, Cert, Key, Token string
+	Node                                   string
+	Peer                                   netip.AddrPort
+	// Rate is how fast its clock goes.
+	Rate float64
+	// Unhealthy is a file that makes the proxy unhealthy while it exists.
+	Unhealthy string
+}
+
+func (a *speakerArgs) setServer(c *rest.Config) {
+	a.Host, a.ServerName, a.Token = c.Host, c.ServerName, c.BearerToken
+	a.CA, a.Cert, a.Key = string(c.CAData), string(c.CertData), string(c.KeyData)
+}
+
+// speak is a speaker process.
+func speak(text string) error {
+	var a speakerArgs
+	if err := json.Unmarshal([]byte(text), &a); err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	s, err := lb.NewSpeaker(lb.SpeakerOptions{
+		Config: &rest.Config{Host: a.Host, BearerToken: a.Token, Timeout: 0, TLSClientConfig: rest.TLSClientConfig{
+			ServerName: a.ServerName, CAData: []byte(a.CA), CertData: []byte(a.Cert), KeyData: []byte(a.Key),
+		}},
+		NodeName: a.Node, Peer: a.Peer,
+		Healthy: func(context.Context) (bool, string) {
+			_, err := os.Stat(a.Unhealthy)
+			return err != nil, "the test says so"
+		},
+		Now: func() time.Duration { return time.Duration(float64(clock.Boot()) * a.Rate) },
+		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	})
+	if err != nil {
+		return err
+	}
+	return s.Run(ctx)
+}

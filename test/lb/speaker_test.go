@@ -1,0 +1,193 @@
+package lb
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead/fairlead/internal/testbed"
+)
+
+// What a node may not answer for moves to another one, by itself and soon; and the
+// address does not move when nothing is wrong with its node.
+func TestTakeOver(t *testing.T) {
+	b := newBed(t, 3)
+	b.voters(3)
+	a := b.service("web")[0]
+	owner := b.owner(a, b.nodes...)
+	if m := b.event("web", "AddressAnnounced"); m == "" {
+		t.Error("nothing is told")
+	}
+
+	// took measures from begin until another node is heard of.
+	took := func(what string, begin time.Time, from *node) {
+		next := b.owner(a, b.others(from)...)
+		for _, x := range b.wire.since(a, begin) {
+			if x.mac == next.mac {
+				t.Logf("%s: %s took over from %s after %s", what, next.name, from.name, x.at.Sub(begin).Round(time.Millisecond))
+				break
+			}
+		}
+	}
+
+	begin := time.Now()
+	owner.kill9()
+	took("kill -9", begin, owner)
+	owner.start()
+	b.owner(a, owner) // the one that should, once it is back
+
+	begin = time.Now()
+	owner.run("ip", "link", "set", "eth0", "down")
+	took("link down", begin, owner)
+	owner.run("ip", "link", "set", "eth0", "up")
+	owner.run("ip", "route", "replace", "default", "via", "192.168.77.1")
+	b.owner(a, owner)
+
+	begin = time.Now()
+	owner.Signal(syscall.SIGTERM)
+	took("SIGTERM", begin, owner)
+	if err := owner.Wait(); err != nil {
+		t.Errorf("SIGTERM: %v", err)
+	}
+	owner.start()
+	b.owner(a, owner)
+
+	begin = time.Now()
+	owner.Signal(syscall.SIGSTOP)
+	took("SIGSTOP", begin, owner)
+	owner.Signal(syscall.SIGCONT)
+	b.owner(a, owner)
+
+	begin = time.Now()
+	owner.label(corev1.LabelNodeExcludeBalancers, true)
+	took("exclude label", begin, owner)
+	owner.label(corev1.LabelNodeExcludeBalancers, false)
+	b.owner(a, owner)
+
+	begin = time.Now()
+	if err := os.WriteFile(owner.args.Unhealthy, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	took("an unhealthy proxy", begin, owner)
+	if err := os.Remove(owner.args.Unhealthy); err != nil {
+		t.Fatal(err)
+	}
+	b.owner(a, owner)
+
+	// Without the API server nothing moves.
+	owner.cut(b.api)
+	begin = time.Now()
+	for time.Since(begin) < 3*time.Second {
+		b.wire.who(a)
+	}
+	for _, x := range b.wire.since(a, begin) {
+		if x.mac != owner.mac {
+			t.Fatalf("a node that lost the API server lost its address to %x", x.mac)
+		}
+	}
+	owner.join(b.api)
+
+	// Cut off from the other speakers it falls silent, and another one takes over.
+	begin = time.Now()
+	for _, o := range b.others(owner) {
+		owner.cut(o.host)
+	}
+	took("a partition", begin, owner)
+	for _, o := range b.others(owner) {
+		owner.join(o.host)
+	}
+	b.owner(a, owner)
+}
+
+// With two speakers the API server decides when one dies, and one alone needs nobody.
+func TestTwoSpeakersAndOne(t *testing.T) {
+	b := newBed(t, 2)
+	b.voters(3)
+	var addrs []netip.Addr
+	for i := range 4 {
+		addrs = append(addrs, b.service(fmt.Sprint("web", i))...)
+	}
+	for _, a := range addrs {
+		b.owner(a, b.nodes...)
+	}
+	dead := b.nodes[0]
+	dead.kill9()
+	for _, a := range addrs {
+		b.owner(a, b.nodes[1])
+	}
+	dead.start()
+	owners := map[*node]int{}
+	testbed.Until(t, "both to have addresses again", func() error {
+		clear(owners)
+		for _, a := range addrs {
+			owners[b.owner(a, b.nodes...)]++
+		}
+		if len(owners) != 2 {
+			return fmt.Errorf("%d node has all", len(owners))
+		}
+		return nil
+	})
+}
+
+// Policy Local: nodes with a ready endpoint alone announce.
+func TestPolicyLocal(t *testing.T) {
+	b := newBed(t, 3)
+	b.voters(3)
+	a := b.service("local", func(s *corev1.Service) {
+		s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+	})[0]
+	api := b.client.DiscoveryV1().EndpointSlices("default")
+	slice, err := api.Create(t.Context(), &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Name: "local-1", Labels: map[string]string{discoveryv1.LabelServiceName: "local"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+	}, metav1.CreateOptions{})
+	b.must(err)
+	for _, i := range []int{2, 0, 1, 2} {
+		slice.Endpoints = []discoveryv1.Endpoint{
+			{Addresses: []string{"10.244.9.9"}, NodeName: &b.nodes[i].name},
+			{Addresses: []string{"10.244.9.8"}, NodeName: &b.nodes[(i+1)%3].name, Conditions: discoveryv1.EndpointConditions{Ready: new(false)}},
+		}
+		slice, err = api.Update(t.Context(), slice, metav1.UpdateOptions{})
+		b.must(err)
+		b.owner(a, b.nodes[i])
+	}
+	slice.Endpoints = nil
+	_, err = api.Update(t.Context(), slice, metav1.UpdateOptions{})
+	b.must(err)
+	testbed.Until(t, "silence", func() error {
+		if mac, ok := b.wire.who(a); ok {
+			return fmt.Errorf("%x answers", mac)
+		}
+		return nil
+	})
+}
+
+// A machine outside of the cluster that has an address of the pool is told of.
+func TestForeignOwner(t *testing.T) {
+	b := newBed(t, 1)
+	printer := b.net.Outside("printer")
+	taken := netip.MustParseAddr("192.168.77.150")
+	for _, args := range [][]string{{"ip", "address", "add", taken.String() + "/24", "dev", "eth0"}} {
+		if out, err := printer.Command(t.Context(), args[0], args[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	got := b.service("web", func(s *corev1.Service) { s.Spec.LoadBalancerIP = taken.String() })
+	if !slices.Equal(got, []netip.Addr{taken}) {
+		t.Fatalf("the Service has %s", got)
+	}
+	t.Log(b.event("web", "AddressConflict"))
+	for range 20 {
+		if mac, ok := b.wire.who(taken); ok && mac == b.nodes[0].mac {
+			t.Fatal("the node answers for it")
+		}
+	}
+}
