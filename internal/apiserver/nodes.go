@@ -62,10 +62,18 @@ func beforeRegistered(a authorizer.Attributes) bool {
 		return a.GetSubresource() == "" && (reads || a.GetVerb() == "create")
 	case groupNetworking + "/servicecidrs":
 		return reads
+	case "/configmaps":
+		return readsCluster(a)
 	case groupAuthentication + "/selfsubjectreviews", groupAuthorization + "/selfsubjectaccessreviews":
 		return true
 	}
 	return !a.IsResourceRequest()
+}
+
+// readsCluster reports whether a request is for the ranges that all nodes have in common.
+func readsCluster(a authorizer.Attributes) bool {
+	return a.GetAPIGroup() == "" && a.GetResource() == "configmaps" && a.GetSubresource() == "" && a.GetVerb() == "get" &&
+		a.GetNamespace() == metav1.NamespacePublic && a.GetName() == ClusterConfigMap
 }
 
 // Authorize has no opinion on users that are no nodes. It denies a node without Node,
@@ -135,6 +143,9 @@ func (n nodeAuthorizer) own(ctx context.Context, node string, a authorizer.Attri
 		}
 		if !is("get") || sub != "" || a.GetName() == "" {
 			return "a node may get single " + a.GetResource() + " alone", true
+		}
+		if readsCluster(a) {
+			return "", true
 		}
 		return n.related(ctx, node, a), true
 	case "/serviceaccounts":

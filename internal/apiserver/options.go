@@ -40,6 +40,10 @@ type Options struct {
 	// ServiceCIDRs are the service ranges, at most one of a family; the first
 	// is the preferred family. Default 10.96.0.0/16 and fd00:10:96::/112.
 	ServiceCIDRs []netip.Prefix
+	// PodCIDRs and Domains are the ranges of the Pods' addresses and the domains of the
+	// cluster's names, which the server publishes for its nodes alone.
+	PodCIDRs []netip.Prefix
+	Domains  []string
 	// NodePorts is the range of node ports; default 30000-32767.
 	NodePorts svc.PortRange
 	// StrictLoadBalancers rejects new load balancers whose ports have several

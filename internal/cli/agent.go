@@ -354,6 +354,9 @@ the Pods it started stay when it stops, and are found again when it starts;
 				return err
 			}
 			defer lock.Close()
+			if err := f.adopt(cmd.Context(), cmd, log, cfg); err != nil {
+				return err
+			}
 			n, err := f.open(cmd.Context(), log, cfg)
 			if err != nil {
 				return err
@@ -371,7 +374,8 @@ the Pods it started stay when it stops, and are found again when it starts;
 	}
 	f.add(cmd)
 	f.networkFlags = defaultNetworks()
-	f.addNetworks(cmd, "the server's ranges of ClusterIPs", "the server's ranges of the Pods' addresses")
+	const same = "; the server says them, and others are rejected (the default is for a server that does not)"
+	f.addNetworks(cmd, "ranges of ClusterIPs"+same, "ranges of the Pods' addresses"+same)
 	flags := cmd.Flags()
 	flags.StringVar(&server, "server", "", "URL of the server")
 	flags.StringVar(&token.file, "token-file", "",

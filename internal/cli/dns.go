@@ -31,8 +31,7 @@ type dnsFlags struct {
 
 func (f *dnsFlags) add(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.StringSliceVar(&f.domains, "cluster-domain", []string{dns.DefaultDomain},
-		"domain of the cluster's names; the first of several is the one that PTR records name")
+	addClusterDomain(cmd, &f.domains)
 	flags.StringSliceVar(&f.upstream, "upstream", []string{"/etc/resolv.conf"},
 		"resolvers for all other names: IP, IP:PORT, tls://IP#NAME, or one file with nameserver lines")
 	flags.StringSliceVar(&f.stubs, "stub-domain", nil, "a domain with resolvers of its own, DOMAIN=IP[:PORT]; may be repeated")
@@ -89,12 +88,17 @@ func podModes() []string {
 	return []string{zone.PodsInsecure.String(), zone.PodsVerified.String(), zone.PodsDisabled.String()}
 }
 
+func addClusterDomain(cmd *cobra.Command, domains *[]string) {
+	cmd.Flags().StringSliceVar(domains, "cluster-domain", []string{dns.DefaultDomain},
+		"domain of the cluster's names; the first of several is the one that PTR records name")
+}
+
 // checkDomains rejects what cannot be a domain of the cluster.
-func (f *dnsFlags) checkDomains() error {
-	if len(f.domains) == 0 {
+func checkDomains(domains []string) error {
+	if len(domains) == 0 {
 		return usagef("--cluster-domain is empty; the usual one is %s", dns.DefaultDomain)
 	}
-	if _, err := zone.New(zone.Config{Domains: f.domains}); err != nil {
+	if _, err := zone.New(zone.Config{Domains: domains}); err != nil {
 		return usagef("--cluster-domain: %w; the usual one is %s", err, dns.DefaultDomain)
 	}
 	return nil
@@ -110,7 +114,7 @@ func (f *dnsFlags) options(networks networkFlags) (dns.Options, error) {
 	if o.Pods, err = zone.ParsePodMode(f.podMode); err != nil {
 		return o, usagef("--pod-records is %q; want %s", f.podMode, wanted(f.podMode, podModes()))
 	}
-	if err := f.checkDomains(); err != nil {
+	if err := checkDomains(f.domains); err != nil {
 		return o, err
 	}
 	if err := f.addLimits(&o); err != nil {

@@ -14,6 +14,9 @@ import (
 // embeds them once and hands them to what it runs.
 type networkFlags struct {
 	serviceCIDRs, podCIDRs prefixesValue
+	// dns are the ClusterIPs of the cluster's DNS as the server says; empty if it does
+	// not.
+	dns []netip.Addr
 }
 
 // defaultNetworks are the ranges of a cluster of our own.
@@ -32,9 +35,12 @@ func (f *networkFlags) addPodNetworks(cmd *cobra.Command, pods string) {
 	cmd.Flags().Var(&f.podCIDRs, "cluster-cidr", pods)
 }
 
-// clusterDNS returns the ClusterIPs of the cluster's DNS: the tenth address of
-// each service range.
+// clusterDNS returns the ClusterIPs of the cluster's DNS: those that the server says, or
+// the tenth address of each service range.
 func (f *networkFlags) clusterDNS() ([]netip.Addr, error) {
+	if len(f.dns) > 0 {
+		return f.dns, nil
+	}
 	var out []netip.Addr
 	for _, r := range f.serviceCIDRs {
 		a := r.Masked().Addr()

@@ -65,7 +65,7 @@ func (f *serverFlags) add(cmd *cobra.Command) {
 // complete moves the parsed flags into the Options.
 func (f *serverFlags) complete() error {
 	f.BindAddresses = f.binds
-	f.ServiceCIDRs = f.serviceCIDRs
+	f.ServiceCIDRs, f.PodCIDRs = f.serviceCIDRs, f.podCIDRs
 	f.NodePorts = svc.PortRange(f.nodePorts)
 	if f.advertise != "" {
 		a, err := netip.ParseAddr(f.advertise)
@@ -114,6 +114,9 @@ made in the data directory; certificates that are there already are used.`,
 			if err := f.complete(); err != nil {
 				return err
 			}
+			if err := checkDomains(f.Domains); err != nil {
+				return err
+			}
 			if err := lb.check(f.networkFlags); err != nil {
 				return err
 			}
@@ -123,6 +126,7 @@ made in the data directory; certificates that are there already are used.`,
 	f.add(cmd)
 	lb.add(cmd)
 	f.binds = addrsValue{netip.AddrFrom4([4]byte{127, 0, 0, 1})}
+	addClusterDomain(cmd, &f.Domains)
 	cmd.Flags().Var(&f.binds, "bind-address", "addresses to listen on")
 	addControllerNames(cmd, &controllers)
 	return cmd

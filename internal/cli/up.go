@@ -79,7 +79,7 @@ func (u *upCommand) run(ctx context.Context) error {
 	}
 	keepHeapSmall()
 	begin := time.Now()
-	u.server.Log = log
+	u.server.Log, u.server.Domains = log, u.agent.domains
 	u.server.BindAddresses = append([]netip.Addr{loopback}, u.agent.nodeIPs...)
 	server, err := apiserver.New(u.server.Options)
 	if err != nil {

@@ -1,0 +1,110 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/fairlead/fairlead/internal/apiserver"
+)
+
+// clusterRetry is the time between two attempts to read the server's ranges.
+const clusterRetry = 250 * time.Millisecond
+
+// adopt takes the cluster's ranges and domains from the server, and rejects flags that
+// differ: a node with others would answer for the wrong addresses. A server that
+// publishes none leaves the flags as they are.
+func (f *agentFlags) adopt(ctx context.Context, cmd *cobra.Command, log *slog.Logger, cfg *rest.Config) error {
+	client, err := kubernetes.NewForConfig(agentConfig(cfg))
+	if err != nil {
+		return err
+	}
+	c, err := readCluster(ctx, client)
+	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
+		log.Info("the server does not publish the cluster's ranges and domains; using those of the flags", "reason", err)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	given := func(flag string) bool { return cmd.Flags().Changed(flag) }
+	return f.use(c, given)
+}
+
+// use takes the ranges and domains of c. given reports whether a flag was.
+func (f *agentFlags) use(c apiserver.Cluster, given func(flag string) bool) error {
+	ranges := func(flag string, own *prefixesValue, server []netip.Prefix) error {
+		if len(server) == 0 {
+			return nil
+		}
+		if given(flag) && !sameSet(*own, server) {
+			return differs(flag, own.String(), listOf(server))
+		}
+		*own = server
+		return nil
+	}
+	err := errors.Join(ranges("cluster-cidr", &f.podCIDRs, c.PodCIDRs), ranges("service-cluster-ip-range", &f.serviceCIDRs, c.ServiceCIDRs))
+	if len(c.Domains) > 0 {
+		if given("cluster-domain") && !slices.Equal(f.domains, c.Domains) {
+			err = errors.Join(err, differs("cluster-domain", strings.Join(f.domains, ","), strings.Join(c.Domains, ",")))
+		}
+		f.domains = c.Domains
+	}
+	f.dns = c.DNS
+	if err != nil {
+		return err
+	}
+	return f.check()
+}
+
+func differs(flag, own, server string) error {
+	return fmt.Errorf("--%s is %s, but the server has %s: leave the flag out, or start the server with this value", flag, own, server)
+}
+
+func sameSet(a, b []netip.Prefix) bool {
+	sorted := func(list []netip.Prefix) []netip.Prefix {
+		out := slices.Clone(list)
+		for i := range out {
+			out[i] = out[i].Masked()
+		}
+		slices.SortFunc(out, netip.Prefix.Compare)
+		return out
+	}
+	return slices.Equal(sorted(a), sorted(b))
+}
+
+// readCluster reads what the server publishes, and retries for readyTimeout. That nothing
+// is there, or may not be read, counts once the server is ready: it publishes, and makes
+// its roles, as it starts.
+func readCluster(ctx context.Context, client *kubernetes.Clientset) (apiserver.Cluster, error) {
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	for {
+		ready := client.RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
+		c, err := apiserver.ReadCluster(ctx, client)
+		switch {
+		case err == nil, ready == nil && (apierrors.IsNotFound(err) || apierrors.IsForbidden(err)):
+			return c, err
+		case apierrors.IsUnauthorized(err):
+			return c, err
+		}
+		select {
+		case <-ctx.Done():
+			if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
+				return c, err // of a server whose /readyz may not be read
+			}
+			return c, fmt.Errorf("cannot read the cluster's ranges from the server: %w", err)
+		case <-time.After(clusterRetry):
+		}
+	}
+}

@@ -1,0 +1,59 @@
+package cli
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fairlead/fairlead/internal/apiserver"
+)
+
+// An agent takes what its server says, and rejects flags that differ by name and both
+// values.
+func TestAgentTakesTheServersRanges(t *testing.T) {
+	prefixes := func(list ...string) (out []netip.Prefix) {
+		for _, p := range list {
+			out = append(out, netip.MustParsePrefix(p))
+		}
+		return out
+	}
+	server := apiserver.Cluster{
+		PodCIDRs: prefixes("10.1.0.0/16", "fd00:1::/56"), ServiceCIDRs: prefixes("10.2.0.0/16"),
+		DNS: []netip.Addr{netip.MustParseAddr("10.2.0.10")}, Domains: []string{"corp.test"},
+	}
+	for _, x := range []struct {
+		want string // in the error, or else the ranges
+		args []string
+	}{
+		{"10.1.0.0/16,fd00:1::/56 10.2.0.0/16 [corp.test] [10.2.0.10]", nil},
+		{"10.1.0.0/16,fd00:1::/56 10.2.0.0/16 [corp.test] [10.2.0.10]", []string{"--cluster-cidr=fd00:1::/56,10.1.2.3/16", "--cluster-domain=corp.test"}},
+		{"--cluster-cidr is 10.9.0.0/16, but the server has 10.1.0.0/16,fd00:1::/56", []string{"--cluster-cidr=10.9.0.0/16"}},
+		{"--service-cluster-ip-range is 10.9.0.0/16, but the server has 10.2.0.0/16", []string{"--service-cluster-ip-range=10.9.0.0/16"}},
+		{"--cluster-domain is other.test, but the server has corp.test", []string{"--cluster-domain=other.test"}},
+	} {
+		var f agentFlags
+		cmd := &cobra.Command{}
+		f.add(cmd)
+		f.networkFlags = defaultNetworks()
+		f.addNetworks(cmd, "", "")
+		if err := cmd.ParseFlags(append(x.args, "--node-name=n")); err != nil {
+			t.Fatal(err)
+		}
+		err := f.use(server, func(flag string) bool { return cmd.Flags().Changed(flag) })
+		var got string
+		if err != nil {
+			got = err.Error()
+		} else {
+			dns, err := f.clusterDNS()
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = f.podCIDRs.String() + " " + f.serviceCIDRs.String() + " [" + strings.Join(f.domains, ",") + "] [" + listOf(dns) + "]"
+		}
+		if !strings.HasPrefix(got, x.want) {
+			t.Errorf("%s: %q, want %q", x.args, got, x.want)
+		}
+	}
+}
