@@ -28,7 +28,8 @@ func TestAgentTakesTheServersRanges(t *testing.T) {
 		args []string
 	}{
 		{"10.1.0.0/16,fd00:1::/56 10.2.0.0/16 [corp.test] [10.2.0.10]", nil},
-		{"10.1.0.0/16,fd00:1::/56 10.2.0.0/16 [corp.test] [10.2.0.10]", []string{"--cluster-cidr=fd00:1::/56,10.1.2.3/16", "--cluster-domain=corp.test"}},
+		{"10.1.0.0/16,fd00:1::/56 10.2.0.0/16 [corp.test] [10.2.0.10]",
+			[]string{"--cluster-cidr=fd00:1::/56,10.1.2.3/16", "--cluster-domain=corp.test"}},
 		{"--cluster-cidr is 10.9.0.0/16, but the server has 10.1.0.0/16,fd00:1::/56", []string{"--cluster-cidr=10.9.0.0/16"}},
 		{"--service-cluster-ip-range is 10.9.0.0/16, but the server has 10.2.0.0/16", []string{"--service-cluster-ip-range=10.9.0.0/16"}},
 		{"--cluster-domain is other.test, but the server has corp.test", []string{"--cluster-domain=other.test"}},
