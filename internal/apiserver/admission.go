@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -67,10 +68,12 @@ func (s *Server) newHooks(
 	if err != nil {
 		return nil, err
 	}
+	services := serviceResolver{client}
 	h := &hooks{
-		shared: shared, client: client, started: s.ready, log: s.log, services: serviceResolver{client},
-		credentials: webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil, c.LoopbackClientConfig, c.TracerProvider),
-		kinds:       restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(client.Discovery())),
+		shared: shared, client: client, started: s.ready, log: s.log, services: services,
+		credentials: webhook.NewDefaultAuthenticationInfoResolverWrapper(&http.Transport{DialContext: services.dial}, nil,
+			c.LoopbackClientConfig, c.TracerProvider),
+		kinds: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(client.Discovery())),
 	}
 	drained := c.DrainedNotify()
 	h.resetKinds = sync.OnceFunc(func() { go wait.Until(h.kinds.Reset, mapperReset, drained) })

@@ -5,16 +5,13 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
-	"net/url"
 	"strings"
-	"time"
 
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1beta1"
 	extensionsserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	extensionsopenapi "k8s.io/apiextensions-apiserver/pkg/generated/openapi"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -22,11 +19,7 @@ import (
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/util/notfoundhandler"
-	"k8s.io/apiserver/pkg/util/proxy"
 	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
-	corev1listers "k8s.io/client-go/listers/core/v1"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/kube-openapi/pkg/common"
 
 	"github.com/fairlead/fairlead/internal/apiserver/openapi"
@@ -129,25 +122,4 @@ type customBackEnd struct{ *backEnd }
 // GetRESTOptions returns the options of one resource.
 func (b customBackEnd) GetRESTOptions(gr schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
 	return b.options(gr, unstructured.UnstructuredJSONScheme, nil), nil
-}
-
-// resolveTimeout bounds the look-up of the Service of a webhook.
-const resolveTimeout = 10 * time.Second
-
-// serviceResolver looks up the Service of a webhook at each call: webhooks are few, and a watch of all Services would cost more.
-type serviceResolver struct{ client kubernetes.Interface }
-
-// ResolveEndpoint returns the URL of a port of a Service.
-func (r serviceResolver) ResolveEndpoint(namespace, name string, port int32) (*url.URL, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), resolveTimeout)
-	defer cancel()
-	s, err := r.client.CoreV1().Services(namespace).Get(ctx, name, metav1.GetOptions{})
-	if err != nil {
-		return nil, err
-	}
-	one := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
-	if err := one.Add(s); err != nil {
-		return nil, err
-	}
-	return proxy.ResolveCluster(corev1listers.NewServiceLister(one), namespace, name, port)
 }

@@ -2,11 +2,21 @@ package apiserver_test
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
+	"io"
+	"log"
+	"math/big"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"strings"
 	"sync"
 	"testing"
@@ -15,6 +25,7 @@ import (
 	admissionreview "k8s.io/api/admission/v1"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -109,16 +120,16 @@ type hookTest struct {
 	*reviewer
 }
 
-// anything is the rule that matches every request.
-func anything() []admissionv1.RuleWithOperations {
+// anything is the rule that matches every request of the scope.
+func anything(scope admissionv1.ScopeType) []admissionv1.RuleWithOperations {
 	return []admissionv1.RuleWithOperations{{Operations: []admissionv1.OperationType{"*"},
-		Rule: admissionv1.Rule{APIGroups: []string{"*"}, APIVersions: []string{"*"}, Resources: []string{"*/*"}}}}
+		Rule: admissionv1.Rule{APIGroups: []string{"*"}, APIVersions: []string{"*"}, Resources: []string{"*/*"}, Scope: &scope}}}
 }
 
 func (h hookTest) validating(path string, change ...func(*admissionv1.ValidatingWebhook)) {
 	h.Helper()
 	w := admissionv1.ValidatingWebhook{
-		Name: "a.example.com", ClientConfig: h.reviewer.at(path), Rules: anything(), SideEffects: new(admissionv1.SideEffectClassNoneOnDryRun),
+		Name: "a.example.com", ClientConfig: h.reviewer.at(path), Rules: anything(admissionv1.NamespacedScope), SideEffects: new(admissionv1.SideEffectClassNoneOnDryRun),
 		AdmissionReviewVersions: []string{"v1"}, NamespaceSelector: h.here(),
 	}
 	for _, f := range change {
@@ -140,7 +151,7 @@ func (h hookTest) mutating(hooks ...admissionv1.MutatingWebhook) {
 
 func (h hookTest) mutator(name, path string) admissionv1.MutatingWebhook {
 	return admissionv1.MutatingWebhook{
-		Name: name + ".example.com", ClientConfig: h.reviewer.at(path), Rules: anything(), SideEffects: new(admissionv1.SideEffectClassNone),
+		Name: name + ".example.com", ClientConfig: h.reviewer.at(path), Rules: anything(admissionv1.NamespacedScope), SideEffects: new(admissionv1.SideEffectClassNone),
 		AdmissionReviewVersions: []string{"v1"}, NamespaceSelector: h.here(),
 	}
 }
@@ -181,7 +192,7 @@ func TestWebhooks(t *testing.T) {
 	for name, f := range map[string]func(hookTest){
 		"reject": testHookRejects, "mutate": testHookMutates, "reinvoke": testHookReinvoked, "dry run": testHookDryRun,
 		"gone": testHookGone, "timeout": testHookTimeout, "conditions": testHookConditions, "custom": testHookCustom,
-		"configurations": testHookExempt, "metrics": testHookMetrics,
+		"configurations": testHookExempt, "metrics": testHookMetrics, "service": testHookService,
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), 4*waitTimeout)
@@ -368,7 +379,9 @@ func testHookCustom(h hookTest) {
 // nobody from asking what he may do.
 func testHookExempt(h hookTest) {
 	h.Server.Close()
-	h.validating("allow", func(w *admissionv1.ValidatingWebhook) { w.NamespaceSelector = nil })
+	h.validating("allow", func(w *admissionv1.ValidatingWebhook) {
+		w.NamespaceSelector, w.Rules = nil, anything(admissionv1.AllScopes)
+	})
 	h.rejected("failed calling webhook")
 	if _, err := h.client.CoreV1().Namespaces().Create(h.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "more"}},
 		metav1.CreateOptions{}); err == nil {
@@ -386,6 +399,61 @@ func testHookExempt(h hookTest) {
 			metav1.CreateOptions{})
 		return err == nil
 	})
+}
+
+// A webhook of a Service without ClusterIP is reached at its endpoint, and shows the
+// certificate of the Service's name. The endpoint is this machine: packets to it stay on
+// the loopback device.
+func testHookService(h hookTest) {
+	own := ownAddress(h.T)
+	l, err := net.Listen("tcp", net.JoinHostPort(own.String(), "0"))
+	h.must(err)
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	h.must(err)
+	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{"hook." + h.ns + ".svc"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
+	h.must(err)
+	server := &http.Server{Handler: h.Config.Handler, ReadHeaderTimeout: waitTimeout, ErrorLog: log.New(io.Discard, "", 0),
+		TLSConfig: &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}}
+	go func() { _ = server.ServeTLS(l, "", "") }()
+	h.Cleanup(func() { server.Close() })
+	_, err = h.client.CoreV1().Services(h.ns).Create(h.ctx, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "hook"},
+		Spec: corev1.ServiceSpec{ClusterIP: corev1.ClusterIPNone, Ports: []corev1.ServicePort{{Port: 443}}}}, metav1.CreateOptions{})
+	h.must(err)
+	family := discoveryv1.AddressTypeIPv4
+	if own.Is6() {
+		family = discoveryv1.AddressTypeIPv6
+	}
+	_, err = h.client.DiscoveryV1().EndpointSlices(h.ns).Create(h.ctx, &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Name: "hook", Labels: map[string]string{discoveryv1.LabelServiceName: "hook"}},
+		AddressType: family, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{own.String()}}},
+		Ports: []discoveryv1.EndpointPort{{Port: new(int32(l.Addr().(*net.TCPAddr).Port))}},
+	}, metav1.CreateOptions{})
+	h.must(err)
+	h.validating("", func(w *admissionv1.ValidatingWebhook) {
+		w.ClientConfig = admissionv1.WebhookClientConfig{
+			Service:  &admissionv1.ServiceReference{Namespace: h.ns, Name: "hook", Path: new("/reject")},
+			CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		}
+	})
+	h.rejected("not today")
+}
+
+// ownAddress is an address of this machine that Endpoints may have.
+func ownAddress(t *testing.T) netip.Addr {
+	t.Helper()
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range addrs {
+		if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr().IsGlobalUnicast() {
+			return p.Addr()
+		}
+	}
+	t.Skip("needs an address of the machine that is not of the loopback device")
+	return netip.Addr{}
 }
 
 func testHookMetrics(h hookTest) {
@@ -417,7 +485,7 @@ func TestStartWithUnreachableWebhook(t *testing.T) {
 	r.Server.Close()
 	configs := h.client.AdmissionregistrationV1()
 	mutating := h.mutator("a", "allow")
-	mutating.NamespaceSelector = nil
+	mutating.NamespaceSelector, mutating.Rules = nil, anything(admissionv1.AllScopes)
 	_, err := configs.MutatingWebhookConfigurations().Create(ctx, &admissionv1.MutatingWebhookConfiguration{
 		ObjectMeta: metav1.ObjectMeta{Name: "all"}, Webhooks: []admissionv1.MutatingWebhook{mutating}}, metav1.CreateOptions{})
 	h.must(err)

@@ -5,11 +5,13 @@ package proxy
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
+	"syscall"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -33,12 +35,22 @@ const (
 // processes are their own, so they are not checked, as in Kubernetes.
 func newTransport() *http.Transport {
 	return &http.Transport{
-		DialContext:         (&net.Dialer{Timeout: dialTimeout}).DialContext,
+		DialContext:         dial,
 		TLSHandshakeTimeout: dialTimeout,
 		IdleConnTimeout:     idleConnTimeout,
 		MaxIdleConns:        maxIdleConns,
 		TLSClientConfig:     &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // see above
 	}
+}
+
+// dial connects to a process, and says what is missing where nothing answers.
+func dial(ctx context.Context, network, address string) (net.Conn, error) {
+	conn, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, network, address)
+	if err != nil && !errors.Is(err, syscall.ECONNREFUSED) && ctx.Err() == nil {
+		return nil, fmt.Errorf("cannot reach %s from the machine of the API server "+
+			"(without an agent there, it needs a route to the Pods; kubectl port-forward needs none): %w", address, err)
+	}
+	return conn, err
 }
 
 // Target is what the name in the path of a request means: NAME, NAME:PORT or

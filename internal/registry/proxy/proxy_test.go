@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -108,5 +109,23 @@ func TestCheckAddress(t *testing.T) {
 		if err := CheckAddress(ip); (err == nil) != ok {
 			t.Errorf("%q: %v, want allowed %v", ip, err, ok)
 		}
+	}
+}
+
+// Whoever asks is told what to do where a Pod cannot be reached, and not where the Pod
+// itself refuses.
+func TestUnreachable(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	const want = "from the machine of the API server"
+	if _, err := dial(t.Context(), "tcp", l.Addr().String()); err == nil || strings.Contains(err.Error(), want) {
+		t.Errorf("nobody listens: %v", err)
+	}
+	// A link-local address without a zone: no packet is sent.
+	if _, err := dial(t.Context(), "tcp", "[fe80::1]:80"); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("no route: %v", err)
 	}
 }
