@@ -86,7 +86,7 @@ func connKey(remote string, local net.Addr) string { return remote + " " + local
 // reset ends a connection at once, whatever is still to be sent.
 func (m *multiListener) reset(remote string, local net.Addr) {
 	if c, ok := m.open.Load(connKey(remote, local)); ok {
-		c.(accepted).SetLinger(0)
+		_ = c.(accepted).SetLinger(0) // the connection is closed in any case
 		c.(accepted).Close()
 	}
 }

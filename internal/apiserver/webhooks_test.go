@@ -129,7 +129,8 @@ func anything(scope admissionv1.ScopeType) []admissionv1.RuleWithOperations {
 func (h hookTest) validating(path string, change ...func(*admissionv1.ValidatingWebhook)) {
 	h.Helper()
 	w := admissionv1.ValidatingWebhook{
-		Name: "a.example.com", ClientConfig: h.reviewer.at(path), Rules: anything(admissionv1.NamespacedScope), SideEffects: new(admissionv1.SideEffectClassNoneOnDryRun),
+		Name: "a.example.com", ClientConfig: h.reviewer.at(path), Rules: anything(admissionv1.NamespacedScope),
+		SideEffects: new(admissionv1.SideEffectClassNoneOnDryRun),
 		AdmissionReviewVersions: []string{"v1"}, NamespaceSelector: h.here(),
 	}
 	for _, f := range change {
@@ -151,7 +152,8 @@ func (h hookTest) mutating(hooks ...admissionv1.MutatingWebhook) {
 
 func (h hookTest) mutator(name, path string) admissionv1.MutatingWebhook {
 	return admissionv1.MutatingWebhook{
-		Name: name + ".example.com", ClientConfig: h.reviewer.at(path), Rules: anything(admissionv1.NamespacedScope), SideEffects: new(admissionv1.SideEffectClassNone),
+		Name: name + ".example.com", ClientConfig: h.reviewer.at(path), Rules: anything(admissionv1.NamespacedScope),
+		SideEffects: new(admissionv1.SideEffectClassNone),
 		AdmissionReviewVersions: []string{"v1"}, NamespaceSelector: h.here(),
 	}
 }
