@@ -130,7 +130,7 @@ func (h hookTest) validating(path string, change ...func(*admissionv1.Validating
 	h.Helper()
 	w := admissionv1.ValidatingWebhook{
 		Name: "a.example.com", ClientConfig: h.reviewer.at(path), Rules: anything(admissionv1.NamespacedScope),
-		SideEffects: new(admissionv1.SideEffectClassNoneOnDryRun),
+		SideEffects:             new(admissionv1.SideEffectClassNoneOnDryRun),
 		AdmissionReviewVersions: []string{"v1"}, NamespaceSelector: h.here(),
 	}
 	for _, f := range change {
@@ -153,7 +153,7 @@ func (h hookTest) mutating(hooks ...admissionv1.MutatingWebhook) {
 func (h hookTest) mutator(name, path string) admissionv1.MutatingWebhook {
 	return admissionv1.MutatingWebhook{
 		Name: name + ".example.com", ClientConfig: h.reviewer.at(path), Rules: anything(admissionv1.NamespacedScope),
-		SideEffects: new(admissionv1.SideEffectClassNone),
+		SideEffects:             new(admissionv1.SideEffectClassNone),
 		AdmissionReviewVersions: []string{"v1"}, NamespaceSelector: h.here(),
 	}
 }
