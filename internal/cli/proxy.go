@@ -128,6 +128,9 @@ func (f *proxyFlags) open(
 	if err != nil {
 		return proxy.Options{}, err
 	}
+	if len(socket.UsableFamilies()) == 1 {
+		log.Info("this machine has no IPv6, or it is turned off; Services are served over IPv4 alone")
+	}
 	setup.dropInvalid = f.conntrack.apply(log)
 	o := proxy.Options{
 		Client: client, NodeName: nodeName, Log: log, Mode: mode.name, FallbackReason: fallbackReason,

@@ -7,6 +7,7 @@ import (
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/dataplane/drops"
 	"github.com/fairlead/fairlead/internal/kernel/iptables"
+	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -34,7 +35,7 @@ func (m *Mode) count(ctx context.Context) error {
 		return nil
 	}
 	first := !m.targets[0].layout.counts
-	err := m.drops.Open(iptables.Families()...)
+	err := m.drops.Open(socket.Families()...)
 	for _, t := range m.targets {
 		if err == nil && first {
 			err = t.tryCounts(ctx)

@@ -10,6 +10,7 @@ import (
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/dataplane/drops"
 	"github.com/fairlead/fairlead/internal/kernel/iptables"
+	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -117,7 +118,7 @@ func newMode(cfg Config, tools func(svc.Family) (tool, error)) (*Mode, error) {
 	}
 	m := &Mode{cfg: cfg, drops: drops.NewIPSets(counted)}
 	m.Reconciler = dataplane.NewReconciler(mode, dataplane.Hooks{Begin: m.begin})
-	for _, f := range iptables.Families() {
+	for _, f := range socket.Families() {
 		tool, err := tools(f)
 		if err != nil {
 			return nil, fmt.Errorf("iptables mode: %w", err)

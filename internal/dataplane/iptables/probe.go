@@ -13,6 +13,7 @@ import (
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/kernel/ipset"
 	"github.com/fairlead/fairlead/internal/kernel/iptables"
+	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
@@ -45,7 +46,7 @@ type census struct{ ours, kubelet, rules int }
 func choose(ctx context.Context) (iptables.Variant, string) {
 	var of [2]census
 	for _, v := range []iptables.Variant{iptables.NFT, iptables.Legacy} {
-		for _, f := range iptables.Families() {
+		for _, f := range socket.Families() {
 			if t, err := iptables.New(v, f); err == nil {
 				count(ctx, t, &of[v])
 			}
@@ -103,7 +104,7 @@ func ProbeVariant(ctx context.Context, want Variant) (Variant, string, error) {
 	if v == iptables.Legacy {
 		got = Legacy
 	}
-	for _, f := range iptables.Families() {
+	for _, f := range socket.Families() {
 		t, err := iptables.New(v, f)
 		if err == nil {
 			err = probe(ctx, t, f)

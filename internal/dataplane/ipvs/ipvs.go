@@ -15,6 +15,7 @@ import (
 	"github.com/fairlead/fairlead/internal/dataplane/drops"
 	"github.com/fairlead/fairlead/internal/kernel/iptables"
 	"github.com/fairlead/fairlead/internal/kernel/ipvs"
+	"github.com/fairlead/fairlead/internal/kernel/socket"
 )
 
 // DefaultScheduler is kube-proxy's.
@@ -116,7 +117,7 @@ func New(cfg Config) (*Mode, error) {
 	}
 	m := &Mode{cfg: cfg, kernel: &kernel{}, drops: drops.NewIPSets(counted)}
 	m.Reconciler = dataplane.NewReconciler(mode, dataplane.Hooks{Begin: m.begin})
-	for _, f := range iptables.Families() {
+	for _, f := range socket.UsableFamilies() {
 		tool, err := iptables.New(cfg.Variant, f)
 		if err != nil {
 			return nil, fmt.Errorf("ipvs mode: %w", err)
@@ -138,7 +139,7 @@ func (m *Mode) open() error {
 	if err != nil {
 		return err
 	}
-	if err := m.drops.Open(iptables.Families()...); err != nil {
+	if err := m.drops.Open(socket.UsableFamilies()...); err != nil {
 		return errors.Join(err, k.Close())
 	}
 	*m.kernel = *k

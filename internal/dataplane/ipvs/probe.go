@@ -11,6 +11,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/iptables"
 	"github.com/fairlead/fairlead/internal/kernel/ipvs"
 	"github.com/fairlead/fairlead/internal/kernel/link"
+	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -35,7 +36,7 @@ func Probe(ctx context.Context, cfg Config) error {
 	if err == nil {
 		err = probeDevice()
 	}
-	for _, f := range iptables.Families() {
+	for _, f := range socket.UsableFamilies() {
 		if err == nil {
 			err = probeRules(ctx, f, &cfg)
 		}
@@ -167,7 +168,7 @@ func removeServers() error {
 	}
 	defer func() { _ = k.Close() }()
 	elements := map[element]bool{}
-	for _, f := range iptables.Families() {
+	for _, f := range socket.Families() {
 		// A set that is not there names none.
 		_ = k.sets.List(setFront.name(f), func(e ipset.Element) { elements[element{setFront, e}] = true })
 	}

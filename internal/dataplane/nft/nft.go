@@ -10,7 +10,7 @@ import (
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/dataplane/drops"
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
-	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/kernel/socket"
 )
 
 // Config is what a Mode needs to know; the zero value is usable.
@@ -83,7 +83,7 @@ func newMode(cfg Config, k kernel) (*Mode, error) {
 	}
 	m := &Mode{kernel: &watched{kernel: k}, Changes: dataplane.NewChanges()}
 	m.Reconciler = dataplane.NewReconciler(mode, dataplane.Hooks{Begin: m.begin, Unchanged: m.kernel.unchanged})
-	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
+	for _, f := range socket.Families() {
 		t := &target{layout: newLayout(f, &cfg), kernel: m.kernel}
 		m.targets = append(m.targets, t)
 		m.Add(f, t)

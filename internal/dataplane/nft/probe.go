@@ -10,6 +10,7 @@ import (
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/dataplane/tables"
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
+	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -24,7 +25,7 @@ func Probe() error {
 		return fmt.Errorf("nft mode: %w", err)
 	}
 	defer func() { _ = k.Close() }()
-	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
+	for _, f := range socket.Families() {
 		cfg := Config{DropInvalid: true}
 		if err := cfg.complete(); err != nil {
 			return err

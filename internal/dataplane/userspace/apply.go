@@ -16,6 +16,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/conntrack"
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
 	"github.com/fairlead/fairlead/internal/kernel/relay"
+	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
@@ -377,7 +378,7 @@ func Probe() error {
 		return fmt.Errorf("userspace mode: %w", err)
 	}
 	defer func() { _ = k.Close() }()
-	for _, fam := range []svc.Family{svc.IPv4, svc.IPv6} {
+	for _, fam := range socket.Families() {
 		l := newLayout(fam)
 		l.table.Name += "-probe"
 		t := &target{layout: l}

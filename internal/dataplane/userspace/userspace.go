@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/conntrack"
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
 	"github.com/fairlead/fairlead/internal/kernel/relay"
+	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -120,7 +121,7 @@ func New(cfg Config) (*Mode, error) {
 func newMode(cfg Config, k kernel) *Mode {
 	m := &Mode{cfg: cfg, kernel: k, Changes: dataplane.NewChanges()}
 	m.Reconciler = dataplane.NewReconciler(mode, dataplane.Hooks{Begin: m.begin})
-	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
+	for _, f := range socket.Families() {
 		t := newTarget(f, m)
 		m.targets = append(m.targets, t)
 		m.Add(f, t)

@@ -5,28 +5,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"slices"
 	"strings"
 
-	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/kernel/socket"
 )
-
-// Families are those that this kernel has.
-func Families() []svc.Family {
-	if _, err := os.Stat("/proc/sys/net/ipv6"); errors.Is(err, os.ErrNotExist) {
-		return []svc.Family{svc.IPv4}
-	}
-	return []svc.Family{svc.IPv4, svc.IPv6}
-}
 
 // Each calls f with the Tool of each variant and family, as far as they are
 // installed: what is not has written nothing. Its error names them all.
 func Each(f func(*Tool) error) error {
 	var errs []error
 	for _, v := range []Variant{NFT, Legacy} {
-		for _, fam := range Families() {
+		for _, fam := range socket.Families() {
 			t, err := New(v, fam)
 			if errors.Is(err, exec.ErrNotFound) {
 				continue

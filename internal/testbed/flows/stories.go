@@ -23,22 +23,30 @@ import (
 // next. Every mode runs them beside Run.
 func Stories(t *testing.T, create Factory, opts ...Option) {
 	for _, s := range []struct {
-		name string
-		run  func(*testing.T, *Env)
+		name   string
+		run    func(*testing.T, *Env)
+		before func(*testbed.Host) // of the node, before there is a data plane
 	}{
-		{"affinity outlasts changes of other endpoints", affinityOutlasts},
-		{"affinity ends with its endpoint", affinityEnds},
-		{"affinity ends with its time, counted from the last connection", affinityTimesOut},
-		{"endpoints are met equally often", spread},
-		{"an open connection survives every change but that of its endpoint", openConnection},
-		{"a UDP client leaves an endpoint that is gone", udpLeaves},
-		{"a UDP client finds an endpoint that came late", udpFinds},
-		{"a new Service answers as soon as Apply returns", newService},
-		{"a load balancer's own address is no client", ownAddressAsSource},
-		{"unallocated ClusterIPs do not leave the node", rangesChange},
+		{"affinity outlasts changes of other endpoints", affinityOutlasts, nil},
+		{"affinity ends with its endpoint", affinityEnds, nil},
+		{"affinity ends with its time, counted from the last connection", affinityTimesOut, nil},
+		{"endpoints are met equally often", spread, nil},
+		{"an open connection survives every change but that of its endpoint", openConnection, nil},
+		{"a UDP client leaves an endpoint that is gone", udpLeaves, nil},
+		{"a UDP client finds an endpoint that came late", udpFinds, nil},
+		{"a new Service answers as soon as Apply returns", newService, nil},
+		{"a load balancer's own address is no client", ownAddressAsSource, nil},
+		{"a node without IPv6 serves IPv4", withoutIPv6, disableIPv6},
+		{"unallocated ClusterIPs do not leave the node", rangesChange, nil},
 	} {
 		t.Run(s.name, func(t *testing.T) {
-			e := NewEnv(t, create)
+			e := NewEnv(t, func(t testing.TB, h *testbed.Host) dataplane.Applier {
+				t.Helper()
+				if s.before != nil {
+					s.before(h)
+				}
+				return create(t, h)
+			})
 			for _, o := range opts {
 				o(&e.options)
 			}

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -113,13 +114,16 @@ func settle() error {
 	if err := os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_max", []byte("262144"), 0); err != nil {
 		return err
 	}
-	// IPv6 is a module, too, and has to be there before the first namespace.
+	// IPv6 is a module, too, and has to be there before the first namespace, unless a
+	// parameter turns it off.
 	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = unix.Close(fd)
+	} else if line, _ := os.ReadFile("/proc/cmdline"); strings.Contains(string(line), "ipv6.disable=1") {
+		err = nil
+	}
 	if err != nil {
 		return fmt.Errorf("load IPv6: %w", err)
-	}
-	if err := unix.Close(fd); err != nil {
-		return err
 	}
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {

@@ -52,7 +52,10 @@ type job struct {
 // Main runs the tests of m in the guest and exits with their code. prepare is
 // called on the machine before, with the directory that the guest has as Shared:
 // programs for the tests can be put there.
-func Main(m *testing.M, prepare ...func(dir string) error) {
+func Main(m *testing.M, prepare ...func(dir string) error) { MainWith(m, nil, prepare...) }
+
+// MainWith is Main for a guest whose kernel gets further parameters.
+func MainWith(m *testing.M, parameters []string, prepare ...func(dir string) error) {
 	switch {
 	case os.Getenv(testEnv) != "":
 		os.Exit(m.Run())
@@ -61,7 +64,7 @@ func Main(m *testing.M, prepare ...func(dir string) error) {
 	case stays(os.Args[1:]):
 		os.Exit(m.Run())
 	}
-	code, err := host(prepare)
+	code, err := host(parameters, prepare)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "uml:", err)
 		code = 1
@@ -81,7 +84,7 @@ func stays(args []string) bool {
 }
 
 // host starts a guest for this program and returns the exit code of the tests.
-func host(more []func(dir string) error) (code int, err error) {
+func host(parameters []string, more []func(dir string) error) (code int, err error) {
 	path, err := exec.LookPath(program)
 	if err != nil {
 		return 0, fmt.Errorf("%w: install User Mode Linux (Debian: user-mode-linux) with test/setup.sh", err)
@@ -109,8 +112,8 @@ func host(more []func(dir string) error) (code int, err error) {
 		return 0, err
 	}
 	defer func() { _ = console.Close() }()
-	cmd := exec.Command(path, "mem="+memory, "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro",
-		"init="+exe, dirEnv+"="+dir, "con=null", "con0=fd:0,fd:1", "quiet", "panic=-1")
+	cmd := exec.Command(path, append([]string{"mem=" + memory, "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro",
+		"init=" + exe, dirEnv + "=" + dir, "con=null", "con0=fd:0,fd:1", "quiet", "panic=-1"}, parameters...)...)
 	cmd.Env = append(os.Environ(), library...)
 	cmd.Stdout, cmd.Stderr = console, console
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
