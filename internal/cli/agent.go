@@ -161,6 +161,13 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 		{name: "dns", run: server.Run, ready: func(ctx context.Context) error { return untilTrue(ctx, server.Ready) }},
 		{name: "pods", run: pods.Run, ready: pods.WaitReady},
 	}...)
+	speaker, err := f.lb.newSpeaker(log, cfg, f.nodeName, f.nodeIPs[0], p)
+	if err != nil {
+		return nil, err
+	}
+	if speaker != nil {
+		n.components = append(n.components, speakerComponent(speaker))
+	}
 	if f.configureResolver {
 		addrs, err := f.clusterDNS()
 		if err != nil {

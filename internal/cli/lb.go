@@ -24,6 +24,7 @@ type lbFlags struct {
 	byDefault  bool
 	interfaces []string
 	announce   string
+	peerPort   uint16
 }
 
 // How addresses may be announced.
@@ -48,6 +49,8 @@ func (f *lbFlags) add(cmd *cobra.Command) {
 		"interfaces of this node that answer for addresses (default: those whose network has the address)")
 	flags.StringVar(&f.announce, "lb-announce", announceARP,
 		"how this node announces addresses: arp (IPv6: NDP), bgp, or none, when somebody else routes them")
+	flags.Uint16Var(&f.peerPort, "lb-peer-port", lb.DefaultPeerPort,
+		"UDP port on the node's address at which the speakers of all nodes hear each other; the same on all")
 }
 
 // check rejects flags that cannot work in a cluster with the ranges of networks, which are
@@ -55,6 +58,9 @@ func (f *lbFlags) add(cmd *cobra.Command) {
 func (f *lbFlags) check(networks networkFlags) error {
 	if !slices.Contains(announcements(), f.announce) {
 		return usagef("--lb-announce is %q; want arp, bgp or none", f.announce)
+	}
+	if f.peerPort == 0 {
+		return usagef("--lb-peer-port must be 1 to 65535: the other speakers have to know it")
 	}
 	for _, name := range f.interfaces {
 		if name == "" || len(name) > 15 || strings.ContainsAny(name, "/: \t\n") {
@@ -150,6 +156,7 @@ type lbCommand struct {
 	lbFlags
 	client              clientFlags
 	nodeName, metrics   string
+	nodeIP              addrsValue
 	controller, speaker bool
 }
 
@@ -172,6 +179,8 @@ address. It takes the place of MetalLB, kube-vip or cloud-provider-kind.`,
 	c.lbFlags.add(cmd)
 	flags := cmd.Flags()
 	flags.StringVar(&c.nodeName, "node-name", hostname(), "name of this machine's Node object")
+	flags.Var(&c.nodeIP, "node-ip",
+		"address of this node at which its speaker hears the others (default: that by which it reaches the API server)")
 	flags.BoolVar(&c.controller, "controller", true, "give out addresses, while this process holds the Lease")
 	flags.BoolVar(&c.speaker, "speaker", true, "announce addresses from this node")
 	flags.StringVar(&c.metrics, "metrics-bind-address", "127.0.0.1:7472", "IP:PORT of /metrics; empty for none")
@@ -209,6 +218,21 @@ func (c *lbCommand) run(ctx context.Context) error {
 		}
 		registry.MustRegister(controller.Collector())
 		parts = append(parts, component{name: "load balancers", run: controller.Run})
+	}
+	if c.speaker {
+		if len(c.nodeIP) == 0 {
+			if c.nodeIP, err = machineAddresses(serverAddrs(config, log)); err != nil {
+				return err
+			}
+		}
+		speaker, err := c.newSpeaker(log, config, c.nodeName, c.nodeIP[0], nil)
+		if err != nil {
+			return err
+		}
+		if speaker != nil {
+			registry.MustRegister(speaker.Collector())
+			parts = append(parts, speakerComponent(speaker))
+		}
 	}
 	if c.metrics != "" {
 		h := promhttp.HandlerFor(registry, promhttp.HandlerOpts{})

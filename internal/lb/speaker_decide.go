@@ -34,6 +34,9 @@ const (
 
 func encodeLinks(links []link.Interface, anyNetwork bool) string {
 	var out []memberLink
+	// Pods' interfaces have no network, and there may be many.
+	links = slices.Clone(links)
+	slices.SortStableFunc(links, func(a, b link.Interface) int { return min(len(b.Networks), 1) - min(len(a.Networks), 1) })
 	for _, l := range links {
 		if len(out) < maxLinks {
 			out = append(out, memberLink{l.Name, l.MAC[:], l.Networks[:min(len(l.Networks), maxNetworks)], anyNetwork})

@@ -29,6 +29,11 @@ type known struct {
 	// wake holds a token after something has changed.
 	wake chan struct{}
 
+	// needSlices is closed when there is a Service of policy Local: before, nobody
+	// needs to know where endpoints are.
+	needSlices chan struct{}
+	needed     sync.Once
+
 	mu       sync.Mutex
 	claims   map[netip.Addr]claim
 	services map[svc.Name]*announced
@@ -83,7 +88,7 @@ type address struct {
 
 func newKnown(node string) *known {
 	return &known{
-		node: node, wake: make(chan struct{}, 1), claims: map[netip.Addr]claim{}, services: map[svc.Name]*announced{},
+		node: node, wake: make(chan struct{}, 1), needSlices: make(chan struct{}), claims: map[netip.Addr]claim{}, services: map[svc.Name]*announced{},
 		slices: map[svc.Name]sliceNodes{}, pools: map[string]poolWay{}, dirty: map[netip.Addr]struct{}{},
 		bySvc: map[svc.Name]map[svc.Name]struct{}{},
 	}
@@ -123,8 +128,14 @@ func (k *known) follow(ctx context.Context, running *sync.WaitGroup, client kube
 	ours := metav1.ListOptions{LabelSelector: networkingv1.LabelManagedBy + "=" + ManagedBy}
 	run(ctx, running, "claims", reflector.From(client.NetworkingV1().IPAddresses(), ours), sink(k, k.setClaim, k.dropClaim))
 	run(ctx, running, "services", reflector.From(client.CoreV1().Services(""), metav1.ListOptions{}), sink(k, k.setService, k.dropService))
-	run(ctx, running, "endpointslices", reflector.From(client.DiscoveryV1().EndpointSlices(""), metav1.ListOptions{}),
-		sink(k, k.setSlice, k.dropSlice))
+	running.Go(func() {
+		select {
+		case <-ctx.Done():
+		case <-k.needSlices:
+			from := reflector.From(client.DiscoveryV1().EndpointSlices(""), metav1.ListOptions{})
+			reflector.Run(ctx, "lb-speaker/endpointslices", from, sink(k, k.setSlice, k.dropSlice))
+		}
+	})
 	run(ctx, running, "pools", reflector.From(lb.Pools, metav1.ListOptions{}), sink(k, k.setPool, k.dropPool))
 	run(ctx, running, "node", reflector.From(client.CoreV1().Nodes(), named(k.node)),
 		sink(k, func(n *corev1.Node) { k.self = n }, func(svc.Name) { k.self = nil }))
@@ -205,6 +216,9 @@ func (k *known) setService(o *corev1.Service) {
 		return
 	}
 	a := &announced{uid: o.UID, local: o.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal}
+	if a.local {
+		k.needed.Do(func() { close(k.needSlices) })
+	}
 	for _, in := range o.Status.LoadBalancer.Ingress {
 		if addr, err := netip.ParseAddr(in.IP); err == nil && (in.IPMode == nil || *in.IPMode == corev1.LoadBalancerIPModeVIP) {
 			a.addrs = append(a.addrs, addr)

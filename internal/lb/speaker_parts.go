@@ -27,8 +27,8 @@ import (
 
 // readKey waits for the Secret with the speakers' key, which the controller makes.
 func (s *Speaker) readKey(ctx context.Context) ([]byte, error) {
-	warned := false
-	for begin := time.Now(); ; {
+	warned, pause := false, 100*time.Millisecond
+	for begin := time.Now(); ; pause = min(2*pause, 2*time.Second) {
 		secret, err := s.client.CoreV1().Secrets(Namespace).Get(ctx, KeyName, metav1.GetOptions{})
 		switch {
 		case err == nil && len(secret.Data[KeyEntry]) >= KeyBytes:
@@ -45,7 +45,7 @@ func (s *Speaker) readKey(ctx context.Context) ([]byte, error) {
 		select {
 		case <-ctx.Done():
 			return nil, ctx.Err()
-		case <-time.After(200 * time.Millisecond):
+		case <-time.After(pause):
 		}
 	}
 }

@@ -136,8 +136,15 @@ func (p *Proxy) watchAddresses() (changed <-chan struct{}, stop func()) {
 }
 
 // Status returns what the proxy has done and what is wrong. It is safe for
-// concurrent use, as are Node, Changed, Table and Metrics.
+// concurrent use, as are Serving, Node, Changed, Table and Metrics.
 func (p *Proxy) Status() Status { return p.status.get() }
+
+// Serving reports whether the kernel answers for Services as the API says, as far as
+// known, and the node is to stay: what /healthz answers.
+func (p *Proxy) Serving() bool {
+	s := p.health.state(time.Now())
+	return s.serving && s.eligible
+}
 
 // Table returns the Table that is programmed, without the service ports that
 // were rejected; nil before the first Apply.

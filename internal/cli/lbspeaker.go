@@ -1,0 +1,58 @@
+package cli
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/fairlead/fairlead/internal/lb"
+	"github.com/fairlead/fairlead/internal/proxy"
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+// newSpeaker returns what announces from this node, nil if it announces nothing by
+// ARP and NDP. p is the proxy of this process, nil if another one runs on the node.
+func (f *lbFlags) newSpeaker(log *slog.Logger, config *rest.Config, nodeName string, at netip.Addr, p *proxy.Proxy) (*lb.Speaker, error) {
+	if f.announce != announceARP {
+		return nil, nil
+	}
+	o := lb.SpeakerOptions{
+		Config: config, NodeName: nodeName, Peer: netip.AddrPortFrom(at, f.peerPort), Interfaces: f.interfaces, Log: log,
+	}
+	if p != nil {
+		o.Healthy = func(context.Context) (bool, string) {
+			if p.Serving() {
+				return true, ""
+			}
+			return false, "the node's proxy: " + p.Status().Message
+		}
+		o.Programmed = func(id svc.PortName, family svc.Family, addr netip.Addr) bool {
+			return forwards(p.Table(), id, family, addr)
+		}
+	}
+	return lb.NewSpeaker(o)
+}
+
+// forwards reports whether a table has an address of a load balancer for a service port.
+func forwards(t *table.Table, id svc.PortName, family svc.Family, addr netip.Addr) bool {
+	if t == nil {
+		return false
+	}
+	port := t.Get(table.Key{ID: id, Family: family})
+	if port == nil {
+		return false
+	}
+	for i := range port.Frontends {
+		if f := &port.Frontends[i]; f.Kind == table.LoadBalancerIP && f.Addr.Addr() == addr {
+			return true
+		}
+	}
+	return false
+}
+
+// speakerComponent runs a speaker. It stops before the proxy, so that others announce
+// its addresses first.
+func speakerComponent(s *lb.Speaker) component { return component{name: "speaker", run: s.Run} }
