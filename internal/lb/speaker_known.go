@@ -88,7 +88,8 @@ type address struct {
 
 func newKnown(node string) *known {
 	return &known{
-		node: node, wake: make(chan struct{}, 1), needSlices: make(chan struct{}), claims: map[netip.Addr]claim{}, services: map[svc.Name]*announced{},
+		node: node, wake: make(chan struct{}, 1), needSlices: make(chan struct{}),
+		claims: map[netip.Addr]claim{}, services: map[svc.Name]*announced{},
 		slices: map[svc.Name]sliceNodes{}, pools: map[string]poolWay{}, dirty: map[netip.Addr]struct{}{},
 		bySvc: map[svc.Name]map[svc.Name]struct{}{},
 	}

@@ -56,6 +56,7 @@ type node struct {
 	mac  [6]byte
 	args speakerArgs
 	*process.Process
+	dead, stopped bool // by TestNeverTwoOwnersOnTheWire
 }
 
 func newBed(t *testing.T, nodes int) *bed {
@@ -389,7 +390,7 @@ func (l *listener) since(a netip.Addr, t time.Time) []answer {
 	return slices.Clone(l.answers[a][i:])
 }
 
-// signalled reports errors of signals to processes that have ended.
+// kill9 ends the node's speaker without a chance to do anything.
 func (n *node) kill9() {
 	n.bed.Helper()
 	n.Signal(syscall.SIGKILL)
