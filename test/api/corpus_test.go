@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -86,6 +87,40 @@ func TestCompare(t *testing.T) {
 		}
 	})
 	t.Logf("%d requests, %d differences with a reason, %d without", fairlead.Requests, explained, unexplained)
+}
+
+// Every reason for a difference is listed in docs/compatibility.md, and no other.
+func TestReasonsAreDocumented(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/compatibility.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, ok := strings.Cut(string(doc), "\n## The reasons beside the requests\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	if !ok {
+		t.Fatal("the section of the reasons is missing")
+	}
+	listed := map[string]bool{}
+	for line := range strings.Lines(section) {
+		if reason, ok := strings.CutPrefix(strings.TrimSpace(line), "- "); ok {
+			listed[reason] = false
+		}
+	}
+	eachCase(t, "testdata/*.txt", func(t *testing.T, file string, c api.Case) {
+		for _, s := range c.Steps {
+			for _, e := range s.Explained {
+				if _, ok := listed[e.Why]; !ok {
+					t.Errorf("%s:%d: docs/compatibility.md does not list: %s", file, e.Line, e.Why)
+				}
+				listed[e.Why] = true
+			}
+		}
+	})
+	for reason, used := range listed {
+		if !used {
+			t.Errorf("docs/compatibility.md lists what no request has: %s", reason)
+		}
+	}
 }
 
 func newRunner(t *testing.T, config *rest.Config) *api.Runner {
