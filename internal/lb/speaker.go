@@ -20,6 +20,7 @@ import (
 	"github.com/fairlead/fairlead/internal/events"
 	"github.com/fairlead/fairlead/internal/kernel/clock"
 	"github.com/fairlead/fairlead/internal/lb/announce"
+	"github.com/fairlead/fairlead/internal/lb/bgp"
 	"github.com/fairlead/fairlead/internal/lb/quorum"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -39,6 +40,10 @@ type SpeakerOptions struct {
 	Peer netip.AddrPort
 	// Interfaces are those to announce at (default: by the networks of the addresses).
 	Interfaces []string
+	// Announce is AnnounceARP (default), AnnounceBGP or AnnounceNone. BGPPeers are announced
+	// to beside the objects of that kind, unless it is AnnounceNone.
+	Announce string
+	BGPPeers []bgp.Peer
 	// Healthy reports whether the node's proxy serves, and if not, why. By default the
 	// proxy's /healthz on this machine's port 10256 is asked.
 	Healthy func(context.Context) (ok bool, reason string)
@@ -76,6 +81,7 @@ type Speaker struct {
 	witness *witness
 	peers   peerMACs
 	status  speakerStatus
+	routing routing
 }
 
 // ownership is what is known of an address that this node announces or waits for.
@@ -92,6 +98,7 @@ func NewSpeaker(o SpeakerOptions) (*Speaker, error) {
 	if o.Now == nil {
 		o.Now = clock.Boot
 	}
+	o.Announce = cmp.Or(o.Announce, AnnounceARP)
 	if o.Healthy == nil {
 		o.Healthy = askHealthz
 	}
@@ -120,6 +127,7 @@ func NewSpeaker(o SpeakerOptions) (*Speaker, error) {
 	s.witness = newWitness(client, o.NodeName, o.Now, o.Log)
 	s.events = events.NewRecorder(client, corev1.EventSource{Component: "fairlead-lb-speaker", Host: o.NodeName}, o.Log)
 	s.metrics = newSpeakerMetrics()
+	s.routing = newRouting(s)
 	s.announce = announce.New(announce.Options{
 		Interfaces: o.Interfaces, May: s.may, IsPeer: s.peers.has, Conflict: s.conflict, Changed: s.known.poke, Log: o.Log,
 	})
@@ -164,6 +172,9 @@ func (s *Speaker) Run(ctx context.Context) error {
 	running.Go(func() { s.witness.run(inner) })
 	running.Go(func() { s.health.run(inner, s.o.Healthy, s.known.poke) })
 	s.known.follow(inner, &running, s.client, s.lb)
+	if r := s.routing.routes; r != nil {
+		running.Go(func() { r.Run(inner) })
+	}
 	defer s.events.Start()()
 	running.Go(func() { s.status.run(inner, s.lb, s.o.NodeName, s.log) })
 	announced := make(chan error, 1)
@@ -221,6 +232,9 @@ func (s *Speaker) vote(f func(now time.Duration)) {
 // release gives up all addresses.
 func (s *Speaker) release(ctx context.Context) {
 	begin := time.Now()
+	withdrawn := make(chan struct{})
+	go func() { defer close(withdrawn); s.routing.close(ctx) }()
+	defer func() { <-withdrawn }()
 	s.drop(func(netip.Addr) bool { return true })
 	s.vote(func(now time.Duration) {
 		s.node.SetAttrs(now, "")
@@ -242,6 +256,7 @@ func (s *Speaker) release(ctx context.Context) {
 		}
 		timer.Stop()
 	}
+	<-withdrawn
 	s.log.Info("gave up all addresses", "took", time.Since(begin).Round(time.Millisecond))
 	s.report(false, "the speaker has ended")
 	s.status.flush(ctx, s.lb, s.o.NodeName)

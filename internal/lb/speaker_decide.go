@@ -78,33 +78,43 @@ func (s *Speaker) learn() {
 		s.node.SetList(now, list)
 		s.node.SetAttrs(now, attrs)
 	})
+	changed := s.known.take(false)
+	s.route(node, s.excluded(node), changed)
 	s.report(attrs != "", reason)
-	s.decide(s.known.take(false))
+	s.decide(changed)
+}
+
+// excluded returns why the node may not announce, empty if it may.
+func (s *Speaker) excluded(node *corev1.Node) (reason string) {
+	if node == nil {
+		return "the node has no Node object"
+	}
+	if !node.DeletionTimestamp.IsZero() {
+		return "the Node object is being deleted"
+	}
+	if _, excluded := node.Labels[corev1.LabelNodeExcludeBalancers]; excluded {
+		return "the node has the label " + corev1.LabelNodeExcludeBalancers
+	}
+	for _, t := range node.Spec.Taints {
+		if t.Key == corev1.TaintNodeOutOfService {
+			return "the node has the taint " + t.Key
+		}
+	}
+	if ok, why := s.health.get(); !ok {
+		return why
+	}
+	return ""
 }
 
 // eligible returns what the speaker says of itself, empty with a reason if its node
 // may not announce.
 func (s *Speaker) eligible(node *corev1.Node) (attrs, reason string) {
-	if node == nil {
-		return "", "the node has no Node object"
-	}
-	if !node.DeletionTimestamp.IsZero() {
-		return "", "the Node object is being deleted"
-	}
-	if _, excluded := node.Labels[corev1.LabelNodeExcludeBalancers]; excluded {
-		return "", "the node has the label " + corev1.LabelNodeExcludeBalancers
-	}
-	for _, t := range node.Spec.Taints {
-		if t.Key == corev1.TaintNodeOutOfService {
-			return "", "the node has the taint " + t.Key
-		}
+	if reason := s.excluded(node); reason != "" {
+		return "", reason
 	}
 	links := s.announce.Links()
 	if len(links) == 0 {
 		return "", "the node has no interface to announce at"
-	}
-	if ok, why := s.health.get(); !ok {
-		return "", why
 	}
 	return encodeLinks(links, len(s.o.Interfaces) > 0), ""
 }
@@ -127,6 +137,11 @@ func (s *Speaker) decideMembers(before []quorum.Member) {
 		clear(s.links)
 	}
 	all := s.known.take(true)
+	node, _ := s.known.own()
+	s.route(node, s.excluded(node), all)
+	if s.o.Announce != AnnounceARP {
+		return
+	}
 	for i := range all {
 		a := &all[i]
 		may := func(m *quorum.Member) bool { return s.mayAnnounce(a, m) }
@@ -143,6 +158,9 @@ func (s *Speaker) decideMembers(before []quorum.Member) {
 
 // decide wants the addresses that should be this node's, and gives up the others.
 func (s *Speaker) decide(addrs []address) {
+	if s.o.Announce != AnnounceARP {
+		return
+	}
 	if s.members == nil {
 		return // no majority of the voters was heard yet; the members will come
 	}

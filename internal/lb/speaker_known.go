@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -41,6 +42,7 @@ type known struct {
 	pools    map[string]poolWay
 	self     *corev1.Node
 	list     quorum.List
+	unlisted int // kinds that have not been listed yet
 	// all is true if every address may be concerned by what has changed; dirty are
 	// those that are.
 	all   bool
@@ -71,6 +73,7 @@ type sliceNodes struct {
 // poolWay is how a pool's addresses are announced.
 type poolWay struct {
 	interfaces []string
+	object     *v1.IPAddressPool
 }
 
 // address is everything that decides who may announce an address.
@@ -155,6 +158,10 @@ func run[T any](ctx context.Context, running *sync.WaitGroup, name string, from 
 // sink returns a Sink that calls set and drop with the lock held.
 func sink[T metav1.Object](k *known, set func(T), drop func(svc.Name)) reflector.Sink[T] {
 	have := map[svc.Name]struct{}{}
+	k.mu.Lock()
+	k.unlisted++
+	k.mu.Unlock()
+	first := sync.OnceFunc(func() { k.unlisted-- })
 	name := func(o T) svc.Name { return svc.Name{Namespace: o.GetNamespace(), Name: o.GetName()} }
 	return reflector.Sink[T]{
 		Replace: func(objs []T) {
@@ -170,6 +177,7 @@ func sink[T metav1.Object](k *known, set func(T), drop func(svc.Name)) reflector
 					}
 				}
 				have = next
+				first()
 			})
 		},
 		Set: func(o T) {
@@ -274,10 +282,10 @@ func (k *known) dropSlice(n svc.Name) {
 }
 
 func (k *known) setPool(o *v1.IPAddressPool) {
-	if old, had := k.pools[o.Name]; had && slices.Equal(old.interfaces, o.Spec.Interfaces) {
+	if old, had := k.pools[o.Name]; had && slices.Equal(old.interfaces, o.Spec.Interfaces) && reflect.DeepEqual(old.object.Spec.BGP, o.Spec.BGP) {
 		return
 	}
-	k.pools[o.Name] = poolWay{interfaces: o.Spec.Interfaces}
+	k.pools[o.Name] = poolWay{interfaces: o.Spec.Interfaces, object: o}
 	k.all = true
 }
 
@@ -310,6 +318,23 @@ func (k *known) take(all bool) (out []address) {
 	k.all = false
 	clear(k.dirty)
 	return out
+}
+
+// every returns all addresses, and leaves what take returns as it is.
+func (k *known) every() (out []address) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for a := range k.claims {
+		out = append(out, k.get(a))
+	}
+	return out
+}
+
+// listed reports whether every kind has been listed.
+func (k *known) listed() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.unlisted == 0
 }
 
 // get returns what is known of an address.

@@ -355,7 +355,7 @@ func (s *Speaker) report(eligible bool, reason string) {
 	t.stale = false
 	next := v1.SpeakerStatus{
 		Eligible: eligible, Reason: reason, VoterVersion: confirmed, Endpoints: []string{s.o.Peer.String()},
-		Peers: t.want.Peers, Conditions: t.want.Conditions,
+		Conditions: t.want.Conditions,
 	}
 	for _, l := range s.announce.Links() {
 		for _, p := range l.Networks {
@@ -379,7 +379,8 @@ func (s *Speaker) report(eligible bool, reason string) {
 		}
 		next.Addresses = append(next.Addresses, a)
 	}
-	slices.SortFunc(next.Addresses, func(a, b v1.AnnouncedAddress) int {
+	s.routing.statusOf(&next)
+	slices.SortStableFunc(next.Addresses, func(a, b v1.AnnouncedAddress) int {
 		return netip.MustParseAddr(a.Address).Compare(netip.MustParseAddr(b.Address))
 	})
 	t.want, t.dirty = next, true

@@ -42,6 +42,8 @@ type speakerArgs struct {
 	Peer                                   netip.AddrPort
 	// Rate is how fast its clock goes.
 	Rate float64
+	// Announce is how it announces, arp by default.
+	Announce string
 	// Unhealthy is a file that makes the proxy unhealthy while it exists.
 	Unhealthy string
 }
@@ -63,7 +65,7 @@ func speak(text string) error {
 		Config: &rest.Config{Host: a.Host, BearerToken: a.Token, Timeout: 0, TLSClientConfig: rest.TLSClientConfig{
 			ServerName: a.ServerName, CAData: []byte(a.CA), CertData: []byte(a.Cert), KeyData: []byte(a.Key),
 		}},
-		NodeName: a.Node, Peer: a.Peer,
+		NodeName: a.Node, Peer: a.Peer, Announce: a.Announce,
 		Healthy: func(context.Context) (bool, string) {
 			_, err := os.Stat(a.Unhealthy)
 			return err != nil, "the test says so"

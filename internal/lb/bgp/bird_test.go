@@ -15,6 +15,7 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/bgp"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/bird"
 )
 
 var (
@@ -31,7 +32,7 @@ const (
 // addresses and have a session with the router.
 type site struct {
 	client *testbed.Host
-	router *bird
+	router *bird.Router
 	nodes  []*node
 }
 
@@ -58,7 +59,7 @@ func newSite(t *testing.T, options ...string) *site {
 		h.AddAddr(vip6)
 		h.Serve(svc.TCP, servicePort)
 	}
-	s.router = startBird(t, router, neighbors...)
+	s.router = bird.Start(t, router, neighbors...)
 	for _, h := range hosts {
 		s.nodes = append(s.nodes, startNode(t, h))
 	}
@@ -82,8 +83,8 @@ func TestConnectionsAreSpreadAndSurviveADeadNode(t *testing.T) {
 		n.announce(vip4, vip6)
 		n.setPeers(peer(s.router.Host))
 	}
-	s.router.routes(route4, s.nodes[0].Addr4(), s.nodes[1].Addr4())
-	s.router.routes(route6, s.nodes[0].Addr6(), s.nodes[1].Addr6())
+	s.router.Routes(route4, s.nodes[0].Addr4(), s.nodes[1].Addr4())
+	s.router.Routes(route6, s.nodes[0].Addr6(), s.nodes[1].Addr6())
 	for _, a := range []netip.Addr{vip4, vip6} {
 		by := map[string]int{}
 		for range 64 {
@@ -103,8 +104,8 @@ func TestConnectionsAreSpreadAndSurviveADeadNode(t *testing.T) {
 	if out, err := link.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	s.router.routes(route4, s.nodes[1].Addr4())
-	s.router.routes(route6, s.nodes[1].Addr6())
+	s.router.Routes(route4, s.nodes[1].Addr4())
+	s.router.Routes(route6, s.nodes[1].Addr6())
 	for _, a := range []netip.Addr{vip4, vip6} {
 		for range 16 {
 			if name, err := s.ask(a, testbed.Patience); err != nil || name != "node2" {
@@ -124,7 +125,7 @@ func TestWithdrawalComesBeforeTheEnd(t *testing.T) {
 		n.announce(vip4)
 		n.setPeers(peer(s.router.Host))
 	}
-	s.router.routes(route4, s.nodes[0].Addr4(), s.nodes[1].Addr4())
+	s.router.Routes(route4, s.nodes[0].Addr4(), s.nodes[1].Addr4())
 
 	var mu sync.Mutex
 	by, after := map[string]int{}, map[string]int{}
@@ -189,13 +190,13 @@ func TestWithdraw(t *testing.T) {
 	other := netip.MustParseAddr("198.51.100.8")
 	n.announce(vip4, vip6, other)
 	n.setPeers(peer(s.router.Host))
-	s.router.routes(route4, n.Addr4())
+	s.router.Routes(route4, n.Addr4())
 	n.order(order{Withdraw: []netip.Addr{vip4, vip6, vip4}})
-	s.router.routes(route4)
-	s.router.routes(route6)
-	s.router.routes("198.51.100.8/32", n.Addr4())
+	s.router.Routes(route4)
+	s.router.Routes(route6)
+	s.router.Routes("198.51.100.8/32", n.Addr4())
 	n.announce(vip4)
-	s.router.routes(route4, n.Addr4())
+	s.router.Routes(route4, n.Addr4())
 }
 
 // A session with the right password works; with a wrong one or none it does not come
@@ -203,23 +204,23 @@ func TestWithdraw(t *testing.T) {
 func TestPassword(t *testing.T) {
 	net := testbed.NewNetwork(t)
 	h := net.Host("node1")
-	good := startBird(t, net.Host("router"), neighbor(h, `password "right";`))
-	bad := startBird(t, net.Host("other"), neighbor(h, `password "right";`))
+	good := bird.Start(t, net.Host("router"), neighbor(h, `password "right";`))
+	bad := bird.Start(t, net.Host("other"), neighbor(h, `password "right";`))
 	n := startNode(t, h)
 	n.announce(vip4)
 	right, wrong := peer(good.Host), peer(bad.Host)
 	right.Password, wrong.Password = "right", "wrong"
 	n.setPeers(right, wrong)
-	good.routes(route4, h.Addr4())
+	good.Routes(route4, h.Addr4())
 	n.Says(`peer other: Idle: cannot connect: i/o timeout: .* has another password`)
-	bad.routes(route4)
+	bad.Routes(route4)
 
 	wrong.Password = ""
 	n.setPeers(right, wrong)
 	n.Says(`peer other: Idle: cannot connect: i/o timeout: .* wants a password`)
 	wrong.Password = "right"
 	n.setPeers(right, wrong)
-	bad.routes(route4, h.Addr4())
+	bad.Routes(route4, h.Addr4())
 	if log := n.Log(); strings.Count(log, "peer router: Established") != 1 || strings.Contains(log, "peer router: Idle") {
 		t.Errorf("the session with the right password was disturbed:\n%s", log)
 	}
@@ -232,8 +233,8 @@ func TestPassword(t *testing.T) {
 func TestAttributesArrive(t *testing.T) {
 	net := testbed.NewNetwork(t)
 	h := net.Host("node1")
-	outer := startBird(t, net.Host("router"), neighbor(h))
-	inner := startBird(t, net.Host("inner"), fmt.Sprintf("neighbor %s as %d;", h.Addr4(), routerAS))
+	outer := bird.Start(t, net.Host("router"), neighbor(h))
+	inner := bird.Start(t, net.Host("inner"), fmt.Sprintf("neighbor %s as %d;", h.Addr4(), routerAS))
 	n := startNode(t, h)
 	var communities []bgp.Community
 	for _, text := range []string{"64513:100", "no-export", "64513:1:4294967295"} {
@@ -247,10 +248,10 @@ func TestAttributesArrive(t *testing.T) {
 	internal := peer(inner.Host)
 	internal.LocalASN = routerAS
 	n.setPeers(peer(outer.Host), internal)
-	has := func(b *bird, route string, want ...string) {
+	has := func(b *bird.Router, route string, want ...string) {
 		t.Helper()
 		testbed.Until(t, fmt.Sprintf("%s to have %s with %q", b.Name(), route, want), func() error {
-			out := b.ask("show", "route", route, "all")
+			out := b.Ask("show", "route", route, "all")
 			for _, w := range want {
 				if !regexp.MustCompile(w).MatchString(out) {
 					return fmt.Errorf("it has\n%s", out)
@@ -267,7 +268,7 @@ func TestAttributesArrive(t *testing.T) {
 	n.order(order{Announce: []netip.Addr{vip4}, Attributes: bgp.Attributes{LocalPreference: new(uint32(7))}})
 	has(inner, route4, `(?m)BGP.local_pref: 7$`)
 	has(inner, route6, `BGP.local_pref: 250`)
-	if out := inner.ask("show", "route", route4, "all"); strings.Contains(out, "community") {
+	if out := inner.Ask("show", "route", route4, "all"); strings.Contains(out, "community") {
 		t.Errorf("the communities are still there:\n%s", out)
 	}
 }
@@ -280,15 +281,15 @@ func TestAggregation(t *testing.T) {
 	n.order(order{Announce: []netip.Addr{a, b}, Attributes: bgp.Attributes{AggregationLength: 26}})
 	n.order(order{Announce: []netip.Addr{vip6}, Attributes: bgp.Attributes{AggregationLength: 64}})
 	n.setPeers(peer(s.router.Host))
-	s.router.routes("198.51.100.64/26", n.Addr4())
-	s.router.routes("2001:db8:7::/64", n.Addr6())
-	s.router.routes("198.51.100.65/32")
+	s.router.Routes("198.51.100.64/26", n.Addr4())
+	s.router.Routes("2001:db8:7::/64", n.Addr6())
+	s.router.Routes("198.51.100.65/32")
 	n.order(order{Withdraw: []netip.Addr{a, vip6}})
-	s.router.routes("2001:db8:7::/64")
-	s.router.routes("198.51.100.64/26", n.Addr4())
+	s.router.Routes("2001:db8:7::/64")
+	s.router.Routes("198.51.100.64/26", n.Addr4())
 	n.order(order{Announce: []netip.Addr{b}})
-	s.router.routes("198.51.100.64/26")
-	s.router.routes("198.51.100.70/32", n.Addr4())
+	s.router.Routes("198.51.100.64/26")
+	s.router.Routes("198.51.100.70/32", n.Addr4())
 }
 
 // A router with graceful restart keeps the routes of a killed process, over which
@@ -301,11 +302,11 @@ func TestGracefulRestart(t *testing.T) {
 	n := s.nodes[0]
 	n.announce(vip4, vip6, gone)
 	n.setPeers(p)
-	s.router.routes(route4, n.Addr4())
-	s.router.routes("198.51.100.8/32", n.Addr4())
+	s.router.Routes(route4, n.Addr4())
+	s.router.Routes("198.51.100.8/32", n.Addr4())
 	n.Kill()
 	testbed.Until(t, "the router to notice", func() error {
-		if out := s.router.ask("show", "protocols", "n1"); !strings.Contains(out, "Active") && !strings.Contains(out, "Connect") {
+		if out := s.router.Ask("show", "protocols", "n1"); !strings.Contains(out, "Active") && !strings.Contains(out, "Connect") {
 			return errors.New(out)
 		}
 		return nil
@@ -318,35 +319,35 @@ func TestGracefulRestart(t *testing.T) {
 	again := startNode(t, n.Host)
 	again.announce(vip4, vip6)
 	again.setPeers(p)
-	s.router.routes("198.51.100.8/32")
-	s.router.routes(route4, n.Addr4())
-	s.router.routes(route6, n.Addr6())
+	s.router.Routes("198.51.100.8/32")
+	s.router.Routes(route4, n.Addr4())
+	s.router.Routes(route6, n.Addr6())
 	// It was not the end of the restart time that removed the one.
 	again.Says("peer router: Established")
 	again.Stop()
-	s.router.routes(route4)
+	s.router.Routes(route4)
 }
 
 // Peers come, change and go while the session with another stays up.
 func TestPeersChange(t *testing.T) {
 	net := testbed.NewNetwork(t)
 	h := net.Host("node1")
-	first := startBird(t, net.Host("first"), neighbor(h))
-	second := startBird(t, net.Host("second"), fmt.Sprintf("neighbor %s as 64999;", h.Addr4()))
+	first := bird.Start(t, net.Host("first"), neighbor(h))
+	second := bird.Start(t, net.Host("second"), fmt.Sprintf("neighbor %s as 64999;", h.Addr4()))
 	n := startNode(t, h)
 	n.announce(vip4)
 	n.setPeers(peer(first.Host))
-	first.routes(route4, h.Addr4())
+	first.Routes(route4, h.Addr4())
 	wrong := peer(second.Host)
 	n.setPeers(peer(first.Host), wrong)
 	n.Says(`peer second: Idle: the router closed the session: .*bad peer as.*: it expects another AS number`)
 	right := wrong
 	right.LocalASN = 64999
 	n.setPeers(peer(first.Host), right)
-	second.routes(route4, h.Addr4())
+	second.Routes(route4, h.Addr4())
 	n.setPeers(peer(first.Host))
-	second.routes(route4)
-	first.routes(route4, h.Addr4())
+	second.Routes(route4)
+	first.Routes(route4, h.Addr4())
 	if log := n.Log(); strings.Count(log, "peer first: Established") != 1 || strings.Contains(log, "peer first: Idle") {
 		t.Errorf("the session with the first router was disturbed:\n%s", log)
 	}
@@ -357,14 +358,14 @@ func TestPeersChange(t *testing.T) {
 func TestSessionOverIPv6(t *testing.T) {
 	net := testbed.NewNetwork(t)
 	h := net.Host("node1")
-	router := startBird(t, net.Host("router"), fmt.Sprintf("neighbor %s as %d;", h.Addr6(), nodeAS))
+	router := bird.Start(t, net.Host("router"), fmt.Sprintf("neighbor %s as %d;", h.Addr6(), nodeAS))
 	n := startNode(t, h)
 	n.announce(vip4, vip6)
 	p := peer(router.Host)
 	p.Address = router.Addr6()
 	n.setPeers(p)
-	router.routes(route6, h.Addr6())
-	router.routes(route4, h.Addr4())
+	router.Routes(route6, h.Addr6())
+	router.Routes(route4, h.Addr4())
 }
 
 // A router that asks for the routes once more gets them (RFC 2918), and one that
@@ -374,22 +375,22 @@ func TestRefreshAndRestartOfTheRouter(t *testing.T) {
 	n := s.nodes[0]
 	n.announce(vip4, vip6)
 	n.setPeers(peer(s.router.Host))
-	s.router.routes(route4, n.Addr4())
+	s.router.Routes(route4, n.Addr4())
 	updates := func() string {
-		return regexp.MustCompile(`Import updates: +(\d+)`).FindString(s.router.ask("show", "protocols", "all", "n1"))
+		return regexp.MustCompile(`Import updates: +(\d+)`).FindString(s.router.Ask("show", "protocols", "all", "n1"))
 	}
 	before := updates()
-	s.router.control("reload", "in", "n1")
+	s.router.Control("reload", "in", "n1")
 	testbed.Until(t, "the routes once more", func() error {
 		if now := updates(); now == before {
 			return errors.New(now)
 		}
 		return nil
 	})
-	s.router.control("restart", "n1")
+	s.router.Control("restart", "n1")
 	n.Says(`peer router: Idle: the router closed the session: .*cease`)
-	s.router.routes(route4, n.Addr4())
-	s.router.routes(route6, n.Addr6())
+	s.router.Routes(route4, n.Addr4())
+	s.router.Routes(route6, n.Addr6())
 	n.Signal(syscall.SIGTERM)
 	n.Says("closed")
 }
