@@ -282,7 +282,8 @@ func (k *known) dropSlice(n svc.Name) {
 }
 
 func (k *known) setPool(o *v1.IPAddressPool) {
-	if old, had := k.pools[o.Name]; had && slices.Equal(old.interfaces, o.Spec.Interfaces) && reflect.DeepEqual(old.object.Spec.BGP, o.Spec.BGP) {
+	old, had := k.pools[o.Name]
+	if had && slices.Equal(old.interfaces, o.Spec.Interfaces) && reflect.DeepEqual(old.object.Spec.BGP, o.Spec.BGP) {
 		return
 	}
 	k.pools[o.Name] = poolWay{interfaces: o.Spec.Interfaces, object: o}
