@@ -259,8 +259,21 @@ func (c *controller) begin() {
 		c.loop.Queue.Add(name)
 	}
 	c.live = true
+	c.adoptPublished()
 	c.retryWaiting()
 	signal(c.tidy)
+}
+
+// adoptPublished lets Services keep what their status shows and nobody has a claim for,
+// before others get anything.
+func (c *controller) adoptPublished() {
+	for _, w := range c.waiting.list {
+		r, problem := c.request(c.services[w.name])
+		if problem == nil && len(r.Prefer) > 0 {
+			r.AskedOnly, r.Pools = append(r.AskedOnly, r.Pools...), nil
+			c.alloc.Assign(r)
+		}
+	}
 }
 
 // block keeps addresses of nodes from being given out.

@@ -174,6 +174,7 @@ func (c *controller) planAddresses(p *plan) {
 	if held := c.alloc.Of(p.name); len(held) == 0 {
 		if other := c.othersIngress(s); other != "" {
 			c.waiting.remove(p.name)
+			p.ingress = s.Status.LoadBalancer.Ingress
 			c.recordProblems(s, []*pool.Problem{{Kind: pool.Outside, Message: "status.loadBalancer has " + other +
 				", which is of no pool and was not given by this controller; it is left alone until it is removed"}})
 			return

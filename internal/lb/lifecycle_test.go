@@ -1,0 +1,487 @@
+package lb
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/lb/v1"
+)
+
+func class(name string) func(*corev1.Service) {
+	return func(s *corev1.Service) { s.Spec.LoadBalancerClass = &name }
+}
+
+func families(policy corev1.IPFamilyPolicy, list ...corev1.IPFamily) func(*corev1.Service) {
+	return func(s *corev1.Service) { s.Spec.IPFamilyPolicy, s.Spec.IPFamilies = &policy, list }
+}
+
+// noLoadBalancer changes a Service to another type.
+func noLoadBalancer(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeClusterIP }
+
+// The classes of others are none of ours, whatever their status shows; without a
+// class it depends on the default.
+func TestClasses(t *testing.T) {
+	r := newRig(t)
+	_, stop := r.run(func(o *ControllerOptions) { o.Default, o.Pools = false, r.flagPools("192.0.2.0/28") })
+	r.service("theirs", class("example.com/lb"))
+	r.setStatus("theirs", `[{"ip":"192.0.2.0","ipMode":"VIP"}]`)
+	r.service("ours", class(Class))
+	r.service("none")
+	r.wants("ours", "192.0.2.0")
+	untouched := func(name, want string) {
+		t.Helper()
+		if s := r.get(name); published(s) != want || len(s.Finalizers) > 0 {
+			t.Errorf("%s: %q with finalizers %q", name, published(s), s.Finalizers)
+		}
+	}
+	untouched("theirs", "192.0.2.0")
+	untouched("none", "")
+	stop()
+	r.withPools("192.0.2.0/28")
+	r.wants("none", "192.0.2.1")
+	untouched("theirs", "192.0.2.0")
+	// What another one has published and no pool has is left alone.
+	r.service("foreign", func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeClusterIP })
+	r.change("foreign", func(s *corev1.Service) { s.Spec.Type, s.Spec.LoadBalancerClass = corev1.ServiceTypeLoadBalancer, nil })
+	r.wants("foreign", "192.0.2.2")
+}
+
+// Addresses that are asked for, in any of the spellings, and what is said when they
+// cannot be had (behaviour 99).
+func TestAskedAddresses(t *testing.T) {
+	r := newRig(t)
+	r.withPools("192.0.2.0/28,2001:db8::/64", "198.51.100.0/29")
+	r.service("field", func(s *corev1.Service) { s.Spec.LoadBalancerIP = "192.0.2.9" })
+	r.wants("field", "192.0.2.9")
+	r.service("two", annotate(dialect.LBAddresses, "2001:db8::7,192.0.2.7"),
+		families(corev1.IPFamilyPolicyRequireDualStack, corev1.IPv4Protocol, corev1.IPv6Protocol))
+	r.wants("two", "192.0.2.7 2001:db8::7")
+	r.service("metallb", annotate("metallb.universe.tf/loadBalancerIPs", "192.0.2.8"))
+	r.wants("metallb", "192.0.2.8")
+	r.service("pool", annotate("metallb.io/address-pool", "b"))
+	r.wants("pool", "198.51.100.0")
+	r.service("taken", annotate(dialect.LBAddresses, "192.0.2.9"))
+	r.told("taken", "AddressTaken", "192.0.2.9 is used by Service default/field")
+	r.service("outside", annotate(dialect.LBAddresses, "203.0.113.1"))
+	r.told("outside", "AddressNotInPool", "203.0.113.1 is in no pool; the pools of IPv4 addresses are a, b")
+	r.service("nopool", annotate(dialect.LBPool, "c"))
+	r.told("nopool", "AddressPoolNotAllowed", `the Service names the pool "c": there is no such pool`)
+	r.service("wrong", annotate(dialect.LBAddresses, "web"))
+	r.told("wrong", "InvalidLoadBalancerRequest", `"web" is not an IP address`)
+	r.service("family", annotate(dialect.LBAddresses, "2001:db8::1"))
+	r.told("family", "InvalidLoadBalancerRequest", "has no IPv6 among its spec.ipFamilies")
+	for _, name := range []string{"taken", "outside", "nopool", "wrong", "family"} {
+		r.wants(name, "")
+	}
+	// An address that becomes free is given at once, and one that is asked for later is
+	// moved to; what cannot be had changes nothing.
+	r.delete("field")
+	r.wants("taken", "192.0.2.9")
+	r.change("taken", annotate(dialect.LBAddresses, "192.0.2.7"))
+	r.told("taken", "AddressTaken", "192.0.2.7 is used by Service default/two")
+	r.wants("taken", "192.0.2.9")
+	r.change("taken", annotate(dialect.LBAddresses, "192.0.2.3"))
+	r.wants("taken", "192.0.2.3")
+	r.change("pool", annotate("metallb.io/address-pool", "a"))
+	r.wants("pool", "192.0.2.0")
+	r.change("wrong", annotate(dialect.LBAddresses, ""))
+	r.wants("wrong", "192.0.2.1")
+}
+
+// Who waits is served as soon as an address is free, the oldest first.
+func TestExhaustedPool(t *testing.T) {
+	r := newRig(t)
+	r.withPools("192.0.2.0/31")
+	r.service("one")
+	r.service("two")
+	r.wants("one", "192.0.2.0")
+	r.wants("two", "192.0.2.1")
+	r.service("z-older")
+	r.told("z-older", "AddressPoolExhausted", "no IPv4 address is free in pool a (0 free of 2)")
+	// A creation timestamp has seconds.
+	older := r.get("z-older").CreationTimestamp.Time
+	r.eventually("a second passes", func() error {
+		if time.Now().Before(older.Add(1100 * time.Millisecond)) {
+			return context.DeadlineExceeded
+		}
+		return nil
+	})
+	r.service("a-newer")
+	r.told("a-newer", "AddressPoolExhausted", "no IPv4 address is free")
+	r.delete("one")
+	r.wants("z-older", "192.0.2.0")
+	r.wants("a-newer", "")
+	// A larger pool serves the others.
+	r.makePool("b", v1.IPAddressPoolSpec{Addresses: []string{"198.51.100.0/30"}})
+	r.wants("a-newer", "198.51.100.0")
+}
+
+// Services that share an address (with a key, different ports, and the same nodes).
+func TestSharedAddress(t *testing.T) {
+	r := newRig(t)
+	r.withPools("192.0.2.0/28")
+	port := func(n int32, protocol corev1.Protocol) func(*corev1.Service) {
+		return func(s *corev1.Service) { s.Spec.Ports = []corev1.ServicePort{{Port: n, Protocol: protocol}} }
+	}
+	key := annotate(dialect.LBSharingKey, "dns")
+	r.service("udp", key, port(53, corev1.ProtocolUDP))
+	r.wants("udp", "192.0.2.0")
+	r.service("tcp", annotate("metallb.io/allow-shared-ip", "dns"), port(53, corev1.ProtocolTCP))
+	r.wants("tcp", "192.0.2.0")
+	r.wantClaims(map[string]string{"192.0.2.0": "default/udp,default/tcp"})
+	r.service("same", key, port(53, corev1.ProtocolTCP))
+	r.wants("same", "192.0.2.1")
+	r.delete("udp")
+	r.wantClaims(map[string]string{"192.0.2.0": "default/tcp", "192.0.2.1": "default/same"})
+	r.service("web", key, port(80, corev1.ProtocolTCP))
+	r.wants("web", "192.0.2.0")
+	// Who takes another one's port has to leave.
+	r.change("web", func(s *corev1.Service) { s.Spec.Ports[0].Port = 53 })
+	r.wants("web", "192.0.2.2")
+	r.wants("tcp", "192.0.2.0")
+}
+
+// Both families, one of them, or none (behaviours 82 to 84 for load balancers).
+func TestFamilies(t *testing.T) {
+	r := newRig(t)
+	r.withPools("192.0.2.0/30")
+	four, six := corev1.IPv4Protocol, corev1.IPv6Protocol
+	r.service("prefer", families(corev1.IPFamilyPolicyPreferDualStack, six, four))
+	r.wants("prefer", "192.0.2.0")
+	r.service("require", families(corev1.IPFamilyPolicyRequireDualStack, four, six))
+	r.told("require", "NoAddressPool", "no pool gives IPv6 addresses to this Service; there is no pool of IPv6 addresses")
+	r.wants("require", "")
+	r.makePool("six", v1.IPAddressPoolSpec{Addresses: []string{"2001:db8::/64"}})
+	r.eventually("both", func() error {
+		if got := published(r.get("require")); got != "192.0.2.1 2001:db8::" && got != "192.0.2.1 2001:db8::1" {
+			return fmt.Errorf("%q", got)
+		}
+		if got := published(r.get("prefer")); !strings.HasPrefix(got, "2001:db8::") || !strings.HasSuffix(got, " 192.0.2.0") {
+			return fmt.Errorf("%q", got)
+		}
+		return nil
+	})
+	// A family that the Service loses is released.
+	r.change("require", families(corev1.IPFamilyPolicySingleStack, four))
+	r.wants("require", "192.0.2.1")
+}
+
+// Addresses stay the same through restarts and changes of pools; what happened while
+// no controller ran is made up for.
+func TestRestart(t *testing.T) {
+	r := newRig(t)
+	stop := r.withPools("192.0.2.0/28")
+	for i, name := range []string{"stays", "deleted", "changed", "lost"} {
+		r.service(name)
+		r.wants(name, fmt.Sprintf("192.0.2.%d", i))
+	}
+	stop()
+	r.delete("deleted")
+	r.change("changed", noLoadBalancer)
+	ctx := context.Background()
+	r.must(r.client.NetworkingV1().IPAddresses().Delete(ctx, "192.0.2.3", metav1.DeleteOptions{}))
+	_, err := r.client.NetworkingV1().IPAddresses().Create(ctx, &networkingv1.IPAddress{
+		ObjectMeta: metav1.ObjectMeta{Name: "192.0.2.9", Labels: map[string]string{networkingv1.LabelManagedBy: ManagedBy},
+			Annotations: map[string]string{ServicesAnnotation: "default/never"}},
+		Spec: networkingv1.IPAddressSpec{ParentRef: &networkingv1.ParentReference{Resource: "services", Namespace: "default", Name: "never"}},
+	}, metav1.CreateOptions{})
+	r.must(err)
+	r.service("new")
+	r.service("adopted")
+	r.setStatus("adopted", `[{"ip":"192.0.2.7"}]`)
+	r.service("copied")
+	r.setStatus("copied", `[{"ip":"192.0.2.0"}]`) // another one has it
+	r.service("elsewhere")
+	r.setStatus("elsewhere", `[{"ip":"203.0.113.9"}]`)
+	r.withPools("192.0.2.0/28")
+	r.wants("stays", "192.0.2.0")
+	r.wants("lost", "192.0.2.3")
+	r.wants("adopted", "192.0.2.7")
+	r.eventually("deleted goes", func() error {
+		_, err := r.client.CoreV1().Services("default").Get(ctx, "deleted", metav1.GetOptions{})
+		if !apierrors.IsNotFound(err) {
+			return fmt.Errorf("%v", err)
+		}
+		return nil
+	})
+	r.wants("changed", "")
+	r.eventually("the finalizer of changed goes", func() error {
+		if f := r.get("changed").Finalizers; len(f) > 0 {
+			return fmt.Errorf("%q", f)
+		}
+		return nil
+	})
+	r.told("elsewhere", "AddressOutsidePools", "status.loadBalancer has 203.0.113.9")
+	if got := published(r.get("elsewhere")); got != "203.0.113.9" {
+		t.Errorf("another controller's status became %q", got)
+	}
+	r.eventually("claims", func() error {
+		claims := r.claims()
+		if len(claims) != 5 || claims["192.0.2.9"] != "" && strings.Contains(claims["192.0.2.9"], "never") {
+			return fmt.Errorf("%v", claims)
+		}
+		return nil
+	})
+	if a, b := published(r.get("copied")), published(r.get("new")); a == b || a == "192.0.2.0" || a == "" {
+		t.Errorf("copied has %q and new %q", a, b)
+	}
+}
+
+// An address that pools have no more stays until it is moved.
+func TestPoolsChange(t *testing.T) {
+	r := newRig(t)
+	stop := r.withPools("192.0.2.0/31")
+	r.service("one")
+	r.wants("one", "192.0.2.0")
+	stop()
+	stop = r.withPools("198.51.100.0/31")
+	r.told("one", "AddressOutsidePools", "192.0.2.0 is in no pool any more")
+	r.wants("one", "192.0.2.0")
+	r.service("two")
+	r.wants("two", "198.51.100.0")
+	r.change("one", annotate(dialect.LBPool, "a"))
+	r.wants("one", "198.51.100.1")
+	// The pool of a flag is put back; without the flag it goes when it is not used.
+	r.eventually("change the pool", func() error {
+		p, err := r.lb.Pools.Get(context.Background(), "a", metav1.GetOptions{})
+		if err == nil {
+			p.Spec.Addresses = []string{"203.0.113.0/24"}
+			_, err = r.lb.Pools.Update(context.Background(), p, metav1.UpdateOptions{})
+		}
+		return err
+	})
+	r.wantPool("a", func(p *v1.IPAddressPool) bool { return p.Spec.Addresses[0] == "198.51.100.0-198.51.100.1" })
+	stop()
+	r.withPools()
+	r.wantPool("a", func(p *v1.IPAddressPool) bool { return !p.Spec.IsAutoAssign() })
+	r.delete("one")
+	r.delete("two")
+	r.eventually("the pool goes", func() error {
+		_, err := r.lb.Pools.Get(context.Background(), "a", metav1.GetOptions{})
+		if !apierrors.IsNotFound(err) {
+			return fmt.Errorf("%v", err)
+		}
+		return nil
+	})
+}
+
+// Pools that cannot be used as they are say so, and give out what they can.
+func TestWrongPools(t *testing.T) {
+	r := newRig(t)
+	ctx := context.Background()
+	node, err := r.client.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"},
+		Spec: corev1.NodeSpec{PodCIDRs: []string{"10.244.3.0/24"}}}, metav1.CreateOptions{})
+	r.must(err)
+	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "198.51.100.0"}}
+	_, err = r.client.CoreV1().Nodes().UpdateStatus(ctx, node, metav1.UpdateOptions{})
+	r.must(err)
+	r.withPools("192.0.2.0/30")
+	r.wantPool("a", func(*v1.IPAddressPool) bool { return true })
+	for name, addresses := range map[string]string{"later": "192.0.2.2-192.0.2.5", "services": "10.96.0.0/16", "pods": "10.244.0.0/16",
+		"nodes": "198.51.100.0/30", "loopback": "127.0.0.0/8"} {
+		r.makePool(name, v1.IPAddressPoolSpec{Addresses: []string{addresses}})
+	}
+	condition := func(kind, status, reason, message string) func(*v1.IPAddressPool) bool {
+		return func(p *v1.IPAddressPool) bool {
+			return slices.ContainsFunc(p.Status.Conditions, func(c metav1.Condition) bool {
+				return c.Type == kind && string(c.Status) == status && c.Reason == reason && strings.Contains(c.Message, message)
+			})
+		}
+	}
+	r.wantPool("later", condition(v1.PoolOverlap, "True", "OverlapsPool", "pool a"))
+	r.wantPool("later", func(p *v1.IPAddressPool) bool { return p.Status.Total == 2 })
+	r.wantPool("nodes", condition(v1.PoolOverlap, "True", "HasNodeAddresses", "198.51.100.0"))
+	r.wantPool("nodes", func(p *v1.IPAddressPool) bool { return p.Status.Total == 4 && p.Status.Free == 3 })
+	r.wantPool("services", condition(v1.PoolReady, "False", "OverlapsClusterRange", "of Services"))
+	r.wantPool("pods", condition(v1.PoolReady, "False", "OverlapsClusterRange", "of Pods"))
+	r.wantPool("loopback", condition(v1.PoolReady, "False", "InvalidAddresses", "loopback"))
+	r.wantPool("a", condition(v1.PoolReady, "True", "Ready", ""))
+	r.told("later", "OverlapsPool", "is older")
+	r.service("one", annotate(dialect.LBPool, "nodes"))
+	r.wants("one", "198.51.100.1")
+	r.service("two", annotate(dialect.LBPool, "services"))
+	r.told("two", "AddressPoolNotAllowed", "it cannot be used: 10.96.0.0/16 overlaps the range")
+	// Somebody else's claim is respected, and when it goes the address is found free by the
+	// next term.
+	_, err = r.client.NetworkingV1().IPAddresses().Create(ctx, &networkingv1.IPAddress{ObjectMeta: metav1.ObjectMeta{Name: "198.51.100.2"},
+		Spec: networkingv1.IPAddressSpec{ParentRef: &networkingv1.ParentReference{Resource: "machines", Name: "printer"}}}, metav1.CreateOptions{})
+	r.must(err)
+	r.service("three", annotate(dialect.LBAddresses, "198.51.100.2"))
+	r.told("three", "AddressTaken", "198.51.100.2 is used by machines printer")
+	r.service("four", annotate(dialect.LBPool, "nodes"))
+	r.wants("four", "198.51.100.3")
+}
+
+// Which pools a Service may have addresses of.
+func TestSelectionOfPools(t *testing.T) {
+	r := newRig(t)
+	ctx := context.Background()
+	r.makeNamespace(ctx, "shop", map[string]string{"team": "shop"})
+	r.withPools()
+	labels := func(k, v string) *metav1.LabelSelector {
+		return &metav1.LabelSelector{MatchLabels: map[string]string{k: v}}
+	}
+	for name, spec := range map[string]v1.IPAddressPoolSpec{
+		"byname":   {Addresses: []string{"192.0.2.0/28"}, Namespaces: []string{"default"}, ServiceSelector: labels("tier", "web"), Priority: 5},
+		"bylabel":  {Addresses: []string{"192.0.3.0/28"}, NamespaceSelector: labels("team", "shop")},
+		"internal": {Addresses: []string{"192.0.4.0/28"}, Internal: true},
+		"manual":   {Addresses: []string{"192.0.5.0/28"}, AutoAssign: new(false)},
+		"low":      {Addresses: []string{"192.0.6.1-192.0.6.9", "192.0.7.0/24"}, Priority: -1, AvoidBuggyIPs: true, Namespaces: []string{"default"}},
+	} {
+		r.makePool(name, spec)
+		r.wantPool(name, func(p *v1.IPAddressPool) bool { return len(p.Status.Conditions) > 0 })
+	}
+	r.service("plain")
+	r.wants("plain", "192.0.6.1")
+	r.service("web", func(s *corev1.Service) { s.Labels = map[string]string{"tier": "web"} })
+	r.wants("web", "192.0.2.0")
+	r.service("inside", annotate("service.beta.kubernetes.io/azure-load-balancer-internal", "true"))
+	r.wants("inside", "192.0.4.0")
+	r.service("named", annotate(dialect.LBPool, "manual"))
+	r.wants("named", "192.0.5.0")
+	r.service("asks", annotate(dialect.LBAddresses, "192.0.5.9"))
+	r.wants("asks", "192.0.5.9")
+	r.service("buggy", annotate(dialect.LBAddresses, "192.0.7.255"))
+	r.told("buggy", "AddressNotInPool", "192.0.7.255 is in no pool")
+	r.service("notmine", annotate(dialect.LBAddresses, "192.0.3.1"))
+	r.told("notmine", "AddressPoolNotAllowed", "192.0.3.1 is of pool bylabel, which is not for this Service")
+	r.service("cart", func(s *corev1.Service) { s.Namespace = "shop" })
+	r.eventually("an address in another namespace", func() error {
+		s, err := r.client.CoreV1().Services("shop").Get(ctx, "cart", metav1.GetOptions{})
+		if err == nil && published(s) != "192.0.3.0" {
+			err = fmt.Errorf("%q", published(s))
+		}
+		return err
+	})
+}
+
+func (r *rig) makeNamespace(ctx context.Context, name string, labels map[string]string) {
+	r.Helper()
+	_, err := r.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}},
+		metav1.CreateOptions{})
+	r.must(err)
+}
+
+// Two controllers that both believe to be the leader never give one address to two
+// Services, at no time, and agree in the end.
+func TestTwoControllersAtOnce(t *testing.T) {
+	r := newRig(t)
+	for range 2 {
+		r.run(func(o *ControllerOptions) { o.Pools = r.flagPools("192.0.2.0-192.0.2.39") })
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer cancel()
+	watching.Go(func() {
+		for ctx.Err() == nil {
+			list, err := r.client.CoreV1().Services("default").List(ctx, metav1.ListOptions{})
+			if err != nil {
+				continue
+			}
+			has := map[string]string{}
+			for i := range list.Items {
+				for _, ing := range list.Items[i].Status.LoadBalancer.Ingress {
+					if other := has[ing.IP]; other != "" {
+						t.Errorf("%s is of %s and of %s", ing.IP, other, list.Items[i].Name)
+					}
+					has[ing.IP] = list.Items[i].Name
+				}
+			}
+		}
+	})
+	var making sync.WaitGroup
+	for i := range 4 {
+		making.Go(func() {
+			for j := range 10 {
+				name := fmt.Sprintf("s%d-%d", i, j)
+				s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}}
+				s.Spec.Type, s.Spec.Ports = corev1.ServiceTypeLoadBalancer, []corev1.ServicePort{{Port: 80}}
+				api := r.client.CoreV1().Services("default")
+				if _, err := api.Create(ctx, s, metav1.CreateOptions{}); err != nil {
+					t.Errorf("create: %v", err)
+				}
+				if j%3 == 2 {
+					if err := api.Delete(ctx, fmt.Sprintf("s%d-%d", i, j-1), metav1.DeleteOptions{}); err != nil {
+						t.Errorf("delete: %v", err)
+					}
+				}
+			}
+		})
+	}
+	making.Wait()
+	r.eventually("agreement", func() error {
+		list, err := r.client.CoreV1().Services("default").List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		claims, published := r.claims(), 0
+		for i := range list.Items {
+			s := &list.Items[i]
+			if s.Spec.Type != corev1.ServiceTypeLoadBalancer {
+				continue
+			}
+			published++
+			if n := len(s.Status.LoadBalancer.Ingress); n != 1 || s.DeletionTimestamp != nil {
+				return fmt.Errorf("%s has %d addresses", s.Name, n)
+			}
+			if ip := s.Status.LoadBalancer.Ingress[0].IP; claims[ip] != "default/"+s.Name {
+				return fmt.Errorf("%s has %s, which is claimed for %q", s.Name, ip, claims[ip])
+			}
+		}
+		if published != 28 || len(claims) != 28 {
+			return fmt.Errorf("%d Services, %d claims", published, len(claims))
+		}
+		return nil
+	})
+}
+
+// Who deletes a Service and makes it again under its name gets an address like any
+// other, and its finalizer is of the new one.
+func TestRecreated(t *testing.T) {
+	r := newRig(t)
+	r.withPools("192.0.2.0/31")
+	for range 5 {
+		r.service("one")
+		r.eventually("an address", func() error {
+			if published(r.get("one")) == "" {
+				return context.DeadlineExceeded
+			}
+			return nil
+		})
+		r.delete("one")
+		r.eventually("it goes", func() error {
+			_, err := r.client.CoreV1().Services("default").Get(context.Background(), "one", metav1.GetOptions{})
+			if !apierrors.IsNotFound(err) {
+				return fmt.Errorf("%v", err)
+			}
+			return nil
+		})
+	}
+	r.wantClaims(map[string]string{})
+	// A status that somebody empties is written again.
+	r.service("two")
+	r.eventually("an address", func() error {
+		if published(r.get("two")) == "" {
+			return context.DeadlineExceeded
+		}
+		return nil
+	})
+	had := published(r.get("two"))
+	_, err := r.client.CoreV1().Services("default").Patch(context.Background(), "two", types.MergePatchType,
+		[]byte(`{"status":{"loadBalancer":{"ingress":null}}}`), metav1.PatchOptions{}, "status")
+	r.must(err)
+	r.wants("two", had)
+}
