@@ -315,8 +315,10 @@ func TestWrongPools(t *testing.T) {
 	r.told("two", "AddressPoolNotAllowed", "it cannot be used: 10.96.0.0/16 overlaps the range")
 	// Somebody else's claim is respected, and when it goes the address is found free by the
 	// next term.
-	_, err = r.client.NetworkingV1().IPAddresses().Create(ctx, &networkingv1.IPAddress{ObjectMeta: metav1.ObjectMeta{Name: "198.51.100.2"},
-		Spec: networkingv1.IPAddressSpec{ParentRef: &networkingv1.ParentReference{Resource: "machines", Name: "printer"}}}, metav1.CreateOptions{})
+	_, err = r.client.NetworkingV1().IPAddresses().Create(ctx, &networkingv1.IPAddress{
+		ObjectMeta: metav1.ObjectMeta{Name: "198.51.100.2"},
+		Spec:       networkingv1.IPAddressSpec{ParentRef: &networkingv1.ParentReference{Resource: "machines", Name: "printer"}},
+	}, metav1.CreateOptions{})
 	r.must(err)
 	r.service("three", annotate(dialect.LBAddresses, "198.51.100.2"))
 	r.told("three", "AddressTaken", "198.51.100.2 is used by machines printer")
@@ -338,7 +340,8 @@ func TestSelectionOfPools(t *testing.T) {
 		"bylabel":  {Addresses: []string{"192.0.3.0/28"}, NamespaceSelector: labels("team", "shop")},
 		"internal": {Addresses: []string{"192.0.4.0/28"}, Internal: true},
 		"manual":   {Addresses: []string{"192.0.5.0/28"}, AutoAssign: new(false)},
-		"low":      {Addresses: []string{"192.0.6.1-192.0.6.9", "192.0.7.0/24"}, Priority: -1, AvoidBuggyIPs: true, Namespaces: []string{"default"}},
+		"low": {Addresses: []string{"192.0.6.1-192.0.6.9", "192.0.7.0/24"}, Priority: -1, AvoidBuggyIPs: true,
+			Namespaces: []string{"default"}},
 	} {
 		r.makePool(name, spec)
 		r.wantPool(name, func(p *v1.IPAddressPool) bool { return len(p.Status.Conditions) > 0 })
