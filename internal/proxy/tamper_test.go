@@ -112,15 +112,23 @@ func nodePortService(vip netip.AddrPort, nodePort int32, endpoint netip.Addr) *f
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}})
 }
 
+func damagesOf(table string) []string {
+	return []string{"flush ruleset", "delete table ip " + table, "flush table ip " + table, "flush ruleset"}
+}
+
 // The rules of a real kernel are repaired, and a node port answers on a new
 // address, long before the next audit. No period is short enough to help.
 func TestHealsByNotifications(t *testing.T) {
 	for _, m := range []struct {
-		name, table string
-		create      flows.Factory
+		name    string
+		damages []string
+		create  flows.Factory
 	}{
-		{"nft", "fairlead", modes[0].create},
-		{"userspace", "fairlead-userspace", func(t testing.TB, _ *testbed.Host) dataplane.Applier {
+		{"nft", damagesOf("fairlead"), modes[0].create},
+		{"iptables-nft", []string{
+			"flush ruleset", "flush chain ip nat FAIRLEAD-SERVICES", "flush chain ip nat PREROUTING", "flush table ip nat", "flush ruleset",
+		}, modes[1].create},
+		{"userspace", damagesOf("fairlead-userspace"), func(t testing.TB, _ *testbed.Host) dataplane.Applier {
 			p, err := userspace.New(userspace.Config{})
 			return made(t, p, err)
 		}},
@@ -160,9 +168,7 @@ func TestHealsByNotifications(t *testing.T) {
 				return nil
 			}
 			testbed.Until(t, "the Service", func() error { return errors.Join(answers(vip), healthy()) })
-			for _, damage := range []string{
-				"flush ruleset", "delete table ip " + m.table, "flush table ip " + m.table, "flush ruleset",
-			} {
+			for _, damage := range m.damages {
 				start := time.Now()
 				if out, err := e.Node.Command(t.Context(), "nft", strings.Fields(damage)...).CombinedOutput(); err != nil {
 					t.Fatalf("nft %s: %v\n%s", damage, err, out)

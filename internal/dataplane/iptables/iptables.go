@@ -4,12 +4,14 @@ package iptables
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/dataplane/drops"
 	"github.com/fairlead/fairlead/internal/kernel/iptables"
+	"github.com/fairlead/fairlead/internal/kernel/nftables"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -91,6 +93,9 @@ type tool interface {
 // the threads that call it.
 type Mode struct {
 	*dataplane.Reconciler
+	dataplane.Changes
+	// watched is what reports other programs' changes, nil in variant legacy.
+	watched *nftables.Conn
 	cfg     Config
 	targets []*target
 	drops   counts
@@ -109,14 +114,20 @@ func New(cfg Config) (*Mode, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newMode(cfg, func(f svc.Family) (tool, error) { return iptables.New(v, f) })
+	m, err := newMode(cfg, func(f svc.Family) (tool, error) { return iptables.New(v, f) })
+	if err == nil && v == iptables.NFT {
+		if err := m.watch(); err != nil {
+			m.cfg.Log.Warn("cannot watch the rules of iptables; they are compared periodically", "err", err)
+		}
+	}
+	return m, err
 }
 
 func newMode(cfg Config, tools func(svc.Family) (tool, error)) (*Mode, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	m := &Mode{cfg: cfg, drops: drops.NewIPSets(counted)}
+	m := &Mode{cfg: cfg, drops: drops.NewIPSets(counted), Changes: dataplane.NewChanges()}
 	m.Reconciler = dataplane.NewReconciler(mode, dataplane.Hooks{Begin: m.begin})
 	for _, f := range socket.Families() {
 		tool, err := tools(f)
@@ -137,5 +148,10 @@ func (m *Mode) begin(ctx context.Context, all bool) error {
 	return m.count(ctx)
 }
 
-// Close releases what reads the counts. The rules stay.
-func (m *Mode) Close() error { return m.drops.Close() }
+// Close releases what reads the counts and watches the rules. They stay.
+func (m *Mode) Close() error {
+	if m.watched == nil {
+		return m.drops.Close()
+	}
+	return errors.Join(m.drops.Close(), m.watched.Close())
+}

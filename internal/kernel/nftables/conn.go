@@ -79,7 +79,7 @@ func (c *Conn) Commit(b *Batch) error {
 	if c.watch == nil {
 		return c.commit(b)
 	}
-	return c.unwatched(func() error { return c.commit(b) })
+	return c.unwatched(1, func() error { return c.commit(b) })
 }
 
 func (c *Conn) commit(b *Batch) error {

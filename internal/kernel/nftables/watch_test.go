@@ -56,7 +56,7 @@ func TestWatchReportsOthersAlone(t *testing.T) {
 			}
 		}
 		// A change by another Conn while notifications are off is counted.
-		err = c.unwatched(func() error {
+		err = c.Unwatched(1, func() error {
 			b := NewBatch()
 			b.AddTable(mine, "")
 			return errors.Join(other.Commit(b), errors.New("nothing of our own"))
