@@ -2,6 +2,7 @@ package test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -242,5 +243,57 @@ spec: {type: ExternalName, externalName: my.database.example.com}
 	out := process.Output(t, u.in(pid, "dig +time=2 +tries=5 @10.96.0.10 none.default.svc.cluster.local A"))
 	if !strings.Contains(out, "NXDOMAIN") || !strings.Contains(out, "SOA") {
 		t.Errorf("a name that does not exist gets\n%s", out)
+	}
+}
+
+// Pods outlive a 'fairlead up' that is killed, in namespaces that its successor has no
+// rights in: the next start starts them again, and after another kill 'fairlead
+// cleanup' of the same user leaves nothing of them.
+func TestUpIsKilled(t *testing.T) {
+	u := newUser(t)
+	kill := func(p *process.Process, pid string) {
+		t.Helper()
+		process.Output(t, exec.Command("kill", "-KILL", pid)) // the one inside; the other follows it
+		if err := p.Wait(); err == nil {
+			t.Error("fairlead up has ended well")
+		}
+	}
+	p, pid := u.up()
+	process.Output(t, u.command("fairlead", "run", "-d", "-l", "app=MyApp", "-p", "http=9376", "--replicas", "2",
+		"--ready", "http://:9376/healthz", "--", filepath.Join(u.dir, "backend")))
+	manifest, err := os.ReadFile("../examples/my-service.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	apply := u.command("kubectl", "apply", "-f", "-")
+	apply.Stdin = strings.NewReader(string(manifest))
+	process.Output(t, apply)
+	answers := func(pid string) {
+		t.Helper()
+		testbed.Until(t, "both Pods to answer", func() error {
+			out, stderr, code := process.Result(t, u.in(pid, "for i in 1 2 3 4 5 6 7 8; do curl -sS --max-time 5 http://my-service || exit; done"))
+			pods := map[string]bool{}
+			for _, word := range strings.Fields(out) {
+				if strings.HasPrefix(word, "myapp-") {
+					pods[word] = true
+				}
+			}
+			if code != 0 || len(pods) < 2 {
+				return fmt.Errorf("exit code %d: %s%s", code, out, stderr)
+			}
+			return nil
+		})
+	}
+	answers(pid)
+	kill(p, pid)
+	p, pid = u.up()
+	answers(pid)
+	kill(p, pid)
+	process.Output(t, u.command("fairlead", "cleanup"))
+	if out, _, code := process.Result(t, exec.Command("pgrep", "-f", u.dir)); code != 1 { // none
+		t.Errorf("processes are left: exit code %d, %s", code, out)
+	}
+	if left, err := os.ReadDir(filepath.Join(u.dir, "state", "fairlead", "agent")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("state of the node is left: %v, %v", left, err)
 	}
 }
