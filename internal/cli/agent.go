@@ -351,6 +351,7 @@ the Pods it started stay when it stops, and are found again when it starts;
 			if err != nil {
 				return err
 			}
+			go warnOfInlineCertificate(cmd.Context(), log, cfg)
 			if len(f.nodeIPs) == 0 {
 				if f.nodeIPs, err = machineAddresses(serverAddrs(cfg, log)); err != nil {
 					return err

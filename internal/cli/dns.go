@@ -218,6 +218,7 @@ func newDNS(g *global) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			go warnOfInlineCertificate(cmd.Context(), log, cfg)
 			cfg = agentConfig(cfg)
 			cfg.UserAgent = "fairlead-dns/" + version
 			// Packing the first lists takes both sides longer than a network

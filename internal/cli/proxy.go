@@ -170,6 +170,7 @@ func newProxy(g *global) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			go warnOfInlineCertificate(cmd.Context(), log, cfg)
 			var reached dialed
 			reached.record(cfg)
 			client, err := kubernetes.NewForConfig(cfg)
