@@ -116,6 +116,12 @@ func TestUpWithoutRoot(t *testing.T) {
 			t.Errorf("fairlead status does not say %q:\n%s", want, status)
 		}
 	}
+	metrics := process.Output(t, u.in(pid, "curl -sSf http://127.0.0.1:10249/metrics http://127.0.0.1:9153/metrics"))
+	for _, series := range []string{"\nkubelet_started_pods_total 2\n", "\nprober_probe_total{", "\ncoredns_dns_requests_total{"} {
+		if !strings.Contains(metrics, series) {
+			t.Errorf("the metrics have no %q", series)
+		}
+	}
 	var report struct {
 		Nodes []struct {
 			Ready      bool

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -134,6 +135,7 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 		return nil, err
 	}
 	opts.Servers = reached.servers
+	opts.Collectors = []prometheus.Collector{pods}
 	var part component
 	if part, p, err = proxyComponent(opts, f.newNamespace); err != nil {
 		return nil, err

@@ -78,11 +78,11 @@ func (r *report) judgeServices(services []corev1.Service, pods *podIndex) {
 			continue
 		}
 		if s.Spec.Type == corev1.ServiceTypeLoadBalancer && len(s.Status.LoadBalancer.Ingress) == 0 {
-			provider := "the provider of load balancers"
+			provider := "no provider"
 			if c := s.Spec.LoadBalancerClass; c != nil {
-				provider = "the provider of class " + *c
+				provider += " of class " + *c
 			}
-			r.problem("service %s has no load balancer address: %s has given it none, and fairlead gives out none itself", name, provider)
+			r.problem("service %s has no load balancer address: %s has given it one", name, provider)
 		}
 		if len(s.Spec.Selector) == 0 {
 			if counts.Total == 0 {

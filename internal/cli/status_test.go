@@ -144,11 +144,9 @@ func TestStatusNamesServicesThatNobodyServes(t *testing.T) {
 	none := " has no selector and no endpoints: connections are refused until it gets one or the other"
 	want := []string{
 		"service default/empty" + none,
-		"service default/pending has no load balancer address: the provider of load balancers has given it none, " +
-			"and fairlead gives out none itself",
+		"service default/pending has no load balancer address: no provider has given it one",
 		"service default/pending" + none,
-		"service default/waiting has no load balancer address: the provider of class example.com/lb has given it none, " +
-			"and fairlead gives out none itself",
+		"service default/waiting has no load balancer address: no provider of class example.com/lb has given it one",
 		"service default/waiting" + none,
 		"service default/given" + none,
 		"service default/kubernetes has no endpoints: Pods cannot reach the API; " +

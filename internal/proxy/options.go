@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
@@ -28,6 +29,8 @@ type Options struct {
 	Dataplane dataplane.Applier
 	// Mode is the name of its mode, for status and /proxyMode.
 	Mode string
+	// Collectors are further metrics for MetricsAddress.
+	Collectors []prometheus.Collector
 	// FallbackReason is why Mode is not the mode asked for, empty if it is. It
 	// becomes a Warning Event of the Node.
 	FallbackReason string

@@ -71,6 +71,7 @@ func New(opts Options) (*Proxy, error) {
 	if c, ok := opts.Dataplane.(dataplane.Carrier); ok {
 		p.metrics.registry.MustRegister(newCarried(c))
 	}
+	p.metrics.registry.MustRegister(opts.Collectors...)
 	p.ranges = newRanges(opts.ServiceCIDRs, opts.Log, p.feed.wakeUp)
 	p.events = newRecorder(opts.Client, opts.NodeName, opts.Log)
 	p.checks = newHealthPorts(p.health.serving, opts.NodePortAddresses.IsDefault())

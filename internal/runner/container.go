@@ -124,10 +124,12 @@ func (c *container) start(ctx context.Context, pod *corev1.Pod) {
 		if ctx.Err() != nil {
 			return
 		}
+		c.w.r.metrics.started(c.containerType(), attempt, true)
 		c.startFailed(pod, err)
 		c.startAt = time.Now().Add(max(c.back.next(0), time.Second))
 		return
 	}
+	c.w.r.metrics.started(c.containerType(), attempt, st.Exited && st.Error != "")
 	c.last, c.now, c.waiting, c.reported, c.stopped = c.now, &st, nil, "", nil
 	c.started, c.ready = false, false
 	c.ended = make(chan struct{})

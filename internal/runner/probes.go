@@ -31,7 +31,7 @@ func (c *container) startProbes(pod *corev1.Pod) {
 	}
 	ctx, cancel := context.WithCancel(c.w.life)
 	c.probes = cancel
-	target, since, id, started := c.target(pod), c.now.Started, c.now.ID, c.started
+	target, since, id, started, container := c.target(pod), c.now.Started, c.now.ID, c.started, c.spec.Name
 	// now has f called on the loop if the attempt still runs.
 	now := func(f func()) {
 		c.w.post(func() {
@@ -48,7 +48,12 @@ func (c *container) startProbes(pod *corev1.Pod) {
 					c.w.r.event(pod, corev1.EventTypeWarning, "Unhealthy", fmt.Sprintf("%s probe failed: %v", name, err))
 				})
 			},
-		}.Run(ctx, func(ctx context.Context) error { return target.Once(ctx, p.ProbeHandler) })
+		}.Run(ctx, func(ctx context.Context) error {
+			begin := time.Now()
+			err := target.Once(ctx, p.ProbeHandler)
+			c.w.r.metrics.probed(pod, container, name, time.Since(begin), err)
+			return err
+		})
 	}
 	c.w.tasks.Go(func() {
 		defer cancel()

@@ -99,6 +99,7 @@ type Runner struct {
 	services corelisters.ServiceLister
 	network  *network
 	changed  chan struct{} // see Changed
+	metrics  *metrics
 
 	mu      sync.Mutex
 	workers map[types.UID]*worker
@@ -143,7 +144,7 @@ func New(o Options) (*Runner, error) {
 	}
 	r := &Runner{
 		o: o, ipam: newIPAM(), workers: map[types.UID]*worker{}, starts: make(chan struct{}, 2*runtime.NumCPU()),
-		changed: make(chan struct{}, 1),
+		changed: make(chan struct{}, 1), metrics: newMetrics(),
 	}
 	r.network = newNetwork(r)
 	if o.Listener != nil {
@@ -340,6 +341,7 @@ func (r *Runner) start(w *worker) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		delete(r.workers, w.uid)
+		r.metrics.forget(w.rec.Namespace, w.rec.Name, string(w.uid))
 	})
 }
 

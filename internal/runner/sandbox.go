@@ -55,6 +55,7 @@ func (w *worker) createSandbox(ctx context.Context, pod *corev1.Pod) (err error)
 	if err != nil {
 		return err
 	}
+	w.r.metrics.pods.Inc()
 	w.adoptShim(id)
 	if err := w.connect(); err != nil {
 		w.dropShim(ctx)

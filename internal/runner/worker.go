@@ -23,6 +23,7 @@ type worker struct {
 	log      *slog.Logger
 	pub      *publisher
 	snapshot atomic.Pointer[podSnapshot]
+	phase    atomic.Pointer[corev1.PodPhase]
 
 	// life ends with the worker or the agent; all goroutines of this pod run with it.
 	life context.Context
@@ -180,7 +181,9 @@ func (w *worker) step(ctx context.Context) time.Time {
 	}
 	w.publishSnapshot(pod)
 	if pod != nil && !gone && !w.done {
-		w.pub.set(pod, w.state(pod).status(time.Now()))
+		st := w.state(pod).status(time.Now())
+		w.phase.Store(&st.Phase)
+		w.pub.set(pod, st)
 	}
 	return next
 }

@@ -1,0 +1,60 @@
+package node
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/process"
+)
+
+// The metrics of an agent have series of the proxy, of DNS and of Pods, which go with
+// their Pod.
+func TestMetricsOfAnAgent(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.backends()
+	c.kubectl("run", "loops", "--image=host", "--command", "--", "false")
+	process.Output(
+		t,
+		c.node.Command(t.Context(), "dig", "+short", "+time=2", "+tries=5", "@"+clusterDNS, "kubernetes.default.svc.cluster.local"),
+	)
+	scrape := func(port string) string {
+		return process.Output(t, c.node.Command(t.Context(), "curl", "-sSf", "--max-time", "10", "http://127.0.0.1:"+port+"/metrics"))
+	}
+	has := func(port string, patterns ...string) {
+		t.Helper()
+		testbed.Until(t, "the series of port "+port, func() error {
+			text := scrape(port)
+			for _, p := range patterns {
+				if !regexp.MustCompile("(?m)^" + p).MatchString(text) {
+					return fmt.Errorf("no %s in\n%s", p, text)
+				}
+			}
+			return nil
+		})
+	}
+	const probes = `prober_probe_total\{container="main",namespace="default",pod="myapp-\w+",pod_uid="[^"]+",probe_type="Readiness",result="successful"\} [1-9]`
+	has(
+		"10249",
+		`kubeproxy_`,
+		`fairlead_runner_pods\{phase="Running"\} [23]$`,
+		`kubelet_running_containers\{container_state="running"\} [23]$`,
+		`kubelet_started_pods_total 3$`,
+		`kubelet_started_containers_total\{container_type="container"\} ([4-9]|\d\d)`,
+		`fairlead_runner_container_restarts_total [1-9]`,
+		probes,
+		`prober_probe_duration_seconds_count\{.*probe_type="Readiness"\} [1-9]`,
+	)
+	has("9153", `coredns_dns_requests_total\{.*\} [1-9]`, `fairlead_dns_api_up`)
+
+	c.kubectl("delete", "pods", "-l", "app=MyApp")
+	testbed.Until(t, "the end of the series of Pods that are gone", func() error {
+		if text := scrape("10249"); strings.Contains(text, `pod="myapp-`) {
+			return fmt.Errorf("%s", text)
+		}
+		return nil
+	})
+}
