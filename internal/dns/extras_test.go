@@ -294,6 +294,20 @@ func TestPrefetch(t *testing.T) {
 	})
 }
 
+// Without prefetching (--dns-prefetch=false) an answer in frequent use is asked for
+// again only when it has expired.
+func TestNoPrefetch(t *testing.T) {
+	u := startUpstream(t, answerWith("@ 2 IN A 192.0.2.1"))
+	s := start(t, Options{Upstream: upstreams(u), NoPrefetch: true})
+	eventually(t, "the answer is fetched again", func() bool {
+		exchange(t, s, "udp", question("www.example.com.", mdns.TypeA))
+		return u.udp.Load() >= 3
+	})
+	if n := s.forward.metrics.prefetch.Load(); n != 0 {
+		t.Errorf("%d answers were prefetched", n)
+	}
+}
+
 func TestAddrsOfSeveralListeners(t *testing.T) {
 	s := start(t, Options{Listen: []string{"127.0.0.1:0", "[::1]:0"}})
 	a := s.Addrs()

@@ -36,7 +36,8 @@ func TestMetricsOfAnAgent(t *testing.T) {
 			return nil
 		})
 	}
-	const probes = `prober_probe_total\{container="main",namespace="default",pod="myapp-\w+",pod_uid="[^"]+",probe_type="Readiness",result="successful"\} [1-9]`
+	const probes = `prober_probe_total\{container="main",namespace="default",pod="myapp-\w+",pod_uid="[^"]+",` +
+		`probe_type="Readiness",result="successful"\} [1-9]`
 	has(
 		"10249",
 		`kubeproxy_`,
