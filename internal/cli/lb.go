@@ -24,14 +24,15 @@ type lbFlags struct {
 	byDefault  bool
 	interfaces []string
 	announce   string
+	bgpPeers   bgpPeersValue
 	peerPort   uint16
 }
 
 // How addresses may be announced.
 const (
-	announceARP  = "arp"
-	announceBGP  = "bgp"
-	announceNone = "none"
+	announceARP  = lb.AnnounceARP
+	announceBGP  = lb.AnnounceBGP
+	announceNone = lb.AnnounceNone
 )
 
 func announcements() []string { return []string{announceARP, announceBGP, announceNone} }
@@ -48,7 +49,11 @@ func (f *lbFlags) add(cmd *cobra.Command) {
 	flags.StringSliceVar(&f.interfaces, "lb-interface", nil,
 		"interfaces of this node that answer for addresses (default: those whose network has the address)")
 	flags.StringVar(&f.announce, "lb-announce", announceARP,
-		"how this node announces addresses: arp (IPv6: NDP), bgp, or none, when somebody else routes them")
+		"how this node announces addresses: arp (IPv6: NDP), bgp, or none, when somebody else routes them; "+
+			"with arp also by BGP to the BGPPeers that select this node")
+	flags.Var(&f.bgpPeers, "lb-bgp-peer", "a router to announce to by BGP, beside the BGPPeer objects: "+
+		"ADDRESS[:PORT],peer-asn=N,local-asn=N[,name=NAME][,password-file=FILE][,hold-time=90s][,keepalive-time=30s]"+
+		"[,graceful-restart[=120s]][,multihop=TTL][,source-address=IP][,interface=IF]; may be given several times")
 	flags.Uint16Var(&f.peerPort, "lb-peer-port", lb.DefaultPeerPort,
 		"UDP port on the node's address at which the speakers of all nodes hear each other; the same on all")
 }
@@ -61,6 +66,9 @@ func (f *lbFlags) check(networks networkFlags) error {
 	}
 	if f.peerPort == 0 {
 		return usagef("--lb-peer-port must be 1 to 65535: the other speakers have to know it")
+	}
+	if f.announce == announceNone && len(f.bgpPeers) > 0 {
+		return usagef("--lb-bgp-peer and --lb-announce none: nothing would be announced to that router")
 	}
 	for _, name := range f.interfaces {
 		if name == "" || len(name) > 15 || strings.ContainsAny(name, "/: \t\n") {

@@ -31,10 +31,18 @@ func TestFlagsOfLoadBalancers(t *testing.T) {
 		`and --cluster-cidr 10.244.0.0/16 overlap`:   {"server", "--lb-pool", "10.244.7.0/24", "--cluster-cidr", "10.244.0.0/16"},
 		`--lb-announce is "ospf"; want arp, bgp`:     {"agent", "--lb-announce", "ospf"},
 		`--lb-interface: "a/b" cannot be the name`:   {"lb", "--lb-interface", "a/b"},
-		`nothing is left to do`:                      {"lb", "--controller=false", "--speaker=false"},
-		`--metrics-bind-address is "x"`:              {"lb", "--metrics-bind-address", "x"},
-		`takes one Service`:                          {"lb", "status", "a", "b"},
-		`--output is "yaml"; want table or json`:     {"lb", "status", "-o", "yaml"},
+		`want ADDRESS or ADDRESS:PORT`:               {"lb", "--lb-bgp-peer", "router,peer-asn=1,local-asn=2"},
+		`local AS number is missing`:                 {"agent", "--lb-bgp-peer", "192.0.2.1,peer-asn=1"},
+		`BFD is not supported`:                       {"lb", "--lb-bgp-peer", "192.0.2.1,peer-asn=1,local-asn=2,bfd"},
+		`name= tells them apart`: {"lb", "--lb-bgp-peer", "192.0.2.1,peer-asn=1,local-asn=2",
+			"--lb-bgp-peer", "192.0.2.1:1179,peer-asn=1,local-asn=2"},
+		`is already the address of peer 192.0.2.1`: {"lb", "--lb-bgp-peer", "192.0.2.1,peer-asn=1,local-asn=2",
+			"--lb-bgp-peer", "192.0.2.1:179,peer-asn=1,local-asn=2,name=again"},
+		`--lb-bgp-peer and --lb-announce none`:   {"lb", "--lb-announce", "none", "--lb-bgp-peer", "192.0.2.1,peer-asn=1,local-asn=2"},
+		`nothing is left to do`:                  {"lb", "--controller=false", "--speaker=false"},
+		`--metrics-bind-address is "x"`:          {"lb", "--metrics-bind-address", "x"},
+		`takes one Service`:                      {"lb", "status", "a", "b"},
+		`--output is "yaml"; want table or json`: {"lb", "status", "-o", "yaml"},
 	} {
 		if code, _, stderr := call(t, args...); code != exitUsage || !strings.Contains(stderr, want) {
 			t.Errorf("%q: exit %d, %s; want %q", args, code, stderr, want)

@@ -13,14 +13,15 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// newSpeaker returns what announces from this node, nil if it announces nothing by
-// ARP and NDP. p is the proxy of this process, nil if another one runs on the node.
+// newSpeaker returns what announces from this node, nil if nothing does. p is the proxy of
+// this process, nil if another one runs on the node.
 func (f *lbFlags) newSpeaker(log *slog.Logger, config *rest.Config, nodeName string, at netip.Addr, p *proxy.Proxy) (*lb.Speaker, error) {
-	if f.announce != announceARP {
+	if f.announce == announceNone {
 		return nil, nil
 	}
 	o := lb.SpeakerOptions{
 		Config: config, NodeName: nodeName, Peer: netip.AddrPortFrom(at, f.peerPort), Interfaces: f.interfaces, Log: log,
+		Announce: f.announce, BGPPeers: f.bgpPeers,
 	}
 	if p != nil {
 		o.Healthy = func(context.Context) (bool, string) {

@@ -116,9 +116,10 @@ func TestConnectionsAreSpreadAndSurviveADeadNode(t *testing.T) {
 	s.nodes[0].Says(`peer router: Idle: .*hold time of 3s`)
 }
 
-// After SIGTERM no connection fails, and none that begins after the process has ended
-// comes to the node: the router has taken the withdrawal by then, so that the proxy
-// may stop.
+// No connection that begins after the process has ended comes to the node: the router
+// has taken the withdrawal by then, so that the proxy may stop. Others do not fail
+// either, but for one whose handshake is under way while the router changes its next
+// hop: its last packet comes to the other node, which resets it.
 func TestWithdrawalComesBeforeTheEnd(t *testing.T) {
 	s := newSite(t)
 	for _, n := range s.nodes {
@@ -147,6 +148,9 @@ func TestWithdrawalComesBeforeTheEnd(t *testing.T) {
 				default:
 				}
 				answer, err := s.client.Ask(context.Background(), svc.TCP, netip.AddrPortFrom(vip4, servicePort))
+				if errors.Is(err, syscall.ECONNRESET) && !gone {
+					continue
+				}
 				if err != nil {
 					t.Errorf("a connection failed: %v", err)
 					return
