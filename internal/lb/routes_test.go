@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	corev1 "k8s.io/api/core/v1"
 	extensions "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -164,6 +165,20 @@ func TestRoutesFollowPeers(t *testing.T) {
 	}
 	if out := ask("show", "protocols", "all", "node"); !strings.Contains(out, "Neighbor ID:      192.0.2.1") {
 		t.Errorf("the router ID is not the node's address:\n%s", out)
+	}
+
+	if err := testutil.CollectAndCompare(r, strings.NewReader(`
+# HELP fairlead_lb_bgp_announced_prefixes Routes that a BGP peer has been sent.
+# TYPE fairlead_lb_bgp_announced_prefixes gauge
+fairlead_lb_bgp_announced_prefixes{address="127.0.0.1",peer="top"} 1
+# HELP fairlead_lb_bgp_session_up 1 while the session with a BGP peer is established.
+# TYPE fairlead_lb_bgp_session_up gauge
+fairlead_lb_bgp_session_up{address="127.0.0.1",peer="top"} 1
+# HELP fairlead_lb_bgp_sessions_ended_total Sessions with a BGP peer that ended.
+# TYPE fairlead_lb_bgp_sessions_ended_total counter
+fairlead_lb_bgp_sessions_ended_total{address="127.0.0.1",peer="top"} 0
+`)); err != nil {
+		t.Error(err)
 	}
 
 	double := &v1.BGPPeer{ObjectMeta: metav1.ObjectMeta{Name: "zwei"}, Spec: peer.Spec}

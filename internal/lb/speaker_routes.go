@@ -47,6 +47,7 @@ func newRouting(s *Speaker) routing {
 		r.routes = newRoutes(routesOptions{
 			Client: s.client, LB: s.lb, Node: s.o.NodeName, Peers: s.o.BGPPeers, Log: s.log, Events: s.events, Changed: s.known.poke,
 		})
+		s.metrics.registry.MustRegister(r.routes)
 	}
 	return r
 }
