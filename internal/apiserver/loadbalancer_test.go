@@ -14,7 +14,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
-	"github.com/fairlead/fairlead/internal/lb/v1"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 )
 
 // lbClient returns a client of fairlead.dev, which is served.

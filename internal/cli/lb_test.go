@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
-	"github.com/fairlead/fairlead/internal/lb/v1"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 )
 
 func TestFlagsOfLoadBalancers(t *testing.T) {

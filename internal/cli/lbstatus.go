@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/lb"
-	"github.com/fairlead/fairlead/internal/lb/v1"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 )
 
 // lbReport is what 'fairlead lb status' shows. Its JSON form is meant for programs:
@@ -122,7 +122,7 @@ func collectLB(ctx context.Context, client kubernetes.Interface, own *v1.Client,
 			return nil, err
 		}
 		if s.Spec.Type != corev1.ServiceTypeLoadBalancer {
-			return nil, fmt.Errorf("Service %s/%s is of type %s, not LoadBalancer", namespace, name, s.Spec.Type)
+			return nil, fmt.Errorf("%s/%s is of type %s, not LoadBalancer", namespace, name, s.Spec.Type)
 		}
 		services = append(services, *s)
 	} else {

@@ -21,7 +21,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 	"github.com/fairlead/fairlead/internal/lb/pool"
-	"github.com/fairlead/fairlead/internal/lb/v1"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 )
 
 // rig is a real API server and clients for the test itself.

@@ -22,7 +22,7 @@ import (
 	"github.com/fairlead/fairlead/internal/events"
 	"github.com/fairlead/fairlead/internal/lb/pool"
 	"github.com/fairlead/fairlead/internal/lb/quorum"
-	"github.com/fairlead/fairlead/internal/lb/v1"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/svc"

@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	"github.com/fairlead/fairlead/internal/lb/pool"
-	"github.com/fairlead/fairlead/internal/lb/v1"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 

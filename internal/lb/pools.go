@@ -12,7 +12,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/lb/pool"
-	"github.com/fairlead/fairlead/internal/lb/v1"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 

@@ -13,21 +13,24 @@ import (
 var GroupVersion = schema.GroupVersion{Group: "fairlead.dev", Version: "v1"}
 
 // Scheme knows the types of this package.
-var Scheme = runtime.NewScheme()
+var Scheme = newScheme()
 
-func init() {
-	Scheme.AddKnownTypes(GroupVersion,
+func newScheme() *runtime.Scheme {
+	s := runtime.NewScheme()
+	s.AddKnownTypes(GroupVersion,
 		&IPAddressPool{}, &IPAddressPoolList{}, &BGPPeer{}, &BGPPeerList{}, &Speaker{}, &SpeakerList{})
-	metav1.AddToGroupVersion(Scheme, GroupVersion)
+	metav1.AddToGroupVersion(s, GroupVersion)
+	return s
 }
 
-// Clients of one kind each: Create, Update, UpdateStatus, Delete, Get, List, Watch and
-// Patch, as typed clients of client-go have them.
-type (
-	PoolClient    = gentype.ClientWithList[*IPAddressPool, *IPAddressPoolList]
-	PeerClient    = gentype.ClientWithList[*BGPPeer, *BGPPeerList]
-	SpeakerClient = gentype.ClientWithList[*Speaker, *SpeakerList]
-)
+// PoolClient is a client of IPAddressPools, as typed clients of client-go are.
+type PoolClient = gentype.ClientWithList[*IPAddressPool, *IPAddressPoolList]
+
+// PeerClient is a client of BGPPeers.
+type PeerClient = gentype.ClientWithList[*BGPPeer, *BGPPeerList]
+
+// SpeakerClient is a client of Speakers.
+type SpeakerClient = gentype.ClientWithList[*Speaker, *SpeakerList]
 
 // Client is a client of the group.
 type Client struct {

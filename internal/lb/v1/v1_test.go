@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/randfill"
 
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
-	"github.com/fairlead/fairlead/internal/lb/v1"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 )
 
 func start(t *testing.T) *v1.Client {
