@@ -121,11 +121,7 @@ func (b *bed) addNode(name string) *node {
 	n := &node{bed: b, host: b.net.Host(name), name: name}
 	_, err := b.client.CoreV1().Nodes().Create(b.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 	b.must(err)
-	n.host.Do(func() {
-		links, err := link.Interfaces()
-		b.must(err)
-		n.mac = links[slices.IndexFunc(links, func(l link.Interface) bool { return l.Name == "eth0" })].MAC
-	})
+	n.mac = hardwareAddress(b, n.host)
 	n.args = speakerArgs{
 		Node: name, Rate: 1, Peer: netip.AddrPortFrom(n.host.Addr4(), lb.DefaultPeerPort),
 		Unhealthy: filepath.Join(b.TempDir(), "unhealthy"),
@@ -133,6 +129,19 @@ func (b *bed) addNode(name string) *node {
 	n.args.setServer(b.config)
 	b.nodes = append(b.nodes, n)
 	return n
+}
+
+// hardwareAddress returns that of a host.
+func hardwareAddress(t testing.TB, h *testbed.Host) (mac [6]byte) {
+	t.Helper()
+	h.Do(func() {
+		links, err := link.Interfaces()
+		if err != nil {
+			t.Fatal(err)
+		}
+		mac = links[slices.IndexFunc(links, func(l link.Interface) bool { return l.Name == "eth0" })].MAC
+	})
+	return mac
 }
 
 // start starts the node's speaker.
@@ -185,6 +194,11 @@ func (b *bed) service(name string, change ...func(*corev1.Service)) []netip.Addr
 		return nil
 	})
 	return out
+}
+
+// settledWitness reports whether a list of voters has the witness.
+func settledWitness(m *corev1.ConfigMap) bool {
+	return strings.Contains(m.Data[lb.VotersEntry], `"witness":true`)
 }
 
 // voters waits until the list has so many votes and everybody uses it.

@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/clock"
 	"github.com/fairlead/fairlead/internal/lb"
 	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
 // speakerEnv makes this program a speaker.
@@ -32,7 +33,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	testbed.Main(m)
+	process.Main(func() int { return testbed.Run(m) }, "fairlead")
 }
 
 // speakerArgs are what a speaker process is told.
