@@ -242,13 +242,13 @@ func (s *Speaker) release(ctx context.Context) {
 	})
 	deadline := time.NewTimer(releaseTimeout)
 	defer deadline.Stop()
-	for !s.node.Released(s.o.Now()) {
+	// With two speakers the other one needs this one's vote until it has the witness's.
+	linger := s.node.List().Witness
+	for over := false; !over && (linger || !s.node.Released(s.o.Now())); {
 		timer := time.NewTimer(max(0, s.node.Next()-s.o.Now()))
 		select {
 		case <-deadline.C:
-			timer.Stop()
-			s.log.Warn("other speakers did not confirm that this one ends; they take over after a second")
-			return
+			over = true
 		case r := <-s.wire.in:
 			s.vote(func(now time.Duration) { s.node.Receive(now, r.from, r.message) })
 		case <-timer.C:
@@ -257,9 +257,15 @@ func (s *Speaker) release(ctx context.Context) {
 		timer.Stop()
 	}
 	<-withdrawn
-	s.log.Info("gave up all addresses", "took", time.Since(begin).Round(time.Millisecond))
+	if s.node.Released(s.o.Now()) {
+		s.log.Info("gave up all addresses", "took", time.Since(begin).Round(time.Millisecond))
+	} else {
+		s.log.Warn("other speakers did not confirm that this one ends; they take over after a second")
+	}
 	s.report(false, "the speaker has ended")
-	s.status.flush(ctx, s.lb, s.o.NodeName)
+	ctx, cancel := context.WithTimeout(ctx, time.Second) // the API server may be away
+	defer cancel()
+	_ = s.status.flush(ctx, s.lb, s.o.NodeName)
 }
 
 // firstList waits for the list of voters as it is written, not out of a cache: this

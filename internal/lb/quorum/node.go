@@ -26,13 +26,14 @@ type Node struct {
 	out   []Envelope
 	// listed is when the list was replaced.
 	listed time.Duration
+	// seen are those that were members when NeedsWitness was called.
+	seen map[string]bool
 }
 
 // NewNode returns a Node without a list. random returns numbers that nobody can
 // guess, and no two processes get alike.
 func NewNode(name string, now time.Duration, random func() uint64) *Node {
-	n := &Node{name: name, asker: newAsker(random), voter: newVoter(now, random)}
-	return n
+	return &Node{name: name, asker: newAsker(random), voter: newVoter(now, random), seen: map[string]bool{}}
 }
 
 // List returns the list in force.
@@ -156,10 +157,23 @@ func (n *Node) Reached(now time.Duration) []string {
 // Silent reports whether the Node has been started so recently that it promises nothing.
 func (n *Node) Silent(now time.Duration) bool { return now < n.voter.silent }
 
-// NeedsWitness reports whether the Node may announce and lacks the vote of the witness.
+// NeedsWitness reports whether the Node may announce and lacks the vote of the
+// witness, or will soon: a voter that may announce no longer may be about to end.
 func (n *Node) NeedsWitness(now time.Duration) bool {
 	a := n.asker
-	return a.list.Witness && a.list.Has(n.name) && a.attrs != "" && !n.Silent(now) && a.reached(now) < a.list.Majority()
+	if !a.list.Witness || !a.list.Has(n.name) || a.attrs == "" || n.Silent(now) {
+		return false
+	}
+	if a.reached(now) < a.list.Majority() {
+		return true
+	}
+	members, _ := n.Members(now)
+	for _, m := range members {
+		n.seen[m.Name] = true
+	}
+	return slices.ContainsFunc(a.list.Voters, func(v Voter) bool {
+		return n.seen[v.Name] && !slices.ContainsFunc(members, func(m Member) bool { return m.Name == v.Name })
+	})
 }
 
 // SetWitness says until when the Node has the vote of the witness, 0 for no longer.
