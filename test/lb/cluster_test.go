@@ -79,8 +79,15 @@ func TestReachedFromOutside(t *testing.T) {
 		delete(agents, was)
 		begin := time.Now()
 		end(p)
+		ended := time.Since(begin)
 		next := owner()
-		t.Logf("%s: the other node answers after %s", what, time.Since(begin).Round(time.Millisecond))
+		for _, x := range wire.since(vip, begin) {
+			if x.mac == next {
+				t.Logf("%s: the other node announces after %s; the process ended after %s", what,
+					x.at.Sub(begin).Round(time.Millisecond), ended.Round(time.Millisecond))
+				break
+			}
+		}
 		if next == was {
 			t.Fatalf("%s: %x still answers", what, was)
 		}
