@@ -11,6 +11,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	"github.com/fairlead/fairlead/internal/lb/pool"
@@ -27,7 +28,10 @@ type knowledge struct {
 	unlisted int  // kinds that have not been listed yet
 	live     bool // begin has been called
 	// services are those that are load balancers, or have our finalizer or a claim.
-	services   map[svc.Name]*corev1.Service
+	services map[svc.Name]*corev1.Service
+	// finalizers has, by UID, the Services to which this process has added the finalizer (true)
+	// and those that have addresses of another controller (false).
+	finalizers map[types.UID]bool
 	claims     map[netip.Addr]*networkingv1.IPAddress
 	pools      map[string]*v1.IPAddressPool
 	compiled   []*usablePool // the first ones are used first
@@ -49,7 +53,7 @@ type knowledge struct {
 
 func newKnowledge() *knowledge {
 	return &knowledge{
-		services: map[svc.Name]*corev1.Service{}, claims: map[netip.Addr]*networkingv1.IPAddress{},
+		services: map[svc.Name]*corev1.Service{}, finalizers: map[types.UID]bool{}, claims: map[netip.Addr]*networkingv1.IPAddress{},
 		pools: map[string]*v1.IPAddressPool{}, namespaces: map[string]labels.Set{}, nodeAddrs: map[string][]netip.Addr{},
 		nodePods: map[string][]pool.Range{}, cidrs: map[string][]pool.Range{},
 		speakers: map[string]*v1.Speaker{}, outOfService: map[string]bool{}, alloc: pool.New(), waiting: newWaitingList(),
@@ -109,6 +113,7 @@ func (c *controller) dropService(s *corev1.Service) {
 		return
 	}
 	delete(c.services, name)
+	delete(c.finalizers, s.UID)
 	if c.live {
 		c.loop.Queue.Add(name)
 	}

@@ -58,6 +58,29 @@ func TestClasses(t *testing.T) {
 	r.wants("foreign", "192.0.2.2")
 }
 
+// The finalizer has the name that clouds use: theirs is left to them, when the Service is
+// deleted and when it becomes one of another type.
+func TestFinalizerOfACloud(t *testing.T) {
+	r := newRig(t)
+	for _, name := range []string{"deleted", "changed"} {
+		r.service(name, func(s *corev1.Service) { s.Finalizers = []string{finalizer} })
+		r.setStatus(name, `[{"hostname":"lb.example.com"}]`)
+	}
+	r.withPools("192.0.2.0/28")
+	for _, name := range []string{"deleted", "changed"} {
+		r.told(name, "AddressOutsidePools", "lb.example.com")
+	}
+	r.delete("deleted")
+	r.change("changed", noLoadBalancer)
+	r.service("later") // is handled after the others
+	r.wants("later", "192.0.2.0")
+	for _, name := range []string{"deleted", "changed"} {
+		if s := r.get(name); !slices.Contains(s.Finalizers, finalizer) {
+			t.Errorf("%s has finalizers %q", name, s.Finalizers)
+		}
+	}
+}
+
 // Addresses that are asked for, in any of the spellings, and what is said when they
 // cannot be had (behaviour 99).
 func TestAskedAddresses(t *testing.T) {

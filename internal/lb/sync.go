@@ -160,12 +160,27 @@ func (c *controller) plan(name svc.Name) *plan {
 		return ok && slices.Contains(p.surplus, a)
 	})
 	if slices.Contains(s.Finalizers, finalizer) {
-		// Without a claim it may be a cloud's.
-		p.finalize = len(p.surplus) > 0 || c.isOurs(s) || c.o.Default && s.Spec.LoadBalancerClass == nil
+		p.finalize = len(p.surplus) > 0 || c.ownsFinalizer(s)
 	} else if len(p.surplus) == 0 && s.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		delete(c.services, name)
+		delete(c.finalizers, s.UID)
 	}
 	return p
+}
+
+// ownsFinalizer reports whether the finalizer of a Service that has no claim is this
+// controller's. A cloud's has the same name and must stay until the cloud has removed
+// what it made.
+func (c *controller) ownsFinalizer(s *corev1.Service) bool {
+	if class := s.Spec.LoadBalancerClass; class != nil {
+		return *class == Class
+	}
+	if ours, known := c.finalizers[s.UID]; known {
+		return ours
+	}
+	// It may have been added by an earlier process that ended before it wrote the claim. A
+	// change of type empties the status and hides what a cloud has published.
+	return c.o.Default && s.Spec.Type == corev1.ServiceTypeLoadBalancer && c.othersIngress(s) == ""
 }
 
 // planAddresses decides about a Service that is to have addresses.
@@ -174,6 +189,7 @@ func (c *controller) planAddresses(p *plan) {
 	if held := c.alloc.Of(p.name); len(held) == 0 {
 		if other := c.othersIngress(s); other != "" {
 			c.waiting.remove(p.name)
+			c.finalizers[s.UID] = false
 			p.ingress = s.Status.LoadBalancer.Ingress
 			c.recordProblems(s, []*pool.Problem{{Kind: pool.Outside, Message: "status.loadBalancer has " + other +
 				", which is of no pool and was not given by this controller; it is left alone until it is removed"}})
@@ -302,6 +318,9 @@ func (c *controller) ensureFinalizer(ctx context.Context, s *corev1.Service) (*c
 	if slices.Contains(s.Finalizers, finalizer) {
 		return s, nil
 	}
+	c.mu.Lock()
+	c.finalizers[s.UID] = true
+	c.mu.Unlock()
 	return c.patch(ctx, s, types.StrategicMergePatchType, map[string]any{
 		"metadata": map[string]any{"uid": s.UID, "finalizers": []string{finalizer}},
 	})

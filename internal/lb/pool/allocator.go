@@ -19,8 +19,8 @@ type Pool struct {
 // Holder is a Service that has, or wants, addresses.
 type Holder struct {
 	Service svc.Name
-	// Key lets Services with an equal one have the same address, if they have no
-	// port in common and equal Backends. Without one an address is exclusive.
+	// Key lets Services of the same namespace with an equal one have the same address, if
+	// they have no port in common and equal Backends. Without one an address is exclusive.
 	Key string
 	// Backend is empty if every node brings traffic to the Service, and names its endpoints if only
 	// their nodes do (externalTrafficPolicy Local).
@@ -36,11 +36,17 @@ type Port struct {
 
 // fits reports whether h and o may have the same address.
 func (h *Holder) fits(o *Holder) bool {
-	if h.Key == "" || h.Key != o.Key || h.Backend != o.Backend {
+	if h.Key == "" || h.sharing() != o.sharing() || h.Backend != o.Backend {
 		return false
 	}
 	return !slices.ContainsFunc(h.Ports, func(p Port) bool { return slices.Contains(o.Ports, p) })
 }
+
+// sharing is a sharing key. Each namespace has its own: whoever guesses a key of another
+// one does not get onto its address.
+type sharing struct{ namespace, key string }
+
+func (h *Holder) sharing() sharing { return sharing{h.Service.Namespace, h.Key} }
 
 // Allocator knows pools and who holds which address. Its methods cost the same
 // however many addresses there are, but for SetPools. It is not safe for concurrent use.
@@ -49,7 +55,7 @@ type Allocator struct {
 	spans []span // of all pools, disjoint, ascending
 	// held has the holders of each address in the order in which they came.
 	held    map[netip.Addr][]*Holder
-	byKey   map[string][]netip.Addr // held, ascending
+	byKey   map[sharing][]netip.Addr // held, ascending
 	holders map[svc.Name]*holding
 	blocked map[netip.Addr]string // why
 }
@@ -101,7 +107,7 @@ func (s *state) has(a netip.Addr) bool { return !s.AvoidBuggy || !isBuggy(a) }
 // New returns an Allocator without pools.
 func New() *Allocator {
 	return &Allocator{
-		pools: map[string]*state{}, held: map[netip.Addr][]*Holder{}, byKey: map[string][]netip.Addr{},
+		pools: map[string]*state{}, held: map[netip.Addr][]*Holder{}, byKey: map[sharing][]netip.Addr{},
 		holders: map[svc.Name]*holding{}, blocked: map[netip.Addr]string{},
 	}
 }
@@ -258,7 +264,7 @@ func (a *Allocator) Hold(addr netip.Addr, h Holder) {
 		a.count(addr, 1)
 	}
 	a.held[addr] = append(a.held[addr], &x.Holder)
-	a.index(x.Key, addr)
+	a.index(x.sharing(), addr)
 }
 
 // Update records what is new about a Service that may hold addresses.
@@ -268,11 +274,11 @@ func (a *Allocator) Update(h Holder) {
 		return
 	}
 	if x.Key != h.Key {
-		old := x.Key
+		old := x.sharing()
 		x.Key = h.Key
 		for _, addr := range x.addrs {
 			a.unindex(old, addr)
-			a.index(h.Key, addr)
+			a.index(x.sharing(), addr)
 		}
 	}
 	x.Holder = h
@@ -290,7 +296,7 @@ func (a *Allocator) Release(addr netip.Addr, service svc.Name) {
 	}
 	left := slices.DeleteFunc(a.held[addr], func(h *Holder) bool { return h == &x.Holder })
 	a.held[addr] = left
-	a.unindex(x.Key, addr)
+	a.unindex(x.sharing(), addr)
 	if len(left) > 0 {
 		return
 	}
@@ -325,8 +331,8 @@ func (a *Allocator) Holders(addr netip.Addr) []svc.Name {
 // Len returns how many addresses are held.
 func (a *Allocator) Len() int { return len(a.held) }
 
-func (a *Allocator) index(key string, addr netip.Addr) {
-	if key == "" {
+func (a *Allocator) index(key sharing, addr netip.Addr) {
+	if key.key == "" {
 		return
 	}
 	list := a.byKey[key]
@@ -336,8 +342,8 @@ func (a *Allocator) index(key string, addr netip.Addr) {
 }
 
 // unindex forgets addr under key unless another holder of addr has it.
-func (a *Allocator) unindex(key string, addr netip.Addr) {
-	if key == "" || slices.ContainsFunc(a.held[addr], func(h *Holder) bool { return h.Key == key }) {
+func (a *Allocator) unindex(key sharing, addr netip.Addr) {
+	if key.key == "" || slices.ContainsFunc(a.held[addr], func(h *Holder) bool { return h.sharing() == key }) {
 		return
 	}
 	list := slices.DeleteFunc(a.byKey[key], func(o netip.Addr) bool { return o == addr })

@@ -102,6 +102,13 @@ func TestAssign(t *testing.T) {
 				Taken, "Local"},
 			{"moves away", ask(2, key("k", 80)), addrs("192.0.2.1"), "", ""},
 		},
+		"the key of another namespace": {
+			{"first", ask(1, key("k", 80)), addrs("192.0.2.0"), "", ""},
+			{"same key", ask(2, func(r *Request) { key("k", 443)(r); r.Service.Namespace = "shop" }), addrs("192.0.2.1"), "", ""},
+			{"asked", ask(3, func(r *Request) { key("k", 53)(r); r.Service.Namespace = "shop"; r.Asked = addrs("192.0.2.0") }), nil,
+				Taken, "both have to be of the same namespace"},
+			{"in the namespace", ask(4, func(r *Request) { key("k", 53)(r); r.Service.Namespace = "shop" }), addrs("192.0.2.1"), "", ""},
+		},
 		"preferred": {
 			{"free", ask(1, func(r *Request) { r.Prefer = addrs("192.0.2.7") }), addrs("192.0.2.7"), "", ""},
 			{"taken", ask(2, func(r *Request) { r.Prefer = addrs("192.0.2.7") }), addrs("192.0.2.0"), "", ""},

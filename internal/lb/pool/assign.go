@@ -216,6 +216,8 @@ func whyNot(h, o *Holder) string {
 	switch {
 	case h.Key == "" || o.Key == "":
 		return "both need the same sharing key"
+	case h.Service.Namespace != o.Service.Namespace:
+		return "both have to be of the same namespace"
 	case h.Key != o.Key:
 		return "their sharing keys differ"
 	case h.Backend != o.Backend:
@@ -286,7 +288,7 @@ const (
 
 // fresh returns an address that the Service may share, or one that is free.
 func (a *Allocator) fresh(r *Request, f svc.Family) (netip.Addr, bool) {
-	shared := a.byKey[r.Key]
+	shared := a.byKey[r.sharing()]
 	for _, addr := range shared[:min(len(shared), maxShared)] {
 		if s := a.poolOf(addr); svc.FamilyOf(addr) == f && s != nil && slices.Contains(r.Pools, s.Name) && a.obtainable(r, addr) == nil {
 			return addr, true

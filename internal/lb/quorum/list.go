@@ -156,8 +156,13 @@ func change(l *List, candidates []Candidate, byName map[string]Candidate) {
 	}
 	slices.SortFunc(spare, func(a, b Candidate) int { return cmp.Compare(a.Name, b.Name) })
 	gone := slices.IndexFunc(l.Voters, func(v Voter) bool { return byName[v.Name].Gone })
-	if gone >= 0 && len(l.Voters) > 1 {
+	switch {
+	case gone >= 0 && len(l.Voters) > 1:
 		l.Voters = slices.Delete(l.Voters, gone, gone+1)
+		return
+	case gone >= 0 && len(spare) > 0: // the last voter is gone, and leaves when there is another one
+		l.Voters = append(l.Voters, spare[0].Voter)
+		l.sort()
 		return
 	}
 	unknown := 0

@@ -94,7 +94,8 @@ func TestNextList(t *testing.T) {
 		{"ab: ab+", "aB: a+", "aB: a", "aBc: ac", "aBc: ac+"},
 		{"abcde: abcde", "abcdE: abcd", "abcdE: abc"},
 		{"abcdefghi: abcdefg"},
-		{"a: a", "A: a"},
+		{"a: a", "A: a", "Ab: ab", "Ab: b", "Ab: b"},
+		{"ab: ab+", "ABc: b+", "ABc: bc+", "ABc: c+", "ABc: c"},
 	} {
 		var l Lists
 		for _, step := range steps {
