@@ -115,7 +115,7 @@ var ordinaryErrors = []struct {
 	{message: "Post-timeout activity", unset: "result"},
 	// k8s.io/apiserver, endpoints/handlers/finisher: the rest of an interrupted request.
 	{message: "Unhandled Error", err: regexp.MustCompile(
-		`^FinishRequest: post-timeout activity .* panicked: false, err: context canceled, panic-reason: <nil>$`)},
+		`^FinishRequest: post-timeout activity .* panicked: false, err: (context canceled|<nil>), panic-reason: <nil>$`)},
 	// k8s.io/apiserver, endpoints/handlers/responsewriters: nobody is there any more to read
 	// the answer, or the client has gone before its request was whole.
 	{message: "Unhandled Error", err: regexp.MustCompile(`^apiserver was unable to write a .* response: .*` + gone)},

@@ -52,6 +52,7 @@ func TestLibraryErrors(t *testing.T) {
 		"any other error":     {func() { klog.Background().Error(reset, "cannot listen") }, false},
 		"canceled after":      {func() { finish("context canceled", false) }, true},
 		"time out after":      {func() { finish("context deadline exceeded", false) }, false},
+		"answered late":       {func() { finish("<nil>", false) }, true},
 		"panic in the answer": {func() { finish("context canceled", true) }, false},
 	} {
 		if got := log("info", x.do); (got == "") != x.ordinary {

@@ -105,16 +105,15 @@ func Restore(path string) error {
 	if written(text) {
 		return os.Rename(original, path)
 	}
-	if errors.Is(err, fs.ErrNotExist) {
-		// Somebody has removed it: the copy is all there is.
-		err = os.Rename(original, path)
-	} else {
-		err = os.Remove(original)
-	}
-	if errors.Is(err, fs.ErrNotExist) {
+	// Not by the error of a removal, which differs on a file system that is read-only.
+	if _, err := os.Lstat(original); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	return err
+	if errors.Is(err, fs.ErrNotExist) {
+		// Somebody has removed it: the copy is all there is.
+		return os.Rename(original, path)
+	}
+	return os.Remove(original)
 }
 
 // Writer makes programs of this machine ask a server of the cluster's DNS first.
