@@ -79,7 +79,7 @@ func (k *endpointKeeper) leave() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
 	defer cancel()
-	if err := k.leases().Delete(ctx, k.leaseName(), metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+	if err := k.leases().Delete(ctx, leaseName(k.self), metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
 	return k.reconcile(ctx)
@@ -96,11 +96,11 @@ type leaseClient interface {
 	Delete(context.Context, string, metav1.DeleteOptions) error
 }
 
-// leaseName is derived from the address, so that a restarted server takes over its
-// Lease.
-func (k *endpointKeeper) leaseName() string {
-	addr := strings.Trim(strings.NewReplacer(":", "-", ".", "-", "%", "-").Replace(k.self.Addr().StringExpanded()), "-")
-	return fmt.Sprintf("%s%s-%d", serverLeasePrefix, addr, k.self.Port())
+// leaseName returns the name of a server's Lease. It is derived from the address, so
+// that a restarted server takes over its Lease.
+func leaseName(server netip.AddrPort) string {
+	addr := strings.Trim(strings.NewReplacer(":", "-", ".", "-", "%", "-").Replace(server.Addr().StringExpanded()), "-")
+	return fmt.Sprintf("%s%s-%d", serverLeasePrefix, addr, server.Port())
 }
 
 func (k *endpointKeeper) renew(ctx context.Context) error {
@@ -108,10 +108,10 @@ func (k *endpointKeeper) renew(ctx context.Context) error {
 		return nil
 	}
 	now := metav1.NewMicroTime(k.now())
-	l, err := k.leases().Get(ctx, k.leaseName(), metav1.GetOptions{})
+	l, err := k.leases().Get(ctx, leaseName(k.self), metav1.GetOptions{})
 	missing := apierrors.IsNotFound(err)
 	if missing {
-		l = &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: k.leaseName(), Namespace: metav1.NamespaceSystem}}
+		l = &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: leaseName(k.self), Namespace: metav1.NamespaceSystem}}
 		l.Spec.AcquireTime = &now
 	} else if err != nil {
 		return err
@@ -145,20 +145,32 @@ func (k *endpointKeeper) reconcile(ctx context.Context) error {
 	return nil
 }
 
-// runningServers returns the addresses whose Leases have not expired, in order.
+// runningServers returns the addresses whose Leases have not expired, in order. A Lease
+// counts by the name that its server gives it and for no longer than a server takes it:
+// others than servers may write some of the Leases beside.
 func runningServers(leases []coordinationv1.Lease, now time.Time) []netip.AddrPort {
 	var out []netip.AddrPort
-	for _, l := range leases {
+	for i := range leases {
+		l := &leases[i]
 		at, err := netip.ParseAddrPort(l.Annotations[endpointAnnotation])
-		if err != nil || l.Spec.RenewTime == nil || l.Spec.LeaseDurationSeconds == nil {
+		if err != nil || l.Name != leaseName(at) || !mayBeEndpoint(at) || l.Spec.RenewTime == nil || l.Spec.LeaseDurationSeconds == nil {
 			continue
 		}
-		if now.Sub(l.Spec.RenewTime.Time) < time.Duration(*l.Spec.LeaseDurationSeconds)*time.Second {
+		age, term := now.Sub(l.Spec.RenewTime.Time), time.Duration(*l.Spec.LeaseDurationSeconds)*time.Second
+		if age >= -serverLease && age < min(term, serverLease) {
 			out = append(out, at)
 		}
 	}
 	slices.SortFunc(out, netip.AddrPort.Compare)
 	return slices.Compact(out)
+}
+
+// mayBeEndpoint reports whether the API accepts an address in Endpoints: an invalid one
+// fails the write for all servers.
+func mayBeEndpoint(at netip.AddrPort) bool {
+	a := at.Addr()
+	return at.Port() != 0 && a.Zone() == "" && !a.Is4In6() && !a.IsUnspecified() && !a.IsLoopback() &&
+		!a.IsLinkLocalUnicast() && !a.IsLinkLocalMulticast()
 }
 
 // serverGroup is the servers of one family and one port.

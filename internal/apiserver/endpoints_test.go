@@ -15,14 +15,23 @@ import (
 func TestRunningServers(t *testing.T) {
 	now := time.Now()
 	lease := func(at string, age time.Duration) coordinationv1.Lease {
-		return coordinationv1.Lease{
+		l := coordinationv1.Lease{
 			ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{endpointAnnotation: at}},
 			Spec:       coordinationv1.LeaseSpec{RenewTime: ptr.To(metav1.NewMicroTime(now.Add(-age))), LeaseDurationSeconds: ptr.To(int32(15))},
 		}
+		if server, err := netip.ParseAddrPort(at); err == nil {
+			l.Name = leaseName(server)
+		}
+		return l
 	}
+	named, long := lease("192.0.2.4:6443", 0), lease("192.0.2.5:6443", 16*time.Second)
+	named.Name = "fairlead-lb-witness"
+	long.Spec.LeaseDurationSeconds = ptr.To(int32(1 << 30))
 	got := runningServers([]coordinationv1.Lease{
-		lease("192.0.2.2:6443", 14*time.Second), lease("192.0.2.1:6443", 0), lease("192.0.2.3:6443", 15*time.Second),
-		lease("192.0.2.1:6443", time.Second), lease("nonsense", 0), {},
+		lease("192.0.2.2:6443", 14*time.Second), lease("192.0.2.1:6443", -10*time.Second), lease("192.0.2.3:6443", 15*time.Second),
+		lease("192.0.2.1:6443", time.Second), lease("nonsense", 0), {}, named, long, lease("192.0.2.6:6443", -time.Hour),
+		lease("127.0.0.1:1", 0), lease("[::1]:1", 0), lease("0.0.0.0:1", 0), lease("169.254.0.1:1", 0), lease("[fe80::1%eth0]:1", 0),
+		lease("224.0.0.1:1", 0), lease("[::ffff:192.0.2.7]:1", 0), lease("192.0.2.8:0", 0),
 	}, now)
 	if want := []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:6443"), netip.MustParseAddrPort("192.0.2.2:6443")}; !cmp.Equal(got, want,
 		cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })) {
@@ -72,8 +81,7 @@ func TestChooseAdvertise(t *testing.T) {
 
 func TestLeaseNameIsValid(t *testing.T) {
 	for _, s := range []string{"192.0.2.1:6443", "[2001:db8::1]:6443", "[::1]:1", "[fe80::1%eth0]:1"} {
-		k := &endpointKeeper{self: netip.MustParseAddrPort(s)}
-		if name := k.leaseName(); len(validation.IsDNS1123Subdomain(name)) > 0 {
+		if name := leaseName(netip.MustParseAddrPort(s)); len(validation.IsDNS1123Subdomain(name)) > 0 {
 			t.Errorf("%s gives the name %q", s, name)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	extensions "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/apiserver"
@@ -113,6 +114,11 @@ func TestNodeAsSpeaker(t *testing.T) {
 			return err
 		}
 	}
+	marked := func(ctx context.Context) error {
+		_, err := c.CoordinationV1().Leases("kube-system").Patch(ctx, "fairlead-lb-witness", types.MergePatchType,
+			[]byte(`{"metadata":{"labels":{"fairlead.dev/apiserver":"true"}}}`), metav1.PatchOptions{})
+		return err
+	}
 	for _, q := range []struct {
 		what    string
 		allowed bool
@@ -158,6 +164,9 @@ func TestNodeAsSpeaker(t *testing.T) {
 			return err
 		}},
 		{"take the witness", true, lease("fairlead-lb-witness")},
+		{"pass the witness for an API server", false, marked},
+		{"make a Lease of its name beside those of servers", false, lease("mine")},
+		{"make a server's Lease", false, lease("fairlead-apiserver-192-0-2-1-6443")},
 		{"take the controllers' Lease", false, lease("fairlead-controllers")},
 	} {
 		err := q.do(t.Context())

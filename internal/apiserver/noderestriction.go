@@ -58,12 +58,7 @@ func (n nodeRestriction) Validate(ctx context.Context, a admission.Attributes, _
 			err = fmt.Errorf("node %q may write its own Speaker alone", node)
 		}
 	case "coordination.k8s.io/leases":
-		if a.GetNamespace() == metav1.NamespaceSystem && nameOf(a.GetObject()) == lbWitness {
-			break
-		}
-		if a.GetName() != node && !(a.GetOperation() == admission.Create && nameOf(a.GetObject()) == node) {
-			err = fmt.Errorf("node %q may write its own Lease alone", node)
-		}
+		err = checkLease(node, a)
 	case "discovery.k8s.io/endpointslices":
 		err = n.checkSlice(ctx, node, a)
 	}
@@ -78,6 +73,49 @@ func nameOf(obj runtime.Object) string {
 		return m.GetName()
 	}
 	return ""
+}
+
+// checkLease accepts the node's own Lease and the witness, which all speakers write. The
+// latter is beside the Leases of servers: it must not pass for one of them.
+func checkLease(node string, a admission.Attributes) error {
+	name := a.GetName()
+	if a.GetOperation() == admission.Create {
+		name = nameOf(a.GetObject())
+	}
+	switch a.GetNamespace() {
+	case leaseNamespace:
+		if name == node {
+			return nil
+		}
+	case metav1.NamespaceSystem:
+		if name == lbWitness && a.GetOperation() != admission.Delete {
+			return checkMarks(node, a)
+		}
+	}
+	return fmt.Errorf("node %q may write its own Lease in %s alone, and %s/%s", node, leaseNamespace, metav1.NamespaceSystem, lbWitness)
+}
+
+// checkMarks rejects labels and annotations of the product's domain that a write adds
+// or changes.
+func checkMarks(node string, a admission.Attributes) error {
+	now, ok := a.GetObject().(metav1.Object)
+	if !ok {
+		return fmt.Errorf("unexpected %T", a.GetObject())
+	}
+	old, ok := a.GetOldObject().(metav1.Object)
+	if !ok {
+		old = &metav1.ObjectMeta{}
+	}
+	for _, m := range []struct{ now, old map[string]string }{
+		{now.GetLabels(), old.GetLabels()}, {now.GetAnnotations(), old.GetAnnotations()},
+	} {
+		for k, v := range m.now {
+			if was, ok := m.old[k]; strings.HasPrefix(k, groupFairlead+"/") && (!ok || was != v) {
+				return fmt.Errorf("node %q may not set %q on a Lease", node, k)
+			}
+		}
+	}
+	return nil
 }
 
 func checkNode(node string, a admission.Attributes) error {
