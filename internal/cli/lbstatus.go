@@ -179,7 +179,7 @@ func lastWarning(ctx context.Context, client kubernetes.Interface, s *corev1.Ser
 		return ""
 	}
 	last := slices.MaxFunc(list.Items, func(a, b corev1.Event) int { return a.LastTimestamp.Compare(b.LastTimestamp.Time) })
-	return last.Reason + ": " + last.Message
+	return plainLine(last.Reason + ": " + last.Message)
 }
 
 func (r *lbReport) print(out io.Writer) error {
@@ -202,8 +202,8 @@ func (r *lbReport) print(out io.Writer) error {
 				if o.Interface != "" {
 					via += " on " + o.Interface
 				}
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Namespace, s.Name, a.Address, cmp.Or(a.Pool, "-"), o.Node, via,
-					o.Since.Local().Format(time.DateTime), cmp.Or(o.Reason, "-"))
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Namespace, s.Name, a.Address, cmp.Or(a.Pool, "-"), o.Node,
+					plainLine(via), o.Since.Local().Format(time.DateTime), plainLine(cmp.Or(o.Reason, "-")))
 			}
 		}
 	}

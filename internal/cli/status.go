@@ -151,7 +151,9 @@ func collect(ctx context.Context, client kubernetes.Interface, own string, probe
 	r.judgeServices(services.Items, newPodIndex(pods.Items, own == ""))
 	r.judgePods(pods.Items, time.Now())
 	if probe != nil {
-		r.Problems = append(r.Problems, probe.problems(ctx, handMade(services.Items, slicesList.Items, nodes.Items, probe.local))...)
+		for _, p := range probe.problems(ctx, handMade(services.Items, slicesList.Items, nodes.Items, probe.local)) {
+			r.problem("%s", p)
+		}
 	}
 	return r, nil
 }
@@ -231,7 +233,7 @@ func (r *report) askStore(ctx context.Context, client kubernetes.Interface) {
 	}
 	r.Store = &s
 	if s.Message != "" {
-		r.Problems = append(r.Problems, "etcd: "+s.Message)
+		r.problem("etcd: %s", s.Message)
 	}
 }
 
@@ -264,7 +266,7 @@ func (r *report) ask(ctx context.Context, client kubernetes.Interface) {
 	_ = group.Wait() // the functions return no errors: they are in problems
 	for _, p := range problems {
 		if p != "" {
-			r.Problems = append(r.Problems, p)
+			r.problem("%s", p)
 		}
 	}
 }
@@ -273,14 +275,14 @@ func (r *report) print(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 4, 3, ' ', 0)
 	fmt.Fprintf(w, "SERVER\t%s\n", r.Server)
 	if r.Node != "" {
-		fmt.Fprintf(w, "VIEW OF\tnode %s: its own Pods, and no other agent\nPROXY\t%s\n", r.Node, r.Healthz)
+		fmt.Fprintf(w, "VIEW OF\tnode %s: its own Pods, and no other agent\nPROXY\t%s\n", r.Node, plainLine(r.Healthz))
 	}
 	fmt.Fprintln(w)
 	fmt.Fprintln(w, "NODE\tREADY\tADDRESS\tPODS\tMODE\tSERVICE PORTS\tENDPOINTS\tPROGRAMMED")
 	for _, n := range r.Nodes {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t", n.Name, yesNo(n.Ready), cmp.Or(strings.Join(n.Addresses, ","), "-"), n.Pods)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t", n.Name, yesNo(n.Ready), plainLine(cmp.Or(strings.Join(n.Addresses, ","), "-")), n.Pods)
 		if s := n.Programmed; s != nil {
-			fmt.Fprintf(w, "%s\t%d\t%d\t%s\n", s.Mode, s.ServicePorts, s.Endpoints, programmedText(s))
+			fmt.Fprintf(w, "%s\t%d\t%d\t%s\n", plainLine(s.Mode), s.ServicePorts, s.Endpoints, programmedText(s))
 		} else {
 			fmt.Fprint(w, "-\t-\t-\tunknown\n")
 		}
@@ -317,7 +319,7 @@ func yesNo(b bool) string {
 // programmedText is one word, and how long the last write to the kernel took.
 func programmedText(s *proxy.Status) string {
 	if !s.Programmed {
-		return "no: " + s.Reason
+		return "no: " + plainLine(s.Reason)
 	}
 	return "yes (last in " + time.Duration(s.LastApplyDuration).Round(10*time.Microsecond).String() + ")"
 }

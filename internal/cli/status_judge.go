@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,8 +27,29 @@ const ownConditions = "fairlead.dev/"
 // maxLooks bounds how many Pods are looked at for one Service.
 const maxLooks = 100
 
+// maxProblem bounds a problem, in characters.
+const maxProblem = 300
+
+// problem adds a problem. Much of its text was written by whoever may write a Pod's
+// status, so it becomes one plain line.
 func (r *report) problem(format string, args ...any) {
-	r.Problems = append(r.Problems, fmt.Sprintf(format, args...))
+	r.Problems = append(r.Problems, plainLine(fmt.Sprintf(format, args...)))
+}
+
+// plainLine returns text as one line of at most maxProblem characters, without any that
+// a terminal acts on or that change the order of others.
+func plainLine(text string) string {
+	folded := strings.Join(strings.Fields(strings.ReplaceAll(strings.TrimSpace(text), "\n", "; ")), " ")
+	line := []rune(strings.Map(func(c rune) rune {
+		if !unicode.IsPrint(c) {
+			return unicode.ReplacementChar
+		}
+		return c
+	}, folded))
+	if len(line) > maxProblem {
+		line = append(line[:maxProblem-1], '…')
+	}
+	return string(line)
 }
 
 // judgeNodes adds what is wrong with nodes, in their own words where they have some.

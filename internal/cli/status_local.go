@@ -87,7 +87,8 @@ func (a *agentRecord) report(ctx context.Context, dataDir string, probe *prober)
 	r, err := a.ask(ctx, dataDir, probe)
 	if err != nil {
 		// What the machine itself answers is worth showing also then.
-		r = &report{Server: a.Server, Problems: []string{"the server does not answer this node: " + oneLine(err) + remedy(err)}}
+		r = &report{Server: a.Server}
+		r.problem("the server does not answer this node: %s%s", oneLine(err), remedy(err))
 	}
 	r.Node = a.Node
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
