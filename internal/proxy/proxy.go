@@ -45,6 +45,7 @@ type Proxy struct {
 	settled  *table.Table           // the last wanted one that was applied, but for rejected
 	failed   bool                   // the last Apply failed, so that a full comparison is due
 	triggers []time.Time
+	overlaps []string // ranges of ClusterIPs that the wanted Table leaves out, with the reasons
 	checks   *healthPorts
 	taken    *takenPorts
 	cleaner  *cleaner // nil: stale connections are left alone
@@ -403,6 +404,13 @@ func (p *Proxy) report(before *table.Table, keys []table.Key) {
 	p.status.built(before, p.wanted, keys)
 	p.metrics.built(before, p.wanted, keys)
 	p.metrics.servicePorts.Set(float64(p.wanted.Len()))
+	overlaps := p.builder.RejectedCIDRs()
+	if !slices.Equal(overlaps, p.overlaps) && len(overlaps) > 0 {
+		text := strings.Join(overlaps, "; ")
+		p.log.Warn("cannot use ranges of service addresses, which would cut this node off; correct the ServiceCIDRs", "err", text)
+		p.events.node("ServiceCIDROverlaps", "cannot use ranges of service addresses: "+text)
+	}
+	p.overlaps = overlaps
 	for name, now := range p.builder.NewProblems() {
 		known := p.status.setProblems(name, now)
 		for _, problem := range now {

@@ -10,6 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -62,6 +64,54 @@ func TestServiceCIDRs(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.wantRanges("the last is deleted", "10.0.0.0/16")
+	})
+}
+
+// A ServiceCIDR that has the server's, the node's or Pods' addresses cuts nobody off: it
+// is left out, with an Event. A server that is dialed at a ClusterIP is no overlap.
+func TestServiceCIDRsThatOverlap(t *testing.T) {
+	change := func(o *Options) {
+		o.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("172.20.0.0/16")}
+		o.Servers = func() []netip.AddrPort {
+			return []netip.AddrPort{netip.MustParseAddrPort("198.51.100.7:443"), netip.MustParseAddrPort("10.96.0.1:443")}
+		}
+	}
+	inBubble(t, change, func(w *world) {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here"}, Spec: corev1.NodeSpec{PodCIDRs: []string{"10.244.3.0/24"}},
+			Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "10.1.2.3"}}}}
+		if _, err := w.client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.setService(service("kubernetes", 0))
+		api := slice("kubernetes")
+		api.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{"203.0.113.9"}}}
+		w.setSlice(api)
+		w.settle(time.Second)
+		cidrs := w.client.NetworkingV1().ServiceCIDRs()
+		// All in one object, as the Events of one moment are one.
+		o := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "all"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{
+			"10.96.0.0/16", "10.0.0.0/13", "10.244.0.0/16", "172.20.7.0/24", "198.51.100.0/24", "203.0.113.0/24"}}}
+		if _, err := cidrs.Create(t.Context(), o, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.wantRanges("one of six is usable", "10.96.0.0/16")
+		var got []string
+		for _, e := range w.events("ServiceCIDROverlaps") {
+			got = append(got, e.Message)
+		}
+		want := "cannot use ranges of service addresses: " +
+			"10.0.0.0/13 has 10.1.2.3, an address of this node; " +
+			"10.244.0.0/16 overlaps 10.244.3.0/24, a range of pods; " +
+			"172.20.7.0/24 overlaps 172.20.0.0/16, a range of pods; " +
+			"198.51.100.0/24 has 198.51.100.7, where this node reaches its API server; " +
+			"203.0.113.0/24 has 203.0.113.9, where an API server answers"
+		if !slices.Contains(got, want) {
+			t.Errorf("Events %q, want %q", got, want)
+		}
+		if err := w.client.CoreV1().Nodes().Delete(t.Context(), "here", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.wantRanges("without the Node", "10.0.0.0/13", "10.244.0.0/16", "10.96.0.0/16")
 	})
 }
 

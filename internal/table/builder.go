@@ -30,10 +30,13 @@ type Builder struct {
 	vips     *vips
 	reserved reserved
 
-	zone    string
-	machine []netip.Addr // of the machine, as given
-	primary []netip.Addr // the Node's InternalIPs, one a family at most
-	ranges  []netip.Prefix
+	zone     string
+	machine  []netip.Addr   // of the machine, as given
+	primary  []netip.Addr   // the Node's InternalIPs, one a family at most
+	podCIDRs []netip.Prefix // the Node's
+	ranges   []netip.Prefix
+	// rejectedCIDRs are those of ranges that the table has not, with the reasons.
+	rejectedCIDRs []string
 
 	dirty    []*service
 	problems map[svc.Name][]Problem
@@ -173,12 +176,18 @@ func (s *service) find(slice string) (int, bool) {
 }
 
 // SetNode takes over what counts of this node's own Node object: its zone, its
-// InternalIPs and where its agent answers. Nil means that there is none (any more). Services that
+// InternalIPs, its Pods' ranges and where its agent answers. Nil means that there is none (any more). Services that
 // depend on neither are left alone.
 func (b *Builder) SetNode(n *corev1.Node) {
 	zone, primary := "", []netip.Addr(nil)
 	var agent []svc.Frontend
+	b.podCIDRs = nil
 	if n != nil {
+		for _, text := range n.Spec.PodCIDRs {
+			if p, err := netip.ParsePrefix(text); err == nil {
+				b.podCIDRs = append(b.podCIDRs, p)
+			}
+		}
 		zone = n.Labels[corev1.LabelTopologyZone]
 		port := n.Status.DaemonEndpoints.KubeletEndpoint.Port
 		for _, a := range n.Status.Addresses {
@@ -212,16 +221,6 @@ func (b *Builder) SetNode(n *corev1.Node) {
 // ports answer.
 func (b *Builder) SetAddresses(addrs []netip.Addr) { b.machine = slices.Clone(addrs) }
 
-// SetServiceCIDRs sets the ranges of ClusterIPs.
-func (b *Builder) SetServiceCIDRs(ranges []netip.Prefix) {
-	b.ranges = nil
-	for _, p := range ranges {
-		b.ranges = append(b.ranges, p.Masked())
-	}
-	slices.SortFunc(b.ranges, netip.Prefix.Compare)
-	b.ranges = slices.Compact(b.ranges)
-}
-
 // Build returns the Table of all that was set, and the keys of the service ports
 // that differ from the Table before, gone ones included. With no difference at
 // all it returns that Table itself. The keys are never nil, since nil asks a
@@ -250,11 +249,12 @@ func (b *Builder) Build() (*Table, []Key) {
 	b.dirty = b.dirty[:0]
 
 	addrs := b.cfg.NodePortAddresses.choose(b.machine, b.primary)
-	if edit == nil && slices.Equal(addrs, b.table.NodePortAddrs) && slices.Equal(b.ranges, b.table.ServiceCIDRs) {
+	ranges := b.serviceCIDRs()
+	if edit == nil && slices.Equal(addrs, b.table.NodePortAddrs) && slices.Equal(ranges, b.table.ServiceCIDRs) {
 		return b.table, changed
 	}
 	next := *b.table
-	next.NodePortAddrs, next.ServiceCIDRs = addrs, b.ranges
+	next.NodePortAddrs, next.ServiceCIDRs = addrs, ranges
 	if edit != nil {
 		next.ports = edit.done()
 	}
