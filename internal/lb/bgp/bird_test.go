@@ -41,7 +41,7 @@ func neighbor(h *testbed.Host, options ...string) string {
 }
 
 func peer(router *testbed.Host) bgp.Peer {
-	return bgp.Peer{Name: router.Name(), Address: router.Addr4(), LocalASN: nodeAS, PeerASN: routerAS, HoldTime: bgp.MinHoldTime}
+	return bgp.Peer{Name: router.Name(), Address: router.Addr4(), LocalASN: nodeAS, PeerASN: routerAS}
 }
 
 func newSite(t *testing.T, options ...string) *site {
@@ -81,7 +81,9 @@ func TestConnectionsAreSpreadAndSurviveADeadNode(t *testing.T) {
 	s := newSite(t)
 	for _, n := range s.nodes {
 		n.announce(vip4, vip6)
-		n.setPeers(peer(s.router.Host))
+		p := peer(s.router.Host)
+		p.HoldTime = bgp.MinHoldTime
+		n.setPeers(p)
 	}
 	s.router.Routes(route4, s.nodes[0].Addr4(), s.nodes[1].Addr4())
 	s.router.Routes(route6, s.nodes[0].Addr6(), s.nodes[1].Addr6())
