@@ -67,11 +67,9 @@ func newSite(t *testing.T, options ...string) *site {
 }
 
 // ask makes a connection of the client and returns which node answered.
-func (s *site) ask(a netip.Addr, wait time.Duration) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), wait)
-	defer cancel()
-	answer, err := s.client.Ask(ctx, svc.TCP, netip.AddrPortFrom(a, servicePort))
-	return answer.Name, err
+func (s *site) ask(t *testing.T, a netip.Addr) string {
+	t.Helper()
+	return bird.Connect(t, s.client, netip.AddrPortFrom(a, servicePort))
 }
 
 // Every node that announces an address gets its share of connections, in both
@@ -90,11 +88,7 @@ func TestConnectionsAreSpreadAndSurviveADeadNode(t *testing.T) {
 	for _, a := range []netip.Addr{vip4, vip6} {
 		by := map[string]int{}
 		for range 64 {
-			name, err := s.ask(a, testbed.Patience)
-			if err != nil {
-				t.Fatal(err)
-			}
-			by[name]++
+			by[s.ask(t, a)]++
 		}
 		// 2 to the power of 63 to one against one node alone.
 		if len(by) != 2 {
@@ -110,8 +104,8 @@ func TestConnectionsAreSpreadAndSurviveADeadNode(t *testing.T) {
 	s.router.Routes(route6, s.nodes[1].Addr6())
 	for _, a := range []netip.Addr{vip4, vip6} {
 		for range 16 {
-			if name, err := s.ask(a, testbed.Patience); err != nil || name != "node2" {
-				t.Fatalf("%s: %s answered, %v", a, name, err)
+			if name := s.ask(t, a); name != "node2" {
+				t.Fatalf("%s: %s answered", a, name)
 			}
 		}
 	}
@@ -318,8 +312,8 @@ func TestGracefulRestart(t *testing.T) {
 		return nil
 	})
 	for _, a := range []netip.Addr{vip4, vip6} {
-		if name, err := s.ask(a, testbed.Patience); err != nil || name != "node1" {
-			t.Fatalf("%s after the kill: %s answered, %v", a, name, err)
+		if name := s.ask(t, a); name != "node1" {
+			t.Fatalf("%s after the kill: %s answered", a, name)
 		}
 	}
 	again := startNode(t, n.Host)

@@ -3,6 +3,7 @@ package bird
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -10,8 +11,10 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 
+	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
@@ -106,6 +109,25 @@ func (r *Router) Routes(p string, hops ...netip.Addr) {
 		}
 		return nil
 	})
+}
+
+// Connect makes a TCP connection of client over routers like this one, and returns the name
+// of the host that answers. One that is reset is made again: Linux gives a SYN that it sends
+// again another flow hash (sk_rethink_txhash), which crosses a veth and decides about
+// the next hop, so that on a busy machine two hosts may get one connection.
+func Connect(t testing.TB, client *testbed.Host, to netip.AddrPort) (name string) {
+	t.Helper()
+	testbed.Until(t, "a connection to "+to.String(), func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), testbed.Patience)
+		defer cancel()
+		answer, err := client.Ask(ctx, svc.TCP, to)
+		if err != nil && !errors.Is(err, syscall.ECONNRESET) {
+			t.Fatal(err)
+		}
+		name = answer.Name
+		return err
+	})
+	return name
 }
 
 // Control runs a command of birdc that changes something.
