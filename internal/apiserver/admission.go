@@ -68,7 +68,7 @@ func (s *Server) newHooks(
 	if err != nil {
 		return nil, err
 	}
-	services := serviceResolver{client}
+	services := serviceResolver{client, strings.TrimPrefix(s.URL(), "https://")}
 	h := &hooks{
 		shared: shared, client: client, started: s.ready, log: s.log, services: services,
 		credentials: webhook.NewDefaultAuthenticationInfoResolverWrapper(&http.Transport{DialContext: services.dial}, nil,
@@ -190,7 +190,7 @@ func (h *hooks) onDemand(
 	for _, m := range more {
 		o.synced = append(o.synced, m.HasSynced)
 	}
-	o.plugin = sync.OnceValues(func() (admission.Interface, error) {
+	o.plugin = h.untilMade(func() (admission.Interface, error) {
 		p, err := make()
 		if err != nil {
 			return nil, err
@@ -203,6 +203,35 @@ func (h *hooks) onDemand(
 		return p, admission.ValidateInitialization(p)
 	})
 	return o
+}
+
+// pluginRetry is the time between two tries to make a plugin.
+const pluginRetry = 5 * time.Second
+
+// untilMade returns a function that returns the plugin that make has made, or the error
+// of its last try; tries are pluginRetry apart.
+func (h *hooks) untilMade(make func() (admission.Interface, error)) func() (admission.Interface, error) {
+	var mu sync.Mutex
+	var made admission.Interface
+	var failed error
+	var tried time.Time
+	return func() (admission.Interface, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if made != nil || failed != nil && time.Since(tried) < pluginRetry {
+			return made, failed
+		}
+		p, err := make()
+		if err == nil {
+			made, failed = p, nil
+			return made, nil
+		}
+		if failed == nil || failed.Error() != err.Error() {
+			h.log.Error("cannot start a plugin of admission; retrying", "err", err, "after", pluginRetry)
+		}
+		failed, tried = err, time.Now()
+		return nil, failed
+	}
 }
 
 // get returns the plugin if it has something to say about a.

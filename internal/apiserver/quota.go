@@ -60,7 +60,8 @@ type quotas struct {
 	*admission.Handler
 	client kubernetes.Interface
 	lister corev1listers.ResourceQuotaLister
-	first  corev1.ResourceList // of a new namespace; may be nil
+	synced cache.InformerSynced // of lister
+	first  corev1.ResourceList  // of a new namespace; may be nil
 	log    *slog.Logger
 
 	mu    sync.Mutex
@@ -79,7 +80,8 @@ func newQuotas(
 ) (*quotas, admission.Interface, error) {
 	informer := shared.Core().V1().ResourceQuotas()
 	q := &quotas{Handler: admission.NewHandler(admission.Delete), client: client, lister: informer.Lister(), first: first, log: log,
-		dirty: map[string]bool{}, fresh: map[string]bool{}, wake: make(chan struct{}, 1)}
+		synced: informer.Informer().HasSynced,
+		dirty:  map[string]bool{}, fresh: map[string]bool{}, wake: make(chan struct{}, 1)}
 	_, err := informer.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) { q.mark(obj.(*corev1.ResourceQuota).Namespace) },
 		UpdateFunc: func(_, obj any) {
@@ -93,7 +95,7 @@ func newQuotas(
 	}
 	if len(first) > 0 {
 		_, err := shared.Core().V1().Namespaces().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-			AddFunc: func(obj any) { q.enqueue(q.fresh, obj.(*corev1.Namespace).Name) },
+			AddFunc: q.added,
 		})
 		if err != nil {
 			return nil, nil, err
@@ -137,6 +139,9 @@ func (q *quotas) enqueue(set map[string]bool, namespace string) {
 
 // run counts until ctx ends.
 func (q *quotas) run(ctx context.Context) {
+	if !cache.WaitForCacheSync(ctx.Done(), q.synced) {
+		return
+	}
 	resync := time.NewTicker(quotaResync)
 	defer resync.Stop()
 	for {

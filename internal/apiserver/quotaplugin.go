@@ -196,6 +196,17 @@ func limitsBytes(lister corev1listers.ResourceQuotaLister, namespace string) boo
 // defaultQuota is the name of the quota that a namespace gets.
 const defaultQuota = "default"
 
+// defaultQuotaAnnotation with the value "none" on a Namespace keeps it without the
+// default quota.
+const defaultQuotaAnnotation = "fairlead.dev/default-quota"
+
+// added has a namespace that the server sees for the first time limited.
+func (q *quotas) added(obj any) {
+	if n := obj.(*corev1.Namespace); n.Annotations[defaultQuotaAnnotation] != "none" {
+		q.enqueue(q.fresh, n.Name)
+	}
+}
+
 // limit gives a namespace the quota first, unless it has one or is the system's.
 func (q *quotas) limit(ctx context.Context, namespace string) {
 	if slices.Contains(systemNamespaces(), namespace) {
@@ -206,8 +217,15 @@ func (q *quotas) limit(ctx context.Context, namespace string) {
 	}
 	bounded, cancel := context.WithTimeout(ctx, quotaTimeout)
 	defer cancel()
-	_, err := q.client.CoreV1().ResourceQuotas(namespace).Create(bounded, &corev1.ResourceQuota{
-		ObjectMeta: metav1.ObjectMeta{Name: defaultQuota}, Spec: corev1.ResourceQuotaSpec{Hard: q.first}}, metav1.CreateOptions{})
+	// What was created with the namespace may not have reached the lister yet.
+	have, err := q.client.CoreV1().ResourceQuotas(namespace).List(bounded, metav1.ListOptions{Limit: 1})
+	if err == nil && len(have.Items) > 0 {
+		return
+	}
+	if err == nil {
+		_, err = q.client.CoreV1().ResourceQuotas(namespace).Create(bounded, &corev1.ResourceQuota{
+			ObjectMeta: metav1.ObjectMeta{Name: defaultQuota}, Spec: corev1.ResourceQuotaSpec{Hard: q.first}}, metav1.CreateOptions{})
+	}
 	switch {
 	case err == nil, apierrors.IsAlreadyExists(err), apierrors.IsNotFound(err), ctx.Err() != nil,
 		apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):

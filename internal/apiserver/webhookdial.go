@@ -38,10 +38,18 @@ const (
 // serviceResolver reaches the Services of webhooks: by their ClusterIP, which needs a
 // proxy on this machine, or else by one of the endpoints. It looks at each call: webhooks
 // are few, and a watch of all Services would cost more.
-type serviceResolver struct{ client kubernetes.Interface }
+type serviceResolver struct {
+	client kubernetes.Interface
+	self   string // host:port at which this server is reached from its own machine
+}
 
-// ResolveEndpoint returns the URL of a port of a Service, whose host dial knows.
+// ResolveEndpoint returns the URL of a port of a Service, whose host dial knows. That of
+// default/kubernetes is this server: the library calls it as the server itself, by a
+// configuration that does not use dial.
 func (r serviceResolver) ResolveEndpoint(namespace, name string, port int32) (*url.URL, error) {
+	if namespace == metav1.NamespaceDefault && name == "kubernetes" && port == 443 {
+		return &url.URL{Scheme: "https", Host: r.self}, nil
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), resolveTimeout)
 	defer cancel()
 	s, err := r.client.CoreV1().Services(namespace).Get(ctx, name, metav1.GetOptions{})

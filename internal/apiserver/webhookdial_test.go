@@ -20,7 +20,7 @@ import (
 func webhookService(clusterIP, endpoint string, port int32) serviceResolver {
 	name, no := "https", false
 	meta := metav1.ObjectMeta{Namespace: "ns", Name: "hook", Labels: map[string]string{discoveryv1.LabelServiceName: "hook"}}
-	return serviceResolver{fake.NewClientset(
+	return serviceResolver{client: fake.NewClientset(
 		&corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{ClusterIP: clusterIP,
 			Ports: []corev1.ServicePort{{Name: "other", Port: 80}, {Name: name, Port: 443}}}},
 		&discoveryv1.EndpointSlice{ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4,
@@ -62,6 +62,16 @@ func TestWebhookByEndpoint(t *testing.T) {
 	}
 	if _, err := webhookService("127.0.0.8", "127.0.0.1", port).ResolveEndpoint("ns", "hook", 444); err == nil {
 		t.Error("a port that the Service does not have was resolved")
+	}
+}
+
+// A webhook of the API server itself is called at its own address, whatever the proxy
+// and the endpoints of default/kubernetes are.
+func TestWebhookOfTheServerItself(t *testing.T) {
+	r := webhookService("127.0.0.8", "127.0.0.1", 1)
+	r.self = "127.0.0.1:6443"
+	if u, err := r.ResolveEndpoint("default", "kubernetes", 443); err != nil || u.String() != "https://127.0.0.1:6443" {
+		t.Errorf("%v, %v", u, err)
 	}
 }
 

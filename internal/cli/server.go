@@ -42,7 +42,8 @@ func (f *serverFlags) add(cmd *cobra.Command) {
 		"let everybody who may write a Service add spec.externalIPs, with which a user can capture the traffic to any address; "+
 			"otherwise that needs the verb \"use\" on services/externalips")
 	flags.StringToStringVar(&f.quota, "default-namespace-quota", nil,
-		"limits of the ResourceQuota that each namespace without one gets, but system namespaces, "+
+		"limits of the ResourceQuota that each namespace without one gets, but system namespaces and those "+
+			"with the annotation fairlead.dev/default-quota=none, "+
 			"for example count/services=50,fairlead.dev/bytes=100Mi")
 	flags.DurationVar(&f.ServiceWriteTimeout, "service-write-timeout", apiserver.DefaultServiceWriteTimeout,
 		"longest that a write of a Service may take; addresses and node ports claimed for one and not used are freed after three times as long")
