@@ -26,6 +26,10 @@ const (
 	maxInstallRetry = 5 * time.Second
 )
 
+// stepTimeout bounds one step of what the controller writes: a server that takes a request
+// and never answers must not end its work.
+const stepTimeout = 30 * time.Second
+
 // install makes the definitions of our kinds those of this version, and waits until
 // they are served. The API server may be away, or start at the same time.
 func (c *Controller) install(ctx context.Context) error {
@@ -57,7 +61,9 @@ func (c *Controller) untilDone(ctx context.Context, step func(context.Context) e
 	backoff := wait.Backoff{Duration: installRetry, Factor: 1.5, Steps: 1 << 30, Cap: maxInstallRetry}
 	begin, warned := time.Now(), time.Time{}
 	for {
-		err := step(ctx)
+		limited, cancel := context.WithTimeout(ctx, stepTimeout)
+		err := step(limited)
+		cancel()
 		if err == nil || ctx.Err() != nil {
 			return ctx.Err()
 		}

@@ -66,6 +66,8 @@ func (c *controller) keepPools(ctx context.Context) {
 // keepFlagPools makes an object of each pool of the flags, puts back what somebody has changed,
 // and removes those that have no flag any more when none of their addresses is used.
 func (c *controller) keepFlagPools(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	defer cancel()
 	c.mu.Lock()
 	have := make(map[string]*v1.IPAddressPool, len(c.pools))
 	used := map[string]bool{}
@@ -132,12 +134,17 @@ func (c *controller) keepFlagPool(ctx context.Context, f FlagPool, have *v1.IPAd
 	return err
 }
 
-// recordPool records an Event about a pool, unless it is the last that was recorded.
+// recordPool records an Event about a pool, unless it is the last of its reason.
 func (c *controller) recordPool(p *v1.IPAddressPool, reason, message string) {
-	if c.poolEvents[p.Name] == reason+message {
+	events := c.poolEvents[p.Name]
+	if have, recorded := events[reason]; recorded && have == message {
 		return
 	}
-	c.poolEvents[p.Name] = reason + message
+	if events == nil {
+		events = map[string]string{}
+		c.poolEvents[p.Name] = events
+	}
+	events[reason] = message
 	c.log.Warn("a pool cannot be used as it is", "pool", p.Name, "reason", reason, "message", message)
 	c.events.Event(&corev1.ObjectReference{
 		APIVersion: v1.GroupVersion.String(), Kind: "IPAddressPool", Name: p.Name, UID: p.UID,
@@ -146,6 +153,8 @@ func (c *controller) recordPool(p *v1.IPAddressPool, reason, message string) {
 
 // writePoolStatus writes the status of the pools whose counts or conditions have changed.
 func (c *controller) writePoolStatus(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	defer cancel()
 	type change struct {
 		pool   *v1.IPAddressPool
 		status v1.IPAddressPoolStatus
@@ -262,6 +271,8 @@ func (c *controller) overlap(p *usablePool) (reason, message string) {
 
 // recheckForeign finds out which addresses others have given back.
 func (c *controller) recheckForeign(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	defer cancel()
 	c.mu.Lock()
 	var list []netip.Addr
 	for a := range c.foreign {

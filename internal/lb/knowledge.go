@@ -47,8 +47,9 @@ type knowledge struct {
 	freed        bool // an address may have become free since the last retryWaiting
 	// foreign are addresses in pools that somebody else's IPAddress objects claim.
 	foreign map[netip.Addr]bool
-	// poolEvents has the last Event that was recorded of a pool.
-	poolEvents map[string]string
+	// poolEvents has the messages of the last Events of each pool, by pool and reason: a pool
+	// may have several conditions that hold at once.
+	poolEvents map[string]map[string]string
 }
 
 func newKnowledge() *knowledge {
@@ -57,7 +58,7 @@ func newKnowledge() *knowledge {
 		pools: map[string]*v1.IPAddressPool{}, namespaces: map[string]labels.Set{}, nodeAddrs: map[string][]netip.Addr{},
 		nodePods: map[string][]pool.Range{}, cidrs: map[string][]pool.Range{},
 		speakers: map[string]*v1.Speaker{}, outOfService: map[string]bool{}, alloc: pool.New(), waiting: newWaitingList(),
-		foreign: map[netip.Addr]bool{}, poolEvents: map[string]string{},
+		foreign: map[netip.Addr]bool{}, poolEvents: map[string]map[string]string{},
 	}
 }
 

@@ -357,6 +357,12 @@ func (s *Speaker) report(eligible bool, reason string) {
 		Eligible: eligible, Reason: reason, VoterVersion: confirmed, Endpoints: []string{s.o.Peer.String()},
 		Conditions: t.want.Conditions,
 	}
+	next.VoterList = t.want.VoterList
+	if list := s.node.List(); int64(list.Version) == confirmed {
+		if text, err := json.Marshal(list); err == nil {
+			next.VoterList = string(text)
+		}
+	}
 	for _, l := range s.announce.Links() {
 		for _, p := range l.Networks {
 			if text := p.String(); !slices.Contains(next.Networks, text) {

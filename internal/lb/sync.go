@@ -72,6 +72,8 @@ const maxTries = 16
 // carryOut writes what p says. again means that somebody else was faster, and that there
 // has to be another plan.
 func (c *controller) carryOut(ctx context.Context, p *plan) (again bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	defer cancel()
 	s := p.service
 	change := p.publishes()
 	if len(p.publish) > 0 {

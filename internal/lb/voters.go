@@ -28,7 +28,8 @@ func (c *controller) setNodeState(n *corev1.Node) {
 func (c *controller) setSpeaker(s *v1.Speaker) {
 	old := c.speakers[s.Name]
 	c.speakers[s.Name] = s
-	if old == nil || old.Status.VoterVersion != s.Status.VoterVersion || !slices.Equal(old.Status.Endpoints, s.Status.Endpoints) {
+	if old == nil || old.Status.VoterVersion != s.Status.VoterVersion ||
+		old.Status.VoterList != s.Status.VoterList || !slices.Equal(old.Status.Endpoints, s.Status.Endpoints) {
 		signal(c.voters)
 	}
 }
@@ -77,6 +78,9 @@ func (c *controller) candidates() (list []quorum.Candidate, orphans []*v1.Speake
 			Voter:     quorum.Voter{Name: name},
 			Confirmed: uint64(max(0, s.Status.VoterVersion)), Gone: out || !hasNode,
 		}
+		if err := json.Unmarshal([]byte(s.Status.VoterList), &candidate.List); err != nil {
+			candidate.List = quorum.List{} // it reports none
+		}
 		if len(s.Status.Endpoints) > 0 {
 			candidate.Address = s.Status.Endpoints[0]
 		}
@@ -89,6 +93,8 @@ func (c *controller) candidates() (list []quorum.Candidate, orphans []*v1.Speake
 // nextVoters makes the next change of the list that is due, if any; more means that another one
 // may be.
 func (c *controller) nextVoters(ctx context.Context) (more bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	defer cancel()
 	candidates, orphans := c.candidates()
 	api := c.client.CoreV1().ConfigMaps(Namespace)
 	have, err := api.Get(ctx, VotersName, metav1.GetOptions{})
@@ -104,6 +110,13 @@ func (c *controller) nextVoters(ctx context.Context) (more bool, err error) {
 		}
 	}
 	next, changed := quorum.Next(lists, candidates)
+	switch lost := lists.Current.Version == 0; {
+	case lost && next.Previous.Version > 0:
+		c.log.Warn("the list of voters was lost; restoring it from what the speakers report", "version", next.Current.Version,
+			"voters", len(next.Current.Voters))
+	case lost && !changed && slices.ContainsFunc(candidates, func(s quorum.Candidate) bool { return s.Confirmed > 0 }):
+		c.log.Warn("the list of voters was lost and no speaker reports it; restart all speakers to begin a new one")
+	}
 	if !changed && (have != nil || lists.Current.Version == 0) {
 		c.lists = lists
 		return false, c.removeSpeakers(ctx, lists, orphans)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -45,7 +46,10 @@ func TestVoters(t *testing.T) {
 					return err
 				}
 				s.Status.Endpoints = []string{"192.0.2.1:7000"}
-				s.Status.VoterVersion = int64(lists().Current.Version)
+				list := lists().Current
+				text, err := json.Marshal(list)
+				r.must(err)
+				s.Status.VoterVersion, s.Status.VoterList = int64(list.Version), string(text)
 				_, err = r.lb.Speakers.UpdateStatus(ctx, s, metav1.UpdateOptions{})
 				return err
 			})
@@ -97,7 +101,18 @@ func TestVoters(t *testing.T) {
 		return nil
 	})
 	stop()
+	// A new process does not remember what somebody has deleted meanwhile, but the speakers do.
+	lost := lists()
+	r.must(r.client.CoreV1().ConfigMaps(Namespace).Delete(ctx, VotersName, metav1.DeleteOptions{}))
 	r.run(nil)
+	r.eventually("the lost list is restored", func() error {
+		l := lists()
+		if l.Current.Version <= lost.Current.Version+1 || l.Previous.Version != lost.Current.Version ||
+			!slices.Equal(l.Current.Voters, lost.Current.Voters) {
+			return fmt.Errorf("%+v, want %+v", l, lost)
+		}
+		return nil
+	})
 	if again, err := secrets.Get(ctx, KeyName, metav1.GetOptions{}); err != nil || again.UID != key.UID {
 		t.Errorf("the key is another one after a restart: %v", err)
 	}

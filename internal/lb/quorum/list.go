@@ -65,6 +65,8 @@ type Candidate struct {
 	// Confirmed is the version of the list that the speaker has used for longer than
 	// Promise, as it reports itself (Node.Confirmed).
 	Confirmed uint64
+	// List is the list of that version as the speaker reports it, the zero List if it does not.
+	List List
 	// Gone is true if the speaker is known to be down for good: its Node is deleted,
 	// or has the taint node.kubernetes.io/out-of-service. It leaves the list.
 	Gone bool
@@ -81,7 +83,7 @@ type Candidate struct {
 // A voter of l that is no candidate stays on the list: that an object is missing
 // does not prove that a process is. Without a list, the first is of all
 // candidates, unless one of them has confirmed a list: then the list was lost, and
-// the speakers that know it must write it again (Node.List).
+// the newest one that candidates report is restored. Nothing follows while none is reported.
 func Next(l Lists, candidates []Candidate) (Lists, bool) {
 	byName := make(map[string]Candidate, len(candidates))
 	for _, c := range candidates {
@@ -103,11 +105,11 @@ func Next(l Lists, candidates []Candidate) (Lists, bool) {
 }
 
 func first(candidates []Candidate) (Lists, bool) {
+	if slices.ContainsFunc(candidates, func(c Candidate) bool { return c.Confirmed > 0 && !c.Gone }) {
+		return restored(candidates)
+	}
 	next := List{Version: 1}
 	for _, c := range candidates {
-		if c.Confirmed > 0 {
-			return Lists{}, false
-		}
 		if !c.Gone && len(next.Voters) < MaxVoters {
 			next.Voters = append(next.Voters, c.Voter)
 		}
@@ -118,6 +120,32 @@ func first(candidates []Candidate) (Lists, bool) {
 	next.Witness = len(next.Voters) == 2
 	next.sort()
 	return Lists{Current: next}, len(next.Voters) > 0
+}
+
+// restored returns the newest list that candidates have confirmed, with a version that
+// none ever had. The one after it, v+1, may have been written and not yet confirmed; v+2
+// cannot, since a majority of v would have confirmed v+1 before. A majority of v has a
+// voter in common with each of v+1, so the list with the voters of v may be in force
+// beside v+1, and nothing follows before a majority has confirmed it.
+func restored(candidates []Candidate) (Lists, bool) {
+	var newest List
+	confirmed, living := uint64(0), uint64(0)
+	for _, c := range candidates {
+		confirmed = max(confirmed, c.Confirmed)
+		if c.Gone {
+			continue
+		}
+		living = max(living, c.Confirmed)
+		if c.List.Version == c.Confirmed && c.List.Version > newest.Version {
+			newest = c.List.clone()
+		}
+	}
+	if newest.Version < living {
+		return Lists{}, false
+	}
+	next := newest.clone()
+	next.Version = confirmed + 2
+	return Lists{Current: next, Previous: newest}, true
 }
 
 // settled reports whether those that may still use the list before the current one

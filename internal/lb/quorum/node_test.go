@@ -125,6 +125,21 @@ func TestNextList(t *testing.T) {
 	if _, changed := Next(Lists{}, candidates(7, "a", "b")); changed {
 		t.Error("a list that speakers still use is written again from nothing")
 	}
+	gone := Candidate{Voter: Voter{Name: "x"}, Confirmed: 9, Gone: true}
+	if l, _ := Next(Lists{}, append(candidates(0, "a"), gone)); l.Current.Version != 1 || names(l.Current) != "a" {
+		t.Errorf("what was confirmed by a speaker that is gone leads to %+v", l)
+	}
+	lost := append(candidates(7, "a", "b", "c"), gone)
+	lost[1].List = List{Version: 7, Voters: []Voter{{Name: "a"}, {Name: "b"}, {Name: "c"}}}
+	lost[2].Confirmed = 6
+	lost[2].List = List{Version: 6, Voters: []Voter{{Name: "a"}, {Name: "b"}}}
+	l, changed := Next(Lists{}, lost)
+	if !changed || l.Current.Version != 11 || names(l.Current) != "abc" || l.Previous.Version != 7 {
+		t.Fatalf("a lost list is restored as %+v", l)
+	}
+	if after, changed := Next(l, append(candidates(11, "a"), candidates(7, "b", "c", "d", "e")...)); changed {
+		t.Errorf("one of three uses the restored list, and it is followed by %+v", after)
+	}
 }
 
 func cutStep(s string) (before, after string, ok bool) {

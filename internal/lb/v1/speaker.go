@@ -30,6 +30,8 @@ type SpeakerStatus struct {
 	Networks []string `json:"networks,omitempty"`
 	// VoterVersion is that of the list of voters which the speaker works with.
 	VoterVersion int64 `json:"voterVersion,omitempty"`
+	// VoterList is the list of that version as JSON, from which a lost list is restored.
+	VoterList string `json:"voterList,omitempty"`
 	// Addresses are those that the speaker announces.
 	Addresses []AnnouncedAddress `json:"addresses,omitempty"`
 	// Peers are the sessions with BGPPeers.

@@ -1,0 +1,60 @@
+package lb
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead/fairlead/internal/events"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
+)
+
+// A request that is never answered is made again.
+func TestStepWithoutAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &Controller{o: ControllerOptions{Log: slog.New(slog.DiscardHandler)}}
+		tries := 0
+		err := c.untilDone(t.Context(), func(ctx context.Context) error {
+			if tries++; tries > 1 {
+				return nil
+			}
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		if err != nil || tries != 2 {
+			t.Errorf("%d tries, %v", tries, err)
+		}
+	})
+}
+
+// counter counts the lines of a log.
+type counter struct {
+	slog.Handler
+	lines int
+}
+
+func (c *counter) Enabled(context.Context, slog.Level) bool  { return true }
+func (c *counter) Handle(context.Context, slog.Record) error { c.lines++; return nil }
+
+// Two conditions of one pool are recorded once each, however often they are looked at.
+func TestEventsOfAPool(t *testing.T) {
+	lines := &counter{Handler: slog.DiscardHandler}
+	log := slog.New(lines)
+	c := &controller{log: log, knowledge: newKnowledge(), events: events.NewRecorder(nil, corev1.EventSource{}, log)}
+	p := &v1.IPAddressPool{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "1"}}
+	for range 3 {
+		c.recordPool(p, "NameTaken", "x")
+		c.recordPool(p, "OverlapsPool", "y")
+	}
+	if lines.lines != 2 {
+		t.Errorf("%d lines, want 2", lines.lines)
+	}
+	c.recordPool(p, "OverlapsPool", "z")
+	if lines.lines != 3 {
+		t.Errorf("a new message leads to %d lines, want 3", lines.lines)
+	}
+}
