@@ -52,6 +52,9 @@ type lbOwner struct {
 	Interface string    `json:"interface,omitempty"`
 	Since     time.Time `json:"since"`
 	Reason    string    `json:"reason,omitempty"`
+	// Stale means that the node has not taken back what it once reported: another one has
+	// begun to answer since, or nothing is heard of the node.
+	Stale bool `json:"stale,omitempty"`
 }
 
 func newLBStatus(g *global) *cobra.Command {
@@ -148,12 +151,7 @@ func collectLB(ctx context.Context, client kubernetes.Interface, own *v1.Client,
 	if err != nil {
 		return nil, err
 	}
-	owners := map[string][]lbOwner{}
-	for _, s := range speakers.Items {
-		for _, a := range s.Status.Addresses {
-			owners[a.Address] = append(owners[a.Address], lbOwner{s.Name, a.Via, a.Interface, a.Since.Time, a.Reason})
-		}
-	}
+	owners := ownersOf(speakers.Items, silentNodes(ctx, client))
 	r := &lbReport{Services: []lbService{}}
 	for i := range services {
 		s := &services[i]
@@ -169,6 +167,46 @@ func collectLB(ctx context.Context, client kubernetes.Interface, own *v1.Client,
 		r.Services = append(r.Services, out)
 	}
 	return r, nil
+}
+
+// silentNodes returns the nodes that nothing is heard of, as far as Nodes may be read.
+func silentNodes(ctx context.Context, client kubernetes.Interface) map[string]bool {
+	list, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil
+	}
+	silent := map[string]bool{}
+	for i := range list.Items {
+		silent[list.Items[i].Name] = slices.ContainsFunc(list.Items[i].Status.Conditions, func(c corev1.NodeCondition) bool {
+			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionUnknown
+		})
+	}
+	return silent
+}
+
+// ownersOf returns who announces each address, as the speakers have last reported. One that
+// died could not take that back: of those that answer ARP or NDP the one that began last
+// counts.
+func ownersOf(speakers []v1.Speaker, silent map[string]bool) map[string][]lbOwner {
+	owners := map[string][]lbOwner{}
+	for _, s := range speakers {
+		for _, a := range s.Status.Addresses {
+			owners[a.Address] = append(owners[a.Address],
+				lbOwner{Node: s.Name, Via: a.Via, Interface: a.Interface, Since: a.Since.Time, Reason: a.Reason, Stale: silent[s.Name]})
+		}
+	}
+	for _, list := range owners {
+		var last time.Time
+		for _, o := range list {
+			if o.Via != "bgp" && o.Since.After(last) {
+				last = o.Since
+			}
+		}
+		for i := range list {
+			list[i].Stale = list[i].Stale || list[i].Via != "bgp" && list[i].Since.Before(last)
+		}
+	}
+	return owners
 }
 
 // lastWarning returns the newest Warning about a Service, as far as Events may be read.
@@ -202,8 +240,12 @@ func (r *lbReport) print(out io.Writer) error {
 				if o.Interface != "" {
 					via += " on " + o.Interface
 				}
+				reason := cmp.Or(o.Reason, "-")
+				if o.Stale {
+					reason = "stale: " + reason
+				}
 				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Namespace, s.Name, a.Address, cmp.Or(a.Pool, "-"), o.Node,
-					plainLine(via), o.Since.Local().Format(time.DateTime), plainLine(cmp.Or(o.Reason, "-")))
+					plainLine(via), o.Since.Local().Format(time.DateTime), plainLine(reason))
 			}
 		}
 	}

@@ -124,7 +124,7 @@ func (r *routes) Begin() {
 func (r *routes) SetNode(n *corev1.Node) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if n == nil || r.node != nil && labels.Equals(r.node.Labels, n.Labels) {
+	if n == nil || r.node != nil && labels.Equals(r.node.Labels, n.Labels) && slices.Equal(r.node.Status.Addresses, n.Status.Addresses) {
 		return
 	}
 	r.node = n

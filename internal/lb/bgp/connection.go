@@ -2,6 +2,7 @@ package bgp
 
 import (
 	"bufio"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -25,6 +26,10 @@ type connection struct {
 // ending is why the router's side of a session has ended.
 type ending struct{ err error }
 
+// refreshPeriod is the least time between two answers to ROUTE-REFRESH, each of which sends
+// all routes.
+const refreshPeriod = time.Second
+
 // run announces what changes until the session ends, and returns why.
 func (c *connection) run() error {
 	s := c.session
@@ -43,6 +48,8 @@ func (c *connection) run() error {
 	s.update(func(p *PeerStatus) { p.State, p.Reason = established, "" })
 	s.announcer.options.Log.Info("BGP session established", "peer", s.peer.String())
 
+	release := context.AfterFunc(s.ctx, func() { _ = c.conn.SetWriteDeadline(time.Now().Add(lingerTime)) })
+	defer release()
 	s.takeDirty()
 	if err := c.announce(s.announcer.table.prefixes()); err != nil {
 		return err
@@ -56,6 +63,7 @@ func (c *connection) run() error {
 		defer ticker.Stop()
 		keepalive = ticker.C
 	}
+	wanted, soon, last := map[wire.Family]bool{}, (<-chan time.Time)(nil), time.Time{}
 	for {
 		var err error
 		select {
@@ -71,7 +79,15 @@ func (c *connection) run() error {
 			}
 			err = c.announce(prefixes)
 		case f := <-refresh:
-			err = c.again(f)
+			if wanted[f] = true; soon == nil {
+				soon = time.After(time.Until(last.Add(refreshPeriod)))
+			}
+		case <-soon:
+			for f := range wanted {
+				err = errors.Join(err, c.again(f))
+			}
+			soon, last = nil, time.Now()
+			clear(wanted)
 		case <-keepalive:
 			err = c.write(wire.NewBGPKeepAliveMessage())
 		}
@@ -127,6 +143,11 @@ func (c *connection) write(messages ...*wire.BGPMessage) error {
 	}
 	if err := c.conn.SetWriteDeadline(time.Now().Add(wait)); err != nil {
 		return err
+	}
+	if c.session.ctx.Err() != nil { // who waits for the end does not wait for a router that reads nothing
+		if err := c.conn.SetWriteDeadline(time.Now().Add(lingerTime)); err != nil {
+			return err
+		}
 	}
 	if err := write(c.conn, messages...); err != nil {
 		return fmt.Errorf("cannot send to the router: %w", err)

@@ -125,9 +125,14 @@ type terms struct {
 
 // agree reads the router's OPEN. An error of type *wire.MessageError is what it is to
 // be sent.
-func agree(p Peer, routerID netip.Addr, body []byte) (terms, error) {
+func agree(p Peer, routerID netip.Addr, body []byte) (t terms, err error) {
+	defer func() { // the decoder is not ours, and what it decodes comes from outside
+		if broken := recover(); broken != nil {
+			err = wire.NewMessageError(wire.BGP_ERROR_OPEN_MESSAGE_ERROR, 0, nil, fmt.Sprintf("cannot decode the router's OPEN: %v", broken))
+		}
+	}()
 	var m wire.BGPOpen
-	t := terms{peer: p, family: map[wire.Family]bool{}}
+	t = terms{peer: p, family: map[wire.Family]bool{}}
 	if err := m.DecodeFromBytes(body); err != nil {
 		return t, err
 	}

@@ -1,0 +1,36 @@
+package cli
+
+import (
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
+)
+
+// What a node reported before it died is stale; several announce by BGP at once.
+func TestStaleOwners(t *testing.T) {
+	speaker := func(name, address, via string, since int64) v1.Speaker {
+		return v1.Speaker{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: v1.SpeakerStatus{Addresses: []v1.AnnouncedAddress{
+			{Address: address, Via: via, Since: metav1.NewMicroTime(time.Unix(since, 0))}}}}
+	}
+	owners := ownersOf([]v1.Speaker{
+		speaker("dead", "192.0.2.1", "arp", 1), speaker("alive", "192.0.2.1", "arp", 2),
+		speaker("r1", "192.0.2.2", "bgp", 1), speaker("r2", "192.0.2.2", "bgp", 2), speaker("silent", "192.0.2.2", "bgp", 3),
+		speaker("silent", "2001:db8::1", "ndp", 1),
+	}, map[string]bool{"silent": true})
+	want := map[string]bool{"dead": true, "alive": false, "r1": false, "r2": false, "silent": true}
+	seen := 0
+	for _, list := range owners {
+		for _, o := range list {
+			seen++
+			if o.Stale != want[o.Node] {
+				t.Errorf("%s by %s: stale is %t", o.Node, o.Via, o.Stale)
+			}
+		}
+	}
+	if seen != 6 {
+		t.Errorf("%d owners, want 6", seen)
+	}
+}
