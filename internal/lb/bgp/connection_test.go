@@ -21,8 +21,9 @@ func testConnection(t *testing.T) (*connection, net.Conn) {
 	a.Announce(netip.MustParseAddr("192.0.2.1"), Attributes{})
 	ours, theirs := net.Pipe()
 	t.Cleanup(func() { _ = theirs.Close() })
-	return &connection{session: newSession(a, Peer{LocalASN: 64512, PeerASN: 64513}), conn: ours, sent: map[netip.Prefix]string{}, over: make(chan struct{}),
-		terms: terms{peer: Peer{LocalASN: 64512, PeerASN: 64513}, hold: 90 * time.Second, keep: 30 * time.Second,
+	p := Peer{LocalASN: 64512, PeerASN: 64513}
+	return &connection{session: newSession(a, p), conn: ours, sent: map[netip.Prefix]string{}, over: make(chan struct{}),
+		terms: terms{peer: p, hold: 90 * time.Second, keep: 30 * time.Second,
 			family: map[wire.Family]bool{wire.RF_IPv4_UC: true}, hops: nextHops{v4: netip.MustParseAddr("198.51.100.1")}}}, theirs
 }
 
