@@ -3,9 +3,9 @@ package apiserver
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -27,6 +27,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	corev1listers "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
 
 	"github.com/fairlead/fairlead/internal/registry/resourcequota"
 )
@@ -39,6 +40,13 @@ const (
 	// quotaTimeout bounds the count of one quota.
 	quotaTimeout = 30 * time.Second
 	quotaWorkers = 5
+	// quotaCounters is how many namespaces are counted at the same time.
+	quotaCounters = 3
+	// quotaRetry and quotaMaxRetry bound the time to the next try for a namespace.
+	quotaRetry, quotaMaxRetry = time.Second, time.Minute
+	// bytesPause is the least time between two counts of the bytes of a namespace, which
+	// read all that it holds.
+	bytesPause = 10 * time.Second
 )
 
 // quotaKinds are the kinds whose sizes count towards resourcequota.Bytes, with the
@@ -64,10 +72,16 @@ type quotas struct {
 	first  corev1.ResourceList  // of a new namespace; may be nil
 	log    *slog.Logger
 
-	mu    sync.Mutex
-	dirty map[string]bool // namespaces
-	fresh map[string]bool // namespaces that may lack the quota first
-	wake  chan struct{}
+	queue workqueue.TypedRateLimitingInterface[quotaWork]
+
+	mu     sync.Mutex
+	counts map[string]*byteCount // by namespace; one is used by one worker at a time
+}
+
+// quotaWork is a namespace to be counted, or a fresh one that may lack the quota first.
+type quotaWork struct {
+	namespace string
+	fresh     bool
 }
 
 var _ admission.ValidationInterface = (*quotas)(nil)
@@ -80,8 +94,8 @@ func newQuotas(
 ) (*quotas, admission.Interface, error) {
 	informer := shared.Core().V1().ResourceQuotas()
 	q := &quotas{Handler: admission.NewHandler(admission.Delete), client: client, lister: informer.Lister(), first: first, log: log,
-		synced: informer.Informer().HasSynced,
-		dirty:  map[string]bool{}, fresh: map[string]bool{}, wake: make(chan struct{}, 1)}
+		synced: informer.Informer().HasSynced, counts: map[string]*byteCount{}, queue: workqueue.NewTypedRateLimitingQueue(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[quotaWork](quotaRetry, quotaMaxRetry))}
 	_, err := informer.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) { q.mark(obj.(*corev1.ResourceQuota).Namespace) },
 		UpdateFunc: func(_, obj any) {
@@ -124,69 +138,98 @@ func (q *quotas) Validate(_ context.Context, a admission.Attributes, _ admission
 }
 
 // mark has a namespace counted.
-func (q *quotas) mark(namespace string) { q.enqueue(q.dirty, namespace) }
-
-// enqueue adds a namespace to a set of q and wakes run.
-func (q *quotas) enqueue(set map[string]bool, namespace string) {
-	q.mu.Lock()
-	set[namespace] = true
-	q.mu.Unlock()
-	select {
-	case q.wake <- struct{}{}:
-	default: // it is awake
-	}
+func (q *quotas) mark(namespace string) {
+	q.queue.AddAfter(quotaWork{namespace: namespace}, quotaPause)
 }
 
 // run counts until ctx ends.
 func (q *quotas) run(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer q.queue.ShutDown()
 	if !cache.WaitForCacheSync(ctx.Done(), q.synced) {
 		return
+	}
+	for range quotaCounters {
+		wg.Go(func() {
+			for q.next(ctx) {
+			}
+		})
 	}
 	resync := time.NewTicker(quotaResync)
 	defer resync.Stop()
 	for {
-		all := false
 		select {
 		case <-ctx.Done():
 			return
 		case <-resync.C:
-			all = true
-		case <-q.wake:
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(quotaPause):
-			}
-		}
-		q.mu.Lock()
-		dirty, fresh := maps.Clone(q.dirty), maps.Clone(q.fresh)
-		clear(q.dirty)
-		clear(q.fresh)
-		q.mu.Unlock()
-		for namespace := range fresh {
-			q.limit(ctx, namespace)
 		}
 		list, err := q.lister.List(labels.Everything())
 		if err != nil {
 			continue // cannot happen: the lister reads from memory
 		}
 		for _, r := range list {
-			if !all && !dirty[r.Namespace] {
-				continue
-			}
-			if err := q.sync(ctx, r.Namespace, r.Name); err != nil && ctx.Err() == nil && !apierrors.IsNotFound(err) {
-				if !apierrors.IsConflict(err) {
-					q.log.Warn("cannot count what a ResourceQuota limits; retrying", "namespace", r.Namespace, "quota", r.Name, "err", err)
-				}
-				q.mark(r.Namespace)
+			if work := (quotaWork{namespace: r.Namespace}); q.queue.NumRequeues(work) == 0 { // else it has its own time
+				q.queue.Add(work)
 			}
 		}
 	}
 }
 
-// sync sets the status of one quota. Whoever is admitted meanwhile changes it too,
+// next does what is first in the queue, and reports whether there may be more.
+func (q *quotas) next(ctx context.Context) bool {
+	work, end := q.queue.Get()
+	if end {
+		return false
+	}
+	defer q.queue.Done(work)
+	what, err := "cannot count what the quotas of a namespace limit; retrying", error(nil)
+	if work.fresh {
+		what = "cannot create the default quota of a namespace; retrying"
+		err = q.limit(ctx, work.namespace)
+	} else {
+		err = q.sync(ctx, work.namespace)
+	}
+	if err == nil || ctx.Err() != nil {
+		q.queue.Forget(work)
+		return true
+	}
+	if q.queue.NumRequeues(work) == 0 && !apierrors.IsConflict(err) {
+		q.log.Warn(what, "namespace", work.namespace, "err", err)
+	}
+	q.queue.AddRateLimited(work)
+	return true
+}
+
+// sync sets the status of the quotas of a namespace.
+func (q *quotas) sync(ctx context.Context, namespace string) error {
+	have, err := q.lister.ResourceQuotas(namespace).List(labels.Everything())
+	if err != nil {
+		return err
+	}
+	q.mu.Lock()
+	b := q.counts[namespace]
+	if len(have) == 0 {
+		delete(q.counts, namespace)
+	} else if b == nil {
+		b = &byteCount{kinds: map[string]kindBytes{}}
+		q.counts[namespace] = b
+	}
+	q.mu.Unlock()
+	var errs []error
+	due := b == nil || time.Since(b.at) >= bytesPause
+	for _, r := range have {
+		if err := q.syncQuota(ctx, namespace, r.Name, b, due); err != nil && !apierrors.IsNotFound(err) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// syncQuota sets the status of one quota; bytes are counted if that is due, or they never
+// were. Whoever is admitted meanwhile changes it too,
 // and the write is a conflict.
-func (q *quotas) sync(ctx context.Context, namespace, name string) error {
+func (q *quotas) syncQuota(ctx context.Context, namespace, name string, b *byteCount, due bool) error {
 	ctx, cancel := context.WithTimeout(ctx, quotaTimeout)
 	defer cancel()
 	r, err := q.client.CoreV1().ResourceQuotas(namespace).Get(ctx, name, metav1.GetOptions{})
@@ -194,26 +237,39 @@ func (q *quotas) sync(ctx context.Context, namespace, name string) error {
 		return err
 	}
 	status := corev1.ResourceQuotaStatus{Hard: r.Spec.Hard, Used: corev1.ResourceList{}}
+	var failed error
 	for name := range r.Spec.Hard {
 		if !resourcequota.Counted(name) {
 			continue
 		}
-		n, err := q.measure(ctx, namespace, name)
-		if err != nil {
+		used, known := r.Status.Used[name]
+		if known && name == resourcequota.Bytes && !due {
+			status.Used[name] = used // with what was admitted since the count
+			q.queue.AddAfter(quotaWork{namespace: namespace}, bytesPause-time.Since(b.at))
+			continue
+		}
+		n, err := q.measure(ctx, namespace, name, b)
+		switch {
+		case err == nil:
+			status.Used[name] = *resource.NewQuantity(n, resource.DecimalSI)
+		case known && ctx.Err() == nil: // the others are counted
+			status.Used[name], failed = used, err
+		default:
 			return err
 		}
-		status.Used[name] = *resource.NewQuantity(n, resource.DecimalSI)
 	}
 	if equality.Semantic.DeepEqual(status, r.Status) {
-		return nil
+		return failed
 	}
 	r.Status = status
-	_, err = q.client.CoreV1().ResourceQuotas(namespace).UpdateStatus(ctx, r, metav1.UpdateOptions{})
-	return err
+	if _, err = q.client.CoreV1().ResourceQuotas(namespace).UpdateStatus(ctx, r, metav1.UpdateOptions{}); err != nil {
+		return err
+	}
+	return failed
 }
 
 // measure returns how much of the resource name the namespace holds.
-func (q *quotas) measure(ctx context.Context, namespace string, name corev1.ResourceName) (int64, error) {
+func (q *quotas) measure(ctx context.Context, namespace string, name corev1.ResourceName, b *byteCount) (int64, error) {
 	if name != resourcequota.Bytes {
 		counted, _ := strings.CutPrefix(string(name), "count/")
 		return q.count(ctx, namespace, schema.ParseGroupResource(counted))
@@ -229,7 +285,10 @@ func (q *quotas) measure(ctx context.Context, namespace string, name corev1.Reso
 			return 0, err
 		}
 	}
-	custom, err := q.customBytes(ctx, namespace)
+	custom, err := q.customBytes(ctx, namespace, b)
+	if err == nil {
+		b.at = time.Now()
+	}
 	return sum + custom, err
 }
 

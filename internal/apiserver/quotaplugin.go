@@ -132,8 +132,28 @@ func (p *quotaPlugin) knowing(a admission.Attributes) (*quotaadmission.QuotaAdmi
 // quotaPage is how many custom resources are listed at a time.
 const quotaPage = 500
 
+const (
+	// kindTimeout bounds the count of one kind of custom resources.
+	kindTimeout = 10 * time.Second
+	// kindRetry is the time between two tries to count a kind that cannot be listed.
+	kindRetry = time.Minute
+)
+
+// byteCount is the last count of the bytes of a namespace.
+type byteCount struct {
+	at    time.Time
+	kinds map[string]kindBytes // custom resources, by resource and group
+}
+
+// kindBytes is what the last list of a kind came to. While it cannot be listed, such as
+// without the webhook that converts it, that goes on to count.
+type kindBytes struct {
+	sum    int64
+	failed time.Time // the last try; zero if it succeeded
+}
+
 // customBytes returns the bytes of the custom resources of a namespace.
-func (q *quotas) customBytes(ctx context.Context, namespace string) (int64, error) {
+func (q *quotas) customBytes(ctx context.Context, namespace string, b *byteCount) (int64, error) {
 	text, err := q.client.Discovery().RESTClient().Get().AbsPath("/apis/apiextensions.k8s.io/v1/customresourcedefinitions").
 		SetHeader("Accept", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1").Do(ctx).Raw()
 	var definitions metav1.PartialObjectMetadataList
@@ -146,17 +166,44 @@ func (q *quotas) customBytes(ctx context.Context, namespace string) (int64, erro
 	var sum int64
 	for i := range definitions.Items {
 		resource, group, _ := strings.Cut(definitions.Items[i].Name, ".")
-		gvr, err := q.version(ctx, schema.GroupResource{Group: group, Resource: resource})
-		if err == nil {
-			var n int64
-			n, err = q.listedBytes(ctx, resourcePath(gvr, namespace))
-			sum += n
-		}
-		if err != nil && !apierrors.IsNotFound(err) { // not served yet, or not in namespaces
+		n, err := q.kindBytes(ctx, namespace, schema.GroupResource{Group: group, Resource: resource}, b)
+		if err != nil {
 			return 0, err
 		}
+		sum += n
 	}
 	return sum, nil
+}
+
+// kindBytes returns the bytes of one kind of custom resources; it fails if they have
+// never been counted.
+func (q *quotas) kindBytes(ctx context.Context, namespace string, gr schema.GroupResource, b *byteCount) (int64, error) {
+	last, counted := b.kinds[gr.String()]
+	if !last.failed.IsZero() && time.Since(last.failed) < kindRetry {
+		return last.sum, nil
+	}
+	bounded, cancel := context.WithTimeout(ctx, kindTimeout)
+	defer cancel()
+	gvr, err := q.version(bounded, gr)
+	var n int64
+	if err == nil {
+		n, err = q.listedBytes(bounded, resourcePath(gvr, namespace))
+	}
+	switch {
+	case err == nil:
+		b.kinds[gr.String()] = kindBytes{sum: n}
+		return n, nil
+	case apierrors.IsNotFound(err): // not served yet, or not in namespaces
+		delete(b.kinds, gr.String())
+		return 0, nil
+	case !counted || ctx.Err() != nil:
+		return 0, err
+	case last.failed.IsZero():
+		q.log.Warn("cannot count the bytes of a kind for the quotas of a namespace; its last count stands; retrying",
+			"namespace", namespace, "kind", gr.String(), "bytes", last.sum, "err", err, "after", kindRetry)
+	}
+	b.kinds[gr.String()] = kindBytes{sum: last.sum, failed: time.Now()}
+	return last.sum, nil
 }
 
 // listedBytes returns the bytes of all objects at a path.
@@ -203,34 +250,31 @@ const defaultQuotaAnnotation = "fairlead.dev/default-quota"
 // added has a namespace that the server sees for the first time limited.
 func (q *quotas) added(obj any) {
 	if n := obj.(*corev1.Namespace); n.Annotations[defaultQuotaAnnotation] != "none" {
-		q.enqueue(q.fresh, n.Name)
+		q.queue.AddAfter(quotaWork{namespace: n.Name, fresh: true}, quotaPause)
 	}
 }
 
 // limit gives a namespace the quota first, unless it has one or is the system's.
-func (q *quotas) limit(ctx context.Context, namespace string) {
+func (q *quotas) limit(ctx context.Context, namespace string) error {
 	if slices.Contains(systemNamespaces(), namespace) {
-		return
+		return nil
 	}
 	if have, err := q.lister.ResourceQuotas(namespace).List(labels.Everything()); err == nil && len(have) > 0 {
-		return
+		return nil
 	}
 	bounded, cancel := context.WithTimeout(ctx, quotaTimeout)
 	defer cancel()
 	// What was created with the namespace may not have reached the lister yet.
 	have, err := q.client.CoreV1().ResourceQuotas(namespace).List(bounded, metav1.ListOptions{Limit: 1})
 	if err == nil && len(have.Items) > 0 {
-		return
+		return nil
 	}
 	if err == nil {
 		_, err = q.client.CoreV1().ResourceQuotas(namespace).Create(bounded, &corev1.ResourceQuota{
 			ObjectMeta: metav1.ObjectMeta{Name: defaultQuota}, Spec: corev1.ResourceQuotaSpec{Hard: q.first}}, metav1.CreateOptions{})
 	}
-	switch {
-	case err == nil, apierrors.IsAlreadyExists(err), apierrors.IsNotFound(err), ctx.Err() != nil,
-		apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
-	default:
-		q.log.Warn("cannot create the default quota of a namespace; retrying", "namespace", namespace, "err", err)
-		q.enqueue(q.fresh, namespace)
+	if apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+		return nil
 	}
+	return err
 }
