@@ -123,6 +123,10 @@ var ordinaryErrors = []struct {
 	{message: "Unhandled Error", err: regexp.MustCompile(`^apiserver received an error that is not an metav1\.Status: .*` + gone)},
 }
 
+// ofStore is in errors of etcd's client, which may end as those of a client do:
+// "rpc error: code = Unavailable desc = error reading from server: EOF".
+var ofStore = regexp.MustCompile(`rpc error|etcdserver|Unavailable|etcdclient`)
+
 // ordinary reports whether a record of the Kubernetes libraries is among
 // ordinaryErrors.
 func ordinary(r slog.Record) bool {
@@ -136,6 +140,9 @@ func ordinary(r slog.Record) bool {
 			continue
 		}
 		err, has := attrs["err"]
+		if has && ofStore.MatchString(fmt.Sprint(err)) {
+			continue
+		}
 		if o.err == nil && (!has || err == nil) || o.err != nil && has && o.err.MatchString(fmt.Sprint(err)) {
 			return true
 		}

@@ -48,6 +48,7 @@ func TestLibraryErrors(t *testing.T) {
 		"panic after one":     {func() { runtime.HandleErrorWithContext(ctx, nil, "Post-timeout activity", "result", "boom") }, false},
 		"unread answer":       {func() { runtime.HandleError(fmt.Errorf("apiserver was unable to write a JSON response: %w", reset)) }, true},
 		"half a request":      {func() { notStatus(io.ErrUnexpectedEOF) }, true},
+		"store is away":       {func() { notStatus(errors.New(storeAway)) }, false},
 		"programming error":   {func() { notStatus(errors.New("no such column")) }, false},
 		"any other error":     {func() { klog.Background().Error(reset, "cannot listen") }, false},
 		"canceled after":      {func() { finish("context canceled", false) }, true},
@@ -63,6 +64,9 @@ func TestLibraryErrors(t *testing.T) {
 		}
 	}
 }
+
+// storeAway is what etcd's client returns while etcd restarts.
+const storeAway = "rpc error: code = Unavailable desc = error reading from server: EOF"
 
 func notStatus(err error) {
 	runtime.HandleError(fmt.Errorf("apiserver received an error that is not an metav1.Status: %#+v: %w", err, err))

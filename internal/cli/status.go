@@ -37,6 +37,8 @@ type report struct {
 	Store *apiserver.StoreStatus `json:"store,omitempty"`
 	// LoadBalancers counts load balancers; nil where there are none of fairlead's.
 	LoadBalancers *lbSummary `json:"loadBalancers,omitempty"`
+	// NotProbed counts the endpoints written by hand that this machine did not connect to.
+	NotProbed int `json:"notProbed,omitempty"`
 	// Problems is everything that is wrong, a line each; empty when all is
 	// well.
 	Problems []string `json:"problems"`
@@ -78,8 +80,10 @@ func newStatus(g *global) *cobra.Command {
 with !, what is wrong. On a node without an administrator's kubeconfig it shows what
 the node itself knows: its proxy, its own Pods, and what the node may read of the API.
 
-Endpoints that were written by hand are connected to from this machine, ` + strconv.Itoa(maxProbes) + ` at most,
-for ` + dialTimeout.String() + ` each; --probe-endpoints=false leaves that out.
+Endpoints that were written by hand are connected to from this machine if it is a node,
+` + strconv.Itoa(maxProbes) + ` at most and as many of each namespace, for ` + dialTimeout.String() + ` each. Their addresses are
+the choice of whoever may write them: --probe-endpoints connects from any machine,
+--probe-endpoints=false from none.
 
 The exit code is 0 when there is something to show, whatever is wrong, and 1 when the
 server does not answer; scripts look at .problems of -o json, which is empty when all
@@ -96,6 +100,7 @@ is well.`,
 			var p *prober
 			if probe {
 				p = newProber()
+				p.anywhere = cmd.Flags().Changed("probe-endpoints")
 			}
 			r, err := f.report(ctx, p)
 			if err != nil {
@@ -111,7 +116,7 @@ is well.`,
 	}
 	f.add(cmd)
 	cmd.Flags().StringVarP(&output, "output", "o", "table", oneOf(outputs()))
-	cmd.Flags().BoolVar(&probe, "probe-endpoints", true, "connect to endpoints that were written by hand, from this machine")
+	cmd.Flags().BoolVar(&probe, "probe-endpoints", true, "connect to endpoints that were written by hand; unless given, only from a node")
 	return cmd
 }
 
@@ -151,11 +156,21 @@ func collect(ctx context.Context, client kubernetes.Interface, own string, probe
 	r.judgeServices(services.Items, newPodIndex(pods.Items, own == ""))
 	r.judgePods(pods.Items, time.Now())
 	if probe != nil {
-		for _, p := range probe.problems(ctx, handMade(services.Items, slicesList.Items, nodes.Items, probe.local)) {
-			r.problem("%s", p)
-		}
+		r.probe(ctx, probe, nodes.Items, handMade(services.Items, slicesList.Items, nodes.Items, probe.local))
 	}
 	return r, nil
+}
+
+// probe adds the targets that do not answer, and counts those that were not asked.
+func (r *report) probe(ctx context.Context, p *prober, nodes []corev1.Node, all []target) {
+	var chosen []target
+	if p.anywhere || p.onNode(nodes) {
+		chosen = share(all)
+	}
+	r.NotProbed = len(all) - len(chosen)
+	for _, text := range p.problems(ctx, chosen) {
+		r.problem("%s", text)
+	}
 }
 
 func nodeReports(nodes []corev1.Node, pods []corev1.Pod) []nodeReport {
@@ -297,6 +312,9 @@ func (r *report) print(out io.Writer) error {
 	}
 	if l := r.LoadBalancers; l != nil {
 		fmt.Fprintf(out, "\nload balancers: %d addresses of %d pools, %d pending\n", l.Addresses, l.Pools, l.Pending)
+	}
+	if r.NotProbed > 0 {
+		fmt.Fprintf(out, "\n%d endpoints written by hand were not probed from this machine\n", r.NotProbed)
 	}
 	if len(r.Problems) == 0 {
 		fmt.Fprintln(out, "\nnothing is wrong")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -29,6 +30,8 @@ const (
 // prober connects to endpoints from this machine.
 type prober struct {
 	dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// anywhere is set where the flag asks for it; else only a node connects.
+	anywhere bool
 	// local are this machine's addresses.
 	local []netip.Addr
 }
@@ -50,6 +53,16 @@ func newProber() *prober {
 type target struct {
 	service string
 	at      netip.AddrPort
+}
+
+// onNode reports whether this machine is one of the nodes.
+func (p *prober) onNode(nodes []corev1.Node) bool {
+	return slices.ContainsFunc(nodes, func(n corev1.Node) bool {
+		return slices.ContainsFunc(n.Status.Addresses, func(a corev1.NodeAddress) bool {
+			addr, err := netip.ParseAddr(a.Address)
+			return err == nil && slices.Contains(p.local, addr)
+		})
+	})
 }
 
 // handMade returns the endpoints, TCP alone and ready, of Services without a selector
@@ -121,10 +134,31 @@ func clusterRanges(nodes []corev1.Node, local []netip.Addr) []netip.Prefix {
 	return out
 }
 
-// problems connects to the first maxProbes targets and returns a line for each that
-// does not answer.
+// share returns maxProbes targets at most, as many of each namespace as there are of
+// others: one with many endpoints does not keep those of others from being probed.
+func share(targets []target) []target {
+	if len(targets) <= maxProbes {
+		return targets
+	}
+	of := map[string][]target{}
+	for _, t := range targets {
+		namespace, _, _ := strings.Cut(t.service, "/")
+		of[namespace] = append(of[namespace], t)
+	}
+	names := slices.Sorted(maps.Keys(of))
+	var out []target
+	for i := 0; len(out) < maxProbes; i++ {
+		for _, n := range names {
+			if i < len(of[n]) && len(out) < maxProbes {
+				out = append(out, of[n][i])
+			}
+		}
+	}
+	return out
+}
+
+// problems connects to targets and returns a line for each that does not answer.
 func (p *prober) problems(ctx context.Context, targets []target) []string {
-	targets = targets[:min(len(targets), maxProbes)]
 	found := make([]string, len(targets))
 	var group errgroup.Group
 	group.SetLimit(probeAtOnce)

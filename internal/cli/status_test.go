@@ -2,11 +2,13 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -309,13 +311,50 @@ func testProbesAreBounded(t *testing.T) {
 	for i := range 2 * maxProbes {
 		targets = append(targets, target{"default/hand", netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 7), byte(i)}), 80)})
 	}
-	got := p.problems(t.Context(), targets)
+	got := p.problems(t.Context(), share(targets))
 	if len(got) != maxProbes-128 || dialled.Load() != maxProbes || most.Load() > probeAtOnce {
 		t.Errorf("%d problems, %d connections, %d at once", len(got), dialled.Load(), most.Load())
 	}
 	want := "service default/hand: its endpoint 10.0.1.128:80, written by hand, does not answer this machine: no answer within 1s"
 	if !slices.Contains(got, want) {
 		t.Errorf("%q is not among %q …", want, got[:min(3, len(got))])
+	}
+}
+
+// A machine that is no node connects to nothing unless it is asked to, and endpoints of
+// one namespace do not keep those of another from being probed.
+func TestProbesAreShared(t *testing.T) {
+	var mu sync.Mutex
+	dialled := map[string]bool{}
+	p := &prober{local: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, dial: func(_ context.Context, _, address string) (net.Conn, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		dialled[address] = true
+		return nil, errors.New("refused")
+	}}
+	node := []corev1.Node{{Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Address: "192.0.2.9"}}}}}
+	var all []target
+	for i := range 2 * maxProbes {
+		all = append(all, target{"a/many", netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 80)})
+	}
+	all = append(all, target{"b/one", netip.MustParseAddrPort("10.9.9.9:80")})
+	probed := func() (int, *report) {
+		r := &report{}
+		clear(dialled)
+		r.probe(t.Context(), p, node, all)
+		return len(dialled), r
+	}
+	if n, r := probed(); n != 0 || r.NotProbed != len(all) || len(r.Problems) != 0 {
+		t.Errorf("a machine that is no node connects to %d endpoints, and reports %d as not probed", n, r.NotProbed)
+	}
+	want := len(all) - maxProbes
+	p.anywhere = true
+	if n, r := probed(); n != maxProbes || r.NotProbed != want || !dialled["10.9.9.9:80"] {
+		t.Errorf("asked to: %d endpoints, %d not; that of the other namespace: %t", n, r.NotProbed, dialled["10.9.9.9:80"])
+	}
+	p.anywhere, node[0].Status.Addresses[0].Address = false, "192.0.2.1"
+	if n, r := probed(); n != maxProbes || r.NotProbed != want {
+		t.Errorf("a node connects to %d endpoints, and reports %d as not probed", n, r.NotProbed)
 	}
 }
 

@@ -25,10 +25,10 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
-// A server and two nodes, through kills, flushed tables, a Node that lies about its
-// range, a deleted Node, an agent that chooses its address again, a full disk, and the
-// end of the certificates that they began with. Afterwards everything is as it should be, and no
-// acknowledged write is lost. The time that each took to heal is in the log.
+// A server and two nodes, through a full disk, kills, flushed tables, a Node that lies
+// about its range, a deleted Node, an agent that chooses its address again, and the end
+// of the certificates that they began with. Afterwards everything is as it should be,
+// and no acknowledged write is lost. The time that each took to heal is in the log.
 func TestFaults(t *testing.T) {
 	const life = time.Minute // of certificates
 	network := testbed.NewNetwork(t)
@@ -58,6 +58,15 @@ func TestFaults(t *testing.T) {
 		t.Logf("%-52s healed after %s", what, time.Since(since).Round(10*time.Millisecond))
 	}
 
+	// First, as the server is away for as long as it takes: the nodes renew their
+	// certificates when a third of their lives is left.
+	full := fillDisk(t, c)
+	heals("disk full, then room (3)", func() {
+		if err := os.Remove(full); err != nil {
+			t.Fatal(err)
+		}
+		c.api.Start(t)
+	}, w.writes())
 	heals("server killed", func() { c.api.Process.Kill(); c.api.Start(t) }, w.writes())
 	for h := range agents {
 		heals("agent killed on "+h.Name(), func() { agents[h].Kill(); agents[h] = start(h) }, served(h))
@@ -76,13 +85,6 @@ func TestFaults(t *testing.T) {
 			"--node-name", "other", "--data-dir", c.path("other")))
 		agents[other].Says("is up")
 	}, func() error { return c.ready(2) })
-	full := fillDisk(t, c)
-	heals("disk full, then room (3)", func() {
-		if err := os.Remove(full); err != nil {
-			t.Fatal(err)
-		}
-		c.api.Start(t)
-	}, w.writes())
 
 	// The certificates of the beginning have ended.
 	testbed.Until(t, "the first certificates to end", func() error {
@@ -160,7 +162,7 @@ func fillDisk(t *testing.T, c *cluster) (file string) {
 		t.Fatal(err)
 	}
 	for i := range 400 {
-		data := make([]byte, 512<<10)
+		data := make([]byte, 1000<<10) // of the 1 MiB that a ConfigMap may have
 		_, _ = random.Read(data)
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		_, err = client.CoreV1().ConfigMaps("default").Create(ctx, &corev1.ConfigMap{

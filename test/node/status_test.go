@@ -38,7 +38,7 @@ func TestStatus(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.backends()
-	ask := func() report { return c.status(c.fairlead(c.server, "status", "-o", "json")) }
+	ask := func() report { return c.status(c.fairlead(c.server, "status", "-o", "json", "--probe-endpoints")) }
 	testbed.Until(t, "nothing to be wrong", func() error {
 		if r := ask(); len(r.Problems) > 0 || len(r.Nodes) != 1 || r.Nodes[0].Programmed == nil {
 			return fmt.Errorf("%+v", r)
