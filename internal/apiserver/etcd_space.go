@@ -33,6 +33,15 @@ const (
 	spacePeriod = 100 * time.Millisecond
 	// fullPeriod is the time between two compactions of a store that is full.
 	fullPeriod = time.Second
+	// nearPeriod is the least time between two compactions of a store that is nearly
+	// full, which is how a deletion is noticed. A compaction visits every object.
+	nearPeriod = 10 * time.Second
+	// nearFactor is nearPeriod's least multiple of what the last compaction took.
+	nearFactor = 10
+	// settleTimeout bounds the wait for the readers of what a compaction dropped, and
+	// settlePause is the time between two looks.
+	settleTimeout = 5 * time.Second
+	settlePause   = 10 * time.Millisecond
 	// spaceTimeout bounds a compaction and the disarming of an alarm.
 	spaceTimeout = time.Minute
 )
@@ -84,16 +93,23 @@ type space struct {
 
 	mu   sync.Mutex
 	full bool
+	base int64 // least bytes in use since the last compaction; objects take no more
 
-	base      int64 // bytes in use after the last compaction
-	revision  int64 // of the last compaction
-	compacted time.Time
+	revision  int64     // of the last compaction
+	compacted time.Time // when the last compaction began
+	took      time.Duration
 }
 
 func newSpace(s *etcdserver.EtcdServer, quota int64, log *slog.Logger) *space {
 	registerEtcdMetrics()
 	return &space{server: s, quota: quota, log: log, base: s.Backend().SizeInUse()}
 }
+
+// fullAt and nearAt are the bytes in use, without history, above which the store is
+// full and nearly full. Between fullAt and the quota lies the history that may gather
+// until the next compaction.
+func (s *space) fullAt() int64 { return s.quota - s.quota/8 }
+func (s *space) nearAt() int64 { return s.quota / 4 * 3 }
 
 // run works until ctx ends.
 func (s *space) run(ctx context.Context) {
@@ -118,15 +134,17 @@ func (s *space) step(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, spaceTimeout)
 	defer cancel()
 	size, inUse, alarm := s.server.Backend().Size(), s.server.Backend().SizeInUse(), s.noSpace()
-	tight := size > s.quota || alarm || s.isFull()
-	if inUse-s.base > s.quota/4 || tight && time.Since(s.compacted) > fullPeriod {
+	base := s.setBase(min(s.getBase(), inUse))
+	if inUse <= s.fullAt() {
+		s.setFull(false, inUse)
+	}
+	tight, near, since := size > s.quota || alarm || s.isFull(), base > s.nearAt(), time.Since(s.compacted)
+	if inUse-base > s.quota/4 || tight && since > fullPeriod || near && since > max(nearPeriod, nearFactor*s.took) {
 		if err := s.compact(ctx); err != nil {
 			return err
 		}
-		size, inUse = s.server.Backend().Size(), s.server.Backend().SizeInUse()
-		// Between this and the quota lies the history that may gather until the
-		// next compaction.
-		s.setFull(inUse > s.quota-s.quota/8, inUse)
+		size, inUse = s.server.Backend().Size(), s.setBase(s.server.Backend().SizeInUse())
+		s.setFull(inUse > s.fullAt(), inUse)
 	}
 	// Free pages are used again; giving them back stops all requests while the rest
 	// is copied, so it must pay.
@@ -150,21 +168,41 @@ func (s *space) step(ctx context.Context) error {
 // a list in pages begins again, as after every compaction.
 func (s *space) compact(ctx context.Context) error {
 	s.compacted = time.Now()
-	rev := s.server.KV().Rev()
-	if rev == s.revision {
-		return nil
+	if rev := s.server.KV().Rev(); rev != s.revision {
+		_, err := s.server.Compact(ctx, &etcdserverpb.CompactionRequest{Revision: rev, Physical: true})
+		if err != nil && err.Error() != errCompacted {
+			return fmt.Errorf("cannot compact: %w", err)
+		}
+		s.revision, s.took = rev, time.Since(s.compacted)
+		etcdUpkeep.WithLabelValues("compaction").Inc()
 	}
-	_, err := s.server.Compact(ctx, &etcdserverpb.CompactionRequest{Revision: rev, Physical: true})
-	if err != nil && err.Error() != errCompacted {
-		return fmt.Errorf("cannot compact: %w", err)
-	}
-	// What the compaction has freed counts as free from the commit after the next
-	// on: readers of the one before may still be looking at it.
-	s.server.Backend().ForceCommit()
-	s.server.Backend().ForceCommit()
-	s.base, s.revision = s.server.Backend().SizeInUse(), rev
-	etcdUpkeep.WithLabelValues("compaction").Inc()
+	s.settle(ctx)
 	return nil
+}
+
+// settle makes the bytes in use count what the compaction has freed. bbolt releases a
+// page when the next write transaction begins after the last reader of it has ended,
+// and etcd counts it at the commit of that transaction. Those readers are requests, and
+// etcd's own, which ends in the background after a commit. To call the store full
+// because of them would reject writes for nothing. A store that is full already is
+// looked at again soon, and need not wait for them.
+func (s *space) settle(ctx context.Context) {
+	b, deadline := s.server.Backend(), time.Now().Add(settleTimeout)
+	for {
+		b.ForceCommit()
+		readers := b.OpenReadTxN()
+		b.ForceCommit()
+		b.ForceCommit()
+		// One reader is the one that the commit has begun.
+		if b.SizeInUse() <= s.nearAt() || readers <= 1 || s.isFull() || time.Now().After(deadline) {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(settlePause):
+		}
+	}
 }
 
 // errCompacted is the text of mvcc.ErrCompacted: another compaction was first.
@@ -199,6 +237,20 @@ func (s *space) isFull() bool {
 	return s.full
 }
 
+func (s *space) getBase() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.base
+}
+
+// setBase returns base.
+func (s *space) setBase(base int64) int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.base = base
+	return base
+}
+
 func (s *space) setFull(full bool, inUse int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -225,7 +277,7 @@ func (s *space) status() StoreStatus {
 			"delete objects, or start the server with a larger --etcd-quota-bytes", out.InUseBytes>>20, s.quota>>20)
 	case s.noSpace():
 		out.Message = "etcd has raised its NOSPACE alarm: writes are rejected until it is compacted, which is under way"
-	case s.base > s.quota/4*3:
+	case min(s.getBase(), out.InUseBytes) > s.nearAt():
 		out.Message = fmt.Sprintf("the store is nearly full, with %d of %d MiB in use", out.InUseBytes>>20, s.quota>>20)
 	}
 	return out
