@@ -55,7 +55,7 @@ type SpeakerOptions struct {
 	Now func() time.Duration
 }
 
-// Speaker announces addresses of load balancers on one node by ARP and NDP.
+// Speaker announces addresses of load balancers on one node by ARP and NDP, or by BGP.
 type Speaker struct {
 	o        SpeakerOptions
 	log      *slog.Logger

@@ -29,7 +29,7 @@ type Options struct {
 	// Conflict is called when a machine that is none of the cluster's uses an
 	// address, at most once a minute for each.
 	Conflict func(Conflict)
-	// Changed is called when what Networks returns has changed.
+	// Changed is called when what Links returns has changed.
 	Changed func()
 	Log     *slog.Logger
 }
