@@ -74,6 +74,10 @@ type Speaker struct {
 	// What follows is used by the loop alone.
 
 	members []quorum.Member
+	// membersKnown is true once a majority of the voters was heard: without members, no
+	// node may announce.
+	membersKnown bool
+
 	links   map[string][]memberLink // parsed Attrs
 	since   map[netip.Addr]*ownership
 	waiting map[netip.Addr]struct{} // wanted, and not yet announced

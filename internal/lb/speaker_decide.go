@@ -74,13 +74,16 @@ func (s *Speaker) mayAnnounce(a *address, m *quorum.Member) bool {
 func (s *Speaker) learn() {
 	node, list := s.known.own()
 	attrs, reason := s.eligible(node)
+	if s.o.Announce != AnnounceARP {
+		attrs = "" // the others must not count on it to answer ARP and NDP
+	}
 	s.vote(func(now time.Duration) {
 		s.node.SetList(now, list)
 		s.node.SetAttrs(now, attrs)
 	})
 	changed := s.known.take(false)
 	s.route(node, s.excluded(node), changed)
-	s.report(attrs != "", reason)
+	s.report(reason == "", reason)
 	s.decide(changed)
 }
 
@@ -122,7 +125,8 @@ func (s *Speaker) eligible(node *corev1.Node) (attrs, reason string) {
 // settle follows what the voters say: who the members are, and what this node holds.
 func (s *Speaker) settle() {
 	members, ok := s.node.Members(s.o.Now())
-	if ok && !slices.Equal(members, s.members) {
+	if ok && (!s.membersKnown || !slices.Equal(members, s.members)) {
+		s.membersKnown = true
 		s.peers.learn(members, s.attrsLinks)
 		before := s.members
 		s.members = members
@@ -161,7 +165,7 @@ func (s *Speaker) decide(addrs []address) {
 	if s.o.Announce != AnnounceARP {
 		return
 	}
-	if s.members == nil {
+	if !s.membersKnown {
 		return // no majority of the voters was heard yet; the members will come
 	}
 	var add, remove []netip.Addr
