@@ -129,13 +129,22 @@ func NewSpeaker(o SpeakerOptions) (*Speaker, error) {
 	}
 	s.node = quorum.NewNode(o.NodeName, o.Now(), randomNumber)
 	s.witness = newWitness(client, o.NodeName, o.Now, o.Log)
+	s.witness.changed = s.copyWitness
 	s.events = events.NewRecorder(client, corev1.EventSource{Component: "fairlead-lb-speaker", Host: o.NodeName}, o.Log)
 	s.metrics = newSpeakerMetrics()
 	s.routing = newRouting(s)
 	s.announce = announce.New(announce.Options{
-		Interfaces: o.Interfaces, May: s.may, IsPeer: s.peers.has, Conflict: s.conflict, Changed: s.known.poke, Log: o.Log,
+		Interfaces: o.Interfaces, May: s.may, IsPeer: s.peers.has, Conflict: s.conflict, Changed: s.known.poke,
+		Off: o.Announce == AnnounceNone, Log: o.Log,
 	})
 	return s, nil
+}
+
+// copyWitness makes the node count on the witness as long as the rule does, and no longer.
+func (s *Speaker) copyWitness() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.node.SetWitness(s.witness.until())
 }
 
 func randomNumber() uint64 {
@@ -208,7 +217,7 @@ func (s *Speaker) loop(ctx, inner context.Context, end func()) {
 		select {
 		case <-ctx.Done():
 		case r := <-s.wire.in:
-			s.vote(func(now time.Duration) { s.node.Receive(now, r.from, r.message) })
+			s.receive(r)
 		case <-timer.C:
 			s.vote(s.node.Tick)
 		case <-s.known.wake:
@@ -222,15 +231,23 @@ func (s *Speaker) loop(ctx, inner context.Context, end func()) {
 	s.release(inner)
 }
 
+// receive handles a message of another speaker.
+func (s *Speaker) receive(r received) {
+	s.exchange(&r, func(now time.Duration) { s.node.Receive(now, r.from, r.message) })
+}
+
 // vote changes the node and sends what it wants to send.
-func (s *Speaker) vote(f func(now time.Duration)) {
+func (s *Speaker) vote(f func(now time.Duration)) { s.exchange(nil, f) }
+
+// exchange is vote, where f handles r if that is not nil.
+func (s *Speaker) exchange(r *received, f func(now time.Duration)) {
 	s.mu.Lock()
 	s.node.SetWitness(s.witness.until())
 	f(s.o.Now())
 	out := s.node.Take()
 	s.mu.Unlock()
 	s.metrics.sent.Add(float64(len(out)))
-	s.wire.send(out)
+	s.wire.send(out, r)
 }
 
 // release gives up all addresses.
@@ -254,7 +271,7 @@ func (s *Speaker) release(ctx context.Context) {
 		case <-deadline.C:
 			over = true
 		case r := <-s.wire.in:
-			s.vote(func(now time.Duration) { s.node.Receive(now, r.from, r.message) })
+			s.receive(r)
 		case <-timer.C:
 			s.vote(s.node.Tick)
 		}

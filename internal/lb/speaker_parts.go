@@ -157,6 +157,9 @@ type witness struct {
 	client kubernetes.Interface
 	now    func() time.Duration
 	log    *slog.Logger
+	// changed copies until to those that count on it. It is called before every write,
+	// so that none counts on the witness when the write lets another speaker have it.
+	changed func()
 
 	mu     sync.Mutex
 	rule   *quorum.Witness
@@ -256,6 +259,7 @@ func (w *witness) step(ctx context.Context, end bool) (held bool, err error) {
 	}
 	sent := w.now()
 	w.mu.Unlock()
+	w.changed()
 	switch action {
 	case quorum.WitnessTake:
 		lease.Spec.HolderIdentity = &w.self

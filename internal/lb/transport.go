@@ -26,17 +26,18 @@ type transport struct {
 	log  *slog.Logger
 	// in holds what was received and not handled yet; what does not fit is dropped.
 	in chan received
-	// rejected and dropped count datagrams.
-	rejected, dropped atomic.Uint64
+	// rejected, dropped and failed count datagrams: failed those that could not be sent.
+	rejected, dropped, failed atomic.Uint64
 
 	mu    sync.Mutex
-	peers map[string]netip.AddrPort // where the last message of a speaker came from
+	peers map[string]netip.AddrPort // where the last request of a speaker with a promise came from
 	mac   hash.Hash
 }
 
 // received is a message of a speaker that has the key.
 type received struct {
 	from    string
+	source  netip.AddrPort
 	message *quorum.Message
 }
 
@@ -79,9 +80,7 @@ func (t *transport) run(ctx context.Context) {
 			}
 			continue
 		}
-		t.mu.Lock()
-		t.peers[r.from] = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
-		t.mu.Unlock()
+		r.source = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
 		select {
 		case t.in <- r:
 		default:
@@ -90,19 +89,44 @@ func (t *transport) run(ctx context.Context) {
 	}
 }
 
-// send sends messages. What is lost is sent again by quorum.
-func (t *transport) send(envelopes []quorum.Envelope) {
+// send sends messages. What is lost is sent again by quorum. Those that answer r, if it is not
+// nil, go to where it came from.
+func (t *transport) send(envelopes []quorum.Envelope, r *received) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, e := range envelopes {
-		to, err := netip.ParseAddrPort(e.Address)
-		if err != nil {
-			var known bool
-			if to, known = t.peers[e.To]; !known {
-				continue
-			}
+		if to := t.address(&e, r); to.IsValid() {
+			t.write(seal(t.mac, t.self, e.To, e.Message), to)
 		}
-		_, _ = t.conn.WriteToUDPAddrPort(seal(t.mac, t.self, e.To, e.Message), to)
+	}
+}
+
+// address returns where a message goes, not valid if that is unknown. Only the source of
+// a request that got a promise is remembered: quorum gives none to a datagram sent again by
+// another machine, which would get the messages for the speaker otherwise.
+func (t *transport) address(e *quorum.Envelope, r *received) netip.AddrPort {
+	if r != nil && e.To == r.from && e.Message.Kind == quorum.Reply {
+		if e.Message.Promised {
+			t.peers[e.To] = r.source
+		}
+		if e.Address == "" {
+			return r.source
+		}
+	}
+	if to, err := netip.ParseAddrPort(e.Address); err == nil {
+		return to
+	}
+	return t.peers[e.To]
+}
+
+// write sends a datagram.
+func (t *transport) write(b []byte, to netip.AddrPort) {
+	_, err := t.conn.WriteToUDPAddrPort(b, to)
+	if err == nil || errors.Is(err, net.ErrClosed) {
+		return
+	}
+	if t.failed.Add(1) == 1 {
+		t.log.Warn("cannot send to another speaker; retrying, and only counting later failures", "to", to, "bytes", len(b), "err", err)
 	}
 }
 

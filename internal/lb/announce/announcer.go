@@ -31,7 +31,9 @@ type Options struct {
 	Conflict func(Conflict)
 	// Changed is called when what Links returns has changed.
 	Changed func()
-	Log     *slog.Logger
+	// Off leaves the kernel's own answers to ARP as they are, for a node at which nothing is taken.
+	Off bool
+	Log *slog.Logger
 }
 
 // Conflict is a foreign machine that uses an address.
@@ -209,6 +211,9 @@ func (a *Announcer) refresh() {
 		return
 	}
 	found = slices.DeleteFunc(found, func(l link.Interface) bool { return !l.Running || !a.usable(l) })
+	if !a.opts.Off {
+		a.quietenNew(found)
+	}
 	a.mu.Lock()
 	same := slices.EqualFunc(found, a.links, sameLink)
 	a.links = found

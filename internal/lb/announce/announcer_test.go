@@ -320,3 +320,42 @@ func TestManyAddressesOfIPv6(t *testing.T) {
 	}
 	node.Leave(all...)
 }
+
+// The kernel of a node that has an address on another interface, as every node has in mode ipvs,
+// does not answer beside the owner, even if the node never took an address.
+func TestKernelsStaySilent(t *testing.T) {
+	n := testbed.NewNetwork(t)
+	client := newStation(t, n.Outside("client"))
+	a := addresses()[0]
+	hosts := []*testbed.Host{n.Host("owner"), n.Host("other")}
+	for _, h := range hosts {
+		h.Sysctl("net/ipv4/conf/all/arp_ignore", "0")
+		if out, err := h.Command(t.Context(), "ip", "address", "add", a.String()+"/32", "dev", "lo").CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	// Before, both kernels answer; so does this test notice one that does.
+	testbed.Until(t, "the kernels to answer", func() error {
+		client.ask(a)
+		if len(client.owners(a)) == 0 {
+			return errors.New("they do not")
+		}
+		return nil
+	})
+	owner, other := start(t, hosts[0]), start(t, hosts[1])
+	client.owners(a)
+	owner.Take(nil, a)
+	for range 20 {
+		testbed.Until(t, "an answer of the owner", func() error {
+			client.ask(a)
+			macs := client.owners(a)
+			if slices.Contains(macs, other.mac) {
+				t.Fatal("the kernel of the other node answers")
+			}
+			if !slices.Contains(macs, owner.mac) {
+				return fmt.Errorf("answers: %s", macs)
+			}
+			return nil
+		})
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -42,6 +43,19 @@ func (a *Announcer) open(l link.Interface) (*device, error) {
 	d.readers.Go(func() { a.read(d, arp) })
 	d.readers.Go(func() { a.read(d, ndp) })
 	return d, nil
+}
+
+// quietenNew quietens interfaces that were not known before, at which addresses may be
+// announced: also of a node that takes none, since its kernel would answer beside the owner.
+func (a *Announcer) quietenNew(found []link.Interface) {
+	for _, l := range found {
+		if len(l.Networks) == 0 && len(a.opts.Interfaces) == 0 {
+			continue // of a pod, whose gateway the kernel may have to answer for
+		}
+		if !slices.ContainsFunc(a.Links(), func(k link.Interface) bool { return sameLink(k, l) }) {
+			a.quieten(l.Name)
+		}
+	}
 }
 
 // quieten keeps the kernel from answering ARP for addresses that it has on other
