@@ -85,13 +85,16 @@ type Speaker struct {
 	witness *witness
 	peers   peerMACs
 	status  speakerStatus
+	told    quota // of Events and lines about addresses
 	routing routing
 }
 
 // ownership is what is known of an address that this node announces or waits for.
 type ownership struct {
-	reason    string
-	announced time.Time // zero while it is not
+	reason     string
+	taken      bool      // by the announcer, which begins to answer after a probe
+	interfaces []string  // with which it was taken
+	announced  time.Time // zero while it is not answered for
 }
 
 // NewSpeaker returns a Speaker that does nothing before Run.
@@ -293,7 +296,9 @@ func (s *Speaker) release(ctx context.Context) {
 // node may have confirmed it before a restart.
 func (s *Speaker) firstList(ctx context.Context) bool {
 	for ctx.Err() == nil {
-		l, err := getLists(ctx, s.client)
+		limited, cancel := context.WithTimeout(ctx, callTimeout)
+		l, err := getLists(limited, s.client)
+		cancel()
 		if err == nil {
 			s.vote(func(now time.Duration) { s.node.SetList(now, l.Current) })
 			s.known.setList(l.Current)

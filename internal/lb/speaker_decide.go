@@ -32,13 +32,12 @@ const (
 	maxNetworks = 8
 )
 
-func encodeLinks(links []link.Interface, anyNetwork bool) string {
+// encodeLinks returns what a speaker tells of its interfaces: those with a network, and those
+// called names. Pods' interfaces have no network, and there may be many.
+func encodeLinks(links []link.Interface, anyNetwork bool, names []string) string {
 	var out []memberLink
-	// Pods' interfaces have no network, and there may be many.
-	links = slices.Clone(links)
-	slices.SortStableFunc(links, func(a, b link.Interface) int { return min(len(b.Networks), 1) - min(len(a.Networks), 1) })
 	for _, l := range links {
-		if len(out) < maxLinks {
+		if len(out) < maxLinks && (anyNetwork || len(l.Networks) > 0 || slices.Contains(names, l.Name)) {
 			out = append(out, memberLink{l.Name, l.MAC[:], l.Networks[:min(len(l.Networks), maxNetworks)], anyNetwork})
 		}
 	}
@@ -119,7 +118,7 @@ func (s *Speaker) eligible(node *corev1.Node) (attrs, reason string) {
 	if len(links) == 0 {
 		return "", "the node has no interface to announce at"
 	}
-	return encodeLinks(links, len(s.o.Interfaces) > 0), ""
+	return encodeLinks(links, len(s.o.Interfaces) > 0, s.known.interfaces()), ""
 }
 
 // settle follows what the voters say: who the members are, and what this node holds.
@@ -186,6 +185,8 @@ func (s *Speaker) decide(addrs []address) {
 			}
 			delete(s.waiting, a.addr)
 			delete(s.since, a.addr)
+		default:
+			s.rewire(a)
 		}
 	}
 	if len(add)+len(remove) == 0 {
@@ -202,35 +203,6 @@ func (s *Speaker) wanted() (out []netip.Addr) {
 		out = append(out, a)
 	}
 	return out
-}
-
-// gain begins to announce what this node has got.
-func (s *Speaker) gain() {
-	now := s.o.Now()
-	for addr := range s.waiting {
-		if !s.node.Holds(now, addr) {
-			continue
-		}
-		a := s.known.one(addr)
-		if !s.programmed(&a) {
-			continue // looked at again by the next heartbeat, or event
-		}
-		delete(s.waiting, addr)
-		o := s.since[addr]
-		o.announced = time.Now()
-		s.announce.Take(a.ways.interfaces, addr)
-		s.metrics.moves.Inc()
-		how := "ARP"
-		if addr.Is6() {
-			how = "NDP"
-		}
-		for _, ref := range a.refs {
-			s.events.Event(&ref, corev1.EventTypeNormal, "AddressAnnounced",
-				fmt.Sprintf("node %s answers for %s by %s: %s", s.o.NodeName, addr, how, o.reason))
-		}
-		s.log.Info("announcing an address", "address", addr, "service", names(a.services), "reason", o.reason)
-		s.status.poke()
-	}
 }
 
 func names(services []svc.Name) string {
@@ -258,8 +230,8 @@ func (s *Speaker) programmed(a *address) bool {
 func (s *Speaker) drop(lost func(netip.Addr) bool) {
 	var gone []netip.Addr
 	for addr, o := range s.since {
-		if !o.announced.IsZero() && lost(addr) {
-			o.announced = time.Time{}
+		if o.taken && lost(addr) {
+			o.taken, o.announced = false, time.Time{}
 			o.reason = "heard by a majority of the speakers again"
 			s.waiting[addr] = struct{}{}
 			gone = append(gone, addr)

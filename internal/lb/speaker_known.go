@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -54,7 +55,12 @@ type known struct {
 type claim struct {
 	pool     string
 	services []svc.Name
+	made     time.Time // when it was first seen, zero if it was there before the speaker
 }
+
+// newFor is how long an address is new after its claim was made. Later a node that takes it
+// is likely to take it over.
+const newFor = 10 * time.Second
 
 // announced is a Service.
 type announced struct {
@@ -83,6 +89,7 @@ type address struct {
 	refs     []corev1.ObjectReference
 	ports    []svc.PortName
 	ways     poolWay
+	fresh    bool // no node had it before, as far as is known
 	// local is true if nodes alone may announce it: those with an endpoint of every
 	// Service of policy Local.
 	local bool
@@ -201,6 +208,11 @@ func (k *known) setClaim(o *networkingv1.IPAddress) {
 		return
 	}
 	c := claim{pool: o.Annotations[PoolAnnotation]}
+	if old, had := k.claims[addr]; had {
+		c.made = old.made
+	} else if k.unlisted == 0 {
+		c.made = time.Now()
+	}
 	for text := range strings.SplitSeq(o.Annotations[ServicesAnnotation], ",") {
 		if n, err := svc.ParseName(text); err == nil {
 			c.services = append(c.services, n)
@@ -341,7 +353,7 @@ func (k *known) listed() bool {
 // get returns what is known of an address.
 func (k *known) get(addr netip.Addr) address {
 	c := k.claims[addr]
-	a := address{addr: addr, ways: k.pools[c.pool]}
+	a := address{addr: addr, ways: k.pools[c.pool], fresh: time.Since(c.made) < newFor}
 	for _, n := range c.services {
 		s := k.services[n]
 		if s == nil || !slices.Contains(s.addrs, addr) {
@@ -376,6 +388,17 @@ func (k *known) one(addr netip.Addr) address {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.get(addr)
+}
+
+// interfaces returns the names of the interfaces that pools name, sorted.
+func (k *known) interfaces() (names []string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, p := range k.pools {
+		names = append(names, p.interfaces...)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // own returns this node's object and the list of voters.

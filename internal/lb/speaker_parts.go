@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -25,11 +26,16 @@ import (
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 )
 
+// callTimeout bounds one call of the API server, which may have gone without an end of the connection.
+const callTimeout = 5 * time.Second
+
 // readKey waits for the Secret with the speakers' key, which the controller makes.
 func (s *Speaker) readKey(ctx context.Context) ([]byte, error) {
 	warned, pause := false, 100*time.Millisecond
 	for begin := time.Now(); ; pause = min(2*pause, 2*time.Second) {
-		secret, err := s.client.CoreV1().Secrets(Namespace).Get(ctx, KeyName, metav1.GetOptions{})
+		limited, cancel := context.WithTimeout(ctx, callTimeout)
+		secret, err := s.client.CoreV1().Secrets(Namespace).Get(limited, KeyName, metav1.GetOptions{})
+		cancel()
 		switch {
 		case err == nil && len(secret.Data[KeyEntry]) >= KeyBytes:
 			return secret.Data[KeyEntry], nil
@@ -328,6 +334,9 @@ func (s *Speaker) observe(now time.Duration) {
 
 // speakerStatus writes the Speaker object.
 type speakerStatus struct {
+	// writing is held during flush, so that what is written last is the latest.
+	writing sync.Mutex
+
 	mu    sync.Mutex
 	want  v1.SpeakerStatus
 	dirty bool
@@ -384,8 +393,6 @@ func (s *Speaker) report(eligible bool, reason string) {
 		}
 		if where := s.announce.Where(addr); len(where) > 0 {
 			a.Interface = where[0]
-		} else {
-			t.stale = true // the probe is still running
 		}
 		next.Addresses = append(next.Addresses, a)
 	}
@@ -393,7 +400,15 @@ func (s *Speaker) report(eligible bool, reason string) {
 	slices.SortStableFunc(next.Addresses, func(a, b v1.AnnouncedAddress) int {
 		return netip.MustParseAddr(a.Address).Compare(netip.MustParseAddr(b.Address))
 	})
+	bound(&next)
 	t.want, t.dirty = next, true
+}
+
+// bound leaves out of a status what the API server would not take.
+func bound(status *v1.SpeakerStatus) {
+	status.AddressCount = int32(min(len(status.Addresses), math.MaxInt32))
+	status.Addresses = status.Addresses[:min(len(status.Addresses), v1.MaxAnnounced)]
+	status.Networks = status.Networks[:min(len(status.Networks), v1.MaxNetworks)]
 }
 
 // run writes until ctx ends.
@@ -426,7 +441,9 @@ func (t *speakerStatus) run(ctx context.Context, lb *v1.Client, name string, log
 
 // flush writes what is to be written.
 func (t *speakerStatus) flush(ctx context.Context, lb *v1.Client, name string) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	t.writing.Lock()
+	defer t.writing.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	t.mu.Lock()
 	want := t.want

@@ -26,7 +26,8 @@ func TestWitnessIsNotCountedDuringRelease(t *testing.T) {
 	now := atomic.Int64{}
 	now.Store(int64(time.Minute))
 	s.o.Now = func() time.Duration { return time.Duration(now.Load()) }
-	list := quorum.List{Version: 1, Witness: true, Voters: []quorum.Voter{{Name: "a", Address: "127.0.0.1:1"}, {Name: "b", Address: "127.0.0.1:2"}}}
+	voters := []quorum.Voter{{Name: "a", Address: "127.0.0.1:1"}, {Name: "b", Address: "127.0.0.1:2"}}
+	list := quorum.List{Version: 1, Witness: true, Voters: voters}
 	s.node.SetList(s.o.Now(), list)
 	// counts reports whether the node counts on itself and the witness, a majority of three.
 	counts := func() bool {

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead/fairlead/internal/lb"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
@@ -64,4 +65,45 @@ func TestMixedAnnouncers(t *testing.T) {
 	if !s.Status.Eligible {
 		t.Errorf("the node that announces by BGP is not eligible: %s", s.Status.Reason)
 	}
+}
+
+// An address follows its pool to other interfaces of the node that announces it.
+func TestPoolChangesInterfaces(t *testing.T) {
+	b := newBed(t, 1)
+	only := b.nodes[0]
+	only.run("ip", "link", "add", "side", "type", "bridge")
+	only.run("ip", "link", "add", "port0", "type", "veth", "peer", "name", "port1")
+	for _, name := range []string{"side", "port0", "port1"} {
+		only.run("ip", "link", "set", name, "up")
+	}
+	only.run("ip", "link", "set", "port0", "master", "side")
+	a := netip.MustParseAddr("192.168.77.210")
+	_, err := b.lb.Pools.Create(t.Context(), &v1.IPAddressPool{
+		ObjectMeta: metav1.ObjectMeta{Name: "moving"}, Spec: v1.IPAddressPoolSpec{Addresses: []string{a.String() + "/32"}},
+	}, metav1.CreateOptions{})
+	b.must(err)
+	b.service("web", func(s *corev1.Service) { s.Spec.LoadBalancerIP = a.String() })
+	b.owner(a, only)
+	for _, name := range []string{"side", "eth0"} {
+		testbed.Until(t, "the pool to be changed", func() error {
+			p, err := b.lb.Pools.Get(t.Context(), "moving", metav1.GetOptions{})
+			b.must(err)
+			p.Spec.Interfaces = []string{name}
+			_, err = b.lb.Pools.Update(t.Context(), p, metav1.UpdateOptions{})
+			return err
+		})
+		testbed.Until(t, "the address to be announced at "+name, func() error {
+			s, err := b.lb.Speakers.Get(t.Context(), only.name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			for _, x := range s.Status.Addresses {
+				if x.Address == a.String() && x.Interface == name {
+					return nil
+				}
+			}
+			return fmt.Errorf("%+v", s.Status.Addresses)
+		})
+	}
+	b.owner(a, only)
 }

@@ -13,6 +13,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
@@ -187,4 +188,22 @@ func TestForeignOwner(t *testing.T) {
 			t.Fatal("the node answers for it")
 		}
 	}
+	// Nor does it report that it does.
+	other := b.service("other")[0]
+	testbed.Until(t, "the other address in the Speaker object", func() error {
+		s, err := b.lb.Speakers.Get(t.Context(), b.nodes[0].name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		reported := func(a netip.Addr) bool {
+			return slices.ContainsFunc(s.Status.Addresses, func(x v1.AnnouncedAddress) bool { return x.Address == a.String() })
+		}
+		if reported(taken) {
+			t.Fatalf("it is reported as announced: %+v", s.Status.Addresses)
+		}
+		if !reported(other) {
+			return fmt.Errorf("%+v", s.Status.Addresses)
+		}
+		return nil
+	})
 }

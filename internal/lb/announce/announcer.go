@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -29,7 +30,7 @@ type Options struct {
 	// Conflict is called when a machine that is none of the cluster's uses an
 	// address, at most once a minute for each.
 	Conflict func(Conflict)
-	// Changed is called when what Links returns has changed.
+	// Changed is called when what Links or Moved returns has changed.
 	Changed func()
 	// Off leaves the kernel's own answers to ARP as they are, for a node at which nothing is taken.
 	Off bool
@@ -52,7 +53,11 @@ const (
 	probeWait = 40 * time.Millisecond
 	// lateAnswer is until when after the probe a claim may be a late answer to it: of a
 	// machine that sleeps or is busy, or that this one was too busy to hear.
-	lateAnswer = time.Second
+	lateAnswer = 3 * time.Second
+	// newProbes are sent for an address that no node of the cluster had, newWait apart: a
+	// machine that saves power, or the frame, may miss the first.
+	newProbes = 3
+	newWait   = 100 * time.Millisecond
 	// conflictRetry is after how long an address with a foreign owner is probed again.
 	conflictRetry = 10 * time.Second
 	// conflictReport is the least time between two calls of Conflict for one address.
@@ -70,6 +75,8 @@ type Announcer struct {
 	wake chan struct{}
 	// reopen holds a token when a device has failed.
 	reopen chan struct{}
+	// probeWait and newWait are the constants, but in tests.
+	probeWait, newWait time.Duration
 
 	mu      sync.RWMutex
 	entries map[netip.Addr]*entry
@@ -77,6 +84,7 @@ type Announcer struct {
 	links   []link.Interface
 	closed  bool
 	failed  map[string]bool // interfaces whose error was logged
+	moved   map[netip.Addr]struct{}
 }
 
 // state is what is done about an address.
@@ -99,6 +107,8 @@ type entry struct {
 	since    time.Time // the beginning of the announcements
 	began    time.Time // the end of the probe
 	step     int       // next of repeats
+	probes   int       // to send before it is answered for
+	left     int       // of probes
 	reported time.Time
 }
 
@@ -106,7 +116,8 @@ type entry struct {
 func New(o Options) *Announcer {
 	return &Announcer{
 		opts: o, log: o.Log, wake: make(chan struct{}, 1), reopen: make(chan struct{}, 1),
-		entries: map[netip.Addr]*entry{}, devices: map[int]*device{}, failed: map[string]bool{},
+		entries: map[netip.Addr]*entry{}, devices: map[int]*device{}, failed: map[string]bool{}, moved: map[netip.Addr]struct{}{},
+		probeWait: probeWait, newWait: newWait,
 	}
 }
 
@@ -153,7 +164,13 @@ func notify(c chan struct{}) {
 // Take begins to answer for addresses, at the interfaces called names or, without
 // any, at those of Options: at first it asks the network whether a foreign machine
 // has the address.
-func (a *Announcer) Take(names []string, addrs ...netip.Addr) {
+func (a *Announcer) Take(names []string, addrs ...netip.Addr) { a.take(names, 1, addrs) }
+
+// TakeNew is Take for addresses that no node of the cluster had before. It takes some tenths of
+// a second, in which the network is asked several times.
+func (a *Announcer) TakeNew(names []string, addrs ...netip.Addr) { a.take(names, newProbes, addrs) }
+
+func (a *Announcer) take(names []string, probes int, addrs []netip.Addr) {
 	if len(addrs) == 0 {
 		return
 	}
@@ -163,7 +180,7 @@ func (a *Announcer) Take(names []string, addrs ...netip.Addr) {
 		if a.entries[addr] != nil || a.closed {
 			continue
 		}
-		a.entries[addr] = &entry{addr: addr, names: names, due: time.Now()}
+		a.entries[addr] = &entry{addr: addr, names: names, probes: probes, due: time.Now()}
 	}
 	notify(a.wake)
 }
@@ -193,6 +210,19 @@ func (a *Announcer) Where(addr netip.Addr) (names []string) {
 		names = append(names, d.name)
 	}
 	return names
+}
+
+// Moved returns the addresses for which the result of Where may have changed since the last call,
+// other than by Take and Leave.
+func (a *Announcer) Moved() []netip.Addr {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.moved) == 0 {
+		return nil
+	}
+	out := slices.Collect(maps.Keys(a.moved))
+	clear(a.moved)
+	return out
 }
 
 // Links returns the interfaces that can be used: those of Options, or all with a
@@ -231,13 +261,26 @@ func (a *Announcer) refresh() {
 		if e.state == fresh {
 			continue
 		}
-		if before := e.devices; a.place(e) && e.state == active && !slices.Equal(before, e.devices) {
+		before := e.devices
+		a.place(e)
+		if e.state != active || slices.Equal(before, e.devices) {
+			continue
+		}
+		a.moved[e.addr] = struct{}{}
+		if len(e.devices) > 0 {
 			e.announce(now) // at the new ones
 		}
 	}
+	changed := !same || len(a.moved) > 0
 	a.mu.Unlock()
 	notify(a.wake)
-	if !same && a.opts.Changed != nil {
+	if changed {
+		a.changed()
+	}
+}
+
+func (a *Announcer) changed() {
+	if a.opts.Changed != nil {
 		a.opts.Changed()
 	}
 }
@@ -292,29 +335,42 @@ func Reaches(l link.Interface, addr netip.Addr, names []string) bool {
 // advance does what is due, and returns when something is again.
 func (a *Announcer) advance(now time.Time) time.Duration {
 	a.mu.Lock()
-	defer a.mu.Unlock()
+	began := false
 	next := now.Add(time.Hour)
 	for _, e := range a.entries {
 		for !e.due.IsZero() && !e.due.After(now) {
-			a.step(e, now)
+			began = a.step(e, now) || began
 		}
 		if !e.due.IsZero() && e.due.Before(next) {
 			next = e.due
 		}
 	}
+	a.mu.Unlock()
+	if began {
+		a.changed()
+	}
 	return time.Until(next)
 }
 
-func (a *Announcer) step(e *entry, now time.Time) {
+// step does what is due for an address, and reports whether that begins to be answered for.
+func (a *Announcer) step(e *entry, now time.Time) (began bool) {
 	switch e.state {
 	case fresh:
 		a.place(e)
-		e.probe(now)
+		e.left = e.probes
+		a.probe(e, now)
 	case conflicting:
-		e.probe(now)
+		e.left = e.probes
+		a.probe(e, now)
 	case probing:
+		if e.left > 0 {
+			a.probe(e, now)
+			break
+		}
 		e.state, e.began = active, now
 		e.announce(now)
+		a.moved[e.addr] = struct{}{}
+		began = true
 	case active:
 		a.opts.May(e.addr, func() {
 			for _, d := range e.devices {
@@ -329,10 +385,16 @@ func (a *Announcer) step(e *entry, now time.Time) {
 			e.due = time.Time{}
 		}
 	}
+	return began
 }
 
-func (e *entry) probe(now time.Time) {
-	e.state, e.due = probing, now.Add(probeWait)
+func (a *Announcer) probe(e *entry, now time.Time) {
+	wait := a.probeWait
+	if e.probes > 1 {
+		wait = a.newWait
+	}
+	e.state, e.due = probing, now.Add(wait)
+	e.left--
 	for _, d := range e.devices {
 		d.send(probe(e.addr, d.link.MAC))
 	}
@@ -395,7 +457,11 @@ func (a *Announcer) claimed(d *device, q question) {
 		a.mu.Unlock()
 		return
 	}
-	held := e.state != active || now.Sub(e.began) < lateAnswer
+	held, answered := e.state != active, e.state == active
+	if answered && now.Sub(e.began) < lateAnswer {
+		held = true
+		a.moved[e.addr] = struct{}{}
+	}
 	if held {
 		e.state, e.due = conflicting, now.Add(conflictRetry)
 	}
@@ -404,6 +470,9 @@ func (a *Announcer) claimed(d *device, q question) {
 		e.reported = now
 	}
 	a.mu.Unlock()
+	if held && answered {
+		a.changed()
+	}
 	if report {
 		a.opts.Conflict(Conflict{Addr: q.target, Interface: d.name, MAC: q.mac, Held: held})
 	}

@@ -105,6 +105,12 @@ type bed struct {
 // start runs an Announcer on a host.
 func start(t *testing.T, h *testbed.Host, peers ...MAC) *bed {
 	t.Helper()
+	return startWith(t, h, func(*Announcer) {}, peers...)
+}
+
+// startWith is start with a change of the Announcer's times.
+func startWith(t *testing.T, h *testbed.Host, change func(*Announcer), peers ...MAC) *bed {
+	t.Helper()
 	b := &bed{conflicts: make(chan Conflict, 10)}
 	b.may.Store(true)
 	b.Announcer = New(Options{
@@ -119,6 +125,7 @@ func start(t *testing.T, h *testbed.Host, peers ...MAC) *bed {
 		Conflict: func(c Conflict) { b.conflicts <- c },
 		Log:      slog.New(slog.DiscardHandler),
 	})
+	change(b.Announcer)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -212,7 +219,8 @@ func TestAnswersWhileItMay(t *testing.T) {
 func TestForeignOwner(t *testing.T) {
 	n := testbed.NewNetwork(t)
 	owner := newStation(t, n.Outside("printer"))
-	node := start(t, n.Host("node"))
+	// A busy machine takes longer to answer.
+	node := startWith(t, n.Host("node"), func(a *Announcer) { a.probeWait, a.newWait = time.Second, time.Second })
 	for _, a := range []netip.Addr{owner.Addr4(), owner.Addr6()} {
 		t.Run(a.String(), func(t *testing.T) {
 			node.Take(nil, a)
@@ -248,15 +256,48 @@ func TestForeignOwner(t *testing.T) {
 			}
 			return nil
 		})
+		if got := node.Moved(); !slices.Equal(got, []netip.Addr{a}) {
+			t.Errorf("%s moved, want %s, which is answered for now", got, a)
+		}
 		_ = owner.arp.Send(announcement(a, owner.mac, nil)[0])
 		select {
 		case c := <-node.conflicts:
 			if silent := node.Where(a) == nil; c.Addr != a || c.Held == late || silent == late {
 				t.Errorf("%+v, silent: %t, late: %t", c, silent, late)
 			}
+			if moved := node.Moved(); (len(moved) == 1) == late {
+				t.Errorf("late: %t, %s moved by the conflict", late, moved)
+			}
 		case <-time.After(testbed.Patience):
 			t.Fatal("the foreign owner that came later is not noticed")
 		}
+	}
+}
+
+// The network is asked several times for an address that no node had before.
+func TestNewAddressIsProbedSeveralTimes(t *testing.T) {
+	n := testbed.NewNetwork(t)
+	client := newStation(t, n.Outside("client"))
+	node := start(t, n.Host("node"))
+	for _, a := range addresses() {
+		node.TakeNew(nil, a)
+		testbed.Until(t, "the announcement of "+a.String(), func() error {
+			client.mu.Lock()
+			defer client.mu.Unlock()
+			probes := 0
+			for _, q := range client.seen {
+				switch {
+				case q.target != a:
+				case !q.answer:
+					probes++
+				case probes != newProbes:
+					t.Fatalf("%s was announced after %d probes, want %d", a, probes, newProbes)
+				default:
+					return nil
+				}
+			}
+			return fmt.Errorf("%d probes", probes)
+		})
 	}
 }
 

@@ -19,6 +19,13 @@ type SpeakerList struct {
 	Items []Speaker `json:"items"`
 }
 
+// MaxAnnounced bounds SpeakerStatus.Addresses: an object of the API server has a bounded size, and
+// the rest of the status must be writable however many addresses there are.
+const MaxAnnounced = 1000
+
+// MaxNetworks bounds SpeakerStatus.Networks.
+const MaxNetworks = 1024
+
 // SpeakerStatus is what a speaker is and does.
 type SpeakerStatus struct {
 	// Eligible reports whether the node may announce addresses, and Reason why not.
@@ -32,8 +39,10 @@ type SpeakerStatus struct {
 	VoterVersion int64 `json:"voterVersion,omitempty"`
 	// VoterList is the list of that version as JSON, from which a lost list is restored.
 	VoterList string `json:"voterList,omitempty"`
-	// Addresses are those that the speaker announces.
-	Addresses []AnnouncedAddress `json:"addresses,omitempty"`
+	// Addresses are those that the speaker announces, MaxAnnounced of them at most.
+	// AddressCount is how many it announces.
+	Addresses    []AnnouncedAddress `json:"addresses,omitempty"`
+	AddressCount int32              `json:"addressCount,omitempty"`
 	// Peers are the sessions with BGPPeers.
 	Peers []PeerStatus `json:"peers,omitempty"`
 	// Conditions are for what is wrong.

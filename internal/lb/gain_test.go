@@ -1,0 +1,95 @@
+package lb
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead/fairlead/internal/kernel/link"
+	"github.com/fairlead/fairlead/internal/lb/quorum"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
+)
+
+// An address is new if its claim was made while the speaker was watching.
+func TestNewAddresses(t *testing.T) {
+	k := newKnown("a")
+	claims := sink(k, k.setClaim, k.dropClaim)
+	made := func(name string) *networkingv1.IPAddress {
+		return &networkingv1.IPAddress{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	}
+	old, late := made("192.0.2.1"), made("192.0.2.2")
+	claims.Replace([]*networkingv1.IPAddress{old})
+	claims.Set(late)
+	claims.Set(old)
+	claims.Replace([]*networkingv1.IPAddress{old, late})
+	for _, a := range k.take(true) {
+		if want := a.addr.String() == late.Name; a.fresh != want {
+			t.Errorf("%s: new is %t, want %t", a.addr, a.fresh, want)
+		}
+	}
+}
+
+func TestQuota(t *testing.T) {
+	var q quota
+	begin, told := time.Now(), 0
+	for i := range 10 * quotaSize {
+		if q.take(begin.Add(time.Duration(i) * time.Millisecond)) {
+			told++
+		}
+	}
+	if told != quotaSize {
+		t.Errorf("%d are told, want %d", told, quotaSize)
+	}
+	if !q.take(begin.Add(quotaPeriod)) {
+		t.Error("nothing is told in the next period")
+	}
+}
+
+// What does not fit the Speaker object is counted, and the rest can be written.
+func TestStatusIsBounded(t *testing.T) {
+	r := newRig(t)
+	_, stop := r.run(nil) // it defines the kind, and would delete the object of a node that is not there
+	stop()
+	var status v1.SpeakerStatus
+	for i := range 3 * v1.MaxAnnounced {
+		a := netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}).String()
+		status.Addresses = append(status.Addresses, v1.AnnouncedAddress{Address: a, Via: "arp", Since: metav1.NowMicro()})
+		status.Networks = append(status.Networks, a+"/32")
+	}
+	status.VoterVersion = 7
+	bound(&status)
+	s := speakerStatus{want: status, dirty: true}
+	r.must(s.flush(t.Context(), r.lb, "n1"))
+	got, err := r.lb.Speakers.Get(t.Context(), "n1", metav1.GetOptions{})
+	r.must(err)
+	if got.Status.VoterVersion != 7 || got.Status.AddressCount != 3*v1.MaxAnnounced || len(got.Status.Addresses) != v1.MaxAnnounced {
+		t.Errorf("list %d, %d of %d addresses", got.Status.VoterVersion, len(got.Status.Addresses), got.Status.AddressCount)
+	}
+}
+
+// Replies with the interfaces of 500 nodes that run many pods each fit a datagram.
+func TestMembersFitDatagram(t *testing.T) {
+	m := &quorum.Message{Kind: quorum.Reply, HasMembers: true}
+	for i := range 500 {
+		var links []link.Interface
+		for pod := range 30 {
+			links = append(links, link.Interface{Name: fmt.Sprintf("cali%08x", pod), MAC: [6]byte{2, 3, byte(pod)}})
+		}
+		links = append(links,
+			link.Interface{Name: "enp3s0", MAC: [6]byte{1, byte(i)}, Networks: []netip.Prefix{netip.MustParsePrefix("192.168.100.0/22")}},
+			link.Interface{Name: "named", MAC: [6]byte{4, byte(i)}})
+		attrs := encodeLinks(links, false, []string{"named"})
+		if !strings.Contains(attrs, "named") || !strings.Contains(attrs, "enp3s0") || strings.Contains(attrs, "cali") {
+			t.Fatalf("interfaces %s", attrs)
+		}
+		m.Members = append(m.Members, quorum.Member{Name: fmt.Sprintf("worker-%03d", i), Attrs: attrs})
+	}
+	if n := len(m.Append(nil)); n > 65000 {
+		t.Errorf("%d bytes", n)
+	}
+}
