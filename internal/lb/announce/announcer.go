@@ -297,8 +297,8 @@ func (a *Announcer) usable(l link.Interface) bool {
 	return true
 }
 
-// place opens the devices for an address, and reports whether there are any.
-func (a *Announcer) place(e *entry) bool {
+// place opens the devices for an address.
+func (a *Announcer) place(e *entry) {
 	var on []*device
 	for _, l := range a.links {
 		if !Reaches(l, e.addr, e.names) && (len(a.opts.Interfaces) == 0 || len(e.names) > 0) {
@@ -320,7 +320,6 @@ func (a *Announcer) place(e *entry) bool {
 		on = append(on, d)
 	}
 	e.move(on)
-	return len(on) > 0
 }
 
 // Reaches reports whether an address is to be answered for at an interface: one of
