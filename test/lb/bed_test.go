@@ -152,6 +152,7 @@ func (n *node) start() {
 	cmd := n.host.Command(context.Background(), os.Args[0])
 	cmd.Env = append(os.Environ(), speakerEnv+"="+string(text))
 	n.Process = process.Start(n.bed, cmd)
+	n.Says("started")
 }
 
 // run runs a command on the node's host.

@@ -61,6 +61,7 @@ func speak(text string) error {
 		return err
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	fmt.Fprintln(os.Stderr, "started") // from here on SIGTERM ends it in order
 	defer stop()
 	s, err := lb.NewSpeaker(lb.SpeakerOptions{
 		Config: &rest.Config{Host: a.Host, BearerToken: a.Token, Timeout: 0, TLSClientConfig: rest.TLSClientConfig{
