@@ -105,6 +105,20 @@ func TestTwoServersNeverShare(t *testing.T) {
 	}
 }
 
+// A repair reads claims from a cache that is behind the store. What a Service
+// released a moment ago is nothing that the repair found.
+func TestRepairBesideDeletions(t *testing.T) {
+	s := start(t)
+	for i := range 100 {
+		out := s.mustCreate(service(fmt.Sprintf("s-%d", i), ofType(corev1.ServiceTypeNodePort)))
+		s.delete(out.Name)
+		if found, err := s.Repair(context.Background(), 0); err != nil || len(found) > 0 {
+			t.Fatalf("repair %d found %v, %v", i, found, err)
+		}
+	}
+	s.wantClaims()
+}
+
 // A creation costs the same whatever is there already. Reported are creations
 // a second; compare within one run only.
 func BenchmarkCreate(b *testing.B) {

@@ -114,23 +114,24 @@ var errOwner = errors.New("the claim belongs to another Service")
 // release removes the claim if it is that of owner. A claim that does not exist
 // or belongs to another is left alone, without error.
 func (c *claims) release(ctx context.Context, name string, owner svc.Name) error {
-	return c.remove(ctx, name, func(obj runtime.Object) error {
+	_, err := c.remove(ctx, name, func(obj runtime.Object) error {
 		if o, ok := c.owner(obj); !ok || o != owner {
 			return errOwner
 		}
 		return nil
 	})
+	return err
 }
 
 // remove deletes the claim if check, called on the object that is deleted,
-// agrees.
-func (c *claims) remove(ctx context.Context, name string, check func(runtime.Object) error) error {
+// agrees. It reports whether it was this call that deleted it.
+func (c *claims) remove(ctx context.Context, name string, check func(runtime.Object) error) (bool, error) {
 	_, _, err := c.store.Delete(clusterContext(ctx), name,
 		func(_ context.Context, obj runtime.Object) error { return check(obj) }, &metav1.DeleteOptions{})
 	if apierrors.IsNotFound(err) || errors.Is(err, errOwner) {
-		return nil
+		return false, nil
 	}
-	return err
+	return err == nil, err
 }
 
 // get reads the claim from the store itself, not from a cache.
@@ -186,11 +187,12 @@ func (c *claims) list(ctx context.Context) (map[string]runtime.Object, error) {
 	})
 }
 
-// removeExactly deletes the claim if it is still the object that was read.
-func (c *claims) removeExactly(ctx context.Context, claim runtime.Object) error {
+// removeExactly deletes the claim if it is still the object that was read, and
+// reports whether it did.
+func (c *claims) removeExactly(ctx context.Context, claim runtime.Object) (bool, error) {
 	m, err := meta.Accessor(claim)
 	if err != nil {
-		return err
+		return false, err
 	}
 	return c.remove(ctx, m.GetName(), func(obj runtime.Object) error {
 		if cur, err := meta.Accessor(obj); err != nil || cur.GetUID() != m.GetUID() {

@@ -220,13 +220,16 @@ func (p *pass) compare(ctx context.Context, k kind, listed map[string]runtime.Ob
 
 // claimFor gives a Service the claim that it lacks.
 func (p *pass) claimFor(ctx context.Context, k kind, s *corev1.Service, name string) {
-	if cur, err := p.fresh(ctx, ownerOf(s)); err != nil || cur == nil || !slices.Contains(k.uses(cur), name) {
-		p.fail(err)
+	if !p.uses(ctx, k, s, name) {
 		return // gone or changed meanwhile
 	}
 	claim, err := k.claims.get(ctx, name)
 	switch {
 	case apierrors.IsNotFound(err):
+		// A deleted Service releases its claims after it is gone.
+		if !p.uses(ctx, k, s, name) {
+			return
+		}
 		p.report(k, s, "NotAllocated", name, "%s is not allocated; repairing")
 		p.create(ctx, k, name, s)
 		return
@@ -254,11 +257,18 @@ func (p *pass) claimFor(ctx context.Context, k kind, s *corev1.Service, name str
 		}
 	}
 	p.report(k, s, "WrongReference", name, "%s is claimed for something else that does not use it; repairing")
-	if err := k.claims.removeExactly(ctx, claim); err != nil {
+	if _, err := k.claims.removeExactly(ctx, claim); err != nil {
 		p.fail(err)
 		return
 	}
 	p.create(ctx, k, name, s)
+}
+
+// uses reports whether the store has s, the same object, and it uses name.
+func (p *pass) uses(ctx context.Context, k kind, s *corev1.Service, name string) bool {
+	cur, err := p.fresh(ctx, ownerOf(s))
+	p.fail(err)
+	return cur != nil && cur.UID == s.UID && slices.Contains(k.uses(cur), name)
 }
 
 // create makes the claim of s unless another has made one meanwhile, which the
@@ -281,7 +291,10 @@ func (p *pass) free(ctx context.Context, k kind, name string, claim runtime.Obje
 		p.fail(err)
 		return
 	}
-	if err := k.claims.removeExactly(ctx, claim); err != nil {
+	// The claim is from a cache; one that its own Service released meanwhile is
+	// not a finding.
+	removed, err := k.claims.removeExactly(ctx, claim)
+	if err != nil || !removed {
 		p.fail(err)
 		return
 	}
