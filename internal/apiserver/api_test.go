@@ -43,7 +43,8 @@ func TestAPI(t *testing.T) {
 		"dry run": testDryRun, "delete collection": testDeleteCollection, "tables": testTables, "encodings": testEncodings,
 		"field selectors": testFieldSelectors, "conflict": testConflict, "unknown fields": testUnknownFields,
 		"pod defaults": testPodDefaults, "pod validation": testPodValidation, "pod update": testPodUpdate,
-		"pod deletion": testPodDeletion, "binding": testBinding, "status": testStatus, "namespace": testNamespace,
+		"pod deletion": testPodDeletion, "pod deleted once bound": testPodDeletedOnceBound,
+		"binding": testBinding, "status": testStatus, "namespace": testNamespace,
 		"events": testEvents, "secret": testSecret, "node": testNode, "documents": testDocuments, "config map": testConfigMap,
 		"preconditions": testPreconditions, "default class": testDefaultClass,
 	} {

@@ -1,6 +1,7 @@
 package apiserver_test
 
 import (
+	"fmt"
 	"strings"
 	"time"
 
@@ -161,6 +162,24 @@ func testPodDeletion(a api) {
 	a.must(pods.Delete(a.ctx, "bound", metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}))
 	if _, err := pods.Get(a.ctx, "bound", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		a.Errorf("still there: %v", err)
+	}
+}
+
+// A Pod that is deleted in the moment after its binding has its time to end,
+// though the caches of the server have not seen the binding.
+func testPodDeletedOnceBound(a api) {
+	pods := a.client.CoreV1().Pods(a.ns)
+	for i := range 150 {
+		name := fmt.Sprintf("p-%d", i)
+		a.pod(name)
+		a.must(pods.Bind(a.ctx, &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Target: corev1.ObjectReference{Kind: "Node", Name: "n"}}, metav1.CreateOptions{}))
+		a.must(pods.Delete(a.ctx, name, metav1.DeleteOptions{}))
+		p, err := pods.Get(a.ctx, name, metav1.GetOptions{})
+		a.must(err)
+		if p.DeletionGracePeriodSeconds == nil || *p.DeletionGracePeriodSeconds != 30 {
+			a.Fatalf("pod %d: want a deletion with 30 s of grace, got %v", i, p.DeletionGracePeriodSeconds)
+		}
 	}
 }
 

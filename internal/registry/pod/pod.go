@@ -40,7 +40,7 @@ func NewStorage(opts generic.RESTOptionsGetter, agents *node.Agents) (map[string
 	bind := &bindingREST{pods: r.Store}
 	stream := &streams{pods: r.Store, agents: agents}
 	return map[string]rest.Storage{
-		"pods":             r,
+		"pods":             &podREST{r},
 		"pods/status":      store.NewSub(r, statusStrategy{strategy{store.Namespaced()}}),
 		"pods/binding":     bind,
 		"bindings":         &legacyBindingREST{bind},

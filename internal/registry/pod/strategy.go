@@ -98,17 +98,21 @@ func validateTolerationChange(now, was []corev1.Toleration, path *field.Path) (e
 	return nil
 }
 
-// CheckGracefulDelete sets how long the processes have to end: the wish of the
-// deletion or of the Pod, and no time at all where nothing runs.
-func (strategy) CheckGracefulDelete(_ context.Context, obj runtime.Object, options *metav1.DeleteOptions) bool {
+// CheckGracefulDelete sets how long the processes have to end: what the deletion
+// or the Pod asks for, and no time at all where nothing runs.
+func (strategy) CheckGracefulDelete(ctx context.Context, obj runtime.Object, options *metav1.DeleteOptions) bool {
 	if options == nil {
 		return false
 	}
 	p := obj.(*corev1.Pod)
+	asked, ok := askedGrace(ctx)
+	if !ok {
+		asked = options.GracePeriodSeconds
+	}
 	period := graceSeconds
 	switch {
-	case options.GracePeriodSeconds != nil:
-		period = *options.GracePeriodSeconds
+	case asked != nil:
+		period = *asked
 	case p.Spec.TerminationGracePeriodSeconds != nil:
 		period = *p.Spec.TerminationGracePeriodSeconds
 	}
