@@ -282,21 +282,22 @@ func listenOnce(addr netip.AddrPort, workers int, anyAddress bool) (*listener, e
 	}
 	l := &listener{tcp: tcp}
 	l.addr = netip.AddrPortFrom(addr.Addr(), tcp.Addr().(*net.TCPAddr).AddrPort().Port())
-	// SO_REUSEPORT would silently let a second server of the same user share
-	// the port; opening a socket without it fails.
-	alone, err := lc.ListenPacket(context.Background(), network("udp", addr), l.addr.String())
-	if err != nil {
-		l.close()
-		return nil, listenError(l.addr, err)
-	}
-	alone.Close()
-	for range workers {
-		c, err := listenUDP(l.addr, anyAddress)
+	for i := range workers {
+		c, err := listenUDP(l.addr, anyAddress, i > 0)
+		if err == nil {
+			l.udp = append(l.udp, c)
+			// With SO_REUSEPORT from the start, a second server of the same user would
+			// silently share the port. A socket without it that is only opened to find
+			// out, and closed, stays in every process that is being forked at that moment
+			// until its exec, and then the others cannot be opened.
+			if i == 0 && workers > 1 {
+				err = socket.Share(c)
+			}
+		}
 		if err != nil {
 			l.close()
 			return nil, listenError(l.addr, err)
 		}
-		l.udp = append(l.udp, c)
 	}
 	return l, nil
 }

@@ -14,9 +14,9 @@ import (
 // 2000 questions waits in it.
 const udpBuffer = 1 << 20
 
-// listenUDP opens a socket that shares its address with others of this server.
-func listenUDP(addr netip.AddrPort, anyAddress bool) (*net.UDPConn, error) {
-	lc := socket.ListenConfig(addr, socket.Options{AnyAddress: anyAddress, Shared: true, Destination: addr.Addr().IsUnspecified()})
+// listenUDP opens a socket, with shared one that joins others of this server.
+func listenUDP(addr netip.AddrPort, anyAddress, shared bool) (*net.UDPConn, error) {
+	lc := socket.ListenConfig(addr, socket.Options{AnyAddress: anyAddress, Shared: shared, Destination: addr.Addr().IsUnspecified()})
 	pc, err := lc.ListenPacket(context.Background(), network("udp", addr), addr.String())
 	if err != nil {
 		return nil, err

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"os"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -40,6 +41,20 @@ func ListenConfig(addr netip.AddrPort, o Options) net.ListenConfig {
 		})
 		return errors.Join(append(errs, err)...)
 	}}
+}
+
+// Share lets further sockets with Options.Shared have the address that c is bound to,
+// if they are of the same user: SO_REUSEPORT after bind(2). The kernel spreads what
+// comes in among them and c from the first one that joins (Linux 4.5,
+// reuseport_add_sock). In this way c has been the only one of its address for a moment.
+func Share(c *net.UDPConn) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failed error
+	err = raw.Control(func(fd uintptr) { failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) })
+	return errors.Join(err, os.NewSyscallError("setsockopt SO_REUSEPORT", failed))
 }
 
 // AnswerFrom turns the control message with the address that a datagram was sent

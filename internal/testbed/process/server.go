@@ -4,10 +4,10 @@ import (
 	"context"
 	"math/rand/v2"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"syscall"
 	"testing"
 	"time"
@@ -16,6 +16,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/fairlead/fairlead/internal/kernel/socket"
+	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
@@ -88,14 +90,13 @@ func (s *Server) Ready(ctx context.Context) error {
 
 // FreePort returns a port of 127.0.0.1 on which nothing listens. It is outside of
 // the range from which the kernel gives ports to sockets that ask for any, so that
-// it is still free when a program comes to listen on it.
+// it is still free when a program comes to listen on it. It does not listen itself: a
+// copy of its socket in a process that is being forked would keep the program from it.
 func FreePort(t testing.TB) int {
 	t.Helper()
 	for range 100 {
 		port := 20000 + rand.IntN(10000)
-		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
-		if err == nil {
-			_ = l.Close()
+		if !socket.Taken(svc.TCP, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(port))) {
 			return port
 		}
 	}
