@@ -160,7 +160,7 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 		n.components = append(n.components, optionalHTTP(log, "the metrics of DNS", f.dnsMetrics, server.Handler()))
 	}
 	n.components = append(n.components, []component{
-		{name: "dns", run: server.Run, ready: func(ctx context.Context) error { return untilTrue(ctx, server.Ready) }},
+		{name: "dns", run: server.Run, ready: func(ctx context.Context) error { return untilTrue(ctx, server.Ready) }, drain: server.Drain},
 		{name: "pods", run: pods.Run, ready: pods.WaitReady},
 	}...)
 	speaker, err := f.lb.newSpeaker(log, cfg, f.nodeName, f.nodeIPs[0], p)

@@ -236,7 +236,9 @@ func newDNS(g *global) *cobra.Command {
 			if metrics != "" { // first, so that /ready is 503 while the server stops
 				parts = append(parts, httpComponent("dns metrics", metrics, server.Handler()))
 			}
-			answers := component{name: "dns", run: func(ctx context.Context) error { return runSmall(ctx, log, server) }}
+			answers := component{
+				name: "dns", run: func(ctx context.Context) error { return runSmall(ctx, log, server) }, drain: server.Drain,
+			}
 			parts = append(parts, answers)
 			if configureResolver {
 				parts[len(parts)-1].ready = func(ctx context.Context) error { return untilTrue(ctx, server.Ready) }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 )
 
@@ -17,6 +18,10 @@ type component struct {
 	// ready returns when the component does its work; nil means at once. The
 	// next component starts after it.
 	ready func(ctx context.Context) error
+	// drain has clients turn to others while run still works, until it returns or
+	// ctx ends; nil if there is nothing to do. All drain at once, and a component
+	// is stopped when it has.
+	drain func(ctx context.Context)
 }
 
 // readyTimeout bounds the wait until one component is ready.
@@ -32,20 +37,23 @@ const settleAfter = 3 * time.Second
 var errEndedEarly = errors.New("ended by itself")
 
 // runAll starts the components in order, each when the one before is ready,
-// calls up once all are, and waits. When ctx ends or a component does, they are
-// stopped in reverse order, each waited for, so that a component can still use
-// those it was started after. One that has not ended within stopTimeout is named
-// in the log and left behind.
+// calls up once all are, and waits. When ctx ends or a component does, all drain,
+// and they are stopped in reverse order, each waited for, so that a component can
+// still use those it was started after. One that has not ended within stopTimeout
+// is named in the log and left behind.
 func runAll(ctx context.Context, log *slog.Logger, up func(), components ...component) error {
 	failed := make(chan error, len(components))
-	var stops []func()
+	var running []*started
 	defer func() {
-		for i := len(stops) - 1; i >= 0; i-- {
-			stops[i]()
+		for _, s := range running {
+			go s.drain()
+		}
+		for _, s := range slices.Backward(running) {
+			s.stop(log)
 		}
 	}()
 	for _, c := range components {
-		stops = append(stops, start(ctx, log, c, failed))
+		running = append(running, start(ctx, log, c, failed))
 		if c.ready == nil {
 			continue
 		}
@@ -69,12 +77,19 @@ func runAll(ctx context.Context, log *slog.Logger, up func(), components ...comp
 	}
 }
 
-// start runs c with a context that only its returned stop function ends.
-func start(ctx context.Context, log *slog.Logger, c component, failed chan<- error) func() {
+// started is a component that runs or has run.
+type started struct {
+	component
+	cancel        context.CancelFunc // of run's context
+	done, drained chan struct{}
+}
+
+// start runs c with a context that only stop ends.
+func start(ctx context.Context, log *slog.Logger, c component, failed chan<- error) *started {
 	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	done := make(chan struct{})
+	s := &started{component: c, cancel: cancel, done: make(chan struct{}), drained: make(chan struct{})}
 	go func() {
-		defer close(done)
+		defer close(s.done)
 		err := c.run(own)
 		switch {
 		case own.Err() != nil && (err == nil || errors.Is(err, context.Canceled)):
@@ -87,16 +102,38 @@ func start(ctx context.Context, log *slog.Logger, c component, failed chan<- err
 			failed <- fmt.Errorf("%s: %w", c.name, err)
 		}
 	}()
-	return func() {
-		cancel()
-		limit := time.NewTimer(stopTimeout)
-		defer limit.Stop()
+	return s
+}
+
+// drain lets the component drain while it runs, for stopTimeout at most.
+func (s *started) drain() {
+	defer close(s.drained)
+	if s.component.drain == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	go func() {
 		select {
-		case <-done:
-			log.Debug("component has stopped", "component", c.name)
-		case <-limit.C:
-			log.Error("component does not stop; leaving it behind", "component", c.name, "waited", stopTimeout)
+		case <-s.done:
+			cancel()
+		case <-ctx.Done():
 		}
+	}()
+	s.component.drain(ctx)
+}
+
+// stop ends the component when it has drained.
+func (s *started) stop(log *slog.Logger) {
+	<-s.drained
+	s.cancel()
+	limit := time.NewTimer(stopTimeout)
+	defer limit.Stop()
+	select {
+	case <-s.done:
+		log.Debug("component has stopped", "component", s.name)
+	case <-limit.C:
+		log.Error("component does not stop; leaving it behind", "component", s.name, "waited", stopTimeout)
 	}
 }
 

@@ -105,3 +105,53 @@ func TestRunAllLeavesBehindWhatDoesNotStop(t *testing.T) {
 		close(release)
 	})
 }
+
+// What has clients to turn away begins with that at once, beside the end of the others,
+// works until it is done, and is then stopped.
+func TestRunAllDrainsBesideTheOthersEnd(t *testing.T) {
+	const drains, ends = 5 * time.Second, 3 * time.Second
+	synctest.Test(t, func(t *testing.T) {
+		var j journal
+		dns, pods := j.component("dns", nil), j.component("pods", nil)
+		dns.drain = func(ctx context.Context) {
+			j.add("drain dns")
+			time.Sleep(drains)
+			j.add("drained dns")
+			if ctx.Err() != nil {
+				t.Error("dns was not let drain")
+			}
+		}
+		run := pods.run
+		pods.run = func(ctx context.Context) error {
+			defer time.Sleep(ends)
+			return run(ctx)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := time.Now()
+		err := runAll(ctx, slog.New(slog.DiscardHandler), func() { synctest.Wait(); cancel() }, j.component("proxy", nil), dns, pods)
+		if took := time.Since(ended); err != nil || took != drains {
+			t.Errorf("%v, it took %v, want %v", err, took, drains)
+		}
+		slices.Sort(j.lines[3:5]) // either may be first
+		want := []string{"start proxy", "start dns", "start pods", "drain dns", "stop pods", "drained dns", "stop dns", "stop proxy"}
+		if !slices.Equal(j.lines, want) {
+			t.Errorf("order %q, want %q", j.lines, want)
+		}
+	})
+}
+
+// A component that ends by itself is not waited for to drain.
+func TestRunAllDoesNotDrainWhatHasEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var j journal
+		boom := errors.New("no more sockets")
+		failing := j.component("dns", boom)
+		failing.ready = nil
+		failing.drain = func(ctx context.Context) { <-ctx.Done() }
+		begin := time.Now()
+		err := runAll(t.Context(), slog.New(slog.DiscardHandler), func() {}, j.component("server", nil), failing)
+		if took := time.Since(begin); !errors.Is(err, boom) || took != 0 {
+			t.Errorf("%v after %v, want %v at once", err, took, boom)
+		}
+	})
+}

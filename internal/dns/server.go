@@ -29,7 +29,7 @@ type Server struct {
 	hosts      atomic.Pointer[hostsTable]
 	synced     atomic.Bool // the zone is complete
 	serving    atomic.Bool
-	ending     atomic.Bool // Run's ctx has ended
+	ending     atomic.Bool // Run's ctx has ended, or Drain was called
 	apiUp      atomic.Bool
 	loopProbes sync.Map // wire name → *upstream
 	reassert   chan struct{}
@@ -37,6 +37,9 @@ type Server struct {
 	// programming is how long changes of endpoints took to be answered.
 	programming *prometheus.HistogramVec
 	stop        chan struct{} // closed when sockets are to be closed
+	drain       sync.Once
+	draining    chan struct{} // closed by Drain
+	drained     chan struct{} // closed by Run after the lame-duck time
 	local       []*listener   // node-local ones; of serveLocal, and of Run once that has ended
 
 	mu        sync.Mutex
@@ -94,6 +97,8 @@ func New(o Options) (*Server, error) {
 		forward:  f,
 		reassert: make(chan struct{}, 1),
 		stop:     make(chan struct{}),
+		draining: make(chan struct{}),
+		drained:  make(chan struct{}),
 		programming: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "coredns_kubernetes_dns_programming_duration_seconds",
 			Help:    "Time from a change of a Pod or Service until its endpoints are answered.",
@@ -166,6 +171,8 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	serve, stopServing := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopServing()
+	listed, unlist := context.WithCancel(ctx) // until ctx ends or Drain is called
+	defer unlist()
 	s.forward.open(serve)
 
 	var sockets sync.WaitGroup
@@ -189,18 +196,27 @@ func (s *Server) Run(ctx context.Context) error {
 		loops.Go(func() { s.watch(serve) })
 	}
 	if s.options.NodeLocal != nil {
-		loops.Go(func() { s.serveLocal(ctx, &sockets) })
+		loops.Go(func() { s.serveLocal(listed, &sockets) })
 	}
+	loops.Go(func() {
+		select {
+		case <-s.draining:
+			unlist()
+		case <-listed.Done():
+		}
+	})
 	if s.options.Publish != nil {
-		loops.Go(func() { s.watchPeers(ctx) })
-		published = s.publish(ctx)
+		loops.Go(func() { s.watchPeers(listed) })
+		published = s.publish(listed)
 	}
-	<-ctx.Done()
+	<-listed.Done()
 	s.ending.Store(true)
 	if published {
 		s.withdraw(serve)
 	}
 	s.lameduck()
+	close(s.drained)
+	<-ctx.Done()
 	stopServing()
 	loops.Wait()
 	s.serving.Store(false)
@@ -213,6 +229,25 @@ func (s *Server) Run(ctx context.Context) error {
 	sockets.Wait()
 	return nil
 }
+
+// Drain begins what Run does when its ctx ends: the server is no longer ready and leaves
+// kube-dns. It returns when clients have had Options.Lameduck to turn to other servers,
+// or ctx ends; the server still answers until Run's ctx ends. Where kube-dns has no
+// other server, Drain does nothing, so that those who need names until then have them.
+func (s *Server) Drain(ctx context.Context) {
+	if s.alone() {
+		return
+	}
+	s.drain.Do(func() { close(s.draining) })
+	select {
+	case <-s.drained:
+	case <-ctx.Done():
+	}
+}
+
+// alone reports whether kube-dns lists no server that clients could turn to. For a
+// server that is not published it is false: others know its clients.
+func (s *Server) alone() bool { return s.options.Publish != nil && len(s.servers.others()) == 0 }
 
 // start runs the loops of one address.
 func (s *Server) start(l *listener, wg *sync.WaitGroup) {
@@ -231,7 +266,7 @@ const aloneLameduck = 250 * time.Millisecond
 // lameduck answers on for as long as clients may need to turn to other servers.
 func (s *Server) lameduck() {
 	d := s.options.Lameduck
-	if s.options.Publish != nil && len(s.servers.others()) == 0 {
+	if s.alone() {
 		d = min(d, aloneLameduck)
 	}
 	if d > 0 {
