@@ -92,9 +92,9 @@ func (s *Server) newHooks(
 
 // chain is admission as a whole: creation in a namespace that is missing or terminating
 // and the deletion of system namespaces are rejected, then come first, policies and
-// webhooks, and last. What a policy or webhook changes is seen again by all of those
-// before it.
-func (h *hooks) chain(first []admission.Interface, last admission.Interface) (admission.Interface, error) {
+// webhooks, then security and last, which judge what these have made of the object. What
+// a policy or webhook changes is seen again by all of those before it.
+func (h *hooks) chain(first []admission.Interface, security, last admission.Interface) (admission.Interface, error) {
 	known := h.shared.Admissionregistration().V1()
 	plugins, names := admission.NewPlugins(), []string{}
 	add := func(name string, p admission.Interface) {
@@ -112,6 +112,7 @@ func (h *hooks) chain(first []admission.Interface, last admission.Interface) (ad
 		func() (admission.Interface, error) { return validatingpolicy.NewPlugin(nil) }, known.ValidatingAdmissionPolicyBindings().Informer())})
 	add(validatingwebhook.PluginName, validator{h.onDemand(all, known.ValidatingWebhookConfigurations().Informer(),
 		func() (admission.Interface, error) { return validatingwebhook.NewValidatingAdmissionWebhook(nil) })})
+	add("PodSecurity", security)
 	add("ResourceQuota", last)
 	chain, err := plugins.NewFromPlugins(names, noConfiguration{}, admission.PluginInitializers{},
 		admission.DecoratorFunc(admissionmetrics.WithControllerMetrics))

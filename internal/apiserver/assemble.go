@@ -95,7 +95,11 @@ func (s *Server) assemble(ctx context.Context, store *etcd) (*assembly, error) {
 		return nil, err
 	}
 	// Quotas are last: what another plugin rejects does not count.
-	if c.AdmissionControl, err = hooks.chain(guard.plugins, admission.NewChainHandler(counter, enforcer)); err != nil {
+	security, err := newPodSecurity(s.opts.PodSecurity, client, shared.Core().V1().Namespaces().Lister(), guard.authorizer)
+	if err != nil {
+		return nil, err
+	}
+	if c.AdmissionControl, err = hooks.chain(guard.plugins, security, admission.NewChainHandler(counter, enforcer)); err != nil {
 		return nil, err
 	}
 	c.FlowControl = newFairness(shared, client, s.opts.MaxRequests+s.opts.MaxMutatingRequests)

@@ -52,6 +52,11 @@ type Options struct {
 	// AllowServiceExternalIPs lets everybody who may write a Service give it external
 	// IPs; otherwise that needs the right to use services/externalips.
 	AllowServiceExternalIPs bool
+	// PodSecurity is the level of the Pod Security Standards for Pods in namespaces
+	// without labels, with or without a version: baseline, restricted:v1.36. Those who
+	// have the right to use pods/privileged are free of it. Default
+	// DefaultPodSecurity.
+	PodSecurity string
 	// DefaultQuota are the limits of the ResourceQuota "default" that a namespace
 	// without a quota gets; nil for none. System namespaces get none.
 	DefaultQuota corev1.ResourceList
@@ -161,6 +166,12 @@ func (o *Options) complete() error {
 	if o.AdvertiseAddress.IsValid() && (o.AdvertiseAddress.IsLoopback() || o.AdvertiseAddress.IsUnspecified()) {
 		return fmt.Errorf("--advertise-address %s cannot be reached by others: "+
 			"give an address of this machine that they can reach, or leave it out", o.AdvertiseAddress)
+	}
+	if o.PodSecurity == "" {
+		o.PodSecurity = DefaultPodSecurity
+	}
+	if _, err := parsePodSecurity(o.PodSecurity); err != nil {
+		return err
 	}
 	if o.EtcdQuota == 0 {
 		o.EtcdQuota = DefaultEtcdQuota

@@ -41,6 +41,10 @@ func (f *serverFlags) add(cmd *cobra.Command) {
 	flags.BoolVar(&f.AllowServiceExternalIPs, "allow-service-external-ips", false,
 		"let everybody who may write a Service add spec.externalIPs, with which a user can capture the traffic to any address; "+
 			"otherwise that needs the verb \"use\" on services/externalips")
+	flags.StringVar(&f.PodSecurity, "pod-security-default", apiserver.DefaultPodSecurity,
+		"level of the Pod Security Standards for Pods in namespaces without labels of it: privileged, baseline or restricted, "+
+			"with a version after a colon if it is not to be the latest; users with the verb \"use\" on pods/privileged, such as "+
+			"administrators, are free of it")
 	flags.StringToStringVar(&f.quota, "default-namespace-quota", nil,
 		"limits of the ResourceQuota that each namespace without one gets, but system namespaces and those "+
 			"with the annotation fairlead.dev/default-quota=none, "+

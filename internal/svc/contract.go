@@ -18,6 +18,11 @@ const (
 	// certificate (DER) that the node's agent serves with. The agent sets it;
 	// the API server accepts no other certificate from the agent.
 	ServingCertAnnotation = "fairlead.dev/serving-cert-sha256"
+	// PodSecurityAnnotation on a Pod is the level of the Pod Security Standards
+	// that was enforced when it was created: privileged, baseline or restricted. The
+	// API server alone sets it, and nothing changes it; a node gives the machine's
+	// root to Pods of the level privileged alone.
+	PodSecurityAnnotation = "fairlead.dev/pod-security"
 )
 
 // maxLabelValue is the longest value of a label; names of Nodes may be longer.

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apiserver/pkg/util/dryrun"
 
 	"github.com/fairlead/fairlead/internal/registry/store"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // bindingREST gives a Pod its node, once.
@@ -119,7 +120,11 @@ func assign(p *corev1.Pod, b *corev1.Binding) {
 	if len(b.Annotations) > 0 && p.Annotations == nil {
 		p.Annotations = map[string]string{}
 	}
-	maps.Copy(p.Annotations, b.Annotations)
+	for k, v := range b.Annotations {
+		if k != svc.PodSecurityAnnotation {
+			p.Annotations[k] = v
+		}
+	}
 	if len(b.Labels) > 0 && p.Labels == nil {
 		p.Labels = map[string]string{}
 	}

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"github.com/fairlead/fairlead/internal/registry/store"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 type strategy struct{ store.Base }
@@ -28,9 +29,23 @@ func (strategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
 	p, before := obj.(*corev1.Pod), old.(*corev1.Pod)
 	p.Status = before.Status
 	p.Generation = before.Generation
+	keepSecurityLevel(p, before)
 	if !equality.Semantic.DeepEqual(p.Spec, before.Spec) {
 		p.Generation++
 	}
+}
+
+// keepSecurityLevel keeps the level under which the Pod was created, as a status is kept.
+func keepSecurityLevel(p, before *corev1.Pod) {
+	level, ok := before.Annotations[svc.PodSecurityAnnotation]
+	switch {
+	case !ok:
+		delete(p.Annotations, svc.PodSecurityAnnotation)
+		return
+	case p.Annotations == nil:
+		p.Annotations = map[string]string{}
+	}
+	p.Annotations[svc.PodSecurityAnnotation] = level
 }
 
 func (strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
@@ -134,6 +149,7 @@ func (statusStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Objec
 	p.Spec, p.Generation = before.Spec, before.Generation
 	p.DeletionTimestamp, p.DeletionGracePeriodSeconds = before.DeletionTimestamp, before.DeletionGracePeriodSeconds
 	p.OwnerReferences = before.OwnerReferences
+	keepSecurityLevel(p, before)
 	if p.Status.QOSClass == "" {
 		p.Status.QOSClass = before.Status.QOSClass
 	}
