@@ -126,6 +126,7 @@ func TestLoadBalancersOnAnyAPI(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	speaker.Status.Endpoints = []string{"192.0.2.77:10262"}
 	speaker.Status.Addresses = []v1.AnnouncedAddress{{Address: "192.0.2.0", Via: "arp", Interface: "eth0",
 		Since: metav1.NewMicroTime(time.Now()), Reason: "first owner"}}
 	if _, err := own.Speakers.UpdateStatus(ctx, speaker, metav1.UpdateOptions{}); err != nil {
@@ -148,6 +149,12 @@ func TestLoadBalancersOnAnyAPI(t *testing.T) {
 		!strings.Contains(stderr, "is of type ClusterIP") {
 		t.Errorf("exit %d: %s", code, stderr)
 	}
+	until(t, func() error { // its speaker is not eligible
+		if text := status("lb", "status"); !strings.Contains(text, "NotAnnounceable: no node can announce 192.0.2.1: node n: ") {
+			return fmt.Errorf("no reason in\n%s", text)
+		}
+		return nil
+	})
 	until(t, func() error {
 		if text := status("status"); !strings.Contains(text, "load balancers: 2 addresses of 1 pools, 1 pending") {
 			return fmt.Errorf("no line in\n%s", text)

@@ -32,8 +32,8 @@ type lbService struct {
 	Namespace string      `json:"namespace"`
 	Name      string      `json:"name"`
 	Addresses []lbAddress `json:"addresses"`
-	// Pending is true while the Service has no address, and Reason is the last Warning about
-	// it.
+	// Pending is true while the Service has no address. Reason is the last Warning about that
+	// or about an address that no node can announce.
 	Pending bool   `json:"pending"`
 	Reason  string `json:"reason,omitempty"`
 }
@@ -161,8 +161,11 @@ func collectLB(ctx context.Context, client kubernetes.Interface, own *v1.Client,
 			slices.SortFunc(list, func(a, b lbOwner) int { return cmp.Compare(a.Node, b.Node) })
 			out.Addresses = append(out.Addresses, lbAddress{cmp.Or(ing.IP, ing.Hostname), pools[ing.IP], append([]lbOwner{}, list...)})
 		}
+		silent := func(a lbAddress) bool { return len(a.Owners) == 0 }
 		if out.Pending {
-			out.Reason = lastWarning(ctx, client, s)
+			out.Reason = lastWarning(ctx, client, s, "")
+		} else if slices.ContainsFunc(out.Addresses, silent) {
+			out.Reason = lastWarning(ctx, client, s, lb.NotAnnounceable)
 		}
 		r.Services = append(r.Services, out)
 	}
@@ -209,11 +212,16 @@ func ownersOf(speakers []v1.Speaker, silent map[string]bool) map[string][]lbOwne
 	return owners
 }
 
-// lastWarning returns the newest Warning about a Service, as far as Events may be read.
-func lastWarning(ctx context.Context, client kubernetes.Interface, s *corev1.Service) string {
+// lastWarning returns the newest Warning about a Service, of one reason unless that is empty,
+// as far as Events may be read.
+func lastWarning(ctx context.Context, client kubernetes.Interface, s *corev1.Service, reason string) string {
 	list, err := client.CoreV1().Events(s.Namespace).List(ctx, metav1.ListOptions{
 		FieldSelector: "involvedObject.uid=" + string(s.UID) + ",type=" + corev1.EventTypeWarning})
-	if err != nil || len(list.Items) == 0 {
+	if err != nil {
+		return ""
+	}
+	list.Items = slices.DeleteFunc(list.Items, func(e corev1.Event) bool { return reason != "" && e.Reason != reason })
+	if len(list.Items) == 0 {
 		return ""
 	}
 	last := slices.MaxFunc(list.Items, func(a, b corev1.Event) int { return a.LastTimestamp.Compare(b.LastTimestamp.Time) })
@@ -233,7 +241,7 @@ func (r *lbReport) print(out io.Writer) error {
 		}
 		for _, a := range s.Addresses {
 			if len(a.Owners) == 0 {
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t-\t-\t-\t-\n", s.Namespace, s.Name, a.Address, cmp.Or(a.Pool, "-"))
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t-\t-\t-\t%s\n", s.Namespace, s.Name, a.Address, cmp.Or(a.Pool, "-"), cmp.Or(s.Reason, "-"))
 			}
 			for _, o := range a.Owners {
 				via := o.Via

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -47,6 +48,8 @@ type ControllerOptions struct {
 	Workers int
 	// Started, if not nil, is called each time the Controller has begun to work.
 	Started func()
+
+	coverageDelay time.Duration // the constant of this name, unless a test sets it
 }
 
 // FlagPool is a pool that is given on the command line.
@@ -77,6 +80,7 @@ func NewController(o ControllerOptions) (*Controller, error) {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	o.Workers = cmp.Or(o.Workers, 8)
+	o.coverageDelay = cmp.Or(o.coverageDelay, coverageDelay)
 	config := rest.CopyConfig(o.Config)
 	config.QPS, config.RateLimiter = -1, nil // the limit is the API server's priority and fairness
 	if config.UserAgent == "" {
@@ -121,7 +125,8 @@ func (c *Controller) work(ctx context.Context) error {
 	w := &controller{
 		Controller: c, log: c.o.Log, events: recorder,
 		knowledge: newKnowledge(), problems: map[svc.Name][]string{},
-		wake: make(chan struct{}, 1), tidy: make(chan struct{}, 1), voters: make(chan struct{}, 1), begun: make(chan struct{}),
+		wake: make(chan struct{}, 1), tidy: make(chan struct{}, 1), voters: make(chan struct{}, 1), covers: make(chan struct{}, 1),
+		begun: make(chan struct{}),
 	}
 	w.loop = loop.New(w.log, "loadbalancer", c.o.Workers, w.sync)
 	var running sync.WaitGroup
@@ -139,6 +144,7 @@ func (c *Controller) work(ctx context.Context) error {
 	running.Go(func() { w.serveWaiting(ctx) })
 	running.Go(func() { w.keepPools(ctx) })
 	running.Go(func() { w.keepVoters(ctx) })
+	running.Go(func() { w.keepCoverage(ctx) })
 	c.o.Log.Info("giving addresses to load balancers", "pools", len(c.o.Pools), "default", c.o.Default)
 	if c.o.Started != nil {
 		c.o.Started()
@@ -157,12 +163,15 @@ type controller struct {
 	// pools has changed.
 	wake, tidy chan struct{}
 	voters     chan struct{} // has an item when something about speakers has changed
+	covers     chan struct{} // has an item when what speakers can announce has changed
 	lists      quorum.Lists  // as last read or written by keepVoters
 	begun      chan struct{} // closed when everything has been listed
 
 	mu sync.Mutex // guards what follows
 	*knowledge
 	problems map[svc.Name][]string // that have been recorded as Events
+	// recorded bounds the Events about addresses that no node can announce.
+	recorded quota
 }
 
 // signal puts an item into c unless there is one.
@@ -242,6 +251,7 @@ func (c *controller) listed() {
 // begin decides, with mu held, about everything that has been listed: claims first, since
 // they are the truth, then Services without an address, the oldest first.
 func (c *controller) begin() {
+	c.coverage = c.computeCoverage()
 	c.compile()
 	for _, addrs := range c.nodeAddrs {
 		c.block(addrs...)

@@ -216,17 +216,21 @@ func (c *controller) poolStatus(p *usablePool, have *v1.IPAddressPool) v1.IPAddr
 		*f.to = usage
 		out.Total, out.Free, out.Used = shown(uint64(out.Total+usage.Total)), shown(uint64(out.Free+usage.Free)), out.Used+usage.Used
 	}
+	put := func(kind string, status metav1.ConditionStatus, reason, message string) {
+		meta.SetStatusCondition(&out.Conditions, metav1.Condition{
+			Type: kind, Status: status, Reason: reason, Message: message, ObservedGeneration: p.object.Generation})
+	}
 	set := func(kind string, holds bool, reason, message string) {
 		status := metav1.ConditionFalse
 		if holds {
 			status = metav1.ConditionTrue
 		}
-		meta.SetStatusCondition(&out.Conditions, metav1.Condition{
-			Type: kind, Status: status, Reason: reason, Message: message, ObservedGeneration: p.object.Generation})
+		put(kind, status, reason, message)
 	}
 	if p.wrong != "" {
 		set(v1.PoolReady, false, p.wrongReason, p.wrong)
 		meta.RemoveStatusCondition(&out.Conditions, v1.PoolOverlap)
+		meta.RemoveStatusCondition(&out.Conditions, v1.PoolAnnounceable)
 		c.recordPool(have, p.wrongReason, p.wrong)
 	} else {
 		set(v1.PoolReady, true, "Ready", "")
@@ -235,15 +239,19 @@ func (c *controller) poolStatus(p *usablePool, have *v1.IPAddressPool) v1.IPAddr
 		if message != "" {
 			c.recordPool(have, reason, message)
 		}
+		status, reason, message := c.announceable(p)
+		put(v1.PoolAnnounceable, status, reason, message)
+		if _, recorded := c.poolEvents[p.Name][reason]; status == metav1.ConditionFalse && !recorded { // the message may change often
+			c.recordPool(have, reason, message)
+		} else if status != metav1.ConditionFalse {
+			delete(c.poolEvents[p.Name], NotAnnounceable) // it is recorded again when it is so again
+		}
 	}
 	for i := range out.Conditions { // as they come back
 		out.Conditions[i].LastTransitionTime = metav1.NewTime(out.Conditions[i].LastTransitionTime.Truncate(time.Second))
 	}
 	return out
 }
-
-// maxNodesShown bounds how many addresses of nodes a message names.
-const maxNodesShown = 5
 
 // overlap returns which addresses of a pool are not given out though they are listed.
 func (c *controller) overlap(p *usablePool) (reason, message string) {
@@ -263,10 +271,10 @@ func (c *controller) overlap(p *usablePool) (reason, message string) {
 	}
 	slices.SortFunc(nodes, netip.Addr.Compare)
 	var text []string
-	for _, a := range nodes[:min(len(nodes), maxNodesShown)] {
+	for _, a := range nodes[:min(len(nodes), maxShown+1)] {
 		text = append(text, a.String())
 	}
-	return "HasNodeAddresses", fmt.Sprintf("%d addresses are those of nodes and are not given out: %s", len(nodes), strings.Join(text, ", "))
+	return "HasNodeAddresses", fmt.Sprintf("%d addresses are those of nodes and are not given out: %s", len(nodes), abbreviated(text))
 }
 
 // recheckForeign finds out which addresses others have given back.

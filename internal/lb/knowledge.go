@@ -42,9 +42,12 @@ type knowledge struct {
 	speakers   map[string]*v1.Speaker
 	// outOfService has every Node, and whether it has the taint of that name.
 	outOfService map[string]bool
-	alloc        *pool.Allocator
-	waiting      waitingList
-	freed        bool // an address may have become free since the last retryWaiting
+	// silent has every Node, and whether nothing is heard of it.
+	silent   map[string]bool
+	coverage *coverage
+	alloc    *pool.Allocator
+	waiting  waitingList
+	freed    bool // an address may have become free since the last retryWaiting
 	// foreign are addresses in pools that somebody else's IPAddress objects claim.
 	foreign map[netip.Addr]bool
 	// poolEvents has the messages of the last Events of each pool, by pool and reason: a pool
@@ -57,7 +60,8 @@ func newKnowledge() *knowledge {
 		services: map[svc.Name]*corev1.Service{}, finalizers: map[types.UID]bool{}, claims: map[netip.Addr]*networkingv1.IPAddress{},
 		pools: map[string]*v1.IPAddressPool{}, namespaces: map[string]labels.Set{}, nodeAddrs: map[string][]netip.Addr{},
 		nodePods: map[string][]pool.Range{}, cidrs: map[string][]pool.Range{},
-		speakers: map[string]*v1.Speaker{}, outOfService: map[string]bool{}, alloc: pool.New(), waiting: newWaitingList(),
+		speakers: map[string]*v1.Speaker{}, outOfService: map[string]bool{}, silent: map[string]bool{}, coverage: &coverage{},
+		alloc: pool.New(), waiting: newWaitingList(),
 		foreign: map[netip.Addr]bool{}, poolEvents: map[string]map[string]string{},
 	}
 }
@@ -216,7 +220,9 @@ func (c *controller) setNode(n *corev1.Node) {
 func (c *controller) dropNode(n *corev1.Node) {
 	c.changeNode(n.Name, nil, nil)
 	delete(c.outOfService, n.Name)
+	delete(c.silent, n.Name)
 	signal(c.voters)
+	signal(c.covers)
 }
 
 // prefixes returns the ranges of those that can be parsed.

@@ -78,6 +78,7 @@ type Speaker struct {
 	// node may announce.
 	membersKnown bool
 
+	attrs   string                  // what it tells of itself
 	links   map[string][]memberLink // parsed Attrs
 	since   map[netip.Addr]*ownership
 	waiting map[netip.Addr]struct{} // wanted, and not yet announced

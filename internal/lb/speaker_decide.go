@@ -13,6 +13,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/lb/announce"
 	"github.com/fairlead/fairlead/internal/lb/quorum"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -76,6 +77,10 @@ func (s *Speaker) learn() {
 	if s.o.Announce != AnnounceARP {
 		attrs = "" // the others must not count on it to answer ARP and NDP
 	}
+	if attrs != s.attrs {
+		s.attrs = attrs
+		s.status.poke()
+	}
 	s.vote(func(now time.Duration) {
 		s.node.SetList(now, list)
 		s.node.SetAttrs(now, attrs)
@@ -119,6 +124,17 @@ func (s *Speaker) eligible(node *corev1.Node) (attrs, reason string) {
 		return "", "the node has no interface to announce at"
 	}
 	return encodeLinks(links, len(s.o.Interfaces) > 0, s.known.interfaces()), ""
+}
+
+// reportInterfaces adds to a status the interfaces at which the speaker answers.
+func (s *Speaker) reportInterfaces(status *v1.SpeakerStatus) {
+	if s.attrs == "" {
+		return
+	}
+	for _, l := range s.attrsLinks(&quorum.Member{Name: s.o.NodeName, Attrs: s.attrs}) {
+		status.Interfaces = append(status.Interfaces, l.Name)
+		status.AnyNetwork = status.AnyNetwork || l.Any
+	}
 }
 
 // settle follows what the voters say: who the members are, and what this node holds.

@@ -383,6 +383,7 @@ func (s *Speaker) report(eligible bool, reason string) {
 			}
 		}
 	}
+	s.reportInterfaces(&next)
 	for addr, o := range s.since {
 		if o.announced.IsZero() {
 			continue

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -217,7 +218,7 @@ func (c *controller) planAddresses(p *plan) {
 	} else {
 		c.waiting.remove(p.name)
 	}
-	c.recordProblems(s, result.Problems)
+	c.recordProblems(s, append(result.Problems, c.announceProblems(p.publish)...))
 	signal(c.tidy)
 }
 
@@ -241,8 +242,11 @@ func (c *controller) recordProblems(s *corev1.Service, problems []*pool.Problem)
 	delete(c.problems, name)
 	for _, p := range problems {
 		text := string(p.Kind) + ": " + p.Message
+		if p.Kind == notAnnounceable {
+			text, _, _ = strings.Cut(p.Message, ": ") // the reason may change often
+		}
 		c.problems[name] = append(c.problems[name], text)
-		if !slices.Contains(before, text) {
+		if !slices.Contains(before, text) && (p.Kind != notAnnounceable || c.recorded.take(time.Now())) {
 			c.events.Event(s, corev1.EventTypeWarning, string(p.Kind), p.Message)
 		}
 	}

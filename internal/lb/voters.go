@@ -16,12 +16,19 @@ import (
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 )
 
-// setNodeState records what matters about a Node for who votes.
+// setNodeState records what matters about a Node for who votes and who can announce.
 func (c *controller) setNodeState(n *corev1.Node) {
 	out := slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeOutOfService })
 	if was, known := c.outOfService[n.Name]; !known || was != out {
 		c.outOfService[n.Name] = out
 		signal(c.voters)
+	}
+	silent := slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionUnknown
+	})
+	if was, known := c.silent[n.Name]; !known || was != silent {
+		c.silent[n.Name] = silent
+		signal(c.covers)
 	}
 }
 
@@ -32,11 +39,15 @@ func (c *controller) setSpeaker(s *v1.Speaker) {
 		old.Status.VoterList != s.Status.VoterList || !slices.Equal(old.Status.Endpoints, s.Status.Endpoints) {
 		signal(c.voters)
 	}
+	if old == nil || coverageChanged(old, s) {
+		signal(c.covers)
+	}
 }
 
 func (c *controller) dropSpeaker(s *v1.Speaker) {
 	delete(c.speakers, s.Name)
 	signal(c.voters)
+	signal(c.covers)
 }
 
 // keepVoters keeps the list of the speakers that vote.

@@ -74,7 +74,7 @@ type IPAddressPoolStatus struct {
 	IPv6 *PoolUsage `json:"ipv6,omitempty"`
 	// ObservedGeneration is that of the spec this status is of.
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// Conditions are PoolReady and PoolOverlap.
+	// Conditions are PoolReady, PoolOverlap and PoolAnnounceable.
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
@@ -96,6 +96,9 @@ const (
 	// PoolOverlap is True while some of the pool's addresses are not given out because
 	// they belong to an older pool, to a node or to the ranges of Services.
 	PoolOverlap = "Overlap"
+	// PoolAnnounceable is True while some node can announce each of the pool's addresses, and
+	// Unknown while no speaker runs.
+	PoolAnnounceable = "Announceable"
 )
 
 // IsAutoAssign returns AutoAssign with its default.

@@ -23,7 +23,7 @@ type SpeakerList struct {
 // the rest of the status must be writable however many addresses there are.
 const MaxAnnounced = 1000
 
-// MaxNetworks bounds SpeakerStatus.Networks.
+// MaxNetworks bounds SpeakerStatus.Networks and Interfaces.
 const MaxNetworks = 1024
 
 // SpeakerStatus is what a speaker is and does.
@@ -35,6 +35,11 @@ type SpeakerStatus struct {
 	Endpoints []string `json:"endpoints,omitempty"`
 	// Networks are those that the node's interfaces are on, as CIDRs.
 	Networks []string `json:"networks,omitempty"`
+	// Interfaces are those at which the speaker answers ARP and NDP, MaxNetworks of them at
+	// most; none if it announces by BGP alone. AnyNetwork means that it does so for
+	// addresses of every network.
+	Interfaces []string `json:"interfaces,omitempty"`
+	AnyNetwork bool     `json:"anyNetwork,omitempty"`
 	// VoterVersion is that of the list of voters which the speaker works with.
 	VoterVersion int64 `json:"voterVersion,omitempty"`
 	// VoterList is the list of that version as JSON, from which a lost list is restored.
@@ -60,6 +65,9 @@ type AnnouncedAddress struct {
 	Since  metav1.MicroTime `json:"since"`
 	Reason string           `json:"reason,omitempty"`
 }
+
+// PeerEstablished is the PeerStatus.State of a session that routes go over.
+const PeerEstablished = "Established"
 
 // PeerStatus is a session with a BGPPeer.
 type PeerStatus struct {

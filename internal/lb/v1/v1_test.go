@@ -167,6 +167,7 @@ func TestObjectsComeBackWhole(t *testing.T) {
 	}
 	since := metav1.NewMicroTime(now.Add(time.Microsecond))
 	speaker.Status = v1.SpeakerStatus{Eligible: true, Reason: "r", Endpoints: []string{"192.0.2.1:7472"}, Networks: []string{"192.0.2.0/24"},
+		Interfaces: []string{"eth0"}, AnyNetwork: true,
 		VoterVersion: 4, Addresses: []v1.AnnouncedAddress{{Address: "192.0.2.9", Via: "arp", Interface: "eth0", Since: since, Reason: "r"}},
 		Peers:      []v1.PeerStatus{{Name: "p", Address: "192.0.2.1", State: "Idle", Since: since, Reason: "r", Prefixes: 3}},
 		Conditions: condition}
