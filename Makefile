@@ -4,6 +4,7 @@ SHELL       := /bin/bash
 export CGO_ENABLED := 0
 VERSION     ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS     := -s -w -X github.com/fairlead/fairlead/internal/cli.version=$(VERSION)
+SHIM        := internal/runner/shim/embedded/fairlead-shim
 KUBECTL     := $(CURDIR)/bin/kubectl
 TOOL        := go tool -modfile=$(CURDIR)/tools/go.mod
 LINT        := $(TOOL) golangci-lint
@@ -15,7 +16,8 @@ help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 build: ## make bin/fairlead (static, no cgo)
-	go build -ldflags '$(LDFLAGS)' -o bin/ ./cmd/fairlead ./examples/backend
+	go build -trimpath -ldflags '-s -w' -o $(SHIM) ./cmd/fairlead-shim
+	go build -tags embed_shim -ldflags '$(LDFLAGS)' -o bin/ ./cmd/fairlead ./examples/backend
 
 demo: setup build kubectl ## start two nodes and a client in namespaces, apply examples/my-service.yaml, print what was measured
 	go run ./test/demo --bin bin --manifest examples/my-service.yaml
@@ -53,4 +55,4 @@ setup: ## install the Debian packages that tests and demo use, when root
 	@test/setup.sh
 
 clean: ## remove what was built
-	rm -rf bin
+	rm -rf bin $(SHIM)

@@ -38,10 +38,6 @@ import (
 	"github.com/fairlead/fairlead/internal/runner/shim"
 )
 
-// ShimMain is the hidden sub-command `fairlead pod-shim`, with the arguments
-// after it: the parent process of one pod. It returns the exit code.
-func ShimMain(args []string) int { return shim.Main(args) }
-
 // Options configure a Runner.
 type Options struct {
 	// Client talks to the API server. Its rate limit should be far above
@@ -51,7 +47,8 @@ type Options struct {
 	// StateDir holds what must survive a restart, mode 0700; nothing else may
 	// use it.
 	StateDir string
-	// ShimCommand starts a shim, by default this program with "pod-shim".
+	// ShimCommand starts a shim, by default the embedded program, or without one
+	// this program with "pod-shim", for which it must import package shim/early.
 	ShimCommand []string
 	// Device is the network device that holds the node's own addresses among
 	// its pods, by default fl0.
@@ -116,9 +113,6 @@ func New(o Options) (*Runner, error) {
 	if o.Client == nil || o.NodeName == "" || o.StateDir == "" {
 		return nil, errors.New("runner: Client, NodeName and StateDir are required")
 	}
-	if o.ShimCommand == nil {
-		o.ShimCommand = []string{"/proc/self/exe", "pod-shim"}
-	}
 	if o.Device == "" {
 		o.Device = "fl0"
 	}
@@ -141,6 +135,9 @@ func New(o Options) (*Runner, error) {
 	o.StateDir = dir
 	if err := os.MkdirAll(filepath.Join(dir, "pods"), 0o700); err != nil {
 		return nil, fmt.Errorf("state directory: %w", err)
+	}
+	if o.ShimCommand == nil {
+		o.ShimCommand = shimCommand(dir, o.Log)
 	}
 	r := &Runner{
 		o: o, ipam: newIPAM(), workers: map[types.UID]*worker{}, starts: make(chan struct{}, 2*runtime.NumCPU()),

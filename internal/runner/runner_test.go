@@ -25,13 +25,11 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/runner"
+	_ "github.com/fairlead/fairlead/internal/runner/shim/early"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == "pod-shim" {
-		os.Exit(runner.ShimMain(os.Args[2:]))
-	}
 	if mode := os.Getenv("RUNNER_TEST_SERVE"); mode != "" {
 		serveAsPod(mode)
 		return

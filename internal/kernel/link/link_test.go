@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/kernel/netns"
+	"github.com/fairlead/fairlead/internal/kernel/sysctl"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
@@ -44,7 +45,7 @@ func pod(t *testing.T, n int) link.Pod {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	if err := netns.Do(p.Netns, func() error { link.HardenPod(); return nil }); err != nil {
+	if err := netns.Do(p.Netns, func() error { sysctl.HardenPod(); return nil }); err != nil {
 		t.Fatal(err)
 	}
 	if err := link.AddPod(p); err != nil {

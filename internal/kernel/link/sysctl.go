@@ -45,21 +45,3 @@ func value(key string) string {
 	}
 	return strings.TrimSpace(string(b))
 }
-
-// HardenPod sets the parameters of the network namespace the calling process
-// is in as a pod wants them, before its devices arrive: every packet to other
-// pods goes by the gateway, so redirects are lies; and a pod owns all its
-// ports. Best effort, since /proc/sys may be read-only.
-func HardenPod() {
-	for _, kv := range [][2]string{
-		{"net/ipv4/conf/all/accept_redirects", "0"},
-		{"net/ipv4/conf/default/accept_redirects", "0"},
-		{"net/ipv6/conf/all/accept_redirects", "0"},
-		{"net/ipv6/conf/default/accept_redirects", "0"},
-		{"net/ipv6/conf/default/accept_ra", "0"},
-		{"net/ipv6/conf/default/accept_dad", "0"},
-		{"net/ipv4/ip_unprivileged_port_start", "0"},
-	} {
-		_ = sysctl(kv[0], kv[1])
-	}
-}

@@ -14,16 +14,22 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
-	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/kernel/process"
+	"github.com/fairlead/fairlead/internal/kernel/sysctl"
 )
 
 // readyFD is the pipe to which a new shim writes "ok" or its error.
 const readyFD = 3
 
+// CheckArg, as the only argument, makes Main return 0 and do nothing else.
+const CheckArg = "-check"
+
 // Main runs a shim until its shutdown and returns its exit code. The arguments
 // come from Start.
 func Main(args []string) int {
+	if len(args) == 1 && args[0] == CheckArg {
+		return 0
+	}
 	ready := os.NewFile(readyFD, "ready")
 	flags := flag.NewFlagSet("pod-shim", flag.ContinueOnError)
 	dir := flags.String("dir", "", "directory of the pod's state")
@@ -59,7 +65,7 @@ func prepare(dir, hostname string, ownNetwork bool) (*server, error) {
 		}
 	}
 	if ownNetwork {
-		link.HardenPod()
+		sysctl.HardenPod()
 	}
 	if err := process.BecomeSubreaper(); err != nil {
 		return nil, fmt.Errorf("become subreaper: %w", err)

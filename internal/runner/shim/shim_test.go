@@ -40,12 +40,17 @@ type pod struct {
 
 func newPod(t *testing.T) *pod {
 	t.Helper()
+	return newPodOf(t, "/proc/self/exe", "pod-shim")
+}
+
+func newPodOf(t *testing.T, command ...string) *pod {
+	t.Helper()
 	// Longer than a socket address may be.
 	dir := filepath.Join(t.TempDir(), strings.Repeat("long", 30))
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	id, err := shim.Start(t.Context(), shim.Options{Command: []string{"/proc/self/exe", "pod-shim"}, Dir: dir, Hostname: "the-pod"})
+	id, err := shim.Start(t.Context(), shim.Options{Command: command, Dir: dir, Hostname: "the-pod"})
 	if err != nil {
 		t.Fatal(err)
 	}
