@@ -20,6 +20,7 @@ const module = "github.com/fairlead/fairlead/"
 var rooms = map[string]int{
 	"svc":                 0,
 	"alloc":               1,
+	"podspec":             1,
 	"epslice":             1,
 	"table":               1,
 	"zone":                1,

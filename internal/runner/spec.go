@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/fairlead/fairlead/internal/kernel/mount"
+	"github.com/fairlead/fairlead/internal/podspec"
 	"github.com/fairlead/fairlead/internal/runner/shim"
 )
 
@@ -26,7 +27,7 @@ type configError struct{ reason, message string }
 func (e configError) Error() string { return e.message }
 
 // checkContainer returns why a container can never run here.
-func checkContainer(c *corev1.Container) error {
+func checkContainer(pod *corev1.PodSpec, c *corev1.Container) error {
 	if c.Image != hostImage {
 		return configError{"ImageNotSupported", fmt.Sprintf(
 			"image %q is not supported: fairlead runs the machine's own programs, write image: %s and a command", c.Image, hostImage)}
@@ -34,10 +35,8 @@ func checkContainer(c *corev1.Container) error {
 	if len(c.Command)+len(c.Args) == 0 {
 		return configError{"CreateContainerConfigError", "command is required: with image host there is no default one"}
 	}
-	for _, p := range []*corev1.Probe{c.StartupProbe, c.LivenessProbe, c.ReadinessProbe} {
-		if p != nil && p.GRPC != nil {
-			return configError{"CreateContainerConfigError", "grpc probes are not supported: want httpGet, tcpSocket or exec"}
-		}
+	if f := podspec.FirstRefused(pod, c.Name); f != nil {
+		return configError{"CreateContainerConfigError", fmt.Sprintf("%s is not supported: %s", f.Field, f.Why)}
 	}
 	return nil
 }
@@ -45,7 +44,7 @@ func checkContainer(c *corev1.Container) error {
 // container turns a container of the pod into what a shim starts. t holds the
 // pod's tokens. Errors of type configError are permanent; others may pass.
 func (r *Runner) container(ctx context.Context, f facts, c *corev1.Container, p podPaths, attempt int, t *tokens) (shim.Container, error) {
-	if err := checkContainer(c); err != nil {
+	if err := checkContainer(&f.pod.Spec, c); err != nil {
 		return shim.Container{}, err
 	}
 	from := source{client: r.o.Client, namespace: f.pod.Namespace, tokens: t}

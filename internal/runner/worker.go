@@ -273,7 +273,10 @@ func (w *worker) advance(ctx context.Context, pod *corev1.Pod) time.Time {
 		w.rec.Started = time.Now()
 	}
 	for _, c := range w.containers {
-		if err := checkContainer(c.spec); err != nil && c.now == nil {
+		if c.now != nil {
+			continue
+		}
+		if err := checkContainer(&pod.Spec, c.spec); err != nil {
 			c.startFailed(pod, err)
 			return time.Time{} // until the object changes
 		}

@@ -111,8 +111,41 @@ func (p pairing) answers(a, b answer) (out []Difference) {
 		sortCauses(a.object)
 		sortCauses(b.object)
 	}
-	p.values("", a.object, b.object, note)
+	p.values("", withoutLevel(a.object), b.object, note)
 	return out
+}
+
+// podLevel is the annotation that the server writes into each Pod.
+const podLevel = "fairlead.dev/pod-security"
+
+// withoutLevel takes podLevel out of a value of JSON, with the maps that hold nothing
+// else: it stands in every Pod and in its managed fields.
+func withoutLevel(v any) any {
+	stripLevel(v)
+	return v
+}
+
+// stripLevel reports whether v is a map from which something was taken and that is
+// empty now.
+func stripLevel(v any) bool {
+	switch x := v.(type) {
+	case map[string]any:
+		before := len(x)
+		delete(x, podLevel)
+		delete(x, "f:"+podLevel)
+		for k, inner := range x {
+			if stripLevel(inner) {
+				delete(x, k)
+			}
+		}
+		_, dot := x["."] // of a map in managed fields
+		return len(x) < before && (len(x) == 0 || dot && len(x) == 1)
+	case []any:
+		for _, inner := range x {
+			stripLevel(inner)
+		}
+	}
+	return false
 }
 
 // sortCauses makes the order of causes, which comes from maps in places,

@@ -9,6 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/fairlead/fairlead/internal/podspec"
 )
 
 // WarningsOnCreate warns of what is accepted and probably not meant.
@@ -28,6 +30,9 @@ func (strategy) WarningsOnCreate(_ context.Context, obj runtime.Object) (out []s
 		if s.Name == "" {
 			out = append(out, fmt.Sprintf("%s: invalid empty name %q", secrets.Index(i).Child("name"), s.Name))
 		}
+	}
+	for _, f := range podspec.Findings(&p.Spec) {
+		out = append(out, f.String())
 	}
 	for _, c := range containers(&p.Spec, spec) {
 		out = append(out, hiddenVariables(c)...)

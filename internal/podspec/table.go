@@ -1,0 +1,117 @@
+package podspec
+
+import (
+	"reflect"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// row says of some fields of a PodSpec what becomes of them. A field stands for those
+// below it; initContainers have the fields of containers.
+type row struct {
+	fields string
+	state  State
+	why    string
+	fits   fits // the values for which the state holds; nil for all
+}
+
+// Reasons that several rows have.
+const (
+	whyVolume    = "the node mounts emptyDir, hostPath, configMap, secret, downwardAPI and projected volumes alone"
+	whyScheduler = "the scheduler looks at nodeSelector, tolerations and host ports alone"
+	whyWalls     = "Pods are processes of the node without this wall"
+	whyClaims    = "there are no ResourceClaims"
+)
+
+// table has each field of a PodSpec; docs/compatibility.md shows it.
+var table = []row{
+	{"containers.name containers.command containers.args containers.workingDir containers.envFrom containers.env.name " +
+		"containers.env.value containers.env.valueFrom.fieldRef containers.env.valueFrom.configMapKeyRef " +
+		"containers.env.valueFrom.secretKeyRef containers.restartPolicy containers.lifecycle.postStart containers.lifecycle.preStop " +
+		"containers.stdin containers.stdinOnce containers.tty containers.terminationMessagePolicy", Done, "", nil},
+	{"containers.image", Done, "`host` alone; with another one the container waits, reason ImageNotSupported", nil},
+	{"containers.imagePullPolicy imagePullSecrets", Moot, "no image is pulled", nil},
+	{"containers.ports.name containers.ports.containerPort containers.ports.protocol", Done, "", nil},
+	{"containers.ports.hostPort containers.ports.hostIP", Warned, "without hostNetwork the Pod is reached at its own address or by a Service",
+		func(_ reflect.Value, s *corev1.PodSpec) bool { return !s.HostNetwork }},
+	{"containers.env.valueFrom.resourceFieldRef containers.env.valueFrom.fileKeyRef", Refused, "the node does not know this source", nil},
+	{"containers.resources.limits", Warned, "nothing limits CPU and memory", nil},
+	{"containers.resources.requests", Done, "the QoS class", nil},
+	{"containers.resources.claims resourceClaims resources.claims", Refused, whyClaims, nil},
+	{"containers.resizePolicy", Moot, "a Pod is never resized", nil},
+	{"containers.restartPolicyRules", Refused, "the node restarts by restartPolicy alone", nil},
+	{"containers.volumeMounts.name containers.volumeMounts.readOnly containers.volumeMounts.mountPath containers.volumeMounts.subPath " +
+		"containers.volumeMounts.subPathExpr", Done, "", nil},
+	{"containers.volumeMounts.recursiveReadOnly containers.volumeMounts.bindMountOptions", Refused, "the node does not mount so", nil},
+	{"containers.volumeMounts.mountPropagation", Refused, "mounts of a container are its own", func(v reflect.Value, _ *corev1.PodSpec) bool {
+		return v.Elem().String() != string(corev1.MountPropagationNone)
+	}},
+	{"containers.volumeDevices", Refused, "there are no block volumes", nil},
+	{probes("exec httpGet.path httpGet.port httpGet.host httpGet.scheme httpGet.httpHeaders tcpSocket initialDelaySeconds timeoutSeconds " +
+		"periodSeconds successThreshold failureThreshold terminationGracePeriodSeconds"), Done, "", nil},
+	{probes("httpGet.protocol"), Warned, "the node probes with HTTP/1.1", nil},
+	{probes("grpc"), Refused, "want httpGet, tcpSocket or exec", nil},
+	{"containers.lifecycle.stopSignal", Refused, "containers are stopped by SIGTERM", nil},
+	{"containers.terminationMessagePath", Done, "", nil},
+	{"containers.securityContext.runAsUser containers.securityContext.runAsGroup securityContext.runAsUser securityContext.runAsGroup",
+		Done, "", nil},
+	{"containers.securityContext.capabilities containers.securityContext.seccompProfile securityContext.seccompProfile",
+		Warned, whyWalls, nil},
+	{"containers.securityContext.privileged", Warned, "Pods are processes of the node, with its rights", isTrue},
+	{"containers.securityContext.runAsNonRoot securityContext.runAsNonRoot containers.securityContext.readOnlyRootFilesystem",
+		Warned, whyWalls, isTrue},
+	{"containers.securityContext.allowPrivilegeEscalation", Warned, whyWalls, isFalse},
+	{"containers.securityContext.procMount", Warned, whyWalls, func(v reflect.Value, _ *corev1.PodSpec) bool {
+		return v.Elem().String() != string(corev1.DefaultProcMount)
+	}},
+	{"containers.securityContext.seLinuxOptions securityContext.seLinuxOptions securityContext.seLinuxChangePolicy " +
+		"containers.securityContext.appArmorProfile securityContext.appArmorProfile", Warned,
+		"nodes set neither SELinux labels nor AppArmor profiles", nil},
+	{"containers.securityContext.windowsOptions securityContext.windowsOptions", Moot, "nodes run Linux", nil},
+	{"securityContext.supplementalGroups securityContext.supplementalGroupsPolicy securityContext.fsGroup securityContext.fsGroupChangePolicy",
+		Warned, whyWalls, nil},
+	{"securityContext.sysctls", Refused, "the node sets no sysctls for a Pod", nil},
+
+	{"volumes.name volumes.hostPath volumes.configMap volumes.secret", Done, "", nil},
+	{"volumes.emptyDir.medium volumes.emptyDir.sizeLimit volumes.emptyDir.mode", Warned, "it is a directory of the node's disk", nil},
+	{"volumes.downwardAPI", Done, "resourceFieldRef: the container waits, with the reason", nil},
+	{"volumes.projected.defaultMode volumes.projected.sources.secret volumes.projected.sources.downwardAPI " +
+		"volumes.projected.sources.configMap volumes.projected.sources.serviceAccountToken", Done, "", nil},
+	{"volumes.projected.sources.clusterTrustBundle volumes.projected.sources.podCertificate", Refused, "there are no such objects", nil},
+	{"volumes.projected.defaultUser", Warned, "files of volumes belong to root", nil},
+	{"volumes.image", Refused, "there are no images: a Pod is a process of the machine, with its files", nil},
+	{"volumes.gcePersistentDisk volumes.awsElasticBlockStore volumes.gitRepo volumes.nfs volumes.iscsi volumes.glusterfs " +
+		"volumes.persistentVolumeClaim volumes.rbd volumes.flexVolume volumes.cinder volumes.cephfs volumes.flocker volumes.fc " +
+		"volumes.azureFile volumes.vsphereVolume volumes.quobyte volumes.azureDisk volumes.photonPersistentDisk volumes.portworxVolume " +
+		"volumes.scaleIO volumes.storageos volumes.csi volumes.ephemeral", Refused, whyVolume, nil},
+
+	{"restartPolicy terminationGracePeriodSeconds dnsPolicy dnsConfig nodeSelector nodeName serviceAccountName serviceAccount " +
+		"automountServiceAccountToken hostNetwork hostPID hostIPC hostname subdomain schedulerName tolerations hostAliases readinessGates " +
+		"enableServiceLinks schedulingGates", Done, "", nil},
+	{"ephemeralContainers", Refused, "there is nothing to add to a process; the server rejects them with 422", nil},
+	{"activeDeadlineSeconds", Warned, "the Pod runs on", nil},
+	{"shareProcessNamespace", Warned, "Pods see all processes of the node", isTrue},
+	{"affinity topologySpreadConstraints priorityClassName preemptionPolicy overhead schedulingGroup", Warned, whyScheduler, nil},
+	{"priority", Warned, whyScheduler, func(v reflect.Value, _ *corev1.PodSpec) bool { return v.Elem().Int() != 0 }},
+	{"evictionResponders", Moot, "nodes do not evict Pods", nil},
+	{"runtimeClassName", Warned, "there are no RuntimeClasses", nil},
+	{"setHostnameAsFQDN", Warned, "the host name is the Pod's name or spec.hostname", isTrue},
+	{"hostnameOverride", Refused, "the host name is the Pod's name or spec.hostname", nil},
+	{"os", Refused, "nodes run Linux", func(v reflect.Value, _ *corev1.PodSpec) bool {
+		return v.Elem().FieldByName("Name").String() != string(corev1.Linux)
+	}},
+	{"hostUsers", Warned, "Pods are in the user namespace of the node's agent", isFalse},
+	{"resources.limits resources.requests", Warned, "resources are those of the containers", nil},
+}
+
+// probes are fields of all three kinds of probes.
+func probes(fields string) string {
+	out := ""
+	for _, kind := range []string{"livenessProbe", "readinessProbe", "startupProbe"} {
+		for _, f := range strings.Fields(fields) {
+			out += "containers." + kind + "." + f + " "
+		}
+	}
+	return out
+}
