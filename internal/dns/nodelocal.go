@@ -57,8 +57,8 @@ func (s *Server) listenLocal() {
 }
 
 // serveLocal opens the node-local sockets when the server is ready, not before:
-// rules left by a killed server lead to them at once. It installs the rules, and
-// removes them when ctx ends; Run closes the sockets later.
+// rules left by a killed server lead to them at once. It installs the rules, which
+// lead elsewhere when ctx ends; Run removes them and closes the sockets later.
 func (s *Server) serveLocal(ctx context.Context, sockets *sync.WaitGroup) {
 	for !s.Ready() {
 		select {
@@ -77,8 +77,8 @@ func (s *Server) serveLocal(ctx context.Context, sockets *sync.WaitGroup) {
 		return
 	}
 	defer func() {
-		if err := nodelocal.Remove(); err != nil {
-			s.log.Warn("cannot remove the rules for node-local DNS", "err", err)
+		if err := nodelocal.Yield(c); err != nil {
+			s.removeLocal()
 		}
 	}()
 	heartbeat, check := time.NewTicker(heartbeatPeriod), time.NewTicker(checkPeriod)
@@ -107,6 +107,16 @@ func (s *Server) serveLocal(ctx context.Context, sockets *sync.WaitGroup) {
 			install = failed || err == nil && !whole
 		case <-heartbeat.C:
 		}
+	}
+}
+
+// removeLocal removes the rules for the node-local sockets, if there are any.
+func (s *Server) removeLocal() {
+	if len(s.local) == 0 {
+		return
+	}
+	if err := nodelocal.Remove(); err != nil {
+		s.log.Warn("cannot remove the rules for node-local DNS", "err", err)
 	}
 }
 

@@ -220,6 +220,7 @@ func (s *Server) Run(ctx context.Context) error {
 	stopServing()
 	loops.Wait()
 	s.serving.Store(false)
+	s.removeLocal()
 	close(s.stop)
 	for _, l := range slices.Concat(s.listeners, s.local) {
 		l.close()

@@ -43,12 +43,17 @@ func Install(c Config) error {
 		errs = append(errs, link.EnsureLocal(a, c.Source))
 	}
 	// Kernels before 4.18, or without the module, have no expression for sockets.
-	err := write(c, true)
+	err := write(c, bySocket)
 	if nftables.IsUnsupported(err) {
-		err = write(c, false)
+		err = write(c, byTime)
 	}
 	return errors.Join(append(errs, err)...)
 }
+
+// Yield leaves new packets to the proxy's rules, after Install, while the local server
+// still answers those that it has: its answers stay untracked, and the addresses this
+// node's own, without which they could not be sent.
+func Yield(c Config) error { return write(c, none) }
 
 // Intact reports whether what Install made still exists.
 func Intact(c Config) (bool, error) {
@@ -64,5 +69,6 @@ func Intact(c Config) (bool, error) {
 	return len(have) == len(c.Addrs), err
 }
 
-// Remove takes back what Install did. It is no error if there is nothing.
-func Remove() error { return errors.Join(link.RemoveLocal(), nftables.RemoveTable(table)) }
+// Remove takes back what Install did. It is no error if there is nothing. The rules go
+// first: with them and without the route, packets would leave this node untranslated.
+func Remove() error { return errors.Join(nftables.RemoveTable(table), link.RemoveLocal()) }

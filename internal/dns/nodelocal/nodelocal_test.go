@@ -22,10 +22,10 @@ func run(t *testing.T, name string, args ...string) string {
 	return string(out)
 }
 
-// Install may be repeated, is found whole until somebody else removes a part,
+// Install may be repeated, is found whole until another program removes a part,
 // and leaves nothing behind; what others made stays. test/node sends packets.
 func TestInstallAndRemove(t *testing.T) {
-	run(t, "nft", "add", "table", "inet", "somebody")
+	run(t, "nft", "add", "table", "inet", "other")
 	run(t, "ip", "route", "replace", "local", "10.1.2.3", "dev", "lo")
 	c := nodelocal.Config{
 		Addrs:  []netip.Addr{netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("fd00:10:96::a")},
@@ -70,7 +70,7 @@ func TestInstallAndRemove(t *testing.T) {
 		}
 	}
 	if !strings.Contains(alive, "ipv4 timeout 2s") || !strings.Contains(alive, "ipv6 timeout 2s") {
-		t.Errorf("nobody is alive:\n%s", alive)
+		t.Errorf("no family is alive:\n%s", alive)
 	}
 	rules := run(t, "nft", "list", "table", "inet", "fairlead-dns")
 	for _, want := range []string{"socket transparent 0 notrack", "@alive", "dnat ip to 192.0.2.1:10053", "dnat ip to 192.0.2.2:10053"} {
@@ -84,13 +84,24 @@ func TestInstallAndRemove(t *testing.T) {
 	} else {
 		conn.Close()
 	}
-	run(t, "nft", "add", "table", "inet", "somebody")
+	// It yields: the server's answers can still be sent, and nothing else concerns it.
+	if err := nodelocal.Yield(c); err != nil {
+		t.Fatal(err)
+	}
+	rules = run(t, "nft", "list", "table", "inet", "fairlead-dns")
+	if !strings.Contains(rules, "saddr 10.96.0.10") || strings.Contains(rules, "daddr") || strings.Contains(rules, "dnat") {
+		t.Errorf("when it has yielded:\n%s", rules)
+	}
+	if routes := run(t, "ip", "route", "show", "table", "local"); !strings.Contains(routes, "10.96.0.10") {
+		t.Errorf("when it has yielded, the routes are\n%s", routes)
+	}
+	run(t, "nft", "add", "table", "inet", "other")
 	for range 2 {
 		if err := nodelocal.Remove(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if left := run(t, "nft", "list", "ruleset"); strings.TrimSpace(left) != "table inet somebody {\n}" {
+	if left := run(t, "nft", "list", "ruleset"); strings.TrimSpace(left) != "table inet other {\n}" {
 		t.Errorf("left in nft:\n%s", left)
 	}
 	left := run(t, "ip", "route", "show", "table", "local") + run(t, "ip", "-6", "route", "show", "table", "local")

@@ -20,9 +20,17 @@ const (
 	othersPrerouting, othersOutput = "elsewhere", "elsewhere-output"
 )
 
-// write replaces the table. With sockets, packets from outside of this node are
-// led by whether there is a socket; otherwise by the set.
-func write(c Config, sockets bool) error {
+// leading is how packets from outside of this node are led to the local server.
+type leading int
+
+const (
+	none     leading = iota // they are not, nor are this node's own
+	bySocket                // while the kernel knows a socket for them
+	byTime                  // while the set has their family, as this node's own are
+)
+
+// write replaces the table.
+func write(c Config, led leading) error {
 	conn, err := nftables.Dial()
 	if err != nil {
 		return err
@@ -53,8 +61,11 @@ func write(c Config, sockets bool) error {
 		}
 		for _, p := range []svc.Protocol{svc.UDP, svc.TCP} {
 			m := match{nftables.HeaderOf(svc.FamilyOf(a)), a, p, c.Port}
-			m.untrack(b, sockets)
-			m.toOthers(b, c.Others)
+			m.answers(b)
+			if led != none {
+				m.questions(b, led)
+				m.toOthers(b, c.Others)
+			}
 		}
 	}
 	if err := conn.Commit(b); err != nil {
@@ -91,25 +102,29 @@ func (m *match) text(end string) string {
 
 func bigEndian(v uint16) []byte { return binary.BigEndian.AppendUint16(nil, v) }
 
-// untrack adds the rules that keep connection tracking from packets of the local
-// server.
-func (m *match) untrack(b *nftables.Batch, sockets bool) {
-	byTime := func() nftables.Rule {
+// answers adds the rule for what the local server sends.
+func (m *match) answers(b *nftables.Batch) {
+	p, text := m.source()
+	p.Meta(0, nftables.MetaNFProto).Refresh(alive, 0, uint64(AliveFor.Milliseconds())).Untracked()
+	b.AddRule(table, output, nftables.NewRule(p, "%s update @alive { meta nfproto } notrack", text))
+}
+
+// questions adds the rules that keep connection tracking from what the local server is
+// sent.
+func (m *match) questions(b *nftables.Batch, led leading) {
+	own := func() nftables.Rule {
 		p, text := m.destination()
 		return nftables.NewRule(p.Meta(0, nftables.MetaNFProto).InSet(alive, 0).Untracked(), "%s meta nfproto @alive notrack", text)
 	}
-	in := byTime()
-	if sockets {
+	in := own()
+	if led == bySocket {
 		// The question is whether there is a socket at all, in any state; ours are
 		// not transparent.
 		p, text := m.destination()
 		in = nftables.NewRule(p.Transparent(0).Equal(0, []byte{0}).Untracked(), "%s socket transparent 0 notrack", text)
 	}
 	b.AddRule(table, prerouting, in)
-	b.AddRule(table, output, byTime()) // on its way out a packet has the socket of its sender
-	p, text := m.source()
-	p.Meta(0, nftables.MetaNFProto).Refresh(alive, 0, uint64(AliveFor.Milliseconds())).Untracked()
-	b.AddRule(table, output, nftables.NewRule(p, "%s update @alive { meta nfproto } notrack", text))
+	b.AddRule(table, output, own()) // on its way out a packet has the socket of its sender
 }
 
 // toOthers adds the rules that send packets to one of the others of the family,
