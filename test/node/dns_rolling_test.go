@@ -188,7 +188,8 @@ func TestUpAnswersUntilItsPodsHaveEnded(t *testing.T) {
 
 	up.Signal(syscall.SIGTERM)
 	testbed.Until(t, "the server not to be ready", func() error {
-		out, err := process.Try(c.node.Command(t.Context(), "curl", "-sS", "-w", "%{http_code}", "-o", "/dev/null", "http://127.0.0.1:9153/ready"))
+		out, err := process.Try(c.node.Command(t.Context(), "curl", "-sS", "-w", "%{http_code}",
+			"-o", "/dev/null", "http://127.0.0.1:9153/ready"))
 		if err == nil && out != "503" {
 			err = errors.New(out)
 		}
