@@ -83,8 +83,8 @@ type errString string
 
 func (e errString) Error() string { return string(e) }
 
-// The objects of the document are accepted, and its roles are all that the controller
-// needs.
+// The objects of the document, which is to be read before such a Service is made (behaviour
+// 185), are accepted, and its roles are all that the controller needs.
 func TestObjectsOfTheDocument(t *testing.T) {
 	r := newRig(t)
 	_, stop := r.run(nil) // installs the kinds

@@ -3,11 +3,15 @@ package lb
 import (
 	"context"
 	"log/slog"
+	"net/http"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/events"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
@@ -29,6 +33,30 @@ func TestStepWithoutAnswer(t *testing.T) {
 			t.Errorf("%d tries, %v", tries, err)
 		}
 	})
+}
+
+// Rights that the controller lacks are shown on the Service, which gets its address once
+// they are there (behaviour 100).
+func TestMissingRights(t *testing.T) {
+	r := newRig(t)
+	var denied atomic.Bool
+	denied.Store(true)
+	r.own = rest.CopyConfig(r.own)
+	r.own.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(req *http.Request) (*http.Response, error) {
+			if denied.Load() && req.Method == http.MethodPost && strings.HasSuffix(req.URL.Path, "/ipaddresses") {
+				req = req.Clone(req.Context())
+				req.Header.Set("Impersonate-User", "no one") // without rights
+			}
+			return next.RoundTrip(req)
+		})
+	})
+	r.withPools("192.0.2.0/30")
+	r.service("one")
+	r.told("one", syncFailed, "forbidden")
+	r.wants("one", "")
+	denied.Store(false)
+	r.wants("one", "192.0.2.0")
 }
 
 // counter counts the lines of a log.
