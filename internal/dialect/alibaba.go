@@ -1,0 +1,96 @@
+package dialect
+
+import "maps"
+
+func alibabaDialect() Dialect {
+	d := Dialect{
+		Name: "Alibaba Cloud",
+		Source: "https://www.alibabacloud.com/help/en/ack/ack-managed-and-ack-dedicated/user-guide/" +
+			"add-annotations-to-the-yaml-file-of-a-service-to-configure-clb-instances",
+		Prefixes: []string{"service.beta.kubernetes.io/alibaba-cloud-loadbalancer-", "service.beta.kubernetes.io/alicloud-loadbalancer-"},
+	}
+	for _, prefix := range d.Prefixes { // of today, and of before
+		d.Annotations = append(d.Annotations, alibabaAnnotations(prefix)...)
+	}
+	d.Annotations = append(d.Annotations, none("service.beta.kubernetes.io/backend-type",
+		"Pods stand behind the load balancer in any case").of("184"))
+	return d
+}
+
+// alibabaAnnotations are those of cloud-provider-alibaba-cloud, pkg/controller/service/reconcile/annotation.
+func alibabaAnnotations(prefix string) []Annotation {
+	const (
+		noVSwitch = "there are no vSwitches, zones and instances of Alibaba Cloud; addresses come from IPAddressPools"
+		noBilling = "nobody bills it"
+	)
+	protocol := map[string]Protocol{"tcp": TCP, "http": HTTP, "https": HTTPS, "tcpssl": TLS}
+	onlyUDP := maps.Clone(protocol)
+	onlyUDP["udp"] = "" // is known from the Service
+	a := func(key string) string { return prefix + key }
+	noted := func(why string, keys ...string) (out []Annotation) {
+		for _, k := range keys {
+			out = append(out, none(a(k), why))
+		}
+		return out
+	}
+	out := []Annotation{
+		internal(a("address-type"), "114", []string{"intranet"}, []string{"internet"}),
+		none(a("id"), "a load balancer is made for each Service; for an address that is there use "+LBAddresses+" or "+LBSharingKey).of("177"),
+		tags(a("additional-resource-tags")),
+		certificates(a("cert-id"), "the name of a TLS Secret of the namespace"),
+		protocols(a("protocol-port"), FieldProtocol, ":", true, onlyUDP, func(r *rawListeners) *perPort { return &r.protocol }),
+		seconds(a("idle-timeout"), 1, 60, FieldIdleTimeout, setIdle),
+		seconds(a("established-timeout"), 10, 900, FieldIdleTimeout, setIdle),
+		tlsPolicy(a("tls-cipher-policy"), ""),
+		word(a("scheduler"), map[string]Balance{"wrr": RoundRobin, "rr": RoundRobin, "wlc": LeastConnections, "sch": SourceHash,
+			"tch": SourceHash},
+			FieldBalance, "", setBalance),
+		word(a("connection-drain"), map[string]bool{"on": true, "off": false}, FieldDraining, true, setDraining),
+		seconds(a("connection-drain-timeout"), 10, 900, FieldDrainTimeout, setDrain),
+		number(a("bandwidth"), 1, 5000, "Mbit/s", FieldBandwidth, setBandwidth),
+		addresses(a("ip"), 0),
+		word(a("proxy-protocol"), map[string]int{"on": 2, "off": 0}, FieldProxyProtocol, 0, func(s *Spec,
+			v int) {
+			s.ProxyProtocol = v
+		}).of("173"),
+		word(a("health-check-switch"), map[string]bool{"on": true, "off": false}, FieldHealthEnabled, true, setChecked),
+		word(a("health-check-flag"), map[string]bool{"on": true, "off": false}, FieldHealthEnabled, true, setChecked),
+		word(a("health-check-type"), map[string]Protocol{"tcp": TCP, "http": HTTP}, FieldHealthProtocol, TCP, setHealth),
+		text(a("health-check-uri"), "a path", FieldHealthPath, setPath),
+		number(a("health-check-connect-port"), 1, 65535, "", FieldHealthPort, setHealthPort),
+		number(a("healthy-threshold"), 2, 10, "", FieldHealthHealthy, setHealthy),
+		number(a("unhealthy-threshold"), 2, 10, "", FieldHealthUnhealthy, setUnhealthy),
+		seconds(a("health-check-interval"), 1, 50, FieldHealthInterval, setInterval),
+		seconds(a("health-check-connect-timeout"), 1, 300, FieldHealthTimeout, setTimeout),
+		seconds(a("health-check-timeout"), 1, 300, FieldHealthTimeout, setTimeout),
+		text(a("health-check-httpcode"), "http_2xx and its like, with commas between", FieldHealthCodes, setCodes),
+		word(a("sticky-session"), map[string]bool{"on": true, "off": false}, FieldStickyCookie, false, func(*Spec, bool) {}),
+		{Key: a("persistence-timeout"), Values: "0 to 3600 seconds", Sets: []Field{FieldBalance}, read: func(r *reader, v string) error {
+			n, err := parseNumber(v, 0, 3600, "seconds")
+			if err == nil && n > 0 {
+				r.set(FieldBalance, string(SourceHash), func(s *Spec) { s.Balance = SourceHash })
+			}
+			return err
+		}},
+		text(a("backend-label"), "key=value pairs with commas between", FieldBackendNodes, setBackendNodes),
+		later(a("cps"), "new connections a second", FieldConnections, "the rate of new connections has no limit"),
+		word(a("xforwardedfor-proto"), map[string]bool{"on": true, "off": false}, FieldHeaders, false, func(*Spec, bool) {}),
+		word(a("xforwardedfor-slbport"), map[string]bool{"on": true, "off": false}, FieldHeaders, false, func(*Spec, bool) {}),
+		word(a("xforwardedfor-clientsrcport"), map[string]bool{"on": true, "off": false}, FieldHeaders, false, func(*Spec, bool) {}),
+		word(a("http2-enabled"), map[string]bool{"on": true, "off": false}, FieldHeaders, false, func(*Spec, bool) {}),
+	}
+	out = append(out, noted(noVSwitch, "vswitch-id", "slb-network-type", "master-zoneid", "slave-zoneid", "zone-maps", "security-group-ids",
+		"resource-group-id", "external-ip-type", "vgroup-port", "acl-status", "acl-id", "acl-type")...)
+	out = append(out, noted(noBilling, "charge-type", "instance-charge-type", "spec", "bandwidth-package-id")...)
+	out = append(out, noted("the load balancer is the Service's own and goes with it", "name", "delete-protection", "modification-protection",
+		"force-override-listeners")...)
+	out = append(out, noted("spec.ipFamilies says it", "ip-version", "backend-ip-version")...)
+	out = append(out, noted("a cookie of the load balancer is not what makes sessions stick here: use spec.sessionAffinity ClientIP",
+		"sticky-session-type",
+		"cookie-timeout", "cookie")...)
+	out = append(out, noted("each Pod has the same share", "weight", "remove-unscheduled-backend", "server-group-type")...)
+	out = append(out, noted("it is of Alibaba Cloud's network", "preserve-client-ip", "ppv2-pvl-ep-id-enabled", "ppv2-pvl-eps-id-enabled",
+		"ppv2-pvl-vpc-id-enabled", "hostname", "forward-port", "health-check-domain", "health-check-method", "request-timeout", "cacert-id",
+		"cacert")...)
+	return out
+}

@@ -1,0 +1,65 @@
+package dialect
+
+import "fmt"
+
+// lbPrefix begins our own annotations.
+const lbPrefix = "fairlead.dev/lb-"
+
+// Our own annotations that errors name.
+const (
+	// LBTLSSecrets names TLS Secrets.
+	LBTLSSecrets = lbPrefix + "tls-secrets"
+)
+
+func fairleadDialect() Dialect {
+	protocol := map[string]Protocol{"tcp": TCP, "tls": TLS, "http": HTTP, "https": HTTPS}
+	backend := map[string]Protocol{"tcp": TCP, "tls": TLS, "http": HTTP, "https": HTTPS, "h2c": H2C}
+	fieldOf := func(to string, at func(*rawListeners) *perPort, f Field, words map[string]Protocol) Annotation {
+		return protocols(lbPrefix+to, f, "=", false, words, at)
+	}
+	return Dialect{
+		Name: "fairlead", Source: "https://kubernetes.io/docs/concepts/services-networking/service/#loadbalancer", Prefixes: []string{lbPrefix},
+		Annotations: []Annotation{
+			addresses(LBAddresses, 0),
+			text(LBPool, "the name of an IPAddressPool", FieldPool, func(s *Spec, v string) { s.Pool = v }),
+			text(LBSharingKey, "any; Services of a namespace with the same one share an address", FieldSharingKey,
+				func(s *Spec, v string) { s.SharingKey = v }),
+			internal(LBInternal, "106", []string{"true"}, []string{"false"}),
+			fieldOf("protocol", func(r *rawListeners) *perPort { return &r.protocol }, FieldProtocol, protocol),
+			fieldOf("backend-protocol", func(r *rawListeners) *perPort { return &r.backend }, FieldBackend, backend),
+			certificates(LBTLSSecrets, "names of TLS Secrets of the namespace with commas between; the first is the default"),
+			tlsPolicy(lbPrefix+"tls-policy", ""),
+			word(lbPrefix+"proxy-protocol", map[string]int{"v1": 1, "v2": 2, "none": 0}, FieldProxyProtocol, 0,
+				func(s *Spec, v int) { s.ProxyProtocol = v }).of("173"),
+			prefixes(lbPrefix+"trusted-fronts", FieldTrustedFronts, setTrusted),
+			seconds(lbPrefix+"idle-timeout", 1, 86400, FieldIdleTimeout, setIdle),
+			flag(lbPrefix+"draining", FieldDraining, true, setDraining),
+			seconds(lbPrefix+"drain-timeout", 1, 3600, FieldDrainTimeout, setDrain),
+			word(lbPrefix+"balance", map[string]Balance{
+				"round-robin": RoundRobin, "least-connections": LeastConnections, "source-hash": SourceHash, "random-of-two": RandomOfTwo,
+			}, FieldBalance, "", setBalance),
+			flag(lbPrefix+"health-check", FieldHealthEnabled, true, setChecked),
+			number(lbPrefix+"health-port", 1, 65535, "", FieldHealthPort, setHealthPort),
+			number(lbPrefix+"healthy-threshold", 1, 10, "", FieldHealthHealthy, setHealthy),
+			number(lbPrefix+"unhealthy-threshold", 1, 10, "", FieldHealthUnhealthy, setUnhealthy),
+			seconds(lbPrefix+"health-interval", 1, 300, FieldHealthInterval, setInterval),
+			seconds(lbPrefix+"health-timeout", 1, 60, FieldHealthTimeout, setTimeout),
+			number(lbPrefix+"connection-limit", 1, 1000000, "connections", FieldConnections, setConnections),
+			number(lbPrefix+"bandwidth", 1, 100000, "Mbit/s", FieldBandwidth, setBandwidth),
+			tags(lbPrefix + "tags"),
+		},
+	}
+}
+
+// tlsPolicy returns an annotation with the name of a policy for TLS.
+func tlsPolicy(key, behaviour string) Annotation {
+	return Annotation{Key: key, Values: "the name of a policy of AWS or Alibaba, or the least version: 1.0, 1.1, 1.2, 1.3",
+		Sets:      []Field{FieldTLSPolicy},
+		Behaviour: behaviour, read: func(r *reader, v string) error {
+			if _, ok := TLSPolicyOf(v); !ok {
+				return fmt.Errorf("%q is not one of %s", shorten(v), sortedKeys(tlsPolicies))
+			}
+			r.set(FieldTLSPolicy, v, func(s *Spec) { s.TLSPolicy = v })
+			return nil
+		}}
+}

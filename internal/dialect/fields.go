@@ -1,0 +1,100 @@
+package dialect
+
+import "slices"
+
+// Field names a part of a Spec, as people read it.
+type Field string
+
+// The fields.
+const (
+	FieldAddresses       Field = "addresses"
+	FieldPool            Field = "pool"
+	FieldSharingKey      Field = "sharing key"
+	FieldInternal        Field = "internal"
+	FieldProtocol        Field = "protocol"
+	FieldBackend         Field = "backend protocol"
+	FieldCertificates    Field = "certificates"
+	FieldTLSPorts        Field = "TLS ports"
+	FieldTLSPolicy       Field = "TLS policy"
+	FieldALPN            Field = "ALPN"
+	FieldProxyProtocol   Field = "PROXY protocol"
+	FieldTrustedFronts   Field = "trusted fronts"
+	FieldSourceRanges    Field = "source ranges"
+	FieldIdleTimeout     Field = "idle timeout"
+	FieldDraining        Field = "draining"
+	FieldDrainTimeout    Field = "draining timeout"
+	FieldBalance         Field = "balance"
+	FieldCrossZone       Field = "cross zone"
+	FieldHealthEnabled   Field = "health check"
+	FieldHealthProtocol  Field = "health check protocol"
+	FieldHealthPort      Field = "health check port"
+	FieldHealthPath      Field = "health check path"
+	FieldHealthHealthy   Field = "healthy threshold"
+	FieldHealthUnhealthy Field = "unhealthy threshold"
+	FieldHealthInterval  Field = "health check interval"
+	FieldHealthTimeout   Field = "health check timeout"
+	FieldHealthCodes     Field = "health check codes"
+	FieldBandwidth       Field = "bandwidth"
+	FieldConnections     Field = "connection limit"
+	FieldTags            Field = "tags"
+	FieldBackendNodes    Field = "backend nodes"
+	FieldLogEnabled      Field = "access log"
+	FieldLogEvery        Field = "access log interval"
+	FieldLogBucket       Field = "access log bucket"
+	FieldLogPrefix       Field = "access log prefix"
+	FieldHeaders         Field = "forwarded headers"
+	FieldStickyCookie    Field = "sticky cookie"
+)
+
+// notYet has the fields that this version reads and does not act on, and what happens
+// instead. What is implemented leaves it.
+var notYet = map[Field]string{
+	FieldProtocol:        "connections go to Pods as they are, without TLS or HTTP at the load balancer",
+	FieldBackend:         "connections go to Pods as they are",
+	FieldCertificates:    "TLS is not ended at the load balancer: Pods have to do it",
+	FieldTLSPorts:        "TLS is not ended at the load balancer: Pods have to do it",
+	FieldTLSPolicy:       "TLS is not ended at the load balancer: Pods have to do it",
+	FieldALPN:            "TLS is not ended at the load balancer: Pods have to do it",
+	FieldProxyProtocol:   "Pods get connections without it",
+	FieldTrustedFronts:   "the PROXY protocol goes on to Pods as it comes",
+	FieldSourceRanges:    "everybody may connect: use spec.loadBalancerSourceRanges, which is enforced",
+	FieldIdleTimeout:     "silent connections are not closed",
+	FieldDraining:        "connections to a Pod that leaves go on while it answers",
+	FieldDrainTimeout:    "connections to a Pod that leaves go on while it answers",
+	FieldBalance:         "Pods are chosen at random",
+	FieldCrossZone:       "Pods of all zones get connections; spec.trafficDistribution prefers near ones",
+	FieldHealthEnabled:   "a Pod's own readiness decides",
+	FieldHealthProtocol:  "a Pod's own readiness decides",
+	FieldHealthPort:      "a Pod's own readiness decides",
+	FieldHealthPath:      "a Pod's own readiness decides",
+	FieldHealthHealthy:   "a Pod's own readiness decides",
+	FieldHealthUnhealthy: "a Pod's own readiness decides",
+	FieldHealthInterval:  "a Pod's own readiness decides",
+	FieldHealthTimeout:   "a Pod's own readiness decides",
+	FieldHealthCodes:     "a Pod's own readiness decides",
+	FieldBandwidth:       "there is no limit",
+	FieldConnections:     "there is no limit",
+	FieldTags:            "they are shown by 'fairlead lb explain' alone",
+	FieldBackendNodes:    "Pods of all nodes get connections",
+	FieldLogEnabled:      "no access log is written",
+	FieldLogEvery:        "no access log is written",
+	FieldLogBucket:       "no access log is written",
+	FieldLogPrefix:       "no access log is written",
+	FieldHeaders:         "requests go to Pods as they are",
+	FieldStickyCookie:    "sessions do not stick; spec.sessionAffinity ClientIP makes them stick to the client's address",
+}
+
+// always are the fields that have their effect in either way; the others are of the
+// proxied way.
+var always = []Field{FieldAddresses, FieldPool, FieldSharingKey, FieldInternal}
+
+// IsBuilt reports whether this version acts on a field.
+func (f Field) IsBuilt() bool {
+	_, missing := notYet[f]
+	return !missing
+}
+
+// Instead returns what happens in place of what a field asks for, empty if this version acts on it.
+func (f Field) Instead() string { return notYet[f] }
+
+func (f Field) isAlways() bool { return slices.Contains(always, f) }

@@ -1,0 +1,344 @@
+package dialect
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// rawListeners is what annotations say about listeners, before the ports are known.
+type rawListeners struct {
+	protocol, backend perPort
+	// tlsPorts are the ports, by number or name, that use the certificates; all without any.
+	tlsPorts []string
+	// offered has the protocols of pods by annotations of clouds, which turn a listener with
+	// a certificate into TLS or HTTPS (behaviour 116).
+	offered Protocol
+}
+
+// perPort is a protocol for all ports, and others for some.
+type perPort struct {
+	all  Protocol
+	some map[string]Protocol // by number or name
+}
+
+func (p perPort) of(port Port) Protocol {
+	for _, k := range []string{strconv.Itoa(int(port.Number)), port.Name} {
+		if v, has := p.some[k]; has && k != "" {
+			return v
+		}
+	}
+	return p.all
+}
+
+// parsePerPort reads "tls", or "443=tls,http=http", or both with commas between. separator is
+// what stands between port and protocol; with portLast the port comes after it.
+func parsePerPort(v, separator string, portLast bool, words map[string]Protocol) (perPort, error) {
+	p := perPort{some: map[string]Protocol{}}
+	for item := range strings.SplitSeq(v, ",") {
+		item = strings.TrimSpace(item)
+		port, name, named := strings.Cut(item, separator)
+		if portLast {
+			port, name = name, port
+		}
+		if !named {
+			port, name = "", item
+		}
+		protocol, ok := words[strings.ToLower(strings.TrimSpace(name))]
+		if !ok {
+			return perPort{}, fmt.Errorf("%q is not one of %s", shorten(name), sortedKeys(words))
+		}
+		if port = strings.TrimSpace(port); named && port == "" {
+			return perPort{}, fmt.Errorf("%q names no port", shorten(item))
+		} else if !named {
+			p.all = protocol
+		} else {
+			p.some[port] = protocol
+		}
+	}
+	return p, nil
+}
+
+// protocols returns an annotation with a protocol for all ports, or for some.
+func protocols(key string, f Field, separator string, portLast bool, words map[string]Protocol,
+	to func(*rawListeners) *perPort) Annotation {
+	pair := "port" + separator + "value"
+	if portLast {
+		pair = "value" + separator + "port"
+	}
+	return Annotation{Key: key, Values: sortedKeys(words) + "; or " + pair + " pairs with commas between", Sets: []Field{f},
+		read: func(r *reader, v string) error {
+			p, err := parsePerPort(v, separator, portLast, words)
+			if err == nil {
+				r.set(f, v, func(*Spec) { *to(&r.raw) = p })
+			}
+			return err
+		}}
+}
+
+// certificates returns an annotation with names of TLS Secrets, or names of a cloud whose
+// last component is one (behaviour 115).
+func certificates(key, values string) Annotation {
+	return Annotation{Key: key, Values: values, Sets: []Field{FieldCertificates}, read: func(r *reader, v string) error {
+		var names []string
+		for item := range strings.SplitSeq(v, ",") {
+			name, err := secretName(strings.TrimSpace(item))
+			if err != nil {
+				return err
+			}
+			if !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+		r.set(FieldCertificates, strings.Join(names, ","), func(s *Spec) { s.Certificates = names })
+		return nil
+	}}
+}
+
+// secretName returns the Secret that a certificate's name stands for: its last component, in
+// lower case.
+func secretName(v string) (string, error) {
+	name := strings.ToLower(v[strings.LastIndexAny(v, "/:")+1:])
+	if len(name) == 0 || len(name) > 253 {
+		return "", fmt.Errorf("%q names no Secret", shorten(v))
+	}
+	for i, c := range []byte(name) {
+		alnum := c >= 'a' && c <= 'z' || c >= '0' && c <= '9'
+		if !alnum && (i == 0 || i == len(name)-1 || c != '-' && c != '.') {
+			return "", fmt.Errorf("%q cannot be the name of a Secret: lower case letters, digits, - and . alone", shorten(name))
+		}
+	}
+	return name, nil
+}
+
+// finish makes a whole Spec of what was read.
+func (r *reader) finish() {
+	s := &r.Spec
+	r.fromService()
+	r.defaults()
+	r.checkHealth()
+	for _, p := range r.service.Ports {
+		s.Listeners = append(s.Listeners, r.listener(p))
+	}
+	r.checkPorts()
+	r.chooseWay()
+	r.judge()
+}
+
+// fromService takes over what fields of the Service say.
+func (r *reader) fromService() {
+	if len(r.service.SourceRanges) > 0 { // before the annotation, as in Kubernetes' service helpers
+		list, err := parsePrefixes(r.service.SourceRanges)
+		if err != nil {
+			r.found(Invalid, "", "", "spec.loadBalancerSourceRanges: "+err.Error())
+		}
+		r.Spec.SourceRanges = list
+		r.Origins[FieldSourceRanges] = Origin{"spec.loadBalancerSourceRanges", strings.Join(r.service.SourceRanges, ",")}
+	}
+	if _, has := r.Origins[FieldBalance]; !has && r.service.ClientIP {
+		r.Spec.Balance = SourceHash
+		r.Origins[FieldBalance] = Origin{"spec.sessionAffinity", string(SourceHash)}
+	}
+}
+
+// defaults fills in what nobody has said: those of a Classic Load Balancer (behaviours 128, 131 to 134),
+// or with type nlb those of a Network Load Balancer.
+func (r *reader) defaults() {
+	s, from := &r.Spec, "default"
+	healthy, unhealthy, interval, timeout := 2, 6, 10, 5
+	if r.isNLB {
+		from = "default of a Network Load Balancer"
+		healthy, unhealthy, interval, timeout = 3, 3, 30, 10
+	}
+	set := func(f Field, from, text string, apply func()) {
+		if _, has := r.Origins[f]; !has {
+			r.Origins[f] = Origin{from, text}
+			apply()
+		}
+	}
+	seconds := func(n int) Duration { return Duration(time.Duration(n) * time.Second) }
+	set(FieldHealthHealthy, from, strconv.Itoa(healthy), func() { s.Health.Healthy = healthy })
+	set(FieldHealthUnhealthy, from, strconv.Itoa(unhealthy), func() { s.Health.Unhealthy = unhealthy })
+	set(FieldHealthInterval, from, seconds(interval).String(), func() { s.Health.Interval = seconds(interval) })
+	set(FieldHealthTimeout, from, seconds(timeout).String(), func() {
+		s.Health.Timeout = min(seconds(timeout), max(s.Health.Interval-seconds(1), s.Health.Interval/2)) // less than the interval
+	})
+	const ours = "default"
+	set(FieldHealthEnabled, ours, "true", func() { s.Health.Enabled = true })
+	set(FieldHealthProtocol, ours, string(TCP), func() { s.Health.Protocol = TCP })
+	set(FieldBalance, ours, string(RoundRobin), func() { s.Balance = RoundRobin })
+	set(FieldIdleTimeout, ours, seconds(idleTimeout).String(), func() { s.IdleTimeout = seconds(idleTimeout) })
+	set(FieldDraining, ours, "true", func() { s.Draining = true })
+	set(FieldDrainTimeout, ours, seconds(drainTimeout).String(), func() { s.DrainTimeout = seconds(drainTimeout) })
+	set(FieldCrossZone, ours, "true", func() { s.CrossZone = true })
+}
+
+// Defaults of our own, in seconds: Kubernetes' API has long silent watches.
+const (
+	idleTimeout  = 3600
+	drainTimeout = 300
+)
+
+// checkHealth rejects a timeout that is not less than the interval (behaviour 134).
+func (r *reader) checkHealth() {
+	h := &r.Spec.Health
+	if h.Timeout < h.Interval {
+		return
+	}
+	t, i := r.Origins[FieldHealthTimeout], r.Origins[FieldHealthInterval]
+	r.found(Invalid, t.From, t.Value,
+		fmt.Sprintf("the timeout of health checks is %s (%s) and must be less than their interval, which is %s (%s)",
+			h.Timeout, t.From, h.Interval, i.From))
+}
+
+// listener decides about a port.
+func (r *reader) listener(p Port) Listener {
+	l := Listener{Name: p.Name, Port: p.Number}
+	switch p.Protocol {
+	case "UDP":
+		l.Protocol, l.Backend = UDP, UDP
+		return l
+	case "SCTP":
+		l.Protocol, l.Backend = SCTP, SCTP
+		return l
+	}
+	l.Protocol, l.Backend = r.raw.protocol.of(p), r.raw.backend.of(p)
+	chosen := len(r.raw.tlsPorts) == 0 || slices.Contains(r.raw.tlsPorts, strconv.Itoa(int(p.Number))) ||
+		p.Name != "" && slices.Contains(r.raw.tlsPorts, p.Name)
+	ends := chosen && len(r.Spec.Certificates) > 0
+	if l.Protocol == "" {
+		offered := r.raw.offered
+		switch {
+		case ends && (offered == HTTP || offered == HTTPS):
+			l.Protocol = HTTPS
+		case ends:
+			l.Protocol = TLS
+		case offered == HTTP:
+			l.Protocol = HTTP
+		default:
+			l.Protocol = TCP
+		}
+		if l.Backend == "" && ends {
+			l.Backend = offered
+		}
+	}
+	if l.Protocol == "" {
+		l.Protocol = TCP
+	}
+	if l.Backend == "" {
+		l.Backend = map[Protocol]Protocol{TLS: TCP, HTTPS: HTTP, HTTP: HTTP}[l.Protocol]
+	}
+	if l.Backend == "" {
+		l.Backend = TCP
+	}
+	return l
+}
+
+// checkPorts reports ports that annotations name and the Service does not have, and TLS
+// without a certificate.
+func (r *reader) checkPorts() {
+	names := map[string]Field{}
+	for k := range r.raw.protocol.some {
+		names[k] = FieldProtocol
+	}
+	for k := range r.raw.backend.some {
+		names[k] = FieldBackend
+	}
+	for _, k := range r.raw.tlsPorts {
+		names[k] = FieldTLSPorts
+	}
+	for _, k := range strings.Split(sortedKeys(names), ", ") {
+		has := slices.ContainsFunc(r.service.Ports, func(p Port) bool { return p.Name == k || strconv.Itoa(int(p.Number)) == k })
+		if f := names[k]; k != "" && !has && len(r.service.Ports) > 0 {
+			o := r.Origins[f]
+			r.found(Invalid, o.From, shorten(o.Value), fmt.Sprintf("annotation %s: the Service has no port %q", o.From, shorten(k)))
+		}
+	}
+	for _, l := range r.Spec.Listeners {
+		if l.Protocol.IsTLS() && len(r.Spec.Certificates) == 0 {
+			o := r.Origins[FieldProtocol]
+			r.found(Invalid, o.From, shorten(o.Value), fmt.Sprintf("port %d: %s needs a certificate: name TLS Secrets by %s",
+				l.Port, l.Protocol, LBTLSSecrets))
+			return
+		}
+	}
+}
+
+// chooseWay decides which way the Service takes (docs/design/009-proxied-load-balancer.md).
+func (r *reader) chooseWay() {
+	r.Way = Direct
+	wants := func(f Field, is bool) {
+		o := r.Origins[f]
+		if is && f.IsBuilt() && !strings.HasPrefix(o.From, "default") && !strings.HasPrefix(o.From, "spec.") {
+			r.Because = append(r.Because, o.From)
+		}
+	}
+	s := &r.Spec
+	plain := func(l Listener) bool {
+		return l.Protocol == l.Backend && slices.Contains([]Protocol{TCP, UDP, SCTP}, l.Protocol)
+	}
+	relays := slices.ContainsFunc(s.Listeners, func(l Listener) bool { return !plain(l) })
+	wants(FieldCertificates, relays && len(s.Certificates) > 0)
+	for _, f := range []Field{FieldProtocol, FieldBackend} {
+		if _, has := r.Origins[f]; has {
+			wants(f, relays)
+		}
+	}
+	wants(FieldProxyProtocol, s.ProxyProtocol != 0)
+	for _, f := range []Field{FieldTrustedFronts, FieldIdleTimeout, FieldDraining, FieldDrainTimeout, FieldBalance, FieldLogEnabled,
+		FieldBandwidth, FieldConnections} {
+		if _, has := r.Origins[f]; has {
+			wants(f, true)
+		}
+	}
+	if len(r.Because) == 0 {
+		return
+	}
+	slices.Sort(r.Because)
+	r.Because = slices.Compact(r.Because)
+	for _, l := range s.Listeners {
+		if l.Protocol == UDP || l.Protocol == SCTP {
+			r.found(NotYet, r.Because[0], "",
+				fmt.Sprintf("port %d is %s, which the proxied way does not carry yet: the whole Service takes the direct way, "+
+					"where this has no effect; make it two Services with one %s", l.Port, l.Protocol, LBSharingKey))
+			r.Because = nil
+			return
+		}
+	}
+	r.Way = Proxied
+}
+
+// judge turns what is read and not done into findings of their own.
+func (r *reader) judge() {
+	for i := range r.Findings {
+		f := &r.Findings[i]
+		switch {
+		case f.State != Applied || f.Field == "":
+		case !f.Field.IsBuilt():
+			f.State, f.Text = NotYet, fmt.Sprintf("%s: this version does not do it yet; %s", f.Text, f.Field.Instead())
+		case r.Way == Direct && f.Field == FieldSourceRanges && f.Annotation != "":
+			f.State, f.Text = NotYet, f.Text+": not enforced in the direct way, everybody may connect; use spec.loadBalancerSourceRanges"
+		case r.Way == Direct && !f.Field.isAlways():
+			f.State, f.Text = Unused, f.Text+": has no effect, since nothing asks for the proxied way; "+direct(f.Field)
+		}
+	}
+	for _, l := range r.Spec.Listeners {
+		if f := FieldHeaders; r.Way == Proxied && (l.Protocol == HTTP || l.Protocol == HTTPS) && !f.IsBuilt() {
+			r.found(NotYet, "", "", fmt.Sprintf("port %d: %s is carried as bytes, without X-Forwarded-For, in this version", l.Port, l.Protocol))
+		}
+	}
+}
+
+// direct returns what counts in the direct way in place of a field.
+func direct(f Field) string {
+	switch f {
+	case FieldTLSPorts, FieldTLSPolicy, FieldALPN:
+		return "there is no certificate"
+	case FieldHealthEnabled, FieldHealthProtocol, FieldHealthPort, FieldHealthPath, FieldHealthHealthy, FieldHealthUnhealthy,
+		FieldHealthInterval, FieldHealthTimeout, FieldHealthCodes:
+		return "a Pod's own readiness decides"
+	}
+	return "connections go to Pods as they are"
+}

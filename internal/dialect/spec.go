@@ -1,0 +1,222 @@
+package dialect
+
+import (
+	"net/netip"
+	"time"
+)
+
+// Spec is what a Service asks of its load balancer, in terms that belong to no cloud.
+type Spec struct {
+	LoadBalancer
+	// Listeners has one for each port of the Service, in its order.
+	Listeners []Listener `json:"listeners"`
+	// Certificates are the names of TLS Secrets in the Service's namespace; the first is the
+	// default, the others serve the names that they are for (SNI).
+	Certificates []string `json:"certificates,omitempty"`
+	// TLSPolicy is the name of a policy that TLSVersions knows, empty for the default.
+	TLSPolicy string `json:"tlsPolicy,omitempty"`
+	// ALPN are the protocols that a TLS listener offers, the preferred one first.
+	ALPN []string `json:"alpn,omitempty"`
+	// ProxyProtocol is the version of the PROXY protocol that is sent to Pods, 0 for none.
+	ProxyProtocol int `json:"proxyProtocol,omitempty"`
+	// TrustedFronts are the networks of fronts whose PROXY protocol is believed. From
+	// others none is expected.
+	TrustedFronts []netip.Prefix `json:"trustedFronts,omitempty"`
+	// SourceRanges are the networks of clients that may connect; all if there are none.
+	SourceRanges []netip.Prefix `json:"sourceRanges,omitempty"`
+	// IdleTimeout ends a connection on which nothing was sent for that time.
+	IdleTimeout Duration `json:"idleTimeout"`
+	// DrainTimeout is how long connections to a Pod that leaves may go on, 0 for as long
+	// as they like.
+	DrainTimeout Duration `json:"drainTimeout,omitempty"`
+	// Draining is false if connections to a Pod that leaves are to end at once.
+	Draining bool `json:"draining"`
+	// Balance chooses a Pod for a connection.
+	Balance Balance `json:"balance"`
+	// CrossZone lets Pods of other zones than the node's have connections.
+	CrossZone bool   `json:"crossZone"`
+	Health    Health `json:"health"`
+	// BandwidthMbps limits what is sent, in Mbit/s, and ConnectionLimit how many connections are open; 0 for
+	// no limit.
+	BandwidthMbps   int `json:"bandwidthMbps,omitempty"`
+	ConnectionLimit int `json:"connectionLimit,omitempty"`
+	// Tags are shown in the status.
+	Tags map[string]string `json:"tags,omitempty"`
+	// BackendNodes is a selector of the nodes whose Pods have connections.
+	BackendNodes string    `json:"backendNodes,omitempty"`
+	AccessLog    AccessLog `json:"accessLog,omitzero"`
+}
+
+// Listener is what a load balancer does at one port of its address.
+type Listener struct {
+	Name string `json:"name,omitempty"`
+	Port uint16 `json:"port"`
+	// Protocol is what clients speak, and Backend what Pods are spoken to in.
+	Protocol Protocol `json:"protocol"`
+	Backend  Protocol `json:"backend"`
+}
+
+// Protocol is the protocol of a listener, or of its Pods.
+type Protocol string
+
+// The protocols.
+const (
+	TCP   Protocol = "tcp"
+	UDP   Protocol = "udp"
+	SCTP  Protocol = "sctp"
+	TLS   Protocol = "tls"
+	HTTP  Protocol = "http"
+	HTTPS Protocol = "https"
+	H2C   Protocol = "h2c"
+	GRPC  Protocol = "grpc"
+)
+
+// Duration is a time.Duration that is written as "10s".
+type Duration time.Duration
+
+// Std returns it as the standard library has it.
+func (d Duration) Std() time.Duration { return time.Duration(d) }
+
+// String returns it as time.Duration does.
+func (d Duration) String() string { return time.Duration(d).String() }
+
+// MarshalText writes it as String does.
+func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
+
+// IsTLS reports whether the connection is encrypted.
+func (p Protocol) IsTLS() bool { return p == TLS || p == HTTPS }
+
+// Balance is a way to choose a Pod for a connection.
+type Balance string
+
+// The ways to choose.
+const (
+	RoundRobin       Balance = "round-robin"
+	LeastConnections Balance = "least-connections"
+	SourceHash       Balance = "source-hash"
+	RandomOfTwo      Balance = "random-of-two"
+)
+
+// Health is how Pods are checked.
+type Health struct {
+	Enabled bool `json:"enabled"`
+	// Protocol is TCP, HTTP, HTTPS or GRPC.
+	Protocol Protocol `json:"protocol"`
+	// Port is the one that is asked, 0 for that of the connections.
+	Port uint16 `json:"port,omitempty"`
+	Path string `json:"path,omitempty"`
+	// Healthy is how many successes in a row bring a Pod in, Unhealthy how many failures take
+	// it out.
+	Healthy   int      `json:"healthyThreshold"`
+	Unhealthy int      `json:"unhealthyThreshold"`
+	Interval  Duration `json:"interval"`
+	Timeout   Duration `json:"timeout"`
+	// Codes are the statuses of HTTP that mean success, as "200-399,401".
+	Codes string `json:"codes,omitempty"`
+}
+
+// AccessLog is where a line for each connection or request goes.
+type AccessLog struct {
+	Enabled bool     `json:"enabled,omitempty"`
+	Every   Duration `json:"every,omitempty"`
+	Bucket  string   `json:"bucket,omitempty"`
+	Prefix  string   `json:"prefix,omitempty"`
+}
+
+// Way is how connections reach Pods.
+type Way string
+
+// The ways (docs/design/009-proxied-load-balancer.md).
+const (
+	Direct  Way = "direct"
+	Proxied Way = "proxied"
+)
+
+// Service is what Read looks at of a Service.
+type Service struct {
+	Annotations    map[string]string
+	LoadBalancerIP string
+	// SourceRanges is spec.loadBalancerSourceRanges.
+	SourceRanges []string
+	// ClientIP is true for spec.sessionAffinity ClientIP.
+	ClientIP bool
+	Ports    []Port
+}
+
+// Port is a port of a Service.
+type Port struct {
+	Name   string
+	Number uint16
+	// Protocol is TCP, UDP or SCTP; empty for TCP.
+	Protocol string
+}
+
+// Reading is what Read found out.
+type Reading struct {
+	Spec Spec `json:"spec"`
+	Way  Way  `json:"way"`
+	// Because is why it is the proxied way.
+	Because []string `json:"because,omitempty"`
+	// Origins has where each field comes from: an annotation, a field of the Service, or
+	// a default.
+	Origins map[Field]Origin `json:"origins"`
+	// Findings has one or more for each annotation that is for a load balancer, and for what
+	// this version does not do.
+	Findings []Finding `json:"findings"`
+	// AddressErr is why the addresses that are asked for cannot be understood.
+	AddressErr error `json:"-"`
+}
+
+// Origin is where the value of a field comes from.
+type Origin struct {
+	From  string `json:"from"`
+	Value string `json:"value"`
+}
+
+// Finding is what became of an annotation.
+type Finding struct {
+	State State `json:"state"`
+	// Annotation is its key, empty if it is about what several ask for.
+	Annotation string `json:"annotation,omitempty"`
+	Value      string `json:"value,omitempty"`
+	// Field is what it sets, if it sets anything.
+	Field Field  `json:"field,omitempty"`
+	Text  string `json:"text"`
+}
+
+// State is what became of an annotation.
+type State string
+
+// The states.
+const (
+	// Applied has an effect.
+	Applied State = "applied"
+	// Meaningless is accepted, and has no meaning on machines of one's own.
+	Meaningless State = "no-meaning"
+	// NotYet is understood, and this version does not do it.
+	NotYet State = "not-yet"
+	// Unused has no effect in the way that the Service takes.
+	Unused State = "unused"
+	// Overridden lost against another annotation.
+	Overridden State = "overridden"
+	// Unknown has the prefix of a known dialect.
+	Unknown State = "unknown"
+	// Invalid has a wrong value.
+	Invalid State = "invalid"
+)
+
+// IsWarning reports whether a finding wants somebody's attention.
+func (s State) IsWarning() bool {
+	return s == NotYet || s == Overridden || s == Unknown || s == Invalid
+}
+
+// Invalid reports whether an annotation has a wrong value, so that the last good
+// configuration has to go on.
+func (r *Reading) Invalid() bool {
+	for _, f := range r.Findings {
+		if f.State == Invalid {
+			return true
+		}
+	}
+	return false
+}

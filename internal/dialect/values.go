@@ -1,0 +1,225 @@
+package dialect
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// none returns an annotation without a meaning on machines of one's own.
+func none(key, why string) Annotation { return Annotation{Key: key, Values: "any", None: why} }
+
+// of adds the number of a behaviour.
+func (a Annotation) of(behaviour string) Annotation {
+	a.Behaviour = behaviour
+	return a
+}
+
+// later returns an annotation that this version does not act on, and what happens instead.
+func later(key, values string, f Field, instead string) Annotation {
+	return Annotation{Key: key, Values: values, Sets: []Field{f}, read: func(r *reader, v string) error {
+		r.found(NotYet, r.key, shorten(v), "this version does not do it yet; "+instead)
+		return nil
+	}}
+}
+
+// text returns an annotation whose value is taken as it is.
+func text(key, values string, f Field, apply func(*Spec, string)) Annotation {
+	return Annotation{Key: key, Values: values, Sets: []Field{f}, read: func(r *reader, v string) error {
+		r.set(f, v, func(s *Spec) { apply(s, v) })
+		return nil
+	}}
+}
+
+// flag returns an annotation that is true or false. normal is what counts without it.
+func flag(key string, f Field, normal bool, apply func(*Spec, bool)) Annotation {
+	return word(key, map[string]bool{"true": true, "false": false}, f, normal, apply)
+}
+
+// word returns an annotation with one of some words, in any case.
+func word[T comparable](key string, words map[string]T, f Field, normal T, apply func(*Spec, T)) Annotation {
+	list := sortedKeys(words)
+	return Annotation{Key: key, Values: list, Sets: []Field{f}, read: func(r *reader, v string) error {
+		value, ok := words[strings.ToLower(v)]
+		if !ok {
+			return fmt.Errorf("%q is not one of %s", shorten(v), list)
+		}
+		if value == normal {
+			r.same(f, v)
+			return nil
+		}
+		r.set(f, v, func(s *Spec) { apply(s, value) })
+		return nil
+	}}
+}
+
+func sortedKeys[T any](m map[string]T) string {
+	var keys []string
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return strings.Join(keys, ", ")
+}
+
+// number returns an annotation that is a number.
+func number(key string, least, most int, unit string, f Field, apply func(*Spec, int)) Annotation {
+	values := strings.TrimSpace(fmt.Sprintf("%d to %d %s", least, most, unit))
+	return Annotation{Key: key, Values: values, Sets: []Field{f}, read: func(r *reader, v string) error {
+		n, err := parseNumber(v, least, most, unit)
+		if err != nil {
+			return err
+		}
+		r.set(f, strings.TrimSpace(fmt.Sprintf("%d %s", n, unit)), func(s *Spec) { apply(s, n) })
+		return nil
+	}}
+}
+
+func parseNumber(v string, least, most int, unit string) (int, error) {
+	n, err := strconv.Atoi(v)
+	if err != nil || n < least || n > most {
+		return 0, fmt.Errorf("%q is not a number from %d to %d%s", shorten(v), least, most, strings.TrimRight(" "+unit, " "))
+	}
+	return n, nil
+}
+
+// seconds returns an annotation that is a number of seconds.
+func seconds(key string, least, most int, f Field, apply func(*Spec, Duration)) Annotation {
+	return number(key, least, most, "seconds", f, func(s *Spec, n int) { apply(s, Duration(time.Duration(n)*time.Second)) })
+}
+
+// internal returns an annotation that asks for an internal load balancer by one of values, or
+// without these by all but "" and "false" (behaviour 108). other are values for an external one.
+func internal(key, behaviour string, values, other []string) Annotation {
+	a := Annotation{Key: key, Sets: []Field{FieldInternal}, Behaviour: behaviour, Values: strings.Join(slices.Concat(values, other), ", ")}
+	if values == nil {
+		a.Values = "anything but false"
+	}
+	a.read = func(r *reader, v string) error {
+		v = strings.ToLower(v)
+		switch {
+		case values == nil && v != "false" || slices.Contains(values, v):
+			if r.Spec.Internal {
+				r.same(FieldInternal, "true")
+				return nil
+			}
+			r.set(FieldInternal, "true", func(s *Spec) { s.Internal = true })
+		case v == "false" || slices.Contains(other, v):
+			r.found(Applied, r.key, v, "not internal, as by default")
+		default:
+			return fmt.Errorf("%q is not one of %s", shorten(v), a.Values)
+		}
+		return nil
+	}
+	return a
+}
+
+// addresses returns an annotation with addresses; family restricts them to one of 4 and 6.
+func addresses(key string, family int) Annotation {
+	values := "an IP address, or one of each family with a comma between"
+	if family != 0 {
+		values = fmt.Sprintf("an IPv%d address", family)
+	}
+	return Annotation{Key: key, Values: values, Sets: []Field{FieldAddresses}, read: func(r *reader, v string) error {
+		list, err := parseAddresses(v)
+		if err != nil {
+			return err
+		}
+		if family != 0 && (len(list) != 1 || list[0].Is4() != (family == 4)) {
+			return fmt.Errorf("%q is not %s", shorten(v), values)
+		}
+		r.addAddresses(family != 0, v, list)
+		return nil
+	}}
+}
+
+// addAddresses sets the addresses, or with more adds one to that of the other family.
+func (r *reader) addAddresses(more bool, text string, list []netip.Addr) {
+	o, has := r.Origins[FieldAddresses]
+	if has && more && len(r.Spec.Addresses) == 1 && r.Spec.Addresses[0].Is4() != list[0].Is4() {
+		r.Spec.Addresses = append(r.Spec.Addresses, list...)
+		r.Origins[FieldAddresses] = Origin{o.From + ", " + r.key, o.Value + "," + text}
+		r.Findings = append(r.Findings, Finding{Applied, r.key, text, FieldAddresses, string(FieldAddresses) + " " + text})
+		return
+	}
+	r.set(FieldAddresses, text, func(s *Spec) { s.Addresses = list })
+}
+
+// prefixes returns an annotation with networks.
+func prefixes(key string, f Field, apply func(*Spec, []netip.Prefix)) Annotation {
+	return Annotation{Key: key, Values: "CIDRs with commas between", Sets: []Field{f}, read: func(r *reader, v string) error {
+		list, err := parsePrefixes(strings.Split(v, ","))
+		if err != nil {
+			return err
+		}
+		r.set(f, v, func(s *Spec) { apply(s, list) })
+		return nil
+	}}
+}
+
+func parsePrefixes(texts []string) ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for _, t := range texts {
+		t = strings.TrimSpace(t)
+		if t == "" {
+			continue
+		}
+		p, err := netip.ParsePrefix(t)
+		if err != nil {
+			return nil, fmt.Errorf("%q is not a network like 192.0.2.0/24", shorten(t))
+		}
+		out = append(out, p.Masked())
+	}
+	return out, nil
+}
+
+// parseTags reads key=value pairs with commas between; "key=" and "key" count too
+// (behaviour 130).
+func parseTags(v string) (map[string]string, error) {
+	tags := map[string]string{}
+	for item := range strings.SplitSeq(v, ",") {
+		key, value, _ := strings.Cut(strings.TrimSpace(item), "=")
+		if key = strings.TrimSpace(key); key == "" {
+			if value != "" {
+				return nil, fmt.Errorf("%q has a value without a key", shorten(item))
+			}
+			continue
+		}
+		tags[key] = strings.TrimSpace(value)
+	}
+	return tags, nil
+}
+
+func tags(key string) Annotation {
+	return Annotation{Key: key, Values: "key=value pairs with commas between", Sets: []Field{FieldTags}, read: func(r *reader,
+		v string) error {
+		t, err := parseTags(v)
+		if err == nil && len(t) > 0 {
+			r.set(FieldTags, v, func(s *Spec) { s.Tags = t })
+		}
+		return err
+	}}
+}
+
+// Setters that several dialects share.
+
+func setIdle(s *Spec, d Duration)       { s.IdleTimeout = d }
+func setDraining(s *Spec, on bool)      { s.Draining = on }
+func setDrain(s *Spec, d Duration)      { s.DrainTimeout = d }
+func setHealthy(s *Spec, n int)         { s.Health.Healthy = n }
+func setUnhealthy(s *Spec, n int)       { s.Health.Unhealthy = n }
+func setInterval(s *Spec, d Duration)   { s.Health.Interval = d }
+func setTimeout(s *Spec, d Duration)    { s.Health.Timeout = d }
+func setPath(s *Spec, v string)         { s.Health.Path = v }
+func setCodes(s *Spec, v string)        { s.Health.Codes = v }
+func setHealth(s *Spec, p Protocol)     { s.Health.Protocol = p }
+func setChecked(s *Spec, on bool)       { s.Health.Enabled = on }
+func setBalance(s *Spec, b Balance)     { s.Balance = b }
+func setCrossZone(s *Spec, on bool)     { s.CrossZone = on }
+func setBandwidth(s *Spec, n int)       { s.BandwidthMbps = n }
+func setConnections(s *Spec, n int)     { s.ConnectionLimit = n }
+func setBackendNodes(s *Spec, v string) { s.BackendNodes = v }
+func setHealthPort(s *Spec, n int)      { s.Health.Port = uint16(n) }
