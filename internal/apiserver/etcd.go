@@ -45,6 +45,11 @@ func startEtcd(ctx context.Context, dir string, o Options) (*etcd, error) {
 	if err != nil {
 		return nil, err
 	}
+	setSegmentSize()
+	if err := prepareDisk(dir); err != nil {
+		release()
+		return nil, err
+	}
 	failures := etcdFailures{dir, make(chan error, 1)}
 	e, err := failures.start(etcdConfig(dir, socket, o, failures))
 	if err != nil {
@@ -69,7 +74,7 @@ func startEtcd(ctx context.Context, dir string, o Options) (*etcd, error) {
 		return nil, fmt.Errorf("the embedded etcd in %s was not ready after %s: is the disk very slow?", dir, etcdStartTimeout)
 	}
 	// A store that is full must have room before the first write.
-	keep := newSpace(e.Server, o.EtcdQuota, o.Log)
+	keep := newSpace(e.Server, dir, o.EtcdQuota, o.Log)
 	if err := keep.step(ctx); err != nil {
 		stop()
 		return nil, fmt.Errorf("cannot make room in the embedded etcd in %s: %w", dir, err)
@@ -117,7 +122,7 @@ func etcdConfig(dir, socket string, o Options, f etcdFailures) *embed.Config {
 	// The API server compacts every five minutes, space by size; this is a fallback.
 	c.AutoCompactionMode, c.AutoCompactionRetention = embed.CompactorModePeriodic, "1h"
 	// The log kept in memory for followers, of which there are none.
-	c.SnapshotCount, c.SnapshotCatchUpEntries = 5000, 100
+	c.SnapshotCount, c.SnapshotCatchUpEntries = snapshotCount, 100
 	c.UnsafeNoFsync = o.UnsafeNoFsync
 	c.EnableGRPCGateway = false
 	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(

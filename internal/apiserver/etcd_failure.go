@@ -18,14 +18,9 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
 )
 
-const (
-	// diskNeed is the free space in bytes that etcd needs to go on: the next segment
-	// of its log (64 MiB, allocated at once) and the growth of its file.
-	diskNeed = 96 << 20
-	// etcdStopTimeout bounds the stop of an etcd that has failed, whose loops may
-	// wait for the one that has ended.
-	etcdStopTimeout = 2 * time.Second
-)
+// etcdStopTimeout bounds the stop of an etcd that has failed, whose loops may
+// wait for the one that has ended.
+const etcdStopTimeout = 2 * time.Second
 
 // etcdFailures takes the place of the ends that etcd makes of itself, a panic or
 // the exit of the process: the goroutine ends, and the first error is handed over.

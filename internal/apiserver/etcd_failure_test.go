@@ -78,9 +78,7 @@ func TestFullDisk(t *testing.T) {
 		t.Skip("mounts a file system in a namespace of its own, which needs root")
 	}
 	dir := t.TempDir()
-	cmd := exec.Command("unshare", "-m", "sh", "-c", `mount -t tmpfs -o size=40m fulldisk "$1" && exec "$0"`, os.Args[0], dir)
-	cmd.Env = append(os.Environ(), serveEnv+"="+dir)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd := onDisk(dir, "40m")
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -97,4 +95,13 @@ func TestFullDisk(t *testing.T) {
 	if err == nil || !strings.HasPrefix(string(text), want) {
 		t.Errorf("got %q, %v; want %q", text, err, want)
 	}
+}
+
+// onDisk is a server, in a process of its own, with a file system of that size as its
+// data directory.
+func onDisk(dir, size string) *exec.Cmd {
+	cmd := exec.Command("unshare", "-m", "sh", "-c", `mount -t tmpfs -o "size=$2" fulldisk "$1" && exec "$0"`, os.Args[0], dir, size)
+	cmd.Env = append(os.Environ(), serveEnv+"="+dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	return cmd
 }

@@ -12,6 +12,8 @@ import (
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/server/v3/etcdserver"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/admission"
@@ -38,6 +40,8 @@ const (
 	nearPeriod = 10 * time.Second
 	// nearFactor is nearPeriod's least multiple of what the last compaction took.
 	nearFactor = 10
+	// compactions is how many there are at most before a store counts as full.
+	compactions = 3
 	// settleTimeout bounds the wait for the readers of what a compaction dropped, and
 	// settlePause is the time between two looks.
 	settleTimeout = 5 * time.Second
@@ -64,7 +68,7 @@ var (
 		Name: "fairlead_etcd_upkeep_total", StabilityLevel: metrics.ALPHA,
 		Help: "Compactions by size, defragmentations and NOSPACE alarms lifted.",
 	}, []string{"step"})
-	registerEtcdMetrics = sync.OnceFunc(func() { legacyregistry.MustRegister(etcdBytes, etcdFull, etcdUpkeep) })
+	registerEtcdMetrics = sync.OnceFunc(func() { legacyregistry.MustRegister(etcdBytes, etcdFull, etcdUpkeep, diskFree, diskLevel) })
 )
 
 // StorePath is where the server answers with a StoreStatus.
@@ -79,6 +83,10 @@ type StoreStatus struct {
 	QuotaBytes int64 `json:"quotaBytes"`
 	// Full is set while writes of users are rejected.
 	Full bool `json:"full"`
+	// DiskFreeBytes is what is free on the disk, and DiskFull is set while writes are
+	// rejected because that is too little.
+	DiskFreeBytes uint64 `json:"diskFreeBytes"`
+	DiskFull      bool   `json:"diskFull"`
 	// Message says what is wrong and what to do; empty when nothing is.
 	Message string `json:"message,omitempty"`
 }
@@ -88,6 +96,7 @@ type StoreStatus struct {
 // status may be called by any.
 type space struct {
 	server *etcdserver.EtcdServer
+	disk   *disk
 	quota  int64
 	log    *slog.Logger
 
@@ -100,9 +109,11 @@ type space struct {
 	took      time.Duration
 }
 
-func newSpace(s *etcdserver.EtcdServer, quota int64, log *slog.Logger) *space {
+func newSpace(s *etcdserver.EtcdServer, dir string, quota int64, log *slog.Logger) *space {
 	registerEtcdMetrics()
-	return &space{server: s, quota: quota, log: log, base: s.Backend().SizeInUse()}
+	return &space{
+		server: s, disk: &disk{dir: dir, server: s, log: log, mark: s.AppliedIndex()}, quota: quota, log: log, base: s.Backend().SizeInUse(),
+	}
 }
 
 // fullAt and nearAt are the bytes in use, without history, above which the store is
@@ -133,22 +144,32 @@ func (s *space) run(ctx context.Context) {
 func (s *space) step(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, spaceTimeout)
 	defer cancel()
+	s.disk.look()
+	state, diskFree := s.disk.get()
+	if state == diskStopped {
+		return nil // all that follows writes
+	}
 	size, inUse, alarm := s.server.Backend().Size(), s.server.Backend().SizeInUse(), s.noSpace()
 	base := s.setBase(min(s.getBase(), inUse))
 	if inUse <= s.fullAt() {
 		s.setFull(false, inUse)
 	}
 	tight, near, since := size > s.quota || alarm || s.isFull(), base > s.nearAt(), time.Since(s.compacted)
-	if inUse-base > s.quota/4 || tight && since > fullPeriod || near && since > max(nearPeriod, nearFactor*s.took) {
-		if err := s.compact(ctx); err != nil {
+	history := s.quota / 4
+	if state != diskOpen {
+		history = min(history, storeLeast)
+	}
+	if inUse-base > history || tight && since > fullPeriod || near && since > max(nearPeriod, nearFactor*s.took) {
+		if err := s.makeRoom(ctx); err != nil {
 			return err
 		}
-		size, inUse = s.server.Backend().Size(), s.setBase(s.server.Backend().SizeInUse())
-		s.setFull(inUse > s.fullAt(), inUse)
+		size, inUse = s.server.Backend().Size(), s.getBase()
 	}
 	// Free pages are used again; giving them back stops all requests while the rest
 	// is copied, so it must pay.
-	if free := size - inUse; free > s.quota/4 && size > s.quota/2 || (alarm || size > s.quota) && free > s.quota/16 {
+	free := size - inUse
+	pays := free > s.quota/4 && size > s.quota/2 || (alarm || size > s.quota) && free > s.quota/16
+	if pays && diskFree > uint64(inUse)+diskNeed {
 		if err := s.server.Defragment(); err != nil {
 			return fmt.Errorf("cannot defragment: %w", err)
 		}
@@ -161,6 +182,21 @@ func (s *space) step(ctx context.Context) error {
 	if alarm && size < hardQuota(s.quota) {
 		return s.disarm(ctx)
 	}
+	return nil
+}
+
+// makeRoom compacts, more than once if the store would count as full after that: what
+// was written meanwhile is history, and not full is what objects take.
+func (s *space) makeRoom(ctx context.Context) error {
+	for range compactions {
+		if err := s.compact(ctx); err != nil {
+			return err
+		}
+		if s.setBase(s.server.Backend().SizeInUse()) <= s.fullAt() {
+			break
+		}
+	}
+	s.setFull(s.getBase() > s.fullAt(), s.getBase())
 	return nil
 }
 
@@ -271,7 +307,11 @@ func (s *space) setFull(full bool, inUse int64) {
 // status returns what StorePath shows.
 func (s *space) status() StoreStatus {
 	out := StoreStatus{SizeBytes: s.server.Backend().Size(), InUseBytes: s.server.Backend().SizeInUse(), QuotaBytes: s.quota, Full: s.isFull()}
+	state, free := s.disk.get()
+	out.DiskFreeBytes, out.DiskFull = free, state != diskOpen
 	switch {
+	case out.DiskFull:
+		out.Message = s.disk.message()
 	case out.Full:
 		out.Message = fmt.Sprintf("the store is full, with %d of %d MiB in use: writes of users are rejected; "+
 			"delete objects, or start the server with a larger --etcd-quota-bytes", out.InUseBytes>>20, s.quota>>20)
@@ -290,7 +330,8 @@ func (s *space) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 }
 
 // spaceAdmission rejects what users write while the store is full, so that
-// the system can go on. Deletion is always possible.
+// the system can go on, and what anybody writes while the disk is. Deletion is possible
+// as long as etcd can go on.
 type spaceAdmission struct {
 	*admission.Handler
 	space *space
@@ -299,13 +340,19 @@ type spaceAdmission struct {
 var _ admission.ValidationInterface = spaceAdmission{}
 
 func newSpaceAdmission(s *space) spaceAdmission {
-	return spaceAdmission{admission.NewHandler(admission.Create, admission.Update), s}
+	return spaceAdmission{admission.NewHandler(admission.Create, admission.Update, admission.Delete), s}
 }
 
 // Validate accepts everything while there is room.
 func (p spaceAdmission) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	if a.IsDryRun() || !isStored(a) {
+		return nil
+	}
+	if why := p.space.disk.reject(a); why != "" {
+		return insufficientStorage("DiskFull", why)
+	}
 	full := p.space.isFull()
-	if !full && p.space.server.Backend().Size() <= p.space.quota || a.IsDryRun() || ofSystem(a.GetUserInfo()) {
+	if !full && p.space.server.Backend().Size() <= p.space.quota || a.GetOperation() == admission.Delete || ofSystem(a.GetUserInfo()) {
 		return nil
 	}
 	if old, ok := a.GetOldObject().(metav1.Object); ok && old.GetDeletionTimestamp() != nil {
@@ -314,8 +361,19 @@ func (p spaceAdmission) Validate(_ context.Context, a admission.Attributes, _ ad
 	if !full {
 		return apierrors.NewTooManyRequests("the store is making room", 1)
 	}
+	return insufficientStorage("StoreFull", p.space.status().Message)
+}
+
+// isStored reports whether a writes an object: reviews, tokens and evictions are only
+// answered.
+func isStored(a admission.Attributes) bool {
+	group, sub := a.GetResource().Group, a.GetSubresource()
+	return group != authenticationv1.GroupName && group != authorizationv1.GroupName && sub != "token" && sub != "eviction"
+}
+
+func insufficientStorage(reason metav1.StatusReason, message string) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
-		Status: metav1.StatusFailure, Code: http.StatusInsufficientStorage, Reason: "StoreFull", Message: p.space.status().Message,
+		Status: metav1.StatusFailure, Code: http.StatusInsufficientStorage, Reason: reason, Message: message,
 	}}
 }
 

@@ -62,6 +62,12 @@ func spawn(t *testing.T, dir string) (kill func(), c *kubernetes.Clientset) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), serveEnv+"="+dir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	return spawnAs(t, cmd, dir)
+}
+
+// spawnAs is spawn with another command.
+func spawnAs(t *testing.T, cmd *exec.Cmd, dir string) (kill func(), c *kubernetes.Clientset) {
+	t.Helper()
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -79,6 +85,8 @@ func spawn(t *testing.T, dir string) (kill func(), c *kubernetes.Clientset) {
 	if line != "ready\n" {
 		t.Fatalf("the server wrote %q, %v", line, err)
 	}
+	// The process may have mounted something there.
+	dir = fmt.Sprintf("/proc/%d/root%s", cmd.Process.Pid, dir)
 	cfg, err := clientcmd.BuildConfigFromFlags("", filepath.Join(dir, "admin.kubeconfig"))
 	if err != nil {
 		t.Fatal(err)

@@ -1,6 +1,8 @@
 package fileio
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -22,11 +24,11 @@ func DiskOf(path string) (Disk, error) {
 	if err != nil {
 		return Disk{}, err
 	}
-	var st unix.Statfs_t
-	if err := unix.Statfs(path, &st); err != nil {
+	free, err := Free(path)
+	if err != nil {
 		return Disk{}, err
 	}
-	d := Disk{Free: st.Bavail * uint64(st.Bsize)}
+	d := Disk{Free: free}
 	mounts, err := os.ReadFile("/proc/self/mounts") // proc(5)
 	if err != nil {
 		return d, nil
@@ -42,4 +44,45 @@ func DiskOf(path string) (Disk, error) {
 		}
 	}
 	return d, nil
+}
+
+// Free returns what an ordinary user may still write to the file system of path, in
+// bytes. It costs one system call.
+func Free(path string) (uint64, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil {
+		return 0, &fs.PathError{Op: "statfs", Path: path, Err: err}
+	}
+	return st.Bavail * uint64(st.Bsize), nil
+}
+
+// Reserve gives the first size bytes of the file at path their place on the disk, so
+// that writing them cannot fail for want of space, as far as the file system allocates
+// in place (ext4, xfs, tmpfs; not btrfs). The length of the file stays, and a file that
+// is not there is made, with mode 0600. A file system that cannot reserve is no error.
+func Reserve(path string, size int64) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for {
+		err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, size)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err == nil, errors.Is(err, unix.EOPNOTSUPP):
+			return nil
+		}
+		return &fs.PathError{Op: "fallocate", Path: path, Err: err}
+	}
+}
+
+// Allocated returns the space that the file at path has on the disk, in bytes.
+func Allocated(path string) (int64, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return 0, &fs.PathError{Op: "stat", Path: path, Err: err}
+	}
+	return st.Blocks * 512, nil // stat(2)
 }
