@@ -70,6 +70,7 @@ func TestWrongUsageExitsWith2AndOneClearLine(t *testing.T) {
 		`--iptables-variant is "x"; want`:         {"proxy", "--iptables-variant", "x"},
 		`--userspace-connect-timeout is 0s; want`: {"proxy", "--userspace-connect-timeout", "0"},
 		`"--proxy-port-range" flag: "5-4" is not`: {"proxy", "--proxy-port-range", "5-4"},
+		`--detect-local-mode is "x"; want Cl`:     {"proxy", "--detect-local-mode", "x"},
 		`--balance is "x"; want random`:           {"proxy", "--balance", "x"},
 		`--sync-period is -1s; want more`:         {"proxy", "--sync-period=-1s"},
 		`--healthz-bind-address is "10256"; want`: {"proxy", "--healthz-bind-address", "10256"},

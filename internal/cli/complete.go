@@ -24,7 +24,8 @@ func flagValues() map[string][]string {
 	return map[string][]string{
 		"log-level": logLevels(), "log-format": logFormats(), "output": outputs(),
 		"mode": modeValues(), "iptables-variant": variants(), "balance": balances(), "ipvs-scheduler": ipvs.Schedulers,
-		"pod-records": podModes(), "upstream-policy": {policyRandom, policySequential},
+		"detect-local-mode": {"ClusterCIDR", "NodeCIDR"},
+		"pod-records":       podModes(), "upstream-policy": {policyRandom, policySequential},
 	}
 }
 

@@ -28,6 +28,7 @@ type proxyFlags struct {
 	mode, balance     string
 	variant           string
 	masqueradeAll     bool
+	detectLocal       string // of 'proxy' alone
 	nodePortAddresses []string
 	healthz, metrics  string
 	auditPeriod       time.Duration
@@ -67,6 +68,9 @@ func (f *proxyFlags) check(networks networkFlags) error {
 		return usagef("--balance is %q; want %s", f.balance, wanted(f.balance, balances()))
 	}
 	if _, err := table.ParseNodePortAddresses(f.nodePortAddresses); err != nil {
+		return usageError{err}
+	}
+	if _, err := table.ParseDetectLocal(f.detectLocal); err != nil {
 		return usageError{err}
 	}
 	if f.auditPeriod <= 0 {
@@ -128,13 +132,17 @@ func (f *proxyFlags) open(
 	if err != nil {
 		return proxy.Options{}, err
 	}
+	detectLocal, err := table.ParseDetectLocal(f.detectLocal)
+	if err != nil {
+		return proxy.Options{}, err
+	}
 	if len(socket.UsableFamilies()) == 1 {
 		log.Info("this machine has no IPv6, or it is turned off; Services are served over IPv4 alone")
 	}
 	setup.dropInvalid = f.conntrack.apply(log)
 	o := proxy.Options{
 		Client: client, NodeName: nodeName, Log: log, Mode: mode.name, FallbackReason: fallbackReason,
-		ServiceCIDRs: networks.serviceCIDRs, ClusterCIDRs: networks.podCIDRs,
+		ServiceCIDRs: networks.serviceCIDRs, ClusterCIDRs: networks.podCIDRs, DetectLocal: detectLocal,
 		MasqueradeAll: f.masqueradeAll, NodePortAddresses: addrs,
 		Conntrack: openConntrack, PortTaken: socket.Taken,
 		WatchAddresses: link.WatchAddresses,
@@ -200,6 +208,9 @@ func newProxy(g *global) *cobra.Command {
 	networks.addNetworks(cmd,
 		"ranges of ClusterIPs, in which what is sent to an address of no Service is dropped; used where the API has no ServiceCIDRs",
 		"ranges of the Pods' addresses: traffic to a ClusterIP from outside of them is masqueraded")
+	cmd.Flags().StringVar(&f.detectLocal, "detect-local-mode", "",
+		"how Pods of this node are told from other clients, by --cluster-cidr alone (ClusterCIDR) or by the Node's podCIDRs alone (NodeCIDR)\n"+
+			"(default: by the Node's podCIDRs, or --cluster-cidr without any)")
 	cmd.Flags().StringVar(&nodeName, "node-name", hostname(), "name of this machine's Node object")
 	return cmd
 }

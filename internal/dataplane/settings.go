@@ -12,9 +12,10 @@ import (
 
 // Settings are what a Table has for all its ports of one family.
 type Settings struct {
-	// Pods are the ranges of pods (Table.ClusterCIDRs).
-	Pods          []netip.Prefix
-	MasqueradeAll bool
+	// Pods are the ranges of pods (Table.ClusterCIDRs), LocalPods those of this
+	// node's own (Table.LocalCIDRs).
+	Pods, LocalPods []netip.Prefix
+	MasqueradeAll   bool
 	// Services are the ranges of ClusterIPs (Table.ServiceCIDRs).
 	Services []netip.Prefix
 	// NodeAddrs are where node ports answer, without ::1, for which Linux has
@@ -26,17 +27,15 @@ type Settings struct {
 
 // SettingsOf returns the Settings of t for a family.
 func SettingsOf(t *table.Table, f svc.Family) Settings {
-	s := Settings{MasqueradeAll: t.MasqueradeAll}
-	for _, p := range t.ClusterCIDRs {
-		if svc.FamilyOf(p.Addr()) == f {
-			s.Pods = append(s.Pods, p.Masked())
+	of := func(ranges []netip.Prefix) (out []netip.Prefix) {
+		for _, p := range ranges {
+			if svc.FamilyOf(p.Addr()) == f {
+				out = append(out, p.Masked())
+			}
 		}
+		return out
 	}
-	for _, p := range t.ServiceCIDRs {
-		if svc.FamilyOf(p.Addr()) == f {
-			s.Services = append(s.Services, p.Masked())
-		}
-	}
+	s := Settings{MasqueradeAll: t.MasqueradeAll, Pods: of(t.ClusterCIDRs), LocalPods: of(t.LocalCIDRs), Services: of(t.ServiceCIDRs)}
 	for _, a := range t.NodePortAddrs {
 		if svc.FamilyOf(a) != f || a.IsLoopback() && f == svc.IPv6 {
 			continue
@@ -55,7 +54,7 @@ func (s *Settings) Equal(o *Settings) bool {
 // SamePorts reports whether both say the same of what depends on single service
 // ports: everything but where node ports answer and what addresses Services have.
 func (s *Settings) SamePorts(o *Settings) bool {
-	return s.MasqueradeAll == o.MasqueradeAll && slices.Equal(s.Pods, o.Pods)
+	return s.MasqueradeAll == o.MasqueradeAll && slices.Equal(s.Pods, o.Pods) && slices.Equal(s.LocalPods, o.LocalPods)
 }
 
 // OpenLoopback lets node ports answer on 127.0.0.0/8, if they are to. The mode

@@ -40,9 +40,10 @@ type Options struct {
 	// Log receives what happens; nil discards it.
 	Log *slog.Logger
 
-	// ClusterCIDRs, MasqueradeAll and NodePortAddresses are decisions for the
-	// Table; see there.
+	// ClusterCIDRs, DetectLocal, MasqueradeAll and NodePortAddresses are decisions
+	// for the Table; see there.
 	ClusterCIDRs      []netip.Prefix
+	DetectLocal       table.DetectLocal
 	MasqueradeAll     bool
 	NodePortAddresses table.NodePortAddresses
 
@@ -143,7 +144,7 @@ func (o *Options) complete() error {
 // tableConfig is what the Table is built with.
 func (o *Options) tableConfig() table.Config {
 	cfg := table.Config{
-		NodeName: o.NodeName, ClusterCIDRs: o.ClusterCIDRs,
+		NodeName: o.NodeName, ClusterCIDRs: o.ClusterCIDRs, DetectLocal: o.DetectLocal,
 		MasqueradeAll: o.MasqueradeAll, NodePortAddresses: o.NodePortAddresses,
 	}
 	if has := o.Schedulers; has != nil {

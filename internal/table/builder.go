@@ -70,6 +70,7 @@ type claimed struct {
 
 // NewBuilder returns a Builder that knows of no object yet.
 func NewBuilder(cfg Config) *Builder {
+	cluster, local := cfg.cidrs(nil)
 	return &Builder{
 		cfg:      cfg,
 		services: map[svc.Name]*service{},
@@ -78,7 +79,7 @@ func NewBuilder(cfg Config) *Builder {
 		vips:     newVIPs(),
 		problems: map[svc.Name][]Problem{},
 		news:     map[svc.Name]bool{},
-		table:    &Table{ClusterCIDRs: cfg.ClusterCIDRs, MasqueradeAll: cfg.MasqueradeAll},
+		table:    &Table{ClusterCIDRs: cluster, LocalCIDRs: local, MasqueradeAll: cfg.MasqueradeAll},
 	}
 }
 
@@ -185,7 +186,7 @@ func (b *Builder) SetNode(n *corev1.Node) {
 	if n != nil {
 		for _, text := range n.Spec.PodCIDRs {
 			if p, err := netip.ParsePrefix(text); err == nil {
-				b.podCIDRs = append(b.podCIDRs, p)
+				b.podCIDRs = append(b.podCIDRs, p.Masked())
 			}
 		}
 		zone = n.Labels[corev1.LabelTopologyZone]
@@ -250,11 +251,13 @@ func (b *Builder) Build() (*Table, []Key) {
 
 	addrs := b.cfg.NodePortAddresses.choose(b.machine, b.primary)
 	ranges := b.serviceCIDRs()
-	if edit == nil && slices.Equal(addrs, b.table.NodePortAddrs) && slices.Equal(ranges, b.table.ServiceCIDRs) {
+	cluster, local := b.cfg.cidrs(b.podCIDRs)
+	if edit == nil && slices.Equal(addrs, b.table.NodePortAddrs) && slices.Equal(ranges, b.table.ServiceCIDRs) &&
+		slices.Equal(cluster, b.table.ClusterCIDRs) && slices.Equal(local, b.table.LocalCIDRs) {
 		return b.table, changed
 	}
 	next := *b.table
-	next.NodePortAddrs, next.ServiceCIDRs = addrs, ranges
+	next.NodePortAddrs, next.ServiceCIDRs, next.ClusterCIDRs, next.LocalCIDRs = addrs, ranges, cluster, local
 	if edit != nil {
 		next.ports = edit.done()
 	}

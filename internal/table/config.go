@@ -18,12 +18,60 @@ type Config struct {
 	// ClusterCIDRs and MasqueradeAll are handed on in the Table.
 	ClusterCIDRs  []netip.Prefix
 	MasqueradeAll bool
+	// DetectLocal decides which clients are pods of this node.
+	DetectLocal DetectLocal
 	// NodePortAddresses chooses where node ports answer.
 	NodePortAddresses NodePortAddresses
 	// Scheduler reads ServicePort.Scheduler out of a Service's annotations. An
 	// error becomes a Problem, and the Service is served without. Nil reads
 	// nothing.
 	Scheduler func(annotations map[string]string) (string, error)
+}
+
+// DetectLocal is the value of --detect-local-mode: how pods of this node are told
+// from all other clients.
+type DetectLocal uint8
+
+// The ways to tell. By ClusterCIDR and NodeCIDR the same ranges also decide what is
+// masqueraded on the way to a ClusterIP, as with kube-proxy. DetectAuto leaves that to
+// Config.ClusterCIDRs, and knows local pods by the Node's podCIDRs; of a family
+// without any by Config.ClusterCIDRs.
+const (
+	DetectAuto DetectLocal = iota
+	DetectClusterCIDR
+	DetectNodeCIDR
+)
+
+// ParseDetectLocal reads the value of --detect-local-mode; empty is DetectAuto.
+func ParseDetectLocal(word string) (DetectLocal, error) {
+	switch word {
+	case "":
+		return DetectAuto, nil
+	case "ClusterCIDR":
+		return DetectClusterCIDR, nil
+	case "NodeCIDR":
+		return DetectNodeCIDR, nil
+	}
+	return 0, fmt.Errorf("--detect-local-mode is %q; want ClusterCIDR or NodeCIDR", word)
+}
+
+// cidrs returns Table.ClusterCIDRs and Table.LocalCIDRs. node are the Node's
+// podCIDRs.
+func (c *Config) cidrs(node []netip.Prefix) (cluster, local []netip.Prefix) {
+	switch c.DetectLocal {
+	case DetectClusterCIDR:
+		return c.ClusterCIDRs, c.ClusterCIDRs
+	case DetectNodeCIDR:
+		return node, node
+	case DetectAuto:
+	}
+	local = slices.Clone(node)
+	for _, p := range c.ClusterCIDRs {
+		if !slices.ContainsFunc(node, func(n netip.Prefix) bool { return svc.FamilyOf(n.Addr()) == svc.FamilyOf(p.Addr()) }) {
+			local = append(local, p)
+		}
+	}
+	return c.ClusterCIDRs, local
 }
 
 // NodePortAddresses is the value of --nodeport-addresses: which of a node's

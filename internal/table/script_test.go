@@ -118,6 +118,11 @@ func builderOf(t *testing.T, flags string) *Builder {
 			for _, c := range strings.Split(value, ",") {
 				cfg.ClusterCIDRs = append(cfg.ClusterCIDRs, netip.MustParsePrefix(c))
 			}
+		case "detect-local-mode":
+			var err error
+			if cfg.DetectLocal, err = ParseDetectLocal(value); err != nil {
+				t.Fatal(err)
+			}
 		case "masquerade-all":
 			cfg.MasqueradeAll = true
 		case "machine":

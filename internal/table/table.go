@@ -54,9 +54,9 @@ type Frontend struct {
 	// ServicePort may share the slice; it is never written to.
 	Endpoints []Endpoint
 	// LocalClients are the endpoints for clients on this node (the node itself
-	// and its pods) where they differ: traffic from inside the cluster to an
-	// external address of a Service with externalTrafficPolicy Local goes to
-	// any endpoint. Nil means the same as Endpoints.
+	// and Table.LocalCIDRs) where they differ: their traffic to an external address
+	// of a Service with externalTrafficPolicy Local goes to any endpoint. Nil means
+	// the same as Endpoints.
 	LocalClients []Endpoint
 	// Masquerade reports that the source address of a forwarded connection is
 	// replaced by this node's, so that the reply comes back this way (behaviour 52).
@@ -116,6 +116,9 @@ type Table struct {
 	// ClusterCIDRs are the ranges pods have. With them set, traffic to a
 	// ClusterIP from outside of them is masqueraded.
 	ClusterCIDRs []netip.Prefix
+	// LocalCIDRs are the ranges this node's own pods have: the clients, besides the
+	// node itself, that Frontend.LocalClients is for.
+	LocalCIDRs []netip.Prefix
 	// MasqueradeAll asks to masquerade all traffic to ClusterIPs.
 	MasqueradeAll bool
 	// ServiceCIDRs are the ranges of ClusterIPs, sorted. What is sent to an address

@@ -72,7 +72,7 @@ func (l *layout) chains(set *dataplane.Settings, fr *front, emit func(name strin
 		in := writer{chain: name}
 		l.endpoints(&in, fr, "", fr.f.LocalClients, false)
 		emit(name, in.b)
-		for _, p := range set.Pods {
+		for _, p := range set.LocalPods {
 			w.rule(source(p), "-g "+name)
 		}
 		// This node's own connections are masqueraded: their source may be the

@@ -55,20 +55,22 @@ type set uint8
 
 // The sets. Frontends are by address, protocol and port.
 const (
-	setFront   set = iota // all frontends
-	setMasq               // those whose connections are all masqueraded
-	setOutside            // those where only clients that are no pods are
-	setNobody             // those without endpoints
-	setDrop               // those of them of which nothing is said
-	setLeaving            // those without a frontend, with open connections
-	setRanged             // those that let some clients in
-	setAllow              // and which
-	setInside             // those with other endpoints for clients inside, with the mark that leads there
-	setHairpin            // local endpoints, each with its own address again
-	setCluster            // addresses that are Services' as a whole
-	setOuter              // addresses that others route to this node
-	setPods               // ranges of pods
-	setDevice             // addresses on the device
+	setFront     set = iota // all frontends
+	setMasq                 // those whose connections are all masqueraded
+	setOutside              // those where only clients that are no pods are
+	setNobody               // those without endpoints
+	setDrop                 // those of them of which nothing is said
+	setLeaving              // those without a frontend, with open connections
+	setRanged               // those that let some clients in
+	setAllow                // and which
+	setSelf                 // those of them that let this node in, each with its own address again
+	setInside               // those with other endpoints for clients inside, with the mark that leads there
+	setHairpin              // local endpoints, each with its own address again
+	setCluster              // addresses that are Services' as a whole
+	setOuter                // addresses that others route to this node
+	setPods                 // ranges of pods
+	setLocalPods            // those of this node's own
+	setDevice               // addresses on the device
 	setCount
 )
 
@@ -79,9 +81,10 @@ var kinds = [setCount]struct {
 }{
 	setFront: {"front", ipset.HashIPPort}, setMasq: {"masq", ipset.HashIPPort}, setOutside: {"outside", ipset.HashIPPort},
 	setNobody: {"nobody", ipset.HashIPPort}, setDrop: {"drop", ipset.HashIPPort}, setLeaving: {"leaving", ipset.HashIPPort},
-	setRanged: {"ranged", ipset.HashIPPort}, setAllow: {"allow", ipset.HashIPPortNet},
+	setRanged: {"ranged", ipset.HashIPPort}, setAllow: {"allow", ipset.HashIPPortNet}, setSelf: {"self", ipset.HashIPPortIP},
 	setInside: {"inside", ipset.HashIPPort}, setHairpin: {"hairpin", ipset.HashIPPortIP},
 	setCluster: {"cluster", ipset.HashIP}, setOuter: {"outer", ipset.HashIP}, setPods: {"pods", ipset.HashNet},
+	setLocalPods: {"local-pods", ipset.HashNet},
 }
 
 // name is a set's name: "fairlead-front-4".
@@ -128,6 +131,7 @@ const (
 	chainMark    = chainPrefix + "MARK"
 	chainInside  = chainPrefix + "INSIDE"
 	chainNobody  = chainPrefix + "NOBODY"
+	chainRanged  = chainPrefix + "RANGED"
 	chainDrop    = chainPrefix + "DROP"
 	chainPost    = chainPrefix + "POSTROUTING"
 	chainInput   = chainPrefix + "INPUT"
@@ -170,14 +174,21 @@ func (l *layout) chains(table string) []chain {
 			{chainMark, []string{
 				known + "-j RETURN",
 				not(setFront, "dst,dst") + "-j RETURN",
-				match(setRanged, "dst,dst") + not(setAllow, "dst,dst,src") + "-g " + chainDrop,
-				match(setInside, "dst,dst") + match(setPods, "src") + "-g " + chainInside,
+				match(setRanged, "dst,dst") + not(setAllow, "dst,dst,src") + "-j " + chainRanged,
+				match(setInside, "dst,dst") + match(setLocalPods, "src") + "-g " + chainInside,
 				match(setInside, "dst,dst") + "-m addrtype --src-type LOCAL -g " + chainInside,
 				match(setNobody, "dst,dst") + "-g " + chainNobody,
 				match(setMasq, "dst,dst") + masq,
 				match(setOutside, "dst,dst") + not(setPods, "src") + masq,
 			}},
 			{chainInside, []string{"-j SET --map-set " + setInside.name(l.family) + " dst,dst --map-mark"}},
+			// A node sends to a virtual IP from that very address, by lo. Of IPv4 the
+			// kernel drops what comes from elsewhere with an address of this node, of
+			// IPv6 it does not.
+			{chainRanged, []string{
+				"-o lo " + match(setSelf, "dst,dst,src") + "-j RETURN",
+				"-g " + chainDrop,
+			}},
 			// IPVS itself rejects what it has no endpoint for.
 			{chainNobody, []string{
 				match(setDrop, "dst,dst") + "-g " + chainDrop,
@@ -241,13 +252,17 @@ func newLayout(f svc.Family, cfg *Config) *layout {
 
 func (l *layout) sets() []ipset.Set { return setsOf(l.family) }
 
-// podElements are the elements of the set of pods' ranges.
+// podElements are the elements of the sets of pods' ranges.
 func podElements(s *dataplane.Settings) []element {
 	var out []element
-	for _, p := range s.Pods {
-		for _, half := range ipset.Halves(p) {
-			out = append(out, element{setPods, ipset.Element{Net: half}})
+	add := func(to set, ranges []netip.Prefix) {
+		for _, p := range ranges {
+			for _, half := range ipset.Halves(p) {
+				out = append(out, element{to, ipset.Element{Net: half}})
+			}
 		}
 	}
+	add(setPods, s.Pods)
+	add(setLocalPods, s.LocalPods)
 	return out
 }

@@ -31,11 +31,11 @@ func TestDeletedServiceKeepsConnections(t *testing.T) {
 			Endpoints: eps, LocalClients: eps})
 		tab := table.New(p)
 		tab.NodePortAddrs = []netip.Addr{e.Node.Addr4()}
-		tab.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}
+		tab.LocalCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}
 		return tab
 	}
 	none := table.New()
-	none.NodePortAddrs, none.ClusterCIDRs = service("a").NodePortAddrs, service("a").ClusterCIDRs
+	none.NodePortAddrs, none.LocalCIDRs = service("a").NodePortAddrs, service("a").LocalCIDRs
 	key := []table.Key{web(e, "", "a").Key()}
 	e.Apply(t, service("a"), nil)
 	nodePort := netip.AddrPortFrom(e.Node.Addr4(), node)

@@ -155,27 +155,31 @@ func (l *planner) rules(out *front, at netip.AddrPort, p *table.ServicePort, f *
 		return
 	}
 	add(setRanged)
-	for _, r := range l.clients(f.SourceRanges, at.Addr()) {
+	clients, self := l.clients(f.SourceRanges, at.Addr())
+	for _, r := range clients {
 		e := frontElement(setAllow, p.Protocol, at)
 		e.Net = r
 		out.elements = append(out.elements, e)
 	}
+	if self {
+		e := frontElement(setSelf, p.Protocol, at)
+		e.IP2 = at.Addr()
+		out.elements = append(out.elements, e)
+	}
 }
 
-// clients are the ranges of clients let in. This node itself sends to a virtual
-// IP from that very address, and is let in if one of its addresses is.
-func (l *planner) clients(ranges []netip.Prefix, vip netip.Addr) []netip.Prefix {
-	var out []netip.Prefix
-	node := false
+// clients are the ranges of clients let in, and whether this node is, which sends to
+// a virtual IP from that very address: if one of its addresses is.
+func (l *planner) clients(ranges []netip.Prefix, vip netip.Addr) (out []netip.Prefix, self bool) {
 	for _, r := range ranges {
-		if svc.FamilyOf(r.Addr()) != l.family {
-			continue
+		switch {
+		case svc.FamilyOf(r.Addr()) != l.family:
+		case dataplane.IsOwn(r, vip):
+			self = true
+		default:
+			out = append(out, ipset.Halves(r)...)
+			self = self || slices.ContainsFunc(l.settings.NodeAddrs, r.Contains)
 		}
-		out = append(out, ipset.Halves(r)...)
-		node = node || slices.ContainsFunc(l.settings.NodeAddrs, r.Contains)
 	}
-	if own := netip.PrefixFrom(vip, vip.BitLen()); node && !slices.Contains(out, own) {
-		out = append(out, own)
-	}
-	return out
+	return out, self
 }

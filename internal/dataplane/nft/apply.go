@@ -223,7 +223,7 @@ func (w *writer) reject(part []dataplane.FrontKey, err error) {
 		w.change.Reject(k, err)
 		if p, f := w.state.plan.Wanted(k); f != nil {
 			s := w.layout.specFor(&w.state.settings, p, f)
-			_, chains := w.layout.chains(&s, w.state.settings.Pods)
+			_, chains := w.layout.chains(&s, &w.state.settings)
 			for i := range chains {
 				w.state.unused[chains[i].name] = true
 			}

@@ -42,15 +42,15 @@ type chainSpec struct {
 // transaction ends see the old rules of all chains, none of one that is new,
 // but the new elements of all maps. So chains are made by a transaction of
 // their own before the one in which elements lead to them.
-func (l *layout) chains(s *spec, pods []netip.Prefix) (entry string, out []chainSpec) {
+func (l *layout) chains(s *spec, set *dataplane.Settings) (entry string, out []chainSpec) {
 	entry, out = l.end(s, 0, out)
 	if entry != chainRefuse && entry != chainDrop {
-		entry, out = l.masquerade(s.masq, pods, entry, out)
+		entry, out = l.masquerade(s.masq, set.Pods, entry, out)
 	}
 	if s.split {
 		var inside string
 		inside, out = l.end(s, 1, out)
-		entry, out = l.split(pods, inside, entry, out)
+		entry, out = l.split(set.LocalPods, inside, entry, out)
 	}
 	if s.limited {
 		entry, out = l.limit(s, entry, out)
@@ -190,7 +190,7 @@ func (l *layout) fromPods(pods []netip.Prefix, to string) []nftables.Rule {
 	return rules
 }
 
-// split sends clients inside, pods and this node, one way and all others
+// split sends clients inside, this node and its pods, one way and all others
 // another. This node's own connections are masqueraded: their source may be
 // the very address they were sent to, if an interface has it.
 func (l *layout) split(pods []netip.Prefix, inside, outside string, out []chainSpec) (string, []chainSpec) {

@@ -230,7 +230,8 @@ func TestWorkFollowsChange(t *testing.T) {
 			ports = append(ports, q)
 		}
 		next := table.New(ports...)
-		next.NodePortAddrs, next.ClusterCIDRs, next.ServiceCIDRs = tab.NodePortAddrs, tab.ClusterCIDRs, tab.ServiceCIDRs
+		next.NodePortAddrs, next.ServiceCIDRs = tab.NodePortAddrs, tab.ServiceCIDRs
+		next.ClusterCIDRs, next.LocalCIDRs = tab.ClusterCIDRs, tab.LocalCIDRs
 		k.bytes = 0
 		flows.Apply(t, p, next, []table.Key{key})
 		// One for the chain for three endpoints, which nobody had, one for the

@@ -85,7 +85,7 @@ func (l *layout) probe() *nftables.Batch {
 		{n: [2]int{2, 3}, split: true, masq: dataplane.MasqueradeAlways, affinity: 10, node: true},
 		{n: [2]int{2, 0}, affinity: 10, limited: true, own: "probe"},
 	} {
-		_, chains := l.chains(&s, pods)
+		_, chains := l.chains(&s, &dataplane.Settings{Pods: pods, LocalPods: pods})
 		for i := range chains {
 			b.Tag("chain " + chains[i].name)
 			b.AddChain(l.table, nftables.Chain{Name: chains[i].name})

@@ -129,7 +129,7 @@ func (c *change) prepare(k dataplane.FrontKey) {
 	}
 	c.b.Tag(k)
 	s := c.l.specFor(&c.s.settings, p, f)
-	_, specs := c.l.chains(&s, c.s.settings.Pods)
+	_, specs := c.l.chains(&s, &c.s.settings)
 	for i := range specs {
 		c.ensure(&specs[i])
 	}
@@ -138,7 +138,7 @@ func (c *change) prepare(k dataplane.FrontKey) {
 // retain counts the use of the chains of a spec and returns the key under which
 // map targets leads to them.
 func (c *change) retain(s *spec) uint32 {
-	entry, specs := c.l.chains(s, c.s.settings.Pods)
+	entry, specs := c.l.chains(s, &c.s.settings)
 	for i := range specs {
 		ch := c.s.chains[specs[i].name]
 		c.saveChain(ch)
@@ -231,7 +231,7 @@ func (c *change) freeID(id uint32) {
 }
 
 func (c *change) release(s *spec) {
-	_, specs := c.l.chains(s, c.s.settings.Pods)
+	_, specs := c.l.chains(s, &c.s.settings)
 	for i := range specs {
 		ch := c.s.chains[specs[i].name]
 		c.saveChain(ch)

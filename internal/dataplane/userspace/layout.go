@@ -191,12 +191,12 @@ type dest struct {
 }
 
 // conditions are the chains of a frontend that treats clients differently, the
-// one entered last. Its clients are this node, pods, and all others.
+// one entered last. Its clients are this node, its pods, and all others.
 func (l *layout) conditions(fr *front, s *dataplane.Settings) []chain {
 	name := ownName(fr.key)
 	in := chain{name: name}
 	if fr.split {
-		for _, p := range s.Pods {
+		for _, p := range s.LocalPods {
 			in.rules = append(in.rules, l.end(l.InPrefix(l.Source, p), fmt.Sprintf("%s saddr %s ", l.Word, p), fr.to[1], s))
 		}
 		self := new(nftables.Program).SourceType(0).Equal(0, nftables.Uint32(nftables.TypeLocal))

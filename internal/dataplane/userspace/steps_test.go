@@ -32,7 +32,7 @@ func TestStepsAndWholeAgree(t *testing.T) {
 		}
 		tab := table.New(ports...)
 		tab.NodePortAddrs, tab.ServiceCIDRs = addrs, flows.ServiceCIDRs
-		tab.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}
+		tab.LocalCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}
 		return tab
 	}
 	e.Apply(t, tableOf(), nil)

@@ -42,7 +42,14 @@ func (e *Env) build(f svc.Family, p svc.Protocol, r *Row) *table.Table {
 	}
 	b := table.NewBuilder(cfg)
 	b.SetAddresses([]netip.Addr{e.Node.Addr4(), e.Node.Addr6()})
+	var pods []string
+	if r.ClusterCIDRs {
+		for _, p := range e.localPods() {
+			pods = append(pods, p.String())
+		}
+	}
 	b.SetNode(&corev1.Node{
+		Spec:       corev1.NodeSpec{PodCIDRs: pods},
 		ObjectMeta: metav1.ObjectMeta{Name: "node", Labels: map[string]string{corev1.LabelTopologyZone: zone}},
 		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
 			{Type: corev1.NodeInternalIP, Address: e.Node.Addr4().String()}, {Type: corev1.NodeInternalIP, Address: e.Node.Addr6().String()},
@@ -68,6 +75,11 @@ func (e *Env) build(f svc.Family, p svc.Protocol, r *Row) *table.Table {
 
 func podRanges() []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}
+}
+
+// localPods are the ranges of the node's own pods.
+func (e *Env) localPods() []netip.Prefix {
+	return []netip.Prefix{e.Node.PodCIDR(svc.IPv4), e.Node.PodCIDR(svc.IPv6)}
 }
 
 func service(f svc.Family, p svc.Protocol) *corev1.Service {

@@ -39,7 +39,7 @@ type Row struct {
 	Services []Service
 	// API stands in the place of Services.
 	API *API
-	// ClusterCIDRs tells the pods' ranges; MasqueradeAll and Loopback (node
+	// ClusterCIDRs tells the pods' ranges, the node's own and all; MasqueradeAll and Loopback (node
 	// ports on 127.0.0.1) are the flags of these names.
 	ClusterCIDRs, MasqueradeAll, Loopback bool
 
@@ -253,7 +253,7 @@ func (e *Env) Table(f svc.Family, p svc.Protocol, r *Row) *table.Table {
 	}
 	slices.SortFunc(t.NodePortAddrs, netip.Addr.Compare)
 	if r.ClusterCIDRs {
-		t.ClusterCIDRs = podRanges()
+		t.ClusterCIDRs, t.LocalCIDRs = podRanges(), e.localPods()
 	}
 	t.MasqueradeAll = r.MasqueradeAll
 	return t

@@ -61,6 +61,7 @@ func EveryField() *table.Table {
 		sticky)
 	t.NodePortAddrs = []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("192.168.77.11"), netip.MustParseAddr("fd00:77::b")}
 	t.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}
+	t.LocalCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}
 	t.ServiceCIDRs = ServiceCIDRs
 	return t
 }
@@ -90,6 +91,9 @@ func States(grow int) []*table.Table {
 		t := table.New(ports...)
 		if i%4 == 1 {
 			t.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}
+		}
+		if i%3 == 1 {
+			t.LocalCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}
 		}
 		if i%4 == 2 {
 			t.MasqueradeAll = true

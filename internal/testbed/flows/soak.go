@@ -43,7 +43,8 @@ func Soak(t *testing.T, create Factory) {
 	var tabs []*table.Table
 	for _, s := range States(0) {
 		next := table.New(append(slices.Collect(s.All()), web)...)
-		next.NodePortAddrs, next.ClusterCIDRs, next.MasqueradeAll = s.NodePortAddrs, s.ClusterCIDRs, s.MasqueradeAll
+		next.NodePortAddrs, next.MasqueradeAll = s.NodePortAddrs, s.MasqueradeAll
+		next.ClusterCIDRs, next.LocalCIDRs = s.ClusterCIDRs, s.LocalCIDRs
 		tabs = append(tabs, next)
 	}
 	at, steps := tabs[0], 0

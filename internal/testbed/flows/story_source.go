@@ -35,16 +35,12 @@ func ownAddressAsSource(t *testing.T, e *Env) {
 			defer cancel()
 			return h.AskFrom(ctx, proto, from, lb)
 		}
-		// IPVS has every load balancer IP on an interface. Of IPv4 the kernel then
-		// drops what comes with such a source, of IPv6 it does not.
-		if !e.options.balanced || f == svc.IPv4 {
-			show(svc.UDP, node, own)
-			if got, err := ask(e.Client, svc.UDP, netip.AddrPortFrom(lb.Addr(), 0)); err == nil {
-				t.Errorf("from a client with the load balancer's address: %+v, want silence", got)
-			}
-			if e.Node.Tracks(svc.UDP, lb) == nil {
-				t.Error("a packet of a client with the load balancer's address was let in")
-			}
+		show(svc.UDP, node, own)
+		if got, err := ask(e.Client, svc.UDP, netip.AddrPortFrom(lb.Addr(), 0)); err == nil {
+			t.Errorf("from a client with the load balancer's address: %+v, want silence", got)
+		}
+		if e.Node.Tracks(svc.UDP, lb) == nil {
+			t.Error("a packet of a client with the load balancer's address was let in")
 		}
 		e.Node.AddAddr(lb.Addr())
 		show(svc.TCP, node, own)
