@@ -144,7 +144,7 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 	registrar := agent.New(agent.Options{
 		Client: client, NodeName: f.nodeName, Log: log,
 		Node: p.Node, Changed: p.Changed(), ReadyChanged: pods.Changed(), Ready: pods.Healthy,
-		Conditions:  []func() corev1.NodeCondition{func() corev1.NodeCondition { return p.Status().Condition() }, pods.Condition},
+		Conditions:  []func() corev1.NodeCondition{func() corev1.NodeCondition { return p.Status().Condition() }, pods.Condition, pods.Limits},
 		Addresses:   f.nodeIPs,
 		Annotations: map[string]string{svc.ServingCertAnnotation: pods.Fingerprint()},
 		Port:        int32(f.agentPort),
@@ -197,7 +197,8 @@ func (f *agentFlags) runner(log *slog.Logger, client kubernetes.Interface, cfg *
 		return nil, fmt.Errorf("%w; --node-ip names an address of this machine", err)
 	}
 	r, err := runner.New(runner.Options{
-		Client: client, NodeName: f.nodeName, StateDir: f.stateDir, Log: log,
+		Protect: true,
+		Client:  client, NodeName: f.nodeName, StateDir: f.stateDir, Log: log,
 		ClusterCIDRs: f.podCIDRs, ServiceCIDRs: f.serviceCIDRs, ServerAddrs: serverAddrs(cfg, log),
 		ClusterDNS: clusterDNS, ClusterDomain: f.domains[0],
 		Listener: listener, ClientCA: ca, Status: status, StopPods: f.stopPods,

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/kernel/process"
@@ -40,6 +41,7 @@ func Cleanup(ctx context.Context, stateDir string, remove ...func() error) error
 	if err != nil {
 		return err
 	}
+	groups := openCgroups(stateDir)
 	var g errgroup.Group
 	g.SetLimit(maxParallel)
 	for _, d := range dirs {
@@ -53,8 +55,11 @@ func Cleanup(ctx context.Context, stateDir string, remove ...func() error) error
 			return os.RemoveAll(d.dir)
 		})
 	}
-	if err := errors.Join(g.Wait(), removeAll()); err != nil {
+	if err := errors.Join(g.Wait(), groups.sweep(ctx, func(types.UID) bool { return false }), removeAll()); err != nil {
 		return err // the state stays, for the next call
+	}
+	if groups.err == nil {
+		groups.tree.Close()
 	}
 	return os.RemoveAll(stateDir)
 }

@@ -15,6 +15,7 @@ type metrics struct {
 	probes                      *prometheus.CounterVec
 	probeDurations              *prometheus.HistogramVec
 	phase, running, inContainer *prometheus.Desc
+	podCPU, podMemory           *prometheus.Desc
 }
 
 func newMetrics() *metrics {
@@ -35,6 +36,10 @@ func newMetrics() *metrics {
 		}, []string{"probe_type", "container", "pod", "namespace"}),
 		phase:       prometheus.NewDesc("fairlead_runner_pods", "Pods of this node by phase.", []string{"phase"}, nil),
 		running:     prometheus.NewDesc("kubelet_running_pods", "Pods of this node in phase Running.", nil, nil),
+		podCPU: prometheus.NewDesc("pod_cpu_usage_seconds_total", "Processor time of a Pod's containers that run.",
+			[]string{"namespace", "pod"}, nil),
+		podMemory: prometheus.NewDesc("pod_memory_working_set_bytes", "Memory of a Pod's containers that the kernel cannot drop at once.",
+			[]string{"namespace", "pod"}, nil),
 		inContainer: prometheus.NewDesc("kubelet_running_containers", "Containers of this node by state.", []string{"container_state"}, nil),
 	}
 }
@@ -86,6 +91,8 @@ func (r *Runner) Describe(out chan<- *prometheus.Desc) {
 	out <- r.metrics.phase
 	out <- r.metrics.running
 	out <- r.metrics.inContainer
+	out <- r.metrics.podCPU
+	out <- r.metrics.podMemory
 }
 
 // Collect implements prometheus.Collector.
@@ -102,6 +109,11 @@ func (r *Runner) Collect(out chan<- prometheus.Metric) {
 		s := w.snapshot.Load()
 		if s == nil {
 			return
+		}
+		if p := w.phase.Load(); r.cgroups.err == nil && p != nil && *p == corev1.PodRunning {
+			u := r.cgroups.containers(w.uid).Usage()
+			out <- prometheus.MustNewConstMetric(r.metrics.podCPU, prometheus.CounterValue, u.CPU.Seconds(), s.namespace, s.name)
+			out <- prometheus.MustNewConstMetric(r.metrics.podMemory, prometheus.GaugeValue, float64(u.WorkingSet), s.namespace, s.name)
 		}
 		for _, c := range s.containers {
 			switch {

@@ -34,6 +34,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
 	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/kernel/netns"
+	"github.com/fairlead/fairlead/internal/kernel/process"
 	"github.com/fairlead/fairlead/internal/runner/logfile"
 	"github.com/fairlead/fairlead/internal/runner/shim"
 )
@@ -80,6 +81,12 @@ type Options struct {
 	// BackOff is the delay before the second restart of a container, doubled
 	// for each further one up to 5 min; by default 10 s.
 	BackOff time.Duration
+	// PodPIDs bounds the processes of each pod that is not allowed to be privileged,
+	// by default 1,024.
+	PodPIDs int64
+	// Protect keeps the kernel from killing this process when memory is short, where
+	// it may.
+	Protect bool
 	// LogLimit bounds the output kept of each container; zero for 5 files of
 	// 10 MiB.
 	LogLimit logfile.Limit
@@ -97,6 +104,8 @@ type Runner struct {
 	network  *network
 	changed  chan struct{} // see Changed
 	metrics  *metrics
+	cgroups  *cgroups
+	memory   int64 // of the machine
 
 	mu      sync.Mutex
 	workers map[types.UID]*worker
@@ -122,6 +131,9 @@ func New(o Options) (*Runner, error) {
 	if o.StopTimeout <= 0 {
 		o.StopTimeout = 10 * time.Second
 	}
+	if o.PodPIDs <= 0 {
+		o.PodPIDs = 1024
+	}
 	if o.BackOff <= 0 {
 		o.BackOff = 10 * time.Second
 	}
@@ -142,6 +154,16 @@ func New(o Options) (*Runner, error) {
 	r := &Runner{
 		o: o, ipam: newIPAM(), workers: map[types.UID]*worker{}, starts: make(chan struct{}, 2*runtime.NumCPU()),
 		changed: make(chan struct{}, 1), metrics: newMetrics(),
+		cgroups: openCgroups(dir), memory: memoryCapacity(),
+	}
+	if o.Protect {
+		if err := process.SetOOMScoreAdj(os.Getpid(), protectedScore); err != nil {
+			r.cgroups.unprotected = err
+			o.Log.Warn("cannot protect the agent when memory is short", "err", err)
+		}
+	}
+	if r.cgroups.err != nil {
+		o.Log.Warn("cannot enforce limits of Pods", "err", r.cgroups.err)
 	}
 	r.network = newNetwork(r)
 	if o.Listener != nil {
@@ -165,6 +187,9 @@ func (r *Runner) Healthy() error { return r.network.healthy() }
 
 // Condition returns the Node condition PodsRouted.
 func (r *Runner) Condition() corev1.NodeCondition { return r.network.condition() }
+
+// Limits returns the Node condition PodsLimited.
+func (r *Runner) Limits() corev1.NodeCondition { return r.cgroups.condition() }
 
 // Changed holds a token when what Healthy or Condition return may have changed.
 func (r *Runner) Changed() <-chan struct{} { return r.changed }
@@ -282,6 +307,7 @@ func (r *Runner) adopt(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	known := map[types.UID]bool{}
 	for _, d := range dirs {
 		rec, err := readPod(d)
 		if err != nil || r.podDir(rec.UID) != d.dir {
@@ -293,8 +319,9 @@ func (r *Runner) adopt(ctx context.Context) error {
 			if err := os.RemoveAll(d.dir); err != nil {
 				r.o.Log.Error("cannot remove the state of a pod without a record", "dir", d.dir, "err", err)
 			}
-			continue
+			continue // sweep removes its control group
 		}
+		known[rec.UID] = true
 		w := newWorker(ctx, r, rec.UID, rec.Namespace, rec.Name)
 		w.rec = rec
 		r.ipam.reserve(rec.IPs)
@@ -318,6 +345,9 @@ func (r *Runner) adopt(ctx context.Context) error {
 			w.log.Info("adopted a running pod", "shim", id.Pid)
 		}
 		r.start(w)
+	}
+	if err := r.cgroups.sweep(ctx, func(uid types.UID) bool { return known[uid] }); err != nil {
+		r.o.Log.Error("cannot remove control groups of earlier pods", "err", err)
 	}
 	return nil
 }

@@ -49,8 +49,16 @@ func (w *worker) createSandbox(ctx context.Context, pod *corev1.Pod) (err error)
 	if err := w.r.writeEtc(w.paths, pod, w.rec.IPs); err != nil {
 		return err
 	}
+	group, err := w.r.cgroups.add(pod, 0)
+	if err != nil {
+		return err
+	}
+	if group == "" && limited(pod) {
+		w.r.event(pod, corev1.EventTypeWarning, "LimitsNotEnforced", "the pod runs without its limits: "+w.r.cgroups.err.Error())
+	}
 	id, err := shim.Start(ctx, shim.Options{
 		Command: w.r.o.ShimCommand, Dir: w.paths.dir, HostNetwork: pod.Spec.HostNetwork, HostIPC: pod.Spec.HostIPC, Hostname: hostnameOf(pod),
+		Cgroup: group,
 	})
 	if err != nil {
 		return err
@@ -117,7 +125,7 @@ func (w *worker) shimDied(s *sandbox, err error) {
 func (w *worker) killRemains() {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	if err := process.KillMountedFrom(ctx, w.paths.dir); err != nil {
+	if err := errors.Join(w.r.cgroups.remove(ctx, w.uid), process.KillMountedFrom(ctx, w.paths.dir)); err != nil {
 		w.log.Error("cannot kill the pod's remaining processes", "err", err)
 	}
 }
@@ -129,6 +137,9 @@ func (w *worker) dropSandbox(ctx context.Context) {
 	}
 	if w.sandbox != nil {
 		w.dropShim(ctx)
+	}
+	if err := w.r.cgroups.remove(ctx, w.uid); err != nil {
+		w.log.Error("cannot remove the pod's control group", "err", err)
 	}
 	if len(w.rec.IPs) == 0 {
 		return

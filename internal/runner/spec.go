@@ -89,6 +89,10 @@ func (r *Runner) container(ctx context.Context, f facts, c *corev1.Container, p 
 		TTY: c.TTY, Stdin: c.Stdin, StdinOnce: c.StdinOnce,
 	}
 	out.User, out.Group = identity(f.pod, c)
+	out.OOMScoreAdj = oomScoreAdj(f.pod, c, r.memory)
+	if out.Cgroup, err = r.cgroups.container(f.pod.UID, c); err != nil {
+		return shim.Container{}, err
+	}
 	return out, nil
 }
 

@@ -210,6 +210,8 @@ func terminated(st *shim.State) *corev1.ContainerStateTerminated {
 		t.Reason = "StartError"
 	case st.Error != "":
 		t.Reason = "ContainerStatusUnknown"
+	case st.OOMKilled && st.ExitCode != 0:
+		t.Reason = "OOMKilled"
 	case st.ExitCode != 0:
 		t.Reason = "Error"
 	}
@@ -292,7 +294,7 @@ func setCondition(st *corev1.PodStatus, c corev1.PodCondition, now time.Time) {
 }
 
 // qosClass returns the class that the API server has set, or else derives it from
-// requests and limits, which have no other effect here.
+// requests and limits.
 func qosClass(pod *corev1.Pod) corev1.PodQOSClass {
 	if pod.Status.QOSClass != "" {
 		return pod.Status.QOSClass

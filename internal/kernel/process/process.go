@@ -183,6 +183,13 @@ func KillGroup(pgid int) error { return unix.Kill(-pgid, unix.SIGKILL) }
 // SetHostname sets the host name of the UTS namespace of the calling thread.
 func SetHostname(name string) error { return unix.Sethostname([]byte(name)) }
 
+// SetOOMScoreAdj sets how readily the kernel kills a process when memory is short,
+// from -1000, never, to 1000 (proc_pid_oom_score_adj(5)). Less than it has needs
+// CAP_SYS_RESOURCE of the machine.
+func SetOOMScoreAdj(pid, score int) error {
+	return os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid), []byte(strconv.Itoa(score)), 0)
+}
+
 // BecomeSubreaper makes orphaned descendants children of the caller instead of
 // init, so that they can be waited for and found.
 func BecomeSubreaper() error {

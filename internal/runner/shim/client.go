@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/kernel/cgroup"
 	"github.com/fairlead/fairlead/internal/kernel/process"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
 )
@@ -28,6 +29,9 @@ type Options struct {
 	// HostIPC leaves it in the machine's IPC namespace.
 	HostIPC  bool
 	Hostname string
+	// Cgroup is the directory of the control group that the shim begins in, ""
+	// for that of the caller.
+	Cgroup string
 }
 
 // startTimeout bounds the time from exec to the open socket.
@@ -53,6 +57,14 @@ func Start(ctx context.Context, o Options) (process.ID, error) {
 	if !o.HostNetwork {
 		attr.Cloneflags |= syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS
 		args = append(args, "-own-network", "-hostname", o.Hostname)
+	}
+	if o.Cgroup != "" {
+		group, err := cgroup.At(o.Cgroup).Open()
+		if err != nil {
+			return process.ID{}, fmt.Errorf("control group of the pod's shim: %w", err)
+		}
+		defer group.Close()
+		attr.UseCgroupFD, attr.CgroupFD = true, int(group.Fd())
 	}
 	cmd := exec.Command(o.Command[0], args...)
 	cmd.Stderr, cmd.ExtraFiles, cmd.SysProcAttr, cmd.Dir = log, []*os.File{w}, attr, "/"

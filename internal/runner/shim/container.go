@@ -15,6 +15,7 @@ import (
 
 	"github.com/creack/pty"
 
+	"github.com/fairlead/fairlead/internal/kernel/cgroup"
 	"github.com/fairlead/fairlead/internal/kernel/mount"
 	"github.com/fairlead/fairlead/internal/kernel/process"
 	"github.com/fairlead/fairlead/internal/runner/logfile"
@@ -97,6 +98,8 @@ func (s *server) run(k *container, ns *os.File, started chan struct{}) error {
 		return err
 	}
 	defer p.closeAll()
+	group := cgroup.At(k.spec.Cgroup)
+	oomKills := group.OOMKills()
 	cmd := &exec.Cmd{
 		Path: path, Args: k.spec.Args, Env: k.spec.Env, Dir: k.spec.Dir,
 		Stdin: p.childIn, Stdout: p.childOut, Stderr: p.childErr,
@@ -107,7 +110,7 @@ func (s *server) run(k *container, ns *os.File, started chan struct{}) error {
 	if cmd.Dir == "" {
 		cmd.Dir = "/"
 	}
-	forget, err := s.launch(cmd)
+	forget, err := s.launch(cmd, k.spec)
 	if err != nil {
 		return startError(err, cmd)
 	}
@@ -139,12 +142,16 @@ func (s *server) run(k *container, ns *os.File, started chan struct{}) error {
 	// namespace's only while ns is open: the kernel reuses the numbers.
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
+	if k.spec.Cgroup != "" {
+		_ = group.Kill(ctx)
+	}
 	_ = process.KillMountNamespace(ctx, inode)
 	_ = p.readersDeadline(time.Now().Add(time.Second)) // an escaped process may hold them open
 	copies.Wait()
 	s.mu.Lock()
 	k.state.Finished = finished
 	k.state.ExitCode, k.state.Signal = exitStatus(cmd.ProcessState)
+	k.state.OOMKilled = group.OOMKills() > oomKills
 	s.mu.Unlock()
 	return nil
 }
@@ -164,15 +171,24 @@ func (s *server) ended(k *container, err error) {
 	close(k.done)
 }
 
-// launch starts cmd so that the reaper leaves its exit code alone until forget
-// is called.
-func (s *server) launch(cmd *exec.Cmd) (forget func(), err error) {
+// launch starts cmd as a process of the container c, so that the reaper leaves its
+// exit code alone until forget is called.
+func (s *server) launch(cmd *exec.Cmd, c Container) (forget func(), err error) {
+	if c.Cgroup != "" {
+		dir, err := cgroup.At(c.Cgroup).Open()
+		if err != nil {
+			return nil, fmt.Errorf("control group of the container: %w", err)
+		}
+		defer dir.Close()
+		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(dir.Fd())
+	}
 	s.starting.RLock()
 	defer s.starting.RUnlock()
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
 	pid := cmd.Process.Pid
+	_ = process.SetOOMScoreAdj(pid, c.OOMScoreAdj) // lower than its own not without root
 	s.mu.Lock()
 	s.known[pid] = true
 	s.mu.Unlock()

@@ -29,6 +29,12 @@ type Container struct {
 	// User and Group, nil for those of the shim.
 	User  *int64 `json:"user,omitempty"`
 	Group *int64 `json:"group,omitempty"`
+	// Cgroup is the directory of the container's control group, which exists; ""
+	// for that of the shim.
+	Cgroup string `json:"cgroup,omitempty"`
+	// OOMScoreAdj is the preference of the kernel for killing it when memory is
+	// short (proc_pid_oom_score_adj(5)).
+	OOMScoreAdj int `json:"oomScoreAdj,omitempty"`
 	// Binds are mounted over the file system, in this order.
 	Binds []mount.Bind  `json:"binds,omitempty"`
 	Log   string        `json:"log"`
@@ -59,6 +65,8 @@ type State struct {
 	ExitCode int    `json:"exitCode,omitempty"`
 	Signal   int    `json:"signal,omitempty"`
 	Error    string `json:"error,omitempty"`
+	// OOMKilled is set when the kernel killed in its group for lack of memory.
+	OOMKilled bool `json:"oomKilled,omitempty"`
 }
 
 // Exec is a further process in a running container.

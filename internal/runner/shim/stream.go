@@ -48,7 +48,7 @@ func (s *server) exec(c *net.UnixConn, req Exec, files []*os.File, closeFiles fu
 		} else if req.TTY && files[0] != nil {
 			cmd.Stderr = files[0]
 		}
-		forget, err := s.launch(cmd)
+		forget, err := s.launch(cmd, spec)
 		if err != nil {
 			return startError(err, cmd)
 		}

@@ -1,0 +1,4 @@
+// Package guest has the tests of package runner that need a machine of their own: a
+// kernel with control groups of version 2, whose memory and processes a Pod may use
+// up. See package internal/testbed/uml.
+package guest

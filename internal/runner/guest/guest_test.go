@@ -1,0 +1,186 @@
+package guest_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
+	"github.com/fairlead/fairlead/internal/runner"
+	_ "github.com/fairlead/fairlead/internal/runner/shim/early"
+	"github.com/fairlead/fairlead/internal/testbed/uml"
+)
+
+func TestMain(m *testing.M) { uml.Main(m) }
+
+const (
+	nodeName  = "node-a"
+	groups    = "/sys/fs/cgroup"
+	namespace = "tenant" // whose Pods are not allowed to be privileged
+	patience  = 120 * time.Second
+)
+
+// machine is a node with its API server.
+type machine struct {
+	t      *testing.T
+	client kubernetes.Interface
+	runner *runner.Runner
+}
+
+func newMachine(t *testing.T) *machine {
+	t.Helper()
+	if err := unix.Mount("none", groups, "cgroup2", 0, ""); err != nil && !errors.Is(err, unix.EBUSY) {
+		t.Fatal(err)
+	}
+	config := apiservertest.Start(t)
+	config.QPS = -1
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &machine{t: t, client: client}
+	core := client.CoreV1()
+	node, err := core.Nodes().Create(t.Context(), &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: nodeName}, Spec: corev1.NodeSpec{PodCIDR: "10.244.1.0/24", PodCIDRs: []string{"10.244.1.0/24"}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "127.0.0.1"}}
+	if _, err := core.Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := core.Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
+		Name: namespace, Labels: map[string]string{"pod-security.kubernetes.io/enforce": "baseline"},
+	}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	state := filepath.Join(t.TempDir(), "state")
+	m.runner, err = runner.New(runner.Options{
+		Client: client, NodeName: nodeName, StateDir: state, StopPods: true, PodPIDs: 64, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, ClusterDNS: []netip.Addr{netip.MustParseAddr("10.96.0.10")},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- m.runner.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := runner.Cleanup(ctx, state, runner.RemoveNetwork); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Stat(groups + "/fairlead"); !os.IsNotExist(err) {
+			t.Errorf("control groups are left: %v", err)
+		}
+	})
+	ready, cancelReady := context.WithTimeout(t.Context(), patience)
+	defer cancelReady()
+	if err := m.runner.WaitReady(ready); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// pod creates a pod of one container that runs a script.
+func (m *machine) pod(namespace, name, script string, limits corev1.ResourceList) {
+	m.t.Helper()
+	_, err := m.client.CoreV1().Pods(namespace).Create(m.t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PodSpec{
+			NodeName: nodeName, RestartPolicy: corev1.RestartPolicyNever, TerminationGracePeriodSeconds: new(int64(0)),
+			AutomountServiceAccountToken: new(false),
+			Containers: []corev1.Container{{
+				Name: "main", Image: "host", Command: []string{"sh", "-c", script}, Resources: corev1.ResourceRequirements{Limits: limits},
+			}},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// until waits for a pod to be as ok says.
+func (m *machine) until(namespace, name, what string, ok func(*corev1.Pod) bool) *corev1.Pod {
+	m.t.Helper()
+	for deadline := time.Now().Add(patience); ; <-time.After(20 * time.Millisecond) {
+		p, err := m.client.CoreV1().Pods(namespace).Get(m.t.Context(), name, metav1.GetOptions{})
+		if err == nil && ok(p) {
+			return p
+		}
+		if time.Now().After(deadline) {
+			m.t.Fatalf("pod %s is not %s: %v %+v", name, what, err, p.Status)
+		}
+	}
+}
+
+func running(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning }
+
+// A container that asks for 300 MB under a limit of 32 MiB is killed for that, and a
+// Pod beside it is not. Its groups go with it.
+func TestLimits(t *testing.T) {
+	m := newMachine(t)
+	if c := m.runner.Limits(); c.Status != corev1.ConditionTrue {
+		t.Fatalf("the condition is %+v", c)
+	}
+	m.pod("default", "beside", "sleep 600", nil)
+	m.until("default", "beside", "running", running)
+	m.pod("default", "hog", "head -c 300000000 /dev/zero | tail & wait; echo outlived",
+		corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("32Mi"), corev1.ResourceCPU: resource.MustParse("500m")})
+	p := m.until("default", "hog", "ended", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })
+	if st := p.Status.ContainerStatuses[0].State.Terminated; st == nil || st.Reason != "OOMKilled" {
+		t.Errorf("the hog ended as %+v, want OOMKilled", st)
+	}
+	beside := m.until("default", "beside", "running", running)
+	if n := beside.Status.ContainerStatuses[0].RestartCount; n != 0 {
+		t.Errorf("the other Pod was started again %d times", n)
+	}
+	if n := testutil.CollectAndCount(m.runner, "pod_memory_working_set_bytes"); n != 1 {
+		t.Errorf("%d series of memory, want that of the Pod that runs", n)
+	}
+	for _, name := range []string{"hog", "beside"} {
+		if err := m.client.CoreV1().Pods("default").Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for deadline := time.Now().Add(patience); ; <-time.After(20 * time.Millisecond) {
+		_, err := m.client.CoreV1().Pods("default").Get(t.Context(), "beside", metav1.GetOptions{})
+		left, _ := filepath.Glob(groups + "/fairlead/*")
+		if left = dirsOf(left); apierrors.IsNotFound(err) && len(left) == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("groups are left: %v, %v", left, err)
+		}
+	}
+}
+
+func dirsOf(paths []string) []string {
+	var out []string
+	for _, p := range paths {
+		if st, err := os.Stat(p); err == nil && st.IsDir() {
+			out = append(out, p)
+		}
+	}
+	return out
+}

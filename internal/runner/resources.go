@@ -1,0 +1,225 @@
+package runner
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/fairlead/fairlead/internal/kernel/cgroup"
+)
+
+// PodsLimited is the type of the Node condition that is False where limits of Pods
+// are not enforced.
+const PodsLimited corev1.NodeConditionType = "PodsLimited"
+
+// cgroupTree is the name of the group that has those of all Pods.
+const cgroupTree = "fairlead"
+
+// cgroups has a group for each pod: PREFIX-UID, in it "shim" for the pod's shim and
+// "pod", which has a group for each container.
+type cgroups struct {
+	tree   *cgroup.Tree
+	prefix string // of this state directory: another agent may use the same tree
+	err    error  // why there is no tree
+	// unprotected is why the kernel may kill the agent when memory is short.
+	unprotected error
+}
+
+// protectedScore is kubelet's own oom_score_adj.
+const protectedScore = -999
+
+func openCgroups(stateDir string) *cgroups {
+	sum := sha256.Sum256([]byte(stateDir))
+	c := &cgroups{prefix: hex.EncodeToString(sum[:4]) + "-"}
+	c.tree, c.err = cgroup.Open(cgroupTree)
+	return c
+}
+
+// pod is the group of a pod.
+func (c *cgroups) pod(uid types.UID) cgroup.Group { return c.tree.Group(c.prefix + string(uid)) }
+
+// containers is the group of all containers of a pod.
+func (c *cgroups) containers(uid types.UID) cgroup.Group {
+	return c.tree.Group(filepath.Join(c.prefix+string(uid), "pod"))
+}
+
+// add makes the groups of a pod and returns that of its shim, "" without a tree.
+func (c *cgroups) add(pod *corev1.Pod, pids int64) (string, error) {
+	if c.err != nil {
+		return "", nil
+	}
+	shim := c.tree.Group(filepath.Join(c.prefix+string(pod.UID), "shim"))
+	l := podLimits(pod)
+	l.PIDs = pids
+	err := errors.Join(c.pod(pod.UID).Make(cgroup.Limits{Weight: l.Weight}, true), shim.Make(cgroup.Limits{}, false),
+		c.containers(pod.UID).Make(l, true))
+	return shim.Dir(), err
+}
+
+// container makes the group of a container and returns it, "" without a tree.
+func (c *cgroups) container(uid types.UID, k *corev1.Container) (string, error) {
+	if c.err != nil || !c.containers(uid).Exists() { // a pod of a run that had no tree
+		return "", nil
+	}
+	g := c.tree.Group(filepath.Join(c.prefix+string(uid), "pod", k.Name))
+	return g.Dir(), g.Make(limitsOf(k.Resources), false)
+}
+
+// remove ends what is left of a pod, and its groups.
+func (c *cgroups) remove(ctx context.Context, uid types.UID) error {
+	if c.err != nil || !c.pod(uid).Exists() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	return errors.Join(c.pod(uid).Kill(ctx), c.pod(uid).Remove())
+}
+
+// sweep removes the groups of pods that keep does not name, and the tree if it is
+// empty then.
+func (c *cgroups) sweep(ctx context.Context, keep func(types.UID) bool) error {
+	if c.err != nil {
+		return nil
+	}
+	var errs []error
+	for _, name := range c.tree.Names() {
+		if uid, ours := strings.CutPrefix(name, c.prefix); ours && !keep(types.UID(uid)) {
+			errs = append(errs, c.remove(ctx, types.UID(uid)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// condition is the Node condition PodsLimited.
+func (c *cgroups) condition() corev1.NodeCondition {
+	if c.err != nil {
+		return corev1.NodeCondition{
+			Type: PodsLimited, Status: corev1.ConditionFalse, Reason: "NoControlGroups",
+			Message: "limits of memory, CPU and processes are not enforced: " + c.err.Error(),
+		}
+	}
+	message := "each Pod has a control group"
+	if c.unprotected != nil {
+		message += "; the agent is not protected when memory is short: " + c.unprotected.Error()
+	}
+	return corev1.NodeCondition{Type: PodsLimited, Status: corev1.ConditionTrue, Reason: "ControlGroups", Message: message}
+}
+
+// limited reports whether a limit of the pod is one that a control group enforces.
+func limited(pod *corev1.Pod) bool {
+	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range list {
+			if l := limitsOf(list[i].Resources); l.Memory > 0 || l.CPU > 0 {
+				return true
+			}
+		}
+	}
+	return pod.Spec.Resources != nil && len(pod.Spec.Resources.Limits) > 0
+}
+
+// limitsOf turns resources into what a group is given, as kubelet does.
+func limitsOf(r corev1.ResourceRequirements) cgroup.Limits {
+	l := cgroup.Limits{Memory: r.Limits.Memory().Value(), CPU: r.Limits.Cpu().MilliValue()}
+	request := r.Requests.Cpu().MilliValue()
+	if _, ok := r.Requests[corev1.ResourceCPU]; !ok {
+		request = l.CPU
+	}
+	l.Weight = weight(request)
+	return l
+}
+
+// weight turns thousandths of a processor into a cpu.weight, by way of the shares of
+// version 1, as the OCI runtimes do (KEP-2254).
+func weight(milli int64) int64 {
+	shares := min(max(milli*1024/1000, 2), 262144)
+	return 1 + (shares-2)*9999/262142
+}
+
+// podLimits are the limits of all containers together: of the pod itself if it has
+// them, else the sums, where each container has one.
+func podLimits(pod *corev1.Pod) cgroup.Limits {
+	var sum cgroup.Limits
+	var request int64
+	memory, cpu := true, true
+	count := func(r corev1.ResourceRequirements) {
+		l := limitsOf(r)
+		sum.Memory, sum.CPU = sum.Memory+l.Memory, sum.CPU+l.CPU
+		memory, cpu = memory && l.Memory > 0, cpu && l.CPU > 0
+		if q, ok := r.Requests[corev1.ResourceCPU]; ok {
+			request += q.MilliValue()
+		} else {
+			request += l.CPU
+		}
+	}
+	for i := range pod.Spec.Containers {
+		count(pod.Spec.Containers[i].Resources)
+	}
+	for i := range pod.Spec.InitContainers {
+		c := &pod.Spec.InitContainers[i]
+		if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
+			count(c.Resources)
+			continue
+		}
+		// It runs before the others: the pod's limit is for the larger of both.
+		l := limitsOf(c.Resources)
+		memory, cpu = memory && l.Memory > 0, cpu && l.CPU > 0
+		sum.Memory, sum.CPU = max(sum.Memory, l.Memory), max(sum.CPU, l.CPU)
+	}
+	if !memory {
+		sum.Memory = 0
+	}
+	if !cpu {
+		sum.CPU = 0
+	}
+	if r := pod.Spec.Resources; r != nil {
+		if q, ok := r.Limits[corev1.ResourceMemory]; ok {
+			sum.Memory = q.Value()
+		}
+		if q, ok := r.Limits[corev1.ResourceCPU]; ok {
+			sum.CPU = q.MilliValue()
+		}
+		if q, ok := r.Requests[corev1.ResourceCPU]; ok {
+			request = q.MilliValue()
+		}
+	}
+	sum.Weight = weight(request)
+	return sum
+}
+
+// oomScoreAdj is kubelet's: a container that uses no more than it has requested
+// outlives those that do (pkg/kubelet/qos/policy.go). capacity is the machine's
+// memory.
+func oomScoreAdj(pod *corev1.Pod, c *corev1.Container, capacity int64) int {
+	switch qosClass(pod) {
+	case corev1.PodQOSGuaranteed:
+		return -997
+	case corev1.PodQOSBestEffort:
+		return 1000
+	}
+	if capacity <= 0 {
+		return 999
+	}
+	return int(min(max(1000-1000*c.Resources.Requests.Memory().Value()/capacity, 3), 999))
+}
+
+// memoryCapacity is the machine's memory in bytes, 0 if unknown.
+func memoryCapacity() int64 {
+	b, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0
+	}
+	var kb int64
+	if _, err := fmt.Sscanf(string(b), "MemTotal: %d kB", &kb); err != nil {
+		return 0
+	}
+	return kb << 10
+}
