@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/epslice"
 	"github.com/fairlead/fairlead/internal/proxy"
+	"github.com/fairlead/fairlead/internal/runner"
 )
 
 // pendingGrace is how long a Pod may take to start before that is a problem.
@@ -73,6 +74,7 @@ func (r *report) judgeNodes(nodes []corev1.Node) {
 		for _, c := range nodes[i].Status.Conditions {
 			own := strings.HasPrefix(string(c.Type), ownConditions)
 			switch {
+			case c.Type == runner.PodsLimited: // how the machine is, no fault; Pods that it concerns have an Event
 			case !n.Ready || c.Type == corev1.NodeReady || c.Type == proxy.ServicesProgrammed && s != nil:
 			case own && c.Status == corev1.ConditionFalse, !own && c.Status == corev1.ConditionTrue:
 				r.problem("node %s: %s is %s: %s", n.Name, c.Type, c.Status, cmp.Or(c.Message, c.Reason, "no reason given"))

@@ -19,7 +19,7 @@ import (
 
 // PodsLimited is the type of the Node condition that is False where limits of Pods
 // are not enforced.
-const PodsLimited corev1.NodeConditionType = "PodsLimited"
+const PodsLimited corev1.NodeConditionType = "fairlead.dev/PodsLimited"
 
 // cgroupTree is the name of the group that has those of all Pods.
 const cgroupTree = "fairlead"
