@@ -34,8 +34,8 @@ func newMetrics() *metrics {
 		probeDurations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "prober_probe_duration_seconds", Help: "Time that a probe took.", Buckets: prometheus.DefBuckets,
 		}, []string{"probe_type", "container", "pod", "namespace"}),
-		phase:       prometheus.NewDesc("fairlead_runner_pods", "Pods of this node by phase.", []string{"phase"}, nil),
-		running:     prometheus.NewDesc("kubelet_running_pods", "Pods of this node in phase Running.", nil, nil),
+		phase:   prometheus.NewDesc("fairlead_runner_pods", "Pods of this node by phase.", []string{"phase"}, nil),
+		running: prometheus.NewDesc("kubelet_running_pods", "Pods of this node in phase Running.", nil, nil),
 		podCPU: prometheus.NewDesc("pod_cpu_usage_seconds_total", "Processor time of a Pod's containers that run.",
 			[]string{"namespace", "pod"}, nil),
 		podMemory: prometheus.NewDesc("pod_memory_working_set_bytes", "Memory of a Pod's containers that the kernel cannot drop at once.",
