@@ -88,9 +88,8 @@ var table = []row{
 
 	{"restartPolicy terminationGracePeriodSeconds dnsPolicy dnsConfig nodeSelector nodeName serviceAccountName serviceAccount " +
 		"automountServiceAccountToken hostNetwork hostPID hostIPC hostname subdomain schedulerName tolerations hostAliases readinessGates " +
-		"enableServiceLinks schedulingGates", Done, "", nil},
+		"enableServiceLinks schedulingGates activeDeadlineSeconds", Done, "", nil},
 	{"ephemeralContainers", Refused, "there is nothing to add to a process; the server rejects them with 422", nil},
-	{"activeDeadlineSeconds", Warned, "the Pod runs on", nil},
 	{"shareProcessNamespace", Warned, "Pods see all processes of the node", isTrue},
 	{"affinity topologySpreadConstraints priorityClassName preemptionPolicy overhead schedulingGroup", Warned, whyScheduler, nil},
 	{"priority", Warned, whyScheduler, func(v reflect.Value, _ *corev1.PodSpec) bool { return v.Elem().Int() != 0 }},

@@ -50,6 +50,11 @@ func (c *container) adopt(pod *corev1.Pod) {
 		c.last = &states[0]
 	}
 	now := states[len(states)-1]
+	for i := range states {
+		if states[i].Exited {
+			c.keepMessage(&states[i])
+		}
+	}
 	if !now.Exited && (c.w.sandbox == nil || now.Boot != process.BootID()) {
 		now.Exited, now.ExitCode, now.Finished = true, unknownExit, time.Now()
 		now.Error = "it ended while the agent was away"
@@ -143,6 +148,7 @@ func (c *container) start(ctx context.Context, pod *corev1.Pod) {
 	c.w.log.Info("container started", "container", c.spec.Name, "attempt", attempt, "pid", st.Process.Pid)
 	if st.Exited {
 		close(c.ended)
+		c.keepMessage(&st)
 		c.scheduleRestart(pod)
 		return
 	}
@@ -163,8 +169,22 @@ func (c *container) observe(st shim.State) {
 	c.exited()
 }
 
+// keepMessage reads the termination message of an attempt, which is now or last.
+func (c *container) keepMessage(st *shim.State) {
+	text, err := c.w.paths.readMessage(c.w.life, c.spec, st)
+	if err != nil {
+		c.w.log.Error("cannot read the termination message of the container", "container", c.spec.Name, "err", err)
+	}
+	kept := map[string]string{st.ID: text}
+	if c.last != nil && c.messages[c.last.ID] != "" {
+		kept[c.last.ID] = c.messages[c.last.ID]
+	}
+	c.messages = kept
+}
+
 // exited follows up on the end of the current attempt.
 func (c *container) exited() {
+	c.keepMessage(c.now)
 	c.stopProbes()
 	c.started, c.ready = false, false
 	if c.ended != nil {

@@ -166,6 +166,9 @@ var ownConditions = map[corev1.PodConditionType]bool{
 func statusPatch(base *corev1.Pod, want *corev1.PodStatus) ([]byte, error) {
 	next := base.Status.DeepCopy()
 	next.Phase, next.QOSClass, next.StartTime, next.ObservedGeneration = want.Phase, want.QOSClass, want.StartTime, want.ObservedGeneration
+	if want.Phase == corev1.PodFailed && want.Reason != "" {
+		next.Reason, next.Message = want.Reason, want.Message // the node has ended it
+	}
 	next.HostIP, next.HostIPs, next.PodIP, next.PodIPs = want.HostIP, want.HostIPs, want.PodIP, want.PodIPs
 	next.InitContainerStatuses, next.ContainerStatuses = want.InitContainerStatuses, want.ContainerStatuses
 	for _, c := range want.Conditions {

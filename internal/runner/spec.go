@@ -84,7 +84,7 @@ func (r *Runner) container(ctx context.Context, f facts, c *corev1.Container, p 
 	out := shim.Container{
 		Name: c.Name, Attempt: attempt, ID: fmt.Sprintf("%s-%s-%d", f.pod.UID, c.Name, attempt),
 		Args: args, Dir: c.WorkingDir, Env: environment(vars, hostnameOf(f.pod), c.TTY),
-		Binds: append(p.etcBinds(f.pod), mounts...),
+		Binds: append(append(p.etcBinds(f.pod), mounts...), p.messageBind(c, attempt)),
 		Log:   p.log(c.Name, attempt), Limit: r.o.LogLimit, Record: p.record(c.Name, attempt),
 		TTY: c.TTY, Stdin: c.Stdin, StdinOnce: c.StdinOnce,
 	}
@@ -145,6 +145,9 @@ func (p podPaths) containers() string           { return filepath.Join(p.dir, "c
 func (p podPaths) container(name string) string { return filepath.Join(p.containers(), name) }
 func (p podPaths) log(name string, attempt int) string {
 	return filepath.Join(p.container(name), fmt.Sprintf("%d.log", attempt))
+}
+func (p podPaths) message(name string, attempt int) string {
+	return filepath.Join(p.container(name), fmt.Sprintf("%d.message", attempt))
 }
 func (p podPaths) record(name string, attempt int) string {
 	return filepath.Join(p.container(name), fmt.Sprintf("%d.json", attempt))

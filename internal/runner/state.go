@@ -35,6 +35,14 @@ type podRecord struct {
 	HostNetwork bool          `json:"hostNetwork,omitempty"`
 	Grace       time.Duration `json:"grace"`
 	Started     time.Time     `json:"started"`
+	// Failure is why the node has ended the pod, which is Failed then.
+	Failure *failure `json:"failure,omitempty"`
+}
+
+// failure is the reason and message in the status of a pod that the node has ended.
+type failure struct {
+	Reason  string `json:"reason"`
+	Message string `json:"message"`
 }
 
 func readPod(p podPaths) (podRecord, error) {
@@ -96,8 +104,8 @@ const unknownExit = 137
 // the current one and the one before (kubectl logs --previous).
 const keptAttempts = 2
 
-// makeContainerDir makes the directory of a container and removes the files of
-// attempts older than keptAttempts.
+// makeContainerDir makes the directory of a container with the file of its termination
+// message, and removes the files of attempts older than keptAttempts.
 func makeContainerDir(p podPaths, container string, attempt int) error {
 	if err := os.MkdirAll(p.container(container), 0o700); err != nil {
 		return err
@@ -111,9 +119,12 @@ func makeContainerDir(p podPaths, container string, attempt int) error {
 		if n, err := strconv.Atoi(head); err == nil && n <= attempt-keptAttempts {
 			logfile.Remove(p.log(container, n))
 			_ = os.Remove(p.record(container, n))
+			_ = os.Remove(p.message(container, n))
 		}
 	}
-	return nil
+	// Any user a container runs as may write its message.
+	message := p.message(container, attempt)
+	return errors.Join(os.WriteFile(message, nil, 0o666), os.Chmod(message, 0o666))
 }
 
 // podDirs lists the directories of pods below root.

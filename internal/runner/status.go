@@ -33,8 +33,10 @@ type containerState struct {
 	// waiting is why nothing runs while now is nil or has ended and will be
 	// restarted.
 	waiting *corev1.ContainerStateWaiting
-	started bool
-	ready   bool
+	// messages are the termination messages of now and last, by their ID.
+	messages map[string]string
+	started  bool
+	ready    bool
 }
 
 func (c *containerState) running() bool { return c.now != nil && !c.now.Exited }
@@ -57,6 +59,8 @@ type podState struct {
 	containers []*containerState
 	// over is set when nothing runs and nothing will be restarted.
 	over bool
+	// failure is why the node ends the pod, nil if it does not.
+	failure *failure
 }
 
 // restarts reports whether a container that ended is to be restarted.
@@ -79,6 +83,9 @@ func (v podState) status(now time.Time) corev1.PodStatus {
 	st := *old.DeepCopy()
 	st.Phase = v.phase()
 	st.Message, st.Reason = old.Message, old.Reason
+	if v.over && v.failure != nil {
+		st.Message, st.Reason = v.failure.Message, v.failure.Reason
+	}
 	st.QOSClass = qosClass(v.pod)
 	if !v.started.IsZero() {
 		t := metav1.NewTime(v.started.Truncate(time.Second))
@@ -132,7 +139,7 @@ func (v podState) phase() corev1.PodPhase {
 		}
 	}
 	switch {
-	case v.over && failed:
+	case v.over && (failed || v.failure != nil):
 		return corev1.PodFailed
 	case v.over && !waiting:
 		return corev1.PodSucceeded
@@ -168,16 +175,16 @@ func (v podState) container(c *containerState) corev1.ContainerStatus {
 		st.ContainerID = containerID(c.now)
 	}
 	if c.last != nil {
-		st.LastTerminationState.Terminated = terminated(c.last)
+		st.LastTerminationState.Terminated = c.terminated(c.last)
 	}
 	switch {
 	case c.running():
 		st.State.Running = &corev1.ContainerStateRunning{StartedAt: metav1.NewTime(c.now.Started.Truncate(time.Second))}
 	case c.now != nil && c.waiting == nil:
-		st.State.Terminated = terminated(c.now)
+		st.State.Terminated = c.terminated(c.now)
 	default:
 		if c.now != nil {
-			st.LastTerminationState.Terminated = terminated(c.now)
+			st.LastTerminationState.Terminated = c.terminated(c.now)
 		}
 		w := c.waiting
 		if w == nil {
@@ -196,11 +203,14 @@ func (v podState) container(c *containerState) corev1.ContainerStatus {
 
 func containerID(st *shim.State) string { return "fairlead://" + st.ID }
 
-func terminated(st *shim.State) *corev1.ContainerStateTerminated {
+func (c *containerState) terminated(st *shim.State) *corev1.ContainerStateTerminated {
 	t := &corev1.ContainerStateTerminated{
 		ExitCode: int32(st.ExitCode), Reason: "Completed", ContainerID: containerID(st),
 		StartedAt: metav1.NewTime(st.Started.Truncate(time.Second)), FinishedAt: metav1.NewTime(st.Finished.Truncate(time.Second)),
 		Message: st.Error,
+	}
+	if text := c.messages[st.ID]; text != "" {
+		t.Message = text
 	}
 	if st.Signal != 0 {
 		t.Signal = int32(st.Signal)

@@ -174,7 +174,7 @@ func (w *worker) step(ctx context.Context) time.Time {
 	switch {
 	case gone, halt, pod.DeletionTimestamp != nil:
 		next = w.terminate(ctx, pod, gone, halt)
-	case w.over, isOver(pod):
+	case w.over, isOver(pod), w.rec.Failure != nil:
 		next = w.finish(ctx, pod)
 	default:
 		next = w.advance(ctx, pod)
@@ -252,7 +252,10 @@ func grace(pod *corev1.Pod) time.Duration {
 func (w *worker) state(pod *corev1.Pod) podState {
 	known := *pod
 	known.Status = w.pub.known(pod)
-	v := podState{pod: &known, hosts: w.r.hostIPs(), started: w.rec.Started, sandbox: w.sandbox != nil, over: w.over, ips: w.rec.Shown}
+	v := podState{
+		pod: &known, hosts: w.r.hostIPs(), ips: w.rec.Shown,
+		started: w.rec.Started, sandbox: w.sandbox != nil, over: w.over, failure: w.rec.Failure,
+	}
 	if pod.Spec.HostNetwork && w.sandbox != nil && len(v.hosts) > 0 {
 		v.ips = v.hosts
 	} else if len(v.ips) == 0 {
@@ -272,6 +275,35 @@ func (w *worker) advance(ctx context.Context, pod *corev1.Pod) time.Time {
 	if w.rec.Started.IsZero() {
 		w.rec.Started = time.Now()
 	}
+	deadline := w.deadline(pod)
+	if !deadline.IsZero() && !time.Now().Before(deadline) {
+		w.fail(pod, failure{"DeadlineExceeded", "Pod was active on the node longer than the specified deadline"})
+		return w.finish(ctx, pod)
+	}
+	return earlier(deadline, w.startPod(ctx, pod))
+}
+
+// deadline returns when spec.activeDeadlineSeconds are over, zero for never.
+func (w *worker) deadline(pod *corev1.Pod) time.Time {
+	if s := pod.Spec.ActiveDeadlineSeconds; s != nil {
+		return w.rec.Started.Add(time.Duration(*s) * time.Second)
+	}
+	return time.Time{}
+}
+
+// fail records why the node ends the pod.
+func (w *worker) fail(pod *corev1.Pod, why failure) {
+	w.rec.Failure = &why
+	if err := os.MkdirAll(w.paths.dir, 0o700); err != nil {
+		w.log.Error("cannot record the end of the pod", "err", err)
+	} else if err := writePod(w.paths, w.rec); err != nil {
+		w.log.Error("cannot record the end of the pod", "err", err)
+	}
+	w.r.event(pod, corev1.EventTypeWarning, why.Reason, why.Message)
+}
+
+// startPod takes the next step in starting a pod and its containers.
+func (w *worker) startPod(ctx context.Context, pod *corev1.Pod) time.Time {
 	for _, c := range w.containers {
 		if c.now != nil {
 			continue

@@ -23,6 +23,9 @@ type Bind struct {
 	// Make makes a Target directory that does not exist: on the machine where
 	// that is allowed, else inside the namespace alone.
 	Make bool `json:"make,omitempty"`
+	// MakeFile makes a Target file that does not exist, with the directories above it:
+	// inside the namespace alone, unless an earlier Bind covers the place.
+	MakeFile bool `json:"makeFile,omitempty"`
 }
 
 // Private calls f on a thread of its own in a new mount namespace with binds
@@ -33,7 +36,7 @@ func Private(binds []Bind, f func(ns *os.File) error) error {
 	return netns.OnThread(func() error { return private(binds, f) })
 }
 
-func private(binds []Bind, f func(ns *os.File) error) error {
+func private(binds []Bind, f func(ns *os.File) error) (err error) {
 	// CLONE_FS first: threads share their root and working directory, and a
 	// thread that shares them may not change its mount namespace.
 	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
@@ -43,10 +46,17 @@ func private(binds []Bind, f func(ns *os.File) error) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
+	own := []string{}
 	for _, b := range binds {
+		if b.MakeFile {
+			if own, err = makeFile(b.Target, own); err != nil {
+				return fmt.Errorf("make a place for %s: %w", b.Target, err)
+			}
+		}
 		if err := apply(b); err != nil {
 			return err
 		}
+		own = append(own, b.Target)
 	}
 	ns, err := os.Open("/proc/thread-self/ns/mnt")
 	if err != nil {

@@ -6,6 +6,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -35,6 +37,44 @@ func makeTarget(target string) error {
 		return fmt.Errorf("make a place for %s in %s: %w", target, real, err)
 	}
 	return os.MkdirAll(target, 0o755)
+}
+
+// makeFile makes the file target if it does not exist. Below one of own, directories that
+// are not the machine's, it is simply made; elsewhere the deepest directory above that
+// exists is covered, and joins own.
+func makeFile(target string, own []string) ([]string, error) {
+	target = filepath.Clean(target)
+	if _, err := os.Stat(target); !errors.Is(err, fs.ErrNotExist) {
+		return own, err
+	}
+	if !slices.ContainsFunc(own, func(dir string) bool { return strings.HasPrefix(target, filepath.Clean(dir)+"/") }) {
+		above := filepath.Dir(target)
+		for {
+			if _, err := os.Stat(above); err == nil {
+				break
+			}
+			above = filepath.Dir(above)
+		}
+		real, err := filepath.EvalSymlinks(above)
+		if err != nil {
+			return own, err
+		}
+		if real == "/" {
+			return own, errors.New("it must lie in a directory of the machine's root that exists")
+		}
+		if err := cover(real); err != nil {
+			return own, err
+		}
+		own = append(own, above)
+	}
+	if err := os.MkdirAll(filepath.Dir(target), 0o755); err != nil {
+		return own, err
+	}
+	file, err := os.OpenFile(target, os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		return own, err
+	}
+	return own, file.Close()
 }
 
 // cover lays an empty file system over dir and binds into it what dir had.
