@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"context"
 	"log/slog"
 	"net/netip"
 
@@ -25,10 +24,8 @@ func checkResolver(set bool) error {
 }
 
 // resolverComponent writes server into /etc/resolv.conf while it runs. It comes after the
-// DNS server.
+// DNS server, and is ready when it has tried: a node without it is better than none.
 func resolverComponent(log *slog.Logger, server netip.Addr) component {
-	w := &resolvconf.Writer{Path: resolvconf.Path, Server: server, Log: log}
-	return component{name: "resolver", run: w.Run, ready: func(ctx context.Context) error {
-		return untilTrue(ctx, func() bool { return resolvconf.Original(w.Path) != w.Path })
-	}}
+	w := resolvconf.NewWriter(resolvconf.Path, server, log)
+	return component{name: "resolver", run: w.Run, ready: untilClosed(w.Tried())}
 }

@@ -98,11 +98,19 @@ func TestConfigureResolver(t *testing.T) {
 	alone.Stop()
 	restored("the end of dns")
 
+	// Laid over the file, as a container runtime does.
+	args := append([]string{"-c", `mount --bind "$0" "$0" && exec "$@"`, "/etc/resolv.conf", process.Program("fairlead")},
+		c.agentArgs(c.node, "agent", "--configure-resolver")...)
+	out, err := process.Try(c.withEtc(c.node, etc, "sh", args...))
+	if err == nil || !strings.Contains(out, "/etc/resolv.conf is a mount point") || strings.Count(out, "\n") > 0 {
+		t.Errorf("on a mounted file: %v, %q", err, out)
+	}
+
 	const target = "../run/systemd/resolve/stub-resolv.conf"
 	if err := errors.Join(os.Remove(resolv), os.Symlink(target, resolv)); err != nil {
 		t.Fatal(err)
 	}
-	out, err := process.Try(c.withEtc(c.node, etc, process.Program("fairlead"), c.agentArgs(c.node, "agent", "--configure-resolver")...))
+	out, err = process.Try(c.withEtc(c.node, etc, process.Program("fairlead"), c.agentArgs(c.node, "agent", "--configure-resolver")...))
 	if err == nil || !strings.Contains(out, "belongs to systemd-resolved") || strings.Count(out, "\n") > 0 {
 		t.Errorf("beside systemd-resolved: %v, %q", err, out)
 	}

@@ -68,6 +68,10 @@ func read(path string) ([]byte, fs.FileMode, error) {
 	case info.Mode()&fs.ModeSymlink != 0:
 		return nil, 0, symlinkError(path)
 	}
+	if disk, err := fileio.DiskOf(path); err == nil && disk.MountPoint == path {
+		return nil, 0, fmt.Errorf("%s is a mount point, as in a container, and cannot be replaced: let the program that mounted it "+
+			"put the address of the cluster's DNS first, such as 'docker run --dns' or a Pod's dnsConfig, or unmount it", path)
+	}
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, 0, err
@@ -110,57 +114,80 @@ func Restore(path string) error {
 		return nil
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		// Somebody has removed it: the copy is all there is.
+		// Another program has removed it: the copy is all there is.
 		return os.Rename(original, path)
 	}
 	return os.Remove(original)
 }
 
-// Writer makes programs of this machine ask a server of the cluster's DNS first.
+// Writer makes programs of this machine ask a server of the cluster's DNS first. Make
+// it with NewWriter.
 type Writer struct {
-	Path   string
-	Server netip.Addr
-	Log    *slog.Logger
+	path   string
+	server netip.Addr
+	log    *slog.Logger
+	tried  chan struct{}
 }
 
+// NewWriter returns a Writer that puts server first in the file at path. It has no
+// effect before Run.
+func NewWriter(path string, server netip.Addr, log *slog.Logger) *Writer {
+	return &Writer{path: path, server: server, log: log.With("file", path), tried: make(chan struct{})}
+}
+
+// Tried is closed when Run has tried for the first time to replace the file.
+func (w *Writer) Tried() <-chan struct{} { return w.tried }
+
 // Run replaces the file, again whenever another program has written it, and puts the
-// original back when ctx ends.
+// original back when ctx ends. What cannot be written is retried.
 func (w *Writer) Run(ctx context.Context) error {
-	if err := w.write(); err != nil {
-		return fmt.Errorf("cannot configure this machine's resolver: %w", err)
-	}
-	w.Log.Info("programs of this machine ask the cluster's DNS", "file", w.Path, "server", w.Server)
 	tick := time.NewTicker(lookPeriod)
 	defer tick.Stop()
-	for failed := false; ; {
+	working, failed := false, false
+	for {
+		if Original(w.path) == w.path || !working {
+			err := w.write()
+			switch {
+			case err != nil && !failed:
+				w.log.Warn("cannot configure this machine's resolver; retrying", "err", err, "period", lookPeriod)
+			case err == nil && working:
+				w.log.Info("another program has changed the resolvers of this machine; adopted")
+			case err == nil:
+				w.log.Info("programs of this machine ask the cluster's DNS", "server", w.server)
+			}
+			failed, working = err != nil, working || err == nil
+		}
+		select {
+		case <-w.tried:
+		default:
+			close(w.tried)
+		}
 		select {
 		case <-ctx.Done():
-			if err := Restore(w.Path); err != nil {
-				return fmt.Errorf("cannot restore %s: %w", w.Path, err)
+			if err := Restore(w.path); err != nil {
+				return fmt.Errorf("cannot restore %s: %w", w.path, err)
 			}
 			return nil
 		case <-tick.C:
 		}
-		if Original(w.Path) != w.Path {
-			continue
-		}
-		err := w.write()
-		if err == nil {
-			w.Log.Info("another program has changed the resolvers of this machine; adopted", "file", w.Path)
-		} else if !failed {
-			w.Log.Warn("cannot configure this machine's resolver; retrying", "file", w.Path, "err", err, "period", lookPeriod)
-		}
-		failed = err != nil
 	}
 }
 
+// write replaces the file.
 func (w *Writer) write() error {
-	text, mode, err := read(w.Path)
+	text, mode, err := read(w.path)
 	if err != nil {
 		return err
 	}
-	original := w.Path + suffix
-	if !written(text) {
+	return w.replace(text, mode)
+}
+
+// replace replaces the file, which had text and mode, and leaves no new copy of it where
+// that fails.
+func (w *Writer) replace(text []byte, mode fs.FileMode) (err error) {
+	original := w.path + suffix
+	adopted := !written(text)
+	if adopted {
 		err = fileio.Replace(original, text, mode)
 	} else {
 		text, err = os.ReadFile(original)
@@ -169,7 +196,11 @@ func (w *Writer) write() error {
 		return err
 	}
 	// All programs read it, whatever the mode of the original.
-	return fileio.Replace(w.Path, render(original, text, w.Server), 0o644)
+	err = fileio.Replace(w.path, render(original, text, w.server), 0o644)
+	if err != nil && adopted {
+		err = errors.Join(err, os.Remove(original))
+	}
+	return err
 }
 
 // render returns the original with server in front of its name servers. Those stay for

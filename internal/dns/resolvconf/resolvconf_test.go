@@ -10,7 +10,12 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/kernel/mount"
+	"github.com/fairlead/fairlead/internal/testbed"
 )
+
+func TestMain(m *testing.M) { testbed.Main(m) }
 
 const before = "# of this machine\nsearch example.com\n" +
 	"nameserver 192.0.2.1\nnameserver 192.0.2.2\nnameserver 192.0.2.3\noptions rotate edns0\n"
@@ -39,7 +44,7 @@ func get(t *testing.T, path string) string {
 }
 
 func writer(path string) *Writer {
-	return &Writer{Path: path, Server: netip.MustParseAddr("10.96.0.10"), Log: slog.New(slog.DiscardHandler)}
+	return NewWriter(path, netip.MustParseAddr("10.96.0.10"), slog.New(slog.DiscardHandler))
 }
 
 func mustWrite(t *testing.T, path string) {
@@ -96,7 +101,7 @@ func TestTheOriginalIsNeverLost(t *testing.T) {
 	if err := Restore(path); err != nil || get(t, path) != "nameserver 198.51.100.2\n" {
 		t.Errorf("%v, restored\n%s", err, get(t, path))
 	}
-	// Removed by somebody: the copy comes back.
+	// Removed by another program: the copy comes back.
 	mustWrite(t, path)
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
@@ -155,6 +160,76 @@ func TestRunAdoptsChanges(t *testing.T) {
 		cancel()
 		if err := <-done; err != nil || get(t, path) != "nameserver 198.51.100.1\n" {
 			t.Errorf("%v, restored\n%s", err, get(t, path))
+		}
+	})
+}
+
+// What a container runtime has mounted cannot be replaced, which is found before a start.
+func TestMountPoint(t *testing.T) {
+	path := file(t, before)
+	err := mount.Private([]mount.Bind{{Source: file(t, before), Target: path}}, func(*os.File) error {
+		if err := Check(path); err == nil || !strings.Contains(err.Error(), "mount point") || !strings.Contains(err.Error(), "--dns") {
+			t.Errorf("a mounted file: %v", err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Check(path); err != nil {
+		t.Errorf("without the mount: %v", err)
+	}
+}
+
+// A failure leaves no copy behind, which a later start would take for the original.
+func TestNoCopyOfWhatWasNotReplaced(t *testing.T) {
+	path := file(t, before)
+	// A directory in place of the file, from the moment after it was read.
+	w := writer(path)
+	text, mode, err := read(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(path, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.replace(text, mode); err == nil {
+		t.Error("a directory was replaced")
+	}
+	if _, err := os.Lstat(path + suffix); err == nil {
+		t.Error("the copy is left")
+	}
+}
+
+// A resolver that cannot be configured ends nothing: it is retried.
+func TestRunRetries(t *testing.T) {
+	path := file(t, before)
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var log strings.Builder
+		w := NewWriter(path, netip.MustParseAddr("10.96.0.10"), slog.New(slog.NewTextHandler(&log, nil)))
+		done := make(chan error, 1)
+		go func() { done <- w.Run(ctx) }()
+		<-w.Tried()
+		time.Sleep(3 * lookPeriod)
+		put(t, path, before)
+		time.Sleep(2 * lookPeriod)
+		synctest.Wait()
+		if got := get(t, path); !written([]byte(got)) {
+			t.Errorf("not written:\n%s", got)
+		}
+		cancel()
+		if err := <-done; err != nil || get(t, path) != before {
+			t.Errorf("%v, restored\n%s", err, get(t, path))
+		}
+		if n := strings.Count(log.String(), "level=WARN"); n != 1 || strings.Contains(log.String(), "another program") {
+			t.Errorf("%d warnings, want 1, of no other program:\n%s", n, log.String())
 		}
 	})
 }

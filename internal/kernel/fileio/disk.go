@@ -29,7 +29,7 @@ func DiskOf(path string) (Disk, error) {
 		return Disk{}, err
 	}
 	d := Disk{Free: free}
-	mounts, err := os.ReadFile("/proc/self/mounts") // proc(5)
+	mounts, err := os.ReadFile("/proc/thread-self/mounts") // proc(5); a thread may have a mount namespace of its own
 	if err != nil {
 		return d, nil
 	}
