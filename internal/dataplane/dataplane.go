@@ -44,6 +44,15 @@ type Watcher interface {
 	Changed() <-chan struct{}
 }
 
+// Checker is an Applier with something in the kernel of which the kernel reports no
+// changes.
+type Checker interface {
+	// Intact reports whether what can be read at little cost is as the last Apply left
+	// it. If not, an Apply with changed nil finds out what is different, if anything,
+	// and repairs it. It has the same caller as Apply.
+	Intact() (bool, error)
+}
+
 // Changes is the Watcher of a mode: what watches the kernel calls Notify. It is
 // made by NewChanges.
 type Changes struct{ token chan struct{} }

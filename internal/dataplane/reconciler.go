@@ -193,6 +193,12 @@ func (r *Reconciler) Add(f svc.Family, t Target) {
 // only brings up to date what an earlier one left.
 func (r *Reconciler) Repaired() []string { return r.repaired }
 
+// Known reports whether it is certain what the last Apply left in the kernel; if not,
+// the next one reads it.
+func (r *Reconciler) Known() bool {
+	return !slices.ContainsFunc(r.families, func(f *family) bool { return !f.known })
+}
+
 // Forget makes the next Apply read everything, as the first one does.
 func (r *Reconciler) Forget() {
 	for _, f := range r.families {

@@ -184,6 +184,8 @@ func (p *Proxy) loop(ctx context.Context, addressChanged <-chan struct{}) {
 	if w, ok := p.opts.Dataplane.(dataplane.Watcher); ok {
 		tampered = w.Changed()
 	}
+	checks := newChecks(p.opts.Dataplane, p.opts.AuditPeriod, p.log)
+	defer checks.timer.Stop()
 	audit := time.NewTicker(p.opts.AuditPeriod)
 	defer audit.Stop()
 	addresses := time.NewTicker(p.opts.AddressPeriod)
@@ -209,6 +211,10 @@ func (p *Proxy) loop(ctx context.Context, addressChanged <-chan struct{}) {
 		case <-tampered:
 			p.health.setTampered(true)
 			repair.Reset(time.Until(repaired.Add(repairInterval)))
+		case <-checks.timer.C:
+			if !checks.intact() {
+				repair.Reset(time.Until(repaired.Add(repairInterval)))
+			}
 		case repaired = <-repair.C:
 			p.audit = true
 		case <-audit.C:

@@ -113,11 +113,12 @@ func nodePortService(vip netip.AddrPort, nodePort int32, endpoint netip.Addr) *f
 }
 
 func damagesOf(table string) []string {
-	return []string{"flush ruleset", "delete table ip " + table, "flush table ip " + table, "flush ruleset"}
+	return []string{"nft flush ruleset", "nft delete table ip " + table, "nft flush table ip " + table, "nft flush ruleset"}
 }
 
 // The rules of a real kernel are repaired, and a node port answers on a new
-// address, long before the next audit. No period is short enough to help.
+// address, long before the next audit. No period is short enough to help. Of
+// iptables-legacy the kernel reports nothing, and its tables are looked at.
 func TestHealsByNotifications(t *testing.T) {
 	for _, m := range []struct {
 		name    string
@@ -126,8 +127,10 @@ func TestHealsByNotifications(t *testing.T) {
 	}{
 		{"nft", damagesOf("fairlead"), modes[0].create},
 		{"iptables-nft", []string{
-			"flush ruleset", "flush chain ip nat FAIRLEAD-SERVICES", "flush chain ip nat PREROUTING", "flush table ip nat", "flush ruleset",
+			"nft flush ruleset", "nft flush chain ip nat FAIRLEAD-SERVICES", "nft flush chain ip nat PREROUTING", "nft flush table ip nat",
+			"nft flush ruleset",
 		}, modes[1].create},
+		{"iptables-legacy", []string{"iptables-legacy -t nat -F", "iptables-legacy -t nat -F FAIRLEAD-SERVICES"}, modes[2].create},
 		{"userspace", damagesOf("fairlead-userspace"), func(t testing.TB, _ *testbed.Host) dataplane.Applier {
 			p, err := userspace.New(userspace.Config{})
 			return made(t, p, err)
@@ -170,11 +173,12 @@ func TestHealsByNotifications(t *testing.T) {
 			testbed.Until(t, "the Service", func() error { return errors.Join(answers(vip), healthy()) })
 			for _, damage := range m.damages {
 				start := time.Now()
-				if out, err := e.Node.Command(t.Context(), "nft", strings.Fields(damage)...).CombinedOutput(); err != nil {
-					t.Fatalf("nft %s: %v\n%s", damage, err, out)
+				words := strings.Fields(damage)
+				if out, err := e.Node.Command(t.Context(), words[0], words[1:]...).CombinedOutput(); err != nil {
+					t.Fatalf("%s: %v\n%s", damage, err, out)
 				}
-				testbed.Until(t, "the repair after nft "+damage, func() error { return errors.Join(answers(vip), healthy()) })
-				t.Logf("nft %s: repaired after %s", damage, time.Since(start).Round(time.Millisecond))
+				testbed.Until(t, "the repair after "+damage, func() error { return errors.Join(answers(vip), healthy()) })
+				t.Logf("%s: repaired after %s", damage, time.Since(start).Round(time.Millisecond))
 			}
 			fresh := netip.MustParseAddr("192.0.2.77")
 			start := time.Now()

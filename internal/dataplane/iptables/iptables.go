@@ -11,7 +11,6 @@ import (
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/dataplane/drops"
 	"github.com/fairlead/fairlead/internal/kernel/iptables"
-	"github.com/fairlead/fairlead/internal/kernel/nftables"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -94,8 +93,8 @@ type tool interface {
 type Mode struct {
 	*dataplane.Reconciler
 	dataplane.Changes
-	// watched is what reports other programs' changes, nil in variant legacy.
-	watched *nftables.Conn
+	// watch finds other programs' changes, nil if they are not looked for.
+	watch   *iptables.Watch
 	cfg     Config
 	targets []*target
 	drops   counts
@@ -114,13 +113,26 @@ func New(cfg Config) (*Mode, error) {
 	if err != nil {
 		return nil, err
 	}
-	m, err := newMode(cfg, func(f svc.Family) (tool, error) { return iptables.New(v, f) })
-	if err == nil && v == iptables.NFT {
-		if err := m.watch(); err != nil {
-			m.cfg.Log.Warn("cannot watch the rules of iptables; they are compared periodically", "err", err)
-		}
+	changes := dataplane.NewChanges()
+	watch, err := iptables.NewWatch(v, []string{tableNAT, tableFilter}, ours, changes.Notify)
+	if err != nil {
+		cfg.Log.Warn("cannot watch the rules of iptables; they are compared periodically", "err", err)
 	}
-	return m, err
+	m, err := newMode(cfg, func(f svc.Family) (tool, error) {
+		t, err := iptables.New(v, f)
+		if err != nil || watch == nil {
+			return t, err
+		}
+		return watch.Tool(t), nil
+	})
+	if err != nil {
+		if watch != nil {
+			_ = watch.Close()
+		}
+		return nil, err
+	}
+	m.Changes, m.watch = changes, watch
+	return m, nil
 }
 
 func newMode(cfg Config, tools func(svc.Family) (tool, error)) (*Mode, error) {
@@ -148,10 +160,18 @@ func (m *Mode) begin(ctx context.Context, all bool) error {
 	return m.count(ctx)
 }
 
+// Intact is dataplane.Checker's.
+func (m *Mode) Intact() (bool, error) {
+	if m.watch == nil || !m.Known() {
+		return true, nil
+	}
+	return m.watch.Intact()
+}
+
 // Close releases what reads the counts and watches the rules. They stay.
 func (m *Mode) Close() error {
-	if m.watched == nil {
+	if m.watch == nil {
 		return m.drops.Close()
 	}
-	return errors.Join(m.drops.Close(), m.watched.Close())
+	return errors.Join(m.drops.Close(), m.watch.Close())
 }

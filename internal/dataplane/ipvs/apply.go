@@ -24,6 +24,8 @@ type target struct {
 	stored *stored
 	// foreign are the other virtual servers that the last Read found.
 	foreign map[ipvs.Key]ipvs.Service
+	// unchecked are virtual servers whose endpoints Intact is to read.
+	unchecked []ipvs.Key
 }
 
 // Read is dataplane.Target's.
@@ -328,19 +330,7 @@ func (found *stored) reportDrift(c *dataplane.Change, before *stored, fam svc.Fa
 		if now.Service != v.Service {
 			c.Drift("virtual server %s was changed", key)
 		}
-		for a, w := range v.dests {
-			switch n, there := now.dests[a]; {
-			case !there && w != 0:
-				c.Drift("real server %s of %s was missing", a, key)
-			case there && n != w:
-				c.Drift("the weight of real server %s of %s was changed", a, key)
-			}
-		}
-		for a := range now.dests {
-			if _, known := v.dests[a]; !known {
-				c.Drift("a foreign real server %s was at %s", a, key)
-			}
-		}
+		v.compareDests(now.dests, c.Drift)
 	}
 	for e := range before.elements {
 		if !found.elements[e] {

@@ -104,6 +104,9 @@ type tool interface {
 // the thread that calls its first Apply.
 type Mode struct {
 	*dataplane.Reconciler
+	dataplane.Changes
+	// watch finds other programs' changes of rules.
+	watch   *iptables.Watch
 	cfg     Config
 	targets []*target
 	kernel  *kernel
@@ -115,7 +118,7 @@ func New(cfg Config) (*Mode, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	m := &Mode{cfg: cfg, kernel: &kernel{}, drops: drops.NewIPSets(counted)}
+	m := &Mode{cfg: cfg, kernel: &kernel{}, drops: drops.NewIPSets(counted), Changes: dataplane.NewChanges()}
 	m.Reconciler = dataplane.NewReconciler(mode, dataplane.Hooks{Begin: m.begin})
 	for _, f := range socket.UsableFamilies() {
 		tool, err := iptables.New(cfg.Variant, f)
@@ -123,7 +126,7 @@ func New(cfg Config) (*Mode, error) {
 			return nil, fmt.Errorf("ipvs mode: %w", err)
 		}
 		l := newLayout(f, &m.cfg)
-		t := &target{layout: l, kernel: m.kernel, rules: &rules{layout: l, tool: tool}}
+		t := &target{layout: l, kernel: m.kernel, rules: &rules{layout: l, plain: tool, tool: tool}}
 		m.targets = append(m.targets, t)
 		m.Add(f, t)
 	}
@@ -142,7 +145,14 @@ func (m *Mode) open() error {
 	if err := m.drops.Open(socket.UsableFamilies()...); err != nil {
 		return errors.Join(err, k.Close())
 	}
-	*m.kernel = *k
+	watch, err := iptables.NewWatch(m.cfg.Variant, tables, ourChain, m.Notify)
+	if err != nil {
+		return errors.Join(err, m.drops.Close(), k.Close())
+	}
+	for _, t := range m.targets {
+		t.rules.tool = watch.Tool(t.rules.plain)
+	}
+	*m.kernel, m.watch = *k, watch
 	return nil
 }
 
@@ -158,7 +168,7 @@ func (m *Mode) Close() error {
 	if m.kernel.servers == nil {
 		return nil
 	}
-	err := errors.Join(m.kernel.Close(), m.drops.Close())
+	err := errors.Join(m.kernel.Close(), m.drops.Close(), m.watch.Close())
 	*m.kernel = kernel{}
 	m.Forget()
 	return err

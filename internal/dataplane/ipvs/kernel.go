@@ -32,6 +32,7 @@ type servers interface {
 type sets interface {
 	Create(sets ...ipset.Set) error
 	List(set string, f func(ipset.Element)) error
+	Len(set string) (int, error)
 	Add(set string, list []ipset.Element) error
 	Del(set string, list []ipset.Element) error
 	Close() error
@@ -41,11 +42,12 @@ type sets interface {
 type device interface {
 	// Ensure makes the device if it is not there.
 	Ensure() error
-	// List returns the addresses of the device. CatchUp learns what changed on all
-	// other interfaces since the last call of one of the two; Elsewhere reports
-	// whether one of them has an address, Others returns all of theirs.
+	// List returns the addresses of the device. CatchUp learns what changed since the
+	// last call of one of the two. Has reports whether the device has an address,
+	// Elsewhere whether one of the other interfaces does, Others returns all of theirs.
 	List() (map[netip.Addr]bool, error)
 	CatchUp() error
+	Has(a netip.Addr) bool
 	Elsewhere(a netip.Addr) bool
 	Others() []netip.Addr
 	// Add and Del return the addresses that they failed for.

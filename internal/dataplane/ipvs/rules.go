@@ -14,7 +14,9 @@ import (
 // there are.
 type rules struct {
 	layout *layout
-	tool   tool
+	// plain is the tool that was found, and tool what it is used by.
+	plain *iptables.Tool
+	tool  tool
 	// printed is how iptables-save prints them once they are written, by table.
 	printed map[string]string
 }

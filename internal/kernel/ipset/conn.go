@@ -27,6 +27,7 @@ const (
 	cmdDel      = 10
 
 	attrProtocol = 1
+	attrFlags    = 6
 	attrSetName  = 2
 	attrTypeName = 3
 	attrRevision = 4
@@ -46,7 +47,9 @@ const (
 	dataCIDR2   = 21
 	dataPackets = 25
 	dataSkbMark = 27
-	dataIPv4    = 1 // within dataIP
+	dataSize    = 24     // IPSET_ATTR_ELEMENTS
+	listHeader  = 1 << 2 // IPSET_FLAG_LIST_HEADER, in attrFlags
+	dataIPv4    = 1      // within dataIP
 	dataIPv6    = 2
 	flagCounter = 1 << 3 // IPSET_FLAG_WITH_COUNTERS
 	flagSkbinfo = 1 << 6 // IPSET_FLAG_WITH_SKBINFO
@@ -271,6 +274,28 @@ func (c *Conn) list(set string, f func(v []byte)) error {
 		return fmt.Errorf("ipset: list set %s: %w", set, err)
 	}
 	return nil
+}
+
+// Len returns how many elements a set has. A set that is not there is an error that
+// wraps unix.ENOENT.
+func (c *Conn) Len(set string) (int, error) {
+	var e netlink.Encoder
+	begin(&e, cmdList, unix.NLM_F_DUMP, set)
+	e.Uint32(attrFlags|unix.NLA_F_NET_BYTEORDER, listHeader)
+	e.End()
+	n := -1
+	err := c.nl.Dump(e.Buf, func(body []byte) {
+		if v := netlink.Attr(netlink.Attr(body, attrData), dataSize); len(v) == 4 {
+			n = int(binary.BigEndian.Uint32(v))
+		}
+	})
+	switch {
+	case err != nil:
+		return 0, fmt.Errorf("ipset: size of set %s: %w", set, err)
+	case n < 0:
+		return 0, fmt.Errorf("ipset: size of set %s: the kernel did not tell", set)
+	}
+	return n, nil
 }
 
 // Names returns the names of all sets.

@@ -40,6 +40,9 @@ func list(t *testing.T, c *Conn, set string) []string {
 		t.Fatal(err)
 	}
 	slices.Sort(out)
+	if n, err := c.Len(set); err != nil || n != len(out) {
+		t.Errorf("Len of %s: %d, %v, want %d", set, n, err, len(out))
+	}
 	return out
 }
 

@@ -25,7 +25,9 @@ type Addresses struct {
 	nl, changes *wire.Conn
 	// index is the device's as List found it, 0 if there was none.
 	index uint32
-	// others are the interfaces that have an address, but for the device.
+	// mine are the addresses of the device, others the interfaces that have an
+	// address, but for the device.
+	mine   map[netip.Addr]bool
 	others map[netip.Addr]map[uint32]bool
 }
 
@@ -73,16 +75,10 @@ func (c *Addresses) List() (map[netip.Addr]bool, error) {
 	var e wire.Encoder
 	e.Begin(unix.RTM_GETADDR, unix.NLM_F_DUMP, unix.AF_UNSPEC, 0)
 	e.End()
-	var mine map[netip.Addr]bool
 	for range dumpTries {
-		mine, c.others = map[netip.Addr]bool{}, map[netip.Addr]map[uint32]bool{}
+		c.mine, c.others = map[netip.Addr]bool{}, map[netip.Addr]map[uint32]bool{}
 		err = c.nl.Dump(e.Buf, func(body []byte) {
-			index, a, ok := decodeAddress(body)
-			switch {
-			case !ok:
-			case index == c.index:
-				mine[a] = true
-			default:
+			if index, a, ok := decodeAddress(body); ok {
 				c.record(unix.RTM_NEWADDR, index, a)
 			}
 		})
@@ -93,14 +89,14 @@ func (c *Addresses) List() (map[netip.Addr]bool, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}
-	return mine, nil
+	return maps.Clone(c.mine), nil
 }
 
 // CatchUp applies the notifications since the last call. It lists all addresses
 // again only if the kernel dropped notifications (ENOBUFS).
 func (c *Addresses) CatchUp() error {
 	err := c.changes.Events(func(typ uint16, body []byte) {
-		if index, a, ok := decodeAddress(body); ok && index != c.index {
+		if index, a, ok := decodeAddress(body); ok {
 			c.record(typ, index, a)
 		}
 	})
@@ -114,18 +110,25 @@ func (c *Addresses) CatchUp() error {
 }
 
 func (c *Addresses) record(typ uint16, index uint32, a netip.Addr) {
-	switch typ {
-	case unix.RTM_NEWADDR:
+	switch {
+	case index == c.index && typ == unix.RTM_NEWADDR:
+		c.mine[a] = true
+	case index == c.index && typ == unix.RTM_DELADDR:
+		delete(c.mine, a)
+	case typ == unix.RTM_NEWADDR:
 		if c.others[a] == nil {
 			c.others[a] = map[uint32]bool{}
 		}
 		c.others[a][index] = true
-	case unix.RTM_DELADDR:
+	case typ == unix.RTM_DELADDR:
 		if delete(c.others[a], index); len(c.others[a]) == 0 {
 			delete(c.others, a)
 		}
 	}
 }
+
+// Has reports whether the device had the address at the last List or CatchUp.
+func (c *Addresses) Has(a netip.Addr) bool { return c.mine[a] }
 
 // Elsewhere reports whether another interface had the address at the last List or
 // CatchUp.

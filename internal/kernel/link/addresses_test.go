@@ -3,6 +3,7 @@ package link
 import (
 	"errors"
 	"net/netip"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -94,6 +95,16 @@ func TestAddressesComeAndGo(t *testing.T) {
 			if got := list(t, c); !slices.Equal(got, []string{"10.96.0.2"}) {
 				t.Errorf("there is %q", got)
 			}
+		}
+		stays := addrs("10.96.0.2")
+		if err := c.CatchUp(); err != nil || !c.Has(stays[0]) || c.Has(addrs("10.96.0.1")[0]) {
+			t.Errorf("followed wrongly, or %v", err)
+		}
+		if out, err := exec.CommandContext(t.Context(), "ip", "address", "del", "10.96.0.2/32", "dev", "virtual").CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		if err := c.CatchUp(); err != nil || c.Has(stays[0]) {
+			t.Errorf("an address that another program removed is there, or %v", err)
 		}
 		many := numbered(2*perSend + 7)
 		done(t, c.Add(many))

@@ -1,0 +1,166 @@
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/kernel/nftables"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// Watch notices what other programs do to the chains of one program. Of variant nft
+// the kernel reports it. Of variant legacy it does not, and Intact finds it; there
+// every change of the tables counts, but for a rule in the place of another of the
+// same size.
+type Watch struct {
+	conn   *nftables.Conn // nil without notifications
+	tables []string
+	tools  []*WatchedTool
+}
+
+// NewWatch returns a Watch of tables in the network namespace of the calling thread.
+// ours reports which chains count. changed is called as that of
+// nftables.Conn.WatchChains, of variant legacy never.
+func NewWatch(v Variant, tables []string, ours func(chain string) bool, changed func()) (*Watch, error) {
+	w := &Watch{tables: tables}
+	if v == Legacy {
+		return w, nil
+	}
+	c, err := nftables.Dial()
+	if err != nil {
+		return nil, err
+	}
+	if err := c.WatchChains(tables, ours, changed); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	w.conn = c
+	return w, nil
+}
+
+// Close ends the notifications.
+func (w *Watch) Close() error {
+	if w.conn == nil {
+		return nil
+	}
+	return w.conn.Close()
+}
+
+// Intact reports whether the tables of variant legacy are as the tools have left
+// them. It costs a system call for each table.
+func (w *Watch) Intact() (bool, error) {
+	for _, t := range w.tools {
+		if err := t.look(); err != nil || t.foreign {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// Tool returns t with its own changes left out of the Watch.
+func (w *Watch) Tool(t *Tool) *WatchedTool {
+	wt := &WatchedTool{Tool: t, conn: w.conn, known: map[string]info{}}
+	if t.variant == Legacy {
+		wt.tables = w.tables
+		w.tools = append(w.tools, wt)
+	}
+	return wt
+}
+
+// WatchedTool is a Tool of a Watch. Changes by others count until the next Save or
+// SaveAll, which reads them.
+type WatchedTool struct {
+	*Tool
+	conn *nftables.Conn
+	// tables are those of the Watch, if they have to be looked at, and known what
+	// they were last; foreign reports that others have changed one since.
+	tables  []string
+	known   map[string]info
+	foreign bool
+}
+
+// Restore is Tool's. Each COMMIT is a transaction.
+func (t *WatchedTool) Restore(ctx context.Context, input []byte) error {
+	if t.conn != nil {
+		return t.conn.Unwatched(bytes.Count(input, []byte("COMMIT\n")), func() error { return t.Tool.Restore(ctx, input) })
+	}
+	_ = t.look()
+	err := t.Tool.Restore(ctx, input)
+	t.learn(t.tables...)
+	return err
+}
+
+// Save is Tool's.
+func (t *WatchedTool) Save(ctx context.Context, table string, chain func(name string), rule func(chain, line string)) error {
+	t.foreign = false
+	if slices.Contains(t.tables, table) {
+		t.learn(table)
+	}
+	return t.Tool.Save(ctx, table, chain, rule)
+}
+
+// SaveAll is Tool's.
+func (t *WatchedTool) SaveAll(ctx context.Context, chain func(table, name string), rule func(table, chain, line string)) error {
+	t.foreign = false
+	// To look at others would make the kernel have them.
+	t.learn(slices.Collect(maps.Keys(t.known))...)
+	return t.Tool.SaveAll(ctx, chain, rule)
+}
+
+// learn remembers what tables are now.
+func (t *WatchedTool) learn(tables ...string) {
+	for _, name := range tables {
+		now, err := t.info(name)
+		if t.known[name] = now; err != nil {
+			delete(t.known, name)
+		}
+	}
+}
+
+// look finds out whether others have changed a table.
+func (t *WatchedTool) look() error {
+	for name, was := range t.known {
+		now, err := t.info(name)
+		if err != nil {
+			return err
+		}
+		t.foreign = t.foreign || now != was
+	}
+	return nil
+}
+
+// info is what the kernel tells of a table, the struct ipt_getinfo of
+// linux/netfilter_ipv4/ip_tables.h, which is the same for IPv6: the name, where its
+// chains begin and end, the number of rules and their size.
+type info [32 + 13*4]byte
+
+// getInfo is IPT_SO_GET_INFO, and IP6T_SO_GET_INFO.
+const getInfo = 64
+
+func (t *Tool) info(table string) (info, error) {
+	var out info
+	domain, level := unix.AF_INET, unix.SOL_IP
+	if t.family == svc.IPv6 {
+		domain, level = unix.AF_INET6, unix.SOL_IPV6
+	}
+	fd, err := unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return out, os.NewSyscallError("socket", err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	copy(out[:31], table)
+	size := uint32(len(out))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), getInfo,
+		uintptr(unsafe.Pointer(&out)), uintptr(unsafe.Pointer(&size)), 0)
+	if errno != 0 {
+		return out, fmt.Errorf("look at table %s of %s: %w", table, t.name(), errno)
+	}
+	return out, nil
+}
