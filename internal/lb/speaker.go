@@ -133,7 +133,7 @@ func NewSpeaker(o SpeakerOptions) (*Speaker, error) {
 	}
 	s.node = quorum.NewNode(o.NodeName, o.Now(), randomNumber)
 	s.witness = newWitness(client, o.NodeName, o.Now, o.Log)
-	s.witness.changed = s.copyWitness
+	s.witness.changed, s.witness.taken = s.copyWitness, s.known.poke
 	s.events = events.NewRecorder(client, corev1.EventSource{Component: "fairlead-lb-speaker", Host: o.NodeName}, o.Log)
 	s.metrics = newSpeakerMetrics()
 	s.routing = newRouting(s)
@@ -204,8 +204,22 @@ func (s *Speaker) Run(ctx context.Context) error {
 // heartbeat is how often the loop looks at what it holds without a reason.
 const heartbeat = quorum.Heartbeat
 
-// releaseTimeout bounds how long Run waits until the voters know that it ends.
-const releaseTimeout = 500 * time.Millisecond
+const (
+	// releaseTimeout bounds how long Run waits until the voters know that it ends.
+	releaseTimeout = 500 * time.Millisecond
+	// replaceTimeout bounds how long Run goes on for want of another node that could take over: one that
+	// was just restarted votes after quorum.Promise.
+	replaceTimeout = 2 * quorum.Promise
+)
+
+// replaceable reports whether nothing is lost for long when the speaker ends now.
+func (s *Speaker) replaceable() bool {
+	holds := false
+	for _, o := range s.since {
+		holds = holds || o.taken
+	}
+	return !holds || s.node.Alone() || s.node.Replaceable(s.o.Now())
+}
 
 // loop handles everything that happens, one thing after the other.
 func (s *Speaker) loop(ctx, inner context.Context, end func()) {
@@ -217,9 +231,13 @@ func (s *Speaker) loop(ctx, inner context.Context, end func()) {
 	defer tick.Stop()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	for ctx.Err() == nil {
+	done, late := ctx.Done(), (<-chan time.Time)(nil)
+	for over := false; !over; {
 		select {
-		case <-ctx.Done():
+		case <-done:
+			done, late = nil, time.After(replaceTimeout)
+		case <-late:
+			over = true
 		case r := <-s.wire.in:
 			s.receive(r)
 		case <-timer.C:
@@ -230,6 +248,7 @@ func (s *Speaker) loop(ctx, inner context.Context, end func()) {
 			s.lookAround()
 		}
 		s.settle()
+		over = over || done == nil && s.replaceable()
 		timer.Reset(max(0, s.node.Next()-s.o.Now()))
 	}
 	s.release(inner)
@@ -257,6 +276,7 @@ func (s *Speaker) exchange(r *received, f func(now time.Duration)) {
 // release gives up all addresses.
 func (s *Speaker) release(ctx context.Context) {
 	begin := time.Now()
+	needed := s.node.HasWitness() && s.node.Replaceable(s.o.Now())
 	withdrawn := make(chan struct{})
 	go func() { defer close(withdrawn); s.routing.close(ctx) }()
 	defer func() { <-withdrawn }()
@@ -265,14 +285,18 @@ func (s *Speaker) release(ctx context.Context) {
 		s.node.SetAttrs(now, "")
 		s.node.Want(now, nil, s.wanted())
 	})
-	deadline := time.NewTimer(releaseTimeout)
-	defer deadline.Stop()
-	// With two speakers the other one needs this one's vote until it has the witness's.
-	linger := s.node.List().Witness
-	for over := false; !over && (linger || !s.node.Released(s.o.Now())); {
+	s.witness.end()
+	deadline, cancel := context.WithTimeout(ctx, releaseTimeout)
+	defer cancel()
+	// With two speakers the other one needs this one's vote until it has the witness's and, if it
+	// was just restarted, its own.
+	linger := func() bool {
+		return needed && !(s.witness.handedOver() && len(s.node.Reached(s.o.Now())) == len(s.node.List().Voters))
+	}
+	for over := false; !over && (linger() || !s.node.Released(s.o.Now())); {
 		timer := time.NewTimer(max(0, s.node.Next()-s.o.Now()))
 		select {
-		case <-deadline.C:
+		case <-deadline.Done():
 			over = true
 		case r := <-s.wire.in:
 			s.receive(r)
@@ -282,15 +306,21 @@ func (s *Speaker) release(ctx context.Context) {
 		timer.Stop()
 	}
 	<-withdrawn
-	if s.node.Released(s.o.Now()) {
+	released := s.node.Released(s.o.Now())
+	s.vote(s.node.End)
+	select {
+	case <-s.witness.released:
+	case <-deadline.Done():
+	}
+	if released {
 		s.log.Info("gave up all addresses", "took", time.Since(begin).Round(time.Millisecond))
 	} else {
 		s.log.Warn("other speakers did not confirm that this one ends; they take over after a second")
 	}
 	s.report(false, "the speaker has ended")
-	ctx, cancel := context.WithTimeout(ctx, time.Second) // the API server may be away
+	limited, cancel := context.WithTimeout(ctx, time.Second) // the API server may be away
 	defer cancel()
-	_ = s.status.flush(ctx, s.lb, s.o.NodeName)
+	_ = s.status.flush(limited, s.lb, s.o.NodeName)
 }
 
 // firstList waits for the list of voters as it is written, not out of a cache: this

@@ -139,7 +139,9 @@ func (s *Speaker) reportInterfaces(status *v1.SpeakerStatus) {
 
 // settle follows what the voters say: who the members are, and what this node holds.
 func (s *Speaker) settle() {
-	members, ok := s.node.Members(s.o.Now())
+	now := s.o.Now()
+	s.witness.need(s.node.HasWitness(), s.node.NeedsWitness(now))
+	members, ok := s.node.Members(now)
 	if ok && (!s.membersKnown || !slices.Equal(members, s.members)) {
 		s.membersKnown = true
 		s.peers.learn(members, s.attrsLinks)
@@ -191,7 +193,7 @@ func (s *Speaker) decide(addrs []address) {
 		switch {
 		case mine && !s.node.Wants(a.addr):
 			if s.since[a.addr] == nil {
-				s.since[a.addr] = &ownership{reason: "new address"}
+				s.since[a.addr] = &ownership{reason: newAddress}
 			}
 			s.waiting[a.addr] = struct{}{}
 			add = append(add, a.addr)
@@ -265,7 +267,6 @@ func (s *Speaker) lookAround() {
 	now := s.o.Now()
 	s.drop(func(a netip.Addr) bool { return !s.node.Holds(now, a) })
 	s.vote(func(time.Duration) {})
-	s.witness.need(s.node.NeedsWitness(now))
 	s.observe(now)
 	s.learn()
 }

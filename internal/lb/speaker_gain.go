@@ -8,6 +8,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
+// newAddress is the reason for which a node announces what none did before, as far as it knows.
+const newAddress = "new address"
+
 // gain begins to announce what this node has got.
 func (s *Speaker) gain() {
 	now := s.o.Now()
@@ -22,7 +25,7 @@ func (s *Speaker) gain() {
 		delete(s.waiting, addr)
 		o := s.since[addr]
 		o.taken, o.interfaces = true, a.ways.interfaces
-		if a.fresh {
+		if a.fresh && o.reason == newAddress {
 			s.announce.TakeNew(o.interfaces, addr)
 		} else {
 			s.announce.Take(o.interfaces, addr)

@@ -2,6 +2,7 @@ package lb
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"os"
@@ -13,6 +14,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/fairlead/fairlead/internal/lb"
+	"github.com/fairlead/fairlead/internal/lb/quorum"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/process"
@@ -131,4 +134,20 @@ func selectorless(t *testing.T, server *process.Server, endpoint netip.Addr) (vi
 		return nil
 	})
 	return vip
+}
+
+// votersOf returns an error unless all of so many nodes vote, with the witness if they are two.
+func votersOf(t *testing.T, server *process.Server, nodes int) error {
+	m, err := server.Client.CoreV1().ConfigMaps("kube-system").Get(t.Context(), "fairlead-lb-voters", metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	var lists quorum.Lists
+	if err := json.Unmarshal([]byte(m.Data[lb.VotersEntry]), &lists); err != nil {
+		return err
+	}
+	if l := lists.Current; len(l.Voters) != nodes || l.Witness != (nodes == 2) {
+		return fmt.Errorf("%+v", l)
+	}
+	return nil
 }

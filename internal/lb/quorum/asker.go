@@ -55,9 +55,12 @@ type peer struct {
 	heard           uint64
 	heardAt         time.Duration
 	behind          bool // it has an older list
-	sent            [16]request
-	view            uint64
-	members         []Member
+	// answers is true if its last reply was a promise. What it promised before it ended or was
+	// restarted counts until then, but it promises nothing new and sees nothing.
+	answers bool
+	sent    [16]request
+	view    uint64
+	members []Member
 }
 
 // request is one that was sent.
@@ -101,7 +104,7 @@ func (a *asker) setList(now time.Duration, l List) {
 
 // lose forgets what a voter has promised.
 func (a *asker) lose(p *peer) {
-	p.session, p.confirmed, p.upTo, p.until = 0, 0, 0, 0
+	p.session, p.confirmed, p.upTo, p.until, p.answers = 0, 0, 0, 0, false
 	for _, k := range a.keys {
 		k.granted &^= p.bit
 	}
@@ -257,6 +260,9 @@ func (a *asker) reply(now time.Duration, p *peer, m *Message) {
 		return
 	}
 	p.behind = false
+	if m.Nonce > p.heard {
+		p.answers = m.Promised
+	}
 	if m.Offer != 0 && sent.session == p.session && m.Nonce > p.heard {
 		// It knows no session of ours.
 		a.lose(p)
@@ -329,7 +335,7 @@ func (a *asker) again(now time.Duration, addr netip.Addr) {
 	switch {
 	case k == nil || !k.asked:
 	case a.holds(now, k): // without that voter; it may be needed later
-		if now-k.since >= Promise {
+		if now-k.since >= Promise || !a.lasts(now, k) {
 			k.since = now
 			a.touch(now, addr, k)
 		} else {
@@ -361,11 +367,28 @@ func (a *asker) holds(now time.Duration, k *key) bool {
 	return votes > 0 && votes >= a.list.Majority()
 }
 
-// reached returns from how many voters promises count.
+// lasts reports whether an address is held without the promises of voters that promise nothing new.
+func (a *asker) lasts(now time.Duration, k *key) bool {
+	votes := 0
+	for _, p := range a.peers {
+		if k.granted&p.bit != 0 && p.votes(now) {
+			votes++
+		}
+	}
+	if a.list.Witness && now < a.witness {
+		votes++
+	}
+	return votes >= a.list.Majority()
+}
+
+// votes reports whether a voter's promises count and it goes on to promise.
+func (p *peer) votes(now time.Duration) bool { return p.answers && now < p.until }
+
+// reached returns how many voters vote.
 func (a *asker) reached(now time.Duration) int {
 	n := 0
 	for _, p := range a.peers {
-		if now < p.until {
+		if p.votes(now) {
 			n++
 		}
 	}

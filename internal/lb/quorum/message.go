@@ -38,6 +38,9 @@ type Message struct {
 	Heard, Base, UpTo uint64
 	Attrs             string
 	Adds, Removes     []netip.Addr
+	// End is true in the last Request of a process: it counts on nothing any more, so that the
+	// session ends at once and a successor of the same name need not wait for that.
+	End bool
 
 	// Of a Reply: Promised is true if everything that the session has was promised
 	// again. Confirmed is the version of the speaker's set that the voter has. Refused
@@ -61,6 +64,7 @@ const (
 	flagWitness
 	flagPromised
 	flagMembers
+	flagEnd
 )
 
 // Append appends the binary form of m to b.
@@ -68,6 +72,7 @@ func (m *Message) Append(b []byte) []byte {
 	flags := byte(0)
 	for f, set := range map[byte]bool{
 		flagList: m.List.Version != 0, flagWitness: m.List.Witness, flagPromised: m.Promised, flagMembers: m.HasMembers,
+		flagEnd: m.End,
 	} {
 		if set {
 			flags |= f
@@ -112,7 +117,7 @@ func ParseMessage(b []byte) (*Message, error) {
 	r := reader{b: b}
 	m := &Message{Kind: Kind(r.byte())}
 	flags := r.byte()
-	m.Promised, m.HasMembers = flags&flagPromised != 0, flags&flagMembers != 0
+	m.Promised, m.HasMembers, m.End = flags&flagPromised != 0, flags&flagMembers != 0, flags&flagEnd != 0
 	for _, n := range []*uint64{
 		&m.ListVersion, &m.Session, &m.Nonce, &m.Heard, &m.Base, &m.UpTo, &m.Offer, &m.Confirmed, &m.View,
 	} {

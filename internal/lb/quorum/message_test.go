@@ -15,6 +15,7 @@ func FuzzMessage(f *testing.F) {
 		{Kind: Reply, Promised: true, Confirmed: 9, Refused: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, HasMembers: true,
 			Members: []Member{{"a", "b"}}, List: List{Version: 2, Voters: []Voter{{"a", "192.0.2.1:1"}}, Witness: true}},
 		{Kind: Notice},
+		{Kind: Request, Session: 5, Nonce: 8, End: true},
 	} {
 		b := m.Append(nil)
 		back, err := ParseMessage(b)

@@ -24,6 +24,7 @@ type Node struct {
 	asker *asker
 	voter *voter
 	out   []Envelope
+	attrs string // as the caller knows them
 	// listed is when the list was replaced.
 	listed time.Duration
 	// seen are those that were members when NeedsWitness was called.
@@ -64,6 +65,18 @@ func (n *Node) Confirmed(now time.Duration) uint64 {
 // SetAttrs replaces what the Node says of itself to the others. It is empty if its
 // node may not announce.
 func (n *Node) SetAttrs(now time.Duration, attrs string) {
+	n.attrs = attrs
+	n.Tick(now)
+}
+
+// present makes the Attrs known. A Node that was just started and does not vote yet keeps them to itself,
+// so that nobody gives up addresses for it that it may not get; but not if the other one of two speakers
+// gives up everything.
+func (n *Node) present(now time.Duration) {
+	attrs := n.attrs
+	if n.Silent(now) && !n.abandoned(now) {
+		attrs = ""
+	}
 	if n.asker.attrs == attrs {
 		return
 	}
@@ -71,7 +84,14 @@ func (n *Node) SetAttrs(now time.Duration, attrs string) {
 	for _, p := range n.asker.peers {
 		p.due = now
 	}
-	n.Tick(now)
+}
+
+// abandoned reports whether the other one of two speakers votes and may announce no longer.
+func (n *Node) abandoned(now time.Duration) bool {
+	return n.HasWitness() && slices.ContainsFunc(n.asker.peers, func(p *peer) bool {
+		of := func(m Member) bool { return m.Name == p.voter.Name }
+		return p.voter.Name != n.name && p.votes(now) && !slices.ContainsFunc(p.members, of)
+	})
 }
 
 // Want begins and ends to ask for addresses. One that is no longer wanted is not
@@ -123,9 +143,10 @@ func (n *Node) Members(now time.Duration) (members []Member, ok bool) {
 	if heard < need || a.list.Version == 0 {
 		return nil, false
 	}
+	eye := n.eye(now)
 	votes := map[string]int{}
 	for _, p := range a.peers {
-		if now >= p.until {
+		if !p.votes(now) {
 			continue
 		}
 		for _, m := range p.members {
@@ -133,7 +154,7 @@ func (n *Node) Members(now time.Duration) (members []Member, ok bool) {
 			if votes[m.Name] == 1 {
 				members = append(members, m)
 			}
-			if witness && p.voter.Name == n.name { // the witness sees what its holder does
+			if witness && p == eye {
 				votes[m.Name]++
 			}
 		}
@@ -143,11 +164,22 @@ func (n *Node) Members(now time.Duration) (members []Member, ok bool) {
 	return members, true
 }
 
-// Reached returns the names of the voters whose promises count.
+// eye returns the voter that sees for the witness: the holder's own, which is of little use in the
+// first moment after a restart, when it promises nothing, else one that is heard.
+func (n *Node) eye(now time.Duration) (eye *peer) {
+	for _, p := range n.asker.peers {
+		if p.votes(now) && (eye == nil || p.voter.Name == n.name) {
+			eye = p
+		}
+	}
+	return eye
+}
+
+// Reached returns the names of the voters that promise.
 func (n *Node) Reached(now time.Duration) []string {
 	var out []string
 	for _, p := range n.asker.peers {
-		if now < p.until {
+		if p.votes(now) {
 			out = append(out, p.voter.Name)
 		}
 	}
@@ -157,12 +189,18 @@ func (n *Node) Reached(now time.Duration) []string {
 // Silent reports whether the Node has been started so recently that it promises nothing.
 func (n *Node) Silent(now time.Duration) bool { return now < n.voter.silent }
 
+// HasWitness reports whether the Node votes together with the witness.
+func (n *Node) HasWitness() bool { return n.asker.list.Witness && n.asker.list.Has(n.name) }
+
 // NeedsWitness reports whether the Node may announce and lacks the vote of the
 // witness, or will soon: a voter that may announce no longer may be about to end.
 func (n *Node) NeedsWitness(now time.Duration) bool {
 	a := n.asker
-	if !a.list.Witness || !a.list.Has(n.name) || a.attrs == "" || n.Silent(now) {
+	if !n.HasWitness() || n.attrs == "" {
 		return false
+	}
+	if n.Silent(now) {
+		return n.abandoned(now)
 	}
 	if a.reached(now) < a.list.Majority() {
 		return true
@@ -178,6 +216,37 @@ func (n *Node) NeedsWitness(now time.Duration) bool {
 
 // SetWitness says until when the Node has the vote of the witness, 0 for no longer.
 func (n *Node) SetWitness(until time.Duration) { n.asker.witness = until }
+
+// Replaceable reports whether others can take over what the Node holds as soon as it gives that up
+// and ends: another one may announce, and the votes are enough without this one's.
+func (n *Node) Replaceable(now time.Duration) bool {
+	a := n.asker
+	if n.HasWitness() { // the other one gets the witness's vote in place of this one's, or of its own
+		return slices.ContainsFunc(a.list.Voters, func(v Voter) bool { return v.Name != n.name && n.voter.sessions[v.Name] != nil })
+	}
+	votes := a.reached(now)
+	if p := n.peer(n.name); p != nil && p.votes(now) {
+		votes--
+	}
+	members, ok := n.Members(now)
+	return ok && votes >= a.list.Majority() && slices.ContainsFunc(members, func(m Member) bool { return m.Name != n.name })
+}
+
+// Alone reports whether the Node votes, and nobody else does.
+func (n *Node) Alone() bool { return len(n.asker.list.Voters) == 1 && n.asker.list.Has(n.name) }
+
+// End gives up everything and ends the sessions, so that a later Node of the same name need not wait
+// for them to expire. The Node must not be used afterwards but for Take.
+func (n *Node) End(now time.Duration) {
+	for _, p := range n.asker.peers {
+		if p.session != 0 {
+			p.nonce++
+			m := &Message{Kind: Request, Session: p.session, Nonce: p.nonce, End: true}
+			n.asker.lose(p) // before anybody else can have it
+			n.send(now, p.voter.Name, m)
+		}
+	}
+}
 
 // Receive takes a message. A list in it is taken over by a Node that has an older
 // one. One that has none may have had a newer one before it was restarted, and waits
@@ -213,6 +282,9 @@ func (n *Node) answer(now time.Duration, from string, m *Message) {
 		return
 	}
 	r, notify := n.voter.request(now, from, m)
+	if p := n.peer(from); m.End && p != nil && n.voter.sessions[from] == nil {
+		p.answers = false // it has ended
+	}
 	if r != nil {
 		n.send(now, from, r)
 	}
@@ -261,6 +333,7 @@ func (n *Node) send(now time.Duration, to string, m *Message) {
 // Tick does what is due.
 func (n *Node) Tick(now time.Duration) {
 	n.notify(now, n.voter.expire(now))
+	n.present(now)
 	// Each pass sends what the replies of the Node's own voter have made due. What is
 	// left after some passes is sent by the next Tick.
 	for range 8 {
@@ -279,7 +352,13 @@ func (n *Node) Tick(now time.Duration) {
 }
 
 // Next returns when Tick is to be called, at the latest.
-func (n *Node) Next() time.Duration { return min(n.voter.next(), n.asker.next()) }
+func (n *Node) Next() time.Duration {
+	at := min(n.voter.next(), n.asker.next())
+	if n.attrs != n.asker.attrs {
+		at = min(at, n.voter.silent)
+	}
+	return at
+}
 
 // Take returns the messages to send and forgets them.
 func (n *Node) Take() []Envelope {

@@ -34,6 +34,21 @@ func TestNeverTwoHolders(t *testing.T) {
 
 // The simulation finds mistakes of the kinds that the argument in doc.go excludes.
 func TestSimulationFindsMistakes(t *testing.T) {
+	for name, mistake := range map[string]func(s *simulation){
+		"the witness counts after it was given back": func(s *simulation) { s.lateRelease = true },
+		"a witness that was made again is of nobody": func(s *simulation) { s.remade = "" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for seed := range 2000 {
+				s := newSimulation(t, uint64(seed), 2+seed%2, 6)
+				if mistake(s); s.storm(8*time.Second) != "" {
+					return
+				}
+			}
+			t.Error("2,000 schedules of faults did not find it")
+		})
+	}
 	for name, bug := range map[string]func(m *machine, s *simulation, from string, msg *Message){
 		"a promise counts from when its reply was received": func(m *machine, s *simulation, from string, msg *Message) {
 			if p := m.node.peer(from); p != nil && msg.Kind == Reply && msg.Promised {

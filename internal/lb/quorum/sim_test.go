@@ -36,9 +36,11 @@ func (e *events) Pop() any {
 
 // machine is one speaker's process and clock.
 type machine struct {
-	name    string
-	offset  time.Duration
-	rate    float64
+	name string
+	// The clock showed base at the true time from, and goes at rate since.
+	base, from time.Duration
+	rate       float64
+
 	node    *Node // nil while it is down
 	life    int
 	paused  bool
@@ -47,7 +49,13 @@ type machine struct {
 	apiless bool
 	ready   bool
 	witness *Witness
+	needed  bool // the witness is
 	gone    bool
+	// ending is true once it gives up what it holds, to end in order.
+	ending bool
+	// reported is the list that it has confirmed, as its Speaker object has it: that
+	// outlives the process.
+	reported List
 }
 
 type simulation struct {
@@ -69,6 +77,9 @@ type simulation struct {
 	owners   map[netip.Addr]string
 	moves    int
 	messages int
+	remade   string // holder of a Lease that was deleted and made again
+	// lateRelease is the mistake to count on the witness after it was given back.
+	lateRelease bool
 	// bug is a mistake to make on purpose, to see that the simulation finds it.
 	bug    func(m *machine, from string, msg *Message)
 	broken string // the first violation
@@ -77,14 +88,14 @@ type simulation struct {
 func newSimulation(t *testing.T, seed uint64, machines, keys int) *simulation {
 	s := &simulation{
 		t: t, rng: rand.New(rand.NewPCG(seed, 1)), byName: map[string]*machine{}, cut: map[[2]string]bool{},
-		owners: map[netip.Addr]string{},
+		owners: map[netip.Addr]string{}, remade: "just made",
 	}
 	for i := range keys {
 		s.keys = append(s.keys, netip.AddrFrom4([4]byte{10, 0, byte(i / 256), byte(i)}))
 	}
 	for i := range machines {
 		m := &machine{
-			name: "n" + strconv.Itoa(i), offset: time.Duration(s.rng.Int64N(int64(time.Hour))), rate: 0.98 + 0.04*s.rng.Float64(), ready: true,
+			name: "n" + strconv.Itoa(i), base: time.Duration(s.rng.Int64N(int64(time.Hour))), rate: s.rate(), ready: true,
 		}
 		s.machines = append(s.machines, m)
 		s.byName[m.name] = m
@@ -103,12 +114,21 @@ func (s *simulation) after(d time.Duration, do func()) {
 
 // local is what m's clock shows.
 func (s *simulation) local(m *machine) time.Duration {
-	return m.offset + time.Duration(float64(s.now)*m.rate)
+	return m.base + time.Duration(float64(s.now-m.from)*m.rate)
+}
+
+// rate is how fast a clock goes: any two differ by less than a tenth.
+func (s *simulation) rate() float64 { return 0.955 + 0.09*s.rng.Float64() }
+
+// drift makes m's clock go at another rate from now on. It never steps: CLOCK_BOOTTIME does not.
+func (s *simulation) drift(m *machine) {
+	m.base, m.from = s.local(m), s.now
+	m.rate = s.rate()
 }
 
 func (s *simulation) start(m *machine) {
 	m.life++
-	m.paused, m.waiting = false, nil
+	m.paused, m.waiting, m.needed, m.ending = false, nil, false, false
 	m.node = NewNode(m.name, s.local(m), s.rng.Uint64)
 	m.witness = NewWitness(fmt.Sprint(m.name, m.life))
 	m.wakes = 0
@@ -145,10 +165,19 @@ func (s *simulation) lookAtAPI(m *machine) {
 		return
 	}
 	m.node.SetList(s.local(m), s.lists.Current)
+	if v := m.node.Confirmed(s.local(m)); v > m.reported.Version {
+		m.reported = m.node.List()
+	}
 	m.witness.Observe(s.local(m), s.lease.holder, strconv.Itoa(s.lease.version))
 	action, version := m.witness.Next(s.local(m), m.node.NeedsWitness(s.local(m)))
-	m.node.SetWitness(m.witness.Until())
-	if action == WitnessNothing {
+	if m.ending {
+		action, version = m.witness.End()
+	}
+	switch {
+	case action == WitnessRelease && !s.lateRelease: // before the write
+		m.node.SetWitness(m.witness.Until())
+	case action == WitnessNothing:
+		s.copyWitness(m)
 		return
 	}
 	sent, life, holder := s.local(m), m.life, ""
@@ -159,17 +188,48 @@ func (s *simulation) lookAtAPI(m *machine) {
 		if strconv.Itoa(s.lease.version) != version {
 			return
 		}
-		s.lease.version++
-		s.lease.holder = holder
-		now := strconv.Itoa(s.lease.version)
+		now := s.writeLease(holder)
 		s.after(s.delay(), func() {
 			if m.life == life && m.node != nil && holder != "" {
 				s.do(m, func() {
 					m.witness.Wrote(s.local(m), sent, now)
-					m.node.SetWitness(m.witness.Until())
+					s.copyWitness(m)
 				})
 			}
 		})
+	})
+	s.copyWitness(m)
+}
+
+// writeLease changes the witness, which those that follow it see soon, and returns its version.
+func (s *simulation) writeLease(holder string) string {
+	s.lease.version++
+	s.lease.holder = holder
+	for _, m := range s.machines {
+		s.soon(m, s.delay(), func() { s.lookAtAPI(m) })
+	}
+	return strconv.Itoa(s.lease.version)
+}
+
+// copyWitness copies until when the witness counts, at once or at the next heartbeat.
+func (s *simulation) copyWitness(m *machine) {
+	if s.lateRelease && m.witness.Until() == 0 {
+		return
+	}
+	if s.rng.IntN(2) == 0 {
+		m.node.SetWitness(m.witness.Until())
+		return
+	}
+	s.soon(m, time.Duration(s.rng.Int64N(int64(Heartbeat))), func() { m.node.SetWitness(m.witness.Until()) })
+}
+
+// soon does something in m's present life.
+func (s *simulation) soon(m *machine, d time.Duration, f func()) {
+	life := m.life
+	s.after(d, func() {
+		if m.life == life && m.node != nil {
+			s.do(m, f)
+		}
 	})
 }
 
@@ -183,6 +243,10 @@ func (s *simulation) do(m *machine, f func()) {
 	}
 	f()
 	s.decide(m)
+	if needed := m.node.NeedsWitness(s.local(m)); needed != m.needed {
+		m.needed = needed
+		s.soon(m, s.delay(), func() { s.lookAtAPI(m) })
+	}
 	for _, e := range m.node.Take() {
 		s.send(m, e)
 	}
@@ -193,7 +257,7 @@ func (s *simulation) do(m *machine, f func()) {
 // decide is what internal/lb does: it wants what the members say is its own.
 func (s *simulation) decide(m *machine) {
 	members, ok := m.node.Members(s.local(m))
-	if !ok {
+	if !ok || m.ending {
 		return
 	}
 	var add, remove []netip.Addr
@@ -214,7 +278,7 @@ func (s *simulation) decide(m *machine) {
 }
 
 func (s *simulation) wake(m *machine) {
-	at := time.Duration(float64(m.node.Next()-m.offset)/m.rate) + time.Microsecond
+	at := m.from + time.Duration(float64(m.node.Next()-m.base)/m.rate) + time.Microsecond
 	at = max(at, s.now+50*time.Microsecond)
 	if m.wakes > s.now && m.wakes <= at {
 		return
@@ -289,11 +353,7 @@ func (s *simulation) check(m *machine) {
 func (s *simulation) author() {
 	var cs []Candidate
 	for _, m := range s.machines {
-		c := Candidate{Voter: Voter{Name: m.name}, Gone: m.gone}
-		if m.node != nil && !m.paused && !m.apiless {
-			c.Confirmed = m.node.Confirmed(s.local(m))
-		}
-		cs = append(cs, c)
+		cs = append(cs, Candidate{Voter: Voter{Name: m.name}, Gone: m.gone, Confirmed: m.reported.Version, List: m.reported})
 	}
 	if l, changed := Next(s.lists, cs); changed {
 		s.lists = l
@@ -312,7 +372,7 @@ func (s *simulation) run(until time.Duration) {
 func (s *simulation) fault() {
 	m := s.machines[s.rng.IntN(len(s.machines))]
 	o := s.machines[s.rng.IntN(len(s.machines))]
-	switch s.rng.IntN(12) {
+	switch s.rng.IntN(16) {
 	case 0, 1: // killed, and perhaps restarted at once
 		if m.node == nil {
 			break
@@ -361,7 +421,54 @@ func (s *simulation) fault() {
 		if m.gone = m.node == nil && !m.gone; !m.gone && m.node == nil {
 			s.start(m)
 		}
+	case 12: // ended in order, and perhaps restarted at once
+		s.end(m, func() {
+			s.after(time.Duration(s.rng.Int64N(int64(2*time.Second)*int64(s.rng.IntN(2))+1)), func() {
+				if m.node == nil && !m.gone {
+					s.start(m)
+				}
+			})
+		})
+	case 13:
+		s.drift(m)
+	case 14: // the Lease of the witness is deleted, and made again
+		s.writeLease(s.remade)
+	case 15: // the ConfigMap is deleted while no controller runs
+		s.lists = Lists{}
 	}
+}
+
+// end is what internal/lb does on SIGTERM: m goes on until others can take over, for two
+// seconds at most, gives up everything, and ends when that is known.
+func (s *simulation) end(m *machine, ended func()) {
+	if m.node == nil || m.paused {
+		return
+	}
+	begin, life := s.now, m.life
+	var poll func()
+	poll = func() {
+		switch late := s.now - begin; {
+		case m.life != life || m.node == nil:
+			return
+		case m.paused:
+		case !m.ending && (late > 2*time.Second || m.node.Replaceable(s.local(m))):
+			begin = s.now
+			s.do(m, func() {
+				m.ending = true
+				m.node.SetAttrs(s.local(m), "")
+				m.node.Want(s.local(m), nil, s.keys)
+				s.lookAtAPI(m)
+			})
+		case m.ending && (late > 500*time.Millisecond || m.node.Released(s.local(m)) && !m.node.HasWitness()):
+			s.do(m, func() { m.node.End(s.local(m)) })
+			m.node = nil
+			m.life++
+			ended()
+			return
+		}
+		s.after(5*time.Millisecond, poll)
+	}
+	poll()
 }
 
 func (s *simulation) resume(m *machine) {

@@ -56,6 +56,11 @@ func (v *voter) request(now time.Duration, from string, m *Message) (r *Message,
 	}
 	s := v.sessions[from]
 	switch {
+	case m.End && (s == nil || s.number != m.Session || m.Nonce <= s.nonce):
+		return nil, notify // of an earlier session, which gets no offer that would replace a later one
+	case m.End:
+		freed := v.drop(s)
+		return nil, append(notify, v.changed(now, freed)...)
 	case s == nil && (m.Session == 0 || m.Session != v.offers[from]):
 		// Never the number of an earlier offer: a process that has died since may have
 		// used it in requests that are still on their way.
@@ -121,18 +126,24 @@ func (v *voter) update(s *session, m, r *Message) (freed bool) {
 // expire ends the sessions that have expired, and returns whom to notify.
 func (v *voter) expire(now time.Duration) []string {
 	freed := false
-	for name, s := range v.sessions {
+	for _, s := range v.sessions {
 		if now < s.expires {
 			continue
 		}
-		for k := range s.keys {
-			delete(v.grants, k)
-			freed = true
-		}
-		delete(v.sessions, name)
-		v.dirty = true
+		freed = v.drop(s) || freed
 	}
 	return v.changed(now, freed)
+}
+
+// drop forgets a session, and reports whether addresses became free.
+func (v *voter) drop(s *session) (freed bool) {
+	for k := range s.keys {
+		delete(v.grants, k)
+		freed = true
+	}
+	delete(v.sessions, s.speaker)
+	v.dirty = true
+	return freed
 }
 
 // changed returns whom to notify: all if the view has changed, else those that wait

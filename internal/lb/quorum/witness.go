@@ -5,14 +5,17 @@ import "time"
 // WitnessTerm is how long a holder keeps the witness that it does not renew, by the
 // clocks of the others. The holder counts on nine tenths of it, from when it sent
 // its last write.
-const WitnessTerm = 4 * time.Second
+//
+// It bounds how long the addresses of a holder that dies are without an owner, and how
+// long the API server may be away while one of two speakers is dead.
+const WitnessTerm = 1500 * time.Millisecond
 
 const (
 	witnessCounted = WitnessTerm * 9 / 10
-	witnessRenew   = WitnessTerm / 4
+	witnessRenew   = WitnessTerm / 5
 	// witnessCalm is how long the voters have to be enough without the witness before
 	// it is given back.
-	witnessCalm = 3 * time.Second
+	witnessCalm = time.Second
 )
 
 // WitnessAction is what to write into the object that is the witness, on the
@@ -87,5 +90,14 @@ func (w *Witness) Wrote(now, sent time.Duration, version string) {
 // Until returns until when the witness counts, for Node.SetWitness.
 func (w *Witness) Until() time.Duration { return w.until }
 
-// Drop ends to count on the witness, for a process that ends.
-func (w *Witness) Drop() { w.until = 0 }
+// Holder returns who holds the witness as far as it is known, "" for nobody.
+func (w *Witness) Holder() string { return w.holder }
+
+// End is Next for a process that ends: it counts on the witness no longer, and gives it back.
+func (w *Witness) End() (WitnessAction, string) {
+	w.until = 0
+	if !w.seen || w.holder != w.self {
+		return WitnessNothing, ""
+	}
+	return WitnessRelease, w.version
+}
