@@ -282,6 +282,14 @@ func (f *agentFlags) dnsServer(log *slog.Logger, client kubernetes.Interface) (*
 	return dns.New(opts)
 }
 
+// lockDNS takes the lock of node-local DNS, if it is on.
+func (f *agentFlags) lockDNS(ctx context.Context, log *slog.Logger) (lockHeld, error) {
+	if !f.nodeLocalDNS {
+		return lockHeld{}, nil
+	}
+	return dnsLock.wait(ctx, log)
+}
+
 // programmedTimeout bounds how long a start waits until all Services are
 // programmed.
 const programmedTimeout = 10 * time.Second
@@ -360,11 +368,16 @@ the Pods it started stay when it stops, and are found again when it starts;
 					return err
 				}
 			}
-			lock, err := lockProxy(cmd.Context(), log)
+			lock, err := proxyLock.wait(cmd.Context(), log)
 			if err != nil {
 				return err
 			}
 			defer lock.Close()
+			dnsHeld, err := f.lockDNS(cmd.Context(), log)
+			if err != nil {
+				return err
+			}
+			defer dnsHeld.Close()
 			if err := f.adopt(cmd.Context(), cmd, log, cfg); err != nil {
 				return err
 			}

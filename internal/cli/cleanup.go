@@ -27,9 +27,9 @@ func newCleanup(g *global) *cobra.Command {
 		Short: "Remove what a node wrote to the kernel, and end its Pods",
 		Long: `Remove every trace of a node from this machine: the proxy's rules, the Pods'
 processes, devices and routes, what --configure-resolver wrote, and the node's
-state. Run it when the agent or the proxy has been stopped for good: beside a running
-agent or proxy, whatever its data directory, it changes nothing. The server's data are
-not touched. Without root it ends the Pods of a 'fairlead up' of this user that was
+state. Run it when the agent, the proxy or 'dns --node-local' has been stopped for good:
+beside a running one, whatever its data directory, it changes nothing. The server's data
+are not touched. Without root it ends the Pods of a 'fairlead up' of this user that was
 killed, and removes their state.
 
 With --kube-proxy it removes only the rules that a kube-proxy left on this machine;
@@ -65,11 +65,13 @@ do that after it has been stopped, and before or while fairlead takes its place.
 			if err != nil {
 				return err
 			}
-			lock, err := tryProxyLock(log)
-			if err != nil {
-				return fmt.Errorf("nothing was removed: %w; stop it first", err)
+			for _, l := range []ruleLock{proxyLock, dnsLock} {
+				held, err := l.try(log)
+				if err != nil {
+					return fmt.Errorf("nothing was removed: %w; stop it first", err)
+				}
+				defer held.Close()
 			}
-			defer lock.Close()
 			err = runner.Cleanup(ctx, state, runner.RemoveNetwork,
 				func() error { return cleanUpModes(ctx, "") },
 				func() error { return wrap("node-local DNS", nodelocal.Remove()) },

@@ -218,6 +218,13 @@ func newDNS(g *global) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if len(nodeLocal) > 0 {
+				held, err := dnsLock.wait(cmd.Context(), log)
+				if err != nil {
+					return err
+				}
+				defer held.Close()
+			}
 			go warnOfInlineCertificate(cmd.Context(), log, cfg)
 			cfg = agentConfig(cfg)
 			cfg.UserAgent = "fairlead-dns/" + version

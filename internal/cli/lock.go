@@ -13,35 +13,42 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/socket"
 )
 
-// The rules of the proxy belong to a network namespace, whatever directory its
-// process keeps its state in and whatever file system it sees. So does the name of
-// an abstract socket (unix(7)), which the kernel takes back when the process ends:
-// whoever listens on it is the one that may write the rules.
-const proxyLockName = "@fairlead/proxy"
+// ruleLock is held by the one process that may write certain rules. Those belong to a
+// network namespace, whatever directory the process keeps its state in and whatever
+// file system it sees. So does the name of an abstract socket (unix(7)), which the
+// kernel takes back when the process ends: whoever listens on it holds the lock.
+type ruleLock struct{ socket, holder string }
 
-// proxyLockWait is how long a proxy waits for another one to end, so that a service
+var (
+	// proxyLock is for the rules of the proxy.
+	proxyLock = ruleLock{"@fairlead/proxy", "proxy"}
+	// dnsLock is for the rules and routes of node-local DNS.
+	dnsLock = ruleLock{"@fairlead/dns", "node-local DNS server"}
+)
+
+// lockWait is how long a process waits for another one to end, so that a service
 // manager may start the new one while the old one stops.
-const proxyLockWait = 10 * time.Second
+const lockWait = 10 * time.Second
 
-// errProxyRuns is the error where another process holds the lock.
-var errProxyRuns = errors.New("another fairlead proxy runs in this network namespace")
+// errLocked is in the error where another process holds a lock.
+var errLocked = errors.New("runs in this network namespace")
 
-// proxyLock is held by the one process that may write the proxy's rules.
-type proxyLock struct{ listener net.Listener }
+// lockHeld is a lock that this process has.
+type lockHeld struct{ listener net.Listener }
 
 // Close releases the lock.
-func (l proxyLock) Close() {
+func (l lockHeld) Close() {
 	if l.listener != nil {
 		_ = l.listener.Close()
 	}
 }
 
-// tryProxyLock takes the lock, or returns errProxyRuns with the process that holds
-// it. A process of a user other than root or this one does not hold it, since every
-// user can listen on the name and no other user can write the rules: the lock is
-// then no lock, which the log says.
-func tryProxyLock(log *slog.Logger) (proxyLock, error) {
-	l, err := net.Listen("unix", proxyLockName)
+// try takes the lock, or returns errLocked with the process that holds it. A process
+// of a user other than root or this one does not hold it, since every user can listen
+// on the name and no other user can write the rules: the lock is then no lock, which
+// is logged.
+func (r ruleLock) try(log *slog.Logger) (lockHeld, error) {
+	l, err := net.Listen("unix", r.socket)
 	if err == nil {
 		go func() {
 			for {
@@ -52,51 +59,52 @@ func tryProxyLock(log *slog.Logger) (proxyLock, error) {
 				_ = c.Close()
 			}
 		}()
-		return proxyLock{l}, nil
+		return lockHeld{l}, nil
 	}
 	if !errors.Is(err, syscall.EADDRINUSE) {
-		return proxyLock{}, fmt.Errorf("lock the proxy's rules: %w", err)
+		return lockHeld{}, fmt.Errorf("lock the rules of the %s: %w", r.holder, err)
 	}
-	c, err := net.DialTimeout("unix", proxyLockName, time.Second)
+	running := fmt.Errorf("another fairlead %s %w", r.holder, errLocked)
+	c, err := net.DialTimeout("unix", r.socket, time.Second)
 	if err != nil {
-		return proxyLock{}, errProxyRuns // or it has just ended
+		return lockHeld{}, running // or it has just ended
 	}
 	defer c.Close()
 	pid, uid, err := socket.Peer(c.(*net.UnixConn))
 	if err != nil {
-		return proxyLock{}, errProxyRuns
+		return lockHeld{}, running
 	}
 	if uid != 0 && uid != os.Geteuid() {
-		log.Warn("a process of another user holds the name of the proxy's lock; a second proxy would not be noticed",
-			"pid", pid, "uid", uid)
-		return proxyLock{}, nil
+		log.Warn("a process of another user holds the name of the lock; a second "+r.holder+" would not be noticed",
+			"lock", r.socket, "pid", pid, "uid", uid)
+		return lockHeld{}, nil
 	}
 	if pid == 0 {
-		return proxyLock{}, fmt.Errorf("%w, in another PID namespace", errProxyRuns)
+		return lockHeld{}, fmt.Errorf("%w, in another PID namespace", running)
 	}
-	return proxyLock{}, fmt.Errorf("%w (process %d)", errProxyRuns, pid)
+	return lockHeld{}, fmt.Errorf("%w (process %d)", running, pid)
 }
 
-// lockProxy takes the lock for a proxy that is to run until it is closed. It waits
-// a while for another one to end.
-func lockProxy(ctx context.Context, log *slog.Logger) (proxyLock, error) {
-	limit := time.NewTimer(proxyLockWait)
+// wait takes the lock for a process that runs until it is closed. It waits a while for
+// another one to end.
+func (r ruleLock) wait(ctx context.Context, log *slog.Logger) (lockHeld, error) {
+	limit := time.NewTimer(lockWait)
 	defer limit.Stop()
 	retry := time.NewTicker(100 * time.Millisecond)
 	defer retry.Stop()
 	for waiting := false; ; waiting = true {
-		l, err := tryProxyLock(log)
-		if !errors.Is(err, errProxyRuns) {
+		l, err := r.try(log)
+		if !errors.Is(err, errLocked) {
 			return l, err
 		}
 		if !waiting {
-			log.Warn("waiting for another proxy to end", "err", err, "timeout", proxyLockWait)
+			log.Warn("waiting for another "+r.holder+" to end", "err", err, "timeout", lockWait)
 		}
 		select {
 		case <-ctx.Done():
-			return proxyLock{}, ctx.Err()
+			return lockHeld{}, ctx.Err()
 		case <-limit.C:
-			return proxyLock{}, fmt.Errorf("%w: stop it first; two would undo each other's rules", err)
+			return lockHeld{}, fmt.Errorf("%w: stop it first; two would undo each other's rules", err)
 		case <-retry.C:
 		}
 	}

@@ -185,7 +185,7 @@ func newProxy(g *global) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			lock, err := lockProxy(cmd.Context(), log)
+			lock, err := proxyLock.wait(cmd.Context(), log)
 			if err != nil {
 				return err
 			}

@@ -86,11 +86,16 @@ func (u *upCommand) run(ctx context.Context) error {
 		return err
 	}
 	defer server.Close()
-	lock, err := lockProxy(ctx, log)
+	lock, err := proxyLock.wait(ctx, log)
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
+	dnsHeld, err := u.agent.lockDNS(ctx, log)
+	if err != nil {
+		return err
+	}
+	defer dnsHeld.Close()
 	parts := []component{u.announce("API server", serverComponent(server), begin)}
 	controllers, err := controllersComponent(log, server.ControllersConfig, nil, u.server.podCIDRs)
 	if err != nil {

@@ -21,6 +21,13 @@ func bareProxy(t *testing.T, on *testbed.Host, kubeconfig string) *process.Proce
 		"--kubeconfig", kubeconfig, "--node-name", on.Name()))
 }
 
+// bareDNS starts a node-local DNS server whose API server never answers.
+func bareDNS(t *testing.T, on *testbed.Host, kubeconfig string) *process.Process {
+	t.Helper()
+	return process.Start(t, on.Command(context.Background(), process.Program("fairlead"), "dns", "--kubeconfig", kubeconfig,
+		"--node-local", clusterDNS, "--upstream", "127.0.0.1:9", "--metrics-bind-address", "", "--dns-lameduck", "0s"))
+}
+
 // nowhere writes a kubeconfig of a server that does not exist.
 func nowhere(t *testing.T) string {
 	t.Helper()
@@ -33,10 +40,24 @@ func nowhere(t *testing.T) string {
 	return file
 }
 
-// One proxy at a time writes the rules of a network namespace: a second one waits a
-// while and ends with the reason, or goes on once the first has ended, and cleanup
-// changes nothing beside one, whatever its data directory.
-func TestOneProxyPerNamespace(t *testing.T) {
+// One process at a time writes the rules of the proxy in a network namespace, and one
+// those of node-local DNS: a second one waits a while and ends with the reason, or goes
+// on once the first has ended, and cleanup changes nothing beside one, whatever its
+// data directory.
+func TestOneWriterPerNamespace(t *testing.T) {
+	t.Parallel()
+	t.Run("proxy", func(t *testing.T) {
+		t.Parallel()
+		oneWriter(t, "proxy", "ip fairlead", bareProxy, bareDNS)
+	})
+	t.Run("dns", func(t *testing.T) {
+		t.Parallel()
+		oneWriter(t, "node-local DNS server", "inet fairlead-dns", bareDNS, bareProxy)
+	})
+}
+
+// oneWriter starts several of what writes rules in a table, and one of what may run beside.
+func oneWriter(t *testing.T, what, rules string, start, beside func(*testing.T, *testbed.Host, string) *process.Process) {
 	node := testbed.NewNetwork(t).Outside("node")
 	kubeconfig := nowhere(t)
 	cleanup := func() (stderr string, code int) {
@@ -44,7 +65,7 @@ func TestOneProxyPerNamespace(t *testing.T) {
 		return stderr, code
 	}
 	runs := func(except string) (holder string) {
-		testbed.Until(t, "a proxy other than "+except+" to have the lock", func() error {
+		testbed.Until(t, "another process than "+except+" to have the lock", func() error {
 			stderr, code := cleanup()
 			if _, found, ok := strings.Cut(stderr, "(process "); ok {
 				holder, _, _ = strings.Cut(found, ")")
@@ -57,25 +78,31 @@ func TestOneProxyPerNamespace(t *testing.T) {
 		return holder
 	}
 	table := func() bool {
-		return strings.Contains(process.Output(t, node.Command(t.Context(), "nft", "list", "tables")), "table ip fairlead")
+		return strings.Contains(process.Output(t, node.Command(t.Context(), "nft", "list", "tables")), "table "+rules)
 	}
 
-	first := bareProxy(t, node, kubeconfig)
+	first := start(t, node, kubeconfig)
 	holder := runs("")
-	process.Output(t, node.Command(t.Context(), "nft", "add", "table", "ip", "fairlead"))
-	second := bareProxy(t, node, kubeconfig)
-	second.Says("waiting for another proxy to end")
+	process.Output(t, node.Command(t.Context(), "sh", "-c", "nft add table "+rules))
+	second := start(t, node, kubeconfig)
+	second.Says("waiting for another " + what + " to end")
 	if runs(""); !table() {
-		t.Error("cleanup has removed rules beside a proxy")
+		t.Errorf("cleanup has removed rules beside a %s", what)
 	}
 	if err := second.Wait(); err == nil || !strings.Contains(second.Log(), "(process "+holder+"): stop it first") {
-		t.Errorf("the second proxy ended with %v:\n%s", err, second.Log())
+		t.Errorf("the second %s ended with %v:\n%s", what, err, second.Log())
 	}
-	third := bareProxy(t, node, kubeconfig)
-	third.Says("waiting for another proxy to end")
+	third := start(t, node, kubeconfig)
+	third.Says("waiting for another " + what + " to end")
 	first.Stop()
 	runs(holder)
+	other := beside(t, node, kubeconfig)
 	third.Stop()
+	runs("") // the other one has a lock, too
+	other.Stop()
+	if strings.Contains(other.Log(), "waiting") {
+		t.Errorf("beside a %s:\n%s", what, other.Log())
+	}
 	if stderr, code := cleanup(); code != 0 || table() {
 		t.Errorf("cleanup after all have ended: exit code %d, %s, the table is there: %v", code, stderr, table())
 	}
@@ -83,6 +110,7 @@ func TestOneProxyPerNamespace(t *testing.T) {
 
 // A user who may not write rules cannot keep the proxy from them by its lock.
 func TestLockOfAnotherUser(t *testing.T) {
+	t.Parallel()
 	node := testbed.NewNetwork(t).Outside("node")
 	node.Do(func() { // on a thread of its own
 		const nobody, same = 65534, ^uintptr(0)
