@@ -20,7 +20,7 @@ import (
 )
 
 // scheduler binds each Pod to the ready Node that has the fewest, the first by
-// name of those. It knows no resources: a Pod here is a few processes.
+// name of those. It knows host ports, and no resources: a Pod here is a few processes.
 type scheduler struct {
 	*controllerContext
 	loop *loop.Loop[svc.Name]
@@ -31,6 +31,7 @@ type scheduler struct {
 	// placed is where each Pod counts. A binding in flight counts from its
 	// decision on, so that the next decision sees it.
 	placed  map[svc.Name]placement
+	ports   heldPorts
 	waiting map[svc.Name]bool // fit on no Node
 }
 
@@ -42,7 +43,7 @@ type placement struct {
 func newScheduler(s *controllerContext) (func(ctx context.Context), error) {
 	c := &scheduler{
 		controllerContext: s, nodes: map[string]*corev1.Node{}, count: map[string]int{},
-		placed: map[svc.Name]placement{}, waiting: map[svc.Name]bool{},
+		placed: map[svc.Name]placement{}, ports: heldPorts{}, waiting: map[svc.Name]bool{},
 	}
 	c.loop = loop.New(s.log, SchedulerName, s.options.Workers, c.sync)
 	if err := s.handle(s.informers.Core().V1().Pods().Informer(), handlers(c.podChanged, c.podDeleted)); err != nil {
@@ -73,7 +74,7 @@ func (c *scheduler) podChanged(pod *corev1.Pod) {
 	old, ok := c.placed[name]
 	switch {
 	case pod.Spec.NodeName != "" && !finished(pod):
-		c.place(name, placement{pod.UID, pod.Spec.NodeName})
+		c.place(name, placement{pod.UID, pod.Spec.NodeName}, hostPorts(pod))
 	case ok && (old.uid != pod.UID || finished(pod)):
 		c.unplace(name)
 	}
@@ -97,13 +98,14 @@ func (c *scheduler) podDeleted(pod *corev1.Pod) {
 }
 
 // place and unplace are called with mu held.
-func (c *scheduler) place(name svc.Name, p placement) {
+func (c *scheduler) place(name svc.Name, p placement, ports []hostPort) {
 	if c.placed[name] == p {
 		return
 	}
 	c.unplace(name)
 	c.placed[name] = p
 	c.count[p.node]++
+	c.ports.take(p.node, name, ports)
 }
 
 func (c *scheduler) unplace(name svc.Name) {
@@ -114,6 +116,11 @@ func (c *scheduler) unplace(name svc.Name) {
 	delete(c.placed, name)
 	if c.count[p.node]--; c.count[p.node] == 0 {
 		delete(c.count, p.node)
+	}
+	if c.ports.release(p.node, name) {
+		for waiting := range c.waiting { // perhaps for this port
+			c.loop.Queue.Add(waiting)
+		}
 	}
 }
 
@@ -195,10 +202,14 @@ func (c *scheduler) choose(pod *corev1.Pod) (node, why string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	name := nameOf(pod)
-	reasons := map[string]int{}
+	reasons, ports := map[string]int{}, hostPorts(pod)
 	for candidate, n := range c.nodes {
 		if reason := misfit(pod, n); reason != "" {
 			reasons[reason]++
+			continue
+		}
+		if !c.ports.free(candidate, ports) {
+			reasons["node(s) didn't have free ports for the requested pod ports"]++
 			continue
 		}
 		if node == "" || c.count[candidate] < c.count[node] || c.count[candidate] == c.count[node] && candidate < node {
@@ -217,7 +228,7 @@ func (c *scheduler) choose(pod *corev1.Pod) (node, why string) {
 		return "", fmt.Sprintf("0/%d nodes are available: %s.", len(c.nodes), strings.Join(parts, ", "))
 	}
 	delete(c.waiting, name)
-	c.place(name, placement{pod.UID, node})
+	c.place(name, placement{pod.UID, node}, ports)
 	return node, ""
 }
 

@@ -31,14 +31,17 @@ func slimPod(p *corev1.Pod) *corev1.Pod {
 	return out
 }
 
-// slimContainers keeps containers with named ports, which targetPort may mean.
+// slimContainers keeps containers with named ports, which targetPort may mean, and with
+// ports of the node.
 func slimContainers(in []corev1.Container) []corev1.Container {
 	var out []corev1.Container
 	for i := range in {
 		c := corev1.Container{Name: in[i].Name, RestartPolicy: in[i].RestartPolicy}
 		for _, p := range in[i].Ports {
-			if p.Name != "" {
-				c.Ports = append(c.Ports, corev1.ContainerPort{Name: p.Name, ContainerPort: p.ContainerPort, Protocol: p.Protocol})
+			if p.Name != "" || p.HostPort != 0 {
+				c.Ports = append(c.Ports, corev1.ContainerPort{
+					Name: p.Name, ContainerPort: p.ContainerPort, Protocol: p.Protocol, HostPort: p.HostPort, HostIP: p.HostIP,
+				})
 			}
 		}
 		if len(c.Ports) > 0 {

@@ -33,7 +33,9 @@ var table = []row{
 	{"containers.image", Done, "`host` alone; with another one the container waits, reason ImageNotSupported", nil},
 	{"containers.imagePullPolicy imagePullSecrets", Moot, "no image is pulled", nil},
 	{"containers.ports.name containers.ports.containerPort containers.ports.protocol", Done, "", nil},
-	{"containers.ports.hostPort containers.ports.hostIP", Warned, "without hostNetwork the Pod is reached at its own address or by a Service",
+	{"containers.ports.hostPort containers.ports.hostIP", Warned,
+		"with hostNetwork, where the process itself listens, two Pods with one port go to two nodes; " +
+			"without it nothing leads from the port of the node to the Pod",
 		func(_ reflect.Value, s *corev1.PodSpec) bool { return !s.HostNetwork }},
 	{"containers.env.valueFrom.resourceFieldRef containers.env.valueFrom.fileKeyRef", Refused, "the node does not know this source", nil},
 	{"containers.resources.limits", Warned, "nothing limits CPU and memory", nil},
