@@ -50,10 +50,10 @@ var table = []row{
 		return v.Elem().String() != string(corev1.MountPropagationNone)
 	}},
 	{"containers.volumeDevices", Refused, "there are no block volumes", nil},
-	{probes("exec httpGet.path httpGet.port httpGet.host httpGet.scheme httpGet.httpHeaders tcpSocket initialDelaySeconds timeoutSeconds " +
+	{probes("exec httpGet.path httpGet.port httpGet.host httpGet.scheme httpGet.httpHeaders tcpSocket grpc " +
+		"initialDelaySeconds timeoutSeconds " +
 		"periodSeconds successThreshold failureThreshold terminationGracePeriodSeconds"), Done, "", nil},
 	{probes("httpGet.protocol"), Warned, "the node probes with HTTP/1.1", nil},
-	{probes("grpc"), Refused, "want httpGet, tcpSocket or exec", nil},
 	{"containers.lifecycle.stopSignal", Refused, "containers are stopped by SIGTERM", nil},
 	{"containers.terminationMessagePath", Done, "", nil},
 	{"containers.securityContext.runAsUser containers.securityContext.runAsGroup securityContext.runAsUser securityContext.runAsGroup",

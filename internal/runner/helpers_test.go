@@ -3,12 +3,16 @@ package runner_test
 import (
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"syscall"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	"google.golang.org/grpc/health/grpc_health_v1"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/fairlead/fairlead/internal/runner/shim"
@@ -16,9 +20,25 @@ import (
 
 // serveAsPod is this test's program inside a pod: an HTTP server on port 8080
 // that answers with the address of the client.
-func serveAsPod(string) {
+func serveAsPod(mode string) {
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM)
+	if mode == "grpc" {
+		s, state := grpc.NewServer(), health.NewServer()
+		grpc_health_v1.RegisterHealthServer(s, state)
+		if l, err := net.Listen("tcp", ":8080"); err == nil {
+			go func() { _ = s.Serve(l) }()
+		}
+		// SIGUSR1 makes it ill.
+		ill := make(chan os.Signal, 1)
+		signal.Notify(ill, syscall.SIGUSR1)
+		go func() {
+			<-ill
+			state.Shutdown()
+		}()
+		<-stop
+		return
+	}
 	go func() {
 		_ = http.ListenAndServe(":8080", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.RemoteAddr) }))
 	}()

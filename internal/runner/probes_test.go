@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -90,4 +91,21 @@ func TestStartupProbeFails(t *testing.T) {
 	if isReady(got) {
 		t.Error("ready without having started")
 	}
+}
+
+// A Pod that serves gRPC is ready while its health service says so.
+func TestGRPCProbe(t *testing.T) {
+	c := newCluster(t, nil)
+	web := server("web")
+	web.Spec.Containers[0].Env[0].Value = "grpc"
+	web.Spec.Containers[0].ReadinessProbe = &corev1.Probe{
+		ProbeHandler: corev1.ProbeHandler{GRPC: &corev1.GRPCAction{Port: 8080}}, PeriodSeconds: 1, FailureThreshold: 1, TimeoutSeconds: 10,
+	}
+	c.create(web)
+	got := c.ready("web")
+	if err := c.record(got, 0).Process.Signal(syscall.SIGUSR1); err != nil {
+		t.Fatal(err)
+	}
+	c.until("web", "unready", func(p *corev1.Pod) bool { return !isReady(p) })
+	await(t, "the event", func() bool { return strings.Contains(c.events("web"), "NOT_SERVING") })
 }

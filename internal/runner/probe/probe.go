@@ -44,8 +44,10 @@ func (t Target) Once(ctx context.Context, h corev1.ProbeHandler) error {
 		return t.tcp(ctx, h.TCPSocket)
 	case h.Exec != nil:
 		return t.exec(ctx, h.Exec)
+	case h.GRPC != nil:
+		return t.grpc(ctx, h.GRPC)
 	}
-	return errors.New("the probe has neither httpGet, tcpSocket nor exec")
+	return errors.New("the probe has neither httpGet, tcpSocket, exec nor grpc")
 }
 
 func (t Target) exec(ctx context.Context, e *corev1.ExecAction) error {
