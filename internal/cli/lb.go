@@ -192,7 +192,7 @@ address. It takes the place of MetalLB, kube-vip or cloud-provider-kind.`,
 	flags.BoolVar(&c.controller, "controller", true, "give out addresses, while this process holds the Lease")
 	flags.BoolVar(&c.speaker, "speaker", true, "announce addresses from this node")
 	flags.StringVar(&c.metrics, "metrics-bind-address", "127.0.0.1:7472", "IP:PORT of /metrics; empty for none")
-	cmd.AddCommand(newLBStatus(g))
+	cmd.AddCommand(newLBStatus(g), newLBExplain(g))
 	return cmd
 }
 

@@ -97,4 +97,5 @@ func (f Field) IsBuilt() bool {
 // Instead returns what happens in place of what a field asks for, empty if this version acts on it.
 func (f Field) Instead() string { return notYet[f] }
 
-func (f Field) isAlways() bool { return slices.Contains(always, f) }
+// IsOfBothWays reports whether a field has its effect in the direct way, too.
+func (f Field) IsOfBothWays() bool { return slices.Contains(always, f) }

@@ -16,7 +16,7 @@ func gcpDialect() Dialect {
 			none("cloud.google.com/l4-rbs", "it chooses a kind of Google's backend"),
 			none("alpha.cloud.google.com/load-balancer-backend-share", "each Service has its own Pods"),
 			none("cloud.google.com/neg", "Pods stand behind the load balancer in any case"),
-			none("cloud.google.com/neg-status", "it is what GKE notes for itself"),
+			none("cloud.google.com/neg-status", "it is what GKE records for itself"),
 			none("cloud.google.com/backend-config", "it is for Ingress"), none("beta.cloud.google.com/backend-config", "it is for Ingress"),
 			none("cloud.google.com/app-protocols", "it is for Ingress"),
 		},

@@ -320,7 +320,7 @@ func (r *reader) judge() {
 			f.State, f.Text = NotYet, fmt.Sprintf("%s: this version does not do it yet; %s", f.Text, f.Field.Instead())
 		case r.Way == Direct && f.Field == FieldSourceRanges && f.Annotation != "":
 			f.State, f.Text = NotYet, f.Text+": not enforced in the direct way, everybody may connect; use spec.loadBalancerSourceRanges"
-		case r.Way == Direct && !f.Field.isAlways():
+		case r.Way == Direct && !f.Field.IsOfBothWays():
 			f.State, f.Text = Unused, f.Text+": has no effect, since nothing asks for the proxied way; "+direct(f.Field)
 		}
 	}

@@ -7,7 +7,7 @@ func metallbDialect() Dialect {
 			addresses(prefix+"loadBalancerIPs", 0),
 			text(prefix+"address-pool", "the name of an IPAddressPool", FieldPool, func(s *Spec, v string) { s.Pool = v }),
 			text(prefix+"allow-shared-ip", "any", FieldSharingKey, func(s *Spec, v string) { s.SharingKey = v }),
-			none(prefix+"ip-allocated-from-pool", "it is what MetalLB notes for itself; 'fairlead lb status' shows the pool"),
+			none(prefix+"ip-allocated-from-pool", "it is what MetalLB records for itself; 'fairlead lb status' shows the pool"),
 		)
 	}
 	return d

@@ -124,7 +124,7 @@ func (c *Controller) work(ctx context.Context) error {
 	defer recorder.Start()()
 	w := &controller{
 		Controller: c, log: c.o.Log, events: recorder,
-		knowledge: newKnowledge(), problems: map[svc.Name][]string{},
+		knowledge: newKnowledge(), problems: map[svc.Name][]string{}, findings: map[svc.Name]map[string][]string{},
 		wake: make(chan struct{}, 1), tidy: make(chan struct{}, 1), voters: make(chan struct{}, 1), covers: make(chan struct{}, 1),
 		begun: make(chan struct{}),
 	}
@@ -170,6 +170,8 @@ type controller struct {
 	mu sync.Mutex // guards what follows
 	*knowledge
 	problems map[svc.Name][]string // that have been recorded as Events
+	// findings has what was recorded about annotations, by the reason of the Event.
+	findings map[svc.Name]map[string][]string
 	// recorded bounds the Events about addresses that no node can announce.
 	recorded quota
 }

@@ -154,6 +154,7 @@ func (c *controller) plan(name svc.Name) *plan {
 	}
 	c.waiting.remove(name)
 	delete(c.problems, name)
+	delete(c.findings, name)
 	p.surplus = c.alloc.Of(name)
 	if s == nil {
 		return p
@@ -199,6 +200,7 @@ func (c *controller) planAddresses(p *plan) {
 			return
 		}
 	}
+	c.recordReading(s, Read(s))
 	r, problem := c.request(s)
 	result := c.alloc.Assign(r)
 	if problem != nil {

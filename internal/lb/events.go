@@ -1,0 +1,92 @@
+package lb
+
+import (
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/fairlead/fairlead/internal/dialect"
+)
+
+// The Events about annotations, by what became of them.
+var annotationEvents = []struct {
+	state  dialect.State
+	reason string
+}{
+	{dialect.Invalid, "InvalidAnnotation"},
+	{dialect.Unknown, "UnknownAnnotation"},
+	{dialect.NotYet, "AnnotationNotSupported"},
+	{dialect.Overridden, "AnnotationOverridden"},
+	{dialect.Unused, "AnnotationUnused"},
+	{dialect.Meaningless, "AnnotationIgnored"},
+	{dialect.Applied, "AnnotationApplied"},
+}
+
+// Bounds of one Event's message in bytes, and of how many Events of one reason a change has.
+// The API allows 1,024 bytes (events.k8s.io).
+const (
+	maxEventText   = 960
+	maxEventsAlike = 3
+)
+
+// recordReading records what became of the annotations of a Service, when that has changed:
+// Events of the same reason are combined.
+func (c *controller) recordReading(s *corev1.Service, r *dialect.Reading) {
+	name := nameOf(s)
+	texts := map[string][]string{}
+	for _, kind := range annotationEvents {
+		for _, f := range r.Findings {
+			if f.State != kind.state || r.AddressErr != nil && f.Text == r.AddressErr.Error() {
+				continue // the latter is a problem with the address, see recordProblems
+			}
+			text := plain(f.Text)
+			if f.Annotation != "" && !strings.Contains(text, f.Annotation) {
+				text = f.Annotation + ": " + text
+			}
+			texts[kind.reason] = append(texts[kind.reason], text)
+		}
+	}
+	before, known := c.findings[name]
+	// What another leader has seen needs no Event again, unless it wants attention.
+	repeated := !known && len(s.Status.LoadBalancer.Ingress) > 0
+	for _, kind := range annotationEvents {
+		fresh := slices.DeleteFunc(slices.Clone(texts[kind.reason]), func(t string) bool { return slices.Contains(before[kind.reason], t) })
+		eventType := corev1.EventTypeNormal
+		if kind.state.IsWarning() {
+			eventType = corev1.EventTypeWarning
+		} else if repeated {
+			continue
+		}
+		for _, message := range combine(fresh) {
+			c.events.Event(s, eventType, kind.reason, message)
+		}
+	}
+	c.findings[name] = texts
+}
+
+// combine joins texts to a few messages.
+func combine(texts []string) (out []string) {
+	for _, t := range texts {
+		switch last := len(out) - 1; {
+		case last >= 0 && len(out[last])+len(t)+2 <= maxEventText:
+			out[last] += "; " + t
+		case len(out) == maxEventsAlike:
+			out[last] += "; and more: see 'fairlead lb explain'"
+			return out
+		default:
+			out = append(out, strings.ToValidUTF8(t[:min(len(t), maxEventText)], ""))
+		}
+	}
+	return out
+}
+
+// plain returns a text as one line without control characters.
+func plain(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return ' '
+		}
+		return r
+	}, text)
+}

@@ -1,0 +1,74 @@
+package lb
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Every annotation has an Event that says what became of it, once for each change.
+func TestEventsAboutAnnotations(t *testing.T) {
+	const aws = "service.beta.kubernetes.io/aws-load-balancer-"
+	r := newRig(t)
+	r.withPools("192.0.2.0/28")
+	s := r.service("web", annotate(
+		aws+"healthcheck-interval", "1", aws+"ssl-port", "443", aws+"access-log-enabled", "true", aws+"extra-security-groups", "sg-1",
+		aws+"cross-zone-load-balancing-enabled", "true", "metallb.io/address-pool", "a", "fairlead.dev/lb-tags", "a=\x1b[31mred"))
+	want := map[string]string{
+		"InvalidAnnotation":      `Warning "1" is not a number from 5 to 300 seconds`,
+		"UnknownAnnotation":      "Warning is " + aws + "ssl-ports meant?",
+		"AnnotationNotSupported": "Warning no access log is written",
+		"AnnotationIgnored":      "Normal accepted; has no meaning here because",
+		"AnnotationApplied":      "Normal metallb.io/address-pool: pool a",
+	}
+	events := func() (out []corev1.Event) {
+		list, err := r.client.CoreV1().Events("default").List(context.Background(), metav1.ListOptions{FieldSelector: "involvedObject.name=web"})
+		r.must(err)
+		return slices.DeleteFunc(list.Items, func(e corev1.Event) bool { return !strings.Contains(e.Reason, "Annotation") })
+	}
+	r.eventually("Events", func() error {
+		for reason, text := range want {
+			kind, text, _ := strings.Cut(text, " ")
+			if !slices.ContainsFunc(events(), func(e corev1.Event) bool {
+				return e.Reason == reason && e.Type == kind && strings.Contains(e.Message, text) && !strings.Contains(e.Message, "\x1b")
+			}) {
+				return fmt.Errorf("no %s %q", reason, text)
+			}
+		}
+		return nil
+	})
+	before := len(events())
+	_, err := r.client.CoreV1().Services("default").Patch(context.Background(), s.Name, "application/merge-patch+json",
+		[]byte(`{"metadata":{"annotations":{"fairlead.dev/lb-drain-tiemout":"5","example.com/other":"x"}}}`), metav1.PatchOptions{})
+	r.must(err)
+	r.eventually("an Event about what is new", func() error {
+		if now := events(); len(now) != before+1 || !slices.ContainsFunc(now, func(e corev1.Event) bool {
+			return e.Reason == "UnknownAnnotation" && strings.Contains(e.Message, "is fairlead.dev/lb-drain-timeout meant?") &&
+				!strings.Contains(e.Message, "ssl-port")
+		}) {
+			return fmt.Errorf("%d Events, then %d", before, len(now))
+		}
+		return nil
+	})
+}
+
+func TestCombinedEventsAreBounded(t *testing.T) {
+	var texts []string
+	for range 200 {
+		texts = append(texts, strings.Repeat("é", 60))
+	}
+	out := combine(append(texts, strings.Repeat("é", 5000)))
+	if len(out) != maxEventsAlike || !strings.HasSuffix(out[2], "see 'fairlead lb explain'") {
+		t.Errorf("%d messages", len(out))
+	}
+	for _, m := range append(out, combine([]string{strings.Repeat("é", 5000)})...) {
+		if len(m) > 1100 {
+			t.Errorf("a message of %d bytes", len(m))
+		}
+	}
+}
