@@ -64,7 +64,7 @@ func TestAutopath(t *testing.T) {
 		// What exists is answered as ever.
 		{"my-service.prod.svc.cluster.local.", mdns.TypeA, "NOERROR\nmy-service.prod.svc.cluster.local. 5 IN A 10.96.0.20", 0},
 		{"db-0.db.prod.svc.cluster.local.", mdns.TypeA, "NOERROR\ndb-0.db.prod.svc.cluster.local. 5 IN A 10.244.1.10", 0},
-		// Nobody has it: the answer to the name itself.
+		// No server has it: the answer to the name itself.
 		{"nope.example.com.prod.svc.cluster.local.", mdns.TypeA, "NXDOMAIN\n" + soa, 1},
 		// No search path.
 		{"missing.prod.svc.cluster.local.", mdns.TypeA, "NXDOMAIN\n" + soa, 0},

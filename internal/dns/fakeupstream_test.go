@@ -99,7 +99,7 @@ func upstreams(us ...*upstreamServer) (out []netip.AddrPort) {
 	return out
 }
 
-// dead is an address of loopback where nobody is.
+// dead is an address of loopback where no server listens.
 func dead(t testing.TB) netip.AddrPort {
 	t.Helper()
 	c, err := net.ListenPacket("udp4", "127.0.0.1:0")

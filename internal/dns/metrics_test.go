@@ -275,6 +275,6 @@ func TestQueryLog(t *testing.T) {
 	s = start(t, Options{Logger: slog.New(slog.NewJSONHandler(&quiet, nil)), Upstream: []netip.AddrPort{dead(t)}})
 	exchange(t, s, "udp", question("cluster.local.", mdns.TypeSOA))
 	if got := quiet.queries(t); len(got) != 0 {
-		t.Errorf("nobody asked for %s", got)
+		t.Errorf("no question for %s", got)
 	}
 }

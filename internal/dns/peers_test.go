@@ -33,7 +33,7 @@ func serversOf(own string, nodes ...string) *servers {
 	return v
 }
 
-// Everyone is looked after by two others, and looks after two.
+// Every server is monitored by two others, and monitors two.
 func TestNeighbours(t *testing.T) {
 	nodes := []string{"e", "a", "c", "b", "d"}
 	by := map[netip.AddrPort]int{}
@@ -79,7 +79,7 @@ func TestOthers(t *testing.T) {
 	ended.Endpoints[0].Conditions.Ready = &no
 	v.set(ended)
 	if len(v.changed) != 1 {
-		t.Error("nobody is told that a server is not ready any more")
+		t.Error("no wake-up for a server that is no longer ready")
 	}
 	v.remove("kube-dns-x7r2p")
 	if got := v.others(); !slices.Equal(got, []netip.AddrPort{netip.MustParseAddrPort("10.0.0.1:10053")}) {

@@ -1,0 +1,158 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/testbed"
+)
+
+// failures are the look-ups of a watching Pod that failed: when they began and
+// ended, in milliseconds of Unix time. asked is how many there were after a time.
+func failures(out string, after int64) (failed [][2]int64, asked int) {
+	var first, last int
+	for line := range strings.Lines(out) {
+		f := strings.Fields(line)
+		if len(f) < 3 {
+			continue
+		}
+		n, _ := strconv.ParseInt(f[1], 10, 64)
+		at, _ := strconv.ParseInt(f[2], 10, 64)
+		switch f[0] {
+		case "failed":
+			failed = append(failed, [2]int64{n, at})
+		case "asked":
+			if last = int(n); at < after {
+				first = last
+			}
+		}
+	}
+	return failed, last - first
+}
+
+// stall is a time in which a goroutine had something to do and was not let.
+type stall struct{ begin, end time.Time }
+
+// stalls notes until the test ends when this machine kept a goroutine waiting
+// that wanted to run every millisecond. The function it returns adds up those
+// between two times.
+func stalls(t *testing.T) func(from, to time.Time) time.Duration {
+	const every, harmless = time.Millisecond, 3 * time.Millisecond
+	var mu sync.Mutex
+	var all []stall
+	ended := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		timer := time.NewTimer(every)
+		defer timer.Stop()
+		for {
+			due := time.Now().Add(every)
+			timer.Reset(every)
+			select {
+			case <-ended:
+				return
+			case <-timer.C:
+			}
+			if now := time.Now(); now.Sub(due) > harmless {
+				mu.Lock()
+				all = append(all, stall{due, now})
+				mu.Unlock()
+			}
+		}
+	})
+	t.Cleanup(func() { close(ended); wg.Wait() })
+	return func(from, to time.Time) (sum time.Duration) {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, s := range all {
+			if s.begin.Before(from) {
+				s.begin = from
+			}
+			if s.end.After(to) {
+				s.end = to
+			}
+			sum += max(0, s.end.Sub(s.begin))
+		}
+		return sum
+	}
+}
+
+// One of two servers behind kube-dns is killed without a chance to withdraw: no
+// look-up fails that begins 100 ms after its end. Neither in a Pod on the node of the
+// killed one, whose questions are led elsewhere by the kernel when the socket is
+// gone; nor in one that reaches kube-dns by the proxy, from which the other
+// server takes the endpoint. Time in which the machine was too busy to run what
+// was ready does not count.
+func TestKilledDNSServer(t *testing.T) {
+	c := newCluster(t)
+	other := c.network.Outside("other")
+	other.Sysctl("net/ipv4/ip_forward", "1")
+	c.cleansUp(other, "other")
+	c.agentOn(other, "other", "--node-local-dns=false")
+	c.nodesReady(2)
+	c.backends()
+	watch := c.build("resolve-go", "go", "build", "resolve.go")
+	pods := map[string]string{}
+	for _, node := range []string{"node", "other"} {
+		pods[node] = c.pod("on-"+node, node, watch, "-watch", "my-service.default.svc.cluster.local.")
+	}
+	progress := func(pod string, after int64, n int) {
+		t.Helper()
+		testbed.Until(c.t, "look-ups in "+pod, func() error {
+			if _, asked := failures(c.kubectl("logs", pod), after); asked < n {
+				return fmt.Errorf("%d of %d", asked, n)
+			}
+			return nil
+		})
+	}
+	for _, pod := range pods {
+		progress(pod, 0, 100)
+	}
+	testbed.Until(c.t, "the other server to look after this one", func() error {
+		out, err := other.Command(t.Context(), "ss", "-Htn", "dst", c.node.Addr4().String()+":10053").Output()
+		if err == nil && len(out) == 0 {
+			err = errors.New("no connection")
+		}
+		return err
+	})
+	stalled := stalls(t)
+	ready := func() string {
+		return c.kubectl("-n", "kube-system", "get", "endpointslice", "kube-dns-node", "-o", "jsonpath={.endpoints[*].conditions.ready}")
+	}
+	signalled := time.Now().UnixMilli()
+	c.agent.Kill()
+	killed := time.Now()
+	progress(pods["other"], signalled, 200)
+	if endpoints := ready(); endpoints != "false" {
+		t.Errorf("the killed server is ready=%s behind kube-dns", endpoints)
+	}
+	c.startAgent()
+	testbed.Until(c.t, "the killed server to be back", func() error {
+		if out := ready(); out != "true" {
+			return fmt.Errorf("ready=%s", out)
+		}
+		return nil
+	})
+	progress(pods["node"], signalled, 200)
+	for node, pod := range pods {
+		failed, asked := failures(c.kubectl("logs", pod), signalled)
+		t.Logf("%s: %d of %d look-ups failed after the kill", node, len(failed), asked)
+		for _, f := range failed {
+			if f[0] < signalled {
+				t.Logf("%s: a look-up failed %d ms before the kill", node, signalled-f[0])
+				continue
+			}
+			begin := time.UnixMilli(f[0])
+			after, lost := begin.Sub(killed), stalled(killed, begin)
+			t.Logf("%s: a look-up begun %s after the kill failed; the machine was busy for %s of that", node, after, lost)
+			if after-lost > 100*time.Millisecond {
+				t.Errorf("%s: that was too late", node)
+			}
+		}
+	}
+}
