@@ -59,7 +59,7 @@ type lbOwner struct {
 
 func newLBStatus(g *global) *cobra.Command {
 	var f clientFlags
-	var output string
+	var output outputFlag
 	cmd := &cobra.Command{
 		Use:   "status [SERVICE]",
 		Short: "Show the addresses of load balancers, their pools, and which nodes announce them since when and why",
@@ -72,8 +72,8 @@ func newLBStatus(g *global) *cobra.Command {
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if output != "table" && output != "json" {
-				return usagef("--output is %q; want table or json", output)
+			if err := output.check(); err != nil {
+				return err
 			}
 			config, namespace, err := f.load()
 			if err != nil {
@@ -102,17 +102,12 @@ func newLBStatus(g *global) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if output == "json" {
-				enc := json.NewEncoder(g.out)
-				enc.SetIndent("", "  ")
-				return enc.Encode(r)
-			}
-			return r.print(g.out)
+			return output.write(g.out, r, r.print)
 		},
 	}
 	f.add(cmd)
 	f.addNamespace(cmd)
-	cmd.Flags().StringVarP(&output, "output", "o", "table", "table or json")
+	output.add(cmd)
 	return cmd
 }
 

@@ -66,12 +66,9 @@ type serviceReport struct {
 	Total int `json:"total"`
 }
 
-// outputs are the values of --output.
-func outputs() []string { return []string{"table", "json"} }
-
 func newStatus(g *global) *cobra.Command {
 	var f clientFlags
-	var output string
+	var output outputFlag
 	var probe bool
 	cmd := &cobra.Command{
 		Use:   "status",
@@ -92,8 +89,8 @@ is well.`,
   fairlead status -o json | jq -e '.problems == []'`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if !slices.Contains(outputs(), output) {
-				return usagef("--output is %q; want %s", output, wanted(output, outputs()))
+			if err := output.check(); err != nil {
+				return err
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), requestTimeout)
 			defer cancel()
@@ -106,16 +103,11 @@ is well.`,
 			if err != nil {
 				return err
 			}
-			if output == "json" {
-				enc := json.NewEncoder(g.out)
-				enc.SetIndent("", "  ")
-				return enc.Encode(r)
-			}
-			return r.print(g.out)
+			return output.write(g.out, r, r.print)
 		},
 	}
 	f.add(cmd)
-	cmd.Flags().StringVarP(&output, "output", "o", "table", oneOf(outputs()))
+	output.add(cmd)
 	cmd.Flags().BoolVar(&probe, "probe-endpoints", true, "connect to endpoints that were written by hand; unless given, only from a node")
 	return cmd
 }
