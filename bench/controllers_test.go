@@ -315,7 +315,7 @@ func TestControllersOnKubernetes(t *testing.T) {
 		"10.244.0.4:8080 failed ready serving z1", "10.244.0.5:8080 done ready serving z1", "fd00:10:244::1:8080 a ready serving z1")
 	u.finish("failed", corev1.PodFailed)
 	u.finish("done", corev1.PodSucceeded)
-	u.must(u.client.CoreV1().Pods("default").Delete(u.ctx, "c", metav1.DeleteOptions{})) // nobody stops it, so it stays
+	u.must(u.client.CoreV1().Pods("default").Delete(u.ctx, "c", metav1.DeleteOptions{})) // no node stops it, so it stays
 	web := []string{"10.244.0.1:8080 a ready serving z1", "10.244.0.2:8080 b z1", "10.244.0.3:8080 c serving terminating z1",
 		"fd00:10:244::1:8080 a ready serving z1"}
 	u.wantSlices("web", web...)

@@ -186,7 +186,7 @@ func TestRegistration(t *testing.T) {
 			t.Errorf("a condition that stayed has a new transition time: %v, want %v", c.LastTransitionTime, since)
 		}
 
-		// Somebody deleted the Node: it comes back.
+		// The Node is deleted by another client: it comes back.
 		if err := w.client.CoreV1().Nodes().Delete(t.Context(), "here", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}

@@ -143,8 +143,8 @@ func (h *hooks) resolve(gvk schema.GroupVersionKind) (schema.GroupVersionResourc
 	return schema.GroupVersionResource{}, fmt.Errorf("no kind %s in %s", gvk.Kind, gv)
 }
 
-// untouchable are the requests that webhooks and policies never see, or nobody could be
-// told any more what he may do.
+// untouchable are the requests that webhooks and policies never see: those by which
+// users are told who they are and what they may do.
 func untouchable() []schema.GroupResource {
 	var out []schema.GroupResource
 	for _, r := range []string{"localsubjectaccessreviews", "selfsubjectaccessreviews", "selfsubjectrulesreviews", "subjectaccessreviews"} {

@@ -134,7 +134,7 @@ func privileged(p *corev1.Pod) {
 
 // A user's Pods are held to the labels of the namespace or the server's default; those
 // of users with the right to use pods/privileged to labels alone. The level stands in
-// the Pod, and nobody can forge it.
+// the Pod, and it cannot be forged.
 func TestPodSecurity(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "audit.log")
 	s := apiservertest.StartServer(t, func(o *apiserver.Options) {

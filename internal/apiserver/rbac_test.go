@@ -150,7 +150,7 @@ func testGrant(t *testing.T, s *apiserver.Server, c *kubernetes.Clientset) {
 	}
 }
 
-// Nobody gives away more than he has.
+// No user gives away more than he has.
 func testEscalation(t *testing.T, s *apiserver.Server, c *kubernetes.Clientset) {
 	for _, b := range []struct{ name, role, user string }{{"ann-admin", "admin", "ann"}} {
 		if _, err := c.RbacV1().RoleBindings("default").Create(t.Context(), &rbacv1.RoleBinding{

@@ -143,7 +143,7 @@ func TestServicesOfTheSystem(t *testing.T) {
 					t.Errorf("%s: %v %s", want.name, got.Spec.ClusterIPs, ports(got))
 				}
 			}
-			// Nobody reaches a server on loopback: no endpoint, rather than a wrong one.
+			// A server on loopback cannot be reached: no endpoint, rather than a wrong one.
 			if got := endpoints(t, client); got != "" {
 				t.Errorf("endpoints %q", got)
 			}

@@ -20,7 +20,7 @@ const stallChunk = 32 << 10
 // ended that could not be ended alone.
 const stallGrace = 4
 
-// stalledResponses counts the responses that nobody read.
+// stalledResponses counts the responses that no client read.
 var stalledResponses = sync.OnceValue(func() *metrics.Counter { //nolint:gochecknoglobals // the registry is global, too
 	c := metrics.NewCounter(&metrics.CounterOpts{
 		Name: "fairlead_apiserver_stalled_responses_total", StabilityLevel: metrics.ALPHA,
@@ -148,7 +148,7 @@ func (g *stallGuard) stop() {
 }
 
 // expired ends the response, and the connection if that does not help: HTTP/2 cannot
-// even say that it ends a stream on a connection from which nobody reads.
+// even say that it ends a stream on a connection from which the client does not read.
 func (g *stallGuard) expired() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -35,7 +35,7 @@ const (
 	stallBound = 60 << 20
 )
 
-// stalled returns the server's count of responses that nobody read.
+// stalled returns the server's count of responses that no client read.
 func stalled(t *testing.T, c *kubernetes.Clientset) (n int) {
 	t.Helper()
 	text, err := c.RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())

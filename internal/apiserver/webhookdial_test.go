@@ -57,7 +57,7 @@ func TestWebhookByEndpoint(t *testing.T) {
 	_, err = webhookService("127.0.0.8", "127.0.0.1", port).dial(t.Context(), "tcp", "hook.ns.svc:443")
 	for _, want := range []string{"cannot reach Service ns/hook from the machine of the API server", "127.0.0.8:443", l.Addr().String()} {
 		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("nobody listens: %v; want %q", err, want)
+			t.Errorf("no listener: %v; want %q", err, want)
 		}
 	}
 	if _, err := webhookService("127.0.0.8", "127.0.0.1", port).ResolveEndpoint("ns", "hook", 444); err == nil {

@@ -123,7 +123,7 @@ func TestUnreachableServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.Close() // nobody listens there now
+	l.Close() // no listener there now
 	file := filepath.Join(t.TempDir(), "kubeconfig")
 	text := fmt.Sprintf("{apiVersion: v1, kind: Config, current-context: a, "+
 		"clusters: [{name: a, cluster: {server: \"http://%s\"}}], contexts: [{name: a, context: {cluster: a}}]}", l.Addr())

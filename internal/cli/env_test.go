@@ -82,8 +82,8 @@ REDIS_MASTER_SERVICE_PORT=6379
 			t.Errorf("env %s: exit code %d, %s\n%s", c.args, code, stderr, d)
 		}
 	}
-	if code, _, stderr := call(t, "env", "--kubeconfig", server.Kubeconfig(), "-n", "shop", "--pod", "nobody"); code != exitFailed ||
-		!strings.Contains(stderr, `"nobody" not found`) {
+	if code, _, stderr := call(t, "env", "--kubeconfig", server.Kubeconfig(), "-n", "shop", "--pod", "none"); code != exitFailed ||
+		!strings.Contains(stderr, `"none" not found`) {
 		t.Errorf("a Pod that is not there: exit code %d, %q", code, stderr)
 	}
 }

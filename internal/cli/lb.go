@@ -49,7 +49,7 @@ func (f *lbFlags) add(cmd *cobra.Command) {
 	flags.StringSliceVar(&f.interfaces, "lb-interface", nil,
 		"interfaces of this node that answer for addresses (default: those whose network has the address)")
 	flags.StringVar(&f.announce, "lb-announce", announceARP,
-		"how this node announces addresses: arp (IPv6: NDP), bgp, or none, when somebody else routes them; "+
+		"how this node announces addresses: arp (IPv6: NDP), bgp, or none, when other software routes them; "+
 			"with arp also by BGP to the BGPPeers that select this node")
 	flags.Var(&f.bgpPeers, "lb-bgp-peer", "a router to announce to by BGP, beside the BGPPeer objects: "+
 		"ADDRESS[:PORT],peer-asn=N,local-asn=N[,name=NAME][,password-file=FILE][,hold-time=90s][,keepalive-time=30s]"+

@@ -116,7 +116,7 @@ var ordinaryErrors = []struct {
 	// k8s.io/apiserver, endpoints/handlers/finisher: the rest of an interrupted request.
 	{message: "Unhandled Error", err: regexp.MustCompile(
 		`^FinishRequest: post-timeout activity .* panicked: false, err: (context canceled|<nil>), panic-reason: <nil>$`)},
-	// k8s.io/apiserver, endpoints/handlers/responsewriters: nobody is there any more to read
+	// k8s.io/apiserver, endpoints/handlers/responsewriters: the client has gone that would read
 	// the answer, or the client has gone before its request was whole.
 	{message: "Unhandled Error", err: regexp.MustCompile(`^apiserver was unable to write a .* response: .*` + gone)},
 	{message: "Unhandled Error", err: regexp.MustCompile(`^apiserver was unable to close cleanly the response writer: .*` + gone)},

@@ -31,7 +31,7 @@ type agentRecord struct {
 	// --kubeconfig.
 	Server     string `json:"server,omitempty"`
 	Kubeconfig string `json:"kubeconfig,omitempty"`
-	// Healthz and Metrics are where the proxy answers, empty for nowhere.
+	// Healthz and Metrics are the addresses of the proxy's endpoints, empty where it has none.
 	Healthz string `json:"healthz,omitempty"`
 	Metrics string `json:"metrics,omitempty"`
 }

@@ -121,7 +121,7 @@ func TestStatusNamesPortsThatNoPodHas(t *testing.T) {
 	}
 }
 
-func TestStatusNamesServicesThatNobodyServes(t *testing.T) {
+func TestStatusNamesServicesWithoutEndpoints(t *testing.T) {
 	empty := service("empty", intstr.IntOrString{})
 	name := service("name", intstr.IntOrString{})
 	name.Spec.Type = corev1.ServiceTypeExternalName

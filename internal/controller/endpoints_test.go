@@ -134,7 +134,7 @@ func TestUserMadeEndpoints(t *testing.T) {
 	r.wantSubsets(ns, "web", "10.244.0.1|")
 }
 
-// Objects that nobody owns any more, left by an earlier run, go; Endpoints that
+// Objects without an owner, left by an earlier run, go; Endpoints that
 // a user made without a Service stay.
 func TestLeftoversOfAnEarlierRun(t *testing.T) {
 	r := newRig(t)
@@ -169,7 +169,7 @@ func TestLeftoversOfAnEarlierRun(t *testing.T) {
 	})
 	for _, name := range []string{"mine", "lock"} {
 		if _, err := r.client.CoreV1().Endpoints(ns).Get(ctx, name, metav1.GetOptions{}); err != nil {
-			t.Errorf("somebody else's Endpoints: %v", err)
+			t.Errorf("Endpoints of another client: %v", err)
 		}
 	}
 }

@@ -123,7 +123,7 @@ func TestLeaderElection(t *testing.T) {
 	}
 }
 
-// What an owner leaves behind goes; what somebody else owns stays.
+// What an owner leaves behind goes; what others own stays.
 func TestGarbage(t *testing.T) {
 	r := newRig(t)
 	ns, ctx := r.namespace("shop"), context.Background()

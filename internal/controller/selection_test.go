@@ -52,7 +52,7 @@ func TestSelectionFindsWhatAScanFinds(t *testing.T) {
 				pods[name] = p
 				for _, s := range want {
 					if !told[svc.Name{Namespace: "ns", Name: s}] {
-						t.Fatalf("nobody told of Service %s", s)
+						t.Fatalf("no event for Service %s", s)
 					}
 				}
 				if len(told) > len(want) {
@@ -71,7 +71,7 @@ func TestSelectionFindsWhatAScanFinds(t *testing.T) {
 					delete(pods, name)
 					for _, s := range want {
 						if !told[svc.Name{Namespace: "ns", Name: s}] {
-							t.Fatalf("nobody told of Service %s", s)
+							t.Fatalf("no event for Service %s", s)
 						}
 					}
 					break

@@ -21,7 +21,7 @@ func alibabaDialect() Dialect {
 func alibabaAnnotations(prefix string) []Annotation {
 	const (
 		noVSwitch = "there are no vSwitches, zones and instances of Alibaba Cloud; addresses come from IPAddressPools"
-		noBilling = "nobody bills it"
+		noBilling = "it is not billed"
 	)
 	protocol := map[string]Protocol{"tcp": TCP, "http": HTTP, "https": HTTPS, "tcpssl": TLS}
 	onlyUDP := maps.Clone(protocol)

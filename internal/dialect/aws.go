@@ -13,7 +13,7 @@ const awsPrefix = "service.beta.kubernetes.io/aws-load-balancer-"
 const (
 	noVPC        = "there are no subnets, security groups and addresses of AWS; addresses come from IPAddressPools"
 	noRouteTable = "packets reach the load balancer by ARP, NDP or BGP"
-	noCapacity   = "capacity is that of the nodes, and nobody bills it"
+	noCapacity   = "capacity is that of the nodes, which are not billed"
 )
 
 func setTrusted(s *Spec, p []netip.Prefix) { s.TrustedFronts = p }

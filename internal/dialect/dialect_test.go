@@ -161,7 +161,7 @@ func TestMeaninglessAnnotations(t *testing.T) {
 		{"144", tke + "service.extensiveParameters", "", "Tencent's API"},
 		{"145", tke + "service.listenerParameters", "", "Tencent's API"},
 		{"146", tke + "loadbalance-type", "classic", "one kind"},
-		{"147", tke + "qcloud-loadbalancer-internet-charge-type", "TRAFFIC_POSTPAID_BY_HOUR", "nobody bills"},
+		{"147", tke + "qcloud-loadbalancer-internet-charge-type", "TRAFFIC_POSTPAID_BY_HOUR", "not billed"},
 		{"177", beta + "alibaba-cloud-loadbalancer-id", "lb-1", LBSharingKey},
 	} {
 		r := Read(web(c.key, c.value))

@@ -143,7 +143,7 @@ func (r *reader) fromService() {
 	}
 }
 
-// defaults fills in what nobody has said: those of a Classic Load Balancer (behaviours 128, 131 to 134),
+// defaults fills in what was not given: those of a Classic Load Balancer (behaviours 128, 131 to 134),
 // or with type nlb those of a Network Load Balancer.
 func (r *reader) defaults() {
 	s, from := &r.Spec, "default"

@@ -205,7 +205,7 @@ const (
 	Invalid State = "invalid"
 )
 
-// IsWarning reports whether a finding wants somebody's attention.
+// IsWarning reports whether a finding needs attention.
 func (s State) IsWarning() bool {
 	return s == NotYet || s == Overridden || s == Unknown || s == Invalid
 }

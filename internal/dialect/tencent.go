@@ -17,7 +17,7 @@ func tencentDialect() Dialect {
 			none(prefix+"service.extensiveParameters", "they are parameters of Tencent's API for making an instance").of("144"),
 			none(prefix+"service.listenerParameters", "they are parameters of Tencent's API for listeners").of("145"),
 			none(prefix+"loadbalance-type", "there is one kind of load balancer, which does what both do").of("146"),
-			none(prefix+"qcloud-loadbalancer-internet-charge-type", "nobody bills it").of("147"),
+			none(prefix+"qcloud-loadbalancer-internet-charge-type", "it is not billed").of("147"),
 			number(prefix+"qcloud-loadbalancer-internet-max-bandwidth-out", 1, 2000, "Mbit/s", FieldBandwidth, setBandwidth).of("148"),
 			{Key: prefix + "local-svc-only-bind-node-with-pod", Values: "true, false", Behaviour: "149",
 				Sets: []Field{FieldBackendNodes}, read: func(r *reader, v string) error {

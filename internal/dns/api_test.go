@@ -162,7 +162,7 @@ func TestNamesOutliveTheAPI(t *testing.T) {
 		}
 	}
 	if r := exchange(t, s, "udp", question("six.prod.svc.cluster.local.", mdns.TypeAAAA)); len(r.Answer) != 1 {
-		t.Errorf("what nobody could see is gone: %v", r)
+		t.Errorf("a name whose deletion was not seen is gone: %v", r)
 	}
 	if text := scrape(t, s, "/metrics"); !strings.Contains(text, "\nfairlead_dns_ready 1\n") || scrape(t, s, "/ready") != "OK" {
 		t.Errorf("not ready any more:\n%s", text)
@@ -214,7 +214,7 @@ func TestPublish(t *testing.T) {
 			t.Errorf("label %s is %q", k, e.Labels[k])
 		}
 	}
-	// Somebody changes it, somebody deletes it.
+	// Other clients change and delete it.
 	e.Endpoints = nil
 	if _, err := slices.Update(ctx, e, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)

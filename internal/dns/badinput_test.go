@@ -136,7 +136,7 @@ func TestAnswersFromElsewhereAreNotTaken(t *testing.T) {
 				if err == nil {
 					_, err = forger.WriteTo(b, w.RemoteAddr())
 				}
-				// The kernel may tell the forger that nobody hears it.
+				// The kernel may report to the forger that its port is closed.
 				if err == nil || strings.Contains(err.Error(), "refused") {
 					sent.Add(1)
 				}
@@ -294,7 +294,7 @@ func insist(t *testing.T, s *Server, name string) string {
 	return ""
 }
 
-// A client that says nothing, or stops in the middle, holds up nobody.
+// A client that says nothing, or stops in the middle, holds up no other.
 func TestSilentConnections(t *testing.T) {
 	s := start(t, clusterOptions())
 	var silent []net.Conn

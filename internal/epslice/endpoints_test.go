@@ -92,7 +92,7 @@ func TestEndpointsWithoutPorts(t *testing.T) {
 	if text := subsetText(Endpoints(service, pods, nil, time.Time{}).Subsets); text != ": 10.0.0.1 | \n" {
 		t.Errorf("headless: %q", text)
 	}
-	service.Spec.Ports = []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromString("nobody")}}
+	service.Spec.Ports = []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromString("none")}}
 	if text := subsetText(Endpoints(service, pods, nil, time.Time{}).Subsets); text != "" {
 		t.Errorf("no such port: %q", text)
 	}

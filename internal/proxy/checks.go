@@ -37,7 +37,7 @@ func newChecks(d dataplane.Applier, most time.Duration, log *slog.Logger) *check
 }
 
 // intact looks, and sets the timer for the next time. Every alarm in a row doubles the
-// wait: tables of iptables are other programs', too, whose changes concern nobody here,
+// wait: tables of iptables are other programs', too, whose changes do not matter here,
 // and a comparison costs much more than a look.
 func (c *checks) intact() bool {
 	start := time.Now()

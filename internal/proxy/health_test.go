@@ -184,7 +184,7 @@ func TestHealthPorts(t *testing.T) {
 	}
 }
 
-// freePort returns a port of loopback that nobody has now.
+// freePort returns a port of loopback that is free now.
 func freePort(t *testing.T) uint16 {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -182,7 +182,7 @@ func (p *healthPort) setReady(of map[table.Key]int) {
 }
 
 // listen opens the port on one address. A family that the kernel does not have is
-// no error: nobody can ask there.
+// no error: no client can ask there.
 func (p *healthPort) listen(a netip.Addr, port uint16) error {
 	network, ready := "tcp4", &p.ready4
 	if a.Is6() {

@@ -67,7 +67,7 @@ func TestServiceCIDRs(t *testing.T) {
 	})
 }
 
-// A ServiceCIDR that has the server's, the node's or Pods' addresses cuts nobody off: it
+// A ServiceCIDR that has the server's, the node's or Pods' addresses does not cut them off: it
 // is left out, with an Event. A server that is dialed at a ClusterIP is no overlap.
 func TestServiceCIDRsThatOverlap(t *testing.T) {
 	change := func(o *Options) {

@@ -188,12 +188,12 @@ func TestSweep(t *testing.T) {
 		{"SCTP on the same port", svc.SCTP, "10.96.0.10:53", "10.244.0.4:53", true},
 		{"node port to a local client's endpoint", svc.UDP, "192.0.2.1:30053", "10.244.0.6:53", false},
 		{"node port to another one", svc.UDP, "192.0.2.1:30053", "10.244.0.7:53", true},
-		{"the same port of somebody else", svc.UDP, "192.0.2.9:30053", "10.244.0.7:53", false},
+		{"the same port of another host", svc.UDP, "192.0.2.9:30053", "10.244.0.7:53", false},
 		{"no endpoint is left", svc.UDP, "10.96.0.11:53", "10.244.0.4:53", true},
 		{"no endpoint yet", svc.UDP, "10.96.0.11:53", "10.96.0.11:53", false},
 		{"the Service is gone", svc.UDP, "10.96.0.99:53", "10.244.0.4:53", true},
 		{"untranslated in the range", svc.UDP, "10.96.0.99:53", "10.96.0.99:53", false},
-		{"somebody else's translation", svc.UDP, "198.51.100.1:53", "10.244.0.4:53", false},
+		{"another program's translation", svc.UDP, "198.51.100.1:53", "10.244.0.4:53", false},
 	} {
 		e := conntrack.Entry{Protocol: c.p, OrigDst: ap(c.dst), ReplySrc: ap(c.src), Replied: true}
 		if got := s.stale(e); got != c.stale {

@@ -57,7 +57,7 @@ func TestSweepOfTheKernel(t *testing.T) {
 		t.Errorf("%d flows removed, though all lead where they should", n)
 	}
 	e.Apply(t, web("b"), nil)
-	reaches("a") // nobody told the kernel
+	reaches("a") // the kernel was not told
 	if n := sweep(web("b")); n != 1 {
 		t.Errorf("%d flows removed, want the one to a", n)
 	}

@@ -16,8 +16,8 @@ type Difference struct {
 	Verb, Target   string
 	Where          string // "code", "warnings", or a path such as .spec.type
 	Fairlead, Peer string
-	// Why is the reason that the case gives for it; empty when nobody has
-	// explained it.
+	// Why is the reason that the case gives for it; empty while it is
+	// unexplained.
 	Why string
 }
 

@@ -16,7 +16,7 @@ import (
 // slowest is how long the answer to one body may take on a busy machine.
 const slowest = 10 * time.Second
 
-// Bodies that nobody sends by mistake get a clear answer of the 400s, and the
+// Bodies that no client sends by mistake get a clear answer of the 400s, and the
 // server goes on.
 func TestUnreasonableBodies(t *testing.T) {
 	config := server(t)

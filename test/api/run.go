@@ -179,12 +179,12 @@ func (r *run) cleanUp(ctx context.Context) {
 	}
 }
 
-// editTries bounds how often an edit is made anew because somebody else, a
+// editTries bounds how often an edit is repeated because another client, a
 // controller, wrote in between.
 const editTries = 10
 
 // edit reads the object, merges the change into it and writes it back, as
-// somebody with an editor would.
+// a user with an editor would.
 func (r *run) edit(ctx context.Context, url, body string) (a answer, err error) {
 	for range editTries {
 		if a, err = r.tryEdit(ctx, url, body); err != nil || a.code != http.StatusConflict {

@@ -86,7 +86,7 @@ func TestStatus(t *testing.T) {
 
 	local := func(args ...string) *exec.Cmd {
 		cmd := c.node.Command(t.Context(), process.Program("fairlead"), append([]string{"status", "--data-dir", c.path("agent")}, args...)...)
-		cmd.Env = append(os.Environ(), "HOME="+c.path("nobody"), "KUBECONFIG=")
+		cmd.Env = append(os.Environ(), "HOME="+c.path("none"), "KUBECONFIG=")
 		return cmd
 	}
 	r = c.status(local("-o", "json"))

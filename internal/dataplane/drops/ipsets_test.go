@@ -45,7 +45,7 @@ func inside(t *testing.T, lifetime time.Duration, f func(s *IPSets, host *testbe
 		}
 		defer func() { _ = c.Close() }()
 		f(s, host, func() {
-			// That nobody listens may be told by this write; the packet goes all
+			// The lack of a listener may be an error of this write; the packet goes all
 			// the same with the next.
 			if _, err := c.Write([]byte("?")); err != nil {
 				if _, err := c.Write([]byte("?")); err != nil {
@@ -126,7 +126,7 @@ func pause(t *testing.T, d time.Duration) {
 	}
 }
 
-// Sets that somebody else removed are an error that names them, not nothing.
+// Sets that another program removed are an error that names them, not nothing.
 func TestRemovedSetsAreTold(t *testing.T) {
 	testbed.NewNetwork(t).Outside("host").Do(func() {
 		s := NewIPSets(prefix)

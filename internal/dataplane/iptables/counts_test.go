@@ -97,7 +97,7 @@ func TestCountingIsTriedAgain(t *testing.T) {
 	}
 }
 
-// Somebody who removes our rules, and then the sets that they named, does not
+// A program that removes our rules, and then the sets that they named, does not
 // keep the next audit from putting both back.
 func TestSetsAreRepaired(t *testing.T) {
 	variants(t, func(t *testing.T, v Variant) {

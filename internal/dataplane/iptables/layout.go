@@ -251,7 +251,7 @@ func (l *layout) base(set *dataplane.Settings, emit func(table, name string, lin
 	var output []string
 	for _, a := range set.NodeAddrs {
 		if a.IsLoopback() {
-			// Nobody else may reach it.
+			// No other client may reach it.
 			output = append(output, destination(a), "-g "+chainNodePorts)
 		} else {
 			services = append(services, destination(a), "-g "+chainNodePorts)

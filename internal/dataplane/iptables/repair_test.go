@@ -18,7 +18,7 @@ import (
 func restoreProgram(v Variant) string { return "iptables-" + string(v) + "-restore" }
 func saveProgram(v Variant) string    { return "iptables-" + string(v) + "-save" }
 
-// What somebody else removes or adds is put right by the next full Apply,
+// What another program removes or adds is repaired by the next full Apply,
 // which names it.
 func TestRepair(t *testing.T) {
 	for _, c := range []struct{ name, table, do, say string }{
@@ -102,7 +102,7 @@ func (m *meddling) Restore(ctx context.Context, input []byte) error {
 	return err
 }
 
-// Rules that somebody removes while they are put back are no other spelling of
+// Rules that another program removes while they are put back are no other spelling of
 // them: they come back.
 func TestRulesRemovedWhileWritten(t *testing.T) {
 	for _, v := range []Variant{NFT, Legacy} {

@@ -204,10 +204,10 @@ func TestFewRulesForAPacket(t *testing.T) {
 			for _, i := range []int{n / 2, n - 1} {
 				flows.Command(t, "", "iptables-"+string(v), "-w", "-t", "nat", "-Z")
 				to := flows.LargePort(i, 1).Frontends[0].Addr
-				// The network has nobody to answer.
+				// No host of the network answers.
 				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 				if _, err := host.Dial(ctx, svc.TCP, to); err == nil {
-					t.Errorf("somebody answers on %s", to)
+					t.Errorf("an answer on %s", to)
 				}
 				cancel()
 				met := countRules(flows.Command(t, "", saveProgram(v), "-c", "-t", "nat"))

@@ -188,7 +188,7 @@ func TestFaults(t *testing.T) {
 	})
 }
 
-// What somebody else removes or adds is put right by the next full Apply, which
+// What another program removes or adds is repaired by the next full Apply, which
 // names it.
 func TestRepair(t *testing.T) {
 	inside(t, func(p dataplane.Applier) {
@@ -255,7 +255,7 @@ func TestRepair(t *testing.T) {
 	})
 }
 
-// meddling is iptables beside which somebody removes rules as soon as they are
+// meddling is iptables beside which another program removes rules as soon as they are
 // written.
 type meddling struct {
 	tool
@@ -271,7 +271,7 @@ func (m *meddling) Restore(ctx context.Context, input []byte) error {
 	return err
 }
 
-// Rules that somebody removes while they are written are not taken for what was
+// Rules that another program removes while they are written are not taken for what was
 // written, but put back.
 func TestRulesRemovedWhileWritten(t *testing.T) {
 	inside(t, func(p dataplane.Applier) {

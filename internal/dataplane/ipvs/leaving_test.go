@@ -65,7 +65,7 @@ func TestDeletedServiceKeepsConnections(t *testing.T) {
 			}
 		}
 	}
-	// As without them: an address that nobody has does not answer, a closed port
+	// As without them: an unassigned address does not answer, a closed port
 	// of the node refuses.
 	closed := func(when string) {
 		t.Helper()

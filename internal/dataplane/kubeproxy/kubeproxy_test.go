@@ -42,7 +42,7 @@ COMMIT
 COMMIT
 `
 
-// tables are its nf_tables ones, and somebody else's.
+// tables are its nf_tables ones, and another program's.
 const tables = `table ip kube-proxy { map service-ips { type ipv4_addr . inet_proto . inet_service : verdict; };
 	chain nat-prerouting { type nat hook prerouting priority -100; }; }
 table ip6 kube-proxy { }
@@ -100,7 +100,7 @@ func TestRemove(t *testing.T) {
 			}
 		}
 		if text := run(t, "", "nft", "list", "tables"); !strings.Contains(text, "table ip mine") {
-			t.Errorf("somebody else's table is gone:\n%s", text)
+			t.Errorf("another program's table is gone:\n%s", text)
 		}
 		if err := kubeproxy.Remove(t.Context()); err != nil {
 			t.Errorf("a second time: %v", err)

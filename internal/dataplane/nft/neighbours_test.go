@@ -67,7 +67,7 @@ func questions() []flows.Row {
 		{Name: "ClusterIP from a pod", Services: cluster, From: "c", To: "cluster", Want: flows.Want{Reach: "a d", Client: "kept"}},
 		{Name: "hairpin", Services: []flows.Service{{Name: "web", Fronts: []flows.Front{{Kind: table.ClusterIP, To: "a"}}}}, From: "a",
 			To: "cluster", Want: flows.Want{Reach: "a"}},
-		{Name: "nobody there", Services: []flows.Service{{Name: "web", Fronts: []flows.Front{{Kind: table.ClusterIP}}}}, From: "c", To: "cluster",
+		{Name: "no endpoints", Services: []flows.Service{{Name: "web", Fronts: []flows.Front{{Kind: table.ClusterIP}}}}, From: "c", To: "cluster",
 			Want: flows.Want{Refused: true}},
 	}
 }

@@ -207,7 +207,7 @@ func TestWorkFollowsChange(t *testing.T) {
 		k.commits, k.dumps = 0, 0
 		flows.Apply(t, p, tab, nil)
 		if k.dumps != 0 {
-			t.Errorf("%d sets read though nobody changed anything", k.dumps)
+			t.Errorf("%d sets read without a change", k.dumps)
 		}
 		flows.Apply(t, p, tab, []table.Key{})
 		for q := range tab.All() {
@@ -234,7 +234,7 @@ func TestWorkFollowsChange(t *testing.T) {
 		next.ClusterCIDRs, next.LocalCIDRs = tab.ClusterCIDRs, tab.LocalCIDRs
 		k.bytes = 0
 		flows.Apply(t, p, next, []table.Key{key})
-		// One for the chain for three endpoints, which nobody had, one for the
+		// One for the chain for three endpoints, which no Service had, one for the
 		// elements.
 		if k.commits != 2 || k.dumps != 0 || k.bytes > 2000 {
 			t.Errorf("%d transactions, %d sets read, %d bytes for one more endpoint, want 2, 0 and few", k.commits, k.dumps, k.bytes)
@@ -315,7 +315,7 @@ func TestRestartWritesNothing(t *testing.T) {
 	})
 }
 
-// What somebody else removes or adds is put right by the next full Apply,
+// What another program removes or adds is repaired by the next full Apply,
 // which names it.
 func TestRepair(t *testing.T) {
 	for _, c := range []struct{ name, nft, say string }{

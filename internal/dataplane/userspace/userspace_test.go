@@ -158,7 +158,7 @@ func TestSCTPIsRefused(t *testing.T) {
 	}
 }
 
-// A port of the proxy serves what was captured, and nobody who goes there
+// A port of the proxy serves what was captured, and no client that goes there
 // directly: source ranges would be in vain.
 func TestProxyPortsAreNotReachable(t *testing.T) {
 	e := flows.NewEnv(t, func(t testing.TB, _ *testbed.Host) dataplane.Applier {
@@ -207,7 +207,7 @@ func firstListener(e *flows.Env) *listener {
 }
 
 // A process that takes over finds the rules, makes them lead to itself, and
-// leaves nobody with a port that is dead.
+// leaves no client with a port that is dead.
 func TestRestart(t *testing.T) {
 	for _, name := range []string{"after the end of the old process", "beside the old process"} {
 		t.Run(name, func(t *testing.T) {
@@ -288,7 +288,7 @@ func dump(t testing.TB, e *flows.Env) string {
 	return text
 }
 
-// What somebody else removes or alters comes back, and is told.
+// What another program removes or alters comes back, and is reported.
 func TestRepair(t *testing.T) {
 	e := flows.NewEnv(t, create)
 	tab := web(svc.TCP, at(e.Host("a"), 9376))
@@ -320,7 +320,7 @@ func TestRepair(t *testing.T) {
 			t.Errorf("%s: repaired %q once more", c.harm, got)
 		}
 	}
-	// A change that meets a table somebody removed does not wait for an audit.
+	// A change that meets a table that was removed does not wait for an audit.
 	run(t, e.Node, "nft", "delete table ip fairlead-userspace")
 	tab = web(svc.TCP, at(e.Host("b"), 9376))
 	key := servicePort("web", svc.TCP).Key()

@@ -87,7 +87,7 @@ func Delete(ctx context.Context, flows []Flow) (deleted int, err error) {
 
 // Sweep removes every entry for which stale returns true, and returns how many
 // there were. It reads the whole table once for each family, and is otherwise like
-// Delete. With unreplied only entries of connections that nobody has answered yet
+// Delete. With unreplied only entries of connections that were not answered yet
 // are read, as far as the kernel can tell them (from Linux 5.15); of others they
 // cost little.
 func (c *Conn) Sweep(ctx context.Context, unreplied bool, stale func(Entry) bool) (deleted int, err error) {

@@ -95,7 +95,7 @@ func watch(changed func(), groups ...int) (stop func(), err error) {
 	var ended sync.WaitGroup
 	ended.Go(func() {
 		for {
-			// After dropped messages nobody knows what has changed.
+			// After dropped messages it is unknown what has changed.
 			if err := sub.Receive(func(uint16, []byte) {}); err != nil && !errors.Is(err, unix.ENOBUFS) {
 				return
 			}

@@ -10,7 +10,7 @@ import (
 )
 
 // RouteMetric is the metric of our routes to ranges of pods. A route to the same
-// range that somebody else has made has a lower one as a rule (0, or 1024 for IPv6),
+// range that another program has made has a lower one as a rule (0, or 1024 for IPv6),
 // stays beside ours, and takes precedence.
 const RouteMetric = 2500
 

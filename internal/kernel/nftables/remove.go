@@ -26,7 +26,7 @@ func Find(name string) ([]Table, error) {
 //
 // A packet that is under way while a table goes still passes all rules of the old
 // chains, but finds no element of the maps any more: it would meet what those
-// rules have for addresses that nobody serves. So chains that translate
+// rules have for addresses without endpoints. So chains that translate
 // destinations are emptied first, and the rest goes when every packet that has met
 // their rules is through.
 func Remove(ctx context.Context, name string) error {

@@ -34,7 +34,7 @@ func (c *Conn) Watch(name string, changed func()) error {
 }
 
 // WatchChains is Watch for chains in tables that belong to several programs, as
-// those of iptables do: ours reports which are the caller's. A rule that somebody
+// those of iptables do: ours reports which are the caller's. A rule that another program
 // removes from another chain of these tables may be one that leads there, and
 // counts, too.
 func (c *Conn) WatchChains(tables []string, ours func(chain string) bool, changed func()) error {
@@ -103,7 +103,7 @@ func (c *Conn) Unwatched(n int, change func() error) error {
 	return c.unwatched(uint32(n), change)
 }
 
-// unwatched calls commit with notifications off, and w.changed if somebody else
+// unwatched calls commit with notifications off, and w.changed if another program
 // made a change meanwhile. n is how many transactions commit makes if it succeeds.
 func (c *Conn) unwatched(n uint32, commit func() error) error {
 	expected, before := c.Generation()

@@ -122,7 +122,7 @@ func TestUnreachable(t *testing.T) {
 	l.Close()
 	const want = "from the machine of the API server"
 	if _, err := dial(t.Context(), "tcp", l.Addr().String()); err == nil || strings.Contains(err.Error(), want) {
-		t.Errorf("nobody listens: %v", err)
+		t.Errorf("no listener: %v", err)
 	}
 	// A link-local address without a zone: no packet is sent.
 	if _, err := dial(t.Context(), "tcp", "[fe80::1]:80"); err == nil || !strings.Contains(err.Error(), want) {

@@ -149,7 +149,7 @@ func newServer(t testing.TB, endpoint string, change ...func(*Options)) *server 
 }
 
 // nodePortClaims is a second storage of the node port claims; the allocator
-// shows its own to nobody.
+// shows its own to no other.
 func nodePortClaims(t testing.TB, b backEnd) *store.REST {
 	t.Helper()
 	s, err := store.New(store.Kind{

@@ -119,7 +119,7 @@ var Rows = []Row{
 		Services: bothOn(nodePorts, true, svc.UDP, svc.TCP),
 		From:     "client", To: "node", Want: Want{Reach: "b"}},
 
-	// Nobody there.
+	// No endpoints.
 	{Name: "no endpoints, from the node", Behaviour: "45, 190",
 		Protocols: tcpUDP, Services: one(clusterIP, ""),
 		From: "node", To: "cluster", Want: Want{Refused: true}},
@@ -159,10 +159,10 @@ var Rows = []Row{
 	{Name: "another port of a ClusterIP from the node", Behaviour: "192",
 		Protocols: tcpUDP, Services: one(clusterIP, "a"),
 		From: "node", To: "cluster:81", Want: Want{Refused: true}},
-	{Name: "a service IP nobody has", Behaviour: "193",
+	{Name: "a service IP without a Service", Behaviour: "193",
 		Services: one(clusterIP, "a"),
 		From:     "c", To: "unused", Want: Want{Dropped: true}},
-	{Name: "a node port nobody has", Behaviour: "92",
+	{Name: "a node port without a Service", Behaviour: "92",
 		Protocols: tcpUDP, Services: masqueraded(nodePorts, "a"),
 		From: "client", To: "node:30081", Want: Want{Refused: true}},
 

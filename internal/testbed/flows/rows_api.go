@@ -433,7 +433,7 @@ var APIRows = []Row{
 	{Name: "the older of two Services has the external IP", Behaviour: "194",
 		API:  api(withExternal, "a").beside(all(clusterIPOf("10.96.0.79", "fd00:10:96::79"), younger, withExternal)),
 		From: "client", To: "external", Want: Want{Reach: "a"}},
-	{Name: "nobody takes a ClusterIP by an external IP", Behaviour: "156, 194",
+	{Name: "no external IP takes a ClusterIP", Behaviour: "156, 194",
 		API:  api(younger, "a").beside(wantsClusterIP),
 		From: "c", To: "cluster", Want: Want{Reach: "a"}},
 

@@ -12,7 +12,7 @@ import (
 
 // Source ranges do not let in whoever has the load balancer's address as a source
 // (behaviour 101): where this node may come in it may come from there, if one of its
-// interfaces has the address, and nobody else may.
+// interfaces has the address, and no other client may.
 func ownAddressAsSource(t *testing.T, e *Env) {
 	for _, key := range []string{"net/ipv4/ip_nonlocal_bind", "net/ipv6/ip_nonlocal_bind"} {
 		e.Client.Sysctl(key, "1")

@@ -252,7 +252,7 @@ func AdoptionUnderLoad(t *testing.T, create Factory) {
 	})
 }
 
-// ChurnUnderLoad lets endpoints of the Service under load come and go: nobody
+// ChurnUnderLoad lets endpoints of the Service under load come and go: no client
 // but their own connections notices, and no frontend leads nowhere.
 func ChurnUnderLoad(t *testing.T, create Factory) {
 	e := NewEnv(t, create)
