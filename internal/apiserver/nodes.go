@@ -141,8 +141,9 @@ func (n nodeAuthorizer) own(ctx context.Context, node string, a authorizer.Attri
 		if ofSpeakers(a) {
 			return "", true
 		}
-		if !is("get") || sub != "" || a.GetName() == "" {
-			return "a node may get single " + a.GetResource() + " alone", true
+		// A list or watch with a field selector of one name has that name.
+		if !is("get", "list", "watch") || sub != "" || a.GetName() == "" {
+			return "a node may read single " + a.GetResource() + " alone, by name", true
 		}
 		if readsCluster(a) {
 			return "", true

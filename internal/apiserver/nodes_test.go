@@ -386,6 +386,21 @@ func testNodeOwns(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset
 				_, err := c.CoreV1().Secrets("default").Get(ctx, "secret-"+n, get)
 				return err
 			}},
+			request{"watch the Secret of a Pod on " + n, own, func(ctx context.Context) error {
+				w, err := c.CoreV1().Secrets("default").Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=secret-" + n})
+				if err == nil {
+					w.Stop()
+				}
+				return err
+			}},
+			request{"list the ConfigMap of a Pod on " + n, own, func(ctx context.Context) error {
+				_, err := c.CoreV1().ConfigMaps("default").List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=config-" + n})
+				return err
+			}},
+			request{"list the Secret of a Pod on " + n + " everywhere", false, func(ctx context.Context) error {
+				_, err := c.CoreV1().Secrets("").List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=secret-" + n})
+				return err
+			}},
 			request{"get the ConfigMap of a Pod on " + n, own, func(ctx context.Context) error {
 				_, err := c.CoreV1().ConfigMaps("default").Get(ctx, "config-"+n, get)
 				return err

@@ -100,6 +100,7 @@ type Runner struct {
 	cert certificate
 	rec  *events.Recorder
 
+	objects  *objects
 	services corelisters.ServiceLister
 	network  *network
 	changed  chan struct{} // see Changed
@@ -226,6 +227,8 @@ func (r *Runner) Run(ctx context.Context) error {
 	}
 	// Workers outlive ctx for as long as StopPods needs.
 	workCtx, stopWork := context.WithCancel(context.WithoutCancel(ctx))
+	r.objects = newObjects(workCtx, r.o.Client)
+	defer r.objects.running.Wait()
 	defer r.running.Wait()
 	defer stopWork()
 	if err := r.adopt(workCtx); err != nil {

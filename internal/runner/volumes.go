@@ -12,7 +12,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/fairlead/fairlead/internal/kernel/fileio"
 	"github.com/fairlead/fairlead/internal/kernel/mount"
 )
 
@@ -82,6 +81,12 @@ type file struct {
 	mode *int32
 }
 
+// missingError is about an object or key of a volume that does not exist: only a change
+// of the object helps.
+type missingError struct{ message string }
+
+func (e missingError) Error() string { return e.message }
+
 // keyed are the files of a ConfigMap or Secret: all keys, or those of items.
 func keyed(ctx context.Context, from source, secret bool, name string, items []corev1.KeyToPath, optional bool) (map[string]file, error) {
 	data, found, err := from.data(ctx, secret, name)
@@ -89,7 +94,7 @@ func keyed(ctx context.Context, from source, secret bool, name string, items []c
 		return nil, err
 	}
 	if !found && !optional {
-		return nil, fmt.Errorf("%s %q does not exist in namespace %s", kindName(secret), name, from.namespace)
+		return nil, missingError{fmt.Sprintf("%s %q does not exist in namespace %s", kindName(secret), name, from.namespace)}
 	}
 	out := map[string]file{}
 	if len(items) == 0 {
@@ -101,7 +106,7 @@ func keyed(ctx context.Context, from source, secret bool, name string, items []c
 	for _, it := range items {
 		b, ok := data[it.Key]
 		if !ok && !optional {
-			return nil, fmt.Errorf("%s %q has no key %q", kindName(secret), name, it.Key)
+			return nil, missingError{fmt.Sprintf("%s %q has no key %q", kindName(secret), name, it.Key)}
 		}
 		if ok {
 			out[it.Path] = file{data: b, mode: it.Mode}
@@ -152,42 +157,6 @@ func projected(ctx context.Context, f facts, p *corev1.ProjectedVolumeSource, fr
 		}
 	}
 	return out, nil
-}
-
-// writeFiles makes dir hold exactly files. The directory stays the same one,
-// because running containers may have it mounted; each file changes in one step.
-func writeFiles(dir string, files map[string]file, defaultMode *int32) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	for _, name := range sortedKeys(files) {
-		if !filepath.IsLocal(name) {
-			return fmt.Errorf("path %q leads out of the volume", name)
-		}
-		mode := fs.FileMode(0o644)
-		for _, m := range []*int32{defaultMode, files[name].mode} {
-			if m != nil {
-				mode = fs.FileMode(*m) & fs.ModePerm
-			}
-		}
-		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			return err
-		}
-		if err := fileio.ReplaceUnsynced(path, files[name].data, mode); err != nil {
-			return err
-		}
-	}
-	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		name, err := filepath.Rel(dir, path)
-		if _, ok := files[name]; err == nil && !ok {
-			err = os.Remove(path)
-		}
-		return err
-	})
 }
 
 // binds turns a container's volumeMounts into mounts; paths are the paths of the

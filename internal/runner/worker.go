@@ -35,8 +35,10 @@ type worker struct {
 	// short: a sender posts a container's end, or a probe's result.
 	inbox []func()
 	pod   *corev1.Pod // the newest object
-	gone  bool        // the object is deleted
-	halt  bool        // the agent ends, and its pods with it
+	// watched belongs to objects.
+	watched map[objectKey]bool
+	gone    bool // the object is deleted
+	halt    bool // the agent ends, and its pods with it
 
 	// loop
 	rec        podRecord
@@ -45,6 +47,7 @@ type worker struct {
 	retry      backoff // of the sandbox
 	retryAt    time.Time
 	tokens     tokens
+	volumes    volumeState
 	relink     bool // the node's end of the network was removed while the agent was away
 	end        *ending
 	over       bool
@@ -128,6 +131,7 @@ func (w *worker) stop() {
 // when life ends: then the pod goes on without the agent.
 func (w *worker) run() {
 	ctx := w.life
+	defer w.r.objects.want(w, nil)
 	defer w.tasks.Wait()
 	defer w.die()
 	w.tasks.Go(func() { w.pub.run(ctx) })
@@ -313,6 +317,9 @@ func (w *worker) startPod(ctx context.Context, pod *corev1.Pod) time.Time {
 			return time.Time{} // until the object changes
 		}
 	}
+	if w.watched == nil {
+		w.r.objects.want(w, objectsOf(pod))
+	}
 	if w.sandbox == nil {
 		if wait := time.Until(w.retryAt); wait > 0 {
 			return w.retryAt
@@ -339,7 +346,7 @@ func (w *worker) startPod(ctx context.Context, pod *corev1.Pod) time.Time {
 		w.over = true
 		return w.finish(ctx, pod)
 	}
-	return earlier(next, w.refresh(ctx, pod))
+	return earlier(next, earlier(w.refresh(ctx, pod), w.refreshVolumes(ctx, pod)))
 }
 
 // startContainers starts what may run now. live is false when every main container
