@@ -78,7 +78,7 @@ func startKubernetes(ctx context.Context, dir, peers string, extra ...string) (_
 // connect writes the kubeconfig and waits until the API is ready.
 func (u *upstreamAPI) connect(ctx context.Context, url, ca, token string) error {
 	cfg := clientcmdapi.NewConfig()
-	cfg.Clusters["c"] = &clientcmdapi.Cluster{Server: url, CertificateAuthority: ca}
+	cfg.Clusters["c"] = &clientcmdapi.Cluster{Server: url, CertificateAuthority: ca, TLSServerName: "kubernetes.default.svc"}
 	cfg.AuthInfos["admin"] = &clientcmdapi.AuthInfo{Token: token}
 	cfg.Contexts["admin"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "admin"}
 	cfg.CurrentContext = "admin"

@@ -34,6 +34,10 @@ func runs() []run {
 		{"controllers", "from a Pod's status to its EndpointSlice, against kube-controller-manager", (*bench).runControllers, nil},
 		{"api", "every request of test/api, against kube-apiserver", (*bench).runAPI, []string{"kube-apiserver", "etcd", corpusProgram}},
 		{"create", "Services created with cluster IPs, against kube-apiserver", (*bench).runCreate, []string{"kube-apiserver", "etcd"}},
+		{"lb", "load balancers' addresses on kube-apiserver, beside kube-proxy", (*bench).runLB,
+			[]string{"kube-apiserver", "etcd", "kube-proxy"}},
+		{"lbcreate", "from the creation of a load balancer to its first answer", (*bench).runLBCreate, nil},
+		{"lb10k", "10,000 addresses of one pool", (*bench).runLB10k, nil},
 		{"userspace", "connections carried by the proxy itself, against HAProxy, nginx and io.Copy", (*bench).runUserspace, nil},
 	}
 }

@@ -55,9 +55,10 @@ const (
 	// machine that sleeps or is busy, or that this one was too busy to hear.
 	lateAnswer = 3 * time.Second
 	// newProbes are sent for an address that no node of the cluster had, newWait apart: a
-	// machine that saves power, or the frame, may miss the first.
+	// machine that saves power, or the frame, may miss the first. A new Service waits for all of
+	// them; one that answers after that is seen by lateAnswer.
 	newProbes = 3
-	newWait   = 100 * time.Millisecond
+	newWait   = 60 * time.Millisecond
 	// conflictRetry is after how long an address with a foreign owner is probed again.
 	conflictRetry = 10 * time.Second
 	// conflictReport is the least time between two calls of Conflict for one address.
