@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	genericfilters "k8s.io/apiserver/pkg/server/filters"
+	"k8s.io/apiserver/pkg/server/healthz"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -29,6 +31,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
 	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/registry/networking"
 	"github.com/fairlead/fairlead/internal/registry/scheme"
 )
 
@@ -54,11 +57,14 @@ func (s *Server) assemble(ctx context.Context, store *etcd) (*assembly, error) {
 	if err := s.configureServing(c); err != nil {
 		return nil, err
 	}
-	back := newBackEnd(store, s.opts.Etcd)
+	back := newBackEnd(store, s.opts.Etcd.Prefix)
 	back.config.StorageObjectCountTracker = c.StorageObjectCountTracker
 	c.RESTOptionsGetter = back
 	if err := back.addHealthChecks(c); err != nil {
 		return nil, err
+	}
+	for _, check := range s.opts.ReadyzChecks {
+		c.ReadyzChecks = append(c.ReadyzChecks, healthz.NamedCheck(check.Name, func(*http.Request) error { return check.Check() }))
 	}
 	loopback := s.LoopbackConfig()
 	loopback.ContentType = runtime.ContentTypeProtobuf
@@ -123,7 +129,7 @@ func (s *Server) assemble(ctx context.Context, store *etcd) (*assembly, error) {
 		return nil, err
 	}
 	storage, err := registry.New(registry.Options{
-		RESTOptions: c.RESTOptionsGetter, ServiceCIDRs: s.opts.ServiceCIDRs, NodePorts: s.opts.NodePorts,
+		RESTOptions: c.RESTOptionsGetter, ServiceCIDRs: s.opts.ServiceCIDRs, Taken: s.taken(), NodePorts: s.opts.NodePorts,
 		StrictLoadBalancers: s.opts.StrictLoadBalancers, Alone: len(s.opts.Etcd.Servers) == 0,
 		WriteTimeout: s.opts.ServiceWriteTimeout, RepairPeriod: s.opts.RepairPeriod,
 		AgentCredentials: s.creds.agentCertificate, Log: s.log, Security: guard.security(hooks.resolve),
@@ -142,6 +148,21 @@ func (s *Server) assemble(ctx context.Context, store *etcd) (*assembly, error) {
 		generic.Handler.NonGoRestfulMux.Handle(StorePath, store.space)
 	}
 	return &assembly{generic, custom, storage, keeper, client, guard, counter, hooks}, custom.join(generic)
+}
+
+// taken returns the ranges that a ServiceCIDR must not overlap, as nodes would drop the
+// packets to Pods, or to this server.
+func (s *Server) taken() (out []networking.Taken) {
+	for _, p := range s.opts.PodCIDRs {
+		out = append(out, networking.Taken{Prefix: p, By: "the range of Pods (--cluster-cidr)"})
+	}
+	for _, a := range append([]netip.Addr{s.opts.AdvertiseAddress}, s.opts.BindAddresses...) {
+		at := netip.PrefixFrom(a, a.BitLen())
+		if a.IsValid() && !a.IsUnspecified() && !slices.ContainsFunc(out, func(t networking.Taken) bool { return t.Prefix == at }) {
+			out = append(out, networking.Taken{Prefix: at, By: "an address of this API server"})
+		}
+	}
+	return out
 }
 
 // auditMetadata is the policy of an audit log for which none is given.

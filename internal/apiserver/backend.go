@@ -10,10 +10,12 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/egressselector"
 	"k8s.io/apiserver/pkg/server/healthz"
 	serverstorage "k8s.io/apiserver/pkg/server/storage"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
@@ -31,10 +33,12 @@ type backEnd struct {
 
 var _ generic.RESTOptionsGetter = (*backEnd)(nil)
 
-func newBackEnd(store *etcd, o ExternalEtcd) *backEnd {
-	c := storagebackend.NewDefaultConfig(o.Prefix, nil)
+func newBackEnd(store *etcd, prefix string) *backEnd {
+	c := storagebackend.NewDefaultConfig(prefix, nil)
 	c.Transport.ServerList = store.endpoints
-	c.Transport.TrustedCAFile, c.Transport.CertFile, c.Transport.KeyFile = o.CAFile, o.CertFile, o.KeyFile
+	if store.dial != nil {
+		c.Transport.EgressLookup = func(egressselector.NetworkContext) (utilnet.DialFunc, error) { return store.dial, nil }
+	}
 	return &backEnd{config: *c}
 }
 

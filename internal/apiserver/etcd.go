@@ -2,11 +2,15 @@ package apiserver
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
@@ -14,6 +18,7 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+	"google.golang.org/grpc"
 )
 
 const (
@@ -28,7 +33,9 @@ const (
 // etcd is the store: the embedded one, or an external cluster.
 type etcd struct {
 	endpoints []string
-	stop      func()
+	// dial makes the connections to the endpoints; nil for plain ones.
+	dial func(ctx context.Context, network, addr string) (net.Conn, error)
+	stop func()
 	// failed receives the embedded etcd's fatal error; nil for an external one.
 	failed <-chan error
 	// space keeps the embedded etcd below its quota; nil for an external one.
@@ -148,14 +155,18 @@ func socketPath(dir string) (string, func(), error) {
 func reachEtcd(ctx context.Context, o ExternalEtcd) (*etcd, error) {
 	ctx, cancel := context.WithTimeout(ctx, etcdDialTimeout)
 	defer cancel()
-	c := clientv3.Config{Endpoints: o.Servers, Context: ctx, Logger: zap.NewNop()}
-	if o.CAFile != "" || o.CertFile != "" {
-		tls, err := transport.TLSInfo{CertFile: o.CertFile, KeyFile: o.KeyFile, TrustedCAFile: o.CAFile}.ClientConfig()
-		if err != nil {
-			return nil, fmt.Errorf("cannot use the TLS files for etcd: %w", err)
+	store := &etcd{endpoints: o.Servers, stop: func() {}}
+	c := clientv3.Config{Context: ctx, Logger: zap.NewNop()}
+	if o.secure() {
+		if _, err := o.tls(); err != nil {
+			return nil, err
 		}
-		c.TLS = tls
+		store.endpoints, store.dial = o.plain(), o.dial
+		c.DialOptions = []grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
+			return o.dial(ctx, "tcp", addr)
+		})}
 	}
+	c.Endpoints = store.endpoints
 	client, err := clientv3.New(c)
 	if err != nil {
 		return nil, fmt.Errorf("--etcd-servers: %w", err)
@@ -164,7 +175,39 @@ func reachEtcd(ctx context.Context, o ExternalEtcd) (*etcd, error) {
 	if _, err := client.Get(ctx, o.Prefix+"/health"); err != nil {
 		return nil, fmt.Errorf("etcd at %v cannot be reached: %w; start it, or correct --etcd-servers and its certificates", o.Servers, err)
 	}
-	return &etcd{endpoints: o.Servers, stop: func() {}}, nil
+	return store, nil
+}
+
+// secure reports whether all servers are reached by TLS.
+func (o ExternalEtcd) secure() bool {
+	return !slices.ContainsFunc(o.Servers, func(s string) bool { return !strings.HasPrefix(s, "https://") })
+}
+
+// plain returns the URLs for a client that gets its connections from dial.
+func (o ExternalEtcd) plain() (urls []string) {
+	for _, s := range o.Servers {
+		urls = append(urls, "http://"+strings.TrimPrefix(s, "https://"))
+	}
+	return urls
+}
+
+func (o ExternalEtcd) tls() (*tls.Config, error) {
+	c, err := transport.TLSInfo{CertFile: o.CertFile, KeyFile: o.KeyFile, TrustedCAFile: o.CAFile}.ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("cannot use the TLS files for etcd: %w", err)
+	}
+	return c, nil
+}
+
+// dial makes a connection with the TLS files as they are now: etcd's client reads the
+// authorities once, and would reject servers for good when theirs is replaced.
+func (o ExternalEtcd) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	config, err := o.tls()
+	if err != nil {
+		return nil, err
+	}
+	config.NextProtos = []string{"h2"} // gRPC requires it
+	return (&tls.Dialer{Config: config}).DialContext(ctx, network, addr)
 }
 
 // zapToSlog passes etcd's messages to the server's log. Warnings become debug

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"net/url"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -36,9 +37,7 @@ func TestEtcdCertificatesEnd(t *testing.T) {
 	renew := func() (end time.Time) {
 		files.Lock()
 		defer files.Unlock()
-		for _, l := range []pki.Leaf{
-			{Name: "etcd", CommonName: "etcd", IPs: []net.IP{net.IPv4(127, 0, 0, 1)}}, {Name: "client", CommonName: "fairlead"},
-		} {
+		for _, l := range etcdLeaves() {
 			p, err := authority.Ensure(l)
 			if err != nil {
 				t.Error(err)
@@ -54,40 +53,98 @@ func TestEtcdCertificatesEnd(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	renewing.Go(func() { wait.UntilWithContext(ctx, func(context.Context) { renew() }, 100*time.Millisecond) })
-	file := func(name string) string { return filepath.Join(dir, name) }
 	data, port := t.TempDir(), "0"
 	start := func() *embed.Etcd {
 		files.Lock()
 		defer files.Unlock()
-		return runEtcd(t, data, func(c *embed.Config) {
-			c.ListenClientUrls = []url.URL{{Scheme: "https", Host: "127.0.0.1:" + port}}
-			c.AdvertiseClientUrls = c.ListenClientUrls
-			c.ClientTLSInfo = transport.TLSInfo{
-				CertFile: file("etcd.crt"), KeyFile: file("etcd.key"), TrustedCAFile: file("ca.crt"), ClientCertAuth: true,
-			}
-		})
+		return secureEtcd(t, dir, data, port)
 	}
 	etcd := start()
 	defer func() { etcd.Close() }()
 	address := etcd.Clients[0].Addr().String()
 	_, port, _ = strings.Cut(address, ":")
-	s := apiservertest.StartServer(t, func(o *apiserver.Options) {
-		o.Etcd = apiserver.ExternalEtcd{
-			Servers: []string{"https://" + address}, CAFile: file("ca.crt"), CertFile: file("client.crt"), KeyFile: file("client.key"),
-		}
-	})
-	client := kubernetes.NewForConfigOrDie(s.LoopbackConfig())
+	client := clientOver(t, address, dir)
 	for end := first; end.Before(first.Add(3 * authority.Life)); {
 		eventually(t, "the certificates end and are renewed", func() bool { return time.Now().After(end) })
 		end = renew()
 		etcd.Close()
 		etcd = start()
-		eventually(t, "a write", func() bool {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			defer cancel()
-			_, err := client.CoreV1().ConfigMaps("default").Create(ctx,
-				&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "after-"}}, metav1.CreateOptions{})
-			return err == nil
-		})
+		eventually(t, "a write", func() bool { return writes(t, client) })
 	}
+}
+
+// The authority of etcd is read again as well: the server goes on when etcd's certificates
+// and its own are of another one.
+func TestEtcdAuthorityIsReplaced(t *testing.T) {
+	dir, data := t.TempDir(), t.TempDir()
+	issue := func() {
+		next := t.TempDir()
+		authority, err := pki.Open(next, time.Now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, l := range etcdLeaves() {
+			if _, err := authority.Ensure(l); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, name := range []string{"ca.crt", "etcd.crt", "etcd.key", "client.crt", "client.key"} {
+			if err := os.Rename(filepath.Join(next, name), filepath.Join(dir, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	issue()
+	etcd := secureEtcd(t, dir, data, "0")
+	defer func() { etcd.Close() }()
+	address := etcd.Clients[0].Addr().String()
+	client := clientOver(t, address, dir)
+	if !writes(t, client) {
+		t.Fatal("no write at first")
+	}
+	etcd.Close()
+	issue()
+	_, port, _ := strings.Cut(address, ":")
+	etcd = secureEtcd(t, dir, data, port)
+	eventually(t, "a write under the new authority", func() bool { return writes(t, client) })
+}
+
+// etcdLeaves are the certificates of an etcd on loopback and of its client.
+func etcdLeaves() []pki.Leaf {
+	return []pki.Leaf{
+		{Name: "etcd", CommonName: "etcd", IPs: []net.IP{net.IPv4(127, 0, 0, 1)}}, {Name: "client", CommonName: "fairlead"},
+	}
+}
+
+// secureEtcd runs an etcd with the certificates in dir and its files in data.
+func secureEtcd(t *testing.T, dir, data, port string) *embed.Etcd {
+	t.Helper()
+	return runEtcd(t, data, func(c *embed.Config) {
+		c.ListenClientUrls = []url.URL{{Scheme: "https", Host: "127.0.0.1:" + port}}
+		c.AdvertiseClientUrls = c.ListenClientUrls
+		c.ClientTLSInfo = transport.TLSInfo{
+			CertFile: filepath.Join(dir, "etcd.crt"), KeyFile: filepath.Join(dir, "etcd.key"), TrustedCAFile: filepath.Join(dir, "ca.crt"),
+			ClientCertAuth: true,
+		}
+	})
+}
+
+// clientOver starts a server on the etcd at address, with the certificates in dir, and
+// returns its client.
+func clientOver(t *testing.T, address, dir string) kubernetes.Interface {
+	t.Helper()
+	return kubernetes.NewForConfigOrDie(apiservertest.Start(t, func(o *apiserver.Options) {
+		o.Etcd = apiserver.ExternalEtcd{Servers: []string{"https://" + address}, CAFile: filepath.Join(dir, "ca.crt"),
+			CertFile: filepath.Join(dir, "client.crt"), KeyFile: filepath.Join(dir, "client.key")}
+	}))
+}
+
+// writes reports whether an object can be created within a second.
+func writes(t *testing.T, c kubernetes.Interface) bool {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, err := c.CoreV1().ConfigMaps("default").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "after-"}},
+		metav1.CreateOptions{})
+	return err == nil
 }

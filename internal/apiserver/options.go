@@ -94,10 +94,19 @@ type Options struct {
 	// machine (not only the process) crashes. For tests.
 	UnsafeNoFsync bool
 
+	// ReadyzChecks are further checks of /readyz.
+	ReadyzChecks []ReadyzCheck
+
 	// GitVersion is what /version reports; default Version.
 	GitVersion string
 	// Log receives the server's messages; default slog.Default.
 	Log *slog.Logger
+}
+
+// ReadyzCheck is a check of /readyz. Check returns what is wrong; it must not block.
+type ReadyzCheck struct {
+	Name  string
+	Check func() error
 }
 
 // ExternalEtcd is an etcd cluster that this server does not run.
@@ -105,7 +114,8 @@ type ExternalEtcd struct {
 	// Servers are client URLs such as https://192.0.2.1:2379. None means that
 	// the embedded etcd is used.
 	Servers []string
-	// CAFile, CertFile and KeyFile are the TLS files of a client, PEM.
+	// CAFile, CertFile and KeyFile are the TLS files of a client, PEM, for servers
+	// that begin with https; they are read again for every connection.
 	CAFile, CertFile, KeyFile string
 	// Prefix is the path below which all keys lie; default "/registry".
 	Prefix string

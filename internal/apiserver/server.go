@@ -17,6 +17,7 @@ import (
 	"github.com/google/uuid"
 	"k8s.io/client-go/rest"
 
+	"github.com/fairlead/fairlead/internal/apiserver/clientlog"
 	"github.com/fairlead/fairlead/internal/apiserver/join"
 )
 
@@ -42,6 +43,7 @@ func newServer(o Options, now func() time.Time) (*Server, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
 	}
+	clientlog.Set(o.Log)
 	s := &Server{opts: o, log: o.Log, ready: make(chan struct{})}
 	if err := s.prepare(now); err != nil {
 		s.Close()

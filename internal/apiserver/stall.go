@@ -44,6 +44,13 @@ func (s *Server) endStalled(next http.Handler, c *genericapiserver.Config) http.
 		}
 		local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 		g := &stallGuard{ResponseWriter: w, limit: s.opts.StallTimeout}
+		began := time.Now()
+		g.timedOut = func() {
+			if r.Context().Err() == nil { // else the client has gone
+				s.log.Warn("a request was not answered in time", "method", r.Method, "path", r.URL.Path, "client", r.RemoteAddr,
+					"after", time.Since(began).Round(time.Millisecond))
+			}
+		}
 		g.ended = func() {
 			count.Inc()
 			s.log.Info("a client does not read; ending the response", "client", r.RemoteAddr, "path", r.URL.Path, "after", s.opts.StallTimeout)
@@ -64,6 +71,7 @@ type stallGuard struct {
 	http.ResponseWriter
 	limit        time.Duration
 	ended, reset func()
+	timedOut     func() // called when the answer is 504
 
 	mu      sync.Mutex
 	timer   *time.Timer // made by the first write
@@ -73,6 +81,14 @@ type stallGuard struct {
 
 // Unwrap returns the response below.
 func (g *stallGuard) Unwrap() http.ResponseWriter { return g.ResponseWriter }
+
+// WriteHeader sends the header.
+func (g *stallGuard) WriteHeader(code int) {
+	if code == http.StatusGatewayTimeout {
+		g.timedOut()
+	}
+	g.ResponseWriter.WriteHeader(code)
+}
 
 // Write sends p.
 func (g *stallGuard) Write(p []byte) (n int, err error) {

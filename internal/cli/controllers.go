@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/rest"
 
+	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/controller"
 )
 
@@ -36,9 +37,19 @@ func checkControllerNames(names []string) error {
 	return nil
 }
 
+// addControllersCheck has /readyz of a server fail while its controllers, which lead,
+// are cut off, and returns what they report to.
+func addControllersCheck(o *apiserver.Options) *controller.Health {
+	health := new(controller.Health)
+	o.ReadyzChecks = append(o.ReadyzChecks, apiserver.ReadyzCheck{Name: "controllers", Check: health.Check})
+	return health
+}
+
 // controllersComponent runs the named controllers (none: no component, all
 // when names is empty) of a server.
-func controllersComponent(log *slog.Logger, config func() *rest.Config, names []string, pods []netip.Prefix) (component, error) {
+func controllersComponent(
+	log *slog.Logger, config func() *rest.Config, names []string, pods []netip.Prefix, health *controller.Health,
+) (component, error) {
 	if slices.Equal(names, []string{"none"}) {
 		return component{}, nil
 	}
@@ -51,7 +62,7 @@ func controllersComponent(log *slog.Logger, config func() *rest.Config, names []
 		name: "controllers",
 		run: func(ctx context.Context) error {
 			return controller.Run(ctx, controller.Options{
-				Config: config(), Controllers: names, Log: log, LeaderElect: true, ClusterCIDRs: pods, Started: mark,
+				Config: config(), Controllers: names, Log: log, LeaderElect: true, ClusterCIDRs: pods, Started: mark, Health: health,
 			})
 		},
 		ready: untilClosed(started),

@@ -62,7 +62,8 @@ func (f *serverFlags) add(cmd *cobra.Command) {
 	flags.Int64Var(&f.EtcdQuota, "etcd-quota-bytes", apiserver.DefaultEtcdQuota,
 		"size at which the embedded etcd is full: users can then only delete; the file grows to a quarter more")
 	flags.StringSliceVar(&f.Etcd.Servers, "etcd-servers", nil, "client URLs of an etcd cluster to use in place of the embedded one")
-	flags.StringVar(&f.Etcd.CAFile, "etcd-cafile", "", "certificate authority of the etcd cluster")
+	flags.StringVar(&f.Etcd.CAFile, "etcd-cafile", "",
+		"certificate authority of the etcd cluster; this file and the next two are read again for every connection")
 	flags.StringVar(&f.Etcd.CertFile, "etcd-certfile", "", "client certificate for the etcd cluster")
 	flags.StringVar(&f.Etcd.KeyFile, "etcd-keyfile", "", "key of the client certificate")
 }
@@ -144,12 +145,13 @@ func (g *global) serve(ctx context.Context, f *serverFlags, lb *lbFlags, names [
 		return err
 	}
 	f.Log = log
+	health := addControllersCheck(&f.Options)
 	server, err := apiserver.New(f.Options)
 	if err != nil {
 		return err
 	}
 	parts := []component{serverComponent(server)}
-	if c, err := controllersComponent(log, server.ControllersConfig, names, f.podCIDRs); err != nil {
+	if c, err := controllersComponent(log, server.ControllersConfig, names, f.podCIDRs, health); err != nil {
 		return err
 	} else if c.run != nil {
 		parts = append(parts, c, lb.controllerComponent(log, server.ControllersConfig))

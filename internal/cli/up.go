@@ -81,6 +81,7 @@ func (u *upCommand) run(ctx context.Context) error {
 	begin := time.Now()
 	u.server.Log, u.server.Domains = log, u.agent.domains
 	u.server.BindAddresses = append([]netip.Addr{loopback}, u.agent.nodeIPs...)
+	health := addControllersCheck(&u.server.Options)
 	server, err := apiserver.New(u.server.Options)
 	if err != nil {
 		return err
@@ -97,7 +98,7 @@ func (u *upCommand) run(ctx context.Context) error {
 	}
 	defer dnsHeld.Close()
 	parts := []component{u.announce("API server", serverComponent(server), begin)}
-	controllers, err := controllersComponent(log, server.ControllersConfig, nil, u.server.podCIDRs)
+	controllers, err := controllersComponent(log, server.ControllersConfig, nil, u.server.podCIDRs, health)
 	if err != nil {
 		return err
 	}

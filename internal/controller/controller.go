@@ -68,6 +68,8 @@ type Options struct {
 	Workers int
 	// Started, if not nil, is called each time the loops have started.
 	Started func()
+	// Health, if not nil, is kept up to date.
+	Health *Health
 }
 
 // construct makes a controller: it registers its handlers with s and returns the
@@ -119,11 +121,14 @@ func Run(ctx context.Context, o Options) error {
 	if config.UserAgent == "" {
 		config.UserAgent = "fairlead-controllers"
 	}
+	o.Health.observe(config)
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return fmt.Errorf("client for the controllers: %w", err)
 	}
-	work := func(ctx context.Context) error { return runControllers(ctx, &o, config, client) }
+	work := func(ctx context.Context) error {
+		return o.Health.during(ctx, func(ctx context.Context) error { return runControllers(ctx, &o, config, client) })
+	}
 	if !o.LeaderElect {
 		return work(ctx)
 	}
@@ -154,6 +159,9 @@ func (o *Options) complete() error {
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Health == nil {
+		o.Health = new(Health)
 	}
 	orDefault(&o.LeaseNamespace, "kube-system")
 	orDefault(&o.LeaseName, "fairlead-controllers")

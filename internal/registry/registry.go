@@ -76,6 +76,8 @@ type Options struct {
 	RESTOptions generic.RESTOptionsGetter
 	// ServiceCIDRs are the service ranges, the preferred family first.
 	ServiceCIDRs []netip.Prefix
+	// Taken are ranges that no ServiceCIDR but the default may overlap.
+	Taken []networking.Taken
 	// NodePorts is the range of node ports.
 	NodePorts svc.PortRange
 	// StrictLoadBalancers rejects new load balancers of several protocols or
@@ -186,7 +188,7 @@ func (s *Storage) addNodes(o Options) error {
 }
 
 func (s *Storage) addServices(o Options) error {
-	net, err := networking.NewStorage(o.RESTOptions)
+	net, err := networking.NewStorage(o.RESTOptions, o.Taken...)
 	if err != nil {
 		return err
 	}

@@ -50,6 +50,9 @@ func TestCertificatesEnd(t *testing.T) {
 	})
 
 	c.nodesReady(1)
+	if got := c.kubectl("get", "--raw", "/readyz/controllers"); got != "ok" {
+		t.Errorf("/readyz/controllers: %q", got)
+	}
 	if err := c.ask(at); err != nil {
 		t.Error(err)
 	}

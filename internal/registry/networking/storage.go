@@ -3,6 +3,7 @@ package networking
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"strings"
 
 	networkingv1 "k8s.io/api/networking/v1"
@@ -46,8 +47,14 @@ func AddToScheme(s *runtime.Scheme) error {
 		})
 }
 
+// Taken is a range whose addresses no ServiceCIDR may have, and who has them.
+type Taken struct {
+	netip.Prefix
+	By string
+}
+
 // NewStorage builds the storages on the back end that opts gives.
-func NewStorage(opts generic.RESTOptionsGetter) (Storage, error) {
+func NewStorage(opts generic.RESTOptionsGetter, taken ...Taken) (Storage, error) {
 	ip, err := store.New(store.Kind{
 		Resource: schema.GroupResource{Group: networkingv1.GroupName, Resource: "ipaddresses"},
 		Singular: "ipaddress", ShortNames: []string{"ip"},
@@ -69,7 +76,7 @@ func NewStorage(opts generic.RESTOptionsGetter) (Storage, error) {
 		Singular: "servicecidr",
 		New:      func() runtime.Object { return &networkingv1.ServiceCIDR{} },
 		NewList:  func() runtime.Object { return &networkingv1.ServiceCIDRList{} },
-		Strategy: cidrStrategy{store.ClusterScoped()},
+		Strategy: cidrStrategy{store.ClusterScoped(), taken},
 		Table: store.NewTable([]store.Column{
 			{Name: "CIDRs", Description: networkingv1.ServiceCIDRSpec{}.SwaggerDoc()["cidrs"]},
 			store.AgeColumn(),
@@ -120,7 +127,10 @@ func (ipStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) fie
 	return append(errs, validateIPAddressUpdate(obj.(*networkingv1.IPAddress), old.(*networkingv1.IPAddress))...)
 }
 
-type cidrStrategy struct{ store.Base }
+type cidrStrategy struct {
+	store.Base
+	taken []Taken
+}
 
 func (cidrStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 	return store.ResetFields(apiVersion, []string{"status"})
@@ -136,12 +146,14 @@ func (cidrStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object)
 	c.Status = prev.Status
 }
 
-func (cidrStrategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
-	return validateServiceCIDR(obj.(*networkingv1.ServiceCIDR))
+func (s cidrStrategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
+	c := obj.(*networkingv1.ServiceCIDR)
+	return append(validateServiceCIDR(c), validateOverlap(c, 0, s.taken)...)
 }
 
-func (cidrStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	return validateServiceCIDRUpdate(obj.(*networkingv1.ServiceCIDR), old.(*networkingv1.ServiceCIDR))
+func (s cidrStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
+	c, prev := obj.(*networkingv1.ServiceCIDR), old.(*networkingv1.ServiceCIDR)
+	return append(validateServiceCIDRUpdate(c, prev), validateOverlap(c, len(prev.Spec.CIDRs), s.taken)...)
 }
 
 type cidrStatusStrategy struct{ store.Base }

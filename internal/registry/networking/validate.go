@@ -1,6 +1,9 @@
 package networking
 
 import (
+	"fmt"
+	"net/netip"
+
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/validate/content"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
@@ -94,6 +97,25 @@ func validateServiceCIDRUpdate(c, old *networkingv1.ServiceCIDR) field.ErrorList
 	}
 	if added {
 		errs = append(errs, validateCIDRs(cidrs, at)...)
+	}
+	return errs
+}
+
+// validateOverlap rejects ranges from the first on that have addresses of others: nodes
+// drop what goes to an address of a ServiceCIDR that no Service has. The default is what
+// the servers' flags say.
+func validateOverlap(c *networkingv1.ServiceCIDR, first int, taken []Taken) (errs field.ErrorList) {
+	for i := first; i < len(c.Spec.CIDRs) && c.Name != DefaultName; i++ {
+		p, err := netip.ParsePrefix(c.Spec.CIDRs[i])
+		if err != nil {
+			continue // rejected already
+		}
+		for _, t := range taken {
+			if p.Overlaps(t.Prefix) {
+				errs = append(errs, field.Invalid(field.NewPath("spec", "cidrs").Index(i), c.Spec.CIDRs[i],
+					fmt.Sprintf("overlaps %s, %s", t.Prefix, t.By)))
+			}
+		}
 	}
 	return errs
 }
