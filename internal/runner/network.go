@@ -35,6 +35,13 @@ type network struct {
 	problems map[string]string // by the name of the other node
 	up       chan struct{}     // closed when applied is first set
 	last     []netip.Prefix
+	// masquerade is of the goroutine of run alone, as is last.
+	masquerade *link.Masquerade
+	// deleted are routes to pods here that another program has deleted, and tampered
+	// holds a token after it did anything of that kind.
+	deleted  []link.PodRoute
+	tampered chan struct{}
+	flushed  bool // the masquerading, too
 }
 
 // nodeFacts is what the network needs of a Node.
@@ -79,7 +86,7 @@ func (f nodeFacts) equal(o nodeFacts) bool {
 }
 
 func newNetwork(r *Runner) *network {
-	return &network{r: r, wake: make(chan struct{}, 1), up: make(chan struct{}), others: map[string]nodeFacts{}}
+	return &network{r: r, wake: make(chan struct{}, 1), up: make(chan struct{}), tampered: make(chan struct{}, 1), others: map[string]nodeFacts{}}
 }
 
 func (n *network) set(node *corev1.Node) {
@@ -146,18 +153,90 @@ func (n *network) hostIPs() []netip.Addr {
 const (
 	networkRetry  = 5 * time.Second
 	networkResync = time.Minute
+	// networkSettle is how long routes may go on being deleted before they are put back.
+	networkSettle = 200 * time.Millisecond
 )
+
+// watch has what other programs remove put back at once, until stop is called.
+// Without notifications routes are compared periodically.
+func (n *network) watch() (stop func()) {
+	stop, err := link.WatchRoutes(func(pods []link.PodRoute) {
+		n.mu.Lock()
+		n.deleted = append(n.deleted, pods...)
+		n.mu.Unlock()
+		n.tamper()
+	})
+	if err != nil {
+		n.r.o.Log.Warn("cannot watch routes; they are compared periodically", "err", err, "period", networkResync)
+		return func() {}
+	}
+	return stop
+}
+
+func (n *network) tamper() {
+	select {
+	case n.tampered <- struct{}{}:
+	default:
+	}
+}
+
+// restore puts back the routes to pods here that another program has deleted.
+func (n *network) restore() {
+	n.mu.Lock()
+	deleted := n.deleted
+	n.deleted = nil
+	if n.flushed {
+		n.flushed, n.last = false, nil
+	}
+	n.mu.Unlock()
+	for _, r := range deleted {
+		if err := r.Restore(); err != nil {
+			n.r.o.Log.Error("cannot put back a route to a pod", "err", err)
+		}
+	}
+}
+
+// masqueraded writes the masquerading of this node's pods.
+func (n *network) masqueraded(pods []netip.Prefix) (err error) {
+	if n.masquerade == nil {
+		n.masquerade, err = link.NewMasquerade(func() {
+			n.mu.Lock()
+			n.flushed = true
+			n.mu.Unlock()
+			n.tamper()
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return n.masquerade.Set(pods, append(slices.Clone(n.r.o.ClusterCIDRs), pods...))
+}
 
 func (n *network) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	defer n.watch()()
+	defer func() {
+		if n.masquerade != nil {
+			_ = n.masquerade.Close()
+		}
+	}()
+	settling := false
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-n.tampered:
+			if !settling {
+				settling = true
+				timer.Reset(networkSettle)
+			}
+			continue
 		case <-n.wake:
 		case <-timer.C:
 		}
+		settling = false
+		n.restore()
 		again := networkResync
 		rejected, err := n.apply()
 		n.mu.Lock()
@@ -205,7 +284,7 @@ func (n *network) apply() (problems map[string]string, err error) {
 		if err := link.EnsureNode(n.r.o.Device, n.r.ipam.gateways()); err != nil {
 			return nil, err // the rest depends on it
 		}
-		if err := link.Masquerade(own.cidrs, append(slices.Clone(n.r.o.ClusterCIDRs), own.cidrs...)); err != nil {
+		if err := n.masqueraded(own.cidrs); err != nil {
 			errs = append(errs, err)
 		} else {
 			n.last = own.cidrs

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -72,6 +73,44 @@ func TestRoutesToOtherNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	await(t, "the end of the route", func() bool { return !strings.Contains(routes(), "10.244.2.0/24") })
+}
+
+// Routes and masquerading that another program removes are put back long before the
+// next comparison.
+func TestNetworkIsPutBackAtOnce(t *testing.T) {
+	c := newCluster(t, nil)
+	run(t, "", "ip", "link", "add", "up0", "type", "bridge")
+	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", "up0").Run() })
+	run(t, "", "ip", "addr", "add", "192.0.2.1/24", "dev", "up0")
+	run(t, "", "ip", "addr", "add", "2001:db8::1/64", "dev", "up0", "nodad")
+	run(t, "", "ip", "link", "set", "up0", "up")
+	c.node("node-b", "192.0.2.7", "10.244.2.0/24")
+	c.node("node-c", "2001:db8::7", "fd00:10:244:2::/64")
+	c.create(server("web"))
+	web := c.ready("web")
+	proto := fmt.Sprint(link.Protocol)
+	routes := func() string {
+		return run(t, "", "ip", "route", "show", "proto", proto) + run(t, "", "ip", "-6", "route", "show", "proto", proto) +
+			run(t, "", "nft", "list", "ruleset")
+	}
+	wanted := []string{"10.244.2.0/24 via 192.0.2.7", "fd00:10:244:2::/64 via 2001:db8::7", "unreachable 10.244.1.0/24", "saddr 10.244.1.0/24"}
+	for _, ip := range web.Status.PodIPs {
+		wanted = append(wanted, ip.IP+" dev fl")
+	}
+	whole := func() bool {
+		now := routes()
+		return !slices.ContainsFunc(wanted, func(w string) bool { return !strings.Contains(now, w) })
+	}
+	await(t, "all routes", whole)
+	for range 2 {
+		for _, damage := range []string{"ip route flush proto " + proto, "ip -6 route flush proto " + proto, "nft flush ruleset"} {
+			words := strings.Fields(damage)
+			start := time.Now()
+			run(t, "", words[0], words[1:]...)
+			await(t, "the repair after "+damage, whole)
+			t.Logf("%s: put back after %v", damage, time.Since(start).Round(time.Millisecond))
+		}
+	}
 }
 
 // routed returns the condition PodsRouted.

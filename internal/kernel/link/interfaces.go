@@ -88,6 +88,13 @@ func WatchInterfaces(changed func()) (stop func(), err error) {
 }
 
 func watch(changed func(), groups ...int) (stop func(), err error) {
+	return receive(func(uint16, []byte) {}, func(bool) { changed() }, groups...)
+}
+
+// receive calls message with each message about groups, and after, once for some of
+// them, until stop is called. dropped reports that some got lost, after which it is
+// unknown what has changed.
+func receive(message func(typ uint16, body []byte), after func(dropped bool), groups ...int) (stop func(), err error) {
 	sub, err := wire.Subscribe(unix.NETLINK_ROUTE, groups...)
 	if err != nil {
 		return nil, err
@@ -95,11 +102,12 @@ func watch(changed func(), groups ...int) (stop func(), err error) {
 	var ended sync.WaitGroup
 	ended.Go(func() {
 		for {
-			// After dropped messages it is unknown what has changed.
-			if err := sub.Receive(func(uint16, []byte) {}); err != nil && !errors.Is(err, unix.ENOBUFS) {
+			err := sub.Receive(message)
+			dropped := errors.Is(err, unix.ENOBUFS)
+			if err != nil && !dropped {
 				return
 			}
-			changed()
+			after(dropped)
 		}
 	})
 	return func() {

@@ -197,9 +197,7 @@ func connectFamily(host, pod netlink.Link, inside *netlink.Handle, a, gw netip.A
 	if err := netlink.NeighSet(neighbour(host, a, pod)); err != nil {
 		return fmt.Errorf("add neighbour %s: %w", a, err)
 	}
-	if err := netlink.RouteReplace(&netlink.Route{
-		LinkIndex: host.Attrs().Index, Dst: network(single(a)), Scope: netlink.SCOPE_LINK, Src: gw.AsSlice(), Protocol: Protocol,
-	}); err != nil {
+	if err := netlink.RouteReplace(toPod(host.Attrs().Index, a, gw)); err != nil {
 		return fmt.Errorf("add route to %s: %w", a, err)
 	}
 	return nil

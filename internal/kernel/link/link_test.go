@@ -91,12 +91,12 @@ func listen(t *testing.T, ns string, addr netip.AddrPort) {
 func ask(ns string, addr netip.AddrPort) (string, error) {
 	var got []byte
 	err := netns.Do(ns, func() error {
-		c, err := net.DialTimeout("tcp", addr.String(), 2*time.Second)
+		c, err := net.DialTimeout("tcp", addr.String(), 30*time.Second)
 		if err != nil {
 			return err
 		}
 		defer c.Close()
-		_ = c.SetDeadline(time.Now().Add(2 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(30 * time.Second))
 		got, err = io.ReadAll(c)
 		return err
 	})
@@ -227,12 +227,29 @@ func TestDelPodLeavesForeignDevices(t *testing.T) {
 	}
 }
 
+func masquerade(t *testing.T, changed func()) *link.Masquerade {
+	t.Helper()
+	m, err := link.NewMasquerade(changed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = m.Close() })
+	return m
+}
+
 func TestMasquerade(t *testing.T) {
 	node(t)
 	a, out := pod(t, 2), outside(t)
 	own := []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("fd00:10:244:1::/64")}
+	removed := make(chan struct{}, 1)
+	m := masquerade(t, func() {
+		select {
+		case removed <- struct{}{}:
+		default:
+		}
+	})
 	for range 2 { // a second time changes nothing
-		if err := link.Masquerade(own, cluster); err != nil {
+		if err := m.Set(own, cluster); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -252,6 +269,7 @@ func TestMasquerade(t *testing.T) {
 	if err := link.Unmasquerade(); err != nil {
 		t.Fatal(err)
 	}
+	<-removed
 	if err := link.Unmasquerade(); err != nil {
 		t.Errorf("removing what is not there: %v", err)
 	}
@@ -313,7 +331,7 @@ func TestCleanupLeavesNothing(t *testing.T) {
 	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", "other").Run() })
 	node(t)
 	pod(t, 2)
-	if err := link.Masquerade(cluster, cluster); err != nil {
+	if err := masquerade(t, func() {}).Set(cluster, cluster); err != nil {
 		t.Fatal(err)
 	}
 	if d, err := link.Devices(); err != nil || len(d) != 1 || d[0] != "fltest2" {

@@ -1,6 +1,7 @@
 package link
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -12,14 +13,29 @@ import (
 var masqueradeTable = nftables.Table{Family: nftables.Inet, Name: "fairlead-pods"}
 
 // Masquerade gives packets of pods that leave the cluster the node's address.
-// pods are the ranges of this node's pods, cluster those of all pods: packets to
-// them keep their source. The table is replaced in one transaction.
-func Masquerade(pods, cluster []netip.Prefix) error {
+type Masquerade struct{ conn *nftables.Conn }
+
+// NewMasquerade returns a Masquerade in the network namespace of the calling thread,
+// of which it changes nothing yet. changed is called, as that of
+// nftables.Conn.Watch, when another program changes what Set has written.
+func NewMasquerade(changed func()) (*Masquerade, error) {
 	c, err := nftables.Dial()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer func() { _ = c.Close() }()
+	if err := c.Watch(masqueradeTable.Name, changed); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return &Masquerade{c}, nil
+}
+
+// Close ends the notifications; what Set has written stays.
+func (m *Masquerade) Close() error { return m.conn.Close() }
+
+// Set writes the rules. pods are the ranges of this node's pods, cluster those of
+// all pods: packets to them keep their source. The table is replaced in one
+// transaction.
+func (m *Masquerade) Set(pods, cluster []netip.Prefix) error {
 	const chain = "postrouting"
 	b := nftables.NewBatch()
 	b.ReplaceTable(masqueradeTable, "masquerades what pods send out of the cluster")
@@ -34,7 +50,7 @@ func Masquerade(pods, cluster []netip.Prefix) error {
 		h := nftables.HeaderOf(svc.FamilyOf(p.Addr()))
 		b.AddRule(masqueradeTable, chain, nftables.NewRule(h.InetPrefix(h.Source, p).Masquerade(), "%s saddr %s masquerade", h.Word, p))
 	}
-	if err := c.Commit(b); err != nil {
+	if err := m.conn.Commit(b); err != nil {
 		return fmt.Errorf("write nft table %s: %w", masqueradeTable, err)
 	}
 	return nil
