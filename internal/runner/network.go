@@ -86,7 +86,9 @@ func (f nodeFacts) equal(o nodeFacts) bool {
 }
 
 func newNetwork(r *Runner) *network {
-	return &network{r: r, wake: make(chan struct{}, 1), up: make(chan struct{}), tampered: make(chan struct{}, 1), others: map[string]nodeFacts{}}
+	return &network{
+		r: r, wake: make(chan struct{}, 1), tampered: make(chan struct{}, 1), up: make(chan struct{}), others: map[string]nodeFacts{},
+	}
 }
 
 func (n *network) set(node *corev1.Node) {

@@ -218,7 +218,7 @@ func (t *target) bisect(ctx context.Context, fks []dataplane.FrontKey) map[datap
 			return
 		}
 		tries++
-		err := t.tool.Restore(ctx, t.try(part))
+		err := iptables.Try(ctx, t.tool, tableNAT, chainTry, t.tryRules(part)...)
 		switch {
 		case err == nil:
 		case len(part) == 1:
@@ -229,13 +229,11 @@ func (t *target) bisect(ctx context.Context, fks []dataplane.FrontKey) map[datap
 		}
 	}
 	search(fks)
-	// An error here shows itself at the next full comparison.
-	_ = t.tool.Restore(ctx, []byte("*nat\n:"+chainTry+" - [0:0]\n-X "+chainTry+"\nCOMMIT\n"))
 	return bad
 }
 
-// try is the input that tries the rules of some frontends.
-func (t *target) try(fks []dataplane.FrontKey) []byte {
+// tryRules are the rules of some frontends, for iptables.Try.
+func (t *target) tryRules(fks []dataplane.FrontKey) []string {
 	var all []byte
 	for _, k := range fks {
 		fr := t.state.fronts[k]
@@ -247,19 +245,16 @@ func (t *target) try(fks []dataplane.FrontKey) []byte {
 		all = append(all, w.b...)
 		t.layout.chains(&t.state.settings, fr, func(_ string, lines []byte) { all = append(all, lines...) })
 	}
-	var b bytes.Buffer
-	b.WriteString("*nat\n:" + chainTry + " - [0:0]\n")
+	var rules []string
 	for line := range strings.Lines(string(all)) {
 		// Our other chains need not be there.
-		words := strings.Fields(line)
-		words[1] = chainTry
+		words := strings.Fields(line)[2:] // without -A and the chain
 		if n := len(words); ours(words[n-1]) {
 			words[n-2], words[n-1] = "-j", "RETURN"
 		}
-		b.WriteString(strings.Join(words, " ") + "\n")
+		rules = append(rules, strings.Join(words, " "))
 	}
-	b.WriteString("COMMIT\n")
-	return b.Bytes()
+	return rules
 }
 
 // owner is the Service port that has, or is to have, a frontend.

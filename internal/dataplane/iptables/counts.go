@@ -62,10 +62,9 @@ func (m *Mode) count(ctx context.Context) error {
 // tryCounts writes the rules that count into a chain to which nothing leads, and
 // removes it again.
 func (t *target) tryCounts(ctx context.Context) error {
-	head := "*" + tableFilter + "\n:" + chainTry + " - [0:0]\n"
-	var rules string
+	var rules []string
 	for _, how := range drops.Fates {
-		rules += "-A " + chainTry + " " + counted.Rule(t.layout.family, how) + "\n"
+		rules = append(rules, counted.Rule(t.layout.family, how))
 	}
-	return t.tool.Restore(ctx, []byte(head+rules+"COMMIT\n"+head+"-X "+chainTry+"\nCOMMIT\n"))
+	return iptables.Try(ctx, t.tool, tableFilter, chainTry, rules...)
 }

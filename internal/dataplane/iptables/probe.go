@@ -154,43 +154,27 @@ func probe(ctx context.Context, t tool, f svc.Family) error {
 	for k := range dirty {
 		tg.state.set(k, tg.state.wanted(k))
 	}
-	err := t.Restore(ctx, tg.try(slices.Collect(maps.Keys(dirty))))
-	lines := map[string][]string{}
+	lines := map[string][]string{tableNAT: tg.tryRules(slices.Collect(maps.Keys(dirty)))}
 	l.base(&plan.Settings, func(table, _ string, text []byte) {
 		for line := range strings.Lines(string(text)) {
 			words := strings.Fields(line)
 			if !ours(words[len(words)-1]) {
-				words[1] = chainTry
-				lines[table] = append(lines[table], strings.Join(words, " "))
+				lines[table] = append(lines[table], strings.Join(words[2:], " "))
 			}
 		}
 	})
-	gone := ""
-	for _, table := range []string{tableFilter, tableNAT} {
-		head := "*" + table + "\n:" + chainTry + " - [0:0]\n"
-		if err == nil {
-			err = t.Restore(ctx, []byte(head+strings.Join(slices.Compact(lines[table]), "\n")+"\nCOMMIT\n"))
+	for _, table := range []string{tableNAT, tableFilter} {
+		if err := iptables.Try(ctx, t, table, chainTry, lines[table]...); err != nil {
+			return err
 		}
-		gone += head + "-X " + chainTry + "\nCOMMIT\n"
 	}
-	return errors.Join(err, ignoreIf(err != nil, t.Restore(ctx, []byte(gone))))
-}
-
-// ignoreIf forgets an error that only follows from another one.
-func ignoreIf(other bool, err error) error {
-	if other {
-		return nil
-	}
-	return err
+	return nil
 }
 
 // Cleanup removes all our chains, of both variants, the rules that lead to them,
 // and the sets that they count in. Where there are none it does nothing.
 func Cleanup(ctx context.Context) error {
-	err := errors.Join(
-		iptables.Each(func(t *iptables.Tool) error { return t.RemoveChains(ctx, ours) }),
-		ipset.Remove(ctx, counted.Names()...))
-	if err != nil {
+	if err := errors.Join(iptables.RemoveChains(ctx, ours), ipset.Remove(ctx, counted.Names()...)); err != nil {
 		return fmt.Errorf("iptables cleanup: %w", err)
 	}
 	return nil

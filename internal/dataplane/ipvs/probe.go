@@ -122,21 +122,15 @@ func probeRules(ctx context.Context, f svc.Family, cfg *Config) error {
 
 func probeTables(ctx context.Context, t tool, l *layout, rename *strings.Replacer) error {
 	for _, table := range tables {
-		var b strings.Builder
-		fmt.Fprintf(&b, "*%s\n:%s - [0:0]\n", table, chainTry)
+		var rules []string
 		for _, c := range l.chains(table) {
 			for _, rule := range c.rules {
-				if !strings.Contains(rule, "-g "+chainPrefix) {
-					fmt.Fprintf(&b, "-A %s %s\n", chainTry, rename.Replace(rule+" "))
+				if !iptables.Leads(rule, ourChain) {
+					rules = append(rules, rename.Replace(rule+" "))
 				}
 			}
 		}
-		err := t.Restore(ctx, []byte(b.String()+"COMMIT\n"))
-		gone := t.Restore(ctx, fmt.Appendf(nil, "*%s\n:%s - [0:0]\n-X %s\nCOMMIT\n", table, chainTry, chainTry))
-		if err == nil {
-			err = gone
-		}
-		if err != nil {
+		if err := iptables.Try(ctx, t, table, chainTry, rules...); err != nil {
 			return fmt.Errorf("table %s, %s: %w; the kernel may lack a module (xt_set, xt_ipvs, xt_addrtype)", table, l.family, err)
 		}
 	}
@@ -148,8 +142,7 @@ func probeTables(ctx context.Context, t tool, l *layout, rename *strings.Replace
 // does nothing.
 func Cleanup(ctx context.Context) error {
 	err := errors.Join(
-		iptables.Each(func(t *iptables.Tool) error { return t.RemoveChains(ctx, ourChain) }),
-		removeServers(), link.RemoveDummy(deviceName, alias), ipset.Remove(ctx, ourSets()...))
+		iptables.RemoveChains(ctx, ourChain), removeServers(), link.RemoveDummy(deviceName, alias), ipset.Remove(ctx, ourSets()...))
 	if err != nil {
 		return fmt.Errorf("ipvs cleanup: %w", err)
 	}

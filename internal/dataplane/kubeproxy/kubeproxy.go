@@ -52,6 +52,5 @@ func Find(ctx context.Context) ([]string, error) {
 
 // Remove takes it away. What a running kube-proxy needs it writes again.
 func Remove(ctx context.Context) error {
-	return errors.Join(nftables.Remove(ctx, tableName),
-		iptables.Each(func(t *iptables.Tool) error { return t.RemoveChains(ctx, its) }))
+	return errors.Join(nftables.Remove(ctx, tableName), iptables.RemoveChains(ctx, its))
 }

@@ -33,6 +33,29 @@ func Each(f func(*Tool) error) error {
 	return errors.Join(errs...)
 }
 
+// RemoveChains is Tool.RemoveChains of each variant and family.
+func RemoveChains(ctx context.Context, its func(chain string) bool) error {
+	return Each(func(t *Tool) error { return t.RemoveChains(ctx, its) })
+}
+
+// Restorer is a Tool, or a WatchedTool.
+type Restorer interface {
+	Restore(ctx context.Context, input []byte) error
+}
+
+// Try finds out whether the kernel takes rules, which lack "-A CHAIN ": it writes them
+// into a chain of a table, to which nothing leads, and removes that again.
+func Try(ctx context.Context, t Restorer, table, chain string, rules ...string) error {
+	head := "*" + table + "\n:" + chain + " - [0:0]\n"
+	var b strings.Builder
+	b.WriteString(head)
+	for _, r := range rules {
+		fmt.Fprintf(&b, "-A %s %s\n", chain, r)
+	}
+	fmt.Fprintf(&b, "COMMIT\n%s-X %s\nCOMMIT\n", head, chain)
+	return t.Restore(ctx, []byte(b.String()))
+}
+
 // Leads reports whether a rule, as iptables-save prints it, leads to one of the
 // chains that its names.
 func Leads(line string, its func(chain string) bool) bool {
