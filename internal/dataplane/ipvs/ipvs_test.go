@@ -280,6 +280,9 @@ func TestRulesRemovedWhileWritten(t *testing.T) {
 		for _, damage := range [][]string{
 			{"iptables-legacy", "-t", "nat", "-F", "FAIRLEADVS-POSTROUTING"}, {"iptables-legacy", "-F", "INPUT"},
 		} {
+			if err := p.(*Mode).open(); err != nil {
+				t.Fatal(err)
+			}
 			f := p.(*Mode).targets[0]
 			real := f.rules.tool
 			f.rules.tool = &meddling{real, func() { flows.Command(t, "", damage...) }}
