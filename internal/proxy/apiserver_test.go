@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/agent"
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 // TestAgainstAnAPIServer runs a Proxy beside a real API server: registration,
@@ -32,34 +34,20 @@ func TestAgainstAnAPIServer(t *testing.T) {
 	}()
 	plane := newFakeDataplane()
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	p, err := New(Options{
+	p := startProxy(t, nil, Options{
 		Client: client, NodeName: "here", Dataplane: plane, Mode: "fake", Log: log,
 		HealthzAddress: "127.0.0.1:0", MetricsAddress: "127.0.0.1:0",
 		Servers: func() []netip.AddrPort { return []netip.AddrPort{netip.MustParseAddrPort("198.51.100.7:443")} },
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- p.Run(ctx) }()
-	defer func() {
-		stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	}()
+	ctx := t.Context()
 	registrar := agent.New(agent.Options{
 		Client: client, NodeName: "here", Log: log, Port: 10250, Info: agent.MachineInfo(os.DirFS("/"), "v0.0.0"),
 		Node: p.Node, Changed: p.Changed(),
 		Conditions: []func() corev1.NodeCondition{func() corev1.NodeCondition { return p.Status().Condition() }},
 	})
-	registered := make(chan error, 1)
-	go func() { registered <- registrar.Run(ctx) }()
-	defer func() {
-		stop()
-		<-registered
-	}()
+	var registered sync.WaitGroup
+	registered.Go(func() { _ = registrar.Run(ctx) })
+	t.Cleanup(registered.Wait)
 	until(t, "the Node is ready", func() bool {
 		node, err := client.CoreV1().Nodes().Get(ctx, "here", metav1.GetOptions{})
 		return err == nil && isTrue(node, corev1.NodeReady) && isTrue(node, ServicesProgrammed)
@@ -69,11 +57,11 @@ func TestAgainstAnAPIServer(t *testing.T) {
 		return err == nil && l.Spec.RenewTime != nil
 	})
 
-	s := &corev1.Service{
+	s, err := client.CoreV1().Services("default").Create(ctx, &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: "my-service", Namespace: "default"},
 		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
-	}
-	if s, err = client.CoreV1().Services("default").Create(ctx, s, metav1.CreateOptions{}); err != nil {
+	}, metav1.CreateOptions{})
+	if err != nil {
 		t.Fatal(err)
 	}
 	headless := &corev1.Service{
@@ -155,6 +143,29 @@ func isTrue(n *corev1.Node, t corev1.NodeConditionType) bool {
 	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == t && c.Status == corev1.ConditionTrue
 	})
+}
+
+// startProxy makes a Proxy and runs it until the test ends: on a host, or where the
+// test is if that is nil.
+func startProxy(t *testing.T, on *testbed.Host, o Options) *Proxy {
+	t.Helper()
+	p, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	run := func() { ended <- p.Run(t.Context()) }
+	if on == nil {
+		go run()
+	} else {
+		go on.Do(run)
+	}
+	t.Cleanup(func() {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return p
 }
 
 func config(t *testing.T) *rest.Config {

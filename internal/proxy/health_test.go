@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -270,20 +269,9 @@ func TestBusyPortsAreRetried(t *testing.T) {
 	}
 	defer func() { _ = metrics.Close() }()
 	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here"}})
-	p, err := New(Options{Client: client, NodeName: "here", Dataplane: newFakeDataplane(),
+	p := startProxy(t, nil, Options{Client: client, NodeName: "here", Dataplane: newFakeDataplane(),
 		HealthzAddress: taken.Addr().String(), MetricsAddress: metrics.Addr().String()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- p.Run(ctx) }()
-	defer func() {
-		stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	}()
+	ctx := t.Context()
 	until(t, "Services are programmed", func() bool { return p.Status().Programmed })
 	until(t, "both Events are there", func() bool {
 		list, err := client.CoreV1().Events("").List(ctx, metav1.ListOptions{})

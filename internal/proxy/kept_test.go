@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"net/netip"
@@ -33,21 +32,9 @@ func runOnNode(t *testing.T, create flows.Factory, relayed bool) *onNode {
 	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{
 		Name: "node", Labels: map[string]string{corev1.LabelTopologyZone: "z"},
 	}})
-	p, err := New(Options{
+	startProxy(t, e.Node, Options{
 		Client: client, NodeName: "node", Dataplane: e.Dataplane, Relayed: relayed,
 		Conntrack: func() (Tracker, error) { return conntrack.Dial() },
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go e.Node.Do(func() { ended <- p.Run(ctx) })
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
 	})
 	return &onNode{e, t, client}
 }

@@ -139,22 +139,10 @@ func TestHealsByNotifications(t *testing.T) {
 		t.Run(m.name, func(t *testing.T) {
 			e := flows.NewEnv(t, m.create)
 			vip, client := netip.MustParseAddrPort("10.96.0.10:80"), e.Host("c")
-			p, err := New(Options{
+			p := startProxy(t, e.Node, Options{
 				Client: nodePortService(vip, 30080, e.Host("a").Addr4()), NodeName: "node", Dataplane: e.Dataplane, Mode: m.name,
 				AuditPeriod: time.Hour, AddressPeriod: time.Hour,
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			ctx, cancel := context.WithCancel(t.Context())
-			ended := make(chan error, 1)
-			go e.Node.Do(func() { ended <- p.Run(ctx) })
-			defer func() {
-				cancel()
-				if err := <-ended; err != nil {
-					t.Error(err)
-				}
-			}()
 			answers := func(at netip.AddrPort) error {
 				ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 				defer cancel()
