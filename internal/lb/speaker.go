@@ -86,7 +86,7 @@ type Speaker struct {
 	witness *witness
 	peers   peerMACs
 	status  speakerStatus
-	told    quota // of Events and lines about addresses
+	quota   quota // of Events and lines about addresses
 	routing routing
 }
 

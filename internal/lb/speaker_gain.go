@@ -50,7 +50,7 @@ func (s *Speaker) rewire(a *address) {
 // answered follows for which addresses the announcer has begun to answer after its probe, or has
 // ended to since a foreign machine has the address or the interface is gone.
 func (s *Speaker) answered() {
-	untold := 0
+	unreported := 0
 	for _, addr := range s.announce.Moved() {
 		o := s.since[addr]
 		if o == nil || !o.taken {
@@ -67,8 +67,8 @@ func (s *Speaker) answered() {
 		}
 		o.announced = time.Now()
 		s.metrics.moves.Inc()
-		if !s.told.take(o.announced) {
-			untold++
+		if !s.quota.take(o.announced) {
+			unreported++
 			continue
 		}
 		how := "ARP"
@@ -82,8 +82,8 @@ func (s *Speaker) answered() {
 		}
 		s.log.Info("announcing an address", "address", addr, "service", names(a.services), "reason", o.reason)
 	}
-	if untold > 0 {
-		s.log.Info("announcing more addresses, without an Event and a line for each; the Speaker object has them", "count", untold)
+	if unreported > 0 {
+		s.log.Info("announcing more addresses, without an Event and a line for each; the Speaker object has them", "count", unreported)
 	}
 }
 
@@ -93,7 +93,7 @@ const (
 	quotaPeriod = 10 * time.Second
 )
 
-// quota bounds what is told in quotaPeriod to quotaSize.
+// quota bounds what is reported in quotaPeriod to quotaSize.
 type quota struct {
 	since time.Time
 	used  int

@@ -31,8 +31,8 @@ type known struct {
 	// wake holds a token after something has changed.
 	wake chan struct{}
 
-	// needSlices is closed when there is a Service of policy Local: before, nobody
-	// needs to know where endpoints are.
+	// needSlices is closed when there is a Service of policy Local: before, it is not
+	// needed where endpoints are.
 	needSlices chan struct{}
 	needed     sync.Once
 
@@ -316,7 +316,7 @@ func (k *known) setList(l quorum.List) {
 }
 
 // take returns the addresses that are concerned by what has changed since the last
-// call, all of them if all is true. Those that nobody has any more have no services.
+// call, all of them if all is true. Those that have been released have no services.
 func (k *known) take(all bool) (out []address) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

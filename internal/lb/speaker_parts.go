@@ -221,7 +221,7 @@ func (t *speakerStatus) poke() {
 	t.mu.Unlock()
 }
 
-// report makes the status anew if it may have changed.
+// report makes a new status if it may have changed.
 func (s *Speaker) report(eligible bool, reason string) {
 	confirmed := int64(s.node.Confirmed(s.o.Now()))
 	t := &s.status

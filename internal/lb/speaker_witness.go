@@ -48,7 +48,7 @@ const (
 	// witnessTimeout bounds a call of the API server for it, which is repeated.
 	witnessTimeout = time.Second
 	// justMade begins the holder of a Lease that was just made: the one before it may have been
-	// deleted while somebody counted on it, so that a term has to pass as if it was held.
+	// deleted while a speaker counted on it, so that a term has to pass as if it was held.
 	justMade = "made by "
 )
 

@@ -55,6 +55,8 @@ type node struct {
 	name string
 	mac  [6]byte
 	args speakerArgs
+	// uptime is what the clocks that count from the machine's start are ahead by in the next process.
+	uptime time.Duration
 	*process.Process
 	dead, stopped bool // by TestNeverTwoOwnersOnTheWire
 }
@@ -149,10 +151,21 @@ func (n *node) start() {
 	n.bed.Helper()
 	text, err := json.Marshal(n.args)
 	n.bed.must(err)
-	cmd := n.host.Command(context.Background(), os.Args[0])
+	var shift []string
+	if seconds := fmt.Sprint(int(n.uptime.Seconds())); n.uptime > 0 && hasTimeNamespaces() {
+		shift = []string{"unshare", "--time", "--boottime", seconds, "--monotonic", seconds, "--"}
+	}
+	argv := append(shift, os.Args[0])
+	cmd := n.host.Command(context.Background(), argv[0], argv[1:]...)
 	cmd.Env = append(os.Environ(), speakerEnv+"="+string(text))
 	n.Process = process.Start(n.bed, cmd)
 	n.Says("started")
+}
+
+// hasTimeNamespaces reports whether the kernel has them (time_namespaces(7), Linux 5.6).
+func hasTimeNamespaces() bool {
+	_, err := os.Stat("/proc/self/ns/time")
+	return err == nil
 }
 
 // run runs a command on the node's host.
@@ -241,7 +254,7 @@ func (b *bed) owner(a netip.Addr, of ...*node) (found *node) {
 	testbed.Until(b, "an owner of "+a.String(), func() error {
 		mac, ok := b.wire.who(a)
 		if !ok {
-			return errors.New("nobody answers")
+			return errors.New("no machine answers")
 		}
 		for _, n := range of {
 			if n.mac == mac {

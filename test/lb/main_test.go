@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 	process.Main(func() int { return testbed.Run(m) }, "fairlead")
 }
 
-// speakerArgs are what a speaker process is told.
+// speakerArgs are the options of a speaker process.
 type speakerArgs struct {
 	Host, ServerName, CA, Cert, Key, Token string
 	Node                                   string
@@ -45,6 +45,8 @@ type speakerArgs struct {
 	Rate float64
 	// Announce is how it announces, arp by default.
 	Announce string
+	// Interfaces are those to announce at.
+	Interfaces []string
 	// Unhealthy is a file that makes the proxy unhealthy while it exists.
 	Unhealthy string
 }
@@ -67,7 +69,7 @@ func speak(text string) error {
 		Config: &rest.Config{Host: a.Host, BearerToken: a.Token, Timeout: 0, TLSClientConfig: rest.TLSClientConfig{
 			ServerName: a.ServerName, CAData: []byte(a.CA), CertData: []byte(a.Cert), KeyData: []byte(a.Key),
 		}},
-		NodeName: a.Node, Peer: a.Peer, Announce: a.Announce,
+		NodeName: a.Node, Peer: a.Peer, Announce: a.Announce, Interfaces: a.Interfaces,
 		Healthy: func(context.Context) (bool, string) {
 			_, err := os.Stat(a.Unhealthy)
 			return err != nil, "the test says so"

@@ -26,7 +26,7 @@ func TestTakeOver(t *testing.T) {
 	a := b.service("web")[0]
 	owner := b.owner(a, b.nodes...)
 	if m := b.event("web", "AddressAnnounced"); m == "" {
-		t.Error("nothing is told")
+		t.Error("the Event has no message")
 	}
 
 	// took measures from begin until another node is heard of.
@@ -106,7 +106,7 @@ func TestTakeOver(t *testing.T) {
 	b.owner(a, owner)
 }
 
-// With two speakers the API server decides when one dies, and one alone needs nobody.
+// With two speakers the API server decides when one dies, and one alone needs none.
 func TestTwoSpeakersAndOne(t *testing.T) {
 	b := newBed(t, 2)
 	b.voters(3)
@@ -186,7 +186,7 @@ func TestPolicyLocal(t *testing.T) {
 	})
 }
 
-// A machine outside of the cluster that has an address of the pool is told of.
+// A machine outside of the cluster that has an address of the pool is reported.
 func TestForeignOwner(t *testing.T) {
 	b := newBed(t, 1)
 	printer := b.net.Outside("printer")

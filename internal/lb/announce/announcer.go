@@ -301,10 +301,7 @@ func (a *Announcer) usable(l link.Interface) bool {
 // place opens the devices for an address.
 func (a *Announcer) place(e *entry) {
 	var on []*device
-	for _, l := range a.links {
-		if !Reaches(l, e.addr, e.names) && (len(a.opts.Interfaces) == 0 || len(e.names) > 0) {
-			continue
-		}
+	for _, l := range a.at(e) {
 		d := a.devices[l.Index]
 		if d == nil {
 			var err error
@@ -321,6 +318,29 @@ func (a *Announcer) place(e *entry) {
 		on = append(on, d)
 	}
 	e.move(on)
+}
+
+// at returns the interfaces for an address: those that are named or, without any, the one by which the
+// kernel reaches its network. With two on one network, neighbours would hear of two hardware addresses.
+func (a *Announcer) at(e *entry) (on []link.Interface) {
+	if len(e.names) == 0 && len(a.opts.Interfaces) > 0 {
+		return a.links
+	}
+	longest := -1
+	for _, l := range a.links {
+		switch {
+		case !Reaches(l, e.addr, e.names):
+		case len(e.names) > 0:
+			on = append(on, l)
+		default:
+			for _, p := range l.Networks {
+				if p.Contains(e.addr) && p.Bits() > longest { // of equal ones the first, as with routes
+					longest, on = p.Bits(), []link.Interface{l}
+				}
+			}
+		}
+	}
+	return on
 }
 
 // Reaches reports whether an address is to be answered for at an interface: one of

@@ -215,7 +215,7 @@ func TestAnswersWhileItMay(t *testing.T) {
 	}
 }
 
-// An address that a machine outside of the cluster has is told, and not answered for.
+// An address that a machine outside of the cluster has is reported, and not answered for.
 func TestForeignOwner(t *testing.T) {
 	n := testbed.NewNetwork(t)
 	owner := newStation(t, n.Outside("printer"))
@@ -237,7 +237,7 @@ func TestForeignOwner(t *testing.T) {
 			}
 		})
 	}
-	// A claim soon after the probe counts as its answer; one that comes later is told.
+	// A claim soon after the probe counts as its answer; one that comes later is reported.
 	for _, late := range []bool{false, true} {
 		a := netip.MustParseAddr("192.168.77.201")
 		if late {

@@ -45,7 +45,7 @@ const (
 	hopLimit   = 255 // shows that no router has forwarded the packet
 )
 
-// question is a request for the hardware address of an IP address, or what somebody
+// question is a request for the hardware address of an IP address, or what a machine
 // says its hardware address is: ARP or NDP.
 type question struct {
 	// answer is true for an ARP reply and a neighbour advertisement.

@@ -17,7 +17,7 @@ type Voter struct {
 	Address string `json:"address"`
 }
 
-// List is who votes. The zero List is of nobody.
+// List is who votes. The zero List has no voters.
 type List struct {
 	// Version grows by one with each change. 0 is no list.
 	Version uint64 `json:"version"`

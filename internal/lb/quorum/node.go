@@ -31,8 +31,8 @@ type Node struct {
 	seen map[string]bool
 }
 
-// NewNode returns a Node without a list. random returns numbers that nobody can
-// guess, and no two processes get alike.
+// NewNode returns a Node without a list. random returns numbers that cannot be
+// guessed, and no two processes get alike.
 func NewNode(name string, now time.Duration, random func() uint64) *Node {
 	return &Node{name: name, asker: newAsker(random), voter: newVoter(now, random), seen: map[string]bool{}}
 }
@@ -70,7 +70,7 @@ func (n *Node) SetAttrs(now time.Duration, attrs string) {
 }
 
 // present makes the Attrs known. A Node that was just started and does not vote yet keeps them to itself,
-// so that nobody gives up addresses for it that it may not get; but not if the other one of two speakers
+// so that no other gives up addresses for it that it may not get; but not if the other one of two speakers
 // gives up everything.
 func (n *Node) present(now time.Duration) {
 	attrs := n.attrs
@@ -232,7 +232,7 @@ func (n *Node) Replaceable(now time.Duration) bool {
 	return ok && votes >= a.list.Majority() && slices.ContainsFunc(members, func(m Member) bool { return m.Name != n.name })
 }
 
-// Alone reports whether the Node votes, and nobody else does.
+// Alone reports whether the Node is the only voter.
 func (n *Node) Alone() bool { return len(n.asker.list.Voters) == 1 && n.asker.list.Has(n.name) }
 
 // End gives up everything and ends the sessions, so that a later Node of the same name need not wait
@@ -242,7 +242,7 @@ func (n *Node) End(now time.Duration) {
 		if p.session != 0 {
 			p.nonce++
 			m := &Message{Kind: Request, Session: p.session, Nonce: p.nonce, End: true}
-			n.asker.lose(p) // before anybody else can have it
+			n.asker.lose(p) // before another one can have it
 			n.send(now, p.voter.Name, m)
 		}
 	}

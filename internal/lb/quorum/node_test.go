@@ -30,7 +30,7 @@ func TestTakeOver(t *testing.T) {
 			s.run(s.now + 2*time.Second)
 			for _, k := range s.keys {
 				if !slices.ContainsFunc(s.machines, func(m *machine) bool { return m.node != nil && m.node.Holds(s.local(m), k) }) {
-					t.Errorf("nobody holds %s", k)
+					t.Errorf("%s has no holder", k)
 				}
 			}
 			if moved := s.moves - before; moved != owned || owned == 0 {

@@ -36,7 +36,7 @@ func TestNeverTwoHolders(t *testing.T) {
 func TestSimulationFindsMistakes(t *testing.T) {
 	for name, mistake := range map[string]func(s *simulation){
 		"the witness counts after it was given back": func(s *simulation) { s.lateRelease = true },
-		"a witness that was made again is of nobody": func(s *simulation) { s.remade = "" },
+		"a witness that was made again is free":      func(s *simulation) { s.remade = "" },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

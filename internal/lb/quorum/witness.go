@@ -27,13 +27,13 @@ const (
 	WitnessNothing WitnessAction = iota
 	// WitnessTake writes the own identity, to take or to renew it.
 	WitnessTake
-	// WitnessRelease writes that nobody holds it.
+	// WitnessRelease writes that it has no holder.
 	WitnessRelease
 )
 
 // Witness is the rule by which speakers hold the witness one at a time: an object of the API
-// server that names its holder, and is written only on the condition that nobody else
-// has since it was read. In normal times it is not written.
+// server that names its holder, and is written only if it has not been
+// written since it was read. In normal times it is not written.
 type Witness struct {
 	self    string
 	seen    bool
@@ -90,7 +90,7 @@ func (w *Witness) Wrote(now, sent time.Duration, version string) {
 // Until returns until when the witness counts, for Node.SetWitness.
 func (w *Witness) Until() time.Duration { return w.until }
 
-// Holder returns who holds the witness as far as it is known, "" for nobody.
+// Holder returns who holds the witness as far as it is known, "" if it is free.
 func (w *Witness) Holder() string { return w.holder }
 
 // End is Next for a process that ends: it counts on the witness no longer, and gives it back.

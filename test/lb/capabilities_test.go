@@ -1,0 +1,118 @@
+package lb
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/process"
+)
+
+// fairlead lb as a user that is not root, with CAP_NET_RAW and CAP_NET_ADMIN and nothing else, beside
+// another program's proxy: it announces, takes over, and counts.
+func TestTwoCapabilities(t *testing.T) {
+	network := testbed.NewNetwork(t)
+	dir := t.TempDir()
+	program := process.Program("fairlead")
+	for _, d := range []string{dir, filepath.Dir(dir), filepath.Dir(program)} {
+		if err := os.Chmod(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	host := network.Outside("server")
+	server := process.NewServer(host, program, filepath.Join(dir, "server"),
+		"--bind-address", "127.0.0.1,"+host.Addr4().String(), "--lb-pool", pools)
+	server.Start(t)
+	server.AwaitReady(t)
+	config, err := clientcmd.LoadFromFile(server.Kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range config.Clusters {
+		c.Server = "https://" + host.Addr4().String() + ":6443"
+	}
+	kubeconfig := filepath.Join(dir, "kubeconfig")
+	if err := clientcmd.WriteToFile(*config, kubeconfig); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(kubeconfig, 0o644); err != nil { // it is a test's
+		t.Fatal(err)
+	}
+	const unprivileged = "65534"
+	hosts := map[[6]byte]*testbed.Host{}
+	speakers := map[[6]byte]*process.Process{}
+	for _, name := range []string{"n1", "n2"} {
+		_, err := server.Client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := network.Outside(name)
+		healthz(t, h)
+		cmd := h.Command(context.Background(), "setpriv", "--reuid", unprivileged, "--regid", unprivileged, "--clear-groups",
+			"--inh-caps", "-all,+net_raw,+net_admin", "--ambient-caps", "-all,+net_raw,+net_admin", "--bounding-set", "-all,+net_raw,+net_admin",
+			"--no-new-privs", "sh", "-c", `grep -E "^(Uid|CapPrm|CapBnd)" /proc/self/status; exec "$0" "$@"`,
+			program, "lb", "--kubeconfig", kubeconfig, "--node-name", name, "--controller=false")
+		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=/"}
+		p := process.Start(t, cmd)
+		for _, want := range []string{`Uid:\s65534\s65534\s65534`, `CapPrm:\s0000000000003000`, `CapBnd:\s0000000000003000`} {
+			p.Says(want)
+		}
+		mac := hardwareAddress(t, h)
+		hosts[mac], speakers[mac] = h, p
+	}
+	vip := selectorless(t, server, host.Addr4())
+	testbed.Until(t, "the list of voters to be whole", func() error { return votersOf(t, server, 2) })
+	wire := newListener(t, network.Outside("client"))
+	owner := func() (mac [6]byte) {
+		testbed.Until(t, "an owner of "+vip.String(), func() error {
+			var ok bool
+			if mac, ok = wire.who(vip); !ok || speakers[mac] == nil {
+				return fmt.Errorf("%x answers", mac)
+			}
+			return nil
+		})
+		return mac
+	}
+	first := owner()
+	speakers[first].Kill()
+	delete(speakers, first)
+	second := owner()
+	for _, want := range []string{"fairlead_lb_speaker_addresses 1", "fairlead_lb_speaker_taken_total 1", "fairlead_lb_speaker_voters 3"} {
+		testbed.Until(t, want, func() error {
+			var text []byte
+			var err error
+			hosts[second].Do(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+				defer cancel()
+				text, err = hosts[second].Command(ctx, "curl", "-sS", "http://127.0.0.1:7472/metrics").CombinedOutput()
+			})
+			if err != nil || !strings.Contains(string(text), want+"\n") {
+				return fmt.Errorf("%v: %.2000s", err, text)
+			}
+			return nil
+		})
+	}
+	if log := speakers[second].Log(); strings.Contains(log, "permitted") || strings.Contains(log, "denied") {
+		t.Errorf("it lacks a permission:\n%s", log)
+	}
+}
+
+// healthz answers in the place of a node's proxy, kube-proxy's or another one.
+func healthz(t *testing.T, h *testbed.Host) {
+	t.Helper()
+	l := h.ListenTCP(netip.MustParseAddrPort("127.0.0.1:10256"))
+	s := &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), ReadHeaderTimeout: testbed.Patience}
+	go func() { _ = s.Serve(l) }()
+	t.Cleanup(func() { _ = s.Close() })
+}
