@@ -53,8 +53,8 @@ func TestTwoCapabilities(t *testing.T) {
 	hosts := map[[6]byte]*testbed.Host{}
 	speakers := map[[6]byte]*process.Process{}
 	for _, name := range []string{"n1", "n2"} {
-		_, err := server.Client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
-		if err != nil {
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		if _, err := server.Client.CoreV1().Nodes().Create(t.Context(), n, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		h := network.Outside(name)

@@ -66,8 +66,8 @@ func TestTwoOwnersAreFound(t *testing.T) {
 }
 
 // Whatever happens to five speakers, of which each has another idea of how long a
-// second is, and in each life another one of what time it is, no machine ever hears two of them answer for one address; and when it is over,
-// each address is answered for.
+// second is, and in each life another one of what time it is, no machine ever hears two
+// of them answer for one address; and when it is over, each address is answered for.
 func TestNeverTwoOwnersOnTheWire(t *testing.T) {
 	seed := *stormSeed
 	if seed == 0 {
