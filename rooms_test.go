@@ -49,6 +49,7 @@ var rooms = map[string]int{
 	"proxy":               4,
 	"runner":              4,
 	"lb/bgp":              3,
+	"lb/proxied":          3,
 	"lb":                  4,
 	"cli":                 5,
 }

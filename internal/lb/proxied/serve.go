@@ -1,0 +1,127 @@
+package proxied
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// How long a client has for what it must send first, and a Pod to accept a connection.
+const (
+	greetingTimeout = 10 * time.Second
+	dialTimeout     = 5 * time.Second
+	// maxDials bounds how many Pods are tried for one connection.
+	maxDials = 3
+)
+
+// serve handles a connection to its end. The caller closes it.
+func (s *Server) serve(conn *net.TCPConn, c *config) {
+	peer := addrPort(conn.RemoteAddr())
+	if limit := c.spec.ConnectionLimit; c.active.Add(1) > int64(limit) && limit > 0 {
+		c.active.Add(-1)
+		return
+	}
+	defer c.active.Add(-1)
+	_ = conn.SetDeadline(time.Now().Add(greetingTimeout))
+	client, at := peer, addrPort(conn.LocalAddr())
+	if contains(c.spec.TrustedFronts, peer.Addr()) {
+		from, to, is, err := readHeader(conn)
+		if err != nil {
+			s.log.Debug("closed a connection of a trusted front", "service", c.service, "peer", peer, "err", err)
+			return
+		}
+		if is {
+			client, at = from, to
+		}
+	}
+	// The ranges are of clients: behind a front, of those that it names.
+	if len(c.spec.SourceRanges) > 0 && !contains(c.spec.SourceRanges, client.Addr()) {
+		return
+	}
+	var front stream = conn
+	if c.tls != nil {
+		t := tls.Server(conn, c.tls)
+		if err := t.HandshakeContext(s.ctx); err != nil {
+			s.log.Debug("no TLS with a client", "service", c.service, "client", client, "err", err)
+			return
+		}
+		front = t
+	}
+	m, pod := s.connect(c, client, at)
+	if pod == nil {
+		return
+	}
+	defer pod.Close()
+	l := &link{conn, pod}
+	if !c.pool.add(m, l) {
+		return
+	}
+	defer c.pool.remove(m, l)
+	back := pod
+	_ = conn.SetDeadline(time.Time{})
+	relay(front, back, c.spec.IdleTimeout.Std())
+}
+
+// connect returns a connection to a Pod that is ready for the client's bytes, nil if there is none.
+func (s *Server) connect(c *config, client, at netip.AddrPort) (*member, stream) {
+	var tried []*member
+	for range maxDials {
+		m, err := c.pool.pick(client.Addr(), tried)
+		if err != nil {
+			s.log.Debug("closed a connection", "service", c.service, "client", client, "err", err)
+			return nil, nil
+		}
+		tried = append(tried, m)
+		pod, err := s.dial(c, m, client, at)
+		if err == nil {
+			return m, pod
+		}
+		s.log.Debug("cannot connect to an endpoint; trying another one", "service", c.service, "endpoint", m.addr, "err", err)
+	}
+	return nil, nil
+}
+
+// dial connects to a Pod, and sends what comes before the client's bytes.
+func (s *Server) dial(c *config, m *member, client, at netip.AddrPort) (stream, error) {
+	ctx, cancel := context.WithTimeout(s.ctx, dialTimeout)
+	defer cancel()
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "tcp", m.addr.String())
+	if err != nil {
+		return nil, err
+	}
+	if v := c.spec.ProxyProtocol; v != 0 {
+		_ = conn.SetWriteDeadline(time.Now().Add(dialTimeout))
+		if _, err := conn.Write(header(v, client, at)); err != nil {
+			_ = conn.Close()
+			return nil, err
+		}
+	}
+	if !c.backend.IsTLS() {
+		return conn.(*net.TCPConn), nil
+	}
+	// A Pod's certificate is not verified, as by AWS's load balancers without a policy for backend
+	// authentication: there is nothing that says by whom it is.
+	t := tls.Client(conn, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12}) //nolint:gosec // see above
+	if err := t.HandshakeContext(ctx); err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	return t, nil
+}
+
+func addrPort(a net.Addr) netip.AddrPort {
+	t, ok := a.(*net.TCPAddr)
+	if !ok {
+		return netip.AddrPort{}
+	}
+	p := t.AddrPort()
+	return netip.AddrPortFrom(p.Addr().Unmap().WithZone(""), p.Port())
+}
+
+func contains(list []netip.Prefix, a netip.Addr) bool {
+	return slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(a) })
+}

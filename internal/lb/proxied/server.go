@@ -1,0 +1,253 @@
+package proxied
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/kernel/socket"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// Service is the wanted state of one Service.
+type Service struct {
+	Name  svc.Name
+	Addrs []netip.Addr
+	Spec  dialect.Spec
+	// Certificates are those of Spec.Certificates, in their order.
+	Certificates []tls.Certificate
+	// Backends are the ready Pods of each port, by its number.
+	Backends map[uint16][]netip.AddrPort
+}
+
+// Server accepts connections at the addresses of Services. It is safe for concurrent use.
+type Server struct {
+	log *slog.Logger
+	ctx context.Context
+	end context.CancelFunc
+	wg  sync.WaitGroup
+
+	mu        sync.Mutex
+	listeners map[netip.AddrPort]*listener
+	pools     map[poolKey]*pool
+	drains    map[poolKey]time.Duration
+	open      map[net.Conn]struct{}
+}
+
+type poolKey struct {
+	service svc.Name
+	port    uint16
+}
+
+// New returns a Server that listens nowhere. It uses the network namespace of those that
+// call Set.
+func New(log *slog.Logger) *Server {
+	s := &Server{
+		log: log, listeners: map[netip.AddrPort]*listener{}, pools: map[poolKey]*pool{}, drains: map[poolKey]time.Duration{},
+		open: map[net.Conn]struct{}{},
+	}
+	s.ctx, s.end = context.WithCancel(context.Background())
+	return s
+}
+
+// Set makes the Server do what services say, and nothing else. A listener whose address and port
+// stay is kept, with its connections; new connections have the new settings. It returns why
+// a Service cannot be served; it may be called again with the same.
+func (s *Server) Set(services []Service) map[svc.Name]error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	failed := map[svc.Name]error{}
+	wanted := map[netip.AddrPort]bool{}
+	pools := map[poolKey]bool{}
+	for i := range services {
+		v := &services[i]
+		for _, l := range v.Spec.Listeners {
+			key := poolKey{v.Name, l.Port}
+			c, err := newConfig(v, l)
+			if err == nil {
+				pools[key] = true
+				c.pool = s.pool(key, v)
+				for _, a := range v.Addrs {
+					at := netip.AddrPortFrom(a, l.Port)
+					wanted[at] = true
+					err = errors.Join(err, s.listen(at, c))
+				}
+			}
+			if err != nil {
+				failed[v.Name] = errors.Join(failed[v.Name], err)
+			}
+		}
+	}
+	for at, l := range s.listeners {
+		if !wanted[at] {
+			_ = l.socket.Close()
+			delete(s.listeners, at)
+		}
+	}
+	for key, p := range s.pools {
+		if !pools[key] {
+			p.close(s.drains[key])
+			delete(s.pools, key)
+			delete(s.drains, key)
+		}
+	}
+	return failed
+}
+
+// pool returns the pool of a port, with the backends that it is to have.
+func (s *Server) pool(key poolKey, v *Service) *pool {
+	p := s.pools[key]
+	if p == nil {
+		p = &pool{ctx: s.ctx, wg: &s.wg}
+		s.pools[key] = p
+	}
+	drain := time.Duration(0)
+	if v.Spec.Draining {
+		drain = v.Spec.DrainTimeout.Std()
+		if drain == 0 {
+			drain = -1
+		}
+	}
+	s.drains[key] = drain
+	p.set(v.Spec.Balance, v.Spec.Health, v.Backends[key.port], drain)
+	return p
+}
+
+// listener is a socket at which connections are accepted.
+type listener struct {
+	socket net.Listener
+	config atomic.Pointer[config]
+}
+
+// config is what counts for a new connection.
+type config struct {
+	service svc.Name
+	spec    *dialect.Spec
+	backend dialect.Protocol
+	tls     *tls.Config // nil without TLS
+	pool    *pool
+	active  *atomic.Int64
+}
+
+// newConfig returns the configuration of a listener, or why there is none.
+func newConfig(v *Service, l dialect.Listener) (*config, error) {
+	c := &config{service: v.Name, spec: &v.Spec, backend: l.Backend}
+	if !slices.Contains([]dialect.Protocol{dialect.TCP, dialect.TLS, dialect.HTTP, dialect.HTTPS}, l.Protocol) {
+		return nil, fmt.Errorf("port %d: %s cannot be carried in the proxied way", l.Port, l.Protocol)
+	}
+	if !l.Protocol.IsTLS() {
+		return c, nil
+	}
+	if len(v.Certificates) == 0 {
+		return nil, fmt.Errorf("port %d: there is no certificate for %s", l.Port, l.Protocol)
+	}
+	policy, ok := dialect.TLSPolicyOf(v.Spec.TLSPolicy)
+	if !ok {
+		return nil, fmt.Errorf("port %d: there is no TLS policy %.100q", l.Port, v.Spec.TLSPolicy)
+	}
+	c.tls = &tls.Config{
+		Certificates: v.Certificates, MinVersion: policy.Least, MaxVersion: policy.Most, CipherSuites: policy.Suites,
+	}
+	return c, nil
+}
+
+// listen makes a listener at an address have a configuration.
+func (s *Server) listen(at netip.AddrPort, c *config) error {
+	if l := s.listeners[at]; l != nil {
+		c.active = l.config.Load().active
+		l.config.Store(c)
+		return nil
+	}
+	c.active = new(atomic.Int64)
+	o := socket.Options{AnyAddress: true, Shared: true} // shared with the process that takes over
+	lc := socket.ListenConfig(at, o)
+	made, err := lc.Listen(s.ctx, "tcp", at.String())
+	if err != nil {
+		return fmt.Errorf("cannot listen at %s: %w", at, err)
+	}
+	l := &listener{socket: made}
+	l.config.Store(c)
+	s.listeners[at] = l
+	s.wg.Go(func() { s.accept(l) })
+	return nil
+}
+
+// Listening returns where connections are accepted.
+func (s *Server) Listening() []netip.AddrPort {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.SortedFunc(maps.Keys(s.listeners), netip.AddrPort.Compare)
+}
+
+// acceptPause is how long nothing is accepted after a failure, as of too many open files.
+const acceptPause = 50 * time.Millisecond
+
+func (s *Server) accept(l *listener) {
+	for {
+		conn, err := l.socket.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			s.log.Warn("cannot accept a connection; retrying", "address", l.socket.Addr(), "err", err)
+			select {
+			case <-s.ctx.Done():
+				return
+			case <-time.After(acceptPause):
+			}
+			continue
+		}
+		c := l.config.Load()
+		s.mu.Lock()
+		s.open[conn] = struct{}{}
+		s.mu.Unlock()
+		s.wg.Go(func() {
+			defer func() {
+				_ = conn.Close()
+				s.mu.Lock()
+				delete(s.open, conn)
+				s.mu.Unlock()
+			}()
+			s.serve(conn.(*net.TCPConn), c)
+		})
+	}
+}
+
+// Close stops listening, waits until ctx ends for connections to finish, and closes the others.
+func (s *Server) Close(ctx context.Context) {
+	s.mu.Lock()
+	for at, l := range s.listeners {
+		_ = l.socket.Close()
+		delete(s.listeners, at)
+	}
+	s.mu.Unlock()
+	for s.busy() && ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	s.end()
+	s.mu.Lock()
+	for c := range s.open {
+		_ = c.Close()
+	}
+	s.mu.Unlock()
+	s.wg.Wait()
+}
+
+func (s *Server) busy() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.open) > 0
+}

@@ -1,0 +1,594 @@
+package proxied
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/big"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// patience bounds every wait.
+const patience = 30 * time.Second
+
+// rig is a Server with one Service at a loopback address, and Pods that are listeners.
+type rig struct {
+	*testing.T
+	server  *Server
+	at      netip.AddrPort
+	service Service
+	log     *syncBuffer
+}
+
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+func newRig(t *testing.T, annotations map[string]string) *rig {
+	t.Helper()
+	r := &rig{T: t, log: &syncBuffer{}}
+	r.server = New(slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	t.Cleanup(func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		r.server.Close(ctx)
+	})
+	probe, err := net.Listen("tcp", "127.0.0.1:0")
+	r.must(err)
+	r.at = probe.Addr().(*net.TCPAddr).AddrPort()
+	r.must(probe.Close())
+	r.service = Service{Name: svc.Name{Namespace: "default", Name: "web"}, Addrs: []netip.Addr{r.at.Addr()},
+		Backends: map[uint16][]netip.AddrPort{}}
+	r.ask(annotations)
+	return r
+}
+
+// ask changes the annotations.
+func (r *rig) ask(annotations map[string]string) {
+	r.service.Spec = dialect.Read(dialect.Service{
+		Annotations: annotations, Ports: []dialect.Port{{Name: "web", Number: r.at.Port(), Protocol: "TCP"}},
+	}).Spec
+}
+
+func (r *rig) set(pods ...netip.AddrPort) {
+	r.Helper()
+	r.service.Backends = map[uint16][]netip.AddrPort{r.at.Port(): pods}
+	if failed := r.server.Set([]Service{r.service}); len(failed) > 0 {
+		r.Fatal(failed)
+	}
+}
+
+func (r *rig) must(err error) {
+	r.Helper()
+	if err != nil {
+		r.Fatal(err)
+	}
+}
+
+// pod accepts connections and calls serve for each.
+func (r *rig) pod(serve func(net.Conn)) netip.AddrPort {
+	r.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	r.must(err)
+	return r.podAt(l, serve)
+}
+
+func (r *rig) podAt(l net.Listener, serve func(net.Conn)) netip.AddrPort {
+	var wg sync.WaitGroup
+	r.Cleanup(func() { _ = l.Close(); wg.Wait() })
+	wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() {
+				defer c.Close()
+				_ = c.SetDeadline(time.Now().Add(2 * patience))
+				serve(c)
+			})
+		}
+	})
+	return l.Addr().(*net.TCPAddr).AddrPort()
+}
+
+// named answers each line with its name and the line.
+func named(name string) func(net.Conn) {
+	return func(c net.Conn) {
+		in := bufio.NewScanner(c)
+		for in.Scan() {
+			if _, err := fmt.Fprintf(c, "%s %s\n", name, in.Text()); err != nil {
+				return
+			}
+		}
+	}
+}
+
+func (r *rig) dial() net.Conn {
+	r.Helper()
+	c, err := net.Dial("tcp", r.at.String())
+	r.must(err)
+	r.Cleanup(func() { _ = c.Close() })
+	r.must(c.SetDeadline(time.Now().Add(patience)))
+	return c
+}
+
+// say sends a line and returns the answer.
+func say(c net.Conn, line string) (string, error) {
+	if _, err := fmt.Fprintln(c, line); err != nil {
+		return "", err
+	}
+	return bufio.NewReader(c).ReadString('\n')
+}
+
+// certificate makes one for a name, and returns it as files' contents, too.
+func certificate(t testing.TB, name string) (c tls.Certificate, certPEM, keyPEM []byte) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	certPEM = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	keyPEM = pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: text})
+	c, err = tls.X509KeyPair(certPEM, keyPEM)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, certPEM, keyPEM
+}
+
+// TCP is carried both ways, also after one end has finished (behaviours 118, 170).
+func TestTCP(t *testing.T) {
+	r := newRig(t, nil)
+	r.set(r.pod(func(c net.Conn) {
+		all, _ := io.ReadAll(c)
+		_, _ = fmt.Fprintf(c, "%d bytes", len(all))
+	}))
+	c := r.dial().(*net.TCPConn)
+	_, err := c.Write(make([]byte, 5<<20))
+	r.must(err)
+	r.must(c.CloseWrite())
+	got, err := io.ReadAll(c)
+	if string(got) != "5242880 bytes" || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
+// curl and openssl s_client get the certificate of the name that they ask for (behaviours 115, 116).
+func TestTLSByNames(t *testing.T) {
+	r := newRig(t, map[string]string{dialect.LBTLSSecrets: "a,b", "fairlead.dev/lb-protocol": "tls"})
+	a, aPEM, keyPEM := certificate(t, "a.example.com")
+	b, bPEM, _ := certificate(t, "b.example.com")
+	r.service.Certificates = []tls.Certificate{a, b}
+	r.set(r.pod(func(c net.Conn) {
+		in := bufio.NewScanner(c)
+		for in.Scan() && in.Text() != "" {
+		}
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello")
+	}))
+	dir := t.TempDir()
+	for name, text := range map[string][]byte{"a.example.com": aPEM, "b.example.com": bPEM} {
+		ca := filepath.Join(dir, name)
+		r.must(os.WriteFile(ca, text, 0o600))
+		out, err := exec.Command("curl", "--silent", "--show-error", "--noproxy", "*", "--max-time", "30", "--cacert", ca, "--connect-to",
+			name+":443:"+r.at.String(), "https://"+name+"/").CombinedOutput()
+		if string(out) != "hello" || err != nil {
+			t.Errorf("curl of %s: %s, %v", name, out, err)
+		}
+		cmd := exec.Command("openssl", "s_client", "-connect", r.at.String(), "-servername", name, "-CAfile", ca, "-verify_return_error")
+		cmd.Stdin = strings.NewReader("GET / HTTP/1.1\r\n\r\n")
+		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "CN = "+name) && !strings.Contains(string(out),
+			"CN="+name) {
+			t.Errorf("openssl of %s: %v\n%s", name, err, out)
+		}
+	}
+	key := strings.Split(string(keyPEM), "\n")[1]
+	if strings.Contains(r.log.String(), key) || strings.Contains(r.log.String(), "PRIVATE") {
+		t.Error("a private key is in the log")
+	}
+}
+
+// Policies have the versions that their names say (behaviour 120), and the default has no old ones.
+func TestTLSPolicies(t *testing.T) {
+	cert, _, _ := certificate(t, "a.example.com")
+	for policy, works := range map[string][]uint16{
+		"":                                    {tls.VersionTLS12, tls.VersionTLS13},
+		"ELBSecurityPolicy-TLS-1-2-2017-01":   {tls.VersionTLS12},
+		"ELBSecurityPolicy-2016-08":           {tls.VersionTLS10, tls.VersionTLS11, tls.VersionTLS12},
+		"ELBSecurityPolicy-TLS13-1-3-2021-06": {tls.VersionTLS13},
+	} {
+		r := newRig(t, map[string]string{dialect.LBTLSSecrets: "a", "fairlead.dev/lb-protocol": "tls", "fairlead.dev/lb-tls-policy": policy})
+		r.service.Certificates = []tls.Certificate{cert}
+		r.set(r.pod(named("a")))
+		for _, v := range []uint16{tls.VersionTLS10, tls.VersionTLS11, tls.VersionTLS12, tls.VersionTLS13} {
+			c := tls.Client(r.dial(), &tls.Config{InsecureSkipVerify: true, MinVersion: v, MaxVersion: v})
+			if err := c.Handshake(); (err == nil) != slices.Contains(works, v) {
+				t.Errorf("%q: %s: %v", policy, tls.VersionName(v), err)
+			}
+		}
+	}
+}
+
+// Certificates, Pods and settings change under load, and no connection fails.
+func TestReloadDropsNothing(t *testing.T) {
+	r := newRig(t, map[string]string{dialect.LBTLSSecrets: "a", "fairlead.dev/lb-protocol": "tls"})
+	a, _, _ := certificate(t, "a.example.com")
+	b, _, _ := certificate(t, "a.example.com")
+	pods := []netip.AddrPort{r.pod(named("a")), r.pod(named("b"))}
+	r.service.Certificates = []tls.Certificate{a}
+	r.set(pods...)
+	long := tls.Client(r.dial(), &tls.Config{InsecureSkipVerify: true})
+	if _, err := say(long, "hello"); err != nil {
+		t.Fatal(err)
+	}
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				raw, err := net.Dial("tcp", r.at.String())
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				_ = raw.SetDeadline(time.Now().Add(patience))
+				c := tls.Client(raw, &tls.Config{InsecureSkipVerify: true})
+				if _, err := say(c, "x"); err != nil {
+					t.Error(err)
+				}
+				_ = c.Close()
+			}
+		})
+	}
+	for i := range 60 {
+		r.service.Certificates = [][]tls.Certificate{{a}, {b}}[i%2]
+		r.set(pods[i%2:]...)
+	}
+	close(stop)
+	wg.Wait()
+	if got, err := say(long, "still"); err != nil || !strings.HasSuffix(got, "still\n") {
+		t.Errorf("the connection from before: %q, %v", got, err)
+	}
+}
+
+// Pods are told the client's address in either version (behaviours 121, 173).
+func TestProxyProtocolToPods(t *testing.T) {
+	for version, annotation := range map[int]string{1: "v1", 2: "v2"} {
+		r := newRig(t, map[string]string{"fairlead.dev/lb-proxy-protocol": annotation})
+		r.set(r.pod(func(c net.Conn) {
+			client, at, ok, err := readHeader(c)
+			rest, _ := bufio.NewReader(c).ReadString('\n')
+			_, _ = fmt.Fprintf(c, "%s %s %t %v %s", client, at, ok, err, rest)
+		}))
+		c := r.dial()
+		got, err := say(c, "data")
+		if want := fmt.Sprintf("%s %s true <nil> data\n", c.LocalAddr(), r.at); got != want || err != nil {
+			t.Errorf("v%d: %q, want %q; %v", version, got, want, err)
+		}
+	}
+	// The example of the documents.
+	got := header(1, netip.MustParseAddrPort("192.0.2.202:12345"), netip.MustParseAddrPort("10.0.42.7:7"))
+	if string(got) != "PROXY TCP4 192.0.2.202 10.0.42.7 12345 7\r\n" {
+		t.Errorf("%q", got)
+	}
+}
+
+// A trusted front names the client; from anybody else the bytes are the client's.
+func TestProxyProtocolFromFronts(t *testing.T) {
+	client := netip.MustParseAddrPort("198.51.100.7:4711")
+	r := newRig(t, map[string]string{"fairlead.dev/lb-trusted-fronts": "127.0.0.0/8", "fairlead.dev/lb-proxy-protocol": "v1"})
+	r.service.Spec.SourceRanges = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}
+	pod := r.pod(named("pod"))
+	r.set(pod)
+	for version := 1; version <= 2; version++ {
+		c := r.dial()
+		_, err := c.Write(header(version, client, r.at))
+		r.must(err)
+		if got, err := say(c, "x"); err != nil || got != fmt.Sprintf("pod PROXY TCP4 198.51.100.7 127.0.0.1 4711 %d\n", r.at.Port()) {
+			t.Errorf("v%d: %q, %v", version, got, err)
+		}
+	}
+	for what, bytes := range map[string][]byte{
+		"another client":  header(2, netip.MustParseAddrPort("203.0.113.1:1"), r.at),
+		"no header":       []byte("GET / HTTP/1.1\r\nHost: example.com\r\n\r\n"),
+		"an endless line": []byte("PROXY " + strings.Repeat("x", 200)),
+	} {
+		c := r.dial()
+		_, err := c.Write(bytes)
+		r.must(err)
+		if got, err := io.ReadAll(c); len(got) > 0 || err != nil && !errors.Is(err, errReset) {
+			t.Errorf("%s: %q, %v", what, got, err)
+		}
+	}
+	r.ask(map[string]string{"fairlead.dev/lb-trusted-fronts": "203.0.113.0/24"})
+	r.set(pod)
+	if got, err := say(r.dial(), "PROXY TCP4 198.51.100.7 127.0.0.1 4711 80\r"); err != nil || !strings.HasPrefix(got,
+		"pod PROXY TCP4 198.51.100.7") {
+		t.Errorf("an untrusted front: %q, %v", got, err)
+	}
+}
+
+// Pods are spoken to in TLS again (behaviour 116).
+func TestReencryption(t *testing.T) {
+	cert, _, _ := certificate(t, "pod")
+	r := newRig(t, map[string]string{"fairlead.dev/lb-backend-protocol": "tls"})
+	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{cert}})
+	r.must(err)
+	r.set(r.podAt(l, named("pod")))
+	if got, err := say(r.dial(), "x"); got != "pod x\n" || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
+// A silent connection is closed, one that is used is not (behaviour 128).
+func TestIdleTimeout(t *testing.T) {
+	r := newRig(t, nil)
+	r.service.Spec.IdleTimeout = dialect.Duration(2 * time.Second)
+	r.set(r.pod(named("pod")))
+	begin := time.Now()
+	silent, busy := r.dial(), r.dial()
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		_, _ = io.ReadAll(silent)
+	}()
+	for done := false; !done; {
+		select {
+		case <-closed:
+			done = true
+		case <-time.After(100 * time.Millisecond):
+			if got, err := say(busy, "x"); got != "pod x\n" || err != nil {
+				t.Fatalf("%q, %v", got, err)
+			}
+		}
+	}
+	if took := time.Since(begin); took < 2*time.Second {
+		t.Errorf("closed after %s", took)
+	}
+}
+
+// A Pod that leaves has no new connections, and its old ones for the time-out (behaviours 126, 127).
+func TestDraining(t *testing.T) {
+	for _, c := range []struct {
+		annotations map[string]string
+		survives    bool
+	}{
+		{map[string]string{"fairlead.dev/lb-drain-timeout": "600"}, true},
+		{map[string]string{"fairlead.dev/lb-drain-timeout": "1"}, false},
+		{map[string]string{"fairlead.dev/lb-draining": "false"}, false},
+	} {
+		r := newRig(t, c.annotations)
+		a, b := r.pod(named("a")), r.pod(named("b"))
+		r.set(a)
+		old := r.dial()
+		if got, err := say(old, "x"); got != "a x\n" || err != nil {
+			t.Fatalf("%q, %v", got, err)
+		}
+		r.set(b)
+		for range 4 {
+			if got, err := say(r.dial(), "x"); got != "b x\n" || err != nil {
+				t.Errorf("%v: a new connection: %q, %v", c.annotations, got, err)
+			}
+		}
+		if !c.survives {
+			if got, err := io.ReadAll(old); len(got) > 0 || err != nil && !errors.Is(err, errReset) {
+				t.Errorf("%v: %q, %v", c.annotations, got, err)
+			}
+			continue
+		}
+		if got, err := say(old, "x"); got != "a x\n" || err != nil {
+			t.Errorf("%v: the old connection: %q, %v", c.annotations, got, err)
+		}
+	}
+}
+
+// A Pod that fails its checks is out, and comes back; when all fail, all count (behaviours 131 to 134, 180).
+func TestHealthChecks(t *testing.T) {
+	r := newRig(t, nil)
+	h := &r.service.Spec.Health
+	h.Interval, h.Timeout, h.Healthy, h.Unhealthy = dialect.Duration(100*time.Millisecond), dialect.Duration(90*time.Millisecond), 2, 2
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	r.must(err)
+	sick := l.Addr().(*net.TCPAddr).AddrPort()
+	r.must(l.Close())
+	well := r.pod(named("well"))
+	r.set(sick, well)
+	isBad := func(want bool) {
+		t.Helper()
+		for deadline := time.Now().Add(patience); ; {
+			r.server.mu.Lock()
+			p := r.server.pools[poolKey{r.service.Name, r.at.Port()}]
+			r.server.mu.Unlock()
+			p.mu.Lock()
+			i := slices.IndexFunc(p.members, func(m *member) bool { return m.addr == sick })
+			bad := p.members[i].bad
+			p.mu.Unlock()
+			if bad == want {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("bad is still %t", bad)
+			}
+			<-time.After(10 * time.Millisecond)
+		}
+	}
+	if got, err := say(r.dial(), "x"); got != "well x\n" || err != nil { // another one is tried
+		t.Errorf("before the checks: %q, %v", got, err)
+	}
+	isBad(true)
+	r.set(sick)
+	if got, err := io.ReadAll(r.dial()); len(got) > 0 || err != nil && !errors.Is(err, errReset) {
+		t.Errorf("%q, %v", got, err)
+	}
+	back, err := net.Listen("tcp", sick.String())
+	r.must(err)
+	r.podAt(back, named("sick"))
+	if got, err := say(r.dial(), "x"); got != "sick x\n" || err != nil { // fails open until the checks pass
+		t.Errorf("%q, %v", got, err)
+	}
+	isBad(false)
+}
+
+func TestBalance(t *testing.T) {
+	pods := func(n int) (out []netip.AddrPort) {
+		for i := range n {
+			out = append(out, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 80))
+		}
+		return out
+	}
+	make := func(b dialect.Balance, n int) *pool {
+		p := &pool{ctx: t.Context(), wg: &sync.WaitGroup{}}
+		p.set(b, dialect.Health{}, pods(n), 0)
+		return p
+	}
+	client := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}) }
+	counts := map[netip.AddrPort]int{}
+	for p, i := make(dialect.RoundRobin, 4), 0; i < 400; i++ {
+		m, _ := p.pick(client(1), nil)
+		counts[m.addr]++
+	}
+	for a, n := range counts {
+		if n != 100 || len(counts) != 4 {
+			t.Errorf("round robin: %s has %d of 400", a, n)
+		}
+	}
+	p := make(dialect.LeastConnections, 3)
+	for range 30 {
+		m, _ := p.pick(client(1), nil)
+		p.add(m, &link{})
+	}
+	for _, m := range p.members {
+		if len(m.conns) != 10 {
+			t.Errorf("least connections: %s has %d of 30", m.addr, len(m.conns))
+		}
+	}
+	before, after := make(dialect.SourceHash, 5), make(dialect.SourceHash, 4)
+	moved, used := 0, map[netip.AddrPort]bool{}
+	for i := range 250 {
+		a, _ := before.pick(client(i), nil)
+		again, _ := before.pick(client(i), nil)
+		b, _ := after.pick(client(i), nil)
+		used[a.addr] = true
+		if a != again {
+			t.Fatal("a client changes its Pod")
+		}
+		if a.addr != b.addr && a.addr != pods(5)[4] {
+			moved++
+		}
+	}
+	if moved > 0 || len(used) != 5 {
+		t.Errorf("source hash: %d clients moved without a reason; %d Pods used", moved, len(used))
+	}
+	if _, err := make(dialect.RandomOfTwo, 0).pick(client(1), nil); !errors.Is(err, errNoBackends) {
+		t.Error(err)
+	}
+}
+
+func TestConnectionLimit(t *testing.T) {
+	r := newRig(t, nil)
+	r.service.Spec.ConnectionLimit = 1
+	r.set(r.pod(named("pod")))
+	first := r.dial()
+	if _, err := say(first, "x"); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := say(r.dial(), "x"); err == nil {
+		t.Errorf("a second connection: %q", got)
+	}
+}
+
+// What is no longer wanted is not listened at, and what cannot be done is reported.
+func TestSet(t *testing.T) {
+	r := newRig(t, nil)
+	r.set(r.pod(named("pod")))
+	if got := r.server.Listening(); len(got) != 1 || got[0] != r.at {
+		t.Errorf("%v", got)
+	}
+	r.ask(map[string]string{dialect.LBTLSSecrets: "a", "fairlead.dev/lb-protocol": "tls"})
+	if failed := r.server.Set([]Service{r.service}); failed[r.service.Name] == nil || len(r.server.Listening()) != 0 {
+		t.Errorf("TLS without a certificate: %v, %v", failed, r.server.Listening())
+	}
+	r.ask(nil)
+	r.set()
+	if got, err := io.ReadAll(r.dial()); len(got) > 0 || err != nil && !errors.Is(err, errReset) {
+		t.Errorf("without Pods: %q, %v", got, err)
+	}
+	r.server.Set(nil)
+	if c, err := net.Dial("tcp", r.at.String()); err == nil {
+		_ = c.Close()
+		t.Error("still listens")
+	}
+}
+
+func FuzzHeader(f *testing.F) {
+	a, b := netip.MustParseAddrPort("192.0.2.1:1"), netip.MustParseAddrPort("[2001:db8::1]:65535")
+	for _, h := range [][]byte{header(1, a, a), header(2, a, a), header(1, b, b), header(2, a, b), []byte("PROXY UNKNOWN\r\n")} {
+		f.Add(append(h, "data"...))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r := bytes.NewReader(data)
+		client, at, ok, err := readHeader(r)
+		if err != nil || !ok {
+			return
+		}
+		for version := 1; version <= 2; version++ {
+			c, d, ok, err := readHeader(bytes.NewReader(header(version, client, at)))
+			if err != nil || !ok || c.Addr().Unmap() != client.Addr().Unmap() || d.Port() != at.Port() {
+				t.Errorf("v%d of %s %s: %s %s %t %v", version, client, at, c, d, ok, err)
+			}
+		}
+	})
+}
