@@ -111,7 +111,7 @@ func (q *questions) answered(t *testing.T, n int) {
 // reach kube-dns through either, ask at a steady rate.
 func TestRollingUpdateOfDNS(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t)
+	c := newCluster(t, "--dns-lameduck", "10s")
 	other := c.network.Outside("other")
 	other.Sysctl("net/ipv4/ip_forward", "1")
 	c.cleansUp(other, "other")

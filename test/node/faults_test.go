@@ -29,6 +29,7 @@ import (
 // of the certificates that they began with. Afterwards everything is as it should be,
 // and no acknowledged write is lost. The time that each took to heal is in the log.
 func TestFaults(t *testing.T) {
+	t.Parallel()
 	const life = time.Minute // of certificates
 	network := testbed.NewNetwork(t)
 	c := &cluster{t: t, dir: t.TempDir(), network: network, server: network.Outside("server"), node: network.Outside("node")}

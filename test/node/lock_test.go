@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -97,6 +98,13 @@ func oneWriter(t *testing.T, what, rules string, start, beside func(*testing.T, 
 	first.Stop()
 	runs(holder)
 	other := beside(t, node, kubeconfig)
+	testbed.Until(t, "two locks", func() error {
+		out, err := process.Try(node.Command(t.Context(), "cat", "/proc/net/unix"))
+		if err == nil && (!strings.Contains(out, "@fairlead/proxy") || !strings.Contains(out, "@fairlead/dns")) {
+			err = errors.New(out)
+		}
+		return err
+	})
 	third.Stop()
 	runs("") // the other one has a lock, too
 	other.Stop()

@@ -5,6 +5,7 @@ package node
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -26,7 +27,13 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
+// The tests that run side by side wait more than they work, also on a machine of two
+// processors.
 func TestMain(m *testing.M) {
+	flag.Parse()
+	if err := flag.Set("test.parallel", "5"); err != nil {
+		panic(err)
+	}
 	process.Main(func() int { return testbed.Run(m) }, "fairlead", "backend", "kubectl")
 }
 
@@ -101,7 +108,8 @@ func (c *cluster) agentOn(on *testbed.Host, dir string, flags ...string) *proces
 	return process.Start(c.t, c.fairlead(on, c.agentArgs(on, dir, flags...)...))
 }
 
-// agentArgs are the arguments of an agent on a host.
+// agentArgs are the arguments of an agent on a host. Its lame-duck time is a second unless its
+// flags tell otherwise.
 func (c *cluster) agentArgs(on *testbed.Host, dir string, flags ...string) []string {
 	c.t.Helper()
 	token, err := os.ReadFile(c.path("server/node-token"))
@@ -109,7 +117,7 @@ func (c *cluster) agentArgs(on *testbed.Host, dir string, flags ...string) []str
 		c.t.Fatal(err)
 	}
 	args := []string{"agent", "--server", "https://" + c.server.Addr4().String() + ":6443", "--token", strings.TrimSpace(string(token)),
-		"--node-name", on.Name(), "--node-ip", on.Addr4().String(), "--data-dir", c.path(dir)}
+		"--node-name", on.Name(), "--node-ip", on.Addr4().String(), "--data-dir", c.path(dir), "--dns-lameduck", "1s"}
 	return slices.Concat(args, c.agentFlags, flags)
 }
 
