@@ -25,6 +25,7 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/apiserver/join"
 	"github.com/fairlead/fairlead/internal/dns"
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
 	"github.com/fairlead/fairlead/internal/proxy"
 	"github.com/fairlead/fairlead/internal/runner"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -144,7 +145,8 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 	registrar := agent.New(agent.Options{
 		Client: client, NodeName: f.nodeName, Log: log,
 		Node: p.Node, Changed: p.Changed(), ReadyChanged: pods.Changed(), Ready: pods.Healthy,
-		Conditions:  []func() corev1.NodeCondition{func() corev1.NodeCondition { return p.Status().Condition() }, pods.Condition, pods.Limits},
+		Conditions: append(agent.Pressure(os.DirFS("/"), func() (fileio.Space, error) { return fileio.SpaceOf(f.stateDir) }),
+			func() corev1.NodeCondition { return p.Status().Condition() }, pods.Condition, pods.Limits),
 		Addresses:   f.nodeIPs,
 		Annotations: map[string]string{svc.ServingCertAnnotation: pods.Fingerprint()},
 		Port:        int32(f.agentPort),

@@ -103,7 +103,7 @@ func (c *nodeLifecycle) node(n *corev1.Node, first bool) {
 		}
 	}
 	c.observe(n.Name, func(p *heartbeat) *string { return &p.status }, renewed)
-	if first || slices.ContainsFunc(n.Spec.Taints, isUnreachable) {
+	if _, changed := pressureTaints(n, metav1.Now()); first || changed || slices.ContainsFunc(n.Spec.Taints, isUnreachable) {
 		c.loop.Queue.Add(n.Name)
 	}
 }
@@ -142,7 +142,7 @@ func (c *nodeLifecycle) sync(ctx context.Context, name string) error {
 		if !p.renewed && isUnknown(node) {
 			return nil // marked by a leader before this one, and not back yet
 		}
-		return c.untaint(ctx, node)
+		return errors.Join(c.untaint(ctx, node), c.taintPressure(ctx, node))
 	case p.marked:
 		return nil
 	}

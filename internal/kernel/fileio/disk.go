@@ -56,6 +56,22 @@ func Free(path string) (uint64, error) {
 	return st.Bavail * uint64(st.Bsize), nil
 }
 
+// Space is the room of a file system, in bytes and inodes; Free is what an ordinary user
+// may still use. A file system that makes inodes as it needs them has none.
+type Space struct {
+	Total, Free, Inodes, FreeInodes uint64
+}
+
+// SpaceOf returns the room of the file system of path. It costs one system call.
+func SpaceOf(path string) (Space, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil {
+		return Space{}, &fs.PathError{Op: "statfs", Path: path, Err: err}
+	}
+	size := uint64(st.Bsize)
+	return Space{Total: st.Blocks * size, Free: st.Bavail * size, Inodes: st.Files, FreeInodes: st.Ffree}, nil
+}
+
 // Reserve gives the first size bytes of the file at path their place on the disk, so
 // that writing them cannot fail for want of space, as far as the file system allocates
 // in place (ext4, xfs, tmpfs; not btrfs). The length of the file stays, and a file that
