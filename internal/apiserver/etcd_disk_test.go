@@ -26,6 +26,7 @@ import (
 // last, has lost no acknowledged write, and accepts writes when there is room again, for
 // longer than its reserves reach.
 func TestDiskFillsWhileRunning(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("mounts a file system in a namespace of its own, which needs root")
 	}
@@ -104,7 +105,7 @@ func TestDiskFillsWhileRunning(t *testing.T) {
 
 	empty()
 	eventually(t, "writes when there is room", func() bool { return w.write("after", 8<<10) == nil })
-	for i := range 120 { // several segments of the log
+	for i := range 80 { // several segments of the log
 		if err := w.write("again-"+fmt.Sprint(i%4), 1000<<10); err != nil {
 			t.Fatalf("write %d after the disk was full: %v", i, err)
 		}

@@ -141,6 +141,7 @@ func TestFullStoreHeals(t *testing.T) {
 // A store that is nearly full is named as such, and no longer when its objects are
 // deleted, although nothing else makes it compact then.
 func TestNearlyFullStoreHeals(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	at := func(o *apiserver.Options) { o.DataDir = dir }
 	server, stop := apiservertest.StartStoppable(t, at, smallStore)

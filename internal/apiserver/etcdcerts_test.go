@@ -27,6 +27,7 @@ import (
 // on writing to an etcd that it has to connect to again after the certificate that it
 // started with, and the next one, have ended.
 func TestEtcdCertificatesEnd(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	authority, err := pki.Open(dir, time.Now)
 	if err != nil {
@@ -76,6 +77,7 @@ func TestEtcdCertificatesEnd(t *testing.T) {
 // The authority of etcd is read again as well: the server goes on when etcd's certificates
 // and its own are of another one.
 func TestEtcdAuthorityIsReplaced(t *testing.T) {
+	t.Parallel()
 	dir, data := t.TempDir(), t.TempDir()
 	issue := func() {
 		next := t.TempDir()

@@ -2,21 +2,11 @@ package apiserver_test
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
-	"io"
-	"log"
-	"math/big"
-	"net"
 	"net/http"
 	"net/http/httptest"
-	"net/netip"
 	"strings"
 	"sync"
 	"testing"
@@ -25,16 +15,11 @@ import (
 	admissionreview "k8s.io/api/admission/v1"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 
-	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 )
 
@@ -194,7 +179,7 @@ func TestWebhooks(t *testing.T) {
 	for name, f := range map[string]func(hookTest){
 		"reject": testHookRejects, "mutate": testHookMutates, "reinvoke": testHookReinvoked, "dry run": testHookDryRun,
 		"gone": testHookGone, "timeout": testHookTimeout, "conditions": testHookConditions, "custom": testHookCustom,
-		"configurations": testHookExempt, "metrics": testHookMetrics, "service": testHookService,
+		"configurations": testHookExempt, "metrics": testHookMetrics,
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), 4*waitTimeout)
@@ -403,61 +388,6 @@ func testHookExempt(h hookTest) {
 	})
 }
 
-// A webhook of a Service without ClusterIP is reached at its endpoint, and shows the
-// certificate of the Service's name. The endpoint is this machine: packets to it stay on
-// the loopback device.
-func testHookService(h hookTest) {
-	own := ownAddress(h.T)
-	l, err := net.Listen("tcp", net.JoinHostPort(own.String(), "0"))
-	h.must(err)
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	h.must(err)
-	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{"hook." + h.ns + ".svc"},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
-	h.must(err)
-	server := &http.Server{Handler: h.Config.Handler, ReadHeaderTimeout: waitTimeout, ErrorLog: log.New(io.Discard, "", 0),
-		TLSConfig: &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}}
-	go func() { _ = server.ServeTLS(l, "", "") }()
-	h.Cleanup(func() { server.Close() })
-	_, err = h.client.CoreV1().Services(h.ns).Create(h.ctx, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "hook"},
-		Spec: corev1.ServiceSpec{ClusterIP: corev1.ClusterIPNone, Ports: []corev1.ServicePort{{Port: 443}}}}, metav1.CreateOptions{})
-	h.must(err)
-	family := discoveryv1.AddressTypeIPv4
-	if own.Is6() {
-		family = discoveryv1.AddressTypeIPv6
-	}
-	_, err = h.client.DiscoveryV1().EndpointSlices(h.ns).Create(h.ctx, &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Name: "hook", Labels: map[string]string{discoveryv1.LabelServiceName: "hook"}},
-		AddressType: family, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{own.String()}}},
-		Ports: []discoveryv1.EndpointPort{{Port: new(int32(l.Addr().(*net.TCPAddr).Port))}},
-	}, metav1.CreateOptions{})
-	h.must(err)
-	h.validating("", func(w *admissionv1.ValidatingWebhook) {
-		w.ClientConfig = admissionv1.WebhookClientConfig{
-			Service:  &admissionv1.ServiceReference{Namespace: h.ns, Name: "hook", Path: new("/reject")},
-			CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
-		}
-	})
-	h.rejected("not today")
-}
-
-// ownAddress is an address of this machine that Endpoints may have.
-func ownAddress(t *testing.T) netip.Addr {
-	t.Helper()
-	addrs, err := net.InterfaceAddrs()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, a := range addrs {
-		if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr().IsGlobalUnicast() {
-			return p.Addr()
-		}
-	}
-	t.Skip("needs an address of the machine that is not of the loopback device")
-	return netip.Addr{}
-}
-
 func testHookMetrics(h hookTest) {
 	h.validating("reject")
 	h.rejected("not today")
@@ -473,71 +403,3 @@ func testHookMetrics(h hookTest) {
 		}
 	}
 }
-
-// A server with a webhook for everything that cannot be reached starts, keeps its own
-// Lease, and can be repaired.
-func TestStartWithUnreachableWebhook(t *testing.T) {
-	dir, r := t.TempDir(), newReviewer(t)
-	listen := func(o *apiserver.Options) { o.DataDir = dir }
-	s, stop := apiservertest.StartStoppable(t, listen)
-	defer stop()
-	ctx, cancel := context.WithTimeout(t.Context(), 4*waitTimeout)
-	defer cancel()
-	h := hookTest{api{t, ctx, s.LoopbackConfig(), kubernetes.NewForConfigOrDie(s.LoopbackConfig()), "default"}, r}
-	r.Server.Close()
-	configs := h.client.AdmissionregistrationV1()
-	mutating := h.mutator("a", "allow")
-	mutating.NamespaceSelector, mutating.Rules = nil, anything(admissionv1.AllScopes)
-	_, err := configs.MutatingWebhookConfigurations().Create(ctx, &admissionv1.MutatingWebhookConfiguration{
-		ObjectMeta: metav1.ObjectMeta{Name: "all"}, Webhooks: []admissionv1.MutatingWebhook{mutating}}, metav1.CreateOptions{})
-	h.must(err)
-	h.rejected("failed calling webhook")
-	stop()
-
-	s = apiservertest.StartServer(t, listen) // fails unless the server becomes ready
-	h.cfg = s.LoopbackConfig()
-	h.client = kubernetes.NewForConfigOrDie(rest.CopyConfig(h.cfg))
-	if _, err := h.service("web"); err == nil || !strings.Contains(err.Error(), "failed calling webhook") {
-		t.Errorf("the first request after the start: %v", err)
-	}
-	h.must(h.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Delete(ctx, "all", metav1.DeleteOptions{}))
-	eventually(t, "Services can be made again", func() bool {
-		_, err := h.service("web")
-		return err == nil
-	})
-}
-
-// Roles of users do not reach what decides about everybody.
-func TestAdmissionIsForAdministrators(t *testing.T) {
-	s := apiservertest.StartServer(t)
-	c := kubernetes.NewForConfigOrDie(s.LoopbackConfig())
-	for _, role := range []string{"view", "edit", "admin"} {
-		_, err := c.RbacV1().ClusterRoleBindings().Create(t.Context(), clusterBinding(role, role), metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, role := range []string{"view", "edit", "admin"} {
-		user := clientAs(s, role)
-		eventually(t, role+" reads Services", func() bool {
-			_, err := user.CoreV1().Services("default").List(t.Context(), metav1.ListOptions{})
-			return err == nil
-		})
-		_, err := user.AdmissionregistrationV1().ValidatingWebhookConfigurations().Create(t.Context(),
-			&admissionv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, metav1.CreateOptions{})
-		if !apierrors.IsForbidden(err) {
-			t.Errorf("%s creates a webhook: %v", role, err)
-		}
-		_, err = user.AdmissionregistrationV1().MutatingAdmissionPolicies().List(t.Context(), metav1.ListOptions{})
-		if !apierrors.IsForbidden(err) {
-			t.Errorf("%s reads policies: %v", role, err)
-		}
-	}
-}
-
-func clusterBinding(role, user string) *rbacv1.ClusterRoleBinding {
-	return &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "test-" + role + "-" + user},
-		RoleRef: roleRef("ClusterRole", role), Subjects: subjects(rbacv1.Subject{Kind: "User", Name: user})}
-}
-
-func dynamicOf(cfg *rest.Config) dynamic.Interface { return dynamic.NewForConfigOrDie(cfg) }

@@ -77,15 +77,9 @@ func addWebhooks(out map[string]rest.Storage, opts generic.RESTOptionsGetter, _ 
 func addValidating(out map[string]rest.Storage, opts generic.RESTOptionsGetter, a Authority) error {
 	type policy = admissionv1.ValidatingAdmissionPolicy
 	type binding = admissionv1.ValidatingAdmissionPolicyBinding
+	kind := func(p *policy) *admissionv1.ParamKind { return p.Spec.ParamKind }
 	s := policyStrategy{strategy[*policy]{
-		Base: store.ClusterScoped(), spec: func(p *policy) any { return p.Spec },
-		validate: func(ctx context.Context, p, old *policy) field.ErrorList {
-			errs := validateValidatingPolicy(p, old)
-			if len(errs) == 0 && (old == nil || !sameKind(p.Spec.ParamKind, old.Spec.ParamKind)) {
-				errs = a.mayReadKind(ctx, p.Spec.ParamKind)
-			}
-			return errs
-		},
+		Base: store.ClusterScoped(), spec: func(p *policy) any { return p.Spec }, validate: validatePolicy(a, kind, validateValidatingPolicy),
 	}}
 	policies, err := newKind(opts, store.Kind{
 		Resource: admissionv1.Resource("validatingadmissionpolicies"), Singular: "validatingadmissionpolicy",
@@ -94,94 +88,103 @@ func addValidating(out map[string]rest.Storage, opts generic.RESTOptionsGetter, 
 		Strategy: s,
 		Table: policyTable(store.Column{Name: "Validations", Type: "integer",
 			Description: "Validations indicates the number of validation rules defined in this configuration"},
-			func(p *policy) []any {
-				return []any{int64(len(p.Spec.Validations)), kindText(p.Spec.ParamKind), store.Age(p.CreationTimestamp)}
-			}),
+			kind, func(p *policy) int { return len(p.Spec.Validations) }),
 	})
 	if err != nil {
 		return err
 	}
 	out["validatingadmissionpolicies"] = policies
 	out["validatingadmissionpolicies/status"] = store.NewSub(policies, policyStatusStrategy{s})
-	kindOf := func(ctx context.Context, name string) (*admissionv1.ParamKind, error) {
-		obj, err := policies.Get(ctx, name, &metav1.GetOptions{})
-		if err != nil {
-			return nil, err
-		}
-		return obj.(*policy).Spec.ParamKind, nil
-	}
+	target := func(b *binding) (string, *admissionv1.ParamRef) { return b.Spec.PolicyName, b.Spec.ParamRef }
 	return add(out, opts, store.Kind{
 		Resource: admissionv1.Resource("validatingadmissionpolicybindings"), Singular: "validatingadmissionpolicybinding",
 		New:     func() runtime.Object { return &binding{} },
 		NewList: func() runtime.Object { return &admissionv1.ValidatingAdmissionPolicyBindingList{} },
 		Strategy: strategy[*binding]{
 			Base: store.ClusterScoped(), spec: func(b *binding) any { return b.Spec },
-			validate: func(ctx context.Context, b, old *binding) field.ErrorList {
-				errs := validateValidatingBinding(b)
-				if len(errs) == 0 && (old == nil || !sameParams(b.Spec.ParamRef, old.Spec.ParamRef) || b.Spec.PolicyName != old.Spec.PolicyName) {
-					errs = a.mayReadParams(ctx, b.Spec.PolicyName, b.Spec.ParamRef, kindOf)
-				}
-				return errs
-			},
+			validate: validateBinding(a, target, validateValidatingBinding, kindOf(policies, kind)),
 		},
-		Table: bindingTable(func(b *binding) []any {
-			return []any{b.Spec.PolicyName, paramsText(b.Spec.ParamRef), store.Age(b.CreationTimestamp)}
-		}),
+		Table: bindingTable(target),
 	})
 }
 
 func addMutating(out map[string]rest.Storage, opts generic.RESTOptionsGetter, a Authority) error {
 	type policy = admissionv1.MutatingAdmissionPolicy
 	type binding = admissionv1.MutatingAdmissionPolicyBinding
+	kind := func(p *policy) *admissionv1.ParamKind { return p.Spec.ParamKind }
 	policies, err := newKind(opts, store.Kind{
 		Resource: admissionv1.Resource("mutatingadmissionpolicies"), Singular: "mutatingadmissionpolicy",
 		New:     func() runtime.Object { return &policy{} },
 		NewList: func() runtime.Object { return &admissionv1.MutatingAdmissionPolicyList{} },
 		Strategy: strategy[*policy]{
-			Base: store.ClusterScoped(), spec: func(p *policy) any { return p.Spec },
-			validate: func(ctx context.Context, p, old *policy) field.ErrorList {
-				errs := validateMutatingPolicy(p, old)
-				if len(errs) == 0 && (old == nil || !sameKind(p.Spec.ParamKind, old.Spec.ParamKind)) {
-					errs = a.mayReadKind(ctx, p.Spec.ParamKind)
-				}
-				return errs
-			},
+			Base: store.ClusterScoped(), spec: func(p *policy) any { return p.Spec }, validate: validatePolicy(a, kind, validateMutatingPolicy),
 		},
 		Table: policyTable(store.Column{Name: "Mutations", Type: "integer",
 			Description: "Mutation indicates the number of mutations rules defined in this configuration"},
-			func(p *policy) []any {
-				return []any{int64(len(p.Spec.Mutations)), kindText(p.Spec.ParamKind), store.Age(p.CreationTimestamp)}
-			}),
+			kind, func(p *policy) int { return len(p.Spec.Mutations) }),
 	})
 	if err != nil {
 		return err
 	}
 	out["mutatingadmissionpolicies"] = policies
-	kindOf := func(ctx context.Context, name string) (*admissionv1.ParamKind, error) {
-		obj, err := policies.Get(ctx, name, &metav1.GetOptions{})
-		if err != nil {
-			return nil, err
-		}
-		return obj.(*policy).Spec.ParamKind, nil
-	}
+	target := func(b *binding) (string, *admissionv1.ParamRef) { return b.Spec.PolicyName, b.Spec.ParamRef }
 	return add(out, opts, store.Kind{
 		Resource: admissionv1.Resource("mutatingadmissionpolicybindings"), Singular: "mutatingadmissionpolicybinding",
 		New:     func() runtime.Object { return &binding{} },
 		NewList: func() runtime.Object { return &admissionv1.MutatingAdmissionPolicyBindingList{} },
 		Strategy: strategy[*binding]{
 			Base: store.ClusterScoped(), spec: func(b *binding) any { return b.Spec },
-			validate: func(ctx context.Context, b, old *binding) field.ErrorList {
-				errs := validateMutatingBinding(b)
-				if len(errs) == 0 && (old == nil || !sameParams(b.Spec.ParamRef, old.Spec.ParamRef) || b.Spec.PolicyName != old.Spec.PolicyName) {
-					errs = a.mayReadParams(ctx, b.Spec.PolicyName, b.Spec.ParamRef, kindOf)
-				}
-				return errs
-			},
+			validate: validateBinding(a, target, validateMutatingBinding, kindOf(policies, kind)),
 		},
-		Table: bindingTable(func(b *binding) []any {
-			return []any{b.Spec.PolicyName, paramsText(b.Spec.ParamRef), store.Age(b.CreationTimestamp)}
-		}),
+		Table: bindingTable(target),
 	})
+}
+
+// validatePolicy returns the validation of a kind of policies: what validate finds, and
+// whether the author may let it read the kind of its parameters.
+func validatePolicy[T object](
+	a Authority, kind func(T) *admissionv1.ParamKind, validate func(p, old T) field.ErrorList,
+) func(context.Context, T, T) field.ErrorList {
+	return func(ctx context.Context, p, old T) field.ErrorList {
+		errs := validate(p, old)
+		if none := *new(T); len(errs) == 0 && (old == none || !sameKind(kind(p), kind(old))) {
+			errs = a.mayReadKind(ctx, kind(p))
+		}
+		return errs
+	}
+}
+
+// validateBinding returns the validation of a kind of bindings: what validate finds, and
+// whether the author may let the policy read the parameters. target returns both names.
+func validateBinding[T object](
+	a Authority, target func(T) (string, *admissionv1.ParamRef), validate func(T) field.ErrorList,
+	kindOf func(context.Context, string) (*admissionv1.ParamKind, error),
+) func(context.Context, T, T) field.ErrorList {
+	return func(ctx context.Context, b, old T) field.ErrorList {
+		if errs := validate(b); len(errs) > 0 {
+			return errs
+		}
+		policy, params := target(b)
+		if none := *new(T); old != none {
+			if p, r := target(old); p == policy && sameParams(r, params) {
+				return nil
+			}
+		}
+		return a.mayReadParams(ctx, policy, params, kindOf)
+	}
+}
+
+// kindOf returns how to find the kind of the parameters of a stored policy.
+func kindOf[T object](
+	policies *store.REST, kind func(T) *admissionv1.ParamKind,
+) func(context.Context, string) (*admissionv1.ParamKind, error) {
+	return func(ctx context.Context, name string) (*admissionv1.ParamKind, error) {
+		obj, err := policies.Get(ctx, name, &metav1.GetOptions{})
+		if err != nil {
+			return nil, err
+		}
+		return kind(obj.(T)), nil
+	}
 }
 
 func newKind(opts generic.RESTOptionsGetter, k store.Kind) (*store.REST, error) {
@@ -198,19 +201,22 @@ func add(out map[string]rest.Storage, opts generic.RESTOptionsGetter, k store.Ki
 	return nil
 }
 
-func policyTable[T runtime.Object](number store.Column, cells func(T) []any) rest.TableConvertor {
+func policyTable[T object](number store.Column, kind func(T) *admissionv1.ParamKind, count func(T) int) rest.TableConvertor {
 	return store.NewTable([]store.Column{number,
 		{Name: "ParamKind", Description: "ParamKind specifies the kind of resources used to parameterize this policy"},
 		store.AgeColumn(),
-	}, cells)
+	}, func(p T) []any { return []any{int64(count(p)), kindText(kind(p)), store.Age(p.GetCreationTimestamp())} })
 }
 
-func bindingTable[T runtime.Object](cells func(T) []any) rest.TableConvertor {
+func bindingTable[T object](target func(T) (string, *admissionv1.ParamRef)) rest.TableConvertor {
 	return store.NewTable([]store.Column{
 		{Name: "PolicyName", Description: "PolicyName indicates the policy definition which the policy binding binded to"},
 		{Name: "ParamRef", Description: "ParamRef indicates the param resource which sets the configuration param"},
 		store.AgeColumn(),
-	}, cells)
+	}, func(b T) []any {
+		policy, params := target(b)
+		return []any{policy, paramsText(params), store.Age(b.GetCreationTimestamp())}
+	})
 }
 
 const unset = "<unset>"

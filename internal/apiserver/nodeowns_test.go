@@ -1,0 +1,244 @@
+package apiserver_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead/fairlead/internal/apiserver"
+)
+
+// A node writes its own Node, Lease and the status of its own Pods, and reads
+// of Secrets and ConfigMaps only what its Pods refer to.
+func testNodeOwns(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset) {
+	for _, n := range []string{"mine", "theirs"} {
+		if _, err := admin.CoreV1().Nodes().Create(t.Context(), &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: n},
+			Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}}},
+		}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		for _, kind := range []string{"secret", "config"} {
+			name := kind + "-" + n
+			var err error
+			if kind == "secret" {
+				_, err = admin.CoreV1().Secrets("default").Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}},
+					metav1.CreateOptions{})
+			} else {
+				_, err = admin.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}},
+					metav1.CreateOptions{})
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		p := podNamed("pod-" + n)
+		p.Spec.NodeName = n
+		p.Spec.Volumes = append(p.Spec.Volumes,
+			corev1.Volume{Name: "v", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "secret-" + n}}})
+		p.Spec.Containers[0].EnvFrom = []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{
+			LocalObjectReference: corev1.LocalObjectReference{Name: "config-" + n},
+		}}}
+		if _, err := admin.CoreV1().Pods("default").Create(t.Context(), p, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := kubernetes.NewForConfigOrDie(joined(t, s, "mine", t.TempDir()).Config())
+	get, update, del := metav1.GetOptions{}, metav1.UpdateOptions{}, metav1.DeleteOptions{}
+	type request struct {
+		what    string
+		allowed bool
+		do      func(ctx context.Context) error
+	}
+	var requests []request
+	for _, n := range []string{"mine", "theirs"} {
+		own := n == "mine"
+		requests = append(requests,
+			request{"write the status of Node " + n, own, func(ctx context.Context) error {
+				node, err := c.CoreV1().Nodes().Get(ctx, n, get)
+				if err != nil {
+					return err
+				}
+				_, err = c.CoreV1().Nodes().UpdateStatus(ctx, node, update)
+				return err
+			}},
+			request{"annotate Node " + n, own, func(ctx context.Context) error {
+				_, err := c.CoreV1().Nodes().Patch(ctx, n, types.MergePatchType, []byte(`{"metadata":{"annotations":{"a":"b"}}}`),
+					metav1.PatchOptions{})
+				return err
+			}},
+			request{"make the Lease of " + n, own, func(ctx context.Context) error {
+				_, err := c.CoordinationV1().Leases("kube-node-lease").Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: n}},
+					metav1.CreateOptions{})
+				return err
+			}},
+			request{"get the Lease of " + n, own, func(ctx context.Context) error {
+				_, err := c.CoordinationV1().Leases("kube-node-lease").Get(ctx, n, get)
+				return err
+			}},
+			request{"get the Secret of a Pod on " + n, own, func(ctx context.Context) error {
+				_, err := c.CoreV1().Secrets("default").Get(ctx, "secret-"+n, get)
+				return err
+			}},
+			request{"watch the Secret of a Pod on " + n, own, func(ctx context.Context) error {
+				w, err := c.CoreV1().Secrets("default").Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=secret-" + n})
+				if err == nil {
+					w.Stop()
+				}
+				return err
+			}},
+			request{"list the ConfigMap of a Pod on " + n, own, func(ctx context.Context) error {
+				_, err := c.CoreV1().ConfigMaps("default").List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=config-" + n})
+				return err
+			}},
+			request{"list the Secret of a Pod on " + n + " everywhere", false, func(ctx context.Context) error {
+				_, err := c.CoreV1().Secrets("").List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=secret-" + n})
+				return err
+			}},
+			request{"get the ConfigMap of a Pod on " + n, own, func(ctx context.Context) error {
+				_, err := c.CoreV1().ConfigMaps("default").Get(ctx, "config-"+n, get)
+				return err
+			}},
+			request{"get a Pod on " + n, own, func(ctx context.Context) error {
+				_, err := c.CoreV1().Pods("default").Get(ctx, "pod-"+n, get)
+				return err
+			}},
+			request{"list the Pods on " + n, own, func(ctx context.Context) error {
+				_, err := c.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + n})
+				return err
+			}},
+			request{"write the status of a Pod on " + n, own, func(ctx context.Context) error {
+				_, err := c.CoreV1().Pods("default").Patch(ctx, "pod-"+n, types.MergePatchType, []byte(`{"status":{"phase":"Running"}}`),
+					metav1.PatchOptions{}, "status")
+				return err
+			}},
+			request{"list the DNS server of " + n, own, func(ctx context.Context) error {
+				_, err := c.DiscoveryV1().EndpointSlices("kube-system").Create(ctx, dnsSlice(n), metav1.CreateOptions{})
+				return err
+			}},
+			request{"delete a Pod on " + n, own, func(ctx context.Context) error { return c.CoreV1().Pods("default").Delete(ctx, "pod-"+n, del) }},
+		)
+	}
+	requests = append(requests,
+		request{"list all Pods", false, func(ctx context.Context) error {
+			_, err := c.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
+			return err
+		}},
+		request{"take a label that Pods are kept away by", false, func(ctx context.Context) error {
+			_, err := c.CoreV1().Nodes().Patch(ctx, "mine", types.MergePatchType,
+				[]byte(`{"metadata":{"labels":{"x.node-restriction.kubernetes.io/a":"b"}}}`), metav1.PatchOptions{})
+			return err
+		}},
+		request{"drop its taints", false, func(ctx context.Context) error {
+			_, err := c.CoreV1().Nodes().Patch(ctx, "mine", types.MergePatchType,
+				[]byte(`{"spec":{"taints":[{"key":"a","effect":"NoSchedule"}]}}`), metav1.PatchOptions{})
+			return err
+		}},
+		request{"take a range for its Pods", false, func(ctx context.Context) error {
+			_, err := c.CoreV1().Nodes().Patch(ctx, "mine", types.MergePatchType,
+				[]byte(`{"spec":{"podCIDR":"0.0.0.0/0","podCIDRs":["0.0.0.0/0"]}}`), metav1.PatchOptions{})
+			return err
+		}},
+		request{"take a range by the old field", false, func(ctx context.Context) error {
+			_, err := c.CoreV1().Nodes().Patch(ctx, "mine", types.MergePatchType, []byte(`{"spec":{"podCIDR":"10.244.7.0/24"}}`),
+				metav1.PatchOptions{})
+			return err
+		}},
+		request{"register with a range for its Pods", false, func(ctx context.Context) error {
+			c := kubernetes.NewForConfigOrDie(joined(t, s, "greedy", t.TempDir()).Config())
+			_, err := c.CoreV1().Nodes().Create(ctx, &corev1.Node{
+				ObjectMeta: metav1.ObjectMeta{Name: "greedy"}, Spec: corev1.NodeSpec{PodCIDRs: []string{"10.244.7.0/24"}},
+			}, metav1.CreateOptions{})
+			return err
+		}},
+		request{"bring a range with its status, which is dropped", true, func(ctx context.Context) error {
+			node, err := c.CoreV1().Nodes().Get(ctx, "mine", get)
+			if err != nil {
+				return err
+			}
+			node.Spec.PodCIDR, node.Spec.PodCIDRs = "10.244.7.0/24", []string{"10.244.7.0/24"}
+			if node, err = c.CoreV1().Nodes().UpdateStatus(ctx, node, update); err == nil && len(node.Spec.PodCIDRs) > 0 {
+				return fmt.Errorf("the Node has the ranges %v", node.Spec.PodCIDRs)
+			}
+			return err
+		}},
+		request{"delete its Node", false, func(ctx context.Context) error { return c.CoreV1().Nodes().Delete(ctx, "mine", del) }},
+		request{"list an EndpointSlice of another Service", false, func(ctx context.Context) error {
+			e := dnsSlice("mine")
+			e.Name, e.Labels[discoveryv1.LabelServiceName] = "x", "other"
+			_, err := c.DiscoveryV1().EndpointSlices("kube-system").Create(ctx, e, metav1.CreateOptions{})
+			return err
+		}},
+		request{"list an address that is not its own", false, func(ctx context.Context) error { return listDNS(ctx, c, "", "192.0.2.2") }},
+		request{"list an address of its own", true, func(ctx context.Context) error { return listDNS(ctx, c, "", "192.0.2.1") }},
+		request{"list several endpoints", false, func(ctx context.Context) error { return listDNS(ctx, c, "", "192.0.2.1", "192.0.2.1") }},
+		request{"have more slices", false, func(ctx context.Context) error { return listDNS(ctx, c, "kube-dns-mine-2", "192.0.2.1") }},
+		request{"say that another DNS server has ended", true, func(ctx context.Context) error { return markEnded(ctx, admin, c, "") }},
+		request{"move another DNS server", false, func(ctx context.Context) error { return markEnded(ctx, admin, c, "192.0.2.99") }},
+	)
+	for _, r := range requests {
+		err := r.do(t.Context())
+		if err != nil && !apierrors.IsForbidden(err) {
+			t.Errorf("%s: %v", r.what, err)
+		}
+		if got := err == nil; got != r.allowed {
+			t.Errorf("%s: allowed %v, want %v (%v)", r.what, got, r.allowed, err)
+		}
+	}
+}
+
+func dnsSlice(node string) *discoveryv1.EndpointSlice {
+	yes := true
+	return &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kube-dns-" + node,
+			Labels: map[string]string{discoveryv1.LabelServiceName: "kube-dns"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.1"}, NodeName: &node,
+			Conditions: discoveryv1.EndpointConditions{Ready: &yes, Serving: &yes}}},
+	}
+}
+
+// listDNS has c write the slice of the node mine, or another one of it, with an
+// endpoint at each of the addresses.
+func listDNS(ctx context.Context, c *kubernetes.Clientset, name string, addrs ...string) error {
+	api, e := c.DiscoveryV1().EndpointSlices("kube-system"), dnsSlice("mine")
+	one := e.Endpoints[0]
+	e.Endpoints = nil
+	for _, a := range addrs {
+		one.Addresses = []string{a}
+		e.Endpoints = append(e.Endpoints, *one.DeepCopy())
+	}
+	if name != "" {
+		e.Name = name
+		_, err := api.Create(ctx, e, metav1.CreateOptions{})
+		return err
+	}
+	_, err := api.Update(ctx, e, metav1.UpdateOptions{})
+	return err
+}
+
+// markEnded has c take the DNS server of the other node out of kube-dns, and
+// to another address if one is given.
+func markEnded(ctx context.Context, admin, c *kubernetes.Clientset, addr string) error {
+	e := dnsSlice("theirs")
+	e.GenerateName, e.Name = "dns-", ""
+	e, err := admin.DiscoveryV1().EndpointSlices("kube-system").Create(ctx, e, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("the administrator: %w", err)
+	}
+	no := false
+	e.Endpoints[0].Conditions.Ready, e.Endpoints[0].Conditions.Serving = &no, &no
+	if addr != "" {
+		e.Endpoints[0].Addresses[0] = addr
+	}
+	_, err = c.DiscoveryV1().EndpointSlices("kube-system").Update(ctx, e, metav1.UpdateOptions{})
+	return err
+}
