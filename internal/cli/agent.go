@@ -170,6 +170,7 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 		return nil, err
 	}
 	if speaker != nil {
+		p.Register(speaker.Collector())
 		n.components = append(n.components, speakerComponent(speaker))
 	}
 	if f.configureResolver {

@@ -12,6 +12,9 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
+// Register adds a collector to the metrics of p, one that is made later than p.
+func (p *Proxy) Register(c prometheus.Collector) { p.metrics.registry.MustRegister(c) }
+
 // metrics has kube-proxy's names where kube-proxy has the same thing, so that
 // dashboards and alerts go on working, and fairlead_ for the rest.
 type metrics struct {

@@ -10,11 +10,12 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
-// The metrics of an agent have series of the proxy, of DNS and of Pods, which go with
-// their Pod.
+// The metrics of an agent have series of the proxy, of DNS, of its speaker and of Pods, which go
+// with their Pod.
 func TestMetricsOfAnAgent(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t)
+	c := newCluster(t, "--lb-pool", "192.0.2.0/28") // as the server has it, with one list of flags for all
+	c.agent.Says("--lb-pool has no effect on a node: the server gives out addresses")
 	c.backends()
 	c.kubectl("run", "loops", "--image=host", "--command", "--", "false")
 	process.Output(
@@ -48,6 +49,12 @@ func TestMetricsOfAnAgent(t *testing.T) {
 		`fairlead_runner_container_restarts_total [1-9]`,
 		probes,
 		`prober_probe_duration_seconds_count\{.*probe_type="Readiness"\} [1-9]`,
+		`fairlead_lb_speaker_addresses 0$`,
+		`fairlead_lb_speaker_voters 1$`,
+		`fairlead_lb_speaker_voters_reached 1$`,
+		`fairlead_lb_speaker_taken_total 0$`,
+		`fairlead_lb_speaker_conflicts_total 0$`,
+		`fairlead_lb_speaker_messages_sent_total \d`,
 	)
 	has("9153", `coredns_dns_requests_total\{.*\} [1-9]`, `fairlead_dns_api_up`)
 

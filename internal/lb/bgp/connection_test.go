@@ -1,12 +1,14 @@
 package bgp
 
 import (
+	"bytes"
 	"encoding/binary"
 	"log/slog"
 	"net"
 	"net/netip"
 	"sync/atomic"
 	"testing"
+	"testing/iotest"
 	"testing/synctest"
 	"time"
 
@@ -106,4 +108,78 @@ func FuzzAgree(f *testing.F) {
 		f.Add(body[:i])
 	}
 	f.Fuzz(func(_ *testing.T, body []byte) { _, _ = agree(p, id, body) })
+}
+
+// What a router sends, in any pieces, ends the session with an error or is a message of a
+// length that RFC 4271 allows; nothing is read beyond it, and nothing ends the process.
+func FuzzReadMessage(f *testing.F) {
+	keepalive, err := wire.NewBGPKeepAliveMessage().Serialize()
+	if err != nil {
+		f.Fatal(err)
+	}
+	goodbye, err := cease(wire.BGP_ERROR_SUB_ADMINISTRATIVE_SHUTDOWN).Serialize()
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(keepalive)
+	f.Add(goodbye)
+	for _, length := range [][2]byte{{0, 0}, {0, 18}, {0, 20}, {16, 0}, {16, 1}, {0xff, 0xff}} {
+		m := bytes.Clone(keepalive)
+		copy(m[16:], length[:])
+		f.Add(append(m, make([]byte, 4096)...))
+	}
+	for _, text := range []string{"", "\x00", "\x04work", "\xffwork", "\x02\xff\xff"} {
+		m := append(bytes.Clone(goodbye[:21]), text...)
+		binary.BigEndian.PutUint16(m[16:], uint16(len(m)))
+		f.Add(m)
+	}
+	f.Add(append(bytes.Clone(keepalive), goodbye...))
+	f.Fuzz(func(t *testing.T, stream []byte) {
+		r := bytes.NewReader(stream)
+		for left := r.Len(); ; left = r.Len() {
+			kind, body, err := readMessage(iotest.OneByteReader(r))
+			if err != nil {
+				if err.Error() == "" {
+					t.Error("an error without a text")
+				}
+				return
+			}
+			length := wire.BGP_HEADER_LENGTH + len(body)
+			if length > wire.BGP_MAX_MESSAGE_LENGTH || left-r.Len() != length {
+				t.Fatalf("message of type %d: %d bytes, of which %d were read", kind, length, left-r.Len())
+			}
+		}
+	})
+}
+
+// Whatever a router sends in an established session, the session ends or goes on; only
+// whole messages ask for routes.
+func FuzzSession(f *testing.F) {
+	head := bytes.Repeat([]byte{0xff}, 16)
+	message := func(kind uint8, body ...byte) []byte {
+		m := binary.BigEndian.AppendUint16(bytes.Clone(head), uint16(19+len(body)))
+		return append(append(m, kind), body...)
+	}
+	f.Add(message(wire.BGP_MSG_KEEPALIVE))
+	f.Add(message(wire.BGP_MSG_ROUTE_REFRESH, 0, 1, 0, 1))
+	f.Add(message(wire.BGP_MSG_ROUTE_REFRESH, 0, 1, 1, 1))
+	f.Add(message(wire.BGP_MSG_ROUTE_REFRESH, 0, 1, 0))
+	f.Add(message(wire.BGP_MSG_ROUTE_REFRESH))
+	f.Add(message(wire.BGP_MSG_UPDATE, 0xff, 0xff, 0xff))
+	f.Add(message(wire.BGP_MSG_OPEN))
+	f.Add(message(200))
+	f.Fuzz(func(t *testing.T, stream []byte) {
+		ours, theirs := net.Pipe()
+		go func() {
+			_, _ = theirs.Write(stream)
+			_ = theirs.Close()
+		}()
+		c := &connection{conn: ours, over: make(chan struct{})}
+		refresh := make(chan wire.Family, len(stream)/19+1)
+		err := c.read(refresh)
+		_ = ours.Close()
+		if err == nil || len(refresh) > len(stream)/23 {
+			t.Errorf("%v with %d requests for routes", err, len(refresh))
+		}
+	})
 }

@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -25,6 +27,9 @@ func TestMain(m *testing.M) {
 	if name := os.Getenv(nodeEnv); name != "" {
 		runNode(name)
 		return
+	}
+	if slices.ContainsFunc(os.Args, func(a string) bool { return strings.HasPrefix(a, "-test.fuzz=") || a == "-test.fuzzworker" }) {
+		os.Exit(m.Run()) // workers inherit files that a further process would not have
 	}
 	testbed.Main(m)
 }

@@ -111,6 +111,28 @@ func TestRulesOfDefinitions(t *testing.T) {
 		})},
 		{"multihop inside of an AS", "another AS", peer(func(s *v1.BGPPeerSpec) { s.PeerASN, s.EBGPMultihop = s.LocalASN, 5 })},
 		{"families", "different families", peer(func(s *v1.BGPPeerSpec) { s.SourceAddress = "2001:db8::1" })},
+		{"every address", "address of one router", peer(func(s *v1.BGPPeerSpec) { s.Address = "0.0.0.0" })},
+		{"mapped router", "want an IP address", peer(func(s *v1.BGPPeerSpec) { s.Address = "::ffff:192.0.2.1" })},
+		{"multicast", "address of one router", peer(func(s *v1.BGPPeerSpec) { s.Address = "224.0.0.5" })},
+		{"wide multicast", "address of one router", peer(func(s *v1.BGPPeerSpec) { s.Address = "239.1.1.1" })},
+		{"IPv6 multicast", "address of one router", peer(func(s *v1.BGPPeerSpec) { s.Address = "ff05::2" })},
+		{"broadcast", "address of one router", peer(func(s *v1.BGPPeerSpec) { s.Address = "255.255.255.255" })},
+		{"link-local router", "link-local", peer(func(s *v1.BGPPeerSpec) { s.Address = "fe80::1" })},
+		{"router with a zone", "want an IP address", peer(func(s *v1.BGPPeerSpec) { s.Address = "fe80::1%eth0" })},
+		{"router with a length", "want an IP address", peer(func(s *v1.BGPPeerSpec) { s.Address = "192.0.2.1/24" })},
+		{"negative AS", "peerASN", peer(func(s *v1.BGPPeerSpec) { s.PeerASN = -1 })},
+		{"negative port", "port", peer(func(s *v1.BGPPeerSpec) { s.Port = -1 })},
+		{"long hold time", "want 3s to 65535s", peer(func(s *v1.BGPPeerSpec) { s.HoldTime = &metav1.Duration{Duration: 24 * time.Hour} })},
+		{"no hold time", "want 3s to 65535s", peer(func(s *v1.BGPPeerSpec) { s.HoldTime = &metav1.Duration{} })},
+		{"keepalive above the default hold time", "below holdTime", peer(func(s *v1.BGPPeerSpec) {
+			s.KeepaliveTime = &metav1.Duration{Duration: 2 * time.Minute}
+		})},
+		{"restart time", "want 1s to 4095s", peer(func(s *v1.BGPPeerSpec) { s.RestartTime = &metav1.Duration{Duration: 2 * time.Hour} })},
+		{"multihop", "ebgpMultihop", peer(func(s *v1.BGPPeerSpec) { s.EBGPMultihop = 256 })},
+		{"source address", "want an IP address", peer(func(s *v1.BGPPeerSpec) { s.SourceAddress = "eth0" })},
+		{"node selector", "Unsupported value", peer(func(s *v1.BGPPeerSpec) {
+			s.NodeSelector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Like"}}}
+		})},
 		{"secret", "passwordSecretRef.name", peer(func(s *v1.BGPPeerSpec) { s.PasswordSecretRef = &v1.SecretReference{Name: "../x"} })},
 	} {
 		switch {
