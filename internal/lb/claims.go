@@ -41,7 +41,7 @@ func (c *controller) claimFor(addr netip.Addr) *networkingv1.IPAddress {
 }
 
 // ensureClaim makes the claim of addr list a Service that holds it. ok is false if
-// somebody else was faster, which is recorded then.
+// another controller was faster, which is recorded then.
 func (c *controller) ensureClaim(ctx context.Context, addr netip.Addr, name svc.Name) (ok bool, err error) {
 	c.mu.Lock()
 	if !slices.Contains(c.alloc.Holders(addr), name) {

@@ -276,7 +276,7 @@ func (c *controller) begin() {
 	signal(c.tidy)
 }
 
-// adoptPublished lets Services keep what their status shows and nobody has a claim for,
+// adoptPublished lets Services keep what their status shows and no claim is for,
 // before others get anything.
 func (c *controller) adoptPublished() {
 	for _, w := range c.waiting.list {

@@ -63,7 +63,7 @@ func (c *controller) keepPools(ctx context.Context) {
 	}
 }
 
-// keepFlagPools makes an object of each pool of the flags, puts back what somebody has changed,
+// keepFlagPools makes an object of each pool of the flags, puts back what was changed,
 // and removes those that have no flag any more when none of their addresses is used.
 func (c *controller) keepFlagPools(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
@@ -90,7 +90,7 @@ func (c *controller) keepFlagPools(ctx context.Context) error {
 		if !used[name] {
 			err = c.lb.Pools.Delete(ctx, name, metav1.DeleteOptions{
 				Preconditions: &metav1.Preconditions{UID: &p.UID, ResourceVersion: &p.ResourceVersion}})
-		} else if p.Spec.IsAutoAssign() { // nobody else gets an address of it
+		} else if p.Spec.IsAutoAssign() { // no other Service gets an address of it
 			change := p.DeepCopy()
 			change.Spec.AutoAssign = new(false)
 			_, err = c.lb.Pools.Update(ctx, change, metav1.UpdateOptions{})

@@ -48,7 +48,7 @@ type knowledge struct {
 	alloc    *pool.Allocator
 	waiting  waitingList
 	freed    bool // an address may have become free since the last retryWaiting
-	// foreign are addresses in pools that somebody else's IPAddress objects claim.
+	// foreign are addresses in pools that other programs' IPAddress objects claim.
 	foreign map[netip.Addr]bool
 	// poolEvents has the messages of the last Events of each pool, by pool and reason: a pool
 	// may have several conditions that hold at once.

@@ -186,7 +186,7 @@ func holder(s *corev1.Service, key string) pool.Holder {
 	return h
 }
 
-// holderOf returns a Service by its name; one that is not known shares with nobody.
+// holderOf returns a Service by its name; one that is not known shares with no other.
 func (c *controller) holderOf(name svc.Name) pool.Holder {
 	s := c.services[name]
 	if s == nil {

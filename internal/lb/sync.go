@@ -70,7 +70,7 @@ func (c *controller) sync(ctx context.Context, name svc.Name) error {
 // maxTries is how many addresses are tried in one go when others claim them first.
 const maxTries = 16
 
-// carryOut writes what p says. again means that somebody else was faster, and that there
+// carryOut writes what p says. again means that another controller was faster, and that there
 // has to be another plan.
 func (c *controller) carryOut(ctx context.Context, p *plan) (again bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
@@ -147,7 +147,7 @@ func (c *controller) plan(name svc.Name) *plan {
 	p := &plan{name: name, service: s}
 	if c.isOurs(s) && s.DeletionTimestamp == nil {
 		if c.freed && len(c.alloc.Of(name)) == 0 {
-			c.retryWaiting() // nobody overtakes those who wait
+			c.retryWaiting() // those that wait come first
 		}
 		c.planAddresses(p)
 		return p

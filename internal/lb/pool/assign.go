@@ -34,7 +34,7 @@ type Kind string
 const (
 	// Exhausted means that the Service waits until an address becomes free.
 	Exhausted Kind = "AddressPoolExhausted"
-	// Taken means that the address that it asks for is somebody else's.
+	// Taken means that the address that it asks for is another one's.
 	Taken Kind = "AddressTaken"
 	// NotInPool means that the address that it asks for is in no pool, and NotAllowed
 	// that it is in one that is not for this Service.

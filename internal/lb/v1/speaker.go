@@ -3,7 +3,7 @@ package v1
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 // Speaker is what announces addresses on one node, and is named after it. It is
-// written by the speaker and by nobody else.
+// written by the speaker and by no other program.
 type Speaker struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
