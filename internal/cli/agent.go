@@ -45,6 +45,8 @@ type agentFlags struct {
 	dnsMetrics         string
 	configureResolver  bool
 	stateDir           string
+	podUIDs            string
+	podPIDs            int64
 	// newNamespace is set in a network namespace that this process was started in.
 	newNamespace bool
 }
@@ -60,6 +62,10 @@ func (f *agentFlags) add(cmd *cobra.Command) {
 	flags.BoolVar(&f.nodeLocalDNS, "node-local-dns", true,
 		"answer questions to the Service kube-dns on this node itself, without connection tracking; "+
 			"other nodes' servers stand in when it is down")
+	flags.StringVar(&f.podUIDs, "pod-uid-range", runner.DefaultUIDRange.String(),
+		"users and groups of this machine that nobody else has, FIRST-LAST: 65,536 for each namespace with Pods that are not allowed "+
+			"to be privileged")
+	flags.Int64Var(&f.podPIDs, "pod-max-pids", runner.DefaultPodPIDs, "processes and threads of each Pod that is not allowed to be privileged")
 	addConfigureResolver(cmd, &f.configureResolver)
 	flags.StringVar(&f.dnsMetrics, "dns-metrics-bind-address", "127.0.0.1:9153",
 		"IP:PORT of /metrics, /ready and /health of the DNS server; empty for none")
@@ -76,6 +82,9 @@ func (f *agentFlags) check() error {
 	}
 	if f.agentPort == 0 || f.dnsPort == 0 {
 		return usagef("--agent-port and --dns-port must be 1 to 65535: others have to know them")
+	}
+	if _, err := runner.ParseUIDRange(f.podUIDs); err != nil {
+		return usagef("--pod-uid-range: %v", err)
 	}
 	families := map[bool]netip.Addr{}
 	for _, a := range f.nodeIPs {
@@ -146,7 +155,7 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 		Client: client, NodeName: f.nodeName, Log: log,
 		Node: p.Node, Changed: p.Changed(), ReadyChanged: pods.Changed(), Ready: pods.Healthy,
 		Conditions: append(agent.Pressure(os.DirFS("/"), func() (fileio.Space, error) { return fileio.SpaceOf(f.stateDir) }),
-			func() corev1.NodeCondition { return p.Status().Condition() }, pods.Condition, pods.Limits),
+			func() corev1.NodeCondition { return p.Status().Condition() }, pods.Condition, pods.Limits, pods.Confinement),
 		Addresses:   f.nodeIPs,
 		Annotations: map[string]string{svc.ServingCertAnnotation: pods.Fingerprint()},
 		Port:        int32(f.agentPort),
@@ -194,17 +203,21 @@ func (f *agentFlags) runner(log *slog.Logger, client kubernetes.Interface, cfg *
 	if err != nil {
 		return nil, err
 	}
+	uids, err := runner.ParseUIDRange(f.podUIDs)
+	if err != nil {
+		return nil, fmt.Errorf("--pod-uid-range: %w", err)
+	}
 	at := netip.AddrPortFrom(f.nodeIPs[0], f.agentPort)
 	listener, err := listen(at, "--agent-port")
 	if err != nil {
 		return nil, fmt.Errorf("%w; --node-ip names an address of this machine", err)
 	}
 	r, err := runner.New(runner.Options{
-		Protect: true,
-		Client:  client, NodeName: f.nodeName, StateDir: f.stateDir, Log: log,
+		Client: client, NodeName: f.nodeName, StateDir: f.stateDir, Log: log,
 		ClusterCIDRs: f.podCIDRs, ServiceCIDRs: f.serviceCIDRs, ServerAddrs: serverAddrs(cfg, log),
 		ClusterDNS: clusterDNS, ClusterDomain: f.domains[0],
 		Listener: listener, ClientCA: ca, Status: status, StopPods: f.stopPods,
+		Protect: true, UIDs: uids, PodPIDs: f.podPIDs, Hide: []string{filepath.Dir(f.stateDir)}, // pki, and the store
 	})
 	if err != nil {
 		listener.Close()

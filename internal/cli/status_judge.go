@@ -74,7 +74,7 @@ func (r *report) judgeNodes(nodes []corev1.Node) {
 		for _, c := range nodes[i].Status.Conditions {
 			own := strings.HasPrefix(string(c.Type), ownConditions)
 			switch {
-			case c.Type == runner.PodsLimited: // how the machine is, no fault; Pods that it concerns have an Event
+			case c.Type == runner.PodsLimited || c.Type == runner.PodsConfined: // how the machine is, no fault; Pods that it concerns have an Event
 			case !n.Ready || c.Type == corev1.NodeReady || c.Type == proxy.ServicesProgrammed && s != nil:
 			case own && c.Status == corev1.ConditionFalse, !own && c.Status == corev1.ConditionTrue:
 				r.problem("node %s: %s is %s: %s", n.Name, c.Type, c.Status, cmp.Or(c.Message, c.Reason, "no reason given"))

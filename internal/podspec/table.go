@@ -20,7 +20,6 @@ type row struct {
 const (
 	whyVolume    = "the node mounts emptyDir, hostPath, configMap, secret, downwardAPI and projected volumes alone"
 	whyScheduler = "the scheduler looks at nodeSelector, tolerations and host ports alone"
-	whyWalls     = "Pods are processes of the node without this wall"
 	whyClaims    = "there are no ResourceClaims"
 )
 
@@ -38,8 +37,7 @@ var table = []row{
 			"without it nothing leads from the port of the node to the Pod",
 		func(_ reflect.Value, s *corev1.PodSpec) bool { return !s.HostNetwork }},
 	{"containers.env.valueFrom.resourceFieldRef containers.env.valueFrom.fileKeyRef", Refused, "the node does not know this source", nil},
-	{"containers.resources.limits", Warned, "nothing limits CPU and memory", nil},
-	{"containers.resources.requests", Done, "the QoS class", nil},
+	{"containers.resources.limits containers.resources.requests", Done, "control groups of version 2; without them a condition of the Node", nil},
 	{"containers.resources.claims resourceClaims resources.claims", Refused, whyClaims, nil},
 	{"containers.resizePolicy", Moot, "a Pod is never resized", nil},
 	{"containers.restartPolicyRules", Refused, "the node restarts by restartPolicy alone", nil},
@@ -58,21 +56,17 @@ var table = []row{
 	{"containers.terminationMessagePath", Done, "", nil},
 	{"containers.securityContext.runAsUser containers.securityContext.runAsGroup securityContext.runAsUser securityContext.runAsGroup",
 		Done, "", nil},
-	{"containers.securityContext.capabilities containers.securityContext.seccompProfile securityContext.seccompProfile",
-		Warned, whyWalls, nil},
-	{"containers.securityContext.privileged", Warned, "Pods are processes of the node, with its rights", isTrue},
-	{"containers.securityContext.runAsNonRoot securityContext.runAsNonRoot containers.securityContext.readOnlyRootFilesystem",
-		Warned, whyWalls, isTrue},
-	{"containers.securityContext.allowPrivilegeEscalation", Warned, whyWalls, isFalse},
-	{"containers.securityContext.procMount", Warned, whyWalls, func(v reflect.Value, _ *corev1.PodSpec) bool {
-		return v.Elem().String() != string(corev1.DefaultProcMount)
-	}},
+	{"containers.securityContext.capabilities containers.securityContext.privileged containers.securityContext.runAsNonRoot " +
+		"securityContext.runAsNonRoot containers.securityContext.readOnlyRootFilesystem " +
+		"containers.securityContext.allowPrivilegeEscalation", Done, "", nil},
+	{"containers.securityContext.seccompProfile securityContext.seccompProfile", Done, "nodes refuse the type Localhost", nil},
+	{"containers.securityContext.procMount", Done, "Unmasked is for Pods that may be privileged", nil},
 	{"containers.securityContext.seLinuxOptions securityContext.seLinuxOptions securityContext.seLinuxChangePolicy " +
 		"containers.securityContext.appArmorProfile securityContext.appArmorProfile", Warned,
 		"nodes set neither SELinux labels nor AppArmor profiles", nil},
 	{"containers.securityContext.windowsOptions securityContext.windowsOptions", Moot, "nodes run Linux", nil},
 	{"securityContext.supplementalGroups securityContext.supplementalGroupsPolicy securityContext.fsGroup securityContext.fsGroupChangePolicy",
-		Warned, whyWalls, nil},
+		Done, "not without root, where there is one user", nil},
 	{"securityContext.sysctls", Refused, "the node sets no sysctls for a Pod", nil},
 
 	{"volumes.name volumes.hostPath volumes.configMap volumes.secret", Done, "", nil},
@@ -92,7 +86,7 @@ var table = []row{
 		"automountServiceAccountToken hostNetwork hostPID hostIPC hostname subdomain schedulerName tolerations hostAliases readinessGates " +
 		"enableServiceLinks schedulingGates activeDeadlineSeconds", Done, "", nil},
 	{"ephemeralContainers", Refused, "there is nothing to add to a process; the server rejects them with 422", nil},
-	{"shareProcessNamespace", Warned, "Pods see all processes of the node", isTrue},
+	{"shareProcessNamespace", Moot, "the containers of a Pod always share one, that of the node if the Pod may be privileged", nil},
 	{"affinity topologySpreadConstraints priorityClassName preemptionPolicy overhead schedulingGroup", Warned, whyScheduler, nil},
 	{"priority", Warned, whyScheduler, func(v reflect.Value, _ *corev1.PodSpec) bool { return v.Elem().Int() != 0 }},
 	{"evictionResponders", Moot, "nodes do not evict Pods", nil},
@@ -102,8 +96,8 @@ var table = []row{
 	{"os", Refused, "nodes run Linux", func(v reflect.Value, _ *corev1.PodSpec) bool {
 		return v.Elem().FieldByName("Name").String() != string(corev1.Linux)
 	}},
-	{"hostUsers", Warned, "Pods are in the user namespace of the node's agent", isFalse},
-	{"resources.limits resources.requests", Warned, "resources are those of the containers", nil},
+	{"hostUsers", Warned, "Pods that may be privileged are in the user namespace of the agent", isFalse},
+	{"resources.limits resources.requests", Done, "as those of containers", nil},
 }
 
 // probes are fields of all three kinds of probes.

@@ -31,6 +31,7 @@ import (
 	"github.com/fairlead/fairlead/internal/dns/resolvconf"
 	"github.com/fairlead/fairlead/internal/env"
 	"github.com/fairlead/fairlead/internal/events"
+	"github.com/fairlead/fairlead/internal/kernel/confine"
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
 	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/kernel/netns"
@@ -38,6 +39,9 @@ import (
 	"github.com/fairlead/fairlead/internal/runner/logfile"
 	"github.com/fairlead/fairlead/internal/runner/shim"
 )
+
+// DefaultPodPIDs is the default of Options.PodPIDs.
+const DefaultPodPIDs = 1024
 
 // Options configure a Runner.
 type Options struct {
@@ -81,8 +85,13 @@ type Options struct {
 	// BackOff is the delay before the second restart of a container, doubled
 	// for each further one up to 5 min; by default 10 s.
 	BackOff time.Duration
+	// UIDs are the users for pods that are not allowed to be privileged, by default
+	// DefaultUIDRange.
+	UIDs UIDRange
+	// Hide are directories that such pods do not see, beside StateDir.
+	Hide []string
 	// PodPIDs bounds the processes of each pod that is not allowed to be privileged,
-	// by default 1,024.
+	// by default DefaultPodPIDs.
 	PodPIDs int64
 	// Protect keeps the kernel from killing this process when memory is short, where
 	// it may.
@@ -107,6 +116,8 @@ type Runner struct {
 	metrics  *metrics
 	cgroups  *cgroups
 	memory   int64 // of the machine
+	uids     *uids
+	oneUser  bool // there is only one user, as without root
 
 	mu      sync.Mutex
 	workers map[types.UID]*worker
@@ -132,8 +143,11 @@ func New(o Options) (*Runner, error) {
 	if o.StopTimeout <= 0 {
 		o.StopTimeout = 10 * time.Second
 	}
+	if o.UIDs == (UIDRange{}) {
+		o.UIDs = DefaultUIDRange
+	}
 	if o.PodPIDs <= 0 {
-		o.PodPIDs = 1024
+		o.PodPIDs = DefaultPodPIDs
 	}
 	if o.BackOff <= 0 {
 		o.BackOff = 10 * time.Second
@@ -156,6 +170,10 @@ func New(o Options) (*Runner, error) {
 		o: o, ipam: newIPAM(), workers: map[types.UID]*worker{}, starts: make(chan struct{}, 2*runtime.NumCPU()),
 		changed: make(chan struct{}, 1), metrics: newMetrics(),
 		cgroups: openCgroups(dir), memory: memoryCapacity(),
+	}
+	r.oneUser = confine.OneUser()
+	if r.uids, err = loadUIDs(o.UIDs, dir); err != nil {
+		return nil, err
 	}
 	if o.Protect {
 		if err := process.SetOOMScoreAdj(os.Getpid(), protectedScore); err != nil {
@@ -191,6 +209,9 @@ func (r *Runner) Condition() corev1.NodeCondition { return r.network.condition()
 
 // Limits returns the Node condition PodsLimited.
 func (r *Runner) Limits() corev1.NodeCondition { return r.cgroups.condition() }
+
+// Confinement returns the Node condition PodsConfined.
+func (r *Runner) Confinement() corev1.NodeCondition { return r.confinement() }
 
 // Changed holds a token when what Healthy or Condition return may have changed.
 func (r *Runner) Changed() <-chan struct{} { return r.changed }

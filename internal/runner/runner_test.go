@@ -30,7 +30,10 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if mode := os.Getenv("RUNNER_TEST_SERVE"); mode != "" {
+	if mode := os.Getenv("RUNNER_TEST_SERVE"); mode == "attack" {
+		attackAsPod()
+		return
+	} else if mode != "" {
 		serveAsPod(mode)
 		return
 	}

@@ -49,7 +49,11 @@ func (w *worker) createSandbox(ctx context.Context, pod *corev1.Pod) (err error)
 	if err := w.r.writeEtc(w.paths, pod, w.rec.IPs); err != nil {
 		return err
 	}
-	group, err := w.r.cgroups.add(pod, 0)
+	pids := int64(0)
+	if confined(pod) {
+		pids = w.r.o.PodPIDs
+	}
+	group, err := w.r.cgroups.add(pod, pids)
 	if err != nil {
 		return err
 	}
@@ -58,7 +62,7 @@ func (w *worker) createSandbox(ctx context.Context, pod *corev1.Pod) (err error)
 	}
 	id, err := shim.Start(ctx, shim.Options{
 		Command: w.r.o.ShimCommand, Dir: w.paths.dir, HostNetwork: pod.Spec.HostNetwork, HostIPC: pod.Spec.HostIPC, Hostname: hostnameOf(pod),
-		Cgroup: group,
+		Cgroup: group, OwnPIDs: confined(pod) && !pod.Spec.HostPID,
 	})
 	if err != nil {
 		return err

@@ -47,6 +47,10 @@ func (r *Runner) container(ctx context.Context, f facts, c *corev1.Container, p 
 	if err := checkContainer(&f.pod.Spec, c); err != nil {
 		return shim.Container{}, err
 	}
+	walls, err := r.walls(f.pod, c)
+	if err != nil {
+		return shim.Container{}, err
+	}
 	from := source{client: r.o.Client, namespace: f.pod.Namespace, tokens: t}
 	vars, err := variables(ctx, f, c, r.serviceVars(f.pod), from)
 	if err != nil {
@@ -72,6 +76,9 @@ func (r *Runner) container(ctx context.Context, f facts, c *corev1.Container, p 
 			continue
 		}
 		path, err := volume(ctx, f, v, p.volume(v.Name), from)
+		if err == nil {
+			err = own(f.pod, v, path, walls)
+		}
 		if err != nil {
 			return shim.Container{}, configError{"CreateContainerConfigError", fmt.Sprintf("volume %s: %v", v.Name, err)}
 		}
@@ -83,12 +90,14 @@ func (r *Runner) container(ctx context.Context, f facts, c *corev1.Container, p 
 	}
 	out := shim.Container{
 		Name: c.Name, Attempt: attempt, ID: fmt.Sprintf("%s-%s-%d", f.pod.UID, c.Name, attempt),
-		Args: args, Dir: c.WorkingDir, Env: environment(vars, hostnameOf(f.pod), c.TTY),
+		Args: args, Dir: c.WorkingDir, Env: environment(vars, hostnameOf(f.pod), home(walls), c.TTY),
 		Binds: append(append(p.etcBinds(f.pod), mounts...), p.messageBind(c, attempt)),
 		Log:   p.log(c.Name, attempt), Limit: r.o.LogLimit, Record: p.record(c.Name, attempt),
 		TTY: c.TTY, Stdin: c.Stdin, StdinOnce: c.StdinOnce,
 	}
-	out.User, out.Group = identity(f.pod, c)
+	if out.Walls = walls; walls == nil {
+		out.User, out.Group = identity(f.pod, c)
+	}
 	out.OOMScoreAdj = oomScoreAdj(f.pod, c, r.memory)
 	if out.Cgroup, err = r.cgroups.container(f.pod.UID, c); err != nil {
 		return shim.Container{}, err
@@ -98,11 +107,7 @@ func (r *Runner) container(ctx context.Context, f facts, c *corev1.Container, p 
 
 // environment returns the environment of a process: the variables, and those that
 // container runtimes add unless the pod sets them.
-func environment(vars []corev1.EnvVar, hostname string, tty bool) []string {
-	home := os.Getenv("HOME")
-	if home == "" {
-		home = "/"
-	}
+func environment(vars []corev1.EnvVar, hostname, home string, tty bool) []string {
 	defaults := []corev1.EnvVar{{Name: "PATH", Value: defaultPath}, {Name: "HOME", Value: home}, {Name: "HOSTNAME", Value: hostname}}
 	if tty {
 		defaults = append(defaults, corev1.EnvVar{Name: "TERM", Value: "xterm"})
@@ -117,6 +122,14 @@ func environment(vars []corev1.EnvVar, hostname string, tty bool) []string {
 		out = append(out, v.Name+"="+v.Value)
 	}
 	return out
+}
+
+// home is the HOME of a process that is given none.
+func home(w *shim.Walls) string {
+	if h := os.Getenv("HOME"); h != "" && (w == nil || !w.Mount.Confined) {
+		return h
+	}
+	return "/"
 }
 
 // identity returns the user and group to run as, nil for the agent's own.

@@ -17,13 +17,15 @@ import (
 // worker owns one pod until its directory is removed. The fields below "loop"
 // belong to the goroutine of run, which other goroutines reach by post.
 type worker struct {
-	r        *Runner
-	uid      types.UID
-	paths    podPaths
-	log      *slog.Logger
-	pub      *publisher
-	snapshot atomic.Pointer[podSnapshot]
-	phase    atomic.Pointer[corev1.PodPhase]
+	r   *Runner
+	uid types.UID
+	// namespace is that of the pod.
+	namespace string
+	paths     podPaths
+	log       *slog.Logger
+	pub       *publisher
+	snapshot  atomic.Pointer[podSnapshot]
+	phase     atomic.Pointer[corev1.PodPhase]
 
 	// life ends with the worker or the agent; all goroutines of this pod run with it.
 	life context.Context
@@ -76,7 +78,7 @@ type containerSnapshot struct {
 
 func newWorker(ctx context.Context, r *Runner, uid types.UID, namespace, name string) *worker {
 	w := &worker{
-		r: r, uid: uid, paths: podPaths{r.podDir(uid)}, log: r.o.Log.With("namespace", namespace, "pod", name, "uid", string(uid)),
+		r: r, uid: uid, namespace: namespace, paths: podPaths{r.podDir(uid)}, log: r.o.Log.With("namespace", namespace, "pod", name, "uid", string(uid)),
 		wake: make(chan struct{}, 1), retry: backoff{base: r.o.BackOff},
 	}
 	w.life, w.die = context.WithCancel(ctx)

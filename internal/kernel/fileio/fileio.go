@@ -76,3 +76,6 @@ func Dup(f *os.File) (*os.File, error) {
 	}
 	return os.NewFile(uintptr(fd), f.Name()), nil
 }
+
+// CloseOnExec keeps f from programs that this process becomes.
+func CloseOnExec(f *os.File) { unix.CloseOnExec(int(f.Fd())) }

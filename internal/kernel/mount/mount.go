@@ -32,11 +32,14 @@ type Bind struct {
 // applied, and returns what f returns. Processes that f starts itself live in
 // that namespace; goroutines that it starts do not. ns is an open handle of the
 // namespace, valid until f returns.
-func Private(binds []Bind, f func(ns *os.File) error) error {
-	return netns.OnThread(func() error { return private(binds, f) })
+func Private(binds []Bind, f func(ns *os.File) error) error { return Behind(nil, binds, f) }
+
+// Behind is Private with walls, none if w is nil.
+func Behind(w *Walls, binds []Bind, f func(ns *os.File) error) error {
+	return netns.OnThread(func() error { return private(w, binds, f) })
 }
 
-func private(binds []Bind, f func(ns *os.File) error) (err error) {
+func private(w *Walls, binds []Bind, f func(ns *os.File) error) error {
 	// CLONE_FS first: threads share their root and working directory, and a
 	// thread that shares them may not change its mount namespace.
 	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
@@ -46,14 +49,30 @@ func private(binds []Bind, f func(ns *os.File) error) (err error) {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
-	own := []string{}
-	for _, b := range binds {
+	sources, done, err := openSources(binds)
+	if err != nil {
+		return err
+	}
+	defer done()
+	var own []string
+	confined := w != nil && w.Confined
+	if w != nil {
+		if own, err = w.raise(); err != nil {
+			return err
+		}
+	}
+	for _, b := range sources {
+		if confined && b.Optional {
+			if err := b.missing(own); err != nil {
+				return fmt.Errorf("make a place for %s: %w", b.Target, err)
+			}
+		}
 		if b.MakeFile {
 			if own, err = makeFile(b.Target, own); err != nil {
 				return fmt.Errorf("make a place for %s: %w", b.Target, err)
 			}
 		}
-		if err := apply(b); err != nil {
+		if err := b.apply(confined); err != nil {
 			return err
 		}
 		own = append(own, b.Target)
@@ -66,7 +85,7 @@ func private(binds []Bind, f func(ns *os.File) error) (err error) {
 	return f(ns)
 }
 
-func apply(b Bind) error {
+func (b source) apply(confined bool) error {
 	_, err := os.Stat(b.Target)
 	if b.Make && os.IsNotExist(err) {
 		err = makeTarget(b.Target)
@@ -77,8 +96,11 @@ func apply(b Bind) error {
 		}
 		return fmt.Errorf("mount at %s: %w; image host shares the machine's file system, so the place must exist there", b.Target, err)
 	}
-	if err := unix.Mount(b.Source, b.Target, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+	if err := unix.Mount(fdPath(b.file), b.Target, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("bind %s to %s: %w", b.Source, b.Target, err)
+	}
+	if confined {
+		return b.settle()
 	}
 	if !b.ReadOnly {
 		return nil

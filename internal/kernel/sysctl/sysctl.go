@@ -34,6 +34,7 @@ func HardenPod() {
 		{"net/ipv6/conf/default/accept_ra", "0"},
 		{"net/ipv6/conf/default/accept_dad", "0"},
 		{"net/ipv4/ip_unprivileged_port_start", "0"},
+		{"net/ipv4/ping_group_range", "0 2147483647"},
 	} {
 		_ = Set(kv[0], kv[1])
 	}

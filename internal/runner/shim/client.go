@@ -27,7 +27,10 @@ type Options struct {
 	// HostNetwork leaves the pod in the machine's network and UTS namespaces.
 	HostNetwork bool
 	// HostIPC leaves it in the machine's IPC namespace.
-	HostIPC  bool
+	HostIPC bool
+	// OwnPIDs gives the pod a PID namespace, in which the shim is the first process:
+	// all others end with it.
+	OwnPIDs  bool
 	Hostname string
 	// Cgroup is the directory of the control group that the shim begins in, ""
 	// for that of the caller.
@@ -53,6 +56,10 @@ func Start(ctx context.Context, o Options) (process.ID, error) {
 	attr := &syscall.SysProcAttr{Setsid: true}
 	if !o.HostIPC {
 		attr.Cloneflags |= syscall.CLONE_NEWIPC
+	}
+	if o.OwnPIDs {
+		attr.Cloneflags |= syscall.CLONE_NEWPID | syscall.CLONE_NEWNS
+		args = append(args, "-own-pids")
 	}
 	if !o.HostNetwork {
 		attr.Cloneflags |= syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS

@@ -62,7 +62,7 @@ func (s *server) start(spec Container) (State, error) {
 
 	started := make(chan struct{})
 	go func() {
-		err := mount.Private(spec.Binds, func(ns *os.File) error { return s.run(k, ns, started) })
+		err := mount.Behind(spec.mountWalls(), spec.Binds, func(ns *os.File) error { return s.run(k, ns, started) })
 		s.ended(k, err)
 		select {
 		case <-started:
@@ -88,7 +88,17 @@ func (s *server) run(k *container, ns *os.File, started chan struct{}) error {
 	if err != nil {
 		return err
 	}
-	log, err := logfile.NewWriter(k.spec.Log, k.spec.Limit)
+	var log *logfile.Writer
+	var dir *os.File
+	var oomKills int64
+	group := cgroup.At(k.spec.Cgroup)
+	elsewhere(func() {
+		if dir, err = k.spec.openGroup(); err == nil {
+			log, err = logfile.NewWriter(k.spec.Log, k.spec.Limit)
+		}
+		oomKills = group.OOMKills()
+	})
+	defer dir.Close()
 	if err != nil {
 		return err
 	}
@@ -98,8 +108,6 @@ func (s *server) run(k *container, ns *os.File, started chan struct{}) error {
 		return err
 	}
 	defer p.closeAll()
-	group := cgroup.At(k.spec.Cgroup)
-	oomKills := group.OOMKills()
 	cmd := &exec.Cmd{
 		Path: path, Args: k.spec.Args, Env: k.spec.Env, Dir: k.spec.Dir,
 		Stdin: p.childIn, Stdout: p.childOut, Stderr: p.childErr,
@@ -110,19 +118,22 @@ func (s *server) run(k *container, ns *os.File, started chan struct{}) error {
 	if cmd.Dir == "" {
 		cmd.Dir = "/"
 	}
-	forget, err := s.launch(cmd, k.spec)
+	forget, err := s.launch(cmd, k.spec, dir)
 	if err != nil {
 		return startError(err, cmd)
 	}
 	defer forget()
 	p.closeChild()
 	id, _ := process.Find(cmd.Process.Pid)
-	s.mu.Lock()
-	k.state.Process, k.state.MountNS, k.state.Started = id, inode, time.Now()
-	k.ns, k.stdin, k.term = ns, p.in, p.term
-	s.publish(k)
-	closing := s.closing
-	s.mu.Unlock()
+	closing := false
+	elsewhere(func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		k.state.Process, k.state.MountNS, k.state.Started = id, inode, time.Now()
+		k.ns, k.stdin, k.term = ns, p.in, p.term
+		s.publish(k)
+		closing = s.closing
+	})
 	if closing {
 		_ = id.Signal(syscall.SIGKILL) // shutdown came before there was a process
 	}
@@ -142,16 +153,19 @@ func (s *server) run(k *container, ns *os.File, started chan struct{}) error {
 	// namespace's only while ns is open: the kernel reuses the numbers.
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	if k.spec.Cgroup != "" {
-		_ = group.Kill(ctx)
-	}
-	_ = process.KillMountNamespace(ctx, inode)
+	elsewhere(func() {
+		if k.spec.Cgroup != "" {
+			_ = group.Kill(ctx)
+			oomKills = group.OOMKills() - oomKills
+		}
+		_ = process.KillMountNamespace(ctx, inode)
+	})
 	_ = p.readersDeadline(time.Now().Add(time.Second)) // an escaped process may hold them open
 	copies.Wait()
 	s.mu.Lock()
 	k.state.Finished = finished
 	k.state.ExitCode, k.state.Signal = exitStatus(cmd.ProcessState)
-	k.state.OOMKilled = group.OOMKills() > oomKills
+	k.state.OOMKilled = oomKills > 0
 	s.mu.Unlock()
 	return nil
 }
@@ -171,24 +185,48 @@ func (s *server) ended(k *container, err error) {
 	close(k.done)
 }
 
-// launch starts cmd as a process of the container c, so that the reaper leaves its
-// exit code alone until forget is called.
-func (s *server) launch(cmd *exec.Cmd, c Container) (forget func(), err error) {
-	if c.Cgroup != "" {
-		dir, err := cgroup.At(c.Cgroup).Open()
-		if err != nil {
-			return nil, fmt.Errorf("control group of the container: %w", err)
-		}
-		defer dir.Close()
+// elsewhere calls f on a thread that sees all of the machine's files: that of a
+// container is behind its walls.
+func elsewhere(f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	<-done
+}
+
+// openGroup opens the directory of the container's control group, nil if it has none.
+func (c Container) openGroup() (*os.File, error) {
+	if c.Cgroup == "" {
+		return nil, nil
+	}
+	dir, err := cgroup.At(c.Cgroup).Open()
+	if err != nil {
+		return nil, fmt.Errorf("control group of the container: %w", err)
+	}
+	return dir, nil
+}
+
+// launch starts cmd as a process of the container c in the control group behind dir, if
+// that is not nil, so that the reaper leaves its exit code alone until forget is called.
+func (s *server) launch(cmd *exec.Cmd, c Container, dir *os.File) (forget func(), err error) {
+	if dir != nil {
 		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(dir.Fd())
 	}
 	s.starting.RLock()
 	defer s.starting.RUnlock()
-	if err := cmd.Start(); err != nil {
+	// Lower than its own not without root.
+	score := func(pid int) { _ = process.SetOOMScoreAdj(pid, c.OOMScoreAdj) }
+	if c.Walls != nil {
+		err = startConfined(cmd, c.Walls, score)
+	} else if err = cmd.Start(); err == nil {
+		score(cmd.Process.Pid)
+	}
+	if err != nil {
 		return nil, err
 	}
 	pid := cmd.Process.Pid
-	_ = process.SetOOMScoreAdj(pid, c.OOMScoreAdj) // lower than its own not without root
 	s.mu.Lock()
 	s.known[pid] = true
 	s.mu.Unlock()
@@ -257,6 +295,13 @@ func (s *server) resize(name string, width, height uint16) error {
 		return nil
 	}
 	return pty.Setsize(k.term, &pty.Winsize{Cols: width, Rows: height})
+}
+
+func (c Container) mountWalls() *mount.Walls {
+	if c.Walls == nil {
+		return nil
+	}
+	return &c.Walls.Mount
 }
 
 func credential(c Container) *syscall.Credential {

@@ -29,6 +29,8 @@ type Container struct {
 	// User and Group, nil for those of the shim.
 	User  *int64 `json:"user,omitempty"`
 	Group *int64 `json:"group,omitempty"`
+	// Walls, nil for none, decide over user and group in their place.
+	Walls *Walls `json:"walls,omitempty"`
 	// Cgroup is the directory of the container's control group, which exists; ""
 	// for that of the shim.
 	Cgroup string `json:"cgroup,omitempty"`

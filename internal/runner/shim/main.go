@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
+	"github.com/fairlead/fairlead/internal/kernel/mount"
 	"github.com/fairlead/fairlead/internal/kernel/process"
 	"github.com/fairlead/fairlead/internal/kernel/sysctl"
 )
@@ -27,14 +28,21 @@ const CheckArg = "-check"
 // Main runs a shim until its shutdown and returns its exit code. The arguments
 // come from Start.
 func Main(args []string) int {
+	if len(args) > 0 && args[0] == "pod-shim" { // as it names itself
+		args = args[1:]
+	}
 	if len(args) == 1 && args[0] == CheckArg {
 		return 0
+	}
+	if len(args) == 1 && args[0] == execArg {
+		return becomeContainer()
 	}
 	ready := os.NewFile(readyFD, "ready")
 	flags := flag.NewFlagSet("pod-shim", flag.ContinueOnError)
 	dir := flags.String("dir", "", "directory of the pod's state")
 	hostname := flags.String("hostname", "", "hostname to set in an own UTS namespace")
 	network := flags.Bool("own-network", false, "the network namespace is the pod's own")
+	pids := flags.Bool("own-pids", false, "the PID and mount namespaces are the pod's own")
 	if err := flags.Parse(args); err != nil {
 		return 2
 	}
@@ -42,7 +50,7 @@ func Main(args []string) int {
 		fmt.Fprintln(os.Stderr, "fairlead: pod-shim is started by the agent, not by hand")
 		return 2
 	}
-	s, err := prepare(*dir, *hostname, *network)
+	s, err := prepare(*dir, *hostname, *network, *pids)
 	if err != nil {
 		fmt.Fprint(ready, err)
 		return 1
@@ -53,7 +61,12 @@ func Main(args []string) int {
 	return 0
 }
 
-func prepare(dir, hostname string, ownNetwork bool) (*server, error) {
+func prepare(dir, hostname string, ownNetwork, ownPIDs bool) (*server, error) {
+	if ownPIDs {
+		if err := mount.OwnProc(); err != nil {
+			return nil, err
+		}
+	}
 	// The socket's path may be longer than a socket address can hold (108
 	// bytes), its name is not.
 	if err := os.Chdir(dir); err != nil {

@@ -25,6 +25,7 @@ func newPlumbing(c Container) (*plumbing, error) {
 		p.closeAll()
 		return nil, fmt.Errorf("pipes of the container: %w", err)
 	}
+	p.give(c)
 	return p, nil
 }
 
@@ -57,6 +58,19 @@ func (p *plumbing) open(c Container) error {
 	}
 	p.all = append(p.all, r, w, r2, w2, p.childIn)
 	return errors.Join(err1, err2, err3)
+}
+
+// give makes the user of the container the owner of its ends, so that it can open
+// /dev/stdout.
+func (p *plumbing) give(c Container) {
+	if c.Walls == nil {
+		return
+	}
+	for _, f := range []*os.File{p.childIn, p.childOut, p.childErr} {
+		if f.Name() != os.DevNull {
+			_ = f.Chown(c.Walls.host(c.Walls.UID), -1) // not in a user namespace of one user
+		}
+	}
 }
 
 // keepOpen writes to a terminal whose Close leaves it open: the same file is read

@@ -24,6 +24,12 @@ func (s *server) exec(c *net.UnixConn, req Exec, files []*os.File, closeFiles fu
 		return
 	}
 	defer ns.Close()
+	group, err := spec.openGroup()
+	if err != nil {
+		_ = reply(c, response{Error: err.Error()})
+		return
+	}
+	defer group.Close()
 	err = mount.Enter(ns, func() error {
 		path, err := lookPath(req.Args, spec.Env, spec.Dir)
 		if err != nil {
@@ -48,7 +54,7 @@ func (s *server) exec(c *net.UnixConn, req Exec, files []*os.File, closeFiles fu
 		} else if req.TTY && files[0] != nil {
 			cmd.Stderr = files[0]
 		}
-		forget, err := s.launch(cmd, spec)
+		forget, err := s.launch(cmd, spec, group)
 		if err != nil {
 			return startError(err, cmd)
 		}

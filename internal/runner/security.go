@@ -1,0 +1,254 @@
+package runner
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/fairlead/fairlead/internal/kernel/confine"
+	"github.com/fairlead/fairlead/internal/kernel/mount"
+	"github.com/fairlead/fairlead/internal/runner/shim"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// PodsConfined is the type of the Node condition that is False where Pods that are not
+// allowed to be privileged are not kept apart by users.
+const PodsConfined corev1.NodeConditionType = "fairlead.dev/PodsConfined"
+
+// The user and group, inside, of a confined Pod that names none.
+const defaultUser, defaultGroup = 1000, 1000
+
+// confined reports whether a Pod is not allowed to be privileged. One without the
+// annotation is from before it was set.
+func confined(pod *corev1.Pod) bool {
+	return pod.Annotations[svc.PodSecurityAnnotation] != "privileged"
+}
+
+// security is what a container asks for, with what its Pod asks for all.
+type security struct {
+	corev1.SecurityContext
+	groups []int64
+}
+
+func securityOf(pod *corev1.Pod, c *corev1.Container) security {
+	var s security
+	if c.SecurityContext != nil {
+		s.SecurityContext = *c.SecurityContext
+	}
+	p := pod.Spec.SecurityContext
+	if p == nil {
+		return s
+	}
+	s.RunAsUser, s.RunAsGroup = either(s.RunAsUser, p.RunAsUser), either(s.RunAsGroup, p.RunAsGroup)
+	s.RunAsNonRoot, s.SeccompProfile = either(s.RunAsNonRoot, p.RunAsNonRoot), either(s.SeccompProfile, p.SeccompProfile)
+	s.groups = slices.Clone(p.SupplementalGroups)
+	if p.FSGroup != nil {
+		s.groups = append(s.groups, *p.FSGroup)
+	}
+	return s
+}
+
+func either[T any](a, b *T) *T {
+	if a != nil {
+		return a
+	}
+	return b
+}
+
+// walls returns what a container is held to, nil if its processes are as the agent's but
+// for user and group.
+func (r *Runner) walls(pod *corev1.Pod, c *corev1.Container) (*shim.Walls, error) {
+	s := securityOf(pod, c)
+	refuse := func(format string, args ...any) (*shim.Walls, error) {
+		return nil, configError{"CreateContainerConfigError", fmt.Sprintf(format, args...)}
+	}
+	locked := confined(pod)
+	uid, gid := int64(os.Geteuid()), int64(os.Getegid())
+	if locked {
+		uid, gid = defaultUser, defaultGroup
+		if s.RunAsUser != nil {
+			gid = 0 // as with other runtimes
+		}
+	}
+	if s.RunAsUser != nil {
+		uid = *s.RunAsUser
+	}
+	if s.RunAsGroup != nil {
+		gid = *s.RunAsGroup
+	}
+	profile := seccompOf(&s)
+	switch {
+	case isTrue(s.RunAsNonRoot) && uid == 0 && s.RunAsUser != nil:
+		return refuse("container's runAsUser breaks non-root policy (pod: %q, container: %s)", pod.Namespace+"/"+pod.Name, c.Name)
+	case isTrue(s.RunAsNonRoot) && uid == 0:
+		return refuse("container has runAsNonRoot and image will run as root (pod: %q, container: %s)", pod.Namespace+"/"+pod.Name, c.Name)
+	case locked && isTrue(s.Privileged):
+		return refuse("privileged: true is for Pods that Pod Security allows it, those of the level privileged")
+	case profile == corev1.SeccompProfileTypeLocalhost:
+		return refuse("seccompProfile of type Localhost is not supported: want RuntimeDefault or Unconfined")
+	case locked && s.ProcMount != nil && *s.ProcMount == corev1.UnmaskedProcMount:
+		return refuse("procMount Unmasked is for Pods of the Pod Security level privileged")
+	case locked && (uid >= idsPerNamespace || gid >= idsPerNamespace || slices.ContainsFunc(s.groups, func(g int64) bool { return g >= idsPerNamespace })):
+		return refuse("users and groups of a Pod go from 0 to %d, unless Pod Security allows it to be privileged", idsPerNamespace-1)
+	}
+	w := &shim.Walls{Spec: confine.Spec{
+		UID: uint32(uid), GID: uint32(gid), NoNewPrivs: s.AllowPrivilegeEscalation != nil && !*s.AllowPrivilegeEscalation,
+		Seccomp: profile == corev1.SeccompProfileTypeRuntimeDefault || profile == "" && locked,
+	}}
+	for _, g := range s.groups {
+		w.Groups = append(w.Groups, uint32(g))
+	}
+	if isTrue(s.Privileged) {
+		w.Seccomp = false
+	}
+	if err := capabilities(w, &s, locked); err != nil {
+		return refuse("%v", err)
+	}
+	w.Mount = mount.Walls{ReadOnly: isTrue(s.ReadOnlyRootFilesystem)}
+	w.KeepGroups = r.oneUser
+	if !locked {
+		plain := w.AllCapabilities && !w.NoNewPrivs && !w.Seccomp && !w.Mount.ReadOnly && len(w.Groups) == 0
+		if plain {
+			return nil, nil
+		}
+		return w, nil
+	}
+	w.Mount.Confined, w.Mount.OwnNetwork = true, !pod.Spec.HostNetwork
+	w.Mount.Hide = append([]string{r.o.StateDir}, r.o.Hide...)
+	if r.oneUser {
+		w.GID, w.IDs = w.UID, &shim.IDs{First: w.UID, Base: uint32(os.Geteuid()), Size: 1}
+		return w, nil
+	}
+	base, err := r.uids.base(pod.Namespace, r.hasPodsOf)
+	w.IDs = &shim.IDs{Base: base, Size: idsPerNamespace}
+	return w, err
+}
+
+func seccompOf(s *security) corev1.SeccompProfileType {
+	if s.SeccompProfile == nil {
+		return ""
+	}
+	return s.SeccompProfile.Type
+}
+
+// capabilities sets those of w: the runtimes' default, or all for who is not confined, less
+// those dropped, and those added, which other users than root have at once.
+func capabilities(w *shim.Walls, s *security, locked bool) error {
+	names := confine.AllCapabilities()
+	if locked {
+		names = confine.DefaultCapabilities()
+	}
+	c := s.Capabilities
+	if c == nil {
+		c = &corev1.Capabilities{}
+	}
+	w.AllCapabilities = !locked && len(c.Add)+len(c.Drop) == 0 || isTrue(s.Privileged)
+	for _, d := range c.Drop {
+		d := strings.TrimPrefix(strings.ToUpper(string(d)), "CAP_")
+		if d == "ALL" {
+			names = nil
+			continue
+		}
+		if _, err := confine.Capability(d); err != nil {
+			return err
+		}
+		names = slices.DeleteFunc(names, func(n string) bool { return n == d })
+	}
+	for _, a := range c.Add {
+		if strings.EqualFold(string(a), "ALL") {
+			names = confine.AllCapabilities()
+			continue
+		}
+		n, err := confine.Capability(string(a))
+		if err != nil {
+			return err
+		}
+		w.Ambient = append(w.Ambient, n)
+		names = append(names, strings.TrimPrefix(strings.ToUpper(string(a)), "CAP_"))
+	}
+	for _, n := range names {
+		if i, err := confine.Capability(n); err == nil && !slices.Contains(w.Bounding, i) {
+			w.Bounding = append(w.Bounding, i)
+		}
+	}
+	return nil
+}
+
+// hasPodsOf reports whether the node has a Pod of a namespace.
+func (r *Runner) hasPodsOf(namespace string) bool {
+	found := false
+	r.each(func(w *worker) { found = found || w.namespace == namespace })
+	return found
+}
+
+// confinement is the Node condition PodsConfined.
+func (r *Runner) confinement() corev1.NodeCondition {
+	if r.oneUser {
+		return corev1.NodeCondition{
+			Type: PodsConfined, Status: corev1.ConditionFalse, Reason: "OneUser",
+			Message: "without root all Pods are of the agent's user: files of that user elsewhere than in hidden directories can be read, " +
+				"and supplementalGroups and fsGroup have no effect",
+		}
+	}
+	return corev1.NodeCondition{
+		Type: PodsConfined, Status: corev1.ConditionTrue, Reason: "UsersOfNamespaces",
+		Message: "Pods that are not allowed to be privileged are of the users " + r.o.UIDs.String(),
+	}
+}
+
+// own gives the files of a volume to the user of a container and the group of its Pod's
+// files: the directory of an emptyDir, and all of those that the agent writes.
+func own(pod *corev1.Pod, v *corev1.Volume, path string, w *shim.Walls) error {
+	if v.HostPath != nil {
+		return nil
+	}
+	uid, gid := -1, -1
+	host := func(id int64) int {
+		if w != nil && w.IDs != nil {
+			return int(w.IDs.Base) + int(id)
+		}
+		return int(id)
+	}
+	if w != nil && w.IDs != nil {
+		if w.IDs.Size == 1 {
+			return nil // all is of the one user
+		}
+		uid, gid = host(int64(w.UID)), host(int64(w.GID))
+	}
+	group := pod.Spec.SecurityContext != nil && pod.Spec.SecurityContext.FSGroup != nil
+	if group {
+		gid = host(*pod.Spec.SecurityContext.FSGroup)
+	}
+	if uid < 0 && gid < 0 || w != nil && w.KeepGroups {
+		return nil
+	}
+	if v.EmptyDir != nil {
+		if !group {
+			return nil // everybody may write
+		}
+		return errors.Join(os.Lchown(path, uid, gid), os.Chmod(path, 0o777|fs.ModeSetgid))
+	}
+	return filepath.WalkDir(path, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if err := os.Lchown(path, uid, gid); err != nil || !group || d.Type()&fs.ModeSymlink != 0 {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		more := fs.FileMode(0o440)
+		if d.IsDir() {
+			more = 0o550 | fs.ModeSetgid
+		}
+		return os.Chmod(path, info.Mode()|more)
+	})
+}
