@@ -43,7 +43,9 @@ var tries = map[string]func() error{
 	"open a packet one": func() error { return socket(unix.AF_PACKET, unix.SOCK_RAW, 0) },
 	"make a user":       func() error { return unix.Unshare(unix.CLONE_NEWNS) },
 	"become root":       func() error { return unix.Setresuid(0, 0, 0) },
-	"make a device":     func() error { return errors.Join(unix.Mknod("/run/attacked", unix.S_IFBLK|0o600, 0x100), os.Remove("/run/attacked")) },
+	"make a device": func() error {
+		return errors.Join(unix.Mknod("/run/attacked", unix.S_IFBLK|0o600, 0x100), os.Remove("/run/attacked"))
+	},
 	"make a key": func() error {
 		_, err := unix.AddKey("user", "attack", []byte("x"), unix.KEY_SPEC_PROCESS_KEYRING)
 		return err
