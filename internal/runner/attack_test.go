@@ -53,6 +53,11 @@ var tries = map[string]func() error{
 	"change the hostname": func() error { return unix.Sethostname([]byte("attacked")) },
 }
 
+func addKey() error {
+	_, err := unix.AddKey("user", "attack", []byte("x"), unix.KEY_SPEC_PROCESS_KEYRING)
+	return err
+}
+
 func agentPid() int {
 	pid, _ := strconv.Atoi(os.Getenv("AGENT"))
 	return pid
@@ -131,8 +136,10 @@ func (c *cluster) attack(level string, change func(*corev1.Pod)) *corev1.Pod {
 	dir := c.t.TempDir()
 	key := filepath.Join(filepath.Dir(c.state), "pki.key")
 	other := filepath.Join(c.state, "pods", "other", "volumes", "v", "file")
-	if err := errors.Join(os.WriteFile(key, []byte("key"), 0o644), os.MkdirAll(filepath.Dir(other), 0o755), os.WriteFile(other, []byte("x"), 0o644),
-		os.WriteFile("/run/of-the-machine", []byte("x"), 0o644), os.WriteFile(dir+"/file", []byte("x"), 0o644)); err != nil {
+	if err := errors.Join(
+		os.WriteFile(key, []byte("key"), 0o644), os.MkdirAll(filepath.Dir(other), 0o755), os.WriteFile(other, []byte("x"), 0o644),
+		os.WriteFile("/run/of-the-machine", []byte("x"), 0o644), os.WriteFile(dir+"/file", []byte("x"), 0o644),
+	); err != nil {
 		c.t.Fatal(err)
 	}
 	p := pod("attack", "")

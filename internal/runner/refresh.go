@@ -50,7 +50,7 @@ func (w *worker) refreshVolumes(ctx context.Context, pod *corev1.Pod) time.Time 
 		if _, err := os.Stat(w.paths.volume(volumeOf.Name)); err != nil {
 			continue // no container with this volume has started
 		}
-		_, err := volume(ctx, f, volumeOf, w.paths.volume(volumeOf.Name), from)
+		err := w.rewrite(ctx, f, volumeOf, from)
 		var missing missingError
 		switch {
 		case err == nil || ctx.Err() != nil:

@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -94,7 +95,7 @@ func (r *Runner) walls(pod *corev1.Pod, c *corev1.Container) (*shim.Walls, error
 		return refuse("seccompProfile of type Localhost is not supported: want RuntimeDefault or Unconfined")
 	case locked && s.ProcMount != nil && *s.ProcMount == corev1.UnmaskedProcMount:
 		return refuse("procMount Unmasked is for Pods of the Pod Security level privileged")
-	case locked && (uid >= idsPerNamespace || gid >= idsPerNamespace || slices.ContainsFunc(s.groups, func(g int64) bool { return g >= idsPerNamespace })):
+	case locked && max(uid, gid, slices.Max(append(s.groups, 0))) >= idsPerNamespace:
 		return refuse("users and groups of a Pod go from 0 to %d, unless Pod Security allows it to be privileged", idsPerNamespace-1)
 	}
 	w := &shim.Walls{Spec: confine.Spec{
@@ -251,4 +252,20 @@ func own(pod *corev1.Pod, v *corev1.Volume, path string, w *shim.Walls) error {
 		}
 		return os.Chmod(path, info.Mode()|more)
 	})
+}
+
+// rewrite writes a volume of a running pod again, for the containers that have it.
+func (w *worker) rewrite(ctx context.Context, f facts, v *corev1.Volume, from source) error {
+	path, err := volume(ctx, f, v, w.paths.volume(v.Name), from)
+	for _, c := range w.containers {
+		used := func(m corev1.VolumeMount) bool { return m.Name == v.Name }
+		if err != nil || !slices.ContainsFunc(c.spec.VolumeMounts, used) {
+			continue
+		}
+		var walls *shim.Walls
+		if walls, err = w.r.walls(f.pod, c.spec); err == nil {
+			err = own(f.pod, v, path, walls)
+		}
+	}
+	return err
 }

@@ -121,7 +121,7 @@ func (w *worker) refresh(ctx context.Context, pod *corev1.Pod) (next time.Time) 
 		}
 		f := facts{pod: pod, ips: w.state(pod).ips, hostIPs: w.r.hostIPs()}
 		from := source{client: w.r.o.Client, namespace: pod.Namespace, tokens: &w.tokens}
-		if _, err := volume(ctx, f, v, w.paths.volume(v.Name), from); err != nil {
+		if err := w.rewrite(ctx, f, v, from); err != nil {
 			if ctx.Err() == nil {
 				w.log.Warn("cannot renew the pod's token; retrying", "err", err, "after", tokenRetry)
 			}

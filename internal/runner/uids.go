@@ -89,7 +89,8 @@ func (u *uids) base(namespace string, used func(string) bool) (uint32, error) {
 			slot++
 		}
 		if slot >= u.ids.slots() {
-			return 0, fmt.Errorf("no users are left for namespace %s: Pods of %d namespaces have them all; widen --pod-uid-range", namespace, len(taken))
+			return 0, fmt.Errorf("no users are left for namespace %s: Pods of %d namespaces have them all; widen --pod-uid-range",
+				namespace, len(taken))
 		}
 		u.slot[namespace] = slot
 		b, err := json.Marshal(u.slot)

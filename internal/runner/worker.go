@@ -78,7 +78,8 @@ type containerSnapshot struct {
 
 func newWorker(ctx context.Context, r *Runner, uid types.UID, namespace, name string) *worker {
 	w := &worker{
-		r: r, uid: uid, namespace: namespace, paths: podPaths{r.podDir(uid)}, log: r.o.Log.With("namespace", namespace, "pod", name, "uid", string(uid)),
+		r: r, uid: uid, namespace: namespace,
+		paths: podPaths{r.podDir(uid)}, log: r.o.Log.With("namespace", namespace, "pod", name, "uid", string(uid)),
 		wake: make(chan struct{}, 1), retry: backoff{base: r.o.BackOff},
 	}
 	w.life, w.die = context.WithCancel(ctx)
