@@ -209,8 +209,8 @@ func (p *podSecurity) checkLevel(ctx context.Context, a admission.Attributes) er
 // podSecurityError is the answer as kube-apiserver's plugin gives it.
 func podSecurityError(a admission.Attributes, answer *admissionv1.AdmissionResponse) error {
 	err := admission.NewForbidden(a, errors.New("Not allowed by PodSecurity")) //nolint:staticcheck // the text of kube-apiserver
-	status, ok := err.(*apierrors.StatusError)
-	if !ok || answer.Result == nil {
+	var status *apierrors.StatusError
+	if !errors.As(err, &status) || answer.Result == nil {
 		return err
 	}
 	if answer.Result.Message != "" {
