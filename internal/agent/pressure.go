@@ -14,10 +14,12 @@ import (
 
 // The thresholds of a kubelet's --eviction-hard, and how long it calls a node under
 // pressure after the last sign of it. Pods are not evicted here: the node gets a taint,
-// and with it no new Pods.
+// and with it no new Pods. No images are stored here, so that minDisk is enough of a
+// large disk, of which a kubelet wants a tenth.
 const (
 	minMemory        = 100 << 20
 	minDiskPercent   = 10
+	minDisk          = 1 << 30
 	minInodesPercent = 5
 	pressureLasts    = 5 * time.Minute
 )
@@ -87,8 +89,8 @@ func lowDisk(space func() (fileio.Space, error)) (string, error) {
 	switch {
 	case err != nil:
 		return "", err
-	case s.Free < s.Total/100*minDiskPercent:
-		return fmt.Sprintf("less than %d %% of the disk of the node's state are free", minDiskPercent), nil
+	case s.Free < min(minDisk, s.Total/100*minDiskPercent):
+		return fmt.Sprintf("the disk of the node's state has %d MiB free, less than 1 GiB and than %d %%", s.Free>>20, minDiskPercent), nil
 	case s.FreeInodes < s.Inodes/100*minInodesPercent:
 		return fmt.Sprintf("less than %d %% of the inodes of the disk of the node's state are free", minInodesPercent), nil
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
 )
 
-// The thresholds are a kubelet's; a condition stays for five minutes after the last sign.
+// The thresholds are a kubelet's, but 1 GiB of a large disk; a condition stays for five minutes after the last sign.
 func TestPressure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		text, failed := "MemTotal: 1000000 kB\nMemAvailable: 102400 kB\n", error(nil)
@@ -41,6 +41,11 @@ func TestPressure(t *testing.T) {
 		check("both over", no, no)
 		space.FreeInodes = 49
 		check("inodes", no, yes)
+		space = fileio.Space{Total: 1 << 40, Free: minDisk}
+		time.Sleep(pressureLasts)
+		check("a large disk at its threshold", no, no)
+		space.Free--
+		check("a large disk", no, yes)
 		text, failed = "", errors.New("no disk")
 		check("cannot be read", unknown, unknown)
 	})
