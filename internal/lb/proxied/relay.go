@@ -89,7 +89,7 @@ func carry(to, from stream) (int64, error) {
 		n, err := from.Read(buf[:])
 		if n > 0 {
 			if _, err := to.Write(buf[:n]); err != nil {
-				return total, fmt.Errorf("%w: %s", errWrite, err)
+				return total, fmt.Errorf("%w: %s", errWrite, err.Error())
 			}
 			total += int64(n)
 		}

@@ -22,7 +22,7 @@ import (
 // readyFD is the pipe to which a new shim writes "ok" or its error.
 const readyFD = 3
 
-// CheckArg, as the only argument, makes Main return 0 and do nothing else.
+// CheckArg as the only argument makes Main return 0 and do nothing else.
 const CheckArg = "-check"
 
 // Main runs a shim until its shutdown and returns its exit code. The arguments
