@@ -175,14 +175,16 @@ func New(o Options) (*Runner, error) {
 	if r.uids, err = loadUIDs(o.UIDs, dir); err != nil {
 		return nil, err
 	}
+	// What this machine does not allow stands in the Node's conditions as well, and a
+	// Pod with limits gets an Event: a start of every day is no reason to warn.
 	if o.Protect {
 		if err := process.SetOOMScoreAdj(os.Getpid(), protectedScore); err != nil {
 			r.cgroups.unprotected = err
-			o.Log.Warn("cannot protect the agent when memory is short", "err", err)
+			o.Log.Info("cannot protect the agent when memory is short", "err", err)
 		}
 	}
 	if r.cgroups.err != nil {
-		o.Log.Warn("cannot enforce limits of Pods", "err", r.cgroups.err)
+		o.Log.Info("cannot enforce limits of Pods", "err", r.cgroups.err)
 	}
 	r.network = newNetwork(r)
 	if o.Listener != nil {
