@@ -269,7 +269,11 @@ func TestMasquerade(t *testing.T) {
 	if err := link.Unmasquerade(); err != nil {
 		t.Fatal(err)
 	}
-	<-removed
+	select {
+	case <-removed:
+	case <-time.After(30 * time.Second):
+		t.Error("not told that the rules were removed")
+	}
 	if err := link.Unmasquerade(); err != nil {
 		t.Errorf("removing what is not there: %v", err)
 	}
