@@ -147,12 +147,21 @@ func TestNearlyFullStoreHeals(t *testing.T) {
 	server, stop := apiservertest.StartStoppable(t, at, smallStore)
 	system := kubernetes.NewForConfigOrDie(server.LoopbackConfig())
 	user := tenant(t, server.LoopbackConfig())
-	for i := 0; storeStatus(t, system).InUseBytes < 13<<20; i++ { // nearly full is 12 of 16 MiB, full 14
-		cm := large(fmt.Sprintf("cm-%d", i), i)
-		cm.Data["a"] = cm.Data["a"][:100<<10]
-		if _, err := user.CoreV1().ConfigMaps("default").Create(t.Context(), cm, metav1.CreateOptions{}); err != nil {
-			t.Fatalf("create %d: %v (%+v)", i, err, storeStatus(t, system))
+	// Nearly full is 12 of 16 MiB, full 14. What is in use counts at etcd's commits, so
+	// each step waits for that of its objects.
+	const step, size, enough = 4, 100 << 10, 13<<20 + 1<<18
+	made, inUse := 0, storeStatus(t, system).InUseBytes
+	for inUse < enough {
+		for range step {
+			cm := large(fmt.Sprintf("cm-%d", made), made)
+			cm.Data["a"] = cm.Data["a"][:size]
+			if _, err := user.CoreV1().ConfigMaps("default").Create(t.Context(), cm, metav1.CreateOptions{}); err != nil {
+				t.Fatalf("create %d: %v (%+v)", made, err, storeStatus(t, system))
+			}
+			made++
 		}
+		eventually(t, "the objects count", func() bool { return storeStatus(t, system).InUseBytes != inUse })
+		inUse = storeStatus(t, system).InUseBytes
 	}
 	stop()
 	// A start measures and compacts. Compactions by size are due after 4 MiB more, or when

@@ -112,7 +112,8 @@ func read(s Service, all bool) *Reading {
 		key, value string
 	}
 	var items []item
-	for key, value := range s.Annotations {
+	for _, key := range slices.Sorted(maps.Keys(s.Annotations)) {
+		value := s.Annotations[key]
 		if e, ok := lookUp(key); ok {
 			items = append(items, item{e, key, value})
 		} else if d := ownerOf(key); all && d != nil {

@@ -139,6 +139,7 @@ func (c *cluster) attack(level string, change func(*corev1.Pod)) *corev1.Pod {
 	); err != nil {
 		c.t.Fatal(err)
 	}
+	c.t.Cleanup(func() { _ = os.Remove("/run/of-the-machine") })
 	p := pod("attack", "")
 	p.Namespace, p.Name, p.GenerateName = ns, "", "attack-"
 	p.Spec.RestartPolicy, p.Spec.AutomountServiceAccountToken = corev1.RestartPolicyNever, new(false)
@@ -209,6 +210,46 @@ func armed(t *testing.T) {
 	}
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// What a Pod mounts, and the links that it puts into its volumes, lead nowhere: the shim
+// opens files as root of the machine.
+func TestVolumesLeadNowhere(t *testing.T) {
+	armed(t)
+	c := newCluster(t, func(o *runner.Options) { o.Hide = []string{filepath.Dir(o.StateDir)} })
+	outside := t.TempDir()
+	for _, at := range []string{"/dev", "/proc", "/sys", "/dev/pts", "/opt/x/proc", "/opt/x" + outside} {
+		link := strings.HasPrefix(at, "/opt/x")
+		p := c.attack("baseline", func(p *corev1.Pod) {
+			main := &p.Spec.Containers[0]
+			if !link {
+				main.VolumeMounts[0].MountPath = at
+				return
+			}
+			// The volume's link leads past the walls; the file would be made there.
+			main.TerminationMessagePath = at + "/made"
+			maker := *main.DeepCopy()
+			maker.Name, maker.TerminationMessagePath = "maker", ""
+			maker.Command = []string{"/bin/sh", "-c", "ln -s /proc/1/root /opt/x"}
+			p.Spec.InitContainers = []corev1.Container{maker}
+		})
+		var got *corev1.Pod
+		await(t, "the end of the Pod with "+at, func() bool {
+			var err error
+			got, err = c.client.CoreV1().Pods(p.Namespace).Get(t.Context(), p.Name, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return got.Status.Phase == corev1.PodSucceeded || got.Status.Phase == corev1.PodFailed
+		})
+		if end := got.Status.ContainerStatuses[0].State.Terminated; end == nil || end.Reason != "StartError" || !link &&
+			!strings.Contains(end.Message, "is not for volumes of a Pod that may not be privileged") {
+			t.Errorf("%s: %+v", at, got.Status.ContainerStatuses[0].State)
+		}
+	}
+	if entries, err := os.ReadDir(outside); err != nil || len(entries) > 0 {
+		t.Errorf("made on the machine: %v, %v", entries, err)
 	}
 }
 

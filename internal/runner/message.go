@@ -31,7 +31,8 @@ func (p podPaths) messageBind(c *corev1.Container, attempt int) mount.Bind {
 	if path == "" {
 		path = corev1.TerminationMessagePathDefault
 	}
-	return mount.Bind{Source: p.message(c.Name, attempt), Target: path, MakeFile: true}
+	// Optional: the shim of an earlier version does not know MakeFile.
+	return mount.Bind{Source: p.message(c.Name, attempt), Target: path, MakeFile: true, Optional: true}
 }
 
 // readMessage returns the termination message of an attempt that has ended: what it has

@@ -203,6 +203,19 @@ func (r *Runner) confinement() corev1.NodeCondition {
 	}
 }
 
+// readOnlyData returns c with the volumes read-only into which the agent writes: all but
+// empty directories and the machine's own.
+func readOnlyData(pod *corev1.Pod, c *corev1.Container) *corev1.Container {
+	c = c.DeepCopy()
+	for i := range c.VolumeMounts {
+		m := &c.VolumeMounts[i]
+		m.ReadOnly = m.ReadOnly || slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+			return v.Name == m.Name && v.EmptyDir == nil && v.HostPath == nil
+		})
+	}
+	return c
+}
+
 // own gives the files of a volume to the user of a container and the group of its Pod's
 // files: the directory of an emptyDir, and all of those that the agent writes.
 func own(pod *corev1.Pod, v *corev1.Volume, path string, w *shim.Walls) error {
@@ -238,6 +251,9 @@ func own(pod *corev1.Pod, v *corev1.Volume, path string, w *shim.Walls) error {
 	return filepath.WalkDir(path, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
+		}
+		if d.IsDir() && w != nil { // the agent's, which writes into it by path when the objects change
+			return os.Chmod(path, 0o755)
 		}
 		if err := os.Lchown(path, uid, gid); err != nil || !group || d.Type()&fs.ModeSymlink != 0 {
 			return err

@@ -84,7 +84,11 @@ func (r *Runner) container(ctx context.Context, f facts, c *corev1.Container, p 
 		}
 		paths[v.Name] = path
 	}
-	mounts, err := binds(c, paths, value)
+	mounted := c
+	if walls != nil && walls.Mount.Confined {
+		mounted = readOnlyData(f.pod, c)
+	}
+	mounts, err := binds(mounted, paths, value)
 	if err != nil {
 		return shim.Container{}, configError{"CreateContainerConfigError", err.Error()}
 	}
@@ -95,9 +99,9 @@ func (r *Runner) container(ctx context.Context, f facts, c *corev1.Container, p 
 		Log:   p.log(c.Name, attempt), Limit: r.o.LogLimit, Record: p.record(c.Name, attempt),
 		TTY: c.TTY, Stdin: c.Stdin, StdinOnce: c.StdinOnce,
 	}
-	if out.Walls = walls; walls == nil {
-		out.User, out.Group = identity(f.pod, c)
-	}
+	// The shim of an earlier version, which outlives the agent's upgrade, knows no walls.
+	out.Walls = walls
+	out.User, out.Group = identity(f.pod, c)
 	out.OOMScoreAdj = oomScoreAdj(f.pod, c, r.memory)
 	if out.Cgroup, err = r.cgroups.container(f.pod.UID, c); err != nil {
 		return shim.Container{}, err

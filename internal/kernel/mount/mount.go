@@ -68,7 +68,7 @@ func private(w *Walls, binds []Bind, f func(ns *os.File) error) error {
 			}
 		}
 		if b.MakeFile {
-			if own, err = makeFile(b.Target, own); err != nil {
+			if own, err = makeFile(b.Target, own, confined); err != nil {
 				return fmt.Errorf("make a place for %s: %w", b.Target, err)
 			}
 		}
@@ -88,7 +88,7 @@ func private(w *Walls, binds []Bind, f func(ns *os.File) error) error {
 func (b source) apply(confined bool) error {
 	_, err := os.Stat(b.Target)
 	if b.Make && os.IsNotExist(err) {
-		err = makeTarget(b.Target)
+		err = makeTarget(b.Target, confined)
 	}
 	if err != nil {
 		if b.Optional && os.IsNotExist(err) {
@@ -96,11 +96,11 @@ func (b source) apply(confined bool) error {
 		}
 		return fmt.Errorf("mount at %s: %w; image host shares the machine's file system, so the place must exist there", b.Target, err)
 	}
-	if err := unix.Mount(fdPath(b.file), b.Target, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
-		return fmt.Errorf("bind %s to %s: %w", b.Source, b.Target, err)
-	}
 	if confined {
 		return b.settle()
+	}
+	if err := unix.Mount(fdPath(b.file), b.Target, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("bind %s to %s: %w", b.Source, b.Target, err)
 	}
 	if !b.ReadOnly {
 		return nil

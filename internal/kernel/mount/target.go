@@ -16,8 +16,8 @@ import (
 // of a user namespace on a machine that belongs to another user, the deepest
 // directory above it that exists is covered by one that shows the same and in
 // which it may.
-func makeTarget(target string) error {
-	err := os.MkdirAll(target, 0o755)
+func makeTarget(target string, confined bool) error {
+	err := makePath(target, false, confined)
 	if err == nil || !errors.Is(err, fs.ErrPermission) && !errors.Is(err, unix.EROFS) {
 		return err
 	}
@@ -36,13 +36,55 @@ func makeTarget(target string) error {
 	if err := cover(real); err != nil {
 		return fmt.Errorf("make a place for %s in %s: %w", target, real, err)
 	}
-	return os.MkdirAll(target, 0o755)
+	return makePath(target, false, confined)
+}
+
+// makePath makes target, a directory or a file, and the directories above it. For a confined
+// process no link of /proc is followed on the way (a volume of the Pod may have links, and
+// /proc/1/root leads past the walls), which needs Linux 5.6.
+func makePath(target string, file, confined bool) error {
+	if !confined {
+		dir := target
+		if file {
+			dir = filepath.Dir(target)
+		}
+		if err := os.MkdirAll(dir, 0o755); err != nil || !file {
+			return err
+		}
+		f, err := os.OpenFile(target, os.O_CREATE|os.O_WRONLY, 0o644)
+		if err != nil {
+			return err
+		}
+		return f.Close()
+	}
+	var missing []string
+	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_MAGICLINKS}
+	at := filepath.Clean(target)
+	dir, err := unix.Openat2(unix.AT_FDCWD, at, &how)
+	for ; errors.Is(err, unix.ENOENT) && at != "/"; dir, err = unix.Openat2(unix.AT_FDCWD, at, &how) {
+		missing = append(missing, filepath.Base(at))
+		at = filepath.Dir(at)
+	}
+	for i := len(missing) - 1; err == nil && i >= 0; i-- {
+		var next int
+		if i == 0 && file {
+			next, err = unix.Openat(dir, missing[i], unix.O_CREAT|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o644)
+		} else if err = unix.Mkdirat(dir, missing[i], 0o755); err == nil || errors.Is(err, unix.EEXIST) {
+			next, err = unix.Openat(dir, missing[i], unix.O_PATH|unix.O_NOFOLLOW|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		}
+		_ = unix.Close(dir)
+		dir = next
+	}
+	if err != nil {
+		return &fs.PathError{Op: "make", Path: target, Err: err}
+	}
+	return unix.Close(dir)
 }
 
 // makeFile makes the file target if it does not exist. Below one of own, directories that
 // are not the machine's, it is simply made; elsewhere the deepest directory above that
 // exists is covered, and joins own.
-func makeFile(target string, own []string) ([]string, error) {
+func makeFile(target string, own []string, confined bool) ([]string, error) {
 	target = filepath.Clean(target)
 	if _, err := os.Stat(target); !errors.Is(err, fs.ErrNotExist) {
 		return own, err
@@ -67,14 +109,7 @@ func makeFile(target string, own []string) ([]string, error) {
 		}
 		own = append(own, above)
 	}
-	if err := os.MkdirAll(filepath.Dir(target), 0o755); err != nil {
-		return own, err
-	}
-	file, err := os.OpenFile(target, os.O_CREATE|os.O_WRONLY, 0o644)
-	if err != nil {
-		return own, err
-	}
-	return own, file.Close()
+	return own, makePath(target, true, confined)
 }
 
 // cover lays an empty file system over dir and binds into it what dir had.

@@ -226,19 +226,54 @@ func openSources(binds []Bind) (out []source, closeAll func(), err error) {
 	return out, closeAll, nil
 }
 
-// settle gives a bind of a confined process its attributes: the machine's files below it
-// are read-only by now.
-func (b Bind) settle() error {
+// settle lays b over its target for a confined process, with the attributes that a
+// bind has there: the machine's files below it are read-only by now. The target may lie in
+// a volume of the Pod, which can put a link there at any time; so it is opened once, and
+// what was opened is judged and covered.
+func (b source) settle() error {
+	target, err := os.OpenFile(b.Target, unix.O_PATH, 0)
+	if err != nil {
+		return fmt.Errorf("mount at %s: %w", b.Target, err)
+	}
+	defer target.Close()
+	real, err := os.Readlink(fdPath(target))
+	if err != nil {
+		return fmt.Errorf("mount at %s: %w", b.Target, err)
+	}
+	if forbidden(real) {
+		return fmt.Errorf("mount at %s: %s is not for volumes of a Pod that may not be privileged", b.Target, real)
+	}
+	tree, err := unix.OpenTree(int(b.file.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE|unix.AT_EMPTY_PATH)
+	if err != nil {
+		return fmt.Errorf("bind %s to %s: %w", b.Source, b.Target, err)
+	}
+	defer unix.Close(tree)
 	a := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV}
 	if b.ReadOnly {
 		a.Attr_set |= unix.MOUNT_ATTR_RDONLY
 	} else {
 		a.Attr_clr = unix.MOUNT_ATTR_RDONLY
 	}
-	if err := setattr(b.Target, a); err != nil {
+	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &a); err != nil {
 		return fmt.Errorf("set what may be done at %s: %w", b.Target, err)
 	}
+	if err := unix.MoveMount(tree, "", int(target.Fd()), "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
+		return fmt.Errorf("bind %s to %s: %w", b.Source, b.Target, err)
+	}
 	return nil
+}
+
+// forbidden reports whether a confined process must see what raise made at path: the
+// shim opens files there, too.
+func forbidden(path string) bool {
+	first, rest, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
+	switch first {
+	case "", "proc", "sys":
+		return true
+	case "dev":
+		return rest == "" || rest == "pts" || strings.HasPrefix(rest, "pts/")
+	}
+	return false
 }
 
 // missing makes the target of an optional bind that a link names in a directory that is
@@ -251,7 +286,7 @@ func (b Bind) missing(own []string) error {
 	if !filepath.IsAbs(to) {
 		to = filepath.Join(filepath.Dir(b.Target), to)
 	}
-	_, err = makeFile(to, own)
+	_, err = makeFile(to, own, true)
 	return err
 }
 
