@@ -51,6 +51,13 @@ func (s *stage) backends() error {
 	if err != nil {
 		return err
 	}
+	// Ready Pods are in the nodes' tables a moment later.
+	for _, node := range []string{"node1", "node2"} {
+		if _, err := s.on(node, "curl", "-sS", "--retry", "30", "--retry-connrefused", "--retry-delay", "1", "--max-time", "60",
+			"-o", "/dev/null", "http://"+s.clusterAddr+"/"); err != nil {
+			return fmt.Errorf("through the ClusterIP from %s: %w", node, err)
+		}
+	}
 	line(fmt.Sprintf("%d backends ready", replicas), "after %s, on %s", took, strings.Join(strings.Fields(nodes), ", "))
 	return nil
 }
