@@ -1,30 +1,29 @@
 package apiserver_test
 
 import (
-	"context"
 	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
 	"net/http"
 	"net/http/httptest"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
+
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 // The definitions of other projects install, and their objects are checked as
 // those projects mean it.
 func TestDefinitionsOfProjects(t *testing.T) {
-	gateway := moduleDir(t, "sigs.k8s.io/gateway-api")
-	manager := moduleDir(t, "github.com/cert-manager/cert-manager")
+	gateway := testbed.ModuleDir(t, filepath.Join("..", "..", "test", "crds"), "sigs.k8s.io/gateway-api")
+	manager := testbed.ModuleDir(t, filepath.Join("..", "..", "test", "crds"), "github.com/cert-manager/cert-manager")
 	c := newCustom(t)
 	n := 0
 	for _, pattern := range []string{gateway + "/config/crd/standard/*.yaml", manager + "/deploy/crds/*.yaml"} {
@@ -62,25 +61,6 @@ func TestDefinitionsOfProjects(t *testing.T) {
 		spec: {secretName: web, dnsNames: [web.example.com], issuerRef: {name: ca}}}`); err != nil {
 		t.Error(err)
 	}
-}
-
-// moduleDir is where the files of a module of test/crds are. Without a module
-// proxy or a filled cache there are none.
-func moduleDir(t *testing.T, path string) string {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, "go", "mod", "download", "-json", path)
-	cmd.Dir = filepath.Join("..", "..", "test", "crds")
-	out, err := cmd.Output()
-	var m struct{ Dir, Error string }
-	if bad := json.Unmarshal(out, &m); bad != nil {
-		t.Fatalf("go mod download: %v, %v", err, bad)
-	}
-	if m.Error != "" || m.Dir == "" {
-		t.Skipf("cannot have %s: %s", path, m.Error)
-	}
-	return m.Dir
 }
 
 // A definition whose webhook converts: the object goes there in one version and

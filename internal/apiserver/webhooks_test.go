@@ -67,7 +67,7 @@ func (r *reviewer) review(w http.ResponseWriter, req *http.Request) {
 		case <-r.hang:
 		case <-req.Context().Done():
 		}
-	case "labelled": // once somebody else has made a label
+	case "labelled": // once another webhook has set a label
 		if strings.Contains(string(review.Request.Object.Raw), `"labels"`) {
 			patch(`[{"op":"add","path":"/metadata/labels/first","value":"saw-it"}]`)
 		}
@@ -362,8 +362,8 @@ func testHookCustom(h hookTest) {
 	})
 }
 
-// A webhook for everything, whose server is gone, keeps nobody from removing it, and
-// nobody from asking what he may do.
+// A webhook for everything, whose server is gone, prevents neither its removal nor
+// access reviews.
 func testHookExempt(h hookTest) {
 	h.Server.Close()
 	h.validating("allow", func(w *admissionv1.ValidatingWebhook) {

@@ -63,7 +63,7 @@ func (f *agentFlags) add(cmd *cobra.Command) {
 		"answer questions to the Service kube-dns on this node itself, without connection tracking; "+
 			"other nodes' servers stand in when it is down")
 	flags.StringVar(&f.podUIDs, "pod-uid-range", runner.DefaultUIDRange.String(),
-		"users and groups of this machine that nobody else has, FIRST-LAST: 65,536 for each namespace with Pods that are not allowed "+
+		"unused users and groups of this machine, FIRST-LAST: 65,536 for each namespace with Pods that are not allowed "+
 			"to be privileged")
 	flags.Int64Var(&f.podPIDs, "pod-max-pids", runner.DefaultPodPIDs, "processes and threads of each Pod that is not allowed to be privileged")
 	addConfigureResolver(cmd, &f.configureResolver)

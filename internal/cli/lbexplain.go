@@ -98,7 +98,8 @@ func getService(ctx context.Context, f *clientFlags, name string) ([]corev1.Serv
 	return []corev1.Service{*s}, nil
 }
 
-// readServices returns the Services of a file; objects of other kinds are passed over.
+// readServices returns the Services of type LoadBalancer of a file, or if there are none
+// its other Services; objects of other kinds are passed over.
 func readServices(in io.Reader, file string) ([]corev1.Service, error) {
 	if file != "-" {
 		f, err := os.Open(file)
@@ -108,7 +109,7 @@ func readServices(in io.Reader, file string) ([]corev1.Service, error) {
 		defer f.Close()
 		in = f
 	}
-	var out []corev1.Service
+	var out, others []corev1.Service
 	decoder := yaml.NewYAMLOrJSONDecoder(io.LimitReader(in, maxManifest), 4096)
 	for {
 		var raw json.RawMessage
@@ -127,7 +128,14 @@ func readServices(in io.Reader, file string) ([]corev1.Service, error) {
 		if err := json.Unmarshal(raw, &s); err != nil {
 			return nil, fmt.Errorf("%s: a Service: %w (values of annotations are strings: write them in quotes)", file, err)
 		}
-		out = append(out, s)
+		if s.Spec.Type == corev1.ServiceTypeLoadBalancer {
+			out = append(out, s)
+		} else {
+			others = append(others, s)
+		}
+	}
+	if len(out) == 0 {
+		out = others
 	}
 	if len(out) == 0 {
 		return nil, fmt.Errorf("%s: there is no Service in it", file)

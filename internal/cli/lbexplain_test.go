@@ -77,6 +77,10 @@ func TestExplain(t *testing.T) {
 		parsed.Services[0].Spec.Health.Interval != "10s" || len(parsed.Services[0].Findings) < 8 {
 		t.Errorf("exit %d, %v: %s%s", code, err, out, stderr)
 	}
+	write("{kind: Service, apiVersion: v1, metadata: {name: internal}}\n---\n" + manyClouds)
+	if code, out, stderr := call(t, "lb", "explain", "-f", file); code != exitDone || strings.Contains(out, "internal\n") {
+		t.Errorf("beside another Service: exit %d: %s%s", code, out, stderr)
+	}
 	for text, want := range map[string]string{
 		"kind: ConfigMap":                                           "there is no Service in it",
 		strings.Replace(manyClouds, `"3"`, "3", 1):                  "write them in quotes",

@@ -108,6 +108,9 @@ var ordinaryErrors = []struct {
 	// k8s.io/cri-streaming, remotecommand/exec.go and attach.go: the agent ends, and with it
 	// the exec, which the client is sent.
 	{message: "Unhandled Error", err: regexp.MustCompile(`^error (executing command in|attaching to) container: context canceled$`)},
+	// k8s.io/client-go, tools/cache/reflector.go: a server or an agent ends, and with it its
+	// watches.
+	{message: "Failed to watch", err: regexp.MustCompile(`context canceled$`)},
 	// k8s.io/apiserver, server/filters/wrap.go and timeout.go: a client has interrupted a
 	// request, or it took longer than a minute, which the client is sent as 504. Both are
 	// counted: apiserver_request_aborts_total, apiserver_request_terminations_total.

@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/url"
 	"strings"
 	"syscall"
 	"testing"
@@ -33,7 +34,7 @@ func TestLibraryErrors(t *testing.T) {
 		do()
 		return out.String()
 	}
-	ctx := context.Background()
+	ctx, watchCanceled := context.Background(), &url.Error{Op: "Get", URL: "https://127.0.0.1/api/v1/nodes?watch=true", Err: context.Canceled}
 	for name, x := range map[string]struct {
 		do       func()
 		ordinary bool
@@ -50,6 +51,8 @@ func TestLibraryErrors(t *testing.T) {
 		"half a request":      {func() { notStatus(io.ErrUnexpectedEOF) }, true},
 		"store is away":       {func() { notStatus(errors.New(storeAway)) }, false},
 		"programming error":   {func() { notStatus(errors.New("no such column")) }, false},
+		"watch at the end":    {func() { runtime.HandleErrorWithContext(ctx, watchCanceled, "Failed to watch", "type", "*v1.Node") }, true},
+		"broken watch":        {func() { runtime.HandleErrorWithContext(ctx, reset, "Failed to watch", "type", "*v1.Node") }, false},
 		"any other error":     {func() { klog.Background().Error(reset, "cannot listen") }, false},
 		"canceled after":      {func() { finish("context canceled", false) }, true},
 		"time out after":      {func() { finish("context deadline exceeded", false) }, false},

@@ -277,7 +277,7 @@ func TestPodGC(t *testing.T) {
 	if _, err := r.client.CoreV1().Pods(ns).Get(ctx, "b", metav1.GetOptions{}); err != nil {
 		t.Errorf("the other pod: %v", err)
 	}
-	// A Node of that name that comes and goes again has the whole delay anew.
+	// A Node of that name that comes and goes again gets the whole delay again.
 	r.node("gone")
 	r.pod(ns, "c", "web", "gone", "10.244.0.2")
 	went := time.Now()

@@ -1,12 +1,10 @@
 package dialect
 
 import (
-	"context"
 	"encoding/json"
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -14,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 const (
@@ -258,7 +258,7 @@ func TestAnnotationsOfCloudProviders(t *testing.T) {
 		{"k8s.io/cloud-provider-aws", "pkg/providers/v1", 30, regexp.MustCompile(`^service\.beta\.kubernetes\.io/aws-load-balancer-`)},
 		{"go.universe.tf/metallb", "controller", 8, regexp.MustCompile(`^metallb\.(io|universe\.tf)/.`)},
 	} {
-		found := stringConstants(t, filepath.Join(moduleDir(t, c.module), c.dir))
+		found := stringConstants(t, filepath.Join(testbed.ModuleDir(t, filepath.Join("..", "..", "test", "clouds"), c.module), c.dir))
 		count := 0
 		for _, text := range found {
 			if !c.is.MatchString(text) {
@@ -273,25 +273,6 @@ func TestAnnotationsOfCloudProviders(t *testing.T) {
 			t.Errorf("%s: only %d annotations found", c.module, count)
 		}
 	}
-}
-
-// moduleDir is where the files of a module of test/clouds are. Without a module proxy or a
-// filled cache there are none.
-func moduleDir(t *testing.T, path string) string {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, "go", "mod", "download", "-json", path)
-	cmd.Dir = filepath.Join("..", "..", "test", "clouds")
-	out, err := cmd.Output()
-	var m struct{ Dir, Error string }
-	if bad := json.Unmarshal(out, &m); bad != nil {
-		t.Fatalf("go mod download: %v, %v", err, bad)
-	}
-	if m.Error != "" || m.Dir == "" {
-		t.Skipf("cannot have %s: %s", path, m.Error)
-	}
-	return m.Dir
 }
 
 // stringConstants returns the values of the constants of a package, those that are put

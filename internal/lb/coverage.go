@@ -156,7 +156,7 @@ func (c *controller) computeCoverage() *coverage {
 	return newCoverage(c.speakers, func(node string) bool { silent, known := c.silent[node]; return silent || !known })
 }
 
-// keepCoverage finds out anew what the speakers can announce when they have changed, and
+// keepCoverage recomputes what the speakers can announce when they change, and
 // has the Services looked at whose addresses have become announceable, or are so no more.
 func (c *controller) keepCoverage(ctx context.Context) {
 	for {

@@ -43,7 +43,7 @@ func TestTransportRejects(t *testing.T) {
 	if _, err := open(other, "b", good); !errors.Is(err, errMAC) {
 		t.Errorf("a message with another key: %v", err)
 	}
-	// Whoever has the key may be broken, but breaks nobody else.
+	// Whoever has the key may be broken, but breaks no other.
 	for n := range 80 {
 		mac.Reset()
 		body := bytes.Repeat([]byte{1}, n)

@@ -17,7 +17,7 @@ import (
 )
 
 // The list of voters follows the speakers, one change at a time; it is written again
-// when somebody deletes it, and the key of the speakers is made once.
+// when it is deleted, and the key of the speakers is made once.
 func TestVoters(t *testing.T) {
 	r := newRig(t)
 	_, stop := r.run(nil)
@@ -101,7 +101,7 @@ func TestVoters(t *testing.T) {
 		return nil
 	})
 	stop()
-	// A new process does not remember what somebody has deleted meanwhile, but the speakers do.
+	// A new process does not remember what was deleted meanwhile, but the speakers do.
 	lost := lists()
 	r.must(r.client.CoreV1().ConfigMaps(Namespace).Delete(ctx, VotersName, metav1.DeleteOptions{}))
 	r.run(nil)

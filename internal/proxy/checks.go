@@ -22,7 +22,8 @@ type checks struct {
 	checker dataplane.Checker // nil: the kernel reports everything
 	timer   *time.Timer
 	most    time.Duration // between two looks
-	alarms  int           // in a row
+	alarms  int           // with no longer than most between two of them
+	alarmed time.Time     // the last one
 	log     *slog.Logger
 }
 
@@ -36,9 +37,9 @@ func newChecks(d dataplane.Applier, most time.Duration, log *slog.Logger) *check
 	return c
 }
 
-// intact looks, and sets the timer for the next time. Every alarm in a row doubles the
-// wait: tables of iptables are other programs', too, whose changes do not matter here,
-// and a comparison costs much more than a look.
+// intact looks, and sets the timer for the next time. Every alarm doubles the wait until
+// there has been none for the time of c.most: tables of iptables are other programs',
+// too, whose changes do not matter here, and a comparison costs much more than a look.
 func (c *checks) intact() bool {
 	start := time.Now()
 	ok, err := c.checker.Intact()
@@ -48,10 +49,13 @@ func (c *checks) intact() bool {
 		c.log.Debug("cannot look whether rules were changed; they are compared periodically", "err", err)
 		ok, wait = true, c.most
 	case ok:
-		c.alarms = 0
+		if time.Since(c.alarmed) > c.most {
+			c.alarms = 0
+		}
 	default:
 		wait <<= min(c.alarms, 10)
 		c.alarms++
+		c.alarmed = time.Now()
 	}
 	c.timer.Reset(min(wait, c.most))
 	return ok

@@ -49,6 +49,15 @@ func TestLooksAreBounded(t *testing.T) {
 		}
 		l.intact = true
 		want("alarm before", 30*time.Second, true)
+		l.intact = false
+		want("quiet between two alarms", checkInterval, false)
+		l.intact = true
+		want("alarm before", 30*time.Second, true)
+		want("quiet", checkInterval, true) // more than 30 s after the last alarm
+		l.intact = false
+		want("quiet for long", checkInterval, false)
+		l.intact = true
+		want("first alarm before", checkInterval, true)
 		l.err = errors.New("no buffer space available")
 		want("quiet again", checkInterval, true)
 		want("failed before", 30*time.Second, true)

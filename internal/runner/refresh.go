@@ -17,7 +17,7 @@ const volumeRetry = 10 * time.Second
 type volumeState struct {
 	changed bool // an object in one of them has changed
 	retryAt time.Time
-	// labels and annotations are those of the last write; set says that there was one.
+	// labels and annotations are those of the last write; set reports whether there was one.
 	labels, annotations map[string]string
 	set                 bool
 }

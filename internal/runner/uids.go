@@ -13,7 +13,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
 )
 
-// UIDRange are users and groups of the machine that nobody else has: each namespace
+// UIDRange are otherwise unused users and groups of the machine: each namespace
 // gets idsPerNamespace of them, for its Pods that are not allowed to be privileged.
 type UIDRange struct{ First, Last uint32 }
 

@@ -183,7 +183,7 @@ func TestWithdrawalComesBeforeTheEnd(t *testing.T) {
 	}
 }
 
-// Withdrawing one address leaves the others, and one that nobody announced is no error.
+// Withdrawing one address leaves the others, and one that was not announced is no error.
 func TestWithdraw(t *testing.T) {
 	s := newSite(t)
 	n := s.nodes[0]

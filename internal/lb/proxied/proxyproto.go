@@ -54,7 +54,7 @@ func header(version int, client, at netip.AddrPort) []byte {
 var errHeader = errors.New("no header of the PROXY protocol")
 
 // readHeader reads a header of either version from r, and not a byte more. ok is false if the
-// header says that the connection is the front's own (LOCAL, UNKNOWN).
+// header reports that the connection is the front's own (LOCAL, UNKNOWN).
 func readHeader(r io.Reader) (client, at netip.AddrPort, ok bool, err error) {
 	var buf [16]byte
 	if _, err := io.ReadFull(r, buf[:8]); err != nil {

@@ -1,0 +1,170 @@
+package proxied
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"log/slog"
+	"math/big"
+	"net"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+type rig struct {
+	*testing.T
+	server  *Server
+	at      netip.AddrPort
+	service Service
+	log     *syncBuffer
+}
+
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+func newRig(t *testing.T, annotations map[string]string) *rig {
+	t.Helper()
+	r := &rig{T: t, log: &syncBuffer{}}
+	r.server = New(slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	t.Cleanup(func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		r.server.Close(ctx)
+	})
+	probe, err := net.Listen("tcp", "127.0.0.1:0")
+	r.must(err)
+	r.at = probe.Addr().(*net.TCPAddr).AddrPort()
+	r.must(probe.Close())
+	r.service = Service{Name: svc.Name{Namespace: "default", Name: "web"}, Addrs: []netip.Addr{r.at.Addr()},
+		Backends: map[uint16][]netip.AddrPort{}}
+	r.ask(annotations)
+	return r
+}
+
+func (r *rig) ask(annotations map[string]string) {
+	r.service.Spec = dialect.Read(dialect.Service{
+		Annotations: annotations, Ports: []dialect.Port{{Name: "web", Number: r.at.Port(), Protocol: "TCP"}},
+	}).Spec
+}
+
+func (r *rig) set(pods ...netip.AddrPort) {
+	r.Helper()
+	r.service.Backends = map[uint16][]netip.AddrPort{r.at.Port(): pods}
+	if failed := r.server.Set([]Service{r.service}); len(failed) > 0 {
+		r.Fatal(failed)
+	}
+}
+
+func (r *rig) must(err error) {
+	r.Helper()
+	if err != nil {
+		r.Fatal(err)
+	}
+}
+
+func (r *rig) pod(serve func(net.Conn)) netip.AddrPort {
+	r.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	r.must(err)
+	return r.podAt(l, serve)
+}
+
+func (r *rig) podAt(l net.Listener, serve func(net.Conn)) netip.AddrPort {
+	var wg sync.WaitGroup
+	r.Cleanup(func() { _ = l.Close(); wg.Wait() })
+	wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() {
+				defer c.Close()
+				_ = c.SetDeadline(time.Now().Add(2 * patience))
+				serve(c)
+			})
+		}
+	})
+	return l.Addr().(*net.TCPAddr).AddrPort()
+}
+
+func named(name string) func(net.Conn) {
+	return func(c net.Conn) {
+		in := bufio.NewScanner(c)
+		for in.Scan() {
+			if _, err := fmt.Fprintf(c, "%s %s\n", name, in.Text()); err != nil {
+				return
+			}
+		}
+	}
+}
+
+func (r *rig) dial() net.Conn {
+	r.Helper()
+	c, err := net.Dial("tcp", r.at.String())
+	r.must(err)
+	r.Cleanup(func() { _ = c.Close() })
+	r.must(c.SetDeadline(time.Now().Add(patience)))
+	return c
+}
+
+func say(c net.Conn, line string) (string, error) {
+	if _, err := fmt.Fprintln(c, line); err != nil {
+		return "", err
+	}
+	return bufio.NewReader(c).ReadString('\n')
+}
+
+func certificate(t testing.TB, name string) (c tls.Certificate, certPEM, keyPEM []byte) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	certPEM = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	keyPEM = pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: text})
+	c, err = tls.X509KeyPair(certPEM, keyPEM)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, certPEM, keyPEM
+}
