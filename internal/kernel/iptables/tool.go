@@ -8,6 +8,7 @@ import (
 	"io"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -42,7 +43,9 @@ func (v Variant) word() string {
 
 const (
 	// lockWait is how many seconds iptables waits for another one to end.
-	lockWait = "30"
+	lockWait = 30
+	// versionTimeout bounds the question what a program is or can do.
+	versionTimeout = 10 * time.Second
 	// runTimeout bounds one run of a program. Loading 50,000 Services takes
 	// about a minute.
 	runTimeout = 5 * time.Minute
@@ -56,6 +59,8 @@ type Tool struct {
 	family        svc.Family
 	variant       Variant
 	restore, save []string
+	// env is what the programs' environment has beside that of this process.
+	env []string
 }
 
 // New finds the programs. It returns an error that wraps exec.ErrNotFound where
@@ -129,7 +134,7 @@ func Default(ctx context.Context) (Variant, error) {
 }
 
 func version(path string) (Variant, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), versionTimeout)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, path, "-V").Output()
 	switch {
@@ -180,7 +185,7 @@ func (e *Error) Busy() bool { return e.Code == busy || e.Code < 0 }
 // iptables-save, and leaves alone what it does not name. Each table is changed
 // in one step or not at all.
 func (t *Tool) Restore(ctx context.Context, input []byte) error {
-	return t.run(ctx, t.restore, []string{"--noflush", "-w", lockWait}, input, nil)
+	return t.run(ctx, t.restore, []string{"--noflush", "-w", strconv.Itoa(lockWait)}, input, nil)
 }
 
 // Save calls rule for each rule of a table in order, as a line of the form
@@ -212,7 +217,7 @@ func (t *Tool) run(ctx context.Context, program, args []string, input []byte, ou
 	ctx, cancel := context.WithTimeout(ctx, runTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program[0], append(program[1:len(program):len(program)], args...)...)
-	cmd.Env = append(cmd.Environ(), "LC_ALL=C")
+	cmd.Env = append(append(cmd.Environ(), "LC_ALL=C"), t.env...)
 	cmd.WaitDelay = 5 * time.Second
 	output := &tail{most: outputBytes}
 	cmd.Stderr = output

@@ -66,11 +66,16 @@ func (w *Watch) Intact() (bool, error) {
 
 // Tool returns t with its own changes left out of the Watch.
 func (w *Watch) Tool(t *Tool) *WatchedTool {
-	wt := &WatchedTool{Tool: t, conn: w.conn, known: map[string]info{}}
-	if t.variant == Legacy {
-		wt.tables = w.tables
-		w.tools = append(w.tools, wt)
+	own := *t
+	wt := &WatchedTool{Tool: &own, conn: w.conn, known: map[string]info{}}
+	if t.variant != Legacy {
+		return wt
 	}
+	wt.tables = w.tables
+	if wt.locks = takesLockFile(context.Background(), t.restore); wt.locks {
+		own.env = append(own.env, lockFileVariable+"="+noLockFile)
+	}
+	w.tools = append(w.tools, wt)
 	return wt
 }
 
@@ -84,12 +89,23 @@ type WatchedTool struct {
 	tables  []string
 	known   map[string]info
 	foreign bool
+	// locks reports that Restore takes the lock in place of the program. A change by
+	// others between the program's end and the look at what it left would be taken for
+	// ours.
+	locks bool
 }
 
 // Restore is Tool's. Each COMMIT is a transaction.
 func (t *WatchedTool) Restore(ctx context.Context, input []byte) error {
 	if t.conn != nil {
 		return t.conn.Unwatched(bytes.Count(input, []byte("COMMIT\n")), func() error { return t.Tool.Restore(ctx, input) })
+	}
+	if t.locks {
+		unlock, err := lock(ctx)
+		if err != nil {
+			return &Error{Program: t.name() + "-restore", Code: busy, err: err}
+		}
+		defer unlock()
 	}
 	_ = t.look()
 	err := t.Tool.Restore(ctx, input)
