@@ -33,6 +33,9 @@ func TestMain(m *testing.M) {
 	if mode := os.Getenv("RUNNER_TEST_SERVE"); mode == "attack" {
 		attackAsPod()
 		return
+	} else if mode == "swap" {
+		swapAsPod()
+		return
 	} else if mode != "" {
 		serveAsPod(mode)
 		return

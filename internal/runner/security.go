@@ -243,10 +243,11 @@ func own(pod *corev1.Pod, v *corev1.Volume, path string, w *shim.Walls) error {
 		return nil
 	}
 	if v.EmptyDir != nil {
-		if !group {
-			return nil // everybody may write
+		mode := fs.FileMode(0o777) // everybody may write
+		if group {
+			mode |= fs.ModeSetgid
 		}
-		return errors.Join(os.Lchown(path, uid, gid), os.Chmod(path, 0o777|fs.ModeSetgid))
+		return errors.Join(os.Lchown(path, uid, gid), os.Chmod(path, mode))
 	}
 	return filepath.WalkDir(path, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {

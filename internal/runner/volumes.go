@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
 	"github.com/fairlead/fairlead/internal/kernel/mount"
 )
 
@@ -168,7 +169,7 @@ func binds(c *corev1.Container, paths map[string]string, value func(string) (str
 		if !ok {
 			return nil, fmt.Errorf("volumeMounts: no volume %q in the pod", m.Name)
 		}
-		sub := m.SubPath
+		sub, within := m.SubPath, ""
 		if m.SubPathExpr != "" {
 			sub = expand(m.SubPathExpr, value)
 		}
@@ -176,27 +177,59 @@ func binds(c *corev1.Container, paths map[string]string, value func(string) (str
 			if !filepath.IsLocal(sub) {
 				return nil, fmt.Errorf("volumeMounts %s: subPath %q leads out of the volume", m.Name, sub)
 			}
-			// OpenRoot keeps links inside a volume from leading out of it.
-			root, err := os.OpenRoot(src)
-			if err != nil {
-				return nil, fmt.Errorf("volumeMounts %s: %w", m.Name, err)
-			}
-			if _, err = root.Stat(sub); errors.Is(err, fs.ErrNotExist) {
-				err = root.MkdirAll(sub, 0o755)
-			}
-			_ = root.Close()
-			if err != nil {
+			if err := makeSubPath(src, sub); err != nil {
 				return nil, fmt.Errorf("volumeMounts %s: subPath: %w", m.Name, err)
 			}
-			src = filepath.Join(src, sub)
+			// A container of the pod may put a link there now: the shim opens it anew.
+			within, src = src, filepath.Join(src, sub)
 		}
 		// The token's mount path is made if the machine lacks it: clients of the
 		// API expect their token there. Other mount paths must exist.
-		out = append(out, mount.Bind{Source: src, Target: m.MountPath, ReadOnly: m.ReadOnly, Make: filepath.Clean(m.MountPath) == tokenMountPath})
+		out = append(out, mount.Bind{
+			Source: src, Within: within, Target: m.MountPath, ReadOnly: m.ReadOnly, Make: filepath.Clean(m.MountPath) == tokenMountPath,
+		})
 	}
 	// Outer mounts first, so that inner ones are mounted over them.
 	slices.SortStableFunc(out, func(a, b mount.Bind) int {
 		return strings.Count(filepath.Clean(a.Target), "/") - strings.Count(filepath.Clean(b.Target), "/")
 	})
 	return out, nil
+}
+
+// makeSubPath makes the directory sub of a volume, if it does not exist, with owner, group
+// and mode of the volume's, as kubelet does.
+func makeSubPath(volume, sub string) error {
+	root, err := os.OpenRoot(volume) // no link leads out of it
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	if _, err := root.Stat(sub); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	top, err := root.Stat(".")
+	if err != nil {
+		return err
+	}
+	uid, gid, _ := fileio.Owner(top) // -1, which changes nothing, if unknown
+	for i, c := range sub + "/" {
+		at := sub[:i]
+		if c != '/' || at == "" || filepath.Clean(at) == "." {
+			continue
+		}
+		err := root.Mkdir(at, 0o700)
+		if errors.Is(err, fs.ErrExist) {
+			continue
+		}
+		if err == nil && (uid != os.Geteuid() || gid != os.Getegid()) {
+			err = root.Lchown(at, uid, gid)
+		}
+		if err == nil {
+			err = root.Chmod(at, top.Mode()&(fs.ModePerm|fs.ModeSetgid))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -79,3 +80,13 @@ func Dup(f *os.File) (*os.File, error) {
 
 // CloseOnExec keeps f from programs that this process becomes.
 func CloseOnExec(f *os.File) { unix.CloseOnExec(int(f.Fd())) }
+
+// Owner returns the user and group that a file belongs to, and false if info does not
+// know.
+func Owner(info fs.FileInfo) (uid, gid int, ok bool) {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return -1, -1, false
+	}
+	return int(st.Uid), int(st.Gid), true
+}

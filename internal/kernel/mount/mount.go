@@ -18,6 +18,9 @@ type Bind struct {
 	Source   string `json:"source"`
 	Target   string `json:"target"`
 	ReadOnly bool   `json:"readOnly,omitempty"`
+	// Within is a directory above Source that nothing below it leads out of, whatever
+	// links others put there meanwhile; "" for none. It needs Linux 5.6 (openat2(2)).
+	Within string `json:"within,omitempty"`
 	// Optional makes a Target that does not exist no error: it is left out.
 	Optional bool `json:"optional,omitempty"`
 	// Make makes a Target directory that does not exist: on the machine where
@@ -45,8 +48,14 @@ func private(w *Walls, binds []Bind, f func(ns *os.File) error) error {
 	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("make a mount namespace: %w", err)
 	}
-	// Slave: mounts of the machine made later arrive here, ours never leave.
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+	confined := w != nil && w.Confined
+	// Slave: mounts of the machine made later arrive here, ours never leave. They
+	// arrive as the machine has them, writable, so not where a process is confined.
+	propagation := uintptr(unix.MS_SLAVE)
+	if confined {
+		propagation = unix.MS_PRIVATE
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|propagation, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
 	sources, done, err := openSources(binds)
@@ -55,7 +64,6 @@ func private(w *Walls, binds []Bind, f func(ns *os.File) error) error {
 	}
 	defer done()
 	var own []string
-	confined := w != nil && w.Confined
 	if w != nil {
 		if own, err = w.raise(); err != nil {
 			return err

@@ -203,29 +203,6 @@ func readOnly() error {
 
 func fdPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
-// source is a Bind whose source has been opened before it could be hidden.
-type source struct {
-	Bind
-	file *os.File
-}
-
-func openSources(binds []Bind) (out []source, closeAll func(), err error) {
-	closeAll = func() {
-		for _, s := range out {
-			_ = s.file.Close()
-		}
-	}
-	for _, b := range binds {
-		f, err := os.OpenFile(b.Source, unix.O_PATH, 0)
-		if err != nil {
-			closeAll()
-			return nil, func() {}, fmt.Errorf("bind %s to %s: %w", b.Source, b.Target, err)
-		}
-		out = append(out, source{b, f})
-	}
-	return out, closeAll, nil
-}
-
 // settle lays b over its target for a confined process, with the attributes that a
 // bind has there: the machine's files below it are read-only by now. The target may lie in
 // a volume of the Pod, which can put a link there at any time; so it is opened once, and
