@@ -271,9 +271,10 @@ func (f *family) apply(ctx context.Context, t *table.Table, keys []table.Key, re
 			return c, f.done(c)
 		}
 	}
+	var drift []string
 	for attempt := 1; ; attempt++ {
 		c := f.change(t, nil)
-		c.Full, c.Attempt, c.Trusted = true, attempt, trusted && attempt == 1
+		c.Full, c.Attempt, c.Trusted, c.drift = true, attempt, trusted && attempt == 1, drift
 		stale := c.do(ctx, f.target.Read)
 		if len(c.errs) == 0 {
 			stale = c.do(ctx, f.target.Write)
@@ -281,6 +282,7 @@ func (f *family) apply(ctx context.Context, t *table.Table, keys []table.Key, re
 		if !stale || attempt == MaxAttempts {
 			return c, f.done(c)
 		}
+		drift = c.drift
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/kernel/iptables"
 )
 
@@ -82,9 +83,9 @@ type spelling struct{ written, printed digest }
 
 // respell looks at what was repaired. A chain that is printed as before, though it
 // was written again, is as it should be: another version of iptables spells its
-// rules differently. It is no drift, and its spelling is known from now on. One with
-// fewer or more rules was changed in between; the next comparison sees
-// it.
+// rules differently. It is no drift, and its spelling is known from now on. Anything
+// else was changed in between by another program, which is dataplane.ErrStale: the
+// iptables.Watch takes what was read last for what is to be there.
 func (t *target) respell(ctx context.Context) error {
 	now, err := t.read(ctx)
 	if err != nil {
@@ -98,9 +99,13 @@ func (t *target) respell(ctx context.Context) error {
 			}
 			t.spelled[k] = spelling{written: want, printed: sum}
 			same[k] = sum == t.before[k]
+			now.chains[k] = want
 		}
 	}
 	t.drift = slices.DeleteFunc(t.drift, func(d drift) bool { return same[d.chain] })
+	if d := t.driftOf(now); len(d) > 0 {
+		return fmt.Errorf("%w: %s", dataplane.ErrStale, d[0].text)
+	}
 	return nil
 }
 
