@@ -303,3 +303,25 @@ func TestAttacks(t *testing.T) {
 		})
 	}
 }
+
+// Root of a Pod that may not be privileged is nobody on the machine, and can be no other user.
+func TestAttacksAsUser0(t *testing.T) {
+	armed(t)
+	c := newCluster(t, func(o *runner.Options) { o.Hide = []string{filepath.Dir(o.StateDir)} })
+	p, got := c.ended(c.attack("baseline", func(p *corev1.Pod) {
+		p.Spec.SecurityContext = &corev1.PodSecurityContext{RunAsUser: new(int64(0))}
+	}))
+	for name := range tries {
+		if answer := got["try "+name]; answer == "<nil>" && name != "become root" {
+			t.Errorf("%s: done", name)
+		}
+	}
+	st, err := os.Stat(filepath.Join(c.state, "pods", string(p.UID), "volumes", "v", "mine"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	owner, uids := st.Sys().(*syscall.Stat_t).Uid, runner.DefaultUIDRange
+	if owner < uids.First || owner > uids.Last || got["uid"] != "0" {
+		t.Errorf("a file is of the user %d, whom the Pod calls %s", owner, got["uid"])
+	}
+}

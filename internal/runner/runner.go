@@ -118,6 +118,8 @@ type Runner struct {
 	memory   int64 // of the machine
 	uids     *uids
 	oneUser  bool // there is only one user, as without root
+	// unmapped is why the range of users cannot be used, nil if it can.
+	unmapped error
 
 	mu      sync.Mutex
 	workers map[types.UID]*worker
@@ -172,6 +174,10 @@ func New(o Options) (*Runner, error) {
 		cgroups: openCgroups(dir), memory: memoryCapacity(),
 	}
 	r.oneUser = confine.OneUser()
+	if !r.oneUser && !confine.Mapped(o.UIDs.First, o.UIDs.Last) {
+		r.unmapped = fmt.Errorf("--pod-uid-range %s is not within the users of the agent's own user namespace (/proc/self/uid_map)", o.UIDs)
+		o.Log.Warn("cannot start Pods that are not allowed to be privileged", "err", r.unmapped)
+	}
 	if r.uids, err = loadUIDs(o.UIDs, dir); err != nil {
 		return nil, err
 	}

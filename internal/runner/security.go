@@ -95,8 +95,11 @@ func (r *Runner) walls(pod *corev1.Pod, c *corev1.Container) (*shim.Walls, error
 		return refuse("seccompProfile of type Localhost is not supported: want RuntimeDefault or Unconfined")
 	case locked && s.ProcMount != nil && *s.ProcMount == corev1.UnmaskedProcMount:
 		return refuse("procMount Unmasked is for Pods of the Pod Security level privileged")
-	case locked && max(uid, gid, slices.Max(append(s.groups, 0))) >= idsPerNamespace:
-		return refuse("users and groups of a Pod go from 0 to %d, unless Pod Security allows it to be privileged", idsPerNamespace-1)
+	}
+	if locked {
+		if err := checkIDs(pod, c); err != nil {
+			return refuse("%v", err)
+		}
 	}
 	w := &shim.Walls{Spec: confine.Spec{
 		UID: uint32(uid), GID: uint32(gid), NoNewPrivs: s.AllowPrivilegeEscalation != nil && !*s.AllowPrivilegeEscalation,
@@ -125,6 +128,9 @@ func (r *Runner) walls(pod *corev1.Pod, c *corev1.Container) (*shim.Walls, error
 	if r.oneUser {
 		w.GID, w.IDs = w.UID, &shim.IDs{First: w.UID, Base: uint32(os.Geteuid()), Size: 1}
 		return w, nil
+	}
+	if r.unmapped != nil {
+		return refuse("%v", r.unmapped)
 	}
 	base, err := r.uids.base(pod.Namespace, r.hasPodsOf)
 	w.IDs = &shim.IDs{Base: base, Size: idsPerNamespace}
@@ -195,6 +201,12 @@ func (r *Runner) confinement() corev1.NodeCondition {
 			Type: PodsConfined, Status: corev1.ConditionFalse, Reason: "OneUser",
 			Message: "without root all Pods are of the agent's user: files of that user elsewhere than in hidden directories can be read, " +
 				"and supplementalGroups and fsGroup have no effect",
+		}
+	}
+	if r.unmapped != nil {
+		return corev1.NodeCondition{
+			Type: PodsConfined, Status: corev1.ConditionFalse, Reason: "UsersNotMapped",
+			Message: "Pods that are not allowed to be privileged do not start: " + r.unmapped.Error(),
 		}
 	}
 	return corev1.NodeCondition{

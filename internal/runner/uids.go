@@ -1,14 +1,19 @@
 package runner
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	fieldpath "k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
 )
@@ -39,27 +44,29 @@ func ParseUIDRange(s string) (UIDRange, error) {
 
 func (r UIDRange) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last) }
 
-// slots is how many namespaces have room.
-func (r UIDRange) slots() uint32 { return (r.Last - r.First + 1) / idsPerNamespace }
-
 // uids knows the users of each namespace; they stay the same while the node has a Pod of
-// the namespace, and over restarts.
+// the namespace, over restarts too, and when the range changes.
 type uids struct {
 	ids  UIDRange
 	file string
 
-	mu   sync.Mutex
-	slot map[string]uint32
+	mu    sync.Mutex
+	first map[string]uint32 // of idsPerNamespace each
 }
 
 func loadUIDs(ids UIDRange, stateDir string) (*uids, error) {
-	u := &uids{ids: ids, file: filepath.Join(stateDir, "uids.json"), slot: map[string]uint32{}}
+	u := &uids{ids: ids, file: filepath.Join(stateDir, "uids.json"), first: map[string]uint32{}}
 	b, err := os.ReadFile(u.file)
 	if errors.Is(err, os.ErrNotExist) {
 		return u, nil
 	}
 	if err == nil {
-		err = json.Unmarshal(b, &u.slot)
+		err = json.Unmarshal(b, &u.first)
+	}
+	for ns, first := range u.first {
+		if other := u.owner(first, ns); err == nil && other != "" {
+			err = fmt.Errorf("%s: namespaces %s and %s have users in common: end the Pods of both and remove the file", u.file, ns, other)
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the users of namespaces: %w", err)
@@ -67,43 +74,105 @@ func loadUIDs(ids UIDRange, stateDir string) (*uids, error) {
 	return u, nil
 }
 
+// owner returns a namespace other than except that has one of the idsPerNamespace users
+// from first on, "" if there is none.
+func (u *uids) owner(first uint32, except string) string {
+	for ns, have := range u.first {
+		if ns != except && max(have, first)-min(have, first) < idsPerNamespace {
+			return ns
+		}
+	}
+	return ""
+}
+
+// within reports whether the users of a namespace are in the range.
+func (u *uids) within(first uint32) bool {
+	return first >= u.ids.First && uint64(first)+idsPerNamespace-1 <= uint64(u.ids.Last)
+}
+
 // base returns the first user of a namespace. used reports whether the node has a Pod of
-// a namespace; when no slot is free, those of namespaces without one are.
+// a namespace; when no users are left, namespaces without one lose theirs.
 func (u *uids) base(namespace string, used func(string) bool) (uint32, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	slot, ok := u.slot[namespace]
+	if first, ok := u.first[namespace]; ok {
+		if !u.within(first) {
+			return 0, fmt.Errorf("the users of namespace %s, from %d on, are not in --pod-uid-range %s: end its Pods and remove %s",
+				namespace, first, u.ids, u.file)
+		}
+		return first, nil
+	}
+	first, ok := u.free()
 	if !ok {
-		if uint32(len(u.slot)) >= u.ids.slots() {
-			for ns := range u.slot {
-				if !used(ns) {
-					delete(u.slot, ns)
-				}
+		for ns := range u.first {
+			if !used(ns) {
+				delete(u.first, ns)
 			}
 		}
-		taken := map[uint32]bool{}
-		for _, s := range u.slot {
-			taken[s] = true
-		}
-		for taken[slot] {
-			slot++
-		}
-		if slot >= u.ids.slots() {
-			return 0, fmt.Errorf("no users are left for namespace %s: Pods of %d namespaces have them all; widen --pod-uid-range",
-				namespace, len(taken))
-		}
-		u.slot[namespace] = slot
-		b, err := json.Marshal(u.slot)
-		if err == nil {
-			err = fileio.Replace(u.file, b, 0o600)
-		}
-		if err != nil {
-			delete(u.slot, namespace)
-			return 0, fmt.Errorf("record the users of namespace %s: %w", namespace, err)
+		if first, ok = u.free(); !ok {
+			return 0, fmt.Errorf("no users are left for namespace %s: Pods of %d namespaces have all of --pod-uid-range %s; widen it",
+				namespace, len(u.first), u.ids)
 		}
 	}
-	if slot >= u.ids.slots() {
-		return 0, fmt.Errorf("the users of namespace %s are not in --pod-uid-range any more: end its Pods and remove %s", namespace, u.file)
+	u.first[namespace] = first
+	b, err := json.Marshal(u.first)
+	if err == nil {
+		err = fileio.Replace(u.file, b, 0o600)
 	}
-	return u.ids.First + slot*idsPerNamespace, nil
+	if err != nil {
+		delete(u.first, namespace)
+		return 0, fmt.Errorf("record the users of namespace %s: %w", namespace, err)
+	}
+	return first, nil
+}
+
+// free returns the first of users that no namespace has.
+func (u *uids) free() (uint32, bool) {
+	for first := u.ids.First; u.within(first); first += idsPerNamespace {
+		if u.owner(first, "") == "" {
+			return first, true
+		}
+	}
+	return 0, false
+}
+
+// checkIDs returns the first user or group of a container that is none of its namespace's,
+// with the path of the field.
+func checkIDs(pod *corev1.Pod, c *corev1.Container) error {
+	bad := func(at *fieldpath.Path, id *int64) error {
+		if id == nil || *id >= 0 && *id < idsPerNamespace {
+			return nil
+		}
+		return fieldpath.Invalid(at, *id, fmt.Sprintf("users and groups of a Pod go from 0 to %d, unless Pod Security allows it to be privileged",
+			idsPerNamespace-1))
+	}
+	all, own := pod.Spec.SecurityContext, c.SecurityContext
+	if all == nil {
+		all = &corev1.PodSecurityContext{}
+	}
+	if own == nil {
+		own = &corev1.SecurityContext{}
+	}
+	at, above := containerPath(pod, c.Name).Child("securityContext"), fieldpath.NewPath("spec", "securityContext")
+	err := cmp.Or(bad(at.Child("runAsUser"), own.RunAsUser), bad(at.Child("runAsGroup"), own.RunAsGroup),
+		bad(above.Child("fsGroup"), all.FSGroup))
+	if own.RunAsUser == nil {
+		err = cmp.Or(err, bad(above.Child("runAsUser"), all.RunAsUser))
+	}
+	if own.RunAsGroup == nil {
+		err = cmp.Or(err, bad(above.Child("runAsGroup"), all.RunAsGroup))
+	}
+	for i := range all.SupplementalGroups {
+		err = cmp.Or(err, bad(above.Child("supplementalGroups").Index(i), &all.SupplementalGroups[i]))
+	}
+	return err
+}
+
+// containerPath is the path of a container in its Pod.
+func containerPath(pod *corev1.Pod, name string) *fieldpath.Path {
+	at := fieldpath.NewPath("spec")
+	if i := slices.IndexFunc(pod.Spec.InitContainers, func(c corev1.Container) bool { return c.Name == name }); i >= 0 {
+		return at.Child("initContainers").Index(i)
+	}
+	return at.Child("containers").Index(slices.IndexFunc(pod.Spec.Containers, func(c corev1.Container) bool { return c.Name == name }))
 }

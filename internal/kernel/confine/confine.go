@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"strconv"
+	"slices"
 	"strings"
 	"unsafe"
 
@@ -159,16 +159,41 @@ func bound(keep []int) error {
 // OneUser reports whether the caller's user namespace has a single user, or few: there
 // are none to give to others.
 func OneUser() bool {
-	b, err := os.ReadFile("/proc/self/uid_map") // user_namespaces(7)
-	if err != nil {
-		return false
+	sum := uint64(0)
+	for _, m := range maps("uid") {
+		sum += m.size
 	}
-	sum := 0
-	for line := range strings.Lines(string(b)) {
-		if f := strings.Fields(line); len(f) == 3 {
-			n, _ := strconv.Atoi(f[2])
-			sum += n
+	return sum > 0 && sum < 1<<17
+}
+
+// Mapped reports whether the caller's user namespace has all users and groups from first
+// to last, as one of Linux's maps.
+func Mapped(first, last uint32) bool {
+	for _, kind := range []string{"uid", "gid"} {
+		all := maps(kind)
+		if len(all) > 0 && !slices.ContainsFunc(all, func(m idMap) bool { return m.first <= uint64(first) && uint64(last) < m.first+m.size }) {
+			return false
 		}
 	}
-	return sum < 1<<17
+	return true
+}
+
+type idMap struct{ first, size uint64 }
+
+// maps are the maps of the caller's user namespace (user_namespaces(7)), none if they
+// cannot be read.
+func maps(kind string) []idMap {
+	b, err := os.ReadFile("/proc/self/" + kind + "_map")
+	if err != nil {
+		return nil
+	}
+	var out []idMap
+	for line := range strings.Lines(string(b)) {
+		var m idMap
+		var outside uint64
+		if _, err := fmt.Sscan(line, &m.first, &outside, &m.size); err == nil {
+			out = append(out, m)
+		}
+	}
+	return out
 }
