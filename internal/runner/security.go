@@ -86,9 +86,9 @@ func (r *Runner) walls(pod *corev1.Pod, c *corev1.Container) (*shim.Walls, error
 	profile := seccompOf(&s)
 	switch {
 	case isTrue(s.RunAsNonRoot) && uid == 0 && s.RunAsUser != nil:
-		return refuse("container's runAsUser breaks non-root policy (pod: %q, container: %s)", pod.Namespace+"/"+pod.Name, c.Name)
+		return refuse("container's runAsUser breaks non-root policy (pod: %q, container: %s)", kubeletName(pod), c.Name)
 	case isTrue(s.RunAsNonRoot) && uid == 0:
-		return refuse("container has runAsNonRoot and image will run as root (pod: %q, container: %s)", pod.Namespace+"/"+pod.Name, c.Name)
+		return refuse("container has runAsNonRoot and image will run as root (pod: %q, container: %s)", kubeletName(pod), c.Name)
 	case locked && isTrue(s.Privileged):
 		return refuse("privileged: true is for Pods that Pod Security allows it, those of the level privileged")
 	case profile == corev1.SeccompProfileTypeLocalhost:
@@ -137,6 +137,11 @@ func (r *Runner) walls(pod *corev1.Pod, c *corev1.Container) (*shim.Walls, error
 	return w, err
 }
 
+// kubeletName is a Pod as kubelet's messages name it (pkg/kubelet/util/format).
+func kubeletName(pod *corev1.Pod) string {
+	return fmt.Sprintf("%s_%s(%s)", pod.Name, pod.Namespace, pod.UID)
+}
+
 func seccompOf(s *security) corev1.SeccompProfileType {
 	if s.SeccompProfile == nil {
 		return ""
@@ -147,10 +152,16 @@ func seccompOf(s *security) corev1.SeccompProfileType {
 // capabilities sets those of w: the runtimes' default, or all for who is not confined, less
 // those dropped, and those added, which other users than root have at once.
 func capabilities(w *shim.Walls, s *security, locked bool) error {
-	names := confine.AllCapabilities()
-	if locked {
-		names = confine.DefaultCapabilities()
+	all := confine.AllCapabilities() // in a user namespace of its own
+	names := confine.DefaultCapabilities()
+	if !locked {
+		held, err := confine.HeldCapabilities()
+		if err != nil {
+			return err
+		}
+		all, names = held, held
 	}
+	names = slices.Clone(names)
 	c := s.Capabilities
 	if c == nil {
 		c = &corev1.Capabilities{}
@@ -169,15 +180,18 @@ func capabilities(w *shim.Walls, s *security, locked bool) error {
 	}
 	for _, a := range c.Add {
 		if strings.EqualFold(string(a), "ALL") {
-			names = confine.AllCapabilities()
+			names = slices.Clone(all)
 			continue
 		}
 		n, err := confine.Capability(string(a))
 		if err != nil {
 			return err
 		}
-		w.Ambient = append(w.Ambient, n)
-		names = append(names, strings.TrimPrefix(strings.ToUpper(string(a)), "CAP_"))
+		name := strings.TrimPrefix(strings.ToUpper(string(a)), "CAP_")
+		if !slices.Contains(all, name) {
+			return fmt.Errorf("the agent does not have %s itself", confine.CapabilityName(n))
+		}
+		w.Ambient, names = append(w.Ambient, n), append(names, name)
 	}
 	for _, n := range names {
 		if i, err := confine.Capability(n); err == nil && !slices.Contains(w.Bounding, i) {

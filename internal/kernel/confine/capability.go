@@ -25,6 +25,23 @@ func DefaultCapabilities() []string {
 // AllCapabilities are the names of all.
 func AllCapabilities() []string { return slices.Clone(capabilityNames) }
 
+// HeldCapabilities are the names of those that the caller can give to a program: in a
+// container, root may have few.
+func HeldCapabilities() ([]string, error) {
+	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&head, &data[0]); err != nil {
+		return nil, fmt.Errorf("read this process's capabilities: %w", err)
+	}
+	var out []string
+	for c, name := range capabilityNames {
+		if data[c/32].Permitted&(1<<(c%32)) != 0 {
+			out = append(out, name)
+		}
+	}
+	return out, nil
+}
+
 // CapabilityName is the name of a capability.
 func CapabilityName(c int) string {
 	if c < 0 || c >= len(capabilityNames) {

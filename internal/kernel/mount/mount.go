@@ -64,6 +64,12 @@ func private(w *Walls, binds []Bind, f func(ns *os.File) error) error {
 	}
 	defer done()
 	var own []string
+	detached := w != nil && w.ReadOnly && !confined
+	if detached {
+		if err := detach(sources); err != nil {
+			return err
+		}
+	}
 	if w != nil {
 		if own, err = w.raise(); err != nil {
 			return err
@@ -80,7 +86,7 @@ func private(w *Walls, binds []Bind, f func(ns *os.File) error) error {
 				return fmt.Errorf("make a place for %s: %w", b.Target, err)
 			}
 		}
-		if err := b.apply(confined); err != nil {
+		if err := b.apply(confined, detached); err != nil {
 			return err
 		}
 		own = append(own, b.Target)
@@ -93,7 +99,7 @@ func private(w *Walls, binds []Bind, f func(ns *os.File) error) error {
 	return f(ns)
 }
 
-func (b source) apply(confined bool) error {
+func (b source) apply(confined, detached bool) error {
 	_, err := os.Stat(b.Target)
 	if b.Make && os.IsNotExist(err) {
 		err = makeTarget(b.Target, confined)
@@ -107,7 +113,12 @@ func (b source) apply(confined bool) error {
 	if confined {
 		return b.settle()
 	}
-	if err := unix.Mount(fdPath(b.file), b.Target, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+	if detached {
+		err = unix.MoveMount(int(b.file.Fd()), "", unix.AT_FDCWD, b.Target, unix.MOVE_MOUNT_F_EMPTY_PATH)
+	} else {
+		err = unix.Mount(fdPath(b.file), b.Target, "", unix.MS_BIND|unix.MS_REC, "")
+	}
+	if err != nil {
 		return fmt.Errorf("bind %s to %s: %w", b.Source, b.Target, err)
 	}
 	if !b.ReadOnly {
