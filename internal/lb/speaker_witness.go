@@ -2,8 +2,10 @@ package lb
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -29,12 +31,16 @@ type witness struct {
 	// taken is called after the witness was taken or renewed.
 	taken func()
 
-	mu       sync.Mutex
-	rule     *quorum.Witness
-	lease    *coordinationv1.Lease // as it was read or written last, nil if that is unknown
-	follows  bool                  // this node votes together with the witness
-	needed   bool
-	ending   bool
+	mu      sync.Mutex
+	rule    *quorum.Witness
+	lease   *coordinationv1.Lease // as it was read or written last, nil if that is unknown
+	follows bool                  // this node votes together with the witness
+	needed  bool
+	ending  bool
+	// before is the Lease as it was known when this process began to end, and fresh is true once it was
+	// read or written after that.
+	before   *coordinationv1.Lease
+	fresh    bool
 	wake     chan struct{}
 	released chan struct{} // closed when this process does not hold it and will not
 	self     string
@@ -45,8 +51,11 @@ const (
 	witnessName = "fairlead-lb-witness"
 	// witnessPeriod is how often the rule is asked while the witness matters.
 	witnessPeriod = 100 * time.Millisecond
-	// witnessTimeout bounds a call of the API server for it, which is repeated.
-	witnessTimeout = time.Second
+	// witnessTimeout bounds a call of the API server for it, which is repeated: the holder can wait in vain
+	// for one and renews it nonetheless before witnessCounted has passed.
+	witnessTimeout = quorum.WitnessTerm / 4
+	// witnessRetry is after how long one who follows the witness and does not need it calls again.
+	witnessRetry = time.Second
 	// justMade begins the holder of a Lease that was just made: the one before it may have been
 	// deleted while a speaker counted on it, so that a term has to pass as if it was held.
 	justMade = "made by "
@@ -66,12 +75,16 @@ func (w *witness) until() time.Duration {
 	return w.rule.Until()
 }
 
-// handedOver reports whether another speaker has the witness.
+// handedOver reports whether another speaker has taken or renewed the witness since this one began to
+// end. One that is known to have held it before may have given it back since, or be dead.
 func (w *witness) handedOver() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if !w.fresh || w.lease == nil || !isNewer(w.lease, w.before) {
+		return false
+	}
 	h := w.rule.Holder()
-	return w.ending && h != "" && h != w.self
+	return h != "" && h != w.self && !strings.HasPrefix(h, justMade)
 }
 
 // need records whether this node votes together with the witness, and whether it needs its vote.
@@ -88,7 +101,7 @@ func (w *witness) need(follows, needed bool) {
 // end gives the witness back for good, and closes released when it is.
 func (w *witness) end() {
 	w.mu.Lock()
-	w.needed, w.ending = false, true
+	w.needed, w.ending, w.before = false, true, w.lease
 	w.mu.Unlock()
 	signal(w.wake)
 }
@@ -110,7 +123,7 @@ func (w *witness) run(ctx context.Context) {
 		case <-timer:
 		}
 		w.mu.Lock()
-		needed, ending, wanted := w.needed, w.ending, w.follows
+		needed, ending, fresh, wanted := w.needed, w.ending, w.fresh, w.follows
 		w.mu.Unlock()
 		if ending && !held && !over {
 			close(w.released)
@@ -125,23 +138,24 @@ func (w *witness) run(ctx context.Context) {
 				following.Go(func() { w.follow(inner) })
 			}
 		}
-		if over { // it goes on to see who has it next
+		if over && (fresh || !follows) { // it goes on to see who has it next
 			continue
 		}
 		limited, cancel := context.WithTimeout(ctx, witnessTimeout)
 		now, err := w.step(limited)
+		hung := errors.Is(limited.Err(), context.DeadlineExceeded)
 		cancel()
 		if err != nil && ctx.Err() == nil && !apierrors.IsConflict(err) {
 			w.log.Debug("cannot reach the witness; retrying", "err", err)
 		}
 		held = now || err != nil && held
 		switch timer = nil; {
-		case ending && !held:
+		case ending && !held && err == nil, hung && held: // the call was pause enough
 			signal(w.wake)
-		case needed || held:
+		case needed || held || ending:
 			timer = time.After(witnessPeriod)
 		case err != nil && follows:
-			timer = time.After(witnessTimeout)
+			timer = time.After(witnessRetry)
 		}
 	}
 }
@@ -206,12 +220,24 @@ func (w *witness) read(ctx context.Context) (*coordinationv1.Lease, error) {
 	return lease, err
 }
 
+// refreshed records, with the lock held, that lease was read or written after this process began to end.
+func (w *witness) refreshed(lease *coordinationv1.Lease) {
+	w.fresh = w.ending
+	if w.before == nil {
+		w.before = lease
+	}
+}
+
 // step writes what the rule calls for, of the Lease as it was seen last, and reports whether it is held.
 func (w *witness) step(ctx context.Context) (held bool, err error) {
 	w.mu.Lock()
-	lease, matters := w.lease, w.needed || w.ending || w.follows
+	lease, ending, matters := w.lease, w.ending, w.needed || w.ending || w.follows
+	if ending && !w.fresh && w.rule.Holder() != w.self {
+		lease = nil // one that it holds is found out to be old by the write that gives it back
+	}
 	w.mu.Unlock()
-	if lease == nil {
+	read := lease == nil
+	if read {
 		if !matters {
 			return false, nil
 		}
@@ -221,6 +247,9 @@ func (w *witness) step(ctx context.Context) (held bool, err error) {
 	}
 	w.mu.Lock()
 	w.observe(lease)
+	if read && ending {
+		w.refreshed(lease)
+	}
 	lease = w.lease.DeepCopy()
 	now := w.now()
 	action, _ := w.rule.Next(now, w.needed)
@@ -251,6 +280,7 @@ func (w *witness) step(ctx context.Context) (held bool, err error) {
 	}
 	if action == quorum.WitnessRelease {
 		w.observe(written)
+		w.refreshed(written)
 		return false, nil
 	}
 	w.lease = written
