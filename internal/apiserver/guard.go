@@ -28,6 +28,7 @@ type guard struct {
 	rules      *rbac.Resolver
 	aggregator *rbac.Aggregator
 	pods       *podIndex
+	tls        *tlsIndex
 	synced     func() bool // the Nodes
 	signer     *signer
 	authorizer authorizer.Authorizer
@@ -53,12 +54,16 @@ func (s *Server) newGuard(ctx context.Context, client kubernetes.Interface, shar
 	if err != nil {
 		return nil, err
 	}
-	g := &guard{rules: rules, pods: pods, aggregator: rbac.NewAggregator(client, shared, s.log),
+	named, err := newTLSIndex(client)
+	if err != nil {
+		return nil, err
+	}
+	g := &guard{rules: rules, pods: pods, tls: named, aggregator: rbac.NewAggregator(client, shared, s.log),
 		maxLife: s.opts.Auth.ServiceAccountMaxTokenLife, server: s.publicURL()}
 	known := shared.Core().V1().Nodes()
 	index := nodeIndex{known.Lister()}
 	g.synced = known.Informer().HasSynced
-	nodes := nodeAuthorizer{pods: pods, nodes: index, rules: nodeRules()}
+	nodes := nodeAuthorizer{pods: pods, tls: named, nodes: index, rules: nodeRules()}
 	g.authorizer, err = union.New(
 		union.NamedAuthorizer{AuthorizerName: "privileged", Authorizer: authorizerfactory.NewPrivilegedGroups(user.SystemPrivilegedGroup)},
 		union.NamedAuthorizer{AuthorizerName: "node", Authorizer: authorizer.AuthorizerFunc(nodes.Authorize)},
@@ -125,6 +130,7 @@ func (g *guard) run(ctx context.Context) {
 	var loops sync.WaitGroup
 	loops.Go(func() { g.aggregator.Run(ctx) })
 	loops.Go(func() { g.pods.run(ctx) })
+	loops.Go(func() { g.tls.run(ctx) })
 	loops.Go(func() { g.signer.run(ctx) })
 	loops.Go(func() { g.keeper.Run(ctx) })
 	loops.Wait()
@@ -136,7 +142,7 @@ func (g *guard) ensurePolicy(ctx context.Context, client kubernetes.Interface) e
 	if err := rbac.Reconcile(ctx, client, policy); err != nil {
 		return err
 	}
-	for !g.rules.Knows(policy) || !g.pods.informer.HasSynced() || !g.synced() {
+	for !g.rules.Knows(policy) || !g.pods.informer.HasSynced() || !g.tls.informer.HasSynced() || !g.synced() {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()

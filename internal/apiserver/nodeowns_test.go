@@ -184,6 +184,41 @@ func testNodeOwns(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset
 		request{"say that another DNS server has ended", true, func(ctx context.Context) error { return markEnded(ctx, admin, c, "") }},
 		request{"move another DNS server", false, func(ctx context.Context) error { return markEnded(ctx, admin, c, "192.0.2.99") }},
 	)
+	balancers(t, admin)
+	for name, allowed := range map[string]bool{
+		"lb-served": true, "lb-unserved": false, "lb-direct": false, "lb-cluster": false, "lb-foreign": false, "lb-unnamed": false,
+	} {
+		requests = append(requests, request{"get the TLS Secret " + name, allowed, func(ctx context.Context) error {
+			_, err := c.CoreV1().Secrets("default").Get(ctx, name, get)
+			return err
+		}})
+	}
+	requests = append(requests,
+		request{"watch the TLS Secret of a load balancer", true, func(ctx context.Context) error {
+			w, err := c.CoreV1().Secrets("default").Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=lb-served"})
+			if err == nil {
+				w.Stop()
+			}
+			return err
+		}},
+		request{"get the Secret of that name of another namespace", false, func(ctx context.Context) error {
+			_, err := c.CoreV1().Secrets("kube-public").Get(ctx, "lb-served", get)
+			return err
+		}},
+		request{"get the ConfigMap of that name", false, func(ctx context.Context) error {
+			_, err := c.CoreV1().ConfigMaps("default").Get(ctx, "lb-served", get)
+			return err
+		}},
+		request{"list all Secrets", false, func(ctx context.Context) error {
+			_, err := c.CoreV1().Secrets("default").List(ctx, metav1.ListOptions{})
+			return err
+		}},
+		request{"change the TLS Secret of a load balancer", false, func(ctx context.Context) error {
+			_, err := c.CoreV1().Secrets("default").Patch(ctx, "lb-served", types.MergePatchType, []byte(`{"data":{"a":"Yg=="}}`),
+				metav1.PatchOptions{})
+			return err
+		}},
+	)
 	for _, r := range requests {
 		err := r.do(t.Context())
 		if err != nil && !apierrors.IsForbidden(err) {
@@ -191,6 +226,43 @@ func testNodeOwns(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset
 		}
 		if got := err == nil; got != r.allowed {
 			t.Errorf("%s: allowed %v, want %v (%v)", r.what, got, r.allowed, err)
+		}
+	}
+}
+
+// balancers makes Services that name TLS Secrets, of which one is served by nodes.
+func balancers(t *testing.T, admin *kubernetes.Clientset) {
+	t.Helper()
+	for i, name := range []string{"lb-served", "lb-unserved", "lb-direct", "lb-cluster", "lb-foreign", "lb-unnamed"} {
+		for _, namespace := range []string{"default", "kube-public"} {
+			if _, err := admin.CoreV1().Secrets(namespace).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}},
+				metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		v := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"fairlead.dev/lb-tls-secrets": name}}}
+		v.Spec.Type, v.Spec.Ports = corev1.ServiceTypeLoadBalancer, []corev1.ServicePort{{Port: 443}}
+		mode := corev1.LoadBalancerIPModeProxy
+		switch name {
+		case "lb-direct":
+			mode = corev1.LoadBalancerIPModeVIP
+		case "lb-cluster":
+			v.Spec.Type = corev1.ServiceTypeClusterIP
+		case "lb-foreign":
+			v.Spec.LoadBalancerClass = new("example.com/other")
+		case "lb-unnamed":
+			v.Annotations = nil
+		}
+		v, err := admin.CoreV1().Services("default").Create(t.Context(), v, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if name == "lb-unserved" || name == "lb-cluster" {
+			continue
+		}
+		v.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: fmt.Sprintf("198.51.100.%d", i+1), IPMode: &mode}}
+		if _, err := admin.CoreV1().Services("default").UpdateStatus(t.Context(), v, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
 		}
 	}
 }

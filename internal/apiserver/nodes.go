@@ -32,6 +32,7 @@ func nodeOf(u user.Info) (name string, isNode bool) {
 // decides later, when the object itself is known.
 type nodeAuthorizer struct {
 	pods  *podIndex
+	tls   *tlsIndex
 	nodes nodeIndex
 	rules []rbacv1.PolicyRule
 }
@@ -205,9 +206,12 @@ func (n nodeAuthorizer) pod(ctx context.Context, node, namespace, name string) s
 }
 
 // related returns why node may not access an object, "" if one of its Pods refers to
-// the object.
+// the object, or a load balancer that any node may have to serve.
 func (n nodeAuthorizer) related(ctx context.Context, node string, a authorizer.Attributes) string {
-	ok := awaitIndex(ctx, func() bool { return n.pods.referred(node, a.GetResource(), a.GetNamespace(), a.GetName()) })
+	ok := awaitIndex(ctx, func() bool {
+		return n.pods.referred(node, a.GetResource(), a.GetNamespace(), a.GetName()) ||
+			a.GetResource() == "secrets" && n.tls.named(a.GetNamespace(), a.GetName())
+	})
 	return reason(ok, fmt.Sprintf("no relationship found between node '%s' and this object", node))
 }
 

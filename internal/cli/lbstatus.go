@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/lb"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 )
@@ -32,6 +33,9 @@ type lbService struct {
 	Namespace string      `json:"namespace"`
 	Name      string      `json:"name"`
 	Addresses []lbAddress `json:"addresses"`
+	// Way is direct or proxied, and Because are the annotations for which it is the latter.
+	Way     dialect.Way `json:"way"`
+	Because []string    `json:"because,omitempty"`
 	// Pending is true while the Service has no address. Reason is the last Warning about that
 	// or about an address that no node can announce.
 	Pending bool   `json:"pending"`
@@ -62,7 +66,7 @@ func newLBStatus(g *global) *cobra.Command {
 	var output outputFlag
 	cmd := &cobra.Command{
 		Use:   "status [SERVICE]",
-		Short: "Show the addresses of load balancers, their pools, and which nodes announce them since when and why",
+		Short: "Show the addresses of load balancers, their ways and pools, and which nodes announce them since when and why",
 		Example: `  fairlead lb status
   fairlead lb status web -n shop -o json`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -151,6 +155,8 @@ func collectLB(ctx context.Context, client kubernetes.Interface, own *v1.Client,
 	for i := range services {
 		s := &services[i]
 		out := lbService{Namespace: s.Namespace, Name: s.Name, Addresses: []lbAddress{}, Pending: len(s.Status.LoadBalancer.Ingress) == 0}
+		reading := lb.Read(s)
+		out.Way, out.Because = reading.Way, reading.Because
 		for _, ing := range s.Status.LoadBalancer.Ingress {
 			list := owners[ing.IP]
 			slices.SortFunc(list, func(a, b lbOwner) int { return cmp.Compare(a.Node, b.Node) })
@@ -229,14 +235,14 @@ func (r *lbReport) print(out io.Writer) error {
 		return err
 	}
 	w := tabwriter.NewWriter(out, 0, 4, 3, ' ', 0)
-	fmt.Fprintln(w, "NAMESPACE\tSERVICE\tADDRESS\tPOOL\tNODE\tVIA\tSINCE\tREASON")
+	fmt.Fprintln(w, "NAMESPACE\tSERVICE\tADDRESS\tWAY\tPOOL\tNODE\tVIA\tSINCE\tREASON")
 	for _, s := range r.Services {
 		if s.Pending {
-			fmt.Fprintf(w, "%s\t%s\t<pending>\t-\t-\t-\t-\t%s\n", s.Namespace, s.Name, cmp.Or(s.Reason, "-"))
+			fmt.Fprintf(w, "%s\t%s\t<pending>\t%s\t-\t-\t-\t-\t%s\n", s.Namespace, s.Name, s.Way, cmp.Or(s.Reason, "-"))
 		}
 		for _, a := range s.Addresses {
 			if len(a.Owners) == 0 {
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t-\t-\t-\t%s\n", s.Namespace, s.Name, a.Address, cmp.Or(a.Pool, "-"), cmp.Or(s.Reason, "-"))
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t-\t-\t-\t%s\n", s.Namespace, s.Name, a.Address, s.Way, cmp.Or(a.Pool, "-"), cmp.Or(s.Reason, "-"))
 			}
 			for _, o := range a.Owners {
 				via := o.Via
@@ -247,7 +253,7 @@ func (r *lbReport) print(out io.Writer) error {
 				if o.Stale {
 					reason = "stale: " + reason
 				}
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Namespace, s.Name, a.Address, cmp.Or(a.Pool, "-"), o.Node,
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Namespace, s.Name, a.Address, s.Way, cmp.Or(a.Pool, "-"), o.Node,
 					plainLine(via), o.Since.Local().Format(time.DateTime), plainLine(reason))
 			}
 		}

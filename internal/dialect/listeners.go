@@ -266,6 +266,11 @@ func (r *reader) checkPorts() {
 	}
 }
 
+// essential are the fields without which something else would be served.
+var essential = []Field{
+	FieldProtocol, FieldBackend, FieldCertificates, FieldTLSPorts, FieldTLSPolicy, FieldProxyProtocol, FieldTrustedFronts,
+}
+
 // chooseWay decides which way the Service takes (docs/design/009-proxied-load-balancer.md).
 func (r *reader) chooseWay() {
 	r.Way = Direct
@@ -291,6 +296,14 @@ func (r *reader) chooseWay() {
 		FieldBandwidth, FieldConnections} {
 		if _, has := r.Origins[f]; has {
 			wants(f, true)
+		}
+	}
+	// What was meant to change the bytes themselves must not be carried without that because it is
+	// mistyped: in the proxied way nothing is served until it is right.
+	for _, f := range r.Findings {
+		isEssential := func(f Field) bool { return slices.Contains(essential, f) }
+		if e, ok := lookUp(f.Annotation); ok && f.State == Invalid && slices.ContainsFunc(e.Sets, isEssential) {
+			r.Because = append(r.Because, f.Annotation)
 		}
 	}
 	if len(r.Because) == 0 {

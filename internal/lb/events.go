@@ -21,7 +21,11 @@ var annotationEvents = []struct {
 	{dialect.Unused, "AnnotationUnused"},
 	{dialect.Meaningless, "AnnotationIgnored"},
 	{dialect.Applied, "AnnotationApplied"},
+	{"", wayReason},
 }
+
+// wayReason is the reason of Events about the way of a Service, if it is or was the proxied one.
+const wayReason = "LoadBalancerWay"
 
 // Bounds of one Event's message in bytes, and of how many Events of one reason a change has.
 // The API allows 1,024 bytes (events.k8s.io).
@@ -37,7 +41,7 @@ func (c *controller) recordReading(s *corev1.Service, r *dialect.Reading) {
 	texts := map[string][]string{}
 	for _, kind := range annotationEvents {
 		for _, f := range r.Findings {
-			if f.State != kind.state || r.AddressErr != nil && f.Text == r.AddressErr.Error() {
+			if kind.state == "" || f.State != kind.state || r.AddressErr != nil && f.Text == r.AddressErr.Error() {
 				continue // the latter is a problem with the address, see recordProblems
 			}
 			text := plain(f.Text)
@@ -48,6 +52,11 @@ func (c *controller) recordReading(s *corev1.Service, r *dialect.Reading) {
 		}
 	}
 	before, known := c.findings[name]
+	if r.Way == dialect.Proxied {
+		texts[wayReason] = []string{"proxied: nodes accept its connections and make others to Pods, because of " + strings.Join(r.Because, ", ")}
+	} else if len(before[wayReason]) > 0 {
+		texts[wayReason] = []string{"direct: nodes forward its connections to Pods"}
+	}
 	// What another leader has seen needs no Event again, unless it wants attention.
 	repeated := !known && len(s.Status.LoadBalancer.Ingress) > 0
 	for _, kind := range annotationEvents {

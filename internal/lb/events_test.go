@@ -57,6 +57,49 @@ func TestEventsAboutAnnotations(t *testing.T) {
 	})
 }
 
+// Events tell the way of a Service and why, and its status has it as ipMode (behaviours 97, 115).
+func TestWayOfAService(t *testing.T) {
+	r := newRig(t)
+	r.withPools("192.0.2.0/28")
+	r.service("web", annotate("fairlead.dev/lb-proxy-protocol", "v2"))
+	mode := func(want corev1.LoadBalancerIPMode) {
+		t.Helper()
+		r.eventually("ipMode "+string(want), func() error {
+			in := r.get("web").Status.LoadBalancer.Ingress
+			if len(in) != 1 || in[0].IPMode == nil || *in[0].IPMode != want {
+				return fmt.Errorf("%v", in)
+			}
+			return nil
+		})
+	}
+	annotated := func(value *string) {
+		t.Helper()
+		r.change("web", func(s *corev1.Service) {
+			s.Annotations = map[string]string{}
+			if value != nil {
+				s.Annotations["fairlead.dev/lb-proxy-protocol"] = *value
+			}
+		})
+	}
+	mode(corev1.LoadBalancerIPModeProxy)
+	r.told("web", "LoadBalancerWay", "proxied: nodes accept its connections and make others to Pods, because of fairlead.dev/lb-proxy")
+	annotated(new("v3")) // a wrong value changes nothing
+	r.told("web", "InvalidAnnotation", `"v3"`)
+	mode(corev1.LoadBalancerIPModeProxy)
+	annotated(nil)
+	mode(corev1.LoadBalancerIPModeVIP)
+	r.told("web", "LoadBalancerWay", "direct: nodes forward its connections to Pods")
+	// From the start a mistyped value of what changes the bytes must not make them pass without it.
+	r.service("mistyped", annotate("fairlead.dev/lb-proxy-protocol", "v3"))
+	r.eventually("ipMode of mistyped", func() error {
+		in := r.get("mistyped").Status.LoadBalancer.Ingress
+		if len(in) != 1 || *in[0].IPMode != corev1.LoadBalancerIPModeProxy {
+			return fmt.Errorf("%v", in)
+		}
+		return nil
+	})
+}
+
 func TestCombinedEventsAreBounded(t *testing.T) {
 	var texts []string
 	for range 200 {

@@ -17,7 +17,7 @@ import (
 
 // An address is new if its claim was made while the speaker was watching.
 func TestNewAddresses(t *testing.T) {
-	k := newKnown("a")
+	k := newKnown("a", newProxying(SpeakerOptions{}, nil))
 	claims := sink(k, k.setClaim, k.dropClaim)
 	made := func(name string) *networkingv1.IPAddress {
 		return &networkingv1.IPAddress{ObjectMeta: metav1.ObjectMeta{Name: name}}

@@ -62,6 +62,7 @@ type Speaker struct {
 	client   kubernetes.Interface
 	lb       *v1.Client
 	known    *known
+	proxying *proxying
 	announce *announce.Announcer
 	events   *events.Recorder
 	metrics  *speakerMetrics
@@ -128,13 +129,16 @@ func NewSpeaker(o SpeakerOptions) (*Speaker, error) {
 		return nil, fmt.Errorf("client of a speaker: %w", err)
 	}
 	s := &Speaker{
-		o: o, log: o.Log, client: client, lb: lb, known: newKnown(o.NodeName),
+		o: o, log: o.Log, client: client, lb: lb, proxying: newProxying(o, client),
 		links: map[string][]memberLink{}, since: map[netip.Addr]*ownership{}, waiting: map[netip.Addr]struct{}{},
 	}
+	s.known = newKnown(o.NodeName, s.proxying)
+	s.proxying.served = s.known.poke
 	s.node = quorum.NewNode(o.NodeName, o.Now(), randomNumber)
 	s.witness = newWitness(client, o.NodeName, o.Now, o.Log)
 	s.witness.changed, s.witness.taken = s.copyWitness, s.known.poke
 	s.events = events.NewRecorder(client, corev1.EventSource{Component: "fairlead-lb-speaker", Host: o.NodeName}, o.Log)
+	s.proxying.events = s.events
 	s.metrics = newSpeakerMetrics()
 	s.routing = newRouting(s)
 	s.announce = announce.New(announce.Options{
@@ -188,6 +192,7 @@ func (s *Speaker) Run(ctx context.Context) error {
 	running.Go(func() { s.wire.run(inner) })
 	running.Go(func() { s.witness.run(inner) })
 	running.Go(func() { s.health.run(inner, s.o.Healthy, s.known.poke) })
+	running.Go(func() { s.proxying.run(inner) })
 	s.known.follow(inner, &running, s.client, s.lb)
 	if r := s.routing.routes; r != nil {
 		running.Go(func() { r.Run(inner) })

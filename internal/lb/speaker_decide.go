@@ -234,6 +234,12 @@ func names(services []svc.Name) string {
 // programmed reports whether the proxy forwards for an address, as far as the speaker
 // can know.
 func (s *Speaker) programmed(a *address) bool {
+	if slices.ContainsFunc(a.services, func(n svc.Name) bool { return !s.proxying.ready(n) }) {
+		return false
+	}
+	if slices.ContainsFunc(a.services, s.proxying.serves) {
+		return true
+	}
 	if s.o.Programmed == nil {
 		return true
 	}

@@ -27,7 +27,8 @@ import (
 // known is what a speaker knows from the API, written by reflectors. Of each object
 // it keeps what an announcement depends on.
 type known struct {
-	node string
+	node     string
+	proxying *proxying
 	// wake holds a token after something has changed.
 	wake chan struct{}
 
@@ -96,9 +97,9 @@ type address struct {
 	nodes []string
 }
 
-func newKnown(node string) *known {
+func newKnown(node string, p *proxying) *known {
 	return &known{
-		node: node, wake: make(chan struct{}, 1), needSlices: make(chan struct{}),
+		node: node, proxying: p, wake: make(chan struct{}, 1), needSlices: make(chan struct{}),
 		claims: map[netip.Addr]claim{}, services: map[svc.Name]*announced{},
 		slices: map[svc.Name]sliceNodes{}, pools: map[string]poolWay{}, dirty: map[netip.Addr]struct{}{},
 		bySvc: map[svc.Name]map[svc.Name]struct{}{},
@@ -220,12 +221,14 @@ func (k *known) setClaim(o *networkingv1.IPAddress) {
 	}
 	k.claims[addr] = c
 	k.dirty[addr] = struct{}{}
+	k.proxying.setClaim(addr, c.services)
 }
 
 func (k *known) dropClaim(n svc.Name) {
 	if addr, err := netip.ParseAddr(n.Name); err == nil {
 		delete(k.claims, addr)
 		k.dirty[addr] = struct{}{}
+		k.proxying.setClaim(addr, nil)
 	}
 }
 
@@ -233,15 +236,18 @@ func (k *known) setService(o *corev1.Service) {
 	n := svc.Name{Namespace: o.Namespace, Name: o.Name}
 	k.touch(n)
 	if o.Spec.Type != corev1.ServiceTypeLoadBalancer {
+		k.proxying.dropService(n)
 		delete(k.services, n)
 		return
 	}
+	k.proxying.setService(o)
 	a := &announced{uid: o.UID, local: o.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal}
 	if a.local {
 		k.needed.Do(func() { close(k.needSlices) })
 	}
 	for _, in := range o.Status.LoadBalancer.Ingress {
-		if addr, err := netip.ParseAddr(in.IP); err == nil && (in.IPMode == nil || *in.IPMode == corev1.LoadBalancerIPModeVIP) {
+		if addr, err := netip.ParseAddr(in.IP); err == nil && (in.IPMode == nil ||
+			*in.IPMode == corev1.LoadBalancerIPModeVIP || k.proxying.serves(n)) {
 			a.addrs = append(a.addrs, addr)
 		}
 	}
@@ -254,6 +260,7 @@ func (k *known) setService(o *corev1.Service) {
 
 func (k *known) dropService(n svc.Name) {
 	k.touch(n)
+	k.proxying.dropService(n)
 	delete(k.services, n)
 }
 

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/lb/pool"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -200,7 +201,9 @@ func (c *controller) planAddresses(p *plan) {
 			return
 		}
 	}
-	c.recordReading(s, Read(s))
+	reading := Read(s)
+	c.recordReading(s, reading)
+	mode := ipMode(s, reading)
 	r, problem := c.request(s)
 	result := c.alloc.Assign(r)
 	if problem != nil {
@@ -209,7 +212,7 @@ func (c *controller) planAddresses(p *plan) {
 	p.publish, p.surplus = result.Addrs, result.Surplus
 	for _, a := range p.publish {
 		p.pools = append(p.pools, c.alloc.PoolOf(a))
-		p.ingress = append(p.ingress, corev1.LoadBalancerIngress{IP: a.String(), IPMode: new(corev1.LoadBalancerIPModeVIP)})
+		p.ingress = append(p.ingress, corev1.LoadBalancerIngress{IP: a.String(), IPMode: new(mode)})
 	}
 	waits := slices.ContainsFunc(result.Problems, func(p *pool.Problem) bool { return p.Kind != pool.Outside })
 	if len(p.publish) == 0 && waits && c.waiting.in[p.name].name != p.name && len(p.surplus) == 0 {
@@ -222,6 +225,18 @@ func (c *controller) planAddresses(p *plan) {
 	}
 	c.recordProblems(s, append(result.Problems, c.announceProblems(p.publish)...))
 	signal(c.tidy)
+}
+
+// ipMode returns how a Service's addresses are to be published. While an annotation has a wrong value,
+// the way stays what it is.
+func ipMode(s *corev1.Service, r *dialect.Reading) corev1.LoadBalancerIPMode {
+	if in := s.Status.LoadBalancer.Ingress; r.Invalid() && len(in) > 0 && in[0].IPMode != nil {
+		return *in[0].IPMode
+	}
+	if r.Way == dialect.Proxied {
+		return corev1.LoadBalancerIPModeProxy
+	}
+	return corev1.LoadBalancerIPModeVIP
 }
 
 // othersIngress returns what a status shows that is not of ours, if that is all it shows.

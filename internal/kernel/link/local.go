@@ -58,11 +58,14 @@ func RemoveLocal() error {
 	return errors.Join(errs...)
 }
 
-func local() ([]netlink.Route, error) {
+func local() ([]netlink.Route, error) { return localOf(Protocol) }
+
+// localOf returns the local routes of a protocol.
+func localOf(protocol netlink.RouteProtocol) ([]netlink.Route, error) {
 	const filter = netlink.RT_FILTER_PROTOCOL | netlink.RT_FILTER_TABLE | netlink.RT_FILTER_TYPE
 	var out []netlink.Route
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		want := &netlink.Route{Protocol: Protocol, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL}
+		want := &netlink.Route{Protocol: protocol, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL}
 		routes, err := Whole(func() ([]netlink.Route, error) { return netlink.RouteListFiltered(family, want, filter) })
 		if err != nil {
 			return nil, fmt.Errorf("list local routes: %w", err)
@@ -70,4 +73,43 @@ func local() ([]netlink.Route, error) {
 		out = append(out, routes...)
 	}
 	return out, nil
+}
+
+// VIPProtocol marks the local routes of addresses at which this process listens for a load
+// balancer (ip route show table local proto 251).
+const VIPProtocol = 251
+
+// SetVIPs makes addrs, and no others of earlier calls, addresses of this machine by
+// routes of table local, without giving them to a device.
+func SetVIPs(addrs []netip.Addr) error {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("find lo: %w", err)
+	}
+	have, err := localOf(VIPProtocol)
+	errs := []error{err}
+	present := map[netip.Addr]bool{}
+	for _, r := range have {
+		a, _ := netip.AddrFromSlice(r.Dst.IP)
+		if a = a.Unmap(); slices.Contains(addrs, a) {
+			present[a] = true
+		} else if err := netlink.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
+			errs = append(errs, fmt.Errorf("remove local route to %s: %w", r.Dst, err))
+		}
+	}
+	for _, a := range addrs {
+		if present[a] {
+			continue
+		}
+		r := &netlink.Route{
+			LinkIndex: lo.Attrs().Index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Protocol: VIPProtocol, Dst: network(single(a)),
+		}
+		if a.Is4() {
+			r.Scope = netlink.SCOPE_HOST
+		}
+		if err := netlink.RouteReplace(r); err != nil {
+			errs = append(errs, fmt.Errorf("make %s an address of this machine: %w", a, err))
+		}
+	}
+	return errors.Join(errs...)
 }

@@ -77,7 +77,7 @@ func (r *rig) ask(annotations map[string]string) {
 func (r *rig) set(pods ...netip.AddrPort) {
 	r.Helper()
 	r.service.Backends = map[uint16][]netip.AddrPort{r.at.Port(): pods}
-	if failed := r.server.Set([]Service{r.service}); len(failed) > 0 {
+	if failed := r.server.Set([]*Service{new(r.service)}); len(failed) > 0 {
 		r.Fatal(failed)
 	}
 }

@@ -38,6 +38,7 @@ type Server struct {
 	wg  sync.WaitGroup
 
 	mu        sync.Mutex
+	services  map[svc.Name]*Service // as of the last Set, without those that failed
 	listeners map[netip.AddrPort]*listener
 	pools     map[poolKey]*pool
 	drains    map[poolKey]time.Duration
@@ -53,8 +54,8 @@ type poolKey struct {
 // call Set.
 func New(log *slog.Logger) *Server {
 	s := &Server{
-		log: log, listeners: map[netip.AddrPort]*listener{}, pools: map[poolKey]*pool{}, drains: map[poolKey]time.Duration{},
-		open: map[net.Conn]struct{}{},
+		log: log, services: map[svc.Name]*Service{}, listeners: map[netip.AddrPort]*listener{}, pools: map[poolKey]*pool{},
+		drains: map[poolKey]time.Duration{}, open: map[net.Conn]struct{}{},
 	}
 	s.ctx, s.end = context.WithCancel(context.Background())
 	return s
@@ -62,32 +63,36 @@ func New(log *slog.Logger) *Server {
 
 // Set makes the Server do what services say, and nothing else. A listener whose address and port
 // stay is kept, with its connections; new connections have the new settings. It returns why
-// a Service cannot be served; it may be called again with the same.
-func (s *Server) Set(services []Service) map[svc.Name]error {
+// a Service cannot be served; it may be called again with the same. The Services belong to the Server
+// and do not change: one that was passed before costs next to nothing.
+func (s *Server) Set(services []*Service) map[svc.Name]error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	failed := map[svc.Name]error{}
 	wanted := map[netip.AddrPort]bool{}
 	pools := map[poolKey]bool{}
-	for i := range services {
-		v := &services[i]
+	done := make(map[svc.Name]*Service, len(services))
+	for _, v := range services {
+		var errs []error
 		for _, l := range v.Spec.Listeners {
-			key := poolKey{v.Name, l.Port}
-			c, err := newConfig(v, l)
-			if err == nil {
-				pools[key] = true
-				c.pool = s.pool(key, v)
-				for _, a := range v.Addrs {
-					at := netip.AddrPortFrom(a, l.Port)
-					wanted[at] = true
-					err = errors.Join(err, s.listen(at, c))
+			if s.services[v.Name] != v {
+				if err := s.setListener(v, l); err != nil {
+					errs = append(errs, err)
+					continue
 				}
 			}
-			if err != nil {
-				failed[v.Name] = errors.Join(failed[v.Name], err)
+			pools[poolKey{v.Name, l.Port}] = true
+			for _, a := range v.Addrs {
+				wanted[netip.AddrPortFrom(a, l.Port)] = true
 			}
 		}
+		if len(errs) > 0 {
+			failed[v.Name] = errors.Join(errs...)
+			continue
+		}
+		done[v.Name] = v
 	}
+	s.services = done
 	for at, l := range s.listeners {
 		if !wanted[at] {
 			_ = l.socket.Close()
@@ -102,6 +107,21 @@ func (s *Server) Set(services []Service) map[svc.Name]error {
 		}
 	}
 	return failed
+}
+
+// setListener sets up a port of a Service at its addresses. What fails is not listened at: a Service that asks for
+// TLS and has no certificate must not go on in plain text.
+func (s *Server) setListener(v *Service, l dialect.Listener) error {
+	c, err := newConfig(v, l)
+	if err != nil {
+		return err
+	}
+	c.pool = s.pool(poolKey{v.Name, l.Port}, v)
+	var errs []error
+	for _, a := range v.Addrs {
+		errs = append(errs, s.listen(netip.AddrPortFrom(a, l.Port), c))
+	}
+	return errors.Join(errs...)
 }
 
 // pool returns the pool of a port, with the backends that it is to have.

@@ -403,7 +403,7 @@ func TestSet(t *testing.T) {
 		t.Errorf("%v", got)
 	}
 	r.ask(map[string]string{dialect.LBTLSSecrets: "a", "fairlead.dev/lb-protocol": "tls"})
-	if failed := r.server.Set([]Service{r.service}); failed[r.service.Name] == nil || len(r.server.Listening()) != 0 {
+	if failed := r.server.Set([]*Service{new(r.service)}); failed[r.service.Name] == nil || len(r.server.Listening()) != 0 {
 		t.Errorf("TLS without a certificate: %v, %v", failed, r.server.Listening())
 	}
 	r.ask(nil)

@@ -1,0 +1,87 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/fairlead/fairlead/internal/dialect"
+)
+
+// tlsIndex indexes the Services of type LoadBalancer by the TLS Secrets that they name: any node
+// may have to answer for their addresses within a second, and ends TLS with these. Those without an address,
+// or of the direct way, do not count.
+type tlsIndex struct{ informer cache.SharedIndexInformer }
+
+// lbClass is the loadBalancerClass of our own load balancers.
+const lbClass = "fairlead.dev/lb"
+
+// tlsRefs is the part of a Service that is kept.
+type tlsRefs struct {
+	metav1.ObjectMeta
+	secrets []string
+}
+
+func newTLSIndex(client kubernetes.Interface) (*tlsIndex, error) {
+	informer := cache.NewSharedIndexInformer(&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			return client.CoreV1().Services("").List(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			return client.CoreV1().Services("").Watch(ctx, o)
+		},
+	}, &corev1.Service{}, 0, cache.Indexers{byReference: tlsKeys})
+	return &tlsIndex{informer}, informer.SetTransform(toTLSRefs)
+}
+
+// run follows the Services until ctx ends.
+func (x *tlsIndex) run(ctx context.Context) { x.informer.RunWithContext(ctx) }
+
+// named reports whether a load balancer of the namespace names a TLS Secret.
+func (x *tlsIndex) named(namespace, secret string) bool {
+	keys, err := x.informer.GetIndexer().IndexKeys(byReference, namespace+"/"+secret)
+	return err == nil && len(keys) > 0
+}
+
+func tlsKeys(obj any) ([]string, error) {
+	s, ok := obj.(*tlsRefs)
+	if !ok {
+		return nil, fmt.Errorf("the index of TLS Secrets holds a %T", obj)
+	}
+	keys := make([]string, 0, len(s.secrets))
+	for _, name := range s.secrets {
+		keys = append(keys, s.Namespace+"/"+name)
+	}
+	return keys, nil
+}
+
+// toTLSRefs drops all but what tlsRefs has.
+func toTLSRefs(obj any) (any, error) {
+	s, ok := obj.(*corev1.Service)
+	if !ok {
+		return obj, nil // a tombstone
+	}
+	out := &tlsRefs{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name, UID: s.UID, ResourceVersion: s.ResourceVersion}}
+	class := s.Spec.LoadBalancerClass
+	proxies := slices.ContainsFunc(s.Status.LoadBalancer.Ingress, func(in corev1.LoadBalancerIngress) bool {
+		return in.IPMode != nil && *in.IPMode == corev1.LoadBalancerIPModeProxy
+	})
+	if s.Spec.Type != corev1.ServiceTypeLoadBalancer || class != nil && *class != lbClass || !proxies {
+		return out, nil
+	}
+	d := dialect.Service{Annotations: s.Annotations}
+	for _, p := range s.Spec.Ports {
+		d.Ports = append(d.Ports, dialect.Port{Name: p.Name, Number: uint16(p.Port), Protocol: string(p.Protocol)})
+	}
+	if r := dialect.Read(d); r.Way == dialect.Proxied {
+		out.secrets = r.Spec.Certificates
+	}
+	return out, nil
+}

@@ -1,0 +1,327 @@
+package lb
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/events"
+	"github.com/fairlead/fairlead/internal/kernel/link"
+	"github.com/fairlead/fairlead/internal/lb/proxied"
+	"github.com/fairlead/fairlead/internal/reflector"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// proxying serves the Services of the proxied way on this node
+// (docs/design/009-proxied-load-balancer.md).
+type proxying struct {
+	node   string
+	client kubernetes.Interface
+	log    *slog.Logger
+	events *events.Recorder
+	server *proxied.Server
+	// served is called when a Service may have become ready, or not.
+	served func()
+	wake   chan struct{}
+	// vips are the addresses that were made local last; it is used by run alone.
+	vips []netip.Addr
+
+	mu       sync.Mutex
+	services map[svc.Name]*proxiedService
+	claims   map[netip.Addr][]svc.Name
+	secrets  map[svc.Name]*tlsSecret
+}
+
+// proxiedService is a Service of the proxied way.
+type proxiedService struct {
+	object *corev1.Service
+	// spec is the last good one, nil if there was none.
+	spec   *dialect.Spec
+	slices map[string]*discoveryv1.EndpointSlice
+	listed bool // slices has been
+	stop   context.CancelFunc
+	// built is what the server is to do, nil when that has changed.
+	built   *proxied.Service
+	failure string // as recorded last
+	ready   bool
+}
+
+func newProxying(o SpeakerOptions, client kubernetes.Interface) *proxying {
+	return &proxying{
+		node: o.NodeName, client: client, log: o.Log, server: proxied.New(o.Log), wake: make(chan struct{}, 1),
+		services: map[svc.Name]*proxiedService{}, claims: map[netip.Addr][]svc.Name{}, secrets: map[svc.Name]*tlsSecret{},
+	}
+}
+
+// setService takes a Service of type LoadBalancer over.
+func (p *proxying) setService(o *corev1.Service) {
+	n := nameOf(o)
+	proxies := slices.ContainsFunc(o.Status.LoadBalancer.Ingress, func(in corev1.LoadBalancerIngress) bool {
+		return in.IPMode != nil && *in.IPMode == corev1.LoadBalancerIPModeProxy
+	})
+	r := Read(o)
+	if class := o.Spec.LoadBalancerClass; r.Way != dialect.Proxied && !r.Invalid() || !proxies || class != nil && *class != Class {
+		p.dropService(n)
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	v := p.services[n]
+	if v == nil {
+		v = &proxiedService{slices: map[string]*discoveryv1.EndpointSlice{}}
+		p.services[n] = v
+	}
+	v.object, v.built = o, nil
+	if !r.Invalid() {
+		v.spec = &r.Spec
+	} else if v.spec == nil {
+		p.fail(v, "an annotation has a wrong value, and there is no earlier configuration to go on with")
+	}
+	signal(p.wake)
+}
+
+func (p *proxying) dropService(n svc.Name) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if v := p.services[n]; v != nil {
+		if v.stop != nil {
+			v.stop()
+		}
+		delete(p.services, n)
+		signal(p.wake)
+	}
+}
+
+// setClaim takes over for which Services an address was claimed, none if it was not: others do not have
+// it, whatever their status says.
+func (p *proxying) setClaim(a netip.Addr, services []svc.Name) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, n := range slices.Concat(p.claims[a], services) {
+		if v := p.services[n]; v != nil {
+			v.built = nil
+			signal(p.wake)
+		}
+	}
+	if p.claims[a] = services; len(services) == 0 {
+		delete(p.claims, a)
+	}
+}
+
+// serves reports whether a Service takes the proxied way.
+func (p *proxying) serves(n svc.Name) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.services[n] != nil
+}
+
+// ready reports whether a Service can be announced, as far as the proxied way is
+// concerned.
+func (p *proxying) ready(n svc.Name) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	v := p.services[n]
+	return v == nil || v.ready
+}
+
+const (
+	// retryPeriod is how often what failed is retried, and local routes are repaired.
+	retryPeriod = 10 * time.Second
+	// stopGrace is how long connections may go on after another node has taken the addresses over.
+	stopGrace = 2 * time.Second
+)
+
+// run serves until ctx ends, in the network namespace of the process.
+func (p *proxying) run(ctx context.Context) {
+	tick := time.NewTicker(retryPeriod)
+	defer tick.Stop()
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer func() {
+		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopGrace)
+		defer cancel()
+		p.server.Close(grace)
+		if err := link.SetVIPs(nil); err != nil {
+			p.log.Error("cannot remove the local routes of load balancers", "err", err)
+		}
+	}()
+	p.vips = []netip.Addr{{}} // what an earlier process has left is unknown
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			if len(p.vips) > 0 {
+				p.vips = []netip.Addr{{}}
+			}
+		case <-p.wake:
+		}
+		p.followSlices(ctx, &running)
+		p.followSecrets(ctx, &running)
+		p.apply()
+	}
+}
+
+// changed calls f with the lock held, and wakes run.
+func (p *proxying) changed(f func()) {
+	p.mu.Lock()
+	f()
+	p.mu.Unlock()
+	signal(p.wake)
+}
+
+// followSlices starts to follow the EndpointSlices of Services that are new.
+func (p *proxying) followSlices(ctx context.Context, running *sync.WaitGroup) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for n, v := range p.services {
+		if v.stop != nil {
+			continue
+		}
+		var of context.Context
+		of, v.stop = context.WithCancel(reflector.Quiet(ctx))
+		change := func(f func()) { p.changed(func() { f(); v.built = nil }) }
+		sink := reflector.Sink[*discoveryv1.EndpointSlice]{
+			Replace: func(list []*discoveryv1.EndpointSlice) {
+				change(func() {
+					clear(v.slices)
+					for _, s := range list {
+						v.slices[s.Name] = s
+					}
+					v.listed = true
+				})
+			},
+			Set:    func(s *discoveryv1.EndpointSlice) { change(func() { v.slices[s.Name] = s }) },
+			Delete: func(s *discoveryv1.EndpointSlice) { change(func() { delete(v.slices, s.Name) }) },
+		}
+		from := reflector.From(p.client.DiscoveryV1().EndpointSlices(n.Namespace),
+			metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + n.Name})
+		running.Go(func() { reflector.Run(of, "lb-speaker/proxied", from, sink) })
+	}
+}
+
+// fail records why a Service is not served as it asks for, once for each change.
+func (p *proxying) fail(v *proxiedService, why string) {
+	if v.failure == why {
+		return
+	}
+	v.failure = why
+	if why != "" {
+		p.events.Event(v.object, corev1.EventTypeWarning, "ProxiedLoadBalancerFailed", "node "+p.node+": "+why)
+		p.log.Warn("cannot serve a load balancer; retrying", "service", nameOf(v.object), "err", why)
+	}
+}
+
+// apply makes the server do what is wanted.
+func (p *proxying) apply() {
+	p.mu.Lock()
+	var want []*proxied.Service
+	asked := map[svc.Name]bool{}
+	var vips []netip.Addr
+	for n, v := range p.services {
+		if v.built == nil {
+			v.built = p.build(n, v)
+		}
+		if v.built != nil {
+			want = append(want, v.built)
+			asked[n] = true
+			vips = append(vips, v.built.Addrs...)
+		}
+	}
+	p.mu.Unlock()
+	slices.SortFunc(vips, netip.Addr.Compare)
+	vips = slices.Compact(vips)
+	var err error
+	if !slices.Equal(vips, p.vips) {
+		if err = link.SetVIPs(vips); err != nil {
+			p.log.Error("cannot make addresses of load balancers local; retrying", "err", err)
+			p.vips = []netip.Addr{{}}
+		} else {
+			p.vips = vips
+		}
+	}
+	failed := p.server.Set(want)
+	p.mu.Lock()
+	changed := false
+	for n, v := range p.services {
+		ready := asked[n] && failed[n] == nil && err == nil
+		if failed[n] != nil {
+			p.fail(v, failed[n].Error())
+		} else if ready {
+			p.fail(v, p.secretProblem(n, v))
+		}
+		changed = changed || ready != v.ready
+		v.ready = ready
+	}
+	p.mu.Unlock()
+	if changed {
+		p.served()
+	}
+}
+
+// build returns what the server is to do for a Service, nil if that is not known yet.
+func (p *proxying) build(n svc.Name, v *proxiedService) *proxied.Service {
+	if v.spec == nil || !v.listed {
+		return nil
+	}
+	s := &proxied.Service{Name: n, Spec: *v.spec, Backends: map[uint16][]netip.AddrPort{}}
+	for _, name := range v.spec.Certificates {
+		t := p.secrets[svc.Name{Namespace: n.Namespace, Name: name}]
+		if t == nil || t.cert == nil {
+			if t != nil && t.problem != "" {
+				p.fail(v, fmt.Sprintf("cannot use the TLS Secret %s: %s", name, t.problem))
+			}
+			return nil
+		}
+		s.Certificates = append(s.Certificates, *t.cert)
+	}
+	for _, in := range v.object.Status.LoadBalancer.Ingress {
+		if a, ok := ingressAddr(&in); ok && slices.Contains(p.claims[a], n) {
+			s.Addrs = append(s.Addrs, a)
+		}
+	}
+	family := familiesOf(v.object)[0]
+	for i := range v.object.Spec.Ports {
+		port := &v.object.Spec.Ports[i]
+		local := v.object.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
+		backends := v.backends(port.Name, family, func(node *string) bool { return !local || node != nil && *node == p.node })
+		if len(backends) == 0 && local {
+			// No other machine's connections come here: those of this node and its Pods may go anywhere, as
+			// those to a cluster IP.
+			backends = v.backends(port.Name, family, func(*string) bool { return true })
+		}
+		s.Backends[uint16(port.Port)] = backends
+	}
+	return s
+}
+
+// backends returns the ready endpoints of a port that are of a family and on the right node.
+func (v *proxiedService) backends(port string, family svc.Family, on func(node *string) bool) (out []netip.AddrPort) {
+	for _, slice := range v.slices {
+		for _, p := range slice.Ports {
+			if p.Name == nil || *p.Name != port || p.Port == nil {
+				continue
+			}
+			for i := range slice.Endpoints {
+				e := &slice.Endpoints[i]
+				if e.Conditions.Ready != nil && !*e.Conditions.Ready || !on(e.NodeName) || len(e.Addresses) == 0 {
+					continue
+				}
+				if a, err := netip.ParseAddr(e.Addresses[0]); err == nil && svc.FamilyOf(a) == family {
+					out = append(out, netip.AddrPortFrom(a, uint16(*p.Port)))
+				}
+			}
+		}
+	}
+	return out
+}
