@@ -52,7 +52,7 @@ func Cleanup(ctx context.Context, stateDir string, remove ...func() error) error
 			if err := process.KillMountedFrom(ctx, d.dir); err != nil {
 				return fmt.Errorf("end pod %s: %w", filepath.Base(d.dir), err)
 			}
-			return os.RemoveAll(d.dir)
+			return removePod(d)
 		})
 	}
 	if err := errors.Join(g.Wait(), groups.sweep(ctx, func(types.UID) bool { return false }), removeAll()); err != nil {

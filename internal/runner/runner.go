@@ -128,6 +128,8 @@ type Runner struct {
 	// starts holds one entry for each pod that is being started: starting a
 	// process takes a core for a moment, and too many at once time out.
 	starts chan struct{}
+	// measures holds one entry while a volume is being measured.
+	measures chan struct{}
 }
 
 // New prepares a Runner: it makes the state directory and, for an endpoint, a
@@ -170,7 +172,7 @@ func New(o Options) (*Runner, error) {
 	}
 	r := &Runner{
 		o: o, ipam: newIPAM(), workers: map[types.UID]*worker{}, starts: make(chan struct{}, 2*runtime.NumCPU()),
-		changed: make(chan struct{}, 1), metrics: newMetrics(),
+		measures: make(chan struct{}, 1), changed: make(chan struct{}, 1), metrics: newMetrics(),
 		cgroups: openCgroups(dir), memory: memoryCapacity(),
 	}
 	r.oneUser = confine.OneUser()
@@ -348,7 +350,7 @@ func (r *Runner) adopt(ctx context.Context) error {
 				r.o.Log.Error("cannot end the shim of a pod without a record", "dir", d.dir, "err", err)
 				continue
 			}
-			if err := os.RemoveAll(d.dir); err != nil {
+			if err := removePod(d); err != nil {
 				r.o.Log.Error("cannot remove the state of a pod without a record", "dir", d.dir, "err", err)
 			}
 			continue // sweep removes its control group

@@ -49,6 +49,9 @@ func (w *worker) createSandbox(ctx context.Context, pod *corev1.Pod) (err error)
 	if err := w.r.writeEtc(w.paths, pod, w.rec.IPs); err != nil {
 		return err
 	}
+	if err := w.r.mountMemory(pod, w.paths); err != nil {
+		return err
+	}
 	pids := int64(0)
 	if confined(pod) {
 		pids = w.r.o.PodPIDs
@@ -144,6 +147,9 @@ func (w *worker) dropSandbox(ctx context.Context) {
 	}
 	if err := w.r.cgroups.remove(ctx, w.uid); err != nil {
 		w.log.Error("cannot remove the pod's control group", "err", err)
+	}
+	if err := unmountMemory(w.paths); err != nil {
+		w.log.Error("cannot give back the memory of the pod's volumes", "err", err)
 	}
 	if len(w.rec.IPs) == 0 {
 		return

@@ -50,6 +50,7 @@ type worker struct {
 	retryAt    time.Time
 	tokens     tokens
 	volumes    volumeState
+	measuring  measuring
 	relink     bool // the node's end of the network was removed while the agent was away
 	end        *ending
 	over       bool
@@ -349,7 +350,7 @@ func (w *worker) startPod(ctx context.Context, pod *corev1.Pod) time.Time {
 		w.over = true
 		return w.finish(ctx, pod)
 	}
-	return earlier(next, earlier(w.refresh(ctx, pod), w.refreshVolumes(ctx, pod)))
+	return earlier(earlier(next, w.measure(pod)), earlier(w.refresh(ctx, pod), w.refreshVolumes(ctx, pod)))
 }
 
 // startContainers starts what may run now. live is false when every main container
@@ -425,7 +426,7 @@ func (w *worker) terminate(ctx context.Context, pod *corev1.Pod, gone, halt bool
 	w.dropSandbox(ctx)
 	switch {
 	case gone:
-		if err := os.RemoveAll(w.paths.dir); err != nil {
+		if err := removePod(w.paths); err != nil {
 			w.log.Error("cannot remove the pod's state", "err", err)
 		}
 		w.done = true

@@ -102,9 +102,9 @@ func newMachine(t *testing.T) *machine {
 }
 
 // pod creates a pod of one container that runs a script.
-func (m *machine) pod(namespace, name, script string, limits corev1.ResourceList) {
+func (m *machine) pod(namespace, name, script string, limits corev1.ResourceList, change ...func(*corev1.PodSpec)) {
 	m.t.Helper()
-	_, err := m.client.CoreV1().Pods(namespace).Create(m.t.Context(), &corev1.Pod{
+	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PodSpec{
 			NodeName: nodeName, RestartPolicy: corev1.RestartPolicyNever, TerminationGracePeriodSeconds: new(int64(0)),
@@ -113,8 +113,11 @@ func (m *machine) pod(namespace, name, script string, limits corev1.ResourceList
 				Name: "main", Image: "host", Command: []string{"sh", "-c", script}, Resources: corev1.ResourceRequirements{Limits: limits},
 			}},
 		},
-	}, metav1.CreateOptions{})
-	if err != nil {
+	}
+	for _, f := range change {
+		f(&p.Spec)
+	}
+	if _, err := m.client.CoreV1().Pods(namespace).Create(m.t.Context(), p, metav1.CreateOptions{}); err != nil {
 		m.t.Fatal(err)
 	}
 }
@@ -150,6 +153,18 @@ func TestLimits(t *testing.T) {
 	if st := p.Status.ContainerStatuses[0].State.Terminated; st == nil || st.Reason != "OOMKilled" {
 		t.Errorf("the hog ended as %+v, want OOMKilled", st)
 	}
+	// What is written to a volume in memory counts as the container's.
+	m.pod(namespace, "tmpfs", "head -c 60000000 /dev/zero > /mnt/file; echo outlived",
+		corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("32Mi")}, func(s *corev1.PodSpec) {
+			s.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
+				EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory, SizeLimit: new(resource.MustParse("1Gi"))},
+			}}}
+			s.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "v", MountPath: "/mnt"}}
+		})
+	p = m.until(namespace, "tmpfs", "ended", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })
+	if st := p.Status.ContainerStatuses[0].State.Terminated; st == nil || st.Reason != "OOMKilled" {
+		t.Errorf("the writer to memory ended as %+v, want OOMKilled", st)
+	}
 	beside := m.until("default", "beside", "running", running)
 	if n := beside.Status.ContainerStatuses[0].RestartCount; n != 0 {
 		t.Errorf("the other Pod was started again %d times", n)
@@ -157,8 +172,8 @@ func TestLimits(t *testing.T) {
 	if n := testutil.CollectAndCount(m.runner, "pod_memory_working_set_bytes"); n != 1 {
 		t.Errorf("%d series of memory, want that of the Pod that runs", n)
 	}
-	for _, name := range []string{"hog", "beside"} {
-		if err := m.client.CoreV1().Pods("default").Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+	for name, ns := range map[string]string{"hog": "default", "beside": "default", "tmpfs": namespace} {
+		if err := m.client.CoreV1().Pods(ns).Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}

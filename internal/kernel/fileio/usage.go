@@ -1,0 +1,103 @@
+package fileio
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxDepth bounds how deep Usage looks: it holds a file open for each level.
+const maxDepth = 500
+
+// ErrTooDeep is the error of Usage where directories are nested deeper than it looks.
+var ErrTooDeep = errors.New("directories are nested too deep to be measured")
+
+// Usage returns how many bytes of the disk the files below dir take, those of other file
+// systems not counted and a file with several names once. It stops counting when they are more than
+// enough. It follows no links, so whoever may write below dir cannot lead it elsewhere.
+func Usage(ctx context.Context, dir string, enough int64) (int64, error) {
+	fd, err := unix.Open(dir, dirFlags, 0)
+	if err != nil {
+		return 0, &os.PathError{Op: "open", Path: dir, Err: err}
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		_ = unix.Close(fd)
+		return 0, &os.PathError{Op: "stat", Path: dir, Err: err}
+	}
+	u := usage{ctx: ctx, dev: st.Dev, enough: enough, seen: map[uint64]bool{}}
+	if err := u.count(fd, dir, maxDepth); err != nil {
+		return u.sum, fmt.Errorf("measure %s: %w", dir, err)
+	}
+	return u.sum, nil
+}
+
+const dirFlags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
+
+type usage struct {
+	ctx         context.Context
+	dev         uint64
+	sum, enough int64
+	seen        map[uint64]bool // files with several names
+}
+
+// count adds what is in the directory behind fd, which it closes.
+func (u *usage) count(fd int, name string, depth int) error {
+	d := os.NewFile(uintptr(fd), name)
+	defer d.Close()
+	if depth == 0 {
+		return ErrTooDeep
+	}
+	for u.sum <= u.enough {
+		if err := u.ctx.Err(); err != nil {
+			return err
+		}
+		names, err := d.Readdirnames(256)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		for _, n := range names {
+			if err := u.add(fd, n, depth); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (u *usage) add(dir int, name string, depth int) error {
+	var st unix.Stat_t
+	err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	if errors.Is(err, unix.ENOENT) || err == nil && st.Dev != u.dev {
+		return nil // just removed, or mounted there
+	}
+	if err != nil {
+		return err
+	}
+	isDir := st.Mode&unix.S_IFMT == unix.S_IFDIR
+	if !isDir && st.Nlink > 1 {
+		if u.seen[st.Ino] {
+			return nil
+		}
+		u.seen[st.Ino] = true
+	}
+	u.sum += st.Blocks * 512 // stat(2)
+	if !isDir {
+		return nil
+	}
+	fd, err := unix.Openat(dir, name, dirFlags, 0)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENOTDIR) { // changed meanwhile
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return u.count(fd, name, depth-1)
+}

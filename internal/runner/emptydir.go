@@ -1,0 +1,174 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
+	"github.com/fairlead/fairlead/internal/kernel/mount"
+)
+
+// How often empty directories with a limit are measured: at most every minMeasure, and
+// so that it takes a hundredth of a processor's time.
+const (
+	minMeasure   = time.Second
+	measureShare = 100
+)
+
+// evictionGrace is what kubelet leaves to a pod that is over a limit of the disk.
+const evictionGrace = time.Second
+
+// measuring is what a worker knows of the size of its pod's volumes.
+type measuring struct {
+	busy   bool
+	next   time.Time
+	failed string // the last error that was logged
+}
+
+// inMemory reports whether a volume is an empty directory in memory.
+func inMemory(v *corev1.Volume) bool {
+	return v.EmptyDir != nil && v.EmptyDir.Medium == corev1.StorageMediumMemory
+}
+
+// mountMemory makes the volumes of a pod that are in memory. It is called before its shim
+// starts, whose mounts are its own from then on.
+func (r *Runner) mountMemory(pod *corev1.Pod, p podPaths) error {
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
+		if !inMemory(v) {
+			continue
+		}
+		dir := p.volume(v.Name)
+		err := os.MkdirAll(dir, 0o777)
+		if err == nil {
+			err = mount.Memory(dir, memorySize(pod, v.EmptyDir, r.memory))
+		}
+		if err != nil {
+			return fmt.Errorf("volume %s: %w", v.Name, err)
+		}
+	}
+	return nil
+}
+
+// memorySize is the size of a volume in memory, kubelet's: the least of its limit, that of
+// the pod's memory, and the machine's memory.
+func memorySize(pod *corev1.Pod, e *corev1.EmptyDirVolumeSource, machine int64) int64 {
+	size := machine
+	for _, limit := range []int64{podLimits(pod).Memory, sizeLimit(e)} {
+		if limit > 0 && (size == 0 || limit < size) {
+			size = limit
+		}
+	}
+	return size
+}
+
+// sizeLimit is the limit of a volume, 0 for none.
+func sizeLimit(e *corev1.EmptyDirVolumeSource) int64 {
+	if e.SizeLimit == nil {
+		return 0
+	}
+	return e.SizeLimit.Value()
+}
+
+// unmountMemory gives back the memory of a pod's volumes.
+func unmountMemory(p podPaths) error {
+	entries, err := os.ReadDir(p.volume(""))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			err = errors.Join(err, mount.Unmount(p.volume(e.Name())))
+		}
+	}
+	return err
+}
+
+// removePod removes all that the node has stored of a pod whose processes have ended.
+func removePod(p podPaths) error {
+	return errors.Join(unmountMemory(p), os.RemoveAll(p.dir))
+}
+
+// sizeLimited are the empty directories of a pod on the disk that have a limit.
+func sizeLimited(pod *corev1.Pod) []*corev1.Volume {
+	var out []*corev1.Volume
+	for i := range pod.Spec.Volumes {
+		if v := &pod.Spec.Volumes[i]; v.EmptyDir != nil && !inMemory(v) && sizeLimit(v.EmptyDir) > 0 {
+			out = append(out, v)
+		}
+	}
+	return out
+}
+
+// measure has the volumes with a limit measured, beside the loop, and the pod evicted if
+// one is over it. It returns when to call it again, zero if it was called too early.
+func (w *worker) measure(pod *corev1.Pod) time.Time {
+	m := &w.measuring
+	volumes := sizeLimited(pod)
+	if len(volumes) == 0 || m.busy {
+		return time.Time{}
+	}
+	if time.Now().Before(m.next) {
+		return m.next
+	}
+	m.busy = true
+	w.tasks.Go(func() {
+		begin, over, err := time.Now(), "", error(nil)
+		for _, v := range volumes {
+			if over, err = w.overSize(w.life, v); over != "" || err != nil {
+				break
+			}
+		}
+		took := time.Since(begin)
+		w.post(func() {
+			m.busy, m.next = false, time.Now().Add(max(minMeasure, measureShare*took))
+			if over != "" {
+				w.evict(pod, over)
+			}
+			text := ""
+			if err != nil && w.life.Err() == nil {
+				text = err.Error()
+			}
+			if m.failed != text && text != "" {
+				w.log.Warn("cannot measure a volume of the pod; retrying", "err", err, "after", time.Until(m.next).Round(time.Second))
+			}
+			m.failed = text
+		})
+	})
+	return time.Time{}
+}
+
+// overSize returns why a volume is larger than it may be, "" if it is not.
+func (w *worker) overSize(ctx context.Context, v *corev1.Volume) (string, error) {
+	select { // one at a time on this node
+	case w.r.measures <- struct{}{}:
+		defer func() { <-w.r.measures }()
+	case <-ctx.Done():
+		return "", ctx.Err()
+	}
+	limit := v.EmptyDir.SizeLimit
+	used, err := fileio.Usage(ctx, w.paths.volume(v.Name), limit.Value())
+	switch {
+	case errors.Is(err, os.ErrNotExist): // no container has started yet
+		return "", nil
+	case errors.Is(err, fileio.ErrTooDeep):
+		return fmt.Sprintf("EmptyDir volume %q has a limit of %q, and its %v. ", v.Name, limit.String(), fileio.ErrTooDeep), nil
+	case err == nil && used > limit.Value():
+		return fmt.Sprintf("Usage of EmptyDir volume %q exceeds the limit %q. ", v.Name, limit.String()), nil
+	}
+	return "", err
+}
+
+// evict ends a pod as kubelet does that is over a limit of the disk.
+func (w *worker) evict(pod *corev1.Pod, message string) {
+	if w.rec.Failure != nil || w.end != nil || w.over {
+		return
+	}
+	w.end = &ending{at: time.Now(), grace: min(evictionGrace, grace(pod))}
+	w.fail(pod, failure{"Evicted", message})
+}
