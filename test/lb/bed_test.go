@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -24,12 +23,11 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
-	"github.com/fairlead/fairlead/internal/kernel/link"
-	"github.com/fairlead/fairlead/internal/kernel/packet"
 	"github.com/fairlead/fairlead/internal/lb"
 	"github.com/fairlead/fairlead/internal/lb/pool"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/arp"
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
@@ -45,7 +43,7 @@ type bed struct {
 	client kubernetes.Interface
 	lb     *v1.Client
 	nodes  []*node
-	wire   *listener
+	wire   *arp.Listener
 }
 
 // node is a host with a speaker.
@@ -53,7 +51,7 @@ type node struct {
 	bed  *bed
 	host *testbed.Host
 	name string
-	mac  [6]byte
+	mac  arp.MAC
 	args speakerArgs
 	// uptime is what the clocks that count from the machine's start are ahead by in the next process.
 	uptime time.Duration
@@ -78,7 +76,7 @@ func newBed(t *testing.T, nodes int) *bed {
 	b.lb, err = v1.NewClient(local)
 	b.must(err)
 	b.control(local)
-	b.wire = newListener(t, b.net.Outside("client"))
+	b.wire = listenOn(t, b.net.Outside("client"))
 	for i := range nodes {
 		n := b.addNode("n" + string(rune('1'+i)))
 		n.start()
@@ -123,7 +121,7 @@ func (b *bed) addNode(name string) *node {
 	n := &node{bed: b, host: b.net.Host(name), name: name}
 	_, err := b.client.CoreV1().Nodes().Create(b.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 	b.must(err)
-	n.mac = hardwareAddress(b, n.host)
+	n.mac = arp.MACOf(b, n.host, "eth0")
 	n.args = speakerArgs{
 		Node: name, Rate: 1, Peer: netip.AddrPortFrom(n.host.Addr4(), lb.DefaultPeerPort),
 		Unhealthy: filepath.Join(b.TempDir(), "unhealthy"),
@@ -131,19 +129,6 @@ func (b *bed) addNode(name string) *node {
 	n.args.setServer(b.config)
 	b.nodes = append(b.nodes, n)
 	return n
-}
-
-// hardwareAddress returns that of a host.
-func hardwareAddress(t testing.TB, h *testbed.Host) (mac [6]byte) {
-	t.Helper()
-	h.Do(func() {
-		links, err := link.Interfaces()
-		if err != nil {
-			t.Fatal(err)
-		}
-		mac = links[slices.IndexFunc(links, func(l link.Interface) bool { return l.Name == "eth0" })].MAC
-	})
-	return mac
 }
 
 // start starts the node's speaker.
@@ -252,7 +237,7 @@ func (b *bed) voters(votes int) {
 func (b *bed) owner(a netip.Addr, of ...*node) (found *node) {
 	b.Helper()
 	testbed.Until(b, "an owner of "+a.String(), func() error {
-		mac, ok := b.wire.who(a)
+		mac, ok := b.wire.Who(a)
 		if !ok {
 			return errors.New("no machine answers")
 		}
@@ -320,102 +305,9 @@ func (n *node) label(key string, set bool) {
 	})
 }
 
-// listener is an outside machine that asks who has an address.
-type listener struct {
-	host *testbed.Host
-	mac  [6]byte
-	conn *packet.Conn
-
-	mu      sync.Mutex
-	answers map[netip.Addr][]answer
-}
-
-// answer is that a machine has answered, or has announced the address unasked.
-type answer struct {
-	mac   [6]byte
-	at    time.Time
-	asked bool
-}
-
-func newListener(t *testing.T, h *testbed.Host) *listener {
-	t.Helper()
-	l := &listener{host: h, answers: map[netip.Addr][]answer{}}
-	h.Do(func() {
-		links, err := link.Interfaces()
-		if err != nil {
-			t.Fatal(err)
-		}
-		l.mac = links[0].MAC
-		if l.conn, err = packet.Listen(links[0].Index, packet.ARP); err != nil {
-			t.Fatal(err)
-		}
-	})
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		buf := make([]byte, 2000)
-		for {
-			n, err := l.conn.Receive(buf)
-			if errors.Is(err, os.ErrClosed) {
-				return
-			}
-			if err != nil || n < 42 {
-				continue
-			}
-			l.take(buf[14:n])
-		}
-	})
-	t.Cleanup(func() {
-		_ = l.conn.Close()
-		wg.Wait()
-	})
-	return l
-}
-
-// take records what an ARP message claims.
-func (l *listener) take(b []byte) {
-	sender := netip.AddrFrom4([4]byte(b[14:18]))
-	reply := b[7] == 2
-	if !reply && sender != netip.AddrFrom4([4]byte(b[24:28])) {
-		return // a question
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.answers[sender] = append(l.answers[sender], answer{[6]byte(b[8:14]), time.Now(), [6]byte(b[18:24]) == l.mac})
-}
-
-// ask sends one request.
-func (l *listener) ask(a netip.Addr) {
-	own, target := l.host.Addr4().As4(), a.As4()
-	b := append([]byte{255, 255, 255, 255, 255, 255}, l.mac[:]...)
-	b = append(b, 8, 6, 0, 1, 8, 0, 6, 4, 0, 1)
-	b = append(append(b, l.mac[:]...), own[:]...)
-	b = append(append(b, 0, 0, 0, 0, 0, 0), target[:]...)
-	_ = l.conn.Send(append(b, make([]byte, 18)...))
-}
-
-// who asks once, and returns who has answered within 50 ms, or announced it.
-func (l *listener) who(a netip.Addr) (mac [6]byte, ok bool) {
-	l.mu.Lock()
-	before := len(l.answers[a])
-	l.mu.Unlock()
-	l.ask(a)
-	for deadline := time.Now().Add(50 * time.Millisecond); time.Now().Before(deadline); <-time.After(time.Millisecond) {
-		l.mu.Lock()
-		got := l.answers[a]
-		l.mu.Unlock()
-		if len(got) > before {
-			return got[len(got)-1].mac, true
-		}
-	}
-	return mac, false
-}
-
-// since returns what was heard of an address since a time.
-func (l *listener) since(a netip.Addr, t time.Time) []answer {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	i, _ := slices.BinarySearchFunc(l.answers[a], t, func(x answer, t time.Time) int { return x.at.Compare(t) })
-	return slices.Clone(l.answers[a][i:])
+// listenOn listens for claims of addresses on a machine outside of the cluster.
+func listenOn(t testing.TB, h *testbed.Host) *arp.Listener {
+	return arp.Listen(t, h, "eth0", h.Addr4())
 }
 
 // kill9 ends the node's speaker without a chance to do anything.

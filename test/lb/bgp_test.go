@@ -23,6 +23,7 @@ const nodeAS = 64513
 // A router's table follows what may announce an address: health and labels of nodes,
 // ready endpoints under policy Local, the life of Services and of processes.
 func TestBGP(t *testing.T) {
+	inParallel(t)
 	b := newBed(t, 0)
 	var neighbors []string
 	for _, name := range []string{"n1", "n2"} {
@@ -104,7 +105,7 @@ func TestBGP(t *testing.T) {
 		slice, err = api.Update(t.Context(), slice, metav1.UpdateOptions{})
 		b.must(err)
 		router.Routes(route(local), hops...)
-		if mac, ok := b.wire.who(local); ok {
+		if mac, ok := b.wire.Who(local); ok {
 			t.Errorf("%x answers ARP requests", mac)
 		}
 	}

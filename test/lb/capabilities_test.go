@@ -13,15 +13,16 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/arp"
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
 // fairlead lb as a user that is not root, with CAP_NET_RAW and CAP_NET_ADMIN and nothing else, beside
 // another program's proxy: it announces, takes over, and counts.
 func TestTwoCapabilities(t *testing.T) {
+	inParallel(t)
 	network := testbed.NewNetwork(t)
 	dir := t.TempDir()
 	program := process.Program("fairlead")
@@ -35,23 +36,13 @@ func TestTwoCapabilities(t *testing.T) {
 		"--bind-address", "127.0.0.1,"+host.Addr4().String(), "--lb-pool", pools)
 	server.Start(t)
 	server.AwaitReady(t)
-	config, err := clientcmd.LoadFromFile(server.Kubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range config.Clusters {
-		c.Server = "https://" + host.Addr4().String() + ":6443"
-	}
-	kubeconfig := filepath.Join(dir, "kubeconfig")
-	if err := clientcmd.WriteToFile(*config, kubeconfig); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(kubeconfig, 0o644); err != nil { // it is a test's
+	kubeconfig := server.KubeconfigAt(t, host.Addr4())
+	if err := os.Chmod(filepath.Dir(kubeconfig), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	const unprivileged = "65534"
-	hosts := map[[6]byte]*testbed.Host{}
-	speakers := map[[6]byte]*process.Process{}
+	hosts := map[arp.MAC]*testbed.Host{}
+	speakers := map[arp.MAC]*process.Process{}
 	for _, name := range []string{"n1", "n2"} {
 		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
 		if _, err := server.Client.CoreV1().Nodes().Create(t.Context(), n, metav1.CreateOptions{}); err != nil {
@@ -68,16 +59,16 @@ func TestTwoCapabilities(t *testing.T) {
 		for _, want := range []string{`Uid:\s65534\s65534\s65534`, `CapPrm:\s0000000000003000`, `CapBnd:\s0000000000003000`} {
 			p.Says(want)
 		}
-		mac := hardwareAddress(t, h)
+		mac := arp.MACOf(t, h, "eth0")
 		hosts[mac], speakers[mac] = h, p
 	}
 	vip := selectorless(t, server, host.Addr4())
 	testbed.Until(t, "the list of voters to be whole", func() error { return votersOf(t, server, 2) })
-	wire := newListener(t, network.Outside("client"))
-	owner := func() (mac [6]byte) {
+	wire := listenOn(t, network.Outside("client"))
+	owner := func() (mac arp.MAC) {
 		testbed.Until(t, "an owner of "+vip.String(), func() error {
 			var ok bool
-			if mac, ok = wire.who(vip); !ok || speakers[mac] == nil {
+			if mac, ok = wire.Who(vip); !ok || speakers[mac] == nil {
 				return fmt.Errorf("%x answers", mac)
 			}
 			return nil

@@ -18,12 +18,14 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/quorum"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/arp"
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
 // A Service gets an address that an outside client reaches, through a server and two
 // agents as users start them; and still does when the node that answers is killed, or stopped.
 func TestReachedFromOutside(t *testing.T) {
+	inParallel(t)
 	network := testbed.NewNetwork(t)
 	dir := t.TempDir()
 	host := network.Outside("server")
@@ -31,13 +33,13 @@ func TestReachedFromOutside(t *testing.T) {
 		"--bind-address", "127.0.0.1,"+host.Addr4().String(), "--lb-pool", pools)
 	server.Start(t)
 	server.AwaitReady(t)
-	wire := newListener(t, network.Outside("client"))
-	agents := map[[6]byte]*process.Process{}
-	start := map[[6]byte]func() *process.Process{}
+	wire := listenOn(t, network.Outside("client"))
+	agents := map[arp.MAC]*process.Process{}
+	start := map[arp.MAC]func() *process.Process{}
 	for _, name := range []string{"n1", "n2"} {
 		n := &node{bed: &bed{TB: t}, host: network.Outside(name), name: name}
 		n.host.Sysctl("net/ipv4/ip_forward", "1")
-		mac := hardwareAddress(t, n.host)
+		mac := arp.MACOf(t, n.host, "eth0")
 		start[mac] = func() *process.Process {
 			cmd := n.host.Command(context.Background(), process.Program("fairlead"), "agent",
 				"--server", "https://"+host.Addr4().String()+":6443", "--token-file", filepath.Join(dir, "server", "node-token"),
@@ -50,7 +52,7 @@ func TestReachedFromOutside(t *testing.T) {
 	backend := network.Outside("backend")
 	backend.Serve(svc.TCP, 8080)
 	vip := selectorless(t, server, backend.Addr4())
-	client := wire.host
+	client := wire.Host()
 	reached := func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
@@ -58,10 +60,10 @@ func TestReachedFromOutside(t *testing.T) {
 		return err
 	}
 	testbed.Until(t, "an answer from outside", reached)
-	owner := func() (mac [6]byte) {
+	owner := func() (mac arp.MAC) {
 		testbed.Until(t, "an owner", func() error {
 			var ok bool
-			if mac, ok = wire.who(vip); !ok || agents[mac] == nil {
+			if mac, ok = wire.Who(vip); !ok || agents[mac] == nil {
 				return fmt.Errorf("%x answers", mac)
 			}
 			return nil
@@ -90,10 +92,10 @@ func TestReachedFromOutside(t *testing.T) {
 		end(p)
 		ended := time.Since(begin)
 		next := owner()
-		for _, x := range wire.since(vip, begin) {
-			if x.mac == next {
+		for _, x := range wire.Since(vip, begin) {
+			if x.MAC == next {
 				t.Logf("%s: the other node announces after %s; the process ended after %s", what,
-					x.at.Sub(begin).Round(time.Millisecond), ended.Round(time.Millisecond))
+					x.At.Sub(begin).Round(time.Millisecond), ended.Round(time.Millisecond))
 				break
 			}
 		}

@@ -19,7 +19,7 @@ func (b *bed) silence(a netip.Addr) {
 	b.Helper()
 	testbed.Until(b, "silence about "+a.String(), func() error {
 		for range 3 {
-			if mac, ok := b.wire.who(a); ok {
+			if mac, ok := b.wire.Who(a); ok {
 				return fmt.Errorf("%x answers", mac)
 			}
 		}
@@ -29,6 +29,7 @@ func (b *bed) silence(a netip.Addr) {
 
 // The last node that may announce falls silent when it may no longer, and when the Service is deleted.
 func TestLastNodeFallsSilent(t *testing.T) {
+	inParallel(t)
 	b := newBed(t, 1)
 	b.voters(1)
 	only := b.nodes[0]
@@ -52,6 +53,7 @@ func TestLastNodeFallsSilent(t *testing.T) {
 
 // A node that announces by BGP alone gets no address that is answered for by ARP.
 func TestMixedAnnouncers(t *testing.T) {
+	inParallel(t)
 	b := newBed(t, 1)
 	routed := b.addNode("n2")
 	routed.args.Announce = lb.AnnounceBGP
@@ -69,6 +71,7 @@ func TestMixedAnnouncers(t *testing.T) {
 
 // An address follows its pool to other interfaces of the node that announces it.
 func TestPoolChangesInterfaces(t *testing.T) {
+	inParallel(t)
 	b := newBed(t, 1)
 	only := b.nodes[0]
 	only.run("ip", "link", "add", "side", "type", "bridge")

@@ -11,27 +11,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/arp"
 )
-
-// macOf returns the hardware address of an interface of the node.
-func (n *node) macOf(name string) (mac [6]byte) {
-	n.bed.Helper()
-	n.host.Do(func() {
-		links, err := link.Interfaces()
-		n.bed.must(err)
-		for _, l := range links {
-			if l.Name == name {
-				mac = l.MAC
-			}
-		}
-	})
-	return mac
-}
 
 // Of two interfaces on one network one answers for an address, which --lb-interface chooses.
 func TestTwoInterfacesOnOneNetwork(t *testing.T) {
+	inParallel(t)
 	b := newBed(t, 0)
 	n := b.addNode("n1")
 	n.run("ip", "link", "add", "link", "eth0", "name", "side", "type", "macvlan", "mode", "bridge")
@@ -46,20 +32,20 @@ func TestTwoInterfacesOnOneNetwork(t *testing.T) {
 			n.args.Interfaces = []string{name}
 			n.start()
 		}
-		want := n.macOf(name)
+		want := arp.MACOf(b, n.host, name)
 		testbed.Until(t, "an answer of "+name, func() error {
-			if mac, ok := b.wire.who(a); !ok || mac != want {
+			if mac, ok := b.wire.Who(a); !ok || mac != want {
 				return fmt.Errorf("%x answers, want %x", mac, want)
 			}
 			return nil
 		})
 		begin := time.Now()
 		for range 10 {
-			b.wire.who(a)
+			b.wire.Who(a)
 		}
-		for _, x := range b.wire.since(a, begin) {
-			if x.mac != want {
-				t.Errorf("%x answers beside %x", x.mac, want)
+		for _, x := range b.wire.Since(a, begin) {
+			if x.MAC != want {
+				t.Errorf("%x answers beside %x", x.MAC, want)
 			}
 		}
 	}
@@ -68,6 +54,7 @@ func TestTwoInterfacesOnOneNetwork(t *testing.T) {
 // IPv6: the kernel of a machine outside asks by neighbour solicitations who has an address, and heeds the
 // unsolicited advertisement of who takes over.
 func TestNeighbourDiscovery(t *testing.T) {
+	inParallel(t)
 	b := newBed(t, 3)
 	b.voters(3)
 	var a netip.Addr
@@ -78,7 +65,7 @@ func TestNeighbourDiscovery(t *testing.T) {
 			a = x
 		}
 	}
-	client := b.wire.host
+	client := b.wire.Host()
 	neighbour := func() (*node, error) {
 		out, err := client.Command(t.Context(), "ip", "-6", "neighbour", "show", a.String()).Output()
 		if err != nil {

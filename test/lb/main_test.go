@@ -5,6 +5,7 @@ package lb
 import (
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -33,7 +34,27 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	process.Main(func() int { return testbed.Run(m) }, "fairlead")
+	process.Main(func() int {
+		flag.Parse()
+		if err := flag.Set("test.parallel", "99"); err != nil { // see inParallel
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return testbed.Run(m)
+	}, "fairlead")
+}
+
+// slots are how many tests run at a time, beside the one that takes a minute: they have networks of their own
+// and mostly wait.
+var slots = make(chan struct{}, 3)
+
+// inParallel is testing.T.Parallel for all tests but that of a minute, which has no slot and so begins at once,
+// whatever the order in which tests are released.
+func inParallel(t *testing.T) {
+	t.Helper()
+	t.Parallel()
+	slots <- struct{}{}
+	t.Cleanup(func() { <-slots })
 }
 
 // speakerArgs are the options of a speaker process.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/arp"
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
@@ -35,10 +36,10 @@ func newCluster(t *testing.T, names ...string) *cluster {
 	c.server.Start(t)
 	c.server.AwaitReady(t)
 	c.client = c.server.Client
-	c.wire = newListener(t, c.net.Outside("client"))
+	c.wire = listenOn(t, c.net.Outside("client"))
 	for _, name := range names {
 		n := &node{bed: c.bed, host: c.net.Host(name), name: name}
-		n.mac = hardwareAddress(t, n.host)
+		n.mac = arp.MACOf(t, n.host, "eth0")
 		// Its Pods have the addresses that the network routes to it.
 		_, err := c.client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{
 			PodCIDR:  n.host.PodCIDR(svc.IPv4).String(),
@@ -113,9 +114,9 @@ func (c *cluster) ask(from *testbed.Host, vip netip.Addr) (a testbed.Answer) {
 // checkSticky fails the test unless all connections of the client go to one Pod.
 func (c *cluster) checkSticky(vip netip.Addr) {
 	c.Helper()
-	first := c.ask(c.wire.host, vip).Name
+	first := c.ask(c.wire.Host(), vip).Name
 	for range 15 {
-		if a := c.ask(c.wire.host, vip); a.Name != first {
+		if a := c.ask(c.wire.Host(), vip); a.Name != first {
 			c.Errorf("%s answers after %s", a.Name, first)
 		}
 	}
@@ -124,9 +125,10 @@ func (c *cluster) checkSticky(vip netip.Addr) {
 // What externalTrafficPolicy does for a load balancer (behaviour 181), whether the nodes or the Pods
 // stand behind it.
 func TestPoliciesOfLoadBalancers(t *testing.T) {
+	inParallel(t)
 	c := newCluster(t, "n1", "n2")
 	n1, n2 := c.nodes[0], c.nodes[1]
-	client := c.wire.host
+	client := c.wire.Host()
 	a1, a2, b1 := n1.host.Pod("a1"), n1.host.Pod("a2"), n2.host.Pod("b1")
 	for _, p := range []*testbed.Host{a1, a2, b1} {
 		p.Serve(svc.TCP, 8080)

@@ -20,8 +20,12 @@ import (
 // Restarting the nodes one after the other, each as soon as the one before is up again, fails no new
 // connection: a node goes on to answer until another one can.
 func TestRollingRestart(t *testing.T) {
+	t.Parallel()
 	for _, nodes := range []int{2, 5} {
-		t.Run(fmt.Sprint(nodes), func(t *testing.T) { rollingRestart(t, nodes) })
+		t.Run(fmt.Sprint(nodes), func(t *testing.T) {
+			inParallel(t)
+			rollingRestart(t, nodes)
+		})
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 // What a node may not answer for moves to another one, by itself and soon; and the
 // address does not move when nothing is wrong with its node.
 func TestTakeOver(t *testing.T) {
+	inParallel(t)
 	b := newBed(t, 3)
 	b.voters(3)
 	a := b.service("web")[0]
@@ -32,9 +33,9 @@ func TestTakeOver(t *testing.T) {
 	// took measures from begin until another node is heard of.
 	took := func(what string, begin time.Time, from *node) {
 		next := b.owner(a, b.others(from)...)
-		for _, x := range b.wire.since(a, begin) {
-			if x.mac == next.mac {
-				t.Logf("%s: %s took over from %s after %s", what, next.name, from.name, x.at.Sub(begin).Round(time.Millisecond))
+		for _, x := range b.wire.Since(a, begin) {
+			if x.MAC == next.mac {
+				t.Logf("%s: %s took over from %s after %s", what, next.name, from.name, x.At.Sub(begin).Round(time.Millisecond))
 				break
 			}
 		}
@@ -89,7 +90,7 @@ func TestTakeOver(t *testing.T) {
 	owner.cut(b.api)
 	begin = time.Now()
 	for time.Since(begin) < 3*time.Second {
-		b.wire.who(a)
+		b.wire.Who(a)
 	}
 	b.owner(a, owner)
 	owner.join(b.api)
@@ -108,6 +109,7 @@ func TestTakeOver(t *testing.T) {
 
 // With two speakers the API server decides when one dies, and one alone needs none.
 func TestTwoSpeakersAndOne(t *testing.T) {
+	inParallel(t)
 	b := newBed(t, 2)
 	b.voters(3)
 	var addrs []netip.Addr
@@ -123,9 +125,9 @@ func TestTwoSpeakersAndOne(t *testing.T) {
 		dead.kill9()
 		for _, a := range addrs {
 			b.owner(a, left)
-			for _, x := range b.wire.since(a, begin) {
-				if x.mac == left.mac {
-					t.Logf("%s answers for %s %s after the other one was killed", left.name, a, x.at.Sub(begin).Round(time.Millisecond))
+			for _, x := range b.wire.Since(a, begin) {
+				if x.MAC == left.mac {
+					t.Logf("%s answers for %s %s after the other one was killed", left.name, a, x.At.Sub(begin).Round(time.Millisecond))
 					break
 				}
 			}
@@ -133,7 +135,7 @@ func TestTwoSpeakersAndOne(t *testing.T) {
 		dead.start()
 		testbed.Until(t, "it to have an address again", func() error {
 			for _, a := range addrs {
-				if mac, ok := b.wire.who(a); ok && mac == dead.mac {
+				if mac, ok := b.wire.Who(a); ok && mac == dead.mac {
 					return nil
 				}
 			}
@@ -155,6 +157,7 @@ func TestTwoSpeakersAndOne(t *testing.T) {
 
 // Policy Local: nodes with a ready endpoint alone announce.
 func TestPolicyLocal(t *testing.T) {
+	inParallel(t)
 	b := newBed(t, 3)
 	b.voters(3)
 	a := b.service("local", func(s *corev1.Service) {
@@ -179,7 +182,7 @@ func TestPolicyLocal(t *testing.T) {
 	_, err = api.Update(t.Context(), slice, metav1.UpdateOptions{})
 	b.must(err)
 	testbed.Until(t, "silence", func() error {
-		if mac, ok := b.wire.who(a); ok {
+		if mac, ok := b.wire.Who(a); ok {
 			return fmt.Errorf("%x answers", mac)
 		}
 		return nil
@@ -188,6 +191,7 @@ func TestPolicyLocal(t *testing.T) {
 
 // A machine outside of the cluster that has an address of the pool is reported.
 func TestForeignOwner(t *testing.T) {
+	inParallel(t)
 	b := newBed(t, 1)
 	printer := b.net.Outside("printer")
 	taken := netip.MustParseAddr("192.168.77.150")
@@ -202,7 +206,7 @@ func TestForeignOwner(t *testing.T) {
 	}
 	t.Log(b.event("web", "AddressConflict"))
 	for range 20 {
-		if mac, ok := b.wire.who(taken); ok && mac == b.nodes[0].mac {
+		if mac, ok := b.wire.Who(taken); ok && mac == b.nodes[0].mac {
 			t.Fatal("the node answers for it")
 		}
 	}

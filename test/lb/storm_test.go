@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/testbed/arp"
 )
 
 var (
@@ -27,10 +29,10 @@ const (
 
 // twoOwners returns the first moment at which two machines seem to have owned an
 // address, by how often the one who answers changes.
-func twoOwners(heard []answer) (string, bool) {
-	var asked []answer
+func twoOwners(heard []arp.Claim) (string, bool) {
+	var asked []arp.Claim
 	for _, a := range heard {
-		if a.asked {
+		if a.Asked {
 			asked = append(asked, a)
 		}
 	}
@@ -38,12 +40,12 @@ func twoOwners(heard []answer) (string, bool) {
 		end := min(len(asked), i+overlap)
 		n := 0
 		for j := i + 1; j < end; j++ {
-			if asked[j].mac != asked[j-1].mac {
+			if asked[j].MAC != asked[j-1].MAC {
 				n++
 			}
 		}
-		if n >= changes && asked[end-1].at.Sub(asked[i].at) < overlap*askEvery*2 {
-			return fmt.Sprintf("%d changes between %x and %x from %s on", n, asked[i].mac, asked[i+1].mac, asked[i].at), true
+		if n >= changes && asked[end-1].At.Sub(asked[i].At) < overlap*askEvery*2 {
+			return fmt.Sprintf("%d changes between %x and %x from %s on", n, asked[i].MAC, asked[i+1].MAC, asked[i].At), true
 		}
 	}
 	return "", false
@@ -51,11 +53,11 @@ func twoOwners(heard []answer) (string, bool) {
 
 func TestTwoOwnersAreFound(t *testing.T) {
 	at := time.Now()
-	var orderly, both []answer
+	var orderly, both []arp.Claim
 	for i := range 40 {
 		at = at.Add(askEvery)
-		orderly = append(orderly, answer{mac: [6]byte{byte(i / 20)}, at: at, asked: true})
-		both = append(both, answer{mac: [6]byte{1}, at: at, asked: true}, answer{mac: [6]byte{2}, at: at, asked: true})
+		orderly = append(orderly, arp.Claim{MAC: arp.MAC{byte(i / 20)}, At: at, Asked: true})
+		both = append(both, arp.Claim{MAC: arp.MAC{1}, At: at, Asked: true}, arp.Claim{MAC: arp.MAC{2}, At: at, Asked: true})
 	}
 	if what, found := twoOwners(orderly); found {
 		t.Errorf("an orderly handover: %s", what)
@@ -69,6 +71,7 @@ func TestTwoOwnersAreFound(t *testing.T) {
 // second is, and in each life another one of what time it is, no machine ever hears two
 // of them answer for one address; and when it is over, each address is answered for.
 func TestNeverTwoOwnersOnTheWire(t *testing.T) {
+	t.Parallel()
 	seed := *stormSeed
 	if seed == 0 {
 		seed = rand.Uint64()
@@ -99,7 +102,7 @@ func TestNeverTwoOwnersOnTheWire(t *testing.T) {
 				return
 			case <-tick.C:
 				for _, a := range addrs {
-					b.wire.ask(a)
+					b.wire.Ask(a)
 				}
 			}
 		}
@@ -121,9 +124,9 @@ func TestNeverTwoOwnersOnTheWire(t *testing.T) {
 	asking.Wait()
 	moves := 0
 	for _, a := range addrs {
-		heard := b.wire.since(a, begin)
+		heard := b.wire.Since(a, begin)
 		for i := 1; i < len(heard); i++ {
-			if heard[i].mac != heard[i-1].mac {
+			if heard[i].MAC != heard[i-1].MAC {
 				moves++
 			}
 		}

@@ -2,6 +2,7 @@ package process
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -71,6 +72,24 @@ func (s *Server) Start(t testing.TB) {
 func (s *Server) AwaitReady(t testing.TB) {
 	t.Helper()
 	testbed.Until(t, "the server to be ready", func() error { return s.Ready(t.Context()) })
+}
+
+// KubeconfigAt writes a copy of Kubeconfig for machines that reach the server at another address of it, and
+// returns the file's name. Everybody on this machine can read it.
+func (s *Server) KubeconfigAt(t testing.TB, a netip.Addr) string {
+	t.Helper()
+	config, err := clientcmd.LoadFromFile(s.Kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range config.Clusters {
+		c.Server = "https://" + netip.AddrPortFrom(a, 6443).String()
+	}
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := errors.Join(clientcmd.WriteToFile(*config, file), os.Chmod(file, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	return file
 }
 
 // Ready asks the server once whether it is ready.
