@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 			return 1
 		}
 		return testbed.Run(m)
-	}, "fairlead")
+	}, "fairlead", "backend", "kubectl")
 }
 
 // slots are how many tests run at a time, beside the one that takes a minute: they have networks of their own
