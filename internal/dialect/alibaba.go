@@ -56,14 +56,14 @@ func alibabaAnnotations(prefix string) []Annotation {
 		word(a("health-check-switch"), map[string]bool{"on": true, "off": false}, FieldHealthEnabled, true, setChecked),
 		word(a("health-check-flag"), map[string]bool{"on": true, "off": false}, FieldHealthEnabled, true, setChecked),
 		word(a("health-check-type"), map[string]Protocol{"tcp": TCP, "http": HTTP}, FieldHealthProtocol, TCP, setHealth),
-		text(a("health-check-uri"), "a path", FieldHealthPath, setPath),
+		path(a("health-check-uri")),
 		number(a("health-check-connect-port"), 1, 65535, "", FieldHealthPort, setHealthPort),
 		number(a("healthy-threshold"), 2, 10, "", FieldHealthHealthy, setHealthy),
 		number(a("unhealthy-threshold"), 2, 10, "", FieldHealthUnhealthy, setUnhealthy),
 		seconds(a("health-check-interval"), 1, 50, FieldHealthInterval, setInterval),
 		seconds(a("health-check-connect-timeout"), 1, 300, FieldHealthTimeout, setTimeout),
 		seconds(a("health-check-timeout"), 1, 300, FieldHealthTimeout, setTimeout),
-		text(a("health-check-httpcode"), "http_2xx and its like, with commas between", FieldHealthCodes, setCodes),
+		codes(a("health-check-httpcode"), "http_2xx and its like, with commas between"),
 		word(a("sticky-session"), map[string]bool{"on": true, "off": false}, FieldStickyCookie, false, func(*Spec, bool) {}),
 		{Key: a("persistence-timeout"), Values: "0 to 3600 seconds", Sets: []Field{FieldBalance}, read: func(r *reader, v string) error {
 			n, err := parseNumber(v, 0, 3600, "seconds")

@@ -31,10 +31,9 @@ func awsDialect() Dialect {
 			later(awsPrefix+"proxy-protocol-per-target-group", "ports with commas between", FieldProxyProtocol,
 				"the PROXY protocol is for all ports or none, by "+lbPrefix+"proxy-protocol"),
 			none(awsPrefix+"ip-address-type", "spec.ipFamilies says it"),
-			text(awsPrefix+"healthcheck-success-codes", "statuses, as 200-399", FieldHealthCodes, setCodes),
+			codes(awsPrefix+"healthcheck-success-codes", "statuses, as 200-399"),
 			none(awsPrefix+"eip-allocations-discovery-tags", noVPC), none(awsPrefix+"ipv6-addresses", noVPC),
-			text(awsPrefix+"alpn-policy", "HTTP1Only, HTTP2Only, HTTP2Optional, HTTP2Preferred, None", FieldALPN,
-				func(s *Spec, v string) { s.ALPN = []string{v} }),
+			alpnPolicy(awsPrefix+"alpn-policy"),
 			Annotation{Key: awsPrefix + "attributes", Values: "key=value pairs with commas between", Sets: []Field{FieldCrossZone, FieldLogEnabled},
 				read: readAWSAttributes},
 			none(awsPrefix+"manage-backend-security-group-rules", noVPC), none(awsPrefix+"inbound-sg-rules-on-private-link-traffic", noVPC),
@@ -131,7 +130,7 @@ func awsClassic() []Annotation {
 			}
 			return err
 		}},
-		text(awsPrefix+"healthcheck-path", "a path", FieldHealthPath, setPath),
+		path(awsPrefix + "healthcheck-path"),
 		number(awsPrefix+"healthcheck-healthy-threshold", 2, 10, "", FieldHealthHealthy, setHealthy).of("131"),
 		number(awsPrefix+"healthcheck-unhealthy-threshold", 2, 10, "", FieldHealthUnhealthy, setUnhealthy).of("132"),
 		seconds(awsPrefix+"healthcheck-timeout", 2, 60, FieldHealthTimeout, setTimeout).of("134"),

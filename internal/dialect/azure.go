@@ -39,7 +39,7 @@ func azureDialect() Dialect {
 			word(lb+"health-probe-protocol", map[string]Protocol{"tcp": TCP, "http": HTTP, "https": HTTPS}, FieldHealthProtocol, TCP, setHealth),
 			seconds(lb+"health-probe-interval", 5, 120, FieldHealthInterval, setInterval),
 			number(lb+"health-probe-num-of-probe", 1, 20, "", FieldHealthUnhealthy, setUnhealthy),
-			text(lb+"health-probe-request-path", "a path", FieldHealthPath, setPath),
+			path(lb + "health-probe-request-path"),
 		},
 	}
 	for _, key := range []string{"create", "name", "resource-group", "ip-configuration-subnet", "ip-configuration-ip-address-count",

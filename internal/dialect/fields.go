@@ -49,20 +49,14 @@ const (
 // notYet has the fields that this version reads and does not act on, and what happens
 // instead. What is implemented leaves it.
 var notYet = map[Field]string{
-	FieldALPN:           "none is offered",
-	FieldCrossZone:      "Pods of all zones get connections; spec.trafficDistribution prefers near ones",
-	FieldHealthProtocol: "Pods are checked by connecting to them",
-	FieldHealthPath:     "Pods are checked by connecting to them",
-	FieldHealthCodes:    "Pods are checked by connecting to them",
-	FieldBandwidth:      "there is no limit",
-	FieldTags:           "they are shown by 'fairlead lb explain' alone",
-	FieldBackendNodes:   "Pods of all nodes get connections",
-	FieldLogEnabled:     "no access log is written",
-	FieldLogEvery:       "no access log is written",
-	FieldLogBucket:      "no access log is written",
-	FieldLogPrefix:      "no access log is written",
-	FieldHeaders:        "requests go to Pods as they are",
-	FieldStickyCookie:   "sessions do not stick; spec.sessionAffinity ClientIP makes them stick to the client's address",
+	FieldTags:         "they are shown by 'fairlead lb explain' alone",
+	FieldBackendNodes: "Pods of all nodes get connections",
+	FieldLogEnabled:   "no access log is written",
+	FieldLogEvery:     "no access log is written",
+	FieldLogBucket:    "no access log is written",
+	FieldLogPrefix:    "no access log is written",
+	FieldHeaders:      "requests go to Pods as they are",
+	FieldStickyCookie: "sessions do not stick; spec.sessionAffinity ClientIP makes them stick to the client's address",
 }
 
 // always are the fields that have their effect in either way; the others are of the

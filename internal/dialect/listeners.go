@@ -352,6 +352,8 @@ func direct(f Field) string {
 	case FieldHealthEnabled, FieldHealthProtocol, FieldHealthPort, FieldHealthPath, FieldHealthHealthy, FieldHealthUnhealthy,
 		FieldHealthInterval, FieldHealthTimeout, FieldHealthCodes:
 		return "a Pod's own readiness decides"
+	case FieldCrossZone:
+		return "spec.trafficDistribution prefers near Pods"
 	}
 	return "connections go to Pods as they are"
 }

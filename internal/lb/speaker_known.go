@@ -150,7 +150,7 @@ func (k *known) follow(ctx context.Context, running *sync.WaitGroup, client kube
 	})
 	run(ctx, running, "pools", reflector.From(lb.Pools, metav1.ListOptions{}), sink(k, k.setPool, k.dropPool))
 	run(ctx, running, "node", reflector.From(client.CoreV1().Nodes(), named(k.node)),
-		sink(k, func(n *corev1.Node) { k.self = n }, func(svc.Name) { k.self = nil }))
+		sink(k, k.setNode, func(svc.Name) { k.setNode(nil) }))
 	run(ctx, running, "voters", reflector.From(client.CoreV1().ConfigMaps(Namespace), named(VotersName)),
 		sink(k, func(m *corev1.ConfigMap) {
 			if l, err := readLists(m); err == nil && l.Current.Version > k.list.Version {
@@ -230,6 +230,11 @@ func (k *known) dropClaim(n svc.Name) {
 		k.dirty[addr] = struct{}{}
 		k.proxying.setClaim(addr, nil)
 	}
+}
+
+func (k *known) setNode(o *corev1.Node) {
+	k.self = o
+	k.proxying.setNode(o)
 }
 
 func (k *known) setService(o *corev1.Service) {

@@ -40,6 +40,7 @@ type proxying struct {
 	services map[svc.Name]*proxiedService
 	claims   map[netip.Addr][]svc.Name
 	secrets  map[svc.Name]*tlsSecret
+	zone     string // of this node, empty if it is unknown
 }
 
 // proxiedService is a Service of the proxied way.
@@ -116,6 +117,24 @@ func (p *proxying) setClaim(a netip.Addr, services []svc.Name) {
 	if p.claims[a] = services; len(services) == 0 {
 		delete(p.claims, a)
 	}
+}
+
+// setNode takes over in which zone this node is.
+func (p *proxying) setNode(o *corev1.Node) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	zone := ""
+	if o != nil {
+		zone = o.Labels[corev1.LabelTopologyZone]
+	}
+	if zone == p.zone {
+		return
+	}
+	p.zone = zone
+	for _, v := range p.services {
+		v.built = nil
+	}
+	signal(p.wake)
 }
 
 // serves reports whether a Service takes the proxied way.
@@ -293,20 +312,31 @@ func (p *proxying) build(n svc.Name, v *proxiedService) *proxied.Service {
 	family := familiesOf(v.object)[0]
 	for i := range v.object.Spec.Ports {
 		port := &v.object.Spec.Ports[i]
-		local := v.object.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
-		backends := v.backends(port.Name, family, func(node *string) bool { return !local || node != nil && *node == p.node })
-		if len(backends) == 0 && local {
-			// No other machine's connections come here: those of this node and its Pods may go anywhere, as
-			// those to a cluster IP.
-			backends = v.backends(port.Name, family, func(*string) bool { return true })
-		}
-		s.Backends[uint16(port.Port)] = backends
+		s.Backends[uint16(port.Port)] = p.backends(v, port.Name, family)
 	}
 	return s
 }
 
-// backends returns the ready endpoints of a port that are of a family and on the right node.
-func (v *proxiedService) backends(port string, family svc.Family, on func(node *string) bool) (out []netip.AddrPort) {
+// backends returns the endpoints of a port that get connections at this node.
+func (p *proxying) backends(v *proxiedService, port string, family svc.Family) []netip.AddrPort {
+	is := func(want string) func(*string) bool { return func(s *string) bool { return s != nil && *s == want } }
+	if v.object.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal {
+		if out := v.endpoints(port, family, func(e *discoveryv1.Endpoint) bool { return is(p.node)(e.NodeName) }); len(out) > 0 {
+			return out
+		}
+		// No other machine's connections come here: those of this node and its Pods may go anywhere, as
+		// those to a cluster IP.
+	}
+	if !v.spec.CrossZone && p.zone != "" {
+		if out := v.endpoints(port, family, func(e *discoveryv1.Endpoint) bool { return is(p.zone)(e.Zone) }); len(out) > 0 {
+			return out
+		}
+	}
+	return v.endpoints(port, family, func(*discoveryv1.Endpoint) bool { return true })
+}
+
+// endpoints returns the ready endpoints of a port that are of a family, and for which ok returns true.
+func (v *proxiedService) endpoints(port string, family svc.Family, ok func(*discoveryv1.Endpoint) bool) (out []netip.AddrPort) {
 	for _, slice := range v.slices {
 		for _, p := range slice.Ports {
 			if p.Name == nil || *p.Name != port || p.Port == nil {
@@ -314,7 +344,7 @@ func (v *proxiedService) backends(port string, family svc.Family, on func(node *
 			}
 			for i := range slice.Endpoints {
 				e := &slice.Endpoints[i]
-				if e.Conditions.Ready != nil && !*e.Conditions.Ready || !on(e.NodeName) || len(e.Addresses) == 0 {
+				if e.Conditions.Ready != nil && !*e.Conditions.Ready || !ok(e) || len(e.Addresses) == 0 {
 					continue
 				}
 				if a, err := netip.ParseAddr(e.Addresses[0]); err == nil && svc.FamilyOf(a) == family {

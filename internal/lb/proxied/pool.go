@@ -3,8 +3,8 @@ package proxied
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"math/rand/v2"
-	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -17,10 +17,11 @@ import (
 type pool struct {
 	ctx context.Context // of the Server
 	wg  *sync.WaitGroup
+	log *slog.Logger
 
 	mu      sync.Mutex
 	balance dialect.Balance
-	health  dialect.Health
+	checks  checks
 	members []*member // in the order of their addresses
 	next    int       // for RoundRobin
 }
@@ -37,19 +38,17 @@ type member struct {
 	gone  bool // no longer a member: its connections are drained
 }
 
-// link is a connection of a client to a Pod.
-type link struct{ client, pod net.Conn }
-
-func (l *link) close() { _, _ = l.client.Close(), l.pod.Close() }
+// link is a connection of a client to a Pod, or a request. close ends it.
+type link struct{ close func() }
 
 // set makes the pool have backends and settings. What goes is drained for that long, for ever with a
 // negative time.
-func (p *pool) set(balance dialect.Balance, health dialect.Health, backends []netip.AddrPort, drain time.Duration) {
+func (p *pool) set(balance dialect.Balance, c checks, backends []netip.AddrPort, drain time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.balance = balance
-	restart := p.health != health
-	p.health = health
+	restart := p.checks != c
+	p.checks = c
 	wanted := slices.Clone(backends)
 	slices.SortFunc(wanted, netip.AddrPort.Compare)
 	wanted = slices.Compact(wanted)
@@ -96,59 +95,6 @@ func (p *pool) leave(m *member, drain time.Duration) {
 		}
 	default:
 		time.AfterFunc(drain, end)
-	}
-}
-
-// check starts health checks of a member.
-func (p *pool) check(m *member) {
-	if m.stop != nil {
-		m.stop()
-	}
-	ctx, cancel := context.WithCancel(p.ctx)
-	m.stop, m.bad = cancel, false
-	if h := p.health; h.Enabled {
-		p.wg.Go(func() { p.watch(ctx, m, h) })
-	}
-}
-
-// watch connects to a member each interval until ctx ends. A Pod begins as a good one, since its
-// readiness has been found by then.
-func (p *pool) watch(ctx context.Context, m *member, h dialect.Health) {
-	to := m.addr
-	if h.Port != 0 {
-		to = netip.AddrPortFrom(to.Addr(), h.Port)
-	}
-	failed, passed := 0, 0
-	timer := time.NewTimer(rand.N(h.Interval.Std())) // not all at once
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-timer.C:
-		}
-		timer.Reset(h.Interval.Std())
-		dialer := net.Dialer{Timeout: h.Timeout.Std()}
-		c, err := dialer.DialContext(ctx, "tcp", to.String())
-		if ctx.Err() != nil {
-			if err == nil {
-				_ = c.Close()
-			}
-			return
-		}
-		if err != nil {
-			failed, passed = failed+1, 0
-		} else {
-			_ = c.Close()
-			failed, passed = 0, passed+1
-		}
-		p.mu.Lock()
-		if failed >= h.Unhealthy {
-			m.bad = true
-		} else if passed >= h.Healthy {
-			m.bad = false
-		}
-		p.mu.Unlock()
 	}
 }
 
@@ -236,4 +182,4 @@ func (p *pool) remove(m *member, l *link) {
 }
 
 // close ends health checks and drains what is there.
-func (p *pool) close(drain time.Duration) { p.set(p.balance, p.health, nil, drain) }
+func (p *pool) close(drain time.Duration) { p.set(p.balance, p.checks, nil, drain) }

@@ -51,6 +51,14 @@ func header(version int, client, at netip.AddrPort) []byte {
 	return binary.BigEndian.AppendUint16(out, at.Port())
 }
 
+// ownHeader returns the header of a version for a connection that is the load balancer's own.
+func ownHeader(version int) []byte {
+	if version == 1 {
+		return []byte("PROXY UNKNOWN\r\n")
+	}
+	return append(bytes.Clone(signature), 0x20, 0, 0, 0) // LOCAL, without addresses
+}
+
 var errHeader = errors.New("no header of the PROXY protocol")
 
 // readHeader reads a header of either version from r, and not a byte more. ok is false if the

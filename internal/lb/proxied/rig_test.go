@@ -91,9 +91,14 @@ func (r *rig) must(err error) {
 
 func (r *rig) pod(serve func(net.Conn)) netip.AddrPort {
 	r.Helper()
+	return r.podAt(r.listener(), serve)
+}
+
+func (r *rig) listener() net.Listener {
+	r.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	r.must(err)
-	return r.podAt(l, serve)
+	return l
 }
 
 func (r *rig) podAt(l net.Listener, serve func(net.Conn)) netip.AddrPort {

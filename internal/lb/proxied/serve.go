@@ -18,7 +18,11 @@ const (
 )
 
 // serve handles a connection to its end. The caller closes it.
-func (s *Server) serve(conn *net.TCPConn, c *config) {
+func (s *Server) serve(socket *net.TCPConn, c *config) {
+	var conn stream = socket
+	if c.spec.BandwidthMbps > 0 {
+		conn = &limitedConn{TCPConn: socket, limit: c.limit, ended: s.ctx.Done()}
+	}
 	peer := addrPort(conn.RemoteAddr())
 	if limit := c.spec.ConnectionLimit; c.active.Add(1) > int64(limit) && limit > 0 {
 		c.active.Add(-1)
@@ -41,21 +45,21 @@ func (s *Server) serve(conn *net.TCPConn, c *config) {
 	if len(c.spec.SourceRanges) > 0 && !contains(c.spec.SourceRanges, client.Addr()) {
 		return
 	}
-	var front stream = conn
+	front, protocol := conn, ""
 	if c.tls != nil {
 		t := tls.Server(conn, c.tls)
 		if err := t.HandshakeContext(s.ctx); err != nil {
 			s.log.Debug("no TLS with a client", "service", c.service, "client", client, "err", err)
 			return
 		}
-		front = t
+		front, protocol = t, t.ConnectionState().NegotiatedProtocol
 	}
-	m, pod := s.connect(c, client, at)
+	m, pod := s.connect(c, client, at, protocol)
 	if pod == nil {
 		return
 	}
 	defer pod.Close()
-	l := &link{conn, pod}
+	l := &link{func() { _, _ = socket.Close(), pod.Close() }}
 	if !c.pool.add(m, l) {
 		return
 	}
@@ -66,7 +70,7 @@ func (s *Server) serve(conn *net.TCPConn, c *config) {
 }
 
 // connect returns a connection to a Pod that is ready for the client's bytes, nil if there is none.
-func (s *Server) connect(c *config, client, at netip.AddrPort) (*member, stream) {
+func (s *Server) connect(c *config, client, at netip.AddrPort, protocol string) (*member, stream) {
 	var tried []*member
 	for range maxDials {
 		m, err := c.pool.pick(client.Addr(), tried)
@@ -75,7 +79,7 @@ func (s *Server) connect(c *config, client, at netip.AddrPort) (*member, stream)
 			return nil, nil
 		}
 		tried = append(tried, m)
-		pod, err := s.dial(c, m, client, at)
+		pod, err := s.dial(c, m, client, at, protocol)
 		if err == nil {
 			return m, pod
 		}
@@ -84,8 +88,9 @@ func (s *Server) connect(c *config, client, at netip.AddrPort) (*member, stream)
 	return nil, nil
 }
 
-// dial connects to a Pod, and sends what comes before the client's bytes.
-func (s *Server) dial(c *config, m *member, client, at netip.AddrPort) (stream, error) {
+// dial connects to a Pod, and sends what comes before the client's bytes. protocol is what was agreed on
+// with the client by ALPN, empty if nothing was.
+func (s *Server) dial(c *config, m *member, client, at netip.AddrPort, protocol string) (stream, error) {
 	ctx, cancel := context.WithTimeout(s.ctx, dialTimeout)
 	defer cancel()
 	var d net.Dialer
@@ -105,7 +110,11 @@ func (s *Server) dial(c *config, m *member, client, at netip.AddrPort) (stream, 
 	}
 	// A Pod's certificate is not verified, as by AWS's load balancers without a policy for backend
 	// authentication: there is nothing that says by whom it is.
-	t := tls.Client(conn, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12}) //nolint:gosec // see above
+	o := &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12} //nolint:gosec // see above
+	if protocol != "" {
+		o.NextProtos = []string{protocol}
+	}
+	t := tls.Client(conn, o)
 	if err := t.HandshakeContext(ctx); err != nil {
 		_ = conn.Close()
 		return nil, err

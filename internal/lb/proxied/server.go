@@ -1,6 +1,7 @@
 package proxied
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -42,6 +43,7 @@ type Server struct {
 	listeners map[netip.AddrPort]*listener
 	pools     map[poolKey]*pool
 	drains    map[poolKey]time.Duration
+	limits    map[svc.Name]*bandwidth
 	open      map[net.Conn]struct{}
 }
 
@@ -55,7 +57,7 @@ type poolKey struct {
 func New(log *slog.Logger) *Server {
 	s := &Server{
 		log: log, services: map[svc.Name]*Service{}, listeners: map[netip.AddrPort]*listener{}, pools: map[poolKey]*pool{},
-		drains: map[poolKey]time.Duration{}, open: map[net.Conn]struct{}{},
+		drains: map[poolKey]time.Duration{}, limits: map[svc.Name]*bandwidth{}, open: map[net.Conn]struct{}{},
 	}
 	s.ctx, s.end = context.WithCancel(context.Background())
 	return s
@@ -99,6 +101,11 @@ func (s *Server) Set(services []*Service) map[svc.Name]error {
 			delete(s.listeners, at)
 		}
 	}
+	for n := range s.limits {
+		if done[n] == nil && failed[n] == nil {
+			delete(s.limits, n)
+		}
+	}
 	for key, p := range s.pools {
 		if !pools[key] {
 			p.close(s.drains[key])
@@ -112,10 +119,21 @@ func (s *Server) Set(services []*Service) map[svc.Name]error {
 // setListener sets up a port of a Service at its addresses. What fails is not listened at: a Service that asks for
 // TLS and has no certificate must not go on in plain text.
 func (s *Server) setListener(v *Service, l dialect.Listener) error {
-	c, err := newConfig(v, l)
+	var old *config
+	if len(v.Addrs) > 0 {
+		if at := s.listeners[netip.AddrPortFrom(v.Addrs[0], l.Port)]; at != nil {
+			old = at.config.Load()
+		}
+	}
+	c, err := newConfig(v, l, old)
 	if err != nil {
 		return err
 	}
+	if c.limit = s.limits[v.Name]; c.limit == nil {
+		c.limit = &bandwidth{}
+		s.limits[v.Name] = c.limit
+	}
+	c.limit.set(v.Spec.BandwidthMbps)
 	c.pool = s.pool(poolKey{v.Name, l.Port}, v)
 	var errs []error
 	for _, a := range v.Addrs {
@@ -128,7 +146,7 @@ func (s *Server) setListener(v *Service, l dialect.Listener) error {
 func (s *Server) pool(key poolKey, v *Service) *pool {
 	p := s.pools[key]
 	if p == nil {
-		p = &pool{ctx: s.ctx, wg: &s.wg}
+		p = &pool{ctx: s.ctx, wg: &s.wg, log: s.log.With("service", key.service)}
 		s.pools[key] = p
 	}
 	drain := time.Duration(0)
@@ -139,7 +157,7 @@ func (s *Server) pool(key poolKey, v *Service) *pool {
 		}
 	}
 	s.drains[key] = drain
-	p.set(v.Spec.Balance, v.Spec.Health, v.Backends[key.port], drain)
+	p.set(v.Spec.Balance, checks{v.Spec.Health, v.Spec.ProxyProtocol}, v.Backends[key.port], drain)
 	return p
 }
 
@@ -157,10 +175,11 @@ type config struct {
 	tls     *tls.Config // nil without TLS
 	pool    *pool
 	active  *atomic.Int64
+	limit   *bandwidth
 }
 
-// newConfig returns the configuration of a listener, or why there is none.
-func newConfig(v *Service, l dialect.Listener) (*config, error) {
+// newConfig returns the configuration of a listener, or why there is none. old is the one before, or nil.
+func newConfig(v *Service, l dialect.Listener, old *config) (*config, error) {
 	c := &config{service: v.Name, spec: &v.Spec, backend: l.Backend}
 	if !slices.Contains([]dialect.Protocol{dialect.TCP, dialect.TLS, dialect.HTTP, dialect.HTTPS}, l.Protocol) {
 		return nil, fmt.Errorf("port %d: %s cannot be carried in the proxied way", l.Port, l.Protocol)
@@ -176,9 +195,20 @@ func newConfig(v *Service, l dialect.Listener) (*config, error) {
 		return nil, fmt.Errorf("port %d: there is no TLS policy %.100q", l.Port, v.Spec.TLSPolicy)
 	}
 	c.tls = &tls.Config{
-		Certificates: v.Certificates, MinVersion: policy.Least, MaxVersion: policy.Most, CipherSuites: policy.Suites,
+		Certificates: v.Certificates, MinVersion: policy.Least, MaxVersion: policy.Most, CipherSuites: policy.Suites, NextProtos: v.Spec.ALPN,
+	}
+	if old != nil && old.tls != nil && sameTLS(old.tls, c.tls) {
+		c.tls = old.tls // it has the keys of session tickets
 	}
 	return c, nil
+}
+
+// sameTLS reports whether two configurations of newConfig are alike.
+func sameTLS(a, b *tls.Config) bool {
+	return a.MinVersion == b.MinVersion && a.MaxVersion == b.MaxVersion && slices.Equal(a.CipherSuites, b.CipherSuites) &&
+		slices.Equal(a.NextProtos, b.NextProtos) && slices.EqualFunc(a.Certificates, b.Certificates, func(x, y tls.Certificate) bool {
+		return slices.EqualFunc(x.Certificate, y.Certificate, bytes.Equal)
+	})
 }
 
 // listen makes a listener at an address have a configuration.

@@ -1,0 +1,94 @@
+package proxied
+
+import (
+	"net"
+	"sync"
+	"time"
+)
+
+// bandwidth limits what is sent to the clients of a Service. Its connections take turns.
+type bandwidth struct {
+	mu sync.Mutex
+	// each is how long a byte takes, in nanoseconds; 0 without a limit.
+	each float64
+	// free is when what was sent until now has gone out at that rate.
+	free time.Time
+}
+
+// bandwidthBurst is for how long a Service that was silent may exceed its limit.
+const bandwidthBurst = 100 * time.Millisecond
+
+// set makes the limit be so many Mbit/s, none with 0.
+func (b *bandwidth) set(mbps int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.each = 0
+	if mbps > 0 {
+		b.each = 8e3 / float64(mbps)
+	}
+}
+
+// take returns how long to wait before n bytes are sent.
+func (b *bandwidth) take(n int, now time.Time) time.Duration {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.each == 0 {
+		return 0
+	}
+	if earliest := now.Add(-bandwidthBurst); b.free.Before(earliest) {
+		b.free = earliest
+	}
+	b.free = b.free.Add(time.Duration(float64(n) * b.each))
+	return max(0, b.free.Sub(now))
+}
+
+// limitedConn is a connection to a client with a bandwidth.
+type limitedConn struct {
+	*net.TCPConn
+	limit *bandwidth
+	ended <-chan struct{} // of the Server
+
+	mu      sync.Mutex
+	patient time.Duration // as of the last SetWriteDeadline, 0 for ever
+}
+
+// SetWriteDeadline is for how long a write may take once it may begin.
+func (l *limitedConn) SetWriteDeadline(t time.Time) error {
+	l.mu.Lock()
+	l.patient = 0
+	if !t.IsZero() {
+		l.patient = max(time.Until(t), 1)
+	}
+	l.mu.Unlock()
+	return l.TCPConn.SetWriteDeadline(t)
+}
+
+// Write waits for its turn.
+func (l *limitedConn) Write(p []byte) (n int, err error) {
+	const most = 16 << 10
+	for n < len(p) {
+		part := p[n:min(n+most, len(p))]
+		if wait := l.limit.take(len(part), time.Now()); wait > 0 {
+			timer := time.NewTimer(wait)
+			select {
+			case <-l.ended:
+				timer.Stop()
+				return n, net.ErrClosed
+			case <-timer.C:
+			}
+			l.mu.Lock()
+			patient := l.patient
+			l.mu.Unlock()
+			if patient > 0 {
+				if err := l.TCPConn.SetWriteDeadline(time.Now().Add(patient)); err != nil {
+					return n, err
+				}
+			}
+		}
+		written, err := l.TCPConn.Write(part)
+		if n += written; err != nil {
+			return n, err
+		}
+	}
+	return n, nil
+}

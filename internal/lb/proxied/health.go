@@ -1,0 +1,163 @@
+package proxied
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/fairlead/fairlead/internal/dialect"
+)
+
+// checks is how Pods are checked.
+type checks struct {
+	dialect.Health
+	// proxy is the version of the PROXY protocol that Pods expect.
+	proxy int
+}
+
+// check starts health checks of a member, which begins as a good one: its readiness has been found
+// by then.
+func (p *pool) check(m *member) {
+	if m.stop != nil {
+		m.stop()
+	}
+	ctx, cancel := context.WithCancel(p.ctx)
+	m.stop, m.bad = cancel, false
+	if c := p.checks; c.Enabled {
+		p.wg.Go(func() { p.watch(ctx, m, c) })
+	}
+}
+
+// watch checks a member each interval until ctx ends.
+func (p *pool) watch(ctx context.Context, m *member, c checks) {
+	failed, passed := 0, 0
+	timer := time.NewTimer(rand.N(c.Interval.Std())) // not all at once
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		}
+		timer.Reset(c.Interval.Std())
+		err := c.probe(ctx, m.addr)
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			failed, passed = failed+1, 0
+		} else {
+			failed, passed = 0, passed+1
+		}
+		p.mu.Lock()
+		was := m.bad
+		if failed >= c.Unhealthy {
+			m.bad = true
+		} else if passed >= c.Healthy {
+			m.bad = false
+		}
+		now := m.bad
+		p.mu.Unlock()
+		if now != was {
+			p.log.Info("the health checks of an endpoint have another result", "endpoint", m.addr, "healthy", !now, "err", err)
+		}
+	}
+}
+
+// probe checks a Pod once, and returns why it is not healthy.
+func (c checks) probe(ctx context.Context, at netip.AddrPort) error {
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout.Std())
+	defer cancel()
+	proxy := c.proxy
+	if c.Port != 0 && c.Port != at.Port() {
+		at, proxy = netip.AddrPortFrom(at.Addr(), c.Port), 0
+	}
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		conn, err := d.DialContext(ctx, "tcp", at.String())
+		if err != nil || proxy == 0 {
+			return conn, err
+		}
+		_ = conn.SetWriteDeadline(time.Now().Add(c.Timeout.Std()))
+		if _, err := conn.Write(ownHeader(proxy)); err != nil {
+			_ = conn.Close()
+			return nil, err
+		}
+		return conn, nil
+	}
+	switch c.Protocol {
+	case dialect.HTTP, dialect.HTTPS:
+		return c.http(ctx, at, dial)
+	case dialect.GRPC:
+		return askGRPC(ctx, at, dial)
+	}
+	conn, err := dial(ctx, "", "")
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}
+
+type dialer func(ctx context.Context, network, address string) (net.Conn, error)
+
+// maxHealthHeader bounds the header of an answer to a check.
+const maxHealthHeader = 64 << 10
+
+// http asks for the path, and follows no redirect.
+func (c checks) http(ctx context.Context, at netip.AddrPort, dial dialer) error {
+	path := c.Path
+	if path == "" {
+		path = "/"
+	}
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, string(c.Protocol)+"://"+at.String()+path, nil)
+	if err != nil {
+		return err
+	}
+	r.Header.Set("User-Agent", "fairlead-lb-health")
+	t := &http.Transport{
+		DialContext: dial, DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: maxHealthHeader,
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12}, //nolint:gosec // as for connections
+	}
+	answer, err := t.RoundTrip(r)
+	if err != nil {
+		return err
+	}
+	_ = answer.Body.Close()
+	codes, err := dialect.ParseCodes(c.Codes)
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(codes, func(r dialect.CodeRange) bool { return r.First <= answer.StatusCode && answer.StatusCode <= r.Last }) {
+		return fmt.Errorf("status %d", answer.StatusCode)
+	}
+	return nil
+}
+
+var errNotServing = errors.New("the service grpc.health.v1.Health does not answer SERVING")
+
+// askGRPC asks the standard health service (https://github.com/grpc/grpc/blob/master/doc/health-checking.md).
+func askGRPC(ctx context.Context, at netip.AddrPort, dial dialer) error {
+	conn, err := grpc.NewClient("passthrough:///"+at.String(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy(),
+		grpc.WithDisableServiceConfig(), grpc.WithUserAgent("fairlead-lb-health"),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dial(ctx, "", "") }))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	answer, err := grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{})
+	if err == nil && answer.GetStatus() != grpc_health_v1.HealthCheckResponse_SERVING {
+		err = errNotServing
+	}
+	return err
+}

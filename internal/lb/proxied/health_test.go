@@ -1,0 +1,134 @@
+package proxied
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	"google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/fairlead/fairlead/internal/dialect"
+)
+
+func (c checks) at(t *testing.T, addr string) error {
+	t.Helper()
+	c.Timeout = dialect.Duration(patience)
+	return c.probe(t.Context(), netip.MustParseAddrPort(addr))
+}
+
+// A check asks as its protocol does, and takes the statuses that are health (behaviours 131 to 134, 146).
+func TestProbes(t *testing.T) {
+	var status atomic.Int32
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.RequestURI != "/ready?x=1" {
+			w.WriteHeader(http.StatusNotFound)
+			return
+		}
+		w.Header().Set("Location", "http://192.0.2.1/") // is not followed
+		w.WriteHeader(int(status.Load()))
+	})
+	plain, secure := httptest.NewServer(handler), httptest.NewTLSServer(handler)
+	t.Cleanup(plain.Close)
+	t.Cleanup(secure.Close)
+	for protocol, at := range map[dialect.Protocol]string{dialect.HTTP: plain.Listener.Addr().String(), dialect.HTTPS: secure.Listener.Addr().String()} {
+		for _, c := range []struct {
+			path, codes string
+			status      int32
+			healthy     bool
+		}{
+			{"/ready?x=1", "", 200, true}, {"/ready?x=1", "", 302, true}, {"/ready?x=1", "", 500, false}, {"/other", "", 200, false},
+			{"/ready?x=1", "200", 204, false}, {"/ready?x=1", "200,401", 401, true}, {"", "404", 200, true},
+		} {
+			status.Store(c.status)
+			h := dialect.Health{Protocol: protocol, Path: c.path, Codes: c.codes}
+			if err := (checks{Health: h}).at(t, at); (err == nil) != c.healthy {
+				t.Errorf("%s %+v: %v", protocol, c, err)
+			}
+		}
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, service := grpc.NewServer(), health.NewServer()
+	grpc_health_v1.RegisterHealthServer(server, service)
+	go func() { _ = server.Serve(l) }()
+	t.Cleanup(server.Stop)
+	asks := checks{Health: dialect.Health{Protocol: dialect.GRPC}}
+	if err := asks.at(t, l.Addr().String()); err != nil {
+		t.Error(err)
+	}
+	service.SetServingStatus("", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
+	if err := asks.at(t, l.Addr().String()); err == nil {
+		t.Error("a gRPC server that does not serve is healthy")
+	}
+	// Another port than that of the connections.
+	port := netip.MustParseAddrPort(plain.Listener.Addr().String()).Port()
+	if err := (checks{Health: dialect.Health{Protocol: dialect.TCP, Port: port}}).at(t, "127.0.0.1:1"); err != nil {
+		t.Error(err)
+	}
+}
+
+// Checks of Pods that expect the PROXY protocol have a header of their own.
+func TestProbesSpeakTheProxyProtocol(t *testing.T) {
+	for version, want := range map[int]string{1: "PROXY UNKNOWN\r\n", 2: string(signature) + "\x20\x00\x00\x00"} {
+		r := newRig(t, nil)
+		pod := r.pod(func(c net.Conn) {
+			head := make([]byte, len(want))
+			if _, err := io.ReadFull(c, head); err != nil || string(head) != want {
+				return
+			}
+			if _, err := http.ReadRequest(bufio.NewReader(c)); err == nil {
+				_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+			}
+		})
+		if err := (checks{Health: dialect.Health{Protocol: dialect.HTTP}, proxy: version}).at(t, pod.String()); err != nil {
+			t.Errorf("version %d: %v", version, err)
+		}
+		if _, _, ok, err := readHeader(strings.NewReader(want)); ok || err != nil {
+			t.Errorf("version %d is read as %t, %v", version, ok, err)
+		}
+	}
+}
+
+// What clients of a Service are sent in all is limited (behaviour 148).
+func TestBandwidth(t *testing.T) {
+	const size = 250_000 // a second at 2 Mbit/s
+	r := newRig(t, map[string]string{"fairlead.dev/lb-bandwidth": "2"})
+	r.set(r.pod(func(c net.Conn) { _, _ = c.Write(make([]byte, size/2)) }))
+	begin := time.Now()
+	got := make(chan int64)
+	for range 2 {
+		c := r.dial()
+		go func() {
+			n, _ := io.Copy(io.Discard, c)
+			got <- n
+		}()
+	}
+	if n := <-got + <-got; n != size {
+		t.Errorf("%d bytes", n)
+	}
+	if took := time.Since(begin); took < time.Second-2*bandwidthBurst {
+		t.Errorf("%d bytes within %s", size, took)
+	}
+	// The end does not wait for what is limited.
+	r.ask(map[string]string{"fairlead.dev/lb-bandwidth": "1"})
+	r.set(r.pod(func(c net.Conn) { _, _ = c.Write(make([]byte, 100*size)) }))
+	c := r.dial()
+	if _, err := c.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	r.server.Close(ended)
+}

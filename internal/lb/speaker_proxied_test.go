@@ -1,0 +1,75 @@
+package lb
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// Which endpoints have connections at a node, by policy and zone (behaviours 93, 129).
+func TestBackendsOfANode(t *testing.T) {
+	p := newProxying(SpeakerOptions{NodeName: "n1"}, nil)
+	claim := func(addr string, of ...svc.Name) { p.setClaim(netip.MustParseAddr(addr), of) }
+	name := svc.Name{Namespace: "default", Name: "web"}
+	endpoints := []discoveryv1.Endpoint{}
+	for i, at := range []string{"n1/a", "n2/a", "n3/b", "n3/b/unready"} {
+		part := strings.Split(at, "/")
+		ready := len(part) == 2
+		endpoints = append(endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.0.0.%d", i+1)}, NodeName: &part[0], Zone: &part[1],
+			Conditions: discoveryv1.EndpointConditions{Ready: &ready}})
+	}
+	slice := &discoveryv1.EndpointSlice{Endpoints: endpoints, Ports: []discoveryv1.EndpointPort{{Name: new("http"), Port: new(int32(8080))}}}
+	for _, c := range []struct {
+		node, zone    string
+		local, nearby bool
+		want          string
+	}{
+		{"n1", "a", false, false, "1 2 3"},
+		{"n1", "a", true, false, "1"},
+		{"n9", "a", true, false, "1 2 3"}, // from its own Pods alone
+		{"n1", "a", false, true, "1 2"},
+		{"n3", "b", false, true, "3"},
+		{"n1", "", false, true, "1 2 3"},
+		{"n1", "c", false, true, "1 2 3"},
+	} {
+		p.node = c.node
+		p.setNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{corev1.LabelTopologyZone: c.zone}}})
+		o := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: map[string]string{
+			"fairlead.dev/lb-proxy-protocol": "v2"}}}
+		if c.nearby {
+			o.Annotations["service.beta.kubernetes.io/aws-load-balancer-cross-zone-load-balancing-enabled"] = "false"
+		}
+		o.Spec.Type, o.Spec.Ports = corev1.ServiceTypeLoadBalancer, []corev1.ServicePort{{Name: "http", Port: 80}}
+		o.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol}
+		if c.local {
+			o.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+		}
+		proxy := corev1.LoadBalancerIPModeProxy
+		o.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1", IPMode: &proxy}, {IP: "192.0.2.2", IPMode: &proxy}}
+		claim("192.0.2.1", name)
+		claim("192.0.2.2", svc.Name{Namespace: "default", Name: "other"}) // whatever the status says
+		p.setService(o)
+		v := p.services[name]
+		v.slices["x"], v.listed = slice, true
+		s := p.build(name, v)
+		var got []string
+		for _, b := range s.Backends[80] {
+			got = append(got, strings.TrimPrefix(b.Addr().String(), "10.0.0."))
+		}
+		slices.Sort(got)
+		if strings.Join(got, " ") != c.want {
+			t.Errorf("%+v: %v", c, got)
+		}
+		if len(s.Addrs) != 1 || s.Addrs[0].String() != "192.0.2.1" {
+			t.Errorf("addresses %v", s.Addrs)
+		}
+	}
+}
