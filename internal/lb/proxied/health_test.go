@@ -40,7 +40,7 @@ func TestProbes(t *testing.T) {
 	plain, secure := httptest.NewServer(handler), httptest.NewTLSServer(handler)
 	t.Cleanup(plain.Close)
 	t.Cleanup(secure.Close)
-	for protocol, at := range map[dialect.Protocol]string{dialect.HTTP: plain.Listener.Addr().String(), dialect.HTTPS: secure.Listener.Addr().String()} {
+	for protocol, l := range map[dialect.Protocol]net.Listener{dialect.HTTP: plain.Listener, dialect.HTTPS: secure.Listener} {
 		for _, c := range []struct {
 			path, codes string
 			status      int32
@@ -51,7 +51,7 @@ func TestProbes(t *testing.T) {
 		} {
 			status.Store(c.status)
 			h := dialect.Health{Protocol: protocol, Path: c.path, Codes: c.codes}
-			if err := (checks{Health: h}).at(t, at); (err == nil) != c.healthy {
+			if err := (checks{Health: h}).at(t, l.Addr().String()); (err == nil) != c.healthy {
 				t.Errorf("%s %+v: %v", protocol, c, err)
 			}
 		}
