@@ -66,8 +66,9 @@ var table = []row{
 		"containers.securityContext.appArmorProfile securityContext.appArmorProfile", Warned,
 		"nodes set neither SELinux labels nor AppArmor profiles", nil},
 	{"containers.securityContext.windowsOptions securityContext.windowsOptions", Moot, "nodes run Linux", nil},
-	{"securityContext.supplementalGroups securityContext.supplementalGroupsPolicy securityContext.fsGroup securityContext.fsGroupChangePolicy",
+	{"securityContext.supplementalGroups securityContext.fsGroup securityContext.fsGroupChangePolicy",
 		Done, "not without root, where there is one user", nil},
+	{"securityContext.supplementalGroupsPolicy", Done, "always as Strict: no group comes from the machine's /etc/group", nil},
 	{"securityContext.sysctls", Refused, "the node sets no sysctls for a Pod", nil},
 
 	{"volumes.name volumes.hostPath volumes.configMap volumes.secret", Done, "", nil},

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
 )
 
 // dataLink in a volume of files leads to the directory that has them now. What
@@ -16,9 +18,9 @@ import (
 // kubelet's do (k8s.io/kubernetes/pkg/volume/util/atomic_writer.go). Programs watch it.
 const dataLink = "..data"
 
-// writeFiles makes dir hold exactly files, in one step for whoever reads them through
-// ..data. The directory stays the same one: running containers have it mounted.
-func writeFiles(dir string, files map[string]file, defaultMode *int32) error {
+// writeFiles makes dir hold exactly files, owned by o, in one step for whoever reads them
+// through ..data. The directory stays the same one: running containers have it mounted.
+func writeFiles(dir string, files map[string]file, defaultMode *int32, o owner) error {
 	for name := range files {
 		if !filepath.IsLocal(name) || strings.HasPrefix(name, "..") {
 			return fmt.Errorf("path %q leads out of the volume", name)
@@ -28,14 +30,14 @@ func writeFiles(dir string, files map[string]file, defaultMode *int32) error {
 		return err
 	}
 	old, err := os.Readlink(filepath.Join(dir, dataLink))
-	if err == nil && sameFiles(filepath.Join(dir, old), files, defaultMode) {
+	if err == nil && sameFiles(filepath.Join(dir, old), files, defaultMode, o) {
 		return linkFiles(dir, files) // of a write that was interrupted
 	}
 	fresh, err := os.MkdirTemp(dir, time.Now().UTC().Format("..2006_01_02_15_04_05."))
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(os.Chmod(fresh, 0o755), fillFiles(fresh, files, defaultMode)); err != nil {
+	if err := errors.Join(os.Chmod(fresh, 0o755), fillFiles(fresh, files, defaultMode, o)); err != nil {
 		return errors.Join(err, os.RemoveAll(fresh))
 	}
 	next := filepath.Join(dir, "..data_tmp")
@@ -61,22 +63,26 @@ func modeOf(f file, defaultMode *int32) fs.FileMode {
 	return mode
 }
 
-func fillFiles(dir string, files map[string]file, defaultMode *int32) error {
+func fillFiles(dir string, files map[string]file, defaultMode *int32, o owner) error {
 	for _, name := range sortedKeys(files) {
 		path := filepath.Join(dir, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			return err
 		}
-		mode := modeOf(files[name], defaultMode)
-		if err := errors.Join(os.WriteFile(path, files[name].data, mode), os.Chmod(path, mode)); err != nil {
+		mode := modeOf(files[name], defaultMode) | o.more
+		err := errors.Join(os.WriteFile(path, files[name].data, mode), os.Chmod(path, mode))
+		if err == nil && (o.uid >= 0 || o.gid >= 0) {
+			err = os.Lchown(path, o.uid, o.gid)
+		}
+		if err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// sameFiles reports whether dir holds exactly files.
-func sameFiles(dir string, files map[string]file, defaultMode *int32) bool {
+// sameFiles reports whether dir holds exactly files, owned by o.
+func sameFiles(dir string, files map[string]file, defaultMode *int32, o owner) bool {
 	n, same := 0, 0
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
@@ -90,7 +96,10 @@ func sameFiles(dir string, files map[string]file, defaultMode *int32) bool {
 		f, ok := files[name]
 		st, err1 := d.Info()
 		have, err2 := os.ReadFile(path)
-		if !ok || err1 != nil || err2 != nil || st.Mode().Perm() != modeOf(f, defaultMode) || !bytes.Equal(have, f.data) {
+		if !ok || err1 != nil || err2 != nil || st.Mode().Perm() != modeOf(f, defaultMode)|o.more || !bytes.Equal(have, f.data) {
+			return fs.SkipAll
+		}
+		if uid, gid, _ := fileio.Owner(st); o.uid >= 0 && uid != o.uid || o.gid >= 0 && gid != o.gid {
 			return fs.SkipAll
 		}
 		same++

@@ -1,6 +1,7 @@
 package runner_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
@@ -164,7 +166,11 @@ func (c *cluster) attack(level string, change func(*corev1.Pod)) *corev1.Pod {
 		c.t.Fatal(err)
 	}
 	c.t.Cleanup(func() {
-		_ = core.Pods(ns).Delete(c.t.Context(), p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))})
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second) // the test's has ended
+		defer cancel()
+		if err := core.Pods(ns).Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}); err != nil {
+			c.t.Error(err)
+		}
 	})
 	return p
 }

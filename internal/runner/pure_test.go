@@ -240,12 +240,13 @@ func TestVariables(t *testing.T) {
 }
 
 func TestVolumeFiles(t *testing.T) {
+	nobody := owner{uid: -1, gid: -1}
 	dir := filepath.Join(t.TempDir(), "v")
 	for _, files := range []map[string]file{
 		{"a": {data: []byte("1")}, "sub/b": {data: []byte("2"), mode: new(int32(0o400))}},
 		{"a": {data: []byte("3")}},
 	} {
-		if err := writeFiles(dir, files, new(int32(0o640))); err != nil {
+		if err := writeFiles(dir, files, new(int32(0o640)), nobody); err != nil {
 			t.Fatal(err)
 		}
 		for name, f := range files {
@@ -260,7 +261,20 @@ func TestVolumeFiles(t *testing.T) {
 	if st, err := os.Stat(filepath.Join(dir, "a")); err != nil || st.Mode().Perm() != 0o640 {
 		t.Errorf("mode %v, %v", st.Mode(), err)
 	}
-	if err := writeFiles(dir, map[string]file{"../out": {}}, nil); err == nil {
+	// What a group may read at once stays as it is when nothing has changed.
+	link := ""
+	for range 2 {
+		if err := writeFiles(dir, map[string]file{"c": {}}, new(int32(0o400)), owner{uid: -1, gid: os.Getegid(), more: 0o440}); err != nil {
+			t.Fatal(err)
+		}
+		st, err1 := os.Stat(filepath.Join(dir, "c"))
+		to, err2 := os.Readlink(filepath.Join(dir, dataLink))
+		if err1 != nil || err2 != nil || st.Mode().Perm() != 0o440 || link != "" && to != link {
+			t.Errorf("%v, %v, %v; the files are in %s, before in %q", st.Mode(), err1, err2, to, link)
+		}
+		link = to
+	}
+	if err := writeFiles(dir, map[string]file{"../out": {}}, nil, nobody); err == nil {
 		t.Error("a file outside of the volume was written")
 	}
 	c := &corev1.Container{VolumeMounts: []corev1.VolumeMount{{Name: "v", MountPath: "/mnt", SubPath: "../x"}}}

@@ -1,6 +1,7 @@
 package runner_test
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -22,7 +23,9 @@ func TestVolumesFollowTheirObjects(t *testing.T) {
 		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = c.client.CoreV1().Secrets("default").Delete(t.Context(), "later", metav1.DeleteOptions{}) })
+	t.Cleanup(func() {
+		_ = c.client.CoreV1().Secrets("default").Delete(context.Background(), "later", metav1.DeleteOptions{})
+	})
 	p := pod("follower", `trap 'exit 0' TERM
 		while :; do
 			( cd -P /mnt/config/..data && a=$(cat one) && b=$(cat two) && test "$a" != "$b" && echo "torn $a $b" ) 2>/dev/null

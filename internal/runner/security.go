@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -242,73 +241,57 @@ func readOnlyData(pod *corev1.Pod, c *corev1.Container) *corev1.Container {
 	return c
 }
 
-// own gives the files of a volume to the user of a container and the group of its Pod's
-// files: the directory of an emptyDir, and all of those that the agent writes.
-func own(pod *corev1.Pod, v *corev1.Volume, path string, w *shim.Walls) error {
-	if v.HostPath != nil {
-		return nil
-	}
-	uid, gid := -1, -1
-	host := func(id int64) int {
-		if w != nil && w.IDs != nil {
-			return int(w.IDs.Base) + int(id)
-		}
-		return int(id)
+// owner is to whom the files of a volume belong: -1 changes nothing. more are rights that
+// its group has, and its own files' modes do not.
+type owner struct {
+	uid, gid int
+	more     fs.FileMode
+}
+
+// ownerOf returns the owner of what the agent writes into the volumes of a container: its
+// user, and the group of its Pod's files. w is nil for a container as the agent is.
+func ownerOf(pod *corev1.Pod, w *shim.Walls) owner {
+	o := owner{uid: -1, gid: -1}
+	if w != nil && w.KeepGroups {
+		return o // all is of the one user
 	}
 	if w != nil && w.IDs != nil {
-		if w.IDs.Size == 1 {
-			return nil // all is of the one user
+		o.uid, o.gid = w.Host(w.UID), w.Host(w.GID)
+	}
+	if s := pod.Spec.SecurityContext; s != nil && s.FSGroup != nil {
+		o.gid, o.more = int(*s.FSGroup), 0o440
+		if w != nil {
+			o.gid = w.Host(uint32(*s.FSGroup))
 		}
-		uid, gid = host(int64(w.UID)), host(int64(w.GID))
 	}
-	group := pod.Spec.SecurityContext != nil && pod.Spec.SecurityContext.FSGroup != nil
-	if group {
-		gid = host(*pod.Spec.SecurityContext.FSGroup)
-	}
-	if uid < 0 && gid < 0 || w != nil && w.KeepGroups {
+	return o
+}
+
+// give gives the directory of an emptyDir to o. Everybody may write into it.
+func (o owner) give(dir string) error {
+	if o.uid < 0 && o.gid < 0 {
 		return nil
 	}
-	if v.EmptyDir != nil {
-		mode := fs.FileMode(0o777) // everybody may write
-		if group {
-			mode |= fs.ModeSetgid
-		}
-		return errors.Join(os.Lchown(path, uid, gid), os.Chmod(path, mode))
+	mode := fs.FileMode(0o777)
+	if o.more != 0 {
+		mode |= fs.ModeSetgid
 	}
-	return filepath.WalkDir(path, func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		if d.IsDir() && w != nil { // the agent's, which writes into it by path when the objects change
-			return os.Chmod(path, 0o755)
-		}
-		if err := os.Lchown(path, uid, gid); err != nil || !group || d.Type()&fs.ModeSymlink != 0 {
-			return err
-		}
-		info, err := d.Info()
-		if err != nil {
-			return err
-		}
-		more := fs.FileMode(0o440)
-		if d.IsDir() {
-			more = 0o550 | fs.ModeSetgid
-		}
-		return os.Chmod(path, info.Mode()|more)
-	})
+	return errors.Join(os.Lchown(dir, o.uid, o.gid), os.Chmod(dir, mode))
 }
 
 // rewrite writes a volume of a running pod again, for the containers that have it.
 func (w *worker) rewrite(ctx context.Context, f facts, v *corev1.Volume, from source) error {
-	path, err := volume(ctx, f, v, w.paths.volume(v.Name), from)
 	for _, c := range w.containers {
 		used := func(m corev1.VolumeMount) bool { return m.Name == v.Name }
-		if err != nil || !slices.ContainsFunc(c.spec.VolumeMounts, used) {
+		if !slices.ContainsFunc(c.spec.VolumeMounts, used) {
 			continue
 		}
-		var walls *shim.Walls
-		if walls, err = w.r.walls(f.pod, c.spec); err == nil {
-			err = own(f.pod, v, path, walls)
+		walls, err := w.r.walls(f.pod, c.spec)
+		if err != nil {
+			return err
 		}
+		from.owner = ownerOf(f.pod, walls)
 	}
+	_, err := volume(ctx, f, v, w.paths.volume(v.Name), from)
 	return err
 }

@@ -115,7 +115,7 @@ var securityContexts = []asked{
 		[]string{`container has runAsNonRoot and image will run as root \(pod: "attack-`}, "", true},
 	{"root by name", "privileged", both(nonRoot, ofUser(0)), identity, []string{stopUser}, "", true},
 	{"confined root by name", "baseline", both(nonRoot, ofUser(0)), identity, []string{stopUser}, "", true},
-	{"non-root by name", "privileged", both(nonRoot, ofUser(1234)), identity,
+	{"non-root by name", "privileged", both(nonRoot, ofUser(1234)), "(" + identity + ") > /dev/stdout",
 		[]string{`Uid: 1234 1234 1234 1234\nGid: 0 0 0 0\nGroups: *\n`}, "", false},
 	{"non-root by itself", "baseline", nonRoot, identity,
 		[]string{`Uid: 1000 1000 1000 1000\nGid: 1000 1000 1000 1000\nGroups: *\n`}, "", false},

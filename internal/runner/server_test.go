@@ -24,6 +24,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/tools/remotecommand"
@@ -138,8 +139,14 @@ func (e *endpoint) get(path string) (int, string) {
 	return res.StatusCode, string(b)
 }
 
-// exec runs a command by SPDY, as the API server does.
+// exec runs a command by SPDY in the Pod default/web.
 func (e *endpoint) exec(o remotecommand.StreamOptions, args ...string) error {
+	e.t.Helper()
+	return e.execAt(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}}, o, args...)
+}
+
+// execAt runs a command by SPDY, as the API server does.
+func (e *endpoint) execAt(p *corev1.Pod, o remotecommand.StreamOptions, args ...string) error {
 	e.t.Helper()
 	v := url.Values{"command": args}
 	for name, on := range map[string]bool{"input": o.Stdin != nil, "output": o.Stdout != nil, "error": o.Stderr != nil, "tty": o.Tty} {
@@ -147,7 +154,7 @@ func (e *endpoint) exec(o remotecommand.StreamOptions, args ...string) error {
 			v.Set(name, "1")
 		}
 	}
-	u, err := url.Parse(e.url + "/exec/default/web/main?" + v.Encode())
+	u, err := url.Parse(fmt.Sprintf("%s/exec/%s/%s/main?%s", e.url, p.Namespace, p.Name, v.Encode()))
 	if err != nil {
 		e.t.Fatal(err)
 	}

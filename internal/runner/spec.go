@@ -51,7 +51,7 @@ func (r *Runner) container(ctx context.Context, f facts, c *corev1.Container, p 
 	if err != nil {
 		return shim.Container{}, err
 	}
-	from := source{client: r.o.Client, namespace: f.pod.Namespace, tokens: t}
+	from := source{client: r.o.Client, namespace: f.pod.Namespace, tokens: t, owner: ownerOf(f.pod, walls)}
 	vars, err := variables(ctx, f, c, r.serviceVars(f.pod), from)
 	if err != nil {
 		return shim.Container{}, configError{"CreateContainerConfigError", err.Error()}
@@ -76,9 +76,6 @@ func (r *Runner) container(ctx context.Context, f facts, c *corev1.Container, p 
 			continue
 		}
 		path, err := volume(ctx, f, v, p.volume(v.Name), from)
-		if err == nil {
-			err = own(f.pod, v, path, walls)
-		}
 		if err != nil {
 			return shim.Container{}, configError{"CreateContainerConfigError", fmt.Sprintf("volume %s: %v", v.Name, err)}
 		}

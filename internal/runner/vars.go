@@ -26,6 +26,7 @@ type source struct {
 	client    kubernetes.Interface
 	namespace string
 	tokens    *tokens
+	owner     owner // of the volumes that are written
 }
 
 // data returns the keys of a ConfigMap or Secret; found is false if there is

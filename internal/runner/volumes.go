@@ -24,23 +24,35 @@ func volume(ctx context.Context, f facts, v *corev1.Volume, dir string, from sou
 		if err := os.MkdirAll(dir, 0o777); err != nil {
 			return "", err
 		}
-		return dir, os.Chmod(dir, 0o777)
+		return dir, errors.Join(os.Chmod(dir, 0o777), from.owner.give(dir))
 	case v.HostPath != nil:
 		return v.HostPath.Path, checkHostPath(v.HostPath)
 	case v.ConfigMap != nil:
 		s := v.ConfigMap
 		files, err := keyed(ctx, from, false, s.Name, s.Items, isTrue(s.Optional))
-		return dir, errors.Join(err, writeFiles(dir, files, s.DefaultMode))
+		if err == nil {
+			err = writeFiles(dir, files, s.DefaultMode, from.owner)
+		}
+		return dir, err
 	case v.Secret != nil:
 		s := v.Secret
 		files, err := keyed(ctx, from, true, s.SecretName, s.Items, isTrue(s.Optional))
-		return dir, errors.Join(err, writeFiles(dir, files, s.DefaultMode))
+		if err == nil {
+			err = writeFiles(dir, files, s.DefaultMode, from.owner)
+		}
+		return dir, err
 	case v.DownwardAPI != nil:
 		files, err := downward(f, v.DownwardAPI.Items)
-		return dir, errors.Join(err, writeFiles(dir, files, v.DownwardAPI.DefaultMode))
+		if err == nil {
+			err = writeFiles(dir, files, v.DownwardAPI.DefaultMode, from.owner)
+		}
+		return dir, err
 	case v.Projected != nil:
 		files, err := projected(ctx, f, v.Projected, from)
-		return dir, errors.Join(err, writeFiles(dir, files, v.Projected.DefaultMode))
+		if err == nil {
+			err = writeFiles(dir, files, v.Projected.DefaultMode, from.owner)
+		}
+		return dir, err
 	}
 	return "", errors.New("this kind of volume is not supported: want emptyDir, hostPath, configMap, secret, downwardAPI or projected")
 }

@@ -26,7 +26,8 @@ func (t Target) grpc(ctx context.Context, a *corev1.GRPCAction) error {
 		security = credentials.NewTLS(&tls.Config{InsecureSkipVerify: true}) // as for HTTPS
 	}
 	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(security), grpc.WithNoProxy(),
-		grpc.WithUserAgent("kube-probe/fairlead"), grpc.WithDisableServiceConfig())
+		grpc.WithUserAgent("kube-probe/fairlead"), grpc.WithDisableServiceConfig(), grpc.WithMaxHeaderListSize(maxHeader),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxBody)))
 	if err != nil {
 		return err
 	}

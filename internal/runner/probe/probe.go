@@ -32,8 +32,9 @@ type Target struct {
 	Exec func(ctx context.Context, args []string) (int, []byte, error)
 }
 
-// maxBody is how much of a response is read, that of kubelet.
-const maxBody = 10 << 10
+// maxBody is how much of a response is read, that of kubelet; maxHeader how much of what
+// comes before it. The server may be anybody's.
+const maxBody, maxHeader = 10 << 10, 64 << 10
 
 // Once probes once; nil means success.
 func (t Target) Once(ctx context.Context, h corev1.ProbeHandler) error {
@@ -108,7 +109,7 @@ func (t Target) HTTP(ctx context.Context, a *corev1.HTTPGetAction) error {
 	}
 	client := &http.Client{
 		Transport: &http.Transport{
-			DisableKeepAlives: true, DisableCompression: true, Proxy: nil,
+			DisableKeepAlives: true, DisableCompression: true, Proxy: nil, MaxResponseHeaderBytes: maxHeader,
 			TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // as kubelet: a pod's certificate names a Service
 		},
 		CheckRedirect: sameHost,

@@ -25,7 +25,7 @@ func newPlumbing(c Container) (*plumbing, error) {
 		p.closeAll()
 		return nil, fmt.Errorf("pipes of the container: %w", err)
 	}
-	p.give(c)
+	c.give(p.childIn, p.childOut, p.childErr)
 	return p, nil
 }
 
@@ -60,15 +60,21 @@ func (p *plumbing) open(c Container) error {
 	return errors.Join(err1, err2, err3)
 }
 
-// give makes the user of the container the owner of its ends, so that it can open
-// /dev/stdout.
-func (p *plumbing) give(c Container) {
-	if c.Walls == nil {
+// give makes the user of the container the owner of its ends of pipes or terminals, so
+// that it can open /dev/stdout.
+func (c Container) give(files ...*os.File) {
+	var uid int
+	switch {
+	case c.Walls != nil:
+		uid = c.Walls.Host(c.Walls.UID)
+	case c.User != nil:
+		uid = int(*c.User)
+	default:
 		return
 	}
-	for _, f := range []*os.File{p.childIn, p.childOut, p.childErr} {
-		if f.Name() != os.DevNull {
-			_ = f.Chown(c.Walls.host(c.Walls.UID), -1) // not in a user namespace of one user
+	for _, f := range files {
+		if f != nil && f.Name() != os.DevNull {
+			_ = f.Chown(uid, -1) // not in a user namespace of one user
 		}
 	}
 }

@@ -30,6 +30,7 @@ func (s *server) exec(c *net.UnixConn, req Exec, files []*os.File, closeFiles fu
 		return
 	}
 	defer group.Close()
+	spec.give(files...)
 	err = mount.Enter(ns, func() error {
 		path, err := lookPath(req.Args, spec.Env, spec.Dir)
 		if err != nil {

@@ -32,8 +32,8 @@ type IDs struct {
 	Size  uint32 `json:"size"`
 }
 
-// host is the machine's user of a container's, which must be in the map.
-func (w *Walls) host(id uint32) int {
+// Host is the machine's user of a container's, which must be in the map.
+func (w *Walls) Host(id uint32) int {
 	if w.IDs == nil {
 		return int(id)
 	}
