@@ -8,6 +8,7 @@ package events
 import (
 	"context"
 	"fmt"
+	"hash/fnv"
 	"log/slog"
 	"strings"
 	"sync"
@@ -58,6 +59,21 @@ func NewRecorder(client kubernetes.Interface, source corev1.EventSource, log *sl
 // eventType is corev1.EventTypeNormal or EventTypeWarning. If the queue is full
 // the Event is dropped and logged. A message of more than 1,024 bytes is cut.
 func (r *Recorder) Event(object runtime.Object, eventType, reason, message string) {
+	r.record(object, eventType, reason, message, func(*corev1.Event) string { return fmt.Sprintf("%x", time.Now().UnixNano()) })
+}
+
+// Once is Event for what other processes of the component may have recorded: as long as the API server
+// keeps an Event (an hour on Kubernetes), one with the same content is not written again.
+func (r *Recorder) Once(object runtime.Object, eventType, reason, message string) {
+	r.record(object, eventType, reason, message, func(e *corev1.Event) string {
+		h := fnv.New64a()
+		_, _ = fmt.Fprintf(h, "%s\x00%s\x00%s\x00%s", e.Source.Component, e.InvolvedObject.UID, e.Reason, e.Message)
+		return fmt.Sprintf("%016x", h.Sum64())
+	})
+}
+
+// record queues an Event. name returns the end of its name.
+func (r *Recorder) record(object runtime.Object, eventType, reason, message string, name func(*corev1.Event) string) {
 	ref, err := reference.GetReference(scheme.Scheme, object)
 	if err != nil {
 		r.log.Error("cannot record an Event: its object has no reference", "reason", reason, "message", message, "err", err)
@@ -72,11 +88,12 @@ func (r *Recorder) Event(object runtime.Object, eventType, reason, message strin
 	}
 	now := metav1.Now()
 	e := &corev1.Event{
-		ObjectMeta:     metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("%s.%x", ref.Name, now.UnixNano())},
+		ObjectMeta:     metav1.ObjectMeta{Namespace: namespace},
 		InvolvedObject: *ref, Type: eventType, Reason: reason, Message: message,
 		Source: r.source, ReportingController: r.source.Component, ReportingInstance: r.source.Host,
 		FirstTimestamp: now, LastTimestamp: now, Count: 1,
 	}
+	e.Name = ref.Name + "." + name(e)
 	select {
 	case r.queue <- e:
 	default:

@@ -53,6 +53,23 @@ func TestEqualEventsAreCountedInOne(t *testing.T) {
 	})
 }
 
+// What another process of the component has recorded is not written again.
+func TestOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, client := newTestRecorder()
+		for range 3 {
+			stop := r.Start()
+			r.Once(service, corev1.EventTypeWarning, "Broken", "it is broken")
+			r.Once(service, corev1.EventTypeWarning, "Broken", "another part is broken")
+			stop()
+			r = NewRecorder(client, r.source, r.log) // of the next process
+		}
+		if got := stored(t, client); len(got) != 2 || got[0].Count != 1 || got[1].Count != 1 {
+			t.Errorf("got %+v", got)
+		}
+	})
+}
+
 func TestEventsOnAnObjectAreRateLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, client := newTestRecorder()

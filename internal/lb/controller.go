@@ -174,6 +174,8 @@ type controller struct {
 	findings map[svc.Name]map[string][]string
 	// recorded bounds the Events about addresses that no node can announce.
 	recorded quota
+	// readings bounds the Services in a period with Events about their annotations.
+	readings quota
 }
 
 // signal puts an item into c unless there is one.

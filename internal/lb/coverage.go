@@ -28,7 +28,8 @@ type coverage struct {
 	// speakers is how many have reported. Without any, addresses may be routed to the nodes by
 	// other means, and nothing is known.
 	speakers int
-	// routed is true if a speaker has a BGP session, which takes every address.
+	// routed is true if a speaker has a BGP session, which takes every address, if its node's addresses are
+	// routed by other means, or if it is of a build that does not report what it can announce.
 	routed bool
 	// anyNetwork is true if a speaker answers for addresses of any network.
 	anyNetwork bool
@@ -55,6 +56,7 @@ func newCoverage(speakers map[string]*v1.Speaker, silent func(node string) bool)
 			c.excluded = append(c.excluded, "node "+name+": "+cmp.Or(s.Status.Reason, "it is not eligible"))
 			continue
 		}
+		c.routed = c.routed || s.Status.Announce == AnnounceNone || s.Status.Announce == "" && len(s.Status.Interfaces) == 0
 		c.routed = c.routed || slices.ContainsFunc(s.Status.Peers, func(p v1.PeerStatus) bool { return p.State == v1.PeerEstablished })
 		if len(s.Status.Interfaces) == 0 {
 			continue
@@ -146,7 +148,8 @@ func abbreviated(list []string) string {
 
 // coverageChanged reports whether two states of a Speaker differ in what it can announce.
 func coverageChanged(a, b *v1.Speaker) bool {
-	return a.Status.Eligible != b.Status.Eligible || a.Status.Reason != b.Status.Reason || a.Status.AnyNetwork != b.Status.AnyNetwork ||
+	return a.Status.Announce != b.Status.Announce ||
+		a.Status.Eligible != b.Status.Eligible || a.Status.Reason != b.Status.Reason || a.Status.AnyNetwork != b.Status.AnyNetwork ||
 		!slices.Equal(a.Status.Networks, b.Status.Networks) || !slices.Equal(a.Status.Interfaces, b.Status.Interfaces) ||
 		!slices.EqualFunc(a.Status.Peers, b.Status.Peers, func(x, y v1.PeerStatus) bool { return x.State == y.State })
 }

@@ -28,7 +28,7 @@ func speakers(list ...v1.SpeakerStatus) map[string]*v1.Speaker {
 
 // arpSpeaker is a speaker that may announce at eth0, on some networks.
 func arpSpeaker(networks ...string) v1.SpeakerStatus {
-	return v1.SpeakerStatus{Eligible: true, Networks: networks, Interfaces: []string{"eth0"}}
+	return v1.SpeakerStatus{Eligible: true, Announce: AnnounceARP, Networks: networks, Interfaces: []string{"eth0"}}
 }
 
 func TestCoverage(t *testing.T) {
@@ -53,9 +53,19 @@ func TestCoverage(t *testing.T) {
 		{"the end is missing", speakers(arpSpeaker("192.0.2.0/25", "192.0.2.0/26")), "192.0.2.0/24", nil, "192.0.2.128-192.0.2.255"},
 		{"not eligible", speakers(v1.SpeakerStatus{Networks: []string{"192.0.2.0/24"}, Interfaces: []string{"eth0"}}),
 			"192.0.2.1-192.0.2.1", nil, "192.0.2.1"},
-		{"by BGP alone", speakers(v1.SpeakerStatus{Eligible: true, Networks: []string{"192.0.2.0/24"}}), "192.0.2.1-192.0.2.1", nil, "192.0.2.1"},
+		{"an older build, which does not report what it can announce",
+			speakers(v1.SpeakerStatus{Eligible: true, Networks: []string{"198.51.100.0/24"}}), "192.0.2.1-192.0.2.1", nil, ""},
+		{"an older build among others", speakers(v1.SpeakerStatus{Eligible: true}, arpSpeaker("198.51.100.0/24")), "192.0.2.1-192.0.2.1",
+			[]string{"eth1"}, ""},
+		{"an older build that may not announce", speakers(v1.SpeakerStatus{}, arpSpeaker("198.51.100.0/24")), "192.0.2.1-192.0.2.1", nil,
+			"192.0.2.1"},
+		{"routed by other means", speakers(v1.SpeakerStatus{Eligible: true, Announce: AnnounceNone}), "192.0.2.1-192.0.2.1", nil, ""},
+		{"by BGP alone",
+			speakers(v1.SpeakerStatus{Eligible: true, Announce: AnnounceBGP, Networks: []string{"192.0.2.0/24"}}),
+			"192.0.2.1-192.0.2.1", nil, "192.0.2.1"},
 		{"with a session", speakers(v1.SpeakerStatus{Eligible: true, Peers: session}), "192.0.2.1-192.0.2.1", nil, ""},
-		{"with a session that is away", speakers(v1.SpeakerStatus{Eligible: true, Peers: away}), "192.0.2.1-192.0.2.1", nil, "192.0.2.1"},
+		{"with a session that is away",
+			speakers(v1.SpeakerStatus{Eligible: true, Announce: AnnounceBGP, Peers: away}), "192.0.2.1-192.0.2.1", nil, "192.0.2.1"},
 		{"at any network", speakers(v1.SpeakerStatus{Eligible: true, Interfaces: []string{"eth0"}, AnyNetwork: true}),
 			"192.0.2.1-192.0.2.1", nil, ""},
 		{"an interface that is there", speakers(arpSpeaker()), "192.0.2.1-192.0.2.1", []string{"eth1", "eth0"}, ""},

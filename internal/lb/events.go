@@ -3,6 +3,7 @@ package lb
 import (
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -35,7 +36,7 @@ const (
 )
 
 // recordReading records what became of the annotations of a Service, when that has changed:
-// Events of the same reason are combined.
+// Events of the same reason are combined. Services beyond the quota wait for the next period.
 func (c *controller) recordReading(s *corev1.Service, r *dialect.Reading) {
 	name := nameOf(s)
 	texts := map[string][]string{}
@@ -57,22 +58,42 @@ func (c *controller) recordReading(s *corev1.Service, r *dialect.Reading) {
 	} else if len(before[wayReason]) > 0 {
 		texts[wayReason] = []string{"direct: nodes forward its connections to Pods"}
 	}
-	// What another leader has seen needs no Event again, unless it wants attention.
+	// What an earlier leader has seen needs no Event again; a Warning has one while the API server does not
+	// have it any longer.
 	repeated := !known && len(s.Status.LoadBalancer.Ingress) > 0
+	var warnings, others []finding
 	for _, kind := range annotationEvents {
 		fresh := slices.DeleteFunc(slices.Clone(texts[kind.reason]), func(t string) bool { return slices.Contains(before[kind.reason], t) })
-		eventType := corev1.EventTypeNormal
-		if kind.state.IsWarning() {
-			eventType = corev1.EventTypeWarning
-		} else if repeated {
-			continue
-		}
 		for _, message := range combine(fresh) {
-			c.events.Event(s, eventType, kind.reason, message)
+			if kind.state.IsWarning() {
+				warnings = append(warnings, finding{kind.reason, message})
+			} else if !repeated {
+				others = append(others, finding{kind.reason, message})
+			}
 		}
+	}
+	if len(warnings)+len(others) > 0 && !c.readings.take(time.Now()) {
+		switch {
+		case repeated:
+			c.findings[name] = texts
+			return
+		case !known:
+			c.findings[name] = map[string][]string{}
+		}
+		c.loop.Queue.AddAfter(name, quotaPeriod)
+		return
+	}
+	for _, f := range warnings {
+		c.events.Once(s, corev1.EventTypeWarning, f.reason, f.message)
+	}
+	for _, f := range others {
+		c.events.Event(s, corev1.EventTypeNormal, f.reason, f.message)
 	}
 	c.findings[name] = texts
 }
+
+// finding is an Event about annotations.
+type finding struct{ reason, message string }
 
 // combine joins texts to a few messages.
 func combine(texts []string) (out []string) {

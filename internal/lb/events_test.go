@@ -3,12 +3,21 @@ package lb
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/fairlead/fairlead/internal/events"
+	"github.com/fairlead/fairlead/internal/loop"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // Every annotation has an Event that says what became of it, once for each change.
@@ -26,7 +35,7 @@ func TestEventsAboutAnnotations(t *testing.T) {
 		"AnnotationIgnored":      "Normal accepted; has no meaning here because",
 		"AnnotationApplied":      "Normal metallb.io/address-pool: pool a",
 	}
-	events := func() (out []corev1.Event) {
+	about := func() (out []corev1.Event) {
 		list, err := r.client.CoreV1().Events("default").List(context.Background(), metav1.ListOptions{FieldSelector: "involvedObject.name=web"})
 		r.must(err)
 		return slices.DeleteFunc(list.Items, func(e corev1.Event) bool { return !strings.Contains(e.Reason, "Annotation") })
@@ -34,7 +43,7 @@ func TestEventsAboutAnnotations(t *testing.T) {
 	r.eventually("Events", func() error {
 		for reason, text := range want {
 			kind, text, _ := strings.Cut(text, " ")
-			if !slices.ContainsFunc(events(), func(e corev1.Event) bool {
+			if !slices.ContainsFunc(about(), func(e corev1.Event) bool {
 				return e.Reason == reason && e.Type == kind && strings.Contains(e.Message, text) && !strings.Contains(e.Message, "\x1b")
 			}) {
 				return fmt.Errorf("no %s %q", reason, text)
@@ -42,12 +51,12 @@ func TestEventsAboutAnnotations(t *testing.T) {
 		}
 		return nil
 	})
-	before := len(events())
+	before := len(about())
 	_, err := r.client.CoreV1().Services("default").Patch(context.Background(), s.Name, "application/merge-patch+json",
 		[]byte(`{"metadata":{"annotations":{"fairlead.dev/lb-drain-tiemout":"5","example.com/other":"x"}}}`), metav1.PatchOptions{})
 	r.must(err)
 	r.eventually("an Event about what is new", func() error {
-		if now := events(); len(now) != before+1 || !slices.ContainsFunc(now, func(e corev1.Event) bool {
+		if now := about(); len(now) != before+1 || !slices.ContainsFunc(now, func(e corev1.Event) bool {
 			return e.Reason == "UnknownAnnotation" && strings.Contains(e.Message, "is fairlead.dev/lb-drain-timeout meant?") &&
 				!strings.Contains(e.Message, "ssl-port")
 		}) {
@@ -97,6 +106,82 @@ func TestWayOfAService(t *testing.T) {
 			return fmt.Errorf("%v", in)
 		}
 		return nil
+	})
+}
+
+// The next leader does not repeat what the one before has said about annotations and addresses.
+func TestEventsOfTheNextLeader(t *testing.T) {
+	r := newRig(t)
+	stop := r.withPools("192.0.2.0/28")
+	wrong := annotate("fairlead.dev/lb-drain-tiemout", "5", "fairlead.dev/lb-addresses", "198.51.100.1")
+	count := func() (n int32) {
+		list, err := r.client.CoreV1().Events("default").List(context.Background(), metav1.ListOptions{FieldSelector: "involvedObject.name=web"})
+		r.must(err)
+		for _, e := range list.Items {
+			if e.Type == corev1.EventTypeWarning {
+				n += e.Count
+			}
+		}
+		return n
+	}
+	r.service("web", wrong)
+	r.told("web", "UnknownAnnotation", "lb-drain-timeout")
+	r.told("web", "AddressNotInPool", "198.51.100.1")
+	for i := range 2 {
+		stop()
+		stop = r.withPools("192.0.2.0/28")
+		name := fmt.Sprint("later", i) // worked on after the others, and its Event is written after theirs
+		r.service(name, wrong)
+		r.told(name, "AddressNotInPool", "198.51.100.1")
+		if n := count(); n != 2 {
+			t.Fatalf("%d Events after another leader", n)
+		}
+	}
+	r.change("web", func(s *corev1.Service) { s.Annotations["fairlead.dev/lb-drain-tiemout2"] = "5" })
+	r.eventually("an Event about another annotation", func() error {
+		if n := count(); n != 3 {
+			return fmt.Errorf("%d Events", n)
+		}
+		return nil
+	})
+}
+
+// Wrong annotations on thousands of Services do not displace all other Events: each has its own, in time.
+func TestEventsAboutAnnotationsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const services = 2*quotaSize + 50
+		client := fake.NewClientset()
+		recorder := events.NewRecorder(client, corev1.EventSource{}, slog.New(slog.DiscardHandler))
+		c := &controller{events: recorder, findings: map[svc.Name]map[string][]string{}}
+		looked := map[svc.Name]bool{}
+		c.loop = loop.New(slog.New(slog.DiscardHandler), "", 1, func(_ context.Context, name svc.Name) error {
+			s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{
+				Namespace: name.Namespace, Name: name.Name, Annotations: map[string]string{"fairlead.dev/lb-drain-tiemout": "5"},
+			}}
+			if looked[name] { // it has got an address meanwhile
+				s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}
+			}
+			looked[name] = true
+			c.recordReading(s, Read(s))
+			return nil
+		})
+		defer c.events.Start()()
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		defer running.Wait()
+		defer cancel()
+		running.Go(func() { c.loop.Run(ctx) })
+		for i := range services {
+			c.loop.Queue.Add(svc.Name{Namespace: "default", Name: fmt.Sprint("s", i)})
+		}
+		for _, want := range []int{quotaSize, 2 * quotaSize, services} {
+			synctest.Wait()
+			list, err := client.CoreV1().Events("").List(t.Context(), metav1.ListOptions{})
+			if err != nil || len(list.Items) != want {
+				t.Errorf("%d Events, want %d, %v", len(list.Items), want, err)
+			}
+			time.Sleep(quotaPeriod) // of the bubble's clock
+		}
 	})
 }
 

@@ -235,7 +235,7 @@ func (s *Speaker) report(eligible bool, reason string) {
 	}
 	t.stale = false
 	next := v1.SpeakerStatus{
-		Eligible: eligible, Reason: reason, VoterVersion: confirmed, Endpoints: []string{s.o.Peer.String()},
+		Eligible: eligible, Reason: reason, Announce: s.o.Announce, VoterVersion: confirmed, Endpoints: []string{s.o.Peer.String()},
 		Conditions: t.want.Conditions,
 	}
 	next.VoterList = t.want.VoterList

@@ -52,10 +52,12 @@ const (
 	// witnessPeriod is how often the rule is asked while the witness matters.
 	witnessPeriod = 100 * time.Millisecond
 	// witnessTimeout bounds a call of the API server for it, which is repeated: the holder can wait in vain
-	// for one and renews it nonetheless before witnessCounted has passed.
+	// for one and renews it nonetheless while it still counts.
 	witnessTimeout = quorum.WitnessTerm / 4
 	// witnessRetry is after how long one who follows the witness and does not need it calls again.
 	witnessRetry = time.Second
+	// writtenTerm is the term as a Lease can have it, in whole seconds.
+	writtenTerm = int32((quorum.WitnessTerm + time.Second - 1) / time.Second)
 	// justMade begins the holder of a Lease that was just made: the one before it may have been
 	// deleted while a speaker counted on it, so that a term has to pass as if it was held.
 	justMade = "made by "
@@ -204,7 +206,20 @@ func (w *witness) observe(l *coordinationv1.Lease) {
 	if l.Spec.HolderIdentity != nil {
 		holder = *l.Spec.HolderIdentity
 	}
-	w.rule.Observe(w.now(), holder, string(l.UID)+"/"+l.ResourceVersion)
+	w.rule.Observe(w.now(), holder, termOf(l, holder), string(l.UID)+"/"+l.ResourceVersion)
+}
+
+// termOf returns the term of the holder of a Lease, which is of another build if it is longer than this one's. Of a
+// Lease that was just made it is the longest: nothing is known of the holder before that.
+func termOf(l *coordinationv1.Lease, holder string) time.Duration {
+	written := l.Spec.LeaseDurationSeconds
+	switch {
+	case strings.HasPrefix(holder, justMade):
+		return quorum.LongestTerm
+	case written == nil || *written <= writtenTerm:
+		return quorum.WitnessTerm
+	}
+	return min(quorum.LongestTerm, time.Duration(*written)*time.Second)
 }
 
 // read returns the Lease as it is, and makes it if there is none.
@@ -263,7 +278,7 @@ func (w *witness) step(ctx context.Context) (held bool, err error) {
 	case quorum.WitnessTake:
 		lease.Spec.HolderIdentity = &w.self
 		lease.Spec.RenewTime = &metav1.MicroTime{Time: time.Now()}
-		lease.Spec.LeaseDurationSeconds = new(int32((quorum.WitnessTerm + time.Second - 1) / time.Second)) // it cannot be 1.5
+		lease.Spec.LeaseDurationSeconds = new(int32(writtenTerm))
 	case quorum.WitnessRelease:
 		lease.Spec.HolderIdentity = new("")
 	default:

@@ -197,11 +197,12 @@ func (c *controller) planAddresses(p *plan) {
 			c.finalizers[s.UID] = false
 			p.ingress = s.Status.LoadBalancer.Ingress
 			c.recordProblems(s, []*pool.Problem{{Kind: pool.Outside, Message: "status.loadBalancer has " + other +
-				", which is of no pool and was not given by this controller; it is left alone until it is removed"}})
+				", which is of no pool and was not given by this controller; it is left alone until it is removed"}}, false)
 			return
 		}
 	}
 	reading := Read(s)
+	_, known := c.findings[p.name]
 	c.recordReading(s, reading)
 	mode := ipMode(s, reading)
 	r, problem := c.request(s)
@@ -223,7 +224,7 @@ func (c *controller) planAddresses(p *plan) {
 	} else {
 		c.waiting.remove(p.name)
 	}
-	c.recordProblems(s, append(result.Problems, c.announceProblems(p.publish)...))
+	c.recordProblems(s, append(result.Problems, c.announceProblems(p.publish)...), known)
 	signal(c.tidy)
 }
 
@@ -252,8 +253,13 @@ func (c *controller) othersIngress(s *corev1.Service) string {
 	return strings.Join(text, ", ")
 }
 
-// recordProblems records what is wrong, when it has become so.
-func (c *controller) recordProblems(s *corev1.Service, problems []*pool.Problem) {
+// recordProblems records what is wrong, when it has become so. known is false if this leader has not looked at the
+// Service before: then the one before it may have recorded that.
+func (c *controller) recordProblems(s *corev1.Service, problems []*pool.Problem, known bool) {
+	record := c.events.Event
+	if !known {
+		record = c.events.Once
+	}
 	name := nameOf(s)
 	before := c.problems[name]
 	delete(c.problems, name)
@@ -264,7 +270,7 @@ func (c *controller) recordProblems(s *corev1.Service, problems []*pool.Problem)
 		}
 		c.problems[name] = append(c.problems[name], text)
 		if !slices.Contains(before, text) && (p.Kind != notAnnounceable || c.recorded.take(time.Now())) {
-			c.events.Event(s, corev1.EventTypeWarning, string(p.Kind), p.Message)
+			record(s, corev1.EventTypeWarning, string(p.Kind), p.Message)
 		}
 	}
 }

@@ -19,6 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"github.com/fairlead/fairlead/internal/lb/quorum"
 )
 
 // leaseAPI is the one Lease of the witness as an API server has it, in memory: a bubble of synctest
@@ -223,6 +225,33 @@ func TestWitnessIsHandedOverAfterTheEnd(t *testing.T) {
 				cancel()
 				running.Wait()
 			})
+		})
+	}
+}
+
+// The witness of a holder that has died is taken when its own term has passed, which is longer if it was of an
+// earlier build: such a speaker counts on it for longer.
+func TestWitnessOfAnotherBuild(t *testing.T) {
+	for seconds, want := range map[int32]time.Duration{
+		2: quorum.WitnessTerm, 0: quorum.WitnessTerm, -1: quorum.WitnessTerm, 4: 4 * time.Second, 1 << 30: quorum.LongestTerm,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			api := newLeaseAPI("b/1")
+			api.lease.Spec.LeaseDurationSeconds = &seconds
+			w := api.witness()
+			ctx, cancel := context.WithCancel(t.Context())
+			var running sync.WaitGroup
+			running.Go(func() { w.run(ctx) })
+			w.need(true, true)
+			begin := w.now()
+			for synctest.Wait(); w.until() == 0 && w.now() < begin+time.Minute; synctest.Wait() {
+				time.Sleep(time.Millisecond)
+			}
+			if took := w.now() - begin; took < want || took > want+2*witnessPeriod {
+				t.Errorf("a Lease of %d seconds: taken after %s, want %s", seconds, took, want)
+			}
+			cancel()
+			running.Wait()
 		})
 	}
 }

@@ -62,7 +62,7 @@ func TestWitnessIsNotCountedDuringRelease(t *testing.T) {
 			t.Fatalf("a Lease that was just made is taken at once, or %v", err)
 		}
 	}
-	now.Add(int64(quorum.WitnessTerm))
+	now.Add(int64(quorum.LongestTerm))
 	if held, err := s.witness.step(t.Context()); err != nil || !held {
 		t.Fatalf("it is not taken: %v", err)
 	}

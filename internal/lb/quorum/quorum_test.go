@@ -16,6 +16,10 @@ func TestNeverTwoHolders(t *testing.T) {
 			t.Parallel()
 			for seed := shard; seed < *seeds; seed += 4 {
 				s := newSimulation(t, uint64(seed), 1+seed%6, 6)
+				if seed%12 == 1 { // two speakers, of which one is not upgraded yet
+					s.machines[0].older = true
+					s.machines[0].witness.term = LongestTerm
+				}
 				if broken := s.storm(8 * time.Second); broken != "" {
 					t.Fatalf("seed %d: %s", seed, broken)
 				}
@@ -37,6 +41,9 @@ func TestSimulationFindsMistakes(t *testing.T) {
 	for name, mistake := range map[string]func(s *simulation){
 		"the witness counts after it was given back": func(s *simulation) { s.lateRelease = true },
 		"a witness that was made again is free":      func(s *simulation) { s.remade = "" },
+		"an older build has the same term": func(s *simulation) {
+			s.sameTerms, s.machines[0].older, s.machines[0].witness.term = true, true, LongestTerm
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -56,7 +56,8 @@ type machine struct {
 		done, ready bool
 		members     []Member
 	}
-	gone bool
+	gone  bool
+	older bool // it is of a build whose witness has LongestTerm
 	// ending is true once it gives up what it holds, to end in order.
 	ending bool
 	// reported is the list that it has confirmed, as its Speaker object has it: that
@@ -79,6 +80,7 @@ type simulation struct {
 	lists    Lists
 	lease    struct {
 		holder  string
+		term    time.Duration
 		version int
 	}
 	owners   map[netip.Addr]string
@@ -87,6 +89,8 @@ type simulation struct {
 	remade   string // holder of a Lease that was deleted and made again
 	// lateRelease is the mistake to count on the witness after it was given back.
 	lateRelease bool
+	// sameTerms is the mistake to believe that all builds have the same term.
+	sameTerms bool
 	// bug is a mistake to make on purpose, to see that the simulation finds it.
 	bug    func(m *machine, from string, msg *Message)
 	broken string // the first violation
@@ -139,6 +143,9 @@ func (s *simulation) start(m *machine) {
 	m.paused, m.waiting, m.needed, m.ending = false, nil, false, false
 	m.node = NewNode(m.name, s.local(m), s.rng.Uint64)
 	m.witness = NewWitness(fmt.Sprint(m.name, m.life))
+	if m.older {
+		m.witness.term = LongestTerm
+	}
 	m.wakes, m.decided.done = 0, false
 	s.do(m, func() {
 		if !m.apiless {
@@ -176,7 +183,11 @@ func (s *simulation) lookAtAPI(m *machine) {
 	if v := m.node.Confirmed(s.local(m)); v > m.reported.Version {
 		m.reported = m.node.List()
 	}
-	m.witness.Observe(s.local(m), s.lease.holder, strconv.Itoa(s.lease.version))
+	term := s.lease.term
+	if s.sameTerms {
+		term = 0
+	}
+	m.witness.Observe(s.local(m), s.lease.holder, term, strconv.Itoa(s.lease.version))
 	action, version := m.witness.Next(s.local(m), m.node.NeedsWitness(s.local(m)))
 	if m.ending {
 		action, version = m.witness.End()
@@ -196,7 +207,7 @@ func (s *simulation) lookAtAPI(m *machine) {
 		if strconv.Itoa(s.lease.version) != version {
 			return
 		}
-		now := s.writeLease(holder)
+		now := s.writeLease(holder, m.witness.term)
 		s.after(s.delay(), func() {
 			if m.life == life && m.node != nil && holder != "" {
 				s.do(m, func() {
@@ -210,9 +221,9 @@ func (s *simulation) lookAtAPI(m *machine) {
 }
 
 // writeLease changes the witness, which those that follow it see soon, and returns its version.
-func (s *simulation) writeLease(holder string) string {
+func (s *simulation) writeLease(holder string, term time.Duration) string {
 	s.lease.version++
-	s.lease.holder = holder
+	s.lease.holder, s.lease.term = holder, term
 	for _, m := range s.machines {
 		s.soon(m, s.delay(), func() { s.lookAtAPI(m) })
 	}
@@ -443,7 +454,7 @@ func (s *simulation) fault() {
 	case 13:
 		s.drift(m)
 	case 14: // the Lease of the witness is deleted, and made again
-		s.writeLease(s.remade)
+		s.writeLease(s.remade, LongestTerm)
 	case 15: // the ConfigMap is deleted while no controller runs
 		s.lists = Lists{}
 	}

@@ -10,9 +10,10 @@ import "time"
 // long the API server may be away while one of two speakers is dead.
 const WitnessTerm = 1500 * time.Millisecond
 
+// LongestTerm is the longest WitnessTerm that a build has had: of those before this one.
+const LongestTerm = 4 * time.Second
+
 const (
-	witnessCounted = WitnessTerm * 9 / 10
-	witnessRenew   = WitnessTerm / 5
 	// witnessCalm is how long the voters have to be enough without the witness before
 	// it is given back.
 	witnessCalm = time.Second
@@ -36,9 +37,11 @@ const (
 // written since it was read. In normal times it is not written.
 type Witness struct {
 	self    string
+	term    time.Duration // WitnessTerm, but in tests
 	seen    bool
 	holder  string
 	version string
+	theirs  time.Duration // the term of the holder
 	seenAt  time.Duration // when this version was first observed
 	until   time.Duration
 	wrote   time.Duration
@@ -47,15 +50,15 @@ type Witness struct {
 
 // NewWitness returns the rule for a process. self is its identity, which no other
 // process has, not even a later one of the same speaker.
-func NewWitness(self string) *Witness { return &Witness{self: self} }
+func NewWitness(self string) *Witness { return &Witness{self: self, term: WitnessTerm} }
 
-// Observe records what was read: the holder, "" if there is none, and a version that
-// changes with every write.
-func (w *Witness) Observe(now time.Duration, holder, version string) {
+// Observe records what was read: the holder, "" if there is none, its term, which counts if it is longer than
+// WitnessTerm, and a version that changes with every write.
+func (w *Witness) Observe(now time.Duration, holder string, term time.Duration, version string) {
 	if w.seen && w.version == version {
 		return
 	}
-	w.seen, w.holder, w.version, w.seenAt = true, holder, version, now
+	w.seen, w.holder, w.theirs, w.version, w.seenAt = true, holder, term, version, now
 	if holder != w.self {
 		w.until = 0
 	}
@@ -69,12 +72,12 @@ func (w *Witness) Next(now time.Duration, needed bool) (WitnessAction, string) {
 	mine := w.holder == w.self
 	switch {
 	case !w.seen:
-	case needed && (w.holder == "" || !mine && now-w.seenAt >= WitnessTerm):
+	case needed && (w.holder == "" || !mine && now-w.seenAt >= max(w.term, w.theirs)):
 		return WitnessTake, w.version
 	case mine && now-w.needed >= witnessCalm:
 		w.until = 0 // before the write, so that it is not counted on when another may have it
 		return WitnessRelease, w.version
-	case mine && now-w.wrote >= witnessRenew:
+	case mine && now-w.wrote >= w.term/5:
 		return WitnessTake, w.version
 	}
 	return WitnessNothing, ""
@@ -84,7 +87,7 @@ func (w *Witness) Next(now time.Duration, needed bool) (WitnessAction, string) {
 // version what the object has now.
 func (w *Witness) Wrote(now, sent time.Duration, version string) {
 	w.seen, w.holder, w.version, w.seenAt, w.wrote = true, w.self, version, now, sent
-	w.until = max(w.until, sent+witnessCounted)
+	w.until = max(w.until, sent+w.term*9/10)
 }
 
 // Until returns until when the witness counts, for Node.SetWitness.

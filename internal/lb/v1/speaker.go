@@ -31,6 +31,9 @@ type SpeakerStatus struct {
 	// Eligible reports whether the node may announce addresses, and Reason why not.
 	Eligible bool   `json:"eligible"`
 	Reason   string `json:"reason,omitempty"`
+	// Announce is how the speaker announces: "arp" (with NDP, and by BGP to BGPPeers), "bgp" or "none".
+	// Builds that do not report it may not report Interfaces either.
+	Announce string `json:"announce,omitempty"`
 	// Endpoints are where other speakers reach this one, as ip:port, UDP.
 	Endpoints []string `json:"endpoints,omitempty"`
 	// Networks are those that the node's interfaces are on, as CIDRs.
