@@ -2,19 +2,16 @@ package cli
 
 import (
 	"fmt"
-	"net/url"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/podspec"
 )
 
 // hostImage is the image that stands for the node's own file system.
@@ -37,9 +34,9 @@ func (f *podFlags) pod() (*corev1.Pod, error) {
 	}
 	c := corev1.Container{Name: "main", Image: hostImage, Command: f.command, WorkingDir: f.workDir}
 	for _, p := range f.ports {
-		port, err := parsePort(p)
+		port, err := podspec.ParsePort(p)
 		if err != nil {
-			return nil, err
+			return nil, usagef("--port %w", err)
 		}
 		c.Ports = append(c.Ports, port)
 	}
@@ -50,8 +47,8 @@ func (f *podFlags) pod() (*corev1.Pod, error) {
 		}
 		c.Env = append(c.Env, corev1.EnvVar{Name: name, Value: value})
 	}
-	if c.ReadinessProbe, err = parseProbe(f.ready); err != nil {
-		return nil, err
+	if c.ReadinessProbe, err = podspec.ParseProbe(f.ready); err != nil {
+		return nil, usagef("--ready %w", err)
 	}
 	name, err := f.prefix(set)
 	if err != nil {
@@ -90,55 +87,6 @@ func (f *podFlags) prefix(set labels.Set) (string, error) {
 		name = "run"
 	}
 	return name[:min(len(name), 50)], nil
-}
-
-// parsePort reads "[NAME=]PORT[/PROTOCOL]", for example http=9376 or
-// dns=53/udp.
-func parsePort(s string) (corev1.ContainerPort, error) {
-	wrong := usagef("--port %q: want [NAME=]PORT[/tcp|udp|sctp], for example http=9376", s)
-	name, rest, named := strings.Cut(s, "=")
-	if !named {
-		name, rest = "", s
-	}
-	number, proto, _ := strings.Cut(rest, "/")
-	port, err := strconv.ParseUint(number, 10, 16)
-	protocol, perr := svc.ParseProtocol(strings.ToUpper(proto))
-	if err != nil || perr != nil || port == 0 {
-		return corev1.ContainerPort{}, wrong
-	}
-	if errs := validation.IsValidPortName(name); named && len(errs) > 0 {
-		return corev1.ContainerPort{}, usagef("--port %q: the name %s", s, errs[0])
-	}
-	return corev1.ContainerPort{Name: name, ContainerPort: int32(port), Protocol: corev1.Protocol(protocol.String())}, nil
-}
-
-// parseProbe reads "http://:PORT/PATH", "https://:PORT/PATH", "tcp://:PORT" or
-// "exec:COMMAND"; empty is no probe.
-func parseProbe(s string) (*corev1.Probe, error) {
-	if s == "" {
-		return nil, nil
-	}
-	probe := &corev1.Probe{PeriodSeconds: 1, TimeoutSeconds: 1, FailureThreshold: 1}
-	if command, ok := strings.CutPrefix(s, "exec:"); ok {
-		probe.Exec = &corev1.ExecAction{Command: []string{"/bin/sh", "-c", command}}
-		return probe, nil
-	}
-	wrong := usagef("--ready %q: want http://:PORT/PATH, https://:PORT/PATH, tcp://:PORT or exec:COMMAND", s)
-	u, err := url.Parse(s)
-	if err != nil || u.Port() == "" {
-		return nil, wrong
-	}
-	port := intstr.Parse(u.Port())
-	switch u.Scheme {
-	case "http", "https":
-		path := u.RequestURI()
-		probe.HTTPGet = &corev1.HTTPGetAction{Path: path, Port: port, Host: u.Hostname(), Scheme: corev1.URIScheme(strings.ToUpper(u.Scheme))}
-	case "tcp":
-		probe.TCPSocket = &corev1.TCPSocketAction{Port: port, Host: u.Hostname()}
-	default:
-		return nil, wrong
-	}
-	return probe, nil
 }
 
 // ready reports whether a Pod's Ready condition is True.

@@ -11,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/fairlead/fairlead/internal/registration"
 )
 
 var everything = labels.Everything()
@@ -56,7 +58,7 @@ func (r *Runner) follow(ctx, workCtx context.Context) {
 		r.mu.Lock()
 		r.synced = true
 		r.mu.Unlock()
-		r.each((*worker).nudge)
+		r.nudgeAll()
 	}
 	if cache.WaitForCacheSync(ctx.Done(), podsHandled.HasSynced) {
 		r.dropOrphans(pods.GetStore())
@@ -69,6 +71,10 @@ func (r *Runner) follow(ctx, workCtx context.Context) {
 
 // podUpdated hands an object to its worker, which it makes if there is none.
 func (r *Runner) podUpdated(ctx context.Context, pod *corev1.Pod) {
+	if registration.Is(pod) {
+		r.register(ctx, pod)
+		return
+	}
 	r.mu.Lock()
 	w := r.workers[pod.UID]
 	r.mu.Unlock()
@@ -89,6 +95,7 @@ func (r *Runner) podDeleted(o any) {
 	if !ok {
 		return
 	}
+	r.deregister(pod)
 	r.mu.Lock()
 	w := r.workers[pod.UID]
 	r.mu.Unlock()

@@ -273,7 +273,7 @@ func (n *network) apply() (problems map[string]string, err error) {
 	others := slices.Collect(maps.Values(n.others))
 	n.mu.Unlock()
 	if len(own.cidrs) == 0 {
-		n.r.each((*worker).nudge) // pods on the host network need only addresses
+		n.r.nudgeAll() // pods on the host network need only addresses
 		return nil, nil
 	}
 	limits := limits{cluster: n.r.o.ClusterCIDRs, services: n.r.o.ServiceCIDRs, server: n.r.o.ServerAddrs}
@@ -298,7 +298,7 @@ func (n *network) apply() (problems map[string]string, err error) {
 		}
 		n.mu.Unlock()
 		n.r.notify()
-		n.r.each((*worker).nudge)
+		n.r.nudgeAll()
 	}
 	if !synced {
 		return nil, errors.Join(errs...)

@@ -166,8 +166,8 @@ var ownConditions = map[corev1.PodConditionType]bool{
 func statusPatch(base *corev1.Pod, want *corev1.PodStatus) ([]byte, error) {
 	next := base.Status.DeepCopy()
 	next.Phase, next.QOSClass, next.StartTime, next.ObservedGeneration = want.Phase, want.QOSClass, want.StartTime, want.ObservedGeneration
-	if want.Phase == corev1.PodFailed && want.Reason != "" {
-		next.Reason, next.Message = want.Reason, want.Message // the node has ended it
+	if want.Phase == corev1.PodFailed && want.Reason != "" || ofRegistered(want) {
+		next.Reason, next.Message = want.Reason, want.Message // the node has ended it, or does not start it
 	}
 	next.HostIP, next.HostIPs, next.PodIP, next.PodIPs = want.HostIP, want.HostIPs, want.PodIP, want.PodIPs
 	next.InitContainerStatuses, next.ContainerStatuses = want.InitContainerStatuses, want.ContainerStatuses

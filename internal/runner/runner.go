@@ -38,6 +38,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/process"
 	"github.com/fairlead/fairlead/internal/runner/logfile"
 	"github.com/fairlead/fairlead/internal/runner/shim"
+	"github.com/fairlead/fairlead/internal/systemd"
 )
 
 // DefaultPodPIDs is the default of Options.PodPIDs.
@@ -120,11 +121,14 @@ type Runner struct {
 	oneUser  bool // there is only one user, as without root
 	// unmapped is why the range of users cannot be used, nil if it can.
 	unmapped error
+	units    *systemd.Bus
 
 	mu      sync.Mutex
 	workers map[types.UID]*worker
-	synced  bool // services are known
-	running sync.WaitGroup
+	// registered are the Pods that stand for programs of the machine.
+	registered map[types.UID]*registered
+	synced     bool // services are known
+	running    sync.WaitGroup
 	// starts holds one entry for each pod that is being started: starting a
 	// process takes a core for a moment, and too many at once time out.
 	starts chan struct{}
@@ -171,7 +175,8 @@ func New(o Options) (*Runner, error) {
 		o.ShimCommand = shimCommand(dir, o.Log)
 	}
 	r := &Runner{
-		o: o, ipam: newIPAM(), workers: map[types.UID]*worker{}, starts: make(chan struct{}, 2*runtime.NumCPU()),
+		o: o, ipam: newIPAM(), workers: map[types.UID]*worker{}, registered: map[types.UID]*registered{},
+		units: systemd.NewBus(o.Log), starts: make(chan struct{}, 2*runtime.NumCPU()),
 		measures: make(chan struct{}, 1), changed: make(chan struct{}, 1), metrics: newMetrics(),
 		cgroups: openCgroups(dir), memory: memoryCapacity(),
 	}
@@ -269,10 +274,12 @@ func (r *Runner) Run(ctx context.Context) error {
 	var others sync.WaitGroup
 	others.Go(func() { r.follow(infCtx, workCtx) })
 	others.Go(func() { r.network.run(infCtx) })
+	others.Go(func() { r.units.Run(infCtx) })
 	if r.o.Listener != nil {
 		others.Go(func() { r.serve(infCtx) })
 	}
 	<-ctx.Done()
+	r.stopRegistered()
 	if r.o.StopPods {
 		r.stopAll()
 	}
@@ -404,6 +411,16 @@ func (r *Runner) start(w *worker) {
 		delete(r.workers, w.uid)
 		r.metrics.forget(w.rec.Namespace, w.rec.Name, string(w.uid))
 	})
+}
+
+// nudgeAll has every Pod take its next step.
+func (r *Runner) nudgeAll() {
+	r.each((*worker).nudge)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, g := range r.registered {
+		g.nudge()
+	}
 }
 
 // each calls f with every worker.

@@ -119,6 +119,10 @@ func (r *Runner) find(q *http.Request) (*podSnapshot, error) {
 			found = s
 		}
 	})
+	if found == nil && r.registeredHere(ns, name) {
+		return nil, httpError{http.StatusBadRequest, fmt.Sprintf("pod %s/%s stands for a program that the node does not start: "+
+			"there are no logs, exec or port-forward", ns, name)}
+	}
 	if found == nil {
 		return nil, httpError{http.StatusNotFound, fmt.Sprintf("pod %s/%s is not on this node", ns, name)}
 	}

@@ -13,6 +13,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
+	"github.com/fairlead/fairlead/internal/registration"
 	"github.com/fairlead/fairlead/internal/registry/store"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -58,6 +59,7 @@ func (strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field
 	p, before := obj.(*corev1.Pod), old.(*corev1.Pod)
 	errs := store.ValidateMetaUpdate(&p.ObjectMeta, &before.ObjectMeta)
 	errs = append(errs, validate(p)...)
+	errs = append(errs, registration.ValidateUpdate(p, before)...)
 	return append(errs, validateChange(p, before)...)
 }
 
@@ -158,6 +160,7 @@ func (statusStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Objec
 func (statusStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
 	p, before := obj.(*corev1.Pod), old.(*corev1.Pod)
 	errs := store.ValidateMetaUpdate(&p.ObjectMeta, &before.ObjectMeta)
+	errs = append(errs, registration.ValidateUpdate(p, before)...)
 	return append(errs, validateStatus(&p.Status, &before.Status, field.NewPath("status"))...)
 }
 

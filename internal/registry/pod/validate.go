@@ -14,12 +14,14 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	netutils "k8s.io/utils/net"
 
+	"github.com/fairlead/fairlead/internal/registration"
 	"github.com/fairlead/fairlead/internal/registry/store"
 )
 
 func validate(p *corev1.Pod) field.ErrorList {
 	errs := store.ValidateMeta(&p.ObjectMeta, true, validation.NameIsDNSSubdomain)
-	return append(errs, validateSpec(&p.Spec, field.NewPath("spec"))...)
+	errs = append(errs, validateSpec(&p.Spec, field.NewPath("spec"))...)
+	return append(errs, registration.Validate(p)...)
 }
 
 func validateSpec(s *corev1.PodSpec, path *field.Path) field.ErrorList {

@@ -1,0 +1,64 @@
+package podspec
+
+import (
+	"fmt"
+	"net/url"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// ParsePort reads "[NAME=]PORT[/PROTOCOL]", for example http=9376 or dns=53/udp. An
+// error begins with the text in quotes.
+func ParsePort(s string) (corev1.ContainerPort, error) {
+	wrong := fmt.Errorf("%q: want [NAME=]PORT[/tcp|udp|sctp], for example http=9376", s)
+	name, rest, named := strings.Cut(s, "=")
+	if !named {
+		name, rest = "", s
+	}
+	number, proto, _ := strings.Cut(rest, "/")
+	port, err := strconv.ParseUint(number, 10, 16)
+	protocol, perr := svc.ParseProtocol(strings.ToUpper(proto))
+	if err != nil || perr != nil || port == 0 {
+		return corev1.ContainerPort{}, wrong
+	}
+	if errs := validation.IsValidPortName(name); named && len(errs) > 0 {
+		return corev1.ContainerPort{}, fmt.Errorf("%q: the name %s", s, errs[0])
+	}
+	return corev1.ContainerPort{Name: name, ContainerPort: int32(port), Protocol: corev1.Protocol(protocol.String())}, nil
+}
+
+// ParseProbe reads "http://:PORT/PATH", "https://:PORT/PATH", "tcp://:PORT" or
+// "exec:COMMAND" as a probe of every second; empty is none. An error begins with the
+// text in quotes.
+func ParseProbe(s string) (*corev1.Probe, error) {
+	if s == "" {
+		return nil, nil
+	}
+	probe := &corev1.Probe{PeriodSeconds: 1, TimeoutSeconds: 1, FailureThreshold: 1}
+	if command, ok := strings.CutPrefix(s, "exec:"); ok {
+		probe.Exec = &corev1.ExecAction{Command: []string{"/bin/sh", "-c", command}}
+		return probe, nil
+	}
+	wrong := fmt.Errorf("%q: want http://:PORT/PATH, https://:PORT/PATH, tcp://:PORT or exec:COMMAND", s)
+	u, err := url.Parse(s)
+	if err != nil || u.Port() == "" {
+		return nil, wrong
+	}
+	port := intstr.Parse(u.Port())
+	switch u.Scheme {
+	case "http", "https":
+		path := u.RequestURI()
+		probe.HTTPGet = &corev1.HTTPGetAction{Path: path, Port: port, Host: u.Hostname(), Scheme: corev1.URIScheme(strings.ToUpper(u.Scheme))}
+	case "tcp":
+		probe.TCPSocket = &corev1.TCPSocketAction{Port: port, Host: u.Hostname()}
+	default:
+		return nil, wrong
+	}
+	return probe, nil
+}

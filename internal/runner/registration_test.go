@@ -1,0 +1,186 @@
+package runner_test
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/fairlead/fairlead/internal/registration"
+)
+
+// registered is the Pod of a program that listens on a port of this machine.
+func registered(t *testing.T, name string, port int, change func(*registration.Spec)) *corev1.Pod {
+	t.Helper()
+	s := registration.Spec{
+		Name: name, Namespace: "default", Node: nodeName, Labels: map[string]string{"app": name}, Ports: []string{fmt.Sprintf("tcp=%d", port)},
+	}
+	if change != nil {
+		change(&s)
+	}
+	p, err := s.Pod()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// listener is a program that listens, which the test opens and closes.
+func listener(t *testing.T, port int) *net.TCPListener {
+	t.Helper()
+	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l.(*net.TCPListener)
+}
+
+func isUnready(p *corev1.Pod) bool { return len(p.Status.Conditions) > 0 && !isReady(p) }
+
+// A registered program is ready while its check passes, whoever started it, and with an
+// agent that ends and comes back; deleting the Pod leaves it alone.
+func TestRegistered(t *testing.T) {
+	c := newCluster(t, nil)
+	l := listener(t, 0)
+	port := l.Addr().(*net.TCPAddr).Port
+	name := "redis-" + nodeName
+	c.create(registered(t, "redis", port, nil))
+	p := c.ready(name)
+	if st := p.Status; st.PodIP != "127.0.0.1" || st.HostIP != "127.0.0.1" || st.Phase != corev1.PodRunning || st.Reason != "Registered" {
+		t.Errorf("status %+v", st)
+	}
+	_ = l.Close()
+	c.until(name, "unready", isUnready)
+	l = listener(t, port)
+	before := c.ready(name)
+
+	c.stop()
+	watch, err := c.client.CoreV1().Pods("default").Watch(t.Context(),
+		metav1.ListOptions{FieldSelector: "metadata.name=" + name, ResourceVersion: before.ResourceVersion})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watch.Stop()
+	c.start()
+	_ = l.Close() // only an agent that checks sees it
+	c.until(name, "unready", isUnready)
+	for e := range watch.ResultChan() {
+		if p, ok := e.Object.(*corev1.Pod); ok && isUnready(p) {
+			break // the first change that the new agent has written
+		} else if ok && !isReady(p) {
+			t.Errorf("without a status in between: %+v", p.Status)
+		}
+	}
+	listener(t, port)
+	c.ready(name)
+
+	c.delete(name, metav1.DeleteOptions{})
+	c.untilGone(name)
+	conn, err := net.Dial("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+	if err != nil {
+		t.Fatalf("the program ended with its Pod: %v", err)
+	}
+	_ = conn.Close()
+}
+
+// A status of an earlier boot says nothing about now.
+func TestRegisteredBeforeTheMachineStarted(t *testing.T) {
+	c := newCluster(t, nil)
+	l := listener(t, 0)
+	name := "db-" + nodeName
+	c.create(registered(t, "db", l.Addr().(*net.TCPAddr).Port, nil))
+	p := c.ready(name)
+	c.stop()
+	_ = l.Close()
+	id := p.Status.ContainerStatuses[0].ContainerID
+	patch := fmt.Sprintf(`{"status":{"containerStatuses":[{"name":"program","containerID":%q}]}}`, id[:len(id)-1]+"?")
+	if _, err := c.client.CoreV1().Pods("default").Patch(t.Context(), name, types.StrategicMergePatchType, []byte(patch),
+		metav1.PatchOptions{}, "status"); err != nil {
+		t.Fatal(err)
+	}
+	c.start()
+	first := c.until(name, "written by this agent", func(p *corev1.Pod) bool { return p.Status.ContainerStatuses[0].ContainerID == id })
+	if isReady(first) {
+		t.Error("ready by what was known before the machine started")
+	}
+}
+
+// A program known by a file with its process ID is unready without it, and ready with
+// another process in the file.
+func TestRegisteredByPIDFile(t *testing.T) {
+	c := newCluster(t, nil)
+	file := filepath.Join(t.TempDir(), "db.pid")
+	start := func() *exec.Cmd {
+		cmd := exec.Command("sleep", "600")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+		if err := os.WriteFile(file, []byte(strconv.Itoa(cmd.Process.Pid)+"\nmore\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return cmd
+	}
+	name := "db-" + nodeName
+	c.create(registered(t, "db", 5432, func(s *registration.Spec) { s.PIDFile = file }))
+	c.until(name, "without a process", func(p *corev1.Pod) bool {
+		return isUnready(p) && status(p).State.Waiting != nil && status(p).State.Waiting.Reason == "ProcessNotFound"
+	})
+	cmd := start()
+	c.ready(name)
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	c.until(name, "unready", isUnready) // a zombie: nobody has waited for it yet
+	start()
+	p := c.until(name, "back", isReady)
+	if n := status(p).RestartCount; n != 1 {
+		t.Errorf("%d restarts, want 1", n)
+	}
+}
+
+// The check may be a command of the machine.
+func TestRegisteredWithACommand(t *testing.T) {
+	c := newCluster(t, nil)
+	role := filepath.Join(t.TempDir(), "role")
+	name := "pg-" + nodeName
+	c.create(registered(t, "pg", 5432, func(s *registration.Spec) { s.Ready = "exec:grep -q primary " + role }))
+	c.until(name, "unready", isUnready)
+	if err := os.WriteFile(role, []byte("primary"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c.ready(name)
+	if err := os.WriteFile(role, []byte("standby"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c.until(name, "unready", isUnready)
+}
+
+// A Pod that was not allowed to be privileged is not kept, whatever the API server has
+// let through; nor has one a process that somebody could enter.
+func TestRegisteredNeedsTheRight(t *testing.T) {
+	c := newCluster(t, nil)
+	l := listener(t, 0)
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "strict", Labels: map[string]string{
+		"pod-security.kubernetes.io/enforce": "baseline",
+	}}}
+	if _, err := c.client.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	p := registered(t, "web", l.Addr().(*net.TCPAddr).Port, nil)
+	p.Namespace = "strict"
+	_, err := c.client.CoreV1().Pods("strict").Create(t.Context(), p, metav1.CreateOptions{})
+	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "hostNetwork") {
+		t.Errorf("a registration in a namespace of the level baseline: %v, want it forbidden", err)
+	}
+}
