@@ -13,6 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/admission"
+
+	"github.com/fairlead/fairlead/internal/registration"
 )
 
 // dnsNamespace and dnsServiceName are the Service of the cluster's DNS.
@@ -154,10 +156,15 @@ func checkNode(node string, a admission.Attributes) error {
 	return nil
 }
 
-// checkPod checks the Pod as it is stored: the content of an update proves nothing.
+// checkPod checks the Pod as it is stored: the content of an update proves nothing. A node
+// may create those of its own directory of services, where RBAC lets it.
 func checkPod(node string, a admission.Attributes) error {
 	if a.GetOperation() == admission.Create {
-		return fmt.Errorf("node %q may not create Pods", node)
+		p, ok := a.GetObject().(*corev1.Pod)
+		if ok && a.GetSubresource() == "" && registration.Is(p) && p.Spec.NodeName == node && p.Annotations[registration.FileAnnotation] != "" {
+			return nil
+		}
+		return fmt.Errorf("node %q may create no Pods but registrations of its own directory of services", node)
 	}
 	p, ok := a.GetOldObject().(*corev1.Pod)
 	if !ok || p == nil {

@@ -11,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/fairlead/fairlead/internal/registration"
 )
 
 // podIndex indexes all Pods by node and by what they refer to: it answers what a
@@ -118,13 +120,18 @@ func toPodRefs(obj any) (any, error) {
 	if !ok {
 		return obj, nil // a tombstone
 	}
-	return &podRefs{
+	refs := &podRefs{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion,
 			DeletionTimestamp: p.DeletionTimestamp,
 		},
-		node: p.Spec.NodeName, account: p.Spec.ServiceAccountName, refs: references(&p.Spec),
-	}, nil
+		node: p.Spec.NodeName,
+	}
+	// A node may make registrations itself: they must not lead it to a Secret or a token.
+	if !registration.Is(p) {
+		refs.account, refs.refs = p.Spec.ServiceAccountName, references(&p.Spec)
+	}
+	return refs, nil
 }
 
 // references lists the Secrets and ConfigMaps of a Pod, each once.

@@ -95,7 +95,7 @@ func (r *runCommand) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := r.checkNode(ctx, client); err != nil {
+	if err := checkNode(ctx, client, r.node); err != nil {
 		return err
 	}
 	var names []string
@@ -119,11 +119,11 @@ func (r *runCommand) run(ctx context.Context) error {
 }
 
 // checkNode rejects a --node that is not there, as far as the user may know.
-func (r *runCommand) checkNode(ctx context.Context, client kubernetes.Interface) error {
-	if r.node == "" {
+func checkNode(ctx context.Context, client kubernetes.Interface, node string) error {
+	if node == "" {
 		return nil
 	}
-	_, err := client.CoreV1().Nodes().Get(ctx, r.node, metav1.GetOptions{})
+	_, err := client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
 	if !apierrors.IsNotFound(err) {
 		return nil // another error comes back with the Pods
 	}
@@ -131,8 +131,8 @@ func (r *runCommand) checkNode(ctx context.Context, client kubernetes.Interface)
 	if err != nil {
 		return nil // likewise
 	}
-	return fmt.Errorf("--node: there is no node %s; there are: %s%s", r.node, cmp.Or(strings.Join(names, ", "), "none"),
-		didYouMean(r.node, "", names))
+	return fmt.Errorf("--node: there is no node %s; there are: %s%s", node, cmp.Or(strings.Join(names, ", "), "none"),
+		didYouMean(node, "", names))
 }
 
 // waitReady returns when all Pods are ready, when ctx ends, or with what keeps

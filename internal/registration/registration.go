@@ -160,7 +160,7 @@ func (s *Spec) annotations() (map[string]string, error) {
 	}
 	if s.Unit != "" {
 		name := s.Unit
-		if !unitName.MatchString(name) {
+		if !unitType.MatchString(name) {
 			name += ".service"
 		}
 		out[UnitAnnotation] = name
@@ -184,8 +184,12 @@ func (s *Spec) annotations() (map[string]string, error) {
 	return out, nil
 }
 
-// unitName is a name of a unit (systemd.unit(5)): at most 255 characters, with a type.
-var unitName = regexp.MustCompile(`^[a-zA-Z0-9:_.\\@-]{1,200}\.(service|socket|target|mount|automount|swap|path|timer|slice|scope)$`)
+// unitName is a name of a unit (systemd.unit(5)): at most 255 characters, the last of which
+// are its type.
+var (
+	unitName = regexp.MustCompile(`^[a-zA-Z0-9:_.\\@-]{1,245}$`)
+	unitType = regexp.MustCompile(`\.(service|socket|target|mount|automount|swap|path|timer|slice|scope)$`)
+)
 
 // checks are those of the values of annotations; field is the name in a file.
 var checks = map[string]struct {
@@ -193,7 +197,7 @@ var checks = map[string]struct {
 	valid func(string) error
 }{
 	UnitAnnotation: {"unit", func(s string) error {
-		if !unitName.MatchString(s) {
+		if !unitName.MatchString(s) || !unitType.MatchString(s) {
 			return errors.New("want the name of a unit of systemd, such as redis.service")
 		}
 		return nil

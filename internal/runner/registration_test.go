@@ -7,11 +7,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -164,23 +162,4 @@ func TestRegisteredWithACommand(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.until(name, "unready", isUnready)
-}
-
-// A Pod that was not allowed to be privileged is not kept, whatever the API server has
-// let through; nor has one a process that somebody could enter.
-func TestRegisteredNeedsTheRight(t *testing.T) {
-	c := newCluster(t, nil)
-	l := listener(t, 0)
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "strict", Labels: map[string]string{
-		"pod-security.kubernetes.io/enforce": "baseline",
-	}}}
-	if _, err := c.client.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	p := registered(t, "web", l.Addr().(*net.TCPAddr).Port, nil)
-	p.Namespace = "strict"
-	_, err := c.client.CoreV1().Pods("strict").Create(t.Context(), p, metav1.CreateOptions{})
-	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "hostNetwork") {
-		t.Errorf("a registration in a namespace of the level baseline: %v, want it forbidden", err)
-	}
 }

@@ -1,0 +1,150 @@
+package apiserver_test
+
+import (
+	"strings"
+	"testing"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead/fairlead/internal/apiserver"
+	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
+	"github.com/fairlead/fairlead/internal/registration"
+)
+
+// registeredPod is the Pod of a program on a node that no user of the role edit may have.
+func registeredPod(t *testing.T, name, namespace, node string) *corev1.Pod {
+	t.Helper()
+	p, err := (&registration.Spec{Name: name, Namespace: namespace, Node: node, Ports: []string{"6443"}}).Pod()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func TestRegisteredPods(t *testing.T) {
+	s := apiservertest.StartServer(t)
+	admin := kubernetes.NewForConfigOrDie(s.LoopbackConfig())
+	t.Run("tenant", func(t *testing.T) { testTenantRegisters(t, s, admin) })
+	t.Run("node", func(t *testing.T) { testNodeRegisters(t, s, admin) })
+}
+
+// A tenant cannot make the API server, an agent or anything else at an address of a node a
+// backend of his Service: neither with a Pod of his own nor with one of an administrator.
+func testTenantRegisters(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset) {
+	bindEdit(t, admin, "ann")
+	ann := clientAs(s, "ann").CoreV1().Pods("default")
+	create := metav1.CreateOptions{}
+	if _, err := ann.Create(t.Context(), registeredPod(t, "taken", "default", "n1"), create); !apierrors.IsForbidden(err) ||
+		!strings.Contains(err.Error(), "host namespaces (hostNetwork=true)") {
+		t.Errorf("a registration: %v, want it forbidden by Pod Security", err)
+	}
+	p := registeredPod(t, "taken", "default", "n1")
+	p.Spec.HostNetwork, p.Spec.Containers[0].Ports = false, nil
+	if _, err := ann.Create(t.Context(), p, create); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "spec.hostNetwork") {
+		t.Errorf("a registration without hostNetwork: %v, want it invalid", err)
+	}
+	own, err := ann.Create(t.Context(), podNamed("own"), create)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own.Spec.Containers[0].Image = registration.Image
+	if _, err := ann.Update(t.Context(), own, metav1.UpdateOptions{}); !apierrors.IsInvalid(err) {
+		t.Errorf("a Pod that becomes a registration: %v, want it invalid", err)
+	}
+
+	theirs, err := admin.CoreV1().Pods("default").Create(t.Context(), registeredPod(t, "db", "default", "n1"), create)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, patch := range []string{
+		`{"metadata":{"annotations":{"fairlead.dev/address":"192.0.2.1"}}}`, `{"metadata":{"annotations":{"fairlead.dev/unit":"x.service"}}}`,
+		`{"spec":{"containers":[{"name":"program","image":"host"}]}}`,
+	} {
+		if _, err := ann.Patch(t.Context(), theirs.Name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}); !apierrors.IsInvalid(err) {
+			t.Errorf("%s: %v, want it invalid", patch, err)
+		}
+	}
+	status := []byte(`{"status":{"podIP":"192.0.2.1"}}`)
+	if _, err := ann.Patch(t.Context(), theirs.Name, types.MergePatchType, status, metav1.PatchOptions{}, "status"); !apierrors.IsForbidden(err) {
+		t.Errorf("another address: %v, want it forbidden", err)
+	}
+}
+
+// A node registers programs of its own where it was given the right to, and nothing else;
+// it gets no Secret and no token by that.
+func testNodeRegisters(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset) {
+	for _, n := range []string{"vm1", "vm2"} {
+		if _, err := admin.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n}}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	namespaceWith(t, admin, "shop")
+	for _, name := range []string{"default", "robot"} {
+		account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		if _, err := admin.CoreV1().ServiceAccounts("shop").Create(t.Context(), account, metav1.CreateOptions{}); err != nil &&
+			!apierrors.IsAlreadyExists(err) {
+			t.Fatal(err)
+		}
+	}
+	if _, err := admin.CoreV1().Secrets("shop").Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "password"}},
+		metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	node := kubernetes.NewForConfigOrDie(joined(t, s, "vm1", t.TempDir()).Config()).CoreV1()
+	fromFile := func(name, on string) *corev1.Pod {
+		p := registeredPod(t, name, "shop", on)
+		p.Annotations[registration.FileAnnotation] = "/etc/fairlead/services.d/a.yaml"
+		return p
+	}
+	create := metav1.CreateOptions{}
+	if _, err := node.Pods("shop").Create(t.Context(), fromFile("db", "vm1"), create); !apierrors.IsForbidden(err) {
+		t.Errorf("without the right: %v, want it forbidden", err)
+	}
+	if _, err := admin.RbacV1().RoleBindings("shop").Create(t.Context(), &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "nodes-register"}, RoleRef: roleRef("ClusterRole", "system:node-registrar"),
+		Subjects: subjects(rbacv1.Subject{Kind: "Group", APIGroup: rbacv1.GroupName, Name: "system:nodes"}),
+	}, create); err != nil {
+		t.Fatal(err)
+	}
+	own := fromFile("db", "vm1")
+	own.Spec.ServiceAccountName, own.Spec.ImagePullSecrets = "robot", []corev1.LocalObjectReference{{Name: "password"}}
+	eventually(t, "the node may register", func() bool {
+		_, err := node.Pods("shop").Create(t.Context(), own, create)
+		return err == nil
+	})
+	stored, err := node.Pods("shop").Get(t.Context(), own.Name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := node.Secrets("shop").Get(t.Context(), "password", metav1.GetOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("a Secret by a registration: %v, want it forbidden", err)
+	}
+	ref := &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: stored.Name, UID: stored.UID}
+	if _, err := node.ServiceAccounts("shop").CreateToken(t.Context(), "robot",
+		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: ref}}, create); !apierrors.IsForbidden(err) {
+		t.Errorf("a token by a registration: %v, want it forbidden", err)
+	}
+	plain, elseNamespace := podNamed("b"), fromFile("c", "vm1")
+	plain.Spec.NodeName, elseNamespace.Namespace = "vm1", "default"
+	for what, p := range map[string]*corev1.Pod{
+		"on another node": fromFile("d", "vm2"), "a Pod that runs": plain,
+		"in another namespace": elseNamespace, "of a user": registeredPod(t, "e", "shop", "vm1"),
+	} {
+		namespace := "shop"
+		if p.Namespace != "" {
+			namespace = p.Namespace
+		}
+		if _, err := node.Pods(namespace).Create(t.Context(), p, create); !apierrors.IsForbidden(err) {
+			t.Errorf("%s: %v, want it forbidden", what, err)
+		}
+	}
+	if err := node.Pods("shop").Delete(t.Context(), stored.Name, metav1.DeleteOptions{}); err != nil {
+		t.Errorf("the node cannot delete its own registration: %v", err)
+	}
+}

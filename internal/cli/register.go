@@ -1,0 +1,284 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	watchtools "k8s.io/client-go/tools/watch"
+	"sigs.k8s.io/yaml"
+
+	"github.com/fairlead/fairlead/internal/registration"
+)
+
+type registerCommand struct {
+	*global
+	clientFlags
+	spec    registration.Spec
+	labels  string
+	file    string
+	dryRun  bool
+	output  string
+	timeout time.Duration
+}
+
+func newRegister(g *global) *cobra.Command {
+	r := &registerCommand{global: g}
+	cmd := &cobra.Command{
+		Use:   "register --name NAME -p PORT [flags]",
+		Short: "Make a program that runs already an endpoint of Services",
+		Long: `Make a program that fairlead does not start, such as one of systemd, an endpoint of
+every Service whose selector matches the labels. The agent of its node checks it every
+second; endpoints follow. It is a Pod of the name NAME-NODE: 'kubectl get pods' shows it,
+and deleting it, as 'fairlead deregister NAME' does, leaves the program alone.
+
+Without --ready, --unit and --pid-file the program is ready while its first TCP port
+takes connections. The same again changes nothing; other flags replace what was said.`,
+		Example: `  fairlead register --name redis -l app=redis -p redis=6379
+  fairlead register --name redis -l app=redis -p redis=6379 --unit redis-server.service
+  fairlead register --name pg -l app=pg -p pg=5432 --ready "exec:pg_isready -h 10.1.2.3"
+  fairlead register --name rds -l app=orders-db -p 5432 --address 10.1.2.3 --node vm1
+  fairlead register -f programs.yaml`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return r.run(cmd) },
+	}
+	r.add(cmd)
+	r.addNamespace(cmd)
+	flags := cmd.Flags()
+	flags.StringVar(&r.spec.Name, "name", "", "name of the program")
+	flags.StringVarP(&r.labels, "labels", "l", "", "labels, KEY=VALUE[,KEY=VALUE]; Services select by them")
+	flags.StringArrayVarP(&r.spec.Ports, "port", "p", nil, "a port the program listens on, [NAME=]PORT[/tcp|udp|sctp]; may be repeated")
+	flags.StringVar(&r.spec.Ready, "ready", "",
+		"when it is ready: http://:PORT/PATH, tcp://:PORT, exec:COMMAND (run by the agent, as its user), or none for no check")
+	flags.StringVar(&r.spec.Unit, "unit", "", "unit of systemd that the program is; it is not ready while the unit is not active")
+	flags.StringVar(&r.spec.PIDFile, "pid-file", "", "file with the program's process ID; it is not ready without the process")
+	flags.StringVar(&r.spec.Address, "address", "", "IP address of the program (default: the node's)")
+	flags.StringVar(&r.spec.Node, "node", hostname(), "node whose agent checks the program")
+	flags.StringVarP(&r.file, "file", "f", "", "YAML file with programs (docs/registered.md), in place of the flags; - for the standard input")
+	flags.BoolVar(&r.dryRun, "dry-run", false, "print the Pods and change nothing")
+	flags.StringVarP(&r.output, "output", "o", "", "with --dry-run: yaml (the default) or json")
+	flags.DurationVar(&r.timeout, "timeout", 5*time.Second, "how long to wait for the first check; 0 for not at all")
+	return cmd
+}
+
+// flagsOf are the flags of the fields of a Spec.
+var flagsOf = map[string]string{"labels": "labels", "ports": "port", "pidFile": "pid-file"}
+
+func (r *registerCommand) run(cmd *cobra.Command) error {
+	if r.output != "" && (!r.dryRun || !slices.Contains([]string{"yaml", "json"}, r.output)) {
+		return usagef("--output is for --dry-run, and yaml or json")
+	}
+	specs, err := r.specs(cmd)
+	if err != nil {
+		return err
+	}
+	var client kubernetes.Interface
+	namespace := r.namespace
+	if !r.dryRun {
+		if client, namespace, err = r.client(); err != nil {
+			return err
+		}
+		if err := checkNode(cmd.Context(), client, r.spec.Node); err != nil {
+			return err
+		}
+	}
+	pods := make([]*corev1.Pod, len(specs))
+	for i := range specs {
+		specs[i].Namespace = cmp.Or(specs[i].Namespace, namespace)
+		if pods[i], err = specs[i].Pod(); err != nil {
+			return err // not for Specs that specs has checked
+		}
+	}
+	if r.dryRun {
+		return writePods(r.out, pods, r.output)
+	}
+	var errs []error
+	for i, pod := range pods {
+		if err := r.register(cmd.Context(), client, specs[i].Name, pod); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", specs[i].Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// specs returns what the flags or the file say.
+func (r *registerCommand) specs(cmd *cobra.Command) ([]registration.Spec, error) {
+	if r.file != "" {
+		for _, name := range []string{"name", "labels", "port", "ready", "unit", "pid-file", "address"} {
+			if cmd.Flags().Changed(name) {
+				return nil, usagef("--%s and --file: the file says it", name)
+			}
+		}
+		data, err := readFileOr(cmd.InOrStdin(), r.file)
+		if err != nil {
+			return nil, err
+		}
+		return registration.Parse(r.file, r.spec.Node, data)
+	}
+	if r.spec.Name == "" {
+		return nil, usagef("which program? give it a --name, for example: fairlead register --name redis -l app=redis -p redis=6379")
+	}
+	set, err := labels.ConvertSelectorToLabelsMap(r.labels)
+	if err != nil {
+		return nil, usagef("--labels %q: %w; want KEY=VALUE[,KEY=VALUE]", r.labels, err)
+	}
+	r.spec.Labels = set
+	_, err = r.spec.Pod()
+	var wrong registration.FieldError
+	if errors.As(err, &wrong) {
+		return nil, usagef("--%s: %w", cmp.Or(flagsOf[wrong.Field], wrong.Field), wrong.Err)
+	}
+	return []registration.Spec{r.spec}, err
+}
+
+func readFileOr(in io.Reader, path string) ([]byte, error) {
+	if path == "-" {
+		return io.ReadAll(in)
+	}
+	return os.ReadFile(path)
+}
+
+func writePods(w io.Writer, pods []*corev1.Pod, format string) error {
+	for i, p := range pods {
+		if format == "json" {
+			if err := outputFlag("json").write(w, p, nil); err != nil {
+				return err
+			}
+			continue
+		}
+		text, err := yaml.Marshal(p)
+		if err != nil {
+			return err
+		}
+		if i > 0 {
+			fmt.Fprintln(w, "---")
+		}
+		if _, err := w.Write(text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// register writes the Pod of a program and reports what the first check says.
+func (r *registerCommand) register(ctx context.Context, client kubernetes.Interface, name string, pod *corev1.Pod) error {
+	changed, err := registration.Write(ctx, client, pod)
+	if err != nil {
+		return err
+	}
+	what := "registered"
+	if !changed {
+		what = "is registered already"
+	}
+	fmt.Fprintf(r.out, "%s %s on node %s as pod %s\n", name, what, pod.Spec.NodeName, pod.Name)
+	if r.timeout <= 0 {
+		return nil
+	}
+	var last *corev1.Pod
+	limited, cancel := context.WithTimeout(ctx, r.timeout)
+	defer cancel()
+	_, err = watchtools.UntilWithSync(limited, podWatch(client, pod.Namespace, pod.Name), &corev1.Pod{}, nil,
+		func(e watch.Event) (bool, error) {
+			p, ok := e.Object.(*corev1.Pod)
+			if !ok || e.Type == watch.Deleted {
+				return false, fmt.Errorf("the pod %s was deleted", pod.Name)
+			}
+			last = p
+			return ready(p), nil
+		})
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err == nil:
+		fmt.Fprintf(r.out, "%s is ready at %s\n", name, last.Status.PodIP)
+		return nil
+	case last == nil:
+		return err
+	}
+	fmt.Fprintf(r.err, "%s is not ready yet: %s\n", name, r.notReady(ctx, client, last))
+	return nil
+}
+
+// notReady returns why a registered program is not ready: the last Event of its check, if
+// that is what it waits for.
+func (r *registerCommand) notReady(ctx context.Context, client kubernetes.Interface, p *corev1.Pod) string {
+	if len(p.Status.ContainerStatuses) == 0 {
+		return "the agent of node " + p.Spec.NodeName + " has not taken it"
+	}
+	if p.Status.ContainerStatuses[0].State.Running == nil {
+		return trouble(p)
+	}
+	list, err := client.CoreV1().Events(p.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(p.UID)})
+	if err != nil || len(list.Items) == 0 {
+		return "its check does not pass"
+	}
+	latest := slices.MaxFunc(list.Items, func(a, b corev1.Event) int { return a.LastTimestamp.Compare(b.LastTimestamp.Time) })
+	return latest.Message
+}
+
+func newDeregister(g *global) *cobra.Command {
+	var f clientFlags
+	var node string
+	cmd := &cobra.Command{
+		Use:   "deregister NAME...",
+		Short: "Take programs that 'fairlead register' has made endpoints out of Services",
+		Long: `Take programs that 'fairlead register' has made endpoints out of all Services. The
+programs go on.`,
+		Example: "  fairlead deregister redis",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usagef("which program? for example: fairlead deregister redis")
+			}
+			client, namespace, err := f.client()
+			if err != nil {
+				return err
+			}
+			var errs []error
+			for _, name := range args {
+				if err := deregister(cmd.Context(), client, namespace, name, node); err != nil {
+					errs = append(errs, err)
+					continue
+				}
+				fmt.Fprintf(g.out, "%s is no longer registered on node %s\n", name, node)
+			}
+			return errors.Join(errs...)
+		},
+	}
+	f.add(cmd)
+	f.addNamespace(cmd)
+	cmd.Flags().StringVar(&node, "node", hostname(), "node on which the program is registered")
+	return cmd
+}
+
+func deregister(ctx context.Context, client kubernetes.Interface, namespace, name, node string) error {
+	pods := client.CoreV1().Pods(namespace)
+	pod, err := pods.Get(ctx, registration.PodName(name, node), metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return fmt.Errorf("%s is not registered on node %s in namespace %s", name, node, namespace)
+	case err != nil:
+		return err
+	case !registration.Is(pod):
+		return fmt.Errorf("pod %s is not a registered program", pod.Name)
+	}
+	if file := pod.Annotations[registration.FileAnnotation]; file != "" {
+		return fmt.Errorf("%s is registered by the file %s of node %s: remove it there", name, file, node)
+	}
+	err = pods.Delete(ctx, pod.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}

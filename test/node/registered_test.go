@@ -1,0 +1,80 @@
+package node
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/process"
+)
+
+// A program that was there first becomes an endpoint, goes and comes with what its check
+// says, through an agent that is killed, and outlives its registration.
+func TestRegisteredProgram(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	start := func() *process.Process { return process.Start(t, c.on(c.node, process.Program("backend"))) }
+	program := start()
+	register := func(args ...string) string {
+		return process.Output(t, c.fairlead(c.server, append([]string{"register", "--node", c.node.Name(), "--name", "my-app"}, args...)...))
+	}
+	flags := []string{"-l", "app=MyApp", "-p", "http=9376", "--ready", "http://:9376/healthz", "--timeout", "30s"}
+	if out := register(flags...); !strings.Contains(out, "my-app registered on node node as pod my-app-node") ||
+		!strings.Contains(out, "my-app is ready at "+c.node.Addr4().String()) {
+		t.Errorf("fairlead register says %q", out)
+	}
+	if out := register(flags...); !strings.Contains(out, "registered already") {
+		t.Errorf("the same again: %q", out)
+	}
+	if out := c.kubectl("get", "pods"); !strings.Contains(out, "Registered") {
+		t.Errorf("kubectl get pods does not say what it is:\n%s", out)
+	}
+	c.kubectl("apply", "-f", "../../examples/my-service.yaml")
+	ip := c.kubectl("get", "svc", "my-service", "-o", "jsonpath={.spec.clusterIP}")
+	at := netip.AddrPortFrom(netip.MustParseAddr(ip), 80)
+	answers := func(what string) {
+		t.Helper()
+		testbed.Until(t, what, func() error { return c.ask(at) })
+	}
+	silent := func(what string) {
+		t.Helper()
+		testbed.Until(t, what, func() error {
+			out := c.kubectl("get", "endpointslices", "-l", "kubernetes.io/service-name=my-service",
+				"-o", "jsonpath={.items[*].endpoints[*].conditions.ready}")
+			if err := c.ask(at); err == nil || strings.Contains(out, "true") {
+				return errors.New("it is an endpoint: " + out)
+			}
+			return nil
+		})
+	}
+	answers("an answer")
+
+	program.Kill()
+	silent("the end of its endpoint after a crash")
+	program = start()
+	answers("an answer after its restart")
+
+	c.agent.Kill()
+	c.startAgent()
+	c.agentUp()
+	answers("an answer after the agent's restart")
+	program.Kill()
+	silent("the end of its endpoint with the second agent")
+	start()
+	answers("an answer with the second agent")
+
+	for _, args := range [][]string{{"logs", "my-app-node"}, {"exec", "my-app-node", "--", "true"}} {
+		if out, err := c.try(args...); err == nil || !strings.Contains(out+err.Error(), "the node does not start") {
+			t.Errorf("kubectl %s: %v, %s", args[0], err, out)
+		}
+	}
+	process.Output(t, c.fairlead(c.server, "deregister", "my-app", "--node", c.node.Name()))
+	silent("the end of its endpoint")
+	process.Output(t, c.on(c.node, "curl", "-sSf", "--max-time", "30", "http://"+c.node.Addr4().String()+":9376/healthz"))
+	out, err := process.Try(c.fairlead(c.server, "deregister", "my-app", "--node", c.node.Name()))
+	if err == nil || !strings.Contains(out, "my-app is not registered on node node in namespace default") {
+		t.Errorf("deregister of nothing: %v, %q", err, out)
+	}
+}
