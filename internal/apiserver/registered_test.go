@@ -66,12 +66,14 @@ func testTenantRegisters(t *testing.T, s *apiserver.Server, admin *kubernetes.Cl
 		`{"metadata":{"annotations":{"fairlead.dev/address":"192.0.2.1"}}}`, `{"metadata":{"annotations":{"fairlead.dev/unit":"x.service"}}}`,
 		`{"spec":{"containers":[{"name":"program","image":"host"}]}}`,
 	} {
-		if _, err := ann.Patch(t.Context(), theirs.Name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}); !apierrors.IsInvalid(err) {
+		_, err := ann.Patch(t.Context(), theirs.Name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
+		if !apierrors.IsInvalid(err) {
 			t.Errorf("%s: %v, want it invalid", patch, err)
 		}
 	}
 	status := []byte(`{"status":{"podIP":"192.0.2.1"}}`)
-	if _, err := ann.Patch(t.Context(), theirs.Name, types.MergePatchType, status, metav1.PatchOptions{}, "status"); !apierrors.IsForbidden(err) {
+	_, err = ann.Patch(t.Context(), theirs.Name, types.MergePatchType, status, metav1.PatchOptions{}, "status")
+	if !apierrors.IsForbidden(err) {
 		t.Errorf("another address: %v, want it forbidden", err)
 	}
 }
@@ -80,7 +82,8 @@ func testTenantRegisters(t *testing.T, s *apiserver.Server, admin *kubernetes.Cl
 // it gets no Secret and no token by that.
 func testNodeRegisters(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset) {
 	for _, n := range []string{"vm1", "vm2"} {
-		if _, err := admin.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n}}, metav1.CreateOptions{}); err != nil {
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n}}
+		if _, err := admin.CoreV1().Nodes().Create(t.Context(), n, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -247,7 +247,8 @@ func Validate(p *corev1.Pod) (errs field.ErrorList) {
 	spec := field.NewPath("spec")
 	for i := range p.Spec.InitContainers {
 		if p.Spec.InitContainers[i].Image == Image {
-			errs = append(errs, field.Invalid(spec.Child("initContainers").Index(i).Child("image"), Image, "this image is for the one container of a Pod"))
+			errs = append(errs, field.Invalid(spec.Child("initContainers").Index(i).Child("image"), Image,
+				"this image is for the one container of a Pod"))
 		}
 	}
 	if !Is(p) {
@@ -302,7 +303,8 @@ func ValidateUpdate(p, old *corev1.Pod) (errs field.ErrorList) {
 	}
 	for _, key := range annotations {
 		if p.Annotations[key] != old.Annotations[key] {
-			errs = append(errs, field.Forbidden(field.NewPath("metadata", "annotations").Key(key), "it cannot be changed: register the program again"))
+			errs = append(errs, field.Forbidden(field.NewPath("metadata", "annotations").Key(key),
+				"it cannot be changed: register the program again"))
 		}
 	}
 	return errs

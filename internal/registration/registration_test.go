@@ -102,19 +102,23 @@ func TestDefaultCheck(t *testing.T) {
 // address of the machine, make it invalid.
 func TestValidate(t *testing.T) {
 	for field, change := range map[string]func(*corev1.Pod){
-		"":                                            func(*corev1.Pod) {},
-		"spec.hostNetwork: Required":                  func(p *corev1.Pod) { p.Spec.HostNetwork = false },
-		"spec.nodeName: Required":                     func(p *corev1.Pod) { p.Spec.NodeName = "" },
-		"spec.containers: Forbidden":                  func(p *corev1.Pod) { p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Image: "host"}) },
+		"":                           func(*corev1.Pod) {},
+		"spec.hostNetwork: Required": func(p *corev1.Pod) { p.Spec.HostNetwork = false },
+		"spec.nodeName: Required":    func(p *corev1.Pod) { p.Spec.NodeName = "" },
+		"spec.containers: Forbidden": func(p *corev1.Pod) {
+			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Image: "host"})
+		},
 		"spec.containers[0].command: Forbidden":       func(p *corev1.Pod) { p.Spec.Containers[0].Command = []string{"sh"} },
 		"spec.containers[0].livenessProbe":            func(p *corev1.Pod) { p.Spec.Containers[0].LivenessProbe = &corev1.Probe{} },
 		"spec.volumes: Forbidden":                     func(p *corev1.Pod) { p.Spec.Volumes = []corev1.Volume{{Name: "v"}} },
 		"metadata.annotations[fairlead.dev/address]":  func(p *corev1.Pod) { p.Annotations[registration.AddressAnnotation] = "127.0.0.1" },
 		"metadata.annotations[fairlead.dev/unit]":     func(p *corev1.Pod) { p.Annotations[registration.UnitAnnotation] = "../x" },
 		"metadata.annotations[fairlead.dev/pid-file]": func(p *corev1.Pod) { p.Annotations[registration.PIDFileAnnotation] = "/a/../b" },
-		"spec.initContainers[0].image: Invalid":       func(p *corev1.Pod) { p.Spec.InitContainers = []corev1.Container{{Image: registration.Image}} },
-		"spec.containers[0].lifecycle":                func(p *corev1.Pod) { p.Spec.Containers[0].Lifecycle = &corev1.Lifecycle{} },
-		"spec.containers[0].env":                      func(p *corev1.Pod) { p.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "A"}} },
+		"spec.initContainers[0].image: Invalid": func(p *corev1.Pod) {
+			p.Spec.InitContainers = []corev1.Container{{Image: registration.Image}}
+		},
+		"spec.containers[0].lifecycle": func(p *corev1.Pod) { p.Spec.Containers[0].Lifecycle = &corev1.Lifecycle{} },
+		"spec.containers[0].env":       func(p *corev1.Pod) { p.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "A"}} },
 	} {
 		p := example(t)
 		change(p)
