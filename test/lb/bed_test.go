@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -56,6 +57,9 @@ type node struct {
 	// uptime is what the clocks that count from the machine's start are ahead by in the next process.
 	uptime time.Duration
 	*process.Process
+	// command is what the process is, upWhen what it prints when it is up.
+	command       func() *exec.Cmd
+	upWhen        string
 	dead, stopped bool // by TestNeverTwoOwnersOnTheWire
 }
 
@@ -118,7 +122,8 @@ func (b *bed) control(config *rest.Config) {
 
 func (b *bed) addNode(name string) *node {
 	b.Helper()
-	n := &node{bed: b, host: b.net.Host(name), name: name}
+	n := &node{bed: b, host: b.net.Host(name), name: name, upWhen: "started"}
+	n.command = n.speaker
 	_, err := b.client.CoreV1().Nodes().Create(b.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 	b.must(err)
 	n.mac = arp.MACOf(b, n.host, "eth0")
@@ -131,8 +136,15 @@ func (b *bed) addNode(name string) *node {
 	return n
 }
 
-// start starts the node's speaker.
+// start starts the node's speaker, or its agent in a cluster.
 func (n *node) start() {
+	n.bed.Helper()
+	n.Process = process.Start(n.bed, n.command())
+	n.Says(n.upWhen)
+}
+
+// speaker is the command of the node's speaker.
+func (n *node) speaker() *exec.Cmd {
 	n.bed.Helper()
 	text, err := json.Marshal(n.args)
 	n.bed.must(err)
@@ -143,8 +155,7 @@ func (n *node) start() {
 	argv := append(shift, os.Args[0])
 	cmd := n.host.Command(context.Background(), argv[0], argv[1:]...)
 	cmd.Env = append(os.Environ(), speakerEnv+"="+string(text))
-	n.Process = process.Start(n.bed, cmd)
-	n.Says("started")
+	return cmd
 }
 
 // hasTimeNamespaces reports whether the kernel has them (time_namespaces(7), Linux 5.6).
@@ -193,11 +204,6 @@ func (b *bed) service(name string, change ...func(*corev1.Service)) []netip.Addr
 		return nil
 	})
 	return out
-}
-
-// settledWitness reports whether a list of voters has the witness.
-func settledWitness(m *corev1.ConfigMap) bool {
-	return strings.Contains(m.Data[lb.VotersEntry], `"witness":true`)
 }
 
 // voters waits until the list has so many votes and everybody uses it.
@@ -250,6 +256,30 @@ func (b *bed) owner(a netip.Addr, of ...*node) (found *node) {
 		return fmt.Errorf("%x answers", mac)
 	})
 	return found
+}
+
+// What a take-over may take: promises of a dead node last for a second, the witness of two nodes for one and a half; one
+// that stops gives its addresses to another one in some hundredths. A busy machine gets several times as much.
+const (
+	expireWithin  = 10 * time.Second
+	releaseWithin = 5 * time.Second
+)
+
+// tookOver waits until another node has taken an address over, which it must have done within a time from begin.
+func (b *bed) tookOver(what string, a netip.Addr, from *node, begin time.Time, within time.Duration) {
+	b.Helper()
+	next := b.owner(a, b.others(from)...)
+	for _, x := range b.wire.Since(a, begin) {
+		if x.MAC != next.mac {
+			continue
+		}
+		took := x.At.Sub(begin)
+		b.Logf("%s: %s took %s over from %s after %s", what, next.name, a, from.name, took.Round(time.Millisecond))
+		if took > within {
+			b.Errorf("%s: that is more than %s", what, within)
+		}
+		return
+	}
 }
 
 // others returns the nodes but for one.

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/arp"
 	"github.com/fairlead/fairlead/internal/testbed/process"
@@ -63,7 +64,11 @@ func TestTwoCapabilities(t *testing.T) {
 		hosts[mac], speakers[mac] = h, p
 	}
 	vip := selectorless(t, server, host.Addr4())
-	testbed.Until(t, "the list of voters to be whole", func() error { return votersOf(t, server, 2) })
+	b := &bed{TB: t, client: server.Client}
+	var err error
+	b.lb, err = v1.NewClient(server.Config)
+	b.must(err)
+	b.voters(3)
 	wire := listenOn(t, network.Outside("client"))
 	owner := func() (mac arp.MAC) {
 		testbed.Until(t, "an owner of "+vip.String(), func() error {

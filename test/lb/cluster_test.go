@@ -2,10 +2,10 @@ package lb
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -14,98 +14,86 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/fairlead/fairlead/internal/lb"
-	"github.com/fairlead/fairlead/internal/lb/quorum"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/arp"
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
+// cluster is a server and agents on hosts that have Pods, with a client outside.
+type cluster struct {
+	*bed
+	server *process.Server
+}
+
+// newCluster starts a server and an agent for each name.
+func newCluster(t *testing.T, names ...string) *cluster {
+	t.Helper()
+	c := &cluster{bed: &bed{TB: t, net: testbed.NewNetwork(t)}}
+	dir := t.TempDir()
+	host := c.net.Outside("server")
+	c.server = process.NewServer(host, process.Program("fairlead"), filepath.Join(dir, "server"),
+		"--bind-address", "127.0.0.1,"+host.Addr4().String(), "--lb-pool", pools)
+	c.server.Start(t)
+	c.server.AwaitReady(t)
+	c.client = c.server.Client
+	var err error
+	c.lb, err = v1.NewClient(c.server.Config)
+	c.must(err)
+	c.wire = listenOn(t, c.net.Outside("client"))
+	for _, name := range names {
+		n := &node{bed: c.bed, host: c.net.Host(name), name: name, upWhen: `is up; DNS answers`}
+		n.mac = arp.MACOf(t, n.host, "eth0")
+		// Its Pods have the addresses that the network routes to it.
+		_, err := c.client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{
+			PodCIDR:  n.host.PodCIDR(svc.IPv4).String(),
+			PodCIDRs: []string{n.host.PodCIDR(svc.IPv4).String(), n.host.PodCIDR(svc.IPv6).String()},
+		}}, metav1.CreateOptions{})
+		c.must(err)
+		n.command = func() *exec.Cmd {
+			cmd := n.host.Command(context.Background(), process.Program("fairlead"), "agent",
+				"--server", "https://"+host.Addr4().String()+":6443", "--token-file", filepath.Join(dir, "server", "node-token"),
+				"--data-dir", filepath.Join(dir, name), "--node-name", name, "--node-ip", n.host.Addr4().String(), "--mode", "nft",
+				"--dns-lameduck", "0s") // in which nothing here would ask it
+			cmd.Env = append(os.Environ(), "HOME="+dir)
+			return cmd
+		}
+		n.Process = process.Start(t, n.command())
+		c.nodes = append(c.nodes, n)
+	}
+	for _, n := range c.nodes {
+		n.Says(n.upWhen)
+	}
+	return c
+}
+
 // A Service gets an address that an outside client reaches, through a server and two
 // agents as users start them; and still does when the node that answers is killed, or stopped.
 func TestReachedFromOutside(t *testing.T) {
 	inParallel(t)
-	network := testbed.NewNetwork(t)
-	dir := t.TempDir()
-	host := network.Outside("server")
-	server := process.NewServer(host, process.Program("fairlead"), filepath.Join(dir, "server"),
-		"--bind-address", "127.0.0.1,"+host.Addr4().String(), "--lb-pool", pools)
-	server.Start(t)
-	server.AwaitReady(t)
-	wire := listenOn(t, network.Outside("client"))
-	agents := map[arp.MAC]*process.Process{}
-	start := map[arp.MAC]func() *process.Process{}
-	for _, name := range []string{"n1", "n2"} {
-		n := &node{bed: &bed{TB: t}, host: network.Outside(name), name: name}
-		n.host.Sysctl("net/ipv4/ip_forward", "1")
-		mac := arp.MACOf(t, n.host, "eth0")
-		start[mac] = func() *process.Process {
-			cmd := n.host.Command(context.Background(), process.Program("fairlead"), "agent",
-				"--server", "https://"+host.Addr4().String()+":6443", "--token-file", filepath.Join(dir, "server", "node-token"),
-				"--data-dir", filepath.Join(dir, name), "--node-name", name, "--node-ip", n.host.Addr4().String(), "--mode", "nft")
-			cmd.Env = append(os.Environ(), "HOME="+dir)
-			return process.Start(t, cmd)
-		}
-		agents[mac] = start[mac]()
-	}
-	backend := network.Outside("backend")
+	c := newCluster(t, "n1", "n2")
+	backend := c.net.Outside("backend")
 	backend.Serve(svc.TCP, 8080)
-	vip := selectorless(t, server, backend.Addr4())
-	client := wire.Host()
-	reached := func() error {
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-		defer cancel()
-		_, err := client.Ask(ctx, svc.TCP, netip.AddrPortFrom(vip, 80))
-		return err
-	}
-	testbed.Until(t, "an answer from outside", reached)
-	owner := func() (mac arp.MAC) {
-		testbed.Until(t, "an owner", func() error {
-			var ok bool
-			if mac, ok = wire.Who(vip); !ok || agents[mac] == nil {
-				return fmt.Errorf("%x answers", mac)
-			}
-			return nil
-		})
-		return mac
-	}
-	// The second vote and the witness are on the list when both speakers say so.
-	testbed.Until(t, "the witness to be on the list", func() error {
-		m, err := server.Client.CoreV1().ConfigMaps("kube-system").Get(t.Context(), "fairlead-lb-voters", metav1.GetOptions{})
-		if err != nil || !settledWitness(m) {
-			return fmt.Errorf("%v: %v", m.Data, err)
-		}
-		return nil
-	})
+	vip := selectorless(t, c.server, backend.Addr4())
+	c.voters(3)
+	c.ask(c.wire.Host(), vip)
 	// SIGTERM comes first: one that was just started votes only after a second, and
 	// whoever takes over then has to wait for that.
 	for _, what := range []string{"SIGTERM", "kill -9"} {
-		end := (*process.Process).Stop
+		end, within := (*process.Process).Stop, releaseWithin
 		if what == "kill -9" {
-			end = (*process.Process).Kill
+			end, within = (*process.Process).Kill, expireWithin
 		}
-		was := owner()
-		p := agents[was]
-		delete(agents, was)
+		was := c.owner(vip, c.nodes...)
 		begin := time.Now()
-		end(p)
+		end(was.Process)
 		ended := time.Since(begin)
-		next := owner()
-		for _, x := range wire.Since(vip, begin) {
-			if x.MAC == next {
-				t.Logf("%s: the other node announces after %s; the process ended after %s", what,
-					x.At.Sub(begin).Round(time.Millisecond), ended.Round(time.Millisecond))
-				break
-			}
-		}
-		if next == was {
-			t.Fatalf("%s: %x still answers", what, was)
-		}
-		testbed.Until(t, "an answer after "+what, reached)
-		agents[was] = start[was]()
-		agents[was].Says(`is up; DNS answers`)
-		testbed.Until(t, "an answer after the restart", reached)
+		t.Logf("%s: the process ended after %s", what, ended.Round(time.Millisecond))
+		c.tookOver(what, vip, was, begin, within)
+		c.ask(c.wire.Host(), vip)
+		was.start()
+		c.ask(c.wire.Host(), vip)
 	}
 }
 
@@ -136,20 +124,4 @@ func selectorless(t *testing.T, server *process.Server, endpoint netip.Addr) (vi
 		return nil
 	})
 	return vip
-}
-
-// votersOf returns an error unless all of so many nodes vote, with the witness if they are two.
-func votersOf(t *testing.T, server *process.Server, nodes int) error {
-	m, err := server.Client.CoreV1().ConfigMaps("kube-system").Get(t.Context(), "fairlead-lb-voters", metav1.GetOptions{})
-	if err != nil {
-		return err
-	}
-	var lists quorum.Lists
-	if err := json.Unmarshal([]byte(m.Data[lb.VotersEntry]), &lists); err != nil {
-		return err
-	}
-	if l := lists.Current; len(l.Voters) != nodes || l.Witness != (nodes == 2) {
-		return fmt.Errorf("%+v", l)
-	}
-	return nil
 }

@@ -2,10 +2,10 @@ package lb
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -15,49 +15,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
-	"github.com/fairlead/fairlead/internal/testbed/arp"
-	"github.com/fairlead/fairlead/internal/testbed/process"
 )
-
-// cluster is a server and agents on hosts that have Pods, with a client outside.
-type cluster struct {
-	*bed
-	server *process.Server
-}
-
-// newCluster starts a server and an agent for each name.
-func newCluster(t *testing.T, names ...string) *cluster {
-	t.Helper()
-	c := &cluster{bed: &bed{TB: t, net: testbed.NewNetwork(t)}}
-	dir := t.TempDir()
-	host := c.net.Outside("server")
-	c.server = process.NewServer(host, process.Program("fairlead"), filepath.Join(dir, "server"),
-		"--bind-address", "127.0.0.1,"+host.Addr4().String(), "--lb-pool", pools)
-	c.server.Start(t)
-	c.server.AwaitReady(t)
-	c.client = c.server.Client
-	c.wire = listenOn(t, c.net.Outside("client"))
-	for _, name := range names {
-		n := &node{bed: c.bed, host: c.net.Host(name), name: name}
-		n.mac = arp.MACOf(t, n.host, "eth0")
-		// Its Pods have the addresses that the network routes to it.
-		_, err := c.client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{
-			PodCIDR:  n.host.PodCIDR(svc.IPv4).String(),
-			PodCIDRs: []string{n.host.PodCIDR(svc.IPv4).String(), n.host.PodCIDR(svc.IPv6).String()},
-		}}, metav1.CreateOptions{})
-		c.must(err)
-		cmd := n.host.Command(context.Background(), process.Program("fairlead"), "agent",
-			"--server", "https://"+host.Addr4().String()+":6443", "--token-file", filepath.Join(dir, "server", "node-token"),
-			"--data-dir", filepath.Join(dir, name), "--node-name", name, "--node-ip", n.host.Addr4().String(), "--mode", "nft")
-		cmd.Env = append(os.Environ(), "HOME="+dir)
-		n.Process = process.Start(t, cmd)
-		c.nodes = append(c.nodes, n)
-	}
-	for _, n := range c.nodes {
-		n.Says(`is up; DNS answers`)
-	}
-	return c
-}
 
 // sticky is a change of a Service.
 func sticky(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP }
@@ -119,6 +77,33 @@ func (c *cluster) checkSticky(vip netip.Addr) {
 		if a := c.ask(c.wire.Host(), vip); a.Name != first {
 			c.Errorf("%s answers after %s", a.Name, first)
 		}
+	}
+}
+
+// checkReset fails the test unless a connection is reset when the address moves while it is open: the next node does
+// not know it, and takes its next packet to be the first of another one (nf_conntrack_tcp_loose), which no Pod has.
+// A client so learns at once that it has to connect again.
+func (c *cluster) checkReset(vip netip.Addr, from, to *node) {
+	c.Helper()
+	open, err := c.wire.Host().Dial(c.Context(), svc.TCP, netip.AddrPortFrom(vip, 80))
+	c.must(err)
+	defer open.Close()
+	_, err = testbed.AskOn(open)
+	c.must(err)
+	to.label(corev1.LabelNodeExcludeBalancers, false)
+	from.label(corev1.LabelNodeExcludeBalancers, true)
+	c.owner(vip, to)
+	testbed.Until(c, "the open connection to end", func() error {
+		if _, err = open.Write([]byte("?")); err == nil {
+			_, err = open.Read(make([]byte, 1))
+		}
+		if err == nil {
+			return errors.New("it is answered")
+		}
+		return nil
+	})
+	if !errors.Is(err, syscall.ECONNRESET) {
+		c.Errorf("the open connection ended with %v, want a reset", err)
 	}
 }
 
@@ -198,7 +183,8 @@ func TestPoliciesOfLoadBalancers(t *testing.T) {
 				t.Errorf("%s answers through %s", a.Name, n.name)
 			}
 			c.checkSticky(stuck)
-			other.label(corev1.LabelNodeExcludeBalancers, false)
+			c.checkReset(vip, n, other)
+			n.label(corev1.LabelNodeExcludeBalancers, false)
 		}
 		for _, from := range inside {
 			c.ask(from, vip)

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"sync"
 	"syscall"
 	"testing"
@@ -14,7 +12,6 @@ import (
 
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
-	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
 // Restarting the nodes one after the other, each as soon as the one before is up again, fails no new
@@ -30,50 +27,25 @@ func TestRollingRestart(t *testing.T) {
 }
 
 func rollingRestart(t *testing.T, nodes int) {
-	network := testbed.NewNetwork(t)
-	dir := t.TempDir()
-	host := network.Outside("server")
-	server := process.NewServer(host, process.Program("fairlead"), filepath.Join(dir, "server"),
-		"--bind-address", "127.0.0.1,"+host.Addr4().String(), "--lb-pool", pools)
-	server.Start(t)
-	server.AwaitReady(t)
-	var start []func() *process.Process
-	var running []*process.Process
+	var names []string
 	for i := range nodes {
-		name := fmt.Sprint("n", i)
-		on := network.Outside(name)
-		on.Sysctl("net/ipv4/ip_forward", "1")
-		start = append(start, func() *process.Process {
-			cmd := on.Command(context.Background(), process.Program("fairlead"), "agent",
-				"--server", "https://"+host.Addr4().String()+":6443", "--token-file", filepath.Join(dir, "server", "node-token"),
-				"--data-dir", filepath.Join(dir, name), "--node-name", name, "--node-ip", on.Addr4().String(), "--mode", "nft",
-				"--dns-lameduck", "0s") // in which nothing here would ask it
-			cmd.Env = append(os.Environ(), "HOME="+dir)
-			return process.Start(t, cmd)
-		})
-		running = append(running, start[i]())
+		names = append(names, fmt.Sprint("n", i))
 	}
-	backend := network.Outside("backend")
+	c := newCluster(t, names...)
+	backend := c.net.Outside("backend")
 	backend.Serve(svc.TCP, 8080)
-	vip := netip.AddrPortFrom(selectorless(t, server, backend.Addr4()), 80)
-	client := network.Outside("client")
-	for _, p := range running {
-		p.Says(`is up; DNS answers`)
-	}
-	testbed.Until(t, "the list of voters to be whole", func() error { return votersOf(t, server, nodes) })
-	testbed.Until(t, "an answer from outside", func() error {
-		_, err := client.Ask(t.Context(), svc.TCP, vip)
-		return err
-	})
-	load := startLoad(client, vip)
-	for i := range 2 * nodes {
-		i %= nodes
-		begin := time.Now()
-		running[i].Stop()
-		ended := time.Since(begin)
-		running[i] = start[i]()
-		running[i].Says(`is up; DNS answers`)
-		t.Logf("n%d ended after %s, and is up %s later", i, ended.Round(time.Millisecond), (time.Since(begin) - ended).Round(time.Millisecond))
+	vip := selectorless(t, c.server, backend.Addr4())
+	c.voters(map[int]int{2: 3, 5: 5}[nodes])
+	c.ask(c.wire.Host(), vip)
+	load := startLoad(c.wire.Host(), netip.AddrPortFrom(vip, 80))
+	for range 2 {
+		for _, n := range c.nodes {
+			begin := time.Now()
+			n.Stop()
+			ended := time.Since(begin)
+			n.start()
+			t.Logf("%s ended after %s, and is up after %s", n.name, ended.Round(time.Millisecond), time.Since(begin).Round(time.Millisecond))
+		}
 	}
 	load.stop()
 	t.Logf("%d connections in %s: %d failed, %d were open for a moment when the address moved and reset, %d took longer than 0.9 s",
@@ -81,8 +53,10 @@ func rollingRestart(t *testing.T, nodes int) {
 	if len(load.failed) > 0 {
 		t.Errorf("failed connections: %v", load.failed)
 	}
-	if len(load.broken) > 0 {
-		t.Log(load.broken)
+	// Those that are open when the address moves are reset, see checkReset: at 500 a second, of which each takes a
+	// millisecond or some, a few.
+	if len(load.broken) > load.total/50 {
+		t.Errorf("reset connections: %v", load.broken)
 	}
 }
 

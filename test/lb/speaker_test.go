@@ -30,33 +30,27 @@ func TestTakeOver(t *testing.T) {
 		t.Error("the Event has no message")
 	}
 
-	// took measures from begin until another node is heard of.
-	took := func(what string, begin time.Time, from *node) {
-		next := b.owner(a, b.others(from)...)
-		for _, x := range b.wire.Since(a, begin) {
-			if x.MAC == next.mac {
-				t.Logf("%s: %s took over from %s after %s", what, next.name, from.name, x.At.Sub(begin).Round(time.Millisecond))
-				break
-			}
-		}
+	took := func(what string, begin time.Time, within time.Duration) {
+		t.Helper()
+		b.tookOver(what, a, owner, begin, within)
 	}
 
 	begin := time.Now()
 	owner.kill9()
-	took("kill -9", begin, owner)
+	took("kill -9", begin, expireWithin)
 	owner.start()
 	b.owner(a, owner) // the one that should, once it is back
 
 	begin = time.Now()
 	owner.run("ip", "link", "set", "eth0", "down")
-	took("link down", begin, owner)
+	took("link down", begin, expireWithin)
 	owner.run("ip", "link", "set", "eth0", "up")
 	owner.run("ip", "route", "replace", "default", "via", "192.168.77.1")
 	b.owner(a, owner)
 
 	begin = time.Now()
 	owner.Signal(syscall.SIGTERM)
-	took("SIGTERM", begin, owner)
+	took("SIGTERM", begin, releaseWithin)
 	if err := owner.Wait(); err != nil {
 		t.Errorf("SIGTERM: %v", err)
 	}
@@ -65,13 +59,13 @@ func TestTakeOver(t *testing.T) {
 
 	begin = time.Now()
 	owner.Signal(syscall.SIGSTOP)
-	took("SIGSTOP", begin, owner)
+	took("SIGSTOP", begin, expireWithin)
 	owner.Signal(syscall.SIGCONT)
 	b.owner(a, owner)
 
 	begin = time.Now()
 	owner.label(corev1.LabelNodeExcludeBalancers, true)
-	took("exclude label", begin, owner)
+	took("exclude label", begin, releaseWithin)
 	owner.label(corev1.LabelNodeExcludeBalancers, false)
 	b.owner(a, owner)
 
@@ -79,7 +73,7 @@ func TestTakeOver(t *testing.T) {
 	if err := os.WriteFile(owner.args.Unhealthy, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	took("an unhealthy proxy", begin, owner)
+	took("an unhealthy proxy", begin, releaseWithin)
 	if err := os.Remove(owner.args.Unhealthy); err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +94,7 @@ func TestTakeOver(t *testing.T) {
 	for _, o := range b.others(owner) {
 		owner.cut(o.host)
 	}
-	took("a partition", begin, owner)
+	took("a partition", begin, expireWithin)
 	for _, o := range b.others(owner) {
 		owner.join(o.host)
 	}
@@ -120,17 +114,11 @@ func TestTwoSpeakersAndOne(t *testing.T) {
 		b.owner(a, b.nodes...)
 	}
 	// The second one to die holds the witness, since it has just been alone.
-	for i, dead := range b.nodes {
-		begin, left := time.Now(), b.nodes[1-i]
+	for _, dead := range b.nodes {
+		begin := time.Now()
 		dead.kill9()
 		for _, a := range addrs {
-			b.owner(a, left)
-			for _, x := range b.wire.Since(a, begin) {
-				if x.MAC == left.mac {
-					t.Logf("%s answers for %s %s after the other one was killed", left.name, a, x.At.Sub(begin).Round(time.Millisecond))
-					break
-				}
-			}
+			b.tookOver("kill -9 of one of two", a, dead, begin, expireWithin)
 		}
 		dead.start()
 		testbed.Until(t, "it to have an address again", func() error {

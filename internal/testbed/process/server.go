@@ -31,6 +31,8 @@ type Server struct {
 	// Client is an administrator, without limits; it is nil until Ready has been
 	// called once.
 	Client *kubernetes.Clientset
+	// Config is that of Client.
+	Config *rest.Config
 
 	command func() *exec.Cmd
 	dial    func(ctx context.Context, network, address string) (net.Conn, error)
@@ -103,6 +105,7 @@ func (s *Server) Ready(ctx context.Context) error {
 		if s.Client, err = kubernetes.NewForConfig(cfg); err != nil {
 			return err
 		}
+		s.Config = cfg
 	}
 	return s.Client.RESTClient().Get().AbsPath("/readyz").Timeout(5 * time.Second).Do(ctx).Error()
 }
