@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -15,6 +17,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
@@ -48,8 +51,14 @@ var tries = map[string]func() error{
 	"make a device": func() error {
 		return errors.Join(unix.Mknod("/run/attacked", unix.S_IFBLK|0o600, 0x100), os.Remove("/run/attacked"))
 	},
-	"make a key":          addKey,
-	"change the hostname": func() error { return unix.Sethostname([]byte("attacked")) },
+	"make a key":              addKey,
+	"reach a socket":          func() error { return dial(os.Getenv("SOCKET")) },
+	"signal the first":        func() error { return syscall.Kill(1, 0) },
+	"read another's":          func() error { return readable("/proc/" + os.Getenv("OTHERPID") + "/environ") },
+	"signal another":          func() error { return syscall.Kill(number("OTHERPID"), 0) },
+	"write to another sysctl": func() error { return rewrite("/proc/sys/kernel/core_pattern") },
+	"change the network":      setMTU,
+	"change the hostname":     func() error { return unix.Sethostname([]byte("attacked")) },
 }
 
 func addKey() error {
@@ -57,10 +66,105 @@ func addKey() error {
 	return err
 }
 
-func agentPid() int {
-	pid, _ := strconv.Atoi(os.Getenv("AGENT"))
-	return pid
+// more are further ones, of which a machine may deny some to its root, too.
+var more = map[string]func() error{
+	"make a control group": func() error {
+		return errors.Join(os.Mkdir("/sys/fs/cgroup/attacked", 0o755), os.Remove("/sys/fs/cgroup/attacked"))
+	},
+	"leave the control group": func() error {
+		return os.WriteFile("/sys/fs/cgroup/cgroup.procs", []byte(strconv.Itoa(os.Getpid())), 0)
+	},
+	"see the shim's root":      func() error { return readable("/proc/1/root/" + os.Getenv("KEY")) },
+	"see its namespaces":       func() error { return second(os.Readlink("/proc/1/ns/net")) },
+	"read its environment":     func() error { return readable("/proc/1/environ") },
+	"read its memory":          func() error { return second(os.Open("/proc/1/mem")) },
+	"see its directory":        func() error { return second(os.ReadDir("/proc/1/cwd/")) },
+	"trace the first":          func() error { return unix.PtraceSeize(1) },
+	"write to /sys":            func() error { return rewrite("/sys/kernel/mm/transparent_hugepage/enabled", "/sys/kernel/profiling") },
+	"reach an abstract socket": func() error { return dial("@attacked") },
+	"read the session's keys":  func() error { return second(unix.KeyctlGetKeyringID(unix.KEY_SPEC_SESSION_KEYRING, true)) },
+	"make a BPF map": func() error {
+		attr := [5]uint32{unix.BPF_MAP_TYPE_ARRAY, 4, 4, 1, 0}
+		fd, _, e := unix.Syscall(unix.SYS_BPF, unix.BPF_MAP_CREATE, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+		if e != 0 {
+			return e
+		}
+		return unix.Close(int(fd))
+	},
+	"make a user namespace": func() error { return inNew(unix.CLONE_NEWUSER) },
+	"make a PID namespace":  func() error { return inNew(unix.CLONE_NEWPID) },
+	"outlive the others":    func() error { return os.WriteFile("/proc/self/oom_score_adj", []byte("-500"), 0) },
+	"run before the others": func() error { return unix.Setpriority(unix.PRIO_PROCESS, 0, -5) },
+	"open more files": func() error {
+		return unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1 << 30, Max: 1 << 30})
+	},
+	"read the kernel's log":  func() error { return second(unix.Klogctl(unix.SYSLOG_ACTION_READ_ALL, make([]byte, 100))) },
+	"read it by the file":    func() error { return second(os.Open("/dev/kmsg")) },
+	"read the memory":        func() error { return second(os.Open("/dev/mem")) },
+	"see all memory":         func() error { return readable("/proc/kcore") },
+	"press a key":            func() error { return os.WriteFile("/proc/sysrq-trigger", nil, 0) },
+	"open a disk by number":  openDisk,
+	"trace a child's parent": func() error { return unix.PtraceSeize(os.Getppid()) },
 }
+
+func second[T any](_ T, err error) error { return err }
+
+func dial(path string) error {
+	c, err := net.Dial("unix", path)
+	if err == nil {
+		err = c.Close()
+	}
+	return err
+}
+
+// rewrite writes what the first of paths that exists has.
+func rewrite(paths ...string) error {
+	for _, path := range paths {
+		b, err := os.ReadFile(path)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if f := strings.Fields(string(b)); strings.Contains(string(b), "[") { // a choice
+			b = []byte(strings.Trim(f[slices.IndexFunc(f, func(s string) bool { return s[0] == '[' })], "[]"))
+		}
+		return errors.Join(err, os.WriteFile(path, b, 0))
+	}
+	return os.ErrNotExist
+}
+
+func setMTU() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	r, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	r.SetUint32(60000)
+	return unix.IoctlIfreq(fd, unix.SIOCSIFMTU, r)
+}
+
+func inNew(namespace uintptr) error {
+	cmd := exec.Command("true")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: namespace}
+	return cmd.Run()
+}
+
+// openDisk makes a device in the Pod's volume and opens it.
+func openDisk() error {
+	path := filepath.Join(os.Getenv("VOLUME"), "disk")
+	defer os.Remove(path)
+	return errors.Join(unix.Mknod(path, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 1))), second(os.Open(path)))
+}
+
+func number(name string) int {
+	n, _ := strconv.Atoi(os.Getenv(name))
+	return n
+}
+
+func agentPid() int { return number("AGENT") }
 
 func readable(path string) error {
 	f, err := os.Open(path)
@@ -114,6 +218,9 @@ func attackAsPod() {
 		}
 		out["try "+name] = fmt.Sprint(tries[name]())
 	}
+	for _, name := range slices.Sorted(maps.Keys(more)) {
+		out["more "+name] = fmt.Sprint(more[name]())
+	}
 	out["try make a user"] = fmt.Sprint(tries["make a user"]())
 	out["try mount"] = fmt.Sprint(tries["mount"]())
 	_ = os.WriteFile("/dev/termination-log", []byte("bye"), 0)
@@ -142,6 +249,20 @@ func (c *cluster) attack(level string, change func(*corev1.Pod)) *corev1.Pod {
 		c.t.Fatal(err)
 	}
 	c.t.Cleanup(func() { _ = os.Remove("/run/of-the-machine") })
+	socketPath := filepath.Join(filepath.Dir(c.state), "agent.sock")
+	for _, path := range []string{socketPath, "@attacked"} {
+		if l, err := net.Listen("unix", path); err == nil { // one for all attacks of a test
+			c.t.Cleanup(func() { _ = l.Close() })
+		}
+	}
+	another := exec.Command("sleep", "600")
+	if err := another.Start(); err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(func() {
+		_ = another.Process.Kill()
+		_ = another.Wait()
+	})
 	p := pod("attack", "")
 	p.Namespace, p.Name, p.GenerateName = ns, "", "attack-"
 	p.Spec.RestartPolicy, p.Spec.AutomountServiceAccountToken = corev1.RestartPolicyNever, new(false)
@@ -151,6 +272,7 @@ func (c *cluster) attack(level string, change func(*corev1.Pod)) *corev1.Pod {
 	p.Spec.Containers[0].Env = []corev1.EnvVar{
 		{Name: "RUNNER_TEST_SERVE", Value: "attack"}, {Name: "AGENT", Value: strconv.Itoa(os.Getpid())}, {Name: "KEY", Value: key},
 		{Name: "OTHER", Value: other}, {Name: "TEMP", Value: dir + "/file"}, {Name: "VOLUME", Value: "/opt"},
+		{Name: "SOCKET", Value: socketPath}, {Name: "OTHERPID", Value: strconv.Itoa(another.Process.Pid)},
 	}
 	if level == "restricted" {
 		p.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{
@@ -274,6 +396,11 @@ func TestAttacks(t *testing.T) {
 					t.Errorf("%s: %s", name, answer)
 				}
 			}
+			for name := range more {
+				if answer := got["more "+name]; answer == "" || answer == "<nil>" && level != "privileged" {
+					t.Errorf("%s: %q", name, answer)
+				}
+			}
 			if got["ordinary"] != "<nil>" || got["tmp"] != "<nil>" {
 				t.Errorf("what every Pod may do: %s, %s", got["ordinary"], got["tmp"])
 			}
@@ -319,6 +446,11 @@ func TestAttacksAsUser0(t *testing.T) {
 	}))
 	for name := range tries {
 		if answer := got["try "+name]; answer == "<nil>" && name != "become root" {
+			t.Errorf("%s: done", name)
+		}
+	}
+	for name := range more {
+		if got["more "+name] == "<nil>" {
 			t.Errorf("%s: done", name)
 		}
 	}

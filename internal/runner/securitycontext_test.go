@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -99,6 +100,9 @@ func masked(_ *corev1.PodSpec, s *corev1.SecurityContext) { s.ProcMount = new(co
 
 func nothing(*corev1.PodSpec, *corev1.SecurityContext) {}
 
+// ownFiles is what ls shows of its own three files and the directory.
+const ownFiles = `^total 0\n(.* [0-3] -> .*\n){4}$`
+
 const writesAround = `for d in /srv /etc /tmp /var/tmp /dev/shm /opt; do
 	touch $d/x 2>/dev/null && echo wrote $d && rm $d/x; done; echo > /dev/null && echo null`
 
@@ -158,6 +162,8 @@ var securityContexts = []asked{
 	{"the filter", "privileged", seccomp(corev1.SeccompProfileTypeRuntimeDefault), rights, []string{"Seccomp: 2"}, "", false},
 	{"a filter of its own", "baseline", seccomp(corev1.SeccompProfileTypeLocalhost), rights,
 		[]string{`seccompProfile of type Localhost is not supported`}, "", true},
+	{"no files of others", "baseline", nothing, "ls -l /proc/self/fd", []string{ownFiles}, "", false},
+	{"no files of others, privileged", "privileged", nothing, "ls -l /proc/self/fd", []string{ownFiles}, "", false},
 	{"masked files", "baseline", both(ofUser(0), masked),
 		`cat /proc/kcore /proc/keys /proc/timer_list 2>/dev/null | wc -c; ls /proc/acpi /proc/scsi /sys/firmware 2>/dev/null | grep -v : ;
 		echo 1 > /proc/sys/kernel/domainname; test -e /proc/sysrq-trigger && echo h > /proc/sysrq-trigger; echo end`,
@@ -182,6 +188,12 @@ func TestSecurityContext(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// What the agent was left open by who started it is not for Pods.
+	left, err := unix.Open(os.DevNull, unix.O_RDONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(left)
 	c := newCluster(t, func(o *runner.Options) { o.Hide = []string{filepath.Dir(o.StateDir)} })
 	var pods []*corev1.Pod
 	for _, a := range securityContexts {

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
+	"strconv"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -89,4 +91,19 @@ func Owner(info fs.FileInfo) (uid, gid int, ok bool) {
 		return -1, -1, false
 	}
 	return int(st.Uid), int(st.Gid), true
+}
+
+// KeepInherited keeps what this process has open, but for its standard files, from the
+// programs it starts: who started it may have left it files without close-on-exec.
+func KeepInherited() {
+	const first = 3
+	if unix.CloseRange(first, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) == nil {
+		return
+	}
+	entries, _ := os.ReadDir("/proc/self/fd") // before Linux 5.11
+	for _, e := range entries {
+		if fd, err := strconv.Atoi(e.Name()); err == nil && fd >= first {
+			unix.CloseOnExec(fd)
+		}
+	}
 }

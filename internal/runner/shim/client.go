@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/kernel/cgroup"
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
 	"github.com/fairlead/fairlead/internal/kernel/process"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
 )
@@ -73,6 +74,7 @@ func Start(ctx context.Context, o Options) (process.ID, error) {
 		defer group.Close()
 		attr.UseCgroupFD, attr.CgroupFD = true, int(group.Fd())
 	}
+	fileio.KeepInherited()
 	cmd := exec.Command(o.Command[0], args...)
 	cmd.Stderr, cmd.ExtraFiles, cmd.SysProcAttr, cmd.Dir = log, []*os.File{w}, attr, "/"
 	// Two threads are plenty, and the scheduler's memory grows with the cores.
