@@ -24,6 +24,7 @@ import (
 )
 
 func TestServiceAccounts(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	s, stop := apiservertest.StartStoppable(t, func(o *apiserver.Options) { o.DataDir = dir })
 	defer stop()

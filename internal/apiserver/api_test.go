@@ -36,6 +36,7 @@ type api struct {
 }
 
 func TestAPI(t *testing.T) {
+	t.Parallel()
 	cfg := apiservertest.Start(t)
 	client := kubernetes.NewForConfigOrDie(cfg)
 	for name, f := range map[string]func(api){

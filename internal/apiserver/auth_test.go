@@ -24,6 +24,7 @@ import (
 )
 
 func TestIdentities(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	s := apiservertest.StartServer(t, func(o *apiserver.Options) { o.DataDir = dir })
 	t.Run("anonymous", func(t *testing.T) { testAnonymous(t, s) })
@@ -203,6 +204,7 @@ func testModes(t *testing.T, dir string) {
 
 // A second listener, as fairlead up has it, serves the same.
 func TestSeveralAddresses(t *testing.T) {
+	t.Parallel()
 	s := apiservertest.StartServer(t, func(o *apiserver.Options) {
 		o.BindAddresses = []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.2")}
 	})

@@ -43,6 +43,7 @@ func file(t *testing.T, name, text string) string {
 // TestAuthentication has one server with every way to be recognised, an audit
 // log and encryption.
 func TestAuthentication(t *testing.T) {
+	t.Parallel()
 	dir, log := t.TempDir(), filepath.Join(t.TempDir(), "audit.log")
 	p := newProvider(t)
 	ca := file(t, "ca.crt", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: p.server.Certificate().Raw})))
@@ -256,6 +257,7 @@ func testOIDC(t *testing.T, s *apiserver.Server, p *provider) {
 
 // What cannot work is an error before anything is served.
 func TestAuthenticationOptions(t *testing.T) {
+	t.Parallel()
 	for what, c := range map[string]struct {
 		change func(*apiserver.AuthOptions)
 		want   string

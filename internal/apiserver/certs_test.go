@@ -20,6 +20,7 @@ func (e *enqueued) Enqueue() { *e++ }
 // A server that runs for a year renews its certificates and rewrites the files
 // made from them.
 func TestRunningServerRenews(t *testing.T) {
+	t.Parallel()
 	now := time.Now()
 	s, err := newServer(Options{DataDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)}, func() time.Time { return now })
 	if err != nil {

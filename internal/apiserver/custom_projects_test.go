@@ -66,6 +66,7 @@ func TestDefinitionsOfProjects(t *testing.T) {
 // A definition whose webhook converts: the object goes there in one version and
 // comes back in the other.
 func TestCustomConversion(t *testing.T) {
+	t.Parallel()
 	c := newCustom(t)
 	hook := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var review apiextensionsv1.ConversionReview

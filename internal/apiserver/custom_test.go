@@ -173,6 +173,7 @@ func (c custom) testDocuments(t *testing.T) {
 // The list of groups names a version when that is served, not before: a client
 // of unaggregated discovery asks for each at once.
 func TestListedVersionsAreServed(t *testing.T) {
+	t.Parallel()
 	c := newCustom(t)
 	const versions = 60
 	crd := object(t, `{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: things.many.example.com},

@@ -13,6 +13,7 @@ import (
 )
 
 func TestRunningServers(t *testing.T) {
+	t.Parallel()
 	now := time.Now()
 	lease := func(at string, age time.Duration) coordinationv1.Lease {
 		l := coordinationv1.Lease{
@@ -40,6 +41,7 @@ func TestRunningServers(t *testing.T) {
 }
 
 func TestServerSlices(t *testing.T) {
+	t.Parallel()
 	var servers []netip.AddrPort
 	for _, s := range []string{"192.0.2.1:6443", "192.0.2.2:7443", "192.0.2.3:6443", "[2001:db8::1]:6443"} {
 		servers = append(servers, netip.MustParseAddrPort(s))

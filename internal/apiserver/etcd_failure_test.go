@@ -19,6 +19,7 @@ import (
 
 // A damaged file of etcd ends the start with what to do, not with a panic.
 func TestDamagedEtcd(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	_, stop := apiservertest.StartStoppable(t, func(o *apiserver.Options) { o.DataDir = dir })
 	stop()
@@ -74,6 +75,7 @@ func TestDamagedEtcd(t *testing.T) {
 
 // A full disk ends the server with the name of the disk and what it needs.
 func TestFullDisk(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("mounts a file system in a namespace of its own, which needs root")
 	}

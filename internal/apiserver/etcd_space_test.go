@@ -97,6 +97,7 @@ func TestHistoryDoesNotFillTheStore(t *testing.T) {
 // A tenant who fills the store with objects is stopped with a clear message, the
 // system can still write, and writes work again when the objects are deleted.
 func TestFullStoreHeals(t *testing.T) {
+	t.Parallel()
 	cfg := apiservertest.Start(t, smallStore)
 	system, user := kubernetes.NewForConfigOrDie(cfg), tenant(t, cfg)
 	maps := user.CoreV1().ConfigMaps("default")
@@ -193,6 +194,7 @@ func awaitQuietStore(t *testing.T, c kubernetes.Interface) {
 
 // A server starts on an etcd whose NOSPACE alarm is raised, and lifts it.
 func TestStartWithoutSpace(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	cfg := func(o *apiserver.Options) { o.DataDir = dir }
 	_, stop := apiservertest.StartStoppable(t, cfg, smallStore)

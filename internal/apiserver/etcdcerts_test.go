@@ -2,6 +2,7 @@ package apiserver_test
 
 import (
 	"context"
+	"crypto/tls"
 	"net"
 	"net/url"
 	"os"
@@ -65,7 +66,7 @@ func TestEtcdCertificatesEnd(t *testing.T) {
 	address := etcd.Clients[0].Addr().String()
 	_, port, _ = strings.Cut(address, ":")
 	client := clientOver(t, address, dir)
-	for end := first; end.Before(first.Add(3 * authority.Life)); {
+	for end := first; end.Before(first.Add(2 * authority.Life)); {
 		eventually(t, "the certificates end and are renewed", func() bool { return time.Now().After(end) })
 		end = renew()
 		etcd.Close()
@@ -121,7 +122,7 @@ func etcdLeaves() []pki.Leaf {
 // secureEtcd runs an etcd with the certificates in dir and its files in data.
 func secureEtcd(t *testing.T, dir, data, port string) *embed.Etcd {
 	t.Helper()
-	return runEtcd(t, data, func(c *embed.Config) {
+	e := runEtcd(t, data, func(c *embed.Config) {
 		c.ListenClientUrls = []url.URL{{Scheme: "https", Host: "127.0.0.1:" + port}}
 		c.AdvertiseClientUrls = c.ListenClientUrls
 		c.ClientTLSInfo = transport.TLSInfo{
@@ -129,6 +130,21 @@ func secureEtcd(t *testing.T, dir, data, port string) *embed.Etcd {
 			ClientCertAuth: true,
 		}
 	})
+	// etcd reads its certificate once more after it is ready, and does not serve if that
+	// does not match its key.
+	config, err := transport.TLSInfo{
+		CertFile: filepath.Join(dir, "client.crt"), KeyFile: filepath.Join(dir, "client.key"), TrustedCAFile: filepath.Join(dir, "ca.crt"),
+	}.ClientConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.NextProtos = []string{"h2"}
+	dialer := tls.Dialer{Config: config, NetDialer: &net.Dialer{Timeout: time.Second}}
+	eventually(t, "etcd answers", func() bool {
+		conn, err := dialer.DialContext(t.Context(), "tcp", e.Clients[0].Addr().String())
+		return err == nil && conn.Close() == nil
+	})
+	return e
 }
 
 // clientOver starts a server on the etcd at address, with the certificates in dir, and

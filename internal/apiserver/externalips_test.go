@@ -24,6 +24,7 @@ func withExternalIPs(name string, ips ...string) *corev1.Service {
 // Whoever may write Services may not add external IPs to one, unless a role or the
 // flag allows it; what a Service has may stay, and go.
 func TestExternalIPsNeedARight(t *testing.T) {
+	t.Parallel()
 	s := apiservertest.StartServer(t)
 	admin := kubernetes.NewForConfigOrDie(s.LoopbackConfig())
 	bindEdit(t, admin, "ann")
@@ -91,6 +92,7 @@ func bindEdit(t *testing.T, admin *kubernetes.Clientset, name string) {
 }
 
 func TestAllowServiceExternalIPs(t *testing.T) {
+	t.Parallel()
 	s := apiservertest.StartServer(t, func(o *apiserver.Options) { o.AllowServiceExternalIPs = true })
 	bindEdit(t, kubernetes.NewForConfigOrDie(s.LoopbackConfig()), "ann")
 	services := clientAs(s, "ann").CoreV1().Services("default")

@@ -30,6 +30,7 @@ func as(cfg *rest.Config, user string, groups ...string) *rest.Config {
 // A client that floods the server gets 429 with Retry-After, while others,
 // probes and the heartbeats of nodes are answered.
 func TestFlood(t *testing.T) {
+	t.Parallel()
 	cfg := apiservertest.Start(t, func(o *apiserver.Options) { o.MaxRequests, o.MaxMutatingRequests = 40, 40 })
 	ctx, cancel := context.WithTimeout(t.Context(), 4*waitTimeout)
 	defer cancel()

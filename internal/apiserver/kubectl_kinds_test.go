@@ -19,6 +19,7 @@ import (
 // What kubectl does with custom resources, and what it does for a long time or
 // to many objects.
 func TestKubectlKinds(t *testing.T) {
+	t.Parallel()
 	program := kubectl(t)
 	s := apiservertest.StartServer(t)
 	collected := make(chan error, 1)

@@ -50,6 +50,7 @@ spec:
 `
 
 func TestKubectl(t *testing.T) {
+	t.Parallel()
 	program := kubectl(t)
 	s := apiservertest.StartServer(t)
 	home := t.TempDir()

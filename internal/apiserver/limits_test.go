@@ -23,6 +23,7 @@ import (
 // What is too large, too many, too long or too deep is refused with a Status
 // that says so, and the server goes on.
 func TestLimits(t *testing.T) {
+	t.Parallel()
 	cfg := apiservertest.Start(t)
 	client, err := rest.HTTPClientFor(cfg)
 	if err != nil {

@@ -46,6 +46,7 @@ func lbClient(t *testing.T, s *apiserver.Server) *v1.Client {
 
 // A node's speaker reads what it announces by, and writes its own Speaker alone.
 func TestNodeAsSpeaker(t *testing.T) {
+	t.Parallel()
 	s := apiservertest.StartServer(t)
 	admin := kubernetes.NewForConfigOrDie(s.LoopbackConfig())
 	adminLB := lbClient(t, s)
@@ -178,6 +179,7 @@ func TestNodeAsSpeaker(t *testing.T) {
 
 // Users read pools; who may write in a namespace may not make any.
 func TestUsersAndPools(t *testing.T) {
+	t.Parallel()
 	s := apiservertest.StartServer(t)
 	admin := kubernetes.NewForConfigOrDie(s.LoopbackConfig())
 	for _, role := range []string{"admin", "edit", "view"} {

@@ -64,6 +64,7 @@ func forgetRequests(t *testing.T, admin *kubernetes.Clientset, node string) {
 // it while the Node is there, dead or not, and when it has been given to another
 // machine the earlier certificate no longer counts.
 func TestNamesBelongToMachines(t *testing.T) {
+	t.Parallel()
 	s := apiservertest.StartServer(t)
 	admin := kubernetes.NewForConfigOrDie(s.LoopbackConfig())
 	ctx, nodes := t.Context(), admin.CoreV1().Nodes()

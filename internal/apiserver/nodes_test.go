@@ -44,6 +44,7 @@ func joined(t *testing.T, s *apiserver.Server, name, dir string) *join.Node {
 }
 
 func TestNodes(t *testing.T) {
+	t.Parallel()
 	s := apiservertest.StartServer(t)
 	admin := kubernetes.NewForConfigOrDie(s.LoopbackConfig())
 	t.Run("certificate", func(t *testing.T) { testNodeCertificate(t, s, admin) })

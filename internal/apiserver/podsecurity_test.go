@@ -81,6 +81,7 @@ func upstreamPods(t *testing.T) map[string][]string {
 // Every Pod by which Kubernetes tests the levels, at every version, is admitted or
 // forbidden as there: for a user by labels, and by the server's default.
 func TestPodSecurityOfUpstreamPods(t *testing.T) {
+	t.Parallel()
 	s := apiservertest.StartServer(t)
 	admin := kubernetes.NewForConfigOrDie(s.LoopbackConfig())
 	bindEdit(t, admin, "ann")
@@ -277,6 +278,7 @@ func testLabels(t *testing.T, admin kubernetes.Interface, warns *warnings) {
 
 // The default of the server is a flag, which is checked before the start.
 func TestPodSecurityDefault(t *testing.T) {
+	t.Parallel()
 	s := apiservertest.StartServer(t, func(o *apiserver.Options) { o.PodSecurity = "restricted:v1.30" })
 	admin := kubernetes.NewForConfigOrDie(s.LoopbackConfig())
 	bindEdit(t, admin, "ann")

@@ -74,6 +74,7 @@ func (p policyTest) bind(params *admissionv1.ParamRef, actions ...admissionv1.Va
 }
 
 func TestPolicies(t *testing.T) {
+	t.Parallel()
 	dir, audit := t.TempDir(), filepath.Join(t.TempDir(), "audit.log")
 	options := func(o *apiserver.Options) {
 		o.DataDir = dir

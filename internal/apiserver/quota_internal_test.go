@@ -35,6 +35,7 @@ func newTestQuotas(t *testing.T, client *fake.Clientset) *quotas {
 // A namespace keeps its own quota alone, even one that no watch has shown yet, and an
 // administrator keeps a namespace without any.
 func TestDefaultQuotaIsNotASecondOne(t *testing.T) {
+	t.Parallel()
 	own := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "own"}}
 	client := fake.NewClientset(own)
 	q := newTestQuotas(t, client)
@@ -57,6 +58,7 @@ func TestDefaultQuotaIsNotASecondOne(t *testing.T) {
 // A kind that cannot be listed keeps its last count, is not asked for at each count, and
 // does not keep the others from being counted; nor are bytes counted at each deletion.
 func TestQuotaWithABrokenKind(t *testing.T) {
+	t.Parallel()
 	var broken atomic.Bool
 	var lists, fails atomic.Int32
 	answer := func(w http.ResponseWriter, r *http.Request) {
@@ -95,6 +97,7 @@ func TestQuotaWithABrokenKind(t *testing.T) {
 
 // Within bytesPause of a count, what admission has written stands.
 func TestBytesAreNotCountedAtEachDeletion(t *testing.T) {
+	t.Parallel()
 	hard := corev1.ResourceList{resourcequota.Bytes: resource.MustParse("100")}
 	used := corev1.ResourceList{resourcequota.Bytes: resource.MustParse("42")}
 	client := fake.NewClientset(&corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "q"},

@@ -36,6 +36,7 @@ func awaitUsed(t *testing.T, c kubernetes.Interface, name string, want func(core
 // A tenant with a quota has no more objects and no more bytes than it says, neither
 // by creation nor by updates, and gets back what is deleted.
 func TestResourceQuota(t *testing.T) {
+	t.Parallel()
 	cfg := apiservertest.Start(t)
 	system, user := kubernetes.NewForConfigOrDie(cfg), tenant(t, cfg)
 	const bytes, services = corev1.ResourceName("fairlead.dev/bytes"), corev1.ResourceName("count/services")
@@ -159,6 +160,7 @@ func TestQuotaOfCustomResources(t *testing.T) {
 
 // A new namespace gets the default quota, unless it has one.
 func TestDefaultQuota(t *testing.T) {
+	t.Parallel()
 	const services = corev1.ResourceName("count/services")
 	cfg := apiservertest.Start(t, func(o *apiserver.Options) {
 		o.DefaultQuota = corev1.ResourceList{services: resource.MustParse("1")}

@@ -25,6 +25,7 @@ func clientAs(s *apiserver.Server, user string, groups ...string) *kubernetes.Cl
 }
 
 func TestRBAC(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	s, stop := apiservertest.StartStoppable(t, func(o *apiserver.Options) { o.DataDir = dir })
 	defer stop()

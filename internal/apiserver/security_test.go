@@ -12,6 +12,7 @@ import (
 
 // The commands of docs/security.md print what stands below them.
 func TestSecurityDocument(t *testing.T) {
+	t.Parallel()
 	program := kubectl(t)
 	text, err := os.ReadFile("../../docs/security.md")
 	if err != nil {

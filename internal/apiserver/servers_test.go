@@ -52,6 +52,7 @@ func runEtcd(t *testing.T, dir string, change func(*embed.Config)) *embed.Etcd {
 // Several servers share one etcd: default/kubernetes has all that run, and one
 // that stops leaves at once.
 func TestServersOnOneEtcd(t *testing.T) {
+	t.Parallel()
 	etcd := startEtcd(t)
 	start := func(advertise string) (*apiserver.Server, func()) {
 		return apiservertest.StartStoppable(t, func(o *apiserver.Options) {
@@ -112,6 +113,7 @@ func endpoints(t *testing.T, c *kubernetes.Clientset) string {
 }
 
 func TestServicesOfTheSystem(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		cidrs []string
 		api   []string

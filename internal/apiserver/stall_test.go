@@ -63,6 +63,7 @@ func heap() int64 {
 // Clients that watch and do not read cost the server no memory for long, and those that
 // read are served meanwhile.
 func TestStalledWatchesEnd(t *testing.T) {
+	t.Parallel()
 	cfg := apiservertest.Start(t, func(o *apiserver.Options) { o.StallTimeout = 2 * time.Second })
 	c := kubernetes.NewForConfigOrDie(cfg)
 	for i := range stallObjects {
@@ -131,6 +132,7 @@ func (c gatedConn) Read(p []byte) (int, error) {
 // The same with HTTP/2, where a stream is ended alone if only that is not read, and with
 // the connection if nothing is.
 func TestStalledStreamsEnd(t *testing.T) {
+	t.Parallel()
 	cfg := apiservertest.Start(t, func(o *apiserver.Options) { o.StallTimeout = 2 * time.Second })
 	c := kubernetes.NewForConfigOrDie(cfg)
 	for i := range stallObjects {

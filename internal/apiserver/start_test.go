@@ -98,6 +98,7 @@ func spawnAs(t *testing.T, cmd *exec.Cmd, dir string) (kill func(), c *kubernete
 // A server killed in the middle of writing has, when it comes back, every
 // write that it acknowledged.
 func TestKillLosesNoAcknowledgedWrite(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
@@ -146,6 +147,7 @@ func TestKillLosesNoAcknowledgedWrite(t *testing.T) {
 }
 
 func TestRestartKeepsEverything(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	at := func(o *apiserver.Options) { o.DataDir = dir }
 	s, stop := apiservertest.StartStoppable(t, at)
@@ -170,6 +172,7 @@ func TestRestartKeepsEverything(t *testing.T) {
 // Run returns when everything has stopped, also with watches open, and the
 // port and the directory can be had again at once.
 func TestStop(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	s, stop := apiservertest.StartStoppable(t, func(o *apiserver.Options) { o.DataDir = dir })
 	c := kubernetes.NewForConfigOrDie(s.LoopbackConfig())
@@ -192,6 +195,7 @@ func TestStop(t *testing.T) {
 
 // A request that has begun when the server stops is finished.
 func TestStopFinishesRequests(t *testing.T) {
+	t.Parallel()
 	s, stop := apiservertest.StartStoppable(t)
 	client, err := rest.HTTPClientFor(s.LoopbackConfig())
 	if err != nil {
@@ -250,6 +254,7 @@ func TestStopFinishesRequests(t *testing.T) {
 
 // What keeps a server from starting is reported in one line, with the remedy.
 func TestRefusals(t *testing.T) {
+	t.Parallel()
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -316,6 +321,7 @@ func write(t *testing.T, dir, name, text string) {
 
 // An external etcd that does not answer is named in one line.
 func TestEtcdUnreachable(t *testing.T) {
+	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -94,6 +94,7 @@ func selfSigned(t *testing.T) (tls.Certificate, string) {
 }
 
 func TestStreams(t *testing.T) {
+	t.Parallel()
 	s := apiservertest.StartServer(t)
 	c := kubernetes.NewForConfigOrDie(s.LoopbackConfig())
 	a := startAgent(t, s, "n1")

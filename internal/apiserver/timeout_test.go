@@ -83,6 +83,7 @@ func TestTimeoutsAreLogged(t *testing.T) {
 
 // The messages of etcd's clients go to the server's log, at level debug, and nowhere else.
 func TestLogOfEtcdClients(t *testing.T) {
+	t.Parallel()
 	var log logBuffer
 	s, err := apiserver.New(apiserver.Options{
 		DataDir: t.TempDir(), Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})),

@@ -27,6 +27,7 @@ import (
 )
 
 func TestJoinTokens(t *testing.T) {
+	t.Parallel()
 	s := apiservertest.StartServer(t)
 	admin := kubernetes.NewForConfigOrDie(s.LoopbackConfig())
 	t.Run("end", func(t *testing.T) { testTokenEnds(t, s, admin) })
@@ -71,6 +72,7 @@ func testTokenEnds(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientse
 
 // The Secret of a token that has ended goes.
 func TestEndedTokensAreDeleted(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	s, stop := apiservertest.StartStoppable(t, func(o *apiserver.Options) { o.DataDir = dir })
 	defer stop()
@@ -223,6 +225,7 @@ func (x *tries) Handle(context.Context, slog.Record) error {
 
 // An audit log without a policy has who did what, and not with what.
 func TestAuditWithoutPolicy(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "audit.log")
 	s := apiservertest.StartServer(t, func(o *apiserver.Options) {
 		o.Auth.Audit = genericoptions.NewAuditOptions()

@@ -32,6 +32,7 @@ func webhookService(clusterIP, endpoint string, port int32) serviceResolver {
 
 // Where the ClusterIP leads nowhere, an endpoint is reached.
 func TestWebhookByEndpoint(t *testing.T) {
+	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

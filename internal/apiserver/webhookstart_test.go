@@ -20,6 +20,7 @@ import (
 // A server with a webhook for everything that cannot be reached starts, keeps its own
 // Lease, and can be repaired.
 func TestStartWithUnreachableWebhook(t *testing.T) {
+	t.Parallel()
 	dir, r := t.TempDir(), newReviewer(t)
 	listen := func(o *apiserver.Options) { o.DataDir = dir }
 	s, stop := apiservertest.StartStoppable(t, listen)
@@ -52,6 +53,7 @@ func TestStartWithUnreachableWebhook(t *testing.T) {
 
 // Roles of users do not reach what decides about everybody.
 func TestAdmissionIsForAdministrators(t *testing.T) {
+	t.Parallel()
 	s := apiservertest.StartServer(t)
 	c := kubernetes.NewForConfigOrDie(s.LoopbackConfig())
 	for _, role := range []string{"view", "edit", "admin"} {
