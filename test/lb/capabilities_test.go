@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,7 +22,7 @@ import (
 )
 
 // fairlead lb as a user that is not root, with CAP_NET_RAW and CAP_NET_ADMIN and nothing else, beside
-// another program's proxy: it announces, takes over, and counts.
+// another program's proxy, whose health counts: it announces, takes over, and counts.
 func TestTwoCapabilities(t *testing.T) {
 	inParallel(t)
 	network := testbed.NewNetwork(t)
@@ -41,6 +42,7 @@ func TestTwoCapabilities(t *testing.T) {
 	if err := os.Chmod(filepath.Dir(kubeconfig), 0o755); err != nil {
 		t.Fatal(err)
 	}
+	var sick atomic.Bool
 	const unprivileged = "65534"
 	hosts := map[arp.MAC]*testbed.Host{}
 	speakers := map[arp.MAC]*process.Process{}
@@ -50,7 +52,7 @@ func TestTwoCapabilities(t *testing.T) {
 			t.Fatal(err)
 		}
 		h := network.Outside(name)
-		healthz(t, h)
+		healthz(t, h, &sick)
 		cmd := h.Command(context.Background(), "setpriv", "--reuid", unprivileged, "--regid", unprivileged, "--clear-groups",
 			"--inh-caps", "-all,+net_raw,+net_admin", "--ambient-caps", "-all,+net_raw,+net_admin", "--bounding-set", "-all,+net_raw,+net_admin",
 			"--no-new-privs", "sh", "-c", `grep -E "^(Uid|CapPrm|CapBnd)" /proc/self/status; exec "$0" "$@"`,
@@ -64,16 +66,15 @@ func TestTwoCapabilities(t *testing.T) {
 		hosts[mac], speakers[mac] = h, p
 	}
 	vip := selectorless(t, server, host.Addr4())
-	b := &bed{TB: t, client: server.Client}
+	b := &bed{TB: t, client: server.Client, wire: listenOn(t, network.Outside("client"))}
 	var err error
 	b.lb, err = v1.NewClient(server.Config)
 	b.must(err)
 	b.voters(3)
-	wire := listenOn(t, network.Outside("client"))
 	owner := func() (mac arp.MAC) {
 		testbed.Until(t, "an owner of "+vip.String(), func() error {
 			var ok bool
-			if mac, ok = wire.Who(vip); !ok || speakers[mac] == nil {
+			if mac, ok = b.wire.Who(vip); !ok || speakers[mac] == nil {
 				return fmt.Errorf("%x answers", mac)
 			}
 			return nil
@@ -99,16 +100,26 @@ func TestTwoCapabilities(t *testing.T) {
 			return nil
 		})
 	}
+	sick.Store(true)
+	b.silence(vip)
+	sick.Store(false)
+	if owner() != second {
+		t.Error("the node that is left does not answer again")
+	}
 	if log := speakers[second].Log(); strings.Contains(log, "permitted") || strings.Contains(log, "denied") {
 		t.Errorf("it lacks a permission:\n%s", log)
 	}
 }
 
-// healthz answers in the place of a node's proxy, kube-proxy's or another one.
-func healthz(t *testing.T, h *testbed.Host) {
+// healthz answers in the place of a node's proxy, kube-proxy's or another one, while that is healthy.
+func healthz(t *testing.T, h *testbed.Host, sick *atomic.Bool) {
 	t.Helper()
 	l := h.ListenTCP(netip.MustParseAddrPort("127.0.0.1:10256"))
-	s := &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), ReadHeaderTimeout: testbed.Patience}
+	s := &http.Server{ReadHeaderTimeout: testbed.Patience, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if sick.Load() {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+	})}
 	go func() { _ = s.Serve(l) }()
 	t.Cleanup(func() { _ = s.Close() })
 }

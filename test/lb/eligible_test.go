@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fairlead/fairlead/internal/lb"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
@@ -27,7 +28,7 @@ func (b *bed) silence(a netip.Addr) {
 	})
 }
 
-// The last node that may announce falls silent when it may no longer, and when the Service is deleted.
+// The last node that may announce falls silent when it may no longer, and when the Service is deleted; not when it is cordoned.
 func TestLastNodeFallsSilent(t *testing.T) {
 	inParallel(t)
 	b := newBed(t, 1)
@@ -49,6 +50,21 @@ func TestLastNodeFallsSilent(t *testing.T) {
 	only.label(corev1.LabelNodeExcludeBalancers, false)
 	b.owner(a, only)
 	b.silence(deleted)
+
+	only.taint(corev1.TaintNodeOutOfService, corev1.TaintEffectNoExecute)
+	b.silence(a)
+	// A cordoned node gets no new Pods; its kernel forwards, and it announces what is new, too.
+	only.taint(corev1.TaintNodeUnschedulable, corev1.TaintEffectNoSchedule)
+	b.owner(a, only)
+	b.owner(b.service("later")[0], only)
+}
+
+// taint makes a taint the only one of the node's object, which says that the node is cordoned.
+func (n *node) taint(key string, effect corev1.TaintEffect) {
+	n.bed.Helper()
+	patch := fmt.Sprintf(`{"spec":{"unschedulable":true,"taints":[{"key":%q,"effect":%q}]}}`, key, effect)
+	_, err := n.bed.client.CoreV1().Nodes().Patch(n.bed.Context(), n.name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+	n.bed.must(err)
 }
 
 // A node that announces by BGP alone gets no address that is answered for by ARP.

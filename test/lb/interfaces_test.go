@@ -1,16 +1,19 @@
 package lb
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/arp"
 )
@@ -51,50 +54,93 @@ func TestTwoInterfacesOnOneNetwork(t *testing.T) {
 	}
 }
 
-// IPv6: the kernel of a machine outside asks by neighbour solicitations who has an address, and heeds the
-// unsolicited advertisement of who takes over.
-func TestNeighbourDiscovery(t *testing.T) {
+// The kernel of the nodes' router asks for an address when clients of other networks send to it, and hears who has taken it
+// over, in both families and without a packet to the address (metallb/metallb#2009): until its own doubts come up,
+// minutes later, those clients would be sent to the dead node. The announcement is repeated for some seconds.
+func TestRoutersHearOfTakeOver(t *testing.T) {
 	inParallel(t)
-	b := newBed(t, 3)
-	b.voters(3)
-	var a netip.Addr
-	for _, x := range b.service("web", func(s *corev1.Service) {
-		s.Spec.IPFamilyPolicy = new(corev1.IPFamilyPolicyRequireDualStack)
-	}) {
-		if x.Is6() {
-			a = x
-		}
+	b := newBed(t, 0)
+	router := b.net.Outside("router")
+	behind := []netip.Addr{netip.MustParseAddr("10.99.0.1"), netip.MustParseAddr("fd00:99::1")} // of another network
+	for _, a := range behind {
+		router.AddAddr(a)
 	}
-	client := b.wire.Host()
-	neighbour := func() (*node, error) {
-		out, err := client.Command(t.Context(), "ip", "-6", "neighbour", "show", a.String()).Output()
-		if err != nil {
-			return nil, err
+	for _, name := range []string{"n1", "n2", "n3"} {
+		n := b.addNode(name)
+		n.run("ip", "route", "replace", "default", "via", router.Addr4().String())
+		n.run("ip", "-6", "route", "replace", "default", "via", router.Addr6().String())
+		n.host.Serve(svc.TCP, 80)
+		n.start()
+	}
+	b.voters(3)
+	for _, a := range b.service("web", func(s *corev1.Service) { s.Spec.IPFamilyPolicy = new(corev1.IPFamilyPolicyRequireDualStack) }) {
+		client := behind[0]
+		if a.Is6() {
+			client = behind[1]
 		}
 		for _, n := range b.nodes {
-			if m := n.mac; strings.Contains(string(out), net.HardwareAddr(m[:]).String()) {
-				return n, nil
-			}
+			n.host.AddAddr(a)
 		}
-		return nil, fmt.Errorf("no node in %q", out)
-	}
-	var owner *node
-	testbed.Until(t, "an owner of "+a.String(), func() (err error) {
-		client.Do(func() {
-			if c, err := net.Dial("udp", netip.AddrPortFrom(a, 9).String()); err == nil {
-				_, _ = c.Write([]byte("who has it?"))
-				_ = c.Close()
+		// neighbour is the node to which the router sends.
+		neighbour := func() (*node, error) {
+			out, err := router.Command(t.Context(), "ip", "neighbour", "show", a.String()).Output()
+			if err != nil {
+				return nil, err
 			}
+			for _, n := range b.nodes {
+				if strings.Contains(string(out), net.HardwareAddr(n.mac[:]).String()) {
+					return n, nil
+				}
+			}
+			return nil, fmt.Errorf("no node in %q", out)
+		}
+		answers := func(from ...*node) {
+			testbed.Until(t, "an answer from "+a.String(), func() error {
+				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+				defer cancel()
+				got, err := router.AskFrom(ctx, svc.TCP, netip.AddrPortFrom(client, 0), netip.AddrPortFrom(a, 80))
+				if err == nil && !slices.ContainsFunc(from, func(n *node) bool { return n.name == got.Name }) {
+					err = fmt.Errorf("%s answers", got.Name)
+				}
+				return err
+			})
+		}
+		answers(b.nodes...)
+		owner, err := neighbour()
+		b.must(err)
+		begin := time.Now()
+		owner.kill9()
+		var next *node
+		testbed.Until(t, "the neighbour to be another one", func() (err error) {
+			if next, err = neighbour(); err == nil && next == owner {
+				err = errors.New("it is the dead node")
+			}
+			return err
 		})
-		owner, err = neighbour()
-		return err
-	})
-	owner.kill9()
-	testbed.Until(t, "the neighbour to be another one", func() error { // without a packet to it
-		n, err := neighbour()
-		if err == nil && n == owner {
-			err = errors.New("it is the dead node")
+		answers(next)
+		if a.Is4() {
+			testbed.Until(t, "repetitions of the announcement", func() error { return b.announced(a, next, begin, 4) })
 		}
-		return err
-	})
+		owner.start()
+		testbed.Until(t, "the neighbour to be the first one again", func() error {
+			if n, err := neighbour(); err != nil || n != owner {
+				return fmt.Errorf("it is not: %v", err)
+			}
+			return nil
+		})
+	}
+}
+
+// announced returns an error unless a node has announced an address unasked at so many times since begin.
+func (b *bed) announced(a netip.Addr, by *node, begin time.Time, times int) error {
+	n, last := 0, time.Time{}
+	for _, c := range b.wire.Since(a, begin) {
+		if c.MAC == by.mac && !c.Asked && c.At.Sub(last) > 100*time.Millisecond {
+			n, last = n+1, c.At
+		}
+	}
+	if n < times {
+		return fmt.Errorf("%d announcements", n)
+	}
+	return nil
 }
