@@ -81,7 +81,8 @@ func (s *Server) newGuard(ctx context.Context, client kubernetes.Interface, shar
 		return nil, err
 	}
 	lister := shared.Core().V1().ServiceAccounts().Lister()
-	g.plugins = []admission.Interface{accounts.NewAdmission(lister, client), newNodeRestriction(pods, index)}
+	roles := authorizer.AuthorizerFunc(rules.Authorize)
+	g.plugins = []admission.Interface{accounts.NewAdmission(lister, client), newNodeRestriction(pods, index, roles)}
 	if !s.opts.AllowServiceExternalIPs {
 		g.plugins = append(g.plugins, newExternalIPAdmission(g.authorizer))
 	}

@@ -219,6 +219,17 @@ func testNodeOwns(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset
 			return err
 		}},
 	)
+	for what, change := range mirrorChanges() {
+		requests = append(requests, request{"show a static Pod" + what, what == "" || what == ", privileged", func(ctx context.Context) error {
+			p, err := mirrorOf(ctx, admin, "mine")
+			if err != nil {
+				return err
+			}
+			change(p)
+			_, err = c.CoreV1().Pods("default").Create(ctx, p, metav1.CreateOptions{})
+			return err
+		}})
+	}
 	for _, r := range requests {
 		err := r.do(t.Context())
 		if err != nil && !apierrors.IsForbidden(err) {
@@ -227,6 +238,54 @@ func testNodeOwns(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset
 		if got := err == nil; got != r.allowed {
 			t.Errorf("%s: allowed %v, want %v (%v)", r.what, got, r.allowed, err)
 		}
+	}
+}
+
+// mirrorOf is a Pod as a node creates it to show a static one.
+func mirrorOf(ctx context.Context, admin *kubernetes.Clientset, node string) (*corev1.Pod, error) {
+	n, err := admin.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	p := podNamed("")
+	p.GenerateName, p.Annotations = "static-", map[string]string{corev1.MirrorPodAnnotationKey: "hash"}
+	p.Spec.NodeName, p.Spec.ServiceAccountName, p.Spec.DeprecatedServiceAccount = node, "", ""
+	p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node, UID: n.UID, Controller: new(true)}}
+	return p, nil
+}
+
+// mirrorChanges make of such a Pod one that a node may not create, but for the first two.
+func mirrorChanges() map[string]func(*corev1.Pod) {
+	volume := func(v corev1.VolumeSource) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: v}} }
+	}
+	reference := corev1.LocalObjectReference{Name: "secret-theirs"}
+	return map[string]func(*corev1.Pod){
+		"":                      func(*corev1.Pod) {},
+		", privileged":          func(p *corev1.Pod) { p.Spec.HostNetwork = true },
+		" that is none":         func(p *corev1.Pod) { p.Annotations = nil },
+		" on another node":      func(p *corev1.Pod) { p.Spec.NodeName = "theirs" },
+		" on no node":           func(p *corev1.Pod) { p.Spec.NodeName = "" },
+		" without an owner":     func(p *corev1.Pod) { p.OwnerReferences = nil },
+		" of another Node":      func(p *corev1.Pod) { p.OwnerReferences[0].Name = "theirs" },
+		" of an earlier Node":   func(p *corev1.Pod) { p.OwnerReferences[0].UID = "x" },
+		" that it does not own": func(p *corev1.Pod) { p.OwnerReferences[0].Controller = nil },
+		" that keeps its Node":  func(p *corev1.Pod) { p.OwnerReferences[0].BlockOwnerDeletion = new(true) },
+		" with an account":      func(p *corev1.Pod) { p.Spec.ServiceAccountName = "default" },
+		" with pull Secrets":    func(p *corev1.Pod) { p.Spec.ImagePullSecrets = []corev1.LocalObjectReference{reference} },
+		" with a Secret":        volume(corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "secret-theirs"}}),
+		" with a ConfigMap":     volume(corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: reference}}),
+		" with a volume claim":  volume(corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "x"}}),
+		" with a projected one": volume(corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
+			Sources: []corev1.VolumeProjection{{Secret: &corev1.SecretProjection{LocalObjectReference: reference}}},
+		}}),
+		" with variables of one": func(p *corev1.Pod) {
+			p.Spec.Containers[0].EnvFrom = []corev1.EnvFromSource{{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: reference}}}
+		},
+		" with a variable of one": func(p *corev1.Pod) {
+			key := &corev1.SecretKeySelector{LocalObjectReference: reference, Key: "k"}
+			p.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "A", ValueFrom: &corev1.EnvVarSource{SecretKeyRef: key}}}
+		},
 	}
 }
 

@@ -13,7 +13,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 
+	"github.com/fairlead/fairlead/internal/podspec"
 	"github.com/fairlead/fairlead/internal/registration"
 )
 
@@ -33,12 +35,15 @@ type nodeRestriction struct {
 	*admission.Handler
 	pods  *podIndex
 	nodes nodeIndex
+	// rbac answers by roles alone: every node may create mirrors, so that it may create
+	// Pods says nothing.
+	rbac authorizer.UnconditionalAuthorizer
 }
 
 var _ admission.ValidationInterface = nodeRestriction{}
 
-func newNodeRestriction(pods *podIndex, nodes nodeIndex) nodeRestriction {
-	return nodeRestriction{admission.NewHandler(admission.Create, admission.Update, admission.Delete), pods, nodes}
+func newNodeRestriction(pods *podIndex, nodes nodeIndex, rbac authorizer.UnconditionalAuthorizer) nodeRestriction {
+	return nodeRestriction{admission.NewHandler(admission.Create, admission.Update, admission.Delete), pods, nodes, rbac}
 }
 
 // Validate accepts all requests of users that are no nodes.
@@ -52,7 +57,7 @@ func (n nodeRestriction) Validate(ctx context.Context, a admission.Attributes, _
 	case "/nodes":
 		err = checkNode(node, a)
 	case "/pods":
-		err = checkPod(node, a)
+		err = n.checkPod(ctx, node, a)
 	case "/serviceaccounts":
 		err = n.checkToken(node, a)
 	case groupFairlead + "/speakers":
@@ -157,14 +162,14 @@ func checkNode(node string, a admission.Attributes) error {
 }
 
 // checkPod checks the Pod as it is stored: the content of an update proves nothing. A node
-// may create those of its own directory of services, where RBAC lets it.
-func checkPod(node string, a admission.Attributes) error {
+// may create those of its own directory of services, where RBAC lets it, and mirrors.
+func (n nodeRestriction) checkPod(ctx context.Context, node string, a admission.Attributes) error {
 	if a.GetOperation() == admission.Create {
 		p, ok := a.GetObject().(*corev1.Pod)
 		if ok && a.GetSubresource() == "" && registration.Is(p) && p.Spec.NodeName == node && p.Annotations[registration.FileAnnotation] != "" {
-			return nil
+			return n.mayRegister(ctx, node, a)
 		}
-		return fmt.Errorf("node %q may create no Pods but registrations of its own directory of services", node)
+		return n.checkMirror(ctx, node, a)
 	}
 	p, ok := a.GetOldObject().(*corev1.Pod)
 	if !ok || p == nil {
@@ -175,6 +180,45 @@ func checkPod(node string, a admission.Attributes) error {
 	}
 	if now, ok := a.GetObject().(*corev1.Pod); ok && now != nil && !equality.Semantic.DeepEqual(now.Labels, p.Labels) {
 		return fmt.Errorf("node %q may not change the labels of a Pod", node)
+	}
+	return nil
+}
+
+// mayRegister accepts a registration of a node that a role lets create Pods.
+func (n nodeRestriction) mayRegister(ctx context.Context, node string, a admission.Attributes) error {
+	d, _, err := n.rbac.Authorize(ctx, authorizer.AttributesRecord{
+		User: a.GetUserInfo(), Verb: "create", APIVersion: "v1", Resource: "pods", Namespace: a.GetNamespace(), ResourceRequest: true,
+	})
+	if err == nil && d != authorizer.DecisionAllow {
+		err = fmt.Errorf("no role lets node %q create Pods in namespace %s", node, a.GetNamespace())
+	}
+	return err
+}
+
+// checkMirror accepts a Pod that shows a static one of the node, as kube-apiserver does. No
+// node runs such a Pod; it refers to nothing that the node could read because of it.
+func (n nodeRestriction) checkMirror(ctx context.Context, node string, a admission.Attributes) error {
+	p, ok := a.GetObject().(*corev1.Pod)
+	if !ok {
+		return fmt.Errorf("unexpected %T", a.GetObject())
+	}
+	if _, ok := p.Annotations[corev1.MirrorPodAnnotationKey]; !ok || a.GetSubresource() != "" {
+		return fmt.Errorf("node %q may create mirrors of its static Pods alone, with the annotation %s", node, corev1.MirrorPodAnnotationKey)
+	}
+	if p.Spec.NodeName != node {
+		return fmt.Errorf("node %q may create Pods with its own name in spec.nodeName alone", node)
+	}
+	if at := podspec.APIReference(&p.Spec); at != nil {
+		return fmt.Errorf("node %q may not create a Pod that refers to objects of the API: %s", node, at)
+	}
+	if len(p.OwnerReferences) != 1 {
+		return fmt.Errorf("node %q may create Pods with its own Node as their only owner", node)
+	}
+	o := &p.OwnerReferences[0]
+	if o.APIVersion != "v1" || o.Kind != "Node" || o.Name != node || o.Controller == nil || !*o.Controller ||
+		o.BlockOwnerDeletion != nil && *o.BlockOwnerDeletion ||
+		n.nodes.await(ctx, node, func(n *corev1.Node) bool { return n.UID == o.UID }) == nil {
+		return fmt.Errorf("node %q may create Pods with its own Node as controller alone, by name and UID, without blockOwnerDeletion", node)
 	}
 	return nil
 }

@@ -128,8 +128,10 @@ func (n nodeAuthorizer) own(ctx context.Context, node string, a authorizer.Attri
 			return reason(selectsNode(a, node), "a node may read its own Pods alone, with the field selector spec.nodeName="+node), true
 		case sub == "" && is("get", "delete"), sub == "status" && is("update", "patch"):
 			return n.pod(ctx, node, a.GetNamespace(), a.GetName()), true
+		case sub == "" && is("create"):
+			return "", true // mirrors of its static Pods, which nodeRestriction checks
 		}
-		return "a node may read its own Pods, delete them and write their status, nothing else", true
+		return "a node may read its own Pods, delete them, write their status and show its static Pods, nothing else", true
 	case "fairlead.dev/speakers":
 		switch {
 		case is("get", "list", "watch") && sub == "":

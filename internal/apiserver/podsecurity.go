@@ -115,6 +115,9 @@ func (p *podSecurity) rules(ctx context.Context, a admission.Attributes) (*podse
 	if a.GetResource().Resource != "pods" {
 		return p.others, nil
 	}
+	if showsStatic(a) {
+		return p.free, nil
+	}
 	d, _, err := p.authorizer.Authorize(ctx, authorizer.AttributesRecord{
 		User: a.GetUserInfo(), Verb: verbUsePrivileged, APIVersion: "v1", Resource: "pods", Subresource: privilegedResource,
 		Namespace: a.GetNamespace(), Name: a.GetName(), ResourceRequest: true,
@@ -126,6 +129,14 @@ func (p *podSecurity) rules(ctx context.Context, a admission.Attributes) (*podse
 		return p.free, nil
 	}
 	return p.others, nil
+}
+
+// showsStatic reports whether a request of a node is about a Pod that shows a static one: it
+// runs already and whoever is root there has made it, so the default is not about it. Labels are.
+func showsStatic(a admission.Attributes) bool {
+	pod, ok := a.GetObject().(*corev1.Pod)
+	_, isNode := nodeOf(a.GetUserInfo())
+	return ok && isNode && pod.Annotations[corev1.MirrorPodAnnotationKey] != ""
 }
 
 // enforced returns the level that a new Pod of a must keep.

@@ -47,6 +47,9 @@ type agentFlags struct {
 	stateDir           string
 	podUIDs            string
 	podPIDs            int64
+	manifestDir        string
+	// early starts static Pods before the proxy, which needs the API server.
+	early bool
 	// newNamespace is set in a network namespace that this process was started in.
 	newNamespace bool
 }
@@ -66,6 +69,8 @@ func (f *agentFlags) add(cmd *cobra.Command) {
 		"unused users and groups of this machine, FIRST-LAST: 65,536 for each namespace with Pods that are not allowed "+
 			"to be privileged")
 	flags.Int64Var(&f.podPIDs, "pod-max-pids", runner.DefaultPodPIDs, "processes and threads of each Pod that is not allowed to be privileged")
+	flags.StringVar(&f.manifestDir, "pod-manifest-dir", defaultManifestDir,
+		"directory of files of static Pods, which run without the API server; it must belong to root; empty for none")
 	addConfigureResolver(cmd, &f.configureResolver)
 	flags.StringVar(&f.dnsMetrics, "dns-metrics-bind-address", "127.0.0.1:9153",
 		"IP:PORT of /metrics, /ready and /health of the DNS server; empty for none")
@@ -136,7 +141,11 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 		return nil, fmt.Errorf("the node's state directory: %w; choose another with --data-dir", err)
 	}
 	var p *proxy.Proxy
-	pods, err := f.runner(log, client, cfg, func() any { return p.Status() })
+	hold := make(chan struct{})
+	if !f.early {
+		close(hold)
+	}
+	pods, err := f.runner(log, client, cfg, func() any { return p.Status() }, hold)
 	if err != nil {
 		return nil, err
 	}
@@ -166,13 +175,23 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 	if err != nil {
 		return nil, err
 	}
-	n := &node{dns: server, components: []component{{name: "node", run: registrar.Run}, part}}
+	n := &node{dns: server, components: []component{{name: "node", run: registrar.Run}}}
+	podsPart := component{name: "pods", run: pods.Run, ready: pods.WaitReady}
+	if f.early {
+		n.components = append(n.components, component{name: "pods", run: pods.Run})
+		podsPart = component{name: "pods of the API server", ready: pods.WaitReady, run: func(ctx context.Context) error {
+			close(hold)
+			<-ctx.Done()
+			return nil
+		}}
+	}
+	n.components = append(n.components, part)
 	if f.dnsMetrics != "" {
 		n.components = append(n.components, optionalHTTP(log, "the metrics of DNS", f.dnsMetrics, server.Handler()))
 	}
 	n.components = append(n.components, []component{
 		{name: "dns", run: server.Run, ready: func(ctx context.Context) error { return untilTrue(ctx, server.Ready) }, drain: server.Drain},
-		{name: "pods", run: pods.Run, ready: pods.WaitReady},
+		podsPart,
 	}...)
 	speaker, err := f.lb.newSpeaker(log, cfg, f.nodeName, f.nodeIPs[0], p)
 	if err != nil {
@@ -192,9 +211,14 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 	return n, nil
 }
 
+// defaultManifestDir is where files of static Pods are.
+const defaultManifestDir = "/etc/fairlead/pods.d"
+
 // runner returns what runs Pods, with the endpoint from which the API server gets
 // logs, exec, and the status of this node.
-func (f *agentFlags) runner(log *slog.Logger, client kubernetes.Interface, cfg *rest.Config, status func() any) (*runner.Runner, error) {
+func (f *agentFlags) runner(log *slog.Logger, client kubernetes.Interface, cfg *rest.Config, status func() any,
+	hold <-chan struct{},
+) (*runner.Runner, error) {
 	ca, err := authority(cfg)
 	if err != nil {
 		return nil, err
@@ -218,6 +242,7 @@ func (f *agentFlags) runner(log *slog.Logger, client kubernetes.Interface, cfg *
 		ClusterDNS: clusterDNS, ClusterDomain: f.domains[0],
 		Listener: listener, ClientCA: ca, Status: status, StopPods: f.stopPods,
 		Protect: true, UIDs: uids, PodPIDs: f.podPIDs, Hide: []string{filepath.Dir(f.stateDir)}, // pki, and the store
+		StaticDir: f.manifestDir, Hold: hold,
 	})
 	if err != nil {
 		listener.Close()
@@ -373,7 +398,7 @@ the Pods it started stay when it stops, and are found again when it starts;
 			if len(f.lb.pools) > 0 {
 				log.Warn("--lb-pool has no effect on a node: the server gives out addresses; give it --lb-pool, or make an IPAddressPool")
 			}
-			f.stateDir = filepath.Join(dataDir, "agent")
+			f.stateDir, f.early = filepath.Join(dataDir, "agent"), true
 			cfg, identity, err := f.identity(cmd.Context(), log, server, token, kubeconfig)
 			if err != nil {
 				return err

@@ -2,10 +2,13 @@ package cli
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -16,6 +19,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/apiserver"
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
 )
 
 // clusterRetry is the time between two attempts to read the server's ranges.
@@ -29,16 +33,58 @@ func (f *agentFlags) adopt(ctx context.Context, cmd *cobra.Command, log *slog.Lo
 	if err != nil {
 		return err
 	}
-	c, err := readCluster(ctx, client)
+	wait := readyTimeout
+	earlier, known := f.earlierCluster()
+	if known {
+		wait = earlierAfter
+	}
+	c, err := readCluster(ctx, client, wait)
 	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
 		log.Info("the server does not publish the cluster's ranges and domains; using those of the flags", "reason", err)
 		return nil
 	}
+	if err != nil && known && !apierrors.IsUnauthorized(err) && ctx.Err() == nil {
+		log.Warn("cannot read the cluster's ranges and domains; using those of the last start, for static Pods", "err", err)
+		c, err = earlier, nil
+	}
 	if err != nil {
 		return err
 	}
+	f.recordCluster(log, c)
 	given := func(flag string) bool { return cmd.Flags().Changed(flag) }
 	return f.use(c, given)
+}
+
+// earlierAfter is how long an agent with static Pods waits for the server before it
+// begins with what it knows.
+const earlierAfter = 10 * time.Second
+
+func (f *agentFlags) clusterFile() string {
+	return filepath.Join(filepath.Dir(f.stateDir), "cluster.json")
+}
+
+// earlierCluster returns what the server had published at the last start, if this node has
+// static Pods, which start without it.
+func (f *agentFlags) earlierCluster() (c apiserver.Cluster, known bool) {
+	entries, err := os.ReadDir(f.manifestDir)
+	if err != nil || len(entries) == 0 {
+		return c, false
+	}
+	b, err := os.ReadFile(f.clusterFile())
+	return c, err == nil && json.Unmarshal(b, &c) == nil
+}
+
+func (f *agentFlags) recordCluster(log *slog.Logger, c apiserver.Cluster) {
+	b, err := json.Marshal(c)
+	if err == nil {
+		err = os.MkdirAll(f.stateDir, 0o700)
+	}
+	if err == nil {
+		err = fileio.Replace(f.clusterFile(), b, 0o600)
+	}
+	if err != nil {
+		log.Warn("cannot record the cluster's ranges; static Pods will wait for the server after a restart", "err", err)
+	}
 }
 
 // use takes the ranges and domains of c. given reports whether a flag was.
@@ -83,11 +129,11 @@ func sameSet(a, b []netip.Prefix) bool {
 	return slices.Equal(sorted(a), sorted(b))
 }
 
-// readCluster reads what the server publishes, and retries for readyTimeout. That nothing
+// readCluster reads what the server publishes, and retries for wait. That nothing
 // is there, or may not be read, counts once the server is ready: it publishes, and makes
 // its roles, as it starts.
-func readCluster(ctx context.Context, client *kubernetes.Clientset) (apiserver.Cluster, error) {
-	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+func readCluster(ctx context.Context, client *kubernetes.Clientset, wait time.Duration) (apiserver.Cluster, error) {
+	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	for {
 		ready := client.RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()

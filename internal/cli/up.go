@@ -201,6 +201,9 @@ func (u *upCommand) prepareNamespace() error {
 	// There is no way out of the namespace, so no resolver to forward to.
 	u.agent.upstream, u.agent.newNamespace = nil, true
 	u.agent.configureResolver = false // done, by the mount
+	if u.agent.manifestDir == defaultManifestDir {
+		u.agent.manifestDir = "" // those of the machine's own agent
+	}
 	return nil
 }
 

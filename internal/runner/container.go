@@ -100,7 +100,7 @@ func (c *container) ensure(ctx context.Context, pod *corev1.Pod) time.Time {
 	if time.Now().Before(c.startAt) {
 		return c.startAt
 	}
-	if !c.w.r.canStart(pod) {
+	if !c.w.canStart(pod) {
 		return time.Time{} // the runner wakes all workers when it can
 	}
 	c.start(ctx, pod)

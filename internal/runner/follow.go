@@ -62,6 +62,7 @@ func (r *Runner) follow(ctx, workCtx context.Context) {
 	}
 	if cache.WaitForCacheSync(ctx.Done(), podsHandled.HasSynced) {
 		r.dropOrphans(pods.GetStore())
+		r.static.mirrorsSynced()
 	}
 	if cache.WaitForCacheSync(ctx.Done(), nodes.HasSynced) {
 		r.network.setSynced()
@@ -71,6 +72,10 @@ func (r *Runner) follow(ctx, workCtx context.Context) {
 
 // podUpdated hands an object to its worker, which it makes if there is none.
 func (r *Runner) podUpdated(ctx context.Context, pod *corev1.Pod) {
+	if isMirror(pod) {
+		r.static.mirrorSeen(pod)
+		return
+	}
 	if registration.Is(pod) {
 		r.register(ctx, pod)
 		return
@@ -96,6 +101,9 @@ func (r *Runner) podDeleted(o any) {
 		return
 	}
 	r.deregister(pod)
+	if isMirror(pod) {
+		r.static.mirrorGone(pod)
+	}
 	r.mu.Lock()
 	w := r.workers[pod.UID]
 	r.mu.Unlock()
@@ -111,7 +119,7 @@ func (r *Runner) dropOrphans(store cache.Store) {
 		there[o.(*corev1.Pod).UID] = true
 	}
 	r.each(func(w *worker) {
-		if !there[w.uid] {
+		if !there[w.uid] && !w.static {
 			w.remove(nil)
 		}
 	})

@@ -1,10 +1,16 @@
 package runner
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"sync"
+
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
 )
 
 // ipam allocates addresses of the node's ranges to pods. It goes round each
@@ -128,3 +134,31 @@ func (m *ipam) setLastAddresses(last map[netip.Prefix]netip.Addr) {
 		}
 	}
 }
+
+// saveLastAddresses records the last addresses given to pods.
+func (r *Runner) saveLastAddresses() {
+	b, err := json.Marshal(r.ipam.lastAddresses())
+	if err == nil {
+		err = fileio.Replace(r.addressesFile(), b, 0o600)
+	}
+	if err != nil {
+		r.o.Log.Warn("cannot record the last addresses of pods; they may be reused early after a restart", "err", err)
+	}
+}
+
+func (r *Runner) loadLastAddresses() error {
+	b, err := os.ReadFile(r.addressesFile())
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	last := map[netip.Prefix]netip.Addr{}
+	if err == nil {
+		err = json.Unmarshal(b, &last)
+	}
+	if err == nil {
+		r.ipam.setLastAddresses(last)
+	}
+	return err
+}
+
+func (r *Runner) addressesFile() string { return filepath.Join(r.o.StateDir, "addresses.json") }

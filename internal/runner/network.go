@@ -4,10 +4,13 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -16,6 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
 	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/kernel/netns"
 )
@@ -26,15 +30,16 @@ type network struct {
 	r    *Runner
 	wake chan struct{}
 
-	mu       sync.Mutex
-	own      nodeFacts
-	others   map[string]nodeFacts
-	synced   bool // all nodes are known: routes may be removed
-	applied  bool // the node's own addresses are set
-	err      error
-	problems map[string]string // by the name of the other node
-	up       chan struct{}     // closed when applied is first set
-	last     []netip.Prefix
+	mu         sync.Mutex
+	own        nodeFacts
+	others     map[string]nodeFacts
+	synced     bool // all nodes are known: routes may be removed
+	applied    bool // the node's own addresses are set
+	earlierSet bool // static pods may have addresses of the ranges of an earlier run
+	err        error
+	problems   map[string]string // by the name of the other node
+	up         chan struct{}     // closed when applied is first set
+	last       []netip.Prefix
 	// masquerade is of the goroutine of run alone, as is last.
 	masquerade *link.Masquerade
 	// deleted are routes to pods here that another program has deleted, and tampered
@@ -134,6 +139,20 @@ func (n *network) ready() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.applied
+}
+
+// usable reports whether there are ranges for a pod that waits for no API server.
+func (n *network) usable() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.applied || n.earlierSet
+}
+
+// ownUID is the UID of this node's Node, "" before it is known.
+func (n *network) ownUID() types.UID {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.own.uid
 }
 
 func (n *network) healthy() error {
@@ -273,8 +292,9 @@ func (n *network) apply() (problems map[string]string, err error) {
 	others := slices.Collect(maps.Values(n.others))
 	n.mu.Unlock()
 	if len(own.cidrs) == 0 {
+		err := n.applyEarlier()
 		n.r.nudgeAll() // pods on the host network need only addresses
-		return nil, nil
+		return nil, err
 	}
 	limits := limits{cluster: n.r.o.ClusterCIDRs, services: n.r.o.ServiceCIDRs, server: n.r.o.ServerAddrs}
 	if err := limits.checkOwn(own); err != nil {
@@ -297,6 +317,7 @@ func (n *network) apply() (problems map[string]string, err error) {
 			close(n.up)
 		}
 		n.mu.Unlock()
+		n.remember(own.cidrs)
 		n.r.notify()
 		n.r.nudgeAll()
 	}
@@ -388,4 +409,45 @@ func (w *worker) disconnect() {
 	if err := link.DelPod(w.rec.Device); err != nil {
 		w.log.Error("cannot remove the pod's network", "err", err)
 	}
+}
+
+func (n *network) rangesFile() string { return filepath.Join(n.r.o.StateDir, "ranges.json") }
+
+// remember records the node's ranges for a start without the API server.
+func (n *network) remember(cidrs []netip.Prefix) {
+	n.r.static.mirrors.nudge() // the Node is known
+	b, err := json.Marshal(cidrs)
+	if err == nil {
+		err = fileio.Replace(n.rangesFile(), b, 0o600)
+	}
+	if err != nil {
+		n.r.o.Log.Warn("cannot record the node's ranges; static pods will wait for the API server after a restart", "err", err)
+	}
+}
+
+// applyEarlier lets static pods have addresses of the ranges of an earlier run while the
+// Node is not known.
+func (n *network) applyEarlier() error {
+	b, err := os.ReadFile(n.rangesFile())
+	if n.r.o.StaticDir == "" || n.usable() || errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	var cidrs []netip.Prefix
+	if err == nil {
+		err = json.Unmarshal(b, &cidrs)
+	}
+	if err != nil {
+		return fmt.Errorf("read the node's ranges of an earlier run: %w", err)
+	}
+	n.r.ipam.setRanges(cidrs)
+	if err := link.EnsureNode(n.r.o.Device, n.r.ipam.gateways()); err != nil {
+		return err
+	}
+	if err := n.masqueraded(cidrs); err != nil {
+		return err
+	}
+	n.mu.Lock()
+	n.earlierSet = true
+	n.mu.Unlock()
+	return nil
 }

@@ -1,12 +1,16 @@
 package runner
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/fairlead/fairlead/internal/dns/resolvconf"
 )
 
 // hostnameOf returns the pod's host name: spec.hostname or the pod's name, cut to
@@ -137,4 +141,43 @@ func unique(in []string) []string {
 		}
 	}
 	return out
+}
+
+// writeEtc writes the files that are mounted over the machine's in a pod.
+func (r *Runner) writeEtc(p podPaths, pod *corev1.Pod, ips []netip.Addr) error {
+	if len(r.o.ClusterDNS) == 0 && !pod.Spec.HostNetwork && (pod.Spec.DNSPolicy == corev1.DNSClusterFirst || pod.Spec.DNSPolicy == "") {
+		r.event(pod, corev1.EventTypeWarning, "MissingClusterDNS", "no cluster DNS address is known: the pod gets the machine's resolv.conf")
+	}
+	files := map[string]string{
+		"resolv.conf": resolvConf(pod, r.o.ClusterDNS, r.o.ClusterDomain, machineResolver()),
+		"hosts":       hostsFile(pod, ips, r.o.ClusterDomain),
+		"hostname":    hostnameOf(pod) + "\n",
+	}
+	for name, text := range files {
+		// Readable for any user a container runs as, with any umask.
+		if err := errors.Join(os.WriteFile(p.etc(name), []byte(text), 0o644), os.Chmod(p.etc(name), 0o644)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// machineResolver returns the machine's resolv.conf, or systemd-resolved's file of
+// the real servers if it names only its stub on the loopback device, which a pod
+// cannot reach. What --configure-resolver added is no part of it.
+func machineResolver() string {
+	const real = "/run/systemd/resolve/resolv.conf"
+	b, err := os.ReadFile(resolvconf.Original(resolvconf.Path))
+	if err != nil {
+		return ""
+	}
+	for _, s := range parseResolver(string(b)).servers {
+		if a, err := netip.ParseAddr(s); err == nil && !a.IsLoopback() {
+			return string(b)
+		}
+	}
+	if better, err := os.ReadFile(real); err == nil {
+		return string(better)
+	}
+	return string(b)
 }

@@ -29,6 +29,8 @@ type publisher struct {
 	base   *corev1.Pod // the newest object, of the informer or of an own write
 	want   *corev1.PodStatus
 	delete bool
+	// static has the status written to the mirror of the pod, which is base.
+	static bool
 }
 
 const (
@@ -44,7 +46,9 @@ func newPublisher(client kubernetes.Interface, log *slog.Logger) *publisher {
 // set sets the status to write; pod is the object as the informer has it.
 func (p *publisher) set(pod *corev1.Pod, st corev1.PodStatus) {
 	p.mu.Lock()
-	p.learn(pod)
+	if !p.static {
+		p.learn(pod)
+	}
 	p.want = &st
 	p.mu.Unlock()
 	p.nudge()
@@ -69,8 +73,25 @@ func (p *publisher) nudge() {
 func (p *publisher) known(pod *corev1.Pod) corev1.PodStatus {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.learn(pod)
+	if !p.static {
+		p.learn(pod)
+	}
+	if p.base == nil {
+		return pod.Status
+	}
 	return p.base.Status
+}
+
+// mirror gives the publisher of a static pod the mirror of that pod, whose UID is uid, as
+// the API has it.
+func (p *publisher) mirror(m *corev1.Pod, uid types.UID) {
+	if m.Annotations[corev1.MirrorPodAnnotationKey] != string(uid) {
+		return
+	}
+	p.mu.Lock()
+	p.learn(m)
+	p.mu.Unlock()
+	p.nudge()
 }
 
 // learn keeps the newer of two objects: the informer may be behind the publisher's
@@ -119,7 +140,7 @@ func (p *publisher) write(ctx context.Context) error {
 	p.mu.Lock()
 	base, want, del := p.base, p.want, p.delete
 	p.mu.Unlock()
-	if want == nil {
+	if want == nil || base == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)

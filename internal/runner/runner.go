@@ -9,99 +9,27 @@ package runner
 
 import (
 	"context"
-	"crypto/x509"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 
-	"github.com/fairlead/fairlead/internal/dns/resolvconf"
 	"github.com/fairlead/fairlead/internal/env"
 	"github.com/fairlead/fairlead/internal/events"
 	"github.com/fairlead/fairlead/internal/kernel/confine"
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
-	"github.com/fairlead/fairlead/internal/kernel/link"
-	"github.com/fairlead/fairlead/internal/kernel/netns"
 	"github.com/fairlead/fairlead/internal/kernel/process"
-	"github.com/fairlead/fairlead/internal/runner/logfile"
-	"github.com/fairlead/fairlead/internal/runner/shim"
 	"github.com/fairlead/fairlead/internal/systemd"
 )
-
-// DefaultPodPIDs is the default of Options.PodPIDs.
-const DefaultPodPIDs = 1024
-
-// Options configure a Runner.
-type Options struct {
-	// Client talks to the API server. Its rate limit should be far above
-	// client-go's default of 5 a second.
-	Client   kubernetes.Interface
-	NodeName string
-	// StateDir holds what must survive a restart, mode 0700; nothing else may
-	// use it.
-	StateDir string
-	// ShimCommand starts a shim, by default the embedded program, or without one
-	// this program with "pod-shim", for which it must import package shim/early.
-	ShimCommand []string
-	// Device is the network device that holds the node's own addresses among
-	// its pods, by default fl0.
-	Device string
-	// ClusterCIDRs are the ranges of all pods of the cluster. Packets of pods to
-	// other places get the node's address, and a Node whose range is not a part of
-	// them gets no routes.
-	ClusterCIDRs []netip.Prefix
-	// ServiceCIDRs are the ranges of ClusterIPs, ServerAddrs the addresses of the
-	// API server: no route to pods may take them.
-	ServiceCIDRs []netip.Prefix
-	ServerAddrs  []netip.Addr
-	// ClusterDNS are the name servers of pods, ClusterDomain the domain they
-	// serve, by default cluster.local.
-	ClusterDNS    []netip.Addr
-	ClusterDomain string
-	// Listener is where the HTTPS endpoint for logs, exec and port-forward is
-	// served; nil for none. Run closes it.
-	Listener net.Listener
-	// ClientCA signs the one client that the endpoint accepts, whose common name
-	// is fairlead-apiserver.
-	ClientCA *x509.CertPool
-	// Status is what GET /status answers, as JSON; nil for none.
-	Status func() any
-	// StopPods ends all pods when Run ends, within StopTimeout (by default 10
-	// s). Otherwise they go on, and the next run adopts them.
-	StopPods    bool
-	StopTimeout time.Duration
-	// BackOff is the delay before the second restart of a container, doubled
-	// for each further one up to 5 min; by default 10 s.
-	BackOff time.Duration
-	// UIDs are the users for pods that are not allowed to be privileged, by default
-	// DefaultUIDRange.
-	UIDs UIDRange
-	// Hide are directories that such pods do not see, beside StateDir.
-	Hide []string
-	// PodPIDs bounds the processes of each pod that is not allowed to be privileged,
-	// by default DefaultPodPIDs.
-	PodPIDs int64
-	// Protect keeps the kernel from killing this process when memory is short, where
-	// it may.
-	Protect bool
-	// LogLimit bounds the output kept of each container; zero for 5 files of
-	// 10 MiB.
-	LogLimit logfile.Limit
-	Log      *slog.Logger
-}
 
 // Runner runs the Pods of one node.
 type Runner struct {
@@ -118,6 +46,7 @@ type Runner struct {
 	cgroups  *cgroups
 	memory   int64 // of the machine
 	uids     *uids
+	static   *staticPods
 	oneUser  bool // there is only one user, as without root
 	// unmapped is why the range of users cannot be used, nil if it can.
 	unmapped error
@@ -128,6 +57,7 @@ type Runner struct {
 	// registered are the Pods that stand for programs of the machine.
 	registered map[types.UID]*registered
 	synced     bool // services are known
+	held       bool // by Options.Hold
 	running    sync.WaitGroup
 	// starts holds one entry for each pod that is being started: starting a
 	// process takes a core for a moment, and too many at once time out.
@@ -178,7 +108,7 @@ func New(o Options) (*Runner, error) {
 		o: o, ipam: newIPAM(), workers: map[types.UID]*worker{}, registered: map[types.UID]*registered{},
 		units: systemd.NewBus(o.Log), starts: make(chan struct{}, 2*runtime.NumCPU()),
 		measures: make(chan struct{}, 1), changed: make(chan struct{}, 1), metrics: newMetrics(),
-		cgroups: openCgroups(dir), memory: memoryCapacity(),
+		cgroups: openCgroups(dir), memory: memoryCapacity(), held: o.Hold != nil,
 	}
 	r.oneUser = confine.OneUser()
 	if !r.oneUser && !confine.Mapped(o.UIDs.First, o.UIDs.Last) {
@@ -199,7 +129,7 @@ func New(o Options) (*Runner, error) {
 	if r.cgroups.err != nil {
 		o.Log.Info("cannot enforce limits of Pods", "err", r.cgroups.err)
 	}
-	r.network = newNetwork(r)
+	r.network, r.static = newNetwork(r), newStaticPods(r, o.StaticDir)
 	if o.Listener != nil {
 		if o.ClientCA == nil {
 			return nil, errors.New("runner: the endpoint needs ClientCA")
@@ -275,6 +205,9 @@ func (r *Runner) Run(ctx context.Context) error {
 	others.Go(func() { r.follow(infCtx, workCtx) })
 	others.Go(func() { r.network.run(infCtx) })
 	others.Go(func() { r.units.Run(infCtx) })
+	others.Go(func() { r.static.run(infCtx, workCtx) })
+	others.Go(func() { r.static.mirror(infCtx) })
+	others.Go(func() { r.awaitHold(infCtx) })
 	if r.o.Listener != nil {
 		others.Go(func() { r.serve(infCtx) })
 	}
@@ -286,6 +219,19 @@ func (r *Runner) Run(ctx context.Context) error {
 	stopInformers()
 	others.Wait()
 	return nil
+}
+
+// awaitHold starts the pods that wait for Options.Hold.
+func (r *Runner) awaitHold(ctx context.Context) {
+	select {
+	case <-r.o.Hold: // never, if it is nil
+	case <-ctx.Done():
+		return
+	}
+	r.mu.Lock()
+	r.held = false
+	r.mu.Unlock()
+	r.each((*worker).nudge)
 }
 
 // stopAll ends all pods in parallel and removes the network.
@@ -337,68 +283,6 @@ func (r *Runner) podDir(uid types.UID) string {
 	return filepath.Join(r.o.StateDir, "pods", string(uid))
 }
 
-// adopt makes a worker for every pod of an earlier run and takes over the shims
-// that still run. The objects of the pods come later.
-func (r *Runner) adopt(ctx context.Context) error {
-	dirs, err := podDirs(filepath.Join(r.o.StateDir, "pods"))
-	if err != nil {
-		return err
-	}
-	devices, err := link.Devices()
-	if err != nil {
-		return err
-	}
-	known := map[types.UID]bool{}
-	for _, d := range dirs {
-		rec, err := readPod(d)
-		if err != nil || r.podDir(rec.UID) != d.dir {
-			r.o.Log.Warn("cannot read the record of a pod; ending the pod", "dir", d.dir, "err", err)
-			if err := endShim(ctx, d.dir); err != nil {
-				r.o.Log.Error("cannot end the shim of a pod without a record", "dir", d.dir, "err", err)
-				continue
-			}
-			if err := removePod(d); err != nil {
-				r.o.Log.Error("cannot remove the state of a pod without a record", "dir", d.dir, "err", err)
-			}
-			continue // sweep removes its control group
-		}
-		known[rec.UID] = true
-		w := newWorker(ctx, r, rec.UID, rec.Namespace, rec.Name)
-		w.rec = rec
-		r.ipam.reserve(rec.IPs)
-		shimCtx, cancel := context.WithTimeout(ctx, 5*time.Second)
-		id, err := shim.Client{Dir: d.dir}.Process(shimCtx)
-		cancel()
-		switch {
-		case err != nil:
-			w.killRemains()
-		case !netns.SameUser(id.Pid):
-			// A namespace of 'fairlead up' that was killed: its network is gone,
-			// and this process has no rights there to give the pod another one.
-			w.log.Info("a pod of an earlier run is in another user namespace; starting it again", "shim", id.Pid)
-			if err := endShim(ctx, d.dir); err != nil {
-				w.log.Error("cannot end the pod of an earlier run", "err", err)
-			}
-			w.killRemains()
-		default:
-			w.adoptShim(id)
-			w.relink = rec.Device != "" && !slices.Contains(devices, rec.Device)
-			w.log.Info("adopted a running pod", "shim", id.Pid)
-		}
-		r.start(w)
-	}
-	if err := r.cgroups.sweep(ctx, func(uid types.UID) bool { return known[uid] }); err != nil {
-		r.o.Log.Error("cannot remove control groups of earlier pods", "err", err)
-	}
-	return nil
-}
-
-func endShim(ctx context.Context, dir string) error {
-	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
-	defer cancel()
-	return shim.Client{Dir: dir}.Shutdown(ctx)
-}
-
 // start runs w until it is done.
 func (r *Runner) start(w *worker) {
 	r.mu.Lock()
@@ -409,6 +293,7 @@ func (r *Runner) start(w *worker) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		delete(r.workers, w.uid)
+		r.static.nudge()
 		r.metrics.forget(w.rec.Namespace, w.rec.Name, string(w.uid))
 	})
 }
@@ -433,10 +318,16 @@ func (r *Runner) each(f func(*worker)) {
 }
 
 // canStart reports whether what a new pod needs is known: the Services, so that
-// none is missing in its environment (behaviour 71), and the node's ranges.
-func (r *Runner) canStart(pod *corev1.Pod) bool {
+// none is missing in its environment (behaviour 71), and the node's ranges. A static pod
+// does without the API server: it gets the Services that are known, and an address of the
+// ranges that the node had last.
+func (w *worker) canStart(pod *corev1.Pod) bool {
+	r := w.r
+	if w.static {
+		return pod.Spec.HostNetwork || r.network.usable()
+	}
 	r.mu.Lock()
-	synced := r.synced
+	synced := r.synced && !r.held
 	r.mu.Unlock()
 	return synced && (r.network.ready() || pod.Spec.HostNetwork && len(r.hostIPs()) > 0)
 }
@@ -445,13 +336,19 @@ func (r *Runner) hostIPs() []netip.Addr { return r.network.hostIPs() }
 
 // serviceVars returns the Service variables of a pod that starts now.
 func (r *Runner) serviceVars(pod *corev1.Pod) []corev1.EnvVar {
+	r.mu.Lock()
+	services := r.services
+	r.mu.Unlock()
+	if services == nil {
+		return nil // a static pod, before the API has been asked
+	}
 	var list []*corev1.Service
-	own, err := r.services.Services(pod.Namespace).List(everything)
+	own, err := services.Services(pod.Namespace).List(everything)
 	if err == nil {
 		list = own
 	}
 	if pod.Namespace != corev1.NamespaceDefault {
-		if api, err := r.services.Services(corev1.NamespaceDefault).Get("kubernetes"); err == nil {
+		if api, err := services.Services(corev1.NamespaceDefault).Get("kubernetes"); err == nil {
 			list = append(list, api)
 		}
 	}
@@ -462,70 +359,3 @@ func (r *Runner) serviceVars(pod *corev1.Pod) []corev1.EnvVar {
 func (r *Runner) event(pod *corev1.Pod, kind, reason, message string) {
 	r.rec.Event(pod, kind, reason, message)
 }
-
-// writeEtc writes the files that are mounted over the machine's in a pod.
-func (r *Runner) writeEtc(p podPaths, pod *corev1.Pod, ips []netip.Addr) error {
-	if len(r.o.ClusterDNS) == 0 && !pod.Spec.HostNetwork && (pod.Spec.DNSPolicy == corev1.DNSClusterFirst || pod.Spec.DNSPolicy == "") {
-		r.event(pod, corev1.EventTypeWarning, "MissingClusterDNS", "no cluster DNS address is known: the pod gets the machine's resolv.conf")
-	}
-	files := map[string]string{
-		"resolv.conf": resolvConf(pod, r.o.ClusterDNS, r.o.ClusterDomain, machineResolver()),
-		"hosts":       hostsFile(pod, ips, r.o.ClusterDomain),
-		"hostname":    hostnameOf(pod) + "\n",
-	}
-	for name, text := range files {
-		// Readable for any user a container runs as, with any umask.
-		if err := errors.Join(os.WriteFile(p.etc(name), []byte(text), 0o644), os.Chmod(p.etc(name), 0o644)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// machineResolver returns the machine's resolv.conf, or systemd-resolved's file of
-// the real servers if it names only its stub on the loopback device, which a pod
-// cannot reach. What --configure-resolver added is no part of it.
-func machineResolver() string {
-	const real = "/run/systemd/resolve/resolv.conf"
-	b, err := os.ReadFile(resolvconf.Original(resolvconf.Path))
-	if err != nil {
-		return ""
-	}
-	for _, s := range parseResolver(string(b)).servers {
-		if a, err := netip.ParseAddr(s); err == nil && !a.IsLoopback() {
-			return string(b)
-		}
-	}
-	if better, err := os.ReadFile(real); err == nil {
-		return string(better)
-	}
-	return string(b)
-}
-
-// saveLastAddresses records the last addresses given to pods.
-func (r *Runner) saveLastAddresses() {
-	b, err := json.Marshal(r.ipam.lastAddresses())
-	if err == nil {
-		err = fileio.Replace(r.addressesFile(), b, 0o600)
-	}
-	if err != nil {
-		r.o.Log.Warn("cannot record the last addresses of pods; they may be reused early after a restart", "err", err)
-	}
-}
-
-func (r *Runner) loadLastAddresses() error {
-	b, err := os.ReadFile(r.addressesFile())
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	last := map[netip.Prefix]netip.Addr{}
-	if err == nil {
-		err = json.Unmarshal(b, &last)
-	}
-	if err == nil {
-		r.ipam.setLastAddresses(last)
-	}
-	return err
-}
-
-func (r *Runner) addressesFile() string { return filepath.Join(r.o.StateDir, "addresses.json") }

@@ -130,8 +130,8 @@ func (l *logWriter) Write(b []byte) (int, error) {
 	return l.b.Write(b)
 }
 
-// start runs the agent; c.stop ends it and waits.
-func (c *cluster) start() {
+// launch runs the agent; c.stop ends it and waits.
+func (c *cluster) launch() {
 	c.t.Helper()
 	logs := &logWriter{}
 	o := runner.Options{
@@ -161,9 +161,15 @@ func (c *cluster) start() {
 		}
 	})
 	c.stop, c.r = once, r
+}
+
+// start runs the agent and waits until it can run Pods; c.stop ends it and waits.
+func (c *cluster) start() {
+	c.t.Helper()
+	c.launch()
 	ready, cancelReady := context.WithTimeout(c.t.Context(), 20*time.Second)
 	defer cancelReady()
-	if err := r.WaitReady(ready); err != nil {
+	if err := c.r.WaitReady(ready); err != nil {
 		c.t.Fatal(err)
 	}
 }

@@ -33,6 +33,7 @@ type podRecord struct {
 	Shown       []netip.Addr  `json:"shown,omitempty"`
 	Device      string        `json:"device,omitempty"`
 	HostNetwork bool          `json:"hostNetwork,omitempty"`
+	Static      bool          `json:"static,omitempty"`
 	Grace       time.Duration `json:"grace"`
 	Started     time.Time     `json:"started"`
 	// Failure is why the node has ended the pod, which is Failed then.

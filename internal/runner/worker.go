@@ -21,6 +21,8 @@ type worker struct {
 	uid types.UID
 	// namespace is that of the pod.
 	namespace string
+	name      string
+	static    bool // it is one of a file; see staticPods
 	paths     podPaths
 	log       *slog.Logger
 	pub       *publisher
@@ -79,7 +81,7 @@ type containerSnapshot struct {
 
 func newWorker(ctx context.Context, r *Runner, uid types.UID, namespace, name string) *worker {
 	w := &worker{
-		r: r, uid: uid, namespace: namespace,
+		r: r, uid: uid, namespace: namespace, name: name,
 		paths: podPaths{r.podDir(uid)}, log: r.o.Log.With("namespace", namespace, "pod", name, "uid", string(uid)),
 		wake: make(chan struct{}, 1), retry: backoff{base: r.o.BackOff},
 	}
@@ -204,7 +206,7 @@ func isOver(pod *corev1.Pod) bool {
 // images, the only part that can change.
 func (w *worker) setPod(pod *corev1.Pod) {
 	w.rec.UID, w.rec.Namespace, w.rec.Name = pod.UID, pod.Namespace, pod.Name
-	w.rec.HostNetwork = pod.Spec.HostNetwork
+	w.rec.HostNetwork, w.rec.Static = pod.Spec.HostNetwork, w.static
 	w.rec.Grace = grace(pod)
 	if len(w.containers) > 0 {
 		for _, c := range w.containers {
@@ -328,7 +330,7 @@ func (w *worker) startPod(ctx context.Context, pod *corev1.Pod) time.Time {
 		if wait := time.Until(w.retryAt); wait > 0 {
 			return w.retryAt
 		}
-		if !w.r.canStart(pod) {
+		if !w.canStart(pod) {
 			return time.Time{} // the runner wakes all workers when it can
 		}
 		if err := w.createSandbox(ctx, pod); err != nil {
@@ -339,7 +341,7 @@ func (w *worker) startPod(ctx context.Context, pod *corev1.Pod) time.Time {
 			return w.retryAt
 		}
 	}
-	if w.relink && w.r.canStart(pod) {
+	if w.relink && w.canStart(pod) {
 		w.relink = false
 		if err := w.connect(); err != nil {
 			w.log.Error("cannot connect the pod to the network again", "err", err)

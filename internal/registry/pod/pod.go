@@ -6,6 +6,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/storage"
@@ -50,6 +51,13 @@ func NewStorage(opts generic.RESTOptionsGetter, agents *node.Agents) (map[string
 		"pods/portforward": &portForwardREST{stream},
 		"pods/proxy":       proxy.New("pod", &corev1.PodProxyOptions{}, stream.locateProcess),
 	}, nil
+}
+
+// Complete sets the defaults of a Pod that is in no store, one of a file, and returns
+// what is wrong with it.
+func Complete(p *corev1.Pod) field.ErrorList {
+	setDefaults(p)
+	return validate(p)
 }
 
 // AddToScheme adds what the kind needs beyond its types.

@@ -60,6 +60,11 @@ func (strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field
 	errs := store.ValidateMetaUpdate(&p.ObjectMeta, &before.ObjectMeta)
 	errs = append(errs, validate(p)...)
 	errs = append(errs, registration.ValidateUpdate(p, before)...)
+	const mirror = corev1.MirrorPodAnnotationKey
+	if now, was := p.Annotations[mirror], before.Annotations[mirror]; now != was { // ValidatePodUpdate of Kubernetes
+		errs = append(errs, field.Invalid(field.NewPath("metadata", "annotations").Key(mirror), now,
+			"may not add, remove or update mirror pod annotation"))
+	}
 	return append(errs, validateChange(p, before)...)
 }
 

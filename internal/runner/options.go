@@ -1,0 +1,81 @@
+package runner
+
+import (
+	"crypto/x509"
+	"log/slog"
+	"net"
+	"net/netip"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead/fairlead/internal/runner/logfile"
+)
+
+// DefaultPodPIDs is the default of Options.PodPIDs.
+const DefaultPodPIDs = 1024
+
+// Options configure a Runner.
+type Options struct {
+	// Client talks to the API server. Its rate limit should be far above
+	// client-go's default of 5 a second.
+	Client   kubernetes.Interface
+	NodeName string
+	// StateDir holds what must survive a restart, mode 0700; nothing else may
+	// use it.
+	StateDir string
+	// ShimCommand starts a shim, by default the embedded program, or without one
+	// this program with "pod-shim", for which it must import package shim/early.
+	ShimCommand []string
+	// Device is the network device that holds the node's own addresses among
+	// its pods, by default fl0.
+	Device string
+	// ClusterCIDRs are the ranges of all pods of the cluster. Packets of pods to
+	// other places get the node's address, and a Node whose range is not a part of
+	// them gets no routes.
+	ClusterCIDRs []netip.Prefix
+	// ServiceCIDRs are the ranges of ClusterIPs, ServerAddrs the addresses of the
+	// API server: no route to pods may take them.
+	ServiceCIDRs []netip.Prefix
+	ServerAddrs  []netip.Addr
+	// ClusterDNS are the name servers of pods, ClusterDomain the domain they
+	// serve, by default cluster.local.
+	ClusterDNS    []netip.Addr
+	ClusterDomain string
+	// Listener is where the HTTPS endpoint for logs, exec and port-forward is
+	// served; nil for none. Run closes it.
+	Listener net.Listener
+	// ClientCA signs the one client that the endpoint accepts, whose common name
+	// is fairlead-apiserver.
+	ClientCA *x509.CertPool
+	// Status is what GET /status answers, as JSON; nil for none.
+	Status func() any
+	// StopPods ends all pods when Run ends, within StopTimeout (by default 10
+	// s). Otherwise they go on, and the next run adopts them.
+	StopPods    bool
+	StopTimeout time.Duration
+	// BackOff is the delay before the second restart of a container, doubled
+	// for each further one up to 5 min; by default 10 s.
+	BackOff time.Duration
+	// UIDs are the users for pods that are not allowed to be privileged, by default
+	// DefaultUIDRange.
+	UIDs UIDRange
+	// StaticDir has the files of static pods, which run whatever the API server has;
+	// "" for none. It must belong to root.
+	StaticDir string
+	// Hold keeps pods of the API server from starting until it is closed; nil for not at all.
+	// Static ones do not wait.
+	Hold <-chan struct{}
+	// Hide are directories that such pods do not see, beside StateDir.
+	Hide []string
+	// PodPIDs bounds the processes of each pod that is not allowed to be privileged,
+	// by default DefaultPodPIDs.
+	PodPIDs int64
+	// Protect keeps the kernel from killing this process when memory is short, where
+	// it may.
+	Protect bool
+	// LogLimit bounds the output kept of each container; zero for 5 files of
+	// 10 MiB.
+	LogLimit logfile.Limit
+	Log      *slog.Logger
+}

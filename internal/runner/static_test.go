@@ -1,0 +1,219 @@
+package runner_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/fairlead/fairlead/internal/kernel/process"
+	"github.com/fairlead/fairlead/internal/runner"
+)
+
+const staticManifest = `apiVersion: v1
+kind: Pod
+metadata:
+  name: web
+  labels: {app: web}
+spec:
+  terminationGracePeriodSeconds: 2
+  containers:
+  - name: main
+    image: host
+    command: [sh, -c, "echo %s; trap 'exit 0' TERM; while :; do sleep 0.02; done"]
+`
+
+// static is a cluster whose node has a directory of static Pods.
+type static struct {
+	*cluster
+	dir string
+}
+
+func newStatic(t *testing.T) *static {
+	t.Helper()
+	s := &static{dir: filepath.Join(t.TempDir(), "pods.d")}
+	s.cluster = newCluster(t, func(o *runner.Options) { o.StaticDir = s.dir })
+	return s
+}
+
+func (s *static) write(name, text string) {
+	s.t.Helper()
+	// As editors and configuration management do it.
+	temp := filepath.Join(s.dir, "."+name)
+	if err := os.WriteFile(temp, []byte(text), 0o644); err != nil {
+		s.t.Fatal(err)
+	}
+	if err := os.Rename(temp, filepath.Join(s.dir, name)); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// process returns the first process of the newest static Pod whose container has printed word.
+func (s *static) process(word string) process.ID {
+	s.t.Helper()
+	var id process.ID
+	await(s.t, "a process that prints "+word, func() bool {
+		logs, _ := filepath.Glob(filepath.Join(s.state, "pods", "*", "containers", "main", "0.log"))
+		for _, log := range logs {
+			b, _ := os.ReadFile(log)
+			if !strings.Contains(string(b), word+"\n") {
+				continue
+			}
+			uid := filepath.Base(filepath.Dir(filepath.Dir(filepath.Dir(log))))
+			st := s.record(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: types.UID(uid)}}, 0)
+			id = st.Process
+			return !st.Exited && id.Alive()
+		}
+		return false
+	})
+	return id
+}
+
+func (s *static) mirror(hash string) *corev1.Pod {
+	s.t.Helper()
+	var got *corev1.Pod
+	await(s.t, "the mirror", func() bool {
+		var err error
+		got, err = s.client.CoreV1().Pods("default").Get(s.t.Context(), "web-"+nodeName, metav1.GetOptions{})
+		return err == nil && got.DeletionTimestamp == nil && got.Annotations[corev1.MirrorPodAnnotationKey] != hash && isReady(got)
+	})
+	return got
+}
+
+func (s *static) event(parts ...string) {
+	s.t.Helper()
+	await(s.t, fmt.Sprintf("the Event with %q", parts), func() bool {
+		for line := range strings.Lines(s.events(nodeName)) {
+			ok := strings.HasPrefix(line, "Warning InvalidStaticPod: ")
+			for _, p := range parts {
+				ok = ok && strings.Contains(line, p)
+			}
+			if ok {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// A file is a Pod that runs, and a mirror of it in the API: it changes and ends with the
+// file, and with nothing else.
+func TestStaticPods(t *testing.T) {
+	s := newStatic(t) // the directory appears later
+	if err := os.Mkdir(s.dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s.write("web.yaml", fmt.Sprintf(staticManifest, "one"))
+	s.stop() // it is read at the start, else after some seconds
+	s.start()
+	one := s.process("one")
+	m := s.mirror("")
+	owner := m.OwnerReferences
+	if m.Status.Phase != corev1.PodRunning || m.Status.PodIP == "" || m.Labels["app"] != "web" ||
+		m.Annotations["kubernetes.io/config.source"] != "file" || len(owner) != 1 || owner[0].Kind != "Node" || owner[0].Name != nodeName {
+		t.Errorf("the mirror is %+v %+v", m.ObjectMeta, m.Status)
+	}
+
+	// Deleted mirrors, gracefully or not, come back; a forged one does not stay.
+	if err := s.client.CoreV1().Pods("default").Delete(t.Context(), m.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "another mirror", func() bool {
+		p, err := s.client.CoreV1().Pods("default").Get(t.Context(), m.Name, metav1.GetOptions{})
+		return err == nil && p.UID != m.UID && isReady(p)
+	})
+	forged := pod("forged", "echo forged; sleep 600")
+	forged.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"}
+	s.create(forged)
+	s.untilGone("forged")
+	if !one.Alive() {
+		t.Fatal("the process ended with its mirror")
+	}
+
+	// What is wrong is told with file and field, and what runs stays.
+	s.write("bad.yaml", strings.Replace(fmt.Sprintf(staticManifest, "bad"), "image:", "imge:", 1))
+	s.event(filepath.Join(s.dir, "bad.yaml"), `unknown field "spec.containers[0].imge"`)
+	s.write("web.yaml", "apiVersion: v1\nkind: Pod\n\tmetadata: x\n")
+	s.event(filepath.Join(s.dir, "web.yaml"), "line 3")
+	s.write("bad.yaml", strings.Replace(fmt.Sprintf(staticManifest, "bad"), "spec:", "spec:\n  serviceAccountName: x", 1))
+	s.event("bad.yaml", "spec.serviceAccountName: a static Pod runs without the API server")
+	s.write("bad.yaml", strings.Replace(fmt.Sprintf(staticManifest, "bad"), "name: main", "name: Main", 1))
+	s.event("bad.yaml", "spec.containers[0].name: Invalid value")
+	s.write("bad.yaml", fmt.Sprintf(staticManifest, "same"))
+	s.write("web.yaml", fmt.Sprintf(staticManifest, "one"))
+	if err := os.Chmod(filepath.Join(s.dir, "bad.yaml"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	s.event("bad.yaml", "group and others must not be able to write to it")
+	if !one.Alive() {
+		t.Fatal("the process ended with the faults of a file")
+	}
+
+	// An edit is another Pod, in its place.
+	s.write("web.yaml", fmt.Sprintf(staticManifest, "two"))
+	two := s.process("two")
+	if one.Alive() {
+		t.Error("the process of the file before still runs")
+	}
+	if now := s.mirror(m.Annotations[corev1.MirrorPodAnnotationKey]); now.UID == m.UID {
+		t.Error("the mirror is the one of the file before")
+	}
+	if err := os.Remove(filepath.Join(s.dir, "web.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the end of the process", func() bool { return !two.Alive() })
+	s.untilGone(m.Name)
+
+	// Whoever may write to the directory would be root.
+	if err := os.Chmod(s.dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	s.write("web.yaml", fmt.Sprintf(staticManifest, "three"))
+	s.event(s.dir + ": its mode is 0777")
+	if logs, _ := filepath.Glob(filepath.Join(s.state, "pods", "*")); len(logs) > 0 {
+		t.Errorf("started from a directory of anybody's: %v", logs)
+	}
+}
+
+// Static Pods start without the API server, with addresses of the ranges that the node had
+// last; they are shown once it is there.
+func TestStaticPodsWithoutTheServer(t *testing.T) {
+	s := newStatic(t)
+	if err := os.Mkdir(s.dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s.create(pod("first", "sleep 600")) // the node has its ranges
+	s.ready("first")
+	s.delete("first", metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))})
+	s.untilGone("first")
+	s.stop()
+	before := s.change
+	s.change = func(o *runner.Options) {
+		before(o)
+		dead, err := kubernetes.NewForConfig(&rest.Config{Host: "127.0.0.1:1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.Client = dead
+	}
+	s.write("web.yaml", fmt.Sprintf(staticManifest, "alone"))
+	s.launch()
+	id := s.process("alone")
+	if _, err := s.client.CoreV1().Pods("default").Get(t.Context(), "web-"+nodeName, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("it is in the API: %v", err)
+	}
+	s.stop()
+	s.change = before
+	s.start()
+	if m := s.mirror(""); m.Status.PodIP == "" || m.Status.ContainerStatuses[0].RestartCount != 0 || !id.Alive() {
+		t.Errorf("the mirror is %+v", m.Status)
+	}
+}
