@@ -21,6 +21,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead/fairlead/internal/runner"
@@ -228,17 +229,24 @@ func attackAsPod() {
 	fmt.Println(string(b))
 }
 
+// namespace is one of a level.
+func (c *cluster) namespace(level string) string {
+	c.t.Helper()
+	ns := "level-" + level
+	_, err := c.client.CoreV1().Namespaces().Create(c.t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
+		Name: ns, Labels: map[string]string{"pod-security.kubernetes.io/enforce": level},
+	}}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		c.t.Fatal(err)
+	}
+	return ns
+}
+
 // attack is a Pod that attacks, in a namespace of a level.
 func (c *cluster) attack(level string, change func(*corev1.Pod)) *corev1.Pod {
 	c.t.Helper()
 	core := c.client.CoreV1()
-	ns := "level-" + level
-	_, err := core.Namespaces().Create(c.t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
-		Name: ns, Labels: map[string]string{"pod-security.kubernetes.io/enforce": level},
-	}}, metav1.CreateOptions{})
-	if err != nil && !strings.Contains(err.Error(), "exists") {
-		c.t.Fatal(err)
-	}
+	ns := c.namespace(level)
 	dir := c.t.TempDir()
 	key := filepath.Join(filepath.Dir(c.state), "pki.key")
 	other := filepath.Join(c.state, "pods", "other", "volumes", "v", "file")
@@ -283,7 +291,7 @@ func (c *cluster) attack(level string, change func(*corev1.Pod)) *corev1.Pod {
 	if change != nil {
 		change(p)
 	}
-	p, err = core.Pods(ns).Create(c.t.Context(), p, metav1.CreateOptions{})
+	p, err := core.Pods(ns).Create(c.t.Context(), p, metav1.CreateOptions{})
 	if err != nil {
 		c.t.Fatal(err)
 	}
