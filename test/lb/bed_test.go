@@ -206,7 +206,7 @@ func (b *bed) service(name string, change ...func(*corev1.Service)) []netip.Addr
 	return out
 }
 
-// voters waits until the list has so many votes and everybody uses it.
+// voters waits until the list has so many votes and all voters use it.
 func (b *bed) voters(votes int) {
 	b.Helper()
 	testbed.Until(b, fmt.Sprintf("%d votes", votes), func() error {

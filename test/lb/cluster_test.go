@@ -79,7 +79,7 @@ func TestReachedFromOutside(t *testing.T) {
 	c.voters(3)
 	c.ask(c.wire.Host(), vip)
 	// SIGTERM comes first: one that was just started votes only after a second, and
-	// whoever takes over then has to wait for that.
+	// the one that takes over then has to wait for that.
 	for _, what := range []string{"SIGTERM", "kill -9"} {
 		end, within := (*process.Process).Stop, releaseWithin
 		if what == "kill -9" {

@@ -55,8 +55,8 @@ func TestTwoInterfacesOnOneNetwork(t *testing.T) {
 }
 
 // The kernel of the nodes' router asks for an address when clients of other networks send to it, and hears who has taken it
-// over, in both families and without a packet to the address (metallb/metallb#2009): until its own doubts come up,
-// minutes later, those clients would be sent to the dead node. The announcement is repeated for some seconds.
+// over, in both families and without a packet to the address (metallb/metallb#2009): otherwise it
+// would send those clients to the dead node until its entry is out of date. The announcement is repeated for some seconds.
 func TestRoutersHearOfTakeOver(t *testing.T) {
 	inParallel(t)
 	b := newBed(t, 0)

@@ -155,7 +155,7 @@ func TestPoliciesOfLoadBalancers(t *testing.T) {
 	})
 
 	// Flannel, Cluster (behaviour 183): all nodes stand behind it, those without an endpoint too,
-	// and each spreads over all Pods; the client's address is hidden; everybody inside reaches
+	// and each spreads over all Pods; the client's address is hidden; nodes and Pods reach
 	// it. Sessions are sticky where the Service wants that. Connections are spread over the Pods
 	// (behaviours 98, 178).
 	t.Run("nodes behind it, policy Cluster", func(t *testing.T) {
