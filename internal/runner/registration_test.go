@@ -8,12 +8,14 @@ import (
 	"path/filepath"
 	"strconv"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fairlead/fairlead/internal/registration"
+	"github.com/fairlead/fairlead/internal/testbed/systemd"
 )
 
 // registered is the Pod of a program that listens on a port of this machine.
@@ -162,4 +164,34 @@ func TestRegisteredWithACommand(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.until(name, "unready", isUnready)
+}
+
+// With a real systemd: a program is ready while its unit is active, and its check passes.
+func TestRegisteredUnit(t *testing.T) {
+	m := systemd.Boot(t, map[string]string{"db.service": "ExecStart=sleep 600"})
+	m.Systemctl("start", "db.service")
+	c := newCluster(t, nil)
+	l := listener(t, 0)
+	name := "db-" + nodeName
+	p := registered(t, "db", l.Addr().(*net.TCPAddr).Port, func(s *registration.Spec) {
+		s.Unit, s.Ready = "db", "tcp://:"+strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
+	})
+	c.create(p)
+	c.ready(name)
+	for _, x := range []struct{ verb, reason string }{{"kill", "UnitFailed"}, {"stop", "UnitInactive"}} {
+		begin := time.Now()
+		if x.verb == "kill" {
+			m.Systemctl("kill", "--signal=KILL", "db.service")
+		} else {
+			m.Systemctl(x.verb, "db.service")
+		}
+		c.until(name, "unready because of its unit", func(p *corev1.Pod) bool {
+			return isUnready(p) && status(p).State.Waiting != nil && status(p).State.Waiting.Reason == x.reason
+		})
+		t.Logf("%s: unready after %v, systemctl itself included", x.verb, time.Since(begin).Round(time.Millisecond))
+		m.Systemctl("start", "db.service")
+		c.ready(name)
+	}
+	_ = l.Close() // its check fails, though the unit is active
+	c.until(name, "unready because of its check", func(p *corev1.Pod) bool { return isUnready(p) && status(p).State.Running != nil })
 }

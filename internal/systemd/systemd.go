@@ -38,7 +38,8 @@ const (
 	managerPath    = "/org/freedesktop/systemd1"
 	manager        = destination + ".Manager"
 	unitInterface  = destination + ".Unit"
-	properties     = "org.freedesktop.DBus.Properties"
+	properties     = busName + ".Properties"
+	busName        = "org.freedesktop.DBus"
 	changedSignal  = properties + ".PropertiesChanged"
 	privateAddress = "unix:path=/run/systemd/private"
 )
@@ -172,7 +173,10 @@ func (b *Bus) serve(ctx context.Context) error {
 			if !ok {
 				return errors.New("systemd or its bus has ended the connection")
 			}
-			if s.Sender == owner {
+			switch {
+			case s.Sender == busName && s.Name == busName+".NameOwnerChanged" && len(s.Body) > 0 && s.Body[0] == destination:
+				return errors.New("systemd was executed again")
+			case s.Sender == owner:
 				err = b.changed(ctx, conn, s)
 			}
 		case <-b.wake:
@@ -203,6 +207,10 @@ func subscribe(ctx context.Context, conn *dbus.Conn) (owner string, err error) {
 	}
 	err = conn.AddMatchSignalContext(ctx, dbus.WithMatchSender(destination), dbus.WithMatchInterface(properties),
 		dbus.WithMatchMember("PropertiesChanged"), dbus.WithMatchPathNamespace(managerPath+"/unit"))
+	if err == nil {
+		err = conn.AddMatchSignalContext(ctx, dbus.WithMatchSender(busName), dbus.WithMatchInterface(busName),
+			dbus.WithMatchMember("NameOwnerChanged"), dbus.WithMatchArg(0, destination))
+	}
 	if err != nil {
 		return "", fmt.Errorf("ask for systemd's signals: %w", err)
 	}
@@ -221,7 +229,7 @@ func ownerOf(ctx context.Context, conn *dbus.Conn) (owner string, err error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	if err := conn.BusObject().CallWithContext(ctx, "org.freedesktop.DBus.GetNameOwner", 0, destination).Store(&owner); err != nil {
+	if err := conn.BusObject().CallWithContext(ctx, busName+".GetNameOwner", 0, destination).Store(&owner); err != nil {
 		return "", fmt.Errorf("find systemd on its bus: %w", err)
 	}
 	return owner, nil

@@ -1,0 +1,141 @@
+package systemd_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/godbus/dbus/v5"
+
+	"github.com/fairlead/fairlead/internal/systemd"
+	"github.com/fairlead/fairlead/internal/testbed"
+	booted "github.com/fairlead/fairlead/internal/testbed/systemd"
+)
+
+func TestMain(m *testing.M) { testbed.Main(m) }
+
+// states are those that a Bus has reported of a unit.
+type states struct {
+	mu  sync.Mutex
+	all []string
+}
+
+func (s *states) report(st systemd.State) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	text := st.Active
+	if st.Missing {
+		text += " missing"
+	}
+	if st.Err != nil {
+		text = "error"
+	}
+	s.all = append(s.all, text)
+}
+
+func (s *states) list() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.all)
+}
+
+// until waits for a last state and returns how long that took.
+func (s *states) until(t *testing.T, want string) time.Duration {
+	t.Helper()
+	begin := time.Now()
+	defer func() { t.Logf("%s after %v", want, time.Since(begin)) }()
+	testbed.Until(t, "the state "+want, func() error {
+		if all := s.list(); len(all) == 0 || all[len(all)-1] != want {
+			return fmt.Errorf("the states so far are %q", all)
+		}
+		return nil
+	})
+	return time.Since(begin)
+}
+
+// A real systemd: each state of a unit is reported in the moment of its change, and after
+// its bus was restarted; what other users of the bus send is not.
+func TestUnits(t *testing.T) {
+	m := booted.Boot(t, map[string]string{"a.service": "ExecStart=sleep 600", "b.service": "ExecStart=sleep 600"})
+	bus := systemd.NewBus(slog.New(slog.NewTextHandler(t.Output(), nil)))
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		bus.Run(ctx)
+	}()
+	defer func() {
+		cancel()
+		<-ended
+	}()
+	var a, missing states
+	defer bus.Watch("a.service", a.report)()
+	defer bus.Watch("nothing.service", missing.report)()
+	a.until(t, "inactive")
+	missing.until(t, "inactive missing")
+	m.Systemctl("start", "a.service")
+	a.until(t, "active")
+	m.Systemctl("kill", "--signal=KILL", "a.service")
+	t.Logf("failed after %v", a.until(t, "failed").Round(time.Millisecond))
+	m.Systemctl("start", "a.service")
+	a.until(t, "active")
+
+	spoof(t, "/org/freedesktop/systemd1/unit/a_2eservice")
+	m.Systemctl("stop", "a.service")
+	a.until(t, "inactive")
+	got, want := a.list(), []string{"inactive", "active", "failed", "active", "inactive"}
+	if !slices.Equal(without(got, "deactivating", "error"), want) {
+		t.Errorf("the states were %q, want %q", got, want)
+	}
+
+	m.Systemctl("restart", "dbus.service")
+	m.Systemctl("start", "a.service")
+	a.until(t, "active")
+	m.Systemctl("daemon-reexec")
+	m.Systemctl("stop", "a.service")
+	a.until(t, "inactive")
+	var b states
+	stop := bus.Watch("b.service", b.report)
+	b.until(t, "inactive")
+	stop()
+}
+
+func without(list []string, names ...string) []string {
+	return slices.DeleteFunc(slices.Clone(list), func(x string) bool { return slices.Contains(names, x) })
+}
+
+// spoof sends what looks like a unit's change, to all and to each receiver alone.
+func spoof(t *testing.T, path dbus.ObjectPath) {
+	t.Helper()
+	conn, err := dbus.ConnectSystemBus()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	var names []string
+	if err := conn.BusObject().Call("org.freedesktop.DBus.ListNames", 0).Store(&names); err != nil {
+		t.Fatal(err)
+	}
+	for _, to := range append(names, "") {
+		msg := &dbus.Message{Type: dbus.TypeSignal, Headers: map[dbus.HeaderField]dbus.Variant{
+			dbus.FieldPath:      dbus.MakeVariant(path),
+			dbus.FieldInterface: dbus.MakeVariant("org.freedesktop.DBus.Properties"),
+			dbus.FieldMember:    dbus.MakeVariant("PropertiesChanged"),
+			dbus.FieldSignature: dbus.MakeVariant(dbus.SignatureOf("", map[string]dbus.Variant{}, []string{})),
+		}, Body: []any{
+			"org.freedesktop.systemd1.Unit", map[string]dbus.Variant{"ActiveState": dbus.MakeVariant("failed")}, []string{},
+		}}
+		if to != "" {
+			msg.Headers[dbus.FieldDestination] = dbus.MakeVariant(to)
+		}
+		conn.Send(msg, nil)
+	}
+	// A call behind them: the bus has passed them on.
+	if err := conn.BusObject().Call("org.freedesktop.DBus.GetId", 0).Err; err != nil {
+		t.Fatal(err)
+	}
+}
