@@ -72,6 +72,7 @@ func TestKubectl(t *testing.T) {
 		{"get all", []string{"pod/backend", "service/kubernetes"}},
 		{"get ep,no,ns,events,cm,sa,secrets,endpointslices,leases,ip,servicecidrs -A",
 			[]string{"namespace/kube-node-lease", "servicecidr.networking.k8s.io/kubernetes"}},
+		{"debug backend --image=host --attach=false", []string{"!", "spec.ephemeralContainers: Forbidden: containers cannot be added to a Pod"}},
 		{"describe svc my-service", []string{"TargetPort:", "9376/TCP", "app=MyApp"}},
 		{"explain service.spec.externalTrafficPolicy", []string{"externalTrafficPolicy", "Local"}},
 		{"explain pod.spec.containers.readinessProbe", []string{"httpGet"}},

@@ -41,15 +41,17 @@ func NewStorage(opts generic.RESTOptionsGetter, agents *node.Agents) (map[string
 	bind := &bindingREST{pods: r.Store}
 	stream := &streams{pods: r.Store, agents: agents}
 	return map[string]rest.Storage{
-		"pods":             &podREST{r},
-		"pods/status":      store.NewSub(r, statusStrategy{strategy{store.Namespaced()}}),
-		"pods/binding":     bind,
-		"bindings":         &legacyBindingREST{bind},
-		"pods/log":         &logREST{stream},
-		"pods/exec":        &execREST{stream},
-		"pods/attach":      &attachREST{stream},
-		"pods/portforward": &portForwardREST{stream},
-		"pods/proxy":       proxy.New("pod", &corev1.PodProxyOptions{}, stream.locateProcess),
+		"pods":         &podREST{r},
+		"pods/status":  store.NewSub(r, statusStrategy{strategy{store.Namespaced()}}),
+		"pods/binding": bind,
+		// kubectl debug. Without it the answer would be that this cluster has them disabled.
+		"pods/ephemeralcontainers": store.NewSub(r, ephemeralStrategy{strategy{store.Namespaced()}}),
+		"bindings":                 &legacyBindingREST{bind},
+		"pods/log":                 &logREST{stream},
+		"pods/exec":                &execREST{stream},
+		"pods/attach":              &attachREST{stream},
+		"pods/portforward":         &portForwardREST{stream},
+		"pods/proxy":               proxy.New("pod", &corev1.PodProxyOptions{}, stream.locateProcess),
 	}, nil
 }
 

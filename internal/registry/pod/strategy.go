@@ -192,3 +192,13 @@ func qosClass(p *corev1.Pod) corev1.PodQOSClass {
 	}
 	return corev1.PodQOSBurstable
 }
+
+// ephemeralStrategy rejects ephemeral containers (kubectl debug).
+type ephemeralStrategy struct{ strategy }
+
+func (ephemeralStrategy) PrepareForUpdate(context.Context, runtime.Object, runtime.Object) {}
+
+func (ephemeralStrategy) ValidateUpdate(context.Context, runtime.Object, runtime.Object) field.ErrorList {
+	return field.ErrorList{field.Forbidden(field.NewPath("spec", "ephemeralContainers"),
+		"containers cannot be added to a Pod that runs: its processes see the programs of the node, use kubectl exec or a Pod of their own")}
+}
