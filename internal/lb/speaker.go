@@ -141,7 +141,12 @@ func NewSpeaker(o SpeakerOptions) (*Speaker, error) {
 	s.proxying.events = s.events
 	s.metrics = newSpeakerMetrics()
 	s.routing = newRouting(s)
+	neighbours := s.neighbours
+	if o.Announce != AnnounceARP {
+		neighbours = nil
+	}
 	s.announce = announce.New(announce.Options{
+		Neighbours: neighbours,
 		Interfaces: o.Interfaces, May: s.may, IsPeer: s.peers.has, Conflict: s.conflict, Changed: s.known.poke,
 		Off: o.Announce == AnnounceNone, Log: o.Log,
 	})

@@ -121,9 +121,28 @@ func (s *Speaker) eligible(node *corev1.Node) (attrs, reason string) {
 	}
 	links := s.announce.Links()
 	if len(links) == 0 {
+		if silent := s.announce.Unanswered(); len(silent) > 0 {
+			return "", "neither a gateway nor a speaker answers at " + abbreviated(silent) + " yet"
+		}
 		return "", "the node has no interface to announce at"
 	}
 	return encodeLinks(links, len(s.o.Interfaces) > 0, s.known.interfaces()), ""
+}
+
+// neighbours returns the addresses of the other voters if other nodes may announce (announce.Options).
+func (s *Speaker) neighbours() (addrs []netip.Addr, ok bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	members, ok := s.node.Members(s.o.Now())
+	if !slices.ContainsFunc(members, func(m quorum.Member) bool { return m.Name != s.o.NodeName }) {
+		return nil, ok
+	}
+	for _, v := range s.node.List().Voters {
+		if at, err := netip.ParseAddrPort(v.Address); err == nil && v.Name != s.o.NodeName {
+			addrs = append(addrs, at.Addr())
+		}
+	}
+	return addrs, true
 }
 
 // reportInterfaces adds to a status the interfaces at which the speaker answers.

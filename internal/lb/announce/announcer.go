@@ -32,6 +32,10 @@ type Options struct {
 	Conflict func(Conflict)
 	// Changed is called when what Links or Moved returns has changed.
 	Changed func()
+	// Neighbours, if not nil, returns addresses of other speakers, if some may announce. Then an interface that comes
+	// up is used when a neighbour or a gateway has answered there, since another node is the better choice until then.
+	// ok is false while it is unknown whether others may announce. It must not wait for a call of Take or Leave.
+	Neighbours func() (addrs []netip.Addr, ok bool)
 	// Off leaves the kernel's own answers to ARP as they are, for a node at which nothing is taken.
 	Off bool
 	Log *slog.Logger
@@ -86,6 +90,9 @@ type Announcer struct {
 	closed  bool
 	failed  map[string]bool // interfaces whose error was logged
 	moved   map[netip.Addr]struct{}
+	// newLinks are interfaces that are not used yet, by index, and answered the others.
+	newLinks map[int]*newLink
+	answered map[int]MAC
 }
 
 // state is what is done about an address.
@@ -118,6 +125,7 @@ func New(o Options) *Announcer {
 	return &Announcer{
 		opts: o, log: o.Log, wake: make(chan struct{}, 1), reopen: make(chan struct{}, 1),
 		entries: map[netip.Addr]*entry{}, devices: map[int]*device{}, failed: map[string]bool{}, moved: map[netip.Addr]struct{}{},
+		newLinks: map[int]*newLink{}, answered: map[int]MAC{},
 		probeWait: probeWait, newWait: newWait,
 	}
 }
@@ -246,8 +254,9 @@ func (a *Announcer) refresh() {
 		a.quietenNew(found)
 	}
 	a.mu.Lock()
-	same := slices.EqualFunc(found, a.links, sameLink)
-	a.links = found
+	answering := a.answering(found)
+	same := slices.EqualFunc(answering, a.links, sameLink)
+	a.links = answering
 	for index, d := range a.devices {
 		i := slices.IndexFunc(found, func(l link.Interface) bool { return l.Index == index })
 		if i < 0 || found[i].MAC != d.link.MAC || d.dead() {
@@ -302,22 +311,29 @@ func (a *Announcer) usable(l link.Interface) bool {
 func (a *Announcer) place(e *entry) {
 	var on []*device
 	for _, l := range a.at(e) {
-		d := a.devices[l.Index]
-		if d == nil {
-			var err error
-			if d, err = a.open(l); err != nil {
-				if !a.failed[l.Name] {
-					a.log.Error("cannot answer at an interface; retrying every 30 s", "interface", l.Name, "err", err)
-				}
-				a.failed[l.Name] = true
-				continue
-			}
-			delete(a.failed, l.Name)
-			a.devices[l.Index] = d
+		if d := a.device(l); d != nil {
+			on = append(on, d)
 		}
-		on = append(on, d)
 	}
 	e.move(on)
+}
+
+// device returns the device of an interface, nil if it cannot be opened.
+func (a *Announcer) device(l link.Interface) *device {
+	if d := a.devices[l.Index]; d != nil {
+		return d
+	}
+	d, err := a.open(l)
+	if err != nil {
+		if !a.failed[l.Name] {
+			a.log.Error("cannot answer at an interface; retrying every 30 s", "interface", l.Name, "err", err)
+		}
+		a.failed[l.Name] = true
+		return nil
+	}
+	delete(a.failed, l.Name)
+	a.devices[l.Index] = d
+	return d
 }
 
 // at returns the interfaces for an address: those that are named or, without any, the one by which the
@@ -356,7 +372,7 @@ func Reaches(l link.Interface, addr netip.Addr, names []string) bool {
 func (a *Announcer) advance(now time.Time) time.Duration {
 	a.mu.Lock()
 	began := false
-	next := now.Add(time.Hour)
+	next := a.ask(now)
 	for _, e := range a.entries {
 		for !e.due.IsZero() && !e.due.After(now) {
 			began = a.step(e, now) || began
@@ -440,6 +456,7 @@ func (e *entry) move(to []*device) {
 // receive takes a frame that a device has received.
 func (a *Announcer) receive(d *device, q question) {
 	a.mu.RLock()
+	a.heard(d, q)
 	e := a.entries[q.target]
 	if e == nil && q.sender.IsValid() { // who asks with a sender claims it, too
 		if e = a.entries[q.sender]; e != nil {
