@@ -74,10 +74,11 @@ func alibabaAnnotations(prefix string) []Annotation {
 		}},
 		text(a("backend-label"), "key=value pairs with commas between", FieldBackendNodes, setBackendNodes),
 		later(a("cps"), "new connections a second", FieldConnections, "the rate of new connections has no limit"),
-		word(a("xforwardedfor-proto"), map[string]bool{"on": true, "off": false}, FieldHeaders, false, func(*Spec, bool) {}),
-		word(a("xforwardedfor-slbport"), map[string]bool{"on": true, "off": false}, FieldHeaders, false, func(*Spec, bool) {}),
-		word(a("xforwardedfor-clientsrcport"), map[string]bool{"on": true, "off": false}, FieldHeaders, false, func(*Spec, bool) {}),
-		word(a("http2-enabled"), map[string]bool{"on": true, "off": false}, FieldHeaders, false, func(*Spec, bool) {}),
+		forwarded(a("xforwardedfor-proto"), "X-Forwarded-Proto", "on", "off"),
+		forwarded(a("xforwardedfor-slbport"), "X-Forwarded-Port", "on", "off"),
+		word(a("xforwardedfor-clientsrcport"), map[string]bool{"on": true, "off": false}, FieldClientPort, false, func(*Spec, bool) {}),
+		word(a("http2-enabled"), map[string]bool{"on": true, "off": false}, FieldALPN, true,
+			func(s *Spec, on bool) { s.ALPN = []string{"http/1.1", "http/1.0"} }),
 	}
 	out = append(out, noted(noVSwitch, "vswitch-id", "slb-network-type", "master-zoneid", "slave-zoneid", "zone-maps", "security-group-ids",
 		"resource-group-id", "external-ip-type", "vgroup-port", "acl-status", "acl-id", "acl-type")...)

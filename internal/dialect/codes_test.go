@@ -7,6 +7,25 @@ import (
 )
 
 // What means health, and which protocols are offered, is checked when it is read (behaviours 131 to 134).
+// What asks for forwarded fields makes a listener of HTTP, or has them anyway.
+func TestForwardedFields(t *testing.T) {
+	const openstack, alibaba = "loadbalancer.openstack.org/x-forwarded-for", "service.beta.kubernetes.io/alibaba-cloud-loadbalancer-"
+	for _, c := range []struct {
+		key, value string
+		way        Way
+		state      State
+	}{
+		{openstack, "true", Proxied, Applied}, {openstack, "false", Direct, Applied}, {openstack, "x", Direct, Invalid},
+		{alibaba + "xforwardedfor-proto", "on", Direct, Applied}, {alibaba + "xforwardedfor-proto", "off", Direct, Meaningless},
+		{alibaba + "xforwardedfor-clientsrcport", "on", Direct, NotYet},
+	} {
+		r := Read(Service{Annotations: map[string]string{c.key: c.value}, Ports: []Port{{Number: 80}}})
+		if r.Way != c.way || r.Findings[0].State != c.state || (r.Spec.Listeners[0].Protocol == HTTP) != (c.way == Proxied) {
+			t.Errorf("%s %s: %s, %+v, %+v", c.key, c.value, r.Way, r.Findings, r.Spec.Listeners)
+		}
+	}
+}
+
 func TestHealthValues(t *testing.T) {
 	for v, want := range map[string][]CodeRange{
 		"": {{200, 399}}, "200": {{200, 200}}, "200-299, 401": {{200, 299}, {401, 401}}, "http_2xx,http_5xx": {{200, 299}, {500, 599}},

@@ -44,18 +44,19 @@ const (
 	FieldLogPrefix       Field = "access log prefix"
 	FieldHeaders         Field = "forwarded headers"
 	FieldStickyCookie    Field = "sticky cookie"
+	FieldClientPort      Field = "client port header"
 )
 
 // notYet has the fields that this version reads and does not act on, and what happens
 // instead. What is implemented leaves it.
 var notYet = map[Field]string{
+	FieldClientPort:   "the client's port is not sent; X-Forwarded-For has its address",
 	FieldTags:         "they are shown by 'fairlead lb explain' alone",
 	FieldBackendNodes: "Pods of all nodes get connections",
 	FieldLogEnabled:   "no access log is written",
 	FieldLogEvery:     "no access log is written",
 	FieldLogBucket:    "no access log is written",
 	FieldLogPrefix:    "no access log is written",
-	FieldHeaders:      "requests go to Pods as they are",
 	FieldStickyCookie: "sessions do not stick; spec.sessionAffinity ClientIP makes them stick to the client's address",
 }
 

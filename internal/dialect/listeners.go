@@ -286,7 +286,7 @@ func (r *reader) chooseWay() {
 	}
 	relays := slices.ContainsFunc(s.Listeners, func(l Listener) bool { return !plain(l) })
 	wants(FieldCertificates, relays && len(s.Certificates) > 0)
-	for _, f := range []Field{FieldProtocol, FieldBackend} {
+	for _, f := range []Field{FieldProtocol, FieldBackend, FieldHeaders} {
 		if _, has := r.Origins[f]; has {
 			wants(f, relays)
 		}
@@ -335,11 +335,6 @@ func (r *reader) judge() {
 			f.State, f.Text = NotYet, f.Text+": not enforced in the direct way, everybody may connect; use spec.loadBalancerSourceRanges"
 		case r.Way == Direct && !f.Field.IsOfBothWays():
 			f.State, f.Text = Unused, f.Text+": has no effect, since nothing asks for the proxied way; "+direct(f.Field)
-		}
-	}
-	for _, l := range r.Spec.Listeners {
-		if f := FieldHeaders; r.Way == Proxied && (l.Protocol == HTTP || l.Protocol == HTTPS) && !f.IsBuilt() {
-			r.found(NotYet, "", "", fmt.Sprintf("port %d: %s is carried as bytes, without X-Forwarded-For, in this version", l.Port, l.Protocol))
 		}
 	}
 }

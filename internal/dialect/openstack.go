@@ -1,5 +1,7 @@
 package dialect
 
+import "strconv"
+
 // openstackDialect has the annotations of the OpenStack cloud provider.
 func openstackDialect() Dialect {
 	const (
@@ -17,7 +19,15 @@ func openstackDialect() Dialect {
 			number(prefix+"connection-limit", -1, 1000000, "connections", FieldConnections, func(s *Spec, n int) { s.ConnectionLimit = max(n, 0) }),
 			word(prefix+"proxy-protocol", map[string]int{"true": 1, "v1": 1, "v2": 2, "false": 0}, FieldProxyProtocol, 0,
 				func(s *Spec, v int) { s.ProxyProtocol = v }).of("173"),
-			flag(prefix+"x-forwarded-for", FieldHeaders, false, func(*Spec, bool) {}),
+			Annotation{Key: prefix + "x-forwarded-for", Values: "true, false", Sets: []Field{FieldHeaders}, read: func(r *reader, v string) error {
+				on, err := strconv.ParseBool(v)
+				if err == nil && on { // makes a listener of HTTP, as Octavia's controller does
+					r.set(FieldHeaders, "X-Forwarded-For", func(*Spec) { r.raw.offered = HTTP })
+				} else if err == nil {
+					r.same(FieldHeaders, v)
+				}
+				return err
+			}},
 			flag(prefix+"enable-health-monitor", FieldHealthEnabled, true, setChecked),
 			seconds(prefix+"health-monitor-delay", 1, 300, FieldHealthInterval, setInterval),
 			seconds(prefix+"health-monitor-timeout", 1, 60, FieldHealthTimeout, setTimeout),

@@ -86,6 +86,9 @@ func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil
 // IsTLS reports whether the connection is encrypted.
 func (p Protocol) IsTLS() bool { return p == TLS || p == HTTPS }
 
+// IsHTTP reports whether a listener carries requests.
+func (p Protocol) IsHTTP() bool { return p == HTTP || p == HTTPS }
+
 // Balance is a way to choose a Pod for a connection.
 type Balance string
 

@@ -26,6 +26,21 @@ func later(key, values string, f Field, instead string) Annotation {
 	}}
 }
 
+// forwarded returns an annotation about a field of requests that listeners of HTTP always send.
+func forwarded(key, field, on, off string) Annotation {
+	return Annotation{Key: key, Values: on + ", " + off, Sets: []Field{FieldHeaders}, read: func(r *reader, v string) error {
+		switch v {
+		case on:
+			r.same(FieldHeaders, field)
+		case off:
+			r.found(Meaningless, r.key, v, "accepted; has no meaning here because listeners of HTTP always send "+field)
+		default:
+			return fmt.Errorf("%q is neither %s nor %s", shorten(v), on, off)
+		}
+		return nil
+	}}
+}
+
 // text returns an annotation whose value is taken as it is.
 func text(key, values string, f Field, apply func(*Spec, string)) Annotation {
 	return Annotation{Key: key, Values: values, Sets: []Field{f}, read: func(r *reader, v string) error {

@@ -18,7 +18,7 @@ const (
 )
 
 // serve handles a connection to its end. The caller closes it.
-func (s *Server) serve(socket *net.TCPConn, c *config) {
+func (s *Server) serve(socket *net.TCPConn, l *listener, c *config) {
 	var conn stream = socket
 	if c.spec.BandwidthMbps > 0 {
 		conn = &limitedConn{TCPConn: socket, limit: c.limit, ended: s.ctx.Done()}
@@ -45,6 +45,10 @@ func (s *Server) serve(socket *net.TCPConn, c *config) {
 	if len(c.spec.SourceRanges) > 0 && !contains(c.spec.SourceRanges, client.Addr()) {
 		return
 	}
+	if c.protocol.IsHTTP() {
+		s.web.serve(conn, l, c, client, at)
+		return
+	}
 	front, protocol := conn, ""
 	if c.tls != nil {
 		t := tls.Server(conn, c.tls)
@@ -59,11 +63,11 @@ func (s *Server) serve(socket *net.TCPConn, c *config) {
 		return
 	}
 	defer pod.Close()
-	l := &link{func() { _, _ = socket.Close(), pod.Close() }}
-	if !c.pool.add(m, l) {
+	k := &link{func() { _, _ = socket.Close(), pod.Close() }}
+	if !c.pool.add(m, k) {
 		return
 	}
-	defer c.pool.remove(m, l)
+	defer c.pool.remove(m, k)
 	back := pod
 	_ = conn.SetDeadline(time.Time{})
 	relay(front, back, c.spec.IdleTimeout.Std())

@@ -44,7 +44,10 @@ type Server struct {
 	pools     map[poolKey]*pool
 	drains    map[poolKey]time.Duration
 	limits    map[svc.Name]*bandwidth
-	open      map[net.Conn]struct{}
+	web       *webServer // nil until there is a listener of HTTP
+
+	headerTimeout time.Duration
+	open          map[net.Conn]struct{}
 }
 
 type poolKey struct {
@@ -57,7 +60,7 @@ type poolKey struct {
 func New(log *slog.Logger) *Server {
 	s := &Server{
 		log: log, services: map[svc.Name]*Service{}, listeners: map[netip.AddrPort]*listener{}, pools: map[poolKey]*pool{},
-		drains: map[poolKey]time.Duration{}, limits: map[svc.Name]*bandwidth{}, open: map[net.Conn]struct{}{},
+		drains: map[poolKey]time.Duration{}, limits: map[svc.Name]*bandwidth{}, open: map[net.Conn]struct{}{}, headerTimeout: headerTimeout,
 	}
 	s.ctx, s.end = context.WithCancel(context.Background())
 	return s
@@ -97,7 +100,7 @@ func (s *Server) Set(services []*Service) map[svc.Name]error {
 	s.services = done
 	for at, l := range s.listeners {
 		if !wanted[at] {
-			_ = l.socket.Close()
+			l.close()
 			delete(s.listeners, at)
 		}
 	}
@@ -134,6 +137,13 @@ func (s *Server) setListener(v *Service, l dialect.Listener) error {
 		s.limits[v.Name] = c.limit
 	}
 	c.limit.set(v.Spec.BandwidthMbps)
+	if c.protocol.IsHTTP() {
+		c.transport = transportOf(c, old)
+		if s.web == nil {
+			s.web = newWebServer(s)
+			s.wg.Go(func() { _ = s.web.http.Serve(s.web) })
+		}
+	}
 	c.pool = s.pool(poolKey{v.Name, l.Port}, v)
 	var errs []error
 	for _, a := range v.Addrs {
@@ -165,24 +175,36 @@ func (s *Server) pool(key poolKey, v *Service) *pool {
 type listener struct {
 	socket net.Listener
 	config atomic.Pointer[config]
+	gone   atomic.Bool // closed
+}
+
+func (l *listener) close() {
+	l.gone.Store(true)
+	_ = l.socket.Close()
 }
 
 // config is what counts for a new connection.
 type config struct {
 	service svc.Name
 	spec    *dialect.Spec
-	backend dialect.Protocol
-	tls     *tls.Config // nil without TLS
-	pool    *pool
-	active  *atomic.Int64
-	limit   *bandwidth
+	// protocol is that of clients, and backend that of Pods.
+	protocol, backend dialect.Protocol
+
+	tls       *tls.Config // nil without TLS
+	transport *transport  // of HTTP
+	pool      *pool
+	active    *atomic.Int64
+	limit     *bandwidth
 }
 
 // newConfig returns the configuration of a listener, or why there is none. old is the one before, or nil.
 func newConfig(v *Service, l dialect.Listener, old *config) (*config, error) {
-	c := &config{service: v.Name, spec: &v.Spec, backend: l.Backend}
+	c := &config{service: v.Name, spec: &v.Spec, protocol: l.Protocol, backend: l.Backend}
 	if !slices.Contains([]dialect.Protocol{dialect.TCP, dialect.TLS, dialect.HTTP, dialect.HTTPS}, l.Protocol) {
 		return nil, fmt.Errorf("port %d: %s cannot be carried in the proxied way", l.Port, l.Protocol)
+	}
+	if multiplexed := l.Backend == dialect.H2C || l.Backend == dialect.GRPC; multiplexed && v.Spec.ProxyProtocol != 0 {
+		return nil, fmt.Errorf("port %d: Pods cannot have the PROXY protocol by %s: its connections are of many clients", l.Port, l.Backend)
 	}
 	if !l.Protocol.IsTLS() {
 		return c, nil
@@ -196,6 +218,9 @@ func newConfig(v *Service, l dialect.Listener, old *config) (*config, error) {
 	}
 	c.tls = &tls.Config{
 		Certificates: v.Certificates, MinVersion: policy.Least, MaxVersion: policy.Most, CipherSuites: policy.Suites, NextProtos: v.Spec.ALPN,
+	}
+	if l.Protocol == dialect.HTTPS && len(c.tls.NextProtos) == 0 {
+		c.tls.NextProtos = []string{"h2", "http/1.1", "http/1.0"}
 	}
 	if old != nil && old.tls != nil && sameTLS(old.tls, c.tls) {
 		c.tls = old.tls // it has the keys of session tickets
@@ -268,7 +293,7 @@ func (s *Server) accept(l *listener) {
 				delete(s.open, conn)
 				s.mu.Unlock()
 			}()
-			s.serve(conn.(*net.TCPConn), c)
+			s.serve(conn.(*net.TCPConn), l, c)
 		})
 	}
 }
@@ -277,10 +302,14 @@ func (s *Server) accept(l *listener) {
 func (s *Server) Close(ctx context.Context) {
 	s.mu.Lock()
 	for at, l := range s.listeners {
-		_ = l.socket.Close()
+		l.close()
 		delete(s.listeners, at)
 	}
+	web := s.web
 	s.mu.Unlock()
+	if web != nil {
+		_ = web.http.Shutdown(ctx) // what is left is closed below
+	}
 	for s.busy() && ctx.Err() == nil {
 		select {
 		case <-ctx.Done():

@@ -1,0 +1,434 @@
+package proxied
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/netip"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/dialect"
+)
+
+// Bounds of what a client may send before a Pod is involved.
+const (
+	// maxHeader bounds the request line and the fields: more is 431.
+	maxHeader = 64 << 10
+	// headerTimeout is how long they may take, from the first byte.
+	headerTimeout = 20 * time.Second
+	// maxStreams is how many requests a connection of HTTP/2 may have at a time.
+	maxStreams = 250
+	// maxAnswerHeader bounds the fields of a Pod's answer: more is 502.
+	maxAnswerHeader = 256 << 10
+)
+
+// webServer carries requests of HTTP: the seam between an accepted connection and a configuration, as TCP has
+// it in serve, and whatever reads requests. That is net/http, behind a guard.
+type webServer struct {
+	server *Server
+	http   http.Server
+	proxy  httputil.ReverseProxy
+	conns  chan net.Conn
+	ended  chan struct{}
+	end    func() // closes ended
+}
+
+func newWebServer(s *Server) *webServer {
+	w := &webServer{server: s, conns: make(chan net.Conn), ended: make(chan struct{})}
+	w.end = sync.OnceFunc(func() { close(w.ended) })
+	quiet := slog.NewLogLogger(s.log.Handler(), slog.LevelDebug)
+	w.proxy = httputil.ReverseProxy{
+		Rewrite: rewrite, Transport: chooser{}, ErrorLog: quiet, BufferPool: bufferPool{},
+		ModifyResponse: prepare, ErrorHandler: w.fail,
+	}
+	w.http = http.Server{
+		Handler: w, ReadHeaderTimeout: s.headerTimeout, MaxHeaderBytes: maxHeader, ErrorLog: quiet, Protocols: new(http.Protocols),
+		HTTP2:       &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
+		BaseContext: func(net.Listener) context.Context { return s.ctx },
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, webConnKey{}, webConnOf(c))
+		},
+	}
+	w.http.Protocols.SetHTTP1(true)
+	w.http.Protocols.SetHTTP2(true)
+	w.http.Protocols.SetUnencryptedHTTP2(true)
+	return w
+}
+
+// webConn is a client's connection that has requests.
+type webConn struct {
+	net.Conn
+	listener   *listener
+	config     *config // as it was accepted with
+	client, at netip.AddrPort
+	secure     bool
+	malformed  atomic.Bool // what the client sends
+	closed     chan struct{}
+	close      func() error // of Conn, once
+
+	began time.Time
+	last  atomic.Int64 // when something was carried last, since began
+}
+
+type webConnKey struct{}
+
+// webConnOf returns the webConn below what is given to net/http.
+func webConnOf(c net.Conn) *webConn {
+	switch c := c.(type) {
+	case *tls.Conn:
+		return webConnOf(c.NetConn())
+	case *guard:
+		return c.web
+	case *webConn:
+		return c
+	}
+	return nil
+}
+
+// Close closes the connection.
+func (c *webConn) Close() error { return c.close() }
+
+// Read is that of the connection below.
+func (c *webConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	c.carried(n)
+	return n, err
+}
+
+// Write is that of the connection below.
+func (c *webConn) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	c.carried(n)
+	return n, err
+}
+
+// CloseWrite sends the end.
+func (c *webConn) CloseWrite() error {
+	if s, ok := c.Conn.(stream); ok {
+		return s.CloseWrite()
+	}
+	return nil
+}
+
+func (c *webConn) carried(n int) {
+	if n > 0 {
+		c.last.Store(int64(time.Since(c.began)))
+	}
+}
+
+// endIdle closes the connection when it has carried nothing for that long.
+func (c *webConn) endIdle(limit time.Duration) {
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	for {
+		select {
+		case <-c.closed:
+			return
+		case <-timer.C:
+		}
+		left := limit - (time.Since(c.began) - time.Duration(c.last.Load()))
+		if left <= 0 {
+			_ = c.Close()
+			return
+		}
+		timer.Reset(left)
+	}
+}
+
+// idleGrace is how much longer than a Pod may be silent the client's connection stays, for the answer 504.
+const idleGrace = 5 * time.Second
+
+// serve carries the requests of a connection until it is closed. For HTTPS it ends TLS first.
+func (w *webServer) serve(conn net.Conn, l *listener, c *config, client, at netip.AddrPort) {
+	web := &webConn{Conn: conn, listener: l, config: c, client: client, at: at, closed: make(chan struct{}), began: time.Now()}
+	web.close = sync.OnceValue(func() error { defer close(web.closed); return conn.Close() })
+	defer web.Close()
+	var front net.Conn = web
+	if c.tls != nil {
+		web.secure = true
+		t := tls.Server(web, c.tls)
+		if err := t.HandshakeContext(w.server.ctx); err != nil {
+			w.server.log.Debug("no TLS with a client", "service", c.service, "client", client, "err", err)
+			return
+		}
+		front = t
+		if t.ConnectionState().NegotiatedProtocol != "h2" {
+			front = &guard{Conn: t, web: web}
+		}
+	} else {
+		front = &guard{Conn: web, web: web}
+	}
+	_ = conn.SetDeadline(time.Time{})
+	select {
+	case w.conns <- front:
+	case <-w.ended:
+		return
+	}
+	web.endIdle(c.spec.IdleTimeout.Std() + idleGrace)
+}
+
+// Accept, Close and Addr make w the net.Listener of its http.Server.
+func (w *webServer) Accept() (net.Conn, error) {
+	select {
+	case c := <-w.conns:
+		return c, nil
+	case <-w.ended:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close ends Accept.
+func (w *webServer) Close() error { w.end(); return nil }
+
+// Addr is nowhere.
+func (w *webServer) Addr() net.Addr { return &net.TCPAddr{} }
+
+// exchange is a request and what becomes of it.
+type exchange struct {
+	conn   *webConn
+	config *config
+	cancel context.CancelFunc
+	// upgrades is true if the client asks for another protocol.
+	upgrades bool
+
+	member  *member
+	link    *link
+	drained atomic.Bool
+}
+
+type exchangeKey struct{}
+
+// use makes a member have the request.
+func (x *exchange) use(m *member) bool {
+	x.member, x.link = m, &link{func() { x.drained.Store(true); x.cancel() }}
+	return x.config.pool.add(m, x.link)
+}
+
+func (x *exchange) leave() {
+	if x.member != nil {
+		x.config.pool.remove(x.member, x.link)
+		x.member = nil
+	}
+}
+
+// ServeHTTP carries one request.
+func (w *webServer) ServeHTTP(out http.ResponseWriter, r *http.Request) {
+	conn, ok := r.Context().Value(webConnKey{}).(*webConn)
+	if !ok {
+		panic(http.ErrAbortHandler)
+	}
+	c := conn.listener.config.Load()
+	if !c.protocol.IsHTTP() { // the listener carries bytes by now
+		c = conn.config
+	}
+	upgrades := r.Header.Get("Upgrade") != ""
+	if r.ProtoMajor == 1 && !upgrades && conn.listener.gone.Load() {
+		out.Header().Set("Connection", "close")
+	}
+	if r.Method == http.MethodConnect {
+		out.Header().Set("Connection", "close")
+		answer(out, http.StatusMethodNotAllowed)
+		return
+	}
+	_ = http.NewResponseController(out).EnableFullDuplex() // HTTP/1.1: an answer may begin before the end of the request
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	x := &exchange{conn: conn, config: c, cancel: cancel, upgrades: upgrades}
+	defer x.leave()
+	w.proxy.ServeHTTP(out, r.WithContext(context.WithValue(ctx, exchangeKey{}, x)))
+}
+
+func exchangeOf(r *http.Request) *exchange { return r.Context().Value(exchangeKey{}).(*exchange) }
+
+// rewrite makes the request for a Pod of a client's one. Its Host stays, and its X-Forwarded-For goes on with
+// the client's address at the end, as by AWS's load balancers; the other X-Forwarded fields are our own.
+func rewrite(p *httputil.ProxyRequest) {
+	x := exchangeOf(p.In)
+	out := p.Out
+	out.URL.Scheme, out.URL.Host = "http", "pod" // chooser fills it in
+	if x.config.backend.IsTLS() {
+		out.URL.Scheme = "https"
+	}
+	out.URL.RawQuery = p.In.URL.RawQuery
+	out.Host = p.In.Host
+	out.Trailer = p.In.Trailer // filled in at the end of the body
+	proto := "http"
+	if x.conn.secure {
+		proto = "https"
+	}
+	h := out.Header
+	h.Del("X-Real-Ip")
+	h.Set("X-Forwarded-For", strings.Join(append(p.In.Header["X-Forwarded-For"], x.conn.client.Addr().String()), ", "))
+	h.Set("X-Forwarded-Proto", proto)
+	h.Set("X-Forwarded-Port", strconv.Itoa(int(x.conn.at.Port())))
+	if u := h.Get("Upgrade"); u != "" && !strings.EqualFold(u, "websocket") {
+		h.Del("Upgrade") // h2c would carry requests past this
+		h.Del("Connection")
+	}
+}
+
+// prepare changes a Pod's answer.
+func prepare(answer *http.Response) error {
+	if answer.ContentLength > 0 {
+		// Package httputil passes on at once what has no known length, and holds back the rest; the field stays.
+		// With its FlushInterval gRPC's answers without a body could lose their status, which is at their end.
+		answer.ContentLength = -1
+	}
+	// After a request for another protocol that was refused the connection ends: the guard has let pass what
+	// came after it.
+	if answer.StatusCode != http.StatusSwitchingProtocols && exchangeOf(answer.Request).upgrades {
+		answer.Header.Set("Connection", "close")
+	}
+	return nil
+}
+
+// fail answers for a Pod.
+func (w *webServer) fail(out http.ResponseWriter, r *http.Request, err error) {
+	x := exchangeOf(r)
+	var timeout net.Error
+	status := http.StatusBadGateway
+	switch {
+	case x.conn.malformed.Load():
+		status = http.StatusBadRequest
+	case errors.Is(err, errNoBackends), x.drained.Load():
+		status = http.StatusServiceUnavailable
+	case errors.As(err, &timeout) && timeout.Timeout():
+		status = http.StatusGatewayTimeout
+	}
+	w.server.log.Debug("a request has failed", "service", x.config.service, "client", x.conn.client, "status", status, "err", err)
+	if status == http.StatusBadRequest || x.upgrades {
+		out.Header().Set("Connection", "close")
+	}
+	answer(out, status)
+}
+
+// answer writes a status with its text.
+func answer(out http.ResponseWriter, status int) {
+	text := strconv.Itoa(status) + " " + http.StatusText(status) + "\n"
+	out.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	out.Header().Set("Content-Length", strconv.Itoa(len(text)))
+	out.WriteHeader(status)
+	_, _ = io.WriteString(out, text)
+}
+
+// bufferPool has the buffers in which bodies are copied.
+type bufferPool struct{}
+
+// Get returns a buffer.
+func (bufferPool) Get() []byte { return buffers.Get().(*[16 << 10]byte)[:] }
+
+// Put takes one back.
+func (bufferPool) Put(b []byte) { buffers.Put((*[16 << 10]byte)(b)) }
+
+// transportOf returns what carries requests to the Pods of a configuration: old's, if that is alike.
+func transportOf(c, old *config) *transport {
+	k := transportKind{c.backend, c.spec.ProxyProtocol, c.spec.IdleTimeout.Std()}
+	if old != nil && old.transport != nil {
+		if old.transport.kind == k {
+			return old.transport
+		}
+		defer old.transport.CloseIdleConnections()
+	}
+	t := &transport{kind: k}
+	t.Transport = http.Transport{
+		DialContext: t.dial, ResponseHeaderTimeout: k.silence, ExpectContinueTimeout: time.Second, DisableCompression: true,
+		MaxIdleConnsPerHost: maxIdle, IdleConnTimeout: podIdle, MaxResponseHeaderBytes: maxAnswerHeader, Protocols: new(http.Protocols),
+		TLSHandshakeTimeout: dialTimeout, ReadBufferSize: 8 << 10, WriteBufferSize: 8 << 10,
+		// The header of the PROXY protocol is of one client: so is the connection then.
+		DisableKeepAlives: k.proxy != 0,
+		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12}, //nolint:gosec // see dial in serve.go
+	}
+	t.Protocols.SetHTTP1(k.backend != dialect.H2C && k.backend != dialect.GRPC)
+	t.Protocols.SetUnencryptedHTTP2(k.backend == dialect.H2C || k.backend == dialect.GRPC)
+	return t
+}
+
+// Connections to a Pod that wait for requests: how many, and how long. Servers should keep theirs for longer.
+const (
+	maxIdle = 256
+	podIdle = 50 * time.Second
+)
+
+// transport carries requests to the Pods of a port, on connections that are kept.
+type transport struct {
+	http.Transport
+	kind transportKind
+}
+
+type transportKind struct {
+	backend dialect.Protocol
+	proxy   int
+	silence time.Duration
+}
+
+// dialError means that no byte of a request was sent.
+type dialError struct{ error }
+
+func (e *dialError) Unwrap() error { return e.error }
+
+func (t *transport) dial(ctx context.Context, _, at string) (net.Conn, error) {
+	d := net.Dialer{Timeout: dialTimeout}
+	conn, err := d.DialContext(ctx, "tcp", at)
+	if err != nil {
+		return nil, &dialError{err}
+	}
+	if x, ok := ctx.Value(exchangeKey{}).(*exchange); ok && t.kind.proxy != 0 {
+		_ = conn.SetWriteDeadline(time.Now().Add(dialTimeout))
+		if _, err := conn.Write(header(t.kind.proxy, x.conn.client, x.conn.at)); err != nil {
+			_ = conn.Close()
+			return nil, &dialError{err}
+		}
+		_ = conn.SetWriteDeadline(time.Time{})
+	}
+	return conn, nil
+}
+
+// chooser sends a request to a Pod, and to another one while no byte of it was sent. What is sent on a kept
+// connection that the Pod closes meanwhile is sent again by net/http, if it is idempotent and has no body.
+type chooser struct{}
+
+// RoundTrip returns the answer of a Pod.
+func (chooser) RoundTrip(r *http.Request) (*http.Response, error) {
+	x := exchangeOf(r)
+	body := r.Body
+	var tried []*member
+	var last error
+	for range maxDials {
+		m, err := x.config.pool.pick(x.conn.client.Addr(), tried)
+		if err != nil {
+			return nil, cmp.Or(last, err)
+		}
+		if !x.use(m) {
+			continue // it has left just now
+		}
+		to := *r.URL
+		to.Host = m.addr.String()
+		once := r.WithContext(r.Context())
+		once.URL = &to
+		if body != nil && body != http.NoBody {
+			once.Body = io.NopCloser(body) // closed by the caller, after the last try
+		}
+		answer, err := x.config.transport.RoundTrip(once)
+		var undialed *dialError
+		if err == nil {
+			answer.Request = r
+			return answer, nil
+		}
+		if !errors.As(err, &undialed) || r.Context().Err() != nil {
+			return nil, err
+		}
+		x.leave()
+		tried, last = append(tried, m), err
+	}
+	return nil, last
+}

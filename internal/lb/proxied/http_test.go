@@ -1,0 +1,431 @@
+package proxied
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httptrace"
+	"net/netip"
+	"net/textproto"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health"
+	"google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/fairlead/fairlead/internal/dialect"
+)
+
+const lbProtocol, lbBackend = "fairlead.dev/lb-protocol", "fairlead.dev/lb-backend-protocol"
+
+// web is a Pod that serves HTTP.
+func (r *rig) web(h http.HandlerFunc) netip.AddrPort {
+	r.Helper()
+	s := httptest.NewServer(h)
+	r.Cleanup(s.Close)
+	return netip.MustParseAddrPort(s.Listener.Addr().String())
+}
+
+// tell answers with what a Pod is asked.
+func tell(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	h := r.Header
+	fmt.Fprintf(w, "%s %s %s for=%s proto=%s port=%s forwarded=%q hop=%q body=%s", r.Method, r.Host, r.RequestURI, h.Get("X-Forwarded-For"),
+		h.Get("X-Forwarded-Proto"), h.Get("X-Forwarded-Port"), h.Get("Forwarded"), h.Get("X-Hop"), body)
+}
+
+// curl speaks HTTP/1.0, 1.1 and 2 to the listener; a Pod is told who asks, and by which protocol and port
+// (behaviours 116 to 118).
+func TestHTTPWithCurl(t *testing.T) {
+	for _, scheme := range []string{"http", "https"} {
+		r := newRig(t, map[string]string{dialect.LBTLSSecrets: "a", lbProtocol: scheme})
+		cert, certPEM, _ := certificate(t, "a.example.com")
+		ca := filepath.Join(t.TempDir(), "ca")
+		r.must(os.WriteFile(ca, certPEM, 0o600))
+		r.service.Certificates = []tls.Certificate{cert}
+		r.set(r.web(tell))
+		port := fmt.Sprint(r.at.Port())
+		for args, version := range map[string]string{"--http1.0": "1", "--http1.1": "1.1", "--http2": "2"} {
+			hop := ""
+			if version == "2" { // which has no Connection
+				hop = "1"
+			}
+			if scheme == "http" && args == "--http2" {
+				args = "--http2-prior-knowledge"
+			}
+			cmd := exec.CommandContext(t.Context(), "curl", "--silent", "--show-error", "--noproxy", "*", "--max-time", "30", "--cacert", ca,
+				args, "--connect-to", "a.example.com:"+port+":"+r.at.String(), "--data", "x=1",
+				"-H", "X-Forwarded-For: 192.0.2.9", "-H", "X-Forwarded-Proto: gopher", "-H", "Forwarded: for=192.0.2.9",
+				"-H", "Connection: x-hop", "-H", "X-Hop: 1", "--write-out", " %{http_version} %{http_code}",
+				scheme+"://a.example.com:"+port+"/a%2fb?q=1;2&c=%zz")
+			out, err := cmd.CombinedOutput()
+			want := fmt.Sprintf("POST a.example.com:%s /a%%2fb?q=1;2&c=%%zz for=192.0.2.9, 127.0.0.1 "+
+				"proto=%s port=%s forwarded=%q hop=%q body=x=1 %s 200", port, scheme, port, "", hop, version)
+			if err != nil || string(out) != want {
+				t.Errorf("%s %s: %v\n%s\nwant\n%s", scheme, args, err, out, want)
+			}
+		}
+	}
+}
+
+// client has its own connections to the listener.
+func (r *rig) client() *http.Client {
+	t := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "tcp", r.at.String())
+	}}
+	r.Cleanup(t.CloseIdleConnections)
+	return &http.Client{Transport: t, Timeout: patience}
+}
+
+// Bodies are not held back, either way; trailers, Early Hints and 100 Continue pass.
+func TestHTTPStreams(t *testing.T) {
+	r := newRig(t, map[string]string{lbProtocol: "http"})
+	r.set(r.web(func(w http.ResponseWriter, q *http.Request) {
+		_ = http.NewResponseController(w).EnableFullDuplex()
+		w.Header().Set("Link", "</a.css>; rel=preload")
+		w.WriteHeader(http.StatusEarlyHints)
+		w.Header().Set("Trailer", "X-Sum")
+		in := bufio.NewScanner(q.Body)
+		for in.Scan() {
+			_, _ = fmt.Fprintf(w, "<%s>\n", in.Text())
+			_ = http.NewResponseController(w).Flush()
+		}
+		w.Header().Set("X-Sum", "all of "+q.Trailer.Get("X-Sent"))
+	}))
+	body, feed := io.Pipe()
+	hints := 0
+	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{Got1xxResponse: func(code int, _ textproto.MIMEHeader) error {
+		if code == http.StatusEarlyHints {
+			hints++
+		}
+		return nil
+	}})
+	q, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://web/", body)
+	r.must(err)
+	q.Trailer = http.Header{"X-Sent": nil}
+	go func() { _, _ = io.WriteString(feed, "one\n") }()
+	answer, err := r.client().Do(q)
+	r.must(err)
+	defer answer.Body.Close()
+	in := bufio.NewReader(answer.Body)
+	for _, next := range []string{"two", "three", ""} {
+		line, err := in.ReadString('\n')
+		if err != nil || line == "" || line[0] != '<' {
+			t.Fatalf("%q, %v", line, err)
+		}
+		if next != "" {
+			_, err = io.WriteString(feed, next+"\n")
+			r.must(err)
+		}
+	}
+	q.Trailer.Set("X-Sent", "three")
+	r.must(feed.Close())
+	if _, err := io.ReadAll(in); err != nil || answer.Trailer.Get("X-Sum") != "all of three" || hints != 1 {
+		t.Errorf("%v, trailers %v, %d hints", err, answer.Trailer, hints)
+	}
+	c := r.dial()
+	_, err = io.WriteString(c, "POST / HTTP/1.1\r\nHost: web\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\n")
+	r.must(err)
+	lines := bufio.NewReader(c)
+	for line := ""; !strings.HasPrefix(line, "HTTP/1.1 100"); {
+		if line, err = lines.ReadString('\n'); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err = io.WriteString(c, "four")
+	r.must(err)
+	for line := ""; !strings.HasPrefix(line, "<four>"); {
+		if line, err = lines.ReadString('\n'); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A WebSocket goes through; a request for another protocol does not, and what follows one that a Pod
+// refuses is not taken for a request.
+func TestUpgrade(t *testing.T) {
+	r := newRig(t, map[string]string{lbProtocol: "http"})
+	asked := make(chan string, 10)
+	r.set(r.web(func(w http.ResponseWriter, q *http.Request) {
+		asked <- q.RequestURI + " " + q.Header.Get("Upgrade")
+		if q.Header.Get("Upgrade") == "" || q.URL.Path == "/refused" {
+			_, _ = io.WriteString(w, "no")
+			return
+		}
+		c, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+		named("pod")(c)
+	}))
+	ask := func(path, protocol string) (net.Conn, *bufio.Reader, *http.Response) {
+		t.Helper()
+		c := r.dial()
+		_, err := fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: web\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", path, protocol)
+		r.must(err)
+		in := bufio.NewReader(c)
+		answer, err := http.ReadResponse(in, nil)
+		r.must(err)
+		return c, in, answer
+	}
+	c, in, answer := ask("/", "websocket")
+	if answer.StatusCode != http.StatusSwitchingProtocols || <-asked != "/ websocket" {
+		t.Fatalf("%v", answer)
+	}
+	for _, s := range []string{"\x00\x01", "GET / HTTP/1.1", "x"} { // anything goes
+		_, err := io.WriteString(c, s+"\n")
+		r.must(err)
+		if got, err := in.ReadString('\n'); got != "pod "+s+"\n" || err != nil {
+			t.Errorf("%q, %v", got, err)
+		}
+	}
+	for path, protocol := range map[string]string{"/refused": "websocket", "/h2c": "h2c"} {
+		c, in, answer = ask(path, protocol)
+		if answer.StatusCode != http.StatusOK || !answer.Close {
+			t.Errorf("%s: %v", path, answer)
+		}
+		if got := <-asked; got != path+" "+map[string]string{"/refused": "websocket"}[path] {
+			t.Errorf("asked for %s", got)
+		}
+		_, _ = io.WriteString(c, "GET /smuggled HTTP/1.1\r\nHost: web\r\n\r\n")
+		if rest, _ := io.ReadAll(in); string(rest) != "no" {
+			t.Errorf("%s: %q", path, rest)
+		}
+	}
+	if len(asked) > 0 {
+		t.Errorf("the Pod was asked for %s", <-asked)
+	}
+}
+
+// A gRPC client reaches gRPC servers by HTTP/2 on both sides, with TLS and without.
+func TestGRPC(t *testing.T) {
+	for _, protocol := range []string{"http", "https"} {
+		r := newRig(t, map[string]string{dialect.LBTLSSecrets: "a", lbProtocol: protocol, lbBackend: "h2c"})
+		cert, _, _ := certificate(t, "a.example.com")
+		r.service.Certificates = []tls.Certificate{cert}
+		l := r.listener()
+		server, service := grpc.NewServer(), health.NewServer()
+		grpc_health_v1.RegisterHealthServer(server, service)
+		go func() { _ = server.Serve(l) }()
+		t.Cleanup(server.Stop)
+		r.set(netip.MustParseAddrPort(l.Addr().String()))
+		security := insecure.NewCredentials()
+		if protocol == "https" {
+			security = credentials.NewTLS(&tls.Config{InsecureSkipVerify: true})
+		}
+		conn, err := grpc.NewClient("passthrough:///"+r.at.String(), grpc.WithTransportCredentials(security), grpc.WithNoProxy())
+		r.must(err)
+		t.Cleanup(func() { _ = conn.Close() })
+		client := grpc_health_v1.NewHealthClient(conn)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		t.Cleanup(cancel)
+		got, err := client.Check(ctx, &grpc_health_v1.HealthCheckRequest{})
+		if err != nil || got.Status != grpc_health_v1.HealthCheckResponse_SERVING {
+			t.Errorf("%s: %v, %v", protocol, got, err)
+		}
+		if _, err := client.Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: "x"}); !strings.Contains(fmt.Sprint(err), "NotFound") {
+			t.Errorf("%s: the status in trailers is lost: %v", protocol, err) //nolint:misspell // it is
+		}
+		stream, err := client.Watch(ctx, &grpc_health_v1.HealthCheckRequest{})
+		r.must(err)
+		for _, want := range []grpc_health_v1.HealthCheckResponse_ServingStatus{1, 2} {
+			if got, err := stream.Recv(); err != nil || got.Status != want {
+				t.Fatalf("%s: %v, %v", protocol, got, err)
+			}
+			service.SetServingStatus("", 2)
+		}
+	}
+}
+
+// What fails has a clear status, and the next request goes on.
+func TestHTTPFailures(t *testing.T) {
+	r := newRig(t, map[string]string{lbProtocol: "http", "fairlead.dev/lb-idle-timeout": "1"})
+	status := func(method, path string, header http.Header) int {
+		t.Helper()
+		q, err := http.NewRequestWithContext(t.Context(), method, "http://web"+path, nil)
+		r.must(err)
+		q.Header = header
+		answer, err := r.client().Do(q)
+		if err != nil {
+			t.Errorf("%s %s: %v", method, path, err)
+			return 0
+		}
+		_ = answer.Body.Close()
+		return answer.StatusCode
+	}
+	want := func(what string, got, want int) {
+		t.Helper()
+		if got != want {
+			t.Errorf("%s: %d, want %d", what, got, want)
+		}
+	}
+	r.set()
+	want("no Pod", status("GET", "/", nil), 503)
+	l := r.listener()
+	dead := netip.MustParseAddrPort(l.Addr().String())
+	r.must(l.Close())
+	r.set(dead)
+	want("a dead Pod", status("GET", "/", nil), 502)
+	var served atomic.Int32
+	alive := r.web(func(w http.ResponseWriter, q *http.Request) { served.Add(1); tell(w, q) })
+	r.set(dead, alive)
+	for range 6 {
+		want("a dead Pod beside another one", status("POST", "/", nil), 200)
+	}
+	want("requests served once each", int(served.Load()), 6)
+	r.set(r.pod(func(c net.Conn) { _, _ = io.Copy(io.Discard, c) }))
+	want("a silent Pod", status("GET", "/", nil), 504)
+	r.set(r.pod(func(c net.Conn) { _, _ = io.WriteString(c, "HTTP/1.1 abc\r\n\r\n") }))
+	want("a Pod that speaks something else", status("GET", "/", nil), 502)
+	r.set(alive)
+	want("a bomb of fields", status("GET", "/", http.Header{"X": {strings.Repeat("x", 2*maxHeader)}}), 431)
+	want("a bomb of a path", status("GET", "/"+strings.Repeat("x", 2*maxHeader), nil), 431)
+	c := r.dial()
+	_, err := io.WriteString(c, "CONNECT 192.0.2.1:22 HTTP/1.1\r\nHost: web\r\n\r\n")
+	r.must(err)
+	answer, err := http.ReadResponse(bufio.NewReader(c), nil)
+	r.must(err)
+	want("CONNECT", answer.StatusCode, 405)
+	want("at the end", status("GET", "/", nil), 200)
+}
+
+// A client that sends its header byte by byte, or nothing at all, is not waited for; others are served.
+func TestSlowClients(t *testing.T) {
+	r := newRig(t, map[string]string{lbProtocol: "http", "fairlead.dev/lb-idle-timeout": "3600"})
+	r.server.headerTimeout = 300 * time.Millisecond
+	r.set(r.web(tell))
+	slow, silent := r.dial(), r.dial()
+	ended := make(chan error, 2)
+	go func() {
+		for {
+			if _, err := io.WriteString(slow, "G"); err != nil {
+				ended <- err
+				return
+			}
+			<-time.After(10 * time.Millisecond)
+		}
+	}()
+	go func() {
+		_, err := io.ReadAll(silent)
+		ended <- err
+	}()
+	answer, err := r.client().Get("http://web/")
+	r.must(err)
+	_ = answer.Body.Close()
+	for range 2 {
+		if err := <-ended; errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Error("a slow client is waited for")
+		}
+	}
+}
+
+// Requests go on during changes, those in flight at a Pod that leaves for the time-out, and those of a kept
+// connection go to the Pods of now (behaviours 126, 127).
+func TestHTTPDraining(t *testing.T) {
+	r := newRig(t, map[string]string{lbProtocol: "http", "fairlead.dev/lb-drain-timeout": "600"})
+	release, begun := make(chan struct{}), make(chan struct{})
+	a := r.web(func(w http.ResponseWriter, q *http.Request) {
+		if q.URL.Path == "/slow" {
+			close(begun)
+			<-release
+		}
+		_, _ = io.WriteString(w, "a")
+	})
+	b := r.web(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "b") })
+	r.set(a)
+	client := r.client()
+	get := func(path string) string {
+		answer, err := client.Get("http://web" + path)
+		if err != nil {
+			return err.Error()
+		}
+		defer answer.Body.Close()
+		text, _ := io.ReadAll(answer.Body)
+		return string(text)
+	}
+	slow := make(chan string)
+	go func() { slow <- get("/slow") }()
+	<-begun
+	if got := get("/"); got != "a" {
+		t.Errorf("before: %q", got)
+	}
+	r.set(b)
+	for range 3 {
+		if got := get("/"); got != "b" {
+			t.Errorf("afterwards: %q", got)
+		}
+	}
+	close(release)
+	if got := <-slow; got != "a" {
+		t.Errorf("the request in flight: %q", got)
+	}
+	// The end waits for requests, and not for connections.
+	begun, release = make(chan struct{}), make(chan struct{})
+	r.set(a)
+	go func() { slow <- get("/slow") }()
+	<-begun
+	done := make(chan struct{})
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		r.server.Close(ctx)
+		close(done)
+	}()
+	for len(r.server.Listening()) > 0 {
+		<-time.After(time.Millisecond)
+	}
+	close(release)
+	if got := <-slow; got != "a" {
+		t.Errorf("the request in flight at the end: %q", got)
+	}
+	<-done
+}
+
+// Each request has the PROXY protocol's header of its own client.
+func TestHTTPWithProxyProtocol(t *testing.T) {
+	r := newRig(t, map[string]string{
+		lbProtocol: "http", "fairlead.dev/lb-proxy-protocol": "v1", "fairlead.dev/lb-trusted-fronts": "127.0.0.0/8",
+	})
+	r.set(r.pod(func(c net.Conn) {
+		in := bufio.NewReader(c)
+		line, _ := in.ReadString('\n')
+		if _, err := http.ReadRequest(in); err == nil {
+			_, _ = fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(line), line)
+		}
+		_, _ = io.Copy(io.Discard, c)
+	}))
+	for _, client := range []string{"192.0.2.1 198.51.100.1 1000 80", "192.0.2.2 198.51.100.1 2000 80"} {
+		c := r.dial()
+		for range 2 {
+			if client != "" {
+				_, _ = io.WriteString(c, "PROXY TCP4 "+client+"\r\n")
+			}
+			_, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: web\r\n\r\n")
+			r.must(err)
+			answer, err := http.ReadResponse(bufio.NewReader(c), nil)
+			r.must(err)
+			if got, _ := io.ReadAll(answer.Body); !strings.HasPrefix(string(got), "PROXY TCP4 192.0.2.") ||
+				client != "" && string(got) != "PROXY TCP4 "+client+"\r\n" {
+				t.Errorf("%q", got)
+			}
+			client = ""
+		}
+	}
+}
