@@ -20,6 +20,8 @@ func runs() []run {
 	return []run{
 		{"start", "start of fairlead up to the first answered request", (*bench).runStart, nil},
 		{"memory", "memory of fairlead up with 1,000 services", (*bench).runMemory, nil},
+		{"pods", "200 Pods on a node, one after the other", (*bench).runPods, nil},
+		{"shortpods", "1,000 Pods that end at once", (*bench).runShortPods, nil},
 		{"change", "an endpoint changes, at 1,000 services x 10 endpoints", (*bench).runChange, nil},
 		{"load5k", "5,000 services x 10 endpoints from nothing", (*bench).runLoad5k, nil},
 		{"load", "5,000 services x 50 endpoints from nothing", (*bench).runLoad, nil},

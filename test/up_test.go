@@ -149,6 +149,7 @@ func TestUpWithoutRoot(t *testing.T) {
 		t.Errorf("the kubeconfig's mode is %v (%v), want 0600", info.Mode(), err)
 	}
 
+	u.confines(pid)
 	p.Stop()
 	if out, _, code := process.Result(t, exec.Command("pgrep", "-f", u.dir)); code != 1 { // none
 		t.Errorf("processes are left: exit code %d, %s", code, out)
