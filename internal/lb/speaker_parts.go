@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -230,13 +231,15 @@ func (s *Speaker) report(eligible bool, reason string) {
 	if confirmed == 0 {
 		confirmed = t.want.VoterVersion // what it was before stays true
 	}
+	conditions := conflictConditions(s.announce.Conflicts(), t.want.Conditions)
+	t.stale = t.stale || !slices.Equal(conditions, t.want.Conditions)
 	if !t.stale && len(t.want.Endpoints) > 0 && t.want.Eligible == eligible && t.want.Reason == reason && t.want.VoterVersion == confirmed {
 		return
 	}
 	t.stale = false
 	next := v1.SpeakerStatus{
 		Eligible: eligible, Reason: reason, Announce: s.o.Announce, VoterVersion: confirmed, Endpoints: []string{s.o.Peer.String()},
-		Conditions: t.want.Conditions,
+		Conditions: conditions,
 	}
 	next.VoterList = t.want.VoterList
 	if list := s.node.List(); int64(list.Version) == confirmed {
@@ -271,6 +274,26 @@ func (s *Speaker) report(eligible bool, reason string) {
 	})
 	bound(&next)
 	t.want, t.dirty = next, true
+}
+
+// conflictConditions returns the conditions of a speaker that hears of conflicts.
+func conflictConditions(conflicts []announce.Conflict, before []metav1.Condition) []metav1.Condition {
+	if len(conflicts) == 0 {
+		return nil
+	}
+	var texts []string
+	for _, c := range conflicts {
+		text := fmt.Sprintf("%s at %s answers for %s", c.MAC, c.Interface, c.Addr)
+		if c.Held {
+			text += ", which is not announced meanwhile"
+		}
+		texts = append(texts, text)
+	}
+	out := slices.Clone(before)
+	meta.SetStatusCondition(&out, metav1.Condition{
+		Type: v1.SpeakerAddressConflict, Status: metav1.ConditionTrue, Reason: "ForeignMachine", Message: abbreviated(texts),
+	})
+	return out
 }
 
 // bound leaves out of a status what the API server would not take.

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -193,6 +194,13 @@ func TestForeignOwner(t *testing.T) {
 		t.Fatalf("the Service has %s", got)
 	}
 	t.Log(b.event("web", "AddressConflict"))
+	testbed.Until(t, "the condition of the Speaker", func() error {
+		s, err := b.lb.Speakers.Get(t.Context(), b.nodes[0].name, metav1.GetOptions{})
+		if err == nil && (len(s.Status.Conditions) != 1 || !strings.Contains(s.Status.Conditions[0].Message, "answers for "+taken.String())) {
+			err = fmt.Errorf("%+v", s.Status.Conditions)
+		}
+		return err
+	})
 	for range 20 {
 		if mac, ok := b.wire.Who(taken); ok && mac == b.nodes[0].mac {
 			t.Fatal("the node answers for it")

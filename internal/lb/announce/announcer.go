@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"sync"
@@ -63,7 +64,8 @@ const (
 	// them; one that answers after that is seen by lateAnswer.
 	newProbes = 3
 	newWait   = 60 * time.Millisecond
-	// conflictRetry is after how long an address with a foreign owner is probed again.
+	// conflictRetry is after how long an address with a foreign owner is probed again, at the earliest; after twice that at
+	// the latest, by chance: of two clusters that begin at once both have given way.
 	conflictRetry = 10 * time.Second
 	// conflictReport is the least time between two calls of Conflict for one address.
 	conflictReport = time.Minute
@@ -80,8 +82,8 @@ type Announcer struct {
 	wake chan struct{}
 	// reopen holds a token when a device has failed.
 	reopen chan struct{}
-	// probeWait and newWait are the constants, but in tests.
-	probeWait, newWait time.Duration
+	// probeWait, newWait and conflictRetry are the constants, but in tests.
+	probeWait, newWait, conflictRetry time.Duration
 
 	mu      sync.RWMutex
 	entries map[netip.Addr]*entry
@@ -90,6 +92,8 @@ type Announcer struct {
 	closed  bool
 	failed  map[string]bool // interfaces whose error was logged
 	moved   map[netip.Addr]struct{}
+	// conflicts are those of the last conflictReport, and those that are held.
+	conflicts map[netip.Addr]seenConflict
 	// newLinks are interfaces that are not used yet, by index, and answered the others.
 	newLinks map[int]*newLink
 	answered map[int]MAC
@@ -126,7 +130,7 @@ func New(o Options) *Announcer {
 		opts: o, log: o.Log, wake: make(chan struct{}, 1), reopen: make(chan struct{}, 1),
 		entries: map[netip.Addr]*entry{}, devices: map[int]*device{}, failed: map[string]bool{}, moved: map[netip.Addr]struct{}{},
 		newLinks: map[int]*newLink{}, answered: map[int]MAC{},
-		probeWait: probeWait, newWait: newWait,
+		probeWait: probeWait, newWait: newWait, conflictRetry: conflictRetry, conflicts: map[netip.Addr]seenConflict{},
 	}
 }
 
@@ -202,6 +206,7 @@ func (a *Announcer) Leave(addrs ...netip.Addr) {
 		if e := a.entries[addr]; e != nil {
 			e.move(nil)
 			delete(a.entries, addr)
+			delete(a.conflicts, addr)
 		}
 	}
 }
@@ -404,6 +409,7 @@ func (a *Announcer) step(e *entry, now time.Time) (began bool) {
 			break
 		}
 		e.state, e.began = active, now
+		delete(a.conflicts, e.addr)
 		e.announce(now)
 		a.moved[e.addr] = struct{}{}
 		began = true
@@ -468,9 +474,11 @@ func (a *Announcer) receive(d *device, q question) {
 		return
 	}
 	own, answers := d.link.MAC, e.state == active
+	// Two that probe at the same moment both give way (RFC 5227, 2.1.1).
+	rival := e.state == probing && !q.answer && !q.sender.IsValid()
 	a.mu.RUnlock()
 	switch {
-	case q.answer:
+	case q.answer || rival:
 		a.claimed(d, q)
 	case answers:
 		a.opts.May(q.target, func() { d.send(reply(q, own)) })
@@ -500,19 +508,44 @@ func (a *Announcer) claimed(d *device, q question) {
 		a.moved[e.addr] = struct{}{}
 	}
 	if held {
-		e.state, e.due = conflicting, now.Add(conflictRetry)
+		e.state, e.due = conflicting, now.Add(a.conflictRetry+rand.N(a.conflictRetry))
 	}
+	c := Conflict{Addr: q.target, Interface: d.name, MAC: q.mac, Held: held}
+	before, known := a.conflicts[q.target]
+	news := !known || before.Conflict != c
+	a.conflicts[q.target] = seenConflict{c, now}
 	report := e.reported.IsZero() || now.Sub(e.reported) >= conflictReport
 	if report {
 		e.reported = now
 	}
 	a.mu.Unlock()
-	if held && answered {
+	if held && answered || news {
 		a.changed()
 	}
 	if report {
-		a.opts.Conflict(Conflict{Addr: q.target, Interface: d.name, MAC: q.mac, Held: held})
+		a.opts.Conflict(c)
 	}
+}
+
+// seenConflict is a Conflict and when it was seen last.
+type seenConflict struct {
+	Conflict
+	at time.Time
+}
+
+// Conflicts returns the addresses that foreign machines use, as far as it was seen in the last minute, by address.
+func (a *Announcer) Conflicts() (out []Conflict) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for addr, c := range a.conflicts {
+		if e := a.entries[addr]; e == nil || e.state == active && time.Since(c.at) > conflictReport {
+			delete(a.conflicts, addr)
+			continue
+		}
+		out = append(out, c.Conflict)
+	}
+	slices.SortFunc(out, func(a, b Conflict) int { return a.Addr.Compare(b.Addr) })
+	return out
 }
 
 func (a *Announcer) close() {

@@ -23,6 +23,10 @@ type SpeakerList struct {
 // the rest of the status must be writable however many addresses there are.
 const MaxAnnounced = 1000
 
+// SpeakerAddressConflict is the condition of a Speaker that hears a machine outside of the cluster answer for addresses
+// of the cluster's load balancers. There is none in good times.
+const SpeakerAddressConflict = "AddressConflict"
+
 // MaxNetworks bounds SpeakerStatus.Networks and Interfaces.
 const MaxNetworks = 1024
 
