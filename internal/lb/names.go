@@ -21,7 +21,8 @@ const (
 	VotersEntry = "lists"
 	// Namespace is where the ConfigMap, the Secret and the Leases are.
 	Namespace = "kube-system"
-	// KeyBytes is the length of the key; its entry in the Secret is "key".
+	// KeyBytes is the length of a key. The one that signs is the Secret's entry "key"; messages that are signed with one of
+	// its other entries are accepted, too.
 	KeyBytes = 32
 	KeyEntry = "key"
 )

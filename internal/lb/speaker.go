@@ -182,11 +182,11 @@ func (s *Speaker) may(a netip.Addr, send func()) bool {
 // them over at once, and returns when everything that it started has ended. It uses
 // the network namespace of the calling thread.
 func (s *Speaker) Run(ctx context.Context) error {
-	key, err := s.readKey(ctx)
+	keys, err := s.firstKeys(ctx)
 	if err != nil {
 		return err
 	}
-	if s.wire, err = listen(s.o.NodeName, s.o.Peer, key, s.log); err != nil {
+	if s.wire, err = listen(s.o.NodeName, s.o.Peer, keys, s.log); err != nil {
 		return err
 	}
 	// What runs goes on until the addresses are given up.
@@ -195,6 +195,7 @@ func (s *Speaker) Run(ctx context.Context) error {
 	defer running.Wait()
 	defer cancel()
 	running.Go(func() { s.wire.run(inner) })
+	running.Go(func() { s.followKeys(inner) })
 	running.Go(func() { s.witness.run(inner) })
 	running.Go(func() { s.health.run(inner, s.o.Healthy, s.known.poke) })
 	running.Go(func() { s.proxying.run(inner) })

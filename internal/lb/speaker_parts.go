@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
 	"net/http"
 	"net/netip"
@@ -29,18 +30,69 @@ import (
 // callTimeout bounds one call of the API server, which may have gone without an end of the connection.
 const callTimeout = 5 * time.Second
 
-// readKey waits for the Secret with the speakers' key, which the controller makes.
-func (s *Speaker) readKey(ctx context.Context) ([]byte, error) {
+// readKeys returns the keys of the speakers' messages: that of entry KeyEntry, which signs, and what else the Secret has,
+// with which messages of others may be signed while the key is being replaced.
+func (s *Speaker) readKeys(ctx context.Context) (keys [][]byte, err error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	secret, err := s.client.CoreV1().Secrets(Namespace).Get(ctx, KeyName, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range slices.Sorted(maps.Keys(secret.Data)) {
+		switch key := secret.Data[name]; {
+		case name == KeyEntry && len(key) < KeyBytes:
+			return nil, fmt.Errorf("its entry %s has fewer than %d bytes", KeyEntry, KeyBytes)
+		case name == KeyEntry:
+			keys = slices.Insert(keys, 0, key)
+		case len(key) >= KeyBytes:
+			keys = append(keys, key)
+		}
+	}
+	if len(secret.Data[KeyEntry]) == 0 {
+		return nil, fmt.Errorf("it has no entry %s", KeyEntry)
+	}
+	return keys[:min(len(keys), maxKeys)], nil
+}
+
+const (
+	// keyPeriod is how often the Secret is read again.
+	keyPeriod = time.Minute
+	// maxKeys bounds the keys with which a message is compared.
+	maxKeys = 4
+)
+
+// followKeys keeps the keys those of the Secret. Without it, they stay.
+func (s *Speaker) followKeys(ctx context.Context) {
+	tick := time.NewTicker(keyPeriod)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			s.refreshKeys(ctx)
+		}
+	}
+}
+
+func (s *Speaker) refreshKeys(ctx context.Context) {
+	keys, err := s.readKeys(ctx)
+	if err != nil || slices.EqualFunc(keys, *s.wire.keys.Load(), slices.Equal) {
+		return
+	}
+	s.wire.keys.Store(&keys)
+	s.log.Info("the keys of the speakers have changed", "keys", len(keys))
+}
+
+// firstKeys waits for the Secret with the speakers' key, which the controller makes.
+func (s *Speaker) firstKeys(ctx context.Context) ([][]byte, error) {
 	warned, pause := false, 100*time.Millisecond
 	for begin := time.Now(); ; pause = min(2*pause, 2*time.Second) {
-		limited, cancel := context.WithTimeout(ctx, callTimeout)
-		secret, err := s.client.CoreV1().Secrets(Namespace).Get(limited, KeyName, metav1.GetOptions{})
-		cancel()
+		keys, err := s.readKeys(ctx)
 		switch {
-		case err == nil && len(secret.Data[KeyEntry]) >= KeyBytes:
-			return secret.Data[KeyEntry], nil
 		case err == nil:
-			err = fmt.Errorf("its entry %s has fewer than %d bytes", KeyEntry, KeyBytes)
+			return keys, nil
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
 		}

@@ -21,7 +21,8 @@ import (
 // Replays are for quorum to recognize: a request by its session and nonce, a reply by its nonce.
 type transport struct {
 	self string
-	key  []byte
+	// keys are those that count: the first one signs.
+	keys atomic.Pointer[[][]byte]
 	conn *net.UDPConn
 	log  *slog.Logger
 	// in holds what was received and not handled yet; what does not fit is dropped.
@@ -31,7 +32,7 @@ type transport struct {
 
 	mu    sync.Mutex
 	peers map[string]netip.AddrPort // where the last request of a speaker with a promise came from
-	mac   hash.Hash
+	macs  macs
 }
 
 // received is a message of a speaker that has the key.
@@ -48,22 +49,38 @@ const (
 )
 
 // listen opens the socket.
-func listen(self string, at netip.AddrPort, key []byte, log *slog.Logger) (*transport, error) {
+func listen(self string, at netip.AddrPort, keys [][]byte, log *slog.Logger) (*transport, error) {
 	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
 	if err != nil {
 		return nil, fmt.Errorf("listen for other speakers: %w", err)
 	}
-	return &transport{
-		self: self, key: key, conn: conn, log: log, in: make(chan received, queueLength),
-		peers: map[string]netip.AddrPort{}, mac: hmac.New(sha256.New, key),
-	}, nil
+	t := &transport{self: self, conn: conn, log: log, in: make(chan received, queueLength), peers: map[string]netip.AddrPort{}}
+	t.keys.Store(&keys)
+	return t, nil
+}
+
+// macs are the keys of a transport, ready for use by one goroutine.
+type macs struct {
+	of   *[][]byte
+	list []hash.Hash
+}
+
+// get returns a MAC for each of the keys that count now.
+func (m *macs) get(t *transport) []hash.Hash {
+	if keys := t.keys.Load(); m.of != keys {
+		*m = macs{of: keys}
+		for _, key := range *keys {
+			m.list = append(m.list, hmac.New(sha256.New, key))
+		}
+	}
+	return m.list
 }
 
 // run receives until close.
 func (t *transport) run(ctx context.Context) {
 	stop := context.AfterFunc(ctx, func() { _ = t.conn.Close() })
 	defer stop()
-	mac := hmac.New(sha256.New, t.key)
+	var keys macs
 	buf := make([]byte, 1<<16)
 	for {
 		n, from, err := t.conn.ReadFromUDPAddrPort(buf)
@@ -73,7 +90,7 @@ func (t *transport) run(ctx context.Context) {
 		if err != nil {
 			continue // an ICMP error of an earlier send
 		}
-		r, err := open(mac, t.self, buf[:n])
+		r, err := openAny(keys.get(t), t.self, buf[:n])
 		if err != nil {
 			if t.rejected.Add(1) == 1 {
 				t.log.Warn("dropped a message that is not of this cluster's speakers; later ones are only counted", "from", from, "err", err)
@@ -96,7 +113,7 @@ func (t *transport) send(envelopes []quorum.Envelope, r *received) {
 	defer t.mu.Unlock()
 	for _, e := range envelopes {
 		if to := t.address(&e, r); to.IsValid() {
-			t.write(seal(t.mac, t.self, e.To, e.Message), to)
+			t.write(seal(t.macs.get(t)[0], t.self, e.To, e.Message), to)
 		}
 	}
 }
@@ -149,6 +166,17 @@ var (
 	errMAC     = errors.New("it is signed with another key")
 	errTo      = errors.New("it is for another speaker")
 )
+
+// openAny is open with the first of the keys by which a datagram is signed.
+func openAny(keys []hash.Hash, self string, b []byte) (r received, err error) {
+	err = errMAC
+	for _, mac := range keys {
+		if r, err = open(mac, self, b); !errors.Is(err, errMAC) {
+			break
+		}
+	}
+	return r, err
+}
 
 // open checks a datagram and returns what is in it.
 func open(mac hash.Hash, self string, b []byte) (r received, err error) {
