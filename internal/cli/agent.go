@@ -47,7 +47,10 @@ type agentFlags struct {
 	stateDir           string
 	podUIDs            string
 	podPIDs            int64
-	manifestDir        string
+	servicesDir        string
+	// registrar registers the programs of servicesDir, nil for the node itself.
+	registrar   *rest.Config
+	manifestDir string
 	// early starts static Pods before the proxy, which needs the API server.
 	early bool
 	// newNamespace is set in a network namespace that this process was started in.
@@ -71,6 +74,8 @@ func (f *agentFlags) add(cmd *cobra.Command) {
 	flags.Int64Var(&f.podPIDs, "pod-max-pids", runner.DefaultPodPIDs, "processes and threads of each Pod that is not allowed to be privileged")
 	flags.StringVar(&f.manifestDir, "pod-manifest-dir", defaultManifestDir,
 		"directory of files of static Pods, which run without the API server; it must belong to root; empty for none")
+	flags.StringVar(&f.servicesDir, "services-dir", defaultServicesDir(),
+		"directory whose files *.yaml describe programs of this machine to register (docs/registered.md); empty for none")
 	addConfigureResolver(cmd, &f.configureResolver)
 	flags.StringVar(&f.dnsMetrics, "dns-metrics-bind-address", "127.0.0.1:9153",
 		"IP:PORT of /metrics, /ready and /health of the DNS server; empty for none")
@@ -193,6 +198,13 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 		{name: "dns", run: server.Run, ready: func(ctx context.Context) error { return untilTrue(ctx, server.Ready) }, drain: server.Drain},
 		podsPart,
 	}...)
+	if f.servicesDir != "" {
+		directory, err := f.directory(log, client)
+		if err != nil {
+			return nil, err
+		}
+		n.components = append(n.components, component{name: "services directory", run: directory.Run})
+	}
 	speaker, err := f.lb.newSpeaker(log, cfg, f.nodeName, f.nodeIPs[0], p)
 	if err != nil {
 		return nil, err

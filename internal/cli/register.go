@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -226,6 +228,28 @@ func (r *registerCommand) notReady(ctx context.Context, client kubernetes.Interf
 	}
 	latest := slices.MaxFunc(list.Items, func(a, b corev1.Event) int { return a.LastTimestamp.Compare(b.LastTimestamp.Time) })
 	return latest.Message
+}
+
+// defaultServicesDir is that of root; another user's 'fairlead up' has none.
+func defaultServicesDir() string {
+	if os.Geteuid() == 0 && !mappedRoot() {
+		return "/etc/fairlead/services.d"
+	}
+	return ""
+}
+
+// directory returns what keeps the programs of --services-dir registered; node is the
+// node's own client.
+func (f *agentFlags) directory(log *slog.Logger, node kubernetes.Interface) (*registration.Directory, error) {
+	path, err := filepath.Abs(f.servicesDir)
+	if err != nil {
+		return nil, fmt.Errorf("--services-dir: %w", err)
+	}
+	d := &registration.Directory{Path: path, Node: f.nodeName, Client: node, Log: log}
+	if f.registrar != nil {
+		d.Client, err = kubernetes.NewForConfig(f.registrar)
+	}
+	return d, err
 }
 
 func newDeregister(g *global) *cobra.Command {

@@ -105,6 +105,7 @@ func (u *upCommand) run(ctx context.Context) error {
 	parts = append(parts, u.announce("controllers", controllers, begin), u.agent.lb.controllerComponent(log, server.ControllersConfig))
 	u.agent.stateDir = filepath.Join(u.server.DataDir, "agent")
 	u.agent.stopPods = true
+	u.agent.registrar = server.LoopbackConfig()
 	cfg, err := server.NodeConfig(u.agent.nodeName)
 	if err != nil {
 		return err
