@@ -25,10 +25,11 @@ import (
 const (
 	// scanPeriod is how often the files are looked at. A file counts when it has not
 	// changed for as long: it may still be being written.
-	scanPeriod = 500 * time.Millisecond
+	scanPeriod = 250 * time.Millisecond
 	// comparePeriod is how often the API is compared with the files though none has
-	// changed, and how soon after a failure.
+	// changed, and retryPeriod how soon after a failure.
 	comparePeriod  = 10 * time.Second
+	retryPeriod    = 2 * time.Second
 	requestTimeout = 10 * time.Second
 	maxFile        = 1 << 20
 )
@@ -63,11 +64,15 @@ func (d *Directory) Run(ctx context.Context) error {
 	d.files, d.problems = map[string]*file{}, map[string]string{}
 	tick := time.NewTicker(scanPeriod)
 	defer tick.Stop()
-	var compared time.Time
+	var next time.Time
 	for {
-		if changed := d.scan(); changed || time.Since(compared) >= comparePeriod {
-			compared = time.Now()
-			d.report("the API", d.compare(ctx))
+		if changed := d.scan(); changed || !time.Now().Before(next) {
+			err := d.compare(ctx)
+			d.report("the API", err)
+			next = time.Now().Add(comparePeriod)
+			if err != nil {
+				next = time.Now().Add(retryPeriod)
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -124,6 +129,8 @@ func (d *Directory) scan() (changed bool) {
 		var specs []Spec
 		if err == nil {
 			specs, err = Parse(path, d.Node, data)
+		} else {
+			err = fmt.Errorf("%s: %w", path, err)
 		}
 		d.report(path, err)
 		if err == nil {

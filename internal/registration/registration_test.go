@@ -1,6 +1,7 @@
 package registration_test
 
 import (
+	"os"
 	"strings"
 	"testing"
 
@@ -62,6 +63,17 @@ address: 192.0.2.7
 		if _, err := registration.Parse("a.yaml", "n", []byte(text)); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", text, err, want)
 		}
+	}
+}
+
+func TestExample(t *testing.T) {
+	const path = "../../examples/services.d/redis.yaml"
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if specs, err := registration.Parse(path, "n", data); err != nil || len(specs) != 2 {
+		t.Errorf("%d programs, %v; want 2", len(specs), err)
 	}
 }
 

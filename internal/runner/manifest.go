@@ -61,7 +61,7 @@ func manifestNames(dir string) ([]string, error) {
 		err = errors.New("it is no directory")
 	}
 	if err == nil {
-		err = checkOwner(st)
+		err = fileio.CheckTrusted(st)
 	}
 	if err != nil {
 		return nil, err
@@ -77,20 +77,9 @@ func manifestNames(dir string) ([]string, error) {
 	return names, err
 }
 
-// checkOwner rejects what other users than this process's can change.
-func checkOwner(st fs.FileInfo) error {
-	if uid, _, ok := fileio.Owner(st); !ok || uid != 0 && uid != os.Geteuid() {
-		return fmt.Errorf("it belongs to user %d: it must belong to root", uid)
-	}
-	if st.Mode().Perm()&0o022 != 0 {
-		return fmt.Errorf("its mode is %04o: group and others must not be able to write to it", st.Mode().Perm())
-	}
-	return nil
-}
-
 // read reads a file again, whose last state is m. The error is what is wrong with it.
 func (m manifest) read(dir, name, node string) (manifest, error) {
-	text, err := readManifest(filepath.Join(dir, name))
+	text, err := fileio.ReadTrusted(filepath.Join(dir, name), maxManifest)
 	if err != nil {
 		m.text, m.err = nil, err
 		return m, err
@@ -104,29 +93,6 @@ func (m manifest) read(dir, name, node string) (manifest, error) {
 		m.pod = pod
 	}
 	return m, err
-}
-
-func readManifest(path string) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	st, err := f.Stat()
-	if err == nil && !st.Mode().IsRegular() {
-		err = errors.New("it is no regular file")
-	}
-	if err == nil {
-		err = checkOwner(st)
-	}
-	if err != nil {
-		return nil, err
-	}
-	text, err := io.ReadAll(io.LimitReader(f, maxManifest+1))
-	if err == nil && len(text) > maxManifest {
-		err = fmt.Errorf("it is larger than %d bytes", maxManifest)
-	}
-	return text, err
 }
 
 // parseManifest returns the pod of a file as kubelet names and marks it.

@@ -3,6 +3,8 @@ package node
 import (
 	"errors"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -14,7 +16,8 @@ import (
 // says, through an agent that is killed, and outlives its registration.
 func TestRegisteredProgram(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t)
+	services := t.TempDir()
+	c := newCluster(t, "--services-dir", services)
 	start := func() *process.Process { return process.Start(t, c.on(c.node, process.Program("backend"))) }
 	program := start()
 	register := func(args ...string) string {
@@ -77,4 +80,18 @@ func TestRegisteredProgram(t *testing.T) {
 	if err == nil || !strings.Contains(out, "my-app is not registered on node node in namespace default") {
 		t.Errorf("deregister of nothing: %v, %q", err, out)
 	}
+
+	// The same by a file of the node, where an administrator lets nodes do that.
+	text := "name: my-app\nlabels: {app: MyApp}\nports: [http=9376]\nready: http://:9376/healthz\n"
+	if err := os.WriteFile(filepath.Join(services, "my-app.yaml"), []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	const remedy = "kubectl create rolebinding nodes-register --namespace default --clusterrole system:node-registrar --group system:nodes"
+	c.agent.Says(remedy)
+	c.kubectl(strings.Fields(remedy)[1:]...)
+	answers("an answer of the file's program")
+	if err := os.Remove(filepath.Join(services, "my-app.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	silent("the end of its endpoint without the file")
 }
