@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -30,17 +31,18 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if mode := os.Getenv("RUNNER_TEST_SERVE"); mode == "attack" {
+	switch mode := os.Getenv("RUNNER_TEST_SERVE"); mode {
+	case "":
+		testbed.Main(m)
+	case "attack":
 		attackAsPod()
-		return
-	} else if mode == "swap" {
+	case "swap":
 		swapAsPod()
-		return
-	} else if mode != "" {
+	case "agent":
+		runAsAgent()
+	default:
 		serveAsPod(mode)
-		return
 	}
-	testbed.Main(m)
 }
 
 // cluster is a real API server with one node, whose runner the test starts.
@@ -130,17 +132,21 @@ func (l *logWriter) Write(b []byte) (int, error) {
 	return l.b.Write(b)
 }
 
-// launch runs the agent; c.stop ends it and waits.
-func (c *cluster) launch() {
-	c.t.Helper()
-	logs := &logWriter{}
-	o := runner.Options{
-		Client: c.client, NodeName: nodeName, StateDir: c.state,
+func options(client kubernetes.Interface, state string, logs io.Writer) runner.Options {
+	return runner.Options{
+		Client: client, NodeName: nodeName, StateDir: state,
 		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/56")},
 		ClusterDNS:   []netip.Addr{netip.MustParseAddr("10.96.0.10")},
 		BackOff:      200 * time.Millisecond,
 		Log:          slog.New(slog.NewTextHandler(logs, nil)),
 	}
+}
+
+// launch runs the agent; c.stop ends it and waits.
+func (c *cluster) launch() {
+	c.t.Helper()
+	logs := &logWriter{}
+	o := options(c.client, c.state, logs)
 	if c.change != nil {
 		c.change(&o)
 	}
