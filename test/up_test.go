@@ -150,6 +150,10 @@ func TestUpWithoutRoot(t *testing.T) {
 	}
 
 	u.confines(pid)
+	if n := strings.Count(p.Log(), "are not kept apart by users"); n != 1 {
+		t.Errorf("the log tells %d times that Pods have no users of their own:\n%s", n, p.Log())
+	}
+	u.tops()
 	p.Stop()
 	if out, _, code := process.Result(t, exec.Command("pgrep", "-f", u.dir)); code != 1 { // none
 		t.Errorf("processes are left: exit code %d, %s", code, out)
@@ -163,6 +167,29 @@ func TestUpWithoutRoot(t *testing.T) {
 	p.Signal(os.Interrupt)
 	if err := p.Wait(); err != nil {
 		t.Errorf("fairlead up ended with %v after SIGINT", err)
+	}
+}
+
+// tops asks for usage: that of the node, and why there is none of Pods where they have no
+// control groups.
+func (u *user) tops() {
+	u.t.Helper()
+	var report struct {
+		Nodes []struct {
+			MemoryBytes   uint64
+			MemoryPercent int64
+		}
+	}
+	if err := json.Unmarshal([]byte(process.Output(u.t, u.command("fairlead", "top", "nodes", "-o", "json"))), &report); err != nil {
+		u.t.Fatal(err)
+	}
+	if len(report.Nodes) != 1 || report.Nodes[0].MemoryBytes < 10<<20 || report.Nodes[0].MemoryPercent > 100 {
+		u.t.Errorf("fairlead top nodes says %+v", report)
+	}
+	out, stderr, code := process.Result(u.t, u.command("fairlead", "top", "pods", "-l", "app=MyApp"))
+	measured := code == 0 && strings.Count(out, "myapp-") == 2 && strings.Contains(out, "Mi")
+	if !measured && (code != 1 || !strings.Contains(stderr, "does not measure Pods: ")) {
+		u.t.Errorf("fairlead top pods: exit code %d\n%s%s", code, out, stderr)
 	}
 }
 

@@ -93,6 +93,10 @@ func TestWrongUsageExitsWith2AndOneClearLine(t *testing.T) {
 		`--dns-serve-stale is -1s; want 0`:       {"dns", "--dns-serve-stale=-1s"},
 		`--dns-lameduck is -1s; want 0`:          {"dns", "--dns-lameduck=-1s"},
 		`--dns-metrics-bind-address is "9153"`:   {"agent", "--dns-metrics-bind-address", "9153"},
+		`--sort-by is "cpus"; want name, cpu or`: {"top", "pods", "--sort-by", "cpus"},
+		`a name takes the place of --selector`:   {"top", "pods", "web", "-A"},
+		`takes one name at most, but got "a b"`:  {"top", "nodes", "a", "b"},
+		`unknown command "pdos"; did you mean`:   {"top", "pdos"},
 	} {
 		code, stdout, stderr := call(t, args...)
 		if code != exitUsage || !strings.Contains(stderr, want) || stdout != "" {

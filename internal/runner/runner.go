@@ -48,6 +48,8 @@ type Runner struct {
 	uids     *uids
 	static   *staticPods
 	oneUser  bool // there is only one user, as without root
+	// warnOneUser tells of that when it matters.
+	warnOneUser sync.Once
 	// unmapped is why the range of users cannot be used, nil if it can.
 	unmapped error
 	units    *systemd.Bus

@@ -125,6 +125,11 @@ func (r *Runner) walls(pod *corev1.Pod, c *corev1.Container) (*shim.Walls, error
 	w.Mount.Confined, w.Mount.OwnNetwork = true, !pod.Spec.HostNetwork
 	w.Mount.Hide = append([]string{r.o.StateDir}, r.o.Hide...)
 	if r.oneUser {
+		// Not at the start: where all Pods are the user's own, nothing is lost.
+		r.warnOneUser.Do(func() {
+			r.o.Log.Warn("Pods that are not allowed to be privileged run here, and are not kept apart by users", "namespace", pod.Namespace,
+				"pod", pod.Name, "reason", r.confinement().Message)
+		})
 		w.GID, w.IDs = w.UID, &shim.IDs{First: w.UID, Base: uint32(os.Geteuid()), Size: 1}
 		return w, nil
 	}

@@ -66,9 +66,10 @@ func (r *Runner) handler(ctx context.Context) http.Handler {
 	mux.HandleFunc("GET /status", r.serveStatus)
 	for pattern, serve := range map[string]func(context.Context, http.ResponseWriter, *http.Request) error{
 		"GET /containerLogs/{namespace}/{pod}/{container}": r.serveLogs,
-		"/exec/{namespace}/{pod}/{container}":              r.serveExec,
-		"/attach/{namespace}/{pod}/{container}":            r.serveAttach,
-		"/portForward/{namespace}/{pod}":                   r.servePortForward,
+		"GET /stats/summary":                    r.serveSummary,
+		"/exec/{namespace}/{pod}/{container}":   r.serveExec,
+		"/attach/{namespace}/{pod}/{container}": r.serveAttach,
+		"/portForward/{namespace}/{pod}":        r.servePortForward,
 	} {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, q *http.Request) {
 			if err := serve(ctx, w, q); err != nil {

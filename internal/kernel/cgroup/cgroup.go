@@ -168,6 +168,9 @@ func (g Group) Dir() string { return g.dir }
 // Group returns the group of that name, which need not exist.
 func (t *Tree) Group(name string) Group { return Group{filepath.Join(t.dir, name)} }
 
+// Below returns the group of that name in g, which need not exist.
+func (g Group) Below(name string) Group { return Group{filepath.Join(g.dir, name)} }
+
 // Names lists the groups of the tree.
 func (t *Tree) Names() []string {
 	entries, _ := os.ReadDir(t.dir)

@@ -172,6 +172,14 @@ func TestLimits(t *testing.T) {
 	if n := testutil.CollectAndCount(m.runner, "pod_memory_working_set_bytes"); n != 1 {
 		t.Errorf("%d series of memory, want that of the Pod that runs", n)
 	}
+	sum, err := m.runner.Summary(t.Context())
+	if err != nil || sum.Node.CPU == nil || sum.Node.Memory.WorkingSetBytes == 0 || len(sum.Pods) != 1 {
+		t.Fatalf("the summary is %+v, %v", sum, err)
+	}
+	if u := sum.Pods[0]; u.PodRef.Name != "beside" || u.Memory.WorkingSetBytes == 0 || u.Processes.ProcessCount == 0 ||
+		len(u.Containers) != 1 || u.Containers[0].Name != "main" || u.Containers[0].Memory.WorkingSetBytes == 0 {
+		t.Errorf("the usage of the Pod that runs is %+v", u)
+	}
 	for name, ns := range map[string]string{"hog": "default", "beside": "default", "tmpfs": namespace} {
 		if err := m.client.CoreV1().Pods(ns).Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
