@@ -77,7 +77,7 @@ func (c *controller) ensureClaim(ctx context.Context, addr netip.Addr, name svc.
 // keepClaim remembers what we have written.
 func (c *controller) keepClaim(addr netip.Addr, claim *networkingv1.IPAddress) {
 	if have := c.claims[addr]; have == nil || have.UID != claim.UID || isNewer(claim, have) {
-		c.claims[addr] = claim
+		c.claims[addr] = slimClaim(claim)
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	extensions "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -203,24 +204,32 @@ func (c *controller) follow(ctx context.Context, running *sync.WaitGroup) {
 
 // start follows one kind. set and drop are called with mu held.
 func start[T metav1.Object](
-	ctx context.Context, c *controller, running *sync.WaitGroup, kind string, from reflector.Source, set, drop func(T),
+	ctx context.Context, c *controller, running *sync.WaitGroup, kind string, from reflector.Source, set func(T), drop func(metav1.Object),
 ) {
-	known := map[string]T{} // by key, to find out what a list lacks
-	key := func(o T) string { return o.GetNamespace() + "/" + o.GetName() }
+	running.Go(func() { reflector.Run(ctx, "lb/"+kind, from, into(c, set, drop)) })
+}
+
+// into returns the Sink for one kind. drop gets the name and the UID of what is gone: of most objects, as the Services
+// that are no load balancers, nothing else is kept.
+func into[T metav1.Object](c *controller, set func(T), drop func(metav1.Object)) reflector.Sink[T] {
+	known := map[svc.Name]types.UID{}
+	gone := func(name svc.Name, uid types.UID) {
+		drop(&metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name, UID: uid})
+	}
 	listed := false
-	sink := reflector.Sink[T]{
+	return reflector.Sink[T]{
 		Replace: func(objs []T) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			gone := known
-			known = make(map[string]T, len(objs))
+			before := known
+			known = make(map[svc.Name]types.UID, len(objs))
 			for _, o := range objs {
-				delete(gone, key(o))
-				known[key(o)] = o
+				delete(before, nameOf(o))
+				known[nameOf(o)] = o.GetUID()
 				set(o)
 			}
-			for _, o := range gone {
-				drop(o)
+			for name, uid := range before {
+				gone(name, uid)
 			}
 			if !listed {
 				listed = true
@@ -230,17 +239,16 @@ func start[T metav1.Object](
 		Set: func(o T) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			known[key(o)] = o
+			known[nameOf(o)] = o.GetUID()
 			set(o)
 		},
 		Delete: func(o T) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			delete(known, key(o))
+			delete(known, nameOf(o))
 			drop(o)
 		},
 	}
-	running.Go(func() { reflector.Run(ctx, "lb/"+kind, from, sink) })
 }
 
 // listed counts the kinds that have been listed, and begins when all are.

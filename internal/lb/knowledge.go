@@ -2,6 +2,7 @@ package lb
 
 import (
 	"cmp"
+	"maps"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -102,7 +103,18 @@ func (c *controller) keepService(s *corev1.Service) {
 	}
 	slim := *s
 	slim.ManagedFields = nil
+	if _, has := s.Annotations[corev1.LastAppliedConfigAnnotation]; has {
+		slim.Annotations = maps.Clone(s.Annotations)
+		delete(slim.Annotations, corev1.LastAppliedConfigAnnotation)
+	}
 	c.services[name] = &slim
+}
+
+// slimClaim returns what is kept of a claim.
+func slimClaim(claim *networkingv1.IPAddress) *networkingv1.IPAddress {
+	slim := *claim
+	slim.ManagedFields = nil
+	return &slim
 }
 
 // isNewer reports whether a is a later state of an object than b. What cannot be compared
@@ -112,13 +124,13 @@ func isNewer(a, b metav1.Object) bool {
 	return err != nil || n > 0
 }
 
-func (c *controller) dropService(s *corev1.Service) {
+func (c *controller) dropService(s metav1.Object) {
 	name := nameOf(s)
-	if have := c.services[name]; have == nil || have.UID != s.UID {
+	if have := c.services[name]; have == nil || have.UID != s.GetUID() {
 		return
 	}
 	delete(c.services, name)
-	delete(c.finalizers, s.UID)
+	delete(c.finalizers, s.GetUID())
 	if c.live {
 		c.loop.Queue.Add(name)
 	}
@@ -149,6 +161,7 @@ func (c *controller) setClaim(claim *networkingv1.IPAddress) {
 	if old != nil && old.UID == claim.UID && !isNewer(claim, old) {
 		return
 	}
+	claim = slimClaim(claim)
 	c.claims[addr] = claim
 	if !c.live {
 		return
@@ -168,13 +181,13 @@ func (c *controller) setClaim(claim *networkingv1.IPAddress) {
 	signal(c.tidy)
 }
 
-func (c *controller) dropClaim(claim *networkingv1.IPAddress) {
-	addr, err := netip.ParseAddr(claim.Name)
+func (c *controller) dropClaim(claim metav1.Object) {
+	addr, err := netip.ParseAddr(claim.GetName())
 	if err != nil {
 		return
 	}
 	have := c.claims[addr]
-	if have == nil || have.UID != claim.UID {
+	if have == nil || have.UID != claim.GetUID() {
 		return
 	}
 	delete(c.claims, addr)
@@ -204,7 +217,7 @@ func (c *controller) setNamespace(ns *corev1.Namespace) {
 	}
 }
 
-func (c *controller) dropNamespace(ns *corev1.Namespace) { delete(c.namespaces, ns.Name) }
+func (c *controller) dropNamespace(ns metav1.Object) { delete(c.namespaces, ns.GetName()) }
 
 func (c *controller) setNode(n *corev1.Node) {
 	var addrs []netip.Addr
@@ -217,10 +230,10 @@ func (c *controller) setNode(n *corev1.Node) {
 	c.setNodeState(n)
 }
 
-func (c *controller) dropNode(n *corev1.Node) {
-	c.changeNode(n.Name, nil, nil)
-	delete(c.outOfService, n.Name)
-	delete(c.silent, n.Name)
+func (c *controller) dropNode(n metav1.Object) {
+	c.changeNode(n.GetName(), nil, nil)
+	delete(c.outOfService, n.GetName())
+	delete(c.silent, n.GetName())
 	signal(c.voters)
 	signal(c.covers)
 }
@@ -290,8 +303,8 @@ func (c *controller) setServiceCIDR(s *networkingv1.ServiceCIDR) {
 	}
 }
 
-func (c *controller) dropServiceCIDR(s *networkingv1.ServiceCIDR) {
-	delete(c.cidrs, s.Name)
+func (c *controller) dropServiceCIDR(s metav1.Object) {
+	delete(c.cidrs, s.GetName())
 	if c.live {
 		c.recompile()
 	}
@@ -312,9 +325,9 @@ func (c *controller) setPool(p *v1.IPAddressPool) {
 	signal(c.tidy)
 }
 
-func (c *controller) dropPool(p *v1.IPAddressPool) {
-	delete(c.pools, p.Name)
-	delete(c.poolEvents, p.Name)
+func (c *controller) dropPool(p metav1.Object) {
+	delete(c.pools, p.GetName())
+	delete(c.poolEvents, p.GetName())
 	if c.live {
 		c.recompile()
 	}

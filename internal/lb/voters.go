@@ -44,8 +44,8 @@ func (c *controller) setSpeaker(s *v1.Speaker) {
 	}
 }
 
-func (c *controller) dropSpeaker(s *v1.Speaker) {
-	delete(c.speakers, s.Name)
+func (c *controller) dropSpeaker(s metav1.Object) {
+	delete(c.speakers, s.GetName())
 	signal(c.voters)
 	signal(c.covers)
 }
