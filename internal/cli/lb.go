@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -26,6 +27,7 @@ type lbFlags struct {
 	announce   string
 	bgpPeers   bgpPeersValue
 	peerPort   uint16
+	accessLogs string
 }
 
 // How addresses may be announced.
@@ -54,6 +56,8 @@ func (f *lbFlags) add(cmd *cobra.Command) {
 	flags.Var(&f.bgpPeers, "lb-bgp-peer", "a router to announce to by BGP, beside the BGPPeer objects: "+
 		"ADDRESS[:PORT],peer-asn=N,local-asn=N[,name=NAME][,password-file=FILE][,hold-time=90s][,keepalive-time=30s]"+
 		"[,graceful-restart[=120s]][,multihop=TTL][,source-address=IP][,interface=IF]; may be given several times")
+	flags.StringVar(&f.accessLogs, "lb-access-logs", filepath.Join(defaultDataDir(), "lb-access-logs"),
+		"directory for the access logs that annotations of Services ask for, of 1 GiB at most; empty for none")
 	flags.Uint16Var(&f.peerPort, "lb-peer-port", lb.DefaultPeerPort,
 		"UDP port on the node's address at which the speakers of all nodes hear each other; the same on all")
 }

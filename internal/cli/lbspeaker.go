@@ -21,7 +21,7 @@ func (f *lbFlags) newSpeaker(log *slog.Logger, config *rest.Config, nodeName str
 	}
 	o := lb.SpeakerOptions{
 		Config: config, NodeName: nodeName, Peer: netip.AddrPortFrom(at, f.peerPort), Interfaces: f.interfaces, Log: log,
-		Announce: f.announce, BGPPeers: f.bgpPeers,
+		Announce: f.announce, BGPPeers: f.bgpPeers, AccessLogs: f.accessLogs,
 	}
 	if p != nil {
 		o.Healthy = func(context.Context) (bool, string) {

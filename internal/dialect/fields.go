@@ -53,10 +53,8 @@ var notYet = map[Field]string{
 	FieldClientPort:   "the client's port is not sent; X-Forwarded-For has its address",
 	FieldTags:         "they are shown by 'fairlead lb explain' alone",
 	FieldBackendNodes: "Pods of all nodes get connections",
-	FieldLogEnabled:   "no access log is written",
-	FieldLogEvery:     "no access log is written",
-	FieldLogBucket:    "no access log is written",
-	FieldLogPrefix:    "no access log is written",
+	FieldLogBucket:    "nothing is uploaded: files are in a directory of each node, see docs/loadbalancer.md",
+	FieldLogPrefix:    "nothing is uploaded: files are in a directory of each node, see docs/loadbalancer.md",
 	FieldStickyCookie: "sessions do not stick; spec.sessionAffinity ClientIP makes them stick to the client's address",
 }
 

@@ -51,6 +51,8 @@ type SpeakerOptions struct {
 	// Service's port at an address.
 	Programmed func(id svc.PortName, family svc.Family, addr netip.Addr) bool
 	Log        *slog.Logger
+	// AccessLogs is the directory of the access logs that Services ask for. Without one none are written.
+	AccessLogs string
 	// Now is clock.Boot, unless a test wants another rate.
 	Now func() time.Duration
 }

@@ -72,6 +72,7 @@ type webConn struct {
 	config     *config // as it was accepted with
 	client, at netip.AddrPort
 	secure     bool
+	tls        tls.ConnectionState
 	malformed  atomic.Bool // what the client sends
 	closed     chan struct{}
 	close      func() error // of Conn, once
@@ -161,8 +162,8 @@ func (w *webServer) serve(conn net.Conn, l *listener, c *config, client, at neti
 			w.server.log.Debug("no TLS with a client", "service", c.service, "client", client, "err", err)
 			return
 		}
-		front = t
-		if t.ConnectionState().NegotiatedProtocol != "h2" {
+		front, web.tls = t, t.ConnectionState()
+		if web.tls.NegotiatedProtocol != "h2" {
 			front = &guard{Conn: t, web: web}
 		}
 	} else {
@@ -204,6 +205,38 @@ type exchange struct {
 	member  *member
 	link    *link
 	drained atomic.Bool
+
+	// What follows is for the access log.
+
+	began, asked, answered time.Time // the latter are zero if that has not been
+	pod                    netip.AddrPort
+	podStatus              int
+	received               atomic.Int64
+}
+
+// record writes the line of a request.
+func (x *exchange) record(r *http.Request, out *counter) {
+	e := entry{
+		client: x.conn.client, pod: x.pod, before: -1, during: -1, after: -1, status: out.status, podStatus: x.podStatus,
+		received: x.received.Load(), sent: out.sent, agent: r.UserAgent(),
+	}
+	scheme := "http"
+	if x.conn.secure {
+		scheme = "https"
+		e.tls(x.conn.tls)
+	}
+	host := r.Host
+	if _, _, err := net.SplitHostPort(host); err != nil {
+		host += ":" + strconv.Itoa(int(x.conn.at.Port()))
+	}
+	e.request = r.Method + " " + scheme + "://" + host + r.URL.RequestURI() + " " + r.Proto
+	if !x.asked.IsZero() {
+		e.before = x.asked.Sub(x.began)
+		if !x.answered.IsZero() {
+			e.during, e.after = x.answered.Sub(x.asked), time.Since(x.answered)
+		}
+	}
+	x.config.record(e)
 }
 
 type exchangeKey struct{}
@@ -243,8 +276,16 @@ func (w *webServer) ServeHTTP(out http.ResponseWriter, r *http.Request) {
 	_ = http.NewResponseController(out).EnableFullDuplex() // HTTP/1.1: an answer may begin before the end of the request
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	x := &exchange{conn: conn, config: c, cancel: cancel, upgrades: upgrades}
+	x := &exchange{conn: conn, config: c, cancel: cancel, upgrades: upgrades, began: time.Now()}
 	defer x.leave()
+	if c.logs != nil {
+		counts := &counter{ResponseWriter: out}
+		if r.Body != nil && r.Body != http.NoBody {
+			r.Body = countedBody{r.Body, &x.received}
+		}
+		out = counts
+		defer x.record(r, counts)
+	}
 	w.proxy.ServeHTTP(out, r.WithContext(context.WithValue(ctx, exchangeKey{}, x)))
 }
 
@@ -418,9 +459,11 @@ func (chooser) RoundTrip(r *http.Request) (*http.Response, error) {
 		if body != nil && body != http.NoBody {
 			once.Body = io.NopCloser(body) // closed by the caller, after the last try
 		}
+		x.pod, x.asked = m.addr, time.Now()
 		answer, err := x.config.transport.RoundTrip(once)
 		var undialed *dialError
 		if err == nil {
+			x.podStatus, x.answered = answer.StatusCode, time.Now()
 			answer.Request = r
 			return answer, nil
 		}

@@ -18,12 +18,12 @@ type stream interface {
 }
 
 // relay carries bytes both ways until both ends have finished, one fails, or nothing was
-// carried for idle; it may be a quarter more. It closes both.
-func relay(a, b stream, idle time.Duration) {
+// carried for idle; it may be a quarter more. It closes both, and returns how many bytes each was sent.
+func relay(a, b stream, idle time.Duration) (toA, toB int64) {
 	r := &idleness{limit: idle, began: time.Now()}
 	var wg sync.WaitGroup
-	half := func(to, from stream) {
-		if err := r.copy(to, from); err != nil {
+	half := func(to, from stream, total *int64) {
+		if err := r.copy(to, from, total); err != nil {
 			_, _ = a.Close(), b.Close()
 			return
 		}
@@ -31,10 +31,11 @@ func relay(a, b stream, idle time.Duration) {
 			_, _ = a.Close(), b.Close()
 		}
 	}
-	wg.Go(func() { half(a, b) })
-	half(b, a)
+	wg.Go(func() { half(a, b, &toA) })
+	half(b, a, &toB)
 	wg.Wait()
 	_, _ = a.Close(), b.Close()
+	return toA, toB
 }
 
 // idleness is when a connection has carried something last, in either direction.
@@ -46,8 +47,9 @@ type idleness struct {
 
 var errIdle = errors.New("idle for too long")
 
-// copy carries what from sends to to until from has finished (nil) or something fails.
-func (r *idleness) copy(to, from stream) error {
+// copy carries what from sends to to until from has finished (nil) or something fails, and adds to total how
+// many bytes that were.
+func (r *idleness) copy(to, from stream, total *int64) error {
 	round := max(r.limit/4, 10*time.Millisecond)
 	for {
 		now := time.Now()
@@ -57,7 +59,7 @@ func (r *idleness) copy(to, from stream) error {
 			return err
 		}
 		n, err := carry(to, from)
-		if n > 0 {
+		if *total += n; n > 0 {
 			r.last.Store(int64(time.Since(r.began)))
 		}
 		if err == nil {

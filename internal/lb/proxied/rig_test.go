@@ -16,6 +16,7 @@ import (
 	"math/big"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -52,7 +53,10 @@ func (s *syncBuffer) String() string {
 func newRig(t *testing.T, annotations map[string]string) *rig {
 	t.Helper()
 	r := &rig{T: t, log: &syncBuffer{}}
-	r.server = New(slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	r.server = New(Options{
+		Log:        slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		AccessLogs: filepath.Join(t.TempDir(), "logs"), Node: "n1",
+	})
 	t.Cleanup(func() {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()

@@ -19,6 +19,7 @@ const (
 
 // serve handles a connection to its end. The caller closes it.
 func (s *Server) serve(socket *net.TCPConn, l *listener, c *config) {
+	began := time.Now()
 	var conn stream = socket
 	if c.spec.BandwidthMbps > 0 {
 		conn = &limitedConn{TCPConn: socket, limit: c.limit, ended: s.ctx.Done()}
@@ -50,6 +51,8 @@ func (s *Server) serve(socket *net.TCPConn, l *listener, c *config) {
 		return
 	}
 	front, protocol := conn, ""
+	line := entry{client: client, during: -1, after: -1}
+	defer func() { c.record(line) }()
 	if c.tls != nil {
 		t := tls.Server(conn, c.tls)
 		if err := t.HandshakeContext(s.ctx); err != nil {
@@ -57,11 +60,14 @@ func (s *Server) serve(socket *net.TCPConn, l *listener, c *config) {
 			return
 		}
 		front, protocol = t, t.ConnectionState().NegotiatedProtocol
+		line.tls(t.ConnectionState())
 	}
 	m, pod := s.connect(c, client, at, protocol)
 	if pod == nil {
+		line.before = -1
 		return
 	}
+	line.pod, line.before = m.addr, time.Since(began)
 	defer pod.Close()
 	k := &link{func() { _, _ = socket.Close(), pod.Close() }}
 	if !c.pool.add(m, k) {
@@ -70,7 +76,7 @@ func (s *Server) serve(socket *net.TCPConn, l *listener, c *config) {
 	defer c.pool.remove(m, k)
 	back := pod
 	_ = conn.SetDeadline(time.Time{})
-	relay(front, back, c.spec.IdleTimeout.Std())
+	line.sent, line.received = relay(front, back, c.spec.IdleTimeout.Std())
 }
 
 // connect returns a connection to a Pod that is ready for the client's bytes, nil if there is none.

@@ -47,6 +47,7 @@ type Server struct {
 	web       *webServer // nil until there is a listener of HTTP
 
 	headerTimeout time.Duration
+	logs          *accessLog // nil if none are written
 	open          map[net.Conn]struct{}
 }
 
@@ -55,12 +56,22 @@ type poolKey struct {
 	port    uint16
 }
 
+// Options are the options of a Server.
+type Options struct {
+	Log *slog.Logger
+	// AccessLogs is the directory of access logs, in which Node names this machine. Without one none are written.
+	AccessLogs, Node string
+}
+
 // New returns a Server that listens nowhere. It uses the network namespace of those that
 // call Set.
-func New(log *slog.Logger) *Server {
+func New(o Options) *Server {
 	s := &Server{
-		log: log, services: map[svc.Name]*Service{}, listeners: map[netip.AddrPort]*listener{}, pools: map[poolKey]*pool{},
+		log: o.Log, services: map[svc.Name]*Service{}, listeners: map[netip.AddrPort]*listener{}, pools: map[poolKey]*pool{},
 		drains: map[poolKey]time.Duration{}, limits: map[svc.Name]*bandwidth{}, open: map[net.Conn]struct{}{}, headerTimeout: headerTimeout,
+	}
+	if o.AccessLogs != "" {
+		s.logs = &accessLog{dir: o.AccessLogs, node: o.Node, log: o.Log, most: maxAccessLogs, files: map[svc.Name]*logFile{}}
 	}
 	s.ctx, s.end = context.WithCancel(context.Background())
 	return s
@@ -137,6 +148,9 @@ func (s *Server) setListener(v *Service, l dialect.Listener) error {
 		s.limits[v.Name] = c.limit
 	}
 	c.limit.set(v.Spec.BandwidthMbps)
+	if v.Spec.AccessLog.Enabled {
+		c.logs = s.logs
+	}
 	if c.protocol.IsHTTP() {
 		c.transport = transportOf(c, old)
 		if s.web == nil {
@@ -195,6 +209,16 @@ type config struct {
 	pool      *pool
 	active    *atomic.Int64
 	limit     *bandwidth
+	logs      *accessLog // nil if none is asked for
+}
+
+// record writes a line of the access log, if one is asked for.
+func (c *config) record(e entry) {
+	if c.logs == nil {
+		return
+	}
+	e.service, e.at = c.service, time.Now()
+	c.logs.write(&e, c.spec.AccessLog.Every.Std())
 }
 
 // newConfig returns the configuration of a listener, or why there is none. old is the one before, or nil.
@@ -323,6 +347,9 @@ func (s *Server) Close(ctx context.Context) {
 	}
 	s.mu.Unlock()
 	s.wg.Wait()
+	if s.logs != nil {
+		s.logs.close()
+	}
 }
 
 func (s *Server) busy() bool {

@@ -1,0 +1,140 @@
+package proxied
+
+import (
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// lines returns the lines of all files, in the order of their names.
+func (r *rig) lines() (out []string) {
+	r.Helper()
+	_ = filepath.WalkDir(r.server.logs.dir, func(path string, d os.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			text, err := os.ReadFile(path)
+			r.must(err)
+			for line := range strings.Lines(string(text)) {
+				out = append(out, line)
+			}
+		}
+		return nil
+	})
+	return out
+}
+
+func (r *rig) awaitLines(n int) []string {
+	r.Helper()
+	for deadline := time.Now().Add(patience); ; <-time.After(time.Millisecond) {
+		if lines := r.lines(); len(lines) >= n {
+			return lines
+		} else if time.Now().After(deadline) {
+			r.Fatalf("%q, want %d lines", lines, n)
+		}
+	}
+}
+
+// Lines are as a Classic Load Balancer of AWS writes them (behaviours 122 to 125).
+func TestAccessLog(t *testing.T) {
+	const when, addr, seconds = `\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z`, `127\.0\.0\.1:\d+`, `\d+\.\d{6}`
+	for _, c := range []struct{ protocol, want string }{
+		{"http", fmt.Sprintf(`^%s default/web %s %s %s %s %s 200 200 3 \d+ "POST http://web\.example:80/a\?b HTTP/1\.1" "a\\x22b" - -\n$`,
+			when, addr, addr, seconds, seconds, seconds)},
+		{"https", fmt.Sprintf(`^%s default/web %s %s %s %s %s 200 200 3 \d+ "POST https://.* HTTP/1\.1" "a\\x22b" TLS_\S+ TLSv1\.3\n$`,
+			when, addr, addr, seconds, seconds, seconds)},
+		{"tls", fmt.Sprintf(`^%s default/web %s %s %s -1 -1 - - \d+ \d+ "- - - " "-" TLS_\S+ TLSv1\.3\n$`, when, addr, addr, seconds)},
+		{"tcp", fmt.Sprintf(`^%s default/web %s %s %s -1 -1 - - \d+ \d+ "- - - " "-" - -\n$`, when, addr, addr, seconds)},
+	} {
+		r := newRig(t, map[string]string{
+			dialect.LBTLSSecrets: "a", lbProtocol: c.protocol, "service.beta.kubernetes.io/aws-load-balancer-access-log-enabled": "true",
+		})
+		cert, _, _ := certificate(t, "a.example.com")
+		r.service.Certificates = []tls.Certificate{cert}
+		r.set(r.web(tell))
+		scheme := map[bool]string{true: "https", false: "http"}[dialect.Protocol(c.protocol).IsTLS()]
+		q, err := http.NewRequestWithContext(t.Context(), "POST", scheme+"://web/a?b", strings.NewReader("x=1"))
+		r.must(err)
+		if c.protocol == "http" {
+			q.Host = "web.example:80"
+		}
+		q.Header.Set("User-Agent", `a"b`)
+		client := r.client()
+		client.Transport.(*http.Transport).TLSClientConfig = &tls.Config{InsecureSkipVerify: true}
+		answer, err := client.Do(q)
+		r.must(err)
+		_, _ = io.Copy(io.Discard, answer.Body)
+		r.must(answer.Body.Close())
+		client.CloseIdleConnections()
+		if lines := r.awaitLines(1); !regexp.MustCompile(c.want).MatchString(lines[0]) || len(lines) != 1 {
+			t.Errorf("%s: %q, want %s", c.protocol, lines, c.want)
+		}
+		if c.protocol == "http" { // what fails has a line, too
+			r.set()
+			answer, err := client.Get("http://web/")
+			r.must(err)
+			_ = answer.Body.Close()
+			if lines := r.awaitLines(2); !strings.Contains(lines[1], " - -1 -1 -1 503 - 0 ") {
+				t.Errorf("%q", lines)
+			}
+		}
+	}
+}
+
+// An interval has its file, which the next process goes on with; there is an end to how much they are.
+func TestAccessLogFiles(t *testing.T) {
+	dir := t.TempDir()
+	r := newRig(t, nil)
+	open := func(most int64) *accessLog {
+		a := &accessLog{dir: dir, node: "n1", log: r.server.log, most: most, files: map[svc.Name]*logFile{}}
+		t.Cleanup(a.close)
+		return a
+	}
+	begin := time.Date(2026, 1, 2, 3, 4, 0, 0, time.UTC)
+	name, client := svc.Name{Namespace: "default", Name: "web"}, netip.MustParseAddrPort("192.0.2.1:1")
+	write := func(a *accessLog, at time.Time) { a.write(&entry{service: name, at: at, client: client}, 5*time.Minute) }
+	a := open(1 << 20)
+	write(a, begin)
+	write(open(1<<20), begin.Add(time.Second)) // another process
+	write(a, begin.Add(time.Minute))           // the next interval
+	sizes := func() map[string]int64 {
+		out := map[string]int64{}
+		files, _ := filepath.Glob(filepath.Join(dir, "default/web/2026/01/02/*"))
+		for _, f := range files {
+			info, err := os.Stat(f)
+			r.must(err)
+			out[filepath.Base(f)] = info.Size()
+		}
+		return out
+	}
+	const first, second = "n1_default_web_20260102T0305Z.log", "n1_default_web_20260102T0310Z.log"
+	if got := sizes(); len(got) != 2 || got[first] != 2*got[second] || got[second] == 0 {
+		t.Errorf("%v", got)
+	}
+	small := open(2000)
+	for i := range 200 {
+		write(small, begin.Add(time.Hour+time.Duration(i)*5*time.Minute))
+	}
+	total := int64(0)
+	_ = filepath.WalkDir(dir, func(_ string, d os.DirEntry, err error) error {
+		if info, err := d.Info(); err == nil && !d.IsDir() {
+			total += info.Size()
+		}
+		return err
+	})
+	if total == 0 || total > 2000+250 {
+		t.Errorf("%d bytes", total)
+	}
+	if text := r.log.String(); !strings.Contains(text, "removed the oldest access logs") {
+		t.Errorf("%s", text)
+	}
+}
