@@ -101,7 +101,9 @@ func TestAccessLogFiles(t *testing.T) {
 	}
 	begin := time.Date(2026, 1, 2, 3, 4, 0, 0, time.UTC)
 	name, client := svc.Name{Namespace: "default", Name: "web"}, netip.MustParseAddrPort("192.0.2.1:1")
-	write := func(a *accessLog, at time.Time) { a.write(&entry{service: name, at: at, client: client}, 5*time.Minute) }
+	write := func(a *accessLog, at time.Time) {
+		a.write(&entry{service: name, at: at, client: client}, 5*time.Minute)
+	}
 	a := open(1 << 20)
 	write(a, begin)
 	write(open(1<<20), begin.Add(time.Second)) // another process
