@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead/fairlead/internal/registration"
+	"github.com/fairlead/fairlead/internal/systemd"
 )
 
 type registerCommand struct {
@@ -34,7 +35,12 @@ type registerCommand struct {
 	dryRun  bool
 	output  string
 	timeout time.Duration
+	hook    bool
 }
+
+// hookWait is how long a unit's stop waits, which is far more than its endpoint takes to
+// leave the nodes of a healthy cluster.
+const hookWait = time.Second
 
 func newRegister(g *global) *cobra.Command {
 	r := &registerCommand{global: g}
@@ -50,6 +56,7 @@ Without --ready, --unit and --pid-file the program is ready while its first TCP 
 takes connections. The same again changes nothing; other flags replace what was said.`,
 		Example: `  fairlead register --name redis -l app=redis -p redis=6379
   fairlead register --name redis -l app=redis -p redis=6379 --unit redis-server.service
+  fairlead register --name web -l app=web -p 8080 --unit web.service --install-hook
   fairlead register --name pg -l app=pg -p pg=5432 --ready "exec:pg_isready -h 10.1.2.3"
   fairlead register --name rds -l app=orders-db -p 5432 --address 10.1.2.3 --node vm1
   fairlead register -f programs.yaml`,
@@ -71,6 +78,8 @@ takes connections. The same again changes nothing; other flags replace what was 
 	flags.StringVarP(&r.file, "file", "f", "", "YAML file with programs (docs/registered.md), in place of the flags; - for the standard input")
 	flags.BoolVar(&r.dryRun, "dry-run", false, "print the Pods and change nothing")
 	flags.StringVarP(&r.output, "output", "o", "", "with --dry-run: yaml (the default) or json")
+	flags.BoolVar(&r.hook, "install-hook", false,
+		"have systemd wait a second before it stops the process of --unit, a unit of this machine: it is out of the endpoints by then")
 	flags.DurationVar(&r.timeout, "timeout", 5*time.Second, "how long to wait for the first check; 0 for not at all")
 	return cmd
 }
@@ -81,6 +90,9 @@ var flagsOf = map[string]string{"labels": "labels", "ports": "port", "pidFile": 
 func (r *registerCommand) run(cmd *cobra.Command) error {
 	if r.output != "" && (!r.dryRun || !slices.Contains([]string{"yaml", "json"}, r.output)) {
 		return usagef("--output is for --dry-run, and yaml or json")
+	}
+	if r.hook && (r.spec.Unit == "" || r.spec.Node != hostname() || r.dryRun) {
+		return usagef("--install-hook is for a --unit of this machine, which is the node %s, and not for --dry-run", hostname())
 	}
 	specs, err := r.specs(cmd)
 	if err != nil {
@@ -111,6 +123,13 @@ func (r *registerCommand) run(cmd *cobra.Command) error {
 		if err := r.register(cmd.Context(), client, specs[i].Name, pod); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", specs[i].Name, err))
 		}
+	}
+	if r.hook && len(errs) == 0 {
+		unit := pods[0].Annotations[registration.UnitAnnotation]
+		if err := systemd.InstallHook(cmd.Context(), unit, hookWait); err != nil {
+			return fmt.Errorf("--install-hook: %w", err)
+		}
+		fmt.Fprintf(r.out, "%s waits %s before its process is stopped: %s\n", unit, hookWait, systemd.HookPath(unit))
 	}
 	return errors.Join(errs...)
 }
@@ -301,8 +320,13 @@ func deregister(ctx context.Context, client kubernetes.Interface, namespace, nam
 		return fmt.Errorf("%s is registered by the file %s of node %s: remove it there", name, file, node)
 	}
 	err = pods.Delete(ctx, pod.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}})
-	if apierrors.IsNotFound(err) {
-		return nil
+	if err != nil && !apierrors.IsNotFound(err) {
+		return err
 	}
-	return err
+	if unit := pod.Annotations[registration.UnitAnnotation]; unit != "" && node == hostname() {
+		if _, err := systemd.RemoveHook(ctx, unit); err != nil {
+			return fmt.Errorf("%s is no longer registered, but the hook of %s is left: %w", name, unit, err)
+		}
+	}
+	return nil
 }

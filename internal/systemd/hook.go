@@ -1,0 +1,142 @@
+package systemd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/godbus/dbus/v5"
+
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
+)
+
+// HookPath is the file of the hook of a service, an addition to its unit.
+func HookPath(unit string) string {
+	return filepath.Join("/etc/systemd/system", unit+".d", "50-fairlead.conf")
+}
+
+// InstallHook has systemd wait before it stops the process of a service: as long as it
+// waits, the unit is deactivating, and those who follow it send nothing new there. A
+// process that has ended by itself is not waited for. The unit's own commands follow.
+func InstallHook(ctx context.Context, unit string, wait time.Duration) error {
+	if !strings.HasSuffix(unit, ".service") {
+		return fmt.Errorf("%s is no service: nothing of it is stopped", unit)
+	}
+	conn, err := connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	own, err := stopCommands(ctx, conn, unit)
+	if err != nil {
+		return err
+	}
+	var b strings.Builder
+	b.WriteString("# Written by 'fairlead register --install-hook', removed by 'fairlead deregister'.\n[Service]\nExecStop=\n")
+	fmt.Fprintf(&b, "ExecStop=-/bin/sh -c 'test -z \"$$MAINPID\" || sleep %s'\n", strconv.FormatFloat(wait.Seconds(), 'f', -1, 64))
+	for _, c := range own {
+		b.WriteString(c + "\n")
+	}
+	path := HookPath(unit)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	if err := fileio.Replace(path, []byte(b.String()), 0o644); err != nil {
+		return err
+	}
+	return reload(ctx, conn)
+}
+
+// RemoveHook removes what InstallHook has written, and reports whether there was anything.
+func RemoveHook(ctx context.Context, unit string) (removed bool, err error) {
+	path := HookPath(unit)
+	if err := os.Remove(path); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return false, nil
+		}
+		return false, err
+	}
+	_ = os.Remove(filepath.Dir(path)) // if nothing else is there
+	conn, err := connect(ctx)
+	if err != nil {
+		return true, err
+	}
+	defer conn.Close()
+	return true, reload(ctx, conn)
+}
+
+func reload(ctx context.Context, conn *dbus.Conn) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	if err := conn.Object(destination, managerPath).CallWithContext(ctx, manager+".Reload", 0).Err; err != nil {
+		return fmt.Errorf("have systemd read its units again: %w", err)
+	}
+	return nil
+}
+
+// stopCommands returns the lines ExecStop= of a unit and its additions, without the hook's,
+// as they are written there.
+func stopCommands(ctx context.Context, conn *dbus.Conn, unit string) (out []string, err error) {
+	w := watch{unit: unit}
+	s, err := w.read(ctx, conn)
+	if err == nil {
+		err = s.Err
+	}
+	if err == nil && s.Missing {
+		err = fmt.Errorf("systemd knows no unit %s", unit)
+	}
+	if err != nil {
+		return nil, err
+	}
+	call, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	var all map[string]dbus.Variant
+	if err := conn.Object(destination, w.path).CallWithContext(call, properties+".GetAll", 0, unitInterface).Store(&all); err != nil {
+		return nil, fmt.Errorf("ask systemd for the files of %s: %w", unit, err)
+	}
+	main, _ := all["FragmentPath"].Value().(string)
+	more, _ := all["DropInPaths"].Value().([]string)
+	for _, path := range append([]string{main}, more...) {
+		if path == "" || path == HookPath(unit) {
+			continue
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		out = addStopCommands(out, string(text))
+	}
+	return out, nil
+}
+
+// addStopCommands adds the settings ExecStop= of a unit's file, with the lines that
+// continue them (systemd.syntax(7)); an empty one resets those before.
+func addStopCommands(list []string, text string) []string {
+	inside, section := false, ""
+	for line := range strings.Lines(text) {
+		line = strings.TrimRight(line, "\n")
+		trimmed := strings.TrimSpace(line)
+		comment := strings.HasPrefix(trimmed, "#") || strings.HasPrefix(trimmed, ";")
+		switch key, value, ok := strings.Cut(trimmed, "="); {
+		case inside:
+			list[len(list)-1] += "\n" + line
+			inside = comment || strings.HasSuffix(line, `\`)
+		case comment:
+		case strings.HasPrefix(trimmed, "["):
+			section = trimmed
+		case section != "[Service]" || !ok || strings.TrimSpace(key) != "ExecStop":
+		case strings.TrimSpace(value) == "":
+			list = nil
+		default:
+			list = append(list, trimmed)
+			inside = strings.HasSuffix(line, `\`)
+		}
+	}
+	return list
+}

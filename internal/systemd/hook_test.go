@@ -1,0 +1,85 @@
+package systemd_test
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/systemd"
+	"github.com/fairlead/fairlead/internal/testbed"
+	booted "github.com/fairlead/fairlead/internal/testbed/systemd"
+)
+
+// With the hook those who follow a unit know that it is stopped before its process does,
+// and its own commands run after that; a process that dies is not waited for.
+func TestHook(t *testing.T) {
+	dir := t.TempDir()
+	order := filepath.Join(dir, "order")
+	const program = `ExecStart=sh -c 'trap "echo term >>ORDER; exit 0" TERM; while :; do sleep 0.02; done'
+ExecStop=sh -c \
+# a comment in between
+  'echo own >>ORDER'`
+	m := booted.Boot(t, map[string]string{"db.service": strings.ReplaceAll(program, "ORDER", order)})
+	testbed.Until(t, "the hook", func() error { return systemd.InstallHook(t.Context(), "db.service", time.Second) })
+	first, err := os.ReadFile(systemd.HookPath("db.service"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := systemd.InstallHook(t.Context(), "db.service", time.Second); err != nil { // again: the same
+		t.Fatal(err)
+	}
+	if again, err := os.ReadFile(systemd.HookPath("db.service")); err != nil || string(again) != string(first) {
+		t.Errorf("the second time it is %q, %v; want %q", again, err, first)
+	}
+
+	bus := systemd.NewBus(slog.New(slog.DiscardHandler))
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		bus.Run(ctx)
+	}()
+	defer func() {
+		cancel()
+		<-ended
+	}()
+	var db states
+	defer bus.Watch("db.service", func(s systemd.State) {
+		db.report(s)
+		if s.Active == "deactivating" {
+			f, err := os.OpenFile(order, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+			if err == nil {
+				_, _ = f.WriteString("seen\n")
+				_ = f.Close()
+			}
+		}
+	})()
+	m.Systemctl("start", "db.service")
+	db.until(t, "active")
+	m.Systemctl("stop", "db.service")
+	db.until(t, "inactive")
+	text, err := os.ReadFile(order)
+	if err != nil || !strings.HasPrefix(string(text), "seen\nown\n") || !strings.HasSuffix(string(text), "term\n") {
+		t.Errorf("the order was %q, %v; want that it is seen first, then the unit's own command and SIGTERM", text, err)
+	}
+
+	removed, err := systemd.RemoveHook(t.Context(), "db.service")
+	if err != nil || !removed {
+		t.Errorf("RemoveHook = %v, %v", removed, err)
+	}
+	if _, err := os.Stat(filepath.Dir(systemd.HookPath("db.service"))); !os.IsNotExist(err) {
+		t.Errorf("its directory is left: %v", err)
+	}
+	if removed, err := systemd.RemoveHook(t.Context(), "db.service"); err != nil || removed {
+		t.Errorf("RemoveHook of nothing = %v, %v", removed, err)
+	}
+	for unit, want := range map[string]string{"no.service": "systemd knows no unit no.service", "a.socket": "is no service"} {
+		if err := systemd.InstallHook(t.Context(), unit, time.Second); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("InstallHook of %s: %v, want %q", unit, err, want)
+		}
+	}
+}
