@@ -99,7 +99,7 @@ func TestCrashLoop(t *testing.T) {
 func TestInitContainersAndSidecars(t *testing.T) {
 	c := newCluster(t, nil)
 	dir := t.TempDir()
-	p := pod("all", "echo main >> $DIR/order; [ -e $DIR/side ] || exit 1; sleep 0.2; echo end >> $DIR/order")
+	p := pod("all", "echo main >> $DIR/order; until [ -e $DIR/side ]; do sleep 0.01; done; echo end >> $DIR/order")
 	p.Spec.RestartPolicy = corev1.RestartPolicyNever
 	always := corev1.ContainerRestartPolicyAlways
 	sh := func(name, script string) corev1.Container {
@@ -107,7 +107,7 @@ func TestInitContainersAndSidecars(t *testing.T) {
 	}
 	p.Spec.InitContainers = []corev1.Container{
 		sh("first", "sleep 0.1; echo first >> $DIR/order"),
-		sh("side", "touch $DIR/side; trap 'echo side >> $DIR/order; exit 0' TERM; while :; do sleep 0.01; done"),
+		sh("side", "trap 'echo side >> $DIR/order; exit 0' TERM; touch $DIR/side; while :; do sleep 0.01; done"),
 		sh("second", "echo second >> $DIR/order"),
 	}
 	p.Spec.InitContainers[1].RestartPolicy = &always
