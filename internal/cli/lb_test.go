@@ -133,7 +133,9 @@ func TestLoadBalancersOnAnyAPI(t *testing.T) {
 		t.Fatal(err)
 	}
 	text := status("lb", "status")
-	for _, want := range []string{"192.0.2.0   direct   default   n      arp on eth0", "first owner", "<pending>", "192.0.2.1   direct   default   -"} {
+	for _, want := range []string{
+		"192.0.2.0   direct   default   n      arp on eth0", "first owner", "<pending>", "192.0.2.1   direct   default   -",
+	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is missing in\n%s", want, text)
 		}
