@@ -11,8 +11,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead/fairlead/internal/kernel/link"
+	"github.com/fairlead/fairlead/internal/lb/announce"
 	"github.com/fairlead/fairlead/internal/lb/quorum"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // An address is new if its claim was made while the speaker was watching.
@@ -31,6 +33,31 @@ func TestNewAddresses(t *testing.T) {
 		if want := a.addr.String() == late.Name; a.fresh != want {
 			t.Errorf("%s: new is %t, want %t", a.addr, a.fresh, want)
 		}
+	}
+}
+
+// An address that the voters have promised before the proxy has programmed it is announced as soon as it has.
+func TestUnprogrammedAddressIsLookedAtSoon(t *testing.T) {
+	a, web := netip.MustParseAddr("192.0.2.1"), svc.Name{Namespace: "default", Name: "web"}
+	now, ready := 2*quorum.Promise, false
+	s := &Speaker{
+		announce: announce.New(announce.Options{}), node: quorum.NewNode("a", 0, randomNumber),
+		since: map[netip.Addr]*ownership{a: {}}, waiting: map[netip.Addr]struct{}{a: {}},
+	}
+	s.known = newKnown("a", newProxying(SpeakerOptions{}, nil))
+	s.proxying = s.known.proxying
+	s.o.Now = func() time.Duration { return now }
+	s.o.Programmed = func(svc.PortName, svc.Family, netip.Addr) bool { return ready }
+	s.node.SetList(now, quorum.List{Version: 1, Voters: []quorum.Voter{{Name: "a"}}})
+	s.node.Want(now, []netip.Addr{a}, nil)
+	s.known.claims[a] = claim{services: []svc.Name{web}}
+	s.known.services[web] = &announced{addrs: []netip.Addr{a}, ports: []svc.PortName{{Name: web}}}
+	if s.gain(); s.since[a].taken || s.pause() > programmedPoll {
+		t.Errorf("it is taken: %t; looked at again after %s", s.since[a].taken, s.pause())
+	}
+	ready = true
+	if s.gain(); !s.since[a].taken || s.pause() <= programmedPoll {
+		t.Errorf("it is taken: %t; looked at again after %s", s.since[a].taken, s.pause())
 	}
 }
 

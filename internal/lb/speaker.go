@@ -85,12 +85,14 @@ type Speaker struct {
 	links   map[string][]memberLink // parsed Attrs
 	since   map[netip.Addr]*ownership
 	waiting map[netip.Addr]struct{} // wanted, and not yet announced
-	health  health
-	witness *witness
-	peers   peerMACs
-	status  speakerStatus
-	quota   quota // of Events and lines about addresses
-	routing routing
+	// unprogrammed is true if the proxy lacks one of them that the voters have promised.
+	unprogrammed bool
+	health       health
+	witness      *witness
+	peers        peerMACs
+	status       speakerStatus
+	quota        quota // of Events and lines about addresses
+	routing      routing
 }
 
 // ownership is what is known of an address that this node announces or waits for.
@@ -214,6 +216,22 @@ func (s *Speaker) Run(ctx context.Context) error {
 	return <-announced
 }
 
+// pause returns after how long the loop has something to do although nothing happens.
+func (s *Speaker) pause() time.Duration {
+	pause := max(0, s.node.Next()-s.o.Now())
+	if s.unprogrammed && len(s.waiting) <= maxPolled {
+		pause = min(pause, programmedPoll)
+	}
+	return pause
+}
+
+const (
+	// programmedPoll is how often the proxy is looked at that has to program an address which this node could
+	// announce, and maxPolled the most addresses for which that is done more often than at each heartbeat.
+	programmedPoll = 10 * time.Millisecond
+	maxPolled      = 100
+)
+
 // heartbeat is how often the loop looks at what it holds without a reason.
 const heartbeat = quorum.Heartbeat
 
@@ -262,7 +280,7 @@ func (s *Speaker) loop(ctx, inner context.Context, end func()) {
 		}
 		s.settle()
 		over = over || done == nil && s.replaceable()
-		timer.Reset(max(0, s.node.Next()-s.o.Now()))
+		timer.Reset(s.pause())
 	}
 	s.release(inner)
 }

@@ -14,13 +14,15 @@ const newAddress = "new address"
 // gain begins to announce what this node has got.
 func (s *Speaker) gain() {
 	now := s.o.Now()
+	s.unprogrammed = false
 	for addr := range s.waiting {
 		if !s.node.Holds(now, addr) {
 			continue
 		}
 		a := s.known.one(addr)
 		if !s.programmed(&a) {
-			continue // looked at again by the next heartbeat, or event
+			s.unprogrammed = true
+			continue // looked at again soon, see pause
 		}
 		delete(s.waiting, addr)
 		o := s.since[addr]
