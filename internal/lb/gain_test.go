@@ -1,8 +1,11 @@
 package lb
 
 import (
+	"bytes"
+	"crypto/sha256"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -99,24 +102,39 @@ func TestStatusIsBounded(t *testing.T) {
 	}
 }
 
-// Replies with the interfaces of 500 nodes that run many pods each fit a datagram.
+// Replies with the interfaces of 1,000 nodes that run many pods each fit a datagram, and arrive whole.
 func TestMembersFitDatagram(t *testing.T) {
 	m := &quorum.Message{Kind: quorum.Reply, HasMembers: true}
-	for i := range 500 {
+	for i := range 1000 {
 		var links []link.Interface
 		for pod := range 30 {
 			links = append(links, link.Interface{Name: fmt.Sprintf("cali%08x", pod), MAC: [6]byte{2, 3, byte(pod)}})
 		}
+		mac := func(n byte) (out [6]byte) {
+			sum := sha256.Sum256([]byte{n, byte(i), byte(i >> 8)})
+			return [6]byte(sum[:6])
+		}
 		links = append(links,
-			link.Interface{Name: "enp3s0", MAC: [6]byte{1, byte(i)}, Networks: []netip.Prefix{netip.MustParsePrefix("192.168.100.0/22")}},
-			link.Interface{Name: "named", MAC: [6]byte{4, byte(i)}})
+			link.Interface{Name: "enp3s0", MAC: mac(1), Networks: []netip.Prefix{netip.MustParsePrefix("192.168.100.0/22")}},
+			link.Interface{Name: "named", MAC: mac(2)})
 		attrs := encodeLinks(links, false, []string{"named"})
 		if !strings.Contains(attrs, "named") || !strings.Contains(attrs, "enp3s0") || strings.Contains(attrs, "cali") {
 			t.Fatalf("interfaces %s", attrs)
 		}
 		m.Members = append(m.Members, quorum.Member{Name: fmt.Sprintf("worker-%03d", i), Attrs: attrs})
 	}
-	if n := len(m.Append(nil)); n > 65000 {
-		t.Errorf("%d bytes", n)
+	b := m.Append(nil)
+	if len(b) > 65000 {
+		t.Errorf("%d bytes", len(b))
+	}
+	if back, err := quorum.ParseMessage(b); err != nil || !slices.Equal(back.Members, m.Members) {
+		t.Errorf("it is not read back: %v", err)
+	}
+	if _, err := quorum.ParseMessage(b[:len(b)-9]); err == nil {
+		t.Error("a part of it is accepted")
+	}
+	m.Members = m.Members[:200] // builds that know no compression read these
+	if plain := m.Append(nil); !bytes.Contains(plain, []byte("worker-007")) || !bytes.Contains(plain, []byte("worker-199")) {
+		t.Error("200 members are compressed")
 	}
 }

@@ -1,8 +1,11 @@
 package quorum
 
 import (
+	"bytes"
+	"compress/flate"
 	"encoding/binary"
 	"errors"
+	"io"
 	"net/netip"
 )
 
@@ -52,6 +55,8 @@ type Message struct {
 	View             uint64
 	HasMembers       bool
 	Members          []Member
+	// packed is Members as packMembers returns them, nil if that has not been done.
+	packed []byte
 }
 
 // maxChanges bounds Adds and Removes of one message, so that it fits a packet
@@ -65,14 +70,52 @@ const (
 	flagPromised
 	flagMembers
 	flagEnd
+	flagPacked
 )
+
+// maxPlain bounds the Members of a message that are not compressed, in bytes: a datagram has 65,507 at most, and builds before
+// this one understand no others. maxMembers bounds those that are, before they were.
+const (
+	maxPlain   = 48 << 10
+	maxMembers = 4 << 20
+)
+
+// packMembers returns the encoded form of Members after a byte that is 1 if it is compressed: 1,000 nodes say of their interfaces
+// more than a datagram takes.
+func packMembers(members []Member) []byte {
+	plain := binary.AppendUvarint(nil, uint64(len(members)))
+	for _, v := range members {
+		plain = appendString(appendString(plain, v.Name), v.Attrs)
+	}
+	if len(plain) <= maxPlain {
+		return append([]byte{0}, plain...)
+	}
+	var packed bytes.Buffer
+	packed.WriteByte(1)
+	w, _ := flate.NewWriter(&packed, flate.BestSpeed) // fails for another level alone
+	_, _ = w.Write(plain)                             // to memory
+	_ = w.Close()
+	return packed.Bytes()
+}
+
+// unpack inflates what follows, the Members.
+func (r *reader) unpack() {
+	plain, err := io.ReadAll(io.LimitReader(flate.NewReader(bytes.NewReader(r.b)), maxMembers))
+	if r.b = plain; err != nil {
+		r.bad = true
+	}
+}
 
 // Append appends the binary form of m to b.
 func (m *Message) Append(b []byte) []byte {
+	packed := m.packed
+	if m.HasMembers && packed == nil {
+		packed = packMembers(m.Members)
+	}
 	flags := byte(0)
 	for f, set := range map[byte]bool{
 		flagList: m.List.Version != 0, flagWitness: m.List.Witness, flagPromised: m.Promised, flagMembers: m.HasMembers,
-		flagEnd: m.End,
+		flagEnd: m.End, flagPacked: len(packed) > 0 && packed[0] == 1,
 	} {
 		if set {
 			flags |= f
@@ -98,10 +141,7 @@ func (m *Message) Append(b []byte) []byte {
 		}
 	}
 	if m.HasMembers {
-		b = binary.AppendUvarint(b, uint64(len(m.Members)))
-		for _, v := range m.Members {
-			b = appendString(appendString(b, v.Name), v.Attrs)
-		}
+		b = append(b, packed[1:]...)
 	}
 	return b
 }
@@ -137,6 +177,9 @@ func ParseMessage(b []byte) (*Message, error) {
 		r.bad = r.bad || m.List.Version == 0 || len(m.List.Voters) > 2*MaxVoters
 	}
 	if m.HasMembers {
+		if flags&flagPacked != 0 {
+			r.unpack()
+		}
 		for range r.count(2) {
 			m.Members = append(m.Members, Member{r.string(), r.string()})
 		}

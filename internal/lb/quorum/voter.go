@@ -19,7 +19,8 @@ type voter struct {
 
 	view        []Member // sorted by name
 	viewVersion uint64
-	dirty       bool // the view is
+	packed      []byte // the view, encoded when it is first asked for
+	dirty       bool   // the view is
 }
 
 // session is what a voter has promised to one speaker.
@@ -85,7 +86,10 @@ func (v *voter) request(now time.Duration, from string, m *Message) (r *Message,
 	r.Session, r.Confirmed, r.Promised = s.number, s.confirmed, true
 	notify = append(notify, v.changed(now, freed)...)
 	if r.View = v.viewVersion; m.View != v.viewVersion {
-		r.HasMembers, r.Members = true, v.view
+		if v.packed == nil {
+			v.packed = packMembers(v.view)
+		}
+		r.HasMembers, r.Members, r.packed = true, v.view, v.packed
 	}
 	return r, notify
 }
@@ -180,7 +184,7 @@ func (v *voter) look() bool {
 	if slices.Equal(view, v.view) {
 		return false
 	}
-	v.view = view
+	v.view, v.packed = view, nil
 	v.viewVersion++
 	return true
 }
