@@ -29,6 +29,13 @@ const clusterRetry = 250 * time.Millisecond
 // differ: a node with others would answer for the wrong addresses. A server that
 // publishes none leaves the flags as they are.
 func (f *agentFlags) adopt(ctx context.Context, cmd *cobra.Command, log *slog.Logger, cfg *rest.Config) error {
+	return f.adoptWithin(ctx, cmd, log, cfg, earlierAfter)
+}
+
+// adoptWithin is adopt that waits for earlierAfter where the last start's answer will do.
+func (f *agentFlags) adoptWithin(
+	ctx context.Context, cmd *cobra.Command, log *slog.Logger, cfg *rest.Config, earlierAfter time.Duration,
+) error {
 	client, err := kubernetes.NewForConfig(agentConfig(cfg))
 	if err != nil {
 		return err

@@ -1,11 +1,16 @@
 package cli
 
 import (
+	"context"
+	"log/slog"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/apiserver"
 )
@@ -56,5 +61,39 @@ func TestAgentTakesTheServersRanges(t *testing.T) {
 		if !strings.HasPrefix(got, x.want) {
 			t.Errorf("%s: %q, want %q", x.args, got, x.want)
 		}
+	}
+}
+
+// An agent with static Pods and no server in reach begins with what that had said last;
+// one without waits for the server.
+func TestAgentWithStaticPodsNeedsNoServer(t *testing.T) {
+	dir := t.TempDir()
+	begin := func(manifests string) (*agentFlags, error) {
+		var f agentFlags
+		cmd := &cobra.Command{}
+		f.add(cmd)
+		f.networkFlags = defaultNetworks()
+		f.addNetworks(cmd, "", "")
+		if err := cmd.ParseFlags([]string{"--node-name=n", "--pod-manifest-dir=" + manifests}); err != nil {
+			t.Fatal(err)
+		}
+		f.stateDir = filepath.Join(dir, "agent")
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		if manifests == dir {
+			ctx = t.Context()
+		}
+		return &f, f.adoptWithin(ctx, cmd, slog.New(slog.DiscardHandler), &rest.Config{Host: "127.0.0.1:1"}, 100*time.Millisecond)
+	}
+	before := agentFlags{stateDir: filepath.Join(dir, "agent")}
+	before.recordCluster(slog.New(slog.DiscardHandler), apiserver.Cluster{
+		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}, Domains: []string{"corp.test"},
+	})
+	if _, err := begin(filepath.Join(dir, "none")); err == nil {
+		t.Error("an agent without static Pods begins without a server")
+	}
+	f, err := begin(dir) // which has a file
+	if err != nil || f.podCIDRs.String() != "10.1.0.0/16" || f.domains[0] != "corp.test" {
+		t.Errorf("ranges %s, domains %v, %v", f.podCIDRs.String(), f.domains, err)
 	}
 }

@@ -31,6 +31,7 @@ const (
 	groups    = "/sys/fs/cgroup"
 	namespace = "tenant" // whose Pods are not allowed to be privileged
 	patience  = 120 * time.Second
+	maxPIDs   = 64 // of each Pod there
 )
 
 // machine is a node with its API server.
@@ -70,7 +71,7 @@ func newMachine(t *testing.T) *machine {
 	}
 	state := filepath.Join(t.TempDir(), "state")
 	m.runner, err = runner.New(runner.Options{
-		Client: client, NodeName: nodeName, StateDir: state, StopPods: true, PodPIDs: 64, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		Client: client, NodeName: nodeName, StateDir: state, StopPods: true, PodPIDs: maxPIDs, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, ClusterDNS: []netip.Addr{netip.MustParseAddr("10.96.0.10")},
 	})
 	if err != nil {
@@ -138,6 +139,47 @@ func (m *machine) until(namespace, name, what string, ok func(*corev1.Pod) bool)
 
 func running(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning }
 
+// forks tries 3,000 processes in one Pod, which gets as many as a Pod may have.
+func (m *machine) forks() {
+	t := m.t
+	t.Helper()
+	// What cannot fork ends its shell; the first process stays.
+	m.pod(namespace, "forks", "(i=0; while [ $i -lt 3000 ]; do sleep 600 & i=$((i+1)); done); exec sleep 600", nil)
+	m.until(namespace, "forks", "running", running)
+	count := uint64(0)
+	for deadline := time.Now().Add(patience); count < maxPIDs-4; <-time.After(50 * time.Millisecond) {
+		s, err := m.runner.Summary(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range s.Pods {
+			if p.PodRef.Name == "forks" && p.Processes != nil {
+				count = p.Processes.ProcessCount
+			}
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d processes", count)
+		}
+	}
+	if count > maxPIDs {
+		t.Errorf("%d processes of 3,000, want %d at most", count, maxPIDs)
+	}
+	if beside := m.until("default", "beside", "running", running); beside.Status.ContainerStatuses[0].RestartCount != 0 {
+		t.Error("the other Pod was started again")
+	}
+	if err := m.client.CoreV1().Pods(namespace).Delete(t.Context(), "forks", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(patience); ; <-time.After(20 * time.Millisecond) {
+		if _, err := m.client.CoreV1().Pods(namespace).Get(t.Context(), "forks", metav1.GetOptions{}); apierrors.IsNotFound(err) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the Pod of forks does not end")
+		}
+	}
+}
+
 // A container that asks for 300 MB under a limit of 32 MiB is killed for that, and a
 // Pod beside it is not. Its groups go with it.
 func TestLimits(t *testing.T) {
@@ -180,6 +222,7 @@ func TestLimits(t *testing.T) {
 		len(u.Containers) != 1 || u.Containers[0].Name != "main" || u.Containers[0].Memory.WorkingSetBytes == 0 {
 		t.Errorf("the usage of the Pod that runs is %+v", u)
 	}
+	m.forks()
 	for name, ns := range map[string]string{"hog": "default", "beside": "default", "tmpfs": namespace} {
 		if err := m.client.CoreV1().Pods(ns).Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
