@@ -24,12 +24,12 @@ ExecStop=sh -c \
 # a comment in between
   'echo own >>ORDER'`
 	m := booted.Boot(t, map[string]string{"db.service": strings.ReplaceAll(program, "ORDER", order)})
-	testbed.Until(t, "the hook", func() error { return systemd.InstallHook(t.Context(), "db.service", time.Second) })
+	testbed.Until(t, "the hook", func() error { return systemd.InstallHook(t.Context(), "db.service", time.Minute) })
 	first, err := os.ReadFile(systemd.HookPath("db.service"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := systemd.InstallHook(t.Context(), "db.service", time.Second); err != nil { // again: the same
+	if err := systemd.InstallHook(t.Context(), "db.service", time.Minute); err != nil { // again: the same
 		t.Fatal(err)
 	}
 	if again, err := os.ReadFile(systemd.HookPath("db.service")); err != nil || string(again) != string(first) {
@@ -48,23 +48,18 @@ ExecStop=sh -c \
 		<-ended
 	}()
 	var db states
-	defer bus.Watch("db.service", func(s systemd.State) {
-		db.report(s)
-		if s.Active == "deactivating" {
-			f, err := os.OpenFile(order, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
-			if err == nil {
-				_, _ = f.WriteString("seen\n")
-				_ = f.Close()
-			}
-		}
-	})()
+	defer bus.Watch("db.service", db.report)()
 	m.Systemctl("start", "db.service")
 	db.until(t, "active")
-	m.Systemctl("stop", "db.service")
+	m.Systemctl("stop", "--no-block", "db.service")
+	db.until(t, "deactivating")
+	if text, err := os.ReadFile(order); !os.IsNotExist(err) {
+		t.Errorf("when the stop is seen, it was %q already, %v", text, err)
+	}
+	m.Systemctl("kill", "--kill-whom=control", "db.service") // the wait is over
 	db.until(t, "inactive")
-	text, err := os.ReadFile(order)
-	if err != nil || !strings.HasPrefix(string(text), "seen\nown\n") || !strings.HasSuffix(string(text), "term\n") {
-		t.Errorf("the order was %q, %v; want that it is seen first, then the unit's own command and SIGTERM", text, err)
+	if text, err := os.ReadFile(order); err != nil || string(text) != "own\nterm\n" {
+		t.Errorf("the order was %q, %v; want the unit's own command, then SIGTERM", text, err)
 	}
 
 	removed, err := systemd.RemoveHook(t.Context(), "db.service")
