@@ -129,20 +129,21 @@ func (s *Speaker) eligible(node *corev1.Node) (attrs, reason string) {
 	return encodeLinks(links, len(s.o.Interfaces) > 0, s.known.interfaces()), ""
 }
 
-// neighbours returns the addresses of the other voters if other nodes may announce (announce.Options).
+// neighbours returns the addresses of the other voters if other nodes may announce, or if it is not known whether
+// they may (announce.Options): a node without a majority asks for the witness only when it has an interface.
 func (s *Speaker) neighbours() (addrs []netip.Addr, ok bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	members, ok := s.node.Members(s.o.Now())
-	if !slices.ContainsFunc(members, func(m quorum.Member) bool { return m.Name != s.o.NodeName }) {
-		return nil, ok
+	if ok && !slices.ContainsFunc(members, func(m quorum.Member) bool { return m.Name != s.o.NodeName }) {
+		return nil, true
 	}
 	for _, v := range s.node.List().Voters {
 		if at, err := netip.ParseAddrPort(v.Address); err == nil && v.Name != s.o.NodeName {
 			addrs = append(addrs, at.Addr())
 		}
 	}
-	return addrs, true
+	return addrs, ok
 }
 
 // reportInterfaces adds to a status the interfaces at which the speaker answers.

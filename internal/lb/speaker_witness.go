@@ -89,6 +89,14 @@ func (w *witness) handedOver() bool {
 	return h != "" && h != w.self && !strings.HasPrefix(h, justMade)
 }
 
+// heldByOther reports whether the witness has another holder, dead or alive.
+func (w *witness) heldByOther() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	h := w.rule.Holder()
+	return h != "" && h != w.self
+}
+
 // need records whether this node votes together with the witness, and whether it needs its vote.
 func (w *witness) need(follows, needed bool) {
 	w.mu.Lock()
@@ -158,6 +166,8 @@ func (w *witness) run(ctx context.Context) {
 			timer = time.After(witnessPeriod)
 		case err != nil && follows:
 			timer = time.After(witnessRetry)
+		case follows && w.heldByOther(): // until its term has expired
+			timer = time.After(quorum.LongestTerm)
 		}
 	}
 }

@@ -206,7 +206,7 @@ func (b *bed) service(name string, change ...func(*corev1.Service)) []netip.Addr
 	return out
 }
 
-// voters waits until the list has so many votes and all voters use it.
+// voters waits until the list has so many votes, all voters use it, and the witness, if it is one of them, is free.
 func (b *bed) voters(votes int) {
 	b.Helper()
 	testbed.Until(b, fmt.Sprintf("%d votes", votes), func() error {
@@ -233,6 +233,12 @@ func (b *bed) voters(votes int) {
 			s, err := b.lb.Speakers.Get(b.Context(), v.Name, metav1.GetOptions{})
 			if err != nil || s.Status.VoterVersion != l.Current.Version {
 				return fmt.Errorf("%s uses list %d, not %d (%v)", v.Name, s.Status.VoterVersion, l.Current.Version, err)
+			}
+		}
+		if l.Current.Witness {
+			lease, err := b.client.CoordinationV1().Leases(lb.Namespace).Get(b.Context(), "fairlead-lb-witness", metav1.GetOptions{})
+			if err != nil || *lease.Spec.HolderIdentity != "" {
+				return fmt.Errorf("the witness is not free: %v", err)
 			}
 		}
 		return nil

@@ -64,6 +64,31 @@ func (s *simulation) kill(m *machine) {
 	m.life++
 }
 
+// A holder whose term has expired is removed by a speaker that does not need the witness, so that one that was just
+// started, and has not seen the term pass, can take it at once.
+func TestExpiredHolderIsRemoved(t *testing.T) {
+	for _, term := range []time.Duration{WitnessTerm, LongestTerm} {
+		const begin = time.Hour
+		idle := NewWitness("idle")
+		idle.Observe(begin, "dead", term, "1")
+		if action, _ := idle.Next(begin+term-1, false); action != WitnessNothing {
+			t.Errorf("term %s: action %d before it has expired", term, action)
+		}
+		if action, version := idle.Next(begin+term, false); action != WitnessRelease || version != "1" {
+			t.Errorf("term %s: action %d of version %q, want the release of version 1", term, action, version)
+		}
+		idle.Observe(begin+term, "", term, "2")
+		if action, _ := idle.Next(begin+2*term, false); action != WitnessNothing {
+			t.Errorf("term %s: action %d without a holder", term, action)
+		}
+		started := NewWitness("started")
+		started.Observe(begin+term, "", term, "2")
+		if action, version := started.Next(begin+term, true); action != WitnessTake || version != "2" {
+			t.Errorf("term %s: action %d of version %q, want to take version 2", term, action, version)
+		}
+	}
+}
+
 // Of two speakers the holder of the witness dies, which it needed since the other one had just died
 // itself: that one takes over within two seconds.
 func TestHolderOfWitnessDies(t *testing.T) {

@@ -28,7 +28,7 @@ const (
 	WitnessNothing WitnessAction = iota
 	// WitnessTake writes the own identity, to take or to renew it.
 	WitnessTake
-	// WitnessRelease writes that it has no holder.
+	// WitnessRelease writes that it has no holder: by the one that it had, or by another one when that one's term has expired.
 	WitnessRelease
 )
 
@@ -70,10 +70,13 @@ func (w *Witness) Next(now time.Duration, needed bool) (WitnessAction, string) {
 		w.needed = now
 	}
 	mine := w.holder == w.self
+	expired := !mine && w.holder != "" && now-w.seenAt >= max(w.term, w.theirs)
 	switch {
 	case !w.seen:
-	case needed && (w.holder == "" || !mine && now-w.seenAt >= max(w.term, w.theirs)):
+	case needed && (w.holder == "" || expired):
 		return WitnessTake, w.version
+	case expired: // for a process that will need it and has not seen how long nothing was written
+		return WitnessRelease, w.version
 	case mine && now-w.needed >= witnessCalm:
 		w.until = 0 // before the write, so that it is not counted on when another may have it
 		return WitnessRelease, w.version
