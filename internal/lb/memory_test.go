@@ -27,7 +27,7 @@ func TestMemoryOfController(t *testing.T) {
 		}
 		for range 3 {
 			o.ManagedFields = append(o.ManagedFields, metav1.ManagedFieldsEntry{
-				Manager: "kubectl", FieldsV1: &metav1.FieldsV1{Raw: make([]byte, 800)},
+				Manager: "kubectl", FieldsV1: metav1.NewFieldsV1(strings.Repeat("x", 800)),
 			})
 		}
 		return o
