@@ -19,7 +19,7 @@ func openstackDialect() Dialect {
 			number(prefix+"connection-limit", -1, 1000000, "connections", FieldConnections, func(s *Spec, n int) { s.ConnectionLimit = max(n, 0) }),
 			word(prefix+"proxy-protocol", map[string]int{"true": 1, "v1": 1, "v2": 2, "false": 0}, FieldProxyProtocol, 0,
 				func(s *Spec, v int) { s.ProxyProtocol = v }).of("173"),
-			Annotation{Key: prefix + "x-forwarded-for", Values: "true, false", Sets: []Field{FieldHeaders}, read: func(r *reader, v string) error {
+			{Key: prefix + "x-forwarded-for", Values: "true, false", Sets: []Field{FieldHeaders}, read: func(r *reader, v string) error {
 				on, err := strconv.ParseBool(v)
 				if err == nil && on { // makes a listener of HTTP, as Octavia's controller does
 					r.set(FieldHeaders, "X-Forwarded-For", func(*Spec) { r.raw.offered = HTTP })

@@ -154,7 +154,7 @@ func (w *webServer) serve(conn net.Conn, l *listener, c *config, client, at neti
 	web := &webConn{Conn: conn, listener: l, config: c, client: client, at: at, closed: make(chan struct{}), began: time.Now()}
 	web.close = sync.OnceValue(func() error { defer close(web.closed); return conn.Close() })
 	defer web.Close()
-	var front net.Conn = web
+	var front net.Conn
 	if c.tls != nil {
 		web.secure = true
 		t := tls.Server(web, c.tls)
