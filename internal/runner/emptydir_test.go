@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -39,7 +40,7 @@ func TestEmptyDirInMemory(t *testing.T) {
 			p.Namespace = "level-memory"
 			if _, err := c.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
 				Name: p.Namespace, Labels: map[string]string{"pod-security.kubernetes.io/enforce": "baseline"},
-			}}, metav1.CreateOptions{}); err != nil {
+			}}, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 				t.Fatal(err)
 			}
 		}
