@@ -73,7 +73,6 @@ func (b *bed) backend(at *testbed.Host, port uint16) {
 // 115, 116, 119, 121, 173, 178).
 func TestTLSAtALoadBalancer(t *testing.T) {
 	inParallel(t)
-	inParallel(t)
 	b := newBed(t, 2)
 	cert, key := b.keyPair("web.example.com")
 	secrets := b.client.CoreV1().Secrets("default")
