@@ -92,7 +92,5 @@ func TestEmptyDirOverItsLimit(t *testing.T) {
 	await(t, "the Event", func() bool {
 		return strings.Contains(c.events("large"), "Warning Evicted: "+strings.TrimSpace(message))
 	})
-	if p := c.get("small"); p.Status.Phase != corev1.PodRunning {
-		t.Errorf("the other Pod is %+v", p.Status)
-	}
+	c.until("small", "running", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning })
 }
