@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
 )
 
@@ -17,8 +19,9 @@ const (
 	// variant take another file for their lock, and lockFile the file they take without it.
 	lockFileVariable = "XTABLES_LOCKFILE"
 	lockFile         = "/run/xtables.lock"
-	// noLockFile is the lock of a program that runs while this process has the real one.
-	noLockFile = "/dev/null"
+	// ownLockFile is the lock of a program that runs while this process has the real one:
+	// the file it is given beside its standard ones, which nothing else can lock.
+	ownLockFile = "/proc/self/fd/3"
 	// lockPoll is how often the lock is tried while another program has it.
 	lockPoll = 5 * time.Millisecond
 )
@@ -50,6 +53,15 @@ func lock(ctx context.Context) (unlock func(), err error) {
 		case <-time.After(lockPoll):
 		}
 	}
+}
+
+// newLockFile makes a file that only this process and its children can open.
+func newLockFile() (*os.File, error) {
+	fd, err := unix.MemfdCreate("xtables.lock", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, os.NewSyscallError("memfd_create", err)
+	}
+	return os.NewFile(uintptr(fd), "xtables.lock"), nil
 }
 
 // takesLockFile reports whether a program of the legacy variant looks at

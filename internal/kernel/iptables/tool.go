@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
@@ -59,8 +60,8 @@ type Tool struct {
 	family        svc.Family
 	variant       Variant
 	restore, save []string
-	// env is what the programs' environment has beside that of this process.
-	env []string
+	// ownLock is the lock of Restore's programs in place of the real one, nil for that.
+	ownLock *os.File
 }
 
 // New finds the programs. It returns an error that wraps exec.ErrNotFound where
@@ -217,7 +218,11 @@ func (t *Tool) run(ctx context.Context, program, args []string, input []byte, ou
 	ctx, cancel := context.WithTimeout(ctx, runTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program[0], append(program[1:len(program):len(program)], args...)...)
-	cmd.Env = append(append(cmd.Environ(), "LC_ALL=C"), t.env...)
+	cmd.Env = append(cmd.Environ(), "LC_ALL=C")
+	if t.ownLock != nil {
+		cmd.Env = append(cmd.Env, lockFileVariable+"="+ownLockFile)
+		cmd.ExtraFiles = []*os.File{t.ownLock}
+	}
 	cmd.WaitDelay = 5 * time.Second
 	output := &tail{most: outputBytes}
 	cmd.Stderr = output

@@ -45,12 +45,18 @@ func NewWatch(v Variant, tables []string, ours func(chain string) bool, changed 
 	return w, nil
 }
 
-// Close ends the notifications.
+// Close ends the notifications, and the use of the tools.
 func (w *Watch) Close() error {
-	if w.conn == nil {
-		return nil
+	var errs []error
+	for _, t := range w.tools {
+		if t.ownLock != nil {
+			errs = append(errs, t.ownLock.Close())
+		}
 	}
-	return w.conn.Close()
+	if w.conn != nil {
+		errs = append(errs, w.conn.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // Intact reports whether the tables of variant legacy are as the tools have left
@@ -72,8 +78,8 @@ func (w *Watch) Tool(t *Tool) *WatchedTool {
 		return wt
 	}
 	wt.tables = w.tables
-	if wt.locks = takesLockFile(context.Background(), t.restore); wt.locks {
-		own.env = append(own.env, lockFileVariable+"="+noLockFile)
+	if takesLockFile(context.Background(), t.restore) {
+		own.ownLock, _ = newLockFile() // without one the program takes the real lock
 	}
 	w.tools = append(w.tools, wt)
 	return wt
@@ -89,10 +95,6 @@ type WatchedTool struct {
 	tables  []string
 	known   map[string]info
 	foreign bool
-	// locks reports that Restore takes the lock in place of the program. A change by
-	// others between the program's end and the look at what it left would be taken for
-	// ours.
-	locks bool
 }
 
 // Restore is Tool's. Each COMMIT is a transaction.
@@ -100,7 +102,9 @@ func (t *WatchedTool) Restore(ctx context.Context, input []byte) error {
 	if t.conn != nil {
 		return t.conn.Unwatched(bytes.Count(input, []byte("COMMIT\n")), func() error { return t.Tool.Restore(ctx, input) })
 	}
-	if t.locks {
+	if t.ownLock != nil {
+		// A change by others between the end of the program and the look at what it has
+		// left would be taken for ours.
 		unlock, err := lock(ctx)
 		if err != nil {
 			return &Error{Program: t.name() + "-restore", Code: busy, err: err}

@@ -20,9 +20,10 @@ func TestChangeBesideRestore(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		defer w.Close()
 		watched := w.Tool(tool)
-		if !watched.locks {
-			t.Skip("these programs of iptables cannot be told that their lock is taken")
+		if watched.ownLock == nil {
+			t.Skip("these programs of iptables take no other file for their lock")
 		}
 		const ours = "*nat\n:MINE - [0:0]\n-A MINE -j RETURN\nCOMMIT\n*filter\n:MINE - [0:0]\n-A MINE -j RETURN\nCOMMIT\n"
 		for i := range 50 {
