@@ -263,6 +263,7 @@ func mirrorChanges() map[string]func(*corev1.Pod) {
 	return map[string]func(*corev1.Pod){
 		"":                      func(*corev1.Pod) {},
 		", privileged":          func(p *corev1.Pod) { p.Spec.HostNetwork = true },
+		" with labels":          func(p *corev1.Pod) { p.Labels = map[string]string{"app": "x"} },
 		" that is none":         func(p *corev1.Pod) { p.Annotations = nil },
 		" on another node":      func(p *corev1.Pod) { p.Spec.NodeName = "theirs" },
 		" on no node":           func(p *corev1.Pod) { p.Spec.NodeName = "" },

@@ -196,7 +196,9 @@ func (n nodeRestriction) mayRegister(ctx context.Context, node string, a admissi
 }
 
 // checkMirror accepts a Pod that shows a static one of the node, as kube-apiserver does. No
-// node runs such a Pod; it refers to nothing that the node could read because of it.
+// node runs such a Pod; it refers to nothing that the node could read because of it. Unlike
+// there, labels need a role: a Service that selects it leads to the address that the node
+// gives it.
 func (n nodeRestriction) checkMirror(ctx context.Context, node string, a admission.Attributes) error {
 	p, ok := a.GetObject().(*corev1.Pod)
 	if !ok {
@@ -219,6 +221,13 @@ func (n nodeRestriction) checkMirror(ctx context.Context, node string, a admissi
 		o.BlockOwnerDeletion != nil && *o.BlockOwnerDeletion ||
 		n.nodes.await(ctx, node, func(n *corev1.Node) bool { return n.UID == o.UID }) == nil {
 		return fmt.Errorf("node %q may create Pods with its own Node as controller alone, by name and UID, without blockOwnerDeletion", node)
+	}
+	if len(p.Labels) == 0 {
+		return nil
+	}
+	if err := n.mayRegister(ctx, node, a); err != nil {
+		return fmt.Errorf("%w, and a mirror with labels may be selected by a Service; allow it by 'kubectl create rolebinding nodes-register "+
+			"--namespace %s --clusterrole system:node-registrar --group system:nodes'", err, a.GetNamespace())
 	}
 	return nil
 }

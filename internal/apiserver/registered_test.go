@@ -121,6 +121,14 @@ func testNodeRegisters(t *testing.T, s *apiserver.Server, admin *kubernetes.Clie
 		_, err := node.Pods("shop").Create(t.Context(), own, create)
 		return err == nil
 	})
+	if mirror, err := mirrorOf(t.Context(), admin, "vm1"); err != nil {
+		t.Error(err)
+	} else {
+		mirror.Labels = map[string]string{"app": "x"}
+		if _, err := node.Pods("shop").Create(t.Context(), mirror, create); err != nil {
+			t.Errorf("a mirror with labels where the node may register: %v", err)
+		}
+	}
 	stored, err := node.Pods("shop").Get(t.Context(), own.Name, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)

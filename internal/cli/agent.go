@@ -48,7 +48,8 @@ type agentFlags struct {
 	podUIDs            string
 	podPIDs            int64
 	servicesDir        string
-	// registrar registers the programs of servicesDir, nil for the node itself.
+	// registrar registers the programs of servicesDir and shows the Pods of manifestDir, nil
+	// for the node itself.
 	registrar   *rest.Config
 	manifestDir string
 	// early starts static Pods before the proxy, which needs the API server.
@@ -248,13 +249,19 @@ func (f *agentFlags) runner(log *slog.Logger, client kubernetes.Interface, cfg *
 	if err != nil {
 		return nil, fmt.Errorf("%w; --node-ip names an address of this machine", err)
 	}
+	mirrors := client
+	if f.registrar != nil {
+		if mirrors, err = kubernetes.NewForConfig(f.registrar); err != nil {
+			return nil, errors.Join(err, listener.Close())
+		}
+	}
 	r, err := runner.New(runner.Options{
 		Client: client, NodeName: f.nodeName, StateDir: f.stateDir, Log: log,
 		ClusterCIDRs: f.podCIDRs, ServiceCIDRs: f.serviceCIDRs, ServerAddrs: serverAddrs(cfg, log),
 		ClusterDNS: clusterDNS, ClusterDomain: f.domains[0],
 		Listener: listener, ClientCA: ca, Status: status, StopPods: f.stopPods,
 		Protect: true, UIDs: uids, PodPIDs: f.podPIDs, Hide: []string{filepath.Dir(f.stateDir)}, // pki, and the store
-		StaticDir: f.manifestDir, Hold: hold,
+		StaticDir: f.manifestDir, Mirrors: mirrors, Hold: hold,
 	})
 	if err != nil {
 		listener.Close()

@@ -150,7 +150,17 @@ func (s *staticPods) createMirror(ctx context.Context, p *corev1.Pod, node types
 		Spec: *p.Spec.DeepCopy(),
 	}
 	m.Annotations[corev1.MirrorPodAnnotationKey] = string(p.UID)
-	if _, err := s.r.o.Client.CoreV1().Pods(m.Namespace).Create(ctx, m, metav1.CreateOptions{}); err != nil {
+	pods := s.r.o.Mirrors.CoreV1().Pods(m.Namespace)
+	_, err := pods.Create(ctx, m, metav1.CreateOptions{})
+	if apierrors.IsForbidden(err) && len(m.Labels) > 0 {
+		reason := err
+		m.Labels = nil
+		if _, err = pods.Create(ctx, m, metav1.CreateOptions{}); err == nil {
+			s.r.o.Log.Warn("a static pod is shown in the API without its labels, so that no Service selects it; "+
+				"delete its mirror when the node may create Pods", "namespace", m.Namespace, "pod", m.Name, "err", reason)
+		}
+	}
+	if err != nil {
 		return fmt.Errorf("create the mirror Pod %s/%s: %w", m.Namespace, m.Name, err)
 	}
 	return nil

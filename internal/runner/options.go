@@ -63,6 +63,9 @@ type Options struct {
 	// StaticDir has the files of static pods, which run whatever the API server has;
 	// "" for none. It must belong to root.
 	StaticDir string
+	// Mirrors creates the Pods that show static ones in the API; by default Client. One of a
+	// node needs the right to create Pods in a namespace for mirrors with labels.
+	Mirrors kubernetes.Interface
 	// Hold keeps pods of the API server from starting until it is closed; nil for not at all.
 	// Static ones do not wait.
 	Hold <-chan struct{}

@@ -74,6 +74,9 @@ func New(o Options) (*Runner, error) {
 	if o.Client == nil || o.NodeName == "" || o.StateDir == "" {
 		return nil, errors.New("runner: Client, NodeName and StateDir are required")
 	}
+	if o.Mirrors == nil {
+		o.Mirrors = o.Client
+	}
 	if o.Device == "" {
 		o.Device = "fl0"
 	}
