@@ -21,7 +21,7 @@ kind: Namespace
 metadata: {name: tenant, labels: {pod-security.kubernetes.io/enforce: baseline}}
 `)
 	process.Output(t, apply)
-	process.Output(t, u.command("kubectl", "-n", "tenant", "wait", "--for=create", "serviceaccount/default"))
+	process.Output(t, u.command("kubectl", "-n", "tenant", "wait", "--for=create", "--timeout=2m", "serviceaccount/default"))
 	script := `
 		try() { what=$1; shift; if "$@" >/dev/null 2>&1; then echo "did: $what"; else echo "not: $what"; fi; }
 		try "read the key" cat ` + filepath.Join(u.dir, "state/fairlead/pki/ca.key") + `
@@ -49,7 +49,7 @@ metadata: {name: tenant, labels: {pod-security.kubernetes.io/enforce: baseline}}
 		"restartPolicy": "Never", "volumes": [{"name": "v", "emptyDir": {}}], "containers": [{"name": "main", "image": "host",
 		"command": ["sh", "-c", ` + quoted(script) + `], "volumeMounts": [{"name": "v", "mountPath": "/opt"}]}]}}`)
 	process.Output(t, pod)
-	process.Output(t, u.command("kubectl", "-n", "tenant", "wait", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=30s", "pod/attack"))
+	process.Output(t, u.command("kubectl", "-n", "tenant", "wait", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=2m", "pod/attack"))
 	out := process.Output(t, u.command("kubectl", "-n", "tenant", "logs", "attack"))
 	for line := range strings.Lines(out) {
 		line = strings.TrimSpace(line)

@@ -16,7 +16,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -25,6 +24,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead/fairlead/internal/runner"
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 // tries are what a Pod must not be able to do unless it may be privileged.
@@ -296,7 +296,7 @@ func (c *cluster) attack(level string, change func(*corev1.Pod)) *corev1.Pod {
 		c.t.Fatal(err)
 	}
 	c.t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second) // the test's has ended
+		ctx, cancel := context.WithTimeout(context.Background(), testbed.Patience) // the test's has ended
 		defer cancel()
 		if err := core.Pods(ns).Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}); err != nil {
 			c.t.Error(err)

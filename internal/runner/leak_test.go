@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/kernel/process"
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 // held is what Pods take of an agent and its machine.
@@ -74,7 +75,7 @@ func TestShortPodsLeaveNothing(t *testing.T) {
 	// What belongs to the API server and its client, in this process, varies a little.
 	const some = 20
 	var after held
-	for deadline := time.Now().Add(30 * time.Second); ; <-time.After(20 * time.Millisecond) {
+	for deadline := time.Now().Add(testbed.Patience); ; <-time.After(20 * time.Millisecond) {
 		after = c.held()
 		if after.files < before.files+some && after.goroutines < before.goroutines+some && after.mounts == before.mounts &&
 			after.processes == 0 && after.devices == 0 && after.directories == 0 {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/runner"
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 func run(t *testing.T, stdin, name string, args ...string) string {
@@ -248,7 +249,7 @@ func TestDeathIsSeenAtOnce(t *testing.T) {
 	if err := c.record(p, 0).Process.Signal(9); err != nil {
 		t.Fatal(err)
 	}
-	timeout := time.After(10 * time.Second)
+	timeout := time.After(testbed.Patience)
 	for {
 		select {
 		case e := <-watch.ResultChan():

@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/process"
 	"github.com/fairlead/fairlead/internal/runner"
 	"github.com/fairlead/fairlead/internal/runner/shim"
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 // The agent goes and comes: the same processes, no restart, no moment unready.
@@ -162,7 +163,7 @@ func TestTwoAgentsOneDirectory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testbed.Patience)
 	defer cancel()
 	if err := r.Run(ctx); err == nil || !strings.Contains(err.Error(), "in use by another") {
 		t.Errorf("a second agent: %v", err)

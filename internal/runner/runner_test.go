@@ -173,7 +173,7 @@ func (c *cluster) launch() {
 func (c *cluster) start() {
 	c.t.Helper()
 	c.launch()
-	ready, cancelReady := context.WithTimeout(c.t.Context(), 20*time.Second)
+	ready, cancelReady := context.WithTimeout(c.t.Context(), testbed.Patience)
 	defer cancelReady()
 	if err := c.r.WaitReady(ready); err != nil {
 		c.t.Fatal(err)
@@ -228,7 +228,7 @@ func (c *cluster) get(name string) *corev1.Pod {
 func (c *cluster) until(name, what string, ok func(*corev1.Pod) bool) *corev1.Pod {
 	c.t.Helper()
 	var p *corev1.Pod
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(testbed.Patience)
 	for {
 		p = c.get(name)
 		if ok(p) {
@@ -272,7 +272,7 @@ func (c *cluster) untilGone(name string) {
 
 func await(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(testbed.Patience)
 	for !ok() {
 		if time.Now().After(deadline) {
 			t.Fatalf("%s did not come", what)

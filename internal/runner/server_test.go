@@ -32,6 +32,7 @@ import (
 	"k8s.io/client-go/util/exec"
 
 	"github.com/fairlead/fairlead/internal/runner"
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 // authority signs client certificates.
@@ -121,7 +122,7 @@ func (e *endpoint) get(path string) (int, string) {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(e.t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(e.t.Context(), testbed.Patience)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, e.url+path, nil)
 	if err != nil {
@@ -162,7 +163,7 @@ func (e *endpoint) execAt(p *corev1.Pod, o remotecommand.StreamOptions, args ...
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(e.t.Context(), 15*time.Second)
+	ctx, cancel := context.WithTimeout(e.t.Context(), testbed.Patience)
 	defer cancel()
 	return x.StreamWithContext(ctx, o)
 }

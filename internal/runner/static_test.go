@@ -44,11 +44,16 @@ func newStatic(t *testing.T) *static {
 	return s
 }
 
-func (s *static) write(name, text string) {
+func (s *static) write(name, text string) { s.writeAs(name, text, 0o644) }
+
+func (s *static) writeAs(name, text string, mode os.FileMode) {
 	s.t.Helper()
 	// As editors and configuration management do it.
 	temp := filepath.Join(s.dir, "."+name)
-	if err := os.WriteFile(temp, []byte(text), 0o644); err != nil {
+	if err := os.WriteFile(temp, []byte(text), 0o600); err != nil {
+		s.t.Fatal(err)
+	}
+	if err := os.Chmod(temp, mode); err != nil {
 		s.t.Fatal(err)
 	}
 	if err := os.Rename(temp, filepath.Join(s.dir, name)); err != nil {
@@ -147,11 +152,8 @@ func TestStaticPods(t *testing.T) {
 	s.event("bad.yaml", "spec.serviceAccountName: a static Pod runs without the API server")
 	s.write("bad.yaml", strings.Replace(fmt.Sprintf(staticManifest, "bad"), "name: main", "name: Main", 1))
 	s.event("bad.yaml", "spec.containers[0].name: Invalid value")
-	s.write("bad.yaml", fmt.Sprintf(staticManifest, "same"))
+	s.writeAs("bad.yaml", fmt.Sprintf(staticManifest, "same"), 0o666)
 	s.write("web.yaml", fmt.Sprintf(staticManifest, "one"))
-	if err := os.Chmod(filepath.Join(s.dir, "bad.yaml"), 0o666); err != nil {
-		t.Fatal(err)
-	}
 	s.event("bad.yaml", "group and others must not be able to write to it")
 	if !one.Alive() {
 		t.Fatal("the process ended with the faults of a file")
@@ -171,6 +173,11 @@ func TestStaticPods(t *testing.T) {
 	}
 	await(t, "the end of the process", func() bool { return !two.Alive() })
 	s.untilGone(m.Name)
+	stored := func() []string {
+		names, _ := filepath.Glob(filepath.Join(s.state, "pods", "*"))
+		return names
+	}
+	await(t, "the removal of what the node stored of the Pod", func() bool { return len(stored()) == 0 })
 
 	// Whoever may write to the directory would be root.
 	if err := os.Chmod(s.dir, 0o777); err != nil {
@@ -178,8 +185,8 @@ func TestStaticPods(t *testing.T) {
 	}
 	s.write("web.yaml", fmt.Sprintf(staticManifest, "three"))
 	s.event(s.dir + ": its mode is 0777")
-	if logs, _ := filepath.Glob(filepath.Join(s.state, "pods", "*")); len(logs) > 0 {
-		t.Errorf("started from a directory of anybody's: %v", logs)
+	if names := stored(); len(names) > 0 {
+		t.Errorf("started from a directory that all may write to: %v", names)
 	}
 }
 

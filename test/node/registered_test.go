@@ -23,7 +23,7 @@ func TestRegisteredProgram(t *testing.T) {
 	register := func(args ...string) string {
 		return process.Output(t, c.fairlead(c.server, append([]string{"register", "--node", c.node.Name(), "--name", "my-app"}, args...)...))
 	}
-	flags := []string{"-l", "app=MyApp", "-p", "http=9376", "--ready", "http://:9376/healthz", "--timeout", "30s"}
+	flags := []string{"-l", "app=MyApp", "-p", "http=9376", "--ready", "http://:9376/healthz", "--timeout", "2m"}
 	if out := register(flags...); !strings.Contains(out, "my-app registered on node node as pod my-app-node") ||
 		!strings.Contains(out, "my-app is ready at "+c.node.Addr4().String()) {
 		t.Errorf("fairlead register says %q", out)

@@ -43,7 +43,7 @@ func TestSourceStaysWithin(t *testing.T) {
 		swapped <- nil
 	}()
 	mounted, refused := 0, 0
-	for deadline := time.Now().Add(30 * time.Second); (mounted < 20 || refused < 20) && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(testbed.Patience); (mounted < 20 || refused < 20) && time.Now().Before(deadline); {
 		err := Private([]Bind{{Source: volume + "/sub/inner", Within: volume, Target: at}}, func(*os.File) error {
 			if _, err := os.Stat(at + "/key"); err == nil {
 				t.Error("the machine's directory is mounted")
