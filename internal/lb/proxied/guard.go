@@ -56,7 +56,7 @@ type requests struct {
 	length   []byte // the Content-Length, nil if there is none
 	chunked  bool
 	upgrades bool
-	left     uint64 // of a body or chunk
+	left     uint64 // of a body, a chunk or prefaceEnd
 }
 
 type state int
@@ -64,6 +64,7 @@ type state int
 const (
 	inRequestLine state = iota
 	inRequestLineEnd
+	inPreface
 	atField
 	inName
 	inValue
@@ -84,7 +85,9 @@ const (
 const (
 	maxName  = 32 // of a field that matters here
 	maxValue = 64
-	preface  = "PRI * HTTP/2.0" // RFC 9113, section 3.4
+	// preface is how a connection of HTTP/2 begins, in two parts: RFC 9113, section 3.4.
+	preface    = "PRI * HTTP/2.0"
+	prefaceEnd = "\r\nSM\r\n\r\n"
 )
 
 // feed takes the next bytes, and returns how many of them are good.
@@ -121,7 +124,7 @@ func (r *requests) next() {
 // take takes a byte outside of bodies. It reports whether that is good.
 func (r *requests) take(b byte) bool {
 	switch r.state {
-	case inRequestLine, inRequestLineEnd:
+	case inRequestLine, inRequestLineEnd, inPreface:
 		return r.takeRequestLine(b)
 	case atField, inName, inValue, inFieldEnd, inHeadEnd:
 		return r.takeField(b)
@@ -133,13 +136,20 @@ func (r *requests) takeRequestLine(b byte) bool {
 	switch {
 	case r.state == inRequestLineEnd && b == '\n':
 		if !r.later && string(r.line) == preface {
-			r.state = passing
+			r.state, r.left = inPreface, uint64(len(prefaceEnd))
 			return true
 		}
 		r.state = atField
 		return string(r.tail[:]) == "HTTP/1.1" || string(r.tail[:]) == "HTTP/1.0"
 	case r.state == inRequestLineEnd:
 		return false
+	case r.state == inPreface: // with fields it would be a request of HTTP/1.1 to net/http
+		if b != prefaceEnd[len(prefaceEnd)-int(r.left)] {
+			return false
+		}
+		if r.left--; r.left == 0 {
+			r.state = passing
+		}
 	case b == '\r':
 		r.state = inRequestLineEnd
 		return len(r.line) > 0
@@ -217,7 +227,7 @@ func (r *requests) field() bool {
 		}
 		r.chunked = true
 	case "upgrade":
-		r.upgrades = true
+		r.upgrades = r.upgrades || !r.trailer // ServeHTTP ends the connection by the same rule
 	}
 	return true
 }

@@ -49,6 +49,8 @@ var rejected = map[string]string{
 	"another version":             "GET / HTTP/1.2\r\nHost: a\r\n\r\n",
 	"no version":                  "GET /\r\n\r\n",
 	"HTTP/2 after a request":      "GET / HTTP/1.1\r\nHost: a\r\n\r\nPRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+	"HTTP/2 with fields":          "PRI * HTTP/2.0\r\nHost: a\r\n\r\n",
+	"HTTP/2 without its end":      "PRI * HTTP/2.0\r\n\r\n",
 	"garbage":                     "\x16\x03\x01\x02\x00\x01",
 }
 
@@ -118,12 +120,47 @@ func TestSmugglingIsRejected(t *testing.T) {
 	}
 }
 
+// No request switches the guard off for the requests after it on the connection.
+func TestTheGuardStays(t *testing.T) {
+	r := newRig(t, map[string]string{lbProtocol: "http"})
+	var smuggled atomic.Int32
+	r.set(r.web(func(_ http.ResponseWriter, q *http.Request) {
+		_, _ = io.ReadAll(q.Body)
+		if q.URL.Path == "/smuggled" {
+			smuggled.Add(1)
+		}
+	}))
+	for name, text := range map[string]string{
+		"an empty Upgrade":              "GET / HTTP/1.1\r\nHost: a\r\nUpgrade:\r\n\r\n",
+		"an empty Upgrade, and another": "GET / HTTP/1.1\r\nHost: a\r\nUpgrade:\r\nUpgrade: websocket\r\n\r\n",
+		"Upgrade in trailers":           "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nUpgrade: x\r\n\r\n",
+		"Upgrade of the server itself":  "OPTIONS * HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n",
+		"Upgrade for a 405":             "CONNECT b:1 HTTP/1.1\r\nHost: b:1\r\nUpgrade: x\r\n\r\n",
+	} {
+		c := r.dial()
+		in := bufio.NewReader(c)
+		_, _ = io.WriteString(c, text)
+		answer, err := http.ReadResponse(in, nil)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		_, _ = io.Copy(io.Discard, answer.Body)
+		_, _ = io.WriteString(c, "POST /smuggled HTTP/1.1\r\nHost: a\r\nContent-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nG")
+		rest, err := io.ReadAll(in)
+		if smuggled.Swap(0) > 0 || strings.Contains(string(rest), "200 OK") || err != nil && !errors.Is(err, errReset) {
+			t.Errorf("%s: the next request is not guarded: %q, %v", name, rest, err)
+		}
+	}
+}
+
 // What passes the guard is read by net/http as the guard has read it, or not at all.
 func FuzzRequests(f *testing.F) {
 	for _, text := range rejected {
 		f.Add([]byte(text))
 	}
 	f.Add([]byte("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n"))
+	f.Add([]byte(preface + "\r\n" + prefaceEnd))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var whole, parts requests
 		good := whole.feed(b)
@@ -143,7 +180,7 @@ func FuzzRequests(f *testing.F) {
 			if g.state == inRequestLine && len(g.line) == 0 {
 				ends[i+1] = true
 			}
-			if g.state == passing {
+			if g.state == passing || g.state == inPreface {
 				return
 			}
 		}

@@ -53,8 +53,9 @@ func newWebServer(s *Server) *webServer {
 	}
 	w.http = http.Server{
 		Handler: w, ReadHeaderTimeout: s.headerTimeout, MaxHeaderBytes: maxHeader, ErrorLog: quiet, Protocols: new(http.Protocols),
-		HTTP2:       &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
-		BaseContext: func(net.Listener) context.Context { return s.ctx },
+		DisableGeneralOptionsHandler: true, // it would keep a connection that asks for another protocol
+		HTTP2:                        &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
+		BaseContext:                  func(net.Listener) context.Context { return s.ctx },
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			return context.WithValue(ctx, webConnKey{}, webConnOf(c))
 		},
@@ -261,17 +262,31 @@ func (w *webServer) ServeHTTP(out http.ResponseWriter, r *http.Request) {
 		panic(http.ErrAbortHandler)
 	}
 	c := conn.listener.config.Load()
+	reject := func(status int) {
+		out.Header().Set("Connection", "close")
+		answer(out, status)
+	}
+	switch {
+	case c.service != conn.config.service: // the address has passed on
+		reject(http.StatusMisdirectedRequest)
+		return
+	case !c.admits(conn.client.Addr()):
+		reject(http.StatusForbidden)
+		return
+	case r.Method == "PRI": // the preface of HTTP/2, with fields
+		reject(http.StatusBadRequest)
+		return
+	case r.Method == http.MethodConnect:
+		reject(http.StatusMethodNotAllowed)
+		return
+	}
 	if !c.protocol.IsHTTP() { // the listener carries bytes by now
 		c = conn.config
 	}
-	upgrades := r.Header.Get("Upgrade") != ""
+	// An empty field counts, too: the guard lets pass what follows it.
+	_, upgrades := r.Header["Upgrade"]
 	if r.ProtoMajor == 1 && !upgrades && conn.listener.gone.Load() {
 		out.Header().Set("Connection", "close")
-	}
-	if r.Method == http.MethodConnect {
-		out.Header().Set("Connection", "close")
-		answer(out, http.StatusMethodNotAllowed)
-		return
 	}
 	_ = http.NewResponseController(out).EnableFullDuplex() // HTTP/1.1: an answer may begin before the end of the request
 	ctx, cancel := context.WithCancel(r.Context())
@@ -473,5 +488,5 @@ func (chooser) RoundTrip(r *http.Request) (*http.Response, error) {
 		x.leave()
 		tried, last = append(tried, m), err
 	}
-	return nil, last
+	return nil, cmp.Or(last, errNoBackends)
 }

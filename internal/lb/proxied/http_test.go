@@ -304,6 +304,53 @@ func TestHTTPFailures(t *testing.T) {
 	r.must(err)
 	want("CONNECT", answer.StatusCode, 405)
 	want("at the end", status("GET", "/", nil), 200)
+	r.server.mu.Lock()
+	p := r.server.pools[poolKey{r.service.Name, r.at.Port()}]
+	r.server.mu.Unlock()
+	leaving := func(gone bool) {
+		p.mu.Lock()
+		p.members[0].gone = gone
+		p.mu.Unlock()
+	}
+	leaving(true)
+	want("a Pod that leaves as it is chosen", status("GET", "/", nil), 503)
+	leaving(false)
+}
+
+// A kept connection has no more rights than a new one: the ranges of now count, and it does not pass on to
+// the Service that has the address next.
+func TestKeptConnectionsAreChecked(t *testing.T) {
+	r := newRig(t, map[string]string{lbProtocol: "http"})
+	var asked atomic.Int32
+	pod := r.web(func(http.ResponseWriter, *http.Request) { asked.Add(1) })
+	for _, c := range []struct {
+		change func()
+		status int
+	}{
+		{func() { r.service.Spec.SourceRanges = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")} }, http.StatusForbidden},
+		{func() { r.service.Name.Name = "other" }, http.StatusMisdirectedRequest},
+		{func() { r.service.Name.Name = "tcp"; r.ask(nil) }, http.StatusMisdirectedRequest},
+	} {
+		r.ask(map[string]string{lbProtocol: "http"})
+		r.set(pod)
+		conn := r.dial()
+		in := bufio.NewReader(conn)
+		for _, want := range []int{http.StatusOK, c.status} {
+			_, err := io.WriteString(conn, "GET / HTTP/1.1\r\nHost: web\r\n\r\n")
+			r.must(err)
+			answer, err := http.ReadResponse(in, nil)
+			r.must(err)
+			_, _ = io.Copy(io.Discard, answer.Body)
+			if answer.StatusCode != want || answer.Close != (want != http.StatusOK) {
+				t.Errorf("%d, closed: %t; want %d", answer.StatusCode, answer.Close, want)
+			}
+			c.change()
+			r.set(pod)
+		}
+		if n := asked.Swap(0); n != 1 {
+			t.Errorf("%d requests reach a Pod, want 1", n)
+		}
+	}
 }
 
 // A client that sends its header byte by byte, or nothing at all, is not waited for; others are served.

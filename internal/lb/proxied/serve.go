@@ -43,7 +43,7 @@ func (s *Server) serve(socket *net.TCPConn, l *listener, c *config) {
 		}
 	}
 	// The ranges are of clients: behind a front, of those that it names.
-	if len(c.spec.SourceRanges) > 0 && !contains(c.spec.SourceRanges, client.Addr()) {
+	if !c.admits(client.Addr()) {
 		return
 	}
 	if c.protocol.IsHTTP() {

@@ -212,6 +212,11 @@ type config struct {
 	logs      *accessLog // nil if none is asked for
 }
 
+// admits reports whether a client is within the ranges that the Service is for.
+func (c *config) admits(client netip.Addr) bool {
+	return len(c.spec.SourceRanges) == 0 || contains(c.spec.SourceRanges, client)
+}
+
 // record writes a line of the access log, if one is asked for.
 func (c *config) record(e entry) {
 	if c.logs == nil {
