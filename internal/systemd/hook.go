@@ -16,9 +16,15 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
 )
 
-// HookPath is the file of the hook of a service, an addition to its unit.
+// HookPath is the file of the hook of a service, an addition to its unit. It is read after
+// override.conf, which 'systemctl edit' makes and which may reset ExecStop=.
 func HookPath(unit string) string {
-	return filepath.Join("/etc/systemd/system", unit+".d", "50-fairlead.conf")
+	return filepath.Join("/etc/systemd/system", unit+".d", "zzz-fairlead.conf")
+}
+
+// oldHookPath is what HookPath was in earlier builds.
+func oldHookPath(unit string) string {
+	return filepath.Join(filepath.Dir(HookPath(unit)), "50-fairlead.conf")
 }
 
 // InstallHook has systemd wait before it stops the process of a service: as long as it
@@ -50,24 +56,37 @@ func InstallHook(ctx context.Context, unit string, wait time.Duration) error {
 	if err := fileio.Replace(path, []byte(b.String()), 0o644); err != nil {
 		return err
 	}
+	if err := os.Remove(oldHookPath(unit)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
 	return reload(ctx, conn)
 }
 
 // RemoveHook removes what InstallHook has written, and reports whether there was anything.
+// Where systemd cannot be reached the file stays, for another attempt.
 func RemoveHook(ctx context.Context, unit string) (removed bool, err error) {
-	path := HookPath(unit)
-	if err := os.Remove(path); err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return false, nil
+	there := false
+	for _, path := range []string{HookPath(unit), oldHookPath(unit)} {
+		_, err := os.Lstat(path)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return false, err
 		}
-		return false, err
+		there = there || err == nil
 	}
-	_ = os.Remove(filepath.Dir(path)) // if nothing else is there
+	if !there {
+		return false, nil
+	}
 	conn, err := connect(ctx)
 	if err != nil {
-		return true, err
+		return false, err
 	}
 	defer conn.Close()
+	for _, path := range []string{HookPath(unit), oldHookPath(unit)} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return false, err
+		}
+	}
+	_ = os.Remove(filepath.Dir(HookPath(unit))) // if nothing else is there
 	return true, reload(ctx, conn)
 }
 
@@ -103,7 +122,7 @@ func stopCommands(ctx context.Context, conn *dbus.Conn, unit string) (out []stri
 	main, _ := all["FragmentPath"].Value().(string)
 	more, _ := all["DropInPaths"].Value().([]string)
 	for _, path := range append([]string{main}, more...) {
-		if path == "" || path == HookPath(unit) {
+		if path == "" || path == HookPath(unit) || path == oldHookPath(unit) {
 			continue
 		}
 		text, err := os.ReadFile(path)

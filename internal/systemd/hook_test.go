@@ -19,7 +19,7 @@ import (
 func TestHook(t *testing.T) {
 	dir := t.TempDir()
 	order := filepath.Join(dir, "order")
-	const program = `ExecStart=sh -c 'trap "echo term >>ORDER; exit 0" TERM; while :; do sleep 0.02; done'
+	const program = `ExecStart=sh -c 'trap "echo term >>ORDER; exit 0" TERM; touch ORDER.ready; while :; do sleep 0.02; done'
 ExecStop=sh -c \
 # a comment in between
   'echo own >>ORDER'`
@@ -29,8 +29,16 @@ ExecStop=sh -c \
 	if err != nil {
 		t.Fatal(err)
 	}
+	dropIns := filepath.Dir(systemd.HookPath("db.service"))
+	old, override := filepath.Join(dropIns, "50-fairlead.conf"), filepath.Join(dropIns, "override.conf")
+	if err := os.WriteFile(old, first, 0o644); err != nil {
+		t.Fatal(err)
+	}
 	if err := systemd.InstallHook(t.Context(), "db.service", time.Minute); err != nil { // again: the same
 		t.Fatal(err)
+	}
+	if _, err := os.Stat(old); !os.IsNotExist(err) {
+		t.Errorf("the hook of an earlier build is left: %v", err)
 	}
 	if again, err := os.ReadFile(systemd.HookPath("db.service")); err != nil || string(again) != string(first) {
 		t.Errorf("the second time it is %q, %v; want %q", again, err, first)
@@ -49,19 +57,28 @@ ExecStop=sh -c \
 	}()
 	var db states
 	defer bus.Watch("db.service", db.report)()
+	// What 'systemctl edit' writes does not take the wait away.
+	if err := os.WriteFile(override, []byte("[Service]\nExecStop=\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	m.Systemctl("daemon-reload")
 	m.Systemctl("start", "db.service")
 	db.until(t, "active")
+	testbed.Until(t, "its trap", func() error { _, err := os.Stat(order + ".ready"); return err })
 	m.Systemctl("stop", "--no-block", "db.service")
 	db.until(t, "deactivating")
 	if text, err := os.ReadFile(order); !os.IsNotExist(err) {
 		t.Errorf("when the stop is seen, it was %q already, %v", text, err)
 	}
-	m.Systemctl("kill", "--kill-whom=control", "db.service") // the wait is over
+	m.Systemctl("kill", "--kill-who=control", "db.service") // the wait is over
 	db.until(t, "inactive")
 	if text, err := os.ReadFile(order); err != nil || string(text) != "own\nterm\n" {
 		t.Errorf("the order was %q, %v; want the unit's own command, then SIGTERM", text, err)
 	}
 
+	if err := os.Remove(override); err != nil {
+		t.Fatal(err)
+	}
 	removed, err := systemd.RemoveHook(t.Context(), "db.service")
 	if err != nil || !removed {
 		t.Errorf("RemoveHook = %v, %v", removed, err)

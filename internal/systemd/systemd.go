@@ -3,14 +3,17 @@
 package systemd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -40,6 +43,7 @@ const (
 	unitInterface  = destination + ".Unit"
 	properties     = busName + ".Properties"
 	busName        = "org.freedesktop.DBus"
+	busAddress     = "unix:path=/var/run/dbus/system_bus_socket"
 	changedSignal  = properties + ".PropertiesChanged"
 	privateAddress = "unix:path=/run/systemd/private"
 )
@@ -63,7 +67,7 @@ type Bus struct {
 	watches map[*watch]bool
 }
 
-// watch is a unit that somebody follows.
+// watch is a unit that is followed.
 type watch struct {
 	unit   string
 	report func(State)
@@ -80,8 +84,8 @@ func NewBus(log *slog.Logger) *Bus {
 
 // Watch has report called with the state of a unit, and with each further one, until
 // stop is called; one call may still be going on then. A lost connection is made again
-// and is no state; State.Err is reported only before the first state. report must not
-// block.
+// and is no state: it is reported as State.Err only before the first state. What systemd
+// answers about the unit itself is, at any time. report must not block.
 func (b *Bus) Watch(unit string, report func(State)) (stop func()) {
 	w := &watch{unit: unit, report: report}
 	b.mu.Lock()
@@ -124,7 +128,7 @@ func (b *Bus) Run(ctx context.Context) {
 		begin := time.Now()
 		err := b.serve(ctx)
 		if err == nil || ctx.Err() != nil {
-			continue // nobody watches any more
+			continue // no unit is watched any more
 		}
 		for _, w := range b.all() {
 			if w.last == nil {
@@ -237,26 +241,34 @@ func ownerOf(ctx context.Context, conn *dbus.Conn) (owner string, err error) {
 
 // connect connects to the system bus, or as root to systemd itself.
 func connect(ctx context.Context) (*dbus.Conn, error) {
-	in := dbus.WithSignalHandler(dbus.NewSequentialSignalHandler())
-	conn, busErr := open(ctx, func(live dbus.ConnOption) (*dbus.Conn, error) { return dbus.SystemBusPrivate(in, live) }, (*dbus.Conn).Hello)
+	address := cmp.Or(os.Getenv("DBUS_SYSTEM_BUS_ADDRESS"), busAddress)
+	conn, busErr := open(ctx, address, (*dbus.Conn).Hello)
 	if busErr == nil || os.Geteuid() != 0 {
 		return conn, busErr
 	}
-	conn, err := open(ctx, func(live dbus.ConnOption) (*dbus.Conn, error) { return dbus.Dial(privateAddress, in, live) }, nil)
+	conn, err := open(ctx, privateAddress, nil)
 	if err != nil {
 		return nil, fmt.Errorf("reach systemd: %w; %w", busErr, err)
 	}
 	return conn, nil
 }
 
-// open dials and authenticates within callTimeout.
-func open(ctx context.Context, dial func(dbus.ConnOption) (*dbus.Conn, error), hello func(*dbus.Conn) error) (*dbus.Conn, error) {
+// open dials and authenticates within callTimeout. The socket is not the library's own:
+// that one takes file descriptors with messages and never closes them, and every user of
+// the bus may send some (godbus v5.1.0, transport_unix.go). Of others it asks for none.
+func open(ctx context.Context, address string, hello func(*dbus.Conn) error) (*dbus.Conn, error) {
 	live, end := context.WithCancel(ctx)
 	late := time.AfterFunc(callTimeout, end)
 	defer late.Stop()
-	conn, err := dial(dbus.WithContext(live))
+	socket, err := dial(live, address)
 	if err != nil {
 		end()
+		return nil, err
+	}
+	conn, err := dbus.NewConn(socket, dbus.WithSignalHandler(dbus.NewSequentialSignalHandler()), dbus.WithContext(live))
+	if err != nil {
+		end()
+		_ = socket.Close()
 		return nil, err
 	}
 	if err = conn.Auth([]dbus.Auth{dbus.AuthExternal(strconv.Itoa(os.Geteuid()))}); err == nil && hello != nil {
@@ -272,6 +284,39 @@ func open(ctx context.Context, dial func(dbus.ConnOption) (*dbus.Conn, error), h
 		end()
 	}()
 	return conn, nil
+}
+
+// dial connects to the first of the addresses that answers
+// (https://dbus.freedesktop.org/doc/dbus-specification.html#addresses).
+func dial(ctx context.Context, addresses string) (net.Conn, error) {
+	var errs []error
+	for address := range strings.SplitSeq(addresses, ";") {
+		path := ""
+		if list, ok := strings.CutPrefix(address, "unix:"); ok {
+			for option := range strings.SplitSeq(list, ",") {
+				key, value, _ := strings.Cut(option, "=")
+				value, err := dbus.UnescapeBusAddressValue(value)
+				switch {
+				case err != nil:
+				case key == "path":
+					path = value
+				case key == "abstract":
+					path = "@" + value
+				}
+			}
+		}
+		if path == "" {
+			errs = append(errs, fmt.Errorf("the bus address %q: want unix:path=PATH or unix:abstract=NAME", address))
+			continue
+		}
+		var d net.Dialer
+		conn, err := d.DialContext(ctx, "unix", path)
+		if err == nil {
+			return conn, nil
+		}
+		errs = append(errs, err)
+	}
+	return nil, errors.Join(errs...)
 }
 
 // read reads the units, or the new ones alone.

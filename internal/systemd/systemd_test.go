@@ -4,7 +4,10 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -84,9 +87,18 @@ func TestUnits(t *testing.T) {
 	m.Systemctl("start", "a.service")
 	a.until(t, "active")
 
-	spoof(t, "/org/freedesktop/systemd1/unit/a_2eservice")
+	spoof(t, "/org/freedesktop/systemd1/unit/a_2eservice", nil)
+	gift, err := os.Create(filepath.Join(t.TempDir(), "gift"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer gift.Close()
+	spoof(t, "/a/descriptor", gift)
 	m.Systemctl("stop", "a.service")
-	a.until(t, "inactive")
+	a.until(t, "inactive") // all before it was read
+	if n := descriptors(t, gift.Name()); n != 1 {
+		t.Errorf("a file that another user of the bus has sent is open %d times, want the test's own", n)
+	}
 	got, want := a.list(), []string{"inactive", "active", "failed", "active", "inactive"}
 	if !slices.Equal(without(got, "deactivating", "error"), want) {
 		t.Errorf("the states were %q, want %q", got, want)
@@ -108,8 +120,24 @@ func without(list []string, names ...string) []string {
 	return slices.DeleteFunc(slices.Clone(list), func(x string) bool { return slices.Contains(names, x) })
 }
 
-// spoof sends what looks like a unit's change, to all and to each receiver alone.
-func spoof(t *testing.T, path dbus.ObjectPath) {
+// descriptors returns how many descriptors of this process are of the file.
+func descriptors(t *testing.T, path string) (n int) {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range all {
+		if to, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && to == path {
+			n++
+		}
+	}
+	return n
+}
+
+// spoof sends what looks like a unit's change, to all and to each receiver alone; with a
+// file, if there is one.
+func spoof(t *testing.T, path dbus.ObjectPath, file *os.File) {
 	t.Helper()
 	conn, err := dbus.ConnectSystemBus()
 	if err != nil {
@@ -121,6 +149,9 @@ func spoof(t *testing.T, path dbus.ObjectPath) {
 		t.Fatal(err)
 	}
 	for _, to := range append(names, "") {
+		if file != nil && (to == conn.Names()[0] || !strings.HasPrefix(to, ":")) {
+			continue // the sender would get its own file
+		}
 		msg := &dbus.Message{Type: dbus.TypeSignal, Headers: map[dbus.HeaderField]dbus.Variant{
 			dbus.FieldPath:      dbus.MakeVariant(path),
 			dbus.FieldInterface: dbus.MakeVariant("org.freedesktop.DBus.Properties"),
@@ -129,6 +160,10 @@ func spoof(t *testing.T, path dbus.ObjectPath) {
 		}, Body: []any{
 			"org.freedesktop.systemd1.Unit", map[string]dbus.Variant{"ActiveState": dbus.MakeVariant("failed")}, []string{},
 		}}
+		if file != nil {
+			msg.Headers[dbus.FieldSignature] = dbus.MakeVariant(dbus.SignatureOf(dbus.UnixFD(0)))
+			msg.Body = []any{dbus.UnixFD(file.Fd())}
+		}
 		if to != "" {
 			msg.Headers[dbus.FieldDestination] = dbus.MakeVariant(to)
 		}

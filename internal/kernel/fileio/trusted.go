@@ -6,6 +6,8 @@ import (
 	"io"
 	"io/fs"
 	"os"
+
+	"golang.org/x/sys/unix"
 )
 
 // CheckTrusted returns why what info describes may be another user's doing: it belongs to
@@ -23,24 +25,41 @@ func CheckTrusted(info fs.FileInfo) error {
 // ReadTrusted reads a regular file of at most limit bytes that CheckTrusted accepts. Its
 // directory must be one that only the same users write to. Errors do not name the file.
 func ReadTrusted(path string, limit int64) ([]byte, error) {
-	info, err := os.Stat(path) // before it is opened: a pipe would block
+	return readRegular(path, limit, CheckTrusted)
+}
+
+// ReadRegular reads a regular file of at most limit bytes, which may be another user's. It
+// does not open, and so does not wait for, what is no regular file. Errors do not name the
+// file.
+func ReadRegular(path string, limit int64) ([]byte, error) {
+	return readRegular(path, limit, func(fs.FileInfo) error { return nil })
+}
+
+func readRegular(path string, limit int64, check func(fs.FileInfo) error) ([]byte, error) {
+	// O_PATH opens nothing: a pipe would block, and a device could do anything.
+	at, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	found := os.NewFile(uintptr(at), path)
+	defer found.Close()
+	info, err := found.Stat()
 	if err == nil && !info.Mode().IsRegular() {
 		err = errors.New("it is no regular file")
 	}
+	if err == nil {
+		err = check(info)
+	}
 	if err != nil {
 		return nil, err
 	}
-	f, err := os.Open(path)
+	// O_NONBLOCK: another user's lease of the file would delay it (fcntl(2), F_SETLEASE).
+	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", at), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
+	f := os.NewFile(uintptr(fd), path)
 	defer f.Close()
-	if info, err = f.Stat(); err == nil {
-		err = CheckTrusted(info)
-	}
-	if err != nil {
-		return nil, err
-	}
 	data, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err == nil && int64(len(data)) > limit {
 		err = fmt.Errorf("it is larger than %d bytes", limit)

@@ -6,11 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
 	"github.com/fairlead/fairlead/internal/kernel/process"
 	"github.com/fairlead/fairlead/internal/systemd"
 )
@@ -64,6 +64,9 @@ const (
 	pollAlive = time.Second
 )
 
+// maxPIDFile bounds what is read of a file, which the program's user writes.
+const maxPIDFile = 4 << 10
+
 // PIDFile returns the Watcher of the process whose ID is in a file.
 func PIDFile(path string) Watcher {
 	return func(ctx context.Context, report func(State)) {
@@ -94,12 +97,12 @@ func PIDFile(path string) Watcher {
 
 // readPIDFile returns the living process that the file names.
 func readPIDFile(path string) (process.ID, error) {
-	text, err := os.ReadFile(path)
+	text, err := fileio.ReadRegular(path, maxPIDFile)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return process.ID{}, fmt.Errorf("there is no %s", path)
 	case err != nil:
-		return process.ID{}, err
+		return process.ID{}, fmt.Errorf("%s: %w", path, err)
 	}
 	line, _, _ := strings.Cut(string(text), "\n") // PostgreSQL's has further lines
 	pid, err := strconv.Atoi(strings.TrimSpace(line))
