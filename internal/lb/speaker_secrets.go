@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 
@@ -82,16 +83,40 @@ func (p *proxying) followSecret(ctx context.Context, running *sync.WaitGroup, n 
 	}
 	from := reflector.From(p.client.CoreV1().Secrets(n.Namespace),
 		metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", n.Name).String()})
+	logged := "" // of observed, which is called for one request after the other
 	observed := from.Observed(func(err error) {
+		if ctx.Err() != nil {
+			return
+		}
+		problem := readProblem(err)
+		if problem != "" && problem != logged {
+			p.log.Warn("cannot read a TLS Secret; retrying", "namespace", n.Namespace, "secret", n.Name, "err", err)
+		}
+		logged = problem
 		p.mu.Lock()
 		has := t.cert != nil
 		p.mu.Unlock()
-		if err != nil && !has && ctx.Err() == nil {
-			change(nil, err.Error())
+		if problem != "" && !has {
+			change(nil, problem)
 		}
 	})
 	running.Go(func() { reflector.Run(ctx, "lb-speaker/secret", observed, sink) })
 	return t
+}
+
+// readProblem returns what an Event says of an error of reading a Secret, "" of none. Its text is not for those who
+// read the Events of a Service: it has the node's user and addresses, and a port that is another one each time.
+func readProblem(err error) string {
+	switch {
+	case err == nil:
+		return ""
+	case apierrors.IsForbidden(err):
+		return "reading it is forbidden"
+	case apierrors.IsNotFound(err):
+		return "it does not exist"
+	default:
+		return "it cannot be read"
+	}
 }
 
 // readTLSSecret returns the certificate of a Secret, or why there is none.
