@@ -77,8 +77,9 @@ func (a *Announcer) ask(now time.Time) (next time.Time) {
 			}
 		}
 		late := !n.since.IsZero() && now.Sub(n.since) >= askLimit
-		if n.answered.Load() || late || ok && len(n.asked) == 0 {
-			if late {
+		answered := n.answered.Load()
+		if answered || late || ok && len(n.asked) == 0 {
+			if late && !answered {
 				a.log.Warn("no gateway and no speaker answers at an interface; using it nonetheless", "interface", n.link.Name, "asked", n.asked)
 			}
 			delete(a.newLinks, index)

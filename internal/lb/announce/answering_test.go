@@ -1,17 +1,20 @@
 package announce
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
@@ -114,5 +117,27 @@ func TestNetworkAnswersFirst(t *testing.T) {
 				return nil
 			})
 		})
+	}
+}
+
+// Only an interface where nothing has answered is reported when its time is over.
+func TestLateAnswerIsNoWarning(t *testing.T) {
+	for _, answered := range []bool{false, true} {
+		var log bytes.Buffer
+		a := New(Options{
+			Neighbours: func() ([]netip.Addr, bool) { return []netip.Addr{netip.MustParseAddr("192.0.2.1")}, true },
+			Log:        slog.New(slog.NewTextHandler(&log, nil)),
+		})
+		now := time.Now()
+		n := &newLink{link: link.Interface{Index: 1, Name: "eth0"}, since: now.Add(-2 * askLimit)}
+		n.answered.Store(answered)
+		a.newLinks[1] = n
+		a.ask(now)
+		if len(a.newLinks) > 0 {
+			t.Errorf("answered %t: the interface is not used", answered)
+		}
+		if warned := strings.Contains(log.String(), "level=WARN"); warned == answered {
+			t.Errorf("answered %t: %s", answered, &log)
+		}
 	}
 }
