@@ -118,6 +118,7 @@ func TestTLSAtALoadBalancer(t *testing.T) {
 	}
 	testbed.Until(b, "the first answer", curl)
 	owner := b.owner(vip, b.nodes...)
+	b.voters(3)
 	owner.Kill()
 	testbed.Until(b, "an answer of the other node", curl)
 	cert, key = b.keyPair("web.example.com")

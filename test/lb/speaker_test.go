@@ -170,12 +170,19 @@ func TestPolicyLocal(t *testing.T) {
 	slice.Endpoints = nil
 	_, err = api.Update(t.Context(), slice, metav1.UpdateOptions{})
 	b.must(err)
-	testbed.Until(t, "silence", func() error {
-		if mac, ok := b.wire.Who(a); ok {
-			return fmt.Errorf("%x answers", mac)
+	testbed.Until(t, "no speaker to announce it", func() error {
+		list, err := b.lb.Speakers.List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, s := range list.Items {
+			if slices.ContainsFunc(s.Status.Addresses, func(x v1.AnnouncedAddress) bool { return x.Address == a.String() }) {
+				return fmt.Errorf("%s does", s.Name)
+			}
 		}
 		return nil
 	})
+	b.silence(a)
 }
 
 // A machine outside of the cluster that has an address of the pool is reported.

@@ -23,7 +23,7 @@ type Claim struct {
 	// MAC is who has the address.
 	MAC MAC
 	At  time.Time
-	// Asked is whether the message answers a request of the Listener.
+	// Asked reports whether the message answers a request of the Listener.
 	Asked bool
 }
 
