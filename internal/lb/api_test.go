@@ -249,8 +249,8 @@ func (r *rig) wantClaims(want map[string]string) {
 	})
 }
 
-// told waits for an Event about an object with a reason and part of its message.
-func (r *rig) told(object, reason, message string) {
+// wantEvent waits for an Event about an object with a reason and part of its message.
+func (r *rig) wantEvent(object, reason, message string) {
 	r.Helper()
 	r.eventually("Event "+reason+" about "+object, func() error {
 		list, err := r.client.CoreV1().Events("default").List(context.Background(), metav1.ListOptions{})

@@ -10,14 +10,14 @@ import (
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 )
 
-// A Service gets an address, is told so, and gives it back (behaviours 87, 97, 177).
+// A Service gets an address, has an Event of it, and gives it back (behaviours 87, 97, 177).
 func TestLifeOfALoadBalancer(t *testing.T) {
 	r := newRig(t)
 	r.withPools("192.0.2.0/30,2001:db8::/64")
 	r.service("one")
 	r.wants("one", "192.0.2.0")
-	r.told("one", "EnsuringLoadBalancer", "Ensuring load balancer")
-	r.told("one", "EnsuredLoadBalancer", "Ensured load balancer: 192.0.2.0 of pool a")
+	r.wantEvent("one", "EnsuringLoadBalancer", "Ensuring load balancer")
+	r.wantEvent("one", "EnsuredLoadBalancer", "Ensured load balancer: 192.0.2.0 of pool a")
 	r.service("two", func(s *corev1.Service) { s.Spec.AllocateLoadBalancerNodePorts = new(false) })
 	r.wants("two", "192.0.2.1")
 	if s := r.get("two"); s.Spec.Ports[0].NodePort != 0 {
@@ -29,7 +29,7 @@ func TestLifeOfALoadBalancer(t *testing.T) {
 	})
 	r.delete("one")
 	r.wantClaims(map[string]string{"192.0.2.1": "default/two"})
-	r.told("one", "DeletedLoadBalancer", "Deleted load balancer")
+	r.wantEvent("one", "DeletedLoadBalancer", "Deleted load balancer")
 	r.eventually("one goes", func() error {
 		_, err := r.client.CoreV1().Services("default").Get(context.Background(), "one", metav1.GetOptions{})
 		if err == nil {

@@ -141,10 +141,11 @@ func TestAddressesThatNoNodeCanAnnounce(t *testing.T) {
 	r.report("n1", arpSpeaker("198.51.100.0/24"))
 	r.wantPool("a", condition(metav1.ConditionFalse, "NotAnnounceable",
 		"no node can announce 192.0.2.0-192.0.2.3: the eligible nodes are on other networks"))
-	r.told("one", "NotAnnounceable", "no node can announce 192.0.2.0: the eligible nodes are on other networks, 198.51.100.0-198.51.100.255")
-	r.told("a", "NotAnnounceable", "192.0.2.0-192.0.2.3")
+	r.wantEvent("one", "NotAnnounceable",
+		"no node can announce 192.0.2.0: the eligible nodes are on other networks, 198.51.100.0-198.51.100.255")
+	r.wantEvent("a", "NotAnnounceable", "192.0.2.0-192.0.2.3")
 	r.service("two") // an address that is given out later
-	r.told("two", "NotAnnounceable", "no node can announce 192.0.2.1")
+	r.wantEvent("two", "NotAnnounceable", "no node can announce 192.0.2.1")
 
 	r.report("n1", arpSpeaker("192.0.2.0/24"))
 	r.wantPool("a", condition(metav1.ConditionTrue, "Announceable", ""))
@@ -153,7 +154,7 @@ func TestAddressesThatNoNodeCanAnnounce(t *testing.T) {
 	status.Eligible, status.Reason = false, "its proxy is away"
 	r.report("n1", status)
 	r.wantPool("a", condition(metav1.ConditionFalse, "NotAnnounceable", "node n1: its proxy is away"))
-	r.told("one", "NotAnnounceable", "no node can announce 192.0.2.0: node n1: its proxy is away")
+	r.wantEvent("one", "NotAnnounceable", "no node can announce 192.0.2.0: node n1: its proxy is away")
 
 	r.report("n2", v1.SpeakerStatus{Eligible: true, Peers: []v1.PeerStatus{{Name: "p", Address: "192.0.2.254", State: v1.PeerEstablished,
 		Since: metav1.NowMicro()}}})

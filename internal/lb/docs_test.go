@@ -8,10 +8,12 @@ import (
 	"strings"
 	"testing"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
@@ -90,8 +92,8 @@ func TestObjectsOfTheDocument(t *testing.T) {
 	_, stop := r.run(nil) // installs the kinds
 	stop()
 	blocks := regexp.MustCompile("(?s)<!-- applied by internal/lb/docs_test.go -->\n```yaml\n(.*?)```").FindAllStringSubmatch(document(t), -1)
-	if len(blocks) != 2 {
-		t.Fatalf("%d marked blocks, want 2", len(blocks))
+	if len(blocks) != 3 {
+		t.Fatalf("%d marked blocks, want 3", len(blocks))
 	}
 	client := dynamic.NewForConfigOrDie(r.config)
 	for _, b := range blocks {
@@ -115,7 +117,14 @@ func TestObjectsOfTheDocument(t *testing.T) {
 	r.run(func(o *ControllerOptions) { o.LeaderElect, o.Pools = true, r.flagPools("192.0.2.0/28") })
 	r.service("one")
 	r.wants("one", "192.0.2.0")
-	r.told("one", ensured, "192.0.2.0")
+	r.wantEvent("one", ensured, "192.0.2.0")
 	r.delete("one")
 	r.wantClaims(map[string]string{})
+	secrets := kubernetes.NewForConfigOrDie(config).CoreV1().Secrets("default")
+	for selector, allowed := range map[string]bool{"metadata.name=web-cert": true, "metadata.name=other": false, "": false} {
+		_, err := secrets.List(t.Context(), metav1.ListOptions{FieldSelector: selector})
+		if allowed && err != nil || !allowed && !apierrors.IsForbidden(err) {
+			t.Errorf("Secrets with %q: %v; allowed %t", selector, err, allowed)
+		}
+	}
 }

@@ -91,13 +91,13 @@ func TestWayOfAService(t *testing.T) {
 		})
 	}
 	mode(corev1.LoadBalancerIPModeProxy)
-	r.told("web", "LoadBalancerWay", "proxied: nodes accept its connections and make others to Pods, because of fairlead.dev/lb-proxy")
+	r.wantEvent("web", "LoadBalancerWay", "proxied: nodes accept its connections and make others to Pods, because of fairlead.dev/lb-proxy")
 	annotated(new("v3")) // a wrong value changes nothing
-	r.told("web", "InvalidAnnotation", `"v3"`)
+	r.wantEvent("web", "InvalidAnnotation", `"v3"`)
 	mode(corev1.LoadBalancerIPModeProxy)
 	annotated(nil)
 	mode(corev1.LoadBalancerIPModeVIP)
-	r.told("web", "LoadBalancerWay", "direct: nodes forward its connections to Pods")
+	r.wantEvent("web", "LoadBalancerWay", "direct: nodes forward its connections to Pods")
 	// From the start a mistyped value of what changes the bytes must not make them pass without it.
 	r.service("mistyped", annotate("fairlead.dev/lb-proxy-protocol", "v3"))
 	r.eventually("ipMode of mistyped", func() error {
@@ -125,14 +125,14 @@ func TestEventsOfTheNextLeader(t *testing.T) {
 		return n
 	}
 	r.service("web", wrong)
-	r.told("web", "UnknownAnnotation", "lb-drain-timeout")
-	r.told("web", "AddressNotInPool", "198.51.100.1")
+	r.wantEvent("web", "UnknownAnnotation", "lb-drain-timeout")
+	r.wantEvent("web", "AddressNotInPool", "198.51.100.1")
 	for i := range 2 {
 		stop()
 		stop = r.withPools("192.0.2.0/28")
 		name := fmt.Sprint("later", i) // worked on after the others, and its Event is written after theirs
 		r.service(name, wrong)
-		r.told(name, "AddressNotInPool", "198.51.100.1")
+		r.wantEvent(name, "AddressNotInPool", "198.51.100.1")
 		if n := count(); n != 2 {
 			t.Fatalf("%d Events after another leader", n)
 		}

@@ -66,17 +66,17 @@ func TestUnprogrammedAddressIsLookedAtSoon(t *testing.T) {
 
 func TestQuota(t *testing.T) {
 	var q quota
-	begin, told := time.Now(), 0
+	begin, taken := time.Now(), 0
 	for i := range 10 * quotaSize {
 		if q.take(begin.Add(time.Duration(i) * time.Millisecond)) {
-			told++
+			taken++
 		}
 	}
-	if told != quotaSize {
-		t.Errorf("%d are told, want %d", told, quotaSize)
+	if taken != quotaSize {
+		t.Errorf("%d are taken, want %d", taken, quotaSize)
 	}
 	if !q.take(begin.Add(quotaPeriod)) {
-		t.Error("nothing is told in the next period")
+		t.Error("nothing is taken in the next period")
 	}
 }
 

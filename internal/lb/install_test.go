@@ -53,7 +53,7 @@ func TestMissingRights(t *testing.T) {
 	})
 	r.withPools("192.0.2.0/30")
 	r.service("one")
-	r.told("one", syncFailed, "forbidden")
+	r.wantEvent("one", syncFailed, "forbidden")
 	r.wants("one", "")
 	denied.Store(false)
 	r.wants("one", "192.0.2.0")

@@ -67,7 +67,7 @@ func TestFinalizerOfACloud(t *testing.T) {
 	}
 	r.withPools("192.0.2.0/28")
 	for _, name := range []string{"deleted", "changed"} {
-		r.told(name, "AddressOutsidePools", "lb.example.com")
+		r.wantEvent(name, "AddressOutsidePools", "lb.example.com")
 	}
 	r.delete("deleted")
 	r.change("changed", noLoadBalancer)
@@ -95,15 +95,15 @@ func TestAskedAddresses(t *testing.T) {
 	r.service("pool", annotate("metallb.io/address-pool", "b"))
 	r.wants("pool", "198.51.100.0")
 	r.service("taken", annotate(dialect.LBAddresses, "192.0.2.9"))
-	r.told("taken", "AddressTaken", "192.0.2.9 is used by Service default/field")
+	r.wantEvent("taken", "AddressTaken", "192.0.2.9 is used by Service default/field")
 	r.service("outside", annotate(dialect.LBAddresses, "203.0.113.1"))
-	r.told("outside", "AddressNotInPool", "203.0.113.1 is in no pool; the pools of IPv4 addresses are a, b")
+	r.wantEvent("outside", "AddressNotInPool", "203.0.113.1 is in no pool; the pools of IPv4 addresses are a, b")
 	r.service("nopool", annotate(dialect.LBPool, "c"))
-	r.told("nopool", "AddressPoolNotAllowed", `the Service names the pool "c": there is no such pool`)
+	r.wantEvent("nopool", "AddressPoolNotAllowed", `the Service names the pool "c": there is no such pool`)
 	r.service("wrong", annotate(dialect.LBAddresses, "web"))
-	r.told("wrong", "InvalidLoadBalancerRequest", `"web" is not an IP address`)
+	r.wantEvent("wrong", "InvalidLoadBalancerRequest", `"web" is not an IP address`)
 	r.service("family", annotate(dialect.LBAddresses, "2001:db8::1"))
-	r.told("family", "InvalidLoadBalancerRequest", "has no IPv6 among its spec.ipFamilies")
+	r.wantEvent("family", "InvalidLoadBalancerRequest", "has no IPv6 among its spec.ipFamilies")
 	for _, name := range []string{"taken", "outside", "nopool", "wrong", "family"} {
 		r.wants(name, "")
 	}
@@ -112,7 +112,7 @@ func TestAskedAddresses(t *testing.T) {
 	r.delete("field")
 	r.wants("taken", "192.0.2.9")
 	r.change("taken", annotate(dialect.LBAddresses, "192.0.2.7"))
-	r.told("taken", "AddressTaken", "192.0.2.7 is used by Service default/two")
+	r.wantEvent("taken", "AddressTaken", "192.0.2.7 is used by Service default/two")
 	r.wants("taken", "192.0.2.9")
 	r.change("taken", annotate(dialect.LBAddresses, "192.0.2.3"))
 	r.wants("taken", "192.0.2.3")
@@ -156,7 +156,7 @@ func TestFamilies(t *testing.T) {
 	r.service("prefer", families(corev1.IPFamilyPolicyPreferDualStack, six, four))
 	r.wants("prefer", "192.0.2.0")
 	r.service("require", families(corev1.IPFamilyPolicyRequireDualStack, four, six))
-	r.told("require", "NoAddressPool", "no pool gives IPv6 addresses to this Service; there is no pool of IPv6 addresses")
+	r.wantEvent("require", "NoAddressPool", "no pool gives IPv6 addresses to this Service; there is no pool of IPv6 addresses")
 	r.wants("require", "")
 	r.makePool("six", v1.IPAddressPoolSpec{Addresses: []string{"2001:db8::/64"}})
 	r.eventually("both", func() error {
@@ -218,7 +218,7 @@ func TestRestart(t *testing.T) {
 		}
 		return nil
 	})
-	r.told("elsewhere", "AddressOutsidePools", "status.loadBalancer has 203.0.113.9")
+	r.wantEvent("elsewhere", "AddressOutsidePools", "status.loadBalancer has 203.0.113.9")
 	if got := published(r.get("elsewhere")); got != "203.0.113.9" {
 		t.Errorf("another controller's status became %q", got)
 	}

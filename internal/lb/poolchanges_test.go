@@ -25,7 +25,7 @@ func TestExhaustedPool(t *testing.T) {
 	r.wants("one", "192.0.2.0")
 	r.wants("two", "192.0.2.1")
 	r.service("z-older")
-	r.told("z-older", "AddressPoolExhausted", "no IPv4 address is free in pool a (0 free of 2)")
+	r.wantEvent("z-older", "AddressPoolExhausted", "no IPv4 address is free in pool a (0 free of 2)")
 	// A creation timestamp has seconds.
 	older := r.get("z-older").CreationTimestamp.Time
 	r.eventually("a second passes", func() error {
@@ -35,7 +35,7 @@ func TestExhaustedPool(t *testing.T) {
 		return nil
 	})
 	r.service("a-newer")
-	r.told("a-newer", "AddressPoolExhausted", "no IPv4 address is free")
+	r.wantEvent("a-newer", "AddressPoolExhausted", "no IPv4 address is free")
 	r.delete("one")
 	r.wants("z-older", "192.0.2.0")
 	r.wants("a-newer", "")
@@ -51,7 +51,7 @@ func TestPoolsChange(t *testing.T) {
 	r.wants("one", "192.0.2.0")
 	stop()
 	stop = r.withPools("198.51.100.0/31")
-	r.told("one", "AddressOutsidePools", "192.0.2.0 is in no pool any more")
+	r.wantEvent("one", "AddressOutsidePools", "192.0.2.0 is in no pool any more")
 	r.wants("one", "192.0.2.0")
 	r.service("two")
 	r.wants("two", "198.51.100.0")
@@ -111,11 +111,11 @@ func TestWrongPools(t *testing.T) {
 	r.wantPool("pods", condition(v1.PoolReady, "False", "OverlapsClusterRange", "of Pods"))
 	r.wantPool("loopback", condition(v1.PoolReady, "False", "InvalidAddresses", "loopback"))
 	r.wantPool("a", condition(v1.PoolReady, "True", "Ready", ""))
-	r.told("later", "OverlapsPool", "is older")
+	r.wantEvent("later", "OverlapsPool", "is older")
 	r.service("one", annotate(dialect.LBPool, "nodes"))
 	r.wants("one", "198.51.100.1")
 	r.service("two", annotate(dialect.LBPool, "services"))
-	r.told("two", "AddressPoolNotAllowed", "it cannot be used: 10.96.0.0/16 overlaps the range")
+	r.wantEvent("two", "AddressPoolNotAllowed", "it cannot be used: 10.96.0.0/16 overlaps the range")
 	// Somebody else's claim is respected, and when it goes the address is found free by the
 	// next term.
 	_, err = r.client.NetworkingV1().IPAddresses().Create(ctx, &networkingv1.IPAddress{
@@ -124,7 +124,7 @@ func TestWrongPools(t *testing.T) {
 	}, metav1.CreateOptions{})
 	r.must(err)
 	r.service("three", annotate(dialect.LBAddresses, "198.51.100.2"))
-	r.told("three", "AddressTaken", "198.51.100.2 is used by machines printer")
+	r.wantEvent("three", "AddressTaken", "198.51.100.2 is used by machines printer")
 	r.service("four", annotate(dialect.LBPool, "nodes"))
 	r.wants("four", "198.51.100.3")
 }
@@ -159,9 +159,9 @@ func TestSelectionOfPools(t *testing.T) {
 	r.service("asks", annotate(dialect.LBAddresses, "192.0.5.9"))
 	r.wants("asks", "192.0.5.9")
 	r.service("buggy", annotate(dialect.LBAddresses, "192.0.7.255"))
-	r.told("buggy", "AddressNotInPool", "192.0.7.255 is in no pool")
+	r.wantEvent("buggy", "AddressNotInPool", "192.0.7.255 is in no pool")
 	r.service("notmine", annotate(dialect.LBAddresses, "192.0.3.1"))
-	r.told("notmine", "AddressPoolNotAllowed", "192.0.3.1 is of pool bylabel, which is not for this Service")
+	r.wantEvent("notmine", "AddressPoolNotAllowed", "192.0.3.1 is of pool bylabel, which is not for this Service")
 	r.service("cart", func(s *corev1.Service) { s.Namespace = "shop" })
 	r.eventually("an address in another namespace", func() error {
 		s, err := r.client.CoreV1().Services("shop").Get(ctx, "cart", metav1.GetOptions{})
