@@ -50,7 +50,8 @@ func rollingRestart(t *testing.T, nodes int) {
 	}
 	load.stop()
 	t.Logf("%d connections in %s, %d at a time at most: %d failed, %d were open for a moment when the address moved and reset, "+
-		"%d took longer than 0.9 s", load.total, time.Since(load.begin).Round(time.Millisecond), load.most, len(load.failed), len(load.broken), load.slow)
+		"%d took longer than 0.9 s",
+		load.total, time.Since(load.begin).Round(time.Millisecond), load.most, len(load.failed), len(load.broken), load.slow)
 	if len(load.failed) > 0 {
 		t.Errorf("failed connections: %v", load.failed)
 	}
