@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 	testbed.Main(m)
 }
 
-// order is what a node is told, one per line of its standard input.
+// order is what a node is to do, one per line of its standard input.
 type order struct {
 	Announce, Withdraw []netip.Addr
 	Attributes         bgp.Attributes

@@ -48,7 +48,7 @@ func tell(w http.ResponseWriter, r *http.Request) {
 		h.Get("X-Forwarded-Proto"), h.Get("X-Forwarded-Port"), h.Get("Forwarded"), h.Get("X-Hop"), body)
 }
 
-// curl speaks HTTP/1.0, 1.1 and 2 to the listener; a Pod is told who asks, and by which protocol and port
+// curl speaks HTTP/1.0, 1.1 and 2 to the listener; a Pod gets the address of the client, and by which protocol and port it asks
 // (behaviours 116 to 118).
 func TestHTTPWithCurl(t *testing.T) {
 	for _, scheme := range []string{"http", "https"} {

@@ -149,7 +149,7 @@ func TestReloadDropsNothing(t *testing.T) {
 	}
 }
 
-// Pods are told the client's address in either version (behaviours 121, 173).
+// Pods get the client's address in either version (behaviours 121, 173).
 func TestProxyProtocolToPods(t *testing.T) {
 	for version, annotation := range map[int]string{1: "v1", 2: "v2"} {
 		r := newRig(t, map[string]string{"fairlead.dev/lb-proxy-protocol": annotation})
