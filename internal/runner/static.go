@@ -16,6 +16,8 @@ import (
 const (
 	// staticSettle is how long the directory must be at rest: editors and copies write in steps.
 	staticSettle = 100 * time.Millisecond
+	// staticSettleMax bounds that, for a directory that never rests.
+	staticSettleMax = 2 * time.Second
 	// staticRescan is that of kubelet (fileCheckFrequency): a directory that appears later
 	// has no notifications.
 	staticRescan = 20 * time.Second
@@ -57,28 +59,49 @@ func (s *staticPods) nudge() {
 
 // run follows the directory until ctx ends. Workers run with workCtx.
 func (s *staticPods) run(ctx, workCtx context.Context) {
-	var changed chan fsnotify.Event
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
 		s.r.o.Log.Warn("cannot watch the directory of static pods; it is read periodically", "err", err, "period", staticRescan)
-	} else {
-		defer watcher.Close()
-		changed = watcher.Events
+		s.follow(ctx, workCtx, nil, nil, func() {})
+		return
 	}
+	defer watcher.Close()
+	s.follow(ctx, workCtx, watcher.Events, watcher.Errors, func() {
+		if s.dir != "" {
+			_ = watcher.Add(s.dir) // it may appear later
+		}
+	})
+}
+
+// follow reads the directory at the start, after each event and error of its watcher, and
+// periodically. watch is called before each reading: it may be another directory of that name.
+func (s *staticPods) follow(ctx, workCtx context.Context, events <-chan fsnotify.Event, errs <-chan error, watch func()) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	var since time.Time // the first event or error after the last reading
+	settle := func() {
+		if since.IsZero() {
+			since = time.Now()
+		}
+		if time.Since(since) < staticSettleMax {
+			timer.Reset(staticSettle)
+		}
+	}
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-changed:
-			timer.Reset(staticSettle)
+		case <-events:
+			settle()
+			continue
+		case err := <-errs: // events are missing (fsnotify.ErrEventOverflow); unread, it would hold up the watcher
+			s.r.o.Log.Debug("cannot follow each change of the directory of static pods; reading it again", "err", err)
+			settle()
 			continue
 		case <-s.wake:
 		case <-timer.C:
-			if watcher != nil && s.dir != "" {
-				_ = watcher.Add(s.dir) // again: it may be another directory of that name
-			}
+			since = time.Time{}
+			watch()
 			s.scan()
 			timer.Reset(staticRescan)
 		}

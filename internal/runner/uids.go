@@ -63,6 +63,9 @@ func loadUIDs(ids UIDRange, stateDir string) (*uids, error) {
 	if err == nil {
 		err = json.Unmarshal(b, &u.first)
 	}
+	if err == nil {
+		err = u.adoptSlots()
+	}
 	for ns, first := range u.first {
 		if other := u.owner(first, ns); err == nil && other != "" {
 			err = fmt.Errorf("%s: namespaces %s and %s have users in common: end the Pods of both and remove the file", u.file, ns, other)
@@ -72,6 +75,35 @@ func loadUIDs(ids UIDRange, stateDir string) (*uids, error) {
 		return nil, fmt.Errorf("read the users of namespaces: %w", err)
 	}
 	return u, nil
+}
+
+// adoptSlots replaces what earlier builds recorded, the place of a namespace's users in
+// the range (0, 1, …), by the first of these users. No user is as low as that: see ParseUIDRange.
+func (u *uids) adoptSlots() error {
+	adopted := false
+	for ns, slot := range u.first {
+		if slot >= idsPerNamespace {
+			continue
+		}
+		first := uint64(u.ids.First) + uint64(slot)*idsPerNamespace
+		if first >= 1<<32 {
+			return fmt.Errorf("%s: the users of namespace %s are not in --pod-uid-range %s: end its Pods and remove the file", u.file, ns, u.ids)
+		}
+		u.first[ns], adopted = uint32(first), true
+	}
+	if !adopted {
+		return nil
+	}
+	return u.store()
+}
+
+// store writes the record.
+func (u *uids) store() error {
+	b, err := json.Marshal(u.first)
+	if err == nil {
+		err = fileio.Replace(u.file, b, 0o600)
+	}
+	return err
 }
 
 // owner returns a namespace other than except that has one of the idsPerNamespace users
@@ -115,11 +147,7 @@ func (u *uids) base(namespace string, used func(string) bool) (uint32, error) {
 		}
 	}
 	u.first[namespace] = first
-	b, err := json.Marshal(u.first)
-	if err == nil {
-		err = fileio.Replace(u.file, b, 0o600)
-	}
-	if err != nil {
+	if err := u.store(); err != nil {
 		delete(u.first, namespace)
 		return 0, fmt.Errorf("record the users of namespace %s: %w", namespace, err)
 	}

@@ -48,8 +48,19 @@ func TestUIDs(t *testing.T) {
 	expect(u, "b", 11*k, "")
 	expect(u, "c", 0, "the users of namespace c, from 655360 on, are not in --pod-uid-range")
 	expect(u, "d", 12*k+1000, "")
+	// An earlier build recorded places in the range; they become users, once.
+	if err := os.WriteFile(filepath.Join(dir, "uids.json"), []byte(`{"a": 0, "b": 2}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	u = open(10*k, 14*k-1)
+	expect(u, "a", 10*k, "")
+	expect(u, "b", 12*k, "")
+	expect(u, "c", 11*k, "")
+	u = open(11*k, 14*k-1) // the range changes after the upgrade
+	expect(u, "b", 12*k, "")
+	expect(u, "a", 0, "the users of namespace a, from 655360 on, are not in --pod-uid-range")
 	// A file that cannot be right is no reason to give users away once more.
-	for _, damaged := range []string{`{"a": 655360, "b": 655361}`, `{"a": 655360`} {
+	for _, damaged := range []string{`{"a": 65535}`, `{"a": 655360, "b": 655361}`, `{"a": 655360`} {
 		if err := os.WriteFile(filepath.Join(dir, "uids.json"), []byte(damaged), 0o600); err != nil {
 			t.Fatal(err)
 		}

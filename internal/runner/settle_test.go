@@ -1,0 +1,53 @@
+package runner
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+)
+
+// The directory of static Pods is read again after the watcher's error, which says that
+// events are missing, and after a bounded time while events never end.
+func TestStaticDirectorySettles(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		s := newStaticPods(&Runner{o: Options{Log: slog.New(slog.DiscardHandler)}}, dir)
+		events, errs := make(chan fsnotify.Event), make(chan error)
+		go s.follow(ctx, ctx, events, errs, func() {})
+		within := func(limit time.Duration, what string) {
+			t.Helper()
+			begin := time.Now()
+			<-s.mirrors.wake // by each reading
+			if took := time.Since(begin); took > limit {
+				t.Errorf("%s: read after %s, want %s", what, took, limit)
+			}
+		}
+		within(0, "at the start")
+		for range 2 {
+			errs <- fsnotify.ErrEventOverflow
+			within(staticSettle, "events are missing")
+		}
+		go func() {
+			for ctx.Err() == nil {
+				select {
+				case events <- fsnotify.Event{}:
+				case <-ctx.Done():
+				}
+				select {
+				case <-time.After(staticSettle / 2):
+				case <-ctx.Done():
+				}
+			}
+		}()
+		for range 2 {
+			within(staticSettleMax+staticSettle, "events without end")
+		}
+		cancel()
+	})
+}
