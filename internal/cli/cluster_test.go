@@ -97,3 +97,25 @@ func TestAgentWithStaticPodsNeedsNoServer(t *testing.T) {
 		t.Errorf("ranges %s, domains %v, %v", f.podCIDRs.String(), f.domains, err)
 	}
 }
+
+// Without root the machine's own static Pods are left alone, unless their directory is asked for.
+func TestStaticPodsWithoutRoot(t *testing.T) {
+	for _, x := range []struct {
+		args []string
+		want string
+	}{
+		{nil, ""},
+		{[]string{"--pod-manifest-dir=" + defaultManifestDir}, defaultManifestDir},
+		{[]string{"--pod-manifest-dir=/srv/pods"}, "/srv/pods"},
+	} {
+		var f agentFlags
+		cmd := &cobra.Command{}
+		f.add(cmd)
+		if err := cmd.ParseFlags(x.args); err != nil {
+			t.Fatal(err)
+		}
+		if f.inNamespace(cmd.Flags().Changed); f.manifestDir != x.want {
+			t.Errorf("%s: %q, want %q", x.args, f.manifestDir, x.want)
+		}
+	}
+}

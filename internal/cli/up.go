@@ -21,6 +21,7 @@ type upCommand struct {
 	*global
 	server serverFlags
 	agent  agentFlags
+	given  func(flag string) bool // reports whether a flag was set
 }
 
 func newUp(g *global) *cobra.Command {
@@ -40,6 +41,7 @@ with it; the API's objects stay in the data directory.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			g.quiet(cmd)
+			u.given = cmd.Flags().Changed
 			return u.run(cmd.Context())
 		},
 	}
@@ -199,13 +201,18 @@ func (u *upCommand) prepareNamespace() error {
 	if err := mount.Over(resolv, "/etc/resolv.conf"); err != nil {
 		return err
 	}
-	// There is no way out of the namespace, so no resolver to forward to.
-	u.agent.upstream, u.agent.newNamespace = nil, true
-	u.agent.configureResolver = false // done, by the mount
-	if u.agent.manifestDir == defaultManifestDir {
-		u.agent.manifestDir = "" // those of the machine's own agent
-	}
+	u.agent.inNamespace(u.given)
 	return nil
+}
+
+// inNamespace adapts the flags of a node in a network namespace of its own, whose resolver
+// is mounted. given reports whether a flag was set.
+func (f *agentFlags) inNamespace(given func(flag string) bool) {
+	// There is no way out of the namespace, so no resolver to forward to.
+	f.upstream, f.newNamespace, f.configureResolver = nil, true, false
+	if !given("pod-manifest-dir") {
+		f.manifestDir = "" // the default has those of the machine's own agent
+	}
 }
 
 // machineAddresses returns the addresses that this machine is reached at, one of

@@ -18,6 +18,8 @@ import (
 const (
 	minMeasure   = time.Second
 	measureShare = 100
+	// maxMeasure is how long one may keep others waiting.
+	maxMeasure = 30 * time.Second
 )
 
 // evictionGrace is what kubelet leaves to a pod that is over a limit of the disk.
@@ -151,13 +153,15 @@ func (w *worker) overSize(ctx context.Context, v *corev1.Volume) (string, error)
 	case <-ctx.Done():
 		return "", ctx.Err()
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, maxMeasure, fmt.Errorf("gave up after %s", maxMeasure))
+	defer cancel()
 	limit := v.EmptyDir.SizeLimit
 	used, err := fileio.Usage(ctx, w.paths.volume(v.Name), limit.Value())
 	switch {
 	case errors.Is(err, os.ErrNotExist): // no container has started yet
 		return "", nil
-	case errors.Is(err, fileio.ErrTooDeep):
-		return fmt.Sprintf("EmptyDir volume %q has a limit of %q, and its %v. ", v.Name, limit.String(), fileio.ErrTooDeep), nil
+	case errors.Is(err, fileio.ErrTooDeep), errors.Is(err, fileio.ErrTooMany):
+		return fmt.Sprintf("EmptyDir volume %q has a limit of %q, and its %v. ", v.Name, limit.String(), errors.Unwrap(err)), nil
 	case err == nil && used > limit.Value():
 		return fmt.Sprintf("Usage of EmptyDir volume %q exceeds the limit %q. ", v.Name, limit.String()), nil
 	}

@@ -48,7 +48,7 @@ type manifest struct {
 }
 
 // manifestNames lists the files in dir that are meant to be pods, none if there is no dir.
-// Whoever can write to it is root of the machine, so it must be nobody else.
+// Only root may write to it: what it describes runs as root of the machine.
 func manifestNames(dir string) ([]string, error) {
 	if dir == "" {
 		return nil, nil

@@ -20,8 +20,8 @@ const (
 	maxMirrorRetry = time.Minute
 )
 
-// mirrors are the Pods of the API that show static ones, by NAMESPACE/NAME. Nobody runs
-// them, and their deletion ends nothing.
+// mirrors are the Pods of the API that show static ones, by NAMESPACE/NAME. No agent
+// runs them, and their deletion ends nothing.
 type mirrors struct {
 	wake chan struct{}
 

@@ -192,7 +192,7 @@ func binds(c *corev1.Container, paths map[string]string, value func(string) (str
 			if err := makeSubPath(src, sub); err != nil {
 				return nil, fmt.Errorf("volumeMounts %s: subPath: %w", m.Name, err)
 			}
-			// A container of the pod may put a link there now: the shim opens it anew.
+			// A container of the pod may put a link there now: the shim opens it again.
 			within, src = src, filepath.Join(src, sub)
 		}
 		// The token's mount path is made if the machine lacks it: clients of the

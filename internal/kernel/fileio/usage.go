@@ -10,16 +10,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxDepth bounds how deep Usage looks: it holds a file open for each level.
-const maxDepth = 500
+// Bounds of what Usage looks at.
+const (
+	maxDepth   = 500     // it holds a file open for each level
+	maxEntries = 1 << 22 // some seconds, if the kernel has them cached; an empty file takes no blocks
+)
 
 // ErrTooDeep is the error of Usage where directories are nested deeper than it looks.
 var ErrTooDeep = errors.New("directories are nested too deep to be measured")
 
+// ErrTooMany is the error of Usage where files and directories are more than it looks at.
+var ErrTooMany = errors.New("files are too many to be measured")
+
 // Usage returns how many bytes of the disk the files below dir take, those of other file
-// systems not counted and a file with several names once. It stops counting when they are more than
-// enough. It follows no links, so whoever may write below dir cannot lead it elsewhere.
+// systems not counted. Of a file with several names each counts its share. It stops counting
+// when they are more than enough, and returns the cause of ctx's end when that comes first. It
+// follows no links, so whoever may write below dir cannot lead it elsewhere.
 func Usage(ctx context.Context, dir string, enough int64) (int64, error) {
+	return measure(ctx, dir, enough, maxEntries)
+}
+
+func measure(ctx context.Context, dir string, enough int64, entries int) (int64, error) {
 	fd, err := unix.Open(dir, dirFlags, 0)
 	if err != nil {
 		return 0, &os.PathError{Op: "open", Path: dir, Err: err}
@@ -29,7 +40,7 @@ func Usage(ctx context.Context, dir string, enough int64) (int64, error) {
 		_ = unix.Close(fd)
 		return 0, &os.PathError{Op: "stat", Path: dir, Err: err}
 	}
-	u := usage{ctx: ctx, dev: st.Dev, enough: enough, seen: map[uint64]bool{}}
+	u := usage{ctx: ctx, dev: st.Dev, enough: enough, entries: entries}
 	if err := u.count(fd, dir, maxDepth); err != nil {
 		return u.sum, fmt.Errorf("measure %s: %w", dir, err)
 	}
@@ -42,7 +53,7 @@ type usage struct {
 	ctx         context.Context
 	dev         uint64
 	sum, enough int64
-	seen        map[uint64]bool // files with several names
+	entries     int // how many more it looks at
 }
 
 // count adds what is in the directory behind fd, which it closes.
@@ -53,8 +64,8 @@ func (u *usage) count(fd int, name string, depth int) error {
 		return ErrTooDeep
 	}
 	for u.sum <= u.enough {
-		if err := u.ctx.Err(); err != nil {
-			return err
+		if u.ctx.Err() != nil {
+			return context.Cause(u.ctx)
 		}
 		names, err := d.Readdirnames(256)
 		if errors.Is(err, io.EOF) {
@@ -64,7 +75,7 @@ func (u *usage) count(fd int, name string, depth int) error {
 			return err
 		}
 		for _, n := range names {
-			if err := u.add(fd, n, depth); err != nil {
+			if err := u.add(fd, n, depth); err != nil || u.sum > u.enough {
 				return err
 			}
 		}
@@ -73,6 +84,9 @@ func (u *usage) count(fd int, name string, depth int) error {
 }
 
 func (u *usage) add(dir int, name string, depth int) error {
+	if u.entries--; u.entries < 0 {
+		return ErrTooMany
+	}
 	var st unix.Stat_t
 	err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW)
 	if errors.Is(err, unix.ENOENT) || err == nil && st.Dev != u.dev {
@@ -82,16 +96,12 @@ func (u *usage) add(dir int, name string, depth int) error {
 		return err
 	}
 	isDir := st.Mode&unix.S_IFMT == unix.S_IFDIR
-	if !isDir && st.Nlink > 1 {
-		if u.seen[st.Ino] {
-			return nil
-		}
-		u.seen[st.Ino] = true
-	}
-	u.sum += st.Blocks * 512 // stat(2)
+	size := st.Blocks * 512 // stat(2)
 	if !isDir {
+		u.sum += size / max(1, int64(st.Nlink))
 		return nil
 	}
+	u.sum += size
 	fd, err := unix.Openat(dir, name, dirFlags, 0)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENOTDIR) { // changed meanwhile
 		return nil

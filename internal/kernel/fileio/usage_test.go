@@ -1,6 +1,7 @@
 package fileio
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -10,7 +11,7 @@ import (
 func TestUsage(t *testing.T) {
 	dir, elsewhere := t.TempDir(), t.TempDir()
 	const mega = 1 << 20
-	measure := func(want, enough int64) {
+	expect := func(want, enough int64) {
 		t.Helper()
 		got, err := Usage(t.Context(), dir, enough)
 		if err != nil || got < want || got > want+mega/2 {
@@ -24,8 +25,21 @@ func TestUsage(t *testing.T) {
 	); err != nil {
 		t.Fatal(err)
 	}
-	measure(2*mega, 1<<40)
-	measure(mega, 0) // one is enough
+	expect(2*mega, 1<<40)
+	if got, err := Usage(t.Context(), dir, 0); err != nil || got == 0 || got > mega+mega/2 {
+		t.Errorf("%d bytes, %v; one file is enough", got, err)
+	}
+	for entries, want := range map[int]error{6: nil, 5: ErrTooMany} { // a, b, link, and three names of files
+		if _, err := measure(t.Context(), dir, 1<<40, entries); !errors.Is(err, want) {
+			t.Errorf("%d entries: %v, want %v", entries, err, want)
+		}
+	}
+	late := errors.New("late")
+	ended, cancel := context.WithCancelCause(t.Context())
+	cancel(late)
+	if _, err := Usage(ended, dir, 1<<40); !errors.Is(err, late) {
+		t.Errorf("%v, want the cause of the end", err)
+	}
 	deep := dir
 	for range maxDepth + 1 {
 		deep = filepath.Join(deep, "d")

@@ -10,8 +10,8 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/process"
 )
 
-// The end of a process is seen by somebody who is not its parent, also before it is
-// waited for; a wait that is given up ends at once.
+// The end of a process is seen by one that is not its parent, also before it is waited
+// for; a wait that is given up ends at once.
 func TestWait(t *testing.T) {
 	cmd := exec.Command("sleep", "600")
 	if err := cmd.Start(); err != nil {
