@@ -120,6 +120,10 @@ func (r *registerCommand) run(cmd *cobra.Command) error {
 	}
 	var errs []error
 	for i, pod := range pods {
+		if err := removeOldHook(cmd.Context(), client, pod, systemd.RemoveHook); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", specs[i].Name, err))
+			continue
+		}
 		if err := r.register(cmd.Context(), client, specs[i].Name, pod); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", specs[i].Name, err))
 		}
@@ -290,7 +294,7 @@ programs go on.`,
 			}
 			var errs []error
 			for _, name := range args {
-				if err := deregister(cmd.Context(), client, namespace, name, node); err != nil {
+				if err := deregister(cmd.Context(), client, namespace, name, node, systemd.RemoveHook); err != nil {
 					errs = append(errs, err)
 					continue
 				}
@@ -305,7 +309,35 @@ programs go on.`,
 	return cmd
 }
 
-func deregister(ctx context.Context, client kubernetes.Interface, namespace, name, node string) error {
+// hookRemover is systemd.RemoveHook.
+type hookRemover func(ctx context.Context, unit string) (removed bool, err error)
+
+// removeOldHook removes the hook of the unit that the program was, where pod gives it
+// another one; before pod is written, which forgets the unit.
+func removeOldHook(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, remove hookRemover) error {
+	if pod.Spec.NodeName != hostname() {
+		return nil
+	}
+	old, err := client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	unit := old.Annotations[registration.UnitAnnotation]
+	fromFile := old.Annotations[registration.FileAnnotation] != "" // which is not replaced
+	if !registration.Is(old) || fromFile || unit == "" || unit == pod.Annotations[registration.UnitAnnotation] {
+		return nil
+	}
+	if _, err := remove(ctx, unit); err != nil {
+		return fmt.Errorf("remove the hook of %s, which it was so far: %w", unit, err)
+	}
+	return nil
+}
+
+// deregister deletes the Pod last: it says whose hook is to be removed, should that fail.
+func deregister(ctx context.Context, client kubernetes.Interface, namespace, name, node string, remove hookRemover) error {
 	pods := client.CoreV1().Pods(namespace)
 	pod, err := pods.Get(ctx, registration.PodName(name, node), metav1.GetOptions{})
 	switch {
@@ -319,14 +351,14 @@ func deregister(ctx context.Context, client kubernetes.Interface, namespace, nam
 	if file := pod.Annotations[registration.FileAnnotation]; file != "" {
 		return fmt.Errorf("%s is registered by the file %s of node %s: remove it there", name, file, node)
 	}
+	if unit := pod.Annotations[registration.UnitAnnotation]; unit != "" && node == hostname() {
+		if _, err := remove(ctx, unit); err != nil {
+			return fmt.Errorf("%s is still registered, because the hook of %s cannot be removed: %w", name, unit, err)
+		}
+	}
 	err = pods.Delete(ctx, pod.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return err
-	}
-	if unit := pod.Annotations[registration.UnitAnnotation]; unit != "" && node == hostname() {
-		if _, err := systemd.RemoveHook(ctx, unit); err != nil {
-			return fmt.Errorf("%s is no longer registered, but the hook of %s is left: %w", name, unit, err)
-		}
 	}
 	return nil
 }

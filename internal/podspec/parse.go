@@ -50,7 +50,16 @@ func ParseProbe(s string) (*corev1.Probe, error) {
 	if err != nil || u.Port() == "" {
 		return nil, wrong
 	}
-	port := intstr.Parse(u.Port())
+	number, err := strconv.ParseUint(u.Port(), 10, 16)
+	switch {
+	case err != nil || number == 0:
+		return nil, fmt.Errorf("%q: the port %s is not one of 1 to 65535", s, u.Port())
+	case u.User != nil:
+		return nil, fmt.Errorf("%q: a probe has no user and no password", s)
+	case u.Scheme == "tcp" && u.Path+u.RawQuery != "" || u.Fragment != "":
+		return nil, fmt.Errorf("%q: what stands behind the port would have no effect", s)
+	}
+	port := intstr.FromInt32(int32(number))
 	switch u.Scheme {
 	case "http", "https":
 		path := u.RequestURI()

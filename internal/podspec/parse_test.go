@@ -1,6 +1,7 @@
 package podspec
 
 import (
+	"strconv"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -15,6 +16,25 @@ func TestProbeForms(t *testing.T) {
 		p, err := ParseProbe(text)
 		if err != nil || !check(p) {
 			t.Errorf("%s: %v, %v", text, p, err)
+		}
+	}
+}
+
+// What a probe could not do is rejected, and not dropped.
+func TestProbeRejected(t *testing.T) {
+	for text, want := range map[string]string{
+		"tcp://:80/path":      "what stands behind the port would have no effect",
+		"tcp://:80?a=b":       "what stands behind the port would have no effect",
+		"http://:80/a#b":      "what stands behind the port would have no effect",
+		"http://u:p@:80/":     "a probe has no user and no password",
+		"tcp://u@:80":         "a probe has no user and no password",
+		"http://:65536/":      "the port 65536 is not one of 1 to 65535",
+		"tcp://:0":            "the port 0 is not one of 1 to 65535",
+		"udp://:80":           "want http://:PORT/PATH, https://:PORT/PATH, tcp://:PORT or exec:COMMAND",
+		"tcp://:80000000000x": "want http://:PORT/PATH, https://:PORT/PATH, tcp://:PORT or exec:COMMAND",
+	} {
+		if p, err := ParseProbe(text); err == nil || err.Error() != strconv.Quote(text)+": "+want {
+			t.Errorf("%s: %v, %v, want %q", text, p, err, want)
 		}
 	}
 }

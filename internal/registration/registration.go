@@ -269,11 +269,20 @@ func Validate(p *corev1.Pod) (errs field.ErrorList) {
 		errs = append(errs, field.Forbidden(spec.Child("containers"), "a Pod of the image "+Image+" has one container"))
 	}
 	forbid(spec.Child("volumes"), len(p.Spec.Volumes) > 0)
+	forbid(spec.Child("activeDeadlineSeconds"), p.Spec.ActiveDeadlineSeconds != nil)
+	forbid(spec.Child("resources"), p.Spec.Resources != nil && !isZero(*p.Spec.Resources))
+	forbid(spec.Child("securityContext"), p.Spec.SecurityContext != nil && !isZero(*p.Spec.SecurityContext))
 	for i := range p.Spec.Containers {
 		c, at := &p.Spec.Containers[i], spec.Child("containers").Index(i)
 		forbid(at.Child("command"), len(c.Command) > 0)
 		forbid(at.Child("args"), len(c.Args) > 0)
 		forbid(at.Child("env"), len(c.Env)+len(c.EnvFrom) > 0)
+		forbid(at.Child("workingDir"), c.WorkingDir != "")
+		forbid(at.Child("stdin"), c.Stdin || c.StdinOnce)
+		forbid(at.Child("tty"), c.TTY)
+		forbid(at.Child("volumeMounts"), len(c.VolumeMounts)+len(c.VolumeDevices) > 0)
+		forbid(at.Child("resources"), !isZero(c.Resources))
+		forbid(at.Child("securityContext"), c.SecurityContext != nil && !isZero(*c.SecurityContext))
 		forbid(at.Child("lifecycle"), c.Lifecycle != nil)
 		forbid(at.Child("livenessProbe"), c.LivenessProbe != nil)
 		forbid(at.Child("startupProbe"), c.StartupProbe != nil)
@@ -288,6 +297,9 @@ func Validate(p *corev1.Pod) (errs field.ErrorList) {
 	}
 	return errs
 }
+
+// isZero reports whether nothing is set in v; empty lists and maps are nothing.
+func isZero[T any](v T) bool { return equality.Semantic.DeepEqual(v, *new(T)) }
 
 // ValidateUpdate returns what of an update would make a registration another one, or of
 // another Pod one: who may make it was decided when the Pod was created.

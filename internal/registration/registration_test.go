@@ -114,7 +114,7 @@ func TestDefaultCheck(t *testing.T) {
 // address of the machine, make it invalid.
 func TestValidate(t *testing.T) {
 	for field, change := range map[string]func(*corev1.Pod){
-		"":                           func(*corev1.Pod) {},
+		"":                           func(p *corev1.Pod) { p.Spec.SecurityContext = &corev1.PodSecurityContext{} }, // the API server's default
 		"spec.hostNetwork: Required": func(p *corev1.Pod) { p.Spec.HostNetwork = false },
 		"spec.nodeName: Required":    func(p *corev1.Pod) { p.Spec.NodeName = "" },
 		"spec.containers: Forbidden": func(p *corev1.Pod) {
@@ -129,8 +129,19 @@ func TestValidate(t *testing.T) {
 		"spec.initContainers[0].image: Invalid": func(p *corev1.Pod) {
 			p.Spec.InitContainers = []corev1.Container{{Image: registration.Image}}
 		},
-		"spec.containers[0].lifecycle": func(p *corev1.Pod) { p.Spec.Containers[0].Lifecycle = &corev1.Lifecycle{} },
-		"spec.containers[0].env":       func(p *corev1.Pod) { p.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "A"}} },
+		"spec.activeDeadlineSeconds": func(p *corev1.Pod) { p.Spec.ActiveDeadlineSeconds = new(int64) },
+		"spec.securityContext":       func(p *corev1.Pod) { p.Spec.SecurityContext = &corev1.PodSecurityContext{RunAsUser: new(int64)} },
+		"spec.containers[0].securityContext": func(p *corev1.Pod) {
+			p.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: new(bool)}
+		},
+		"spec.containers[0].resources": func(p *corev1.Pod) {
+			p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{corev1.ResourceCPU: {}}
+		},
+		"spec.containers[0].workingDir": func(p *corev1.Pod) { p.Spec.Containers[0].WorkingDir = "/" },
+		"spec.containers[0].stdin":      func(p *corev1.Pod) { p.Spec.Containers[0].Stdin = true },
+		"spec.containers[0].tty":        func(p *corev1.Pod) { p.Spec.Containers[0].TTY = true },
+		"spec.containers[0].lifecycle":  func(p *corev1.Pod) { p.Spec.Containers[0].Lifecycle = &corev1.Lifecycle{} },
+		"spec.containers[0].env":        func(p *corev1.Pod) { p.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "A"}} },
 	} {
 		p := example(t)
 		change(p)

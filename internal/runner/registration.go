@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
 	"os/exec"
 	"sync"
 	"syscall"
@@ -297,19 +298,37 @@ func (g *registered) stopProbes() {
 	}
 }
 
+// checkEnv are the variables of the agent that the command of a check has, too.
+var checkEnv = []string{"PATH", "HOME", "USER", "LANG", "TZ"}
+
 // execHere runs the command of a check as the agent's user, on the machine itself: a Pod
-// that may be privileged may do that anyway.
+// that may be privileged may do that anyway. What is left of its process group when it
+// ends is killed.
 func execHere(ctx context.Context, args []string) (int, []byte, error) {
 	if len(args) == 0 {
 		return 0, nil, errors.New("the check has no command")
 	}
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	for _, name := range checkEnv {
+		if v, ok := os.LookupEnv(name); ok {
+			cmd.Env = append(cmd.Env, name+"="+v)
+		}
+	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return process.KillGroup(cmd.Process.Pid) }
 	cmd.WaitDelay = 100 * time.Millisecond // a child left behind may hold the pipe
 	var out limitedBuffer
 	cmd.Stdout, cmd.Stderr = &out, &out
-	err := cmd.Run()
+	if err := cmd.Start(); err != nil {
+		return 0, nil, err
+	}
+	pid := cmd.Process.Pid
+	_ = process.SetOOMScoreAdj(pid, 0) // the agent's own protects the agent alone
+	if id, err := process.Find(pid); err == nil {
+		_ = id.Wait(context.Background()) // no longer than ctx, which kills it
+	}
+	_ = process.KillGroup(pid) // what it has left behind; the ID is its own until it is waited for
+	err := cmd.Wait()
 	if cmd.ProcessState != nil && cmd.ProcessState.Exited() {
 		return cmd.ProcessState.ExitCode(), out, nil
 	}
@@ -342,7 +361,7 @@ func (g *registered) status(pod *corev1.Pod, refused error) corev1.PodStatus {
 		c.waiting = &corev1.ContainerStateWaiting{Reason: g.program.Reason, Message: g.program.Message}
 	}
 	st := v.status(time.Now())
-	st.ContainerStatuses[0].LastTerminationState = corev1.ContainerState{} // how it ended, nobody knows
+	st.ContainerStatuses[0].LastTerminationState = corev1.ContainerState{} // how it ended is not known
 	st.Reason, st.Message = statusRegistered, "the node checks this program and does not start it"
 	return st
 }

@@ -141,7 +141,7 @@ func TestRegisteredByPIDFile(t *testing.T) {
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	c.until(name, "unready", isUnready) // a zombie: nobody has waited for it yet
+	c.until(name, "unready", isUnready) // a zombie: it has not been waited for
 	start()
 	p := c.until(name, "back", isReady)
 	if n := status(p).RestartCount; n != 1 {
