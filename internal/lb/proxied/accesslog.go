@@ -121,6 +121,8 @@ func (a *accessLog) write(e *entry, every time.Duration) {
 			_ = f.Close()
 		}
 		delete(a.files, e.service)
+		a.forget(func(_ svc.Name, f *logFile) bool { return !e.at.Before(f.until) })
+		a.prune(e.at)
 		made, err := a.open(e.service, e.at, every)
 		if err != nil {
 			a.warn("cannot write an access log", "service", e.service, "err", err)
@@ -128,7 +130,6 @@ func (a *accessLog) write(e *entry, every time.Duration) {
 		}
 		f = made
 		a.files[e.service] = f
-		a.prune(e.at)
 	}
 	n, err := f.WriteString(line)
 	if f.left -= int64(n); err != nil {
@@ -172,7 +173,26 @@ func (a *accessLog) warn(text string, args ...any) {
 	}
 }
 
-// prune removes the oldest files while there are more bytes than may be.
+// retain closes the files of Services for which keep returns false. A line that comes later opens one again, until the
+// interval ends.
+func (a *accessLog) retain(keep func(svc.Name) bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.forget(func(n svc.Name, _ *logFile) bool { return !keep(n) })
+}
+
+// forget closes files.
+func (a *accessLog) forget(which func(svc.Name, *logFile) bool) {
+	for n, f := range a.files {
+		if which(n, f) {
+			_ = f.Close()
+			delete(a.files, n)
+		}
+	}
+}
+
+// prune removes files while there are more bytes than may be: the oldest of the Service that has the most, so that one
+// with many requests does not cost the others their lines.
 func (a *accessLog) prune(now time.Time) {
 	if now.Sub(a.pruned) < pruneEvery {
 		return
@@ -183,24 +203,48 @@ func (a *accessLog) prune(now time.Time) {
 		at   time.Time
 		size int64
 	}
-	var files []file
+	type service struct {
+		files []file
+		size  int64
+	}
+	services := map[string]*service{} // by their directories
 	total := int64(0)
 	_ = filepath.WalkDir(a.dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return nil //nolint:nilerr // the others count
 		}
 		if i, err := d.Info(); err == nil {
-			files = append(files, file{path, i.ModTime(), i.Size()})
+			rel, _ := filepath.Rel(a.dir, path)
+			parts := strings.SplitN(rel, string(filepath.Separator), 3)
+			key := filepath.Join(parts[:min(2, len(parts))]...)
+			if services[key] == nil {
+				services[key] = &service{}
+			}
+			v := services[key]
+			v.files = append(v.files, file{path, i.ModTime(), i.Size()})
+			v.size += i.Size()
 			total += i.Size()
 		}
 		return nil
 	})
-	slices.SortFunc(files, func(x, y file) int { return cmp.Or(x.at.Compare(y.at), cmp.Compare(x.path, y.path)) })
+	for _, v := range services {
+		slices.SortFunc(v.files, func(x, y file) int { return cmp.Or(x.at.Compare(y.at), cmp.Compare(x.path, y.path)) })
+	}
 	removed := 0
-	for _, f := range files {
-		if total <= a.most {
-			break
+	for total > a.most && len(services) > 0 {
+		largest := ""
+		for key, v := range services {
+			if services[largest] == nil || v.size > services[largest].size {
+				largest = key
+			}
 		}
+		v := services[largest]
+		f := v.files[0]
+		v.size -= f.size
+		if v.files = v.files[1:]; len(v.files) == 0 {
+			delete(services, largest)
+		}
+		a.forget(func(_ svc.Name, open *logFile) bool { return open.Name() == f.path })
 		if os.Remove(f.path) == nil {
 			removed++
 			total -= f.size

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,9 +19,11 @@ import (
 )
 
 // lines returns the lines of all files, in the order of their names.
-func (r *rig) lines() (out []string) {
+func (r *rig) lines() []string { return lines(r, r.server.logs.dir) }
+
+func lines(r *rig, dir string) (out []string) {
 	r.Helper()
-	_ = filepath.WalkDir(r.server.logs.dir, func(path string, d os.DirEntry, err error) error {
+	_ = filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
 		if err == nil && !d.IsDir() {
 			text, err := os.ReadFile(path)
 			r.must(err)
@@ -87,6 +90,10 @@ func TestAccessLog(t *testing.T) {
 				t.Errorf("%q", lines)
 			}
 		}
+		r.server.Set(nil)
+		if n := len(r.server.logs.files); n > 0 {
+			t.Errorf("%s: %d files of a Service that is gone are open", c.protocol, n)
+		}
 	}
 }
 
@@ -123,8 +130,14 @@ func TestAccessLogFiles(t *testing.T) {
 		t.Errorf("%v", got)
 	}
 	small := open(2000)
+	small.write(&entry{service: svc.Name{Namespace: "default", Name: "quiet"}, at: begin, client: client}, 5*time.Minute)
 	for i := range 200 {
 		write(small, begin.Add(time.Hour+time.Duration(i)*5*time.Minute))
+	}
+	for _, f := range small.files {
+		if _, err := os.Stat(f.Name()); err != nil {
+			t.Errorf("an open file is removed: %v", err)
+		}
 	}
 	total := int64(0)
 	_ = filepath.WalkDir(dir, func(_ string, d os.DirEntry, err error) error {
@@ -135,6 +148,17 @@ func TestAccessLogFiles(t *testing.T) {
 	})
 	if total == 0 || total > 2000+250 {
 		t.Errorf("%d bytes", total)
+	}
+	if left := lines(r, dir); !slices.ContainsFunc(left, func(l string) bool { return strings.Contains(l, " default/quiet ") }) {
+		t.Errorf("a Service with many lines has cost another one its own: %q", left)
+	}
+	// What is over, or of a Service that is gone, is not open.
+	if len(small.files) != 1 {
+		t.Errorf("%d files are open, want that of this interval", len(small.files))
+	}
+	small.retain(func(n svc.Name) bool { return n != name })
+	if len(small.files) != 0 {
+		t.Errorf("%d files of a Service that is gone are open", len(small.files))
 	}
 	if text := r.log.String(); !strings.Contains(text, "removed the oldest access logs") {
 		t.Errorf("%s", text)

@@ -16,8 +16,10 @@ import (
 	"math/big"
 	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -62,10 +64,7 @@ func newRig(t *testing.T, annotations map[string]string) *rig {
 		cancel()
 		r.server.Close(ctx)
 	})
-	probe, err := net.Listen("tcp", "127.0.0.1:0")
-	r.must(err)
-	r.at = probe.Addr().(*net.TCPAddr).AddrPort()
-	r.must(probe.Close())
+	r.at = r.free()
 	r.service = Service{Name: svc.Name{Namespace: "default", Name: "web"}, Addrs: []netip.Addr{r.at.Addr()},
 		Backends: map[uint16][]netip.AddrPort{}}
 	r.ask(annotations)
@@ -103,6 +102,18 @@ func (r *rig) listener() net.Listener {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	r.must(err)
 	return l
+}
+
+var addresses atomic.Uint32
+
+// free returns where nobody listens: an address of its own, so that nobody else takes the port meanwhile.
+func (r *rig) free() netip.AddrPort {
+	r.Helper()
+	n, pid := addresses.Add(1), os.Getpid()
+	l, err := net.Listen("tcp", fmt.Sprintf("127.%d.%d.%d:0", 1+pid%250, 1+(pid/250+int(n)/250)%250, 1+n%250))
+	r.must(err)
+	r.must(l.Close())
+	return l.Addr().(*net.TCPAddr).AddrPort()
 }
 
 func (r *rig) podAt(l net.Listener, serve func(net.Conn)) netip.AddrPort {

@@ -22,14 +22,9 @@ func (s *Server) serve(socket *net.TCPConn, l *listener, c *config) {
 	began := time.Now()
 	var conn stream = socket
 	if c.spec.BandwidthMbps > 0 {
-		conn = &limitedConn{TCPConn: socket, limit: c.limit, ended: s.ctx.Done()}
+		conn = &limitedConn{TCPConn: socket, limit: &c.usage.bandwidth, ended: s.ctx.Done()}
 	}
 	peer := addrPort(conn.RemoteAddr())
-	if limit := c.spec.ConnectionLimit; c.active.Add(1) > int64(limit) && limit > 0 {
-		c.active.Add(-1)
-		return
-	}
-	defer c.active.Add(-1)
 	_ = conn.SetDeadline(time.Now().Add(greetingTimeout))
 	client, at := peer, addrPort(conn.LocalAddr())
 	if contains(c.spec.TrustedFronts, peer.Addr()) {
@@ -62,40 +57,42 @@ func (s *Server) serve(socket *net.TCPConn, l *listener, c *config) {
 		front, protocol = t, t.ConnectionState().NegotiatedProtocol
 		line.tls(t.ConnectionState())
 	}
-	m, pod := s.connect(c, client, at, protocol)
+	m, pod, k := s.connect(socket, c, client, at, protocol)
 	if pod == nil {
 		line.before = -1
 		return
 	}
 	line.pod, line.before = m.addr, time.Since(began)
 	defer pod.Close()
-	k := &link{func() { _, _ = socket.Close(), pod.Close() }}
-	if !c.pool.add(m, k) {
-		return
-	}
 	defer c.pool.remove(m, k)
 	back := pod
 	_ = conn.SetDeadline(time.Time{})
 	line.sent, line.received = relay(front, back, c.spec.IdleTimeout.Std())
 }
 
-// connect returns a connection to a Pod that is ready for the client's bytes, nil if there is none.
-func (s *Server) connect(c *config, client, at netip.AddrPort, protocol string) (*member, stream) {
+// connect returns a connection to a Pod that is ready for the bytes of the client at a socket, nil if there is none.
+// The Pod's pool has it as a link.
+func (s *Server) connect(socket net.Conn, c *config, client, at netip.AddrPort, protocol string) (*member, stream, *link) {
 	var tried []*member
-	for range maxDials {
+	for len(tried) < maxDials {
 		m, err := c.pool.pick(client.Addr(), tried)
 		if err != nil {
 			s.log.Debug("closed a connection", "service", c.service, "client", client, "err", err)
-			return nil, nil
+			return nil, nil, nil
 		}
-		tried = append(tried, m)
 		pod, err := s.dial(c, m, client, at, protocol)
 		if err == nil {
-			return m, pod
+			k := &link{func() { _, _ = socket.Close(), pod.Close() }}
+			if c.pool.add(m, k) {
+				return m, pod, k
+			}
+			_ = pod.Close() // it has left meanwhile, and is not picked again
+			continue
 		}
+		tried = append(tried, m)
 		s.log.Debug("cannot connect to an endpoint; trying another one", "service", c.service, "endpoint", m.addr, "err", err)
 	}
-	return nil, nil
+	return nil, nil, nil
 }
 
 // dial connects to a Pod, and sends what comes before the client's bytes. protocol is what was agreed on

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -43,12 +44,21 @@ type Server struct {
 	listeners map[netip.AddrPort]*listener
 	pools     map[poolKey]*pool
 	drains    map[poolKey]time.Duration
-	limits    map[svc.Name]*bandwidth
+	usages    map[svc.Name]*usage
 	web       *webServer // nil until there is a listener of HTTP
 
 	headerTimeout time.Duration
 	logs          *accessLog // nil if none are written
 	open          map[net.Conn]struct{}
+	most          int // connections at a time
+	rejected      uint64
+	warned        time.Time // of that, last
+}
+
+// usage is what all listeners of a Service share.
+type usage struct {
+	bandwidth bandwidth
+	active    int // connections, guarded by the Server's mu
 }
 
 type poolKey struct {
@@ -68,10 +78,11 @@ type Options struct {
 func New(o Options) *Server {
 	s := &Server{
 		log: o.Log, services: map[svc.Name]*Service{}, listeners: map[netip.AddrPort]*listener{}, pools: map[poolKey]*pool{},
-		drains: map[poolKey]time.Duration{}, limits: map[svc.Name]*bandwidth{}, open: map[net.Conn]struct{}{}, headerTimeout: headerTimeout,
+		drains: map[poolKey]time.Duration{}, usages: map[svc.Name]*usage{}, open: map[net.Conn]struct{}{}, headerTimeout: headerTimeout,
+		most: socket.MaxFiles() / 4,
 	}
 	if o.AccessLogs != "" {
-		s.logs = &accessLog{dir: o.AccessLogs, node: o.Node, log: o.Log, most: maxAccessLogs, files: map[svc.Name]*logFile{}}
+		s.logs = &accessLog{dir: filepath.Clean(o.AccessLogs), node: o.Node, log: o.Log, most: maxAccessLogs, files: map[svc.Name]*logFile{}}
 	}
 	s.ctx, s.end = context.WithCancel(context.Background())
 	return s
@@ -115,10 +126,13 @@ func (s *Server) Set(services []*Service) map[svc.Name]error {
 			delete(s.listeners, at)
 		}
 	}
-	for n := range s.limits {
+	for n := range s.usages {
 		if done[n] == nil && failed[n] == nil {
-			delete(s.limits, n)
+			delete(s.usages, n)
 		}
+	}
+	if s.logs != nil {
+		s.logs.retain(func(n svc.Name) bool { return failed[n] != nil || done[n] != nil && done[n].Spec.AccessLog.Enabled })
 	}
 	for key, p := range s.pools {
 		if !pools[key] {
@@ -143,11 +157,11 @@ func (s *Server) setListener(v *Service, l dialect.Listener) error {
 	if err != nil {
 		return err
 	}
-	if c.limit = s.limits[v.Name]; c.limit == nil {
-		c.limit = &bandwidth{}
-		s.limits[v.Name] = c.limit
+	if c.usage = s.usages[v.Name]; c.usage == nil {
+		c.usage = &usage{}
+		s.usages[v.Name] = c.usage
 	}
-	c.limit.set(v.Spec.BandwidthMbps)
+	c.usage.bandwidth.set(v.Spec.BandwidthMbps)
 	if v.Spec.AccessLog.Enabled {
 		c.logs = s.logs
 	}
@@ -207,8 +221,7 @@ type config struct {
 	tls       *tls.Config // nil without TLS
 	transport *transport  // of HTTP
 	pool      *pool
-	active    *atomic.Int64
-	limit     *bandwidth
+	usage     *usage
 	logs      *accessLog // nil if none is asked for
 }
 
@@ -268,11 +281,9 @@ func sameTLS(a, b *tls.Config) bool {
 // listen makes a listener at an address have a configuration.
 func (s *Server) listen(at netip.AddrPort, c *config) error {
 	if l := s.listeners[at]; l != nil {
-		c.active = l.config.Load().active
 		l.config.Store(c)
 		return nil
 	}
-	c.active = new(atomic.Int64)
 	o := socket.Options{AnyAddress: true, Shared: true} // shared with the process that takes over
 	lc := socket.ListenConfig(at, o)
 	made, err := lc.Listen(s.ctx, "tcp", at.String())
@@ -312,19 +323,53 @@ func (s *Server) accept(l *listener) {
 			continue
 		}
 		c := l.config.Load()
-		s.mu.Lock()
-		s.open[conn] = struct{}{}
-		s.mu.Unlock()
+		if !s.admit(conn, c) {
+			_ = conn.Close()
+			continue
+		}
 		s.wg.Go(func() {
 			defer func() {
 				_ = conn.Close()
 				s.mu.Lock()
 				delete(s.open, conn)
+				c.usage.active--
 				s.mu.Unlock()
 			}()
 			s.serve(conn.(*net.TCPConn), l, c)
 		})
 	}
+}
+
+// rejectWarning is how often rejected connections are reported at most.
+const rejectWarning = time.Minute
+
+// admit counts a connection. It reports false if there are too many: of all Services as many as open files allow, of
+// one half of them, so that no Service takes the place of the others.
+func (s *Server) admit(conn net.Conn, c *config) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if limit := c.spec.ConnectionLimit; limit > 0 && c.usage.active >= limit {
+		return false
+	}
+	if len(s.open) >= s.most || c.usage.active >= s.most/2 {
+		s.rejected++
+		if now := time.Now(); now.Sub(s.warned) >= rejectWarning {
+			s.warned = now
+			s.log.Warn("rejected a connection, since there are too many: raise the limit of open files (LimitNOFILE=)",
+				"service", c.service, "connections", c.usage.active, "all", len(s.open), "limit", s.most)
+		}
+		return false
+	}
+	s.open[conn] = struct{}{}
+	c.usage.active++
+	return true
+}
+
+// Rejected returns how many connections were closed since there were too many.
+func (s *Server) Rejected() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.rejected
 }
 
 // Close stops listening, waits until ctx ends for connections to finish, and closes the others.
