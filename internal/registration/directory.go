@@ -48,6 +48,9 @@ type Directory struct {
 	files map[string]*file
 	// problems are those that the log has, by what they are about.
 	problems map[string]string
+	// idle reports that there are neither files nor registrations of any, so that only a
+	// file can change that: most nodes have none, and need not ask the API.
+	idle bool
 }
 
 // file is what is known about a file.
@@ -66,7 +69,7 @@ func (d *Directory) Run(ctx context.Context) error {
 	defer tick.Stop()
 	var next time.Time
 	for {
-		if changed := d.scan(); changed || !time.Now().Before(next) {
+		if changed := d.scan(); changed || !d.idle && !time.Now().Before(next) {
 			err := d.compare(ctx)
 			d.report("the API", err)
 			next = time.Now().Add(comparePeriod)
@@ -202,6 +205,7 @@ func (d *Directory) wanted() (map[string]*corev1.Pod, error) {
 func (d *Directory) compare(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
+	d.idle = false
 	list, err := d.Client.CoreV1().Pods("").List(ctx, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector("spec.nodeName", d.Node).String(),
 	})
@@ -210,12 +214,14 @@ func (d *Directory) compare(ctx context.Context) error {
 	}
 	want, err := d.wanted()
 	errs := []error{err}
+	d.idle = len(d.files) == 0
 	for i := range list.Items {
 		have := &list.Items[i]
 		path := have.Annotations[FileAnnotation]
 		if !Is(have) || path == "" || have.DeletionTimestamp != nil {
 			continue
 		}
+		d.idle = false
 		key := have.Namespace + "/" + have.Name
 		if p := want[key]; p != nil && Same(have, p) {
 			delete(want, key)

@@ -11,11 +11,14 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 	"github.com/fairlead/fairlead/internal/registration"
@@ -57,7 +60,8 @@ func TestDirectory(t *testing.T) {
 	write := func(name, text string, mode os.FileMode) {
 		t.Helper()
 		path := filepath.Join(dir, name)
-		if err := errors.Join(os.WriteFile(path, []byte(text), mode), os.Chmod(path, mode)); err != nil {
+		aside := path + ".new" // the umask may take from the mode, and a file that comes later has all of it
+		if err := errors.Join(os.WriteFile(aside, []byte(text), mode), os.Chmod(aside, mode), os.Rename(aside, path)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -138,6 +142,32 @@ func TestDirectory(t *testing.T) {
 	if err != nil || len(list.Items) != 1 || list.Items[0].Name != "hand-n1" {
 		t.Errorf("left are %v, %v; want what the files are not about", names(list), err)
 	}
+}
+
+// A node without files asks the API until nothing of earlier ones is left, and no more.
+func TestDirectoryIdle(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "services.d")
+	earlier := registration.Spec{Name: "a", Namespace: "default", Node: "n1", Ports: []string{"1"}, File: "/elsewhere/a.yaml"}
+	pod, err := earlier.Pod()
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		client := fake.NewClientset(pod)
+		d := &registration.Directory{Path: missing, Node: "n1", Client: client, Log: slog.New(slog.DiscardHandler)}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := d.Run(ctx); err != nil {
+			t.Fatal(err)
+		}
+		var verbs []string
+		for _, a := range client.Actions() {
+			verbs = append(verbs, a.GetVerb())
+		}
+		if got, want := strings.Join(verbs, " "), "list delete list"; got != want {
+			t.Errorf("requests in a minute: %q, want %q", got, want)
+		}
+	})
 }
 
 func names(list *corev1.PodList) (out []string) {

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"os/user"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -49,13 +50,22 @@ type Manager struct {
 }
 
 // Boot starts a Manager with the services in files, NAME.service by what is in [Service].
-// It skips the test where there is no systemd, or no right to control groups.
+// It skips the test where there is no systemd, or not what it needs: the right to control
+// groups, the bus's user, and a kernel that lists children (CONFIG_PROC_CHILDREN).
 func Boot(t testing.TB, services map[string]string) *Manager {
 	t.Helper()
-	for _, tool := range []string{program, "systemctl", "dbus-daemon", "unshare"} {
+	for _, tool := range []string{program, "systemctl", "dbus-daemon", "unshare", "nsenter"} {
 		if _, err := exec.LookPath(tool); err != nil {
-			t.Skipf("%v (Debian: systemd, dbus-daemon)", err)
+			t.Skipf("%v (Debian: systemd, dbus-daemon, util-linux)", err)
 		}
+	}
+	if _, err := user.Lookup("messagebus"); err != nil { // Debian's name
+		if _, other := user.Lookup("dbus"); other != nil {
+			t.Skipf("the bus cannot become its user: %v; %v", err, other)
+		}
+	}
+	if _, err := os.Stat("/proc/thread-self/children"); err != nil {
+		t.Skipf("the kernel does not list children: %v", err)
 	}
 	group := newGroup(t)
 	m := &Manager{t: t}
@@ -148,6 +158,10 @@ func newGroup(t testing.TB) string {
 		}
 		if err != nil {
 			t.Fatal(err)
+		}
+		if out, err := exec.Command("sh", "-c", `echo $$ >"$1/cgroup.procs"`, "sh", dir).CombinedOutput(); err != nil {
+			_ = os.Remove(dir)
+			t.Skipf("no right to enter a control group: %v: %s", err, out)
 		}
 		return dir
 	}
