@@ -386,13 +386,14 @@ func TestBalance(t *testing.T) {
 func TestConnectionLimit(t *testing.T) {
 	r := newRig(t, nil)
 	r.service.Spec.ConnectionLimit = 1
-	other := r.free().Addr()
-	r.service.Addrs = append(r.service.Addrs, other)
-	r.set(r.pod(named("pod")))
+	pod := r.pod(named("pod"))
+	r.set(pod)
 	first := r.dial()
 	if _, err := say(first, "x"); err != nil {
 		t.Fatal(err)
 	}
+	r.service.Addrs = []netip.Addr{r.at.Addr(), r.free().Addr()}
+	r.set(pod)
 	for _, a := range r.service.Addrs { // they count together
 		r.at = netip.AddrPortFrom(a, r.at.Port())
 		if got, err := say(r.dial(), "x"); err == nil {
