@@ -117,7 +117,7 @@ func (r *Recorder) Start() (stop func()) {
 }
 
 func (r *Recorder) run(ctx context.Context, stopping <-chan struct{}) {
-	for {
+	for ctx.Err() == nil { // also here: with both ready, select takes either
 		select {
 		case e := <-r.queue:
 			r.write(ctx, e, stopping)

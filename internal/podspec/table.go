@@ -73,7 +73,8 @@ var table = []row{
 	{"securityContext.sysctls", Refused, "the node sets no sysctls for a Pod", nil},
 
 	{"volumes.name volumes.hostPath volumes.configMap volumes.secret", Done, "", nil},
-	{"volumes.emptyDir.sizeLimit", Done, "in memory the size; a directory of the disk is measured, and the Pod evicted", nil},
+	{"volumes.emptyDir.sizeLimit", Done,
+		"in memory the size; a directory of the disk is measured, and the Pod evicted, also above 4,194,304 files", nil},
 	{"volumes.emptyDir.medium", Refused, "an empty directory is on the node's disk or, with `Memory`, in memory",
 		func(v reflect.Value, _ *corev1.PodSpec) bool { return v.String() != string(corev1.StorageMediumMemory) }},
 	{"volumes.emptyDir.mode", Warned, "everybody in the Pod may write to it", nil},
