@@ -445,7 +445,7 @@ func TestAttacks(t *testing.T) {
 	}
 }
 
-// Root of a Pod that may not be privileged is nobody on the machine, and can be no other user.
+// Root of a Pod that may not be privileged is an unprivileged user of the machine, and can be no other one.
 func TestAttacksAsUser0(t *testing.T) {
 	armed(t)
 	c := newCluster(t, func(o *runner.Options) { o.Hide = []string{filepath.Dir(o.StateDir)} })

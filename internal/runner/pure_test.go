@@ -240,13 +240,13 @@ func TestVariables(t *testing.T) {
 }
 
 func TestVolumeFiles(t *testing.T) {
-	nobody := owner{uid: -1, gid: -1}
+	unowned := owner{uid: -1, gid: -1}
 	dir := filepath.Join(t.TempDir(), "v")
 	for _, files := range []map[string]file{
 		{"a": {data: []byte("1")}, "sub/b": {data: []byte("2"), mode: new(int32(0o400))}},
 		{"a": {data: []byte("3")}},
 	} {
-		if err := writeFiles(dir, files, new(int32(0o640)), nobody); err != nil {
+		if err := writeFiles(dir, files, new(int32(0o640)), unowned); err != nil {
 			t.Fatal(err)
 		}
 		for name, f := range files {
@@ -274,7 +274,7 @@ func TestVolumeFiles(t *testing.T) {
 		}
 		link = to
 	}
-	if err := writeFiles(dir, map[string]file{"../out": {}}, nil, nobody); err == nil {
+	if err := writeFiles(dir, map[string]file{"../out": {}}, nil, unowned); err == nil {
 		t.Error("a file outside of the volume was written")
 	}
 	c := &corev1.Container{VolumeMounts: []corev1.VolumeMount{{Name: "v", MountPath: "/mnt", SubPath: "../x"}}}

@@ -10,7 +10,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// The directory of static Pods is read again after the watcher's error, which says that
+// The directory of static Pods is read again after an error of the watcher, when
 // events are missing, and after a bounded time while events never end.
 func TestStaticDirectorySettles(t *testing.T) {
 	dir := t.TempDir()

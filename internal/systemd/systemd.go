@@ -381,7 +381,7 @@ func (b *Bus) changed(ctx context.Context, conn *dbus.Conn, s *dbus.Signal) erro
 	return nil
 }
 
-// invalidated reports whether a signal says that a property has changed without its value.
+// invalidated reports whether a signal announces a change of a property without its new value.
 func invalidated(s *dbus.Signal, property string) bool {
 	if len(s.Body) < 3 {
 		return false

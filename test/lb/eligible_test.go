@@ -59,7 +59,7 @@ func TestLastNodeFallsSilent(t *testing.T) {
 	b.owner(b.service("later")[0], only)
 }
 
-// taint makes a taint the only one of the node's object, which says that the node is cordoned.
+// taint makes a taint the only one of the node's object, as 'kubectl cordon' leaves it.
 func (n *node) taint(key string, effect corev1.TaintEffect) {
 	n.bed.Helper()
 	patch := fmt.Sprintf(`{"spec":{"unschedulable":true,"taints":[{"key":%q,"effect":%q}]}}`, key, effect)

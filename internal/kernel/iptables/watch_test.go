@@ -23,7 +23,7 @@ func TestChangeBesideRestore(t *testing.T) {
 		defer w.Close()
 		watched := w.Tool(tool)
 		if watched.ownLock == nil {
-			t.Skip("these programs of iptables take no other file for their lock")
+			t.Skip("needs programs of iptables that take their lock file from XTABLES_LOCKFILE, as Debian's 1.8.9 do")
 		}
 		const ours = "*nat\n:MINE - [0:0]\n-A MINE -j RETURN\nCOMMIT\n*filter\n:MINE - [0:0]\n-A MINE -j RETURN\nCOMMIT\n"
 		for i := range 50 {

@@ -106,7 +106,7 @@ func (r *rig) listener() net.Listener {
 
 var addresses atomic.Uint32
 
-// free returns where nobody listens: an address of its own, so that nobody else takes the port meanwhile.
+// free returns an address with a port that is free, and an IP that no other test uses, so that the port stays free.
 func (r *rig) free() netip.AddrPort {
 	r.Helper()
 	n, pid := addresses.Add(1), os.Getpid()

@@ -1,0 +1,105 @@
+package cli
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/fairlead/fairlead/internal/runner"
+)
+
+// defaultManifestDir is where files of static Pods are.
+const defaultManifestDir = "/etc/fairlead/pods.d"
+
+// runner returns what runs Pods, with the endpoint from which the API server gets
+// logs, exec, and the status of this node.
+func (f *agentFlags) runner(log *slog.Logger, client kubernetes.Interface, cfg *rest.Config, status func() any,
+	hold <-chan struct{},
+) (*runner.Runner, error) {
+	ca, err := authority(cfg)
+	if err != nil {
+		return nil, err
+	}
+	clusterDNS, err := f.clusterDNS()
+	if err != nil {
+		return nil, err
+	}
+	uids, err := runner.ParseUIDRange(f.podUIDs)
+	if err != nil {
+		return nil, fmt.Errorf("--pod-uid-range: %w", err)
+	}
+	at := netip.AddrPortFrom(f.nodeIPs[0], f.agentPort)
+	listener, err := listen(at, "--agent-port")
+	if err != nil {
+		return nil, fmt.Errorf("%w; --node-ip names an address of this machine", err)
+	}
+	mirrors := client
+	if f.registrar != nil {
+		if mirrors, err = kubernetes.NewForConfig(f.registrar); err != nil {
+			return nil, errors.Join(err, listener.Close())
+		}
+	}
+	r, err := runner.New(runner.Options{
+		Client: client, NodeName: f.nodeName, StateDir: f.stateDir, Log: log,
+		ClusterCIDRs: f.podCIDRs, ServiceCIDRs: f.serviceCIDRs, ServerAddrs: serverAddrs(cfg, log),
+		ClusterDNS: clusterDNS, ClusterDomain: f.domains[0],
+		Listener: listener, ClientCA: ca, Status: status, StopPods: f.stopPods,
+		Protect: true, UIDs: uids, PodPIDs: f.podPIDs, Hide: []string{filepath.Dir(f.stateDir)}, // pki, and the store
+		StaticDir: f.manifestDir, Mirrors: mirrors, Hold: hold,
+	})
+	if err != nil {
+		listener.Close()
+	}
+	return r, err
+}
+
+// serverAddrs returns the addresses of the server behind cfg.
+func serverAddrs(cfg *rest.Config, log *slog.Logger) []netip.Addr {
+	u, _, err := rest.DefaultServerUrlFor(cfg)
+	if err != nil {
+		return nil // kubernetes.NewForConfig has rejected it
+	}
+	if a, err := netip.ParseAddr(u.Hostname()); err == nil {
+		return []netip.Addr{a.Unmap()}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), resolveTimeout)
+	defer cancel()
+	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", u.Hostname())
+	if err != nil {
+		log.Warn("cannot resolve the server's name: routes to pods are not checked against its address", "server", u.Host, "err", err)
+	}
+	for i := range addrs {
+		addrs[i] = addrs[i].Unmap()
+	}
+	return addrs
+}
+
+// resolveTimeout bounds how long a start waits for the server's addresses.
+const resolveTimeout = 5 * time.Second
+
+// authority returns the certificate authority of the server behind cfg, which has
+// also signed the client certificate that the server uses towards agents.
+func authority(cfg *rest.Config) (*x509.CertPool, error) {
+	text := cfg.CAData
+	if len(text) == 0 && cfg.CAFile != "" {
+		var err error
+		if text, err = os.ReadFile(cfg.CAFile); err != nil {
+			return nil, fmt.Errorf("the server's certificate authority: %w", err)
+		}
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(text) {
+		return nil, errors.New("the kubeconfig names no certificate authority: an agent needs it to authenticate the server")
+	}
+	return pool, nil
+}
