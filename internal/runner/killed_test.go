@@ -82,7 +82,7 @@ func (c *cluster) spawn() func(syscall.Signal) {
 		ended = true
 		_ = cmd.Process.Signal(s)
 		if err := cmd.Wait(); s == syscall.SIGTERM && err != nil || c.t.Failed() {
-			c.t.Errorf("the agent ended with %v: %s", err, log.b.String())
+			c.t.Errorf("the agent ended with %v: %s", err, log.text())
 		}
 	}
 	c.t.Cleanup(func() { end(syscall.SIGKILL) })

@@ -132,6 +132,12 @@ func (l *logWriter) Write(b []byte) (int, error) {
 	return l.b.Write(b)
 }
 
+func (l *logWriter) text() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
 func options(client kubernetes.Interface, state string, logs io.Writer) runner.Options {
 	return runner.Options{
 		Client: client, NodeName: nodeName, StateDir: state,
@@ -163,7 +169,7 @@ func (c *cluster) launch() {
 			c.t.Errorf("Run: %v", err)
 		}
 		if c.t.Failed() || os.Getenv("RUNNER_TEST_LOG") != "" {
-			c.t.Logf("the runner's log:\n%s", logs.b.String())
+			c.t.Logf("the runner's log:\n%s", logs.text())
 		}
 	})
 	c.stop, c.r = once, r

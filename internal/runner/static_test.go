@@ -1,13 +1,16 @@
 package runner_test
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -188,6 +191,60 @@ func TestStaticPods(t *testing.T) {
 	if names := stored(); len(names) > 0 {
 		t.Errorf("started from a directory that all may write to: %v", names)
 	}
+}
+
+// A mirror has the labels of its Pod where the node may create Pods, and none elsewhere:
+// the Pod runs and is shown either way.
+func TestMirrorLabelsNeedARole(t *testing.T) {
+	logs := &logWriter{}
+	s := &static{cluster: &cluster{t: t}, dir: filepath.Join(t.TempDir(), "pods.d")}
+	if err := os.Mkdir(s.dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s.write("web.yaml", fmt.Sprintf(staticManifest, "web"))
+	s.cluster = newCluster(t, func(o *runner.Options) {
+		config := rest.CopyConfig(api.config)
+		config.Impersonate = rest.ImpersonationConfig{
+			UserName: "system:node:" + nodeName, Groups: []string{"system:nodes", "system:authenticated"},
+		}
+		o.StaticDir, o.Mirrors = s.dir, kubernetes.NewForConfigOrDie(config)
+		o.Log = slog.New(slog.NewTextHandler(logs, nil))
+	})
+	m := s.mirror("")
+	if len(m.Labels) != 0 {
+		t.Errorf("without the role the mirror has the labels %v", m.Labels)
+	}
+	// The log has the reason, and the command that helps.
+	if text := logs.text(); strings.Count(text, "shown in the API without its labels") != 1 || !strings.Contains(text, "level=WARN") ||
+		!strings.Contains(text, "pod=web-"+nodeName) || !strings.Contains(text, "--clusterrole system:node-registrar") {
+		t.Errorf("the log: %s", text)
+	}
+
+	rbac, name := s.client.RbacV1().RoleBindings("default"), "nodes-register"
+	if _, err := rbac.Create(t.Context(), &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:node-registrar"},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.GroupKind, APIGroup: rbacv1.GroupName, Name: "system:nodes"}},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := rbac.Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+	pods := s.client.CoreV1().Pods("default")
+	await(t, "a mirror with labels", func() bool { // the authorizer sees the binding a moment later
+		got, err := pods.Get(t.Context(), m.Name, metav1.GetOptions{})
+		if err != nil {
+			return false
+		}
+		if got.Labels["app"] == "web" {
+			return isReady(got)
+		}
+		_ = pods.Delete(t.Context(), m.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &got.UID}})
+		return false
+	})
 }
 
 // Static Pods start without the API server, with addresses of the ranges that the node had
