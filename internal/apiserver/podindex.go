@@ -7,8 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
+	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
@@ -35,14 +34,7 @@ type objectRef struct{ resource, name string }
 const byReference = "reference"
 
 func newPodIndex(client kubernetes.Interface) (*podIndex, error) {
-	informer := cache.NewSharedIndexInformer(&cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			return client.CoreV1().Pods("").List(ctx, o)
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			return client.CoreV1().Pods("").Watch(ctx, o)
-		},
-	}, &corev1.Pod{}, 0, cache.Indexers{byReference: referenceKeys})
+	informer := coreinformers.NewPodInformer(client, metav1.NamespaceAll, 0, cache.Indexers{byReference: referenceKeys})
 	return &podIndex{informer}, informer.SetTransform(toPodRefs)
 }
 

@@ -7,8 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
+	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
@@ -30,14 +29,7 @@ type tlsRefs struct {
 }
 
 func newTLSIndex(client kubernetes.Interface) (*tlsIndex, error) {
-	informer := cache.NewSharedIndexInformer(&cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			return client.CoreV1().Services("").List(ctx, o)
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			return client.CoreV1().Services("").Watch(ctx, o)
-		},
-	}, &corev1.Service{}, 0, cache.Indexers{byReference: tlsKeys})
+	informer := coreinformers.NewServiceInformer(client, metav1.NamespaceAll, 0, cache.Indexers{byReference: tlsKeys})
 	return &tlsIndex{informer}, informer.SetTransform(toTLSRefs)
 }
 

@@ -1,8 +1,6 @@
 package systemd_test
 
 import (
-	"context"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -44,17 +42,7 @@ ExecStop=sh -c \
 		t.Errorf("the second time it is %q, %v; want %q", again, err, first)
 	}
 
-	bus := systemd.NewBus(slog.New(slog.DiscardHandler))
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		bus.Run(ctx)
-	}()
-	defer func() {
-		cancel()
-		<-ended
-	}()
+	bus := newBus(t)
 	var db states
 	defer bus.Watch("db.service", db.report)()
 	// What 'systemctl edit' writes does not take the wait away.

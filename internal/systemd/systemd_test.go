@@ -60,10 +60,9 @@ func (s *states) until(t *testing.T, want string) time.Duration {
 	return time.Since(begin)
 }
 
-// A real systemd: each state of a unit is reported in the moment of its change, and after
-// its bus was restarted; what other users of the bus send is not.
-func TestUnits(t *testing.T) {
-	m := booted.Boot(t, map[string]string{"a.service": "ExecStart=sleep 600", "b.service": "ExecStart=sleep 600"})
+// newBus runs a bus until the end of the test.
+func newBus(t *testing.T) *systemd.Bus {
+	t.Helper()
 	bus := systemd.NewBus(slog.New(slog.NewTextHandler(t.Output(), nil)))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
@@ -71,10 +70,18 @@ func TestUnits(t *testing.T) {
 		defer close(ended)
 		bus.Run(ctx)
 	}()
-	defer func() {
+	t.Cleanup(func() {
 		cancel()
 		<-ended
-	}()
+	})
+	return bus
+}
+
+// A real systemd: each state of a unit is reported in the moment of its change, and after
+// its bus was restarted; what other users of the bus send is not.
+func TestUnits(t *testing.T) {
+	m := booted.Boot(t, map[string]string{"a.service": "ExecStart=sleep 600", "b.service": "ExecStart=sleep 600"})
+	bus := newBus(t)
 	var a, missing states
 	defer bus.Watch("a.service", a.report)()
 	defer bus.Watch("nothing.service", missing.report)()

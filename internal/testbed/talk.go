@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -41,10 +42,10 @@ func (h *Host) ServeAs(name string, p svc.Protocol, at netip.AddrPort) {
 	switch p {
 	case svc.TCP:
 		l := h.ListenTCP(at)
-		serveTCP(t.Cleanup, l, name)
+		greetTCP(t, l, name)
 	case svc.UDP:
 		c := h.ListenUDP(at)
-		serveUDP(t.Cleanup, c, name)
+		serveUDP(t, c, name)
 	case svc.SCTP:
 		if !HasSCTP() {
 			h.serveRawSCTP(name, at.Port())
@@ -54,7 +55,7 @@ func (h *Host) ServeAs(name string, p svc.Protocol, at netip.AddrPort) {
 		var err error
 		h.Do(func() { l, err = listenSCTP(at) })
 		must(t, err, "%s", h.name)
-		serveTCP(t.Cleanup, l, name)
+		greetTCP(t, l, name)
 	default:
 		t.Fatalf("testbed: Serve cannot speak %s", p)
 	}
@@ -86,7 +87,16 @@ func (h *Host) ListenUDP(at netip.AddrPort) *net.UDPConn {
 	return c
 }
 
-func serveTCP(cleanup func(func()), l net.Listener, name string) {
+func greetTCP(t testing.TB, l net.Listener, name string) {
+	Serve(t, l, func(c net.Conn) {
+		_, _ = fmt.Fprintf(c, "%s %s\n", name, unmapped(c.RemoteAddr()))
+		_, _ = io.Copy(c, c)
+	})
+}
+
+// Serve has handle called with each connection of l, many at a time, until the test
+// ends; it closes them and l.
+func Serve(t testing.TB, l net.Listener, handle func(net.Conn)) {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	open := map[net.Conn]bool{}
@@ -100,16 +110,17 @@ func serveTCP(cleanup func(func()), l net.Listener, name string) {
 			open[c] = true
 			mu.Unlock()
 			wg.Go(func() {
-				_, _ = fmt.Fprintf(c, "%s %s\n", name, unmapped(c.RemoteAddr()))
-				_, _ = io.Copy(c, c)
-				mu.Lock()
-				delete(open, c)
-				mu.Unlock()
-				_ = c.Close()
+				defer func() {
+					mu.Lock()
+					delete(open, c)
+					mu.Unlock()
+					_ = c.Close()
+				}()
+				handle(c)
 			})
 		}
 	})
-	cleanup(func() {
+	t.Cleanup(func() {
 		_ = l.Close()
 		mu.Lock()
 		for c := range open {
@@ -120,7 +131,7 @@ func serveTCP(cleanup func(func()), l net.Listener, name string) {
 	})
 }
 
-func serveUDP(cleanup func(func()), c *net.UDPConn, name string) {
+func serveUDP(t testing.TB, c *net.UDPConn, name string) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		buf, oob := make([]byte, 2048), make([]byte, 256)
@@ -136,7 +147,7 @@ func serveUDP(cleanup func(func()), c *net.UDPConn, name string) {
 			_, _, _ = c.WriteMsgUDPAddrPort(line, answerFrom(oob[:n]), from)
 		}
 	})
-	cleanup(func() {
+	t.Cleanup(func() {
 		_ = c.Close()
 		wg.Wait()
 	})

@@ -52,36 +52,26 @@ func (c *cluster) tell(pod *testbed.Host, port uint16) {
 	c.Helper()
 	var l net.Listener
 	pod.Do(func() { l = pod.ListenTCP(netip.AddrPortFrom(pod.Addr4(), port)) })
-	go func() {
+	testbed.Serve(c, l, func(conn net.Conn) {
+		in, proxy := bufio.NewReader(conn), ""
+		if head, err := in.Peek(16); err == nil && strings.HasPrefix(string(head), "\r\n\r\n\x00\r\nQUIT\n") {
+			rest := make([]byte, 16+int(binary.BigEndian.Uint16(head[14:])))
+			if _, err := io.ReadFull(in, rest); err != nil {
+				return
+			}
+			if len(rest) >= 28 {
+				proxy = netip.AddrFrom4([4]byte(rest[16:20])).String()
+			}
+		}
 		for {
-			conn, err := l.Accept()
+			r, err := http.ReadRequest(in)
 			if err != nil {
 				return
 			}
-			go func() {
-				defer conn.Close()
-				_ = conn.SetDeadline(time.Now().Add(testbed.Patience))
-				in, proxy := bufio.NewReader(conn), ""
-				if head, err := in.Peek(16); err == nil && strings.HasPrefix(string(head), "\r\n\r\n\x00\r\nQUIT\n") {
-					rest := make([]byte, 16+int(binary.BigEndian.Uint16(head[14:])))
-					if _, err := io.ReadFull(in, rest); err != nil {
-						return
-					}
-					if len(rest) >= 28 {
-						proxy = netip.AddrFrom4([4]byte(rest[16:20])).String()
-					}
-				}
-				for {
-					r, err := http.ReadRequest(in)
-					if err != nil {
-						return
-					}
-					body := fmt.Sprintf("proxy=%s for=%s proto=%s", proxy, r.Header.Get("X-Forwarded-For"), r.Header.Get("X-Forwarded-Proto"))
-					_, _ = fmt.Fprintf(conn, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
-				}
-			}()
+			body := fmt.Sprintf("proxy=%s for=%s proto=%s", proxy, r.Header.Get("X-Forwarded-For"), r.Header.Get("X-Forwarded-Proto"))
+			_, _ = fmt.Fprintf(conn, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 		}
-	}()
+	})
 }
 
 // The manifests of examples/clouds do what they would in their clouds, for an outside client and for a Pod, whose

@@ -47,25 +47,15 @@ func (b *bed) backend(at *testbed.Host, port uint16) {
 	b.Helper()
 	var l net.Listener
 	at.Do(func() { l = at.ListenTCP(netip.AddrPortFrom(at.Addr4(), port)) })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				_ = c.SetDeadline(time.Now().Add(testbed.Patience))
-				in := bufio.NewReader(c)
-				first, _ := in.ReadString('\n')
-				for line := first; strings.TrimSpace(line) != ""; {
-					line, _ = in.ReadString('\n')
-				}
-				body := strings.TrimSpace(first)
-				_, _ = fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", len(body), body)
-			}()
+	testbed.Serve(b, l, func(c net.Conn) {
+		in := bufio.NewReader(c)
+		first, _ := in.ReadString('\n')
+		for line := first; strings.TrimSpace(line) != ""; {
+			line, _ = in.ReadString('\n')
 		}
-	}()
+		body := strings.TrimSpace(first)
+		_, _ = fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", len(body), body)
+	})
 }
 
 // An outside client speaks TLS to the address; the node that answers for it ends that, and tells the

@@ -27,22 +27,7 @@ const briefPort = 9378
 func serveBriefly(t *testing.T, h *testbed.Host) {
 	t.Helper()
 	l := h.ListenTCP(netip.AddrPortFrom(netip.IPv4Unspecified(), briefPort))
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			_, _ = io.WriteString(c, h.Name())
-			_ = c.Close()
-		}
-	}()
-	t.Cleanup(func() {
-		_ = l.Close()
-		<-ended
-	})
+	testbed.Serve(t, l, func(c net.Conn) { _, _ = io.WriteString(c, h.Name()) })
 }
 
 // brief is a Service with the endpoints named, on the port of serveBriefly.

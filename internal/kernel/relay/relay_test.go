@@ -108,24 +108,7 @@ func serve(t testing.TB, f svc.Family, handle func(*net.TCPConn)) netip.AddrPort
 	if err != nil {
 		t.Fatal(err)
 	}
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			wg.Go(func() {
-				defer c.Close()
-				_ = c.SetDeadline(time.Now().Add(2 * waitLimit))
-				handle(c.(*net.TCPConn))
-			})
-		}
-	})
-	t.Cleanup(func() {
-		_ = l.Close()
-		wg.Wait()
-	})
+	testbed.Serve(t, l, func(c net.Conn) { handle(c.(*net.TCPConn)) })
 	return netip.MustParseAddrPort(l.Addr().String())
 }
 

@@ -25,6 +25,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 type rig struct {
@@ -117,21 +118,7 @@ func (r *rig) free() netip.AddrPort {
 }
 
 func (r *rig) podAt(l net.Listener, serve func(net.Conn)) netip.AddrPort {
-	var wg sync.WaitGroup
-	r.Cleanup(func() { _ = l.Close(); wg.Wait() })
-	wg.Go(func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			wg.Go(func() {
-				defer c.Close()
-				_ = c.SetDeadline(time.Now().Add(2 * patience))
-				serve(c)
-			})
-		}
-	})
+	testbed.Serve(r, l, serve)
 	return l.Addr().(*net.TCPAddr).AddrPort()
 }
 

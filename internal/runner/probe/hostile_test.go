@@ -19,6 +19,8 @@ import (
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 // most is what a probe may allocate, whatever the server does, and longest the text of its
@@ -113,19 +115,7 @@ func listen(t *testing.T, serve func(net.Conn)) int32 {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = l.Close() })
-	go func() { // ends with l
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() { // ends with the probe, which closes its end
-				defer c.Close()
-				serve(c)
-			}()
-		}
-	}()
+	testbed.Serve(t, l, serve)
 	return int32(l.Addr().(*net.TCPAddr).Port)
 }
 
