@@ -46,6 +46,7 @@ var rooms = map[string]int{
 	"dns":                 3,
 	"lb/quorum":           1,
 	"lb/announce":         3,
+	"lb/filter":           2,
 	"agent":               4,
 	"apiserver":           4,
 	"proxy":               4,

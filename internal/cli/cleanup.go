@@ -13,6 +13,8 @@ import (
 	"github.com/fairlead/fairlead/internal/dataplane/kubeproxy"
 	"github.com/fairlead/fairlead/internal/dns/nodelocal"
 	"github.com/fairlead/fairlead/internal/dns/resolvconf"
+	"github.com/fairlead/fairlead/internal/kernel/link"
+	"github.com/fairlead/fairlead/internal/lb/filter"
 	"github.com/fairlead/fairlead/internal/runner"
 )
 
@@ -75,6 +77,9 @@ do that after it has been stopped, and before or while fairlead takes its place.
 			err = runner.Cleanup(ctx, state, runner.RemoveNetwork,
 				func() error { return cleanUpModes(ctx, "") },
 				func() error { return wrap("node-local DNS", nodelocal.Remove()) },
+				func() error {
+					return wrap("addresses of load balancers", errors.Join(link.SetVIPs(nil), filter.Remove()))
+				},
 				func() error { return wrap("cluster's DNS from "+resolvconf.Path, resolvconf.Restore(resolvconf.Path)) })
 			if errors.Is(err, runner.ErrRunning) {
 				return fmt.Errorf("nothing was removed: %w", err)

@@ -2,6 +2,7 @@ package lb
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -17,6 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/events"
 	"github.com/fairlead/fairlead/internal/kernel/link"
+	"github.com/fairlead/fairlead/internal/lb/filter"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -33,8 +35,11 @@ type proxying struct {
 	// served is called when a Service may have become ready, or not.
 	served func()
 	wake   chan struct{}
-	// vips are the addresses that were made local last; it is used by run alone.
-	vips []netip.Addr
+	// What follows is used by run alone.
+
+	vips   []netip.Addr   // that were made local last
+	filter *filter.Filter // what of them can be reached
+	open   string         // why the filter could not be set, as logged last
 
 	mu       sync.Mutex
 	services map[svc.Name]*proxiedService
@@ -59,10 +64,12 @@ type proxiedService struct {
 
 func newProxying(o SpeakerOptions, client kubernetes.Interface) *proxying {
 	server := proxied.New(proxied.Options{Log: o.Log, AccessLogs: o.AccessLogs, Node: o.NodeName})
-	return &proxying{
+	p := &proxying{
 		node: o.NodeName, client: client, log: o.Log, server: server, wake: make(chan struct{}, 1),
 		services: map[svc.Name]*proxiedService{}, claims: map[netip.Addr][]svc.Name{}, secrets: map[svc.Name]*tlsSecret{},
 	}
+	p.filter = filter.New(func() { signal(p.wake) })
+	return p
 }
 
 // setService takes a Service of type LoadBalancer over.
@@ -174,6 +181,9 @@ func (p *proxying) run(ctx context.Context) {
 		if err := link.SetVIPs(nil); err != nil {
 			p.log.Error("cannot remove the local routes of load balancers", "err", err)
 		}
+		if err := errors.Join(p.filter.Set(nil, nil), p.filter.Close()); err != nil {
+			p.log.Error("cannot remove the packet filter of load balancers", "err", err)
+		}
 	}()
 	p.vips = []netip.Addr{{}} // what an earlier process has left is unknown
 	for {
@@ -261,15 +271,7 @@ func (p *proxying) apply() {
 	p.mu.Unlock()
 	slices.SortFunc(vips, netip.Addr.Compare)
 	vips = slices.Compact(vips)
-	var err error
-	if !slices.Equal(vips, p.vips) {
-		if err = link.SetVIPs(vips); err != nil {
-			p.log.Error("cannot make addresses of load balancers local; retrying", "err", err)
-			p.vips = []netip.Addr{{}}
-		} else {
-			p.vips = vips
-		}
-	}
+	err := p.setAddresses(vips, want)
 	failed := p.server.Set(want)
 	p.mu.Lock()
 	changed := false
@@ -287,6 +289,45 @@ func (p *proxying) apply() {
 	if changed {
 		p.served()
 	}
+}
+
+// setAddresses makes vips, and no others, addresses of this node, of which the listeners of services can be reached
+// alone. An address is filtered before it is local, and until it is no more.
+func (p *proxying) setAddresses(vips []netip.Addr, services []*proxied.Service) error {
+	var listeners []filter.Listener
+	for _, v := range services {
+		for _, l := range v.Spec.Listeners {
+			for _, a := range v.Addrs {
+				listeners = append(listeners, filter.Listener{Protocol: svc.TCP, At: netip.AddrPortFrom(a, l.Port)})
+			}
+		}
+	}
+	had := slices.DeleteFunc(slices.Clone(p.vips), func(a netip.Addr) bool { return !a.IsValid() })
+	p.fence(append(had, vips...), listeners)
+	if slices.Equal(vips, p.vips) {
+		return nil
+	}
+	if err := link.SetVIPs(vips); err != nil {
+		p.log.Error("cannot make addresses of load balancers local; retrying", "err", err)
+		p.vips = []netip.Addr{{}}
+		return err
+	}
+	p.vips = vips
+	p.fence(vips, listeners)
+	return nil
+}
+
+// fence sets the filter. Without one, as on a kernel that has no nf_tables, the load balancer works on.
+func (p *proxying) fence(vips []netip.Addr, listeners []filter.Listener) {
+	failure := ""
+	if err := p.filter.Set(vips, listeners); err != nil {
+		failure = err.Error()
+	}
+	if failure != p.open && failure != "" {
+		p.log.Warn("cannot filter what is sent to addresses of load balancers; until a retry succeeds every port of this node "+
+			"can be reached there", "err", failure)
+	}
+	p.open = failure
 }
 
 // build returns what the server is to do for a Service, nil if that is not known yet.

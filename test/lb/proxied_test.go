@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"math/big"
 	"net"
@@ -16,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -23,6 +25,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
@@ -107,6 +110,14 @@ func TestTLSAtALoadBalancer(t *testing.T) {
 		return nil
 	}
 	testbed.Until(b, "the first answer", curl)
+	for _, n := range b.nodes {
+		n.host.Serve(svc.TCP, 22) // on all of its addresses
+	}
+	client.Do(func() {
+		if c, err := net.DialTimeout("tcp", netip.AddrPortFrom(vip, 22).String(), testbed.Patience); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("another port of the address: %v, %v", c, err)
+		}
+	})
 	owner := b.owner(vip, b.nodes...)
 	b.voters(3)
 	owner.Kill()

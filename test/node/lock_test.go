@@ -84,7 +84,8 @@ func oneWriter(t *testing.T, what, rules string, start, beside func(*testing.T, 
 
 	first := start(t, node, kubeconfig)
 	holder := runs("")
-	process.Output(t, node.Command(t.Context(), "sh", "-c", "nft add table "+rules))
+	process.Output(t, node.Command(t.Context(), "sh", "-c", "nft add table "+rules+"; nft add table inet fairlead-lb; "+
+		"ip route add local 192.0.2.99 dev lo proto 251"))
 	second := start(t, node, kubeconfig)
 	second.Says("waiting for another " + what + " to end")
 	if runs(""); !table() {
@@ -113,6 +114,11 @@ func oneWriter(t *testing.T, what, rules string, start, beside func(*testing.T, 
 	}
 	if stderr, code := cleanup(); code != 0 || table() {
 		t.Errorf("cleanup after all have ended: exit code %d, %s, the table is there: %v", code, stderr, table())
+	}
+	// What a speaker has left that was killed.
+	left := process.Output(t, node.Command(t.Context(), "sh", "-c", "nft list tables; ip route show table local"))
+	if strings.Contains(left, "fairlead-lb") || strings.Contains(left, "192.0.2.99") {
+		t.Errorf("cleanup has left:\n%s", left)
 	}
 }
 

@@ -54,6 +54,17 @@ func (p *Program) SourcePort(to Reg) *Program {
 	return p.payload(to, unix.NFT_PAYLOAD_TRANSPORT_HEADER, 0, 2)
 }
 
+// The bits of TCPFlags.
+const (
+	TCPSyn = 0x02
+	TCPAck = 0x10
+)
+
+// TCPFlags loads the flags of a TCP segment (payload).
+func (p *Program) TCPFlags(to Reg) *Program {
+	return p.payload(to, unix.NFT_PAYLOAD_TRANSPORT_HEADER, 13, 1)
+}
+
 func (p *Program) payload(to Reg, base, offset, n uint32) *Program {
 	p.begin("payload")
 	p.enc.Uint32(unix.NFTA_PAYLOAD_DREG, to.number())
