@@ -64,7 +64,10 @@ func alibabaAnnotations(prefix string) []Annotation {
 		seconds(a("health-check-connect-timeout"), 1, 300, FieldHealthTimeout, setTimeout),
 		seconds(a("health-check-timeout"), 1, 300, FieldHealthTimeout, setTimeout),
 		codes(a("health-check-httpcode"), "http_2xx and its like, with commas between"),
-		word(a("sticky-session"), map[string]bool{"on": true, "off": false}, FieldStickyCookie, false, func(*Spec, bool) {}),
+		word(a("sticky-session"), map[string]bool{"on": true, "off": false}, FieldStickyCookie, false, setSticky),
+		{Key: a("sticky-session-type"), Values: "insert, server", Sets: []Field{FieldStickyCookie}, read: readStickyType},
+		cookieName(a("cookie"), false),
+		seconds(a("cookie-timeout"), 1, maxCookieLife, FieldStickyLifetime, setStickyLifetime),
 		{Key: a("persistence-timeout"), Values: "0 to 3600 seconds", Sets: []Field{FieldBalance}, read: func(r *reader, v string) error {
 			n, err := parseNumber(v, 0, 3600, "seconds")
 			if err == nil && n > 0 {
@@ -86,9 +89,6 @@ func alibabaAnnotations(prefix string) []Annotation {
 	out = append(out, noted("the load balancer is the Service's own and goes with it", "name", "delete-protection", "modification-protection",
 		"force-override-listeners")...)
 	out = append(out, noted("spec.ipFamilies says it", "ip-version", "backend-ip-version")...)
-	out = append(out, noted("a cookie of the load balancer is not what makes sessions stick here: use spec.sessionAffinity ClientIP",
-		"sticky-session-type",
-		"cookie-timeout", "cookie")...)
 	out = append(out, noted("each Pod has the same share", "weight", "remove-unscheduled-backend", "server-group-type")...)
 	out = append(out, noted("it is of Alibaba Cloud's network", "preserve-client-ip", "ppv2-pvl-ep-id-enabled", "ppv2-pvl-eps-id-enabled",
 		"ppv2-pvl-vpc-id-enabled", "hostname", "forward-port", "health-check-domain", "health-check-method", "request-timeout", "cacert-id",

@@ -136,7 +136,7 @@ func awsClassic() []Annotation {
 		seconds(awsPrefix+"healthcheck-timeout", 2, 60, FieldHealthTimeout, setTimeout).of("134"),
 		seconds(awsPrefix+"healthcheck-interval", 5, 300, FieldHealthInterval, setInterval).of("133"),
 		{Key: awsPrefix + "target-group-attributes", Values: "key=value pairs with commas between", Sets: []Field{FieldProxyProtocol,
-			FieldBalance},
+			FieldBalance, FieldDrainTimeout, FieldSlowStart, FieldStickyCookie, FieldStickyApp, FieldStickyLifetime},
 			read: readAWSTargetGroup},
 		none(awsPrefix+"eip-allocations", noVPC),
 		addresses(awsPrefix+"private-ipv4-addresses", 4),
@@ -177,8 +177,28 @@ func readAWSTargetGroup(r *reader, v string) error {
 				r.same(FieldProxyProtocol, "none")
 			}
 		case "stickiness.enabled":
-			if value == "true" {
-				r.set(FieldBalance, string(SourceHash), func(s *Spec) { s.Balance = SourceHash })
+			err = r.awsStickiness(value == "true", pairs)
+		case "stickiness.type", "stickiness.lb_cookie.duration_seconds", "stickiness.app_cookie.cookie_name",
+			"stickiness.app_cookie.duration_seconds": // with stickiness.enabled
+			if pairs["stickiness.enabled"] != "true" {
+				r.found(Applied, r.key, value, k+": stickiness is off, as by default")
+			}
+		case "load_balancing.algorithm.type":
+			balance, ok := map[string]Balance{"round_robin": RoundRobin, "least_outstanding_requests": LeastConnections,
+				"weighted_random": RandomOfTwo}[value]
+			if !ok {
+				return fmt.Errorf("%s: %q is not one of round_robin, least_outstanding_requests, weighted_random", k, shorten(value))
+			}
+			r.set(FieldBalance, string(balance), func(s *Spec) { s.Balance = balance })
+		case "slow_start.duration_seconds":
+			n, err := parseNumber(value, 0, 900, "seconds")
+			if err != nil {
+				return fmt.Errorf("%s: %w", k, err)
+			}
+			if n > 0 {
+				r.set(FieldSlowStart, value+" seconds", func(s *Spec) { s.SlowStart = Duration(n) * 1e9 })
+			} else {
+				r.same(FieldSlowStart, "none")
 			}
 		case "deregistration_delay.timeout_seconds":
 			n, err := parseNumber(value, 0, 3600, "seconds")
@@ -189,6 +209,9 @@ func readAWSTargetGroup(r *reader, v string) error {
 		default:
 			r.found(Meaningless, r.key, value,
 				"accepted; "+shorten(k)+" has no meaning here because connections are handled by the nodes themselves")
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return nil

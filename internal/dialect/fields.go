@@ -44,6 +44,11 @@ const (
 	FieldLogPrefix       Field = "access log prefix"
 	FieldHeaders         Field = "forwarded headers"
 	FieldStickyCookie    Field = "sticky cookie"
+	FieldStickyApp       Field = "application's cookie"
+	FieldStickyLifetime  Field = "sticky cookie lifetime"
+	FieldSlowStart       Field = "slow start"
+	FieldWeightLabel     Field = "weight label"
+	FieldAllUnhealthy    Field = "when all are unhealthy"
 	FieldClientPort      Field = "client port header"
 )
 
@@ -55,7 +60,6 @@ var notYet = map[Field]string{
 	FieldBackendNodes: "Pods of all nodes get connections",
 	FieldLogBucket:    "nothing is uploaded: files are in a directory of each node, see docs/loadbalancer.md",
 	FieldLogPrefix:    "nothing is uploaded: files are in a directory of each node, see docs/loadbalancer.md",
-	FieldStickyCookie: "sessions do not stick; spec.sessionAffinity ClientIP makes them stick to the client's address",
 }
 
 // always are the fields that have their effect in either way; the others are of the

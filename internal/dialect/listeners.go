@@ -123,6 +123,7 @@ func (r *reader) finish() {
 		s.Listeners = append(s.Listeners, r.listener(p))
 	}
 	r.checkPorts()
+	r.finishSticky()
 	r.chooseWay()
 	r.judge()
 }
@@ -293,9 +294,14 @@ func (r *reader) chooseWay() {
 	}
 	wants(FieldProxyProtocol, s.ProxyProtocol != 0)
 	for _, f := range []Field{FieldTrustedFronts, FieldIdleTimeout, FieldDraining, FieldDrainTimeout, FieldBalance, FieldLogEnabled,
-		FieldBandwidth, FieldConnections} {
+		FieldBandwidth, FieldConnections, FieldSlowStart, FieldWeightLabel} {
 		if _, has := r.Origins[f]; has {
 			wants(f, true)
+		}
+	}
+	for _, f := range []Field{FieldStickyCookie, FieldStickyApp} {
+		if _, has := r.Origins[f]; has {
+			wants(f, s.Sticky.Cookie)
 		}
 	}
 	// What was meant to change the bytes themselves must not be carried without that because it is
@@ -345,7 +351,7 @@ func direct(f Field) string {
 	case FieldTLSPorts, FieldTLSPolicy, FieldALPN:
 		return "there is no certificate"
 	case FieldHealthEnabled, FieldHealthProtocol, FieldHealthPort, FieldHealthPath, FieldHealthHealthy, FieldHealthUnhealthy,
-		FieldHealthInterval, FieldHealthTimeout, FieldHealthCodes:
+		FieldHealthInterval, FieldHealthTimeout, FieldHealthCodes, FieldAllUnhealthy:
 		return "a Pod's own readiness decides"
 	case FieldCrossZone:
 		return "spec.trafficDistribution prefers near Pods"

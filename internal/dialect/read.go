@@ -97,7 +97,8 @@ type reader struct {
 	raw       rawListeners
 	suggested int // names for unknown annotations
 	// isNLB is true if the defaults of a Network Load Balancer count.
-	isNLB bool
+	isNLB  bool
+	sticky rawSticky
 }
 
 // Read returns what a Service asks of its load balancer. It always returns a Spec that

@@ -33,6 +33,13 @@ type Spec struct {
 	Draining bool `json:"draining"`
 	// Balance chooses a Pod for a connection.
 	Balance Balance `json:"balance"`
+	// SlowStart is the time in which the share of a Pod that comes, or comes back, grows to
+	// a whole one; 0 for at once.
+	SlowStart Duration `json:"slowStart,omitempty"`
+	// WeightLabel is the label of Nodes whose value is the weight of their Pods, empty if
+	// all weigh the same.
+	WeightLabel string `json:"weightLabel,omitempty"`
+	Sticky      Sticky `json:"sticky,omitzero"`
 	// CrossZone lets Pods of other zones than the node's have connections.
 	CrossZone bool   `json:"crossZone"`
 	Health    Health `json:"health"`
@@ -116,6 +123,19 @@ type Health struct {
 	Timeout   Duration `json:"timeout"`
 	// Codes are the statuses of HTTP that mean success, as "200-399,401".
 	Codes string `json:"codes,omitempty"`
+	// FailClosed is true if no Pod has connections while all are bad; else all have.
+	FailClosed bool `json:"failClosed,omitempty"`
+}
+
+// Sticky is how requests of a client stay at the Pod that had the first one.
+type Sticky struct {
+	// Cookie is true if the load balancer sets a cookie that names the Pod.
+	Cookie bool `json:"cookie,omitempty"`
+	// Application is the name of a cookie of the Pods': then sessions stick from when
+	// a Pod sets it, as long as the client has it.
+	Application string `json:"application,omitempty"`
+	// Lifetime of the cookie, 0 for that of the client's session.
+	Lifetime Duration `json:"lifetime,omitempty"`
 }
 
 // AccessLog is where a line for each connection or request goes.

@@ -222,6 +222,8 @@ func tags(key string) Annotation {
 // Setters that several dialects share.
 
 func setIdle(s *Spec, d Duration)       { s.IdleTimeout = d }
+func setSlowStart(s *Spec, d Duration)  { s.SlowStart = d }
+func setSticky(s *Spec, on bool)        { s.Sticky.Cookie = on }
 func setDraining(s *Spec, on bool)      { s.Draining = on }
 func setDrain(s *Spec, d Duration)      { s.DrainTimeout = d }
 func setHealthy(s *Spec, n int)         { s.Health.Healthy = n }

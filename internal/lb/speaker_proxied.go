@@ -3,7 +3,6 @@ package lb
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -46,6 +45,7 @@ type proxying struct {
 	claims   map[netip.Addr][]svc.Name
 	secrets  map[svc.Name]*tlsSecret
 	zone     string // of this node, empty if it is unknown
+	nodes    nodes
 }
 
 // proxiedService is a Service of the proxied way.
@@ -198,6 +198,7 @@ func (p *proxying) run(ctx context.Context) {
 		}
 		p.followSlices(ctx, &running)
 		p.followSecrets(ctx, &running)
+		p.followNodes(ctx, &running)
 		p.apply()
 	}
 }
@@ -328,72 +329,4 @@ func (p *proxying) fence(vips []netip.Addr, listeners []filter.Listener) {
 			"can be reached there", "err", failure)
 	}
 	p.open = failure
-}
-
-// build returns what the server is to do for a Service, nil if that is not known yet.
-func (p *proxying) build(n svc.Name, v *proxiedService) *proxied.Service {
-	if v.spec == nil || !v.listed {
-		return nil
-	}
-	s := &proxied.Service{Name: n, Spec: *v.spec, Backends: map[uint16][]netip.AddrPort{}}
-	for _, name := range v.spec.Certificates {
-		t := p.secrets[svc.Name{Namespace: n.Namespace, Name: name}]
-		if t == nil || t.cert == nil {
-			if t != nil && t.problem != "" {
-				p.fail(v, fmt.Sprintf("cannot use the TLS Secret %s: %s", name, t.problem))
-			}
-			return nil
-		}
-		s.Certificates = append(s.Certificates, *t.cert)
-	}
-	for _, in := range v.object.Status.LoadBalancer.Ingress {
-		if a, ok := ingressAddr(&in); ok && slices.Contains(p.claims[a], n) {
-			s.Addrs = append(s.Addrs, a)
-		}
-	}
-	family := familiesOf(v.object)[0]
-	for i := range v.object.Spec.Ports {
-		port := &v.object.Spec.Ports[i]
-		s.Backends[uint16(port.Port)] = p.backends(v, port.Name, family)
-	}
-	return s
-}
-
-// backends returns the endpoints of a port that get connections at this node.
-func (p *proxying) backends(v *proxiedService, port string, family svc.Family) []netip.AddrPort {
-	is := func(want string) func(*string) bool { return func(s *string) bool { return s != nil && *s == want } }
-	if v.object.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal {
-		if out := v.endpoints(port, family, func(e *discoveryv1.Endpoint) bool { return is(p.node)(e.NodeName) }); len(out) > 0 {
-			return out
-		}
-		// No other machine's connections come here: those of this node and its Pods may go anywhere, as
-		// those to a cluster IP.
-	}
-	if !v.spec.CrossZone && p.zone != "" {
-		if out := v.endpoints(port, family, func(e *discoveryv1.Endpoint) bool { return is(p.zone)(e.Zone) }); len(out) > 0 {
-			return out
-		}
-	}
-	return v.endpoints(port, family, func(*discoveryv1.Endpoint) bool { return true })
-}
-
-// endpoints returns the ready endpoints of a port that are of a family, and for which ok returns true.
-func (v *proxiedService) endpoints(port string, family svc.Family, ok func(*discoveryv1.Endpoint) bool) (out []netip.AddrPort) {
-	for _, slice := range v.slices {
-		for _, p := range slice.Ports {
-			if p.Name == nil || *p.Name != port || p.Port == nil {
-				continue
-			}
-			for i := range slice.Endpoints {
-				e := &slice.Endpoints[i]
-				if e.Conditions.Ready != nil && !*e.Conditions.Ready || !ok(e) || len(e.Addresses) == 0 {
-					continue
-				}
-				if a, err := netip.ParseAddr(e.Addresses[0]); err == nil && svc.FamilyOf(a) == family {
-					out = append(out, netip.AddrPortFrom(a, uint16(*p.Port)))
-				}
-			}
-		}
-	}
-	return out
 }

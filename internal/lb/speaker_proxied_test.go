@@ -2,6 +2,7 @@ package lb
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -71,5 +72,47 @@ func TestBackendsOfANode(t *testing.T) {
 		if len(s.Addrs) != 1 || s.Addrs[0].String() != "192.0.2.1" {
 			t.Errorf("addresses %v", s.Addrs)
 		}
+	}
+}
+
+// The weights of endpoints are those of their EndpointSlices, times those of their Nodes by the label that the Service names.
+func TestWeightsOfEndpoints(t *testing.T) {
+	p := newProxying(SpeakerOptions{NodeName: "n1"}, nil)
+	name := svc.Name{Namespace: "default", Name: "web"}
+	slice := func(addr, node, weight string) *discoveryv1.EndpointSlice {
+		return &discoveryv1.EndpointSlice{
+			ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{WeightAnnotation: weight}},
+			Endpoints:  []discoveryv1.Endpoint{{Addresses: []string{addr}, NodeName: &node}},
+			Ports:      []discoveryv1.EndpointPort{{Name: new("http"), Port: new(int32(8080))}},
+		}
+	}
+	o := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", UID: "u-1", Annotations: map[string]string{
+		"fairlead.dev/lb-weight-label": "size"}}}
+	o.Spec.Type, o.Spec.Ports = corev1.ServiceTypeLoadBalancer, []corev1.ServicePort{{Name: "http", Port: 80}}
+	o.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol}
+	proxy := corev1.LoadBalancerIPModeProxy
+	o.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1", IPMode: &proxy}}
+	p.setService(o)
+	v := p.services[name]
+	v.listed = true
+	for i, weight := range []string{"", "3", "0", "many"} {
+		addr := fmt.Sprintf("10.0.0.%d", i+1)
+		v.slices[addr] = slice(addr, fmt.Sprintf("n%d", i+1), weight)
+	}
+	if s := p.build(name, v); s != nil {
+		t.Error("a Service whose weights depend on Nodes is served before these are known")
+	}
+	p.nodes.listed, p.nodes.known = true, map[string]*node{
+		"n1": {labels: map[string]string{"size": "2"}}, "n2": {labels: map[string]string{"size": "2"}},
+		"n4": {labels: map[string]string{"size": "257"}},
+	}
+	s := p.build(name, v)
+	got := map[string]int{}
+	for a, w := range s.Weights {
+		got[a.Addr().String()] = w
+	}
+	want := map[string]int{"10.0.0.1": 2, "10.0.0.2": 6, "10.0.0.3": 0}
+	if !maps.Equal(got, want) || s.Key != "u-1" || len(s.Backends[80]) != 4 {
+		t.Errorf("%v, want %v, key %q", got, want, s.Key)
 	}
 }

@@ -34,7 +34,7 @@ func (p *pool) check(m *member) {
 	}
 	ctx, cancel := context.WithCancel(p.ctx)
 	m.stop, m.bad = cancel, false
-	if c := p.checks; c.Enabled {
+	if c := p.o.checks; c.Enabled {
 		p.wg.Go(func() { p.watch(ctx, m, c) })
 	}
 }
@@ -68,6 +68,11 @@ func (p *pool) watch(ctx context.Context, m *member, c checks) {
 			m.bad = false
 		}
 		now := m.bad
+		if now != was {
+			if p.ready = nil; !now {
+				m.since = time.Now()
+			}
+		}
 		p.mu.Unlock()
 		if now != was {
 			p.log.Info("the health checks of an endpoint have another result", "endpoint", m.addr, "healthy", !now, "err", err)

@@ -460,7 +460,7 @@ func (chooser) RoundTrip(r *http.Request) (*http.Response, error) {
 	var tried []*member
 	var last error
 	for range maxDials {
-		m, err := x.config.pool.pick(x.conn.client.Addr(), tried)
+		m, err := x.config.choose(x.conn.client.Addr(), r.Header["Cookie"], tried)
 		if err != nil {
 			return nil, cmp.Or(last, err)
 		}
@@ -480,6 +480,9 @@ func (chooser) RoundTrip(r *http.Request) (*http.Response, error) {
 		if err == nil {
 			x.podStatus, x.answered = answer.StatusCode, time.Now()
 			answer.Request = r
+			if c := x.config.keep(m, r.Header["Cookie"], answer.Header["Set-Cookie"], x.conn.secure); c != "" {
+				answer.Header.Add("Set-Cookie", c)
+			}
 			return answer, nil
 		}
 		if !errors.As(err, &undialed) || r.Context().Err() != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"sync"
@@ -20,10 +19,26 @@ type pool struct {
 	log *slog.Logger
 
 	mu      sync.Mutex
-	balance dialect.Balance
-	checks  checks
+	o       poolOptions
 	members []*member // in the order of their addresses
-	next    int       // for RoundRobin
+	tags    map[string]*member
+	// ready are the members among which pick chooses first, nil if that has to be found out. even is true if each
+	// has the same share, which is not so before warm.
+	ready []*member
+	even  bool
+	warm  time.Time
+	next  int // for RoundRobin
+}
+
+// poolOptions are the settings of a pool.
+type poolOptions struct {
+	balance   dialect.Balance
+	slowStart time.Duration
+	checks    checks
+	// weights are the shares of Pods that have another one than 1.
+	weights map[netip.AddrPort]int
+	// key, if there is one, makes cookies that name Pods.
+	key string
 }
 
 // member is a Pod.
@@ -33,34 +48,45 @@ type member struct {
 
 	// What follows is guarded by the pool's mu.
 
-	bad   bool
-	conns map[*link]struct{}
-	gone  bool // no longer a member: its connections are drained
+	bad    bool
+	conns  map[*link]struct{}
+	gone   bool // no longer a member: its connections are drained
+	weight float64
+	since  time.Time // when it came or came back, zero if it was there from the beginning
+	credit float64   // how far it lags behind its share, for RoundRobin
+	tag    string    // by which cookies name it
 }
 
 // link is a connection of a client to a Pod, or a request. close ends it.
 type link struct{ close func() }
 
-// set makes the pool have backends and settings. What goes is drained for that long, for ever with a
+// set makes the pool have backends and options. What goes is drained for that long, for ever with a
 // negative time.
-func (p *pool) set(balance dialect.Balance, c checks, backends []netip.AddrPort, drain time.Duration) {
+func (p *pool) set(o poolOptions, backends []netip.AddrPort, drain time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.balance = balance
-	restart := p.checks != c
-	p.checks = c
+	restart := p.o.checks != o.checks
+	p.o, p.ready = o, nil
 	wanted := slices.Clone(backends)
 	slices.SortFunc(wanted, netip.AddrPort.Compare)
 	wanted = slices.Compact(wanted)
-	have := map[netip.AddrPort]*member{}
+	have := make(map[netip.AddrPort]*member, len(p.members))
 	for _, m := range p.members {
 		have[m.addr] = m
 	}
-	p.members = nil
+	came := time.Time{}
+	if len(have) > 0 { // a whole Service that begins has nobody to spare its Pods
+		came = time.Now()
+	}
+	p.members = make([]*member, 0, len(wanted))
 	for _, a := range wanted {
 		m := have[a]
 		if m == nil {
-			m = &member{addr: a, conns: map[*link]struct{}{}}
+			m = &member{addr: a, conns: map[*link]struct{}{}, since: came}
+		}
+		m.weight = 1
+		if w, has := o.weights[a]; has {
+			m.weight = float64(w)
 		}
 		delete(have, a)
 		p.members = append(p.members, m)
@@ -68,6 +94,7 @@ func (p *pool) set(balance dialect.Balance, c checks, backends []netip.AddrPort,
 			p.check(m)
 		}
 	}
+	p.tag()
 	for _, m := range have {
 		p.leave(m, drain)
 	}
@@ -101,56 +128,6 @@ func (p *pool) leave(m *member, drain time.Duration) {
 // errNoBackends means that no Pod is there.
 var errNoBackends = errors.New("no ready endpoint")
 
-// pick returns a member for a client that is none of tried, and counts it as used: see
-// release. When all are bad, all count as good (fail open, as a Network Load Balancer does).
-func (p *pool) pick(client netip.Addr, tried []*member) (*member, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	usable := make([]*member, 0, len(p.members))
-	for _, wantGood := range []bool{true, false} {
-		for _, m := range p.members {
-			if !slices.Contains(tried, m) && (!wantGood || !m.bad) {
-				usable = append(usable, m)
-			}
-		}
-		if len(usable) > 0 {
-			return p.choose(client, usable), nil
-		}
-	}
-	return nil, errNoBackends
-}
-
-// choose returns one of usable, which is not empty.
-func (p *pool) choose(client netip.Addr, usable []*member) *member {
-	fewest := func(a, b *member) *member {
-		if len(b.conns) < len(a.conns) {
-			return b
-		}
-		return a
-	}
-	best := usable[0]
-	switch p.balance {
-	case dialect.LeastConnections:
-		p.next++ // of equals, not always the first
-		for i := range usable {
-			best = fewest(best, usable[(p.next+i)%len(usable)])
-		}
-	case dialect.RandomOfTwo:
-		best = fewest(usable[rand.IntN(len(usable))], usable[rand.IntN(len(usable))])
-	case dialect.SourceHash: // rendezvous hashing: few clients move when a Pod comes or goes
-		most := uint64(0)
-		for _, m := range usable {
-			if h := hashOf(client, m.addr); h >= most {
-				best, most = m, h
-			}
-		}
-	default:
-		p.next++
-		best = usable[p.next%len(usable)]
-	}
-	return best
-}
-
 // hashOf is the same on every node, so that a client keeps its Pod when the address moves.
 func hashOf(client netip.Addr, pod netip.AddrPort) uint64 {
 	const prime = 1099511628211 // FNV-1a, 64 bits
@@ -182,4 +159,4 @@ func (p *pool) remove(m *member, l *link) {
 }
 
 // close ends health checks and drains what is there.
-func (p *pool) close(drain time.Duration) { p.set(p.balance, p.checks, nil, drain) }
+func (p *pool) close(drain time.Duration) { p.set(p.o, nil, drain) }

@@ -30,6 +30,10 @@ type Service struct {
 	Certificates []tls.Certificate
 	// Backends are the ready Pods of each port, by its number.
 	Backends map[uint16][]netip.AddrPort
+	// Weights are the shares of Pods that have another one than 1.
+	Weights map[netip.AddrPort]int
+	// Key is the Service's UID, of which cookies are made.
+	Key string
 }
 
 // Server accepts connections at the addresses of Services. It is safe for concurrent use.
@@ -195,7 +199,13 @@ func (s *Server) pool(key poolKey, v *Service) *pool {
 		}
 	}
 	s.drains[key] = drain
-	p.set(v.Spec.Balance, checks{v.Spec.Health, v.Spec.ProxyProtocol}, v.Backends[key.port], drain)
+	o := poolOptions{
+		balance: v.Spec.Balance, slowStart: v.Spec.SlowStart.Std(), checks: checks{v.Spec.Health, v.Spec.ProxyProtocol}, weights: v.Weights,
+	}
+	if v.Spec.Sticky.Cookie {
+		o.key = v.Key
+	}
+	p.set(o, v.Backends[key.port], drain)
 	return p
 }
 
@@ -218,6 +228,7 @@ type config struct {
 	// protocol is that of clients, and backend that of Pods.
 	protocol, backend dialect.Protocol
 
+	cookie    string      // the name of the one by which requests stick, empty for none
 	tls       *tls.Config // nil without TLS
 	transport *transport  // of HTTP
 	pool      *pool
@@ -247,6 +258,9 @@ func newConfig(v *Service, l dialect.Listener, old *config) (*config, error) {
 	}
 	if multiplexed := l.Backend == dialect.H2C || l.Backend == dialect.GRPC; multiplexed && v.Spec.ProxyProtocol != 0 {
 		return nil, fmt.Errorf("port %d: Pods cannot have the PROXY protocol by %s: its connections are of many clients", l.Port, l.Backend)
+	}
+	if v.Spec.Sticky.Cookie && l.Protocol.IsHTTP() {
+		c.cookie = cookieName(v.Key)
 	}
 	if !l.Protocol.IsTLS() {
 		return c, nil

@@ -337,7 +337,7 @@ func TestBalance(t *testing.T) {
 	}
 	make := func(b dialect.Balance, n int) *pool {
 		p := &pool{ctx: t.Context(), wg: &sync.WaitGroup{}}
-		p.set(b, checks{}, pods(n), 0)
+		p.set(poolOptions{balance: b}, pods(n), 0)
 		return p
 	}
 	client := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}) }

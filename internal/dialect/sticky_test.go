@@ -1,0 +1,66 @@
+package dialect
+
+import (
+	"reflect"
+	"testing"
+	"time"
+)
+
+const ali = beta + "alibaba-cloud-loadbalancer-"
+
+// Every dialect that knows cookies says which, and where they can be.
+func TestStickyCookies(t *testing.T) {
+	const target = awsPrefix + "target-group-attributes"
+	minute := Duration(time.Minute)
+	for _, c := range []struct {
+		pairs []string
+		want  Sticky
+		way   Way
+	}{
+		{[]string{lbPrefix + "protocol", "http", lbPrefix + "sticky-cookie", "true"}, Sticky{Cookie: true}, Proxied},
+		{[]string{lbPrefix + "protocol", "http", lbPrefix + "sticky-app-cookie", "SESSION"}, Sticky{true, "SESSION", 0}, Proxied},
+		{[]string{lbPrefix + "sticky-cookie", "true"}, Sticky{}, Direct},
+		{[]string{ali + "protocol-port", "http:80", ali + "sticky-session", "on", ali + "sticky-session-type", "insert",
+			ali + "cookie-timeout", "60"},
+			Sticky{true, "", minute}, Proxied},
+		{[]string{ali + "protocol-port", "http:80", ali + "sticky-session", "on", ali + "sticky-session-type", "server", ali + "cookie", "SID"},
+			Sticky{true, "SID", 0}, Proxied},
+		{[]string{ali + "protocol-port", "http:80", ali + "sticky-session", "off", ali + "cookie", "SID"}, Sticky{}, Proxied},
+		{[]string{awsPrefix + "backend-protocol", "http", target,
+			"stickiness.enabled=true,stickiness.type=lb_cookie,stickiness.lb_cookie.duration_seconds=60"}, Sticky{true, "", minute}, Proxied},
+		{[]string{awsPrefix + "backend-protocol", "http", target,
+			"stickiness.enabled=true,stickiness.type=app_cookie,stickiness.app_cookie.cookie_name=SID"},
+			Sticky{true, "SID", Duration(24 * time.Hour)}, Proxied},
+		{[]string{awsPrefix + "backend-protocol", "http", target, "stickiness.enabled=false,stickiness.type=lb_cookie"}, Sticky{}, Proxied},
+	} {
+		r := Read(web(c.pairs...))
+		if r.Spec.Sticky != c.want || r.Way != c.way || r.Invalid() {
+			t.Errorf("%q: %+v, %s, want %+v: %+v", c.pairs, r.Spec.Sticky, r.Way, c.want, r.Findings)
+		}
+	}
+	for _, pairs := range [][]string{
+		{lbPrefix + "sticky-app-cookie", "a b"}, {ali + "sticky-session-type", "both"},
+		{ali + "protocol-port", "http:80", ali + "sticky-session", "on", ali + "sticky-session-type", "server"},
+		{target, "stickiness.enabled=true,stickiness.type=lb_cookie,stickiness.lb_cookie.duration_seconds=604801"},
+		{target, "stickiness.enabled=true,stickiness.type=app_cookie"}, {target, "stickiness.enabled=true,stickiness.type=x"},
+		{target, "slow_start.duration_seconds=901"}, {target, "load_balancing.algorithm.type=best"},
+	} {
+		if r := Read(web(pairs...)); !r.Invalid() {
+			t.Errorf("%q: %+v", pairs, r.Findings)
+		}
+	}
+}
+
+// What else a target group of AWS may have.
+func TestAWSTargetGroup(t *testing.T) {
+	r := Read(web(awsPrefix+"target-group-attributes",
+		"slow_start.duration_seconds=30,load_balancing.algorithm.type=least_outstanding_requests,deregistration_delay.timeout_seconds=9"))
+	s := r.Spec
+	got := []any{s.SlowStart.Std(), s.Balance, s.DrainTimeout.Std(), r.Way}
+	if want := []any{30 * time.Second, LeastConnections, 9 * time.Second, Proxied}; !reflect.DeepEqual(got, want) || r.Invalid() {
+		t.Errorf("%v, want %v: %+v", got, want, r.Findings)
+	}
+	if s := Read(web(awsPrefix+"target-group-attributes", "stickiness.enabled=true,stickiness.type=source_ip")).Spec; s.Balance != SourceHash {
+		t.Errorf("%+v", s)
+	}
+}
