@@ -142,7 +142,11 @@ func (p *process) peak() (float64, error) {
 }
 
 func (p *process) kilobytes(file, key string) (float64, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", p.cmd.Process.Pid, file))
+	return kilobytesOf(p.cmd.Process.Pid, file, key)
+}
+
+func kilobytesOf(pid int, file, key string) (float64, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, file))
 	if err != nil {
 		return 0, err
 	}

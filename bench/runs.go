@@ -40,6 +40,8 @@ func runs() []run {
 			[]string{"kube-apiserver", "etcd", "kube-proxy"}},
 		{"lbcreate", "from the creation of a load balancer to its first answer", (*bench).runLBCreate, nil},
 		{"lb10k", "10,000 addresses of one pool", (*bench).runLB10k, nil},
+		{"lbhttp", "TCP and HTTP/1.1 through a load balancer of the proxied way, against HAProxy and nginx", (*bench).runLBHTTP, nil},
+		{"lbtls", "the same with TLS", (*bench).runLBTLS, nil},
 		{"userspace", "connections carried by the proxy itself, against HAProxy, nginx and io.Copy", (*bench).runUserspace, nil},
 	}
 }

@@ -104,12 +104,6 @@ func (b *bench) carriers(a *api, endpoint netip.AddrPort) []carrier {
 		path := filepath.Join(dir, name)
 		return path, os.WriteFile(path, []byte(text), 0o600)
 	}
-	// The programs find their libraries beside them.
-	start := func(h *host, dir, name, program string, args ...string) (*process, error) {
-		libraries, _ := filepath.Glob(filepath.Join(debian, "usr/lib/*-linux-gnu*"))
-		env := "LD_LIBRARY_PATH=" + filepath.Join(append(libraries, "")[0])
-		return spawn(h, dir, name, "/usr/bin/env", append([]string{env, program}, args...)...)
-	}
 	if program := b.peer("debian/usr/sbin/haproxy"); program != "" {
 		// By itself it copies, and where splice-auto leaves the choice to it, too.
 		const splice = "    option splice-request\n    option splice-response\n"
@@ -119,7 +113,7 @@ func (b *bench) carriers(a *api, endpoint netip.AddrPort) []carrier {
 				if err != nil {
 					return nil, err
 				}
-				return start(h, dir, "haproxy", program, "-db", "-f", config)
+				return spawnDebian(h, debian, dir, "haproxy", program, "-db", "-f", config)
 			}, true})
 		}
 	}
@@ -130,7 +124,7 @@ func (b *bench) carriers(a *api, endpoint netip.AddrPort) []carrier {
 			if err != nil {
 				return nil, err
 			}
-			return start(h, dir, "nginx", program, "-p", dir, "-e", "stderr", "-c", config)
+			return spawnDebian(h, debian, dir, "nginx", program, "-p", dir, "-e", "stderr", "-c", config)
 		}, true})
 	}
 	return append(out, carrier{"io.Copy", func(h *host, dir string) (*process, error) {

@@ -87,6 +87,17 @@ type load struct {
 }
 
 func (l load) dial(kind byte) (fd int, err error) {
+	if fd, err = l.connect(); err != nil {
+		return -1, err
+	}
+	if err := writeAll(fd, []byte{kind}); err != nil {
+		_ = unix.Close(fd)
+		return -1, fmt.Errorf("%s: %w", l.to, err)
+	}
+	return fd, nil
+}
+
+func (l load) connect() (fd int, err error) {
 	fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, err
@@ -99,9 +110,6 @@ func (l load) dial(kind byte) (fd int, err error) {
 		retryEINTR(func() error {
 			return unix.Connect(fd, &unix.SockaddrInet4{Port: int(l.to.Port()), Addr: l.to.Addr().As4()})
 		}))
-	if err == nil {
-		err = writeAll(fd, []byte{kind})
-	}
 	if err != nil {
 		_ = unix.Close(fd)
 		return -1, fmt.Errorf("%s: %w", l.to, err)
@@ -154,22 +162,29 @@ func (l load) stream(ctx context.Context, n int, d time.Duration) (float64, erro
 		}
 		defer unix.Close(fd)
 		for time.Since(start) < d && ctx.Err() == nil {
-			// MSG_TRUNC on TCP throws the bytes away without a copy, tcp(7):
-			// the load costs little.
-			n, _, e := unix.Syscall6(unix.SYS_RECVFROM, uintptr(fd), 0, chunkSize, unix.MSG_TRUNC, 0, 0)
-			switch {
-			case e == unix.EINTR:
-			case e != 0:
-				return e
-			case n == 0:
-				return io.ErrUnexpectedEOF
-			default:
-				total.Add(int64(n))
+			n, err := discard(fd)
+			if total.Add(int64(n)); err != nil {
+				return err
 			}
 		}
 		return nil
 	})
 	return 8 * float64(total.Load()) / time.Since(start).Seconds(), errors.Join(err, ctx.Err())
+}
+
+// discard receives what is there. MSG_TRUNC on TCP throws the bytes away without a copy, tcp(7): the load costs
+// little.
+func discard(fd int) (int, error) {
+	n, _, e := unix.Syscall6(unix.SYS_RECVFROM, uintptr(fd), 0, chunkSize, unix.MSG_TRUNC, 0, 0)
+	switch {
+	case e == unix.EINTR:
+		return 0, nil
+	case e != 0:
+		return 0, e
+	case n == 0:
+		return 0, io.ErrUnexpectedEOF
+	}
+	return int(n), nil
 }
 
 // rate is what a number of clients get, and how long each step takes.

@@ -1,0 +1,273 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+)
+
+// HAProxy and nginx as they carry TCP, HTTP and HTTPS on two processors, with the fields that fairlead adds, and
+// with connections to backends that are kept for all clients.
+const (
+	haproxyWeb = `global
+    maxconn 9000
+    nbthread 2
+defaults
+    timeout connect 5s
+    timeout client 1m
+    timeout server 1m
+    balance roundrobin
+    http-reuse always
+%[1]s`
+	haproxyListener = `listen %[1]s
+    mode %[2]s
+    bind :%[3]d%[4]s
+%[5]s`
+	haproxyFields = `    option forwardfor
+    http-request set-header X-Forwarded-Proto %[1]s
+    http-request set-header X-Forwarded-Port %%[dst_port]
+`
+	nginxWeb = `load_module %[1]s;
+worker_processes 2;
+user root;
+daemon off;
+pid nginx.pid;
+error_log stderr crit;
+events { worker_connections 9000; }
+stream {
+    upstream pods { %[2]s }
+    server { listen %[3]d; proxy_pass pods; }
+}
+http {
+    access_log off;
+    keepalive_requests 1000000000;
+    client_body_temp_path tmp1; proxy_temp_path tmp2; fastcgi_temp_path tmp3; uwsgi_temp_path tmp4; scgi_temp_path tmp5;
+    upstream pods { %[2]s keepalive 128; keepalive_requests 1000000000; }
+    proxy_http_version 1.1;
+    proxy_set_header Connection "";
+    proxy_set_header Host $http_host;
+    proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
+    proxy_set_header X-Forwarded-Proto $scheme;
+    proxy_set_header X-Forwarded-Port $server_port;
+    ssl_protocols TLSv1.2 TLSv1.3;
+    ssl_session_cache shared:sessions:10m;
+    server { listen %[4]d; location / { proxy_pass http://pods; } }
+    server { listen %[5]d ssl; ssl_certificate %[6]s; ssl_certificate_key %[6]s; location / { proxy_pass http://pods; } }
+}
+`
+)
+
+// webRig is fairlead's load balancer beside the peers that there are: on a host each, with the same proxy for
+// Services on it, as a node has one.
+type webRig struct {
+	*balancers
+	pem      string // a file with certificate and key
+	carriers []*webCarrier
+	stops    []func() error
+}
+
+// webCarrier is a program that carries connections.
+type webCarrier struct {
+	name string
+	proc *process
+	addr netip.Addr
+}
+
+// webPods are the endpoints behind the load balancers.
+func webPods() (out []netip.Addr) {
+	for i := range uint32(3) {
+		out = append(out, endpointAddr(i))
+	}
+	return out
+}
+
+// inWeb makes a webRig for f.
+func (b *bench) inWeb(ctx context.Context, f func(*webRig) error) error {
+	return b.inBalancers(ctx, 1, func(s *balancers) (err error) {
+		w := &webRig{balancers: s}
+		defer func() {
+			for _, stop := range w.stops {
+				err = errors.Join(err, stop())
+			}
+		}()
+		if err := errors.Join(manyPorts(s.outside), manyPorts(s.hosts[0])); err != nil {
+			return err
+		}
+		if err := errors.Join(w.startPods(ctx), w.certificate(ctx), w.startFairlead(ctx), w.startPeers(ctx)); err != nil {
+			return err
+		}
+		for _, c := range w.carriers {
+			for protocol := range webPorts {
+				if err := waitFor(ctx, time.Minute, 50*time.Millisecond, c.proc, func() error {
+					_, err := w.load(c, protocol).kept(ctx, 1, time.Millisecond)
+					return err
+				}); err != nil {
+					return fmt.Errorf("%s does not carry %s: %w", c.name, protocol, err)
+				}
+			}
+		}
+		return f(w)
+	})
+}
+
+// load is what clients outside do at a carrier.
+func (w *webRig) load(c *webCarrier, protocol string) webLoad {
+	l := webLoad{load: load{w.outside, at(c.addr, webPorts[protocol])}}
+	if protocol == "https" {
+		l.tls = webTLS()
+	}
+	return l
+}
+
+func (w *webRig) startPods(ctx context.Context) error {
+	h, err := hostNamed("backends")
+	if err != nil {
+		return err
+	}
+	p, err := spawn(h, w.dir, "web", w.bench.self, webCommand, listenAt(loadPort))
+	if err == nil {
+		w.stops = append(w.stops, p.stop)
+	}
+	return err
+}
+
+// certificate makes the next certificate, in a file and in the Secret.
+func (w *webRig) certificate(ctx context.Context) error {
+	cert, key, err := webCertificate()
+	if err != nil {
+		return err
+	}
+	w.pem = filepath.Join(w.dir, "pem")
+	if err := os.WriteFile(w.pem, append(cert, key...), 0o600); err != nil {
+		return err
+	}
+	api := w.client.CoreV1().Secrets(benchNamespace)
+	secret := &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "web"}, Type: corev1.SecretTypeTLS,
+		Data: map[string][]byte{corev1.TLSCertKey: cert, corev1.TLSPrivateKeyKey: key},
+	}
+	if _, err = api.Update(ctx, secret, metav1.UpdateOptions{}); err != nil {
+		_, err = api.Create(ctx, secret, metav1.CreateOptions{})
+	}
+	return err
+}
+
+// setPods makes the Service have endpoints.
+func (w *webRig) setPods(ctx context.Context, pods []netip.Addr) error {
+	slice := endpointSlice("web", 0, pods)
+	slice.Ports = nil
+	for protocol := range webPorts {
+		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &protocol, Port: new(int32(loadPort)), Protocol: new(corev1.ProtocolTCP)})
+	}
+	api := w.client.DiscoveryV1().EndpointSlices(benchNamespace)
+	_, err := api.Update(ctx, slice, metav1.UpdateOptions{})
+	if err != nil {
+		_, err = api.Create(ctx, slice, metav1.CreateOptions{})
+	}
+	return err
+}
+
+func (w *webRig) startFairlead(ctx context.Context) error {
+	if err := w.setPods(ctx, webPods()); err != nil {
+		return err
+	}
+	service := loadBalancer("web")
+	var protocols []string
+	service.Spec.Ports = nil
+	for protocol, port := range webPorts {
+		protocols = append(protocols, fmt.Sprintf("%d=%s", port, protocol))
+		service.Spec.Ports = append(service.Spec.Ports, corev1.ServicePort{
+			Name: protocol, Port: int32(port), TargetPort: intstr.FromInt32(loadPort),
+		})
+	}
+	service.Annotations = map[string]string{
+		"fairlead.dev/lb-protocol": strings.Join(protocols, ","), "fairlead.dev/lb-backend-protocol": fmt.Sprintf("%d=http", webPorts["https"]),
+		"fairlead.dev/lb-tls-secrets": "web",
+	}
+	if _, err := w.client.CoreV1().Services(benchNamespace).Create(ctx, service, metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	vip, err := w.address(ctx, "web")
+	w.carriers = append(w.carriers, &webCarrier{"fairlead", w.lbs[0], vip.Addr()})
+	return err
+}
+
+// startPeers starts HAProxy and nginx.
+func (w *webRig) startPeers(ctx context.Context) error {
+	debian := filepath.Join(w.bench.peers, "debian")
+	var servers, upstreams strings.Builder
+	for i, a := range webPods() {
+		fmt.Fprintf(&servers, "    server pod%d %s:%d\n", i, a, loadPort)
+		fmt.Fprintf(&upstreams, "server %s:%d; ", a, loadPort)
+	}
+	var listeners strings.Builder
+	for protocol, port := range webPorts {
+		mode, secure, fields := "http", "", fmt.Sprintf(haproxyFields, protocol)
+		switch protocol {
+		case "tcp":
+			mode, fields = "tcp", ""
+		case "https":
+			secure = " ssl crt " + w.pem + " alpn http/1.1"
+		}
+		fmt.Fprintf(&listeners, haproxyListener, protocol, mode, port, secure, fields+servers.String())
+	}
+	module := filepath.Join(debian, "usr/lib/nginx/modules/ngx_stream_module.so")
+	for _, p := range []struct{ name, program, config string }{
+		{"HAProxy", "haproxy", fmt.Sprintf(haproxyWeb, listeners.String())},
+		{"nginx", "nginx", fmt.Sprintf(nginxWeb, module, upstreams.String(), webPorts["tcp"], webPorts["http"], webPorts["https"], w.pem)},
+	} {
+		program := w.bench.peer("debian/usr/sbin/" + p.program)
+		if program == "" {
+			continue
+		}
+		h, err := w.attach(ctx, p.program)
+		if err != nil {
+			return err
+		}
+		w.stops = append(w.stops, func() error { return h.remove(context.WithoutCancel(ctx)) })
+		proxy, err := w.bench.fairleadProxy().start(h, w.dir, w.kubeconfig)
+		if err != nil {
+			return err
+		}
+		dir, err := os.MkdirTemp(w.dir, p.program+"-")
+		if err != nil {
+			return err
+		}
+		config := filepath.Join(dir, "config")
+		if err := errors.Join(manyPorts(h), h.sysctl("net/ipv4/ip_forward", "1"), os.WriteFile(config, []byte(p.config), 0o600)); err != nil {
+			return err
+		}
+		args := []string{"-db", "-f", config}
+		if p.program == "nginx" {
+			args = []string{"-p", dir, "-e", "stderr", "-c", config}
+		}
+		proc, err := spawnDebian(h, debian, dir, p.program, program, args...)
+		if err != nil {
+			return err
+		}
+		w.stops = append([]func() error{proc.stop, proxy.stop}, w.stops...)
+		own, err := netip.ParseAddr(fmt.Sprintf("%s%d", lbHosts, h.addr.As4()[3]))
+		if err != nil {
+			return err
+		}
+		w.carriers = append(w.carriers, &webCarrier{p.name, proc, own})
+	}
+	return nil
+}
+
+// spawnDebian starts a program that finds its libraries beside it.
+func spawnDebian(h *host, debian, dir, name, program string, args ...string) (*process, error) {
+	libraries, _ := filepath.Glob(filepath.Join(debian, "usr/lib/*-linux-gnu*"))
+	env := "LD_LIBRARY_PATH=" + filepath.Join(append(libraries, "")[0])
+	return spawn(h, dir, name, "/usr/bin/env", append([]string{env, program}, args...)...)
+}
