@@ -32,12 +32,15 @@ const (
 )
 
 var (
-	webAnswer = fmt.Appendf(nil, "HTTP/1.1 200 OK\r\nDate: Sun, 22 Nov 2026 12:00:00 GMT\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n%s",
-		webBody, bytes.Repeat([]byte{'a'}, webBody))
-	webStreamHead = fmt.Appendf(nil, "HTTP/1.1 200 OK\r\nDate: Sun, 22 Nov 2026 12:00:00 GMT\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n",
-		webStream)
+	webAnswer     = append(webHead(webBody), bytes.Repeat([]byte{'a'}, webBody)...)
+	webStreamHead = webHead(webStream)
 	headEnd = []byte("\r\n\r\n")
 )
+
+func webHead(length int) []byte {
+	return fmt.Appendf(nil, "HTTP/1.1 200 OK\r\nDate: Sun, 22 Nov 2026 12:00:00 GMT\r\nContent-Type: text/plain\r\n"+
+		"Content-Length: %d\r\n\r\n", length)
+}
 
 // Requests as a client of curl's kind sends them.
 var (

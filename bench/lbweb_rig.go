@@ -167,7 +167,9 @@ func (w *webRig) setPods(ctx context.Context, pods []netip.Addr) error {
 	slice := endpointSlice("web", 0, pods)
 	slice.Ports = nil
 	for protocol := range webPorts {
-		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &protocol, Port: new(int32(loadPort)), Protocol: new(corev1.ProtocolTCP)})
+		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{
+			Name: &protocol, Port: new(int32(loadPort)), Protocol: new(corev1.ProtocolTCP),
+		})
 	}
 	api := w.client.DiscoveryV1().EndpointSlices(benchNamespace)
 	_, err := api.Update(ctx, slice, metav1.UpdateOptions{})

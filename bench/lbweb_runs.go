@@ -114,7 +114,9 @@ func (w *webRig) stepFigures(steps []step, got map[string][]values) (out []figur
 				if p.name != "HAProxy" {
 					want = expectation{}
 				}
-				out = append(out, figure{what: s.protocol + ": " + what, unit: u, fairlead: median(mine), peer: median(theirs), peerName: p.name, want: want})
+				out = append(out, figure{
+					what: s.protocol + ": " + what, unit: u, fairlead: median(mine), peer: median(theirs), peerName: p.name, want: want,
+				})
 			}
 			m, t := mine[i], theirs[i]
 			if len(m.p50) == 0 {
