@@ -34,7 +34,7 @@ const (
 var (
 	webAnswer     = append(webHead(webBody), bytes.Repeat([]byte{'a'}, webBody)...)
 	webStreamHead = webHead(webStream)
-	headEnd = []byte("\r\n\r\n")
+	headEnd       = []byte("\r\n\r\n")
 )
 
 func webHead(length int) []byte {
