@@ -12,8 +12,7 @@ func alibabaDialect() Dialect {
 	for _, prefix := range d.Prefixes { // of today, and of before
 		d.Annotations = append(d.Annotations, alibabaAnnotations(prefix)...)
 	}
-	d.Annotations = append(d.Annotations, none("service.beta.kubernetes.io/backend-type",
-		"Pods stand behind the load balancer in any case").of("184"))
+	d.Annotations = append(d.Annotations, backends("service.beta.kubernetes.io/backend-type", "eni", "ecs").of("179, 184"))
 	return d
 }
 
@@ -75,7 +74,9 @@ func alibabaAnnotations(prefix string) []Annotation {
 			}
 			return err
 		}},
-		text(a("backend-label"), "key=value pairs with commas between", FieldBackendNodes, setBackendNodes),
+		nodeSelector(a("backend-label"), "key=value pairs with commas between"),
+		word(a("remove-unscheduled-backend"), map[string]bool{"on": true, "off": false}, FieldSkipCordoned, false,
+			func(s *Spec, on bool) { s.SkipCordoned = on }),
 		later(a("cps"), "new connections a second", FieldConnections, "the rate of new connections has no limit"),
 		forwarded(a("xforwardedfor-proto"), "X-Forwarded-Proto", "on", "off"),
 		forwarded(a("xforwardedfor-slbport"), "X-Forwarded-Port", "on", "off"),
@@ -89,7 +90,7 @@ func alibabaAnnotations(prefix string) []Annotation {
 	out = append(out, noted("the load balancer is the Service's own and goes with it", "name", "delete-protection", "modification-protection",
 		"force-override-listeners")...)
 	out = append(out, noted("spec.ipFamilies says it", "ip-version", "backend-ip-version")...)
-	out = append(out, noted("each Pod has the same share", "weight", "remove-unscheduled-backend", "server-group-type")...)
+	out = append(out, noted("it is of server groups that load balancers share", "weight", "server-group-type")...)
 	out = append(out, noted("it is of Alibaba Cloud's network", "preserve-client-ip", "ppv2-pvl-ep-id-enabled", "ppv2-pvl-eps-id-enabled",
 		"ppv2-pvl-vpc-id-enabled", "hostname", "forward-port", "health-check-domain", "health-check-method", "request-timeout", "cacert-id",
 		"cacert")...)

@@ -26,7 +26,7 @@ func awsDialect() Dialect {
 			// Those of the AWS Load Balancer Controller:
 			// https://kubernetes-sigs.github.io/aws-load-balancer-controller/latest/guide/service/annotations/
 			internal(awsPrefix+"scheme", "", []string{"internal"}, []string{"internet-facing"}),
-			none(awsPrefix+"nlb-target-type", "connections go to Pods, never to node ports"),
+			backends(awsPrefix+"nlb-target-type", "ip", "instance"),
 			none(awsPrefix+"name", "a load balancer is named by its Service"),
 			later(awsPrefix+"proxy-protocol-per-target-group", "ports with commas between", FieldProxyProtocol,
 				"the PROXY protocol is for all ports or none, by "+lbPrefix+"proxy-protocol"),
@@ -140,7 +140,7 @@ func awsClassic() []Annotation {
 			read: readAWSTargetGroup},
 		none(awsPrefix+"eip-allocations", noVPC),
 		addresses(awsPrefix+"private-ipv4-addresses", 4),
-		text(awsPrefix+"target-node-labels", "key=value pairs with commas between", FieldBackendNodes, setBackendNodes),
+		nodeSelector(awsPrefix+"target-node-labels", "key=value pairs with commas between"),
 		none(awsPrefix+"subnets", noVPC),
 	}
 }

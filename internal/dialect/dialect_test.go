@@ -135,7 +135,7 @@ func TestWrongValues(t *testing.T) {
 		{awsPrefix + "additional-resource-tags", "=prod", "a value without a key"},
 		{awsPrefix + "type", "alb", "not one of nlb"},
 		{tke + "qcloud-loadbalancer-internet-max-bandwidth-out", "2001", "from 1 to 2000 Mbit/s"},
-		{tke + "local-svc-only-bind-node-with-pod", "1", "not one of true, false"},
+		{tke + "local-svc-only-bind-node-with-pod", "1", "not one of false, true"},
 		{lbPrefix + "protocol", "443=quic", "not one of http, https, tcp, tls"},
 		{lbPrefix + "protocol", "8080=http", `the Service has no port "8080"`},
 		{lbPrefix + "protocol", "tls", "needs a certificate: name TLS Secrets by fairlead.dev/lb-tls-secrets"},

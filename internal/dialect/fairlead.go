@@ -39,6 +39,8 @@ func fairleadDialect() Dialect {
 			word(lbPrefix+"balance", map[string]Balance{
 				"round-robin": RoundRobin, "least-connections": LeastConnections, "source-hash": SourceHash, "random-of-two": RandomOfTwo,
 			}, FieldBalance, "", setBalance),
+			backends(lbPrefix+"backends", "pods", "node-ports"),
+			nodeSelector(lbPrefix+"backend-nodes", "a selector of Nodes, as: disk=ssd,zone in (a, b)"),
 			seconds(lbPrefix+"slow-start", 1, 3600, FieldSlowStart, setSlowStart),
 			text(lbPrefix+"weight-label", "a label of Nodes, whose value is the weight of their Pods: 0 to 256, 1 without it", FieldWeightLabel,
 				func(s *Spec, v string) { s.WeightLabel = v }),

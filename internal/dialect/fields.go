@@ -38,6 +38,9 @@ const (
 	FieldConnections     Field = "connection limit"
 	FieldTags            Field = "tags"
 	FieldBackendNodes    Field = "backend nodes"
+	FieldBackends        Field = "backends"
+	FieldOnlyWithPod     Field = "only nodes with a Pod"
+	FieldSkipCordoned    Field = "without cordoned nodes"
 	FieldLogEnabled      Field = "access log"
 	FieldLogEvery        Field = "access log interval"
 	FieldLogBucket       Field = "access log bucket"
@@ -55,11 +58,10 @@ const (
 // notYet has the fields that this version reads and does not act on, and what happens
 // instead. What is implemented leaves it.
 var notYet = map[Field]string{
-	FieldClientPort:   "the client's port is not sent; X-Forwarded-For has its address",
-	FieldTags:         "they are shown by 'fairlead lb explain' alone",
-	FieldBackendNodes: "Pods of all nodes get connections",
-	FieldLogBucket:    "nothing is uploaded: files are in a directory of each node, see docs/loadbalancer.md",
-	FieldLogPrefix:    "nothing is uploaded: files are in a directory of each node, see docs/loadbalancer.md",
+	FieldClientPort: "the client's port is not sent; X-Forwarded-For has its address",
+	FieldTags:       "they are shown by 'fairlead lb explain' alone",
+	FieldLogBucket:  "nothing is uploaded: files are in a directory of each node, see docs/loadbalancer.md",
+	FieldLogPrefix:  "nothing is uploaded: files are in a directory of each node, see docs/loadbalancer.md",
 }
 
 // always are the fields that have their effect in either way; the others are of the

@@ -124,6 +124,7 @@ func (r *reader) finish() {
 	}
 	r.checkPorts()
 	r.finishSticky()
+	r.finishBackends()
 	r.chooseWay()
 	r.judge()
 }
@@ -294,11 +295,13 @@ func (r *reader) chooseWay() {
 	}
 	wants(FieldProxyProtocol, s.ProxyProtocol != 0)
 	for _, f := range []Field{FieldTrustedFronts, FieldIdleTimeout, FieldDraining, FieldDrainTimeout, FieldBalance, FieldLogEnabled,
-		FieldBandwidth, FieldConnections, FieldSlowStart, FieldWeightLabel} {
+		FieldBandwidth, FieldConnections, FieldSlowStart, FieldWeightLabel, FieldBackendNodes} {
 		if _, has := r.Origins[f]; has {
 			wants(f, true)
 		}
 	}
+	// What clouds do without a word is no reason to hide the client's address.
+	wants(FieldBackends, s.NodePorts && strings.HasPrefix(r.Origins[FieldBackends].From, lbPrefix))
 	for _, f := range []Field{FieldStickyCookie, FieldStickyApp} {
 		if _, has := r.Origins[f]; has {
 			wants(f, s.Sticky.Cookie)
@@ -353,6 +356,8 @@ func direct(f Field) string {
 	case FieldHealthEnabled, FieldHealthProtocol, FieldHealthPort, FieldHealthPath, FieldHealthHealthy, FieldHealthUnhealthy,
 		FieldHealthInterval, FieldHealthTimeout, FieldHealthCodes, FieldAllUnhealthy:
 		return "a Pod's own readiness decides"
+	case FieldOnlyWithPod:
+		return "connections go to Pods alone, and with externalTrafficPolicy Local only nodes with one announce"
 	case FieldCrossZone:
 		return "spec.trafficDistribution prefers near Pods"
 	}

@@ -34,7 +34,7 @@ func openstackDialect() Dialect {
 			number(prefix+"health-monitor-max-retries", 1, 10, "", FieldHealthHealthy, setHealthy),
 			number(prefix+"health-monitor-max-retries-down", 1, 10, "", FieldHealthUnhealthy, setUnhealthy),
 			certificates(prefix+"default-tls-container-ref", "a reference whose last component is the name of a TLS Secret of the namespace"),
-			text(prefix+"node-selector", "key=value pairs with commas between", FieldBackendNodes, setBackendNodes),
+			nodeSelector(prefix+"node-selector", "key=value pairs with commas between"),
 			none(prefix+"keep-floatingip", noNets),
 		},
 	}

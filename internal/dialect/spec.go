@@ -49,9 +49,15 @@ type Spec struct {
 	ConnectionLimit int `json:"connectionLimit,omitempty"`
 	// Tags are shown in the status.
 	Tags map[string]string `json:"tags,omitempty"`
-	// BackendNodes is a selector of the nodes whose Pods have connections.
-	BackendNodes string    `json:"backendNodes,omitempty"`
-	AccessLog    AccessLog `json:"accessLog,omitzero"`
+	// NodePorts is true if connections go to node ports, from which the node's proxy goes on, instead of to Pods.
+	NodePorts bool `json:"nodePorts,omitempty"`
+	// BackendNodes is a selector of the nodes to which, or to whose Pods, connections go: all without one.
+	BackendNodes string `json:"backendNodes,omitempty"`
+	// OnlyNodesWithPod leaves out node ports of nodes without a ready Pod, as policy Local does; SkipCordoned
+	// those of nodes that are cordoned.
+	OnlyNodesWithPod bool      `json:"onlyNodesWithPod,omitempty"`
+	SkipCordoned     bool      `json:"skipCordoned,omitempty"`
+	AccessLog        AccessLog `json:"accessLog,omitzero"`
 }
 
 // Listener is what a load balancer does at one port of its address.

@@ -221,20 +221,19 @@ func tags(key string) Annotation {
 
 // Setters that several dialects share.
 
-func setIdle(s *Spec, d Duration)       { s.IdleTimeout = d }
-func setSlowStart(s *Spec, d Duration)  { s.SlowStart = d }
-func setSticky(s *Spec, on bool)        { s.Sticky.Cookie = on }
-func setDraining(s *Spec, on bool)      { s.Draining = on }
-func setDrain(s *Spec, d Duration)      { s.DrainTimeout = d }
-func setHealthy(s *Spec, n int)         { s.Health.Healthy = n }
-func setUnhealthy(s *Spec, n int)       { s.Health.Unhealthy = n }
-func setInterval(s *Spec, d Duration)   { s.Health.Interval = d }
-func setTimeout(s *Spec, d Duration)    { s.Health.Timeout = d }
-func setHealth(s *Spec, p Protocol)     { s.Health.Protocol = p }
-func setChecked(s *Spec, on bool)       { s.Health.Enabled = on }
-func setBalance(s *Spec, b Balance)     { s.Balance = b }
-func setCrossZone(s *Spec, on bool)     { s.CrossZone = on }
-func setBandwidth(s *Spec, n int)       { s.BandwidthMbps = n }
-func setConnections(s *Spec, n int)     { s.ConnectionLimit = n }
-func setBackendNodes(s *Spec, v string) { s.BackendNodes = v }
-func setHealthPort(s *Spec, n int)      { s.Health.Port = uint16(n) }
+func setIdle(s *Spec, d Duration)      { s.IdleTimeout = d }
+func setSlowStart(s *Spec, d Duration) { s.SlowStart = d }
+func setSticky(s *Spec, on bool)       { s.Sticky.Cookie = on }
+func setDraining(s *Spec, on bool)     { s.Draining = on }
+func setDrain(s *Spec, d Duration)     { s.DrainTimeout = d }
+func setHealthy(s *Spec, n int)        { s.Health.Healthy = n }
+func setUnhealthy(s *Spec, n int)      { s.Health.Unhealthy = n }
+func setInterval(s *Spec, d Duration)  { s.Health.Interval = d }
+func setTimeout(s *Spec, d Duration)   { s.Health.Timeout = d }
+func setHealth(s *Spec, p Protocol)    { s.Health.Protocol = p }
+func setChecked(s *Spec, on bool)      { s.Health.Enabled = on }
+func setBalance(s *Spec, b Balance)    { s.Balance = b }
+func setCrossZone(s *Spec, on bool)    { s.CrossZone = on }
+func setBandwidth(s *Spec, n int)      { s.BandwidthMbps = n }
+func setConnections(s *Spec, n int)    { s.ConnectionLimit = n }
+func setHealthPort(s *Spec, n int)     { s.Health.Port = uint16(n) }

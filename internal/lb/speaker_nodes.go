@@ -23,12 +23,15 @@ type nodes struct {
 
 // node is what a Service may ask of a Node.
 type node struct {
-	labels map[string]string
-	addrs  []netip.Addr // internal ones
+	labels   map[string]string
+	addrs    []netip.Addr // internal ones
+	cordoned bool
 }
 
 // needsNodes reports whether what a Service asks for depends on the Nodes.
-func needsNodes(s *dialect.Spec) bool { return s.WeightLabel != "" }
+func needsNodes(s *dialect.Spec) bool {
+	return s.WeightLabel != "" || s.NodePorts || s.BackendNodes != ""
+}
 
 // followNodes follows the Nodes once a Service needs them.
 func (p *proxying) followNodes(ctx context.Context, running *sync.WaitGroup) {
@@ -54,7 +57,8 @@ func (p *proxying) followNodes(ctx context.Context, running *sync.WaitGroup) {
 			p.changeNodes(func() bool {
 				now, was := readNode(o), p.nodes.known[o.Name]
 				p.nodes.known[o.Name] = now
-				return was == nil || !maps.Equal(was.labels, now.labels) || !slices.Equal(was.addrs, now.addrs)
+				return was == nil || !maps.Equal(was.labels, now.labels) || !slices.Equal(was.addrs, now.addrs) ||
+					was.cordoned != now.cordoned
 			})
 		},
 		Delete: func(o *corev1.Node) { p.changeNodes(func() bool { delete(p.nodes.known, o.Name); return true }) },
@@ -79,7 +83,7 @@ func (p *proxying) changeNodes(f func() bool) {
 }
 
 func readNode(o *corev1.Node) *node {
-	n := &node{labels: o.Labels}
+	n := &node{labels: o.Labels, cordoned: o.Spec.Unschedulable}
 	for _, a := range o.Status.Addresses {
 		if ip, err := netip.ParseAddr(a.Address); err == nil && a.Type == corev1.NodeInternalIP {
 			n.addrs = append(n.addrs, ip.Unmap())

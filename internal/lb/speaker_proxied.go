@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/dialect"
@@ -51,11 +52,12 @@ type proxying struct {
 // proxiedService is a Service of the proxied way.
 type proxiedService struct {
 	object *corev1.Service
-	// spec is the last good one, nil if there was none.
-	spec   *dialect.Spec
-	slices map[string]*discoveryv1.EndpointSlice
-	listed bool // slices has been
-	stop   context.CancelFunc
+	// spec is the last good one, nil if there was none, and selector that of its BackendNodes.
+	spec     *dialect.Spec
+	selector labels.Selector
+	slices   map[string]*discoveryv1.EndpointSlice
+	listed   bool // slices has been
+	stop     context.CancelFunc
 	// built is what the server is to do, nil when that has changed.
 	built   *proxied.Service
 	failure string // as recorded last
@@ -93,6 +95,7 @@ func (p *proxying) setService(o *corev1.Service) {
 	v.object, v.built = o, nil
 	if !r.Invalid() {
 		v.spec = &r.Spec
+		v.selector, _ = labels.Parse(v.spec.BackendNodes) // it was parsed when it was read
 	} else if v.spec == nil {
 		p.fail(v, "an annotation has a wrong value, and there is no earlier configuration to go on with")
 	}

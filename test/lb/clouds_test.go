@@ -18,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead/fairlead/internal/dialect"
@@ -99,6 +100,9 @@ func TestManifestsOfClouds(t *testing.T) {
 	c.must(err)
 	pod, caller := c.nodes[0].host.Pod("web"), c.nodes[0].host.Pod("caller")
 	c.tell(pod, 8080)
+	_, err = c.client.CoreV1().Nodes().Patch(t.Context(), "n1", types.MergePatchType, []byte(`{"metadata":{"labels":{"key":"value1"}}}`),
+		metav1.PatchOptions{})
+	c.must(err)
 	services := map[string]*corev1.Service{}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
