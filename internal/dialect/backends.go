@@ -7,7 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// backends returns an annotation that says whether Pods have connections directly, or node ports do.
+// backends returns an annotation that chooses between connections to Pods and to node ports.
 func backends(key, pods, nodePorts string) Annotation {
 	return Annotation{Key: key, Values: pods + " or " + nodePorts, Sets: []Field{FieldBackends}, read: func(r *reader, v string) error {
 		switch strings.ToLower(v) {
