@@ -6,8 +6,9 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"os"
-	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -23,6 +24,11 @@ const PodsLimited corev1.NodeConditionType = "fairlead.dev/PodsLimited"
 
 // cgroupTree is the name of the group that has those of all Pods.
 const cgroupTree = "fairlead"
+
+// bestEffortTree is the name of the group in cgroupTree that has the pods without any
+// requests or limits, as kubelet's: together they weigh as much as the lightest of the
+// others, however many they are.
+const bestEffortTree = "besteffort"
 
 // cgroups has a group for each pod: PREFIX-UID, in it "shim" for the pod's shim and
 // "pod", which has a group for each container.
@@ -44,54 +50,72 @@ func openCgroups(stateDir string) *cgroups {
 	return c
 }
 
-// pod is the group of a pod.
-func (c *cgroups) pod(uid types.UID) cgroup.Group { return c.tree.Group(c.prefix + string(uid)) }
-
-// containers is the group of all containers of a pod.
-func (c *cgroups) containers(uid types.UID) cgroup.Group {
-	return c.tree.Group(filepath.Join(c.prefix+string(uid), "pod"))
+// pod is the group of a pod that has been added, of whichever class.
+func (c *cgroups) pod(uid types.UID) cgroup.Group {
+	if g := c.bestEffort().Below(c.prefix + string(uid)); g.Exists() {
+		return g
+	}
+	return c.tree.Group(c.prefix + string(uid))
 }
+
+func (c *cgroups) bestEffort() cgroup.Group { return c.tree.Group(bestEffortTree) }
+
+// containers is the group of all containers of a pod that has been added.
+func (c *cgroups) containers(uid types.UID) cgroup.Group { return c.pod(uid).Below("pod") }
 
 // add makes the groups of a pod and returns that of its shim, "" without a tree.
 func (c *cgroups) add(pod *corev1.Pod, pids int64) (string, error) {
 	if c.err != nil {
 		return "", nil
 	}
-	shim := c.tree.Group(filepath.Join(c.prefix+string(pod.UID), "shim"))
+	g := c.tree.Group(c.prefix + string(pod.UID))
+	if qosClass(pod) == corev1.PodQOSBestEffort {
+		if err := c.bestEffort().Make(cgroup.Limits{Weight: 1}, true); err != nil {
+			return "", err
+		}
+		g = c.bestEffort().Below(c.prefix + string(pod.UID))
+	}
 	l := podLimits(pod)
 	l.PIDs = pids
-	err := errors.Join(c.pod(pod.UID).Make(cgroup.Limits{Weight: l.Weight}, true), shim.Make(cgroup.Limits{}, false),
-		c.containers(pod.UID).Make(l, true))
+	shim := g.Below("shim")
+	err := errors.Join(g.Make(cgroup.Limits{Weight: l.Weight}, true), shim.Make(cgroup.Limits{}, false), g.Below("pod").Make(l, true))
 	return shim.Dir(), err
 }
 
 // container makes the group of a container and returns it, "" without a tree.
 func (c *cgroups) container(uid types.UID, k *corev1.Container) (string, error) {
-	if c.err != nil || !c.containers(uid).Exists() { // a pod of a run that had no tree
+	if c.err != nil {
 		return "", nil
 	}
-	g := c.tree.Group(filepath.Join(c.prefix+string(uid), "pod", k.Name))
+	all := c.containers(uid)
+	if !all.Exists() { // a pod of a run that had no tree
+		return "", nil
+	}
+	g := all.Below(k.Name)
 	return g.Dir(), g.Make(limitsOf(k.Resources), false)
 }
 
 // remove ends what is left of a pod, and its groups.
 func (c *cgroups) remove(ctx context.Context, uid types.UID) error {
-	if c.err != nil || !c.pod(uid).Exists() {
+	if c.err != nil {
+		return nil
+	}
+	g := c.pod(uid)
+	if !g.Exists() {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
-	return errors.Join(c.pod(uid).Kill(ctx), c.pod(uid).Remove())
+	return errors.Join(g.Kill(ctx), g.Remove())
 }
 
-// sweep removes the groups of pods that keep does not name, and the tree if it is
-// empty then.
+// sweep removes the groups of pods that keep does not name.
 func (c *cgroups) sweep(ctx context.Context, keep func(types.UID) bool) error {
 	if c.err != nil {
 		return nil
 	}
 	var errs []error
-	for _, name := range c.tree.Names() {
+	for _, name := range slices.Concat(c.tree.Names(), c.bestEffort().Names()) {
 		if uid, ours := strings.CutPrefix(name, c.prefix); ours && !keep(types.UID(uid)) {
 			errs = append(errs, c.remove(ctx, types.UID(uid)))
 		}
@@ -138,10 +162,19 @@ func limitsOf(r corev1.ResourceRequirements) cgroup.Limits {
 }
 
 // weight turns thousandths of a processor into a cpu.weight, by way of the shares of
-// version 1, as the OCI runtimes do (KEP-2254).
+// version 1, as the OCI runtimes under a kubelet do (runc 1.3.2, crun 1.23): a processor
+// weighs 100, like a group that nobody has given a weight (opencontainers/cgroups,
+// ConvertCPUSharesToCgroupV2Value; kubernetes/kubernetes#131216).
 func weight(milli int64) int64 {
 	shares := min(max(milli*1024/1000, 2), 262144)
-	return 1 + (shares-2)*9999/262142
+	switch shares {
+	case 2:
+		return 1
+	case 262144:
+		return 10_000
+	}
+	l := math.Log2(float64(shares))
+	return int64(math.Ceil(math.Pow(10, (l*l+125*l)/612-7.0/34)))
 }
 
 // podLimits are the limits of all containers together: of the pod itself if it has

@@ -31,15 +31,15 @@ func TestPodLimits(t *testing.T) {
 	}{
 		{"none", corev1.PodSpec{Containers: []corev1.Container{{}}}, cgroup.Limits{Weight: 1}},
 		{"sum", corev1.PodSpec{Containers: []corev1.Container{{Resources: one}, {Resources: one}}},
-			cgroup.Limits{Memory: 128 << 20, CPU: 1000, Weight: 39}},
-		{"one without", corev1.PodSpec{Containers: []corev1.Container{{Resources: one}, {}}}, cgroup.Limits{Weight: 20}},
+			cgroup.Limits{Memory: 128 << 20, CPU: 1000, Weight: 100}},
+		{"one without", corev1.PodSpec{Containers: []corev1.Container{{Resources: one}, {}}}, cgroup.Limits{Weight: 59}},
 		{"sidecar", corev1.PodSpec{
 			InitContainers: []corev1.Container{{Resources: one, RestartPolicy: &always}}, Containers: []corev1.Container{{Resources: one}},
-		}, cgroup.Limits{Memory: 128 << 20, CPU: 1000, Weight: 39}},
+		}, cgroup.Limits{Memory: 128 << 20, CPU: 1000, Weight: 100}},
 		{"large init", corev1.PodSpec{
 			InitContainers: []corev1.Container{{Resources: resources("limit", "memory", "1Gi", "limit", "cpu", "2")}},
 			Containers:     []corev1.Container{{Resources: one}},
-		}, cgroup.Limits{Memory: 1 << 30, CPU: 2000, Weight: 20}},
+		}, cgroup.Limits{Memory: 1 << 30, CPU: 2000, Weight: 59}},
 		{"of the pod", corev1.PodSpec{
 			Resources:  &corev1.ResourceRequirements{Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("1Gi")}},
 			Containers: []corev1.Container{{}},
@@ -71,7 +71,7 @@ func TestOOMScoreAdj(t *testing.T) {
 }
 
 func TestWeight(t *testing.T) {
-	for milli, want := range map[int64]int64{0: 1, 2: 1, 1000: 39, 100_000: 3906, 1_000_000: 10_000} {
+	for milli, want := range map[int64]int64{0: 1, 2: 1, 100: 17, 1000: 100, 100_000: 4429, 1_000_000: 10_000} {
 		if got := weight(milli); got != want {
 			t.Errorf("weight(%d) = %d, want %d", milli, got, want)
 		}

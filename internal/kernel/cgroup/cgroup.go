@@ -172,8 +172,11 @@ func (t *Tree) Group(name string) Group { return Group{filepath.Join(t.dir, name
 func (g Group) Below(name string) Group { return Group{filepath.Join(g.dir, name)} }
 
 // Names lists the groups of the tree.
-func (t *Tree) Names() []string {
-	entries, _ := os.ReadDir(t.dir)
+func (t *Tree) Names() []string { return Group{t.dir}.Names() }
+
+// Names lists the groups in g, none if there is no g.
+func (g Group) Names() []string {
+	entries, _ := os.ReadDir(g.dir)
 	var out []string
 	for _, e := range entries {
 		if e.IsDir() {
@@ -183,8 +186,11 @@ func (t *Tree) Names() []string {
 	return out
 }
 
-// Close removes the tree if it has no groups.
+// Close removes the tree if it has no groups but empty ones.
 func (t *Tree) Close() {
+	for _, name := range t.Names() {
+		_ = os.Remove(filepath.Join(t.dir, name))
+	}
 	_ = os.Remove(t.dir)
 	_ = os.Remove(filepath.Join(filepath.Dir(t.dir), agentGroup))
 }

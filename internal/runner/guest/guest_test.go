@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -24,7 +26,12 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed/uml"
 )
 
-func TestMain(m *testing.M) { uml.Main(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(serverEnv) != "" {
+		answer()
+	}
+	uml.Main(m, linkServer)
+}
 
 const (
 	nodeName  = "node-a"
@@ -137,48 +144,20 @@ func (m *machine) until(namespace, name, what string, ok func(*corev1.Pod) bool)
 	}
 }
 
-func running(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning }
-
-// forks tries 3,000 processes in one Pod, which gets as many as a Pod may have.
-func (m *machine) forks() {
-	t := m.t
-	t.Helper()
-	// What cannot fork ends its shell; the first process stays.
-	m.pod(namespace, "forks", "(i=0; while [ $i -lt 3000 ]; do sleep 600 & i=$((i+1)); done); exec sleep 600", nil)
-	m.until(namespace, "forks", "running", running)
-	count := uint64(0)
-	for deadline := time.Now().Add(patience); count < maxPIDs-4; <-time.After(50 * time.Millisecond) {
-		s, err := m.runner.Summary(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, p := range s.Pods {
-			if p.PodRef.Name == "forks" && p.Processes != nil {
-				count = p.Processes.ProcessCount
-			}
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%d processes", count)
-		}
+// weighs compares the share of the processors of the one group of a name below the tree.
+func (m *machine) weighs(name string, want int) {
+	m.t.Helper()
+	found, _ := filepath.Glob(filepath.Join(groups, "fairlead", name, "cpu.weight"))
+	if len(found) != 1 {
+		m.t.Errorf("groups %s: %v", name, found)
+		return
 	}
-	if count > maxPIDs {
-		t.Errorf("%d processes of 3,000, want %d at most", count, maxPIDs)
-	}
-	if beside := m.until("default", "beside", "running", running); beside.Status.ContainerStatuses[0].RestartCount != 0 {
-		t.Error("the other Pod was started again")
-	}
-	if err := m.client.CoreV1().Pods(namespace).Delete(t.Context(), "forks", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	for deadline := time.Now().Add(patience); ; <-time.After(20 * time.Millisecond) {
-		if _, err := m.client.CoreV1().Pods(namespace).Get(t.Context(), "forks", metav1.GetOptions{}); apierrors.IsNotFound(err) {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the Pod of forks does not end")
-		}
+	if text, err := os.ReadFile(found[0]); err != nil || strings.TrimSpace(string(text)) != strconv.Itoa(want) {
+		m.t.Errorf("%s is %q, %v; want %d", found[0], text, err, want)
 	}
 }
+
+func running(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning }
 
 // A container that asks for 300 MB under a limit of 32 MiB is killed for that, and a
 // Pod beside it is not. Its groups go with it.
@@ -188,10 +167,12 @@ func TestLimits(t *testing.T) {
 		t.Fatalf("the condition is %+v", c)
 	}
 	m.pod("default", "beside", "sleep 600", nil)
-	m.until("default", "beside", "running", running)
+	p := m.until("default", "beside", "running", running)
+	m.weighs("besteffort", 1)
+	m.weighs("besteffort/*"+string(p.UID), 1)
 	m.pod("default", "hog", "head -c 300000000 /dev/zero | tail & wait; echo outlived",
 		corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("32Mi"), corev1.ResourceCPU: resource.MustParse("500m")})
-	p := m.until("default", "hog", "ended", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })
+	p = m.until("default", "hog", "ended", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })
 	if st := p.Status.ContainerStatuses[0].State.Terminated; st == nil || st.Reason != "OOMKilled" {
 		t.Errorf("the hog ended as %+v, want OOMKilled", st)
 	}
@@ -222,30 +203,22 @@ func TestLimits(t *testing.T) {
 		len(u.Containers) != 1 || u.Containers[0].Name != "main" || u.Containers[0].Memory.WorkingSetBytes == 0 {
 		t.Errorf("the usage of the Pod that runs is %+v", u)
 	}
-	m.forks()
-	for name, ns := range map[string]string{"hog": "default", "beside": "default", "tmpfs": namespace} {
+	m.neighbours()
+	for name, ns := range map[string]string{
+		"hog": "default", "beside": "default", "tmpfs": namespace, "server": "default", "hogs": namespace,
+	} {
 		if err := m.client.CoreV1().Pods(ns).Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for deadline := time.Now().Add(patience); ; <-time.After(20 * time.Millisecond) {
 		_, err := m.client.CoreV1().Pods("default").Get(t.Context(), "beside", metav1.GetOptions{})
-		left, _ := filepath.Glob(groups + "/fairlead/*")
-		if left = dirsOf(left); apierrors.IsNotFound(err) && len(left) == 0 {
+		left, _ := filepath.Glob(groups + "/fairlead/*-*") // the name of a Pod's has hyphens
+		if inner, _ := filepath.Glob(groups + "/fairlead/besteffort/*-*"); apierrors.IsNotFound(err) && len(left)+len(inner) == 0 {
 			return
 		}
 		if time.Now().After(deadline) {
 			t.Fatalf("groups are left: %v, %v", left, err)
 		}
 	}
-}
-
-func dirsOf(paths []string) []string {
-	var out []string
-	for _, p := range paths {
-		if st, err := os.Stat(p); err == nil && st.IsDir() {
-			out = append(out, p)
-		}
-	}
-	return out
 }

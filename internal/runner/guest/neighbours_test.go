@@ -1,0 +1,228 @@
+package guest_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/fairlead/fairlead/internal/kernel/relay"
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/testbed/uml"
+)
+
+const (
+	serverEnv  = "FAIRLEAD_GUEST_SERVER"
+	serverFile = "server"
+	serverPort = 8080
+)
+
+// linkServer gives the guest this program, which is the server of a Service there.
+func linkServer(dir string) error {
+	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	return os.Link(exe, filepath.Join(dir, serverFile))
+}
+
+// answer sends back what comes, connection by connection.
+func answer() {
+	l, err := net.Listen("tcp", fmt.Sprintf(":%d", serverPort))
+	if err != nil {
+		panic(err)
+	}
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			panic(err)
+		}
+		go func() {
+			defer c.Close()
+			_, _ = io.Copy(c, c)
+		}()
+	}
+}
+
+// hogs take what they can get of processes, memory and disk, and never give up.
+var hogs = map[string]string{
+	"forks":  `sleep 1; exec perl -e 'for (;;) { fork }'`,
+	"memory": `exec perl -e 'for (;;) { my $x = "x" x 40_000_000 }'`,
+	"disk":   `exec perl -e '$b = "x" x 1_000_000; for (;;) { open $f, ">", "/tmp/fill"; 1 while syswrite $f, $b }'`,
+}
+
+// only is the one endpoint of a Service.
+type only netip.AddrPort
+
+func (o only) Pick(netip.Addr, []netip.AddrPort) (netip.AddrPort, bool) {
+	return netip.AddrPort(o), false
+}
+func (only) Answered(netip.AddrPort)    {}
+func (only) Failed(netip.AddrPort)      {}
+func (only) Serves(netip.AddrPort) bool { return true }
+
+// neighbours puts hogs of all kinds in one Pod beside the one of a Service: each request is
+// answered, and the 99th percentile of their times at most doubles. The processor, of which
+// the guest has one, is busy before, too, with what gives way to everything: the machine
+// that runs the guest does not treat it otherwise with the hogs.
+func (m *machine) neighbours() {
+	t := m.t
+	t.Helper()
+	m.pod("default", "server", "exec "+filepath.Join(uml.Shared, serverFile), nil, func(s *corev1.PodSpec) {
+		c := &s.Containers[0]
+		c.Env = []corev1.EnvVar{{Name: serverEnv, Value: "1"}}
+		c.Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("500m")}
+	})
+	m.pod(namespace, "hogs", "", nil, func(s *corev1.PodSpec) {
+		s.Containers = nil
+		for name, script := range hogs {
+			s.Containers = append(s.Containers, corev1.Container{
+				Name: name, Image: "host", Command: []string{"sh", "-c", script}, Resources: corev1.ResourceRequirements{
+					Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("100Mi")},
+				},
+			})
+		}
+	})
+	server := m.until("default", "server", "running", running)
+	m.weighs("*"+string(server.UID), 59)
+	e, err := relay.Start(relay.Config{Threads: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = e.Close(context.Background()) })
+	l, err := e.Listen(svc.TCP, svc.IPv4, 0, only(netip.AddrPortFrom(netip.MustParseAddr(server.Status.PodIP), serverPort)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := net.JoinHostPort("127.0.0.1", strconv.Itoa(int(l.Port)))
+	for deadline := time.Now().Add(patience); ; <-time.After(20 * time.Millisecond) {
+		if _, err := request(at); err == nil {
+			break
+		} else if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+	busy := exec.CommandContext(t.Context(), "chrt", "--idle", "0", "perl", "-e", "for (;;) {}")
+	if err := busy.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = busy.Process.Kill()
+		_ = busy.Wait()
+	}()
+
+	pod := m.until(namespace, "hogs", "running", running)
+	group := m.hogsAtWork(string(pod.UID))
+	begin := time.Now()
+	var alone, beside []time.Duration
+	for {
+		m.freeze(group, true)
+		alone = append(alone, m.window(at))
+		m.freeze(group, false)
+		beside = append(beside, m.window(at))
+		a, b := median(alone), median(beside)
+		if len(alone) >= 3 && b <= 2*a+tick {
+			t.Logf("99 of 100 requests take %v at most, %v beside hogs; %d pairs of windows in %v", a, b, len(alone), time.Since(begin))
+			break
+		}
+		if time.Since(begin) > patience/2 {
+			t.Errorf("99 of 100 requests take %v at most, %v beside hogs: %v, %v", a, b, alone, beside)
+			break
+		}
+	}
+	for _, s := range m.until(namespace, "hogs", "running", running).Status.ContainerStatuses {
+		if s.State.Running == nil || s.RestartCount != 0 {
+			t.Errorf("the container %s was not at work all the time: %+v", s.Name, s)
+		}
+	}
+}
+
+// tick is that of the guest's scheduler: it cannot be finer.
+const tick = 10 * time.Millisecond
+
+// hogsAtWork waits until the Pod has as many processes as it can get, and returns its group.
+func (m *machine) hogsAtWork(uid string) string {
+	m.t.Helper()
+	for deadline := time.Now().Add(patience); ; <-time.After(20 * time.Millisecond) {
+		found, _ := filepath.Glob(groups + "/fairlead/*" + uid + "/pod")
+		s, err := m.runner.Summary(m.t.Context())
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		count := uint64(0)
+		for _, p := range s.Pods {
+			if p.PodRef.UID == uid && p.Processes != nil {
+				count = p.Processes.ProcessCount
+			}
+		}
+		if count > maxPIDs {
+			m.t.Errorf("the bomb has %d processes, want %d at most", count, maxPIDs)
+		}
+		if len(found) == 1 && count >= maxPIDs-4 {
+			return found[0]
+		}
+		if time.Now().After(deadline) {
+			m.t.Fatalf("the hogs have %d processes, in %v", count, found)
+		}
+	}
+}
+
+func (m *machine) freeze(group string, on bool) {
+	m.t.Helper()
+	value := "0"
+	if on {
+		value = "1"
+	}
+	if err := os.WriteFile(group+"/cgroup.freeze", []byte(value), 0); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// window asks for a while, and returns how long 99 of 100 requests take at most.
+func (m *machine) window(at string) time.Duration {
+	m.t.Helper()
+	var all []time.Duration
+	next := time.NewTicker(4 * time.Millisecond)
+	defer next.Stop()
+	for range 100 {
+		<-next.C
+		d, err := request(at)
+		if err != nil {
+			m.t.Errorf("a request is lost: %v", err)
+		}
+		all = append(all, d)
+	}
+	slices.Sort(all)
+	return all[98]
+}
+
+// request is one connection that is asked once.
+func request(at string) (time.Duration, error) {
+	begin := time.Now()
+	c, err := net.DialTimeout("tcp", at, patience/4)
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	_ = c.SetDeadline(begin.Add(patience / 4))
+	if _, err := c.Write([]byte("?")); err != nil {
+		return 0, err
+	}
+	_, err = io.ReadFull(c, make([]byte, 1))
+	return time.Since(begin), err
+}
+
+func median(d []time.Duration) time.Duration {
+	s := slices.Sorted(slices.Values(d))
+	return s[len(s)/2]
+}
