@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/audit"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -153,6 +154,10 @@ func (p *podSecurity) enforced(ctx context.Context, a admission.Attributes) (pod
 	return effective.Enforce.Level, nil
 }
 
+func apps(resource string) schema.GroupResource {
+	return schema.GroupResource{Group: groupApps, Resource: resource}
+}
+
 func createsPod(a admission.Attributes) bool {
 	return a.GetOperation() == admission.Create && a.GetResource().GroupResource() == corev1.Resource("pods") && a.GetSubresource() == ""
 }
@@ -179,6 +184,8 @@ func (p *podSecurity) Admit(ctx context.Context, a admission.Attributes, _ admis
 func (p *podSecurity) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	switch a.GetResource().GroupResource() {
 	case corev1.Resource("pods"), corev1.Resource("namespaces"):
+	case apps("deployments"), apps("replicasets"), apps("daemonsets"):
+		// Of a template it warns alone: the Pod is judged when it is created, as one of its controller.
 	default:
 		return nil // no other kind that is served has Pods in it
 	}

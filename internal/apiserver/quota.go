@@ -57,6 +57,9 @@ func quotaKinds() []schema.GroupVersionResource {
 		{Version: "v1", Resource: "pods"}, {Version: "v1", Resource: "serviceaccounts"}, {Version: "v1", Resource: "endpoints"},
 		{Group: groupDiscovery, Version: "v1", Resource: "endpointslices"}, {Group: groupCoordination, Version: "v1", Resource: "leases"},
 		{Group: groupNetworking, Version: "v1", Resource: "ingresses"},
+		{Group: groupApps, Version: "v1", Resource: "deployments"}, {Group: groupApps, Version: "v1", Resource: "replicasets"},
+		{Group: groupApps, Version: "v1", Resource: "daemonsets"}, {Group: groupApps, Version: "v1", Resource: "controllerrevisions"},
+		{Group: groupPolicy, Version: "v1", Resource: "poddisruptionbudgets"},
 		{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "roles"},
 		{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "rolebindings"},
 	}

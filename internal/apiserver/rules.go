@@ -19,6 +19,8 @@ import (
 // API groups, as rules name them.
 const (
 	groupCore           = ""
+	groupApps           = "apps"
+	groupPolicy         = "policy"
 	groupEvents         = "events.k8s.io"
 	groupDiscovery      = "discovery.k8s.io"
 	groupNetworking     = "networking.k8s.io"
@@ -173,6 +175,7 @@ func controllerRoles() []rbacv1.ClusterRole {
 		),
 		role("system:kube-scheduler",
 			allow(verbsRead, groupCore, "nodes", "pods", "services", "namespaces"),
+			allow(verbsRead, groupApps, "replicasets"),
 			allow("create", groupCore, "pods/binding", "bindings"),
 			allow("patch update", groupCore, "pods/status"), events,
 		),
@@ -182,6 +185,31 @@ func controllerRoles() []rbacv1.ClusterRole {
 			allow(verbsRead+" delete", groupCore, "pods"),
 			allow(verbsRead+" update patch delete", groupDiscovery, "endpointslices"),
 			allow(verbsRead, groupCoordination, "leases"), events,
+		),
+		role("system:controller:replicaset-controller",
+			allow(verbsRead+" update", groupApps, "replicasets"),
+			allow("update", groupApps, "replicasets/status", "replicasets/finalizers"),
+			allow(verbsRead+" create patch delete", groupCore, "pods"), events,
+		),
+		role("system:controller:deployment-controller",
+			allow(verbsRead+" update", groupApps, "deployments"),
+			allow("update", groupApps, "deployments/status", "deployments/finalizers"),
+			allow(verbsRead+" create update patch delete", groupApps, "replicasets"),
+			allow(verbsRead, groupCore, "pods"), events,
+		),
+		role("system:controller:daemon-set-controller",
+			allow(verbsRead, groupApps, "daemonsets"),
+			allow("update", groupApps, "daemonsets/status", "daemonsets/finalizers"),
+			allow(verbsRead, groupCore, "nodes"),
+			allow(verbsRead+" create patch delete", groupCore, "pods"),
+			allow("create", groupCore, "pods/binding"),
+			allow(verbsRead+" create update patch delete", groupApps, "controllerrevisions"), events,
+		),
+		role("system:controller:disruption-controller",
+			allow(verbsRead, groupApps, "deployments", "replicasets"),
+			allow(verbsRead, groupPolicy, "poddisruptionbudgets"),
+			allow("update", groupPolicy, "poddisruptionbudgets/status"),
+			allow(verbsRead, groupCore, "pods"), events,
 		),
 		role("system:controller:namespace-controller",
 			allow(verbsRead+" delete", groupCore, "namespaces"),

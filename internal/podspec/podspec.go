@@ -48,9 +48,12 @@ func (f Finding) String() string {
 
 // Findings returns the fields of s that are set and Warned or Refused, in the order of
 // the type.
-func Findings(s *corev1.PodSpec) []Finding {
+func Findings(s *corev1.PodSpec) []Finding { return FindingsAt(s, field.NewPath("spec")) }
+
+// FindingsAt is Findings of a spec that stands at another place, that of a template.
+func FindingsAt(s *corev1.PodSpec, at *field.Path) []Finding {
 	w := walk{spec: s}
-	w.value(reflect.ValueOf(s).Elem(), tree(), field.NewPath("spec"))
+	w.value(reflect.ValueOf(s).Elem(), tree(), at)
 	return w.found
 }
 

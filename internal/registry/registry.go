@@ -11,11 +11,13 @@ import (
 	"net/netip"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -27,6 +29,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/registry/admission"
+	"github.com/fairlead/fairlead/internal/registry/apps"
 	"github.com/fairlead/fairlead/internal/registry/certificate"
 	"github.com/fairlead/fairlead/internal/registry/configmap"
 	"github.com/fairlead/fairlead/internal/registry/endpoint"
@@ -36,6 +39,7 @@ import (
 	"github.com/fairlead/fairlead/internal/registry/networking"
 	"github.com/fairlead/fairlead/internal/registry/node"
 	"github.com/fairlead/fairlead/internal/registry/pod"
+	"github.com/fairlead/fairlead/internal/registry/policy"
 	"github.com/fairlead/fairlead/internal/registry/proxy"
 	"github.com/fairlead/fairlead/internal/registry/rbac"
 	"github.com/fairlead/fairlead/internal/registry/resourcequota"
@@ -63,7 +67,7 @@ func newScheme() *runtime.Scheme {
 	for _, add := range []func(*runtime.Scheme) error{
 		namespace.AddToScheme, node.AddToScheme, pod.AddToScheme, event.AddToScheme, secret.AddToScheme,
 		service.AddToScheme, endpoint.AddToScheme, networking.AddToScheme, proxy.AddOptions,
-		rbac.AddToScheme, certificate.AddToScheme, admission.AddToScheme,
+		rbac.AddToScheme, certificate.AddToScheme, admission.AddToScheme, apps.AddToScheme,
 	} {
 		utilruntime.Must(add(s))
 	}
@@ -122,6 +126,9 @@ func New(o Options) (*Storage, error) {
 		Issuer: o.Security.Tokens, MaxLife: o.Security.MaxTokenLife,
 		Pods: getter("pods"), Secrets: getter("secrets"), Nodes: getter("nodes"),
 	})
+	budgets := s.Resources[policyv1.SchemeGroupVersion]
+	core["pods/eviction"] = policy.NewEviction(core["pods"].(policy.Pods), core["pods/status"].(rest.Updater),
+		budgets["poddisruptionbudgets"].(rest.Lister), budgets["poddisruptionbudgets/status"].(rest.Updater))
 	core["services/proxy"] = service.NewProxy(getter("services"), getter("endpoints"), getter("pods"))
 	return s, nil
 }
@@ -156,6 +163,8 @@ func (s *Storage) addSimple(o Options) error {
 		{corev1.SchemeGroupVersion, resourcequota.NewStorage},
 		{coordinationv1.SchemeGroupVersion, lease.NewStorage},
 		{networkingv1.SchemeGroupVersion, networking.NewIngressStorage},
+		{appsv1.SchemeGroupVersion, apps.NewStorage},
+		{policyv1.SchemeGroupVersion, policy.NewStorage},
 	} {
 		storages, err := k.build(o.RESTOptions)
 		if err != nil {

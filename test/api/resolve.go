@@ -39,6 +39,14 @@ var resources = map[string]struct {
 	"roles":                 {typeMeta{"rbac.authorization.k8s.io/v1", "Role"}, true},
 	"rolebindings":          {typeMeta{"rbac.authorization.k8s.io/v1", "RoleBinding"}, true},
 
+	"deployments":          {typeMeta{"apps/v1", "Deployment"}, true},
+	"replicasets":          {typeMeta{"apps/v1", "ReplicaSet"}, true},
+	"daemonsets":           {typeMeta{"apps/v1", "DaemonSet"}, true},
+	"controllerrevisions":  {typeMeta{"apps/v1", "ControllerRevision"}, true},
+	"poddisruptionbudgets": {typeMeta{"policy/v1", "PodDisruptionBudget"}, true},
+	"deployments/scale":    {typeMeta{"autoscaling/v1", "Scale"}, true},
+	"pods/eviction":        {typeMeta{"policy/v1", "Eviction"}, true},
+
 	"validatingwebhookconfigurations":   {typeMeta{"admissionregistration.k8s.io/v1", "ValidatingWebhookConfiguration"}, false},
 	"mutatingwebhookconfigurations":     {typeMeta{"admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration"}, false},
 	"validatingadmissionpolicies":       {typeMeta{"admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy"}, false},

@@ -21,11 +21,22 @@ const (
 // setDefaults fills in what p leaves out. It runs on every object that is
 // decoded, so a second run must change nothing.
 func setDefaults(p *corev1.Pod) {
-	setSpecDefaults(&p.Spec)
+	SetTemplateDefaults(&p.Spec)
+	if p.Spec.EnableServiceLinks == nil {
+		p.Spec.EnableServiceLinks = ptr.To(corev1.DefaultEnableServiceLinks)
+	}
+	for i := range p.Spec.InitContainers {
+		setRunDefaults(&p.Spec.InitContainers[i], p.Spec.HostNetwork)
+	}
+	for i := range p.Spec.Containers {
+		setRunDefaults(&p.Spec.Containers[i], p.Spec.HostNetwork)
+	}
 	setStatusDefaults(&p.Status)
 }
 
-func setSpecDefaults(s *corev1.PodSpec) {
+// SetTemplateDefaults fills in what the spec of a template leaves out: less than for a
+// Pod, which gets the rest when it is created from it.
+func SetTemplateDefaults(s *corev1.PodSpec) {
 	set(&s.RestartPolicy, corev1.RestartPolicyAlways)
 	set(&s.DNSPolicy, corev1.DNSClusterFirst)
 	set(&s.SchedulerName, corev1.DefaultSchedulerName)
@@ -38,37 +49,30 @@ func setSpecDefaults(s *corev1.PodSpec) {
 	case *g < 0: // as from a client that means the shortest
 		s.TerminationGracePeriodSeconds = ptr.To(int64(1))
 	}
-	if s.EnableServiceLinks == nil {
-		s.EnableServiceLinks = ptr.To(corev1.DefaultEnableServiceLinks)
-	}
 	// Before 1.1 the field was called serviceAccount; both must agree.
 	if s.ServiceAccountName == "" {
 		s.ServiceAccountName = s.DeprecatedServiceAccount
 	}
 	s.DeprecatedServiceAccount = s.ServiceAccountName
 	for i := range s.InitContainers {
-		setContainerDefaults(&s.InitContainers[i], s.HostNetwork)
+		setContainerDefaults(&s.InitContainers[i])
 	}
 	for i := range s.Containers {
-		setContainerDefaults(&s.Containers[i], s.HostNetwork)
+		setContainerDefaults(&s.Containers[i])
 	}
 	for i := range s.Volumes {
 		setVolumeDefaults(&s.Volumes[i])
 	}
 }
 
-func setContainerDefaults(c *corev1.Container, hostNetwork bool) {
+func setContainerDefaults(c *corev1.Container) {
 	if c.ImagePullPolicy == "" {
 		c.ImagePullPolicy = pullPolicy(c.Image)
 	}
 	set(&c.TerminationMessagePath, corev1.TerminationMessagePathDefault)
 	set(&c.TerminationMessagePolicy, corev1.TerminationMessageReadFile)
 	for i := range c.Ports {
-		p := &c.Ports[i]
-		set(&p.Protocol, corev1.ProtocolTCP)
-		if hostNetwork && p.HostPort == 0 {
-			p.HostPort = p.ContainerPort
-		}
+		set(&c.Ports[i].Protocol, corev1.ProtocolTCP)
 	}
 	for i := range c.Env {
 		if v := c.Env[i].ValueFrom; v != nil && v.FieldRef != nil {
@@ -83,6 +87,16 @@ func setContainerDefaults(c *corev1.Container, hostNetwork bool) {
 			if h != nil {
 				setHTTPDefaults(h.HTTPGet)
 			}
+		}
+	}
+}
+
+// setRunDefaults fills in what a container of a template may leave out and one of a Pod
+// has.
+func setRunDefaults(c *corev1.Container, hostNetwork bool) {
+	for i := range c.Ports {
+		if p := &c.Ports[i]; hostNetwork && p.HostPort == 0 {
+			p.HostPort = p.ContainerPort
 		}
 	}
 	// What may be used is also what is asked for, unless said otherwise.

@@ -24,6 +24,13 @@ func validate(p *corev1.Pod) field.ErrorList {
 	return append(errs, registration.Validate(p)...)
 }
 
+// ValidateTemplate checks a template for Pods.
+func ValidateTemplate(t *corev1.PodTemplateSpec, path *field.Path) field.ErrorList {
+	errs := unversioned.ValidateLabels(t.Labels, path.Child("labels"))
+	errs = append(errs, validation.ValidateAnnotations(t.Annotations, path.Child("annotations"))...)
+	return append(errs, validateSpec(&t.Spec, path.Child("spec"))...)
+}
+
 func validateSpec(s *corev1.PodSpec, path *field.Path) field.ErrorList {
 	volumes, errs := validateVolumes(s.Volumes, path.Child("volumes"))
 	errs = append(errs, validateContainers(s, volumes, path)...)

@@ -20,24 +20,29 @@ func (strategy) WarningsOnCreate(_ context.Context, obj runtime.Object) (out []s
 		out = append(out, fmt.Sprintf("metadata.name: this is used in the Pod's hostname, which can result in surprising behavior; "+
 			"a DNS label is recommended: %v", msgs))
 	}
-	spec := field.NewPath("spec")
-	out = append(out, duplicates(len(p.Spec.HostAliases), spec.Child("hostAliases"), "ip",
-		func(i int) string { return p.Spec.HostAliases[i].IP })...)
+	return append(out, SpecWarnings(&p.Spec, field.NewPath("spec"))...)
+}
+
+// SpecWarnings warns of what is accepted in the spec of a Pod, or of a template, and
+// probably not meant.
+func SpecWarnings(s *corev1.PodSpec, spec *field.Path) (out []string) {
+	out = append(out, duplicates(len(s.HostAliases), spec.Child("hostAliases"), "ip",
+		func(i int) string { return s.HostAliases[i].IP })...)
 	secrets := spec.Child("imagePullSecrets")
-	out = append(out, duplicates(len(p.Spec.ImagePullSecrets), secrets, "name",
-		func(i int) string { return p.Spec.ImagePullSecrets[i].Name })...)
-	for i, s := range p.Spec.ImagePullSecrets {
-		if s.Name == "" {
-			out = append(out, fmt.Sprintf("%s: invalid empty name %q", secrets.Index(i).Child("name"), s.Name))
+	out = append(out, duplicates(len(s.ImagePullSecrets), secrets, "name",
+		func(i int) string { return s.ImagePullSecrets[i].Name })...)
+	for i, secret := range s.ImagePullSecrets {
+		if secret.Name == "" {
+			out = append(out, fmt.Sprintf("%s: invalid empty name %q", secrets.Index(i).Child("name"), secret.Name))
 		}
 	}
-	for _, f := range podspec.Findings(&p.Spec) {
+	for _, f := range podspec.FindingsAt(s, spec) {
 		out = append(out, f.String())
 	}
-	for _, c := range containers(&p.Spec, spec) {
+	for _, c := range containers(s, spec) {
 		out = append(out, hiddenVariables(c)...)
 	}
-	return append(out, portWarnings(containers(&p.Spec, spec))...)
+	return append(out, portWarnings(containers(s, spec))...)
 }
 
 // placed is a container and where it stands in the Pod.

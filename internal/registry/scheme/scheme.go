@@ -12,14 +12,17 @@ import (
 	"strings"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -70,6 +73,9 @@ func Versioned() *runtime.Scheme {
 		{authenticationv1.SchemeGroupVersion, authenticationv1.AddToScheme},
 		{certificatesv1.SchemeGroupVersion, certificatesv1.AddToScheme},
 		{admissionv1.SchemeGroupVersion, admissionv1.AddToScheme},
+		{appsv1.SchemeGroupVersion, appsv1.AddToScheme},
+		{policyv1.SchemeGroupVersion, policyv1.AddToScheme},
+		{autoscalingv1.SchemeGroupVersion, autoscalingv1.AddToScheme}, // Scale alone is served
 	} {
 		utilruntime.Must(g.add(s))
 		utilruntime.Must(s.SetVersionPriority(g.gv))
