@@ -22,6 +22,7 @@ var rooms = map[string]int{
 	"alloc":               1,
 	"podspec":             1,
 	"epslice":             1,
+	"workloads":           1,
 	"table":               1,
 	"zone":                1,
 	"env":                 1,

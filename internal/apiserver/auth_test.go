@@ -160,8 +160,14 @@ func testRules(t *testing.T, s *apiserver.Server) {
 			_, err := c.CoreV1().Secrets("default").Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, metav1.CreateOptions{})
 			return err
 		}},
-		{"controllers", "create a pod", false, func(ctx context.Context, c *kubernetes.Clientset) error {
-			_, err := c.CoreV1().Pods("default").Create(ctx, podNamed("p"), metav1.CreateOptions{})
+		{"controllers", "create a privileged pod", false, func(ctx context.Context, c *kubernetes.Clientset) error {
+			pod := podNamed("p")
+			pod.Spec.HostNetwork = true
+			_, err := c.CoreV1().Pods("default").Create(ctx, pod, metav1.CreateOptions{})
+			return err
+		}},
+		{"controllers", "create a config map", false, func(ctx context.Context, c *kubernetes.Clientset) error {
+			_, err := c.CoreV1().ConfigMaps("default").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, metav1.CreateOptions{})
 			return err
 		}},
 		{"controllers", "watch pods", true, func(ctx context.Context, c *kubernetes.Clientset) error {

@@ -33,6 +33,8 @@ const (
 	NodeIPAMName      = "nodeipam"
 	NamespaceName     = "namespace"
 	GarbageName       = "garbage"
+	ReplicaSetName    = "replicaset"
+	DeploymentName    = "deployment"
 )
 
 // Options are the options of Run.
@@ -81,6 +83,7 @@ func Names() []string {
 	return []string{
 		NamespaceName, NodeIPAMName, NodeLifecycleName, SchedulerName,
 		EndpointsName, EndpointSliceName, MirroringName, GarbageName,
+		ReplicaSetName, DeploymentName,
 	}
 }
 
@@ -102,6 +105,10 @@ func constructor(name string) construct {
 		return newNamespace
 	case GarbageName:
 		return newGarbage
+	case ReplicaSetName:
+		return newReplicaSets
+	case DeploymentName:
+		return newDeployments
 	}
 	return nil
 }

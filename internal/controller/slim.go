@@ -23,6 +23,14 @@ func slimPod(p *corev1.Pod) *corev1.Pod {
 		},
 		Status: corev1.PodStatus{Phase: p.Status.Phase, PodIP: p.Status.PodIP, PodIPs: p.Status.PodIPs},
 	}
+	if cost, ok := p.Annotations[corev1.PodDeletionCost]; ok {
+		out.Annotations = map[string]string{corev1.PodDeletionCost: cost}
+	}
+	for i := range p.Status.ContainerStatuses {
+		if n := p.Status.ContainerStatuses[i].RestartCount; n > 0 {
+			out.Status.ContainerStatuses = append(out.Status.ContainerStatuses, corev1.ContainerStatus{RestartCount: n})
+		}
+	}
 	for i := range p.Status.Conditions {
 		if c := p.Status.Conditions[i]; c.Type == corev1.PodReady || c.Type == corev1.PodScheduled {
 			out.Status.Conditions = append(out.Status.Conditions, c)

@@ -1,0 +1,174 @@
+package controller
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/workloads"
+)
+
+// dependents has all objects of one kind that an object of the kind owner controls, by that
+// owner, with this process's own writes, and those that nobody controls.
+type dependents[T metav1.Object] struct {
+	*assumeCache[T]
+	kind schema.GroupVersionKind // of the owners
+
+	mu      sync.Mutex
+	orphans map[string]map[string]T // by namespace and name
+	// gone are objects that this process has deleted and that end gracefully.
+	gone map[types.UID]bool
+}
+
+// newDependents feeds the cache from an informer. changed is called with each owner of which
+// something has changed, orphan with each object that nobody controls.
+func newDependents[T metav1.Object](s *controllerContext, informer cache.SharedIndexInformer, kind schema.GroupVersionKind,
+	changed func(svc.Name), orphan func(T),
+) (*dependents[T], error) {
+	o := &dependents[T]{kind: kind, orphans: map[string]map[string]T{}, gone: map[types.UID]bool{}}
+	o.assumeCache = newAssumeCache(o.ownerOf, storedIn(informer))
+	if err := s.handle(informer, cacheHandler(o.assumeCache, changed)); err != nil {
+		return nil, err
+	}
+	return o, s.handle(informer, handlers(func(obj T) {
+		if o.keep(obj) {
+			orphan(obj)
+		}
+	}, o.forget))
+}
+
+func (o *dependents[T]) ownerOf(obj T) (svc.Name, bool) {
+	ref := metav1.GetControllerOfNoCopy(obj)
+	if ref == nil || ref.Kind != o.kind.Kind || ref.APIVersion != o.kind.GroupVersion().String() {
+		return svc.Name{}, false
+	}
+	return svc.Name{Namespace: obj.GetNamespace(), Name: ref.Name}, true
+}
+
+// keep notes whether nobody controls an object, and reports it.
+func (o *dependents[T]) keep(obj T) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	namespace := obj.GetNamespace()
+	if metav1.GetControllerOfNoCopy(obj) != nil {
+		o.drop(obj)
+		return false
+	}
+	if o.orphans[namespace] == nil {
+		o.orphans[namespace] = map[string]T{}
+	}
+	o.orphans[namespace][obj.GetName()] = obj
+	return true
+}
+
+func (o *dependents[T]) drop(obj T) {
+	of := o.orphans[obj.GetNamespace()]
+	if delete(of, obj.GetName()); len(of) == 0 {
+		delete(o.orphans, obj.GetNamespace())
+	}
+}
+
+func (o *dependents[T]) forget(obj T) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.drop(obj)
+	delete(o.gone, obj.GetUID())
+}
+
+// deleting notes that this process deletes an object, or takes that back.
+func (o *dependents[T]) deleting(uid types.UID, yes bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if yes {
+		o.gone[uid] = true
+	} else {
+		delete(o.gone, uid)
+	}
+}
+
+// candidates returns what an owner has or might adopt.
+func (o *dependents[T]) candidates(owner metav1.Object) []T {
+	list := o.list(nameOf(owner))
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, obj := range o.orphans[owner.GetNamespace()] {
+		if !slices.ContainsFunc(list, func(have T) bool { return have.GetUID() == obj.GetUID() }) { // just adopted
+			list = append(list, obj)
+		}
+	}
+	return list
+}
+
+// deleted returns which of the objects this process has deleted.
+func (o *dependents[T]) deleted(list []T) map[types.UID]bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	out := map[types.UID]bool{}
+	for _, obj := range list {
+		if o.gone[obj.GetUID()] {
+			out[obj.GetUID()] = true
+		}
+	}
+	return out
+}
+
+// claim adopts and releases objects, and returns those that the owner has then. patch
+// writes one; live reads the owner from the API server, for an owner that is gone, or about
+// to be, must adopt nothing.
+func (o *dependents[T]) claim(ctx context.Context, owner metav1.Object, selector labels.Selector,
+	live func(context.Context) (metav1.Object, error), patch func(context.Context, T, []byte) (T, error),
+) ([]T, error) {
+	c := workloads.Claim(owner, selector, o.candidates(owner))
+	var errs []error
+	if len(c.Adopt) > 0 {
+		now, err := live(ctx)
+		switch {
+		case err != nil:
+			return nil, err
+		case now.GetUID() != owner.GetUID() || now.GetDeletionTimestamp() != nil:
+			c.Adopt = nil
+		}
+	}
+	ref := metav1.NewControllerRef(owner, o.kind)
+	for _, obj := range c.Adopt {
+		adopted, err := patch(ctx, obj, ownerPatch(obj, ref))
+		if err != nil {
+			errs = append(errs, fmt.Errorf("adopt %s: %w", obj.GetName(), err))
+			continue
+		}
+		o.assume(adopted)
+		c.Owned = append(c.Owned, adopted)
+	}
+	for _, obj := range c.Release {
+		if _, err := patch(ctx, obj, ownerPatch(obj, map[string]any{"$patch": "delete", "uid": owner.GetUID()})); ignoreReplaced(err) != nil {
+			errs = append(errs, fmt.Errorf("release %s: %w", obj.GetName(), err))
+		}
+	}
+	return c.Owned, errors.Join(errs...)
+}
+
+// ownerPatch adds or removes one owner of an object.
+func ownerPatch(obj metav1.Object, ref any) []byte {
+	patch, _ := json.Marshal(map[string]any{"metadata": map[string]any{"uid": obj.GetUID(), "ownerReferences": []any{ref}}})
+	return patch
+}
+
+// patchPod changes a Pod and returns what controllers keep of it.
+func (s *controllerContext) patchPod(ctx context.Context, pod *corev1.Pod, patch []byte) (*corev1.Pod, error) {
+	now, err := s.client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return slimPod(now), nil
+}
