@@ -167,7 +167,8 @@ func testRules(t *testing.T, s *apiserver.Server) {
 			return err
 		}},
 		{"controllers", "create a config map", false, func(ctx context.Context, c *kubernetes.Clientset) error {
-			_, err := c.CoreV1().ConfigMaps("default").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, metav1.CreateOptions{})
+			object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "x"}}
+			_, err := c.CoreV1().ConfigMaps("default").Create(ctx, object, metav1.CreateOptions{})
 			return err
 		}},
 		{"controllers", "watch pods", true, func(ctx context.Context, c *kubernetes.Clientset) error {

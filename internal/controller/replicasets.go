@@ -29,7 +29,8 @@ func newReplicaSets(s *controllerContext) (func(ctx context.Context), error) {
 	c := &replicaSets{controllerContext: s}
 	c.loop = loop.New(s.log, ReplicaSetName, s.options.Workers, c.sync)
 	var err error
-	if c.pods, err = newDependents(s, s.informers.Core().V1().Pods().Informer(), workloads.ReplicaSetKind, c.loop.Queue.Add, c.orphan); err != nil {
+	c.pods, err = newDependents(s, s.informers.Core().V1().Pods().Informer(), workloads.ReplicaSetKind, c.loop.Queue.Add, c.orphan)
+	if err != nil {
 		return nil, err
 	}
 	c.writer = podWriter{s, c.pods}

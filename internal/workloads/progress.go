@@ -42,7 +42,9 @@ func (r *rollout) set(t appsv1.DeploymentConditionType, status corev1.ConditionS
 }
 
 // setIn sets a condition unless it has that status and reason already.
-func (r *rollout) setIn(s *appsv1.DeploymentStatus, t appsv1.DeploymentConditionType, status corev1.ConditionStatus, reason, message string) {
+func (r *rollout) setIn(
+	s *appsv1.DeploymentStatus, t appsv1.DeploymentConditionType, status corev1.ConditionStatus, reason, message string,
+) {
 	now := metav1.NewTime(r.now)
 	c := appsv1.DeploymentCondition{Type: t, Status: status, Reason: reason, Message: message, LastUpdateTime: now, LastTransitionTime: now}
 	if before := findCondition(s, t); before != nil {

@@ -159,8 +159,9 @@ func (i *scaleInfo) UpdatedObject(ctx context.Context, old runtime.Object) (runt
 		return nil, apierrors.NewInvalid(autoscalingv1.SchemeGroupVersion.WithKind("Scale").GroupKind(), i.name, errs)
 	}
 	if scale.UID != "" && scale.UID != obj.meta.UID {
+		//nolint:staticcheck // in the words of kube-apiserver
 		return nil, apierrors.NewConflict(resource, i.name,
-			fmt.Errorf("Precondition failed: UID in precondition: %v, UID in object meta: %v", scale.UID, obj.meta.UID)) //nolint:staticcheck // as kube-apiserver
+			fmt.Errorf("Precondition failed: UID in precondition: %v, UID in object meta: %v", scale.UID, obj.meta.UID))
 	}
 	n := scale.Spec.Replicas
 	*obj.replicas = &n

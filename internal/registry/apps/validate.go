@@ -103,7 +103,9 @@ func validateDeployment(s *appsv1.DeploymentSpec, at *field.Path) field.ErrorLis
 }
 
 // validateSelected checks a selector and a template that it must match.
-func validateSelected(selector *metav1.LabelSelector, template *corev1.PodTemplateSpec, kind string, at *field.Path) (errs field.ErrorList) {
+func validateSelected(
+	selector *metav1.LabelSelector, template *corev1.PodTemplateSpec, kind string, at *field.Path,
+) (errs field.ErrorList) {
 	path := at.Child("selector")
 	if selector == nil {
 		errs = append(errs, field.Required(path, ""))

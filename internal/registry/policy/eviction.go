@@ -168,8 +168,9 @@ func (r *evictionREST) budgetOf(ctx context.Context, pod *corev1.Pod) (found *po
 			continue
 		}
 		if found != nil {
+			//nolint:staticcheck // in the words of kube-apiserver
 			return nil, apierrors.NewInternalError(
-				errors.New("This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.")) //nolint:staticcheck // as kube-apiserver
+				errors.New("This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."))
 		}
 		found = &items[i]
 	}
@@ -222,7 +223,8 @@ func room(b *policyv1.PodDisruptionBudget) error {
 	case s.DisruptionsAllowed < 0:
 		return apierrors.NewForbidden(resource, b.Name, errors.New("pdb disruptions allowed is negative"))
 	case len(s.DisruptedPods) > maxDisrupted:
-		return apierrors.NewForbidden(resource, b.Name, errors.New("DisruptedPods map too big - too many evictions not confirmed by PDB controller"))
+		return apierrors.NewForbidden(resource, b.Name,
+			errors.New("DisruptedPods map too big - too many evictions not confirmed by PDB controller"))
 	case s.DisruptionsAllowed > 0:
 		return nil
 	case condition != nil && condition.Status == metav1.ConditionFalse && condition.Reason == policyv1.SyncFailedReason:

@@ -1,0 +1,134 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/process"
+)
+
+// newPair is a cluster of two nodes, "node" and "other".
+func newPair(t *testing.T) (c *cluster, other *testbed.Host) {
+	t.Helper()
+	c = newCluster(t)
+	other = c.network.Outside("other")
+	other.Sysctl("net/ipv4/ip_forward", "1")
+	c.cleansUp(other, "other")
+	c.agentOn(other, "other")
+	c.nodesReady(2)
+	return c, other
+}
+
+// says runs kubectl and wants its output to contain some texts.
+func (c *cluster) says(args string, want ...string) string {
+	c.t.Helper()
+	out := c.kubectl(strings.Fields(args)...)
+	for _, w := range want {
+		if !strings.Contains(out, w) {
+			c.t.Errorf("kubectl %s: no %q in\n%s", args, w, out)
+		}
+	}
+	return out
+}
+
+// becomes waits until the output of kubectl is the wanted one.
+func (c *cluster) becomes(want string, args ...string) {
+	c.t.Helper()
+	testbed.Until(c.t, strings.Join(args, " ")+" to be "+want, func() error {
+		if out, err := c.try(args...); err != nil || out != want {
+			return fmt.Errorf("%q, %w", out, err)
+		}
+		return nil
+	})
+}
+
+// What people do with sets, by kubectl, with real Pods on two nodes.
+func TestSets(t *testing.T) {
+	t.Parallel()
+	c, _ := newPair(t)
+	c.kubectl("create", "deployment", "web", "--image=host", "--replicas=3", "--", "sleep", "600")
+	c.says("rollout status deployment/web --timeout=60s", "successfully rolled out")
+	c.says("get deployment web", "READY", "UP-TO-DATE", "AVAILABLE", "3/3")
+	testHealing(c)
+	testRollout(c)
+	testScaling(c)
+	c.kubectl("delete", "deployment", "web", "--cascade=foreground", "--timeout=60s")
+	c.becomes("", "get", "replicasets,pods", "-o", "name")
+}
+
+// A Pod that is deleted, and one that is taken out of the set by its label, are replaced.
+func testHealing(c *cluster) {
+	c.t.Helper()
+	pods := strings.Fields(c.kubectl("get", "pods", "-o", "name"))
+	if len(pods) != 3 {
+		c.t.Fatalf("Pods: %v", pods)
+	}
+	c.kubectl("delete", pods[0], "--wait=false", "--grace-period=1")
+	c.kubectl("label", pods[1], "app-")
+	c.becomes("3", "get", "deployment", "web", "-o", "jsonpath={.status.readyReplicas}")
+	testbed.Until(c.t, "two Pods in the place of two", func() error {
+		out := c.kubectl("get", "pods", "-l", "app=web", "-o", "name")
+		if strings.Contains(out, pods[0]) || strings.Contains(out, pods[1]) || len(strings.Fields(out)) != 3 {
+			return errors.New(out)
+		}
+		return nil
+	})
+	if owner := c.kubectl("get", pods[1], "-o", "jsonpath={.metadata.ownerReferences}"); owner != "" {
+		c.t.Errorf("the Pod without the label still belongs to %s", owner)
+	}
+	// With its label it is adopted, and one is too many then.
+	c.kubectl("label", pods[1], "app=web")
+	c.becomes("3", "get", "deployment", "web", "-o", "jsonpath={.status.replicas}")
+	testbed.Until(c.t, "three Pods again", func() error {
+		if out := c.kubectl("get", "pods", "-o", "name"); len(strings.Fields(out)) != 3 {
+			return errors.New(out)
+		}
+		return nil
+	})
+}
+
+// Revisions, by kubectl rollout.
+func testRollout(c *cluster) {
+	c.t.Helper()
+	c.kubectl("set", "env", "deployment/web", "VERSION=2")
+	c.says("rollout status deployment/web --timeout=60s", "successfully rolled out")
+	c.kubectl("annotate", "deployment/web", "kubernetes.io/change-cause=two")
+	c.becomes("2", "get", "deployment", "web", "-o", `jsonpath={.metadata.annotations.deployment\.kubernetes\.io/revision}`)
+	testbed.Until(c.t, "the cause in the history", func() error {
+		if out := c.kubectl("rollout", "history", "deployment/web"); !strings.Contains(out, "two") {
+			return errors.New(out)
+		}
+		return nil
+	})
+	c.says("rollout history deployment/web --revision=2", "VERSION:", "2")
+	c.kubectl("rollout", "undo", "deployment/web")
+	c.says("rollout status deployment/web --timeout=60s", "successfully rolled out")
+	if out := c.kubectl("get", "pods", "-o", "yaml"); strings.Contains(out, "VERSION") {
+		testbed.Until(c.t, "the end of the Pods of revision 2", func() error {
+			if out := c.kubectl("get", "pods", "-o", "yaml"); strings.Contains(out, "VERSION") {
+				return errors.New("Pods have the variable of revision 2")
+			}
+			return nil
+		})
+	}
+	c.kubectl("rollout", "pause", "deployment/web")
+	c.kubectl("set", "env", "deployment/web", "VERSION=4")
+	c.kubectl("rollout", "resume", "deployment/web")
+	c.says("rollout status deployment/web --timeout=60s", "successfully rolled out")
+	c.kubectl("rollout", "restart", "deployment/web")
+	c.says("rollout status deployment/web --timeout=60s", "successfully rolled out")
+}
+
+func testScaling(c *cluster) {
+	c.t.Helper()
+	c.kubectl("scale", "deployment/web", "--replicas=1", "--current-replicas=3")
+	c.becomes("1 1", "get", "deployment", "web", "-o", "jsonpath={.status.replicas} {.status.observedGeneration}",
+		"--template", "{{.status.replicas}} {{.status.availableReplicas}}", "-o", "go-template")
+	if out, err := process.Try(c.on(c.server, process.Program("kubectl"), "scale", "deployment/web", "--replicas=2",
+		"--current-replicas=3")); err == nil {
+		c.t.Errorf("scaled although there is another number of replicas: %s", out)
+	}
+}
