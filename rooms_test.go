@@ -46,6 +46,7 @@ var rooms = map[string]int{
 	"controller":          3,
 	"dns":                 3,
 	"lb/quorum":           1,
+	"lb/logship":          2,
 	"lb/announce":         3,
 	"lb/filter":           2,
 	"agent":               4,
@@ -75,6 +76,7 @@ var libraries = []struct {
 	{"github.com/vishvananda/netns", "namespaces belong to kernel", []string{"kernel", "testbed"}},
 	{"golang.org/x/sys/unix", "system calls belong to kernel", []string{"kernel", "testbed"}},
 	{"github.com/osrg/gobgp/v4", "BGP belongs to lb/bgp", []string{"lb/bgp"}},
+	{"github.com/minio/minio-go/v7", "S3 belongs to lb/logship", []string{"lb/logship"}},
 	{"k8s.io/endpointslice", "a second opinion for tests only", []string{}},
 }
 

@@ -187,6 +187,7 @@ func testNodeOwns(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset
 	balancers(t, admin)
 	for name, allowed := range map[string]bool{
 		"lb-served": true, "lb-unserved": false, "lb-direct": false, "lb-cluster": false, "lb-foreign": false, "lb-unnamed": false,
+		"lb-logs": true, "lb-nologs": false,
 	} {
 		requests = append(requests, request{"get the TLS Secret " + name, allowed, func(ctx context.Context) error {
 			_, err := c.CoreV1().Secrets("default").Get(ctx, name, get)
@@ -293,7 +294,7 @@ func mirrorChanges() map[string]func(*corev1.Pod) {
 // balancers makes Services that name TLS Secrets, of which one is served by nodes.
 func balancers(t *testing.T, admin *kubernetes.Clientset) {
 	t.Helper()
-	for i, name := range []string{"lb-served", "lb-unserved", "lb-direct", "lb-cluster", "lb-foreign", "lb-unnamed"} {
+	for i, name := range []string{"lb-served", "lb-unserved", "lb-direct", "lb-cluster", "lb-foreign", "lb-unnamed", "lb-logs", "lb-nologs"} {
 		for _, namespace := range []string{"default", "kube-public"} {
 			if _, err := admin.CoreV1().Secrets(namespace).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}},
 				metav1.CreateOptions{}); err != nil {
@@ -312,6 +313,11 @@ func balancers(t *testing.T, admin *kubernetes.Clientset) {
 			v.Spec.LoadBalancerClass = new("example.com/other")
 		case "lb-unnamed":
 			v.Annotations = nil
+		case "lb-logs", "lb-nologs": // files stay on the nodes without a bucket
+			v.Annotations = map[string]string{"fairlead.dev/lb-access-log": "true", "fairlead.dev/lb-access-log-credentials": name}
+			if name == "lb-logs" {
+				v.Annotations["fairlead.dev/lb-access-log-bucket"] = "logs"
+			}
 		}
 		v, err := admin.CoreV1().Services("default").Create(t.Context(), v, metav1.CreateOptions{})
 		if err != nil {

@@ -14,9 +14,9 @@ import (
 	"github.com/fairlead/fairlead/internal/dialect"
 )
 
-// tlsIndex indexes the Services of type LoadBalancer by the TLS Secrets that they name: any node
-// may have to answer for their addresses within a second, and ends TLS with these. Those without an address,
-// or of the direct way, do not count.
+// tlsIndex indexes the Services of type LoadBalancer by the Secrets that they name, of TLS and of access logs: any node
+// may have to answer for their addresses within a second, and ends TLS and stores logs with these. Those without an
+// address, or of the direct way, do not count.
 type tlsIndex struct{ informer cache.SharedIndexInformer }
 
 // lbClass is the loadBalancerClass of our own load balancers.
@@ -36,7 +36,7 @@ func newTLSIndex(client kubernetes.Interface) (*tlsIndex, error) {
 // run follows the Services until ctx ends.
 func (x *tlsIndex) run(ctx context.Context) { x.informer.RunWithContext(ctx) }
 
-// named reports whether a load balancer of the namespace names a TLS Secret.
+// named reports whether a load balancer of the namespace names a Secret.
 func (x *tlsIndex) named(namespace, secret string) bool {
 	keys, err := x.informer.GetIndexer().IndexKeys(byReference, namespace+"/"+secret)
 	return err == nil && len(keys) > 0
@@ -74,6 +74,9 @@ func toTLSRefs(obj any) (any, error) {
 	}
 	if r := dialect.Read(d); r.Way == dialect.Proxied {
 		out.secrets = r.Spec.Certificates
+		if r.Spec.AccessLog.Uploads() {
+			out.secrets = append(slices.Clone(out.secrets), r.Spec.AccessLog.Secret)
+		}
 	}
 	return out, nil
 }

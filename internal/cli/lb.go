@@ -28,6 +28,7 @@ type lbFlags struct {
 	bgpPeers   bgpPeersValue
 	peerPort   uint16
 	accessLogs string
+	logUpload  logUploadFlags
 }
 
 // How addresses may be announced.
@@ -58,6 +59,7 @@ func (f *lbFlags) add(cmd *cobra.Command) {
 		"[,graceful-restart[=120s]][,multihop=TTL][,source-address=IP][,interface=IF]; may be given several times")
 	flags.StringVar(&f.accessLogs, "lb-access-logs", filepath.Join(defaultDataDir(), "lb-access-logs"),
 		"directory for the access logs that annotations of Services ask for, of 1 GiB at most; empty for none")
+	f.logUpload.add(flags)
 	flags.Uint16Var(&f.peerPort, "lb-peer-port", lb.DefaultPeerPort,
 		"UDP port on the node's address at which the speakers of all nodes hear each other; the same on all")
 }
@@ -70,6 +72,9 @@ func (f *lbFlags) check(networks networkFlags) error {
 	}
 	if f.peerPort == 0 {
 		return usagef("--lb-peer-port must be 1 to 65535: the other speakers have to know it")
+	}
+	if err := f.logUpload.check(f.accessLogs); err != nil {
+		return err
 	}
 	if f.announce == announceNone && len(f.bgpPeers) > 0 {
 		return usagef("--lb-bgp-peer and --lb-announce none: nothing would be announced to that router")

@@ -23,6 +23,10 @@ func (f *lbFlags) newSpeaker(log *slog.Logger, config *rest.Config, nodeName str
 		Config: config, NodeName: nodeName, Peer: netip.AddrPortFrom(at, f.peerPort), Interfaces: f.interfaces, Log: log,
 		Announce: f.announce, BGPPeers: f.bgpPeers, AccessLogs: f.accessLogs,
 	}
+	var err error
+	if o.UploadLogs, err = f.logUpload.options(); err != nil {
+		return nil, err
+	}
 	if p != nil {
 		o.Healthy = func(context.Context) (bool, string) {
 			if p.Serving() {

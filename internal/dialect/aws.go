@@ -3,7 +3,6 @@ package dialect
 import (
 	"fmt"
 	"net/netip"
-	"strconv"
 	"strings"
 )
 
@@ -34,7 +33,8 @@ func awsDialect() Dialect {
 			codes(awsPrefix+"healthcheck-success-codes", "statuses, as 200-399"),
 			none(awsPrefix+"eip-allocations-discovery-tags", noVPC), none(awsPrefix+"ipv6-addresses", noVPC),
 			alpnPolicy(awsPrefix+"alpn-policy"),
-			Annotation{Key: awsPrefix + "attributes", Values: "key=value pairs with commas between", Sets: []Field{FieldCrossZone, FieldLogEnabled},
+			Annotation{Key: awsPrefix + "attributes", Values: "key=value pairs with commas between", Sets: []Field{FieldCrossZone, FieldLogEnabled, FieldLogBucket,
+				FieldLogPrefix},
 				read: readAWSAttributes},
 			none(awsPrefix+"manage-backend-security-group-rules", noVPC), none(awsPrefix+"inbound-sg-rules-on-private-link-traffic", noVPC),
 			none(awsPrefix+"security-group-prefix-lists", noVPC), none(awsPrefix+"disable-nlb-sg", noVPC),
@@ -80,19 +80,10 @@ func awsClassic() []Annotation {
 			r.set(FieldProxyProtocol, fmt.Sprintf("v%d", version), func(s *Spec) { s.ProxyProtocol = version })
 			return nil
 		}},
-		flag(awsPrefix+"access-log-enabled", FieldLogEnabled, false, func(s *Spec, on bool) { s.AccessLog.Enabled = on }).of("122"),
-		{Key: awsPrefix + "access-log-emit-interval", Values: "5 or 60 minutes", Sets: []Field{FieldLogEvery}, Behaviour: "123",
-			read: func(r *reader, v string) error {
-				if v != "5" && v != "60" {
-					return fmt.Errorf("%q is neither 5 nor 60 minutes", shorten(v))
-				}
-				n, _ := strconv.Atoi(v)
-				r.set(FieldLogEvery, v+" minutes", func(s *Spec) { s.AccessLog.Every = Duration(n) * 60e9 })
-				return nil
-			}},
-		text(awsPrefix+"access-log-s3-bucket-name", "a bucket", FieldLogBucket, func(s *Spec, v string) { s.AccessLog.Bucket = v }).of("124"),
-		text(awsPrefix+"access-log-s3-bucket-prefix", "the beginning of names in it", FieldLogPrefix,
-			func(s *Spec, v string) { s.AccessLog.Prefix = v }).of("125"),
+		flag(awsPrefix+"access-log-enabled", FieldLogEnabled, false, setLogs).of("122"),
+		logInterval(awsPrefix + "access-log-emit-interval").of("123"),
+		logBucket(awsPrefix + "access-log-s3-bucket-name").of("124"),
+		logPrefix(awsPrefix + "access-log-s3-bucket-prefix").of("125"),
 		flag(awsPrefix+"connection-draining-enabled", FieldDraining, true, setDraining).of("126"),
 		seconds(awsPrefix+"connection-draining-timeout", 1, 3600, FieldDrainTimeout, setDrain).of("127"),
 		seconds(awsPrefix+"connection-idle-timeout", 1, 4000, FieldIdleTimeout, setIdle).of("128"),
@@ -230,9 +221,13 @@ func readAWSAttributes(r *reader, v string) error {
 		case k == "access_logs.s3.enabled" && on:
 			r.set(FieldLogEnabled, "true", func(s *Spec) { s.AccessLog.Enabled = true })
 		case k == "access_logs.s3.bucket":
-			r.set(FieldLogBucket, pairs[k], func(s *Spec) { s.AccessLog.Bucket = pairs[k] })
-		case k == "access_logs.s3.prefix":
-			r.set(FieldLogPrefix, pairs[k], func(s *Spec) { s.AccessLog.Prefix = pairs[k] })
+			if err := r.setBucket(pairs[k]); err != nil {
+				return fmt.Errorf("%s: %w", k, err)
+			}
+		case k == "access_logs.s3.prefix" && pairs[k] != "":
+			if err := r.setPrefix(pairs[k]); err != nil {
+				return fmt.Errorf("%s: %w", k, err)
+			}
 		default:
 			r.found(Meaningless, r.key, pairs[k], "accepted; "+shorten(k)+" has no meaning here because "+noVPC)
 		}

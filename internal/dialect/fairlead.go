@@ -19,7 +19,7 @@ func fairleadDialect() Dialect {
 	}
 	return Dialect{
 		Name: "fairlead", Source: "https://kubernetes.io/docs/concepts/services-networking/service/#loadbalancer", Prefixes: []string{lbPrefix},
-		Annotations: []Annotation{
+		Annotations: append([]Annotation{
 			addresses(LBAddresses, 0),
 			text(LBPool, "the name of an IPAddressPool", FieldPool, func(s *Spec, v string) { s.Pool = v }),
 			text(LBSharingKey, "any; Services of a namespace with the same one share an address", FieldSharingKey,
@@ -62,7 +62,7 @@ func fairleadDialect() Dialect {
 			number(lbPrefix+"connection-limit", 1, 1000000, "connections", FieldConnections, setConnections),
 			number(lbPrefix+"bandwidth", 1, 100000, "Mbit/s", FieldBandwidth, setBandwidth),
 			tags(lbPrefix + "tags"),
-		},
+		}, ourAccessLogs()...),
 	}
 }
 

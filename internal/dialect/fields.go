@@ -45,6 +45,8 @@ const (
 	FieldLogEvery        Field = "access log interval"
 	FieldLogBucket       Field = "access log bucket"
 	FieldLogPrefix       Field = "access log prefix"
+	FieldLogFormat       Field = "access log format"
+	FieldLogCredentials  Field = "access log credentials"
 	FieldHeaders         Field = "forwarded headers"
 	FieldStickyCookie    Field = "sticky cookie"
 	FieldStickyApp       Field = "application's cookie"
@@ -60,8 +62,6 @@ const (
 var notYet = map[Field]string{
 	FieldClientPort: "the client's port is not sent; X-Forwarded-For has its address",
 	FieldTags:       "they are shown by 'fairlead lb explain' alone",
-	FieldLogBucket:  "nothing is uploaded: files are in a directory of each node, see docs/loadbalancer.md",
-	FieldLogPrefix:  "nothing is uploaded: files are in a directory of each node, see docs/loadbalancer.md",
 }
 
 // always are the fields that have their effect in either way; the others are of the

@@ -175,6 +175,9 @@ func (r *reader) defaults() {
 	set(FieldDraining, ours, "true", func() { s.Draining = true })
 	set(FieldDrainTimeout, ours, seconds(drainTimeout).String(), func() { s.DrainTimeout = seconds(drainTimeout) })
 	set(FieldCrossZone, ours, "true", func() { s.CrossZone = true })
+	if s.AccessLog.Uploads() {
+		set(FieldLogCredentials, ours, DefaultLogSecret, func() { s.AccessLog.Secret = DefaultLogSecret })
+	}
 }
 
 // Defaults of our own, in seconds: Kubernetes' API has long silent watches.

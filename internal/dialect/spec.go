@@ -144,14 +144,6 @@ type Sticky struct {
 	Lifetime Duration `json:"lifetime,omitempty"`
 }
 
-// AccessLog is where a line for each connection or request goes.
-type AccessLog struct {
-	Enabled bool     `json:"enabled,omitempty"`
-	Every   Duration `json:"every,omitempty"`
-	Bucket  string   `json:"bucket,omitempty"`
-	Prefix  string   `json:"prefix,omitempty"`
-}
-
 // Way is how connections reach Pods.
 type Way string
 

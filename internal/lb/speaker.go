@@ -54,6 +54,8 @@ type SpeakerOptions struct {
 	Log        *slog.Logger
 	// AccessLogs is the directory of the access logs that Services ask for. Without one none are written.
 	AccessLogs string
+	// UploadLogs is where they are uploaded to, nil if they are not.
+	UploadLogs *LogUpload
 	// Now is clock.Boot, unless a test wants another rate.
 	Now func() time.Duration
 }
@@ -149,6 +151,7 @@ func NewSpeaker(o SpeakerOptions) (*Speaker, error) {
 		Name: "fairlead_lb_speaker_rejected_connections_total",
 		Help: "Connections of the proxied way that were closed since there were too many.",
 	}, func() float64 { return float64(s.proxying.server.Rejected()) }))
+	s.registerLogMetrics()
 	s.routing = newRouting(s)
 	neighbours := s.neighbours
 	if o.Announce != AnnounceARP {

@@ -24,7 +24,7 @@ func (p *proxying) build(n svc.Name, v *proxiedService) *proxied.Service {
 		Name: n, Spec: *v.spec, Backends: map[uint16][]netip.AddrPort{}, Weights: map[netip.AddrPort]int{}, Key: string(v.object.UID),
 	}
 	for _, name := range v.spec.Certificates {
-		t := p.secrets[svc.Name{Namespace: n.Namespace, Name: name}]
+		t := p.secrets[secretKey{svc.Name{Namespace: n.Namespace, Name: name}, forTLS}]
 		if t == nil || t.cert == nil {
 			if t != nil && t.problem != "" {
 				p.fail(v, fmt.Sprintf("cannot use the TLS Secret %s: %s", name, t.problem))

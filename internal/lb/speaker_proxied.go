@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/events"
 	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/lb/filter"
+	"github.com/fairlead/fairlead/internal/lb/logship"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -32,6 +33,7 @@ type proxying struct {
 	log    *slog.Logger
 	events *events.Recorder
 	server *proxied.Server
+	upload *logship.Uploader // nil without an endpoint
 	// served is called when a Service may have become ready, or not.
 	served func()
 	wake   chan struct{}
@@ -44,7 +46,7 @@ type proxying struct {
 	mu       sync.Mutex
 	services map[svc.Name]*proxiedService
 	claims   map[netip.Addr][]svc.Name
-	secrets  map[svc.Name]*tlsSecret
+	secrets  map[secretKey]*namedSecret
 	zone     string // of this node, empty if it is unknown
 	nodes    nodes
 }
@@ -62,15 +64,18 @@ type proxiedService struct {
 	built   *proxied.Service
 	failure string // as recorded last
 	ready   bool
+	// unstored is why its access logs cannot be uploaded, and logFailure what was recorded of that last.
+	unstored, logFailure string
 }
 
 func newProxying(o SpeakerOptions, client kubernetes.Interface) *proxying {
 	server := proxied.New(proxied.Options{Log: o.Log, AccessLogs: o.AccessLogs, Node: o.NodeName})
 	p := &proxying{
 		node: o.NodeName, client: client, log: o.Log, server: server, wake: make(chan struct{}, 1),
-		services: map[svc.Name]*proxiedService{}, claims: map[netip.Addr][]svc.Name{}, secrets: map[svc.Name]*tlsSecret{},
+		services: map[svc.Name]*proxiedService{}, claims: map[netip.Addr][]svc.Name{}, secrets: map[secretKey]*namedSecret{},
 	}
 	p.filter = filter.New(func() { signal(p.wake) })
+	p.upload = p.newUploader(o)
 	return p
 }
 
@@ -188,6 +193,9 @@ func (p *proxying) run(ctx context.Context) {
 			p.log.Error("cannot remove the packet filter of load balancers", "err", err)
 		}
 	}()
+	if p.upload != nil {
+		running.Go(func() { p.upload.Run(ctx) })
+	}
 	p.vips = []netip.Addr{{}} // what an earlier process has left is unknown
 	for {
 		select {
@@ -203,6 +211,9 @@ func (p *proxying) run(ctx context.Context) {
 		p.followSecrets(ctx, &running)
 		p.followNodes(ctx, &running)
 		p.apply()
+		if to := p.uploads(); p.upload != nil {
+			p.upload.Set(to)
+		}
 	}
 }
 

@@ -14,75 +14,122 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 
+	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/lb/logship"
 	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// tlsSecret is a TLS Secret that a Service of the proxied way names. It is watched by its name: a node has no
-// right to list others.
-type tlsSecret struct {
+// secretUse is what a Secret that a Service of the proxied way names is for.
+type secretUse int
+
+const (
+	forTLS  secretUse = iota
+	forLogs           // credentials for a bucket
+)
+
+func (u secretUse) String() string {
+	if u == forLogs {
+		return "Secret of access logs"
+	}
+	return "TLS Secret"
+}
+
+// secretKey is a Secret, for a use.
+type secretKey struct {
+	svc.Name
+	use secretUse
+}
+
+// namedSecret is a Secret that a Service of the proxied way names. It is watched by its name: a node has no right to list
+// others.
+type namedSecret struct {
 	stop context.CancelFunc
-	// cert is the last one that could be used, and problem is why the Secret cannot be used as it is now. Neither
-	// that nor anything else has a part of the key.
-	cert    *tls.Certificate
-	problem string
+	// cert or credentials are the last ones that could be used, and problem is why the Secret cannot be used as it is now.
+	// Neither that nor anything else has a part of a key.
+	cert        *tls.Certificate
+	credentials *logship.Credentials
+	problem     string
+}
+
+// secretsOf returns the Secrets that a Service names.
+func secretsOf(n svc.Name, spec *dialect.Spec) (out []secretKey) {
+	if spec == nil {
+		return nil
+	}
+	for _, name := range spec.Certificates {
+		out = append(out, secretKey{svc.Name{Namespace: n.Namespace, Name: name}, forTLS})
+	}
+	if spec.AccessLog.Uploads() {
+		out = append(out, secretKey{svc.Name{Namespace: n.Namespace, Name: spec.AccessLog.Secret}, forLogs})
+	}
+	return out
 }
 
 // followSecrets follows the Secrets that are named, and no others.
 func (p *proxying) followSecrets(ctx context.Context, running *sync.WaitGroup) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	named := map[svc.Name]bool{}
+	named := map[secretKey]bool{}
 	for n, v := range p.services {
-		if v.spec == nil {
-			continue
-		}
-		for _, name := range v.spec.Certificates {
-			named[svc.Name{Namespace: n.Namespace, Name: name}] = true
+		for _, key := range secretsOf(n, v.spec) {
+			named[key] = key.use == forTLS || p.upload != nil
 		}
 	}
-	for n, t := range p.secrets {
-		if !named[n] {
+	for key, t := range p.secrets {
+		if !named[key] {
 			t.stop()
-			delete(p.secrets, n)
+			delete(p.secrets, key)
 		}
 	}
-	for n := range named {
-		if p.secrets[n] == nil {
-			p.secrets[n] = p.followSecret(ctx, running, n)
+	for key, is := range named {
+		if is && p.secrets[key] == nil {
+			p.secrets[key] = p.followSecret(ctx, running, key)
 		}
 	}
 }
 
-func (p *proxying) followSecret(ctx context.Context, running *sync.WaitGroup, n svc.Name) *tlsSecret {
-	t := &tlsSecret{}
+func (p *proxying) followSecret(ctx context.Context, running *sync.WaitGroup, key secretKey) *namedSecret {
+	t := &namedSecret{}
 	ctx, t.stop = context.WithCancel(reflector.Quiet(ctx))
-	change := func(cert *tls.Certificate, problem string) {
+	change := func(f func()) {
 		p.changed(func() {
-			if t.problem = problem; cert != nil {
-				t.cert = cert
-			}
+			f()
 			for of, v := range p.services {
-				if of.Namespace == n.Namespace && v.spec != nil && slices.Contains(v.spec.Certificates, n.Name) {
+				if key.use == forTLS && slices.Contains(secretsOf(of, v.spec), key) {
 					v.built = nil
 				}
 			}
 		})
 	}
-	set := func(s *corev1.Secret) { change(readTLSSecret(s)) }
+	set := func(s *corev1.Secret) {
+		change(func() {
+			if key.use == forLogs {
+				t.credentials, t.problem = readLogSecret(s) // what was withdrawn is not used any more
+				return
+			}
+			cert, problem := readTLSSecret(s)
+			if t.problem = problem; cert != nil {
+				t.cert = cert
+			}
+		})
+	}
+	gone := func(problem string) {
+		change(func() { t.problem, t.credentials = problem, nil })
+	}
 	sink := reflector.Sink[*corev1.Secret]{
 		Replace: func(list []*corev1.Secret) {
 			if len(list) == 0 {
-				change(nil, "it does not exist")
+				gone("it does not exist")
 				return
 			}
 			set(list[0])
 		},
 		Set:    set,
-		Delete: func(*corev1.Secret) { change(nil, "it was deleted") },
+		Delete: func(*corev1.Secret) { gone("it was deleted") },
 	}
-	from := reflector.From(p.client.CoreV1().Secrets(n.Namespace),
-		metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", n.Name).String()})
+	from := reflector.From(p.client.CoreV1().Secrets(key.Namespace),
+		metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", key.Name.Name).String()})
 	logged := "" // of observed, which is called for one request after the other
 	observed := from.Observed(func(err error) {
 		if ctx.Err() != nil {
@@ -90,14 +137,14 @@ func (p *proxying) followSecret(ctx context.Context, running *sync.WaitGroup, n 
 		}
 		problem := readProblem(err)
 		if problem != "" && problem != logged {
-			p.log.Warn("cannot read a TLS Secret; retrying", "namespace", n.Namespace, "secret", n.Name, "err", err)
+			p.log.Warn("cannot read a "+key.use.String()+"; retrying", "namespace", key.Namespace, "secret", key.Name.Name, "err", err)
 		}
 		logged = problem
 		p.mu.Lock()
-		has := t.cert != nil
+		has := t.cert != nil || t.credentials != nil
 		p.mu.Unlock()
 		if problem != "" && !has {
-			change(nil, problem)
+			gone(problem)
 		}
 	})
 	running.Go(func() { reflector.Run(ctx, "lb-speaker/secret", observed, sink) })
@@ -140,7 +187,7 @@ func readTLSSecret(s *corev1.Secret) (cert *tls.Certificate, problem string) {
 // on while the Secret has none.
 func (p *proxying) secretProblem(n svc.Name, v *proxiedService) string {
 	for _, name := range v.spec.Certificates {
-		t := p.secrets[svc.Name{Namespace: n.Namespace, Name: name}]
+		t := p.secrets[secretKey{svc.Name{Namespace: n.Namespace, Name: name}, forTLS}]
 		switch {
 		case t == nil:
 		case t.problem != "":

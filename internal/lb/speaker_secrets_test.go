@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/events"
+	"github.com/fairlead/fairlead/internal/lb/logship"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -87,5 +89,77 @@ func TestEventsOfUnreadableSecrets(t *testing.T) {
 		if strings.Count(text.String(), part) != 1 {
 			t.Errorf("the log has %q %d times:\n%s", part, strings.Count(text.String(), part), &text)
 		}
+	}
+}
+
+// A Service has the credentials of its own namespace for a bucket, whatever it names, and of no Secret that is for
+// something else; what they are is in no Event and no line of the log (behaviours 124, 125).
+func TestCredentialsOfAccessLogs(t *testing.T) {
+	r := newRig(t)
+	var text bytes.Buffer
+	log := slog.New(slog.NewTextHandler(&text, nil))
+	endpoint, err := logship.ParseEndpoint("https://127.0.0.1:1")
+	r.must(err)
+	p := newProxying(SpeakerOptions{NodeName: "n1", Log: log, AccessLogs: t.TempDir(), UploadLogs: &LogUpload{Endpoint: logship.Endpoint{URL: endpoint}}},
+		r.client)
+	p.events = events.NewRecorder(r.client, corev1.EventSource{Component: "fairlead-lb-speaker"}, log)
+	stop := p.events.Start()
+	spec := &dialect.Spec{AccessLog: dialect.AccessLog{Enabled: true, Bucket: "logs", Secret: dialect.DefaultLogSecret}}
+	own, foreign := svc.Name{Namespace: "shop", Name: "web"}, svc.Name{Namespace: "mallory", Name: "web"}
+	secret := func(namespace, kind, key string) {
+		t.Helper()
+		_ = r.client.CoreV1().Secrets(namespace).Delete(t.Context(), dialect.DefaultLogSecret, metav1.DeleteOptions{})
+		_, err := r.client.CoreV1().Secrets(namespace).Create(t.Context(), &corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{Name: dialect.DefaultLogSecret}, Type: corev1.SecretType(kind),
+			Data: map[string][]byte{accessKeyEntry: []byte(namespace), secretKeyEntry: []byte(key)},
+		}, metav1.CreateOptions{})
+		r.must(err)
+	}
+	for _, n := range []svc.Name{own, foreign} {
+		_, err := r.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: n.Namespace}},
+			metav1.CreateOptions{})
+		r.must(err)
+		p.services[n] = &proxiedService{object: &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: n.Namespace, Name: n.Name, UID: "u"}}, spec: spec}
+	}
+	secret("shop", LogSecretType, "SECRET-shop")
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	p.followSecrets(ctx, &running)
+	await := func(what string, want map[svc.Name]string, problem string) {
+		t.Helper()
+		r.eventually(what, func() error {
+			got := map[svc.Name]string{}
+			for n, d := range p.uploads() {
+				got[n] = d.Credentials.SecretKey
+			}
+			if failure := p.services[foreign].logFailure; !maps.Equal(got, want) || !strings.HasSuffix(failure, problem) {
+				return fmt.Errorf("%v, %q", got, failure)
+			}
+			return nil
+		})
+	}
+	await("none of its own", map[svc.Name]string{own: "SECRET-shop"}, "cannot use the Secret lb-access-logs: it does not exist")
+	secret("mallory", "Opaque", "SECRET-database")
+	await("one that is for something else", map[svc.Name]string{own: "SECRET-shop"}, "it is of type Opaque, not "+LogSecretType)
+	secret("mallory", LogSecretType, "SECRET mallory")
+	await("a wrong one", map[svc.Name]string{own: "SECRET-shop"}, "its entry secret-access-key is missing, too long, or has blanks")
+	secret("mallory", LogSecretType, "SECRET-mallory")
+	await("its own", map[svc.Name]string{own: "SECRET-shop", foreign: "SECRET-mallory"}, "")
+	r.must(r.client.CoreV1().Secrets("mallory").Delete(t.Context(), dialect.DefaultLogSecret, metav1.DeleteOptions{}))
+	await("what was withdrawn", map[svc.Name]string{own: "SECRET-shop"}, "it was deleted")
+	stop()
+	list, err := r.client.CoreV1().Events("mallory").List(t.Context(), metav1.ListOptions{})
+	r.must(err)
+	for _, e := range list.Items {
+		if e.Reason != "AccessLogsNotStored" || strings.Contains(e.Message, "SECRET") {
+			t.Errorf("%s: %s", e.Reason, e.Message)
+		}
+	}
+	cancel()
+	running.Wait()
+	if len(list.Items) < 4 || strings.Contains(text.String(), "SECRET") {
+		t.Errorf("%d Events, log %s", len(list.Items), &text)
 	}
 }

@@ -18,21 +18,32 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/lb/logship"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // accessLog writes a line for each connection of TCP or TLS, and for each request of HTTP, as a Classic Load Balancer
-// of AWS does (https://docs.aws.amazon.com/elasticloadbalancing/latest/classic/access-log-collection.html). Each line
-// is one write, so that none is lost when the process ends.
+// of AWS does (https://docs.aws.amazon.com/elasticloadbalancing/latest/classic/access-log-collection.html), or for requests
+// as an Application Load Balancer. Each line is one write, so that none is lost when the process ends.
 type accessLog struct {
 	dir, node string
 	log       *slog.Logger
 	most      int64 // bytes of all files; the oldest go first
 
 	mu    sync.Mutex
-	files map[svc.Name]*logFile
+	files map[logKey]*logFile
+	// complete is until when files have ended: nothing is added to those, whenever a line was made.
+	complete time.Time
 	// pruned and warned are when that was done last.
 	pruned, warned time.Time
+	dropped        uint64 // files that were removed before they were uploaded
+}
+
+// logKey is what has a file of its own for each interval.
+type logKey struct {
+	service svc.Name
+	format  dialect.LogFormat
 }
 
 // logFile is what lines of a Service go to for an interval.
@@ -66,6 +77,12 @@ type entry struct {
 	request      string // empty without HTTP
 	agent        string
 	suite, proto string // of TLS
+
+	// What follows only lines of an Application Load Balancer have.
+
+	kind   string // http, https, h2, grpcs, ws or wss
+	began  time.Time
+	domain string // that TLS was asked for
 }
 
 // tls takes over what was agreed on.
@@ -73,27 +90,70 @@ func (e *entry) tls(s tls.ConnectionState) {
 	e.suite, e.proto = tls.CipherSuiteName(s.CipherSuite), strings.ReplaceAll(tls.VersionName(s.Version), " ", "v")
 }
 
-// text returns the line.
+const timeFormat = "2006-01-02T15:04:05.000000Z"
+
+// text returns the line as of a Classic Load Balancer.
 func (e *entry) text() string {
+	return e.at.UTC().Format(timeFormat) + " " + e.service.String() + " " + e.common() + "\n"
+}
+
+// common returns what lines of both formats have, from the client to TLS.
+func (e *entry) common() string {
 	seconds := func(d time.Duration) string {
 		if d < 0 {
 			return "-1"
 		}
 		return strconv.FormatFloat(d.Seconds(), 'f', 6, 64)
 	}
-	number := func(n int) string {
-		if n == 0 {
-			return "-"
-		}
-		return strconv.Itoa(n)
-	}
-	pod := "-"
-	if e.pod.IsValid() {
-		pod = e.pod.String()
-	}
-	return fmt.Sprintf("%s %s %s %s %s %s %s %s %s %d %d \"%s\" \"%s\" %s %s\n", e.at.UTC().Format("2006-01-02T15:04:05.000000Z"), e.service,
-		e.client, pod, seconds(e.before), seconds(e.during), seconds(e.after), number(e.status), number(e.podStatus), e.received, e.sent,
+	return fmt.Sprintf("%s %s %s %s %s %s %s %d %d \"%s\" \"%s\" %s %s",
+		e.client, e.to(), seconds(e.before), seconds(e.during), seconds(e.after), number(e.status), number(e.podStatus), e.received, e.sent,
 		quoted(cmp.Or(e.request, "- - - ")), quoted(cmp.Or(e.agent, "-")), cmp.Or(e.suite, "-"), cmp.Or(e.proto, "-"))
+}
+
+// to returns the Pod.
+func (e *entry) to() string {
+	if e.pod.IsValid() {
+		return e.pod.String()
+	}
+	return "-"
+}
+
+// number returns a status.
+func number(n int) string {
+	if n == 0 {
+		return "-"
+	}
+	return strconv.Itoa(n)
+}
+
+// application returns the line as of an Application Load Balancer. There are no target groups, traces, rules and
+// classifications here
+// (https://docs.aws.amazon.com/elasticloadbalancing/latest/application/load-balancer-access-logs.html#access-log-entry-format).
+func (e *entry) application() string {
+	actions := "-"
+	if e.pod.IsValid() {
+		actions = "forward"
+	}
+	return fmt.Sprintf("%s %s app/%s %s - \"-\" \"%s\" \"-\" 0 %s \"%s\" \"-\" \"-\" \"%s\" \"%s\" \"-\" \"-\" -\n",
+		e.kind, e.at.UTC().Format(timeFormat), e.service, e.common(), quoted(cmp.Or(e.domain, "-")), e.began.UTC().Format(timeFormat),
+		actions, e.to(), number(e.podStatus))
+}
+
+// kindOf returns what an Application Load Balancer calls a request that had a status.
+func kindOf(r *http.Request, secure bool, status int) string {
+	switch {
+	case status == http.StatusSwitchingProtocols && secure:
+		return "wss"
+	case status == http.StatusSwitchingProtocols:
+		return "ws"
+	case secure && r.ProtoMajor == 2 && strings.HasPrefix(r.Header.Get("Content-Type"), "application/grpc"):
+		return "grpcs"
+	case r.ProtoMajor == 2: // also without TLS, which an Application Load Balancer does not have
+		return "h2"
+	case secure:
+		return "https"
+	}
+	return "http"
 }
 
 // quoted returns what may stand between double quotes on a line: other bytes as \xNN.
@@ -110,26 +170,37 @@ func quoted(s string) string {
 	return b.String()
 }
 
-// write writes a line for a Service whose files are of an interval.
-func (a *accessLog) write(e *entry, every time.Duration) {
-	line := e.text()
+// write writes a line for a Service whose files are of a format and an interval. The format of an Application Load
+// Balancer is for requests: other lines go to a file of their own.
+func (a *accessLog) write(e *entry, o dialect.AccessLog) {
+	key := logKey{e.service, dialect.LogELB}
+	line := ""
+	if o.Format == dialect.LogALB && e.kind != "" {
+		key.format, line = o.Format, e.application()
+	} else {
+		line = e.text()
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	f := a.files[e.service]
-	if f == nil || !e.at.Before(f.until) || f.left < 0 {
+	at := e.at
+	if at.Before(a.complete) {
+		at = a.complete
+	}
+	f := a.files[key]
+	if f == nil || !at.Before(f.until) || f.left < 0 {
 		if f != nil {
 			_ = f.Close()
 		}
-		delete(a.files, e.service)
-		a.forget(func(_ svc.Name, f *logFile) bool { return !e.at.Before(f.until) })
-		a.prune(e.at)
-		made, err := a.open(e.service, e.at, every)
+		delete(a.files, key)
+		a.forget(func(_ logKey, f *logFile) bool { return !at.Before(f.until) })
+		a.prune(at)
+		made, err := a.open(key, at, o.Every.Std())
 		if err != nil {
 			a.warn("cannot write an access log", "service", e.service, "err", err)
 			return
 		}
 		f = made
-		a.files[e.service] = f
+		a.files[key] = f
 	}
 	n, err := f.WriteString(line)
 	if f.left -= int64(n); err != nil {
@@ -137,19 +208,27 @@ func (a *accessLog) write(e *entry, every time.Duration) {
 	}
 }
 
+// finish makes sure that nothing is added to files that are complete by now.
+func (a *accessLog) finish(now time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if now.After(a.complete) {
+		a.complete = now
+	}
+	a.forget(func(_ logKey, f *logFile) bool { return !now.Before(f.until) })
+}
+
 // open opens the file for a time: that of an earlier process goes on.
-func (a *accessLog) open(n svc.Name, at time.Time, every time.Duration) (*logFile, error) {
+func (a *accessLog) open(key logKey, at time.Time, every time.Duration) (*logFile, error) {
 	if every <= 0 {
 		every = time.Hour
 	}
-	begin := at.UTC().Truncate(every)
-	dir := filepath.Join(a.dir, n.Namespace, n.Name, begin.Format("2006"), begin.Format("01"), begin.Format("02"))
-	if err := os.MkdirAll(dir, 0o750); err != nil {
+	is := logship.File{Node: a.node, Service: key.service, Application: key.format == dialect.LogALB, End: at.UTC().Truncate(every).Add(every)}
+	if err := os.MkdirAll(filepath.Dir(filepath.Join(a.dir, is.Name(every))), 0o750); err != nil {
 		return nil, err
 	}
-	name := fmt.Sprintf("%s_%s_%s_%s", a.node, n.Namespace, n.Name, begin.Add(every).Format("20060102T1504Z"))
-	for part := ""; ; part += "+" { // a few: each has an eighth of the bytes that all may have
-		f, err := os.OpenFile(filepath.Join(dir, name+part+".log"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o640)
+	for ; ; is.Part++ { // a few: each has an eighth of the bytes that all may have
+		f, err := os.OpenFile(filepath.Join(a.dir, is.Name(every)), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o640)
 		if err != nil {
 			return nil, err
 		}
@@ -161,7 +240,7 @@ func (a *accessLog) open(n svc.Name, at time.Time, every time.Duration) (*logFil
 			}
 			continue
 		}
-		return &logFile{f, begin.Add(every), a.most/8 - info.Size()}, nil
+		return &logFile{f, is.End, a.most/8 - info.Size()}, nil
 	}
 }
 
@@ -178,11 +257,11 @@ func (a *accessLog) warn(text string, args ...any) {
 func (a *accessLog) retain(keep func(svc.Name) bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.forget(func(n svc.Name, _ *logFile) bool { return !keep(n) })
+	a.forget(func(k logKey, _ *logFile) bool { return !keep(k.service) })
 }
 
 // forget closes files.
-func (a *accessLog) forget(which func(svc.Name, *logFile) bool) {
+func (a *accessLog) forget(which func(logKey, *logFile) bool) {
 	for n, f := range a.files {
 		if which(n, f) {
 			_ = f.Close()
@@ -244,9 +323,12 @@ func (a *accessLog) prune(now time.Time) {
 		if v.files = v.files[1:]; len(v.files) == 0 {
 			delete(services, largest)
 		}
-		a.forget(func(_ svc.Name, open *logFile) bool { return open.Name() == f.path })
+		a.forget(func(_ logKey, open *logFile) bool { return open.Name() == f.path })
 		if os.Remove(f.path) == nil {
 			removed++
+			if logship.Unsent(f.path) {
+				a.dropped++
+			}
 			total -= f.size
 			for dir := filepath.Dir(f.path); dir != a.dir && os.Remove(dir) == nil; { // while it is empty
 				dir = filepath.Dir(dir)

@@ -1,9 +1,11 @@
 package proxied
 
 import (
+	"cmp"
 	"crypto/tls"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/netip"
 	"os"
@@ -55,19 +57,23 @@ func TestAccessLog(t *testing.T) {
 			when, addr, addr, seconds, seconds, seconds)},
 		{"https", fmt.Sprintf(`^%s default/web %s %s %s %s %s 200 200 3 \d+ "POST https://.* HTTP/1\.1" "a\\x22b" TLS_\S+ TLSv1\.3\n$`,
 			when, addr, addr, seconds, seconds, seconds)},
+		{"https alb", fmt.Sprintf(`^https %s app/default/web %s %s %s %s %s 200 200 3 \d+ "POST https://.* HTTP/1\.1" "a\\x22b" TLS_\S+ TLSv1\.3 `+
+			`- "-" "web" "-" 0 %s "forward" "-" "-" "%s" "200" "-" "-" -\n$`, when, addr, addr, seconds, seconds, seconds, when, addr)},
+		{"tls alb", fmt.Sprintf(`^%s default/web %s %s %s -1 -1 - - \d+ \d+ "- - - " "-" TLS_\S+ TLSv1\.3\n$`, when, addr, addr, seconds)},
 		{"tls", fmt.Sprintf(`^%s default/web %s %s %s -1 -1 - - \d+ \d+ "- - - " "-" TLS_\S+ TLSv1\.3\n$`, when, addr, addr, seconds)},
 		{"tcp", fmt.Sprintf(`^%s default/web %s %s %s -1 -1 - - \d+ \d+ "- - - " "-" - -\n$`, when, addr, addr, seconds)},
 	} {
+		protocol, format, _ := strings.Cut(c.protocol, " ")
 		r := newRig(t, map[string]string{
-			dialect.LBTLSSecrets: "a", lbProtocol: c.protocol, "service.beta.kubernetes.io/aws-load-balancer-access-log-enabled": "true",
+			dialect.LBTLSSecrets: "a", lbProtocol: protocol, "fairlead.dev/lb-access-log-format": cmp.Or(format, "elb"), "service.beta.kubernetes.io/aws-load-balancer-access-log-enabled": "true",
 		})
 		cert, _, _ := certificate(t, "a.example.com")
 		r.service.Certificates = []tls.Certificate{cert}
 		r.set(r.web(tell))
-		scheme := map[bool]string{true: "https", false: "http"}[dialect.Protocol(c.protocol).IsTLS()]
+		scheme := map[bool]string{true: "https", false: "http"}[dialect.Protocol(protocol).IsTLS()]
 		q, err := http.NewRequestWithContext(t.Context(), "POST", scheme+"://web/a?b", strings.NewReader("x=1"))
 		r.must(err)
-		if c.protocol == "http" {
+		if protocol == "http" {
 			q.Host = "web.example:80"
 		}
 		q.Header.Set("User-Agent", `a"b`)
@@ -102,14 +108,14 @@ func TestAccessLogFiles(t *testing.T) {
 	dir := t.TempDir()
 	r := newRig(t, nil)
 	open := func(most int64) *accessLog {
-		a := &accessLog{dir: dir, node: "n1", log: r.server.log, most: most, files: map[svc.Name]*logFile{}}
+		a := &accessLog{dir: dir, node: "n1", log: r.server.log, most: most, files: map[logKey]*logFile{}}
 		t.Cleanup(a.close)
 		return a
 	}
 	begin := time.Date(2026, 1, 2, 3, 4, 0, 0, time.UTC)
 	name, client := svc.Name{Namespace: "default", Name: "web"}, netip.MustParseAddrPort("192.0.2.1:1")
 	write := func(a *accessLog, at time.Time) {
-		a.write(&entry{service: name, at: at, client: client}, 5*time.Minute)
+		a.write(&entry{service: name, at: at, client: client}, dialect.AccessLog{Every: dialect.Duration(5 * time.Minute)})
 	}
 	a := open(1 << 20)
 	write(a, begin)
@@ -130,7 +136,8 @@ func TestAccessLogFiles(t *testing.T) {
 		t.Errorf("%v", got)
 	}
 	small := open(2000)
-	small.write(&entry{service: svc.Name{Namespace: "default", Name: "quiet"}, at: begin, client: client}, 5*time.Minute)
+	small.write(&entry{service: svc.Name{Namespace: "default", Name: "quiet"}, at: begin, client: client},
+		dialect.AccessLog{Every: dialect.Duration(5 * time.Minute)})
 	for i := range 200 {
 		write(small, begin.Add(time.Hour+time.Duration(i)*5*time.Minute))
 	}
@@ -156,11 +163,45 @@ func TestAccessLogFiles(t *testing.T) {
 	if len(small.files) != 1 {
 		t.Errorf("%d files are open, want that of this interval", len(small.files))
 	}
+	if small.dropped == 0 {
+		t.Error("files that were removed are not counted")
+	}
 	small.retain(func(n svc.Name) bool { return n != name })
 	if len(small.files) != 0 {
 		t.Errorf("%d files of a Service that is gone are open", len(small.files))
 	}
 	if text := r.log.String(); !strings.Contains(text, "removed the oldest access logs") {
 		t.Errorf("%s", text)
+	}
+}
+
+// Nothing is added to a file that may be uploaded: a line that comes late goes to the one after it.
+func TestFinishedFilesStay(t *testing.T) {
+	begin := time.Date(2026, 1, 2, 3, 4, 0, 0, time.UTC)
+	a := &accessLog{dir: t.TempDir(), node: "n1", log: slog.New(slog.DiscardHandler), most: 1 << 20, files: map[logKey]*logFile{}}
+	t.Cleanup(a.close)
+	names := func() (out []string) {
+		_ = filepath.WalkDir(a.dir, func(_ string, d os.DirEntry, _ error) error {
+			if !d.IsDir() {
+				out = append(out, d.Name())
+			}
+			return nil
+		})
+		return out
+	}
+	write := func(service string, format dialect.LogFormat) {
+		a.write(&entry{service: svc.Name{Namespace: "default", Name: service}, at: begin, kind: "http"},
+			dialect.AccessLog{Every: dialect.Duration(5 * time.Minute), Format: format})
+	}
+	write("a", "")
+	a.finish(begin.Add(time.Minute))
+	if len(a.files) != 0 {
+		t.Errorf("%d files are open", len(a.files))
+	}
+	write("a", "")
+	write("b", dialect.LogALB)
+	want := []string{"n1_default_a_20260102T0305Z.log", "n1_default_a_20260102T0310Z.log", "n1_default_app.b_20260102T0310Z.log"}
+	if got := names(); !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
 	}
 }

@@ -219,12 +219,13 @@ type exchange struct {
 func (x *exchange) record(r *http.Request, out *counter) {
 	e := entry{
 		client: x.conn.client, pod: x.pod, before: -1, during: -1, after: -1, status: out.status, podStatus: x.podStatus,
-		received: x.received.Load(), sent: out.sent, agent: r.UserAgent(),
+		received: x.received.Load(), sent: out.sent, agent: r.UserAgent(), kind: kindOf(r, x.conn.secure, out.status), began: x.began,
 	}
 	scheme := "http"
 	if x.conn.secure {
 		scheme = "https"
 		e.tls(x.conn.tls)
+		e.domain = x.conn.tls.ServerName
 	}
 	host := r.Host
 	if _, _, err := net.SplitHostPort(host); err != nil {

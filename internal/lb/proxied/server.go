@@ -86,7 +86,7 @@ func New(o Options) *Server {
 		most: socket.MaxFiles() / 4,
 	}
 	if o.AccessLogs != "" {
-		s.logs = &accessLog{dir: filepath.Clean(o.AccessLogs), node: o.Node, log: o.Log, most: maxAccessLogs, files: map[svc.Name]*logFile{}}
+		s.logs = &accessLog{dir: filepath.Clean(o.AccessLogs), node: o.Node, log: o.Log, most: maxAccessLogs, files: map[logKey]*logFile{}}
 	}
 	s.ctx, s.end = context.WithCancel(context.Background())
 	return s
@@ -247,7 +247,7 @@ func (c *config) record(e entry) {
 		return
 	}
 	e.service, e.at = c.service, time.Now()
-	c.logs.write(&e, c.spec.AccessLog.Every.Std())
+	c.logs.write(&e, c.spec.AccessLog)
 }
 
 // newConfig returns the configuration of a listener, or why there is none. old is the one before, or nil.
@@ -384,6 +384,23 @@ func (s *Server) Rejected() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.rejected
+}
+
+// FinishLogs makes sure that nothing is added to files of access logs that are complete at a time.
+func (s *Server) FinishLogs(now time.Time) {
+	if s.logs != nil {
+		s.logs.finish(now)
+	}
+}
+
+// DroppedLogs returns how many files of access logs were removed, since there were too many, before they were uploaded.
+func (s *Server) DroppedLogs() uint64 {
+	if s.logs == nil {
+		return 0
+	}
+	s.logs.mu.Lock()
+	defer s.logs.mu.Unlock()
+	return s.logs.dropped
 }
 
 // Close stops listening, waits until ctx ends for connections to finish, and closes the others.

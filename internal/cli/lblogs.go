@@ -1,0 +1,63 @@
+package cli
+
+import (
+	"crypto/x509"
+	"fmt"
+	"os"
+
+	"github.com/spf13/pflag"
+
+	"github.com/fairlead/fairlead/internal/lb"
+	"github.com/fairlead/fairlead/internal/lb/logship"
+)
+
+// logUploadFlags say where access logs of load balancers are uploaded to. There are no credentials among them: those are
+// of each namespace.
+type logUploadFlags struct {
+	endpoint, region, caFile string
+	keep                     bool
+}
+
+func (f *logUploadFlags) add(flags *pflag.FlagSet) {
+	flags.StringVar(&f.endpoint, "lb-access-log-endpoint", "",
+		"server of S3, https://HOST[:PORT], that access logs go to if a Service names a bucket; the credentials for it are in a Secret "+
+			"of the Service's namespace (docs/loadbalancer.md)")
+	flags.StringVar(&f.region, "lb-access-log-region", "us-east-1", "region that requests to that server are signed for")
+	flags.StringVar(&f.caFile, "lb-access-log-ca-file", "", "authorities of that server's certificate (default: the system's)")
+	flags.BoolVar(&f.keep, "lb-access-log-keep", false, "keep access logs in their directory when they have been uploaded")
+}
+
+func (f *logUploadFlags) check(dir string) error {
+	if f.endpoint == "" {
+		return nil
+	}
+	if _, err := logship.ParseEndpoint(f.endpoint); err != nil {
+		return usagef("--lb-access-log-endpoint %.100q: %v", f.endpoint, err)
+	}
+	if dir == "" {
+		return usagef("--lb-access-log-endpoint needs --lb-access-logs: logs wait there until they are uploaded")
+	}
+	return nil
+}
+
+// options returns where access logs are uploaded to, nil if they are not.
+func (f *logUploadFlags) options() (*lb.LogUpload, error) {
+	if f.endpoint == "" {
+		return nil, nil
+	}
+	u, err := logship.ParseEndpoint(f.endpoint)
+	if err != nil {
+		return nil, err
+	}
+	e := logship.Endpoint{URL: u, Region: f.region}
+	if f.caFile != "" {
+		text, err := os.ReadFile(f.caFile)
+		if err != nil {
+			return nil, fmt.Errorf("--lb-access-log-ca-file: %w", err)
+		}
+		if e.Roots = x509.NewCertPool(); !e.Roots.AppendCertsFromPEM(text) {
+			return nil, fmt.Errorf("--lb-access-log-ca-file %s has no certificate", f.caFile)
+		}
+	}
+	return &lb.LogUpload{Endpoint: e, Keep: f.keep}, nil
+}

@@ -1,0 +1,103 @@
+package logship
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// File is what the name of a file of access logs tells.
+type File struct {
+	Node    string
+	Service svc.Name
+	// Application is true for the format of an Application Load Balancer.
+	Application bool
+	// End is when the file is complete.
+	End time.Time
+	// Part counts files of the same interval.
+	Part int
+}
+
+const (
+	endFormat = "20060102T1504Z"
+	extension = ".log"
+	// stored is what the extension of a file that was uploaded and is kept begins with.
+	stored = ".uploaded"
+	// application begins the name of the Service then, as in the bucket; no Service's name has a dot.
+	application = "app."
+)
+
+// Name returns the file's path in a directory of access logs:
+// NAMESPACE/SERVICE/YYYY/MM/DD/NODE_NAMESPACE_SERVICE_END.log, of the day on which its interval of length every begins.
+func (f File) Name(every time.Duration) string {
+	service := f.Service.Name
+	if f.Application {
+		service = application + service
+	}
+	name := strings.Join([]string{f.Node, f.Service.Namespace, service, f.End.UTC().Format(endFormat)}, "_") + strings.Repeat("+", f.Part)
+	return filepath.Join(f.Service.Namespace, f.Service.Name, f.End.Add(-every).UTC().Format("2006/01/02"), name+extension)
+}
+
+// parse reads the last component of a Name.
+func parse(name string) (f File, ok bool) {
+	name, is := strings.CutSuffix(name, extension)
+	parts := strings.Split(name, "_")
+	if !is || len(parts) != 4 || strings.HasSuffix(name, stored) {
+		return File{}, false
+	}
+	end := strings.TrimRight(parts[3], "+")
+	f = File{Node: parts[0], Service: svc.Name{Namespace: parts[1]}, Part: len(parts[3]) - len(end)}
+	f.Service.Name, f.Application = strings.CutPrefix(parts[2], application)
+	var err error
+	f.End, err = time.Parse(endFormat, end)
+	return f, err == nil
+}
+
+// Unsent reports whether a file of a directory of access logs was not uploaded.
+func Unsent(path string) bool { return !strings.HasSuffix(path, stored+extension) }
+
+// spooled is a file that is complete.
+type spooled struct {
+	File
+	path string
+}
+
+// complete returns the files of a Service that this node has completed by a time, the oldest first.
+func complete(dir, node string, of svc.Name, now time.Time) ([]spooled, error) {
+	var out []spooled
+	top := filepath.Join(dir, of.Namespace, of.Name)
+	err := filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // never written, or removed just now
+			return nil
+		case err != nil:
+			return err
+		}
+		if f, ok := parse(d.Name()); ok && d.Type().IsRegular() && f.Node == node && f.Service == of && !f.End.After(now) {
+			out = append(out, spooled{f, path})
+		}
+		return nil
+	})
+	slices.SortFunc(out, func(a, b spooled) int { return a.End.Compare(b.End) })
+	return out, err
+}
+
+// done removes a file that was stored, and directories that are empty then, or marks it as stored.
+func (f spooled) done(dir string, keep bool) error {
+	if keep {
+		return os.Rename(f.path, strings.TrimSuffix(f.path, extension)+stored+extension)
+	}
+	if err := os.Remove(f.path); err != nil && !errors.Is(err, fs.ErrNotExist) { // it was the oldest, and there were too many
+		return err
+	}
+	for d := filepath.Dir(f.path); d != dir && os.Remove(d) == nil; { // while it is empty
+		d = filepath.Dir(d)
+	}
+	return nil
+}
