@@ -100,8 +100,9 @@ func TestCredentialsOfAccessLogs(t *testing.T) {
 	log := slog.New(slog.NewTextHandler(&text, nil))
 	endpoint, err := logship.ParseEndpoint("https://127.0.0.1:1")
 	r.must(err)
-	p := newProxying(SpeakerOptions{NodeName: "n1", Log: log, AccessLogs: t.TempDir(), UploadLogs: &LogUpload{Endpoint: logship.Endpoint{URL: endpoint}}},
-		r.client)
+	p := newProxying(SpeakerOptions{
+		NodeName: "n1", Log: log, AccessLogs: t.TempDir(), UploadLogs: &LogUpload{Endpoint: logship.Endpoint{URL: endpoint}},
+	}, r.client)
 	p.events = events.NewRecorder(r.client, corev1.EventSource{Component: "fairlead-lb-speaker"}, log)
 	stop := p.events.Start()
 	spec := &dialect.Spec{AccessLog: dialect.AccessLog{Enabled: true, Bucket: "logs", Secret: dialect.DefaultLogSecret}}
@@ -119,7 +120,8 @@ func TestCredentialsOfAccessLogs(t *testing.T) {
 		_, err := r.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: n.Namespace}},
 			metav1.CreateOptions{})
 		r.must(err)
-		p.services[n] = &proxiedService{object: &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: n.Namespace, Name: n.Name, UID: "u"}}, spec: spec}
+		object := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: n.Namespace, Name: n.Name, UID: "u"}}
+		p.services[n] = &proxiedService{object: object, spec: spec}
 	}
 	secret("shop", LogSecretType, "SECRET-shop")
 	ctx, cancel := context.WithCancel(t.Context())

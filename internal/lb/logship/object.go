@@ -138,7 +138,8 @@ func (u *Uploader) store(ctx context.Context, client *minio.Client, d Destinatio
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout+time.Duration(size/leastRate)*time.Second)
 	defer cancel()
 	// The file is wrapped: what is closed, and when, is not the library's business.
-	_, err = client.PutObject(ctx, d.Bucket, key(d.Prefix, u.endpoint.Region, f.File, hash.Sum(nil)), io.NewSectionReader(file, 0, size), size, o)
+	name := key(d.Prefix, u.endpoint.Region, f.File, hash.Sum(nil))
+	_, err = client.PutObject(ctx, d.Bucket, name, io.NewSectionReader(file, 0, size), size, o)
 	return err
 }
 

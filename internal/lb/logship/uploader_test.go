@@ -240,7 +240,8 @@ func TestUpload(t *testing.T) {
 	}
 	slices.Sort(got)
 	if want := []string{
-		dir + name + "app.web_20260102T0000Z.log.gz three\n", dir + name + "web_20260102T0000Z.log one\n", dir + name + "web_20260102T0000Z.log two\n",
+		dir + name + "app.web_20260102T0000Z.log.gz three\n", dir + name + "web_20260102T0000Z.log one\n",
+		dir + name + "web_20260102T0000Z.log two\n",
 	}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}

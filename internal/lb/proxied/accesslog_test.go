@@ -57,15 +57,17 @@ func TestAccessLog(t *testing.T) {
 			when, addr, addr, seconds, seconds, seconds)},
 		{"https", fmt.Sprintf(`^%s default/web %s %s %s %s %s 200 200 3 \d+ "POST https://.* HTTP/1\.1" "a\\x22b" TLS_\S+ TLSv1\.3\n$`,
 			when, addr, addr, seconds, seconds, seconds)},
-		{"https alb", fmt.Sprintf(`^https %s app/default/web %s %s %s %s %s 200 200 3 \d+ "POST https://.* HTTP/1\.1" "a\\x22b" TLS_\S+ TLSv1\.3 `+
-			`- "-" "web" "-" 0 %s "forward" "-" "-" "%s" "200" "-" "-" -\n$`, when, addr, addr, seconds, seconds, seconds, when, addr)},
+		{"https alb", fmt.Sprintf(`^https %s app/default/web %s %s %s %s %s 200 200 3 \d+ "POST https://.* HTTP/1\.1" "a\\x22b" TLS_\S+ `+
+			`TLSv1\.3 - "-" "web" "-" 0 %s "forward" "-" "-" "%s" "200" "-" "-" -\n$`, when, addr, addr, seconds, seconds, seconds, when, addr)},
 		{"tls alb", fmt.Sprintf(`^%s default/web %s %s %s -1 -1 - - \d+ \d+ "- - - " "-" TLS_\S+ TLSv1\.3\n$`, when, addr, addr, seconds)},
 		{"tls", fmt.Sprintf(`^%s default/web %s %s %s -1 -1 - - \d+ \d+ "- - - " "-" TLS_\S+ TLSv1\.3\n$`, when, addr, addr, seconds)},
 		{"tcp", fmt.Sprintf(`^%s default/web %s %s %s -1 -1 - - \d+ \d+ "- - - " "-" - -\n$`, when, addr, addr, seconds)},
 	} {
 		protocol, format, _ := strings.Cut(c.protocol, " ")
 		r := newRig(t, map[string]string{
-			dialect.LBTLSSecrets: "a", lbProtocol: protocol, "fairlead.dev/lb-access-log-format": cmp.Or(format, "elb"), "service.beta.kubernetes.io/aws-load-balancer-access-log-enabled": "true",
+			dialect.LBTLSSecrets: "a", lbProtocol: protocol,
+			"fairlead.dev/lb-access-log-format": cmp.Or(format, "elb"),
+			"service.beta.kubernetes.io/aws-load-balancer-access-log-enabled": "true",
 		})
 		cert, _, _ := certificate(t, "a.example.com")
 		r.service.Certificates = []tls.Certificate{cert}
