@@ -66,7 +66,7 @@ func TestAccessLog(t *testing.T) {
 		protocol, format, _ := strings.Cut(c.protocol, " ")
 		r := newRig(t, map[string]string{
 			dialect.LBTLSSecrets: "a", lbProtocol: protocol,
-			"fairlead.dev/lb-access-log-format": cmp.Or(format, "elb"),
+			"fairlead.dev/lb-access-log-format":                               cmp.Or(format, "elb"),
 			"service.beta.kubernetes.io/aws-load-balancer-access-log-enabled": "true",
 		})
 		cert, _, _ := certificate(t, "a.example.com")
