@@ -1,4 +1,4 @@
-// Versitygw is a gateway of S3 to a directory below the working directory. It takes the flags of test/s3, so that the tests
+// Versitygw is a gateway of S3 to a directory below the working directory. It takes the flags of bench/peers/s3, so that the tests
 // of access logs can be run against it; `make test` does not, since it takes a minute to build.
 package main
 

@@ -38,7 +38,7 @@ const bucket = "access-logs"
 
 var good = Credentials{AccessKey: "AKIDEXAMPLE", SecretKey: "SECRET-wJalrXUtnFEMI"}
 
-// s3 is a server of S3 in a process of its own: that of test/s3, or the program that FAIRLEAD_S3_SERVER names, which
+// s3 is a server of S3 in a process of its own: that of bench/peers/s3, or the program that FAIRLEAD_S3_SERVER names, which
 // takes the same flags (bench/peers/versitygw).
 type s3 struct {
 	*testing.T
@@ -53,7 +53,7 @@ func newS3(t *testing.T) *s3 {
 	if s.program == "" {
 		s.program = filepath.Join(t.TempDir(), "s3")
 		cmd := exec.CommandContext(t.Context(), "go", "build", "-o", s.program, ".")
-		cmd.Dir = "../../../test/s3"
+		cmd.Dir = "../../../bench/peers/s3"
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("go build in %s: %v\n%s", cmd.Dir, err, out)
 		}
@@ -117,7 +117,7 @@ func (s *s3) objects() map[string]string {
 	client, err := e.client(transport, good)
 	s.must(err)
 	out := map[string]string{}
-	for dirs := []string{""}; len(dirs) > 0; dirs = dirs[1:] { // the server of test/s3 takes no list without a delimiter
+	for dirs := []string{""}; len(dirs) > 0; dirs = dirs[1:] { // the server of bench/peers/s3 takes no list without a delimiter
 		for info := range client.ListObjects(s.Context(), bucket, minio.ListObjectsOptions{Prefix: dirs[0]}) {
 			s.must(info.Err)
 			if strings.HasSuffix(info.Key, "/") {

@@ -1,4 +1,4 @@
-module github.com/fairlead/fairlead/test/s3
+module github.com/fairlead/fairlead/bench/peers/s3
 
 go 1.26.0
 

@@ -1,5 +1,5 @@
 // S3 is a server of S3 for tests, of the library with which "rclone serve s3" answers: it verifies signatures and keeps
-// objects in memory. bench/peers/versitygw has the same flags, and a gateway to a directory.
+// objects in memory. peers/versitygw has the same flags, and a gateway to a directory.
 package main
 
 import (
