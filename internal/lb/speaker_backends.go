@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -31,7 +32,11 @@ func (p *proxying) build(n svc.Name, v *proxiedService) *proxied.Service {
 			}
 			return nil
 		}
-		s.Certificates = append(s.Certificates, *t.cert)
+		cert := *t.cert
+		if t.staple.valid(time.Now()) {
+			cert.OCSPStaple = t.staple.der
+		}
+		s.Certificates = append(s.Certificates, cert)
 	}
 	for _, in := range v.object.Status.LoadBalancer.Ingress {
 		if a, ok := ingressAddr(&in); ok && slices.Contains(p.claims[a], n) {

@@ -202,6 +202,7 @@ func (p *proxying) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
+			p.expireStaples(time.Now())
 			if len(p.vips) > 0 {
 				p.vips = []netip.Addr{{}}
 			}

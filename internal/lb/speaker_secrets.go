@@ -50,6 +50,9 @@ type namedSecret struct {
 	cert        *tls.Certificate
 	credentials *logship.Credentials
 	problem     string
+	// staple is for cert, and stapleProblem is why the Secret's one is not used.
+	staple        staple
+	stapleProblem string
 }
 
 // secretsOf returns the Secrets that a Service names.
@@ -95,11 +98,7 @@ func (p *proxying) followSecret(ctx context.Context, running *sync.WaitGroup, ke
 	change := func(f func()) {
 		p.changed(func() {
 			f()
-			for of, v := range p.services {
-				if key.use == forTLS && slices.Contains(secretsOf(of, v.spec), key) {
-					v.built = nil
-				}
-			}
+			p.rebuild(key)
 		})
 	}
 	set := func(s *corev1.Secret) {
@@ -111,6 +110,7 @@ func (p *proxying) followSecret(ctx context.Context, running *sync.WaitGroup, ke
 			cert, problem := readTLSSecret(s)
 			if t.problem = problem; cert != nil {
 				t.cert = cert
+				t.staple, t.stapleProblem = readStaple(s, cert.Certificate, time.Now())
 			}
 		})
 	}
@@ -149,6 +149,15 @@ func (p *proxying) followSecret(ctx context.Context, running *sync.WaitGroup, ke
 	})
 	running.Go(func() { reflector.Run(ctx, "lb-speaker/secret", observed, sink) })
 	return t
+}
+
+// rebuild makes the Services that end TLS with a Secret be built again. The lock is held.
+func (p *proxying) rebuild(key secretKey) {
+	for of, v := range p.services {
+		if key.use == forTLS && slices.Contains(secretsOf(of, v.spec), key) {
+			v.built = nil
+		}
+	}
 }
 
 // readProblem returns what an Event says of an error of reading a Secret, "" of none. Its text is not for those who
@@ -194,6 +203,8 @@ func (p *proxying) secretProblem(n svc.Name, v *proxiedService) string {
 			return fmt.Sprintf("cannot use the TLS Secret %s: %s; its last certificate goes on", name, t.problem)
 		case t.cert != nil && time.Now().After(t.cert.Leaf.NotAfter):
 			return fmt.Sprintf("the certificate of the TLS Secret %s has expired", name)
+		case t.stapleProblem != "":
+			return fmt.Sprintf("cannot use the OCSP response (%s) of the TLS Secret %s: %s; it is not stapled", stapleEntry, name, t.stapleProblem)
 		}
 	}
 	return ""

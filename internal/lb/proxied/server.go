@@ -280,6 +280,10 @@ func newConfig(v *Service, l dialect.Listener, old *config) (*config, error) {
 	}
 	if old != nil && old.tls != nil && sameTLS(old.tls, c.tls) {
 		c.tls = old.tls // it has the keys of session tickets
+		if !sameStaples(c.tls.Certificates, v.Certificates) {
+			c.tls = old.tls.Clone()
+			c.tls.Certificates = v.Certificates
+		}
 	}
 	return c, nil
 }
@@ -290,6 +294,11 @@ func sameTLS(a, b *tls.Config) bool {
 		slices.Equal(a.NextProtos, b.NextProtos) && slices.EqualFunc(a.Certificates, b.Certificates, func(x, y tls.Certificate) bool {
 		return slices.EqualFunc(x.Certificate, y.Certificate, bytes.Equal)
 	})
+}
+
+// sameStaples reports whether certificates that are alike have the same OCSP responses.
+func sameStaples(a, b []tls.Certificate) bool {
+	return slices.EqualFunc(a, b, func(x, y tls.Certificate) bool { return bytes.Equal(x.OCSPStaple, y.OCSPStaple) })
 }
 
 // listen makes a listener at an address have a configuration.

@@ -69,6 +69,18 @@ func TestALPNAndResumption(t *testing.T) {
 	if !resumes() {
 		t.Error("a session is not resumed after backends have changed")
 	}
+	stapled := cert
+	stapled.OCSPStaple = []byte("a response")
+	r.service.Certificates = []tls.Certificate{stapled}
+	r.set(pod)
+	if !resumes() {
+		t.Error("a session is not resumed after the OCSP response has changed")
+	}
+	fresh := tls.Client(r.dial(), &tls.Config{InsecureSkipVerify: true})
+	r.must(fresh.Handshake())
+	if <-asked; string(fresh.ConnectionState().OCSPResponse) != "a response" {
+		t.Errorf("response %q", fresh.ConnectionState().OCSPResponse)
+	}
 	other, _, _ := certificate(t, "a.example.com")
 	r.service.Certificates = []tls.Certificate{other}
 	r.set(pod)
