@@ -139,16 +139,16 @@ func (e *entry) application() string {
 		actions, e.to(), number(e.podStatus))
 }
 
-// kindOf returns what an Application Load Balancer calls a request that had a status.
-func kindOf(r *http.Request, secure bool, status int) string {
+// kind returns what an Application Load Balancer calls a request that had a status.
+func (l requestLine) kind(secure bool, status int) string {
 	switch {
 	case status == http.StatusSwitchingProtocols && secure:
 		return "wss"
 	case status == http.StatusSwitchingProtocols:
 		return "ws"
-	case secure && r.ProtoMajor == 2 && strings.HasPrefix(r.Header.Get("Content-Type"), "application/grpc"):
+	case secure && l.proto == "HTTP/2.0" && l.grpc:
 		return "grpcs"
-	case r.ProtoMajor == 2: // also without TLS, which an Application Load Balancer does not have
+	case l.proto == "HTTP/2.0": // also without TLS, which an Application Load Balancer does not have
 		return "h2"
 	case secure:
 		return "https"

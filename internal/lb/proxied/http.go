@@ -33,14 +33,17 @@ const (
 )
 
 // webServer carries requests of HTTP: the seam between an accepted connection and a configuration, as TCP has
-// it in serve, and whatever reads requests. That is net/http, behind a guard.
+// it in serve, and whatever reads requests. Those of HTTP/1.1 for Pods of HTTP/1.1 are carried by a session; those of
+// HTTP/2, of clients or of Pods, by net/http, behind a guard.
 type webServer struct {
 	server *Server
 	http   http.Server
 	proxy  httputil.ReverseProxy
 	conns  chan net.Conn
 	ended  chan struct{}
-	end    func() // closes ended
+
+	sessions sessions
+	end      func() // closes ended
 }
 
 func newWebServer(s *Server) *webServer {
@@ -151,11 +154,11 @@ func (c *webConn) endIdle(limit time.Duration) {
 const idleGrace = 5 * time.Second
 
 // serve carries the requests of a connection until it is closed. For HTTPS it ends TLS first.
-func (w *webServer) serve(conn net.Conn, l *listener, c *config, client, at netip.AddrPort) {
+func (w *webServer) serve(conn stream, l *listener, c *config, client, at netip.AddrPort) {
 	web := &webConn{Conn: conn, listener: l, config: c, client: client, at: at, closed: make(chan struct{}), began: time.Now()}
 	web.close = sync.OnceValue(func() error { defer close(web.closed); return conn.Close() })
 	defer web.Close()
-	var front net.Conn
+	var front stream = conn
 	if c.tls != nil {
 		web.secure = true
 		t := tls.Server(web, c.tls)
@@ -164,19 +167,30 @@ func (w *webServer) serve(conn net.Conn, l *listener, c *config, client, at neti
 			return
 		}
 		front, web.tls = t, t.ConnectionState()
-		if web.tls.NegotiatedProtocol != "h2" {
-			front = &guard{Conn: t, web: web}
-		}
-	} else {
-		front = &guard{Conn: web, web: web}
 	}
 	_ = conn.SetDeadline(time.Time{})
+	if web.tls.NegotiatedProtocol != "h2" {
+		s := &session{server: w, web: web, front: newWire(front)}
+		if front = s.run(); front == nil {
+			return
+		}
+		if c.tls == nil {
+			front = &readAhead{stream: web, text: front.(*readAhead).text}
+		}
+		front = &guard{Conn: front, web: web}
+	}
 	select {
 	case w.conns <- front:
 	case <-w.ended:
 		return
 	}
 	web.endIdle(c.spec.IdleTimeout.Std() + idleGrace)
+}
+
+// shutdown ends connections without requests, and those with one after it.
+func (w *webServer) shutdown(ctx context.Context) {
+	w.sessions.end()
+	_ = w.http.Shutdown(ctx)
 }
 
 // Accept, Close and Addr make w the net.Listener of its http.Server.
@@ -216,10 +230,10 @@ type exchange struct {
 }
 
 // record writes the line of a request.
-func (x *exchange) record(r *http.Request, out *counter) {
+func (x *exchange) record(r requestLine, status int, sent int64) {
 	e := entry{
-		client: x.conn.client, pod: x.pod, before: -1, during: -1, after: -1, status: out.status, podStatus: x.podStatus,
-		received: x.received.Load(), sent: out.sent, agent: r.UserAgent(), kind: kindOf(r, x.conn.secure, out.status), began: x.began,
+		client: x.conn.client, pod: x.pod, before: -1, during: -1, after: -1, status: status, podStatus: x.podStatus,
+		received: x.received.Load(), sent: sent, agent: r.agent, kind: r.kind(x.conn.secure, status), began: x.began,
 	}
 	scheme := "http"
 	if x.conn.secure {
@@ -227,11 +241,7 @@ func (x *exchange) record(r *http.Request, out *counter) {
 		e.tls(x.conn.tls)
 		e.domain = x.conn.tls.ServerName
 	}
-	host := r.Host
-	if _, _, err := net.SplitHostPort(host); err != nil {
-		host += ":" + strconv.Itoa(int(x.conn.at.Port()))
-	}
-	e.request = r.Method + " " + scheme + "://" + host + r.URL.RequestURI() + " " + r.Proto
+	e.request = r.text(scheme, x.conn.at.Port())
 	if !x.asked.IsZero() {
 		e.before = x.asked.Sub(x.began)
 		if !x.answered.IsZero() {
@@ -245,7 +255,9 @@ type exchangeKey struct{}
 
 // use makes a member have the request.
 func (x *exchange) use(m *member) bool {
-	x.member, x.link = m, &link{func() { x.drained.Store(true); x.cancel() }}
+	if x.member = m; x.link == nil {
+		x.link = &link{func() { x.drained.Store(true); x.cancel() }}
+	}
 	return x.config.pool.add(m, x.link)
 }
 
@@ -256,6 +268,22 @@ func (x *exchange) leave() {
 	}
 }
 
+// rejects returns the status for a request that no Pod gets by a configuration, 0 for others: a kept connection has
+// the rights of a new one.
+func (c *webConn) rejects(now *config, method []byte) int {
+	switch {
+	case now.service != c.config.service: // the address has passed on
+		return http.StatusMisdirectedRequest
+	case !now.admits(c.client.Addr()):
+		return http.StatusForbidden
+	case string(method) == "PRI": // the preface of HTTP/2, with fields
+		return http.StatusBadRequest
+	case string(method) == http.MethodConnect:
+		return http.StatusMethodNotAllowed
+	}
+	return 0
+}
+
 // ServeHTTP carries one request.
 func (w *webServer) ServeHTTP(out http.ResponseWriter, r *http.Request) {
 	conn, ok := r.Context().Value(webConnKey{}).(*webConn)
@@ -263,22 +291,9 @@ func (w *webServer) ServeHTTP(out http.ResponseWriter, r *http.Request) {
 		panic(http.ErrAbortHandler)
 	}
 	c := conn.listener.config.Load()
-	reject := func(status int) {
+	if status := conn.rejects(c, []byte(r.Method)); status > 0 {
 		out.Header().Set("Connection", "close")
 		answer(out, status)
-	}
-	switch {
-	case c.service != conn.config.service: // the address has passed on
-		reject(http.StatusMisdirectedRequest)
-		return
-	case !c.admits(conn.client.Addr()):
-		reject(http.StatusForbidden)
-		return
-	case r.Method == "PRI": // the preface of HTTP/2, with fields
-		reject(http.StatusBadRequest)
-		return
-	case r.Method == http.MethodConnect:
-		reject(http.StatusMethodNotAllowed)
 		return
 	}
 	if !c.protocol.IsHTTP() { // the listener carries bytes by now
@@ -300,7 +315,7 @@ func (w *webServer) ServeHTTP(out http.ResponseWriter, r *http.Request) {
 			r.Body = countedBody{r.Body, &x.received}
 		}
 		out = counts
-		defer x.record(r, counts)
+		defer func() { x.record(lineOf(r), counts.status, counts.sent) }()
 	}
 	w.proxy.ServeHTTP(out, r.WithContext(context.WithValue(ctx, exchangeKey{}, x)))
 }
@@ -405,8 +420,8 @@ func transportOf(c, old *config) *transport {
 		DisableKeepAlives: k.proxy != 0,
 		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12}, //nolint:gosec // see dial in serve.go
 	}
-	t.Protocols.SetHTTP1(k.backend != dialect.H2C && k.backend != dialect.GRPC)
-	t.Protocols.SetUnencryptedHTTP2(k.backend == dialect.H2C || k.backend == dialect.GRPC)
+	t.Protocols.SetHTTP1(t.isHTTP1())
+	t.Protocols.SetUnencryptedHTTP2(!t.isHTTP1())
 	return t
 }
 
@@ -419,7 +434,13 @@ const (
 // transport carries requests to the Pods of a port, on connections that are kept.
 type transport struct {
 	http.Transport
-	kind transportKind
+	kind      transportKind
+	upstreams upstreams
+}
+
+// isHTTP1 reports whether Pods are spoken to by HTTP/1.1.
+func (t *transport) isHTTP1() bool {
+	return t.kind.backend != dialect.H2C && t.kind.backend != dialect.GRPC
 }
 
 type transportKind struct {
@@ -433,15 +454,24 @@ type dialError struct{ error }
 
 func (e *dialError) Unwrap() error { return e.error }
 
-func (t *transport) dial(ctx context.Context, _, at string) (net.Conn, error) {
+func (t *transport) dial(ctx context.Context, _, pod string) (net.Conn, error) {
+	var client, at netip.AddrPort
+	if x, ok := ctx.Value(exchangeKey{}).(*exchange); ok {
+		client, at = x.conn.client, x.conn.at
+	}
+	return t.open(ctx, pod, client, at)
+}
+
+// open connects to a Pod for the client at, and sends the header of the PROXY protocol if it is to have one.
+func (t *transport) open(ctx context.Context, pod string, client, at netip.AddrPort) (net.Conn, error) {
 	d := net.Dialer{Timeout: dialTimeout}
-	conn, err := d.DialContext(ctx, "tcp", at)
+	conn, err := d.DialContext(ctx, "tcp", pod)
 	if err != nil {
 		return nil, &dialError{err}
 	}
-	if x, ok := ctx.Value(exchangeKey{}).(*exchange); ok && t.kind.proxy != 0 {
+	if t.kind.proxy != 0 {
 		_ = conn.SetWriteDeadline(time.Now().Add(dialTimeout))
-		if _, err := conn.Write(header(t.kind.proxy, x.conn.client, x.conn.at)); err != nil {
+		if _, err := conn.Write(header(t.kind.proxy, client, at)); err != nil {
 			_ = conn.Close()
 			return nil, &dialError{err}
 		}

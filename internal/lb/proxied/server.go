@@ -422,7 +422,7 @@ func (s *Server) Close(ctx context.Context) {
 	web := s.web
 	s.mu.Unlock()
 	if web != nil {
-		_ = web.http.Shutdown(ctx) // what is left is closed below
+		web.shutdown(ctx) // what is left is closed below
 	}
 	for s.busy() && ctx.Err() == nil {
 		select {

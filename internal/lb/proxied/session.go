@@ -1,0 +1,301 @@
+package proxied
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
+)
+
+const (
+	// glance is how long something is waited for before a look at the other end: whether the client is still there.
+	glance = time.Second
+	// linger is how long a client is read from that was sent the last answer, so that it gets it: what is closed with bytes
+	// unread is reset.
+	linger = 500 * time.Millisecond
+	// maxLinger bounds what is read then.
+	maxLinger = 256 << 10
+	// newcomer is how long a connection without a request stays at the end.
+	newcomer = 5 * time.Second
+)
+
+// session is a client's connection with requests of HTTP/1.1, which are carried one after the other.
+type session struct {
+	server *webServer
+	web    *webConn
+	front  wire
+	idle   atomic.Bool // waits for a request
+	served atomic.Bool // has had one
+	req    http1.Request
+	res    http1.Response
+	head   []byte // of the request, as it goes to a Pod
+
+	// Of the request at hand:
+
+	exchange
+	own       link // closes pod
+	interim   bool // 100 was sent to the client
+	answering bool // the answer has begun
+	upload    *upload
+	active    atomic.Int64 // when something was carried last, since web.began
+	status    int
+	sent      atomic.Int64
+	line      requestLine // for the access log
+	cookies   []string
+	isHead    bool
+	websocket bool // the client asks for it
+	unread    bool // the client may still send something of its body
+
+	mu       sync.Mutex
+	upstream *upstream
+}
+
+// sessions are those of a webServer.
+type sessions struct {
+	mu    sync.Mutex
+	all   map[*session]struct{}
+	ended bool
+}
+
+// run carries requests until the connection ends, or returns what is left of it for package net/http: the client
+// speaks HTTP/2, or Pods do.
+func (s *session) run() (handOver stream) {
+	if !s.server.sessions.add(s) {
+		return nil
+	}
+	defer s.server.sessions.remove(s)
+	defer func() {
+		s.front.out = s.front.out[:0]
+		s.front.release()
+		if s.head != nil {
+			putBuffer(s.head)
+		}
+	}()
+	s.own.close = s.drain
+	for {
+		n, err := s.read()
+		if err != nil {
+			if !errors.Is(err, errHTTP2) {
+				s.refuse(err)
+				return nil
+			}
+			return s.rest()
+		}
+		c := s.web.listener.config.Load()
+		if status := s.web.rejects(c, s.req.Method); status > 0 {
+			s.reject(status)
+			return nil
+		}
+		if !c.protocol.IsHTTP() { // the listener carries bytes by now
+			c = s.web.config
+		}
+		if !c.transport.isHTTP1() {
+			return s.rest()
+		}
+		s.front.take(n)
+		if !s.carry(c) {
+			return nil
+		}
+		s.served.Store(true)
+	}
+}
+
+// rest is the connection with what was read of it.
+func (s *session) rest() stream {
+	_ = s.front.conn.SetDeadline(time.Time{})
+	return &readAhead{stream: s.front.conn, text: bytes.Clone(s.front.buffered())}
+}
+
+// readAhead is a connection of which text was read already.
+type readAhead struct {
+	stream
+	text []byte
+}
+
+// Read reads the text first.
+func (r *readAhead) Read(p []byte) (int, error) {
+	if len(r.text) > 0 {
+		n := copy(p, r.text)
+		r.text = r.text[n:]
+		return n, nil
+	}
+	return r.stream.Read(p)
+}
+
+var (
+	errHTTP2  = errors.New("a client of HTTP/2")
+	errIsIdle = errors.New("no further request")
+)
+
+// read reads the head of the next request, and returns how long it is.
+func (s *session) read() (int, error) {
+	s.req.Reset()
+	until := s.web.began.Add(s.server.server.headerTimeout) // for a head that has begun
+	if s.served.Load() {
+		if len(s.front.buffered()) == 0 {
+			if err := s.await(); err != nil {
+				return 0, err
+			}
+		}
+		until = time.Time{}
+	}
+	s.idle.Store(len(s.front.buffered()) == 0)
+	for {
+		b := s.front.buffered()
+		if !s.served.Load() && !s.web.secure && isPreface(b) {
+			if len(b) >= len(preface)+2+len(prefaceEnd) {
+				return 0, errHTTP2
+			}
+		} else if n, err := s.req.Parse(b); n > 0 || err != nil {
+			return n, err
+		}
+		if until.IsZero() {
+			until = time.Now().Add(s.server.server.headerTimeout)
+		}
+		s.front.readBy = time.Time{} // the time is bounded, however often bytes come
+		if err := s.front.conn.SetReadDeadline(until); err != nil {
+			return 0, err
+		}
+		err := s.front.fillBy(maxHeader + headerSlack)
+		s.idle.Store(false)
+		if err != nil {
+			return 0, err
+		}
+	}
+}
+
+// headerSlack is how much a header may exceed maxHeader, as net/http allows it.
+const headerSlack = 4 << 10
+
+// isPreface reports whether b begins as a connection of HTTP/2 does, or is the beginning of that.
+func isPreface(b []byte) bool {
+	const text = preface + "\r\n" + prefaceEnd
+	n := min(len(b), len(text))
+	return n > 0 && string(b[:n]) == text[:n]
+}
+
+// await waits for the first bytes of a request that is not the first one.
+func (s *session) await() error {
+	s.idle.Store(true)
+	defer s.idle.Store(false)
+	begin := time.Now()
+	limit := s.web.config.spec.IdleTimeout.Std() + idleGrace
+	patience := min(glance, limit)
+	for {
+		err := s.front.fill(patience, maxHeader)
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			return err
+		}
+		if time.Since(begin) >= limit || !s.idle.Load() {
+			return errIsIdle
+		}
+		// It may be long: the buffer is given back, and the next byte read without one.
+		s.front.release()
+		if err := s.front.sip(limit - time.Since(begin)); err != nil {
+			return err
+		}
+		return nil
+	}
+}
+
+// refuse answers what is no request, if it can be answered.
+func (s *session) refuse(err error) {
+	switch {
+	case errors.Is(err, http1.ErrMalformed):
+		s.reject(http.StatusBadRequest)
+	case errors.Is(err, errFull):
+		s.reject(http.StatusRequestHeaderFieldsTooLarge)
+	}
+}
+
+// reject answers a request that no Pod gets. It is the last one of the connection.
+func (s *session) reject(status int) {
+	s.front.out = appendOwn(s.front.out[:0], s.req.Minor, status, true, string(s.req.Method) == http.MethodHead)
+	if s.front.flush(idleGrace) == nil {
+		s.linger()
+	}
+}
+
+// linger sends the end, and reads what the client still sends.
+func (s *session) linger() {
+	if s.front.conn.CloseWrite() != nil || s.front.conn.SetReadDeadline(time.Now().Add(linger)) != nil {
+		return
+	}
+	buf := getBuffer()
+	defer putBuffer(buf)
+	for n := 0; n < maxLinger; {
+		m, err := s.front.conn.Read(buf)
+		if n += m; err != nil {
+			return
+		}
+	}
+}
+
+// fillBy reads more of a head of at most limit bytes, by the deadline that is set.
+func (c *wire) fillBy(limit int) error {
+	c.readBy = time.Now().Add(24 * time.Hour)
+	err := c.fill(0, limit)
+	c.readBy = time.Time{}
+	return err
+}
+
+// sip waits for the next byte, for at least patience, without a buffer.
+func (c *wire) sip(patience time.Duration) error {
+	c.readBy = time.Now().Add(patience)
+	if err := c.conn.SetReadDeadline(c.readBy); err != nil {
+		return err
+	}
+	var b [1]byte
+	n, err := c.conn.Read(b[:])
+	if n == 0 {
+		if err == nil {
+			err = io.ErrNoProgress
+		}
+		return err
+	}
+	c.in = getBuffer()
+	c.r, c.w = 0, copy(c.in, b[:n])
+	return nil
+}
+
+// add makes a session count. It reports false at the end.
+func (a *sessions) add(s *session) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.ended {
+		return false
+	}
+	if a.all == nil {
+		a.all = map[*session]struct{}{}
+	}
+	a.all[s] = struct{}{}
+	return true
+}
+
+func (a *sessions) remove(s *session) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.all, s)
+}
+
+// end closes the sessions that wait for a request, those that have had none yet a little later. The others end with
+// their requests, as their listeners are gone.
+func (a *sessions) end() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.ended {
+		a.ended = true
+		time.AfterFunc(newcomer, a.end)
+	}
+	for s := range a.all {
+		if s.idle.Load() && (s.served.Load() || time.Since(s.web.began) >= newcomer) && s.idle.CompareAndSwap(true, false) {
+			_ = s.web.Close()
+		}
+	}
+}

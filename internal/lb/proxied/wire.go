@@ -1,0 +1,280 @@
+package proxied
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
+)
+
+// wire is a connection of HTTP/1.1 with what was read of it and what is to be written. One goroutine reads and one
+// writes at a time.
+type wire struct {
+	conn stream
+	tcp  *net.TCPConn // conn, if that is one whose bytes the kernel can carry
+
+	in   []byte // what is between r and w is not taken yet; nil while nothing is
+	r, w int
+	out  []byte
+
+	readBy, writeBy time.Time // the deadlines of conn
+}
+
+func newWire(conn stream) wire {
+	tcp, _ := conn.(*net.TCPConn)
+	return wire{conn: conn, tcp: tcp}
+}
+
+// buffered returns what was read and not taken.
+func (c *wire) buffered() []byte { return c.in[c.r:c.w] }
+
+// take takes n bytes of buffered, which are valid until the next fill.
+func (c *wire) take(n int) { c.r += n }
+
+// release gives the buffers back, if nothing is in them.
+func (c *wire) release() {
+	if c.r == c.w && c.in != nil {
+		putBuffer(c.in)
+		c.in, c.r, c.w = nil, 0, 0
+	}
+	if len(c.out) == 0 && c.out != nil {
+		putBuffer(c.out)
+		c.out = nil
+	}
+}
+
+func getBuffer() []byte { return buffers.Get().(*[16 << 10]byte)[:] }
+
+func putBuffer(b []byte) {
+	if cap(b) == 16<<10 { // else it was made for a large head
+		buffers.Put((*[16 << 10]byte)(b[:cap(b)]))
+	}
+}
+
+// errFull means that a head is larger than may be.
+var errFull = errors.New("head too large")
+
+// fill reads more, which takes at least as long as patience before it fails with os.ErrDeadlineExceeded. Of a head
+// there are at most limit bytes; for a body that is 0, as it is taken bit by bit.
+func (c *wire) fill(patience time.Duration, limit int) error {
+	switch {
+	case c.in == nil:
+		c.in = getBuffer()
+	case c.r == c.w:
+		c.r, c.w = 0, 0
+	case c.w == len(c.in) && c.r > 0:
+		c.w = copy(c.in, c.in[c.r:c.w])
+		c.r = 0
+	}
+	if c.w == len(c.in) {
+		if c.w >= limit {
+			return errFull
+		}
+		larger := make([]byte, min(4*len(c.in), limit))
+		copy(larger, c.in)
+		putBuffer(c.in)
+		c.in = larger
+	}
+	if now := time.Now(); c.readBy.Sub(now) < patience {
+		c.readBy = now.Add(patience + patience/2)
+		if err := c.conn.SetReadDeadline(c.readBy); err != nil {
+			return err
+		}
+	}
+	n, err := c.conn.Read(c.in[c.w:])
+	if c.w += n; n > 0 {
+		return nil
+	}
+	return err
+}
+
+// flush writes what is to be written, within patience and half of it.
+func (c *wire) flush(patience time.Duration) error {
+	if len(c.out) == 0 {
+		return nil
+	}
+	err := c.write(c.out, patience)
+	c.out = c.out[:0]
+	return err
+}
+
+func (c *wire) write(p []byte, patience time.Duration) error {
+	if now := time.Now(); c.writeBy.Sub(now) < patience {
+		c.writeBy = now.Add(patience + patience/2)
+		if err := c.conn.SetWriteDeadline(c.writeBy); err != nil {
+			return err
+		}
+	}
+	_, err := c.conn.Write(p)
+	return err
+}
+
+// put adds to what is to be written.
+func (c *wire) put(p []byte) {
+	c.free()
+	c.out = append(c.out, p...)
+}
+
+// free returns how much can be added without growing.
+func (c *wire) free() int {
+	if c.out == nil {
+		c.out = getBuffer()[:0]
+	}
+	return cap(c.out) - len(c.out)
+}
+
+// Which end of a pump has failed.
+var (
+	errSource = errors.New("cannot read a body")
+	errSink   = errors.New("cannot write a body")
+)
+
+// spliceAt is how much of a body must be left for the kernel to carry it: a pipe costs some system calls.
+const spliceAt = 64 << 10
+
+// pump carries a body.
+type pump struct {
+	to, from *wire
+	body     http1.Body
+	chunked  bool // how it goes on
+	trailers bool // pass trailers on
+	patience time.Duration
+	bytes    *atomic.Int64 // of the body
+	// waited is called when nothing has come for a while, and ends the pump with its error.
+	waited func() error
+	moved  func()      // is called when something has
+	ended  atomic.Bool // all of the body was read
+	fields []http1.Field
+}
+
+// run carries the body to its end. What was put to p.to before goes out with it.
+func (p *pump) run(glance time.Duration) error {
+	for !p.body.Done() {
+		data, taken, fields, err := p.body.Next(p.from.buffered(), p.fields[:0])
+		p.fields = fields
+		if err != nil {
+			return err
+		}
+		if taken > 0 {
+			if err := p.pass(data); err != nil {
+				return fmt.Errorf("%w: %w", errSink, err)
+			}
+			p.from.take(taken)
+			continue
+		}
+		if left, ok := p.body.Sized(); ok && left >= spliceAt && p.to.tcp != nil && p.from.tcp != nil {
+			if err := p.splice(left); err != nil {
+				return err
+			}
+			continue
+		}
+		if len(p.to.out) > 0 {
+			if err := p.to.flush(p.patience); err != nil {
+				return fmt.Errorf("%w: %w", errSink, err)
+			}
+			p.moved()
+		}
+		switch err := p.from.fill(glance, 0); {
+		case err == nil:
+			p.moved()
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			if err := p.waited(); err != nil {
+				return err
+			}
+		case errors.Is(err, io.EOF) && p.body.Endless():
+			return p.finish()
+		default:
+			return fmt.Errorf("%w: %w", errSource, err)
+		}
+	}
+	return p.finish()
+}
+
+// pass adds data to what is to be written, and writes when that is much.
+func (p *pump) pass(data []byte) error {
+	if len(data) == 0 {
+		return nil
+	}
+	p.bytes.Add(int64(len(data)))
+	const around = 24 // bytes of the size and of line ends, at most
+	if p.to.free() < around {
+		if err := p.to.flush(p.patience); err != nil {
+			return err
+		}
+	}
+	if p.chunked {
+		p.to.out = append(strconv.AppendUint(p.to.out, uint64(len(data)), 16), crlf...)
+	}
+	if len(data)+len(crlf) <= p.to.free() {
+		p.to.put(data)
+	} else if err := errors.Join(p.to.flush(p.patience), p.to.write(data, p.patience)); err != nil {
+		return err
+	}
+	if p.chunked {
+		p.to.put(crlf)
+	}
+	return nil
+}
+
+var crlf = []byte("\r\n")
+
+// finish writes what is left, and the end.
+func (p *pump) finish() error {
+	p.ended.Store(true)
+	if p.chunked {
+		p.to.put([]byte("0\r\n"))
+		if p.trailers {
+			for _, f := range p.fields {
+				if f.Kind == http1.Other {
+					p.to.out = appendField(p.to.out, f.Name, f.Value)
+				}
+			}
+		}
+		p.to.put(crlf)
+	}
+	if err := p.to.flush(p.patience); err != nil {
+		return fmt.Errorf("%w: %w", errSink, err)
+	}
+	return nil
+}
+
+// splice has the kernel carry the rest of a body, of which nothing is buffered.
+func (p *pump) splice(left uint64) error {
+	if err := p.to.flush(p.patience); err != nil {
+		return fmt.Errorf("%w: %w", errSink, err)
+	}
+	round := p.patience / 4
+	last := time.Now()
+	for left > 0 {
+		now := time.Now()
+		// What is read is written before the next look at the clock: see idleness.
+		p.from.readBy, p.to.writeBy = now.Add(round), now.Add(p.patience+2*round)
+		if err := errors.Join(p.from.conn.SetReadDeadline(p.from.readBy), p.to.conn.SetWriteDeadline(p.to.writeBy)); err != nil {
+			return err
+		}
+		n, err := p.to.tcp.ReadFrom(&io.LimitedReader{R: p.from.tcp, N: int64(left)}) //nolint:gosec // of at most 18 digits
+		if n > 0 {
+			last = time.Now()
+			p.moved()
+			p.bytes.Add(n)
+			left -= uint64(n)
+			p.body.Skip(uint64(n))
+		}
+		switch {
+		case left == 0:
+		case err == nil:
+			return fmt.Errorf("%w: %w", errSource, io.ErrUnexpectedEOF)
+		case !errors.Is(err, os.ErrDeadlineExceeded):
+			return fmt.Errorf("%w: %w", errSource, err)
+		case time.Since(last) >= p.patience:
+			return fmt.Errorf("%w: %w", errSource, errIdle)
+		}
+	}
+	return nil
+}
