@@ -181,23 +181,37 @@ func (l webLoad) kept(ctx context.Context, n int, d time.Duration) (rate, error)
 // opened has n clients open a connection for each request, which the other end closes. With resume, all of a
 // client's but the first resume its session of TLS.
 func (l webLoad) opened(ctx context.Context, n int, d time.Duration, resume bool) (rate, error) {
+	var caches chan tls.ClientSessionCache
+	if resume { // the first session is none of those that are measured
+		caches = make(chan tls.ClientSessionCache, n)
+		if err := l.clients(n, func(int) error {
+			cache := tls.NewLRUClientSessionCache(4)
+			caches <- cache
+			c, _, err := l.open(cache)
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			return get(c, webOnce, make([]byte, 4<<10)) // the ticket comes with it
+		}); err != nil {
+			return rate{}, err
+		}
+	}
 	return l.every(ctx, n, d, func() (func() error, func(), error) {
 		var cache tls.ClientSessionCache
 		if resume {
-			cache = tls.NewLRUClientSessionCache(4)
+			cache = <-caches
 		}
 		b := make([]byte, 4<<10)
-		first := true
 		step := func() error {
 			c, resumed, err := l.open(cache)
 			if err != nil {
 				return err
 			}
 			defer c.Close()
-			if l.tls != nil && resumed != (resume && !first) {
+			if l.tls != nil && resumed != resume {
 				return fmt.Errorf("a session of TLS is resumed: %t", resumed)
 			}
-			first = false
 			if err := get(c, webOnce, b); err != nil {
 				return err
 			}
@@ -205,11 +219,6 @@ func (l webLoad) opened(ctx context.Context, n int, d time.Duration, resume bool
 				return fmt.Errorf("after the answer: %.200q, %w", b[:n], err)
 			}
 			return nil
-		}
-		if resume { // the first session is none of those that are measured
-			if err := step(); err != nil {
-				return nil, nil, err
-			}
 		}
 		return step, func() {}, nil
 	})

@@ -129,8 +129,7 @@ func (r *readAhead) Read(p []byte) (int, error) {
 }
 
 var (
-	errHTTP2  = errors.New("a client of HTTP/2")
-	errIsIdle = errors.New("no further request")
+	errHTTP2 = errors.New("a client of HTTP/2")
 )
 
 // read reads the head of the next request, and returns how long it is.
@@ -186,22 +185,13 @@ func (s *session) await() error {
 	defer s.idle.Store(false)
 	begin := time.Now()
 	limit := s.web.config.spec.IdleTimeout.Std() + idleGrace
-	patience := min(glance, limit)
-	for {
-		err := s.front.fill(patience, maxHeader)
-		if !errors.Is(err, os.ErrDeadlineExceeded) {
-			return err
-		}
-		if time.Since(begin) >= limit || !s.idle.Load() {
-			return errIsIdle
-		}
-		// It may be long: the buffer is given back, and the next byte read without one.
-		s.front.release()
-		if err := s.front.sip(limit - time.Since(begin)); err != nil {
-			return err
-		}
-		return nil
+	err := s.front.fill(min(glance, limit), maxHeader)
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		return err
 	}
+	// It may be long: the buffer is given back, and the next byte read without one.
+	s.front.release()
+	return s.front.sip(limit - time.Since(begin))
 }
 
 // refuse answers what is no request, if it can be answered.
