@@ -3,6 +3,7 @@ package socket
 import (
 	"net"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,8 +24,8 @@ func NewProbe(c *net.TCPConn) (*Probe, error) {
 	}
 	p := &Probe{raw: raw}
 	p.look = func(fd uintptr) {
-		_, _, err := unix.Recvfrom(int(fd), p.buf[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
-		p.quiet = err == unix.EAGAIN
+		_, _, e := unix.Syscall6(unix.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(&p.buf)), 1, unix.MSG_PEEK|unix.MSG_DONTWAIT, 0, 0)
+		p.quiet = e == unix.EAGAIN
 	}
 	return p, nil
 }

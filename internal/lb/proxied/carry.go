@@ -26,8 +26,19 @@ var (
 // upload is the body of a request on its way while the answer is awaited.
 type upload struct {
 	pump
-	done chan struct{}
-	err  error // once done is closed
+	session *session
+	done    chan struct{}
+	err     error // once done is closed
+}
+
+func (u *upload) touch() { u.session.touch() }
+
+// glanced decides whether to go on waiting for the client.
+func (u *upload) glanced() error {
+	if u.session.silentFor() >= u.session.limit()+idleGrace {
+		return errLeft
+	}
+	return nil
 }
 
 // carry carries the request that was read. It reports whether the connection may have another one.
@@ -195,18 +206,12 @@ func (s *session) converse(u *upstream, m *member, body *http1.Body) (persists, 
 
 // beginUpload sends the body of the request meanwhile.
 func (s *session) beginUpload(u *upstream, body http1.Body) {
-	up := &upload{done: make(chan struct{})}
+	up := &upload{session: s, done: make(chan struct{})}
 	s.upload = up
 	up.pump = pump{
 		to: &u.wire, from: &s.front, body: body, chunked: s.req.Chunked, trailers: s.req.Announced, patience: s.limit(), bytes: &s.received,
+		of: up,
 	}
-	up.waited = func() error {
-		if s.silentFor() >= s.limit()+idleGrace {
-			return errLeft
-		}
-		return nil
-	}
-	up.moved = s.touch
 	go func() {
 		defer close(up.done)
 		up.err = up.run(glance)
@@ -360,11 +365,11 @@ func (s *session) answer(u *upstream, m *member, waits bool) (persists, reusable
 	s.front.out = appendAnswer(s.front.out, &s.res, o)
 	s.answering, s.status = true, s.res.Status
 	reusable = s.res.Persists() && !body.Endless() && !waits && s.config.transport.kind.proxy == 0
-	down := pump{
-		to: &s.front, from: &u.wire, body: body, chunked: chunked, trailers: true, patience: s.limit() + idleGrace, bytes: &s.sent,
-		waited: s.glanced, moved: s.touch,
+	s.down = pump{
+		to: &s.front, from: &u.wire, body: body, chunked: chunked, trailers: true, patience: s.limit() + idleGrace, bytes: &s.sent, of: s,
+		fields: s.down.fields[:0],
 	}
-	if err := down.run(min(glance, s.limit()/4)); err != nil {
+	if err := s.down.run(min(glance, s.limit()/4)); err != nil {
 		return false, false, err
 	}
 	return persists, reusable, nil

@@ -43,6 +43,7 @@ type session struct {
 	interim   bool // 100 was sent to the client
 	answering bool // the answer has begun
 	upload    *upload
+	down      pump         // the body of the answer
 	active    atomic.Int64 // when something was carried last, since web.began
 	status    int
 	sent      atomic.Int64

@@ -146,11 +146,16 @@ type pump struct {
 	trailers bool // pass trailers on
 	patience time.Duration
 	bytes    *atomic.Int64 // of the body
-	// waited is called when nothing has come for a while, and ends the pump with its error.
-	waited func() error
-	moved  func()      // is called when something has
-	ended  atomic.Bool // all of the body was read
-	fields []http1.Field
+	of       pumping
+	ended    atomic.Bool // all of the body was read
+	fields   []http1.Field
+}
+
+// pumping is what a body is part of.
+type pumping interface {
+	// touch is called when something was carried, and glanced when nothing has come for a while: its error ends the pump.
+	touch()
+	glanced() error
 }
 
 // run carries the body to its end. What was put to p.to before goes out with it.
@@ -178,13 +183,13 @@ func (p *pump) run(glance time.Duration) error {
 			if err := p.to.flush(p.patience); err != nil {
 				return fmt.Errorf("%w: %w", errSink, err)
 			}
-			p.moved()
+			p.of.touch()
 		}
 		switch err := p.from.fill(glance, 0); {
 		case err == nil:
-			p.moved()
+			p.of.touch()
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			if err := p.waited(); err != nil {
+			if err := p.of.glanced(); err != nil {
 				return err
 			}
 		case errors.Is(err, io.EOF) && p.body.Endless():
@@ -261,7 +266,7 @@ func (p *pump) splice(left uint64) error {
 		n, err := p.to.tcp.ReadFrom(&io.LimitedReader{R: p.from.tcp, N: int64(left)}) //nolint:gosec // of at most 18 digits
 		if n > 0 {
 			last = time.Now()
-			p.moved()
+			p.of.touch()
 			p.bytes.Add(n)
 			left -= uint64(n)
 			p.body.Skip(uint64(n))
