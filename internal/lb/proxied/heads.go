@@ -228,7 +228,8 @@ func requestLineOf(r *http1.Request) requestLine {
 
 // lineOf returns what package net/http has read.
 func lineOf(r *http.Request) requestLine {
-	return requestLine{r.Method, r.Host, r.URL.RequestURI(), r.Proto, r.UserAgent(), strings.HasPrefix(r.Header.Get("Content-Type"), "application/grpc")}
+	grpc := strings.HasPrefix(r.Header.Get("Content-Type"), "application/grpc")
+	return requestLine{r.Method, r.Host, r.URL.RequestURI(), r.Proto, r.UserAgent(), grpc}
 }
 
 // text returns it as a whole, with the port if the host has none.

@@ -99,7 +99,8 @@ var answers = map[string]string{
 
 var rejectedAnswers = []string{
 	"HTTP/1.1 abc\r\n\r\n", "HTTP/1.1 20\r\n\r\n", "HTTP/2.0 200 OK\r\n\r\n", "HTTP/1.1 099 X\r\n\r\n", "\r\nHTTP/1.1 200 OK\r\n\r\n",
-	"HTTP/1.1 200 OK\r\nA b: c\r\n\r\n", "HTTP/1.1 200 OK\r\nA: b\r\n c\r\n\r\n", "HTTP/1.1 200 OK\r\nA: \x00\r\n\r\n", "HTTP/1.1 2000\r\n\r\n",
+	"HTTP/1.1 200 OK\r\nA b: c\r\n\r\n", "HTTP/1.1 200 OK\r\nA: b\r\n c\r\n\r\n", "HTTP/1.1 200 OK\r\nA: \x00\r\n\r\n",
+	"HTTP/1.1 2000\r\n\r\n",
 	"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabc", "HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\nabc",
 	"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
 	"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", "HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
