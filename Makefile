@@ -8,8 +8,8 @@ SHIM        := internal/runner/shim/embedded/fairlead-shim
 KUBECTL     := $(CURDIR)/bin/kubectl
 TOOL        := go tool -modfile=$(CURDIR)/tools/go.mod
 LINT        := $(TOOL) golangci-lint
-MUTATE      ?= alloc epslice table workloads zone
-UNIT        := . ./internal/svc/... ./internal/alloc/... ./internal/epslice/... ./internal/workloads/... ./internal/table/... ./internal/zone/... ./internal/env/...
+MUTATE      ?= alloc epslice placement table workloads zone
+UNIT        := . ./internal/svc/... ./internal/alloc/... ./internal/epslice/... ./internal/placement/... ./internal/workloads/... ./internal/table/... ./internal/zone/... ./internal/env/...
 
 .PHONY: help build demo test test-unit bench check mutate fmt generate clean setup kubectl
 help: ## list the verbs

@@ -35,6 +35,8 @@ const (
 	GarbageName       = "garbage"
 	ReplicaSetName    = "replicaset"
 	DeploymentName    = "deployment"
+	DaemonSetName     = "daemonset"
+	DisruptionName    = "disruption"
 )
 
 // Options are the options of Run.
@@ -83,7 +85,7 @@ func Names() []string {
 	return []string{
 		NamespaceName, NodeIPAMName, NodeLifecycleName, SchedulerName,
 		EndpointsName, EndpointSliceName, MirroringName, GarbageName,
-		ReplicaSetName, DeploymentName,
+		ReplicaSetName, DeploymentName, DaemonSetName, DisruptionName,
 	}
 }
 
@@ -109,6 +111,10 @@ func constructor(name string) construct {
 		return newReplicaSets
 	case DeploymentName:
 		return newDeployments
+	case DaemonSetName:
+		return newDaemonSets
+	case DisruptionName:
+		return newDisruption
 	}
 	return nil
 }

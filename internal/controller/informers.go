@@ -1,13 +1,17 @@
 package controller
 
 import (
+	"maps"
+
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/fairlead/fairlead/internal/placement"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -34,6 +38,27 @@ func handlers[T any](set, deleted func(T)) cache.ResourceEventHandlerFuncs {
 			}
 		},
 	}
+}
+
+// nodeHandlers returns handlers that call changed when a Node comes, goes, or changes in
+// what Pods are placed by: labels, taints, readiness. Status alone changes all the time.
+func nodeHandlers(changed func()) cache.ResourceEventHandlerFuncs {
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { changed() },
+		UpdateFunc: func(before, now any) {
+			if placesDiffer(before.(*corev1.Node), now.(*corev1.Node)) {
+				changed()
+			}
+		},
+		DeleteFunc: func(any) { changed() },
+	}
+}
+
+// placesDiffer reports whether two states of a Node may differ in which Pods fit.
+func placesDiffer(a, b *corev1.Node) bool {
+	return placement.IsReady(a) != placement.IsReady(b) || a.Spec.Unschedulable != b.Spec.Unschedulable ||
+		!maps.Equal(a.Labels, b.Labels) || !equality.Semantic.DeepEqual(a.Spec.Taints, b.Spec.Taints) ||
+		!equality.Semantic.DeepEqual(a.Status.Allocatable, b.Status.Allocatable)
 }
 
 // final returns the object of a delete event, as it was last seen.

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fairlead/fairlead/internal/loop"
+	"github.com/fairlead/fairlead/internal/placement"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -30,12 +31,12 @@ type scheduler struct {
 	count map[string]int // running Pods by Node, with bindings in flight
 	// placed is where each Pod counts. A binding in flight counts from its
 	// decision on, so that the next decision sees it.
-	placed  map[svc.Name]placement
+	placed  map[svc.Name]assignment
 	ports   heldPorts
 	waiting map[svc.Name]bool // fit on no Node
 }
 
-type placement struct {
+type assignment struct {
 	uid  types.UID
 	node string
 }
@@ -43,7 +44,7 @@ type placement struct {
 func newScheduler(s *controllerContext) (func(ctx context.Context), error) {
 	c := &scheduler{
 		controllerContext: s, nodes: map[string]*corev1.Node{}, count: map[string]int{},
-		placed: map[svc.Name]placement{}, ports: heldPorts{}, waiting: map[svc.Name]bool{},
+		placed: map[svc.Name]assignment{}, ports: heldPorts{}, waiting: map[svc.Name]bool{},
 	}
 	c.loop = loop.New(s.log, SchedulerName, s.options.Workers, c.sync)
 	if err := s.handle(s.informers.Core().V1().Pods().Informer(), handlers(c.podChanged, c.podDeleted)); err != nil {
@@ -74,7 +75,7 @@ func (c *scheduler) podChanged(pod *corev1.Pod) {
 	old, ok := c.placed[name]
 	switch {
 	case pod.Spec.NodeName != "" && !finished(pod):
-		c.place(name, placement{pod.UID, pod.Spec.NodeName}, hostPorts(pod))
+		c.place(name, assignment{pod.UID, pod.Spec.NodeName}, hostPorts(pod))
 	case ok && (old.uid != pod.UID || finished(pod)):
 		c.unplace(name)
 	}
@@ -98,7 +99,7 @@ func (c *scheduler) podDeleted(pod *corev1.Pod) {
 }
 
 // place and unplace are called with mu held.
-func (c *scheduler) place(name svc.Name, p placement, ports []hostPort) {
+func (c *scheduler) place(name svc.Name, p assignment, ports []hostPort) {
 	if c.placed[name] == p {
 		return
 	}
@@ -130,23 +131,13 @@ func (c *scheduler) nodeChanged(node *corev1.Node) {
 	old := c.nodes[node.Name]
 	c.nodes[node.Name] = node
 	var again []svc.Name
-	if len(c.waiting) > 0 && (old == nil || isNodeReady(old) != isNodeReady(node) || old.Spec.Unschedulable != node.Spec.Unschedulable ||
-		!maps.Equal(old.Labels, node.Labels) || !slices.Equal(old.Spec.Taints, node.Spec.Taints)) {
+	if len(c.waiting) > 0 && (old == nil || placesDiffer(old, node)) {
 		again = slices.Collect(maps.Keys(c.waiting))
 	}
 	c.mu.Unlock()
 	for _, name := range again {
 		c.loop.Queue.Add(name)
 	}
-}
-
-func isNodeReady(node *corev1.Node) bool {
-	for i := range node.Status.Conditions {
-		if c := &node.Status.Conditions[i]; c.Type == corev1.NodeReady {
-			return c.Status == corev1.ConditionTrue
-		}
-	}
-	return false
 }
 
 func (c *scheduler) sync(ctx context.Context, name svc.Name) error {
@@ -192,7 +183,7 @@ func (c *scheduler) decided(pod *corev1.Pod) bool {
 func (c *scheduler) release(name svc.Name, uid types.UID, node string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.placed[name] == (placement{uid, node}) {
+	if c.placed[name] == (assignment{uid, node}) {
 		c.unplace(name)
 	}
 }
@@ -204,7 +195,7 @@ func (c *scheduler) choose(pod *corev1.Pod) (node, why string) {
 	name := nameOf(pod)
 	reasons, ports := map[string]int{}, hostPorts(pod)
 	for candidate, n := range c.nodes {
-		if reason := misfit(pod, n); reason != "" {
+		if reason := placement.Misfit(pod, n); reason != "" {
 			reasons[reason]++
 			continue
 		}
@@ -228,46 +219,8 @@ func (c *scheduler) choose(pod *corev1.Pod) (node, why string) {
 		return "", fmt.Sprintf("0/%d nodes are available: %s.", len(c.nodes), strings.Join(parts, ", "))
 	}
 	delete(c.waiting, name)
-	c.place(name, placement{pod.UID, node}, ports)
+	c.place(name, assignment{pod.UID, node}, ports)
 	return node, ""
-}
-
-// misfit returns why the Pod cannot go to the Node, in the words of
-// kube-scheduler, or "".
-func misfit(pod *corev1.Pod, node *corev1.Node) string {
-	switch {
-	case node.DeletionTimestamp != nil || !isNodeReady(node):
-		return "node(s) were not ready"
-	case node.Spec.Unschedulable:
-		return "node(s) were unschedulable"
-	}
-	for k, v := range pod.Spec.NodeSelector {
-		if have, ok := node.Labels[k]; !ok || have != v {
-			return "node(s) didn't match Pod's node affinity/selector"
-		}
-	}
-	for i := range node.Spec.Taints {
-		t := &node.Spec.Taints[i]
-		if t.Effect != corev1.TaintEffectPreferNoSchedule && !tolerated(t, pod.Spec.Tolerations) {
-			return fmt.Sprintf("node(s) had untolerated taint {%s: %s}", t.Key, t.Value)
-		}
-	}
-	return ""
-}
-
-func tolerated(t *corev1.Taint, list []corev1.Toleration) bool {
-	return slices.ContainsFunc(list, func(o corev1.Toleration) bool {
-		if o.Effect != "" && o.Effect != t.Effect || o.Key != "" && o.Key != t.Key {
-			return false
-		}
-		switch o.Operator {
-		case corev1.TolerationOpExists:
-			return true
-		case "", corev1.TolerationOpEqual:
-			return o.Key != "" && o.Value == t.Value
-		}
-		return false
-	})
 }
 
 // unschedulable writes the reason into the Pod's status and records it as an

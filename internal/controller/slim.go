@@ -17,8 +17,9 @@ func slimPod(p *corev1.Pod) *corev1.Pod {
 		},
 		Spec: corev1.PodSpec{
 			NodeName: p.Spec.NodeName, NodeSelector: p.Spec.NodeSelector, SchedulerName: p.Spec.SchedulerName,
-			SchedulingGates: p.Spec.SchedulingGates,
-			Hostname:        p.Spec.Hostname, Subdomain: p.Spec.Subdomain, Tolerations: p.Spec.Tolerations,
+			SchedulingGates: p.Spec.SchedulingGates, Affinity: p.Spec.Affinity,
+			TopologySpreadConstraints: p.Spec.TopologySpreadConstraints,
+			Hostname:                  p.Spec.Hostname, Subdomain: p.Spec.Subdomain, Tolerations: p.Spec.Tolerations,
 			Containers: slimContainers(p.Spec.Containers), InitContainers: slimContainers(p.Spec.InitContainers),
 		},
 		Status: corev1.PodStatus{Phase: p.Status.Phase, PodIP: p.Status.PodIP, PodIPs: p.Status.PodIPs},

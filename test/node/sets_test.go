@@ -3,10 +3,13 @@ package node
 import (
 	"errors"
 	"fmt"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
 // newPair is a cluster of two nodes, "node" and "other".
@@ -54,8 +57,10 @@ func TestSets(t *testing.T) {
 	testHealing(c)
 	testRollout(c)
 	testScaling(c)
+	testDaemonSet(c)
+	testDrain(c)
 	c.kubectl("delete", "deployment", "web", "--cascade=foreground", "--timeout=60s")
-	c.becomes("", "get", "replicasets,pods", "-o", "name")
+	c.becomes("", "get", "replicasets,pods", "-l", "app=web", "-o", "name")
 }
 
 // A Pod that is deleted, and one that is taken out of the set by its label, are replaced.
@@ -126,4 +131,75 @@ func testScaling(c *cluster) {
 	if out, err := c.try("scale", "deployment/web", "--replicas=2", "--current-replicas=3"); err == nil {
 		c.t.Errorf("scaled although there is another number of replicas: %s", out)
 	}
+}
+
+const daemonSet = `apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: agent}
+spec:
+  selector: {matchLabels: {app: agent}}
+  template:
+    metadata: {labels: {app: agent}}
+    spec: {containers: [{name: agent, image: host, command: [sleep, "600"]}]}
+`
+
+// One Pod on each node, also on one that comes to suit it, and updates node by node.
+func testDaemonSet(c *cluster) {
+	c.t.Helper()
+	file := c.path("daemonset.yaml")
+	if err := os.WriteFile(file, []byte(daemonSet), 0o600); err != nil {
+		c.t.Fatal(err)
+	}
+	nodes := func(want string) {
+		c.t.Helper()
+		testbed.Until(c.t, "Pods on "+want, func() error {
+			out := strings.Fields(c.kubectl("get", "pods", "-l", "app=agent", "-o", "jsonpath={.items[*].spec.nodeName}"))
+			if slices.Sort(out); strings.Join(out, " ") != want {
+				return fmt.Errorf("on %s", out)
+			}
+			return nil
+		})
+	}
+	c.kubectl("apply", "-f", file)
+	c.says("rollout status daemonset/agent --timeout=60s", "successfully rolled out")
+	nodes("node other")
+	c.kubectl("taint", "node", "other", "dedicated=x:NoExecute")
+	nodes("node")
+	c.kubectl("taint", "node", "other", "dedicated-")
+	nodes("node other")
+	c.kubectl("set", "env", "daemonset/agent", "VERSION=2")
+	c.says("rollout status daemonset/agent --timeout=60s", "successfully rolled out")
+	c.says("rollout history daemonset/agent", "REVISION", "1", "2")
+	c.kubectl("rollout", "undo", "daemonset/agent")
+	c.says("rollout status daemonset/agent --timeout=60s", "successfully rolled out")
+	if out := c.kubectl("get", "daemonset", "agent", "-o", "yaml"); strings.Contains(out, "VERSION") {
+		c.t.Errorf("after undo:\n%s", out)
+	}
+}
+
+// A node is drained one Pod at a time as the budget asks for, and each is replaced before
+// the next one goes.
+func testDrain(c *cluster) {
+	c.t.Helper()
+	c.kubectl("scale", "deployment/web", "--replicas=4")
+	c.says("rollout status deployment/web --timeout=60s", "successfully rolled out")
+	c.kubectl("create", "poddisruptionbudget", "web", "--selector=app=web", "--min-available=4")
+	c.becomes("0", "get", "pdb", "web", "-o", "jsonpath={.status.disruptionsAllowed}")
+	if out, err := c.try("drain", "other", "--ignore-daemonsets", "--force", "--timeout=1s"); err == nil ||
+		!strings.Contains(err.Error(), "violate the pod's disruption budget") {
+		c.t.Errorf("drained against the budget: %v %s", err, out)
+	}
+	c.kubectl("delete", "pdb", "web")
+	c.kubectl("create", "poddisruptionbudget", "web", "--selector=app=web", "--min-available=3")
+	watch := process.Start(c.t, c.on(c.server, process.Program("kubectl"), "get", "deployment", "web", "--watch-only",
+		"-o", `jsonpath={.status.availableReplicas}{"\n"}`))
+	c.says("drain other --ignore-daemonsets --force --timeout=90s", "node/other drained")
+	c.becomes("node node node node", "get", "pods", "-l", "app=web", "-o", "jsonpath={.items[*].spec.nodeName}")
+	for n := range strings.FieldsSeq(watch.Log()) {
+		if n < "3" {
+			c.t.Errorf("only %s Pods were available", n)
+		}
+	}
+	watch.Kill()
+	c.kubectl("uncordon", "other")
 }

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/util/dryrun"
 	"k8s.io/client-go/util/retry"
+	pdbhelper "k8s.io/component-helpers/apps/poddisruptionbudget"
 )
 
 // maxDisrupted is how many evictions of one budget may be unconfirmed by its controller.
@@ -186,10 +187,7 @@ func (r *evictionREST) take(ctx context.Context, budget, pod string, dryRun bool
 		}
 		s := &b.Status
 		if s.DisruptionsAllowed--; s.DisruptionsAllowed == 0 {
-			meta.SetStatusCondition(&s.Conditions, metav1.Condition{
-				Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse, Reason: policyv1.InsufficientPodsReason,
-				ObservedGeneration: s.ObservedGeneration,
-			})
+			pdbhelper.UpdateDisruptionAllowedCondition(b)
 		}
 		if s.DisruptedPods == nil {
 			s.DisruptedPods = map[string]metav1.Time{}

@@ -1,0 +1,140 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/fairlead/fairlead/internal/loop"
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/workloads"
+)
+
+// disruption keeps the status of PodDisruptionBudgets, by which evictions are allowed.
+type disruption struct {
+	*controllerContext
+	loop *loop.Loop[svc.Name]
+}
+
+func newDisruption(s *controllerContext) (func(ctx context.Context), error) {
+	c := &disruption{controllerContext: s}
+	c.loop = loop.New(s.log, DisruptionName, 2, c.sync)
+	set := func(b *policyv1.PodDisruptionBudget) { c.loop.Queue.Add(nameOf(b)) }
+	if err := s.handle(s.informers.Policy().V1().PodDisruptionBudgets().Informer(), handlers(set, nil)); err != nil {
+		return nil, err
+	}
+	scaled := func(d *appsv1.Deployment) { c.namespace(d.Namespace) }
+	if err := s.handle(s.informers.Apps().V1().Deployments().Informer(), handlers(scaled, scaled)); err != nil {
+		return nil, err
+	}
+	resized := func(r *appsv1.ReplicaSet) { c.namespace(r.Namespace) }
+	if err := s.handle(s.informers.Apps().V1().ReplicaSets().Informer(), handlers(resized, resized)); err != nil {
+		return nil, err
+	}
+	return c.loop.Run, s.handle(s.informers.Core().V1().Pods().Informer(), handlers(c.podChanged, c.podChanged))
+}
+
+// namespace has the budgets of a namespace looked at again.
+func (c *disruption) namespace(namespace string) {
+	list, _ := c.informers.Policy().V1().PodDisruptionBudgets().Lister().PodDisruptionBudgets(namespace).List(labels.Everything())
+	for _, b := range list {
+		c.loop.Queue.Add(nameOf(b))
+	}
+}
+
+func (c *disruption) podChanged(pod *corev1.Pod) {
+	list, _ := c.informers.Policy().V1().PodDisruptionBudgets().Lister().PodDisruptionBudgets(pod.Namespace).List(labels.Everything())
+	for _, b := range list {
+		if selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err == nil && selector.Matches(labels.Set(pod.Labels)) {
+			c.loop.Queue.Add(nameOf(b))
+		}
+	}
+}
+
+func (c *disruption) sync(ctx context.Context, name svc.Name) error {
+	b, err := c.informers.Policy().V1().PodDisruptionBudgets().Lister().PodDisruptionBudgets(name.Namespace).Get(name.Name)
+	if err != nil || b.DeletionTimestamp != nil {
+		return nil
+	}
+	selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
+	if err != nil {
+		return nil // validation has seen to it
+	}
+	pods, err := c.informers.Core().V1().Pods().Lister().Pods(name.Namespace).List(selector)
+	if err != nil {
+		return err
+	}
+	status, unmanaged, after := workloads.PlanBudget(b, pods, func() (workloads.Scale, error) { return c.scaleOf(pods) }, time.Now())
+	if after > 0 {
+		c.loop.Queue.AddAfter(name, after)
+	}
+	if equality.Semantic.DeepEqual(b.Status, status) {
+		return nil
+	}
+	if len(unmanaged) > 0 {
+		c.events.Event(b, corev1.EventTypeWarning, "UnmanagedPods", fmt.Sprintf("Pods selected by this PodDisruptionBudget "+
+			"(selector: %v) were found to be unmanaged. As a result, the status of the PDB cannot be calculated correctly, which may "+
+			"result in undefined behavior. To account for these pods please set \".spec.minAvailable\" field of the PDB to an integer "+
+			"value.", metav1.FormatLabelSelector(b.Spec.Selector)))
+	}
+	b = b.DeepCopy()
+	b.Status = status
+	if _, err := c.client.PolicyV1().PodDisruptionBudgets(name.Namespace).UpdateStatus(ctx, b, metav1.UpdateOptions{}); err != nil {
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("status of PodDisruptionBudget %s: %w", name, err)
+	}
+	return nil
+}
+
+// scaleOf adds up how many Pods the controllers of some Pods want.
+func (c *disruption) scaleOf(pods []*corev1.Pod) (out workloads.Scale, err error) {
+	seen := map[types.UID]bool{}
+	for _, p := range pods {
+		ref := metav1.GetControllerOfNoCopy(p)
+		if ref == nil {
+			out.Unmanaged = append(out.Unmanaged, p.Name)
+			continue
+		}
+		uid, n, ok := c.replicasOf(p.Namespace, ref)
+		if !ok {
+			return out, fmt.Errorf("found no controllers for pod %q", p.Name)
+		}
+		if !seen[uid] {
+			seen[uid] = true
+			out.Expected += n
+		}
+	}
+	return out, nil
+}
+
+// replicasOf returns the replicas of the Deployment above a ReplicaSet, or of the set alone.
+func (c *disruption) replicasOf(namespace string, ref *metav1.OwnerReference) (types.UID, int32, bool) {
+	if ref.Kind != workloads.ReplicaSetKind.Kind || ref.APIVersion != appsv1.SchemeGroupVersion.String() {
+		return "", 0, false
+	}
+	r, err := c.informers.Apps().V1().ReplicaSets().Lister().ReplicaSets(namespace).Get(ref.Name)
+	if err != nil || r.UID != ref.UID {
+		return "", 0, false
+	}
+	if up := metav1.GetControllerOfNoCopy(r); up != nil && up.Kind == workloads.DeploymentKind.Kind {
+		d, err := c.informers.Apps().V1().Deployments().Lister().Deployments(namespace).Get(up.Name)
+		if err == nil && d.UID == up.UID && d.Spec.Replicas != nil {
+			return d.UID, *d.Spec.Replicas, true
+		}
+	}
+	if r.Spec.Replicas == nil {
+		return "", 0, false
+	}
+	return r.UID, *r.Spec.Replicas, true
+}
