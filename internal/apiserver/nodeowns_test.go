@@ -2,6 +2,7 @@ package apiserver_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 
@@ -210,6 +211,18 @@ func testNodeOwns(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset
 			_, err := c.CoreV1().ConfigMaps("default").Get(ctx, "lb-served", get)
 			return err
 		}},
+		request{"get the Secret by which a load balancer verifies Pods", true, func(ctx context.Context) error {
+			_, err := c.CoreV1().Secrets("default").Get(ctx, "lb-authority", get)
+			return err
+		}},
+		request{"get the ConfigMap by which a load balancer verifies Pods", true, func(ctx context.Context) error {
+			_, err := c.CoreV1().ConfigMaps("default").Get(ctx, "lb-authority", get)
+			return err
+		}},
+		request{"get the ConfigMap of that name of another namespace", false, func(ctx context.Context) error {
+			_, err := c.CoreV1().ConfigMaps("kube-public").Get(ctx, "lb-authority", get)
+			return err
+		}},
 		request{"list all Secrets", false, func(ctx context.Context) error {
 			_, err := c.CoreV1().Secrets("default").List(ctx, metav1.ListOptions{})
 			return err
@@ -327,6 +340,26 @@ func balancers(t *testing.T, admin *kubernetes.Clientset) {
 			continue
 		}
 		v.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: fmt.Sprintf("198.51.100.%d", i+1), IPMode: &mode}}
+		if _, err := admin.CoreV1().Services("default").UpdateStatus(t.Context(), v, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Those that name by what Pods are verified.
+	meta, create, mode := metav1.ObjectMeta{Name: "lb-authority"}, metav1.CreateOptions{}, corev1.LoadBalancerIPModeProxy
+	_, err := admin.CoreV1().Secrets("default").Create(t.Context(), &corev1.Secret{ObjectMeta: meta}, create)
+	for _, namespace := range []string{"default", "kube-public"} {
+		_, err2 := admin.CoreV1().ConfigMaps(namespace).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: meta}, create)
+		err = errors.Join(err, err2)
+	}
+	for i, kind := range []string{"secret", "configmap"} {
+		v := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "lb-" + kind, Annotations: map[string]string{
+			"fairlead.dev/lb-backend-protocol": "tls", "fairlead.dev/lb-backend-ca": kind + "/lb-authority"}}}
+		v.Spec.Type, v.Spec.Ports = corev1.ServiceTypeLoadBalancer, []corev1.ServicePort{{Port: 443}}
+		v, err2 := admin.CoreV1().Services("default").Create(t.Context(), v, create)
+		if err = errors.Join(err, err2); err != nil {
+			t.Fatal(err)
+		}
+		v.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: fmt.Sprintf("198.51.100.%d", i+21), IPMode: &mode}}
 		if _, err := admin.CoreV1().Services("default").UpdateStatus(t.Context(), v, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}

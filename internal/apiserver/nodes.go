@@ -212,7 +212,7 @@ func (n nodeAuthorizer) pod(ctx context.Context, node, namespace, name string) s
 func (n nodeAuthorizer) related(ctx context.Context, node string, a authorizer.Attributes) string {
 	ok := awaitIndex(ctx, func() bool {
 		return n.pods.referred(node, a.GetResource(), a.GetNamespace(), a.GetName()) ||
-			a.GetResource() == "secrets" && n.tls.named(a.GetNamespace(), a.GetName())
+			n.tls.named(a.GetResource(), a.GetNamespace(), a.GetName())
 	})
 	return reason(ok, fmt.Sprintf("no relationship found between node '%s' and this object", node))
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -14,9 +15,9 @@ import (
 	"github.com/fairlead/fairlead/internal/dialect"
 )
 
-// tlsIndex indexes the Services of type LoadBalancer by the Secrets that they name, of TLS and of access logs: any node
-// may have to answer for their addresses within a second, and ends TLS and stores logs with these. Those without an
-// address, or of the direct way, do not count.
+// tlsIndex indexes the Services of type LoadBalancer by the Secrets and ConfigMaps that they name, of TLS and of access
+// logs: any node may have to answer for their addresses within a second, and ends or begins TLS and stores logs with
+// these. Those without an address, or of the direct way, do not count.
 type tlsIndex struct{ informer cache.SharedIndexInformer }
 
 // lbClass is the loadBalancerClass of our own load balancers.
@@ -25,7 +26,7 @@ const lbClass = "fairlead.dev/lb"
 // tlsRefs is the part of a Service that is kept.
 type tlsRefs struct {
 	metav1.ObjectMeta
-	secrets []string
+	objects []string // secret/NAME and configmap/NAME
 }
 
 func newTLSIndex(client kubernetes.Interface) (*tlsIndex, error) {
@@ -36,9 +37,9 @@ func newTLSIndex(client kubernetes.Interface) (*tlsIndex, error) {
 // run follows the Services until ctx ends.
 func (x *tlsIndex) run(ctx context.Context) { x.informer.RunWithContext(ctx) }
 
-// named reports whether a load balancer of the namespace names a Secret.
-func (x *tlsIndex) named(namespace, secret string) bool {
-	keys, err := x.informer.GetIndexer().IndexKeys(byReference, namespace+"/"+secret)
+// named reports whether a load balancer of the namespace names an object of a resource: secrets or configmaps.
+func (x *tlsIndex) named(resource, namespace, name string) bool {
+	keys, err := x.informer.GetIndexer().IndexKeys(byReference, namespace+"/"+strings.TrimSuffix(resource, "s")+"/"+name)
 	return err == nil && len(keys) > 0
 }
 
@@ -47,8 +48,8 @@ func tlsKeys(obj any) ([]string, error) {
 	if !ok {
 		return nil, fmt.Errorf("the index of TLS Secrets holds a %T", obj)
 	}
-	keys := make([]string, 0, len(s.secrets))
-	for _, name := range s.secrets {
+	keys := make([]string, 0, len(s.objects))
+	for _, name := range s.objects {
 		keys = append(keys, s.Namespace+"/"+name)
 	}
 	return keys, nil
@@ -73,10 +74,7 @@ func toTLSRefs(obj any) (any, error) {
 		d.Ports = append(d.Ports, dialect.Port{Name: p.Name, Number: uint16(p.Port), Protocol: string(p.Protocol)})
 	}
 	if r := dialect.Read(d); r.Way == dialect.Proxied {
-		out.secrets = r.Spec.Certificates
-		if r.Spec.AccessLog.Uploads() {
-			out.secrets = append(slices.Clone(out.secrets), r.Spec.AccessLog.Secret)
-		}
+		out.objects = r.Spec.Objects()
 	}
 	return out, nil
 }

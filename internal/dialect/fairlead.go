@@ -39,6 +39,12 @@ func fairleadDialect() Dialect {
 			word(lbPrefix+"balance", map[string]Balance{
 				"round-robin": RoundRobin, "least-connections": LeastConnections, "source-hash": SourceHash, "random-of-two": RandomOfTwo,
 			}, FieldBalance, "", setBalance),
+			{Key: lbPrefix + "backend-ca", Sets: []Field{FieldBackendCA}, read: readBackendCA,
+				Values: "secret/NAME or configmap/NAME, of the namespace, whose entry ca.crt verifies the certificates of Pods"},
+			{Key: lbPrefix + "backend-server-name", Sets: []Field{FieldBackendName}, read: readServerName,
+				Values: "the name that certificates of Pods are for; SERVICE.NAMESPACE.svc without it"},
+			{Key: lbPrefix + "backend-client-secret", Sets: []Field{FieldBackendCert}, read: readClientSecret,
+				Values: "the name of a TLS Secret of the namespace, with a certificate for Pods that ask for one"},
 			backends(lbPrefix+"backends", "pods", "node-ports"),
 			nodeSelector(lbPrefix+"backend-nodes", "a selector of Nodes, as: disk=ssd,zone in (a, b)"),
 			seconds(lbPrefix+"slow-start", 1, 3600, FieldSlowStart, setSlowStart),

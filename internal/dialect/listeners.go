@@ -125,6 +125,7 @@ func (r *reader) finish() {
 	r.checkPorts()
 	r.finishSticky()
 	r.finishBackends()
+	r.finishBackendTLS()
 	r.chooseWay()
 	r.judge()
 }
@@ -274,6 +275,7 @@ func (r *reader) checkPorts() {
 // essential are the fields without which something else would be served.
 var essential = []Field{
 	FieldProtocol, FieldBackend, FieldCertificates, FieldTLSPorts, FieldTLSPolicy, FieldProxyProtocol, FieldTrustedFronts,
+	FieldBackendCA, FieldBackendName, FieldBackendCert,
 }
 
 // chooseWay decides which way the Service takes (docs/design/009-proxied-load-balancer.md).

@@ -2,6 +2,7 @@ package dialect
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 )
 
@@ -12,7 +13,8 @@ type Spec struct {
 	Listeners []Listener `json:"listeners"`
 	// Certificates are the names of TLS Secrets in the Service's namespace; the first is the
 	// default, the others serve the names that they are for (SNI).
-	Certificates []string `json:"certificates,omitempty"`
+	Certificates []string   `json:"certificates,omitempty"`
+	BackendTLS   BackendTLS `json:"backendTLS,omitzero"`
 	// TLSPolicy is the name of a policy that TLSVersions knows, empty for the default.
 	TLSPolicy string `json:"tlsPolicy,omitempty"`
 	// ALPN are the protocols that a TLS listener offers, the preferred one first.
@@ -131,6 +133,42 @@ type Health struct {
 	Codes string `json:"codes,omitempty"`
 	// FailClosed is true if no Pod has connections while all are bad; else all have.
 	FailClosed bool `json:"failClosed,omitempty"`
+}
+
+// BackendTLS is how TLS to Pods is verified: not at all without an Authority.
+type BackendTLS struct {
+	// Authority is the object of the Service's namespace whose entry ca.crt has the certificates that Pods' are
+	// verified by: secret/NAME or configmap/NAME.
+	Authority string `json:"authority,omitempty"`
+	// ServerName is the name that a Pod's certificate is to be for.
+	ServerName string `json:"serverName,omitempty"`
+	// Certificate is the name of a TLS Secret with a certificate of the load balancer's own, for Pods that ask
+	// for one.
+	Certificate string `json:"certificate,omitempty"`
+}
+
+// TLSSecrets returns the names of the TLS Secrets that a Spec needs.
+func (s *Spec) TLSSecrets() []string {
+	out := slices.Clone(s.Certificates)
+	if c := s.BackendTLS.Certificate; c != "" && !slices.Contains(out, c) {
+		out = append(out, c)
+	}
+	return out
+}
+
+// Objects returns the Secrets and ConfigMaps that a Spec needs, as secret/NAME and configmap/NAME.
+func (s *Spec) Objects() []string {
+	var out []string
+	for _, n := range s.TLSSecrets() {
+		out = append(out, "secret/"+n)
+	}
+	if s.AccessLog.Uploads() {
+		out = append(out, "secret/"+s.AccessLog.Secret)
+	}
+	if a := s.BackendTLS.Authority; a != "" && !slices.Contains(out, a) {
+		out = append(out, a)
+	}
+	return out
 }
 
 // Sticky is how requests of a client stay at the Pod that had the first one.

@@ -64,3 +64,24 @@ func TestAWSTargetGroup(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 }
+
+// TLS to Pods is verified by what the Service names; what verifies nothing is wrong.
+func TestBackendTLS(t *testing.T) {
+	const ca, name, cert = lbPrefix + "backend-ca", lbPrefix + "backend-server-name", lbPrefix + "backend-client-secret"
+	r := Read(web(lbPrefix+"backend-protocol", "tls", ca, "ConfigMap/roots", name, "web.example.com", cert, "me"))
+	if want := (BackendTLS{"configmap/roots", "web.example.com", "me"}); r.Spec.BackendTLS != want || r.Invalid() || r.Way != Proxied {
+		t.Errorf("%+v: %+v", r.Spec.BackendTLS, r.Findings)
+	}
+	if got, want := r.Spec.Objects(), []string{"secret/me", "configmap/roots"}; !reflect.DeepEqual(got, want) {
+		t.Errorf("objects %q, want %q", got, want)
+	}
+	for _, pairs := range [][]string{
+		{ca, "secret/roots"}, {lbPrefix + "backend-protocol", "tls", name, "a.example.com"}, {lbPrefix + "backend-protocol", "tls", ca, "roots"},
+		{lbPrefix + "backend-protocol", "tls", ca, "secret/a/b"}, {lbPrefix + "backend-protocol", "tls", ca, "secret/../x"},
+		{lbPrefix + "backend-protocol", "tls", ca, "secret/a", name, "a b"}, {lbPrefix + "backend-protocol", "tls", cert, "a b"},
+	} {
+		if r := Read(web(pairs...)); !r.Invalid() || r.Way != Proxied {
+			t.Errorf("%q: %s, %+v", pairs, r.Way, r.Findings)
+		}
+	}
+}

@@ -24,7 +24,7 @@ func (p *proxying) build(n svc.Name, v *proxiedService) *proxied.Service {
 	s := &proxied.Service{
 		Name: n, Spec: *v.spec, Backends: map[uint16][]netip.AddrPort{}, Weights: map[netip.AddrPort]int{}, Key: string(v.object.UID),
 	}
-	for _, name := range v.spec.Certificates {
+	for _, name := range v.spec.TLSSecrets() {
 		t := p.secrets[secretKey{svc.Name{Namespace: n.Namespace, Name: name}, forTLS}]
 		if t == nil || t.cert == nil {
 			if t != nil && t.problem != "" {
@@ -32,11 +32,26 @@ func (p *proxying) build(n svc.Name, v *proxiedService) *proxied.Service {
 			}
 			return nil
 		}
-		cert := *t.cert
-		if t.staple.valid(time.Now()) {
-			cert.OCSPStaple = t.staple.der
+		if slices.Contains(v.spec.Certificates, name) {
+			cert := *t.cert
+			if t.staple.valid(time.Now()) {
+				cert.OCSPStaple = t.staple.der
+			}
+			s.Certificates = append(s.Certificates, cert)
 		}
-		s.Certificates = append(s.Certificates, cert)
+		if name == v.spec.BackendTLS.Certificate {
+			s.PodCertificate = t.cert
+		}
+	}
+	if text := v.spec.BackendTLS.Authority; text != "" {
+		a := p.roots[objectName{n.Namespace, text}]
+		if a == nil || a.pool == nil { // connections to Pods that cannot be verified are not made
+			if a != nil && a.problem != "" {
+				p.fail(v, fmt.Sprintf("cannot verify Pods by %s: %s", text, a.problem))
+			}
+			return nil
+		}
+		s.PodRoots = a.pool
 	}
 	for _, in := range v.object.Status.LoadBalancer.Ingress {
 		if a, ok := ingressAddr(&in); ok && slices.Contains(p.claims[a], n) {

@@ -1,6 +1,7 @@
 package lb
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -49,6 +50,7 @@ type proxying struct {
 	secrets  map[secretKey]*namedSecret
 	zone     string // of this node, empty if it is unknown
 	nodes    nodes
+	roots    map[objectName]*podAuthority
 }
 
 // proxiedService is a Service of the proxied way.
@@ -73,6 +75,7 @@ func newProxying(o SpeakerOptions, client kubernetes.Interface) *proxying {
 	p := &proxying{
 		node: o.NodeName, client: client, log: o.Log, server: server, wake: make(chan struct{}, 1),
 		services: map[svc.Name]*proxiedService{}, claims: map[netip.Addr][]svc.Name{}, secrets: map[secretKey]*namedSecret{},
+		roots: map[objectName]*podAuthority{},
 	}
 	p.filter = filter.New(func() { signal(p.wake) })
 	p.upload = p.newUploader(o)
@@ -210,6 +213,7 @@ func (p *proxying) run(ctx context.Context) {
 		}
 		p.followSlices(ctx, &running)
 		p.followSecrets(ctx, &running)
+		p.followAuthorities(ctx, &running)
 		p.followNodes(ctx, &running)
 		p.apply()
 		if to := p.uploads(); p.upload != nil {
@@ -296,7 +300,7 @@ func (p *proxying) apply() {
 		if failed[n] != nil {
 			p.fail(v, failed[n].Error())
 		} else if ready {
-			p.fail(v, p.secretProblem(n, v))
+			p.fail(v, cmp.Or(p.secretProblem(n, v), p.authorityProblem(n, v)))
 		}
 		changed = changed || ready != v.ready
 		v.ready = ready

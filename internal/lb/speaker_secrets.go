@@ -60,7 +60,7 @@ func secretsOf(n svc.Name, spec *dialect.Spec) (out []secretKey) {
 	if spec == nil {
 		return nil
 	}
-	for _, name := range spec.Certificates {
+	for _, name := range spec.TLSSecrets() {
 		out = append(out, secretKey{svc.Name{Namespace: n.Namespace, Name: name}, forTLS})
 	}
 	if spec.AccessLog.Uploads() {
@@ -195,7 +195,7 @@ func readTLSSecret(s *corev1.Secret) (cert *tls.Certificate, problem string) {
 // secretProblem returns what is wrong with the certificates with which a Service is served: an older one goes
 // on while the Secret has none.
 func (p *proxying) secretProblem(n svc.Name, v *proxiedService) string {
-	for _, name := range v.spec.Certificates {
+	for _, name := range v.spec.TLSSecrets() {
 		t := p.secrets[secretKey{svc.Name{Namespace: n.Namespace, Name: name}, forTLS}]
 		switch {
 		case t == nil:

@@ -2,7 +2,6 @@ package proxied
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -24,6 +23,7 @@ type checks struct {
 	dialect.Health
 	// proxy is the version of the PROXY protocol that Pods expect.
 	proxy int
+	tls   podTLS
 }
 
 // check starts health checks of a member, which begins as a good one: its readiness has been found
@@ -132,7 +132,7 @@ func (c checks) http(ctx context.Context, at netip.AddrPort, dial dialer) error 
 	r.Header.Set("User-Agent", "fairlead-lb-health")
 	t := &http.Transport{
 		DialContext: dial, DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: maxHealthHeader,
-		TLSClientConfig: &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12}, //nolint:gosec // as for connections
+		TLSClientConfig: c.tls.config(),
 	}
 	answer, err := t.RoundTrip(r)
 	if err != nil {

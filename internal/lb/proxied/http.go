@@ -404,7 +404,7 @@ func (bufferPool) Put(b []byte) { buffers.Put((*[16 << 10]byte)(b)) }
 
 // transportOf returns what carries requests to the Pods of a configuration: old's, if that is alike.
 func transportOf(c, old *config) *transport {
-	k := transportKind{c.backend, c.spec.ProxyProtocol, c.spec.IdleTimeout.Std()}
+	k := transportKind{c.backend, c.spec.ProxyProtocol, c.spec.IdleTimeout.Std(), c.pods}
 	if old != nil && old.transport != nil {
 		if old.transport.kind == k {
 			return old.transport
@@ -418,10 +418,12 @@ func transportOf(c, old *config) *transport {
 		TLSHandshakeTimeout: dialTimeout, ReadBufferSize: 8 << 10, WriteBufferSize: 8 << 10,
 		// The header of the PROXY protocol is of one client: so is the connection then.
 		DisableKeepAlives: k.proxy != 0,
-		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12}, //nolint:gosec // see dial in serve.go
+		TLSClientConfig:   k.tls.config(),
 	}
 	t.Protocols.SetHTTP1(t.isHTTP1())
 	t.Protocols.SetUnencryptedHTTP2(!t.isHTTP1())
+	// A request of HTTP/2 goes on by that if the Pod offers it (ALPN), as gRPC needs.
+	t.Protocols.SetHTTP2(k.backend.IsTLS() && k.proxy == 0)
 	return t
 }
 
@@ -447,6 +449,7 @@ type transportKind struct {
 	backend dialect.Protocol
 	proxy   int
 	silence time.Duration
+	tls     podTLS
 }
 
 // dialError means that no byte of a request was sent.

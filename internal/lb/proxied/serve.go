@@ -115,13 +115,11 @@ func (s *Server) dial(c *config, m *member, client, at netip.AddrPort, protocol 
 	if !c.backend.IsTLS() {
 		return conn.(*net.TCPConn), nil
 	}
-	// A Pod's certificate is not verified, as by AWS's load balancers without a policy for backend
-	// authentication: there is nothing that says by whom it is.
-	o := &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12} //nolint:gosec // see above
+	var protocols []string
 	if protocol != "" {
-		o.NextProtos = []string{protocol}
+		protocols = []string{protocol}
 	}
-	t := tls.Client(conn, o)
+	t := tls.Client(conn, c.pods.config(protocols...))
 	if err := t.HandshakeContext(ctx); err != nil {
 		_ = conn.Close()
 		return nil, err

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -32,6 +33,10 @@ type Service struct {
 	Backends map[uint16][]netip.AddrPort
 	// Weights are the shares of Pods that have another one than 1.
 	Weights map[netip.AddrPort]int
+	// PodRoots are the certificates by which those of Pods are verified, nil if they are not, and PodCertificate is
+	// shown to Pods that ask for one. A change is seen by the pointer.
+	PodRoots       *x509.CertPool
+	PodCertificate *tls.Certificate
 	// Key is the Service's UID, of which cookies are made.
 	Key string
 }
@@ -200,7 +205,8 @@ func (s *Server) pool(key poolKey, v *Service) *pool {
 	}
 	s.drains[key] = drain
 	o := poolOptions{
-		balance: v.Spec.Balance, slowStart: v.Spec.SlowStart.Std(), checks: checks{v.Spec.Health, v.Spec.ProxyProtocol}, weights: v.Weights,
+		balance: v.Spec.Balance, slowStart: v.Spec.SlowStart.Std(), weights: v.Weights,
+		checks: checks{v.Spec.Health, v.Spec.ProxyProtocol, podTLSOf(v)},
 	}
 	if v.Spec.Sticky.Cookie {
 		o.key = v.Key
@@ -230,6 +236,7 @@ type config struct {
 
 	cookie    string      // the name of the one by which requests stick, empty for none
 	tls       *tls.Config // nil without TLS
+	pods      podTLS      // of a backend with TLS
 	transport *transport  // of HTTP
 	pool      *pool
 	usage     *usage
@@ -252,7 +259,7 @@ func (c *config) record(e entry) {
 
 // newConfig returns the configuration of a listener, or why there is none. old is the one before, or nil.
 func newConfig(v *Service, l dialect.Listener, old *config) (*config, error) {
-	c := &config{service: v.Name, spec: &v.Spec, protocol: l.Protocol, backend: l.Backend}
+	c := &config{service: v.Name, spec: &v.Spec, protocol: l.Protocol, backend: l.Backend, pods: podTLSOf(v)}
 	if !slices.Contains([]dialect.Protocol{dialect.TCP, dialect.TLS, dialect.HTTP, dialect.HTTPS}, l.Protocol) {
 		return nil, fmt.Errorf("port %d: %s cannot be carried in the proxied way", l.Port, l.Protocol)
 	}

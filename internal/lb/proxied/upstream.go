@@ -139,7 +139,7 @@ func (t *transport) connect(ctx context.Context, pod, client, at netip.AddrPort)
 		u.wire = newWire(tcp)
 		return u, nil
 	}
-	config := t.TLSClientConfig.Clone()
+	config := t.kind.tls.config() // that of the Transport offers HTTP/2
 	if config.ServerName == "" {
 		config.ServerName = pod.Addr().String()
 	}
