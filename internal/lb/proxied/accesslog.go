@@ -15,7 +15,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/dialect"
@@ -353,20 +352,23 @@ func (a *accessLog) close() {
 // counter counts what is written to a client, and the status.
 type counter struct {
 	http.ResponseWriter
-	status int
-	sent   int64
+	exchange *exchange
+	status   int
+	sent     int64
 }
 
 // WriteHeader passes on a status; the last one counts.
 func (c *counter) WriteHeader(status int) {
 	c.status = status
 	c.ResponseWriter.WriteHeader(status)
+	c.exchange.carried(1)
 }
 
 // Write passes on a part of the body.
 func (c *counter) Write(p []byte) (int, error) {
 	n, err := c.ResponseWriter.Write(p)
 	c.sent += int64(n)
+	c.exchange.carried(n)
 	return n, err
 }
 
@@ -376,12 +378,14 @@ func (c *counter) Unwrap() http.ResponseWriter { return c.ResponseWriter }
 // countedBody counts what is read of a request's body.
 type countedBody struct {
 	io.ReadCloser
-	n *atomic.Int64
+	exchange *exchange
 }
 
 // Read reads from the body.
 func (b countedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	b.n.Add(int64(n))
+	b.exchange.received.Add(int64(n))
+	b.exchange.conn.taken.Add(int64(n))
+	b.exchange.carried(n)
 	return n, err
 }

@@ -1,6 +1,7 @@
 package proxied
 
 import (
+	"bufio"
 	"cmp"
 	"crypto/tls"
 	"fmt"
@@ -205,5 +206,52 @@ func TestFinishedFilesStay(t *testing.T) {
 	want := []string{"n1_default_a_20260102T0305Z.log", "n1_default_a_20260102T0310Z.log", "n1_default_app.b_20260102T0310Z.log"}
 	if got := names(); !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// What the load balancer answers itself has a line without a Pod, whatever the client puts into it.
+func TestOwnAnswersAreLogged(t *testing.T) {
+	r := newRig(t, nil)
+	pod := r.web(tell)
+	usual := map[string]string{lbProtocol: "http", "service.beta.kubernetes.io/aws-load-balancer-access-log-enabled": "true"}
+	get := "GET /\"%0a\\ HTTP/1.1\r\nHost: web\r\nUser-Agent: a\" \"b\tc\xff\r\n\r\n"
+	logged := `"GET http://web:\d+/%22%0A%5C HTTP/1\.1" "a\\x22 \\x22b\\x09c\\xff"`
+	n := 0
+	for _, c := range []struct {
+		status        int
+		request, want string
+		change        func()
+	}{
+		{403, get, logged, func() { r.service.Spec.SourceRanges = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")} }},
+		{421, get, logged, func() { r.service.Name.Name = "other" }},
+		{405, "CONNECT 192.0.2.1:22 HTTP/1.1\r\nHost: 192.0.2.1:22\r\n\r\n", `"CONNECT http://192\.0\.2\.1:22[^"]* HTTP/1\.1" "-"`, nil},
+		{400, "GET / HTTP/1.1\nHost: web\n\n", `"- - - " "-"`, nil},
+		{400, "GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", `"- - - " "-"`, nil},
+		{431, "GET / HTTP/1.1\r\nHost: web\r\nX: " + strings.Repeat("x", 2*maxHeader) + "\r\n\r\n", `"- - - " "-"`, nil},
+	} {
+		r.service.Name.Name = "web"
+		r.ask(usual)
+		r.set(pod)
+		conn := r.dial()
+		in := bufio.NewReader(conn)
+		_, err := io.WriteString(conn, "GET / HTTP/1.1\r\nHost: web\r\n\r\n")
+		r.must(err)
+		first, err := http.ReadResponse(in, nil)
+		r.must(err)
+		_, _ = io.Copy(io.Discard, first.Body)
+		if c.change != nil {
+			c.change()
+			r.set(pod)
+		}
+		_, _ = io.WriteString(conn, c.request) // the connection may end before the end of it
+		answer, err := http.ReadResponse(in, nil)
+		if err != nil || answer.StatusCode != c.status {
+			t.Fatalf("%d: %v, %v", c.status, answer, err)
+		}
+		n += 2
+		want := regexp.MustCompile(fmt.Sprintf(`^\S+ default/web 127\.0\.0\.1:\d+ - -1 -1 -1 %d - 0 \d+ %s - -\n$`, c.status, c.want))
+		if lines := r.awaitLines(n); !want.MatchString(lines[n-1]) || len(lines) != n {
+			t.Errorf("%q\nwant %s", lines[n-1], want)
+		}
 	}
 }

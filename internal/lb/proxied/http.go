@@ -83,6 +83,15 @@ type webConn struct {
 
 	began time.Time
 	last  atomic.Int64 // when something was carried last, since began
+	// multiplexed is true of a connection of HTTP/2: there only requests and answers count as carried. carries
+	// is how often they were, and taken how many bytes of requests.
+	multiplexed    atomic.Bool
+	carries, taken atomic.Int64
+	server         *Server
+}
+
+func (c *webConn) log(text string, err error) {
+	c.server.log.Debug(text, "service", c.config.service, "client", c.client, "err", err)
 }
 
 type webConnKey struct{}
@@ -92,6 +101,8 @@ func webConnOf(c net.Conn) *webConn {
 	switch c := c.(type) {
 	case *tls.Conn:
 		return webConnOf(c.NetConn())
+	case *frames:
+		return c.web
 	case *guard:
 		return c.web
 	case *webConn:
@@ -126,7 +137,7 @@ func (c *webConn) CloseWrite() error {
 }
 
 func (c *webConn) carried(n int) {
-	if n > 0 {
+	if n > 0 && !c.multiplexed.Load() {
 		c.last.Store(int64(time.Since(c.began)))
 	}
 }
@@ -155,7 +166,8 @@ const idleGrace = 5 * time.Second
 
 // serve carries the requests of a connection until it is closed. For HTTPS it ends TLS first.
 func (w *webServer) serve(conn stream, l *listener, c *config, client, at netip.AddrPort) {
-	web := &webConn{Conn: conn, listener: l, config: c, client: client, at: at, closed: make(chan struct{}), began: time.Now()}
+	web := &webConn{Conn: conn, listener: l, config: c, client: client, at: at, closed: make(chan struct{}), began: time.Now(),
+		server: w.server}
 	web.close = sync.OnceValue(func() error { defer close(web.closed); return conn.Close() })
 	defer web.Close()
 	var front stream = conn
@@ -169,7 +181,8 @@ func (w *webServer) serve(conn stream, l *listener, c *config, client, at netip.
 		front, web.tls = t, t.ConnectionState()
 	}
 	_ = conn.SetDeadline(time.Time{})
-	if web.tls.NegotiatedProtocol != "h2" {
+	multiplexed := web.tls.NegotiatedProtocol == "h2"
+	if !multiplexed {
 		s := &session{server: w, web: web, front: newWire(front)}
 		if front = s.run(); front == nil {
 			return
@@ -179,12 +192,13 @@ func (w *webServer) serve(conn stream, l *listener, c *config, client, at netip.
 		}
 		front = &guard{Conn: front, web: web}
 	}
+	front = &frames{Conn: front, web: web, must: multiplexed, timeout: w.server.headerTimeout}
 	select {
 	case w.conns <- front:
 	case <-w.ended:
 		return
 	}
-	web.endIdle(c.spec.IdleTimeout.Std() + idleGrace)
+	web.endIdle(c.spec.IdleTimeout.Std() + w.server.idleGrace)
 }
 
 // shutdown ends connections without requests, and those with one after it.
@@ -213,6 +227,7 @@ func (w *webServer) Addr() net.Addr { return &net.TCPAddr{} }
 type exchange struct {
 	conn   *webConn
 	config *config
+	client context.Context // ends when the client goes, or resets its stream
 	cancel context.CancelFunc
 	// upgrades is true if the client asks for another protocol.
 	upgrades bool
@@ -220,6 +235,7 @@ type exchange struct {
 	member  *member
 	link    *link
 	drained atomic.Bool
+	usage   *usage // that counts it, nil if none does
 
 	// What follows is for the access log.
 
@@ -227,6 +243,65 @@ type exchange struct {
 	pod                    netip.AddrPort
 	podStatus              int
 	received               atomic.Int64
+
+	last atomic.Int64 // when something was carried last, since began
+}
+
+// end gives back what the request has.
+func (x *exchange) end() {
+	x.leave()
+	if x.usage != nil {
+		x.usage.requests.Add(-1)
+		x.conn.server.requests.Add(-1)
+	}
+}
+
+// carried takes into account that an answer, or a part of a body, was carried.
+func (x *exchange) carried(n int) {
+	if n > 0 && x.client.Err() == nil {
+		x.conn.carries.Add(1)
+		x.touch()
+	}
+}
+
+// touch makes the request, and the connection of HTTP/2 that it is of, count as not idle.
+func (x *exchange) touch() {
+	now := time.Now()
+	x.last.Store(int64(now.Sub(x.began)))
+	if x.conn.multiplexed.Load() {
+		x.conn.last.Store(int64(now.Sub(x.conn.began)))
+	}
+}
+
+// endIdle resets the stream of a request of HTTP/2 when it has carried nothing for as long as a connection may be
+// idle, as if the client does not open its window. What it returns ends that.
+func (x *exchange) endIdle(out http.ResponseWriter) (stop func()) {
+	limit := x.config.spec.IdleTimeout.Std() + x.conn.server.idleGrace
+	var mu sync.Mutex // out is not used after the end
+	var timer *time.Timer
+	ended := false
+	mu.Lock()
+	defer mu.Unlock()
+	timer = time.AfterFunc(limit, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if ended {
+			return
+		}
+		if left := limit - (time.Since(x.began) - time.Duration(x.last.Load())); left > 0 {
+			timer.Reset(left)
+			return
+		}
+		c, now := http.NewResponseController(out), time.Now()
+		_, _ = c.SetReadDeadline(now), c.SetWriteDeadline(now)
+		x.cancel()
+	})
+	return func() {
+		mu.Lock()
+		defer mu.Unlock()
+		ended = true
+		timer.Stop()
+	}
 }
 
 // record writes the line of a request.
@@ -241,7 +316,9 @@ func (x *exchange) record(r requestLine, status int, sent int64) {
 		e.tls(x.conn.tls)
 		e.domain = x.conn.tls.ServerName
 	}
-	e.request = r.text(scheme, x.conn.at.Port())
+	if r.method != "" { // else it is none
+		e.request = r.text(scheme, x.conn.at.Port())
+	}
 	if !x.asked.IsZero() {
 		e.before = x.asked.Sub(x.began)
 		if !x.answered.IsZero() {
@@ -291,33 +368,64 @@ func (w *webServer) ServeHTTP(out http.ResponseWriter, r *http.Request) {
 		panic(http.ErrAbortHandler)
 	}
 	c := conn.listener.config.Load()
-	if status := conn.rejects(c, []byte(r.Method)); status > 0 {
+	kept := c
+	status := conn.rejects(c, []byte(r.Method))
+	if status == http.StatusMisdirectedRequest { // the line is for the Service that had the address
+		kept = conn.config
+	}
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	x := &exchange{conn: conn, config: kept, client: r.Context(), cancel: cancel, began: time.Now()}
+	defer x.end()
+	if multiplexed := r.ProtoMajor == 2; multiplexed || kept.logs != nil {
+		counts := &counter{ResponseWriter: out, exchange: x}
+		if r.Body != nil && r.Body != http.NoBody {
+			r.Body = countedBody{r.Body, x}
+		}
+		if multiplexed {
+			x.touch()
+			defer x.endIdle(out)()
+		}
+		out = counts
+		if kept.logs != nil {
+			defer func() { x.record(lineOf(r), counts.status, counts.sent) }()
+		}
+	}
+	if status == 0 && !w.begin(x) {
+		status = http.StatusServiceUnavailable
+	}
+	if status > 0 {
 		out.Header().Set("Connection", "close")
 		answer(out, status)
 		return
 	}
 	if !c.protocol.IsHTTP() { // the listener carries bytes by now
-		c = conn.config
+		x.config = conn.config
 	}
 	// An empty field counts, too: the guard lets pass what follows it.
-	_, upgrades := r.Header["Upgrade"]
-	if r.ProtoMajor == 1 && !upgrades && conn.listener.gone.Load() {
+	_, x.upgrades = r.Header["Upgrade"]
+	if r.ProtoMajor == 1 && !x.upgrades && conn.listener.gone.Load() {
 		out.Header().Set("Connection", "close")
 	}
 	_ = http.NewResponseController(out).EnableFullDuplex() // HTTP/1.1: an answer may begin before the end of the request
-	ctx, cancel := context.WithCancel(r.Context())
-	defer cancel()
-	x := &exchange{conn: conn, config: c, cancel: cancel, upgrades: upgrades, began: time.Now()}
-	defer x.leave()
-	if c.logs != nil {
-		counts := &counter{ResponseWriter: out}
-		if r.Body != nil && r.Body != http.NoBody {
-			r.Body = countedBody{r.Body, &x.received}
-		}
-		out = counts
-		defer func() { x.record(lineOf(r), counts.status, counts.sent) }()
-	}
 	w.proxy.ServeHTTP(out, r.WithContext(context.WithValue(ctx, exchangeKey{}, x)))
+}
+
+// begin counts a request of HTTP/2: each needs a connection to a Pod, and one connection of a client has many. It reports
+// false if there are too many, by the rule of Server.admit. Those of HTTP/1.1 are as many as connections.
+func (w *webServer) begin(x *exchange) bool {
+	if !x.conn.multiplexed.Load() {
+		return true
+	}
+	s, u := w.server, x.config.usage
+	x.usage = u
+	if all, own, most := s.requests.Add(1), u.requests.Add(1), int64(s.most); all > most || own > most/2 {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.reject(x.config)
+		return false
+	}
+	return true
 }
 
 func exchangeOf(r *http.Request) *exchange { return r.Context().Value(exchangeKey{}).(*exchange) }

@@ -57,17 +57,20 @@ type Server struct {
 	web       *webServer // nil until there is a listener of HTTP
 
 	headerTimeout time.Duration
+	idleGrace     time.Duration
 	logs          *accessLog // nil if none are written
 	open          map[net.Conn]struct{}
-	most          int // connections at a time
+	most          int // connections at a time, and requests of HTTP/2
 	rejected      uint64
-	warned        time.Time // of that, last
+	requests      atomic.Int64 // of HTTP/2
+	warned        time.Time    // of that, last
 }
 
 // usage is what all listeners of a Service share.
 type usage struct {
 	bandwidth bandwidth
 	active    int // connections, guarded by the Server's mu
+	requests  atomic.Int64
 }
 
 type poolKey struct {
@@ -87,7 +90,8 @@ type Options struct {
 func New(o Options) *Server {
 	s := &Server{
 		log: o.Log, services: map[svc.Name]*Service{}, listeners: map[netip.AddrPort]*listener{}, pools: map[poolKey]*pool{},
-		drains: map[poolKey]time.Duration{}, usages: map[svc.Name]*usage{}, open: map[net.Conn]struct{}{}, headerTimeout: headerTimeout,
+		drains: map[poolKey]time.Duration{}, usages: map[svc.Name]*usage{}, open: map[net.Conn]struct{}{},
+		headerTimeout: headerTimeout, idleGrace: idleGrace,
 		most: socket.MaxFiles() / 4,
 	}
 	if o.AccessLogs != "" {
@@ -382,12 +386,7 @@ func (s *Server) admit(conn net.Conn, c *config) bool {
 		return false
 	}
 	if len(s.open) >= s.most || c.usage.active >= s.most/2 {
-		s.rejected++
-		if now := time.Now(); now.Sub(s.warned) >= rejectWarning {
-			s.warned = now
-			s.log.Warn("rejected a connection, since there are too many: raise the limit of open files (LimitNOFILE=)",
-				"service", c.service, "connections", c.usage.active, "all", len(s.open), "limit", s.most)
-		}
+		s.reject(c)
 		return false
 	}
 	s.open[conn] = struct{}{}
@@ -395,7 +394,18 @@ func (s *Server) admit(conn net.Conn, c *config) bool {
 	return true
 }
 
-// Rejected returns how many connections were closed since there were too many.
+// reject counts and reports what was rejected. s.mu is held.
+func (s *Server) reject(c *config) {
+	s.rejected++
+	if now := time.Now(); now.Sub(s.warned) >= rejectWarning {
+		s.warned = now
+		s.log.Warn("rejected a connection or a request of HTTP/2, since there are too many: raise the limit of open files (LimitNOFILE=)",
+			"service", c.service, "connections", c.usage.active, "requests", c.usage.requests.Load(),
+			"all", len(s.open), "limit", s.most)
+	}
+}
+
+// Rejected returns how many connections and requests were rejected since there were too many.
 func (s *Server) Rejected() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

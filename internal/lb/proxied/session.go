@@ -90,6 +90,7 @@ func (s *session) run() (handOver stream) {
 		}
 		c := s.web.listener.config.Load()
 		if status := s.web.rejects(c, s.req.Method); status > 0 {
+			s.recordOwn(c, status, requestLineOf(&s.req))
 			s.reject(status)
 			return nil
 		}
@@ -199,9 +200,22 @@ func (s *session) await() error {
 func (s *session) refuse(err error) {
 	switch {
 	case errors.Is(err, http1.ErrMalformed):
+		s.recordOwn(s.web.config, http.StatusBadRequest, requestLine{})
 		s.reject(http.StatusBadRequest)
 	case errors.Is(err, errFull):
+		s.recordOwn(s.web.config, http.StatusRequestHeaderFieldsTooLarge, requestLine{})
 		s.reject(http.StatusRequestHeaderFieldsTooLarge)
+	}
+}
+
+// recordOwn writes the line of what is answered here, of the Service that had the address if that has passed on.
+func (s *session) recordOwn(c *config, status int, line requestLine) {
+	if status == http.StatusMisdirectedRequest {
+		c = s.web.config
+	}
+	if c.logs != nil {
+		x := exchange{conn: s.web, config: c, began: time.Now()}
+		x.record(line, status, int64(len(http.StatusText(status))+5)) // see appendOwn
 	}
 }
 

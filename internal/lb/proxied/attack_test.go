@@ -1,0 +1,447 @@
+package proxied
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead/fairlead/internal/dialect"
+)
+
+// attacker is a client of HTTP/2 that does as it likes.
+type attacker struct {
+	net.Conn
+	*http2.Framer
+	ended chan struct{} // the connection has
+
+	mu     sync.Mutex
+	frames map[http2.FrameType]int
+	goAway *http2.ErrCode
+	stream uint32
+}
+
+func (r *rig) attacker(settings ...http2.Setting) *attacker {
+	r.Helper()
+	c := r.dial()
+	a := &attacker{Conn: c, Framer: http2.NewFramer(c, c), ended: make(chan struct{}), frames: map[http2.FrameType]int{}}
+	_, err := io.WriteString(c, http2.ClientPreface)
+	r.must(err)
+	r.must(a.WriteSettings(settings...))
+	go func() {
+		defer close(a.ended)
+		for {
+			f, err := a.ReadFrame()
+			if err != nil {
+				return
+			}
+			a.mu.Lock()
+			a.frames[f.Header().Type]++
+			if g, ok := f.(*http2.GoAwayFrame); ok {
+				code := g.ErrCode
+				a.goAway = &code
+			}
+			a.mu.Unlock()
+		}
+	}()
+	return a
+}
+
+// request returns the header of a request, and the stream that it is for.
+func (a *attacker) request(method string, more ...string) (uint32, []byte) {
+	var b bytes.Buffer
+	e := hpack.NewEncoder(&b)
+	e.SetMaxDynamicTableSize(0)
+	for _, f := range append([]string{":method=" + method, ":scheme=http", ":authority=web", ":path=/"}, more...) {
+		name, value, _ := strings.Cut(f, "=")
+		_ = e.WriteField(hpack.HeaderField{Name: name, Value: value})
+	}
+	a.stream += 2
+	return a.stream - 1, b.Bytes()
+}
+
+// ask begins a request.
+func (a *attacker) ask(method string, end bool) error {
+	id, block := a.request(method)
+	return a.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block, EndStream: end, EndHeaders: true})
+}
+
+// count returns how many frames of a type have come.
+func (a *attacker) count(t http2.FrameType) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.frames[t]
+}
+
+// repeat calls f until the connection ends.
+func (a *attacker) repeat(most int, f func() error) error {
+	for range most {
+		if f() != nil {
+			return nil
+		}
+		select {
+		case <-a.ended:
+			return nil
+		default:
+		}
+	}
+	return fmt.Errorf("%d times, and the connection goes on", most)
+}
+
+// slowly is f every few milliseconds.
+func slowly(f func() error) func() error {
+	return func() error {
+		<-time.After(5 * time.Millisecond)
+		return f()
+	}
+}
+
+func (r *rig) ends(what string, a *attacker) {
+	r.Helper()
+	select {
+	case <-a.ended:
+	case <-time.After(patience):
+		r.Errorf("%s: the connection is still open", what)
+	}
+}
+
+// served has a request of another client answered.
+func (r *rig) served(what string) {
+	r.Helper()
+	for deadline := time.Now().Add(patience); ; {
+		answer, err := r.client().Get("http://web/other")
+		if err == nil {
+			_ = answer.Body.Close()
+		}
+		if err == nil && answer.StatusCode == http.StatusOK {
+			return
+		}
+		if time.Now().After(deadline) {
+			r.Errorf("%s: another client is not served: %v", what, err)
+			return
+		}
+	}
+}
+
+// Each flood and each client that dribbles costs its own connection; others are served, and Pods see few of the requests.
+func TestFloodsOfHTTP2(t *testing.T) {
+	for name, attack := range map[string]func(*attacker) error{
+		"PING":     func(a *attacker) error { return a.repeat(1e6, func() error { return a.WritePing(false, [8]byte{}) }) },
+		"SETTINGS": func(a *attacker) error { return a.repeat(1e6, func() error { return a.WriteSettings() }) },
+		"WINDOW_UPDATE": func(a *attacker) error {
+			return a.repeat(1e6, func() error { return a.WriteWindowUpdate(0, 1) })
+		},
+		"PRIORITY": func(a *attacker) error {
+			return a.repeat(1e6, func() error { return a.WritePriority(7, http2.PriorityParam{StreamDep: 5}) })
+		},
+		"unknown frames": func(a *attacker) error { return a.repeat(1e6, func() error { return a.WriteRawFrame(77, 0, 0, nil) }) },
+		"empty DATA": func(a *attacker) error {
+			if err := a.ask("POST", false); err != nil {
+				return err
+			}
+			return a.repeat(1e6, func() error { return a.WriteData(1, false, nil) })
+		},
+		"rapid reset (CVE-2023-44487)": func(a *attacker) error {
+			return a.repeat(1e5, func() error {
+				return errors.Join(a.ask("GET", true), a.WriteRSTStream(a.stream-1, http2.ErrCodeCancel))
+			})
+		},
+		"resets by the server (CVE-2025-8671)": func(a *attacker) error {
+			return a.repeat(1e5, func() error { return errors.Join(a.ask("GET", true), a.WriteData(a.stream-1, false, []byte("x"))) })
+		},
+		"CONTINUATION (CVE-2023-45288)": func(a *attacker) error {
+			id, block := a.request("GET")
+			if err := a.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block}); err != nil {
+				return err
+			}
+			var more bytes.Buffer
+			_ = hpack.NewEncoder(&more).WriteField(hpack.HeaderField{Name: "x", Value: strings.Repeat("~", 16000), Sensitive: true})
+			return a.repeat(1e5, func() error { return a.WriteContinuation(id, false, more.Bytes()) })
+		},
+		"empty CONTINUATION": func(a *attacker) error {
+			id, block := a.request("GET")
+			if err := a.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block}); err != nil {
+				return err
+			}
+			return a.repeat(1e6, func() error { return a.WriteContinuation(id, false, nil) })
+		},
+		"a header that drips": func(a *attacker) error {
+			id, block := a.request("GET", "x="+strings.Repeat("y", 8000))
+			if err := a.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block[:1]}); err != nil {
+				return err
+			}
+			return a.repeat(8000, slowly(func() error {
+				block = block[1:]
+				return a.WriteContinuation(id, false, block[:1])
+			}))
+		},
+		"a frame that drips": func(a *attacker) error {
+			return a.repeat(8000, slowly(func() error {
+				_, err := a.Write([]byte{0})
+				return err
+			}))
+		},
+		"half the head of a frame": func(a *attacker) error {
+			_, err := a.Write([]byte{0, 0, 8, 6})
+			return err
+		},
+		"no answer to anything": func(a *attacker) error { // but for PINGs it is idle
+			return a.repeat(8000, slowly(func() error { return a.WritePing(false, [8]byte{}) }))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, map[string]string{lbProtocol: "http"})
+			r.server.headerTimeout, r.server.idleGrace = 300*time.Millisecond, 300*time.Millisecond
+			r.service.Spec.IdleTimeout = dialect.Duration(500 * time.Millisecond)
+			var asked atomic.Int32
+			r.set(r.web(func(_ http.ResponseWriter, q *http.Request) {
+				if q.URL.Path != "/other" {
+					asked.Add(1)
+					_, _ = io.Copy(io.Discard, q.Body)
+					<-q.Context().Done()
+				}
+			}))
+			a := r.attacker()
+			attacked := make(chan error, 1)
+			go func() { attacked <- attack(a) }()
+			r.served(name)
+			r.ends(name, a)
+			if err := <-attacked; err != nil {
+				t.Error(err)
+			}
+			if n := asked.Load(); n > 2*emptyBurst {
+				t.Errorf("%d requests reach a Pod", n)
+			}
+			r.served(name)
+		})
+	}
+}
+
+// Streams whose client takes nothing, or sends nothing, end although the connection is busy; the Pod is free then.
+func TestStalledStreams(t *testing.T) {
+	r := newRig(t, map[string]string{lbProtocol: "http"})
+	r.server.idleGrace = 100 * time.Millisecond
+	r.service.Spec.IdleTimeout = dialect.Duration(500 * time.Millisecond)
+	r.service.Spec.SourceRanges = nil
+	var busy, most atomic.Int32
+	r.set(r.web(func(w http.ResponseWriter, q *http.Request) {
+		if q.URL.Path == "/other" {
+			return
+		}
+		most.Store(max(most.Load(), busy.Add(1)))
+		defer busy.Add(-1)
+		chunk := make([]byte, 64<<10)
+		for q.Method == http.MethodGet {
+			if _, err := w.Write(chunk); err != nil {
+				return
+			}
+		}
+		_, _ = io.Copy(io.Discard, q.Body)
+	}))
+	for method, settings := range map[string][]http2.Setting{
+		"GET": {{ID: http2.SettingInitialWindowSize, Val: 0}}, "POST": nil,
+	} {
+		most.Store(0)
+		a := r.attacker(settings...)
+		const streams = 100
+		for range streams {
+			r.must(a.ask(method, method == "GET"))
+		}
+		resets := func() bool { return a.count(http2.FrameRSTStream)+a.count(http2.FrameHeaders) >= streams }
+		for deadline := time.Now().Add(patience); !resets() || busy.Load() > 0; {
+			<-time.After(20 * time.Millisecond)
+			_ = a.WritePing(false, [8]byte{})
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: %d RST_STREAM, the Pod is busy with %d", method, a.count(http2.FrameRSTStream), busy.Load())
+			}
+		}
+		if most.Load() == 0 {
+			t.Errorf("%s: nothing reached the Pod", method)
+		}
+		r.served(method)
+		r.must(a.Close())
+		<-a.ended
+	}
+}
+
+// A request that is rejected to a client without a window does not stay either.
+func TestRejectedWithoutWindow(t *testing.T) {
+	r := newRig(t, map[string]string{lbProtocol: "http"})
+	r.server.idleGrace = 100 * time.Millisecond
+	r.service.Spec.IdleTimeout = dialect.Duration(300 * time.Millisecond)
+	r.set()
+	a := r.attacker(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+	r.must(a.ask("CONNECT", false))
+	r.must(a.ask("GET", true))
+	r.ends("no window", a)
+}
+
+// A client of HTTP/2 has no more requests at a time than connections could be; others have their part.
+func TestTooManyRequestsOfHTTP2(t *testing.T) {
+	r := newRig(t, map[string]string{lbProtocol: "http"})
+	r.server.most = 20 // ten for a Service
+	release := make(chan struct{})
+	var asked atomic.Int32
+	r.set(r.web(func(_ http.ResponseWriter, q *http.Request) {
+		if q.URL.Path != "/other" {
+			asked.Add(1)
+			<-release
+		}
+	}))
+	a := r.attacker()
+	for range 15 {
+		r.must(a.ask("GET", true))
+	}
+	for deadline := time.Now().Add(patience); a.count(http2.FrameHeaders) < 5 || asked.Load() < 10; {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d are rejected, %d reach the Pod", a.count(http2.FrameHeaders), asked.Load())
+		}
+		<-time.After(time.Millisecond)
+	}
+	close(release)
+	for deadline := time.Now().Add(patience); a.count(http2.FrameHeaders) < 15; {
+		if time.Now().After(deadline) {
+			t.Fatal("those in flight are not answered")
+		}
+		<-time.After(time.Millisecond)
+	}
+	if r.server.Rejected() != 5 || asked.Load() != 10 || r.server.requests.Load() != 0 {
+		t.Errorf("%d rejected, %d at the Pod, %d left", r.server.Rejected(), asked.Load(), r.server.requests.Load())
+	}
+	r.served("afterwards")
+}
+
+// Many connections at once that say nothing, garbage, or half a request, of any kind of listener, have bounded memory, and end.
+func TestManyIdleConnections(t *testing.T) {
+	for _, protocol := range []string{"http", "https"} {
+		r := newRig(t, map[string]string{lbProtocol: protocol, dialect.LBTLSSecrets: "a"})
+		cert, _, _ := certificate(t, "a.example.com")
+		r.service.Certificates = append(r.service.Certificates, cert)
+		r.server.headerTimeout = time.Second
+		r.set(r.web(tell))
+		heap := func() uint64 {
+			var m runtime.MemStats
+			runtime.GC()
+			runtime.ReadMemStats(&m)
+			return m.HeapAlloc + m.StackInuse
+		}
+		before := heap()
+		const conns = 1000
+		var all []net.Conn
+		for i := range conns {
+			c := r.dial()
+			text := []string{"", "\x16\x03\x01\x02\x00\x01", "\x00\xff\x80garbage", "GET / HTTP/1.1\r\nHost: ",
+				http2.ClientPreface + "\x00\x00\x08"}[i%5]
+			_, err := io.WriteString(c, text)
+			r.must(err)
+			all = append(all, c)
+		}
+		if used := int64(heap()) - int64(before); used > conns*64<<10 {
+			t.Errorf("%s: %d bytes for each connection", protocol, used/conns)
+		}
+		if protocol != "http" {
+			continue // their greeting has ten seconds
+		}
+		r.served("meanwhile")
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		for i, c := range all { // all end
+			if deadline, ok := ctx.Deadline(); ok {
+				_ = c.SetDeadline(deadline)
+			}
+			if _, err := io.ReadAll(c); err != nil && !errors.Is(err, errReset) {
+				t.Fatalf("%s: connection %d: %v", protocol, i, err)
+			}
+		}
+	}
+}
+
+// An endless body goes no faster than the Pod reads, by either version, and ends with it.
+func TestEndlessBody(t *testing.T) {
+	for _, version := range []int{1, 2} {
+		r := newRig(t, map[string]string{lbProtocol: "http"})
+		r.service.Spec.IdleTimeout = dialect.Duration(500 * time.Millisecond)
+		r.server.idleGrace = 100 * time.Millisecond
+		release := make(chan struct{})
+		r.set(r.web(func(_ http.ResponseWriter, q *http.Request) {
+			if q.URL.Path != "/other" {
+				<-release
+			}
+		}))
+		r.Cleanup(sync.OnceFunc(func() { close(release) }))
+		sent, chunk := 0, make([]byte, 16<<10)
+		var c io.Closer
+		var send func() error
+		if version == 2 {
+			a := r.attacker()
+			r.must(a.ask("POST", false))
+			c, send = a, func() error { return a.WriteData(1, false, chunk) } // whatever the window is
+		} else {
+			d := r.dial()
+			_, err := io.WriteString(d, "POST / HTTP/1.1\r\nHost: web\r\nTransfer-Encoding: chunked\r\n\r\n")
+			r.must(err)
+			r.must(d.SetWriteDeadline(time.Now().Add(time.Second))) // it is stuck then
+			c, send = d, func() error {
+				_, err := fmt.Fprintf(d, "%x\r\n%s\r\n", len(chunk), chunk)
+				return err
+			}
+		}
+		for sent < 1<<30 && send() == nil {
+			sent += len(chunk)
+		}
+		if sent > 128<<20 {
+			t.Errorf("HTTP/%d: %d MiB of a body that nobody reads were taken", version, sent>>20)
+		}
+		r.served("an endless body")
+		_ = c.Close()
+	}
+}
+
+// A client of TLS cannot negotiate again, nor hold a connection with garbage.
+func TestTLSAttacks(t *testing.T) {
+	r := newRig(t, map[string]string{lbProtocol: "https", dialect.LBTLSSecrets: "a"})
+	cert, _, _ := certificate(t, "a.example.com")
+	r.service.Certificates = append(r.service.Certificates, cert)
+	r.set(r.web(tell))
+	for _, text := range []string{
+		"GET / HTTP/1.1\r\n\r\n", "\x16\x03\x01\xff\xff" + strings.Repeat("\xff", 1<<16),
+		"\x16\x03\x01\x00\x04\x01\xff\xff\xff", "\x15\x03\x01\x00\x02\x01\x00", "\x80\x2e\x01\x00\x02",
+	} {
+		c := r.dial()
+		_, _ = io.WriteString(c, text)
+		if got, err := io.ReadAll(c); err != nil && !errors.Is(err, errReset) || bytes.Contains(got, []byte("HTTP/1")) {
+			t.Errorf("%.20q: %q, %v", text, got, err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "openssl", "s_client", "-connect", r.at.String(), "-tls1_2")
+	in, err := cmd.StdinPipe()
+	r.must(err)
+	var out syncBuffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	r.must(cmd.Start())
+	_, _ = io.WriteString(in, "GET /before HTTP/1.1\r\nHost: a\r\n\r\n")
+	for ctx.Err() == nil && !strings.Contains(out.String(), "200 OK") {
+		<-time.After(time.Millisecond)
+	}
+	_, _ = io.WriteString(in, "R\n")
+	err = cmd.Wait()
+	if got := out.String(); err == nil || !strings.Contains(got, "RENEGOTIATING") || !strings.Contains(got, "SSL alert number") {
+		t.Errorf("renegotiation: %v\n%s", err, out.String())
+	}
+}
