@@ -326,9 +326,9 @@ func (r *reader) chooseWay() {
 	slices.Sort(r.Because)
 	r.Because = slices.Compact(r.Because)
 	for _, l := range s.Listeners {
-		if l.Protocol == UDP || l.Protocol == SCTP {
+		if l.Protocol == SCTP {
 			r.found(NotYet, r.Because[0], "",
-				fmt.Sprintf("port %d is %s, which the proxied way does not carry yet: the whole Service takes the direct way, "+
+				fmt.Sprintf("port %d is %s, which the proxied way does not carry: the whole Service takes the direct way, "+
 					"where this has no effect; make it two Services with one %s", l.Port, l.Protocol, LBSharingKey))
 			r.Because = nil
 			return

@@ -85,3 +85,14 @@ func TestBackendTLS(t *testing.T) {
 		}
 	}
 }
+
+// UDP goes the proxied way with the other ports, SCTP keeps the Service from it (behaviours 105, 171, 174).
+func TestMixedProtocols(t *testing.T) {
+	for protocol, want := range map[string]Way{"UDP": Proxied, "SCTP": Direct} {
+		r := Read(Service{Annotations: map[string]string{lbPrefix + "protocol": "80=http"},
+			Ports: []Port{{"web", 80, "TCP"}, {"other", 80, protocol}}})
+		if r.Way != want || want == Direct && states(r)[lbPrefix+"protocol"][0] == Applied {
+			t.Errorf("%s: %s, %+v", protocol, r.Way, r.Findings)
+		}
+	}
+}

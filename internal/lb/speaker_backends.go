@@ -22,7 +22,8 @@ func (p *proxying) build(n svc.Name, v *proxiedService) *proxied.Service {
 		return nil
 	}
 	s := &proxied.Service{
-		Name: n, Spec: *v.spec, Backends: map[uint16][]netip.AddrPort{}, Weights: map[netip.AddrPort]int{}, Key: string(v.object.UID),
+		Name: n, Spec: *v.spec, Backends: map[uint16][]netip.AddrPort{}, Datagrams: map[uint16][]netip.AddrPort{},
+		Weights: map[netip.AddrPort]int{}, Key: string(v.object.UID),
 	}
 	for _, name := range v.spec.TLSSecrets() {
 		t := p.secrets[secretKey{svc.Name{Namespace: n.Namespace, Name: name}, forTLS}]
@@ -70,7 +71,11 @@ func (p *proxying) build(n svc.Name, v *proxiedService) *proxied.Service {
 			list = p.nodePorts(v, port, family)
 		}
 		for _, b := range list {
-			s.Backends[uint16(port.Port)] = append(s.Backends[uint16(port.Port)], b.addr)
+			to := s.Backends
+			if port.Protocol == corev1.ProtocolUDP {
+				to = s.Datagrams
+			}
+			to[uint16(port.Port)] = append(to[uint16(port.Port)], b.addr)
 			if w := p.weight(v, &b); w != 1 {
 				s.Weights[b.addr] = w
 			}

@@ -317,8 +317,12 @@ func (p *proxying) setAddresses(vips []netip.Addr, services []*proxied.Service) 
 	var listeners []filter.Listener
 	for _, v := range services {
 		for _, l := range v.Spec.Listeners {
+			protocol := svc.TCP
+			if l.Protocol == dialect.UDP {
+				protocol = svc.UDP
+			}
 			for _, a := range v.Addrs {
-				listeners = append(listeners, filter.Listener{Protocol: svc.TCP, At: netip.AddrPortFrom(a, l.Port)})
+				listeners = append(listeners, filter.Listener{Protocol: protocol, At: netip.AddrPortFrom(a, l.Port)})
 			}
 		}
 	}

@@ -306,7 +306,7 @@ func TestHTTPFailures(t *testing.T) {
 	want("CONNECT", answer.StatusCode, 405)
 	want("at the end", status("GET", "/", nil), 200)
 	r.server.mu.Lock()
-	p := r.server.pools[poolKey{r.service.Name, r.at.Port()}]
+	p := r.server.pools[poolKey{r.service.Name, r.at.Port(), false}]
 	r.server.mu.Unlock()
 	leaving := func(gone bool) {
 		p.mu.Lock()

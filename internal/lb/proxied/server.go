@@ -29,8 +29,9 @@ type Service struct {
 	Spec  dialect.Spec
 	// Certificates are those of Spec.Certificates, in their order.
 	Certificates []tls.Certificate
-	// Backends are the ready Pods of each port, by its number.
-	Backends map[uint16][]netip.AddrPort
+	// Backends are the ready Pods of each port of TCP, by its number, and Datagrams those of UDP.
+	Backends  map[uint16][]netip.AddrPort
+	Datagrams map[uint16][]netip.AddrPort
 	// Weights are the shares of Pods that have another one than 1.
 	Weights map[netip.AddrPort]int
 	// PodRoots are the certificates by which those of Pods are verified, nil if they are not, and PodCertificate is
@@ -51,6 +52,7 @@ type Server struct {
 	mu        sync.Mutex
 	services  map[svc.Name]*Service // as of the last Set, without those that failed
 	listeners map[netip.AddrPort]*listener
+	udp       map[netip.AddrPort]*udpListener
 	pools     map[poolKey]*pool
 	drains    map[poolKey]time.Duration
 	usages    map[svc.Name]*usage
@@ -76,6 +78,11 @@ type usage struct {
 type poolKey struct {
 	service svc.Name
 	port    uint16
+	udp     bool
+}
+
+func keyOf(v *Service, l dialect.Listener) poolKey {
+	return poolKey{v.Name, l.Port, l.Protocol == dialect.UDP}
 }
 
 // Options are the options of a Server.
@@ -89,7 +96,8 @@ type Options struct {
 // call Set.
 func New(o Options) *Server {
 	s := &Server{
-		log: o.Log, services: map[svc.Name]*Service{}, listeners: map[netip.AddrPort]*listener{}, pools: map[poolKey]*pool{},
+		log: o.Log, services: map[svc.Name]*Service{}, listeners: map[netip.AddrPort]*listener{},
+		udp: map[netip.AddrPort]*udpListener{}, pools: map[poolKey]*pool{},
 		drains: map[poolKey]time.Duration{}, usages: map[svc.Name]*usage{}, open: map[net.Conn]struct{}{},
 		headerTimeout: headerTimeout, idleGrace: idleGrace,
 		most: socket.MaxFiles() / 4,
@@ -109,7 +117,7 @@ func (s *Server) Set(services []*Service) map[svc.Name]error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	failed := map[svc.Name]error{}
-	wanted := map[netip.AddrPort]bool{}
+	wanted, wantedUDP := map[netip.AddrPort]bool{}, map[netip.AddrPort]bool{}
 	pools := map[poolKey]bool{}
 	done := make(map[svc.Name]*Service, len(services))
 	for _, v := range services {
@@ -121,9 +129,13 @@ func (s *Server) Set(services []*Service) map[svc.Name]error {
 					continue
 				}
 			}
-			pools[poolKey{v.Name, l.Port}] = true
+			pools[keyOf(v, l)] = true
 			for _, a := range v.Addrs {
-				wanted[netip.AddrPortFrom(a, l.Port)] = true
+				if at := netip.AddrPortFrom(a, l.Port); l.Protocol == dialect.UDP {
+					wantedUDP[at] = true
+				} else {
+					wanted[at] = true
+				}
 			}
 		}
 		if len(errs) > 0 {
@@ -137,6 +149,12 @@ func (s *Server) Set(services []*Service) map[svc.Name]error {
 		if !wanted[at] {
 			l.close()
 			delete(s.listeners, at)
+		}
+	}
+	for at, l := range s.udp {
+		if !wantedUDP[at] {
+			l.close()
+			delete(s.udp, at)
 		}
 	}
 	for n := range s.usages {
@@ -161,7 +179,7 @@ func (s *Server) Set(services []*Service) map[svc.Name]error {
 // TLS and has no certificate must not go on in plain text.
 func (s *Server) setListener(v *Service, l dialect.Listener) error {
 	var old *config
-	if len(v.Addrs) > 0 {
+	if len(v.Addrs) > 0 && l.Protocol != dialect.UDP {
 		if at := s.listeners[netip.AddrPortFrom(v.Addrs[0], l.Port)]; at != nil {
 			old = at.config.Load()
 		}
@@ -185,10 +203,14 @@ func (s *Server) setListener(v *Service, l dialect.Listener) error {
 			s.wg.Go(func() { _ = s.web.http.Serve(s.web) })
 		}
 	}
-	c.pool = s.pool(poolKey{v.Name, l.Port}, v)
+	c.pool = s.pool(keyOf(v, l), v)
 	var errs []error
 	for _, a := range v.Addrs {
-		errs = append(errs, s.listen(netip.AddrPortFrom(a, l.Port), c))
+		if at := netip.AddrPortFrom(a, l.Port); l.Protocol == dialect.UDP {
+			errs = append(errs, s.listenUDP(at, c))
+		} else {
+			errs = append(errs, s.listen(at, c))
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -215,7 +237,11 @@ func (s *Server) pool(key poolKey, v *Service) *pool {
 	if v.Spec.Sticky.Cookie {
 		o.key = v.Key
 	}
-	p.set(o, v.Backends[key.port], drain)
+	backends := v.Backends[key.port]
+	if key.udp {
+		backends, o.checks.Health = v.Datagrams[key.port], datagramChecks(v.Spec.Health)
+	}
+	p.set(o, backends, drain)
 	return p
 }
 
@@ -264,7 +290,7 @@ func (c *config) record(e entry) {
 // newConfig returns the configuration of a listener, or why there is none. old is the one before, or nil.
 func newConfig(v *Service, l dialect.Listener, old *config) (*config, error) {
 	c := &config{service: v.Name, spec: &v.Spec, protocol: l.Protocol, backend: l.Backend, pods: podTLSOf(v)}
-	if !slices.Contains([]dialect.Protocol{dialect.TCP, dialect.TLS, dialect.HTTP, dialect.HTTPS}, l.Protocol) {
+	if !slices.Contains([]dialect.Protocol{dialect.TCP, dialect.TLS, dialect.HTTP, dialect.HTTPS, dialect.UDP}, l.Protocol) {
 		return nil, fmt.Errorf("port %d: %s cannot be carried in the proxied way", l.Port, l.Protocol)
 	}
 	if multiplexed := l.Backend == dialect.H2C || l.Backend == dialect.GRPC; multiplexed && v.Spec.ProxyProtocol != 0 {
@@ -364,10 +390,7 @@ func (s *Server) accept(l *listener) {
 		s.wg.Go(func() {
 			defer func() {
 				_ = conn.Close()
-				s.mu.Lock()
-				delete(s.open, conn)
-				c.usage.active--
-				s.mu.Unlock()
+				s.forget(conn, c)
 			}()
 			s.serve(conn.(*net.TCPConn), l, c)
 		})
@@ -392,6 +415,14 @@ func (s *Server) admit(conn net.Conn, c *config) bool {
 	s.open[conn] = struct{}{}
 	c.usage.active++
 	return true
+}
+
+// forget takes a connection out of what admit has counted.
+func (s *Server) forget(conn net.Conn, c *config) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.open, conn)
+	c.usage.active--
 }
 
 // reject counts and reports what was rejected. s.mu is held.
@@ -435,6 +466,10 @@ func (s *Server) Close(ctx context.Context) {
 	for at, l := range s.listeners {
 		l.close()
 		delete(s.listeners, at)
+	}
+	for at, l := range s.udp {
+		l.close()
+		delete(s.udp, at)
 	}
 	web := s.web
 	s.mu.Unlock()

@@ -296,7 +296,7 @@ func TestHealthChecks(t *testing.T) {
 		t.Helper()
 		for deadline := time.Now().Add(patience); ; {
 			r.server.mu.Lock()
-			p := r.server.pools[poolKey{r.service.Name, r.at.Port()}]
+			p := r.server.pools[poolKey{r.service.Name, r.at.Port(), false}]
 			r.server.mu.Unlock()
 			p.mu.Lock()
 			i := slices.IndexFunc(p.members, func(m *member) bool { return m.addr == sick })

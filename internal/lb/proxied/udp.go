@@ -1,0 +1,193 @@
+package proxied
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/kernel/socket"
+)
+
+// udpIdle is after how long without a datagram the next one of a client may go to another Pod, as at AWS's Network Load
+// Balancer; a shorter idle timeout of the Service counts.
+const udpIdle = 2 * time.Minute
+
+// udpListener is a socket at which datagrams arrive. Those of a client, by address and port, go to one Pod while they
+// have no pause: a session.
+type udpListener struct {
+	server *Server
+	socket *net.UDPConn
+	config atomic.Pointer[config]
+
+	mu       sync.Mutex
+	sessions map[netip.AddrPort]*udpSession
+}
+
+// udpSession is the datagrams of a client. pod is connected, so that the kernel takes those of the Pod alone.
+type udpSession struct {
+	config *config // as it began
+	member *member
+	pod    *net.UDPConn
+	last   atomic.Int64 // when the client has sent something last, since began
+	began  time.Time
+}
+
+// listenUDP makes a listener of datagrams at an address have a configuration.
+func (s *Server) listenUDP(at netip.AddrPort, c *config) error {
+	if l := s.udp[at]; l != nil {
+		l.config.Store(c)
+		return nil
+	}
+	lc := socket.ListenConfig(at, socket.Options{AnyAddress: true, Shared: true})
+	made, err := lc.ListenPacket(s.ctx, "udp", at.String())
+	if err != nil {
+		return fmt.Errorf("cannot listen at %s, UDP: %w", at, err)
+	}
+	l := &udpListener{server: s, socket: made.(*net.UDPConn), sessions: map[netip.AddrPort]*udpSession{}}
+	l.config.Store(c)
+	s.udp[at] = l
+	s.wg.Go(l.run)
+	return nil
+}
+
+// close ends the sessions, too: their answers need the socket.
+func (l *udpListener) close() { _ = l.socket.Close() }
+
+// run takes datagrams until the listener is closed.
+func (l *udpListener) run() {
+	defer func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		for _, u := range l.sessions {
+			_ = u.pod.Close()
+		}
+	}()
+	buf := make([]byte, 64<<10)
+	for {
+		n, from, err := l.socket.ReadFromUDPAddrPort(buf)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil { // of a datagram before
+			continue
+		}
+		client := netip.AddrPortFrom(from.Addr().Unmap().WithZone(""), from.Port())
+		if u := l.session(client, from); u != nil {
+			u.last.Store(int64(time.Since(u.began)))
+			_, _ = u.pod.Write(buf[:n]) // a refusal is seen by answers, too, which end the session
+		}
+	}
+}
+
+// session returns that of a client, nil if it has none and gets none.
+func (l *udpListener) session(client, from netip.AddrPort) *udpSession {
+	c := l.config.Load()
+	l.mu.Lock()
+	u := l.sessions[client]
+	l.mu.Unlock()
+	if !c.admits(client.Addr()) { // of now, also if it was when the session began
+		if u != nil {
+			_ = u.pod.Close()
+		}
+		return nil
+	}
+	if u != nil && u.config.service == c.service {
+		return u
+	}
+	u = l.begin(c, client)
+	if u == nil {
+		return nil
+	}
+	l.mu.Lock()
+	if old := l.sessions[client]; old != nil { // the address has passed on
+		_ = old.pod.Close()
+	}
+	l.sessions[client] = u
+	l.mu.Unlock()
+	l.server.wg.Go(func() { l.answer(u, client, from) })
+	return u
+}
+
+// begin returns a session with a Pod, nil if there is none, or too many clients are there.
+func (l *udpListener) begin(c *config, client netip.AddrPort) *udpSession {
+	s := l.server
+	m, err := c.pool.pick(client.Addr(), nil)
+	if err != nil {
+		s.log.Debug("dropped a datagram", "service", c.service, "client", client, "err", err)
+		return nil
+	}
+	var d net.Dialer
+	pod, err := d.DialContext(context.Background(), "udp", m.addr.String())
+	if err != nil {
+		s.log.Debug("dropped a datagram", "service", c.service, "client", client, "endpoint", m.addr, "err", err)
+		return nil
+	}
+	if !s.admit(pod, c) {
+		_ = pod.Close()
+		return nil
+	}
+	return &udpSession{config: c, member: m, pod: pod.(*net.UDPConn), began: time.Now()}
+}
+
+// answer carries what the Pod sends to the client until the session ends: nobody has sent anything for the idle timeout,
+// the Pod refuses, or it is drained.
+func (l *udpListener) answer(u *udpSession, client, from netip.AddrPort) {
+	s, c := l.server, u.config
+	k := &link{func() { _ = u.pod.Close() }}
+	defer func() {
+		_ = u.pod.Close()
+		l.mu.Lock()
+		if l.sessions[client] == u {
+			delete(l.sessions, client)
+		}
+		l.mu.Unlock()
+		s.forget(u.pod, c)
+	}()
+	if !c.pool.add(u.member, k) {
+		return
+	}
+	defer c.pool.remove(u.member, k)
+	idle := min(udpIdle, c.spec.IdleTimeout.Std())
+	buf := buffers.Get().(*[16 << 10]byte)
+	defer buffers.Put(buf)
+	large := buf[:]
+	heard := time.Now()
+	for {
+		last := u.began.Add(time.Duration(u.last.Load()))
+		if heard.After(last) {
+			last = heard
+		}
+		if time.Since(last) >= idle || u.pod.SetReadDeadline(last.Add(idle)) != nil {
+			return
+		}
+		n, err := u.pod.Read(large)
+		var timeout net.Error
+		if errors.As(err, &timeout) && timeout.Timeout() {
+			continue
+		}
+		if err != nil {
+			return
+		}
+		heard = time.Now()
+		if n == len(buf) && len(large) == n { // it was larger, and is lost; those that follow have room
+			large = make([]byte, 64<<10)
+			continue
+		}
+		if wait := c.usage.bandwidth.take(n, heard); wait > bandwidthBurst {
+			continue // a datagram may be dropped, and must not wait for long
+		}
+		_, _ = l.socket.WriteToUDPAddrPort(large[:n], from)
+	}
+}
+
+// datagramChecks returns how Pods of a port of UDP are checked: a connection by TCP says nothing about it.
+func datagramChecks(h dialect.Health) dialect.Health {
+	h.Enabled = h.Enabled && (h.Protocol != dialect.TCP || h.Port != 0)
+	return h
+}
