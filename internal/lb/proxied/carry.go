@@ -363,7 +363,7 @@ func (s *session) answer(u *upstream, m *member, waits bool) (persists, reusable
 	}
 	s.front.put(nil)
 	s.front.out = appendAnswer(s.front.out, &s.res, o)
-	s.answering, s.status = true, s.res.Status
+	s.answering, s.status, s.front.written = true, s.res.Status, false
 	reusable = s.res.Persists() && !body.Endless() && !waits && s.config.transport.kind.proxy == 0
 	s.down = pump{
 		to: &s.front, from: &u.wire, body: body, chunked: chunked, trailers: true, patience: s.limit() + idleGrace, bytes: &s.sent, of: s,
@@ -380,7 +380,7 @@ func (s *session) switchProtocols(u *upstream) error {
 	if !s.websocket || !strings.EqualFold(string(s.res.Upgrade), "websocket") {
 		return fmt.Errorf("%w: it changes to a protocol that was not asked for", errAnswer)
 	}
-	s.answering, s.status = true, http.StatusSwitchingProtocols
+	s.answering, s.front.written, s.status = true, true, http.StatusSwitchingProtocols
 	s.front.put(nil)
 	s.front.out = append(appendAnswer(s.front.out, &s.res, reply{minor: s.req.Minor}), u.buffered()...)
 	u.put(s.front.buffered())
@@ -404,7 +404,7 @@ func (s *session) failed(err error) bool {
 	log := func(status int) {
 		s.server.server.log.Debug("a request has failed", "service", s.config.service, "client", s.web.client, "status", status, "err", err)
 	}
-	if s.answering {
+	if s.answering && s.front.written {
 		log(s.status)
 		return false
 	}

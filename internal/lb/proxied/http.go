@@ -43,7 +43,9 @@ type webServer struct {
 	ended  chan struct{}
 
 	sessions sessions
-	end      func() // closes ended
+	// onlyNetHTTP has net/http carry requests of HTTP/1.1, too: for tests, which compare both.
+	onlyNetHTTP bool
+	end         func() // closes ended
 }
 
 func newWebServer(s *Server) *webServer {

@@ -51,6 +51,7 @@ var errIdle = errors.New("idle for too long")
 // many bytes that were.
 func (r *idleness) copy(to, from stream, total *int64) error {
 	round := max(r.limit/4, 10*time.Millisecond)
+	var small [smallRead]byte
 	for {
 		now := time.Now()
 		// What is read is written before the next look at the clock: a writer may be stuck
@@ -58,7 +59,7 @@ func (r *idleness) copy(to, from stream, total *int64) error {
 		if err := errors.Join(from.SetReadDeadline(now.Add(round)), to.SetWriteDeadline(now.Add(r.limit+2*round))); err != nil {
 			return err
 		}
-		n, err := carry(to, from)
+		n, err := carry(to, from, small[:])
 		if *total += n; n > 0 {
 			r.last.Store(int64(time.Since(r.began)))
 		}
@@ -76,19 +77,28 @@ func (r *idleness) copy(to, from stream, total *int64) error {
 
 var buffers = sync.Pool{New: func() any { return new([16 << 10]byte) }}
 
-// carry copies until the end, an error or the deadline. Between two sockets the kernel does it
-// (splice).
-func carry(to, from stream) (int64, error) {
-	if dst, ok := to.(*net.TCPConn); ok {
-		if src, ok := from.(*net.TCPConn); ok {
-			return dst.ReadFrom(src)
+const (
+	// smallRead is the buffer of a direction that waits.
+	smallRead = 2 << 10
+	// splicedAtOnce bounds what the kernel carries before there is another read: while it waits it needs a pipe, which are
+	// two more open files.
+	splicedAtOnce = 4 << 20
+)
+
+// carry copies until the end, an error or the deadline. What waits has a small buffer, which it is given; when much
+// comes it is a large one, and between two sockets the kernel carries it (splice).
+func carry(to, from stream, small []byte) (total int64, err error) {
+	dst, plain := to.(*net.TCPConn)
+	src, ok := from.(*net.TCPConn)
+	plain = plain && ok
+	buf := small
+	defer func() {
+		if len(buf) > len(small) {
+			putBuffer(buf)
 		}
-	}
-	buf := buffers.Get().(*[16 << 10]byte)
-	defer buffers.Put(buf)
-	var total int64
+	}()
 	for {
-		n, err := from.Read(buf[:])
+		n, err := from.Read(buf)
 		if n > 0 {
 			if _, err := to.Write(buf[:n]); err != nil {
 				return total, fmt.Errorf("%w: %s", errWrite, err.Error())
@@ -100,6 +110,18 @@ func carry(to, from stream) (int64, error) {
 		}
 		if err != nil {
 			return total, err
+		}
+		switch large := len(buf) > len(small); {
+		case large && n < len(small):
+			putBuffer(buf)
+			buf = small
+		case large && plain && n == len(buf):
+			n, err := dst.ReadFrom(&io.LimitedReader{R: src, N: splicedAtOnce})
+			if total += n; err != nil || n < splicedAtOnce {
+				return total, err
+			}
+		case !large && n == len(buf):
+			buf = getBuffer()
 		}
 	}
 }

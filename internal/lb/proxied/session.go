@@ -97,7 +97,7 @@ func (s *session) run() (handOver stream) {
 		if !c.protocol.IsHTTP() { // the listener carries bytes by now
 			c = s.web.config
 		}
-		if !c.transport.isHTTP1() {
+		if !c.transport.isHTTP1() || s.server.onlyNetHTTP {
 			return s.rest()
 		}
 		s.front.take(n)

@@ -23,6 +23,7 @@ type wire struct {
 	r, w int
 	out  []byte
 
+	written         bool      // something was, since that was set to false
 	readBy, writeBy time.Time // the deadlines of conn
 }
 
@@ -111,6 +112,7 @@ func (c *wire) write(p []byte, patience time.Duration) error {
 			return err
 		}
 	}
+	c.written = true
 	_, err := c.conn.Write(p)
 	return err
 }
@@ -256,6 +258,7 @@ func (p *pump) splice(left uint64) error {
 	}
 	round := p.patience / 4
 	last := time.Now()
+	p.to.written = true
 	for left > 0 {
 		now := time.Now()
 		// What is read is written before the next look at the clock: see idleness.

@@ -1,0 +1,429 @@
+package proxied
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/sha256"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/dialect"
+)
+
+// recorder is a Pod that notes what it is asked, and gives one answer to everything.
+type recorder struct {
+	at     netip.AddrPort
+	mu     sync.Mutex
+	asked  []string
+	answer string
+}
+
+func (r *rig) recorder() *recorder {
+	p := &recorder{}
+	p.at = r.pod(func(c net.Conn) {
+		in := bufio.NewReader(c)
+		for {
+			q, err := http.ReadRequest(in)
+			if err != nil {
+				return
+			}
+			if q.Header.Get("Expect") != "" {
+				_, _ = io.WriteString(c, "HTTP/1.1 100 Continue\r\n\r\n")
+			}
+			body, err := io.ReadAll(q.Body)
+			if err != nil {
+				return
+			}
+			p.mu.Lock()
+			p.asked = append(p.asked, fmt.Sprintf("%s %s %s %v %d %q %s %s", q.Method, q.RequestURI, q.Host, q.TransferEncoding, q.ContentLength,
+				body, sorted(q.Header), sorted(q.Trailer)))
+			answer := p.answer
+			p.mu.Unlock()
+			if _, err := io.WriteString(c, answer); err != nil || strings.Contains(answer, "Connection: close") {
+				return
+			}
+		}
+	})
+	return p
+}
+
+func (p *recorder) take() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	out := p.asked
+	p.asked = nil
+	return out
+}
+
+func sorted(h http.Header) string {
+	var lines []string
+	for name, values := range h {
+		lines = append(lines, name+": "+strings.Join(values, " | "))
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "; ")
+}
+
+// ways are two listeners before one Pod: requests of HTTP/1.1 are carried by a session, and by net/http.
+type ways struct {
+	*recorder
+	rigs [2]*rig
+}
+
+func newWays(t *testing.T) *ways {
+	w := &ways{}
+	for i := range w.rigs {
+		r := newRig(t, map[string]string{lbProtocol: "http"})
+		if i == 0 {
+			w.recorder = r.recorder()
+		}
+		r.server.headerTimeout = 5 * time.Second
+		r.set(w.at)
+		r.server.web.onlyNetHTTP = i == 1
+		w.rigs[i] = r
+	}
+	return w
+}
+
+// ask sends bytes both ways. It returns what the Pod was asked, and the answer to the client.
+func (w *ways) ask(text string, patience time.Duration) (asked [2][]string, answered [2]string) {
+	for i, r := range w.rigs {
+		c := r.dial()
+		r.must(c.SetDeadline(time.Now().Add(patience)))
+		_, _ = io.WriteString(c, text)
+		in := bufio.NewReader(c)
+		method, _, _ := strings.Cut(text, " ")
+		for {
+			a, err := http.ReadResponse(in, &http.Request{Method: method})
+			if err != nil {
+				answered[i] = "closed"
+				break
+			}
+			body, err := io.ReadAll(a.Body)
+			if a.StatusCode < 200 && a.StatusCode != http.StatusSwitchingProtocols {
+				answered[i] += fmt.Sprint(a.StatusCode, " ")
+				continue
+			}
+			a.Header.Del("Date")
+			a.Header.Del("Connection") // a.Close is what it is for
+			a.Header.Del("Trailer")    // without trailers
+			if a.StatusCode >= 400 && a.StatusCode != http.StatusNotFound {
+				body = nil // the load balancer's own text
+				a.ContentLength = 0
+				a.Header.Del("Content-Length")
+				a.Header.Del("Content-Type")
+			}
+			answered[i] += fmt.Sprintf("%s %d %v %d close=%t %q %v %s %s", a.Proto, a.StatusCode, a.TransferEncoding, a.ContentLength, a.Close, body,
+				err != nil, sorted(a.Header), sorted(a.Trailer))
+			break
+		}
+		_ = c.Close()
+		asked[i] = w.take()
+		for j := range asked[i] { // of the listener, which is another one
+			asked[i][j] = strings.ReplaceAll(asked[i][j], fmt.Sprintf("X-Forwarded-Port: %d", r.at.Port()), "X-Forwarded-Port: own")
+		}
+	}
+	return asked, answered
+}
+
+// sameRequests are read and passed on as net/http does it.
+var sameRequests = []string{
+	"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+	"GET /a%2Fb//c/../d?q=%zz&x=;y HTTP/1.1\r\nHost: a:80\r\nAccept: */*\r\nAccept: b\r\n\r\n",
+	"GET http://b.example:81/c?d HTTP/1.1\r\nHost: a\r\n\r\n",
+	"GET /\"<>\x80|^` HTTP/1.1\r\nHost: a\r\n\r\n",
+	"GET /a#b HTTP/1.1\r\nHost: a\r\n\r\n",
+	"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n",
+	"HEAD /x HTTP/1.1\r\nHost: a\r\n\r\n",
+	"GET / HTTP/1.0\r\nHost: a\r\n\r\n",
+	"GET / HTTP/1.0\r\nHost: a\r\nConnection: keep-alive\r\n\r\n",
+	"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
+	"GET / HTTP/1.1\r\nHost: a\r\nConnection: x-hop, close\r\nX-Hop: 1\r\nKeep-Alive: 5\r\nProxy-Authorization: b\r\nProxy-Connection: c\r\n" +
+		"X-Real-IP: 1\r\nForwarded: for=1\r\nX-Forwarded-For: 192.0.2.1\r\nX-Forwarded-Host: b\r\nX-Forwarded-Port: 1\r\n" +
+		"X-Forwarded-Proto: gopher\r\nx-forwarded-for: 192.0.2.2\r\n\r\n",
+	"GET / HTTP/1.1\r\nHost: a\r\nTE: trailers, deflate\r\nCookie: a=b\r\nUser-Agent: b\r\nX-Empty:\r\n\r\n",
+	"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc",
+	"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n",
+	"POST / HTTP/1.1\r\nHost: a\r\n\r\n",
+	"DELETE / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n",
+	"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc",
+	"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: Chunked\r\n\r\nA\r\n0123456789\r\n1\r\na\r\n0\r\n\r\n",
+	"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nTrailer: X-T\r\n\r\n1\r\na\r\n0\r\nX-T: 1\r\n\r\n",
+	"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nX-T: 1\r\n\r\n",
+	"PUT / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\na",
+	"PUT / HTTP/1.1\r\nHost: a\r\nExpect: 200-ok\r\nContent-Length: 1\r\n\r\na",
+	"GET / HTTP/1.1\r\nHost: a\r\nUpgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AA\r\n\r\n",
+	"GET / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
+	"GET / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\n\r\n",
+	"CONNECT b:1 HTTP/1.1\r\nHost: b:1\r\n\r\n",
+	"GET / HTTP/1.1\r\n\r\n",
+	"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+	"GET / HTTP/1.1\r\nHost: a b\r\n\r\n",
+	"GET a HTTP/1.1\r\nHost: a\r\n\r\n",
+	"GET /%zz HTTP/1.1\r\nHost: a\r\n\r\n",
+	"PRI * HTTP/1.1\r\nHost: a\r\n\r\n",
+	"G(T / HTTP/1.1\r\nHost: a\r\n\r\n",
+	"GET / HTTP/1.1\r\nHost: a\r\nX: " + strings.Repeat("x", 100<<10) + "\r\n\r\n",
+}
+
+// sameAnswers reach a client as by net/http.
+var sameAnswers = []string{
+	"HTTP/1.1 200 OK\r\nContent-Type: a/b\r\nContent-Length: 2\r\nX-A: 1\r\nX-A: 2\r\n\r\nok",
+	"HTTP/1.1 404 Not Found\r\nContent-Type: a/b\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+	"HTTP/1.1 200 OK\r\nContent-Type: a/b\r\nTransfer-Encoding: chunked\r\nTrailer: X-Sum\r\n\r\n2\r\nok\r\n0\r\nX-Sum: 1\r\n\r\n",
+	"HTTP/1.1 204 No Content\r\nContent-Type: a/b\r\n\r\n",
+	"HTTP/1.1 304 Not Modified\r\nEtag: b\r\n\r\n",
+	"HTTP/1.1 200 OK\r\nContent-Type: a/b\r\nConnection: close\r\n\r\nok",
+	"HTTP/1.1 200 OK\r\nContent-Type: a/b\r\nConnection: x-hop\r\nX-Hop: 1\r\nKeep-Alive: 1\r\nContent-Length: 2\r\n\r\nok",
+	"HTTP/1.0 200 OK\r\nContent-Type: a/b\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok",
+	"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 200 OK\r\nContent-Type: a/b\r\nContent-Length: 0\r\n\r\n",
+	"HTTP/1.1 200 OK\r\nContent-Type: a/b\r\nContent-Length: 3\r\nConnection: close\r\n\r\nok",
+	"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\nConnection: close\r\n\r\nok",
+	"HTTP/1.1 abc\r\nConnection: close\r\n\r\n",
+}
+
+// A session carries requests and answers as net/http and its ReverseProxy do, which carried all before.
+func TestCarriesAsNetHTTP(t *testing.T) {
+	w := newWays(t)
+	try := func(text, answer string) {
+		w.mu.Lock()
+		w.answer = answer
+		w.mu.Unlock()
+		asked, answered := w.ask(text, patience)
+		if !slices.Equal(asked[0], asked[1]) {
+			t.Errorf("%.200q: the Pod is asked\n%.800q, and by net/http\n%.800q", text, asked[0], asked[1])
+		}
+		if answered[0] != answered[1] {
+			t.Errorf("%.200q, %q: the client has\n%s, and by net/http\n%s", text, answer, answered[0], answered[1])
+		}
+	}
+	for _, text := range sameRequests {
+		try(text, sameAnswers[0])
+	}
+	for _, answer := range sameAnswers {
+		for _, text := range []string{
+			"GET / HTTP/1.1\r\nHost: a\r\nTE: trailers\r\n\r\n", "GET / HTTP/1.0\r\nHost: a\r\nConnection: keep-alive\r\n\r\n",
+			"HEAD / HTTP/1.1\r\nHost: a\r\n\r\n",
+		} {
+			if strings.HasPrefix(text, "HEAD") && !strings.HasSuffix(answer, "\r\n\r\n") {
+				continue // a Pod that sends a body
+			}
+			if strings.Contains(text, "HTTP/1.0") && strings.Contains(answer, " 103 ") {
+				continue // net/http passes on to a client of HTTP/1.0 what such a client does not know
+			}
+			try(text, answer)
+		}
+	}
+}
+
+// What a session passes on net/http passes on, too, and alike.
+func FuzzCarriesAsNetHTTP(f *testing.F) {
+	for _, text := range append(sameRequests, "GET / HTTP/1.1\r\nHost: a\r\n\r\nGET /b HTTP/1.1\r\nHost: a\r\n\r\n") {
+		if len(text) < 1000 {
+			f.Add([]byte(text))
+		}
+	}
+	for _, text := range rejected {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if bytes.HasPrefix(b, []byte("PRI ")) || bytes.Contains(bytes.ToLower(b), []byte("upgrade")) {
+			return
+		}
+		w := newWays(t)
+		w.answer = sameAnswers[0]
+		for _, r := range w.rigs {
+			r.server.headerTimeout = 100 * time.Millisecond
+			r.service.Spec.IdleTimeout = dialect.Duration(100 * time.Millisecond)
+			r.set(w.at)
+		}
+		asked, answered := w.ask(string(b), 2*time.Second)
+		whole := 0
+		for in := bufio.NewReader(bytes.NewReader(b)); ; whole++ {
+			q, err := http.ReadRequest(in)
+			if err != nil {
+				break
+			}
+			if _, err := io.Copy(io.Discard, q.Body); err != nil {
+				break
+			}
+		}
+		if len(asked[0]) > whole {
+			t.Fatalf("%q: the Pod is asked %q, answers %q; net/http reads %d requests", b, asked[0], answered, whole)
+		}
+		for i := range min(len(asked[0]), len(asked[1])) { // net/http drops the first ones when there is garbage behind them
+			if asked[0][i] != asked[1][i] && !strings.Contains(asked[1][i], w.at.String()) {
+				t.Fatalf("%q: the Pod is asked %q, and by net/http %q", b, asked[0][i], asked[1][i])
+			}
+		}
+	})
+}
+
+// A Pod that answers what is no answer costs its request alone: 502, and no other request has that connection.
+func TestHostilePods(t *testing.T) {
+	r := newRig(t, map[string]string{lbProtocol: "http"})
+	const good = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+	for what, c := range map[string]struct {
+		answer string
+		want   string
+	}{
+		"both lengths":           {"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "502"},
+		"two lengths":            {"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 20\r\n\r\nok", "502"},
+		"another coding":         {"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\nok", "502"},
+		"a folded line":          {"HTTP/1.1 200 OK\r\nA: b\r\n c\r\nContent-Length: 2\r\n\r\nok", "502"},
+		"a NUL":                  {"HTTP/1.1 200 OK\r\nA: \x00\r\nContent-Length: 2\r\n\r\nok", "502"},
+		"a head without an end":  {"HTTP/1.1 200 OK\r\nA: " + strings.Repeat("x", maxAnswerHeader+1), "502"},
+		"a protocol unasked for": {"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", "502"},
+		"interim ones for ever":  {strings.Repeat("HTTP/1.1 103 Early Hints\r\n\r\n", 2*maxInterim), "502"},
+		"a bad chunk":            {"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\naXX", "502"},
+		"a bad trailer":          {"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nContent-Length: 1\r\n\r\n", "502"},
+		"an answer ahead":        {good + "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong", "200 ok"},
+		"a body after HEAD's":    {"HTTP/1.1 204 No Content\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong", "204 "},
+	} {
+		first := true
+		var mu sync.Mutex
+		r.set(r.pod(func(p net.Conn) {
+			in := bufio.NewReader(p)
+			for {
+				if _, err := http.ReadRequest(in); err != nil {
+					return
+				}
+				mu.Lock()
+				answer := good
+				if first {
+					answer = c.answer
+				}
+				first = false
+				mu.Unlock()
+				_, _ = io.WriteString(p, answer)
+			}
+		}))
+		for _, want := range []string{c.want, "200 ok"} {
+			conn := r.dial()
+			_, err := io.WriteString(conn, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+			r.must(err)
+			got, in := "", bufio.NewReader(conn)
+			for {
+				answer, err := http.ReadResponse(in, nil)
+				if err != nil {
+					t.Fatalf("%s: %v", what, err)
+				}
+				if answer.StatusCode == http.StatusEarlyHints {
+					continue
+				}
+				body, err := io.ReadAll(answer.Body)
+				if got = fmt.Sprint(answer.StatusCode); answer.StatusCode != http.StatusBadGateway {
+					got += " " + string(body)
+				}
+				if err != nil {
+					got += " cut"
+				}
+				break
+			}
+			if got != want {
+				t.Errorf("%s: %q, want %q", what, got, want)
+			}
+			_ = conn.Close()
+		}
+	}
+}
+
+// What was sent on a kept connection that the Pod closes without an answer is sent again if that does no harm.
+func TestStaleConnections(t *testing.T) {
+	r := newRig(t, map[string]string{lbProtocol: "http"})
+	r.set(r.pod(func(c net.Conn) { // each connection has one answer
+		in := bufio.NewReader(c)
+		if _, err := http.ReadRequest(in); err == nil {
+			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+			_, _ = http.ReadRequest(in)
+		}
+	}))
+	c := r.dial()
+	in := bufio.NewReader(c)
+	for _, q := range []struct {
+		text string
+		want int
+	}{
+		{"GET / HTTP/1.1\r\nHost: a\r\n\r\n", 200}, {"GET / HTTP/1.1\r\nHost: a\r\n\r\n", 200},
+		{"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\na", 502}, {"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\na", 200},
+	} {
+		_, err := io.WriteString(c, q.text)
+		r.must(err)
+		if q.want == 502 { // the connection ends, as the body may not have been read
+			answer, err := http.ReadResponse(in, nil)
+			if err != nil || answer.StatusCode != q.want {
+				t.Fatalf("%q: %v, %v", q.text, answer, err)
+			}
+			c = r.dial()
+			in = bufio.NewReader(c)
+			continue
+		}
+		answer, err := http.ReadResponse(in, nil)
+		if err != nil || answer.StatusCode != q.want {
+			t.Fatalf("%q: %v, %v", q.text, answer, err)
+		}
+	}
+}
+
+// The Pod's connection ends with that of a client that does not wait for the answer.
+func TestClientLeaves(t *testing.T) {
+	r := newRig(t, map[string]string{lbProtocol: "http"})
+	asked, ended := make(chan struct{}), make(chan error, 1)
+	r.set(r.pod(func(c net.Conn) {
+		in := bufio.NewReader(c)
+		_, _ = http.ReadRequest(in)
+		close(asked)
+		_, err := in.ReadByte()
+		ended <- err
+	}))
+	c := r.dial()
+	_, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+	r.must(err)
+	<-asked
+	r.must(c.Close())
+	if err := <-ended; !errors.Is(err, io.EOF) && !errors.Is(err, errReset) {
+		t.Error(err)
+	}
+}
+
+// Long bodies arrive whole both ways, of known length and not, with TLS and without.
+func TestLongBodies(t *testing.T) {
+	long := bytes.Repeat([]byte("0123456789abcdef"), 300<<10)
+	sum := sha256.Sum256(long)
+	for _, protocol := range []string{"http", "https"} {
+		r := newRig(t, map[string]string{dialect.LBTLSSecrets: "a", lbProtocol: protocol, lbBackend: "http"})
+		cert, _, _ := certificate(t, "a.example.com")
+		r.service.Certificates = []tls.Certificate{cert}
+		r.set(r.web(func(w http.ResponseWriter, q *http.Request) {
+			body, err := io.ReadAll(q.Body)
+			if err != nil || sha256.Sum256(body) != sum {
+				t.Errorf("%s: the Pod has %d bytes, %v", protocol, len(body), err)
+			}
+			if q.ContentLength > 0 {
+				w.Header().Set("Content-Length", fmt.Sprint(len(body)))
+			}
+			_, _ = w.Write(body)
+		}))
+		client := r.client()
+		client.Transport.(*http.Transport).TLSClientConfig = &tls.Config{InsecureSkipVerify: true}
+		for _, body := range []io.Reader{bytes.NewReader(long), io.MultiReader(bytes.NewReader(long))} {
+			answer, err := client.Post(protocol+"://web/", "a/b", body)
+			r.must(err)
+			got, err := io.ReadAll(answer.Body)
+			if err != nil || sha256.Sum256(got) != sum || len(answer.TransferEncoding) == 0 != (answer.ContentLength > 0) {
+				t.Errorf("%s: the client has %d bytes, %v", protocol, len(got), err)
+			}
+			_ = answer.Body.Close()
+		}
+	}
+}
