@@ -29,6 +29,7 @@ var rooms = map[string]int{
 	"dialect":             1,
 	"events":              1,
 	"loop":                1,
+	"peers":               1,
 	"reflector":           1,
 	"kernel":              1,
 	"lb/v1":               1,

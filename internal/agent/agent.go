@@ -21,6 +21,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/retry"
+
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // Options configure a Registrar. Client, NodeName, Log, Node, Changed and
@@ -35,6 +37,10 @@ type Options struct {
 	// Changed and ReadyChanged, which may be nil, hold a token when what Node,
 	// Conditions or Ready return may have changed.
 	Changed, ReadyChanged <-chan struct{}
+	// Unreachable, which may be nil, returns the names of the nodes that the Lease is to report;
+	// UnreachableChanged holds a token when it may have changed.
+	Unreachable        func() []string
+	UnreachableChanged <-chan struct{}
 	// Conditions return one condition each that the Node has besides Ready.
 	Conditions []func() corev1.NodeCondition
 	// Ready returns why this machine cannot run pods, nil if it can. It is called
@@ -79,6 +85,8 @@ type Registrar struct {
 	// Used by Run alone.
 	reported time.Time // the last time the status was written
 	lease    *coordinationv1.Lease
+	written  string // what the Lease reports
+	answered string // the last suspicion that was answered by a renewal
 }
 
 // New returns a Registrar for Run. It has no effect yet.
@@ -96,10 +104,12 @@ func (r *Registrar) Run(ctx context.Context) error {
 		// The Lease does not depend on the status: a status that the API server
 		// rejects does not make the machine dead.
 		registered := err == nil || r.opts.Node() != nil
-		if now := time.Now(); registered && now.Sub(renewed) >= renewPeriod-retryPeriod {
+		suspicion := r.suspicion()
+		urgent := suspicion != r.answered || r.report() != r.written
+		if now := time.Now(); registered && (urgent || now.Sub(renewed) >= renewPeriod-retryPeriod) {
 			leaseErr := r.renew(ctx)
 			if leaseErr == nil {
-				renewed = now
+				renewed, r.answered = now, suspicion
 			} else if apierrors.IsForbidden(leaseErr) {
 				// The Node is gone, which the watch may not have shown: look.
 				r.reported = time.Time{}
@@ -130,6 +140,7 @@ func (r *Registrar) wait(ctx context.Context, period time.Duration) {
 		return
 	case <-r.opts.Changed:
 	case <-r.opts.ReadyChanged:
+	case <-r.opts.UnreachableChanged:
 	}
 	timer.Reset(minInterval)
 	select {
@@ -319,15 +330,36 @@ func (r *Registrar) renew(ctx context.Context) error {
 		last, err = leases.Update(ctx, r.fillLease(last.DeepCopy()), metav1.UpdateOptions{})
 	}
 	if err == nil {
-		r.lease = last
+		r.lease, r.written = last, last.Annotations[svc.UnreachableAnnotation]
 	}
 	return err
+}
+
+// suspicion is the one that the Node has, "" if none.
+func (r *Registrar) suspicion() string {
+	if n := r.opts.Node(); n != nil {
+		return n.Annotations[svc.SuspectedAnnotation]
+	}
+	return r.answered
+}
+
+// report is what the Lease is to report.
+func (r *Registrar) report() string {
+	if r.opts.Unreachable == nil {
+		return ""
+	}
+	return strings.Join(r.opts.Unreachable(), ",")
 }
 
 // fillLease makes l say that this machine is alive now, and returns it.
 func (r *Registrar) fillLease(l *coordinationv1.Lease) *coordinationv1.Lease {
 	now, seconds := metav1.NowMicro(), int32(leaseSeconds)
 	l.Namespace, l.Name = leaseNamespace, r.opts.NodeName
+	if report := r.report(); report == "" {
+		delete(l.Annotations, svc.UnreachableAnnotation)
+	} else {
+		metav1.SetMetaDataAnnotation(&l.ObjectMeta, svc.UnreachableAnnotation, report)
+	}
 	l.Spec.HolderIdentity, l.Spec.LeaseDurationSeconds, l.Spec.RenewTime = &r.opts.NodeName, &seconds, &now
 	if n := r.opts.Node(); n != nil {
 		l.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID}}

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -40,6 +41,7 @@ type agentFlags struct {
 	agentPort, dnsPort uint16
 	stopPods           bool
 	nodeLocalDNS       bool
+	peerWatch          bool
 	dnsMetrics         string
 	configureResolver  bool
 	stateDir           string
@@ -67,6 +69,8 @@ func (f *agentFlags) add(cmd *cobra.Command) {
 	flags.BoolVar(&f.nodeLocalDNS, "node-local-dns", true,
 		"answer questions to the Service kube-dns on this node itself, without connection tracking; "+
 			"other nodes' servers stand in when it is down")
+	flags.BoolVar(&f.peerWatch, "peer-watch", true, "watch the machines of up to three other nodes, and be watched by as many: "+
+		"endpoints of a dead machine leave within 5 s")
 	flags.StringVar(&f.podUIDs, "pod-uid-range", runner.DefaultUIDRange.String(),
 		"unused users and groups of this machine, FIRST-LAST: 65,536 for each namespace with Pods that are not allowed "+
 			"to be privileged")
@@ -149,7 +153,8 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 	if !f.early {
 		close(hold)
 	}
-	pods, err := f.runner(log, client, cfg, func() any { return p.Status() }, hold)
+	peers := agent.NewPeers(f.nodeName, log)
+	pods, err := f.runner(log, client, cfg, func() any { return p.Status() }, hold, peers)
 	if err != nil {
 		return nil, err
 	}
@@ -169,17 +174,23 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 		Node: p.Node, Changed: p.Changed(), ReadyChanged: pods.Changed(), Ready: pods.Healthy,
 		Conditions: append(agent.Pressure(os.DirFS("/"), func() (fileio.Space, error) { return fileio.SpaceOf(f.stateDir) }),
 			func() corev1.NodeCondition { return p.Status().Condition() }, pods.Condition, pods.Limits, pods.Confinement),
-		Addresses:   f.nodeIPs,
-		Annotations: map[string]string{svc.ServingCertAnnotation: pods.Fingerprint()},
-		Port:        int32(f.agentPort),
-		Info:        agent.MachineInfo(os.DirFS("/"), apiserver.Version+"."+version),
-		Capacity:    agent.MachineCapacity(os.DirFS("/")),
+		Addresses: f.nodeIPs,
+		Annotations: map[string]string{
+			svc.ServingCertAnnotation: pods.Fingerprint(), svc.PeerWatchAnnotation: strconv.FormatBool(f.peerWatch),
+		},
+		Unreachable: peers.Unreachable, UnreachableChanged: peers.Changed(),
+		Port:     int32(f.agentPort),
+		Info:     agent.MachineInfo(os.DirFS("/"), apiserver.Version+"."+version),
+		Capacity: agent.MachineCapacity(os.DirFS("/")),
 	})
 	server, err := f.dnsServer(log, client)
 	if err != nil {
 		return nil, err
 	}
 	n := &node{dns: server, components: []component{{name: "node", run: registrar.Run}}}
+	if f.peerWatch {
+		n.components = append(n.components, component{name: "peers", run: peers.Run})
+	}
 	podsPart := component{name: "pods", run: pods.Run, ready: pods.WaitReady}
 	if f.early {
 		n.components = append(n.components, component{name: "pods", run: pods.Run})

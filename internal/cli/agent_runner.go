@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/fairlead/fairlead/internal/agent"
 	"github.com/fairlead/fairlead/internal/runner"
 )
 
@@ -24,7 +25,7 @@ const defaultManifestDir = "/etc/fairlead/pods.d"
 // runner returns what runs Pods, with the endpoint from which the API server gets
 // logs, exec, and the status of this node.
 func (f *agentFlags) runner(log *slog.Logger, client kubernetes.Interface, cfg *rest.Config, status func() any,
-	hold <-chan struct{},
+	hold <-chan struct{}, peers *agent.Peers,
 ) (*runner.Runner, error) {
 	ca, err := authority(cfg)
 	if err != nil {
@@ -56,6 +57,7 @@ func (f *agentFlags) runner(log *slog.Logger, client kubernetes.Interface, cfg *
 		Listener: listener, ClientCA: ca, Status: status, StopPods: f.stopPods,
 		Protect: true, UIDs: uids, PodPIDs: f.podPIDs, Hide: []string{filepath.Dir(f.stateDir)}, // pki, and the store
 		StaticDir: f.manifestDir, Mirrors: mirrors, Hold: hold,
+		NodeSet: peers.Set, NodeUnset: peers.Unset,
 	})
 	if err != nil {
 		listener.Close()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -45,25 +44,27 @@ func addControllersCheck(o *apiserver.Options) *controller.Health {
 	return health
 }
 
-// controllersComponent runs the named controllers (none: no component, all
-// when names is empty) of a server.
-func controllersComponent(
-	log *slog.Logger, config func() *rest.Config, names []string, pods []netip.Prefix, health *controller.Health,
-) (component, error) {
-	if slices.Equal(names, []string{"none"}) {
+func addPeerVerdicts(cmd *cobra.Command, o *controller.Options) {
+	cmd.Flags().BoolVar(&o.PeerWatch, "peer-watch", true, "take the endpoints of nodes out of service whose machines answer most of "+
+		"the agents that watch them no more, within 5 s; others have the grace period of 40 s")
+}
+
+// controllersComponent runs the controllers of a server that o names (none: no component, all
+// when there are no names).
+func controllersComponent(log *slog.Logger, config func() *rest.Config, o controller.Options) (component, error) {
+	if slices.Equal(o.Controllers, []string{"none"}) {
 		return component{}, nil
 	}
-	if err := checkControllerNames(names); err != nil {
+	if err := checkControllerNames(o.Controllers); err != nil {
 		return component{}, err
 	}
 	started := make(chan struct{})
-	mark := sync.OnceFunc(func() { close(started) })
+	o.Log, o.LeaderElect, o.Started = log, true, sync.OnceFunc(func() { close(started) })
 	return component{
 		name: "controllers",
 		run: func(ctx context.Context) error {
-			return controller.Run(ctx, controller.Options{
-				Config: config(), Controllers: names, Log: log, LeaderElect: true, ClusterCIDRs: pods, Started: mark, Health: health,
-			})
+			o.Config = config()
+			return controller.Run(ctx, o)
 		},
 		ready: untilClosed(started),
 	}, nil
@@ -113,6 +114,7 @@ Several copies may run; one works at a time.`,
 	flags.StringSliceVar(&o.Controllers, "controllers", nil, fmt.Sprintf("controllers to run: %s (default: %s)",
 		strings.Join(controller.Names(), ", "), strings.Join(dropIn(), ", ")))
 	flags.IntVar(&o.MaxEndpointsPerSlice, "max-endpoints-per-slice", 100, "most endpoints in one EndpointSlice, 1 to 1000")
+	addPeerVerdicts(cmd, &o)
 	flags.BoolVar(&o.LeaderElect, "leader-elect", true, "work only while holding the Lease, so that several copies may run")
 	flags.StringVar(&o.LeaseNamespace, "leader-elect-resource-namespace", "kube-system", "namespace of the Lease")
 	flags.StringVar(&o.LeaseName, "leader-elect-resource-name", "fairlead-controllers", "name of the Lease")

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/fairlead/fairlead/internal/apiserver"
+	"github.com/fairlead/fairlead/internal/controller"
 	"github.com/fairlead/fairlead/internal/registry/resourcequota"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -102,7 +103,7 @@ func (f *serverFlags) complete() error {
 
 func newServer(g *global) *cobra.Command {
 	f := &serverFlags{}
-	var controllers []string
+	var controllers controller.Options
 	var lb lbFlags
 	cmd := &cobra.Command{
 		Use:   "server",
@@ -134,24 +135,25 @@ made in the data directory; certificates that are there already are used.`,
 	f.binds = addrsValue{netip.AddrFrom4([4]byte{127, 0, 0, 1})}
 	addClusterDomain(cmd, &f.Domains)
 	cmd.Flags().Var(&f.binds, "bind-address", "addresses to listen on")
-	addControllerNames(cmd, &controllers)
+	addControllerNames(cmd, &controllers.Controllers)
+	addPeerVerdicts(cmd, &controllers)
 	return cmd
 }
 
 // serve runs a server with its controllers until ctx ends.
-func (g *global) serve(ctx context.Context, f *serverFlags, lb *lbFlags, names []string) error {
+func (g *global) serve(ctx context.Context, f *serverFlags, lb *lbFlags, controllers controller.Options) error {
 	log, err := g.logger()
 	if err != nil {
 		return err
 	}
 	f.Log = log
-	health := addControllersCheck(&f.Options)
+	controllers.ClusterCIDRs, controllers.Health = f.podCIDRs, addControllersCheck(&f.Options)
 	server, err := apiserver.New(f.Options)
 	if err != nil {
 		return err
 	}
 	parts := []component{serverComponent(server)}
-	if c, err := controllersComponent(log, server.ControllersConfig, names, f.podCIDRs, health); err != nil {
+	if c, err := controllersComponent(log, server.ControllersConfig, controllers); err != nil {
 		return err
 	} else if c.run != nil {
 		parts = append(parts, c, lb.controllerComponent(log, server.ControllersConfig))

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead/fairlead/internal/apiserver"
+	"github.com/fairlead/fairlead/internal/controller"
 	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/kernel/mount"
 )
@@ -100,7 +101,9 @@ func (u *upCommand) run(ctx context.Context) error {
 	}
 	defer dnsHeld.Close()
 	parts := []component{u.announce("API server", serverComponent(server), begin)}
-	controllers, err := controllersComponent(log, server.ControllersConfig, nil, u.server.podCIDRs, health)
+	controllers, err := controllersComponent(log, server.ControllersConfig, controller.Options{
+		ClusterCIDRs: u.server.podCIDRs, Health: health, PeerWatch: u.agent.peerWatch,
+	})
 	if err != nil {
 		return err
 	}

@@ -64,6 +64,9 @@ type Options struct {
 	// NodeGracePeriod is how long after the last renewal of its Lease a Node is
 	// unreachable (default 40 s).
 	NodeGracePeriod time.Duration
+	// PeerWatch lets Nodes be unreachable sooner whose machines do not answer most of the agents
+	// that watch them.
+	PeerWatch bool
 	// PodGCDelay is how long Pods outlive their Node (default 60 s), and
 	// TerminatedPodLimit how many finished Pods are kept (default 12500).
 	PodGCDelay         time.Duration

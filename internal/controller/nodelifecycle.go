@@ -25,15 +25,18 @@ import (
 // Lease, so that their Pods leave the endpoints, and reverts that when they renew
 // again. The grace period runs by this process's clock from when it saw the last
 // renewal: clocks of machines differ, and after a start every Node has the whole
-// grace period. What a leader before has marked stays so until a renewal.
+// grace period. What a leader before has marked stays so until a renewal. Nodes that others
+// report as unreachable do not have the whole grace period (peers).
 type nodeLifecycle struct {
 	*controllerContext
 	loop  *loop.Loop[string]
 	index *selection
 	gc    *podGC
+	peers *loop.Loop[string] // of judgePeers; it has one key
 
 	mu         sync.Mutex
 	heartbeats map[string]*heartbeat
+	jury       jury
 }
 
 // heartbeat is the last heartbeat of a Node.
@@ -41,18 +44,25 @@ type heartbeat struct {
 	lease, status string    // the times in its Lease and in its status
 	seen          time.Time // when this process saw one of them change
 	renewed       bool      // one has changed since this process read it first
+	condemned     *cause    // why it counts as unreachable since, nil if it does not
 	marked        bool      // the Node has been marked as unreachable since
 }
 
+// cause is why a Node is unreachable, in its condition, its Pods' and an Event.
+type cause struct{ reason, message string }
+
+var leaseExpired = cause{"NodeStatusUnknown", "the node's agent has stopped renewing its lease"}
+
 func newNodeLifecycle(s *controllerContext) (func(ctx context.Context), error) {
-	c := &nodeLifecycle{controllerContext: s, heartbeats: map[string]*heartbeat{}}
+	c := &nodeLifecycle{controllerContext: s, heartbeats: map[string]*heartbeat{}, jury: newJury()}
 	c.loop = loop.New(s.log, NodeLifecycleName, min(4, s.options.Workers), c.sync)
+	c.peers = loop.New(s.log, "nodelifecycle-peers", 1, func(ctx context.Context, _ string) error { return c.judgePeers(ctx) })
 	var err error
 	if c.index, err = selectionOf(s); err != nil {
 		return nil, err
 	}
 	leases := s.factory(corev1.NamespaceNodeLease).Coordination().V1().Leases().Informer()
-	if err := s.handle(leases, handlers(c.lease, nil)); err != nil {
+	if err := s.handle(leases, handlers(c.lease, c.leaseDeleted)); err != nil {
 		return nil, err
 	}
 	if err := s.handle(s.informers.Core().V1().Nodes().Informer(), cache.ResourceEventHandlerFuncs{
@@ -63,6 +73,7 @@ func newNodeLifecycle(s *controllerContext) (func(ctx context.Context), error) {
 				c.mu.Lock()
 				delete(c.heartbeats, node.Name)
 				c.mu.Unlock()
+				c.setPeer(node, true)
 			}
 		},
 	}); err != nil {
@@ -74,6 +85,7 @@ func newNodeLifecycle(s *controllerContext) (func(ctx context.Context), error) {
 	return func(ctx context.Context) {
 		var t tasks
 		t.add(c.loop.Run)
+		t.add(c.peers.Run)
 		t.add(c.gc.run)
 		t.run(ctx)
 	}, nil
@@ -81,10 +93,10 @@ func newNodeLifecycle(s *controllerContext) (func(ctx context.Context), error) {
 
 func (c *nodeLifecycle) lease(l *coordinationv1.Lease) {
 	c.observe(l.Name, func(p *heartbeat) *string { return &p.lease }, renewal(l))
+	c.setReport(l.Name, l.Annotations[svc.UnreachableAnnotation])
 }
 
-// leaseExpired is the message of conditions and Events of unreachable Nodes.
-const leaseExpired = "the node's agent has stopped renewing its lease"
+func (c *nodeLifecycle) leaseDeleted(l *coordinationv1.Lease) { c.setReport(l.Name, "") }
 
 func renewal(l *coordinationv1.Lease) string {
 	if l.Spec.RenewTime == nil {
@@ -103,7 +115,9 @@ func (c *nodeLifecycle) node(n *corev1.Node, first bool) {
 		}
 	}
 	c.observe(n.Name, func(p *heartbeat) *string { return &p.status }, renewed)
-	if _, changed := pressureTaints(n, metav1.Now()); first || changed || slices.ContainsFunc(n.Spec.Taints, isUnreachable) {
+	c.setPeer(n, false)
+	_, suspected := n.Annotations[svc.SuspectedAnnotation]
+	if _, changed := pressureTaints(n, metav1.Now()); first || changed || suspected || slices.ContainsFunc(n.Spec.Taints, isUnreachable) {
 		c.loop.Queue.Add(n.Name)
 	}
 }
@@ -111,17 +125,13 @@ func (c *nodeLifecycle) node(n *corev1.Node, first bool) {
 // observe takes the time of the last renewal, as one kind of heartbeat has it.
 func (c *nodeLifecycle) observe(node string, kind func(*heartbeat) *string, renewed string) {
 	c.mu.Lock()
-	p := c.heartbeats[node]
-	if p == nil {
-		p = &heartbeat{seen: time.Now()}
-		c.heartbeats[node] = p
-	}
+	p := c.heartbeatLocked(node)
 	last := kind(p)
 	alive := renewed != "" && *last != renewed
-	returned := alive && *last != "" && (p.marked || !p.renewed)
+	returned := alive && *last != "" && (p.condemned != nil || !p.renewed)
 	if alive {
 		p.renewed = p.renewed || *last != ""
-		*last, p.seen, p.marked = renewed, time.Now(), false
+		*last, p.seen, p.condemned, p.marked = renewed, time.Now(), nil, false
 	}
 	c.mu.Unlock()
 	if returned {
@@ -135,16 +145,19 @@ func (c *nodeLifecycle) sync(ctx context.Context, name string) error {
 		return nil
 	}
 	p := c.heartbeat(name)
-	remaining := c.remaining(p)
 	switch {
-	case remaining > 0:
+	case p.marked:
+		return nil
+	case p.condemned != nil: // the last attempt to mark it has failed
+		return c.mark(ctx, node, p.condemned)
+	}
+	remaining, why := c.judge(name)
+	if remaining > 0 {
 		c.loop.Queue.AddAfter(name, remaining)
 		if !p.renewed && isUnknown(node) {
 			return nil // marked by a leader before this one, and not back yet
 		}
-		return errors.Join(c.untaint(ctx, node), c.taintPressure(ctx, node))
-	case p.marked:
-		return nil
+		return errors.Join(c.untaint(ctx, node), c.taintPressure(ctx, node), c.unsuspect(ctx, node))
 	}
 	// The watch may lag: ask before marking a Node as unreachable.
 	lease, err := c.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, name, metav1.GetOptions{})
@@ -155,18 +168,53 @@ func (c *nodeLifecycle) sync(ctx context.Context, name string) error {
 		c.restart(name) // the Node cannot renew while the API server is down
 		return fmt.Errorf("get lease of node %s: %w", name, err)
 	}
-	if remaining := c.remaining(c.heartbeat(name)); remaining > 0 {
+	if remaining, why = c.condemn(name); remaining > 0 {
 		c.loop.Queue.AddAfter(name, remaining)
 		return nil
 	}
-	if err := c.markUnreachable(ctx, node); err != nil {
+	return c.mark(ctx, node, why)
+}
+
+// judge returns how long the Node may still take to renew its Lease, and if that is over why it
+// is unreachable.
+func (c *nodeLifecycle) judge(name string) (remaining time.Duration, why *cause) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.judgeLocked(name)
+}
+
+func (c *nodeLifecycle) judgeLocked(name string) (time.Duration, *cause) {
+	p := c.heartbeatLocked(name)
+	remaining := c.options.NodeGracePeriod - time.Since(p.seen)
+	if remaining <= 0 {
+		return 0, &leaseExpired
+	}
+	if left, why := c.jury.verdict(name, p, c.freshLocked); why != nil || left > 0 {
+		return min(left, remaining), why
+	}
+	return remaining, nil
+}
+
+// condemn is judge, and records why the Node is unreachable if it is: until it renews.
+func (c *nodeLifecycle) condemn(name string) (remaining time.Duration, why *cause) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if remaining, why = c.judgeLocked(name); why != nil {
+		c.heartbeatLocked(name).condemned = why
+	}
+	return remaining, why
+}
+
+// mark marks the Node as unreachable.
+func (c *nodeLifecycle) mark(ctx context.Context, node *corev1.Node, why *cause) error {
+	if err := c.markUnreachable(ctx, node, why); err != nil {
 		return err
 	}
 	c.mu.Lock()
-	if p := c.heartbeats[name]; p != nil && time.Since(p.seen) >= c.options.NodeGracePeriod {
+	if p := c.heartbeats[node.Name]; p != nil && p.condemned != nil {
 		p.marked = true
 	} else {
-		c.loop.Queue.Add(name)
+		c.loop.Queue.Add(node.Name) // it has come back meanwhile
 	}
 	c.mu.Unlock()
 	return nil
@@ -176,36 +224,39 @@ func (c *nodeLifecycle) sync(ctx context.Context, name string) error {
 func (c *nodeLifecycle) heartbeat(name string) heartbeat {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	return *c.heartbeatLocked(name)
+}
+
+func (c *nodeLifecycle) heartbeatLocked(name string) *heartbeat {
 	p := c.heartbeats[name]
 	if p == nil {
 		p = &heartbeat{seen: time.Now()}
 		c.heartbeats[name] = p
 	}
-	return *p
+	return p
 }
 
-// remaining returns what remains of the grace period.
-func (c *nodeLifecycle) remaining(p heartbeat) time.Duration {
-	return c.options.NodeGracePeriod - time.Since(p.seen)
-}
-
-// restart gives the Node the whole grace period again.
+// restart gives the Node the whole grace period again, or as long to answer a suspicion as at first.
 func (c *nodeLifecycle) restart(name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if p := c.heartbeats[name]; p != nil {
+	p := c.heartbeatLocked(name)
+	if time.Since(p.seen) >= c.options.NodeGracePeriod {
 		p.seen = time.Now()
+	}
+	if s := c.jury.suspicions[name]; s != nil && s.asked {
+		s.until = time.Now().Add(refuteWithin)
 	}
 }
 
 // markUnreachable sets the condition and the taint of an unreachable Node, and
 // takes its Pods and the endpoints on it out of service.
-func (c *nodeLifecycle) markUnreachable(ctx context.Context, node *corev1.Node) error {
-	errs := []error{c.nodeUnknown(ctx, node), c.taint(ctx, node.Name, true)}
+func (c *nodeLifecycle) markUnreachable(ctx context.Context, node *corev1.Node, why *cause) error {
+	errs := []error{c.nodeUnknown(ctx, node, why), c.taint(ctx, node.Name, true)}
 	for _, pod := range c.index.podsOn(node.Name) {
 		if epslice.Ready(pod) {
 			errs = append(errs, patchPodCondition(ctx, c.controllerContext, pod, corev1.PodCondition{
-				Type: corev1.PodReady, Status: corev1.ConditionFalse, Reason: "NodeNotReady", Message: leaseExpired,
+				Type: corev1.PodReady, Status: corev1.ConditionFalse, Reason: "NodeNotReady", Message: why.message,
 			}))
 		}
 	}
@@ -213,10 +264,10 @@ func (c *nodeLifecycle) markUnreachable(ctx context.Context, node *corev1.Node) 
 	return errors.Join(errs...)
 }
 
-func (c *nodeLifecycle) nodeUnknown(ctx context.Context, node *corev1.Node) error {
+func (c *nodeLifecycle) nodeUnknown(ctx context.Context, node *corev1.Node, why *cause) error {
 	condition := map[string]any{
-		"type": corev1.NodeReady, "status": corev1.ConditionUnknown, "reason": "NodeStatusUnknown",
-		"message": leaseExpired, "lastTransitionTime": metav1.Now(),
+		"type": corev1.NodeReady, "status": corev1.ConditionUnknown, "reason": why.reason,
+		"message": why.message, "lastTransitionTime": metav1.Now(),
 	}
 	if isUnknown(node) {
 		return nil
@@ -229,9 +280,8 @@ func (c *nodeLifecycle) nodeUnknown(ctx context.Context, node *corev1.Node) erro
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("status of node %s: %w", node.Name, err)
 	}
-	c.events.Event(node, corev1.EventTypeWarning, "NodeNotReady", leaseExpired)
-	c.log.Warn("node is unreachable: its lease was not renewed within the grace period",
-		"node", node.Name, "grace", c.options.NodeGracePeriod)
+	c.events.Event(node, corev1.EventTypeWarning, "NodeNotReady", why.message)
+	c.log.Warn("node is unreachable; its endpoints go out of service", "node", node.Name, "reason", why.message)
 	return nil
 }
 

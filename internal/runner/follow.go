@@ -35,14 +35,14 @@ func (r *Runner) follow(ctx, workCtx context.Context) {
 		DeleteFunc: func(o any) { r.podDeleted(o) },
 	})
 	_, err2 := nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(o any) { r.network.set(o.(*corev1.Node)) },
-		UpdateFunc: func(_, o any) { r.network.set(o.(*corev1.Node)) },
+		AddFunc:    func(o any) { r.setNode(o.(*corev1.Node)) },
+		UpdateFunc: func(_, o any) { r.setNode(o.(*corev1.Node)) },
 		DeleteFunc: func(o any) {
 			if d, ok := o.(cache.DeletedFinalStateUnknown); ok {
 				o = d.Obj
 			}
 			if n, ok := o.(*corev1.Node); ok {
-				r.network.unset(n)
+				r.unsetNode(n)
 			}
 		},
 	})
@@ -68,6 +68,20 @@ func (r *Runner) follow(ctx, workCtx context.Context) {
 		r.network.setSynced()
 	}
 	<-ctx.Done()
+}
+
+func (r *Runner) setNode(n *corev1.Node) {
+	r.network.set(n)
+	if r.o.NodeSet != nil {
+		r.o.NodeSet(n)
+	}
+}
+
+func (r *Runner) unsetNode(n *corev1.Node) {
+	r.network.unset(n)
+	if r.o.NodeUnset != nil {
+		r.o.NodeUnset(n.Name)
+	}
 }
 
 // podUpdated hands an object to its worker, which it makes if there is none.

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/runner/logfile"
@@ -69,6 +70,10 @@ type Options struct {
 	// Hold keeps pods of the API server from starting until it is closed; nil for not at all.
 	// Static ones do not wait.
 	Hold <-chan struct{}
+	// NodeSet and NodeUnset, which may be nil, get every Node as it is now, and the names of those
+	// that are gone, one call at a time: others need not watch the Nodes a second time.
+	NodeSet   func(*corev1.Node)
+	NodeUnset func(name string)
 	// Hide are directories that such pods do not see, beside StateDir.
 	Hide []string
 	// PodPIDs bounds the processes of each pod that is not allowed to be privileged,

@@ -23,6 +23,17 @@ const (
 	// API server alone sets it, and nothing changes it; a node gives the machine's
 	// root to Pods of the level privileged alone.
 	PodSecurityAnnotation = "fairlead.dev/pod-security"
+	// PeerWatchAnnotation on a Node is "true" while its agent watches other nodes' machines
+	// and lets others watch its own (docs/design/011-dead-nodes.md). The agent sets it.
+	PeerWatchAnnotation = "fairlead.dev/peer-watch"
+	// UnreachableAnnotation on a node's Lease in kube-node-lease has the names, with commas
+	// between, of the nodes whose machines do not answer that node any more. Its agent sets
+	// it; the node lifecycle controller reads it.
+	UnreachableAnnotation = "fairlead.dev/unreachable-nodes"
+	// SuspectedAnnotation on a Node is the time at which most of its watchers did not reach
+	// it. The node lifecycle controller sets it; an agent that sees a new one renews its Lease
+	// at once.
+	SuspectedAnnotation = "fairlead.dev/suspected"
 )
 
 // maxLabelValue is the longest value of a label; names of Nodes may be longer.

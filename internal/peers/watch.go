@@ -1,0 +1,120 @@
+package peers
+
+import (
+	"maps"
+	"slices"
+	"time"
+)
+
+const (
+	// Period is how often a machine that answers is asked, Retry how soon after a question without
+	// an answer it is asked again.
+	Period = time.Second
+	Retry  = Period / 2
+	// Silence is how long after its last answer a machine is unreachable, if it has left the last
+	// unanswered questions without an answer.
+	Silence    = 5 * Period / 2
+	unanswered = 3
+	// Step is how often Tick is to be called. maxPause is the longest time between two calls after which
+	// the silence of others means something: this machine may have been suspended.
+	Step     = Period / 4
+	maxPause = Step + Period
+)
+
+// Watch is what one machine knows of those it watches. Times are those of one clock that counts
+// while the machine is suspended. It is for one goroutine.
+type Watch struct {
+	targets map[string]*target
+	ticked  time.Duration // the last call of Tick
+	begun   bool          // there was one
+}
+
+type target struct {
+	seen  bool          // it has answered ever
+	heard time.Duration // its last answer, or when its silence began to count
+	asked time.Duration // the last question
+	open  int           // questions since the last answer
+	first time.Duration // the first of these
+}
+
+// Question is one to ask now. Again is true if the one before had no answer.
+type Question struct {
+	Name  string
+	Again bool
+}
+
+// Set replaces the machines to watch. Nothing is known of new ones.
+func (w *Watch) Set(names []string) {
+	next := make(map[string]*target, len(names))
+	for _, name := range names {
+		if next[name] = w.targets[name]; next[name] == nil {
+			next[name] = &target{}
+		}
+	}
+	w.targets = next
+}
+
+// Forget forgets what is known of a machine, as when its address changes.
+func (w *Watch) Forget(name string) {
+	if w.targets[name] != nil {
+		w.targets[name] = &target{}
+	}
+}
+
+// Heard records an answer.
+func (w *Watch) Heard(now time.Duration, name string) {
+	if t := w.targets[name]; t != nil {
+		t.seen, t.heard, t.open = true, now, 0
+	}
+}
+
+// Tick returns whom to ask now, by name.
+func (w *Watch) Tick(now time.Duration) []Question {
+	if w.begun && now-w.ticked > maxPause {
+		for _, t := range w.targets { // start over: they may have answered meanwhile
+			t.heard, t.open = now, 0
+		}
+	}
+	w.ticked, w.begun = now, true
+	var out []Question
+	for _, name := range slices.Sorted(maps.Keys(w.targets)) {
+		t := w.targets[name]
+		wait := Period
+		if t.open > 0 {
+			wait = Retry
+		}
+		if t.asked != 0 && now-t.asked < wait {
+			continue
+		}
+		if t.open == 0 {
+			t.first = now
+		}
+		t.open++
+		t.asked = now
+		out = append(out, Question{Name: name, Again: t.open > 1})
+	}
+	return out
+}
+
+// Unreachable returns the machines that answered once and do so no more, sorted. A machine that
+// hears none of several others suspects its own link: it reports one only if another one has
+// answered since this one fell silent. That of a single one is left to the judgement of others.
+func (w *Watch) Unreachable(now time.Duration) []string {
+	known := 0
+	var heard time.Duration // the last answer of any
+	for _, t := range w.targets {
+		if t.seen {
+			known++
+			heard = max(heard, t.heard)
+		}
+	}
+	var out []string
+	for name, t := range w.targets {
+		silent := t.seen && t.open >= unanswered && now-t.heard >= Silence
+		if silent && (known == 1 || heard >= t.first+Retry) {
+			out = append(out, name)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
