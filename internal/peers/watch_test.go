@@ -33,7 +33,9 @@ func (l *link) pass(d time.Duration) {
 	}
 }
 
-func (l *link) down(names ...string) { l.up = func(name string) bool { return !slices.Contains(names, name) } }
+func (l *link) down(names ...string) {
+	l.up = func(name string) bool { return !slices.Contains(names, name) }
+}
 
 func (l *link) want(t *testing.T, what string, names ...string) {
 	t.Helper()
