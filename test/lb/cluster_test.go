@@ -25,6 +25,8 @@ import (
 type cluster struct {
 	*bed
 	server *process.Server
+	host   *testbed.Host // of the server
+	dir    string        // has a data directory for each node, of its name
 }
 
 // newCluster starts a server and an agent for each name.
@@ -33,6 +35,7 @@ func newCluster(t *testing.T, names ...string) *cluster {
 	c := &cluster{bed: &bed{TB: t, net: testbed.NewNetwork(t)}}
 	dir := t.TempDir()
 	host := c.net.Outside("server")
+	c.host, c.dir = host, dir
 	c.server = process.NewServer(host, process.Program("fairlead"), filepath.Join(dir, "server"),
 		"--bind-address", "127.0.0.1,"+host.Addr4().String(), "--lb-pool", pools)
 	c.server.Start(t)

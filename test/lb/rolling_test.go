@@ -15,7 +15,7 @@ import (
 )
 
 // Restarting the nodes one after the other, each as soon as the one before is up again, fails no new
-// connection: a node goes on to answer until another one can.
+// connection: a node goes on to answer until another one can. The five go on to what happens when one dies.
 func TestRollingRestart(t *testing.T) {
 	t.Parallel()
 	for _, nodes := range []int{2, 5} {
@@ -59,6 +59,9 @@ func rollingRestart(t *testing.T, nodes int) {
 	// and may move back when that one is up again.
 	if moves := 2 * rounds * nodes; len(load.broken) > moves*load.most {
 		t.Errorf("%d moves and %d connections at a time at most, but %d reset: %v", moves, load.most, len(load.broken), load.broken)
+	}
+	if nodes == 5 {
+		c.deadNode()
 	}
 }
 
