@@ -118,3 +118,15 @@ func (w *Watch) Unreachable(now time.Duration) []string {
 	slices.Sort(out)
 	return out
 }
+
+// Answered returns the machines that have answered since they are watched, sorted.
+func (w *Watch) Answered() []string {
+	var out []string
+	for name, t := range w.targets {
+		if t.seen {
+			out = append(out, name)
+		}
+	}
+	slices.Sort(out)
+	return out
+}

@@ -1,0 +1,138 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os/exec"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/testbed"
+)
+
+func TestMain(m *testing.M) { testbed.Main(m) }
+
+// watchedNode is a Node that takes part, at these addresses.
+func watchedNode(name string, addrs ...string) *corev1.Node {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{svc.PeerWatchAnnotation: "true"}}}
+	n.Status.DaemonEndpoints.KubeletEndpoint.Port = 10250 // where nobody listens
+	for _, a := range addrs {
+		n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a})
+	}
+	return n
+}
+
+// A machine that answers ICMP, one that only rejects connections, and one that answers by one of its families alone, are
+// alive; one that drops everything has never been heard.
+func TestPeersHear(t *testing.T) {
+	run := func(args ...string) {
+		t.Helper()
+		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v: %s", args, err, out)
+		}
+	}
+	for _, a := range []string{"192.0.2.1/32", "192.0.2.2/32", "192.0.2.3/32", "192.0.2.4/32", "2001:db8::3/128"} {
+		run("ip", "address", "add", a, "dev", "lo")
+	}
+	run("nft", `table inet peers { chain in { type filter hook input priority 0;
+		ip daddr 192.0.2.1 tcp dport 10250 drop
+		ip daddr 192.0.2.2 icmp type echo-request drop
+		ip daddr { 192.0.2.3, 192.0.2.4 } drop
+		}
+	}`)
+	t.Cleanup(func() { run("nft", "delete", "table", "inet", "peers") })
+	p := NewPeers("here", slog.New(slog.NewTextHandler(t.Output(), nil)))
+	p.Set(watchedNode("here", "192.0.2.9"))
+	heard := func() (out []string) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.watch.Answered()
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	// Three at a time, as more are not watched.
+	for _, round := range []struct{ nodes, want []string }{
+		{[]string{"a 192.0.2.1", "b 192.0.2.2", "d 192.0.2.4"}, []string{"a", "b"}},
+		{[]string{"c 192.0.2.3 2001:db8::3", "e 127.0.0.1", "a 192.0.2.1"}, []string{"a", "c"}},
+	} {
+		for _, name := range []string{"a", "b", "d"} {
+			p.Unset(name)
+		}
+		for _, text := range round.nodes {
+			var name string
+			addrs := make([]string, 2)
+			_, _ = fmt.Sscan(text, &name, &addrs[0], &addrs[1])
+			p.Set(watchedNode(name, addrs...))
+		}
+		testbed.Until(t, fmt.Sprint(round.want, " to be heard"), func() error {
+			if got := heard(); !slices.Equal(got, round.want) {
+				return fmt.Errorf("%v are", got)
+			}
+			return nil
+		})
+	}
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// The Lease is renewed at once, and once, when the Node is suspected and when what it reports changes; never else before
+// its time.
+func TestLeaseAnswersAndReports(t *testing.T) {
+	var unreachable []string
+	inBubble(t, Options{Unreachable: func() []string { return unreachable }}, func(w *world) {
+		lease := func() (at time.Time, report string) {
+			l, err := w.client.CoordinationV1().Leases(leaseNamespace).Get(w.t.Context(), "here", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return l.Spec.RenewTime.Time, l.Annotations[svc.UnreachableAnnotation]
+		}
+		writes := func() (n int) {
+			for _, a := range w.client.Actions() {
+				if a.GetResource().Resource == "leases" && a.GetVerb() == "update" {
+					n++
+				}
+			}
+			return n
+		}
+		w.settle(2*renewPeriod + time.Second)
+		before, _ := lease()
+		count := writes()
+		annotate := func(key, value string) {
+			patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, key, value)
+			if _, err := w.client.CoreV1().Nodes().Patch(context.Background(), "here", types.MergePatchType, []byte(patch),
+				metav1.PatchOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			w.settle(time.Second)
+		}
+		annotate(svc.SuspectedAnnotation, "now")
+		after, _ := lease()
+		if !after.After(before) || writes() != count+1 {
+			t.Errorf("suspected: the lease was renewed at %s, and is at %s, in %d writes", before, after, writes()-count)
+		}
+		for _, names := range [][]string{{"a", "b"}, {"b"}, nil} {
+			count = writes()
+			unreachable = names
+			annotate("wakes", fmt.Sprint(len(names)))
+			if _, report := lease(); report != map[int]string{2: "a,b", 1: "b", 0: ""}[len(names)] || writes() != count+1 {
+				t.Errorf("%v: the lease reports %q after %d writes", names, report, writes()-count)
+			}
+		}
+		count = writes()
+		annotate("wakes", "for nothing")
+		if writes() != count {
+			t.Error("the lease is written though nothing changed")
+		}
+	})
+}
