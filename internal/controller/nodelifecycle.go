@@ -151,8 +151,7 @@ func (c *nodeLifecycle) sync(ctx context.Context, name string) error {
 	case p.condemned != nil: // the last attempt to mark it has failed
 		return c.mark(ctx, node, p.condemned)
 	}
-	remaining, why := c.judge(name)
-	if remaining > 0 {
+	if remaining, _ := c.judge(name); remaining > 0 {
 		c.loop.Queue.AddAfter(name, remaining)
 		if !p.renewed && isUnknown(node) {
 			return nil // marked by a leader before this one, and not back yet
@@ -168,7 +167,8 @@ func (c *nodeLifecycle) sync(ctx context.Context, name string) error {
 		c.restart(name) // the Node cannot renew while the API server is down
 		return fmt.Errorf("get lease of node %s: %w", name, err)
 	}
-	if remaining, why = c.condemn(name); remaining > 0 {
+	remaining, why := c.condemn(name)
+	if remaining > 0 {
 		c.loop.Queue.AddAfter(name, remaining)
 		return nil
 	}

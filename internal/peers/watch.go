@@ -6,6 +6,7 @@ import (
 	"time"
 )
 
+// How others are asked.
 const (
 	// Period is how often a machine that answers is asked, Retry how soon after a question without
 	// an answer it is asked again.
