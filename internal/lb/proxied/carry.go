@@ -70,6 +70,9 @@ func (s *session) carry(c *config) bool {
 		s.linger()
 	}
 	s.front.out = s.front.out[:0]
+	s.front.releaseOut()
+	putBuffer(s.head)
+	s.head = nil
 	return persists
 }
 

@@ -185,10 +185,10 @@ func (w *webServer) serve(conn stream, l *listener, c *config, client, at netip.
 	_ = conn.SetDeadline(time.Time{})
 	multiplexed := web.tls.NegotiatedProtocol == "h2"
 	if !multiplexed {
-		s := &session{server: w, web: web, front: newWire(front)}
-		if front = s.run(); front == nil {
+		if front = w.carryHTTP1(web, front); front == nil {
 			return
 		}
+		web.carried(1) // since then it counts
 		if c.tls == nil {
 			front = &readAhead{stream: web, text: front.(*readAhead).text}
 		}

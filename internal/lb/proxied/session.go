@@ -64,6 +64,26 @@ type sessions struct {
 	ended bool
 }
 
+// spare are sessions that have ended.
+var spare = sync.Pool{New: func() any {
+	s := &session{}
+	s.own.close = s.drain
+	return s
+}}
+
+// carryHTTP1 carries the requests of a connection, as run does.
+func (w *webServer) carryHTTP1(web *webConn, front stream) stream {
+	s := spare.Get().(*session)
+	s.server, s.web, s.front = w, web, newWire(front)
+	s.front.eco = true
+	s.idle.Store(false)
+	s.served.Store(false)
+	left := s.run()
+	s.server, s.web, s.front, s.exchange, s.line, s.cookies = nil, nil, wire{}, exchange{}, requestLine{}, nil
+	spare.Put(s)
+	return left
+}
+
 // run carries requests until the connection ends, or returns what is left of it for package net/http: the client
 // speaks HTTP/2, or Pods do.
 func (s *session) run() (handOver stream) {
@@ -74,11 +94,7 @@ func (s *session) run() (handOver stream) {
 	defer func() {
 		s.front.out = s.front.out[:0]
 		s.front.release()
-		if s.head != nil {
-			putBuffer(s.head)
-		}
 	}()
-	s.own.close = s.drain
 	for {
 		n, err := s.read()
 		if err != nil {

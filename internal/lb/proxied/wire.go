@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -20,6 +21,7 @@ type wire struct {
 	tcp  *net.TCPConn // conn, if that is one whose bytes the kernel can carry
 
 	in   []byte // what is between r and w is not taken yet; nil while nothing is
+	eco  bool   // a head is read into a small buffer: very many connections may wait for one
 	r, w int
 	out  []byte
 
@@ -44,16 +46,27 @@ func (c *wire) release() {
 		putBuffer(c.in)
 		c.in, c.r, c.w = nil, 0, 0
 	}
+	c.releaseOut()
+}
+
+func (c *wire) releaseOut() {
 	if len(c.out) == 0 && c.out != nil {
 		putBuffer(c.out)
 		c.out = nil
 	}
 }
 
+// smallBuffers are for heads of requests, most of which fit.
+var smallBuffers = sync.Pool{New: func() any { return new([4 << 10]byte) }}
+
 func getBuffer() []byte { return buffers.Get().(*[16 << 10]byte)[:] }
 
+// putBuffer takes back what was got from one of the pools. Others were made for a large head.
 func putBuffer(b []byte) {
-	if cap(b) == 16<<10 { // else it was made for a large head
+	switch cap(b) {
+	case 4 << 10:
+		smallBuffers.Put((*[4 << 10]byte)(b[:cap(b)]))
+	case 16 << 10:
 		buffers.Put((*[16 << 10]byte)(b[:cap(b)]))
 	}
 }
@@ -64,11 +77,17 @@ var errFull = errors.New("head too large")
 // fill reads more, which takes at least as long as patience before it fails with os.ErrDeadlineExceeded. Of a head
 // there are at most limit bytes; for a body that is 0, as it is taken bit by bit.
 func (c *wire) fill(patience time.Duration, limit int) error {
+	if c.r == c.w {
+		c.r, c.w = 0, 0
+		if c.in != nil && limit == 0 && len(c.in) < 16<<10 {
+			c.release()
+		}
+	}
 	switch {
+	case c.in == nil && c.eco && limit > 0:
+		c.in = smallBuffers.Get().(*[4 << 10]byte)[:]
 	case c.in == nil:
 		c.in = getBuffer()
-	case c.r == c.w:
-		c.r, c.w = 0, 0
 	case c.w == len(c.in) && c.r > 0:
 		c.w = copy(c.in, c.in[c.r:c.w])
 		c.r = 0
@@ -77,7 +96,10 @@ func (c *wire) fill(patience time.Duration, limit int) error {
 		if c.w >= limit {
 			return errFull
 		}
-		larger := make([]byte, min(4*len(c.in), limit))
+		larger := getBuffer()
+		if len(c.in) >= len(larger) {
+			larger = make([]byte, min(4*len(c.in), limit))
+		}
 		copy(larger, c.in)
 		putBuffer(c.in)
 		c.in = larger
