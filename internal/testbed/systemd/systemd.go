@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -111,6 +112,9 @@ func Boot(t testing.TB, services map[string]string) *Manager {
 		}
 		return nil
 	})
+	// A group with a process of its own gives its controllers to no group in it, and this one
+	// is not the manager's to move.
+	_ = os.WriteFile(filepath.Join(filepath.Dir(group), "cgroup.procs"), []byte(strconv.Itoa(m.parent)), 0)
 	m.Systemctl("start", "dbus.service")
 	return m
 }
