@@ -144,9 +144,10 @@ func (u *standalone) leftovers() (leftovers, error) {
 	shims, err3 := u.shims()
 	directories, _ := filepath.Glob(filepath.Join(u.cmd.Dir, "data", "*", "pods", "*"))
 	groups, _ := filepath.Glob("/sys/fs/cgroup/fairlead/*-*")
+	bestEffort, _ := filepath.Glob("/sys/fs/cgroup/fairlead/besteffort/*-*")
 	return leftovers{
 		files: len(files), mounts: bytes.Count(mounts, []byte("\n")), shims: len(shims), directories: len(directories),
-		devices: strings.Count(string(devices), "\n"), groups: len(groups),
+		devices: strings.Count(string(devices), "\n"), groups: len(groups) + len(bestEffort),
 	}, errors.Join(err1, err2, err3)
 }
 

@@ -46,6 +46,7 @@ type machine struct {
 	t      *testing.T
 	client kubernetes.Interface
 	runner *runner.Runner
+	state  string // on a small disk of its own
 }
 
 func newMachine(t *testing.T) *machine {
@@ -76,7 +77,17 @@ func newMachine(t *testing.T) *machine {
 	}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	state := filepath.Join(t.TempDir(), "state")
+	disk := t.TempDir()
+	if err := unix.Mount("none", disk, "tmpfs", 0, "size=64m"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(disk, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	state := filepath.Join(disk, "state")
+	m.state = state
 	m.runner, err = runner.New(runner.Options{
 		Client: client, NodeName: nodeName, StateDir: state, StopPods: true, PodPIDs: maxPIDs, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, ClusterDNS: []netip.Addr{netip.MustParseAddr("10.96.0.10")},
@@ -157,6 +168,24 @@ func (m *machine) weighs(name string, want int) {
 	}
 }
 
+// delete ends a pod and waits until it is gone.
+func (m *machine) delete(namespace, name string) {
+	m.t.Helper()
+	pods := m.client.CoreV1().Pods(namespace)
+	if err := pods.Delete(m.t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		m.t.Fatal(err)
+	}
+	for deadline := time.Now().Add(patience); ; <-time.After(20 * time.Millisecond) {
+		_, err := pods.Get(m.t.Context(), name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return
+		}
+		if time.Now().After(deadline) {
+			m.t.Fatalf("pod %s does not end: %v", name, err)
+		}
+	}
+}
+
 func running(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning }
 
 // A container that asks for 300 MB under a limit of 32 MiB is killed for that, and a
@@ -204,8 +233,9 @@ func TestLimits(t *testing.T) {
 		t.Errorf("the usage of the Pod that runs is %+v", u)
 	}
 	m.neighbours()
+	m.pressure()
 	for name, ns := range map[string]string{
-		"hog": "default", "beside": "default", "tmpfs": namespace, "server": "default", "hogs": namespace,
+		"hog": "default", "beside": "default", "tmpfs": namespace, "server": "default", "after": "default",
 	} {
 		if err := m.client.CoreV1().Pods(ns).Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)

