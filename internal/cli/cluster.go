@@ -29,30 +29,38 @@ const clusterRetry = 250 * time.Millisecond
 // differ: a node with others would answer for the wrong addresses. A server that
 // publishes none leaves the flags as they are.
 func (f *agentFlags) adopt(ctx context.Context, cmd *cobra.Command, log *slog.Logger, cfg *rest.Config) error {
-	return f.adoptWithin(ctx, cmd, log, cfg, earlierAfter)
+	return f.adoptWithin(ctx, cmd, log, cfg, readyTimeout, earlierAfter)
 }
 
-// adoptWithin is adopt that waits for earlierAfter where the last start's answer will do.
+// adoptWithin is adopt that waits for firstAfter at the first start, and for earlierAfter at others.
 func (f *agentFlags) adoptWithin(
-	ctx context.Context, cmd *cobra.Command, log *slog.Logger, cfg *rest.Config, earlierAfter time.Duration,
+	ctx context.Context, cmd *cobra.Command, log *slog.Logger, cfg *rest.Config, firstAfter, earlierAfter time.Duration,
 ) error {
 	client, err := kubernetes.NewForConfig(agentConfig(cfg))
 	if err != nil {
 		return err
 	}
-	wait := readyTimeout
+	wait := firstAfter
 	earlier, known := f.earlierCluster()
-	if known {
+	if known || f.ran() {
 		wait = earlierAfter
 	}
 	c, err := readCluster(ctx, client, wait)
+	for ; !known && f.ran() && unreachable(ctx, err); c, err = readCluster(ctx, client, wait) {
+		log.Warn("cannot reach the server; what this node runs goes on; retrying", "err", err, "every", clusterRetry)
+		wait = min(2*wait, maxClusterWait)
+	}
 	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
 		log.Info("the server does not publish the cluster's ranges and domains; using those of the flags", "reason", err)
 		return nil
 	}
-	if err != nil && known && !apierrors.IsUnauthorized(err) && ctx.Err() == nil {
+	if known && unreachable(ctx, err) {
 		log.Warn("cannot read the cluster's ranges and domains; using those of the last start, for static Pods", "err", err)
 		c, err = earlier, nil
+	}
+	if unreachable(ctx, err) {
+		return fmt.Errorf("%w; this node has not run before, and needs the server for its first start: "+
+			"see that it runs and that this machine reaches it, and start the agent again", err)
 	}
 	if err != nil {
 		return err
@@ -62,9 +70,24 @@ func (f *agentFlags) adoptWithin(
 	return f.use(c, given)
 }
 
-// earlierAfter is how long an agent with static Pods waits for the server before it
-// begins with what it knows.
-const earlierAfter = 10 * time.Second
+const (
+	// earlierAfter is how long an agent with static Pods waits for the server before it
+	// begins with what it knows, and another one that has run before until it says so.
+	earlierAfter = 10 * time.Second
+	// maxClusterWait is the longest time between two such lines of the log.
+	maxClusterWait = 5 * time.Minute
+)
+
+// unreachable reports whether err is of a server that does not answer, or not yet.
+func unreachable(ctx context.Context, err error) bool {
+	return err != nil && ctx.Err() == nil && !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err) && !apierrors.IsUnauthorized(err)
+}
+
+// ran reports whether an agent has run here before.
+func (f *agentFlags) ran() bool {
+	_, err := os.Stat(f.stateDir)
+	return err == nil
+}
 
 func (f *agentFlags) clusterFile() string {
 	return filepath.Join(filepath.Dir(f.stateDir), "cluster.json")

@@ -1,11 +1,17 @@
 package cli
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"log/slog"
+	"net"
+	"net/http"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -13,6 +19,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/apiserver"
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 // An agent takes what its server says, and rejects flags that differ by name and both
@@ -83,7 +90,7 @@ func TestAgentWithStaticPodsNeedsNoServer(t *testing.T) {
 		if manifests == dir {
 			ctx = t.Context()
 		}
-		return &f, f.adoptWithin(ctx, cmd, slog.New(slog.DiscardHandler), &rest.Config{Host: "127.0.0.1:1"}, 100*time.Millisecond)
+		return &f, f.adoptWithin(ctx, cmd, slog.New(slog.DiscardHandler), &rest.Config{Host: "127.0.0.1:1"}, time.Minute, 100*time.Millisecond)
 	}
 	before := agentFlags{stateDir: filepath.Join(dir, "agent")}
 	before.recordCluster(slog.New(slog.DiscardHandler), apiserver.Cluster{
@@ -95,6 +102,78 @@ func TestAgentWithStaticPodsNeedsNoServer(t *testing.T) {
 	f, err := begin(dir) // which has a file
 	if err != nil || f.podCIDRs.String() != "10.1.0.0/16" || f.domains[0] != "corp.test" {
 		t.Errorf("ranges %s, domains %v, %v", f.podCIDRs.String(), f.domains, err)
+	}
+}
+
+// waitLog is a log.
+type waitLog struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *waitLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *waitLog) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// An agent that has run before waits for its server as long as it takes, and says so; at the
+// first start it ends with what to do.
+func TestAgentWaitsForItsServer(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	host := l.Addr().String()
+	_ = l.Close()
+	var log waitLog
+	begin := func(dir string) error {
+		var f agentFlags
+		cmd := &cobra.Command{}
+		f.add(cmd)
+		f.networkFlags = defaultNetworks()
+		f.addNetworks(cmd, "", "")
+		if err := cmd.ParseFlags([]string{"--node-name=n", "--pod-manifest-dir=" + filepath.Join(dir, "none")}); err != nil {
+			t.Fatal(err)
+		}
+		f.stateDir = filepath.Join(dir, "agent")
+		config := &rest.Config{Host: "http://" + host}
+		return f.adoptWithin(t.Context(), cmd, slog.New(slog.NewTextHandler(&log, nil)), config, 100*time.Millisecond, time.Millisecond)
+	}
+	if err := begin(t.TempDir()); err == nil || !strings.Contains(err.Error(), "this node has not run before") {
+		t.Errorf("at the first start: %v", err)
+	}
+	again := t.TempDir()
+	if err := os.Mkdir(filepath.Join(again, "agent"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- begin(again) }()
+	testbed.Until(t, "the log to say that it waits", func() error {
+		if text := log.String(); strings.Count(text, "cannot reach the server") < 2 {
+			return errors.New(text)
+		}
+		return nil
+	})
+	select {
+	case err := <-ended:
+		t.Fatalf("it has ended: %v", err)
+	default:
+	}
+	if l, err = net.Listen("tcp", host); err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: http.NotFoundHandler(), ReadHeaderTimeout: time.Minute} // that publishes nothing
+	go func() { _ = server.Serve(l) }()
+	defer server.Close()
+	if err := <-ended; err != nil {
+		t.Errorf("with a server: %v", err)
 	}
 }
 
