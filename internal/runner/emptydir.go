@@ -20,6 +20,9 @@ const (
 	measureShare = 100
 	// maxMeasure is how long one may keep others waiting.
 	maxMeasure = 30 * time.Second
+	// maxPause is the longest time between two measurements of a pod, also of one that was
+	// given up: what fills the disk meanwhile shows as DiskPressure.
+	maxPause = 10 * time.Minute
 )
 
 // evictionGrace is what kubelet leaves to a pod that is over a limit of the disk.
@@ -120,15 +123,16 @@ func (w *worker) measure(pod *corev1.Pod) time.Time {
 	}
 	m.busy = true
 	w.tasks.Go(func() {
-		begin, over, err := time.Now(), "", error(nil)
+		var took, one time.Duration
+		over, err := "", error(nil)
 		for _, v := range volumes {
-			if over, err = w.overSize(w.life, v); over != "" || err != nil {
+			over, one, err = w.overSize(w.life, v)
+			if took += one; over != "" || err != nil {
 				break
 			}
 		}
-		took := time.Since(begin)
 		w.post(func() {
-			m.busy, m.next = false, time.Now().Add(max(minMeasure, measureShare*took))
+			m.busy, m.next = false, time.Now().Add(pauseAfter(took))
 			if over != "" {
 				w.evict(pod, over)
 			}
@@ -145,27 +149,37 @@ func (w *worker) measure(pod *corev1.Pod) time.Time {
 	return time.Time{}
 }
 
-// overSize returns why a volume is larger than it may be, "" if it is not.
-func (w *worker) overSize(ctx context.Context, v *corev1.Volume) (string, error) {
+// pauseAfter is how long a pod's volumes are left alone after a measurement that took so
+// long. What it waited for other pods' does not count: a slow volume would keep those of
+// others from being measured.
+func pauseAfter(took time.Duration) time.Duration {
+	return min(max(minMeasure, measureShare*took), maxPause)
+}
+
+// overSize returns why a volume is larger than it may be, "" if it is not, and how long it
+// took to measure it.
+func (w *worker) overSize(ctx context.Context, v *corev1.Volume) (over string, took time.Duration, err error) {
 	select { // one at a time on this node
 	case w.r.measures <- struct{}{}:
 		defer func() { <-w.r.measures }()
 	case <-ctx.Done():
-		return "", ctx.Err()
+		return "", 0, ctx.Err()
 	}
+	begin := time.Now()
+	defer func() { took = time.Since(begin) }()
 	ctx, cancel := context.WithTimeoutCause(ctx, maxMeasure, fmt.Errorf("gave up after %s", maxMeasure))
 	defer cancel()
 	limit := v.EmptyDir.SizeLimit
 	used, err := fileio.Usage(ctx, w.paths.volume(v.Name), limit.Value())
 	switch {
 	case errors.Is(err, os.ErrNotExist): // no container has started yet
-		return "", nil
+		return "", 0, nil
 	case errors.Is(err, fileio.ErrTooDeep), errors.Is(err, fileio.ErrTooMany):
-		return fmt.Sprintf("EmptyDir volume %q has a limit of %q, and its %v. ", v.Name, limit.String(), errors.Unwrap(err)), nil
+		return fmt.Sprintf("EmptyDir volume %q has a limit of %q, and its %v. ", v.Name, limit.String(), errors.Unwrap(err)), 0, nil
 	case err == nil && used > limit.Value():
-		return fmt.Sprintf("Usage of EmptyDir volume %q exceeds the limit %q. ", v.Name, limit.String()), nil
+		return fmt.Sprintf("Usage of EmptyDir volume %q exceeds the limit %q. ", v.Name, limit.String()), 0, nil
 	}
-	return "", err
+	return "", 0, err
 }
 
 // evict ends a pod as kubelet does that is over a limit of the disk.

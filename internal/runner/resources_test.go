@@ -2,6 +2,7 @@ package runner
 
 import (
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -74,6 +75,17 @@ func TestWeight(t *testing.T) {
 	for milli, want := range map[int64]int64{0: 1, 2: 1, 100: 17, 1000: 100, 100_000: 4429, 1_000_000: 10_000} {
 		if got := weight(milli); got != want {
 			t.Errorf("weight(%d) = %d, want %d", milli, got, want)
+		}
+	}
+}
+
+// Measuring volumes takes a hundredth of a processor, and a slow one is not forgotten.
+func TestPauseAfterMeasuring(t *testing.T) {
+	for took, want := range map[time.Duration]time.Duration{
+		0: time.Second, 5 * time.Millisecond: time.Second, time.Second: 100 * time.Second, maxMeasure: 10 * time.Minute,
+	} {
+		if got := pauseAfter(took); got != want {
+			t.Errorf("after %v it is %v, want %v", took, got, want)
 		}
 	}
 }
