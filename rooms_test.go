@@ -37,6 +37,7 @@ var rooms = map[string]int{
 	"workloads":           2,
 	"registration":        2,
 	"systemd":             2,
+	"barrier":             2,
 	"dataplane":           2,
 	"election":            2,
 	"dataplane/nft":       3,

@@ -1,6 +1,7 @@
 // Command backend is a small HTTP server for examples: it answers with its host
 // name and the address it was asked from, and can be told to be unready. With
-// -udp it answers every datagram on that address in the same way.
+// -udp it answers every datagram on that address in the same way. It finishes the
+// requests it has at SIGTERM, with -abrupt none: it is gone at once.
 //
 //	GET  /         "my-pod-1 10.244.0.7"
 //	GET  /healthz  200 while ready, 503 after POST /unready
@@ -24,8 +25,13 @@ import (
 func main() {
 	listen := flag.String("listen", ":9376", "address to listen on")
 	udp := flag.String("udp", "", "address to answer datagrams on; empty for none")
+	abrupt := flag.Bool("abrupt", false, "end at once at SIGTERM")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if *abrupt {
+		signals = signals[:1]
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), signals...)
 	defer stop()
 	if err := serve(ctx, *listen, *udp); err != nil {
 		fmt.Fprintln(os.Stderr, "backend:", err)

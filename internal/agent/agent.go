@@ -84,7 +84,6 @@ type Registrar struct {
 
 	// Used by Run alone.
 	reported time.Time // the last time the status was written
-	lease    *coordinationv1.Lease
 	written  string // what the Lease reports
 	answered string // the last suspicion that was answered by a renewal
 }
@@ -196,7 +195,7 @@ func (r *Registrar) ensure(ctx context.Context) (*corev1.Node, error) {
 	if !apierrors.IsNotFound(err) {
 		return node, err
 	}
-	r.lease, r.reported = nil, time.Time{}
+	r.reported = time.Time{}
 	fresh := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: r.opts.NodeName, Labels: r.labels(), Annotations: r.opts.Annotations}}
 	r.fillStatus(fresh, time.Now())
 	node, err = nodes.Create(ctx, fresh, metav1.CreateOptions{})
@@ -307,30 +306,38 @@ func setCondition(s *corev1.NodeStatus, c corev1.NodeCondition, now time.Time) {
 }
 
 // renew creates or renews the Lease, by which the control plane knows that this
-// machine is alive.
+// machine is alive. A patch leaves alone what others have of it: what this node has
+// programmed (package barrier).
 func (r *Registrar) renew(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	leases := r.opts.Client.CoordinationV1().Leases(leaseNamespace)
-	last := r.lease
-	r.lease = nil // to be read again after an error
-	if last == nil {
-		got, err := leases.Get(ctx, r.opts.NodeName, metav1.GetOptions{})
-		switch {
-		case err == nil:
-			last = got
-		case !apierrors.IsNotFound(err):
-			return err
-		}
+	now, seconds := metav1.NowMicro(), int32(leaseSeconds)
+	spec := coordinationv1.LeaseSpec{HolderIdentity: &r.opts.NodeName, LeaseDurationSeconds: &seconds, RenewTime: &now}
+	report := r.report()
+	metadata := map[string]any{"annotations": map[string]any{svc.UnreachableAnnotation: nil}}
+	if report != "" {
+		metadata["annotations"] = map[string]any{svc.UnreachableAnnotation: report}
 	}
-	var err error
-	if last == nil {
-		last, err = leases.Create(ctx, r.fillLease(&coordinationv1.Lease{}), metav1.CreateOptions{})
-	} else {
-		last, err = leases.Update(ctx, r.fillLease(last.DeepCopy()), metav1.UpdateOptions{})
+	var owners []metav1.OwnerReference
+	if n := r.opts.Node(); n != nil {
+		owners = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID}}
+		metadata["ownerReferences"] = owners
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": metadata, "spec": &spec})
+	if err != nil {
+		return err
+	}
+	_, err = leases.Patch(ctx, r.opts.NodeName, types.MergePatchType, patch, metav1.PatchOptions{})
+	if apierrors.IsNotFound(err) {
+		l := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: r.opts.NodeName, OwnerReferences: owners}, Spec: spec}
+		if report != "" {
+			metav1.SetMetaDataAnnotation(&l.ObjectMeta, svc.UnreachableAnnotation, report)
+		}
+		_, err = leases.Create(ctx, l, metav1.CreateOptions{})
 	}
 	if err == nil {
-		r.lease, r.written = last, last.Annotations[svc.UnreachableAnnotation]
+		r.written = report
 	}
 	return err
 }
@@ -349,20 +356,4 @@ func (r *Registrar) report() string {
 		return ""
 	}
 	return strings.Join(r.opts.Unreachable(), ",")
-}
-
-// fillLease makes l say that this machine is alive now, and returns it.
-func (r *Registrar) fillLease(l *coordinationv1.Lease) *coordinationv1.Lease {
-	now, seconds := metav1.NowMicro(), int32(leaseSeconds)
-	l.Namespace, l.Name = leaseNamespace, r.opts.NodeName
-	if report := r.report(); report == "" {
-		delete(l.Annotations, svc.UnreachableAnnotation)
-	} else {
-		metav1.SetMetaDataAnnotation(&l.ObjectMeta, svc.UnreachableAnnotation, report)
-	}
-	l.Spec.HolderIdentity, l.Spec.LeaseDurationSeconds, l.Spec.RenewTime = &r.opts.NodeName, &seconds, &now
-	if n := r.opts.Node(); n != nil {
-		l.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID}}
-	}
-	return l
 }

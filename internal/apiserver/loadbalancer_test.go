@@ -15,6 +15,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
+	"github.com/fairlead/fairlead/internal/barrier"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 )
 
@@ -167,6 +168,16 @@ func TestNodeAsSpeaker(t *testing.T) {
 		{"take the witness", true, lease("fairlead-lb-witness")},
 		{"pass the witness for an API server", false, marked},
 		{"make a Lease of its name beside those of servers", false, lease("mine")},
+		{"tell the nodes what is awaited", false, lease(barrier.Name)},
+		{"read what is awaited", true, func(ctx context.Context) error {
+			_, err := c.CoordinationV1().Leases(barrier.Namespace).List(ctx,
+				metav1.ListOptions{FieldSelector: "metadata.name=" + barrier.Name})
+			return err
+		}},
+		{"read the Leases of servers", false, func(ctx context.Context) error {
+			_, err := c.CoordinationV1().Leases(barrier.Namespace).List(ctx, list)
+			return err
+		}},
 		{"make a server's Lease", false, lease("fairlead-apiserver-192-0-2-1-6443")},
 		{"take the controllers' Lease", false, lease("fairlead-controllers")},
 	} {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	corelisters "k8s.io/client-go/listers/core/v1"
 
+	"github.com/fairlead/fairlead/internal/barrier"
 	"github.com/fairlead/fairlead/internal/registry/rbac"
 )
 
@@ -159,6 +160,9 @@ func (n nodeAuthorizer) own(ctx context.Context, node string, a authorizer.Attri
 		return n.related(ctx, node, a), true
 	case "coordination.k8s.io/leases":
 		if a.GetNamespace() == metav1.NamespaceSystem && sub == "" && is("get", "list", "watch", "create", "update", "patch") {
+			if a.GetName() == barrier.Name && is("get", "list", "watch") {
+				return "", true // what is awaited of all nodes
+			}
 			return reason(is("create") || a.GetName() == lbWitness, "a node may write the Lease "+lbWitness+" alone of this namespace"), true
 		}
 		if a.GetNamespace() != leaseNamespace || !is("get", "create", "update", "patch", "delete") || sub != "" {

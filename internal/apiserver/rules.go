@@ -9,6 +9,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
 
+	"github.com/fairlead/fairlead/internal/barrier"
 	"github.com/fairlead/fairlead/internal/registry/rbac"
 )
 
@@ -66,6 +67,7 @@ func defaultPolicy() rbac.Policy {
 		Rules: []rbacv1.PolicyRule{
 			allow("create", groupCoordination, "leases"),
 			named(allow("get update delete", groupCoordination, "leases"), "fairlead-controllers", lbName),
+			named(allow("get patch", groupCoordination, "leases"), barrier.Name),
 			// What the speakers of load balancers work with.
 			allow("create", groupCore, "secrets", "configmaps"),
 			named(allow("get", groupCore, "secrets"), lbName),
@@ -235,6 +237,12 @@ func controllerRoles() []rbacv1.ClusterRole {
 			named(allow("get patch", groupExtensions, "customresourcedefinitions"),
 				"ipaddresspools."+groupFairlead, "bgppeers."+groupFairlead, "speakers."+groupFairlead),
 			events,
+		),
+		role("system:controller:programmed-controller",
+			allow(verbsRead, groupCore, "services", "pods", "nodes"),
+			allow(verbsRead, groupDiscovery, "endpointslices"),
+			allow(verbsRead, groupCoordination, "leases"),
+			allow("update patch", groupCore, "pods/status", "services/status"),
 		),
 		role("system:controller:service-controller",
 			allow(verbsRead, groupCore, "services", "nodes"),

@@ -23,6 +23,7 @@ import (
 	"github.com/fairlead/fairlead/internal/agent"
 	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/apiserver/join"
+	"github.com/fairlead/fairlead/internal/barrier"
 	"github.com/fairlead/fairlead/internal/dns"
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
 	"github.com/fairlead/fairlead/internal/proxy"
@@ -47,6 +48,7 @@ type agentFlags struct {
 	stateDir           string
 	podUIDs            string
 	podPIDs            int64
+	drainWait          time.Duration
 	servicesDir        string
 	// registrar registers the programs of servicesDir and shows the Pods of manifestDir, nil
 	// for the node itself.
@@ -75,6 +77,8 @@ func (f *agentFlags) add(cmd *cobra.Command) {
 		"unused users and groups of this machine, FIRST-LAST: 65,536 for each namespace with Pods that are not allowed "+
 			"to be privileged")
 	flags.Int64Var(&f.podPIDs, "pod-max-pids", runner.DefaultPodPIDs, "processes and threads of each Pod that is not allowed to be privileged")
+	flags.DurationVar(&f.drainWait, "drain-wait", time.Second,
+		"how long a Pod that is being deleted is left alone at most until no node sends it new connections; 0 for not at all")
 	flags.StringVar(&f.manifestDir, "pod-manifest-dir", defaultManifestDir,
 		"directory of files of static Pods, which run without the API server; it must belong to root; empty for none")
 	flags.StringVar(&f.servicesDir, "services-dir", defaultServicesDir(),
@@ -95,6 +99,9 @@ func (f *agentFlags) check() error {
 	}
 	if f.agentPort == 0 || f.dnsPort == 0 {
 		return usagef("--agent-port and --dns-port must be 1 to 65535: others have to know them")
+	}
+	if f.drainWait < 0 {
+		return usagef("--drain-wait is %s; want 0 or more", f.drainWait)
 	}
 	if _, err := runner.ParseUIDRange(f.podUIDs); err != nil {
 		return usagef("--pod-uid-range: %v", err)
@@ -165,6 +172,8 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 	opts.Servers = reached.servers
 	opts.Collectors = []prometheus.Collector{pods}
 	var part component
+	progress := barrier.NewProgress(barrier.ProxyServices, barrier.ProxySlices, barrier.DNSServices, barrier.DNSSlices)
+	opts.Progress = progress
 	if part, p, err = proxyComponent(opts, f.newNamespace); err != nil {
 		return nil, err
 	}
@@ -183,11 +192,14 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 		Info:     agent.MachineInfo(os.DirFS("/"), apiserver.Version+"."+version),
 		Capacity: agent.MachineCapacity(os.DirFS("/")),
 	})
-	server, err := f.dnsServer(log, client)
+	reporter := &barrier.Reporter{Client: client, NodeName: f.nodeName, Progress: progress, Log: log}
+	server, err := f.dnsServer(log, client, progress)
 	if err != nil {
 		return nil, err
 	}
-	n := &node{dns: server, components: []component{{name: "node", run: registrar.Run}}}
+	n := &node{dns: server, components: []component{
+		{name: "node", run: registrar.Run}, {name: "report of what is programmed", run: reporter.Run},
+	}}
 	if f.peerWatch {
 		n.components = append(n.components, component{name: "peers", run: peers.Run})
 	}
@@ -244,7 +256,7 @@ func agentConfig(cfg *rest.Config) *rest.Config {
 	return cfg
 }
 
-func (f *agentFlags) dnsServer(log *slog.Logger, client kubernetes.Interface) (*dns.Server, error) {
+func (f *agentFlags) dnsServer(log *slog.Logger, client kubernetes.Interface, progress *barrier.Progress) (*dns.Server, error) {
 	opts, err := f.dnsFlags.options(f.networkFlags)
 	if err != nil {
 		return nil, err
@@ -253,7 +265,7 @@ func (f *agentFlags) dnsServer(log *slog.Logger, client kubernetes.Interface) (*
 	for _, a := range f.nodeIPs {
 		opts.Listen = append(opts.Listen, netip.AddrPortFrom(a, f.dnsPort).String())
 	}
-	opts.Client, opts.Logger = client, log
+	opts.Client, opts.Logger, opts.Progress = client, log, progress
 	opts.Publish = &dns.Publish{NodeName: f.nodeName, Addresses: f.nodeIPs, Port: f.dnsPort}
 	if f.nodeLocalDNS {
 		addrs, err := f.clusterDNS()

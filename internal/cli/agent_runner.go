@@ -56,7 +56,7 @@ func (f *agentFlags) runner(log *slog.Logger, client kubernetes.Interface, cfg *
 		ClusterDNS: clusterDNS, ClusterDomain: f.domains[0],
 		Listener: listener, ClientCA: ca, Status: status, StopPods: f.stopPods,
 		Protect: true, UIDs: uids, PodPIDs: f.podPIDs, Hide: []string{filepath.Dir(f.stateDir)}, // pki, and the store
-		StaticDir: f.manifestDir, Mirrors: mirrors, Hold: hold,
+		DrainWait: f.drainWait, StaticDir: f.manifestDir, Mirrors: mirrors, Hold: hold,
 		NodeSet: peers.Set, NodeUnset: peers.Unset,
 	})
 	if err != nil {

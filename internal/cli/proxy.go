@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/fairlead/fairlead/internal/barrier"
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/dataplane/iptables"
 	"github.com/fairlead/fairlead/internal/dataplane/kubeproxy"
@@ -196,11 +197,15 @@ func newProxy(g *global) *cobra.Command {
 			}
 			opts.Servers = reached.servers
 			keepHeapSmall()
-			part, _, err := proxyComponent(opts, false)
+			opts.Progress = barrier.NewProgress(barrier.ProxyServices, barrier.ProxySlices)
+			part, p, err := proxyComponent(opts, false)
 			if err != nil {
 				return err
 			}
-			return runAll(cmd.Context(), log, func() {}, part)
+			reporter := &barrier.Reporter{
+				Client: client, NodeName: nodeName, Progress: opts.Progress, Log: log, Node: p.Node, Own: true,
+			}
+			return runAll(cmd.Context(), log, func() {}, part, component{name: "report of what is programmed", run: reporter.Run})
 		},
 	}
 	c.add(cmd)

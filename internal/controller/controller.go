@@ -37,6 +37,7 @@ const (
 	DeploymentName    = "deployment"
 	DaemonSetName     = "daemonset"
 	DisruptionName    = "disruption"
+	ProgrammedName    = "programmed"
 )
 
 // Options are the options of Run.
@@ -89,6 +90,7 @@ func Names() []string {
 		NamespaceName, NodeIPAMName, NodeLifecycleName, SchedulerName,
 		EndpointsName, EndpointSliceName, MirroringName, GarbageName,
 		ReplicaSetName, DeploymentName, DaemonSetName, DisruptionName,
+		ProgrammedName,
 	}
 }
 
@@ -118,6 +120,8 @@ func constructor(name string) construct {
 		return newDaemonSets
 	case DisruptionName:
 		return newDisruption
+	case ProgrammedName:
+		return newProgrammed
 	}
 	return nil
 }

@@ -355,6 +355,18 @@ func (x *selection) service(name svc.Name) *corev1.Service {
 	return nil
 }
 
+// selecting returns the Services that select a Pod, in no order.
+func (x *selection) selecting(pod *corev1.Pod) (out []svc.Name) {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	if sp := x.spaces[pod.Namespace]; sp != nil {
+		for _, c := range sp.matching(nil, pod.Namespace, pod.Labels, time.Time{}) {
+			out = append(out, c.service)
+		}
+	}
+	return out
+}
+
 // pods returns the Pods that a Service selects, in no order.
 func (x *selection) pods(service *corev1.Service) []*corev1.Pod {
 	x.mu.RLock()

@@ -3,6 +3,8 @@ package controller
 import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead/fairlead/internal/barrier"
 )
 
 // slimPod keeps of a Pod what the controllers decide by. They write Pods only by
@@ -33,7 +35,7 @@ func slimPod(p *corev1.Pod) *corev1.Pod {
 		}
 	}
 	for i := range p.Status.Conditions {
-		if c := p.Status.Conditions[i]; c.Type == corev1.PodReady || c.Type == corev1.PodScheduled {
+		if c := p.Status.Conditions[i]; c.Type == corev1.PodReady || c.Type == corev1.PodScheduled || c.Type == barrier.Drained {
 			out.Status.Conditions = append(out.Status.Conditions, c)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/fairlead/fairlead/internal/barrier"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/zone"
 )
@@ -38,6 +39,9 @@ type Options struct {
 	// made from. If it is nil, the caller fills the zone (Zone) and the Server is
 	// ready at once.
 	Client kubernetes.Interface
+	// Progress gets which versions of Services and EndpointSlices are answered; nil for
+	// nobody.
+	Progress *barrier.Progress
 	// Listen are the addresses to answer on, over UDP and TCP, such as
 	// "10.0.0.5:53", "[::1]:53" or ":53". Port 0 takes a free one.
 	Listen []string

@@ -10,6 +10,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/fairlead/fairlead/internal/barrier"
 	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/zone"
@@ -27,6 +28,8 @@ type feed[T metav1.Object] struct {
 	have   func() []svc.Name
 	synced chan struct{} // closed after the first list
 	once   sync.Once
+	// version, if not nil, gets the resource version that the zone has.
+	version func(uint64)
 }
 
 func (f *feed[T]) update(o T) {
@@ -58,6 +61,11 @@ func (f *feed[T]) run(ctx context.Context, s *Server, kind string, from reflecto
 	from = from.Observed(func(err error) { s.recordAPI(kind, err) })
 	reflector.Run(reflector.Quiet(ctx), "dns/"+kind, from, reflector.Sink[T]{
 		Replace: f.replace, Set: f.update, Delete: func(o T) { f.remove(nameOf(o)) },
+		Version: func(text string) {
+			if f.version != nil {
+				f.version(barrier.Parse(text))
+			}
+		},
 	})
 }
 
@@ -73,6 +81,8 @@ func (s *Server) watch(ctx context.Context) {
 	slices := &feed[*discoveryv1.EndpointSlice]{
 		set: s.setSlice, changed: s.observeDelay, remove: s.deleteSlice, have: z.Slices, synced: make(chan struct{}),
 	}
+	services.version = func(v uint64) { s.options.Progress.Reached(barrier.DNSServices, v) }
+	slices.version = func(v uint64) { s.options.Progress.Reached(barrier.DNSSlices, v) }
 	namespaces := &feed[*corev1.Namespace]{
 		set:    func(n *corev1.Namespace) { z.SetNamespace(n.Name) },
 		remove: func(n svc.Name) { z.DeleteNamespace(n.Name) },

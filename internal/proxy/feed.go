@@ -11,14 +11,11 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/fairlead/fairlead/internal/barrier"
 	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
-
-// proxySelector leaves out Services and EndpointSlices of other proxies and of
-// headless Services, as kube-proxy does, so that they never cross the network.
-const proxySelector = "!service.kubernetes.io/service-proxy-name,!" + corev1.IsHeadlessService
 
 // feed receives what the watches deliver and holds it until the loop takes it.
 // An event costs one map write; many events on one object between two takes
@@ -49,6 +46,13 @@ type pending[T any] struct {
 	replaced bool
 	listed   bool
 	events   int
+	// version is that up to which everything of the kind has been delivered.
+	version uint64
+}
+
+// empty returns p with nothing to take.
+func (p *pending[T]) empty() pending[T] {
+	return pending[T]{set: map[svc.Name]T{}, listed: p.listed, version: p.version}
 }
 
 func newFeed() *feed {
@@ -89,9 +93,7 @@ func (f *feed) take() batch {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	b := batch{f.services, f.slices, f.node, f.triggers, f.oldest}
-	f.services = pending[*corev1.Service]{set: map[svc.Name]*corev1.Service{}, listed: f.services.listed}
-	f.slices = pending[*discoveryv1.EndpointSlice]{set: map[svc.Name]*discoveryv1.EndpointSlice{}, listed: f.slices.listed}
-	f.node = pending[*corev1.Node]{set: map[svc.Name]*corev1.Node{}, listed: f.node.listed}
+	f.services, f.slices, f.node = f.services.empty(), f.slices.empty(), f.node.empty()
 	f.triggers, f.oldest = nil, time.Time{}
 	return b
 }
@@ -146,7 +148,7 @@ type kind[T interface {
 }
 
 func (k *kind[T]) sink() reflector.Sink[T] {
-	return reflector.Sink[T]{Replace: k.replace, Set: k.set, Delete: k.delete}
+	return reflector.Sink[T]{Replace: k.replace, Set: k.set, Delete: k.delete, Version: k.version}
 }
 
 func (k *kind[T]) set(o T) {
@@ -156,6 +158,7 @@ func (k *kind[T]) set(o T) {
 		o = k.lean(o)
 	}
 	k.into.set[nameOf(o)] = o
+	k.into.version = barrier.Of(o)
 	k.into.events++
 	if k.seen != nil {
 		k.seen(o)
@@ -168,6 +171,7 @@ func (k *kind[T]) delete(o T) {
 	k.feed.mu.Lock()
 	defer k.feed.mu.Unlock()
 	k.into.set[nameOf(o)] = none
+	k.into.version = barrier.Of(o)
 	k.into.events++
 	k.feed.signal()
 }
@@ -192,13 +196,23 @@ func (k *kind[T]) replace(list []T) {
 	k.feed.signal()
 }
 
+// version is called after each of the others, too; it is news of lists and bookmarks.
+func (k *kind[T]) version(text string) {
+	k.feed.mu.Lock()
+	defer k.feed.mu.Unlock()
+	if v := barrier.Parse(text); v != k.into.version {
+		k.into.version = v
+		k.feed.wakeUp()
+	}
+}
+
 func nameOf(o metav1.Object) svc.Name {
 	return svc.Name{Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
 // run watches all three kinds until ctx ends.
 func (f *feed) run(ctx context.Context, client kubernetes.Interface, nodeName string) {
-	ours := metav1.ListOptions{LabelSelector: proxySelector}
+	ours := metav1.ListOptions{LabelSelector: barrier.ProxySelector}
 	self := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, nodeName).String()}
 	services := kind[*corev1.Service]{feed: f, into: &f.services, lean: leanService}
 	slices := kind[*discoveryv1.EndpointSlice]{feed: f, into: &f.slices, seen: f.trigger}

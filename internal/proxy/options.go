@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/fairlead/fairlead/internal/barrier"
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/kernel/link"
@@ -37,6 +38,9 @@ type Options struct {
 	// Schedulers are those that the mode has for Services that name one by the
 	// annotation dialect.SchedulerAnnotation; nil leaves that unread.
 	Schedulers []string
+	// Progress gets which versions of Services and EndpointSlices are programmed; nil for
+	// nobody.
+	Progress *barrier.Progress
 	// Log receives what happens; nil discards it.
 	Log *slog.Logger
 

@@ -15,6 +15,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/fairlead/fairlead/internal/barrier"
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
@@ -43,6 +44,7 @@ type Proxy struct {
 	changed  map[table.Key]struct{}
 	rejected map[table.Key]struct{} // not applied; retried when pace.retry says so
 	settled  *table.Table           // the last wanted one that was applied, but for rejected
+	arrived  [2]uint64              // the versions of Services and EndpointSlices that wanted has
 	failed   bool                   // the last Apply failed, so that a full comparison is due
 	triggers []time.Time
 	overlaps []string // ranges of ClusterIPs that the wanted Table leaves out, with the reasons
@@ -276,6 +278,7 @@ func (p *Proxy) sync(ctx context.Context) {
 		p.builder.SetServers(p.opts.Servers())
 	}
 	p.builder.SetServiceCIDRs(p.ranges.get())
+	p.arrived = [2]uint64{b.services.version, b.slices.version}
 	before := p.wanted
 	next, keys := p.builder.Build()
 	for _, k := range keys {
@@ -294,6 +297,7 @@ func (p *Proxy) sync(ctx context.Context) {
 	}
 	if !full && len(p.changed) == 0 && next == p.settled {
 		p.health.updated(time.Now())
+		p.reached()
 		return
 	}
 	p.apply(ctx, full, audit)
@@ -350,6 +354,18 @@ func (p *Proxy) apply(ctx context.Context, full, audit bool) {
 	p.applied, p.settled = now, p.wanted
 	p.status.table.Store(p.applied)
 	clear(p.changed)
+	p.reached()
+}
+
+// reached records that the kernel has everything that has arrived, but for rejected ports.
+func (p *Proxy) reached() {
+	names := make([]string, 0, len(p.rejected))
+	for k := range p.rejected {
+		names = append(names, k.ID.Name.String())
+	}
+	p.opts.Progress.Rejected(names)
+	p.opts.Progress.Reached(barrier.ProxyServices, p.arrived[0])
+	p.opts.Progress.Reached(barrier.ProxySlices, p.arrived[1])
 }
 
 // reject records which of the service ports that were tried the Applier has

@@ -48,12 +48,13 @@ func localClients(f *table.Frontend) []table.Endpoint {
 
 // by reports whether an endpoint serves the frontend.
 func (s *served) by(at netip.AddrPort) bool {
-	for _, list := range [][]table.Endpoint{s.serving, s.endpoints, s.inside} {
-		if _, found := slices.BinarySearchFunc(list, at, func(e table.Endpoint, at netip.AddrPort) int { return e.Addr.Compare(at) }); found {
-			return true
-		}
-	}
-	return false
+	return in(s.serving, at) || in(s.endpoints, at) || in(s.inside, at)
+}
+
+// in reports whether a sorted list has an endpoint.
+func in(list []table.Endpoint, at netip.AddrPort) bool {
+	_, found := slices.BinarySearchFunc(list, at, func(e table.Endpoint, at netip.AddrPort) int { return e.Addr.Compare(at) })
+	return found
 }
 
 // none reports whether no endpoint serves the frontend.
@@ -89,9 +90,24 @@ func (s *served) stale(e *conntrack.Entry, relayed bool) bool {
 	return !s.by(e.ReplySrc)
 }
 
+// spentIdle is how long a flow of UDP without packets may still be in use.
+const spentIdle = time.Second
+
+// spent reports whether a flow of UDP is no more than the memory of one question that was
+// answered, at an endpoint that new flows are not sent to: it terminates, as a rule. The
+// next flow from the same port, which is another one to its client, would be sent there
+// for as long as the kernel remembers, until the endpoint's process ends and loses it.
+// Flows that last stay where they are. timeout is conntrack.UDPTimeout.
+func (s *served) spent(e *conntrack.Entry, timeout time.Duration) bool {
+	if s == nil || e.Protocol != svc.UDP || !e.Translated() || !e.Replied || e.Assured || e.Left >= timeout-spentIdle {
+		return false
+	}
+	return !in(s.endpoints, e.ReplySrc) && !in(s.inside, e.ReplySrc)
+}
+
 // less reports whether a frontend may have connections that are stale now, if it
 // was old before (nil: it was not there).
-func (s *served) less(old *served) bool {
+func (s *served) less(old *served, p svc.Protocol) bool {
 	if old == nil {
 		old = &served{}
 	}
@@ -102,6 +118,10 @@ func (s *served) less(old *served) bool {
 		return true
 	}
 	lost := func(e table.Endpoint) bool { return !s.by(e.Addr) }
+	if p == svc.UDP { // for flows that are spent
+		turned := func(e table.Endpoint) bool { return !in(s.endpoints, e.Addr) && !in(s.inside, e.Addr) }
+		return slices.ContainsFunc(old.serving, lost) || slices.ContainsFunc(old.endpoints, turned) || slices.ContainsFunc(old.inside, turned)
+	}
 	return slices.ContainsFunc(old.serving, lost) || slices.ContainsFunc(old.endpoints, lost) || slices.ContainsFunc(old.inside, lost)
 }
 
@@ -116,7 +136,7 @@ func staleFronts(before, after *table.Table, changed []table.Key, pending func(s
 	}
 	out := map[svc.Frontend]*served{}
 	for at, now := range is {
-		if pending(at) || now.less(was[at]) {
+		if pending(at) || now.less(was[at], at.Protocol) {
 			out[at] = now
 		}
 	}
@@ -277,6 +297,7 @@ func (c *cleaner) clean(ctx context.Context) error {
 	fronts, all, now := c.pending, c.all, c.table
 	c.pending, c.cleaning, c.all = map[svc.Frontend]*served{}, fronts, false
 	c.mu.Unlock()
+	udpTimeout := conntrack.UDPTimeout()
 	unreplied := !all
 	for at := range fronts {
 		unreplied = unreplied && at.Protocol == svc.TCP
@@ -289,7 +310,7 @@ func (c *cleaner) clean(ctx context.Context) error {
 	defer cancel()
 	removed, err := c.tracker.Sweep(ctx, unreplied, func(e conntrack.Entry) bool {
 		if s, concerned := fronts[svc.Frontend{Protocol: e.Protocol, Addr: e.OrigDst}]; concerned {
-			return s.stale(&e, c.relayed)
+			return s.stale(&e, c.relayed) || !c.relayed && s.spent(&e, udpTimeout)
 		}
 		return everything.stale(e)
 	})

@@ -70,6 +70,9 @@ type Sink[T any] struct {
 	Set func(obj T)
 	// Delete gets an object that was deleted, as it was last.
 	Delete func(obj T)
+	// Version, which may be nil, gets the resource version up to which everything has been
+	// given to the others: after each of their calls, and for bookmarks.
+	Version func(version string)
 }
 
 // Quiet returns a context under which client-go does not log what a reflector
@@ -136,7 +139,14 @@ func (s store[T]) Update(obj any) error { return call(s.to.Set, obj) }
 func (s store[T]) Delete(obj any) error { return call(s.to.Delete, obj) }
 func (s store[T]) Resync() error        { return nil }
 
-func (s store[T]) Replace(list []any, _ string) error {
+// UpdateResourceVersion is called after each event of a watch.
+func (s store[T]) UpdateResourceVersion(version string) {
+	if s.to.Version != nil {
+		s.to.Version(version)
+	}
+}
+
+func (s store[T]) Replace(list []any, version string) error {
 	objs := make([]T, len(list))
 	for i, obj := range list {
 		if err := call(func(o T) { objs[i] = o }, obj); err != nil {
@@ -144,5 +154,6 @@ func (s store[T]) Replace(list []any, _ string) error {
 		}
 	}
 	s.to.Replace(objs)
+	s.UpdateResourceVersion(version)
 	return nil
 }

@@ -55,6 +55,9 @@ type Options struct {
 	// s). Otherwise they go on, and the next run adopts them.
 	StopPods    bool
 	StopTimeout time.Duration
+	// DrainWait is how long a pod that is being deleted, and that a Service selects, is left
+	// alone at most until no node sends it new connections; zero for not at all.
+	DrainWait time.Duration
 	// BackOff is the delay before the second restart of a container, doubled
 	// for each further one up to 5 min; by default 10 s.
 	BackOff time.Duration

@@ -55,6 +55,7 @@ type worker struct {
 	measuring  measuring
 	relink     bool // the node's end of the network was removed while the agent was away
 	end        *ending
+	draining   draining
 	over       bool
 	done       bool
 	tasks      sync.WaitGroup // probes, hooks and the shim's watch
@@ -421,6 +422,11 @@ func (w *worker) terminate(ctx context.Context, pod *corev1.Pod, gone, halt bool
 		w.end.shorten(time.Duration(*pod.DeletionGracePeriodSeconds) * time.Second)
 	case halt:
 		w.end.shorten(w.r.o.StopTimeout)
+	}
+	if !gone && !halt && !w.static {
+		if next := w.awaitDrain(pod); !next.IsZero() {
+			return next
+		}
 	}
 	if next, ended := w.endContainers(ctx); !ended {
 		return next

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -15,14 +16,18 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// statusSeenReply is the status bit IPS_SEEN_REPLY of nf_conntrack_common.h.
-const statusSeenReply = 1 << 1
+// The status bits IPS_SEEN_REPLY and IPS_ASSURED of nf_conntrack_common.h.
+const (
+	statusSeenReply = 1 << 1
+	statusAssured   = 1 << 2
+)
 
 // The attributes of nfnetlink_conntrack.h that x/sys/unix does not name.
 const (
 	ctaTupleOrig  = 1
 	ctaTupleReply = 2
 	ctaStatus     = 3
+	ctaTimeout    = 7
 	ctaID         = 12
 	ctaZone       = 18
 	ctaStatusMask = 26
@@ -205,7 +210,12 @@ func parse(body []byte) (entry, bool) {
 			reply = v
 		case ctaStatus:
 			if len(v) == 4 {
-				en.Replied = binary.BigEndian.Uint32(v)&statusSeenReply != 0
+				status := binary.BigEndian.Uint32(v)
+				en.Replied, en.Assured = status&statusSeenReply != 0, status&statusAssured != 0
+			}
+		case ctaTimeout:
+			if len(v) == 4 {
+				en.Left = time.Duration(binary.BigEndian.Uint32(v)) * time.Second
 			}
 		case ctaID:
 			en.id = append([]byte(nil), v...)

@@ -197,7 +197,10 @@ func TestSweepOfTheUnreplied(t *testing.T) {
 			}
 			defer func() { _ = c.Close() }()
 			n, err = c.Sweep(t.Context(), unreplied, func(e Entry) bool {
-				if e.Protocol == svc.UDP {
+				if e.Protocol == svc.UDP && (e.Left <= 0 || e.Left >= UDPTimeout() || e.Assured) {
+					t.Errorf("a new entry: %+v", e)
+				}
+				if e.Left = 0; e.Protocol == svc.UDP {
 					seen[e] = true
 				}
 				return e == remove

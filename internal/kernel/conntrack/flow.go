@@ -2,6 +2,7 @@ package conntrack
 
 import (
 	"net/netip"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -32,8 +33,11 @@ type Entry struct {
 	Protocol svc.Protocol
 	// OrigDst is where the client sent to, ReplySrc who answers, or is to answer.
 	OrigDst, ReplySrc netip.AddrPort
-	// Replied reports that there was an answer.
-	Replied bool
+	// Replied reports that there was an answer, Assured that the connection has lasted: of
+	// UDP, with an answer and packets for more than 2 s.
+	Replied, Assured bool
+	// Left is when the entry ends without another packet, in whole seconds.
+	Left time.Duration
 }
 
 // Translated reports whether another address answers than was asked. (IPVS does

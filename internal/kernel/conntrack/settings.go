@@ -35,6 +35,20 @@ const (
 	perBucket = 4
 )
 
+// UDPTimeout returns how long a flow of UDP that has not lasted is remembered, in the
+// calling thread's network namespace.
+func UDPTimeout() time.Duration {
+	if b, err := os.ReadFile("/proc/sys/" + parameters + "udp_timeout"); err == nil {
+		if s, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil {
+			return time.Duration(s) * time.Second
+		}
+	}
+	return defaultUDPTimeout
+}
+
+// defaultUDPTimeout is Linux's.
+const defaultUDPTimeout = 30 * time.Second
+
 // Set sets the parameters, each by itself, and joins the errors.
 func (s *Settings) Set() error {
 	var errs []error

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -27,13 +28,17 @@ func (strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 }
 
 func (strategy) PrepareForCreate(_ context.Context, obj runtime.Object) {
-	obj.(*corev1.Service).Status = corev1.ServiceStatus{}
+	s := obj.(*corev1.Service)
+	s.Status, s.Generation = corev1.ServiceStatus{}, 1
 }
 
 func (strategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
 	cur, prev := obj.(*corev1.Service), old.(*corev1.Service)
 	cur.Status = prev.Status
 	dropForType(cur, prev)
+	if cur.Generation = prev.Generation; !equality.Semantic.DeepEqual(cur.Spec, prev.Spec) {
+		cur.Generation++
+	}
 }
 
 func (s strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
@@ -72,7 +77,8 @@ func (statusStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 }
 
 func (statusStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
-	obj.(*corev1.Service).Spec = old.(*corev1.Service).Spec
+	cur, prev := obj.(*corev1.Service), old.(*corev1.Service)
+	cur.Spec, cur.Generation = prev.Spec, prev.Generation
 }
 
 func (statusStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {

@@ -1,0 +1,206 @@
+package barrier
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead/fairlead/internal/reflector"
+)
+
+// Progress is how far one node is. It is safe for concurrent use; a nil one is for a node
+// that does not report.
+type Progress struct {
+	mu       sync.Mutex
+	versions Versions
+	rejected string
+	changed  chan struct{}
+}
+
+// NewProgress returns the Progress of a node that serves some kinds and has programmed
+// nothing.
+func NewProgress(served ...Kind) *Progress {
+	return &Progress{versions: Serving(served...), changed: make(chan struct{}, 1)}
+}
+
+// Reached records that everything of a kind up to a version is programmed; 0 is not known.
+func (p *Progress) Reached(k Kind, version uint64) {
+	if p == nil || version == 0 {
+		return
+	}
+	p.mu.Lock()
+	moved := p.versions[k] != version && p.versions[k] != None
+	if moved {
+		p.versions[k] = version
+	}
+	p.mu.Unlock()
+	if moved {
+		p.wake()
+	}
+}
+
+// Rejected records the Services of which a port cannot be programmed, as namespace/name.
+func (p *Progress) Rejected(services []string) {
+	if p == nil {
+		return
+	}
+	slices.Sort(services)
+	services = slices.Compact(services)
+	text := strings.Join(services[:min(len(services), MaxRejected)], ",")
+	p.mu.Lock()
+	moved := p.rejected != text
+	p.rejected = text
+	p.mu.Unlock()
+	if moved {
+		p.wake()
+	}
+}
+
+func (p *Progress) wake() {
+	select {
+	case p.changed <- struct{}{}:
+	default:
+	}
+}
+
+func (p *Progress) get() (Versions, string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.versions, p.rejected
+}
+
+// Reporter writes the Progress of a node when somebody waits for it.
+type Reporter struct {
+	Client   kubernetes.Interface
+	NodeName string
+	Progress *Progress
+	Log      *slog.Logger
+	// Node returns the Node as a watch has seen it last, nil if there is none. It owns the
+	// Lease that Own makes.
+	Node func() *corev1.Node
+	// Own reports in a Lease named OwnLease: that of the Node belongs to another program.
+	Own bool
+}
+
+const (
+	reportTimeout = 10 * time.Second
+	// A report that cannot be written is retried.
+	reportRetry = time.Second
+	// deniedRetry is how soon after the API server has forbidden it.
+	deniedRetry = time.Minute
+	// reportInterval is the least time between two reports.
+	reportInterval = 20 * time.Millisecond
+)
+
+// Run reports until ctx ends. It writes nothing where there is no Lease of the name Name:
+// nobody waits there.
+func (r *Reporter) Run(ctx context.Context) error {
+	var mu sync.Mutex
+	var wanted *Versions
+	awaited := func(list ...*coordinationv1.Lease) {
+		mu.Lock()
+		defer mu.Unlock()
+		wanted = nil
+		for _, l := range list {
+			v := ParseWanted(l.Annotations[WantedAnnotation])
+			wanted = &v
+		}
+		r.Progress.wake()
+	}
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	watching.Go(func() {
+		one := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, Name).String()}
+		from := reflector.From(r.Client.CoordinationV1().Leases(Namespace), one)
+		// Without the right to read it, nobody waits for this node.
+		reflector.Run(reflector.Quiet(ctx), "barrier", from, reflector.Sink[*coordinationv1.Lease]{
+			Replace: func(list []*coordinationv1.Lease) { awaited(list...) },
+			Set:     func(l *coordinationv1.Lease) { awaited(l) },
+			Delete:  func(*coordinationv1.Lease) { awaited() },
+		})
+	})
+	reported, text, begun, failing := Versions{}, "", false, false
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-r.Progress.changed:
+		case <-timer.C:
+		}
+		mu.Lock()
+		want := wanted
+		mu.Unlock()
+		now, rejected := r.Progress.get()
+		if want == nil || begun && rejected == text && (reported.Covers(*want) || !now.Covers(*want)) {
+			continue
+		}
+		pause := reportInterval
+		if err := r.write(ctx, now, rejected); err != nil {
+			pause = reportRetry
+			if apierrors.IsForbidden(err) {
+				pause = deniedRetry
+			}
+			if !failing && ctx.Err() == nil && !apierrors.IsNotFound(err) {
+				r.Log.Warn("cannot report what is programmed; retrying", "err", err, "period", pause)
+			}
+			failing = !apierrors.IsNotFound(err)
+		} else {
+			reported, text, begun, failing = now, rejected, true, false
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(pause):
+		}
+		timer.Reset(0)
+	}
+}
+
+// write writes a report. A Lease of the node's agent is not made here: it comes with the
+// Node.
+func (r *Reporter) write(ctx context.Context, now Versions, rejected string) error {
+	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
+	defer cancel()
+	marks := map[string]any{ProgrammedAnnotation: now.String(), RejectedAnnotation: nil}
+	if rejected != "" {
+		marks[RejectedAnnotation] = rejected
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": marks}})
+	if err != nil {
+		return err
+	}
+	namespace, name := corev1.NamespaceNodeLease, r.NodeName
+	if r.Own {
+		namespace, name = Namespace, OwnLease(r.NodeName)
+	}
+	leases := r.Client.CoordinationV1().Leases(namespace)
+	_, err = leases.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+	if !r.Own || !apierrors.IsNotFound(err) {
+		return err
+	}
+	l := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
+		Name: name, Labels: map[string]string{ReportLabel: "proxy"}, Annotations: map[string]string{ProgrammedAnnotation: now.String()},
+	}, Spec: coordinationv1.LeaseSpec{HolderIdentity: &r.NodeName}}
+	if rejected != "" {
+		l.Annotations[RejectedAnnotation] = rejected
+	}
+	if n := r.Node(); n != nil {
+		l.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID}}
+	}
+	_, err = leases.Create(ctx, l, metav1.CreateOptions{})
+	return err
+}

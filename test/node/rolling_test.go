@@ -1,0 +1,155 @@
+package node
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/process"
+)
+
+// connections are opened to a Service at a steady rate, each for one request from a port of
+// its own: one that is not answered is lost.
+type connections struct {
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	mu   sync.Mutex
+	made int
+	lost []string
+}
+
+// target is an address of a Service as one host uses it.
+type target struct {
+	from     *testbed.Host
+	protocol svc.Protocol
+	at       netip.AddrPort
+}
+
+// connect opens a connection to each target every period until it is canceled.
+func (c *cluster) connect(period time.Duration, to ...target) *connections {
+	ctx, cancel := context.WithCancel(c.t.Context())
+	s := &connections{cancel: cancel}
+	for _, to := range to {
+		s.wg.Go(func() {
+			tick := time.NewTicker(period)
+			defer tick.Stop()
+			for ctx.Err() == nil {
+				begun := time.Now()
+				s.wg.Go(func() {
+					err := to.request()
+					s.mu.Lock()
+					defer s.mu.Unlock()
+					if s.made++; err != nil {
+						at := begun.Format(time.TimeOnly + ".000")
+						s.lost = append(s.lost, fmt.Sprintf("%s from %s at %s: %v", to.protocol, to.from.Name(), at, err))
+					}
+				})
+				<-tick.C
+			}
+		})
+	}
+	return s
+}
+
+// request makes one request on a connection of its own.
+func (to target) request() error {
+	conn, err := to.from.Dial(context.Background(), to.protocol, to.at)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	// A lost answer over UDP has no other sign.
+	if err := conn.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		return err
+	}
+	if _, err := conn.Write([]byte("GET / HTTP/1.0\r\n\r\n")); err != nil {
+		return err
+	}
+	line, err := bufio.NewReader(conn).ReadString('\n')
+	if err == nil && !strings.Contains(line, " 200 ") && !strings.HasPrefix(line, "rolls-") {
+		err = fmt.Errorf("answered %q", line)
+	}
+	return err
+}
+
+const rollingService = `{apiVersion: v1, kind: Service, metadata: {name: rolls, annotations: {fairlead.dev/report-programmed: "true"}},
+ spec: {type: NodePort, selector: {app: rolls}, ports: [{name: http, port: 80, targetPort: 9376},
+  {name: udp, protocol: UDP, port: 81, targetPort: 9377}]}}
+---
+{apiVersion: v1, kind: Service, metadata: {name: rolls-direct}, spec: {clusterIP: None, selector: {app: rolls}}}
+`
+
+// rollingPod is a Pod whose program ends at once at SIGTERM, without anything that slows
+// its end down.
+func rollingPod(i int) string {
+	return fmt.Sprintf(`---
+{apiVersion: v1, kind: Pod, metadata: {name: rolls-%d, labels: {app: rolls}}, spec: {containers: [{name: main, image: host,
+  command: [%q, -abrupt, -udp, ":9377"], readinessProbe: {httpGet: {port: 9376, path: /healthz}, periodSeconds: 1}}]}}
+`, i, process.Program("backend"))
+}
+
+func (c *cluster) apply(text string) {
+	c.t.Helper()
+	file := c.path("rolls.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		c.t.Fatal(err)
+	}
+	c.kubectl("apply", "-f", file)
+}
+
+// rollPods replaces Pods one after the other while connections are made from both nodes
+// and from outside: none is lost, though the program of each ends at once.
+func (c *cluster) rollPods(replacements int, nodes []*testbed.Host, outside *testbed.Host) {
+	c.t.Helper()
+	c.apply(rollingService + rollingPod(0) + rollingPod(1) + rollingPod(2))
+	ready := func(pods ...string) {
+		c.t.Helper()
+		c.kubectl(append([]string{"wait", "--for=condition=Ready", "--timeout=60s"}, pods...)...)
+	}
+	ready("pod/rolls-0", "pod/rolls-1", "pod/rolls-2")
+	programmed := func() {
+		c.t.Helper()
+		c.kubectl("wait", "--for=condition=fairlead.dev/Programmed", "--timeout=60s", "service/rolls")
+	}
+	programmed()
+	fields := strings.Fields(c.kubectl("get", "service", "rolls", "-o", "jsonpath={.spec.clusterIP} {.spec.ports[*].nodePort}"))
+	ip := netip.MustParseAddr(fields[0])
+	port := func(i int) uint16 {
+		n, err := strconv.ParseUint(fields[i], 10, 16)
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		return uint16(n)
+	}
+	var to []target
+	for _, n := range nodes {
+		to = append(to, target{n, svc.TCP, netip.AddrPortFrom(ip, 80)}, target{n, svc.UDP, netip.AddrPortFrom(ip, 81)},
+			target{outside, svc.TCP, netip.AddrPortFrom(n.Addr4(), port(1))}, target{outside, svc.UDP, netip.AddrPortFrom(n.Addr4(), port(2))})
+	}
+	for _, t := range to {
+		testbed.Until(c.t, "an answer", t.request)
+	}
+	s := c.connect(16*time.Millisecond, to...)
+	defer s.cancel()
+	for i := range replacements {
+		c.apply(rollingPod(i + 3))
+		ready("pod/rolls-" + strconv.Itoa(i+3))
+		c.kubectl("delete", "pod", "rolls-"+strconv.Itoa(i))
+	}
+	s.cancel()
+	s.wg.Wait()
+	if len(s.lost) > 0 {
+		c.t.Errorf("%d of %d connections were lost:\n%s", len(s.lost), s.made, strings.Join(s.lost, "\n"))
+	}
+	c.t.Logf("%d connections", s.made)
+	programmed()
+}
