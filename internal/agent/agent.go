@@ -84,8 +84,8 @@ type Registrar struct {
 
 	// Used by Run alone.
 	reported time.Time // the last time the status was written
-	written  string // what the Lease reports
-	answered string // the last suspicion that was answered by a renewal
+	written  string    // what the Lease reports
+	answered string    // the last suspicion that was answered by a renewal
 }
 
 // New returns a Registrar for Run. It has no effect yet.

@@ -100,6 +100,8 @@ const (
 	reportRetry = time.Second
 	// deniedRetry is how soon after the API server has forbidden it.
 	deniedRetry = time.Minute
+	// unreadable is how soon it is asked again whether this node may read what is awaited.
+	unreadable = 10 * time.Minute
 	// reportInterval is the least time between two reports.
 	reportInterval = 20 * time.Millisecond
 )
@@ -124,7 +126,9 @@ func (r *Reporter) Run(ctx context.Context) error {
 	watching.Go(func() {
 		one := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, Name).String()}
 		from := reflector.From(r.Client.CoordinationV1().Leases(Namespace), one)
-		// Without the right to read it, nobody waits for this node.
+		if !r.mayRead(ctx, one) {
+			return
+		}
 		reflector.Run(reflector.Quiet(ctx), "barrier", from, reflector.Sink[*coordinationv1.Lease]{
 			Replace: func(list []*coordinationv1.Lease) { awaited(list...) },
 			Set:     func(l *coordinationv1.Lease) { awaited(l) },
@@ -167,6 +171,27 @@ func (r *Reporter) Run(ctx context.Context) error {
 		case <-time.After(pause):
 		}
 		timer.Reset(0)
+	}
+}
+
+// mayRead returns when this node may read what is awaited, false when ctx ends: without
+// that right, as a proxy on another Kubernetes has it, nobody waits for the node.
+func (r *Reporter) mayRead(ctx context.Context, one metav1.ListOptions) bool {
+	period := unreadable
+	if !r.Own {
+		period = reportRetry // it may once the Node is registered
+	}
+	for {
+		_, err := r.Client.CoordinationV1().Leases(Namespace).List(ctx, one)
+		if !apierrors.IsForbidden(err) {
+			return ctx.Err() == nil
+		}
+		r.Log.Debug("cannot read what is awaited; not reporting what is programmed", "err", err, "period", period)
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(period):
+		}
 	}
 }
 
