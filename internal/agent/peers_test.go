@@ -99,7 +99,7 @@ func TestLeaseAnswersAndReports(t *testing.T) {
 		}
 		writes := func() (n int) {
 			for _, a := range w.client.Actions() {
-				if a.GetResource().Resource == "leases" && a.GetVerb() == "update" {
+				if a.GetResource().Resource == "leases" && (a.GetVerb() == "patch" || a.GetVerb() == "update") {
 					n++
 				}
 			}
