@@ -16,8 +16,8 @@ import (
 	"github.com/fairlead/fairlead/internal/barrier"
 )
 
-// reporter is a node that reports what a test says.
-func (r *rig) reports(node string, versions barrier.Versions, rejected string) {
+// reaches has a node report that it has programmed versions, but for rejected Services.
+func (r *rig) reaches(node string, versions barrier.Versions, rejected string) {
 	r.Helper()
 	now := metav1.NowMicro()
 	patch, err := json.Marshal(map[string]any{
@@ -70,10 +70,10 @@ func TestProgrammed(t *testing.T) {
 	start := barrier.Versions{1, 1, 1, 1}
 	r.node("a")
 	r.node("b")
-	r.reports("a", start, "")
-	r.reports("b", start, "")
+	r.reaches("a", start, "")
+	r.reaches("b", start, "")
 	// Nodes that have programmed nothing since they started, or do not report, keep nobody waiting.
-	r.reports("starting", barrier.Serving(barrier.ProxySlices), "")
+	r.reaches("starting", barrier.Serving(barrier.ProxySlices), "")
 	_, err := r.client.CoreV1().Services(ns).Create(ctx, &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: "web", Annotations: map[string]string{barrier.AskAnnotation: "true"}},
 		Spec:       corev1.ServiceSpec{Selector: map[string]string{"app": "web"}, Ports: []corev1.ServicePort{{Port: 80}}},
@@ -85,8 +85,8 @@ func TestProgrammed(t *testing.T) {
 		t.Helper()
 		r.eventually("the nodes to follow until "+reason, func() error {
 			want = r.awaited().Max(start)
-			r.reports("a", want, "")
-			r.reports("b", want, rejected)
+			r.reaches("a", want, "")
+			r.reaches("b", want, rejected)
 			s, err := r.client.CoreV1().Services(ns).Get(ctx, "web", metav1.GetOptions{})
 			if k := condition(s); err == nil && (k.Status != status || k.Reason != reason || k.ObservedGeneration != s.Generation) {
 				err = errors.New(k.Message)
@@ -112,7 +112,7 @@ func TestProgrammed(t *testing.T) {
 	}
 	r.must(r.client.CoreV1().Pods(ns).Delete(ctx, "web-1", metav1.DeleteOptions{GracePeriodSeconds: new(int64(600))}))
 	r.eventually("node a to be first", func() error {
-		r.reports("a", r.awaited().Max(start), "")
+		r.reaches("a", r.awaited().Max(start), "")
 		s, err := r.client.CoreV1().Services(ns).Get(ctx, "web", metav1.GetOptions{})
 		if k := condition(s); err == nil && k.Message != "1 of 2 nodes have programmed it; waiting for b" {
 			err = errors.New(k.Message)
