@@ -20,11 +20,14 @@ type Options struct {
 	// Destination has each datagram come with a control message of the address that
 	// it was sent to; AnswerFrom makes use of it.
 	Destination bool
+	// KeepAlive has the kernel probe the peers of silent connections, every 15 seconds, and has them inherit that from the
+	// listener: to set it for each costs four system calls.
+	KeepAlive bool
 }
 
 // ListenConfig returns what opens a socket on addr.
 func ListenConfig(addr netip.AddrPort, o Options) net.ListenConfig {
-	return net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var errs []error
 		err := c.Control(func(fd uintptr) {
 			set := func(on bool, level, option int) {
@@ -38,10 +41,22 @@ func ListenConfig(addr netip.AddrPort, o Options) net.ListenConfig {
 			set(o.Shared, unix.SOL_SOCKET, unix.SO_REUSEPORT)
 			set(o.Destination && is4, unix.IPPROTO_IP, unix.IP_PKTINFO)
 			set(o.Destination && !is4, unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO)
+			set(o.KeepAlive, unix.SOL_SOCKET, unix.SO_KEEPALIVE)
+			if o.KeepAlive {
+				errs = append(errs, unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, keepAliveSeconds),
+					unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, keepAliveSeconds))
+			}
 		})
 		return errors.Join(append(errs, err)...)
 	}}
+	if o.KeepAlive {
+		lc.KeepAlive = -1 // package net would do it for each connection
+	}
+	return lc
 }
+
+// keepAliveSeconds are as of package net.
+const keepAliveSeconds = 15
 
 // Share lets further sockets with Options.Shared have the address that c is bound to,
 // if they are of the same user: SO_REUSEPORT after bind(2). The kernel spreads what

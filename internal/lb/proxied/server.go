@@ -344,7 +344,7 @@ func (s *Server) listen(at netip.AddrPort, c *config) error {
 		l.config.Store(c)
 		return nil
 	}
-	o := socket.Options{AnyAddress: true, Shared: true} // shared with the process that takes over
+	o := socket.Options{AnyAddress: true, Shared: true, KeepAlive: true} // shared with the process that takes over
 	lc := socket.ListenConfig(at, o)
 	made, err := lc.Listen(s.ctx, "tcp", at.String())
 	if err != nil {
