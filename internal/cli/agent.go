@@ -231,10 +231,8 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 	if err != nil {
 		return nil, err
 	}
-	if speaker != nil {
-		p.Register(speaker.Collector())
-		n.components = append(n.components, speakerComponent(speaker))
-	}
+	p.Register(speaker.Collector())
+	n.components = append(n.components, speakerComponent(speaker))
 	if f.configureResolver {
 		addrs, err := f.clusterDNS()
 		if err != nil {

@@ -246,10 +246,8 @@ func (c *lbCommand) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if speaker != nil {
-			registry.MustRegister(speaker.Collector())
-			parts = append(parts, speakerComponent(speaker))
-		}
+		registry.MustRegister(speaker.Collector())
+		parts = append(parts, speakerComponent(speaker))
 	}
 	if c.metrics != "" {
 		h := promhttp.HandlerFor(registry, promhttp.HandlerOpts{})

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net/netip"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/lb"
@@ -13,12 +14,15 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// newSpeaker returns what announces from this node, nil if nothing does. p is the proxy of
-// this process, nil if another one runs on the node.
-func (f *lbFlags) newSpeaker(log *slog.Logger, config *rest.Config, nodeName string, at netip.Addr, p *proxy.Proxy) (*lb.Speaker, error) {
-	if f.announce == announceNone {
-		return nil, nil
-	}
+// speaker is what serves load balancers on this node.
+type speaker interface {
+	Run(context.Context) error
+	Collector() prometheus.Collector
+}
+
+// newSpeaker returns what announces from this node, and serves the proxied way; with --lb-announce none it does the latter
+// alone. p is the proxy of this process, nil if another one runs on the node.
+func (f *lbFlags) newSpeaker(log *slog.Logger, config *rest.Config, nodeName string, at netip.Addr, p *proxy.Proxy) (speaker, error) {
 	o := lb.SpeakerOptions{
 		Config: config, NodeName: nodeName, Peer: netip.AddrPortFrom(at, f.peerPort), Interfaces: f.interfaces, Log: log,
 		Announce: f.announce, BGPPeers: f.bgpPeers, AccessLogs: f.accessLogs,
@@ -26,6 +30,9 @@ func (f *lbFlags) newSpeaker(log *slog.Logger, config *rest.Config, nodeName str
 	var err error
 	if o.UploadLogs, err = f.logUpload.options(); err != nil {
 		return nil, err
+	}
+	if f.announce == announceNone {
+		return lb.NewListening(o)
 	}
 	if p != nil {
 		o.Healthy = func(context.Context) (bool, string) {
@@ -60,4 +67,4 @@ func forwards(t *table.Table, id svc.PortName, family svc.Family, addr netip.Add
 
 // speakerComponent runs a speaker. It stops before the proxy, so that others announce
 // its addresses first.
-func speakerComponent(s *lb.Speaker) component { return component{name: "speaker", run: s.Run} }
+func speakerComponent(s speaker) component { return component{name: "speaker", run: s.Run} }

@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
@@ -147,11 +146,7 @@ func NewSpeaker(o SpeakerOptions) (*Speaker, error) {
 	s.events = events.NewRecorder(client, corev1.EventSource{Component: "fairlead-lb-speaker", Host: o.NodeName}, o.Log)
 	s.proxying.events = s.events
 	s.metrics = newSpeakerMetrics()
-	s.metrics.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
-		Name: "fairlead_lb_speaker_rejected_connections_total",
-		Help: "Connections of the proxied way that were closed since there were too many.",
-	}, func() float64 { return float64(s.proxying.server.Rejected()) }))
-	s.registerLogMetrics()
+	s.proxying.register(s.metrics.registry)
 	s.routing = newRouting(s)
 	neighbours := s.neighbours
 	if o.Announce != AnnounceARP {

@@ -101,14 +101,14 @@ func (p *proxying) uploads() map[svc.Name]logship.Destination {
 }
 
 // registerLogMetrics adds the numbers of access logs.
-func (s *Speaker) registerLogMetrics() {
+func (p *proxying) registerLogMetrics(registry *prometheus.Registry) {
 	counter := func(name, help string, n func() uint64) {
-		s.metrics.registry.MustRegister(prometheus.NewCounterFunc(
+		registry.MustRegister(prometheus.NewCounterFunc(
 			prometheus.CounterOpts{Name: "fairlead_lb_speaker_access_log_" + name, Help: help}, func() float64 { return float64(n()) }))
 	}
 	counter("dropped_files_total", "Files of access logs that were removed, since there were too many, before they were uploaded.",
-		s.proxying.server.DroppedLogs)
-	if u := s.proxying.upload; u != nil {
+		p.server.DroppedLogs)
+	if u := p.upload; u != nil {
 		counter("stored_files_total", "Files of access logs that were uploaded.", u.Uploaded)
 		counter("failed_uploads_total", "Uploads of access logs that have failed, and are retried.", u.Failed)
 	}

@@ -86,7 +86,7 @@ func speak(text string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	fmt.Fprintln(os.Stderr, "started") // from here on SIGTERM ends it in order
 	defer stop()
-	s, err := lb.NewSpeaker(lb.SpeakerOptions{
+	o := lb.SpeakerOptions{
 		Config: &rest.Config{Host: a.Host, BearerToken: a.Token, Timeout: 0, TLSClientConfig: rest.TLSClientConfig{
 			ServerName: a.ServerName, CAData: []byte(a.CA), CertData: []byte(a.Cert), KeyData: []byte(a.Key),
 		}},
@@ -97,7 +97,15 @@ func speak(text string) error {
 		},
 		Now: func() time.Duration { return time.Duration(float64(clock.Boot()) * a.Rate) },
 		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})),
-	})
+	}
+	if a.Announce == lb.AnnounceNone {
+		l, err := lb.NewListening(o)
+		if err != nil {
+			return err
+		}
+		return l.Run(ctx)
+	}
+	s, err := lb.NewSpeaker(o)
 	if err != nil {
 		return err
 	}

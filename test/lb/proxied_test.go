@@ -25,6 +25,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/fairlead/fairlead/internal/lb"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
@@ -130,6 +131,13 @@ func TestTLSAtALoadBalancer(t *testing.T) {
 	_, err = secrets.Update(b.Context(), secret, metav1.UpdateOptions{})
 	b.must(err)
 	testbed.Until(b, "the new certificate", curl)
+	// A node that announces nothing serves what others route to it.
+	silent := b.addNode("n3")
+	silent.args.Announce = lb.AnnounceNone
+	silent.start()
+	client = b.net.Outside("routed")
+	client.Route(netip.PrefixFrom(vip, vip.BitLen()), silent.host.Addr4())
+	testbed.Until(b, "an answer of a node without announcements", curl)
 	for _, n := range b.nodes {
 		if log := n.Log(); strings.Contains(log, strings.Split(string(key), "\n")[1]) || strings.Contains(log, "PRIVATE KEY") {
 			t.Errorf("%s: a private key is in the log", n.name)
