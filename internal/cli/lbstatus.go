@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -36,6 +37,8 @@ type lbService struct {
 	// Way is direct or proxied, and Because are the annotations for which it is the latter.
 	Way     dialect.Way `json:"way"`
 	Because []string    `json:"because,omitempty"`
+	// Tags are those that its annotations have.
+	Tags map[string]string `json:"tags,omitempty"`
 	// Pending is true while the Service has no address. Reason is the last Warning about that
 	// or about an address that no node can announce.
 	Pending bool   `json:"pending"`
@@ -156,7 +159,7 @@ func collectLB(ctx context.Context, client kubernetes.Interface, own *v1.Client,
 		s := &services[i]
 		out := lbService{Namespace: s.Namespace, Name: s.Name, Addresses: []lbAddress{}, Pending: len(s.Status.LoadBalancer.Ingress) == 0}
 		reading := lb.Read(s)
-		out.Way, out.Because = reading.Way, reading.Because
+		out.Way, out.Because, out.Tags = reading.Way, reading.Because, reading.Spec.Tags
 		for _, ing := range s.Status.LoadBalancer.Ingress {
 			list := owners[ing.IP]
 			slices.SortFunc(list, func(a, b lbOwner) int { return cmp.Compare(a.Node, b.Node) })
@@ -258,7 +261,15 @@ func (r *lbReport) print(out io.Writer) error {
 			}
 		}
 	}
-	return w.Flush()
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	for _, s := range r.Services {
+		for _, k := range slices.Sorted(maps.Keys(s.Tags)) {
+			fmt.Fprintf(out, "tag of %s/%s: %s\n", s.Namespace, s.Name, plainLine(k+"="+s.Tags[k]))
+		}
+	}
+	return nil
 }
 
 // lbSummary is the line of 'fairlead status' about load balancers.

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -32,5 +33,20 @@ func TestStaleOwners(t *testing.T) {
 	}
 	if seen != 6 {
 		t.Errorf("%d owners, want 6", seen)
+	}
+}
+
+// Tags are shown after the table, without anything that a terminal would take for its own (behaviour 130).
+func TestTagsOfLoadBalancers(t *testing.T) {
+	r := &lbReport{Services: []lbService{{Namespace: "shop", Name: "web", Pending: true, Way: "direct",
+		Tags: map[string]string{"owner": "devops", "env": "a\x1b[2J"}}}}
+	var out strings.Builder
+	if err := r.print(&out); err != nil {
+		t.Fatal(err)
+	}
+	_, got, _ := strings.Cut(out.String(), "tag of")
+	if !strings.HasPrefix(got, " shop/web: env=a") || !strings.HasSuffix(got, "\ntag of shop/web: owner=devops\n") ||
+		strings.Contains(got, "\x1b") {
+		t.Errorf("%q", out.String())
 	}
 }

@@ -34,7 +34,7 @@ func alibabaAnnotations(prefix string) []Annotation {
 	}
 	out := []Annotation{
 		internal(a("address-type"), "114", []string{"intranet"}, []string{"internet"}),
-		none(a("id"), "a load balancer is made for each Service; for an address that is there use "+LBAddresses+" or "+LBSharingKey).of("177"),
+		sharedBy(a("id")).of("177"),
 		tags(a("additional-resource-tags")),
 		certificates(a("cert-id"), "the name of a TLS Secret of the namespace"),
 		protocols(a("protocol-port"), FieldProtocol, ":", true, onlyUDP, func(r *rawListeners) *perPort { return &r.protocol }),

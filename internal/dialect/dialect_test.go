@@ -61,6 +61,20 @@ func TestAnnotationsOfTheDocuments(t *testing.T) {
 		behaviour string
 		got, want any
 	}{
+		{"107", spec("cloud.google.com/load-balancer-type", "Internal").Internal, true},
+		{"107", spec("networking.gke.io/load-balancer-type", "Internal").Internal, true},
+		{"108", aws("internal", "0.0.0.0/0").Internal, true},
+		{"108", aws("internal", "0.0.0.0/0").SourceRanges, nil},
+		{"108", aws("internal", "false").Internal, false},
+		{"108", aws("internal", "").Internal, false},
+		{"109", spec(beta+"azure-load-balancer-internal", "true").Internal, true},
+		{"110", spec(beta+"openstack-internal-load-balancer", "true").Internal, true},
+		{"111", spec(beta+"cce-load-balancer-internal-vpc", "true").Internal, true},
+		{"112", spec(tke+"qcloud-loadbalancer-internal-subnetid", "subnet-xxxxx").Internal, true},
+		{"113", spec(tke+"ibm-load-balancer-cloud-provider-ip-type", "private").Internal, true},
+		{"114", spec(beta+"alibaba-cloud-loadbalancer-address-type", "intranet").Internal, true},
+		{"138", Read(web(awsPrefix+"type", "nlb")).Way, Direct}, // which keeps the client's address
+		{"139", Read(web(awsPrefix+"type", "nlb", awsPrefix+"nlb-target-type", "instance")).Way, Direct},
 		{"115", aws(cert, certARN).Certificates[0], "12345678-1234-1234-1234-123456789012"},
 		{"115", aws(cert, "arn:aws:iam::123456789012:server-certificate/Web").Certificates[0], "web"},
 		{"116", protocols(aws(cert, certARN)), "tls>tcp tls>tcp"},
@@ -104,6 +118,8 @@ func TestAnnotationsOfTheDocuments(t *testing.T) {
 		{"136", aws("type", "nlb").Health.Interval.Std(), 30 * time.Second},
 		{"140", aws("type", "nlb", "internal", "true").Internal, true},
 		{"142", spec(tke+"qcloud-loadbalancer-backends-label", "key in (value1, value2)").BackendNodes, "key in (value1, value2)"},
+		{"143", spec(tke+"tke-existed-lbid", "lb-6swtxxxx").SharingKey, "lb-6swtxxxx"},
+		{"177", spec(beta+"alibaba-cloud-loadbalancer-id", "lb-1").SharingKey, "lb-1"},
 		{"148", spec(tke+"qcloud-loadbalancer-internet-max-bandwidth-out", "10").BandwidthMbps, 10},
 		{"170", protocols(spec()), "tcp>tcp tcp>tcp"},
 		{"171", protocols(&Read(Service{Ports: []Port{{"dns", 53, "UDP"}}}).Spec), "udp>udp"},
@@ -166,12 +182,10 @@ func TestWrongValues(t *testing.T) {
 func TestMeaninglessAnnotations(t *testing.T) {
 	for _, c := range []struct{ behaviour, key, value, says string }{
 		{"135", awsPrefix + "extra-security-groups", "sg-53fae93f,sg-42efd82e", "IPAddressPools"},
-		{"143", tke + "tke-existed-lbid", "lb-6swtxxxx", LBAddresses},
 		{"144", tke + "service.extensiveParameters", "", "Tencent's API"},
 		{"145", tke + "service.listenerParameters", "", "Tencent's API"},
 		{"146", tke + "loadbalance-type", "classic", "one kind"},
 		{"147", tke + "qcloud-loadbalancer-internet-charge-type", "TRAFFIC_POSTPAID_BY_HOUR", "not billed"},
-		{"177", beta + "alibaba-cloud-loadbalancer-id", "lb-1", LBSharingKey},
 	} {
 		r := Read(web(c.key, c.value))
 		if len(r.Findings) != 1 || r.Findings[0].State != Meaningless || !strings.HasPrefix(r.Findings[0].Text,

@@ -64,12 +64,11 @@ const (
 // instead. What is implemented leaves it.
 var notYet = map[Field]string{
 	FieldClientPort: "the client's port is not sent; X-Forwarded-For has its address",
-	FieldTags:       "they are shown by 'fairlead lb explain' alone",
 }
 
 // always are the fields that have their effect in either way; the others are of the
 // proxied way.
-var always = []Field{FieldAddresses, FieldPool, FieldSharingKey, FieldInternal}
+var always = []Field{FieldAddresses, FieldPool, FieldSharingKey, FieldInternal, FieldTags}
 
 // IsBuilt reports whether this version acts on a field.
 func (f Field) IsBuilt() bool {

@@ -9,8 +9,7 @@ func tencentDialect() Dialect {
 		Annotations: []Annotation{
 			internal(prefix+"qcloud-loadbalancer-internal-subnetid", "112", nil, nil),
 			nodeSelector(prefix+"qcloud-loadbalancer-backends-label", "a set-based selector of nodes, as: key in (a, b)").of("142"),
-			none(prefix+"tke-existed-lbid", "a load balancer is made for each Service; for an address that is there use "+LBAddresses+" or "+
-				LBSharingKey).of("143"),
+			sharedBy(prefix + "tke-existed-lbid").of("143"),
 			none(prefix+"service.extensiveParameters", "they are parameters of Tencent's API for making an instance").of("144"),
 			none(prefix+"service.listenerParameters", "they are parameters of Tencent's API for listeners").of("145"),
 			none(prefix+"loadbalance-type", "there is one kind of load balancer, which does what both do").of("146"),

@@ -163,6 +163,13 @@ func (r *reader) addAddresses(more bool, text string, list []netip.Addr) {
 	r.set(FieldAddresses, text, func(s *Spec) { s.Addresses = list })
 }
 
+// sharedBy returns an annotation with the id of a load balancer: Services of a namespace with the same one share an address,
+// as they share the instance in the cloud.
+func sharedBy(key string) Annotation {
+	return text(key, "the id of a load balancer; Services of a namespace with the same one share an address", FieldSharingKey,
+		func(s *Spec, v string) { s.SharingKey = v })
+}
+
 // prefixes returns an annotation with networks.
 func prefixes(key string, f Field, apply func(*Spec, []netip.Prefix)) Annotation {
 	return Annotation{Key: key, Values: "CIDRs with commas between", Sets: []Field{f}, read: func(r *reader, v string) error {

@@ -76,7 +76,7 @@ func (c *cluster) tell(pod *testbed.Host, port uint16) {
 }
 
 // The manifests of examples/clouds do what they would in their clouds, for an outside client and for a Pod, whose
-// connection does not go past the proxy either (behaviours 97, 106 to 149).
+// connection does not go past the proxy either (behaviours 97, 106; examples of 107 to 149).
 func TestManifestsOfClouds(t *testing.T) {
 	inParallel(t)
 	files, err := filepath.Glob("../../examples/clouds/*.yaml")
