@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/rest"
@@ -25,6 +27,35 @@ func addControllerNames(cmd *cobra.Command, names *[]string) {
 	cmd.Flags().StringSliceVar(names, "controllers", nil,
 		"controllers to run, or none alone: "+strings.Join(controller.Names(), ", ")+" (default: all)")
 }
+
+// addUnreachableToleration adds the flag of kube-apiserver that is here one of the controllers.
+func addUnreachableToleration(cmd *cobra.Command, d *time.Duration) {
+	cmd.Flags().Var((*secondsValue)(d), "default-unreachable-toleration-seconds",
+		"how long Pods of a ReplicaSet stay on an unreachable node before they are replaced, unless their tolerations tell (default 300)")
+}
+
+// secondsValue is a time given as a whole number of seconds.
+type secondsValue time.Duration
+
+func (v *secondsValue) String() string {
+	if *v == 0 {
+		return ""
+	}
+	return strconv.FormatInt(int64(time.Duration(*v)/time.Second), 10)
+}
+
+// Set reads a number of seconds.
+func (v *secondsValue) Set(s string) error {
+	n, err := strconv.ParseUint(s, 10, 31)
+	if err != nil || n == 0 {
+		return fmt.Errorf("%q is no number of seconds above 0", s)
+	}
+	*v = secondsValue(time.Duration(n) * time.Second)
+	return nil
+}
+
+// Type is the name of the value in usage texts.
+func (*secondsValue) Type() string { return "int" }
 
 // checkControllerNames rejects unknown names.
 func checkControllerNames(names []string) error {
@@ -115,6 +146,7 @@ Several copies may run; one works at a time.`,
 		strings.Join(controller.Names(), ", "), strings.Join(dropIn(), ", ")))
 	flags.IntVar(&o.MaxEndpointsPerSlice, "max-endpoints-per-slice", 100, "most endpoints in one EndpointSlice, 1 to 1000")
 	addPeerVerdicts(cmd, &o)
+	addUnreachableToleration(cmd, &o.UnreachableToleration)
 	flags.BoolVar(&o.LeaderElect, "leader-elect", true, "work only while holding the Lease, so that several copies may run")
 	flags.StringVar(&o.LeaseNamespace, "leader-elect-resource-namespace", "kube-system", "namespace of the Lease")
 	flags.StringVar(&o.LeaseName, "leader-elect-resource-name", "fairlead-controllers", "name of the Lease")

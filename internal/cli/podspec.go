@@ -4,9 +4,12 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -24,6 +27,9 @@ type podFlags struct {
 	workDir, node       string
 	hostNetwork         bool
 	command             []string
+	// preStop is a shell command; grace is 0 for the default; user is UID[:GID].
+	preStop, user, cpu, memory string
+	grace                      time.Duration
 }
 
 // pod builds the Pod that runs the command.
@@ -54,14 +60,64 @@ func (f *podFlags) pod() (*corev1.Pod, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &corev1.Pod{
+	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: name + "-", Labels: set},
 		Spec: corev1.PodSpec{
-			Containers:  []corev1.Container{c},
 			NodeName:    f.node,
 			HostNetwork: f.hostNetwork,
 		},
-	}, nil
+	}
+	if err := f.limits(&c, &pod.Spec); err != nil {
+		return nil, err
+	}
+	pod.Spec.Containers = []corev1.Container{c}
+	return pod, nil
+}
+
+// limits sets how the command ends, as whom it runs and what it may use.
+func (f *podFlags) limits(c *corev1.Container, s *corev1.PodSpec) error {
+	if f.preStop != "" {
+		c.Lifecycle = &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{
+			Exec: &corev1.ExecAction{Command: []string{"/bin/sh", "-c", f.preStop}},
+		}}
+	}
+	switch {
+	case f.grace < 0:
+		return usagef("--grace is %s; want a time such as 30s", f.grace)
+	case f.grace > 0:
+		s.TerminationGracePeriodSeconds = new(int64((f.grace + time.Second - 1) / time.Second))
+	}
+	if f.user != "" {
+		uid, gid, hasGroup := strings.Cut(f.user, ":")
+		s.SecurityContext = &corev1.PodSecurityContext{}
+		n, err := strconv.ParseInt(uid, 10, 32)
+		if err != nil || n < 0 {
+			return usagef("--user %q: want UID or UID:GID, in numbers", f.user)
+		}
+		s.SecurityContext.RunAsUser = &n
+		if hasGroup {
+			g, err := strconv.ParseInt(gid, 10, 32)
+			if err != nil || g < 0 {
+				return usagef("--user %q: want UID or UID:GID, in numbers", f.user)
+			}
+			s.SecurityContext.RunAsGroup = &g
+		}
+	}
+	for name, text := range map[corev1.ResourceName]string{corev1.ResourceCPU: f.cpu, corev1.ResourceMemory: f.memory} {
+		if text == "" {
+			continue
+		}
+		q, err := resource.ParseQuantity(text)
+		if err != nil || q.Sign() <= 0 {
+			return usagef("--%s %q: want a quantity such as %s", name, text,
+				map[corev1.ResourceName]string{corev1.ResourceCPU: "500m or 2", corev1.ResourceMemory: "256Mi"}[name])
+		}
+		if c.Resources.Limits == nil {
+			c.Resources.Limits, c.Resources.Requests = corev1.ResourceList{}, corev1.ResourceList{}
+		}
+		c.Resources.Limits[name], c.Resources.Requests[name] = q, q
+	}
+	return nil
 }
 
 // prefix is what the Pods' names begin with: --name, else the label app, else

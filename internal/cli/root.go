@@ -121,7 +121,8 @@ and their values.`,
 	root.AddCommand(
 		newUp(g), newServer(g), newAgent(g),
 		newProxy(g), newDNS(g), newControllers(g), newLB(g),
-		newRun(g), newRegister(g), newDeregister(g), newStatus(g), newTop(g),
+		newRun(g), newScale(g), newRestart(g), newRm(g), newPs(g), newLogs(g),
+		newRegister(g), newDeregister(g), newStatus(g), newTop(g),
 		newEnv(g), newKubeconfig(g), newToken(g), newCleanup(g), newVersion(g),
 	)
 	addCompletion(root)

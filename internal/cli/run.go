@@ -32,9 +32,14 @@ type runCommand struct {
 	*global
 	clientFlags
 	podFlags
-	replicas int
-	detach   bool
-	timeout  time.Duration
+	replicas  int
+	detach    bool
+	everyNode bool
+	dryRun    bool
+	output    string
+	timeout   time.Duration
+	// asSet is set where the Pods are those of a Deployment or DaemonSet.
+	asSet bool
 }
 
 func newRun(g *global) *cobra.Command {
@@ -45,9 +50,16 @@ func newRun(g *global) *cobra.Command {
 		Long: `Run a command of this machine's file system as one or more Pods: each has its own
 IP address and is an endpoint of every Service whose selector matches its labels.
 
-Without --detach the output of all Pods is shown here, each line with its Pod's
+With --name and --replicas they are the Pods of a Deployment of that name, which replaces
+Pods that fail or whose node is lost; run again with another command it rolls to that one,
+Pod by Pod. With --name and --every-node it is a DaemonSet. This command returns when the
+set is ready; 'fairlead scale', 'restart', 'ps', 'logs' and 'rm' are for sets.
+
+Otherwise, without --detach, the output of all Pods is shown here, each line with its Pod's
 name, and the Pods are deleted when this command is interrupted.`,
-		Example: `  fairlead run -l app=MyApp -p http=9376 --replicas 3 --ready http://:9376/healthz -- ./server
+		Example: `  fairlead run --name web --replicas 3 -p http=8080 --ready http://:8080/ -- ./server
+  fairlead run --name web --replicas 3 --dry-run -o yaml -- ./server
+  fairlead run -l app=MyApp -p http=9376 --replicas 3 --ready http://:9376/healthz -- ./server
   fairlead run -l app=web -p 8080 -d -- python3 -m http.server 8080`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -57,6 +69,13 @@ name, and the Pods are deleted when this command is interrupted.`,
 				return usagef("--replicas is %d; want 1 to %d", r.replicas, maxReplicas)
 			}
 			r.command = args
+			r.asSet = r.everyNode || r.podFlags.name != "" && cmd.Flags().Changed("replicas")
+			if r.everyNode && r.podFlags.name == "" {
+				return usagef("--every-node needs --name")
+			}
+			if r.output != "yaml" && r.output != "json" {
+				return usagef("--output is %q; want yaml or json", r.output)
+			}
 			return r.run(cmd.Context())
 		},
 	}
@@ -68,7 +87,17 @@ name, and the Pods are deleted when this command is interrupted.`,
 	flags.StringArrayVarP(&r.podFlags.env, "env", "e", nil, "a variable NAME=VALUE for the command; may be repeated")
 	flags.StringVar(&r.podFlags.ready, "ready", "",
 		"when a Pod is ready: http://:PORT/PATH, tcp://:PORT or exec:COMMAND (default: when it runs)")
-	flags.StringVar(&r.podFlags.name, "name", "", "what the Pods' names begin with (default: the label app, else the command)")
+	flags.StringVar(&r.podFlags.name, "name", "",
+		"name of the set, with --replicas or --every-node; else what the Pods' names begin with (default: the label app, else the command)")
+	flags.StringVar(&r.preStop, "pre-stop", "", "shell command that runs before the command is stopped")
+	flags.DurationVar(&r.grace, "grace", 0, "how long the command has to end when it is stopped (default 30s)")
+	flags.StringVar(&r.user, "user", "", "user to run as, UID[:GID]")
+	flags.StringVar(&r.cpu, "cpu", "", "processors to reserve, and the limit, such as 500m")
+	flags.StringVar(&r.memory, "memory", "", "memory to reserve, and the limit, such as 256Mi")
+	flags.BoolVar(&r.everyNode, "every-node", false, "one Pod on each node: a DaemonSet")
+	flags.BoolVar(&r.dryRun, "dry-run", false, "print the object and create nothing")
+	flags.StringVarP(&r.output, "output", "o", "yaml", "format of --dry-run: yaml or json")
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"yaml", "json"}, cobra.ShellCompDirectiveNoFileComp))
 	flags.StringVar(&r.workDir, "workdir", workingDir(), "directory the command starts in")
 	flags.StringVar(&r.node, "node", "", "node to run on (default: the scheduler chooses)")
 	flags.BoolVar(&r.hostNetwork, "host-network", false, "use the node's network instead of an address of its own")
@@ -91,12 +120,18 @@ func (r *runCommand) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if r.dryRun {
+		return r.print(pod)
+	}
 	client, namespace, err := r.client()
 	if err != nil {
 		return err
 	}
 	if err := checkNode(ctx, client, r.node); err != nil {
 		return err
+	}
+	if r.asSet {
+		return r.apply(ctx, client, namespace, pod)
 	}
 	var names []string
 	defer func() {

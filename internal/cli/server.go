@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -24,6 +25,8 @@ type serverFlags struct {
 	advertise string
 	nodePorts portRangeValue
 	quota     map[string]string
+	// unreachable is that of --default-unreachable-toleration-seconds.
+	unreachable time.Duration
 }
 
 func (f *serverFlags) add(cmd *cobra.Command) {
@@ -42,6 +45,7 @@ func (f *serverFlags) add(cmd *cobra.Command) {
 	flags.BoolVar(&f.AllowServiceExternalIPs, "allow-service-external-ips", false,
 		"let everybody who may write a Service add spec.externalIPs, with which a user can capture the traffic to any address; "+
 			"otherwise that needs the verb \"use\" on services/externalips")
+	addUnreachableToleration(cmd, &f.unreachable)
 	flags.StringVar(&f.PodSecurity, "pod-security-default", apiserver.DefaultPodSecurity,
 		"level of the Pod Security Standards for Pods in namespaces without labels of it: privileged, baseline or restricted, "+
 			"with a version after a colon if it is not to be the latest; users with the verb \"use\" on pods/privileged, such as "+
@@ -148,6 +152,7 @@ func (g *global) serve(ctx context.Context, f *serverFlags, lb *lbFlags, control
 	}
 	f.Log = log
 	controllers.ClusterCIDRs, controllers.Health = f.podCIDRs, addControllersCheck(&f.Options)
+	controllers.UnreachableToleration = f.unreachable
 	server, err := apiserver.New(f.Options)
 	if err != nil {
 		return err

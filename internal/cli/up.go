@@ -102,7 +102,7 @@ func (u *upCommand) run(ctx context.Context) error {
 	defer dnsHeld.Close()
 	parts := []component{u.announce("API server", serverComponent(server), begin)}
 	controllers, err := controllersComponent(log, server.ControllersConfig, controller.Options{
-		ClusterCIDRs: u.server.podCIDRs, Health: health, PeerWatch: u.agent.peerWatch,
+		ClusterCIDRs: u.server.podCIDRs, Health: health, PeerWatch: u.agent.peerWatch, UnreachableToleration: u.server.unreachable,
 	})
 	if err != nil {
 		return err

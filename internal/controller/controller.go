@@ -38,6 +38,7 @@ const (
 	DaemonSetName     = "daemonset"
 	DisruptionName    = "disruption"
 	ProgrammedName    = "programmed"
+	TaintEvictionName = "tainteviction"
 )
 
 // Options are the options of Run.
@@ -68,6 +69,9 @@ type Options struct {
 	// PeerWatch lets Nodes be unreachable sooner whose machines do not answer most of the agents
 	// that watch them.
 	PeerWatch bool
+	// UnreachableToleration is how long Pods that a controller replaces stay on an
+	// unreachable Node, unless their tolerations tell (default 5 min).
+	UnreachableToleration time.Duration
 	// PodGCDelay is how long Pods outlive their Node (default 60 s), and
 	// TerminatedPodLimit how many finished Pods are kept (default 12500).
 	PodGCDelay         time.Duration
@@ -89,7 +93,7 @@ func Names() []string {
 	return []string{
 		NamespaceName, NodeIPAMName, NodeLifecycleName, SchedulerName,
 		EndpointsName, EndpointSliceName, MirroringName, GarbageName,
-		ReplicaSetName, DeploymentName, DaemonSetName, DisruptionName,
+		ReplicaSetName, DeploymentName, DaemonSetName, DisruptionName, TaintEvictionName,
 		ProgrammedName,
 	}
 }
@@ -122,6 +126,8 @@ func constructor(name string) construct {
 		return newDisruption
 	case ProgrammedName:
 		return newProgrammed
+	case TaintEvictionName:
+		return newTaintEviction
 	}
 	return nil
 }
@@ -188,6 +194,7 @@ func (o *Options) complete() error {
 	orDefault(&o.NodeMask4, 24)
 	orDefault(&o.NodeMask6, 64)
 	orDefault(&o.NodeGracePeriod, 40*time.Second)
+	orDefault(&o.UnreachableToleration, 5*time.Minute)
 	orDefault(&o.PodGCDelay, time.Minute)
 	orDefault(&o.TerminatedPodLimit, 12500)
 	orDefault(&o.Workers, 8)

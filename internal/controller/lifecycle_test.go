@@ -132,7 +132,7 @@ func TestGarbage(t *testing.T) {
 	_, err := r.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Create(ctx,
 		&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "n0", OwnerReferences: owner}}, metav1.CreateOptions{})
 	r.must(err)
-	owner = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "x", UID: "1"}}
+	owner = []metav1.OwnerReference{{APIVersion: "batch/v1", Kind: "Job", Name: "x", UID: "1"}}
 	p := podObject(ns, "a", "web", "n0")
 	p.OwnerReferences = owner
 	_, err = r.client.CoreV1().Pods(ns).Create(ctx, p, metav1.CreateOptions{})

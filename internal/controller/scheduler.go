@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fairlead/fairlead/internal/loop"
@@ -20,20 +21,19 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// scheduler binds each Pod to the ready Node that has the fewest, the first by
-// name of those. It knows host ports, and no resources: a Pod here is a few processes.
+// scheduler binds each Pod to the Node that suits it best, as package placement decides.
 type scheduler struct {
 	*controllerContext
 	loop *loop.Loop[svc.Name]
 
-	mu    sync.Mutex
-	nodes map[string]*corev1.Node
-	count map[string]int // running Pods by Node, with bindings in flight
+	mu      sync.Mutex
+	cluster *placement.Cluster // with bindings in flight
 	// placed is where each Pod counts. A binding in flight counts from its
 	// decision on, so that the next decision sees it.
-	placed  map[svc.Name]assignment
-	ports   heldPorts
-	waiting map[svc.Name]bool // fit on no Node
+	placed map[svc.Name]assignment
+	ports  heldPorts
+	// waiting are Pods that fit on no Node, with whether that is for other Pods.
+	waiting map[svc.Name]bool
 }
 
 type assignment struct {
@@ -43,9 +43,16 @@ type assignment struct {
 
 func newScheduler(s *controllerContext) (func(ctx context.Context), error) {
 	c := &scheduler{
-		controllerContext: s, nodes: map[string]*corev1.Node{}, count: map[string]int{},
-		placed: map[svc.Name]assignment{}, ports: heldPorts{}, waiting: map[svc.Name]bool{},
+		controllerContext: s, placed: map[svc.Name]assignment{}, ports: heldPorts{}, waiting: map[svc.Name]bool{},
 	}
+	namespaces := s.informers.Core().V1().Namespaces()
+	c.cluster = placement.NewCluster(func(name string) labels.Set {
+		if ns, err := namespaces.Lister().Get(name); err == nil {
+			return ns.Labels
+		}
+		return nil
+	})
+	s.synced = append(s.synced, namespaces.Informer().HasSynced)
 	c.loop = loop.New(s.log, SchedulerName, s.options.Workers, c.sync)
 	if err := s.handle(s.informers.Core().V1().Pods().Informer(), handlers(c.podChanged, c.podDeleted)); err != nil {
 		return nil, err
@@ -56,7 +63,7 @@ func newScheduler(s *controllerContext) (func(ctx context.Context), error) {
 func (c *scheduler) nodeDeleted(node *corev1.Node) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.nodes, node.Name)
+	c.cluster.DeleteNode(node.Name)
 }
 
 // ours reports whether the Pod waits for this scheduler.
@@ -75,7 +82,7 @@ func (c *scheduler) podChanged(pod *corev1.Pod) {
 	old, ok := c.placed[name]
 	switch {
 	case pod.Spec.NodeName != "" && !finished(pod):
-		c.place(name, assignment{pod.UID, pod.Spec.NodeName}, hostPorts(pod))
+		c.place(name, pod, pod.Spec.NodeName)
 	case ok && (old.uid != pod.UID || finished(pod)):
 		c.unplace(name)
 	}
@@ -99,14 +106,20 @@ func (c *scheduler) podDeleted(pod *corev1.Pod) {
 }
 
 // place and unplace are called with mu held.
-func (c *scheduler) place(name svc.Name, p assignment, ports []hostPort) {
-	if c.placed[name] == p {
-		return
+func (c *scheduler) place(name svc.Name, pod *corev1.Pod, node string) {
+	p := assignment{pod.UID, node}
+	same := c.placed[name] == p
+	if !same {
+		c.unplace(name)
+		c.placed[name] = p
+		c.ports.take(node, name, hostPorts(pod))
 	}
-	c.unplace(name)
-	c.placed[name] = p
-	c.count[p.node]++
-	c.ports.take(p.node, name, ports)
+	c.cluster.Put(name.String(), pod, node)
+	for waiting, others := range c.waiting {
+		if others && !same {
+			c.loop.Queue.Add(waiting)
+		}
+	}
 }
 
 func (c *scheduler) unplace(name svc.Name) {
@@ -115,21 +128,17 @@ func (c *scheduler) unplace(name svc.Name) {
 		return
 	}
 	delete(c.placed, name)
-	if c.count[p.node]--; c.count[p.node] == 0 {
-		delete(c.count, p.node)
-	}
-	if c.ports.release(p.node, name) {
-		for waiting := range c.waiting { // perhaps for this port
-			c.loop.Queue.Add(waiting)
-		}
+	c.cluster.Remove(name.String())
+	c.ports.release(p.node, name)
+	for waiting := range c.waiting { // perhaps for what this one had
+		c.loop.Queue.Add(waiting)
 	}
 }
 
 // nodeChanged lets waiting Pods try again if the Node may now take some.
 func (c *scheduler) nodeChanged(node *corev1.Node) {
 	c.mu.Lock()
-	old := c.nodes[node.Name]
-	c.nodes[node.Name] = node
+	old := c.cluster.SetNode(node)
 	var again []svc.Name
 	if len(c.waiting) > 0 && (old == nil || placesDiffer(old, node)) {
 		again = slices.Collect(maps.Keys(c.waiting))
@@ -192,23 +201,10 @@ func (c *scheduler) release(name svc.Name, uid types.UID, node string) {
 func (c *scheduler) choose(pod *corev1.Pod) (node, why string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	name := nameOf(pod)
-	reasons, ports := map[string]int{}, hostPorts(pod)
-	for candidate, n := range c.nodes {
-		if reason := placement.Misfit(pod, n); reason != "" {
-			reasons[reason]++
-			continue
-		}
-		if !c.ports.free(candidate, ports) {
-			reasons["node(s) didn't have free ports for the requested pod ports"]++
-			continue
-		}
-		if node == "" || c.count[candidate] < c.count[node] || c.count[candidate] == c.count[node] && candidate < node {
-			node = candidate
-		}
-	}
+	name, ports := nameOf(pod), hostPorts(pod)
+	node, reasons := c.cluster.Choose(pod, func(candidate string) bool { return c.ports.free(candidate, ports) })
 	if node == "" {
-		c.waiting[name] = true
+		c.waiting[name] = pod.Spec.Affinity != nil || len(pod.Spec.TopologySpreadConstraints) > 0
 		var parts []string
 		for _, r := range slices.Sorted(maps.Keys(reasons)) {
 			parts = append(parts, fmt.Sprintf("%d %s", reasons[r], r))
@@ -216,10 +212,10 @@ func (c *scheduler) choose(pod *corev1.Pod) (node, why string) {
 		if len(parts) == 0 {
 			return "", "no nodes available to schedule pods"
 		}
-		return "", fmt.Sprintf("0/%d nodes are available: %s.", len(c.nodes), strings.Join(parts, ", "))
+		return "", fmt.Sprintf("0/%d nodes are available: %s.", c.cluster.Nodes(), strings.Join(parts, ", "))
 	}
 	delete(c.waiting, name)
-	c.place(name, assignment{pod.UID, node}, ports)
+	c.place(name, pod, node)
 	return node, ""
 }
 

@@ -5,6 +5,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead/fairlead/internal/barrier"
+	"github.com/fairlead/fairlead/internal/placement"
 )
 
 // slimPod keeps of a Pod what the controllers decide by. They write Pods only by
@@ -25,6 +26,9 @@ func slimPod(p *corev1.Pod) *corev1.Pod {
 			Containers: slimContainers(p.Spec.Containers), InitContainers: slimContainers(p.Spec.InitContainers),
 		},
 		Status: corev1.PodStatus{Phase: p.Status.Phase, PodIP: p.Status.PodIP, PodIPs: p.Status.PodIPs},
+	}
+	if r := placement.Requests(p); len(r) > 0 {
+		out.Spec.Resources = &corev1.ResourceRequirements{Requests: r} // of all containers together
 	}
 	if cost, ok := p.Annotations[corev1.PodDeletionCost]; ok {
 		out.Annotations = map[string]string{corev1.PodDeletionCost: cost}

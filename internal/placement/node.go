@@ -51,6 +51,9 @@ func IsReady(node *corev1.Node) bool {
 // MatchesNode reports whether a node has what the selector and the required affinity of a
 // Pod ask for.
 func MatchesNode(pod *corev1.Pod, node *corev1.Node) bool {
+	if a := pod.Spec.Affinity; len(pod.Spec.NodeSelector) == 0 && (a == nil || a.NodeAffinity == nil) {
+		return true
+	}
 	ok, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(node)
 	return ok && err == nil
 }

@@ -19,7 +19,7 @@ type row struct {
 // Reasons that several rows have.
 const (
 	whyVolume    = "the node mounts emptyDir, hostPath, configMap, secret, downwardAPI and projected volumes alone"
-	whyScheduler = "the scheduler looks at nodeSelector, tolerations and host ports alone"
+	whyScheduler = "no Pod has to make room for another one"
 	whyClaims    = "there are no ResourceClaims"
 )
 
@@ -94,7 +94,9 @@ var table = []row{
 		"enableServiceLinks schedulingGates activeDeadlineSeconds", Done, "", nil},
 	{"ephemeralContainers", Refused, "there is nothing to add to a process; the server rejects them with 422", nil},
 	{"shareProcessNamespace", Moot, "the containers of a Pod always share one, that of the node if the Pod may be privileged", nil},
-	{"affinity topologySpreadConstraints priorityClassName preemptionPolicy overhead schedulingGroup", Warned, whyScheduler, nil},
+	{"affinity topologySpreadConstraints", Done, "also without them, Pods with the same labels are spread over nodes and zones", nil},
+	{"priorityClassName preemptionPolicy schedulingGroup", Warned, whyScheduler, nil},
+	{"overhead", Warned, "a Pod is a few processes, and nothing beside them", nil},
 	{"priority", Warned, whyScheduler, func(v reflect.Value, _ *corev1.PodSpec) bool { return v.Elem().Int() != 0 }},
 	{"evictionResponders", Moot, "nodes do not evict Pods", nil},
 	{"runtimeClassName", Warned, "there are no RuntimeClasses", nil},

@@ -59,6 +59,7 @@ func TestSets(t *testing.T) {
 	testScaling(c)
 	testDaemonSet(c)
 	testDrain(c)
+	testRunSets(c)
 	c.kubectl("delete", "deployment", "web", "--cascade=foreground", "--timeout=60s")
 	c.becomes("", "get", "replicasets,pods", "-l", "app=web", "-o", "name")
 }
@@ -202,4 +203,38 @@ func testDrain(c *cluster) {
 	}
 	watch.Kill()
 	c.kubectl("uncordon", "other")
+}
+
+// Sets by fairlead's own commands.
+func testRunSets(c *cluster) {
+	c.t.Helper()
+	run := func(args ...string) string {
+		c.t.Helper()
+		return process.Output(c.t, c.fairlead(c.server, args...))
+	}
+	create := []string{"run", "--name", "shop", "--replicas", "2", "--workdir", "/", "--grace", "2s", "--cpu", "10m", "-e", "VERSION=1", "--"}
+	if out := run(append(slices.Insert(slices.Clone(create), 1, "--dry-run"), "true")...); !strings.Contains(out, "kind: Deployment") {
+		c.t.Errorf("--dry-run prints\n%s", out)
+	}
+	command := []string{"sh", "-c", "echo version $VERSION; exec sleep 600"}
+	run(append(create, command...)...)
+	create[slices.Index(create, "VERSION=1")] = "VERSION=2"
+	run(append(create, command...)...)
+	if out := run("ps"); !strings.Contains(out, "shop") || !strings.Contains(out, "2/2") {
+		c.t.Errorf("fairlead ps prints\n%s", out)
+	}
+	testbed.Until(c.t, "the Pods of the second command alone", func() error {
+		if out := run("logs", "shop"); strings.Count(out, "version 2") != 2 || strings.Contains(out, "version 1") {
+			return errors.New(out)
+		}
+		return nil
+	})
+	nodes := strings.Fields(c.kubectl("get", "pods", "-l", "app=shop", "-o", "jsonpath={.items[*].spec.nodeName}"))
+	if slices.Sort(nodes); !slices.Equal(nodes, []string{"node", "other"}) {
+		c.t.Errorf("two Pods with the same labels are on %s", nodes)
+	}
+	run("scale", "shop", "1")
+	run("restart", "shop")
+	run("rm", "shop")
+	c.becomes("", "get", "deployments,pods", "-l", "app=shop", "-o", "name")
 }

@@ -68,6 +68,8 @@ func validateSpec(s *corev1.PodSpec, path *field.Path) field.ErrorList {
 		errs = append(errs, store.Invalids(path.Child("readinessGates").Index(i).Child("conditionType"), string(g.ConditionType),
 			utilvalidation.IsQualifiedName(string(g.ConditionType)))...)
 	}
+	errs = append(errs, validateAffinity(s.Affinity, path.Child("affinity"))...)
+	errs = append(errs, validateSpread(s.TopologySpreadConstraints, path.Child("topologySpreadConstraints"))...)
 	return append(errs, validateTolerations(s.Tolerations, path.Child("tolerations"))...)
 }
 

@@ -1,0 +1,175 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/fairlead/fairlead/internal/loop"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// evictionPause is the time between two looks while too many nodes are unreachable.
+const evictionPause = 10 * time.Second
+
+// taintEviction deletes Pods whose Node has a taint with the effect NoExecute that they do
+// not tolerate, or no longer
+// (https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/). A Pod that
+// says nothing of unreachable Nodes stays for Options.UnreachableToleration if a controller
+// will replace it, and else for good: the processes may still run, and nothing else would
+// start them.
+type taintEviction struct {
+	*controllerContext
+	index *selection
+	loop  *loop.Loop[svc.Name]
+}
+
+func newTaintEviction(s *controllerContext) (func(ctx context.Context), error) {
+	c := &taintEviction{controllerContext: s}
+	c.loop = loop.New(s.log, TaintEvictionName, 2, c.sync)
+	index, err := selectionOf(s)
+	if err != nil {
+		return nil, err
+	}
+	c.index = index
+	changed := func(pod *corev1.Pod) {
+		if c.taints(pod.Spec.NodeName) != nil {
+			c.loop.Queue.Add(nameOf(pod))
+		}
+	}
+	if err := s.handle(s.informers.Core().V1().Pods().Informer(), handlers(changed, nil)); err != nil {
+		return nil, err
+	}
+	return c.loop.Run, s.handle(s.informers.Core().V1().Nodes().Informer(), cache.ResourceEventHandlerFuncs{
+		AddFunc: func(o any) { c.node(o.(*corev1.Node)) },
+		UpdateFunc: func(before, now any) {
+			if placesDiffer(before.(*corev1.Node), now.(*corev1.Node)) {
+				c.node(now.(*corev1.Node))
+			}
+		},
+	})
+}
+
+func (c *taintEviction) node(node *corev1.Node) {
+	if len(evicting(node)) == 0 {
+		return
+	}
+	for _, pod := range c.index.podsOn(node.Name) {
+		c.loop.Queue.Add(nameOf(pod))
+	}
+}
+
+// evicting returns the taints of a Node because of which Pods leave it.
+func evicting(node *corev1.Node) (out []corev1.Taint) {
+	for _, t := range node.Spec.Taints {
+		if t.Effect == corev1.TaintEffectNoExecute {
+			out = append(out, t)
+		}
+	}
+	return out
+}
+
+func (c *taintEviction) taints(node string) []corev1.Taint {
+	if node == "" {
+		return nil
+	}
+	n, err := c.informers.Core().V1().Nodes().Lister().Get(node)
+	if err != nil {
+		return nil
+	}
+	return evicting(n)
+}
+
+func (c *taintEviction) sync(ctx context.Context, name svc.Name) error {
+	pod, err := c.informers.Core().V1().Pods().Lister().Pods(name.Namespace).Get(name.Name)
+	if err != nil || pod.DeletionTimestamp != nil || finished(pod) {
+		return nil
+	}
+	now := time.Now()
+	for _, t := range c.taints(pod.Spec.NodeName) {
+		left, forever := c.tolerated(pod, t, now)
+		switch {
+		case forever:
+		case left > 0:
+			c.loop.Queue.AddAfter(name, left)
+		case t.Key == corev1.TaintNodeUnreachable && c.isolated():
+			c.loop.Queue.AddAfter(name, evictionPause)
+		default:
+			return c.evict(ctx, pod, t)
+		}
+	}
+	return nil
+}
+
+// tolerated returns for how long a Pod still tolerates a taint.
+func (c *taintEviction) tolerated(pod *corev1.Pod, t corev1.Taint, now time.Time) (left time.Duration, forever bool) {
+	since := now
+	if t.TimeAdded != nil {
+		since = t.TimeAdded.Time
+	}
+	shortest, found := time.Duration(0), false
+	for i := range pod.Spec.Tolerations {
+		o := &pod.Spec.Tolerations[i]
+		if !o.ToleratesTaint(klog.Background(), &t, false) {
+			continue
+		}
+		if o.TolerationSeconds == nil {
+			if !found {
+				forever = true
+			}
+			continue
+		}
+		if d := time.Duration(*o.TolerationSeconds) * time.Second; !found || d < shortest {
+			shortest, found = d, true
+		}
+	}
+	switch {
+	case found: // the shortest counts
+		return since.Add(shortest).Sub(now), false
+	case forever:
+		return 0, true
+	case t.Key != corev1.TaintNodeUnreachable && t.Key != corev1.TaintNodeNotReady:
+		return 0, false
+	case metav1.GetControllerOfNoCopy(pod) == nil:
+		return 0, true
+	}
+	return since.Add(c.options.UnreachableToleration).Sub(now), false
+}
+
+// isolated reports whether so many Nodes are unreachable that the fault is rather between
+// them and the API server: all, or more than two and 55%, as for kube-controller-manager.
+func (c *taintEviction) isolated() bool {
+	nodes, err := c.informers.Core().V1().Nodes().Lister().List(labels.Everything())
+	if err != nil {
+		return true
+	}
+	gone := 0
+	for _, n := range nodes {
+		if isUnknown(n) {
+			gone++
+		}
+	}
+	return gone == len(nodes) || gone > 2 && gone*100 >= 55*len(nodes)
+}
+
+func (c *taintEviction) evict(ctx context.Context, pod *corev1.Pod, t corev1.Taint) error {
+	err := patchPodCondition(ctx, c.controllerContext, pod, corev1.PodCondition{
+		Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "DeletionByTaintManager",
+		Message: "Taint manager: deleting due to NoExecute taint",
+	})
+	if err != nil {
+		return err
+	}
+	c.events.Event(pod, corev1.EventTypeNormal, "TaintManagerEviction", "Marking for deletion Pod "+nameOf(pod).String())
+	c.log.Info("evicting a pod from its node", "pod", nameOf(pod), "node", pod.Spec.NodeName, "taint", t.ToString())
+	if err := ignoreReplaced(c.client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, onlyUID(pod.UID))); err != nil {
+		return fmt.Errorf("evict pod %s: %w", nameOf(pod), err)
+	}
+	return nil
+}
