@@ -77,7 +77,8 @@ func validateNodeTerm(t *corev1.NodeSelectorTerm, at *field.Path) (errs field.Er
 		case r.Operator != corev1.NodeSelectorOpIn && r.Operator != corev1.NodeSelectorOpNotIn:
 			errs = append(errs, field.Invalid(p.Child("operator"), r.Operator, "not a valid selector operator"))
 		case len(r.Values) != 1:
-			errs = append(errs, field.Required(p.Child("values"), "must be only one value when `operator` is 'In' or 'NotIn' for node field selector"))
+			errs = append(errs, field.Required(p.Child("values"),
+				"must be only one value when `operator` is 'In' or 'NotIn' for node field selector"))
 		case r.Key != metav1.ObjectNameField:
 			errs = append(errs, field.Invalid(p.Child("key"), r.Key, "not a valid field selector key"))
 		default:
