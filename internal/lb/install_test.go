@@ -53,7 +53,7 @@ func TestMissingRights(t *testing.T) {
 	})
 	r.withPools("192.0.2.0/30")
 	r.service("one")
-	r.wantEvent("one", syncFailed, "forbidden")
+	r.wantEvent("one", syncFailed, "Forbidden")
 	r.wants("one", "")
 	denied.Store(false)
 	r.wants("one", "192.0.2.0")

@@ -3,6 +3,7 @@ package lb
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -59,13 +60,33 @@ func (c *controller) sync(ctx context.Context, name svc.Name) error {
 		again, err := c.carryOut(ctx, p)
 		switch {
 		case err != nil && p.service != nil && !apierrors.IsConflict(err) && ctx.Err() == nil:
-			c.events.Event(p.service, corev1.EventTypeWarning, syncFailed, "Error syncing load balancer: "+err.Error())
+			c.events.Event(p.service, corev1.EventTypeWarning, syncFailed, "Error syncing load balancer: "+syncProblem(err))
 			return err
 		case err != nil || !again:
 			return err
 		}
 	}
 	return fmt.Errorf("addresses were claimed by others %d times in a row", maxTries)
+}
+
+// maxSyncProblem bounds what an Event has of a failure, in bytes.
+const maxSyncProblem = 300
+
+// syncProblem returns what those who can read Events of a Service are shown of a failure: not the API server's address,
+// the user that asks it or names of other objects, which the log has.
+func syncProblem(err error) string {
+	var timeout interface{ Timeout() bool }
+	reason := apierrors.ReasonForError(err)
+	switch {
+	case apierrors.IsInvalid(err): // by the Service's own fields
+		text := plain(err.Error())
+		return strings.ToValidUTF8(text[:min(len(text), maxSyncProblem)], "")
+	case reason != metav1.StatusReasonUnknown:
+		return "the API server answered " + string(reason)
+	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
+		return "the API server did not answer in time"
+	}
+	return "the API server cannot be asked, see the controller's log"
 }
 
 // maxTries is how many addresses are tried in one go when others claim them first.
