@@ -11,6 +11,7 @@ import (
 	"github.com/fairlead/fairlead/internal/lb"
 	"github.com/fairlead/fairlead/internal/proxy"
 	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/systemd"
 	"github.com/fairlead/fairlead/internal/table"
 )
 
@@ -30,6 +31,13 @@ func (f *lbFlags) newSpeaker(log *slog.Logger, config *rest.Config, nodeName str
 	var err error
 	if o.UploadLogs, err = f.logUpload.options(); err != nil {
 		return nil, err
+	}
+	store, err := systemd.OpenFileStore()
+	if err != nil {
+		log.Warn("cannot use systemd's file descriptor store; connections may be refused during a restart", "err", err)
+	}
+	if store != nil {
+		o.Store = store
 	}
 	if f.announce == announceNone {
 		return lb.NewListening(o)

@@ -21,6 +21,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/clock"
 	"github.com/fairlead/fairlead/internal/lb/announce"
 	"github.com/fairlead/fairlead/internal/lb/bgp"
+	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/lb/quorum"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -55,6 +56,8 @@ type SpeakerOptions struct {
 	AccessLogs string
 	// UploadLogs is where they are uploaded to, nil if they are not.
 	UploadLogs *LogUpload
+	// Store, if not nil, keeps the listeners of the proxied way over a restart.
+	Store proxied.Store
 	// Now is clock.Boot, unless a test wants another rate.
 	Now func() time.Duration
 }

@@ -71,7 +71,7 @@ type proxiedService struct {
 }
 
 func newProxying(o SpeakerOptions, client kubernetes.Interface) *proxying {
-	server := proxied.New(proxied.Options{Log: o.Log, AccessLogs: o.AccessLogs, Node: o.NodeName})
+	server := proxied.New(proxied.Options{Log: o.Log, AccessLogs: o.AccessLogs, Node: o.NodeName, Store: o.Store})
 	p := &proxying{
 		node: o.NodeName, client: client, log: o.Log, server: server, wake: make(chan struct{}, 1),
 		services: map[svc.Name]*proxiedService{}, claims: map[netip.Addr][]svc.Name{}, secrets: map[secretKey]*namedSecret{},

@@ -72,6 +72,38 @@ func Share(c *net.UDPConn) error {
 	return errors.Join(err, os.NewSyscallError("setsockopt SO_REUSEPORT", failed))
 }
 
+// AcceptAll returns the connections that wait to be accepted, those that came before an error also with it.
+func AcceptAll(l *net.TCPListener) ([]net.Conn, error) {
+	raw, err := l.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var out []net.Conn
+	var failed error
+	err = raw.Control(func(fd uintptr) {
+		for {
+			n, _, err := unix.Accept4(int(fd), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+			switch {
+			case errors.Is(err, unix.EINTR), errors.Is(err, unix.ECONNABORTED):
+				continue
+			case errors.Is(err, unix.EAGAIN):
+				return
+			case err != nil:
+				failed = os.NewSyscallError("accept4", err)
+				return
+			}
+			f := os.NewFile(uintptr(n), "accepted")
+			c, err := net.FileConn(f)
+			if err = errors.Join(err, f.Close()); err != nil {
+				failed = err
+				return
+			}
+			out = append(out, c)
+		}
+	})
+	return out, errors.Join(err, failed)
+}
+
 // AnswerFrom turns the control message with the address that a datagram was sent
 // to into one that makes the answer leave from there, nil if there is none. It
 // works in place: in_pktinfo has the address to send from in the middle,

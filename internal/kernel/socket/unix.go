@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -39,6 +40,18 @@ func PackFiles(files ...*os.File) []byte {
 		fds[i] = int(f.Fd())
 	}
 	return unix.UnixRights(fds...)
+}
+
+// PackConn calls f with the control message that passes a socket (SCM_RIGHTS). It stays as it is: File.Fd would
+// make it block.
+func PackConn(c syscall.Conn, f func(rights []byte) error) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failed error
+	err = raw.Control(func(fd uintptr) { failed = f(unix.UnixRights(int(fd))) })
+	return errors.Join(err, failed)
 }
 
 // UnpackFiles returns the files of a control message. The caller closes them, also

@@ -58,6 +58,11 @@ type Server struct {
 	usages    map[svc.Name]*usage
 	web       *webServer // nil until there is a listener of HTTP
 
+	store     Store // nil if there is none
+	inherited map[netip.AddrPort]*net.TCPListener
+	began     time.Time
+	accepting sync.WaitGroup
+
 	headerTimeout time.Duration
 	idleGrace     time.Duration
 	logs          *accessLog // nil if none are written
@@ -90,6 +95,16 @@ type Options struct {
 	Log *slog.Logger
 	// AccessLogs is the directory of access logs, in which Node names this machine. Without one none are written.
 	AccessLogs, Node string
+	// Store, if not nil, keeps listeners for the next process.
+	Store Store
+}
+
+// Store keeps listeners while this process gives way to the next one (systemd.FileStore).
+type Store interface {
+	// Inherited returns those that an earlier process has left, once.
+	Inherited() []net.Listener
+	Keep(name string, l *net.TCPListener) error
+	Drop(name string) error
 }
 
 // New returns a Server that listens nowhere. It uses the network namespace of those that
@@ -99,11 +114,21 @@ func New(o Options) *Server {
 		log: o.Log, services: map[svc.Name]*Service{}, listeners: map[netip.AddrPort]*listener{},
 		udp: map[netip.AddrPort]*udpListener{}, pools: map[poolKey]*pool{},
 		drains: map[poolKey]time.Duration{}, usages: map[svc.Name]*usage{}, open: map[net.Conn]struct{}{},
+		inherited: map[netip.AddrPort]*net.TCPListener{}, began: time.Now(),
 		headerTimeout: headerTimeout, idleGrace: idleGrace,
 		most: socket.MaxFiles() / 4,
 	}
 	if o.AccessLogs != "" {
 		s.logs = &accessLog{dir: filepath.Clean(o.AccessLogs), node: o.Node, log: o.Log, most: maxAccessLogs, files: map[logKey]*logFile{}}
+	}
+	if s.store = o.Store; s.store != nil {
+		for _, l := range s.store.Inherited() {
+			if t, ok := l.(*net.TCPListener); ok {
+				s.inherited[addrPort(t.Addr())] = t
+			} else {
+				_ = l.Close()
+			}
+		}
 	}
 	s.ctx, s.end = context.WithCancel(context.Background())
 	return s
@@ -147,8 +172,9 @@ func (s *Server) Set(services []*Service) map[svc.Name]error {
 	s.services = done
 	for at, l := range s.listeners {
 		if !wanted[at] {
-			l.close()
+			s.close(l, false)
 			delete(s.listeners, at)
+			s.drop(at)
 		}
 	}
 	for at, l := range s.udp {
@@ -157,6 +183,7 @@ func (s *Server) Set(services []*Service) map[svc.Name]error {
 			delete(s.udp, at)
 		}
 	}
+	s.dropInherited(inheritTime)
 	for n := range s.usages {
 		if done[n] == nil && failed[n] == nil {
 			delete(s.usages, n)
@@ -247,13 +274,27 @@ func (s *Server) pool(key poolKey, v *Service) *pool {
 
 // listener is a socket at which connections are accepted.
 type listener struct {
-	socket net.Listener
+	socket *net.TCPListener
 	config atomic.Pointer[config]
 	gone   atomic.Bool // closed
 }
 
-func (l *listener) close() {
+// close closes the socket. What the kernel has accepted is served before, unless the next process has it.
+func (s *Server) close(l *listener, kept bool) {
 	l.gone.Store(true)
+	if !kept {
+		waiting, err := socket.AcceptAll(l.socket)
+		if err != nil {
+			s.log.Debug("cannot accept the last connections of a listener", "address", l.socket.Addr(), "err", err)
+		}
+		s.accepting.Add(1)
+		s.wg.Go(func() {
+			defer s.accepting.Done()
+			for _, conn := range waiting {
+				s.take(conn, l)
+			}
+		})
+	}
 	_ = l.socket.Close()
 }
 
@@ -344,17 +385,61 @@ func (s *Server) listen(at netip.AddrPort, c *config) error {
 		l.config.Store(c)
 		return nil
 	}
-	o := socket.Options{AnyAddress: true, Shared: true, KeepAlive: true} // shared with the process that takes over
-	lc := socket.ListenConfig(at, o)
-	made, err := lc.Listen(s.ctx, "tcp", at.String())
-	if err != nil {
-		return fmt.Errorf("cannot listen at %s: %w", at, err)
+	made := s.inherited[at]
+	delete(s.inherited, at)
+	if made == nil {
+		o := socket.Options{AnyAddress: true, Shared: true, KeepAlive: true} // shared with one that drains
+		lc := socket.ListenConfig(at, o)
+		l, err := lc.Listen(s.ctx, "tcp", at.String())
+		if err != nil {
+			return fmt.Errorf("cannot listen at %s: %w", at, err)
+		}
+		made = l.(*net.TCPListener)
+		if s.store != nil {
+			if err := s.store.Keep(storedName(at), made); err != nil {
+				s.log.Warn("cannot keep a listener for the next process; connections may be refused during a restart", "address", at, "err", err)
+			}
+		}
 	}
 	l := &listener{socket: made}
 	l.config.Store(c)
 	s.listeners[at] = l
-	s.wg.Go(func() { s.accept(l) })
+	s.accepting.Add(1)
+	s.wg.Go(func() {
+		defer s.accepting.Done()
+		s.accept(l)
+	})
 	return nil
+}
+
+// inheritTime is how long a listener of an earlier process waits for its Service to become known.
+const inheritTime = 30 * time.Second
+
+// dropInherited closes listeners of an earlier process that nobody has wanted for that long.
+func (s *Server) dropInherited(after time.Duration) {
+	if time.Since(s.began) < after {
+		return
+	}
+	for at, l := range s.inherited {
+		_ = l.Close()
+		s.drop(at)
+	}
+	clear(s.inherited)
+}
+
+// drop makes the store forget a listener.
+func (s *Server) drop(at netip.AddrPort) {
+	if s.store == nil {
+		return
+	}
+	if err := s.store.Drop(storedName(at)); err != nil {
+		s.log.Warn("cannot take a listener back from systemd", "address", at, "err", err)
+	}
+}
+
+// storedName names a listener without colons.
+func storedName(at netip.AddrPort) string {
+	return fmt.Sprintf("lb-%x-%d", at.Addr().AsSlice(), at.Port())
 }
 
 // Listening returns where connections are accepted.
@@ -382,19 +467,24 @@ func (s *Server) accept(l *listener) {
 			}
 			continue
 		}
-		c := l.config.Load()
-		if !s.admit(conn, c) {
-			_ = conn.Close()
-			continue
-		}
-		s.wg.Go(func() {
-			defer func() {
-				_ = conn.Close()
-				s.forget(conn, c)
-			}()
-			s.serve(conn.(*net.TCPConn), l, c)
-		})
+		s.take(conn, l)
 	}
+}
+
+// take serves a connection.
+func (s *Server) take(conn net.Conn, l *listener) {
+	c := l.config.Load()
+	if !s.admit(conn, c) {
+		_ = conn.Close()
+		return
+	}
+	s.wg.Go(func() {
+		defer func() {
+			_ = conn.Close()
+			s.forget(conn, c)
+		}()
+		s.serve(conn.(*net.TCPConn), l, c)
+	})
 }
 
 // rejectWarning is how often rejected connections are reported at most.
@@ -460,11 +550,11 @@ func (s *Server) DroppedLogs() uint64 {
 	return s.logs.dropped
 }
 
-// Close stops listening, waits until ctx ends for connections to finish, and closes the others.
+// Close stops listening (what a store keeps goes on to have connections, which wait), waits until ctx ends for connections to finish, and closes the others.
 func (s *Server) Close(ctx context.Context) {
 	s.mu.Lock()
 	for at, l := range s.listeners {
-		l.close()
+		s.close(l, s.store != nil)
 		delete(s.listeners, at)
 	}
 	for at, l := range s.udp {
@@ -473,6 +563,7 @@ func (s *Server) Close(ctx context.Context) {
 	}
 	web := s.web
 	s.mu.Unlock()
+	s.accepting.Wait()
 	if web != nil {
 		web.shutdown(ctx) // what is left is closed below
 	}

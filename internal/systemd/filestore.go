@@ -1,0 +1,79 @@
+package systemd
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"sync"
+
+	"github.com/fairlead/fairlead/internal/kernel/socket"
+)
+
+// FileStore keeps sockets of this process in systemd while the unit restarts, also after a crash
+// (https://systemd.io/FILE_DESCRIPTOR_STORE/). It is safe for concurrent use.
+type FileStore struct {
+	mu        sync.Mutex
+	conn      *net.UnixConn
+	at        *net.UnixAddr // systemd's socket
+	listeners []net.Listener
+}
+
+// firstListenFile is SD_LISTEN_FDS_START.
+const firstListenFile = 3
+
+// OpenFileStore takes over the listeners that an earlier process of the unit has left, and takes what systemd passes
+// out of the environment. It returns nil where systemd keeps nothing: the unit needs FileDescriptorStoreMax=.
+func OpenFileStore() (*FileStore, error) {
+	at, most := os.Getenv("NOTIFY_SOCKET"), os.Getenv("FDSTORE")
+	pid, n := os.Getenv("LISTEN_PID"), os.Getenv("LISTEN_FDS")
+	for _, name := range []string{"LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"} {
+		_ = os.Unsetenv(name)
+	}
+	s := &FileStore{}
+	var errs []error
+	if files, err := strconv.Atoi(n); err == nil && pid == strconv.Itoa(os.Getpid()) {
+		for fd := firstListenFile; fd < firstListenFile+files; fd++ {
+			f := os.NewFile(uintptr(fd), "inherited")
+			l, err := net.FileListener(f)
+			if errs = append(errs, err, f.Close()); err == nil {
+				s.listeners = append(s.listeners, l)
+			}
+		}
+	}
+	// FDSTORE is set since systemd 254. Before, what is sent to a unit without a store is dropped.
+	if at == "" || most == "0" {
+		return nil, errors.Join(errs...)
+	}
+	// Package net passes no files by a connected socket of datagrams.
+	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Net: "unixgram"})
+	if err != nil {
+		return nil, errors.Join(append(errs, fmt.Errorf("socket to notify systemd by: %w", err))...)
+	}
+	s.conn, s.at = conn, &net.UnixAddr{Name: at, Net: "unixgram"}
+	return s, errors.Join(errs...)
+}
+
+// Inherited returns the listeners of the earlier process. They belong to the caller.
+func (s *FileStore) Inherited() []net.Listener {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := s.listeners
+	s.listeners = nil
+	return out
+}
+
+// Keep gives systemd a copy of a listener, under a name without colons, until Drop or until the unit is stopped.
+func (s *FileStore) Keep(name string, l *net.TCPListener) error {
+	return socket.PackConn(l, func(rights []byte) error {
+		_, _, err := s.conn.WriteMsgUnix([]byte("FDSTORE=1\nFDPOLL=0\nFDNAME="+name), rights, s.at)
+		return err
+	})
+}
+
+// Drop makes systemd close its copy.
+func (s *FileStore) Drop(name string) error {
+	_, err := s.conn.WriteToUnix([]byte("FDSTOREREMOVE=1\nFDNAME="+name), s.at)
+	return err
+}
