@@ -550,7 +550,8 @@ func (s *Server) DroppedLogs() uint64 {
 	return s.logs.dropped
 }
 
-// Close stops listening (what a store keeps goes on to have connections, which wait), waits until ctx ends for connections to finish, and closes the others.
+// Close stops listening, waits until ctx ends for connections to finish, and closes the others. At what a store keeps
+// new connections wait for the next process.
 func (s *Server) Close(ctx context.Context) {
 	s.mu.Lock()
 	for at, l := range s.listeners {
