@@ -24,7 +24,7 @@ demo: setup build kubectl ## start two nodes and a client in namespaces, apply e
 
 test: setup build kubectl ## the whole suite, with set-up
 	go vet ./...
-	FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin go test -json -timeout 14m ./... | go run ./test/summary
+	FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin go test -json -p 3 -timeout 14m ./... | go run ./test/summary
 
 test-unit: ## the pure rooms: no root, no set-up, under a minute
 	go test $(UNIT)
