@@ -62,7 +62,7 @@ func TestWrongUsageExitsWith2AndOneClearLine(t *testing.T) {
 		`unknown flag: --node-nam; did you mean --node-name?`:                       {"proxy", "--node-nam", "a"},
 		`unknown flag: --log-lvel; did you mean --log-level?`:                       {"status", "--log-lvel", "a"},
 		`--mode is "ntf"; want auto, nft, iptables, ipvs or userspace; did you`:     {"proxy", "--mode", "ntf"},
-		`disruption; did you mean endpointslice?`:                                   {"controllers", "--controllers", "endpointslices"},
+		`; did you mean endpointslice?`:                                             {"controllers", "--controllers", "endpointslices"},
 		`--configure-resolver needs --node-local`:                                   {"dns", "--configure-resolver"},
 		// Without a kubeconfig: flags are checked first.
 		`--mode is "x"; want auto, nft`:           {"proxy", "--mode", "x"},
