@@ -31,7 +31,7 @@ metadata:
     service.beta.kubernetes.io/aws-load-balancer-healthcheck-interval: "3"
     service.beta.kubernetes.io/aws-load-balancer-extra-security-groups: sg-1
     service.beta.kubernetes.io/aws-load-balancer-internal: 0.0.0.0/0
-    service.beta.kubernetes.io/aws-load-balancer-access-log-s3-bucket-name: b
+    service.beta.kubernetes.io/aws-load-balancer-proxy-protocol-per-target-group: "80"
     service.beta.kubernetes.io/aws-load-balancer-ssl-port: "443"
 spec:
   type: LoadBalancer
@@ -54,7 +54,7 @@ func TestExplain(t *testing.T) {
 	}
 	for _, want := range []string{
 		"443   https  tls       tcp", "web-cert", "is service.beta.kubernetes.io/aws-load-balancer-ssl-ports meant?",
-		`"3" is not a number from 5 to 300 seconds`, "accepted; has no meaning here because", "nothing is uploaded", "empty: the default",
+		`"3" is not a number from 5 to 300 seconds`, "accepted; has no meaning here because", "the PROXY protocol is for all ports or none", "empty: the default",
 		"internal true",
 	} {
 		if !strings.Contains(out, want) {

@@ -83,7 +83,7 @@ func logBucket(key string) Annotation {
 func (r *reader) setBucket(v string) error {
 	other := func(c rune) bool { return (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' && c != '.' }
 	if len(v) < 3 || len(v) > 63 || strings.ContainsFunc(v, other) || strings.Trim(v, "-.") != v || strings.Contains(v, "..") {
-		return fmt.Errorf("%q is not the name of a bucket: 3 to 63 lower case letters, digits, - and .", shorten(v))
+		return fmt.Errorf("%q is not the name of a bucket: 3 to 63 of lower case letters, digits, . and -", shorten(v))
 	}
 	r.set(FieldLogBucket, v, func(s *Spec) { s.AccessLog.Bucket = v })
 	return nil

@@ -26,12 +26,12 @@ func TestEventsAboutAnnotations(t *testing.T) {
 	r := newRig(t)
 	r.withPools("192.0.2.0/28")
 	s := r.service("web", annotate(
-		aws+"healthcheck-interval", "1", aws+"ssl-port", "443", aws+"access-log-s3-bucket-name", "b", aws+"extra-security-groups", "sg-1",
+		aws+"healthcheck-interval", "1", aws+"ssl-port", "443", aws+"proxy-protocol-per-target-group", "80", aws+"extra-security-groups", "sg-1",
 		aws+"cross-zone-load-balancing-enabled", "true", "metallb.io/address-pool", "a", "fairlead.dev/lb-tags", "a=\x1b[31mred"))
 	want := map[string]string{
 		"InvalidAnnotation":      `Warning "1" is not a number from 5 to 300 seconds`,
 		"UnknownAnnotation":      "Warning is " + aws + "ssl-ports meant?",
-		"AnnotationNotSupported": "Warning nothing is uploaded",
+		"AnnotationNotSupported": "Warning the PROXY protocol is for all ports or none",
 		"AnnotationIgnored":      "Normal accepted; has no meaning here because",
 		"AnnotationApplied":      "Normal metallb.io/address-pool: pool a",
 	}

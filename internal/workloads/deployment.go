@@ -174,7 +174,7 @@ func (r *rollout) annotate() {
 	r.current.Spec.MinReadySeconds = r.d.Spec.MinReadySeconds
 	r.out.Revision = r.current.Annotations[RevisionAnnotation]
 	if r.hasDeadline() && r.condition(appsv1.DeploymentProgressing) == nil {
-		r.set(appsv1.DeploymentProgressing, corev1.ConditionTrue, "FoundNewReplicaSet", fmt.Sprintf("Found new replica set %q", r.current.Name))
+		r.setProgressing(corev1.ConditionTrue, "FoundNewReplicaSet", fmt.Sprintf("Found new replica set %q", r.current.Name))
 	}
 }
 
@@ -389,7 +389,7 @@ func (r *rollout) create() {
 		r.out.Events = append(r.out.Events, fmt.Sprintf("Scaled up replica set %s from 0 to %d", name, n))
 	}
 	if r.hasDeadline() {
-		r.set(appsv1.DeploymentProgressing, corev1.ConditionTrue, "NewReplicaSetCreated", fmt.Sprintf("Created new replica set %q", name))
+		r.setProgressing(corev1.ConditionTrue, "NewReplicaSetCreated", fmt.Sprintf("Created new replica set %q", name))
 	}
 }
 

@@ -36,9 +36,9 @@ func (r *rollout) condition(t appsv1.DeploymentConditionType) *appsv1.Deployment
 	return findCondition(&r.d.Status, t)
 }
 
-// set sets a condition of the status from which the decision begins.
-func (r *rollout) set(t appsv1.DeploymentConditionType, status corev1.ConditionStatus, reason, message string) {
-	r.setIn(&r.d.Status, t, status, reason, message)
+// setProgressing sets the condition Progressing of the status from which the decision begins.
+func (r *rollout) setProgressing(status corev1.ConditionStatus, reason, message string) {
+	r.setIn(&r.d.Status, appsv1.DeploymentProgressing, status, reason, message)
 }
 
 // setIn sets a condition unless it has that status and reason already.
@@ -71,9 +71,9 @@ func (r *rollout) checkPaused() {
 	}
 	switch was := c != nil && c.Reason == reasonPaused; {
 	case r.d.Spec.Paused && !was:
-		r.set(appsv1.DeploymentProgressing, corev1.ConditionUnknown, reasonPaused, "Deployment is paused")
+		r.setProgressing(corev1.ConditionUnknown, reasonPaused, "Deployment is paused")
 	case !r.d.Spec.Paused && was:
-		r.set(appsv1.DeploymentProgressing, corev1.ConditionUnknown, reasonResumed, "Deployment is resumed")
+		r.setProgressing(corev1.ConditionUnknown, reasonResumed, "Deployment is resumed")
 	}
 }
 

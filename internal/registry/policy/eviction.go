@@ -169,7 +169,7 @@ func (r *evictionREST) budgetOf(ctx context.Context, pod *corev1.Pod) (found *po
 			continue
 		}
 		if found != nil {
-			//nolint:staticcheck // in the words of kube-apiserver
+			//nolint:staticcheck,revive // in the words of kube-apiserver
 			return nil, apierrors.NewInternalError(
 				errors.New("This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."))
 		}
