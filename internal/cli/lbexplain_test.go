@@ -54,7 +54,8 @@ func TestExplain(t *testing.T) {
 	}
 	for _, want := range []string{
 		"443   https  tls       tcp", "web-cert", "is service.beta.kubernetes.io/aws-load-balancer-ssl-ports meant?",
-		`"3" is not a number from 5 to 300 seconds`, "accepted; has no meaning here because", "the PROXY protocol is for all ports or none", "empty: the default",
+		`"3" is not a number from 5 to 300 seconds`,
+		"accepted; has no meaning here because", "the PROXY protocol is for all ports or none", "empty: the default",
 		"internal true",
 	} {
 		if !strings.Contains(out, want) {
