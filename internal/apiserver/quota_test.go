@@ -33,6 +33,24 @@ func awaitUsed(t *testing.T, c kubernetes.Interface, name string, want func(core
 	}
 }
 
+// secrets is limited to none by quotas for which awaitEnforced waits.
+const secrets = corev1.ResourceName("count/secrets")
+
+// awaitEnforced waits until the cache that admission reads has a namespace's quota that forbids Secrets.
+func awaitEnforced(t *testing.T, c kubernetes.Interface, namespace string) {
+	t.Helper()
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "forbidden"}}
+	for deadline := time.Now().Add(waitTimeout); ; <-time.After(10 * time.Millisecond) {
+		_, err := c.CoreV1().Secrets(namespace).Create(t.Context(), secret, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota") {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("a Secret that the quota forbids: %v", err)
+		}
+	}
+}
+
 // A tenant with a quota has no more objects and no more bytes than it says, neither
 // by creation nor by updates, and gets back what is deleted.
 func TestResourceQuota(t *testing.T) {
@@ -50,13 +68,15 @@ func TestResourceQuota(t *testing.T) {
 		t.Errorf("a wrong quota: %v", err)
 	}
 	// default/kubernetes is there.
-	if err := limit("q", corev1.ResourceList{services: resource.MustParse("2"), bytes: resource.MustParse("3M")}); err != nil {
+	hard := corev1.ResourceList{services: resource.MustParse("2"), bytes: resource.MustParse("3M"), secrets: resource.MustParse("0")}
+	if err := limit("q", hard); err != nil {
 		t.Fatal(err)
 	}
 	awaitUsed(t, system, "q", func(u corev1.ResourceList) bool {
 		s, b := u[services], u[bytes]
 		return s.Value() == 1 && b.Value() > 0
 	})
+	awaitEnforced(t, user, "default")
 	service := func(name string) error {
 		_, err := user.CoreV1().Services("default").Create(t.Context(), &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name},
 			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}, metav1.CreateOptions{})
@@ -96,12 +116,11 @@ func TestResourceQuota(t *testing.T) {
 		s, b := u[services], u[bytes]
 		return s.Value() == 1 && b.Value() < 2_000_000
 	})
-	if _, err := maps.Create(t.Context(), large("cm-2", 2), metav1.CreateOptions{}); err != nil {
-		t.Error(err)
-	}
-	if err := service("b"); err != nil {
-		t.Error(err)
-	}
+	eventually(t, "room for 1 MB", func() bool { // admission reads a cache
+		_, err := maps.Create(t.Context(), large("cm-2", 2), metav1.CreateOptions{})
+		return err == nil
+	})
+	eventually(t, "room for a Service", func() bool { return service("b") == nil })
 }
 
 // Custom resources count by number and by bytes, by creation and by updates.
@@ -119,7 +138,7 @@ func TestQuotaOfCustomResources(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := c.kube.CoreV1().ResourceQuotas("default").Create(c.ctx, &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "q"},
-		Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{bytes: resource.MustParse("300k"), count: resource.MustParse("3")}},
+		Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{bytes: resource.MustParse("300k"), count: resource.MustParse("3"), secrets: resource.MustParse("0")}},
 	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -137,6 +156,7 @@ func TestQuotaOfCustomResources(t *testing.T) {
 		}
 	}
 	used(1, 100_000, 120_000)
+	awaitEnforced(t, c.kube, "default")
 	exceeded(make("large", 250_000), "300 kB by creation")
 	if err := make("second", 100_000); err != nil {
 		t.Fatal(err)
@@ -153,9 +173,7 @@ func TestQuotaOfCustomResources(t *testing.T) {
 		t.Fatal(err)
 	}
 	used(2, 100_000, 130_000)
-	if err := make("fourth", 100_000); err != nil {
-		t.Error(err)
-	}
+	eventually(t, "room for 100 kB", func() bool { return make("fourth", 100_000) == nil })
 }
 
 // A new namespace gets the default quota, unless it has one.
@@ -163,17 +181,14 @@ func TestDefaultQuota(t *testing.T) {
 	t.Parallel()
 	const services = corev1.ResourceName("count/services")
 	cfg := apiservertest.Start(t, func(o *apiserver.Options) {
-		o.DefaultQuota = corev1.ResourceList{services: resource.MustParse("1")}
+		o.DefaultQuota = corev1.ResourceList{services: resource.MustParse("1"), secrets: resource.MustParse("0")}
 	})
 	system := kubernetes.NewForConfigOrDie(cfg)
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}
 	if _, err := system.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the quota is enforced", func() bool {
-		q, err := system.CoreV1().ResourceQuotas("shop").Get(t.Context(), "default", metav1.GetOptions{})
-		return err == nil && q.Status.Hard != nil
-	})
+	awaitEnforced(t, system, "shop")
 	web := func(name string) error {
 		_, err := system.CoreV1().Services("shop").Create(t.Context(), &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name},
 			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}, metav1.CreateOptions{})
