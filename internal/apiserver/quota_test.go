@@ -138,7 +138,8 @@ func TestQuotaOfCustomResources(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := c.kube.CoreV1().ResourceQuotas("default").Create(c.ctx, &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "q"},
-		Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{bytes: resource.MustParse("300k"), count: resource.MustParse("3"), secrets: resource.MustParse("0")}},
+		Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{
+			bytes: resource.MustParse("300k"), count: resource.MustParse("3"), secrets: resource.MustParse("0")}},
 	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
