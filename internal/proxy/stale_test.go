@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/kernel/conntrack"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -153,6 +154,62 @@ func TestStaleConnections(t *testing.T) {
 				t.Errorf("removed: %q, want %q", got, c.want)
 			}
 		})
+	}
+}
+
+// A flow of UDP that is no more than a remembered answer leaves an endpoint that gets no new
+// flows, for one that serves on; flows that last, that wait or that had packets a moment ago stay.
+func TestSpentFlows(t *testing.T) {
+	const timeout = 30 * time.Second
+	before := port(t, "UDP 10.96.0.1:53=10.0.0.1,10.0.0.2/10.0.0.3 serving=10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4")
+	after := port(t, "UDP 10.96.0.1:53=10.0.0.2/10.0.0.3 serving=10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4")
+	was, is := servedBy(before, &before.Frontends[0]), servedBy(after, &after.Frontends[0])
+	entry := func(endpoint string, change func(*conntrack.Entry)) *conntrack.Entry {
+		e := &conntrack.Entry{
+			Protocol: svc.UDP, OrigDst: netip.MustParseAddrPort("10.96.0.1:53"),
+			ReplySrc: netip.AddrPortFrom(netip.MustParseAddr(endpoint), 53), Replied: true, Left: timeout - 2*time.Second,
+		}
+		if change != nil {
+			change(e)
+		}
+		return e
+	}
+	for _, c := range []struct {
+		name   string
+		served *served
+		entry  *conntrack.Entry
+		want   bool
+	}{
+		{"at an endpoint that terminates", is, entry("10.0.0.1", nil), true},
+		{"before it does", was, entry("10.0.0.1", nil), false},
+		{"at one for new flows", is, entry("10.0.0.2", nil), false},
+		{"at one for new flows of this node", is, entry("10.0.0.3", nil), false},
+		{"of a frontend that is gone", nil, entry("10.0.0.1", nil), false},
+		{"TCP", is, entry("10.0.0.1", func(e *conntrack.Entry) { e.Protocol = svc.TCP }), false},
+		{"not translated", is, entry("10.0.0.1", func(e *conntrack.Entry) { e.ReplySrc = e.OrigDst }), false},
+		{"without an answer", is, entry("10.0.0.1", func(e *conntrack.Entry) { e.Replied = false }), false},
+		{"that lasts", is, entry("10.0.0.1", func(e *conntrack.Entry) { e.Assured = true }), false},
+		{"of the last second", is, entry("10.0.0.1", func(e *conntrack.Entry) { e.Left = timeout - time.Second }), false},
+		{"of this moment", is, entry("10.0.0.1", func(e *conntrack.Entry) { e.Left = timeout }), false},
+	} {
+		if got := c.served.spent(c.entry, timeout); got != c.want {
+			t.Errorf("a flow %s: spent is %t", c.name, got)
+		}
+	}
+	for _, c := range []struct {
+		p        svc.Protocol
+		old, now *served
+		want     bool
+	}{
+		{svc.UDP, was, is, true},  // 10.0.0.1 gets no new flows any more
+		{svc.TCP, was, is, false}, // its connections go on
+		{svc.UDP, is, was, false},
+		{svc.UDP, was, was, false},
+		{svc.UDP, is, nil, true},
+	} {
+		if got := c.now.less(c.old, c.p); got != c.want {
+			t.Errorf("%s from %v to %v: less is %t", c.p, c.old, c.now, got)
+		}
 	}
 }
 

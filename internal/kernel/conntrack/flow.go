@@ -36,7 +36,8 @@ type Entry struct {
 	// Replied reports that there was an answer, Assured that the connection has lasted: of
 	// UDP, with an answer and packets for more than 2 s.
 	Replied, Assured bool
-	// Left is when the entry ends without another packet, in whole seconds.
+	// Left is when the entry ends without another packet, in whole seconds, rounded down: the
+	// whole timeout only in the tick of the packet itself.
 	Left time.Duration
 }
 
