@@ -177,8 +177,8 @@ func (b *balancers) exclude(name string, set bool) {
 		value = `""`
 	}
 	patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%s}}}`, corev1.LabelNodeExcludeBalancers, value)
-	_, err := b.server.Client.CoreV1().Nodes().Patch(b.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
-	if err != nil {
-		b.Fatal(err)
-	}
+	testbed.Until(b.T, "the label of "+name, func() error { // the guest has one processor for all of the cluster
+		_, err := b.server.Client.CoreV1().Nodes().Patch(b.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+		return err
+	})
 }
