@@ -3,11 +3,13 @@ package controller
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
@@ -28,10 +30,20 @@ type taintEviction struct {
 	*controllerContext
 	index *selection
 	loop  *loop.Loop[svc.Name]
+
+	mu   sync.Mutex
+	seen map[svc.Name]seenTaints
+}
+
+// seenTaints is when each taint of a Pod's Node was first seen beside the Pod. The taints are
+// without TimeAdded.
+type seenTaints struct {
+	pod   types.UID
+	first map[corev1.Taint]time.Time
 }
 
 func newTaintEviction(s *controllerContext) (func(ctx context.Context), error) {
-	c := &taintEviction{controllerContext: s}
+	c := &taintEviction{controllerContext: s, seen: map[svc.Name]seenTaints{}}
 	c.loop = loop.New(s.log, TaintEvictionName, 2, c.sync)
 	index, err := selectionOf(s)
 	if err != nil {
@@ -43,23 +55,27 @@ func newTaintEviction(s *controllerContext) (func(ctx context.Context), error) {
 			c.loop.Queue.Add(nameOf(pod))
 		}
 	}
-	if err := s.handle(s.informers.Core().V1().Pods().Informer(), handlers(changed, nil)); err != nil {
+	deleted := func(pod *corev1.Pod) { c.loop.Queue.Add(nameOf(pod)) } // its times are to be forgotten
+	if err := s.handle(s.informers.Core().V1().Pods().Informer(), handlers(changed, deleted)); err != nil {
 		return nil, err
 	}
 	return c.loop.Run, s.handle(s.informers.Core().V1().Nodes().Informer(), cache.ResourceEventHandlerFuncs{
-		AddFunc: func(o any) { c.node(o.(*corev1.Node)) },
+		AddFunc: func(o any) {
+			if n := o.(*corev1.Node); len(evicting(n)) > 0 {
+				c.node(n)
+			}
+		},
 		UpdateFunc: func(before, now any) {
-			if placesDiffer(before.(*corev1.Node), now.(*corev1.Node)) {
-				c.node(now.(*corev1.Node))
+			old, n := before.(*corev1.Node), now.(*corev1.Node)
+			if len(evicting(old))+len(evicting(n)) > 0 && placesDiffer(old, n) {
+				c.node(n)
 			}
 		},
 	})
 }
 
+// node looks at the Pods of a Node that has taints, or has had some.
 func (c *taintEviction) node(node *corev1.Node) {
-	if len(evicting(node)) == 0 {
-		return
-	}
 	for _, pod := range c.index.podsOn(node.Name) {
 		c.loop.Queue.Add(nameOf(pod))
 	}
@@ -89,11 +105,14 @@ func (c *taintEviction) taints(node string) []corev1.Taint {
 func (c *taintEviction) sync(ctx context.Context, name svc.Name) error {
 	pod, err := c.informers.Core().V1().Pods().Lister().Pods(name.Namespace).Get(name.Name)
 	if err != nil || pod.DeletionTimestamp != nil || finished(pod) {
+		c.forget(name)
 		return nil
 	}
 	now := time.Now()
-	for _, t := range c.taints(pod.Spec.NodeName) {
-		left, forever := c.tolerated(pod, t, now)
+	taints := c.taints(pod.Spec.NodeName)
+	since := c.since(pod, taints, now)
+	for i, t := range taints {
+		left, forever := c.tolerated(pod, t, since[i], now)
 		switch {
 		case forever:
 		case left > 0:
@@ -107,12 +126,62 @@ func (c *taintEviction) sync(ctx context.Context, name svc.Name) error {
 	return nil
 }
 
-// tolerated returns for how long a Pod still tolerates a taint.
-func (c *taintEviction) tolerated(pod *corev1.Pod, t corev1.Taint, now time.Time) (left time.Duration, forever bool) {
-	since := now
-	if t.TimeAdded != nil {
-		since = t.TimeAdded.Time
+// since returns from when on the time that a Pod tolerates each taint counts: from when the
+// taint was added, or first seen where it has no time, but not from before the Pod was on its
+// Node. What it remembers of the Pod's other taints it forgets.
+func (c *taintEviction) since(pod *corev1.Pod, taints []corev1.Taint, now time.Time) []time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	name := nameOf(pod)
+	old := c.seen[name]
+	first := map[corev1.Taint]time.Time{}
+	out := make([]time.Time, len(taints))
+	for i, t := range taints {
+		if t.TimeAdded != nil {
+			out[i] = latest(t.TimeAdded.Time, arrival(pod))
+			continue
+		}
+		at, ok := old.first[t]
+		if !ok || old.pod != pod.UID {
+			at = now
+		}
+		first[t] = at
+		out[i] = latest(at, arrival(pod))
 	}
+	if len(first) > 0 {
+		c.seen[name] = seenTaints{pod.UID, first}
+	} else {
+		delete(c.seen, name)
+	}
+	return out
+}
+
+func (c *taintEviction) forget(name svc.Name) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.seen, name)
+}
+
+// arrival is when a Pod was bound to its Node, or created if its conditions do not have that.
+func arrival(pod *corev1.Pod) time.Time {
+	for i := range pod.Status.Conditions {
+		if s := &pod.Status.Conditions[i]; s.Type == corev1.PodScheduled && s.Status == corev1.ConditionTrue {
+			return latest(pod.CreationTimestamp.Time, s.LastTransitionTime.Time)
+		}
+	}
+	return pod.CreationTimestamp.Time
+}
+
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// tolerated returns for how long a Pod still tolerates a taint; since is as of the function of
+// that name.
+func (c *taintEviction) tolerated(pod *corev1.Pod, t corev1.Taint, since, now time.Time) (left time.Duration, forever bool) {
 	shortest, found := time.Duration(0), false
 	for i := range pod.Spec.Tolerations {
 		o := &pod.Spec.Tolerations[i]

@@ -13,6 +13,8 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // taint sets the only taint of a Node, or removes it.
@@ -84,6 +86,47 @@ func TestTaintEviction(t *testing.T) {
 	leave("at-once", "of-a-set")
 	r.taint("n0", corev1.Taint{Key: "maintenance", Effect: corev1.TaintEffectNoExecute})
 	leave("alone", "at-once", "for-an-hour", "for-good", "of-a-set")
+}
+
+// The time that a Pod tolerates a taint ends also where the taint has no time, and does not
+// begin before the Pod is on the Node.
+func TestTolerationCounts(t *testing.T) {
+	start := time.Unix(1_000_000, 0)
+	at := func(seconds int) time.Time { return start.Add(time.Duration(seconds) * time.Second) }
+	minute := int64(60)
+	pod := podObject("shop", "web", "web", "n0")
+	pod.UID, pod.CreationTimestamp = "1", metav1.NewTime(at(0))
+	pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists, TolerationSeconds: &minute}}
+	plain := corev1.Taint{Key: "maintenance", Effect: corev1.TaintEffectNoExecute}
+	c := &taintEviction{seen: map[svc.Name]seenTaints{}}
+	left := func(taint corev1.Taint, now time.Time) time.Duration {
+		d, _ := c.tolerated(pod, taint, c.since(pod, []corev1.Taint{taint}, now)[0], now)
+		return d
+	}
+	expect := func(what string, got, want time.Duration) {
+		t.Helper()
+		if got != want {
+			t.Errorf("%s: %s left, want %s", what, got, want)
+		}
+	}
+	expect("first seen", left(plain, at(100)), time.Minute)
+	expect("later", left(plain, at(140)), 20*time.Second)
+	expect("at the end", left(plain, at(160)), 0)
+	c.since(pod, nil, at(161))
+	expect("added again", left(plain, at(170)), time.Minute)
+	pod.UID = "2"
+	expect("another Pod of the name", left(plain, at(180)), time.Minute)
+	c.forget(nameOf(pod))
+	added, dated := metav1.NewTime(at(-3600)), plain
+	dated.TimeAdded = &added
+	expect("a Pod younger than the taint", left(dated, at(10)), 50*time.Second)
+	pod.Status.Conditions = []corev1.PodCondition{
+		{Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(at(30))},
+	}
+	expect("a Pod that waited for its Node", left(dated, at(40)), 50*time.Second)
+	if len(c.seen) > 0 {
+		t.Errorf("remembered in the end: %v", c.seen)
+	}
 }
 
 // While most Nodes seem lost no Pod is taken from them.
