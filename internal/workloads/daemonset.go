@@ -38,7 +38,7 @@ type Daemons struct {
 type daemons struct {
 	d       *appsv1.DaemonSet
 	hash    string
-	nodes   map[string][]*corev1.Pod // all Pods that have not gone, by the node they are for
+	nodes   map[string][]*corev1.Pod // all Pods that keep others from their node, by that node
 	deleted leaving
 	now     time.Time
 	out     Daemons
@@ -51,7 +51,7 @@ func PlanDaemonSet(d *appsv1.DaemonSet, hash string, owned []*corev1.Pod, nodes 
 ) Daemons {
 	p := &daemons{d: d, hash: hash, nodes: map[string][]*corev1.Pod{}, deleted: deleted, now: now}
 	for _, pod := range owned {
-		if name := targetNode(pod); name != "" {
+		if name := targetNode(pod); name != "" && !(ended(pod) && p.goes(pod)) {
 			p.nodes[name] = append(p.nodes[name], pod)
 		}
 	}

@@ -40,7 +40,7 @@ func nodesNamed(names string) (out []*corev1.Node) {
 	return out
 }
 
-// daemonPods reads "NODE:REVISION[STATE]": "+" ready, "-" not, "x" failed, "~" deleted.
+// daemonPods reads "NODE:REVISION[STATE]": "+" ready, "-" not, "x" failed, "~" deleted, "!" both.
 func daemonPods(text string) (out []*corev1.Pod, deleted map[types.UID]bool) {
 	deleted = map[types.UID]bool{}
 	for i, word := range strings.Fields(text) {
@@ -56,6 +56,9 @@ func daemonPods(text string) (out []*corev1.Pod, deleted map[types.UID]bool) {
 		switch state {
 		case "x":
 			p.Status.Phase = corev1.PodFailed
+		case "!":
+			p.Status.Phase = corev1.PodFailed
+			deleted[p.UID] = true
 		case "~":
 			deleted[p.UID] = true
 		}
@@ -80,6 +83,7 @@ func TestPlanDaemonSet(t *testing.T) {
 		{"too many", "a", "a:2+ a:2+", "0", "1", "", "a-2"},
 		{"a failed one", "a", "a:2x", "0", "1", "", "a-2"},
 		{"one that goes is waited for", "a", "a:2~", "0", "1", "", ""},
+		{"one that goes and has ended is replaced", "a", "a:2!", "0", "1", "a", ""},
 		{"an update, one at a time", "a b c", "a:1+ b:1+ c:1+", "0", "1", "", "a-1"},
 		{"the new one is not ready", "a b c", "a:2- b:1+ c:1+", "0", "1", "", ""},
 		{"the next", "a b c", "a:2+ b:1+ c:1+", "0", "1", "", "b-1"},
