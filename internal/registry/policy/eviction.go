@@ -85,8 +85,10 @@ func (r *evictionREST) Create(ctx context.Context, name string, obj runtime.Obje
 	fixed := how.Preconditions != nil && how.Preconditions.ResourceVersion != nil
 	backoff := retry.DefaultRetry
 	backoff.Steps, backoff.Factor = evictionTries, 1.2
-	err = retry.OnError(backoff, func(err error) bool { return !fixed && apierrors.IsConflict(err) }, func() error {
-		return r.try(ctx, name, how)
+	counted := false
+	err = retry.OnError(backoff, func(err error) bool { return !fixed && !counted && apierrors.IsConflict(err) }, func() (err error) {
+		counted, err = r.try(ctx, name, how)
+		return err
 	})
 	if err != nil {
 		return nil, err
@@ -110,42 +112,71 @@ func deleteOptions(e *policyv1.Eviction, options *metav1.CreateOptions) (*metav1
 	return out, nil
 }
 
-func (r *evictionREST) try(ctx context.Context, name string, how *metav1.DeleteOptions) error {
+// try evicts once. counted reports whether a budget has been looked at: what it has counted
+// must not be counted again, so that only the client may try again.
+func (r *evictionREST) try(ctx context.Context, name string, how *metav1.DeleteOptions) (counted bool, err error) {
 	obj, err := r.pods.Get(ctx, name, &metav1.GetOptions{})
 	if err != nil {
-		return err
+		return false, err
 	}
 	pod := obj.(*corev1.Pod)
+	if err := met(how.Preconditions, pod); err != nil {
+		return true, err
+	}
 	// Nothing may change between the look at the Pod and its deletion where the decision
 	// depends on it; ended Pods stay as they are.
-	exact := false
+	budget, exact := "", false
 	switch {
 	case pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed:
 	case pod.Status.Phase == corev1.PodPending:
 		exact = true
 	default:
-		if exact, err = r.allowed(ctx, pod, dryrun.IsDryRun(how.DryRun)); err != nil {
-			return err
+		if budget, exact, err = r.allowed(ctx, pod, dryrun.IsDryRun(how.DryRun)); err != nil {
+			return true, err
 		}
 	}
-	return r.delete(ctx, pod, how.DeepCopy(), exact)
+	fixed := how.Preconditions != nil && how.Preconditions.ResourceVersion != nil
+	err = r.delete(ctx, pod, how.DeepCopy(), exact)
+	if exact && budget != "" && !fixed && apierrors.IsConflict(err) { // it may be ready by now
+		err = tooMany(budget, 10, "is still being processed by the server.")
+	}
+	return budget != "", err
 }
 
-// allowed returns an error unless a Pod that runs may be evicted; exact is that it may only
-// as it is now, unready. An eviction that is allowed is counted in the budget's status.
-func (r *evictionREST) allowed(ctx context.Context, pod *corev1.Pod, dryRun bool) (exact bool, err error) {
+// met returns a conflict unless a Pod meets the preconditions of its deletion.
+func met(want *metav1.Preconditions, pod *corev1.Pod) error {
+	switch {
+	case want == nil:
+	case want.UID != nil && *want.UID != pod.UID:
+		return apierrors.NewConflict(corev1.Resource("pods"), pod.Name,
+			fmt.Errorf("the UID in the precondition (%s) does not match the UID in record (%s)", *want.UID, pod.UID))
+	case want.ResourceVersion != nil && *want.ResourceVersion != pod.ResourceVersion:
+		return apierrors.NewConflict(corev1.Resource("pods"), pod.Name,
+			fmt.Errorf("the ResourceVersion in the precondition (%s) does not match the ResourceVersion in record (%s)",
+				*want.ResourceVersion, pod.ResourceVersion))
+	}
+	return nil
+}
+
+// allowed returns an error unless a Pod that runs may be evicted, and the name of its budget,
+// "" for none; exact is that it may only as it is now, unready. An eviction that is allowed is
+// counted in the budget's status.
+func (r *evictionREST) allowed(ctx context.Context, pod *corev1.Pod, dryRun bool) (name string, exact bool, err error) {
 	budget, err := r.budgetOf(ctx, pod)
 	if err != nil || budget == nil {
-		return false, err
+		return "", false, err
 	}
 	if !isReady(pod) {
 		s := &budget.Status
 		p := budget.Spec.UnhealthyPodEvictionPolicy
 		if p != nil && *p == policyv1.AlwaysAllow || s.CurrentHealthy >= s.DesiredHealthy && s.DesiredHealthy > 0 {
-			return true, nil
+			return budget.Name, true, nil
 		}
 	}
-	return false, r.take(ctx, budget.Name, pod.Name, dryRun)
+	backoff := retry.DefaultRetry
+	backoff.Steps, backoff.Factor = evictionTries, 1.2
+	err = retry.RetryOnConflict(backoff, func() error { return r.take(ctx, budget.Name, pod.Name, dryRun) })
+	return budget.Name, false, err
 }
 
 func isReady(pod *corev1.Pod) bool {
@@ -204,20 +235,22 @@ func (r *evictionREST) take(ctx context.Context, budget, pod string, dryRun bool
 	return err
 }
 
+// tooMany is the answer 429 of a budget, in the words of kube-apiserver.
+func tooMany(budget string, seconds int, why string) error {
+	err := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", seconds)
+	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes,
+		metav1.StatusCause{Type: policyv1.DisruptionBudgetCause, Message: fmt.Sprintf("The disruption budget %s %s", budget, why)})
+	return err
+}
+
 // room returns an error unless b allows one more eviction, in the words of kube-apiserver.
 func room(b *policyv1.PodDisruptionBudget) error {
 	s := &b.Status
 	resource := schema.GroupResource{Group: policyv1.GroupName, Resource: "poddisruptionbudget"}
-	tooMany := func(seconds int, why string) error {
-		err := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", seconds)
-		err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes,
-			metav1.StatusCause{Type: policyv1.DisruptionBudgetCause, Message: fmt.Sprintf("The disruption budget %s %s", b.Name, why)})
-		return err
-	}
 	condition := meta.FindStatusCondition(s.Conditions, policyv1.DisruptionAllowedCondition)
 	switch {
 	case s.ObservedGeneration < b.Generation:
-		return tooMany(10, "is still being processed by the server.")
+		return tooMany(b.Name, 10, "is still being processed by the server.")
 	case s.DisruptionsAllowed < 0:
 		return apierrors.NewForbidden(resource, b.Name, errors.New("pdb disruptions allowed is negative"))
 	case len(s.DisruptedPods) > maxDisrupted:
@@ -226,11 +259,11 @@ func room(b *policyv1.PodDisruptionBudget) error {
 	case s.DisruptionsAllowed > 0:
 		return nil
 	case condition != nil && condition.Status == metav1.ConditionFalse && condition.Reason == policyv1.SyncFailedReason:
-		return tooMany(0, "does not allow evicting pods currently because it failed sync: "+condition.Message)
+		return tooMany(b.Name, 0, "does not allow evicting pods currently because it failed sync: "+condition.Message)
 	case s.CurrentHealthy <= s.DesiredHealthy:
-		return tooMany(0, fmt.Sprintf("needs %d healthy pods and has %d currently", s.DesiredHealthy, s.CurrentHealthy))
+		return tooMany(b.Name, 0, fmt.Sprintf("needs %d healthy pods and has %d currently", s.DesiredHealthy, s.CurrentHealthy))
 	}
-	return tooMany(0, "does not allow evicting pods currently")
+	return tooMany(b.Name, 0, "does not allow evicting pods currently")
 }
 
 // delete marks the Pod as disrupted and deletes it; exact is with no change in between.
@@ -247,14 +280,8 @@ func (r *evictionREST) delete(ctx context.Context, pod *corev1.Pod, how *metav1.
 	if !dryrun.IsDryRun(how.DryRun) {
 		change := func(_ context.Context, _, old runtime.Object) (runtime.Object, error) {
 			p := old.DeepCopyObject().(*corev1.Pod)
-			if want := how.Preconditions.UID; *want != p.UID {
-				return nil, apierrors.NewConflict(corev1.Resource("pods"), p.Name,
-					fmt.Errorf("the UID in the precondition (%s) does not match the UID in record (%s)", *want, p.UID))
-			}
-			if want := how.Preconditions.ResourceVersion; want != nil && *want != p.ResourceVersion {
-				return nil, apierrors.NewConflict(corev1.Resource("pods"), p.Name,
-					fmt.Errorf("the ResourceVersion in the precondition (%s) does not match the ResourceVersion in record (%s)", *want,
-						p.ResourceVersion))
+			if err := met(how.Preconditions, p); err != nil {
+				return nil, err
 			}
 			markDisrupted(p)
 			return p, nil

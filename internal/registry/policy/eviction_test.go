@@ -1,0 +1,79 @@
+package policy_test
+
+import (
+	"context"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
+)
+
+// An eviction of a Pod that has been replaced by another of its name uses up nothing of the
+// budget.
+func TestEvictionOfAReplacedPod(t *testing.T) {
+	ctx := context.Background()
+	client := kubernetes.NewForConfigOrDie(apiservertest.Start(t))
+	pods, budgets := client.CoreV1().Pods("default"), client.PolicyV1().PodDisruptionBudgets("default")
+	pod, err := pods.Create(ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "web", Labels: map[string]string{"app": "web"}},
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "example.com/c"}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod.Status.Phase = corev1.PodRunning
+	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+	if pod, err = pods.UpdateStatus(ctx, pod, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	least := intstr.FromInt32(0)
+	budget, err := budgets.Create(ctx, &policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Name: "web"},
+		Spec: policyv1.PodDisruptionBudgetSpec{
+			MinAvailable: &least, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	budget.Status = policyv1.PodDisruptionBudgetStatus{ObservedGeneration: budget.Generation, DisruptionsAllowed: 5, CurrentHealthy: 5}
+	if _, err := budgets.UpdateStatus(ctx, budget, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	evict := func(uid types.UID, version string) error {
+		e := &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default"}}
+		e.DeleteOptions = &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}
+		if version != "" {
+			e.DeleteOptions.Preconditions.ResourceVersion = &version
+		}
+		return pods.EvictV1(ctx, e)
+	}
+	allows := func(want int32) {
+		t.Helper()
+		b, err := budgets.Get(ctx, "web", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := b.Status.DisruptionsAllowed; got != want {
+			t.Errorf("the budget allows %d evictions, want %d", got, want)
+		}
+	}
+	if err := evict("an-earlier-one", ""); !apierrors.IsConflict(err) {
+		t.Errorf("another UID: %v", err)
+	}
+	if err := evict(pod.UID, "1"); !apierrors.IsConflict(err) {
+		t.Errorf("another resourceVersion: %v", err)
+	}
+	allows(5)
+	if err := evict(pod.UID, ""); err != nil {
+		t.Errorf("the Pod itself: %v", err)
+	}
+	allows(4)
+}
