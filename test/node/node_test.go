@@ -21,6 +21,9 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/fairlead/fairlead/internal/kernel/ipset"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
@@ -75,9 +78,24 @@ func (c *cluster) cleansUp(on *testbed.Host, dir string) {
 // nodesReady waits until n Nodes are Ready.
 func (c *cluster) nodesReady(n int) {
 	c.t.Helper()
+	client, err := c.client()
+	if err != nil {
+		c.t.Fatal(err)
+	}
 	testbed.Until(c.t, fmt.Sprintf("%d nodes to be Ready", n), func() error {
-		if out := c.kubectl("get", "nodes"); strings.Count(out, " Ready ") != n {
-			return errors.New(out)
+		nodes, err := client.CoreV1().Nodes().List(c.t.Context(), metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		ready := 0
+		for _, node := range nodes.Items {
+			if i := slices.IndexFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady }); i >= 0 &&
+				node.Status.Conditions[i].Status == corev1.ConditionTrue {
+				ready++
+			}
+		}
+		if ready != n {
+			return fmt.Errorf("%d of %d are", ready, len(nodes.Items))
 		}
 		return nil
 	})
