@@ -1,10 +1,10 @@
 // Package barrier tells a cluster how far its nodes are: which versions of Services and
 // EndpointSlices each of them has programmed into its kernel, or answers DNS by.
 //
-// Whoever waits for that (the controller programmed) writes what is awaited into one
+// What waits for that (the controller programmed) writes what is awaited into one
 // Lease, which all nodes watch. A node that has programmed it writes how far it is into
-// a Lease of its own. So a node writes when it has moved and somebody waits; changes for
-// which nobody waits cost nothing, and those of one moment cost one write a node.
+// a Lease of its own. So a node writes when it has moved and that is awaited; changes that
+// are not awaited cost nothing, and those of one moment cost one write a node.
 //
 // Versions are of one kind of object each. A watch that has delivered an object has
 // delivered all older changes of its kind, and tells nothing of other kinds until the

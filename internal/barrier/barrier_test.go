@@ -50,7 +50,7 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// A node that has no kind keeps nobody waiting, whatever it is told.
+// A node that has no kind does not hold others up, whatever is awaited.
 func TestProgress(t *testing.T) {
 	p := NewProgress(ProxyServices)
 	p.Reached(DNSSlices, 5)
@@ -68,7 +68,7 @@ func TestProgress(t *testing.T) {
 	if v, rejected := p.get(); v[ProxyServices] != 5 || rejected != "a/a,b/b" {
 		t.Errorf("it has %v, rejected %q", v, rejected)
 	}
-	(*Progress)(nil).Reached(ProxyServices, 1) // for nobody
+	(*Progress)(nil).Reached(ProxyServices, 1)
 	(*Progress)(nil).Rejected(nil)
 }
 

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 
 	"github.com/fairlead/fairlead/internal/reflector"
 )
@@ -81,7 +82,7 @@ func (p *Progress) get() (Versions, string) {
 	return p.versions, p.rejected
 }
 
-// Reporter writes the Progress of a node when somebody waits for it.
+// Reporter writes the Progress of a node when it is awaited.
 type Reporter struct {
 	Client   kubernetes.Interface
 	NodeName string
@@ -102,12 +103,15 @@ const (
 	deniedRetry = time.Minute
 	// unreadable is how soon it is asked again whether this node may read what is awaited.
 	unreadable = 10 * time.Minute
+	// checkPeriod is how often the Lease is read: one that was deleted and made again, with its
+	// Node or by itself, has no report, of which no watch tells.
+	checkPeriod = 30 * time.Second
 	// reportInterval is the least time between two reports.
 	reportInterval = 20 * time.Millisecond
 )
 
 // Run reports until ctx ends. It writes nothing where there is no Lease of the name Name:
-// nobody waits there.
+// no controller waits there.
 func (r *Reporter) Run(ctx context.Context) error {
 	var mu sync.Mutex
 	var wanted *Versions
@@ -136,14 +140,17 @@ func (r *Reporter) Run(ctx context.Context) error {
 		})
 	})
 	reported, text, begun, failing := Versions{}, "", false, false
-	timer := time.NewTimer(0)
+	timer, check := time.NewTimer(0), time.NewTicker(checkPeriod)
 	defer timer.Stop()
+	defer check.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-r.Progress.changed:
 		case <-timer.C:
+		case <-check.C:
+			begun = begun && !r.missing(ctx, reported)
 		}
 		mu.Lock()
 		want := wanted
@@ -175,7 +182,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 }
 
 // mayRead returns when this node may read what is awaited, false when ctx ends: without
-// that right, as a proxy on another Kubernetes has it, nobody waits for the node.
+// that right, as a proxy on another Kubernetes has it, no controller waits for the node.
 func (r *Reporter) mayRead(ctx context.Context, one metav1.ListOptions) bool {
 	period := unreadable
 	if !r.Own {
@@ -195,6 +202,26 @@ func (r *Reporter) mayRead(ctx context.Context, one metav1.ListOptions) bool {
 	}
 }
 
+// lease returns the Lease that has the report.
+func (r *Reporter) lease() (api coordinationclient.LeaseInterface, name string) {
+	if r.Own {
+		return r.Client.CoordinationV1().Leases(Namespace), OwnLease(r.NodeName)
+	}
+	return r.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease), r.NodeName
+}
+
+// missing reports whether the Lease is known not to have the report that was written last.
+func (r *Reporter) missing(ctx context.Context, reported Versions) bool {
+	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
+	defer cancel()
+	leases, name := r.lease()
+	l, err := leases.Get(ctx, name, metav1.GetOptions{ResourceVersion: "0"})
+	if err != nil {
+		return apierrors.IsNotFound(err)
+	}
+	return l.Annotations[ProgrammedAnnotation] != reported.String()
+}
+
 // write writes a report. A Lease of the node's agent is not made here: it comes with the
 // Node.
 func (r *Reporter) write(ctx context.Context, now Versions, rejected string) error {
@@ -208,11 +235,7 @@ func (r *Reporter) write(ctx context.Context, now Versions, rejected string) err
 	if err != nil {
 		return err
 	}
-	namespace, name := corev1.NamespaceNodeLease, r.NodeName
-	if r.Own {
-		namespace, name = Namespace, OwnLease(r.NodeName)
-	}
-	leases := r.Client.CoordinationV1().Leases(namespace)
+	leases, name := r.lease()
 	_, err = leases.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
 	if !r.Own || !apierrors.IsNotFound(err) {
 		return err
