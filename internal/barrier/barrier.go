@@ -72,8 +72,10 @@ const (
 	RejectedAnnotation = domain + "/not-programmed"
 	// ReportLabel marks the Leases named OwnLease; its value is "proxy".
 	ReportLabel = domain + "/programmed"
-	// MaxRejected bounds the names in RejectedAnnotation.
-	MaxRejected = 100
+	// MaxRejected bounds the names in RejectedAnnotation. Where there are more MoreRejected
+	// stands after them.
+	MaxRejected  = 100
+	MoreRejected = "*"
 )
 
 // What is made of the reports.

@@ -1,6 +1,9 @@
 package barrier
 
 import (
+	"fmt"
+	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -67,6 +70,18 @@ func TestProgress(t *testing.T) {
 	p.Rejected([]string{"b/b", "a/a", "b/b"})
 	if v, rejected := p.get(); v[ProxyServices] != 5 || rejected != "a/a,b/b" {
 		t.Errorf("it has %v, rejected %q", v, rejected)
+	}
+	var many []string
+	for i := range MaxRejected {
+		many = append(many, fmt.Sprintf("a/s%03d", i))
+	}
+	p.Rejected(many)
+	if _, rejected := p.get(); rejected != strings.Join(many, ",") {
+		t.Errorf("%d rejected are %q", len(many), rejected)
+	}
+	p.Rejected(append(slices.Clone(many), "b/b"))
+	if _, rejected := p.get(); rejected != strings.Join(many, ",")+",*" {
+		t.Errorf("%d rejected are %q", len(many)+1, rejected)
 	}
 	(*Progress)(nil).Reached(ProxyServices, 1)
 	(*Progress)(nil).Rejected(nil)

@@ -59,7 +59,10 @@ func (p *Progress) Rejected(services []string) {
 	}
 	slices.Sort(services)
 	services = slices.Compact(services)
-	text := strings.Join(services[:min(len(services), MaxRejected)], ",")
+	if len(services) > MaxRejected {
+		services = append(slices.Clone(services[:MaxRejected]), MoreRejected)
+	}
+	text := strings.Join(services, ",")
 	p.mu.Lock()
 	moved := p.rejected != text
 	p.rejected = text

@@ -45,7 +45,7 @@ type programmed struct {
 	byService map[svc.Name]map[svc.Name]bool
 	services  map[svc.Name]*ask
 	pending   map[svc.Name]*ask // those that wait
-	// deleted is the newest version of a deleted slice of a Service somebody waits for.
+	// deleted is the newest version of a deleted slice of a Service that is waited for.
 	deleted   map[svc.Name]uint64
 	published barrier.Versions // what is awaited, as the nodes see it
 	last      time.Time        // when it was written
@@ -58,10 +58,14 @@ type nodeReport struct {
 	// agent is set for a node of fairlead's own, whose runner waits for Drained.
 	agent    bool
 	rejected []string
-	renewed  string
-	seen     time.Time // when this process saw it renewed
-	lasts    time.Duration
-	behind   time.Time // since when it does not cover what is published; zero if it does
+	// more is set if it rejects Services that it does not name.
+	more    bool
+	renewed string
+	seen    time.Time // when this process saw it renewed
+	lasts   time.Duration
+	behind  time.Time // since when it does not cover what is published; zero if it does
+	// highest are the newest versions that it has ever reported.
+	highest barrier.Versions
 }
 
 const (
@@ -72,7 +76,7 @@ const (
 	reportPacePerNode = 500 * time.Microsecond
 	// laggardAfter is how long a node may be behind before Pods no longer wait for it.
 	laggardAfter = 10 * time.Second
-	// defaultLease is how long a Lease lasts that does not tell.
+	// defaultLease is how long a Lease lasts that does not tell, and at most.
 	defaultLease = 40 * time.Second
 )
 
@@ -137,12 +141,13 @@ func (c *programmed) report(name string, change func(*nodeReport)) {
 		c.nodes[name] = n
 	}
 	before := n.versions
-	was, rejected := n.reports, n.rejected
+	was, rejected, more := n.reports, n.rejected, n.more
 	change(n)
-	if n.versions != before {
-		n.behind = time.Time{} // it moves, behind what moves as well
+	if !n.highest.Covers(n.versions) {
+		n.behind = time.Time{} // it moves on, behind what moves as well
+		n.highest = n.highest.Max(n.versions)
 	}
-	moved := n.versions != before || n.reports != was || !slices.Equal(n.rejected, rejected)
+	moved := n.versions != before || n.reports != was || !slices.Equal(n.rejected, rejected) || n.more != more
 	c.mu.Unlock()
 	if moved {
 		c.nudge()
@@ -163,7 +168,7 @@ func (c *programmed) heartbeat(l *coordinationv1.Lease) {
 			n.renewed, n.seen = at, time.Now()
 		}
 		if s := l.Spec.LeaseDurationSeconds; s != nil {
-			n.lasts = time.Duration(*s) * time.Second
+			n.lasts = min(time.Duration(*s)*time.Second, defaultLease)
 		}
 		if _, ok := l.Annotations[barrier.ProgrammedAnnotation]; ok || n.agent {
 			n.take(l)
@@ -174,9 +179,12 @@ func (c *programmed) heartbeat(l *coordinationv1.Lease) {
 
 func (n *nodeReport) take(l *coordinationv1.Lease) {
 	n.versions, n.reports = barrier.ParseReport(l.Annotations[barrier.ProgrammedAnnotation])
-	n.rejected = nil
+	n.rejected, n.more = nil, false
 	if text := l.Annotations[barrier.RejectedAnnotation]; text != "" {
 		n.rejected = strings.SplitN(text, ",", barrier.MaxRejected+1)
+	}
+	if len(n.rejected) > barrier.MaxRejected {
+		n.rejected, n.more = n.rejected[:barrier.MaxRejected], true
 	}
 }
 
@@ -204,8 +212,8 @@ func (c *programmed) ownReportDeleted(l *coordinationv1.Lease) {
 	}
 }
 
-// counts reports whether somebody may have to wait for a node: it is alive, and has
-// programmed something since it started.
+// counts reports whether a node may be waited for: it is alive, and has programmed
+// something since it started.
 func (n *nodeReport) counts(now time.Time) bool {
 	return n.reports && n.versions.Started() && now.Sub(n.seen) < n.lasts
 }

@@ -37,6 +37,7 @@ const (
 	reasonPending    = "Pending"
 	reasonRejected   = "Rejected"
 	reasonNoNodes    = "NoNodes"
+	reasonUnknown    = "Unknown"
 )
 
 // pendingPeriod is how often the message of a Service that is not programmed is brought up
@@ -118,14 +119,18 @@ func (c *programmed) syncService(ctx context.Context, name svc.Name) error {
 	a.need = need
 	now, begun := c.judge(name, need), a.begun
 	pending := now.Status != metav1.ConditionTrue
-	if pending && c.services[name] == a {
+	all, _, any := c.floors(time.Now())
+	waits := any && !all.Covers(need)
+	if waits && c.services[name] == a {
 		c.pending[name] = a
 	} else {
 		delete(c.pending, name)
 	}
 	c.mu.Unlock()
-	if pending {
+	if waits {
 		c.nudge() // it may be something new to wait for
+	}
+	if pending {
 		c.asks.Queue.AddAfter(name, pendingPeriod)
 	}
 	now.ObservedGeneration, now.LastTransitionTime = service.Generation, metav1.Now()
@@ -155,13 +160,18 @@ func (c *programmed) unask(ctx context.Context, name svc.Name) error {
 func (c *programmed) judge(name svc.Name, need barrier.Versions) metav1.Condition {
 	k := metav1.Condition{Type: barrier.Programmed, Status: metav1.ConditionFalse}
 	lagging, of := c.lagging(need)
-	var rejecting []string
+	var rejecting, unsure []string
 	for node, n := range c.nodes {
-		if n.counts(time.Now()) && slices.Contains(n.rejected, name.String()) {
+		switch {
+		case !n.counts(time.Now()):
+		case slices.Contains(n.rejected, name.String()):
 			rejecting = append(rejecting, node)
+		case n.more:
+			unsure = append(unsure, node)
 		}
 	}
 	slices.Sort(rejecting)
+	slices.Sort(unsure)
 	switch {
 	case of == 0:
 		k.Status, k.Reason, k.Message = metav1.ConditionUnknown, reasonNoNodes, "no node reports what it has programmed"
@@ -170,6 +180,9 @@ func (c *programmed) judge(name svc.Name, need barrier.Versions) metav1.Conditio
 	case len(lagging) > 0:
 		k.Reason = reasonPending
 		k.Message = fmt.Sprintf("%d of %d nodes have programmed it; waiting for %s", of-len(lagging), of, listNodes(lagging))
+	case len(unsure) > 0:
+		k.Status, k.Reason = metav1.ConditionUnknown, reasonUnknown
+		k.Message = fmt.Sprintf("ports of more than %d Services cannot be programmed on %s", barrier.MaxRejected, listNodes(unsure))
 	default:
 		k.Status, k.Reason, k.Message = metav1.ConditionTrue, reasonProgrammed, "all nodes have programmed the Service and its endpoints"
 	}
