@@ -70,8 +70,8 @@ func (p *proxying) newUploader(o SpeakerOptions) *logship.Uploader {
 }
 
 // uploads returns where access logs go, and records why they go nowhere.
-func (p *proxying) uploads() map[svc.Name]logship.Destination {
-	to := map[svc.Name]logship.Destination{}
+func (p *proxying) uploads() map[logship.Owner]logship.Destination {
+	to := map[logship.Owner]logship.Destination{}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for n, v := range p.services {
@@ -79,7 +79,8 @@ func (p *proxying) uploads() map[svc.Name]logship.Destination {
 			v.logFailure, v.unstored = "", ""
 			continue
 		}
-		l := v.spec.AccessLog
+		l, owner := v.spec.AccessLog, logship.OwnerOf(n, string(v.object.UID))
+		to[owner] = logship.Destination{} // while there are no credentials
 		t := p.secrets[secretKey{svc.Name{Namespace: n.Namespace, Name: l.Secret}, forLogs}]
 		problem := v.unstored
 		switch {
@@ -88,7 +89,7 @@ func (p *proxying) uploads() map[svc.Name]logship.Destination {
 		case t == nil:
 			continue
 		case t.credentials != nil:
-			to[n] = logship.Destination{Bucket: l.Bucket, Prefix: l.Prefix, Credentials: *t.credentials}
+			to[owner] = logship.Destination{Bucket: l.Bucket, Prefix: l.Prefix, Credentials: *t.credentials}
 		case t.problem != "":
 			problem = fmt.Sprintf("access logs are not stored in bucket %s: cannot use the Secret %s: %s", l.Bucket, l.Secret, t.problem)
 		}

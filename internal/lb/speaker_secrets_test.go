@@ -133,8 +133,15 @@ func TestCredentialsOfAccessLogs(t *testing.T) {
 		t.Helper()
 		r.eventually(what, func() error {
 			got := map[svc.Name]string{}
-			for n, d := range p.uploads() {
-				got[n] = d.Credentials.SecretKey
+			all := p.uploads()
+			for _, n := range []svc.Name{own, foreign} {
+				d, there := all[logship.OwnerOf(n, "u")]
+				if !there {
+					return fmt.Errorf("what %s had would be used on", n)
+				}
+				if d != (logship.Destination{}) {
+					got[n] = d.Credentials.SecretKey
+				}
 			}
 			if failure := p.services[foreign].logFailure; !maps.Equal(got, want) || !strings.HasSuffix(failure, problem) {
 				return fmt.Errorf("%v, %q", got, failure)

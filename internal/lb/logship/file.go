@@ -1,6 +1,8 @@
 package logship
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"io/fs"
 	"os"
@@ -12,10 +14,23 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
+// Owner is whose a file is: a Service, and no other one that is made later with its name.
+type Owner struct {
+	Service svc.Name
+	// Mark is of the Service's UID.
+	Mark string
+}
+
+// OwnerOf returns the Owner for a Service and its UID.
+func OwnerOf(n svc.Name, uid string) Owner {
+	sum := sha256.Sum256([]byte(uid))
+	return Owner{n, hex.EncodeToString(sum[:6])}
+}
+
 // File is what the name of a file of access logs tells.
 type File struct {
-	Node    string
-	Service svc.Name
+	Owner
+	Node string
 	// Application is true for the format of an Application Load Balancer.
 	Application bool
 	// End is when the file is complete.
@@ -34,13 +49,14 @@ const (
 )
 
 // Name returns the file's path in a directory of access logs:
-// NAMESPACE/SERVICE/YYYY/MM/DD/NODE_NAMESPACE_SERVICE_END.log, of the day on which its interval of length every begins.
+// NAMESPACE/SERVICE/YYYY/MM/DD/NODE_NAMESPACE_SERVICE_MARK_END.log, of the day on which its interval of length every begins.
 func (f File) Name(every time.Duration) string {
 	service := f.Service.Name
 	if f.Application {
 		service = application + service
 	}
-	name := strings.Join([]string{f.Node, f.Service.Namespace, service, f.End.UTC().Format(endFormat)}, "_") + strings.Repeat("+", f.Part)
+	end := f.End.UTC().Format(endFormat) + strings.Repeat("+", f.Part)
+	name := strings.Join([]string{f.Node, f.Service.Namespace, service, f.Mark, end}, "_")
 	return filepath.Join(f.Service.Namespace, f.Service.Name, f.End.Add(-every).UTC().Format("2006/01/02"), name+extension)
 }
 
@@ -48,11 +64,11 @@ func (f File) Name(every time.Duration) string {
 func parse(name string) (f File, ok bool) {
 	name, is := strings.CutSuffix(name, extension)
 	parts := strings.Split(name, "_")
-	if !is || len(parts) != 4 || strings.HasSuffix(name, stored) {
+	if !is || len(parts) != 5 || strings.HasSuffix(name, stored) {
 		return File{}, false
 	}
-	end := strings.TrimRight(parts[3], "+")
-	f = File{Node: parts[0], Service: svc.Name{Namespace: parts[1]}, Part: len(parts[3]) - len(end)}
+	end := strings.TrimRight(parts[4], "+")
+	f = File{Node: parts[0], Owner: Owner{svc.Name{Namespace: parts[1]}, parts[3]}, Part: len(parts[4]) - len(end)}
 	f.Service.Name, f.Application = strings.CutPrefix(parts[2], application)
 	var err error
 	f.End, err = time.Parse(endFormat, end)
@@ -68,10 +84,10 @@ type spooled struct {
 	path string
 }
 
-// complete returns the files of a Service that this node has completed by a time, the oldest first.
-func complete(dir, node string, of svc.Name, now time.Time) ([]spooled, error) {
+// complete returns the files of an owner that this node has completed by a time, the oldest first.
+func complete(dir, node string, of Owner, now time.Time) ([]spooled, error) {
 	var out []spooled
-	top := filepath.Join(dir, of.Namespace, of.Name)
+	top := filepath.Join(dir, of.Service.Namespace, of.Service.Name)
 	err := filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // never written, or removed just now
@@ -79,7 +95,7 @@ func complete(dir, node string, of svc.Name, now time.Time) ([]spooled, error) {
 		case err != nil:
 			return err
 		}
-		if f, ok := parse(d.Name()); ok && d.Type().IsRegular() && f.Node == node && f.Service == of && !f.End.After(now) {
+		if f, ok := parse(d.Name()); ok && d.Type().IsRegular() && f.Node == node && f.Owner == of && !f.End.After(now) {
 			out = append(out, spooled{f, path})
 		}
 		return nil

@@ -49,7 +49,7 @@ type Uploader struct {
 	wake      chan struct{}
 
 	mu       sync.Mutex
-	services map[svc.Name]*service
+	services map[Owner]*service
 
 	uploaded, failed atomic.Uint64
 }
@@ -60,8 +60,9 @@ type service struct {
 	gone time.Time // since when it is not asked for any more, zero while it is
 
 	busy    bool
-	pause   time.Duration // after the last failure
-	after   time.Time     // which the next upload begins
+	stop    context.CancelFunc // of the upload that runs last
+	pause   time.Duration      // after the last failure
+	after   time.Time          // which the next upload begins
 	problem string
 }
 
@@ -79,7 +80,7 @@ func New(o Options) *Uploader {
 	o.Period, o.Retry = cmp.Or(o.Period, defaultPeriod), cmp.Or(o.Retry, defaultRetry)
 	return &Uploader{
 		o: o, endpoint: o.Endpoint, transport: o.Endpoint.transport(), room: make(chan struct{}, maxPerEndpoint),
-		wake: make(chan struct{}, 1), services: map[svc.Name]*service{},
+		wake: make(chan struct{}, 1), services: map[Owner]*service{},
 	}
 }
 
@@ -90,8 +91,9 @@ func (u *Uploader) Uploaded() uint64 { return u.uploaded.Load() }
 func (u *Uploader) Failed() uint64 { return u.failed.Load() }
 
 // Set says where the files of all Services go. What a Service has left that is not named any more is stored where it
-// went before. It may come again with the same.
-func (u *Uploader) Set(all map[svc.Name]Destination) {
+// went before, for a while. One with the zero Destination is there and has no credentials: those that it had are not
+// used any more. Set may be called again with the same.
+func (u *Uploader) Set(all map[Owner]Destination) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for n, s := range u.services {
@@ -101,8 +103,15 @@ func (u *Uploader) Set(all map[svc.Name]Destination) {
 	}
 	for n, to := range all {
 		s := u.services[n]
+		if to == (Destination{}) {
+			if s != nil {
+				s.stop()
+				delete(u.services, n)
+			}
+			continue
+		}
 		if s == nil {
-			s = &service{}
+			s = &service{stop: func() {}}
 			u.services[n] = s
 		}
 		if s.to != to {
@@ -149,15 +158,19 @@ func (u *Uploader) scan(ctx context.Context, running *sync.WaitGroup, now time.T
 		}
 		s.busy = true
 		to := s.to
+		var uploading context.Context
+		uploading, s.stop = context.WithCancel(ctx)
+		stop := s.stop
 		running.Go(func() {
-			err := u.upload(ctx, n, to, now)
+			defer stop()
+			err := u.upload(uploading, n, to, now)
 			u.finish(ctx, n, s, to, err)
 		})
 	}
 }
 
 // upload stores the complete files of a Service, one after the other.
-func (u *Uploader) upload(ctx context.Context, n svc.Name, to Destination, now time.Time) error {
+func (u *Uploader) upload(ctx context.Context, n Owner, to Destination, now time.Time) error {
 	select {
 	case u.room <- struct{}{}:
 		defer func() { <-u.room }()
@@ -188,21 +201,21 @@ func (u *Uploader) upload(ctx context.Context, n svc.Name, to Destination, now t
 const maxError = 500
 
 // finish takes note of how the uploads of a Service went.
-func (u *Uploader) finish(ctx context.Context, n svc.Name, s *service, to Destination, err error) {
+func (u *Uploader) finish(ctx context.Context, n Owner, s *service, to Destination, err error) {
 	if ctx.Err() != nil {
 		return
 	}
 	if problem, changed := u.record(n, s, to, err); changed {
-		u.o.Report(n, problem)
+		u.o.Report(n.Service, problem)
 	}
 }
 
 // record returns why uploads of a Service fail, and whether that has changed.
-func (u *Uploader) record(n svc.Name, s *service, to Destination, err error) (problem string, changed bool) {
+func (u *Uploader) record(n Owner, s *service, to Destination, err error) (problem string, changed bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	s.busy = false
-	if s.to != to { // another result counts
+	if s.to != to || u.services[n] != s { // another result counts
 		return "", false
 	}
 	if err == nil {
@@ -214,7 +227,7 @@ func (u *Uploader) record(n svc.Name, s *service, to Destination, err error) (pr
 		s.after = time.Now().Add(s.pause/2 + rand.N(s.pause/2+1))
 		if problem != s.problem {
 			text := err.Error()
-			u.o.Log.Warn("cannot store access logs; retrying", "service", n, "bucket", to.Bucket, "err", text[:min(len(text), maxError)])
+			u.o.Log.Warn("cannot store access logs; retrying", "service", n.Service, "bucket", to.Bucket, "err", text[:min(len(text), maxError)])
 		}
 	}
 	changed = s.problem != problem && s.gone.IsZero()

@@ -169,8 +169,8 @@ func (p *spool) left() (out []string) {
 	return out
 }
 
-func (p *spool) problem(n svc.Name) string {
-	v, _ := p.problems.Load(n)
+func (p *spool) problem(n Owner) string {
+	v, _ := p.problems.Load(n.Service)
 	s, _ := v.(string)
 	return s
 }
@@ -200,9 +200,9 @@ func (p *spool) await(what string, ok func() bool) {
 }
 
 var (
-	web  = svc.Name{Namespace: "shop", Name: "web"}
+	web  = OwnerOf(svc.Name{Namespace: "shop", Name: "web"}, "uid")
 	then = time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC)
-	past = File{Node: "n1", Service: web, End: then}
+	past = File{Node: "n1", Owner: web, End: then}
 )
 
 // Files are stored under names as those of AWS when they are complete, and removed then, not before: neither while the
@@ -217,9 +217,9 @@ func TestUpload(t *testing.T) {
 	later := past
 	later.End = time.Now().Add(time.Hour)
 	p.write(later, "not complete\n")
-	p.write(File{Node: "n2", Service: web, End: then}, "another node's\n")
-	p.write(File{Node: "n1", Service: svc.Name{Namespace: "shop", Name: "local"}, End: then}, "without a bucket\n")
-	to := map[svc.Name]Destination{web: {Bucket: bucket, Prefix: "logs/prod", Credentials: good}}
+	p.write(File{Node: "n2", Owner: web, End: then}, "another node's\n")
+	p.write(File{Node: "n1", Owner: OwnerOf(svc.Name{Namespace: "shop", Name: "local"}, "uid"), End: then}, "without a bucket\n")
+	to := map[Owner]Destination{web: {Bucket: bucket, Prefix: "logs/prod", Credentials: good}}
 
 	u, stop := p.run(s.endpoint(s.at), false)
 	u.Set(to)
@@ -255,7 +255,7 @@ func TestUpload(t *testing.T) {
 		"NoSuchBucket":          {Bucket: "other", Credentials: good},
 	} {
 		p.write(past, "four\n")
-		u.Set(map[svc.Name]Destination{web: d})
+		u.Set(map[Owner]Destination{web: d})
 		p.await(want, func() bool {
 			return p.problem(web) == "cannot store access logs in bucket "+d.Bucket+": the endpoint answers "+want+"; retrying"
 		})
@@ -275,14 +275,45 @@ func TestUpload(t *testing.T) {
 	stop()
 	u, stop = p.run(s.endpoint(s.at), true)
 	u.Set(to)
-	p.await("the file that is kept", func() bool { return slices.Contains(p.left(), "n1_shop_web_20260102T0000Z.uploaded.log") })
+	p.await("the file that is kept", func() bool { return slices.Contains(p.left(), "n1_shop_web_"+web.Mark+"_20260102T0000Z.uploaded.log") })
 	before := len(s.objects())
 	stop()
 	if before != 5 || len(p.left()) != 4 {
 		t.Errorf("%d objects, files %q", before, p.left())
 	}
+	storeOfOthers(s, p)
 	if strings.Contains(p.log.String(), "SECRET") || !strings.Contains(p.log.String(), "cannot store access logs") {
 		t.Errorf("%s", &p.log)
+	}
+}
+
+// storeOfOthers looks at files of another Service that had the name before, and of one whose credentials were withdrawn: they stay.
+func storeOfOthers(s *s3, p *spool) {
+	s.Helper()
+	u, stop := p.run(s.endpoint(s.at), false)
+	defer stop()
+	earlier, present, other := past, past, past
+	earlier.Owner = OwnerOf(web.Service, "earlier")
+	other.Owner = OwnerOf(svc.Name{Namespace: "shop", Name: "other"}, "uid")
+	d := Destination{Bucket: bucket, Credentials: good}
+	p.write(earlier, "earlier\n")
+	u.Set(map[Owner]Destination{web: d})
+	round := func(of File) {
+		s.Helper()
+		before := len(p.left())
+		p.write(of, "six\n")
+		p.await("a file of "+of.Service.String(), func() bool { return len(p.left()) <= before })
+	}
+	round(present)
+	u.Set(map[Owner]Destination{web: {}, other.Owner: d})
+	p.write(present, "withdrawn\n")
+	for range 2 { // the second one is looked for after a whole round
+		round(other)
+	}
+	for _, f := range []File{earlier, present} {
+		if _, err := os.Stat(filepath.Join(p.dir, f.Name(5*time.Minute))); err != nil {
+			s.Error(err)
+		}
 	}
 }
 
@@ -331,7 +362,7 @@ func TestKilledInMidUpload(t *testing.T) {
 		s.must(err)
 		s.roots.AppendCertsFromPEM(text)
 		u, _ := p.run(s.endpoint(address), false)
-		u.Set(map[svc.Name]Destination{web: {Bucket: bucket, Credentials: good}})
+		u.Set(map[Owner]Destination{web: {Bucket: bucket, Credentials: good}})
 		<-time.After(2 * testbed.Patience) // the parent kills it
 		t.Fatal("not killed")
 	}
@@ -355,7 +386,7 @@ func TestKilledInMidUpload(t *testing.T) {
 	}
 	for range 2 { // as if it had been killed between storing and removing
 		u, stop := p.run(s.endpoint(s.at), false)
-		u.Set(map[svc.Name]Destination{web: {Bucket: bucket, Credentials: good}})
+		u.Set(map[Owner]Destination{web: {Bucket: bucket, Credentials: good}})
 		p.await("the file", func() bool { return len(p.left()) == 0 })
 		stop()
 		p.write(past, text)
@@ -372,7 +403,7 @@ func TestKilledInMidUpload(t *testing.T) {
 }
 
 func TestNames(t *testing.T) {
-	for _, f := range []File{past, {Node: "n1.example", Service: web, End: then, Application: true, Part: 2}} {
+	for _, f := range []File{past, {Node: "n1.example", Owner: web, End: then, Application: true, Part: 2}} {
 		name := f.Name(5 * time.Minute)
 		if dir, base := filepath.Split(name); dir != "shop/web/2026/01/01/" {
 			t.Errorf("%s", name)
@@ -380,7 +411,8 @@ func TestNames(t *testing.T) {
 			t.Errorf("%s: %+v, want %+v", base, got, f)
 		}
 	}
-	for _, bad := range []string{"", "a.log", "n1_shop_web_20260102T0000Z.uploaded.log", "n1_shop_web_2026.log", ".packed123"} {
+	for _, bad := range []string{"", "a.log", "n1_shop_web_0a_20260102T0000Z.uploaded.log", "n1_shop_web_0a_2026.log",
+		"n1_shop_web_20260102T0000Z.log", ".packed123"} {
 		if f, ok := parse(bad); ok {
 			t.Errorf("%q: %+v", bad, f)
 		}

@@ -41,8 +41,8 @@ type accessLog struct {
 
 // logKey is what has a file of its own for each interval.
 type logKey struct {
-	service svc.Name
-	format  dialect.LogFormat
+	owner  logship.Owner
+	format dialect.LogFormat
 }
 
 // logFile is what lines of a Service go to for an interval.
@@ -63,7 +63,7 @@ const (
 
 // entry is a line.
 type entry struct {
-	service      svc.Name
+	owner        logship.Owner
 	at           time.Time // of the end
 	client, pod  netip.AddrPort
 	before       time.Duration // until a Pod had it
@@ -93,7 +93,7 @@ const timeFormat = "2006-01-02T15:04:05.000000Z"
 
 // text returns the line as of a Classic Load Balancer.
 func (e *entry) text() string {
-	return e.at.UTC().Format(timeFormat) + " " + e.service.String() + " " + e.common() + "\n"
+	return e.at.UTC().Format(timeFormat) + " " + e.owner.Service.String() + " " + e.common() + "\n"
 }
 
 // common returns what lines of both formats have, from the client to TLS.
@@ -134,7 +134,7 @@ func (e *entry) application() string {
 		actions = "forward"
 	}
 	return fmt.Sprintf("%s %s app/%s %s - \"-\" \"%s\" \"-\" 0 %s \"%s\" \"-\" \"-\" \"%s\" \"%s\" \"-\" \"-\" -\n",
-		e.kind, e.at.UTC().Format(timeFormat), e.service, e.common(), quoted(cmp.Or(e.domain, "-")), e.began.UTC().Format(timeFormat),
+		e.kind, e.at.UTC().Format(timeFormat), e.owner.Service, e.common(), quoted(cmp.Or(e.domain, "-")), e.began.UTC().Format(timeFormat),
 		actions, e.to(), number(e.podStatus))
 }
 
@@ -172,7 +172,7 @@ func quoted(s string) string {
 // write writes a line for a Service whose files are of a format and an interval. The format of an Application Load
 // Balancer is for requests: other lines go to a file of their own.
 func (a *accessLog) write(e *entry, o dialect.AccessLog) {
-	key := logKey{e.service, dialect.LogELB}
+	key := logKey{e.owner, dialect.LogELB}
 	line := ""
 	if o.Format == dialect.LogALB && e.kind != "" {
 		key.format, line = o.Format, e.application()
@@ -195,7 +195,7 @@ func (a *accessLog) write(e *entry, o dialect.AccessLog) {
 		a.prune(at)
 		made, err := a.open(key, at, o.Every.Std())
 		if err != nil {
-			a.warn("cannot write an access log", "service", e.service, "err", err)
+			a.warn("cannot write an access log", "service", e.owner.Service, "err", err)
 			return
 		}
 		f = made
@@ -203,7 +203,7 @@ func (a *accessLog) write(e *entry, o dialect.AccessLog) {
 	}
 	n, err := f.WriteString(line)
 	if f.left -= int64(n); err != nil {
-		a.warn("cannot write an access log", "service", e.service, "err", err)
+		a.warn("cannot write an access log", "service", e.owner.Service, "err", err)
 	}
 }
 
@@ -222,7 +222,7 @@ func (a *accessLog) open(key logKey, at time.Time, every time.Duration) (*logFil
 	if every <= 0 {
 		every = time.Hour
 	}
-	is := logship.File{Node: a.node, Service: key.service, Application: key.format == dialect.LogALB, End: at.UTC().Truncate(every).Add(every)}
+	is := logship.File{Node: a.node, Owner: key.owner, Application: key.format == dialect.LogALB, End: at.UTC().Truncate(every).Add(every)}
 	if err := os.MkdirAll(filepath.Dir(filepath.Join(a.dir, is.Name(every))), 0o750); err != nil {
 		return nil, err
 	}
@@ -256,7 +256,7 @@ func (a *accessLog) warn(text string, args ...any) {
 func (a *accessLog) retain(keep func(svc.Name) bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.forget(func(k logKey, _ *logFile) bool { return !keep(k.service) })
+	a.forget(func(k logKey, _ *logFile) bool { return !keep(k.owner.Service) })
 }
 
 // forget closes files.

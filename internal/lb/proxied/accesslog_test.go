@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/lb/logship"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -118,7 +119,7 @@ func TestAccessLogFiles(t *testing.T) {
 	begin := time.Date(2026, 1, 2, 3, 4, 0, 0, time.UTC)
 	name, client := svc.Name{Namespace: "default", Name: "web"}, netip.MustParseAddrPort("192.0.2.1:1")
 	write := func(a *accessLog, at time.Time) {
-		a.write(&entry{service: name, at: at, client: client}, dialect.AccessLog{Every: dialect.Duration(5 * time.Minute)})
+		a.write(&entry{owner: logship.OwnerOf(name, "uid"), at: at, client: client}, dialect.AccessLog{Every: dialect.Duration(5 * time.Minute)})
 	}
 	a := open(1 << 20)
 	write(a, begin)
@@ -134,12 +135,12 @@ func TestAccessLogFiles(t *testing.T) {
 		}
 		return out
 	}
-	const first, second = "n1_default_web_20260102T0305Z.log", "n1_default_web_20260102T0310Z.log"
+	const first, second = "n1_default_web_17b788a70eec_20260102T0305Z.log", "n1_default_web_17b788a70eec_20260102T0310Z.log"
 	if got := sizes(); len(got) != 2 || got[first] != 2*got[second] || got[second] == 0 {
 		t.Errorf("%v", got)
 	}
 	small := open(2000)
-	small.write(&entry{service: svc.Name{Namespace: "default", Name: "quiet"}, at: begin, client: client},
+	small.write(&entry{owner: logship.OwnerOf(svc.Name{Namespace: "default", Name: "quiet"}, "uid"), at: begin, client: client},
 		dialect.AccessLog{Every: dialect.Duration(5 * time.Minute)})
 	for i := range 200 {
 		write(small, begin.Add(time.Hour+time.Duration(i)*5*time.Minute))
@@ -193,7 +194,7 @@ func TestFinishedFilesStay(t *testing.T) {
 		return out
 	}
 	write := func(service string, format dialect.LogFormat) {
-		a.write(&entry{service: svc.Name{Namespace: "default", Name: service}, at: begin, kind: "http"},
+		a.write(&entry{owner: logship.OwnerOf(svc.Name{Namespace: "default", Name: service}, "uid"), at: begin, kind: "http"},
 			dialect.AccessLog{Every: dialect.Duration(5 * time.Minute), Format: format})
 	}
 	write("a", "")
@@ -203,7 +204,11 @@ func TestFinishedFilesStay(t *testing.T) {
 	}
 	write("a", "")
 	write("b", dialect.LogALB)
-	want := []string{"n1_default_a_20260102T0305Z.log", "n1_default_a_20260102T0310Z.log", "n1_default_app.b_20260102T0310Z.log"}
+	const mark = "17b788a70eec"
+	want := []string{
+		"n1_default_a_" + mark + "_20260102T0305Z.log", "n1_default_a_" + mark + "_20260102T0310Z.log",
+		"n1_default_app.b_" + mark + "_20260102T0310Z.log",
+	}
 	if got := names(); !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}

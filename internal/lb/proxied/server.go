@@ -19,6 +19,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
+	"github.com/fairlead/fairlead/internal/lb/logship"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -301,6 +302,7 @@ func (s *Server) close(l *listener, kept bool) {
 // config is what counts for a new connection.
 type config struct {
 	service svc.Name
+	owner   logship.Owner // of access logs
 	spec    *dialect.Spec
 	// protocol is that of clients, and backend that of Pods.
 	protocol, backend dialect.Protocol
@@ -324,13 +326,15 @@ func (c *config) record(e entry) {
 	if c.logs == nil {
 		return
 	}
-	e.service, e.at = c.service, time.Now()
+	e.owner, e.at = c.owner, time.Now()
 	c.logs.write(&e, c.spec.AccessLog)
 }
 
 // newConfig returns the configuration of a listener, or why there is none. old is the one before, or nil.
 func newConfig(v *Service, l dialect.Listener, old *config) (*config, error) {
-	c := &config{service: v.Name, spec: &v.Spec, protocol: l.Protocol, backend: l.Backend, pods: podTLSOf(v)}
+	c := &config{
+		service: v.Name, owner: logship.OwnerOf(v.Name, v.Key), spec: &v.Spec, protocol: l.Protocol, backend: l.Backend, pods: podTLSOf(v),
+	}
 	if !slices.Contains([]dialect.Protocol{dialect.TCP, dialect.TLS, dialect.HTTP, dialect.HTTPS, dialect.UDP}, l.Protocol) {
 		return nil, fmt.Errorf("port %d: %s cannot be carried in the proxied way", l.Port, l.Protocol)
 	}
