@@ -112,6 +112,9 @@ func (c *Cluster) Remove(key string) {
 	c.add(p, -1)
 }
 
+// Repels reports whether a Pod that is counted keeps others away by anti-affinity.
+func (c *Cluster) Repels(key string) bool { return c.repelling[key] }
+
 func (c *Cluster) add(p placed, sign int64) {
 	u := c.used[p.node]
 	u = usage{u.pods + sign*p.wish.pods, u.cpu + sign*p.wish.cpu, u.memory + sign*p.wish.memory}
@@ -151,12 +154,28 @@ func (c *Cluster) Choose(pod *corev1.Pod, free func(node string) bool) (node str
 	reasons = map[string]int{}
 	q := c.question(pod)
 	var fit []*corev1.Node
-	for _, n := range c.nodes {
+	try := func(n *corev1.Node) {
 		if why := c.fits(q, n, free); why != "" {
 			reasons[why]++
-			continue
+		} else {
+			fit = append(fit, n)
 		}
-		fit = append(fit, n)
+	}
+	if names, named := namedNodes(&pod.Spec); named {
+		others := len(c.nodes)
+		for name := range names {
+			if n := c.nodes[name]; n != nil {
+				try(n)
+				others--
+			}
+		}
+		if others > 0 {
+			reasons[ReasonAffinity] += others
+		}
+	} else {
+		for _, n := range c.nodes {
+			try(n)
+		}
 	}
 	if len(fit) == 0 {
 		return "", reasons
@@ -181,7 +200,7 @@ func (c *Cluster) Choose(pod *corev1.Pod, free func(node string) bool) (node str
 
 // fits returns why the Pod of q cannot go to a node, or "".
 func (c *Cluster) fits(q *question, n *corev1.Node, free func(string) bool) string {
-	if why := Misfit(q.pod, n); why != "" {
+	if why := misfit(q.pod, q.nodes, n); why != "" {
 		return why
 	}
 	if !free(n.Name) {
@@ -191,6 +210,13 @@ func (c *Cluster) fits(q *question, n *corev1.Node, free func(string) bool) stri
 		return why
 	}
 	return q.allows(n)
+}
+
+// MayTake reports whether a node could take a Pod as far as the node and its room decide that:
+// rules about other Pods are left out.
+func (c *Cluster) MayTake(pod *corev1.Pod, node string, free func(node string) bool) bool {
+	n := c.nodes[node]
+	return n != nil && c.room(wishOf(pod), n) == "" && free(node) && misfit(pod, RequirementOf(&pod.Spec), n) == ""
 }
 
 // room returns what a node has too little of. What it does not tell has no limit.

@@ -200,8 +200,63 @@ func TestMisfit(t *testing.T) {
 		{taint("k", corev1.TaintEffectNoExecute), `{tolerations: [{key: k, value: v}]}`, ""},
 		{taint("k", corev1.TaintEffectNoExecute), `{tolerations: [{key: k, value: other}]}`, "node(s) had untolerated taint {k: v}"},
 	} {
-		if got := Misfit(pod(t, "web", c.spec), node("n", "z", c.change)); got != c.want {
+		p := pod(t, "web", c.spec)
+		if got := misfit(p, RequirementOf(&p.Spec), node("n", "z", c.change)); got != c.want {
 			t.Errorf("%s: %q, want %q", c.spec, got, c.want)
+		}
+	}
+}
+
+const nodeNamed = `{affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [
+	{matchFields: [{key: metadata.name, operator: In, values: [%s]}]}]}}}}`
+
+// A Pod of a DaemonSet costs the same among many nodes as among few, and the affinity of others
+// is compiled once.
+func TestCostOfNodeAffinity(t *testing.T) {
+	var nodes []*corev1.Node
+	for i := range 500 {
+		nodes = append(nodes, node(fmt.Sprint("n", i), "a"))
+	}
+	c := build(t, "", nodes...)
+	if got := ask(c, pod(t, "web", fmt.Sprintf(nodeNamed, "n77"))); got != "n77" {
+		t.Errorf("to %s", got)
+	}
+	if got, want := ask(c, pod(t, "web", fmt.Sprintf(nodeNamed, "gone"))), fmt.Sprintf("map[%s:500]", ReasonAffinity); got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	cost := func(spec string) float64 {
+		p := pod(t, "web", spec)
+		return testing.AllocsPerRun(5, func() { ask(c, p) })
+	}
+	if n := cost(fmt.Sprintf(nodeNamed, "n77")); n > 100 {
+		t.Errorf("%g allocations for the one node", n)
+	}
+	selector := `{affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [
+		{matchExpressions: [{key: topology.kubernetes.io/zone, operator: In, values: [a, b, c, d]}]}]}}}}`
+	if n := cost(selector); n > 500*8 {
+		t.Errorf("%g allocations for 500 nodes", n)
+	}
+}
+
+func TestMayTake(t *testing.T) {
+	c := build(t, "", node("one", "a", func(n *corev1.Node) {
+		n.Status.Allocatable = corev1.ResourceList{"cpu": resource.MustParse("1")}
+	}))
+	wants := func(cpu string) *corev1.Pod {
+		return pod(t, "web", `{containers: [{name: c, resources: {requests: {cpu: `+cpu+`}}}]}`)
+	}
+	yes, no := func(string) bool { return true }, func(string) bool { return false }
+	for _, p := range []struct {
+		pod  *corev1.Pod
+		node string
+		free func(string) bool
+		want bool
+	}{
+		{wants("1"), "one", yes, true}, {wants("2"), "one", yes, false}, {wants("1"), "one", no, false}, {wants("1"), "gone", yes, false},
+		{pod(t, "web", `{nodeSelector: {disk: ssd}}`), "one", yes, false},
+	} {
+		if got := c.MayTake(p.pod, p.node, p.free); got != p.want {
+			t.Errorf("%v on %s: %v", p.pod.Spec, p.node, got)
 		}
 	}
 }

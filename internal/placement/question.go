@@ -22,6 +22,7 @@ type question struct {
 	pod   *corev1.Pod
 	group string
 	wish  usage
+	nodes NodeRequirement
 
 	attracts, avoids []counted
 	lonely           bool              // the first of its group, for attracts
@@ -49,13 +50,13 @@ type spread struct {
 }
 
 func (c *Cluster) question(pod *corev1.Pod) *question {
-	q := &question{pod: pod, group: groupOf(pod), wish: wishOf(pod), repelled: c.repel(pod)}
+	q := &question{pod: pod, group: groupOf(pod), wish: wishOf(pod), nodes: RequirementOf(&pod.Spec), repelled: c.repel(pod)}
 	if a := pod.Spec.Affinity; a != nil {
 		c.affinity(q, a)
 	}
 	for i := range pod.Spec.TopologySpreadConstraints {
 		t := &pod.Spec.TopologySpreadConstraints[i]
-		if s := c.spread(pod, t); t.WhenUnsatisfiable == corev1.ScheduleAnyway {
+		if s := c.spread(q, t); t.WhenUnsatisfiable == corev1.ScheduleAnyway {
 			q.evenly = append(q.evenly, s)
 		} else {
 			q.spread = append(q.spread, s)
@@ -119,7 +120,8 @@ func (c *Cluster) repel(pod *corev1.Pod) map[[2]string]int {
 
 // spread counts for a constraint. A topology value counts if a node that has it is one for
 // the Pod by its node affinity, and by its taints if the constraint says so.
-func (c *Cluster) spread(pod *corev1.Pod, t *corev1.TopologySpreadConstraint) spread {
+func (c *Cluster) spread(q *question, t *corev1.TopologySpreadConstraint) spread {
+	pod := q.pod
 	compiled := term{
 		selector: extended(pod, t.LabelSelector, t.MatchLabelKeys, nil), namespaces: []string{pod.Namespace}, key: t.TopologyKey,
 	}
@@ -129,7 +131,7 @@ func (c *Cluster) spread(pod *corev1.Pod, t *corev1.TopologySpreadConstraint) sp
 	}
 	counts := func(n *corev1.Node) bool {
 		if t.NodeAffinityPolicy == nil || *t.NodeAffinityPolicy == corev1.NodeInclusionPolicyHonor {
-			if !MatchesNode(pod, n) {
+			if !q.nodes.Matches(n) {
 				return false
 			}
 		}

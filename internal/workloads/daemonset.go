@@ -42,6 +42,10 @@ type daemons struct {
 	deleted leaving
 	now     time.Time
 	out     Daemons
+
+	// spec is the template's, with what all daemons tolerate, and requires what it asks of nodes.
+	spec     corev1.PodSpec
+	requires placement.NodeRequirement
 }
 
 // PlanDaemonSet decides for d, which has the Pods owned; hash is that of its current
@@ -49,7 +53,10 @@ type daemons struct {
 func PlanDaemonSet(d *appsv1.DaemonSet, hash string, owned []*corev1.Pod, nodes []*corev1.Node,
 	deleted map[types.UID]bool, now time.Time,
 ) Daemons {
-	p := &daemons{d: d, hash: hash, nodes: map[string][]*corev1.Pod{}, deleted: deleted, now: now}
+	p := &daemons{d: d, hash: hash, nodes: map[string][]*corev1.Pod{}, deleted: deleted, now: now, spec: d.Spec.Template.Spec}
+	p.spec.Tolerations = slices.Clone(p.spec.Tolerations)
+	tolerateNodes(&p.spec)
+	p.requires = placement.RequirementOf(&p.spec)
 	for _, pod := range owned {
 		if name := targetNode(pod); name != "" && !(ended(pod) && p.goes(pod)) {
 			p.nodes[name] = append(p.nodes[name], pod)
@@ -103,14 +110,12 @@ func oldestPodFirst(a, b *corev1.Pod) int {
 // eligible reports whether a Pod should run on a node, and whether one that runs there may
 // stay.
 func (p *daemons) eligible(n *corev1.Node) (runs, stays bool) {
-	pod := &corev1.Pod{Spec: *p.d.Spec.Template.Spec.DeepCopy()}
-	tolerateNodes(&pod.Spec)
-	if pod.Spec.NodeName != "" && pod.Spec.NodeName != n.Name || !placement.MatchesNode(pod, n) {
+	if p.spec.NodeName != "" && p.spec.NodeName != n.Name || !p.requires.Matches(n) {
 		return false, false
 	}
 	runs, stays = true, true
 	for i := range n.Spec.Taints {
-		if t := &n.Spec.Taints[i]; !placement.Tolerates(pod.Spec.Tolerations, t) {
+		if t := &n.Spec.Taints[i]; !placement.Tolerates(p.spec.Tolerations, t) {
 			runs = runs && t.Effect == corev1.TaintEffectPreferNoSchedule
 			stays = stays && t.Effect != corev1.TaintEffectNoExecute
 		}
@@ -196,6 +201,10 @@ func (p *daemons) again(after time.Duration) {
 
 func (p *daemons) status(nodes []*corev1.Node, should []string) {
 	s := *p.d.Status.DeepCopy()
+	wanted := make(map[string]bool, len(should))
+	for _, name := range should {
+		wanted[name] = true
+	}
 	s = appsv1.DaemonSetStatus{ObservedGeneration: p.d.Generation, CollisionCount: s.CollisionCount, Conditions: s.Conditions}
 	s.DesiredNumberScheduled = int32(len(should))
 	for _, n := range nodes {
@@ -203,7 +212,7 @@ func (p *daemons) status(nodes []*corev1.Node, should []string) {
 		switch {
 		case len(pods) == 0:
 			continue
-		case !slices.Contains(should, n.Name):
+		case !wanted[n.Name]:
 			s.NumberMisscheduled++
 			continue
 		}

@@ -112,6 +112,22 @@ func TestPlanDaemonSet(t *testing.T) {
 	}
 }
 
+// The template is copied and compiled once for all nodes.
+func TestCostOfDaemonsIsLinear(t *testing.T) {
+	d := daemonSet("0", "1")
+	d.Spec.Template.Spec.NodeSelector = map[string]string{"disk": "ssd"}
+	for i := range 50 {
+		d.Spec.Template.Spec.Containers = append(d.Spec.Template.Spec.Containers, corev1.Container{
+			Name: fmt.Sprint(i), Args: []string{"a"}, Env: []corev1.EnvVar{{Name: "A"}}, Ports: []corev1.ContainerPort{{ContainerPort: 1}},
+		})
+	}
+	nodes := nodesNamed(strings.Repeat("n ", 300))
+	n := testing.AllocsPerRun(3, func() { PlanDaemonSet(d, "2", nil, nodes, nil, began) })
+	if n > 300*20 {
+		t.Errorf("%g allocations for 300 nodes", n)
+	}
+}
+
 func TestDaemonSetStatusAndPods(t *testing.T) {
 	pods, deleted := daemonPods("a:2+ b:1+ c:2- d:2+")
 	d := daemonSet("0", "1")
