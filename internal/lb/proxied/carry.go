@@ -138,11 +138,17 @@ func (s *session) begin(body *http1.Body) (whole int) {
 	if s.head == nil {
 		s.head = getBuffer()
 	}
+	if n, ok := body.Sized(); ok && n <= maxWhole && n <= uint64(len(s.front.buffered())) && !s.req.Continue {
+		whole = int(n) //nolint:gosec // at most maxWhole
+	}
+	// While a body is on its way there is no other use of the connection (RFC 9110, section 7.8: the client must send all
+	// of it before the other protocol).
+	s.websocket = s.websocket && (body.Done() || whole > 0)
 	s.head = appendRequest(s.head[:0], &s.req, heading{
 		client: s.web.client, at: s.web.at, secure: s.web.secure, once: s.config.transport.kind.proxy != 0, websocket: s.websocket,
 	})
-	if n, ok := body.Sized(); ok && n <= maxWhole && n <= uint64(len(s.front.buffered())) && !s.req.Continue {
-		whole = int(n) //nolint:gosec // at most maxWhole
+	if whole > 0 {
+		n := uint64(whole)
 		s.head = append(s.head, s.front.buffered()[:n]...)
 		s.front.take(whole)
 		body.Skip(n)
@@ -240,14 +246,32 @@ func (s *session) endUpload(u *upstream) bool {
 	case <-up.done:
 	default:
 		if !up.ended.Load() {
-			_ = s.front.conn.SetReadDeadline(time.Unix(1, 0))
-			_ = u.conn.Close()
+			up.abandon(u)
 		}
 		<-up.done
 		s.front.readBy = time.Time{}
 	}
 	return up.err != nil
 }
+
+// abandon ends an upload of which not all was read.
+func (u *upload) abandon(to *upstream) {
+	u.abandoned.Store(true)
+	_ = to.conn.Close()
+	again := time.NewTicker(abandonInterval) // the pump may have been about to set its own deadline
+	defer again.Stop()
+	for {
+		_ = u.from.conn.SetReadDeadline(time.Unix(1, 0))
+		select {
+		case <-u.done:
+			return
+		case <-again.C:
+		}
+	}
+}
+
+// abandonInterval is how often an upload that is abandoned is woken until it has ended.
+const abandonInterval = 10 * time.Millisecond
 
 // awaitAnswer reads the head of the answer, and passes interim ones on. While waits, the body of the request is sent
 // when the Pod asks for it, or does not answer in time; it returns whether it still waits.
@@ -380,7 +404,7 @@ func (s *session) answer(u *upstream, m *member, waits bool) (persists, reusable
 
 // switchProtocols carries bytes both ways after the Pod's consent.
 func (s *session) switchProtocols(u *upstream) error {
-	if !s.websocket || !strings.EqualFold(string(s.res.Upgrade), "websocket") {
+	if !s.websocket || s.upload != nil || !strings.EqualFold(string(s.res.Upgrade), "websocket") {
 		return fmt.Errorf("%w: it changes to a protocol that was not asked for", errAnswer)
 	}
 	s.answering, s.front.written, s.status = true, true, http.StatusSwitchingProtocols

@@ -381,7 +381,9 @@ func TestClientLeaves(t *testing.T) {
 	asked, ended := make(chan struct{}), make(chan error, 1)
 	r.set(r.pod(func(c net.Conn) {
 		in := bufio.NewReader(c)
-		_, _ = http.ReadRequest(in)
+		if _, err := http.ReadRequest(in); err != nil {
+			return // a check
+		}
 		close(asked)
 		_, err := in.ReadByte()
 		ended <- err

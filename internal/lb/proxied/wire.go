@@ -42,11 +42,15 @@ func (c *wire) take(n int) { c.r += n }
 
 // release gives the buffers back, if nothing is in them.
 func (c *wire) release() {
+	c.releaseIn()
+	c.releaseOut()
+}
+
+func (c *wire) releaseIn() {
 	if c.r == c.w && c.in != nil {
 		putBuffer(c.in)
 		c.in, c.r, c.w = nil, 0, 0
 	}
-	c.releaseOut()
 }
 
 func (c *wire) releaseOut() {
@@ -80,7 +84,7 @@ func (c *wire) fill(patience time.Duration, limit int) error {
 	if c.r == c.w {
 		c.r, c.w = 0, 0
 		if c.in != nil && limit == 0 && len(c.in) < 16<<10 {
-			c.release()
+			c.releaseIn() // not out, which may belong to another goroutine
 		}
 	}
 	switch {
@@ -157,6 +161,8 @@ func (c *wire) free() int {
 var (
 	errSource = errors.New("cannot read a body")
 	errSink   = errors.New("cannot write a body")
+	// errAbandoned means that the rest of a body is not wanted.
+	errAbandoned = errors.New("the rest of a body is not wanted")
 )
 
 // spliceAt is how much of a body must be left for the kernel to carry it: a pipe costs some system calls.
@@ -172,7 +178,9 @@ type pump struct {
 	bytes    *atomic.Int64 // of the body
 	of       pumping
 	ended    atomic.Bool // all of the body was read
-	fields   []http1.Field
+	// abandoned is set before a deadline in the past, which ends the pump.
+	abandoned atomic.Bool
+	fields    []http1.Field
 }
 
 // pumping is what a body is part of.
@@ -185,6 +193,9 @@ type pumping interface {
 // run carries the body to its end. What was put to p.to before goes out with it.
 func (p *pump) run(glance time.Duration) error {
 	for !p.body.Done() {
+		if p.abandoned.Load() {
+			return errAbandoned
+		}
 		data, taken, fields, err := p.body.Next(p.from.buffered(), p.fields[:0])
 		p.fields = fields
 		if err != nil {
@@ -282,6 +293,9 @@ func (p *pump) splice(left uint64) error {
 	last := time.Now()
 	p.to.written = true
 	for left > 0 {
+		if p.abandoned.Load() {
+			return errAbandoned
+		}
 		now := time.Now()
 		// What is read is written before the next look at the clock: see idleness.
 		p.from.readBy, p.to.writeBy = now.Add(round), now.Add(p.patience+2*round)
