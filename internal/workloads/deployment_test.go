@@ -169,6 +169,9 @@ func TestProportionalScaling(t *testing.T) {
 		w.pods("bad")
 	}
 	w.want("stuck", "good:8 bad:5")
+	if got := w.reason(appsv1.DeploymentAvailable); got != "MinimumReplicasAvailable" {
+		t.Errorf("8 of 10 are available and 2 may be missing: %s", got)
+	}
 	n := int32(15)
 	w.d.Spec.Replicas = &n
 	w.d.Generation++
