@@ -119,15 +119,22 @@ func (c *daemonSets) sync(ctx context.Context, name svc.Name) error {
 		c.writer.delete(ctx, d, plan.Delete),
 	)
 	for _, r := range workloads.SurplusHistory(d, history.Old, pods) {
-		err := c.client.AppsV1().ControllerRevisions(r.Namespace).Delete(ctx, r.Name, onlyUID(r.UID))
-		failed = errors.Join(failed, ignoreReplaced(err))
-		c.revisions.assumeDeleted(nameOf(r), name, r.UID)
+		failed = errors.Join(failed, c.deleteRevision(ctx, r, name))
 	}
 	return errors.Join(failed, c.writeStatus(ctx, d, &plan.Status))
 }
 
 func (c *daemonSets) patchRevision(ctx context.Context, r *appsv1.ControllerRevision, patch []byte) (*appsv1.ControllerRevision, error) {
 	return c.client.AppsV1().ControllerRevisions(r.Namespace).Patch(ctx, r.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+}
+
+func (c *daemonSets) deleteRevision(ctx context.Context, r *appsv1.ControllerRevision, owner svc.Name) error {
+	err := c.client.AppsV1().ControllerRevisions(r.Namespace).Delete(ctx, r.Name, onlyUID(r.UID))
+	if ignoreReplaced(err) != nil {
+		return fmt.Errorf("delete ControllerRevision %s: %w", nameOf(r), err)
+	}
+	c.revisions.assumeDeleted(nameOf(r), owner, r.UID)
+	return nil
 }
 
 func (c *daemonSets) writeRevision(ctx context.Context, d *appsv1.DaemonSet, h workloads.History) error {
