@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"fmt"
+	"maps"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -13,6 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 
 	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -32,29 +35,63 @@ func newDisruption(s *controllerContext) (func(ctx context.Context), error) {
 	if err := s.handle(s.informers.Policy().V1().PodDisruptionBudgets().Informer(), handlers(set, nil)); err != nil {
 		return nil, err
 	}
-	scaled := func(d *appsv1.Deployment) { c.namespace(d.Namespace) }
-	if err := s.handle(s.informers.Apps().V1().Deployments().Informer(), handlers(scaled, scaled)); err != nil {
+	deployments := differing(func(d *appsv1.Deployment) { c.selecting(d.Namespace, d.Spec.Template.Labels) },
+		func(a, b *appsv1.Deployment) bool { return scaleDiffers(a, b, a.Spec.Replicas, b.Spec.Replicas) })
+	if err := s.handle(s.informers.Apps().V1().Deployments().Informer(), deployments); err != nil {
 		return nil, err
 	}
-	resized := func(r *appsv1.ReplicaSet) { c.namespace(r.Namespace) }
-	if err := s.handle(s.informers.Apps().V1().ReplicaSets().Informer(), handlers(resized, resized)); err != nil {
+	if err := s.handle(s.informers.Apps().V1().ReplicaSets().Informer(), c.setHandlers()); err != nil {
 		return nil, err
 	}
-	return c.loop.Run, s.handle(s.informers.Core().V1().Pods().Informer(), handlers(c.podChanged, c.podChanged))
+	return c.loop.Run, s.handle(s.informers.Core().V1().Pods().Informer(), c.podHandlers())
 }
 
-// namespace has the budgets of a namespace looked at again.
-func (c *disruption) namespace(namespace string) {
+func (c *disruption) setHandlers() cache.ResourceEventHandlerFuncs {
+	return differing(func(r *appsv1.ReplicaSet) { c.selecting(r.Namespace, r.Spec.Template.Labels) },
+		func(a, b *appsv1.ReplicaSet) bool { return scaleDiffers(a, b, a.Spec.Replicas, b.Spec.Replicas) })
+}
+
+func (c *disruption) podHandlers() cache.ResourceEventHandlerFuncs {
+	return differing(func(p *corev1.Pod) { c.selecting(p.Namespace, p.Labels) }, healthDiffers)
+}
+
+// differing returns handlers that call changed for objects that come or go, and for both states
+// of those that differ.
+func differing[T any](changed func(T), differ func(before, now T) bool) cache.ResourceEventHandlerFuncs {
+	h := handlers(changed, changed)
+	h.UpdateFunc = func(before, now any) {
+		if differ(before.(T), now.(T)) {
+			changed(before.(T))
+			changed(now.(T))
+		}
+	}
+	return h
+}
+
+// scaleDiffers reports whether two states of a set differ in how many Pods it wants, or in what
+// it belongs to.
+func scaleDiffers(a, b metav1.Object, replicasA, replicasB *int32) bool {
+	return a.GetUID() != b.GetUID() || !ptr.Equal(replicasA, replicasB) || ownerUID(a) != ownerUID(b)
+}
+
+// healthDiffers reports whether two states of a Pod differ in what budgets count.
+func healthDiffers(a, b *corev1.Pod) bool {
+	return a.UID != b.UID || (a.DeletionTimestamp == nil) != (b.DeletionTimestamp == nil) ||
+		workloads.IsReady(a) != workloads.IsReady(b) || ownerUID(a) != ownerUID(b) || !maps.Equal(a.Labels, b.Labels)
+}
+
+func ownerUID(obj metav1.Object) types.UID {
+	if ref := metav1.GetControllerOfNoCopy(obj); ref != nil {
+		return ref.UID
+	}
+	return ""
+}
+
+// selecting has the budgets of a namespace that select Pods with these labels looked at again.
+func (c *disruption) selecting(namespace string, of map[string]string) {
 	list, _ := c.informers.Policy().V1().PodDisruptionBudgets().Lister().PodDisruptionBudgets(namespace).List(labels.Everything())
 	for _, b := range list {
-		c.loop.Queue.Add(nameOf(b))
-	}
-}
-
-func (c *disruption) podChanged(pod *corev1.Pod) {
-	list, _ := c.informers.Policy().V1().PodDisruptionBudgets().Lister().PodDisruptionBudgets(pod.Namespace).List(labels.Everything())
-	for _, b := range list {
-		if selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err == nil && selector.Matches(labels.Set(pod.Labels)) {
+		if selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err == nil && selector.Matches(labels.Set(of)) {
 			c.loop.Queue.Add(nameOf(b))
 		}
 	}
