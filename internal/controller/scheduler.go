@@ -30,10 +30,17 @@ type scheduler struct {
 	cluster *placement.Cluster // with bindings in flight
 	// placed is where each Pod counts. A binding in flight counts from its
 	// decision on, so that the next decision sees it.
-	placed map[svc.Name]assignment
-	ports  heldPorts
-	// waiting are Pods that fit on no Node, with whether that is for other Pods.
-	waiting map[svc.Name]bool
+	placed  map[svc.Name]assignment
+	ports   heldPorts
+	waiting map[svc.Name]waitingPod // those that fit on no Node
+	wakes   wakes
+}
+
+// waitingPod is a Pod that fits on no Node. others is set if rules of its own about other Pods
+// may be the reason, so that any Pod that comes or goes may change that.
+type waitingPod struct {
+	pod    *corev1.Pod
+	others bool
 }
 
 type assignment struct {
@@ -43,7 +50,7 @@ type assignment struct {
 
 func newScheduler(s *controllerContext) (func(ctx context.Context), error) {
 	c := &scheduler{
-		controllerContext: s, placed: map[svc.Name]assignment{}, ports: heldPorts{}, waiting: map[svc.Name]bool{},
+		controllerContext: s, placed: map[svc.Name]assignment{}, ports: heldPorts{}, waiting: map[svc.Name]waitingPod{},
 	}
 	namespaces := s.informers.Core().V1().Namespaces()
 	c.cluster = placement.NewCluster(func(name string) labels.Set {
@@ -115,10 +122,8 @@ func (c *scheduler) place(name svc.Name, pod *corev1.Pod, node string) {
 		c.ports.take(node, name, hostPorts(pod))
 	}
 	c.cluster.Put(name.String(), pod, node)
-	for waiting, others := range c.waiting {
-		if others && !same {
-			c.loop.Queue.Add(waiting)
-		}
+	if !same {
+		c.wakeSoon("", false)
 	}
 }
 
@@ -128,24 +133,19 @@ func (c *scheduler) unplace(name svc.Name) {
 		return
 	}
 	delete(c.placed, name)
+	repels := c.cluster.Repels(name.String())
 	c.cluster.Remove(name.String())
 	c.ports.release(p.node, name)
-	for waiting := range c.waiting { // perhaps for what this one had
-		c.loop.Queue.Add(waiting)
-	}
+	c.wakeSoon(p.node, repels)
 }
 
 // nodeChanged lets waiting Pods try again if the Node may now take some.
 func (c *scheduler) nodeChanged(node *corev1.Node) {
 	c.mu.Lock()
-	old := c.cluster.SetNode(node)
-	var again []svc.Name
-	if len(c.waiting) > 0 && (old == nil || placesDiffer(old, node)) {
-		again = slices.Collect(maps.Keys(c.waiting))
-	}
-	c.mu.Unlock()
-	for _, name := range again {
-		c.loop.Queue.Add(name)
+	defer c.mu.Unlock()
+	if old := c.cluster.SetNode(node); old == nil || placesDiffer(old, node) {
+		// Other labels may change what is together with what.
+		c.wakeSoon(node.Name, old != nil && !maps.Equal(old.Labels, node.Labels))
 	}
 }
 
@@ -204,7 +204,7 @@ func (c *scheduler) choose(pod *corev1.Pod) (node, why string) {
 	name, ports := nameOf(pod), hostPorts(pod)
 	node, reasons := c.cluster.Choose(pod, func(candidate string) bool { return c.ports.free(candidate, ports) })
 	if node == "" {
-		c.waiting[name] = pod.Spec.Affinity != nil || len(pod.Spec.TopologySpreadConstraints) > 0
+		c.waiting[name] = waitingPod{pod, concernsOthers(&pod.Spec)}
 		var parts []string
 		for _, r := range slices.Sorted(maps.Keys(reasons)) {
 			parts = append(parts, fmt.Sprintf("%d %s", reasons[r], r))
@@ -219,11 +219,12 @@ func (c *scheduler) choose(pod *corev1.Pod) (node, why string) {
 	return node, ""
 }
 
-// unschedulable writes the reason into the Pod's status and records it as an
-// Event, once for each reason.
+// unschedulable writes the reasons into the Pod's status and records them as an Event, once for
+// the same reasons: the numbers of nodes are those of the first time.
 func (c *scheduler) unschedulable(ctx context.Context, pod *corev1.Pod, why string) error {
 	for i := range pod.Status.Conditions {
-		if p := &pod.Status.Conditions[i]; p.Type == corev1.PodScheduled && p.Status == corev1.ConditionFalse && p.Message == why {
+		if p := &pod.Status.Conditions[i]; p.Type == corev1.PodScheduled && p.Status == corev1.ConditionFalse &&
+			withoutCounts(p.Message) == withoutCounts(why) {
 			return nil
 		}
 	}
