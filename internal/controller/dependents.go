@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 
@@ -20,7 +21,7 @@ import (
 )
 
 // dependents has all objects of one kind that an object of the kind owner controls, by that
-// owner, with this process's own writes, and those that nobody controls.
+// owner, with this process's own writes, and those that nothing controls.
 type dependents[T metav1.Object] struct {
 	*assumeCache[T]
 	kind schema.GroupVersionKind // of the owners
@@ -32,7 +33,8 @@ type dependents[T metav1.Object] struct {
 }
 
 // newDependents feeds the cache from an informer. changed is called with each owner of which
-// something has changed, orphan with each object that nobody controls.
+// something has changed, orphan with each object that nothing controls, when it becomes one and
+// when its labels change.
 func newDependents[T metav1.Object](s *controllerContext, informer cache.SharedIndexInformer, kind schema.GroupVersionKind,
 	changed func(svc.Name), orphan func(T),
 ) (*dependents[T], error) {
@@ -56,7 +58,8 @@ func (o *dependents[T]) ownerOf(obj T) (svc.Name, bool) {
 	return svc.Name{Namespace: obj.GetNamespace(), Name: ref.Name}, true
 }
 
-// keep notes whether nobody controls an object, and reports it.
+// keep records an object that nothing controls. It reports whether owners might adopt it that
+// would not have adopted its last state: it is new, or has other labels.
 func (o *dependents[T]) keep(obj T) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -68,8 +71,9 @@ func (o *dependents[T]) keep(obj T) bool {
 	if o.orphans[namespace] == nil {
 		o.orphans[namespace] = map[string]T{}
 	}
+	old, ok := o.orphans[namespace][obj.GetName()]
 	o.orphans[namespace][obj.GetName()] = obj
-	return true
+	return !ok || old.GetUID() != obj.GetUID() || !maps.Equal(old.GetLabels(), obj.GetLabels())
 }
 
 func (o *dependents[T]) drop(obj T) {
@@ -86,7 +90,7 @@ func (o *dependents[T]) forget(obj T) {
 	delete(o.gone, obj.GetUID())
 }
 
-// deleting notes that this process deletes an object, or takes that back.
+// deleting records that this process deletes an object, or takes that back.
 func (o *dependents[T]) deleting(uid types.UID, yes bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -102,12 +106,28 @@ func (o *dependents[T]) candidates(owner metav1.Object) []T {
 	list := o.list(nameOf(owner))
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for _, obj := range o.orphans[owner.GetNamespace()] {
-		if !slices.ContainsFunc(list, func(have T) bool { return have.GetUID() == obj.GetUID() }) { // just adopted
+	orphans := o.orphans[owner.GetNamespace()]
+	if len(orphans) == 0 {
+		return list
+	}
+	owned := make(map[types.UID]bool, len(list))
+	for _, obj := range list {
+		owned[obj.GetUID()] = true
+	}
+	for _, obj := range orphans {
+		if !owned[obj.GetUID()] { // it may just have been adopted
 			list = append(list, obj)
 		}
 	}
 	return list
+}
+
+// staying returns what an owner has and this process has not deleted.
+func (o *dependents[T]) staying(owner svc.Name) []T {
+	list := o.list(owner)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.DeleteFunc(list, func(obj T) bool { return o.gone[obj.GetUID()] })
 }
 
 // deleted returns which of the objects this process has deleted.

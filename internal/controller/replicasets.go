@@ -74,8 +74,8 @@ func (c *replicaSets) sync(ctx context.Context, name svc.Name) error {
 	if err != nil {
 		return err
 	}
-	related := c.related(r)
-	plan := workloads.PlanReplicaSet(r, pods, related, c.pods.deleted(append(related, pods...)), time.Now())
+	related := func() []*corev1.Pod { return c.related(r) }
+	plan := workloads.PlanReplicaSet(r, pods, related, c.pods.deleted(pods), time.Now())
 	if plan.After > 0 {
 		c.loop.Queue.AddAfter(name, plan.After)
 	}
@@ -89,17 +89,18 @@ func (c *replicaSets) sync(ctx context.Context, name svc.Name) error {
 	return errors.Join(failed, c.writeStatus(ctx, r, &plan.Status))
 }
 
-// related returns the Pods of all ReplicaSets of the Deployment of r.
+// related returns the Pods of all ReplicaSets of the Deployment of r, without those that this
+// process has deleted.
 func (c *replicaSets) related(r *appsv1.ReplicaSet) []*corev1.Pod {
 	owner := metav1.GetControllerOfNoCopy(r)
 	if owner == nil {
-		return c.pods.list(nameOf(r))
+		return c.pods.staying(nameOf(r))
 	}
 	list, _ := c.informers.Apps().V1().ReplicaSets().Lister().ReplicaSets(r.Namespace).List(labels.Everything())
 	var out []*corev1.Pod
 	for _, o := range list {
 		if ref := metav1.GetControllerOfNoCopy(o); ref != nil && ref.UID == owner.UID {
-			out = append(out, c.pods.list(nameOf(o))...)
+			out = append(out, c.pods.staying(nameOf(o))...)
 		}
 	}
 	return out

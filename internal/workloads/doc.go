@@ -36,7 +36,7 @@ type Claims[T metav1.Object] struct {
 	Owned, Adopt, Release []T
 }
 
-// Claim sorts the objects of the owner's namespace that are its own, or nobody's, by its
+// Claim sorts the objects of the owner's namespace that are its own, or nothing's, by its
 // selector. An owner that is being deleted adopts and releases nothing.
 func Claim[T metav1.Object](owner metav1.Object, selector labels.Selector, list []T) (c Claims[T]) {
 	for _, o := range list {
@@ -112,7 +112,7 @@ func ended(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 }
 
-// leaving are Pods that somebody has deleted and that the cache shows without it.
+// leaving are Pods that have been deleted although the cache does not show it yet.
 type leaving = map[types.UID]bool
 
 // active reports whether a Pod runs, or is to run, and stays.

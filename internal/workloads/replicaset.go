@@ -31,8 +31,10 @@ type Replicas struct {
 }
 
 // PlanReplicaSet decides for r, which has the Pods owned. related are the Pods of all
-// ReplicaSets of its Deployment. deleted are Pods that have been deleted already.
-func PlanReplicaSet(r *appsv1.ReplicaSet, owned, related []*corev1.Pod, deleted map[types.UID]bool, now time.Time) Replicas {
+// ReplicaSets of its Deployment, asked for only if some are too many. deleted are Pods owned that
+// have been deleted already.
+func PlanReplicaSet(r *appsv1.ReplicaSet, owned []*corev1.Pod, related func() []*corev1.Pod, deleted map[types.UID]bool, now time.Time,
+) Replicas {
 	var running []*corev1.Pod
 	for _, p := range owned {
 		if active(p, deleted) {
@@ -56,7 +58,7 @@ func PlanReplicaSet(r *appsv1.ReplicaSet, owned, related []*corev1.Pod, deleted 
 	case surplus > 0:
 		surplus = min(surplus, burst)
 		byNode := map[string]int{}
-		for _, p := range related {
+		for _, p := range related() {
 			if active(p, deleted) {
 				byNode[p.Spec.NodeName]++
 			}

@@ -63,7 +63,7 @@ func TestDeletionOrder(t *testing.T) {
 	shuffled := slices.Clone(list)
 	slices.Reverse(shuffled)
 	slices.SortFunc(shuffled[2:], func(a, b *corev1.Pod) int { return strings.Compare(a.Name, b.Name) })
-	plan := PlanReplicaSet(replicaSet(0), shuffled, list, nil, began)
+	plan := PlanReplicaSet(replicaSet(0), shuffled, func() []*corev1.Pod { return list }, nil, began)
 	for i, p := range plan.Delete {
 		if p != list[i] {
 			// Of those on one node all are equally crowded but for the sums of list.
