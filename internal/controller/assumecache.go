@@ -170,10 +170,14 @@ func (c *assumeCache[T]) assumeDeleted(name svc.Name, owner svc.Name, uid types.
 	c.unconfirmed[name] = deleted
 }
 
-// confirmTimeout is how long the informer may take to deliver an own write.
-// After it the object is taken to have been deleted by another client while the
-// informer listed again, which yields no event.
-const confirmTimeout = 30 * time.Second
+// How long the informer may take to deliver an own delete, and an own create or update.
+// After the latter the object is taken to have been deleted by another client while the
+// informer listed again, which yields no event. A watch that stalls for longer has Pods
+// created a second time, as with the expectations of Kubernetes, which last as long.
+const (
+	confirmTimeout = 30 * time.Second
+	writeTimeout   = 5 * time.Minute
+)
 
 // expireLoop drops what stays unconfirmed for too long, until ctx ends, and calls
 // changed for each group concerned.
@@ -190,7 +194,11 @@ func (c *assumeCache[T]) expire() []svc.Name {
 	defer c.mu.Unlock()
 	var owners []svc.Name
 	for name, h := range c.unconfirmed {
-		if c.now().Sub(h.since) < confirmTimeout {
+		timeout := writeTimeout
+		if h.deleted {
+			timeout = confirmTimeout
+		}
+		if c.now().Sub(h.since) < timeout {
 			continue
 		}
 		stored := c.stored(name)

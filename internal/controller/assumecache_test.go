@@ -147,7 +147,8 @@ func (h *history) wantCached(t *rapid.T, s *discoveryv1.EndpointSlice) {
 }
 
 // An own write that another client undoes while the informer lists again leaves
-// no event. It is dropped after confirmTimeout, and the Service planned again.
+// no event. It is dropped after writeTimeout, and the Service planned again; not
+// before, for a watch may stall.
 func TestAssumeCacheDropsWhatIsNeverConfirmed(t *testing.T) {
 	h := &history{objects: map[string]*discoveryv1.EndpointSlice{}, known: map[string]*discoveryv1.EndpointSlice{}}
 	now := time.Unix(1000, 0)
@@ -158,7 +159,11 @@ func TestAssumeCacheDropsWhatIsNeverConfirmed(t *testing.T) {
 	if got := h.cache.expire(); len(got) != 0 || len(h.cache.list(web)) != 1 {
 		t.Fatalf("dropped at once: %v", got)
 	}
-	now = now.Add(confirmTimeout)
+	now = now.Add(writeTimeout - time.Second)
+	if got := h.cache.expire(); len(got) != 0 || len(h.cache.list(web)) != 1 {
+		t.Fatalf("dropped while a watch stalls: %v", got)
+	}
+	now = now.Add(time.Second)
 	if got := h.cache.expire(); len(got) != 1 || got[0] != web || len(h.cache.list(web)) != 0 {
 		t.Fatalf("changed %v, left %d", got, len(h.cache.list(web)))
 	}

@@ -69,6 +69,8 @@ type Options struct {
 	// PeerWatch lets Nodes be unreachable sooner whose machines do not answer most of the agents
 	// that watch them.
 	PeerWatch bool
+	// refuteWithin is how long a suspected Node has to renew its Lease (default 1.5 s).
+	refuteWithin time.Duration
 	// UnreachableToleration is how long Pods that a controller replaces stay on an
 	// unreachable Node, unless their tolerations tell (default 5 min).
 	UnreachableToleration time.Duration
@@ -194,6 +196,7 @@ func (o *Options) complete() error {
 	orDefault(&o.NodeMask4, 24)
 	orDefault(&o.NodeMask6, 64)
 	orDefault(&o.NodeGracePeriod, 40*time.Second)
+	orDefault(&o.refuteWithin, refuteWithin)
 	orDefault(&o.UnreachableToleration, 5*time.Minute)
 	orDefault(&o.PodGCDelay, time.Minute)
 	orDefault(&o.TerminatedPodLimit, 12500)

@@ -245,7 +245,7 @@ func (c *nodeLifecycle) restart(name string) {
 		p.seen = time.Now()
 	}
 	if s := c.jury.suspicions[name]; s != nil && s.asked {
-		s.until = time.Now().Add(refuteWithin)
+		s.until = time.Now().Add(c.options.refuteWithin)
 	}
 }
 

@@ -190,10 +190,10 @@ func (c *nodeLifecycle) suspect(ctx context.Context, name string) error {
 	}
 	c.mu.Lock()
 	if s := c.jury.suspicions[name]; s != nil {
-		s.asked, s.since, s.until = true, begin, time.Now().Add(refuteWithin)
+		s.asked, s.since, s.until = true, begin, time.Now().Add(c.options.refuteWithin)
 	}
 	c.mu.Unlock()
-	c.loop.Queue.AddAfter(name, refuteWithin)
+	c.loop.Queue.AddAfter(name, c.options.refuteWithin)
 	return nil
 }
 

@@ -77,7 +77,8 @@ func TestReportedNodes(t *testing.T) {
 		r.pod(ns, "p-"+name, "web", name, fmt.Sprintf("10.244.%d.1", i))
 		stops[name] = r.beats(name)
 	}
-	r.run(Options{Controllers: []string{NodeLifecycleName, EndpointSliceName}, NodeGracePeriod: 10 * time.Minute, PeerWatch: true})
+	r.run(Options{Controllers: []string{NodeLifecycleName, EndpointSliceName}, NodeGracePeriod: 10 * time.Minute, PeerWatch: true,
+		refuteWithin: 10 * time.Second})
 	const dead, alive = "n2", "n4"
 	watchers := ring.WatchersOf(dead)
 	thief := watchers[0]
