@@ -355,12 +355,25 @@ func (s *session) readAnswer(u *upstream, first, waits bool) error {
 	}
 }
 
+// sending reports whether a body is on its way: then its goroutine reads from the client.
+func (s *session) sending() bool {
+	if s.upload == nil {
+		return false
+	}
+	select {
+	case <-s.upload.done:
+		return false
+	default:
+		return true
+	}
+}
+
 // glanced decides whether to go on waiting for a Pod.
 func (s *session) glanced() error {
 	if s.silentFor() >= s.limit() {
 		return errSilent
 	}
-	if s.upload == nil && len(s.front.buffered()) == 0 && s.web.hasLeft() {
+	if !s.sending() && len(s.front.buffered()) == 0 && s.web.hasLeft() {
 		return errLeft
 	}
 	return nil

@@ -375,26 +375,86 @@ func TestStaleConnections(t *testing.T) {
 	}
 }
 
-// The Pod's connection ends with that of a client that does not wait for the answer.
+// The Pod's connection ends with that of a client that does not wait for the answer, whether its request has a body or
+// not, and no other one has the request.
 func TestClientLeaves(t *testing.T) {
 	r := newRig(t, map[string]string{lbProtocol: "http"})
-	asked, ended := make(chan struct{}), make(chan error, 1)
+	r.service.Spec.Health.Interval = dialect.Duration(10 * time.Millisecond) // checks are no requests
+	asked, ended := make(chan string, 10), make(chan error, 10)
 	r.set(r.pod(func(c net.Conn) {
 		in := bufio.NewReader(c)
-		if _, err := http.ReadRequest(in); err != nil {
-			return // a check
+		q, err := http.ReadRequest(in)
+		if err != nil {
+			return
 		}
-		close(asked)
-		_, err := in.ReadByte()
+		n, err := io.Copy(io.Discard, q.Body)
+		asked <- fmt.Sprint(q.Method, " ", n, " ", err)
+		_, err = in.ReadByte()
 		ended <- err
 	}))
+	for want, text := range map[string]string{
+		"GET 0 <nil>":      "GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+		"POST 50000 <nil>": "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 50000\r\n\r\n" + strings.Repeat("x", 50000),
+	} {
+		c := r.dial()
+		_, err := io.WriteString(c, text)
+		r.must(err)
+		if got := <-asked; got != want {
+			t.Errorf("the Pod is asked %s, want %s", got, want)
+		}
+		r.must(c.Close())
+		select {
+		case err := <-ended:
+			if !errors.Is(err, io.EOF) && !errors.Is(err, errReset) {
+				t.Error(err)
+			}
+		case <-time.After(patience):
+			t.Fatalf("%s: the Pod's connection is still open", want)
+		}
+	}
+	if len(asked) > 0 {
+		t.Errorf("the Pod is asked again: %s", <-asked)
+	}
+}
+
+// A client that has sent the end after its requests has all answers, as long as they come.
+func TestHalfClosedClients(t *testing.T) {
+	r := newRig(t, map[string]string{lbProtocol: "http"})
+	r.set(r.web(tell))
+	long := strings.Repeat("x", 50000)
 	c := r.dial()
-	_, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+	_, err := io.WriteString(c, "GET /a HTTP/1.1\r\nHost: a\r\n\r\nPOST /b HTTP/1.1\r\nHost: a\r\nContent-Length: 50000\r\n\r\n"+long+
+		"PUT /c HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\ny")
 	r.must(err)
-	<-asked
-	r.must(c.Close())
-	if err := <-ended; !errors.Is(err, io.EOF) && !errors.Is(err, errReset) {
-		t.Error(err)
+	r.must(c.(*net.TCPConn).CloseWrite())
+	in := bufio.NewReader(c)
+	for _, want := range []string{" /a ", "body=" + long, "body=y"} {
+		answer, err := http.ReadResponse(in, nil)
+		r.must(err)
+		if got, err := io.ReadAll(answer.Body); err != nil || answer.StatusCode != http.StatusOK || !strings.Contains(string(got), want) {
+			t.Errorf("%d, %.100q, %v", answer.StatusCode, got, err)
+		}
+	}
+	if _, err := in.ReadByte(); !errors.Is(err, io.EOF) {
+		t.Errorf("afterwards: %v", err)
+	}
+}
+
+// What reads a body leaves alone what another goroutine is about to write.
+func TestFillLeavesOutput(t *testing.T) {
+	r := newRig(t, nil)
+	r.set(r.pod(named("pod")))
+	w := newWire(r.dial().(*net.TCPConn))
+	w.eco = true
+	w.put([]byte("a\nb\n"))
+	r.must(w.flush(patience))
+	r.must(w.fill(patience, maxHeader))
+	w.take(len(w.buffered()))
+	w.put(nil)
+	_, err := w.conn.Write([]byte("c\n"))
+	r.must(err)
+	if err := w.fill(patience, 0); err != nil || w.out == nil {
+		t.Errorf("%v; the buffer for the answer was given back: %t", err, w.out == nil)
 	}
 }
 

@@ -125,7 +125,19 @@ func (m *manager) start(pod netip.AddrPort) *exec.Cmd {
 		m.Fatalf("%q, %v", line, err)
 	}
 	go func() { _, _ = io.Copy(io.Discard, out) }()
+	for deadline := time.Now().Add(patience); !m.keeps(); <-time.After(time.Millisecond) {
+		if time.Now().After(deadline) {
+			m.Fatal("the process has not sent its listener")
+		}
+	}
 	return cmd
+}
+
+// keeps reports whether something is kept.
+func (m *manager) keeps() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.kept) > 0
 }
 
 // Three restarts of the process that accepts connections, one of them by force, refuse and lose none of 500 new ones each second:

@@ -397,7 +397,9 @@ func (w *webServer) ServeHTTP(out http.ResponseWriter, r *http.Request) {
 		status = http.StatusServiceUnavailable
 	}
 	if status > 0 {
-		out.Header().Set("Connection", "close")
+		if status != http.StatusServiceUnavailable { // other requests of the connection go on
+			out.Header().Set("Connection", "close")
+		}
 		answer(out, status)
 		return
 	}

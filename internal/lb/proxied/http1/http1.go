@@ -163,6 +163,7 @@ type head struct {
 	Upgrade  []byte
 
 	scanned int  // where the line begins that was not whole at the last try
+	seen    int  // how much of it was looked at: what comes byte by byte costs no more than at once
 	names   int  // other words of Connection
 	lengths int  // fields Content-Length
 	word    bool // Connection has upgrade
@@ -173,21 +174,23 @@ func (h *head) reset() { *h = head{Fields: h.Fields[:0], Length: -1} }
 // end returns where the empty line after a head ends, 0 if b has none yet. With strict, a line must end in CR LF.
 func (h *head) end(b []byte, strict bool) (int, error) {
 	for {
-		i := bytes.IndexByte(b[h.scanned:], '\n')
+		i := bytes.IndexByte(b[h.seen:], '\n')
 		if i < 0 {
-			if strict && !plausible(b[h.scanned:]) {
+			if strict && !plausible(b[max(h.scanned, h.seen-1):]) { // again the last byte, which may be CR
 				return 0, ErrMalformed
 			}
+			h.seen = len(b)
 			return 0, nil
 		}
-		line := b[h.scanned : h.scanned+i]
+		next := h.seen + i + 1
+		line := b[h.scanned : next-1]
 		if whole := bytes.HasSuffix(line, cr); whole {
 			line = line[:len(line)-1]
 		} else if strict {
 			return 0, ErrMalformed
 		}
 		first := h.scanned == 0
-		h.scanned += i + 1
+		h.scanned, h.seen = next, next
 		if len(line) == 0 {
 			if first {
 				return 0, ErrMalformed

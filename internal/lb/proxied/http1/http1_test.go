@@ -68,6 +68,25 @@ func TestRequests(t *testing.T) {
 	}
 }
 
+// A line that comes byte by byte is looked at once: what was is not, whatever it is by now.
+func TestLongLineByteByByte(t *testing.T) {
+	for _, r := range []interface {
+		Reset()
+		Parse(b []byte) (int, error)
+	}{&Request{}, &Response{}} {
+		text := []byte("GET / HTTP/1.1\r\nHost: a\r\nX: " + strings.Repeat("x", 1000) + "\r\n\r\n")
+		r.Reset()
+		for i := 1; i < len(text); i++ {
+			if n, err := r.Parse(text[:i]); n > 0 || err != nil {
+				t.Fatalf("%d bytes: %d, %v", i, n, err)
+			}
+			if i > 40 && i < 1000 {
+				text[i-2] = '\n'
+			}
+		}
+	}
+}
+
 // Fields that Connection names are of the connection, but for those that frame the message.
 func TestNamedFields(t *testing.T) {
 	var r Request
@@ -163,6 +182,7 @@ func FuzzRequest(f *testing.F) {
 	for _, text := range append(requests, rejectedRequests...) {
 		f.Add([]byte(text), 3)
 	}
+	f.Add([]byte("\x03a\r\n"), 3)
 	f.Fuzz(func(t *testing.T, b []byte, size int) {
 		size = max(1, size)
 		var whole, parts Request
@@ -174,6 +194,13 @@ func FuzzRequest(f *testing.F) {
 		for m == 0 && partErr == nil && have < len(b) {
 			have = min(have+size, len(b))
 			m, partErr = parts.Parse(b[:have])
+		}
+		if n == 0 && err == nil && partErr != nil { // a line was rejected before its end: it is no part of a request
+			whole.Reset()
+			if n, err = whole.Parse(append(bytes.Clone(bytes.TrimSuffix(b, cr)), "\r\nHost: a\r\n\r\n"...)); n == 0 && err == nil {
+				t.Fatal("a head without an end")
+			}
+			m = n
 		}
 		if m != n || (err == nil) != (partErr == nil) {
 			t.Fatalf("whole %d, %v; in parts %d, %v", n, err, m, partErr)
