@@ -73,9 +73,11 @@ func (only) Failed(netip.AddrPort)      {}
 func (only) Serves(netip.AddrPort) bool { return true }
 
 // neighbours puts hogs of all kinds in one Pod beside the one of a Service: each request is
-// answered, and the 99th percentile of their times at most doubles. The processor, of which
-// the guest has one, is busy before, too, with what gives way to everything: the machine
-// that runs the guest does not treat it otherwise with the hogs.
+// answered, the hogs have the least share of the processor, and none gets beyond its limits
+// or ends. The 99th percentiles of the requests' times are logged and not judged: a machine
+// that others use lets the guest wait for as long as it likes. The processor, of which the
+// guest has one, is busy before, too, with what gives way to everything: the machine that
+// runs the guest does not treat it otherwise with the hogs.
 func (m *machine) neighbours() {
 	t := m.t
 	t.Helper()
@@ -127,28 +129,14 @@ func (m *machine) neighbours() {
 
 	pod := m.until(namespace, "hogs", "running", running)
 	group := m.hogsAtWork(string(pod.UID))
+	m.weighs("*"+string(server.UID), 59)
+	m.weighs("besteffort", 1)
 	begin := time.Now()
-	var alone, beside []time.Duration
-	for {
-		m.freeze(group, true)
-		alone = append(alone, m.window(at))
-		m.freeze(group, false)
-		beside = append(beside, m.window(at))
-		a, b := median(alone), median(beside)
-		if len(alone) >= 3 && b <= 2*a+tick {
-			t.Logf("99 of 100 requests take %v at most, %v beside hogs; %d pairs of windows in %v", a, b, len(alone), time.Since(begin))
-			break
-		}
-		if time.Since(begin) > judging {
-			// A machine with much else to do lets the guest wait in the middle of what its
-			// kernel does for the hogs. Without groups the times are tens of times as long.
-			if b > 4*a+tick {
-				t.Errorf("99 of 100 requests take %v at most, %v beside hogs: %v, %v", a, b, alone, beside)
-			}
-			t.Logf("the machine is too busy to tell: %v, %v beside hogs", a, b)
-			break
-		}
-	}
+	m.freeze(group, true)
+	alone := m.window(at)
+	m.freeze(group, false)
+	beside := m.window(at)
+	t.Logf("99 of 100 requests take %v at most, %v beside hogs; measured in %v", alone, beside, time.Since(begin))
 	for _, s := range m.until(namespace, "hogs", "running", running).Status.ContainerStatuses {
 		if s.State.Running == nil || s.RestartCount != 0 {
 			t.Errorf("the container %s was not at work all the time: %+v", s.Name, s)
@@ -156,13 +144,6 @@ func (m *machine) neighbours() {
 	}
 	m.delete(namespace, "hogs")
 }
-
-const (
-	// tick is that of the guest's scheduler: it cannot be finer.
-	tick = 10 * time.Millisecond
-	// judging is how long to wait for times that show it.
-	judging = 20 * time.Second
-)
 
 // hogsAtWork waits until the Pod has as many processes as it can get, and returns its group.
 func (m *machine) hogsAtWork(uid string) string {
@@ -239,9 +220,4 @@ func request(at string) (time.Duration, error) {
 	}
 	_, err = io.ReadFull(c, make([]byte, 1))
 	return time.Since(begin), err
-}
-
-func median(d []time.Duration) time.Duration {
-	s := slices.Sorted(slices.Values(d))
-	return s[len(s)/2]
 }
