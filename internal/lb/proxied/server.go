@@ -1,25 +1,20 @@
 package proxied
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"fmt"
 	"log/slog"
-	"maps"
 	"net"
 	"net/netip"
 	"path/filepath"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
-	"github.com/fairlead/fairlead/internal/lb/logship"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -72,13 +67,6 @@ type Server struct {
 	rejected      uint64
 	requests      atomic.Int64 // of HTTP/2
 	warned        time.Time    // of that, last
-}
-
-// usage is what all listeners of a Service share.
-type usage struct {
-	bandwidth bandwidth
-	active    int // connections, guarded by the Server's mu
-	requests  atomic.Int64
 }
 
 type poolKey struct {
@@ -271,270 +259,6 @@ func (s *Server) pool(key poolKey, v *Service) *pool {
 	}
 	p.set(o, backends, drain)
 	return p
-}
-
-// listener is a socket at which connections are accepted.
-type listener struct {
-	socket *net.TCPListener
-	config atomic.Pointer[config]
-	gone   atomic.Bool // closed
-}
-
-// close closes the socket. What the kernel has accepted is served before, unless the next process has it.
-func (s *Server) close(l *listener, kept bool) {
-	l.gone.Store(true)
-	if !kept {
-		waiting, err := socket.AcceptAll(l.socket)
-		if err != nil {
-			s.log.Debug("cannot accept the last connections of a listener", "address", l.socket.Addr(), "err", err)
-		}
-		s.accepting.Add(1)
-		s.wg.Go(func() {
-			defer s.accepting.Done()
-			for _, conn := range waiting {
-				s.take(conn, l)
-			}
-		})
-	}
-	_ = l.socket.Close()
-}
-
-// config is what counts for a new connection.
-type config struct {
-	service svc.Name
-	owner   logship.Owner // of access logs
-	spec    *dialect.Spec
-	// protocol is that of clients, and backend that of Pods.
-	protocol, backend dialect.Protocol
-
-	cookie    string      // the name of the one by which requests stick, empty for none
-	tls       *tls.Config // nil without TLS
-	pods      podTLS      // of a backend with TLS
-	transport *transport  // of HTTP
-	pool      *pool
-	usage     *usage
-	logs      *accessLog // nil if none is asked for
-}
-
-// admits reports whether a client is within the ranges that the Service is for.
-func (c *config) admits(client netip.Addr) bool {
-	return len(c.spec.SourceRanges) == 0 || contains(c.spec.SourceRanges, client)
-}
-
-// record writes a line of the access log, if one is asked for.
-func (c *config) record(e entry) {
-	if c.logs == nil {
-		return
-	}
-	e.owner, e.at = c.owner, time.Now()
-	c.logs.write(&e, c.spec.AccessLog)
-}
-
-// newConfig returns the configuration of a listener, or why there is none. old is the one before, or nil.
-func newConfig(v *Service, l dialect.Listener, old *config) (*config, error) {
-	c := &config{
-		service: v.Name, owner: logship.OwnerOf(v.Name, v.Key), spec: &v.Spec, protocol: l.Protocol, backend: l.Backend, pods: podTLSOf(v),
-	}
-	if !slices.Contains([]dialect.Protocol{dialect.TCP, dialect.TLS, dialect.HTTP, dialect.HTTPS, dialect.UDP}, l.Protocol) {
-		return nil, fmt.Errorf("port %d: %s cannot be carried in the proxied way", l.Port, l.Protocol)
-	}
-	if multiplexed := l.Backend == dialect.H2C || l.Backend == dialect.GRPC; multiplexed && v.Spec.ProxyProtocol != 0 {
-		return nil, fmt.Errorf("port %d: Pods cannot have the PROXY protocol by %s: its connections are of many clients", l.Port, l.Backend)
-	}
-	if v.Spec.Sticky.Cookie && l.Protocol.IsHTTP() {
-		c.cookie = cookieName(v.Key)
-	}
-	if !l.Protocol.IsTLS() {
-		return c, nil
-	}
-	if len(v.Certificates) == 0 {
-		return nil, fmt.Errorf("port %d: there is no certificate for %s", l.Port, l.Protocol)
-	}
-	policy, ok := dialect.TLSPolicyOf(v.Spec.TLSPolicy)
-	if !ok {
-		return nil, fmt.Errorf("port %d: there is no TLS policy %.100q", l.Port, v.Spec.TLSPolicy)
-	}
-	c.tls = &tls.Config{
-		Certificates: v.Certificates, MinVersion: policy.Least, MaxVersion: policy.Most, CipherSuites: policy.Suites, NextProtos: v.Spec.ALPN,
-	}
-	if l.Protocol == dialect.HTTPS && len(c.tls.NextProtos) == 0 {
-		c.tls.NextProtos = []string{"h2", "http/1.1", "http/1.0"}
-	}
-	if old != nil && old.tls != nil && sameTLS(old.tls, c.tls) {
-		c.tls = old.tls // it has the keys of session tickets
-		if !sameStaples(c.tls.Certificates, v.Certificates) {
-			c.tls = old.tls.Clone()
-			c.tls.Certificates = v.Certificates
-		}
-	}
-	return c, nil
-}
-
-// sameTLS reports whether two configurations of newConfig are alike.
-func sameTLS(a, b *tls.Config) bool {
-	return a.MinVersion == b.MinVersion && a.MaxVersion == b.MaxVersion && slices.Equal(a.CipherSuites, b.CipherSuites) &&
-		slices.Equal(a.NextProtos, b.NextProtos) && slices.EqualFunc(a.Certificates, b.Certificates, func(x, y tls.Certificate) bool {
-		return slices.EqualFunc(x.Certificate, y.Certificate, bytes.Equal)
-	})
-}
-
-// sameStaples reports whether certificates that are alike have the same OCSP responses.
-func sameStaples(a, b []tls.Certificate) bool {
-	return slices.EqualFunc(a, b, func(x, y tls.Certificate) bool { return bytes.Equal(x.OCSPStaple, y.OCSPStaple) })
-}
-
-// listen makes a listener at an address have a configuration.
-func (s *Server) listen(at netip.AddrPort, c *config) error {
-	if l := s.listeners[at]; l != nil {
-		l.config.Store(c)
-		return nil
-	}
-	made := s.inherited[at]
-	delete(s.inherited, at)
-	if made == nil {
-		o := socket.Options{AnyAddress: true, Shared: true, KeepAlive: true} // shared with one that drains
-		lc := socket.ListenConfig(at, o)
-		l, err := lc.Listen(s.ctx, "tcp", at.String())
-		if err != nil {
-			return fmt.Errorf("cannot listen at %s: %w", at, err)
-		}
-		made = l.(*net.TCPListener)
-		if s.store != nil {
-			if err := s.store.Keep(storedName(at), made); err != nil {
-				s.log.Warn("cannot keep a listener for the next process; connections may be refused during a restart", "address", at, "err", err)
-			}
-		}
-	}
-	l := &listener{socket: made}
-	l.config.Store(c)
-	s.listeners[at] = l
-	s.accepting.Add(1)
-	s.wg.Go(func() {
-		defer s.accepting.Done()
-		s.accept(l)
-	})
-	return nil
-}
-
-// inheritTime is how long a listener of an earlier process waits for its Service to become known.
-const inheritTime = 30 * time.Second
-
-// dropInherited closes listeners of an earlier process that nobody has wanted for that long.
-func (s *Server) dropInherited(after time.Duration) {
-	if time.Since(s.began) < after {
-		return
-	}
-	for at, l := range s.inherited {
-		_ = l.Close()
-		s.drop(at)
-	}
-	clear(s.inherited)
-}
-
-// drop makes the store forget a listener.
-func (s *Server) drop(at netip.AddrPort) {
-	if s.store == nil {
-		return
-	}
-	if err := s.store.Drop(storedName(at)); err != nil {
-		s.log.Warn("cannot take a listener back from systemd", "address", at, "err", err)
-	}
-}
-
-// storedName names a listener without colons.
-func storedName(at netip.AddrPort) string {
-	return fmt.Sprintf("lb-%x-%d", at.Addr().AsSlice(), at.Port())
-}
-
-// Listening returns where connections are accepted.
-func (s *Server) Listening() []netip.AddrPort {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.SortedFunc(maps.Keys(s.listeners), netip.AddrPort.Compare)
-}
-
-// acceptPause is how long nothing is accepted after a failure, as of too many open files.
-const acceptPause = 50 * time.Millisecond
-
-func (s *Server) accept(l *listener) {
-	for {
-		conn, err := l.socket.Accept()
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		if err != nil {
-			s.log.Warn("cannot accept a connection; retrying", "address", l.socket.Addr(), "err", err)
-			select {
-			case <-s.ctx.Done():
-				return
-			case <-time.After(acceptPause):
-			}
-			continue
-		}
-		s.take(conn, l)
-	}
-}
-
-// take serves a connection.
-func (s *Server) take(conn net.Conn, l *listener) {
-	c := l.config.Load()
-	if !s.admit(conn, c) {
-		_ = conn.Close()
-		return
-	}
-	s.wg.Go(func() {
-		defer func() {
-			_ = conn.Close()
-			s.forget(conn, c)
-		}()
-		s.serve(conn.(*net.TCPConn), l, c)
-	})
-}
-
-// rejectWarning is how often rejected connections are reported at most.
-const rejectWarning = time.Minute
-
-// admit counts a connection. It reports false if there are too many: of all Services as many as open files allow, of
-// one half of them, so that no Service takes the place of the others.
-func (s *Server) admit(conn net.Conn, c *config) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if limit := c.spec.ConnectionLimit; limit > 0 && c.usage.active >= limit {
-		return false
-	}
-	if len(s.open) >= s.most || c.usage.active >= s.most/2 {
-		s.reject(c)
-		return false
-	}
-	s.open[conn] = struct{}{}
-	c.usage.active++
-	return true
-}
-
-// forget takes a connection out of what admit has counted.
-func (s *Server) forget(conn net.Conn, c *config) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.open, conn)
-	c.usage.active--
-}
-
-// reject counts and reports what was rejected. s.mu is held.
-func (s *Server) reject(c *config) {
-	s.rejected++
-	if now := time.Now(); now.Sub(s.warned) >= rejectWarning {
-		s.warned = now
-		s.log.Warn("rejected a connection or a request of HTTP/2, since there are too many: raise the limit of open files (LimitNOFILE=)",
-			"service", c.service, "connections", c.usage.active, "requests", c.usage.requests.Load(),
-			"all", len(s.open), "limit", s.most)
-	}
-}
-
-// Rejected returns how many connections and requests were rejected since there were too many.
-func (s *Server) Rejected() uint64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.rejected
 }
 
 // FinishLogs makes sure that nothing is added to files of access logs that are complete at a time.
