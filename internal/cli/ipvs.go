@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"net/netip"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dataplane/iptables"
 	"github.com/fairlead/fairlead/internal/dataplane/ipvs"
+	"github.com/fairlead/fairlead/internal/dialect"
 	kipvs "github.com/fairlead/fairlead/internal/kernel/ipvs"
 	"github.com/fairlead/fairlead/internal/proxy"
 )
@@ -101,6 +103,12 @@ func openIPVS(s *modeSetup, o *proxy.Options) error {
 		return err
 	}
 	o.Dataplane, o.Schedulers, o.Addresses = p, s.schedulers, p.NodeAddresses
+	o.Unweighted = func(scheduler string) string {
+		if scheduler = cmp.Or(scheduler, f.scheduler); ipvs.FollowsWeights(scheduler) {
+			return ""
+		}
+		return "scheduler " + scheduler + " of mode ipvs chooses evenly; wrr follows them (annotation " + dialect.SchedulerAnnotation + ")"
+	}
 	o.AuditPeriod, o.MinInterval, o.MaxInterval = f.sync, f.minSync, max(f.minSync, proxy.DefaultMaxInterval)
 	warnOfLoopback(s.log, s.flags.nodePortAddresses)
 	return nil

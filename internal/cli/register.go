@@ -74,6 +74,9 @@ takes connections. The same again changes nothing; other flags replace what was 
 	flags.StringVar(&r.spec.Unit, "unit", "", "unit of systemd that the program is; it is not ready while the unit is not active")
 	flags.StringVar(&r.spec.PIDFile, "pid-file", "", "file with the program's process ID; it is not ready without the process")
 	flags.StringVar(&r.spec.Address, "address", "", "IP address of the program (default: the node's)")
+	flags.StringVar(&r.spec.Weight, "weight", "",
+		"its `share` of connections compared with other endpoints, 0 to 256 (default 1): by load balancers of the proxied way, and by\n"+
+			"mode ipvs with a scheduler such as wrr; 0 in every mode")
 	flags.StringVar(&r.spec.Node, "node", hostname(), "node whose agent checks the program")
 	flags.StringVarP(&r.file, "file", "f", "", "YAML file with programs (docs/registered.md), in place of the flags; - for the standard input")
 	flags.BoolVar(&r.dryRun, "dry-run", false, "print the Pods and change nothing")
@@ -141,7 +144,7 @@ func (r *registerCommand) run(cmd *cobra.Command) error {
 // specs returns what the flags or the file say.
 func (r *registerCommand) specs(cmd *cobra.Command) ([]registration.Spec, error) {
 	if r.file != "" {
-		for _, name := range []string{"name", "labels", "port", "ready", "unit", "pid-file", "address"} {
+		for _, name := range []string{"name", "labels", "port", "ready", "unit", "pid-file", "address", "weight"} {
 			if cmd.Flags().Changed(name) {
 				return nil, usagef("--%s and --file: the file says it", name)
 			}

@@ -13,9 +13,11 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/fairlead/fairlead/internal/epslice"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 var endpointControllers = []string{EndpointsName, EndpointSliceName, MirroringName}
@@ -62,6 +64,44 @@ func TestEndpointsFollowPods(t *testing.T) {
 			return fmt.Errorf("endpoints: %v", err)
 		}
 		return nil
+	})
+}
+
+// A Pod's weight is that of the slice that it is in; a change of it alone moves it there.
+func TestWeightOfAPod(t *testing.T) {
+	r := newRig(t)
+	r.run(Options{Controllers: endpointControllers})
+	ns := r.namespace("shop")
+	r.node("n0")
+	r.service(ns, "web")
+	r.pod(ns, "a", "web", "n0", "10.244.0.1")
+	r.pod(ns, "b", "web", "n0", "10.244.0.2")
+	r.wantEndpoints(ns, "web", "10.244.0.1:9376 true", "10.244.0.2:9376 true")
+	for _, weight := range []string{"3", "0", "1", "many"} {
+		patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, svc.WeightAnnotation, weight)
+		_, err := r.client.CoreV1().Pods(ns).Patch(context.Background(), "b", types.MergePatchType, patch, metav1.PatchOptions{})
+		r.must(err)
+		want := map[string]string{"3": "3", "0": "0"}[weight]
+		r.eventually("weight "+weight, func() error {
+			for _, s := range r.slices(ns, "web") {
+				for _, e := range s.Endpoints {
+					if got := s.Annotations[svc.WeightAnnotation]; e.TargetRef.Name == "b" && got != want || e.TargetRef.Name == "a" && got != "" {
+						return fmt.Errorf("%s is in a slice of weight %q", e.TargetRef.Name, got)
+					}
+				}
+			}
+			return nil
+		})
+		r.wantEndpoints(ns, "web", "10.244.0.1:9376 true", "10.244.0.2:9376 true")
+	}
+	r.eventually("an Event", func() error {
+		list, err := r.client.CoreV1().Events(ns).List(context.Background(), metav1.ListOptions{})
+		if err == nil && !slices.ContainsFunc(list.Items, func(e corev1.Event) bool {
+			return e.Reason == "InvalidWeight" && strings.Contains(e.Message, "is not a number from 0 to 256, and counts as 1: b")
+		}) {
+			return fmt.Errorf("%d others", len(list.Items))
+		}
+		return err
 	})
 }
 

@@ -423,6 +423,7 @@ func endpointChanged(a, b *corev1.Pod) bool {
 		(a.DeletionTimestamp == nil) != (b.DeletionTimestamp == nil) ||
 		a.Spec.NodeName != b.Spec.NodeName || a.Spec.Hostname != b.Spec.Hostname || a.Spec.Subdomain != b.Spec.Subdomain ||
 		epslice.Counts(a) != epslice.Counts(b) || epslice.Ready(a) != epslice.Ready(b) ||
+		a.Annotations[svc.WeightAnnotation] != b.Annotations[svc.WeightAnnotation] ||
 		a.Status.PodIP != b.Status.PodIP || !slices.Equal(a.Status.PodIPs, b.Status.PodIPs)
 }
 

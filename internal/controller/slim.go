@@ -6,6 +6,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/barrier"
 	"github.com/fairlead/fairlead/internal/placement"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // slimPod keeps of a Pod what the controllers decide by. They write Pods only by
@@ -30,8 +31,10 @@ func slimPod(p *corev1.Pod) *corev1.Pod {
 	if r := placement.Requests(p); len(r) > 0 {
 		out.Spec.Resources = &corev1.ResourceRequirements{Requests: r} // of all containers together
 	}
-	if cost, ok := p.Annotations[corev1.PodDeletionCost]; ok {
-		out.Annotations = map[string]string{corev1.PodDeletionCost: cost}
+	for _, key := range []string{corev1.PodDeletionCost, svc.WeightAnnotation} {
+		if v, ok := p.Annotations[key]; ok {
+			metav1.SetMetaDataAnnotation(&out.ObjectMeta, key, v)
+		}
 	}
 	for i := range p.Status.ContainerStatuses {
 		if n := p.Status.ContainerStatuses[i].RestartCount; n > 0 {

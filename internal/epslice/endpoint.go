@@ -11,6 +11,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	utilnet "k8s.io/utils/net"
+
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // Ready reports whether the Pod's Ready condition is True.
@@ -167,6 +169,32 @@ func portsKey(ports []discoveryv1.EndpointPort) portKey {
 	}
 	slices.Sort(texts)
 	return portKey(strings.Join(texts, "\x01"))
+}
+
+// weighted returns the key of a set of ports for Pods of a weight.
+func (k portKey) weighted(weight string) portKey {
+	if weight == "" {
+		return k
+	}
+	return k + "\x02" + portKey(weight)
+}
+
+// groupKey returns the key of the endpoints that may be in a slice.
+func groupKey(s *discoveryv1.EndpointSlice) portKey {
+	return portsKey(s.Ports).weighted(s.Annotations[svc.WeightAnnotation])
+}
+
+// weightOf returns the weight of a Pod as the annotation of its slices has it, empty for 1.
+func weightOf(pod *corev1.Pod) (text string, ok bool) {
+	text = pod.Annotations[svc.WeightAnnotation]
+	if text == "" {
+		return "", true
+	}
+	n, ok := svc.ParseWeight(text)
+	if n == 1 {
+		return "", ok
+	}
+	return strconv.Itoa(n), true
 }
 
 // portResolver resolves the ports of one Service for Pod after Pod.

@@ -10,6 +10,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // The values of the label endpointslice.kubernetes.io/managed-by on slices made
@@ -107,6 +109,21 @@ func setTrigger(annotations map[string]string, trigger time.Time) map[string]str
 		delete(out, corev1.EndpointsLastChangeTriggerTime)
 	} else {
 		out[corev1.EndpointsLastChangeTriggerTime] = trigger.UTC().Format(time.RFC3339Nano)
+	}
+	return out
+}
+
+// setWeight returns annotations with the weight of a slice's endpoints, empty for none. The
+// argument is not changed.
+func setWeight(annotations map[string]string, weight string) map[string]string {
+	if annotations[svc.WeightAnnotation] == weight {
+		return annotations
+	}
+	out := make(map[string]string, len(annotations)+1)
+	maps.Copy(out, annotations)
+	delete(out, svc.WeightAnnotation)
+	if weight != "" {
+		out[svc.WeightAnnotation] = weight
 	}
 	return out
 }

@@ -12,16 +12,19 @@ import (
 type work struct {
 	old       *discoveryv1.EndpointSlice
 	ports     []discoveryv1.EndpointPort
+	weight    string // as of weightOf
 	endpoints []discoveryv1.Endpoint
 	dirty     bool
+	gains     bool // endpoints that were in no slice of their group
 }
 
-// group is the endpoints of one address family that share their ports.
+// group is the endpoints of one address family that share their ports and weight.
 type group struct {
-	ports *portSet
-	want  map[endpointKey]*discoveryv1.Endpoint
-	works []*work
-	left  []*discoveryv1.Endpoint // wanted and in no slice yet
+	ports  *portSet
+	weight string // as of weightOf
+	want   map[endpointKey]*discoveryv1.Endpoint
+	works  []*work
+	left   []*discoveryv1.Endpoint // wanted and in no slice yet
 }
 
 // family plans the slices of one address type.
@@ -34,7 +37,7 @@ func (p *planner) family(t discoveryv1.AddressType, present []*discoveryv1.Endpo
 			p.plan.Delete = append(p.plan.Delete, s)
 			continue
 		}
-		g := groups[portsKey(s.Ports)]
+		g := groups[groupKey(s)]
 		if g == nil {
 			spare = append(spare, s)
 			continue
@@ -63,6 +66,15 @@ func (p *planner) family(t discoveryv1.AddressType, present []*discoveryv1.Endpo
 	if p.hints == hintTopology {
 		p.topology(t, all)
 	}
+	// An endpoint that moves, since its weight or ports have changed, comes before it goes.
+	slices.SortStableFunc(all, func(a, b *work) int {
+		if a.gains == b.gains {
+			return 0
+		} else if a.gains {
+			return -1
+		}
+		return 1
+	})
 	p.emit(t, all)
 	p.plan.Delete = append(p.plan.Delete, spare...)
 }
@@ -70,7 +82,7 @@ func (p *planner) family(t discoveryv1.AddressType, present []*discoveryv1.Endpo
 // keep returns what stays of a present slice, nil if nothing does. What it keeps
 // is no longer in g.want.
 func (p *planner) keep(g *group, s *discoveryv1.EndpointSlice) *work {
-	w := &work{old: s, ports: s.Ports, dirty: !maps.Equal(s.Labels, p.labels)}
+	w := &work{old: s, ports: s.Ports, weight: g.weight, dirty: !maps.Equal(s.Labels, p.labels)}
 	changed := false
 	var kept []discoveryv1.Endpoint
 	number := 0
@@ -129,7 +141,7 @@ func (g *group) fill(w *work, limit int) {
 	for _, e := range g.left[:n] {
 		w.endpoints = append(w.endpoints, *e)
 	}
-	g.left, w.dirty = g.left[n:], true
+	g.left, w.dirty, w.gains = g.left[n:], true, true
 }
 
 // fillDirty puts endpoints into slices that are written anyway, the fullest
@@ -158,12 +170,12 @@ func (g *group) place(limit int, spare []*discoveryv1.EndpointSlice) []*discover
 		var w *work
 		switch {
 		case len(spare) > 0:
-			w = &work{old: spare[0], ports: g.ports.ports}
+			w = &work{old: spare[0], ports: g.ports.ports, weight: g.weight}
 			spare = spare[1:]
 			g.works = append(g.works, w)
 		default:
 			if w = g.closestToFull(limit); w == nil {
-				w = &work{ports: g.ports.ports}
+				w = &work{ports: g.ports.ports, weight: g.weight}
 				g.works = append(g.works, w)
 			}
 		}
@@ -215,7 +227,7 @@ func (p *planner) emit(t discoveryv1.AddressType, all []*work) {
 		}
 		if w.old != nil {
 			s.ObjectMeta = w.old.ObjectMeta
-			s.Annotations = setTrigger(w.old.Annotations, p.in.Trigger)
+			s.Annotations = setWeight(setTrigger(w.old.Annotations, p.in.Trigger), w.weight)
 		} else {
 			if p.in.Service.DeletionTimestamp != nil {
 				continue
@@ -223,7 +235,7 @@ func (p *planner) emit(t discoveryv1.AddressType, all []*work) {
 			s.Namespace = p.owner.namespace
 			s.GenerateName, s.Name = p.names.next(t)
 			s.OwnerReferences = p.owner.reference()
-			s.Annotations = setTrigger(nil, p.in.Trigger)
+			s.Annotations = setWeight(setTrigger(nil, p.in.Trigger), w.weight)
 		}
 		s.Labels = p.labels
 		if w.old != nil {

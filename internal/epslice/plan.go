@@ -9,6 +9,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // The limits of endpoints in one slice (behaviour 28).
@@ -65,8 +67,8 @@ type Event struct {
 }
 
 // Slices plans the EndpointSlices of a Service with a selector: one set of
-// slices for each address family and each set of resolved ports, at least one
-// slice for each family. The plan has the fewest writes that make the slices
+// slices for each address family and each set of resolved ports and weight, at
+// least one slice for each family. The plan has the fewest writes that make the slices
 // right: endpoints stay in their slice, slices that are written anyway are
 // filled first, those that would be deleted are used again, then one that has
 // room, and only then new ones. A Service being deleted gets no new slices.
@@ -109,28 +111,31 @@ func Slices(in Input) *Plan {
 
 // planner holds the facts of one call of Slices.
 type planner struct {
-	in        *Input
-	max       int
-	owner     owner
-	labels    map[string]string
-	hints     hintMode
-	names     namer
-	resolver  *portResolver
-	nodes     map[string]*nodeFacts
-	pods      []podFacts
-	room      room
-	badIPs    []string
-	plan      *Plan
-	condition [2]bool // what the condition pointers of endpoints point to
+	in       *Input
+	max      int
+	owner    owner
+	labels   map[string]string
+	hints    hintMode
+	names    namer
+	resolver *portResolver
+	nodes    map[string]*nodeFacts
+	pods     []podFacts
+	room     room
+	badIPs   []string
+	// badWeights are the Pods whose weight is not one.
+	badWeights []string
+	plan       *Plan
+	condition  [2]bool // what the condition pointers of endpoints point to
 }
 
 // podFacts is a Pod that counts, with its resolved ports and Node.
 type podFacts struct {
-	pod   *corev1.Pod
-	ips   []corev1.PodIP
-	ports *portSet
-	node  *nodeFacts
-	ready bool
+	pod    *corev1.Pod
+	ips    []corev1.PodIP
+	ports  *portSet
+	weight string // as of weightOf
+	node   *nodeFacts
+	ready  bool
 }
 
 // room is memory for the endpoints of one family, taken at once.
@@ -164,6 +169,10 @@ func (p *planner) collectPods() {
 			continue
 		}
 		f := podFacts{pod: pod, ips: podIPs(pod), ports: p.resolver.of(pod), node: p.node(pod.Spec.NodeName), ready: Ready(pod)}
+		var ok bool
+		if f.weight, ok = weightOf(pod); !ok {
+			p.badWeights = append(p.badWeights, pod.Name)
+		}
 		if !f.node.exists {
 			missing[pod.Spec.NodeName] = true
 		}
@@ -187,17 +196,18 @@ func (p *planner) node(name string) *nodeFacts {
 	return f
 }
 
-// groups sorts the Pods' endpoints of one family by their ports. Pods of a
+// groups sorts the Pods' endpoints of one family by their ports and weights. Pods of a
 // Node that does not exist make a group, but are not in it.
 func (p *planner) groups(t discoveryv1.AddressType) map[portKey]*group {
 	groups := map[portKey]*group{}
 	p.room = newRoom(len(p.pods))
 	for i := range p.pods {
 		f := &p.pods[i]
-		g := groups[f.ports.key]
+		key := f.ports.key.weighted(f.weight)
+		g := groups[key]
 		if g == nil {
-			g = &group{ports: f.ports, want: make(map[endpointKey]*discoveryv1.Endpoint, len(p.pods))}
-			groups[f.ports.key] = g
+			g = &group{ports: f.ports, weight: f.weight, want: make(map[endpointKey]*discoveryv1.Endpoint, len(p.pods))}
+			groups[key] = g
 		}
 		if !f.node.exists && !p.in.Service.Spec.PublishNotReadyAddresses {
 			continue
@@ -269,13 +279,19 @@ func (p *planner) addBadIP(pod *corev1.Pod, ip string) {
 }
 
 // addEvents adds the Events for what a user has to correct: named ports that Pods
-// do not have, and invalid addresses.
+// do not have, wrong weights and invalid addresses.
 func (p *planner) addEvents() {
 	for _, name := range slices.Sorted(maps.Keys(p.resolver.missing)) {
 		p.plan.Events = append(p.plan.Events, Event{Warning: true, Reason: "TargetPortNotFound",
 			Message: fmt.Sprintf("%d of %d selected pods have no container port named %q with the protocol of the service port; "+
 				"name one, or set targetPort to a number",
 				p.resolver.missing[name], len(p.pods), name)})
+	}
+	if len(p.badWeights) > 0 {
+		slices.Sort(p.badWeights)
+		p.plan.Events = append(p.plan.Events, Event{Warning: true, Reason: "InvalidWeight",
+			Message: fmt.Sprintf("the annotation %s of %d selected pods is not a number from 0 to %d, and counts as 1: %s",
+				svc.WeightAnnotation, len(p.badWeights), svc.MaxWeight, strings.Join(p.badWeights[:min(3, len(p.badWeights))], ", "))})
 	}
 	if len(p.badIPs) > 0 {
 		slices.Sort(p.badIPs)

@@ -10,6 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"pgregory.net/rapid"
+
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 const testLimit = 3
@@ -20,6 +22,7 @@ const testLimit = 3
 func TestPlanIsExactAndIdempotent(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld(t)
+		w.weigh = true
 		for range 12 {
 			w.step(t)
 			in := w.input(testLimit)
@@ -51,7 +54,7 @@ func checkExact(t *rapid.T, w *world) {
 			if p == nil {
 				t.Fatalf("%s is in %s and does not exist", e.TargetRef.Name, s.Name)
 			}
-			checkEndpoint(t, w, p, &e, s.Ports)
+			checkEndpoint(t, w, p, &e, s)
 		}
 		if s.Labels[discoveryv1.LabelServiceName] != "web" || s.Labels[discoveryv1.LabelManagedBy] != ManagedBySelector ||
 			s.Labels["a"] != w.service.Labels["a"] {
@@ -82,7 +85,7 @@ func checkExact(t *rapid.T, w *world) {
 	}
 }
 
-func checkEndpoint(t *rapid.T, w *world, p *corev1.Pod, e *discoveryv1.Endpoint, ports []discoveryv1.EndpointPort) {
+func checkEndpoint(t *rapid.T, w *world, p *corev1.Pod, e *discoveryv1.Endpoint, s *discoveryv1.EndpointSlice) {
 	t.Helper()
 	serving, terminating := Ready(p), p.DeletionTimestamp != nil
 	ready := w.service.Spec.PublishNotReadyAddresses || serving && !terminating
@@ -97,8 +100,12 @@ func checkEndpoint(t *rapid.T, w *world, p *corev1.Pod, e *discoveryv1.Endpoint,
 	if (e.Zone == nil) != (zone == "") || e.Zone != nil && *e.Zone != zone {
 		t.Fatalf("%s: zone %v, want %q", p.Name, e.Zone, zone)
 	}
-	if k := newPortResolver(w.service).of(p).key; k != portsKey(ports) {
+	if k := newPortResolver(w.service).of(p).key; k != portsKey(s.Ports) {
 		t.Fatalf("%s is in a slice with other ports", p.Name)
+	}
+	want, _ := svc.ParseWeight(p.Annotations[svc.WeightAnnotation])
+	if got, ok := svc.ParseWeight(s.Annotations[svc.WeightAnnotation]); got != want || !ok {
+		t.Fatalf("%s is in a slice of weight %d, want %d", p.Name, got, want)
 	}
 }
 
@@ -142,7 +149,7 @@ func leastWritesOf(w *world, in Input, t discoveryv1.AddressType) int {
 		for i := range s.Endpoints {
 			if s.AddressType == t {
 				want[keyOf(&s.Endpoints[i])] = &s.Endpoints[i]
-				keys[keyOf(&s.Endpoints[i])] = portsKey(s.Ports)
+				keys[keyOf(&s.Endpoints[i])] = groupKey(s)
 			}
 		}
 	}
@@ -152,14 +159,14 @@ func leastWritesOf(w *world, in Input, t discoveryv1.AddressType) int {
 	p.collectPods()
 	known := map[portKey]bool{}
 	for _, f := range p.pods {
-		known[f.ports.key] = true
+		known[f.ports.key.weighted(f.weight)] = true
 	}
 	var slots []slot
 	for _, s := range in.Present {
 		if s.AddressType != t {
 			continue
 		}
-		sl := slot{key: portsKey(s.Ports), dirty: !maps.Equal(s.Labels, labels)}
+		sl := slot{key: groupKey(s), dirty: !maps.Equal(s.Labels, labels)}
 		for i := range s.Endpoints {
 			e := &s.Endpoints[i]
 			if x := want[keyOf(e)]; x != nil && keys[keyOf(e)] == sl.key {

@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"pgregory.net/rapid"
+
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // world is a Service with its Pods and Nodes that changes at random, and the
@@ -24,6 +26,7 @@ type world struct {
 	nodes   map[string]*corev1.Node
 	slices  map[string]*discoveryv1.EndpointSlice
 	hinted  bool
+	weigh   bool // Pods have weights, which Kubernetes does not know
 	version int
 	clock   time.Time
 }
@@ -118,6 +121,10 @@ func (w *world) drawPod(t *rapid.T, name string) {
 		corev1.PodFailed, corev1.PodSucceeded}).Draw(t, "phase")
 	if rapid.IntRange(0, 3).Draw(t, "hostname") == 0 {
 		p.Spec.Hostname, p.Spec.Subdomain = name, rapid.SampledFrom([]string{"web", "other"}).Draw(t, "subdomain")
+	}
+	if w.weigh && rapid.IntRange(0, 3).Draw(t, "weighs") == 0 {
+		weight := rapid.SampledFrom([]string{"0", "1", "3", "03", "many"}).Draw(t, "weight")
+		p.Annotations = map[string]string{svc.WeightAnnotation: weight}
 	}
 	setReady(p, rapid.IntRange(0, 3).Draw(t, "ready") > 0)
 	if rapid.IntRange(0, 5).Draw(t, "terminating") == 0 {

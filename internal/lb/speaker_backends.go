@@ -1,6 +1,7 @@
 package lb
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -101,25 +102,18 @@ type backend struct {
 	weight string // of its EndpointSlice, or the number of the node's Pods; empty for 1
 }
 
-// WeightAnnotation of an EndpointSlice is the weight of its endpoints in the proxied way.
+// WeightAnnotation of an EndpointSlice is the weight of its endpoints in the proxied way, in
+// place of svc.WeightAnnotation.
 const WeightAnnotation = "fairlead.dev/lb-weight"
-
-// maxWeight is the largest weight.
-const maxWeight = 256
 
 // weight returns the share of connections that an endpoint is to have: that of its EndpointSlice times that of its
 // Node. What is no weight counts as 1.
 func (p *proxying) weight(v *proxiedService, b *backend) int {
-	parse := func(text string) int {
-		if n, err := strconv.Atoi(text); err == nil && n >= 0 && n <= maxWeight {
-			return n
-		}
-		return 1
-	}
-	w := parse(b.weight)
+	w, _ := svc.ParseWeight(b.weight)
 	if l := v.spec.WeightLabel; l != "" {
 		if n := p.nodes.known[b.node]; n != nil {
-			w *= parse(n.labels[l])
+			size, _ := svc.ParseWeight(n.labels[l])
+			w *= size
 		}
 	}
 	return w
@@ -146,7 +140,7 @@ func (p *proxying) nodePorts(v *proxiedService, port *corev1.ServicePort, family
 		}
 		b := backend{addr: netip.AddrPortFrom(n.addrs[i], uint16(port.NodePort)), node: name}
 		if isLocal(v.object) {
-			b.weight = strconv.Itoa(min(pods[name], maxWeight))
+			b.weight = strconv.Itoa(min(pods[name], svc.MaxWeight))
 		}
 		nearby = nearby || n.labels[corev1.LabelTopologyZone] == p.zone
 		out = append(out, b)
@@ -192,6 +186,7 @@ func (p *proxying) backends(v *proxiedService, port string, family svc.Family) [
 // endpoints returns the ready endpoints of a port that are of a family, and for which ok returns true.
 func (v *proxiedService) endpoints(port string, family svc.Family, ok func(*discoveryv1.Endpoint) bool) (out []backend) {
 	for _, slice := range v.slices {
+		weight := cmp.Or(slice.Annotations[WeightAnnotation], slice.Annotations[svc.WeightAnnotation])
 		for _, p := range slice.Ports {
 			if p.Name == nil || *p.Name != port || p.Port == nil {
 				continue
@@ -202,7 +197,7 @@ func (v *proxiedService) endpoints(port string, family svc.Family, ok func(*disc
 					continue
 				}
 				if a, err := netip.ParseAddr(e.Addresses[0]); err == nil && svc.FamilyOf(a) == family {
-					b := backend{addr: netip.AddrPortFrom(a, uint16(*p.Port)), weight: slice.Annotations[WeightAnnotation]}
+					b := backend{addr: netip.AddrPortFrom(a, uint16(*p.Port)), weight: weight}
 					if e.NodeName != nil {
 						b.node = *e.NodeName
 					}

@@ -96,9 +96,12 @@ func TestWeightsOfEndpoints(t *testing.T) {
 	p.setService(o)
 	v := p.services[name]
 	v.listed = true
-	for i, weight := range []string{"", "3", "0", "many"} {
+	for i, weight := range []string{"", "3", "0", "many", "", "4"} {
 		addr := fmt.Sprintf("10.0.0.%d", i+1)
 		v.slices[addr] = slice(addr, fmt.Sprintf("n%d", i+1), weight)
+	}
+	for _, addr := range []string{"10.0.0.5", "10.0.0.6"} { // a Pod's, which that for load balancers alone replaces
+		v.slices[addr].Annotations[svc.WeightAnnotation] = "7"
 	}
 	if s := p.build(name, v); s != nil {
 		t.Error("a Service whose weights depend on Nodes is served before these are known")
@@ -112,8 +115,8 @@ func TestWeightsOfEndpoints(t *testing.T) {
 	for a, w := range s.Weights {
 		got[a.Addr().String()] = w
 	}
-	want := map[string]int{"10.0.0.1": 2, "10.0.0.2": 6, "10.0.0.3": 0}
-	if !maps.Equal(got, want) || s.Key != "u-1" || len(s.Backends[80]) != 4 {
+	want := map[string]int{"10.0.0.1": 2, "10.0.0.2": 6, "10.0.0.3": 0, "10.0.0.5": 7, "10.0.0.6": 4}
+	if !maps.Equal(got, want) || s.Key != "u-1" || len(s.Backends[80]) != 6 {
 		t.Errorf("%v, want %v, key %q", got, want, s.Key)
 	}
 }

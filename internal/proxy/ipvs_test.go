@@ -22,6 +22,25 @@ func TestFallbackBecomesAnEvent(t *testing.T) {
 	})
 }
 
+// Weights that a mode does not follow are told by an Event, with what does.
+func TestWeightsIgnored(t *testing.T) {
+	inBubble(t, func(o *Options) { o.Mode = "nft" }, func(w *world) {
+		w.setService(service("a", 1))
+		for i, weight := range []string{"3", "1", "0"} {
+			s := slice("a", i)
+			s.Name += "-" + weight
+			s.Annotations = map[string]string{svc.WeightAnnotation: weight}
+			w.setSlice(s)
+		}
+		w.settle(time.Minute)
+		events := w.events(table.ReasonWeightsIgnored)
+		if len(events) != 1 || events[0].Type != "Warning" || events[0].InvolvedObject.Name != "a" ||
+			!strings.Contains(events[0].Message, "mode nft of the proxy chooses evenly; mode ipvs") {
+			t.Errorf("events %+v", events)
+		}
+	})
+}
+
 // behaviours 55 to 58: a Service names its scheduler; one that the node lacks is told
 // by an Event, and the Service is served without.
 func TestSchedulerOfAService(t *testing.T) {

@@ -38,6 +38,8 @@ type Options struct {
 	// Schedulers are those that the mode has for Services that name one by the
 	// annotation dialect.SchedulerAnnotation; nil leaves that unread.
 	Schedulers []string
+	// Unweighted is that of table.Config; nil is for modes that choose evenly.
+	Unweighted func(scheduler string) string
 	// Progress gets which versions of Services and EndpointSlices are programmed; nil for
 	// nobody.
 	Progress *barrier.Progress
@@ -153,6 +155,11 @@ func (o *Options) tableConfig() table.Config {
 	}
 	if has := o.Schedulers; has != nil {
 		cfg.Scheduler = func(annotations map[string]string) (string, error) { return dialect.Scheduler(annotations, has) }
+	}
+	if cfg.Unweighted = o.Unweighted; cfg.Unweighted == nil {
+		why := "mode " + o.Mode + " of the proxy chooses evenly; mode ipvs with a scheduler such as wrr follows them, and so do load " +
+			"balancers of the proxied way"
+		cfg.Unweighted = func(string) string { return why }
 	}
 	return cfg
 }

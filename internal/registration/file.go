@@ -20,6 +20,7 @@ var keys = map[string]func(*Spec, *yaml.Node) error{
 	"unit":      text(func(s *Spec) *string { return &s.Unit }),
 	"pidFile":   text(func(s *Spec) *string { return &s.PIDFile }),
 	"address":   text(func(s *Spec) *string { return &s.Address }),
+	"weight":    text(func(s *Spec) *string { return &s.Weight }),
 	"labels": func(s *Spec, n *yaml.Node) error {
 		if n.Kind != yaml.MappingNode {
 			return errors.New("want KEY: VALUE on lines of their own, or {KEY: VALUE}")
@@ -62,7 +63,7 @@ func text(of func(*Spec) *string) func(*Spec, *yaml.Node) error {
 }
 
 // Parse reads programs from YAML: documents with the keys name, namespace, labels, ports,
-// ready, unit, pidFile and address. Each has to make a Pod on a node. name is that of the
+// ready, unit, pidFile, address and weight. Each has to make a Pod on a node. name is that of the
 // file; errors begin with it and the number of a line.
 func Parse(name, node string, data []byte) (specs []Spec, err error) {
 	seen := map[string]int{}

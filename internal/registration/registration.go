@@ -65,6 +65,8 @@ type Spec struct {
 	PIDFile string
 	// Address is an IP address, empty for the node's own.
 	Address string
+	// Weight is its share of connections, as of svc.ParseWeight.
+	Weight string
 	// File is where the Spec was read, empty for one that a user has given himself.
 	File string
 }
@@ -174,6 +176,9 @@ func (s *Spec) annotations() (map[string]string, error) {
 	if s.File != "" {
 		out[FileAnnotation] = s.File
 	}
+	if s.Weight != "" {
+		out[svc.WeightAnnotation] = s.Weight
+	}
 	for key, check := range checks {
 		if v, ok := out[key]; ok {
 			if err := check.valid(v); err != nil {
@@ -211,6 +216,12 @@ var checks = map[string]struct {
 	AddressAnnotation: {"address", func(s string) error {
 		_, err := parseAddress(s)
 		return err
+	}},
+	svc.WeightAnnotation: {"weight", func(s string) error {
+		if _, ok := svc.ParseWeight(s); !ok {
+			return fmt.Errorf("want a number from 0 to %d", svc.MaxWeight)
+		}
+		return nil
 	}},
 }
 
@@ -287,9 +298,8 @@ func Validate(p *corev1.Pod) (errs field.ErrorList) {
 		forbid(at.Child("livenessProbe"), c.LivenessProbe != nil)
 		forbid(at.Child("startupProbe"), c.StartupProbe != nil)
 	}
-	for _, key := range annotations {
-		v, ok := p.Annotations[key]
-		if check, known := checks[key]; ok && known {
+	for key, check := range checks {
+		if v, ok := p.Annotations[key]; ok {
 			if err := check.valid(v); err != nil {
 				errs = append(errs, field.Invalid(field.NewPath("metadata", "annotations").Key(key), v, err.Error()))
 			}
@@ -327,7 +337,7 @@ func Same(have, want *corev1.Pod) bool {
 	if !Is(have) || len(have.Spec.Containers) != 1 || have.DeletionTimestamp != nil || have.Spec.NodeName != want.Spec.NodeName {
 		return false
 	}
-	for _, key := range annotations {
+	for _, key := range append(slices.Clone(annotations), svc.WeightAnnotation) {
 		if have.Annotations[key] != want.Annotations[key] {
 			return false
 		}

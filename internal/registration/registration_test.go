@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/fairlead/fairlead/internal/registration"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // What a file says, and each mistake with the file, the line and the field.
@@ -29,6 +30,7 @@ ports:
 - dns=53/udp
 ready: exec:dig @127.0.0.1
 address: 192.0.2.7
+weight: 3
 `))
 	if err != nil {
 		t.Fatal(err)
@@ -36,7 +38,8 @@ address: 192.0.2.7
 	want := []registration.Spec{
 		{Name: "redis", Node: "n.example", Labels: map[string]string{"app": "redis", "tier": "1"}, Ports: []string{"redis=6379", "6380"},
 			Unit: "redis-server"},
-		{Name: "dns", Namespace: "net", Node: "n.example", Ports: []string{"dns=53/udp"}, Ready: "exec:dig @127.0.0.1", Address: "192.0.2.7"},
+		{Name: "dns", Namespace: "net", Node: "n.example", Ports: []string{"dns=53/udp"}, Ready: "exec:dig @127.0.0.1", Address: "192.0.2.7",
+			Weight: "3"},
 	}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
@@ -52,6 +55,7 @@ address: 192.0.2.7
 		"a.yaml:3: address: \"169.254.169.254\": it is link-local":       "name: a\nports: [1]\naddress: 169.254.169.254",
 		"a.yaml:4: pidFile: a program is known by its unit or":           "name: a\nports: [1]\nunit: a\npidFile: /run/a.pid",
 		"a.yaml:3: pidFile: \"a.pid\": want an absolute path":            "name: a\nports: [1]\npidFile: a.pid",
+		"a.yaml:3: weight: \"257\": want a number from 0 to 256":         "name: a\nports: [1]\nweight: 257",
 		"a.yaml:3: unit: \"a/b.service\": want the name of a unit":       "name: a\nports: [1]\nunit: a/b.service",
 		"a.yaml:1: name: \"A_b\": a lowercase RFC 1123 label":            "name: A_b\nports: [1]",
 		"a.yaml:3: labels: ":                                             "name: a\nports: [1]\nlabels: {'a b': c}",
@@ -124,6 +128,7 @@ func TestValidate(t *testing.T) {
 		"spec.containers[0].livenessProbe":            func(p *corev1.Pod) { p.Spec.Containers[0].LivenessProbe = &corev1.Probe{} },
 		"spec.volumes: Forbidden":                     func(p *corev1.Pod) { p.Spec.Volumes = []corev1.Volume{{Name: "v"}} },
 		"metadata.annotations[fairlead.dev/address]":  func(p *corev1.Pod) { p.Annotations[registration.AddressAnnotation] = "127.0.0.1" },
+		"metadata.annotations[fairlead.dev/weight]":   func(p *corev1.Pod) { p.Annotations[svc.WeightAnnotation] = "-1" },
 		"metadata.annotations[fairlead.dev/unit]":     func(p *corev1.Pod) { p.Annotations[registration.UnitAnnotation] = "../x" },
 		"metadata.annotations[fairlead.dev/pid-file]": func(p *corev1.Pod) { p.Annotations[registration.PIDFileAnnotation] = "/a/../b" },
 		"spec.initContainers[0].image: Invalid": func(p *corev1.Pod) {
@@ -170,12 +175,13 @@ func TestValidateUpdate(t *testing.T) {
 	other := func(p *corev1.Pod) { p.Spec.Containers[0].Image = "host" }
 	none := func(*corev1.Pod) {}
 	address := func(p *corev1.Pod) { p.Annotations[registration.AddressAnnotation] = "192.0.2.1" }
+	weight := func(p *corev1.Pod) { p.Annotations[svc.WeightAnnotation] = "3" }
 	labels := func(p *corev1.Pod) { p.Labels = map[string]string{"a": "b"} }
 	for _, x := range []struct {
 		before, after func(*corev1.Pod)
 		ok            bool
 	}{
-		{none, labels, true}, {none, none, true}, {other, func(p *corev1.Pod) { other(p); address(p) }, true},
+		{none, labels, true}, {none, weight, true}, {none, none, true}, {other, func(p *corev1.Pod) { other(p); address(p) }, true},
 		{none, other, false}, {other, none, false}, {none, address, false}, {address, none, false},
 	} {
 		before, after := example(t), example(t)

@@ -3,6 +3,7 @@ package svc
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"strconv"
 	"strings"
 )
 
@@ -35,6 +36,27 @@ const (
 	// at once.
 	SuspectedAnnotation = "fairlead.dev/suspected"
 )
+
+// WeightAnnotation on a Pod is its share of the connections of its Services, compared with
+// that of others: 0 to MaxWeight, 1 without it. The controller of EndpointSlices gives each
+// weight slices of its own, with the same annotation; it counts in slices made by hand, too.
+const WeightAnnotation = "fairlead.dev/weight"
+
+// MaxWeight is the largest weight.
+const MaxWeight = 256
+
+// ParseWeight reads the value of WeightAnnotation, empty if there is none. What is not a
+// weight counts as 1, and ok is false.
+func ParseWeight(text string) (weight int, ok bool) {
+	if text == "" {
+		return 1, true
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 0 || n > MaxWeight {
+		return 1, false
+	}
+	return n, true
+}
 
 // maxLabelValue is the longest value of a label; names of Nodes may be longer.
 const maxLabelValue = 63

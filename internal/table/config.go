@@ -26,6 +26,10 @@ type Config struct {
 	// error becomes a Problem, and the Service is served without. Nil reads
 	// nothing.
 	Scheduler func(annotations map[string]string) (string, error)
+	// Unweighted returns why the mode chooses endpoints evenly whatever their weights are,
+	// for a Service of that ServicePort.Scheduler; empty if it does not. Nil is for modes
+	// that follow weights.
+	Unweighted func(scheduler string) string
 }
 
 // DetectLocal is the value of --detect-local-mode: how pods of this node are told

@@ -97,6 +97,11 @@ func (b *Builder) decidePort(s *service, asked, mine []want, c *complaints) *Ser
 	if slices.Equal(cluster, local) {
 		local = cluster
 	}
+	if b.cfg.Unweighted != nil && uneven(cluster) {
+		if why := b.cfg.Unweighted(p.Scheduler); why != "" {
+			c.add(ReasonWeightsIgnored, "the weights of endpoints (annotation %s of Pods) have no effect: %s", svc.WeightAnnotation, why)
+		}
+	}
 	if proto != svc.TCP {
 		p.Serving = pick(all, func(c *candidate) bool { return c.is(serving) })
 		if slices.Equal(p.Serving, cluster) {
@@ -125,6 +130,11 @@ func (b *Builder) decidePort(s *service, asked, mine []want, c *complaints) *Ser
 		p.Frontends = append(p.Frontends, f)
 	}
 	return p
+}
+
+// uneven reports whether endpoints differ in their weights.
+func uneven(list []Endpoint) bool {
+	return slices.ContainsFunc(list, func(e Endpoint) bool { return e.Weight != list[0].Weight })
 }
 
 func affinity(s *corev1.Service) time.Duration {

@@ -14,7 +14,8 @@ import (
 type candidate struct {
 	addr netip.AddrPort
 	endpointState
-	hints *discoveryv1.EndpointHints
+	weight uint16
+	hints  *discoveryv1.EndpointHints
 }
 
 // endpointAddr reads the one address that counts of an endpoint; the API keeps
@@ -61,7 +62,8 @@ func (b *Builder) candidates(s *service, k Key, proto svc.Protocol, c *complaint
 				continue
 			}
 			hints := slice.hint(i)
-			out = append(out, candidate{addr: netip.AddrPortFrom(ep.addr, port), endpointState: ep.endpointState, hints: hints})
+			at := netip.AddrPortFrom(ep.addr, port)
+			out = append(out, candidate{addr: at, endpointState: ep.endpointState, weight: slice.weight, hints: hints})
 			s.hinted = s.hinted || hints != nil
 		}
 	}
@@ -73,7 +75,7 @@ func compareCandidates(a, b candidate) int {
 	if c := a.addr.Compare(b.addr); c != 0 {
 		return c
 	}
-	return cmp.Compare(b.endpointState, a.endpointState)
+	return cmp.Or(cmp.Compare(b.endpointState, a.endpointState), cmp.Compare(b.weight, a.weight))
 }
 
 // pick returns the candidates that keep accepts, nil if none.
@@ -90,7 +92,7 @@ func pick(all []candidate, keep func(*candidate) bool) []Endpoint {
 	out := make([]Endpoint, 0, n)
 	for i := range all {
 		if keep(&all[i]) {
-			out = append(out, Endpoint{Addr: all[i].addr, Local: all[i].is(local)})
+			out = append(out, Endpoint{Addr: all[i].addr, Local: all[i].is(local), Weight: all[i].weight})
 		}
 	}
 	return out

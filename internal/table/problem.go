@@ -41,6 +41,9 @@ const (
 	// ReasonUnknownScheduler: the Service asks for a scheduler that this node
 	// does not have. Endpoints are chosen by the node's default.
 	ReasonUnknownScheduler = "UnknownScheduler"
+	// ReasonWeightsIgnored: the Service's endpoints have different weights, and the
+	// mode chooses evenly.
+	ReasonWeightsIgnored = "WeightsIgnored"
 )
 
 // Problem is something in a Service or its EndpointSlices that cannot be

@@ -15,6 +15,7 @@ import (
 type endpointSlice struct {
 	name      string
 	family    svc.Family
+	weight    uint16 // as Endpoint.Weight has it
 	ports     []slicePort
 	endpoints []sliceEndpoint
 	// hints are those of the endpoints, by their index; nil if none has any.
@@ -62,6 +63,10 @@ func keep(obj *discoveryv1.EndpointSlice, nodeName string) *endpointSlice {
 	case obj.AddressType != discoveryv1.AddressTypeIPv4:
 		return nil
 	}
+	weight, _ := svc.ParseWeight(obj.Annotations[svc.WeightAnnotation])
+	if weight > 1 {
+		s.weight = uint16(weight)
+	}
 	for i := range obj.Ports {
 		p := &obj.Ports[i]
 		proto, err := svc.ParseProtocol(string(deref(p.Protocol, corev1.ProtocolTCP)))
@@ -87,7 +92,11 @@ func keep(obj *discoveryv1.EndpointSlice, nodeName string) *endpointSlice {
 		if s.hints != nil {
 			s.hints = append(s.hints, ep.Hints)
 		}
-		s.endpoints = append(s.endpoints, sliceEndpoint{a, stateOf(ep, nodeName)})
+		state := stateOf(ep, nodeName)
+		if weight == 0 { // keeps what it has
+			state &^= ready | draining
+		}
+		s.endpoints = append(s.endpoints, sliceEndpoint{a, state})
 	}
 	s.endpoints = slices.Clip(s.endpoints)
 	return s

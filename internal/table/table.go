@@ -19,6 +19,9 @@ type Endpoint struct {
 	Addr netip.AddrPort
 	// Local reports that the backend runs on this node.
 	Local bool
+	// Weight is its share of new connections, compared with that of others; 0 is 1. Only
+	// mode ipvs can do otherwise than evenly.
+	Weight uint16
 }
 
 // FrontendKind is how traffic of a frontend enters and what it may need on

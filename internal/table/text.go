@@ -90,12 +90,17 @@ func (f *Frontend) String() string {
 	return b.String()
 }
 
-// String returns the address, with an asterisk for an endpoint on this node.
+// String returns the address, with an asterisk for an endpoint on this node, and its weight
+// where it has one: "10.244.0.5:80* weight 3".
 func (e Endpoint) String() string {
+	text := e.Addr.String()
 	if e.Local {
-		return e.Addr.String() + "*"
+		text += "*"
 	}
-	return e.Addr.String()
+	if e.Weight > 0 {
+		text += fmt.Sprintf(" weight %d", e.Weight)
+	}
+	return text
 }
 
 func endpoints(eps []Endpoint, drop bool) string {

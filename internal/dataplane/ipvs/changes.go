@@ -6,6 +6,7 @@ import (
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/kernel/ipvs"
 	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
 )
 
 // verb is what a change of virtual servers does.
@@ -52,8 +53,8 @@ func (c *change) encode(b *ipvs.Batch[dataplane.FrontKey]) {
 	}
 }
 
-// weight is that of every endpoint that takes new connections.
-const weight = 1
+// weight is that of an endpoint that takes new connections.
+func weight(e table.Endpoint) uint32 { return max(1, uint32(e.Weight)) }
 
 // virtual is a virtual server in the kernel, with the weights of its endpoints.
 type virtual struct {
@@ -76,15 +77,15 @@ func (c *changes) bring(owner dataplane.FrontKey, v *virtual, want *server) *vir
 		c.add(setServer, owner, want.Service, ipvs.Dest{})
 	}
 	for i := range want.dests {
-		d := ipvs.Dest{Addr: want.dests[i].Addr, Weight: weight}
+		d := ipvs.Dest{Addr: want.dests[i].Addr, Weight: weight(want.dests[i])}
 		was, there := v.dests[d.Addr]
 		switch {
 		case !there:
 			c.add(addDest, owner, want.Service, d)
-		case was != weight:
+		case was != d.Weight:
 			c.add(setDest, owner, want.Service, d)
 		}
-		out.dests[d.Addr] = weight
+		out.dests[d.Addr] = d.Weight
 	}
 	for a, was := range v.dests {
 		if _, wanted := out.dests[a]; wanted {

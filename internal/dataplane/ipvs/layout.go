@@ -3,6 +3,7 @@ package ipvs
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -29,6 +30,11 @@ func ourChain(name string) bool { return strings.HasPrefix(name, chainPrefix) }
 
 // Schedulers are the names of the kernel's schedulers that may be asked for.
 var Schedulers = []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "mh"}
+
+// FollowsWeights reports whether a scheduler gives endpoints connections by their weights.
+func FollowsWeights(scheduler string) bool {
+	return !slices.Contains([]string{"rr", "lc", "dh"}, scheduler)
+}
 
 // hashing is the scheduler that keeps a client at its endpoint by a hash.
 const hashing = "mh"

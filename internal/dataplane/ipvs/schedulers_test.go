@@ -80,6 +80,12 @@ func TestSchedulers(t *testing.T) {
 	if seen := ask(t, e, "c", 24); seen["a"] != 8 || seen["b"] != 8 || seen["d"] != 8 {
 		t.Errorf("wrr of equal weights: %v, want 8 each", seen)
 	}
+	heavy := web(e, "wrr", "a b d")
+	heavy.Frontends[0].Endpoints[0].Weight, heavy.Frontends[0].Endpoints[1].Weight = 4, 3
+	apply(t, e, heavy)
+	if seen := ask(t, e, "c", 24); seen["a"] != 12 || seen["b"] != 9 || seen["d"] != 3 {
+		t.Errorf("wrr of weights 4, 3 and 1: %v, want 12, 9 and 3", seen)
+	}
 	// Two endpoints get long connections; the third one's end at once.
 	for _, scheduler := range []string{"lc", "wlc", "sed", "nq"} {
 		t.Run(scheduler, func(t *testing.T) {
