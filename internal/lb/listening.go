@@ -73,5 +73,9 @@ func (p *proxying) register(registry *prometheus.Registry) {
 		Name: "fairlead_lb_speaker_rejected_connections_total",
 		Help: "Connections of the proxied way that were closed since there were too many.",
 	}, func() float64 { return float64(p.server.Rejected()) }))
+	registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "fairlead_lb_speaker_panics_total",
+		Help: "Connections, requests and datagrams of the proxied way that were dropped after a panic of what served them.",
+	}, func() float64 { return float64(p.server.Panics()) }))
 	p.registerLogMetrics(registry)
 }

@@ -56,6 +56,7 @@ func TestMetricsOfAnAgent(t *testing.T) {
 		`fairlead_lb_speaker_conflicts_total 0$`,
 		`fairlead_lb_speaker_messages_sent_total \d`,
 		`fairlead_lb_speaker_rejected_connections_total 0$`,
+		`fairlead_lb_speaker_panics_total 0$`,
 	)
 	has("9153", `coredns_dns_requests_total\{.*\} [1-9]`, `fairlead_dns_api_up`)
 

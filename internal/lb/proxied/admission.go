@@ -52,6 +52,9 @@ func (s *Server) reject(c *config) {
 	}
 }
 
+// Panics returns how many connections, requests and datagrams were dropped since what served them has panicked.
+func (s *Server) Panics() uint64 { return s.panics.count.Load() }
+
 // Rejected returns how many connections and requests were rejected since there were too many.
 func (s *Server) Rejected() uint64 {
 	s.mu.Lock()

@@ -221,8 +221,10 @@ func (s *session) beginUpload(u *upstream, body http1.Body) {
 		to: &u.wire, from: &s.front, body: body, chunked: s.req.Chunked, trailers: s.req.Announced, patience: s.limit(), bytes: &s.received,
 		of: up,
 	}
+	up.err = errPanic // if there is one
 	go func() {
 		defer close(up.done)
+		defer s.server.server.panics.recover(s.config.service, u.conn)
 		up.err = up.run(glance)
 		switch {
 		case errors.Is(up.err, http1.ErrMalformed):
@@ -433,7 +435,7 @@ func (s *session) switchProtocols(u *upstream) error {
 	if err := errors.Join(s.front.conn.SetDeadline(time.Time{}), u.conn.SetDeadline(time.Time{})); err != nil {
 		return err
 	}
-	sent, received := relay(s.front.conn, u.conn, s.limit())
+	sent, received := s.server.server.relay(s.config.service, s.front.conn, u.conn, s.limit())
 	s.sent.Add(sent)
 	s.received.Add(received)
 	return nil

@@ -65,7 +65,13 @@ var (
 )
 
 // Read fails when a client asks too much of patience: then net/http closes the connection.
-func (f *frames) Read(p []byte) (int, error) {
+func (f *frames) Read(p []byte) (n int, err error) {
+	err = errPanic                                                 // if there is one
+	defer f.web.server.panics.recover(f.web.config.service, f.web) // goroutines of net/http read
+	return f.read(p)
+}
+
+func (f *frames) read(p []byte) (int, error) {
 	if f.err != nil {
 		return 0, f.err
 	}

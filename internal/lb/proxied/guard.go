@@ -21,7 +21,13 @@ type guard struct {
 }
 
 // Read fails with errMalformed before the byte that is wrong.
-func (g *guard) Read(p []byte) (int, error) {
+func (g *guard) Read(p []byte) (n int, err error) {
+	err = errPanic                                                 // if there is one
+	defer g.web.server.panics.recover(g.web.config.service, g.web) // goroutines of net/http read, too
+	return g.read(p)
+}
+
+func (g *guard) read(p []byte) (int, error) {
 	if g.err != nil {
 		return 0, g.err
 	}

@@ -51,7 +51,7 @@ func (p *pool) watch(ctx context.Context, m *member, c checks) {
 		case <-timer.C:
 		}
 		timer.Reset(c.Interval.Std())
-		err := c.probe(ctx, m.addr)
+		err := p.probe(ctx, m, c)
 		if ctx.Err() != nil {
 			return
 		}
@@ -78,6 +78,13 @@ func (p *pool) watch(ctx context.Context, m *member, c checks) {
 			p.log.Info("the health checks of an endpoint have another result", "endpoint", m.addr, "healthy", !now, "err", err)
 		}
 	}
+}
+
+// probe checks a member once.
+func (p *pool) probe(ctx context.Context, m *member, c checks) (err error) {
+	err = errPanic // if there is one
+	defer p.panics.recover(p.service)
+	return c.probe(ctx, m.addr)
 }
 
 // probe checks a Pod once, and returns why it is not healthy.

@@ -136,6 +136,7 @@ func (w *webServer) ServeHTTP(out http.ResponseWriter, r *http.Request) {
 		panic(http.ErrAbortHandler)
 	}
 	c := conn.listener.config.Load()
+	defer w.server.panics.abort(c.service)
 	kept := c
 	status := conn.rejects(c, []byte(r.Method))
 	if status == http.StatusMisdirectedRequest { // the line is for the Service that had the address

@@ -143,6 +143,7 @@ func (s *Server) take(conn net.Conn, l *listener) {
 			_ = conn.Close()
 			s.forget(conn, c)
 		}()
+		defer s.panics.recover(c.service)
 		s.serve(conn.(*net.TCPConn), l, c)
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // pool are the Pods behind a port of a Service.
@@ -17,6 +18,9 @@ type pool struct {
 	ctx context.Context // of the Server
 	wg  *sync.WaitGroup
 	log *slog.Logger
+
+	service svc.Name
+	panics  *panics
 
 	mu      sync.Mutex
 	o       poolOptions

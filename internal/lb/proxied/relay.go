@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // stream is a connection of which one direction can be closed.
@@ -19,7 +21,7 @@ type stream interface {
 
 // relay carries bytes both ways until both ends have finished, one fails, or nothing was
 // carried for idle; it may be a quarter more. It closes both, and returns how many bytes each was sent.
-func relay(a, b stream, idle time.Duration) (toA, toB int64) {
+func (s *Server) relay(service svc.Name, a, b stream, idle time.Duration) (toA, toB int64) {
 	r := &idleness{limit: idle, began: time.Now()}
 	var wg sync.WaitGroup
 	half := func(to, from stream, total *int64) {
@@ -31,7 +33,10 @@ func relay(a, b stream, idle time.Duration) (toA, toB int64) {
 			_, _ = a.Close(), b.Close()
 		}
 	}
-	wg.Go(func() { half(a, b, &toA) })
+	wg.Go(func() {
+		defer s.panics.recover(service, a, b)
+		half(a, b, &toA)
+	})
 	half(b, a, &toB)
 	wg.Wait()
 	_, _ = a.Close(), b.Close()

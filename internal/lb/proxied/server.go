@@ -63,6 +63,7 @@ type Server struct {
 	idleGrace     time.Duration
 	logs          *accessLog // nil if none are written
 	open          map[net.Conn]struct{}
+	panics        panics
 	most          int // connections at a time, and requests of HTTP/2
 	rejected      uint64
 	requests      atomic.Int64 // of HTTP/2
@@ -105,7 +106,7 @@ func New(o Options) *Server {
 		drains: map[poolKey]time.Duration{}, usages: map[svc.Name]*usage{}, open: map[net.Conn]struct{}{},
 		inherited: map[netip.AddrPort]*net.TCPListener{}, began: time.Now(),
 		headerTimeout: headerTimeout, idleGrace: idleGrace,
-		most: socket.MaxFiles() / 4,
+		most: socket.MaxFiles() / 4, panics: panics{log: o.Log},
 	}
 	if o.AccessLogs != "" {
 		s.logs = &accessLog{dir: filepath.Clean(o.AccessLogs), node: o.Node, log: o.Log, most: maxAccessLogs, files: map[logKey]*logFile{}}
@@ -235,7 +236,7 @@ func (s *Server) setListener(v *Service, l dialect.Listener) error {
 func (s *Server) pool(key poolKey, v *Service) *pool {
 	p := s.pools[key]
 	if p == nil {
-		p = &pool{ctx: s.ctx, wg: &s.wg, log: s.log.With("service", key.service)}
+		p = &pool{ctx: s.ctx, wg: &s.wg, log: s.log.With("service", key.service), service: key.service, panics: &s.panics}
 		s.pools[key] = p
 	}
 	drain := time.Duration(0)

@@ -79,6 +79,8 @@ func (w *webServer) carryHTTP1(web *webConn, front stream) stream {
 	s.idle.Store(false)
 	s.served.Store(false)
 	left := s.run()
+	s.front.out = s.front.out[:0]
+	s.front.release()
 	s.server, s.web, s.front, s.exchange, s.line, s.cookies = nil, nil, wire{}, exchange{}, requestLine{}, nil
 	spare.Put(s)
 	return left
@@ -91,10 +93,7 @@ func (s *session) run() (handOver stream) {
 		return nil
 	}
 	defer s.server.sessions.remove(s)
-	defer func() {
-		s.front.out = s.front.out[:0]
-		s.front.release()
-	}()
+	defer s.giveUp()
 	for {
 		n, err := s.read()
 		if err != nil {
@@ -121,6 +120,14 @@ func (s *session) run() (handOver stream) {
 			return nil
 		}
 		s.served.Store(true)
+	}
+}
+
+// giveUp ends the request at hand, of which nothing is left but after a panic.
+func (s *session) giveUp() {
+	s.leave()
+	if s.upstream != nil {
+		_ = s.upstream.conn.Close()
 	}
 }
 

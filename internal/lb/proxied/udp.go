@@ -77,11 +77,17 @@ func (l *udpListener) run() {
 		if err != nil { // of a datagram before
 			continue
 		}
-		client := netip.AddrPortFrom(from.Addr().Unmap().WithZone(""), from.Port())
-		if u := l.session(client, from); u != nil {
-			u.last.Store(int64(time.Since(u.began)))
-			_, _ = u.pod.Write(buf[:n]) // a refusal is seen by answers, too, which end the session
-		}
+		l.pass(buf[:n], from)
+	}
+}
+
+// pass carries a datagram of a client.
+func (l *udpListener) pass(datagram []byte, from netip.AddrPort) {
+	defer l.server.panics.recover(l.config.Load().service)
+	client := netip.AddrPortFrom(from.Addr().Unmap().WithZone(""), from.Port())
+	if u := l.session(client, from); u != nil {
+		u.last.Store(int64(time.Since(u.began)))
+		_, _ = u.pod.Write(datagram) // a refusal is seen by answers, too, which end the session
 	}
 }
 
@@ -149,6 +155,7 @@ func (l *udpListener) answer(u *udpSession, client, from netip.AddrPort) {
 		l.mu.Unlock()
 		s.forget(u.pod, c)
 	}()
+	defer s.panics.recover(c.service)
 	if !c.pool.add(u.member, k) {
 		return
 	}
