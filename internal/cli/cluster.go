@@ -83,10 +83,16 @@ func unreachable(ctx context.Context, err error) bool {
 	return err != nil && ctx.Err() == nil && !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err) && !apierrors.IsUnauthorized(err)
 }
 
-// ran reports whether an agent has run here before.
+// ran reports whether an agent has run here before. The state directory may be that of a
+// start that failed: what the server published is recorded once it has answered, and
+// agent.json, which earlier versions have too, once the node was opened.
 func (f *agentFlags) ran() bool {
-	_, err := os.Stat(f.stateDir)
-	return err == nil
+	for _, file := range []string{f.clusterFile(), agentRecordFile(filepath.Dir(f.stateDir))} {
+		if _, err := os.Stat(file); err == nil {
+			return true
+		}
+	}
+	return false
 }
 
 func (f *agentFlags) clusterFile() string {

@@ -150,9 +150,14 @@ func TestAgentWaitsForItsServer(t *testing.T) {
 		t.Errorf("at the first start: %v", err)
 	}
 	again := t.TempDir()
-	if err := os.Mkdir(filepath.Join(again, "agent"), 0o700); err != nil {
+	before := agentFlags{stateDir: filepath.Join(again, "agent")}
+	if err := os.Mkdir(before.stateDir, 0o700); err != nil {
 		t.Fatal(err)
 	}
+	if err := begin(again); err == nil || !strings.Contains(err.Error(), "this node has not run before") {
+		t.Errorf("after a first start that failed: %v", err)
+	}
+	before.recordCluster(slog.New(slog.DiscardHandler), apiserver.Cluster{})
 	ended := make(chan error, 1)
 	go func() { ended <- begin(again) }()
 	testbed.Until(t, "the log to say that it waits", func() error {

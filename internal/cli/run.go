@@ -73,6 +73,15 @@ name, and the Pods are deleted when this command is interrupted.`,
 			if r.everyNode && r.podFlags.name == "" {
 				return usagef("--every-node needs --name")
 			}
+			if r.everyNode && cmd.Flags().Changed("replicas") {
+				return usagef("--every-node and --replicas: a DaemonSet has one Pod on each node; give one or the other")
+			}
+			if cmd.Flags().Changed("output") && !r.dryRun {
+				return usagef("--output is for --dry-run")
+			}
+			if r.dryRun && r.replicas > 1 && !r.asSet {
+				return usagef("--dry-run prints one object; with --replicas give --name, for a Deployment")
+			}
 			if r.output != "yaml" && r.output != "json" {
 				return usagef("--output is %q; want yaml or json", r.output)
 			}
@@ -102,7 +111,7 @@ name, and the Pods are deleted when this command is interrupted.`,
 	flags.StringVar(&r.node, "node", "", "node to run on (default: the scheduler chooses)")
 	flags.BoolVar(&r.hostNetwork, "host-network", false, "use the node's network instead of an address of its own")
 	flags.IntVar(&r.replicas, "replicas", 1, "number of Pods")
-	flags.BoolVarP(&r.detach, "detach", "d", false, "return when the Pods are ready and leave them running")
+	flags.BoolVarP(&r.detach, "detach", "d", false, "return when the Pods are ready and leave them running; with a set, return at once")
 	flags.DurationVar(&r.timeout, "timeout", time.Minute, "how long to wait for the Pods to become ready")
 	return cmd
 }
@@ -147,7 +156,7 @@ func (r *runCommand) run(ctx context.Context) error {
 		names = append(names, created.Name)
 		fmt.Fprintf(r.err, "pod %s created\n", created.Name)
 	}
-	if err := r.waitReady(ctx, client, namespace, names); err != nil || r.detach || ctx.Err() != nil {
+	if err := r.waitReady(ctx, client, namespace, names); err != nil || r.detach {
 		return err
 	}
 	return r.follow(ctx, client, namespace, names)
@@ -170,8 +179,8 @@ func checkNode(ctx context.Context, client kubernetes.Interface, node string) er
 		didYouMean(node, "", names))
 }
 
-// waitReady returns when all Pods are ready, when ctx ends, or with what keeps
-// one of them from it.
+// waitReady returns when all Pods are ready, or with what keeps one of them from it: the end
+// of ctx too.
 func (r *runCommand) waitReady(ctx context.Context, client kubernetes.Interface, namespace string, names []string) error {
 	for _, name := range names {
 		var last *corev1.Pod
@@ -193,7 +202,7 @@ func (r *runCommand) waitReady(ctx context.Context, client kubernetes.Interface,
 		cancel()
 		switch {
 		case ctx.Err() != nil:
-			return nil
+			return fmt.Errorf("interrupted before pod %s was ready: %w", name, ctx.Err())
 		case deleted:
 			return fmt.Errorf("pod %s was deleted before it was ready", name)
 		case last != nil && cannotStart(last) != "":

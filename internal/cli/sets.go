@@ -5,12 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"strconv"
 	"strings"
-	"sync"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -20,7 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/yaml"
 )
@@ -118,6 +114,9 @@ func (r *runCommand) apply(ctx context.Context, client kubernetes.Interface, nam
 	}
 	options := metav1.PatchOptions{FieldManager: runManager, Force: new(true)}
 	s := set{kind: kindDeployment, name: r.podFlags.name}
+	if err := r.rejectOtherKind(ctx, client, namespace); err != nil {
+		return err
+	}
 	if r.everyNode {
 		s.kind = kindDaemonSet
 		_, err = client.AppsV1().DaemonSets(namespace).Patch(ctx, s.name, types.ApplyPatchType, text, options)
@@ -128,7 +127,31 @@ func (r *runCommand) apply(ctx context.Context, client kubernetes.Interface, nam
 		return err
 	}
 	fmt.Fprintf(r.err, "%s %s applied\n", s.kind, s.name)
+	if r.detach {
+		return nil
+	}
 	return r.awaitSet(ctx, client, namespace, s, r.timeout)
+}
+
+// rejectOtherKind rejects the name of a set of the other kind: both would select the same
+// Pods, and the commands for sets know one by its name.
+func (r *runCommand) rejectOtherKind(ctx context.Context, client kubernetes.Interface, namespace string) error {
+	name, other := r.podFlags.name, kindDaemonSet
+	var err error
+	if r.everyNode {
+		other = kindDeployment
+		_, err = client.AppsV1().Deployments(namespace).Get(ctx, name, metav1.GetOptions{})
+	} else {
+		_, err = client.AppsV1().DaemonSets(namespace).Get(ctx, name, metav1.GetOptions{})
+	}
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil
+	case err != nil:
+		return err
+	}
+	return fmt.Errorf("there is a %s %s in namespace %s: remove it with 'fairlead rm %s', or choose another --name",
+		other, name, namespace, name)
 }
 
 const (
@@ -206,6 +229,17 @@ func findSet(ctx context.Context, client kubernetes.Interface, namespace, name s
 	return set{}, fmt.Errorf("there is no set %s in namespace %s; 'fairlead ps' lists them", name, namespace)
 }
 
+// patch merges a patch into the set, or into a subresource of it.
+func (s *set) patch(ctx context.Context, client kubernetes.Interface, namespace string, patch []byte, subresource ...string) error {
+	var err error
+	if s.kind == kindDeployment {
+		_, err = client.AppsV1().Deployments(namespace).Patch(ctx, s.name, types.MergePatchType, patch, metav1.PatchOptions{}, subresource...)
+	} else {
+		_, err = client.AppsV1().DaemonSets(namespace).Patch(ctx, s.name, types.MergePatchType, patch, metav1.PatchOptions{}, subresource...)
+	}
+	return err
+}
+
 // awaitSet waits until a set has what it asks for.
 func (g *global) awaitSet(ctx context.Context, client kubernetes.Interface, namespace string, s set, timeout time.Duration) error {
 	limited, cancel := context.WithTimeout(ctx, timeout)
@@ -223,7 +257,7 @@ func (g *global) awaitSet(ctx context.Context, client kubernetes.Interface, name
 		}
 		select {
 		case <-ctx.Done():
-			return nil
+			return fmt.Errorf("interrupted; %s %s goes on without being waited for: %w", s.kind, s.name, ctx.Err())
 		case <-limited.Done():
 			why := s.trouble
 			if why == "" {
@@ -250,14 +284,6 @@ func podTrouble(ctx context.Context, client kubernetes.Interface, namespace stri
 		}
 	}
 	return "its Pods are ready"
-}
-
-func podsOf(ctx context.Context, client kubernetes.Interface, namespace string, s *set) ([]corev1.Pod, error) {
-	list, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(s.selector)})
-	if err != nil {
-		return nil, err
-	}
-	return list.Items, nil
 }
 
 // setCommand is a command about a set, or all.
@@ -301,9 +327,7 @@ func newScale(g *global) *cobra.Command {
 		if found.kind != kindDeployment {
 			return fmt.Errorf("%s %s has a Pod on every node and cannot be scaled", found.kind, found.name)
 		}
-		patch := fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, n)
-		_, err = client.AppsV1().Deployments(namespace).Patch(ctx, found.name, types.MergePatchType, patch, metav1.PatchOptions{}, "scale")
-		if err != nil {
+		if err := found.patch(ctx, client, namespace, fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, n), "scale"); err != nil {
 			return err
 		}
 		return s.awaitSet(ctx, client, namespace, found, time.Minute)
@@ -320,12 +344,7 @@ func newRestart(g *global) *cobra.Command {
 		}
 		patch := fmt.Appendf(nil, `{"spec":{"template":{"metadata":{"annotations":{%q:%q}}}}}`, restartAnnotation,
 			time.Now().Format(time.RFC3339Nano))
-		if found.kind == kindDeployment {
-			_, err = client.AppsV1().Deployments(namespace).Patch(ctx, found.name, types.MergePatchType, patch, metav1.PatchOptions{})
-		} else {
-			_, err = client.AppsV1().DaemonSets(namespace).Patch(ctx, found.name, types.MergePatchType, patch, metav1.PatchOptions{})
-		}
-		if err != nil {
+		if err := found.patch(ctx, client, namespace, patch); err != nil {
 			return err
 		}
 		return s.awaitSet(ctx, client, namespace, found, 5*time.Minute)
@@ -364,118 +383,4 @@ func newRm(g *global) *cobra.Command {
 			}
 		}
 	})
-}
-
-func newPs(g *global) *cobra.Command {
-	return newSetCommand(g, &cobra.Command{
-		Use: "ps [NAME]", Short: "List sets, or the Pods of one", Example: "  fairlead ps\n  fairlead ps web",
-	}, 0, 1, func(ctx context.Context, s *setCommand, client kubernetes.Interface, namespace string, args []string) error {
-		if len(args) == 1 {
-			found, err := findSet(ctx, client, namespace, args[0])
-			if err != nil {
-				return err
-			}
-			pods, err := podsOf(ctx, client, namespace, &found)
-			if err != nil {
-				return err
-			}
-			return printPods(s.out, pods)
-		}
-		deployments, err := client.AppsV1().Deployments(namespace).List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return err
-		}
-		daemons, err := client.AppsV1().DaemonSets(namespace).List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return err
-		}
-		var all []set
-		for i := range deployments.Items {
-			all = append(all, ofDeployment(&deployments.Items[i]))
-		}
-		for i := range daemons.Items {
-			all = append(all, ofDaemonSet(&daemons.Items[i]))
-		}
-		return printSets(s.out, all)
-	})
-}
-
-func printSets(out io.Writer, all []set) error {
-	w := tabwriter.NewWriter(out, 0, 4, 3, ' ', 0)
-	fmt.Fprintln(w, "NAME\tKIND\tREADY\tUP-TO-DATE\tAVAILABLE\tAGE\tCOMMAND")
-	for _, s := range all {
-		fmt.Fprintf(w, "%s\t%s\t%d/%d\t%d\t%d\t%s\t%s\n", s.name, s.kind, s.ready, s.wanted, s.updated, s.available,
-			duration.HumanDuration(time.Since(s.created.Time)), strings.Join(s.command, " "))
-	}
-	return w.Flush()
-}
-
-func printPods(out io.Writer, pods []corev1.Pod) error {
-	w := tabwriter.NewWriter(out, 0, 4, 3, ' ', 0)
-	fmt.Fprintln(w, "POD\tREADY\tSTATUS\tRESTARTS\tAGE\tNODE\tADDRESS")
-	for i := range pods {
-		p := &pods[i]
-		status, restarts := string(p.Status.Phase), int32(0)
-		if p.DeletionTimestamp != nil {
-			status = "Terminating"
-		}
-		for _, c := range p.Status.ContainerStatuses {
-			restarts += c.RestartCount
-		}
-		fmt.Fprintf(w, "%s\t%t\t%s\t%d\t%s\t%s\t%s\n", p.Name, ready(p), status, restarts,
-			duration.HumanDuration(time.Since(p.CreationTimestamp.Time)), p.Spec.NodeName, p.Status.PodIP)
-	}
-	return w.Flush()
-}
-
-func newLogs(g *global) *cobra.Command {
-	var follow bool
-	var tail int64
-	c := newSetCommand(g, &cobra.Command{
-		Use: "logs NAME", Short: "Print what the Pods of a set have written", Example: "  fairlead logs web\n  fairlead logs -f web",
-	}, 1, 1, func(ctx context.Context, s *setCommand, client kubernetes.Interface, namespace string, args []string) error {
-		found, err := findSet(ctx, client, namespace, args[0])
-		if err != nil {
-			return err
-		}
-		pods, err := podsOf(ctx, client, namespace, &found)
-		if err != nil {
-			return err
-		}
-		if follow {
-			r := runCommand{global: s.global}
-			var names []string
-			for i := range pods {
-				names = append(names, pods[i].Name)
-			}
-			return r.follow(ctx, client, namespace, names)
-		}
-		return s.logs(ctx, client, namespace, pods, tail)
-	})
-	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on printing until interrupted")
-	c.Flags().Int64Var(&tail, "tail", -1, "lines of each Pod to print, the last ones; -1 is all")
-	return c
-}
-
-// logs prints the logs of Pods, one after the other, each line with its Pod's name.
-func (s *setCommand) logs(ctx context.Context, client kubernetes.Interface, namespace string, pods []corev1.Pod, tail int64) error {
-	texts, errs := make([]string, len(pods)), make([]error, len(pods))
-	var wg sync.WaitGroup
-	for i := range pods {
-		wg.Go(func() {
-			o := &corev1.PodLogOptions{}
-			if tail >= 0 {
-				o.TailLines = &tail
-			}
-			text, err := client.CoreV1().Pods(namespace).GetLogs(pods[i].Name, o).DoRaw(ctx)
-			texts[i], errs[i] = string(text), err
-		})
-	}
-	wg.Wait()
-	for i, text := range texts {
-		for line := range strings.Lines(text) {
-			fmt.Fprintf(s.out, "%s: %s\n", pods[i].Name, strings.TrimSuffix(line, "\n"))
-		}
-	}
-	return errors.Join(errs...)
 }

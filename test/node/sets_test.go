@@ -24,7 +24,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/fairlead/fairlead/internal/testbed"
-	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
 const setsNamespace = "default"
@@ -316,41 +315,4 @@ func testDrain(s *setsCluster) {
 		s.t.Errorf("only %d Pods were available", n)
 	}
 	cordon(false)
-}
-
-// Sets by fairlead's own commands.
-func testRunSets(s *setsCluster) {
-	s.t.Helper()
-	run := func(args ...string) string {
-		s.t.Helper()
-		return process.Output(s.t, s.fairlead(s.server, args...))
-	}
-	create := []string{"run", "--name", "shop", "--replicas", "2", "--workdir", "/", "--grace", "2s", "--cpu", "10m",
-		"-e", "VERSION=1", "--"}
-	if out := run(append(slices.Insert(slices.Clone(create), 1, "--dry-run"), "true")...); !strings.Contains(out, "kind: Deployment") {
-		s.t.Errorf("--dry-run prints\n%s", out)
-	}
-	command := []string{"sh", "-c", "echo version $VERSION; exec sleep 600"}
-	run(append(create, command...)...)
-	create[slices.Index(create, "VERSION=1")] = "VERSION=2"
-	run(append(create, command...)...)
-	s.wantPods("shop", versionOf, "VERSION=2", "VERSION=2") // the old ones count when nodes are chosen, so that both may be on one
-	if out := run("ps"); !strings.Contains(out, "shop") || !strings.Contains(out, "2/2") {
-		s.t.Errorf("fairlead ps prints\n%s", out)
-	}
-	testbed.Until(s.t, "the lines of both Pods", func() error {
-		if out := run("logs", "shop"); strings.Count(out, "version 2") != 2 || strings.Contains(out, "version 1") {
-			return errors.New(out)
-		}
-		return nil
-	})
-	run("scale", "shop", "1")
-	run("restart", "shop")
-	run("rm", "shop")
-	s.until("the end of the set", func() error {
-		if n := len(s.pods("shop")); n > 0 || !s.gone("shop") {
-			return fmt.Errorf("%d Pods", n)
-		}
-		return nil
-	})
 }
