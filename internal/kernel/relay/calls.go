@@ -43,6 +43,12 @@ func (n *sockName) addr() netip.Addr {
 	return netip.AddrFrom16(n.raw.Addr)
 }
 
+// addrPort is the address in n.
+func (n *sockName) addrPort() netip.AddrPort {
+	port := (*[2]byte)(unsafe.Pointer(&n.raw.Port))
+	return netip.AddrPortFrom(n.addr(), binary.BigEndian.Uint16(port[:]))
+}
+
 // accept takes a connection from a listener. Its client is in n then.
 func (n *sockName) accept(listener int) (fd int, err error) {
 	n.size = unix.SizeofSockaddrInet6

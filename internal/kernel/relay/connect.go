@@ -2,6 +2,8 @@ package relay
 
 import (
 	"net/netip"
+	"os"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,7 +18,7 @@ const acceptAtOnce = 8
 // attempt is a try to reach an endpoint.
 type attempt struct {
 	flow     *flow
-	number   int // len(flow.tried) at the time
+	number   int // flow.attempts at the time
 	deadline time.Time
 }
 
@@ -41,7 +43,7 @@ func (w *worker) accept(l *Listener, limit int) {
 		}
 		var err error
 		if *spare < 0 {
-			if *spare, err = socket(svc.TCP, l.Family); err != nil {
+			if *spare, err = w.socket(l.Family); err != nil {
 				w.leave(2)
 				w.pause()
 				return
@@ -58,7 +60,7 @@ func (w *worker) accept(l *Listener, limit int) {
 			}
 			return
 		}
-		c := accepted{l, fd, *spare, w.name.addr()}
+		c := accepted{l, fd, *spare, w.name.addrPort()}
 		*spare = -1
 		w.least().take(w, c)
 	}
@@ -68,7 +70,7 @@ func (w *worker) accept(l *Listener, limit int) {
 type accepted struct {
 	listener         *Listener
 	client, endpoint int
-	from             netip.Addr
+	from             netip.AddrPort
 }
 
 // least is the thread with the fewest connections, w itself unless another one
@@ -102,7 +104,7 @@ func (w *worker) leave(n int64) { w.engine.count.files.Add(-n) }
 
 // begin starts the flow of a connection just accepted.
 func (w *worker) begin(c accepted) {
-	f := &flow{listener: c.listener, from: c.from, unused: c.endpoint}
+	f := &flow{listener: c.listener, from: c.from.Addr(), unused: c.endpoint}
 	f.client.fd, f.server.fd = c.client, -1
 	f.up.from, f.up.to, f.up.carried = &f.client, &f.server, &w.toEndpoints
 	f.down.from, f.down.to, f.down.carried = &f.server, &f.client, &w.toClients
@@ -112,6 +114,13 @@ func (w *worker) begin(c accepted) {
 	if w.aborting {
 		w.abort(f)
 		return
+	}
+	if g := c.listener.gate; g != nil {
+		if f.session, f.idle = g.Accept(&Conn{w, f}, c.from); f.session == nil {
+			w.end(f, unix.Close)
+			return
+		}
+		w.lookIdle(f.idle)
 	}
 	w.connect(f)
 	if !f.ended && w.watch(f.client.fd, flowEvents, kindClient, f.slot) != nil {
@@ -125,14 +134,18 @@ const flowEvents = unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLET
 // once, and ends the flow if there is none left.
 func (w *worker) connect(f *flow) {
 	for {
-		ep, others := f.listener.target.Pick(f.from, f.tried)
+		ep, others := f.pick()
 		fd := -1
 		if ep.IsValid() {
-			fd = f.outgoing()
+			fd = w.outgoing(f, svc.FamilyOf(ep.Addr()))
 		}
 		if fd < 0 {
 			w.engine.count.failed.Add(1)
-			w.abort(f)
+			if f.session != nil {
+				w.end(f, unix.Close)
+			} else {
+				w.abort(f)
+			}
 			return
 		}
 		err := w.name.connect(fd, ep)
@@ -146,18 +159,26 @@ func (w *worker) connect(f *flow) {
 			return
 		}
 		_ = unix.Close(fd)
-		// Without a free local port it is not the endpoint's fault.
-		w.next(f, ep, !is(err, unix.EADDRNOTAVAIL))
+		w.next(f, ep, err)
 	}
 }
 
-// outgoing returns a socket to connect with, -1 if there is none to be had.
-func (f *flow) outgoing() int {
-	if fd := f.unused; fd >= 0 {
+// pick returns the endpoint to connect to, and whether there are others.
+func (f *flow) pick() (ep netip.AddrPort, others bool) {
+	if f.session != nil {
+		return f.session.Pick(), true // a session has no lenience for its last one
+	}
+	return f.listener.target.Pick(f.from, f.tried)
+}
+
+// outgoing returns a socket to connect with, -1 if there is none to be had. The one that is there already has the
+// listener's family.
+func (w *worker) outgoing(f *flow, family svc.Family) int {
+	if fd := f.unused; fd >= 0 && family == f.listener.Family {
 		f.unused = -1
 		return fd
 	}
-	fd, err := socket(svc.TCP, f.listener.Family)
+	fd, err := w.socket(family)
 	if err != nil {
 		return -1
 	}
@@ -165,14 +186,20 @@ func (f *flow) outgoing() int {
 }
 
 // next makes the flow try another endpoint than ep next time.
-func (w *worker) next(f *flow, ep netip.AddrPort, failed bool) {
-	if len(f.tried) == 0 {
+func (w *worker) next(f *flow, ep netip.AddrPort, err error) {
+	if f.attempts == 0 {
 		w.engine.count.retried.Add(1)
 	}
-	f.tried = append(f.tried, ep)
-	if failed {
+	f.attempts++
+	switch {
+	case f.session != nil:
+		w.engine.count.endpointFailures.Add(1)
+		f.session.Failed(err)
+		return
+	case !is(err, unix.EADDRNOTAVAIL): // without a free local port it is not the endpoint's fault
 		w.engine.failed(f.listener.target, ep)
 	}
+	f.tried = append(f.tried, ep)
 }
 
 // await notes until when the endpoint may answer.
@@ -181,7 +208,7 @@ func (w *worker) await(f *flow, others bool) {
 	if !others {
 		which, timeout = 1, lastFactor*timeout
 	}
-	w.connecting[which] = append(w.connecting[which], attempt{f, len(f.tried), w.now.Add(timeout)})
+	w.connecting[which] = append(w.connecting[which], attempt{f, f.attempts, w.now.Add(timeout)})
 }
 
 func (w *worker) expireConnecting() {
@@ -189,7 +216,7 @@ func (w *worker) expireConnecting() {
 		q := w.connecting[i]
 		for len(q) > 0 {
 			a := q[0]
-			waits := !a.flow.ended && !a.flow.open && len(a.flow.tried) == a.number
+			waits := !a.flow.ended && !a.flow.open && a.flow.attempts == a.number
 			if waits && w.now.Before(a.deadline) {
 				break
 			}
@@ -197,7 +224,7 @@ func (w *worker) expireConnecting() {
 			q = q[1:]
 			if waits {
 				w.connecting[i] = q
-				w.another(a.flow)
+				w.another(a.flow, os.ErrDeadlineExceeded)
 				q = w.connecting[i] // another may have appended
 			}
 		}
@@ -206,9 +233,23 @@ func (w *worker) expireConnecting() {
 }
 
 // another gives up on the endpoint that a flow tries and goes on to the next.
-func (w *worker) another(f *flow) {
+func (w *worker) another(f *flow, err error) {
+	w.leaveEndpoint(f)
+	w.next(f, f.endpoint, err)
+	w.connect(f)
+}
+
+// leaveEndpoint closes the connection to an endpoint of which nothing was carried.
+func (w *worker) leaveEndpoint(f *flow) {
 	_ = unix.Close(f.server.fd)
 	f.server = side{fd: -1}
-	w.next(f, f.endpoint, true)
-	w.connect(f)
+}
+
+// socketError returns why a connection to an endpoint has failed.
+func socketError(fd int) error {
+	n, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+	if err != nil {
+		return err
+	}
+	return syscall.Errno(n)
 }

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -40,6 +42,8 @@ type Config struct {
 	// UDPTimeout is how long a client without datagrams in either direction
 	// stays at its endpoint; 0 is DefaultUDPTimeout.
 	UDPTimeout time.Duration
+	// KeepAlive is how often the peer of a silent connection to an endpoint is probed; 0 is the kernel's default.
+	KeepAlive time.Duration
 	// MaxFiles bounds the open files of connections; 0 is what the process may
 	// have, less a reserve for all else that it does. At the bound no more
 	// connections are accepted until some have ended, and UDP clients that were
@@ -87,7 +91,7 @@ type Engine struct {
 	mu     sync.Mutex
 	nextID int32
 	turn   int // the worker of the next UDP listener
-	open   map[*Listener]bool
+	opened map[*Listener]bool
 	closed bool
 }
 
@@ -114,7 +118,7 @@ func Start(cfg Config) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("relay: the network namespace: %w", err)
 	}
-	e := &Engine{cfg: cfg, ns: ns, open: map[*Listener]bool{}}
+	e := &Engine{cfg: cfg, ns: ns, opened: map[*Listener]bool{}}
 	// A thread that waits for its epoll keeps its place in the Go scheduler only
 	// while there are others free (see also worker.yield), and one that has lost
 	// it must queue behind the process's goroutines. With places of their own the
@@ -177,10 +181,7 @@ func (e *Engine) Close(ctx context.Context) error {
 		return nil
 	}
 	e.closed = true
-	var open []*Listener
-	for l := range e.open {
-		open = append(open, l)
-	}
+	open := slices.Collect(maps.Keys(e.opened))
 	e.mu.Unlock()
 	for _, l := range open {
 		l.Close()

@@ -19,11 +19,13 @@ type Listener struct {
 	Port     uint16
 
 	engine *Engine
-	target Target
+	target Target // nil with a gate
+	gate   Gate
 	id     int32
 	fd     int
-	users  []*worker    // that have fd in their epoll
-	left   atomic.Int32 // of those, the ones that have not let go of it
+	users  []*worker     // that have fd in their epoll
+	left   atomic.Int32  // of those, the ones that have not let go of it
+	done   chan struct{} // closed when none has it any more
 }
 
 // ErrPortTaken is the error of Listen for a port that another socket has.
@@ -41,43 +43,63 @@ func (e *Engine) Listen(p svc.Protocol, f svc.Family, port uint16, t Target) (*L
 		return nil, fmt.Errorf("listen on %s port %d, %s: %w", p, port, f, err)
 	}
 	l := &Listener{Protocol: p, Family: f, Port: port, engine: e, target: t, fd: fd}
+	if err := e.open(l); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// open has the threads listen. It closes the socket if it fails.
+func (e *Engine) open(l *Listener) error {
+	l.done = make(chan struct{})
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {
-		_ = unix.Close(fd)
-		return nil, os.ErrClosed
+		_ = unix.Close(l.fd)
+		return os.ErrClosed
 	}
 	l.id = e.nextID
 	e.nextID++
-	if p == svc.TCP {
+	if l.Protocol == svc.TCP {
 		l.users = e.workers
 	} else {
 		l.users = []*worker{e.workers[e.turn%len(e.workers)]}
 		e.turn++
 	}
 	l.left.Store(int32(len(l.users)))
-	e.open[l] = true
+	e.opened[l] = true
 	for _, w := range l.users {
 		w.do(func() { w.addListener(l) })
 	}
-	return l, nil
+	return nil
 }
 
 // Close accepts what has already connected, and nothing more. Connections that
 // are open go on; UDP clients have to find another way.
-func (l *Listener) Close() {
+func (l *Listener) Close() { l.close((*worker).acceptLast) }
+
+// Release is Close for a socket that somebody else has as well: what has connected is left to him.
+func (l *Listener) Release() { l.close(func(*worker, *Listener) {}) }
+
+// Wait waits until the threads have done what Close or Release asks for, which those do not.
+func (l *Listener) Wait() { <-l.done }
+
+func (l *Listener) close(last func(*worker, *Listener)) {
 	l.engine.mu.Lock()
-	known := l.engine.open[l]
-	delete(l.engine.open, l)
+	known := l.engine.opened[l]
+	delete(l.engine.opened, l)
 	l.engine.mu.Unlock()
 	if !known {
 		return
 	}
 	for _, w := range l.users {
 		w.do(func() {
-			w.removeListener(l)
+			w.unlisten(l)
+			last(w, l)
+			delete(w.listeners, l.id)
 			if l.left.Add(-1) == 0 {
 				_ = unix.Close(l.fd)
+				close(l.done)
 			}
 		})
 	}

@@ -3,6 +3,7 @@ package relay
 import (
 	"net/netip"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -26,10 +27,16 @@ type flow struct {
 	up, down direction // from the client, and to it
 	endpoint netip.AddrPort
 	tried    []netip.AddrPort
-	unused   int  // a socket to connect with, or -1
-	open     bool // the endpoint has answered
-	waiting  bool // it is among worker.ready
-	ended    bool
+	attempts int // that have failed
+	// Of a Gate's connection. It has ended if it has carried nothing for idle since last.
+	session Session
+	idle    time.Duration
+	last    time.Time
+
+	unused  int  // a socket to connect with, or -1
+	open    bool // the endpoint has answered
+	waiting bool // it is among worker.ready
+	ended   bool
 }
 
 // side is a socket of a flow, and its events so far. The epoll reports
@@ -44,7 +51,8 @@ type side struct {
 // not yet written is in the pipe, held bytes of it, and after them in spill.
 type direction struct {
 	from, to  *side
-	carried   *atomic.Int64 // counts the bytes written
+	carried   *atomic.Int64 // counts the bytes written, those of others, too
+	bytes     int64         // written
 	pipe      pipe
 	borrowed  bool
 	held      int
@@ -71,21 +79,23 @@ func (w *worker) flowEvent(f *flow, server bool, events uint32) {
 	case !server && over:
 		w.abort(f) // the client did not wait
 	case server && over:
-		w.another(f)
+		w.another(f, socketError(f.server.fd))
 	case server && s.writable:
-		f.open = true
-		f.listener.target.Answered(f.endpoint)
-		w.serve(f)
+		w.answered(f)
 	}
 }
 
 // serve carries what there is in both directions.
 func (w *worker) serve(f *flow) {
+	before := f.up.bytes + f.down.bytes
 	more, err := w.pump(&f.up)
 	if err == nil {
 		var m bool
 		m, err = w.pump(&f.down)
 		more = more || m
+	}
+	if f.up.bytes+f.down.bytes > before {
+		f.last = w.now
 	}
 	switch {
 	case err != nil:
@@ -118,6 +128,11 @@ func (w *worker) runReady() {
 	if w.ready == nil {
 		w.ready = ready[:0]
 	}
+}
+
+func (d *direction) count(n int) {
+	d.carried.Add(int64(n))
+	d.bytes += int64(n)
 }
 
 func (d *direction) empty() bool { return d.held == 0 && len(d.spill) == 0 }
@@ -197,7 +212,7 @@ func (w *worker) copy(d *direction) error {
 			return err
 		}
 		d.to.writable = m == n
-		d.carried.Add(int64(m))
+		d.count(m)
 	}
 	if m < n {
 		w.hold(d, w.buffer[m:n])
@@ -304,7 +319,7 @@ func (w *worker) drain(d *direction) error {
 		return nil
 	}
 	if err == nil {
-		d.carried.Add(int64(n))
+		d.count(n)
 	}
 	if d.empty() {
 		d.spill = nil
@@ -339,4 +354,7 @@ func (w *worker) end(f *flow, shut func(fd int) error) {
 	w.flows.remove(f.slot)
 	w.leave(2)
 	w.engine.count.connections.Add(-1)
+	if f.session != nil {
+		f.session.Ended(f.up.bytes, f.down.bytes)
+	}
 }

@@ -6,8 +6,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // datagramsAtOnce is how many datagrams of a socket are carried before other
@@ -96,7 +94,7 @@ func (w *worker) newClient(l *Listener, k udpKey, tried []netip.AddrPort) *udpCl
 		if !ep.IsValid() {
 			break
 		}
-		fd, err := socket(svc.UDP, l.Family)
+		fd, err := unix.Socket(domain(l.Family), unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			break
 		}

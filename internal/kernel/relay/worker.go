@@ -70,6 +70,7 @@ type worker struct {
 	// connecting are tries of a connection in the order of their deadlines,
 	// for each of the two times there are.
 	connecting [2][]attempt
+	nextIdle   time.Time // of expireIdle, zero while there is nothing for it
 	paused     bool
 	resume     time.Time
 	draining   bool // end when the last connection has
@@ -302,6 +303,9 @@ func (w *worker) epollTimeout() int {
 	if c := w.silent(); c != nil {
 		sooner(c.last.Add(w.engine.cfg.UDPTimeout))
 	}
+	if !w.nextIdle.IsZero() {
+		sooner(w.nextIdle)
+	}
 	if next.IsZero() {
 		return -1
 	}
@@ -312,6 +316,7 @@ func (w *worker) epollTimeout() int {
 func (w *worker) expire() {
 	w.expireConnecting()
 	w.expireUDP()
+	w.expireIdle()
 	if w.paused && !w.now.Before(w.resume) {
 		w.paused = false
 		for _, l := range w.listeners {
@@ -343,14 +348,13 @@ func (w *worker) listen(l *Listener) {
 
 func (w *worker) unlisten(l *Listener) { _ = unix.EpollCtl(w.epoll, unix.EPOLL_CTL_DEL, l.fd, nil) }
 
-func (w *worker) removeListener(l *Listener) {
-	w.unlisten(l)
+// acceptLast accepts what waits at a listener that closes.
+func (w *worker) acceptLast(l *Listener) {
 	if l.Protocol == svc.TCP {
 		w.accept(l, backlog)
 	} else {
 		w.dropClients(l)
 	}
-	delete(w.listeners, l.id)
 }
 
 // pause stops accepting for a while. What is waiting stays in the backlog.
@@ -387,11 +391,8 @@ func (w *worker) abortAll() {
 	}
 }
 
-// socket returns a new socket for an endpoint.
-func socket(p svc.Protocol, f svc.Family) (int, error) {
-	if p == svc.UDP {
-		return unix.Socket(domain(f), unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-	}
+// socket returns a new socket of TCP for an endpoint.
+func (w *worker) socket(f svc.Family) (int, error) {
 	fd, err := unix.Socket(domain(f), unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, err
@@ -399,6 +400,11 @@ func socket(p svc.Protocol, f svc.Family) (int, error) {
 	err = errors.Join(
 		unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1),
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1))
+	if every := int(w.engine.cfg.KeepAlive / time.Second); every > 0 {
+		err = errors.Join(err,
+			unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, every),
+			unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, every))
+	}
 	if err != nil {
 		_ = unix.Close(fd)
 		return -1, err

@@ -1,7 +1,7 @@
 package proxied
 
 import (
-	"net"
+	"io"
 	"sync/atomic"
 	"time"
 )
@@ -9,7 +9,7 @@ import (
 // usage is what all listeners of a Service share.
 type usage struct {
 	bandwidth bandwidth
-	active    int // connections, guarded by the Server's mu
+	active    int // connections, guarded by the Server's openMu
 	requests  atomic.Int64
 }
 
@@ -18,9 +18,9 @@ const rejectWarning = time.Minute
 
 // admit counts a connection. It reports false if there are too many: of all Services as many as open files allow, of
 // one half of them, so that no Service takes the place of the others.
-func (s *Server) admit(conn net.Conn, c *config) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func (s *Server) admit(conn io.Closer, c *config) bool {
+	s.openMu.Lock()
+	defer s.openMu.Unlock()
 	if limit := c.spec.ConnectionLimit; limit > 0 && c.usage.active >= limit {
 		return false
 	}
@@ -34,14 +34,14 @@ func (s *Server) admit(conn net.Conn, c *config) bool {
 }
 
 // forget takes a connection out of what admit has counted.
-func (s *Server) forget(conn net.Conn, c *config) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func (s *Server) forget(conn io.Closer, c *config) {
+	s.openMu.Lock()
+	defer s.openMu.Unlock()
 	delete(s.open, conn)
 	c.usage.active--
 }
 
-// reject counts and reports what was rejected. s.mu is held.
+// reject counts and reports what was rejected. s.openMu is held.
 func (s *Server) reject(c *config) {
 	s.rejected++
 	if now := time.Now(); now.Sub(s.warned) >= rejectWarning {
@@ -57,8 +57,8 @@ func (s *Server) Panics() uint64 { return s.panics.count.Load() }
 
 // Rejected returns how many connections and requests were rejected since there were too many.
 func (s *Server) Rejected() uint64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.openMu.Lock()
+	defer s.openMu.Unlock()
 	return s.rejected
 }
 
@@ -71,8 +71,8 @@ func (w *webServer) begin(x *exchange) bool {
 	s, u := w.server, x.config.usage
 	x.usage = u
 	if all, own, most := s.requests.Add(1), u.requests.Add(1), int64(s.most); all > most || own > most/2 {
-		s.mu.Lock()
-		defer s.mu.Unlock()
+		s.openMu.Lock()
+		defer s.openMu.Unlock()
 		s.reject(x.config)
 		return false
 	}

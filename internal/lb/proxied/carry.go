@@ -435,7 +435,7 @@ func (s *session) switchProtocols(u *upstream) error {
 	if err := errors.Join(s.front.conn.SetDeadline(time.Time{}), u.conn.SetDeadline(time.Time{})); err != nil {
 		return err
 	}
-	sent, received := s.server.server.relay(s.config.service, s.front.conn, u.conn, s.limit())
+	sent, received := s.server.server.join(s.config.service, s.front.conn, u.conn, s.limit())
 	s.sent.Add(sent)
 	s.received.Add(received)
 	return nil

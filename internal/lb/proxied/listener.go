@@ -10,23 +10,36 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/kernel/relay"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
 )
 
-// listener is a socket at which connections are accepted.
+// listener is a socket at which connections are accepted: by a goroutine, which has one for each, or by the relay.
 type listener struct {
-	socket *net.TCPListener
+	at     netip.AddrPort
+	socket *net.TCPListener // nil if the relay has it
+	relay  *relay.Listener  // nil if it does not
 	config atomic.Pointer[config]
-	gone   atomic.Bool // closed
+	relays atomic.Pointer[config] // the last one for the relay
+	gone   atomic.Bool            // closed
 }
 
 // close closes the socket. What the kernel has accepted is served before, unless the next process has it.
 func (s *Server) close(l *listener, kept bool) {
 	l.gone.Store(true)
+	if r := l.relay; r != nil {
+		if kept {
+			r.Release()
+		} else {
+			r.Close()
+		}
+		r.Wait()
+		return
+	}
 	if !kept {
 		waiting, err := socket.AcceptAll(l.socket)
 		if err != nil {
-			s.log.Debug("cannot accept the last connections of a listener", "address", l.socket.Addr(), "err", err)
+			s.log.Debug("cannot accept the last connections of a listener", "address", l.at, "err", err)
 		}
 		s.accepting.Add(1)
 		s.wg.Go(func() {
@@ -41,35 +54,56 @@ func (s *Server) close(l *listener, kept bool) {
 
 // listen makes a listener at an address have a configuration.
 func (s *Server) listen(at netip.AddrPort, c *config) error {
-	if l := s.listeners[at]; l != nil {
-		l.config.Store(c)
-		return nil
-	}
-	made := s.inherited[at]
-	delete(s.inherited, at)
-	if made == nil {
-		o := socket.Options{AnyAddress: true, Shared: true, KeepAlive: true} // shared with one that drains
-		lc := socket.ListenConfig(at, o)
-		l, err := lc.Listen(s.ctx, "tcp", at.String())
+	l := s.listeners[at]
+	came := l == nil
+	if came {
+		made, err := s.socketAt(at)
 		if err != nil {
 			return fmt.Errorf("cannot listen at %s: %w", at, err)
 		}
-		made = l.(*net.TCPListener)
-		if s.store != nil {
-			if err := s.store.Keep(storedName(at), made); err != nil {
-				s.log.Warn("cannot keep a listener for the next process; connections may be refused during a restart", "address", at, "err", err)
-			}
+		l = &listener{at: at, socket: made}
+		s.listeners[at] = l
+	}
+	l.config.Store(c)
+	switch {
+	case c.relays():
+		return s.relay(l, c)
+	case l.relay != nil:
+		return s.unrelay(l)
+	case came:
+		s.serveAt(l)
+	}
+	return nil
+}
+
+// socketAt returns a socket at an address, that of an earlier process if there is one.
+func (s *Server) socketAt(at netip.AddrPort) (*net.TCPListener, error) {
+	if inherited := s.inherited[at]; inherited != nil {
+		delete(s.inherited, at)
+		return inherited, nil
+	}
+	lc := socket.ListenConfig(at, socket.Options{AnyAddress: true, Shared: true, KeepAlive: true}) // shared with one that drains
+	l, err := lc.Listen(s.ctx, "tcp", at.String())
+	if err != nil {
+		return nil, err
+	}
+	made := l.(*net.TCPListener)
+	if s.store != nil {
+		if err := s.store.Keep(storedName(at), made); err != nil {
+			s.log.Warn("cannot keep a listener for the next process; connections may be refused during a restart", "address", at, "err", err)
 		}
 	}
-	l := &listener{socket: made}
-	l.config.Store(c)
-	s.listeners[at] = l
+	return made, nil
+}
+
+// serveAt has a goroutine accept connections.
+func (s *Server) serveAt(l *listener) {
+	from := l.socket
 	s.accepting.Add(1)
 	s.wg.Go(func() {
 		defer s.accepting.Done()
-		s.accept(l)
+		s.accept(l, from)
 	})
-	return nil
 }
 
 // inheritTime is how long a listener of an earlier process waits for its Service to become known.
@@ -112,14 +146,14 @@ func (s *Server) Listening() []netip.AddrPort {
 // acceptPause is how long nothing is accepted after a failure, as of too many open files.
 const acceptPause = 50 * time.Millisecond
 
-func (s *Server) accept(l *listener) {
+func (s *Server) accept(l *listener, from *net.TCPListener) {
 	for {
-		conn, err := l.socket.Accept()
+		conn, err := from.Accept()
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
 		if err != nil {
-			s.log.Warn("cannot accept a connection; retrying", "address", l.socket.Addr(), "err", err)
+			s.log.Warn("cannot accept a connection; retrying", "address", l.at, "err", err)
 			select {
 			case <-s.ctx.Done():
 				return

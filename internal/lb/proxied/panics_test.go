@@ -110,7 +110,7 @@ func TestPanics(t *testing.T) {
 			pod, err := net.Dial("tcp", r.pod(named("pod")).String())
 			r.must(err)
 			r.serveBad("nothing", func(s *Server, conn stream, _ *listener, c *config) {
-				s.relay(c.service, conn, badStream{pod.(*net.TCPConn), "pod"}, time.Minute)
+				s.join(c.service, conn, badStream{pod.(*net.TCPConn), "pod"}, time.Minute)
 			}, "hello\n")
 		},
 	} {

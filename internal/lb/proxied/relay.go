@@ -19,9 +19,9 @@ type stream interface {
 	CloseWrite() error
 }
 
-// relay carries bytes both ways until both ends have finished, one fails, or nothing was
+// join carries bytes both ways until both ends have finished, one fails, or nothing was
 // carried for idle; it may be a quarter more. It closes both, and returns how many bytes each was sent.
-func (s *Server) relay(service svc.Name, a, b stream, idle time.Duration) (toA, toB int64) {
+func (s *Server) join(service svc.Name, a, b stream, idle time.Duration) (toA, toB int64) {
 	r := &idleness{limit: idle, began: time.Now()}
 	var wg sync.WaitGroup
 	half := func(to, from stream, total *int64) {

@@ -67,7 +67,7 @@ func (s *Server) serve(socket *net.TCPConn, l *listener, c *config) {
 	defer c.pool.remove(m, k)
 	back := pod
 	_ = conn.SetDeadline(time.Time{})
-	line.sent, line.received = s.relay(c.service, front, back, c.spec.IdleTimeout.Std())
+	line.sent, line.received = s.join(c.service, front, back, c.spec.IdleTimeout.Std())
 }
 
 // connect returns a connection to a Pod that is ready for the bytes of the client at a socket, nil if there is none.

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/kernel/relay"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -52,7 +54,8 @@ type Server struct {
 	pools     map[poolKey]*pool
 	drains    map[poolKey]time.Duration
 	usages    map[svc.Name]*usage
-	web       *webServer // nil until there is a listener of HTTP
+	web       *webServer    // nil until there is a listener of HTTP
+	engine    *relay.Engine // nil until there is one for the relay
 
 	store     Store // nil if there is none
 	inherited map[netip.AddrPort]*net.TCPListener
@@ -62,12 +65,15 @@ type Server struct {
 	headerTimeout time.Duration
 	idleGrace     time.Duration
 	logs          *accessLog // nil if none are written
-	open          map[net.Conn]struct{}
 	panics        panics
-	most          int // connections at a time, and requests of HTTP/2
-	rejected      uint64
+	most          int          // connections at a time, and requests of HTTP/2
 	requests      atomic.Int64 // of HTTP/2
-	warned        time.Time    // of that, last
+
+	// openMu is held for moments only: threads that carry other connections wait for it.
+	openMu   sync.Mutex
+	open     map[io.Closer]struct{}
+	rejected uint64
+	warned   time.Time // of that, last
 }
 
 type poolKey struct {
@@ -103,7 +109,7 @@ func New(o Options) *Server {
 	s := &Server{
 		log: o.Log, services: map[svc.Name]*Service{}, listeners: map[netip.AddrPort]*listener{},
 		udp: map[netip.AddrPort]*udpListener{}, pools: map[poolKey]*pool{},
-		drains: map[poolKey]time.Duration{}, usages: map[svc.Name]*usage{}, open: map[net.Conn]struct{}{},
+		drains: map[poolKey]time.Duration{}, usages: map[svc.Name]*usage{}, open: map[io.Closer]struct{}{},
 		inherited: map[netip.AddrPort]*net.TCPListener{}, began: time.Now(),
 		headerTimeout: headerTimeout, idleGrace: idleGrace,
 		most: socket.MaxFiles() / 4, panics: panics{log: o.Log},
@@ -291,7 +297,7 @@ func (s *Server) Close(ctx context.Context) {
 		l.close()
 		delete(s.udp, at)
 	}
-	web := s.web
+	web, engine := s.web, s.engine
 	s.mu.Unlock()
 	s.accepting.Wait()
 	if web != nil {
@@ -304,11 +310,16 @@ func (s *Server) Close(ctx context.Context) {
 		}
 	}
 	s.end()
-	s.mu.Lock()
+	s.openMu.Lock()
 	for c := range s.open {
 		_ = c.Close()
 	}
-	s.mu.Unlock()
+	s.openMu.Unlock()
+	if engine != nil { // before wg: what ends writes its line
+		if err := engine.Close(s.ctx); err != nil {
+			s.log.Warn("cannot end the relay of connections", "err", err)
+		}
+	}
 	s.wg.Wait()
 	if s.logs != nil {
 		s.logs.close()
@@ -316,7 +327,7 @@ func (s *Server) Close(ctx context.Context) {
 }
 
 func (s *Server) busy() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.openMu.Lock()
+	defer s.openMu.Unlock()
 	return len(s.open) > 0
 }

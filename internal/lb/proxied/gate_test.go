@@ -1,0 +1,86 @@
+package proxied
+
+import (
+	"net"
+	"net/netip"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// A connection of TCP that nothing is done with has no goroutine here.
+func TestRelayedWithoutGoroutines(t *testing.T) {
+	r := newRig(t, nil)
+	pods := r.listener() // accepts nothing: the kernel does
+	defer pods.Close()
+	r.set(netip.MustParseAddrPort(pods.Addr().String()))
+	before := runtime.NumGoroutine()
+	const conns = 200
+	for range conns {
+		r.dial()
+	}
+	for deadline := time.Now().Add(patience); r.connections() < conns; <-time.After(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d connections are open, want %d", r.connections(), conns)
+		}
+	}
+	if n := runtime.NumGoroutine() - before; n > conns/4 {
+		t.Errorf("%d more goroutines with %d connections", n, conns)
+	}
+}
+
+func (r *rig) connections() int {
+	r.server.openMu.Lock()
+	defer r.server.openMu.Unlock()
+	return len(r.server.open)
+}
+
+// A listener passes from the relay to goroutines and back, as its settings change, and no connection fails.
+func TestCarrierChangesUnderLoad(t *testing.T) {
+	r := newRig(t, nil)
+	pod := r.pod(named("pod"))
+	r.set(pod)
+	long := r.dial()
+	if _, err := say(long, "hello"); err != nil {
+		t.Fatal(err)
+	}
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				c, err := net.Dial("tcp", r.at.String())
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				_ = c.SetDeadline(time.Now().Add(patience))
+				if got, err := say(c, "x"); got != "pod x\n" || err != nil {
+					t.Errorf("%q, %v", got, err)
+				}
+				_ = c.Close()
+			}
+		})
+	}
+	for i := range 40 {
+		r.service.Spec.BandwidthMbps = (i + 1) % 2 * 1000
+		r.set(pod)
+		l := r.server.listeners[r.at]
+		if (l.relay != nil) != (i%2 == 1) || (l.socket != nil) != (i%2 == 0) {
+			t.Errorf("with %d Mbit/s: %+v", r.service.Spec.BandwidthMbps, l)
+		}
+		<-time.After(5 * time.Millisecond) // of load
+	}
+	close(stop)
+	wg.Wait()
+	if got, err := say(long, "still"); err != nil || !strings.HasSuffix(got, "still\n") {
+		t.Errorf("the connection from before: %q, %v", got, err)
+	}
+}
