@@ -58,6 +58,7 @@ var rooms = map[string]int{
 	"runner":              4,
 	"lb/bgp":              3,
 	"lb/proxied":          3,
+	"lb/acme":             3,
 	"lb":                  4,
 	"cli":                 5,
 }

@@ -67,6 +67,7 @@ func (s *Server) newGuard(ctx context.Context, client kubernetes.Interface, shar
 	g.authorizer, err = union.New(
 		union.NamedAuthorizer{AuthorizerName: "privileged", Authorizer: authorizerfactory.NewPrivilegedGroups(user.SystemPrivilegedGroup)},
 		union.NamedAuthorizer{AuthorizerName: "node", Authorizer: authorizer.AuthorizerFunc(nodes.Authorize)},
+		union.NamedAuthorizer{AuthorizerName: "acme", Authorizer: authorizer.AuthorizerFunc(named.authorizeOrders)},
 		union.NamedAuthorizer{AuthorizerName: "rbac", Authorizer: authorizer.AuthorizerFunc(rules.Authorize)},
 	)
 	if err != nil {

@@ -38,6 +38,7 @@ const (
 // with lbPasswords, so that nodes can get those and no others.
 const (
 	lbName      = "fairlead-lb"
+	lbACME      = "fairlead-lb-acme" // the key of the account
 	lbVoters    = "fairlead-lb-voters"
 	lbWitness   = "fairlead-lb-witness"
 	lbPasswords = "fairlead-bgp-"
@@ -70,7 +71,7 @@ func defaultPolicy() rbac.Policy {
 			named(allow("get patch", groupCoordination, "leases"), barrier.Name),
 			// What the speakers of load balancers work with.
 			allow("create", groupCore, "secrets", "configmaps"),
-			named(allow("get", groupCore, "secrets"), lbName),
+			named(allow("get", groupCore, "secrets"), lbName, lbACME),
 			named(allow("get update", groupCore, "configmaps"), lbVoters),
 		},
 	}}

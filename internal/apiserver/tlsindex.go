@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -27,10 +28,14 @@ const lbClass = "fairlead.dev/lb"
 type tlsRefs struct {
 	metav1.ObjectMeta
 	objects []string // secret/NAME and configmap/NAME
+	ordered string   // the Secret whose certificate is ordered by ACME
 }
 
+// byOrder is the index of the Secrets whose certificates are ordered by ACME.
+const byOrder = "order"
+
 func newTLSIndex(client kubernetes.Interface) (*tlsIndex, error) {
-	informer := coreinformers.NewServiceInformer(client, metav1.NamespaceAll, 0, cache.Indexers{byReference: tlsKeys})
+	informer := coreinformers.NewServiceInformer(client, metav1.NamespaceAll, 0, cache.Indexers{byReference: tlsKeys, byOrder: orderKeys})
 	return &tlsIndex{informer}, informer.SetTransform(toTLSRefs)
 }
 
@@ -41,6 +46,33 @@ func (x *tlsIndex) run(ctx context.Context) { x.informer.RunWithContext(ctx) }
 func (x *tlsIndex) named(resource, namespace, name string) bool {
 	keys, err := x.informer.GetIndexer().IndexKeys(byReference, namespace+"/"+strings.TrimSuffix(resource, "s")+"/"+name)
 	return err == nil && len(keys) > 0
+}
+
+// ordered reports whether a load balancer of the namespace has the certificate of a Secret ordered by ACME.
+func (x *tlsIndex) ordered(namespace, secret string) bool {
+	keys, err := x.informer.GetIndexer().IndexKeys(byOrder, namespace+"/"+secret)
+	return err == nil && len(keys) > 0
+}
+
+// authorizeOrders lets the controllers keep the Secrets whose certificates they order, and no others: a request that makes
+// one by server-side apply has its name, too.
+func (x *tlsIndex) authorizeOrders(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	if a.GetUser().GetName() != UserControllers || a.GetResource() != "secrets" || a.GetAPIGroup() != "" || a.GetSubresource() != "" ||
+		!slices.Contains([]string{"get", "patch", "create"}, a.GetVerb()) || a.GetName() == "" || a.GetNamespace() == metav1.NamespaceSystem {
+		return authorizer.DecisionNoOpinion, "", nil
+	}
+	if !awaitIndex(ctx, func() bool { return x.ordered(a.GetNamespace(), a.GetName()) }) {
+		return authorizer.DecisionNoOpinion, "no load balancer has its certificate ordered", nil
+	}
+	return authorizer.DecisionAllow, "", nil
+}
+
+func orderKeys(obj any) ([]string, error) {
+	s, ok := obj.(*tlsRefs)
+	if !ok || s.ordered == "" {
+		return nil, nil
+	}
+	return []string{s.Namespace + "/" + s.ordered}, nil
 }
 
 func tlsKeys(obj any) ([]string, error) {
@@ -75,6 +107,9 @@ func toTLSRefs(obj any) (any, error) {
 	}
 	if r := dialect.Read(d); r.Way == dialect.Proxied {
 		out.objects = r.Spec.Objects()
+		if len(r.Spec.ACMEHosts) > 0 && len(r.Spec.Certificates) > 0 {
+			out.ordered = r.Spec.Certificates[0]
+		}
 	}
 	return out, nil
 }

@@ -29,6 +29,7 @@ type lbFlags struct {
 	peerPort   uint16
 	accessLogs string
 	logUpload  logUploadFlags
+	acme       acmeFlags
 }
 
 // How addresses may be announced.
@@ -60,6 +61,7 @@ func (f *lbFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.accessLogs, "lb-access-logs", filepath.Join(defaultDataDir(), "lb-access-logs"),
 		"directory for the access logs that annotations of Services ask for, of 1 GiB at most; empty for none")
 	f.logUpload.add(flags)
+	f.acme.add(flags)
 	flags.Uint16Var(&f.peerPort, "lb-peer-port", lb.DefaultPeerPort,
 		"UDP port on the node's address at which the speakers of all nodes hear each other; the same on all")
 }
@@ -74,6 +76,9 @@ func (f *lbFlags) check(networks networkFlags) error {
 		return usagef("--lb-peer-port must be 1 to 65535: the other speakers have to know it")
 	}
 	if err := f.logUpload.check(f.accessLogs); err != nil {
+		return err
+	}
+	if err := f.acme.check(); err != nil {
 		return err
 	}
 	if f.announce == announceNone && len(f.bgpPeers) > 0 {
@@ -162,8 +167,12 @@ func (f *lbFlags) controllerComponent(log *slog.Logger, config func() *rest.Conf
 }
 
 func (f *lbFlags) controller(log *slog.Logger, config *rest.Config) (*lb.Controller, error) {
+	orders, err := f.acme.options()
+	if err != nil {
+		return nil, err
+	}
 	return lb.NewController(lb.ControllerOptions{
-		Config: config, Log: log, Pools: f.pools, Default: f.byDefault, LeaderElect: true,
+		Config: config, Log: log, Pools: f.pools, Default: f.byDefault, LeaderElect: true, ACME: orders,
 	})
 }
 

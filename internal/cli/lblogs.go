@@ -49,15 +49,25 @@ func (f *logUploadFlags) options() (*lb.LogUpload, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := logship.Endpoint{URL: u, Region: f.region}
-	if f.caFile != "" {
-		text, err := os.ReadFile(f.caFile)
-		if err != nil {
-			return nil, fmt.Errorf("--lb-access-log-ca-file: %w", err)
-		}
-		if e.Roots = x509.NewCertPool(); !e.Roots.AppendCertsFromPEM(text) {
-			return nil, fmt.Errorf("--lb-access-log-ca-file %s has no certificate", f.caFile)
-		}
+	roots, err := readRoots("lb-access-log-ca-file", f.caFile)
+	if err != nil {
+		return nil, err
 	}
-	return &lb.LogUpload{Endpoint: e, Keep: f.keep}, nil
+	return &lb.LogUpload{Endpoint: logship.Endpoint{URL: u, Region: f.region, Roots: roots}, Keep: f.keep}, nil
+}
+
+// readRoots reads the file of a flag with authorities, nil without one.
+func readRoots(flag, path string) (*x509.CertPool, error) {
+	if path == "" {
+		return nil, nil
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("--%s: %w", flag, err)
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("--%s %s has no certificate", flag, path)
+	}
+	return roots, nil
 }

@@ -17,6 +17,7 @@ const (
 	FieldBackendCA       Field = "backend CA"
 	FieldBackendName     Field = "backend server name"
 	FieldBackendCert     Field = "backend client certificate"
+	FieldACMEHosts       Field = "ACME hosts"
 	FieldTLSPorts        Field = "TLS ports"
 	FieldTLSPolicy       Field = "TLS policy"
 	FieldALPN            Field = "ALPN"

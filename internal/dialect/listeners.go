@@ -123,6 +123,7 @@ func (r *reader) finish() {
 		s.Listeners = append(s.Listeners, r.listener(p))
 	}
 	r.checkPorts()
+	r.checkACME()
 	r.finishSticky()
 	r.finishBackends()
 	r.finishBackendTLS()

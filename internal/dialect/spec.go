@@ -15,6 +15,8 @@ type Spec struct {
 	// default, the others serve the names that they are for (SNI).
 	Certificates []string   `json:"certificates,omitempty"`
 	BackendTLS   BackendTLS `json:"backendTLS,omitzero"`
+	// ACMEHosts are the names that the first of Certificates is ordered for, by ACME. Without any it is given.
+	ACMEHosts []string `json:"acmeHosts,omitempty"`
 	// TLSPolicy is the name of a policy that TLSVersions knows, empty for the default.
 	TLSPolicy string `json:"tlsPolicy,omitempty"`
 	// ALPN are the protocols that a TLS listener offers, the preferred one first.

@@ -47,6 +47,8 @@ type ControllerOptions struct {
 	Identity    string
 	// Workers is how many Services are worked on at a time (default 8).
 	Workers int
+	// ACME orders certificates, if it is not nil.
+	ACME *ACME
 	// Started, if not nil, is called each time the Controller has begun to work.
 	Started func()
 
@@ -146,6 +148,9 @@ func (c *Controller) work(ctx context.Context) error {
 	running.Go(func() { w.keepPools(ctx) })
 	running.Go(func() { w.keepVoters(ctx) })
 	running.Go(func() { w.keepCoverage(ctx) })
+	if c.o.ACME != nil {
+		running.Go(func() { w.newACME().Run(ctx) })
+	}
 	c.o.Log.Info("giving addresses to load balancers", "pools", len(c.o.Pools), "default", c.o.Default)
 	if c.o.Started != nil {
 		c.o.Started()

@@ -40,6 +40,9 @@ func (p *proxying) build(n svc.Name, v *proxiedService) *proxied.Service {
 				cert.OCSPStaple = t.staple.der
 			}
 			s.Certificates = append(s.Certificates, cert)
+			if name == v.spec.Certificates[0] && len(v.spec.ACMEHosts) > 0 {
+				s.Challenges = t.challenges
+			}
 		}
 		if name == v.spec.BackendTLS.Certificate {
 			s.PodCertificate = t.cert

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 
 	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/lb/acme"
 	"github.com/fairlead/fairlead/internal/lb/logship"
 	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -53,6 +54,8 @@ type namedSecret struct {
 	// staple is for cert, and stapleProblem is why the Secret's one is not used.
 	staple        staple
 	stapleProblem string
+	// challenges are what an authority of ACME is answered with.
+	challenges map[string]*tls.Certificate
 }
 
 // secretsOf returns the Secrets that a Service names.
@@ -111,6 +114,7 @@ func (p *proxying) followSecret(ctx context.Context, running *sync.WaitGroup, ke
 			if t.problem = problem; cert != nil {
 				t.cert = cert
 				t.staple, t.stapleProblem = readStaple(s, cert.Certificate, time.Now())
+				t.challenges = acme.Challenges(s)
 			}
 		})
 	}

@@ -81,6 +81,7 @@ func newConfig(v *Service, l dialect.Listener, old *config) (*config, error) {
 			c.tls.Certificates = v.Certificates
 		}
 	}
+	c.tls = answerACME(c.tls, v.Challenges)
 	return c, nil
 }
 

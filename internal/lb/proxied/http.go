@@ -85,6 +85,9 @@ func (w *webServer) serve(conn stream, l *listener, c *config, client, at netip.
 			return
 		}
 		front, web.tls = t, t.ConnectionState()
+		if web.tls.NegotiatedProtocol == acmeProtocol { // an authority has seen what it wanted
+			return
+		}
 	}
 	_ = conn.SetDeadline(time.Time{})
 	multiplexed := web.tls.NegotiatedProtocol == "h2"

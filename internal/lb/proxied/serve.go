@@ -54,6 +54,9 @@ func (s *Server) serve(socket *net.TCPConn, l *listener, c *config) {
 			s.log.Debug("no TLS with a client", "service", c.service, "client", client, "err", err)
 			return
 		}
+		if t.ConnectionState().NegotiatedProtocol == acmeProtocol { // an authority has seen what it wanted
+			return
+		}
 		front, protocol = t, t.ConnectionState().NegotiatedProtocol
 		line.tls(t.ConnectionState())
 	}

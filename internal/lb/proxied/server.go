@@ -27,6 +27,8 @@ type Service struct {
 	Spec  dialect.Spec
 	// Certificates are those of Spec.Certificates, in their order.
 	Certificates []tls.Certificate
+	// Challenges are the certificates, by host names, with which an authority of ACME is answered (TLS-ALPN-01, RFC 8737).
+	Challenges map[string]*tls.Certificate
 	// Backends are the ready Pods of each port of TCP, by its number, and Datagrams those of UDP.
 	Backends  map[uint16][]netip.AddrPort
 	Datagrams map[uint16][]netip.AddrPort

@@ -1,0 +1,251 @@
+package acme
+
+import (
+	"cmp"
+	"context"
+	"crypto/x509"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead/fairlead/internal/reflector"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// Options are the options of a Manager.
+type Options struct {
+	Client kubernetes.Interface
+	Log    *slog.Logger
+	// Event records an Event about a Service.
+	Event func(of *corev1.Service, eventType, reason, text string)
+	// Directory is the URL of the authority's directory, Email who it may write to (may be empty), and Roots the
+	// authorities of its own certificate, nil for those of the system.
+	Directory, Email string
+	Roots            *x509.CertPool
+	// Domains are those that certificates are ordered for.
+	Domains []Domain
+	// Account is the Secret with the account's key, which is made if it does not exist.
+	Account svc.Name
+	// Wanted returns for which hosts a Service wants a certificate, sorted, and the name of its Secret; no hosts if it
+	// wants none, or cannot be reached yet.
+	Wanted func(*corev1.Service) (hosts []string, secret string)
+	// Propagation is how long nodes have to answer a challenge before the authority is asked to look (default 10 s), which
+	// then may do so in vain: this process need not be able to reach the address.
+	Propagation time.Duration
+}
+
+// Domain is a domain with all that is below it, for some namespaces, or all without any.
+type Domain struct {
+	Name       string
+	Namespaces []string
+}
+
+// allows reports whether a namespace may have a certificate for a host.
+func allows(domains []Domain, namespace, host string) bool {
+	return slices.ContainsFunc(domains, func(d Domain) bool {
+		return (host == d.Name || strings.HasSuffix(host, "."+d.Name)) && (len(d.Namespaces) == 0 || slices.Contains(d.Namespaces, namespace))
+	})
+}
+
+// Manager orders certificates, and renews them.
+type Manager struct {
+	o      Options
+	wake   chan struct{}
+	client authority
+
+	mu    sync.Mutex
+	items map[svc.Name]*item
+	busy  map[string]bool // namespaces in which an order is worked on
+}
+
+// item is a Service that wants a certificate.
+type item struct {
+	object *corev1.Service
+	hosts  []string
+	secret string
+	due    time.Time
+	event  string // recorded last
+	// failures counts orders that have failed, also if the Secret cannot be written.
+	failures int
+}
+
+const (
+	// maxOrders is how many orders are worked on at a time; of a namespace it is one, so that a tenant whose names cannot be
+	// verified does not hold up the others.
+	maxOrders = 8
+	// orderTimeout bounds one.
+	orderTimeout = 3 * time.Minute
+	// firstRetry is how long an order waits after it has failed, and maxRetry after many times
+	// (https://letsencrypt.org/docs/integration-guide/#retrying-failures).
+	firstRetry, maxRetry = time.Minute, 12 * time.Hour
+	// apiRetry is how long it waits for the API server.
+	apiRetry = 10 * time.Second
+)
+
+// New returns a Manager that does nothing before Run.
+func New(o Options) *Manager {
+	o.Propagation = cmp.Or(o.Propagation, 10*time.Second)
+	return &Manager{o: o, wake: make(chan struct{}, 1), items: map[svc.Name]*item{}, busy: map[string]bool{}}
+}
+
+// Run orders until ctx ends, and returns when everything that it started has ended.
+func (m *Manager) Run(ctx context.Context) {
+	var running sync.WaitGroup
+	defer running.Wait()
+	sink := reflector.Sink[*corev1.Service]{
+		Replace: func(list []*corev1.Service) {
+			m.mu.Lock()
+			gone := m.items
+			m.items = make(map[svc.Name]*item, len(gone))
+			for _, o := range list {
+				m.setLocked(o, gone[nameOf(o)])
+			}
+			m.mu.Unlock()
+		},
+		Set: func(o *corev1.Service) {
+			m.mu.Lock()
+			m.setLocked(o, m.items[nameOf(o)])
+			m.mu.Unlock()
+		},
+		Delete: func(o *corev1.Service) {
+			m.mu.Lock()
+			delete(m.items, nameOf(o))
+			m.mu.Unlock()
+		},
+	}
+	running.Go(func() {
+		reflector.Run(ctx, "lb/acme", reflector.From(m.o.Client.CoreV1().Services(""), metav1.ListOptions{}), sink)
+	})
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-m.wake:
+		case <-timer.C:
+		}
+		timer.Reset(m.begin(ctx, &running, time.Now()))
+	}
+}
+
+func nameOf(o *corev1.Service) svc.Name { return svc.Name{Namespace: o.Namespace, Name: o.Name} }
+
+// setLocked takes over what a Service wants. was is what it wanted before, or nil.
+func (m *Manager) setLocked(o *corev1.Service, was *item) {
+	hosts, secret := m.o.Wanted(o)
+	if len(hosts) == 0 {
+		delete(m.items, nameOf(o))
+		return
+	}
+	it := was
+	if it == nil || !slices.Equal(it.hosts, hosts) || it.secret != secret {
+		it = &item{hosts: hosts, secret: secret}
+	}
+	it.object = o
+	m.items[nameOf(o)] = it
+	m.poke()
+}
+
+func (m *Manager) poke() {
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+}
+
+// begin works on what is due, and returns after how long something else is.
+func (m *Manager) begin(ctx context.Context, running *sync.WaitGroup, now time.Time) time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	next := now.Add(time.Hour)
+	var due []*item
+	for _, it := range m.items {
+		if it.due.After(now) {
+			next = earlier(next, it.due)
+		} else {
+			due = append(due, it)
+		}
+	}
+	slices.SortFunc(due, func(a, b *item) int { return cmp.Or(a.due.Compare(b.due), cmp.Compare(a.object.UID, b.object.UID)) })
+	for _, it := range due {
+		namespace, object := it.object.Namespace, it.object
+		if m.busy[namespace] || len(m.busy) == maxOrders {
+			continue // its end wakes the loop
+		}
+		m.busy[namespace] = true
+		running.Go(func() {
+			wait := m.sync(ctx, it, object)
+			m.mu.Lock()
+			it.due = time.Now().Add(wait)
+			delete(m.busy, namespace)
+			m.mu.Unlock()
+			m.poke()
+		})
+	}
+	return next.Sub(now)
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// sync brings the Secret of a Service up to date, and returns after how long it is to be looked at again.
+func (m *Manager) sync(ctx context.Context, it *item, o *corev1.Service) time.Duration {
+	for _, host := range it.hosts {
+		if !allows(m.o.Domains, o.Namespace, host) {
+			m.warn(it, o, "ACMEHostNotAllowed", "no certificate is ordered: namespace "+o.Namespace+" may not have one for "+host+" (--lb-acme-domain)")
+			return maxRetry
+		}
+	}
+	secret, err := m.o.Client.CoreV1().Secrets(o.Namespace).Get(ctx, it.secret, metav1.GetOptions{})
+	st := &state{}
+	switch {
+	case apierrors.IsNotFound(err):
+		if st, err = standIn(); err == nil {
+			err = m.apply(ctx, o, it.secret, st)
+		}
+	case err == nil && !isOurs(secret, o):
+		m.warn(it, o, "ACMESecretTaken", "no certificate is ordered: the Secret "+it.secret+" was not made for that; remove it, or name another one")
+		return time.Minute
+	case err == nil:
+		st = stateOf(secret)
+	}
+	if err != nil {
+		m.logAPI(ctx, o, it.secret, err)
+		return apiRetry
+	}
+	now := time.Now()
+	leaf := st.leaf(it.hosts)
+	if leaf != nil && now.Before(renewal(leaf)) {
+		return renewal(leaf).Sub(now)
+	}
+	if now.Before(st.after) {
+		return st.after.Sub(now)
+	}
+	return m.order(ctx, it, o, st)
+}
+
+// warn records a Warning, once for each change.
+func (m *Manager) warn(it *item, o *corev1.Service, reason, text string) {
+	if it.event != text {
+		it.event = text
+		m.o.Event(o, corev1.EventTypeWarning, reason, text)
+	}
+}
+
+func (m *Manager) logAPI(ctx context.Context, o *corev1.Service, secret string, err error) {
+	if ctx.Err() == nil {
+		m.o.Log.Warn("cannot keep the Secret of a certificate; retrying", "service", nameOf(o), "secret", secret, "err", err)
+	}
+}

@@ -1,0 +1,290 @@
+package acme
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/crypto/acme"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	core "k8s.io/client-go/applyconfigurations/core/v1"
+)
+
+// manager is who owns the fields of the Secrets: what somebody else has set is a conflict, and is not replaced.
+const manager = "fairlead-lb-acme"
+
+// serviceLabel is on a Secret that was made for a Service, and has its name.
+const serviceLabel = "fairlead.dev/acme-service"
+
+func isOurs(s *corev1.Secret, o *corev1.Service) bool { return s.Labels[serviceLabel] == o.Name }
+
+// apply writes the Secret of a Service. Server-side apply makes it if it does not exist, with a right for its name alone.
+func (m *Manager) apply(ctx context.Context, o *corev1.Service, name string, st *state) error {
+	data := map[string][]byte{corev1.TLSCertKey: st.cert, corev1.TLSPrivateKeyKey: st.key}
+	for host, text := range st.challenges {
+		data[challengeEntry+host] = text
+	}
+	annotations := map[string]string{issuedAnnotation: strconv.FormatBool(st.issued)}
+	if st.failures > 0 {
+		annotations[failuresAnnotation], annotations[retryAnnotation] = strconv.Itoa(st.failures), st.after.UTC().Format(time.RFC3339)
+	}
+	s := core.Secret(name, o.Namespace).WithType(corev1.SecretTypeTLS).WithData(data).WithAnnotations(annotations).
+		WithLabels(map[string]string{serviceLabel: o.Name})
+	_, err := m.o.Client.CoreV1().Secrets(o.Namespace).Apply(ctx, s, metav1.ApplyOptions{FieldManager: manager})
+	return err
+}
+
+// order orders a certificate and stores it.
+func (m *Manager) order(ctx context.Context, it *item, o *corev1.Service, st *state) time.Duration {
+	limited, cancel := context.WithTimeout(ctx, orderTimeout)
+	defer cancel()
+	if err := m.apply(limited, o, it.secret, st); err != nil { // what cannot be stored is not ordered
+		m.logAPI(ctx, o, it.secret, err)
+		return apiRetry
+	}
+	next := *st
+	err := m.obtain(limited, it, o, &next)
+	if ctx.Err() != nil {
+		return apiRetry
+	}
+	if err == nil {
+		next.issued, next.failures, next.after, next.challenges = true, 0, time.Time{}, nil
+		err = m.apply(ctx, o, it.secret, &next)
+	}
+	if err == nil {
+		it.event, it.failures = "", 0
+		leaf := next.leaf(it.hosts)
+		if leaf == nil {
+			return maxRetry
+		}
+		m.o.Event(o, corev1.EventTypeNormal, "ACMECertificateIssued", fmt.Sprintf("certificate for %s until %s, in the Secret %s",
+			strings.Join(it.hosts, ", "), leaf.NotAfter.UTC().Format(time.RFC3339), it.secret))
+		return max(time.Until(renewal(leaf)), firstRetry)
+	}
+	st.challenges = nil
+	st.failures = max(st.failures, it.failures)
+	wait := min(firstRetry<<min(st.failures, 12), maxRetry)
+	if limit, is := acme.RateLimit(err); is {
+		wait = max(wait, limit)
+	}
+	st.failures, st.after = st.failures+1, time.Now().Add(wait)
+	it.failures = st.failures
+	text := shorten(err)
+	m.warn(it, o, "ACMEOrderFailed", "cannot order a certificate for "+strings.Join(it.hosts, ", ")+": "+text)
+	m.o.Log.Warn("cannot order a certificate; retrying", "service", nameOf(o), "after", wait, "err", text)
+	if err := m.apply(ctx, o, it.secret, st); err != nil {
+		m.logAPI(ctx, o, it.secret, err)
+	}
+	return wait
+}
+
+// maxError bounds what is repeated of an authority's words.
+const maxError = 400
+
+func shorten(err error) string {
+	text := strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return ' '
+		}
+		return r
+	}, err.Error())
+	return text[:min(len(text), maxError)]
+}
+
+// obtain puts a certificate for the hosts of it into st.
+func (m *Manager) obtain(ctx context.Context, it *item, o *corev1.Service, st *state) error {
+	c, err := m.client.get(ctx, m)
+	if err != nil {
+		return err
+	}
+	order, err := c.AuthorizeOrder(ctx, acme.DomainIDs(it.hosts...))
+	if err != nil {
+		return err
+	}
+	pending := map[string]*acme.Challenge{} // by the URIs of authorizations
+	st.challenges = map[string][]byte{}
+	certs := map[string]tls.Certificate{}
+	for _, uri := range order.AuthzURLs {
+		z, err := c.GetAuthorization(ctx, uri)
+		if err != nil {
+			return err
+		}
+		if z.Status != acme.StatusPending {
+			continue
+		}
+		for _, challenge := range z.Challenges {
+			if challenge.Type == "tls-alpn-01" {
+				pending[uri] = challenge
+			}
+		}
+		if pending[uri] == nil {
+			return fmt.Errorf("%s: the authority does not offer tls-alpn-01", z.Identifier.Value)
+		}
+		cert, err := c.TLSALPN01ChallengeCert(pending[uri].Token, z.Identifier.Value)
+		if err != nil {
+			return err
+		}
+		text, key, err := encode(cert.Certificate, cert.PrivateKey)
+		if err != nil {
+			return err
+		}
+		st.challenges[z.Identifier.Value], certs[z.Identifier.Value] = append(text, key...), cert
+	}
+	if len(pending) > 0 {
+		if err := m.apply(ctx, o, it.secret, st); err != nil {
+			return err
+		}
+		m.awaitAnswers(ctx, o, certs)
+	}
+	for uri, challenge := range pending {
+		if _, err := c.Accept(ctx, challenge); err != nil {
+			return err
+		}
+		if _, err := c.WaitAuthorization(ctx, uri); err != nil {
+			return err
+		}
+	}
+	return m.finish(ctx, c, order, it.hosts, st)
+}
+
+// finish fetches the certificate of an order that was authorized, for a new key.
+func (m *Manager) finish(ctx context.Context, c *acme.Client, order *acme.Order, hosts []string, st *state) error {
+	ready, err := c.WaitOrder(ctx, order.URI)
+	if err != nil {
+		return err
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return err
+	}
+	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{DNSNames: hosts}, key)
+	if err != nil {
+		return err
+	}
+	chain, _, err := c.CreateOrderCert(ctx, ready.FinalizeURL, csr, true)
+	if err != nil {
+		// An authority that is not ready at once need not repeat the order's URL, without which the library cannot wait.
+		done, waited := c.WaitOrder(ctx, order.URI)
+		if waited != nil || done.Status != acme.StatusValid {
+			return err
+		}
+		if chain, err = c.FetchCert(ctx, done.CertURL, true); err != nil {
+			return err
+		}
+	}
+	st.cert, st.key, err = encode(chain, key)
+	return err
+}
+
+// awaitAnswers waits until the addresses of a Service answer challenges.
+func (m *Manager) awaitAnswers(ctx context.Context, o *corev1.Service, certs map[string]tls.Certificate) {
+	ctx, cancel := context.WithTimeout(ctx, m.o.Propagation)
+	defer cancel()
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		missing := false
+		for _, in := range o.Status.LoadBalancer.Ingress {
+			for host, cert := range certs {
+				missing = missing || !answers(ctx, net.JoinHostPort(in.IP, "443"), host, cert)
+			}
+		}
+		if !missing {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+func answers(ctx context.Context, at, host string, cert tls.Certificate) bool {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	d := tls.Dialer{Config: &tls.Config{ServerName: host, NextProtos: []string{acme.ALPNProto}, MinVersion: tls.VersionTLS12,
+		InsecureSkipVerify: true}} //nolint:gosec // the certificate is compared below
+	conn, err := d.DialContext(ctx, "tcp", at)
+	if err != nil {
+		return false
+	}
+	defer conn.Close()
+	got := conn.(*tls.Conn).ConnectionState().PeerCertificates
+	return len(got) > 0 && string(got[0].Raw) == string(cert.Certificate[0])
+}
+
+// authority is the client of the authority, with an account.
+type authority struct {
+	mu     sync.Mutex
+	client *acme.Client
+}
+
+// get returns the client. The account is registered the first time.
+func (a *authority) get(ctx context.Context, m *Manager) (*acme.Client, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.client != nil {
+		return a.client, nil
+	}
+	key, err := m.accountKey(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("the key of the account: %w", err)
+	}
+	c := &acme.Client{Key: key, DirectoryURL: m.o.Directory, UserAgent: "fairlead", HTTPClient: &http.Client{
+		Timeout: 30 * time.Second,
+		Transport: &http.Transport{
+			Proxy: http.ProxyFromEnvironment, TLSClientConfig: &tls.Config{RootCAs: m.o.Roots, MinVersion: tls.VersionTLS12},
+			TLSHandshakeTimeout: 10 * time.Second, IdleConnTimeout: time.Minute, MaxIdleConnsPerHost: maxOrders,
+		},
+	}}
+	account := &acme.Account{}
+	if m.o.Email != "" {
+		account.Contact = []string{"mailto:" + m.o.Email}
+	}
+	if _, err := c.Register(ctx, account, acme.AcceptTOS); err != nil && !errors.Is(err, acme.ErrAccountAlreadyExists) {
+		return nil, err
+	}
+	a.client = c
+	return c, nil
+}
+
+// accountEntry is the entry of the account's Secret.
+const accountEntry = "key"
+
+// accountKey reads the key of the account, or makes one.
+func (m *Manager) accountKey(ctx context.Context) (*ecdsa.PrivateKey, error) {
+	secrets := m.o.Client.CoreV1().Secrets(m.o.Account.Namespace)
+	s, err := secrets.Get(ctx, m.o.Account.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		if err != nil {
+			return nil, err
+		}
+		_, text, err := encode(nil, key)
+		if err != nil {
+			return nil, err
+		}
+		_, err = secrets.Create(ctx, &corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{Namespace: m.o.Account.Namespace, Name: m.o.Account.Name}, Data: map[string][]byte{accountEntry: text},
+		}, metav1.CreateOptions{})
+		return key, err
+	}
+	if err != nil {
+		return nil, err
+	}
+	return parseKey(s.Data[accountEntry])
+}

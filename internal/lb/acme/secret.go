@@ -1,0 +1,129 @@
+package acme
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"maps"
+	"math/big"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+const (
+	// challengeEntry begins the entries of a Secret that have the certificates of challenges, by host names.
+	challengeEntry = "acme-tls-1."
+	// issuedAnnotation is on a Secret whose certificate is one of an authority.
+	issuedAnnotation = "fairlead.dev/acme-issued"
+	// retryAnnotation and failuresAnnotation outlive the process: an authority limits how often it is asked.
+	retryAnnotation    = "fairlead.dev/acme-retry-after"
+	failuresAnnotation = "fairlead.dev/acme-failures"
+	// maxChallenges bounds what is read of a Secret.
+	maxChallenges = 20
+)
+
+// Challenges returns the certificates of challenges that a Secret has, by host names.
+func Challenges(s *corev1.Secret) map[string]*tls.Certificate {
+	var out map[string]*tls.Certificate
+	for _, key := range slices.Sorted(maps.Keys(s.Data)) {
+		host, is := strings.CutPrefix(key, challengeEntry)
+		if !is || len(out) == maxChallenges {
+			continue
+		}
+		if cert, err := tls.X509KeyPair(s.Data[key], s.Data[key]); err == nil {
+			if out == nil {
+				out = map[string]*tls.Certificate{}
+			}
+			out[host] = &cert
+		}
+	}
+	return out
+}
+
+// state is what a Secret has of an order.
+type state struct {
+	cert, key  []byte // in PEM
+	issued     bool   // by an authority: otherwise the certificate stands in for one
+	challenges map[string][]byte
+	failures   int
+	after      time.Time // of the next order, zero if it may be now
+}
+
+// stateOf reads a Secret.
+func stateOf(s *corev1.Secret) *state {
+	st := &state{cert: s.Data[corev1.TLSCertKey], key: s.Data[corev1.TLSPrivateKeyKey], issued: s.Annotations[issuedAnnotation] == "true"}
+	st.failures, _ = strconv.Atoi(s.Annotations[failuresAnnotation])
+	st.after, _ = time.Parse(time.RFC3339, s.Annotations[retryAnnotation])
+	return st
+}
+
+// leaf returns the certificate of an authority that is for hosts, and no others; nil if there is none.
+func (s *state) leaf(hosts []string) *x509.Certificate {
+	pair, err := tls.X509KeyPair(s.cert, s.key)
+	if err != nil || !s.issued {
+		return nil
+	}
+	leaf, err := x509.ParseCertificate(pair.Certificate[0])
+	if err != nil {
+		return nil
+	}
+	names := slices.Sorted(slices.Values(leaf.DNSNames))
+	if !slices.Equal(names, hosts) {
+		return nil
+	}
+	return leaf
+}
+
+// renewal returns when a certificate is to be replaced: after two thirds of its life.
+func renewal(leaf *x509.Certificate) time.Time {
+	return leaf.NotBefore.Add(leaf.NotAfter.Sub(leaf.NotBefore) * 2 / 3)
+}
+
+// standIn returns a state with a certificate that no client trusts, so that nodes listen and can answer challenges.
+func standIn() (*state, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "a certificate is being ordered"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().AddDate(10, 0, 0),
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return nil, err
+	}
+	cert, text, err := encode([][]byte{der}, key)
+	return &state{cert: cert, key: text}, err
+}
+
+// encode returns a chain and its key in PEM.
+func encode(chain [][]byte, key any) (cert, text []byte, err error) {
+	for _, der := range chain {
+		cert = append(cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})...)
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	return cert, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), err
+}
+
+// parseKey reads the key of an account.
+func parseKey(text []byte) (*ecdsa.PrivateKey, error) {
+	block, _ := pem.Decode(text)
+	if block == nil {
+		return nil, errors.New("it has no PEM")
+	}
+	key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	if k, ok := key.(*ecdsa.PrivateKey); ok {
+		return k, nil
+	}
+	return nil, errors.Join(errors.New("it has no key of ECDSA"), err)
+}
