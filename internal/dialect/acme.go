@@ -15,7 +15,8 @@ const maxACMEHosts = 20
 // acmeHosts returns the annotation with the names that a certificate is ordered for.
 func acmeHosts() Annotation {
 	return Annotation{Key: LBACMEHosts, Sets: []Field{FieldACMEHosts},
-		Values: "host names with commas between, for which a certificate is ordered by ACME (RFC 8555) and kept in the first Secret of " + LBTLSSecrets,
+		Values: "host names with commas between, for which a certificate is ordered by ACME (RFC 8555) and kept in the first Secret of " +
+			LBTLSSecrets,
 		read: func(r *reader, v string) error {
 			var hosts []string
 			for item := range strings.SplitSeq(v, ",") {
@@ -57,6 +58,7 @@ func (r *reader) checkACME() {
 		r.found(Invalid, o.From, shorten(o.Value), fmt.Sprintf("%s needs %s: the first Secret gets the certificate", LBACMEHosts, LBTLSSecrets))
 	}
 	if !slices.ContainsFunc(r.Spec.Listeners, func(l Listener) bool { return l.Protocol.IsTLS() && l.Port == 443 }) {
-		r.found(Invalid, o.From, shorten(o.Value), fmt.Sprintf("%s needs port 443 with TLS or HTTPS, where the authority looks (TLS-ALPN-01)", LBACMEHosts))
+		r.found(Invalid, o.From, shorten(o.Value), fmt.Sprintf("%s needs port 443 with TLS or HTTPS, where the authority looks (TLS-ALPN-01)",
+			LBACMEHosts))
 	}
 }

@@ -204,7 +204,8 @@ func earlier(a, b time.Time) time.Time {
 func (m *Manager) sync(ctx context.Context, it *item, o *corev1.Service) time.Duration {
 	for _, host := range it.hosts {
 		if !allows(m.o.Domains, o.Namespace, host) {
-			m.warn(it, o, "ACMEHostNotAllowed", "no certificate is ordered: namespace "+o.Namespace+" may not have one for "+host+" (--lb-acme-domain)")
+			m.warn(it, o, "ACMEHostNotAllowed",
+				"no certificate is ordered: namespace "+o.Namespace+" may not have one for "+host+" (--lb-acme-domain)")
 			return maxRetry
 		}
 	}
@@ -216,7 +217,8 @@ func (m *Manager) sync(ctx context.Context, it *item, o *corev1.Service) time.Du
 			err = m.apply(ctx, o, it.secret, st)
 		}
 	case err == nil && !isOurs(secret, o):
-		m.warn(it, o, "ACMESecretTaken", "no certificate is ordered: the Secret "+it.secret+" was not made for that; remove it, or name another one")
+		m.warn(it, o, "ACMESecretTaken",
+			"no certificate is ordered: the Secret "+it.secret+" was not made for that; remove it, or name another one")
 		return time.Minute
 	case err == nil:
 		st = stateOf(secret)
