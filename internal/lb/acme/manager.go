@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/x509"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -60,9 +61,10 @@ type Manager struct {
 	wake   chan struct{}
 	client authority
 
-	mu    sync.Mutex
-	items map[svc.Name]*item
-	busy  map[string]bool // namespaces in which an order is worked on
+	mu      sync.Mutex
+	items   map[svc.Name]*item
+	busy    map[string]bool // namespaces in which an order is worked on
+	budgets map[string]*budget
 }
 
 // item is a Service that wants a certificate.
@@ -74,6 +76,8 @@ type item struct {
 	event  string // recorded last
 	// failures counts orders that have failed, also if the Secret cannot be written.
 	failures int
+	// unsaved is a certificate that was issued while its Secret could not be written.
+	unsaved *state
 }
 
 const (
@@ -82,17 +86,17 @@ const (
 	maxOrders = 8
 	// orderTimeout bounds one.
 	orderTimeout = 3 * time.Minute
-	// firstRetry is how long an order waits after it has failed, and maxRetry after many times
-	// (https://letsencrypt.org/docs/integration-guide/#retrying-failures).
-	firstRetry, maxRetry = time.Minute, 12 * time.Hour
-	// apiRetry is how long it waits for the API server.
+	// apiRetry is how long an order waits for the API server.
 	apiRetry = 10 * time.Second
+	// recheck is how often a Secret is looked at that has nothing to be done: it may have been deleted.
+	recheck = time.Hour
 )
 
 // New returns a Manager that does nothing before Run.
 func New(o Options) *Manager {
 	o.Propagation = cmp.Or(o.Propagation, 10*time.Second)
-	return &Manager{o: o, wake: make(chan struct{}, 1), items: map[svc.Name]*item{}, busy: map[string]bool{}}
+	return &Manager{o: o, wake: make(chan struct{}, 1), items: map[svc.Name]*item{}, busy: map[string]bool{},
+		budgets: map[string]*budget{}}
 }
 
 // Run orders until ctx ends, and returns when everything that it started has ended.
@@ -165,7 +169,7 @@ func (m *Manager) poke() {
 func (m *Manager) begin(ctx context.Context, running *sync.WaitGroup, now time.Time) time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	next := now.Add(time.Hour)
+	next := now.Add(recheck)
 	var due []*item
 	for _, it := range m.items {
 		if it.due.After(now) {
@@ -174,6 +178,7 @@ func (m *Manager) begin(ctx context.Context, running *sync.WaitGroup, now time.T
 			due = append(due, it)
 		}
 	}
+	maps.DeleteFunc(m.budgets, func(namespace string, b *budget) bool { return !m.busy[namespace] && b.decay(now) == 0 })
 	slices.SortFunc(due, func(a, b *item) int { return cmp.Or(a.due.Compare(b.due), cmp.Compare(a.object.UID, b.object.UID)) })
 	for _, it := range due {
 		namespace, object := it.object.Namespace, it.object
@@ -206,7 +211,7 @@ func (m *Manager) sync(ctx context.Context, it *item, o *corev1.Service) time.Du
 		if !allows(m.o.Domains, o.Namespace, host) {
 			m.warn(it, o, "ACMEHostNotAllowed",
 				"no certificate is ordered: namespace "+o.Namespace+" may not have one for "+host+" (--lb-acme-domain)")
-			return maxRetry
+			return recheck // only a restart changes that
 		}
 	}
 	secret, err := m.o.Client.CoreV1().Secrets(o.Namespace).Get(ctx, it.secret, metav1.GetOptions{})
@@ -214,28 +219,43 @@ func (m *Manager) sync(ctx context.Context, it *item, o *corev1.Service) time.Du
 	switch {
 	case apierrors.IsNotFound(err):
 		if st, err = standIn(); err == nil {
-			err = m.apply(ctx, o, it.secret, st)
+			err = m.apply(ctx, o, it, st)
 		}
 	case err == nil && !isOurs(secret, o):
-		m.warn(it, o, "ACMESecretTaken",
-			"no certificate is ordered: the Secret "+it.secret+" was not made for that; remove it, or name another one")
-		return time.Minute
+		return m.taken(it, o)
 	case err == nil:
-		st = stateOf(secret)
+		st = stateOf(secret, it.hosts)
 	}
 	if err != nil {
-		m.logAPI(ctx, o, it.secret, err)
-		return apiRetry
+		return m.cannotKeep(ctx, it, o, err)
+	}
+	if it.unsaved != nil {
+		return m.store(ctx, it, o)
 	}
 	now := time.Now()
-	leaf := st.leaf(it.hosts)
-	if leaf != nil && now.Before(renewal(leaf)) {
-		return renewal(leaf).Sub(now)
+	if leaf := st.leaf(it.hosts); leaf != nil && now.Before(renewal(leaf)) {
+		return min(renewal(leaf).Sub(now), recheck)
 	}
 	if now.Before(st.after) {
-		return st.after.Sub(now)
+		return min(st.after.Sub(now), recheck)
+	}
+	if wait := m.budgetOf(o.Namespace).wait(now); wait > 0 {
+		m.warn(it, o, "ACMEOrderDelayed", "namespace "+o.Namespace+" has had too many certificates ordered within an hour; waiting")
+		return max(wait, apiRetry)
 	}
 	return m.order(ctx, it, o, st)
+}
+
+// budgetOf returns the budget of a namespace, which only the order that is worked on there uses.
+func (m *Manager) budgetOf(namespace string) *budget {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	b := m.budgets[namespace]
+	if b == nil {
+		b = &budget{at: time.Now()}
+		m.budgets[namespace] = b
+	}
+	return b
 }
 
 // warn records a Warning, once for each change.
@@ -246,8 +266,26 @@ func (m *Manager) warn(it *item, o *corev1.Service, reason, text string) {
 	}
 }
 
-func (m *Manager) logAPI(ctx context.Context, o *corev1.Service, secret string, err error) {
-	if ctx.Err() == nil {
-		m.o.Log.Warn("cannot keep the Secret of a certificate; retrying", "service", nameOf(o), "secret", secret, "err", err)
+// taken reports a Secret that is not ours.
+func (m *Manager) taken(it *item, o *corev1.Service) time.Duration {
+	m.warn(it, o, "ACMESecretTaken",
+		"no certificate is ordered: the Secret "+it.secret+" was not made for that, or has been changed; remove it, or name another one")
+	return time.Minute
+}
+
+// cannotKeep reports an error of the API server about the Secret of a Service. Its text is for the log alone: a tenant reads
+// the Event.
+func (m *Manager) cannotKeep(ctx context.Context, it *item, o *corev1.Service, err error) time.Duration {
+	wait := apiRetry
+	switch {
+	case ctx.Err() != nil:
+		return wait
+	case apierrors.IsConflict(err), apierrors.IsInvalid(err):
+		wait = m.taken(it, o)
+	case apierrors.IsForbidden(err):
+		m.warn(it, o, "ACMESecretForbidden", "no certificate is ordered: the controller may not keep the Secret "+it.secret)
+		wait = time.Minute
 	}
+	m.o.Log.Warn("cannot keep the Secret of a certificate; retrying", "service", nameOf(o), "secret", it.secret, "after", wait, "err", err)
+	return wait
 }

@@ -23,7 +23,8 @@ import (
 	core "k8s.io/client-go/applyconfigurations/core/v1"
 )
 
-// manager is who owns the fields of the Secrets: what somebody else has set is a conflict, and is not replaced.
+// manager is who owns the fields of the Secrets: a field that another manager has set is a
+// conflict, and is not replaced.
 const manager = "fairlead-lb-acme"
 
 // serviceLabel is on a Secret that was made for a Service, and has its name.
@@ -32,7 +33,7 @@ const serviceLabel = "fairlead.dev/acme-service"
 func isOurs(s *corev1.Secret, o *corev1.Service) bool { return s.Labels[serviceLabel] == o.Name }
 
 // apply writes the Secret of a Service. Server-side apply makes it if it does not exist, with a right for its name alone.
-func (m *Manager) apply(ctx context.Context, o *corev1.Service, name string, st *state) error {
+func (m *Manager) apply(ctx context.Context, o *corev1.Service, it *item, st *state) error {
 	data := map[string][]byte{corev1.TLSCertKey: st.cert, corev1.TLSPrivateKeyKey: st.key}
 	for host, text := range st.challenges {
 		data[challengeEntry+host] = text
@@ -40,8 +41,9 @@ func (m *Manager) apply(ctx context.Context, o *corev1.Service, name string, st 
 	annotations := map[string]string{issuedAnnotation: strconv.FormatBool(st.issued)}
 	if st.failures > 0 {
 		annotations[failuresAnnotation], annotations[retryAnnotation] = strconv.Itoa(st.failures), st.after.UTC().Format(time.RFC3339)
+		annotations[hostsAnnotation] = strings.Join(it.hosts, ",")
 	}
-	s := core.Secret(name, o.Namespace).WithType(corev1.SecretTypeTLS).WithData(data).WithAnnotations(annotations).
+	s := core.Secret(it.secret, o.Namespace).WithType(corev1.SecretTypeTLS).WithData(data).WithAnnotations(annotations).
 		WithLabels(map[string]string{serviceLabel: o.Name})
 	_, err := m.o.Client.CoreV1().Secrets(o.Namespace).Apply(ctx, s, metav1.ApplyOptions{FieldManager: manager})
 	return err
@@ -51,42 +53,59 @@ func (m *Manager) apply(ctx context.Context, o *corev1.Service, name string, st 
 func (m *Manager) order(ctx context.Context, it *item, o *corev1.Service, st *state) time.Duration {
 	limited, cancel := context.WithTimeout(ctx, orderTimeout)
 	defer cancel()
-	if err := m.apply(limited, o, it.secret, st); err != nil { // what cannot be stored is not ordered
-		m.logAPI(ctx, o, it.secret, err)
-		return apiRetry
+	if err := m.apply(limited, o, it, st); err != nil { // what cannot be stored is not ordered
+		return m.cannotKeep(ctx, it, o, err)
 	}
 	next := *st
 	err := m.obtain(limited, it, o, &next)
 	if ctx.Err() != nil {
 		return apiRetry
 	}
-	if err == nil {
-		next.issued, next.failures, next.after, next.challenges = true, 0, time.Time{}, nil
-		err = m.apply(ctx, o, it.secret, &next)
+	if err != nil {
+		return m.failed(ctx, it, o, st, err)
 	}
-	if err == nil {
-		it.event, it.failures = "", 0
-		leaf := next.leaf(it.hosts)
-		if leaf == nil {
-			return maxRetry
+	m.budgetOf(o.Namespace).spend(time.Now(), false)
+	next.issued, next.failures, next.after, next.challenges = true, 0, time.Time{}, nil
+	it.unsaved = &next
+	return m.store(ctx, it, o)
+}
+
+// store writes a certificate that has been issued.
+func (m *Manager) store(ctx context.Context, it *item, o *corev1.Service) time.Duration {
+	if err := m.apply(ctx, o, it, it.unsaved); err != nil {
+		return m.cannotKeep(ctx, it, o, err)
+	}
+	until := "an unknown time"
+	if leaf := it.unsaved.leaf(it.hosts); leaf != nil {
+		until = leaf.NotAfter.UTC().Format(time.RFC3339)
+	}
+	it.event, it.failures, it.unsaved = "", 0, nil
+	m.o.Event(o, corev1.EventTypeNormal, "ACMECertificateIssued",
+		fmt.Sprintf("certificate for %s until %s, in the Secret %s", strings.Join(it.hosts, ", "), until, it.secret))
+	return recheck
+}
+
+// failed reports why an order has failed, and keeps on the Secret when it is tried again.
+func (m *Manager) failed(ctx context.Context, it *item, o *corev1.Service, st *state, err error) time.Duration {
+	var pause *pauseError
+	wait := time.Duration(0)
+	if errors.As(err, &pause) {
+		wait = time.Until(pause.until)
+	} else {
+		m.budgetOf(o.Namespace).spend(time.Now(), true)
+		st.failures = max(st.failures, it.failures) + 1
+		it.failures, wait = st.failures, retryAfter(st.failures)
+		if limit, is := acme.RateLimit(err); is {
+			wait = max(wait, limit)
 		}
-		m.o.Event(o, corev1.EventTypeNormal, "ACMECertificateIssued", fmt.Sprintf("certificate for %s until %s, in the Secret %s",
-			strings.Join(it.hosts, ", "), leaf.NotAfter.UTC().Format(time.RFC3339), it.secret))
-		return max(time.Until(renewal(leaf)), firstRetry)
 	}
-	st.challenges = nil
-	st.failures = max(st.failures, it.failures)
-	wait := min(firstRetry<<min(st.failures, 12), maxRetry)
-	if limit, is := acme.RateLimit(err); is {
-		wait = max(wait, limit)
-	}
-	st.failures, st.after = st.failures+1, time.Now().Add(wait)
-	it.failures = st.failures
+	wait = max(wait, time.Second)
+	st.challenges, st.after = nil, time.Now().Add(wait)
 	text := shorten(err)
 	m.warn(it, o, "ACMEOrderFailed", "cannot order a certificate for "+strings.Join(it.hosts, ", ")+": "+text)
 	m.o.Log.Warn("cannot order a certificate; retrying", "service", nameOf(o), "after", wait, "err", text)
-	if err := m.apply(ctx, o, it.secret, st); err != nil {
-		m.logAPI(ctx, o, it.secret, err)
+	if err := m.apply(ctx, o, it, st); err != nil {
+		return max(wait, m.cannotKeep(ctx, it, o, err))
 	}
 	return wait
 }
@@ -144,7 +163,7 @@ func (m *Manager) obtain(ctx context.Context, it *item, o *corev1.Service, st *s
 		st.challenges[z.Identifier.Value], certs[z.Identifier.Value] = append(text, key...), cert
 	}
 	if len(pending) > 0 {
-		if err := m.apply(ctx, o, it.secret, st); err != nil {
+		if err := m.apply(ctx, o, it, st); err != nil {
 			return err
 		}
 		m.awaitAnswers(ctx, o, certs)
@@ -231,18 +250,38 @@ func answers(ctx context.Context, at, host string, cert tls.Certificate) bool {
 type authority struct {
 	mu     sync.Mutex
 	client *acme.Client
+	// paused is not nil while no order asks for the account again.
+	paused   *pauseError
+	failures int
 }
 
-// get returns the client. The account is registered the first time.
+// get returns the client. The account is registered the first time; an authority that cannot be reached, or rejects the
+// account, is not asked for each order.
 func (a *authority) get(ctx context.Context, m *Manager) (*acme.Client, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.client != nil {
 		return a.client, nil
 	}
+	if a.paused != nil && time.Now().Before(a.paused.until) {
+		return nil, a.paused
+	}
+	c, err := m.register(ctx)
+	if err != nil {
+		a.failures++
+		a.paused = &pauseError{time.Now().Add(min(retryAfter(a.failures), time.Hour)), err}
+		return nil, a.paused
+	}
+	a.client = c
+	return c, nil
+}
+
+// register returns a client whose account the authority knows.
+func (m *Manager) register(ctx context.Context) (*acme.Client, error) {
 	key, err := m.accountKey(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("the key of the account: %w", err)
+		m.o.Log.Warn("cannot read or make the key of the account for certificates", "secret", m.o.Account, "err", err)
+		return nil, fmt.Errorf("the controller has no key for its account, the Secret %s", m.o.Account)
 	}
 	c := &acme.Client{Key: key, DirectoryURL: m.o.Directory, UserAgent: "fairlead", HTTPClient: &http.Client{
 		Timeout: 30 * time.Second,
@@ -258,7 +297,6 @@ func (a *authority) get(ctx context.Context, m *Manager) (*acme.Client, error) {
 	if _, err := c.Register(ctx, account, acme.AcceptTOS); err != nil && !errors.Is(err, acme.ErrAccountAlreadyExists) {
 		return nil, err
 	}
-	a.client = c
 	return c, nil
 }
 

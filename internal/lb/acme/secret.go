@@ -24,9 +24,10 @@ const (
 	challengeEntry = "acme-tls-1."
 	// issuedAnnotation is on a Secret whose certificate is one of an authority.
 	issuedAnnotation = "fairlead.dev/acme-issued"
-	// retryAnnotation and failuresAnnotation outlive the process: an authority limits how often it is asked.
+	// These outlive the process: an authority limits how often it is asked. They count for the hosts of hostsAnnotation.
 	retryAnnotation    = "fairlead.dev/acme-retry-after"
 	failuresAnnotation = "fairlead.dev/acme-failures"
+	hostsAnnotation    = "fairlead.dev/acme-hosts"
 	// maxChallenges bounds what is read of a Secret.
 	maxChallenges = 20
 )
@@ -58,9 +59,12 @@ type state struct {
 	after      time.Time // of the next order, zero if it may be now
 }
 
-// stateOf reads a Secret.
-func stateOf(s *corev1.Secret) *state {
+// stateOf reads a Secret. Orders for other hosts than these do not count.
+func stateOf(s *corev1.Secret, hosts []string) *state {
 	st := &state{cert: s.Data[corev1.TLSCertKey], key: s.Data[corev1.TLSPrivateKeyKey], issued: s.Annotations[issuedAnnotation] == "true"}
+	if s.Annotations[hostsAnnotation] != strings.Join(hosts, ",") {
+		return st
+	}
 	st.failures, _ = strconv.Atoi(s.Annotations[failuresAnnotation])
 	st.after, _ = time.Parse(time.RFC3339, s.Annotations[retryAnnotation])
 	return st

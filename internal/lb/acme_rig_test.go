@@ -1,0 +1,132 @@
+package lb
+
+import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/miekg/dns"
+
+	"github.com/fairlead/fairlead/internal/testbed"
+)
+
+// pebble is Let's Encrypt's authority for tests, which asks a DNS server of the test for addresses, and connects to port 443.
+type pebble struct {
+	directory string
+	roots     *x509.CertPool // of its own certificate
+	issuer    *x509.CertPool // of those that it issues
+}
+
+func startPebble(t *testing.T, hosts map[string]netip.Addr) *pebble {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	dir := t.TempDir()
+	program := filepath.Join(dir, "pebble")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "github.com/letsencrypt/pebble/v2/cmd/pebble")
+	build.Dir = "../../test/pebble"
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("go build in %s: %v\n%s", build.Dir, err, out)
+	}
+	names := serveNames(t, hosts)
+	a := newAuthority(t)
+	leaf, key := a.issue("localhost", 2, false)
+	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
+	must(err)
+	write := func(name, kind string, der []byte) string {
+		path := filepath.Join(dir, name)
+		must(os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
+		return path
+	}
+	free := func() string {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		must(err)
+		defer l.Close()
+		_, port, _ := net.SplitHostPort(l.Addr().String())
+		return port
+	}
+	port, management := free(), free()
+	config, err := json.Marshal(map[string]any{"pebble": map[string]any{
+		"listenAddress": "127.0.0.1:" + port, "managementListenAddress": "127.0.0.1:" + management,
+		"certificate": write("cert.pem", "CERTIFICATE", leaf.Raw), "privateKey": write("key.pem", "PRIVATE KEY", keyDER),
+		"httpPort": 1, "tlsPort": 443, "retryAfter": map[string]int{"authz": 1, "order": 1},
+		"profiles": map[string]any{"default": map[string]any{"description": "default", "validityPeriod": 7776000}},
+	}})
+	must(err)
+	must(os.WriteFile(filepath.Join(dir, "config.json"), config, 0o600))
+	cmd := exec.CommandContext(t.Context(), program, "-config", filepath.Join(dir, "config.json"), "-strict",
+		"-dnsserver", names)
+	cmd.Env = append(os.Environ(), "PEBBLE_VA_NOSLEEP=1", "PEBBLE_AUTHZREUSE=0")
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	must(cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		if t.Failed() {
+			t.Log(out.String())
+		}
+	})
+	p := &pebble{directory: "https://localhost:" + port + "/dir", roots: x509.NewCertPool(), issuer: x509.NewCertPool()}
+	p.roots.AddCert(a.cert)
+	p.await(t, "https://localhost:"+management+"/roots/0")
+	return p
+}
+
+// await waits until pebble runs, and reads its root.
+func (p *pebble) await(t *testing.T, root string) {
+	t.Helper()
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: p.roots}, DisableKeepAlives: true}
+	client := &http.Client{Timeout: testbed.Patience, Transport: transport}
+	testbed.Until(t, "pebble", func() error {
+		answer, err := client.Get(root)
+		if err != nil {
+			return err
+		}
+		defer answer.Body.Close()
+		text, err := io.ReadAll(answer.Body)
+		if err == nil && !p.issuer.AppendCertsFromPEM(text) {
+			err = fmt.Errorf("%q", text)
+		}
+		return err
+	})
+}
+
+// serveNames answers for the addresses of hosts by TCP, and returns where; pebble does not ask by UDP.
+func serveNames(t *testing.T, hosts map[string]netip.Addr) string {
+	t.Helper()
+	socket, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := dns.Server{Listener: socket, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
+		m := new(dns.Msg)
+		m.SetReply(q)
+		question := m.Question[0]
+		if a, ok := hosts[strings.TrimSuffix(strings.ToLower(question.Name), ".")]; ok && question.Qtype == dns.TypeA {
+			m.Answer = append(m.Answer, &dns.A{Hdr: dns.RR_Header{Name: question.Name, Rrtype: dns.TypeA, Class: dns.ClassINET}, A: a.AsSlice()})
+		}
+		_ = w.WriteMsg(m)
+	})}
+	var running sync.WaitGroup
+	running.Go(func() { _ = names.ActivateAndServe() })
+	t.Cleanup(func() { _ = socket.Close(); running.Wait() })
+	return socket.Addr().String()
+}
