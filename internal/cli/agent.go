@@ -332,12 +332,10 @@ the Pods it started stay when it stops, and are found again when it starts;
 		Example: `  fairlead agent --server https://192.0.2.10:6443 --token-file /root/node-token
   fairlead agent --kubeconfig /etc/fairlead/node.kubeconfig --node-ip 192.0.2.11`,
 		Args: noArgs,
+		PreRunE: func(*cobra.Command, []string) error { return f.check() },
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			log, err := g.logger()
 			if err != nil {
-				return err
-			}
-			if err := f.check(); err != nil {
 				return err
 			}
 			if os.Geteuid() != 0 {

@@ -120,12 +120,13 @@ func (f *lbFlags) checkRanges(flag string, used prefixesValue) error {
 // lbPoolsValue is the flag --lb-pool.
 type lbPoolsValue []lb.FlagPool
 
-func (v *lbPoolsValue) String() string {
-	var out []string
+func (v *lbPoolsValue) String() string { return strings.Join(v.values(), " ") }
+
+func (v *lbPoolsValue) values() (out []string) {
 	for _, p := range *v {
 		out = append(out, p.Name+"="+listOf(p.Ranges))
 	}
-	return strings.Join(out, " ")
+	return out
 }
 
 func (*lbPoolsValue) Type() string { return "[NAME=]RANGES" }

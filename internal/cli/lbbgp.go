@@ -11,12 +11,13 @@ import (
 // bgpPeersValue is the flag --lb-bgp-peer.
 type bgpPeersValue []bgp.Peer
 
-func (v *bgpPeersValue) String() string {
-	var out []string
+func (v *bgpPeersValue) String() string { return strings.Join(v.values(), " ") }
+
+func (v *bgpPeersValue) values() (out []string) {
 	for _, p := range *v {
 		out = append(out, p.String())
 	}
-	return strings.Join(out, " ")
+	return out
 }
 
 func (*bgpPeersValue) Type() string { return "PEER" }

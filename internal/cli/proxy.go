@@ -164,15 +164,15 @@ func newProxy(g *global) *cobra.Command {
 		Example: `  fairlead proxy --kubeconfig /etc/kubernetes/proxy.conf --node-name node1
   fairlead proxy --kubeconfig F --cluster-cidr 10.244.0.0/16 --nodeport-addresses 192.0.2.0/24`,
 		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			log, err := g.logger()
-			if err != nil {
-				return err
-			}
+		PreRunE: func(*cobra.Command, []string) error {
 			if err := checkNodeName(nodeName); err != nil {
 				return err
 			}
-			if err := f.check(networks); err != nil {
+			return f.check(networks)
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			log, err := g.logger()
+			if err != nil {
 				return err
 			}
 			cfg, _, err := c.load()

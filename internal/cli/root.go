@@ -114,7 +114,12 @@ and their values.`,
 	root.SetOut(std.out)
 	root.SetErr(std.err)
 	root.SetFlagErrorFunc(suggestFlag)
-	root.PersistentPreRunE = func(*cobra.Command, []string) error { return g.checkLogs() }
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
+		if err := configure(cmd); err != nil {
+			return err
+		}
+		return g.checkLogs()
+	}
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.PersistentFlags().StringVar(&g.logLevel, "log-level", "info", "what to log: "+oneOf(logLevels()))
 	root.PersistentFlags().StringVar(&g.logFormat, "log-format", "text", "how to log: "+oneOf(logFormats()))
@@ -123,8 +128,9 @@ and their values.`,
 		newProxy(g), newDNS(g), newControllers(g), newLB(g),
 		newRun(g), newScale(g), newRestart(g), newRm(g), newPs(g), newLogs(g),
 		newRegister(g), newDeregister(g), newStatus(g), newTop(g),
-		newEnv(g), newKubeconfig(g), newToken(g), newCleanup(g), newVersion(g),
+		newEnv(g), newKubeconfig(g), newToken(g), newConfig(g), newCleanup(g), newVersion(g),
 	)
+	addConfigFile(root)
 	addCompletion(root)
 	return root
 }

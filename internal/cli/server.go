@@ -121,18 +121,16 @@ made in the data directory; certificates that are there already are used.`,
   fairlead server --oidc-issuer-url https://login.example.com --oidc-client-id fairlead --oidc-groups-claim groups
   fairlead server --etcd-servers https://192.0.2.1:2379 --etcd-cafile ca.crt --etcd-certfile c.crt --etcd-keyfile c.key`,
 		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		PreRunE: func(*cobra.Command, []string) error {
 			if err := f.complete(); err != nil {
 				return err
 			}
 			if err := checkDomains(f.Domains); err != nil {
 				return err
 			}
-			if err := lb.check(f.networkFlags); err != nil {
-				return err
-			}
-			return g.serve(cmd.Context(), f, &lb, controllers)
+			return lb.check(f.networkFlags)
 		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return g.serve(cmd.Context(), f, &lb, controllers) },
 	}
 	f.add(cmd)
 	lb.add(cmd)
