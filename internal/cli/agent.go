@@ -331,7 +331,7 @@ the Pods it started stay when it stops, and are found again when it starts;
 'fairlead cleanup' removes them.`,
 		Example: `  fairlead agent --server https://192.0.2.10:6443 --token-file /root/node-token
   fairlead agent --kubeconfig /etc/fairlead/node.kubeconfig --node-ip 192.0.2.11`,
-		Args: noArgs,
+		Args:    noArgs,
 		PreRunE: func(*cobra.Command, []string) error { return f.check() },
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			log, err := g.logger()
