@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -81,8 +82,21 @@ func (r *report) closePackage(e event, key string) {
 	fmt.Fprintf(r.out, "%-5s %s %.1fs\n", e.Action, strings.TrimPrefix(e.Package, "github.com/fairlead/"), e.Elapsed)
 	if e.Action == "fail" {
 		r.fail(key)
+		r.unfinished(e.Package)
 	}
 	delete(r.output, key)
+}
+
+// unfinished reports the tests of a package that were running at its end: those that took
+// longer than -timeout, and the one that has the panic in its output.
+func (r *report) unfinished(pkg string) {
+	for _, key := range slices.Sorted(maps.Keys(r.output)) {
+		if test, ok := strings.CutPrefix(key, pkg+" "); ok && test != "" {
+			r.failed++
+			r.fail(key)
+			delete(r.output, key)
+		}
+	}
 }
 
 func (r *report) fail(key string) {

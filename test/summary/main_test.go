@@ -31,3 +31,18 @@ func TestFailureIsNamedWithItsReason(t *testing.T) {
 		t.Error("it names what passed")
 	}
 }
+
+// A test that runs when its package ends, as at the time-out, is named with its output.
+func TestUnfinishedTestsAreNamed(t *testing.T) {
+	var out bytes.Buffer
+	r := &report{out: &out, output: map[string][]string{}}
+	r.add(event{Action: "output", Package: "p", Test: "TestX", Output: "panic: test timed out after 14m0s\n"})
+	r.add(event{Action: "output", Package: "p2", Test: "TestOther", Output: "x\n"})
+	r.add(event{Action: "fail", Package: "p"})
+	if code := r.close(time.Second); code != 1 {
+		t.Errorf("exit code %d, want 1", code)
+	}
+	if got := out.String(); !strings.Contains(got, "failed: p TestX\n        panic: test timed out after 14m0s\n") || strings.Contains(got, "TestOther") {
+		t.Errorf("it prints\n%s", got)
+	}
+}
