@@ -82,6 +82,7 @@ func startEtcd(ctx context.Context, dir string, o Options) (*etcd, error) {
 	}
 	// A store that is full must have room before the first write.
 	keep := newSpace(e.Server, dir, o.EtcdQuota, o.Log)
+	keep.disk.look()
 	if err := keep.step(ctx); err != nil {
 		stop()
 		return nil, fmt.Errorf("cannot make room in the embedded etcd in %s: %w", dir, err)

@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -54,8 +55,11 @@ const (
 	// bytes at most, but for the few deletions of large objects with finalizers.
 	lastWrites    = 2000
 	lastWriteSize = 4 << 10
-	// reservePeriod is the time between two reservations, which cost some system calls.
+	// reservePeriod is the time between two reservations, which cost some system calls, and
+	// reserveGrowth how many bytes the store may grow without one: so many are written in less
+	// time, and the log gets as many.
 	reservePeriod = time.Second
+	reserveGrowth = storeSlack / 4
 )
 
 // snapshotCount is the number of writes between two snapshots of etcd.
@@ -69,8 +73,9 @@ var setSegmentSize = sync.OnceFunc(func() { wal.SegmentSizeBytes = segmentSize }
 // spareSegments are the names of the log's next segments.
 var spareSegments = [2]string{"0.tmp", "1.tmp"} //nolint:gochecknoglobals // constant
 
-// disk watches the file system of the embedded etcd in dir. One goroutine calls look;
-// the others may be called by any.
+// disk watches the file system of the embedded etcd in dir. One goroutine calls run, which
+// waits for nothing: a compaction takes seconds, in which the disk may fill. The others may
+// be called by any.
 type disk struct {
 	dir    string
 	server *etcdserver.EtcdServer
@@ -81,8 +86,11 @@ type disk struct {
 	free  uint64
 	err   error // of the last look
 
-	reserved time.Time
-	mark     uint64 // index of the last write that had two spare segments after it
+	// Those of the last reservation.
+	reserved     time.Time
+	reservedFrom int64 // the store's bytes in use
+
+	mark uint64 // index of the last write that had two spare segments after it
 }
 
 //nolint:gochecknoglobals // metrics of the process, as all of legacyregistry
@@ -130,12 +138,28 @@ func prepareDisk(dir string) error {
 	return nil
 }
 
+// run looks until ctx ends.
+func (d *disk) run(ctx context.Context) {
+	tick := time.NewTicker(spacePeriod)
+	defer tick.Stop()
+	for {
+		d.look()
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
 // look finds out how much room there is, and keeps some.
 func (d *disk) look() {
 	was, _ := d.get()
-	if was == diskOpen && time.Since(d.reserved) > reservePeriod {
+	inUse := d.server.Backend().SizeInUse()
+	d.reservedFrom = min(d.reservedFrom, inUse) // after a compaction
+	if was == diskOpen && (time.Since(d.reserved) > reservePeriod || inUse-d.reservedFrom > reserveGrowth) {
 		d.reserve()
-		d.reserved = time.Now()
+		d.reserved, d.reservedFrom = time.Now(), inUse
 	}
 	free, err := fileio.Free(d.dir)
 	state := was

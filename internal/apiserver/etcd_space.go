@@ -124,6 +124,9 @@ func (s *space) nearAt() int64 { return s.quota / 4 * 3 }
 
 // run works until ctx ends.
 func (s *space) run(ctx context.Context) {
+	var looks sync.WaitGroup
+	looks.Go(func() { s.disk.run(ctx) })
+	defer looks.Wait()
 	tick := time.NewTicker(spacePeriod)
 	defer tick.Stop()
 	var warned time.Time
@@ -144,7 +147,6 @@ func (s *space) run(ctx context.Context) {
 func (s *space) step(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, spaceTimeout)
 	defer cancel()
-	s.disk.look()
 	state, diskFree := s.disk.get()
 	if state == diskStopped {
 		return nil // all that follows writes

@@ -2,6 +2,7 @@ package apiserver_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -41,7 +42,7 @@ func TestMain(m *testing.M) {
 
 // serve runs a server that syncs its writes, until the process is killed.
 func serve(dir string) {
-	s, err := apiserver.New(apiserver.Options{DataDir: dir, Log: slog.New(slog.DiscardHandler)})
+	s, err := apiserver.New(apiserver.Options{DataDir: dir, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
 	if err != nil {
 		fmt.Println(err)
 		os.Exit(1)
@@ -51,6 +52,7 @@ func serve(dir string) {
 		fmt.Println("ready")
 	}()
 	if err := s.Run(context.Background()); err != nil {
+		fmt.Fprintln(os.Stderr, err)
 		fmt.Println(err)
 		os.Exit(1)
 	}
@@ -72,6 +74,10 @@ func spawnAs(t *testing.T, cmd *exec.Cmd, dir string) (kill func(), c *kubernete
 	if err != nil {
 		t.Fatal(err)
 	}
+	var log bytes.Buffer
+	if cmd.Stderr == nil {
+		cmd.Stderr = &log
+	}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +86,12 @@ func spawnAs(t *testing.T, cmd *exec.Cmd, dir string) (kill func(), c *kubernete
 		io.Copy(io.Discard, out)
 		cmd.Wait()
 	}
-	t.Cleanup(kill)
+	t.Cleanup(func() {
+		kill()
+		if t.Failed() {
+			t.Logf("the server's log:\n%s", log.String())
+		}
+	})
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if line != "ready\n" {
 		t.Fatalf("the server wrote %q, %v", line, err)
