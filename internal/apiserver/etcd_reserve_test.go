@@ -17,7 +17,8 @@ func TestReserveFollowsFastWrites(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	failures := etcdFailures{dir, make(chan error, 1)}
-	e, err := failures.start(etcdConfig(dir, filepath.Join(t.TempDir(), "s"), Options{EtcdQuota: DefaultEtcdQuota, Log: slog.New(slog.DiscardHandler)}, failures))
+	socket := filepath.Join(t.TempDir(), "s")
+	e, err := failures.start(etcdConfig(dir, socket, Options{EtcdQuota: DefaultEtcdQuota, Log: slog.New(slog.DiscardHandler)}, failures))
 	if err != nil {
 		t.Fatal(err)
 	}

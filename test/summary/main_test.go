@@ -42,7 +42,8 @@ func TestUnfinishedTestsAreNamed(t *testing.T) {
 	if code := r.close(time.Second); code != 1 {
 		t.Errorf("exit code %d, want 1", code)
 	}
-	if got := out.String(); !strings.Contains(got, "failed: p TestX\n        panic: test timed out after 14m0s\n") || strings.Contains(got, "TestOther") {
+	want := "failed: p TestX\n        panic: test timed out after 14m0s\n"
+	if got := out.String(); !strings.Contains(got, want) || strings.Contains(got, "TestOther") {
 		t.Errorf("it prints\n%s", got)
 	}
 }
