@@ -188,13 +188,7 @@ func (p *proxying) run(ctx context.Context) {
 	defer func() {
 		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopGrace)
 		defer cancel()
-		p.server.Close(grace)
-		if err := link.SetVIPs(nil); err != nil {
-			p.log.Error("cannot remove the local routes of load balancers", "err", err)
-		}
-		if err := errors.Join(p.filter.Set(nil, nil), p.filter.Close()); err != nil {
-			p.log.Error("cannot remove the packet filter of load balancers", "err", err)
-		}
+		p.release(p.server.Close(grace))
 	}()
 	if p.upload != nil {
 		running.Go(func() { p.upload.Run(ctx) })
@@ -219,6 +213,19 @@ func (p *proxying) run(ctx context.Context) {
 		if to := p.uploads(); p.upload != nil {
 			p.upload.Set(to)
 		}
+	}
+}
+
+// release takes the addresses back from this node, but for those of kept listeners: what comes there waits for the next
+// process.
+func (p *proxying) release(kept []netip.AddrPort) {
+	listeners := tcpListeners(kept)
+	vips := addressesOf(listeners)
+	if err := link.SetVIPs(vips); err != nil {
+		p.log.Error("cannot remove the local routes of load balancers", "err", err)
+	}
+	if err := errors.Join(p.filter.Set(vips, listeners), p.filter.Close()); err != nil {
+		p.log.Error("cannot remove the packet filter of load balancers", "err", err)
 	}
 }
 
@@ -277,7 +284,6 @@ func (p *proxying) apply() {
 	p.mu.Lock()
 	var want []*proxied.Service
 	asked := map[svc.Name]bool{}
-	var vips []netip.Addr
 	for n, v := range p.services {
 		if v.built == nil {
 			v.built = p.build(n, v)
@@ -285,13 +291,10 @@ func (p *proxying) apply() {
 		if v.built != nil {
 			want = append(want, v.built)
 			asked[n] = true
-			vips = append(vips, v.built.Addrs...)
 		}
 	}
 	p.mu.Unlock()
-	slices.SortFunc(vips, netip.Addr.Compare)
-	vips = slices.Compact(vips)
-	err := p.setAddresses(vips, want)
+	err := p.setAddresses(want)
 	failed := p.server.Set(want)
 	p.mu.Lock()
 	changed := false
@@ -311,10 +314,10 @@ func (p *proxying) apply() {
 	}
 }
 
-// setAddresses makes vips, and no others, addresses of this node, of which the listeners of services can be reached
-// alone. An address is filtered before it is local, and until it is no more.
-func (p *proxying) setAddresses(vips []netip.Addr, services []*proxied.Service) error {
-	var listeners []filter.Listener
+// setAddresses makes the addresses of services, and of listeners that wait for theirs, and no others, addresses of this node,
+// of which the listeners can be reached alone. An address is filtered before it is local, and until it is no more.
+func (p *proxying) setAddresses(services []*proxied.Service) error {
+	listeners := tcpListeners(p.server.Inherited())
 	for _, v := range services {
 		for _, l := range v.Spec.Listeners {
 			protocol := svc.TCP
@@ -326,6 +329,7 @@ func (p *proxying) setAddresses(vips []netip.Addr, services []*proxied.Service) 
 			}
 		}
 	}
+	vips := addressesOf(listeners)
 	had := slices.DeleteFunc(slices.Clone(p.vips), func(a netip.Addr) bool { return !a.IsValid() })
 	p.fence(append(had, vips...), listeners)
 	if slices.Equal(vips, p.vips) {
@@ -339,6 +343,23 @@ func (p *proxying) setAddresses(vips []netip.Addr, services []*proxied.Service) 
 	p.vips = vips
 	p.fence(vips, listeners)
 	return nil
+}
+
+// tcpListeners returns what the filter is to let pass.
+func tcpListeners(at []netip.AddrPort) (out []filter.Listener) {
+	for _, a := range at {
+		out = append(out, filter.Listener{Protocol: svc.TCP, At: a})
+	}
+	return out
+}
+
+// addressesOf returns the addresses of listeners, in their order.
+func addressesOf(listeners []filter.Listener) (out []netip.Addr) {
+	for _, l := range listeners {
+		out = append(out, l.At.Addr())
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return slices.Compact(out)
 }
 
 // fence sets the filter. Without one, as on a kernel that has no nf_tables, the load balancer works on.

@@ -19,6 +19,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/kernel/clock"
 	"github.com/fairlead/fairlead/internal/lb"
+	"github.com/fairlead/fairlead/internal/systemd"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
@@ -97,6 +98,13 @@ func speak(text string) error {
 		},
 		Now: func() time.Duration { return time.Duration(float64(clock.Boot()) * a.Rate) },
 		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	}
+	store, err := systemd.OpenFileStore()
+	if err != nil {
+		return err
+	}
+	if store != nil {
+		o.Store = store
 	}
 	if a.Announce == lb.AnnounceNone {
 		l, err := lb.NewListening(o)

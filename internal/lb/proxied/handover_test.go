@@ -220,9 +220,37 @@ func TestHandOver(t *testing.T) {
 	_ = process.Wait()
 }
 
-// What the kernel has accepted for a listener that goes is served.
+// brokenStore keeps nothing.
+type brokenStore struct{}
+
+func (brokenStore) Inherited() []net.Listener           { return nil }
+func (brokenStore) Keep(string, *net.TCPListener) error { return errors.New("no") }
+func (brokenStore) Drop(string) error                   { return nil }
+
+// What the kernel has accepted for a listener that goes is served, also at the end of a process whose listener could not be kept.
 func TestQueueOfAListenerThatGoes(t *testing.T) {
-	r := newRig(t, nil)
+	for name, leave := range map[string]func(*rig, netip.AddrPort){
+		"moved": func(r *rig, pod netip.AddrPort) {
+			r.service.Addrs = []netip.Addr{r.free().Addr()}
+			r.set(pod)
+		},
+		"not kept": func(r *rig, _ netip.AddrPort) {
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			if kept := r.server.Close(ctx); len(kept) > 0 {
+				t.Errorf("%v are kept", kept)
+			}
+		},
+	} {
+		r := newRig(t, nil)
+		r.server.store = brokenStore{}
+		queued(r, name, leave)
+	}
+}
+
+// queued has many connections when a listener leaves.
+func queued(r *rig, name string, leave func(*rig, netip.AddrPort)) {
+	r.Helper()
 	pod := r.pod(named("pod"))
 	r.set(pod)
 	const conns = 200
@@ -231,14 +259,14 @@ func TestQueueOfAListenerThatGoes(t *testing.T) {
 		c := r.dial()
 		go func() {
 			_, err := say(c, "x")
+			_ = c.Close()
 			answers <- err
 		}()
 	}
-	r.service.Addrs = []netip.Addr{r.free().Addr()}
-	r.set(pod) // some are not accepted yet
+	leave(r, pod) // some are not accepted yet
 	for range conns {
 		if err := <-answers; err != nil {
-			t.Fatal(err)
+			r.Fatalf("%s: %v", name, err)
 		}
 	}
 }

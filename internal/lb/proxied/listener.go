@@ -22,13 +22,14 @@ type listener struct {
 	config atomic.Pointer[config]
 	relays atomic.Pointer[config] // the last one for the relay
 	gone   atomic.Bool            // closed
+	kept   bool                   // by the store, for the next process
 }
 
-// close closes the socket. What the kernel has accepted is served before, unless the next process has it.
-func (s *Server) close(l *listener, kept bool) {
+// close closes the socket. What the kernel has accepted is served before, unless it waits for the next process.
+func (s *Server) close(l *listener, waits bool) {
 	l.gone.Store(true)
 	if r := l.relay; r != nil {
-		if kept {
+		if waits {
 			r.Release()
 		} else {
 			r.Close()
@@ -36,7 +37,7 @@ func (s *Server) close(l *listener, kept bool) {
 		r.Wait()
 		return
 	}
-	if !kept {
+	if !waits {
 		waiting, err := socket.AcceptAll(l.socket)
 		if err != nil {
 			s.log.Debug("cannot accept the last connections of a listener", "address", l.at, "err", err)
@@ -57,11 +58,11 @@ func (s *Server) listen(at netip.AddrPort, c *config) error {
 	l := s.listeners[at]
 	came := l == nil
 	if came {
-		made, err := s.socketAt(at)
+		made, kept, err := s.socketAt(at)
 		if err != nil {
 			return fmt.Errorf("cannot listen at %s: %w", at, err)
 		}
-		l = &listener{at: at, socket: made}
+		l = &listener{at: at, socket: made, kept: kept}
 		s.listeners[at] = l
 	}
 	l.config.Store(c)
@@ -76,24 +77,25 @@ func (s *Server) listen(at netip.AddrPort, c *config) error {
 	return nil
 }
 
-// socketAt returns a socket at an address, that of an earlier process if there is one.
-func (s *Server) socketAt(at netip.AddrPort) (*net.TCPListener, error) {
+// socketAt returns a socket at an address, that of an earlier process if there is one, and whether the store keeps it.
+func (s *Server) socketAt(at netip.AddrPort) (made *net.TCPListener, kept bool, err error) {
 	if inherited := s.inherited[at]; inherited != nil {
 		delete(s.inherited, at)
-		return inherited, nil
+		return inherited, true, nil
 	}
 	lc := socket.ListenConfig(at, socket.Options{AnyAddress: true, Shared: true, KeepAlive: true}) // shared with one that drains
 	l, err := lc.Listen(s.ctx, "tcp", at.String())
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	made := l.(*net.TCPListener)
+	made = l.(*net.TCPListener)
 	if s.store != nil {
-		if err := s.store.Keep(storedName(at), made); err != nil {
+		err := s.store.Keep(storedName(at), made)
+		if kept = err == nil; err != nil {
 			s.log.Warn("cannot keep a listener for the next process; connections may be refused during a restart", "address", at, "err", err)
 		}
 	}
-	return made, nil
+	return made, kept, nil
 }
 
 // serveAt has a goroutine accept connections.
@@ -134,6 +136,13 @@ func (s *Server) drop(at netip.AddrPort) {
 // storedName names a listener without colons.
 func storedName(at netip.AddrPort) string {
 	return fmt.Sprintf("lb-%x-%d", at.Addr().AsSlice(), at.Port())
+}
+
+// Inherited returns the listeners of an earlier process whose Services are not known yet. They wait for a while.
+func (s *Server) Inherited() []netip.AddrPort {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.SortedFunc(maps.Keys(s.inherited), netip.AddrPort.Compare)
 }
 
 // Listening returns where connections are accepted.

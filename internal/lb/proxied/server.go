@@ -287,12 +287,20 @@ func (s *Server) DroppedLogs() uint64 {
 	return s.logs.dropped
 }
 
-// Close stops listening, waits until ctx ends for connections to finish, and closes the others. At what a store keeps
-// new connections wait for the next process.
-func (s *Server) Close(ctx context.Context) {
+// Close stops listening, waits until ctx ends for connections to finish, and closes the others. It returns which listeners
+// the store keeps: there new connections wait for the next process.
+func (s *Server) Close(ctx context.Context) (kept []netip.AddrPort) {
 	s.mu.Lock()
+	for at, l := range s.inherited {
+		kept = append(kept, at)
+		_ = l.Close()
+	}
+	clear(s.inherited)
 	for at, l := range s.listeners {
-		s.close(l, s.store != nil)
+		if l.kept {
+			kept = append(kept, at)
+		}
+		s.close(l, l.kept)
 		delete(s.listeners, at)
 	}
 	for at, l := range s.udp {
@@ -326,6 +334,7 @@ func (s *Server) Close(ctx context.Context) {
 	if s.logs != nil {
 		s.logs.close()
 	}
+	return kept
 }
 
 func (s *Server) busy() bool {
