@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -21,6 +22,10 @@ type draining struct {
 // end: a process may exit at SIGTERM at once.
 const drainSettle = 40 * time.Millisecond
 
+// reasonNotDrained is of the Event of a pod that was ended while nodes may have sent it new
+// connections.
+const reasonNotDrained = "NotDrained"
+
 // awaitDrain returns when to look again, zero if the pod is to be ended now. The wait is
 // part of the grace period, and leaves half of it to the processes.
 func (w *worker) awaitDrain(pod *corev1.Pod) time.Time {
@@ -37,15 +42,31 @@ func (w *worker) awaitDrain(pod *corev1.Pod) time.Time {
 	if d.seen.IsZero() && slices.ContainsFunc(pod.Status.Conditions, isDrained) {
 		d.seen = now
 	}
-	if settled := d.seen.Add(drainSettle); !d.seen.IsZero() && settled.Before(until) {
-		until = settled
+	if !d.seen.IsZero() {
+		until = d.seen.Add(drainSettle)
 	}
-	d.over = d.over || !now.Before(until)
-	if d.over {
-		w.log.Debug("ending the pod", "waited", now.Sub(w.end.at), "drained", !d.seen.IsZero())
-		return time.Time{}
+	switch {
+	case d.over:
+	case now.Before(until):
+		return until
+	default:
+		d.over = true
+		w.drained(pod, now.Sub(w.end.at))
 	}
-	return until
+	return time.Time{}
+}
+
+// drained tells how the wait for nodes ended.
+func (w *worker) drained(pod *corev1.Pod, waited time.Duration) {
+	log := w.log.With("waited", waited.Round(time.Millisecond))
+	switch {
+	case !w.draining.seen.IsZero():
+		log.Debug("no node sends the pod new connections; ending it")
+	case w.r.o.DrainWait > 0 && w.end.grace > 0:
+		log.Warn("ending the pod before all nodes have reported that they send it no new connections; some may fail")
+		w.r.event(pod, corev1.EventTypeWarning, reasonNotDrained, fmt.Sprintf(
+			"ended after %s, before all nodes had reported that they send it no new connections", waited.Round(time.Millisecond)))
+	}
 }
 
 func isDrained(k corev1.PodCondition) bool {

@@ -2,6 +2,7 @@ package runner_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -49,6 +50,7 @@ func TestDrain(t *testing.T) {
 	if took, code := time.Since(begun), c.record(short, 0).ExitCode; took < time.Second || code != 7 {
 		t.Errorf("a Pod with a grace period of 2 s ended after %s with %d, want SIGTERM after half of it", took, code)
 	}
+	await(t, "the Event of the short wait", func() bool { return strings.Contains(c.events("short"), "Warning NotDrained: ended after 1") })
 	c.untilGone("short")
 	if !c.record(waits, 0).Process.Alive() {
 		t.Fatal("a Pod that nodes may still send connections to has ended")
@@ -59,4 +61,7 @@ func TestDrain(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.untilGone("waits")
+	if e := c.events("waits") + c.events("now") + c.events("other"); strings.Contains(e, "NotDrained") {
+		t.Errorf("Events of Pods that no node sent connections to: %s", e)
+	}
 }
