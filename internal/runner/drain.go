@@ -18,8 +18,9 @@ type draining struct {
 	seen  time.Time // when Drained was seen
 }
 
-// drainSettle is how long the requests of connections that were made until then have to
-// end: a process may exit at SIGTERM at once.
+// drainSettle is how long the requests of connections that were made until then have to end
+// at least: a process may exit at SIGTERM at once. Where nodes took long to report, requests
+// take long, too, and have half of that time.
 const drainSettle = 40 * time.Millisecond
 
 // reasonNotDrained is of the Event of a pod that was ended while nodes may have sent it new
@@ -43,7 +44,7 @@ func (w *worker) awaitDrain(pod *corev1.Pod) time.Time {
 		d.seen = now
 	}
 	if !d.seen.IsZero() {
-		until = d.seen.Add(drainSettle)
+		until = d.seen.Add(max(drainSettle, d.seen.Sub(w.end.at)/2))
 	}
 	switch {
 	case d.over:

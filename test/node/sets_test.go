@@ -31,6 +31,7 @@ const setsNamespace = "default"
 // setsCluster has two nodes, "node" and "other", and watches what is in it.
 type setsCluster struct {
 	*cluster
+	other     *testbed.Host
 	client    kubernetes.Interface
 	informers informers.SharedInformerFactory
 	changed   chan struct{}
@@ -40,7 +41,7 @@ type setsCluster struct {
 
 func newSetsCluster(t *testing.T) *setsCluster {
 	t.Helper()
-	c := newCluster(t)
+	c := newCluster(t, "--drain-wait", "30s") // so that a busy machine does not end the wait for nodes
 	other := c.network.Outside("other")
 	other.Sysctl("net/ipv4/ip_forward", "1")
 	c.cleansUp(other, "other")
@@ -51,7 +52,7 @@ func newSetsCluster(t *testing.T) *setsCluster {
 		t.Fatal(err)
 	}
 	s := &setsCluster{
-		cluster: c, client: client, changed: make(chan struct{}, 1),
+		cluster: c, other: other, client: client, changed: make(chan struct{}, 1),
 		informers: informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(setsNamespace)),
 	}
 	apps := s.informers.Apps().V1()
@@ -165,6 +166,7 @@ func TestSets(t *testing.T) {
 	testDaemonSet(s)
 	testDrain(s)
 	testRunSets(s)
+	s.rollPods(6, []*testbed.Host{s.node, s.other}, s.network.Outside("outside"), true)
 	s.must(s.client.AppsV1().Deployments(setsNamespace).Delete(t.Context(), "web",
 		metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationForeground)}))
 	s.until("the end of the Deployment and all that it had", func() error {
