@@ -35,6 +35,7 @@ var rooms = map[string]int{
 	"lb/v1":               1,
 	"lb/pool":             1,
 	"workloads":           2,
+	"checks":              2,
 	"registration":        2,
 	"systemd":             2,
 	"barrier":             2,

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/retry"
 
+	"github.com/fairlead/fairlead/internal/checks"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -41,6 +42,10 @@ type Options struct {
 	// UnreachableChanged holds a token when it may have changed.
 	Unreachable        func() []string
 	UnreachableChanged <-chan struct{}
+	// Checks, which may be nil, returns what the Lease is to report of endpoints (Checks.Report);
+	// ChecksChanged holds a token when it may have changed.
+	Checks        func() string
+	ChecksChanged <-chan struct{}
 	// Conditions return one condition each that the Node has besides Ready.
 	Conditions []func() corev1.NodeCondition
 	// Ready returns why this machine cannot run pods, nil if it can. It is called
@@ -84,7 +89,7 @@ type Registrar struct {
 
 	// Used by Run alone.
 	reported time.Time // the last time the status was written
-	written  string    // what the Lease reports
+	written  report    // what the Lease reports
 	answered string    // the last suspicion that was answered by a renewal
 }
 
@@ -140,6 +145,7 @@ func (r *Registrar) wait(ctx context.Context, period time.Duration) {
 	case <-r.opts.Changed:
 	case <-r.opts.ReadyChanged:
 	case <-r.opts.UnreachableChanged:
+	case <-r.opts.ChecksChanged:
 	}
 	timer.Reset(minInterval)
 	select {
@@ -315,10 +321,13 @@ func (r *Registrar) renew(ctx context.Context) error {
 	now, seconds := metav1.NowMicro(), int32(leaseSeconds)
 	spec := coordinationv1.LeaseSpec{HolderIdentity: &r.opts.NodeName, LeaseDurationSeconds: &seconds, RenewTime: &now}
 	report := r.report()
-	metadata := map[string]any{"annotations": map[string]any{svc.UnreachableAnnotation: nil}}
-	if report != "" {
-		metadata["annotations"] = map[string]any{svc.UnreachableAnnotation: report}
+	annotations := map[string]any{}
+	for key, text := range report.annotations() {
+		if annotations[key] = text; text == "" {
+			annotations[key] = nil // as a merge patch removes it (RFC 7396)
+		}
 	}
+	metadata := map[string]any{"annotations": annotations}
 	var owners []metav1.OwnerReference
 	if n := r.opts.Node(); n != nil {
 		owners = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID}}
@@ -331,8 +340,10 @@ func (r *Registrar) renew(ctx context.Context) error {
 	_, err = leases.Patch(ctx, r.opts.NodeName, types.MergePatchType, patch, metav1.PatchOptions{})
 	if apierrors.IsNotFound(err) {
 		l := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: r.opts.NodeName, OwnerReferences: owners}, Spec: spec}
-		if report != "" {
-			metav1.SetMetaDataAnnotation(&l.ObjectMeta, svc.UnreachableAnnotation, report)
+		for key, text := range report.annotations() {
+			if text != "" {
+				metav1.SetMetaDataAnnotation(&l.ObjectMeta, key, text)
+			}
 		}
 		_, err = leases.Create(ctx, l, metav1.CreateOptions{})
 	}
@@ -350,10 +361,20 @@ func (r *Registrar) suspicion() string {
 	return r.answered
 }
 
+// report is what a Lease reports of others, as its annotations have it.
+type report struct{ unreachable, checks string }
+
+func (r report) annotations() map[string]string {
+	return map[string]string{svc.UnreachableAnnotation: r.unreachable, checks.ReportAnnotation: r.checks}
+}
+
 // report is what the Lease is to report.
-func (r *Registrar) report() string {
-	if r.opts.Unreachable == nil {
-		return ""
+func (r *Registrar) report() (out report) {
+	if r.opts.Unreachable != nil {
+		out.unreachable = strings.Join(r.opts.Unreachable(), ",")
 	}
-	return strings.Join(r.opts.Unreachable(), ",")
+	if r.opts.Checks != nil {
+		out.checks = r.opts.Checks()
+	}
+	return out
 }

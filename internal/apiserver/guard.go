@@ -83,7 +83,8 @@ func (s *Server) newGuard(ctx context.Context, client kubernetes.Interface, shar
 	}
 	lister := shared.Core().V1().ServiceAccounts().Lister()
 	roles := authorizer.AuthorizerFunc(rules.Authorize)
-	g.plugins = []admission.Interface{accounts.NewAdmission(lister, client), newNodeRestriction(pods, index, roles)}
+	g.plugins = []admission.Interface{accounts.NewAdmission(lister, client), newNodeRestriction(pods, index, roles),
+		newCheckAdmission(g.authorizer)}
 	if !s.opts.AllowServiceExternalIPs {
 		g.plugins = append(g.plugins, newExternalIPAdmission(g.authorizer))
 	}

@@ -6,6 +6,7 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
+	"github.com/fairlead/fairlead/internal/checks"
 	"github.com/fairlead/fairlead/internal/registration"
 )
 
@@ -32,6 +34,76 @@ func TestRegisteredPods(t *testing.T) {
 	admin := kubernetes.NewForConfigOrDie(s.LoopbackConfig())
 	t.Run("tenant", func(t *testing.T) { testTenantRegisters(t, s, admin) })
 	t.Run("node", func(t *testing.T) { testNodeRegisters(t, s, admin) })
+	t.Run("checks", func(t *testing.T) { testChecks(t, s, admin) })
+}
+
+// Whoever may write EndpointSlices cannot have nodes check addresses by one, which would scan what
+// they reach: neither in a slice of his own nor in an administrator's, nor by Endpoints. Nobody has
+// the metadata of a cloud checked, or a command run.
+func testChecks(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset) {
+	slice := func(name, check, address string) *discoveryv1.EndpointSlice {
+		return &discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Name: name, Annotations: map[string]string{checks.Annotation: check}},
+			AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{address}}},
+		}
+	}
+	grant := func(name string, rule rbacv1.PolicyRule) {
+		if _, err := admin.RbacV1().Roles("default").Create(t.Context(), &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Rules: []rbacv1.PolicyRule{rule}}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := admin.RbacV1().RoleBindings("default").Create(t.Context(), &rbacv1.RoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: roleRef("Role", name),
+			Subjects: subjects(rbacv1.Subject{Kind: "User", APIGroup: rbacv1.GroupName, Name: "eve"})}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	create := metav1.CreateOptions{}
+	grant("slices", rbacv1.PolicyRule{Verbs: []string{"*"}, APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}})
+	eve, own := clientAs(s, "eve").DiscoveryV1().EndpointSlices("default"), admin.DiscoveryV1().EndpointSlices("default")
+	eventually(t, "eve may write slices", func() bool {
+		_, err := eve.Get(t.Context(), "none", metav1.GetOptions{})
+		return apierrors.IsNotFound(err)
+	})
+	forbidden := func(what string, err error) {
+		t.Helper()
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "endpointslices.discovery.k8s.io/checks") {
+			t.Errorf("%s: %v, want 403 that names the right", what, err)
+		}
+	}
+	_, err := eve.Create(t.Context(), slice("scan", "tcp://:22", "10.0.0.1"), create)
+	forbidden("a check of her own", err)
+	for name, wrong := range map[string]*discoveryv1.EndpointSlice{
+		"metadata": slice("a", "tcp://:80", "100.100.100.200"), "link-local": slice("a", "tcp://:80", "169.254.169.254"),
+		"loopback": slice("a", "tcp://:80", "127.0.0.1"), "exec": slice("a", "exec:id", "192.0.2.1"),
+	} {
+		if _, err := own.Create(t.Context(), wrong, create); !apierrors.IsInvalid(err) {
+			t.Errorf("an administrator's check of %s: %v, want it invalid", name, err)
+		}
+	}
+	made, err := own.Create(t.Context(), slice("db", "tcp://:5432", "192.0.2.1"), create)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, patch := range map[string]string{
+		"another address": `{"endpoints":[{"addresses":["192.0.2.2"]}]}`,
+		"another port":    `{"metadata":{"annotations":{"fairlead.dev/check":"tcp://:22"}}}`,
+		"more often":      `{"metadata":{"annotations":{"fairlead.dev/check-interval":"1s"}}}`,
+	} {
+		_, err := eve.Patch(t.Context(), made.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+		forbidden(what, err)
+	}
+	// What it is checked for may stay, as of the controller that writes what nodes find.
+	ready := []byte(`{"endpoints":[{"addresses":["192.0.2.1"],"conditions":{"ready":false}}]}`)
+	if _, err := eve.Patch(t.Context(), made.Name, types.MergePatchType, ready, metav1.PatchOptions{}); err != nil {
+		t.Errorf("its condition: %v", err)
+	}
+	grant("checks", rbacv1.PolicyRule{Verbs: []string{"use"}, APIGroups: []string{"discovery.k8s.io"},
+		Resources: []string{"endpointslices/checks"}})
+	eventually(t, "the right counts", func() bool {
+		_, err := eve.Create(t.Context(), slice("allowed", "tcp://:22", "192.0.2.1"), create)
+		return err == nil
+	})
 }
 
 // A tenant cannot make the API server, an agent or anything else at an address of a node a

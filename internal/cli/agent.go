@@ -161,7 +161,8 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 		close(hold)
 	}
 	peers := agent.NewPeers(f.nodeName, log)
-	pods, err := f.runner(log, client, cfg, func() any { return p.Status() }, hold, peers)
+	checks := agent.NewChecks(client, f.nodeName, log)
+	pods, err := f.runner(log, client, cfg, func() any { return p.Status() }, hold, peers, checks)
 	if err != nil {
 		return nil, err
 	}
@@ -188,6 +189,7 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 			svc.ServingCertAnnotation: pods.Fingerprint(), svc.PeerWatchAnnotation: strconv.FormatBool(f.peerWatch),
 		},
 		Unreachable: peers.Unreachable, UnreachableChanged: peers.Changed(),
+		Checks: checks.Report, ChecksChanged: checks.Changed(),
 		Port:     int32(f.agentPort),
 		Info:     agent.MachineInfo(os.DirFS("/"), apiserver.Version+"."+version),
 		Capacity: agent.MachineCapacity(os.DirFS("/")),
@@ -199,6 +201,7 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 	}
 	n := &node{dns: server, components: []component{
 		{name: "node", run: registrar.Run}, {name: "report of what is programmed", run: reporter.Run},
+		{name: "checks of endpoints", run: checks.Run},
 	}}
 	if f.peerWatch {
 		n.components = append(n.components, component{name: "peers", run: peers.Run})

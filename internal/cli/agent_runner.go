@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -25,7 +26,7 @@ const defaultManifestDir = "/etc/fairlead/pods.d"
 // runner returns what runs Pods, with the endpoint from which the API server gets
 // logs, exec, and the status of this node.
 func (f *agentFlags) runner(log *slog.Logger, client kubernetes.Interface, cfg *rest.Config, status func() any,
-	hold <-chan struct{}, peers *agent.Peers,
+	hold <-chan struct{}, peers *agent.Peers, checks *agent.Checks,
 ) (*runner.Runner, error) {
 	ca, err := authority(cfg)
 	if err != nil {
@@ -57,7 +58,8 @@ func (f *agentFlags) runner(log *slog.Logger, client kubernetes.Interface, cfg *
 		Listener: listener, ClientCA: ca, Status: status, StopPods: f.stopPods,
 		Protect: true, UIDs: uids, PodPIDs: f.podPIDs, Hide: []string{filepath.Dir(f.stateDir)}, // pki, and the store
 		DrainWait: f.drainWait, StaticDir: f.manifestDir, Mirrors: mirrors, Hold: hold,
-		NodeSet: peers.Set, NodeUnset: peers.Unset,
+		NodeSet:   func(n *corev1.Node) { peers.Set(n); checks.Set(n) },
+		NodeUnset: func(name string) { peers.Unset(name); checks.Unset(name) },
 	})
 	if err != nil {
 		listener.Close()

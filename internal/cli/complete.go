@@ -35,7 +35,7 @@ func listValues() map[string][]string {
 
 // flagNames list the objects whose names flags have, by the flag's name.
 func flagNames() map[string]lister {
-	return map[string]lister{"node": nodeNames, "node-name": nodeNames, "namespace": namespaceNames}
+	return map[string]lister{"node": nodeNames, "via": nodeNames, "node-name": nodeNames, "namespace": namespaceNames}
 }
 
 // lister returns the names of objects.

@@ -36,6 +36,7 @@ type registerCommand struct {
 	output  string
 	timeout time.Duration
 	hook    bool
+	via     string
 }
 
 // hookWait is how long a unit's stop waits, which is far more than its endpoint takes to
@@ -58,7 +59,7 @@ takes connections. The same again changes nothing; other flags replace what was 
   fairlead register --name redis -l app=redis -p redis=6379 --unit redis-server.service
   fairlead register --name web -l app=web -p 8080 --unit web.service --install-hook
   fairlead register --name pg -l app=pg -p pg=5432 --ready "exec:pg_isready -h 10.1.2.3"
-  fairlead register --name rds -l app=orders-db -p 5432 --address 10.1.2.3 --node vm1
+  fairlead register --name rds -l app=orders-db -p 5432 --address 10.1.2.3 --via vm1
   fairlead register -f programs.yaml`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return r.run(cmd) },
@@ -78,6 +79,7 @@ takes connections. The same again changes nothing; other flags replace what was 
 		"its `share` of connections compared with other endpoints, 0 to 256 (default 1): by load balancers of the proxied way, and by\n"+
 			"mode ipvs with a scheduler such as wrr; 0 in every mode")
 	flags.StringVar(&r.spec.Node, "node", hostname(), "node whose agent checks the program")
+	flags.StringVar(&r.via, "via", "", "with --address of a machine without fairlead: the node that checks it, in place of --node")
 	flags.StringVarP(&r.file, "file", "f", "", "YAML file with programs (docs/registered.md), in place of the flags; - for the standard input")
 	flags.BoolVar(&r.dryRun, "dry-run", false, "print the Pods and change nothing")
 	flags.StringVarP(&r.output, "output", "o", "", "with --dry-run: yaml (the default) or json")
@@ -93,6 +95,12 @@ var flagsOf = map[string]string{"labels": "labels", "ports": "port", "pidFile": 
 func (r *registerCommand) run(cmd *cobra.Command) error {
 	if r.output != "" && (!r.dryRun || !slices.Contains([]string{"yaml", "json"}, r.output)) {
 		return usagef("--output is for --dry-run, and yaml or json")
+	}
+	if r.via != "" {
+		if r.spec.Address == "" || cmd.Flags().Changed("node") {
+			return usagef("--via is for --address, and in place of --node: the node that checks a machine without fairlead")
+		}
+		r.spec.Node = r.via
 	}
 	if r.hook && (r.spec.Unit == "" || r.spec.Node != hostname() || r.dryRun) {
 		return usagef("--install-hook is for a --unit of this machine, which is the node %s, and not for --dry-run", hostname())

@@ -39,6 +39,7 @@ const (
 	DisruptionName    = "disruption"
 	ProgrammedName    = "programmed"
 	TaintEvictionName = "tainteviction"
+	ChecksName        = "endpointcheck"
 )
 
 // Options are the options of Run.
@@ -96,7 +97,7 @@ func Names() []string {
 		NamespaceName, NodeIPAMName, NodeLifecycleName, SchedulerName,
 		EndpointsName, EndpointSliceName, MirroringName, GarbageName,
 		ReplicaSetName, DeploymentName, DaemonSetName, DisruptionName, TaintEvictionName,
-		ProgrammedName,
+		ProgrammedName, ChecksName,
 	}
 }
 
@@ -130,6 +131,8 @@ func constructor(name string) construct {
 		return newProgrammed
 	case TaintEvictionName:
 		return newTaintEviction
+	case ChecksName:
+		return newEndpointChecks
 	}
 	return nil
 }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	netutils "k8s.io/utils/net"
 
+	"github.com/fairlead/fairlead/internal/checks"
 	"github.com/fairlead/fairlead/internal/epslice"
 	"github.com/fairlead/fairlead/internal/registry/service"
 	"github.com/fairlead/fairlead/internal/registry/store"
@@ -50,6 +51,7 @@ func (sliceStrategy) PrepareForCreate(_ context.Context, obj runtime.Object) {
 	s := obj.(*discoveryv1.EndpointSlice)
 	s.Generation = 1
 	dropTopology(s)
+	labelChecked(s)
 }
 
 // PrepareForUpdate counts a new generation when anything but the metadata, or
@@ -57,6 +59,7 @@ func (sliceStrategy) PrepareForCreate(_ context.Context, obj runtime.Object) {
 func (sliceStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
 	s, prev := obj.(*discoveryv1.EndpointSlice), old.(*discoveryv1.EndpointSlice)
 	dropTopology(s)
+	labelChecked(s)
 	bare := func(s *discoveryv1.EndpointSlice) discoveryv1.EndpointSlice {
 		out := *s
 		out.ObjectMeta, out.TypeMeta = metav1.ObjectMeta{}, metav1.TypeMeta{}
@@ -73,6 +76,18 @@ func (sliceStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object
 func dropTopology(s *discoveryv1.EndpointSlice) {
 	for i := range s.Endpoints {
 		s.Endpoints[i].DeprecatedTopology = nil
+	}
+}
+
+// labelChecked keeps the label by which nodes find the slices that are checked.
+func labelChecked(s *discoveryv1.EndpointSlice) {
+	_, has := s.Labels[checks.Label]
+	_, asks := s.Annotations[checks.Annotation]
+	switch {
+	case asks:
+		metav1.SetMetaDataLabel(&s.ObjectMeta, checks.Label, "true")
+	case has:
+		delete(s.Labels, checks.Label)
 	}
 }
 
@@ -127,6 +142,7 @@ func validateSlice(s, old *discoveryv1.EndpointSlice) field.ErrorList {
 			[]discoveryv1.AddressType{discoveryv1.AddressTypeFQDN, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6}))
 	}
 	errs = append(errs, validateSlicePorts(s.Ports, field.NewPath("ports"))...)
+	errs = append(errs, checks.Validate(s)...)
 	// Unchanged endpoints may have been accepted by older rules.
 	if old == nil || !reflect.DeepEqual(s.Endpoints, old.Endpoints) {
 		errs = append(errs, validateSliceEndpoints(s, field.NewPath("endpoints"))...)

@@ -1,0 +1,72 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+
+	"github.com/fairlead/fairlead/internal/checks"
+)
+
+// The right that lets a user have nodes check the endpoints of a slice: the verb on the resource.
+const (
+	verbUseChecks  = "use"
+	checksResource = "checks" // of endpointslices
+)
+
+// checkAdmission rejects checks of endpoints that a user without the right asks for: nodes send
+// them from the administrator's network to any address and port, and the slice's conditions
+// tell what answers. It counts again when addresses or the check change.
+type checkAdmission struct {
+	*admission.Handler
+	authorizer authorizer.UnconditionalAuthorizer
+}
+
+var _ admission.ValidationInterface = checkAdmission{}
+
+func newCheckAdmission(a authorizer.UnconditionalAuthorizer) checkAdmission {
+	return checkAdmission{admission.NewHandler(admission.Create, admission.Update), a}
+}
+
+// Validate rejects an EndpointSlice with a target that is new.
+func (c checkAdmission) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	if r := a.GetResource(); r.Group != groupDiscovery || r.Resource != "endpointslices" || a.GetSubresource() != "" {
+		return nil
+	}
+	s, ok := a.GetObject().(*discoveryv1.EndpointSlice)
+	if !ok {
+		return apierrors.NewBadRequest(fmt.Sprintf("unexpected %T", a.GetObject()))
+	}
+	had := map[checks.Key]bool{}
+	if old, ok := a.GetOldObject().(*discoveryv1.EndpointSlice); ok && old != nil {
+		for _, t := range checks.Of(old) {
+			had[t.Key] = true
+		}
+	}
+	added := 0
+	for _, t := range checks.Of(s) {
+		if !had[t.Key] {
+			added++
+		}
+	}
+	if added == 0 {
+		return nil
+	}
+	d, _, err := c.authorizer.Authorize(ctx, authorizer.AttributesRecord{
+		User: a.GetUserInfo(), Verb: verbUseChecks, APIGroup: groupDiscovery, APIVersion: "v1", Resource: "endpointslices",
+		Subresource: checksResource, Namespace: a.GetNamespace(), Name: a.GetName(), ResourceRequest: true,
+	})
+	if err != nil {
+		return apierrors.NewInternalError(fmt.Errorf("cannot check the right to have endpoints checked: %w", err))
+	}
+	if d == authorizer.DecisionAllow {
+		return nil
+	}
+	return admission.NewForbidden(a, fmt.Errorf("annotation %s: checks of %d endpoints by nodes need the right to %q the resource "+
+		"endpointslices.%s/%s in namespace %q, which an administrator gives by a role",
+		checks.Annotation, added, verbUseChecks, groupDiscovery, checksResource, a.GetNamespace()))
+}
