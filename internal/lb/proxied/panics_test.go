@@ -41,6 +41,8 @@ func (r *rig) inUseBy() (clients, requests, pods int) {
 	s := r.server
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.openMu.Lock()
+	defer s.openMu.Unlock()
 	clients = len(s.open)
 	for _, u := range s.usages {
 		clients += u.active
