@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/kernel/socket"
 )
 
 // Bounds of what a client may send before a Pod is involved.
@@ -39,13 +41,18 @@ type webServer struct {
 	ended  chan struct{}
 
 	sessions sessions
+	waiter   *socket.Waiter // for the next requests
 	// onlyNetHTTP has net/http carry requests of HTTP/1.1, too: for tests, which compare both.
 	onlyNetHTTP bool
 	end         func() // closes ended
 }
 
-func newWebServer(s *Server) *webServer {
-	w := &webServer{server: s, conns: make(chan net.Conn), ended: make(chan struct{})}
+func newWebServer(s *Server) (*webServer, error) {
+	waiter, err := socket.NewWaiter()
+	if err != nil {
+		return nil, err
+	}
+	w := &webServer{server: s, conns: make(chan net.Conn), ended: make(chan struct{}), waiter: waiter}
 	w.end = sync.OnceFunc(func() { close(w.ended) })
 	quiet := slog.NewLogLogger(s.log.Handler(), slog.LevelDebug)
 	w.proxy = httputil.ReverseProxy{
@@ -64,39 +71,58 @@ func newWebServer(s *Server) *webServer {
 	w.http.Protocols.SetHTTP1(true)
 	w.http.Protocols.SetHTTP2(true)
 	w.http.Protocols.SetUnencryptedHTTP2(true)
-	return w
+	return w, nil
 }
 
 // idleGrace is how much longer than a Pod may be silent the client's connection stays, for the answer 504.
 const idleGrace = 5 * time.Second
 
-// serve carries the requests of a connection until it is closed. For HTTPS it ends TLS first.
-func (w *webServer) serve(conn stream, l *listener, c *config, client, at netip.AddrPort) {
+// serve carries the requests of a connection as carry does. For HTTPS it ends TLS first.
+func (w *webServer) serve(conn stream, l *listener, c *config, client, at netip.AddrPort) *parked {
 	web := &webConn{Conn: conn, listener: l, config: c, client: client, at: at, closed: make(chan struct{}), began: time.Now(),
 		server: w.server}
 	web.close = sync.OnceValue(func() error { defer close(web.closed); return conn.Close() })
-	defer web.Close()
 	var front stream = conn
 	if c.tls != nil {
 		web.secure = true
 		t := tls.Server(web, c.tls)
 		if err := t.HandshakeContext(w.server.ctx); err != nil {
 			w.server.log.Debug("no TLS with a client", "service", c.service, "client", client, "err", err)
-			return
+			return nil
 		}
 		front, web.tls = t, t.ConnectionState()
 		if web.tls.NegotiatedProtocol == acmeProtocol { // an authority has seen what it wanted
-			return
+			return nil
 		}
 	}
 	_ = conn.SetDeadline(time.Time{})
+	return w.carry(web, front)
+}
+
+// parked is a connection of HTTP/1.1 that waits for its next request.
+type parked struct {
+	web   *webConn
+	front stream
+}
+
+// carry carries the requests of a connection until it is closed, or is to be parked.
+func (w *webServer) carry(web *webConn, front stream) *parked {
+	waits := false
+	defer func() {
+		if !waits {
+			_ = web.Close()
+		}
+	}()
 	multiplexed := web.tls.NegotiatedProtocol == "h2"
 	if !multiplexed {
-		if front = w.carryHTTP1(web, front); front == nil {
-			return
+		p := &parked{web, front}
+		if front, waits = w.carryHTTP1(web, front); waits {
+			return p
+		} else if front == nil {
+			return nil
 		}
 		web.carried(1) // since then it counts
-		if c.tls == nil {
+		if !web.secure {
 			front = &readAhead{stream: web, text: front.(*readAhead).text}
 		}
 		front = &guard{Conn: front, web: web}
@@ -105,14 +131,18 @@ func (w *webServer) serve(conn stream, l *listener, c *config, client, at netip.
 	select {
 	case w.conns <- front:
 	case <-w.ended:
-		return
+		return nil
 	}
-	web.endIdle(c.spec.IdleTimeout.Std() + w.server.idleGrace)
+	web.endIdle(web.config.spec.IdleTimeout.Std() + w.server.idleGrace)
+	return nil
 }
 
 // shutdown ends connections without requests, and those with one after it.
 func (w *webServer) shutdown(ctx context.Context) {
 	w.sessions.end()
+	if err := w.waiter.Close(); err != nil {
+		w.server.log.Warn("cannot end the wait for requests", "err", err)
+	}
 	_ = w.http.Shutdown(ctx)
 }
 

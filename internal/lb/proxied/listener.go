@@ -181,12 +181,28 @@ func (s *Server) take(conn net.Conn, l *listener) {
 		_ = conn.Close()
 		return
 	}
-	s.wg.Go(func() {
-		defer func() {
-			_ = conn.Close()
-			s.forget(conn, c)
-		}()
-		defer s.panics.recover(c.service)
-		s.serve(conn.(*net.TCPConn), l, c)
-	})
+	tcp := conn.(*net.TCPConn)
+	s.wg.Go(func() { s.hold(tcp, c, func() *parked { return s.serve(tcp, l, c) }) })
+}
+
+// hold serves a connection until it ends, or is parked: then another goroutine goes on when there is something to be read.
+func (s *Server) hold(conn *net.TCPConn, c *config, serve func() *parked) {
+	var p *parked
+	end := func() {
+		_ = conn.Close()
+		s.forget(conn, c)
+	}
+	defer func() {
+		if p == nil || !s.web.waiter.Wait(conn, p.web.idleFor(), func(readable bool) {
+			if !readable {
+				end()
+				return
+			}
+			s.wg.Go(func() { s.hold(conn, c, func() *parked { return s.web.carry(p.web, p.front) }) })
+		}) {
+			end()
+		}
+	}()
+	defer s.panics.recover(c.service)
+	p = serve()
 }

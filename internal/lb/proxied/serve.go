@@ -17,8 +17,8 @@ const (
 	maxDials = 3
 )
 
-// serve handles a connection to its end. The caller closes it.
-func (s *Server) serve(socket *net.TCPConn, l *listener, c *config) {
+// serve handles a connection to its end, or until it is to be parked. The caller closes it.
+func (s *Server) serve(socket *net.TCPConn, l *listener, c *config) *parked {
 	began := time.Now()
 	var conn stream = socket
 	if c.spec.BandwidthMbps > 0 {
@@ -31,7 +31,7 @@ func (s *Server) serve(socket *net.TCPConn, l *listener, c *config) {
 		from, to, is, err := readHeader(conn)
 		if err != nil {
 			s.log.Debug("closed a connection of a trusted front", "service", c.service, "peer", peer, "err", err)
-			return
+			return nil
 		}
 		if is {
 			client, at = from, to
@@ -39,11 +39,10 @@ func (s *Server) serve(socket *net.TCPConn, l *listener, c *config) {
 	}
 	// The ranges are of clients: behind a front, of those that it names.
 	if !c.admits(client.Addr()) {
-		return
+		return nil
 	}
 	if c.protocol.IsHTTP() {
-		s.web.serve(conn, l, c, client, at)
-		return
+		return s.web.serve(conn, l, c, client, at)
 	}
 	front, protocol := conn, ""
 	line := entry{client: client, during: -1, after: -1}
@@ -52,10 +51,10 @@ func (s *Server) serve(socket *net.TCPConn, l *listener, c *config) {
 		t := tls.Server(conn, c.tls)
 		if err := t.HandshakeContext(s.ctx); err != nil {
 			s.log.Debug("no TLS with a client", "service", c.service, "client", client, "err", err)
-			return
+			return nil
 		}
 		if t.ConnectionState().NegotiatedProtocol == acmeProtocol { // an authority has seen what it wanted
-			return
+			return nil
 		}
 		front, protocol = t, t.ConnectionState().NegotiatedProtocol
 		line.tls(t.ConnectionState())
@@ -63,7 +62,7 @@ func (s *Server) serve(socket *net.TCPConn, l *listener, c *config) {
 	m, pod, k := s.connect(socket, c, client, at, protocol)
 	if pod == nil {
 		line.before = -1
-		return
+		return nil
 	}
 	line.pod, line.before = m.addr, time.Since(began)
 	defer pod.Close()
@@ -71,6 +70,7 @@ func (s *Server) serve(socket *net.TCPConn, l *listener, c *config) {
 	back := pod
 	_ = conn.SetDeadline(time.Time{})
 	line.sent, line.received = s.join(c.service, front, back, c.spec.IdleTimeout.Std())
+	return nil
 }
 
 // connect returns a connection to a Pod that is ready for the bytes of the client at a socket, nil if there is none.

@@ -224,8 +224,15 @@ func (s *Server) setListener(v *Service, l dialect.Listener) error {
 	if c.protocol.IsHTTP() {
 		c.transport = transportOf(c, old)
 		if s.web == nil {
-			s.web = newWebServer(s)
+			if s.web, err = newWebServer(s); err != nil {
+				return err
+			}
 			s.wg.Go(func() { _ = s.web.http.Serve(s.web) })
+			s.wg.Go(func() {
+				if err := s.web.waiter.Run(); err != nil {
+					s.log.Error("cannot wait for requests on kept connections", "err", err)
+				}
+			})
 		}
 	}
 	c.pool = s.pool(keyOf(v, l), v)

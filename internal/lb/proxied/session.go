@@ -3,7 +3,6 @@ package proxied
 import (
 	"bytes"
 	"errors"
-	"io"
 	"net/http"
 	"os"
 	"sync"
@@ -72,52 +71,55 @@ var spare = sync.Pool{New: func() any {
 }}
 
 // carryHTTP1 carries the requests of a connection, as run does.
-func (w *webServer) carryHTTP1(web *webConn, front stream) stream {
+func (w *webServer) carryHTTP1(web *webConn, front stream) (handOver stream, waits bool) {
 	s := spare.Get().(*session)
 	s.server, s.web, s.front = w, web, newWire(front)
 	s.front.eco = true
 	s.idle.Store(false)
-	s.served.Store(false)
-	left := s.run()
+	s.served.Store(!web.idleSince.IsZero())
+	handOver, waits = s.run()
 	s.front.out = s.front.out[:0]
 	s.front.release()
 	s.server, s.web, s.front, s.exchange, s.line, s.cookies = nil, nil, wire{}, exchange{}, requestLine{}, nil
 	spare.Put(s)
-	return left
+	return handOver, waits
 }
 
-// run carries requests until the connection ends, or returns what is left of it for package net/http: the client
-// speaks HTTP/2, or Pods do.
-func (s *session) run() (handOver stream) {
+// run carries requests until the connection ends, or waits for the next one for longer, or returns what is left of it
+// for package net/http: the client speaks HTTP/2, or Pods do.
+func (s *session) run() (handOver stream, waits bool) {
 	if !s.server.sessions.add(s) {
-		return nil
+		return nil, false
 	}
 	defer s.server.sessions.remove(s)
 	defer s.giveUp()
 	for {
 		n, err := s.read()
-		if err != nil {
-			if !errors.Is(err, errHTTP2) {
-				s.refuse(err)
-				return nil
-			}
-			return s.rest()
+		switch {
+		case err == nil:
+		case errors.Is(err, errHTTP2):
+			return s.rest(), false
+		case errors.Is(err, errWaits):
+			return nil, true
+		default:
+			s.refuse(err)
+			return nil, false
 		}
 		c := s.web.listener.config.Load()
 		if status := s.web.rejects(c, s.req.Method); status > 0 {
 			s.recordOwn(c, status, requestLineOf(&s.req))
 			s.reject(status)
-			return nil
+			return nil, false
 		}
 		if !c.protocol.IsHTTP() { // the listener carries bytes by now
 			c = s.web.config
 		}
 		if !c.transport.isHTTP1() || s.server.onlyNetHTTP {
-			return s.rest()
+			return s.rest(), false
 		}
 		s.front.take(n)
 		if !s.carry(c) {
-			return nil
+			return nil, false
 		}
 		s.served.Store(true)
 	}
@@ -155,6 +157,8 @@ func (r *readAhead) Read(p []byte) (int, error) {
 
 var (
 	errHTTP2 = errors.New("a client of HTTP/2")
+	// errWaits means that the next request does not come at once.
+	errWaits = errors.New("a client that waits")
 )
 
 // read reads the head of the next request, and returns how long it is.
@@ -204,19 +208,22 @@ func isPreface(b []byte) bool {
 	return n > 0 && string(b[:n]) == text[:n]
 }
 
-// await waits for the first bytes of a request that is not the first one.
+// await waits for the first bytes of a request that is not the first one. What comes may be none yet: a part of a record
+// of TLS, or one without content. That does not make the wait longer.
 func (s *session) await() error {
 	s.idle.Store(true)
 	defer s.idle.Store(false)
-	begin := time.Now()
-	limit := s.web.config.spec.IdleTimeout.Std() + idleGrace
-	err := s.front.fill(min(glance, limit), maxHeader)
-	if !errors.Is(err, os.ErrDeadlineExceeded) {
-		return err
+	if s.web.idleSince.IsZero() {
+		s.web.idleSince = time.Now()
 	}
-	// It may be long: the buffer is given back, and the next byte read without one.
-	s.front.release()
-	return s.front.sip(limit - time.Since(begin))
+	err := s.front.fill(glance, maxHeader)
+	switch {
+	case !errors.Is(err, os.ErrDeadlineExceeded):
+		s.web.idleSince = time.Time{}
+	case s.web.idleFor() > 0:
+		err = errWaits
+	}
+	return err
 }
 
 // refuse answers what is no request, if it can be answered.
@@ -271,25 +278,6 @@ func (c *wire) fillBy(limit int) error {
 	err := c.fill(0, limit)
 	c.readBy = time.Time{}
 	return err
-}
-
-// sip waits for the next byte, for at least patience, without a buffer.
-func (c *wire) sip(patience time.Duration) error {
-	c.readBy = time.Now().Add(patience)
-	if err := c.conn.SetReadDeadline(c.readBy); err != nil {
-		return err
-	}
-	var b [1]byte
-	n, err := c.conn.Read(b[:])
-	if n == 0 {
-		if err == nil {
-			err = io.ErrNoProgress
-		}
-		return err
-	}
-	c.in = getBuffer()
-	c.r, c.w = 0, copy(c.in, b[:n])
-	return nil
 }
 
 // add makes a session count. It reports false at the end.

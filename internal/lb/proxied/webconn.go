@@ -22,7 +22,9 @@ type webConn struct {
 	close      func() error // of Conn, once
 
 	began time.Time
-	last  atomic.Int64 // when something was carried last, since began
+	// idleSince is since when a connection of HTTP/1.1 waits for its next request, zero while it does not.
+	idleSince time.Time
+	last      atomic.Int64 // when something was carried last, since began
 	// multiplexed is true of a connection of HTTP/2: there only requests and answers count as carried. carries
 	// is how often they were, and taken how many bytes of requests.
 	multiplexed    atomic.Bool
@@ -80,6 +82,11 @@ func (c *webConn) carried(n int) {
 	if n > 0 && !c.multiplexed.Load() {
 		c.last.Store(int64(time.Since(c.began)))
 	}
+}
+
+// idleFor is for how much longer a connection may wait for its next request.
+func (c *webConn) idleFor() time.Duration {
+	return c.config.spec.IdleTimeout.Std() + idleGrace - time.Since(c.idleSince)
 }
 
 // endIdle closes the connection when it has carried nothing for that long.

@@ -1,0 +1,86 @@
+package proxied
+
+import (
+	"bufio"
+	"crypto/tls"
+	"io"
+	"net"
+	"net/http"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/dialect"
+)
+
+// A client that waits for its next request costs some kilobytes and no goroutine, and is served when it asks.
+func TestIdleClientsCostLittle(t *testing.T) {
+	const conns = 300
+	for scheme, most := range map[string]int{"http": 4 << 10, "https": 16 << 10} {
+		r := newRig(t, map[string]string{dialect.LBTLSSecrets: "a", lbProtocol: scheme})
+		cert, _, _ := certificate(t, "a.example.com")
+		r.service.Certificates = []tls.Certificate{cert}
+		r.set(r.web(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "here") }))
+		before := runtime.NumGoroutine()
+		clients := make([]net.Conn, conns)
+		for i := range clients {
+			clients[i] = r.dial()
+			if scheme == "https" {
+				clients[i] = tls.Client(clients[i], &tls.Config{InsecureSkipVerify: true})
+			}
+			r.get(clients[i])
+		}
+		for deadline := time.Now().Add(patience); r.carrying() > 0; <-time.After(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: %d sessions without a request", scheme, r.carrying())
+			}
+		}
+		if n := runtime.NumGoroutine() - before; n > conns/4 {
+			t.Errorf("%s: %d more goroutines with %d idle clients", scheme, n, conns)
+		}
+		r.get(clients[0])
+		held := memory()
+		r.must(r.server.web.waiter.Close()) // the clients stay, whose memory is in the same process
+		for deadline := time.Now().Add(patience); r.connections() > 0; <-time.After(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: %d connections are left", scheme, r.connections())
+			}
+		}
+		each := (held - memory()) / conns
+		t.Logf("%s: %d bytes for each", scheme, each)
+		if each > most {
+			t.Errorf("%s: %d bytes for each of %d idle clients, want at most %d", scheme, each, conns, most)
+		}
+		runtime.KeepAlive(clients)
+	}
+}
+
+// get sends a request on a kept connection.
+func (r *rig) get(c net.Conn) {
+	r.Helper()
+	_, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: a.example.com\r\n\r\n")
+	r.must(err)
+	answer, err := http.ReadResponse(bufio.NewReaderSize(c, 512), nil)
+	r.must(err)
+	body, err := io.ReadAll(answer.Body)
+	if string(body) != "here" || err != nil {
+		r.Fatalf("%q, %v", body, err)
+	}
+}
+
+// carrying is how many connections are not parked.
+func (r *rig) carrying() int {
+	s := &r.server.web.sessions
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.all)
+}
+
+// memory is what is live, and what stacks take.
+func memory() int {
+	runtime.GC()
+	runtime.GC() // pools are empty after the second one
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int(m.HeapAlloc + m.StackInuse)
+}
