@@ -8,6 +8,7 @@ declare -A package=(
   [linux.uml]=user-mode-linux [modprobe]=kmod [curl]=curl [dig]=bind9-dnsutils [pgrep]=procps
   [openssl]=openssl [unshare]=util-linux [musl-gcc]=musl-tools
   [bird]=bird2 [systemctl]=systemd [dbus-daemon]=dbus-daemon
+  [pg_lsclusters]=postgresql
 )
 PATH=$PATH:/usr/sbin:/sbin
 
@@ -33,6 +34,11 @@ if [ ! -e /usr/sbin/policy-rc.d ]; then
   printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
   chmod 755 /usr/sbin/policy-rc.d
   trap 'rm -f /usr/sbin/policy-rc.d' EXIT
+fi
+# PostgreSQL's package makes a cluster of its own otherwise.
+if [ ! -e /etc/postgresql-common ]; then
+  mkdir -p /etc/postgresql-common/createcluster.d
+  echo 'create_main_cluster = false' >/etc/postgresql-common/createcluster.d/no-main.conf
 fi
 apt-get update -qq
 apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
