@@ -60,8 +60,8 @@ func awsClassic() []Annotation {
 			read: func(r *reader, v string) error {
 				switch v {
 				case "nlb", "nlb-ip", "external", "nlb-target-ip":
-					r.isNLB = true
-					r.found(Applied, r.key, v, "health checks have the defaults of a Network Load Balancer")
+					r.Spec.NLB = true
+					r.found(Applied, r.key, v, "health checks have the defaults of a Network Load Balancer, and nodes its rules")
 					return nil
 				}
 				return fmt.Errorf("%q is not one of nlb, nlb-ip, external, nlb-target-ip", shorten(v))
@@ -74,7 +74,7 @@ func awsClassic() []Annotation {
 			}
 			// A Classic Load Balancer sends version 1, a Network Load Balancer version 2.
 			version := 1
-			if r.isNLB {
+			if r.Spec.NLB {
 				version = 2
 			}
 			r.set(FieldProxyProtocol, fmt.Sprintf("v%d", version), func(s *Spec) { s.ProxyProtocol = version })

@@ -152,7 +152,7 @@ func (r *reader) fromService() {
 func (r *reader) defaults() {
 	s, from := &r.Spec, "default"
 	healthy, unhealthy, interval, timeout := 2, 6, 10, 5
-	if r.isNLB {
+	if r.Spec.NLB {
 		from = "default of a Network Load Balancer"
 		healthy, unhealthy, interval, timeout = 3, 3, 30, 10
 	}

@@ -96,9 +96,7 @@ type reader struct {
 	// raw is what listeners are made of.
 	raw       rawListeners
 	suggested int // names for unknown annotations
-	// isNLB is true if the defaults of a Network Load Balancer count.
-	isNLB  bool
-	sticky rawSticky
+	sticky    rawSticky
 }
 
 // Read returns what a Service asks of its load balancer. It always returns a Spec that

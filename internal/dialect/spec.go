@@ -26,6 +26,8 @@ type Spec struct {
 	// TrustedFronts are the networks of fronts whose PROXY protocol is believed. From
 	// others none is expected.
 	TrustedFronts []netip.Prefix `json:"trustedFronts,omitempty"`
+	// NLB asks for the defaults of a Network Load Balancer, and for its rules on the nodes (behaviour 141).
+	NLB bool `json:"nlb,omitempty"`
 	// SourceRanges are the networks of clients that may connect; all if there are none.
 	SourceRanges []netip.Prefix `json:"sourceRanges,omitempty"`
 	// IdleTimeout ends a connection on which nothing was sent for that time.

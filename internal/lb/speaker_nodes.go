@@ -24,7 +24,8 @@ type nodes struct {
 // node is what a Service may ask of a Node.
 type node struct {
 	labels   map[string]string
-	addrs    []netip.Addr // internal ones
+	addrs    []netip.Addr   // internal ones
+	pods     []netip.Prefix // of its Pods
 	cordoned bool
 }
 
@@ -37,7 +38,7 @@ func needsNodes(s *dialect.Spec) bool {
 func (p *proxying) followNodes(ctx context.Context, running *sync.WaitGroup) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	needed := false
+	needed := len(p.ruled) > 0
 	for _, v := range p.services {
 		needed = needed || v.spec != nil && needsNodes(v.spec)
 	}
@@ -57,7 +58,7 @@ func (p *proxying) followNodes(ctx context.Context, running *sync.WaitGroup) {
 			p.changeNodes(func() bool {
 				now, was := readNode(o), p.nodes.known[o.Name]
 				p.nodes.known[o.Name] = now
-				return was == nil || !maps.Equal(was.labels, now.labels) || !slices.Equal(was.addrs, now.addrs) ||
+				return was == nil || !maps.Equal(was.labels, now.labels) || !slices.Equal(was.addrs, now.addrs) || !slices.Equal(was.pods, now.pods) ||
 					was.cordoned != now.cordoned
 			})
 		},
@@ -87,6 +88,11 @@ func readNode(o *corev1.Node) *node {
 	for _, a := range o.Status.Addresses {
 		if ip, err := netip.ParseAddr(a.Address); err == nil && a.Type == corev1.NodeInternalIP {
 			n.addrs = append(n.addrs, ip.Unmap())
+		}
+	}
+	for _, text := range o.Spec.PodCIDRs {
+		if cidr, err := netip.ParsePrefix(text); err == nil {
+			n.pods = append(n.pods, cidr)
 		}
 	}
 	return n

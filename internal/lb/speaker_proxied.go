@@ -43,9 +43,12 @@ type proxying struct {
 	vips   []netip.Addr   // that were made local last
 	filter *filter.Filter // what of them can be reached
 	open   string         // why the filter could not be set, as logged last
+	rules  *filter.Groups
+	loose  string // why rules could not be set, as logged last
 
 	mu       sync.Mutex
 	services map[svc.Name]*proxiedService
+	ruled    map[svc.Name]*ruledService
 	claims   map[netip.Addr][]svc.Name
 	secrets  map[secretKey]*namedSecret
 	zone     string // of this node, empty if it is unknown
@@ -74,10 +77,12 @@ func newProxying(o SpeakerOptions, client kubernetes.Interface) *proxying {
 	server := proxied.New(proxied.Options{Log: o.Log, AccessLogs: o.AccessLogs, Node: o.NodeName, Store: o.Store})
 	p := &proxying{
 		node: o.NodeName, client: client, log: o.Log, server: server, wake: make(chan struct{}, 1),
-		services: map[svc.Name]*proxiedService{}, claims: map[netip.Addr][]svc.Name{}, secrets: map[secretKey]*namedSecret{},
+		services: map[svc.Name]*proxiedService{}, ruled: map[svc.Name]*ruledService{},
+		claims: map[netip.Addr][]svc.Name{}, secrets: map[secretKey]*namedSecret{},
 		roots: map[objectName]*podAuthority{},
 	}
 	p.filter = filter.New(func() { signal(p.wake) })
+	p.rules = filter.NewGroups(func() { signal(p.wake) })
 	p.upload = p.newUploader(o)
 	return p
 }
@@ -89,8 +94,14 @@ func (p *proxying) setService(o *corev1.Service) {
 		return in.IPMode != nil && *in.IPMode == corev1.LoadBalancerIPModeProxy
 	})
 	r := Read(o)
-	if class := o.Spec.LoadBalancerClass; r.Way != dialect.Proxied && !r.Invalid() || !proxies || class != nil && *class != Class {
+	class := o.Spec.LoadBalancerClass
+	if class != nil && *class != Class {
 		p.dropService(n)
+		return
+	}
+	p.setRules(o, r)
+	if r.Way != dialect.Proxied && !r.Invalid() || !proxies {
+		p.dropProxied(n)
 		return
 	}
 	p.mu.Lock()
@@ -111,6 +122,11 @@ func (p *proxying) setService(o *corev1.Service) {
 }
 
 func (p *proxying) dropService(n svc.Name) {
+	p.dropProxied(n)
+	p.dropRules(n)
+}
+
+func (p *proxying) dropProxied(n svc.Name) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if v := p.services[n]; v != nil {
@@ -130,6 +146,9 @@ func (p *proxying) setClaim(a netip.Addr, services []svc.Name) {
 	for _, n := range slices.Concat(p.claims[a], services) {
 		if v := p.services[n]; v != nil {
 			v.built = nil
+			signal(p.wake)
+		}
+		if p.ruled[n] != nil {
 			signal(p.wake)
 		}
 	}
@@ -210,6 +229,7 @@ func (p *proxying) run(ctx context.Context) {
 		p.followAuthorities(ctx, &running)
 		p.followNodes(ctx, &running)
 		p.apply()
+		p.applyRules()
 		if to := p.uploads(); p.upload != nil {
 			p.upload.Set(to)
 		}
@@ -226,6 +246,13 @@ func (p *proxying) release(kept []netip.AddrPort) {
 	}
 	if err := errors.Join(p.filter.Set(vips, listeners), p.filter.Close()); err != nil {
 		p.log.Error("cannot remove the packet filter of load balancers", "err", err)
+	}
+	var err error
+	if len(kept) == 0 {
+		err = p.rules.Set(nil)
+	}
+	if err = errors.Join(err, p.rules.Close()); err != nil {
+		p.log.Error("cannot remove the rules of Network Load Balancers", "err", err)
 	}
 }
 

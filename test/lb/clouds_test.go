@@ -149,6 +149,11 @@ func TestManifestsOfClouds(t *testing.T) {
 			})
 		}
 	}
+	rules, err := c.nodes[0].host.Command(t.Context(), "nft", "list", "table", "inet", "fairlead-lb-rules").CombinedOutput()
+	const rule = `"kubernetes.io/rule/nlb/client=default/aws-nlb"`
+	if err != nil || !strings.Contains(string(rules), rule) || strings.Contains(string(rules), "classic") {
+		t.Errorf("the rules of the Network Load Balancer: %v\n%s", err, rules)
+	}
 	if log := c.nodes[0].Log(); strings.Contains(log, strings.Split(string(key), "\n")[1]) || strings.Contains(log, "PRIVATE KEY") {
 		t.Error("a private key is in the log")
 	}

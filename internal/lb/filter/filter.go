@@ -55,13 +55,15 @@ func (f *Filter) Set(addrs []netip.Addr, listeners []Listener) error {
 			if f.absent {
 				return nil
 			}
-			err := Remove()
+			err := nftables.RemoveTable(table)
 			f.absent = err == nil
 			return err
 		}
-		if err := f.open(); err != nil {
+		conn, err := dial(table, &f.damaged, f.changed)
+		if err != nil {
 			return err
 		}
+		f.conn = conn
 	}
 	a, l := map[netip.Addr]bool{}, map[Listener]bool{}
 	for _, addr := range addrs {
@@ -93,21 +95,21 @@ func (f *Filter) Set(addrs []netip.Addr, listeners []Listener) error {
 	return nil
 }
 
-func (f *Filter) open() error {
+// dial connects to nf_tables. If another program changes the table, damaged is set and changed called, once until it is unset.
+func dial(t nftables.Table, damaged *atomic.Bool, changed func()) (*nftables.Conn, error) {
 	conn, err := nftables.Dial()
 	if err != nil {
-		return fmt.Errorf("connect to nf_tables: %w", err)
+		return nil, fmt.Errorf("connect to nf_tables: %w", err)
 	}
-	err = conn.Watch(table.Name, func() {
-		if !f.damaged.Swap(true) {
-			f.changed()
+	err = conn.Watch(t.Name, func() {
+		if !damaged.Swap(true) {
+			changed()
 		}
 	})
 	if err != nil {
-		return errors.Join(fmt.Errorf("watch nf_tables: %w", err), conn.Close())
+		return nil, errors.Join(fmt.Errorf("watch nf_tables: %w", err), conn.Close())
 	}
-	f.conn = conn
-	return nil
+	return conn, nil
 }
 
 // failed makes the next Set write the whole table.
@@ -124,8 +126,10 @@ func (f *Filter) Close() error {
 	return f.conn.Close()
 }
 
-// Remove removes the table. It is no error if there is none.
-func Remove() error { return nftables.RemoveTable(table) }
+// Remove removes the tables. It is no error if there are none.
+func Remove() error {
+	return errors.Join(nftables.RemoveTable(table), nftables.RemoveTable(groupTable))
+}
 
 // family is what differs between the two of them.
 type family struct {
@@ -218,9 +222,7 @@ func elements(do func(t nftables.Table, set string, e *nftables.Elem), addrs map
 		}
 		for l := range listeners {
 			if familyOf(l.At.Addr()) == f {
-				port := l.At.Port()
-				key := append(l.At.Addr().AsSlice(), byte(l.Protocol), 0, 0, 0, byte(port>>8), byte(port), 0, 0)
-				do(table, f.listeners(), &nftables.Elem{Key: key})
+				do(table, f.listeners(), &nftables.Elem{Key: l.key()})
 			}
 		}
 	}

@@ -1,0 +1,74 @@
+package lb
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// A Service of type nlb has the rules of a Network Load Balancer on each node, in both ways, for the addresses that are its own:
+// an address of its status that was not claimed for it has none. A wrong value keeps the last ones (behaviour 141).
+func TestRulesOfServices(t *testing.T) {
+	const nlb, proxy = "service.beta.kubernetes.io/aws-load-balancer-type", "fairlead.dev/lb-proxy-protocol"
+	p := newProxying(SpeakerOptions{NodeName: "n1"}, nil)
+	name := svc.Name{Namespace: "default", Name: "web"}
+	p.nodes.known = map[string]*node{
+		"n1": {addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, pods: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")}},
+		"n2": {addrs: []netip.Addr{netip.MustParseAddr("10.0.0.2")}},
+	}
+	for _, a := range []string{"192.0.2.1", "192.0.2.3"} {
+		p.setClaim(netip.MustParseAddr(a), []svc.Name{name})
+	}
+	for _, c := range []struct {
+		what        string
+		annotations map[string]string
+		ranges      []string
+		mode        corev1.LoadBalancerIPMode
+		class       string
+		local       bool
+		want        string
+	}{
+		{what: "none", want: "[]"},
+		{what: "direct", annotations: map[string]string{nlb: "nlb"}, ranges: []string{"203.0.113.0/24"},
+			want: "[{default/web [203.0.113.0/24] [{TCP 192.0.2.1:80}] [{TCP 30080}] [] [10.0.0.1/32 10.1.0.0/24 10.0.0.2/32]}]"},
+		{what: "a wrong value", annotations: map[string]string{nlb: "alb"}, local: true,
+			want: "[{default/web [203.0.113.0/24] [{TCP 192.0.2.1:80}] [{TCP 30080}] [30999] [10.0.0.1/32 10.1.0.0/24 10.0.0.2/32]}]"},
+		{what: "another class", annotations: map[string]string{nlb: "nlb"}, class: "example.com/lb", want: "[]"},
+		{what: "proxied", annotations: map[string]string{nlb: "nlb", proxy: "v2"}, mode: corev1.LoadBalancerIPModeProxy,
+			want: "[{default/web [] [{TCP 192.0.2.1:80}] [{TCP 30080}] [] [10.0.0.1/32 10.1.0.0/24 10.0.0.2/32]}]"},
+		{what: "classic", annotations: map[string]string{proxy: "v2"}, mode: corev1.LoadBalancerIPModeProxy, want: "[]"},
+	} {
+		o := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: c.annotations}}
+		o.Spec.Type, o.Spec.LoadBalancerSourceRanges, o.Spec.HealthCheckNodePort = corev1.ServiceTypeLoadBalancer, c.ranges, 30999
+		o.Spec.Ports = []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80, NodePort: 30080}}
+		if c.local {
+			o.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+		}
+		if c.class != "" {
+			o.Spec.LoadBalancerClass = &c.class
+		}
+		mode := c.mode
+		if mode == "" {
+			mode = corev1.LoadBalancerIPModeVIP
+		}
+		o.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1", IPMode: &mode}, {IP: "192.0.2.2", IPMode: &mode}}
+		p.setService(o)
+		if got := fmt.Sprint(p.groups()); got != c.want {
+			t.Errorf("%s: %s, want %s", c.what, got, c.want)
+		}
+	}
+	p.setClaim(netip.MustParseAddr("192.0.2.1"), nil)
+	p.setService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: map[string]string{nlb: "nlb"}}})
+	if got := p.groups(); len(got) != 0 {
+		t.Errorf("without an address: %v", got)
+	}
+	p.dropService(name)
+	if len(p.ruled) != 0 {
+		t.Error("it stays when its Service is gone")
+	}
+}
