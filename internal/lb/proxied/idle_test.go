@@ -16,7 +16,7 @@ import (
 // A client that waits for its next request costs some kilobytes and no goroutine, and is served when it asks.
 func TestIdleClientsCostLittle(t *testing.T) {
 	const conns = 300
-	for scheme, most := range map[string]int{"http": 4 << 10, "https": 16 << 10} {
+	for scheme, most := range map[string]int{"http": 3 << 10, "https": 12 << 10} {
 		r := newRig(t, map[string]string{dialect.LBTLSSecrets: "a", lbProtocol: scheme})
 		cert, _, _ := certificate(t, "a.example.com")
 		r.service.Certificates = []tls.Certificate{cert}

@@ -15,6 +15,8 @@ import (
 const (
 	// glance is how long something is waited for before a look at the other end: whether the client is still there.
 	glance = time.Second
+	// parkAfter is how long a client's next request is waited for before the connection is parked.
+	parkAfter = 100 * time.Millisecond
 	// linger is how long a client is read from that was sent the last answer, so that it gets it: what is closed with bytes
 	// unread is reset.
 	linger = 500 * time.Millisecond
@@ -216,7 +218,7 @@ func (s *session) await() error {
 	if s.web.idleSince.IsZero() {
 		s.web.idleSince = time.Now()
 	}
-	err := s.front.fill(glance, maxHeader)
+	err := s.front.fill(parkAfter, maxHeader)
 	switch {
 	case !errors.Is(err, os.ErrDeadlineExceeded):
 		s.web.idleSince = time.Time{}
