@@ -52,7 +52,7 @@ func Open(name string) (*Tree, error) {
 	for _, parent := range slices.Compact([]string{top, filepath.Join(top, own)}) {
 		t := &Tree{filepath.Join(parent, name)}
 		err := enable(parent)
-		if errors.Is(err, unix.EBUSY) && parent == filepath.Join(top, own) {
+		if (errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EOPNOTSUPP)) && parent == filepath.Join(top, own) {
 			if err = evacuate(parent); err == nil {
 				err = enable(parent)
 			}
@@ -62,6 +62,9 @@ func Open(name string) (*Tree, error) {
 		}
 		if err == nil {
 			err = enable(t.dir)
+		}
+		if err == nil { // another process may have made it all
+			err = unix.Access(t.dir, unix.W_OK)
 		}
 		if err == nil {
 			return t, nil
@@ -109,19 +112,22 @@ func words(file string) []string {
 	return strings.Fields(string(b))
 }
 
-// enable gives the groups in dir the controllers.
+// enable gives the groups in dir the controllers, all at once: one that threads may share
+// (cpu, pids) is enabled beside processes too, and makes dir a threaded domain, which
+// rejects the others with EOPNOTSUPP instead of EBUSY.
 func enable(dir string) error {
 	file := filepath.Join(dir, "cgroup.subtree_control")
 	have := words(file)
+	var missing []string
 	for _, c := range controllers {
-		if slices.Contains(have, c) {
-			continue
-		}
-		if err := os.WriteFile(file, []byte("+"+c), 0); err != nil {
-			return err
+		if !slices.Contains(have, c) {
+			missing = append(missing, "+"+c)
 		}
 	}
-	return nil
+	if len(missing) == 0 {
+		return nil
+	}
+	return os.WriteFile(file, []byte(strings.Join(missing, " ")), 0)
 }
 
 // evacuate moves the processes of dir into a group in it.

@@ -20,7 +20,12 @@ import (
 
 // The machine's own controllers may belong to version 1; the guest has version 2, and
 // memory that no test here can take from the machine.
-func TestMain(m *testing.M) { uml.Main(m) }
+func TestMain(m *testing.M) {
+	if out := os.Getenv(unitEnv); out != "" {
+		runAsUnit(out)
+	}
+	uml.Main(m, linkProgram)
+}
 
 const mounted = "/sys/fs/cgroup"
 

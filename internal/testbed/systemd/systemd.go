@@ -5,6 +5,7 @@ package systemd
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -90,6 +91,7 @@ func Boot(t testing.TB, services map[string]string) *Manager {
 	cmd.Env = append(os.Environ(), "SYSTEMD_UNIT_PATH="+UnitDir+":"+DropInDir, "container=fairlead-test")
 	cmd.Stdout, cmd.Stderr = &log, &log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.WaitDelay = testbed.Patience // a process that keeps the log open would hold up the test's end
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +146,10 @@ func (m *Manager) command(args ...string) (string, error) {
 	if err != nil || first == "" {
 		return "", fmt.Errorf("systemd does not run: %w", err)
 	}
-	cmd := exec.CommandContext(m.t.Context(), "nsenter", append([]string{"-t", first, "-p", "-m", "-C", "systemctl"}, args...)...)
+	ctx, cancel := context.WithTimeout(m.t.Context(), testbed.Patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"-t", first, "-p", "-m", "-C", "systemctl"}, args...)...)
+	cmd.WaitDelay = testbed.Patience
 	out, err := cmd.CombinedOutput()
 	return strings.TrimSpace(string(out)), err
 }
