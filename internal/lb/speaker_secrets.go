@@ -1,6 +1,7 @@
 package lb
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -110,12 +111,7 @@ func (p *proxying) followSecret(ctx context.Context, running *sync.WaitGroup, ke
 				t.credentials, t.problem = readLogSecret(s) // what was withdrawn is not used any more
 				return
 			}
-			cert, problem := readTLSSecret(s)
-			if t.problem = problem; cert != nil {
-				t.cert = cert
-				t.staple, t.stapleProblem = readStaple(s, cert.Certificate, time.Now())
-				t.challenges = acme.Challenges(s)
-			}
+			t.setTLS(s)
 		})
 	}
 	gone := func(problem string) {
@@ -153,6 +149,20 @@ func (p *proxying) followSecret(ctx context.Context, running *sync.WaitGroup, ke
 	})
 	running.Go(func() { reflector.Run(ctx, "lb-speaker/secret", observed, sink) })
 	return t
+}
+
+// setTLS takes over a TLS Secret. The same certificate stays the same one: as another one connections to Pods and their health
+// checks would begin anew with it.
+func (t *namedSecret) setTLS(s *corev1.Secret) {
+	cert, problem := readTLSSecret(s)
+	if t.problem = problem; cert == nil {
+		return
+	}
+	if t.cert == nil || !slices.EqualFunc(t.cert.Certificate, cert.Certificate, bytes.Equal) {
+		t.cert = cert
+	}
+	t.staple, t.stapleProblem = readStaple(s, cert.Certificate, time.Now())
+	t.challenges = acme.Challenges(s)
 }
 
 // rebuild makes the Services that end TLS with a Secret be built again. The lock is held.

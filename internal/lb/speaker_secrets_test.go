@@ -3,6 +3,8 @@ package lb
 import (
 	"bytes"
 	"context"
+	"crypto/x509"
+	"encoding/pem"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -170,5 +172,35 @@ func TestCredentialsOfAccessLogs(t *testing.T) {
 	running.Wait()
 	if len(list.Items) < 4 || strings.Contains(text.String(), "SECRET") {
 		t.Errorf("%d Events, log %s", len(list.Items), &text)
+	}
+}
+
+// A Secret that is written again with the same certificate is no other one: connections to Pods and health checks go on with it.
+func TestSameCertificateWrittenAgain(t *testing.T) {
+	a := newAuthority(t)
+	secret := func(serial int64) *corev1.Secret {
+		leaf, key := a.issue("web.example.com", serial, false)
+		der, err := x509.MarshalPKCS8PrivateKey(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &corev1.Secret{Type: corev1.SecretTypeTLS, Data: map[string][]byte{
+			corev1.TLSCertKey:       pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: leaf.Raw}),
+			corev1.TLSPrivateKeyKey: pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}),
+		}}
+	}
+	s, first := &namedSecret{}, secret(2)
+	s.setTLS(first)
+	was := s.cert
+	s.setTLS(first.DeepCopy())
+	if s.cert != was || was == nil || s.problem != "" {
+		t.Errorf("the certificate is another one after the same Secret: %q", s.problem)
+	}
+	s.setTLS(&corev1.Secret{})
+	if s.cert != was || s.problem == "" {
+		t.Error("the last certificate does not go on")
+	}
+	if s.setTLS(secret(3)); s.cert == was || s.problem != "" {
+		t.Errorf("the certificate of another Secret is not used: %q", s.problem)
 	}
 }

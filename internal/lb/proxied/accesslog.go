@@ -30,12 +30,15 @@ type accessLog struct {
 	log       *slog.Logger
 	most      int64 // bytes of all files; the oldest go first
 
+	pruning sync.WaitGroup
+
 	mu    sync.Mutex
 	files map[logKey]*logFile
 	// complete is until when files have ended: nothing is added to those, whenever a line was made.
 	complete time.Time
 	// pruned and warned are when that was done last.
 	pruned, warned time.Time
+	prunes         bool
 	dropped        uint64 // files that were removed before they were uploaded
 }
 
@@ -192,7 +195,7 @@ func (a *accessLog) write(e *entry, o dialect.AccessLog) {
 		}
 		delete(a.files, key)
 		a.forget(func(_ logKey, f *logFile) bool { return !at.Before(f.until) })
-		a.prune(at)
+		a.startPrune(at)
 		made, err := a.open(key, at, o.Every.Std())
 		if err != nil {
 			a.warn("cannot write an access log", "service", e.owner.Service, "err", err)
@@ -269,45 +272,31 @@ func (a *accessLog) forget(which func(logKey, *logFile) bool) {
 	}
 }
 
+// startPrune has files removed that are too many. The lock is held, and no request waits for it meanwhile.
+func (a *accessLog) startPrune(now time.Time) {
+	if now.Sub(a.pruned) >= pruneEvery && !a.prunes {
+		a.pruned, a.prunes = now, true
+		a.pruning.Go(a.prune)
+	}
+}
+
+// loggedFile is a file of a loggedService.
+type loggedFile struct {
+	path string
+	at   time.Time
+	size int64
+}
+
+// loggedService has the files of a Service, the oldest first.
+type loggedService struct {
+	files []loggedFile
+	size  int64
+}
+
 // prune removes files while there are more bytes than may be: the oldest of the Service that has the most, so that one
 // with many requests does not cost the others their lines.
-func (a *accessLog) prune(now time.Time) {
-	if now.Sub(a.pruned) < pruneEvery {
-		return
-	}
-	a.pruned = now
-	type file struct {
-		path string
-		at   time.Time
-		size int64
-	}
-	type service struct {
-		files []file
-		size  int64
-	}
-	services := map[string]*service{} // by their directories
-	total := int64(0)
-	_ = filepath.WalkDir(a.dir, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return nil //nolint:nilerr // the others count
-		}
-		if i, err := d.Info(); err == nil {
-			rel, _ := filepath.Rel(a.dir, path)
-			parts := strings.SplitN(rel, string(filepath.Separator), 3)
-			key := filepath.Join(parts[:min(2, len(parts))]...)
-			if services[key] == nil {
-				services[key] = &service{}
-			}
-			v := services[key]
-			v.files = append(v.files, file{path, i.ModTime(), i.Size()})
-			v.size += i.Size()
-			total += i.Size()
-		}
-		return nil
-	})
-	for _, v := range services {
-		slices.SortFunc(v.files, func(x, y file) int { return cmp.Or(x.at.Compare(y.at), cmp.Compare(x.path, y.path)) })
-	}
+func (a *accessLog) prune() {
+	services, total := a.measure()
 	removed := 0
 	for total > a.most && len(services) > 0 {
 		largest := ""
@@ -322,25 +311,66 @@ func (a *accessLog) prune(now time.Time) {
 		if v.files = v.files[1:]; len(v.files) == 0 {
 			delete(services, largest)
 		}
-		a.forget(func(_ logKey, open *logFile) bool { return open.Name() == f.path })
-		if os.Remove(f.path) == nil {
+		if a.remove(f.path) {
 			removed++
-			if logship.Unsent(f.path) {
-				a.dropped++
-			}
 			total -= f.size
-			for dir := filepath.Dir(f.path); dir != a.dir && os.Remove(dir) == nil; { // while it is empty
-				dir = filepath.Dir(dir)
-			}
 		}
 	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.prunes = false
 	if removed > 0 {
 		a.warn("removed the oldest access logs, since there are too many", "files", removed, "bytes", a.most)
 	}
 }
 
+// remove removes a file, and directories that are empty without it.
+func (a *accessLog) remove(path string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.forget(func(_ logKey, open *logFile) bool { return open.Name() == path })
+	if os.Remove(path) != nil {
+		return false
+	}
+	if logship.Unsent(path) {
+		a.dropped++
+	}
+	for dir := filepath.Dir(path); dir != a.dir && os.Remove(dir) == nil; { // while it is empty
+		dir = filepath.Dir(dir)
+	}
+	return true
+}
+
+// measure returns the files of all Services, by their directories, and how many bytes they have.
+func (a *accessLog) measure() (services map[string]*loggedService, total int64) {
+	services = map[string]*loggedService{}
+	_ = filepath.WalkDir(a.dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return nil //nolint:nilerr // the others count
+		}
+		if i, err := d.Info(); err == nil {
+			rel, _ := filepath.Rel(a.dir, path)
+			parts := strings.SplitN(rel, string(filepath.Separator), 3)
+			key := filepath.Join(parts[:min(2, len(parts))]...)
+			if services[key] == nil {
+				services[key] = &loggedService{}
+			}
+			v := services[key]
+			v.files = append(v.files, loggedFile{path, i.ModTime(), i.Size()})
+			v.size += i.Size()
+			total += i.Size()
+		}
+		return nil
+	})
+	for _, v := range services {
+		slices.SortFunc(v.files, func(x, y loggedFile) int { return cmp.Or(x.at.Compare(y.at), cmp.Compare(x.path, y.path)) })
+	}
+	return services, total
+}
+
 // close closes the files.
 func (a *accessLog) close() {
+	a.pruning.Wait()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, f := range a.files {

@@ -120,6 +120,7 @@ func TestAccessLogFiles(t *testing.T) {
 	name, client := svc.Name{Namespace: "default", Name: "web"}, netip.MustParseAddrPort("192.0.2.1:1")
 	write := func(a *accessLog, at time.Time) {
 		a.write(&entry{owner: logship.OwnerOf(name, "uid"), at: at, client: client}, dialect.AccessLog{Every: dialect.Duration(5 * time.Minute)})
+		a.pruning.Wait()
 	}
 	a := open(1 << 20)
 	write(a, begin)
@@ -258,5 +259,28 @@ func TestOwnAnswersAreLogged(t *testing.T) {
 		if lines := r.awaitLines(n); !want.MatchString(lines[n-1]) || len(lines) != n {
 			t.Errorf("%q\nwant %s", lines[n-1], want)
 		}
+	}
+}
+
+// Files are counted while lines are written.
+func TestPruneHoldsNothingUp(t *testing.T) {
+	a := &accessLog{dir: t.TempDir(), log: slog.New(slog.DiscardHandler), files: map[logKey]*logFile{}}
+	if err := os.WriteFile(filepath.Join(a.dir, "x"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	a.mu.Lock() // as a line that is written
+	defer a.mu.Unlock()
+	counted := make(chan int64)
+	go func() {
+		_, n := a.measure()
+		counted <- n
+	}()
+	select {
+	case n := <-counted:
+		if n != 1 {
+			t.Errorf("%d bytes", n)
+		}
+	case <-time.After(patience):
+		t.Fatal("files are not counted while a line is written")
 	}
 }

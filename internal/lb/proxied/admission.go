@@ -1,6 +1,7 @@
 package proxied
 
 import (
+	"container/list"
 	"io"
 	"sync/atomic"
 	"time"
@@ -9,8 +10,12 @@ import (
 // usage is what all listeners of a Service share.
 type usage struct {
 	bandwidth bandwidth
-	active    int // connections, guarded by the Server's openMu
 	requests  atomic.Int64
+
+	// What follows is guarded by the Server's openMu.
+
+	active  int       // connections, and sessions of UDP
+	oneTime list.List // those sessions that could be of a forged source, the oldest first
 }
 
 // rejectWarning is how often rejected connections are reported at most.
@@ -21,10 +26,15 @@ const rejectWarning = time.Minute
 func (s *Server) admit(conn io.Closer, c *config) bool {
 	s.openMu.Lock()
 	defer s.openMu.Unlock()
-	if limit := c.spec.ConnectionLimit; limit > 0 && c.usage.active >= limit {
+	return s.count(conn, c)
+}
+
+// count is admit. s.openMu is held.
+func (s *Server) count(conn io.Closer, c *config) bool {
+	if limit := c.spec.ConnectionLimit; limit > 0 && c.usage.active >= limit && !s.replace(&c.usage.oneTime) {
 		return false
 	}
-	if len(s.open) >= s.most || c.usage.active >= s.most/2 {
+	if c.usage.active >= s.most/2 && !s.replace(&c.usage.oneTime) || len(s.open) >= s.most && !s.replace(&s.oneTime) {
 		s.reject(c)
 		return false
 	}
@@ -33,12 +43,57 @@ func (s *Server) admit(conn io.Closer, c *config) bool {
 	return true
 }
 
+// mostKept bounds the connections to Pods that wait for a request: with one for each connection of a client, and these
+// themselves, they are less than the files that may be open.
+func (s *Server) mostKept() int { return max(1, s.most/2) }
+
+// admitSession counts a session of UDP, as admit does. It is the first to go for others until its client has sent something
+// after an answer: datagrams of forged sources cost nobody a connection.
+func (s *Server) admitSession(u *udpSession) bool {
+	s.openMu.Lock()
+	defer s.openMu.Unlock()
+	if !s.count(u.pod, u.config) {
+		return false
+	}
+	u.inService, u.inServer = u.config.usage.oneTime.PushBack(u), s.oneTime.PushBack(u)
+	return true
+}
+
+// confirm makes a session stay like a connection.
+func (s *Server) confirm(u *udpSession) {
+	s.openMu.Lock()
+	defer s.openMu.Unlock()
+	u.config.usage.oneTime.Remove(u.inService)
+	s.oneTime.Remove(u.inServer)
+}
+
+// replace ends the oldest session of a list, and reports whether there was one. s.openMu is held.
+func (s *Server) replace(of *list.List) bool {
+	oldest := of.Front()
+	if oldest == nil {
+		return false
+	}
+	u := oldest.Value.(*udpSession)
+	u.config.usage.oneTime.Remove(u.inService)
+	s.oneTime.Remove(u.inServer)
+	s.uncount(u.pod, u.config)
+	_ = u.pod.Close()
+	return true
+}
+
 // forget takes a connection out of what admit has counted.
 func (s *Server) forget(conn io.Closer, c *config) {
 	s.openMu.Lock()
 	defer s.openMu.Unlock()
-	delete(s.open, conn)
-	c.usage.active--
+	s.uncount(conn, c)
+}
+
+// uncount is forget. s.openMu is held.
+func (s *Server) uncount(conn io.Closer, c *config) {
+	if _, counts := s.open[conn]; counts {
+		delete(s.open, conn)
+		c.usage.active--
+	}
 }
 
 // reject counts and reports what was rejected. s.openMu is held.

@@ -35,7 +35,7 @@ func (u *upload) touch() { u.session.touch() }
 
 // glanced decides whether to go on waiting for the client.
 func (u *upload) glanced() error {
-	if u.session.silentFor() >= u.session.limit()+idleGrace {
+	if u.session.silentFor() >= u.session.limit()+u.session.grace() {
 		return errLeft
 	}
 	return nil
@@ -84,7 +84,9 @@ func (s *session) silentFor() time.Duration {
 	return time.Since(s.web.began) - time.Duration(s.active.Load())
 }
 
+// limit is how long the Pod may be silent, and grace how much longer the client's connection stays.
 func (s *session) limit() time.Duration { return s.config.spec.IdleTimeout.Std() }
+func (s *session) grace() time.Duration { return s.server.server.idleGrace }
 
 // drain ends the request: its Pod has left, and the time to drain is over.
 func (s *session) drain() {
@@ -319,7 +321,7 @@ const maxInterim = 32
 // interimAnswer sends an answer that is not the last one.
 func (s *session) interimAnswer(text []byte) error {
 	s.front.out = text
-	if err := s.front.flush(s.limit() + idleGrace); err != nil {
+	if err := s.front.flush(s.limit() + s.grace()); err != nil {
 		return fmt.Errorf("%w: %w", errLeft, err)
 	}
 	return nil
@@ -408,7 +410,7 @@ func (s *session) answer(u *upstream, m *member, waits bool) (persists, reusable
 	s.answering, s.status, s.front.written = true, s.res.Status, false
 	reusable = s.res.Persists() && !body.Endless() && !waits && s.config.transport.kind.proxy == 0
 	s.down = pump{
-		to: &s.front, from: &u.wire, body: body, chunked: chunked, trailers: true, patience: s.limit() + idleGrace, bytes: &s.sent, of: s,
+		to: &s.front, from: &u.wire, body: body, chunked: chunked, trailers: true, patience: s.limit() + s.grace(), bytes: &s.sent, of: s,
 		fields: s.down.fields[:0],
 	}
 	if err := s.down.run(min(glance, s.limit()/4)); err != nil {

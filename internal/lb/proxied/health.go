@@ -26,14 +26,14 @@ type checks struct {
 	tls   podTLS
 }
 
-// check starts health checks of a member, which begins as a good one: its readiness has been found
-// by then.
-func (p *pool) check(m *member) {
+// check starts health checks of a member, which begins as a good one, as its readiness has been found by then, or stays
+// what it was.
+func (p *pool) check(m *member, stays bool) {
 	if m.stop != nil {
 		m.stop()
 	}
 	ctx, cancel := context.WithCancel(p.ctx)
-	m.stop, m.bad = cancel, false
+	m.stop, m.bad = cancel, m.bad && stays
 	if c := p.o.checks; c.Enabled {
 		p.wg.Go(func() { p.watch(ctx, m, c) })
 	}

@@ -3,12 +3,14 @@ package proxied
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -131,4 +133,26 @@ func TestBandwidth(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	r.server.Close(ended)
+}
+
+// A Pod that has failed its checks stays so when only TLS to it begins otherwise, and begins as a good one with other checks.
+func TestUnhealthyWithAnotherCertificate(t *testing.T) {
+	r := newRig(t, nil)
+	pod := netip.MustParseAddrPort("10.0.0.1:80")
+	o := poolOptions{checks: checks{Health: dialect.Health{Enabled: true, Interval: dialect.Duration(time.Hour), Path: "/"}}}
+	ctx, cancel := context.WithCancel(t.Context())
+	p := &pool{ctx: ctx, wg: &sync.WaitGroup{}, log: r.server.log}
+	defer p.wg.Wait()
+	defer cancel()
+	p.set(o, []netip.AddrPort{pod}, 0)
+	m := p.members[0]
+	m.bad = true
+	o.checks.tls.cert = &tls.Certificate{}
+	if p.set(o, []netip.AddrPort{pod}, 0); !m.bad {
+		t.Error("it is healthy with another certificate")
+	}
+	o.checks.Path = "/other"
+	if p.set(o, []netip.AddrPort{pod}, 0); m.bad {
+		t.Error("it fails other checks before the first one")
+	}
 }

@@ -1,11 +1,15 @@
 package proxied
 
 import (
+	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/dialect"
 )
 
 func TestConnectionLimit(t *testing.T) {
@@ -71,5 +75,33 @@ func TestTooManyConnections(t *testing.T) {
 		} else if time.Now().After(deadline) {
 			t.Fatal(err)
 		}
+	}
+}
+
+// The end of a kept connection that waits comes with the grace of its server.
+func TestGraceOfAKeptConnection(t *testing.T) {
+	wait := func(grace time.Duration) (ended chan struct{}) {
+		r := newRig(t, map[string]string{lbProtocol: "http"})
+		r.server.idleGrace = grace
+		r.service.Spec.IdleTimeout = dialect.Duration(200 * time.Millisecond)
+		r.set(r.web(func(http.ResponseWriter, *http.Request) {}))
+		c := r.dial()
+		_, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: web\r\n\r\n")
+		r.must(err)
+		_, err = c.Read(make([]byte, 4096))
+		r.must(err)
+		ended = make(chan struct{})
+		go func() {
+			defer close(ended)
+			_, _ = io.Copy(io.Discard, c)
+		}()
+		return ended
+	}
+	long, short := wait(2*patience), wait(time.Millisecond) // in this order
+	<-short
+	select {
+	case <-long:
+		t.Error("a connection with a long grace ends before one with a short one")
+	default:
 	}
 }

@@ -70,6 +70,9 @@ func (p *pool) set(o poolOptions, backends []netip.AddrPort, drain time.Duration
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	restart := p.o.checks != o.checks
+	known := p.o.checks // by what they have found; with another certificate a Pod is as healthy as it was
+	known.tls = o.checks.tls
+	stays := known == o.checks
 	p.o, p.ready = o, nil
 	wanted := slices.Clone(backends)
 	slices.SortFunc(wanted, netip.AddrPort.Compare)
@@ -95,7 +98,7 @@ func (p *pool) set(o poolOptions, backends []netip.AddrPort, drain time.Duration
 		delete(have, a)
 		p.members = append(p.members, m)
 		if m.stop == nil || restart {
-			p.check(m)
+			p.check(m, stays)
 		}
 	}
 	p.tag()

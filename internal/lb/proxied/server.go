@@ -1,6 +1,7 @@
 package proxied
 
 import (
+	"container/list"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -68,12 +69,14 @@ type Server struct {
 	idleGrace     time.Duration
 	logs          *accessLog // nil if none are written
 	panics        panics
+	kept          keptConns
 	most          int          // connections at a time, and requests of HTTP/2
 	requests      atomic.Int64 // of HTTP/2
 
 	// openMu is held for moments only: threads that carry other connections wait for it.
 	openMu   sync.Mutex
 	open     map[io.Closer]struct{}
+	oneTime  list.List // as of usage, of all Services
 	rejected uint64
 	warned   time.Time // of that, last
 }
@@ -222,7 +225,7 @@ func (s *Server) setListener(v *Service, l dialect.Listener) error {
 		c.logs = s.logs
 	}
 	if c.protocol.IsHTTP() {
-		c.transport = transportOf(c, old)
+		c.transport = s.transportOf(c, old)
 		if s.web == nil {
 			if s.web, err = newWebServer(s); err != nil {
 				return err

@@ -254,7 +254,7 @@ func (s *session) recordOwn(c *config, status int, line requestLine) {
 // reject answers a request that no Pod gets. It is the last one of the connection.
 func (s *session) reject(status int) {
 	s.front.out = appendOwn(s.front.out[:0], s.req.Minor, status, true, string(s.req.Method) == http.MethodHead)
-	if s.front.flush(idleGrace) == nil {
+	if s.front.flush(s.grace()) == nil {
 		s.linger()
 	}
 }

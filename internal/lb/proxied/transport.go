@@ -14,7 +14,7 @@ import (
 )
 
 // transportOf returns what carries requests to the Pods of a configuration: old's, if that is alike.
-func transportOf(c, old *config) *transport {
+func (s *Server) transportOf(c, old *config) *transport {
 	k := transportKind{c.backend, c.spec.ProxyProtocol, c.spec.IdleTimeout.Std(), c.pods}
 	if old != nil && old.transport != nil {
 		if old.transport.kind == k {
@@ -22,10 +22,11 @@ func transportOf(c, old *config) *transport {
 		}
 		defer old.transport.CloseIdleConnections()
 	}
-	t := &transport{kind: k}
+	t := &transport{kind: k, upstreams: upstreams{all: &s.kept, most: s.mostKept}}
 	t.Transport = http.Transport{
 		DialContext: t.dial, ResponseHeaderTimeout: k.silence, ExpectContinueTimeout: time.Second, DisableCompression: true,
-		MaxIdleConnsPerHost: maxIdle, IdleConnTimeout: podIdle, MaxResponseHeaderBytes: maxAnswerHeader, Protocols: new(http.Protocols),
+		MaxIdleConns: s.mostKept(), MaxIdleConnsPerHost: maxIdle, IdleConnTimeout: podIdle, MaxResponseHeaderBytes: maxAnswerHeader,
+		Protocols:           new(http.Protocols),
 		TLSHandshakeTimeout: dialTimeout, ReadBufferSize: 8 << 10, WriteBufferSize: 8 << 10,
 		// The header of the PROXY protocol is of one client: so is the connection then.
 		DisableKeepAlives: k.proxy != 0,

@@ -1,6 +1,7 @@
 package proxied
 
 import (
+	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -36,6 +37,9 @@ type udpSession struct {
 	pod    *net.UDPConn
 	last   atomic.Int64 // when the client has sent something last, since began
 	began  time.Time
+
+	answered, confirmed atomic.Bool   // the Pod has answered, and the client sent something then
+	inService, inServer *list.Element // of the lists oneTime
 }
 
 // listenUDP makes a listener of datagrams at an address have a configuration.
@@ -87,6 +91,9 @@ func (l *udpListener) pass(datagram []byte, from netip.AddrPort) {
 	client := netip.AddrPortFrom(from.Addr().Unmap().WithZone(""), from.Port())
 	if u := l.session(client, from); u != nil {
 		u.last.Store(int64(time.Since(u.began)))
+		if u.answered.Load() && !u.confirmed.Swap(true) {
+			l.server.confirm(u)
+		}
 		_, _ = u.pod.Write(datagram) // a refusal is seen by answers, too, which end the session
 	}
 }
@@ -134,14 +141,15 @@ func (l *udpListener) begin(c *config, client netip.AddrPort) *udpSession {
 		s.log.Debug("dropped a datagram", "service", c.service, "client", client, "endpoint", m.addr, "err", err)
 		return nil
 	}
-	if !s.admit(pod, c) {
+	u := &udpSession{config: c, member: m, pod: pod.(*net.UDPConn), began: time.Now()}
+	if !s.admitSession(u) {
 		_ = pod.Close()
 		return nil
 	}
-	return &udpSession{config: c, member: m, pod: pod.(*net.UDPConn), began: time.Now()}
+	return u
 }
 
-// answer carries what the Pod sends to the client until the session ends: nobody has sent anything for the idle timeout,
+// answer carries what the Pod sends to the client until the session ends: neither has sent anything for the idle timeout,
 // the Pod refuses, or it is drained.
 func (l *udpListener) answer(u *udpSession, client, from netip.AddrPort) {
 	s, c := l.server, u.config
@@ -153,6 +161,7 @@ func (l *udpListener) answer(u *udpSession, client, from netip.AddrPort) {
 			delete(l.sessions, client)
 		}
 		l.mu.Unlock()
+		s.confirm(u) // it is in no list any more
 		s.forget(u.pod, c)
 	}()
 	defer s.panics.recover(c.service)
@@ -182,6 +191,7 @@ func (l *udpListener) answer(u *udpSession, client, from netip.AddrPort) {
 			return
 		}
 		heard = time.Now()
+		u.answered.Store(true)
 		if n == len(buf) && len(large) == n { // it was larger, and is lost; those that follow have room
 			large = make([]byte, 64<<10)
 			continue

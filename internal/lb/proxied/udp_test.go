@@ -76,6 +76,29 @@ func (r *rig) sessions() int {
 	return len(l.sessions)
 }
 
+// sessionOf returns that of a client, nil if it has none.
+func (r *rig) sessionOf(c net.Conn) *udpSession {
+	r.server.mu.Lock()
+	l := r.server.udp[r.at]
+	r.server.mu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.sessions[c.LocalAddr().(*net.UDPAddr).AddrPort()]
+}
+
+// settled asks until a client's session stays as a connection does.
+func (r *rig) settled(c net.Conn) *udpSession {
+	r.Helper()
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+		r.asks(c, "x")
+		if u := r.sessionOf(c); u != nil && u.confirmed.Load() {
+			return u
+		}
+	}
+	r.Fatal("the session of a client that has answers is not confirmed")
+	return nil
+}
+
 // UDP is carried beside HTTP at one address and port; a client stays at its Pod until that refuses or leaves, source ranges
 // count, and there is an end to what clients can take (behaviours 171, 178).
 func TestUDP(t *testing.T) {
@@ -127,6 +150,7 @@ func TestUDP(t *testing.T) {
 		t.Errorf("%q after a refusal", got)
 	}
 	// No more sessions than connections are allowed.
+	r.settled(clients[0])
 	for range 8 {
 		_, _ = r.udp().Write([]byte("x"))
 	}
@@ -150,19 +174,68 @@ func TestUDP(t *testing.T) {
 	last := r.udp()
 	r.asks(last, "x")
 	_ = r.asks(r.udp(), string(make([]byte, 9000)))
-	r.server.mu.Lock()
-	l := r.server.udp[r.at]
-	r.server.mu.Unlock()
-	client := last.LocalAddr().(*net.UDPAddr).AddrPort()
-	for deadline := time.Now().Add(patience); ; {
-		l.mu.Lock()
-		_, has := l.sessions[client]
-		l.mu.Unlock()
-		if !has {
-			break
-		}
+	for deadline := time.Now().Add(patience); r.sessionOf(last) != nil; {
 		if time.Now().After(deadline) {
 			t.Fatal("an idle session does not end")
+		}
+		<-time.After(time.Millisecond)
+	}
+}
+
+// Datagrams of forged sources, answered or not, take no place of connections, of clients of UDP that have had an answer, nor of
+// new ones; and none of other Services.
+func TestForgedDatagrams(t *testing.T) {
+	silent, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	for name, limit := range map[string]string{"of the node": "", "of the Service": "4"} {
+		r := newRig(t, nil)
+		r.server.most = 8 // four for a Service
+		asks := map[string]string{lbProtocol: "tcp", "fairlead.dev/lb-idle-timeout": "600"}
+		if limit != "" {
+			asks["fairlead.dev/lb-connection-limit"] = limit
+		}
+		echo := r.echo("a")
+		r.datagrams(asks, echo)
+		pod := r.pod(named("pod"))
+		r.set(pod)
+		client := r.udp()
+		session := r.settled(client)
+		forge := func() {
+			for range 20 {
+				c := r.udp()
+				_, _ = c.Write([]byte("x"))
+				_ = c.Close()
+			}
+		}
+		forge()
+		r.datagrams(asks, silent.LocalAddr().(*net.UDPAddr).AddrPort())
+		r.service.Datagrams[r.at.Port()] = append(r.service.Datagrams[r.at.Port()], echo)
+		r.set(pod)
+		forge()
+		if got, err := say(r.dial(), "x"); got != "pod x\n" || err != nil {
+			t.Errorf("%s: a connection: %q, %v", name, got, err)
+		}
+		r.service.Datagrams[r.at.Port()] = []netip.AddrPort{echo}
+		r.set(pod)
+		if got := r.asks(r.udp(), "x"); got != "a x" {
+			t.Errorf("%s: another client: %q", name, got)
+		}
+		stays := r.sessionOf(client) == session
+		if !stays || r.server.Rejected() > 0 {
+			t.Errorf("%s: the session of a client is still there: %t; %d rejected", name, stays, r.server.Rejected())
+		}
+		forge()
+		other := *session.config
+		other.usage = &usage{}
+		for range 4 { // all of its half, although the other one is used
+			a, b := net.Pipe()
+			if !r.server.admit(a, &other) {
+				t.Errorf("%s: a connection of another Service is rejected", name)
+			}
+			_ = b.Close()
 		}
 	}
 }

@@ -86,7 +86,7 @@ func (c *webConn) carried(n int) {
 
 // idleFor is for how much longer a connection may wait for its next request.
 func (c *webConn) idleFor() time.Duration {
-	return c.config.spec.IdleTimeout.Std() + idleGrace - time.Since(c.idleSince)
+	return c.config.spec.IdleTimeout.Std() + c.server.idleGrace - time.Since(c.idleSince)
 }
 
 // endIdle closes the connection when it has carried nothing for that long.

@@ -1,0 +1,65 @@
+package proxied
+
+import (
+	"net/http"
+	"net/netip"
+	"testing"
+	"time"
+)
+
+// Connections to Pods that wait for a request have one bound, whatever Services and Pods they are of: the oldest one goes.
+func TestKeptConnectionsAreBounded(t *testing.T) {
+	r := newRig(t, map[string]string{lbProtocol: "http"})
+	r.server.most = 8
+	var pods []netip.AddrPort
+	for range 10 {
+		pods = append(pods, r.web(func(http.ResponseWriter, *http.Request) {}))
+	}
+	client := r.client()
+	ask := func(to netip.AddrPort) {
+		r.Helper()
+		r.set(to)
+		answer, err := client.Get("http://web/")
+		r.must(err)
+		_ = answer.Body.Close()
+	}
+	kept := &r.server.kept
+	state := func() (list []netip.AddrPort, count int) {
+		kept.mu.Lock()
+		defer kept.mu.Unlock()
+		for u := kept.oldest; u != nil; u = u.newer {
+			list = append(list, u.pod)
+		}
+		return list, kept.count
+	}
+	for i, pod := range pods {
+		ask(pod)
+		want := pods[max(0, i+1-4) : i+1]
+		for deadline := time.Now().Add(patience); ; <-time.After(time.Millisecond) { // it is kept after the answer
+			got, count := state()
+			if len(got) == len(want) && count == len(want) && got[0] == want[0] && got[len(got)-1] == pod {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("%v (%d) are kept, want %v", got, count, want)
+			}
+		}
+	}
+	ask(pods[7]) // one in the middle is used, and then the newest
+	for deadline := time.Now().Add(patience); ; <-time.After(time.Millisecond) {
+		if got, count := state(); count == 4 && got[3] == pods[7] && got[1] == pods[8] {
+			break
+		}
+		if time.Now().After(deadline) {
+			got, _ := state()
+			t.Fatalf("%v", got)
+		}
+	}
+	r.server.mu.Lock()
+	c := r.server.listeners[r.at].config.Load()
+	r.server.mu.Unlock()
+	c.transport.CloseIdleConnections()
+	if got, count := state(); count != 0 || len(got) != 0 || len(c.transport.upstreams.pods) != 0 {
+		t.Errorf("%v are kept by a transport that is closed", got)
+	}
+}
