@@ -32,12 +32,18 @@ type cluster struct {
 // newCluster starts a server and an agent for each name.
 func newCluster(t *testing.T, names ...string) *cluster {
 	t.Helper()
+	return newClusterWith(t, nil, nil, names...)
+}
+
+// newClusterWith is newCluster with more flags of the server and of agents.
+func newClusterWith(t *testing.T, ofServer, ofAgents []string, names ...string) *cluster {
+	t.Helper()
 	c := &cluster{bed: &bed{TB: t, net: testbed.NewNetwork(t)}}
 	dir := t.TempDir()
 	host := c.net.Outside("server")
 	c.host, c.dir = host, dir
 	c.server = process.NewServer(host, process.Program("fairlead"), filepath.Join(dir, "server"),
-		"--bind-address", "127.0.0.1,"+host.Addr4().String(), "--lb-pool", pools)
+		append([]string{"--bind-address", "127.0.0.1," + host.Addr4().String(), "--lb-pool", pools}, ofServer...)...)
 	c.server.Start(t)
 	c.server.AwaitReady(t)
 	c.client = c.server.Client
@@ -59,6 +65,7 @@ func newCluster(t *testing.T, names ...string) *cluster {
 				"--server", "https://"+host.Addr4().String()+":6443", "--token-file", filepath.Join(dir, "server", "node-token"),
 				"--data-dir", filepath.Join(dir, name), "--node-name", name, "--node-ip", n.host.Addr4().String(), "--mode", "nft",
 				"--dns-lameduck", "0s") // in which nothing here would ask it
+			cmd.Args = append(cmd.Args, ofAgents...)
 			cmd.Env = append(os.Environ(), "HOME="+dir)
 			return cmd
 		}
