@@ -182,7 +182,7 @@ func (s *Server) take(conn net.Conn, l *listener) {
 		return
 	}
 	tcp := conn.(*net.TCPConn)
-	s.wg.Go(func() { s.hold(tcp, c, func() *parked { return s.serve(tcp, l, c) }) })
+	s.workers.run(func() { s.hold(tcp, c, func() *parked { return s.serve(tcp, l, c) }) })
 }
 
 // hold serves a connection until it ends, or is parked: then another goroutine goes on when there is something to be read.
@@ -198,7 +198,7 @@ func (s *Server) hold(conn *net.TCPConn, c *config, serve func() *parked) {
 				end()
 				return
 			}
-			s.wg.Go(func() { s.hold(conn, c, func() *parked { return s.web.carry(p.web, p.front) }) })
+			s.workers.run(func() { s.hold(conn, c, func() *parked { return s.web.carry(p.web, p.front) }) })
 		}) {
 			end()
 		}

@@ -50,6 +50,8 @@ type Server struct {
 	end context.CancelFunc
 	wg  sync.WaitGroup
 
+	workers workers // for connections
+
 	mu        sync.Mutex
 	services  map[svc.Name]*Service // as of the last Set, without those that failed
 	listeners map[netip.AddrPort]*listener
@@ -132,6 +134,7 @@ func New(o Options) *Server {
 		}
 	}
 	s.ctx, s.end = context.WithCancel(context.Background())
+	s.workers = workers{wg: &s.wg, next: make(chan func()), over: s.ctx.Done()}
 	return s
 }
 

@@ -1,0 +1,49 @@
+package proxied
+
+import (
+	"fmt"
+	"runtime"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// A worker serves the next connection, too, if it comes soon; none stays for long.
+func TestWorkersAreUsedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var wg sync.WaitGroup
+		over := make(chan struct{})
+		w := workers{wg: &wg, next: make(chan func()), over: over}
+		run := func() (worker int) {
+			w.run(func() { worker = goroutine() })
+			synctest.Wait()
+			return worker
+		}
+		first := run()
+		if again := run(); again != first {
+			t.Errorf("goroutine %d after %d", again, first)
+		}
+		release := make(chan struct{})
+		w.run(func() { <-release })
+		if other := run(); other == first {
+			t.Error("a worker that has a connection has got another one")
+		}
+		close(release)
+		time.Sleep(2 * workerIdle)
+		wg.Wait() // none stays
+		last := run()
+		if last == first {
+			t.Error("a worker has stayed")
+		}
+		close(over)
+		wg.Wait()
+	})
+}
+
+// goroutine returns the number of the calling goroutine.
+func goroutine() (n int) {
+	b := make([]byte, 64)
+	_, _ = fmt.Sscanf(string(b[:runtime.Stack(b, false)]), "goroutine %d ", &n)
+	return n
+}
