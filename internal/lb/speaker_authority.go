@@ -8,8 +8,6 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 
 	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -71,50 +69,32 @@ func (p *proxying) followAuthority(ctx context.Context, running *sync.WaitGroup,
 			}
 		})
 	}
-	logged := "" // of observed, which is called for one request after the other
-	observed := func(err error) {
-		if ctx.Err() != nil {
-			return
-		}
-		problem := readProblem(err)
-		if problem != "" && problem != logged {
-			p.log.Warn("cannot read by what Pods are verified; retrying", "namespace", n.namespace, "object", n.text, "err", err)
-			p.mu.Lock()
-			has := a.pool != nil
-			p.mu.Unlock()
-			if !has {
-				change(nil, problem)
-			}
-		}
-		logged = problem
-	}
 	kind, name, _ := strings.Cut(n.text, "/")
-	one := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()}
 	core := p.client.CoreV1()
 	if kind == "configmap" {
-		from := reflector.From(core.ConfigMaps(n.namespace), one).Observed(observed)
-		to := authoritySink(change, func(o *corev1.ConfigMap) []byte { return []byte(o.Data[authorityEntry]) })
-		running.Go(func() { reflector.Run(ctx, "lb-speaker/authority", from, to) })
+		followObject(ctx, running, "lb-speaker/authority", reflector.From(core.ConfigMaps(n.namespace), byName(name)),
+			authorityObject(p, a, n, change, func(o *corev1.ConfigMap) []byte { return []byte(o.Data[authorityEntry]) }))
 		return a
 	}
-	from := reflector.From(core.Secrets(n.namespace), one).Observed(observed)
-	to := authoritySink(change, func(o *corev1.Secret) []byte { return o.Data[authorityEntry] })
-	running.Go(func() { reflector.Run(ctx, "lb-speaker/authority", from, to) })
+	followObject(ctx, running, "lb-speaker/authority", reflector.From(core.Secrets(n.namespace), byName(name)),
+		authorityObject(p, a, n, change, func(o *corev1.Secret) []byte { return o.Data[authorityEntry] }))
 	return a
 }
 
-// authoritySink returns what calls change with the entry of the object.
-func authoritySink[T any](change func(text []byte, problem string), entry func(T) []byte) reflector.Sink[T] {
-	return reflector.Sink[T]{
-		Replace: func(list []T) {
-			if len(list) == 0 {
-				change(nil, "it does not exist")
-				return
-			}
-			change(entry(list[0]), "")
+// authorityObject calls change with the entry of an object.
+func authorityObject[T any](p *proxying, a *podAuthority, n objectName, change func(text []byte, problem string),
+	entry func(T) []byte) oneObject[T] {
+	return oneObject[T]{
+		set:  func(o T) { change(entry(o), "") },
+		gone: func(problem string) { change(nil, problem) },
+		kept: func() bool {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			return a.pool != nil
 		},
-		Set:    func(o T) { change(entry(o), "") },
-		Delete: func(T) { change(nil, "it was deleted") },
+		warn: func(err error) {
+			p.log.Warn("cannot read by what Pods are verified; retrying", "namespace", n.namespace, "object", n.text, "err", err)
+		},
 	}
 }
 

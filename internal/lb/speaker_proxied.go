@@ -40,11 +40,11 @@ type proxying struct {
 	wake   chan struct{}
 	// What follows is used by run alone.
 
-	vips   []netip.Addr   // that were made local last
-	filter *filter.Filter // what of them can be reached
-	open   string         // why the filter could not be set, as logged last
-	rules  *filter.Groups
-	loose  string // why rules could not be set, as logged last
+	vips      []netip.Addr   // that were made local last
+	filter    *filter.Filter // what of them can be reached
+	filterErr string         // why the filter could not be set, as logged last
+	rules     *filter.Groups
+	loose     string // why rules could not be set, as logged last
 
 	mu       sync.Mutex
 	services map[svc.Name]*proxiedService
@@ -358,7 +358,7 @@ func (p *proxying) setAddresses(services []*proxied.Service) error {
 	}
 	vips := addressesOf(listeners)
 	had := slices.DeleteFunc(slices.Clone(p.vips), func(a netip.Addr) bool { return !a.IsValid() })
-	p.fence(append(had, vips...), listeners)
+	p.setFilter(append(had, vips...), listeners)
 	if slices.Equal(vips, p.vips) {
 		return nil
 	}
@@ -368,7 +368,7 @@ func (p *proxying) setAddresses(services []*proxied.Service) error {
 		return err
 	}
 	p.vips = vips
-	p.fence(vips, listeners)
+	p.setFilter(vips, listeners)
 	return nil
 }
 
@@ -389,15 +389,15 @@ func addressesOf(listeners []filter.Listener) (out []netip.Addr) {
 	return slices.Compact(out)
 }
 
-// fence sets the filter. Without one, as on a kernel that has no nf_tables, the load balancer works on.
-func (p *proxying) fence(vips []netip.Addr, listeners []filter.Listener) {
+// setFilter sets the filter. Without one, as on a kernel that has no nf_tables, the load balancer works on.
+func (p *proxying) setFilter(vips []netip.Addr, listeners []filter.Listener) {
 	failure := ""
 	if err := p.filter.Set(vips, listeners); err != nil {
 		failure = err.Error()
 	}
-	if failure != p.open && failure != "" {
+	if failure != p.filterErr && failure != "" {
 		p.log.Warn("cannot filter what is sent to addresses of load balancers; until a retry succeeds every port of this node "+
 			"can be reached there", "err", failure)
 	}
-	p.open = failure
+	p.filterErr = failure
 }

@@ -12,8 +12,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/lb/acme"
@@ -114,40 +112,19 @@ func (p *proxying) followSecret(ctx context.Context, running *sync.WaitGroup, ke
 			t.setTLS(s)
 		})
 	}
-	gone := func(problem string) {
-		change(func() { t.problem, t.credentials = problem, nil })
-	}
-	sink := reflector.Sink[*corev1.Secret]{
-		Replace: func(list []*corev1.Secret) {
-			if len(list) == 0 {
-				gone("it does not exist")
-				return
-			}
-			set(list[0])
-		},
-		Set:    set,
-		Delete: func(*corev1.Secret) { gone("it was deleted") },
-	}
-	from := reflector.From(p.client.CoreV1().Secrets(key.Namespace),
-		metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", key.Name.Name).String()})
-	logged := "" // of observed, which is called for one request after the other
-	observed := from.Observed(func(err error) {
-		if ctx.Err() != nil {
-			return
-		}
-		problem := readProblem(err)
-		if problem != "" && problem != logged {
-			p.log.Warn("cannot read a "+key.use.String()+"; retrying", "namespace", key.Namespace, "secret", key.Name.Name, "err", err)
-		}
-		logged = problem
-		p.mu.Lock()
-		has := t.cert != nil || t.credentials != nil
-		p.mu.Unlock()
-		if problem != "" && !has {
-			gone(problem)
-		}
-	})
-	running.Go(func() { reflector.Run(ctx, "lb-speaker/secret", observed, sink) })
+	followObject(ctx, running, "lb-speaker/secret", reflector.From(p.client.CoreV1().Secrets(key.Namespace), byName(key.Name.Name)),
+		oneObject[*corev1.Secret]{
+			set:  set,
+			gone: func(problem string) { change(func() { t.problem, t.credentials = problem, nil }) },
+			kept: func() bool {
+				p.mu.Lock()
+				defer p.mu.Unlock()
+				return t.cert != nil || t.credentials != nil
+			},
+			warn: func(err error) {
+				p.log.Warn("cannot read a "+key.use.String()+"; retrying", "namespace", key.Namespace, "secret", key.Name.Name, "err", err)
+			},
+		})
 	return t
 }
 

@@ -26,7 +26,7 @@ import (
 
 // A machine whose link goes down leaves the endpoints long before the 40 s of its Lease are over, and then
 // no request fails; it returns with its link. Meanwhile a node whose agent was killed keeps its endpoint, as its machine answers,
-// and with its certificate, which somebody has stolen, nobody else is condemned.
+// and with its certificate, when that was stolen, no other node is condemned.
 func (c *cluster) deadNode() {
 	t := c.TB
 	t.Helper()

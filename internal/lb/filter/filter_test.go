@@ -60,43 +60,9 @@ func TestOnlyListenersAreReached(t *testing.T) {
 		})
 	}
 	t.Cleanup(func() { _ = f.Close() })
-	dial := func(from *testbed.Host, network string, a netip.Addr, port uint16) (c net.Conn, err error) {
-		from.Do(func() { c, err = net.DialTimeout(network, netip.AddrPortFrom(a, port).String(), patience) })
-		if err == nil {
-			t.Cleanup(func() { _ = c.Close() })
-			_ = c.SetDeadline(time.Now().Add(patience))
-			_, err = c.Write([]byte("x\n"))
-		}
-		if err == nil {
-			_, err = c.Read(make([]byte, 100))
-		}
-		return c, err
-	}
 	check := func(when, want string, from *testbed.Host, addrs ...netip.Addr) {
 		t.Helper()
-		for _, a := range addrs {
-			var got []string
-			for _, port := range []uint16{22, 80, 443} {
-				if _, err := dial(from, "tcp", a, port); err == nil {
-					got = append(got, fmt.Sprint(port))
-				} else if !errors.Is(err, syscall.ECONNREFUSED) {
-					t.Errorf("%s: %s port %d from %s: %v", when, a, port, from.Name(), err)
-				}
-			}
-			if _, err := dial(from, "udp", a, 53); err == nil {
-				got = append(got, "udp")
-			} else if !errors.Is(err, syscall.ECONNREFUSED) {
-				t.Errorf("%s: %s UDP from %s: %v", when, a, from.Name(), err)
-			}
-			if strings.Join(got, " ") != want {
-				t.Errorf("%s: at %s %s reaches %q, want %q", when, a, from.Name(), got, want)
-			}
-			for _, size := range []int{56, 3000} { // the larger one in fragments
-				if err := ping(from, a, size); err != nil {
-					t.Errorf("%s: ping of %s by %s: %v", when, a, from.Name(), err)
-				}
-			}
-		}
+		reaches(t, when, want, from, addrs)
 	}
 	both := append(vips[:2:2], other)
 	set(both, listeners(vips, 80))
@@ -104,7 +70,7 @@ func TestOnlyListenersAreReached(t *testing.T) {
 	check("none", "", client, other)
 	check("80, locally", "80", node, vips...)
 	check("its own address", "22 80 443 udp", client, node.Addr4(), node.Addr6())
-	established, err := dial(client, "tcp", vips[0], 80)
+	established, err := dial(t, client, "tcp", vips[0], 80)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,6 +116,48 @@ func TestOnlyListenersAreReached(t *testing.T) {
 			t.Errorf("left: %v\n%s", err, out)
 		}
 	})
+}
+
+// dial connects, and waits for an answer.
+func dial(t *testing.T, from *testbed.Host, network string, a netip.Addr, port uint16) (c net.Conn, err error) {
+	from.Do(func() { c, err = net.DialTimeout(network, netip.AddrPortFrom(a, port).String(), patience) })
+	if err == nil {
+		t.Cleanup(func() { _ = c.Close() })
+		_ = c.SetDeadline(time.Now().Add(patience))
+		_, err = c.Write([]byte("x\n"))
+	}
+	if err == nil {
+		_, err = c.Read(make([]byte, 100))
+	}
+	return c, err
+}
+
+// reaches compares which ports of addresses a host reaches; they answer its echo requests.
+func reaches(t *testing.T, when, want string, from *testbed.Host, addrs []netip.Addr) {
+	t.Helper()
+	for _, a := range addrs {
+		var got []string
+		for _, port := range []uint16{22, 80, 443} {
+			if _, err := dial(t, from, "tcp", a, port); err == nil {
+				got = append(got, fmt.Sprint(port))
+			} else if !errors.Is(err, syscall.ECONNREFUSED) {
+				t.Errorf("%s: %s port %d from %s: %v", when, a, port, from.Name(), err)
+			}
+		}
+		if _, err := dial(t, from, "udp", a, 53); err == nil {
+			got = append(got, "udp")
+		} else if !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("%s: %s UDP from %s: %v", when, a, from.Name(), err)
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%s: at %s %s reaches %q, want %q", when, a, from.Name(), got, want)
+		}
+		for _, size := range []int{56, 3000} { // the larger one in fragments
+			if err := ping(from, a, size); err != nil {
+				t.Errorf("%s: ping of %s by %s: %v", when, a, from.Name(), err)
+			}
+		}
+	}
 }
 
 // ping sends an echo request of so many bytes, and waits for the answer.

@@ -391,14 +391,14 @@ type counter struct {
 func (c *counter) WriteHeader(status int) {
 	c.status = status
 	c.ResponseWriter.WriteHeader(status)
-	c.exchange.carried(1)
+	c.exchange.progressed(1)
 }
 
 // Write passes on a part of the body.
 func (c *counter) Write(p []byte) (int, error) {
 	n, err := c.ResponseWriter.Write(p)
 	c.sent += int64(n)
-	c.exchange.carried(n)
+	c.exchange.progressed(n)
 	return n, err
 }
 
@@ -416,6 +416,6 @@ func (b countedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	b.exchange.received.Add(int64(n))
 	b.exchange.conn.taken.Add(int64(n))
-	b.exchange.carried(n)
+	b.exchange.progressed(n)
 	return n, err
 }

@@ -48,7 +48,7 @@ func (s *Server) count(conn io.Closer, c *config) bool {
 func (s *Server) mostKept() int { return max(1, s.most/2) }
 
 // admitSession counts a session of UDP, as admit does. It is the first to go for others until its client has sent something
-// after an answer: datagrams of forged sources cost nobody a connection.
+// after an answer: datagrams of forged sources cost no client its connection.
 func (s *Server) admitSession(u *udpSession) bool {
 	s.openMu.Lock()
 	defer s.openMu.Unlock()

@@ -32,7 +32,6 @@ type attacker struct {
 	mu     sync.Mutex
 	frames map[http2.FrameType]int
 	over   map[uint32]bool // streams with an answer or a reset
-	goAway *http2.ErrCode
 	stream uint32
 }
 
@@ -53,10 +52,7 @@ func (r *rig) attacker(settings ...http2.Setting) *attacker {
 			}
 			a.mu.Lock()
 			a.frames[f.Header().Type]++
-			switch f := f.(type) {
-			case *http2.GoAwayFrame:
-				code := f.ErrCode
-				a.goAway = &code
+			switch f.(type) {
 			case *http2.HeadersFrame, *http2.RSTStreamFrame:
 				a.over[f.Header().StreamID] = true
 			}
@@ -157,72 +153,75 @@ func (r *rig) served(what string) {
 	}
 }
 
+// floods are what a client can send without an end, or too slowly.
+var floods = map[string]func(*attacker) error{
+	"PING":     func(a *attacker) error { return a.repeat(many, func() error { return a.WritePing(false, [8]byte{}) }) },
+	"SETTINGS": func(a *attacker) error { return a.repeat(many, func() error { return a.WriteSettings() }) },
+	"WINDOW_UPDATE": func(a *attacker) error {
+		return a.repeat(many, func() error { return a.WriteWindowUpdate(0, 1) })
+	},
+	"PRIORITY": func(a *attacker) error {
+		return a.repeat(many, func() error { return a.WritePriority(7, http2.PriorityParam{StreamDep: 5}) })
+	},
+	"unknown frames": func(a *attacker) error { return a.repeat(many, func() error { return a.WriteRawFrame(77, 0, 0, nil) }) },
+	"empty DATA": func(a *attacker) error {
+		if err := a.ask("POST", false); err != nil {
+			return err
+		}
+		return a.repeat(many, func() error { return a.WriteData(1, false, nil) })
+	},
+	"rapid reset (CVE-2023-44487)": func(a *attacker) error {
+		return a.repeat(many, func() error {
+			return errors.Join(a.ask("GET", true), a.WriteRSTStream(a.stream-1, http2.ErrCodeCancel))
+		})
+	},
+	"resets by the server (CVE-2025-8671)": func(a *attacker) error {
+		return a.repeat(many, func() error { return errors.Join(a.ask("GET", true), a.WriteData(a.stream-1, false, []byte("x"))) })
+	},
+	"CONTINUATION (CVE-2023-45288)": func(a *attacker) error {
+		id, block := a.request("GET")
+		if err := a.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block}); err != nil {
+			return err
+		}
+		var more bytes.Buffer
+		_ = hpack.NewEncoder(&more).WriteField(hpack.HeaderField{Name: "x", Value: strings.Repeat("~", 16000), Sensitive: true})
+		return a.repeat(1e5, func() error { return a.WriteContinuation(id, false, more.Bytes()) })
+	},
+	"empty CONTINUATION": func(a *attacker) error {
+		id, block := a.request("GET")
+		if err := a.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block}); err != nil {
+			return err
+		}
+		return a.repeat(many, func() error { return a.WriteContinuation(id, false, nil) })
+	},
+	"a header that drips": func(a *attacker) error {
+		id, block := a.request("GET", "x="+strings.Repeat("y", 8000))
+		if err := a.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block[:1]}); err != nil {
+			return err
+		}
+		return a.repeat(8000, slowly(func() error {
+			block = block[1:]
+			return a.WriteContinuation(id, false, block[:1])
+		}))
+	},
+	"a frame that drips": func(a *attacker) error {
+		return a.repeat(8000, slowly(func() error {
+			_, err := a.Write([]byte{0})
+			return err
+		}))
+	},
+	"half the head of a frame": func(a *attacker) error {
+		_, err := a.Write([]byte{0, 0, 8, 6})
+		return err
+	},
+	"no answer to anything": func(a *attacker) error { // but for PINGs it is idle
+		return a.repeat(8000, slowly(func() error { return a.WritePing(false, [8]byte{}) }))
+	},
+}
+
 // Each flood and each client that dribbles costs its own connection; others are served, and Pods see few of the requests.
 func TestFloodsOfHTTP2(t *testing.T) {
-	for name, attack := range map[string]func(*attacker) error{
-		"PING":     func(a *attacker) error { return a.repeat(many, func() error { return a.WritePing(false, [8]byte{}) }) },
-		"SETTINGS": func(a *attacker) error { return a.repeat(many, func() error { return a.WriteSettings() }) },
-		"WINDOW_UPDATE": func(a *attacker) error {
-			return a.repeat(many, func() error { return a.WriteWindowUpdate(0, 1) })
-		},
-		"PRIORITY": func(a *attacker) error {
-			return a.repeat(many, func() error { return a.WritePriority(7, http2.PriorityParam{StreamDep: 5}) })
-		},
-		"unknown frames": func(a *attacker) error { return a.repeat(many, func() error { return a.WriteRawFrame(77, 0, 0, nil) }) },
-		"empty DATA": func(a *attacker) error {
-			if err := a.ask("POST", false); err != nil {
-				return err
-			}
-			return a.repeat(many, func() error { return a.WriteData(1, false, nil) })
-		},
-		"rapid reset (CVE-2023-44487)": func(a *attacker) error {
-			return a.repeat(many, func() error {
-				return errors.Join(a.ask("GET", true), a.WriteRSTStream(a.stream-1, http2.ErrCodeCancel))
-			})
-		},
-		"resets by the server (CVE-2025-8671)": func(a *attacker) error {
-			return a.repeat(many, func() error { return errors.Join(a.ask("GET", true), a.WriteData(a.stream-1, false, []byte("x"))) })
-		},
-		"CONTINUATION (CVE-2023-45288)": func(a *attacker) error {
-			id, block := a.request("GET")
-			if err := a.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block}); err != nil {
-				return err
-			}
-			var more bytes.Buffer
-			_ = hpack.NewEncoder(&more).WriteField(hpack.HeaderField{Name: "x", Value: strings.Repeat("~", 16000), Sensitive: true})
-			return a.repeat(1e5, func() error { return a.WriteContinuation(id, false, more.Bytes()) })
-		},
-		"empty CONTINUATION": func(a *attacker) error {
-			id, block := a.request("GET")
-			if err := a.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block}); err != nil {
-				return err
-			}
-			return a.repeat(many, func() error { return a.WriteContinuation(id, false, nil) })
-		},
-		"a header that drips": func(a *attacker) error {
-			id, block := a.request("GET", "x="+strings.Repeat("y", 8000))
-			if err := a.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block[:1]}); err != nil {
-				return err
-			}
-			return a.repeat(8000, slowly(func() error {
-				block = block[1:]
-				return a.WriteContinuation(id, false, block[:1])
-			}))
-		},
-		"a frame that drips": func(a *attacker) error {
-			return a.repeat(8000, slowly(func() error {
-				_, err := a.Write([]byte{0})
-				return err
-			}))
-		},
-		"half the head of a frame": func(a *attacker) error {
-			_, err := a.Write([]byte{0, 0, 8, 6})
-			return err
-		},
-		"no answer to anything": func(a *attacker) error { // but for PINGs it is idle
-			return a.repeat(8000, slowly(func() error { return a.WritePing(false, [8]byte{}) }))
-		},
-	} {
+	for name, attack := range floods {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, map[string]string{lbProtocol: "http"})
@@ -445,10 +444,10 @@ func TestEndlessBody(t *testing.T) {
 			}
 		}
 		if used > 6<<20 {
-			t.Errorf("HTTP/%d: %d MiB of memory for a body that nobody reads", version, used>>20)
+			t.Errorf("HTTP/%d: %d MiB of memory for a body that is not read", version, used>>20)
 		}
 		if version == 1 && sent > 128<<20 {
-			t.Errorf("%d MiB of a body that nobody reads were taken", sent>>20)
+			t.Errorf("%d MiB of a body that is not read were taken", sent>>20)
 		}
 		if version == 2 && errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Error("the connection of a client that ignores the window goes on")

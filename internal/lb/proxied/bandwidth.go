@@ -48,16 +48,16 @@ type limitedConn struct {
 	limit *bandwidth
 	ended <-chan struct{} // of the Server
 
-	mu      sync.Mutex
-	patient time.Duration // as of the last SetWriteDeadline, 0 for ever
+	mu           sync.Mutex
+	writeTimeout time.Duration // as of the last SetWriteDeadline, 0 for ever
 }
 
 // SetWriteDeadline is for how long a write may take once it may begin.
 func (l *limitedConn) SetWriteDeadline(t time.Time) error {
 	l.mu.Lock()
-	l.patient = 0
+	l.writeTimeout = 0
 	if !t.IsZero() {
-		l.patient = max(time.Until(t), 1)
+		l.writeTimeout = max(time.Until(t), 1)
 	}
 	l.mu.Unlock()
 	return l.TCPConn.SetWriteDeadline(t)
@@ -77,10 +77,10 @@ func (l *limitedConn) Write(p []byte) (n int, err error) {
 			case <-timer.C:
 			}
 			l.mu.Lock()
-			patient := l.patient
+			writeTimeout := l.writeTimeout
 			l.mu.Unlock()
-			if patient > 0 {
-				if err := l.TCPConn.SetWriteDeadline(time.Now().Add(patient)); err != nil {
+			if writeTimeout > 0 {
+				if err := l.TCPConn.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
 					return n, err
 				}
 			}

@@ -33,16 +33,16 @@ type upload struct {
 
 func (u *upload) touch() { u.session.touch() }
 
-// glanced decides whether to go on waiting for the client.
-func (u *upload) glanced() error {
+// waited decides whether to go on waiting for the client.
+func (u *upload) waited() error {
 	if u.session.silentFor() >= u.session.limit()+u.session.grace() {
 		return errLeft
 	}
 	return nil
 }
 
-// carry carries the request that was read. It reports whether the connection may have another one.
-func (s *session) carry(c *config) bool {
+// forward carries the request that was read. It reports whether the connection may have another one.
+func (s *session) forward(c *config) bool {
 	s.exchange = exchange{conn: s.web, config: c, upgrades: s.req.Upgrades, began: time.Now()}
 	s.link = &s.own
 	s.interim, s.answering, s.upload, s.status, s.unread = false, false, nil, 0, false
@@ -220,14 +220,14 @@ func (s *session) beginUpload(u *upstream, body http1.Body) {
 	up := &upload{session: s, done: make(chan struct{})}
 	s.upload = up
 	up.pump = pump{
-		to: &u.wire, from: &s.front, body: body, chunked: s.req.Chunked, trailers: s.req.Announced, patience: s.limit(), bytes: &s.received,
+		to: &u.wire, from: &s.front, body: body, chunked: s.req.Chunked, trailers: s.req.Announced, timeout: s.limit(), bytes: &s.received,
 		of: up,
 	}
 	up.err = errPanic // if there is one
 	go func() {
 		defer close(up.done)
 		defer s.server.server.panics.recover(s.config.service, u.conn)
-		up.err = up.run(glance)
+		up.err = up.run(pollInterval)
 		switch {
 		case errors.Is(up.err, http1.ErrMalformed):
 			s.web.malformed.Store(true)
@@ -327,7 +327,7 @@ func (s *session) interimAnswer(text []byte) error {
 	return nil
 }
 
-// errContinue means that a Pod has not asked for the body within glance.
+// errContinue means that a Pod has not asked for the body within pollInterval.
 var errContinue = errors.New("the endpoint does not ask for the body")
 
 // readAnswer reads the next head of the answer, and takes it.
@@ -341,14 +341,14 @@ func (s *session) readAnswer(u *upstream, first, waits bool) error {
 			u.take(n)
 			return nil
 		}
-		err = u.fill(min(glance, s.limit()/4), maxAnswerHeader)
+		err = u.fill(min(pollInterval, s.limit()/4), maxAnswerHeader)
 		switch {
 		case err == nil:
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			if waits {
 				return errContinue
 			}
-			if err := s.glanced(); err != nil {
+			if err := s.waited(); err != nil {
 				return err
 			}
 		case u.kept && first && len(u.buffered()) == 0 && !s.drained.Load():
@@ -372,8 +372,8 @@ func (s *session) sending() bool {
 	}
 }
 
-// glanced decides whether to go on waiting for a Pod.
-func (s *session) glanced() error {
+// waited decides whether to go on waiting for a Pod.
+func (s *session) waited() error {
 	if s.silentFor() >= s.limit() {
 		return errSilent
 	}
@@ -410,10 +410,10 @@ func (s *session) answer(u *upstream, m *member, waits bool) (persists, reusable
 	s.answering, s.status, s.front.written = true, s.res.Status, false
 	reusable = s.res.Persists() && !body.Endless() && !waits && s.config.transport.kind.proxy == 0
 	s.down = pump{
-		to: &s.front, from: &u.wire, body: body, chunked: chunked, trailers: true, patience: s.limit() + s.grace(), bytes: &s.sent, of: s,
+		to: &s.front, from: &u.wire, body: body, chunked: chunked, trailers: true, timeout: s.limit() + s.grace(), bytes: &s.sent, of: s,
 		fields: s.down.fields[:0],
 	}
-	if err := s.down.run(min(glance, s.limit()/4)); err != nil {
+	if err := s.down.run(min(pollInterval, s.limit()/4)); err != nil {
 		return false, false, err
 	}
 	return persists, reusable, nil

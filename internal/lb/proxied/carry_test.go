@@ -450,7 +450,7 @@ func TestFillLeavesOutput(t *testing.T) {
 	r := newRig(t, nil)
 	r.set(r.pod(named("pod")))
 	w := newWire(r.dial().(*net.TCPConn))
-	w.eco = true
+	w.smallFirst = true
 	w.put([]byte("a\nb\n"))
 	r.must(w.flush(patience))
 	r.must(w.fill(patience, maxHeader))

@@ -42,8 +42,8 @@ func (x *exchange) end() {
 	}
 }
 
-// carried takes into account that an answer, or a part of a body, was carried.
-func (x *exchange) carried(n int) {
+// progressed takes into account that an answer, or a part of a body, was carried.
+func (x *exchange) progressed(n int) {
 	if n > 0 && x.client.Err() == nil {
 		x.conn.carries.Add(1)
 		x.touch()

@@ -38,8 +38,6 @@ type frames struct {
 }
 
 const (
-	wholePreface = preface + "\r\n" + prefaceEnd
-
 	// emptyBurst and emptyRate (each second) bound frames other than DATA, as PING, SETTINGS, RST_STREAM, and HEADERS of
 	// requests that are reset, beside emptyEach for every answer or part of a body that was carried: a client that has
 	// answers has reason to ask more, to open windows and to measure round trips. Of DATA there may be as many beside one
@@ -64,7 +62,7 @@ var (
 	errFlood   = errors.New("too many frames that carry nothing")
 )
 
-// Read fails when a client asks too much of patience: then net/http closes the connection.
+// Read fails when a client asks for too much: then net/http closes the connection.
 func (f *frames) Read(p []byte) (n int, err error) {
 	err = errPanic                                                 // if there is one
 	defer f.web.server.panics.recover(f.web.config.service, f.web) // goroutines of net/http read

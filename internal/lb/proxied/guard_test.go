@@ -160,7 +160,7 @@ func FuzzRequests(f *testing.F) {
 		f.Add([]byte(text))
 	}
 	f.Add([]byte("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n"))
-	f.Add([]byte(preface + "\r\n" + prefaceEnd))
+	f.Add([]byte(wholePreface))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var whole, parts requests
 		good := whole.feed(b)

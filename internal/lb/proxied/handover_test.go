@@ -206,7 +206,7 @@ func TestHandOver(t *testing.T) {
 		process = m.start(pod)
 		for deadline := time.Now().Add(patience); served.Load() < before+100; <-time.After(time.Millisecond) {
 			if time.Now().After(deadline) {
-				t.Fatal("the next process serves nobody")
+				t.Fatal("the next process serves no connection")
 			}
 		}
 	}

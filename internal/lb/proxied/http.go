@@ -121,7 +121,7 @@ func (w *webServer) carry(web *webConn, front stream) *parked {
 		} else if front == nil {
 			return nil
 		}
-		web.carried(1) // since then it counts
+		web.progressed(1) // since then it counts
 		if !web.secure {
 			front = &readAhead{stream: web, text: front.(*readAhead).text}
 		}
@@ -290,7 +290,7 @@ func answer(out http.ResponseWriter, status int) {
 type bufferPool struct{}
 
 // Get returns a buffer.
-func (bufferPool) Get() []byte { return buffers.Get().(*[16 << 10]byte)[:] }
+func (bufferPool) Get() []byte { return getBuffer() }
 
 // Put takes one back.
-func (bufferPool) Put(b []byte) { buffers.Put((*[16 << 10]byte)(b)) }
+func (bufferPool) Put(b []byte) { putBuffer(b) }

@@ -111,7 +111,7 @@ func (s *Server) serveAt(l *listener) {
 // inheritTime is how long a listener of an earlier process waits for its Service to become known.
 const inheritTime = 30 * time.Second
 
-// dropInherited closes listeners of an earlier process that nobody has wanted for that long.
+// dropInherited closes listeners of an earlier process that no Service has wanted for that long.
 func (s *Server) dropInherited(after time.Duration) {
 	if time.Since(s.began) < after {
 		return

@@ -82,7 +82,7 @@ func (p *pool) set(o poolOptions, backends []netip.AddrPort, drain time.Duration
 		have[m.addr] = m
 	}
 	came := time.Time{}
-	if len(have) > 0 { // a whole Service that begins has nobody to spare its Pods
+	if len(have) > 0 { // a whole Service that begins has no other Pods
 		came = time.Now()
 	}
 	p.members = make([]*member, 0, len(wanted))

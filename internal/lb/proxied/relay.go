@@ -64,7 +64,7 @@ func (r *idleness) copy(to, from stream, total *int64) error {
 		if err := errors.Join(from.SetReadDeadline(now.Add(round)), to.SetWriteDeadline(now.Add(r.limit+2*round))); err != nil {
 			return err
 		}
-		n, err := carry(to, from, small[:])
+		n, err := copyStream(to, from, small[:])
 		if *total += n; n > 0 {
 			r.last.Store(int64(time.Since(r.began)))
 		}
@@ -80,8 +80,6 @@ func (r *idleness) copy(to, from stream, total *int64) error {
 	}
 }
 
-var buffers = sync.Pool{New: func() any { return new([16 << 10]byte) }}
-
 const (
 	// smallRead is the buffer of a direction that waits.
 	smallRead = 2 << 10
@@ -90,9 +88,9 @@ const (
 	splicedAtOnce = 4 << 20
 )
 
-// carry copies until the end, an error or the deadline. What waits has a small buffer, which it is given; when much
+// copyStream copies until the end, an error or the deadline. What waits has a small buffer, which it is given; when much
 // comes it is a large one, and between two sockets the kernel carries it (splice).
-func carry(to, from stream, small []byte) (total int64, err error) {
+func copyStream(to, from stream, small []byte) (total int64, err error) {
 	dst, plain := to.(*net.TCPConn)
 	src, ok := from.(*net.TCPConn)
 	plain = plain && ok

@@ -171,7 +171,7 @@ func TestProxyProtocolToPods(t *testing.T) {
 	}
 }
 
-// A trusted front names the client; from anybody else the bytes are the client's.
+// A trusted front names the client; from any other peer the bytes are the client's.
 func TestProxyProtocolFromFronts(t *testing.T) {
 	client := netip.MustParseAddrPort("198.51.100.7:4711")
 	r := newRig(t, map[string]string{"fairlead.dev/lb-trusted-fronts": "127.0.0.0/8", "fairlead.dev/lb-proxy-protocol": "v1"})

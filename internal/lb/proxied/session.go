@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// glance is how long something is waited for before a look at the other end: whether the client is still there.
-	glance = time.Second
+	// pollInterval is how long something is waited for before a look at the other end: whether the client is still there.
+	pollInterval = time.Second
 	// parkAfter is how long a client's next request is waited for before the connection is parked.
 	parkAfter = 100 * time.Millisecond
 	// linger is how long a client is read from that was sent the last answer, so that it gets it: what is closed with bytes
@@ -22,8 +22,8 @@ const (
 	linger = 500 * time.Millisecond
 	// maxLinger bounds what is read then.
 	maxLinger = 256 << 10
-	// newcomer is how long a connection without a request stays at the end.
-	newcomer = 5 * time.Second
+	// newConnGrace is how long a connection without a request stays at the end.
+	newConnGrace = 5 * time.Second
 )
 
 // session is a client's connection with requests of HTTP/1.1, which are carried one after the other.
@@ -65,8 +65,8 @@ type sessions struct {
 	ended bool
 }
 
-// spare are sessions that have ended.
-var spare = sync.Pool{New: func() any {
+// sessionPool has sessions that have ended.
+var sessionPool = sync.Pool{New: func() any {
 	s := &session{}
 	s.own.close = s.drain
 	return s
@@ -74,16 +74,16 @@ var spare = sync.Pool{New: func() any {
 
 // carryHTTP1 carries the requests of a connection, as run does.
 func (w *webServer) carryHTTP1(web *webConn, front stream) (handOver stream, waits bool) {
-	s := spare.Get().(*session)
+	s := sessionPool.Get().(*session)
 	s.server, s.web, s.front = w, web, newWire(front)
-	s.front.eco = true
+	s.front.smallFirst = true
 	s.idle.Store(false)
 	s.served.Store(!web.idleSince.IsZero())
 	handOver, waits = s.run()
 	s.front.out = s.front.out[:0]
 	s.front.release()
 	s.server, s.web, s.front, s.exchange, s.line, s.cookies = nil, nil, wire{}, exchange{}, requestLine{}, nil
-	spare.Put(s)
+	sessionPool.Put(s)
 	return handOver, waits
 }
 
@@ -120,7 +120,7 @@ func (s *session) run() (handOver stream, waits bool) {
 			return s.rest(), false
 		}
 		s.front.take(n)
-		if !s.carry(c) {
+		if !s.forward(c) {
 			return nil, false
 		}
 		s.served.Store(true)
@@ -179,7 +179,7 @@ func (s *session) read() (int, error) {
 	for {
 		b := s.front.buffered()
 		if !s.served.Load() && !s.web.secure && isPreface(b) {
-			if len(b) >= len(preface)+2+len(prefaceEnd) {
+			if len(b) >= len(wholePreface) {
 				return 0, errHTTP2
 			}
 		} else if n, err := s.req.Parse(b); n > 0 || err != nil {
@@ -205,9 +205,8 @@ const headerSlack = 4 << 10
 
 // isPreface reports whether b begins as a connection of HTTP/2 does, or is the beginning of that.
 func isPreface(b []byte) bool {
-	const text = preface + "\r\n" + prefaceEnd
-	n := min(len(b), len(text))
-	return n > 0 && string(b[:n]) == text[:n]
+	n := min(len(b), len(wholePreface))
+	return n > 0 && string(b[:n]) == wholePreface[:n]
 }
 
 // await waits for the first bytes of a request that is not the first one. What comes may be none yet: a part of a record
@@ -309,10 +308,10 @@ func (a *sessions) end() {
 	defer a.mu.Unlock()
 	if !a.ended {
 		a.ended = true
-		time.AfterFunc(newcomer, a.end)
+		time.AfterFunc(newConnGrace, a.end)
 	}
 	for s := range a.all {
-		if s.idle.Load() && (s.served.Load() || time.Since(s.web.began) >= newcomer) && s.idle.CompareAndSwap(true, false) {
+		if s.idle.Load() && (s.served.Load() || time.Since(s.web.began) >= newConnGrace) && s.idle.CompareAndSwap(true, false) {
 			_ = s.web.Close()
 		}
 	}

@@ -12,10 +12,10 @@ import (
 	"time"
 )
 
-// mark returns what stands for text in cookies of the Service with a key. The key is the Service's UID, which all
+// cookieMAC returns what stands for text in cookies of the Service with a key. The key is the Service's UID, which all
 // nodes know and no client does: so a client learns no address by it and cannot name a Pod that it had not, and it is
 // the same on every node and after a restart.
-func mark(key, text string) []byte {
+func cookieMAC(key, text string) []byte {
 	h := hmac.New(sha256.New, []byte(key))
 	h.Write([]byte(text))
 	return h.Sum(nil)[:12]
@@ -23,7 +23,7 @@ func mark(key, text string) []byte {
 
 // cookieName returns the name of the cookies of a Service: another one than that of other Services, as ports of one
 // host share their cookies.
-func cookieName(key string) string { return "FLB-" + hex.EncodeToString(mark(key, "name")[:4]) }
+func cookieName(key string) string { return "FLB-" + hex.EncodeToString(cookieMAC(key, "name")[:4]) }
 
 // tag makes the tags by which cookies name members, if there are cookies. Ports of a Pod have one, so that a client
 // stays at it by http and https.
@@ -42,13 +42,13 @@ func (p *pool) tag() {
 		if times[m.addr.Addr()] > 1 {
 			of = m.addr.String()
 		}
-		m.tag = base64.RawURLEncoding.EncodeToString(mark(p.o.key, of))
+		m.tag = base64.RawURLEncoding.EncodeToString(cookieMAC(p.o.key, of))
 		p.tags[m.tag] = m
 	}
 }
 
-// stuck returns the member that a request's fields Cookie name, nil if there is none that is good.
-func (c *config) stuck(cookies []string) *member {
+// stickyMember returns the member that a request's fields Cookie name, nil if there is none that is good.
+func (c *config) stickyMember(cookies []string) *member {
 	if c.cookie == "" || len(cookies) == 0 {
 		return nil
 	}
@@ -79,7 +79,7 @@ func (c *config) stuck(cookies []string) *member {
 // that keep returns.
 func (c *config) choose(client netip.Addr, cookies []string, tried []*member) (*member, error) {
 	if len(tried) == 0 {
-		if m := c.stuck(cookies); m != nil {
+		if m := c.stickyMember(cookies); m != nil {
 			return m, nil
 		}
 	}
@@ -97,7 +97,7 @@ func (c *config) keep(m *member, cookies, set []string, secure bool) string {
 		if !sets(set, s.Application) {
 			return ""
 		}
-	} else if s.Lifetime == 0 && c.stuck(cookies) == m {
+	} else if s.Lifetime == 0 && c.stickyMember(cookies) == m {
 		return ""
 	}
 	c.pool.mu.Lock()

@@ -170,9 +170,9 @@ func (l *udpListener) answer(u *udpSession, client, from netip.AddrPort) {
 	}
 	defer c.pool.remove(u.member, k)
 	idle := min(udpIdle, c.spec.IdleTimeout.Std())
-	buf := buffers.Get().(*[16 << 10]byte)
-	defer buffers.Put(buf)
-	large := buf[:]
+	buf := getBuffer()
+	defer putBuffer(buf)
+	large := buf
 	heard := time.Now()
 	for {
 		last := u.began.Add(time.Duration(u.last.Load()))

@@ -59,14 +59,14 @@ func (c *webConn) Close() error { return c.close() }
 // Read is that of the connection below.
 func (c *webConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
-	c.carried(n)
+	c.progressed(n)
 	return n, err
 }
 
 // Write is that of the connection below.
 func (c *webConn) Write(p []byte) (int, error) {
 	n, err := c.Conn.Write(p)
-	c.carried(n)
+	c.progressed(n)
 	return n, err
 }
 
@@ -78,7 +78,7 @@ func (c *webConn) CloseWrite() error {
 	return nil
 }
 
-func (c *webConn) carried(n int) {
+func (c *webConn) progressed(n int) {
 	if n > 0 && !c.multiplexed.Load() {
 		c.last.Store(int64(time.Since(c.began)))
 	}

@@ -20,10 +20,10 @@ type wire struct {
 	conn stream
 	tcp  *net.TCPConn // conn, if that is one whose bytes the kernel can carry
 
-	in   []byte // what is between r and w is not taken yet; nil while nothing is
-	eco  bool   // a head is read into a small buffer: very many connections may wait for one
-	r, w int
-	out  []byte
+	in         []byte // what is between r and w is not taken yet; nil while nothing is
+	smallFirst bool   // a head is read into a small buffer: very many connections may wait for one
+	r, w       int
+	out        []byte
 
 	written         bool      // something was, since that was set to false
 	readBy, writeBy time.Time // the deadlines of conn
@@ -61,7 +61,10 @@ func (c *wire) releaseOut() {
 }
 
 // smallBuffers are for heads of requests, most of which fit.
-var smallBuffers = sync.Pool{New: func() any { return new([4 << 10]byte) }}
+var (
+	smallBuffers = sync.Pool{New: func() any { return new([4 << 10]byte) }}
+	buffers      = sync.Pool{New: func() any { return new([16 << 10]byte) }}
+)
 
 func getBuffer() []byte { return buffers.Get().(*[16 << 10]byte)[:] }
 
@@ -78,9 +81,9 @@ func putBuffer(b []byte) {
 // errFull means that a head is larger than may be.
 var errFull = errors.New("head too large")
 
-// fill reads more, which takes at least as long as patience before it fails with os.ErrDeadlineExceeded. Of a head
+// fill reads more, which takes at least as long as timeout before it fails with os.ErrDeadlineExceeded. Of a head
 // there are at most limit bytes; for a body that is 0, as it is taken bit by bit.
-func (c *wire) fill(patience time.Duration, limit int) error {
+func (c *wire) fill(timeout time.Duration, limit int) error {
 	if c.r == c.w {
 		c.r, c.w = 0, 0
 		if c.in != nil && limit == 0 && len(c.in) < 16<<10 {
@@ -88,7 +91,7 @@ func (c *wire) fill(patience time.Duration, limit int) error {
 		}
 	}
 	switch {
-	case c.in == nil && c.eco && limit > 0:
+	case c.in == nil && c.smallFirst && limit > 0:
 		c.in = smallBuffers.Get().(*[4 << 10]byte)[:]
 	case c.in == nil:
 		c.in = getBuffer()
@@ -108,8 +111,8 @@ func (c *wire) fill(patience time.Duration, limit int) error {
 		putBuffer(c.in)
 		c.in = larger
 	}
-	if now := time.Now(); c.readBy.Sub(now) < patience {
-		c.readBy = now.Add(patience + patience/2)
+	if now := time.Now(); c.readBy.Sub(now) < timeout {
+		c.readBy = now.Add(timeout + timeout/2)
 		if err := c.conn.SetReadDeadline(c.readBy); err != nil {
 			return err
 		}
@@ -121,19 +124,19 @@ func (c *wire) fill(patience time.Duration, limit int) error {
 	return err
 }
 
-// flush writes what is to be written, within patience and half of it.
-func (c *wire) flush(patience time.Duration) error {
+// flush writes what is to be written, within timeout and half of it.
+func (c *wire) flush(timeout time.Duration) error {
 	if len(c.out) == 0 {
 		return nil
 	}
-	err := c.write(c.out, patience)
+	err := c.write(c.out, timeout)
 	c.out = c.out[:0]
 	return err
 }
 
-func (c *wire) write(p []byte, patience time.Duration) error {
-	if now := time.Now(); c.writeBy.Sub(now) < patience {
-		c.writeBy = now.Add(patience + patience/2)
+func (c *wire) write(p []byte, timeout time.Duration) error {
+	if now := time.Now(); c.writeBy.Sub(now) < timeout {
+		c.writeBy = now.Add(timeout + timeout/2)
 		if err := c.conn.SetWriteDeadline(c.writeBy); err != nil {
 			return err
 		}
@@ -174,7 +177,7 @@ type pump struct {
 	body     http1.Body
 	chunked  bool // how it goes on
 	trailers bool // pass trailers on
-	patience time.Duration
+	timeout  time.Duration
 	bytes    *atomic.Int64 // of the body
 	of       pumping
 	ended    atomic.Bool // all of the body was read
@@ -185,13 +188,13 @@ type pump struct {
 
 // pumping is what a body is part of.
 type pumping interface {
-	// touch is called when something was carried, and glanced when nothing has come for a while: its error ends the pump.
+	// touch is called when something was carried, and waited when nothing has come for a while: its error ends the pump.
 	touch()
-	glanced() error
+	waited() error
 }
 
-// run carries the body to its end. What was put to p.to before goes out with it.
-func (p *pump) run(glance time.Duration) error {
+// run carries the body to its end, and calls waited when nothing has come for poll. What was put to p.to before goes out with it.
+func (p *pump) run(poll time.Duration) error {
 	for !p.body.Done() {
 		if p.abandoned.Load() {
 			return errAbandoned
@@ -215,16 +218,16 @@ func (p *pump) run(glance time.Duration) error {
 			continue
 		}
 		if len(p.to.out) > 0 {
-			if err := p.to.flush(p.patience); err != nil {
+			if err := p.to.flush(p.timeout); err != nil {
 				return fmt.Errorf("%w: %w", errSink, err)
 			}
 			p.of.touch()
 		}
-		switch err := p.from.fill(glance, 0); {
+		switch err := p.from.fill(poll, 0); {
 		case err == nil:
 			p.of.touch()
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			if err := p.of.glanced(); err != nil {
+			if err := p.of.waited(); err != nil {
 				return err
 			}
 		case errors.Is(err, io.EOF) && p.body.Endless():
@@ -244,7 +247,7 @@ func (p *pump) pass(data []byte) error {
 	p.bytes.Add(int64(len(data)))
 	const around = 24 // bytes of the size and of line ends, at most
 	if p.to.free() < around {
-		if err := p.to.flush(p.patience); err != nil {
+		if err := p.to.flush(p.timeout); err != nil {
 			return err
 		}
 	}
@@ -253,7 +256,7 @@ func (p *pump) pass(data []byte) error {
 	}
 	if len(data)+len(crlf) <= p.to.free() {
 		p.to.put(data)
-	} else if err := errors.Join(p.to.flush(p.patience), p.to.write(data, p.patience)); err != nil {
+	} else if err := errors.Join(p.to.flush(p.timeout), p.to.write(data, p.timeout)); err != nil {
 		return err
 	}
 	if p.chunked {
@@ -278,7 +281,7 @@ func (p *pump) finish() error {
 		}
 		p.to.put(crlf)
 	}
-	if err := p.to.flush(p.patience); err != nil {
+	if err := p.to.flush(p.timeout); err != nil {
 		return fmt.Errorf("%w: %w", errSink, err)
 	}
 	return nil
@@ -286,10 +289,10 @@ func (p *pump) finish() error {
 
 // splice has the kernel carry the rest of a body, of which nothing is buffered.
 func (p *pump) splice(left uint64) error {
-	if err := p.to.flush(p.patience); err != nil {
+	if err := p.to.flush(p.timeout); err != nil {
 		return fmt.Errorf("%w: %w", errSink, err)
 	}
-	round := p.patience / 4
+	round := p.timeout / 4
 	last := time.Now()
 	p.to.written = true
 	for left > 0 {
@@ -298,7 +301,7 @@ func (p *pump) splice(left uint64) error {
 		}
 		now := time.Now()
 		// What is read is written before the next look at the clock: see idleness.
-		p.from.readBy, p.to.writeBy = now.Add(round), now.Add(p.patience+2*round)
+		p.from.readBy, p.to.writeBy = now.Add(round), now.Add(p.timeout+2*round)
 		if err := errors.Join(p.from.conn.SetReadDeadline(p.from.readBy), p.to.conn.SetWriteDeadline(p.to.writeBy)); err != nil {
 			return err
 		}
@@ -316,7 +319,7 @@ func (p *pump) splice(left uint64) error {
 			return fmt.Errorf("%w: %w", errSource, io.ErrUnexpectedEOF)
 		case !errors.Is(err, os.ErrDeadlineExceeded):
 			return fmt.Errorf("%w: %w", errSource, err)
-		case time.Since(last) >= p.patience:
+		case time.Since(last) >= p.timeout:
 			return fmt.Errorf("%w: %w", errSource, errIdle)
 		}
 	}

@@ -177,6 +177,15 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
+// inParts has a parser read more and more bytes.
+func inParts(parse func([]byte) (int, error), b []byte, size int) (n int, err error) {
+	for have := 0; n == 0 && err == nil && have < len(b); {
+		have = min(have+size, len(b))
+		n, err = parse(b[:have])
+	}
+	return n, err
+}
+
 // A request is read in the same way in parts, and as net/http reads it, which reads more.
 func FuzzRequest(f *testing.F) {
 	for _, text := range append(requests, rejectedRequests...) {
@@ -189,12 +198,7 @@ func FuzzRequest(f *testing.F) {
 		whole.Reset()
 		parts.Reset()
 		n, err := whole.Parse(b)
-		m, have := 0, 0
-		var partErr error
-		for m == 0 && partErr == nil && have < len(b) {
-			have = min(have+size, len(b))
-			m, partErr = parts.Parse(b[:have])
-		}
+		m, partErr := inParts(parts.Parse, b, size)
 		if n == 0 && err == nil && partErr != nil { // a line was rejected before its end: it is no part of a request
 			whole.Reset()
 			if n, err = whole.Parse(append(bytes.Clone(bytes.TrimSuffix(b, cr)), "\r\nHost: a\r\n\r\n"...)); n == 0 && err == nil {
@@ -247,12 +251,7 @@ func FuzzResponse(f *testing.F) {
 		whole.Reset()
 		parts.Reset()
 		n, err := whole.Parse(b)
-		m, have := 0, 0
-		var partErr error
-		for m == 0 && partErr == nil && have < len(b) {
-			have = min(have+size, len(b))
-			m, partErr = parts.Parse(b[:have])
-		}
+		m, partErr := inParts(parts.Parse, b, size)
 		if m != n || (err == nil) != (partErr == nil) {
 			t.Fatalf("whole %d, %v; in parts %d, %v", n, err, m, partErr)
 		}
