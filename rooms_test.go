@@ -36,6 +36,7 @@ var rooms = map[string]int{
 	"lb/pool":             1,
 	"workloads":           2,
 	"checks":              2,
+	"backup":              1,
 	"registration":        2,
 	"systemd":             2,
 	"barrier":             2,

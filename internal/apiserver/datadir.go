@@ -57,7 +57,7 @@ func (d *dataDir) take() error {
 		if pid, err := os.ReadFile(d.lock.Name()); err == nil && len(strings.TrimSpace(string(pid))) > 0 {
 			by = "process " + strings.TrimSpace(string(pid))
 		}
-		return fmt.Errorf("the data directory %s is in use by %s: stop that one, or choose another directory with --data-dir", d.path, by)
+		return &inUseError{d.path, by}
 	}
 	if err != nil {
 		return fmt.Errorf("cannot lock the data directory %s: %w", d.path, err)
@@ -67,6 +67,13 @@ func (d *dataDir) take() error {
 	}
 	_, err = d.lock.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
 	return err
+}
+
+// inUseError is that of a data directory that another process has locked.
+type inUseError struct{ path, by string }
+
+func (e *inUseError) Error() string {
+	return fmt.Sprintf("the data directory %s is in use by %s: stop that one, or choose another directory with --data-dir", e.path, e.by)
 }
 
 func (d *dataDir) checkVersion() error {

@@ -117,8 +117,14 @@ func diskFull(dir string, err error) error {
 }
 
 func damaged(dir string, err error) error {
-	return fmt.Errorf("the embedded etcd in %s cannot be opened, its files may be damaged: %w; "+
-		"restore the directory from a backup, or move it away (mv %[1]s %[1]s.damaged) to begin without objects", dir, err)
+	from := "a backup"
+	n := nightly{dir: filepath.Dir(dir)}
+	if list := n.list(); len(list) > 0 {
+		from = "the last night's backup, " + filepath.Join(n.dir, backupDirectory, list[len(list)-1])
+	}
+	return fmt.Errorf("the embedded etcd in %s cannot be opened, its files may be damaged: %w; the keys in %s are not concerned; "+
+		"restore the directory from %s (move %s away and see 'fairlead restore --help'), or move the store alone away "+
+		"(mv %[1]s %[1]s.damaged) to begin without objects", dir, err, filepath.Join(n.dir, "pki"), from, n.dir)
 }
 
 // checkStore walks through the file of etcd's store. Opening a damaged one ends the

@@ -90,6 +90,10 @@ type Options struct {
 	// EtcdQuota is the size in bytes at which the embedded etcd counts as full and
 	// rejects writes of users; default DefaultEtcdQuota, at least MinEtcdQuota.
 	EtcdQuota int64
+	// BackupKeep is how many nightly backups the data directory keeps; 0 makes none. Release is
+	// the version of fairlead that is written into them.
+	BackupKeep int
+	Release    string
 	// UnsafeNoFsync makes the embedded etcd lose acknowledged writes when the
 	// machine (not only the process) crashes. For tests.
 	UnsafeNoFsync bool

@@ -161,6 +161,10 @@ func (s *Server) Run(ctx context.Context) error {
 	wg.Go(func() { a.guard.run(ctx) })
 	wg.Go(func() { a.quotas.run(ctx) })
 	wg.Go(func() { a.hooks.run(ctx) })
+	if store.failed != nil { // the embedded one
+		n := nightly{s.dir.path, s.opts.Release, s.opts.BackupKeep, store.endpoints, s.log, time.Now()}
+		wg.Go(func() { n.run(ctx) })
+	}
 	wg.Go(func() {
 		select {
 		case <-s.ready:

@@ -66,6 +66,8 @@ func (f *serverFlags) add(cmd *cobra.Command) {
 	addAuthFlags(cmd, &f.Auth)
 	flags.Int64Var(&f.EtcdQuota, "etcd-quota-bytes", apiserver.DefaultEtcdQuota,
 		"size at which the embedded etcd is full: users can then only delete; the file grows to a quarter more")
+	flags.IntVar(&f.BackupKeep, "backup-keep", 7,
+		"how many nightly backups of the embedded etcd and the keys stay in the directory backups of --data-dir; 0 for none")
 	flags.StringSliceVar(&f.Etcd.Servers, "etcd-servers", nil, "client URLs of an etcd cluster to use in place of the embedded one")
 	flags.StringVar(&f.Etcd.CAFile, "etcd-cafile", "",
 		"certificate authority of the etcd cluster; this file and the next two are read again for every connection")
@@ -75,7 +77,10 @@ func (f *serverFlags) add(cmd *cobra.Command) {
 
 // complete moves the parsed flags into the Options.
 func (f *serverFlags) complete() error {
-	f.BindAddresses = f.binds
+	f.BindAddresses, f.Release = f.binds, version
+	if f.BackupKeep < 0 {
+		return usagef("--backup-keep is %d; want 0 or more", f.BackupKeep)
+	}
 	f.ServiceCIDRs, f.PodCIDRs = f.serviceCIDRs, f.podCIDRs
 	f.NodePorts = svc.PortRange(f.nodePorts)
 	if f.advertise != "" {

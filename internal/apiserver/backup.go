@@ -1,0 +1,384 @@
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/etcdutl/v3/snapshot"
+	"go.uber.org/zap"
+
+	"github.com/fairlead/fairlead/internal/backup"
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
+)
+
+const (
+	// backupTimeout bounds one backup.
+	backupTimeout = 10 * time.Minute
+	// backupDirectory of the data directory has the nightly backups.
+	backupDirectory = "backups"
+	backupPrefix    = "fairlead-"
+	backupSuffix    = ".tar"
+	backupHour      = 3 // of the local time
+	backupCheck     = 10 * time.Minute
+	// anyQuota has no store be full, whatever its server's quota is.
+	anyQuota = 1 << 40
+)
+
+// Backup writes a backup of the data directory at path to file, which must not be there, with mode
+// 0600: a consistent snapshot of the embedded etcd, whether its server runs or not, and the keys
+// of the cluster. release is the version of fairlead.
+func Backup(ctx context.Context, path, file, release string, log *slog.Logger) (*backup.Manifest, error) {
+	if _, err := os.Stat(filepath.Join(path, "etcd", "member")); err != nil {
+		return nil, fmt.Errorf("there is no store of a server in %s: name its directory with --data-dir; "+
+			"that of a server with --etcd-servers is backed up with etcd's own 'etcdctl snapshot save', and its pki directory by a copy", path)
+	}
+	ctx, cancel := context.WithTimeout(ctx, backupTimeout)
+	defer cancel()
+	dir, err := openDataDir(path)
+	var used *inUseError
+	switch {
+	case errors.As(err, &used): // its server runs: ask that
+		socket, release2, err := socketPath(filepath.Join(path, "etcd"))
+		if err != nil {
+			return nil, err
+		}
+		defer release2()
+		return writeBackup(ctx, path, file, release, []string{"unix://" + socket})
+	case err != nil:
+		return nil, err
+	}
+	defer dir.Close()
+	store, err := startEtcd(ctx, dir.file("etcd"), Options{EtcdQuota: anyQuota, Log: log})
+	if err != nil {
+		return nil, err
+	}
+	defer store.stop()
+	return writeBackup(ctx, path, file, release, store.endpoints)
+}
+
+// writeBackup writes a backup of the data directory at path, whose etcd is at endpoints.
+func writeBackup(ctx context.Context, path, file, release string, endpoints []string) (*backup.Manifest, error) {
+	if _, err := os.Lstat(file); !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%s is there already: choose another name, or remove it", file)
+	}
+	work, err := os.MkdirTemp(filepath.Dir(file), ".fairlead-backup-")
+	if err != nil {
+		return nil, fmt.Errorf("cannot write beside %s: %w", file, plain(err))
+	}
+	defer os.RemoveAll(work)
+	files := map[string]string{backup.Store: filepath.Join(work, backup.Store)}
+	quiet := snapshot.NewV3(zap.NewNop())
+	config := clientv3.Config{Endpoints: endpoints, DialTimeout: etcdDialTimeout, Logger: zap.NewNop()}
+	if _, err := quiet.Save(ctx, config, files[backup.Store]); err != nil {
+		return nil, fmt.Errorf("cannot get a snapshot of the store of %s: %w", path, err)
+	}
+	status, err := quiet.Status(files[backup.Store])
+	if err != nil {
+		return nil, fmt.Errorf("the store of %s is damaged: %w", path, err)
+	}
+	for _, name := range []string{"version", "node-token"} {
+		files[name] = filepath.Join(path, name)
+	}
+	keys, err := os.ReadDir(filepath.Join(path, "pki"))
+	if err != nil {
+		return nil, err
+	}
+	for _, k := range keys {
+		if k.Type().IsRegular() {
+			files["pki/"+k.Name()] = filepath.Join(path, "pki", k.Name())
+		}
+	}
+	m := &backup.Manifest{
+		Format: backup.Format, Version: release, Layout: layoutVersion, Created: time.Now().UTC(),
+		Revision: status.Revision, Keys: status.TotalKey,
+	}
+	if m.Parts, err = partsOf(files); err != nil {
+		return nil, err
+	}
+	out := filepath.Join(work, "backup")
+	f, err := os.OpenFile(out, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	err = backup.Write(f, m, func(name string) (io.ReadCloser, error) { return os.Open(files[name]) })
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return nil, fmt.Errorf("cannot write %s: %w", file, err)
+	}
+	return m, os.Rename(out, file)
+}
+
+// partsOf returns the parts of a backup, the store last: what is lost of a file that is cut short.
+func partsOf(files map[string]string) ([]backup.Part, error) {
+	var parts []backup.Part
+	for name, path := range files {
+		f, err := os.Open(path)
+		if errors.Is(err, fs.ErrNotExist) && name == "node-token" {
+			delete(files, name)
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		p, err := backup.PartOf(name, f)
+		if err = errors.Join(err, f.Close()); err != nil {
+			return nil, err
+		}
+		parts = append(parts, p)
+	}
+	slices.SortFunc(parts, func(a, b backup.Part) int {
+		if (a.Name == backup.Store) != (b.Name == backup.Store) {
+			if b.Name == backup.Store {
+				return -1
+			}
+			return 1
+		}
+		return strings.Compare(a.Name, b.Name)
+	})
+	return parts, nil
+}
+
+// DamagedBackupError is that of a backup with damaged parts.
+type DamagedBackupError struct {
+	File          string
+	Damaged, Good []string
+}
+
+func (e *DamagedBackupError) Error() string {
+	what := "nothing of it can be restored"
+	if len(e.Good) > 0 {
+		what = "--intact-only restores the rest: " + strings.Join(e.Good, ", ")
+	}
+	return fmt.Sprintf("%s is damaged in %s; %s", e.File, strings.Join(e.Damaged, ", "), what)
+}
+
+// openBackup reads a backup and tells its damaged parts by a DamagedBackupError.
+func openBackup(file string) (*backup.Archive, *os.File, *DamagedBackupError, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return nil, nil, nil, errors.Join(err, f.Close())
+	}
+	a, err := backup.Open(f, info.Size())
+	if err == nil && a.Layout > layoutVersion {
+		err = fmt.Errorf("a newer fairlead has made it (%s, layout %d, this one knows up to %d): restore it with that one",
+			a.Version, a.Layout, layoutVersion)
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, nil, nil, fmt.Errorf("%s: %w", file, err)
+	}
+	damage := &DamagedBackupError{File: file}
+	bad := a.Damaged()
+	for _, p := range a.Parts {
+		if slices.Contains(bad, p) {
+			damage.Damaged = append(damage.Damaged, p.Name)
+		} else {
+			damage.Good = append(damage.Good, p.Name)
+		}
+	}
+	if len(bad) == 0 {
+		damage = nil
+	}
+	return a, f, damage, nil
+}
+
+// CheckBackup returns the manifest of a backup whose parts are as they were written.
+func CheckBackup(file string) (*backup.Manifest, error) {
+	a, f, damage, err := openBackup(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if damage != nil {
+		return &a.Manifest, damage
+	}
+	return &a.Manifest, nil
+}
+
+// revisionBump is added to etcd's revision by a restore: clients have seen revisions after that of
+// the snapshot, and must not take others for them.
+const revisionBump = 1_000_000_000
+
+// Restore writes a backup into the data directory at path, which has neither keys nor a store. With
+// intactOnly damaged parts are left out. Nothing is written where it returns an error.
+func Restore(file, path string, intactOnly bool) (*backup.Manifest, error) {
+	a, f, damage, err := openBackup(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if damage != nil && (!intactOnly || len(damage.Good) == 0) {
+		return nil, damage
+	}
+	for _, name := range []string{"etcd", "pki"} {
+		if _, err := os.Lstat(filepath.Join(path, name)); !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("%s has a directory %s already: stop its server and move it away, or choose another with --data-dir", path, name)
+		}
+	}
+	dir, err := openDataDir(path)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	work, err := os.MkdirTemp(dir.path, "restore-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(work)
+	if err := os.Mkdir(filepath.Join(work, "pki"), 0o700); err != nil {
+		return nil, err
+	}
+	for i, p := range a.Parts {
+		if damage != nil && slices.Contains(damage.Damaged, p.Name) {
+			continue
+		}
+		if err := writePart(filepath.Join(work, p.Name), a.Content(i)); err != nil {
+			return nil, err
+		}
+		if p.Name == backup.Store {
+			if err := restoreStore(filepath.Join(work, p.Name), filepath.Join(work, "etcd")); err != nil {
+				return nil, fmt.Errorf("%s of %s cannot be restored: %w", p.Name, file, err)
+			}
+		}
+	}
+	// The store comes last: a server would begin without objects where only the keys are.
+	for _, name := range []string{"version", "node-token", "pki", "etcd"} {
+		err := os.Rename(filepath.Join(work, name), dir.file(name))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+	}
+	return &a.Manifest, nil
+}
+
+func writePart(path string, content io.Reader) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(f, content)
+	return errors.Join(err, f.Sync(), f.Close())
+}
+
+// restoreStore makes the directory of an etcd of one member out of a snapshot.
+func restoreStore(file, dir string) error {
+	c := etcdConfig(dir, "", Options{Log: slog.New(slog.DiscardHandler)}, etcdFailures{})
+	return snapshot.NewV3(zap.NewNop()).Restore(snapshot.RestoreConfig{
+		SnapshotPath: file, Name: c.Name, OutputDataDir: dir, PeerURLs: []string{c.AdvertisePeerUrls[0].String()},
+		InitialCluster: c.InitialCluster, InitialClusterToken: c.InitialClusterToken,
+		RevisionBump: revisionBump, MarkCompacted: true,
+	})
+}
+
+// nightly are the backups that a server makes by itself.
+type nightly struct {
+	dir, release string
+	keep         int
+	endpoints    []string
+	log          *slog.Logger
+	started      time.Time
+}
+
+// run makes a backup every night until ctx ends.
+func (n *nightly) run(ctx context.Context) {
+	if n.keep <= 0 {
+		return
+	}
+	tick := time.NewTicker(backupCheck)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			if n.due(now) {
+				if err := n.make(ctx, now); err != nil && ctx.Err() == nil {
+					n.log.Warn("cannot make the nightly backup; retrying in "+strconv.Itoa(int(backupCheck.Minutes()))+" minutes", "err", err)
+				}
+			}
+		}
+	}
+}
+
+// due reports whether a backup is to be made: at night, or where no night has passed with the
+// server running for a day.
+func (n *nightly) due(now time.Time) bool {
+	last := time.Time{}
+	if list := n.list(); len(list) > 0 {
+		last = backupTime(list[len(list)-1])
+	}
+	if now.Local().Hour() == backupHour {
+		return now.Sub(last) > 12*time.Hour
+	}
+	if last.Before(n.started) {
+		last = n.started
+	}
+	return now.Sub(last) > 26*time.Hour
+}
+
+// list returns the names of the backups that there are, the oldest first.
+func (n *nightly) list() (names []string) {
+	entries, _ := os.ReadDir(filepath.Join(n.dir, backupDirectory)) // none, before the first
+	for _, e := range entries {
+		if !backupTime(e.Name()).IsZero() {
+			names = append(names, e.Name())
+		}
+	}
+	return names
+}
+
+const backupStamp = "20060102T150405Z"
+
+// backupTime returns when the backup of that name was made, zero for other files.
+func backupTime(name string) time.Time {
+	t, err := time.Parse(backupPrefix+backupStamp+backupSuffix, name)
+	if err != nil {
+		return time.Time{}
+	}
+	return t
+}
+
+// make makes a backup, and removes the oldest of more than keep.
+func (n *nightly) make(ctx context.Context, now time.Time) error {
+	ctx, cancel := context.WithTimeout(ctx, backupTimeout)
+	defer cancel()
+	dir := filepath.Join(n.dir, backupDirectory)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	store, err := os.Stat(filepath.Join(n.dir, "etcd", "member", "snap", "db"))
+	if err != nil {
+		return err
+	}
+	// The snapshot, the backup, and what etcd needs.
+	if free, err := fileio.Free(dir); err != nil || free < uint64(2*store.Size())+diskNeed {
+		return errors.Join(err, fmt.Errorf("the disk of %s has %d MiB free, too few for a backup beside etcd", dir, free>>20))
+	}
+	name := now.UTC().Format(backupPrefix + backupStamp + backupSuffix)
+	m, err := writeBackup(ctx, n.dir, filepath.Join(dir, name), n.release, n.endpoints)
+	if err != nil {
+		return err
+	}
+	n.log.Info("made the nightly backup", "file", filepath.Join(dir, name), "revision", m.Revision, "keys", m.Keys)
+	list := n.list()
+	for _, old := range list[:max(0, len(list)-n.keep)] {
+		if err := os.Remove(filepath.Join(dir, old)); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,69 @@
+package apiserver
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/apiserver/pki"
+)
+
+// Each night has one backup, days without a night have one, too, and seven stay.
+func TestNightlyBackups(t *testing.T) {
+	t.Parallel()
+	dir, err := openDataDir(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	if _, err := pki.Open(dir.file("pki"), time.Now); err != nil {
+		t.Fatal(err)
+	}
+	log := slog.New(slog.DiscardHandler)
+	store, err := startEtcd(t.Context(), dir.file("etcd"), Options{EtcdQuota: DefaultEtcdQuota, Log: log, UnsafeNoFsync: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.stop()
+	start := time.Date(2026, 3, 1, 10, 0, 0, 0, time.Local)
+	n := &nightly{dir: dir.path, release: "v0", keep: 7, endpoints: store.endpoints, log: log, started: start}
+	made := 0
+	for now := start; now.Before(start.AddDate(0, 0, 9)); now = now.Add(backupCheck) {
+		if !n.due(now) {
+			continue
+		}
+		if made++; now.Hour() != backupHour {
+			t.Errorf("made at %s", now)
+		}
+		if err := n.make(t.Context(), now); err != nil {
+			t.Fatal(err)
+		}
+	}
+	list := n.list()
+	if made != 9 || len(list) != 7 {
+		t.Errorf("made %d, want 9; %v", made, list)
+	}
+	for _, name := range list {
+		m, err := CheckBackup(filepath.Join(dir.path, backupDirectory, name))
+		if err != nil || m.Version != "v0" {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	// A machine that is off at night.
+	day := start.AddDate(0, 0, 10)
+	n.started = day
+	if n.due(day.Add(7 * time.Hour)) {
+		t.Error("one is due 7 hours after the start")
+	}
+	if n.started = day; !n.due(day.Add(27 * time.Hour)) {
+		t.Error("none is due a day after the start without a night")
+	}
+	if err := os.WriteFile(filepath.Join(dir.path, backupDirectory, "notes.txt"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if len(n.list()) != 7 {
+		t.Error("another file counts as a backup")
+	}
+}

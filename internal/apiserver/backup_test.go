@@ -1,0 +1,152 @@
+package apiserver_test
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/fairlead/fairlead/internal/apiserver"
+	archive "github.com/fairlead/fairlead/internal/backup"
+)
+
+// A server is backed up while it runs and after a kill -9, and comes back in another directory: with
+// all objects and keys, so that old credentials count, and with newer revisions than clients have seen.
+func TestBackupAndRestore(t *testing.T) {
+	t.Parallel()
+	dir, other := t.TempDir(), filepath.Join(t.TempDir(), "other")
+	back := func(name string) string {
+		t.Helper()
+		file := filepath.Join(t.TempDir(), name)
+		m, err := apiserver.Backup(t.Context(), dir, file, "v0.test", slog.New(slog.DiscardHandler))
+		if err != nil || m.Keys == 0 || m.Revision == 0 || m.Version != "v0.test" {
+			t.Fatal(m, err)
+		}
+		if info, err := os.Stat(file); err != nil || info.Mode() != 0o600 {
+			t.Fatalf("%v, %v", info.Mode(), err)
+		}
+		if left, err := os.ReadDir(filepath.Dir(file)); err != nil || len(left) != 1 {
+			t.Errorf("beside it are %v, %v", left, err)
+		}
+		return file
+	}
+	kill, c := spawn(t, dir)
+	make1 := func(c *kubernetes.Clientset, name string) *corev1.ConfigMap {
+		t.Helper()
+		made, err := c.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}},
+			metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return made
+	}
+	make1(c, "before")
+	running := back("running.tar")
+	if _, err := apiserver.Backup(t.Context(), dir, running, "", slog.New(slog.DiscardHandler)); err == nil ||
+		!strings.Contains(err.Error(), "is there already") {
+		t.Errorf("a second time into one file: %v", err)
+	}
+	last := make1(c, "after")
+	kill()
+	killed := back("killed.tar")
+	if _, err := apiserver.Restore(killed, dir, false); err == nil || !strings.Contains(err.Error(), "move it away") {
+		t.Errorf("restore over a server: %v", err)
+	}
+	if _, err := apiserver.Backup(t.Context(), other, filepath.Join(t.TempDir(), "x"), "", slog.New(slog.DiscardHandler)); err == nil ||
+		!strings.Contains(err.Error(), "there is no store") {
+		t.Errorf("a backup of nothing: %v", err)
+	}
+
+	if _, err := apiserver.Restore(killed, other, false); err != nil {
+		t.Fatal(err)
+	}
+	old, err := clientcmd.LoadFromFile(filepath.Join(dir, "admin.kubeconfig"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop, c := spawn(t, other)
+	for _, name := range []string{"before", "after"} {
+		if _, err := c.CoreV1().ConfigMaps("default").Get(t.Context(), name, metav1.GetOptions{}); err != nil {
+			t.Error(err)
+		}
+	}
+	rv := func(m *corev1.ConfigMap) int { n, _ := strconv.Atoi(m.ResourceVersion); return n }
+	if now := make1(c, "now"); rv(now) < rv(last)+1_000_000 {
+		t.Errorf("the resourceVersion was %s and is %s", last.ResourceVersion, now.ResourceVersion)
+	}
+	// The old administrator's credentials, at the new address.
+	now, err := clientcmd.LoadFromFile(filepath.Join(other, "admin.kubeconfig"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, cluster := range old.Clusters {
+		cluster.Server = now.Clusters[name].Server
+	}
+	cfg, err := clientcmd.NewDefaultClientConfig(*old, nil).ClientConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := kubernetes.NewForConfigOrDie(cfg).CoreV1().ConfigMaps("default").Get(t.Context(), "now", metav1.GetOptions{}); err != nil {
+		t.Errorf("with the credentials from before: %v", err)
+	}
+	stop()
+	testDamagedBackup(t, running)
+}
+
+// A damaged backup says which part, writes nothing, and gives the rest on demand.
+func testDamagedBackup(t *testing.T, file string) {
+	good, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := archive.Open(bytes.NewReader(good), int64(len(good)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []struct {
+		damaged string
+		store   bool
+	}{{archive.Store, false}, {"pki/", true}} {
+		data := bytes.Clone(good)
+		if x.damaged == archive.Store {
+			data = data[:len(data)-len(data)/3] // cut short, with the second manifest
+		} else {
+			data[bytes.Index(data, []byte("-----BEGIN"))] ^= 1
+		}
+		bad := filepath.Join(t.TempDir(), "bad.tar")
+		if err := os.WriteFile(bad, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		dir := filepath.Join(t.TempDir(), "restored")
+		_, err := apiserver.Restore(bad, dir, false)
+		var damage *apiserver.DamagedBackupError
+		if !errors.As(err, &damage) || len(damage.Damaged) != 1 || !strings.HasPrefix(damage.Damaged[0], x.damaged) ||
+			len(damage.Good) != len(a.Parts)-1 || !strings.Contains(err.Error(), "is damaged in "+x.damaged) {
+			t.Errorf("%s: %v", x.damaged, err)
+		}
+		if _, err := os.Stat(dir); !os.IsNotExist(err) {
+			t.Errorf("%s: something was written: %v", x.damaged, err)
+		}
+		if _, err := apiserver.Restore(bad, dir, true); err != nil {
+			t.Errorf("%s: the rest: %v", x.damaged, err)
+		}
+		if _, err := os.Stat(filepath.Join(dir, "etcd/member/snap/db")); os.IsNotExist(err) == x.store {
+			t.Errorf("%s: the store: %v", x.damaged, err)
+		}
+		if list, err := os.ReadDir(filepath.Join(dir, "pki")); err != nil || len(list) < 3 {
+			t.Errorf("%s: the keys: %v, %v", x.damaged, list, err)
+		}
+		if left, err := filepath.Glob(filepath.Join(dir, "restore-*")); err != nil || len(left) > 0 {
+			t.Errorf("left over: %v, %v", left, err)
+		}
+	}
+}
