@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -99,13 +98,17 @@ func (d *Directory) report(about string, err error) {
 
 // scan reads the files that have changed and reports whether any has.
 func (d *Directory) scan() (changed bool) {
-	paths, err := d.paths()
+	names, err := fileio.TrustedFiles(d.Path, ".yaml")
+	if err != nil {
+		err = fmt.Errorf("%s: %w", d.Path, err)
+	}
 	d.report(d.Path, err)
 	if err != nil {
 		return false // what is registered stays
 	}
 	there := map[string]bool{}
-	for _, path := range paths {
+	for _, name := range names {
+		path := filepath.Join(d.Path, name)
 		info, err := os.Stat(path)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
@@ -148,31 +151,6 @@ func (d *Directory) scan() (changed bool) {
 		}
 	}
 	return changed
-}
-
-// paths lists the files of the directory, in the order of their names.
-func (d *Directory) paths() ([]string, error) {
-	info, err := os.Stat(d.Path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	if err := fileio.CheckTrusted(info); err != nil {
-		return nil, fmt.Errorf("%s: %w", d.Path, err)
-	}
-	entries, err := os.ReadDir(d.Path)
-	if err != nil {
-		return nil, err
-	}
-	var out []string
-	for _, e := range entries {
-		if strings.HasSuffix(e.Name(), ".yaml") && !strings.HasPrefix(e.Name(), ".") {
-			out = append(out, filepath.Join(d.Path, e.Name()))
-		}
-	}
-	return out, nil
 }
 
 // wanted returns the Pods of all files, by namespace and name.

@@ -9,8 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -53,28 +51,7 @@ func manifestNames(dir string) ([]string, error) {
 	if dir == "" {
 		return nil, nil
 	}
-	st, err := os.Stat(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err == nil && !st.IsDir() {
-		err = errors.New("it is no directory")
-	}
-	if err == nil {
-		err = fileio.CheckTrusted(st)
-	}
-	if err != nil {
-		return nil, err
-	}
-	entries, err := os.ReadDir(dir)
-	var names []string
-	for _, e := range entries {
-		suffixes := []string{".yaml", ".yml", ".json"}
-		if !strings.HasPrefix(e.Name(), ".") && slices.Contains(suffixes, filepath.Ext(e.Name())) {
-			names = append(names, e.Name())
-		}
-	}
-	return names, err
+	return fileio.TrustedFiles(dir, ".yaml", ".yml", ".json")
 }
 
 // read reads a file again, whose last state is m. The error is what is wrong with it.

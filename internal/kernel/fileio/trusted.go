@@ -6,6 +6,9 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -20,6 +23,33 @@ func CheckTrusted(info fs.FileInfo) error {
 		return fmt.Errorf("its mode is %04o: group and others must not be able to write to it", info.Mode().Perm())
 	}
 	return nil
+}
+
+// TrustedFiles returns the names in the directory dir that end in one of the suffixes and
+// are not hidden, in order; none if there is no dir. The directory is one that CheckTrusted
+// accepts. Errors do not name it.
+func TrustedFiles(dir string, suffixes ...string) ([]string, error) {
+	info, err := os.Stat(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err == nil && !info.IsDir() {
+		err = errors.New("it is no directory")
+	}
+	if err == nil {
+		err = CheckTrusted(info)
+	}
+	if err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir(dir)
+	var names []string
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), ".") && slices.Contains(suffixes, filepath.Ext(e.Name())) {
+			names = append(names, e.Name())
+		}
+	}
+	return names, err
 }
 
 // ReadTrusted reads a regular file of at most limit bytes that CheckTrusted accepts. Its

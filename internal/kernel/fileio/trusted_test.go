@@ -3,6 +3,7 @@ package fileio
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -30,5 +31,31 @@ func TestReadRegular(t *testing.T) {
 	}
 	if data, err := ReadRegular(at("file"), 8); err != nil || string(data) != "12345678" {
 		t.Errorf("%q, %v", data, err)
+	}
+}
+
+// What another user could write to is not listed, nor is what is hidden or named otherwise.
+func TestTrustedFiles(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"b.yaml", "a.json", ".c.yaml", "d.yaml~", "e"} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	names, err := TrustedFiles(dir, ".yaml", ".json")
+	if err != nil || !slices.Equal(names, []string{"a.json", "b.yaml"}) {
+		t.Errorf("%v, %v", names, err)
+	}
+	if names, err := TrustedFiles(filepath.Join(dir, "none"), ".yaml"); err != nil || names != nil {
+		t.Errorf("without a directory: %v, %v", names, err)
+	}
+	if names, err := TrustedFiles(filepath.Join(dir, "e"), ".yaml"); err == nil {
+		t.Errorf("of a file: %v", names)
+	}
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if names, err := TrustedFiles(dir, ".yaml"); err == nil {
+		t.Errorf("of a directory that all may write to: %v", names)
 	}
 }
