@@ -1,7 +1,11 @@
 package dialect
 
 import (
+	"fmt"
 	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -46,8 +50,50 @@ func azureDialect() Dialect {
 		"ip-configuration-ip-address", "fqdns", "proxy-protocol", "visibility", "auto-approval"} {
 		d.Annotations = append(d.Annotations, none(pls+key, noPLS))
 	}
-	// service.beta.kubernetes.io/port_80_health-probe_interval and its like, of one port.
-	d.Annotations = append(d.Annotations, later("service.beta.kubernetes.io/port_*", "any", FieldHealthInterval,
-		"health checks are the same for all ports: use the annotation without port_N_"))
+	d.Annotations = append(d.Annotations, azurePort())
 	return d
+}
+
+// azurePortPrefix begins annotations of one port: service.beta.kubernetes.io/port_80_health-probe_interval and its like.
+const azurePortPrefix = "service.beta.kubernetes.io/port_"
+
+// azurePort returns the annotations of one port. Those of health checks have an effect if it is the only one of the Service:
+// checks are the same for all ports.
+func azurePort() Annotation {
+	probes := map[string]Annotation{}
+	for _, a := range []Annotation{
+		word("protocol", map[string]Protocol{"tcp": TCP, "http": HTTP, "https": HTTPS}, FieldHealthProtocol, TCP, setHealth),
+		number("port", 1, 65535, "", FieldHealthPort, setHealthPort),
+		seconds("interval", 5, 120, FieldHealthInterval, setInterval),
+		number("num-of-probe", 1, 20, "", FieldHealthUnhealthy, setUnhealthy),
+		path("request-path"),
+	} {
+		probes[a.Key] = a
+	}
+	return Annotation{
+		Key:    azurePortPrefix + "*",
+		Values: "N_health-probe_protocol, _port, _interval, _num-of-probe, _request-path; N_no_lb_rule; N_no_probe_rule",
+		Sets:   []Field{FieldHealthProtocol, FieldHealthPort, FieldHealthInterval, FieldHealthUnhealthy, FieldHealthPath},
+		read: func(r *reader, v string) error {
+			text, what, _ := strings.Cut(strings.TrimPrefix(r.key, azurePortPrefix), "_")
+			port, err := strconv.ParseUint(text, 10, 16)
+			if err != nil {
+				return fmt.Errorf("%q is not a port", shorten(text))
+			}
+			a, probes := probes[strings.TrimPrefix(what, "health-probe_")]
+			switch has := slices.ContainsFunc(r.service.Ports, func(p Port) bool { return p.Number == uint16(port) }); {
+			case !has:
+				r.found(Meaningless, r.key, v, fmt.Sprintf("accepted; has no meaning here because the Service has no port %d", port))
+			case probes && len(r.service.Ports) == 1:
+				return a.read(r, v)
+			case probes:
+				r.found(NotYet, r.key, v,
+					"health checks are the same for all ports: use the annotation without port_N_, or a Service for each port")
+			case what == "no_lb_rule" || what == "no_probe_rule":
+				r.found(NotYet, r.key, v, "each port of the Service is served, and checked: use a Service of its own for that one")
+			default:
+				r.found(Unknown, r.key, v, fmt.Sprintf("%s is no annotation of Azure", shorten(r.key)))
+			}
+			return nil
+		}}
 }

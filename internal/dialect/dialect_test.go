@@ -5,6 +5,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -17,7 +18,6 @@ import (
 )
 
 const (
-	beta    = "service.beta.kubernetes.io/"
 	tke     = "service.kubernetes.io/"
 	certARN = "arn:aws:acm:us-east-1:123456789012:certificate/12345678-1234-1234-1234-123456789012"
 )
@@ -300,6 +300,27 @@ func TestAnnotationsOfCloudProviders(t *testing.T) {
 		if count < c.least {
 			t.Errorf("%s: only %d annotations found", c.module, count)
 		}
+	}
+}
+
+// No annotation is missing of those controllers either whose modules cannot be imported.
+func TestAnnotationsOfOtherControllers(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("testdata", "annotations.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := 0
+	for key := range strings.Lines(string(text)) {
+		if key = strings.TrimSpace(key); key == "" || strings.HasPrefix(key, "#") {
+			continue
+		}
+		count++
+		if _, known := lookUp(key); !known {
+			t.Errorf("%s is not in the tables", key)
+		}
+	}
+	if count < 150 {
+		t.Errorf("only %d annotations found", count)
 	}
 }
 

@@ -17,7 +17,8 @@ func Document() string {
 What a manifest for a cloud says is done on machines of your own, in so far as it means something there.
 ` + "`fairlead lb explain -f FILE`" + ` tells for a Service, without a cluster; Events on the Service tell the same. Where several
 annotations set one thing, the first one counts, in the order of this document. An empty value is the default. A name that
-is not here, with the beginning of one that is, gets a Warning with the nearest one.
+is not here, with the beginning of one that is, gets a Warning with the nearest one. Those of AWS count with the beginning
+service.kubernetes.io/ too.
 
 "Not yet" is what this version reads, checks, and does not act on.
 `)

@@ -327,6 +327,12 @@ func (r *reader) chooseWay() {
 	slices.Sort(r.Because)
 	r.Because = slices.Compact(r.Because)
 	for _, l := range s.Listeners {
+		if l.Protocol == SCTP && r.changesBytes() {
+			r.found(Invalid, r.Because[0], "",
+				fmt.Sprintf("port %d is %s, which cannot be carried with this: the Service is not served; make it two Services with one %s",
+					l.Port, l.Protocol, LBSharingKey))
+			break
+		}
 		if l.Protocol == SCTP {
 			r.found(NotYet, r.Because[0], "",
 				fmt.Sprintf("port %d is %s, which the proxied way does not carry: the whole Service takes the direct way, "+
@@ -336,6 +342,14 @@ func (r *reader) chooseWay() {
 		}
 	}
 	r.Way = Proxied
+}
+
+// changesBytes reports whether one of the reasons for the proxied way is essential.
+func (r *reader) changesBytes() bool {
+	return slices.ContainsFunc(essential, func(f Field) bool {
+		o, has := r.Origins[f]
+		return has && slices.Contains(r.Because, o.From)
+	})
 }
 
 // judge turns what is read and not done into findings of their own.

@@ -75,8 +75,15 @@ func makeIndex() (map[string]entry, []entry) {
 	return index, wildcards
 }
 
-// lookUp returns the entry of a key.
+// beta begins the annotations of most clouds.
+const beta = "service.beta.kubernetes.io/"
+
+// lookUp returns the entry of a key. The AWS Load Balancer Controller takes its keys with service.kubernetes.io/ too.
 func lookUp(key string) (entry, bool) {
+	if rest, is := strings.CutPrefix(key, "service.kubernetes.io/"); is &&
+		(strings.HasPrefix(rest, "aws-load-balancer-") || rest == "load-balancer-source-ranges") {
+		key = beta + rest
+	}
 	if e, ok := index[key]; ok {
 		return e, true
 	}

@@ -2,6 +2,7 @@ package dialect
 
 import (
 	"reflect"
+	"slices"
 	"testing"
 	"time"
 )
@@ -86,13 +87,53 @@ func TestBackendTLS(t *testing.T) {
 	}
 }
 
-// UDP goes the proxied way with the other ports, SCTP keeps the Service from it (behaviours 105, 171, 174).
+// UDP goes the proxied way with the other ports. SCTP keeps the Service from it: with a Warning, or if that would serve something
+// else than what is asked for, not at all (behaviours 105, 171, 174).
 func TestMixedProtocols(t *testing.T) {
-	for protocol, want := range map[string]Way{"UDP": Proxied, "SCTP": Direct} {
-		r := Read(Service{Annotations: map[string]string{lbPrefix + "protocol": "80=http"},
-			Ports: []Port{{"web", 80, "TCP"}, {"other", 80, protocol}}})
-		if r.Way != want || want == Direct && states(r)[lbPrefix+"protocol"][0] == Applied {
-			t.Errorf("%s: %s, %+v", protocol, r.Way, r.Findings)
+	const http, idle = lbPrefix + "protocol", lbPrefix + "idle-timeout"
+	for _, c := range []struct {
+		key, value, protocol string
+		way                  Way
+		state                State
+	}{
+		{http, "80=http", "UDP", Proxied, Applied},
+		{http, "80=http", "SCTP", Proxied, Invalid},
+		{lbPrefix + "proxy-protocol", "v2", "SCTP", Proxied, Invalid},
+		{idle, "100", "UDP", Proxied, Applied},
+		{idle, "100", "SCTP", Direct, NotYet},
+	} {
+		r := Read(Service{Annotations: map[string]string{c.key: c.value}, Ports: []Port{{"web", 80, "TCP"}, {"other", 80, c.protocol}}})
+		if r.Way != c.way || r.Invalid() != (c.state == Invalid) || !slices.Contains(states(r)[c.key], c.state) {
+			t.Errorf("%s with %s: %s, %+v", c.protocol, c.key, r.Way, r.Findings)
 		}
+	}
+}
+
+// Azure's annotations of one port count where it is the only one; AWS's are known by both beginnings.
+func TestOtherKeys(t *testing.T) {
+	one := Service{Ports: []Port{{"web", 80, "TCP"}}, Annotations: map[string]string{
+		lbPrefix + "proxy-protocol":                  "v2",
+		azurePortPrefix + "80_health-probe_interval": "20", azurePortPrefix + "80_health-probe_protocol": "http",
+		azurePortPrefix + "80_health-probe_request-path": "/ok", azurePortPrefix + "80_health-probe_num-of-probe": "4",
+		azurePortPrefix + "80_health-probe_port": "8081", azurePortPrefix + "81_health-probe_port": "1"}}
+	r := Read(one)
+	if h := r.Spec.Health; h.Interval != Duration(20e9) || h.Protocol != HTTP || h.Path != "/ok" || h.Unhealthy != 4 || h.Port != 8081 ||
+		states(r)[azurePortPrefix+"81_health-probe_port"][0] != Meaningless {
+		t.Errorf("%+v %+v", h, r.Findings)
+	}
+	one.Ports = append(one.Ports, Port{"other", 90, "TCP"})
+	one.Annotations[azurePortPrefix+"90_no_lb_rule"], one.Annotations[azurePortPrefix+"x_no_lb_rule"] = "true", "true"
+	one.Annotations[azurePortPrefix+"90_what"] = "true"
+	r = Read(one)
+	for key, want := range map[string]State{
+		"80_health-probe_interval": NotYet, "90_no_lb_rule": NotYet, "x_no_lb_rule": Invalid, "90_what": Unknown,
+	} {
+		if got := states(r)[azurePortPrefix+key]; !slices.Equal(got, []State{want}) {
+			t.Errorf("%s: %v, want %s", key, got, want)
+		}
+	}
+	nlb := Read(web(tke+"aws-load-balancer-type", "nlb", tke+"load-balancer-source-ranges", "192.0.2.0/24"))
+	if !nlb.Spec.NLB || len(nlb.Spec.SourceRanges) != 1 {
+		t.Errorf("%+v", nlb.Findings)
 	}
 }
