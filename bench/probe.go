@@ -127,8 +127,23 @@ func until(ctx context.Context, to netip.AddrPort, pause time.Duration, good fun
 	return time.Time{}, fmt.Errorf("%s: %w (last try: %v)", to, ctx.Err(), last)
 }
 
-// backend answers as the one endpoint of a Pod, until it is ended.
+// backend answers as the one endpoint of a Pod, until it is ended: over UDP with what it
+// was sent.
 func backend() error {
+	c, err := net.ListenPacket("udp", fmt.Sprintf(":%d", backendPort))
+	if err != nil {
+		return err
+	}
+	go func() {
+		buf := make([]byte, 64)
+		for {
+			n, from, err := c.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			_, _ = c.WriteTo(buf[:n], from)
+		}
+	}()
 	l, err := net.Listen("tcp", fmt.Sprintf(":%d", backendPort))
 	if err != nil {
 		return err

@@ -42,6 +42,7 @@ func runs() []run {
 		{"lb10k", "10,000 addresses of one pool", (*bench).runLB10k, nil},
 		{"lbhttp", "TCP and HTTP/1.1 through a load balancer of the proxied way, against HAProxy and nginx", (*bench).runLBHTTP, nil},
 		{"lbtls", "the same with TLS", (*bench).runLBTLS, nil},
+		{"rolling", "connections lost by rolling updates, beside a kube-proxy", (*bench).runRolling, nil},
 		{"userspace", "connections carried by the proxy itself, against HAProxy, nginx and io.Copy", (*bench).runUserspace, nil},
 	}
 }

@@ -19,22 +19,29 @@ type api struct {
 	client     *kubernetes.Clientset
 	config     *rest.Config
 	kubeconfig string // reaches it from every host
+	token      string // file of the token with which nodes join
 }
 
-// startAPI starts an API server on an empty data directory, without any
-// controller, and waits until it is ready.
+// startAPI starts an API server without any controller.
 func (b *bench) startAPI(ctx context.Context) (*api, error) {
+	return b.startAPIWith(ctx, "--controllers", "none")
+}
+
+// startAPIWith starts an API server on an empty data directory, with further arguments, and
+// waits until it is ready.
+func (b *bench) startAPIWith(ctx context.Context, args ...string) (*api, error) {
 	dir, err := os.MkdirTemp(b.dir, "api-")
 	if err != nil {
 		return nil, err
 	}
-	p, err := spawn(nil, dir, "server", b.fairlead, "server", "--controllers", "none", "--data-dir", filepath.Join(dir, "data"),
-		"--bind-address", "127.0.0.1,"+switchAddr, "--advertise-address", switchAddr)
+	data := filepath.Join(dir, "data")
+	p, err := spawn(nil, dir, "server", b.fairlead, append([]string{"server", "--data-dir", data,
+		"--bind-address", "127.0.0.1," + switchAddr, "--advertise-address", switchAddr}, args...)...)
 	if err != nil {
 		return nil, err
 	}
-	a := &api{process: p, kubeconfig: filepath.Join(dir, "kubeconfig")}
-	admin := filepath.Join(dir, "data", "admin.kubeconfig")
+	a := &api{process: p, kubeconfig: filepath.Join(dir, "kubeconfig"), token: filepath.Join(data, "node-token")}
+	admin := filepath.Join(data, "admin.kubeconfig")
 	if err := waitFor(ctx, time.Minute, 10*time.Millisecond, p, func() error {
 		if a.client == nil {
 			if a.config, err = clientcmd.BuildConfigFromFlags("", admin); err != nil {
