@@ -54,6 +54,12 @@ type cluster struct {
 
 func newCluster(t *testing.T, agentFlags ...string) *cluster {
 	t.Helper()
+	return newClusterOf(t, nil, agentFlags)
+}
+
+// newClusterOf is newCluster with further flags of the server.
+func newClusterOf(t *testing.T, serverFlags, agentFlags []string) *cluster {
+	t.Helper()
 	network := testbed.NewNetwork(t)
 	c := &cluster{
 		t: t, dir: t.TempDir(), network: network,
@@ -61,7 +67,7 @@ func newCluster(t *testing.T, agentFlags ...string) *cluster {
 	}
 	c.node.Sysctl("net/ipv4/ip_forward", "1")
 	c.api = process.NewServer(c.server, process.Program("fairlead"), c.path("server"),
-		"--bind-address", "127.0.0.1,"+c.server.Addr4().String())
+		append(serverFlags, "--bind-address", "127.0.0.1,"+c.server.Addr4().String())...)
 	c.api.Start(t)
 	c.api.AwaitReady(t)
 	c.cleansUp(c.node, "agent")

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead/fairlead/internal/testbed"
@@ -95,4 +96,43 @@ func testInterrupts(s *setsCluster) {
 	remove := metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationForeground)}
 	s.must(s.client.AppsV1().Deployments(setsNamespace).Delete(s.t.Context(), "never", remove))
 	interrupted("pod never-[^ ]+ created", `(?s)pod never-[^ ]+ deleted.*interrupted before pod never-`, "run")
+}
+
+// Pods of a Deployment whose machine is lost are replaced, and end when it is back; those of
+// --every-node stay.
+func testLostMachine(s *setsCluster) {
+	s.t.Helper()
+	command := []string{"--grace", "1s", "--workdir", "/", "--", "sleep", "600"}
+	s.run(append([]string{"run", "--name", "each", "--every-node"}, command...)...)
+	s.wantPods("each", nodeOf, "node", "other")
+	s.run(append([]string{"run", "--name", "pair", "--replicas", "2"}, command...)...)
+	s.wantPods("pair", nodeOf, "node", "other")
+	each := s.pods("each")
+	link := func(state string) {
+		s.t.Helper()
+		process.Output(s.t, s.other.Command(s.t.Context(), "ip", "link", "set", "eth0", state))
+	}
+	link("down")
+	s.until("a Pod in the place of the lost one", func() error {
+		on := map[string]int{}
+		for _, p := range s.pods("pair") {
+			if p.DeletionTimestamp == nil && p.Status.Phase == corev1.PodRunning {
+				on[nodeOf(p)]++
+			}
+		}
+		if on["node"] != 2 || on["other"] != 0 {
+			return fmt.Errorf("Pods by node: %v", on)
+		}
+		return nil
+	})
+	link("up")
+	s.wantPods("pair", nodeOf, "node", "node")
+	s.wantPods("each", nodeOf, "node", "other")
+	for _, p := range each {
+		if !slices.ContainsFunc(s.pods("each"), func(now *corev1.Pod) bool { return now.UID == p.UID }) {
+			s.t.Errorf("Pod %s of --every-node was replaced", p.Name)
+		}
+	}
+	s.run("rm", "pair")
+	s.run("rm", "each")
 }

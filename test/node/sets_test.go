@@ -41,7 +41,8 @@ type setsCluster struct {
 
 func newSetsCluster(t *testing.T) *setsCluster {
 	t.Helper()
-	c := newCluster(t, "--drain-wait", "30s") // so that a busy machine does not end the wait for nodes
+	// A busy machine does not end the wait for nodes.
+	c := newClusterOf(t, []string{"--default-unreachable-toleration-seconds", "1"}, []string{"--drain-wait", "30s"})
 	other := c.network.Outside("other")
 	other.Sysctl("net/ipv4/ip_forward", "1")
 	c.cleansUp(other, "other")
@@ -167,6 +168,7 @@ func TestSets(t *testing.T) {
 	testDrain(s)
 	testRunSets(s)
 	s.rollPods(6, []*testbed.Host{s.node, s.other}, s.network.Outside("outside"), true)
+	testLostMachine(s)
 	s.must(s.client.AppsV1().Deployments(setsNamespace).Delete(t.Context(), "web",
 		metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationForeground)}))
 	s.until("the end of the Deployment and all that it had", func() error {
