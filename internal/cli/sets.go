@@ -256,9 +256,10 @@ func (g *global) awaitSet(ctx context.Context, client kubernetes.Interface, name
 			return err
 		}
 		select {
-		case <-ctx.Done():
-			return fmt.Errorf("interrupted; %s %s goes on without being waited for: %w", s.kind, s.name, ctx.Err())
 		case <-limited.Done():
+			if ctx.Err() != nil {
+				return fmt.Errorf("interrupted; %s %s goes on without being waited for: %w", s.kind, s.name, ctx.Err())
+			}
 			why := s.trouble
 			if why == "" {
 				why = podTrouble(ctx, client, namespace, &s)

@@ -127,7 +127,7 @@ func TestReportedNodes(t *testing.T) {
 	r.wantState(alive, ready)
 }
 
-// If more than half of the nodes are reported nobody is unreachable before the grace period, nor without PeerWatch.
+// If more than half of the nodes are reported none is unreachable before the grace period, nor without PeerWatch.
 func TestReportsOfMost(t *testing.T) {
 	r := newRig(t)
 	all := []string{"n0", "n1", "n2", "n3"}

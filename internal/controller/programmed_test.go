@@ -78,7 +78,7 @@ func TestProgrammed(t *testing.T) {
 	r.node("b")
 	r.reaches("a", start, "")
 	r.reaches("b", start, "")
-	// Nodes that have programmed nothing since they started, or do not report, keep nobody waiting.
+	// Nodes that have programmed nothing since they started, or do not report, do not hold anything back.
 	r.reaches("starting", barrier.Serving(barrier.ProxySlices), "")
 	_, err := r.client.CoreV1().Services(ns).Create(ctx, &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: "web", Annotations: map[string]string{barrier.AskAnnotation: "true"}},
