@@ -64,10 +64,10 @@ func (c *cluster) connect(period time.Duration, to ...target) *connections {
 			for ctx.Err() == nil {
 				begun := time.Now()
 				s.wg.Go(func() {
-					err := to.request()
+					err := to.request(s.port())
 					s.mu.Lock()
 					defer s.mu.Unlock()
-					if s.made++; err != nil {
+					if err != nil {
 						s.lost = append(s.lost, lostConnection{begun, to, err})
 					}
 				})
@@ -78,9 +78,22 @@ func (c *cluster) connect(period time.Duration, to ...target) *connections {
 	return s
 }
 
-// request makes one request on a connection of its own.
-func (to target) request() error {
-	conn, err := to.from.Dial(context.Background(), to.protocol, to.at)
+// port counts a connection and returns its port, which no other one has for a minute: to the
+// kernel two questions over UDP from one port are one flow (docs/design/013-programmed-barrier.md).
+func (s *connections) port() uint16 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.made++
+	return uint16(12_000 + s.made%18_000) // below node ports and the kernel's own choice
+}
+
+// request makes one request on a connection of its own; over UDP from a port, 0 for any.
+func (to target) request(port uint16) error {
+	from := netip.AddrPort{}
+	if to.protocol == svc.UDP {
+		from = netip.AddrPortFrom(netip.IPv4Unspecified(), port)
+	}
+	conn, err := to.from.DialFrom(context.Background(), to.protocol, from, to.at)
 	if err != nil {
 		return err
 	}
@@ -194,7 +207,7 @@ func (c *cluster) rollPods(replacements int, nodes []*testbed.Host, outside *tes
 			target{outside, svc.TCP, netip.AddrPortFrom(n.Addr4(), port(1))}, target{outside, svc.UDP, netip.AddrPortFrom(n.Addr4(), port(2))})
 	}
 	for _, t := range to {
-		testbed.Until(c.t, "an answer", t.request)
+		testbed.Until(c.t, "an answer", func() error { return t.request(0) })
 	}
 	s := c.connect(16*time.Millisecond, to...)
 	defer s.cancel()
