@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -387,6 +388,31 @@ func TestSlowClients(t *testing.T) {
 	for range 2 {
 		if err := <-ended; errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Error("a slow client is waited for")
+		}
+	}
+}
+
+// A head that does not end in time is answered 408, also that of a later request; a connection without a byte just ends.
+func TestUnfinishedHeads(t *testing.T) {
+	r := newRig(t, map[string]string{lbProtocol: "http"})
+	r.server.headerTimeout = 100 * time.Millisecond
+	r.set(r.web(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }))
+	const whole = "GET / HTTP/1.1\r\nHost: web\r\n\r\n"
+	for text, want := range map[string][]string{
+		"": nil, "GET / HTTP/1.1\r\nHost: ": {"408"}, whole + "GET /": {"204", "408"},
+	} {
+		c := r.dial()
+		_, err := io.WriteString(c, text)
+		r.must(err)
+		all, err := io.ReadAll(c)
+		var got []string
+		for line := range strings.Lines(string(all)) {
+			if strings.HasPrefix(line, "HTTP/1.") {
+				got = append(got, strings.Fields(line)[1])
+			}
+		}
+		if !slices.Equal(got, want) || err != nil {
+			t.Errorf("%q: %v, %v", text, got, err)
 		}
 	}
 }

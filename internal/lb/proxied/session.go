@@ -236,6 +236,9 @@ func (s *session) refuse(err error) {
 	case errors.Is(err, errFull):
 		s.recordOwn(s.web.config, http.StatusRequestHeaderFieldsTooLarge, requestLine{})
 		s.reject(http.StatusRequestHeaderFieldsTooLarge)
+	case errors.Is(err, os.ErrDeadlineExceeded) && len(s.front.buffered()) > 0: // who has sent nothing expects no answer
+		s.recordOwn(s.web.config, http.StatusRequestTimeout, requestLine{})
+		s.reject(http.StatusRequestTimeout)
 	}
 }
 
