@@ -73,7 +73,8 @@ func TestCrowd(t *testing.T) {
 	if _, err := fmt.Fscanln(bufio.NewReader(out), &n); err != nil || n < 100 {
 		t.Fatalf("%d connections: %v", n, err)
 	}
-	for deadline := time.Now().Add(patience); r.connections()+int(r.server.Rejected()) < n*3/4; <-time.After(time.Millisecond) { // garbage ends
+	deadline := time.Now().Add(patience)
+	for ; r.connections()+int(r.server.Rejected()) < n*3/4; <-time.After(time.Millisecond) { // garbage ends
 		if time.Now().After(deadline) {
 			t.Fatalf("%d of %d connections are there, %d were rejected", r.connections(), n, r.server.Rejected())
 		}

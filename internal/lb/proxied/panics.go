@@ -48,7 +48,7 @@ func (p *panics) abort(service svc.Name) {
 	if value == nil {
 		return
 	}
-	if value != http.ErrAbortHandler { // which package httputil has when an answer breaks off
+	if err, _ := value.(error); !errors.Is(err, http.ErrAbortHandler) { // which package httputil has when an answer breaks off
 		p.report(service, value)
 	}
 	panic(http.ErrAbortHandler)

@@ -12,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/net/http2"
-
 	"github.com/fairlead/fairlead/internal/dialect"
 )
 
@@ -96,7 +94,7 @@ func TestPanics(t *testing.T) {
 		},
 		"HTTP/2": func(r *rig) {
 			defer r.broken()()
-			t := &http2.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
+			t := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, ForceAttemptHTTP2: true}
 			defer t.CloseIdleConnections()
 			q, _ := http.NewRequest(http.MethodGet, "https://"+r.at.String(), nil)
 			if _, err := t.RoundTrip(q); err == nil {
