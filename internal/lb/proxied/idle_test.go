@@ -3,9 +3,11 @@ package proxied
 import (
 	"bufio"
 	"crypto/tls"
+	"errors"
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"runtime"
 	"testing"
 	"time"
@@ -81,4 +83,39 @@ func memory() int {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return int(m.HeapAlloc + m.StackInuse)
+}
+
+// A client without a request has the idle time-out, also if it sends a record of TLS byte by byte.
+func TestIdleClientsEnd(t *testing.T) {
+	r := newRig(t, map[string]string{dialect.LBTLSSecrets: "a", lbProtocol: "https"})
+	r.server.idleGrace = 0
+	cert, _, _ := certificate(t, "a.example.com")
+	r.service.Certificates = []tls.Certificate{cert}
+	r.service.Spec.IdleTimeout = dialect.Duration(time.Second)
+	r.set(r.web(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "here") }))
+	record := []byte{23, 3, 3, 0x40, 0} // of 16 KiB
+	for what, text := range map[string][]byte{"silent": nil, "slow": append(record, make([]byte, 16<<10)...)} {
+		raw := r.dial()
+		r.get(tls.Client(raw, &tls.Config{InsecureSkipVerify: true}))
+		began := time.Now()
+		ended := make(chan error, 1)
+		go func() {
+			_, err := io.Copy(io.Discard, raw)
+			ended <- err
+		}()
+		for over := false; !over; {
+			select {
+			case err := <-ended:
+				over = true
+				if took := time.Since(began); took < time.Second || errors.Is(err, os.ErrDeadlineExceeded) {
+					t.Errorf("%s: %v after %s", what, err, took)
+				}
+			case <-time.After(20 * time.Millisecond):
+				if len(text) > 0 {
+					_, _ = raw.Write(text[:1])
+					text = text[1:]
+				}
+			}
+		}
+	}
 }
