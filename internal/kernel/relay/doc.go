@@ -4,5 +4,6 @@
 // has nothing under way. Few bytes are copied through one buffer of the
 // thread; many go by splice(2) through pipes that connections borrow.
 //
-// Which endpoint a connection goes to is the business of a Target.
+// Which endpoint a connection goes to is the business of a Target; a Gate decides
+// about each connection by itself, as a load balancer needs.
 package relay
