@@ -166,7 +166,7 @@ func (w *worker) connect(f *flow) {
 // pick returns the endpoint to connect to, and whether there are others.
 func (f *flow) pick() (ep netip.AddrPort, others bool) {
 	if f.session != nil {
-		return f.session.Pick(), true // a session has no lenience for its last one
+		return f.session.Pick(), true // a session allows its last one no longer
 	}
 	return f.listener.target.Pick(f.from, f.tried)
 }

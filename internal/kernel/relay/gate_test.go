@@ -177,7 +177,7 @@ func TestIdleSessionsEnd(t *testing.T) {
 	}
 }
 
-// A socket passes to the Engine and back, and whoever connects meanwhile is served.
+// A socket passes to the Engine and back, and a client that connects meanwhile is served.
 func TestSocketsPassOn(t *testing.T) {
 	g := &script{endpoints: []netip.AddrPort{serve(t, svc.IPv4, echo)}}
 	_, l, socket := serveGate(t, g)

@@ -78,7 +78,7 @@ func (e *Engine) open(l *Listener) error {
 // are open go on; UDP clients have to find another way.
 func (l *Listener) Close() { l.close((*worker).acceptLast) }
 
-// Release is Close for a socket that somebody else has as well: what has connected is left to him.
+// Release is Close for a socket that is open elsewhere, too: what has connected is left for that.
 func (l *Listener) Release() { l.close(func(*worker, *Listener) {}) }
 
 // Wait waits until the threads have done what Close or Release asks for, which those do not.

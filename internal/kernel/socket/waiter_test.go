@@ -70,7 +70,7 @@ func TestWaiter(t *testing.T) {
 	closed, _ := pair(t)
 	own, _ = pair(t)
 	first, second := wait(own, time.Hour), wait(closed, time.Hour)
-	_ = closed.Close() // which nobody should do
+	_ = closed.Close() // which a caller should not do
 	if err := w.Close(); err != nil {
 		t.Error(err)
 	}
