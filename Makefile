@@ -11,7 +11,7 @@ LINT        := $(TOOL) golangci-lint
 MUTATE      ?= alloc epslice placement table workloads zone
 UNIT        := . ./internal/svc/... ./internal/alloc/... ./internal/epslice/... ./internal/placement/... ./internal/workloads/... ./internal/table/... ./internal/zone/... ./internal/env/...
 
-.PHONY: help build demo test test-unit bench check mutate fmt generate clean setup kubectl
+.PHONY: help build demo test test-unit bench check mutate fmt generate clean setup kubectl release
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -54,5 +54,8 @@ kubectl: ## make bin/kubectl from its published module
 setup: ## install the Debian packages that tests and demo use, when root
 	@test/setup.sh
 
+release: ## packages, tarballs, SBOMs and checksums for amd64 and arm64, in dist/
+	LDFLAGS='$(LDFLAGS)' tools/release/all
+
 clean: ## remove what was built
-	rm -rf bin $(SHIM)
+	rm -rf bin dist $(SHIM)

@@ -18,11 +18,17 @@ import (
 // directory.
 const adminKubeconfig = "admin.kubeconfig"
 
+// systemDataDir and systemServicesDir are root's.
+const (
+	systemDataDir     = "/var/lib/fairlead"
+	systemServicesDir = "/etc/fairlead/services.d"
+)
+
 // defaultDataDir is /var/lib/fairlead for root, and the user's state directory
 // for others (XDG base directory specification).
 func defaultDataDir() string {
 	if os.Geteuid() == 0 && !mappedRoot() {
-		return "/var/lib/fairlead"
+		return systemDataDir
 	}
 	state := os.Getenv("XDG_STATE_HOME")
 	if state == "" {

@@ -267,7 +267,7 @@ func (r *registerCommand) notReady(ctx context.Context, client kubernetes.Interf
 // defaultServicesDir is that of root; another user's 'fairlead up' has none.
 func defaultServicesDir() string {
 	if os.Geteuid() == 0 && !mappedRoot() {
-		return "/etc/fairlead/services.d"
+		return systemServicesDir
 	}
 	return ""
 }

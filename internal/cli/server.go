@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/controller"
@@ -190,5 +191,11 @@ next         export KUBECONFIG=%[2]s && kubectl get svc
 }
 
 func serverComponent(s *apiserver.Server) component {
-	return component{name: "API server", run: s.Run, ready: untilClosed(s.Ready())}
+	return component{name: "API server", run: s.Run, ready: untilClosed(s.Ready()), alive: func(ctx context.Context) error {
+		client, err := kubernetes.NewForConfig(s.ControllersConfig())
+		if err != nil {
+			return err
+		}
+		return client.CoreV1().RESTClient().Get().AbsPath("/livez/ping").Do(ctx).Error()
+	}}
 }

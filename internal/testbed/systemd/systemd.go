@@ -34,7 +34,10 @@ const program = "/lib/systemd/systemd"
 // units are what every Manager has: nothing to start, and a bus.
 var units = map[string]string{
 	"boot.target": "[Unit]\nDefaultDependencies=no\n",
-	"dbus.socket": "[Unit]\nDefaultDependencies=no\n[Socket]\nListenStream=/run/dbus/system_bus_socket\n",
+	// What units depend on without a word of it.
+	"sysinit.target": "[Unit]\nDefaultDependencies=no\n", "basic.target": "[Unit]\nDefaultDependencies=no\n",
+	"shutdown.target": "[Unit]\nDefaultDependencies=no\n",
+	"dbus.socket":     "[Unit]\nDefaultDependencies=no\n[Socket]\nListenStream=/run/dbus/system_bus_socket\n",
 	"dbus.service": "[Unit]\nDefaultDependencies=no\nRequires=dbus.socket\n[Service]\nType=notify\n" +
 		"ExecStart=dbus-daemon --system --address=systemd: --nofork --nopidfile --systemd-activation --syslog-only\n",
 }
@@ -138,9 +141,23 @@ func (m *Manager) Systemctl(args ...string) string {
 	return out
 }
 
-// command runs systemctl in the manager's PID namespace: without it the manager does not
-// know who asks.
+// Run runs a program in the manager's namespaces, which must succeed.
+func (m *Manager) Run(args ...string) string {
+	m.t.Helper()
+	out, err := m.enter(args...)
+	if err != nil {
+		m.t.Fatalf("%s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return out
+}
+
 func (m *Manager) command(args ...string) (string, error) {
+	return m.enter(append([]string{"systemctl"}, args...)...)
+}
+
+// enter runs a program in the manager's PID namespace: without it the manager does not know
+// who asks.
+func (m *Manager) enter(args ...string) (string, error) {
 	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", m.parent, m.parent))
 	first, _, _ := strings.Cut(string(children), " ")
 	if err != nil || first == "" {
@@ -148,7 +165,7 @@ func (m *Manager) command(args ...string) (string, error) {
 	}
 	ctx, cancel := context.WithTimeout(m.t.Context(), testbed.Patience)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"-t", first, "-p", "-m", "-C", "systemctl"}, args...)...)
+	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"-t", first, "-p", "-m", "-C"}, args...)...)
 	cmd.WaitDelay = testbed.Patience
 	out, err := cmd.CombinedOutput()
 	return strings.TrimSpace(string(out)), err

@@ -1,0 +1,6 @@
+#!/bin/sh
+# After a removal.
+set -e
+if [ -d /run/systemd/system ]; then
+	systemctl daemon-reload
+fi

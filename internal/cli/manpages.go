@@ -1,0 +1,53 @@
+package cli
+
+import (
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/cobra/doc"
+	"github.com/spf13/pflag"
+)
+
+// WriteManPages writes a manual page of section 1 for each command into dir; they carry the
+// date of made.
+func WriteManPages(dir string, made time.Time) error {
+	root := newRoot(streams{in: strings.NewReader(""), out: io.Discard, err: io.Discard})
+	root.DisableAutoGenTag = true
+	everywhere(root)
+	return doc.GenManTree(root, &doc.GenManHeader{Section: "1", Source: "fairlead", Manual: "fairlead", Date: &made}, dir)
+}
+
+// everywhere sets the defaults that depend on the machine or on its user to those of root.
+func everywhere(cmd *cobra.Command) {
+	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
+		f.DefValue = strings.ReplaceAll(f.DefValue, defaultDataDir(), systemDataDir)
+		switch f.Name {
+		case "node-name", "node":
+			f.DefValue = ""
+		case "config":
+			f.DefValue = systemConfigFile
+		case "services-dir":
+			f.DefValue = systemServicesDir
+		}
+	})
+	for _, c := range cmd.Commands() {
+		everywhere(c)
+	}
+}
+
+// WriteCompletion writes what lets a shell (bash, zsh or fish) complete commands, flags and
+// their values.
+func WriteCompletion(w io.Writer, shell string) error {
+	root := newRoot(streams{in: strings.NewReader(""), out: io.Discard, err: io.Discard})
+	switch shell {
+	case "bash":
+		return root.GenBashCompletionV2(w, true)
+	case "zsh":
+		return root.GenZshCompletion(w)
+	case "fish":
+		return root.GenFishCompletion(w, true)
+	}
+	return usagef("%q is no shell that can be completed; want bash, zsh or fish", shell)
+}
