@@ -22,7 +22,7 @@ func TestMain(m *testing.M) { testbed.Main(m) }
 // watchedNode is a Node that takes part, at these addresses.
 func watchedNode(name string, addrs ...string) *corev1.Node {
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{svc.PeerWatchAnnotation: "true"}}}
-	n.Status.DaemonEndpoints.KubeletEndpoint.Port = 10250 // where nobody listens
+	n.Status.DaemonEndpoints.KubeletEndpoint.Port = 10250 // where nothing listens
 	for _, a := range addrs {
 		n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a})
 	}

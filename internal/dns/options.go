@@ -39,8 +39,8 @@ type Options struct {
 	// made from. If it is nil, the caller fills the zone (Zone) and the Server is
 	// ready at once.
 	Client kubernetes.Interface
-	// Progress gets which versions of Services and EndpointSlices are answered; nil for
-	// nobody.
+	// Progress gets which versions of Services and EndpointSlices are answered; nil
+	// for none.
 	Progress *barrier.Progress
 	// Listen are the addresses to answer on, over UDP and TCP, such as
 	// "10.0.0.5:53", "[::1]:53" or ":53". Port 0 takes a free one.

@@ -116,7 +116,7 @@ func TestWrongPools(t *testing.T) {
 	r.wants("one", "198.51.100.1")
 	r.service("two", annotate(dialect.LBPool, "services"))
 	r.wantEvent("two", "AddressPoolNotAllowed", "it cannot be used: 10.96.0.0/16 overlaps the range")
-	// Somebody else's claim is respected, and when it goes the address is found free by the
+	// Another client's claim is respected, and when it goes the address is found free by the
 	// next term.
 	_, err = r.client.NetworkingV1().IPAddresses().Create(ctx, &networkingv1.IPAddress{
 		ObjectMeta: metav1.ObjectMeta{Name: "198.51.100.2"},

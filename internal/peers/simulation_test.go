@@ -150,7 +150,7 @@ func (c *cluster) kill(list ...*machine) (took time.Duration) {
 }
 
 // In a cluster of 1,000, as in one of 10, a machine asks three questions a second. One death, and three at once, are known
-// within 5 s, and nobody else is condemned, also while one of ten questions is lost.
+// within 5 s, and no other is condemned, also while one of ten questions is lost.
 func TestSimulationOfDeaths(t *testing.T) {
 	for _, n := range []int{10, 1000} {
 		c := newSimulation(t, n)
@@ -179,7 +179,7 @@ func TestSimulationOfDeaths(t *testing.T) {
 	}
 }
 
-// Bad links condemn nobody: one between two machines, all of one machine in one direction or both, while it reaches the
+// Bad links condemn no node: one between two machines, all of one machine in one direction or both, while it reaches the
 // API server, or not enough of them to be most.
 func TestSimulationOfBadLinks(t *testing.T) {
 	for name, lost := range map[string]func(from, to int) bool{
@@ -198,7 +198,7 @@ func TestSimulationOfBadLinks(t *testing.T) {
 }
 
 // A cluster that comes apart in halves: those on the side of the API server condemn at most as many as they are. If most are
-// on the other side, nobody is condemned beyond half, and the graces of the Leases decide.
+// on the other side, no node is condemned beyond half, and the graces of the Leases decide.
 func TestSimulationOfPartitions(t *testing.T) {
 	for _, here := range []int{50, 30, 70} {
 		c := newSimulation(t, 100)

@@ -82,8 +82,8 @@ func TestWatchReportsNoneItNeverHeard(t *testing.T) {
 	l.want(t, "never heard since it is watched again")
 }
 
-// A watcher that hears nobody reports nobody, however its questions are spread over time; one that
-// has reported somebody before goes on.
+// A watcher that hears no answer reports no node, however its questions are spread over time; one that
+// has reported one before goes on.
 func TestWatchSuspectsItsOwnLink(t *testing.T) {
 	for offset := time.Duration(0); offset < 2*Period; offset += Step {
 		l := newLink("a")

@@ -40,8 +40,8 @@ type Options struct {
 	Schedulers []string
 	// Unweighted is that of table.Config; nil is for modes that choose evenly.
 	Unweighted func(scheduler string) string
-	// Progress gets which versions of Services and EndpointSlices are programmed; nil for
-	// nobody.
+	// Progress gets which versions of Services and EndpointSlices are programmed; nil
+	// for none.
 	Progress *barrier.Progress
 	// Log receives what happens; nil discards it.
 	Log *slog.Logger

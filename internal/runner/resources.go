@@ -163,7 +163,7 @@ func limitsOf(r corev1.ResourceRequirements) cgroup.Limits {
 
 // weight turns thousandths of a processor into a cpu.weight, by way of the shares of
 // version 1, as the OCI runtimes under a kubelet do (runc 1.3.2, crun 1.23): a processor
-// weighs 100, like a group that nobody has given a weight (opencontainers/cgroups,
+// weighs 100, like a group without a weight of its own (opencontainers/cgroups,
 // ConvertCPUSharesToCgroupV2Value; kubernetes/kubernetes#131216).
 func weight(milli int64) int64 {
 	shares := min(max(milli*1024/1000, 2), 262144)

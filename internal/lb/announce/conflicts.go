@@ -50,7 +50,7 @@ func (a *Announcer) isOwn(mac MAC) bool {
 	return slices.ContainsFunc(a.links, func(l link.Interface) bool { return l.MAC == mac })
 }
 
-// claimed handles that another machine says that it has an address.
+// claimed handles that another machine reports having an address.
 func (a *Announcer) claimed(d *device, q question) {
 	if a.opts.IsPeer(q.mac) {
 		return
