@@ -64,11 +64,17 @@ func (p *postgres) ask(at, sql string) (string, error) {
 	return strings.TrimSpace(out), err
 }
 
-// examples/postgresql: the Service of the primary follows it to a replica that is promoted, and
-// that for reads goes on.
-func TestPostgreSQL(t *testing.T) {
+// Real programs behind Services, registered on nodes that have not started them.
+func TestRegisteredPrograms(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
+	testPostgreSQL(t, c)
+	testPrograms(t, c)
+}
+
+// examples/postgresql: the Service of the primary follows it to a replica that is promoted, and
+// that for reads goes on.
+func testPostgreSQL(t *testing.T, c *cluster) {
 	second := c.network.Outside("second")
 	second.Sysctl("net/ipv4/ip_forward", "1")
 	c.cleansUp(second, "second")
