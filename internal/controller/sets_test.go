@@ -19,8 +19,11 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// agents do what the agents of all nodes would: Pods that are bound run and are ready, and
-// those that are deleted end.
+// stuck is the version of a template whose Pods never run.
+const stuck = "stuck"
+
+// agents do what the agents of all nodes would: Pods that are bound run and are ready, but for
+// those that are stuck, and those that are deleted end.
 func (r *rig) agents() {
 	r.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -37,7 +40,7 @@ func (r *rig) agents() {
 			now := metav1.NewPreconditionDeleteOptions(string(p.UID))
 			now.GracePeriodSeconds = new(int64(0))
 			err = api.Delete(ctx, p.Name, *now)
-		case p.Status.Phase == corev1.PodPending:
+		case p.Status.Phase == corev1.PodPending && versionOf(p) != stuck:
 			ips++
 			p = p.DeepCopy()
 			p.Status = runningStatus(fmt.Sprintf("10.244.0.%d", ips), true)
