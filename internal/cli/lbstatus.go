@@ -28,6 +28,14 @@ import (
 // fields are only ever added.
 type lbReport struct {
 	Services []lbService `json:"services"`
+	// NotAnnouncing are the nodes that announce no address, whatever happens to the others.
+	NotAnnouncing []lbIdleNode `json:"notAnnouncing,omitempty"`
+}
+
+// lbIdleNode is a node that announces no address, and why.
+type lbIdleNode struct {
+	Node   string `json:"node"`
+	Reason string `json:"reason"`
 }
 
 type lbService struct {
@@ -153,8 +161,9 @@ func collectLB(ctx context.Context, client kubernetes.Interface, own *v1.Client,
 	if err != nil {
 		return nil, err
 	}
-	owners := ownersOf(speakers.Items, silentNodes(ctx, client))
-	r := &lbReport{Services: []lbService{}}
+	silent := silentNodes(ctx, client)
+	owners := ownersOf(speakers.Items, silent)
+	r := &lbReport{Services: []lbService{}, NotAnnouncing: idleNodes(speakers.Items, silent)}
 	for i := range services {
 		s := &services[i]
 		out := lbService{Namespace: s.Namespace, Name: s.Name, Addresses: []lbAddress{}, Pending: len(s.Status.LoadBalancer.Ingress) == 0}
@@ -165,10 +174,10 @@ func collectLB(ctx context.Context, client kubernetes.Interface, own *v1.Client,
 			slices.SortFunc(list, func(a, b lbOwner) int { return cmp.Compare(a.Node, b.Node) })
 			out.Addresses = append(out.Addresses, lbAddress{cmp.Or(ing.IP, ing.Hostname), pools[ing.IP], append([]lbOwner{}, list...)})
 		}
-		silent := func(a lbAddress) bool { return len(a.Owners) == 0 }
+		unowned := func(a lbAddress) bool { return len(a.Owners) == 0 }
 		if out.Pending {
 			out.Reason = lastWarning(ctx, client, s, "")
-		} else if slices.ContainsFunc(out.Addresses, silent) {
+		} else if slices.ContainsFunc(out.Addresses, unowned) {
 			out.Reason = lastWarning(ctx, client, s, lb.NotAnnounceable)
 		}
 		r.Services = append(r.Services, out)
@@ -176,7 +185,29 @@ func collectLB(ctx context.Context, client kubernetes.Interface, own *v1.Client,
 	return r, nil
 }
 
-// silentNodes returns the nodes that nothing is heard of, as far as Nodes may be read.
+// idleNodes returns the nodes that announce nothing: those whose speaker says so, and those of nodes that have no speaker, as with
+// --lb-announce none. A node that nothing is heard of is not meant.
+func idleNodes(speakers []v1.Speaker, nodes map[string]bool) (out []lbIdleNode) {
+	has := map[string]bool{}
+	for _, s := range speakers {
+		switch has[s.Name] = true; {
+		case nodes[s.Name]:
+		case s.Status.Announce == lb.AnnounceNone:
+			out = append(out, lbIdleNode{s.Name, "--lb-announce none"})
+		case !s.Status.Eligible:
+			out = append(out, lbIdleNode{s.Name, cmp.Or(s.Status.Reason, "it is not eligible")})
+		}
+	}
+	for name, silent := range nodes {
+		if !has[name] && !silent {
+			out = append(out, lbIdleNode{name, "it has no speaker, or one with --lb-announce none"})
+		}
+	}
+	slices.SortFunc(out, func(a, b lbIdleNode) int { return cmp.Compare(a.Node, b.Node) })
+	return out
+}
+
+// silentNodes returns all nodes, and which of them nothing is heard of, as far as Nodes may be read.
 func silentNodes(ctx context.Context, client kubernetes.Interface) map[string]bool {
 	list, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -268,6 +299,9 @@ func (r *lbReport) print(out io.Writer) error {
 		for _, k := range slices.Sorted(maps.Keys(s.Tags)) {
 			fmt.Fprintf(out, "tag of %s/%s: %s\n", s.Namespace, s.Name, plainLine(k+"="+s.Tags[k]))
 		}
+	}
+	for _, n := range r.NotAnnouncing {
+		fmt.Fprintf(out, "node %s announces nothing: %s\n", n.Node, plainLine(n.Reason))
 	}
 	return nil
 }

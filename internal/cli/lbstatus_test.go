@@ -36,6 +36,27 @@ func TestStaleOwners(t *testing.T) {
 	}
 }
 
+// A node with --lb-announce none is shown, and so is one that may not announce; one that does, or died, is not.
+func TestNodesThatAnnounceNothing(t *testing.T) {
+	speaker := func(name string, status v1.SpeakerStatus) v1.Speaker {
+		return v1.Speaker{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: status}
+	}
+	r := &lbReport{Services: []lbService{{Namespace: "shop", Name: "web", Pending: true, Way: "direct"}}}
+	r.NotAnnouncing = idleNodes([]v1.Speaker{
+		speaker("announces", v1.SpeakerStatus{Eligible: true, Announce: "arp"}), speaker("dead", v1.SpeakerStatus{}),
+		speaker("excluded", v1.SpeakerStatus{Announce: "arp", Reason: "it is cordoned"}),
+	}, map[string]bool{"announces": false, "dead": true, "excluded": false, "gone": true, "none": false})
+	var out strings.Builder
+	if err := r.print(&out); err != nil {
+		t.Fatal(err)
+	}
+	_, got, _ := strings.Cut(out.String(), "node ")
+	want := "excluded announces nothing: it is cordoned\nnode none announces nothing: it has no speaker, or one with --lb-announce none\n"
+	if got != want {
+		t.Errorf("%s", out.String())
+	}
+}
+
 // Tags are shown after the table, without anything that a terminal would take for its own (behaviour 130).
 func TestTagsOfLoadBalancers(t *testing.T) {
 	r := &lbReport{Services: []lbService{{Namespace: "shop", Name: "web", Pending: true, Way: "direct",
