@@ -55,6 +55,7 @@ var rooms = map[string]int{
 	"lb/announce":         3,
 	"lb/filter":           2,
 	"agent":               4,
+	"preflight":           4,
 	"apiserver":           4,
 	"proxy":               4,
 	"runner":              4,

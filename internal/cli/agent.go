@@ -357,6 +357,7 @@ the Pods it started stay when it stops, and are found again when it starts;
 				return err
 			}
 			go warnOfInlineCertificate(cmd.Context(), log, cfg)
+			go f.warnOfMachine(cmd.Context(), log)
 			if len(f.nodeIPs) == 0 {
 				if f.nodeIPs, err = machineAddresses(serverAddrs(cfg, log)); err != nil {
 					return err

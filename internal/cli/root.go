@@ -11,9 +11,12 @@ import (
 	"net/url"
 	"os"
 	"os/signal"
+	"runtime"
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/fairlead/fairlead/internal/apiserver"
 )
 
 // Exit codes of the command.
@@ -128,7 +131,7 @@ and their values.`,
 		newProxy(g), newDNS(g), newControllers(g), newLB(g),
 		newRun(g), newScale(g), newRestart(g), newRm(g), newPs(g), newLogs(g),
 		newRegister(g), newDeregister(g), newStatus(g), newTop(g),
-		newEnv(g), newKubeconfig(g), newToken(g), newConfig(g), newBackup(g), newRestore(g), newCleanup(g), newVersion(g),
+		newEnv(g), newKubeconfig(g), newToken(g), newConfig(g), newBackup(g), newRestore(g), newCheck(g), newCleanup(g), newVersion(g),
 	)
 	addConfigFile(root)
 	addCompletion(root)
@@ -174,14 +177,32 @@ func remedy(err error) string {
 	return ""
 }
 
+// versionInfo is what 'fairlead version -o json' prints.
+type versionInfo struct {
+	Version    string `json:"version"`
+	Kubernetes string `json:"kubernetes"` // the API's
+	Go         string `json:"go"`
+	Platform   string `json:"platform"`
+}
+
 func newVersion(g *global) *cobra.Command {
-	return &cobra.Command{
-		Use:   "version",
-		Short: "Print the version",
-		Args:  noArgs,
+	var output outputFlag
+	cmd := &cobra.Command{
+		Use:     "version",
+		Short:   "Print the version",
+		Example: "  fairlead version -o json",
+		Args:    noArgs,
+		PreRunE: func(*cobra.Command, []string) error { return output.check() },
 		RunE: func(*cobra.Command, []string) error {
-			_, err := fmt.Fprintln(g.out, "fairlead", version)
-			return err
+			info := versionInfo{
+				Version: version, Kubernetes: apiserver.Version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH,
+			}
+			return output.write(g.out, info, func(w io.Writer) error {
+				_, err := fmt.Fprintln(w, "fairlead", version)
+				return err
+			})
 		},
 	}
+	output.add(cmd)
+	return cmd
 }

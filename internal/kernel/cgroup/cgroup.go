@@ -35,14 +35,9 @@ type Tree struct{ dir string }
 // else below the group of this process, if that is delegated to it. Two processes may
 // have one tree, if they name groups differently.
 func Open(name string) (*Tree, error) {
-	top, err := mountPoint()
+	top, err := hierarchy()
 	if err != nil {
 		return nil, err
-	}
-	have := words(filepath.Join(top, "cgroup.controllers"))
-	if i := slices.IndexFunc(controllers, func(c string) bool { return !slices.Contains(have, c) }); i >= 0 {
-		return nil, fmt.Errorf("%w: controller %s is not in cgroup v2 (%s has %q); boot with systemd.unified_cgroup_hierarchy=1",
-			ErrUnavailable, controllers[i], top, have)
 	}
 	own, err := ownGroup()
 	if err != nil {
@@ -72,6 +67,26 @@ func Open(name string) (*Tree, error) {
 		errs = append(errs, err)
 	}
 	return nil, fmt.Errorf("%w: %w; run as root, or in a unit with Delegate=yes", ErrUnavailable, errors.Join(errs...))
+}
+
+// Supported returns why the kernel has no groups to limit processes with, whoever asks.
+func Supported() error {
+	_, err := hierarchy()
+	return err
+}
+
+// hierarchy returns where cgroup v2 is mounted, which has all controllers.
+func hierarchy() (string, error) {
+	top, err := mountPoint()
+	if err != nil {
+		return "", err
+	}
+	have := words(filepath.Join(top, "cgroup.controllers"))
+	if i := slices.IndexFunc(controllers, func(c string) bool { return !slices.Contains(have, c) }); i >= 0 {
+		return "", fmt.Errorf("%w: controller %s is not in cgroup v2 (%s has %q); boot with systemd.unified_cgroup_hierarchy=1",
+			ErrUnavailable, controllers[i], top, have)
+	}
+	return top, nil
 }
 
 // mountPoint returns where cgroup v2 is mounted.

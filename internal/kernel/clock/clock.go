@@ -17,3 +17,9 @@ func Boot() time.Duration {
 	}
 	return time.Duration(t.Nano())
 }
+
+// Synchronized reports whether something keeps the kernel's clock right (adjtimex(2)).
+func Synchronized() (bool, error) {
+	state, err := unix.Adjtimex(&unix.Timex{})
+	return state != unix.TIME_ERROR, err
+}

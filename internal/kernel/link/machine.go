@@ -119,18 +119,18 @@ func rank(device int, preferred way, uplinks []int) int {
 // reachable reports whether a device can have an address that others reach.
 func reachable(l netlink.Link, uplink bool) bool {
 	a := l.Attrs()
-	for _, own := range []string{"fairlead-", "fl0", "docker"} {
-		if strings.HasPrefix(a.Name, own) {
-			return false
-		}
-	}
 	switch {
-	case strings.HasPrefix(a.Alias, alias), l.Type() == "dummy":
+	case Ours(a.Name), strings.HasPrefix(a.Name, "docker"), strings.HasPrefix(a.Alias, alias), l.Type() == "dummy":
 		return false
 	case l.Type() == "bridge":
 		return uplink
 	}
 	return true
+}
+
+// Ours reports whether a device is one that a node makes for its Pods or Services.
+func Ours(name string) bool {
+	return strings.HasPrefix(name, "fairlead-") || strings.HasPrefix(name, "fl0")
 }
 
 func toAddr(ip []byte) netip.Addr {

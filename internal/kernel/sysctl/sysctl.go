@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // Set gives a parameter, named with slashes as below /proc/sys, a value, unless
@@ -20,6 +22,9 @@ func Set(key, value string) error {
 	}
 	return nil
 }
+
+// Writable reports whether this process may set a parameter, named as for Set.
+func Writable(key string) bool { return unix.Access("/proc/sys/"+key, unix.W_OK) == nil }
 
 // HardenPod sets the parameters of the network namespace the calling process
 // is in as a pod wants them, before its devices arrive: every packet to other

@@ -1,0 +1,43 @@
+package preflight
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/fairlead/fairlead/internal/kernel/cgroup"
+	"github.com/fairlead/fairlead/internal/kernel/clock"
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
+)
+
+func clocks() []Finding {
+	if synced, err := clock.Synchronized(); err == nil && !synced {
+		return []Finding{{"clock", Warning, "the kernel does not know of a source that keeps its clock right",
+			"run chrony or systemd-timesyncd: certificates and tokens are valid from one time to another"}}
+	}
+	return []Finding{{"clock", OK, "is kept right, as far as the kernel says", ""}}
+}
+
+func groups() []Finding {
+	if err := cgroup.Supported(); err != nil {
+		return []Finding{{"cgroups", Warning, "limits of Pods are not enforced: " + oneLine(err),
+			"give the machine control groups of version 2 alone, or do without limits"}}
+	}
+	return []Finding{{"cgroups", OK, "version 2, with cpu, memory and pids", ""}}
+}
+
+func lowDisk(dir string) (string, error) {
+	s, err := fileio.SpaceOf(dir)
+	if err != nil {
+		return "", err
+	}
+	const least = 1 << 30
+	if s.Free < min(least, s.Total/10) {
+		return fmt.Sprintf("the disk of %s has %d MiB free", dir, s.Free>>20), nil
+	}
+	if s.FreeInodes < s.Inodes/20 {
+		return fmt.Sprintf("less than 5 %% of the inodes of the disk of %s are free", dir), nil
+	}
+	return "", nil
+}
+
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
