@@ -68,15 +68,8 @@ func (c *daemonSets) all() {
 
 // orphan has the DaemonSets look at a Pod that they might adopt.
 func (c *daemonSets) orphan(pod *corev1.Pod) {
-	if pod.DeletionTimestamp != nil || len(pod.Labels) == 0 {
-		return
-	}
-	list, _ := c.informers.Apps().V1().DaemonSets().Lister().DaemonSets(pod.Namespace).List(labels.Everything())
-	for _, d := range list {
-		if selector, err := metav1.LabelSelectorAsSelector(d.Spec.Selector); err == nil && selector.Matches(labels.Set(pod.Labels)) {
-			c.loop.Queue.Add(nameOf(d))
-		}
-	}
+	list := c.informers.Apps().V1().DaemonSets().Lister().DaemonSets(pod.Namespace).List
+	eachAdopter(pod, list, func(s *appsv1.DaemonSet) *metav1.LabelSelector { return s.Spec.Selector }, c.loop.Queue.Add)
 }
 
 func (c *daemonSets) sync(ctx context.Context, name svc.Name) error {

@@ -50,6 +50,21 @@ func newDependents[T metav1.Object](s *controllerContext, informer cache.SharedI
 	}, o.forget))
 }
 
+// eachAdopter calls adopt with the name of each owner of list that selects an object.
+func eachAdopter[T metav1.Object](obj metav1.Object, list func(labels.Selector) ([]T, error),
+	selectorOf func(T) *metav1.LabelSelector, adopt func(svc.Name),
+) {
+	if obj.GetDeletionTimestamp() != nil || len(obj.GetLabels()) == 0 {
+		return
+	}
+	owners, _ := list(labels.Everything())
+	for _, o := range owners {
+		if selector, err := metav1.LabelSelectorAsSelector(selectorOf(o)); err == nil && selector.Matches(labels.Set(obj.GetLabels())) {
+			adopt(nameOf(o))
+		}
+	}
+}
+
 func (o *dependents[T]) ownerOf(obj T) (svc.Name, bool) {
 	ref := metav1.GetControllerOfNoCopy(obj)
 	if ref == nil || ref.Kind != o.kind.Kind || ref.APIVersion != o.kind.GroupVersion().String() {

@@ -10,7 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fairlead/fairlead/internal/loop"
@@ -50,15 +49,8 @@ func newDeployments(s *controllerContext) (func(ctx context.Context), error) {
 
 // orphan has the Deployments look at a ReplicaSet that they might adopt.
 func (c *deployments) orphan(r *appsv1.ReplicaSet) {
-	if r.DeletionTimestamp != nil || len(r.Labels) == 0 {
-		return
-	}
-	list, _ := c.informers.Apps().V1().Deployments().Lister().Deployments(r.Namespace).List(labels.Everything())
-	for _, d := range list {
-		if selector, err := metav1.LabelSelectorAsSelector(d.Spec.Selector); err == nil && selector.Matches(labels.Set(r.Labels)) {
-			c.loop.Queue.Add(nameOf(d))
-		}
-	}
+	list := c.informers.Apps().V1().Deployments().Lister().Deployments(r.Namespace).List
+	eachAdopter(r, list, func(s *appsv1.Deployment) *metav1.LabelSelector { return s.Spec.Selector }, c.loop.Queue.Add)
 }
 
 // podChanged lets a Deployment with the strategy Recreate go on when a Pod has ended.

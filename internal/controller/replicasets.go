@@ -48,15 +48,8 @@ func newReplicaSets(s *controllerContext) (func(ctx context.Context), error) {
 
 // orphan has the ReplicaSets look at a Pod that they might adopt.
 func (c *replicaSets) orphan(pod *corev1.Pod) {
-	if pod.DeletionTimestamp != nil || len(pod.Labels) == 0 {
-		return
-	}
-	list, _ := c.informers.Apps().V1().ReplicaSets().Lister().ReplicaSets(pod.Namespace).List(labels.Everything())
-	for _, r := range list {
-		if selector, err := metav1.LabelSelectorAsSelector(r.Spec.Selector); err == nil && selector.Matches(labels.Set(pod.Labels)) {
-			c.loop.Queue.Add(nameOf(r))
-		}
-	}
+	list := c.informers.Apps().V1().ReplicaSets().Lister().ReplicaSets(pod.Namespace).List
+	eachAdopter(pod, list, func(s *appsv1.ReplicaSet) *metav1.LabelSelector { return s.Spec.Selector }, c.loop.Queue.Add)
 }
 
 func (c *replicaSets) sync(ctx context.Context, name svc.Name) error {
