@@ -15,14 +15,16 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
+// What the node serves: a listener, its node port, the port of its health check, and something else.
+const port, nodePort, healthPort, other22 = 80, 30080, 30999, 22
+
 // The three rules of a Network Load Balancer (behaviour 141): its clients reach its port and its node port, and tell of the
 // path's MTU; the network of health checks reaches the node port and the health check's; all else is as without it. They have
 // the names that AWS's rules have.
 func TestRulesOfNetworkLoadBalancers(t *testing.T) {
 	n := testbed.NewNetwork(t)
 	node, client, checker, stranger := n.Host("node"), n.Outside("client"), n.Outside("checker"), n.Outside("stranger")
-	const port, nodePort, healthPort, other = 80, 30080, 30999, 22
-	for _, p := range []uint16{port, nodePort, healthPort, other} {
+	for _, p := range []uint16{port, nodePort, healthPort, other22} {
 		node.Serve(svc.TCP, p)
 	}
 	for _, h := range []*testbed.Host{client, checker, stranger} {
@@ -56,35 +58,9 @@ func TestRulesOfNetworkLoadBalancers(t *testing.T) {
 		}
 	})
 	defer raw.Close()
-	// check tries everything from a host: what is wanted has its time, what is dropped is not waited for.
 	check := func(when string, h *testbed.Host, want ...string) {
 		t.Helper()
-		try := func(what string, do func(limit time.Duration) bool) {
-			limit, wanted := 300*time.Millisecond, slices.Contains(want, what)
-			if wanted {
-				limit = patience
-			}
-			if got := do(limit); got != wanted {
-				t.Errorf("%s: %s from %s: %t, want %t", when, what, h.Name(), got, wanted)
-			}
-		}
-		connect := func(what string, a netip.Addr, port uint16) {
-			try(what, func(limit time.Duration) bool {
-				var c net.Conn
-				var err error
-				if h.Do(func() { c, err = net.DialTimeout("tcp", netip.AddrPortFrom(a, port).String(), limit) }); err == nil {
-					_ = c.Close()
-				}
-				return err == nil
-			})
-		}
-		for i, a := range []netip.Addr{node.Addr4(), node.Addr6()} {
-			connect("listener", vips[i], port)
-			connect("node port", a, nodePort)
-			connect("health", a, healthPort)
-			connect("other", a, other)
-		}
-		try("mtu", func(limit time.Duration) bool { return arrives(t, h, raw, limit) })
+		tryAll(t, when, h, node, raw, want)
 	}
 	check("client", client, "listener", "node port", "other", "mtu")
 	check("health check", checker, "node port", "health", "other")
@@ -112,6 +88,37 @@ func TestRulesOfNetworkLoadBalancers(t *testing.T) {
 			t.Errorf("left: %v\n%s", err, out)
 		}
 	})
+}
+
+// tryAll tries everything from a host: what is wanted has its time, what is dropped is not waited for.
+func tryAll(t *testing.T, when string, h, node *testbed.Host, raw net.PacketConn, want []string) {
+	t.Helper()
+	try := func(what string, do func(limit time.Duration) bool) {
+		limit, wanted := 300*time.Millisecond, slices.Contains(want, what)
+		if wanted {
+			limit = patience
+		}
+		if got := do(limit); got != wanted {
+			t.Errorf("%s: %s from %s: %t, want %t", when, what, h.Name(), got, wanted)
+		}
+	}
+	connect := func(what string, a netip.Addr, port uint16) {
+		try(what, func(limit time.Duration) bool {
+			var c net.Conn
+			var err error
+			if h.Do(func() { c, err = net.DialTimeout("tcp", netip.AddrPortFrom(a, port).String(), limit) }); err == nil {
+				_ = c.Close()
+			}
+			return err == nil
+		})
+	}
+	for i, a := range []netip.Addr{node.Addr4(), node.Addr6()} {
+		connect("listener", vips[i], port)
+		connect("node port", a, nodePort)
+		connect("health", a, healthPort)
+		connect("other", a, other22)
+	}
+	try("mtu", func(limit time.Duration) bool { return arrives(t, h, raw, limit) })
 }
 
 // arrives reports whether a message that fragmentation is needed, by ICMP, gets from a host to a socket of the node.
