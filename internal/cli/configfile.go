@@ -251,6 +251,9 @@ func (c *configFile) set(cmd *cobra.Command, s setting) error {
 		return c.errorf(s.value, "%s: fairlead %s has no such flag%s", s.path(), s.command, didYouMean(s.flag, "", names))
 	}
 	values, err := texts(f, s.value)
+	if list, ok := f.Value.(pflag.SliceValue); err == nil && ok && len(values) == 0 {
+		err = list.Replace(nil)
+	}
 	if err != nil {
 		return c.errorf(s.value, "%s: %w", s.path(), err)
 	}
@@ -294,7 +297,7 @@ func settableNames(cmd *cobra.Command) (names []string) {
 }
 
 // texts returns what to call the flag's Set with, one after the other: several values for a
-// flag that may be given several times, one with commas for a list.
+// flag that may be given several times, none for an empty one, one with commas for a list.
 func texts(f *pflag.Flag, n *yaml.Node) ([]string, error) {
 	kind := f.Value.Type()
 	_, list := f.Value.(pflag.SliceValue)
@@ -326,8 +329,6 @@ func texts(f *pflag.Flag, n *yaml.Node) ([]string, error) {
 	}
 	_, repeated := f.Value.(repeatedFlag)
 	switch {
-	case list && len(items) == 0:
-		return []string{""}, nil
 	case list || repeated:
 		return items, nil
 	case strings.HasSuffix(kind, ",..."):
