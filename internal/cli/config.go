@@ -19,6 +19,8 @@ func newConfig(g *global) *cobra.Command {
 		Short: "Check and show the configuration file",
 		Long: `Check and show the configuration file, in which every flag of the commands that run
 for long has a line (docs/configuration.md).`,
+		Example: `  fairlead config check
+  fairlead config show agent`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
