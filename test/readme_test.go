@@ -11,18 +11,41 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
-// The commands of the README that are marked so work as they stand, one after
-// the other.
-func TestReadme(t *testing.T) {
-	text, err := os.ReadFile("../README.md")
+// block is commands of a page that are marked, in the namespace of 'fairlead up' if inside.
+type block struct {
+	commands []string
+	inside   bool
+}
+
+// blocks returns the marked blocks of a page, of which there are n.
+func blocks(t *testing.T, page string, n int) (out []block) {
+	t.Helper()
+	text, err := os.ReadFile(page)
 	if err != nil {
 		t.Fatal(err)
 	}
-	block := regexp.MustCompile("(?s)<!-- run by test/readme_test.go(, inside)? -->\n```console\n(.*?)```")
-	found := block.FindAllStringSubmatch(string(text), -1)
-	if len(found) != 2 {
-		t.Fatalf("the README has %d marked blocks, want 2", len(found))
+	marked := regexp.MustCompile("(?s)<!-- run by test/readme_test.go(, inside)? -->\n```console\n(.*?)```")
+	for _, found := range marked.FindAllStringSubmatch(string(text), -1) {
+		b := block{inside: found[1] != ""}
+		for l := range strings.Lines(found[2]) {
+			command, ok := strings.CutPrefix(l, "$ ")
+			if !ok {
+				t.Fatalf("%s: %q in a marked block is not a command", page, l)
+			}
+			b.commands = append(b.commands, command)
+		}
+		out = append(out, b)
 	}
+	if len(out) != n {
+		t.Fatalf("%s has %d marked blocks, want %d", page, len(out), n)
+	}
+	return out
+}
+
+// The commands of the README and of docs/sets.md that are marked so work as they stand, one
+// after the other.
+func TestReadme(t *testing.T) {
+	all := append(blocks(t, "../README.md", 3), blocks(t, "../docs/sets.md", 2)...)
 	u := newUser(t)
 	_, pid := u.up()
 	for name, target := range map[string]string{"bin": u.dir, "examples": mustAbs(t, "../examples")} {
@@ -30,24 +53,19 @@ func TestReadme(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, b := range found {
-		script := "set -e\nPATH=$PWD:$PATH\n"
-		for l := range strings.Lines(b[2]) {
-			command, ok := strings.CutPrefix(l, "$ ")
-			if !ok {
-				t.Fatalf("%q in a marked block is not a command", l)
-			}
-			script += command
-		}
+	// The programs are in /tmp, and Pods of sets have one of their own (docs/sets.md).
+	process.Output(t, u.command("kubectl", "label", "namespace", "default", "pod-security.kubernetes.io/enforce=privileged"))
+	for i, b := range all {
+		script := "set -e\nPATH=$PWD:$PATH\n" + strings.Join(b.commands, "")
 		var cmd *exec.Cmd
-		if b[1] == "" {
-			cmd = u.command("sh", "-c", script)
-		} else {
+		if b.inside {
 			cmd = u.in(pid, script)
+		} else {
+			cmd = u.command("sh", "-c", script)
 		}
 		out := process.Output(t, cmd)
-		if !strings.Contains(out, "my") {
-			t.Errorf("the commands printed %q", out)
+		if want := []string{"my-service", "myapp", "deployment", "web", "deployment"}[i]; !strings.Contains(out, want) {
+			t.Errorf("block %d printed %q, want something of %q", i, out, want)
 		}
 		t.Log(out)
 	}
