@@ -14,7 +14,7 @@ func TestCompletion(t *testing.T) {
 		"agent --upstream-policy ":               "random sequential",
 		"dns --pod-records ":                     "insecure verified disabled",
 		"status -o ":                             "table json",
-		"server --controllers endpointslice,end": "endpointslice,endpoints endpointslice,endpointslicemirroring",
+		"server --controllers endpointslice,end": "endpointslice,endpoints endpointslice,endpointslicemirroring endpointslice,endpointcheck",
 		"proxy --balance ":                       "random roundrobin",
 		"run --node ":                            "",
 		"token revoke ":                          "",

@@ -163,7 +163,10 @@ func collectLB(ctx context.Context, client kubernetes.Interface, own *v1.Client,
 	}
 	silent := silentNodes(ctx, client)
 	owners := ownersOf(speakers.Items, silent)
-	r := &lbReport{Services: []lbService{}, NotAnnouncing: idleNodes(speakers.Items, silent)}
+	r := &lbReport{Services: []lbService{}}
+	if name == "" {
+		r.NotAnnouncing = idleNodes(speakers.Items, silent)
+	}
 	for i := range services {
 		s := &services[i]
 		out := lbService{Namespace: s.Namespace, Name: s.Name, Addresses: []lbAddress{}, Pending: len(s.Status.LoadBalancer.Ingress) == 0}
@@ -194,7 +197,7 @@ func idleNodes(speakers []v1.Speaker, nodes map[string]bool) (out []lbIdleNode) 
 		case nodes[s.Name]:
 		case s.Status.Announce == lb.AnnounceNone:
 			out = append(out, lbIdleNode{s.Name, "--lb-announce none"})
-		case !s.Status.Eligible:
+		case !s.Status.Eligible && len(s.Status.Addresses) == 0:
 			out = append(out, lbIdleNode{s.Name, cmp.Or(s.Status.Reason, "it is not eligible")})
 		}
 	}

@@ -45,6 +45,7 @@ func TestNodesThatAnnounceNothing(t *testing.T) {
 	r.NotAnnouncing = idleNodes([]v1.Speaker{
 		speaker("announces", v1.SpeakerStatus{Eligible: true, Announce: "arp"}), speaker("dead", v1.SpeakerStatus{}),
 		speaker("excluded", v1.SpeakerStatus{Announce: "arp", Reason: "it is cordoned"}),
+		speaker("leaves", v1.SpeakerStatus{Announce: "arp", Addresses: []v1.AnnouncedAddress{{Address: "192.0.2.1"}}}),
 	}, map[string]bool{"announces": false, "dead": true, "excluded": false, "gone": true, "none": false})
 	var out strings.Builder
 	if err := r.print(&out); err != nil {
