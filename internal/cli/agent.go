@@ -357,7 +357,6 @@ the Pods it started stay when it stops, and are found again when it starts;
 				return err
 			}
 			go warnOfInlineCertificate(cmd.Context(), log, cfg)
-			go f.warnOfMachine(cmd.Context(), log)
 			if len(f.nodeIPs) == 0 {
 				if f.nodeIPs, err = machineAddresses(serverAddrs(cfg, log)); err != nil {
 					return err
@@ -376,6 +375,7 @@ the Pods it started stay when it stops, and are found again when it starts;
 			if err := f.adopt(cmd.Context(), cmd, log, cfg); err != nil {
 				return err
 			}
+			go warnOfMachine(cmd.Context(), log, f.machine(false))
 			n, err := f.open(cmd.Context(), log, cfg)
 			if err != nil {
 				return err

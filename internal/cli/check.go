@@ -97,8 +97,8 @@ func (f *agentFlags) machine(first bool) preflight.Machine {
 }
 
 // warnOfMachine logs what is wrong with the machine that a node runs on.
-func (f *agentFlags) warnOfMachine(ctx context.Context, log *slog.Logger) {
-	for _, x := range f.machine(false).Check(ctx) {
+func warnOfMachine(ctx context.Context, log *slog.Logger, m preflight.Machine) {
+	for _, x := range m.Check(ctx) {
 		if x.Level != preflight.OK {
 			log.Warn("this machine may not do as a node: "+x.Message, "check", x.Check, "remedy", x.Remedy)
 		}
