@@ -153,7 +153,6 @@ func (c *container) start(ctx context.Context, pod *corev1.Pod) {
 		return
 	}
 	c.postStart(pod)
-	c.startProbes(pod)
 }
 
 // observe takes in a state that the shim reports.

@@ -166,6 +166,20 @@ func TestGracePeriod(t *testing.T) {
 	}
 }
 
+// A container is neither started nor ready before its postStart hook has ended.
+func TestReadyAfterThePostStartHook(t *testing.T) {
+	c := newCluster(t, nil)
+	file := filepath.Join(t.TempDir(), "hook")
+	p := pod("hooked", "exec sleep 600")
+	p.Spec.Containers[0].Lifecycle = &corev1.Lifecycle{PostStart: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{
+		Command: []string{"sh", "-c", "sleep 0.5; touch " + file}}}}
+	c.create(p)
+	c.ready("hooked")
+	if _, err := os.Stat(file); err != nil {
+		t.Errorf("ready before the hook has ended: %v", err)
+	}
+}
+
 func TestForceDelete(t *testing.T) {
 	c := newCluster(t, nil)
 	p := pod("deaf", "trap '' TERM; echo up; while :; do sleep 0.05; done")

@@ -129,9 +129,11 @@ func (w *worker) object() *corev1.Pod {
 	return w.pod
 }
 
-// postStart runs the hook beside the container, which is stopped if it fails.
+// postStart runs the hook beside the container, which is stopped if it fails, and then starts
+// the probes: a container is not ready before its hook has ended.
 func (c *container) postStart(pod *corev1.Pod) {
 	if c.spec.Lifecycle == nil || c.spec.Lifecycle.PostStart == nil {
+		c.startProbes(pod)
 		return
 	}
 	run, id := c.hook(pod, c.spec.Lifecycle.PostStart), c.now.ID
@@ -147,11 +149,17 @@ func (c *container) postStart(pod *corev1.Pod) {
 			}
 		}()
 		err := run(ctx)
-		if err == nil || ctx.Err() != nil {
+		if ctx.Err() != nil {
 			return
 		}
 		c.w.post(func() {
 			if !c.running() || c.now.ID != id {
+				return
+			}
+			if err == nil {
+				if c.stopped == nil {
+					c.startProbes(pod)
+				}
 				return
 			}
 			c.w.r.event(pod, corev1.EventTypeWarning, "FailedPostStartHook",
