@@ -14,6 +14,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
 )
 
 // systemConfigFile is read where --config is not given, if it is there.
@@ -97,26 +99,22 @@ func readConfig(path string, required bool) (*configFile, error) {
 	if path == "" {
 		return &configFile{}, nil
 	}
-	f, err := os.Open(path)
+	read := fileio.ReadRegular
+	if os.Geteuid() == 0 {
+		read = fileio.ReadTrusted // it says whom to obey, and what to run
+	}
+	text, err := read(path, maxConfigFile)
 	if errors.Is(err, fs.ErrNotExist) && !required {
 		return &configFile{}, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("the configuration: %w", err)
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxConfigFile+1))
-	if err != nil {
-		return nil, fmt.Errorf("the configuration: %w", err)
-	}
-	if len(text) > maxConfigFile {
-		return nil, fmt.Errorf("the configuration %s has more than 1 MiB", path)
+		return nil, fmt.Errorf("the configuration %s: %w", path, err)
 	}
 	c, err := parseConfig(path, text)
 	if err != nil {
 		return nil, usageError{err}
 	}
-	info, err := f.Stat()
+	info, err := os.Stat(path)
 	if err != nil {
 		return nil, fmt.Errorf("the configuration: %w", err)
 	}
@@ -310,11 +308,17 @@ func texts(f *pflag.Flag, n *yaml.Node) ([]string, error) {
 		return []string{n.Value}, nil
 	case n.Kind == yaml.MappingNode && kind == "stringToString":
 		var out []string
+		seen := map[string]int{}
 		for i := 0; i < len(n.Content); i += 2 {
-			if n.Content[i+1].Kind != yaml.ScalarNode {
-				return nil, fmt.Errorf("%s: want one value", n.Content[i].Value)
+			key, value := n.Content[i], n.Content[i+1]
+			if line, twice := seen[key.Value]; twice {
+				return nil, fmt.Errorf("%s: is already in line %d", key.Value, line)
 			}
-			out = append(out, n.Content[i].Value+"="+n.Content[i+1].Value)
+			seen[key.Value] = key.Line
+			if value.Kind != yaml.ScalarNode || isNull(value) {
+				return nil, fmt.Errorf("%s: want one value", key.Value)
+			}
+			out = append(out, key.Value+"="+value.Value)
 		}
 		return out, nil
 	case n.Kind == yaml.MappingNode:

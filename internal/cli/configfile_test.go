@@ -49,11 +49,13 @@ func TestConfigFileMistakesAreNamedByLineAndField(t *testing.T) {
 		"log-level: loud":                       `config.yaml:1: log-level: --log-level is "loud"`,
 		"agent:\n  config: /x":                  "config.yaml:2: agent.config: fairlead agent has no such flag",
 		"server:\n  cluster-cidr: 10.96.0.0/17": "config.yaml: server: --cluster-cidr 10.96.0.0/17 and --service-cluster-ip-range",
-		"agent:\n  token: x\nserver:\n  secure-prt: 1\n":  "config.yaml:4: server.secure-prt",
-		"server:\n  default-namespace-quota: {a/b: [1]}":  "config.yaml:2: server.default-namespace-quota: a/b: want one value",
-		"lb:\n  lb-pool: [192.0.2.0/24, 192.0.2.9-oops]":  "config.yaml:2: lb.lb-pool:",
-		"server:\n  oidc-required-claim: {a: {b: c}}":     "config.yaml:2: server.oidc-required-claim: a: want one value",
-		"proxy:\n  mode: [nft]\ndns:\n  listen: 10.0.0.1": "config.yaml:2: proxy.mode: is a list; want one value",
+		"agent:\n  token: x\nserver:\n  secure-prt: 1\n":       "config.yaml:4: server.secure-prt",
+		"server:\n  default-namespace-quota: {a/b: [1]}":       "config.yaml:2: server.default-namespace-quota: a/b: want one value",
+		"server:\n  default-namespace-quota: {a/b: 1, a/b: 2}": "config.yaml:2: server.default-namespace-quota: a/b: is already in line 2",
+		"server:\n  default-namespace-quota: {a/b: }":          "config.yaml:2: server.default-namespace-quota: a/b: want one value",
+		"lb:\n  lb-pool: [192.0.2.0/24, 192.0.2.9-oops]":       "config.yaml:2: lb.lb-pool:",
+		"server:\n  oidc-required-claim: {a: {b: c}}":          "config.yaml:2: server.oidc-required-claim: a: want one value",
+		"proxy:\n  mode: [nft]\ndns:\n  listen: 10.0.0.1":      "config.yaml:2: proxy.mode: is a list; want one value",
 	} {
 		path := writeConfig(t, text)
 		if code, _, errs := fairlead(t, "config", "check", "--config", path); code == exitDone || !strings.Contains(errs, want) {
@@ -191,5 +193,19 @@ func TestConfigurationPage(t *testing.T) {
 	code, out, errs := fairlead(t, "config", "check", "--config", writeConfig(t, text))
 	if code != exitDone || !strings.Contains(out, "sets 6 flags") {
 		t.Errorf("exit %d: %s%s", code, out, errs)
+	}
+}
+
+// Root does not follow a configuration that others may write.
+func TestConfigFileOfOthers(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("is about root")
+	}
+	path := writeConfig(t, "server: {}")
+	if err := os.Chmod(path, 0o664); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, errs := fairlead(t, "config", "check", "--config", path); code == exitDone || !strings.Contains(errs, path) {
+		t.Errorf("exit %d: %s", code, errs)
 	}
 }

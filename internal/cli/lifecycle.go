@@ -25,7 +25,7 @@ type component struct {
 	// is stopped when it has.
 	drain func(ctx context.Context)
 	// alive returns an error while the component hangs, as far as it can know; nil if it
-	// cannot. systemd's watchdog restarts a process that is not alive.
+	// cannot. systemd's watchdog restarts a process that is not alive (watchdog).
 	alive func(ctx context.Context) error
 }
 
@@ -47,10 +47,11 @@ var errEndedEarly = errors.New("ended by itself")
 // still use those it was started after. One that has not ended within stopTimeout
 // is named in the log and left behind.
 func runAll(ctx context.Context, log *slog.Logger, up func(), components ...component) error {
-	unit := systemd.OpenUnit() // before a component could take it for its own
+	dog := &watchdog{unit: systemd.OpenUnit(), log: log, components: components} // before a component could take the unit for its own
 	failed := make(chan error, len(components))
 	var running []*started
 	defer func() {
+		dog.notify(systemd.Stopping)
 		for _, s := range running {
 			go s.drain()
 		}
@@ -69,54 +70,23 @@ func runAll(ctx context.Context, log *slog.Logger, up func(), components ...comp
 		log.Debug("component is ready", "component", c.name)
 	}
 	up()
-	notify(log, unit, systemd.Ready)
+	dog.notify(systemd.Ready)
 	settled := time.NewTimer(settleAfter)
 	defer settled.Stop()
-	var watchdog <-chan time.Time
-	period := unit.Watchdog / 2
-	if period > 0 {
-		tick := time.NewTicker(period)
-		defer tick.Stop()
-		watchdog = tick.C
-	}
+	ticks, stop := dog.ticks()
+	defer stop()
 	for {
 		select {
 		case <-settled.C:
 			releaseMemory(log)
-		case <-watchdog:
-			if allAlive(ctx, log, period, components) {
-				notify(log, unit, systemd.Alive)
-			}
+		case <-ticks:
+			dog.look(ctx)
 		case <-ctx.Done():
-			notify(log, unit, systemd.Stopping)
 			return nil
 		case err := <-failed:
 			return err
 		}
 	}
-}
-
-// notify reports a state of the process to systemd, if it is a unit that does.
-func notify(log *slog.Logger, unit systemd.Unit, state string) {
-	if err := unit.Notify(state); err != nil {
-		log.Warn("cannot notify systemd", "state", state, "err", err)
-	}
-}
-
-// allAlive asks the components, within limit for all of them.
-func allAlive(ctx context.Context, log *slog.Logger, limit time.Duration, components []component) bool {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	for _, c := range components {
-		if c.alive == nil {
-			continue
-		}
-		if err := c.alive(ctx); err != nil {
-			log.Error("component hangs; without an answer systemd restarts this process", "component", c.name, "err", err)
-			return false
-		}
-	}
-	return true
 }
 
 // started is a component that runs or has run.

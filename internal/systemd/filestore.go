@@ -26,7 +26,7 @@ const firstListenFile = 3
 // OpenFileStore takes over the listeners that an earlier process of the unit has left, and takes what systemd passes
 // out of the environment. It returns nil where systemd keeps nothing: the unit needs FileDescriptorStoreMax=.
 func OpenFileStore() (*FileStore, error) {
-	at, most := notifySocket(), os.Getenv("FDSTORE")
+	at, most := OpenUnit().socket, os.Getenv("FDSTORE")
 	pid, n := os.Getenv("LISTEN_PID"), os.Getenv("LISTEN_FDS")
 	for _, name := range []string{"LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"} {
 		_ = os.Unsetenv(name)

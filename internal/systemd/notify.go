@@ -15,6 +15,9 @@ const (
 	Alive    = "WATCHDOG=1"
 )
 
+// notifyTimeout bounds the wait for room in systemd's socket.
+const notifyTimeout = 5 * time.Second
+
 // Unit is the unit of systemd that this process is the main process of.
 type Unit struct {
 	socket string
@@ -26,24 +29,23 @@ type Unit struct {
 //nolint:gochecknoglobals // what systemd has passed to the process, of which there is one
 var passed struct {
 	sync.Mutex
-	socket string
+	unit Unit
 }
 
-// notifySocket returns the address of systemd's socket, "" for none. It takes it out of the
-// environment: k8s.io/apiserver reports a process to be ready that is not (it calls SdNotify in
+// OpenUnit returns the unit of this process, which is asked for nothing where it has none. It takes
+// what systemd has passed out of the environment: k8s.io/apiserver reports a process to be ready that is not (it calls SdNotify in
 // GenericAPIServer.NonBlockingRun), and processes of Pods are not the unit's main one.
-func notifySocket() string {
+func OpenUnit() Unit {
 	passed.Lock()
 	defer passed.Unlock()
 	if at := os.Getenv("NOTIFY_SOCKET"); at != "" {
-		passed.socket = at
-		_ = os.Unsetenv("NOTIFY_SOCKET")
+		passed.unit = Unit{at, watchdogPeriod()}
+		for _, name := range []string{"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"} {
+			_ = os.Unsetenv(name)
+		}
 	}
-	return passed.socket
+	return passed.unit
 }
-
-// OpenUnit returns the unit of this process, which is asked for nothing where it has none.
-func OpenUnit() Unit { return Unit{notifySocket(), watchdogPeriod()} }
 
 // Notify reports a state of the unit to systemd.
 func (u Unit) Notify(state string) error {
@@ -55,6 +57,9 @@ func (u Unit) Notify(state string) error {
 		return err
 	}
 	defer conn.Close()
+	if err := conn.SetWriteDeadline(time.Now().Add(notifyTimeout)); err != nil {
+		return err
+	}
 	_, err = conn.Write([]byte(state))
 	return err
 }
