@@ -16,10 +16,12 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/apiserver"
+	"github.com/fairlead/fairlead/internal/barrier"
 	"github.com/fairlead/fairlead/internal/proxy"
 )
 
@@ -64,6 +66,9 @@ type serviceReport struct {
 	// Ready and Total count the endpoints of one address family, the larger.
 	Ready int `json:"ready"`
 	Total int `json:"total"`
+	// Programmed is the condition barrier.Programmed of a Service that asks for it, else nil.
+	// One of an earlier spec has the status Unknown here.
+	Programmed *metav1.Condition `json:"programmed,omitempty"`
 }
 
 func newStatus(g *global) *cobra.Command {
@@ -146,6 +151,7 @@ func collect(ctx context.Context, client kubernetes.Interface, own string, probe
 	}
 	r.judgeNodes(nodes.Items)
 	r.judgeServices(services.Items, newPodIndex(pods.Items, own == ""))
+	r.judgeProgrammed(time.Now())
 	r.judgePods(pods.Items, time.Now())
 	if probe != nil {
 		r.probe(ctx, probe, nodes.Items, handMade(services.Items, slicesList.Items, nodes.Items, probe.local))
@@ -205,7 +211,9 @@ func serviceReports(services []corev1.Service, all []discoveryv1.EndpointSlice) 
 	}
 	out := []serviceReport{}
 	for _, s := range services {
-		sr := serviceReport{Namespace: s.Namespace, Name: s.Name, Type: string(s.Spec.Type), ClusterIPs: s.Spec.ClusterIPs}
+		sr := serviceReport{
+			Namespace: s.Namespace, Name: s.Name, Type: string(s.Spec.Type), ClusterIPs: s.Spec.ClusterIPs, Programmed: programmedCondition(&s),
+		}
 		for _, p := range s.Spec.Ports {
 			text := strconv.Itoa(int(p.Port))
 			if p.NodePort != 0 {
@@ -221,6 +229,22 @@ func serviceReports(services []corev1.Service, all []discoveryv1.EndpointSlice) 
 		out = append(out, sr)
 	}
 	return out
+}
+
+// reasonOutdated is the reason of a condition of an earlier spec.
+const reasonOutdated = "Outdated"
+
+// programmedCondition returns a copy of the condition that serviceReport has.
+func programmedCondition(s *corev1.Service) *metav1.Condition {
+	c := meta.FindStatusCondition(s.Status.Conditions, barrier.Programmed)
+	if c == nil {
+		return nil
+	}
+	c = c.DeepCopy()
+	if c.ObservedGeneration < s.Generation {
+		c.Status, c.Reason, c.Message = metav1.ConditionUnknown, reasonOutdated, "the condition is of an earlier spec"
+	}
+	return c
 }
 
 // askTimeout bounds the request to one node, and askAtOnce how many there are at
@@ -294,11 +318,7 @@ func (r *report) print(out io.Writer) error {
 			fmt.Fprint(w, "-\t-\t-\tunknown\n")
 		}
 	}
-	fmt.Fprintln(w, "\nNAMESPACE\tSERVICE\tTYPE\tCLUSTER-IP\tPORTS\tREADY")
-	for _, s := range r.Services {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d/%d\n", s.Namespace, s.Name, s.Type,
-			cmp.Or(strings.Join(s.ClusterIPs, ","), "-"), cmp.Or(strings.Join(s.Ports, ","), "-"), s.Ready, s.Total)
-	}
+	r.printServices(w)
 	if err := w.Flush(); err != nil {
 		return err
 	}
@@ -317,6 +337,37 @@ func (r *report) print(out io.Writer) error {
 		fmt.Fprintln(out, "!", p)
 	}
 	return nil
+}
+
+// printServices shows what is programmed where a Service asks for that.
+func (r *report) printServices(w io.Writer) {
+	asked := slices.ContainsFunc(r.Services, func(s serviceReport) bool { return s.Programmed != nil })
+	fmt.Fprint(w, "\nNAMESPACE\tSERVICE\tTYPE\tCLUSTER-IP\tPORTS\tREADY")
+	if asked {
+		fmt.Fprint(w, "\tPROGRAMMED")
+	}
+	fmt.Fprintln(w)
+	for _, s := range r.Services {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d/%d", s.Namespace, s.Name, s.Type,
+			cmp.Or(strings.Join(s.ClusterIPs, ","), "-"), cmp.Or(strings.Join(s.Ports, ","), "-"), s.Ready, s.Total)
+		if asked {
+			fmt.Fprint(w, "\t"+conditionText(s.Programmed))
+		}
+		fmt.Fprintln(w)
+	}
+}
+
+// conditionText is one word, and why where it is not yes.
+func conditionText(c *metav1.Condition) string {
+	switch {
+	case c == nil:
+		return "-"
+	case c.Status == metav1.ConditionTrue:
+		return "yes"
+	case c.Status == metav1.ConditionFalse:
+		return "no: " + plainLine(cmp.Or(c.Message, c.Reason))
+	}
+	return "unknown: " + plainLine(cmp.Or(c.Message, c.Reason))
 }
 
 func yesNo(b bool) string {

@@ -19,7 +19,8 @@ import (
 	"github.com/fairlead/fairlead/internal/runner"
 )
 
-// pendingGrace is how long a Pod may take to start before that is a problem.
+// pendingGrace is how long a Pod may take to start, and nodes to program a Service, before that
+// is a problem.
 const pendingGrace = 10 * time.Second
 
 // ownConditions begins the types of the Node conditions that are True when all is well.
@@ -122,6 +123,20 @@ func (r *report) judgeServices(services []corev1.Service, pods *podIndex) {
 			r.problem("service %s has no ready endpoint: connections are refused (%s)", name, why)
 		}
 		r.judgePorts(s, name, pods)
+	}
+}
+
+// judgeProgrammed adds the Services that ask whether nodes have programmed them, and have waited
+// longer for that than a change takes. How long an outdated condition has been one is not known.
+func (r *report) judgeProgrammed(now time.Time) {
+	for _, s := range r.Services {
+		c := s.Programmed
+		if c == nil || c.Status == metav1.ConditionTrue || c.Reason == reasonOutdated {
+			continue
+		}
+		if now.Sub(c.LastTransitionTime.Time) > pendingGrace {
+			r.problem("service %s/%s is not programmed on every node: %s", s.Namespace, s.Name, cmp.Or(c.Message, c.Reason))
+		}
 	}
 }
 
