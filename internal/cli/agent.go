@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -375,7 +376,10 @@ the Pods it started stay when it stops, and are found again when it starts;
 			if err := f.adopt(cmd.Context(), cmd, log, cfg); err != nil {
 				return err
 			}
-			go warnOfMachine(cmd.Context(), log, f.machine(false))
+			machine := f.machine(false)
+			var warning sync.WaitGroup
+			defer warning.Wait()
+			warning.Go(func() { warnOfMachine(cmd.Context(), log, machine, machineTimeout) })
 			n, err := f.open(cmd.Context(), log, cfg)
 			if err != nil {
 				return err

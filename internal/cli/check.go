@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -96,10 +97,16 @@ func (f *agentFlags) machine(first bool) preflight.Machine {
 	return m
 }
 
-// warnOfMachine logs what is wrong with the machine that a node runs on.
-func warnOfMachine(ctx context.Context, log *slog.Logger, m preflight.Machine) {
-	for _, x := range m.Check(ctx) {
-		if x.Level != preflight.OK {
+// machineTimeout bounds warnOfMachine: iptables may hang.
+const machineTimeout = 30 * time.Second
+
+// warnOfMachine logs what is wrong with the machine that a node runs on, within limit; nothing more
+// when ctx ends.
+func warnOfMachine(ctx context.Context, log *slog.Logger, m preflight.Machine, limit time.Duration) {
+	limited, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	for _, x := range m.Check(limited) {
+		if x.Level != preflight.OK && ctx.Err() == nil {
 			log.Warn("this machine may not do as a node: "+x.Message, "check", x.Check, "remedy", x.Remedy)
 		}
 	}

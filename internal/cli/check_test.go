@@ -1,11 +1,16 @@
 package cli
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
+	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/preflight"
 )
@@ -31,6 +36,44 @@ func TestCheck(t *testing.T) {
 	}
 	if code, _, stderr := call(t, "check", "--mode", "none"); code != exitUsage {
 		t.Errorf("exit code %d, %s; want that of usage", code, stderr)
+	}
+}
+
+// An iptables that hangs keeps an agent's look at its machine neither from ending nor from the
+// log; one that is being stopped logs nothing.
+func TestWarnOfMachineIsBounded(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy"} {
+		for _, verb := range []string{"-save", "-restore"} {
+			file := filepath.Join(dir, name+verb)
+			if err := os.WriteFile(file, []byte("#!/bin/sh\nexec sleep 300\n"), 0o755); err != nil { //nolint:gosec // a program
+				t.Fatal(err)
+			}
+		}
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	const hangs = "cannot look for the rules of other programs"
+	look := func(ctx context.Context, limit time.Duration) string {
+		var log bytes.Buffer
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			warnOfMachine(ctx, slog.New(slog.NewTextHandler(&log, nil)), preflight.Machine{}, limit)
+		}()
+		select {
+		case <-ended:
+		case <-time.After(time.Minute):
+			t.Fatal("it still looks at the machine after a minute")
+		}
+		return log.String()
+	}
+	if log := look(t.Context(), 200*time.Millisecond); !strings.Contains(log, hangs) {
+		t.Errorf("logged %s", log)
+	}
+	stopped, stop := context.WithCancel(t.Context())
+	time.AfterFunc(200*time.Millisecond, stop)
+	if log := look(stopped, time.Hour); log != "" {
+		t.Errorf("an agent that is being stopped logged %s", log)
 	}
 }
 
