@@ -94,7 +94,7 @@ func (s *session) drain() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.upstream != nil {
-		_ = s.upstream.conn.Close()
+		closeNow(s.upstream.conn)
 	}
 }
 

@@ -56,7 +56,7 @@ func (p *upstreams) put(u *upstream) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if p.closed || p.pods[u.pod].count >= maxIdle {
-		_ = u.conn.Close()
+		closeNow(u.conn)
 		return
 	}
 	if p.pods == nil {
@@ -122,7 +122,7 @@ func (u *upstream) forgetKept() {
 // drop closes a connection.
 func (k *keptConns) drop(u *upstream) {
 	u.forgetKept()
-	_ = u.conn.Close()
+	closeNow(u.conn)
 }
 
 // sweep closes those that have waited for too long.

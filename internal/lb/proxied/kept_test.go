@@ -1,8 +1,11 @@
 package proxied
 
 import (
+	"crypto/tls"
+	"net"
 	"net/http"
 	"net/netip"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -61,5 +64,47 @@ func TestKeptConnectionsAreBounded(t *testing.T) {
 	c.transport.CloseIdleConnections()
 	if got, count := state(); count != 0 || len(got) != 0 || len(c.transport.upstreams.pods) != 0 {
 		t.Errorf("%v are kept by a transport that is closed", got)
+	}
+}
+
+// written counts what is written to a connection.
+type written struct {
+	*net.TCPConn
+	writes atomic.Int32
+}
+
+func (w *written) Write(p []byte) (int, error) {
+	w.writes.Add(1)
+	return w.TCPConn.Write(p)
+}
+
+// Connections by TLS are closed without a word: a Pod that reads nothing would hold the lock of all Services for 5 s with each.
+func TestClosingWaitsForNoPod(t *testing.T) {
+	r := newRig(t, nil)
+	cert, _, _ := certificate(t, "pod")
+	at := r.secureWeb(&tls.Config{Certificates: []tls.Certificate{cert}})
+	for name, end := range map[string]func(*upstreams, *upstream){
+		"in favor of others": func(p *upstreams, u *upstream) { p.most = func() int { return 0 }; p.put(u) },
+		"with its transport": func(p *upstreams, u *upstream) { p.put(u); p.close() },
+		"after a while": func(p *upstreams, u *upstream) {
+			p.put(u)
+			u.since = time.Now().Add(-2 * podIdle)
+			p.all.sweep()
+		},
+		"by its session": func(_ *upstreams, u *upstream) { u.close() },
+	} {
+		raw, err := net.Dial("tcp", at.String())
+		r.must(err)
+		below := &written{TCPConn: raw.(*net.TCPConn)}
+		secure := tls.Client(below, podTLS{}.config())
+		r.must(secure.HandshakeContext(t.Context()))
+		before := below.writes.Load()
+		end(&upstreams{all: &keptConns{}, most: func() int { return 1 }}, &upstream{wire: newWire(secure), pod: at})
+		if n := below.writes.Load() - before; n != 0 {
+			t.Errorf("closed %s: %d writes", name, n)
+		}
+		if err := raw.SetDeadline(time.Time{}); err == nil {
+			t.Errorf("not closed %s", name)
+		}
 	}
 }

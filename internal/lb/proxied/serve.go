@@ -85,7 +85,10 @@ func (s *Server) connect(socket net.Conn, c *config, client, at netip.AddrPort, 
 		}
 		pod, err := s.dial(c, m, client, at, protocol)
 		if err == nil {
-			k := &link{func() { _, _ = socket.Close(), pod.Close() }}
+			k := &link{func() {
+				_ = socket.Close()
+				closeNow(pod)
+			}}
 			if c.pool.add(m, k) {
 				return m, pod, k
 			}

@@ -131,7 +131,7 @@ func (s *session) run() (handOver stream, waits bool) {
 func (s *session) giveUp() {
 	s.leave()
 	if s.upstream != nil {
-		_ = s.upstream.conn.Close()
+		closeNow(s.upstream.conn)
 	}
 }
 

@@ -20,7 +20,7 @@ func (s *Server) transportOf(c, old *config) *transport {
 		if old.transport.kind == k {
 			return old.transport
 		}
-		defer old.transport.CloseIdleConnections()
+		go old.transport.CloseIdleConnections() // net/http ends TLS properly, for which it waits
 	}
 	t := &transport{kind: k, upstreams: upstreams{all: &s.kept, most: s.mostKept}}
 	t.Transport = http.Transport{

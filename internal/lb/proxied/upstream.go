@@ -25,8 +25,17 @@ type upstream struct {
 	below, above *upstream // of those to the Pod
 }
 
+// closeNow closes a connection without the alert that ends TLS: for that crypto/tls waits up to 5 s for a peer that reads
+// nothing, and the caller may hold a lock that other Services wait for. A request has ended by its length by then.
+func closeNow(c net.Conn) {
+	if t, is := c.(*tls.Conn); is {
+		c = t.NetConn()
+	}
+	_ = c.Close()
+}
+
 func (u *upstream) close() {
-	_ = u.conn.Close()
+	closeNow(u.conn)
 	u.out = u.out[:0]
 	u.r = u.w
 	u.release()
