@@ -5,6 +5,9 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/fairlead/fairlead/internal/runner"
 )
 
 // A Pod with a field without which it would be another one is not started; the reason
@@ -36,5 +39,34 @@ func TestRefusedFields(t *testing.T) {
 			})
 			await(t, "the Event", func() bool { return strings.Contains(c.events(p.Name), name+" is not supported") })
 		})
+	}
+}
+
+// Where a machine has no control groups to limit Pods with, the node's condition has the reason,
+// and a Pod that runs without its limits has an Event.
+func TestLimitsAreNotEnforced(t *testing.T) {
+	c := newCluster(t, nil)
+	limits := c.r.Limits()
+	if limits.Status == corev1.ConditionTrue {
+		t.Skip("this machine has control groups: TestLimits in internal/runner/guest has limits enforced")
+	}
+	if limits.Type != runner.PodsLimited || limits.Status != corev1.ConditionFalse || limits.Reason != "NoControlGroups" ||
+		!strings.Contains(limits.Message, "not enforced: no control groups") {
+		t.Errorf("the condition is %+v", limits)
+	}
+	for _, name := range []string{"free", "limited"} {
+		p := pod(name, "exit 0")
+		p.Spec.RestartPolicy = corev1.RestartPolicyNever
+		if name == "limited" {
+			p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("32Mi")}
+		}
+		c.create(p)
+		c.until(name, "over", phase(corev1.PodSucceeded))
+	}
+	await(t, "the Event", func() bool {
+		return strings.Contains(c.events("limited"), "Warning LimitsNotEnforced: the pod runs without its limits: no control groups")
+	})
+	if events := c.events("free"); strings.Contains(events, "LimitsNotEnforced") {
+		t.Errorf("a Pod without limits: %s", events)
 	}
 }

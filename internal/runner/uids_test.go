@@ -130,3 +130,27 @@ func TestUsersOfPods(t *testing.T) {
 		}
 	}
 }
+
+// What Pod Security rejects at the server a node does not do either, where a Pod has no level.
+func TestConfinedPodsAreNotUnmasked(t *testing.T) {
+	r := &Runner{o: Options{StateDir: t.TempDir(), UIDs: DefaultUIDRange}}
+	var err error
+	if r.uids, err = loadUIDs(DefaultUIDRange, r.o.StateDir); err != nil {
+		t.Fatal(err)
+	}
+	for want, s := range map[string]corev1.SecurityContext{
+		"privileged: true is for Pods":   {Privileged: new(true)},
+		"procMount Unmasked is for Pods": {ProcMount: new(corev1.UnmaskedProcMount)},
+	} {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p"}}
+		_, err := r.walls(p, &corev1.Container{Name: "c", SecurityContext: &s})
+		var refused configError
+		if !errors.As(err, &refused) || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+		p.Annotations = map[string]string{"fairlead.dev/pod-security": "privileged"}
+		if _, err := r.walls(p, &corev1.Container{Name: "c", SecurityContext: &s}); err != nil {
+			t.Errorf("a Pod that may be privileged: %v", err)
+		}
+	}
+}

@@ -19,17 +19,38 @@ import (
 )
 
 const (
-	unitEnv  = "FAIRLEAD_CGROUP_UNIT"
-	unitFile = "unit"
+	unitEnv      = "FAIRLEAD_CGROUP_UNIT"
+	unitFile     = "unit"
+	packagedUnit = "fairlead-agent.service"
 )
 
-// linkProgram gives the guest this program, for units of systemd.
+// linkProgram gives the guest this program, for units of systemd, and the unit of the packages.
 func linkProgram(dir string) error {
 	exe, err := os.Executable()
 	if err != nil {
 		return err
 	}
-	return os.Link(exe, filepath.Join(dir, unitFile))
+	text, err := os.ReadFile(filepath.Join("../../../deploy/systemd", packagedUnit))
+	if err != nil {
+		return err
+	}
+	return errors.Join(os.Link(exe, filepath.Join(dir, unitFile)), os.WriteFile(filepath.Join(dir, packagedUnit), text, 0o600))
+}
+
+// packaged is the service of the packages' unit, but for its program, which does not report
+// that it is ready, and its directory: the guest's disk is read-only.
+func packaged(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(uml.Shared, packagedUnit))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, service, _ := strings.Cut(string(text), "[Service]\n")
+	service, _, found := strings.Cut(service, "[Install]")
+	if !found {
+		t.Fatalf("the unit is %s", text)
+	}
+	return service + "Type=exec\nWatchdogSec=0\nStateDirectory=\nExecStart=\n"
 }
 
 // runAsUnit is this program as an agent of which a Pod takes more memory than it may have. It
@@ -66,7 +87,8 @@ const delegated = "Delegate=yes\nReadOnlyPaths=/sys/fs/cgroup\nReadWritePaths=/s
 
 // A Pod without memory ends alone: systemd, which stops a unit of which the kernel has
 // killed a process for that (OOMPolicy=, systemd.service(5)), leaves the agent's alone, for
-// Pods have groups beside those of units; or, where they cannot, for its unit is delegated.
+// Pods have groups beside those of units, also where its unit is that of the packages; or,
+// where they cannot, for its unit is delegated.
 func TestOOMUnderSystemd(t *testing.T) {
 	if err := unix.Mount("none", mounted, "cgroup2", 0, ""); err != nil && !errors.Is(err, unix.EBUSY) {
 		t.Fatal(err)
@@ -84,10 +106,13 @@ func TestOOMUnderSystemd(t *testing.T) {
 	m := systemd.Boot(t, map[string]string{
 		"agent.service":     unit("agent"),
 		"delegated.service": delegated + unit("delegated"),
+		"packaged.service":  packaged(t) + unit("packaged"),
 		"plain.service":     "MemoryMax=16M\nExecStart=sh -c 'head -c 40000000 /dev/zero | tail; sleep 600'",
 	})
 	show := func(unit string) string { return m.Systemctl("show", "--property=ActiveState,Result,NRestarts", unit) }
-	for name, group := range map[string]string{"agent": "fairlead/agent", "delegated": "system.slice/delegated.service/fairlead/delegated"} {
+	for name, group := range map[string]string{
+		"agent": "fairlead/agent", "packaged": "fairlead/packaged", "delegated": "system.slice/delegated.service/fairlead/delegated",
+	} {
 		m.Systemctl("start", "--no-block", name+".service")
 		testbed.Until(t, name+" to lose a Pod", func() error {
 			text, err := os.ReadFile(filepath.Join(dir, name))
@@ -112,7 +137,7 @@ func TestOOMUnderSystemd(t *testing.T) {
 		}
 		return nil
 	})
-	for _, name := range []string{"agent", "delegated"} {
+	for _, name := range []string{"agent", "packaged", "delegated"} {
 		if s := show(name + ".service"); !strings.Contains(s, "ActiveState=active") || !strings.Contains(s, "NRestarts=0") {
 			t.Errorf("the unit %s: %s", name, s)
 		}

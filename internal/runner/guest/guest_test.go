@@ -89,7 +89,8 @@ func newMachine(t *testing.T) *machine {
 	state := filepath.Join(disk, "state")
 	m.state = state
 	m.runner, err = runner.New(runner.Options{
-		Client: client, NodeName: nodeName, StateDir: state, StopPods: true, PodPIDs: maxPIDs, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		Client: client, NodeName: nodeName, StateDir: state, StopPods: true, PodPIDs: maxPIDs, Protect: true,
+		Log:          slog.New(slog.NewTextHandler(os.Stderr, nil)),
 		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, ClusterDNS: []netip.Addr{netip.MustParseAddr("10.96.0.10")},
 	})
 	if err != nil {
@@ -192,8 +193,11 @@ func running(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning }
 // Pod beside it is not. Its groups go with it.
 func TestLimits(t *testing.T) {
 	m := newMachine(t)
-	if c := m.runner.Limits(); c.Status != corev1.ConditionTrue {
+	if c := m.runner.Limits(); c.Status != corev1.ConditionTrue || c.Message != "each Pod has a control group" {
 		t.Fatalf("the condition is %+v", c)
+	}
+	if score, err := os.ReadFile("/proc/self/oom_score_adj"); err != nil || strings.TrimSpace(string(score)) != "-999" {
+		t.Errorf("the agent's oom_score_adj is %q, %v; want a kubelet's", score, err)
 	}
 	m.pod("default", "beside", "sleep 600", nil)
 	p := m.until("default", "beside", "running", running)
