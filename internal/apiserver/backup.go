@@ -1,12 +1,14 @@
 package apiserver
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -77,75 +79,85 @@ func writeBackup(ctx context.Context, path, file, release string, endpoints []st
 		return nil, fmt.Errorf("cannot write beside %s: %w", file, plain(err))
 	}
 	defer os.RemoveAll(work)
-	files := map[string]string{backup.Store: filepath.Join(work, backup.Store)}
+	db := filepath.Join(work, backup.Store)
 	quiet := snapshot.NewV3(zap.NewNop())
 	config := clientv3.Config{Endpoints: endpoints, DialTimeout: etcdDialTimeout, Logger: zap.NewNop()}
-	if _, err := quiet.Save(ctx, config, files[backup.Store]); err != nil {
+	if _, err := quiet.Save(ctx, config, db); err != nil {
 		return nil, fmt.Errorf("cannot get a snapshot of the store of %s: %w", path, err)
 	}
-	status, err := quiet.Status(files[backup.Store])
+	status, err := quiet.Status(db)
 	if err != nil {
 		return nil, fmt.Errorf("the store of %s is damaged: %w", path, err)
 	}
-	for _, name := range []string{"version", "node-token"} {
-		files[name] = filepath.Join(path, name)
-	}
-	keys, err := os.ReadDir(filepath.Join(path, "pki"))
+	small, err := readSmall(path)
 	if err != nil {
 		return nil, err
 	}
-	for _, k := range keys {
-		if k.Type().IsRegular() {
-			files["pki/"+k.Name()] = filepath.Join(path, "pki", k.Name())
+	open := func(name string) (io.ReadCloser, error) {
+		if data, ok := small[name]; ok {
+			return io.NopCloser(bytes.NewReader(data)), nil
 		}
+		return os.Open(db)
 	}
 	m := &backup.Manifest{
 		Format: backup.Format, Version: release, Layout: layoutVersion, Created: time.Now().UTC(),
 		Revision: status.Revision, Keys: status.TotalKey,
 	}
-	if m.Parts, err = partsOf(files); err != nil {
-		return nil, err
+	// The store is the last part: it is the one that a file that is cut short lacks.
+	for _, name := range append(slices.Sorted(maps.Keys(small)), backup.Store) {
+		content, err := open(name)
+		if err != nil {
+			return nil, err
+		}
+		p, err := backup.PartOf(name, content)
+		if err = errors.Join(err, content.Close()); err != nil {
+			return nil, err
+		}
+		m.Parts = append(m.Parts, p)
 	}
 	out := filepath.Join(work, "backup")
 	f, err := os.OpenFile(out, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	err = backup.Write(f, m, func(name string) (io.ReadCloser, error) { return os.Open(files[name]) })
+	err = backup.Write(f, m, open)
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return nil, fmt.Errorf("cannot write %s: %w", file, err)
 	}
 	return m, os.Rename(out, file)
 }
 
-// partsOf returns the parts of a backup, the store last: what is lost of a file that is cut short.
-func partsOf(files map[string]string) ([]backup.Part, error) {
-	var parts []backup.Part
-	for name, path := range files {
-		f, err := os.Open(path)
-		if errors.Is(err, fs.ErrNotExist) && name == "node-token" {
-			delete(files, name)
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		p, err := backup.PartOf(name, f)
-		if err = errors.Join(err, f.Close()); err != nil {
-			return nil, err
-		}
-		parts = append(parts, p)
+// readSmall returns the files of the data directory at path that are parts of a backup beside the
+// store. Each is read once: a renewal of a certificate replaces files meanwhile.
+func readSmall(path string) (map[string][]byte, error) {
+	names := []string{"version", "node-token"}
+	keys, err := os.ReadDir(filepath.Join(path, "pki"))
+	if err != nil {
+		return nil, err
 	}
-	slices.SortFunc(parts, func(a, b backup.Part) int {
-		if (a.Name == backup.Store) != (b.Name == backup.Store) {
-			if b.Name == backup.Store {
-				return -1
-			}
-			return 1
+	for _, k := range keys {
+		// Others are the temporary files of a write that was cut off, and those of editors.
+		if name := "pki/" + k.Name(); backup.IsPart(name) && !k.IsDir() {
+			names = append(names, name)
 		}
-		return strings.Compare(a.Name, b.Name)
-	})
-	return parts, nil
+	}
+	small := map[string][]byte{}
+	for _, name := range names {
+		file := filepath.Join(path, name)
+		info, err := os.Stat(file) // of a link's target, too: a key may be kept elsewhere
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && name == "node-token":
+			continue
+		case err != nil:
+			return nil, fmt.Errorf("cannot back up: %w", err)
+		case !info.Mode().IsRegular():
+			return nil, fmt.Errorf("cannot back up %s: it is no regular file", file)
+		}
+		if small[name], err = os.ReadFile(file); err != nil {
+			return nil, err
+		}
+	}
+	return small, nil
 }
 
 // DamagedBackupError is that of a backup with damaged parts.

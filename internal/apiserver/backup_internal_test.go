@@ -1,14 +1,62 @@
 package apiserver
 
 import (
+	"errors"
+	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/apiserver/pki"
 )
+
+// A backup has the keys that links lead to, and neither the temporary files of a write that was cut
+// off nor an editor's; a link that leads nowhere is an error.
+func TestBackupOfKeys(t *testing.T) {
+	t.Parallel()
+	dir, elsewhere := t.TempDir(), t.TempDir()
+	for _, d := range []string{"pki", "pki/old"} {
+		if err := os.Mkdir(filepath.Join(dir, d), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, file := range []string{"version", "pki/ca.crt", "pki/ca.crt~", "pki/.server.key-123", "pki/#ca.crt#"} {
+		if err := os.WriteFile(filepath.Join(dir, file), []byte(file), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	own := filepath.Join(elsewhere, "own.key")
+	if err := os.WriteFile(own, []byte("own"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(own, filepath.Join(dir, "pki/ca.key")); err != nil {
+		t.Fatal(err)
+	}
+	small, err := readSmall(dir)
+	if got := slices.Sorted(maps.Keys(small)); err != nil || !slices.Equal(got, []string{"pki/ca.crt", "pki/ca.key", "version"}) {
+		t.Errorf("%v, %v", got, err)
+	}
+	if got := string(small["pki/ca.key"]); got != "own" {
+		t.Errorf("the file behind a link has %q", got)
+	}
+	if err := os.Remove(own); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := readSmall(dir); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a link that leads nowhere: %v", err)
+	}
+	if err := os.Mkdir(own, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := readSmall(dir); err == nil || !strings.Contains(err.Error(), "no regular file") {
+		t.Errorf("a link to a directory: %v", err)
+	}
+}
 
 // Each night has one backup, days without a night have one, too, and seven stay.
 func TestNightlyBackups(t *testing.T) {
@@ -19,6 +67,9 @@ func TestNightlyBackups(t *testing.T) {
 	}
 	defer dir.Close()
 	if _, err := pki.Open(dir.file("pki"), time.Now); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(dir.file("pki/.server.key-123"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	log := slog.New(slog.DiscardHandler)

@@ -1,6 +1,6 @@
 // Package backup knows the file that a server is backed up to: a tar archive of etcd's snapshot,
 // the cluster's keys and what else the data directory needs, with a manifest that has the
-// hash of each part. The manifest is there twice and tells where each part is, so that damage
+// hash of each part. The manifest is there twice and has the place of each part, so that damage
 // of one part, of tar's own headers too, costs none of the others.
 package backup
 
@@ -24,7 +24,7 @@ const Format = 1
 // Store is the part with etcd's snapshot.
 const Store = "etcd.db"
 
-// Manifest is what a backup says of itself.
+// Manifest is the table of contents of a backup.
 type Manifest struct {
 	Format int `json:"format"`
 	// Version is that of the fairlead that has made it, Layout that of the data directory.
@@ -57,9 +57,12 @@ const (
 // partName are the names that parts may have: a restore writes files of these names.
 var partName = regexp.MustCompile(`^(etcd\.db|version|node-token|pki/[a-zA-Z0-9][a-zA-Z0-9._-]*)$`)
 
+// IsPart reports whether a part may have the name.
+func IsPart(name string) bool { return partName.MatchString(name) }
+
 // PartOf returns the part of that name with the hash and the size of its content.
 func PartOf(name string, content io.Reader) (Part, error) {
-	if !partName.MatchString(name) {
+	if !IsPart(name) {
 		return Part{}, fmt.Errorf("%q is no name of a part of a backup", name)
 	}
 	h := sha256.New()
@@ -119,7 +122,7 @@ func Open(from io.ReaderAt, size int64) (*Archive, error) {
 		text, err = manifestAt(from, at, size)
 	}
 	if err != nil {
-		return nil, errors.New("it is no backup of fairlead, or both of its manifests are damaged: nothing can be told of its parts")
+		return nil, errors.New("it is no backup of fairlead, or both of its manifests are damaged: its parts cannot be found")
 	}
 	a := &Archive{from: from}
 	if err := json.Unmarshal(text[:len(text)-hashLine], &a.Manifest); err != nil {
@@ -131,7 +134,7 @@ func Open(from io.ReaderAt, size int64) (*Archive, error) {
 	}
 	at := block + padded(int64(len(text)))
 	for _, p := range a.Parts {
-		if !partName.MatchString(p.Name) || p.Size < 0 || p.Size > maxPart {
+		if !IsPart(p.Name) || p.Size < 0 || p.Size > maxPart {
 			return nil, fmt.Errorf("its manifest has a part %q of %d bytes, which no backup has", p.Name, p.Size)
 		}
 		a.starts = append(a.starts, at+block)
