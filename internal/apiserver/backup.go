@@ -326,20 +326,22 @@ func (n *nightly) run(ctx context.Context) {
 	}
 }
 
-// due reports whether a backup is to be made: at night, or where no night has passed with the
-// server running for a day.
+// due reports whether a backup is to be made: at the usual hour, or where the machine was off then.
+// A backup with a time to come, of a clock that was wrong, does not count.
 func (n *nightly) due(now time.Time) bool {
 	last := time.Time{}
-	if list := n.list(); len(list) > 0 {
+	if list := n.until(now); len(list) > 0 {
 		last = backupTime(list[len(list)-1])
 	}
 	if now.Local().Hour() == backupHour {
 		return now.Sub(last) > 12*time.Hour
 	}
-	if last.Before(n.started) {
-		last = n.started
-	}
-	return now.Sub(last) > 26*time.Hour
+	return now.Sub(last) > 26*time.Hour && now.Sub(n.started) >= backupCheck
+}
+
+// until returns the names of the backups that were made until now, the oldest first.
+func (n *nightly) until(now time.Time) []string {
+	return slices.DeleteFunc(n.list(), func(name string) bool { return backupTime(name).After(now) })
 }
 
 // list returns the names of the backups that there are, the oldest first.
@@ -386,7 +388,7 @@ func (n *nightly) make(ctx context.Context, now time.Time) error {
 		return err
 	}
 	n.log.Info("made the nightly backup", "file", filepath.Join(dir, name), "revision", m.Revision, "keys", m.Keys)
-	list := n.list()
+	list := n.until(now)
 	for _, old := range list[:max(0, len(list)-n.keep)] {
 		if err := os.Remove(filepath.Join(dir, old)); err != nil {
 			return err

@@ -79,8 +79,14 @@ func TestNightlyBackups(t *testing.T) {
 	}
 	defer store.stop()
 	start := time.Date(2026, 3, 1, 10, 0, 0, 0, time.Local)
-	n := &nightly{dir: dir.path, release: "v0", keep: 7, endpoints: store.endpoints, log: log, started: start}
-	made := 0
+	n := &nightly{dir: dir.path, release: "v0", keep: 7, endpoints: store.endpoints, log: log, started: start.Add(-time.Hour)}
+	if n.due(n.started) || !n.due(n.started.Add(backupCheck)) {
+		t.Error("the first backup is due 10 minutes after the start")
+	}
+	if err := n.make(t.Context(), start); err != nil {
+		t.Fatal(err)
+	}
+	made := 1
 	for now := start; now.Before(start.AddDate(0, 0, 9)); now = now.Add(backupCheck) {
 		if !n.due(now) {
 			continue
@@ -93,8 +99,8 @@ func TestNightlyBackups(t *testing.T) {
 		}
 	}
 	list := n.list()
-	if made != 9 || len(list) != 7 {
-		t.Errorf("made %d, want 9; %v", made, list)
+	if made != 10 || len(list) != 7 {
+		t.Errorf("made %d, want 10; %v", made, list)
 	}
 	for _, name := range list {
 		m, err := CheckBackup(filepath.Join(dir.path, backupDirectory, name))
@@ -102,19 +108,51 @@ func TestNightlyBackups(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	// A machine that is off at night.
-	day := start.AddDate(0, 0, 10)
-	n.started = day
-	if n.due(day.Add(7 * time.Hour)) {
-		t.Error("one is due 7 hours after the start")
-	}
-	if n.started = day; !n.due(day.Add(27 * time.Hour)) {
-		t.Error("none is due a day after the start without a night")
-	}
 	if err := os.WriteFile(filepath.Join(dir.path, backupDirectory, "notes.txt"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if len(n.list()) != 7 {
 		t.Error("another file counts as a backup")
+	}
+	testDue(t, n, start.AddDate(0, 0, 10))
+}
+
+// A machine that is off at night makes a backup each morning, and a backup with a time to come
+// neither counts as one nor costs another its place.
+func testDue(t *testing.T, n *nightly, day time.Time) {
+	for range 3 {
+		n.started = time.Date(day.Year(), day.Month(), day.Day(), 8, 0, 0, 0, time.Local)
+		day = day.AddDate(0, 0, 1)
+		if n.due(n.started.Add(backupCheck / 2)) {
+			t.Error("one is due at once after the start")
+		}
+		made := 0
+		for now := n.started.Add(backupCheck); now.Hour() < 18; now = now.Add(backupCheck) {
+			if n.due(now) {
+				made++
+				if err := n.make(t.Context(), now); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if made != 1 {
+			t.Errorf("made %d on a day of a machine that is off at night", made)
+		}
+	}
+	for i := range n.keep {
+		name := day.AddDate(1, 0, i).UTC().Format(backupPrefix + backupStamp + backupSuffix)
+		if err := os.WriteFile(filepath.Join(n.dir, backupDirectory, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	now := day.Add(30 * time.Hour)
+	if !n.due(now) {
+		t.Error("none is due beside backups with a time to come")
+	}
+	if err := n.make(t.Context(), now); err != nil {
+		t.Fatal(err)
+	}
+	if got := n.until(now); len(got) != n.keep || !backupTime(got[len(got)-1]).Equal(now) {
+		t.Errorf("beside backups with a time to come are %v", got)
 	}
 }
