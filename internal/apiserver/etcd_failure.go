@@ -123,7 +123,7 @@ func damaged(dir string, err error) error {
 		from = "the last night's backup, " + filepath.Join(n.dir, backupDirectory, list[len(list)-1])
 	}
 	return fmt.Errorf("the embedded etcd in %s cannot be opened, its files may be damaged: %w; the keys in %s are not concerned; "+
-		"restore the directory from %s (move %s away and see 'fairlead restore --help'), or move the store alone away "+
+		"restore both from %s (mkdir %[5]s.old; mv %[1]s %[3]s %[5]s.old/; see 'fairlead restore --help'), or move the store alone away "+
 		"(mv %[1]s %[1]s.damaged) to begin without objects", dir, err, filepath.Join(n.dir, "pki"), from, n.dir)
 }
 

@@ -65,7 +65,7 @@ func TestDamagedEtcd(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 			defer cancel()
 			err = s.Run(ctx)
-			if err == nil || !strings.Contains(err.Error(), "damaged") || !strings.Contains(err.Error(), "restore the directory") {
+			if err == nil || !strings.Contains(err.Error(), "damaged") || !strings.Contains(err.Error(), ".old; mv ") {
 				t.Errorf("got %v", err)
 			}
 			t.Log(err)

@@ -37,9 +37,9 @@ func TestRegisteredPods(t *testing.T) {
 	t.Run("checks", func(t *testing.T) { testChecks(t, s, admin) })
 }
 
-// Whoever may write EndpointSlices cannot have nodes check addresses by one, which would scan what
-// they reach: neither in a slice of his own nor in an administrator's, nor by Endpoints. Nobody has
-// the metadata of a cloud checked, or a command run.
+// A user who may write EndpointSlices cannot have nodes check addresses by one, which would scan what
+// they reach: neither in a slice of his own nor in an administrator's, nor by Endpoints. No user can
+// have the metadata of a cloud checked, or a command run.
 func testChecks(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset) {
 	slice := func(name, check, address string) *discoveryv1.EndpointSlice {
 		return &discoveryv1.EndpointSlice{

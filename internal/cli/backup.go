@@ -55,9 +55,11 @@ func newRestore(g *global) *cobra.Command {
 		Short: "Restore a server from a backup",
 		Long: `Write what 'fairlead backup' has saved into a data directory that has no server yet, on
 this machine or another one. Start the server then as it was started before. All parts of the
-file are checked first; nothing is written where one is damaged.`,
+file are checked first; nothing is written where one is damaged. What else is in the directory,
+such as the nightly backups and what an agent on the same machine keeps, stays.`,
 		Example: `  fairlead restore --dry-run today.tar
-  mv /var/lib/fairlead /var/lib/fairlead.old && fairlead restore today.tar && fairlead server`,
+  mkdir /var/lib/fairlead.old && mv /var/lib/fairlead/etcd /var/lib/fairlead/pki /var/lib/fairlead.old/
+  fairlead restore today.tar && fairlead server`,
 		Args: oneFile("restore", "today.tar"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			m, err := apiserver.CheckBackup(args[0])
@@ -66,7 +68,7 @@ file are checked first; nothing is written where one is damaged.`,
 					m.Created.Format(time.RFC3339), m.Keys, m.Revision)
 			}
 			var damage *apiserver.DamagedBackupError
-			if err != nil && (!intactOnly || !errors.As(err, &damage)) {
+			if err != nil && (dryRun || !intactOnly || !errors.As(err, &damage)) {
 				return err
 			}
 			if dryRun {
