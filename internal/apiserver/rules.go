@@ -108,7 +108,7 @@ func nodeRules() []rbacv1.PolicyRule {
 		allow(verbsRead, groupCore, "services", "endpoints", "namespaces", "nodes"),
 		allow(verbsRead, groupDiscovery, "endpointslices"),
 		allow(verbsRead, groupNetworking, "servicecidrs"),
-		allow("create update patch", groupCore+" "+groupEvents, "events"),
+		allowEvents(),
 		allow("create get", groupCertificates, "certificatesigningrequests"),
 		// What a speaker announces, and how.
 		allow(verbsRead, groupFairlead, "ipaddresspools", "bgppeers"),
@@ -118,14 +118,13 @@ func nodeRules() []rbacv1.PolicyRule {
 
 // nodeRoles are for nodes, and for a proxy or a DNS server that runs on its own.
 func nodeRoles() []rbacv1.ClusterRole {
-	events := allow("create update patch", groupCore+" "+groupEvents, "events")
 	return []rbacv1.ClusterRole{
 		role("system:node-proxier",
 			allow(verbsFollow, groupCore, "services", "endpoints"),
 			allow(verbsRead, groupCore, "nodes"),
 			allow(verbsFollow, groupNetworking, "servicecidrs"),
 			allow(verbsFollow, groupDiscovery, "endpointslices"),
-			events,
+			allowEvents(),
 		),
 		// For a binding in a namespace: nodes may register the programs of their directory of
 		// services there. What else these verbs allow, nodeRestriction forbids to nodes.
@@ -159,108 +158,15 @@ func nodeBindings() []rbacv1.ClusterRoleBinding {
 	}
 }
 
-// controllerRoles returns a role for each controller of package controller.
-func controllerRoles() []rbacv1.ClusterRole {
-	events := allow("create update patch", groupCore+" "+groupEvents, "events")
-	crud := "create update patch delete"
-	return []rbacv1.ClusterRole{
-		role("system:controller:endpoint-controller",
-			allow(verbsRead, groupCore, "services", "pods", "endpoints"),
-			allow(crud, groupCore, "endpoints"), events,
-		),
-		role("system:controller:endpointslice-controller",
-			allow(verbsRead, groupCore, "services", "pods", "nodes"),
-			allow(verbsRead+" "+crud, groupDiscovery, "endpointslices"), events,
-		),
-		role("system:controller:endpointslicemirroring-controller",
-			allow(verbsRead, groupCore, "services", "endpoints"),
-			allow(verbsRead+" "+crud, groupDiscovery, "endpointslices"), events,
-		),
-		role("system:kube-scheduler",
-			allow(verbsRead, groupCore, "nodes", "pods", "services", "namespaces"),
-			allow(verbsRead, groupApps, "replicasets"),
-			allow("create", groupCore, "pods/binding", "bindings"),
-			allow("patch update", groupCore, "pods/status"), events,
-		),
-		role("system:controller:node-controller",
-			allow(verbsRead+" update patch", groupCore, "nodes"),
-			allow("update patch", groupCore, "nodes/status", "pods/status"),
-			allow(verbsRead+" delete", groupCore, "pods"),
-			allow(verbsRead+" update patch delete", groupDiscovery, "endpointslices"),
-			allow(verbsRead, groupCoordination, "leases"), events,
-		),
-		role("system:controller:replicaset-controller",
-			allow(verbsRead+" update", groupApps, "replicasets"),
-			allow("update", groupApps, "replicasets/status", "replicasets/finalizers"),
-			allow(verbsRead+" create patch delete", groupCore, "pods"), events,
-		),
-		role("system:controller:deployment-controller",
-			allow(verbsRead+" update", groupApps, "deployments"),
-			allow("update", groupApps, "deployments/status", "deployments/finalizers"),
-			allow(verbsRead+" create update patch delete", groupApps, "replicasets"),
-			allow(verbsRead, groupCore, "pods"), events,
-		),
-		role("system:controller:daemon-set-controller",
-			allow(verbsRead, groupApps, "daemonsets"),
-			allow("update", groupApps, "daemonsets/status", "daemonsets/finalizers"),
-			allow(verbsRead, groupCore, "nodes"),
-			allow(verbsRead+" create patch delete", groupCore, "pods"),
-			allow("create", groupCore, "pods/binding"),
-			allow(verbsRead+" create update patch delete", groupApps, "controllerrevisions"), events,
-		),
-		role("system:controller:disruption-controller",
-			allow(verbsRead, groupApps, "deployments", "replicasets"),
-			allow(verbsRead, groupPolicy, "poddisruptionbudgets"),
-			allow("update", groupPolicy, "poddisruptionbudgets/status"),
-			allow(verbsRead, groupCore, "pods"), events,
-		),
-		role("system:controller:namespace-controller",
-			allow(verbsRead+" delete", groupCore, "namespaces"),
-			allow("update patch", groupCore, "namespaces/finalize", "namespaces/status"),
-			// Emptying a namespace removes objects of every kind.
-			allow("list delete deletecollection", "*", "*"),
-		),
-		role("system:controller:generic-garbage-collector",
-			// Owners and dependents are of every kind.
-			allow(verbsRead+" update patch delete", "*", "*"), events,
-		),
-		role("system:controller:loadbalancer",
-			allow(verbsRead, groupCore, "services", "nodes", "namespaces"),
-			allow("update patch", groupCore, "services", "services/status"),
-			allow(verbsRead, groupNetworking, "servicecidrs"),
-			allow(verbsRead+" "+crud, groupNetworking, "ipaddresses"),
-			allow(verbsRead+" "+crud, groupFairlead, "ipaddresspools"),
-			allow("update patch", groupFairlead, "ipaddresspools/status"),
-			allow(verbsRead, groupFairlead, "bgppeers", "speakers"),
-			allow("delete", groupFairlead, "speakers"),
-			// Its own definitions; a request to create has no name to go by.
-			allow("create", groupExtensions, "customresourcedefinitions"),
-			named(allow("get patch", groupExtensions, "customresourcedefinitions"),
-				"ipaddresspools."+groupFairlead, "bgppeers."+groupFairlead, "speakers."+groupFairlead),
-			events,
-		),
-		role("system:controller:programmed-controller",
-			allow(verbsRead, groupCore, "services", "pods", "nodes"),
-			allow(verbsRead, groupDiscovery, "endpointslices"),
-			allow(verbsRead, groupCoordination, "leases"),
-			allow("update patch", groupCore, "pods/status", "services/status"),
-		),
-		role("system:controller:endpoint-check-controller",
-			allow(verbsRead, groupCore, "nodes"),
-			allow(verbsRead+" update", groupDiscovery, "endpointslices"),
-			allow(verbsRead, groupCoordination, "leases"), events,
-		),
-		role("system:controller:service-controller",
-			allow(verbsRead, groupCore, "services", "nodes"),
-			allow("update patch", groupCore, "services", "services/status"), events,
-		),
-	}
-}
-
 // allow returns a rule for verbs and groups separated by spaces; the core group is
 // the empty word at the beginning.
 func allow(verbs, groups string, resources ...string) rbacv1.PolicyRule {
 	return rbacv1.PolicyRule{Verbs: strings.Fields(verbs), APIGroups: strings.Split(groups, " "), Resources: resources}
+}
+
+// allowEvents lets a component write Events.
+func allowEvents() rbacv1.PolicyRule {
+	return allow("create update patch", groupCore+" "+groupEvents, "events")
 }
 
 func allowPaths(paths ...string) rbacv1.PolicyRule {

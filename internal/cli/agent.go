@@ -2,16 +2,12 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -23,7 +19,6 @@ import (
 
 	"github.com/fairlead/fairlead/internal/agent"
 	"github.com/fairlead/fairlead/internal/apiserver"
-	"github.com/fairlead/fairlead/internal/apiserver/join"
 	"github.com/fairlead/fairlead/internal/barrier"
 	"github.com/fairlead/fairlead/internal/dns"
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
@@ -180,28 +175,13 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 		return nil, err
 	}
 	part.ready = func(ctx context.Context) error { return programmed(ctx, log, p.Status) }
-	registrar := agent.New(agent.Options{
-		Client: client, NodeName: f.nodeName, Log: log,
-		Node: p.Node, Changed: p.Changed(), ReadyChanged: pods.Changed(), Ready: pods.Healthy,
-		Conditions: append(agent.Pressure(os.DirFS("/"), func() (fileio.Space, error) { return fileio.SpaceOf(f.stateDir) }),
-			func() corev1.NodeCondition { return p.Status().Condition() }, pods.Condition, pods.Limits, pods.Confinement),
-		Addresses: f.nodeIPs,
-		Annotations: map[string]string{
-			svc.ServingCertAnnotation: pods.Fingerprint(), svc.PeerWatchAnnotation: strconv.FormatBool(f.peerWatch),
-		},
-		Unreachable: peers.Unreachable, UnreachableChanged: peers.Changed(),
-		Checks: checks.Report, ChecksChanged: checks.Changed(),
-		Port:     int32(f.agentPort),
-		Info:     agent.MachineInfo(os.DirFS("/"), apiserver.Version+"."+version),
-		Capacity: agent.MachineCapacity(os.DirFS("/")),
-	})
 	reporter := &barrier.Reporter{Client: client, NodeName: f.nodeName, Progress: progress, Log: log}
 	server, err := f.dnsServer(log, client, progress)
 	if err != nil {
 		return nil, err
 	}
 	n := &node{dns: server, components: []component{
-		{name: "node", run: registrar.Run}, {name: "report of what is programmed", run: reporter.Run},
+		{name: "node", run: f.nodeAgent(log, client, p, pods, peers, checks).Run}, {name: "report of what is programmed", run: reporter.Run},
 		{name: "checks of endpoints", run: checks.Run},
 	}}
 	if f.peerWatch {
@@ -224,27 +204,59 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 		{name: "dns", run: server.Run, ready: func(ctx context.Context) error { return untilTrue(ctx, server.Ready) }, drain: server.Drain},
 		podsPart,
 	}...)
+	more, err := f.addOns(log, client, cfg, p)
+	if err != nil {
+		return nil, err
+	}
+	n.components = append(n.components, more...)
+	return n, nil
+}
+
+// nodeAgent returns what keeps this machine's Node and its Lease.
+func (f *agentFlags) nodeAgent(
+	log *slog.Logger, client kubernetes.Interface, p *proxy.Proxy, pods *runner.Runner, peers *agent.Peers, checks *agent.Checks,
+) *agent.Registrar {
+	return agent.New(agent.Options{
+		Client: client, NodeName: f.nodeName, Log: log,
+		Node: p.Node, Changed: p.Changed(), ReadyChanged: pods.Changed(), Ready: pods.Healthy,
+		Conditions: append(agent.Pressure(os.DirFS("/"), func() (fileio.Space, error) { return fileio.SpaceOf(f.stateDir) }),
+			func() corev1.NodeCondition { return p.Status().Condition() }, pods.Condition, pods.Limits, pods.Confinement),
+		Addresses: f.nodeIPs,
+		Annotations: map[string]string{
+			svc.ServingCertAnnotation: pods.Fingerprint(), svc.PeerWatchAnnotation: strconv.FormatBool(f.peerWatch),
+		},
+		Unreachable: peers.Unreachable, UnreachableChanged: peers.Changed(),
+		Checks: checks.Report, ChecksChanged: checks.Changed(),
+		Port:     int32(f.agentPort),
+		Info:     agent.MachineInfo(os.DirFS("/"), apiserver.Version+"."+version),
+		Capacity: agent.MachineCapacity(os.DirFS("/")),
+	})
+}
+
+// addOns returns the components that start last: the directory of services, the speaker of load
+// balancers, and the resolver of this machine.
+func (f *agentFlags) addOns(log *slog.Logger, client kubernetes.Interface, cfg *rest.Config, p *proxy.Proxy) (out []component, err error) {
 	if f.servicesDir != "" {
 		directory, err := f.directory(log, client)
 		if err != nil {
 			return nil, err
 		}
-		n.components = append(n.components, component{name: "services directory", run: directory.Run})
+		out = append(out, component{name: "services directory", run: directory.Run})
 	}
 	speaker, err := f.lb.newSpeaker(log, cfg, f.nodeName, f.nodeIPs[0], p)
 	if err != nil {
 		return nil, err
 	}
 	p.Register(speaker.Collector())
-	n.components = append(n.components, speakerComponent(speaker))
+	out = append(out, speakerComponent(speaker))
 	if f.configureResolver {
 		addrs, err := f.clusterDNS()
 		if err != nil {
 			return nil, err
 		}
-		n.components = append(n.components, resolverComponent(log, addrs[0]))
+		out = append(out, resolverComponent(log, addrs[0]))
 	}
-	return n, nil
+	return out, nil
 }
 
 // agentConfig returns cfg for protobuf and without a client-side rate limit: the
@@ -320,133 +332,4 @@ func untilTrue(ctx context.Context, cond func() bool) error {
 		}
 	}
 	return nil
-}
-
-func newAgent(g *global) *cobra.Command {
-	var f agentFlags
-	var server, kubeconfig, dataDir string
-	var token joinFlags
-	cmd := &cobra.Command{
-		Use:   "agent",
-		Short: "Make this machine a node: proxy, DNS and Pods",
-		Long: `Make this machine a node of a server: it brings connections to Services to their
-endpoints, answers DNS, and runs Pods as processes. What it wrote to the kernel and
-the Pods it started stay when it stops, and are found again when it starts;
-'fairlead cleanup' removes them.`,
-		Example: `  fairlead agent --server https://192.0.2.10:6443 --token-file /root/node-token
-  fairlead agent --kubeconfig /etc/fairlead/node.kubeconfig --node-ip 192.0.2.11`,
-		Args:    noArgs,
-		PreRunE: func(*cobra.Command, []string) error { return f.check() },
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			log, err := g.logger()
-			if err != nil {
-				return err
-			}
-			if os.Geteuid() != 0 {
-				return errors.New("an agent changes this machine's network and needs root: run it with sudo, " +
-					"or try 'fairlead up', which makes a namespace of its own")
-			}
-			if err := checkResolver(f.configureResolver); err != nil {
-				return err
-			}
-			if len(f.lb.pools) > 0 {
-				log.Warn("--lb-pool has no effect on a node: the server gives out addresses; give it --lb-pool, or make an IPAddressPool")
-			}
-			f.stateDir, f.early = filepath.Join(dataDir, "agent"), true
-			cfg, identity, err := f.identity(cmd.Context(), log, server, token, kubeconfig)
-			if err != nil {
-				return err
-			}
-			go warnOfInlineCertificate(cmd.Context(), log, cfg)
-			if len(f.nodeIPs) == 0 {
-				if f.nodeIPs, err = machineAddresses(serverAddrs(cfg, log)); err != nil {
-					return err
-				}
-			}
-			lock, err := proxyLock.wait(cmd.Context(), log)
-			if err != nil {
-				return err
-			}
-			defer lock.Close()
-			dnsHeld, err := f.lockDNS(cmd.Context(), log)
-			if err != nil {
-				return err
-			}
-			defer dnsHeld.Close()
-			if err := f.adopt(cmd.Context(), cmd, log, cfg); err != nil {
-				return err
-			}
-			machine := f.machine(false)
-			var warning sync.WaitGroup
-			defer warning.Wait()
-			warning.Go(func() { warnOfMachine(cmd.Context(), log, machine, machineTimeout) })
-			n, err := f.open(cmd.Context(), log, cfg)
-			if err != nil {
-				return err
-			}
-			if err := f.writeRecord(server, kubeconfig); err != nil {
-				return fmt.Errorf("the node's state directory: %w", err)
-			}
-			if identity != nil {
-				n.components = append(n.components, component{name: "certificate", run: identity.Run})
-			}
-			return runAll(cmd.Context(), log, func() {
-				fmt.Fprintf(g.out, "node %s at %s is up; DNS answers on %s\n", f.nodeName, listOf(f.nodeIPs), n.dnsAddresses())
-			}, n.components...)
-		},
-	}
-	f.add(cmd)
-	f.networkFlags = defaultNetworks()
-	const same = "; the server says them, and others are rejected (the default is for a server that does not)"
-	f.addNetworks(cmd, "ranges of ClusterIPs"+same, "ranges of the Pods' addresses"+same)
-	flags := cmd.Flags()
-	flags.StringVar(&server, "server", "", "URL of the server")
-	flags.StringVar(&token.file, "token-file", "",
-		"file with a join token ('fairlead token create'), for the first start alone (default $"+tokenEnv+")")
-	flags.StringVar(&token.text, "token", "",
-		"a join token, or a file with it; others on this machine see it in the list of processes: use --token-file")
-	flags.StringVar(&kubeconfig, "kubeconfig", "", "kubeconfig of this node, in place of --server and --token-file")
-	flags.StringVar(&dataDir, "data-dir", defaultDataDir(), "directory for the state of this node")
-	return cmd
-}
-
-// identity returns how an agent reaches the server, and as whom. A machine that has
-// joined needs no token; with one it gets a certificate for this node's name. The
-// join.Node renews it.
-func (f *agentFlags) identity(
-	ctx context.Context, log *slog.Logger, server string, flags joinFlags, kubeconfig string,
-) (*rest.Config, *join.Node, error) {
-	switch {
-	case kubeconfig != "" && (server != "" || flags != joinFlags{}):
-		return nil, nil, usagef("--kubeconfig takes the place of --server and --token-file: give one or the other")
-	case kubeconfig != "":
-		c := clientFlags{kubeconfig: kubeconfig}
-		cfg, _, err := c.load()
-		return cfg, nil, err
-	case server == "":
-		return nil, nil, usagef("which server? give --server URL, at the first start with --token-file FILE, or --kubeconfig FILE")
-	}
-	token, err := flags.read()
-	if err != nil {
-		return nil, nil, err
-	}
-	dir := filepath.Join(filepath.Dir(f.stateDir), "node-pki")
-	n, err := join.Open(server, f.nodeName, dir, log)
-	switch {
-	case err == nil && (token == "" || n.Of(token)):
-		return n.Config(), n, nil
-	case token == "" && errors.Is(err, fs.ErrNotExist):
-		return nil, nil, usagef("this machine has not joined %s yet: give --token-file FILE with what 'fairlead token create' prints there",
-			server)
-	case token == "":
-		return nil, nil, fmt.Errorf("the certificate of this node in %s cannot be used: %w; join again with --token-file", dir, err)
-	}
-	boot, err := join.Config(ctx, server, token)
-	if err != nil {
-		return nil, nil, err
-	}
-	if n, err = join.NewNode(ctx, boot, f.nodeName, dir, log); err != nil {
-		return nil, nil, err
-	}
-	return n.Config(), n, nil
 }

@@ -1,0 +1,156 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/rest"
+
+	"github.com/fairlead/fairlead/internal/apiserver/join"
+)
+
+type agentCommand struct {
+	*global
+	agent                       agentFlags
+	server, kubeconfig, dataDir string
+	token                       joinFlags
+}
+
+func newAgent(g *global) *cobra.Command {
+	a := &agentCommand{global: g}
+	f := &a.agent
+	cmd := &cobra.Command{
+		Use:   "agent",
+		Short: "Make this machine a node: proxy, DNS and Pods",
+		Long: `Make this machine a node of a server: it brings connections to Services to their
+endpoints, answers DNS, and runs Pods as processes. What it wrote to the kernel and
+the Pods it started stay when it stops, and are found again when it starts;
+'fairlead cleanup' removes them.`,
+		Example: `  fairlead agent --server https://192.0.2.10:6443 --token-file /root/node-token
+  fairlead agent --kubeconfig /etc/fairlead/node.kubeconfig --node-ip 192.0.2.11`,
+		Args:    noArgs,
+		PreRunE: func(*cobra.Command, []string) error { return f.check() },
+		RunE:    func(cmd *cobra.Command, _ []string) error { return a.run(cmd) },
+	}
+	f.add(cmd)
+	f.networkFlags = defaultNetworks()
+	const same = "; the server says them, and others are rejected (the default is for a server that does not)"
+	f.addNetworks(cmd, "ranges of ClusterIPs"+same, "ranges of the Pods' addresses"+same)
+	flags := cmd.Flags()
+	flags.StringVar(&a.server, "server", "", "URL of the server")
+	flags.StringVar(&a.token.file, "token-file", "",
+		"file with a join token ('fairlead token create'), for the first start alone (default $"+tokenEnv+")")
+	flags.StringVar(&a.token.text, "token", "",
+		"a join token, or a file with it; others on this machine see it in the list of processes: use --token-file")
+	flags.StringVar(&a.kubeconfig, "kubeconfig", "", "kubeconfig of this node, in place of --server and --token-file")
+	flags.StringVar(&a.dataDir, "data-dir", defaultDataDir(), "directory for the state of this node")
+	return cmd
+}
+
+// run makes this machine a node until the command's context ends.
+func (a *agentCommand) run(cmd *cobra.Command) error {
+	ctx, f := cmd.Context(), &a.agent
+	log, err := a.logger()
+	if err != nil {
+		return err
+	}
+	if os.Geteuid() != 0 {
+		return errors.New("an agent changes this machine's network and needs root: run it with sudo, " +
+			"or try 'fairlead up', which makes a namespace of its own")
+	}
+	if err := checkResolver(f.configureResolver); err != nil {
+		return err
+	}
+	if len(f.lb.pools) > 0 {
+		log.Warn("--lb-pool has no effect on a node: the server gives out addresses; give it --lb-pool, or make an IPAddressPool")
+	}
+	f.stateDir, f.early = filepath.Join(a.dataDir, "agent"), true
+	cfg, identity, err := f.identity(ctx, log, a.server, a.token, a.kubeconfig)
+	if err != nil {
+		return err
+	}
+	go warnOfInlineCertificate(ctx, log, cfg)
+	if len(f.nodeIPs) == 0 {
+		if f.nodeIPs, err = machineAddresses(serverAddrs(cfg, log)); err != nil {
+			return err
+		}
+	}
+	lock, err := proxyLock.wait(ctx, log)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	dnsHeld, err := f.lockDNS(ctx, log)
+	if err != nil {
+		return err
+	}
+	defer dnsHeld.Close()
+	if err := f.adopt(ctx, cmd, log, cfg); err != nil {
+		return err
+	}
+	machine := f.machine(false)
+	var warning sync.WaitGroup
+	defer warning.Wait()
+	warning.Go(func() { warnOfMachine(ctx, log, machine, machineTimeout) })
+	n, err := f.open(ctx, log, cfg)
+	if err != nil {
+		return err
+	}
+	if err := f.writeRecord(a.server, a.kubeconfig); err != nil {
+		return fmt.Errorf("the node's state directory: %w", err)
+	}
+	if identity != nil {
+		n.components = append(n.components, component{name: "certificate", run: identity.Run})
+	}
+	return runAll(ctx, log, func() {
+		fmt.Fprintf(a.out, "node %s at %s is up; DNS answers on %s\n", f.nodeName, listOf(f.nodeIPs), n.dnsAddresses())
+	}, n.components...)
+}
+
+// identity returns how an agent reaches the server, and as whom. A machine that has
+// joined needs no token; with one it gets a certificate for this node's name. The
+// join.Node renews it.
+func (f *agentFlags) identity(
+	ctx context.Context, log *slog.Logger, server string, flags joinFlags, kubeconfig string,
+) (*rest.Config, *join.Node, error) {
+	switch {
+	case kubeconfig != "" && (server != "" || flags != joinFlags{}):
+		return nil, nil, usagef("--kubeconfig takes the place of --server and --token-file: give one or the other")
+	case kubeconfig != "":
+		c := clientFlags{kubeconfig: kubeconfig}
+		cfg, _, err := c.load()
+		return cfg, nil, err
+	case server == "":
+		return nil, nil, usagef("which server? give --server URL, at the first start with --token-file FILE, or --kubeconfig FILE")
+	}
+	token, err := flags.read()
+	if err != nil {
+		return nil, nil, err
+	}
+	dir := filepath.Join(filepath.Dir(f.stateDir), "node-pki")
+	n, err := join.Open(server, f.nodeName, dir, log)
+	switch {
+	case err == nil && (token == "" || n.Of(token)):
+		return n.Config(), n, nil
+	case token == "" && errors.Is(err, fs.ErrNotExist):
+		return nil, nil, usagef("this machine has not joined %s yet: give --token-file FILE with what 'fairlead token create' prints there",
+			server)
+	case token == "":
+		return nil, nil, fmt.Errorf("the certificate of this node in %s cannot be used: %w; join again with --token-file", dir, err)
+	}
+	boot, err := join.Config(ctx, server, token)
+	if err != nil {
+		return nil, nil, err
+	}
+	if n, err = join.NewNode(ctx, boot, f.nodeName, dir, log); err != nil {
+		return nil, nil, err
+	}
+	return n.Config(), n, nil
+}
