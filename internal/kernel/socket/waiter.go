@@ -49,8 +49,9 @@ func NewWaiter() (*Waiter, error) {
 	return w, nil
 }
 
-// Run waits until Close.
+// Run waits until Close. When it ends with an error, what Wait has been given is called with false, and Wait accepts nothing more.
 func (w *Waiter) Run() error {
+	defer w.endAll()
 	events := make([]unix.EpollEvent, 128)
 	for {
 		n := 0
@@ -126,15 +127,19 @@ func (w *Waiter) end(id uint64, readable bool) {
 
 // Close ends Run, and calls what Wait has been given with false.
 func (w *Waiter) Close() error {
+	w.endAll()
+	return w.file.Close()
+}
+
+// endAll ends all that waits, and has Wait accept nothing more.
+func (w *Waiter) endAll() {
 	w.mu.Lock()
 	w.closed = true
 	all := w.waiting
 	w.waiting = nil
 	w.mu.Unlock()
-	err := w.file.Close()
 	for _, c := range all {
 		c.timer.Stop()
 		c.done(false)
 	}
-	return err
 }

@@ -83,3 +83,35 @@ func TestWaiter(t *testing.T) {
 		t.Error("waits after Close")
 	}
 }
+
+// A Waiter that cannot wait any more holds no connection.
+func TestBrokenWaiter(t *testing.T) {
+	w, err := socket.NewWaiter()
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, _ := pair(t)
+	done := make(chan bool, 1)
+	if !w.Wait(own, time.Hour, func(readable bool) { done <- readable }) {
+		t.Fatal("does not wait")
+	}
+	ran := make(chan error, 1)
+	go func() { ran <- w.Run() }()
+	if err := w.Break(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ran; err == nil {
+		t.Error("Run has no error")
+	}
+	select {
+	case readable := <-done:
+		if readable {
+			t.Error("a connection without bytes is readable")
+		}
+	case <-time.After(30 * time.Second):
+		t.Error("a connection waits after the end of Run")
+	}
+	if w.Wait(own, time.Hour, func(bool) { t.Error("called") }) {
+		t.Error("waits after the end of Run")
+	}
+}
