@@ -185,12 +185,17 @@ func (w *worker) outgoing(f *flow, family svc.Family) int {
 	return fd
 }
 
-// next makes the flow try another endpoint than ep next time.
-func (w *worker) next(f *flow, ep netip.AddrPort, err error) {
+// countAttempt counts one that is over: its deadline is none of the next one.
+func (w *worker) countAttempt(f *flow) {
 	if f.attempts == 0 {
 		w.engine.count.retried.Add(1)
 	}
 	f.attempts++
+}
+
+// next makes the flow try another endpoint than ep next time.
+func (w *worker) next(f *flow, ep netip.AddrPort, err error) {
+	w.countAttempt(f)
 	switch {
 	case f.session != nil:
 		w.engine.count.endpointFailures.Add(1)

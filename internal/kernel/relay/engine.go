@@ -47,7 +47,7 @@ type Config struct {
 	// MaxFiles bounds the open files of connections; 0 is what the process may
 	// have, less a reserve for all else that it does. At the bound no more
 	// connections are accepted until some have ended, and UDP clients that were
-	// silent for the longest time give way.
+	// silent for the longest time give way. Pipes have half of it at most.
 	MaxFiles int
 }
 
@@ -95,11 +95,15 @@ type Engine struct {
 	closed bool
 }
 
+// processors returns how many Go used before the first Engine raised the number.
+var processors = sync.OnceValue(func() int { return runtime.GOMAXPROCS(0) })
+
 // Start starts an Engine, whose threads work in the network namespace of the
 // caller.
 func Start(cfg Config) (*Engine, error) {
+	processors := processors()
 	if cfg.Threads == 0 {
-		cfg.Threads = runtime.GOMAXPROCS(0)
+		cfg.Threads = processors
 	}
 	if cfg.ConnectTimeout == 0 {
 		cfg.ConnectTimeout = DefaultConnectTimeout

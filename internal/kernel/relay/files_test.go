@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -131,4 +132,45 @@ func withFewFiles(t *testing.T, arg string) {
 		t.Error(err)
 	}
 	fmt.Println(e.Stats().Accepted, e.Stats().Paused)
+}
+
+// Connections that carry much, to clients that do not read, leave files for others.
+func TestPipesLeaveRoom(t *testing.T) {
+	ep := serve(t, svc.IPv4, func(c *net.TCPConn) {
+		var kind [1]byte
+		if _, err := io.ReadFull(c, kind[:]); err != nil {
+			return
+		}
+		if kind[0] == 'b' {
+			much := make([]byte, 1<<20)
+			for _, err := c.Write(much); err == nil; _, err = c.Write(much) {
+			}
+		}
+		_, _ = c.Write(kind[:])
+	})
+	e, _, at := start(t, Config{Threads: 1, MaxFiles: 24}, svc.TCP, svc.IPv4, &inOrder{endpoints: []netip.AddrPort{ep}})
+	for range 6 {
+		c := dial(t, at)
+		_, _ = c.Write([]byte("b"))
+		if _, err := io.CopyN(io.Discard, c, 4<<20); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 3 {
+		if err := ask(dial(t, at), "x"); err != nil {
+			t.Fatalf("connection %d beside those that are stuck: %v, %+v", i, err, e.Stats())
+		}
+	}
+	if n := e.Stats().Pipes; n == 0 {
+		t.Error("no pipe was used")
+	}
+}
+
+// Each Engine has a thread for a processor, although the first one has raised GOMAXPROCS.
+func TestThreadsOfSeveralEngines(t *testing.T) {
+	a, _, _ := start(t, Config{}, svc.TCP, svc.IPv4, &inOrder{})
+	b, _, _ := start(t, Config{}, svc.TCP, svc.IPv4, &inOrder{})
+	if len(a.workers) != len(b.workers) {
+		t.Errorf("%d and %d threads", len(a.workers), len(b.workers))
+	}
 }

@@ -94,6 +94,7 @@ func (w *worker) answered(f *flow) {
 		first, ok := f.session.Answered()
 		if !ok {
 			w.leaveEndpoint(f)
+			w.countAttempt(f)
 			w.connect(f)
 			return
 		}

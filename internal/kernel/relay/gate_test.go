@@ -133,6 +133,18 @@ func TestSessions(t *testing.T) {
 	g.read(func() { _ = g.conns[1].Close() }) // again
 }
 
+// An endpoint that is left although it answers counts as an attempt, whose deadline is not that of the next one.
+func TestLeftEndpointsCount(t *testing.T) {
+	g := &script{endpoints: []netip.AddrPort{serve(t, svc.IPv4, echo), serve(t, svc.IPv4, echo)}, leaves: 1}
+	e, _, socket := serveGate(t, g)
+	if err := ask(dial(t, socket.Addr().String()), "x"); err != nil {
+		t.Fatal(err)
+	}
+	if n := e.Stats().Retried; n != 1 {
+		t.Errorf("%d connections have gone on to another endpoint, want 1", n)
+	}
+}
+
 // What a Gate does not want, and what has no endpoint, is closed.
 func TestSessionsWithoutEndpoints(t *testing.T) {
 	for _, g := range []*script{{rejects: true}, {endpoints: []netip.AddrPort{closedPort(t)}}} {
@@ -151,8 +163,8 @@ func TestSessionsWithoutEndpoints(t *testing.T) {
 func TestIdleSessionsEnd(t *testing.T) {
 	g := &script{endpoints: []netip.AddrPort{serve(t, svc.IPv4, echo)}, idle: time.Second}
 	_, _, socket := serveGate(t, g)
-	silent := dial(t, socket.Addr().String())
 	began := time.Now()
+	silent := dial(t, socket.Addr().String())
 	ended := make(chan time.Duration, 1)
 	go func() {
 		_, _ = silent.Read(make([]byte, 1))

@@ -13,14 +13,14 @@ const (
 // pipe is what bytes are spliced through. It is empty while no flow holds it.
 type pipe struct{ r, w int }
 
-// pipe borrows a pipe. There may be none, for want of files.
+// pipe borrows a pipe. There may be none, for want of files: half of them are for connections alone, which need no pipe.
 func (w *worker) pipe() (p pipe, ok bool) {
 	if n := len(w.pipes); n > 0 {
 		p = w.pipes[n-1]
 		w.pipes = w.pipes[:n-1]
 		return p, true
 	}
-	if !w.room(2) {
+	if w.engine.count.files.Load() > int64(w.engine.cfg.MaxFiles/2) || !w.room(2) {
 		return pipe{}, false
 	}
 	var fds [2]int

@@ -27,7 +27,7 @@ type flow struct {
 	up, down direction // from the client, and to it
 	endpoint netip.AddrPort
 	tried    []netip.AddrPort
-	attempts int // that have failed
+	attempts int // that are over
 	// Of a Gate's connection. It has ended if it has carried nothing for idle since last.
 	session Session
 	idle    time.Duration

@@ -110,7 +110,9 @@ func (s *Server) relay(l *listener, c *config) error {
 	}
 	if s.engine == nil {
 		var err error
-		if s.engine, err = relay.Start(relay.Config{ConnectTimeout: dialTimeout, KeepAlive: podKeepAlive}); err != nil {
+		// Of the four files for each connection that is admitted two are its own, one is for a pipe, and one for all else.
+		config := relay.Config{ConnectTimeout: dialTimeout, KeepAlive: podKeepAlive, MaxFiles: max(3*s.most, 8)}
+		if s.engine, err = relay.Start(config); err != nil {
 			return err
 		}
 	}
