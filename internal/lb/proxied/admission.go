@@ -14,8 +14,36 @@ type usage struct {
 
 	// What follows is guarded by the Server's openMu.
 
-	active  int       // connections, and sessions of UDP
-	oneTime list.List // those sessions that could be of a forged source, the oldest first
+	active   int // connections, and sessions of UDP
+	sessions sessionQueue
+}
+
+// sessionQueue is sessions of UDP in the order in which they give way: first those whose client has sent nothing after an
+// answer, then the others, and of each the one that was silent for longest. A source may be forged, and so may be what it
+// sends after an answer: a session never keeps out a connection, nor another client.
+type sessionQueue struct{ unconfirmed, confirmed list.List }
+
+func (q *sessionQueue) add(u *udpSession) *list.Element {
+	if u.confirmed {
+		return q.confirmed.PushBack(u)
+	}
+	return q.unconfirmed.PushBack(u)
+}
+
+// remove takes an element out, if it is in the queue.
+func (q *sessionQueue) remove(e *list.Element) {
+	q.unconfirmed.Remove(e)
+	q.confirmed.Remove(e)
+}
+
+// first returns the session that gives way first, nil if there is none.
+func (q *sessionQueue) first() *udpSession {
+	for _, l := range []*list.List{&q.unconfirmed, &q.confirmed} {
+		if e := l.Front(); e != nil {
+			return e.Value.(*udpSession)
+		}
+	}
+	return nil
 }
 
 // rejectWarning is how often rejected connections are reported at most.
@@ -31,10 +59,10 @@ func (s *Server) admit(conn io.Closer, c *config) bool {
 
 // count is admit. s.openMu is held.
 func (s *Server) count(conn io.Closer, c *config) bool {
-	if limit := c.spec.ConnectionLimit; limit > 0 && c.usage.active >= limit && !s.replace(&c.usage.oneTime) {
+	if limit := c.spec.ConnectionLimit; limit > 0 && c.usage.active >= limit && !s.replace(&c.usage.sessions) {
 		return false
 	}
-	if c.usage.active >= s.most/2 && !s.replace(&c.usage.oneTime) || len(s.open) >= s.most && !s.replace(&s.oneTime) {
+	if c.usage.active >= s.most/2 && !s.replace(&c.usage.sessions) || len(s.open) >= s.most && !s.replace(&s.sessions) {
 		s.reject(c)
 		return false
 	}
@@ -47,38 +75,57 @@ func (s *Server) count(conn io.Closer, c *config) bool {
 // themselves, they are less than the files that may be open.
 func (s *Server) mostKept() int { return max(1, s.most/2) }
 
-// admitSession counts a session of UDP, as admit does. It is the first to go for others until its client has sent something
-// after an answer: datagrams of forged sources cost no client its connection.
+// admitSession counts a session of UDP, as admit does.
 func (s *Server) admitSession(u *udpSession) bool {
 	s.openMu.Lock()
 	defer s.openMu.Unlock()
 	if !s.count(u.pod, u.config) {
 		return false
 	}
-	u.inService, u.inServer = u.config.usage.oneTime.PushBack(u), s.oneTime.PushBack(u)
+	s.enqueue(u)
 	return true
 }
 
-// confirm makes a session stay like a connection.
-func (s *Server) confirm(u *udpSession) {
+// requeue makes a session, whose client has sent something, the last one to give way. confirmed is set if that was after
+// an answer.
+func (s *Server) requeue(u *udpSession, confirmed bool) {
 	s.openMu.Lock()
 	defer s.openMu.Unlock()
-	u.config.usage.oneTime.Remove(u.inService)
-	s.oneTime.Remove(u.inServer)
+	if _, counts := s.open[u.pod]; counts {
+		s.dequeue(u)
+		u.confirmed = confirmed
+		s.enqueue(u)
+	}
 }
 
-// replace ends the oldest session of a list, and reports whether there was one. s.openMu is held.
-func (s *Server) replace(of *list.List) bool {
-	oldest := of.Front()
-	if oldest == nil {
+// enqueue and dequeue are called with s.openMu held.
+func (s *Server) enqueue(u *udpSession) {
+	u.inService, u.inServer = u.config.usage.sessions.add(u), s.sessions.add(u)
+}
+
+func (s *Server) dequeue(u *udpSession) {
+	u.config.usage.sessions.remove(u.inService)
+	s.sessions.remove(u.inServer)
+}
+
+// replace ends the first session of a queue, and reports whether there was one. s.openMu is held.
+func (s *Server) replace(of *sessionQueue) bool {
+	u := of.first()
+	if u == nil {
 		return false
 	}
-	u := oldest.Value.(*udpSession)
-	u.config.usage.oneTime.Remove(u.inService)
-	s.oneTime.Remove(u.inServer)
+	s.dequeue(u)
 	s.uncount(u.pod, u.config)
 	_ = u.pod.Close()
 	return true
+}
+
+// forgetSession takes out what admitSession has counted.
+func (s *Server) forgetSession(u *udpSession) {
+	s.openMu.Lock()
+	defer s.openMu.Unlock()
+	s.dequeue(u)
+	s.uncount(u.pod, u.config)
 }
 
 // forget takes a connection out of what admit has counted.

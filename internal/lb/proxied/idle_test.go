@@ -96,8 +96,8 @@ func TestIdleClientsEnd(t *testing.T) {
 	record := []byte{23, 3, 3, 0x40, 0} // of 16 KiB
 	for what, text := range map[string][]byte{"silent": nil, "slow": append(record, make([]byte, 16<<10)...)} {
 		raw := r.dial()
-		r.get(tls.Client(raw, &tls.Config{InsecureSkipVerify: true}))
 		began := time.Now()
+		r.get(tls.Client(raw, &tls.Config{InsecureSkipVerify: true}))
 		ended := make(chan error, 1)
 		go func() {
 			_, err := io.Copy(io.Discard, raw)

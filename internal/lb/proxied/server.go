@@ -1,7 +1,6 @@
 package proxied
 
 import (
-	"container/list"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -78,7 +77,7 @@ type Server struct {
 	// openMu is held for moments only: threads that carry other connections wait for it.
 	openMu   sync.Mutex
 	open     map[io.Closer]struct{}
-	oneTime  list.List // as of usage, of all Services
+	sessions sessionQueue // of all Services
 	rejected uint64
 	warned   time.Time // of that, last
 }

@@ -19,6 +19,9 @@ import (
 // Balancer; a shorter idle timeout of the Service counts.
 const udpIdle = 2 * time.Minute
 
+// requeueInterval is how often what a client sends changes the order in which sessions give way, which has one lock for all.
+const requeueInterval = 100 * time.Millisecond
+
 // udpListener is a socket at which datagrams arrive. Those of a client, by address and port, go to one Pod while they
 // have no pause: a session.
 type udpListener struct {
@@ -38,8 +41,13 @@ type udpSession struct {
 	last   atomic.Int64 // when the client has sent something last, since began
 	began  time.Time
 
-	answered, confirmed atomic.Bool   // the Pod has answered, and the client sent something then
-	inService, inServer *list.Element // of the lists oneTime
+	answered atomic.Bool   // the Pod has
+	queued   time.Duration // when it was put into the queues last, since began; the listener's goroutine has it
+
+	// What follows is guarded by the Server's openMu.
+
+	confirmed           bool          // the client has sent something after an answer
+	inService, inServer *list.Element // of the queues
 }
 
 // listenUDP makes a listener of datagrams at an address have a configuration.
@@ -90,9 +98,11 @@ func (l *udpListener) pass(datagram []byte, from netip.AddrPort) {
 	defer l.server.panics.recover(l.config.Load().service)
 	client := netip.AddrPortFrom(from.Addr().Unmap().WithZone(""), from.Port())
 	if u := l.session(client, from); u != nil {
-		u.last.Store(int64(time.Since(u.began)))
-		if u.answered.Load() && !u.confirmed.Swap(true) {
-			l.server.confirm(u)
+		now := time.Since(u.began)
+		u.last.Store(int64(now))
+		if now-u.queued >= requeueInterval {
+			u.queued = now
+			l.server.requeue(u, u.answered.Load())
 		}
 		_, _ = u.pod.Write(datagram) // a refusal is seen by answers, too, which end the session
 	}
@@ -161,8 +171,7 @@ func (l *udpListener) answer(u *udpSession, client, from netip.AddrPort) {
 			delete(l.sessions, client)
 		}
 		l.mu.Unlock()
-		s.confirm(u) // it is in no list any more
-		s.forget(u.pod, c)
+		s.forgetSession(u)
 	}()
 	defer s.panics.recover(c.service)
 	if !c.pool.add(u.member, k) {

@@ -86,12 +86,18 @@ func (r *rig) sessionOf(c net.Conn) *udpSession {
 	return l.sessions[c.LocalAddr().(*net.UDPAddr).AddrPort()]
 }
 
-// settled asks until a client's session stays as a connection does.
+func (r *rig) confirmed(u *udpSession) bool {
+	r.server.openMu.Lock()
+	defer r.server.openMu.Unlock()
+	return u.confirmed
+}
+
+// settled asks until a client's session is confirmed.
 func (r *rig) settled(c net.Conn) *udpSession {
 	r.Helper()
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
 		r.asks(c, "x")
-		if u := r.sessionOf(c); u != nil && u.confirmed.Load() {
+		if u := r.sessionOf(c); u != nil && r.confirmed(u) {
 			return u
 		}
 	}
@@ -226,6 +232,15 @@ func TestForgedDatagrams(t *testing.T) {
 		stays := r.sessionOf(client) == session
 		if !stays || r.server.Rejected() > 0 {
 			t.Errorf("%s: the session of a client is still there: %t; %d rejected", name, stays, r.server.Rejected())
+		}
+		for range 6 { // two datagrams for each, the second one after an answer
+			r.settled(r.udp())
+		}
+		if got, err := say(r.dial(), "x"); got != "pod x\n" || err != nil {
+			t.Errorf("%s: a connection beside confirmed sessions: %q, %v", name, got, err)
+		}
+		if got := r.asks(r.udp(), "x"); got != "a x" || r.server.Rejected() > 0 {
+			t.Errorf("%s: a client beside confirmed sessions: %q; %d rejected", name, got, r.server.Rejected())
 		}
 		forge()
 		other := *session.config
