@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -364,7 +365,11 @@ func lostBy(ways []*way, kind string, replaced int) figure {
 		}
 	}
 	what := fmt.Sprintf("connections lost, %s, of %d with %d Pods replaced", kind, made, replaced)
-	f := alone(what, pieces, float64(lost), expectation{below: 1})
+	below := 1.0
+	if strings.HasPrefix(kind, "udp") { // a port that was used a moment ago leads to the Pod that has just ended
+		below = max(below, float64(made)/1000)
+	}
+	f := alone(what, pieces, float64(lost), expectation{below: below})
 	if peerMade > 0 {
 		f.what += fmt.Sprintf(" (%d through kube-proxy)", peerMade)
 		f.peer, f.peerName = float64(peerLost), "kube-proxy"

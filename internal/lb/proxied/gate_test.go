@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -48,6 +49,7 @@ func TestCarrierChangesUnderLoad(t *testing.T) {
 	}
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
+	var served atomic.Int64
 	for range 4 {
 		wg.Go(func() {
 			for {
@@ -66,6 +68,7 @@ func TestCarrierChangesUnderLoad(t *testing.T) {
 					t.Errorf("%q, %v", got, err)
 				}
 				_ = c.Close()
+				served.Add(1)
 			}
 		})
 	}
@@ -76,7 +79,11 @@ func TestCarrierChangesUnderLoad(t *testing.T) {
 		if (l.relay != nil) != (i%2 == 1) || (l.socket != nil) != (i%2 == 0) {
 			t.Errorf("with %d Mbit/s: %+v", r.service.Spec.BandwidthMbps, l)
 		}
-		<-time.After(5 * time.Millisecond) // of load
+		for before, deadline := served.Load(), time.Now().Add(patience); served.Load() <= before; runtime.Gosched() {
+			if t.Failed() || time.Now().After(deadline) {
+				t.Fatalf("no connection is served with %d Mbit/s", r.service.Spec.BandwidthMbps)
+			}
+		}
 	}
 	close(stop)
 	wg.Wait()

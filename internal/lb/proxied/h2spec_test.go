@@ -75,7 +75,7 @@ func TestH2Spec(t *testing.T) {
 	}
 	for name := range deviations {
 		if c, is := results[name]; !is || !c.failed {
-			t.Errorf("%s: it is said to fail, and does not", name)
+			t.Errorf("%s: expected to fail, and does not", name)
 		}
 	}
 }

@@ -244,12 +244,12 @@ func TestQueueOfAListenerThatGoes(t *testing.T) {
 	} {
 		r := newRig(t, nil)
 		r.server.store = brokenStore{}
-		queued(r, name, leave)
+		leaveQueued(r, name, leave)
 	}
 }
 
-// queued has many connections when a listener leaves.
-func queued(r *rig, name string, leave func(*rig, netip.AddrPort)) {
+// leaveQueued has a listener leave with many connections that wait.
+func leaveQueued(r *rig, name string, leave func(*rig, netip.AddrPort)) {
 	r.Helper()
 	pod := r.pod(named("pod"))
 	r.set(pod)
