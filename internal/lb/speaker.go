@@ -208,8 +208,8 @@ func (s *Speaker) Run(ctx context.Context) error {
 	running.Go(func() { s.followKeys(inner) })
 	running.Go(func() { s.witness.run(inner) })
 	running.Go(func() { s.health.run(inner, s.o.Healthy, s.known.poke) })
-	running.Go(func() { s.proxying.run(inner) })
 	s.known.follow(inner, &running, s.client, s.lb)
+	running.Go(func() { s.proxying.run(inner) })
 	if r := s.routing.routes; r != nil {
 		running.Go(func() { r.Run(inner) })
 	}

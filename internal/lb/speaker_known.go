@@ -98,12 +98,14 @@ type address struct {
 }
 
 func newKnown(node string, p *proxying) *known {
-	return &known{
+	k := &known{
 		node: node, proxying: p, wake: make(chan struct{}, 1), needSlices: make(chan struct{}),
 		claims: map[netip.Addr]claim{}, services: map[svc.Name]*announced{},
 		slices: map[svc.Name]sliceNodes{}, pools: map[string]poolWay{}, dirty: map[netip.Addr]struct{}{},
 		bySvc: map[svc.Name]map[svc.Name]struct{}{},
 	}
+	p.listed = k.listed
+	return k
 }
 
 // poke wakes the loop.
@@ -169,7 +171,11 @@ func sink[T metav1.Object](k *known, set func(T), drop func(svc.Name)) reflector
 	k.mu.Lock()
 	k.unlisted++
 	k.mu.Unlock()
-	first := sync.OnceFunc(func() { k.unlisted-- })
+	first := sync.OnceFunc(func() {
+		if k.unlisted--; k.unlisted == 0 {
+			signal(k.proxying.wake)
+		}
+	})
 	name := func(o T) svc.Name { return svc.Name{Namespace: o.GetNamespace(), Name: o.GetName()} }
 	return reflector.Sink[T]{
 		Replace: func(objs []T) {

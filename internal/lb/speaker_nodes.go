@@ -80,7 +80,7 @@ func (p *proxying) changeNodes(f func() bool) {
 			v.built = nil
 		}
 	}
-	signal(p.wake)
+	p.rulesChanged()
 }
 
 func readNode(o *corev1.Node) *node {

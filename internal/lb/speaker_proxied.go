@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -37,14 +38,18 @@ type proxying struct {
 	upload *logship.Uploader // nil without an endpoint
 	// served is called when a Service may have become ready, or not.
 	served func()
+	// listed reports whether Services and claims have been listed.
+	listed func() bool
 	wake   chan struct{}
+	// rulesDirty is set when rules may not be what is wanted.
+	rulesDirty atomic.Bool
 	// What follows is used by run alone.
 
 	vips      []netip.Addr   // that were made local last
 	filter    *filter.Filter // what of them can be reached
 	filterErr string         // why the filter could not be set, as logged last
 	rules     *filter.Groups
-	loose     string // why rules could not be set, as logged last
+	rulesErr  string // why rules could not be set, as logged last
 
 	mu       sync.Mutex
 	services map[svc.Name]*proxiedService
@@ -82,7 +87,8 @@ func newProxying(o SpeakerOptions, client kubernetes.Interface) *proxying {
 		roots: map[objectName]*podAuthority{},
 	}
 	p.filter = filter.New(func() { signal(p.wake) })
-	p.rules = filter.NewGroups(func() { signal(p.wake) })
+	p.rules = filter.NewGroups(p.rulesChanged)
+	p.rulesDirty.Store(true) // what an earlier process has left is unknown
 	p.upload = p.newUploader(o)
 	return p
 }
@@ -149,7 +155,7 @@ func (p *proxying) setClaim(a netip.Addr, services []svc.Name) {
 			signal(p.wake)
 		}
 		if p.ruled[n] != nil {
-			signal(p.wake)
+			p.rulesChanged()
 		}
 	}
 	if p.claims[a] = services; len(services) == 0 {
@@ -249,7 +255,7 @@ func (p *proxying) release(kept []netip.AddrPort) {
 	}
 	var err error
 	if len(kept) == 0 {
-		err = p.rules.Set(nil)
+		err = p.rules.Set(nil, nil)
 	}
 	if err = errors.Join(err, p.rules.Close()); err != nil {
 		p.log.Error("cannot remove the rules of Network Load Balancers", "err", err)

@@ -34,7 +34,7 @@ func (p *proxying) setRules(o *corev1.Service, r *dialect.Reading) {
 	default:
 		return
 	}
-	signal(p.wake)
+	p.rulesChanged()
 }
 
 func (p *proxying) dropRules(n svc.Name) {
@@ -42,33 +42,47 @@ func (p *proxying) dropRules(n svc.Name) {
 	defer p.mu.Unlock()
 	if p.ruled[n] != nil {
 		delete(p.ruled, n)
-		signal(p.wake)
+		p.rulesChanged()
 	}
 }
 
-// applyRules writes the rules. Without them, as on a kernel that has no nf_tables, the load balancers work on.
+// rulesChanged makes run write the rules.
+func (p *proxying) rulesChanged() {
+	p.rulesDirty.Store(true)
+	signal(p.wake)
+}
+
+// applyRules writes the rules if they have changed. What an earlier process has left stays until all that they depend on has
+// been listed. Without rules, as on a kernel that has no nf_tables, the load balancers work on.
 func (p *proxying) applyRules() {
+	if !p.rulesDirty.Load() || !p.listed() {
+		return
+	}
 	p.mu.Lock()
 	if len(p.ruled) > 0 && !p.nodes.listed {
 		p.mu.Unlock()
 		return
 	}
+	p.rulesDirty.Store(false)
 	groups := p.groups()
+	var nodes []netip.Prefix
+	if len(groups) > 0 {
+		nodes = p.networks()
+	}
 	p.mu.Unlock()
 	failure := ""
-	if err := p.rules.Set(groups); err != nil {
+	if err := p.rules.Set(nodes, groups); err != nil {
 		failure = err.Error()
+		p.rulesDirty.Store(true)
 	}
-	if failure != p.loose && failure != "" {
+	if failure != p.rulesErr && failure != "" {
 		p.log.Warn("cannot write the rules of Network Load Balancers; retrying", "err", failure)
 	}
-	p.loose = failure
+	p.rulesErr = failure
 }
 
-// groups returns, with mu held, the rules of the Services that have an address. Their health checks, and connections to node
-// ports, come from Nodes and Pods.
-func (p *proxying) groups() (out []filter.Group) {
-	var networks []netip.Prefix
+// networks returns, with mu held, the addresses of Nodes and their Pods.
+func (p *proxying) networks() (networks []netip.Prefix) {
 	for _, name := range slices.Sorted(maps.Keys(p.nodes.known)) {
 		n := p.nodes.known[name]
 		for _, a := range n.addrs {
@@ -76,12 +90,21 @@ func (p *proxying) groups() (out []filter.Group) {
 		}
 		networks = append(networks, n.pods...)
 	}
+	return networks
+}
+
+// groups returns, with mu held, the rules of the Services that have an address.
+func (p *proxying) groups() (out []filter.Group) {
+	unruled := func(n svc.Name) bool { return p.ruled[n] == nil }
 	for _, n := range slices.SortedFunc(maps.Keys(p.ruled), func(a, b svc.Name) int { return strings.Compare(a.String(), b.String()) }) {
 		v := p.ruled[n]
-		g := filter.Group{Name: n.String(), Clients: v.clients, Networks: networks}
+		g := filter.Group{Name: n.String(), Clients: v.clients}
 		for _, in := range v.object.Status.LoadBalancer.Ingress {
 			if a, err := netip.ParseAddr(in.IP); err == nil && slices.Contains(p.claims[a], n) {
 				g.Listeners = append(g.Listeners, listenersAt(v.object, a)...)
+				if a.Is4() && !slices.ContainsFunc(p.claims[a], unruled) {
+					g.PathMTU = append(g.PathMTU, a)
+				}
 			}
 		}
 		if len(g.Listeners) == 0 {

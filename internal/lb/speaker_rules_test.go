@@ -1,14 +1,19 @@
 package lb
 
 import (
+	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/fairlead/fairlead/internal/lb/filter"
 	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 // A Service of type nlb has the rules of a Network Load Balancer on each node, in both ways, for the addresses that are its own:
@@ -35,12 +40,12 @@ func TestRulesOfServices(t *testing.T) {
 	}{
 		{what: "none", want: "[]"},
 		{what: "direct", annotations: map[string]string{nlb: "nlb"}, ranges: []string{"203.0.113.0/24"},
-			want: "[{default/web [203.0.113.0/24] [{TCP 192.0.2.1:80}] [{TCP 30080}] [] [10.0.0.1/32 10.1.0.0/24 10.0.0.2/32]}]"},
+			want: "[{default/web [203.0.113.0/24] [{TCP 192.0.2.1:80}] [192.0.2.1] [{TCP 30080}] []}]"},
 		{what: "a wrong value", annotations: map[string]string{nlb: "alb"}, local: true,
-			want: "[{default/web [203.0.113.0/24] [{TCP 192.0.2.1:80}] [{TCP 30080}] [30999] [10.0.0.1/32 10.1.0.0/24 10.0.0.2/32]}]"},
+			want: "[{default/web [203.0.113.0/24] [{TCP 192.0.2.1:80}] [192.0.2.1] [{TCP 30080}] [30999]}]"},
 		{what: "another class", annotations: map[string]string{nlb: "nlb"}, class: "example.com/lb", want: "[]"},
 		{what: "proxied", annotations: map[string]string{nlb: "nlb", proxy: "v2"}, mode: corev1.LoadBalancerIPModeProxy,
-			want: "[{default/web [] [{TCP 192.0.2.1:80}] [{TCP 30080}] [] [10.0.0.1/32 10.1.0.0/24 10.0.0.2/32]}]"},
+			want: "[{default/web [] [{TCP 192.0.2.1:80}] [192.0.2.1] [{TCP 30080}] []}]"},
 		{what: "classic", annotations: map[string]string{proxy: "v2"}, mode: corev1.LoadBalancerIPModeProxy, want: "[]"},
 	} {
 		o := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: c.annotations}}
@@ -62,6 +67,9 @@ func TestRulesOfServices(t *testing.T) {
 			t.Errorf("%s: %s, want %s", c.what, got, c.want)
 		}
 	}
+	if got := fmt.Sprint(p.networks()); got != "[10.0.0.1/32 10.1.0.0/24 10.0.0.2/32]" {
+		t.Errorf("Nodes and Pods: %s", got)
+	}
 	p.setClaim(netip.MustParseAddr("192.0.2.1"), nil)
 	p.setService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: map[string]string{nlb: "nlb"}}})
 	if got := p.groups(); len(got) != 0 {
@@ -71,4 +79,48 @@ func TestRulesOfServices(t *testing.T) {
 	if len(p.ruled) != 0 {
 		t.Error("it stays when its Service is gone")
 	}
+}
+
+// Clients of a Service without rules that shares an address keep path MTU discovery, which is not of a port.
+func TestRulesOfSharedAddress(t *testing.T) {
+	p := newProxying(SpeakerOptions{}, nil)
+	a := netip.MustParseAddr("192.0.2.1")
+	web, plain := svc.Name{Namespace: "default", Name: "web"}, svc.Name{Namespace: "default", Name: "plain"}
+	o := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}}
+	o.Spec.Ports = []corev1.ServicePort{{Protocol: corev1.ProtocolTCP, Port: 80}}
+	o.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: a.String()}}
+	p.ruled[web] = &ruledService{object: o}
+	for _, c := range []struct {
+		claims []svc.Name
+		limits int
+	}{{[]svc.Name{web}, 1}, {[]svc.Name{web, plain}, 0}} {
+		p.setClaim(a, c.claims)
+		if got := p.groups(); len(got) != 1 || len(got[0].Listeners) != 1 || len(got[0].PathMTU) != c.limits {
+			t.Errorf("claimed for %v: %v", c.claims, got)
+		}
+	}
+}
+
+// After a restart the rules of the process before stay until everything has been listed, and are not looked at when nothing has
+// changed.
+func TestRulesWaitForLists(t *testing.T) {
+	n := testbed.NewNetwork(t)
+	host := n.Host("node")
+	p := newProxying(SpeakerOptions{Log: slog.New(slog.DiscardHandler)}, nil)
+	listed := false
+	p.listed = func() bool { return listed }
+	host.Do(func() {
+		earlier := filter.NewGroups(func() {})
+		if err := errors.Join(earlier.Set(nil, []filter.Group{{Name: "default/web"}}), earlier.Close()); err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []bool{true, false} {
+			p.applyRules()
+			out, err := host.Command(t.Context(), "nft", "list", "tables").CombinedOutput()
+			if err != nil || strings.Contains(string(out), "fairlead-lb-rules") != want || p.rulesDirty.Load() != want {
+				t.Errorf("listed %t: %v %s", listed, err, out)
+			}
+			listed = true
+		}
+	})
 }

@@ -21,10 +21,10 @@ import (
 // Flags of processes that log all they can, upload access logs to a server that is away, and order certificates from an
 // authority that is away.
 var (
-	talkativeServer = []string{
+	debugServer = []string{
 		"--log-level", "debug", "--lb-acme-directory", "https://127.0.0.1:1/directory", "--lb-acme-domain", "example.com",
 	}
-	talkativeAgent = []string{"--log-level", "debug", "--lb-access-log-endpoint", "https://127.0.0.1:1"}
+	debugAgent = []string{"--log-level", "debug", "--lb-access-log-endpoint", "https://127.0.0.1:1"}
 )
 
 // keysStayOut checks that the keys of all Secrets of the cluster are in nothing that it prints: logs at level debug, Events, what

@@ -19,17 +19,20 @@ const (
 // Types of entries in user data (libnftnl's udata.h), by which nft(8) finds
 // comments and byte orders. Those it does not know it skips.
 const (
-	udComment      = 0 // of a table, chain, rule or element
-	udKeyOrder     = 0 // of a set
-	udDataOrder    = 1
-	udSetComment   = 7
-	udText         = 0xf1 // ours: Rule.Text
-	udHash         = 0xf2 // ours: Rule.Hash
-	maxText        = 230  // user data has 256 bytes at most
-	orderHost      = 1
-	orderBig       = 2
-	setFlagMap     = unix.NFT_SET_MAP
-	setFlagDynamic = 0x20 | unix.NFT_SET_TIMEOUT // NFT_SET_EVAL
+	udComment       = 0 // of a table, chain, rule or element
+	udKeyOrder      = 0 // of a set
+	udDataOrder     = 1
+	udSetComment    = 7
+	udText          = 0xf1 // ours: Rule.Text
+	udHash          = 0xf2 // ours: Rule.Hash
+	maxText         = 230  // user data has 256 bytes at most
+	orderHost       = 1
+	orderBig        = 2
+	setFlagMap      = unix.NFT_SET_MAP
+	setFlagDynamic  = 0x20 | unix.NFT_SET_TIMEOUT // NFT_SET_EVAL
+	setFlagInterval = unix.NFT_SET_INTERVAL
+
+	elemIntervalEnd = unix.NFT_SET_ELEM_INTERVAL_END
 )
 
 // Batch collects the messages of one transaction, in the order the kernel will
@@ -177,6 +180,9 @@ func (b *Batch) AddSet(t Table, s Set) {
 	if s.Dynamic {
 		flags |= setFlagDynamic
 	}
+	if s.Interval {
+		flags |= setFlagInterval
+	}
 	b.enc.Uint32(unix.NFTA_SET_FLAGS, flags)
 	b.enc.Uint32(unix.NFTA_SET_KEY_TYPE, number(s.Key))
 	b.enc.Uint32(unix.NFTA_SET_KEY_LEN, uint32(width(s.Key)))
@@ -241,6 +247,23 @@ func (b *Batch) DelElem(t Table, set string, key []byte) {
 	b.elem(elemOp{unix.NFT_MSG_DELSETELEM, t, set}, &Elem{Key: key})
 }
 
+// AddRange adds a range of an Interval set, which overlaps no other. Without an end it goes on to the last value.
+func (b *Batch) AddRange(t Table, set string, first, end []byte) {
+	b.span(elemOp{unix.NFT_MSG_NEWSETELEM, t, set}, first, end)
+}
+
+// DelRange removes a range, which must be there.
+func (b *Batch) DelRange(t Table, set string, first, end []byte) {
+	b.span(elemOp{unix.NFT_MSG_DELSETELEM, t, set}, first, end)
+}
+
+func (b *Batch) span(op elemOp, first, end []byte) {
+	b.elem(op, &Elem{Key: first})
+	if len(end) > 0 {
+		b.elem(op, &Elem{Key: end, End: true})
+	}
+}
+
 // elem appends an element to the message of its neighbours, as long as they
 // are of the same kind and fit: an attribute has 64 KiB at most.
 func (b *Batch) elem(op elemOp, e *Elem) {
@@ -259,6 +282,9 @@ func (b *Batch) elem(op elemOp, e *Elem) {
 	k := b.enc.Nest(unix.NFTA_SET_ELEM_KEY)
 	b.enc.Bytes(unix.NFTA_DATA_VALUE, e.Key)
 	b.enc.Close(k)
+	if e.End {
+		b.enc.Uint32(unix.NFTA_SET_ELEM_FLAGS, elemIntervalEnd)
+	}
 	switch {
 	case e.Data != nil:
 		d := b.enc.Nest(unix.NFTA_SET_ELEM_DATA)

@@ -134,6 +134,9 @@ func (st StoredSet) Is(s Set) bool {
 	if s.Dynamic {
 		want.Flags |= setFlagDynamic
 	}
+	if s.Interval {
+		want.Flags |= setFlagInterval
+	}
 	return st == want
 }
 

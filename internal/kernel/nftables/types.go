@@ -133,6 +133,8 @@ type Set struct {
 	Key, Data []Type
 	// Dynamic sets are filled by packets; their elements may time out.
 	Dynamic bool
+	// Interval sets have ranges: an element for the first value of each, and one with End for the value after its last.
+	Interval bool
 	// Size bounds the number of elements; 0 is no bound.
 	Size    uint32
 	Comment string
@@ -164,6 +166,8 @@ func number(ts []Type) uint32 {
 type Elem struct {
 	Key  []byte
 	Data []byte
+	// End ends a range of an Interval set.
+	End bool
 	// Goto is the chain a verdict map sends packets to, instead of Data.
 	Goto string
 	// Comment is printed by nft(8), at most 230 bytes.

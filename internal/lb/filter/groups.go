@@ -3,6 +3,7 @@ package filter
 import (
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"net/netip"
 	"reflect"
 	"sync/atomic"
@@ -26,11 +27,11 @@ type Group struct {
 	Clients []netip.Prefix
 	// Listeners are its ports at its addresses.
 	Listeners []Listener
-	// NodePorts are for Clients and Networks, and HealthPorts, which are of TCP, for Networks alone.
+	// PathMTU are those of its IPv4 addresses that no Service without rules shares: ICMP is not of a port.
+	PathMTU []netip.Addr
+	// NodePorts are for Clients and the Nodes, and HealthPorts, which are of TCP, for the Nodes alone.
 	NodePorts   []NodePort
 	HealthPorts []uint16
-	// Networks are where health checks come from. Without any HealthPorts are for all, and NodePorts for Clients.
-	Networks []netip.Prefix
 }
 
 // NodePort is a port at all addresses of the node.
@@ -44,24 +45,28 @@ type Groups struct {
 	changed func()
 	conn    *nftables.Conn
 	damaged atomic.Bool
-	known   bool // groups is what the table has
+	known   bool // groups and nodes are what the table has
 	groups  []Group
+	nodes   map[span]bool
 }
 
 // NewGroups returns Groups that do nothing before Set. changed is as that of New.
 func NewGroups(changed func()) *Groups { return &Groups{changed: changed} }
 
-// Set makes the rules of groups, which are sorted and are not changed afterwards, and no others, in one transaction. What has
-// not changed costs nothing. Without groups there is no table. Connections that are open go on.
-func (g *Groups) Set(groups []Group) error {
+// Set makes the rules of groups, which are sorted and are not changed afterwards, and no others, in one transaction. Health
+// checks, and connections to node ports, come from nodes; without any HealthPorts are for all, and NodePorts for Clients. Of
+// nodes only what has changed is written. Without groups there is no table. Connections that are open go on.
+func (g *Groups) Set(nodes []netip.Prefix, groups []Group) error {
+	spans := spansOf(nodes)
 	damaged := g.damaged.Swap(false)
-	if g.known && !damaged && reflect.DeepEqual(groups, g.groups) {
+	known := g.known && !damaged && reflect.DeepEqual(groups, g.groups) && (len(spans) == 0) == (len(g.nodes) == 0)
+	if known && maps.Equal(spans, g.nodes) {
 		return nil
 	}
 	g.known = false
 	if len(groups) == 0 && g.conn == nil {
 		err := nftables.RemoveTable(groupTable)
-		g.known, g.groups = err == nil, groups
+		g.known, g.groups, g.nodes = err == nil, groups, spans
 		return err
 	}
 	if g.conn == nil {
@@ -71,10 +76,17 @@ func (g *Groups) Set(groups []Group) error {
 		}
 		g.conn = conn
 	}
-	if err := g.conn.Commit(groupRules(groups)); err != nil {
+	var err error
+	if known {
+		err = g.conn.Commit(nodesChange(g.nodes, spans))
+	}
+	if !known || nftables.IsConflict(err) {
+		err = g.conn.Commit(groupRules(spans, groups))
+	}
+	if err != nil {
 		return fmt.Errorf("write nft table %s: %w", groupTable, err)
 	}
-	g.known, g.groups = true, groups
+	g.known, g.groups, g.nodes = true, groups, spans
 	return nil
 }
 
@@ -95,7 +107,7 @@ const (
 var icmpTooBig = []byte{3, 4}
 
 // groupRules returns the transaction that makes the table, in place of any other.
-func groupRules(groups []Group) *nftables.Batch {
+func groupRules(nodes map[span]bool, groups []Group) *nftables.Batch {
 	b := nftables.NewBatch()
 	const comment = "fairlead: rules of Network Load Balancers"
 	if len(groups) == 0 {
@@ -110,13 +122,15 @@ func groupRules(groups []Group) *nftables.Batch {
 	for _, f := range families {
 		b.AddSet(groupTable, nftables.Set{Name: f.listeners(), Key: []nftables.Type{f.addr, nftables.TypeProto, nftables.TypePort},
 			Data: verdict, Comment: "listeners of load balancers"})
+		b.AddSet(groupTable, nftables.Set{Name: f.nodes(), Key: []nftables.Type{f.addr}, Interval: true, Comment: "Nodes and their Pods"})
 	}
 	v4 := families[0]
 	b.AddSet(groupTable, nftables.Set{Name: v4.addresses(), Key: []nftables.Type{v4.addr}, Data: verdict, Comment: "path MTU discovery"})
 	b.AddSet(groupTable, nftables.Set{Name: nodePorts, Key: []nftables.Type{nftables.TypeProto, nftables.TypePort}, Data: verdict,
 		Comment: "node ports of load balancers"})
+	spans(b.AddRange, nodes)
 	dispatch(b)
-	w := groupWriter{b: b, taken: map[string]bool{}, mtu: map[netip.Addr][]*Group{}}
+	w := groupWriter{b: b, checked: len(nodes) > 0, taken: map[string]bool{}, mtu: map[netip.Addr][]*Group{}}
 	for i := range groups {
 		w.group(i, &groups[i])
 	}
@@ -144,9 +158,10 @@ func dispatch(b *nftables.Batch) {
 
 // groupWriter writes the chains of groups, and what leads there.
 type groupWriter struct {
-	b     *nftables.Batch
-	taken map[string]bool // elements that are there: of two Services the first counts
-	mtu   map[netip.Addr][]*Group
+	b       *nftables.Batch
+	checked bool            // nodes are known, from which health checks come
+	taken   map[string]bool // elements that are there: of two Services the first counts
+	mtu     map[netip.Addr][]*Group
 }
 
 func (w *groupWriter) element(set string, key []byte, chain string) {
@@ -157,29 +172,28 @@ func (w *groupWriter) element(set string, key []byte, chain string) {
 }
 
 func (w *groupWriter) group(i int, g *Group) {
-	client := allow{g.Clients, "client=" + g.Name}
-	health := allow{g.Networks, "health=" + g.Name}
+	client := allow{from: g.Clients, what: "client=" + g.Name}
+	health := allow{nodes: true, what: "health=" + g.Name}
 	listeners, nodes, checks := fmt.Sprintf("listeners-%d", i), fmt.Sprintf("node-ports-%d", i), fmt.Sprintf("health-%d", i)
 	w.chain(listeners, client)
 	for _, l := range g.Listeners {
-		a := l.At.Addr()
-		w.element(familyOf(a).listeners(), l.key(), listeners)
-		if a.Is4() && (len(w.mtu[a]) == 0 || w.mtu[a][len(w.mtu[a])-1] != g) {
-			w.mtu[a] = append(w.mtu[a], g)
-		}
+		w.element(familyOf(l.At.Addr()).listeners(), l.key(), listeners)
 	}
-	if len(g.Networks) == 0 {
-		w.chain(nodes, client)
-	} else {
+	for _, a := range g.PathMTU {
+		w.mtu[a] = append(w.mtu[a], g)
+	}
+	if w.checked {
 		w.chain(nodes, client, health)
-		w.chain(checks, health)
+	} else {
+		w.chain(nodes, client)
 	}
 	for _, p := range g.NodePorts {
 		w.element(nodePorts, portKey(p.Protocol, p.Port), nodes)
 	}
-	if len(g.Networks) == 0 {
+	if !w.checked || len(g.HealthPorts) == 0 {
 		return
 	}
+	w.chain(checks, health)
 	for _, p := range g.HealthPorts {
 		w.element(nodePorts, portKey(svc.TCP, p), checks)
 	}
@@ -191,7 +205,7 @@ func (w *groupWriter) pathMTU() {
 	for a, groups := range w.mtu {
 		var rules []allow
 		for _, g := range groups {
-			rules = append(rules, allow{g.Clients, "mtu=" + g.Name})
+			rules = append(rules, allow{from: g.Clients, what: "mtu=" + g.Name})
 		}
 		chain := fmt.Sprintf("path-mtu-%d", n)
 		n++
@@ -200,22 +214,32 @@ func (w *groupWriter) pathMTU() {
 	}
 }
 
-// allow lets networks pass, all without any.
+// allow lets networks pass, all without any, or nodes.
 type allow struct {
-	from []netip.Prefix
-	what string
+	from  []netip.Prefix
+	nodes bool
+	what  string
 }
 
 // chain makes a chain that drops what no rule lets pass.
 func (w *groupWriter) chain(name string, rules ...allow) {
 	w.b.AddChain(groupTable, nftables.Chain{Name: name})
 	for _, r := range rules {
-		text := "kubernetes.io/rule/nlb/" + r.what
+		rule := func(p *nftables.Program) {
+			w.b.AddRule(groupTable, name,
+				nftables.Rule{Text: "kubernetes.io/rule/nlb/" + r.what, Comment: true, Exprs: p.Return().Bytes()})
+		}
+		if r.nodes {
+			for _, f := range families {
+				rule(source(f).InSet(f.nodes(), 0))
+			}
+			continue
+		}
 		if len(r.from) == 0 {
-			w.b.AddRule(groupTable, name, nftables.Rule{Text: text, Comment: true, Exprs: new(nftables.Program).Return().Bytes()})
+			rule(new(nftables.Program))
 		}
 		for _, p := range r.from {
-			w.b.AddRule(groupTable, name, nftables.Rule{Text: text, Comment: true, Exprs: from(p).Return().Bytes()})
+			rule(from(p))
 		}
 	}
 	w.b.AddRule(groupTable, name, nftables.Rule{Exprs: new(nftables.Program).Drop().Bytes()})
@@ -228,8 +252,12 @@ func from(p netip.Prefix) *nftables.Program {
 	for i := range p.Bits() {
 		mask[i/8] |= 0x80 >> (i % 8)
 	}
-	return new(nftables.Program).Meta(0, nftables.MetaNFProto).Equal(0, []byte{f.proto}).
-		Network(0, f.at-f.n, f.n).Mask(0, mask, make([]byte, f.n)).Equal(0, p.Masked().Addr().AsSlice())
+	return source(f).Mask(0, mask, make([]byte, f.n)).Equal(0, p.Masked().Addr().AsSlice())
+}
+
+// source loads where packets of a family come from.
+func source(f family) *nftables.Program {
+	return new(nftables.Program).Meta(0, nftables.MetaNFProto).Equal(0, []byte{f.proto}).Network(0, f.at-f.n, f.n)
 }
 
 // portKey is a protocol and a port, as registers have them.

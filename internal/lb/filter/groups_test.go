@@ -16,18 +16,18 @@ import (
 )
 
 // What the node serves: a listener, its node port, the port of its health check, and something else.
-const port, nodePort, healthPort, other22 = 80, 30080, 30999, 22
+const port, nodePort, healthPort, otherPort = 80, 30080, 30999, 22
 
-// The three rules of a Network Load Balancer (behaviour 141): its clients reach its port and its node port, and tell of the
-// path's MTU; the network of health checks reaches the node port and the health check's; all else is as without it. They have
-// the names that AWS's rules have.
+// The three rules of a Network Load Balancer (behaviour 141): its clients reach its port and its node port, and their ICMP of
+// path MTU discovery arrives; Nodes reach the node port and the health check's; all else is as without it. The rules have the
+// names that AWS's have.
 func TestRulesOfNetworkLoadBalancers(t *testing.T) {
 	n := testbed.NewNetwork(t)
-	node, client, checker, stranger := n.Host("node"), n.Outside("client"), n.Outside("checker"), n.Outside("stranger")
-	for _, p := range []uint16{port, nodePort, healthPort, other22} {
+	node, client, checker, other := n.Host("node"), n.Outside("client"), n.Outside("checker"), n.Outside("other")
+	for _, p := range []uint16{port, nodePort, healthPort, otherPort} {
 		node.Serve(svc.TCP, p)
 	}
-	for _, h := range []*testbed.Host{client, checker, stranger} {
+	for _, h := range []*testbed.Host{client, checker, other} {
 		for _, a := range vips {
 			h.Route(netip.PrefixFrom(a, a.BitLen()), node.Addr(svc.FamilyOf(a)))
 		}
@@ -36,16 +36,17 @@ func TestRulesOfNetworkLoadBalancers(t *testing.T) {
 		return []netip.Prefix{netip.PrefixFrom(h.Addr4(), 32), netip.PrefixFrom(h.Addr6(), 128)}
 	}
 	group := filter.Group{
-		Name: "default/web", Clients: exact(client), Networks: exact(checker), Listeners: listeners(vips, port),
+		Name: "default/web", Clients: exact(client), Listeners: listeners(vips, port), PathMTU: vips[:1],
 		NodePorts: []filter.NodePort{{Protocol: svc.TCP, Port: nodePort}}, HealthPorts: []uint16{healthPort},
 	}
 	f := filter.NewGroups(func() {})
 	t.Cleanup(func() { _ = f.Close() })
 	var raw net.PacketConn
+	nodes := exact(checker)
 	set := func(groups ...filter.Group) {
 		t.Helper()
 		node.Do(func() {
-			if err := errors.Join(link.SetVIPs(vips), f.Set(groups)); err != nil {
+			if err := errors.Join(link.SetVIPs(vips), f.Set(nodes, groups)); err != nil {
 				t.Fatal(err)
 			}
 		})
@@ -64,7 +65,7 @@ func TestRulesOfNetworkLoadBalancers(t *testing.T) {
 	}
 	check("client", client, "listener", "node port", "other", "mtu")
 	check("health check", checker, "node port", "health", "other")
-	check("neither", stranger, "other")
+	check("neither", other, "other")
 	text := ""
 	node.Do(func() {
 		out, err := node.Command(t.Context(), "nft", "list", "table", "inet", "fairlead-lb-rules").CombinedOutput()
@@ -77,12 +78,18 @@ func TestRulesOfNetworkLoadBalancers(t *testing.T) {
 			t.Errorf("no rule %s in\n%s", rule, text)
 		}
 	}
-	group.Clients, group.Networks = nil, nil
+	nodes = append(exact(other), exact(checker)[0].Masked(), netip.PrefixFrom(checker.Addr4(), 31))
+	set(group)
+	check("another Node", other, "node port", "health", "other")
+	nodes = exact(other)
+	set(group)
+	check("a Node that is gone", checker, "other")
+	nodes, group.Clients = nil, nil
 	set(group)
 	everything := []string{"listener", "node port", "health", "other", "mtu"}
-	check("all clients", stranger, everything...)
+	check("all clients", other, everything...)
 	set()
-	check("no rules", stranger, everything...)
+	check("no rules", other, everything...)
 	node.Do(func() {
 		if out, err := node.Command(t.Context(), "nft", "list", "tables").CombinedOutput(); err != nil || strings.Contains(string(out), "rules") {
 			t.Errorf("left: %v\n%s", err, out)
@@ -116,7 +123,7 @@ func tryAll(t *testing.T, when string, h, node *testbed.Host, raw net.PacketConn
 		connect("listener", vips[i], port)
 		connect("node port", a, nodePort)
 		connect("health", a, healthPort)
-		connect("other", a, other22)
+		connect("other", a, otherPort)
 	}
 	try("mtu", func(limit time.Duration) bool { return arrives(t, h, raw, limit) })
 }
