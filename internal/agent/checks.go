@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/checks"
+	"github.com/fairlead/fairlead/internal/events"
 	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -32,21 +33,34 @@ type Checks struct {
 	self    string
 	client  kubernetes.Interface
 	log     *slog.Logger
+	events  *events.Recorder
 	changed chan struct{}
 	update  chan struct{}
 
 	mu     sync.Mutex
 	nodes  map[string]bool     // those that are ready
 	own    map[checks.Key]bool // whether this node is to check it, as nodes are; nil if they have changed
-	slices map[svc.Name][]checks.Target
+	slices map[svc.Name]checkedSlice
 	found  checks.Report
+	// partly are the slices of which this node cannot check all, as their Events say.
+	partly map[svc.Name]bool
 }
+
+// checkedSlice is what of a slice is checked.
+type checkedSlice struct {
+	object  *corev1.ObjectReference
+	targets []checks.Target
+}
+
+// maxEvents bounds the Events of one look at the slices: the queue of a recorder holds a few hundred.
+const maxEvents = 100
 
 // NewChecks returns what checks endpoints for the node called self. Run does it.
 func NewChecks(client kubernetes.Interface, self string, log *slog.Logger) *Checks {
 	return &Checks{
 		self: self, client: client, log: log, changed: make(chan struct{}, 1), update: make(chan struct{}, 1),
-		nodes: map[string]bool{}, slices: map[svc.Name][]checks.Target{}, found: checks.Report{},
+		events: events.NewRecorder(client, corev1.EventSource{Component: "fairlead-checks", Host: self}, log),
+		nodes:  map[string]bool{}, slices: map[svc.Name]checkedSlice{}, found: checks.Report{}, partly: map[svc.Name]bool{},
 	}
 }
 
@@ -95,30 +109,36 @@ func signal(c chan struct{}) {
 	}
 }
 
+func (c *Checks) setSlice(s *discoveryv1.EndpointSlice, targets []checks.Target) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	name := svc.Name{Namespace: s.Namespace, Name: s.Name}
+	if len(targets) == 0 {
+		delete(c.slices, name)
+		return
+	}
+	c.slices[name] = checkedSlice{targets: targets, object: &corev1.ObjectReference{
+		APIVersion: discoveryv1.SchemeGroupVersion.String(), Kind: "EndpointSlice", Namespace: s.Namespace, Name: s.Name, UID: s.UID,
+	}}
+}
+
 // Run checks until ctx ends, and always returns nil.
 func (c *Checks) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
-	set := func(s *discoveryv1.EndpointSlice, targets []checks.Target) {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		name := svc.Name{Namespace: s.Namespace, Name: s.Name}
-		if c.slices[name] = targets; len(targets) == 0 {
-			delete(c.slices, name)
-		}
-	}
+	defer c.events.Start()()
 	sink := reflector.Sink[*discoveryv1.EndpointSlice]{
 		Replace: func(all []*discoveryv1.EndpointSlice) {
 			c.mu.Lock()
 			clear(c.slices)
 			c.mu.Unlock()
 			for _, s := range all {
-				set(s, checks.Of(s))
+				c.setSlice(s, checks.Of(s))
 			}
 			signal(c.update)
 		},
-		Set:    func(s *discoveryv1.EndpointSlice) { set(s, checks.Of(s)); signal(c.update) },
-		Delete: func(s *discoveryv1.EndpointSlice) { set(s, nil); signal(c.update) },
+		Set:    func(s *discoveryv1.EndpointSlice) { c.setSlice(s, checks.Of(s)); signal(c.update) },
+		Delete: func(s *discoveryv1.EndpointSlice) { c.setSlice(s, nil); signal(c.update) },
 	}
 	source := reflector.From(c.client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll), metav1.ListOptions{LabelSelector: checks.Label})
 	running.Go(func() { reflector.Run(reflector.Quiet(ctx), "checks/endpointslices", source, sink) })
@@ -152,31 +172,31 @@ func (c *Checks) Run(ctx context.Context) error {
 	}
 }
 
-// mine returns what this node is to check, and forgets what it has found of the rest.
+// mine returns what this node checks, and forgets what it has found of the rest.
 func (c *Checks) mine() map[checks.Key]checks.Target {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	nodes := slices.Sorted(maps.Keys(c.nodes))
 	before, out := c.own, map[checks.Key]checks.Target{}
 	c.own = map[checks.Key]bool{}
-	for _, targets := range c.slices {
-		for _, t := range targets {
+	keys := map[string][]checks.Key{} // by namespace
+	for name, s := range c.slices {
+		for _, t := range s.targets {
 			own, known := before[t.Key]
 			if !known {
 				own = slices.Contains(checks.By(t.Key, nodes), c.self)
 			}
 			if c.own[t.Key] = own; own {
 				out[t.Key] = t
+				keys[name.Namespace] = append(keys[name.Namespace], t.Key)
 			}
 		}
 	}
-	if n := len(out) - checks.MaxPerNode; n > 0 {
-		c.log.Warn("cannot check all endpoints that this node is to check: the rest stay as they are", "checked", checks.MaxPerNode, "rest", n)
-		keys := slices.SortedFunc(maps.Keys(out), func(a, b checks.Key) int { return slices.Compare(a[:], b[:]) })
-		for _, key := range keys[checks.MaxPerNode:] {
-			delete(out, key)
-		}
+	if len(out) > checks.MaxPerNode {
+		taken := checks.Share(keys, checks.MaxPerNode)
+		maps.DeleteFunc(out, func(key checks.Key, _ checks.Target) bool { return !taken[key] })
 	}
+	c.reportPartly(out)
 	for key := range c.found {
 		if _, still := out[key]; !still {
 			delete(c.found, key)
@@ -184,6 +204,38 @@ func (c *Checks) mine() map[checks.Key]checks.Target {
 		}
 	}
 	return out
+}
+
+// reportPartly records and logs, when that changes, of which slices this node does not check all
+// that it is one of the nodes for. The caller holds mu.
+func (c *Checks) reportPartly(checked map[checks.Key]checks.Target) {
+	before, recorded := len(c.partly), 0
+	maps.DeleteFunc(c.partly, func(name svc.Name, _ bool) bool { return len(c.slices[name].targets) == 0 })
+	for name, s := range c.slices {
+		rest := 0
+		for _, t := range s.targets {
+			if _, is := checked[t.Key]; c.own[t.Key] && !is {
+				rest++
+			}
+		}
+		switch {
+		case rest == 0:
+			delete(c.partly, name)
+		case !c.partly[name] && recorded < maxEvents:
+			c.partly[name] = true
+			recorded++
+			c.events.Event(s.object, corev1.EventTypeWarning, "EndpointsNotChecked", fmt.Sprintf(
+				"node %s cannot check %d of these endpoints: it checks %d at most, shared among namespaces; others can",
+				c.self, rest, checks.MaxPerNode))
+		}
+	}
+	switch {
+	case before == 0 && len(c.partly) > 0:
+		c.log.Warn("cannot check all endpoints that this node is to check; see the Events EndpointsNotChecked of EndpointSlices",
+			"checked", len(checked))
+	case before > 0 && len(c.partly) == 0:
+		c.log.Info("checks all endpoints again that this node is to check", "checked", len(checked))
+	}
 }
 
 // keep checks one endpoint until ctx ends. Nodes and endpoints do so at times of their own.

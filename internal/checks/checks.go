@@ -10,6 +10,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -47,7 +48,7 @@ const (
 	DefaultTimeout  = time.Second
 	MinTimeout      = 10 * time.Millisecond
 	// MaxPerSlice is how many endpoints a slice with Annotation may have, MaxPerNode how many
-	// a node checks: the first of them by their keys.
+	// a node checks, as Share has it.
 	MaxPerSlice = 100
 	MaxPerNode  = 500
 	// Nodes is how many nodes check an endpoint, or all there are.
@@ -103,7 +104,7 @@ func Parse(annotations map[string]string) (*Spec, field.ErrorList) {
 	return s, errs
 }
 
-// metadata are services of clouds that tell a machine its credentials, at addresses that are not
+// metadata are services of clouds that give a machine its credentials, at addresses that are not
 // link-local: of AWS over IPv6, Azure and Alibaba.
 var metadata = []netip.Addr{
 	netip.MustParseAddr("fd00:ec2::254"), netip.MustParseAddr("168.63.129.16"), netip.MustParseAddr("100.100.100.200"),
@@ -170,7 +171,8 @@ type Target struct {
 	Index int
 }
 
-// Of returns what of a slice is checked.
+// Of returns what of a slice is checked: not endpoints that terminate, whose conditions stay as
+// they were written.
 func Of(s *discoveryv1.EndpointSlice) []Target {
 	spec, errs := Parse(s.Annotations)
 	if spec == nil || len(errs) > 0 || managed(s) {
@@ -178,7 +180,8 @@ func Of(s *discoveryv1.EndpointSlice) []Target {
 	}
 	var out []Target
 	for i := range s.Endpoints[:min(len(s.Endpoints), MaxPerSlice)] {
-		if len(s.Endpoints[i].Addresses) == 0 {
+		ending := s.Endpoints[i].Conditions.Terminating
+		if len(s.Endpoints[i].Addresses) == 0 || ending != nil && *ending {
 			continue
 		}
 		a, err := netip.ParseAddr(s.Endpoints[i].Addresses[0])
@@ -217,6 +220,26 @@ func By(key Key, nodes []string) []string {
 	out := make([]string, len(best))
 	for i := range best {
 		out[i] = best[i].name
+	}
+	return out
+}
+
+// Share returns at most that many of the keys of the namespaces: each gets one in turn while it
+// has any, so that one with many takes no other's place. It sorts the keys.
+func Share(byNamespace map[string][]Key, most int) map[Key]bool {
+	namespaces := slices.Sorted(maps.Keys(byNamespace))
+	for _, keys := range byNamespace {
+		slices.SortFunc(keys, func(a, b Key) int { return bytes.Compare(a[:], b[:]) })
+	}
+	out := map[Key]bool{}
+	for i := 0; len(namespaces) > 0; i++ {
+		namespaces = slices.DeleteFunc(namespaces, func(n string) bool { return i >= len(byNamespace[n]) })
+		for _, n := range namespaces {
+			if len(out) >= most {
+				return out
+			}
+			out[byNamespace[n][i]] = true
+		}
 	}
 	return out
 }

@@ -31,7 +31,7 @@ func (r *rig) finds(node string, report checks.Report) {
 
 // An endpoint of a slice made by hand leaves when two of the nodes that check it report it, and
 // comes back when two report that it answers. One node alone, which may be stolen, changes
-// nothing, nor does one that is not to check it.
+// nothing, nor does one that is not to check it. One that terminates stays as it is.
 func TestCheckedEndpoints(t *testing.T) {
 	r := newRig(t)
 	r.run(Options{Controllers: []string{ChecksName}})
@@ -43,14 +43,16 @@ func TestCheckedEndpoints(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "db", Labels: map[string]string{discoveryv1.LabelServiceName: "db"},
 			Annotations: map[string]string{checks.Annotation: "tcp://:5432"}},
 		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: new(int32(5432))}},
-		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.7"}}, {Addresses: []string{"192.0.2.8"}}},
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.7"}}, {Addresses: []string{"192.0.2.8"}},
+			{Addresses: []string{"192.0.2.9"}, Conditions: discoveryv1.EndpointConditions{Ready: new(false), Terminating: new(true)}}},
 	}, metav1.CreateOptions{})
 	r.must(err)
 	if s.Labels[checks.Label] != "true" {
 		t.Errorf("its labels are %v, by which no node finds it", s.Labels)
 	}
+	s.Endpoints[2].Conditions.Terminating = nil
 	targets, all := checks.Of(s), []string{"n0", "n1", "n2", "n3"}
-	key, marker := targets[0].Key, targets[1].Key
+	key, marker, ending := targets[0].Key, targets[1].Key, targets[2].Key
 	by := checks.By(key, all)
 	other := all[slices.IndexFunc(all, func(n string) bool { return !slices.Contains(by, n) })]
 	want := func(what, want string) {
@@ -67,15 +69,15 @@ func TestCheckedEndpoints(t *testing.T) {
 		})
 	}
 	// All nodes find what the marker is of not to answer: that this is seen shows that the rest had no effect.
-	r.finds(other, checks.Report{key: false, marker: false})
-	r.finds(by[0], checks.Report{key: false, marker: false})
-	r.finds(by[1], checks.Report{marker: false})
-	r.finds(by[2], checks.Report{key: true, marker: false})
-	want("one of three, and another node, report it", " true false")
+	r.finds(other, checks.Report{key: false, marker: false, ending: true})
+	r.finds(by[0], checks.Report{key: false, marker: false, ending: true})
+	r.finds(by[1], checks.Report{marker: false, ending: true})
+	r.finds(by[2], checks.Report{key: true, marker: false, ending: true})
+	want("one of three, and another node, report it", " true false false")
 	r.finds(by[1], checks.Report{key: false})
-	want("two of three report it", " false false")
+	want("two of three report it", " false false false")
 	r.finds(by[1], checks.Report{key: true, marker: true})
-	want("two of three report that it answers", " true false")
+	want("two of three report that it answers", " true false false")
 	r.wantEvent(ns, "db", "EndpointCheckFailed")
 	r.wantEvent(ns, "db", "EndpointCheckPassed")
 }
