@@ -12,16 +12,12 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
 )
 
-// The thresholds of a kubelet's --eviction-hard, and how long it calls a node under
-// pressure after the last sign of it. Pods are not evicted here: the node gets a taint,
-// and with it no new Pods. No images are stored here, so that minDisk is enough of a
-// large disk, of which a kubelet wants a tenth.
+// minMemory is the threshold of a kubelet's --eviction-hard, that of the disk is fileio.Space's;
+// pressureLasts is how long a kubelet calls a node under pressure after the last sign of it. Pods
+// are not evicted here: the node gets a taint, and with it no new Pods.
 const (
-	minMemory        = 100 << 20
-	minDiskPercent   = 10
-	minDisk          = 1 << 30
-	minInodesPercent = 5
-	pressureLasts    = 5 * time.Minute
+	minMemory     = 100 << 20
+	pressureLasts = 5 * time.Minute
 )
 
 // Pressure returns the conditions MemoryPressure and DiskPressure of a machine: by
@@ -86,13 +82,11 @@ func lowMemory(root fs.FS) (string, error) {
 
 func lowDisk(space func() (fileio.Space, error)) (string, error) {
 	s, err := space()
-	switch {
-	case err != nil:
+	if err != nil {
 		return "", err
-	case s.Free < min(minDisk, s.Total/100*minDiskPercent):
-		return fmt.Sprintf("the disk of the node's state has %d MiB free, less than 1 GiB and than %d %%", s.Free>>20, minDiskPercent), nil
-	case s.FreeInodes < s.Inodes/100*minInodesPercent:
-		return fmt.Sprintf("less than %d %% of the inodes of the disk of the node's state are free", minInodesPercent), nil
+	}
+	if why := s.Low(); why != "" {
+		return "the disk of the node's state has " + why, nil
 	}
 	return "", nil
 }

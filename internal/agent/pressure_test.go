@@ -41,7 +41,7 @@ func TestPressure(t *testing.T) {
 		check("both over", no, no)
 		space.FreeInodes = 49
 		check("inodes", no, yes)
-		space = fileio.Space{Total: 1 << 40, Free: minDisk}
+		space = fileio.Space{Total: 1 << 40, Free: 1 << 30}
 		time.Sleep(pressureLasts)
 		check("a large disk at its threshold", no, no)
 		space.Free--

@@ -1,12 +1,10 @@
 package preflight
 
 import (
-	"fmt"
 	"strings"
 
 	"github.com/fairlead/fairlead/internal/kernel/cgroup"
 	"github.com/fairlead/fairlead/internal/kernel/clock"
-	"github.com/fairlead/fairlead/internal/kernel/fileio"
 )
 
 func clocks() []Finding {
@@ -23,21 +21,6 @@ func groups() []Finding {
 			"give the machine control groups of version 2 alone, or do without limits"}}
 	}
 	return []Finding{{"cgroups", OK, "version 2, with cpu, memory and pids", ""}}
-}
-
-func lowDisk(dir string) (string, error) {
-	s, err := fileio.SpaceOf(dir)
-	if err != nil {
-		return "", err
-	}
-	const least = 1 << 30
-	if s.Free < min(least, s.Total/10) {
-		return fmt.Sprintf("the disk of %s has %d MiB free", dir, s.Free>>20), nil
-	}
-	if s.FreeInodes < s.Inodes/20 {
-		return fmt.Sprintf("less than 5 %% of the inodes of the disk of %s are free", dir), nil
-	}
-	return "", nil
 }
 
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }

@@ -1,5 +1,5 @@
 // Package preflight finds what on a machine keeps a node from working, or would surprise
-// whoever runs one there, before the first start. It changes nothing.
+// its administrator, before the first start. It changes nothing.
 package preflight
 
 import (
@@ -11,6 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
 )
 
 // Level is how much a Finding matters.
@@ -102,12 +104,13 @@ func (m Machine) disk() []Finding {
 		}
 		dir = filepath.Dir(dir)
 	}
-	message, err := lowDisk(dir)
+	space, err := fileio.SpaceOf(dir)
 	if err != nil {
 		return []Finding{{"disk", Error, fmt.Sprintf("cannot look at the disk of %s: %v", m.StateDir, err), "choose another --data-dir"}}
 	}
-	if message != "" {
-		return []Finding{{"disk", Warning, message, "make room, or choose another --data-dir: a node under disk pressure gets no Pods"}}
+	if why := space.Low(); why != "" {
+		return []Finding{{"disk", Warning, "the disk of " + dir + " has " + why,
+			"make room, or choose another --data-dir: a node under disk pressure gets no Pods"}}
 	}
 	return []Finding{{"disk", OK, "there is room in " + dir, ""}}
 }

@@ -2,6 +2,7 @@ package fileio
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -70,6 +71,25 @@ func SpaceOf(path string) (Space, error) {
 	}
 	size := uint64(st.Bsize)
 	return Space{Total: st.Blocks * size, Free: st.Bavail * size, Inodes: st.Files, FreeInodes: st.Ffree}, nil
+}
+
+// The thresholds of a kubelet's --eviction-hard, but that minFree is enough of a large disk, of
+// which a kubelet wants a tenth: no images are stored.
+const (
+	minFree          = 1 << 30
+	minFreePercent   = 10
+	minInodesPercent = 5
+)
+
+// Low returns what a node under disk pressure has too little of, "" if there is enough.
+func (s Space) Low() string {
+	switch {
+	case s.Free < min(minFree, s.Total/100*minFreePercent):
+		return fmt.Sprintf("%d MiB free, less than 1 GiB and than %d %%", s.Free>>20, minFreePercent)
+	case s.FreeInodes < s.Inodes/100*minInodesPercent:
+		return fmt.Sprintf("less than %d %% of its inodes free", minInodesPercent)
+	}
+	return ""
 }
 
 // Reserve gives the first size bytes of the file at path their place on the disk, so
