@@ -56,7 +56,7 @@ func Mirror(endpoints *corev1.Endpoints, present []*discoveryv1.EndpointSlice, t
 	m.annotations = maps.Clone(endpoints.Annotations)
 	delete(m.annotations, corev1.EndpointsLastChangeTriggerTime)
 	delete(m.annotations, corev1.LastAppliedConfigAnnotation)
-	// Whoever may write Endpoints may not have nodes check addresses (package checks).
+	// The right to write Endpoints is none to have nodes check addresses (package checks).
 	maps.DeleteFunc(m.annotations, func(key, _ string) bool { return strings.HasPrefix(key, "fairlead.dev/check") })
 	m.collect()
 	m.match(present)

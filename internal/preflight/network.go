@@ -21,7 +21,7 @@ import (
 // minMTU is the least that IPv6 works with (RFC 8200, section 5).
 const minMTU = 1280
 
-// firewall is another program that drops packets of Services and Pods unless told not to.
+// firewall is another program that drops packets of Services and Pods unless it is configured not to.
 type firewall struct {
 	name string
 	// table is one of nf_tables, and chain one of iptables, that it alone makes.

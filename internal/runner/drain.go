@@ -57,7 +57,7 @@ func (w *worker) awaitDrain(pod *corev1.Pod) time.Time {
 	return time.Time{}
 }
 
-// drained tells how the wait for nodes ended.
+// drained reports how the wait for nodes ended.
 func (w *worker) drained(pod *corev1.Pod, waited time.Duration) {
 	log := w.log.With("waited", waited.Round(time.Millisecond))
 	switch {

@@ -36,7 +36,7 @@ func run() error {
 	}
 	pages, completions := filepath.Join(os.Args[1], "man1"), filepath.Join(os.Args[1], "completions")
 	for _, dir := range []string{pages, completions} {
-		if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // for everybody to read
+		if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // world-readable
 			return err
 		}
 	}

@@ -69,7 +69,8 @@ func Open(name string) (*Tree, error) {
 	return nil, fmt.Errorf("%w: %w; run as root, or in a unit with Delegate=yes", ErrUnavailable, errors.Join(errs...))
 }
 
-// Supported returns why the kernel has no groups to limit processes with, whoever asks.
+// Supported returns why the kernel has no groups to limit processes with. Open
+// may fail even so, by the rights of this process.
 func Supported() error {
 	_, err := hierarchy()
 	return err
