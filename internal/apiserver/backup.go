@@ -31,8 +31,10 @@ const (
 	backupDirectory = "backups"
 	backupPrefix    = "fairlead-"
 	backupSuffix    = ".tar"
-	backupHour      = 3 // of the local time
-	backupCheck     = 10 * time.Minute
+	// backingUp begins the name of a directory that a backup is made in.
+	backingUp   = ".fairlead-backup-"
+	backupHour  = 3 // of the local time
+	backupCheck = 10 * time.Minute
 	// anyQuota has no store be full, whatever its server's quota is.
 	anyQuota = 1 << 40
 )
@@ -74,7 +76,7 @@ func writeBackup(ctx context.Context, path, file, release string, endpoints []st
 	if _, err := os.Lstat(file); !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%s is there already: choose another name, or remove it", file)
 	}
-	work, err := os.MkdirTemp(filepath.Dir(file), ".fairlead-backup-")
+	work, err := os.MkdirTemp(filepath.Dir(file), backingUp)
 	if err != nil {
 		return nil, fmt.Errorf("cannot write beside %s: %w", file, plain(err))
 	}
@@ -124,7 +126,10 @@ func writeBackup(ctx context.Context, path, file, release string, endpoints []st
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return nil, fmt.Errorf("cannot write %s: %w", file, err)
 	}
-	return m, os.Rename(out, file)
+	if err := os.Rename(out, file); err != nil {
+		return nil, err
+	}
+	return m, fileio.SyncDir(filepath.Dir(file)) // before an older one is removed
 }
 
 // readSmall returns the files of the data directory at path that are parts of a backup beside the
@@ -160,140 +165,25 @@ func readSmall(path string) (map[string][]byte, error) {
 	return small, nil
 }
 
-// DamagedBackupError is that of a backup with damaged parts.
-type DamagedBackupError struct {
-	File          string
-	Damaged, Good []string
-}
-
-func (e *DamagedBackupError) Error() string {
-	what := "nothing of it can be restored"
-	if len(e.Good) > 0 {
-		what = "--intact-only restores the rest: " + strings.Join(e.Good, ", ")
-	}
-	return fmt.Sprintf("%s is damaged in %s; %s", e.File, strings.Join(e.Damaged, ", "), what)
-}
-
-// openBackup reads a backup and tells its damaged parts by a DamagedBackupError.
-func openBackup(file string) (*backup.Archive, *os.File, *DamagedBackupError, error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	info, err := f.Stat()
-	if err != nil {
-		return nil, nil, nil, errors.Join(err, f.Close())
-	}
-	a, err := backup.Open(f, info.Size())
-	if err == nil && a.Layout > layoutVersion {
-		err = fmt.Errorf("a newer fairlead has made it (%s, layout %d, this one knows up to %d): restore it with that one",
-			a.Version, a.Layout, layoutVersion)
-	}
-	if err != nil {
-		_ = f.Close()
-		return nil, nil, nil, fmt.Errorf("%s: %w", file, err)
-	}
-	damage := &DamagedBackupError{File: file}
-	bad := a.Damaged()
-	for _, p := range a.Parts {
-		if slices.Contains(bad, p) {
-			damage.Damaged = append(damage.Damaged, p.Name)
-		} else {
-			damage.Good = append(damage.Good, p.Name)
-		}
-	}
-	if len(bad) == 0 {
-		damage = nil
-	}
-	return a, f, damage, nil
-}
-
-// CheckBackup returns the manifest of a backup whose parts are as they were written.
-func CheckBackup(file string) (*backup.Manifest, error) {
-	a, f, damage, err := openBackup(file)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	if damage != nil {
-		return &a.Manifest, damage
-	}
-	return &a.Manifest, nil
-}
-
-// revisionBump is added to etcd's revision by a restore: clients have seen revisions after that of
-// the snapshot, and must not take others for them.
-const revisionBump = 1_000_000_000
-
-// Restore writes a backup into the data directory at path, which has neither keys nor a store. With
-// intactOnly damaged parts are left out. Nothing is written where it returns an error.
-func Restore(file, path string, intactOnly bool) (*backup.Manifest, error) {
-	a, f, damage, err := openBackup(file)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	if damage != nil && (!intactOnly || len(damage.Good) == 0) {
-		return nil, damage
-	}
-	for _, name := range []string{"etcd", "pki"} {
-		if _, err := os.Lstat(filepath.Join(path, name)); !errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("%s has a directory %s already: stop its server and move it away, or choose another with --data-dir", path, name)
-		}
-	}
-	dir, err := openDataDir(path)
-	if err != nil {
-		return nil, err
-	}
-	defer dir.Close()
-	work, err := os.MkdirTemp(dir.path, "restore-")
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(work)
-	if err := os.Mkdir(filepath.Join(work, "pki"), 0o700); err != nil {
-		return nil, err
-	}
-	for i, p := range a.Parts {
-		if damage != nil && slices.Contains(damage.Damaged, p.Name) {
-			continue
-		}
-		if err := writePart(filepath.Join(work, p.Name), a.Content(i)); err != nil {
-			return nil, err
-		}
-		if p.Name == backup.Store {
-			if err := restoreStore(filepath.Join(work, p.Name), filepath.Join(work, "etcd")); err != nil {
-				return nil, fmt.Errorf("%s of %s cannot be restored: %w", p.Name, file, err)
-			}
-		}
-	}
-	// The store comes last: a server would begin without objects where only the keys are.
-	for _, name := range []string{"version", "node-token", "pki", "etcd"} {
-		err := os.Rename(filepath.Join(work, name), dir.file(name))
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, err
-		}
-	}
-	return &a.Manifest, nil
-}
-
-func writePart(path string, content io.Reader) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+// removeLeftovers removes the directories of dir whose names begin with prefix and which are older
+// than age: those of a process that was killed, which have keys.
+func removeLeftovers(dir, prefix string, age time.Duration) error {
+	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(f, content)
-	return errors.Join(err, f.Sync(), f.Close())
-}
-
-// restoreStore makes the directory of an etcd of one member out of a snapshot.
-func restoreStore(file, dir string) error {
-	c := etcdConfig(dir, "", Options{Log: slog.New(slog.DiscardHandler)}, etcdFailures{})
-	return snapshot.NewV3(zap.NewNop()).Restore(snapshot.RestoreConfig{
-		SnapshotPath: file, Name: c.Name, OutputDataDir: dir, PeerURLs: []string{c.AdvertisePeerUrls[0].String()},
-		InitialCluster: c.InitialCluster, InitialClusterToken: c.InitialClusterToken,
-		RevisionBump: revisionBump, MarkCompacted: true,
-	})
+	for _, e := range entries {
+		if !e.IsDir() || !strings.HasPrefix(e.Name(), prefix) {
+			continue
+		}
+		if info, err := e.Info(); err != nil || time.Since(info.ModTime()) < age {
+			continue // it is gone, or in use
+		}
+		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // nightly are the backups that a server makes by itself.
@@ -372,6 +262,11 @@ func (n *nightly) make(ctx context.Context, now time.Time) error {
 	defer cancel()
 	dir := filepath.Join(n.dir, backupDirectory)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	// The lock is this server's: no restore goes on.
+	err := errors.Join(removeLeftovers(dir, backingUp, backupTimeout), removeLeftovers(n.dir, restoring, 0))
+	if err != nil {
 		return err
 	}
 	store, err := os.Stat(filepath.Join(n.dir, "etcd", "member", "snap", "db"))

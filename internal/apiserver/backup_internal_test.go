@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/apiserver/pki"
+	"github.com/fairlead/fairlead/internal/backup"
 )
 
 // A backup has the keys that links lead to, and neither the temporary files of a write that was cut
@@ -87,6 +88,13 @@ func TestNightlyBackups(t *testing.T) {
 		t.Fatal(err)
 	}
 	made := 1
+	leftover := filepath.Join(dir.path, backupDirectory, backingUp+"1")
+	if err := os.Mkdir(leftover, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chtimes(leftover, time.Time{}, time.Now().Add(-2*backupTimeout)); err != nil {
+		t.Fatal(err)
+	}
 	for now := start; now.Before(start.AddDate(0, 0, 9)); now = now.Add(backupCheck) {
 		if !n.due(now) {
 			continue
@@ -97,6 +105,9 @@ func TestNightlyBackups(t *testing.T) {
 		if err := n.make(t.Context(), now); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if _, err := os.Stat(leftover); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the work of a process that was killed is still there: %v", err)
 	}
 	list := n.list()
 	if made != 10 || len(list) != 7 {
@@ -154,5 +165,36 @@ func testDue(t *testing.T, n *nightly, day time.Time) {
 	}
 	if got := n.until(now); len(got) != n.keep || !backupTime(got[len(got)-1]).Equal(now) {
 		t.Errorf("beside backups with a time to come are %v", got)
+	}
+}
+
+// What cannot all be moved in is moved back, and a part that changes while it is read is an error.
+func TestRestoreIsUndone(t *testing.T) {
+	t.Parallel()
+	work, dir := t.TempDir(), t.TempDir()
+	for file, text := range map[string]string{work + "/version": "new", work + "/pki": "new", dir + "/version": "old"} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, d := range []string{dir + "/etcd", work + "/etcd", work + "/etcd.old/full"} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := moveIn(work, dir, "version", "node-token", "pki", "etcd"); err == nil {
+		t.Error("a directory has replaced one that is not empty")
+	}
+	for file, want := range map[string]string{work + "/version": "new", work + "/pki": "new", dir + "/version": "old"} {
+		if got, err := os.ReadFile(file); err != nil || string(got) != want {
+			t.Errorf("%s has %q, %v, want %q", file, got, err, want)
+		}
+	}
+	part, err := backup.PartOf("version", strings.NewReader("1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := writePart(filepath.Join(work, "part"), part, strings.NewReader("2")); err == nil {
+		t.Error("a part with another hash is restored")
 	}
 }

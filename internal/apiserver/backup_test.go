@@ -2,10 +2,13 @@ package apiserver_test
 
 import (
 	"bytes"
+	"crypto/tls"
 	"errors"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -80,8 +83,9 @@ func TestBackupAndRestore(t *testing.T) {
 		}
 	}
 	rv := func(m *corev1.ConfigMap) int { n, _ := strconv.Atoi(m.ResourceVersion); return n }
-	if now := make1(c, "now"); rv(now) < rv(last)+1_000_000 {
-		t.Errorf("the resourceVersion was %s and is %s", last.ResourceVersion, now.ResourceVersion)
+	restored := make1(c, "now")
+	if rv(restored) < rv(last)+1_000_000 {
+		t.Errorf("the resourceVersion was %s and is %s", last.ResourceVersion, restored.ResourceVersion)
 	}
 	// The old administrator's credentials, at the new address.
 	now, err := clientcmd.LoadFromFile(filepath.Join(other, "admin.kubeconfig"))
@@ -99,11 +103,20 @@ func TestBackupAndRestore(t *testing.T) {
 		t.Errorf("with the credentials from before: %v", err)
 	}
 	stop()
-	testDamagedBackup(t, running)
+	dir = testDamagedBackup(t, running)
+	_, c = spawn(t, dir)
+	if again := make1(c, "again"); rv(again) <= rv(restored) {
+		t.Errorf("the resourceVersion was %s and is %s after a restore of an older backup", restored.ResourceVersion, again.ResourceVersion)
+	}
+	authority, err := tls.LoadX509KeyPair(filepath.Join(dir, "pki/ca.crt"), filepath.Join(dir, "pki/ca.key"))
+	if err != nil {
+		t.Error(authority, err)
+	}
 }
 
-// A damaged backup says which part, writes nothing, and gives the rest on demand.
-func testDamagedBackup(t *testing.T, file string) {
+// A damaged backup writes nothing, and on demand the rest but for the other halves of damaged pairs.
+// It returns a directory restored without the authority and the server's certificate.
+func testDamagedBackup(t *testing.T, file string) (dir string) {
 	good, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -113,28 +126,40 @@ func testDamagedBackup(t *testing.T, file string) {
 		t.Fatal(err)
 	}
 	for _, x := range []struct {
-		damaged string
-		store   bool
-	}{{archive.Store, false}, {"pki/", true}} {
+		damaged, halves []string
+		store           bool
+	}{
+		{[]string{archive.Store}, nil, false},
+		{[]string{"pki/ca.key", "pki/server.key"}, []string{"pki/ca.crt", "pki/server.crt"}, true},
+	} {
 		data := bytes.Clone(good)
-		if x.damaged == archive.Store {
+		if !x.store {
 			data = data[:len(data)-len(data)/3] // cut short, with the second manifest
-		} else {
-			data[bytes.Index(data, []byte("-----BEGIN"))] ^= 1
+		}
+		for i, p := range a.Parts {
+			if content, err := io.ReadAll(a.Content(i)); err != nil {
+				t.Fatal(err)
+			} else if x.store && slices.Contains(x.damaged, p.Name) {
+				data[bytes.Index(data, content)] ^= 1
+			}
 		}
 		bad := filepath.Join(t.TempDir(), "bad.tar")
 		if err := os.WriteFile(bad, data, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		dir := filepath.Join(t.TempDir(), "restored")
+		dir = filepath.Join(t.TempDir(), "restored")
 		_, err := apiserver.Restore(bad, dir, false)
 		var damage *apiserver.DamagedBackupError
-		if !errors.As(err, &damage) || len(damage.Damaged) != 1 || !strings.HasPrefix(damage.Damaged[0], x.damaged) ||
-			len(damage.Good) != len(a.Parts)-1 || !strings.Contains(err.Error(), "is damaged in "+x.damaged) {
+		if !errors.As(err, &damage) || !slices.Equal(damage.Damaged, x.damaged) || !slices.Equal(damage.Halves, x.halves) ||
+			len(damage.Good) != len(a.Parts)-len(x.damaged)-len(x.halves) || !strings.Contains(err.Error(), "is damaged in "+x.damaged[0]) {
 			t.Errorf("%s: %v", x.damaged, err)
 		}
 		if _, err := os.Stat(dir); !os.IsNotExist(err) {
 			t.Errorf("%s: something was written: %v", x.damaged, err)
+		}
+		leftover := filepath.Join(dir, "restore-1", "pki")
+		if err := os.MkdirAll(leftover, 0o700); err != nil {
+			t.Fatal(err)
 		}
 		if _, err := apiserver.Restore(bad, dir, true); err != nil {
 			t.Errorf("%s: the rest: %v", x.damaged, err)
@@ -149,4 +174,5 @@ func testDamagedBackup(t *testing.T, file string) {
 			t.Errorf("left over: %v, %v", left, err)
 		}
 	}
+	return dir
 }

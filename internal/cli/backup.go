@@ -79,7 +79,7 @@ such as the nightly backups and what an agent on the same machine keeps, stays.`
 				return err
 			}
 			if damage != nil {
-				fmt.Fprintf(g.err, "not restored, because damaged: %v\n", damage.Damaged)
+				fmt.Fprintf(g.err, "not restored, because damaged or of no use without a damaged part: %v\n", damage.LeftOut())
 			}
 			_, err = fmt.Fprintf(g.out, "restored into %s: start its server\n", dataDir)
 			return err

@@ -41,7 +41,7 @@ func TestBackupAndRestoreByCommand(t *testing.T) {
 		t.Errorf("the mode of the file is %v, %v", info, err)
 	}
 	does(exitFailed, "is there already", "backup", file, "--data-dir", dir)
-	does(exitFailed, "move it away", "restore", file, "--data-dir", dir)
+	does(exitFailed, "is in use by process", "restore", file, "--data-dir", dir)
 	stop()
 
 	does(exitDone, "nothing was changed", "restore", "--dry-run", file, "--data-dir", other)

@@ -21,7 +21,7 @@ func Replace(path string, data []byte, mode fs.FileMode) error {
 	if err := replace(path, data, mode, (*os.File).Sync); err != nil {
 		return err
 	}
-	return syncDir(filepath.Dir(path))
+	return SyncDir(filepath.Dir(path))
 }
 
 // ReplaceUnsynced is Replace for what is written again after a crash of the
@@ -48,9 +48,9 @@ func replace(path string, data []byte, mode fs.FileMode, sync func(*os.File) err
 	return os.Rename(f.Name(), path)
 }
 
-// syncDir writes the entries of a directory to disk: without it a rename may not
+// SyncDir writes the entries of a directory to disk: without it a rename may not
 // survive a crash of the machine (fsync(2)).
-func syncDir(path string) error {
+func SyncDir(path string) error {
 	d, err := os.Open(path)
 	if err != nil {
 		return err
