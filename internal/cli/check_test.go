@@ -18,7 +18,7 @@ import (
 // A port in use makes 'fairlead check' fail, with a report that programs can read.
 func TestCheck(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("needs root, as the command does")
+		t.Skip("needs root: the command reads tables of the kernel; make test as root runs it")
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -199,7 +199,7 @@ func TestConfigurationPage(t *testing.T) {
 // Root does not follow a configuration that others may write.
 func TestConfigFileOfOthers(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("is about root")
+		t.Skip("needs root: others may have any configuration read; make test as root runs it")
 	}
 	path := writeConfig(t, "server: {}")
 	if err := os.Chmod(path, 0o664); err != nil {

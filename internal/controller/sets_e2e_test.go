@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -81,14 +80,7 @@ func TestRolloversOfDeployments(t *testing.T) {
 func TestRolloversOfDaemonSets(t *testing.T) {
 	t.Parallel()
 	r := newSetsRig(t)
-	ctx, api := context.Background(), r.client.AppsV1().DaemonSets(r.ns)
-	_, err := api.Create(ctx, &appsv1.DaemonSet{
-		ObjectMeta: metav1.ObjectMeta{Name: "agent"},
-		Spec: appsv1.DaemonSetSpec{
-			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "agent"}}, Template: template("agent"),
-		},
-	}, metav1.CreateOptions{})
-	r.must(err)
+	ctx, api := context.Background(), r.daemonSet("agent")
 	patch := func(patch []byte) {
 		t.Helper()
 		_, err := api.Patch(ctx, "agent", types.MergePatchType, patch, metav1.PatchOptions{})

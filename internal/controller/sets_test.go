@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/informers"
+	typedappsv1 "k8s.io/client-go/kubernetes/typed/apps/v1"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -193,26 +194,33 @@ func TestDeployments(t *testing.T) {
 	}
 }
 
+// daemonSet creates a DaemonSet and returns the client of its kind.
+func (r *setsRig) daemonSet(name string) typedappsv1.DaemonSetInterface {
+	r.Helper()
+	api := r.client.AppsV1().DaemonSets(r.ns)
+	_, err := api.Create(context.Background(), &appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: appsv1.DaemonSetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}}, Template: template(name),
+		},
+	}, metav1.CreateOptions{})
+	r.must(err)
+	return api
+}
+
 // A DaemonSet leaves a node whose taint it does not tolerate, comes back, rolls, and goes
 // back to a revision as kubectl rollout undo has it.
 func TestDaemonSets(t *testing.T) {
 	t.Parallel()
 	r := newSetsRig(t)
-	ctx, api := context.Background(), r.client.AppsV1().DaemonSets(r.ns)
-	_, err := api.Create(ctx, &appsv1.DaemonSet{
-		ObjectMeta: metav1.ObjectMeta{Name: "agent"},
-		Spec: appsv1.DaemonSetSpec{
-			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "agent"}}, Template: template("agent"),
-		},
-	}, metav1.CreateOptions{})
-	r.must(err)
+	ctx, api := context.Background(), r.daemonSet("agent")
 	where := func(p *corev1.Pod) string { return p.Spec.NodeName + ":" + versionOf(p) }
 	r.wantPods("agent", where, "n0:1", "n1:1")
 	r.taint("n1", corev1.Taint{Key: "dedicated", Effect: corev1.TaintEffectNoExecute})
 	r.wantPods("agent", where, "n0:1")
 	r.taint("n1")
 	r.wantPods("agent", where, "n0:1", "n1:1")
-	_, err = api.Patch(ctx, "agent", types.MergePatchType, versionPatch("2"), metav1.PatchOptions{})
+	_, err := api.Patch(ctx, "agent", types.MergePatchType, versionPatch("2"), metav1.PatchOptions{})
 	r.must(err)
 	r.wantPods("agent", where, "n0:2", "n1:2")
 	list, err := r.client.AppsV1().ControllerRevisions(r.ns).List(ctx, metav1.ListOptions{LabelSelector: "app=agent"})

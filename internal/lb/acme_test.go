@@ -36,7 +36,7 @@ import (
 func TestACME(t *testing.T) {
 	vip := netip.MustParseAddr("127.77.1.1")
 	if l, err := net.Listen("tcp", netip.AddrPortFrom(vip, 443).String()); errors.Is(err, os.ErrPermission) {
-		t.Skip("port 443 cannot be used")
+		t.Skip("needs the right to listen on port 443, where ACME asks; make test as root runs it")
 	} else if err == nil {
 		_ = l.Close()
 	}

@@ -129,7 +129,7 @@ func (p *proxying) followSecret(ctx context.Context, running *sync.WaitGroup, ke
 }
 
 // setTLS takes over a TLS Secret. The same certificate stays the same one: as another one connections to Pods and their health
-// checks would begin anew with it.
+// checks would start over with it.
 func (t *namedSecret) setTLS(s *corev1.Secret) {
 	cert, problem := readTLSSecret(s)
 	if t.problem = problem; cert == nil {

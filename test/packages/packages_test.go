@@ -62,7 +62,7 @@ func TestPackages(t *testing.T) {
 		}
 	}
 	if _, err := exec.LookPath("dpkg-deb"); err != nil {
-		t.Skip(err)
+		t.Skipf("%v (Debian: dpkg, iproute2, systemd)", err)
 	}
 	root := t.TempDir()
 	if out, err := exec.Command("sh", "-c", `dpkg-deb -x "$1"/*.deb "$2"`, "sh", first, root).CombinedOutput(); err != nil {
@@ -102,7 +102,7 @@ func checkContents(t *testing.T, root string) {
 // Versions are ordered as they came about.
 func TestVersions(t *testing.T) {
 	if _, err := exec.LookPath("dpkg"); err != nil {
-		t.Skip(err)
+		t.Skipf("%v (Debian: dpkg, iproute2, systemd)", err)
 	}
 	last := ""
 	for _, v := range []string{"v1.0.0-rc.1", "v1.0.0-rc.1-3-gabcdef0", "v1.0.0-rc.2", "v1.0.0", "v1.0.0-5-gabcdef0", "v1.0.1", "v1.10.0"} {
@@ -159,7 +159,7 @@ func newMachine(t *testing.T) *machine {
 	}
 	for _, tool := range []string{"dpkg", "ip"} {
 		if _, err := exec.LookPath(tool); err != nil {
-			t.Skip(err)
+			t.Skipf("%v (Debian: dpkg, iproute2, systemd)", err)
 		}
 	}
 	found, err := filepath.Glob(makePackages(t, process.Program("fairlead"), "deb") + "/*.deb")
@@ -347,7 +347,7 @@ func (m *machine) run(client kubernetes.Interface) *corev1.Pod {
 // rates its exposure 2.0 at most, of 10.
 func TestServerUnitIsHardened(t *testing.T) {
 	if _, err := exec.LookPath("systemd-analyze"); err != nil {
-		t.Skip(err)
+		t.Skipf("%v (Debian: dpkg, iproute2, systemd)", err)
 	}
 	out, err := exec.Command("systemd-analyze", "security", "--offline=yes", "--no-pager", "--threshold=20",
 		"../../deploy/systemd/"+server).CombinedOutput()

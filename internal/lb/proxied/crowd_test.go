@@ -36,7 +36,7 @@ func raiseFiles() int {
 func TestCrowdProcess(t *testing.T) {
 	at := os.Getenv(crowdVariable)
 	if at == "" {
-		t.Skip("only as a process of TestCrowd")
+		t.Skip("is the process with the clients, which TestCrowd runs")
 	}
 	n := min(crowd, raiseFiles()-200)
 	conns := make([]net.Conn, 0, n)

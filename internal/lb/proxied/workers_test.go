@@ -30,8 +30,8 @@ func TestWorkersAreUsedAgain(t *testing.T) {
 			t.Error("a worker that has a connection has got another one")
 		}
 		close(release)
-		time.Sleep(2 * workerIdle)
-		wg.Wait() // none stays
+		time.Sleep(2 * workerIdle) // of the bubble's clock
+		wg.Wait()                  // none stays
 		last := run()
 		if last == first {
 			t.Error("a worker has stayed")
