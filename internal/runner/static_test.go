@@ -215,6 +215,7 @@ func TestMirrorLabelsNeedARole(t *testing.T) {
 		t.Errorf("without the role the mirror has the labels %v", m.Labels)
 	}
 	// The log has the reason, and the command that helps.
+	await(t, "the reason in the log", func() bool { return strings.Contains(logs.text(), "shown in the API without its labels") })
 	if text := logs.text(); strings.Count(text, "shown in the API without its labels") != 1 || !strings.Contains(text, "level=WARN") ||
 		!strings.Contains(text, "pod=web-"+nodeName) || !strings.Contains(text, "--clusterrole system:node-registrar") {
 		t.Errorf("the log: %s", text)

@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -95,12 +96,23 @@ func Boot(t testing.TB, services map[string]string) *Manager {
 	cmd.Stdout, cmd.Stderr = &log, &log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.WaitDelay = testbed.Patience // a process that keeps the log open would hold up the test's end
-	if err := cmd.Start(); err != nil {
+	// The kernel sends the signal when the thread that started the process ends, and here threads end with their namespaces.
+	started, ended := make(chan error, 1), make(chan struct{})
+	go func() {
+		runtime.LockOSThread()
+		defer close(ended)
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			_ = cmd.Wait()
+		}
+	}()
+	if err := <-started; err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill() // the namespace ends with it
-		_ = cmd.Wait()
+		<-ended
 		if t.Failed() {
 			t.Logf("systemd's log:\n%s", log.String())
 		}
@@ -160,7 +172,10 @@ func (m *Manager) command(args ...string) (string, error) {
 func (m *Manager) enter(args ...string) (string, error) {
 	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", m.parent, m.parent))
 	first, _, _ := strings.Cut(string(children), " ")
-	if err != nil || first == "" {
+	if err == nil && first == "" {
+		err = errors.New("its parent has no children")
+	}
+	if err != nil {
 		return "", fmt.Errorf("systemd does not run: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(m.t.Context(), testbed.Patience)
