@@ -260,10 +260,9 @@ func (w *way) open(ctx context.Context, every time.Duration) {
 	}
 }
 
-// roll replaces all Pods of the Deployment, and returns for each that went how long it took
-// from its deletion until all nodes had taken it out of the Service; those are missing that
-// were ended before.
-func (r *rollingRig) roll(ctx context.Context, revision int) (drains []float64, err error) {
+// roll replaces all Pods of the Deployment, and returns the removals of those that went
+// which came to their end; those are missing that were ended before.
+func (r *rollingRig) roll(ctx context.Context, revision int) ([]*removal, error) {
 	ctx, cancel := context.WithTimeout(ctx, 50*time.Second) // less than the client gives a watch
 	defer cancel()
 	w, err := r.client.CoreV1().Pods(benchNamespace).Watch(ctx, metav1.ListOptions{LabelSelector: "app=" + rollingName})
@@ -271,12 +270,15 @@ func (r *rollingRig) roll(ctx context.Context, revision int) (drains []float64, 
 		return nil, err
 	}
 	defer w.Stop()
+	removals, err := r.followRemovals(ctx)
+	if err != nil {
+		return nil, err
+	}
 	patch := fmt.Appendf(nil, `{"spec":{"template":{"metadata":{"annotations":{"revision":"%d"}}}}}`, revision)
 	_, err = r.client.AppsV1().Deployments(benchNamespace).Patch(ctx, rollingName, types.MergePatchType, patch, metav1.PatchOptions{})
 	if err != nil {
 		return nil, err
 	}
-	deleted, drained := map[types.UID]time.Time{}, map[types.UID]bool{}
 	for gone := 0; gone < rollingPods; {
 		e, ok := <-w.ResultChan()
 		if !ok {
@@ -286,19 +288,12 @@ func (r *rollingRig) roll(ctx context.Context, revision int) (drains []float64, 
 		if !ok || p.DeletionTimestamp == nil {
 			continue
 		}
-		if deleted[p.UID].IsZero() {
-			deleted[p.UID] = time.Now()
-		}
-		out := func(c corev1.PodCondition) bool { return c.Type == "fairlead.dev/Drained" }
-		if !drained[p.UID] && slices.ContainsFunc(p.Status.Conditions, out) {
-			drained[p.UID] = true
-			drains = append(drains, milliseconds.in(time.Since(deleted[p.UID])))
-		}
+		removals.see(e)
 		if e.Type == watch.Deleted {
 			gone++
 		}
 	}
-	return drains, nil
+	return removals.drained(), nil
 }
 
 // runRolling replaces the Pods of a Deployment again and again, while connections are opened
@@ -332,24 +327,23 @@ func (b *bench) runRolling(ctx context.Context) (figures []figure, err error) {
 	for _, w := range ways {
 		load.Go(func() { w.open(under, every) })
 	}
-	var drains []float64
+	var drained []*removal
 	rolls := b.few(8, 1)
 	for i := range rolls {
 		d, err := r.roll(ctx, i)
 		if err != nil {
 			return nil, err
 		}
-		drains = append(drains, d...)
+		drained = append(drained, d...)
 	}
 	end()
 	load.Wait()
 	for _, kind := range []string{"tcp inside", "tcp outside", "udp inside", "udp outside"} {
 		figures = append(figures, lostBy(ways, kind, rolls*rollingPods))
 	}
-	return append(figures,
-		alone("Pods ended before all nodes had reported", pieces, float64(rolls*rollingPods-len(drains)), expectation{below: 1}),
-		alone("from a Pod's deletion until all nodes have taken it out, p50", milliseconds, percentile(drains, 0.5), expectation{below: 100}),
-		alone("the same, p99", milliseconds, percentile(drains, 0.99), expectation{})), nil
+	early := float64(rolls*rollingPods - len(drained))
+	figures = append(figures, alone("Pods ended before all nodes had reported", pieces, early, expectation{below: 1}))
+	return append(figures, removalFigures(drained)...), nil
 }
 
 // lostBy is how many connections of a kind were lost.

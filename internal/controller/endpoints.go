@@ -69,7 +69,7 @@ func (c *endpoints) sync(ctx context.Context, name svc.Name) error {
 	if len(service.Spec.Selector) == 0 || service.Spec.Type == corev1.ServiceTypeExternalName {
 		return nil // existing Endpoints are the user's, or stay as in Kubernetes
 	}
-	if left := c.pace.wait(name); left > 0 {
+	if left, _ := c.pace.wait(name); left > 0 {
 		c.loop.Queue.AddAfter(name, left)
 		return nil
 	}
@@ -85,7 +85,7 @@ func (c *endpoints) sync(ctx context.Context, name svc.Name) error {
 		c.triggers.add(name, trigger)
 		return err
 	}
-	c.pace.wrote(name, began)
+	c.pace.wrote(name, began, false)
 	return nil
 }
 

@@ -42,10 +42,7 @@ func newEndpointSlices(s *controllerContext) (func(ctx context.Context), error) 
 	if c.index, err = selectionOf(s); err != nil {
 		return nil, err
 	}
-	c.index.subscribe(func(ch change) {
-		c.triggers.add(ch.service, ch.trigger)
-		c.loop.Queue.Add(ch.service)
-	})
+	c.index.subscribe(c.changed)
 	if c.store, err = slicesOf(s, c.loop.Queue.Add); err != nil {
 		return nil, err
 	}
@@ -60,6 +57,14 @@ func newEndpointSlices(s *controllerContext) (func(ctx context.Context), error) 
 	}, nil
 }
 
+func (c *endpointSlices) changed(ch change) {
+	c.triggers.add(ch.service, ch.trigger)
+	if ch.removal {
+		c.pace.removal(ch.service)
+	}
+	c.loop.Queue.Add(ch.service)
+}
+
 func (c *endpointSlices) sync(ctx context.Context, name svc.Name) error {
 	service := c.index.service(name)
 	if service == nil {
@@ -68,7 +73,8 @@ func (c *endpointSlices) sync(ctx context.Context, name svc.Name) error {
 	if len(service.Spec.Selector) == 0 || service.Spec.Type == corev1.ServiceTypeExternalName {
 		return nil // existing slices stay, as in Kubernetes
 	}
-	if left := c.pace.wait(name); left > 0 {
+	left, removal := c.pace.wait(name)
+	if left > 0 {
 		c.loop.Queue.AddAfter(name, left)
 		return nil
 	}
@@ -90,9 +96,12 @@ func (c *endpointSlices) sync(ctx context.Context, name svc.Name) error {
 	if err := c.store.write(ctx, name, plan); err != nil {
 		c.triggers.add(name, trigger)
 		c.taken.add(name, err)
+		if removal {
+			c.pace.removal(name)
+		}
 		return err
 	}
-	c.pace.wrote(name, began)
+	c.pace.wrote(name, began, removal)
 	c.topology.planned(name, plan.Hints)
 	return nil
 }

@@ -5,7 +5,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -56,7 +55,7 @@ func (sp *space) addCrossings(changes []change) {
 // selector.
 func (sp *space) addCrossingsOf(service *corev1.Service) {
 	for _, pod := range sp.selected(service.Spec.Selector) {
-		sp.addCrossings(sp.matching(nil, service.Namespace, pod.Labels, time.Time{}))
+		sp.addCrossings(sp.matching(nil, service.Namespace, pod.Labels, change{}))
 	}
 }
 

@@ -1,10 +1,16 @@
 package controller
 
 import (
+	"context"
+	"log/slog"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -17,10 +23,11 @@ func TestPace(t *testing.T) {
 		// change is what a loop does for one change; it returns the delay.
 		change := func(name svc.Name) time.Duration {
 			begin := time.Now()
-			for left := p.wait(name); left > 0; left = p.wait(name) {
+			left, removal := p.wait(name)
+			for ; left > 0; left, removal = p.wait(name) {
 				time.Sleep(left)
 			}
-			p.wrote(name, time.Now())
+			p.wrote(name, time.Now(), removal)
 			return time.Since(begin)
 		}
 		for range 3 {
@@ -29,7 +36,7 @@ func TestPace(t *testing.T) {
 			}
 			time.Sleep(minGap)
 		}
-		p.wrote(web, time.Now())
+		p.wrote(web, time.Now(), false)
 		for i, want := range []time.Duration{minGap, 2 * minGap, 4 * minGap, 8 * minGap, maxGap, maxGap} {
 			if d := change(web); d != want {
 				t.Errorf("change %d without pause waits for %s, want %s", i, d, want)
@@ -56,10 +63,111 @@ func TestPace(t *testing.T) {
 			began := time.Now()
 			time.Sleep(took)
 			p.forget(other)
-			p.wrote(other, began)
-			if left := p.wait(other); left != want {
+			p.wrote(other, began, false)
+			if left, _ := p.wait(other); left != want {
 				t.Errorf("after a write of %s the next waits for %s, want %s", took, left, want)
 			}
 		}
 	})
+}
+
+// A removal waits for no write but another removal's, and many without pause as long as
+// other changes.
+func TestPaceOfRemovals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var p pace
+		web := svc.Name{Namespace: "shop", Name: "web"}
+		remove := func() (waited time.Duration) {
+			begin := time.Now()
+			p.removal(web)
+			left, removal := p.wait(web)
+			for ; left > 0; left, removal = p.wait(web) {
+				time.Sleep(left)
+			}
+			if !removal {
+				t.Error("a write with a removal is taken for another")
+			}
+			p.wrote(web, time.Now(), removal)
+			return time.Since(begin)
+		}
+		for range 10 {
+			p.wrote(web, time.Now(), false) // a Pod that has become ready, without a pause since the last
+			if d := remove(); d != 0 {
+				t.Errorf("after another write a removal waits for %s", d)
+			}
+			time.Sleep(minRemovalGap)
+		}
+		if left, removal := p.wait(web); removal || left != minGap-minRemovalGap {
+			t.Errorf("after the removals another change is %v and waits for %s, want %s", removal, left, minGap-minRemovalGap)
+		}
+		time.Sleep(maxGap)
+		if d := remove(); d != 0 {
+			t.Errorf("a removal after a pause waits for %s", d)
+		}
+		begin, n := time.Now(), 0
+		for ; time.Since(begin) < 100*maxGap; n++ {
+			remove()
+		}
+		if n > 110 {
+			t.Errorf("%d writes in %s of removals without pause, want one in %s", n, 100*maxGap, maxGap)
+		}
+	})
+}
+
+// What takes a ready Pod from the new connections of a Service is a removal, and nothing else.
+func TestRemovals(t *testing.T) {
+	web := svc.Name{Namespace: "shop", Name: "web"}
+	pod := func(change ...func(*corev1.Pod)) *corev1.Pod {
+		p := podObject("shop", "web-1", "web", "node1")
+		p.UID, p.Status.PodIP = "1", "10.244.0.1"
+		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+		for _, f := range change {
+			f(p)
+		}
+		return p
+	}
+	unready := func(p *corev1.Pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse }
+	deleted := func(p *corev1.Pod) { p.DeletionTimestamp = new(metav1.Now()) }
+	ended := func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }
+	moved := func(p *corev1.Pod) { p.Labels = map[string]string{"app": "other"} }
+	other := func(p *corev1.Pod) { p.UID = "2" }
+	address := func(p *corev1.Pod) { p.Status.PodIP = "10.244.0.2" }
+	for name, c := range map[string]struct {
+		from, to *corev1.Pod // nil for none
+		removal  bool
+	}{
+		"created":            {nil, pod(), false},
+		"ready":              {pod(unready), pod(), false},
+		"unready":            {pod(), pod(unready), true},
+		"deleted":            {pod(), pod(deleted), true},
+		"deleted, unready":   {pod(unready), pod(unready, deleted), false},
+		"deleted by force":   {pod(), nil, true},
+		"gone":               {pod(deleted), nil, false},
+		"ended":              {pod(), pod(ended), true},
+		"with another label": {pod(), pod(moved), true},
+		"replaced":           {pod(), pod(other), true},
+		"with another IP":    {pod(), pod(address), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := &selection{spaces: map[string]*space{}, nodes: map[string]*posting{}}
+			slices := &endpointSlices{index: x, loop: loop.New(slog.New(slog.DiscardHandler), "test", 1,
+				func(context.Context, svc.Name) error { return nil })}
+			defer slices.loop.Queue.ShutDown()
+			x.subscribe(slices.changed)
+			s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: web.Namespace, Name: web.Name}}
+			s.Spec.Selector = map[string]string{"app": "web"}
+			x.setService(s)
+			if c.from != nil {
+				x.setPod(c.from)
+			}
+			if c.to != nil {
+				x.setPod(c.to)
+			} else {
+				x.deletePod(c.from)
+			}
+			if _, removal := slices.pace.wait(web); removal != c.removal {
+				t.Errorf("a removal: %v, want %v", removal, c.removal)
+			}
+		})
+	}
 }

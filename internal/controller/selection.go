@@ -33,6 +33,8 @@ type change struct {
 	trigger time.Time
 	// deleted is whether the Service itself was deleted.
 	deleted bool
+	// removal is whether a Pod has stopped being ready for new connections.
+	removal bool
 }
 
 // space is one namespace.
@@ -226,12 +228,13 @@ func selects(sel, labels map[string]string) bool {
 	return len(sel) > 0
 }
 
-// matching appends the Services that select labels.
-func (sp *space) matching(out []change, namespace string, labels map[string]string, trigger time.Time) []change {
+// matching appends a change like cause for each Service that selects labels.
+func (sp *space) matching(out []change, namespace string, labels map[string]string, cause change) []change {
 	for k, v := range labels {
 		for name, sel := range sp.buckets[pair{k, v}] {
 			if selects(sel.service.Spec.Selector, labels) {
-				out = append(out, change{service: svc.Name{Namespace: namespace, Name: name}, trigger: trigger})
+				cause.service = svc.Name{Namespace: namespace, Name: name}
+				out = append(out, cause)
 			}
 		}
 	}
@@ -248,7 +251,7 @@ func (x *selection) setPod(pod *corev1.Pod) {
 		m = &member{pod: pod}
 		sp.pods[pod.Name] = m
 		x.enlist(sp, m)
-		changes = sp.matching(nil, pod.Namespace, pod.Labels, readySince(pod))
+		changes = sp.matching(nil, pod.Namespace, pod.Labels, change{trigger: readySince(pod)})
 		sp.addCrossings(changes)
 		if !epslice.Counts(pod) {
 			changes = nil
@@ -263,14 +266,14 @@ func (x *selection) setPod(pod *corev1.Pod) {
 		}
 		m.pod = pod
 		if moved || endpointChanged(old, pod) {
-			trigger := readySince(pod)
-			if trigger.Equal(readySince(old)) {
-				trigger = time.Time{}
+			cause := change{trigger: readySince(pod), removal: serves(old) && (moved || old.UID != pod.UID || !serves(pod))}
+			if cause.trigger.Equal(readySince(old)) {
+				cause.trigger = time.Time{}
 			}
-			changes = sp.matching(nil, pod.Namespace, pod.Labels, trigger)
+			changes = sp.matching(nil, pod.Namespace, pod.Labels, cause)
 			if moved {
 				sp.addCrossings(changes)
-				changes = sp.matching(changes, pod.Namespace, old.Labels, trigger)
+				changes = sp.matching(changes, pod.Namespace, old.Labels, cause)
 			}
 		}
 	}
@@ -283,7 +286,7 @@ func (x *selection) deletePod(pod *corev1.Pod) {
 	x.mu.Lock()
 	if sp := x.spaces[pod.Namespace]; sp != nil {
 		if m := sp.pods[pod.Name]; m != nil {
-			changes = sp.matching(nil, pod.Namespace, m.pod.Labels, time.Time{})
+			changes = sp.matching(nil, pod.Namespace, m.pod.Labels, change{removal: serves(m.pod)})
 			x.delist(sp, m)
 			delete(sp.pods, pod.Name)
 		}
@@ -333,7 +336,7 @@ func (x *selection) nodeChanged(name string) {
 	x.mu.RLock()
 	if list := x.nodes[name]; list != nil {
 		for _, m := range list.pods {
-			for _, c := range x.spaces[m.pod.Namespace].matching(nil, m.pod.Namespace, m.pod.Labels, time.Time{}) {
+			for _, c := range x.spaces[m.pod.Namespace].matching(nil, m.pod.Namespace, m.pod.Labels, change{}) {
 				if !seen[c.service] {
 					seen[c.service] = true
 					changes = append(changes, c)
@@ -360,7 +363,7 @@ func (x *selection) selecting(pod *corev1.Pod) (out []svc.Name) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	if sp := x.spaces[pod.Namespace]; sp != nil {
-		for _, c := range sp.matching(nil, pod.Namespace, pod.Labels, time.Time{}) {
+		for _, c := range sp.matching(nil, pod.Namespace, pod.Labels, change{}) {
 			out = append(out, c.service)
 		}
 	}
@@ -425,6 +428,12 @@ func endpointChanged(a, b *corev1.Pod) bool {
 		epslice.Counts(a) != epslice.Counts(b) || epslice.Ready(a) != epslice.Ready(b) ||
 		a.Annotations[svc.WeightAnnotation] != b.Annotations[svc.WeightAnnotation] ||
 		a.Status.PodIP != b.Status.PodIP || !slices.Equal(a.Status.PodIPs, b.Status.PodIPs)
+}
+
+// serves reports whether a Service sends new connections to the Pod while others do
+// that are ready.
+func serves(pod *corev1.Pod) bool {
+	return pod.DeletionTimestamp == nil && epslice.Counts(pod) && epslice.Ready(pod)
 }
 
 // readySince is when the Pod's readiness changed last.
