@@ -86,7 +86,9 @@ const (
 	// AskAnnotation on a Service, with the value "true", asks for Programmed.
 	AskAnnotation = domain + "/report-programmed"
 	// Drained is the condition of a Pod that is being deleted: no node sends it new
-	// connections to a Service any more. Its node waits for that before it ends the Pod.
+	// connections to a Service any more. Its node waits for that before it ends the Pod. The
+	// node of a registered program asks for it by the status False, of a Pod that is not
+	// ready; the answer has the same message.
 	Drained corev1.PodConditionType = domain + "/Drained"
 )
 

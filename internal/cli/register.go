@@ -39,10 +39,6 @@ type registerCommand struct {
 	via     string
 }
 
-// hookWait is how long a unit's stop waits, which is far more than its endpoint takes to
-// leave the nodes of a healthy cluster.
-const hookWait = time.Second
-
 func newRegister(g *global) *cobra.Command {
 	r := &registerCommand{global: g}
 	cmd := &cobra.Command{
@@ -84,7 +80,8 @@ takes connections. The same again changes nothing; other flags replace what was 
 	flags.BoolVar(&r.dryRun, "dry-run", false, "print the Pods and change nothing")
 	flags.StringVarP(&r.output, "output", "o", "", "with --dry-run: yaml (the default) or json")
 	flags.BoolVar(&r.hook, "install-hook", false,
-		"have systemd wait a second before it stops the process of --unit, a unit of this machine: it is out of the endpoints by then")
+		"have systemd wait until no node sends new connections to --unit, a unit of this machine, a second at most, before it\n"+
+			"stops its process")
 	flags.DurationVar(&r.timeout, "timeout", 5*time.Second, "how long to wait for the first check; 0 for not at all")
 	return cmd
 }
@@ -141,10 +138,11 @@ func (r *registerCommand) run(cmd *cobra.Command) error {
 	}
 	if r.hook && len(errs) == 0 {
 		unit := pods[0].Annotations[registration.UnitAnnotation]
-		if err := systemd.InstallHook(cmd.Context(), unit, hookWait); err != nil {
+		if err := systemd.InstallHook(cmd.Context(), unit, systemd.HookWait); err != nil {
 			return fmt.Errorf("--install-hook: %w", err)
 		}
-		fmt.Fprintf(r.out, "%s waits %s before its process is stopped: %s\n", unit, hookWait, systemd.HookPath(unit))
+		fmt.Fprintf(r.out, "%s waits until no node sends it new connections, %s at most, before its process is stopped: %s\n",
+			unit, systemd.HookWait, systemd.HookPath(unit))
 	}
 	return errors.Join(errs...)
 }

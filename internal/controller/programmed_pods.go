@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
@@ -9,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fairlead/fairlead/internal/barrier"
+	"github.com/fairlead/fairlead/internal/epslice"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -16,23 +18,33 @@ import (
 type drain struct {
 	pod      *corev1.Pod
 	services []svc.Name // that select it
-	// out is set when its endpoints are terminating in all slices, or gone from them, and
-	// need is the version of those.
+	// out is set when its endpoints are terminating in all slices, or gone from them, or, if its
+	// node asks, not ready in any; need is the version of those.
 	out  bool
 	need barrier.Versions
 }
 
-// podChanged begins to wait for a Pod that is being deleted.
+// asked returns what a node wants to know of a Pod that is not being deleted: the message of
+// its condition Drained, "" for nothing.
+func asked(pod *corev1.Pod) string {
+	i := slices.IndexFunc(pod.Status.Conditions, func(k corev1.PodCondition) bool { return k.Type == barrier.Drained })
+	if i < 0 || pod.DeletionTimestamp != nil || epslice.Ready(pod) || pod.Status.Conditions[i].Status != corev1.ConditionFalse {
+		return ""
+	}
+	return pod.Status.Conditions[i].Message
+}
+
+// podChanged begins to wait for a Pod that is being deleted, or that its node asks about.
 func (c *programmed) podChanged(pod *corev1.Pod) {
 	name := nameOf(pod)
-	if pod.DeletionTimestamp == nil || pod.Spec.NodeName == "" || finished(pod) || hasDrained(pod) {
+	if pod.DeletionTimestamp == nil && asked(pod) == "" || pod.Spec.NodeName == "" || finished(pod) || hasDrained(pod) {
 		c.forget(name, "")
 		return
 	}
 	c.mu.Lock()
 	d := c.drains[name]
 	c.mu.Unlock()
-	if d != nil && d.pod.UID == pod.UID {
+	if d != nil && d.pod.UID == pod.UID && asked(d.pod) == asked(pod) {
 		return
 	}
 	c.forget(name, "")
@@ -89,7 +101,7 @@ func (c *programmed) locate(d *drain) {
 		if service == nil {
 			continue
 		}
-		if slices.ContainsFunc(c.slicesOf(name), func(s *discoveryv1.EndpointSlice) bool { return leads(s, d.pod.UID) }) {
+		if slices.ContainsFunc(c.slicesOf(name), func(s *discoveryv1.EndpointSlice) bool { return leads(s, d.pod) }) {
 			return // sliceChanged comes here again
 		}
 		need = need.Max(c.present(service))
@@ -100,10 +112,17 @@ func (c *programmed) locate(d *drain) {
 	c.nudge()
 }
 
-// leads reports whether a slice has an endpoint of the Pod that is not terminating.
-func leads(s *discoveryv1.EndpointSlice, pod types.UID) bool {
+// leads reports whether a slice has an endpoint of the Pod that is not terminating, or not
+// unready if the Pod is not being deleted.
+func leads(s *discoveryv1.EndpointSlice, pod *corev1.Pod) bool {
 	return slices.ContainsFunc(s.Endpoints, func(e discoveryv1.Endpoint) bool {
-		return e.TargetRef != nil && e.TargetRef.UID == pod && (e.Conditions.Terminating == nil || !*e.Conditions.Terminating)
+		switch {
+		case e.TargetRef == nil || e.TargetRef.UID != pod.UID:
+			return false
+		case pod.DeletionTimestamp == nil:
+			return e.Conditions.Ready == nil || *e.Conditions.Ready
+		}
+		return e.Conditions.Terminating == nil || !*e.Conditions.Terminating
 	})
 }
 
@@ -123,7 +142,7 @@ func (c *programmed) syncPod(ctx context.Context, name svc.Name) error {
 	}
 	err := patchPodCondition(ctx, c.controllerContext, d.pod, corev1.PodCondition{
 		Type: barrier.Drained, Status: corev1.ConditionTrue, Reason: "Programmed",
-		Message: "no node sends new connections to this Pod",
+		Message: cmp.Or(asked(d.pod), "no node sends new connections to this Pod"),
 	})
 	if err == nil {
 		c.forget(name, d.pod.UID)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -131,6 +132,45 @@ func TestProgrammed(t *testing.T) {
 	}
 	follow("", metav1.ConditionTrue, reasonProgrammed)
 	r.eventually("the Pod to be drained", drained)
+
+	// The node of a registered program asks about one that is not ready: to be drained it need
+	// not be deleted.
+	r.pod(ns, "web-2", "web", "a", "10.1.0.2")
+	r.eventually("the endpoint web-2", func() error {
+		if got := r.endpointsOf(ns, "web"); !slices.Contains(got, "10.1.0.2:80 true") {
+			return fmt.Errorf("%v", got)
+		}
+		return nil
+	})
+	p, err := r.client.CoreV1().Pods(ns).Get(ctx, "web-2", metav1.GetOptions{})
+	r.must(err)
+	p.Status.Conditions = []corev1.PodCondition{
+		{Type: corev1.PodReady, Status: corev1.ConditionFalse},
+		{Type: barrier.Drained, Status: corev1.ConditionFalse, Message: "invocation 1"},
+	}
+	_, err = r.client.CoreV1().Pods(ns).UpdateStatus(ctx, p, metav1.UpdateOptions{})
+	r.must(err)
+	answer := func() error {
+		p, err := r.client.CoreV1().Pods(ns).Get(ctx, "web-2", metav1.GetOptions{})
+		if err == nil && (!hasDrained(p) || asked(p) != "" || p.Status.Conditions[1].Message != "invocation 1") {
+			err = fmt.Errorf("%+v", p.Status.Conditions)
+		}
+		return err
+	}
+	r.eventually("node a to be first", func() error {
+		r.reaches("a", r.awaited().Max(start), "")
+		r.renew("b")
+		s, err := r.client.CoreV1().Services(ns).Get(ctx, "web", metav1.GetOptions{})
+		if k := condition(s); err == nil && k.Message != "1 of 2 nodes have programmed it; waiting for b" {
+			err = errors.New(k.Message)
+		}
+		return err
+	})
+	if answer() == nil {
+		t.Error("drained, though node b has not programmed it")
+	}
+	follow("", metav1.ConditionTrue, reasonProgrammed)
+	r.eventually("the answer", answer)
 
 	// Another spec is another generation.
 	patch := []byte(`{"spec":{"ports":[{"port":80,"$patch":"delete"},{"port":81}]}}`)

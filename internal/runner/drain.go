@@ -23,6 +23,9 @@ type draining struct {
 // take long, too, and have half of that time.
 const drainSettle = 40 * time.Millisecond
 
+// settleAfter returns how long to wait after the nodes' reports, which took from begin to seen.
+func settleAfter(begin, seen time.Time) time.Duration { return max(drainSettle, seen.Sub(begin)/2) }
+
 // reasonNotDrained is of the Event of a pod that was ended while nodes may have sent it new
 // connections.
 const reasonNotDrained = "NotDrained"
@@ -44,7 +47,7 @@ func (w *worker) awaitDrain(pod *corev1.Pod) time.Time {
 		d.seen = now
 	}
 	if !d.seen.IsZero() {
-		until = d.seen.Add(max(drainSettle, d.seen.Sub(w.end.at)/2))
+		until = d.seen.Add(settleAfter(w.end.at, d.seen))
 	}
 	switch {
 	case d.over:

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -16,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead/fairlead/internal/barrier"
 )
 
 // publisher writes the newest status of one pod to the API when it has changed,
@@ -201,6 +204,9 @@ func statusPatch(base *corev1.Pod, want *corev1.PodStatus) ([]byte, error) {
 			next.Conditions[i] = c
 		}
 	}
+	if ofRegistered(want) {
+		next.Conditions = askDrained(next.Conditions, want.Conditions)
+	}
 	if apiequality.Semantic.DeepEqual(&base.Status, next) {
 		return nil, nil
 	}
@@ -210,6 +216,21 @@ func statusPatch(base *corev1.Pod, want *corev1.PodStatus) ([]byte, error) {
 		return nil, fmt.Errorf("encode pod status: %w, %w", err1, err2)
 	}
 	return strategicpatch.CreateTwoWayMergePatch(before, after, corev1.Pod{})
+}
+
+// askDrained gives conditions the question that want asks by barrier.Drained, or none. What
+// asks the same already, or is the answer, stays.
+func askDrained(conditions, want []corev1.PodCondition) []corev1.PodCondition {
+	i, j := conditionIndex(conditions, barrier.Drained), conditionIndex(want, barrier.Drained)
+	switch {
+	case j < 0 && i >= 0:
+		return slices.Delete(conditions, i, i+1)
+	case j >= 0 && i < 0:
+		return append(conditions, want[j])
+	case j >= 0 && conditions[i].Message != want[j].Message:
+		conditions[i] = want[j]
+	}
+	return conditions
 }
 
 func conditionIndex(list []corev1.PodCondition, t corev1.PodConditionType) int {

@@ -52,6 +52,7 @@ type registered struct {
 	ready    bool
 	probes   context.CancelFunc
 	probed   netip.Addr // the address that probes go to
+	stop     stopOfUnit
 	done     bool
 }
 
@@ -122,6 +123,7 @@ func (g *registered) post(f func()) {
 func (g *registered) run() {
 	defer g.tasks.Wait()
 	defer g.end()
+	defer func() { g.stopping("") }()
 	g.tasks.Go(func() { g.pub.run(g.life) })
 	for !g.done {
 		select {
@@ -173,6 +175,7 @@ func (g *registered) step(pod *corev1.Pod) {
 		g.startProbes(pod, ips[0])
 	}
 	g.pub.set(pod, g.status(pod, nil))
+	g.release(pod)
 }
 
 // check returns why a Pod is not kept. The API server has checked all of it, if it is ours.
@@ -230,6 +233,7 @@ func (g *registered) observe(s program.State) {
 	was := g.program
 	known := g.known
 	g.program, g.known = s, true
+	g.stopping(s.Stopping)
 	if s == was && known {
 		return
 	}
@@ -363,6 +367,7 @@ func (g *registered) status(pod *corev1.Pod, refused error) corev1.PodStatus {
 	st := v.status(time.Now())
 	st.ContainerStatuses[0].LastTerminationState = corev1.ContainerState{} // how it ended is not known
 	st.Reason, st.Message = statusRegistered, "the node checks this program and does not start it"
+	g.drainCondition(&st)
 	return st
 }
 

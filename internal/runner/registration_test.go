@@ -1,12 +1,16 @@
 package runner_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,8 +18,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/fairlead/fairlead/internal/barrier"
 	"github.com/fairlead/fairlead/internal/registration"
-	"github.com/fairlead/fairlead/internal/testbed/systemd"
+	"github.com/fairlead/fairlead/internal/systemd"
+	"github.com/fairlead/fairlead/internal/testbed"
+	booted "github.com/fairlead/fairlead/internal/testbed/systemd"
 )
 
 // registered is the Pod of a program that listens on a port of this machine.
@@ -168,7 +175,7 @@ func TestRegisteredWithACommand(t *testing.T) {
 
 // With a real systemd: a program is ready while its unit is active, and its check passes.
 func TestRegisteredUnit(t *testing.T) {
-	m := systemd.Boot(t, map[string]string{"db.service": "ExecStart=sleep 600"})
+	m := booted.Boot(t, map[string]string{"db.service": "ExecStart=sleep 600"})
 	m.Systemctl("start", "db.service")
 	c := newCluster(t, nil)
 	l := listener(t, 0)
@@ -194,4 +201,100 @@ func TestRegisteredUnit(t *testing.T) {
 	}
 	_ = l.Close() // its check fails, though the unit is active
 	c.until(name, "unready because of its check", func(p *corev1.Pod) bool { return isUnready(p) && status(p).State.Running != nil })
+}
+
+// The hook of a unit that a Service selects waits until the nodes have taken the program out,
+// also when the agent ends meanwhile; the answer to another stop does not count.
+func TestStopOfARegisteredUnit(t *testing.T) {
+	m := booted.Boot(t, map[string]string{"db.service": "ExecStart=sleep 600"})
+	testbed.Until(t, "the hook", func() error { return systemd.InstallHook(t.Context(), "db.service", 10*time.Minute) })
+	m.Systemctl("start", "db.service")
+	c := newCluster(t, nil)
+	services := c.client.CoreV1().Services("default")
+	if _, err := services.Create(t.Context(), &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "stops"},
+		Spec:       corev1.ServiceSpec{Selector: map[string]string{"app": "db"}, Ports: []corev1.ServicePort{{Port: 80}}},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = services.Delete(context.Background(), "stops", metav1.DeleteOptions{}) })
+	name := "db-" + nodeName
+	c.create(registered(t, "db", 5432, func(s *registration.Spec) { s.Unit, s.Ready = "db", "none" }))
+	c.ready(name)
+	answer := func(message string) {
+		t.Helper()
+		patch := fmt.Sprintf(`{"status":{"conditions":[{"type":%q,"status":"True","message":%q}]}}`, barrier.Drained, message)
+		if _, err := c.client.CoreV1().Pods("default").Patch(t.Context(), name, types.StrategicMergePatchType, []byte(patch),
+			metav1.PatchOptions{}, "status"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	drained := func(p *corev1.Pod) *corev1.PodCondition {
+		i := slices.IndexFunc(p.Status.Conditions, func(k corev1.PodCondition) bool { return k.Type == barrier.Drained })
+		if i < 0 {
+			return nil
+		}
+		return &p.Status.Conditions[i]
+	}
+	question := func() string {
+		t.Helper()
+		p := c.until(name, "asked", func(p *corev1.Pod) bool {
+			k := drained(p)
+			return k != nil && k.Status == corev1.ConditionFalse && strings.HasPrefix(k.Message, "invocation ")
+		})
+		if isReady(p) {
+			t.Error("it is ready while its unit is being stopped")
+		}
+		return drained(p).Message
+	}
+	stopped := func() {
+		t.Helper()
+		testbed.Until(t, "the unit's end", func() error {
+			if state := m.Systemctl("show", "--property", "ActiveState", "--value", "db.service"); state != "inactive" {
+				return errors.New(state)
+			}
+			return nil
+		})
+	}
+
+	m.Systemctl("stop", "--no-block", "db.service")
+	first := question()
+	c.stop()
+	c.start()
+	answer(first)
+	stopped()
+	m.Systemctl("start", "db.service")
+	c.until(name, "up again", func(p *corev1.Pod) bool { return isReady(p) && drained(p) == nil })
+
+	m.Systemctl("stop", "--no-block", "db.service")
+	second := question()
+	answer(first)
+	if again := question(); again != second || again == first {
+		t.Errorf("asked %q, then %q and %q", first, second, again)
+	}
+	testbed.Until(t, "the end of the hook's time", func() error {
+		if all := c.events(name); !strings.Contains(all, "NotDrained") {
+			return errors.New(all)
+		}
+		return nil
+	})
+	answer(second)
+	stopped()
+
+	m.Systemctl("start", "db.service")
+	c.ready(name)
+	if err := services.Delete(t.Context(), "stops", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	m.Systemctl("stop", "--no-block", "db.service") // no node sends it anything
+	stopped()
+	c.delete(name, metav1.DeleteOptions{})
+	c.untilGone(name)
+	testbed.Until(t, "no file to be left", func() error {
+		left, err := filepath.Glob("/run/fairlead/released/*")
+		if err == nil && len(left) > 0 {
+			err = fmt.Errorf("%v", left)
+		}
+		return err
+	})
 }

@@ -27,9 +27,37 @@ func oldHookPath(unit string) string {
 	return filepath.Join(filepath.Dir(HookPath(unit)), "50-fairlead.conf")
 }
 
-// InstallHook has systemd wait before it stops the process of a service: as long as it
-// waits, the unit is deactivating, and those who follow it send nothing new there. A
-// process that has ended by itself is not waited for. The unit's own commands follow.
+// HookWait is how long a hook waits at most.
+const HookWait = time.Second
+
+// released has a file for each unit that need not wait any more. Services of any user see
+// it, and root alone writes there.
+const released = "/run/fairlead/released"
+
+// releasedPath is the file of a unit's run. The hook's shell expands it with
+// $INVOCATION_ID; without one there is no such file.
+func releasedPath(invocation string) string { return filepath.Join(released, "unit-"+invocation) }
+
+// Release ends the wait of the hook in a run of a unit, State.Stopping.
+func Release(invocation string) error {
+	if err := os.MkdirAll(released, 0o755); err != nil {
+		return err
+	}
+	return fileio.Replace(releasedPath(invocation), nil, 0o444)
+}
+
+// Forget removes what Release has written.
+func Forget(invocation string) error {
+	if err := os.Remove(releasedPath(invocation)); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// InstallHook has systemd wait before it stops the process of a service, until Release and
+// for wait at most: as long as it waits, the unit is deactivating, and those who follow it
+// send nothing new there. A process that has ended by itself is not waited for. The
+// unit's own commands follow.
 func InstallHook(ctx context.Context, unit string, wait time.Duration) error {
 	if !strings.HasSuffix(unit, ".service") {
 		return fmt.Errorf("%s is no service: nothing of it is stopped", unit)
@@ -45,7 +73,8 @@ func InstallHook(ctx context.Context, unit string, wait time.Duration) error {
 	}
 	var b strings.Builder
 	b.WriteString("# Written by 'fairlead register --install-hook', removed by 'fairlead deregister'.\n[Service]\nExecStop=\n")
-	fmt.Fprintf(&b, "ExecStop=-/bin/sh -c 'test -z \"$$MAINPID\" || sleep %s'\n", strconv.FormatFloat(wait.Seconds(), 'f', -1, 64))
+	fmt.Fprintf(&b, "ExecStop=-/bin/sh -c 'test -z \"$$MAINPID\" || exec timeout %s sh -c \"until test -e %s; do sleep 0.02; done\"'\n",
+		strconv.FormatFloat(wait.Seconds(), 'f', -1, 64), releasedPath("$$INVOCATION_ID"))
 	for _, c := range own {
 		b.WriteString(c + "\n")
 	}

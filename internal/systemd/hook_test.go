@@ -64,6 +64,27 @@ ExecStop=sh -c \
 		t.Errorf("the order was %q, %v; want the unit's own command, then SIGTERM", text, err)
 	}
 
+	m.Systemctl("start", "db.service")
+	db.until(t, "active")
+	m.Systemctl("stop", "--no-block", "db.service")
+	db.until(t, "deactivating")
+	run := db.stopping()
+	if run == "" || run != m.Systemctl("show", "--property", "InvocationID", "--value", "db.service") {
+		t.Errorf("the run %q is not systemd's", run)
+	}
+	if err := systemd.Release(run); err != nil { // it waits for a minute else
+		t.Fatal(err)
+	}
+	db.until(t, "inactive")
+	for range 2 {
+		if err := systemd.Forget(run); err != nil {
+			t.Error(err)
+		}
+	}
+	if left, err := filepath.Glob("/run/fairlead/released/*"); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+
 	if err := os.Remove(override); err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@ package systemd
 import (
 	"cmp"
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -25,6 +26,9 @@ type State struct {
 	// Active is the unit's ActiveState, such as active, failed or deactivating; empty
 	// where Err is set.
 	Active string
+	// Stopping is the ID of the unit's run, $INVOCATION_ID of its processes (systemd.exec(5)),
+	// while it is deactivating, else empty.
+	Stopping string
 	// Missing reports that systemd has no file of this unit.
 	Missing bool
 	// Err is why nothing is known about the unit.
@@ -74,6 +78,7 @@ type watch struct {
 	// path is that of the unit's object on the present connection. It belongs to the
 	// goroutine of Run, as all below.
 	path dbus.ObjectPath
+	run  string // State.Stopping, when it stops
 	last *State
 }
 
@@ -352,7 +357,20 @@ func (w *watch) read(ctx context.Context, conn *dbus.Conn) (State, error) {
 	}
 	active, _ := all["ActiveState"].Value().(string)
 	load, _ := all["LoadState"].Value().(string)
-	return State{Active: active, Missing: load == "not-found"}, nil
+	s := w.state(active, all)
+	s.Missing = load == "not-found"
+	return s, nil
+}
+
+// state returns the State of a unit by its properties, or those that have changed.
+func (w *watch) state(active string, properties map[string]dbus.Variant) State {
+	if id, ok := properties["InvocationID"].Value().([]byte); ok {
+		w.run = hex.EncodeToString(id)
+	}
+	if active == "deactivating" {
+		return State{Active: active, Stopping: w.run}
+	}
+	return State{Active: active}
 }
 
 // changed follows up on a signal.
@@ -366,7 +384,7 @@ func (b *Bus) changed(ctx context.Context, conn *dbus.Conn, s *dbus.Signal) erro
 			continue
 		}
 		if active, ok := values["ActiveState"].Value().(string); ok {
-			w.tell(State{Active: active})
+			w.tell(w.state(active, values))
 			continue
 		}
 		if !invalidated(s, "ActiveState") {

@@ -25,6 +25,13 @@ func TestMain(m *testing.M) { testbed.Main(m) }
 type states struct {
 	mu  sync.Mutex
 	all []string
+	run string // the last Stopping
+}
+
+func (s *states) stopping() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.run
 }
 
 func (s *states) report(st systemd.State) {
@@ -37,7 +44,7 @@ func (s *states) report(st systemd.State) {
 	if st.Err != nil {
 		text = "error"
 	}
-	s.all = append(s.all, text)
+	s.all, s.run = append(s.all, text), st.Stopping
 }
 
 func (s *states) list() []string {

@@ -21,6 +21,8 @@ type State struct {
 	Up bool
 	// Unknown reports that the source cannot tell.
 	Unknown bool
+	// Stopping names this run of the program while systemd stops it, as systemd.State has it.
+	Stopping string
 	// Reason is one word, and Message a line about why the program is not up.
 	Reason, Message string
 }
@@ -54,7 +56,9 @@ func unitState(name string, s systemd.State) State {
 	case s.Active == "":
 		return State{Unknown: true, Reason: "UnitUnknown", Message: "systemd gave no state of the unit " + name}
 	}
-	return State{Reason: "Unit" + strings.ToUpper(s.Active[:1]) + s.Active[1:], Message: "the unit " + name + " is " + s.Active}
+	return State{
+		Stopping: s.Stopping, Reason: "Unit" + strings.ToUpper(s.Active[:1]) + s.Active[1:], Message: "the unit " + name + " is " + s.Active,
+	}
 }
 
 // poll is how often a file is read that names no living process, and pollAlive that of

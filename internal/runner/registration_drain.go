@@ -1,0 +1,100 @@
+package runner
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead/fairlead/internal/barrier"
+	"github.com/fairlead/fairlead/internal/systemd"
+)
+
+// stopOfUnit is the wait of a unit that is being stopped, and that has the hook of package
+// systemd, until no node sends its program new connections.
+type stopOfUnit struct {
+	invocation string
+	at         time.Time
+	seen       time.Time // when the outcome was known
+	released   bool
+	late       bool // the hook waits no longer
+}
+
+// reasonStopping is of the condition barrier.Drained by which the node asks for the outcome.
+const reasonStopping = "Stopping"
+
+// drainMessage is that of the condition: of each stop another, so that the answer to an
+// earlier one does not pass for this one's.
+func (s *stopOfUnit) drainMessage() string { return "invocation " + s.invocation }
+
+// stopping follows the state of the program; "" is for one that is not being stopped.
+func (g *registered) stopping(invocation string) {
+	if g.stop.invocation == invocation {
+		return
+	}
+	if g.stop.released {
+		if err := systemd.Forget(g.stop.invocation); err != nil {
+			g.log.Warn("cannot remove the mark that the nodes have taken the program out", "err", err)
+		}
+	}
+	g.stop = stopOfUnit{invocation: invocation, at: time.Now()}
+}
+
+// drainCondition makes the condition barrier.Drained of a status what the program's state
+// asks for: there is none but while its unit is being stopped.
+func (g *registered) drainCondition(st *corev1.PodStatus) {
+	st.Conditions = slices.DeleteFunc(st.Conditions, func(k corev1.PodCondition) bool { return k.Type == barrier.Drained })
+	if g.stop.invocation != "" {
+		st.Conditions = append(st.Conditions, corev1.PodCondition{
+			Type: barrier.Drained, Status: corev1.ConditionFalse, LastTransitionTime: metav1.NewTime(g.stop.at),
+			Reason: reasonStopping, Message: g.stop.drainMessage(),
+		})
+	}
+}
+
+// release lets the unit's hook go on when no node sends the program new connections any
+// more, and what was sent before has had its time (drainSettle).
+func (g *registered) release(pod *corev1.Pod) {
+	s := &g.stop
+	if s.invocation == "" || s.released {
+		return
+	}
+	now := time.Now()
+	i := conditionIndex(pod.Status.Conditions, barrier.Drained)
+	if s.seen.IsZero() && i >= 0 && isDrained(pod.Status.Conditions[i]) && pod.Status.Conditions[i].Message == s.drainMessage() {
+		s.seen = now
+	}
+	until, selected := s.at.Add(systemd.HookWait), g.r.selected(pod)
+	switch {
+	case !selected:
+		until = now
+	case !s.seen.IsZero():
+		until = s.seen.Add(settleAfter(s.at, s.seen))
+	}
+	switch {
+	case now.Before(until):
+		time.AfterFunc(until.Sub(now), g.nudge)
+		return
+	case selected && s.seen.IsZero():
+		g.late(pod)
+		time.AfterFunc(systemd.HookWait, g.nudge) // another hook may wait longer
+		return
+	}
+	if err := systemd.Release(s.invocation); err != nil {
+		g.log.Warn("cannot let the unit go on; it waits for its whole second", "err", err)
+	}
+	s.released = true
+}
+
+// late reports that the hook has waited in vain.
+func (g *registered) late(pod *corev1.Pod) {
+	if g.stop.late {
+		return
+	}
+	g.stop.late = true
+	g.log.Warn("the unit is being stopped before all nodes have reported that they send it no new connections; some may fail")
+	g.r.event(pod, corev1.EventTypeWarning, reasonNotDrained, fmt.Sprintf(
+		"stopped %s ago, and not all nodes have reported that they send it no new connections", systemd.HookWait))
+}
