@@ -158,7 +158,7 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 	}
 	peers := agent.NewPeers(f.nodeName, log)
 	checks := agent.NewChecks(client, f.nodeName, log)
-	pods, err := f.runner(log, client, cfg, func() any { return p.Status() }, hold, peers, checks)
+	pods, err := f.runner(log, client, cfg, func() *proxy.Proxy { return p }, hold, peers, checks)
 	if err != nil {
 		return nil, err
 	}
@@ -166,7 +166,7 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 	if err != nil {
 		return nil, err
 	}
-	opts.Servers = reached.servers
+	opts.Servers, opts.HostPorts = reached.servers, pods.HostPorts
 	opts.Collectors = []prometheus.Collector{pods}
 	var part component
 	progress := barrier.NewProgress(barrier.ProxyServices, barrier.ProxySlices, barrier.DNSServices, barrier.DNSSlices)

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/agent"
+	"github.com/fairlead/fairlead/internal/proxy"
 	"github.com/fairlead/fairlead/internal/runner"
 )
 
@@ -24,8 +25,8 @@ import (
 const defaultManifestDir = "/etc/fairlead/pods.d"
 
 // runner returns what runs Pods, with the endpoint from which the API server gets
-// logs, exec, and the status of this node.
-func (f *agentFlags) runner(log *slog.Logger, client kubernetes.Interface, cfg *rest.Config, status func() any,
+// logs, exec, and the status of this node. p is called when the node runs.
+func (f *agentFlags) runner(log *slog.Logger, client kubernetes.Interface, cfg *rest.Config, p func() *proxy.Proxy,
 	hold <-chan struct{}, peers *agent.Peers, checks *agent.Checks,
 ) (*runner.Runner, error) {
 	ca, err := authority(cfg)
@@ -55,9 +56,10 @@ func (f *agentFlags) runner(log *slog.Logger, client kubernetes.Interface, cfg *
 		Client: client, NodeName: f.nodeName, StateDir: f.stateDir, Log: log,
 		ClusterCIDRs: f.podCIDRs, ServiceCIDRs: f.serviceCIDRs, ServerAddrs: serverAddrs(cfg, log),
 		ClusterDNS: clusterDNS, ClusterDomain: f.domains[0],
-		Listener: listener, ClientCA: ca, Status: status, StopPods: f.stopPods,
+		Listener: listener, ClientCA: ca, Status: func() any { return p().Status() }, StopPods: f.stopPods,
 		Protect: true, UIDs: uids, PodPIDs: f.podPIDs, Hide: []string{filepath.Dir(f.stateDir)}, // pki, and the store
-		DrainWait: f.drainWait, StaticDir: f.manifestDir, Mirrors: mirrors, Hold: hold,
+		HostPortsChanged: func() { p().HostPortsChanged() },
+		DrainWait:        f.drainWait, StaticDir: f.manifestDir, Mirrors: mirrors, Hold: hold,
 		NodeSet:   func(n *corev1.Node) { peers.Set(n); checks.Set(n) },
 		NodeUnset: func(name string) { peers.Unset(name); checks.Unset(name) },
 	})

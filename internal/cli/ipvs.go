@@ -110,6 +110,7 @@ func openIPVS(s *modeSetup, o *proxy.Options) error {
 		return "scheduler " + scheduler + " of mode ipvs chooses evenly; wrr follows them (annotation " + dialect.SchedulerAnnotation + ")"
 	}
 	o.AuditPeriod, o.MinInterval, o.MaxInterval = f.sync, f.minSync, max(f.minSync, proxy.DefaultMaxInterval)
+	o.NoLoopback = true
 	warnOfLoopback(s.log, s.flags.nodePortAddresses)
 	return nil
 }

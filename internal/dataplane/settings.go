@@ -20,7 +20,7 @@ type Settings struct {
 	Services []netip.Prefix
 	// NodeAddrs are where node ports answer, without ::1, for which Linux has
 	// no route_localnet. Localhost reports whether an address of 127.0.0.0/8 is
-	// one of them.
+	// one of them, or a frontend's (Table.Loopback).
 	NodeAddrs []netip.Addr
 	Localhost bool
 }
@@ -36,6 +36,7 @@ func SettingsOf(t *table.Table, f svc.Family) Settings {
 		return out
 	}
 	s := Settings{MasqueradeAll: t.MasqueradeAll, Pods: of(t.ClusterCIDRs), LocalPods: of(t.LocalCIDRs), Services: of(t.ServiceCIDRs)}
+	s.Localhost = t.Loopback && f == svc.IPv4
 	for _, a := range t.NodePortAddrs {
 		if svc.FamilyOf(a) != f || a.IsLoopback() && f == svc.IPv6 {
 			continue
@@ -48,7 +49,7 @@ func SettingsOf(t *table.Table, f svc.Family) Settings {
 
 // Equal reports whether both say the same.
 func (s *Settings) Equal(o *Settings) bool {
-	return s.SamePorts(o) && slices.Equal(s.NodeAddrs, o.NodeAddrs) && slices.Equal(s.Services, o.Services)
+	return s.SamePorts(o) && s.Localhost == o.Localhost && slices.Equal(s.NodeAddrs, o.NodeAddrs) && slices.Equal(s.Services, o.Services)
 }
 
 // SamePorts reports whether both say the same of what depends on single service
@@ -57,7 +58,7 @@ func (s *Settings) SamePorts(o *Settings) bool {
 	return s.MasqueradeAll == o.MasqueradeAll && slices.Equal(s.Pods, o.Pods) && slices.Equal(s.LocalPods, o.LocalPods)
 }
 
-// OpenLoopback lets node ports answer on 127.0.0.0/8, if they are to. The mode
+// OpenLoopback lets node ports and host ports answer on 127.0.0.0/8, if they are to. The mode
 // has to keep other machines from what this opens. It stays open when the mode
 // ends, since other programs may rely on it, too.
 func (s *Settings) OpenLoopback() error {
@@ -65,7 +66,7 @@ func (s *Settings) OpenLoopback() error {
 		return nil
 	}
 	if err := sysctl.Set("net/ipv4/conf/all/route_localnet", "1"); err != nil {
-		return fmt.Errorf("let node ports answer on 127.0.0.1: %w", err)
+		return fmt.Errorf("let node ports and host ports answer on 127.0.0.1: %w", err)
 	}
 	return nil
 }

@@ -33,10 +33,8 @@ var table = []row{
 		"with another one the container waits, reason ImageNotSupported", nil},
 	{"containers.imagePullPolicy imagePullSecrets", Moot, "no image is pulled", nil},
 	{"containers.ports.name containers.ports.containerPort containers.ports.protocol", Done, "", nil},
-	{"containers.ports.hostPort containers.ports.hostIP", Warned,
-		"with hostNetwork, where the process itself listens, two Pods with one port go to two nodes; " +
-			"without it nothing leads from the port of the node to the Pod",
-		func(_ reflect.Value, s *corev1.PodSpec) bool { return !s.HostNetwork }},
+	{"containers.ports.hostPort containers.ports.hostIP", Done,
+		"the node's proxy leads the port to the Pod (docs/proxy.md); two Pods with one port go to two nodes", nil},
 	{"containers.env.valueFrom.resourceFieldRef containers.env.valueFrom.fileKeyRef", Refused, "the node does not know this source", nil},
 	{"containers.resources.limits containers.resources.requests", Done,
 		"control groups of version 2; without them a condition of the Node", nil},

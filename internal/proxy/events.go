@@ -9,6 +9,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/events"
 	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/table"
 )
 
 // recorder records the proxy's Events.
@@ -28,7 +29,11 @@ func (r *recorder) node(reason, message string) {
 	r.Event(ref, corev1.EventTypeWarning, reason, message)
 }
 
-// service records an Event on a Service.
+// service records an Event on a Service, or on the Pod that has the name in a Table.
 func (r *recorder) service(n svc.Name, uid types.UID, kind, reason, message string) {
-	r.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: n.Namespace, Name: n.Name, UID: uid}, kind, reason, message)
+	on := &corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: n.Namespace, Name: n.Name, UID: uid}
+	if pod, ok := table.PodName(n); ok {
+		on.Kind, on.Name = "Pod", pod.Name
+	}
+	r.Event(on, kind, reason, message)
 }

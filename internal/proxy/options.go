@@ -58,6 +58,12 @@ type Options struct {
 	// the endpoints of default/kubernetes alone.
 	Servers func() []netip.AddrPort
 
+	// HostPorts returns the host ports of this node's Pods, where nothing else leads to them;
+	// nil knows none. It is called in every round; HostPortsChanged asks for one.
+	HostPorts func() []svc.HostPorts
+	// NoLoopback is that of table.Config.
+	NoLoopback bool
+
 	// Addresses returns the addresses of this machine, on which node ports may
 	// answer. Nil asks the system. It is called every AddressPeriod.
 	Addresses func() ([]netip.Addr, error)
@@ -152,6 +158,7 @@ func (o *Options) tableConfig() table.Config {
 	cfg := table.Config{
 		NodeName: o.NodeName, ClusterCIDRs: o.ClusterCIDRs, DetectLocal: o.DetectLocal,
 		MasqueradeAll: o.MasqueradeAll, NodePortAddresses: o.NodePortAddresses,
+		NoLoopback: o.NoLoopback,
 	}
 	if has := o.Schedulers; has != nil {
 		cfg.Scheduler = func(annotations map[string]string) (string, error) { return dialect.Scheduler(annotations, has) }

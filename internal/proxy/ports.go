@@ -8,8 +8,8 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// takenPorts finds node ports that another process of this machine has bound.
-// Connections from elsewhere reach the Service, whose rules come before all
+// takenPorts finds node ports and host ports that another process of this machine has bound.
+// Connections from elsewhere reach the Service or Pod, whose rules come before all
 // processes, and that process gets no new ones.
 type takenPorts struct {
 	// taken reports whether a socket of this machine has the address; nil turns
@@ -17,7 +17,7 @@ type takenPorts struct {
 	taken func(svc.Protocol, netip.AddrPort) bool
 }
 
-// find returns a problem for each node port that is new in now and taken.
+// find returns a problem for each of them that is new in now and taken.
 func (p *takenPorts) find(before, now *table.Table, changed []table.Key) []serviceProblem {
 	if p.taken == nil {
 		return nil
@@ -34,16 +34,22 @@ func (p *takenPorts) find(before, now *table.Table, changed []table.Key) []servi
 		}
 		for i := range next.Frontends {
 			f := &next.Frontends[i]
-			if f.Kind != table.NodePort || frontendOf(old, next.Protocol, f) != nil {
+			pod, host := table.PodName(k.ID.Name)
+			if f.Kind != table.NodePort && !host || frontendOf(old, next.Protocol, f) != nil {
 				continue
 			}
 			for _, at := range addresses(now, f) {
-				if p.taken(next.Protocol, at) {
-					out = append(out, serviceProblem{k.ID.Name, "NodePortInUse", fmt.Errorf(
-						"another process of this node has bound %s/%s, which is a node port of this Service and gets its packets: "+
-							"stop that process or let it use another port", at, next.Protocol)})
-					break
+				if !p.taken(next.Protocol, at) {
+					continue
 				}
+				reason, what := "NodePortInUse", "a node port of this Service"
+				if host {
+					reason, what = "HostPortInUse", "a host port of Pod "+pod.String()
+				}
+				out = append(out, serviceProblem{k.ID.Name, reason, fmt.Errorf(
+					"another process of this node has bound %s/%s, which is %s and gets its packets: "+
+						"stop that process or let it use another port", at, next.Protocol, what)})
+				break
 			}
 		}
 	}

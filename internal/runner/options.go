@@ -77,6 +77,8 @@ type Options struct {
 	// that are gone, one call at a time: others need not watch the Nodes a second time.
 	NodeSet   func(*corev1.Node)
 	NodeUnset func(name string)
+	// HostPortsChanged, which may be nil, is called after what HostPorts returns has changed.
+	HostPortsChanged func()
 	// Hide are directories that such pods do not see, beside StateDir.
 	Hide []string
 	// PodPIDs bounds the processes of each pod that is not allowed to be privileged,

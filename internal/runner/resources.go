@@ -198,7 +198,7 @@ func podLimits(pod *corev1.Pod) cgroup.Limits {
 	}
 	for i := range pod.Spec.InitContainers {
 		c := &pod.Spec.InitContainers[i]
-		if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
+		if isSidecar(c) {
 			count(c.Resources)
 			continue
 		}

@@ -47,7 +47,9 @@ type Runner struct {
 	memory   int64 // of the machine
 	uids     *uids
 	static   *staticPods
-	oneUser  bool // there is only one user, as without root
+	// hostPorts are those of the pods, for Options.HostPortsChanged.
+	hostPorts *hostPorts
+	oneUser   bool // there is only one user, as without root
 	// warnOneUser tells of that when it matters.
 	warnOneUser sync.Once
 	// unmapped is why the range of users cannot be used, nil if it can.
@@ -113,7 +115,8 @@ func New(o Options) (*Runner, error) {
 		o: o, ipam: newIPAM(), workers: map[types.UID]*worker{}, registered: map[types.UID]*registered{},
 		units: systemd.NewBus(o.Log), starts: make(chan struct{}, 2*runtime.NumCPU()),
 		measures: make(chan struct{}, 1), changed: make(chan struct{}, 1), metrics: newMetrics(),
-		cgroups: openCgroups(dir), memory: memoryCapacity(), held: o.Hold != nil,
+		hostPorts: newHostPorts(dir, o.HostPortsChanged),
+		cgroups:   openCgroups(dir), memory: memoryCapacity(), held: o.Hold != nil,
 	}
 	r.oneUser = confine.OneUser()
 	if !r.oneUser && !confine.Mapped(o.UIDs.First, o.UIDs.Last) {

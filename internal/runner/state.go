@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
 	"github.com/fairlead/fairlead/internal/runner/logfile"
 	"github.com/fairlead/fairlead/internal/runner/shim"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // podRecord is what the agent must know of a pod after a restart, stored as
@@ -30,12 +31,14 @@ type podRecord struct {
 	// and once the pod has ended.
 	IPs []netip.Addr `json:"ips,omitempty"`
 	// Shown are the addresses in the pod's status, which keeps them after its end.
-	Shown       []netip.Addr  `json:"shown,omitempty"`
-	Device      string        `json:"device,omitempty"`
-	HostNetwork bool          `json:"hostNetwork,omitempty"`
-	Static      bool          `json:"static,omitempty"`
-	Grace       time.Duration `json:"grace"`
-	Started     time.Time     `json:"started"`
+	Shown       []netip.Addr `json:"shown,omitempty"`
+	Device      string       `json:"device,omitempty"`
+	HostNetwork bool         `json:"hostNetwork,omitempty"`
+	// HostPorts are the ports of the node that lead to the pod.
+	HostPorts []svc.HostPort `json:"hostPorts,omitempty"`
+	Static    bool           `json:"static,omitempty"`
+	Grace     time.Duration  `json:"grace"`
+	Started   time.Time      `json:"started"`
 	// Failure is why the node has ended the pod, which is Failed then.
 	Failure *failure `json:"failure,omitempty"`
 }

@@ -191,6 +191,7 @@ func (w *worker) step(ctx context.Context) time.Time {
 		next = w.advance(ctx, pod)
 	}
 	w.publishSnapshot(pod)
+	w.publishHostPorts()
 	if pod != nil && !gone && !w.done {
 		st := w.state(pod).status(time.Now())
 		w.phase.Store(&st.Phase)
@@ -207,7 +208,7 @@ func isOver(pod *corev1.Pod) bool {
 // images, the only part that can change.
 func (w *worker) setPod(pod *corev1.Pod) {
 	w.rec.UID, w.rec.Namespace, w.rec.Name = pod.UID, pod.Namespace, pod.Name
-	w.rec.HostNetwork, w.rec.Static = pod.Spec.HostNetwork, w.static
+	w.rec.HostNetwork, w.rec.Static, w.rec.HostPorts = pod.Spec.HostNetwork, w.static, hostPortsOf(pod)
 	w.rec.Grace = grace(pod)
 	if len(w.containers) > 0 {
 		for _, c := range w.containers {
@@ -222,7 +223,7 @@ func (w *worker) setPod(pod *corev1.Pod) {
 	}
 	for i := range pod.Spec.InitContainers {
 		c := &pod.Spec.InitContainers[i]
-		if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
+		if isSidecar(c) {
 			add(c, roleSidecar)
 		} else {
 			add(c, roleInit)
@@ -231,6 +232,11 @@ func (w *worker) setPod(pod *corev1.Pod) {
 	for i := range pod.Spec.Containers {
 		add(&pod.Spec.Containers[i], roleMain)
 	}
+}
+
+// isSidecar reports whether an init container goes on running beside the others.
+func isSidecar(c *corev1.Container) bool {
+	return c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
 }
 
 // loadContainers takes the containers from the records on disk, for a pod whose

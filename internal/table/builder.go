@@ -24,6 +24,7 @@ type Builder struct {
 	cfg Config
 
 	services map[svc.Name]*service
+	hosts    map[svc.Name]*service // those of services with host ports
 	// sliceOf says to which Service a slice belongs.
 	sliceOf  map[svc.Name]svc.Name
 	claims   Claims[svc.Frontend, claimant]
@@ -50,6 +51,7 @@ type Builder struct {
 type service struct {
 	name   svc.Name
 	obj    *corev1.Service  // nil while only slices are there
+	host   *svc.HostPorts   // of the Pod that it stands for, nil for a Service
 	slices []*endpointSlice // by name
 
 	dirty   bool
@@ -74,6 +76,7 @@ func NewBuilder(cfg Config) *Builder {
 	return &Builder{
 		cfg:      cfg,
 		services: map[svc.Name]*service{},
+		hosts:    map[svc.Name]*service{},
 		sliceOf:  map[svc.Name]svc.Name{},
 		claims:   NewClaims[svc.Frontend](claimant.before),
 		vips:     newVIPs(),
@@ -220,7 +223,10 @@ func (b *Builder) SetNode(n *corev1.Node) {
 
 // SetAddresses tells the addresses this machine has. They decide where node
 // ports answer.
-func (b *Builder) SetAddresses(addrs []netip.Addr) { b.machine = slices.Clone(addrs) }
+func (b *Builder) SetAddresses(addrs []netip.Addr) {
+	b.machine = slices.Clone(addrs)
+	b.touchHosts()
+}
 
 // Build returns the Table of all that was set, and the keys of the service ports
 // that differ from the Table before, gone ones included. With no difference at
@@ -242,7 +248,7 @@ func (b *Builder) Build() (*Table, []Key) {
 	for _, s := range b.dirty {
 		s.dirty = false
 		b.rebuild(s, set)
-		if s.obj == nil && len(s.slices) == 0 {
+		if s.obj == nil && s.host == nil && len(s.slices) == 0 {
 			delete(b.services, s.name)
 		}
 	}
@@ -258,6 +264,7 @@ func (b *Builder) Build() (*Table, []Key) {
 	}
 	next := *b.table
 	next.NodePortAddrs, next.ServiceCIDRs, next.ClusterCIDRs, next.LocalCIDRs = addrs, ranges, cluster, local
+	next.Loopback = b.onLoopback()
 	if edit != nil {
 		next.ports = edit.done()
 	}
@@ -311,14 +318,23 @@ func (b *Builder) reclaim(s *service) {
 		b.touchClaimants(c.at, s)
 	}
 	s.claims = nil
+	claim := func(w want, c claimant) {
+		s.claims = append(s.claims, claimed{at: w.at, by: c})
+		b.claims.Add(w.at, c)
+		b.touchClaimants(w.at, s)
+	}
 	var addrs []netip.Addr
-	if proxied(s.obj) {
-		quiet := &complaints{}
+	quiet := &complaints{}
+	switch {
+	case s.host != nil:
+		for _, h := range b.hostPorts(s, quiet) {
+			for _, w := range h.wants {
+				claim(w, claimant{s: s, host: true})
+			}
+		}
+	case proxied(s.obj):
 		for _, w := range wants(s.obj, quiet) {
-			c := claimant{s: s, virtual: w.kind == ClusterIP, created: s.obj.CreationTimestamp.Time}
-			s.claims = append(s.claims, claimed{at: w.at, by: c})
-			b.claims.Add(w.at, c)
-			b.touchClaimants(w.at, s)
+			claim(w, claimant{s: s, virtual: w.kind == ClusterIP, created: s.obj.CreationTimestamp.Time})
 		}
 		addrs = clusterIPs(s.obj, quiet)
 	}
@@ -405,8 +421,12 @@ func equalFrontends(a, b Frontend) bool {
 		(a.SourceRanges == nil) == (b.SourceRanges == nil) && slices.Equal(a.SourceRanges, b.SourceRanges)
 }
 
-// UID returns the UID of a Service, empty if it is not there.
+// UID returns the UID of a Service, or of the Pod that has the name in a Table; empty if
+// it is not there.
 func (b *Builder) UID(n svc.Name) types.UID {
+	if s := b.hosts[n]; s != nil {
+		return types.UID(s.host.UID)
+	}
 	if s := b.services[n]; s != nil && s.obj != nil {
 		return s.obj.UID
 	}

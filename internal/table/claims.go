@@ -98,19 +98,25 @@ func (cl *claim[C]) has(c C) bool {
 	return cl.owner == c
 }
 
-// claimant is a Service that wants a frontend.
+// claimant is a Service, or a Pod with a host port, that wants a frontend.
 type claimant struct {
 	s *service
 	// virtual reports whether it wants it as its cluster IP, which was allocated
 	// to it alone: another Service's external IP never takes that
 	// away.
 	virtual bool
+	// host reports whether it is a Pod, for its host port: Services go before it, whose
+	// node ports were allocated.
+	host    bool
 	created time.Time
 }
 
 func (c claimant) before(o claimant) bool {
 	if c.virtual != o.virtual {
 		return c.virtual
+	}
+	if c.host != o.host {
+		return o.host
 	}
 	if !c.created.Equal(o.created) {
 		return c.created.Before(o.created)

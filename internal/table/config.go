@@ -22,6 +22,8 @@ type Config struct {
 	DetectLocal DetectLocal
 	// NodePortAddresses chooses where node ports answer.
 	NodePortAddresses NodePortAddresses
+	// NoLoopback reports whether the mode cannot lead packets from 127.0.0.0/8 to an endpoint.
+	NoLoopback bool
 	// Scheduler reads ServicePort.Scheduler out of a Service's annotations. An
 	// error becomes a Problem, and the Service is served without. Nil reads
 	// nothing.

@@ -35,6 +35,9 @@ const defaultAffinity = 10800 * time.Second
 // port and protocol that two Services want belongs to one of them; the loser
 // has no such frontend, and a Problem.
 func (b *Builder) decide(s *service) ([]*ServicePort, []Problem) {
+	if s.host != nil {
+		return b.decideHost(s)
+	}
 	c := &complaints{service: s.name}
 	s.hinted = false
 	if !proxied(s.obj) {
@@ -66,14 +69,19 @@ func (b *Builder) decide(s *service) ([]*ServicePort, []Problem) {
 func (b *Builder) granted(s *service, all []want, c *complaints) []want {
 	mine := make([]want, 0, len(all))
 	for _, w := range all {
-		if (w.kind == ExternalIP || w.kind == LoadBalancerIP) && s.name != apiService {
-			if who, taken := b.reserved.by(w.at); taken {
-				c.add(ReasonAddressReserved, "%s %s is %s", w.kind, w.at, who)
-				continue
-			}
+		who, taken := reserver(0), false
+		switch {
+		case s.host != nil:
+			who, taken = b.reservedOfHost(w.at)
+		case (w.kind == ExternalIP || w.kind == LoadBalancerIP) && s.name != apiService:
+			who, taken = b.reserved.by(w.at)
+		}
+		if taken {
+			c.add(ReasonAddressReserved, "%s %s is %s", w.kind, w.at, who)
+			continue
 		}
 		if owner, taken := b.claims.Owner(w.at); taken && owner.s != s {
-			c.add(ReasonAddressTaken, "%s %s is served by Service %s", w.kind, w.at, owner.s.name)
+			c.add(ReasonAddressTaken, "%s %s is served by %s", w.kind, w.at, Describe(owner.s.name))
 			continue
 		}
 		mine = append(mine, w)

@@ -29,6 +29,9 @@ const (
 	// ReasonInvalidAddress: a virtual address of the Service is not one. It is
 	// left out.
 	ReasonInvalidAddress = "InvalidAddress"
+	// ReasonInvalidHostIP: the hostIP of a Pod's port is no address of this node, or
+	// one from which no packet can be led to a Pod. Nothing leads from it to the Pod.
+	ReasonInvalidHostIP = "InvalidHostIP"
 	// ReasonInvalidSourceRange: an element of loadBalancerSourceRanges is not a
 	// CIDR. It is left out; if none is left, no client is let in.
 	ReasonInvalidSourceRange = "InvalidSourceRange"
@@ -50,6 +53,7 @@ const (
 // carried out as written. The rest of the Service, and every other Service, is
 // not affected by it.
 type Problem struct {
+	// Service is its name, or that of a Pod with host ports (PodName).
 	Service svc.Name
 	Reason  string
 	Message string

@@ -50,6 +50,7 @@ func (b *Builder) reserve(who reserver, now []svc.Frontend) {
 		return
 	}
 	b.reserved[who] = now
+	b.touchHosts()
 	for _, at := range before {
 		if !slices.Contains(now, at) {
 			b.touchClaimants(at, nil)

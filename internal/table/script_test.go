@@ -23,7 +23,7 @@ var update = flag.Bool("update", false, "rewrite the expected texts in testdata;
 
 // TestScripts plays every testdata/*.txtar: a file "flags" sets up the Builder,
 // *.yaml are objects to set, "delete*" names objects to delete, "servers*" has the
-// lines for SetServers, and "want*" is what Build then returns.
+// lines for SetServers, "hosts*" has those for SetHostPorts, and "want*" is what Build then returns.
 func TestScripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(files) == 0 {
@@ -60,6 +60,8 @@ func playScript(t *testing.T, a *txtar.Archive) (differs bool) {
 				servers = append(servers, netip.MustParseAddrPort(at))
 			}
 			b.SetServers(servers)
+		case strings.HasPrefix(f.Name, "hosts"):
+			b.SetHostPorts(hostPortsOf(t, string(f.Data)))
 		case strings.HasPrefix(f.Name, "delete"):
 			deleteObjects(t, b, string(f.Data))
 		case strings.HasPrefix(f.Name, "want"):
@@ -80,6 +82,33 @@ func playScript(t *testing.T, a *txtar.Archive) (differs bool) {
 		t.Fatal("the script expects nothing")
 	}
 	return differs
+}
+
+// hostPortsOf reads lines "POD IPS PROTOCOL PORT TO [HOSTIP]" of one Pod.
+func hostPortsOf(t *testing.T, text string) []svc.HostPorts {
+	t.Helper()
+	var h svc.HostPorts
+	for line := range strings.Lines(text) {
+		var ips, proto string
+		var p svc.HostPort
+		_, err := fmt.Sscan(line, &h.Pod.Name, &ips, &proto, &p.Port, &p.To)
+		must(t, err)
+		p.Protocol, err = svc.ParseProtocol(proto)
+		must(t, err)
+		if words := strings.Fields(line); len(words) > 5 {
+			p.HostIP = words[5]
+		}
+		h.IPs = nil
+		for ip := range strings.SplitSeq(ips, ",") {
+			h.IPs = append(h.IPs, netip.MustParseAddr(ip))
+		}
+		h.Ports = append(h.Ports, p)
+	}
+	if h.Ports == nil {
+		return nil
+	}
+	h.Pod.Namespace = "default"
+	return []svc.HostPorts{h}
 }
 
 // buildText is a Build as text: the Table, the problems and the changed keys.

@@ -32,12 +32,12 @@ type FrontendKind uint8
 const (
 	// ClusterIP is the virtual IP that clients inside the cluster use.
 	ClusterIP FrontendKind = iota
-	// ExternalIP is one of spec.externalIPs (behaviour 156).
+	// ExternalIP is one of spec.externalIPs (behaviour 156), or the hostIP of a Pod's port.
 	ExternalIP
 	// LoadBalancerIP is one of status.loadBalancer.ingress with ipMode VIP
 	// (behaviour 97).
 	LoadBalancerIP
-	// NodePort is a port on the addresses of this node (behaviour 86). Its Addr
+	// NodePort is a port on the addresses of this node (behaviour 86), or a Pod's host port. Its Addr
 	// has the unspecified address of the family: which addresses count is the
 	// Table's NodePortAddrs.
 	NodePort
@@ -116,6 +116,9 @@ type Table struct {
 	// NodePortAddrs are the addresses of this node on which node ports answer,
 	// in address order.
 	NodePortAddrs []netip.Addr
+	// Loopback reports whether a frontend has an address of 127.0.0.0/8. Clients of this node
+	// alone may reach it.
+	Loopback bool
 	// ClusterCIDRs are the ranges pods have. With them set, traffic to a
 	// ClusterIP from outside of them is masqueraded.
 	ClusterCIDRs []netip.Prefix

@@ -179,11 +179,14 @@ func (c *cluster) backends() netip.AddrPort {
 }
 
 // ask makes one request from the node, on a connection of its own.
-func (c *cluster) ask(at netip.AddrPort) error {
+func (c *cluster) ask(at netip.AddrPort) error { return c.askFrom(c.node, at) }
+
+// askFrom makes one request from a host.
+func (c *cluster) askFrom(host *testbed.Host, at netip.AddrPort) error {
 	client := &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return c.node.Dial(ctx, svc.TCP, at)
+			return host.Dial(ctx, svc.TCP, at)
 		},
 	}}
 	answer, err := client.Get("http://my-service/")
@@ -204,12 +207,35 @@ func (c *cluster) started() string {
 		"{"+container+".state.running.startedAt} {.status.podIP}{\"\\n\"}{end}")
 }
 
-// A killed agent takes nothing with it: connections to Services go on being
-// answered (behaviour 50), its Pods live on, and the next agent finds both.
+// hostPort runs a Pod with host ports, and returns the one on the node's own address.
+func (c *cluster) hostPort() netip.AddrPort {
+	c.t.Helper()
+	text, err := os.ReadFile("testdata/hostport.yaml")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	create := c.on(c.server, process.Program("kubectl"), "create", "-f", "-")
+	create.Stdin = strings.NewReader(strings.ReplaceAll(string(text), "BACKEND", process.Program("backend")))
+	process.Output(c.t, create)
+	at := netip.AddrPortFrom(c.node.Addr4(), 8080)
+	testbed.Until(c.t, "the host port to answer", func() error { return c.askFrom(c.server, at) })
+	for _, at := range []string{"127.0.0.1:8080", "127.0.0.1:8443", at.String()} {
+		if err := c.ask(netip.MustParseAddrPort(at)); err != nil {
+			c.t.Errorf("the node does not reach the host port at %s: %v", at, err)
+		}
+	}
+	if err := c.askFrom(c.server, netip.AddrPortFrom(c.node.Addr4(), 8443)); !testbed.Refused(err) {
+		c.t.Errorf("a host port of 127.0.0.1 answers at the node's other address: %v", err)
+	}
+	return at
+}
+
+// A killed agent takes nothing with it: connections to Services and to host ports go on
+// being answered (behaviours 50, 209), its Pods live on, and the next agent finds all.
 func TestKilledAgent(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	at := c.backends()
+	at, front := c.backends(), c.hostPort()
 	before := c.started()
 
 	var asked, failed atomic.Int64
@@ -218,7 +244,7 @@ func TestKilledAgent(t *testing.T) {
 	go func() {
 		defer close(done)
 		for ctx.Err() == nil {
-			if err := c.ask(at); err != nil && ctx.Err() == nil {
+			if err := errors.Join(c.ask(at), c.askFrom(c.server, front)); err != nil && ctx.Err() == nil {
 				failed.Add(1)
 				t.Logf("request %d: %v", asked.Load(), err)
 			}
@@ -249,12 +275,19 @@ func TestKilledAgent(t *testing.T) {
 	if after := c.started(); after != before {
 		t.Errorf("the Pods were not left alone:\nbefore\n%s\nafter\n%s", before, after)
 	}
-	if strings.Count(c.agent.Log(), "adopted a running pod") != 2 {
+	if strings.Count(c.agent.Log(), "adopted a running pod") != 3 {
 		t.Error("the agent did not adopt its Pods")
 	}
 	if out := c.kubectl("exec", strings.Fields(before)[0], "--", "hostname"); out != strings.Fields(before)[0] {
 		t.Errorf("exec into an adopted Pod printed %q", out)
 	}
+	c.kubectl("delete", "pod", "front")
+	testbed.Until(t, "the host port of a Pod that is gone to be closed", func() error {
+		if err := c.askFrom(c.server, front); !testbed.Refused(err) {
+			return fmt.Errorf("asked there: %w", err)
+		}
+		return nil
+	})
 }
 
 // fairlead cleanup leaves no rule, set, device, route, process or state behind,

@@ -247,7 +247,12 @@ func (l *layout) base(set *dataplane.Settings, emit func(table, name string, lin
 	}
 	nat(chainMarkOutside, append(outside, "", "-j MARK --set-xmark "+m+"/"+m)...)
 
-	services := []string{"", "-j " + chainVIPs}
+	var services []string
+	if set.Localhost {
+		// No other client may reach a frontend there.
+		services = append(services, "! -s 127.0.0.0/8 -d 127.0.0.0/8 ", "-j RETURN")
+	}
+	services = append(services, "", "-j "+chainVIPs)
 	var output []string
 	for _, a := range set.NodeAddrs {
 		if a.IsLoopback() {

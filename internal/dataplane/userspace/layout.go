@@ -44,6 +44,9 @@ const (
 // priorityDstNAT is NF_IP_PRI_NAT_DST.
 const priorityDstNAT = -100
 
+// loopbackIndex is the interface number of lo in every network namespace.
+const loopbackIndex = 1
+
 // layout is what differs between the two families.
 type layout struct {
 	nftables.Header
@@ -111,12 +114,19 @@ func (l *layout) base(s *dataplane.Settings) []chain {
 		nftables.NewRule(new(nftables.Program).Jump(chainServices), "jump services"),
 		nftables.NewRule(new(nftables.Program).Jump(chainUnserved), "jump unserved"),
 	}
+	in := way
+	if s.Localhost {
+		// Captured, it would come from another machine all the same; the kernel drops it.
+		p := new(nftables.Program).Meta(0, nftables.MetaIif).NotEqual(0, nftables.Uint32(loopbackIndex)).
+			Network(0, l.Destination, 1).Equal(0, []byte{127}).Return()
+		in = append([]nftables.Rule{nftables.NewRule(p, "iif != lo ip daddr 127.0.0.0/8 return")}, way...)
+	}
 	return []chain{
 		{name: chainRefuse, rules: drops.Rules(&l.Header, drops.Rejected)},
 		{name: chainDrop, rules: drops.Rules(&l.Header, drops.Dropped)},
 		{name: chainServices, rules: l.services(s)},
 		{name: chainUnserved, rules: l.unserved(s.Services)},
-		{name: chainPrerouting, hook: nat(nftables.Prerouting), rules: way},
+		{name: chainPrerouting, hook: nat(nftables.Prerouting), rules: in},
 		{name: chainOutput, hook: nat(nftables.Output), rules: way},
 	}
 }

@@ -30,13 +30,16 @@ type API struct {
 	Slice func(*discoveryv1.EndpointSlice)
 	// Others are further Services, by what makes them of the first one.
 	Others []func(*corev1.Service)
+	// Pod has port 30080 of the node as its host port; HostIP is node, loopback, or empty
+	// for all addresses.
+	Pod, HostIP string
 }
 
 // zone is that of the node under test.
 const zone = "zone-1"
 
 func (e *Env) build(f svc.Family, p svc.Protocol, r *Row) *table.Table {
-	cfg := table.Config{NodeName: "node", MasqueradeAll: r.MasqueradeAll}
+	cfg := table.Config{NodeName: "node", MasqueradeAll: r.MasqueradeAll, NoLoopback: e.noLoopback}
 	if r.ClusterCIDRs {
 		cfg.ClusterCIDRs = podRanges()
 	}
@@ -68,6 +71,15 @@ func (e *Env) build(f svc.Family, p svc.Protocol, r *Row) *table.Table {
 	}
 	for i, text := range r.API.Slices {
 		b.SetSlice(e.slice(f, p, i, text, r.API.Slice))
+	}
+	if r.API.Pod != "" {
+		port := svc.HostPort{Protocol: p, Port: nodePort, To: endpointPort}
+		if r.API.HostIP != "" {
+			port.HostIP = e.address(f, r.API.HostIP, &Service{}).Addr().String()
+		}
+		b.SetHostPorts([]svc.HostPorts{{
+			Pod: svc.Name{Namespace: "default", Name: r.API.Pod}, IPs: []netip.Addr{e.Host(r.API.Pod).Addr(f)}, Ports: []svc.HostPort{port},
+		}})
 	}
 	t, _ := b.Build()
 	return t

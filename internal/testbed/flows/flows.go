@@ -110,6 +110,8 @@ type Env struct {
 	Dataplane           dataplane.Applier
 
 	options options
+	// noLoopback is that of table.Config.
+	noLoopback bool
 }
 
 // NewEnv builds the network and the data plane.
@@ -422,7 +424,8 @@ func (e *Env) checkClient(t testing.TB, f svc.Family, r *Row, got testbed.Answer
 // Run asks every row of a mode.
 func Run(t *testing.T, mode string, create Factory) {
 	e := NewEnv(t, create)
-	rows := slices.Concat(Rows, APIRows)
+	e.noLoopback = limitsOf[mode].noLoopback
+	rows := slices.Concat(Rows, APIRows, HostPortRows)
 	for i := range rows {
 		r := &rows[i]
 		families, protocols := r.Families, r.Protocols

@@ -9,11 +9,14 @@ type limits struct {
 	// hides says why endpoints see the node's address where other modes show
 	// them the client's: that is then what rows ask for.
 	hides string
+	// noLoopback is that of table.Config.
+	noLoopback bool
 }
 
 // limitsOf knows the modes that have any. What a mode lacks in single rows is
 // in Row.Lacks.
 var limitsOf = map[string]limits{
+	"ipvs": {noLoopback: true},
 	"userspace": {
 		protocols: map[svc.Protocol]string{svc.SCTP: "behaviours 43, 176: the userspace mode does not carry SCTP"},
 		hides:     "behaviour 41: the userspace mode hides the client's address",

@@ -7,7 +7,7 @@ import (
 
 // Every row is a question of its own and says why it is asked.
 func TestRowsNameTheirReason(t *testing.T) {
-	rows := slices.Concat(Rows, APIRows)
+	rows := slices.Concat(Rows, APIRows, HostPortRows)
 	if len(rows) < 150 {
 		t.Errorf("%d rows, want at least 150", len(rows))
 	}

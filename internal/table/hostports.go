@@ -1,0 +1,176 @@
+package table
+
+import (
+	"fmt"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// podPrefix begins the name that a Pod with host ports has in a Table. No Service's name
+// has a dot.
+const podPrefix = "pod."
+
+var loopback4 = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+
+// PodName returns the Pod whose host ports are in a Table under the name n; ok is false
+// for the name of a Service.
+func PodName(n svc.Name) (pod svc.Name, ok bool) {
+	name, ok := strings.CutPrefix(n.Name, podPrefix)
+	return svc.Name{Namespace: n.Namespace, Name: name}, ok
+}
+
+// Describe returns "Service namespace/name", or "Pod namespace/name" for the name that a
+// Pod has in a Table.
+func Describe(n svc.Name) string {
+	if pod, ok := PodName(n); ok {
+		return "Pod " + pod.String()
+	}
+	return "Service " + n.String()
+}
+
+// SetHostPorts tells all host ports of this node's Pods. As those of the CNI's plug-in
+// portmap they lead to the Pod whether it is ready or not. The caller does not change the
+// lists any more.
+func (b *Builder) SetHostPorts(pods []svc.HostPorts) {
+	there := make(map[svc.Name]bool, len(pods))
+	for i := range pods {
+		n := svc.Name{Namespace: pods[i].Pod.Namespace, Name: podPrefix + pods[i].Pod.Name}
+		there[n] = true
+		if s := b.hosts[n]; s != nil && reflect.DeepEqual(*s.host, pods[i]) {
+			continue
+		}
+		s := b.service(n)
+		b.hosts[n], s.host, s.reclaim = s, &pods[i], true
+		b.touch(s)
+	}
+	for n, s := range b.hosts {
+		if !there[n] {
+			delete(b.hosts, n)
+			s.host, s.reclaim = nil, true
+			b.touch(s)
+		}
+	}
+}
+
+// touchHosts has the host ports decided again, which depend on the node's addresses and
+// on what is reserved.
+func (b *Builder) touchHosts() {
+	for _, s := range b.hosts {
+		s.reclaim = true
+		b.touch(s)
+	}
+}
+
+// hostPort is one host port in one family: the frontends it asks for, and where they lead.
+type hostPort struct {
+	key   Key
+	wants []want
+	to    []Endpoint
+}
+
+// hostPorts returns what a Pod's host ports ask for. With hostIP they have that address
+// alone, which must be one of this node: a Pod gets no traffic to others.
+func (b *Builder) hostPorts(s *service, c *complaints) (out []hostPort) {
+	for _, p := range s.host.Ports {
+		var at netip.Addr
+		id := fmt.Sprintf("%d-%s", p.Port, strings.ToLower(p.Protocol.String()))
+		if p.HostIP != "" {
+			id += "-" + p.HostIP
+			var why string
+			if at, why = b.hostAddr(p.HostIP); why != "" {
+				c.add(ReasonInvalidHostIP, "host port %d: hostIP %s %s", p.Port, p.HostIP, why)
+				continue
+			}
+		}
+		for _, ip := range s.host.IPs {
+			f := svc.FamilyOf(ip)
+			if at.IsValid() && svc.FamilyOf(at) != f {
+				continue
+			}
+			h := hostPort{
+				key: Key{ID: svc.PortName{Name: s.name, Port: id}, Family: f},
+				to:  []Endpoint{{Addr: netip.AddrPortFrom(ip, p.To), Local: true}},
+			}
+			add := func(k FrontendKind, a netip.Addr) {
+				h.wants = appendWant(h.wants, want{key: h.key}, k, p.Protocol, a, int32(p.Port))
+			}
+			switch {
+			case at.IsValid() && !at.IsUnspecified():
+				add(ExternalIP, at)
+			case f == svc.IPv4 && !b.cfg.NoLoopback:
+				add(ExternalIP, loopback4)
+				fallthrough
+			default:
+				add(NodePort, anyAddr(f))
+			}
+			out = append(out, h)
+		}
+	}
+	return out
+}
+
+// hostAddr reads a hostIP. why is what keeps a port there from leading to a Pod.
+func (b *Builder) hostAddr(text string) (a netip.Addr, why string) {
+	a, err := netip.ParseAddr(text)
+	a = a.Unmap()
+	switch {
+	case err != nil:
+		why = "is not an address"
+	case a.IsLoopback() && (a.Is6() || b.cfg.NoLoopback):
+		why = "is a loopback address, from which nothing is led to a Pod"
+		if a.Is4() {
+			why += " in this mode of the proxy"
+		}
+	case !a.IsUnspecified() && !a.IsLoopback() && !slices.Contains(b.machine, a):
+		why = "is no address of this node"
+	}
+	return a, why
+}
+
+// reservedOfHost returns who on this node has the port that a Pod wants as its host port,
+// at whichever address: the agent and the API server stay reachable.
+func (b *Builder) reservedOfHost(at svc.Frontend) (reserver, bool) {
+	for who := range reservers {
+		if slices.ContainsFunc(b.reserved[who], func(r svc.Frontend) bool {
+			return r.Protocol == at.Protocol && r.Addr.Port() == at.Addr.Port() &&
+				(r.Addr.Addr().IsLoopback() || slices.Contains(b.machine, r.Addr.Addr()))
+		}) {
+			return who, true
+		}
+	}
+	return 0, false
+}
+
+// decideHost decides the frontends of a Pod's host ports: each has the Pod as its only
+// endpoint, and keeps the client's address but for 127.0.0.1, which no Pod can answer.
+func (b *Builder) decideHost(s *service) ([]*ServicePort, []Problem) {
+	c := &complaints{service: s.name}
+	var ports []*ServicePort
+	for _, h := range b.hostPorts(s, c) {
+		p := &ServicePort{ID: h.key.ID, Family: h.key.Family, Protocol: h.wants[0].at.Protocol}
+		if p.Protocol != svc.TCP {
+			p.Serving = h.to
+		}
+		for _, w := range b.granted(s, h.wants, c) {
+			p.Frontends = append(p.Frontends, Frontend{Kind: w.kind, Addr: w.at.Addr, Endpoints: h.to, Masquerade: w.at.Addr.Addr().IsLoopback()})
+		}
+		ports = append(ports, p)
+	}
+	return ports, c.done()
+}
+
+// onLoopback reports whether a host port is on 127.0.0.0/8.
+func (b *Builder) onLoopback() bool {
+	for _, s := range b.hosts {
+		for _, p := range s.ports {
+			if slices.ContainsFunc(p.Frontends, func(f Frontend) bool { return f.Addr.Addr().IsLoopback() }) {
+				return true
+			}
+		}
+	}
+	return false
+}
