@@ -39,6 +39,7 @@ var rooms = map[string]int{
 	"backup":              1,
 	"registration":        2,
 	"systemd":             2,
+	"servers":             2,
 	"barrier":             2,
 	"dataplane":           2,
 	"election":            2,

@@ -24,6 +24,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
 	"github.com/fairlead/fairlead/internal/proxy"
 	"github.com/fairlead/fairlead/internal/runner"
+	"github.com/fairlead/fairlead/internal/servers"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -46,6 +47,8 @@ type agentFlags struct {
 	podPIDs            int64
 	drainWait          time.Duration
 	servicesDir        string
+	// balancer chooses among the servers; nil for the one of the configuration.
+	balancer *servers.Balancer
 	// registrar registers the programs of servicesDir and shows the Pods of manifestDir, nil
 	// for the node itself.
 	registrar   *rest.Config
@@ -144,7 +147,11 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 	cfg = agentConfig(cfg)
 	var reached dialed
 	reached.record(cfg)
-	client, err := kubernetes.NewForConfig(cfg)
+	shared, err := oneTransport(cfg)
+	if err != nil {
+		return nil, err
+	}
+	client, err := kubernetes.NewForConfig(shared)
 	if err != nil {
 		return nil, err
 	}
@@ -167,6 +174,9 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 		return nil, err
 	}
 	opts.Servers, opts.HostPorts = reached.servers, pods.HostPorts
+	if f.balancer != nil {
+		opts.FollowSlices = f.balancer.Follow
+	}
 	opts.Collectors = []prometheus.Collector{pods}
 	var part component
 	progress := barrier.NewProgress(barrier.ProxyServices, barrier.ProxySlices, barrier.DNSServices, barrier.DNSSlices)
@@ -204,7 +214,7 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 		{name: "dns", run: server.Run, ready: func(ctx context.Context) error { return untilTrue(ctx, server.Ready) }, drain: server.Drain},
 		podsPart,
 	}...)
-	more, err := f.addOns(log, client, cfg, p)
+	more, err := f.addOns(log, client, shared, p)
 	if err != nil {
 		return nil, err
 	}
@@ -268,6 +278,23 @@ func agentConfig(cfg *rest.Config) *rest.Config {
 	cfg.QPS = -1
 	cfg.UserAgent = "fairlead-agent/" + version
 	return cfg
+}
+
+// oneTransport returns the configuration of clients that share one transport, and so one
+// connection to each server.
+func oneTransport(cfg *rest.Config) (*rest.Config, error) {
+	server, _, err := rest.DefaultServerUrlFor(cfg)
+	if err != nil {
+		return nil, err
+	}
+	transport, err := rest.TransportFor(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return &rest.Config{
+		Host: server.String(), Transport: transport, ContentConfig: cfg.ContentConfig, UserAgent: cfg.UserAgent,
+		QPS: cfg.QPS, WarningHandler: cfg.WarningHandler, WarningHandlerWithContext: cfg.WarningHandlerWithContext, Timeout: cfg.Timeout,
+	}, nil
 }
 
 func (f *agentFlags) dnsServer(log *slog.Logger, client kubernetes.Interface, progress *barrier.Progress) (*dns.Server, error) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net/http"
 	"os"
 	"path/filepath"
 	"sync"
@@ -14,13 +15,15 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/apiserver/join"
+	"github.com/fairlead/fairlead/internal/servers"
 )
 
 type agentCommand struct {
 	*global
-	agent                       agentFlags
-	server, kubeconfig, dataDir string
-	token                       joinFlags
+	agent               agentFlags
+	servers             []string
+	kubeconfig, dataDir string
+	token               joinFlags
 }
 
 func newAgent(g *global) *cobra.Command {
@@ -44,7 +47,8 @@ the Pods it started stay when it stops, and are found again when it starts;
 	const same = "; the server says them, and others are rejected (the default is for a server that does not)"
 	f.addNetworks(cmd, "ranges of ClusterIPs"+same, "ranges of the Pods' addresses"+same)
 	flags := cmd.Flags()
-	flags.StringVar(&a.server, "server", "", "URL of the server")
+	flags.StringSliceVar(&a.servers, "server", nil,
+		"URL of a server; of several, give one or more: the node learns of the others, and uses whichever answers")
 	flags.StringVar(&a.token.file, "token-file", "",
 		"file with a join token ('fairlead token create'), for the first start alone (default $"+tokenEnv+")")
 	flags.StringVar(&a.token.text, "token", "",
@@ -72,10 +76,15 @@ func (a *agentCommand) run(cmd *cobra.Command) error {
 		log.Warn("--lb-pool has no effect on a node: the server gives out addresses; give it --lb-pool, or make an IPAddressPool")
 	}
 	f.stateDir, f.early = filepath.Join(a.dataDir, "agent"), true
-	cfg, identity, err := f.identity(ctx, log, a.server, a.token, a.kubeconfig)
+	cfg, identity, err := f.identity(ctx, log, a.servers, a.token, a.kubeconfig)
 	if err != nil {
 		return err
 	}
+	stop, err := a.balance(ctx, log, cfg, identity)
+	if err != nil {
+		return err
+	}
+	defer stop()
 	go warnOfInlineCertificate(ctx, log, cfg)
 	if len(f.nodeIPs) == 0 {
 		if f.nodeIPs, err = machineAddresses(serverAddrs(cfg, log)); err != nil {
@@ -103,7 +112,7 @@ func (a *agentCommand) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	if err := f.writeRecord(a.server, a.kubeconfig); err != nil {
+	if err := f.writeRecord(first(a.servers), a.kubeconfig); err != nil {
 		return fmt.Errorf("the node's state directory: %w", err)
 	}
 	if identity != nil {
@@ -114,20 +123,62 @@ func (a *agentCommand) run(cmd *cobra.Command) error {
 	}, n.components...)
 }
 
+// balance has the clients of cfg, and those that renew the certificate, use whichever server
+// answers, until stop is called.
+func (a *agentCommand) balance(ctx context.Context, log *slog.Logger, cfg *rest.Config, identity *join.Node) (stop func(), err error) {
+	if throughProxy(cfg) {
+		return func() {}, nil // what is behind it is not this machine's to choose
+	}
+	b, err := servers.New(servers.Options{
+		Node: a.agent.nodeName, Config: cfg, More: a.servers[min(1, len(a.servers)):],
+		File: filepath.Join(a.dataDir, "servers.json"), Log: log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if identity != nil {
+		identity.Use(b.Use)
+	}
+	b.Use(cfg)
+	a.agent.balancer = b
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	running.Go(func() { _ = b.Run(ctx) })
+	return func() { cancel(); running.Wait() }, nil
+}
+
+// throughProxy reports whether the clients of cfg connect to a proxy, of HTTP or SOCKS.
+func throughProxy(cfg *rest.Config) bool {
+	server, _, err := rest.DefaultServerUrlFor(cfg)
+	if err != nil || cfg.Proxy != nil {
+		return cfg.Proxy != nil
+	}
+	at, err := http.ProxyFromEnvironment(&http.Request{URL: server})
+	return err == nil && at != nil
+}
+
+// first returns the first element of list, "" if there is none.
+func first(list []string) string {
+	if len(list) == 0 {
+		return ""
+	}
+	return list[0]
+}
+
 // identity returns how an agent reaches the server, and as whom. A machine that has
 // joined needs no token; with one it gets a certificate for this node's name. The
 // join.Node renews it.
 func (f *agentFlags) identity(
-	ctx context.Context, log *slog.Logger, server string, flags joinFlags, kubeconfig string,
+	ctx context.Context, log *slog.Logger, urls []string, flags joinFlags, kubeconfig string,
 ) (*rest.Config, *join.Node, error) {
 	switch {
-	case kubeconfig != "" && (server != "" || flags != joinFlags{}):
+	case kubeconfig != "" && (len(urls) > 0 || flags != joinFlags{}):
 		return nil, nil, usagef("--kubeconfig takes the place of --server and --token-file: give one or the other")
 	case kubeconfig != "":
 		c := clientFlags{kubeconfig: kubeconfig}
 		cfg, _, err := c.load()
 		return cfg, nil, err
-	case server == "":
+	case len(urls) == 0:
 		return nil, nil, usagef("which server? give --server URL, at the first start with --token-file FILE, or --kubeconfig FILE")
 	}
 	token, err := flags.read()
@@ -135,17 +186,17 @@ func (f *agentFlags) identity(
 		return nil, nil, err
 	}
 	dir := filepath.Join(filepath.Dir(f.stateDir), "node-pki")
-	n, err := join.Open(server, f.nodeName, dir, log)
+	n, err := join.Open(urls[0], f.nodeName, dir, log)
 	switch {
 	case err == nil && (token == "" || n.Of(token)):
 		return n.Config(), n, nil
 	case token == "" && errors.Is(err, fs.ErrNotExist):
 		return nil, nil, usagef("this machine has not joined %s yet: give --token-file FILE with what 'fairlead token create' prints there",
-			server)
+			urls[0])
 	case token == "":
 		return nil, nil, fmt.Errorf("the certificate of this node in %s cannot be used: %w; join again with --token-file", dir, err)
 	}
-	boot, err := join.Config(ctx, server, token)
+	boot, err := firstContact(ctx, urls, token)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -153,4 +204,17 @@ func (f *agentFlags) identity(
 		return nil, nil, err
 	}
 	return n.Config(), n, nil
+}
+
+// firstContact returns how a machine that joins reaches the first of urls that answers.
+func firstContact(ctx context.Context, urls []string, token string) (*rest.Config, error) {
+	var errs []error
+	for _, server := range urls {
+		cfg, err := join.Config(ctx, server, token)
+		if err == nil {
+			return cfg, nil
+		}
+		errs = append(errs, err)
+	}
+	return nil, errors.Join(errs...)
 }

@@ -19,10 +19,10 @@ func TestAgentRestartsWithoutToken(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	f := &agentFlags{}
 	f.nodeName, f.stateDir = "again", filepath.Join(t.TempDir(), "state")
-	if _, _, err := f.identity(t.Context(), log, s.URL(), joinFlags{}, ""); err == nil || !strings.Contains(err.Error(), "--token-file") {
+	if _, _, err := f.identity(t.Context(), log, []string{s.URL()}, joinFlags{}, ""); err == nil || !strings.Contains(err.Error(), "--token-file") {
 		t.Errorf("a machine that has never joined: %v", err)
 	}
-	if _, _, err := f.identity(t.Context(), log, s.URL(), joinFlags{file: s.TokenFile()}, ""); err != nil {
+	if _, _, err := f.identity(t.Context(), log, []string{s.URL()}, joinFlags{file: s.TokenFile()}, ""); err != nil {
 		t.Fatal(err)
 	}
 	token, err := join.Parse(s.Token())
@@ -33,7 +33,7 @@ func TestAgentRestartsWithoutToken(t *testing.T) {
 	if err := admin.CoreV1().Secrets(join.SecretNamespace).Delete(t.Context(), join.SecretName(token.ID), metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	cfg, node, err := f.identity(t.Context(), log, s.URL(), joinFlags{}, "")
+	cfg, node, err := f.identity(t.Context(), log, []string{s.URL()}, joinFlags{}, "")
 	if err != nil || node == nil {
 		t.Fatalf("the second start: %v", err)
 	}

@@ -9,7 +9,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/barrier"
 	"github.com/fairlead/fairlead/internal/reflector"
@@ -211,18 +210,23 @@ func nameOf(o metav1.Object) svc.Name {
 }
 
 // run watches all three kinds until ctx ends.
-func (f *feed) run(ctx context.Context, client kubernetes.Interface, nodeName string) {
+func (f *feed) run(ctx context.Context, o *Options) {
+	client := o.Client
 	ours := metav1.ListOptions{LabelSelector: barrier.ProxySelector}
-	self := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, nodeName).String()}
+	self := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, o.NodeName).String()}
 	services := kind[*corev1.Service]{feed: f, into: &f.services, lean: leanService}
 	slices := kind[*discoveryv1.EndpointSlice]{feed: f, into: &f.slices, seen: f.trigger}
 	node := kind[*corev1.Node]{feed: f, into: &f.node, lean: leanNode}
+	slicesSink := slices.sink()
+	if o.FollowSlices != nil {
+		slicesSink = o.FollowSlices(slicesSink)
+	}
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		reflector.Run(ctx, "proxy/services", reflector.From(client.CoreV1().Services(""), ours), services.sink())
 	})
 	wg.Go(func() {
-		reflector.Run(ctx, "proxy/endpointslices", reflector.From(client.DiscoveryV1().EndpointSlices(""), ours), slices.sink())
+		reflector.Run(ctx, "proxy/endpointslices", reflector.From(client.DiscoveryV1().EndpointSlices(""), ours), slicesSink)
 	})
 	wg.Go(func() {
 		reflector.Run(ctx, "proxy/node", reflector.From(client.CoreV1().Nodes(), self), node.sink())

@@ -9,12 +9,14 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/barrier"
 	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/kernel/link"
+	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
@@ -57,6 +59,9 @@ type Options struct {
 	// external or load balancer IP there. It is called in every round. Nil knows
 	// the endpoints of default/kubernetes alone.
 	Servers func() []netip.AddrPort
+	// FollowSlices, which may be nil, returns a Sink that passes on to its argument every
+	// EndpointSlice that the proxy serves.
+	FollowSlices func(reflector.Sink[*discoveryv1.EndpointSlice]) reflector.Sink[*discoveryv1.EndpointSlice]
 
 	// HostPorts returns the host ports of this node's Pods, where nothing else leads to them;
 	// nil knows none. It is called in every round; HostPortsChanged asks for one.

@@ -90,7 +90,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { p.serveHealth(ctx) })
 	wg.Go(func() { p.serveMetrics(ctx) })
-	wg.Go(func() { p.feed.run(ctx, p.opts.Client, p.opts.NodeName) })
+	wg.Go(func() { p.feed.run(ctx, &p.opts) })
 	wg.Go(func() { p.ranges.run(ctx, p.opts.Client) })
 	if p.opts.FallbackReason != "" {
 		p.events.node("ProxyModeFallback", p.opts.FallbackReason)

@@ -65,7 +65,12 @@ type Node struct {
 	ca        []byte
 	host      string
 	log       *slog.Logger
+	use       func(*rest.Config)
 }
+
+// Use has the clients made from later results of Config, and that of renewals, set up by
+// use: to choose among several servers.
+func (n *Node) Use(use func(*rest.Config)) { n.use = use }
 
 // Open returns the identity of the node name at server that NewNode has kept in dir.
 // The error is fs.ErrNotExist if the machine has never joined.
@@ -125,9 +130,13 @@ func NewNode(ctx context.Context, boot *rest.Config, name, dir string, log *slog
 // Config returns the configuration of a client that authenticates as the node. It
 // follows renewals of the certificate.
 func (n *Node) Config() *rest.Config {
-	return &rest.Config{Host: n.host, TLSClientConfig: rest.TLSClientConfig{
+	cfg := &rest.Config{Host: n.host, TLSClientConfig: rest.TLSClientConfig{
 		CAData: n.ca, CertFile: n.file("node.crt"), KeyFile: n.file("node.key"),
 	}}
+	if n.use != nil {
+		n.use(cfg)
+	}
+	return cfg
 }
 
 // Run renews the certificate when a third of its life is left, until ctx ends.
