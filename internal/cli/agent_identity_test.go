@@ -19,7 +19,8 @@ func TestAgentRestartsWithoutToken(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	f := &agentFlags{}
 	f.nodeName, f.stateDir = "again", filepath.Join(t.TempDir(), "state")
-	if _, _, err := f.identity(t.Context(), log, []string{s.URL()}, joinFlags{}, ""); err == nil || !strings.Contains(err.Error(), "--token-file") {
+	if _, _, err := f.identity(t.Context(), log, []string{s.URL()}, joinFlags{}, ""); err == nil ||
+		!strings.Contains(err.Error(), "--token-file") {
 		t.Errorf("a machine that has never joined: %v", err)
 	}
 	if _, _, err := f.identity(t.Context(), log, []string{s.URL()}, joinFlags{file: s.TokenFile()}, ""); err != nil {

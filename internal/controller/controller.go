@@ -153,8 +153,13 @@ func Run(ctx context.Context, o Options) error {
 		config.UserAgent = "fairlead-controllers"
 	}
 	o.Health.observe(config)
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
+	lease := &election.Lease{Namespace: o.LeaseNamespace, Name: o.LeaseName, Identity: o.Identity, Log: o.Log}
+	var err error
+	if lease.Client, err = kubernetes.NewForConfig(config); o.LeaderElect {
+		lease.Fence(config)
+	}
+	client, err2 := kubernetes.NewForConfig(config)
+	if err := errors.Join(err, err2); err != nil {
 		return fmt.Errorf("client for the controllers: %w", err)
 	}
 	work := func(ctx context.Context) error {
@@ -163,7 +168,6 @@ func Run(ctx context.Context, o Options) error {
 	if !o.LeaderElect {
 		return work(ctx)
 	}
-	lease := election.Lease{Client: client, Namespace: o.LeaseNamespace, Name: o.LeaseName, Identity: o.Identity, Log: o.Log}
 	return lease.Run(ctx, work)
 }
 

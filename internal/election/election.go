@@ -1,31 +1,46 @@
 // Package election lets one process of several work at a time, by a Lease.
+//
+// It is not the election of client-go (tools/leaderelection, v0.37), whose followers look
+// so rarely, and whose leader measures its deadline from when a renewal is answered, that a
+// hand-over within 5 s and "never two at once" exclude each other.
 package election
 
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/leaderelection"
-	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/client-go/rest"
 )
 
-// The times of the election are those of kube-controller-manager.
+// The times of the election.
 const (
-	leaseDuration = 15 * time.Second
-	renewDeadline = 10 * time.Second
-	retryPeriod   = 2 * time.Second
+	// leaseDuration is how long followers leave a Lease alone after they have seen it
+	// renewed.
+	leaseDuration = 4 * time.Second
+	// renewDeadline is how long after the beginning of its last renewal that succeeded a
+	// leader works. It is less than leaseDuration by more than clocks differ in rate.
+	renewDeadline = 3 * time.Second
+	// renewPeriod is the time between two renewals, retryPeriod that after a failure.
+	renewPeriod, retryPeriod = time.Second, 250 * time.Millisecond
+	// watchPeriod is how often a follower looks at the Lease.
+	watchPeriod    = 300 * time.Millisecond
+	requestTimeout = 2 * time.Second
 )
 
 // Lease is what processes are elected by.
 type Lease struct {
+	// Client has the requests about the Lease alone; see Fence.
 	Client          kubernetes.Interface
 	Namespace, Name string
 	// Identity is this process in the Lease. The default lets processes of the
@@ -33,103 +48,252 @@ type Lease struct {
 	// after a crash does not wait for its old Lease to expire.
 	Identity string
 	Log      *slog.Logger
+
+	// until is when this process has to have stopped working, nil if it does not hold the
+	// Lease.
+	until atomic.Pointer[time.Time]
+
+	// Of Run.
+	self holder
+	// seen is the Lease as it was last read or written, at when that was; what has changed
+	// since the time before counts as renewed at.
+	seen *coordinationv1.Lease
+	at   time.Time
+	who  string // the leader that was logged last
 }
 
-// Run calls work whenever this process holds the Lease, until ctx ends. The
-// Lease is released after work has returned, so that a successor need not wait.
+// errNotLeader is the error of requests that Fence holds back.
+var errNotLeader = errors.New("this process does not hold the lease (any more)")
+
+// Fence has the clients made from cfg send no writes but while this process holds the
+// Lease, also after the process was stopped for a while and does not know it yet.
+func (l *Lease) Fence(cfg *rest.Config) {
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return &fence{l, next} })
+}
+
+type fence struct {
+	l    *Lease
+	next http.RoundTripper
+}
+
+func (f *fence) RoundTrip(req *http.Request) (*http.Response, error) {
+	if req.Method != http.MethodGet && req.Method != http.MethodHead && !f.l.holds() {
+		if req.Body != nil {
+			_ = req.Body.Close()
+		}
+		return nil, errNotLeader
+	}
+	return f.next.RoundTrip(req)
+}
+
+func (f *fence) WrappedRoundTripper() http.RoundTripper { return f.next }
+
+// holds reports whether this process may work now.
+func (l *Lease) holds() bool {
+	until := l.until.Load()
+	return until != nil && time.Now().Before(*until)
+}
+
+// Run calls work whenever this process holds the Lease, until ctx ends. The context of work
+// ends with the Lease, and the Lease is released after work has returned, so that a
+// successor need not wait.
 func (l *Lease) Run(ctx context.Context, work func(ctx context.Context) error) error {
-	self, err := thisProcess()
-	if err != nil {
+	var err error
+	if l.self, err = thisProcess(); err != nil {
 		return fmt.Errorf("identity for the leader election: %w", err)
 	}
-	identity := cmp.Or(l.Identity, self.String())
-	// An API server that has just started is about to create the namespace. The
-	// election would retry only after retryPeriod.
-	_ = wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, retryPeriod, true, func(ctx context.Context) (bool, error) {
-		_, err := l.Client.CoreV1().Namespaces().Get(ctx, l.Namespace, metav1.GetOptions{})
-		return err == nil || apierrors.IsForbidden(err), nil
-	})
-	lock := &resourcelock.LeaseLock{
-		LeaseMeta:  metav1.ObjectMeta{Namespace: l.Namespace, Name: l.Name},
-		Client:     l.Client.CoordinationV1(),
-		LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
-	}
-	for ctx.Err() == nil {
-		if err := l.releaseDead(ctx, self); err != nil {
-			l.Log.Debug("cannot check whether the lease's holder still runs", "err", err)
-		}
-		if err := l.term(ctx, lock, work); err != nil {
+	l.Identity = cmp.Or(l.Identity, l.self.String())
+	for l.acquire(ctx) {
+		if err := l.lead(ctx, work); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// term waits for the Lease and calls work until the Lease is lost or released.
-func (l *Lease) term(ctx context.Context, lock resourcelock.Interface, work func(ctx context.Context) error) error {
-	// The election has a context of its own, which ends after work has returned,
-	// so that no other process starts to work before.
-	electionCtx, stopElection := context.WithCancel(context.WithoutCancel(ctx))
-	defer stopElection()
-	ended := make(chan error, 1)
-	// The first to set state wins: the start of work, or the end of ctx before it.
-	var state atomic.Int32
-	const working, over = 1, 2
-	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: lock, LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod,
-		ReleaseOnCancel: true, Name: l.Name,
-		Callbacks: leaderelection.LeaderCallbacks{
-			OnStartedLeading: func(lead context.Context) {
-				if !state.CompareAndSwap(0, working) {
-					return
-				}
-				lead, stop := context.WithCancel(lead)
-				defer stop()
-				defer context.AfterFunc(ctx, stop)()
-				ended <- work(lead)
-				stopElection()
-			},
-			OnStoppedLeading: func() {},
-			OnNewLeader: func(who string) {
-				l.Log.Info("leader elected", "identity", who, "self", who == lock.Identity())
-			},
-		},
-	})
-	if err != nil {
-		return fmt.Errorf("leader election: %w", err)
-	}
-	// If work has not begun, its return cannot stop the election.
-	defer context.AfterFunc(ctx, func() {
-		if state.CompareAndSwap(0, over) {
-			stopElection()
+// acquire waits until this process holds the Lease, and reports whether it does; it does
+// not when ctx ends.
+func (l *Lease) acquire(ctx context.Context) bool {
+	worked, warned := time.Now(), false
+	for ctx.Err() == nil {
+		err := l.try(ctx)
+		switch {
+		case err == nil && l.holds():
+			return true
+		case err == nil:
+			worked, warned = time.Now(), false
+		case !warned && time.Since(worked) > leaseDuration && ctx.Err() == nil:
+			warned = true
+			l.Log.Warn("cannot get or update the lease; retrying", "lease", l.Name, "err", err, "every", watchPeriod)
 		}
-	})()
-	elector.Run(electionCtx)
-	if state.CompareAndSwap(0, over) || state.Load() == over {
-		return nil
+		pause(ctx, watchPeriod)
 	}
-	return <-ended
+	return false
 }
 
-// releaseDead releases the Lease if it is held by a process of this machine that no
-// longer runs, so that a server restarted after a crash does not wait for
-// leaseDuration.
-func (l *Lease) releaseDead(ctx context.Context, self holder) error {
-	ctx, cancel := context.WithTimeout(ctx, renewDeadline)
+// try takes the Lease if nobody has it.
+func (l *Lease) try(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	api := l.Client.CoordinationV1().Leases(l.Namespace)
-	lease, err := api.Get(ctx, l.Name, metav1.GetOptions{})
+	asked := time.Now()
+	lease, err := l.api().Get(ctx, l.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return nil
+		lease = &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: l.Namespace, Name: l.Name}}
+		return l.take(lease, asked, func() (*coordinationv1.Lease, error) { return l.api().Create(ctx, lease, metav1.CreateOptions{}) })
 	}
 	if err != nil {
 		return err
 	}
-	if lease.Spec.HolderIdentity == nil || !self.isDead(*lease.Spec.HolderIdentity) {
+	if l.seen == nil || l.seen.UID != lease.UID || l.seen.ResourceVersion != lease.ResourceVersion {
+		l.seen, l.at = lease, time.Now()
+	}
+	who := ""
+	if lease.Spec.HolderIdentity != nil {
+		who = *lease.Spec.HolderIdentity
+	}
+	l.report(who)
+	switch {
+	case who == "" || who == l.Identity:
+	case l.self.isDead(who):
+		l.Log.Info("the leader no longer runs; taking its lease", "lease", l.Name, "identity", who)
+	case time.Since(l.at) < durationOf(lease):
 		return nil
 	}
-	l.Log.Info("the leader no longer runs; releasing its lease", "identity", *lease.Spec.HolderIdentity)
-	lease.Spec.HolderIdentity = new("")
-	_, err = api.Update(ctx, lease, metav1.UpdateOptions{})
+	next := lease.DeepCopy()
+	return l.take(next, asked, func() (*coordinationv1.Lease, error) { return l.api().Update(ctx, next, metav1.UpdateOptions{}) })
+}
+
+// durationOf is how long a Lease is left alone, as its holder wrote: one of another release may
+// renew it less often.
+func durationOf(lease *coordinationv1.Lease) time.Duration {
+	if s := lease.Spec.LeaseDurationSeconds; s != nil && *s > 0 {
+		return time.Duration(*s) * time.Second
+	}
+	return leaseDuration
+}
+
+// take writes lease with this process as its holder. The renewal began at asked.
+func (l *Lease) take(lease *coordinationv1.Lease, asked time.Time, write func() (*coordinationv1.Lease, error)) error {
+	now, seconds := metav1.NowMicro(), int32(leaseDuration/time.Second)
+	spec := &lease.Spec
+	if spec.HolderIdentity == nil || *spec.HolderIdentity != l.Identity {
+		transitions := int32(0)
+		if spec.LeaseTransitions != nil {
+			transitions = *spec.LeaseTransitions + 1
+		}
+		spec.HolderIdentity, spec.AcquireTime, spec.LeaseTransitions = &l.Identity, &now, &transitions
+	}
+	spec.LeaseDurationSeconds, spec.RenewTime = &seconds, &now
+	written, err := write()
+	if err != nil {
+		return err
+	}
+	l.seen, l.at = written, asked
+	l.until.Store(new(asked.Add(renewDeadline)))
+	l.report(l.Identity)
+	return nil
+}
+
+// lead calls work while this process holds the Lease, which it has just taken.
+func (l *Lease) lead(ctx context.Context, work func(ctx context.Context) error) error {
+	term, stop := context.WithCancel(ctx)
+	defer stop()
+	renewing, stopRenewing := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopRenewing()
+	var renewals sync.WaitGroup
+	renewals.Go(func() {
+		l.renew(renewing)
+		stop()
+	})
+	err := work(term)
+	stopRenewing()
+	renewals.Wait()
+	if l.holds() {
+		l.release()
+	}
+	l.until.Store(nil)
 	return err
+}
+
+// renew renews the Lease until ctx ends or the Lease is no longer this process's.
+func (l *Lease) renew(ctx context.Context) {
+	for wait := renewPeriod; ; {
+		pause(ctx, min(wait, time.Until(*l.until.Load())))
+		if ctx.Err() != nil {
+			return
+		}
+		if !l.holds() {
+			l.Log.Warn("cannot renew the lease; no longer the leader", "lease", l.Name, "within", renewDeadline)
+			return
+		}
+		wait = renewPeriod
+		if err := l.renewOnce(ctx); apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+			if !l.stillOurs(ctx) {
+				l.until.Store(nil)
+				l.Log.Warn("another process holds the lease; no longer the leader", "lease", l.Name)
+				return
+			}
+			wait = 0
+		} else if err != nil {
+			wait = retryPeriod
+			l.Log.Debug("cannot renew the lease; retrying", "err", err, "after", wait)
+		}
+	}
+}
+
+func (l *Lease) renewOnce(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, min(requestTimeout, renewPeriod))
+	defer cancel()
+	next := l.seen.DeepCopy()
+	return l.take(next, time.Now(), func() (*coordinationv1.Lease, error) { return l.api().Update(ctx, next, metav1.UpdateOptions{}) })
+}
+
+// stillOurs reports whether this process is the holder, which may be that of a renewal whose
+// answer was lost. An error leaves that open until the next renewal.
+func (l *Lease) stillOurs(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	lease, err := l.api().Get(ctx, l.Name, metav1.GetOptions{})
+	if err != nil {
+		return !apierrors.IsNotFound(err)
+	}
+	l.seen = lease
+	return lease.Spec.HolderIdentity != nil && *lease.Spec.HolderIdentity == l.Identity
+}
+
+// release lets others take the Lease at once.
+func (l *Lease) release() {
+	ctx, cancel := context.WithTimeout(context.Background(), requestTimeout)
+	defer cancel()
+	next := l.seen.DeepCopy()
+	next.Spec.HolderIdentity = new("")
+	if _, err := l.api().Update(ctx, next, metav1.UpdateOptions{}); err != nil {
+		l.Log.Debug("cannot release the lease; it expires", "err", err, "after", leaseDuration)
+	}
+}
+
+// report logs who leads, once.
+func (l *Lease) report(who string) {
+	if who != "" && who != l.who {
+		l.who = who
+		l.Log.Info("leader elected", "lease", l.Name, "identity", who, "self", who == l.Identity)
+	}
+}
+
+func (l *Lease) api() leaseClient { return l.Client.CoordinationV1().Leases(l.Namespace) }
+
+type leaseClient interface {
+	Get(context.Context, string, metav1.GetOptions) (*coordinationv1.Lease, error)
+	Create(context.Context, *coordinationv1.Lease, metav1.CreateOptions) (*coordinationv1.Lease, error)
+	Update(context.Context, *coordinationv1.Lease, metav1.UpdateOptions) (*coordinationv1.Lease, error)
+}
+
+// pause waits for d, or until ctx ends.
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
 }

@@ -2,13 +2,19 @@ package election
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"net/http"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 )
@@ -46,7 +52,92 @@ func TestLeaseOfADeadProcess(t *testing.T) {
 		cancel()
 		return nil
 	})
-	if took := time.Since(before); took > 13*time.Second || err != nil {
+	if took := time.Since(before); took > 13*time.Second || err != nil { // the dead one's Lease is for 15 s
 		t.Errorf("it took %s: %v", took, err)
+	}
+}
+
+// cut is a transport that can be cut off.
+type cut struct {
+	next http.RoundTripper
+	off  atomic.Bool
+}
+
+func (c *cut) RoundTrip(req *http.Request) (*http.Response, error) {
+	if c.off.Load() {
+		<-req.Context().Done()
+		return nil, req.Context().Err()
+	}
+	return c.next.RoundTrip(req)
+}
+
+// A leader whose Lease cannot be renewed stops, and its writes are held back, before the next
+// one begins; the next one begins within 5 s. One that ends makes room at once.
+func TestNeverTwoLeaders(t *testing.T) {
+	cfg := apiservertest.Start(t)
+	type candidate struct {
+		Lease
+		cut    cut
+		writes kubernetes.Interface
+		began  chan context.Context
+		stop   context.CancelFunc
+	}
+	var running sync.WaitGroup
+	t.Cleanup(running.Wait)
+	start := func(name string) *candidate {
+		c := &candidate{Lease: Lease{Namespace: "kube-system", Name: "one", Identity: name, Log: slog.New(slog.DiscardHandler)}}
+		c.began = make(chan context.Context, 1)
+		own := rest.CopyConfig(cfg)
+		own.Wrap(func(next http.RoundTripper) http.RoundTripper { c.cut.next = next; return &c.cut })
+		c.Client = kubernetes.NewForConfigOrDie(own)
+		fenced := rest.CopyConfig(cfg)
+		c.Fence(fenced)
+		c.writes = kubernetes.NewForConfigOrDie(fenced)
+		var ctx context.Context
+		ctx, c.stop = context.WithCancel(t.Context())
+		t.Cleanup(c.stop)
+		running.Go(func() {
+			_ = c.Run(ctx, func(ctx context.Context) error {
+				c.began <- ctx
+				<-ctx.Done()
+				return nil
+			})
+		})
+		return c
+	}
+	write := func(c *candidate) error {
+		_, err := c.writes.CoreV1().ConfigMaps("default").Create(t.Context(),
+			&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "by-" + c.Identity + "-"}}, metav1.CreateOptions{})
+		return err
+	}
+	first := start("first")
+	leads := <-first.began
+	if err := write(first); err != nil {
+		t.Errorf("the leader cannot write: %v", err)
+	}
+	second := start("second")
+	if err := write(second); !errors.Is(err, errNotLeader) {
+		t.Errorf("one that does not lead: %v", err)
+	}
+	first.cut.off.Store(true)
+	since := time.Now()
+	next := <-second.began
+	t.Logf("the next leader began after %s", time.Since(since).Round(10*time.Millisecond))
+	if leads.Err() == nil {
+		t.Error("two lead at once")
+	}
+	if err := write(first); !errors.Is(err, errNotLeader) {
+		t.Errorf("the leader of before: %v", err)
+	}
+	if err := write(second); err != nil {
+		t.Errorf("the new leader cannot write: %v", err)
+	}
+	first.cut.off.Store(false)
+	second.stop()
+	<-next.Done()
+	since = time.Now()
+	<-first.began
+	if took := time.Since(since); took > leaseDuration {
+		t.Errorf("a Lease that was released was taken after %s", took)
 	}
 }

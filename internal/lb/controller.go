@@ -68,6 +68,7 @@ const leaseName = "fairlead-lb"
 type Controller struct {
 	o       ControllerOptions
 	client  kubernetes.Interface
+	lease   *election.Lease
 	lb      *v1.Client
 	crds    extensions.Interface
 	metrics metrics
@@ -91,14 +92,18 @@ func NewController(o ControllerOptions) (*Controller, error) {
 	}
 	c := &Controller{o: o}
 	c.metrics = newMetrics(c)
-	var err, err2, err3 error
+	c.lease = &election.Lease{Namespace: Namespace, Name: leaseName, Identity: o.Identity, Log: o.Log}
+	var err, err2, err3, err4 error
+	if c.lease.Client, err4 = kubernetes.NewForConfig(config); o.LeaderElect {
+		c.lease.Fence(config)
+	}
 	c.lb, err = v1.NewClient(config)
 	c.crds, err2 = extensions.NewForConfig(config)
 	binary := rest.CopyConfig(config)
 	binary.ContentType = runtime.ContentTypeProtobuf
 	binary.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	c.client, err3 = kubernetes.NewForConfig(binary)
-	if err := errors.Join(err, err2, err3); err != nil {
+	if err := errors.Join(err, err2, err3, err4); err != nil {
 		return nil, fmt.Errorf("client for load balancers: %w", err)
 	}
 	return c, nil
@@ -109,8 +114,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	if !c.o.LeaderElect {
 		return c.work(ctx)
 	}
-	l := election.Lease{Client: c.client, Namespace: Namespace, Name: leaseName, Identity: c.o.Identity, Log: c.o.Log}
-	return l.Run(ctx, c.work)
+	return c.lease.Run(ctx, c.work)
 }
 
 // work is one term as the leader.

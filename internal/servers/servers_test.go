@@ -256,9 +256,11 @@ func TestWithoutAnyServer(t *testing.T) {
 		Replace: func([]*discoveryv1.EndpointSlice) {}, Set: func(*discoveryv1.EndpointSlice) {}, Delete: func(*discoveryv1.EndpointSlice) {},
 	})
 	slice := &discoveryv1.EndpointSlice{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes", Labels: map[string]string{discoveryv1.LabelServiceName: "kubernetes"}},
-		Ports:      []discoveryv1.EndpointPort{{Name: new("https"), Port: new(int32(number))}},
-		Endpoints:  []discoveryv1.Endpoint{{Addresses: []string{"127.0.0.1"}}},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "default", Name: "kubernetes", Labels: map[string]string{discoveryv1.LabelServiceName: "kubernetes"},
+		},
+		Ports:     []discoveryv1.EndpointPort{{Name: new("https"), Port: new(int32(number))}},
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"127.0.0.1"}}},
 	}
 	foreign := slice.DeepCopy()
 	foreign.Namespace, foreign.Endpoints[0].Addresses = metav1.NamespacePublic, []string{"192.0.2.1"}
