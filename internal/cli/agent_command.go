@@ -75,7 +75,7 @@ func (a *agentCommand) run(cmd *cobra.Command) error {
 	if len(f.lb.pools) > 0 {
 		log.Warn("--lb-pool has no effect on a node: the server gives out addresses; give it --lb-pool, or make an IPAddressPool")
 	}
-	f.stateDir, f.early = filepath.Join(a.dataDir, "agent"), true
+	f.stateDir, f.early = nodeState(a.dataDir), true
 	cfg, identity, err := f.identity(ctx, log, a.servers, a.token, a.kubeconfig)
 	if err != nil {
 		return err
@@ -185,7 +185,7 @@ func (f *agentFlags) identity(
 	if err != nil {
 		return nil, nil, err
 	}
-	dir := filepath.Join(filepath.Dir(f.stateDir), "node-pki")
+	dir := nodePKI(filepath.Dir(f.stateDir))
 	n, err := join.Open(urls[0], f.nodeName, dir, log)
 	switch {
 	case err == nil && (token == "" || n.Of(token)):

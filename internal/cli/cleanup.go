@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
@@ -13,7 +14,9 @@ import (
 	"github.com/fairlead/fairlead/internal/dataplane/kubeproxy"
 	"github.com/fairlead/fairlead/internal/dns/nodelocal"
 	"github.com/fairlead/fairlead/internal/dns/resolvconf"
+	"github.com/fairlead/fairlead/internal/kernel/iptables"
 	"github.com/fairlead/fairlead/internal/kernel/link"
+	"github.com/fairlead/fairlead/internal/kernel/sysctl"
 	"github.com/fairlead/fairlead/internal/lb/filter"
 	"github.com/fairlead/fairlead/internal/runner"
 )
@@ -28,10 +31,11 @@ func newCleanup(g *global) *cobra.Command {
 		Use:   "cleanup",
 		Short: "Remove what a node wrote to the kernel, and end its Pods",
 		Long: `Remove every trace of a node from this machine: the proxy's rules, the Pods'
-processes, devices and routes, what --configure-resolver wrote, and the node's
-state. Run it when the agent, the proxy or 'dns --node-local' has been stopped for good:
+processes, devices and routes, what --configure-resolver wrote, and the node's state.
+Kernel parameters that were set since the machine started get their earlier values.
+Run it when the agent, the proxy or 'dns --node-local' has been stopped for good:
 beside a running one, whatever its data directory, it changes nothing. The server's data
-are not touched. Without root it ends the Pods of a 'fairlead up' of this user that was
+are not touched ('fairlead uninstall' removes all). Without root it ends the Pods of a 'fairlead up' of this user that was
 killed, and removes their state.
 
 With --kube-proxy it removes only the rules that a kube-proxy left on this machine;
@@ -54,10 +58,9 @@ do that after it has been stopped, and before or while fairlead takes its place.
 				fmt.Fprintln(g.out, "removed: rules of kube-proxy")
 				return nil
 			}
-			state := filepath.Join(dataDir, "agent")
 			if !root {
 				// The network was that of a namespace, and went with it.
-				if err := runner.Cleanup(ctx, state); err != nil {
+				if err := runner.Cleanup(ctx, nodeState(dataDir)); err != nil {
 					return wrap("pods", err)
 				}
 				fmt.Fprintln(g.out, "removed: pods, the node's state")
@@ -67,33 +70,47 @@ do that after it has been stopped, and before or while fairlead takes its place.
 			if err != nil {
 				return err
 			}
-			for _, l := range []ruleLock{proxyLock, dnsLock} {
-				held, err := l.try(log)
-				if err != nil {
-					return fmt.Errorf("nothing was removed: %w; stop it first", err)
-				}
-				defer held.Close()
+			if err := cleanUp(ctx, log, dataDir); err != nil {
+				return err
 			}
-			err = runner.Cleanup(ctx, state, runner.RemoveNetwork,
-				func() error { return cleanUpModes(ctx, "") },
-				func() error { return wrap("node-local DNS", nodelocal.Remove()) },
-				func() error {
-					return wrap("addresses of load balancers", errors.Join(link.SetVIPs(nil), filter.Remove()))
-				},
-				func() error { return wrap("cluster's DNS from "+resolvconf.Path, resolvconf.Restore(resolvconf.Path)) })
-			if errors.Is(err, runner.ErrRunning) {
-				return fmt.Errorf("nothing was removed: %w", err)
-			}
-			if err != nil {
-				return wrap("pods", err)
-			}
-			fmt.Fprintln(g.out, "removed: pods and their network, proxy rules, the node's state")
+			fmt.Fprintln(g.out, "removed: pods and their network, proxy rules, kernel parameters, the node's state")
 			return nil
 		},
 	}
 	cmd.Flags().StringVar(&dataDir, "data-dir", defaultDataDir(), "directory of the node's state")
 	cmd.Flags().BoolVar(&kubeProxy, "kube-proxy", false, "remove the rules that a kube-proxy left, and nothing else")
 	return cmd
+}
+
+// nodeState is the directory of an agent's state.
+func nodeState(dataDir string) string { return filepath.Join(dataDir, "agent") }
+
+// nodePKI is the directory of a node's certificate.
+func nodePKI(dataDir string) string { return filepath.Join(dataDir, "node-pki") }
+
+// cleanUp removes what nodes with state in dataDir have made in this network namespace, the
+// state included. Beside a running one it changes nothing.
+func cleanUp(ctx context.Context, log *slog.Logger, dataDir string) error {
+	for _, l := range []ruleLock{proxyLock, dnsLock} {
+		held, err := l.try(log)
+		if err != nil {
+			return fmt.Errorf("nothing was removed: %w; stop it first", err)
+		}
+		defer held.Close()
+	}
+	err := runner.Cleanup(ctx, nodeState(dataDir), runner.RemoveNetwork,
+		func() error { return cleanUpModes(ctx, "") },
+		func() error { return wrap("empty tables of iptables", iptables.RemoveEmptyTables()) },
+		func() error { return wrap("node-local DNS", nodelocal.Remove()) },
+		func() error {
+			return wrap("addresses of load balancers", errors.Join(link.SetVIPs(nil), filter.Remove()))
+		},
+		func() error { return wrap("cluster's DNS from "+resolvconf.Path, resolvconf.Restore(resolvconf.Path)) },
+		sysctl.Restore)
+	if errors.Is(err, runner.ErrRunning) {
+		return fmt.Errorf("nothing was removed: %w", err)
+	}
+	return wrap("pods", err)
 }
 
 func wrap(what string, err error) error {

@@ -18,10 +18,11 @@ import (
 // directory.
 const adminKubeconfig = "admin.kubeconfig"
 
-// systemDataDir and systemServicesDir are root's.
+// systemDataDir, systemConfigDir and systemServicesDir are root's.
 const (
 	systemDataDir     = "/var/lib/fairlead"
-	systemServicesDir = "/etc/fairlead/services.d"
+	systemConfigDir   = "/etc/fairlead"
+	systemServicesDir = systemConfigDir + "/services.d"
 )
 
 // defaultDataDir is /var/lib/fairlead for root, and the user's state directory

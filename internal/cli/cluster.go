@@ -95,8 +95,11 @@ func (f *agentFlags) ran() bool {
 	return false
 }
 
+// clusterRecord is the file of a data directory with what the server has published.
+const clusterRecord = "cluster.json"
+
 func (f *agentFlags) clusterFile() string {
-	return filepath.Join(filepath.Dir(f.stateDir), "cluster.json")
+	return filepath.Join(filepath.Dir(f.stateDir), clusterRecord)
 }
 
 // earlierCluster returns what the server had published at the last start, if this node has

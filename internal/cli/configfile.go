@@ -19,7 +19,7 @@ import (
 )
 
 // systemConfigFile is read where --config is not given, if it is there.
-const systemConfigFile = "/etc/fairlead/config.yaml"
+const systemConfigFile = systemConfigDir + "/config.yaml"
 
 // maxConfigFile bounds what is read of a configuration file, in bytes.
 const maxConfigFile = 1 << 20

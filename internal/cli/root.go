@@ -131,7 +131,8 @@ and their values.`,
 		newProxy(g), newDNS(g), newControllers(g), newLB(g),
 		newRun(g), newScale(g), newRestart(g), newRm(g), newPs(g), newLogs(g),
 		newRegister(g), newDeregister(g), newStatus(g), newTop(g),
-		newEnv(g), newKubeconfig(g), newToken(g), newConfig(g), newBackup(g), newRestore(g), newCheck(g), newCleanup(g), newVersion(g),
+		newEnv(g), newKubeconfig(g), newToken(g), newConfig(g), newBackup(g), newRestore(g), newCheck(g), newCleanup(g), newUninstall(g),
+		newVersion(g),
 	)
 	addConfigFile(root)
 	addCompletion(root)

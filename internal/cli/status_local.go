@@ -36,7 +36,7 @@ type agentRecord struct {
 	Metrics string `json:"metrics,omitempty"`
 }
 
-func agentRecordFile(dataDir string) string { return filepath.Join(dataDir, "agent", "agent.json") }
+func agentRecordFile(dataDir string) string { return filepath.Join(nodeState(dataDir), "agent.json") }
 
 // writeRecord leaves the record of this agent.
 func (f *agentFlags) writeRecord(server, kubeconfig string) error {
@@ -56,6 +56,18 @@ func (f *agentFlags) writeRecord(server, kubeconfig string) error {
 	return fileio.Replace(agentRecordFile(filepath.Dir(f.stateDir)), text, 0o600)
 }
 
+// readRecord returns the record in a data directory.
+func readRecord(dataDir string) (a agentRecord, err error) {
+	text, err := os.ReadFile(agentRecordFile(dataDir))
+	if err != nil {
+		return a, err
+	}
+	if err := json.Unmarshal(text, &a); err != nil {
+		return a, fmt.Errorf("%s: %w", agentRecordFile(dataDir), err)
+	}
+	return a, nil
+}
+
 // report asks as an administrator, and on a node without an administrator's kubeconfig
 // as that node.
 func (f *clientFlags) report(ctx context.Context, probe *prober) (*report, error) {
@@ -66,7 +78,7 @@ func (f *clientFlags) report(ctx context.Context, probe *prober) (*report, error
 	if f.kubeconfig != "" || os.Getenv("KUBECONFIG") != "" || !errors.Is(err, errNoKubeconfig) {
 		return nil, err
 	}
-	text, missing := os.ReadFile(agentRecordFile(f.dataDir))
+	a, missing := readRecord(f.dataDir)
 	switch {
 	case errors.Is(missing, fs.ErrNotExist):
 		return nil, err
@@ -74,10 +86,6 @@ func (f *clientFlags) report(ctx context.Context, probe *prober) (*report, error
 		return nil, fmt.Errorf("no permission to read %s: run this as root", agentRecordFile(f.dataDir))
 	case missing != nil:
 		return nil, missing
-	}
-	var a agentRecord
-	if err := json.Unmarshal(text, &a); err != nil {
-		return nil, fmt.Errorf("%s: %w", agentRecordFile(f.dataDir), err)
 	}
 	return a.report(ctx, f.dataDir, probe)
 }
@@ -132,7 +140,7 @@ func (a *agentRecord) ask(ctx context.Context, dataDir string, probe *prober) (*
 			return nil, err
 		}
 	} else {
-		n, err := join.Open(a.Server, a.Node, filepath.Join(dataDir, "node-pki"), slog.New(slog.DiscardHandler))
+		n, err := join.Open(a.Server, a.Node, nodePKI(dataDir), slog.New(slog.DiscardHandler))
 		if err != nil {
 			return nil, fmt.Errorf("the node's certificate: %w", err)
 		}

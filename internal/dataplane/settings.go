@@ -60,7 +60,7 @@ func (s *Settings) SamePorts(o *Settings) bool {
 
 // OpenLoopback lets node ports and host ports answer on 127.0.0.0/8, if they are to. The mode
 // has to keep other machines from what this opens. It stays open when the mode
-// ends, since other programs may rely on it, too.
+// ends, since other programs may rely on it, too, until 'fairlead cleanup'.
 func (s *Settings) OpenLoopback() error {
 	if !s.Localhost {
 		return nil

@@ -61,6 +61,10 @@ func Cleanup(ctx context.Context, stateDir string, remove ...func() error) error
 	if groups.err == nil {
 		groups.tree.Close()
 	}
+	// Where tokens were mounted for Pods that see this machine's files. Others' stay: not empty.
+	for dir := tokenMountPath; filepath.Base(dir) != "run"; dir = filepath.Dir(dir) {
+		_ = os.Remove(dir)
+	}
 	return os.RemoveAll(stateDir)
 }
 

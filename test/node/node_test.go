@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -60,6 +61,16 @@ func newCluster(t *testing.T, agentFlags ...string) *cluster {
 // newClusterOf is newCluster with further flags of the server.
 func newClusterOf(t *testing.T, serverFlags, agentFlags []string) *cluster {
 	t.Helper()
+	c := newServer(t, serverFlags, agentFlags)
+	c.cleansUp(c.node, "agent")
+	c.startAgent()
+	c.nodesReady(1)
+	return c
+}
+
+// newServer returns a cluster whose agent has not been started.
+func newServer(t *testing.T, serverFlags, agentFlags []string) *cluster {
+	t.Helper()
 	network := testbed.NewNetwork(t)
 	c := &cluster{
 		t: t, dir: t.TempDir(), network: network,
@@ -70,9 +81,6 @@ func newClusterOf(t *testing.T, serverFlags, agentFlags []string) *cluster {
 		append(serverFlags, "--bind-address", "127.0.0.1,"+c.server.Addr4().String())...)
 	c.api.Start(t)
 	c.api.AwaitReady(t)
-	c.cleansUp(c.node, "agent")
-	c.startAgent()
-	c.nodesReady(1)
 	return c
 }
 
@@ -290,47 +298,46 @@ func TestKilledAgent(t *testing.T) {
 	})
 }
 
-// fairlead cleanup leaves no rule, set, device, route, process or state behind,
-// whichever modes the node was in.
+// kernelState is what the node's network namespace has.
+func (c *cluster) kernelState() []string {
+	c.t.Helper()
+	all := testbed.KernelState(c.t, func(name string, args ...string) *exec.Cmd { return c.node.Command(c.t.Context(), name, args...) })
+	c.node.Do(func() {
+		sets, err := ipset.Dial()
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		defer sets.Close()
+		names, err := sets.Names()
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		all = append(all, fmt.Sprintf("sets %q", names))
+	})
+	return all
+}
+
+// fairlead cleanup leaves no rule, set, device, address, route, parameter, process or state
+// behind, whichever modes the node was in.
 func TestCleanupLeavesNothing(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t)
-	traces := func() string {
-		t.Helper()
-		var all strings.Builder
-		for _, args := range [][]string{
-			{"nft", "list", "ruleset"}, {"ip", "-o", "link"}, {"ip", "route"}, {"ip", "-6", "route", "show", "proto", "250"},
-		} {
-			all.WriteString(process.Output(t, c.node.Command(t.Context(), args[0], args[1:]...)))
-		}
-		c.node.Do(func() {
-			sets, err := ipset.Dial()
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer sets.Close()
-			names, err := sets.Names()
-			if err != nil {
-				t.Fatal(err)
-			}
-			fmt.Fprintf(&all, "sets %q\n", names)
-		})
-		return all.String()
-	}
+	c := newServer(t, nil, nil)
+	c.node.Sysctl("net/ipv4/ip_forward", "0")
+	before := c.kernelState()
+	c.cleansUp(c.node, "agent")
+	c.startAgent()
+	c.nodesReady(1)
 	c.backends()
 	c.refusalsAreCounted()
-	for _, trace := range []string{`"fairlead-iptables-dropped-6"`, "FAIRLEAD-SERVICES", "fl0"} {
-		if now := traces(); !strings.Contains(now, trace) {
+	for _, trace := range []string{`"fairlead-iptables-dropped-6"`, "FAIRLEAD-SERVICES", "fl0", "net.ipv4.ip_forward = 1"} {
+		if now := strings.Join(c.kernelState(), "\n"); !strings.Contains(now, trace) {
 			t.Fatalf("an agent at work leaves no %q that this test could miss:\n%s", trace, now)
 		}
 	}
 	c.agent.Stop()
 	process.Output(t, c.fairlead(c.node, "cleanup", "--data-dir", c.path("agent")))
-	now := traces()
-	for _, trace := range []string{"fairlead", "FAIRLEAD", "fl0", "veth", "proto 250"} {
-		if strings.Contains(now, trace) {
-			t.Errorf("cleanup left %q:\n%s", trace, now)
-		}
+	if left := cmp.Diff(before, c.kernelState()); left != "" {
+		t.Errorf("cleanup left:\n%s", left)
 	}
 	if _, err := os.Stat(c.path("agent/agent")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("cleanup left the node's state: %v", err)

@@ -120,8 +120,8 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// shadow has changes below a directory of the machine go to memory.
-func shadow(t *testing.T, dir string) {
+// shadow has changes below a directory of the machine go to memory, and returns where.
+func shadow(t *testing.T, dir string) (changes string) {
 	t.Helper()
 	upper := t.TempDir()
 	if err := syscall.Mount("tmpfs", upper, "tmpfs", 0, ""); err != nil {
@@ -138,6 +138,7 @@ func shadow(t *testing.T, dir string) {
 		t.Skipf("no overlay of %s: %v", dir, err)
 	}
 	t.Cleanup(func() { _ = syscall.Unmount(dir, syscall.MNT_DETACH) })
+	return filepath.Join(upper, "changes")
 }
 
 // machine is one with systemd on which the package is installed.
@@ -145,6 +146,8 @@ type machine struct {
 	t       *testing.T
 	systemd *systemd.Manager
 	pkg     string
+	// changes are the directories of what differs from the machine's own.
+	changes []string
 }
 
 const (
@@ -166,17 +169,23 @@ func newMachine(t *testing.T) *machine {
 	if err != nil || len(found) != 1 {
 		t.Fatalf("%v, %v; want a package", found, err)
 	}
+	var changes []string
 	for _, dir := range []string{"/usr", "/etc", "/var"} {
-		shadow(t, dir)
+		changes = append(changes, shadow(t, dir))
 	}
 	_ = os.RemoveAll("/var/lib/fairlead")
 	_ = os.RemoveAll("/etc/fairlead")
-	if out, err := exec.Command("sh", "-c", "ip link add eth0 type veth peer name switch && ip link set switch up && "+
+	if out, err := exec.Command("sh", "-c", "sysctl -qw net.ipv6.conf.all.accept_dad=0 net.ipv6.conf.default.accept_dad=0 && "+
+		"ip link add eth0 type veth peer name switch && ip link set switch up && "+
 		"ip addr add "+address+"/24 dev eth0 && ip link set eth0 up").
 		CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	m := &machine{t: t, pkg: found[0], systemd: systemd.Boot(t, nil)}
+	// The index of manual pages takes longer than all else of an installation.
+	if err := os.WriteFile("/etc/dpkg/dpkg.cfg.d/fairlead-test", []byte("no-triggers\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	m := &machine{t: t, pkg: found[0], systemd: systemd.Boot(t, nil), changes: changes}
 	for _, unit := range []string{server, agent} { // the manager does not see the units of the machine
 		if err := os.Symlink("/usr/lib/systemd/system/"+unit, filepath.Join(systemd.UnitDir, unit)); err != nil {
 			t.Fatal(err)
@@ -244,6 +253,7 @@ func (v *visitor) ask() error {
 
 func TestInstallUpgradeRemove(t *testing.T) {
 	m := newMachine(t)
+	before := m.state()
 	m.install()
 	const config = "server:\n  bind-address: [127.0.0.1, " + address + "]\n" +
 		"agent:\n  server: https://" + address + ":6443\n  token-file: /var/lib/fairlead/node-token\n  node-name: node1\n"
@@ -251,11 +261,7 @@ func TestInstallUpgradeRemove(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.systemd.Run("/usr/bin/fairlead", "config", "check")
-	m.dropIn(server, "")
-	m.dropIn(agent, "")
-	m.systemd.Systemctl("daemon-reload")
-	m.systemd.Systemctl("start", server) // returns when it is ready
-	m.systemd.Systemctl("start", agent)
+	m.start()
 
 	cfg, err := clientcmd.BuildConfigFromFlags("", "/var/lib/fairlead/admin.kubeconfig")
 	if err != nil {
@@ -319,6 +325,17 @@ func TestInstallUpgradeRemove(t *testing.T) {
 	if rules, err := exec.Command("nft", "list", "ruleset").CombinedOutput(); err != nil || strings.Contains(string(rules), "fairlead") {
 		t.Errorf("rules after the removal: %v\n%s", err, rules)
 	}
+	m.uninstall(client, config, before)
+}
+
+// start starts both units, which it returns from when they are ready.
+func (m *machine) start() {
+	m.t.Helper()
+	m.dropIn(server, "")
+	m.dropIn(agent, "")
+	m.systemd.Systemctl("daemon-reload")
+	m.systemd.Systemctl("start", server)
+	m.systemd.Systemctl("start", agent)
 }
 
 // run starts a Pod and returns it when it is ready.

@@ -86,9 +86,8 @@ func setMax(n int) error {
 	if size, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil && size >= n/perBucket {
 		return nil
 	}
-	if err := os.WriteFile(hashSizeFile, []byte(strconv.Itoa(n/perBucket)), 0); err != nil {
-		return fmt.Errorf("set %s to %d: %w; connections work all the same, new ones more slowly the more there are", hashSizeFile, n/perBucket,
-			err)
+	if err := sysctl.SetFile(hashSizeFile, strconv.Itoa(n/perBucket), "/proc/sys/"+parameters+"buckets"); err != nil {
+		return fmt.Errorf("%w; connections work all the same, new ones more slowly the more there are", err)
 	}
 	return nil
 }

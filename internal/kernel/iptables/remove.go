@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/fairlead/fairlead/internal/kernel/nftables"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
 )
 
@@ -36,6 +37,18 @@ func Each(f func(*Tool) error) error {
 // RemoveChains is Tool.RemoveChains of each variant and family.
 func RemoveChains(ctx context.Context, its func(chain string) bool) error {
 	return Each(func(t *Tool) error { return t.RemoveChains(ctx, its) })
+}
+
+// RemoveEmptyTables removes the tables that iptables of variant nft has made for rules and
+// leaves behind without one, but no table that another program has anything in.
+func RemoveEmptyTables() error {
+	var errs []error
+	for _, name := range []string{"nat", "filter", "mangle"} {
+		if err := nftables.RemoveEmpty(name); err != nil && !nftables.IsUnsupported(err) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Restorer is a Tool, or a WatchedTool.

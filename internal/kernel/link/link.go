@@ -16,6 +16,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/kernel/sysctl"
 )
 
 // Protocol marks our routes in the kernel (ip route show proto 250).
@@ -144,8 +146,8 @@ func connect(p Pod, inside *netlink.Handle) error {
 		return fmt.Errorf("name %s ours: %w", p.Device, err)
 	}
 	// Best effort: a read-only /proc/sys costs only hardening.
-	_ = sysctl("net/ipv4/conf/"+p.Device+"/rp_filter", "1")
-	_ = sysctl("net/ipv4/conf/"+p.Device+"/send_redirects", "0")
+	_ = sysctl.Write("net/ipv4/conf/"+p.Device+"/rp_filter", "1")
+	_ = sysctl.Write("net/ipv4/conf/"+p.Device+"/send_redirects", "0")
 	pod, err := inside.LinkByName(podDevice)
 	if err != nil {
 		return fmt.Errorf("find %s of %s: %w", podDevice, p.Name, err)
@@ -254,7 +256,7 @@ func Devices() ([]string, error) {
 }
 
 // Cleanup removes every device, route and rule of ours in this network
-// namespace.
+// namespace. Kernel parameters are sysctl.Restore's.
 func Cleanup() error {
 	links, err := Whole(netlink.LinkList)
 	if err != nil {

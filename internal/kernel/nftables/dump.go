@@ -72,6 +72,7 @@ func (c *Conn) Chains(t Table) ([]Chain, error) {
 		}
 		ch := Chain{Name: netlink.CString(netlink.Attr(body, unix.NFTA_CHAIN_NAME))}
 		if h := netlink.Attr(body, unix.NFTA_CHAIN_HOOK); h != nil {
+			ch.Drops = uint32At(netlink.Attr(body, unix.NFTA_CHAIN_POLICY)) == 0 // NF_DROP
 			ch.Hook = &Hook{
 				Type:     netlink.CString(netlink.Attr(body, unix.NFTA_CHAIN_TYPE)),
 				Number:   uint32At(netlink.Attr(h, unix.NFTA_HOOK_HOOKNUM)),

@@ -113,6 +113,35 @@ func RemoveTable(t Table) error {
 	return nil
 }
 
+// RemoveEmpty removes the tables of a name, of both families, that have nothing but base
+// chains without rules that accept everything. The kernel rejects it (NLM_F_NONREC) if
+// another program adds anything meanwhile.
+func RemoveEmpty(name string) error {
+	return each(name, func(c *Conn, t Table) error {
+		chains, err := c.Chains(t)
+		if err != nil {
+			return err
+		}
+		b := NewBatch()
+		for _, ch := range chains {
+			if ch.Hook == nil || ch.Drops {
+				return nil
+			}
+			b.begin(unix.NFT_MSG_DELCHAIN, unix.NLM_F_NONREC, t.Family)
+			b.enc.String(unix.NFTA_CHAIN_TABLE, t.Name)
+			b.enc.String(unix.NFTA_CHAIN_NAME, ch.Name)
+			b.enc.End()
+		}
+		b.begin(unix.NFT_MSG_DELTABLE, unix.NLM_F_NONREC, t.Family)
+		b.enc.String(unix.NFTA_TABLE_NAME, t.Name)
+		b.enc.End()
+		if err := c.Commit(b); !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENOENT) {
+			return err
+		}
+		return nil
+	})
+}
+
 // IsUnsupported reports whether the kernel rejected something because it has no
 // such thing: no table, no expression, no module, no nf_tables.
 func IsUnsupported(err error) bool {

@@ -86,6 +86,8 @@ const (
 type Chain struct {
 	Name string
 	Hook *Hook
+	// Drops reports the policy of a base chain of another program; AddChain's is to accept.
+	Drops bool
 }
 
 // Rule is one rule.

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -156,7 +157,7 @@ func (m *Manager) Systemctl(args ...string) string {
 // Run runs a program in the manager's namespaces, which must succeed.
 func (m *Manager) Run(args ...string) string {
 	m.t.Helper()
-	out, err := m.enter(args...)
+	out, err := m.Command(nil, args...)
 	if err != nil {
 		m.t.Fatalf("%s: %v\n%s", strings.Join(args, " "), err, out)
 	}
@@ -164,12 +165,12 @@ func (m *Manager) Run(args ...string) string {
 }
 
 func (m *Manager) command(args ...string) (string, error) {
-	return m.enter(append([]string{"systemctl"}, args...)...)
+	return m.Command(nil, append([]string{"systemctl"}, args...)...)
 }
 
-// enter runs a program in the manager's PID namespace: without it the manager does not know
-// who asks.
-func (m *Manager) enter(args ...string) (string, error) {
+// Command runs a program in the manager's PID namespace, without which the manager does not
+// know who asks, and returns what it prints.
+func (m *Manager) Command(stdin io.Reader, args ...string) (string, error) {
 	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", m.parent, m.parent))
 	first, _, _ := strings.Cut(string(children), " ")
 	if err == nil && first == "" {
@@ -181,7 +182,7 @@ func (m *Manager) enter(args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(m.t.Context(), testbed.Patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"-t", first, "-p", "-m", "-C"}, args...)...)
-	cmd.WaitDelay = testbed.Patience
+	cmd.Stdin, cmd.WaitDelay = stdin, testbed.Patience
 	out, err := cmd.CombinedOutput()
 	return strings.TrimSpace(string(out)), err
 }

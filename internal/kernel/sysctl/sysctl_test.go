@@ -1,0 +1,75 @@
+package sysctl_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/kernel/sysctl"
+	"github.com/fairlead/fairlead/internal/testbed"
+)
+
+func TestMain(m *testing.M) { testbed.Main(m) }
+
+// values are all parameters of IP in this network namespace that may be written.
+func values(t *testing.T) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	err := filepath.WalkDir("/proc/sys/net", func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !sysctl.Writable(strings.TrimPrefix(path, "/proc/sys/")) {
+			return nil
+		}
+		if text, err := os.ReadFile(path); err == nil {
+			out[path] = string(text)
+		}
+		return nil
+	})
+	if err != nil || len(out) < 50 {
+		t.Fatalf("%d parameters, %v", len(out), err)
+	}
+	return out
+}
+
+// What was set comes back, with what the kernel has changed beside it; what another
+// program has changed since stays, and so does what no Set has changed.
+func TestRestore(t *testing.T) {
+	const forward, redirects, localnet = "net/ipv4/ip_forward", "net/ipv4/conf/all/accept_redirects", "net/ipv4/conf/all/route_localnet"
+	before := values(t)
+	for _, value := range []string{"1", "0", "1"} { // the first of all records counts
+		if err := sysctl.Set(forward, value, redirects, "net/ipv4/conf/all/forwarding", "net/ipv4/conf/default/forwarding",
+			"net/ipv4/conf/lo/forwarding"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := sysctl.Set(localnet, "1"); err != nil {
+		t.Fatal(err)
+	}
+	const foreign = "net/ipv4/conf/all/arp_ignore"
+	if err := sysctl.Set(foreign, "1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := sysctl.Write(foreign, "2"); err != nil { // an administrator
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := sysctl.Restore(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := sysctl.Value(foreign); got != "2" {
+		t.Errorf("%s is %s: what another program has set must stay", foreign, got)
+	}
+	if err := sysctl.Write(foreign, "0"); err != nil {
+		t.Fatal(err)
+	}
+	after := values(t)
+	for file, value := range before {
+		if after[file] != value {
+			t.Errorf("%s is %q, was %q", file, after[file], value)
+		}
+	}
+	if _, err := os.Stat("/run/fairlead"); !os.IsNotExist(err) {
+		t.Errorf("records are left: %v", err)
+	}
+}
