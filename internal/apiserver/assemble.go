@@ -29,6 +29,7 @@ import (
 	restclient "k8s.io/client-go/rest"
 	"k8s.io/component-base/compatibility"
 
+	"github.com/fairlead/fairlead/internal/apiserver/members"
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/registry/networking"
@@ -49,6 +50,7 @@ type assembly struct {
 	guard   *guard
 	quotas  *quotas
 	hooks   *hooks
+	members *members.API // nil for the only server
 }
 
 // assemble builds the generic server on store and installs all kinds.
@@ -109,14 +111,18 @@ func (s *Server) assemble(ctx context.Context, store *etcd) (*assembly, error) {
 		return nil, err
 	}
 	c.FlowControl = newFairness(shared, client, s.opts.MaxRequests+s.opts.MaxMutatingRequests)
-	keeper := &endpointKeeper{client: client, now: time.Now, log: s.log}
+	keeper := newEndpointKeeper(client, s.alone(), s.log)
 	if a := s.opts.AdvertiseAddress; a.IsValid() {
 		keeper.self = netip.AddrPortFrom(a, s.Port())
 	}
 	if err := s.addHooks(c, client, keeper, guard); err != nil {
 		return nil, err
 	}
-	custom, err := newCustomResources(*c, shared, back, hooks, len(s.opts.Etcd.Servers) == 0)
+	several, err := s.newMembers(c, store, guard, keeper)
+	if err != nil {
+		return nil, err
+	}
+	custom, err := newCustomResources(*c, shared, back, hooks, s.alone())
 	if err != nil {
 		return nil, err
 	}
@@ -130,7 +136,7 @@ func (s *Server) assemble(ctx context.Context, store *etcd) (*assembly, error) {
 	}
 	storage, err := registry.New(registry.Options{
 		RESTOptions: c.RESTOptionsGetter, ServiceCIDRs: s.opts.ServiceCIDRs, Taken: s.taken(), NodePorts: s.opts.NodePorts,
-		StrictLoadBalancers: s.opts.StrictLoadBalancers, Alone: len(s.opts.Etcd.Servers) == 0,
+		StrictLoadBalancers: s.opts.StrictLoadBalancers, Alone: s.alone(),
 		WriteTimeout: s.opts.ServiceWriteTimeout, RepairPeriod: s.opts.RepairPeriod,
 		AgentCredentials: s.creds.agentCertificate, Log: s.log, Security: guard.security(hooks.resolve),
 	})
@@ -147,7 +153,8 @@ func (s *Server) assemble(ctx context.Context, store *etcd) (*assembly, error) {
 	if store.space != nil {
 		generic.Handler.NonGoRestfulMux.Handle(StorePath, store.space)
 	}
-	return &assembly{generic, custom, storage, keeper, client, guard, counter, hooks}, custom.join(generic)
+	s.serveMembers(generic, several)
+	return &assembly{generic, custom, storage, keeper, client, guard, counter, hooks, several}, custom.join(generic)
 }
 
 // taken returns the ranges that a ServiceCIDR must not overlap, as nodes would drop the
@@ -208,7 +215,11 @@ func (s *Server) configureServing(c *genericapiserver.Config) error {
 	c.LongRunningFunc = genericfilters.BasicLongRunningRequestCheck(
 		sets.NewString("watch", "proxy"), sets.NewString("attach", "exec", "proxy", "log", "portforward"))
 	c.BuildHandlerChainFunc = func(h http.Handler, c *genericapiserver.Config) http.Handler {
-		return s.endStalled(genericapiserver.DefaultBuildHandlerChain(h, c), c)
+		h = s.endStalled(genericapiserver.DefaultBuildHandlerChain(h, c), c)
+		if s.joining != nil {
+			h = s.joining(h)
+		}
+		return h
 	}
 	c.AggregatedDiscoveryGroupManager = aggregated.NewResourceManager("apis")
 	namer := openapinamer.NewDefinitionNamer(scheme.Versioned(), extensionsserver.Scheme)

@@ -63,7 +63,7 @@ func Backup(ctx context.Context, path, file, release string, log *slog.Logger) (
 		return nil, err
 	}
 	defer dir.Close()
-	store, err := startEtcd(ctx, dir.file("etcd"), Options{EtcdQuota: anyQuota, Log: log})
+	store, err := startEtcd(ctx, dir.file("etcd"), Options{EtcdQuota: anyQuota, Log: log}, nil)
 	if err != nil {
 		return nil, err
 	}

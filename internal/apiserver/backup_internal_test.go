@@ -74,7 +74,7 @@ func TestNightlyBackups(t *testing.T) {
 		t.Fatal(err)
 	}
 	log := slog.New(slog.DiscardHandler)
-	store, err := startEtcd(t.Context(), dir.file("etcd"), Options{EtcdQuota: DefaultEtcdQuota, Log: log, UnsafeNoFsync: true})
+	store, err := startEtcd(t.Context(), dir.file("etcd"), Options{EtcdQuota: DefaultEtcdQuota, Log: log, UnsafeNoFsync: true}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,6 +23,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/fairlead/fairlead/internal/apiserver/join"
+	"github.com/fairlead/fairlead/internal/apiserver/members"
 	"github.com/fairlead/fairlead/internal/apiserver/pki"
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
 )
@@ -35,11 +36,16 @@ const (
 	authorityReminder = 12 * time.Hour
 )
 
+// peerLeaf is the file name, without extension, of the certificate with which the embedded etcds of
+// several servers know each other.
+const peerLeaf = "etcd-peer"
+
 // credentials are the certificates of a server and the files derived from them.
 type credentials struct {
 	dir    *dataDir
 	pki    *pki.Directory
 	server pki.Leaf
+	peer   *pki.Leaf // of the embedded etcd among several servers, nil for the only one
 	url    string
 	log    *slog.Logger
 	now    func() time.Time
@@ -68,6 +74,9 @@ func newCredentials(
 		dir: dir, pki: p, url: url, now: now, log: log, serving: &servingCert{},
 		server: pki.Leaf{Name: "server", CommonName: userServer, DNSNames: names.dns, IPs: names.ips},
 	}
+	if names.peer {
+		c.peer = &pki.Leaf{Name: peerLeaf, CommonName: userServer, DNSNames: []string{members.PeerName}, Peer: true}
+	}
 	return c, c.refresh()
 }
 
@@ -95,6 +104,10 @@ func (c *credentials) refresh() error {
 	}
 	if node != "" {
 		_, err := c.pki.Ensure(nodeLeaf(node))
+		errs = append(errs, err)
+	}
+	if c.peer != nil { // etcd reads the files for every connection
+		_, err := c.pki.Ensure(*c.peer)
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
@@ -234,6 +247,8 @@ func (c *credentials) token() (join.Token, error) {
 type serverNames struct {
 	dns []string
 	ips []net.IP
+	// peer is set for one of several servers with embedded etcds.
+	peer bool
 }
 
 func namesFor(o Options) serverNames {

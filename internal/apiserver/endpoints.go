@@ -5,9 +5,11 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -22,10 +24,13 @@ import (
 )
 
 // Every server has a Lease; one that has not renewed it for serverLease is removed
-// from the endpoints of default/kubernetes.
+// from the endpoints of default/kubernetes. Several servers renew more often than one
+// that is alone, whose Lease nobody waits for.
 const (
 	serverLease  = 15 * time.Second
 	serverRenew  = 5 * time.Second
+	severalLease = 5 * time.Second
+	severalRenew = time.Second
 	leaveTimeout = 5 * time.Second
 
 	// serverLabel marks the Leases of servers, endpointAnnotation holds the address
@@ -47,8 +52,21 @@ type endpointKeeper struct {
 	// self is where this server is reached; invalid for a server that cannot be
 	// reached by others, which keeps the endpoints all the same.
 	self netip.AddrPort
-	now  func() time.Time
-	log  *slog.Logger
+	// lease is how long the Lease of this server is valid, and renewal the time between two.
+	lease, renewal time.Duration
+	now            func() time.Time
+	log            *slog.Logger
+
+	mu   sync.Mutex // guards what follows
+	seen sightings
+}
+
+func newEndpointKeeper(client kubernetes.Interface, alone bool, log *slog.Logger) *endpointKeeper {
+	k := &endpointKeeper{client: client, lease: severalLease, renewal: severalRenew, now: time.Now, log: log, seen: sightings{}}
+	if alone {
+		k.lease, k.renewal = serverLease, serverRenew
+	}
+	return k
 }
 
 // join renews this server's Lease and brings the endpoints up to date.
@@ -62,10 +80,10 @@ func (k *endpointKeeper) join(ctx context.Context) error {
 // run renews the Lease and the endpoints until ctx is done.
 func (k *endpointKeeper) run(ctx context.Context) {
 	// The first renewal is join's.
-	_ = wait.PollUntilContextCancel(ctx, serverRenew, false, func(ctx context.Context) (bool, error) {
+	_ = wait.PollUntilContextCancel(ctx, k.renewal, false, func(ctx context.Context) (bool, error) {
 		step, cancel := context.WithTimeout(ctx, serverRenew)
 		if err := k.join(step); err != nil && ctx.Err() == nil {
-			k.log.Warn("cannot update the endpoints of default/kubernetes; retrying", "err", err, "after", serverRenew)
+			k.log.Warn("cannot update the endpoints of default/kubernetes; retrying", "err", err, "after", k.renewal)
 		}
 		cancel()
 		return false, nil
@@ -79,7 +97,12 @@ func (k *endpointKeeper) leave() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
 	defer cancel()
-	if err := k.leases().Delete(ctx, leaseName(k.self), metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+	return k.remove(ctx, k.self)
+}
+
+// remove removes a server from the endpoints; one that runs comes back when it renews its Lease.
+func (k *endpointKeeper) remove(ctx context.Context, server netip.AddrPort) error {
+	if err := k.leases().Delete(ctx, leaseName(server), metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
 	return k.reconcile(ctx)
@@ -119,7 +142,7 @@ func (k *endpointKeeper) renew(ctx context.Context) error {
 	metav1.SetMetaDataLabel(&l.ObjectMeta, serverLabel, "true")
 	metav1.SetMetaDataAnnotation(&l.ObjectMeta, endpointAnnotation, k.self.String())
 	l.Spec.HolderIdentity = ptr.To(k.self.String())
-	l.Spec.LeaseDurationSeconds = ptr.To(int32(serverLease / time.Second))
+	l.Spec.LeaseDurationSeconds = ptr.To(int32(k.lease / time.Second))
 	l.Spec.RenewTime = &now
 	if missing {
 		_, err = k.leases().Create(ctx, l, metav1.CreateOptions{})
@@ -135,7 +158,9 @@ func (k *endpointKeeper) reconcile(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	running := runningServers(list.Items, k.now())
+	k.mu.Lock()
+	running := runningServers(list.Items, k.seen, k.now())
+	k.mu.Unlock()
 	if err := k.putEndpoints(ctx, running); err != nil {
 		return fmt.Errorf("cannot write Endpoints: %w", err)
 	}
@@ -148,7 +173,7 @@ func (k *endpointKeeper) reconcile(ctx context.Context) error {
 // runningServers returns the addresses whose Leases have not expired, in order. A Lease
 // counts by the name that its server gives it and for no longer than a server takes it:
 // others than servers may write some of the Leases beside.
-func runningServers(leases []coordinationv1.Lease, now time.Time) []netip.AddrPort {
+func runningServers(leases []coordinationv1.Lease, seen sightings, now time.Time) []netip.AddrPort {
 	var out []netip.AddrPort
 	for i := range leases {
 		l := &leases[i]
@@ -156,13 +181,38 @@ func runningServers(leases []coordinationv1.Lease, now time.Time) []netip.AddrPo
 		if err != nil || l.Name != leaseName(at) || !mayBeEndpoint(at) || l.Spec.RenewTime == nil || l.Spec.LeaseDurationSeconds == nil {
 			continue
 		}
-		age, term := now.Sub(l.Spec.RenewTime.Time), time.Duration(*l.Spec.LeaseDurationSeconds)*time.Second
-		if age >= -serverLease && age < min(term, serverLease) {
+		term := time.Duration(*l.Spec.LeaseDurationSeconds) * time.Second
+		if seen.age(l.Name, l.Spec.RenewTime.Time, now) < min(term, serverLease) {
 			out = append(out, at)
 		}
 	}
+	maps.DeleteFunc(seen, func(name string, _ sighting) bool {
+		return !slices.ContainsFunc(leases, func(l coordinationv1.Lease) bool { return l.Name == name })
+	})
 	slices.SortFunc(out, netip.AddrPort.Compare)
 	return slices.Compact(out)
+}
+
+// sightings are the renewals that a server has seen of Leases, by name: what counts is its own clock,
+// as those of machines differ by seconds.
+type sightings map[string]sighting
+
+type sighting struct{ renewed, at time.Time }
+
+// age returns the time since the renewal of a Lease was seen first. Of one that is new here only its
+// own time is known; a server whose clock is off by more than serverLease is not taken to run until
+// it renews again.
+func (s sightings) age(name string, renewed, now time.Time) time.Duration {
+	last, known := s[name]
+	if known && last.renewed.Equal(renewed) {
+		return now.Sub(last.at)
+	}
+	at := now
+	if since := now.Sub(renewed); !known && (since >= serverLease || since < -serverLease) {
+		at = now.Add(-serverLease)
+	}
+	s[name] = sighting{renewed, at}
+	return now.Sub(at)
 }
 
 // mayBeEndpoint reports whether the API accepts an address in Endpoints: an invalid one

@@ -33,10 +33,43 @@ func TestRunningServers(t *testing.T) {
 		lease("192.0.2.1:6443", time.Second), lease("nonsense", 0), {}, named, long, lease("192.0.2.6:6443", -time.Hour),
 		lease("127.0.0.1:1", 0), lease("[::1]:1", 0), lease("0.0.0.0:1", 0), lease("169.254.0.1:1", 0), lease("[fe80::1%eth0]:1", 0),
 		lease("224.0.0.1:1", 0), lease("[::ffff:192.0.2.7]:1", 0), lease("192.0.2.8:0", 0),
-	}, now)
+	}, sightings{}, now)
 	if want := []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:6443"), netip.MustParseAddrPort("192.0.2.2:6443")}; !cmp.Equal(got, want,
 		cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })) {
 		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+// A server runs while others see it renew its Lease, whatever its clock says.
+func TestRunningServersByOwnClock(t *testing.T) {
+	t.Parallel()
+	now, at := time.Now(), netip.MustParseAddrPort("192.0.2.1:6443")
+	seen := sightings{}
+	runs := func(renewed time.Time) bool {
+		l := coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Name: leaseName(at), Annotations: map[string]string{endpointAnnotation: at.String()}},
+			Spec:       coordinationv1.LeaseSpec{RenewTime: ptr.To(metav1.NewMicroTime(renewed)), LeaseDurationSeconds: ptr.To(int32(5))},
+		}
+		return len(runningServers([]coordinationv1.Lease{l}, seen, now)) == 1
+	}
+	wrong := now.Add(-time.Hour) // its clock is an hour behind
+	for _, step := range []struct {
+		pass    time.Duration
+		renewed bool
+		want    bool
+	}{
+		{0, false, false}, {time.Second, true, true}, {4 * time.Second, true, true}, {4 * time.Second, false, true}, {time.Second, false, false},
+	} {
+		now = now.Add(step.pass)
+		if step.renewed {
+			wrong = wrong.Add(time.Second)
+		}
+		if got := runs(wrong); got != step.want {
+			t.Errorf("%+v: runs %v", step, got)
+		}
+	}
+	if runningServers(nil, seen, now); len(seen) > 0 {
+		t.Errorf("what is gone is kept: %v", seen)
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"google.golang.org/grpc"
@@ -40,11 +41,13 @@ type etcd struct {
 	failed <-chan error
 	// space keeps the embedded etcd below its quota; nil for an external one.
 	space *space
+	// server is the embedded etcd; nil for an external one.
+	server *etcdserver.EtcdServer
 }
 
-// startEtcd starts the embedded etcd in dir. It listens on a unix socket in
-// dir alone, which only this user can enter.
-func startEtcd(ctx context.Context, dir string, o Options) (*etcd, error) {
+// startEtcd starts the embedded etcd in dir. For clients it listens on a unix socket
+// in dir alone, which only this user can enter. p is nil for the only server.
+func startEtcd(ctx context.Context, dir string, o Options, p *peering) (*etcd, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -58,27 +61,27 @@ func startEtcd(ctx context.Context, dir string, o Options) (*etcd, error) {
 		return nil, err
 	}
 	failures := etcdFailures{dir, make(chan error, 1)}
-	e, err := failures.start(etcdConfig(dir, socket, o, failures))
+	config := etcdConfig(dir, socket, o, failures)
+	if p != nil {
+		err = p.configure(config)
+	}
+	var e *embed.Etcd
+	if err == nil {
+		e, err = failures.start(config)
+	}
 	if err != nil {
 		release()
 		return nil, err
 	}
 	stop := func() { failures.stop(e); release() }
-	select {
-	case <-e.Server.ReadyNotify():
-	case err := <-e.Err():
+	if p != nil {
+		err = p.await(ctx, e, failures)
+	} else {
+		err = failures.await(ctx, e)
+	}
+	if err != nil {
 		stop()
-		return nil, failures.explain(err)
-	case err := <-failures.ch:
-		failures.report(err) // for stop
-		stop()
-		return nil, failures.explain(err)
-	case <-ctx.Done():
-		stop()
-		return nil, ctx.Err()
-	case <-time.After(etcdStartTimeout):
-		stop()
-		return nil, fmt.Errorf("the embedded etcd in %s was not ready after %s: is the disk very slow?", dir, etcdStartTimeout)
+		return nil, err
 	}
 	// A store that is full must have room before the first write.
 	keep := newSpace(e.Server, dir, o.EtcdQuota, o.Log)
@@ -98,6 +101,10 @@ func startEtcd(ctx context.Context, dir string, o Options) (*etcd, error) {
 		case err := <-failures.ch:
 			failures.report(err) // for stop
 			failed <- failures.explain(err)
+		case <-e.Server.StopNotify():
+			if p != nil && loop.Err() == nil { // not by stop
+				failed <- p.ended(failures)
+			}
 		case <-loop.Done():
 		}
 	}()
@@ -110,7 +117,7 @@ func startEtcd(ctx context.Context, dir string, o Options) (*etcd, error) {
 		}
 		stop()
 	}
-	return &etcd{endpoints: []string{"unix://" + socket}, stop: end, failed: failed, space: keep}, nil
+	return &etcd{endpoints: []string{"unix://" + socket}, stop: end, failed: failed, space: keep, server: e.Server}, nil
 }
 
 func etcdConfig(dir, socket string, o Options, f etcdFailures) *embed.Config {
@@ -123,6 +130,7 @@ func etcdConfig(dir, socket string, o Options, f etcdFailures) *embed.Config {
 	// registered under is never dialled.
 	c.ListenPeerUrls = nil
 	c.InitialCluster = c.InitialClusterFromName(c.Name)
+	c.InitialClusterToken = newClusterToken()
 	// The start waits for an election, which can be short: without peers no tick
 	// crosses a network.
 	c.TickMs, c.ElectionMs = 20, 100

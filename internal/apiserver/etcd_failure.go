@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -78,6 +79,23 @@ func (f etcdFailures) start(c *embed.Config) (*embed.Etcd, error) {
 			return nil, full
 		}
 		return nil, damaged(f.dir, err)
+	}
+}
+
+// await waits until the only etcd is ready.
+func (f etcdFailures) await(ctx context.Context, e *embed.Etcd) error {
+	select {
+	case <-e.Server.ReadyNotify():
+		return nil
+	case err := <-e.Err():
+		return f.explain(err)
+	case err := <-f.ch:
+		f.report(err) // for stop
+		return f.explain(err)
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(etcdStartTimeout):
+		return fmt.Errorf("the embedded etcd in %s was not ready after %s: is the disk very slow?", f.dir, etcdStartTimeout)
 	}
 }
 

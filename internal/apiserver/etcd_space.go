@@ -12,6 +12,7 @@ import (
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/server/v3/etcdserver"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/membership"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -171,7 +172,7 @@ func (s *space) step(ctx context.Context) error {
 	// is copied, so it must pay.
 	free := size - inUse
 	pays := free > s.quota/4 && size > s.quota/2 || (alarm || size > s.quota) && free > s.quota/16
-	if pays && diskFree > uint64(inUse)+diskNeed {
+	if pays && diskFree > uint64(inUse)+diskNeed && s.myTurn(time.Now()) {
 		if err := s.server.Defragment(); err != nil {
 			return fmt.Errorf("cannot defragment: %w", err)
 		}
@@ -181,10 +182,26 @@ func (s *space) step(ctx context.Context) error {
 		size = now
 	}
 	s.measure(size, inUse)
-	if alarm && size < hardQuota(s.quota) {
+	if size < hardQuota(s.quota) && s.noSpaceHere() {
 		return s.disarm(ctx)
 	}
 	return nil
+}
+
+// turn is the time in which one of several members may defragment, which stops its requests.
+const turn = time.Minute
+
+// myTurn reports whether this member may defragment now: alone always, among several in the minute
+// that is its own. No agreement is needed, which the members of a full store could not write.
+func (s *space) myTurn(now time.Time) bool {
+	all := s.server.Cluster().Members() // by their IDs
+	i := slices.IndexFunc(all, func(m *membership.Member) bool { return m.ID == s.server.MemberID() })
+	return hasTurn(now, max(i, 0), len(all))
+}
+
+// hasTurn reports whether it is the turn of the member number i of n.
+func hasTurn(now time.Time, i, n int) bool {
+	return n <= 1 || now.Unix()/int64(turn/time.Second)%int64(n) == int64(i)
 }
 
 // makeRoom compacts, more than once if the store would count as full after that: what
@@ -206,7 +223,8 @@ func (s *space) makeRoom(ctx context.Context) error {
 // a list in pages begins again, as after every compaction.
 func (s *space) compact(ctx context.Context) error {
 	s.compacted = time.Now()
-	if rev := s.server.KV().Rev(); rev != s.revision {
+	// Among several members what the leader compacts all do.
+	if rev := s.server.KV().Rev(); rev != s.revision && s.server.Leader() == s.server.MemberID() {
 		_, err := s.server.Compact(ctx, &etcdserverpb.CompactionRequest{Revision: rev, Physical: true})
 		if err != nil && err.Error() != errCompacted {
 			return fmt.Errorf("cannot compact: %w", err)
@@ -248,6 +266,13 @@ const errCompacted = "mvcc: required revision has been compacted"
 
 func (s *space) noSpace() bool {
 	return slices.ContainsFunc(s.server.Alarms(), func(a *etcdserverpb.AlarmMember) bool { return a.Alarm == etcdserverpb.AlarmType_NOSPACE })
+}
+
+// noSpaceHere reports whether it is this member that has raised the alarm; others lift their own.
+func (s *space) noSpaceHere() bool {
+	return slices.ContainsFunc(s.server.Alarms(), func(a *etcdserverpb.AlarmMember) bool {
+		return a.Alarm == etcdserverpb.AlarmType_NOSPACE && a.MemberID == uint64(s.server.MemberID())
+	})
 }
 
 // disarm lifts the alarm, without which etcd accepts no write.

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/fairlead/fairlead/internal/apiserver/members"
 	"github.com/fairlead/fairlead/internal/apiserver/pki"
 	"github.com/fairlead/fairlead/internal/registry/service"
 	"github.com/fairlead/fairlead/internal/registry/service/allocator"
@@ -85,6 +86,18 @@ type Options struct {
 	// Auth configures authentication, the audit log and encryption at rest.
 	Auth AuthOptions
 
+	// ClusterInit makes the embedded etcd the first member of several, which others join. It is
+	// without effect on a server that is one of several already.
+	ClusterInit bool
+	// Join leads to the cluster that this server joins at its first start, after the function Join.
+	Join JoinOptions
+	// ServerName is the name of a server among several; default the host's name. It stays what
+	// it was at the first start.
+	ServerName string
+	// EtcdPeerPort is the TCP port at AdvertiseAddress where the etcds of other servers reach this
+	// one's; default DefaultEtcdPeerPort.
+	EtcdPeerPort uint16
+
 	// Etcd names an etcd cluster to use in place of the embedded one.
 	Etcd ExternalEtcd
 	// EtcdQuota is the size in bytes at which the embedded etcd counts as full and
@@ -131,8 +144,10 @@ const Version = "v1.36.0+fairlead"
 
 // Defaults of Options.
 const (
-	DefaultPort       = 6443
-	defaultEtcdPrefix = "/registry"
+	DefaultPort = 6443
+	// DefaultEtcdPeerPort is etcd's own.
+	DefaultEtcdPeerPort = 2380
+	defaultEtcdPrefix   = "/registry"
 
 	DefaultServiceWriteTimeout = service.DefaultWriteTimeout
 	DefaultRepairPeriod        = allocator.DefaultRepairPeriod
@@ -192,6 +207,14 @@ func (o *Options) complete() error {
 	}
 	if o.EtcdQuota < MinEtcdQuota {
 		return fmt.Errorf("--etcd-quota-bytes %d is too small: give at least %d", o.EtcdQuota, int64(MinEtcdQuota))
+	}
+	if o.EtcdPeerPort == 0 {
+		o.EtcdPeerPort = DefaultEtcdPeerPort
+	}
+	if o.ServerName != "" {
+		if err := members.CheckName(o.ServerName); err != nil {
+			return err
+		}
 	}
 	if e := o.Etcd; (e.CertFile == "") != (e.KeyFile == "") {
 		return errors.New("--etcd-certfile and --etcd-keyfile belong together: give both or none")

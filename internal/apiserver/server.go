@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net/http"
 	"net/netip"
 	"sync"
 	"time"
@@ -28,7 +29,9 @@ type Server struct {
 	dir      *dataDir
 	listener *multiListener
 	creds    *credentials
-	token    join.Token // set for good when the server is ready
+	peering  *peering                        // nil for the only server
+	token    join.Token                      // set for good when the server is ready
+	joining  func(http.Handler) http.Handler // answers servers that join; nil for the only server
 	loopback *rest.Config
 	ready    chan struct{}
 	close    sync.Once
@@ -64,7 +67,12 @@ func (s *Server) prepare(now func() time.Time) (err error) {
 	if !s.opts.AdvertiseAddress.IsValid() {
 		s.opts.AdvertiseAddress = chooseAdvertise(s.opts.BindAddresses)
 	}
-	if s.creds, err = newCredentials(s.dir, namesFor(s.opts), s.URL(), s.opts.CertificateLife, now, s.log); err != nil {
+	if s.peering, err = s.loadPeering(); err != nil {
+		return err
+	}
+	names := namesFor(s.opts)
+	names.peer = s.peering != nil
+	if s.creds, err = newCredentials(s.dir, names, s.URL(), s.opts.CertificateLife, now, s.log); err != nil {
 		return err
 	}
 	if s.token, err = s.creds.token(); err != nil {
@@ -161,6 +169,10 @@ func (s *Server) Run(ctx context.Context) error {
 	wg.Go(func() { a.guard.run(ctx) })
 	wg.Go(func() { a.quotas.run(ctx) })
 	wg.Go(func() { a.hooks.run(ctx) })
+	if a.members != nil {
+		defer a.members.Close()
+		wg.Go(func() { a.members.Settle(ctx) })
+	}
 	if store.failed != nil { // the embedded one
 		n := nightly{s.dir.path, s.opts.Release, s.opts.BackupKeep, store.endpoints, s.log, time.Now()}
 		wg.Go(func() { n.run(ctx) })
@@ -195,8 +207,16 @@ func (s *Server) openStore(ctx context.Context) (*etcd, error) {
 	if len(s.opts.Etcd.Servers) > 0 {
 		return reachEtcd(ctx, s.opts.Etcd)
 	}
-	return startEtcd(ctx, s.dir.file("etcd"), s.opts)
+	if s.peering != nil {
+		if err := s.becomeMember(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return startEtcd(ctx, s.dir.file("etcd"), s.opts, s.peering)
 }
+
+// alone reports whether no other server writes to the store.
+func (s *Server) alone() bool { return len(s.opts.Etcd.Servers) == 0 && s.peering == nil }
 
 // awaitReady closes ready when /readyz answers 200.
 func (s *Server) awaitReady(ctx context.Context) {

@@ -111,6 +111,9 @@ var ordinaryErrors = []struct {
 	// k8s.io/client-go, tools/cache/reflector.go: a server or an agent ends, and with it its
 	// watches.
 	{message: "Failed to watch", err: regexp.MustCompile(`context canceled$`)},
+	// k8s.io/apiserver, storage/etcd3/watcher.go: each watch of the store, hundreds of them, while
+	// several servers choose a leader, which they log themselves.
+	{message: "watch chan error: etcdserver: no leader"},
 	// k8s.io/apiserver, server/filters/wrap.go and timeout.go: a client has interrupted a
 	// request, or it took longer than a minute, which the client is sent as 504. Both are
 	// counted: apiserver_request_aborts_total, apiserver_request_terminations_total.

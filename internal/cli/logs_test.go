@@ -53,6 +53,8 @@ func TestLibraryErrors(t *testing.T) {
 		"programming error":   {func() { notStatus(errors.New("no such column")) }, false},
 		"watch at the end":    {func() { runtime.HandleErrorWithContext(ctx, watchCanceled, "Failed to watch", "type", "*v1.Node") }, true},
 		"broken watch":        {func() { runtime.HandleErrorWithContext(ctx, reset, "Failed to watch", "type", "*v1.Node") }, false},
+		"no leader for now":   {func() { klog.Errorf("watch chan error: %v", errors.New("etcdserver: no leader")) }, true},
+		"other watch error":   {func() { klog.Errorf("watch chan error: %v", errors.New("etcdserver: corrupt cluster")) }, false},
 		"any other error":     {func() { klog.Background().Error(reset, "cannot listen") }, false},
 		"canceled after":      {func() { finish("context canceled", false) }, true},
 		"time out after":      {func() { finish("context deadline exceeded", false) }, false},

@@ -115,14 +115,20 @@ func newServer(g *global) *cobra.Command {
 	f := &serverFlags{}
 	var controllers controller.Options
 	var lb lbFlags
+	var several severalFlags
 	cmd := &cobra.Command{
 		Use:   "server",
 		Short: "Run the API server and the controllers",
 		Long: `Run the API server and the controllers on an etcd of their own, or on an etcd
 cluster. At the first start certificates and an administrator's kubeconfig are
-made in the data directory; certificates that are there already are used.`,
+made in the data directory; certificates that are there already are used.
+With --cluster-init and --join several servers have one cluster, in which any of three may
+fail; once one has joined it goes on as one of them whatever the flags.`,
 		Example: `  fairlead server
   fairlead server --bind-address 127.0.0.1,192.0.2.10 --data-dir /srv/fairlead
+  fairlead server --bind-address 127.0.0.1,192.0.2.10 --cluster-init
+  fairlead token create --server > server-token
+  fairlead server --bind-address 127.0.0.1,192.0.2.11 --join https://192.0.2.10:6443 --token-file server-token
   fairlead server --audit-policy-file audit.yaml --audit-log-path /var/log/fairlead-audit.log
   fairlead server --oidc-issuer-url https://login.example.com --oidc-client-id fairlead --oidc-groups-claim groups
   fairlead server --etcd-servers https://192.0.2.1:2379 --etcd-cafile ca.crt --etcd-certfile c.crt --etcd-keyfile c.key`,
@@ -136,25 +142,32 @@ made in the data directory; certificates that are there already are used.`,
 			}
 			return lb.check(f.networkFlags)
 		},
-		RunE: func(cmd *cobra.Command, _ []string) error { return g.serve(cmd.Context(), f, &lb, controllers) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return g.serve(cmd.Context(), f, &several, &lb, controllers)
+		},
 	}
 	f.add(cmd)
+	several.add(cmd, &f.Options)
 	lb.add(cmd)
 	f.binds = addrsValue{netip.AddrFrom4([4]byte{127, 0, 0, 1})}
 	addClusterDomain(cmd, &f.Domains)
 	cmd.Flags().Var(&f.binds, "bind-address", "addresses to listen on")
 	addControllerNames(cmd, &controllers.Controllers)
 	addPeerVerdicts(cmd, &controllers)
+	cmd.AddCommand(newServerMembers(g), newServerRemove(g))
 	return cmd
 }
 
 // serve runs a server with its controllers until ctx ends.
-func (g *global) serve(ctx context.Context, f *serverFlags, lb *lbFlags, controllers controller.Options) error {
+func (g *global) serve(ctx context.Context, f *serverFlags, several *severalFlags, lb *lbFlags, controllers controller.Options) error {
 	log, err := g.logger()
 	if err != nil {
 		return err
 	}
 	f.Log = log
+	if err := several.join(ctx, &f.Options); err != nil {
+		return err
+	}
 	controllers.ClusterCIDRs, controllers.Health = f.podCIDRs, addControllersCheck(&f.Options)
 	controllers.UnreachableToleration = f.unreachable
 	server, err := apiserver.New(f.Options)

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/apiserver/join"
+	"github.com/fairlead/fairlead/internal/apiserver/members"
 )
 
 // tokenEnv is the variable of an agent's join token.
@@ -48,11 +49,16 @@ func (f joinFlags) read() (string, error) {
 func newToken(g *global) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "token",
-		Short: "List, create and revoke the join tokens of nodes",
+		Short: "List, create and revoke the join tokens of nodes and servers",
 		Long: `List, create and revoke the tokens with which machines join as nodes. A token is
 needed for a machine's first start alone; an agent that has joined keeps a certificate,
-and renews it. Each is a Secret bootstrap-token-ID in kube-system.`,
+and renews it. Each is a Secret bootstrap-token-ID in kube-system.
+
+Tokens of --server are for further servers ('fairlead server --join'). Whoever has one gets
+the keys of the cluster: they are valid for an hour and for one server unless other is asked
+for, only administrators make them, and no Secret shows them.`,
 		Example: `  fairlead token create > node-token
+  fairlead token create --server > server-token
   fairlead token create --ttl 1h --description rack-7
   fairlead token list
   fairlead token revoke k3v9qz`,
@@ -67,14 +73,32 @@ func newTokenCreate(g *global) *cobra.Command {
 	var f clientFlags
 	var life time.Duration
 	var description string
+	var server, reusable bool
 	cmd := &cobra.Command{
 		Use: "create", Short: "Create a join token and print it", Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if life < 0 {
 				return usagef("--ttl is %s: want a time such as 24h, or 0 for a token without an end", life)
 			}
+			if reusable && !server {
+				return usagef("--reusable is for --server: the token of a node is for any number of nodes")
+			}
 			cfg, _, err := f.load()
 			if err != nil {
+				return err
+			}
+			if server {
+				if !cmd.Flags().Changed("ttl") {
+					life = members.DefaultTokenLife
+				}
+				if life == 0 {
+					return usagef("--ttl 0: the token of a server needs an end")
+				}
+				text, err := members.CreateToken(cmd.Context(), cfg,
+					members.Token{End: time.Now().Add(life), Description: description, Reusable: reusable})
+				if err == nil {
+					_, err = fmt.Fprintln(g.out, text)
+				}
 				return err
 			}
 			data := cfg.CAData
@@ -109,7 +133,9 @@ func newTokenCreate(g *global) *cobra.Command {
 		},
 	}
 	f.add(cmd)
-	cmd.Flags().DurationVar(&life, "ttl", join.DefaultLife, "how long the token is valid; 0 for ever")
+	cmd.Flags().DurationVar(&life, "ttl", join.DefaultLife, "how long the token is valid, 0 for ever; with --server 1h unless given")
+	cmd.Flags().BoolVar(&server, "server", false, "create the token of a server in place of one of nodes")
+	cmd.Flags().BoolVar(&reusable, "reusable", false, "with --server: let any number of servers join with the token")
 	cmd.Flags().StringVar(&description, "description", "", "what the token is for, shown by 'fairlead token list'")
 	return cmd
 }
@@ -119,7 +145,11 @@ func newTokenList(g *global) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "list", Short: "List the join tokens, without their secrets", Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			client, _, err := f.client()
+			cfg, _, err := f.load()
+			if err != nil {
+				return err
+			}
+			client, err := kubernetes.NewForConfig(cfg)
 			if err != nil {
 				return err
 			}
@@ -129,20 +159,27 @@ func newTokenList(g *global) *cobra.Command {
 				return err
 			}
 			w := tabwriter.NewWriter(g.out, 0, 0, 3, ' ', 0)
-			fmt.Fprintln(w, "ID\tENDS\tDESCRIPTION")
+			fmt.Fprintln(w, "ID\tFOR\tENDS\tDESCRIPTION")
 			for i := range all.Items {
 				l, err := join.List(&all.Items[i])
 				if err != nil {
 					continue
 				}
-				ends := "never"
+				fmt.Fprintf(w, "%s\tnodes\t%s\t%s\n", l.ID, tokenEnd(l), l.Description)
+			}
+			servers, err := members.Tokens(cmd.Context(), cfg)
+			if err != nil && !members.IsOnly(err) {
+				return err
+			}
+			for _, t := range servers {
+				kind := "a server"
 				switch {
-				case l.Expired(time.Now()):
-					ends = "expired"
-				case !l.End.IsZero():
-					ends = l.End.Format(time.RFC3339)
+				case t.Reusable:
+					kind = "servers"
+				case t.UsedBy != "":
+					kind = t.UsedBy
 				}
-				fmt.Fprintf(w, "%s\t%s\t%s\n", l.ID, ends, l.Description)
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", t.ID, kind, tokenEnd(join.Listed{End: t.End}), t.Description)
 			}
 			return w.Flush()
 		},
@@ -151,10 +188,21 @@ func newTokenList(g *global) *cobra.Command {
 	return cmd
 }
 
+// tokenEnd says when a token ends.
+func tokenEnd(l join.Listed) string {
+	switch {
+	case l.Expired(time.Now()):
+		return "expired"
+	case l.End.IsZero():
+		return "never"
+	}
+	return l.End.Format(time.RFC3339)
+}
+
 func newTokenRevoke(g *global) *cobra.Command {
 	var f clientFlags
 	cmd := &cobra.Command{
-		Use: "revoke ID...", Short: "Revoke join tokens; nodes that have joined stay",
+		Use: "revoke ID...", Short: "Revoke join tokens; nodes and servers that have joined stay",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return usagef("which token? give an ID of 'fairlead token list'")
@@ -162,13 +210,20 @@ func newTokenRevoke(g *global) *cobra.Command {
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			client, _, err := f.client()
+			cfg, _, err := f.load()
+			if err != nil {
+				return err
+			}
+			client, err := kubernetes.NewForConfig(cfg)
 			if err != nil {
 				return err
 			}
 			for _, id := range args {
 				err := client.CoreV1().Secrets(join.SecretNamespace).Delete(cmd.Context(), join.SecretName(id), metav1.DeleteOptions{})
 				if apierrors.IsNotFound(err) {
+					err = members.RevokeToken(cmd.Context(), cfg, id)
+				}
+				if apierrors.IsNotFound(err) || members.IsOnly(err) {
 					return fmt.Errorf("there is no token %s: see 'fairlead token list'", id)
 				}
 				if err != nil {

@@ -44,7 +44,7 @@ const (
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	process.Main(m.Run, "fairlead")
+	process.Main(func() int { return testbed.Run(m) }, "fairlead")
 }
 
 // TestServersThatAreKilled: behaviours 65, 86, 161 to 163. Every write that any of

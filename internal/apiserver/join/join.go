@@ -3,7 +3,8 @@
 // The text form of a join token is "fairlead1.HASH.ID.SECRET": HASH is the SHA-256 of
 // the certificate of the cluster's authority (DER, in hex), by which the node
 // authenticates the server without any file of it, and SECRET authenticates the node
-// to the server, which knows it by ID.
+// to the server, which knows it by ID. That of a server, with which a machine becomes
+// another server of the cluster, begins with "fairlead-server1".
 package join
 
 import (
@@ -25,7 +26,11 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver/pki"
 )
 
-const prefix = "fairlead1"
+// The first part of a token.
+const (
+	prefix       = "fairlead1"
+	serverPrefix = "fairlead-server1"
+)
 
 // timeout bounds the one connection that fetches the authority.
 const timeout = 10 * time.Second
@@ -33,8 +38,10 @@ const timeout = 10 * time.Second
 // Token is a parsed token.
 type Token struct {
 	// Hash is the SHA-256 of the authority's certificate in hex, ID and Secret are
-	// random: 6 and 16 of the letters a to z and 2 to 7.
+	// random: 6 and 16 of the letters a to z and 2 to 7; the secret of a server has 26.
 	Hash, ID, Secret string
+	// Server is set for the token of a server, which is worth the whole cluster.
+	Server bool
 }
 
 // New returns a new token for the cluster of the authority ca.
@@ -43,27 +50,62 @@ func New(ca *x509.Certificate) Token {
 	return Token{Hash: pki.Hash(ca), ID: random[:idLen], Secret: random[idLen : idLen+secretLen]}
 }
 
-// Lengths of the parts of a token, those of a bootstrap token. The secret has 80 bits.
+// NewServer returns a new token for further servers of the cluster of the authority ca.
+func NewServer(ca *x509.Certificate) Token {
+	return Token{Hash: pki.Hash(ca), ID: strings.ToLower(rand.Text())[:idLen], Secret: strings.ToLower(rand.Text()), Server: true}
+}
+
+// Lengths of the parts of a token, those of a bootstrap token. The secret has 80 bits, that of a
+// server 130.
 const (
-	idLen     = 6
-	secretLen = 16
+	idLen           = 6
+	secretLen       = 16
+	serverSecretLen = 26
 )
 
 // String returns the text form. It is a secret: do not log it.
-func (t Token) String() string { return prefix + "." + t.Hash + "." + t.ID + "." + t.Secret }
+func (t Token) String() string {
+	first := prefix
+	if t.Server {
+		first = serverPrefix
+	}
+	return first + "." + t.Hash + "." + t.ID + "." + t.Secret
+}
 
 // ErrOldForm is the error of Parse for a token without an end, of earlier releases.
 var ErrOldForm = errors.New("this join token is of an earlier release and no longer valid: make one with 'fairlead token create'")
 
-// Parse reads the text form.
+// Parse reads the text form of a node's token.
 func Parse(s string) (Token, error) {
 	parts := strings.Split(strings.TrimSpace(s), ".")
-	if len(parts) == 3 && parts[0] == prefix {
+	switch {
+	case len(parts) == 3 && parts[0] == prefix:
 		return Token{}, ErrOldForm
-	}
-	if len(parts) != 4 || parts[0] != prefix || len(parts[2]) != idLen || len(parts[3]) != secretLen {
+	case parts[0] == serverPrefix:
+		return Token{}, errors.New("this is the token of a server: nodes join with one of 'fairlead token create', without --server")
+	case len(parts) != 4 || parts[0] != prefix || len(parts[2]) != idLen || len(parts[3]) != secretLen:
 		return Token{}, fmt.Errorf("not a join token: want what 'fairlead token create' prints, %s.HASH.ID.SECRET", prefix)
 	}
+	return parsed(parts)
+}
+
+// ParseServer reads the text form of a server's token.
+func ParseServer(s string) (Token, error) {
+	parts := strings.Split(strings.TrimSpace(s), ".")
+	switch {
+	case parts[0] == prefix:
+		return Token{}, errors.New("this is the token of a node: servers join with one of 'fairlead token create --server'")
+	case len(parts) != 4 || parts[0] != serverPrefix || len(parts[2]) != idLen || len(parts[3]) != serverSecretLen:
+		return Token{}, fmt.Errorf("not the token of a server: want what 'fairlead token create --server' prints, %s.HASH.ID.SECRET",
+			serverPrefix)
+	}
+	t, err := parsed(parts)
+	t.Server = true
+	return t, err
+}
+
+// parsed returns the token of four parts.
+func parsed(parts []string) (Token, error) {
 	if raw, err := hex.DecodeString(parts[1]); err != nil || len(raw) != 32 {
 		return Token{}, errors.New("not a join token: its second part is not a SHA-256 in hex; copy the whole line")
 	}
@@ -78,6 +120,11 @@ func Config(ctx context.Context, server, token string) (*rest.Config, error) {
 	if err != nil {
 		return nil, err
 	}
+	return t.Config(ctx, server)
+}
+
+// Config is that of the package for a token that was parsed.
+func (t Token) Config(ctx context.Context, server string) (*rest.Config, error) {
 	u, err := url.Parse(server)
 	if err != nil || u.Scheme != "https" || u.Host == "" {
 		return nil, fmt.Errorf("%q is not the address of a server: want https://HOST:PORT", server)
@@ -98,6 +145,20 @@ func Config(ctx context.Context, server, token string) (*rest.Config, error) {
 	}, nil
 }
 
+// otherClusterError is that of a server whose authority is not the one of the token.
+type otherClusterError struct{ hash string }
+
+func (e *otherClusterError) Error() string {
+	return "the server is not of the token's cluster: no certificate in its chain has the hash " + e.hash
+}
+
+// IsOtherCluster reports whether err is that of a server that does not belong to the token's
+// cluster.
+func IsOtherCluster(err error) bool {
+	var other *otherClusterError
+	return errors.As(err, &other)
+}
+
 // fetchAuthority returns, as PEM, the certificate with the given hash from the
 // chain that the server sends, after checking the chain against it.
 func fetchAuthority(ctx context.Context, addr, name, hash string) ([]byte, error) {
@@ -116,7 +177,7 @@ func fetchAuthority(ctx context.Context, addr, name, hash string) ([]byte, error
 				}
 			}
 			if found == nil {
-				return fmt.Errorf("the server is not of the token's cluster: no certificate in its chain has the hash %s", hash)
+				return &otherClusterError{hash}
 			}
 			roots, rest := x509.NewCertPool(), x509.NewCertPool()
 			roots.AddCert(found)

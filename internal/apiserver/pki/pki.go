@@ -66,6 +66,8 @@ type Leaf struct {
 	Groups     []string
 	DNSNames   []string
 	IPs        []net.IP
+	// Peer is set for a serving certificate that is presented to servers, too.
+	Peer bool
 }
 
 // Pair is a certificate with its key, both as PEM. Cert ends with the
@@ -261,6 +263,9 @@ func (d *Directory) issue(l Leaf) (*Pair, error) {
 	}
 	if len(l.DNSNames)+len(l.IPs) > 0 {
 		t.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+	}
+	if l.Peer {
+		t.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
 	}
 	der, err := d.sign(t, key.Public(), d.Life)
 	if err != nil {

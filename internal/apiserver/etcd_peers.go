@@ -1,0 +1,230 @@
+package apiserver
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/membership"
+
+	"github.com/fairlead/fairlead/internal/apiserver/members"
+)
+
+const (
+	// peerTick and peerElection are etcd's times in ms for members on one network, its own defaults:
+	// a leader that is gone is replaced after one to two elections.
+	peerTick, peerElection = 100, 1000
+	// peerCatchUp is how many writes the log keeps for members that were away; others get a snapshot.
+	peerCatchUp = 5000
+	// peerReport is the time between two messages about a start that waits for other servers, and
+	// peerLook that between two looks.
+	peerReport = 10 * time.Second
+	peerLook   = 100 * time.Millisecond
+	// peerUpdate bounds the change of this member's address.
+	peerUpdate = 30 * time.Second
+)
+
+// ErrRemoved is that of a server that others have removed from the cluster. It cannot run again with
+// what it has.
+var ErrRemoved = errors.New("this server was removed from its cluster")
+
+// peering is how the embedded etcd of one of several servers reaches the others.
+type peering struct {
+	members.State
+	dir    string // of the embedded etcd
+	server string // the URL of the API server, for others
+	pki    string // the directory of certificates
+	// cluster is all members for an etcd that has no store yet, or empty for the first member.
+	cluster string
+	log     *slog.Logger
+}
+
+// loadPeering returns how this server is one of several, nil if it is the only one.
+func (s *Server) loadPeering() (*peering, error) {
+	o := s.opts
+	p := &peering{dir: s.dir.file("etcd"), server: s.publicURL(), pki: s.dir.file("pki"), log: s.log}
+	var err error
+	p.State, err = members.Load(p.dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && !o.ClusterInit:
+		return nil, nil
+	case errors.Is(err, fs.ErrNotExist):
+		if p.Name, err = o.serverName(); err != nil {
+			return nil, err
+		}
+	case err != nil:
+		return nil, err
+	case p.Removed:
+		return nil, p.removed()
+	case o.ServerName != "" && o.ServerName != p.Name:
+		return nil, fmt.Errorf("this server's name is %s: leave out --server-name %s, or join again with an empty data directory",
+			p.Name, o.ServerName)
+	}
+	if len(o.Etcd.Servers) > 0 {
+		return nil, errors.New("--etcd-servers and an embedded etcd with other members exclude each other: leave out --etcd-servers, " +
+			"--cluster-init and --join, or choose another --data-dir")
+	}
+	if p.Peer, err = peerURL(o.AdvertiseAddress, o.EtcdPeerPort); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// peerURL is where etcds of other servers reach this one.
+func peerURL(a netip.Addr, port uint16) (string, error) {
+	if !a.IsValid() {
+		return "", errors.New("several servers need an address of this one that others reach: " +
+			"pass --bind-address 127.0.0.1,ADDRESS, or --advertise-address ADDRESS")
+	}
+	return "https://" + netip.AddrPortFrom(a, port).String(), nil
+}
+
+// serverName is the name that a server gets that has none yet.
+func (o *Options) serverName() (string, error) {
+	name := o.ServerName
+	if name == "" {
+		var err error
+		if name, err = os.Hostname(); err != nil {
+			return "", err
+		}
+	}
+	return name, members.CheckName(name)
+}
+
+// configure has an etcd reach its peers, and be reached by them alone.
+func (p *peering) configure(c *embed.Config) error {
+	peer, err := url.Parse(p.Peer)
+	if err != nil {
+		return err
+	}
+	server, err := url.Parse(p.server)
+	if err != nil {
+		return err
+	}
+	c.Name = p.Name
+	c.ListenPeerUrls, c.AdvertisePeerUrls = []url.URL{*peer}, []url.URL{*peer}
+	c.AdvertiseClientUrls = []url.URL{*server}
+	c.InitialCluster = c.InitialClusterFromName(c.Name)
+	if p.cluster != "" {
+		c.InitialCluster, c.ClusterState = p.cluster, embed.ClusterStateFlagExisting
+	}
+	c.TickMs, c.ElectionMs = peerTick, peerElection
+	c.SnapshotCatchUpEntries = peerCatchUp
+	file := func(name string) string { return filepath.Join(p.pki, name) }
+	c.PeerTLSInfo = transport.TLSInfo{
+		CertFile: file(peerLeaf + ".crt"), KeyFile: file(peerLeaf + ".key"), TrustedCAFile: file("ca.crt"), ClientCertAuth: true,
+		ServerName: members.PeerName, AllowedHostnames: []string{members.PeerName},
+		// The name is that of servers alone; a machine may have several addresses.
+		SkipClientSANVerify: true,
+	}
+	return nil
+}
+
+// newClusterToken makes the members of a cluster differ from those of any other, also of an earlier
+// one with the same addresses and authority, whose members may still run.
+func newClusterToken() string { return "fairlead-" + rand.Text() }
+
+// removed is the error of a server that others have removed.
+func (p *peering) removed() error {
+	return fmt.Errorf("%w under the name %s, and its store is of no use: to have it join again, empty %s (keep backups/) and start it "+
+		"with --join and a new token of 'fairlead token create --server'", ErrRemoved, p.Name, filepath.Dir(p.dir))
+}
+
+// await waits until an etcd that has started counts, however long the others let it wait.
+func (p *peering) await(ctx context.Context, e *embed.Etcd, f etcdFailures) error {
+	tick := time.NewTicker(peerLook)
+	defer tick.Stop()
+	ready, reported := false, time.Now()
+	for {
+		select {
+		case <-e.Server.ReadyNotify():
+			ready = true
+		default:
+		}
+		if ready && !e.Server.IsLearner() {
+			return p.update(ctx, e.Server)
+		}
+		select {
+		case err := <-e.Err():
+			return f.explain(err)
+		case err := <-f.ch:
+			f.report(err) // for stop
+			return f.explain(err)
+		case <-e.Server.StopNotify():
+			return p.ended(f)
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+		if time.Since(reported) < peerReport {
+			continue
+		}
+		reported = time.Now()
+		if ready {
+			p.log.Info("this server is catching up", "applied", e.Server.AppliedIndex(), "of", e.Server.CommittedIndex())
+			continue
+		}
+		p.log.Warn("waiting for other servers: more than half must be up", "servers", p.names(e.Server))
+	}
+}
+
+// update tells the others where this member is now, which was alone before or has moved.
+func (p *peering) update(ctx context.Context, s *etcdserver.EtcdServer) error {
+	if m := s.Cluster().Member(s.MemberID()); m != nil && !slices.Equal(m.PeerURLs, []string{p.Peer}) {
+		ctx, cancel := context.WithTimeout(ctx, peerUpdate)
+		defer cancel()
+		_, err := s.UpdateMember(ctx, membership.Member{ID: m.ID, RaftAttributes: membership.RaftAttributes{PeerURLs: []string{p.Peer}}})
+		if err != nil {
+			return fmt.Errorf("cannot change this server's address for others to %s: %w", p.Peer, err)
+		}
+		p.log.Info("this server is reached by others at a new address", "peer", p.Peer)
+	}
+	return p.Save(p.dir)
+}
+
+// ended is the error of an etcd that has ended by itself.
+func (p *peering) ended(f etcdFailures) error {
+	select {
+	case err := <-f.ch:
+		f.report(err) // for stop
+		return f.explain(err)
+	default:
+	}
+	p.Removed = true
+	return errors.Join(p.removed(), p.Save(p.dir))
+}
+
+// names are the names of all members, or their addresses.
+func (p *peering) names(s *etcdserver.EtcdServer) (out []string) {
+	for _, m := range s.Cluster().Members() {
+		if m.Name != "" {
+			out = append(out, m.Name)
+		} else {
+			out = append(out, m.PeerURLs...)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// checkLeader is the check of /readyz for the quorum.
+func (p *peering) checkLeader(s *etcdserver.EtcdServer) error {
+	if s.Leader() != 0 {
+		return nil
+	}
+	names := p.names(s)
+	return fmt.Errorf("no leader: fewer than %d of the %d servers (%v) reach each other; see 'fairlead server members'",
+		len(names)/2+1, len(names), names)
+}

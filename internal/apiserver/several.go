@@ -1,0 +1,267 @@
+package apiserver
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/healthz"
+
+	"github.com/fairlead/fairlead/internal/apiserver/join"
+	"github.com/fairlead/fairlead/internal/apiserver/members"
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
+)
+
+// JoinOptions lead a server to the cluster that it joins.
+type JoinOptions struct {
+	// Server is the URL of a server of the cluster; empty means not to join.
+	Server string
+	// Token is the text of the token of a server.
+	Token string
+}
+
+// sharedFiles are the files of pki/ that all servers of a cluster have alike. The others are
+// made with them.
+func sharedFiles() []string { return []string{"ca.crt", "ca.key", "sa.key", "sa.pub"} }
+
+// Join prepares the data directory of a server that joins a cluster: it fetches the keys that all
+// servers have alike. It does nothing in the directory of a server that has joined. Run does the rest.
+func Join(ctx context.Context, o Options) error {
+	if err := o.complete(); err != nil {
+		return err
+	}
+	dir, err := openDataDir(o.DataDir)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	member, err := o.isMember(dir)
+	if err != nil || member {
+		return err
+	}
+	token, err := join.ParseServer(o.Join.Token)
+	if err != nil {
+		return err
+	}
+	j, err := o.joiner(token)
+	if err != nil {
+		return err
+	}
+	settings, err := o.settings()
+	if err != nil {
+		return err
+	}
+	files, err := j.Bundle(ctx, settings)
+	if err != nil {
+		return fmt.Errorf("cannot join the cluster of %s: %w", o.Join.Server, err)
+	}
+	if err := os.MkdirAll(dir.file("pki"), 0o700); err != nil {
+		return err
+	}
+	for _, name := range sharedFiles() {
+		if data, ok := files[name]; ok {
+			if err := fileio.Replace(dir.file(filepath.Join("pki", name)), data, 0o600); err != nil {
+				return err
+			}
+		}
+	}
+	o.Log.Info("got the keys of the cluster", "server", o.Join.Server)
+	return members.State{Name: j.Name, Peer: j.Peer}.Save(dir.file("etcd"))
+}
+
+// isMember reports whether the server of dir has joined its cluster. The error is that of a directory
+// that has something else.
+func (o *Options) isMember(dir *dataDir) (bool, error) {
+	store, err := members.HasStore(dir.file("etcd"))
+	if err != nil {
+		return false, err
+	}
+	state, err := members.Load(dir.file("etcd"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, err
+	}
+	elsewhere := fmt.Sprintf("to join, empty %s, or choose another directory with --data-dir; without --join it goes on as it was", dir.path)
+	if store && err != nil {
+		return false, fmt.Errorf("the data directory %s has the objects of a server of its own: %s", dir.path, elsewhere)
+	}
+	hash, err := authorityHash(dir.file("pki/ca.crt"))
+	if err != nil {
+		return false, err
+	}
+	token, err := join.ParseServer(o.Join.Token)
+	if known := err == nil && hash != ""; known && hash != token.Hash {
+		return false, fmt.Errorf("the data directory %s is that of a server of another cluster than the token's: %s", dir.path, elsewhere)
+	}
+	return store && !state.Removed, nil
+}
+
+// authorityHash returns the hash of the authority in file, "" if there is none.
+func authorityHash(file string) (string, error) {
+	data, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	block, _ := pem.Decode(data)
+	if block == nil {
+		return "", fmt.Errorf("%s holds no PEM certificate", file)
+	}
+	sum := sha256.Sum256(block.Bytes)
+	return hex.EncodeToString(sum[:]), nil
+}
+
+// joiner is this server for the one that it joins.
+func (o *Options) joiner(token join.Token) (members.Joiner, error) {
+	j := members.Joiner{Server: o.Join.Server, Token: token, Log: o.Log}
+	var err error
+	if j.Name, err = o.serverName(); err != nil {
+		return j, err
+	}
+	a := o.AdvertiseAddress
+	if !a.IsValid() {
+		a = chooseAdvertise(o.BindAddresses)
+	}
+	j.Peer, err = peerURL(a, o.EtcdPeerPort)
+	return j, err
+}
+
+// settings are what servers of one cluster must have alike.
+func (o *Options) settings() (members.Settings, error) {
+	s := members.Settings{
+		keyServiceCIDRs: joined(o.ServiceCIDRs), keyPodCIDRs: joined(o.PodCIDRs), keyDomains: strings.Join(o.Domains, ","),
+		"service-node-port-range":    fmt.Sprintf("%d-%d", o.NodePorts.First, o.NodePorts.Last),
+		"service-account-issuer":     o.Auth.ServiceAccountIssuer,
+		"api-audiences":              strings.Join(o.Auth.APIAudiences, ","),
+		"pod-security-default":       o.PodSecurity,
+		"strict-load-balancers":      strconv.FormatBool(o.StrictLoadBalancers),
+		"allow-service-external-ips": strconv.FormatBool(o.AllowServiceExternalIPs),
+		"encryption-provider-config": "",
+	}
+	if file := o.Auth.EncryptionConfig; file != "" {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		sum := sha256.Sum256(data)
+		s["encryption-provider-config"] = "a file with the SHA-256 " + hex.EncodeToString(sum[:])
+	}
+	return s, nil
+}
+
+// becomeMember has this server added to the cluster that it joins, unless it is a member already.
+func (s *Server) becomeMember(ctx context.Context) error {
+	p := s.peering
+	store, err := members.HasStore(p.dir)
+	if err != nil || store {
+		return err
+	}
+	switch {
+	case s.opts.Join.Server != "":
+		token, err := join.ParseServer(s.opts.Join.Token)
+		if err != nil {
+			return err
+		}
+		j := members.Joiner{Server: s.opts.Join.Server, Token: token, Name: p.Name, Peer: p.Peer, Log: s.log}
+		if p.cluster, err = j.Add(ctx); err != nil {
+			return fmt.Errorf("cannot join the cluster of %s: %w", s.opts.Join.Server, err)
+		}
+		s.log.Info("joining the cluster; this server counts when it has caught up", "server", s.opts.Join.Server, "name", p.Name)
+	case !s.opts.ClusterInit:
+		return fmt.Errorf("the server in %s has not finished joining its cluster: start it with --join and --token-file", s.dir.path)
+	}
+	return p.Save(p.dir)
+}
+
+// newMembers returns what other servers and administrators ask this one, nil for the only server.
+func (s *Server) newMembers(c *genericapiserver.Config, store *etcd, g *guard, k *endpointKeeper) (*members.API, error) {
+	if s.peering == nil {
+		return nil, nil
+	}
+	c.ReadyzChecks = append(c.ReadyzChecks, healthz.NamedCheck("etcd-quorum", func(*http.Request) error {
+		return s.peering.checkLeader(store.server)
+	}))
+	settings, err := s.opts.settings()
+	if err != nil {
+		return nil, err
+	}
+	a, err := members.New(members.Options{
+		Endpoint: store.endpoints[0], Server: store.server, Authority: s.creds.pki.Authority(), Authorizer: g.authorizer,
+		Settings: settings, Files: s.sharedFiles, Log: s.log,
+		Leave: func(ctx context.Context, server string) error {
+			at, err := netip.ParseAddrPort(strings.TrimPrefix(server, "https://"))
+			if err != nil {
+				return err
+			}
+			return k.remove(ctx, at)
+		},
+	})
+	if err == nil {
+		s.joining = a.Joining
+	}
+	return a, err
+}
+
+// sharedFiles reads the files of pki/ that all servers have alike.
+func (s *Server) sharedFiles() (map[string][]byte, error) {
+	out := map[string][]byte{}
+	for _, name := range sharedFiles() {
+		data, err := os.ReadFile(s.dir.file(filepath.Join("pki", name)))
+		if errors.Is(err, fs.ErrNotExist) && name != "ca.crt" {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		out[name] = data
+	}
+	return out, nil
+}
+
+// serveMembers adds the paths of the API of the members.
+func (s *Server) serveMembers(generic *genericapiserver.GenericAPIServer, a *members.API) {
+	var h http.Handler = a
+	if a == nil {
+		h = members.Only(len(s.opts.Etcd.Servers) > 0)
+	}
+	mux := generic.Handler.NonGoRestfulMux
+	for _, path := range []string{members.Path, members.TokenPath} {
+		mux.Handle(path, h)
+		mux.HandlePrefix(path+"/", h)
+	}
+}
+
+// LocalMembers returns the members that the embedded etcd of a data directory knows, whose server
+// runs on this machine. It needs no quorum.
+func LocalMembers(ctx context.Context, dataDir string) ([]members.Member, error) {
+	dir := filepath.Join(dataDir, "etcd")
+	socket, release, err := socketPath(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	c, err := members.Local("unix://" + socket)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(ctx, etcdDialTimeout)
+	defer cancel()
+	list, err := members.List(ctx, c)
+	if err != nil {
+		return nil, fmt.Errorf("the etcd in %s does not answer: is its server up, and are you its user? %w", dir, err)
+	}
+	return list, nil
+}

@@ -1,0 +1,250 @@
+package servers
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	several "github.com/fairlead/fairlead/internal/apiserver/members"
+	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/process"
+)
+
+// member is a server with an embedded etcd, on a host of its own.
+type member struct {
+	*process.Server
+	host *testbed.Host
+	name string
+	dir  string
+}
+
+// newMember prepares a server that begins in an empty data directory.
+func newMember(t *testing.T, n *testbed.Network, name string, flags ...string) *member {
+	t.Helper()
+	m := &member{host: n.Host(name), name: name, dir: filepath.Join(t.TempDir(), "data")}
+	m.with(flags...)
+	return m
+}
+
+// with sets the flags of the next start.
+func (m *member) with(flags ...string) *member {
+	m.Server = process.NewServer(m.host, process.Program("fairlead"), m.dir, append([]string{
+		"--controllers", "none", "--bind-address", "127.0.0.1," + m.host.Addr4().String(), "--server-name", m.name,
+	}, flags...)...)
+	return m
+}
+
+func (m *member) url() string { return "https://" + m.host.Addr4().String() + ":6443" }
+
+// start starts the server and waits until it is ready.
+func (m *member) start(t *testing.T) *member {
+	t.Helper()
+	m.Start(t)
+	m.AwaitReady(t)
+	return m
+}
+
+// run runs a command of an administrator on the server's host, and returns what it prints.
+func (m *member) run(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), testbed.Patience)
+	defer cancel()
+	cmd := m.host.Command(ctx, process.Program("fairlead"), append(args, "--data-dir", m.dir)...)
+	cmd.Env = append(os.Environ(), "HOME="+m.dir, "KUBECONFIG=")
+	out, err := cmd.Output()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		err = fmt.Errorf("%w: %s", err, exit.Stderr)
+	}
+	return string(out), err
+}
+
+func (m *member) must(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := m.run(t, args...)
+	if err != nil {
+		t.Fatalf("%s: %v", strings.Join(args, " "), err)
+	}
+	return out
+}
+
+// token makes the token of a server, and returns the file with it.
+func (m *member) token(t *testing.T, flags ...string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "token")
+	text := m.must(t, append([]string{"token", "create", "--server"}, flags...)...)
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// write writes a ConfigMap through the server.
+func (m *member) write(t *testing.T, name string) error {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	_, err := m.Client.CoreV1().ConfigMaps("default").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}},
+		metav1.CreateOptions{})
+	return err
+}
+
+// has waits until the server has the ConfigMap.
+func (m *member) has(t *testing.T, name string) {
+	t.Helper()
+	testbed.Until(t, fmt.Sprintf("%s to have %s", m.name, name), func() error {
+		_, err := m.Client.CoreV1().ConfigMaps("default").Get(t.Context(), name, metav1.GetOptions{})
+		return err
+	})
+}
+
+// list returns what 'fairlead server members' shows, by name.
+func (m *member) list(t *testing.T, flags ...string) (map[string]several.Member, error) {
+	t.Helper()
+	text, err := m.run(t, append([]string{"server", "members", "-o", "json"}, flags...)...)
+	if err != nil {
+		return nil, err
+	}
+	var all []several.Member
+	if err := json.Unmarshal([]byte(text), &all); err != nil {
+		return nil, err
+	}
+	out := map[string]several.Member{}
+	for _, x := range all {
+		out[x.Name] = x
+	}
+	return out, nil
+}
+
+// TestEmbeddedMembers: several servers with embedded etcds, from the first that was alone to the
+// replacement of one that is lost.
+func TestEmbeddedMembers(t *testing.T) {
+	n := testbed.NewNetwork(t)
+	all := form(t, n)
+	for i, m := range all {
+		name := fmt.Sprintf("by-%s", m.name)
+		testbed.Until(t, "a write through "+m.name, func() error { return m.write(t, name) })
+		for _, o := range all {
+			o.has(t, name)
+		}
+		all[i].has(t, "alone")
+	}
+	testbed.Until(t, "all servers in default/kubernetes", func() error { return endpointsAre(t, all[0], all...) })
+	replace(t, n, all)
+}
+
+// form makes three servers out of one that was alone.
+func form(t *testing.T, n *testbed.Network) []*member {
+	t.Helper()
+	first := newMember(t, n, "server1").start(t)
+	if err := first.write(t, "alone"); err != nil {
+		t.Fatal(err)
+	}
+	first.Stop()
+	first.with("--cluster-init").start(t)
+	all := []*member{first}
+	for _, name := range []string{"server2", "server3"} {
+		m := newMember(t, n, name, "--join", first.url(), "--token-file", first.token(t)).start(t)
+		all = append(all, m)
+	}
+	testbed.Until(t, "three servers that count and are up to date", func() error {
+		list, err := first.list(t)
+		if err != nil {
+			return err
+		}
+		leaders := 0
+		for _, m := range all {
+			x := list[m.name]
+			if x.Role == several.RoleLeader {
+				leaders++
+			}
+			if x.Role == several.RoleLearner || x.Status == nil || x.Server != m.url() || x.Lag == nil {
+				return fmt.Errorf("%+v", x)
+			}
+		}
+		if len(list) != 3 || leaders != 1 {
+			return fmt.Errorf("%+v", list)
+		}
+		return nil
+	})
+	return all
+}
+
+// replace kills the leader, has it come back, and replaces another.
+func replace(t *testing.T, n *testbed.Network, all []*member) {
+	t.Helper()
+	list, err := all[0].list(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(all, func(m *member) bool { return list[m.name].Role == several.RoleLeader })
+	leader, others := all[i], slices.Delete(slices.Clone(all), i, i+1)
+	leader.Kill()
+	begin := time.Now()
+	testbed.Until(t, "a write without the leader", func() error { return others[0].write(t, "without-leader") })
+	t.Logf("the first write is done %s after the leader was killed", time.Since(begin).Round(10*time.Millisecond))
+	others[1].has(t, "without-leader")
+	testbed.Until(t, "the killed server to leave default/kubernetes", func() error { return endpointsAre(t, others[0], others...) })
+	t.Logf("it left default/kubernetes after %s", time.Since(begin).Round(10*time.Millisecond))
+
+	// Two of three remain: neither may go, and no other server may join.
+	if _, err := others[0].run(t, "server", "remove", others[1].name); err == nil || !strings.Contains(err.Error(), "--force") {
+		t.Errorf("the removal that would lose the quorum: %v", err)
+	}
+	leader.with().start(t) // without --cluster-init and --join
+	leader.has(t, "without-leader")
+
+	gone := others[1]
+	testbed.Until(t, "the removal of a server, the other being back for some seconds", func() error {
+		_, err := others[0].run(t, "server", "remove", gone.name)
+		return err
+	})
+	if err := gone.Wait(); err == nil || !strings.Contains(gone.Log(), "was removed from its cluster under the name "+gone.name) {
+		t.Errorf("the removed server ended with %v: %s", err, gone.Log())
+	}
+	testbed.Until(t, "the removed server to leave default/kubernetes", func() error { return endpointsAre(t, others[0], leader, others[0]) })
+	gone.Start(t)
+	if err := gone.Wait(); err == nil {
+		t.Error("the removed server starts again")
+	}
+	if err := os.RemoveAll(gone.dir); err != nil {
+		t.Fatal(err)
+	}
+	gone.with("--join", leader.url(), "--token-file", leader.token(t)).start(t)
+	gone.has(t, "without-leader")
+}
+
+// endpointsAre reports how the endpoints of default/kubernetes differ from the servers.
+func endpointsAre(t *testing.T, through *member, want ...*member) error {
+	t.Helper()
+	slices, err := through.Client.DiscoveryV1().EndpointSlices("default").List(t.Context(),
+		metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kubernetes"})
+	if err != nil {
+		return err
+	}
+	var have []string
+	for _, s := range slices.Items {
+		for _, e := range s.Endpoints {
+			have = append(have, e.Addresses...)
+		}
+	}
+	for _, m := range want {
+		if !strings.Contains(strings.Join(have, " ")+" ", m.host.Addr4().String()+" ") {
+			return fmt.Errorf("%v lacks %s", have, m.name)
+		}
+	}
+	if len(have) != len(want) {
+		return fmt.Errorf("%v, want %d servers", have, len(want))
+	}
+	return nil
+}
