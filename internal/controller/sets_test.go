@@ -66,14 +66,14 @@ type setsRig struct {
 	ns string
 }
 
-func newSetsRig(t *testing.T) *setsRig {
+func newSetsRig(t *testing.T, more ...string) *setsRig {
 	t.Helper()
 	r := &setsRig{rig: newRig(t)}
 	r.ns = r.namespace("shop")
 	r.node("n0")
 	r.node("n1")
 	r.agents()
-	r.run(Options{Controllers: []string{ReplicaSetName, DeploymentName, DaemonSetName, DisruptionName, SchedulerName}})
+	r.run(Options{Controllers: append(more, ReplicaSetName, DeploymentName, DaemonSetName, DisruptionName, SchedulerName)})
 	return r
 }
 
@@ -124,13 +124,18 @@ func (r *setsRig) patchDeployment(patch []byte) {
 
 func (r *setsRig) makeDeployment(replicas int32) {
 	r.Helper()
-	_, err := r.client.AppsV1().Deployments(r.ns).Create(context.Background(), &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Name: "web"},
-		Spec: appsv1.DeploymentSpec{
-			Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}, Template: template("web"),
-		},
-	}, metav1.CreateOptions{})
+	_, err := r.client.AppsV1().Deployments(r.ns).Create(context.Background(), deploymentOf("web", replicas), metav1.CreateOptions{})
 	r.must(err)
+}
+
+// deploymentOf returns a Deployment of Pods with its name as their label app.
+func deploymentOf(name string, replicas int32) *appsv1.Deployment {
+	return &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}}, Template: template(name),
+		},
+	}
 }
 
 // A Pod without the label of its set is released and replaced; with the label again it is

@@ -10,6 +10,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -52,7 +53,7 @@ func (w *world) step() bool {
 	w.now = w.now.Add(time.Second)
 	p := PlanDeployment(w.d, w.sets, func(*appsv1.ReplicaSet) bool { return w.others }, w.now)
 	changed := p.Create != nil || len(p.Update)+len(p.Delete) > 0 || w.d.Annotations[RevisionAnnotation] != p.Revision ||
-		fmt.Sprint(w.d.Status) != fmt.Sprint(p.Status)
+		!equality.Semantic.DeepEqual(w.d.Status, p.Status)
 	if p.Create != nil {
 		c := p.Create.DeepCopy()
 		c.UID, c.CreationTimestamp = types.UID(c.Name), metav1.NewTime(w.now)
@@ -86,6 +87,27 @@ func (w *world) pods(broken ...string) {
 		if slices.Contains(broken, imageOf(r)) {
 			r.Status.ReadyReplicas, r.Status.AvailableReplicas = 0, 0
 		}
+	}
+}
+
+// A Deployment has as many Pods that terminate as its ReplicaSets say, if all of them do.
+func TestTerminatingReplicas(t *testing.T) {
+	w := newWorld(t, deployment(2, "1", "0"))
+	for range 2 {
+		w.step()
+	}
+	w.sets[0].Status.TerminatingReplicas = new(int32(3))
+	w.version("2")
+	for range 2 {
+		w.step()
+	}
+	if n := w.d.Status.TerminatingReplicas; n != nil {
+		t.Errorf("%d, though a ReplicaSet does not say", *n)
+	}
+	w.sets[1].Status.TerminatingReplicas = new(int32(1))
+	w.step()
+	if n := w.d.Status.TerminatingReplicas; n == nil || *n != 4 {
+		t.Errorf("%v, want 4", n)
 	}
 }
 

@@ -77,6 +77,18 @@ func (r *rollout) checkPaused() {
 	}
 }
 
+// terminating returns how many Pods of the ReplicaSets terminate, nil if one does not say.
+func terminating(sets []*appsv1.ReplicaSet) *int32 {
+	n := int32(0)
+	for _, r := range sets {
+		if r.Status.TerminatingReplicas == nil {
+			return nil
+		}
+		n += *r.Status.TerminatingReplicas
+	}
+	return &n
+}
+
 // status counts what is there. A ReplicaSet that is to be created has nothing yet.
 func (r *rollout) status() appsv1.DeploymentStatus {
 	all := r.all()
@@ -84,6 +96,7 @@ func (r *rollout) status() appsv1.DeploymentStatus {
 		ObservedGeneration: r.d.Generation,
 		Replicas:           sum(all, actual), ReadyReplicas: sum(all, readyOf), AvailableReplicas: sum(all, available),
 		UnavailableReplicas: max(0, sum(all, wanted)-sum(all, available)),
+		TerminatingReplicas: terminating(all),
 		CollisionCount:      r.d.Status.CollisionCount,
 		Conditions:          slices.Clone(r.d.Status.Conditions),
 	}

@@ -36,12 +36,17 @@ type Replicas struct {
 func PlanReplicaSet(r *appsv1.ReplicaSet, owned []*corev1.Pod, related func() []*corev1.Pod, deleted map[types.UID]bool, now time.Time,
 ) Replicas {
 	var running []*corev1.Pod
+	terminating := int32(0)
 	for _, p := range owned {
-		if active(p, deleted) {
+		switch {
+		case active(p, deleted):
 			running = append(running, p)
+		case !ended(p):
+			terminating++
 		}
 	}
 	out := Replicas{Status: replicaStatus(r, running, now)}
+	out.Status.TerminatingReplicas = &terminating
 	if r.Spec.MinReadySeconds > 0 {
 		for _, p := range running {
 			if wait, ok := availableIn(p, r.Spec.MinReadySeconds, now); ok && wait > 0 && (out.After == 0 || wait < out.After) {

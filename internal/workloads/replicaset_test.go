@@ -87,7 +87,7 @@ func TestReplicas(t *testing.T) {
 	plan := PlanReplicaSet(r, pods, nil, map[types.UID]bool{"deleted": true}, began)
 	s := plan.Status
 	if plan.Create != 1 || len(plan.Delete) > 0 || plan.After != 6*time.Second ||
-		s.Replicas != 2 || s.ReadyReplicas != 2 || s.AvailableReplicas != 1 || s.FullyLabeledReplicas != 2 {
+		s.Replicas != 2 || s.ReadyReplicas != 2 || s.AvailableReplicas != 1 || s.FullyLabeledReplicas != 2 || *s.TerminatingReplicas != 2 {
 		t.Errorf("%+v", plan)
 	}
 	if plan = PlanReplicaSet(replicaSet(10_000), nil, nil, nil, began); plan.Create != burst {
