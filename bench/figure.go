@@ -17,6 +17,7 @@ const (
 	seconds unit = iota
 	milliseconds
 	microseconds
+	kilobytes
 	megabytes
 	times
 	writes
@@ -33,6 +34,8 @@ func (u unit) format(v float64) string {
 		return fmt.Sprintf("%.1f ms", v)
 	case microseconds:
 		return fmt.Sprintf("%.1f µs", v)
+	case kilobytes:
+		return fmt.Sprintf("%.1f kB", v/1e3)
 	case megabytes:
 		return fmt.Sprintf("%.0f MB", v)
 	case gigabits:

@@ -46,6 +46,9 @@ func main() {
 	if len(os.Args) == 4 && os.Args[1] == copyCommand {
 		exit(copyProxy(os.Args[2], os.Args[3]))
 	}
+	if len(os.Args) == 4 && os.Args[1] == watchCommand {
+		exit(watchFleet(os.Args[2], os.Args[3]))
+	}
 	b := &bench{}
 	only := flag.String("run", "", "measurements to make, separated by commas: "+strings.Join(names(), ", ")+" (default: all)")
 	flag.StringVar(&b.fairlead, "fairlead", "../bin/fairlead", "the fairlead program")

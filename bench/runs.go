@@ -36,6 +36,7 @@ func runs() []run {
 		{"controllers", "from a Pod's status to its EndpointSlice, against kube-controller-manager", (*bench).runControllers, nil},
 		{"api", "every request of test/api, against kube-apiserver", (*bench).runAPI, []string{"kube-apiserver", "etcd", corpusProgram}},
 		{"create", "Services created with cluster IPs, against kube-apiserver", (*bench).runCreate, []string{"kube-apiserver", "etcd"}},
+		{"fleet", "watches of 1,000, 5,000 and 10,000 nodes, against kube-apiserver", (*bench).runFleet, []string{"kube-apiserver", "etcd"}},
 		{"lb", "load balancers' addresses on kube-apiserver, beside kube-proxy", (*bench).runLB,
 			[]string{"kube-apiserver", "etcd", "kube-proxy"}},
 		{"lbcreate", "from the creation of a load balancer to its first answer", (*bench).runLBCreate, nil},
