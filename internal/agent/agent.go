@@ -56,6 +56,10 @@ type Options struct {
 	Addresses []netip.Addr
 	// Annotations are added to the Node's own.
 	Annotations map[string]string
+	// Certificates, which may be nil, returns the annotations about this machine's certificates;
+	// CertificatesChanged holds a token when they may have changed.
+	Certificates        func() map[string]string
+	CertificatesChanged <-chan struct{}
 	// Port is where this machine answers for logs and exec.
 	Port int32
 	// Info becomes the Node's nodeInfo; see MachineInfo.
@@ -146,6 +150,7 @@ func (r *Registrar) wait(ctx context.Context, period time.Duration) {
 	case <-r.opts.ReadyChanged:
 	case <-r.opts.UnreachableChanged:
 	case <-r.opts.ChecksChanged:
+	case <-r.opts.CertificatesChanged:
 	}
 	timer.Reset(minInterval)
 	select {
@@ -202,7 +207,7 @@ func (r *Registrar) ensure(ctx context.Context) (*corev1.Node, error) {
 		return node, err
 	}
 	r.reported = time.Time{}
-	fresh := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: r.opts.NodeName, Labels: r.labels(), Annotations: r.opts.Annotations}}
+	fresh := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: r.opts.NodeName, Labels: r.labels(), Annotations: r.annotations()}}
 	r.fillStatus(fresh, time.Now())
 	node, err = nodes.Create(ctx, fresh, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
@@ -222,10 +227,22 @@ func (r *Registrar) labels() map[string]string {
 	}
 }
 
+func (r *Registrar) annotations() map[string]string {
+	if r.opts.Certificates == nil {
+		return r.opts.Annotations
+	}
+	out := r.opts.Certificates()
+	if out == nil {
+		out = map[string]string{}
+	}
+	maps.Copy(out, r.opts.Annotations)
+	return out
+}
+
 // metadataPatch returns a merge patch with the labels and annotations that n
 // lacks, nil if none.
 func (r *Registrar) metadataPatch(n *corev1.Node) []byte {
-	labels, annotations := missing(r.labels(), n.Labels), missing(r.opts.Annotations, n.Annotations)
+	labels, annotations := missing(r.labels(), n.Labels), missing(r.annotations(), n.Annotations)
 	if len(labels)+len(annotations) == 0 {
 		return nil
 	}

@@ -19,7 +19,6 @@ import (
 	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
 	"k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
-	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	genericfilters "k8s.io/apiserver/pkg/server/filters"
 	"k8s.io/apiserver/pkg/server/healthz"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
@@ -51,6 +50,7 @@ type assembly struct {
 	quotas  *quotas
 	hooks   *hooks
 	members *members.API // nil for the only server
+	certs   *certificates
 }
 
 // assemble builds the generic server on store and installs all kinds.
@@ -112,6 +112,7 @@ func (s *Server) assemble(ctx context.Context, store *etcd) (*assembly, error) {
 	}
 	c.FlowControl = newFairness(shared, client, s.opts.MaxRequests+s.opts.MaxMutatingRequests)
 	keeper := newEndpointKeeper(client, s.alone(), s.log)
+	keeper.report = s.certReport
 	if a := s.opts.AdvertiseAddress; a.IsValid() {
 		keeper.self = netip.AddrPortFrom(a, s.Port())
 	}
@@ -154,7 +155,9 @@ func (s *Server) assemble(ctx context.Context, store *etcd) (*assembly, error) {
 		generic.Handler.NonGoRestfulMux.Handle(StorePath, store.space)
 	}
 	s.serveMembers(generic, several)
-	return &assembly{generic, custom, storage, keeper, client, guard, counter, hooks, several}, custom.join(generic)
+	certs := s.newCertificates(client, shared.Core().V1().Nodes().Lister(), keeper, guard)
+	generic.Handler.NonGoRestfulMux.Handle(CertificatesPath, certs)
+	return &assembly{generic, custom, storage, keeper, client, guard, counter, hooks, several, certs}, custom.join(generic)
 }
 
 // taken returns the ranges that a ServiceCIDR must not overlap, as nodes would drop the
@@ -202,11 +205,7 @@ func (a *assembly) prepare() interface{ RunWithContext(context.Context) error } 
 // configureServing sets the part of the configuration that does not depend on the
 // store.
 func (s *Server) configureServing(c *genericapiserver.Config) error {
-	ca, err := dynamiccertificates.NewStaticCAContent("cluster-authority", s.creds.pki.AuthorityPEM())
-	if err != nil {
-		return err
-	}
-	c.SecureServing = &genericapiserver.SecureServingInfo{Listener: s.listener, Cert: s.creds.serving, ClientCA: ca}
+	c.SecureServing = &genericapiserver.SecureServingInfo{Listener: s.listener, Cert: s.creds.serving, ClientCA: s.creds.clients}
 	c.LoopbackClientConfig = s.LoopbackConfig()
 	c.ExternalAddress = strings.TrimPrefix(s.publicURL(), "https://")
 	c.EffectiveVersion = effectiveVersion{compatibility.NewEffectiveVersionFromString("1.36", "", ""), s.opts.GitVersion}

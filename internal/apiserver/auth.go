@@ -2,7 +2,6 @@ package apiserver
 
 import (
 	"context"
-	"crypto/x509"
 	"fmt"
 	"time"
 
@@ -52,15 +51,11 @@ func healthPaths() []apiserverconfig.AnonymousAuthCondition {
 	return []apiserverconfig.AnonymousAuthCondition{{Path: "/livez"}, {Path: "/readyz"}, {Path: "/healthz"}}
 }
 
-// newAuthenticator accepts client certificates of the authority, and tokens. All other
+// newAuthenticator accepts client certificates of the authorities, and tokens. All other
 // requests are answered 401, but those for the server's health if openHealth is set.
-func newAuthenticator(ca *x509.Certificate, tokens authenticator.Token, openHealth bool) authenticator.Request {
-	roots := x509.NewCertPool()
-	roots.AddCert(ca)
-	opts := requestx509.DefaultVerifyOptions()
-	opts.Roots = roots
+func newAuthenticator(clients *clientCAs, tokens authenticator.Token, openHealth bool) authenticator.Request {
 	known := group.NewAuthenticatedGroupAdder(union.New(
-		requestx509.New(opts, requestx509.CommonNameUserConversion),
+		requestx509.NewDynamic(clients.VerifyOptions, clients.user()),
 		bearertoken.New(tokens),
 		websocket.NewProtocolAuthenticator(tokens),
 	))
@@ -75,7 +70,7 @@ func newAuthenticator(ca *x509.Certificate, tokens authenticator.Token, openHeal
 func (s *Server) newTokens(ctx context.Context, client kubernetes.Interface, accounts authenticator.Token) (authenticator.Token, error) {
 	o := s.opts.Auth
 	secrets := bootstrapTokens{client: client, now: time.Now}
-	plain := []authenticator.Token{nodeTokens{pki.Hash(s.creds.pki.Authority()), secrets}}
+	plain := []authenticator.Token{nodeTokens{s.creds.pki.Bundle, secrets}}
 	if o.TokenFile != "" {
 		static, err := tokenfile.NewCSV(o.TokenFile)
 		if err != nil {
@@ -102,15 +97,15 @@ func (s *Server) newTokens(ctx context.Context, client kubernetes.Interface, acc
 
 // nodeTokens authenticates join tokens, by their Secrets.
 type nodeTokens struct {
-	hash    string // of the authority
-	secrets bootstrapTokens
+	authorities func() *pki.Bundle
+	secrets     bootstrapTokens
 }
 
 // AuthenticateToken has no opinion of tokens of another form. The user's UID is the
 // token's ID.
 func (n nodeTokens) AuthenticateToken(ctx context.Context, given string) (*authenticator.Response, bool, error) {
 	t, err := join.Parse(given)
-	if err != nil || t.Hash != n.hash {
+	if err != nil || !n.authorities().Trusts(t.Hash) {
 		return nil, false, nil //nolint:nilerr // a token of another kind
 	}
 	r, ok, err := n.secrets.AuthenticateToken(ctx, t.ID+"."+t.Secret)

@@ -59,8 +59,11 @@ func testAnonymous(t *testing.T, s *apiserver.Server) {
 }
 
 func roots(t *testing.T, s *apiserver.Server) *x509.CertPool {
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(s.LoopbackConfig().CAData) {
+	pool, cfg := x509.NewCertPool(), s.LoopbackConfig()
+	if err := rest.LoadTLSFiles(cfg); err != nil {
+		t.Fatal(err)
+	}
+	if !pool.AppendCertsFromPEM(cfg.CAData) {
 		t.Fatal("no authority")
 	}
 	return pool

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/apiserver/join"
+	"github.com/fairlead/fairlead/internal/apiserver/pki"
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
 )
 
@@ -89,11 +90,15 @@ func ensureNamespaces(ctx context.Context, client kubernetes.Interface) error {
 	return nil
 }
 
-// ensureToken keeps the join token of the file node-token while it is valid. A new one
+// ensureToken keeps the join token of the file node-token while it is valid and has the hash of
+// the authority that signs. A new one
 // is written to the file when servers know it.
 func (s *Server) ensureToken(ctx context.Context, client kubernetes.Interface) error {
 	secrets := client.CoreV1().Secrets(join.SecretNamespace)
-	if s.token != (join.Token{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	signer := s.creds.pki.Authority()
+	if s.token.Hash == pki.Hash(signer) {
 		secret, err := secrets.Get(ctx, join.SecretName(s.token.ID), metav1.GetOptions{})
 		if err == nil {
 			if l, err := join.List(secret); err == nil && !l.Expired(time.Now()) {
@@ -103,7 +108,7 @@ func (s *Server) ensureToken(ctx context.Context, client kubernetes.Interface) e
 			return err
 		}
 	}
-	t := join.New(s.creds.pki.Authority())
+	t := join.New(signer)
 	_, err := secrets.Create(ctx, t.Object(time.Now().Add(join.DefaultLife), "made at the start of a server"), metav1.CreateOptions{})
 	if err != nil {
 		return err

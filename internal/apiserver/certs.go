@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -50,12 +51,16 @@ type credentials struct {
 	log    *slog.Logger
 	now    func() time.Time
 
-	serving  *servingCert
-	reminded time.Time // of the authority's end; refresh alone uses it
+	serving *servingCert
+	clients *clientCAs
+
+	refreshing sync.Mutex
+	reminded   time.Time // of the authority's end; guarded by refreshing
 
 	mu          sync.RWMutex // guards what follows
 	agentClient *pki.Pair
-	node        string // the node in this process, if there is one
+	node        string     // the node in this process, if there is one
+	report      pki.Report // of the last refresh without an error
 }
 
 // newCredentials opens pki/ in the data directory and makes what is missing in
@@ -71,7 +76,7 @@ func newCredentials(
 	p.Life = life
 	join.ReloadWithin(life)
 	c := &credentials{
-		dir: dir, pki: p, url: url, now: now, log: log, serving: &servingCert{},
+		dir: dir, pki: p, url: url, now: now, log: log, serving: &servingCert{}, clients: &clientCAs{},
 		server: pki.Leaf{Name: "server", CommonName: userServer, DNSNames: names.dns, IPs: names.ips},
 	}
 	if names.peer {
@@ -84,19 +89,28 @@ func newCredentials(
 // rewrites the files that hold renewed certificates. One that cannot be used does not
 // keep the others from being renewed.
 func (c *credentials) refresh() error {
+	c.refreshing.Lock()
+	defer c.refreshing.Unlock()
+	return c.refreshLocked()
+}
+
+func (c *credentials) refreshLocked() error {
 	if ca, now := c.pki.Authority(), c.now(); now.Add(pki.RenewBefore).After(ca.NotAfter) && now.Sub(c.reminded) >= authorityReminder {
 		c.reminded = now
-		c.log.Warn("the cluster's authority expires soon; replace it", "file", c.dir.file("pki/ca.crt"), "expires", ca.NotAfter)
+		c.log.Warn("the cluster's authority expires soon: 'fairlead certs rotate-ca' replaces it while everything runs",
+			"file", c.dir.file("pki/ca.crt"), "expires", ca.NotAfter)
 	}
 	c.mu.RLock()
 	node := c.node
 	c.mu.RUnlock()
+	bundle := c.pki.Bundle()
+	c.clients.set(bundle)
 	errs := []error{
 		c.refreshServing(),
-		c.refreshKubeconfig("admin.kubeconfig", pki.Leaf{Name: "admin", CommonName: userAdmin, Groups: []string{user.SystemPrivilegedGroup}}),
+		c.refreshKubeconfig("admin.kubeconfig", adminLeaf()),
 		c.refreshKubeconfig("controllers.kubeconfig", controllersLeaf()),
 	}
-	agentClient, err := c.pki.Ensure(pki.Leaf{Name: "agent-client", CommonName: UserAgentClient})
+	agentClient, err := c.pki.Ensure(agentClientLeaf())
 	if errs = append(errs, err); err == nil {
 		c.mu.Lock()
 		c.agentClient = agentClient
@@ -110,7 +124,12 @@ func (c *credentials) refresh() error {
 		_, err := c.pki.Ensure(*c.peer)
 		errs = append(errs, err)
 	}
-	return errors.Join(errs...)
+	if err = errors.Join(errs...); err == nil {
+		c.mu.Lock()
+		c.report = bundle.Report(c.serving.leaf())
+		c.mu.Unlock()
+	}
+	return err
 }
 
 func (c *credentials) refreshServing() error {
@@ -139,6 +158,52 @@ func (c *credentials) refreshKubeconfig(file string, l pki.Leaf) error {
 	return c.writeKubeconfig(file, p)
 }
 
+// renew makes the certificates of these names in pki/ new, or all without names.
+func (c *credentials) renew(names []string) error {
+	c.refreshing.Lock()
+	defer c.refreshing.Unlock()
+	leaves := c.leaves()
+	known := func(name string) bool {
+		return slices.ContainsFunc(leaves, func(l pki.Leaf) bool { return l.Name == name })
+	}
+	if i := slices.IndexFunc(names, func(name string) bool { return !known(name) }); i >= 0 {
+		return fmt.Errorf("this server has no certificate %q; nodes renew theirs themselves", names[i])
+	}
+	for _, l := range leaves {
+		if len(names) > 0 && !slices.Contains(names, l.Name) {
+			continue
+		}
+		if err := c.pki.Renew(l); err != nil {
+			return err
+		}
+	}
+	return c.refreshLocked()
+}
+
+// leaves returns the certificates of pki/ that this server keeps.
+func (c *credentials) leaves() []pki.Leaf {
+	out := []pki.Leaf{c.server, adminLeaf(), controllersLeaf(), agentClientLeaf()}
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	if c.node != "" {
+		out = append(out, nodeLeaf(c.node))
+	}
+	return out
+}
+
+func adminLeaf() pki.Leaf {
+	return pki.Leaf{Name: "admin", CommonName: userAdmin, Groups: []string{user.SystemPrivilegedGroup}}
+}
+
+func agentClientLeaf() pki.Leaf { return pki.Leaf{Name: "agent-client", CommonName: UserAgentClient} }
+
+// reported returns what this server trusts, and by whom all its certificates are signed.
+func (c *credentials) reported() pki.Report {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.report
+}
+
 // run renews certificates until ctx is done.
 func (c *credentials) run(ctx context.Context) {
 	last := ""
@@ -160,7 +225,7 @@ func (c *credentials) renewPeriod() time.Duration { return min(maxRenewPeriod, c
 // file has that content.
 func (c *credentials) writeKubeconfig(name string, p *pki.Pair) error {
 	cfg := clientcmdapi.NewConfig()
-	cfg.Clusters["fairlead"] = &clientcmdapi.Cluster{Server: c.url, CertificateAuthorityData: c.pki.AuthorityPEM()}
+	cfg.Clusters["fairlead"] = &clientcmdapi.Cluster{Server: c.url, CertificateAuthorityData: c.pki.AuthoritiesPEM()}
 	cfg.AuthInfos["fairlead"] = &clientcmdapi.AuthInfo{ClientCertificateData: p.Cert, ClientKeyData: p.Key}
 	cfg.Contexts["fairlead"] = &clientcmdapi.Context{Cluster: "fairlead", AuthInfo: "fairlead"}
 	cfg.CurrentContext = "fairlead"
@@ -189,7 +254,7 @@ func (c *credentials) controllersConfig() *rest.Config { return c.clientConfig(c
 // client reads the files again when they change.
 func (c *credentials) clientConfig(l pki.Leaf) *rest.Config {
 	return &rest.Config{Host: c.url, TLSClientConfig: rest.TLSClientConfig{
-		CAData: c.pki.AuthorityPEM(), CertFile: c.dir.file("pki/" + l.Name + ".crt"), KeyFile: c.dir.file("pki/" + l.Name + ".key"),
+		CAFile: c.dir.file("pki/ca.crt"), CertFile: c.dir.file("pki/" + l.Name + ".crt"), KeyFile: c.dir.file("pki/" + l.Name + ".key"),
 	}}
 }
 
@@ -201,7 +266,10 @@ func nodeLeaf(name string) pki.Leaf {
 // nodeConfig returns the configuration of a client that authenticates as the named
 // node.
 func (c *credentials) nodeConfig(name string) (*rest.Config, error) {
-	if _, err := c.pki.Ensure(nodeLeaf(name)); err != nil {
+	c.refreshing.Lock()
+	_, err := c.pki.Ensure(nodeLeaf(name))
+	c.refreshing.Unlock()
+	if err != nil {
 		return nil, err
 	}
 	c.mu.Lock()
@@ -317,6 +385,13 @@ func (s *servingCert) set(p *pki.Pair) bool {
 		l.Enqueue()
 	}
 	return true
+}
+
+// leaf returns the certificate.
+func (s *servingCert) leaf() *x509.Certificate {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.pair.Leaf
 }
 
 // name returns a name that the certificate is valid for, for clients in this

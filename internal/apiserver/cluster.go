@@ -11,11 +11,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead/fairlead/internal/apiserver/join"
 )
 
 // ClusterConfigMap is the name of the ConfigMap in kube-public in which a server
 // publishes its Cluster. Every node may read it.
-const ClusterConfigMap = "fairlead-cluster"
+const ClusterConfigMap = join.ClusterConfigMap
 
 // Cluster is what nodes must have in common with their server.
 type Cluster struct {
@@ -25,6 +27,9 @@ type Cluster struct {
 	DNS     []netip.Addr
 	Domains []string
 }
+
+// keyAuthorities is the key of the trusted authorities (pki.Bundle.Published), which nodes follow while they run.
+const keyAuthorities = join.AuthoritiesKey
 
 // The keys of the ConfigMap; those of ranges and domains are the flags' names.
 const (
@@ -92,17 +97,26 @@ func (s *Server) ensureCluster(ctx context.Context, client kubernetes.Interface)
 	data := Cluster{s.opts.PodCIDRs, s.opts.ServiceCIDRs, addressAt(s.opts.ServiceCIDRs, 10), s.opts.Domains}.data()
 	maps.DeleteFunc(data, func(_, v string) bool { return v == "" })
 	all := client.CoreV1().ConfigMaps(metav1.NamespacePublic)
+	published := string(s.creds.pki.Bundle().Published())
 	have, err := all.Get(ctx, ClusterConfigMap, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		m := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespacePublic, Name: ClusterConfigMap}, Data: data}
+		m.Data[keyAuthorities] = published
 		_, err = all.Create(ctx, m, metav1.CreateOptions{})
 		return err
 	}
-	if err != nil || maps.Equal(have.Data, data) {
+	if err != nil {
 		return err
 	}
-	s.log.Warn("the cluster's ranges or domains have changed; agents use the new ones when they start again", "before", have.Data, "now", data)
+	before := maps.Clone(have.Data)
+	delete(before, keyAuthorities)
+	if changed := !maps.Equal(before, data); changed {
+		s.log.Warn("the cluster's ranges or domains have changed; agents use the new ones when they start again", "before", before, "now", data)
+	} else if have.Data[keyAuthorities] == published {
+		return nil
+	}
 	have.Data = data
+	have.Data[keyAuthorities] = published
 	_, err = all.Update(ctx, have, metav1.UpdateOptions{})
 	return err
 }

@@ -21,6 +21,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
+
+	"github.com/fairlead/fairlead/internal/apiserver/pki"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // Every server has a Lease; one that has not renewed it for serverLease is removed
@@ -54,8 +57,10 @@ type endpointKeeper struct {
 	self netip.AddrPort
 	// lease is how long the Lease of this server is valid, and renewal the time between two.
 	lease, renewal time.Duration
-	now            func() time.Time
-	log            *slog.Logger
+	// report returns what the server says about its certificates.
+	report func() pki.Report
+	now    func() time.Time
+	log    *slog.Logger
 
 	mu   sync.Mutex // guards what follows
 	seen sightings
@@ -141,6 +146,7 @@ func (k *endpointKeeper) renew(ctx context.Context) error {
 	}
 	metav1.SetMetaDataLabel(&l.ObjectMeta, serverLabel, "true")
 	metav1.SetMetaDataAnnotation(&l.ObjectMeta, endpointAnnotation, k.self.String())
+	metav1.SetMetaDataAnnotation(&l.ObjectMeta, svc.AuthoritiesAnnotation, k.report().String())
 	l.Spec.HolderIdentity = ptr.To(k.self.String())
 	l.Spec.LeaseDurationSeconds = ptr.To(int32(k.lease / time.Second))
 	l.Spec.RenewTime = &now
@@ -213,6 +219,23 @@ func (s sightings) age(name string, renewed, now time.Time) time.Duration {
 	}
 	s[name] = sighting{renewed, at}
 	return now.Sub(at)
+}
+
+// others returns what the other running servers say about their certificates.
+func (k *endpointKeeper) others(ctx context.Context) (map[string]pki.Report, error) {
+	list, err := k.client.CoordinationV1().Leases(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: serverLabel})
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]pki.Report{}
+	for i := range list.Items {
+		for _, at := range runningServers(list.Items[i:i+1], sightings{}, k.now()) {
+			if at != k.self {
+				out["server "+at.String()] = pki.ParseReport(list.Items[i].Annotations[svc.AuthoritiesAnnotation])
+			}
+		}
+	}
+	return out, nil
 }
 
 // mayBeEndpoint reports whether the API accepts an address in Endpoints: an invalid one

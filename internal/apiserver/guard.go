@@ -75,7 +75,7 @@ func (s *Server) newGuard(ctx context.Context, client kubernetes.Interface, shar
 	}
 	g.resolver = union.NewRuleResolvers(nodes, rules)
 	g.signer = newSigner(client, shared, g.authorizer, s.creds.pki, s.log)
-	g.keeper = accounts.NewKeeper(client, shared, s.creds.pki.AuthorityPEM(), s.log)
+	g.keeper = accounts.NewKeeper(client, shared, s.creds.pki.AuthoritiesPEM, s.log)
 	o := s.opts.Auth
 	g.issuer, err = accounts.NewIssuer(o.ServiceAccountIssuer, o.APIAudiences, s.dir.file("pki/sa.key"), s.dir.file("pki/sa.pub"))
 	if err != nil {
@@ -94,7 +94,7 @@ func (s *Server) newGuard(ctx context.Context, client kubernetes.Interface, shar
 	if err != nil {
 		return nil, err
 	}
-	g.requests = newAuthenticator(s.creds.pki.Authority(), g.tokens, o.OpenHealth)
+	g.requests = newAuthenticator(s.creds.clients, g.tokens, o.OpenHealth)
 	return g, nil
 }
 

@@ -72,9 +72,11 @@ func beforeRegistered(a authorizer.Attributes) bool {
 	return !a.IsResourceRequest()
 }
 
-// readsCluster reports whether a request is for the ranges that all nodes have in common.
+// readsCluster reports whether a request is for the ranges and authorities that all nodes have in common.
 func readsCluster(a authorizer.Attributes) bool {
-	return a.GetAPIGroup() == "" && a.GetResource() == "configmaps" && a.GetSubresource() == "" && a.GetVerb() == "get" &&
+	// A list or watch with a field selector of one name has that name.
+	reads := slices.Contains([]string{"get", "list", "watch"}, a.GetVerb())
+	return reads && a.GetAPIGroup() == "" && a.GetResource() == "configmaps" && a.GetSubresource() == "" &&
 		a.GetNamespace() == metav1.NamespacePublic && a.GetName() == ClusterConfigMap
 }
 

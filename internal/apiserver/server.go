@@ -30,11 +30,13 @@ type Server struct {
 	listener *multiListener
 	creds    *credentials
 	peering  *peering                        // nil for the only server
-	token    join.Token                      // set for good when the server is ready
 	joining  func(http.Handler) http.Handler // answers servers that join; nil for the only server
 	loopback *rest.Config
 	ready    chan struct{}
 	close    sync.Once
+
+	mu    sync.Mutex
+	token join.Token // the zero Token before the server is ready, where its start has made one
 }
 
 // New prepares a server: it locks the data directory, makes or checks the
@@ -81,7 +83,7 @@ func (s *Server) prepare(now func() time.Time) (err error) {
 	s.loopback = &rest.Config{
 		Host:            s.URL(),
 		BearerToken:     uuid.NewString(),
-		TLSClientConfig: rest.TLSClientConfig{CAData: s.creds.pki.AuthorityPEM(), ServerName: s.creds.serving.name()},
+		TLSClientConfig: rest.TLSClientConfig{CAFile: s.dir.file("pki/ca.crt"), ServerName: s.creds.serving.name()},
 		QPS:             -1,
 		UserAgent:       "fairlead/loopback",
 		WarningHandler:  rest.NoWarnings{},
@@ -114,7 +116,11 @@ func (s *Server) TokenFile() string { return s.dir.file("node-token") }
 
 // Token is the join token that the start has made, valid for join.DefaultLife; see
 // package join. It must not be called before the server is ready.
-func (s *Server) Token() string { return s.token.String() }
+func (s *Server) Token() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.token.String()
+}
 
 // LoopbackConfig returns the configuration of an all-powerful client in this
 // process. It is valid while the server runs.
@@ -173,6 +179,13 @@ func (s *Server) Run(ctx context.Context) error {
 		defer a.members.Close()
 		wg.Go(func() { a.members.Settle(ctx) })
 	}
+	wg.Go(func() {
+		select {
+		case <-s.ready: // the objects that it changes exist
+			a.certs.rotation.Run(ctx)
+		case <-ctx.Done():
+		}
+	})
 	if store.failed != nil { // the embedded one
 		n := nightly{s.dir.path, s.opts.Release, s.opts.BackupKeep, store.endpoints, s.log, time.Now()}
 		wg.Go(func() { n.run(ctx) })

@@ -33,7 +33,7 @@ type JoinOptions struct {
 
 // sharedFiles are the files of pki/ that all servers of a cluster have alike. The others are
 // made with them.
-func sharedFiles() []string { return []string{"ca.crt", "ca.key", "sa.key", "sa.pub"} }
+func sharedFiles() []string { return []string{"ca.crt", "ca.key", "ca-cross.crt", "sa.key", "sa.pub"} }
 
 // Join prepares the data directory of a server that joins a cluster: it fetches the keys that all
 // servers have alike. It does nothing in the directory of a server that has joined. Run does the rest.
@@ -100,7 +100,9 @@ func (o *Options) isMember(dir *dataDir) (bool, error) {
 		return false, err
 	}
 	token, err := join.ParseServer(o.Join.Token)
-	if known := err == nil && hash != ""; known && hash != token.Hash {
+	// After a rotation of the authority the token with which a member has joined has an earlier hash.
+	_, rotated := os.Stat(dir.file("pki/ca-cross.crt"))
+	if known := err == nil && hash != "" && errors.Is(rotated, fs.ErrNotExist); known && hash != token.Hash {
 		return false, fmt.Errorf("the data directory %s is that of a server of another cluster than the token's: %s", dir.path, elsewhere)
 	}
 	return store && !state.Removed, nil
@@ -198,7 +200,7 @@ func (s *Server) newMembers(c *genericapiserver.Config, store *etcd, g *guard, k
 		return nil, err
 	}
 	a, err := members.New(members.Options{
-		Endpoint: store.endpoints[0], Server: store.server, Authority: s.creds.pki.Authority(), Authorizer: g.authorizer,
+		Endpoint: store.endpoints[0], Server: store.server, Authorities: s.creds.pki.Bundle, Authorizer: g.authorizer,
 		Settings: settings, Files: s.sharedFiles, Log: s.log,
 		Leave: func(ctx context.Context, server string) error {
 			at, err := netip.ParseAddrPort(strings.TrimPrefix(server, "https://"))

@@ -55,6 +55,8 @@ type agentFlags struct {
 	manifestDir string
 	// early starts static Pods before the proxy, which needs the API server.
 	early bool
+	// certChanged, which may be nil, holds a token when the node's certificate or its authorities may have changed.
+	certChanged <-chan struct{}
 	// newNamespace is set in a network namespace that this process was started in.
 	newNamespace bool
 }
@@ -191,7 +193,7 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 		return nil, err
 	}
 	n := &node{dns: server, components: []component{
-		{name: "node", run: f.nodeAgent(log, client, p, pods, peers, checks).Run}, {name: "report of what is programmed", run: reporter.Run},
+		{name: "node", run: f.nodeAgent(log, client, cfg, p, pods, peers, checks).Run}, {name: "report of what is programmed", run: reporter.Run},
 		{name: "checks of endpoints", run: checks.Run},
 	}}
 	if f.peerWatch {
@@ -224,7 +226,8 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 
 // nodeAgent returns what keeps this machine's Node and its Lease.
 func (f *agentFlags) nodeAgent(
-	log *slog.Logger, client kubernetes.Interface, p *proxy.Proxy, pods *runner.Runner, peers *agent.Peers, checks *agent.Checks,
+	log *slog.Logger, client kubernetes.Interface, cfg *rest.Config,
+	p *proxy.Proxy, pods *runner.Runner, peers *agent.Peers, checks *agent.Checks,
 ) *agent.Registrar {
 	return agent.New(agent.Options{
 		Client: client, NodeName: f.nodeName, Log: log,
@@ -235,6 +238,7 @@ func (f *agentFlags) nodeAgent(
 		Annotations: map[string]string{
 			svc.ServingCertAnnotation: pods.Fingerprint(), svc.PeerWatchAnnotation: strconv.FormatBool(f.peerWatch),
 		},
+		Certificates: func() map[string]string { return certReport(cfg) }, CertificatesChanged: f.certChanged,
 		Unreachable: peers.Unreachable, UnreachableChanged: peers.Changed(),
 		Checks: checks.Report, ChecksChanged: checks.Changed(),
 		Port:     int32(f.agentPort),

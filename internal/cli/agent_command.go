@@ -108,6 +108,9 @@ func (a *agentCommand) run(cmd *cobra.Command) error {
 	var warning sync.WaitGroup
 	defer warning.Wait()
 	warning.Go(func() { warnOfMachine(ctx, log, machine, machineTimeout) })
+	if identity != nil {
+		f.certChanged = identity.Changed()
+	}
 	n, err := f.open(ctx, log, cfg)
 	if err != nil {
 		return err
@@ -196,9 +199,14 @@ func (f *agentFlags) identity(
 	case token == "":
 		return nil, nil, fmt.Errorf("the certificate of this node in %s cannot be used: %w; join again with --token-file", dir, err)
 	}
-	boot, err := firstContact(ctx, urls, token)
-	if err != nil {
-		return nil, nil, err
+	boot, bootErr := firstContact(ctx, urls, token)
+	if bootErr != nil && err == nil {
+		log.Warn("the join token is not of this server's authority, or the server does not answer; going on with the certificate of this node",
+			"err", bootErr)
+		return n.Config(), n, nil
+	}
+	if bootErr != nil {
+		return nil, nil, bootErr
 	}
 	if n, err = join.NewNode(ctx, boot, f.nodeName, dir, log); err != nil {
 		return nil, nil, err

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -17,8 +18,10 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/agent"
+	"github.com/fairlead/fairlead/internal/apiserver/pki"
 	"github.com/fairlead/fairlead/internal/proxy"
 	"github.com/fairlead/fairlead/internal/runner"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // defaultManifestDir is where files of static Pods are.
@@ -29,8 +32,8 @@ const defaultManifestDir = "/etc/fairlead/pods.d"
 func (f *agentFlags) runner(log *slog.Logger, client kubernetes.Interface, cfg *rest.Config, p func() *proxy.Proxy,
 	hold <-chan struct{}, peers *agent.Peers, checks *agent.Checks,
 ) (*runner.Runner, error) {
-	ca, err := authority(cfg)
-	if err != nil {
+	ca := func() (*x509.CertPool, error) { return authority(cfg) }
+	if _, err := ca(); err != nil {
 		return nil, err
 	}
 	clusterDNS, err := f.clusterDNS()
@@ -96,16 +99,49 @@ const resolveTimeout = 5 * time.Second
 // authority returns the certificate authority of the server behind cfg, which has
 // also signed the client certificate that the server uses towards agents.
 func authority(cfg *rest.Config) (*x509.CertPool, error) {
-	text := cfg.CAData
-	if len(text) == 0 && cfg.CAFile != "" {
-		var err error
-		if text, err = os.ReadFile(cfg.CAFile); err != nil {
-			return nil, fmt.Errorf("the server's certificate authority: %w", err)
-		}
+	text, err := caOf(cfg)
+	if err != nil {
+		return nil, err
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(text) {
 		return nil, errors.New("the kubeconfig names no certificate authority: an agent needs it to authenticate the server")
 	}
 	return pool, nil
+}
+
+// caOf returns the authorities by which clients of cfg verify the server, as PEM. The ones in a file
+// may change.
+func caOf(cfg *rest.Config) ([]byte, error) {
+	if len(cfg.CAData) > 0 || cfg.CAFile == "" {
+		return cfg.CAData, nil
+	}
+	text, err := os.ReadFile(cfg.CAFile)
+	if err != nil {
+		return nil, fmt.Errorf("the server's certificate authority: %w", err)
+	}
+	return text, nil
+}
+
+// certReport returns the annotations by which a node reports what it trusts, and who signed its certificate.
+func certReport(cfg *rest.Config) map[string]string {
+	ca, err := caOf(cfg)
+	if err != nil {
+		return nil
+	}
+	cert := cfg.CertData
+	if len(cert) == 0 && cfg.CertFile != "" {
+		if cert, err = os.ReadFile(cfg.CertFile); err != nil {
+			return nil // it is about to be renewed
+		}
+	}
+	block, _ := pem.Decode(cert)
+	if block == nil {
+		return nil // it has a token
+	}
+	leaf, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return nil
+	}
+	return map[string]string{svc.AuthoritiesAnnotation: pki.ReportOf(ca, leaf).String()}
 }

@@ -13,10 +13,12 @@ import (
 	"os/signal"
 	"runtime"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead/fairlead/internal/apiserver"
+	"github.com/fairlead/fairlead/internal/apiserver/join"
 )
 
 // Exit codes of the command.
@@ -25,6 +27,9 @@ const (
 	exitFailed = 1
 	exitUsage  = 2
 )
+
+// reloadPeriod is how long connections of this process may go on with a client certificate that was replaced.
+const reloadPeriod = 30 * time.Second
 
 // version is set by the linker.
 var version = "unknown"
@@ -60,6 +65,7 @@ func (g *global) quiet(cmd *cobra.Command) {
 // exit code: 0 done, 1 failed, 2 wrong usage. SIGINT and SIGTERM end it cleanly;
 // a second one ends it at once.
 func Main(args []string) int {
+	join.ReloadWithin(10 * reloadPeriod)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	go func() {
@@ -131,8 +137,8 @@ and their values.`,
 		newProxy(g), newDNS(g), newControllers(g), newLB(g),
 		newRun(g), newScale(g), newRestart(g), newRm(g), newPs(g), newLogs(g),
 		newRegister(g), newDeregister(g), newStatus(g), newTop(g),
-		newEnv(g), newKubeconfig(g), newToken(g), newConfig(g), newBackup(g), newRestore(g), newCheck(g), newCleanup(g), newUninstall(g),
-		newVersion(g),
+		newEnv(g), newKubeconfig(g), newToken(g), newCerts(g), newConfig(g), newBackup(g), newRestore(g),
+		newCheck(g), newCleanup(g), newUninstall(g), newVersion(g),
 	)
 	addConfigFile(root)
 	addCompletion(root)

@@ -101,11 +101,9 @@ func newTokenCreate(g *global) *cobra.Command {
 				}
 				return err
 			}
-			data := cfg.CAData
-			if len(data) == 0 && cfg.CAFile != "" {
-				if data, err = os.ReadFile(cfg.CAFile); err != nil {
-					return err
-				}
+			data, err := caOf(cfg)
+			if err != nil {
+				return err
 			}
 			block, _ := pem.Decode(data)
 			if block == nil {

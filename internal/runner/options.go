@@ -48,7 +48,7 @@ type Options struct {
 	Listener net.Listener
 	// ClientCA signs the one client that the endpoint accepts, whose common name
 	// is fairlead-apiserver.
-	ClientCA *x509.CertPool
+	ClientCA func() (*x509.CertPool, error)
 	// Status is what GET /status answers, as JSON; nil for none.
 	Status func() any
 	// StopPods ends all pods when Run ends, within StopTimeout (by default 10

@@ -71,6 +71,9 @@ func newCluster(t *testing.T, change func(*runner.Options)) *cluster {
 	api.once.Do(func() {
 		s, _ := apiservertest.StartStoppable(t, func(o *apiserver.Options) { o.DataDir = "/run/runner-test" })
 		api.config = s.LoopbackConfig()
+		if err := rest.LoadTLSFiles(api.config); err != nil {
+			t.Error(err)
+		}
 	})
 	config := rest.CopyConfig(api.config)
 	config.QPS = -1

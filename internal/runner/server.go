@@ -37,7 +37,7 @@ func (r *Runner) serve(ctx context.Context) {
 		ErrorLog:          slog.NewLogLogger(r.o.Log.Handler(), slog.LevelDebug),
 		TLSConfig: &tls.Config{
 			MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{r.cert.pair},
-			ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: r.o.ClientCA,
+			ClientAuth: tls.RequireAndVerifyClientCert,
 			VerifyConnection: func(s tls.ConnectionState) error {
 				if len(s.PeerCertificates) == 0 || s.PeerCertificates[0].Subject.CommonName != clientName {
 					return fmt.Errorf("only %s may connect", clientName)
@@ -45,6 +45,13 @@ func (r *Runner) serve(ctx context.Context) {
 				return nil
 			},
 		},
+	}
+	plain := server.TLSConfig.Clone()
+	server.TLSConfig.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		c := plain.Clone()
+		var err error
+		c.ClientCAs, err = r.o.ClientCA()
+		return c, err
 	}
 	done := make(chan struct{})
 	go func() {

@@ -108,7 +108,7 @@ func newEndpoint(t *testing.T) *endpoint {
 		if err != nil {
 			t.Fatal(err)
 		}
-		o.Listener, o.ClientCA = l, pool
+		o.Listener, o.ClientCA = l, func() (*x509.CertPool, error) { return pool, nil }
 		o.Status = func() any { return map[string]string{"mode": "nft"} }
 		e.url = "https://" + l.Addr().String()
 	})

@@ -24,6 +24,9 @@ const (
 	// API server alone sets it, and nothing changes it; a node gives the machine's
 	// root to Pods of the level privileged alone.
 	PodSecurityAnnotation = "fairlead.dev/pod-security"
+	// AuthoritiesAnnotation on a Node, and on the Lease of a server, has the certificate authorities that
+	// it trusts, and which one has signed its certificate (pki.Report).
+	AuthoritiesAnnotation = "fairlead.dev/authorities"
 	// PeerWatchAnnotation on a Node is "true" while its agent watches other nodes' machines
 	// and lets others watch its own (docs/design/011-dead-nodes.md). The agent sets it.
 	PeerWatchAnnotation = "fairlead.dev/peer-watch"

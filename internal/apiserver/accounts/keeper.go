@@ -10,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
@@ -28,7 +29,7 @@ const (
 // kube-root-ca.crt.
 type Keeper struct {
 	client     kubernetes.Interface
-	authority  string
+	authority  func() []byte
 	log        *slog.Logger
 	namespaces corelisters.NamespaceLister
 	accounts   corelisters.ServiceAccountLister
@@ -39,8 +40,8 @@ type Keeper struct {
 }
 
 // NewKeeper returns a Keeper over the informers of f, which the caller starts.
-// authority is the certificate as PEM.
-func NewKeeper(client kubernetes.Interface, f informers.SharedInformerFactory, authority []byte, log *slog.Logger) *Keeper {
+// authority returns the certificates of the trusted authorities as PEM.
+func NewKeeper(client kubernetes.Interface, f informers.SharedInformerFactory, authority func() []byte, log *slog.Logger) *Keeper {
 	// Only the ConfigMaps of the one name are watched.
 	rootCAs := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 		o.FieldSelector = fields.OneTermEqualSelector("metadata.name", RootConfigMap).String()
@@ -48,7 +49,7 @@ func NewKeeper(client kubernetes.Interface, f informers.SharedInformerFactory, a
 	core := f.Core().V1()
 	configs := rootCAs.Core().V1().ConfigMaps()
 	return &Keeper{
-		client: client, authority: string(authority), log: log, rootCAs: rootCAs,
+		client: client, authority: authority, log: log, rootCAs: rootCAs,
 		namespaces: core.Namespaces().Lister(), accounts: core.ServiceAccounts().Lister(), configs: configs.Lister(),
 		informers: []cache.SharedIndexInformer{core.Namespaces().Informer(), core.ServiceAccounts().Informer(), configs.Informer()},
 		queue: workqueue.NewTypedRateLimitingQueue(
@@ -96,6 +97,17 @@ func (k *Keeper) Run(ctx context.Context) {
 	workers.Wait()
 }
 
+// Refresh has all namespaces get the present authorities.
+func (k *Keeper) Refresh() {
+	all, err := k.namespaces.List(labels.Everything())
+	if err != nil {
+		return // cannot happen: the lister reads from memory
+	}
+	for _, ns := range all {
+		k.queue.Add(ns.Name)
+	}
+}
+
 func (k *Keeper) next(ctx context.Context) bool {
 	namespace, stop := k.queue.Get()
 	if stop {
@@ -134,8 +146,8 @@ func (k *Keeper) keep(ctx context.Context, namespace string) error {
 }
 
 func (k *Keeper) keepConfig(ctx context.Context, namespace string) error {
-	api := k.client.CoreV1().ConfigMaps(namespace)
-	data := map[string]string{corev1.ServiceAccountRootCAKey: k.authority}
+	api, key := k.client.CoreV1().ConfigMaps(namespace), corev1.ServiceAccountRootCAKey
+	data := map[string]string{key: string(k.authority())}
 	have, err := k.configs.ConfigMaps(namespace).Get(RootConfigMap)
 	switch {
 	case apierrors.IsNotFound(err):
@@ -149,7 +161,7 @@ func (k *Keeper) keepConfig(ctx context.Context, namespace string) error {
 		return ignore(err)
 	case err != nil:
 		return err
-	case len(have.Data) == 1 && have.Data[corev1.ServiceAccountRootCAKey] == k.authority:
+	case len(have.Data) == 1 && have.Data[key] == data[key]:
 		return nil
 	}
 	have = have.DeepCopy()

@@ -27,7 +27,11 @@ const startTimeout = 60 * time.Second
 // options before the start.
 func Start(t testing.TB, change ...func(*apiserver.Options)) *rest.Config {
 	t.Helper()
-	return StartServer(t, change...).LoopbackConfig()
+	cfg := StartServer(t, change...).LoopbackConfig()
+	if err := rest.LoadTLSFiles(cfg); err != nil { // for processes that do not read the server's files
+		t.Fatal(err)
+	}
+	return cfg
 }
 
 // StartServer is Start for tests that need the server itself.

@@ -149,7 +149,8 @@ func (t Token) Config(ctx context.Context, server string) (*rest.Config, error) 
 type otherClusterError struct{ hash string }
 
 func (e *otherClusterError) Error() string {
-	return "the server is not of the token's cluster: no certificate in its chain has the hash " + e.hash
+	return "the server is not of the token's cluster, or the authority of that was replaced since the token was made " +
+		"('fairlead token create' makes another one): no certificate in its chain has the hash " + e.hash
 }
 
 // IsOtherCluster reports whether err is that of a server that does not belong to the token's

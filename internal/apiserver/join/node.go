@@ -1,6 +1,7 @@
 package join
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -13,6 +14,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -62,10 +64,13 @@ func ReloadWithin(life time.Duration) {
 // has to be approved, and how.
 type Node struct {
 	name, dir string
-	ca        []byte
 	host      string
 	log       *slog.Logger
 	use       func(*rest.Config)
+	changed   chan struct{}
+
+	mu sync.Mutex
+	ca []byte // the trusted authorities, the signing one first
 }
 
 // Use has the clients made from later results of Config, and that of renewals, set up by
@@ -75,7 +80,7 @@ func (n *Node) Use(use func(*rest.Config)) { n.use = use }
 // Open returns the identity of the node name at server that NewNode has kept in dir.
 // The error is fs.ErrNotExist if the machine has never joined.
 func Open(server, name, dir string, log *slog.Logger) (*Node, error) {
-	n := &Node{name: name, dir: dir, host: server, log: log}
+	n := &Node{name: name, dir: dir, host: server, log: log, changed: make(chan struct{}, 1)}
 	var err error
 	if n.ca, err = os.ReadFile(n.file("ca.crt")); err != nil {
 		return nil, err
@@ -98,18 +103,13 @@ func (n *Node) open() error {
 // Of reports whether the node belongs to the cluster of a token.
 func (n *Node) Of(token string) bool {
 	t, err := Parse(token)
-	block, _ := pem.Decode(n.ca)
-	if err != nil || block == nil {
-		return false
-	}
-	ca, err := x509.ParseCertificate(block.Bytes)
-	return err == nil && pki.Hash(ca) == t.Hash
+	return err == nil && pki.HasHash(n.ca, t.Hash)
 }
 
 // NewNode returns the identity of the node name at the server that boot leads
 // to, kept in dir. If there is none, it requests a certificate with boot.
 func NewNode(ctx context.Context, boot *rest.Config, name, dir string, log *slog.Logger) (*Node, error) {
-	n := &Node{name: name, dir: dir, ca: boot.CAData, host: boot.Host, log: log}
+	n := &Node{name: name, dir: dir, ca: boot.CAData, host: boot.Host, log: log, changed: make(chan struct{}, 1)}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("the node's certificate: %w", err)
 	}
@@ -131,7 +131,7 @@ func NewNode(ctx context.Context, boot *rest.Config, name, dir string, log *slog
 // follows renewals of the certificate.
 func (n *Node) Config() *rest.Config {
 	cfg := &rest.Config{Host: n.host, TLSClientConfig: rest.TLSClientConfig{
-		CAData: n.ca, CertFile: n.file("node.crt"), KeyFile: n.file("node.key"),
+		CAFile: n.file("ca.crt"), CertFile: n.file("node.crt"), KeyFile: n.keyFile(),
 	}}
 	if n.use != nil {
 		n.use(cfg)
@@ -139,11 +139,27 @@ func (n *Node) Config() *rest.Config {
 	return cfg
 }
 
-// Run renews the certificate when a third of its life is left, until ctx ends.
+// Changed holds a token when the certificate or the authorities may have changed.
+func (n *Node) Changed() <-chan struct{} { return n.changed }
+
+func (n *Node) setChanged() {
+	select {
+	case n.changed <- struct{}{}:
+	default:
+	}
+}
+
+// Run renews the certificate when a third of its life is left or another authority signs, and follows
+// the authorities of the cluster, until ctx ends.
 func (n *Node) Run(ctx context.Context) error {
+	again := make(chan struct{}, 1)
+	var following sync.WaitGroup
+	defer following.Wait()
+	following.Go(func() { n.follow(ctx, again) })
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
+		case <-again:
 		case <-time.After(n.renew(ctx)):
 		}
 	}
@@ -158,11 +174,16 @@ func (n *Node) renew(ctx context.Context) (pause time.Duration) {
 		return maxPause
 	}
 	life := leaf.NotAfter.Sub(leaf.NotBefore)
-	if wait := time.Until(leaf.NotAfter.Add(-life / 3)); wait > 0 {
+	if wait := time.Until(leaf.NotAfter.Add(-life / 3)); wait > 0 && n.ofSigner(leaf) {
 		return min(wait, maxPause)
 	}
 	pause = min(max(life/20, time.Second), maxPause)
-	if err := n.issue(ctx, n.Config()); err != nil && ctx.Err() == nil {
+	err = n.issue(ctx, n.Config())
+	if err == nil {
+		n.setChanged()
+		return time.Second // look at the new one: another server may have signed it, which trusts both and is behind
+	}
+	if ctx.Err() == nil {
 		n.log.Error("cannot renew the node's certificate; retrying", "err", err, "expires", leaf.NotAfter, "after", pause)
 	}
 	return pause
@@ -172,25 +193,41 @@ func (n *Node) file(name string) string { return filepath.Join(n.dir, name) }
 
 // check returns why the certificate on disk cannot be used, nil if it can.
 func (n *Node) check() error {
-	leaf, err := n.leaf()
+	pair, err := n.pair()
 	if err != nil {
 		return err
 	}
-	roots := x509.NewCertPool()
+	leaf, roots, rest := pair.Leaf, x509.NewCertPool(), x509.NewCertPool()
 	roots.AppendCertsFromPEM(n.ca)
+	for _, der := range pair.Certificate[1:] {
+		if c, err := x509.ParseCertificate(der); err == nil {
+			rest.AddCert(c) // the authority's, signed by the one that this node knows
+		}
+	}
 	if leaf.Subject.CommonName != "system:node:"+n.name {
 		return fmt.Errorf("it is for %s", leaf.Subject.CommonName)
 	}
-	_, err = leaf.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	_, err = leaf.Verify(x509.VerifyOptions{Roots: roots, Intermediates: rest, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 	return err
 }
 
 func (n *Node) leaf() (*x509.Certificate, error) {
-	pair, err := tls.LoadX509KeyPair(n.file("node.crt"), n.file("node.key"))
-	if err != nil {
-		return nil, err
+	pair, err := n.pair()
+	return pair.Leaf, err
+}
+
+func (n *Node) pair() (tls.Certificate, error) {
+	return tls.LoadX509KeyPair(n.file("node.crt"), n.keyFile())
+}
+
+// keyFile returns the file with the key of the certificate: node.crt itself, so that both are replaced at
+// once and a crash leaves a pair. Earlier versions wrote the key into node.key alone.
+func (n *Node) keyFile() string {
+	text, err := os.ReadFile(n.file("node.crt"))
+	if err == nil && bytes.Contains(text, []byte("PRIVATE KEY-----")) {
+		return n.file("node.crt")
 	}
-	return pair.Leaf, nil
+	return n.file("node.key")
 }
 
 // issue requests a new certificate as cfg and writes it.
@@ -215,11 +252,10 @@ func (n *Node) issue(ctx context.Context, cfg *rest.Config) error {
 	if err != nil {
 		return fmt.Errorf("no certificate for node %s: %w", n.name, err)
 	}
-	// A crash in between leaves a certificate with another key, which check
-	// detects.
+	// The key is in both: earlier versions, to which a machine may go back, read it in node.key.
 	return errors.Join(
+		fileio.Replace(n.file("node.crt"), append(cert, keyPEM...), 0o600),
 		fileio.Replace(n.file("node.key"), keyPEM, 0o600),
-		fileio.Replace(n.file("node.crt"), cert, 0o600),
 	)
 }
 

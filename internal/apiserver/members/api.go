@@ -2,7 +2,6 @@ package members
 
 import (
 	"context"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,6 +19,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/fairlead/fairlead/internal/apiserver/pki"
 )
 
 // Paths of the API server.
@@ -44,9 +45,10 @@ const (
 // Options are those of an API.
 type Options struct {
 	// Endpoint is that of Server, the etcd of this machine.
-	Endpoint  string
-	Server    *etcdserver.EtcdServer
-	Authority *x509.Certificate
+	Endpoint string
+	Server   *etcdserver.EtcdServer
+	// Authorities returns what this server trusts.
+	Authorities func() *pki.Bundle
 	// Authorizer decides who is an administrator of the cluster.
 	Authorizer authorizer.Authorizer
 	// Settings are those that all servers must have alike.
@@ -74,7 +76,7 @@ func New(o Options) (*API, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &API{Options: o, etcd: c, tokens: tokens{c, o.Authority, time.Now}}, nil
+	return &API{Options: o, etcd: c, tokens: tokens{c, o.Authorities, time.Now}}, nil
 }
 
 // Close releases what the API holds.

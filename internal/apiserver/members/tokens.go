@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
-	"crypto/x509"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -44,9 +43,9 @@ type stored struct {
 
 // tokens are the tokens of servers in etcd.
 type tokens struct {
-	etcd *clientv3.Client
-	ca   *x509.Certificate
-	now  func() time.Time
+	etcd        *clientv3.Client
+	authorities func() *pki.Bundle
+	now         func() time.Time
 }
 
 // tokenError is that of a token that is not accepted.
@@ -64,7 +63,7 @@ func (t tokens) create(ctx context.Context, want Token) (join.Token, error) {
 	if err := t.sweep(ctx); err != nil {
 		return join.Token{}, err
 	}
-	made := join.NewServer(t.ca)
+	made := join.NewServer(t.authorities().Signer().Cert)
 	want.ID, want.UsedBy = made.ID, ""
 	return made, t.put(ctx, stored{want, secretHash(made.Secret)}, 0)
 }
@@ -87,7 +86,7 @@ func (t tokens) put(ctx context.Context, s stored, revision int64) error {
 // the token is reusable.
 func (t tokens) use(ctx context.Context, text, name string) error {
 	given, err := join.ParseServer(text)
-	if err != nil || given.Hash != pki.Hash(t.ca) {
+	if err != nil || !t.authorities().Trusts(given.Hash) {
 		return errToken
 	}
 	r, err := t.etcd.Get(ctx, tokenPrefix+given.ID)

@@ -9,7 +9,6 @@ package pki
 
 import (
 	"bytes"
-	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -27,6 +26,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
@@ -50,12 +50,10 @@ type Directory struct {
 	// It may be changed before the first leaf is made.
 	Life time.Duration
 
-	path string
-	now  func() time.Time
-
-	ca    *x509.Certificate
-	caPEM []byte
-	caKey crypto.Signer // nil when the installer kept ca.key elsewhere
+	path   string
+	now    func() time.Time
+	write  func(file string, text []byte, mode os.FileMode) error // fileio.Replace, but in tests
+	bundle atomic.Pointer[Bundle]
 }
 
 // Leaf describes a certificate to be kept: its file name without extension,
@@ -71,7 +69,7 @@ type Leaf struct {
 }
 
 // Pair is a certificate with its key, both as PEM. Cert ends with the
-// authority's certificate, so that a client which knows only the authority's
+// authorities' certificates, so that a client which knows only an authority's
 // hash can find it in the chain.
 type Pair struct {
 	Cert, Key []byte
@@ -86,7 +84,7 @@ func Open(path string, now func() time.Time) (*Directory, error) {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return nil, fmt.Errorf("cannot make the certificate directory: %w", err)
 	}
-	d := &Directory{Life: LeafLife, path: path, now: now}
+	d := &Directory{Life: LeafLife, path: path, now: now, write: fileio.Replace}
 	_, err := os.Stat(d.file("ca.crt"))
 	if errors.Is(err, fs.ErrNotExist) {
 		err = d.makeAuthority()
@@ -97,11 +95,14 @@ func Open(path string, now func() time.Time) (*Directory, error) {
 	return d, d.loadAuthority()
 }
 
-// AuthorityPEM returns the authority's certificate as PEM.
-func (d *Directory) AuthorityPEM() []byte { return bytes.Clone(d.caPEM) }
+// Bundle returns what the directory signs with and trusts.
+func (d *Directory) Bundle() *Bundle { return d.bundle.Load() }
 
-// Authority returns the authority's certificate. It is shared: do not change it.
-func (d *Directory) Authority() *x509.Certificate { return d.ca }
+// AuthoritiesPEM returns the certificates of the trusted authorities as PEM, the signing one first.
+func (d *Directory) AuthoritiesPEM() []byte { return d.Bundle().PEM() }
+
+// Authority returns the certificate of the authority that signs. It is shared: do not change it.
+func (d *Directory) Authority() *x509.Certificate { return d.Bundle().Signer().Cert }
 
 // Hash returns the SHA-256 of a certificate's DER form, in hex.
 func Hash(c *x509.Certificate) string {
@@ -119,8 +120,9 @@ func (d *Directory) Ensure(l Leaf) (*Pair, error) {
 	case err != nil:
 		return nil, err
 	}
-	ours := slices.Contains(p.Leaf.Subject.OrganizationalUnit, Marker)
-	if ours && d.caKey != nil && (d.now().Add(d.margin()).After(p.Leaf.NotAfter) || !covers(p.Leaf, l) || d.signed(p.Leaf) != nil) {
+	signer := d.Bundle().Signer()
+	if made(p.Leaf) && signer.Key != nil &&
+		(d.now().Add(d.margin()).After(p.Leaf.NotAfter) || !covers(p.Leaf, l) || p.Leaf.CheckSignatureFrom(signer.Cert) != nil) {
 		return d.issue(l)
 	}
 	file := d.file(l.Name + ".crt")
@@ -134,75 +136,32 @@ func (d *Directory) Ensure(l Leaf) (*Pair, error) {
 	return p, nil
 }
 
+// Renew makes the certificate l new, if this package made it or it is missing.
+func (d *Directory) Renew(l Leaf) error {
+	p, err := d.load(l.Name)
+	if err == nil && !made(p.Leaf) {
+		return fmt.Errorf("%s was provided by an installer: replace it there", d.file(l.Name+".crt"))
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	_, err = d.issue(l)
+	return err
+}
+
 // margin is the time before its end at which a leaf is renewed.
 func (d *Directory) margin() time.Duration { return min(RenewBefore, d.Life/3) }
 
 func (d *Directory) file(name string) string { return filepath.Join(d.path, name) }
 
 func (d *Directory) makeAuthority() error {
-	key, keyPEM, err := NewKey()
+	a, err := newAuthority(d.now())
 	if err != nil {
 		return err
 	}
-	now := d.now()
-	serial, err := newSerial()
-	if err != nil {
-		return err
-	}
-	t := &x509.Certificate{
-		SerialNumber:          serial,
-		Subject:               pkix.Name{CommonName: fmt.Sprintf("fairlead-ca@%d", now.Unix()), OrganizationalUnit: []string{Marker}},
-		NotBefore:             now.Add(-maxBackdate),
-		NotAfter:              now.Add(AuthorityLife),
-		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature | x509.KeyUsageCRLSign,
-		BasicConstraintsValid: true,
-		IsCA:                  true,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, t, t, key.Public(), key)
-	if err != nil {
-		return err
-	}
-	// The key first: a crash in between leaves a key that is overwritten, never
-	// a certificate without its key.
-	if err := fileio.Replace(d.file("ca.key"), keyPEM, 0o600); err != nil {
-		return err
-	}
-	return fileio.Replace(d.file("ca.crt"), encodeCert(der), 0o600)
-}
-
-func (d *Directory) loadAuthority() error {
-	file := d.file("ca.crt")
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return err
-	}
-	if d.ca, err = firstCert(data); err != nil {
-		return fmt.Errorf("%s: %w", file, err)
-	}
-	d.caPEM = encodeCert(d.ca.Raw)
-	if !d.ca.IsCA {
-		return fmt.Errorf("%s is not a certificate authority: put a CA certificate there", file)
-	}
-	if err := d.checkTime(file, d.ca); err != nil {
-		return err
-	}
-	keyPEM, err := os.ReadFile(d.file("ca.key"))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	pair, err := tls.X509KeyPair(d.caPEM, keyPEM)
-	if err != nil {
-		return fmt.Errorf("%s does not belong to %s: %w", d.file("ca.key"), file, err)
-	}
-	signer, ok := pair.PrivateKey.(crypto.Signer)
-	if !ok {
-		return fmt.Errorf("%s holds a key that cannot sign", d.file("ca.key"))
-	}
-	d.caKey = signer
-	return nil
+	b := &Bundle{Authorities: []Authority{a}}
+	d.bundle.Store(b)
+	return d.Install(b)
 }
 
 // load reads the pair called name. The error is fs.ErrNotExist if there is no
@@ -232,22 +191,20 @@ func (d *Directory) load(name string) (*Pair, error) {
 	return &Pair{Cert: d.withAuthority(cert), Key: key, Leaf: leaf}, nil
 }
 
-// withAuthority appends the authority to a chain that lacks it.
-func (d *Directory) withAuthority(chain []byte) []byte {
-	for rest := chain; ; {
-		var b *pem.Block
-		if b, rest = pem.Decode(rest); b == nil {
-			break
-		}
-		if bytes.Equal(b.Bytes, d.ca.Raw) {
-			return chain
+// withAuthority returns the leaf of a chain, the certificates between it and an installer's
+// authority, and the bundle's.
+func (d *Directory) withAuthority(chain []byte) (out []byte) {
+	for i, c := range certs(chain) {
+		if i == 0 || !made(c) && !bytes.Equal(c.Raw, d.Authority().Raw) {
+			out = append(out, encodeCert(c.Raw)...)
 		}
 	}
-	return append(append(bytes.Clone(chain), '\n'), d.caPEM...)
+	return append(out, d.Bundle().chain()...)
 }
 
 func (d *Directory) issue(l Leaf) (*Pair, error) {
-	if d.caKey == nil {
+	b := d.Bundle()
+	if b.Signer().Key == nil {
 		return nil, fmt.Errorf("%s cannot be made because %s is missing: provide the authority's key, or the pair %s.crt and %s.key",
 			d.file(l.Name+".crt"), d.file("ca.key"), l.Name, l.Name)
 	}
@@ -267,7 +224,7 @@ func (d *Directory) issue(l Leaf) (*Pair, error) {
 	if l.Peer {
 		t.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
 	}
-	der, err := d.sign(t, key.Public(), d.Life)
+	der, err := d.sign(b.Signer(), t, key.Public(), d.Life)
 	if err != nil {
 		return nil, err
 	}
@@ -275,20 +232,26 @@ func (d *Directory) issue(l Leaf) (*Pair, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Pair{Cert: append(encodeCert(der), d.caPEM...), Key: keyPEM, Leaf: leaf, Renewed: true}
+	p := &Pair{Cert: append(encodeCert(der), b.chain()...), Key: keyPEM, Leaf: leaf, Renewed: true}
 	// Remove the old certificate first: at no time does a certificate stand
 	// beside a key that is not its own.
 	if err := os.Remove(d.file(l.Name + ".crt")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	if err := fileio.Replace(d.file(l.Name+".key"), p.Key, 0o600); err != nil {
+	if err := d.write(d.file(l.Name+".key"), p.Key, 0o600); err != nil {
 		return nil, err
 	}
-	return p, fileio.Replace(d.file(l.Name+".crt"), p.Cert, 0o600)
+	return p, d.write(d.file(l.Name+".crt"), p.Cert, 0o600)
 }
 
-func (d *Directory) signed(leaf *x509.Certificate) error {
-	return leaf.CheckSignatureFrom(d.ca)
+// signed returns nil if an authority of the bundle has signed leaf.
+func (d *Directory) signed(leaf *x509.Certificate) (err error) {
+	for _, a := range d.Bundle().Authorities {
+		if err = leaf.CheckSignatureFrom(a.Cert); err == nil {
+			return nil
+		}
+	}
+	return err
 }
 
 // checkTime reports a certificate that is not valid now, naming the file and

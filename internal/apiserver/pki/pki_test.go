@@ -121,7 +121,7 @@ func TestBroughtAlong(t *testing.T) {
 		tmpl := *ensure(t, d, server).Leaf
 		tmpl.Subject.OrganizationalUnit, tmpl.NotBefore, tmpl.NotAfter = nil, notBefore, notAfter
 		tmpl.RawSubject, tmpl.Subject.Names = nil, nil
-		der, err := x509.CreateCertificate(rand.Reader, &tmpl, d.ca, key.Public(), d.caKey)
+		der, err := x509.CreateCertificate(rand.Reader, &tmpl, d.Authority(), key.Public(), d.Bundle().Signer().Key)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,0 +1,106 @@
+package apiserver
+
+import (
+	"bytes"
+	"crypto/x509"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	requestx509 "k8s.io/apiserver/pkg/authentication/request/x509"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+
+	"github.com/fairlead/fairlead/internal/apiserver/pki"
+)
+
+// maxSeen bounds how many users with a certificate of an authority that goes are remembered.
+const maxSeen = 64
+
+// clientCAs are the authorities by which clients' certificates are verified. They change
+// while the server runs.
+type clientCAs struct {
+	mu        sync.RWMutex
+	pem       []byte
+	opts      x509.VerifyOptions
+	listeners []dynamiccertificates.Listener
+	others    [][]byte             // the key IDs of the authorities that do not sign
+	seen      map[string]time.Time // when a user was last recognised by a certificate of one of those
+}
+
+var _ dynamiccertificates.CAContentProvider = (*clientCAs)(nil)
+
+func (*clientCAs) Name() string { return "cluster-authority" }
+
+func (c *clientCAs) CurrentCABundleContent() []byte {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.pem
+}
+
+func (c *clientCAs) VerifyOptions() (x509.VerifyOptions, bool) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.opts, c.opts.Roots != nil
+}
+
+func (c *clientCAs) AddListener(l dynamiccertificates.Listener) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.listeners = append(c.listeners, l)
+}
+
+func (c *clientCAs) set(b *pki.Bundle) {
+	text := b.PEM()
+	c.mu.Lock()
+	if bytes.Equal(c.pem, text) {
+		c.mu.Unlock()
+		return
+	}
+	c.pem, c.opts, c.others, c.seen = text, requestx509.DefaultVerifyOptions(), nil, map[string]time.Time{}
+	c.opts.Roots = b.Pool()
+	for _, a := range b.Authorities[1:] {
+		c.others = append(c.others, a.Cert.SubjectKeyId)
+	}
+	listeners := slices.Clone(c.listeners)
+	c.mu.Unlock()
+	for _, l := range listeners {
+		l.Enqueue()
+	}
+}
+
+// user returns the users of certificates, and remembers those whose certificate is not of the
+// authority that signs.
+func (c *clientCAs) user() requestx509.UserConversion {
+	return requestx509.UserConversionFunc(func(chain []*x509.Certificate) (*authenticator.Response, bool, error) {
+		r, ok, err := requestx509.CommonNameUserConversion.User(chain)
+		if ok && err == nil && c.other(chain[0]) {
+			c.mu.Lock()
+			if _, known := c.seen[r.User.GetName()]; known || len(c.seen) < maxSeen {
+				c.seen[r.User.GetName()] = time.Now()
+			}
+			c.mu.Unlock()
+		}
+		return r, ok, err
+	})
+}
+
+func (c *clientCAs) other(leaf *x509.Certificate) bool {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return slices.ContainsFunc(c.others, func(id []byte) bool { return bytes.Equal(id, leaf.AuthorityKeyId) })
+}
+
+// since returns the users with a certificate of an authority that does not sign, who were recognised
+// after a time, and when they last were.
+func (c *clientCAs) since(t time.Time) map[string]time.Time {
+	out := map[string]time.Time{}
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	for name, at := range c.seen {
+		if at.After(t) {
+			out[name] = at
+		}
+	}
+	return out
+}

@@ -1,0 +1,227 @@
+package rotation
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/fairlead/fairlead/internal/apiserver/pki"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+const (
+	// lookPeriod is how often a server looks, during a rotation, who has reported.
+	lookPeriod = time.Second
+	// retryPeriod is the pause after a failure.
+	retryPeriod = 5 * time.Second
+	// timeout bounds one step.
+	timeout = 10 * time.Second
+)
+
+// Options are what a Rotation works with.
+type Options struct {
+	Client kubernetes.Interface
+	PKI    *pki.Directory
+	Nodes  corelisters.NodeLister
+	// Self is the name of this server, and Report what it says.
+	Self   string
+	Report func() pki.Report
+	// Servers returns what the other running servers say, by their names.
+	Servers func(context.Context) (map[string]pki.Report, error)
+	// Changed is called when the authorities have changed.
+	Changed func(context.Context) error
+	Log     *slog.Logger
+}
+
+// Rotation follows the rotations of a cluster's authority, and begins and ends them.
+type Rotation struct {
+	o       Options
+	secrets informers.SharedInformerFactory // of the one Secret
+	lister  corelisters.SecretLister
+	changed chan struct{}
+	logged  string // the last failure that was; Run alone uses it
+	pending bool   // Changed has not succeeded; Run alone uses it
+}
+
+// New returns a Rotation for Run.
+func New(o Options) *Rotation {
+	r := &Rotation{o: o, changed: make(chan struct{}, 1)}
+	r.secrets = informers.NewSharedInformerFactoryWithOptions(o.Client, 0, informers.WithNamespace(metav1.NamespaceSystem),
+		informers.WithTweakListOptions(func(l *metav1.ListOptions) {
+			l.FieldSelector = fields.OneTermEqualSelector("metadata.name", SecretName).String()
+		}))
+	r.lister = r.secrets.Core().V1().Secrets().Lister()
+	return r
+}
+
+// Run brings this server into line with every step until ctx ends.
+func (r *Rotation) Run(ctx context.Context) {
+	wake := func(any) {
+		select {
+		case r.changed <- struct{}{}:
+		default:
+		}
+	}
+	_, err := r.secrets.Core().V1().Secrets().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: wake, UpdateFunc: func(_, o any) { wake(o) }, DeleteFunc: wake,
+	})
+	if err != nil {
+		return // the informer has ended, and so has the server
+	}
+	r.secrets.StartWithContext(ctx)
+	defer r.secrets.Shutdown()
+	for ctx.Err() == nil {
+		var again <-chan time.Time
+		active, err := r.follow(ctx)
+		if text := fmt.Sprint(err); err != nil && ctx.Err() == nil {
+			if again = time.After(retryPeriod); text != r.logged {
+				r.o.Log.Error("cannot follow the rotation of the authority; retrying", "err", err, "after", retryPeriod)
+			}
+			r.logged = text
+		} else if r.logged = ""; active {
+			again = time.After(lookPeriod)
+		}
+		select {
+		case <-ctx.Done():
+		case <-r.changed:
+		case <-again:
+		}
+	}
+}
+
+// follow brings this server into line with the Secret, and takes the step that needs nobody's word.
+func (r *Rotation) follow(ctx context.Context) (active bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	secret, err := r.lister.Secrets(metav1.NamespaceSystem).Get(SecretName)
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	s, b, err := open(secret, r.o.PKI.Bundle())
+	switch {
+	case errors.Is(err, errSealed):
+		return false, r.left(secret)
+	case err != nil:
+		return false, err
+	}
+	if !bytes.Equal(b.Published(), r.o.PKI.Bundle().Published()) {
+		if err := r.o.PKI.Install(b); err != nil {
+			return true, err
+		}
+		r.pending = true
+		r.o.Log.Info("following the rotation of the cluster's authority", "step", s.Step)
+	}
+	if r.pending {
+		if err := r.o.Changed(ctx); err != nil {
+			return true, err
+		}
+		r.pending = false
+	}
+	if s.Step == Trust {
+		waiting, err := r.waiting(ctx, s)
+		if err != nil || len(waiting) > 0 {
+			return true, err
+		}
+		return true, r.write(ctx, secret, s, Sign, 0)
+	}
+	return s.Step != Done, nil
+}
+
+// left returns the error of a server that a rotation has left behind, nil for one that has its end.
+func (r *Rotation) left(secret *corev1.Secret) error {
+	kept, mine := string(secret.Data[keyKept]), pki.Hash(r.o.PKI.Authority())
+	if kept == mine || kept == "" && string(secret.Data[keyOld]) == mine {
+		return nil
+	}
+	if kept == "" && string(secret.Data[keyNew]) != mine {
+		return errors.New("the cluster's authority is being rotated, and this server has another one: " +
+			"copy pki/ of another server here and restart")
+	}
+	return errors.New("the cluster's authority was rotated while this server was off: copy pki/ of another server here and restart")
+}
+
+// write writes the next step. Another server may have been faster.
+func (r *Rotation) write(ctx context.Context, old *corev1.Secret, s *state, next Step, kept int) error {
+	after := *s
+	after.Step = next
+	secret, err := after.seal(kept)
+	if err != nil {
+		return err
+	}
+	secret.ResourceVersion = old.ResourceVersion
+	_, err = r.o.Client.CoreV1().Secrets(secret.Namespace).Update(ctx, secret, metav1.UpdateOptions{})
+	if apierrors.IsConflict(err) {
+		return nil
+	}
+	if err == nil {
+		r.o.Log.Info("the rotation of the cluster's authority goes on", "step", next)
+	}
+	return err
+}
+
+// Reports returns what all servers and nodes say, by their names.
+func (r *Rotation) Reports(ctx context.Context) (map[string]pki.Report, error) {
+	out, err := r.o.Servers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if out == nil {
+		out = map[string]pki.Report{}
+	}
+	out[r.o.Self] = r.o.Report()
+	nodes, err := r.o.Nodes.List(labels.Everything())
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range nodes {
+		out["node "+n.Name] = pki.ParseReport(n.Annotations[svc.AuthoritiesAnnotation])
+	}
+	return out, nil
+}
+
+// waiting returns who keeps a rotation from its next step, and why.
+func (r *Rotation) waiting(ctx context.Context, s *state) (out []string, err error) {
+	all, err := r.Reports(ctx)
+	if err != nil {
+		return nil, err
+	}
+	before, next := pki.Hash(s.Authorities[0].Cert), pki.Hash(s.Authorities[1].Cert)
+	signer := pki.Hash(s.Authorities[s.signs()].Cert)
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		report := all[name]
+		switch {
+		case len(report.Trusts) == 0:
+			out = append(out, name+" does not report what it trusts: it has an earlier version, or has not started again yet")
+		case s.Step == Trust && !report.TrustsAll(before, next):
+			out = append(out, name+" does not trust both authorities yet")
+		case s.Step != Trust && !report.TrustsAll(signer):
+			out = append(out, name+" does not trust the authority that stays")
+		case s.Step != Trust && report.Issuer != signer:
+			out = append(out, name+" still has a certificate of the authority that goes")
+		}
+		if s.Step != Trust {
+			for _, user := range report.Seen {
+				out = append(out, fmt.Sprintf("%s was reached with a certificate of the authority that goes by %s", name, user))
+			}
+		}
+	}
+	return out, nil
+}
