@@ -56,9 +56,7 @@ type assembly struct {
 // assemble builds the generic server on store and installs all kinds.
 func (s *Server) assemble(ctx context.Context, store *etcd) (*assembly, error) {
 	c := genericapiserver.NewConfig(registry.Codecs)
-	if err := s.configureServing(c); err != nil {
-		return nil, err
-	}
+	s.configureServing(c)
 	back := newBackEnd(store, s.opts.Etcd.Prefix)
 	back.config.StorageObjectCountTracker = c.StorageObjectCountTracker
 	c.RESTOptionsGetter = back
@@ -204,7 +202,7 @@ func (a *assembly) prepare() interface{ RunWithContext(context.Context) error } 
 
 // configureServing sets the part of the configuration that does not depend on the
 // store.
-func (s *Server) configureServing(c *genericapiserver.Config) error {
+func (s *Server) configureServing(c *genericapiserver.Config) {
 	c.SecureServing = &genericapiserver.SecureServingInfo{Listener: s.listener, Cert: s.creds.serving, ClientCA: s.creds.clients}
 	c.LoopbackClientConfig = s.LoopbackConfig()
 	c.ExternalAddress = strings.TrimPrefix(s.publicURL(), "https://")
@@ -226,7 +224,6 @@ func (s *Server) configureServing(c *genericapiserver.Config) error {
 	c.OpenAPIConfig.Info.Title = "fairlead"
 	c.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(openAPIDefinitions, namer)
 	c.OpenAPIV3Config.Info.Title = "fairlead"
-	return nil
 }
 
 // install serves resources, core/v1 under /api and the groups under /apis.
