@@ -43,6 +43,7 @@ var rooms = map[string]int{
 	"barrier":             2,
 	"dataplane":           2,
 	"election":            2,
+	"offline":             2,
 	"dataplane/nft":       3,
 	"dataplane/iptables":  3,
 	"dataplane/ipvs":      3,

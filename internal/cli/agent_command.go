@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/apiserver/join"
+	"github.com/fairlead/fairlead/internal/offline"
 	"github.com/fairlead/fairlead/internal/servers"
 )
 
@@ -127,7 +128,7 @@ func (a *agentCommand) run(cmd *cobra.Command) error {
 }
 
 // balance has the clients of cfg, and those that renew the certificate, use whichever server
-// answers, until stop is called.
+// answers, until stop is called; those of cfg use the last known state while none does.
 func (a *agentCommand) balance(ctx context.Context, log *slog.Logger, cfg *rest.Config, identity *join.Node) (stop func(), err error) {
 	if throughProxy(cfg) {
 		return func() {}, nil // what is behind it is not this machine's to choose
@@ -142,7 +143,12 @@ func (a *agentCommand) balance(ctx context.Context, log *slog.Logger, cfg *rest.
 	if identity != nil {
 		identity.Use(b.Use)
 	}
+	known, err := offline.Open(filepath.Join(a.agent.stateDir, "known"), log)
+	if err != nil {
+		return nil, err
+	}
 	b.Use(cfg)
+	known.Use(cfg)
 	a.agent.balancer = b
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup

@@ -52,6 +52,12 @@ func writeFiles(dir string, files map[string]file, defaultMode *int32, o owner) 
 	return err
 }
 
+// written reports whether dir is a volume of files that was written once.
+func written(dir string) bool {
+	_, err := os.Stat(filepath.Join(dir, dataLink))
+	return err == nil
+}
+
 // modeOf returns the mode of a file of a volume.
 func modeOf(f file, defaultMode *int32) fs.FileMode {
 	mode := fs.FileMode(0o644)

@@ -3,6 +3,8 @@ package runner
 import (
 	"context"
 	"errors"
+	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -60,8 +62,10 @@ func (r *Runner) follow(ctx, workCtx context.Context) {
 		r.mu.Unlock()
 		r.nudgeAll()
 	}
+	var orphans sync.WaitGroup
+	defer orphans.Wait()
 	if cache.WaitForCacheSync(ctx.Done(), podsHandled.HasSynced) {
-		r.dropOrphans(pods.GetStore())
+		orphans.Go(func() { r.dropOrphans(ctx) })
 		r.static.mirrorsSynced()
 	}
 	if cache.WaitForCacheSync(ctx.Done(), nodes.HasSynced) {
@@ -126,15 +130,37 @@ func (r *Runner) podDeleted(o any) {
 	}
 }
 
-// dropOrphans ends the pods of an earlier run whose objects are gone.
-func (r *Runner) dropOrphans(store cache.Store) {
-	there := map[types.UID]bool{}
-	for _, o := range store.List() {
-		there[o.(*corev1.Pod).UID] = true
-	}
+// orphanRetry is the time between two tries to find out whether a pod's object is gone.
+const orphanRetry = 5 * time.Second
+
+// dropOrphans ends the pods of an earlier run whose objects are gone. What was listed first may
+// be the last known state (package offline), so it asks for the latest.
+func (r *Runner) dropOrphans(ctx context.Context) {
+	var orphans []*worker
 	r.each(func(w *worker) {
-		if !there[w.uid] && !w.static {
-			w.remove(nil)
+		if !w.static && w.unseen() {
+			orphans = append(orphans, w)
 		}
 	})
+	if len(orphans) == 0 {
+		return
+	}
+	own := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", r.o.NodeName).String()}
+	list, err := r.o.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, own)
+	for ; err != nil; list, err = r.o.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, own) {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(orphanRetry):
+		}
+	}
+	there := map[types.UID]bool{}
+	for i := range list.Items {
+		there[list.Items[i].UID] = true
+	}
+	for _, w := range orphans {
+		if !there[w.uid] && w.unseen() {
+			w.remove(nil)
+		}
+	}
 }

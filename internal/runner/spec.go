@@ -2,10 +2,12 @@ package runner
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -76,6 +78,11 @@ func (r *Runner) container(ctx context.Context, f facts, c *corev1.Container, p 
 			continue
 		}
 		path, err := volume(ctx, f, v, p.volume(v.Name), from)
+		if errors.Is(err, syscall.ECONNREFUSED) && written(p.volume(v.Name)) {
+			r.o.Log.Warn("no server answers; the pod's volume stays as it was written last",
+				"namespace", f.pod.Namespace, "pod", f.pod.Name, "volume", v.Name, "err", err)
+			path, err = p.volume(v.Name), nil
+		}
 		if err != nil {
 			return shim.Container{}, configError{"CreateContainerConfigError", fmt.Sprintf("volume %s: %v", v.Name, err)}
 		}

@@ -114,6 +114,13 @@ func (w *worker) update(pod *corev1.Pod) {
 	w.nudge()
 }
 
+// unseen reports whether the API has not shown the pod of an earlier run.
+func (w *worker) unseen() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.pod == nil
+}
+
 // remove reports the deletion of the object; last is its last version, nil if that
 // is unknown.
 func (w *worker) remove(last *corev1.Pod) {

@@ -1,0 +1,244 @@
+package offline
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
+	"github.com/fairlead/fairlead/internal/reflector"
+	"github.com/fairlead/fairlead/internal/testbed"
+)
+
+// line is a way to the server that can be cut.
+type line struct {
+	next http.RoundTripper
+	cut  *atomic.Bool
+}
+
+func (l line) RoundTrip(req *http.Request) (*http.Response, error) {
+	if l.cut.Load() {
+		return nil, syscall.ECONNREFUSED
+	}
+	return l.next.RoundTrip(req)
+}
+
+// node is what a process on a node knows of Services.
+type node struct {
+	client   kubernetes.Interface
+	stop     func()
+	mu       sync.Mutex
+	services map[string]string // by name, the version
+	replaced int
+}
+
+// startNode starts a process whose last known state is in dir.
+func startNode(t *testing.T, cfg *rest.Config, dir string, cut *atomic.Bool, log *slog.Logger) *node {
+	t.Helper()
+	store, err := Open(dir, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store.compact = 4 << 10
+	own := rest.CopyConfig(cfg)
+	own.ContentType, own.AcceptContentTypes = protobuf, protobuf
+	own.Wrap(func(next http.RoundTripper) http.RoundTripper { return line{next, cut} })
+	store.Use(own)
+	n := &node{client: kubernetes.NewForConfigOrDie(own), services: map[string]string{}}
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	n.stop = func() { cancel(); running.Wait() }
+	t.Cleanup(n.stop)
+	set := func(s *corev1.Service) {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.services[s.Name] = s.ResourceVersion
+	}
+	sink := reflector.Sink[*corev1.Service]{
+		Set: set,
+		Replace: func(list []*corev1.Service) {
+			n.mu.Lock()
+			n.services = map[string]string{}
+			n.replaced++
+			n.mu.Unlock()
+			for _, s := range list {
+				set(s)
+			}
+		},
+		Delete: func(s *corev1.Service) {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			delete(n.services, s.Name)
+		},
+	}
+	all := metav1.ListOptions{}
+	for range 2 { // as the parts of an agent
+		running.Go(func() {
+			reflector.Run(reflector.Quiet(ctx), "test", reflector.From(n.client.CoreV1().Services(""), all), sink)
+		})
+	}
+	return n
+}
+
+// knows waits until the node knows what the server has.
+func (n *node) knows(t *testing.T, server kubernetes.Interface) {
+	t.Helper()
+	testbed.Until(t, "the node to know what there is", func() error {
+		list, err := server.CoreV1().Services("").List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		want := map[string]string{}
+		for _, s := range list.Items {
+			want[s.Name] = s.ResourceVersion
+		}
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		if !maps.Equal(n.services, want) {
+			return fmt.Errorf("%v, want %v", n.services, want)
+		}
+		return nil
+	})
+}
+
+// change creates, updates and deletes Services.
+func change(t *testing.T, server kubernetes.Interface, round int) {
+	t.Helper()
+	api := server.CoreV1().Services("default")
+	for i := range 12 {
+		s, err := api.Create(t.Context(), &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("s%d-%d", round, i)},
+			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
+		}, metav1.CreateOptions{})
+		if err == nil && i%2 == 0 {
+			s.Annotations = map[string]string{"text": strings.Repeat("x", 100)}
+			_, err = api.Update(t.Context(), s, metav1.UpdateOptions{})
+		}
+		if err == nil && i%3 == 0 {
+			err = api.Delete(t.Context(), s.Name, metav1.DeleteOptions{})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A process that starts without a server has what the one before had last, and goes on from
+// there when the server is back, without a new list. Secrets are not on the disk, a damaged
+// end costs what it holds, and a damaged list the whole.
+func TestLastKnownState(t *testing.T) {
+	cfg := apiservertest.Start(t)
+	server := kubernetes.NewForConfigOrDie(cfg)
+	dir := filepath.Join(t.TempDir(), "known")
+	var cut atomic.Bool
+	first := startNode(t, cfg, dir, &cut, slog.New(slog.DiscardHandler))
+	change(t, server, 1)
+	first.knows(t, server)
+	change(t, server, 2)
+	first.knows(t, server)
+	for _, create := range []func() error{
+		func() error {
+			_, err := server.CoreV1().Secrets("default").Create(t.Context(),
+				&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}, StringData: map[string]string{"k": "not-for-the-disk"}}, metav1.CreateOptions{})
+			return err
+		},
+		func() error {
+			_, err := server.CoreV1().ConfigMaps("default").Create(t.Context(),
+				&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "c"}, Data: map[string]string{"k": "v"}}, metav1.CreateOptions{})
+			return err
+		},
+		func() error {
+			_, err := first.client.CoreV1().Secrets("default").Get(t.Context(), "s", metav1.GetOptions{})
+			return err
+		},
+		func() error {
+			_, err := first.client.CoreV1().Secrets("default").List(t.Context(), metav1.ListOptions{ResourceVersion: "0"})
+			return err
+		},
+		func() error {
+			_, err := first.client.CoreV1().ConfigMaps("default").Get(t.Context(), "c", metav1.GetOptions{})
+			return err
+		},
+	} {
+		if err := create(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first.stop()
+	cut.Store(true)
+
+	second := startNode(t, cfg, dir, &cut, slog.New(slog.DiscardHandler))
+	second.knows(t, server)
+	if c, err := second.client.CoreV1().ConfigMaps("default").Get(t.Context(), "c", metav1.GetOptions{}); err != nil || c.Data["k"] != "v" {
+		t.Errorf("the ConfigMap: %v, %v", c, err)
+	}
+	if _, err := second.client.CoreV1().Services("").List(t.Context(), metav1.ListOptions{}); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("a list of the latest version: %v", err)
+	}
+	change(t, server, 3)
+	cut.Store(false)
+	second.knows(t, server)
+	second.mu.Lock()
+	if second.replaced > 2 {
+		t.Errorf("%d lists by two reflectors", second.replaced)
+	}
+	second.mu.Unlock()
+	second.stop()
+
+	var services string
+	files, err := filepath.Glob(filepath.Join(dir, "*"))
+	if err != nil || len(files) != 2 {
+		t.Fatalf("%v, %v", files, err)
+	}
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil || bytes.Contains(text, []byte("not-for-the-disk")) {
+			t.Errorf("%s holds the Secret, or %v", f, err)
+		}
+		if bytes.Contains(text, []byte("/api/v1/services?")) {
+			services = f
+		}
+		if info, err := os.Stat(f); err != nil || info.Mode() != 0o600 {
+			t.Errorf("%s: %v, %v", f, info.Mode(), err)
+		}
+	}
+	cut.Store(true)
+	damage := func(at func(size int) int) {
+		text, err := os.ReadFile(services)
+		if err == nil {
+			text[at(len(text))] ^= 1
+			err = os.WriteFile(services, text, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, whole, err := read(services, "/api/v1/services?")
+	if err != nil {
+		t.Fatal(err)
+	}
+	damage(func(n int) int { return n - 1 })
+	if body, version, err := read(services, "/api/v1/services?"); body == nil || version == 0 || version >= whole || err == nil {
+		t.Errorf("with a damaged end: %d bytes, version %d of %d, %v", len(body), version, whole, err)
+	}
+	damage(func(int) int { return 100 })
+	if body, _, err := read(services, "/api/v1/services?"); body != nil || err == nil {
+		t.Errorf("with a damaged list: %d bytes, %v", len(body), err)
+	}
+}
