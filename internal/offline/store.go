@@ -231,7 +231,7 @@ func (s *Store) load(a *answer, key string) []byte {
 	}
 	if body != nil && a.file == nil {
 		a.version = version
-		s.log.Info("no server answers; using the last known state", "of", key, "version", version)
+		s.log.Debug("no server answers; using the last known state", "of", key, "version", version)
 	}
 	return body
 }

@@ -95,6 +95,12 @@ func Run[T any](ctx context.Context, name string, from Source, to Sink[T]) {
 	}).RunWithContext(ctx)
 }
 
+// Informer returns an informer of client-go for a Source, of objects like example, by
+// namespace. It lists and then watches, as Run does.
+func Informer(from Source, example runtime.Object) cache.SharedIndexInformer {
+	return cache.NewSharedIndexInformer(listerWatcher{from}, example, 0, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+}
+
 // listerWatcher is a Source as client-go wants it.
 type listerWatcher struct{ s Source }
 

@@ -11,9 +11,10 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
+	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/registration"
 )
 
@@ -22,14 +23,12 @@ var everything = labels.Everything()
 // follow hands the objects of the API to the workers until ctx ends. Workers
 // run with workCtx.
 func (r *Runner) follow(ctx, workCtx context.Context) {
-	bound := informers.NewSharedInformerFactoryWithOptions(r.o.Client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-		o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", r.o.NodeName).String()
-	}))
-	all := informers.NewSharedInformerFactory(r.o.Client, 0)
-	pods, nodes, services := bound.Core().V1().Pods().Informer(), all.Core().V1().Nodes().Informer(), all.Core().V1().Services()
-	servicesSynced := services.Informer().HasSynced
+	core := r.o.Client.CoreV1()
+	pods := reflector.Informer(reflector.From(core.Pods(metav1.NamespaceAll), r.ownPods()), &corev1.Pod{})
+	nodes := reflector.Informer(reflector.From(core.Nodes(), metav1.ListOptions{}), &corev1.Node{})
+	services := reflector.Informer(reflector.From(core.Services(metav1.NamespaceAll), metav1.ListOptions{}), &corev1.Service{})
 	r.mu.Lock()
-	r.services = services.Lister()
+	r.services = corelisters.NewServiceLister(services.GetIndexer())
 	r.mu.Unlock()
 	podsHandled, err1 := pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(o any) { r.podUpdated(workCtx, o.(*corev1.Pod)) },
@@ -52,26 +51,30 @@ func (r *Runner) follow(ctx, workCtx context.Context) {
 		r.o.Log.Error("cannot follow the API", "err", errors.Join(err1, err2))
 		return
 	}
-	bound.Start(ctx.Done())
-	all.Start(ctx.Done())
-	defer bound.Shutdown()
-	defer all.Shutdown()
-	if cache.WaitForCacheSync(ctx.Done(), servicesSynced) {
+	var running sync.WaitGroup
+	defer running.Wait()
+	for _, i := range []cache.SharedIndexInformer{pods, nodes, services} {
+		running.Go(func() { i.RunWithContext(ctx) })
+	}
+	if cache.WaitForCacheSync(ctx.Done(), services.HasSynced) {
 		r.mu.Lock()
 		r.synced = true
 		r.mu.Unlock()
 		r.nudgeAll()
 	}
-	var orphans sync.WaitGroup
-	defer orphans.Wait()
 	if cache.WaitForCacheSync(ctx.Done(), podsHandled.HasSynced) {
-		orphans.Go(func() { r.dropOrphans(ctx) })
+		running.Go(func() { r.dropOrphans(ctx) })
 		r.static.mirrorsSynced()
 	}
 	if cache.WaitForCacheSync(ctx.Done(), nodes.HasSynced) {
 		r.network.setSynced()
 	}
 	<-ctx.Done()
+}
+
+// ownPods selects the pods of this node.
+func (r *Runner) ownPods() metav1.ListOptions {
+	return metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", r.o.NodeName).String()}
 }
 
 func (r *Runner) setNode(n *corev1.Node) {
@@ -145,7 +148,7 @@ func (r *Runner) dropOrphans(ctx context.Context) {
 	if len(orphans) == 0 {
 		return
 	}
-	own := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", r.o.NodeName).String()}
+	own := r.ownPods()
 	list, err := r.o.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, own)
 	for ; err != nil; list, err = r.o.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, own) {
 		select {

@@ -1,0 +1,103 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/kernel/process"
+	"github.com/fairlead/fairlead/internal/testbed"
+	programs "github.com/fairlead/fairlead/internal/testbed/process"
+)
+
+// podProcesses returns the processes of an agent's Pods, those with the state directory dir.
+func podProcesses(t *testing.T, dir string) (pids []int) {
+	t.Helper()
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		exe, _ := os.Readlink(filepath.Join("/proc", e.Name(), "exe"))
+		line, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
+		if strings.HasPrefix(exe, dir) || strings.Contains(string(line), dir) {
+			pids = append(pids, pid)
+			for _, child := range process.Children(pid) {
+				pids = append(pids, child.Pid)
+			}
+		}
+	}
+	return pids
+}
+
+// reboot ends what runs on the node and empties its kernel, as a power cycle does. Its disk
+// stays.
+func (c *cluster) reboot() {
+	c.t.Helper()
+	c.agent.Kill()
+	all := podProcesses(c.t, c.path("agent/agent"))
+	if len(all) < 2 {
+		c.t.Fatalf("the Pods' processes are %v", all)
+	}
+	for _, pid := range all {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	programs.Output(c.t, c.on(c.node, "sh", "-c",
+		`nft flush ruleset; ip -o link show | sed 's/^[0-9]*: \([^:@]*\).*/\1/' | grep -v -e '^lo$' -e '^eth0$' | xargs -rn1 ip link del`))
+}
+
+// A node that starts without any server has the Services, names and Pods that it knew, after a
+// restart of its agent and of the machine, and follows the server when that is back.
+func TestWithoutServer(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	at := c.backends()
+	before := podProcesses(t, c.path("agent/agent"))
+	named := func() error {
+		out, err := programs.Try(c.node.Command(t.Context(), "dig", "+short", "+time=2", "+tries=1", "@10.96.0.10", "my-service.default.svc.cluster.local"))
+		if err == nil && out != at.Addr().String() {
+			err = fmt.Errorf("the answer is %q", out)
+		}
+		return err
+	}
+	testbed.Until(t, "the name", named)
+	c.api.Process.Kill()
+
+	c.agent.Kill()
+	c.startAgent()
+	c.agentUp()
+	if err := errors.Join(c.ask(at), named()); err != nil {
+		t.Errorf("after the agent's restart: %v", err)
+	}
+	for _, pid := range before {
+		if syscall.Kill(pid, 0) != nil {
+			t.Errorf("a process of a Pod has ended: %d of %v", pid, before)
+		}
+	}
+
+	c.reboot()
+	c.startAgent()
+	c.agentUp()
+	testbed.Until(t, "the Services after the machine's restart", func() error { return errors.Join(c.ask(at), named()) })
+
+	c.api.Start(t)
+	c.api.AwaitReady(t)
+	c.kubectl("create", "service", "clusterip", "second", "--tcp=80:9376")
+	c.kubectl("patch", "service", "second", "--type=merge", "-p", `{"spec":{"selector":{"app":"MyApp"}}}`)
+	second := netip.AddrPortFrom(netip.MustParseAddr(c.kubectl("get", "svc", "second", "-o", "jsonpath={.spec.clusterIP}")), 80)
+	testbed.Until(t, "what is new", func() error { return c.ask(second) })
+	if err := c.ask(at); err != nil {
+		t.Errorf("with the server: %v", err)
+	}
+	c.nodesReady(1)
+}
