@@ -188,6 +188,20 @@ func TestKubeconfigPrintsTheFileOrItsPath(t *testing.T) {
 	if _, out, _ := call(t, "kubeconfig", "--data-dir", dir, "--path"); out != file+"\n" {
 		t.Errorf("printed %q", out)
 	}
+	const here = "apiVersion: v1\nkind: Config\nclusters:\n- name: c\n  cluster: {server: 'https://127.0.0.1:6443'}\n"
+	if err := os.WriteFile(file, []byte(here), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const other = "https://192.0.2.11:6443"
+	_, out, _ := call(t, "kubeconfig", "--data-dir", dir, "--server", other)
+	if !strings.Contains(out, other) || strings.Contains(out, "127.0.0.1") {
+		t.Errorf("printed %q", out)
+	}
+	for _, wrong := range [][]string{{"--server", "192.0.2.11"}, {"--server", other, "--path"}} {
+		if code, out, _ := call(t, append([]string{"kubeconfig", "--data-dir", dir}, wrong...)...); code != 2 || out != "" {
+			t.Errorf("%s: exit code %d, printed %q", wrong, code, out)
+		}
+	}
 }
 
 // Every command's help has an example, and help is no error.

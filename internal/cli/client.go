@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -148,13 +149,14 @@ func (f *clientFlags) client() (kubernetes.Interface, string, error) {
 }
 
 func newKubeconfig(g *global) *cobra.Command {
-	var dataDir string
+	var dataDir, server string
 	var path bool
 	cmd := &cobra.Command{
 		Use:   "kubeconfig",
 		Short: "Print the administrator's kubeconfig of the server on this machine",
 		Example: `  fairlead kubeconfig > ~/.kube/config
-  export KUBECONFIG=$(fairlead kubeconfig --path)`,
+  export KUBECONFIG=$(fairlead kubeconfig --path)
+  fairlead kubeconfig --server https://192.0.2.11:6443`,
 		Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			file := filepath.Join(dataDir, adminKubeconfig)
@@ -165,7 +167,15 @@ func newKubeconfig(g *global) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if path {
+			switch {
+			case path && server != "":
+				return usagef("--path prints where the file is, which names the server of this machine: leave --path or --server out")
+			case server != "":
+				text, err = withServer(text, server)
+				if err != nil {
+					return err
+				}
+			case path:
 				_, err = fmt.Fprintln(g.out, file)
 				return err
 			}
@@ -174,6 +184,22 @@ func newKubeconfig(g *global) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&dataDir, "data-dir", defaultDataDir(), "data directory of the server")
+	cmd.Flags().StringVar(&server, "server", "", "URL of another server of the cluster, to be in the kubeconfig in place of this one")
 	cmd.Flags().BoolVar(&path, "path", false, "print where the file is instead of what is in it")
 	return cmd
+}
+
+// withServer returns a kubeconfig that leads to another server of its cluster.
+func withServer(kubeconfig []byte, server string) ([]byte, error) {
+	if u, err := url.Parse(server); err != nil || u.Scheme != "https" || u.Host == "" {
+		return nil, usagef("--server: %q is not the address of a server: want https://HOST:PORT", server)
+	}
+	cfg, err := clientcmd.Load(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range cfg.Clusters {
+		c.Server = server
+	}
+	return clientcmd.Write(*cfg)
 }

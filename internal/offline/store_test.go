@@ -154,8 +154,8 @@ func TestLastKnownState(t *testing.T) {
 	first.knows(t, server)
 	for _, create := range []func() error{
 		func() error {
-			_, err := server.CoreV1().Secrets("default").Create(t.Context(),
-				&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}, StringData: map[string]string{"k": "not-for-the-disk"}}, metav1.CreateOptions{})
+			secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}, StringData: map[string]string{"k": "not-for-the-disk"}}
+			_, err := server.CoreV1().Secrets("default").Create(t.Context(), secret, metav1.CreateOptions{})
 			return err
 		},
 		func() error {
@@ -199,13 +199,11 @@ func TestLastKnownState(t *testing.T) {
 		t.Errorf("%d lists by two reflectors", second.replaced)
 	}
 	second.mu.Unlock()
-	second.stop()
-
-	var services string
 	files, err := filepath.Glob(filepath.Join(dir, "*"))
 	if err != nil || len(files) != 2 {
 		t.Fatalf("%v, %v", files, err)
 	}
+	var services string
 	for _, f := range files {
 		text, err := os.ReadFile(f)
 		if err != nil || bytes.Contains(text, []byte("not-for-the-disk")) {
@@ -218,6 +216,11 @@ func TestLastKnownState(t *testing.T) {
 			t.Errorf("%s: %v, %v", f, info.Mode(), err)
 		}
 	}
+	for round := 4; records(t, services) < 3; round++ { // it was written anew just now
+		change(t, server, round)
+		second.knows(t, server)
+	}
+	second.stop()
 	cut.Store(true)
 	damage := func(at func(size int) int) {
 		text, err := os.ReadFile(services)
@@ -240,5 +243,21 @@ func TestLastKnownState(t *testing.T) {
 	damage(func(int) int { return 100 })
 	if body, _, err := read(services, "/api/v1/services?"); body != nil || err == nil {
 		t.Errorf("with a damaged list: %d bytes, %v", len(body), err)
+	}
+}
+
+// records returns how many records a file has.
+func records(t *testing.T, path string) (n int) {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for {
+		if _, err := next(f); err != nil {
+			return n
+		}
+		n++
 	}
 }

@@ -2,11 +2,17 @@ package servers
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -332,4 +338,45 @@ func TestNodesSpread(t *testing.T) {
 			t.Errorf("%s has %d of %d nodes", at, n, nodes)
 		}
 	}
+}
+
+// A machine that is no server of the cluster, but is among the addresses, gets no request.
+func TestForeignServer(t *testing.T) {
+	real := startServer(t, "127.0.0.1:0")
+	asked := make(chan struct{}, 100)
+	foreign := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked <- struct{}{} }))
+	foreign.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo)
+	foreign.TLS = &tls.Config{Certificates: []tls.Certificate{selfSigned(t)}}
+	foreign.StartTLS()
+	defer foreign.Close()
+	b, client := startBalancer(t, "", real)
+	must(t, client, "")
+	b.learn([]string{foreign.Listener.Addr().String()})
+	testbed.Until(t, "the other one to be asked", func() error {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if s := b.all[foreign.Listener.Addr().String()]; s.pause == minProbe {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	if at, _ := must(t, client, ""); at != real.at || len(asked) > 0 {
+		t.Errorf("%s answers, the other one was asked %d times", at, len(asked))
+	}
+}
+
+func selfSigned(t *testing.T) tls.Certificate {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, leaf, leaf, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }

@@ -64,7 +64,8 @@ func TestWithoutServer(t *testing.T) {
 	at := c.backends()
 	before := podProcesses(t, c.path("agent/agent"))
 	named := func() error {
-		out, err := programs.Try(c.node.Command(t.Context(), "dig", "+short", "+time=2", "+tries=1", "@10.96.0.10", "my-service.default.svc.cluster.local"))
+		dig := c.node.Command(t.Context(), "dig", "+short", "+time=2", "+tries=1", "@10.96.0.10", "my-service.default.svc.cluster.local")
+		out, err := programs.Try(dig)
 		if err == nil && out != at.Addr().String() {
 			err = fmt.Errorf("the answer is %q", out)
 		}
