@@ -149,11 +149,15 @@ func (c *Checks) Run(ctx context.Context) error {
 			stop()
 		}
 	}()
+	turn := time.NewTimer(checks.NextTurn(time.Now()))
+	defer turn.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-c.update:
+		case <-turn.C:
+			turn.Reset(checks.NextTurn(time.Now()))
 		}
 		mine := c.mine()
 		for key, stop := range stops {
@@ -193,7 +197,7 @@ func (c *Checks) mine() map[checks.Key]checks.Target {
 		}
 	}
 	if len(out) > checks.MaxPerNode {
-		taken := checks.Share(keys, checks.MaxPerNode)
+		taken := checks.Share(keys, checks.MaxPerNode, checks.Turn(time.Now()))
 		maps.DeleteFunc(out, func(key checks.Key, _ checks.Target) bool { return !taken[key] })
 	}
 	c.reportPartly(out)

@@ -224,10 +224,24 @@ func By(key Key, nodes []string) []string {
 	return out
 }
 
+// turn is for how long Share prefers the same namespaces where there are too many.
+const turn = 5 * time.Minute
+
+// Turn returns the turn of a time, of which Share makes an order of namespaces.
+func Turn(now time.Time) int64 { return now.UnixNano() / int64(turn) }
+
+// NextTurn returns how long it is from now until the next Turn.
+func NextTurn(now time.Time) time.Duration { return turn - time.Duration(now.UnixNano()%int64(turn)) }
+
 // Share returns at most that many of the keys of the namespaces: each gets one in turn while it
-// has any, so that one with many takes no other's place. It sorts the keys.
-func Share(byNamespace map[string][]Key, most int) map[Key]bool {
+// has any, so that one with many takes no other's place. Where there are more namespaces than
+// that, others come first in each Turn, and on all nodes the same, for two have to agree.
+// It sorts the keys.
+func Share(byNamespace map[string][]Key, most int, turn int64) map[Key]bool {
 	namespaces := slices.Sorted(maps.Keys(byNamespace))
+	if len(namespaces) > most {
+		slices.SortFunc(namespaces, func(a, b string) int { return bytes.Compare(rankIn(turn, a), rankIn(turn, b)) })
+	}
 	for _, keys := range byNamespace {
 		slices.SortFunc(keys, func(a, b Key) int { return bytes.Compare(a[:], b[:]) })
 	}
@@ -242,6 +256,13 @@ func Share(byNamespace map[string][]Key, most int) map[Key]bool {
 		}
 	}
 	return out
+}
+
+// rankIn is the place of a namespace in a turn. Nobody can choose a name that is always among
+// the first.
+func rankIn(turn int64, namespace string) []byte {
+	sum := sha256.Sum256(fmt.Append(nil, turn, " ", namespace))
+	return sum[:]
 }
 
 // Report is what one node has found: whether what it checks answers.

@@ -2,6 +2,7 @@ package checks
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -162,4 +163,44 @@ func FuzzReport(f *testing.F) {
 			t.Errorf("%q became %q", r, again)
 		}
 	})
+}
+
+// Each namespace has its turn where a node cannot check one endpoint of all, and nodes that
+// have most of them in common prefer the same ones.
+func TestShareAmongManyNamespaces(t *testing.T) {
+	const most, namespaces, turns = 50, 200, 60
+	keys := func(without int) map[string][]Key {
+		out := map[string][]Key{}
+		for i := range namespaces {
+			if i != without {
+				out[fmt.Sprintf("ns%03d", i)] = []Key{{byte(i)}, {byte(i), 1}}
+			}
+		}
+		return out
+	}
+	had := map[Key]int{}
+	for turn := range int64(turns) {
+		a, b := Share(keys(7), most, turn), Share(keys(9), most, turn)
+		both := 0
+		for k := range a {
+			had[k]++
+			if b[k] {
+				both++
+			}
+		}
+		if len(a) != most || both < most-2 {
+			t.Errorf("turn %d: %d keys, %d of them on both nodes", turn, len(a), both)
+		}
+	}
+	if len(had) != namespaces-1 {
+		t.Errorf("in %d turns %d of %d namespaces were checked", turns, len(had), namespaces-1)
+	}
+	few := map[string][]Key{"a": {{1}, {2}}, "b": {{3}, {4}}}
+	if x, y := Share(few, 3, 1), Share(few, 3, 2); !maps.Equal(x, y) || len(x) != 3 {
+		t.Errorf("few namespaces change places: %v, %v", x, y)
+	}
+	at := time.Unix(1_800_000_001, 0)
+	if next := at.Add(NextTurn(at)); Turn(next) != Turn(at)+1 || Turn(next.Add(-1)) != Turn(at) {
+		t.Errorf("the turn after %s begins at %s", at, next)
+	}
 }

@@ -25,7 +25,8 @@ import (
 // disruption keeps the status of PodDisruptionBudgets, by which evictions are allowed.
 type disruption struct {
 	*controllerContext
-	loop *loop.Loop[svc.Name]
+	index *selection
+	loop  *loop.Loop[svc.Name]
 }
 
 func newDisruption(s *controllerContext) (func(ctx context.Context), error) {
@@ -43,7 +44,12 @@ func newDisruption(s *controllerContext) (func(ctx context.Context), error) {
 	if err := s.handle(s.informers.Apps().V1().ReplicaSets().Informer(), c.setHandlers()); err != nil {
 		return nil, err
 	}
-	return c.loop.Run, s.handle(s.informers.Core().V1().Pods().Informer(), c.podHandlers())
+	var err error
+	if c.index, err = selectionOf(s); err != nil {
+		return nil, err
+	}
+	c.index.followPods(c.podChanged)
+	return c.loop.Run, nil
 }
 
 func (c *disruption) setHandlers() cache.ResourceEventHandlerFuncs {
@@ -51,8 +57,15 @@ func (c *disruption) setHandlers() cache.ResourceEventHandlerFuncs {
 		func(a, b *appsv1.ReplicaSet) bool { return scaleDiffers(a, b, a.Spec.Replicas, b.Spec.Replicas) })
 }
 
-func (c *disruption) podHandlers() cache.ResourceEventHandlerFuncs {
-	return differing(func(p *corev1.Pod) { c.selecting(p.Namespace, p.Labels) }, healthDiffers)
+func (c *disruption) podChanged(before, now *corev1.Pod) {
+	if before != nil && now != nil && !healthDiffers(before, now) {
+		return
+	}
+	for _, p := range []*corev1.Pod{before, now} {
+		if p != nil {
+			c.selecting(p.Namespace, p.Labels)
+		}
+	}
 }
 
 // differing returns handlers that call changed for objects that come or go, and for both states
@@ -106,9 +119,13 @@ func (c *disruption) sync(ctx context.Context, name svc.Name) error {
 	if err != nil {
 		return nil // validation has seen to it
 	}
-	pods, err := c.informers.Core().V1().Pods().Lister().Pods(name.Namespace).List(selector)
-	if err != nil {
-		return err
+	var pods []*corev1.Pod
+	if b.Spec.Selector != nil { // without one it selects none
+		for _, p := range c.index.podsWith(name.Namespace, b.Spec.Selector.MatchLabels) {
+			if selector.Matches(labels.Set(p.Labels)) {
+				pods = append(pods, p)
+			}
+		}
 	}
 	status, unmanaged, after := workloads.PlanBudget(b, pods, func() (workloads.Scale, error) { return c.scaleOf(pods) }, time.Now())
 	if after > 0 {

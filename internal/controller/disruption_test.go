@@ -67,11 +67,14 @@ func TestBudgetsFollowScale(t *testing.T) {
 	ready, moved := pod.DeepCopy(), pod.DeepCopy()
 	ready.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
 	moved.Labels = map[string]string{"app": "db"}
-	h = c.podHandlers()
-	h.OnUpdate(pod, pod.DeepCopy())
+	c.podChanged(nil, pod)
+	queued("a new Pod", 1)
+	c.podChanged(pod, pod.DeepCopy())
 	queued("an unchanged Pod", 0)
-	h.OnUpdate(pod, ready)
+	c.podChanged(pod, ready)
 	queued("a ready Pod", 1)
-	h.OnUpdate(pod, moved)
+	c.podChanged(pod, moved)
 	queued("a Pod that another budget selects now", 2)
+	c.podChanged(moved, nil)
+	queued("a Pod that is gone", 1)
 }

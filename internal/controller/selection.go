@@ -23,7 +23,8 @@ type selection struct {
 	spaces map[string]*space
 	nodes  map[string]*posting // the Pods of each Node
 	// subscribers are set while the controllers are built.
-	subscribers []func(change)
+	subscribers  []func(change)
+	podFollowers []func(before, now *corev1.Pod)
 }
 
 // change is a possible change of the endpoints of a Service.
@@ -126,6 +127,18 @@ func selectionOf(s *controllerContext) (*selection, error) {
 // subscribe has f called for every change, without the lock held. It may be
 // called only while the controllers are built.
 func (x *selection) subscribe(f func(change)) { x.subscribers = append(x.subscribers, f) }
+
+// followPods has f called with two states of a Pod, nil for one that is not there, when the
+// index has the second. It may be called only while the controllers are built.
+func (x *selection) followPods(f func(before, now *corev1.Pod)) {
+	x.podFollowers = append(x.podFollowers, f)
+}
+
+func (x *selection) followed(before, now *corev1.Pod) {
+	for _, f := range x.podFollowers {
+		f(before, now)
+	}
+}
 
 func (x *selection) notify(changes ...change) {
 	for _, c := range changes {
@@ -243,6 +256,7 @@ func (sp *space) matching(out []change, namespace string, labels map[string]stri
 
 func (x *selection) setPod(pod *corev1.Pod) {
 	var changes []change
+	var before *corev1.Pod
 	x.mu.Lock()
 	sp := x.space(pod.Namespace)
 	m := sp.pods[pod.Name]
@@ -258,6 +272,7 @@ func (x *selection) setPod(pod *corev1.Pod) {
 		}
 	default:
 		old := m.pod
+		before = old
 		moved := !maps.Equal(old.Labels, pod.Labels)
 		if moved || old.Spec.NodeName != pod.Spec.NodeName {
 			x.delist(sp, m)
@@ -279,6 +294,7 @@ func (x *selection) setPod(pod *corev1.Pod) {
 	}
 	x.mu.Unlock()
 	x.notify(changes...)
+	x.followed(before, pod)
 }
 
 func (x *selection) deletePod(pod *corev1.Pod) {
@@ -294,6 +310,7 @@ func (x *selection) deletePod(pod *corev1.Pod) {
 	}
 	x.mu.Unlock()
 	x.notify(changes...)
+	x.followed(pod, nil)
 }
 
 func (x *selection) enlist(sp *space, m *member) {
@@ -379,6 +396,24 @@ func (x *selection) pods(service *corev1.Service) []*corev1.Pod {
 		return nil
 	}
 	return sp.selected(service.Spec.Selector)
+}
+
+// podsWith returns the Pods of a namespace that have labels, in no order: all of them for none.
+func (x *selection) podsWith(namespace string, labels map[string]string) []*corev1.Pod {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	sp := x.spaces[namespace]
+	switch {
+	case sp == nil:
+		return nil
+	case len(labels) > 0:
+		return sp.selected(labels)
+	}
+	out := make([]*corev1.Pod, 0, len(sp.pods))
+	for _, m := range sp.pods {
+		out = append(out, m.pod)
+	}
+	return out
 }
 
 // selected returns the Pods that have all of a selector, in no order.

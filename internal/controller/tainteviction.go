@@ -33,6 +33,8 @@ type taintEviction struct {
 
 	mu   sync.Mutex
 	seen map[svc.Name]seenTaints
+	// evicted are Pods that were deleted, of which the informer does not know that yet.
+	evicted map[svc.Name]types.UID
 }
 
 // seenTaints is when each taint of a Pod's Node was first seen beside the Pod. The taints are
@@ -43,7 +45,7 @@ type seenTaints struct {
 }
 
 func newTaintEviction(s *controllerContext) (func(ctx context.Context), error) {
-	c := &taintEviction{controllerContext: s, seen: map[svc.Name]seenTaints{}}
+	c := &taintEviction{controllerContext: s, seen: map[svc.Name]seenTaints{}, evicted: map[svc.Name]types.UID{}}
 	c.loop = loop.New(s.log, TaintEvictionName, 2, c.sync)
 	index, err := selectionOf(s)
 	if err != nil {
@@ -108,6 +110,9 @@ func (c *taintEviction) sync(ctx context.Context, name svc.Name) error {
 		c.forget(name)
 		return nil
 	}
+	if c.wasEvicted(pod) {
+		return nil
+	}
 	now := time.Now()
 	taints := c.taints(pod.Spec.NodeName)
 	since := c.since(pod, taints, now)
@@ -160,6 +165,13 @@ func (c *taintEviction) forget(name svc.Name) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.seen, name)
+	delete(c.evicted, name)
+}
+
+func (c *taintEviction) wasEvicted(pod *corev1.Pod) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.evicted[nameOf(pod)] == pod.UID
 }
 
 // arrival is when a Pod was bound to its Node, or created if its conditions do not have that.
@@ -240,5 +252,8 @@ func (c *taintEviction) evict(ctx context.Context, pod *corev1.Pod, t corev1.Tai
 	if err := ignoreReplaced(c.client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, onlyUID(pod.UID))); err != nil {
 		return fmt.Errorf("evict pod %s: %w", nameOf(pod), err)
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.evicted[nameOf(pod)] = pod.UID
 	return nil
 }

@@ -2,7 +2,9 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -10,10 +12,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 
+	"github.com/fairlead/fairlead/internal/events"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -155,5 +160,47 @@ func TestIsolatedServerEvictsNothing(t *testing.T) {
 		if got := (&taintEviction{controllerContext: s}).isolated(); got != c.want {
 			t.Errorf("%d of %d lost: %v", c.lost, c.nodes, got)
 		}
+	}
+}
+
+// A Pod is evicted once, though its watch does not know that yet; another one of its name is, too.
+func TestEvictedOnce(t *testing.T) {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n0"}}
+	node.Spec.Taints = []corev1.Taint{{Key: "dedicated", Effect: corev1.TaintEffectNoExecute}}
+	pod := podObject("shop", "web-1", "web", "n0")
+	pod.UID = "1"
+	client := fake.NewClientset(pod, node)
+	log := slog.New(slog.DiscardHandler)
+	c := &taintEviction{controllerContext: &controllerContext{
+		client: client, log: log, informers: informers.NewSharedInformerFactory(client, 0), options: &Options{},
+		events: events.NewRecorder(client, corev1.EventSource{}, log),
+	}, seen: map[svc.Name]seenTaints{}, evicted: map[svc.Name]types.UID{}}
+	pods, nodes := c.informers.Core().V1().Pods().Informer().GetStore(), c.informers.Core().V1().Nodes().Informer().GetStore()
+	name := nameOf(pod)
+	sync := func(p *corev1.Pod, want int) {
+		t.Helper()
+		if err := errors.Join(nodes.Add(node), pods.Add(p), c.sync(context.Background(), name)); err != nil {
+			t.Fatal(err)
+		}
+		deleted := 0
+		for _, a := range client.Actions() {
+			if a.Matches("delete", "pods") {
+				deleted++
+			}
+		}
+		if deleted != want {
+			t.Errorf("Pod %s: %d deletions, want %d", p.UID, deleted, want)
+		}
+	}
+	sync(pod, 1)
+	sync(pod, 1)
+	other := pod.DeepCopy()
+	other.UID = "2"
+	if err := client.Tracker().Add(other); err != nil {
+		t.Fatal(err)
+	}
+	sync(other, 2)
+	if err := errors.Join(pods.Delete(other), c.sync(context.Background(), name)); err != nil || len(c.evicted) > 0 {
+		t.Errorf("%v, and Pods that are gone are remembered: %v", err, c.evicted)
 	}
 }
