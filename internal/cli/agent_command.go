@@ -59,6 +59,9 @@ the Pods it started stay when it stops, and are found again when it starts;
 	return cmd
 }
 
+// serversRecord is the file of a data directory with the servers that a node knows.
+const serversRecord = "servers.json"
+
 // run makes this machine a node until the command's context ends.
 func (a *agentCommand) run(cmd *cobra.Command) error {
 	ctx, f := cmd.Context(), &a.agent
@@ -135,7 +138,7 @@ func (a *agentCommand) balance(ctx context.Context, log *slog.Logger, cfg *rest.
 	}
 	b, err := servers.New(servers.Options{
 		Node: a.agent.nodeName, Config: cfg, More: a.servers[min(1, len(a.servers)):],
-		File: filepath.Join(a.dataDir, "servers.json"), Log: log,
+		File: filepath.Join(a.dataDir, serversRecord), Log: log,
 	})
 	if err != nil {
 		return nil, err

@@ -219,7 +219,11 @@ func (u *uninstall) remove(ctx context.Context, log *slog.Logger) error {
 // removeData removes what a server and a node keep in a directory, and the directory if
 // it has nothing else.
 func (u *uninstall) removeData(dir string) error {
-	if err := errors.Join(apiserver.RemoveData(dir), os.RemoveAll(nodePKI(dir)), os.RemoveAll(filepath.Join(dir, clusterRecord))); err != nil {
+	errs := []error{apiserver.RemoveData(dir), os.RemoveAll(nodePKI(dir))}
+	for _, file := range []string{clusterRecord, serversRecord} {
+		errs = append(errs, os.RemoveAll(filepath.Join(dir, file)))
+	}
+	if err := errors.Join(errs...); err != nil {
 		return err
 	}
 	entries, err := os.ReadDir(dir)
