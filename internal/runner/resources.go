@@ -95,6 +95,39 @@ func (c *cgroups) container(uid types.UID, k *corev1.Container) (string, error) 
 	return g.Dir(), g.Make(limitsOf(k.Resources), false)
 }
 
+// limitAgain gives the groups of an adopted pod the limits that release has taken from them.
+func (w *worker) limitAgain(pod *corev1.Pod) {
+	if w.r.cgroups.err != nil || !w.r.cgroups.pod(w.uid).Exists() { // the latter for a pod of a run that had no tree
+		return
+	}
+	_, err := w.r.cgroups.add(pod, w.r.podPIDs(pod))
+	for _, c := range w.containers {
+		if err == nil && c.running() {
+			_, err = w.r.cgroups.container(w.uid, c.spec)
+		}
+	}
+	if err != nil {
+		w.log.Error("cannot limit an adopted pod again", "err", err)
+		w.r.event(pod, corev1.EventTypeWarning, "LimitsNotEnforced", "the pod runs without its limits: "+err.Error())
+	}
+}
+
+// podPIDs is how many processes a pod may have, 0 for any number.
+func (r *Runner) podPIDs(pod *corev1.Pod) int64 {
+	if confined(pod) {
+		return r.o.PodPIDs
+	}
+	return 0
+}
+
+// release lets systemd start the agent's unit again while pods live.
+func (c *cgroups) release() error {
+	if c.err != nil {
+		return nil
+	}
+	return c.tree.Release()
+}
+
 // remove ends what is left of a pod, and its groups.
 func (c *cgroups) remove(ctx context.Context, uid types.UID) error {
 	if c.err != nil {

@@ -202,6 +202,11 @@ func (r *Runner) Run(ctx context.Context) error {
 	// Workers outlive ctx for as long as StopPods needs.
 	workCtx, stopWork := context.WithCancel(context.WithoutCancel(ctx))
 	r.objects = newObjects(workCtx, r.o.Client)
+	defer func() { // after the workers, which make groups
+		if err := r.cgroups.release(); err != nil {
+			r.o.Log.Warn("cannot take the limits from pods; systemd before 254 may not start the agent's unit again while they live", "err", err)
+		}
+	}()
 	defer r.objects.running.Wait()
 	defer r.running.Wait()
 	defer stopWork()

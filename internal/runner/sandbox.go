@@ -52,11 +52,7 @@ func (w *worker) createSandbox(ctx context.Context, pod *corev1.Pod) (err error)
 	if err := w.r.mountMemory(pod, w.paths); err != nil {
 		return err
 	}
-	pids := int64(0)
-	if confined(pod) {
-		pids = w.r.o.PodPIDs
-	}
-	group, err := w.r.cgroups.add(pod, pids)
+	group, err := w.r.cgroups.add(pod, w.r.podPIDs(pod))
 	if err != nil {
 		return err
 	}

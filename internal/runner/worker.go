@@ -239,6 +239,9 @@ func (w *worker) setPod(pod *corev1.Pod) {
 	for i := range pod.Spec.Containers {
 		add(&pod.Spec.Containers[i], roleMain)
 	}
+	if w.sandbox != nil {
+		w.limitAgain(pod)
+	}
 }
 
 // isSidecar reports whether an init container goes on running beside the others.

@@ -29,11 +29,17 @@ var controllers = []string{"cpu", "memory", "pids"}
 const agentGroup = "agent"
 
 // Tree is a group whose groups this process makes and removes.
-type Tree struct{ dir string }
+type Tree struct {
+	dir string
+	// unit is the group of systemd's unit that this process was started in, if the tree is
+	// in it: empty for a tree at the top, and where DelegateSubgroup= keeps the two apart.
+	unit string
+}
 
 // Open returns the tree named name: below the top of the hierarchy, as kubelet's, or
 // else below the group of this process, if that is delegated to it. Two processes may
-// have one tree, if they name groups differently.
+// have one tree, if they name groups differently. A process whose tree is in its own unit
+// calls Release before it ends.
 func Open(name string) (*Tree, error) {
 	top, err := hierarchy()
 	if err != nil {
@@ -43,11 +49,16 @@ func Open(name string) (*Tree, error) {
 	if err != nil {
 		return nil, err
 	}
+	own = filepath.Join(top, own)
+	root := delegated(own)
 	var errs []error
-	for _, parent := range slices.Compact([]string{top, filepath.Join(top, own)}) {
-		t := &Tree{filepath.Join(parent, name)}
+	for _, parent := range slices.Compact([]string{top, root}) {
+		t := &Tree{dir: filepath.Join(parent, name)}
+		if parent != top && (own == root || filepath.Base(own) == agentGroup) {
+			t.unit = parent
+		}
 		err := enable(parent)
-		if (errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EOPNOTSUPP)) && parent == filepath.Join(top, own) {
+		if (errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EOPNOTSUPP)) && parent == root {
 			if err = evacuate(parent); err == nil {
 				err = enable(parent)
 			}
@@ -67,6 +78,59 @@ func Open(name string) (*Tree, error) {
 		errs = append(errs, err)
 	}
 	return nil, fmt.Errorf("%w: %w; run as root, or in a unit with Delegate=yes", ErrUnavailable, errors.Join(errs...))
+}
+
+// delegated returns the group that belongs to the process of the group own: the one above, if
+// systemd has delegated that, and own is no unit but a part of it (DelegateSubgroup=, or
+// evacuate), and else own itself.
+func delegated(own string) string {
+	above := filepath.Dir(own)
+	switch filepath.Ext(own) {
+	case ".service", ".scope", ".slice":
+		return own
+	}
+	// https://systemd.io/CGROUP_DELEGATION; Linux lets root alone read the second one.
+	for _, name := range []string{"user.delegate", "trusted.delegate"} {
+		value := make([]byte, 8)
+		if n, err := unix.Getxattr(above, name, value); err == nil && string(value[:n]) == "1" {
+			return above
+		}
+	}
+	return own
+}
+
+// Release takes the controllers, and with them the limits, from the groups of a tree in this
+// process's own unit. Their processes go on, and the next process of the unit makes the groups
+// again with their limits. Without that systemd starts none while they live: it puts it into
+// the unit's group, from which these controllers keep processes out (219/CGROUP; with
+// DelegateSubgroup=, since systemd 254, it puts it elsewhere). Other trees are left alone.
+func (t *Tree) Release() error {
+	if t.unit == "" {
+		return nil
+	}
+	return errors.Join(disable(t.dir), disableHere(t.unit))
+}
+
+// disable takes the controllers from the groups in dir, the innermost first, since a group has
+// none that its parent does not have.
+func disable(dir string) error {
+	var errs []error
+	for _, name := range (Group{dir}).Names() {
+		errs = append(errs, disable(filepath.Join(dir, name)))
+	}
+	return errors.Join(append(errs, disableHere(dir))...)
+}
+
+func disableHere(dir string) error {
+	file := filepath.Join(dir, "cgroup.subtree_control")
+	var text []string
+	for _, c := range words(file) {
+		text = append(text, "-"+c)
+	}
+	if len(text) == 0 {
+		return nil
+	}
+	return os.WriteFile(file, []byte(strings.Join(text, " ")), 0)
 }
 
 // Supported returns why the kernel has no groups to limit processes with. Open

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -77,13 +78,39 @@ func runAsUnit(out string) {
 	if err := os.Rename(out+".new", out); err != nil { // a reader finds all of it
 		panic(err)
 	}
-	for { // not select {}: the runtime ends a program whose goroutines all wait ("deadlock")
-		_ = unix.Pause()
+	stayUntilStopped(tr, out)
+}
+
+// stayUntilStopped has a Pod that outlives this process, from the first process of the unit on,
+// and writes what it is limited to into the file out+".limit".
+func stayUntilStopped(tr *cgroup.Tree, out string) {
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, syscall.SIGTERM)
+	g := tr.Group(filepath.Base(out) + "-stays")
+	fresh := !g.Exists()
+	err := g.Make(cgroup.Limits{Memory: 32 << 20}, false)
+	if fresh && err == nil {
+		var dir *os.File
+		if dir, err = g.Open(); err == nil {
+			cmd := exec.Command("sleep", "600")
+			cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd())}
+			err = cmd.Start()
+		}
+	}
+	limit, e := os.ReadFile(filepath.Join(g.Dir(), "memory.max"))
+	text := fmt.Sprintf("%d %s %d", os.Getpid(), strings.TrimSpace(string(limit)), g.Usage().PIDs)
+	if err = errors.Join(err, e, os.WriteFile(out+".limit", []byte(text), 0o600)); err != nil {
+		panic(err)
+	}
+	<-stop
+	if err := tr.Release(); err != nil {
+		panic(err)
 	}
 }
 
 // delegated is a unit that may not write beside the groups of units.
-const delegated = "Delegate=yes\nReadOnlyPaths=/sys/fs/cgroup\nReadWritePaths=/sys/fs/cgroup/system.slice/delegated.service\n"
+const delegated = "Delegate=yes\nKillMode=process\nReadOnlyPaths=/sys/fs/cgroup\n" +
+	"ReadWritePaths=/sys/fs/cgroup/system.slice/delegated.service\n"
 
 // A Pod without memory ends alone: systemd, which stops a unit of which the kernel has
 // killed a process for that (OOMPolicy=, systemd.service(5)), leaves the agent's alone, for
@@ -142,4 +169,26 @@ func TestOOMUnderSystemd(t *testing.T) {
 			t.Errorf("the unit %s: %s", name, s)
 		}
 	}
+	restarts(t, m, filepath.Join(dir, "delegated.limit"))
+}
+
+// restarts checks that systemd starts the delegated unit again while a Pod lives in its groups,
+// and that the Pod, which goes on, is limited again.
+func restarts(t *testing.T, m *systemd.Manager, file string) {
+	t.Helper()
+	limited := func(but string) (pid string) {
+		testbed.Until(t, "a limited Pod of the delegated unit", func() error {
+			text, err := os.ReadFile(file)
+			words := strings.Fields(string(text))
+			if err != nil || len(words) != 3 || words[0] == but || words[1] != "33554432" || words[2] != "1" {
+				return fmt.Errorf("%q, %w", text, err)
+			}
+			pid = words[0]
+			return nil
+		})
+		return pid
+	}
+	first := limited("")
+	m.Systemctl("restart", "delegated.service")
+	limited(first)
 }
