@@ -91,13 +91,13 @@ func (m *Manager) failed(ctx context.Context, it *item, o *corev1.Service, st *s
 	wait := time.Duration(0)
 	if errors.As(err, &pause) {
 		wait = time.Until(pause.until)
+	} else if limit, is := acme.RateLimit(err); is {
+		// Nothing that this Service has done wrong: the account may have asked for too much.
+		wait = max(limit, retryAfter(1))
 	} else {
 		m.budgetOf(o.Namespace).spend(time.Now(), true)
 		st.failures = max(st.failures, it.failures) + 1
 		it.failures, wait = st.failures, retryAfter(st.failures)
-		if limit, is := acme.RateLimit(err); is {
-			wait = max(wait, limit)
-		}
 	}
 	wait = max(wait, time.Second)
 	st.challenges, st.after = nil, time.Now().Add(wait)
@@ -120,7 +120,7 @@ func shorten(err error) string {
 		}
 		return r
 	}, err.Error())
-	return text[:min(len(text), maxError)]
+	return strings.ToValidUTF8(text[:min(len(text), maxError)], "")
 }
 
 // obtain puts a certificate for the hosts of it into st.
@@ -131,6 +131,7 @@ func (m *Manager) obtain(ctx context.Context, it *item, o *corev1.Service, st *s
 	}
 	order, err := c.AuthorizeOrder(ctx, acme.DomainIDs(it.hosts...))
 	if err != nil {
+		m.client.rejected(c, err)
 		return err
 	}
 	pending := map[string]*acme.Challenge{} // by the URIs of authorizations
@@ -168,10 +169,12 @@ func (m *Manager) obtain(ctx context.Context, it *item, o *corev1.Service, st *s
 		}
 		m.awaitAnswers(ctx, o, certs)
 	}
-	for uri, challenge := range pending {
+	for _, challenge := range pending {
 		if _, err := c.Accept(ctx, challenge); err != nil {
 			return err
 		}
+	}
+	for uri := range pending { // the authority looks at all of them meanwhile
 		if _, err := c.WaitAuthorization(ctx, uri); err != nil {
 			return err
 		}
@@ -274,6 +277,23 @@ func (a *authority) get(ctx context.Context, m *Manager) (*acme.Client, error) {
 	}
 	a.client = c
 	return c, nil
+}
+
+// rejected forgets the client c if the authority knows its account no more, or not as one that may order (RFC 8555,
+// 6.7): the next order registers again.
+func (a *authority) rejected(c *acme.Client, err error) {
+	var answer *acme.Error
+	if !errors.As(err, &answer) {
+		return
+	}
+	switch strings.TrimPrefix(answer.ProblemType, "urn:ietf:params:acme:error:") {
+	case "accountDoesNotExist", "unauthorized":
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if a.client == c {
+			a.client = nil
+		}
+	}
 }
 
 // register returns a client whose account the authority knows.
