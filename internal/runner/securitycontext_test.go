@@ -5,6 +5,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -227,6 +228,27 @@ func (c *cluster) again(p *corev1.Pod) *corev1.Pod {
 		c.t.Fatal(err)
 	}
 	return got
+}
+
+// Where the range of users is not within those of the agent, Pods that are not allowed to be privileged
+// wait, the Node says so, and the others run.
+func TestUsersNotMapped(t *testing.T) {
+	armed(t)
+	// The last number of all is no user, in no namespace.
+	c := newCluster(t, func(o *runner.Options) { o.UIDs = runner.UIDRange{First: 1<<32 - 1<<17, Last: 1<<32 - 1} })
+	const why = "is not within the users of the agent's own user namespace"
+	if got := c.r.Confinement(); got.Status != corev1.ConditionFalse || got.Reason != "UsersNotMapped" || !strings.Contains(got.Message, why) {
+		t.Errorf("the condition is %+v", got)
+	}
+	run := func(level string) string {
+		return c.outcome(c.attack(level, func(p *corev1.Pod) { p.Spec.Containers[0].Command = []string{"echo", "it runs"} }))
+	}
+	if out := run("baseline"); !strings.Contains(out, why) {
+		t.Errorf("a Pod of level baseline: %q", out)
+	}
+	if out := run("privileged"); !strings.Contains(out, "it runs") {
+		t.Errorf("a Pod of level privileged: %q", out)
+	}
 }
 
 // outcome waits for a Pod that ends or is not started, and returns what it wrote, or
