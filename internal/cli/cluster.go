@@ -58,6 +58,10 @@ func (f *agentFlags) adoptWithin(
 		log.Warn("cannot read the cluster's ranges and domains; using those of the last start, for static Pods", "err", err)
 		c, err = earlier, nil
 	}
+	if apierrors.IsUnauthorized(err) {
+		return fmt.Errorf("%w: the server does not accept the credentials of this node: the cluster's authority was replaced while this node "+
+			"was off, or its certificate has ended; delete the Node and join again with a token (--token-file)", err)
+	}
 	if unreachable(ctx, err) {
 		return fmt.Errorf("%w; this node has not run before, and needs the server for its first start: "+
 			"see that it runs and that this machine reaches it, and start the agent again", err)
