@@ -244,6 +244,13 @@ func TestRotation(t *testing.T) {
 		t.Errorf("a token of before, after the end: %v", err)
 	}
 	joined(t, first, "four", t.TempDir())
+	// A crash between the two writes of a renewal leaves another key in node.key, which earlier versions read.
+	if err := os.WriteFile(filepath.Join(one.dir, "node.key"), two.file(t, "node.key"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := join.Open(first.URL(), "one", one.dir, slog.New(slog.DiscardHandler)); err != nil {
+		t.Errorf("a node that was killed while it renewed its certificate: %v", err)
+	}
 }
 
 // finished checks that two servers have only the authority next.
