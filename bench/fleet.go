@@ -27,7 +27,7 @@ const (
 	// server still counts what it has sent.
 	fleetRest = 50 * time.Millisecond
 	// fleetLimit bounds the connecting of all nodes, and one change.
-	fleetLimit = 2 * time.Minute
+	fleetLimit = 5 * time.Minute
 )
 
 // fleetFigures are what one server needs for so many nodes.

@@ -131,6 +131,17 @@ func (c counted) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// fleetConn is a connection with the watches of some nodes.
+type fleetConn struct {
+	*watches
+	out     *bufio.Writer
+	framer  *http2.Framer
+	block   bytes.Buffer
+	encoder *hpack.Encoder // into block
+	streams map[uint32]*eventReader
+	next    uint32 // stream
+}
+
 // connect opens a connection with n watches and reads it to its end.
 func (w *watches) connect(n int) error {
 	raw, err := net.Dial("tcp", w.host)
@@ -139,71 +150,84 @@ func (w *watches) connect(n int) error {
 	}
 	defer raw.Close()
 	conn := tls.Client(counted{raw, w}, w.tls)
-	out := bufio.NewWriter(conn)
-	framer := http2.NewFramer(out, bufio.NewReaderSize(conn, 64<<10))
-	framer.SetReuseFrames()
-	framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
-	if _, err := out.WriteString(http2.ClientPreface); err != nil {
+	c := &fleetConn{watches: w, out: bufio.NewWriter(conn), streams: map[uint32]*eventReader{}, next: 1}
+	c.encoder = hpack.NewEncoder(&c.block)
+	c.framer = http2.NewFramer(c.out, bufio.NewReaderSize(conn, 64<<10))
+	c.framer.SetReuseFrames()
+	c.framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	if _, err := c.out.WriteString(http2.ClientPreface); err != nil {
 		return err
 	}
 	if err := errors.Join(
-		framer.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: fleetWindow}),
-		framer.WriteWindowUpdate(0, fleetWindow)); err != nil {
+		c.framer.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: fleetWindow}),
+		c.framer.WriteWindowUpdate(0, fleetWindow)); err != nil {
 		return err
 	}
-	var block bytes.Buffer
-	encoder := hpack.NewEncoder(&block)
-	streams := map[uint32]*eventReader{}
 	for i := range n {
 		path := slicesPath
 		if i%2 == 1 {
 			path = servicesPath
 		}
-		block.Reset()
-		w.header(encoder, path)
-		id := uint32(2*i + 1)
-		streams[id] = &eventReader{}
-		if err := framer.WriteHeaders(http2.HeadersFrameParam{
-			StreamID: id, BlockFragment: block.Bytes(), EndStream: true, EndHeaders: true,
-		}); err != nil {
+		if err := c.open(&eventReader{path: path}); err != nil {
 			return err
 		}
 	}
-	if err := out.Flush(); err != nil {
+	if err := c.out.Flush(); err != nil {
 		return err
 	}
-	return w.read(framer, out, streams)
+	return c.read()
 }
 
-// header encodes the header of a request.
-func (w *watches) header(e *hpack.Encoder, path string) {
+// open sends the request for a watch.
+func (c *fleetConn) open(r *eventReader) error {
+	c.block.Reset()
 	fields := []hpack.HeaderField{
-		{Name: ":method", Value: http.MethodGet}, {Name: ":scheme", Value: "https"}, {Name: ":authority", Value: w.host},
-		{Name: ":path", Value: path}, {Name: "accept", Value: "application/vnd.kubernetes.protobuf;stream=watch"},
+		{Name: ":method", Value: http.MethodGet}, {Name: ":scheme", Value: "https"}, {Name: ":authority", Value: c.host},
+		{Name: ":path", Value: r.path}, {Name: "accept", Value: "application/vnd.kubernetes.protobuf;stream=watch"},
 		{Name: "user-agent", Value: "fairlead-bench"},
 	}
-	if w.config.BearerToken != "" {
-		fields = append(fields, hpack.HeaderField{Name: "authorization", Value: "Bearer " + w.config.BearerToken})
+	if c.config.BearerToken != "" {
+		fields = append(fields, hpack.HeaderField{Name: "authorization", Value: "Bearer " + c.config.BearerToken})
 	}
 	for _, f := range fields {
-		_ = e.WriteField(f) // into a buffer
+		_ = c.encoder.WriteField(f) // into a buffer
 	}
+	id := c.next
+	c.next += 2
+	c.streams[id] = r
+	return c.framer.WriteHeaders(http2.HeadersFrameParam{
+		StreamID: id, BlockFragment: c.block.Bytes(), EndStream: true, EndHeaders: true,
+	})
+}
+
+// again opens a watch that the server has ended before it sent the lists, as a node does:
+// a server under load may say that its cache is not as new as the store.
+func (c *fleetConn) again(id uint32) error {
+	r := c.streams[id]
+	if r == nil || r.synced {
+		return errors.New("the server ended a watch")
+	}
+	delete(c.streams, id)
+	return c.open(&eventReader{path: r.path})
 }
 
 // read reads frames until the connection ends.
-func (w *watches) read(framer *http2.Framer, out *bufio.Writer, streams map[uint32]*eventReader) error {
+func (c *fleetConn) read() error {
 	for unread := uint32(0); ; {
-		frame, err := framer.ReadFrame()
+		frame, err := c.framer.ReadFrame()
 		if err != nil {
 			return err
 		}
 		switch f := frame.(type) {
 		case *http2.DataFrame:
-			if s := streams[f.StreamID]; s != nil {
-				s.read(f.Data(), w.event)
+			if s := c.streams[f.StreamID]; s != nil {
+				s.read(f.Data(), c.event)
 			}
 			if unread += f.Length; unread > fleetWindow/2 {
-				err, unread = framer.WriteWindowUpdate(0, unread), 0
+				err, unread = c.framer.WriteWindowUpdate(0, unread), 0
+			}
+			if f.StreamEnded() {
+				err = errors.Join(err, c.again(f.StreamID))
 			}
 		case *http2.MetaHeadersFrame:
 			if f.PseudoValue("status") != "200" {
@@ -211,18 +235,18 @@ func (w *watches) read(framer *http2.Framer, out *bufio.Writer, streams map[uint
 			}
 		case *http2.SettingsFrame:
 			if !f.IsAck() {
-				err = framer.WriteSettingsAck()
+				err = c.framer.WriteSettingsAck()
 			}
 		case *http2.PingFrame:
 			if !f.IsAck() {
-				err = framer.WritePing(true, f.Data)
+				err = c.framer.WritePing(true, f.Data)
 			}
 		case *http2.RSTStreamFrame:
 			err = fmt.Errorf("a watch was ended: %s", f.ErrCode)
 		case *http2.GoAwayFrame:
 			err = fmt.Errorf("the server ends the connection: %s", f.ErrCode)
 		}
-		if err = errors.Join(err, out.Flush()); err != nil {
+		if err = errors.Join(err, c.out.Flush()); err != nil {
 			return err
 		}
 	}
@@ -231,6 +255,7 @@ func (w *watches) read(framer *http2.Framer, out *bufio.Writer, streams map[uint
 // eventReader finds where the events of one watch end: each is behind its length, four
 // bytes of it.
 type eventReader struct {
+	path   string // of the request
 	head   []byte // of the length, or of an event small enough for a bookmark
 	length uint32 // of the event, 0 while its length is read
 	left   uint32
