@@ -130,7 +130,10 @@ func (m *member) list(t *testing.T, flags ...string) (map[string]several.Member,
 // replacement of one that is lost.
 func TestEmbeddedMembers(t *testing.T) {
 	n := testbed.NewNetwork(t)
+	begin := time.Now()
+	stage := func(what string) { t.Logf("%s after %s", what, time.Since(begin).Round(10*time.Millisecond)) }
 	all := form(t, n)
+	stage("three servers")
 	for i, m := range all {
 		name := fmt.Sprintf("by-%s", m.name)
 		testbed.Until(t, "a write through "+m.name, func() error { return m.write(t, name) })
@@ -140,7 +143,13 @@ func TestEmbeddedMembers(t *testing.T) {
 		all[i].has(t, "alone")
 	}
 	testbed.Until(t, "all servers in default/kubernetes", func() error { return endpointsAre(t, all[0], all...) })
+	stage("all see all")
+	rejected(t, n, all[0])
+	stage("all rejected")
+	attacked(t, all[0])
+	stage("all attacks failed")
 	replace(t, n, all)
+	stage("one replaced")
 }
 
 // form makes three servers out of one that was alone.

@@ -31,8 +31,8 @@ const (
 	SelfPath = "/fairlead/servers/self"
 	// TokenPath creates and lists tokens, and revokes the one whose ID follows.
 	TokenPath = "/fairlead/server-tokens"
-	// joinPath begins what a server asks that joins, with its token.
-	joinPath = "/fairlead/server-join/"
+	// JoinPath begins what a server asks that joins, with its token.
+	JoinPath = "/fairlead/server-join/"
 )
 
 const (

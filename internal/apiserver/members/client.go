@@ -85,7 +85,7 @@ func (j Joiner) try(ctx context.Context, step string, question, answer any) erro
 	if err != nil {
 		return err
 	}
-	return call(ctx, cfg, http.MethodPost, joinPath+step, body, answer)
+	return call(ctx, cfg, http.MethodPost, JoinPath+step, body, answer)
 }
 
 // call asks the server of cfg, and decodes its answer where one is wanted.

@@ -66,7 +66,7 @@ type (
 // or impersonated.
 func (a *API) Joining(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		step, ok := strings.CutPrefix(r.URL.Path, joinPath)
+		step, ok := strings.CutPrefix(r.URL.Path, JoinPath)
 		if !ok {
 			next.ServeHTTP(w, r)
 			return
