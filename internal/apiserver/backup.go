@@ -20,6 +20,7 @@ import (
 	"go.etcd.io/etcd/etcdutl/v3/snapshot"
 	"go.uber.org/zap"
 
+	"github.com/fairlead/fairlead/internal/apiserver/members"
 	"github.com/fairlead/fairlead/internal/backup"
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
 )
@@ -63,12 +64,34 @@ func Backup(ctx context.Context, path, file, release string, log *slog.Logger) (
 		return nil, err
 	}
 	defer dir.Close()
-	store, err := startEtcd(ctx, dir.file("etcd"), Options{EtcdQuota: anyQuota, Log: log}, nil)
+	o := Options{EtcdQuota: anyQuota, Log: log}
+	at := dir.file("etcd")
+	if _, err := members.Load(at); err == nil {
+		if at, err = copyStore(dir); err != nil {
+			return nil, err
+		}
+		defer os.RemoveAll(at)
+		o.forceNewCluster = true
+	}
+	store, err := startEtcd(ctx, at, o, nil)
 	if err != nil {
 		return nil, err
 	}
 	defer store.stop()
 	return writeBackup(ctx, path, file, release, store.endpoints)
+}
+
+// copyStore returns a copy of the store of one of several servers, which can be read without the
+// others, and must not be changed where it is: they may come back.
+func copyStore(dir *dataDir) (string, error) {
+	work, err := os.MkdirTemp(dir.path, backingUp)
+	if err != nil {
+		return "", err
+	}
+	if err := os.CopyFS(filepath.Join(work, "member"), os.DirFS(dir.file("etcd/member"))); err != nil {
+		return "", errors.Join(fmt.Errorf("cannot copy the store in %s: %w", dir.path, err), os.RemoveAll(work))
+	}
+	return work, nil
 }
 
 // writeBackup writes a backup of the data directory at path, whose etcd is at endpoints.

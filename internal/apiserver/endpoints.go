@@ -100,7 +100,7 @@ func (k *endpointKeeper) leave() error {
 	if !k.self.IsValid() {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), min(leaveTimeout, k.lease/2))
 	defer cancel()
 	return k.remove(ctx, k.self)
 }

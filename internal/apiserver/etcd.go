@@ -139,7 +139,7 @@ func etcdConfig(dir, socket string, o Options, f etcdFailures) *embed.Config {
 	c.AutoCompactionMode, c.AutoCompactionRetention = embed.CompactorModePeriodic, "1h"
 	// The log kept in memory for followers, of which there are none.
 	c.SnapshotCount, c.SnapshotCatchUpEntries = snapshotCount, 100
-	c.UnsafeNoFsync = o.UnsafeNoFsync
+	c.UnsafeNoFsync, c.ForceNewCluster = o.UnsafeNoFsync, o.forceNewCluster
 	c.EnableGRPCGateway = false
 	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(
 		zap.New(zapToSlog{log: o.Log.With("component", "etcd")}, zap.WithFatalHook(f), zap.WithPanicHook(f)))

@@ -28,9 +28,10 @@ const (
 	peerTick, peerElection = 100, 1000
 	// peerCatchUp is how many writes the log keeps for members that were away; others get a snapshot.
 	peerCatchUp = 5000
-	// peerReport is the time between two messages about a start that waits for other servers, and
-	// peerLook that between two looks.
+	// peerReport is the time between two messages about a start that waits for other servers,
+	// peerFirst that until the first, and peerLook that between two looks.
 	peerReport = 10 * time.Second
+	peerFirst  = 2 * time.Second
 	peerLook   = 100 * time.Millisecond
 	// peerUpdate bounds the change of this member's address.
 	peerUpdate = 30 * time.Second
@@ -146,7 +147,7 @@ func (p *peering) removed() error {
 func (p *peering) await(ctx context.Context, e *embed.Etcd, f etcdFailures) error {
 	tick := time.NewTicker(peerLook)
 	defer tick.Stop()
-	ready, reported := false, time.Now()
+	ready, report := false, time.Now().Add(peerFirst)
 	for {
 		select {
 		case <-e.Server.ReadyNotify():
@@ -168,10 +169,10 @@ func (p *peering) await(ctx context.Context, e *embed.Etcd, f etcdFailures) erro
 			return ctx.Err()
 		case <-tick.C:
 		}
-		if time.Since(reported) < peerReport {
+		if time.Now().Before(report) {
 			continue
 		}
-		reported = time.Now()
+		report = time.Now().Add(peerReport)
 		if ready {
 			p.log.Info("this server is catching up", "applied", e.Server.AppliedIndex(), "of", e.Server.CommittedIndex())
 			continue

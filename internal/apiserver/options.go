@@ -110,6 +110,8 @@ type Options struct {
 	// UnsafeNoFsync makes the embedded etcd lose acknowledged writes when the
 	// machine (not only the process) crashes. For tests.
 	UnsafeNoFsync bool
+	// forceNewCluster has the embedded etcd forget its other members. For copies of a store.
+	forceNewCluster bool
 
 	// ReadyzChecks are further checks of /readyz.
 	ReadyzChecks []ReadyzCheck
