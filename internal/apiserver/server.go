@@ -207,13 +207,12 @@ func (s *Server) Run(ctx context.Context) error {
 			}
 		})
 	}
-	if err := a.prepare().RunWithContext(ctx); err != nil {
-		return err
-	}
+	stopped := a.prepare().RunWithContext(ctx)
+	// What has failed comes before what could not be stopped because of it.
 	if err := context.Cause(ctx); err != nil && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
-	return nil
+	return stopped
 }
 
 func (s *Server) openStore(ctx context.Context) (*etcd, error) {

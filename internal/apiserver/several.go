@@ -91,6 +91,9 @@ func (o *Options) isMember(dir *dataDir) (bool, error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return false, err
 	}
+	if state.Removed {
+		return false, (&peering{State: state, dir: dir.file("etcd")}).removed()
+	}
 	elsewhere := fmt.Sprintf("to join, empty %s, or choose another directory with --data-dir; without --join it goes on as it was", dir.path)
 	if store && err != nil {
 		return false, fmt.Errorf("the data directory %s has the objects of a server of its own: %s", dir.path, elsewhere)
@@ -105,7 +108,7 @@ func (o *Options) isMember(dir *dataDir) (bool, error) {
 	if known := err == nil && hash != "" && errors.Is(rotated, fs.ErrNotExist); known && hash != token.Hash {
 		return false, fmt.Errorf("the data directory %s is that of a server of another cluster than the token's: %s", dir.path, elsewhere)
 	}
-	return store && !state.Removed, nil
+	return store, nil
 }
 
 // authorityHash returns the hash of the authority in file, "" if there is none.

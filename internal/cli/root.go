@@ -26,6 +26,9 @@ const (
 	exitDone   = 0
 	exitFailed = 1
 	exitUsage  = 2
+	// exitRemoved is that of a server which others have removed from the cluster: to start it
+	// again is of no use (RestartPreventExitStatus of its unit).
+	exitRemoved = 3
 )
 
 // reloadPeriod is how long connections of this process may go on with a client certificate that was replaced.
@@ -62,7 +65,7 @@ func (g *global) quiet(cmd *cobra.Command) {
 }
 
 // Main runs the command line args (without the program's name) and returns its
-// exit code: 0 done, 1 failed, 2 wrong usage. SIGINT and SIGTERM end it cleanly;
+// exit code: 0 done, 1 failed, 2 wrong usage, 3 a server that was removed. SIGINT and SIGTERM end it cleanly;
 // a second one ends it at once.
 func Main(args []string) int {
 	join.ReloadWithin(10 * reloadPeriod)
@@ -89,6 +92,9 @@ func run(ctx context.Context, args []string, std streams) int {
 	case errors.As(err, &usage):
 		fmt.Fprintf(std.err, "fairlead: %s\nSee 'fairlead --help' or the --help of the command.\n", oneLine(err))
 		return exitUsage
+	case errors.Is(err, apiserver.ErrRemoved):
+		fmt.Fprintf(std.err, "fairlead: %s\n", oneLine(err))
+		return exitRemoved
 	default:
 		fmt.Fprintf(std.err, "fairlead: %s%s\n", oneLine(err), remedy(err))
 		return exitFailed

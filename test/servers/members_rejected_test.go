@@ -60,6 +60,16 @@ func rejected(t *testing.T, n *testbed.Network, first *member) {
 			t.Errorf("%s: got the key of the authority", what)
 		}
 	}
+	dir := filepath.Join(t.TempDir(), "data")
+	out := join(t, n.Host("server4"), dir, first.url(), good, "--server-name", "other")
+	if !strings.Contains(out, "used by the server intruder") {
+		t.Errorf("a token that another has used: %s", out)
+	}
+	own := filepath.Join(t.TempDir(), "data")
+	newMember(t, n, "server4").at(own).start(t).Stop()
+	if out = join(t, n.Host("server4"), own, first.url(), good); !strings.Contains(out, "has the objects of a server of its own") {
+		t.Errorf("a server of another cluster: %s", out)
+	}
 }
 
 // join has a server join that must be rejected, and returns what it says.
@@ -166,9 +176,11 @@ func askPeer(t *testing.T, m *member, pair tls.Certificate) error {
 func onlyPaths(t *testing.T, first *member) {
 	t.Helper()
 	roles := first.Client.RbacV1()
-	_, err := roles.ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "paths"}, Rules: []rbacv1.PolicyRule{
+	rules := []rbacv1.PolicyRule{
 		{Verbs: []string{"*"}, NonResourceURLs: []string{"*"}}, {Verbs: []string{"*"}, APIGroups: []string{""}, Resources: []string{"secrets"}},
-	}}, metav1.CreateOptions{})
+	}
+	_, err := roles.ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "paths"}, Rules: rules},
+		metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -39,10 +39,18 @@ func newMember(t *testing.T, n *testbed.Network, name string, flags ...string) *
 
 // with sets the flags of the next start.
 func (m *member) with(flags ...string) *member {
-	m.Server = process.NewServer(m.host, process.Program("fairlead"), m.dir, append([]string{
-		"--controllers", "none", "--bind-address", "127.0.0.1," + m.host.Addr4().String(), "--server-name", m.name,
-	}, flags...)...)
+	if !slices.Contains(flags, "--bind-address") {
+		flags = append(flags, "--bind-address", "127.0.0.1,"+m.host.Addr4().String())
+	}
+	m.Server = process.NewServer(m.host, process.Program("fairlead"), m.dir,
+		append([]string{"--controllers", "none", "--server-name", m.name}, flags...)...)
 	return m
+}
+
+// at sets the data directory of the next start.
+func (m *member) at(dir string) *member {
+	m.dir = dir
+	return m.with()
 }
 
 func (m *member) url() string { return "https://" + m.host.Addr4().String() + ":6443" }
@@ -156,7 +164,7 @@ func TestEmbeddedMembers(t *testing.T) {
 	stage("restored after the loss of two of three")
 }
 
-// form makes three servers out of one that was alone.
+// form makes three servers out of one that was alone, by the commands of docs/install.md.
 func form(t *testing.T, n *testbed.Network) []*member {
 	t.Helper()
 	first := newMember(t, n, "server1").start(t)
@@ -164,11 +172,25 @@ func form(t *testing.T, n *testbed.Network) []*member {
 		t.Fatal(err)
 	}
 	first.Stop()
-	first.with("--cluster-init").start(t)
-	all := []*member{first}
-	for _, name := range []string{"server2", "server3"} {
-		m := newMember(t, n, name, "--join", first.url(), "--token-file", first.token(t)).start(t)
-		all = append(all, m)
+	all := []*member{first, newMember(t, n, "server2"), newMember(t, n, "server3")}
+	files := t.TempDir()
+	addresses := strings.NewReplacer("192.0.2.11", first.host.Addr4().String(), "192.0.2.12", all[1].host.Addr4().String(),
+		"192.0.2.13", all[2].host.Addr4().String(), "-file server", "-file "+files+"/server")
+	for _, line := range page(t) {
+		name, command, _ := strings.Cut(line, "# fairlead ")
+		m := all[slices.IndexFunc(all, func(m *member) bool { return m.name == name })]
+		command, file, prints := strings.Cut(addresses.Replace(command), " > ")
+		args := strings.Fields(command)
+		switch {
+		case prints:
+			if err := os.WriteFile(filepath.Join(files, file), []byte(m.must(t, args...)), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		case args[0] == "server" && strings.HasPrefix(args[1], "--"):
+			m.with(args[1:]...).start(t)
+		default:
+			t.Log(m.must(t, args...))
+		}
 	}
 	testbed.Until(t, "three servers that count and are up to date", func() error {
 		list, err := first.list(t)
@@ -191,6 +213,17 @@ func form(t *testing.T, n *testbed.Network) []*member {
 		return nil
 	})
 	return all
+}
+
+// page returns the commands of docs/install.md that are marked as run by this test.
+func page(t *testing.T) []string {
+	t.Helper()
+	_, rest, found := strings.Cut(read(t, "../../docs/install.md"), "<!-- run by test/servers/members_test.go -->\n```console\n")
+	block, _, ended := strings.Cut(rest, "\n```")
+	if !found || !ended {
+		t.Fatal("docs/install.md has no marked commands")
+	}
+	return strings.Split(block, "\n")
 }
 
 // killLeader kills the leader and has it come back.
@@ -226,19 +259,28 @@ func replace(t *testing.T, all []*member) {
 		_, err := stays.run(t, "server", "remove", gone.name)
 		return err
 	})
-	if err := gone.Wait(); err == nil || !strings.Contains(gone.Log(), "was removed from its cluster under the name "+gone.name) {
+	if err := gone.Wait(); exitCode(err) != 3 || !strings.Contains(gone.Log(), "was removed from its cluster under the name "+gone.name) {
 		t.Errorf("the removed server ended with %v: %s", err, gone.Log())
 	}
 	testbed.Until(t, "the removed server to leave default/kubernetes", func() error { return endpointsAre(t, stays, all[:2]...) })
 	gone.Start(t)
-	if err := gone.Wait(); err == nil {
-		t.Error("the removed server starts again")
+	if err := gone.Wait(); exitCode(err) != 3 {
+		t.Errorf("the removed server, started again, ends with %v; want 3", err)
 	}
 	if err := os.RemoveAll(gone.dir); err != nil {
 		t.Fatal(err)
 	}
 	gone.with("--join", stays.url(), "--token-file", stays.token(t)).start(t)
 	gone.has(t, "without-leader")
+}
+
+// exitCode is that of a process, -1 if it has none.
+func exitCode(err error) int {
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		return -1
+	}
+	return exit.ExitCode()
 }
 
 // lose loses two of three servers, and begins with a backup of the third.
