@@ -131,7 +131,7 @@ func attacked(t *testing.T, first *member) {
 			t.Errorf("%s talks to the port of peers", u.Name)
 		}
 		cfg := rest.CopyConfig(first.Config)
-		cfg.TLSClientConfig = rest.TLSClientConfig{CAData: dir.AuthorityPEM(), CertData: certPEM, KeyData: keyPEM}
+		cfg.TLSClientConfig = rest.TLSClientConfig{CAData: dir.AuthoritiesPEM(), CertData: certPEM, KeyData: keyPEM}
 		client, err := rest.HTTPClientFor(cfg)
 		if err != nil {
 			t.Fatal(err)
