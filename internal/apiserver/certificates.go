@@ -56,6 +56,7 @@ type certificates struct {
 	creds    *credentials
 	self     string
 	rotation *rotation.Rotation
+	several  bool // with embedded etcds
 }
 
 func (s *Server) newCertificates(
@@ -70,7 +71,7 @@ func (s *Server) newCertificates(
 			return errors.Join(err, s.ensureCluster(ctx, client), s.ensureToken(ctx, client),
 				keeper.renew(ctx)) // with the new report
 		},
-	})}
+	}), s.peering != nil}
 }
 
 // ServeHTTP answers the requests of CertificatesPath.
@@ -109,6 +110,10 @@ func (c *certificates) do(r *http.Request) error {
 	case "renew":
 		return c.creds.renew(q["name"])
 	case "begin":
+		if c.several { // etcd reads the authority of its peers once, when it starts
+			return errors.New("the authority of several servers with embedded etcds cannot be rotated yet: " +
+				"their etcds would reject each other's new certificates until they start again")
+		}
 		return c.rotation.Begin(ctx, force)
 	case "finish":
 		return c.rotation.Finish(ctx, force)
