@@ -22,6 +22,8 @@ func runs() []run {
 		{"memory", "memory of fairlead up with 1,000 services", (*bench).runMemory, nil},
 		{"pods", "200 Pods on a node, one after the other", (*bench).runPods, nil},
 		{"shortpods", "1,000 Pods that end at once", (*bench).runShortPods, nil},
+		{"hogs", "requests to a Pod beside one that takes what it can get, in virtual time", (*bench).runHogs,
+			[]string{hogsMachine + "/initrd"}},
 		{"change", "an endpoint changes, at 1,000 services x 10 endpoints", (*bench).runChange, nil},
 		{"load5k", "5,000 services x 10 endpoints from nothing", (*bench).runLoad5k, nil},
 		{"load", "5,000 services x 50 endpoints from nothing", (*bench).runLoad, nil},
