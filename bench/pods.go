@@ -143,11 +143,10 @@ func (u *standalone) leftovers() (leftovers, error) {
 	devices, err2 := os.ReadFile(at + "net/dev")
 	shims, err3 := u.shims()
 	directories, _ := filepath.Glob(filepath.Join(u.cmd.Dir, "data", "*", "pods", "*"))
-	groups, _ := filepath.Glob("/sys/fs/cgroup/fairlead/*-*")
-	bestEffort, _ := filepath.Glob("/sys/fs/cgroup/fairlead/besteffort/*-*")
+	groups, _ := filepath.Glob("/sys/fs/cgroup/fairlead*/*-*")
 	return leftovers{
 		files: len(files), mounts: bytes.Count(mounts, []byte("\n")), shims: len(shims), directories: len(directories),
-		devices: strings.Count(string(devices), "\n"), groups: len(groups) + len(bestEffort),
+		devices: strings.Count(string(devices), "\n"), groups: len(groups),
 	}, errors.Join(err1, err2, err3)
 }
 

@@ -59,6 +59,7 @@ func Cleanup(ctx context.Context, stateDir string, remove ...func() error) error
 		return err // the state stays, for the next call
 	}
 	if groups.err == nil {
+		groups.unrequested.Close()
 		groups.tree.Close()
 	}
 	// Where tokens were mounted for Pods that see this machine's files. Others' stay: not empty.

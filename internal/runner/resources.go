@@ -22,18 +22,23 @@ import (
 // are not enforced.
 const PodsLimited corev1.NodeConditionType = "fairlead.dev/PodsLimited"
 
-// cgroupTree is the name of the group that has those of all Pods.
+// cgroupTree is the name of the group that has those of the pods that request processors.
 const cgroupTree = "fairlead"
 
-// bestEffortTree is the name of the group in cgroupTree that has the pods without any
-// requests or limits, as kubelet's: together they weigh as much as the lightest of the
-// others, however many they are.
-const bestEffortTree = "besteffort"
+// unrequestedTree is the name of the group of all other pods, beside it and not in it as kubelet's
+// besteffort: a scheduler that is fair (CFS, EEVDF) lets a group that has not run lately go first
+// when it wakes up, and one with a hog somewhere below has always run. In one tree a hog would
+// make a Service's pod wait for milliseconds, however little the hog weighs (bench's run hogs).
+const (
+	unrequestedTree   = "fairlead-unrequested"
+	unrequestedWeight = 50 // half of what cgroupTree weighs, and each group of the system's
+)
 
 // cgroups has a group for each pod: PREFIX-UID, in it "shim" for the pod's shim and
 // "pod", which has a group for each container.
 type cgroups struct {
-	tree   *cgroup.Tree
+	tree, unrequested *cgroup.Tree
+
 	prefix string // of this state directory: another agent may use the same tree
 	err    error  // why there is no tree
 	// unprotected is why the kernel may kill the agent when memory is short.
@@ -47,18 +52,19 @@ func openCgroups(stateDir string) *cgroups {
 	sum := sha256.Sum256([]byte(stateDir))
 	c := &cgroups{prefix: hex.EncodeToString(sum[:4]) + "-"}
 	c.tree, c.err = cgroup.Open(cgroupTree)
+	if c.err == nil {
+		c.unrequested, c.err = c.tree.Beside(unrequestedTree, cgroup.Limits{Weight: unrequestedWeight})
+	}
 	return c
 }
 
-// pod is the group of a pod that has been added, of whichever class.
+// pod is the group of a pod that has been added.
 func (c *cgroups) pod(uid types.UID) cgroup.Group {
-	if g := c.bestEffort().Below(c.prefix + string(uid)); g.Exists() {
+	if g := c.unrequested.Group(c.prefix + string(uid)); g.Exists() {
 		return g
 	}
 	return c.tree.Group(c.prefix + string(uid))
 }
-
-func (c *cgroups) bestEffort() cgroup.Group { return c.tree.Group(bestEffortTree) }
 
 // containers is the group of all containers of a pod that has been added.
 func (c *cgroups) containers(uid types.UID) cgroup.Group { return c.pod(uid).Below("pod") }
@@ -68,14 +74,10 @@ func (c *cgroups) add(pod *corev1.Pod, pids int64) (string, error) {
 	if c.err != nil {
 		return "", nil
 	}
-	g := c.tree.Group(c.prefix + string(pod.UID))
-	if qosClass(pod) == corev1.PodQOSBestEffort {
-		if err := c.bestEffort().Make(cgroup.Limits{Weight: 1}, true); err != nil {
-			return "", err
-		}
-		g = c.bestEffort().Below(c.prefix + string(pod.UID))
+	g, l := c.tree.Group(c.prefix+string(pod.UID)), podLimits(pod)
+	if l.Weight == leastWeight {
+		g = c.unrequested.Group(c.prefix + string(pod.UID))
 	}
-	l := podLimits(pod)
 	l.PIDs = pids
 	shim := g.Below("shim")
 	err := errors.Join(g.Make(cgroup.Limits{Weight: l.Weight}, true), shim.Make(cgroup.Limits{}, false), g.Below("pod").Make(l, true))
@@ -148,7 +150,7 @@ func (c *cgroups) sweep(ctx context.Context, keep func(types.UID) bool) error {
 		return nil
 	}
 	var errs []error
-	for _, name := range slices.Concat(c.tree.Names(), c.bestEffort().Names()) {
+	for _, name := range slices.Concat(c.tree.Names(), c.unrequested.Names()) {
 		if uid, ours := strings.CutPrefix(name, c.prefix); ours && !keep(types.UID(uid)) {
 			errs = append(errs, c.remove(ctx, types.UID(uid)))
 		}
@@ -194,6 +196,9 @@ func limitsOf(r corev1.ResourceRequirements) cgroup.Limits {
 	return l
 }
 
+// leastWeight is that of pods which request no processors.
+const leastWeight = 1
+
 // weight turns thousandths of a processor into a cpu.weight, by way of the shares of
 // version 1, as the OCI runtimes under a kubelet do (runc 1.3.2, crun 1.23): a processor
 // weighs 100, like a group without a weight of its own (opencontainers/cgroups,
@@ -202,7 +207,7 @@ func weight(milli int64) int64 {
 	shares := min(max(milli*1024/1000, 2), 262144)
 	switch shares {
 	case 2:
-		return 1
+		return leastWeight
 	case 262144:
 		return 10_000
 	}

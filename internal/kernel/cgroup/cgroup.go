@@ -242,6 +242,13 @@ type Limits struct {
 	PIDs   int64
 }
 
+// Beside opens another tree next to t. Its groups share what it is given.
+func (t *Tree) Beside(name string, l Limits) (*Tree, error) {
+	o := *t
+	o.dir = filepath.Join(filepath.Dir(t.dir), name)
+	return &o, Group{o.dir}.Make(l, true)
+}
+
 // Group is one group of processes.
 type Group struct{ dir string }
 

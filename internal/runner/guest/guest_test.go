@@ -109,8 +109,8 @@ func newMachine(t *testing.T) *machine {
 		if err := runner.Cleanup(ctx, state, runner.RemoveNetwork); err != nil {
 			t.Error(err)
 		}
-		if _, err := os.Stat(groups + "/fairlead"); !os.IsNotExist(err) {
-			t.Errorf("control groups are left: %v", err)
+		if left, _ := filepath.Glob(groups + "/fairlead*"); len(left) != 0 {
+			t.Errorf("control groups are left: %v", left)
 		}
 	})
 	ready, cancelReady := context.WithTimeout(t.Context(), patience)
@@ -159,7 +159,7 @@ func (m *machine) until(namespace, name, what string, ok func(*corev1.Pod) bool)
 // weighs compares the share of the processors of the one group of a name below the tree.
 func (m *machine) weighs(name string, want int) {
 	m.t.Helper()
-	found, _ := filepath.Glob(filepath.Join(groups, "fairlead", name, "cpu.weight"))
+	found, _ := filepath.Glob(filepath.Join(groups, name, "cpu.weight"))
 	if len(found) != 1 {
 		m.t.Errorf("groups %s: %v", name, found)
 		return
@@ -201,8 +201,8 @@ func TestLimits(t *testing.T) {
 	}
 	m.pod("default", "beside", "sleep 600", nil)
 	p := m.until("default", "beside", "running", running)
-	m.weighs("besteffort", 1)
-	m.weighs("besteffort/*"+string(p.UID), 1)
+	m.weighs("fairlead-unrequested", 50)
+	m.weighs("fairlead-unrequested/*"+string(p.UID), 1)
 	m.pod("default", "hog", "head -c 300000000 /dev/zero | tail & wait; echo outlived",
 		corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("32Mi"), corev1.ResourceCPU: resource.MustParse("500m")})
 	p = m.until("default", "hog", "ended", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })
@@ -247,8 +247,8 @@ func TestLimits(t *testing.T) {
 	}
 	for deadline := time.Now().Add(patience); ; <-time.After(20 * time.Millisecond) {
 		_, err := m.client.CoreV1().Pods("default").Get(t.Context(), "beside", metav1.GetOptions{})
-		left, _ := filepath.Glob(groups + "/fairlead/*-*") // the name of a Pod's has hyphens
-		if inner, _ := filepath.Glob(groups + "/fairlead/besteffort/*-*"); apierrors.IsNotFound(err) && len(left)+len(inner) == 0 {
+		left, _ := filepath.Glob(groups + "/fairlead*/*-*") // the name of a Pod's has hyphens
+		if apierrors.IsNotFound(err) && len(left) == 0 {
 			return
 		}
 		if time.Now().After(deadline) {

@@ -101,7 +101,7 @@ func (m *machine) neighbours() {
 		}
 	})
 	server := m.until("default", "server", "running", running)
-	m.weighs("*"+string(server.UID), 59)
+	m.weighs("fairlead/*"+string(server.UID), 59)
 	e, err := relay.Start(relay.Config{Threads: 1})
 	if err != nil {
 		t.Fatal(err)
@@ -128,8 +128,8 @@ func (m *machine) neighbours() {
 
 	pod := m.until(namespace, "hogs", "running", running)
 	group := m.hogsAtWork(string(pod.UID))
-	m.weighs("*"+string(server.UID), 59)
-	m.weighs("besteffort", 1)
+	m.weighs("fairlead/*"+string(server.UID), 59)
+	m.weighs("fairlead-unrequested", 50)
 	begin := time.Now()
 	m.freeze(group, true)
 	alone := m.window(at, requests)
@@ -165,7 +165,7 @@ func (m *machine) keepBusy() {
 func (m *machine) hogsAtWork(uid string) string {
 	m.t.Helper()
 	for deadline := time.Now().Add(patience); ; <-time.After(20 * time.Millisecond) {
-		found, _ := filepath.Glob(groups + "/fairlead/*" + uid + "/pod")
+		found, _ := filepath.Glob(groups + "/fairlead-unrequested/*" + uid + "/pod")
 		s, err := m.runner.Summary(m.t.Context())
 		if err != nil {
 			m.t.Fatal(err)

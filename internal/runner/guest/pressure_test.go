@@ -35,7 +35,7 @@ func (m *machine) pressure() {
 				t.Fatalf("%s: the condition is %+v", name, pressed())
 			}
 		}
-		m.freeze(filepath.Join(groups, "fairlead/besteffort/*-"+string(p.UID), "pod"), true) // before it takes what the test needs
+		m.freeze(filepath.Join(groups, "fairlead-unrequested/*-"+string(p.UID), "pod"), true) // before it takes what the test needs
 		m.delete("default", name)
 	}
 	fill("disk", corev1.StorageMediumDefault, disk)
