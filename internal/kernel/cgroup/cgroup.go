@@ -100,7 +100,7 @@ func delegated(own string) string {
 }
 
 // Release takes the controllers, and with them the limits, from the groups of a tree in this
-// process's own unit. Their processes go on, and the next process of the unit makes the groups
+// process's own unit, and of those beside it. Their processes go on, and the next process of the unit makes the groups
 // again with their limits. Without that systemd starts none while they live: it puts it into
 // the unit's group, from which these controllers keep processes out (219/CGROUP; with
 // DelegateSubgroup=, since systemd 254, it puts it elsewhere). Other trees are left alone.
@@ -108,7 +108,7 @@ func (t *Tree) Release() error {
 	if t.unit == "" {
 		return nil
 	}
-	return errors.Join(disable(t.dir), disableHere(t.unit))
+	return disable(t.unit)
 }
 
 // disable takes the controllers from the groups in dir, the innermost first, since a group has
@@ -118,19 +118,15 @@ func disable(dir string) error {
 	for _, name := range (Group{dir}).Names() {
 		errs = append(errs, disable(filepath.Join(dir, name)))
 	}
-	return errors.Join(append(errs, disableHere(dir))...)
-}
-
-func disableHere(dir string) error {
 	file := filepath.Join(dir, "cgroup.subtree_control")
 	var text []string
 	for _, c := range words(file) {
 		text = append(text, "-"+c)
 	}
-	if len(text) == 0 {
-		return nil
+	if len(text) > 0 {
+		errs = append(errs, os.WriteFile(file, []byte(strings.Join(text, " ")), 0))
 	}
-	return os.WriteFile(file, []byte(strings.Join(text, " ")), 0)
+	return errors.Join(errs...)
 }
 
 // Supported returns why the kernel has no groups to limit processes with. Open
