@@ -66,6 +66,9 @@ func (c *endpointSlices) changed(ch change) {
 }
 
 func (c *endpointSlices) sync(ctx context.Context, name svc.Name) error {
+	if err := c.store.settle(ctx, name); err != nil {
+		return err
+	}
 	service := c.index.service(name)
 	if service == nil {
 		return c.serviceDeleted(ctx, name)

@@ -44,6 +44,9 @@ func newMirroring(s *controllerContext) (func(ctx context.Context), error) {
 }
 
 func (c *mirroring) sync(ctx context.Context, name svc.Name) error {
+	if err := c.store.settle(ctx, name); err != nil {
+		return err
+	}
 	service, err := c.informers.Core().V1().Services().Lister().Services(name.Namespace).Get(name.Name)
 	if err != nil {
 		service = nil

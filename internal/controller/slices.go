@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"net/http"
+	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -22,6 +25,11 @@ type sliceStore struct {
 	*assumeCache[*discoveryv1.EndpointSlice]
 	client      kubernetes.Interface
 	subscribers []func(owner svc.Name)
+
+	mu sync.Mutex
+	// unknown are the slices whose last write failed in a way that leaves open whether it was
+	// carried out, by Service and name.
+	unknown map[svc.Name]map[string]*discoveryv1.EndpointSlice
 }
 
 // slicesOf returns the slice store of this Run, made at the first call. changed
@@ -32,7 +40,9 @@ func slicesOf(s *controllerContext, changed func(owner svc.Name)) (*sliceStore, 
 		return s.slices, nil
 	}
 	informer := s.informers.Discovery().V1().EndpointSlices().Informer()
-	st := &sliceStore{client: s.client, subscribers: []func(svc.Name){changed}}
+	st := &sliceStore{
+		client: s.client, subscribers: []func(svc.Name){changed}, unknown: map[svc.Name]map[string]*discoveryv1.EndpointSlice{},
+	}
 	st.assumeCache = newAssumeCache(sliceOwner, storedIn(informer))
 	err := s.handle(informer, cacheHandler(st.assumeCache, st.changed))
 	s.slices = st
@@ -166,7 +176,7 @@ func (st *sliceStore) write(ctx context.Context, owner svc.Name, plan *epslice.P
 		case apierrors.IsAlreadyExists(err):
 			errs = append(errs, st.resolveName(ctx, owner, s))
 		default:
-			errs = append(errs, fmt.Errorf("create EndpointSlice %s/%s: %w", s.Namespace, s.Name, err))
+			errs = append(errs, st.failed(owner, s, "create", err))
 		}
 	}
 	for _, s := range plan.Update {
@@ -177,7 +187,7 @@ func (st *sliceStore) write(ctx context.Context, owner svc.Name, plan *epslice.P
 		case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 			errs = append(errs, st.refresh(ctx, owner, s))
 		default:
-			errs = append(errs, fmt.Errorf("update EndpointSlice %s/%s: %w", s.Namespace, s.Name, err))
+			errs = append(errs, st.failed(owner, s, "update", err))
 		}
 	}
 	for _, s := range plan.Delete {
@@ -192,7 +202,46 @@ func (st *sliceStore) delete(ctx context.Context, owner svc.Name, s *discoveryv1
 		st.assumeDeleted(nameOf(s), owner, s.UID)
 		return nil
 	}
-	return fmt.Errorf("delete EndpointSlice %s/%s: %w", s.Namespace, s.Name, err)
+	return st.failed(owner, s, "delete", err)
+}
+
+// failed returns the error of a write, and has settle look at the slice unless the API has
+// rejected it: an answer may be lost of a write that was carried out.
+func (st *sliceStore) failed(owner svc.Name, s *discoveryv1.EndpointSlice, verb string, err error) error {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) || status.Status().Code >= http.StatusInternalServerError {
+		st.mu.Lock()
+		defer st.mu.Unlock()
+		if st.unknown[owner] == nil {
+			st.unknown[owner] = map[string]*discoveryv1.EndpointSlice{}
+		}
+		st.unknown[owner][s.Name] = s
+	}
+	return fmt.Errorf("%s EndpointSlice %s/%s: %w", verb, s.Namespace, s.Name, err)
+}
+
+// settle brings the cache up to date with the slices of a Service whose writes failed. Without
+// it a plan could put an endpoint into a second slice.
+func (st *sliceStore) settle(ctx context.Context, owner svc.Name) error {
+	st.mu.Lock()
+	unknown := slices.Collect(maps.Values(st.unknown[owner]))
+	st.mu.Unlock()
+	for _, s := range unknown {
+		look := st.refresh
+		if s.UID == "" {
+			look = st.resolveName
+		}
+		if err := look(ctx, owner, s); !errors.Is(err, errReplan) && len(takenIn(err)) == 0 {
+			return err
+		}
+		st.mu.Lock()
+		delete(st.unknown[owner], s.Name)
+		if len(st.unknown[owner]) == 0 {
+			delete(st.unknown, owner)
+		}
+		st.mu.Unlock()
+	}
+	return nil
 }
 
 // refresh brings the cache up to date with one slice.
