@@ -53,7 +53,9 @@ func (c *cluster) reboot() {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
 	programs.Output(c.t, c.on(c.node, "sh", "-c",
-		`nft flush ruleset; ip -o link show | sed 's/^[0-9]*: \([^:@]*\).*/\1/' | grep -v -e '^lo$' -e '^eth0$' | while read l; do ip link del "$l" || :; done`))
+		`nft flush ruleset
+		ip -o link show | sed 's/^[0-9]*: \([^:@]*\).*/\1/' | grep -v -e '^lo$' -e '^eth0$' |
+			while read l; do ip link del "$l" || :; done # some are gone with others`))
 }
 
 // A node that starts without any server has the Services, names and Pods that it knew, after a
