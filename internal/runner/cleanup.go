@@ -62,9 +62,11 @@ func Cleanup(ctx context.Context, stateDir string, remove ...func() error) error
 		groups.unrequested.Close()
 		groups.tree.Close()
 	}
-	// Where tokens were mounted for Pods that see this machine's files. Others' stay: not empty.
-	for dir := tokenMountPath; filepath.Base(dir) != "run"; dir = filepath.Dir(dir) {
-		_ = os.Remove(dir)
+	// Where tokens were mounted for Pods that see this machine's files; another agent may have such Pods.
+	if !process.MountedAt(tokenMountPath) {
+		for dir := tokenMountPath; filepath.Base(dir) != "run"; dir = filepath.Dir(dir) {
+			_ = os.Remove(dir)
+		}
 	}
 	return os.RemoveAll(stateDir)
 }

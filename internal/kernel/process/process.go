@@ -136,6 +136,25 @@ func KillMountedFrom(ctx context.Context, dir string) error {
 // mountedFrom finds processes by the fourth field of proc(5) mountinfo, which is
 // relative to the file system that dir is on.
 func mountedFrom(dir string) []ID {
+	return withMount(func(f []string) bool {
+		root, _, found := strings.Cut(f[3]+"/", "/"+filepath.Base(dir)+"/")
+		return len(f[3]) > 1 && found && strings.HasSuffix(filepath.Dir(dir), root)
+	})
+}
+
+// MountedAt reports whether another process has something mounted at dir or below, in whatever
+// mount namespace. Where none has, dir may be removed: that takes away the mounts at it
+// everywhere (Linux 3.18, rmdir(2)).
+func MountedAt(dir string) bool {
+	if real, err := filepath.EvalSymlinks(dir); err == nil {
+		dir = real
+	}
+	return len(withMount(func(f []string) bool { return f[4] == dir || strings.HasPrefix(f[4], dir+"/") })) > 0
+}
+
+// withMount finds the other processes that have a mount whose fields in proc(5) mountinfo are
+// as is says.
+func withMount(is func(fields []string) bool) []ID {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil
@@ -152,16 +171,13 @@ func mountedFrom(dir string) []ID {
 		}
 		for line := range strings.Lines(string(b)) {
 			f := strings.Fields(line)
-			if len(f) < 5 || len(f[3]) < 2 {
+			if len(f) < 5 || !is(f) {
 				continue
 			}
-			root, _, found := strings.Cut(f[3]+"/", "/"+filepath.Base(dir)+"/")
-			if found && strings.HasSuffix(filepath.Dir(dir), root) {
-				if id, ok := living(pid); ok {
-					out = append(out, id)
-				}
-				break
+			if id, ok := living(pid); ok {
+				out = append(out, id)
 			}
+			break
 		}
 	}
 	return out

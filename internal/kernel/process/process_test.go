@@ -70,6 +70,11 @@ func TestKillMountedFrom(t *testing.T) {
 		return cmd
 	}
 	mine, theirs := start(dir), start(other)
+	for at, want := range map[string]bool{"/etc/hosts": true, "/etc": true, "/etc/host": false, dir: false} {
+		if got := process.MountedAt(at); got != want {
+			t.Errorf("something is mounted at %s: %v, want %v", at, got, want)
+		}
+	}
 	id, err := process.Find(theirs.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
