@@ -10,6 +10,9 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
+// routeLocalnet is the kernel parameter that lets 127.0.0.0/8 be routed.
+const routeLocalnet = "net/ipv4/conf/all/route_localnet"
+
 // Settings are what a Table has for all its ports of one family.
 type Settings struct {
 	// Pods are the ranges of pods (Table.ClusterCIDRs), LocalPods those of this
@@ -23,6 +26,10 @@ type Settings struct {
 	// one of them, or a frontend's (Table.Loopback).
 	NodeAddrs []netip.Addr
 	Localhost bool
+	// Guard reports whether the mode keeps other machines from this node's 127.0.0.0/8: as
+	// long as route_localnet lets them in, which outlives the last frontend there
+	// (kubernetes/kubernetes#90259).
+	Guard bool
 }
 
 // SettingsOf returns the Settings of t for a family.
@@ -44,12 +51,14 @@ func SettingsOf(t *table.Table, f svc.Family) Settings {
 		s.Localhost = s.Localhost || a.IsLoopback()
 		s.NodeAddrs = append(s.NodeAddrs, a)
 	}
+	s.Guard = s.Localhost || f == svc.IPv4 && sysctl.Value(routeLocalnet) == "1"
 	return s
 }
 
 // Equal reports whether both say the same.
 func (s *Settings) Equal(o *Settings) bool {
-	return s.SamePorts(o) && s.Localhost == o.Localhost && slices.Equal(s.NodeAddrs, o.NodeAddrs) && slices.Equal(s.Services, o.Services)
+	return s.SamePorts(o) && s.Localhost == o.Localhost && s.Guard == o.Guard &&
+		slices.Equal(s.NodeAddrs, o.NodeAddrs) && slices.Equal(s.Services, o.Services)
 }
 
 // SamePorts reports whether both say the same of what depends on single service
@@ -59,13 +68,13 @@ func (s *Settings) SamePorts(o *Settings) bool {
 }
 
 // OpenLoopback lets node ports and host ports answer on 127.0.0.0/8, if they are to. The mode
-// has to keep other machines from what this opens. It stays open when the mode
+// calls it when its Guard is in the kernel, not before. It stays open when the mode
 // ends, since other programs may rely on it, too, until 'fairlead cleanup'.
 func (s *Settings) OpenLoopback() error {
 	if !s.Localhost {
 		return nil
 	}
-	if err := sysctl.Set("net/ipv4/conf/all/route_localnet", "1"); err != nil {
+	if err := sysctl.Set(routeLocalnet, "1"); err != nil {
 		return fmt.Errorf("let node ports and host ports answer on 127.0.0.1: %w", err)
 	}
 	return nil

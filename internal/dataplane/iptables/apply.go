@@ -38,7 +38,6 @@ func (t *target) WritesSettings(old, next *dataplane.Settings) bool { return nex
 
 // Read is dataplane.Target's.
 func (t *target) Read(ctx context.Context, c *dataplane.Change) error {
-	c.Fail(c.Settings.OpenLoopback())
 	found, err := t.read(ctx)
 	if err != nil {
 		return err
@@ -63,7 +62,6 @@ func (t *target) Write(ctx context.Context, c *dataplane.Change) error {
 	case c.Full:
 		base = t.layout.baseChains(&c.Settings)
 	case !c.Settings.Equal(&t.state.settings):
-		c.Fail(c.Settings.OpenLoopback())
 		base = t.layout.baseChains(&c.Settings)
 	}
 	t.state.settings = c.Settings
@@ -71,6 +69,9 @@ func (t *target) Write(ctx context.Context, c *dataplane.Change) error {
 	t.found = nil
 	if err != nil {
 		return err
+	}
+	if base != nil {
+		c.Fail(c.Settings.OpenLoopback())
 	}
 	if len(t.drift) > 0 {
 		err = t.respell(ctx)

@@ -303,7 +303,7 @@ func (l *layout) baseFilter(set *dataplane.Settings, m, r, both string, emit fun
 		unserved = append(unserved, "-d "+p.String()+" -m conntrack --ctstate NEW ", "-j DROP")
 	}
 	var input []string
-	if set.Localhost {
+	if set.Guard {
 		// route_localnet must not open the node's own 127.0.0.0/8 to other
 		// machines (kubernetes/kubernetes#90259).
 		input = []string{"-d 127.0.0.0/8 ! -i lo -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT ", "-j DROP"}

@@ -145,6 +145,7 @@ func probe(ctx context.Context, t tool, f svc.Family) error {
 	fronts := []table.Frontend{{Addr: ep(1).Addr, Endpoints: []table.Endpoint{ep(2), ep(3)}}}
 	plan, dirty := dataplane.NewPlan(mode, f), dataplane.Dirty{}
 	plan.Settings.Localhost = f == svc.IPv4
+	plan.Settings.Guard = plan.Settings.Localhost
 	tg := &target{layout: l, tool: t, state: newState(l, plan)}
 	for i, p := range []*table.ServicePort{
 		{Family: f, Protocol: svc.TCP, Frontends: fronts}, {Family: f, Protocol: svc.UDP, Frontends: fronts, Affinity: 1},

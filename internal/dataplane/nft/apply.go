@@ -41,8 +41,6 @@ const (
 
 // Read is dataplane.Target's.
 func (t *target) Read(_ context.Context, c *dataplane.Change) error {
-	// Chain loopback keeps closed what this opens.
-	c.Fail(c.Settings.OpenLoopback())
 	found, err := t.read(c.Attempt > 1, c.Ports())
 	if err != nil {
 		return fmt.Errorf("read table %s: %w", t.layout.table, err)
@@ -80,6 +78,8 @@ func (t *target) Write(ctx context.Context, c *dataplane.Change) error {
 	if err != nil {
 		return err
 	}
+	// Chain loopback, which is there now, keeps closed what this opens.
+	c.Fail(c.Settings.OpenLoopback())
 	w.all(ctx, fks)
 	if err := t.commit(t.closeUnserved); err != nil {
 		w.fail(err)

@@ -164,7 +164,7 @@ func (l *layout) base(set *dataplane.Settings) []chain {
 			rules: l.forward(),
 		})
 	}
-	if set.Localhost {
+	if set.Guard {
 		out = append(out, chain{
 			name:  chainLoopback,
 			hook:  &nftables.Hook{Type: "filter", Number: nftables.Prerouting, Priority: priorityRaw},

@@ -38,6 +38,7 @@ func Stories(t *testing.T, create Factory, opts ...Option) {
 		{"a load balancer's own address is no client", ownAddressAsSource, nil},
 		{"a node without IPv6 serves IPv4", withoutIPv6, disableIPv6},
 		{"unallocated ClusterIPs do not leave the node", rangesChange, nil},
+		{"127.0.0.1 stays closed to other machines", loopbackStaysClosed, nil},
 	} {
 		t.Run(s.name, func(t *testing.T) {
 			e := NewEnv(t, func(t testing.TB, h *testbed.Host) dataplane.Applier {
