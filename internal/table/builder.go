@@ -328,8 +328,11 @@ func (b *Builder) reclaim(s *service) {
 	switch {
 	case s.host != nil:
 		for _, h := range b.hostPorts(s, quiet) {
+			c := claimant{s: s, host: true, one: !h.everywhere}
 			for _, w := range h.wants {
-				claim(w, claimant{s: s, host: true})
+				claim(w, c)
+				w.at = onEveryAddress(w.at)
+				claim(w, c)
 			}
 		}
 	case proxied(s.obj):

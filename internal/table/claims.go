@@ -107,7 +107,10 @@ type claimant struct {
 	virtual bool
 	// host reports whether it is a Pod, for its host port: Services go before it, whose
 	// node ports were allocated.
-	host    bool
+	host bool
+	// one reports whether it wants a host port at one address: Pods that want it at every
+	// address go before it.
+	one     bool
 	created time.Time
 }
 
@@ -117,6 +120,9 @@ func (c claimant) before(o claimant) bool {
 	}
 	if c.host != o.host {
 		return o.host
+	}
+	if c.one != o.one {
+		return o.one
 	}
 	if !c.created.Equal(o.created) {
 		return c.created.Before(o.created)

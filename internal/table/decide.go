@@ -80,7 +80,13 @@ func (b *Builder) granted(s *service, all []want, c *complaints) []want {
 			c.add(ReasonAddressReserved, "%s %s is %s", w.kind, w.at, who)
 			continue
 		}
-		if owner, taken := b.claims.Owner(w.at); taken && owner.s != s {
+		owner, taken := b.claims.Owner(w.at)
+		taken = taken && owner.s != s
+		if s.host != nil && !taken {
+			owner, taken = b.claims.Owner(onEveryAddress(w.at))
+			taken = taken && owner.s != s && !owner.one
+		}
+		if taken {
 			c.add(ReasonAddressTaken, "%s %s is served by %s", w.kind, w.at, Describe(owner.s.name))
 			continue
 		}

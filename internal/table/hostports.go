@@ -70,6 +70,15 @@ type hostPort struct {
 	key   Key
 	wants []want
 	to    []Endpoint
+	// everywhere reports whether it is at every address of the node of its family.
+	everywhere bool
+}
+
+// onEveryAddress returns the node port that a host port is a part of, whatever its address:
+// whose that is, his is every address.
+func onEveryAddress(at svc.Frontend) svc.Frontend {
+	a := at.Addr
+	return svc.Frontend{Protocol: at.Protocol, Addr: netip.AddrPortFrom(anyAddr(svc.FamilyOf(a.Addr())), a.Port())}
 }
 
 // hostPorts returns what a Pod's host ports ask for. With hostIP they have that address
@@ -98,8 +107,9 @@ func (b *Builder) hostPorts(s *service, c *complaints) (out []hostPort) {
 			add := func(k FrontendKind, a netip.Addr) {
 				h.wants = appendWant(h.wants, want{key: h.key}, k, p.Protocol, a, int32(p.Port))
 			}
+			h.everywhere = !at.IsValid() || at.IsUnspecified()
 			switch {
-			case at.IsValid() && !at.IsUnspecified():
+			case !h.everywhere:
 				add(ExternalIP, at)
 			case f == svc.IPv4 && !b.cfg.NoLoopback:
 				add(ExternalIP, loopback4)

@@ -84,31 +84,30 @@ func playScript(t *testing.T, a *txtar.Archive) (differs bool) {
 	return differs
 }
 
-// hostPortsOf reads lines "POD IPS PROTOCOL PORT TO [HOSTIP]" of one Pod.
-func hostPortsOf(t *testing.T, text string) []svc.HostPorts {
+// hostPortsOf reads lines "POD IPS PROTOCOL PORT TO [HOSTIP]", those of a Pod together.
+func hostPortsOf(t *testing.T, text string) (out []svc.HostPorts) {
 	t.Helper()
-	var h svc.HostPorts
 	for line := range strings.Lines(text) {
-		var ips, proto string
+		var name, ips, proto string
 		var p svc.HostPort
-		_, err := fmt.Sscan(line, &h.Pod.Name, &ips, &proto, &p.Port, &p.To)
+		_, err := fmt.Sscan(line, &name, &ips, &proto, &p.Port, &p.To)
 		must(t, err)
 		p.Protocol, err = svc.ParseProtocol(proto)
 		must(t, err)
 		if words := strings.Fields(line); len(words) > 5 {
 			p.HostIP = words[5]
 		}
+		if len(out) == 0 || out[len(out)-1].Pod.Name != name {
+			out = append(out, svc.HostPorts{Pod: svc.Name{Namespace: "default", Name: name}})
+		}
+		h := &out[len(out)-1]
 		h.IPs = nil
 		for ip := range strings.SplitSeq(ips, ",") {
 			h.IPs = append(h.IPs, netip.MustParseAddr(ip))
 		}
 		h.Ports = append(h.Ports, p)
 	}
-	if h.Ports == nil {
-		return nil
-	}
-	h.Pod.Namespace = "default"
-	return []svc.HostPorts{h}
+	return out
 }
 
 // buildText is a Build as text: the Table, the problems and the changed keys.
