@@ -141,15 +141,22 @@ func (b *Builder) hostAddr(text string) (a netip.Addr, why string) {
 	return a, why
 }
 
+// etcdPeerPort is the default port of etcd for its peers. On a machine with an API server no
+// Pod gets it: a member that the others cannot reach brings the quorum nearer to its end.
+const etcdPeerPort = 2380
+
 // reservedOfHost returns who on this node has the port that a Pod wants as its host port,
-// at whichever address: the agent and the API server stay reachable.
+// at whichever address: the agent, the API server and its store stay reachable.
 func (b *Builder) reservedOfHost(at svc.Frontend) (reserver, bool) {
 	for who := range reservers {
-		if slices.ContainsFunc(b.reserved[who], func(r svc.Frontend) bool {
-			return r.Protocol == at.Protocol && r.Addr.Port() == at.Addr.Port() &&
-				(r.Addr.Addr().IsLoopback() || slices.Contains(b.machine, r.Addr.Addr()))
-		}) {
-			return who, true
+		for _, r := range b.reserved[who] {
+			here := r.Protocol == at.Protocol && (r.Addr.Addr().IsLoopback() || slices.Contains(b.machine, r.Addr.Addr()))
+			switch {
+			case here && r.Addr.Port() == at.Addr.Port():
+				return who, true
+			case here && who != reservedAgent && at.Addr.Port() == etcdPeerPort:
+				return reservedPeers, true
+			}
 		}
 	}
 	return 0, false

@@ -20,13 +20,14 @@ const (
 	reservedAPI    reserver = iota // the endpoints of apiService
 	reservedServer                 // where this node reaches its API server
 	reservedAgent                  // where the API server reaches this node, for logs and exec
+	reservedPeers                  // where the etcd of a server on this machine may answer others
 	reservers
 )
 
 // String completes "ADDRESS is …".
 func (r reserver) String() string {
 	return [...]string{"where an API server answers", "where this node reaches its API server",
-		"where this node's agent answers"}[r]
+		"where this node's agent answers", "where the etcd of this machine's API server answers its peers"}[r]
 }
 
 // reserved is what each reserver has.
