@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
 )
 
 // recordDir has one file for each parameter that Set has changed since the machine
@@ -44,7 +46,7 @@ func record(changes []change) {
 		return
 	}
 	for _, c := range changes {
-		if c.Now, err = read(c.File); err != nil || c.Now == c.Before {
+		if c.Now == "" || c.Now == c.Before {
 			continue
 		}
 		file := filepath.Join(dir, strings.ReplaceAll(strings.TrimPrefix(c.File, "/"), "/", ","))
@@ -52,7 +54,7 @@ func record(changes []change) {
 			c.Before = earlier.Before
 		}
 		if text, err := json.Marshal(c); err == nil {
-			_ = os.WriteFile(file, text, 0o600)
+			_ = fileio.ReplaceUnsynced(file, text, 0o600)
 		}
 	}
 }
@@ -96,8 +98,7 @@ func Restore() error {
 	for _, f := range files {
 		c, err := readChange(f)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("read the earlier value of a kernel parameter: %w", err))
-			continue
+			continue // cut off while an earlier build wrote it: that parameter stays
 		}
 		if now, err := read(c.File); err == nil && now == c.Now {
 			changes = append(changes, c)

@@ -29,8 +29,18 @@ func SetFile(file, value string, also ...string) error {
 		return nil
 	}
 	changes := before(append([]string{file}, also...))
+	// The record is there first: a change without one would never be taken back.
+	for i := range changes {
+		if changes[i].File == file {
+			changes[i].Now = value
+			record(changes[i : i+1])
+		}
+	}
 	if err := write(file, value); err != nil {
 		return err
+	}
+	for i := range changes {
+		changes[i].Now, _ = read(changes[i].File)
 	}
 	record(changes)
 	return nil

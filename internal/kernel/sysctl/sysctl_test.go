@@ -45,11 +45,21 @@ func TestRestore(t *testing.T) {
 	if err := sysctl.Set(localnet, "1"); err != nil {
 		t.Fatal(err)
 	}
-	const foreign = "net/ipv4/conf/all/arp_ignore"
+	const foreign, refused = "net/ipv4/conf/all/arp_ignore", "net/ipv4/conf/all/arp_announce"
 	if err := sysctl.Set(foreign, "1"); err != nil {
 		t.Fatal(err)
 	}
 	if err := sysctl.Write(foreign, "2"); err != nil { // an administrator
+		t.Fatal(err)
+	}
+	if err := sysctl.Set(refused, "nonsense"); err == nil {
+		t.Fatalf("%s took nonsense", refused)
+	}
+	records, err := filepath.Glob("/run/fairlead/sysctl/*/*" + filepath.Base(refused))
+	if err != nil || len(records) != 1 {
+		t.Fatalf("%q, %v: want the record before the change", records, err)
+	}
+	if err := os.Truncate(records[0], 10); err != nil { // as an earlier build left it that was killed
 		t.Fatal(err)
 	}
 	for range 2 {
