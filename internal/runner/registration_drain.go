@@ -20,6 +20,8 @@ type stopOfUnit struct {
 	seen       time.Time // when the outcome was known
 	released   bool
 	late       bool // the hook waits no longer
+	// wake has the registration looked at again, once; nil before the first wait.
+	wake *time.Timer
 }
 
 // reasonStopping is of the condition barrier.Drained by which the node asks for the outcome.
@@ -38,6 +40,9 @@ func (g *registered) stopping(invocation string) {
 		if err := systemd.Forget(g.stop.invocation); err != nil {
 			g.log.Warn("cannot remove the mark that the nodes have taken the program out", "err", err)
 		}
+	}
+	if g.stop.wake != nil {
+		g.stop.wake.Stop()
 	}
 	g.stop = stopOfUnit{invocation: invocation, at: time.Now()}
 }
@@ -75,11 +80,14 @@ func (g *registered) release(pod *corev1.Pod) {
 	}
 	switch {
 	case now.Before(until):
-		time.AfterFunc(until.Sub(now), g.nudge)
+		if s.wake == nil {
+			s.wake = time.AfterFunc(until.Sub(now), g.nudge)
+		} else {
+			s.wake.Reset(until.Sub(now))
+		}
 		return
 	case selected && s.seen.IsZero():
-		g.late(pod)
-		time.AfterFunc(systemd.HookWait, g.nudge) // another hook may wait longer
+		g.late(pod) // an answer still counts: the update of the Pod that has it is looked at
 		return
 	}
 	if err := systemd.Release(s.invocation); err != nil {
