@@ -12,9 +12,11 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 
+	"github.com/fairlead/fairlead/internal/apiserver/members"
 	"github.com/fairlead/fairlead/internal/apiserver/pki"
 	"github.com/fairlead/fairlead/internal/apiserver/rotation"
 )
@@ -57,6 +59,8 @@ type certificates struct {
 	self     string
 	rotation *rotation.Rotation
 	several  bool // with embedded etcds
+
+	authorizer authorizer.Authorizer
 }
 
 func (s *Server) newCertificates(
@@ -71,7 +75,7 @@ func (s *Server) newCertificates(
 			return errors.Join(err, s.ensureCluster(ctx, client), s.ensureToken(ctx, client),
 				keeper.renew(ctx)) // with the new report
 		},
-	}), s.peering != nil}
+	}), s.peering != nil, g.authorizer}
 }
 
 // ServeHTTP answers the requests of CertificatesPath.
@@ -105,6 +109,9 @@ func (c *certificates) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func (c *certificates) do(r *http.Request) error {
 	ctx, q := r.Context(), r.URL.Query()
+	if err := members.MayAdminister(ctx, c.authorizer); err != nil {
+		return err
+	}
 	force := q.Has("force")
 	switch what := q.Get("do"); what {
 	case "renew":

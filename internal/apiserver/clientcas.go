@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/x509"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -75,14 +76,30 @@ func (c *clientCAs) user() requestx509.UserConversion {
 	return requestx509.UserConversionFunc(func(chain []*x509.Certificate) (*authenticator.Response, bool, error) {
 		r, ok, err := requestx509.CommonNameUserConversion.User(chain)
 		if ok && err == nil && c.other(chain[0]) {
-			c.mu.Lock()
-			if _, known := c.seen[r.User.GetName()]; known || len(c.seen) < maxSeen {
-				c.seen[r.User.GetName()] = time.Now()
-			}
-			c.mu.Unlock()
+			c.saw(r.User.GetName())
 		}
 		return r, ok, err
 	})
+}
+
+// saw remembers a user whose certificate is not of the authority that signs. Nodes report theirs
+// themselves. Of too many users those stay that came last.
+func (c *clientCAs) saw(user string) {
+	if strings.HasPrefix(user, "system:node:") {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, known := c.seen[user]; !known && len(c.seen) >= maxSeen {
+		oldest := user
+		for name, at := range c.seen {
+			if oldest == user || at.Before(c.seen[oldest]) {
+				oldest = name
+			}
+		}
+		delete(c.seen, oldest)
+	}
+	c.seen[user] = time.Now()
 }
 
 func (c *clientCAs) other(leaf *x509.Certificate) bool {

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -413,6 +414,28 @@ func TestRotationIsRejected(t *testing.T) {
 	admin := kubernetes.NewForConfigOrDie(s.LoopbackConfig())
 	node := kubernetes.NewForConfigOrDie(joined(t, s, "one", t.TempDir()).Config())
 	register(t, node, "one")
+	allPaths := rest.CopyConfig(s.LoopbackConfig())
+	allPaths.Impersonate = rest.ImpersonationConfig{UserName: "operator"}
+	operator := kubernetes.NewForConfigOrDie(allPaths)
+	if _, err := admin.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{Name: "all-paths"},
+		Rules:      []rbacv1.PolicyRule{{NonResourceURLs: []string{"*"}, Verbs: []string{"*"}}},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := admin.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "all-paths"}, Subjects: []rbacv1.Subject{{Kind: rbacv1.UserKind, Name: "operator"}},
+		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "all-paths"},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the operator may read the certificates", func() bool {
+		_, err := operator.CoreV1().RESTClient().Get().AbsPath(apiserver.CertificatesPath).DoRaw(t.Context())
+		return err == nil
+	})
+	if err := rotate(t, operator, "begin", true); !apierrors.IsForbidden(err) {
+		t.Errorf("who may use all paths begins a rotation: %v", err)
+	}
 	for what, c := range map[string]kubernetes.Interface{"a node": node, "a tenant": kubernetes.NewForConfigOrDie(tenantConfig(s))} {
 		if err := rotate(t, c, "begin", true); !apierrors.IsForbidden(err) {
 			t.Errorf("%s begins a rotation: %v", what, err)

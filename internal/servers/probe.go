@@ -132,24 +132,27 @@ func (b *Balancer) leaveFor(ctx context.Context, s *server, others []*server) {
 // heard returns when something was last received of a server. It is called with mu held.
 func (s *server) heard() (last time.Time) {
 	for c := range s.conns {
-		if at := time.Unix(0, c.heard.Load()); at.After(last) {
+		if at := begin.Add(time.Duration(c.heard.Load())); at.After(last) {
 			last = at
 		}
 	}
 	return last
 }
 
+// begin is what times are counted from: unlike Unix time they do not follow steps of the clock.
+var begin = time.Now()
+
 // conn is a connection to a server.
 type conn struct {
 	net.Conn
-	heard atomic.Int64 // when something was received, in Unix nanoseconds
+	heard atomic.Int64 // when something was received, in nanoseconds since begin
 	gone  func()
 }
 
 func (c *conn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if n > 0 {
-		c.heard.Store(time.Now().UnixNano())
+		c.heard.Store(int64(time.Since(begin)))
 	}
 	return n, err
 }

@@ -37,7 +37,7 @@ func (b *Balancer) dial(ctx context.Context, network, at string) (net.Conn, erro
 		return c, err
 	}
 	tracked := &conn{Conn: c}
-	tracked.heard.Store(time.Now().UnixNano())
+	tracked.heard.Store(int64(time.Since(begin)))
 	tracked.gone = func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()

@@ -19,6 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/process"
@@ -111,10 +112,17 @@ func (s *threeServers) copyKeys(from, to string) {
 }
 
 // usedBy returns the number of the server to which a node is connected.
-func (s *threeServers) usedBy(node *testbed.Host) int {
+func (s *threeServers) usedBy(node *testbed.Host) (n int) {
 	s.t.Helper()
-	out := process.Output(s.t, node.Command(s.t.Context(), "ss", "-tnH", "state", "established", "dport", "=", ":6443"))
-	return slices.IndexFunc(s.hosts, func(h *testbed.Host) bool { return strings.Contains(out, h.Addr4().String()+":6443") })
+	testbed.Until(s.t, "the connection of "+node.Addr4().String(), func() error {
+		out := process.Output(s.t, node.Command(s.t.Context(), "ss", "-tnH", "state", "established", "dport", "=", ":6443"))
+		n = slices.IndexFunc(s.hosts, func(h *testbed.Host) bool { return strings.Contains(out, h.Addr4().String()+":6443") })
+		if n < 0 {
+			return fmt.Errorf("it has %q", out)
+		}
+		return nil
+	})
+	return n
 }
 
 // listener accepts connections on a host.
@@ -158,27 +166,33 @@ func (s *threeServers) service(on *process.Server) (at netip.AddrPort, slice *di
 }
 
 // leader returns the number of the server whose controllers work.
-func (s *threeServers) leader(by *process.Server) int {
+func (s *threeServers) leader(by *process.Server) (n int) {
 	s.t.Helper()
-	lease, err := by.Client.CoordinationV1().Leases("kube-system").Get(s.t.Context(), "fairlead-controllers", metav1.GetOptions{})
-	if err != nil || lease.Spec.HolderIdentity == nil {
-		s.t.Fatalf("no leader: %v", err)
-	}
-	return slices.IndexFunc(s.servers, func(a *process.Server) bool {
-		return strings.Contains(a.Log(), "lease=fairlead-controllers identity="+*lease.Spec.HolderIdentity+" self=true")
+	testbed.Until(s.t, "a leader", func() error {
+		lease, err := by.Client.CoordinationV1().Leases("kube-system").Get(s.t.Context(), "fairlead-controllers", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		holder := ptr.Deref(lease.Spec.HolderIdentity, "")
+		n = slices.IndexFunc(s.servers, func(a *process.Server) bool {
+			return holder != "" && strings.Contains(a.Log(), "lease=fairlead-controllers identity="+holder+" self=true")
+		})
+		if n < 0 {
+			return fmt.Errorf("%q is none of the servers", holder)
+		}
+		return nil
 	})
+	return n
 }
 
-// within waits for a change that a fault stands in the way of, and logs how long that took. A
-// loaded machine has much more time than the figure that is promised; without what is
-// tested here it takes longer still.
-func (s *threeServers) within(what string, limit time.Duration, fault func() (check func() error)) {
+// within waits for a change that a fault stands in the way of, and logs how long that took.
+func (s *threeServers) within(what string, fault func() (check func() error)) {
 	s.t.Helper()
 	since := time.Now()
 	testbed.Until(s.t, what, fault())
 	took := time.Since(since).Round(10 * time.Millisecond)
 	s.t.Logf("%-52s after %s", what, took)
-	if took > limit {
+	if took > 30*time.Second { // by timeouts of TCP and of watches it takes longer
 		s.t.Errorf("%s took %s", what, took)
 	}
 }
@@ -254,7 +268,7 @@ func TestSeveralServers(t *testing.T) {
 
 	first := s.leader(s.servers[0])
 	other := (first + 1) % len(s.servers)
-	s.within("another leader after a kill", 12*time.Second, func() func() error {
+	s.within("another leader after a kill", func() func() error {
 		s.servers[first].Process.Kill()
 		return s.mirrored(s.servers[other], "one")
 	})
@@ -262,7 +276,7 @@ func TestSeveralServers(t *testing.T) {
 	s.servers[first].AwaitReady(t)
 
 	second := s.leader(s.servers[first])
-	s.within("another leader after one was stopped", 12*time.Second, func() func() error {
+	s.within("another leader after one was stopped", func() func() error {
 		s.servers[second].Signal(syscall.SIGSTOP)
 		return s.mirrored(s.servers[first], "two")
 	})
@@ -271,7 +285,7 @@ func TestSeveralServers(t *testing.T) {
 
 	killed := s.usedBy(s.nodes[0])
 	by := s.servers[(killed+1)%len(s.servers)]
-	s.within("a change after a kill", 10*time.Second, func() func() error {
+	s.within("a change after a kill", func() func() error {
 		s.servers[killed].Process.Kill()
 		put(by, endpoints)
 		return reaches
@@ -281,7 +295,7 @@ func TestSeveralServers(t *testing.T) {
 		t.Fatal("a node is connected to a server that was killed")
 	}
 	by = s.servers[3-killed-vanishes]
-	s.within("a change after a machine vanished", 10*time.Second, func() func() error {
+	s.within("a change after a machine vanished", func() func() error {
 		s.vanish(s.hosts[vanishes])
 		put(by, nil)
 		return refuses

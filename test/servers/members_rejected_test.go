@@ -31,7 +31,7 @@ func rejected(t *testing.T, n *testbed.Network, first *member) {
 	good := read(t, first.token(t))
 	parts := strings.Split(good, ".")
 	parts[1] = strings.Repeat("0", len(parts[1]))
-	expired := read(t, first.token(t, "--ttl", "1s"))
+	expired := read(t, first.token(t, "--ttl", "8s"))
 	testbed.Until(t, "a token to expire", func() error {
 		if list := first.must(t, "token", "list"); !strings.Contains(list, "expired") {
 			return errors.New(list)

@@ -91,7 +91,7 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (a *API) administer(ctx context.Context, r *http.Request) (any, error) {
-	if err := a.mayAdminister(ctx); err != nil {
+	if err := MayAdminister(ctx, a.Authorizer); err != nil {
 		return nil, err
 	}
 	name, hasName := strings.CutPrefix(r.URL.Path, Path+"/")
@@ -125,14 +125,14 @@ func (a *API) administer(ctx context.Context, r *http.Request) (any, error) {
 	return nil, apierrors.NewMethodNotSupported(metav1.Unversioned.WithResource("servers").GroupResource(), r.Method)
 }
 
-// mayAdminister returns an error unless the user may do everything: what is asked for here is worth
-// the authority's keys, and a rule for paths does not give it.
-func (a *API) mayAdminister(ctx context.Context) error {
+// MayAdminister returns an error unless the user of a request may do everything. It is for what is worth
+// the authority's keys, which a rule for paths does not give.
+func MayAdminister(ctx context.Context, a authorizer.Authorizer) error {
 	u, ok := request.UserFrom(ctx)
 	if !ok {
 		return apierrors.NewUnauthorized("no user")
 	}
-	decision, _, err := a.Authorizer.Authorize(ctx, authorizer.AttributesRecord{
+	decision, _, err := a.Authorize(ctx, authorizer.AttributesRecord{
 		User: u, Verb: "*", APIGroup: "*", APIVersion: "*", Resource: "*", ResourceRequest: true,
 	})
 	if err != nil {

@@ -79,8 +79,10 @@ func made(c *x509.Certificate) bool { return slices.Contains(c.Subject.Organizat
 // cannot sign with.
 var ErrProvided = errors.New("the authority was provided by an installer, or its key is not here")
 
-// Successor returns a bundle of the authority that signs and of a new one, with their cross
-// certificates.
+// Successor returns a bundle of the authority that signs and of a new one, with the certificate of
+// the new one by the old one, for those that know the old one alone. There is none the other way
+// round: with it whatever the old one has signed would be verified by who trusts the new one alone,
+// for as long as the old one is valid, since verifiers take such certificates from the other side.
 func (d *Directory) Successor() (*Bundle, error) {
 	old := d.Bundle().Signer()
 	if old.Key == nil || !made(old.Cert) {
@@ -93,13 +95,11 @@ func (d *Directory) Successor() (*Bundle, error) {
 	// Earlier ones stay: whoever has followed none of several rotations verifies by all of them.
 	out := &Bundle{Authorities: []Authority{old, next}, Cross: slices.Clone(d.Bundle().Cross)}
 	out.Cross = slices.DeleteFunc(out.Cross, func(c *x509.Certificate) bool { return d.now().After(c.NotAfter) })
-	for _, pair := range [][2]Authority{{next, old}, {old, next}} {
-		c, err := cross(pair[0], pair[1])
-		if err != nil {
-			return nil, err
-		}
-		out.Cross = append(out.Cross, c)
+	c, err := cross(next, old)
+	if err != nil {
+		return nil, err
 	}
+	out.Cross = append(out.Cross, c)
 	return out, nil
 }
 
