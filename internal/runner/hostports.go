@@ -1,11 +1,13 @@
 package runner
 
 import (
-	"maps"
+	"cmp"
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -19,19 +21,26 @@ type hostPorts struct {
 	changed func() // may be nil
 
 	mu   sync.Mutex
-	held map[types.UID]svc.HostPorts
+	held map[types.UID]heldPorts
+}
+
+// heldPorts are those of one pod.
+type heldPorts struct {
+	svc.HostPorts
+	started time.Time
 }
 
 // newHostPorts begins with those of the pods of an earlier run, so that the proxy of this
 // one does not take them away before the pods are adopted.
 func newHostPorts(stateDir string, changed func()) *hostPorts {
-	h := &hostPorts{changed: changed, held: map[types.UID]svc.HostPorts{}}
+	h := &hostPorts{changed: changed, held: map[types.UID]heldPorts{}}
 	dirs, err := podDirs(filepath.Join(stateDir, "pods"))
 	if err != nil {
 		return h // adopt reports it
 	}
 	for _, d := range dirs {
-		if rec, err := readPod(d); err == nil && len(rec.HostPorts) > 0 && len(rec.IPs) > 0 {
+		if rec, err := readPod(d); err == nil && len(rec.HostPorts) > 0 && len(rec.IPs) > 0 &&
+			filepath.Base(d.dir) == string(rec.UID) { // adopt ends the others
 			h.held[rec.UID] = rec.hostPorts()
 		}
 	}
@@ -39,7 +48,7 @@ func newHostPorts(stateDir string, changed func()) *hostPorts {
 }
 
 // set takes over what a pod has now, nothing if it has no ports or no addresses.
-func (h *hostPorts) set(uid types.UID, now svc.HostPorts) {
+func (h *hostPorts) set(uid types.UID, now heldPorts) {
 	h.mu.Lock()
 	before, was := h.held[uid]
 	is := len(now.Ports) > 0 && len(now.IPs) > 0
@@ -49,23 +58,36 @@ func (h *hostPorts) set(uid types.UID, now svc.HostPorts) {
 		delete(h.held, uid)
 	}
 	h.mu.Unlock()
-	if h.changed != nil && (was != is || is && !reflect.DeepEqual(before, now)) {
+	if h.changed != nil && (was != is || is && !reflect.DeepEqual(before.HostPorts, now.HostPorts)) {
 		h.changed()
 	}
 }
 
 // HostPorts returns the host ports of this node's pods, in no order. It is safe for
 // concurrent use.
-func (r *Runner) HostPorts() []svc.HostPorts {
-	r.hostPorts.mu.Lock()
-	defer r.hostPorts.mu.Unlock()
-	return slices.Collect(maps.Values(r.hostPorts.held))
+func (r *Runner) HostPorts() []svc.HostPorts { return r.hostPorts.all() }
+
+// all returns one entry for each name: that of the pod that started last, where one whose object
+// was deleted by force still ends.
+func (h *hostPorts) all() (out []svc.HostPorts) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	newest := map[svc.Name]heldPorts{}
+	for _, p := range h.held {
+		if o, ok := newest[p.Pod]; !ok || cmp.Or(p.started.Compare(o.started), strings.Compare(p.UID, o.UID)) > 0 {
+			newest[p.Pod] = p
+		}
+	}
+	for _, p := range newest {
+		out = append(out, p.HostPorts)
+	}
+	return out
 }
 
-func (rec *podRecord) hostPorts() svc.HostPorts {
-	return svc.HostPorts{
+func (rec *podRecord) hostPorts() heldPorts {
+	return heldPorts{svc.HostPorts{
 		Pod: svc.Name{Namespace: rec.Namespace, Name: rec.Name}, UID: string(rec.UID), IPs: slices.Clone(rec.IPs), Ports: rec.HostPorts,
-	}
+	}, rec.Started}
 }
 
 // publishHostPorts tells the proxy where the pod's host ports lead now: nowhere without a
@@ -73,7 +95,7 @@ func (rec *podRecord) hostPorts() svc.HostPorts {
 func (w *worker) publishHostPorts() {
 	now := w.rec.hostPorts()
 	if w.sandbox == nil {
-		now = svc.HostPorts{}
+		now = heldPorts{}
 	}
 	w.r.hostPorts.set(w.uid, now)
 }
