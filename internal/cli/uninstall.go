@@ -42,7 +42,8 @@ func newUninstall(g *global) *cobra.Command {
 		Use:   "uninstall",
 		Short: "Remove fairlead from this machine: units, Pods, rules, data, configuration, package",
 		Long: `Remove fairlead from this machine. Its units are stopped, its Pods end, what it wrote
-to the kernel is removed as by 'fairlead cleanup', then the data directories (the
+to the kernel is removed as by 'fairlead cleanup', with the hooks of 'fairlead register
+--install-hook', then the data directories (the
 server's objects and keys with them), ` + systemConfigDir + ` and the package that this program came
 with. A program that no package brought stays; its path is printed.
 
@@ -171,9 +172,11 @@ func (u *uninstall) checkNodes(ctx context.Context, here []string) error {
 
 // ask returns an error unless the user confirms.
 func (u *uninstall) ask() error {
-	fmt.Fprintf(u.out, "This ends the Pods of this machine and removes fairlead's rules from its kernel")
+	fmt.Fprintf(u.out, "This stops and disables %s, ends the Pods of this machine, and removes fairlead's rules\n"+
+		"from its kernel, the hooks of registered units and fairlead's package", strings.Join(units(), " and "))
 	if !u.keepData {
-		fmt.Fprintf(u.out, ", and removes for ever %s and what fairlead keeps in %s", systemConfigDir, strings.Join(u.dataDirs, ", "))
+		fmt.Fprintf(u.out, ", and for ever %s,\nthe units' files and additions in /etc/systemd/system, and what fairlead keeps in %s",
+			systemConfigDir, strings.Join(u.dataDirs, ", "))
 	}
 	fmt.Fprint(u.out, ".\nType yes to go on: ")
 	answer, _ := bufio.NewReader(u.in).ReadString('\n')
@@ -187,6 +190,9 @@ func (u *uninstall) ask() error {
 func (u *uninstall) remove(ctx context.Context, log *slog.Logger) error {
 	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
 	defer cancel()
+	if err := systemd.RemoveHooks(ctx); err != nil {
+		return fmt.Errorf("hooks of registered units: %w", err)
+	}
 	for _, dir := range u.dataDirs {
 		if err := cleanUp(ctx, log, dir); err != nil {
 			return err

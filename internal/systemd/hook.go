@@ -22,6 +22,9 @@ func HookPath(unit string) string {
 	return filepath.Join("/etc/systemd/system", unit+".d", "zzz-fairlead.conf")
 }
 
+// hookHeader begins a hook.
+const hookHeader = "# Written by 'fairlead register --install-hook'"
+
 // oldHookPath is what HookPath was in earlier builds.
 func oldHookPath(unit string) string {
 	return filepath.Join(filepath.Dir(HookPath(unit)), "50-fairlead.conf")
@@ -72,7 +75,7 @@ func InstallHook(ctx context.Context, unit string, wait time.Duration) error {
 		return err
 	}
 	var b strings.Builder
-	b.WriteString("# Written by 'fairlead register --install-hook', removed by 'fairlead deregister'.\n[Service]\nExecStop=\n")
+	b.WriteString(hookHeader + ", removed by 'fairlead deregister'.\n[Service]\nExecStop=\n")
 	fmt.Fprintf(&b, "ExecStop=-/bin/sh -c 'test -z \"$$MAINPID\" || exec timeout %s sh -c \"until test -e %s; do sleep 0.02; done\"'\n",
 		strconv.FormatFloat(wait.Seconds(), 'f', -1, 64), releasedPath("$$INVOCATION_ID"))
 	for _, c := range own {
@@ -187,4 +190,25 @@ func addStopCommands(list []string, text string) []string {
 		}
 	}
 	return list
+}
+
+// RemoveHooks removes the hooks of all services of this machine, and what Release has left.
+func RemoveHooks(ctx context.Context) error {
+	const anyUnit = "*.service"
+	for _, pattern := range []string{HookPath(anyUnit), oldHookPath(anyUnit)} {
+		hooks, err := filepath.Glob(pattern)
+		if err != nil {
+			return err
+		}
+		for _, path := range hooks {
+			text, err := os.ReadFile(path)
+			if err != nil || !strings.HasPrefix(string(text), hookHeader) {
+				continue // another program's
+			}
+			if _, err := RemoveHook(ctx, strings.TrimSuffix(filepath.Base(filepath.Dir(path)), ".d")); err != nil {
+				return fmt.Errorf("remove %s: %w", path, err)
+			}
+		}
+	}
+	return os.RemoveAll(released)
 }

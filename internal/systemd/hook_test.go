@@ -98,9 +98,38 @@ ExecStop=sh -c \
 	if removed, err := systemd.RemoveHook(t.Context(), "db.service"); err != nil || removed {
 		t.Errorf("RemoveHook of nothing = %v, %v", removed, err)
 	}
+	testHooksGo(t)
 	for unit, want := range map[string]string{"no.service": "systemd knows no unit no.service", "a.socket": "is no service"} {
 		if err := systemd.InstallHook(t.Context(), unit, time.Second); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("InstallHook of %s: %v, want %q", unit, err, want)
+		}
+	}
+}
+
+// testHooksGo shows that RemoveHooks removes every hook, and no file of another program.
+func testHooksGo(t *testing.T) {
+	t.Helper()
+	foreign := systemd.HookPath("other.service")
+	if err := os.MkdirAll(filepath.Dir(foreign), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(foreign, []byte("[Service]\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := systemd.InstallHook(t.Context(), "db.service", time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if err := systemd.Release("left"); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := systemd.RemoveHooks(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for path, want := range map[string]bool{foreign: true, systemd.HookPath("db.service"): false, "/run/fairlead/released": false} {
+		if _, err := os.Stat(path); (err == nil) != want {
+			t.Errorf("%s: %v, want it there: %v", path, err, want)
 		}
 	}
 }
