@@ -137,13 +137,19 @@ func (u *uninstall) nodesHere() (names []string, err error) {
 	return names, nil
 }
 
-// checkNodes rejects the end of a server that has other nodes than those of this machine.
+// checkNodes rejects the end of a server that is one of several, or that has other nodes than
+// those of this machine.
 func (u *uninstall) checkNodes(ctx context.Context, here []string) error {
 	ctx, cancel := context.WithTimeout(ctx, uninstallAsk)
 	defer cancel()
 	for _, dir := range u.dataDirs {
 		if !apiserver.HasData(dir) {
 			continue
+		}
+		// Without an answer, that to the question for the Nodes decides.
+		if members, err := apiserver.LocalMembers(ctx, dir); err == nil && len(members) > 1 {
+			return fmt.Errorf("the server in %s is one of %d, which would go on counting it for their quorum; on another one run "+
+				"'fairlead server remove NAME' first ('fairlead server members' has the names), then uninstall with --force", dir, len(members))
 		}
 		f := clientFlags{kubeconfig: filepath.Join(dir, adminKubeconfig)}
 		client, _, err := f.client()
