@@ -149,8 +149,13 @@ func (r *Runner) dropOrphans(ctx context.Context) {
 		return
 	}
 	own := r.ownPods()
+	logged := ""
 	list, err := r.o.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, own)
 	for ; err != nil; list, err = r.o.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, own) {
+		if logged != err.Error() {
+			logged = err.Error()
+			r.o.Log.Warn("cannot list this node's pods; keeping those without an object; retrying in "+orphanRetry.String(), "err", err)
+		}
 		select {
 		case <-ctx.Done():
 			return
