@@ -111,7 +111,7 @@ func Hash(c *x509.Certificate) string {
 }
 
 // Ensure returns the certificate l, which it makes if it is missing, and renews if
-// this package made it and it is about to expire or does not fit l.
+// this package made it and it is about to expire, was made while the clock was ahead, or does not fit l.
 func (d *Directory) Ensure(l Leaf) (*Pair, error) {
 	p, err := d.load(l.Name)
 	switch {
@@ -121,8 +121,10 @@ func (d *Directory) Ensure(l Leaf) (*Pair, error) {
 		return nil, err
 	}
 	signer := d.Bundle().Signer()
+	now := d.now()
 	if made(p.Leaf) && signer.Key != nil &&
-		(d.now().Add(d.margin()).After(p.Leaf.NotAfter) || !covers(p.Leaf, l) || p.Leaf.CheckSignatureFrom(signer.Cert) != nil) {
+		(now.Before(p.Leaf.NotBefore) || now.Add(d.margin()).After(p.Leaf.NotAfter) ||
+			!covers(p.Leaf, l) || p.Leaf.CheckSignatureFrom(signer.Cert) != nil) {
 		return d.issue(l)
 	}
 	file := d.file(l.Name + ".crt")

@@ -199,3 +199,20 @@ func copyFile(t *testing.T, from, to, name string) {
 		t.Fatal(err)
 	}
 }
+
+// A certificate that was renewed while the clock was ahead is made again once the clock is back.
+func TestClockReturns(t *testing.T) {
+	c := &clock{time.Now()}
+	d := open(t, filepath.Join(t.TempDir(), "pki"), c)
+	ensure(t, d, client)
+	right := c.t
+	c.t = right.AddDate(2, 0, 0)
+	ahead := ensure(t, d, client)
+	c.t = right
+	if !ahead.Leaf.NotBefore.After(right) {
+		t.Fatalf("valid from %v already: the clock was not ahead", ahead.Leaf.NotBefore)
+	}
+	if p := ensure(t, d, client); p.Leaf.NotBefore.After(right) {
+		t.Errorf("valid only from %v", p.Leaf.NotBefore)
+	}
+}
