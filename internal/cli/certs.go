@@ -194,7 +194,7 @@ func newCertsRenew(g *global) *cobra.Command {
 		Use: "renew [NAME...]", Short: "Renew certificates of the server now",
 		Long: `Renew certificates of the server now, all or those of these names ('fairlead certs status'). The
 server goes on with the new ones at once, and writes the kubeconfigs that have them. Nodes
-renew theirs by themselves.`,
+renew theirs by themselves. Only users who may do everything may ask for it.`,
 		Example: `  fairlead certs renew
   fairlead certs renew server admin`,
 		RunE: func(cmd *cobra.Command, names []string) error {
@@ -243,7 +243,8 @@ Pods that read their ca.crt only once. After it, old kubeconfigs and join tokens
 rejected, and a node that was off joins again with a token.
 
 A rotation that is interrupted goes on when the servers are back. --abort goes back to the
-old authority; where the new one has signed already, when --finish is called.`,
+old authority; where the new one has signed already, when --finish is called. With several
+servers that have etcds of their own a rotation is rejected.`,
 		Example: `  fairlead certs rotate-ca
   fairlead certs rotate-ca --status
   fairlead certs rotate-ca --finish`,

@@ -54,7 +54,7 @@ func (a *answer) close() {
 }
 
 // append adds frames of a watch, which reach up to version. Where the changes have become as
-// long as the list, both are written anew: what that costs follows what has changed.
+// long as the list, both are written again: what that costs follows what has changed.
 func (a *answer) append(key string, frames []byte, version uint64) error {
 	if a.file == nil { // the list is of an earlier process
 		f, err := os.OpenFile(a.path, os.O_WRONLY|os.O_APPEND, 0)

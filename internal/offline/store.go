@@ -36,7 +36,7 @@ import (
 const (
 	// protobuf is the only encoding that is kept: a node's clients ask for it.
 	protobuf = "application/vnd.kubernetes.protobuf"
-	// minCompact is the least number of bytes of changes until a file is written anew; from
+	// minCompact is the least number of bytes of changes until a file is written again; from
 	// there on it is as many as the list has.
 	minCompact = 256 << 10
 	// maxAge is how long a file is kept that was not used.

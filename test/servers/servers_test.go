@@ -25,7 +25,7 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
-// The full run of the issue is 60 s on three members:
+// The full run is 60 s on three members:
 //
 //	go test ./test/servers -v -args -duration 60s -members 3
 var (
