@@ -2,7 +2,6 @@ package apiserver
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"maps"
 	"net/http"
@@ -23,7 +22,7 @@ import (
 
 // CertificatesPath is where a server answers with a CertificatesStatus (GET), and where it is asked by the
 // parameter "do" (POST) to "renew" certificates of its own (parameters "name") or to take a step of the rotation of
-// the authority: "begin", "finish" or "abort"; with the parameter "force" it waits for nobody.
+// the authority: "begin", "finish" or "abort"; with the parameter "force" it does not wait for those that have not reported.
 const CertificatesPath = "/fairlead/certificates"
 
 // CertificatesStatus is what a server knows of the certificates of its cluster.
@@ -91,20 +90,11 @@ func (c *certificates) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		err = apierrors.NewMethodNotSupported(metav1.SchemeGroupVersion.WithResource("certificates").GroupResource(), r.Method)
 	}
-	code := http.StatusOK
-	if err != nil {
-		var given apierrors.APIStatus
-		status := metav1.Status{Status: metav1.StatusFailure, Code: http.StatusConflict, Reason: metav1.StatusReasonConflict}
-		status.Message = err.Error()
-		if errors.As(err, &given) {
-			status = given.Status()
-		}
-		status.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
-		code, answer = int(status.Code), status
+	var known apierrors.APIStatus
+	if err != nil && !errors.As(err, &known) {
+		err = members.Conflict("%s", err)
 	}
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(code)
-	_ = json.NewEncoder(w).Encode(answer) // the client is gone
+	members.Reply(w, answer, err)
 }
 
 func (c *certificates) do(r *http.Request) error {

@@ -28,7 +28,7 @@ import (
 
 // Every server has a Lease; one that has not renewed it for serverLease is removed
 // from the endpoints of default/kubernetes. Several servers renew more often than one
-// that is alone, whose Lease nobody waits for.
+// that is alone, whose Lease no other server waits for.
 const (
 	serverLease  = 15 * time.Second
 	serverRenew  = 5 * time.Second

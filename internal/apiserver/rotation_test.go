@@ -389,7 +389,7 @@ func TestRotationSurvivesRestarts(t *testing.T) {
 	stop()
 }
 
-// What cannot be rotated, who may not ask, and a state that somebody else has written.
+// What cannot be rotated, who may not ask, and a state that no server has written.
 func TestRotationIsRejected(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -235,7 +235,7 @@ func newRotateCA(g *global) *cobra.Command {
 		Long: `Replace the cluster's certificate authority while everything runs. A second authority is made,
 and everybody trusts both; when all servers and nodes have reported that, the new one
 signs, and all renew their certificates by themselves. Then --finish removes the old one: it
-fails while somebody still uses it, and says who.
+fails while it is still in use, and names the users.
 
 Before --finish, give the new kubeconfigs ('fairlead kubeconfig') to those who have old
 ones, also to 'fairlead proxy', 'dns' and others with a kubeconfig, and restart programs in

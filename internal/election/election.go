@@ -131,7 +131,7 @@ func (l *Lease) acquire(ctx context.Context) bool {
 	return false
 }
 
-// try takes the Lease if nobody has it.
+// try takes the Lease if it has no holder.
 func (l *Lease) try(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()

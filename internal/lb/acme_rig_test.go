@@ -55,7 +55,7 @@ func startPebble(t *testing.T, hosts map[string]netip.Addr) *pebble {
 		must(os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
 		return path
 	}
-	// Beside the ports that the kernel gives to connections (net.ipv4.ip_local_port_range): nobody takes one before pebble does.
+	// Beside the ports that the kernel gives to connections (net.ipv4.ip_local_port_range): no connection takes one before pebble does.
 	const port, management = "14000", "15000"
 	config, err := json.Marshal(map[string]any{"pebble": map[string]any{
 		"listenAddress": "127.0.0.1:" + port, "managementListenAddress": "127.0.0.1:" + management,

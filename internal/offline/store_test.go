@@ -216,7 +216,7 @@ func TestLastKnownState(t *testing.T) {
 			t.Errorf("%s: %v, %v", f, info.Mode(), err)
 		}
 	}
-	for round := 4; records(t, services) < 3; round++ { // it was written anew just now
+	for round := 4; records(t, services) < 3; round++ { // it was compacted just now
 		change(t, server, round)
 		second.knows(t, server)
 	}

@@ -32,8 +32,8 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
-// valve is a listener whose connections can be made silent: nothing comes or goes, and
-// nobody is told.
+// valve is a listener whose connections can be made silent: nothing comes or goes, without
+// an error on either side.
 type valve struct {
 	net.Listener
 	mu   sync.Mutex
@@ -187,7 +187,7 @@ func find(list []*apiServer, at string) *apiServer {
 }
 
 // A server that ends, and one that falls silent, are left: watches end as if the server had
-// ended them, requests go on, and one server that has nobody to stand in for it is waited for.
+// ended them, requests go on, and a server without another one to stand in for it is waited for.
 func TestServersAreLeft(t *testing.T) {
 	list := []*apiServer{startServer(t, "127.0.0.1:0"), startServer(t, "127.0.0.1:0"), startServer(t, "127.0.0.1:0")}
 	b, client := startBalancer(t, "", list...)

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// changing matches lines that differ although nobody has changed anything: comments with
+// changing matches lines that differ although nothing has changed: comments with
 // the time, counts, the rest of a lifetime, and parameters that belong to the whole machine.
 var changing = regexp.MustCompile(
 	`^(#|net\.netfilter\.nf_conntrack_(count|buckets|max|expect_max)|net\.nf_conntrack_max|net\.core\.|net\.unix\.)`)

@@ -76,7 +76,7 @@ func TestAuthorityIsReplaced(t *testing.T) {
 		return err
 	})
 	restart()
-	testbed.Until(t, "nobody uses the old authority", func() error {
+	testbed.Until(t, "the old authority to be out of use", func() error {
 		out, err := rotate("--finish")
 		if err != nil {
 			return fmt.Errorf("%s %w", out, err)

@@ -197,7 +197,7 @@ func (s *threeServers) within(what string, fault func() (check func() error)) {
 	}
 }
 
-// vanish has a machine send and receive nothing, and tell nobody.
+// vanish has a machine send and receive nothing, without a FIN or a reset.
 func (s *threeServers) vanish(h *testbed.Host) {
 	process.Output(s.t, h.Command(s.t.Context(), "nft",
 		"add table inet vanished; add chain inet vanished in { type filter hook input priority 0; policy drop; }; "+

@@ -87,7 +87,7 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), requestTimeout)
 	defer cancel()
 	out, err := a.administer(ctx, r)
-	reply(w, out, err)
+	Reply(w, out, err)
 }
 
 func (a *API) administer(ctx context.Context, r *http.Request) (any, error) {
@@ -157,7 +157,7 @@ func (a *API) remove(ctx context.Context, name string, force bool) error {
 	}
 	m := list[i]
 	if len(list) == 1 {
-		return conflict("%s is the only server", name)
+		return Conflict("%s is the only server", name)
 	}
 	if m.Server != "" { // before it is removed: it may be this one
 		if err := a.Leave(ctx, m.Server); err != nil {
@@ -179,7 +179,7 @@ func (a *API) remove(ctx context.Context, name string, force bool) error {
 		a.Log.Info("a server was removed from the cluster", "server", name, "peer", m.Peer)
 		return nil
 	case errors.Is(err, etcderrors.ErrUnhealthy), errors.Is(err, etcderrors.ErrNotEnoughStartedMembers):
-		return conflict("without %s fewer than half of the servers would be up: start the others first, or remove those that are gone; "+
+		return Conflict("without %s fewer than half of the servers would be up: start the others first, or remove those that are gone; "+
 			"--force removes it all the same", name)
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, etcderrors.ErrTimeout):
 		return apierrors.NewServiceUnavailable("nothing can be changed now: fewer than half of the servers reach each other; " +
@@ -247,7 +247,8 @@ func (a *API) promote(ctx context.Context, waiting map[string]bool) error {
 	return nil
 }
 
-func conflict(format string, args ...any) error {
+// Conflict returns an error that the present state of the cluster is the reason of (409).
+func Conflict(format string, args ...any) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status: metav1.StatusFailure, Code: http.StatusConflict, Reason: metav1.StatusReasonConflict, Message: fmt.Sprintf(format, args...),
 	}}
@@ -263,8 +264,8 @@ func read(r *http.Request, to any) error {
 	return nil
 }
 
-// reply writes out, or a Status of Kubernetes for an error.
-func reply(w http.ResponseWriter, out any, err error) {
+// Reply writes out as JSON, or a Status of Kubernetes for an error.
+func Reply(w http.ResponseWriter, out any, err error) {
 	code := http.StatusOK
 	if err != nil {
 		var known apierrors.APIStatus
@@ -282,9 +283,9 @@ func reply(w http.ResponseWriter, out any, err error) {
 
 // Only answers for a server that is not one of several with embedded etcds.
 func Only(external bool) http.Handler {
-	err := conflict("this server is the only one: start it with --cluster-init, and others can join (docs/install.md)")
+	err := Conflict("this server is the only one: start it with --cluster-init, and others can join (docs/install.md)")
 	if external {
-		err = conflict("the etcd of --etcd-servers is not this server's: its own tools list, add and remove members")
+		err = Conflict("the etcd of --etcd-servers is not this server's: its own tools list, add and remove members")
 	}
-	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { reply(w, nil, err) })
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { Reply(w, nil, err) })
 }

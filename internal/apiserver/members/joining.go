@@ -62,7 +62,7 @@ type (
 )
 
 // Joining answers servers that join, and has next answer everybody else. It stands before the
-// authentication of users: the token of a server is nobody's identity, so that none can be forged
+// authentication of users: the token of a server identifies no user, so that none can be forged
 // or impersonated.
 func (a *API) Joining(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -74,7 +74,7 @@ func (a *API) Joining(next http.Handler) http.Handler {
 		ctx, cancel := context.WithTimeout(r.Context(), requestTimeout)
 		defer cancel()
 		out, err := a.join(ctx, step, r)
-		reply(w, out, err)
+		Reply(w, out, err)
 	})
 }
 
@@ -106,7 +106,7 @@ func (a *API) bundle(ctx context.Context, token string, q bundleRequest, from st
 		return nil, err
 	}
 	if diff := a.Settings.differences(q.Settings); len(diff) > 0 {
-		return nil, conflict("the servers of a cluster have these alike: %s", strings.Join(diff, "; "))
+		return nil, Conflict("the servers of a cluster have these alike: %s", strings.Join(diff, "; "))
 	}
 	files, err := a.Files()
 	if err != nil {
@@ -155,7 +155,7 @@ func (a *API) add(ctx context.Context, token string, q addRequest) (*added, erro
 			known = true
 			continue
 		case at || m.Name == q.Name:
-			return nil, conflict("there is a server %s at %s already: remove it first with 'fairlead server remove %[1]s', "+
+			return nil, Conflict("there is a server %s at %s already: remove it first with 'fairlead server remove %[1]s', "+
 				"or choose another --server-name", m.Name, first(m.PeerURLs))
 		}
 		for _, u := range m.PeerURLs {

@@ -118,14 +118,21 @@ func (r *Rotation) Begin(ctx context.Context, force bool) error {
 // errNone is the error of a step without a rotation.
 var errNone = errors.New("no rotation of the authority is under way: 'fairlead certs rotate-ca' begins one")
 
+// underWay is current for a rotation that is not done, errNone without one.
+func (r *Rotation) underWay(ctx context.Context) (*corev1.Secret, *state, error) {
+	secret, s, err := r.current(ctx)
+	if err == nil && (s == nil || s.Step == Done) {
+		err = errNone
+	}
+	return secret, s, err
+}
+
 // Finish removes the authority that does not sign. Without force it is an error while that is in use.
 func (r *Rotation) Finish(ctx context.Context, force bool) error {
-	secret, s, err := r.current(ctx)
+	secret, s, err := r.underWay(ctx)
 	switch {
 	case err != nil:
 		return err
-	case s == nil || s.Step == Done:
-		return errNone
 	case s.Step == Trust:
 		return errors.New("the new authority does not sign yet: see 'fairlead certs rotate-ca --status', or --abort")
 	}
@@ -144,12 +151,10 @@ func (r *Rotation) Finish(ctx context.Context, force bool) error {
 // Abort goes back to the old authority: at once where the new one has signed nothing, else when Finish
 // is called.
 func (r *Rotation) Abort(ctx context.Context) error {
-	secret, s, err := r.current(ctx)
+	secret, s, err := r.underWay(ctx)
 	switch {
 	case err != nil:
 		return err
-	case s == nil || s.Step == Done:
-		return errNone
 	case s.Step == Trust:
 		return r.write(ctx, secret, s, Done, 0)
 	case s.Step == Sign:

@@ -104,7 +104,7 @@ func (r *Rotation) Run(ctx context.Context) {
 	}
 }
 
-// follow brings this server into line with the Secret, and takes the step that needs nobody's word.
+// follow brings this server into line with the Secret, and takes the step that needs no request.
 func (r *Rotation) follow(ctx context.Context) (active bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
