@@ -40,6 +40,7 @@ type Overlay struct {
 	o       OverlayOptions
 	filter  overlayFilter
 	devices map[svc.Family]*overlayDevice
+	idle    bool // the kernel has nothing of it
 }
 
 // overlayDevice is a device, with what has been written to it.
@@ -66,7 +67,7 @@ func (v *Overlay) Close() error { return v.filter.close() }
 
 // Forget has the next Set compare everything with the kernel.
 func (v *Overlay) Forget() {
-	v.devices, v.filter.written = map[svc.Family]*overlayDevice{}, nil
+	v.devices, v.filter.written, v.idle = map[svc.Family]*overlayDevice{}, nil, false
 }
 
 // MTU returns how large packets may be that an Overlay carries, 0 while it has no device.
@@ -98,10 +99,13 @@ func gateway(pods netip.Prefix, node netip.Addr) netip.Addr {
 }
 
 // Set makes peers the only ones. local are the addresses of this node, of which the first
-// of each family is used, gateways those that
-// it has among its pods, pods the ranges of all pods. It returns the routes to the peers'
-// pods, for SyncRoutes. Its cost is that of what differs from the last call.
+// of each family is used, gateways those that it has among its pods, pods the ranges of all
+// pods. It returns the routes to the peers' pods, for SyncRoutes. Its cost is that of what
+// differs from the last call.
 func (v *Overlay) Set(peers []Peer, local, gateways []netip.Addr, pods []netip.Prefix) (routes []Route, err error) {
+	if len(peers) == 0 && v.idle {
+		return nil, nil
+	}
 	byFamily := map[svc.Family][]Peer{}
 	for _, p := range peers {
 		f := svc.FamilyOf(p.Addr)
@@ -123,7 +127,9 @@ func (v *Overlay) Set(peers []Peer, local, gateways []netip.Addr, pods []netip.P
 		routes = append(routes, r...)
 		devices[overlayName(f)] = true
 	}
-	return routes, errors.Join(append(errs, v.filter.set(peers, devices, pods))...)
+	err = errors.Join(append(errs, v.filter.set(peers, devices, pods))...)
+	v.idle = len(peers) == 0 && err == nil
+	return routes, err
 }
 
 // overlayName is the device's by the family of nodes' addresses.

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/kernel/link"
+	"github.com/fairlead/fairlead/internal/kernel/netns"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
@@ -201,5 +202,64 @@ func TestOverlay(t *testing.T) {
 				t.Errorf("without peers there is still:\n%s", left)
 			}
 		})
+	}
+}
+
+// What a pod sends to the port of a peer does not leave the node: it would have the node's
+// address, which the peer accepts, and any packet inside.
+func TestPodsSendNoVXLAN(t *testing.T) {
+	node(t)
+	peer := outside(t)
+	p := pod(t, 2)
+	if err := masquerade(t, func() {}).Set(cluster, cluster); err != nil {
+		t.Fatal(err)
+	}
+	v := link.NewOverlay(overlayOptions)
+	t.Cleanup(func() { _ = v.Close() })
+	for i, addrs := range [][2]string{{"192.0.2.1", "192.0.2.2"}, {"2001:db8::1", "2001:db8::2"}} {
+		local, addr := netip.MustParseAddr(addrs[0]), netip.MustParseAddr(addrs[1])
+		pods := []netip.Prefix{netip.MustParsePrefix("10.244.9.0/24")}
+		if _, err := v.Set([]link.Peer{{Addr: addr, Pods: pods}}, []netip.Addr{local}, gateways, cluster); err != nil {
+			t.Fatal(err)
+		}
+		var vxlan, other net.PacketConn
+		err := netns.Do(peer, func() (err error) {
+			if vxlan, err = net.ListenPacket("udp", netip.AddrPortFrom(addr, overlayOptions.Port).String()); err != nil {
+				return err
+			}
+			other, err = net.ListenPacket("udp", netip.AddrPortFrom(addr, overlayOptions.Port+1).String())
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer vxlan.Close()
+		defer other.Close()
+		send := func(port uint16) error {
+			return netns.Do(p.Netns, func() error {
+				c, err := net.Dial("udp", netip.AddrPortFrom(addr, port).String())
+				if err != nil {
+					return err
+				}
+				defer c.Close()
+				_, err = c.Write([]byte("from a pod"))
+				return err
+			})
+		}
+		buf := make([]byte, 100)
+		testbed.Until(t, "a packet to another port", func() error {
+			err := errors.Join(send(overlayOptions.Port), send(overlayOptions.Port+1), other.SetReadDeadline(time.Now().Add(time.Second)))
+			if err != nil {
+				return err
+			}
+			_, _, err = other.ReadFrom(buf)
+			return err
+		})
+		if err := vxlan.SetReadDeadline(time.Now().Add(time.Millisecond)); err != nil {
+			t.Fatal(err)
+		}
+		if n, from, err := vxlan.ReadFrom(buf); err == nil {
+			t.Errorf("the peer got %q from the pod %s as %s", buf[:n], p.Addrs[i], from)
+		}
 	}
 }
