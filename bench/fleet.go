@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"time"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -45,7 +47,11 @@ type fleetFigures struct {
 // so that memory of the ones before is not counted.
 func (b *bench) runFleet(ctx context.Context) ([]figure, error) {
 	var figures []figure
-	for _, nodes := range []int{b.few(1000, 25), b.few(5000, 50), b.few(10_000, 100)} {
+	counts := b.nodes
+	if counts == nil {
+		counts = []int{b.few(1000, 25), b.few(5000, 50), b.few(10_000, 100)}
+	}
+	for _, nodes := range counts {
 		mine, peer, err := b.fleets(ctx, nodes)
 		if err != nil {
 			return figures, fmt.Errorf("%d nodes: %w", nodes, err)
@@ -67,6 +73,19 @@ func (b *bench) runFleet(ctx context.Context) ([]figure, error) {
 		add("CPU of the server for that", seconds, mine.connectCPU.Seconds(), peer.connectCPU.Seconds(), expectation{})
 	}
 	return figures, nil
+}
+
+// parseNodes reads numbers of nodes.
+func parseNodes(s string) ([]int, error) {
+	var counts []int
+	for field := range strings.SplitSeq(s, ",") {
+		n, err := strconv.Atoi(field)
+		if err != nil || n < 1 {
+			return nil, fmt.Errorf("%q is no number of nodes", field)
+		}
+		counts = append(counts, n)
+	}
+	return counts, nil
 }
 
 // fleets measures both servers, one after the other.

@@ -33,6 +33,7 @@ type bench struct {
 	corpus   string // folder of test/api
 	dir      string // for logs and data
 	small    bool
+	nodes    []int // of the fleet
 	net      *network
 }
 
@@ -56,6 +57,10 @@ func main() {
 	flag.StringVar(&b.corpus, "corpus", "../test/api", "folder of the requests that are compared")
 	flag.StringVar(&b.sources, "sources", "..", "folder of fairlead's sources, for the table of names")
 	flag.BoolVar(&b.small, "small", false, "make every measurement with so little that it only shows that it works")
+	flag.Func("nodes", "numbers of nodes that fleet measures, separated by commas (default: 1000,5000,10000)", func(s string) (err error) {
+		b.nodes, err = parseNodes(s)
+		return err
+	})
 	keep := flag.Bool("keep", false, "keep logs and data, and say where they are")
 	flag.Parse()
 	chosen, err := choose(*only)
