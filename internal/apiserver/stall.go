@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apiserver/pkg/endpoints/responsewriter"
@@ -43,12 +44,11 @@ func (s *Server) endStalled(next http.Handler, c *genericapiserver.Config) http.
 			return
 		}
 		local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
-		g := &stallGuard{ResponseWriter: w, limit: s.opts.StallTimeout}
-		began := time.Now()
+		g := &stallGuard{ResponseWriter: w, limit: s.opts.StallTimeout, began: time.Now()}
 		g.timedOut = func() {
 			if r.Context().Err() == nil { // else the client has gone
 				s.log.Warn("a request was not answered in time", "method", r.Method, "path", r.URL.Path, "client", r.RemoteAddr,
-					"after", time.Since(began).Round(time.Millisecond))
+					"after", time.Since(g.began).Round(time.Millisecond))
 			}
 		}
 		g.ended = func() {
@@ -73,10 +73,16 @@ type stallGuard struct {
 	ended, reset func()
 	timedOut     func() // called when the answer is 504
 
+	// writing is when the write that goes on began, by now; 0 while there is none. armed is
+	// whether the timer will look at it. A write thus costs neither a lock nor a timer.
+	writing atomic.Int64
+	armed   atomic.Bool
+	began   time.Time
+
 	mu      sync.Mutex
 	timer   *time.Timer // made by the first write
-	writing bool
 	stalled bool
+	stopped bool
 }
 
 // Unwrap returns the response below.
@@ -137,46 +143,79 @@ func (c stallConn) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
+// now is the time since the request began, never 0.
+func (g *stallGuard) now() time.Duration { return time.Since(g.began) + 1 }
+
 func (g *stallGuard) begin() {
+	g.writing.Store(int64(g.now()))
+	if !g.armed.Load() {
+		g.arm(g.limit)
+	}
+}
+
+func (g *stallGuard) end() { g.writing.Store(0) }
+
+// arm has expired called after d, unless that is to happen already.
+func (g *stallGuard) arm(d time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.writing = true
-	if g.timer == nil {
-		g.timer = time.AfterFunc(g.limit, g.expired)
+	if g.stopped || !g.armed.CompareAndSwap(false, true) {
 		return
 	}
-	g.timer.Reset(g.limit)
+	if g.timer == nil {
+		g.timer = time.AfterFunc(d, g.expired)
+		return
+	}
+	g.timer.Reset(d)
 }
 
-func (g *stallGuard) end() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.writing = false
-	g.timer.Stop()
-}
-
+// stop must be called before the handler of the request returns: a response must not be
+// touched after that.
 func (g *stallGuard) stop() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.stopped = true
 	if g.timer != nil {
 		g.timer.Stop()
 	}
 }
 
-// expired ends the response, and the connection if that does not help: HTTP/2 cannot
-// even say that it ends a stream on a connection from which the client does not read.
+// expired ends the response if a write goes on for too long, and the connection if that
+// does not help: HTTP/2 cannot even say that it ends a stream on a connection from which
+// the client does not read.
 func (g *stallGuard) expired() {
+	g.armed.Store(false)
+	since := g.writing.Load()
+	if since == 0 {
+		return // the next write arms it again
+	}
+	if again := g.check(since); again > 0 {
+		g.arm(again)
+	}
+}
+
+// check ends the response or the connection if the write that began at since goes on for
+// too long, and returns after which time to look again, 0 for never.
+func (g *stallGuard) check(since int64) time.Duration {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !g.writing {
-		return // the write has ended meanwhile
+	limit, grace := g.limit, max(g.limit/stallGrace, time.Second)
+	if g.stalled {
+		limit = grace
+	}
+	if g.stopped {
+		return 0
+	}
+	if left := limit - (g.now() - time.Duration(since)); left > 0 {
+		return left
 	}
 	if g.stalled {
 		g.reset()
-		return
+		return 0
 	}
 	g.stalled = true
 	g.ended()
 	_ = http.NewResponseController(g.ResponseWriter).SetWriteDeadline(time.Now().Add(-time.Second))
-	g.timer.Reset(max(g.limit/stallGrace, time.Second))
+	g.writing.CompareAndSwap(since, int64(g.now())) // the grace begins now
+	return grace
 }
