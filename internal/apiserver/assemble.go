@@ -231,6 +231,7 @@ func install(s *genericapiserver.GenericAPIServer, resources map[schema.GroupVer
 	var groups []*genericapiserver.APIGroupInfo
 	for _, gv := range sortedVersions(resources) {
 		info := genericapiserver.NewDefaultAPIGroupInfo(gv.Group, registry.Scheme, registry.ParameterCodec, registry.Codecs)
+		info.NegotiatedSerializer = wholeFrames{info.NegotiatedSerializer}
 		info.PrioritizedVersions = []schema.GroupVersion{gv}
 		info.VersionedResourcesStorageMap[gv.Version] = resources[gv]
 		if gv.Group == "" {
