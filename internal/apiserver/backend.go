@@ -70,7 +70,7 @@ func (b *backEnd) options(gr schema.GroupResource, codec runtime.Codec, versione
 	c.Transformer = b.encryption.transformer(gr)
 	return generic.RESTOptions{
 		StorageConfig:           c,
-		Decorator:               genericregistry.StorageWithCacher(),
+		Decorator:               withNearWatches(genericregistry.StorageWithCacher()),
 		DeleteCollectionWorkers: 4,
 		// Package controller has the collector that removes the finalizers.
 		EnableGarbageCollection: true,
