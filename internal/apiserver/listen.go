@@ -71,23 +71,28 @@ type multiListener struct {
 
 // accepted is a connection that the listener can find again.
 type accepted struct {
-	*net.TCPConn
+	*gatherer
+	tcp  *net.TCPConn
 	from *multiListener
 }
 
 // Close closes the connection.
 func (c accepted) Close() error {
-	c.from.open.Delete(connKey(c.RemoteAddr().String(), c.LocalAddr()))
-	return c.TCPConn.Close()
+	c.forget()
+	return c.gatherer.Close()
 }
+
+func (c accepted) forget() { c.from.open.Delete(connKey(c.RemoteAddr().String(), c.LocalAddr())) }
 
 func connKey(remote string, local net.Addr) string { return remote + " " + local.String() }
 
 // reset ends a connection at once, whatever is still to be sent.
 func (m *multiListener) reset(remote string, local net.Addr) {
 	if c, ok := m.open.Load(connKey(remote, local)); ok {
-		_ = c.(accepted).SetLinger(0) // the connection is closed in any case
-		c.(accepted).Close()
+		c := c.(accepted)
+		c.forget()
+		_ = c.tcp.SetLinger(0) // the connection is closed in any case
+		c.tcp.Close()
 	}
 }
 
@@ -108,7 +113,7 @@ func (m *multiListener) Accept() (net.Conn, error) {
 		if r.err != nil {
 			return nil, r.err
 		}
-		c := accepted{r.conn, m}
+		c := accepted{gathered(r.conn), r.conn, m}
 		m.open.Store(connKey(c.RemoteAddr().String(), c.LocalAddr()), c)
 		return c, nil
 	case <-m.done:
