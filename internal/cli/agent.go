@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -45,6 +46,9 @@ type agentFlags struct {
 	stateDir           string
 	podUIDs            string
 	podPIDs            int64
+	podNetwork         string
+	vxlanVNI           uint32
+	vxlanPort          uint16
 	drainWait          time.Duration
 	servicesDir        string
 	// balancer chooses among the servers; nil for the one of the configuration.
@@ -78,6 +82,11 @@ func (f *agentFlags) add(cmd *cobra.Command) {
 		"unused users and groups of this machine, FIRST-LAST: 65,536 for each namespace with Pods that are not allowed "+
 			"to be privileged")
 	flags.Int64Var(&f.podPIDs, "pod-max-pids", runner.DefaultPodPIDs, "processes and threads of each Pod that is not allowed to be privileged")
+	flags.StringVar(&f.podNetwork, "pod-network", string(runner.PodNetworkAuto),
+		"how Pods of other nodes are reached, the same on every node: auto (neighbours directly, "+
+			"other nodes by VXLAN), hostgw, vxlan, or none to leave it to the network")
+	flags.Uint32Var(&f.vxlanVNI, "vxlan-vni", 2500, "number of the virtual network of VXLAN, the same on every node")
+	flags.Uint16Var(&f.vxlanPort, "vxlan-port", 4789, "UDP port of VXLAN, the same on every node")
 	flags.DurationVar(&f.drainWait, "drain-wait", time.Second,
 		"how long a Pod that is being deleted is left alone at most until no node sends it new connections; 0 for not at all")
 	flags.StringVar(&f.manifestDir, "pod-manifest-dir", defaultManifestDir,
@@ -100,6 +109,12 @@ func (f *agentFlags) check() error {
 	}
 	if f.agentPort == 0 || f.dnsPort == 0 {
 		return usagef("--agent-port and --dns-port must be 1 to 65535: others have to know them")
+	}
+	if !slices.Contains(runner.PodNetworks(), f.podNetwork) {
+		return usagef("--pod-network %q: want %s", f.podNetwork, oneOf(runner.PodNetworks()))
+	}
+	if f.vxlanVNI == 0 || f.vxlanVNI >= 1<<24 || f.vxlanPort == 0 {
+		return usagef("--vxlan-vni must be 1 to 16777215, --vxlan-port 1 to 65535: others have to know them")
 	}
 	if f.drainWait < 0 {
 		return usagef("--drain-wait is %s; want 0 or more", f.drainWait)

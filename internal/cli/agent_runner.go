@@ -19,6 +19,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/agent"
 	"github.com/fairlead/fairlead/internal/apiserver/pki"
+	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/proxy"
 	"github.com/fairlead/fairlead/internal/runner"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -57,6 +58,7 @@ func (f *agentFlags) runner(log *slog.Logger, client kubernetes.Interface, cfg *
 	}
 	r, err := runner.New(runner.Options{
 		Client: client, NodeName: f.nodeName, StateDir: f.stateDir, Log: log,
+		PodNetwork: runner.PodNetwork(f.podNetwork), Overlay: link.OverlayOptions{VNI: int(f.vxlanVNI), Port: f.vxlanPort},
 		ClusterCIDRs: f.podCIDRs, ServiceCIDRs: f.serviceCIDRs, ServerAddrs: serverAddrs(cfg, log),
 		ClusterDNS: clusterDNS, ClusterDomain: f.domains[0],
 		Listener: listener, ClientCA: ca, Status: func() any { return p().Status() }, StopPods: f.stopPods,

@@ -46,10 +46,13 @@ func (l limits) check(c netip.Prefix, here []netip.Addr) error {
 }
 
 // routes returns the routes for the node's own range and to the pods of others, and
-// why some of those have none, by the nodes' names. Of two nodes whose ranges
+// why some of those have none, by the nodes' names, and the ranges of nodes that are
+// reached by an overlay, by their addresses. Of two nodes whose ranges
 // overlap the older one has its routes, on every node.
-func (l limits) routes(own nodeFacts, others []nodeFacts) (routes []link.Route, problems map[string]string) {
-	problems = map[string]string{}
+func (l limits) routes(own nodeFacts, others []nodeFacts, paths *paths) (
+	routes []link.Route, overlay map[netip.Addr][]netip.Prefix, problems map[string]string,
+) {
+	problems, overlay = map[string]string{}, map[netip.Addr][]netip.Prefix{}
 	var taken rangeSet
 	for _, c := range own.cidrs {
 		routes = append(routes, link.Route{Dst: c})
@@ -73,12 +76,18 @@ func (l limits) routes(own nodeFacts, others []nodeFacts) (routes []link.Route, 
 				continue
 			}
 			taken.add(c, o.name)
-			if i := slices.IndexFunc(o.ips, func(a netip.Addr) bool { return a.Is4() == c.Addr().Is4() }); i >= 0 {
-				routes = append(routes, link.Route{Dst: c, Via: o.ips[i]})
+			via, node, err := paths.way(own, o, c)
+			switch {
+			case err != nil:
+				problems[o.name] = err.Error()
+			case via.IsValid():
+				routes = append(routes, link.Route{Dst: c, Via: via})
+			case node.IsValid():
+				overlay[node] = append(overlay[node], c)
 			}
 		}
 	}
-	return routes, problems
+	return routes, overlay, problems
 }
 
 // checkAddresses returns why the addresses of another node cannot be gateways.

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -47,6 +48,12 @@ type network struct {
 	deleted  []link.PodRoute
 	tampered chan struct{}
 	flushed  bool // the masquerading, too
+
+	// paths and overlay are of the goroutine of run alone; mtu is that of new pods, 0 for
+	// the default.
+	paths   paths
+	overlay *link.Overlay
+	mtu     atomic.Int64
 }
 
 // nodeFacts is what the network needs of a Node.
@@ -93,6 +100,7 @@ func (f nodeFacts) equal(o nodeFacts) bool {
 func newNetwork(r *Runner) *network {
 	return &network{
 		r: r, wake: make(chan struct{}, 1), tampered: make(chan struct{}, 1), up: make(chan struct{}), others: map[string]nodeFacts{},
+		paths: paths{mode: r.o.PodNetwork, neighbours: map[netip.Addr]bool{}}, overlay: link.NewOverlay(r.o.Overlay),
 	}
 }
 
@@ -241,6 +249,7 @@ func (n *network) run(ctx context.Context) {
 		if n.masquerade != nil {
 			_ = n.masquerade.Close()
 		}
+		_ = n.overlay.Close()
 	}()
 	settling := false
 	for {
@@ -255,6 +264,8 @@ func (n *network) run(ctx context.Context) {
 			continue
 		case <-n.wake:
 		case <-timer.C:
+			n.paths.forget()
+			n.overlay.Forget()
 		}
 		settling = false
 		n.restore()
@@ -324,8 +335,13 @@ func (n *network) apply() (problems map[string]string, err error) {
 	if !synced {
 		return nil, errors.Join(errs...)
 	}
-	routes, problems := limits.routes(own, others)
-	failed, err := link.SyncRoutes(routes)
+	routes, far, problems := limits.routes(own, others, &n.paths)
+	carried, err := n.overlay.Set(peersOf(far), own.ips, n.r.ipam.gateways(), append(slices.Clone(n.r.o.ClusterCIDRs), own.cidrs...))
+	if err != nil {
+		errs = append(errs, fmt.Errorf("pods of nodes on other networks: %w", err))
+	}
+	n.mtu.Store(int64(n.overlay.MTU()))
+	failed, err := link.SyncRoutes(append(routes, carried...))
 	errs = append(errs, err)
 	for _, c := range own.cidrs {
 		errs = append(errs, failed[c])
@@ -397,7 +413,7 @@ func (w *worker) connect() error {
 	}
 	return link.AddPod(link.Pod{
 		Device: w.rec.Device, Name: w.String(), Netns: netns.Of(w.sandbox.id.Pid),
-		Addrs: w.rec.IPs, Gateways: w.r.ipam.gateways(),
+		Addrs: w.rec.IPs, Gateways: w.r.ipam.gateways(), MTU: int(w.r.network.mtu.Load()),
 	})
 }
 

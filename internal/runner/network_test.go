@@ -76,6 +76,73 @@ func TestRoutesToOtherNodes(t *testing.T) {
 	await(t, "the end of the route", func() bool { return !strings.Contains(routes(), "10.244.2.0/24") })
 }
 
+// A node on this network has a route, and one behind a router an overlay, whose device and
+// rules exist only as long as there is one. Without the mode auto all are reached in one way.
+func TestWaysToOtherNodes(t *testing.T) {
+	run(t, "", "ip", "link", "add", "up0", "type", "bridge")
+	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", "up0").Run() })
+	run(t, "", "ip", "addr", "add", "192.0.2.1/24", "dev", "up0")
+	run(t, "", "ip", "link", "set", "up0", "up")
+	run(t, "", "ip", "route", "add", "198.51.100.0/24", "via", "192.0.2.254")
+	proto := fmt.Sprint(link.Protocol)
+	const near, far = "10.244.2.0/24", "10.244.3.0/24"
+	overlay := func(dst, at string) string { return dst + " via " + at + " dev fl0vxlan4" }
+	for _, tt := range []struct {
+		mode      runner.PodNetwork
+		near, far string // of routes, none if empty
+		failed    string
+	}{
+		{runner.PodNetworkAuto, near + " via 192.0.2.7", overlay(far, "10.244.3.0"), ""},
+		{runner.PodNetworkVXLAN, overlay(near, "10.244.2.0"), overlay(far, "10.244.3.0"), ""},
+		{runner.PodNetworkHostGateway, near + " via 192.0.2.7", "", "one hop"},
+		{runner.PodNetworkNone, "", "", ""},
+	} {
+		t.Run(string(tt.mode), func(t *testing.T) {
+			c := newCluster(t, func(o *runner.Options) {
+				o.PodNetwork, o.Overlay = tt.mode, link.OverlayOptions{VNI: 2500, Port: 4789}
+			})
+			ways := func() string {
+				return run(t, "", "ip", "route", "show", "proto", proto) + run(t, "", "ip", "-o", "link", "show", "type", "vxlan") +
+					run(t, "", "nft", "list", "tables")
+			}
+			has := func(wanted ...string) bool {
+				now := ways()
+				return !slices.ContainsFunc(wanted, func(w string) bool { return !strings.Contains(now, w) })
+			}
+			c.node("node-b", "192.0.2.7", near)
+			await(t, "the route to the node on this network", func() bool { return c.routed().Status == corev1.ConditionTrue && has(tt.near) })
+			if now := ways(); tt.mode != runner.PodNetworkVXLAN && (strings.Contains(now, "vxlan") || strings.Contains(now, "overlay")) {
+				t.Errorf("an overlay with nodes of this network alone:\n%s", ways())
+			}
+			c.node("node-c", "198.51.100.7", far)
+			await(t, "the route to the node behind a router", func() bool {
+				routed := c.routed()
+				return has(tt.far) && strings.Contains(routed.Message, tt.failed) && (routed.Status == corev1.ConditionFalse) == (tt.failed != "")
+			})
+			if tt.mode == runner.PodNetworkNone {
+				for _, dst := range []string{near, far} {
+					if has(dst) {
+						t.Errorf("a route to %s in\n%s", dst, ways())
+					}
+				}
+			}
+			if tt.mode == runner.PodNetworkAuto {
+				c.create(server("web"))
+				pid := c.record(c.ready("web"), 0).Process.Pid
+				if dev := run(t, "", "nsenter", "-t", fmt.Sprint(pid), "-n", "ip", "link", "show", "eth0"); !strings.Contains(dev, "mtu 1450") {
+					t.Errorf("the Pod's device beside an overlay:\n%s", dev)
+				}
+			}
+			for _, name := range []string{"node-b", "node-c"} {
+				if err := c.client.CoreV1().Nodes().Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			await(t, "the end of the overlay", func() bool { return !strings.Contains(ways(), "vxlan") && !strings.Contains(ways(), "overlay") })
+		})
+	}
+}
+
 // Routes and masquerading that another program removes are put back long before the
 // next comparison.
 func TestNetworkIsPutBackAtOnce(t *testing.T) {

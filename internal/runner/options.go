@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/runner/logfile"
 )
 
@@ -35,6 +36,10 @@ type Options struct {
 	// other places get the node's address, and a Node whose range is not a part of
 	// them gets no routes.
 	ClusterCIDRs []netip.Prefix
+	// PodNetwork is how pods of other nodes are reached, by default PodNetworkHostGateway;
+	// Overlay is for VXLAN.
+	PodNetwork PodNetwork
+	Overlay    link.OverlayOptions
 	// ServiceCIDRs are the ranges of ClusterIPs, ServerAddrs the addresses of the
 	// API server: no route to pods may take them.
 	ServiceCIDRs []netip.Prefix

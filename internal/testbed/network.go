@@ -110,6 +110,35 @@ func (n *Network) Outside(name string) *Host {
 	return n.attach(name)
 }
 
+// Far is Outside on a second network, of 192.168.78.0/24 and fd00:78::/64, from which a
+// router leads to the first.
+func (n *Network) Far(name string) *Host {
+	n.t.Helper()
+	h := n.Outside(name)
+	sw, eth := n.sw.mustLink(n.t, "underlay"), h.ns.mustLink(n.t, "eth0")
+	n.sw.sysctl(n.t, "net/ipv4/ip_forward", "1")
+	n.sw.sysctl(n.t, "net/ipv6/conf/all/forwarding", "1")
+	for _, a := range []struct{ own, near, router netip.Prefix }{
+		{withHost(far4, firstHost+h.number), netip.PrefixFrom(h.addr4, underlay4.Bits()), far4},
+		{withHost(far6, firstHost+h.number), netip.PrefixFrom(h.addr6, underlay6.Bits()), far6},
+	} {
+		_ = n.sw.link.AddrReplace(sw, &netlink.Addr{IPNet: ipNet(a.router), Flags: ifaFlagNoDAD})
+		must(n.t, h.ns.link.AddrDel(eth, &netlink.Addr{IPNet: ipNet(a.near)}), "%s: remove %s", name, a.near)
+		h.ns.addAddr(n.t, eth, a.own)
+		all := netip.PrefixFrom(a.own.Addr(), 0).Masked()
+		must(n.t, h.ns.link.RouteReplace(&netlink.Route{LinkIndex: eth.Attrs().Index, Dst: ipNet(all), Gw: a.router.Addr().AsSlice()}),
+			"%s: default route", name)
+	}
+	h.addr4, h.addr6 = withHost(far4, firstHost+h.number).Addr(), withHost(far6, firstHost+h.number).Addr()
+	return h
+}
+
+// The second network of Far.
+var (
+	far4 = netip.MustParsePrefix("192.168.78.1/24")
+	far6 = netip.MustParsePrefix("fd00:78::1/64")
+)
+
 // attach makes a namespace with an interface on the underlay.
 func (n *Network) attach(name string) *Host {
 	n.t.Helper()

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
@@ -294,6 +295,11 @@ func TestInstallUpgradeRemove(t *testing.T) {
 		t.Errorf("the configuration after an upgrade: %v\n%s", err, text)
 	}
 
+	m.restore(client)
+	if err := visit.ask(); err != nil || visit.dials != 1 {
+		t.Errorf("%v; %d connections to the Pod while the server was restored, want one", err, visit.dials)
+	}
+
 	m.dropIn(server, "WatchdogSec=5") // a minute is too long for a test
 	m.systemd.Systemctl("daemon-reload")
 	m.systemd.Systemctl("restart", server)
@@ -326,6 +332,38 @@ func TestInstallUpgradeRemove(t *testing.T) {
 		t.Errorf("rules after the removal: %v\n%s", err, rules)
 	}
 	m.uninstall(client, config, before)
+}
+
+// restore does what docs/backup.md says: what the backup has is there afterwards, and what was
+// made since is not.
+func (m *machine) restore(client kubernetes.Interface) {
+	t := m.t
+	t.Helper()
+	add := func(name string) {
+		cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		if _, err := client.CoreV1().ConfigMaps("default").Create(t.Context(), cm, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	add("before")
+	m.systemd.Run("/usr/bin/fairlead", "backup", "/var/backups/fairlead.tar")
+	add("since")
+	m.systemd.Systemctl("stop", server)
+	m.systemd.Run("mkdir", "/var/lib/fairlead.old")
+	m.systemd.Run("mv", "/var/lib/fairlead/etcd", "/var/lib/fairlead/pki", "/var/lib/fairlead.old/")
+	m.systemd.Run("/usr/bin/fairlead", "restore", "/var/backups/fairlead.tar")
+	m.systemd.Systemctl("start", server)
+	if _, err := client.CoreV1().ConfigMaps("default").Get(t.Context(), "before", metav1.GetOptions{}); err != nil {
+		t.Errorf("what was backed up: %v", err)
+	}
+	if _, err := client.CoreV1().ConfigMaps("default").Get(t.Context(), "since", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("what was made after the backup: %v", err)
+	}
+	for _, saved := range []string{"/var/lib/fairlead.old", "/var/backups/fairlead.tar"} {
+		if err := os.RemoveAll(saved); err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 // start starts both units, which it returns from when they are ready.

@@ -271,7 +271,7 @@ func Cleanup() error {
 		}
 	}
 	_, err = SyncRoutes(nil)
-	return errors.Join(append(errs, err, Unmasquerade())...)
+	return errors.Join(append(errs, err, Unmasquerade(), RemoveOverlayFilter())...)
 }
 
 func address(a netip.Addr) *netlink.Addr {

@@ -344,12 +344,29 @@ func TestCleanupLeavesNothing(t *testing.T) {
 	if err := link.EnsureNode("other", gateways); err == nil {
 		t.Error("a foreign device was taken over")
 	}
+	outside(t)
+	v := link.NewOverlay(overlayOptions)
+	t.Cleanup(func() { _ = v.Close() })
+	for _, peer := range []string{"192.0.2.2", "2001:db8::2"} {
+		far := []link.Peer{{Addr: netip.MustParseAddr(peer), Pods: []netip.Prefix{netip.MustParsePrefix("10.244.9.0/24")}}}
+		routes, err := v.Set(far, []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}, gateways, cluster)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if failed, err := link.SyncRoutes(routes); err != nil || len(failed) > 0 {
+			t.Fatal(failed, err)
+		}
+	}
+	if !strings.Contains(run(t, "", "ip", "-o", "link"), "fl0vxlan6") {
+		t.Fatal("no device of the overlay")
+	}
 	for range 2 {
 		if err := link.Cleanup(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	after := run(t, "", "ip", "-o", "link", "show", "type", "veth") + run(t, "", "ip", "route") + run(t, "", "nft", "list", "ruleset")
+	after := run(t, "", "ip", "-o", "link", "show", "type", "veth") + run(t, "", "ip", "-o", "link", "show", "type", "vxlan") +
+		run(t, "", "ip", "route") + run(t, "", "nft", "list", "ruleset")
 	if strings.Contains(after, "fl") || strings.Contains(after, "10.244") {
 		t.Errorf("left behind:\n%s\nbefore:\n%s", after, before)
 	}

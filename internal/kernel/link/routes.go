@@ -21,6 +21,8 @@ type Route struct {
 	// unreachable but for the more specific routes of pods that run here: who sends
 	// to a dead pod is told so at once, and nothing of it leaves by a default route.
 	Via netip.Addr
+	// Device is the index of the device of an Overlay, 0 for a neighbour of the machine.
+	Device int
 }
 
 // SyncRoutes makes want the only routes to ranges that bear our protocol number:
@@ -34,7 +36,7 @@ func SyncRoutes(want []Route) (failed map[netip.Prefix]error, err error) {
 	}
 	wanted := map[Route]bool{}
 	for _, r := range want {
-		wanted[Route{r.Dst.Masked(), r.Via}] = true
+		wanted[Route{r.Dst.Masked(), r.Via, r.Device}] = true
 	}
 	var errs []error
 	found := map[Route]bool{}
@@ -74,6 +76,8 @@ func addError(r Route, err error) error {
 	switch {
 	case errors.Is(err, unix.EEXIST):
 		return fmt.Errorf("cannot add route to %s: another one with metric %d is there; remove it or give it another metric", r.Dst, RouteMetric)
+	case r.Device != 0:
+		return fmt.Errorf("cannot add route to %s by the overlay: %w", r.Dst, err)
 	case !r.Via.IsValid():
 		return fmt.Errorf("cannot make %s unreachable: %w", r.Dst, err)
 	}
@@ -84,6 +88,9 @@ func encodeRoute(r Route) *netlink.Route {
 	out := &netlink.Route{Dst: network(r.Dst), Protocol: Protocol, Priority: RouteMetric}
 	if r.Via.IsValid() {
 		out.Gw = r.Via.AsSlice()
+		if out.LinkIndex = r.Device; r.Device != 0 && r.Via.Is4() {
+			out.Flags = unix.RTNH_F_ONLINK
+		}
 	} else {
 		out.Type = unix.RTN_UNREACHABLE
 	}
@@ -94,7 +101,11 @@ func decodeRoute(r *netlink.Route) Route {
 	a, _ := netip.AddrFromSlice(r.Dst.IP)
 	via, _ := netip.AddrFromSlice(r.Gw)
 	ones, _ := r.Dst.Mask.Size()
-	return Route{netip.PrefixFrom(a.Unmap(), min(ones, a.Unmap().BitLen())), via.Unmap()}
+	out := Route{Dst: netip.PrefixFrom(a.Unmap(), min(ones, a.Unmap().BitLen())), Via: via.Unmap()}
+	if r.Flags&unix.RTNH_F_ONLINK != 0 || out.Via.IsLinkLocalUnicast() {
+		out.Device = r.LinkIndex
+	}
+	return out
 }
 
 // ours lists the routes of SyncRoutes.

@@ -78,6 +78,7 @@ func (p *Program) payload(to Reg, base, offset, n uint32) *Program {
 const (
 	MetaMark    = unix.NFT_META_MARK
 	MetaOif     = unix.NFT_META_OIF
+	MetaOifName = unix.NFT_META_OIFNAME
 	MetaIif     = unix.NFT_META_IIF
 	MetaL4Proto = unix.NFT_META_L4PROTO
 	MetaNFProto = unix.NFT_META_NFPROTO

@@ -1,0 +1,146 @@
+package link
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/kernel/nftables"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// overlayTable is the nft table of Overlay.
+var overlayTable = nftables.Table{Family: nftables.Inet, Name: "fairlead-overlay"}
+
+// overlayFilter lets packets of VXLAN in from the peers alone: VXLAN itself checks no
+// sender. It drops what pods send to the peers' port: it would arrive with the address of
+// this node, as a packet of VXLAN with any sender inside. It keeps connection tracking from them, and with it all NAT of the outer packet:
+// a mark of the inner one would have it masqueraded, which before Linux 5.7 broke its
+// checksum (Linux ea64d8d6c675). And it gives packets that leave by the overlay, from
+// addresses that are no pod's, one of this node's among its pods: the answer would not come
+// back by the overlay otherwise.
+type overlayFilter struct {
+	port uint16
+	conn *nftables.Conn
+	// written are the peers of the table, nil if it is to be written as a whole, as when
+	// devices or pods differ.
+	written map[netip.Addr]bool
+	devices map[string]bool
+	pods    []netip.Prefix
+}
+
+func (f *overlayFilter) close() error {
+	if f.conn == nil {
+		return nil
+	}
+	return f.conn.Close()
+}
+
+// set writes what differs from the last call.
+func (f *overlayFilter) set(peers []Peer, devices map[string]bool, pods []netip.Prefix) error {
+	if len(peers) == 0 {
+		f.written = nil
+		return RemoveOverlayFilter()
+	}
+	if f.conn == nil {
+		conn, err := nftables.Dial()
+		if err != nil {
+			return err
+		}
+		f.conn = conn
+	}
+	want := map[netip.Addr]bool{}
+	for _, p := range peers {
+		want[p.Addr] = true
+	}
+	b := nftables.NewBatch()
+	if f.written == nil || !maps.Equal(devices, f.devices) || !slices.Equal(pods, f.pods) {
+		f.written = nil
+		f.write(b, devices, pods)
+	}
+	for a := range f.written {
+		if !want[a] {
+			b.DelElem(overlayTable, peersOf(a), a.AsSlice())
+		}
+	}
+	for a := range want {
+		if !f.written[a] {
+			b.AddElem(overlayTable, peersOf(a), &nftables.Elem{Key: a.AsSlice()})
+		}
+	}
+	if b.Empty() {
+		return nil
+	}
+	if err := f.conn.Commit(b); err != nil {
+		f.written = nil // whoever has changed the table
+		return fmt.Errorf("write nft table %s: %w", overlayTable, err)
+	}
+	f.written, f.devices, f.pods = want, maps.Clone(devices), slices.Clone(pods)
+	return nil
+}
+
+func peersOf(a netip.Addr) string {
+	if a.Is6() {
+		return "peers6"
+	}
+	return "peers4"
+}
+
+// write makes the table without peers.
+func (f *overlayFilter) write(b *nftables.Batch, devices map[string]bool, pods []netip.Prefix) {
+	t := overlayTable
+	b.ReplaceTable(t, "VXLAN to pods of nodes on other networks, from and to those nodes alone")
+	const input, forward, before, output, post = "input", "forward", "prerouting", "output", "postrouting"
+	for name, hook := range map[string]nftables.Hook{
+		before: {Type: "filter", Number: nftables.Prerouting, Priority: nftables.PriorityRaw},
+		output: {Type: "filter", Number: nftables.Output, Priority: nftables.PriorityRaw},
+		input:  {Type: "filter", Number: nftables.Input},
+		// Before anything that gives pods' packets the node's address.
+		forward: {Type: "filter", Number: nftables.Forward},
+		post:    {Type: "nat", Number: nftables.Postrouting, Priority: nftables.PrioritySrcNAT - 1},
+	} {
+		b.AddChain(t, nftables.Chain{Name: name, Hook: &hook})
+	}
+	port := binary.BigEndian.AppendUint16(nil, f.port)
+	for _, whole := range []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)} {
+		h := nftables.HeaderOf(svc.FamilyOf(whole.Addr()))
+		set := peersOf(whole.Addr())
+		b.AddSet(t, nftables.Set{Name: set, Key: []nftables.Type{h.Addr}, Comment: "nodes on other networks"})
+		peer := func(offset uint32, sources netip.Prefix) *nftables.Program {
+			return h.InetPrefix(h.Source, sources).Meta(0, nftables.MetaL4Proto).Equal(0, []byte{unix.IPPROTO_UDP}).
+				DestinationPort(0).Equal(0, port).Network(0, offset, h.Len).InSet(set, 0)
+		}
+		b.AddRule(t, before, nftables.NewRule(peer(h.Source, whole).Untracked(), "udp dport %d %s saddr @%s notrack", f.port, h.Word, set))
+		b.AddRule(t, output, nftables.NewRule(peer(h.Destination, whole).Untracked(), "udp dport %d %s daddr @%s notrack", f.port, h.Word, set))
+		b.AddRule(t, input, nftables.NewRule(peer(h.Source, whole).Return(), "udp dport %d %s saddr @%s return", f.port, h.Word, set))
+		for _, p := range pods {
+			if p.Addr().Is4() != whole.Addr().Is4() {
+				continue
+			}
+			b.AddRule(t, forward, nftables.NewRule(peer(h.Destination, p).Drop(),
+				"%s saddr %s udp dport %d %s daddr @%s drop", h.Word, p, f.port, h.Word, set))
+			b.AddRule(t, post, nftables.NewRule(h.InetPrefix(h.Source, p).Return(), "%s saddr %s return", h.Word, p))
+		}
+	}
+	b.AddRule(t, input, nftables.NewRule(new(nftables.Program).Meta(0, nftables.MetaL4Proto).Equal(0, []byte{unix.IPPROTO_UDP}).
+		DestinationPort(0).Equal(0, port).Drop(), "udp dport %d drop", f.port))
+	for name := range devices {
+		padded := make([]byte, unix.IFNAMSIZ)
+		copy(padded, name)
+		b.AddRule(t, post, nftables.NewRule(new(nftables.Program).Meta(0, nftables.MetaOifName).Equal(0, padded).Masquerade(),
+			"oifname %s masquerade", name))
+	}
+}
+
+// RemoveOverlayFilter removes the rules of an Overlay. It is no error if there are none.
+func RemoveOverlayFilter() error {
+	if err := nftables.RemoveTable(overlayTable); err != nil && !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	return nil
+}

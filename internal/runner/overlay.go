@@ -1,0 +1,84 @@
+package runner
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+
+	"github.com/fairlead/fairlead/internal/kernel/link"
+)
+
+// PodNetwork is how packets get to pods of other nodes.
+type PodNetwork string
+
+// PodNetworkAuto leads to neighbours directly and to other nodes by VXLAN (what Calico calls
+// CrossSubnet), PodNetworkHostGateway to all directly, PodNetworkVXLAN to all by VXLAN.
+// PodNetworkNone leaves it to the network.
+const (
+	PodNetworkAuto        PodNetwork = "auto"
+	PodNetworkHostGateway PodNetwork = "hostgw"
+	PodNetworkVXLAN       PodNetwork = "vxlan"
+	PodNetworkNone        PodNetwork = "none"
+)
+
+// PodNetworks are the values of PodNetwork.
+func PodNetworks() []string {
+	return []string{
+		string(PodNetworkAuto), string(PodNetworkHostGateway), string(PodNetworkVXLAN), string(PodNetworkNone),
+	}
+}
+
+// paths decides how each other node is reached. What it found out of the machine's routes
+// is kept until forget.
+type paths struct {
+	mode       PodNetwork
+	neighbours map[netip.Addr]bool
+}
+
+func (p *paths) forget() { p.neighbours = map[netip.Addr]bool{} }
+
+// neighbour reports whether no router is between this node and another. It fails if
+// there is no route at all.
+func (p *paths) neighbour(node netip.Addr) (bool, error) {
+	if known, ok := p.neighbours[node]; ok {
+		return known, nil
+	}
+	is, err := link.Neighbour(node)
+	if err != nil {
+		return false, err
+	}
+	p.neighbours[node] = is
+	return is, nil
+}
+
+// way is how the pods of a node are reached: by a route to it, or by an overlay.
+func (p *paths) way(own, other nodeFacts, pods netip.Prefix) (via, overlay netip.Addr, err error) {
+	i := slices.IndexFunc(other.ips, func(a netip.Addr) bool { return a.Is4() == pods.Addr().Is4() })
+	switch {
+	case p.mode == PodNetworkNone || i < 0 && p.mode != PodNetworkVXLAN:
+		return via, overlay, nil
+	case p.mode == PodNetworkAuto:
+		direct, err := p.neighbour(other.ips[i])
+		if direct || err != nil {
+			return other.ips[i], overlay, err
+		}
+	case p.mode != PodNetworkVXLAN:
+		return other.ips[i], overlay, nil
+	}
+	for _, is4 := range []bool{true, false} {
+		family := func(a netip.Addr) bool { return a.Is4() == is4 }
+		if at := slices.IndexFunc(other.ips, family); at >= 0 && slices.ContainsFunc(own.ips, family) {
+			_, err := p.neighbour(other.ips[at])
+			return via, other.ips[at], err
+		}
+	}
+	return via, overlay, errors.New("this node and that one have no InternalIP of the same family")
+}
+
+// peersOf are the nodes with pods that are reached by an overlay.
+func peersOf(pods map[netip.Addr][]netip.Prefix) (out []link.Peer) {
+	for node, ranges := range pods {
+		out = append(out, link.Peer{Addr: node, Pods: ranges})
+	}
+	return out
+}
