@@ -4,55 +4,26 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
 	"syscall"
 	"testing"
 
-	"github.com/fairlead/fairlead/internal/kernel/process"
 	"github.com/fairlead/fairlead/internal/testbed"
-	programs "github.com/fairlead/fairlead/internal/testbed/process"
+	"github.com/fairlead/fairlead/internal/testbed/process"
 )
-
-// podProcesses returns the processes of an agent's Pods, those with the state directory dir.
-func podProcesses(t *testing.T, dir string) (pids []int) {
-	t.Helper()
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		exe, _ := os.Readlink(filepath.Join("/proc", e.Name(), "exe"))
-		line, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
-		if strings.HasPrefix(exe, dir) || strings.Contains(string(line), dir) {
-			pids = append(pids, pid)
-			for _, child := range process.Children(pid) {
-				pids = append(pids, child.Pid)
-			}
-		}
-	}
-	return pids
-}
 
 // reboot ends what runs on the node and empties its kernel, as a power cycle does. Its disk
 // stays.
 func (c *cluster) reboot() {
 	c.t.Helper()
 	c.agent.Kill()
-	all := podProcesses(c.t, c.path("agent/agent"))
+	all := process.OfPods(c.path("agent/agent"))
 	if len(all) < 2 {
 		c.t.Fatalf("the Pods' processes are %v", all)
 	}
 	for _, pid := range all {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
-	programs.Output(c.t, c.on(c.node, "sh", "-c",
+	process.Output(c.t, c.on(c.node, "sh", "-c",
 		`nft flush ruleset
 		ip -o link show | sed 's/^[0-9]*: \([^:@]*\).*/\1/' | grep -v -e '^lo$' -e '^eth0$' |
 			while read l; do ip link del "$l" || :; done # some are gone with others`))
@@ -64,10 +35,10 @@ func TestWithoutServer(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	at := c.backends()
-	before := podProcesses(t, c.path("agent/agent"))
+	before := process.OfPods(c.path("agent/agent"))
 	named := func() error {
 		dig := c.node.Command(t.Context(), "dig", "+short", "+time=2", "+tries=1", "@10.96.0.10", "my-service.default.svc.cluster.local")
-		out, err := programs.Try(dig)
+		out, err := process.Try(dig)
 		if err == nil && out != at.Addr().String() {
 			err = fmt.Errorf("the answer is %q", out)
 		}

@@ -1,0 +1,207 @@
+package reliability
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/testbed"
+)
+
+// The long run breaks at random what the short one breaks in order, two things at a time now
+// and then:
+//
+//	go test ./test/reliability -v -timeout 30m -args -soak 10m
+var (
+	soak = flag.Duration("soak", 0, "how long faults are made at random, after each of them once")
+	seed = flag.Uint64("seed", uint64(time.Now().UnixNano()), "decides the order of faults, and what clients write")
+)
+
+// Bounds of a fault's effect.
+const (
+	// quiet is how long no request may fail for a fault to count as over.
+	quiet = 1500 * time.Millisecond
+	// backstop is the time after which a dead node's Lease would take its endpoints out. What is found before it was found by the other nodes.
+	backstop = 30 * time.Second
+)
+
+// fault is what goes wrong, and how it is mended.
+type fault struct {
+	name string
+	// begin returns what mends it. Clients in by are the only ones whose requests may fail, all
+	// if it is nil.
+	begin func() (mend func(), by []*node)
+	// harmless is set if no request may fail at all.
+	harmless bool
+	// lasting is set if requests may fail until it is mended.
+	lasting bool
+}
+
+// faults are all of them, with machines chosen at random.
+func (r *rig) faults(l *load, rnd *rand.Rand) []fault {
+	anyNode := func() *node { return r.nodes[rnd.IntN(len(r.nodes))] }
+	anyServer := func() *server { return r.servers[rnd.IntN(len(r.servers))] }
+	killed := func(s *server) (func(), []*node) {
+		s.Process.Kill()
+		return func() { s.Start(r.t) }, nil
+	}
+	cut := func(s *server, directions ...string) (func(), []*node) {
+		var others []func()
+		for _, d := range directions {
+			for _, o := range r.servers {
+				if o != s {
+					others = append(others, r.cut(s.host, d, o.host.Addr4()))
+				}
+			}
+		}
+		return func() {
+			for _, mend := range others {
+				mend()
+			}
+		}, nil
+	}
+	return []fault{
+		{name: "a Pod's process is killed", begin: func() (func(), []*node) {
+			pid, err := anyNode().backend()
+			if err != nil {
+				r.t.Fatal(err)
+			}
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+			return func() {}, nil
+		}},
+		{name: "an agent is killed", harmless: true, begin: func() (func(), []*node) {
+			n := anyNode()
+			n.agent.Kill()
+			return func() { r.startAgent(n) }, nil
+		}},
+		{name: "an agent is restarted", harmless: true, begin: func() (func(), []*node) {
+			n := anyNode()
+			n.agent.Stop()
+			return func() { r.startAgent(n) }, nil
+		}},
+		{name: "a server is killed", harmless: true, begin: func() (func(), []*node) { return killed(anyServer()) }},
+		{name: "the leader of etcd is killed", harmless: true, begin: func() (func(), []*node) { return killed(r.leader()) }},
+		{name: "a server is restarted", harmless: true, begin: func() (func(), []*node) {
+			s := anyServer()
+			s.Process.Stop()
+			return func() { s.Start(r.t) }, nil
+		}},
+		{name: "a node loses power", begin: func() (func(), []*node) {
+			n := anyNode()
+			again, powerOn := l.without(n), r.powerOff(n)
+			return func() {
+				powerOn()
+				n.agent.Says("is up")
+				testbed.Until(r.t, "the Pod of "+n.host.Name(), func() error { return n.enters(r.t) })
+				again()
+			}, nil
+		}},
+		{name: "the leader of etcd is cut off from the other servers", harmless: true, begin: func() (func(), []*node) {
+			return cut(r.leader(), "saddr", "daddr")
+		}},
+		{name: "a server does not hear the other servers, which hear it", harmless: true, begin: func() (func(), []*node) {
+			return cut(anyServer(), "saddr")
+		}},
+		{name: "a node does not hear another one, which hears it", lasting: true, begin: func() (func(), []*node) {
+			order := rnd.Perm(len(r.nodes))
+			a, b := r.nodes[order[0]], r.nodes[order[1]]
+			return r.cut(a.host, "saddr", b.host.Addr4()), []*node{a, b}
+		}},
+	}
+}
+
+// TestFaults: requests to a Service with endpoints that live fail only for as long as it takes
+// to find out what is dead, acknowledged writes are kept, and the history of the API is
+// linearizable.
+func TestFaults(t *testing.T) {
+	t.Logf("seed %d", *seed)
+	rnd := rand.New(rand.NewPCG(*seed, 0))
+	r := newRig(t)
+	h := startHistory(r)
+	l := startLoad(r)
+	all := r.faults(l, rnd)
+	for _, f := range all {
+		r.suffer(l, f)
+	}
+	for end := time.Now().Add(*soak); time.Now().Before(end); {
+		f := all[rnd.IntN(len(all))]
+		if rnd.IntN(3) == 0 {
+			f = r.both(f, all[rnd.IntN(len(all))])
+		}
+		r.suffer(l, f)
+	}
+	l.end()
+	h.check(t)
+	asked, failed := l.count()
+	t.Logf("%d requests, %d failed", asked, len(failed))
+}
+
+// both makes two faults at a time. Two servers that are not there are a loss of the quorum, which
+// is a fault of its own.
+func (r *rig) both(a, b fault) fault {
+	if ofServer := func(f fault) bool { return strings.Contains(f.name, "server") || strings.Contains(f.name, "etcd") }; ofServer(a) && ofServer(b) ||
+		a.name == b.name {
+		return a
+	}
+	return fault{
+		name: a.name + ", and " + b.name, harmless: a.harmless && b.harmless, lasting: a.lasting || b.lasting,
+		begin: func() (func(), []*node) {
+			first, by1 := a.begin()
+			second, by2 := b.begin()
+			by := slices.Concat(by1, by2)
+			if !a.harmless && by1 == nil || !b.harmless && by2 == nil {
+				by = nil
+			}
+			return func() { second(); first() }, by
+		},
+	}
+}
+
+// suffer makes a fault and mends it, and checks what clients see of it.
+func (r *rig) suffer(l *load, f fault) {
+	t := r.t
+	t.Helper()
+	asked, before := l.count()
+	begin := time.Now()
+	mend, by := f.begin()
+	if f.lasting {
+		testbed.Until(t, "some time of the fault", elapsed(begin, 3*quiet))
+	} else {
+		testbed.Until(t, "requests that are answered in spite of: "+f.name, l.quietSince(begin))
+	}
+	mended := time.Now()
+	mend()
+	testbed.Until(t, "the end of: "+f.name, func() error { return errors.Join(l.quietSince(mended)(), r.whole()) })
+	now, after := l.count()
+	failed := after[len(before):]
+	var last time.Duration
+	for _, q := range failed {
+		last = max(last, q.end.Sub(begin))
+	}
+	t.Logf("%-62s %3d of %4d requests failed, the last after %s; all was well after %s", f.name, len(failed), now-asked,
+		last.Round(10*time.Millisecond), time.Since(mended).Round(10*time.Millisecond))
+	for i, q := range failed {
+		allowed := !f.harmless && (by == nil || slices.ContainsFunc(by, func(n *node) bool { return strings.Contains(q.client, n.host.Name()) }))
+		if !allowed && i < 10 {
+			t.Errorf("%s: a request from %s failed after %s: %v", f.name, q.client, q.end.Sub(begin).Round(time.Millisecond), q.err)
+		}
+	}
+	if !f.lasting && last > backstop {
+		t.Errorf("%s: requests failed for %s", f.name, last)
+	}
+}
+
+func elapsed(since time.Time, d time.Duration) func() error {
+	return func() error {
+		if left := d - time.Since(since); left > 0 {
+			return fmt.Errorf("%s left", left)
+		}
+		return nil
+	}
+}

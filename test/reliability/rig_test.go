@@ -1,0 +1,289 @@
+package reliability
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/fairlead/fairlead/internal/apiserver/members"
+	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/process"
+)
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	process.Main(func() int { return testbed.Run(m) }, "fairlead", "backend")
+}
+
+const (
+	serverCount = 3
+	nodeCount   = 5
+)
+
+// server is a fairlead server with an embedded etcd, on a machine of its own.
+type server struct {
+	*process.Server
+	host *testbed.Host
+	dir  string
+}
+
+func (s *server) url() string { return "https://" + s.host.Addr4().String() + ":6443" }
+
+// node is a machine with an agent and a Pod of the Service.
+type node struct {
+	host  *testbed.Host
+	agent *process.Process
+	dir   string
+
+	mu  sync.Mutex
+	pod *os.File // the network namespace of its Pod
+}
+
+// namespace is the file of the Pod's network namespace.
+func (n *node) namespace() string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return fmt.Sprintf("/proc/self/fd/%d", n.pod.Fd())
+}
+
+// enters opens the network namespace of the Pod that runs now. It stays there until the test
+// ends, whatever becomes of the Pod.
+func (n *node) enters(t *testing.T) error {
+	pid, err := n.backend()
+	if err != nil {
+		return err
+	}
+	f, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", pid))
+	if err != nil {
+		return err
+	}
+	t.Cleanup(func() { _ = f.Close() })
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.pod = f
+	return nil
+}
+
+// backend returns the process of the Pod.
+func (n *node) backend() (int, error) {
+	for _, pid := range process.OfPods(filepath.Join(n.dir, "agent")) {
+		if exe, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); filepath.Base(exe) == "backend" {
+			return pid, nil
+		}
+	}
+	return 0, errors.New("no backend runs on " + n.host.Name())
+}
+
+// rig is the cluster.
+type rig struct {
+	t       *testing.T
+	network *testbed.Network
+	servers []*server
+	nodes   []*node
+	outside *testbed.Host
+	// service is the ClusterIP with its port; nodePort is the port at each node.
+	service  netip.AddrPort
+	nodePort uint16
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	r := &rig{t: t, network: testbed.NewNetwork(t)}
+	r.outside = r.network.Outside("outside")
+	for i := range serverCount {
+		r.addServer(fmt.Sprintf("server%d", i+1))
+	}
+	for i := range nodeCount {
+		host := r.network.Outside(fmt.Sprintf("node%d", i+1))
+		host.Sysctl("net/ipv4/ip_forward", "1")
+		n := &node{host: host, dir: filepath.Join(t.TempDir(), host.Name())}
+		r.nodes = append(r.nodes, n)
+		t.Cleanup(func() { process.Output(t, r.fairlead(host, "cleanup", "--data-dir", n.dir)) })
+		r.startAgent(n)
+	}
+	r.runPods()
+	testbed.Until(t, "all servers and nodes", r.whole)
+	return r
+}
+
+// addServer starts a server, which joins the first one.
+func (r *rig) addServer(name string) {
+	r.t.Helper()
+	s := &server{host: r.network.Outside(name), dir: filepath.Join(r.t.TempDir(), name)}
+	flags := []string{"--bind-address", "127.0.0.1," + s.host.Addr4().String(), "--server-name", name, "--cluster-init"}
+	if len(r.servers) > 0 {
+		first := r.servers[0]
+		file := filepath.Join(r.t.TempDir(), "token")
+		token := process.Output(r.t, r.fairlead(first.host, "token", "create", "--server", "--data-dir", first.dir))
+		if err := os.WriteFile(file, []byte(token), 0o600); err != nil {
+			r.t.Fatal(err)
+		}
+		flags = append(flags[:len(flags)-1], "--join", first.url(), "--token-file", file)
+	}
+	s.Server = process.NewServer(s.host, process.Program("fairlead"), s.dir, flags...)
+	s.Start(r.t)
+	s.AwaitReady(r.t)
+	r.servers = append(r.servers, s)
+}
+
+// fairlead is a command on a machine, of an administrator at the first server.
+func (r *rig) fairlead(on *testbed.Host, args ...string) (cmd *exec.Cmd) {
+	cmd = on.Command(context.Background(), process.Program("fairlead"), args...)
+	cmd.Env = append(os.Environ(), "HOME="+r.t.TempDir(), "KUBECONFIG=")
+	if len(r.servers) > 0 {
+		cmd.Env = append(cmd.Env, "KUBECONFIG="+r.servers[0].Kubeconfig)
+	}
+	return cmd
+}
+
+func (r *rig) startAgent(n *node) {
+	r.t.Helper()
+	token, err := os.ReadFile(filepath.Join(r.servers[0].dir, "node-token"))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	n.agent = process.Start(r.t, r.fairlead(n.host, "agent", "--server", r.servers[0].url(), "--token", strings.TrimSpace(string(token)),
+		"--node-name", n.host.Name(), "--node-ip", n.host.Addr4().String(), "--data-dir", n.dir, "--dns-lameduck", "1s"))
+}
+
+// runPods runs a Pod of the Service on each node.
+func (r *rig) runPods() {
+	r.t.Helper()
+	ctx, client := r.t.Context(), r.servers[0].Client.CoreV1()
+	for _, n := range r.nodes {
+		probe := corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/healthz", Port: intstr.FromInt32(9376)}}
+		_, err := client.Pods("default").Create(ctx, &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: "on-" + n.host.Name(), Labels: map[string]string{"app": "web"}},
+			Spec: corev1.PodSpec{NodeName: n.host.Name(), Containers: []corev1.Container{{
+				Name: "web", Image: "host", Command: []string{process.Program("backend")},
+				ReadinessProbe: &corev1.Probe{ProbeHandler: probe, PeriodSeconds: 1},
+			}}},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	made, err := client.Services("default").Create(ctx, &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "web"},
+		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, Selector: map[string]string{"app": "web"}, Ports: []corev1.ServicePort{
+			{Port: 80, TargetPort: intstr.FromInt32(9376)},
+		}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.service = netip.AddrPortFrom(netip.MustParseAddr(made.Spec.ClusterIP), 80)
+	r.nodePort = uint16(made.Spec.Ports[0].NodePort)
+}
+
+// whole returns an error unless all servers are ready and all nodes and Pods are. It learns
+// the network namespaces of the Pods.
+func (r *rig) whole() error {
+	for _, s := range r.servers {
+		if err := s.Ready(r.t.Context()); err != nil {
+			return fmt.Errorf("%s: %w", s.host.Name(), err)
+		}
+	}
+	client := r.servers[0].Client.CoreV1()
+	nodes, err := client.Nodes().List(r.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for _, n := range nodes.Items {
+		if i := slices.IndexFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady }); i < 0 ||
+			n.Status.Conditions[i].Status != corev1.ConditionTrue {
+			return fmt.Errorf("%s is not Ready", n.Name)
+		}
+	}
+	pods, err := client.Pods("default").List(r.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for _, p := range pods.Items {
+		if i := slices.IndexFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady }); i < 0 ||
+			p.Status.Conditions[i].Status != corev1.ConditionTrue {
+			return fmt.Errorf("%s is not ready", p.Name)
+		}
+	}
+	if len(nodes.Items) != nodeCount || len(pods.Items) != nodeCount {
+		return fmt.Errorf("%d nodes and %d Pods", len(nodes.Items), len(pods.Items))
+	}
+	for _, n := range r.nodes {
+		if err := n.enters(r.t); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// cut drops what a machine gets from others, or sends to them (direction "saddr" or "daddr"),
+// until the returned function is called.
+func (r *rig) cut(h *testbed.Host, direction string, others ...netip.Addr) (mend func()) {
+	r.t.Helper()
+	var list []string
+	for _, a := range others {
+		list = append(list, a.String())
+	}
+	hook, table := map[string]string{"saddr": "prerouting", "daddr": "postrouting"}[direction], "cut-"+direction
+	r.nft(h, fmt.Sprintf("add table inet %s; add chain inet %[1]s c { type filter hook %s priority -400; }; "+
+		"add rule inet %[1]s c ip %s { %s } drop", table, hook, direction, strings.Join(list, ", ")))
+	return func() { r.nft(h, "delete table inet "+table) }
+}
+
+func (r *rig) nft(h *testbed.Host, command string) {
+	r.t.Helper()
+	process.Output(r.t, h.Command(context.Background(), "nft", command))
+}
+
+// powerOff has a machine end in mid-sentence: its processes are gone and it sends nothing.
+func (r *rig) powerOff(n *node) (powerOn func()) {
+	r.t.Helper()
+	r.nft(n.host, "add table inet off; add chain inet off in { type filter hook prerouting priority -400; policy drop; }; "+
+		"add chain inet off out { type filter hook postrouting priority -400; policy drop; }")
+	n.agent.Kill()
+	for _, pid := range process.OfPods(filepath.Join(n.dir, "agent")) {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	return func() {
+		process.Output(r.t, n.host.Command(context.Background(), "sh", "-c", `nft flush ruleset
+			ip -o link show | sed 's/^[0-9]*: \([^:@]*\).*/\1/' | grep -v -e '^lo$' -e '^eth0$' |
+				while read l; do ip link del "$l" || :; done # some are gone with others`))
+		r.startAgent(n)
+	}
+}
+
+// leader returns the server whose etcd leads.
+func (r *rig) leader() *server {
+	r.t.Helper()
+	var all []members.Member
+	testbed.Until(r.t, "a leader of etcd", func() error {
+		out, err := r.servers[0].Client.RESTClient().Get().AbsPath(members.Path).Timeout(5 * time.Second).Do(r.t.Context()).Raw()
+		if err == nil {
+			err = json.Unmarshal(out, &all)
+		}
+		if err == nil && !slices.ContainsFunc(all, isLeader) {
+			err = fmt.Errorf("none among %+v", all)
+		}
+		return err
+	})
+	name := all[slices.IndexFunc(all, isLeader)].Name
+	return r.servers[slices.IndexFunc(r.servers, func(s *server) bool { return s.host.Name() == name })]
+}
+
+func isLeader(m members.Member) bool { return m.Role == members.RoleLeader }
