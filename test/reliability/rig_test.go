@@ -232,18 +232,16 @@ func (r *rig) whole() error {
 	return nil
 }
 
-// cut drops what a machine gets from others, or sends to them (direction "saddr" or "daddr"),
-// until the returned function is called.
-func (r *rig) cut(h *testbed.Host, direction string, others ...netip.Addr) (mend func()) {
+// deafen has a machine get nothing of what others send, until the returned function is called.
+func (r *rig) deafen(h *testbed.Host, others ...*testbed.Host) (mend func()) {
 	r.t.Helper()
-	var list []string
-	for _, a := range others {
-		list = append(list, a.String())
+	var from []string
+	for _, o := range others {
+		from = append(from, process.Output(r.t, o.Command(context.Background(), "cat", "/sys/class/net/eth0/address")))
 	}
-	hook, table := map[string]string{"saddr": "prerouting", "daddr": "postrouting"}[direction], "cut-"+direction
-	r.nft(h, fmt.Sprintf("add table inet %s; add chain inet %[1]s c { type filter hook %s priority -400; }; "+
-		"add rule inet %[1]s c ip %s { %s } drop", table, hook, direction, strings.Join(list, ", ")))
-	return func() { r.nft(h, "delete table inet "+table) }
+	r.nft(h, "add table inet deaf; add chain inet deaf c { type filter hook prerouting priority -400; }; "+
+		"add rule inet deaf c ether saddr { "+strings.Join(from, ", ")+" } drop")
+	return func() { r.nft(h, "delete table inet deaf") }
 }
 
 func (r *rig) nft(h *testbed.Host, command string) {
