@@ -11,7 +11,7 @@ LINT        := $(TOOL) golangci-lint
 MUTATE      ?= alloc epslice placement table workloads zone
 UNIT        := . ./internal/svc/... ./internal/alloc/... ./internal/epslice/... ./internal/placement/... ./internal/workloads/... ./internal/table/... ./internal/zone/... ./internal/env/...
 
-.PHONY: help build demo test test-unit bench check mutate fmt generate clean setup kubectl release
+.PHONY: help build demo test test-unit bench check mutate fmt generate clean setup kubectl release soak
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -25,6 +25,9 @@ demo: setup build kubectl ## start two nodes and a client in namespaces, apply e
 test: setup build kubectl ## the whole suite, with set-up
 	go vet ./...
 	FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin go test -json -p 3 -timeout 14m ./... | go run ./test/summary
+
+soak: setup build ## ten minutes of kills and partitions of three servers and five nodes; test/reliability
+	FAIRLEAD_BIN=$(CURDIR)/bin go test ./test/reliability -v -run TestFaults -count=1 -timeout 30m -args -soak 10m
 
 test-unit: ## the pure rooms: no root, no set-up, under a minute
 	go test $(UNIT)

@@ -144,6 +144,7 @@ func TestFaults(t *testing.T) {
 	}
 	l.end()
 	h.check(t)
+	t.Logf("checked after %s", time.Since(began).Round(100*time.Millisecond))
 	asked, failed := l.count()
 	t.Logf("%d requests, %d failed", asked, len(failed))
 }
@@ -192,8 +193,9 @@ func (r *rig) suffer(l *load, f fault, lasts time.Duration) {
 	for _, q := range failed {
 		last = max(last, q.end.Sub(begin))
 	}
-	t.Logf("%-62s %3d of %4d requests failed, the last after %s; all was well after %s", f.name, len(failed), now-asked,
-		last.Round(10*time.Millisecond), time.Since(mended).Round(10*time.Millisecond))
+	t.Logf("%-62s %3d of %4d requests failed, the last after %s; mended after %s, all was well %s later", f.name,
+		len(failed), now-asked, last.Round(10*time.Millisecond), mended.Sub(begin).Round(10*time.Millisecond),
+		time.Since(mended).Round(10*time.Millisecond))
 	for i, q := range failed {
 		allowed := !f.harmless && (by == nil || slices.ContainsFunc(by, func(n *node) bool { return strings.Contains(q.client, n.host.Name()) }))
 		if !allowed && i < 10 {

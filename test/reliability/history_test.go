@@ -253,14 +253,15 @@ func (w *watched) take(kind watch.EventType, o *corev1.ConfigMap) {
 func (h *history) check(t *testing.T) {
 	t.Helper()
 	const end = "end"
-	if _, err := do(t.Context(), h.r.servers[0].Client.CoreV1().ConfigMaps(namespace), call{verb: create, key: end, value: end}, nil); err != nil {
+	last := call{verb: create, key: end, value: end}
+	if _, err := do(t.Context(), h.r.servers[0].Client.CoreV1().ConfigMaps(namespace), last, nil); err != nil {
 		t.Fatal(err)
 	}
 	for _, w := range h.watches {
 		testbed.Until(t, "the whole history at "+w.server.host.Name(), func() error {
 			w.mu.Lock()
 			defer w.mu.Unlock()
-			if w.seen[w.last].key != end && !slices.ContainsFunc(slices.Collect(maps.Values(w.seen)), func(c change) bool { return c.key == end }) {
+			if !slices.Contains(slices.Collect(maps.Values(w.seen)), change{end, end}) {
 				return fmt.Errorf("at %d after %d gaps", w.last, w.gaps)
 			}
 			return nil

@@ -114,12 +114,30 @@ func newRig(t *testing.T) *rig {
 		host.Sysctl("net/ipv4/ip_forward", "1")
 		n := &node{host: host, dir: filepath.Join(t.TempDir(), host.Name())}
 		r.nodes = append(r.nodes, n)
-		t.Cleanup(func() { process.Output(t, r.fairlead(host, "cleanup", "--data-dir", n.dir)) })
 		r.startAgent(n)
 	}
+	t.Cleanup(r.stop)
 	r.runPods()
 	testbed.Until(t, "all servers and nodes", r.whole)
 	return r
+}
+
+// stop ends all processes at a time, and cleans up after them.
+func (r *rig) stop() {
+	var wg sync.WaitGroup
+	for _, n := range r.nodes {
+		wg.Go(func() {
+			n.agent.Stop()
+			if out, err := process.Try(r.fairlead(n.host, "cleanup", "--data-dir", n.dir)); err != nil {
+				r.t.Errorf("%s: %v\n%s", n.host.Name(), err, out)
+			}
+		})
+	}
+	wg.Wait()
+	for _, s := range r.servers {
+		wg.Go(s.Process.Stop)
+	}
+	wg.Wait()
 }
 
 // addServer starts a server, which joins the first one.
@@ -237,7 +255,9 @@ func (r *rig) deafen(h *testbed.Host, others ...*testbed.Host) (mend func()) {
 	r.t.Helper()
 	var from []string
 	for _, o := range others {
-		from = append(from, process.Output(r.t, o.Command(context.Background(), "cat", "/sys/class/net/eth0/address")))
+		// In /sys is what the mount belongs to, not the caller.
+		_, link, _ := strings.Cut(process.Output(r.t, o.Command(context.Background(), "ip", "-o", "link", "show", "eth0")), "link/ether ")
+		from = append(from, strings.Fields(link)[0])
 	}
 	r.nft(h, "add table inet deaf; add chain inet deaf c { type filter hook prerouting priority -400; }; "+
 		"add rule inet deaf c ether saddr { "+strings.Join(from, ", ")+" } drop")
