@@ -152,6 +152,8 @@ func TestEmbeddedMembers(t *testing.T) {
 	}
 	testbed.Until(t, "all servers in default/kubernetes", func() error { return endpointsAre(t, all[0], all...) })
 	stage("all see all")
+	losePower(t, 1, all...)
+	stage("all have lost power, and are back")
 	killLeader(t, all)
 	stage("one killed, and back")
 	rejected(t, n, all[0])

@@ -75,6 +75,26 @@ func (p *Process) Signal(s os.Signal) {
 	}
 }
 
+// Stopped returns an error unless all threads stand still after SIGSTOP: none is in a system
+// call any more.
+func (p *Process) Stopped() error {
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.cmd.Process.Pid))
+	if err != nil || len(files) == 0 {
+		return fmt.Errorf("%s has no threads: %w", p, err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			continue // it has ended
+		}
+		// proc_pid_stat(5): the state follows the name, which is in parentheses.
+		if _, state, _ := strings.Cut(string(text), ") "); !strings.HasPrefix(state, "T") {
+			return fmt.Errorf("%s: %s", file, text)
+		}
+	}
+	return nil
+}
+
 // Wait waits for the process to end and returns what exec.Cmd.Wait did. One that
 // does not end is made to print its goroutines into the log.
 func (p *Process) Wait() error {
