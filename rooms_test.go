@@ -71,7 +71,7 @@ var rooms = map[string]int{
 // testOnly are rooms that only _test.go files and other testOnly rooms may
 // import.
 var testOnly = map[string]bool{
-	"testbed": true, "testbed/arp": true, "testbed/bird": true, "testbed/flows": true, "testbed/process": true,
+	"testbed": true, "testbed/arp": true, "testbed/bird": true, "testbed/etcd": true, "testbed/flows": true, "testbed/process": true,
 	"testbed/systemd": true, "testbed/uml": true,
 }
 

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/url"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -22,6 +21,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
+	"github.com/fairlead/fairlead/internal/testbed/etcd"
 )
 
 // tenant returns a client of a user who may edit the namespace default and no more.
@@ -211,21 +211,15 @@ func TestStartWithoutSpace(t *testing.T) {
 // for users did.
 func fillRaw(t *testing.T, dir string) {
 	t.Helper()
-	c := embed.NewConfig()
-	c.Name, c.Dir, c.LogLevel = "fairlead", dir, "panic"
-	c.ListenClientUrls = []url.URL{{Scheme: "unix", Path: filepath.Join(t.TempDir(), "s")}}
-	c.AdvertiseClientUrls, c.ListenPeerUrls = c.ListenClientUrls, nil
-	c.InitialCluster = c.InitialClusterFromName(c.Name)
-	c.QuotaBackendBytes, c.UnsafeNoFsync = apiserver.MinEtcdQuota*2, true
-	e, err := embed.StartEtcd(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := etcd.Launch(t, func(c *embed.Config) {
+		c.Name, c.Dir, c.QuotaBackendBytes = "fairlead", dir, apiserver.MinEtcdQuota*2
+	})
 	defer e.Close()
-	<-e.Server.ReadyNotify()
+	etcd.AwaitReady(t, e)
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	value := []byte(strings.Repeat("x", 1<<20))
+	var err error
 	for range 64 {
 		_, err = e.Server.Put(ctx, &etcdserverpb.PutRequest{Key: []byte("/registry/configmaps/default/history"), Value: value})
 		if err != nil {

@@ -22,6 +22,7 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 	"github.com/fairlead/fairlead/internal/apiserver/pki"
+	"github.com/fairlead/fairlead/internal/testbed/etcd"
 )
 
 // The client certificate for etcd is read again for every connection: the server goes
@@ -61,16 +62,16 @@ func TestEtcdCertificatesEnd(t *testing.T) {
 		defer files.Unlock()
 		return secureEtcd(t, dir, data, port)
 	}
-	etcd := start()
-	defer func() { etcd.Close() }()
-	address := etcd.Clients[0].Addr().String()
+	store := start()
+	defer func() { store.Close() }()
+	address := store.Clients[0].Addr().String()
 	_, port, _ = strings.Cut(address, ":")
 	client := clientOver(t, address, dir)
 	for end := first; end.Before(first.Add(2 * authority.Life)); {
 		eventually(t, "the certificates end and are renewed", func() bool { return time.Now().After(end) })
 		end = renew()
-		etcd.Close()
-		etcd = start()
+		store.Close()
+		store = start()
 		eventually(t, "a write", func() bool { return writes(t, client) })
 	}
 }
@@ -98,17 +99,17 @@ func TestEtcdAuthorityIsReplaced(t *testing.T) {
 		}
 	}
 	issue()
-	etcd := secureEtcd(t, dir, data, "0")
-	defer func() { etcd.Close() }()
-	address := etcd.Clients[0].Addr().String()
+	store := secureEtcd(t, dir, data, "0")
+	defer func() { store.Close() }()
+	address := store.Clients[0].Addr().String()
 	client := clientOver(t, address, dir)
 	if !writes(t, client) {
 		t.Fatal("no write at first")
 	}
-	etcd.Close()
+	store.Close()
 	issue()
 	_, port, _ := strings.Cut(address, ":")
-	etcd = secureEtcd(t, dir, data, port)
+	store = secureEtcd(t, dir, data, port)
 	eventually(t, "a write under the new authority", func() bool { return writes(t, client) })
 }
 
@@ -122,14 +123,15 @@ func etcdLeaves() []pki.Leaf {
 // secureEtcd runs an etcd with the certificates in dir and its files in data.
 func secureEtcd(t *testing.T, dir, data, port string) *embed.Etcd {
 	t.Helper()
-	e := runEtcd(t, data, func(c *embed.Config) {
+	e := etcd.Launch(t, func(c *embed.Config) {
+		c.Dir = data
 		c.ListenClientUrls = []url.URL{{Scheme: "https", Host: "127.0.0.1:" + port}}
-		c.AdvertiseClientUrls = c.ListenClientUrls
 		c.ClientTLSInfo = transport.TLSInfo{
 			CertFile: filepath.Join(dir, "etcd.crt"), KeyFile: filepath.Join(dir, "etcd.key"), TrustedCAFile: filepath.Join(dir, "ca.crt"),
 			ClientCertAuth: true,
 		}
 	})
+	etcd.AwaitReady(t, e)
 	// etcd reads its certificate once more after it is ready, and does not serve if that
 	// does not match its key.
 	config, err := transport.TLSInfo{

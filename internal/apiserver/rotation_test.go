@@ -29,6 +29,7 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver/pki"
 	"github.com/fairlead/fairlead/internal/apiserver/rotation"
 	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/testbed/etcd"
 )
 
 // certificates asks a server for the state of its certificates.
@@ -143,11 +144,11 @@ func works(t *testing.T, what string, c kubernetes.Interface) {
 // pair are two servers on one etcd with one authority.
 func pair(t *testing.T) (first, second *apiserver.Server) {
 	t.Helper()
-	etcd := startEtcd(t)
+	store := etcd.URL(etcd.Start(t))
 	dirs := []string{t.TempDir(), t.TempDir()}
 	start := func(i int, advertise string) *apiserver.Server {
 		return apiservertest.StartServer(t, func(o *apiserver.Options) {
-			o.DataDir, o.Etcd.Servers, o.AdvertiseAddress = dirs[i], []string{etcd}, netip.MustParseAddr(advertise)
+			o.DataDir, o.Etcd.Servers, o.AdvertiseAddress = dirs[i], []string{store}, netip.MustParseAddr(advertise)
 			o.Log = slog.New(slog.DiscardHandler)
 		})
 	}
@@ -330,11 +331,11 @@ func TestRotationIsAborted(t *testing.T) {
 // the old authority, says what to do.
 func TestRotationSurvivesRestarts(t *testing.T) {
 	t.Parallel()
-	etcd, dir, late := startEtcd(t), t.TempDir(), t.TempDir()
+	store, dir, late := etcd.URL(etcd.Start(t)), t.TempDir(), t.TempDir()
 	var log logBuffer
 	start := func(dir string) (*apiserver.Server, func()) {
 		return apiservertest.StartStoppable(t, func(o *apiserver.Options) {
-			o.DataDir, o.Etcd.Servers = dir, []string{etcd}
+			o.DataDir, o.Etcd.Servers = dir, []string{store}
 			o.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelError}))
 		})
 	}

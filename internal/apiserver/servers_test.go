@@ -3,14 +3,11 @@ package apiserver_test
 import (
 	"log/slog"
 	"net/netip"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
-	"go.etcd.io/etcd/server/v3/embed"
-	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,45 +15,17 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
+	"github.com/fairlead/fairlead/internal/testbed/etcd"
 )
-
-// startEtcd runs an etcd of its own, as an administrator would, on loopback.
-func startEtcd(t *testing.T) string {
-	t.Helper()
-	e := runEtcd(t, t.TempDir(), func(*embed.Config) {})
-	t.Cleanup(e.Close)
-	return "http://" + e.Clients[0].Addr().String()
-}
-
-func runEtcd(t *testing.T, dir string, change func(*embed.Config)) *embed.Etcd {
-	t.Helper()
-	c := embed.NewConfig()
-	c.Dir = dir
-	c.Name = "external"
-	c.ListenClientUrls = []url.URL{{Scheme: "http", Host: "127.0.0.1:0"}}
-	c.AdvertiseClientUrls = c.ListenClientUrls
-	c.ListenPeerUrls = nil
-	c.InitialCluster = c.InitialClusterFromName(c.Name)
-	c.TickMs, c.ElectionMs = 20, 100
-	c.UnsafeNoFsync = true
-	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
-	change(c)
-	e, err := embed.StartEtcd(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	<-e.Server.ReadyNotify()
-	return e
-}
 
 // Several servers share one etcd: default/kubernetes has all that run, and one
 // that stops leaves at once.
 func TestServersOnOneEtcd(t *testing.T) {
 	t.Parallel()
-	etcd := startEtcd(t)
+	store := etcd.URL(etcd.Start(t))
 	start := func(advertise string) (*apiserver.Server, func()) {
 		return apiservertest.StartStoppable(t, func(o *apiserver.Options) {
-			o.Etcd.Servers = []string{etcd}
+			o.Etcd.Servers = []string{store}
 			o.AdvertiseAddress = netip.MustParseAddr(advertise)
 			o.Log = slog.New(slog.DiscardHandler)
 		})

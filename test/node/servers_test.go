@@ -15,13 +15,13 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/server/v3/embed"
-	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/etcd"
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
@@ -38,12 +38,18 @@ func newThreeServers(t *testing.T) *threeServers {
 	t.Helper()
 	network := testbed.NewNetwork(t)
 	s := &threeServers{cluster: &cluster{t: t, dir: t.TempDir(), network: network}}
-	etcd := startEtcd(t, network.Outside("store"))
+	store := network.Outside("store")
+	var external *embed.Etcd
+	store.Do(func() {
+		external = etcd.Start(t, func(c *embed.Config) {
+			c.ListenClientUrls = []url.URL{{Scheme: "http", Host: netip.AddrPortFrom(store.Addr4(), 2379).String()}}
+		})
+	})
 	for i := range 3 {
 		host := network.Outside(fmt.Sprintf("server%d", i+1))
 		dir := s.path(host.Name())
 		server := process.NewServer(host, process.Program("fairlead"), dir,
-			"--etcd-servers", etcd, "--bind-address", "127.0.0.1,"+host.Addr4().String())
+			"--etcd-servers", etcd.URL(external), "--bind-address", "127.0.0.1,"+host.Addr4().String())
 		if i > 0 { // the servers of a cluster have one authority
 			s.copyKeys(s.path("server1"), dir)
 		}
@@ -67,31 +73,6 @@ func newThreeServers(t *testing.T) *threeServers {
 	}
 	s.nodesReady(2)
 	return s
-}
-
-// startEtcd starts an etcd of one member on a host and returns its URL.
-func startEtcd(t *testing.T, on *testbed.Host) string {
-	t.Helper()
-	c := embed.NewConfig()
-	c.Dir, c.UnsafeNoFsync, c.ZapLoggerBuilder = t.TempDir(), true, embed.NewZapLoggerBuilder(zap.NewNop())
-	client := url.URL{Scheme: "http", Host: netip.AddrPortFrom(on.Addr4(), 2379).String()}
-	c.ListenClientUrls, c.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
-	peer := url.URL{Scheme: "http", Host: "127.0.0.1:2380"}
-	c.ListenPeerUrls, c.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
-	c.InitialCluster = c.InitialClusterFromName(c.Name)
-	var e *embed.Etcd
-	var err error
-	on.Do(func() { e, err = embed.StartEtcd(c) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(e.Close)
-	select {
-	case <-e.Server.ReadyNotify():
-	case <-time.After(testbed.Patience):
-		t.Fatal("etcd is not ready")
-	}
-	return client.String()
 }
 
 // copyKeys copies what the servers of one cluster have in common.

@@ -13,6 +13,7 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 
+	"github.com/fairlead/fairlead/internal/testbed/etcd"
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
@@ -33,28 +34,16 @@ func startStore(t *testing.T, members int) *store {
 	s := &store{}
 	var started []*embed.Etcd
 	for i := range members {
-		c := embed.NewConfig()
-		c.Name, c.Dir = fmt.Sprintf("m%d", i), t.TempDir()
-		c.ListenClientUrls = []url.URL{{Scheme: "http", Host: "127.0.0.1:0"}}
-		c.AdvertiseClientUrls = c.ListenClientUrls
-		c.ListenPeerUrls, c.AdvertisePeerUrls = peers[i:i+1], peers[i:i+1]
-		c.InitialCluster = strings.Join(initial, ",")
-		c.UnsafeNoFsync = true
-		c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
-		e, err := embed.StartEtcd(c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		e := etcd.Launch(t, func(c *embed.Config) {
+			c.Name, c.ListenPeerUrls, c.InitialCluster = fmt.Sprintf("m%d", i), peers[i:i+1], strings.Join(initial, ",")
+			c.TickMs, c.ElectionMs = 100, 1000 // etcd's own
+		})
 		t.Cleanup(e.Close)
 		started = append(started, e)
 	}
 	for _, e := range started {
-		select {
-		case <-e.Server.ReadyNotify():
-		case <-time.After(time.Minute):
-			t.Fatal("etcd is not ready after a minute")
-		}
-		s.urls = append(s.urls, "http://"+e.Clients[0].Addr().String())
+		etcd.AwaitReady(t, e)
+		s.urls = append(s.urls, etcd.URL(e))
 	}
 	var err error
 	if s.client, err = clientv3.New(clientv3.Config{Endpoints: s.urls, Logger: zap.NewNop()}); err != nil {

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/server/v3/embed"
-	"go.uber.org/zap"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -36,6 +35,7 @@ import (
 	"github.com/fairlead/fairlead/internal/registry/service/allocator"
 	"github.com/fairlead/fairlead/internal/registry/store"
 	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/testbed/etcd"
 )
 
 func TestMain(m *testing.M) {
@@ -53,26 +53,10 @@ func startEtcd(t testing.TB) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	c := embed.NewConfig()
-	c.Dir = filepath.Join(dir, "etcd")
-	c.ListenClientUrls = []url.URL{{Scheme: "unix", Path: filepath.Join(dir, "s")}}
-	c.AdvertiseClientUrls = c.ListenClientUrls
-	c.ListenPeerUrls = nil
-	c.InitialCluster = c.InitialClusterFromName(c.Name)
-	c.TickMs, c.ElectionMs = 20, 200
-	c.UnsafeNoFsync = os.Getenv("FAIRLEAD_TEST_FSYNC") == ""
-	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
-	e, err := embed.StartEtcd(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(e.Close)
-	select {
-	case <-e.Server.ReadyNotify():
-	case <-time.After(time.Minute):
-		t.Fatal("etcd is not ready")
-	}
-	return "unix://" + filepath.Join(dir, "s")
+	return etcd.URL(etcd.Start(t, func(c *embed.Config) {
+		c.ListenClientUrls = []url.URL{{Scheme: "unix", Path: filepath.Join(dir, "s")}}
+		c.UnsafeNoFsync = os.Getenv("FAIRLEAD_TEST_FSYNC") == ""
+	}))
 }
 
 // backEnd is a RESTOptionsGetter on an etcd, with the defaults of Service.
