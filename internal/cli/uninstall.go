@@ -280,9 +280,21 @@ func (u *uninstall) removeProgram(ctx context.Context) error {
 			return fmt.Errorf("remove the package: %w: %s; run '%s'", err, strings.TrimSpace(string(out)), strings.Join(remove, " "))
 		}
 		fmt.Fprintln(u.out, "removed: the package "+packageName)
-		return nil
+		return keepConfig()
 	}
 	fmt.Fprintf(u.out, "left: %s, which no package brought\n", program)
+	return nil
+}
+
+// keepConfig gives the configuration its name back: rpm removes the file, or saves one
+// that differs from the package's under another name.
+func keepConfig() error {
+	if _, err := os.Stat(systemConfigFile); err == nil {
+		return nil
+	}
+	if err := os.Rename(systemConfigFile+".rpmsave", systemConfigFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
 	return nil
 }
 

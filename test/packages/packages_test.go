@@ -146,7 +146,9 @@ func shadow(t *testing.T, dir string) (changes string) {
 type machine struct {
 	t       *testing.T
 	systemd *systemd.Manager
-	pkg     string
+	// pkg is the file of the package, setup the command that installs or upgrades it.
+	pkg   string
+	setup []string
 	// changes are the directories of what differs from the machine's own.
 	changes []string
 }
@@ -156,17 +158,18 @@ const (
 	address       = "192.0.2.10"
 )
 
-func newMachine(t *testing.T) *machine {
+// newMachine has the package of a format, and the command that installs it.
+func newMachine(t *testing.T, format string, setup ...string) *machine {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("installs packages, which needs root")
 	}
-	for _, tool := range []string{"dpkg", "ip"} {
+	for _, tool := range []string{setup[0], "ip"} {
 		if _, err := exec.LookPath(tool); err != nil {
-			t.Skipf("%v (Debian: dpkg, iproute2, systemd)", err)
+			t.Skipf("%v (Debian: dpkg, rpm, iproute2, systemd)", err)
 		}
 	}
-	found, err := filepath.Glob(makePackages(t, process.Program("fairlead"), "deb") + "/*.deb")
+	found, err := filepath.Glob(makePackages(t, process.Program("fairlead"), format) + "/*." + format)
 	if err != nil || len(found) != 1 {
 		t.Fatalf("%v, %v; want a package", found, err)
 	}
@@ -182,11 +185,12 @@ func newMachine(t *testing.T) *machine {
 		CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
+	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", "eth0").Run() })
 	// The index of manual pages takes longer than all else of an installation.
 	if err := os.WriteFile("/etc/dpkg/dpkg.cfg.d/fairlead-test", []byte("no-triggers\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	m := &machine{t: t, pkg: found[0], systemd: systemd.Boot(t, nil), changes: changes}
+	m := &machine{t: t, pkg: found[0], setup: setup, systemd: systemd.Boot(t, nil), changes: changes}
 	for _, unit := range []string{server, agent} { // the manager does not see the units of the machine
 		if err := os.Symlink("/usr/lib/systemd/system/"+unit, filepath.Join(systemd.UnitDir, unit)); err != nil {
 			t.Fatal(err)
@@ -198,7 +202,7 @@ func newMachine(t *testing.T) *machine {
 // install installs or upgrades the package.
 func (m *machine) install() {
 	m.t.Helper()
-	m.systemd.Run("dpkg", "--force-confdef", "-i", m.pkg)
+	m.systemd.Run(append(m.setup, m.pkg)...)
 }
 
 // dropIn adds to a unit, and has the test print what it logs.
@@ -253,48 +257,15 @@ func (v *visitor) ask() error {
 }
 
 func TestInstallUpgradeRemove(t *testing.T) {
-	m := newMachine(t)
+	m := newMachine(t, "deb", "dpkg", "--force-confdef", "-i")
 	before := m.state()
-	m.install()
-	const config = "server:\n  bind-address: [127.0.0.1, " + address + "]\n" +
-		"agent:\n  server: https://" + address + ":6443\n  token-file: /var/lib/fairlead/node-token\n  node-name: node1\n"
-	if err := os.WriteFile("/etc/fairlead/config.yaml", []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	m.systemd.Run("/usr/bin/fairlead", "config", "check")
-	m.start()
-
-	cfg, err := clientcmd.BuildConfigFromFlags("", "/var/lib/fairlead/admin.kubeconfig")
-	if err != nil {
-		t.Fatal(err)
-	}
-	client := kubernetes.NewForConfigOrDie(cfg)
-	pod := m.run(client)
-	visit := newVisitor(pod)
-	testbed.Until(t, "the Pod to answer", visit.ask)
-	visit.dials = 1
+	client, visit := m.begin()
 
 	m.systemd.Systemctl("restart", agent)
 	if err := visit.ask(); err != nil {
 		t.Error(err)
 	}
-	pids := map[string]string{server: m.property(server, "MainPID"), agent: m.property(agent, "MainPID")}
-	m.install() // as an upgrade does
-	for unit, before := range pids {
-		testbed.Until(t, "the new "+unit, func() error {
-			if pid, state := m.property(unit, "MainPID"), m.property(unit, "ActiveState"); pid == before || pid == "0" || state != "active" {
-				return fmt.Errorf("process %s, before the upgrade %s, is %s", pid, before, state)
-			}
-			return nil
-		})
-	}
-	if err := visit.ask(); err != nil || visit.dials != 1 {
-		t.Errorf("%v; %d connections to the Pod during a restart of the agent and an upgrade, want one", err, visit.dials)
-	}
-	if text, err := os.ReadFile("/etc/fairlead/config.yaml"); err != nil || string(text) != config {
-		t.Errorf("the configuration after an upgrade: %v\n%s", err, text)
-	}
-
+	m.upgrade(visit)
 	m.restore(client)
 	if err := visit.ask(); err != nil || visit.dials != 1 {
 		t.Errorf("%v; %d connections to the Pod while the server was restored, want one", err, visit.dials)
@@ -331,7 +302,78 @@ func TestInstallUpgradeRemove(t *testing.T) {
 	if rules, err := exec.Command("nft", "list", "ruleset").CombinedOutput(); err != nil || strings.Contains(string(rules), "fairlead") {
 		t.Errorf("rules after the removal: %v\n%s", err, rules)
 	}
-	m.uninstall(client, config, before)
+	m.uninstall(client, before)
+}
+
+// The same by rpm, up to an uninstallation that keeps what is the user's.
+func TestInstallUpgradeUninstallRPM(t *testing.T) {
+	m := newMachine(t, "rpm", "rpm", "-U", "--nodeps", "--replacepkgs") // Debian's rpm knows of no /bin/sh
+	_, visit := m.begin()
+	m.upgrade(visit)
+	m.systemd.Run("/usr/bin/fairlead", "uninstall", "--yes", "--keep-data", "--force")
+	if err := visit.ask(); err == nil {
+		t.Error("the Pod answers after an uninstallation")
+	}
+	for _, kept := range []string{"/etc/fairlead/config.yaml", "/var/lib/fairlead/pki/ca.key", "/var/lib/fairlead/etcd"} {
+		if _, err := os.Stat(kept); err != nil {
+			t.Errorf("%v: --keep-data keeps it", err)
+		}
+	}
+	for _, gone := range []string{"/usr/bin/fairlead", "/usr/lib/systemd/system/" + agent, "/var/lib/fairlead/agent"} {
+		if _, err := os.Stat(gone); !os.IsNotExist(err) {
+			t.Errorf("%s after an uninstallation: %v", gone, err)
+		}
+	}
+	if out, err := m.systemd.Command(nil, "rpm", "-q", "fairlead"); err == nil {
+		t.Errorf("rpm has %s", out)
+	}
+}
+
+const config = "server:\n  bind-address: [127.0.0.1, " + address + "]\n" +
+	"agent:\n  server: https://" + address + ":6443\n  token-file: /var/lib/fairlead/node-token\n  node-name: node1\n"
+
+// begin installs the package and starts a cluster with a Pod, to which the visitor is connected.
+func (m *machine) begin() (kubernetes.Interface, *visitor) {
+	t := m.t
+	t.Helper()
+	m.install()
+	if err := os.WriteFile("/etc/fairlead/config.yaml", []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m.systemd.Run("/usr/bin/fairlead", "config", "check")
+	m.start()
+	cfg, err := clientcmd.BuildConfigFromFlags("", "/var/lib/fairlead/admin.kubeconfig")
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := kubernetes.NewForConfigOrDie(cfg)
+	visit := newVisitor(m.run(client))
+	testbed.Until(t, "the Pod to answer", visit.ask)
+	visit.dials = 1
+	return client, visit
+}
+
+// upgrade installs the package once more. Units are started again; the Pod, connections to it
+// and the configuration stay.
+func (m *machine) upgrade(visit *visitor) {
+	t := m.t
+	t.Helper()
+	pids := map[string]string{server: m.property(server, "MainPID"), agent: m.property(agent, "MainPID")}
+	m.install()
+	for unit, before := range pids {
+		testbed.Until(t, "the new "+unit, func() error {
+			if pid, state := m.property(unit, "MainPID"), m.property(unit, "ActiveState"); pid == before || pid == "0" || state != "active" {
+				return fmt.Errorf("process %s, before the upgrade %s, is %s", pid, before, state)
+			}
+			return nil
+		})
+	}
+	if err := visit.ask(); err != nil || visit.dials != 1 {
+		t.Errorf("%v; %d connections to the Pod up to the end of an upgrade, want one", err, visit.dials)
+	}
+	if text, err := os.ReadFile("/etc/fairlead/config.yaml"); err != nil || string(text) != config {
+		t.Errorf("the configuration after an upgrade: %v\n%s", err, text)
+	}
 }
 
 // restore does what docs/backup.md says: what the backup has is there afterwards, and what was

@@ -57,7 +57,7 @@ func (m *machine) state() (lines []string) {
 
 // uninstall removes everything by 'fairlead uninstall', and compares the machine with what
 // it was before the installation.
-func (m *machine) uninstall(client kubernetes.Interface, config string, before []string) {
+func (m *machine) uninstall(client kubernetes.Interface, before []string) {
 	t := m.t
 	m.install()
 	if text, err := os.ReadFile("/etc/fairlead/config.yaml"); err != nil || string(text) != config {
@@ -76,10 +76,7 @@ func (m *machine) uninstall(client kubernetes.Interface, config string, before [
 		!strings.Contains(out, "node2") {
 		t.Errorf("with another node: %v\n%s", err, out)
 	}
-	if err := client.CoreV1().Nodes().Delete(t.Context(), "node2", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if out, err := uninstall("no\n"); err == nil || !strings.Contains(out, "not confirmed") {
+	if out, err := uninstall("no\n", "--force"); err == nil || !strings.Contains(out, "not confirmed") {
 		t.Errorf("without a confirmation: %v\n%s", err, out)
 	}
 	if pid := m.property(agent, "MainPID"); pid == "0" {
@@ -88,7 +85,7 @@ func (m *machine) uninstall(client kubernetes.Interface, config string, before [
 	if left := cmp.Diff(before, m.state()); left == "" {
 		t.Error("an installation differs in nothing that this test could miss")
 	}
-	out, err := uninstall("yes\n")
+	out, err := uninstall("yes\n", "--force")
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
