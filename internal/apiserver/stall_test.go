@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
@@ -133,7 +134,11 @@ func (c gatedConn) Read(p []byte) (int, error) {
 // the connection if nothing is.
 func TestStalledStreamsEnd(t *testing.T) {
 	t.Parallel()
-	cfg := apiservertest.Start(t, func(o *apiserver.Options) { o.StallTimeout = 2 * time.Second })
+	var log logBuffer // of this server; the metric is of the process
+	cfg := apiservertest.Start(t, func(o *apiserver.Options) {
+		o.StallTimeout, o.Log = 2*time.Second, slog.New(slog.NewTextHandler(&log, nil))
+	})
+	stalled := func() int { return strings.Count(log.String(), "a client does not read") }
 	c := kubernetes.NewForConfigOrDie(cfg)
 	for i := range stallObjects {
 		m := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("big-", i)},
@@ -155,7 +160,7 @@ func TestStalledStreamsEnd(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer client.CloseIdleConnections()
-			ended := stalled(t, c)
+			ended := stalled()
 			r, err := client.Get(cfg.Host + "/api/v1/namespaces/default/configmaps?watch=1")
 			if err != nil {
 				t.Fatal(err)
@@ -167,7 +172,7 @@ func TestStalledStreamsEnd(t *testing.T) {
 			if closed {
 				gate.Lock()
 			}
-			eventually(t, "the watch is ended", func() bool { return stalled(t, c) > ended })
+			eventually(t, "the watch is ended", func() bool { return stalled() > ended })
 			eventually(t, "nothing waits to be sent", func() bool {
 				var all strings.Builder
 				_ = pprof.Lookup("goroutine").WriteTo(&all, 1)
