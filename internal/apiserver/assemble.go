@@ -212,7 +212,7 @@ func (s *Server) configureServing(c *genericapiserver.Config) {
 	c.LongRunningFunc = genericfilters.BasicLongRunningRequestCheck(
 		sets.NewString("watch", "proxy"), sets.NewString("attach", "exec", "proxy", "log", "portforward"))
 	c.BuildHandlerChainFunc = func(h http.Handler, c *genericapiserver.Config) http.Handler {
-		h = s.endStalled(genericapiserver.DefaultBuildHandlerChain(h, c), c)
+		h = s.endStalled(genericapiserver.DefaultBuildHandlerChain(shortcutWatches(h), c), c)
 		if s.joining != nil {
 			h = s.joining(h)
 		}

@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"bufio"
+	"context"
 	"net"
 	"net/http"
 	"sync"
@@ -61,6 +62,9 @@ func (s *Server) endStalled(next http.Handler, c *genericapiserver.Config) http.
 			}
 		}
 		defer g.stop()
+		if info.Verb == "watch" {
+			r = r.WithContext(context.WithValue(r.Context(), guardKey{}, g))
+		}
 		next.ServeHTTP(responsewriter.WrapForHTTP1Or2(g), r)
 	})
 }
