@@ -42,7 +42,7 @@ func openDataDir(path string) (*dataDir, error) {
 		lock.Close()
 		return nil, err
 	}
-	if err := d.checkVersion(); err != nil {
+	if err := fileio.CheckLayout(d.path, layoutVersion); err != nil {
 		lock.Close()
 		return nil, err
 	}
@@ -74,27 +74,6 @@ type inUseError struct{ path, by string }
 
 func (e *inUseError) Error() string {
 	return fmt.Sprintf("the data directory %s is in use by %s: stop that one, or choose another directory with --data-dir", e.path, e.by)
-}
-
-func (d *dataDir) checkVersion() error {
-	file := d.file("version")
-	data, err := os.ReadFile(file)
-	if errors.Is(err, fs.ErrNotExist) {
-		return fileio.Replace(file, []byte(strconv.Itoa(layoutVersion)+"\n"), 0o600)
-	}
-	if err != nil {
-		return err
-	}
-	v, err := strconv.Atoi(strings.TrimSpace(string(data)))
-	if err != nil {
-		return fmt.Errorf("%s is damaged: it should hold a number; is %s really a data directory of fairlead?", file, d.path)
-	}
-	if v > layoutVersion {
-		return fmt.Errorf("the data directory %s was written by a newer fairlead (layout %d, this one knows up to %d): "+
-			"use that fairlead, or choose another directory with --data-dir",
-			d.path, v, layoutVersion)
-	}
-	return nil
 }
 
 func (d *dataDir) file(name string) string { return filepath.Join(d.path, name) }

@@ -158,6 +158,18 @@ func (n *node) dnsAddresses() string {
 	return strings.Join(out, ", ")
 }
 
+// stateLayout is the version of the layout of an agent's state: records of Pods, and the last known state of the API. It
+// grows when an older fairlead could not read what this one writes.
+const stateLayout = 1
+
+// makeState makes the state directory, and rejects that of a newer fairlead.
+func (f *agentFlags) makeState() error {
+	if err := os.MkdirAll(f.stateDir, 0o700); err != nil {
+		return fmt.Errorf("the node's state directory: %w; choose another with --data-dir", err)
+	}
+	return fileio.CheckLayout(f.stateDir, stateLayout)
+}
+
 // open makes the state directory, opens the port for logs and exec, prepares the
 // kernel for the proxy, and returns a node of the API behind cfg.
 func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Config) (*node, error) {
@@ -172,8 +184,8 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 	if err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(f.stateDir, 0o700); err != nil {
-		return nil, fmt.Errorf("the node's state directory: %w; choose another with --data-dir", err)
+	if err := f.makeState(); err != nil {
+		return nil, err
 	}
 	var p *proxy.Proxy
 	hold := make(chan struct{})

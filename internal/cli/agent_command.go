@@ -80,6 +80,9 @@ func (a *agentCommand) run(cmd *cobra.Command) error {
 		log.Warn("--lb-pool has no effect on a node: the server gives out addresses; give it --lb-pool, or make an IPAddressPool")
 	}
 	f.stateDir, f.early = nodeState(a.dataDir), true
+	if err := f.makeState(); err != nil { // before anything is written
+		return err
+	}
 	cfg, identity, err := f.identity(ctx, log, a.servers, a.token, a.kubeconfig)
 	if err != nil {
 		return err

@@ -90,7 +90,7 @@ func controllersComponent(log *slog.Logger, config func() *rest.Config, o contro
 		return component{}, err
 	}
 	started := make(chan struct{})
-	o.Log, o.LeaderElect, o.Started = log, true, sync.OnceFunc(func() { close(started) })
+	o.Log, o.LeaderElect, o.Version, o.Started = log, true, version, sync.OnceFunc(func() { close(started) })
 	return component{
 		name: "controllers",
 		run: func(ctx context.Context) error {

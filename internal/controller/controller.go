@@ -83,6 +83,8 @@ type Options struct {
 	Workers int
 	// Started, if not nil, is called each time the loops have started.
 	Started func()
+	// Version is that of the server, with which those of Nodes' agents are compared.
+	Version string
 	// Health, if not nil, is kept up to date.
 	Health *Health
 }

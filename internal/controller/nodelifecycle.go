@@ -46,6 +46,7 @@ type heartbeat struct {
 	renewed       bool      // one has changed since this process read it first
 	condemned     *cause    // why it counts as unreachable since, nil if it does not
 	marked        bool      // the Node has been marked as unreachable since
+	version       string    // of its agent
 }
 
 // cause is why a Node is unreachable, in its condition, its Pods' and an Event.
@@ -115,6 +116,7 @@ func (c *nodeLifecycle) node(n *corev1.Node, first bool) {
 		}
 	}
 	c.observe(n.Name, func(p *heartbeat) *string { return &p.status }, renewed)
+	c.versionOf(n)
 	c.setPeer(n, false)
 	_, suspected := n.Annotations[svc.SuspectedAnnotation]
 	if _, changed := pressureTaints(n, metav1.Now()); first || changed || suspected || slices.ContainsFunc(n.Spec.Taints, isUnreachable) {
