@@ -8,7 +8,7 @@ declare -A package=(
   [linux.uml]=user-mode-linux [modprobe]=kmod [curl]=curl [dig]=bind9-dnsutils [pgrep]=procps
   [openssl]=openssl [unshare]=util-linux [musl-gcc]=musl-tools
   [bird]=bird2 [systemctl]=systemd [dbus-daemon]=dbus-daemon [nginx]=nginx-light [haproxy]=haproxy
-  [pg_lsclusters]=postgresql [redis-server]=redis-server [h2load]=nghttp2-client [rpm]=rpm
+  [pg_lsclusters]=postgresql [redis-server]=redis-server [strace]=strace [h2load]=nghttp2-client [rpm]=rpm
 )
 PATH=$PATH:/usr/sbin:/sbin
 

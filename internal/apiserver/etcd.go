@@ -141,8 +141,9 @@ func etcdConfig(dir, socket string, o Options, f etcdFailures) *embed.Config {
 	c.SnapshotCount, c.SnapshotCatchUpEntries = snapshotCount, 100
 	c.UnsafeNoFsync, c.ForceNewCluster = o.UnsafeNoFsync, o.forceNewCluster
 	c.EnableGRPCGateway = false
+	core := zapToSlog{log: o.Log.With("component", "etcd"), slow: &slowDisk{dir: dir, log: o.Log}}
 	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(
-		zap.New(zapToSlog{log: o.Log.With("component", "etcd")}, zap.WithFatalHook(f), zap.WithPanicHook(f)))
+		zap.New(core, zap.WithFatalHook(f), zap.WithPanicHook(f)))
 	return c
 }
 
@@ -220,18 +221,19 @@ func (o ExternalEtcd) dial(ctx context.Context, network, addr string) (net.Conn,
 }
 
 // zapToSlog passes etcd's messages to the server's log. Warnings become debug
-// messages: most are about etcd's own command line.
+// messages: most are about etcd's own command line. Those of a slow disk go to slow.
 type zapToSlog struct {
 	log    *slog.Logger
+	slow   *slowDisk
 	fields []zapcore.Field
 }
 
 func (z zapToSlog) Enabled(l zapcore.Level) bool {
-	return z.log.Enabled(context.Background(), slogLevel(l))
+	return l == zapcore.WarnLevel || z.log.Enabled(context.Background(), slogLevel(l))
 }
 
 func (z zapToSlog) With(f []zapcore.Field) zapcore.Core {
-	return zapToSlog{z.log, append(z.fields[:len(z.fields):len(z.fields)], f...)}
+	return zapToSlog{z.log, z.slow, append(z.fields[:len(z.fields):len(z.fields)], f...)}
 }
 
 func (z zapToSlog) Check(e zapcore.Entry, c *zapcore.CheckedEntry) *zapcore.CheckedEntry {
@@ -242,6 +244,9 @@ func (z zapToSlog) Check(e zapcore.Entry, c *zapcore.CheckedEntry) *zapcore.Chec
 }
 
 func (z zapToSlog) Write(e zapcore.Entry, f []zapcore.Field) error {
+	if e.Message == slowSync {
+		z.slow.synced(f)
+	}
 	enc := zapcore.NewMapObjectEncoder()
 	for _, x := range append(z.fields[:len(z.fields):len(z.fields)], f...) {
 		x.AddTo(enc)

@@ -69,7 +69,9 @@ var (
 		Name: "fairlead_etcd_upkeep_total", StabilityLevel: metrics.ALPHA,
 		Help: "Compactions by size, defragmentations and NOSPACE alarms lifted.",
 	}, []string{"step"})
-	registerEtcdMetrics = sync.OnceFunc(func() { legacyregistry.MustRegister(etcdBytes, etcdFull, etcdUpkeep, diskFree, diskLevel) })
+	registerEtcdMetrics = sync.OnceFunc(func() {
+		legacyregistry.MustRegister(etcdBytes, etcdFull, etcdUpkeep, diskFree, diskLevel, slowSyncs)
+	})
 )
 
 // StorePath is where the server answers with a StoreStatus.

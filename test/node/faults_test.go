@@ -295,6 +295,18 @@ func (c *cluster) asExpected(acknowledged []string, hosts []*testbed.Host, serve
 		}
 		return err
 	})
+	c.holds(acknowledged)
+	addresses := c.kubectl("get", "ipaddresses", "-o", "jsonpath={range .items[*]}{.metadata.name}{\"\\n\"}{end}")
+	used := c.kubectl("get", "services", "-A", "-o", "jsonpath={range .items[*]}{range .spec.clusterIPs[*]}{@}{\"\\n\"}{end}{end}")
+	if a, b := sortedLines(addresses), sortedLines(used); !slices.Equal(a, b) {
+		t.Errorf("claims of addresses are %v, Services use %v", a, b)
+	}
+}
+
+// holds wants that no acknowledged write is lost.
+func (c *cluster) holds(acknowledged []string) {
+	t := c.t
+	t.Helper()
 	client, err := c.client()
 	if err != nil {
 		t.Fatal(err)
@@ -317,11 +329,6 @@ func (c *cluster) asExpected(acknowledged []string, hosts []*testbed.Host, serve
 	t.Logf("%d acknowledged writes, %d lost", len(acknowledged), lost)
 	if lost > 0 || len(acknowledged) == 0 {
 		t.Errorf("%d of %d acknowledged writes are lost", lost, len(acknowledged))
-	}
-	addresses := c.kubectl("get", "ipaddresses", "-o", "jsonpath={range .items[*]}{.metadata.name}{\"\\n\"}{end}")
-	used := c.kubectl("get", "services", "-A", "-o", "jsonpath={range .items[*]}{range .spec.clusterIPs[*]}{@}{\"\\n\"}{end}{end}")
-	if a, b := sortedLines(addresses), sortedLines(used); !slices.Equal(a, b) {
-		t.Errorf("claims of addresses are %v, Services use %v", a, b)
 	}
 }
 

@@ -58,6 +58,9 @@ func Start(t testing.TB, cmd *exec.Cmd) *Process {
 // String is the command line.
 func (p *Process) String() string { return line(p.cmd) }
 
+// Pid returns the process id.
+func (p *Process) Pid() int { return p.cmd.Process.Pid }
+
 // Log returns what the process has written so far.
 func (p *Process) Log() string {
 	text, err := os.ReadFile(p.log)
