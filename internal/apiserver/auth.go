@@ -108,6 +108,13 @@ func (n nodeTokens) AuthenticateToken(ctx context.Context, given string) (*authe
 	if err != nil || !n.authorities().Trusts(t.Hash) {
 		return nil, false, nil //nolint:nilerr // a token of another kind
 	}
+	if t.Approval {
+		s, err := n.secrets.secret(ctx, t.ID, t.Secret, join.UsageApproval)
+		if s == nil || err != nil {
+			return nil, false, err
+		}
+		return &authenticator.Response{User: requesterWith(t.ID)}, true, nil
+	}
 	r, ok, err := n.secrets.AuthenticateToken(ctx, t.ID+"."+t.Secret)
 	if !ok || err != nil {
 		return nil, false, err

@@ -14,6 +14,8 @@ import (
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead/fairlead/internal/apiserver/join"
 )
 
 // bootstrapTokens authenticates tokens ID.SECRET by the Secret
@@ -24,7 +26,6 @@ type bootstrapTokens struct {
 }
 
 const (
-	bootstrapSecretType  = corev1.SecretType("bootstrap.kubernetes.io/token")
 	bootstrapGroupPrefix = "system:bootstrappers:"
 	bootstrapTimeout     = 10 * time.Second
 )
@@ -41,28 +42,12 @@ func (b bootstrapTokens) AuthenticateToken(ctx context.Context, token string) (*
 	if parts == nil {
 		return nil, false, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, bootstrapTimeout)
-	defer cancel()
-	s, err := b.client.CoreV1().Secrets(metav1.NamespaceSystem).Get(ctx, "bootstrap-token-"+parts[1], metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil, false, nil
-	}
-	if err != nil {
+	s, err := b.secret(ctx, parts[1], parts[2], join.UsageJoin)
+	if s == nil || err != nil {
 		return nil, false, err
 	}
-	value := func(key string) string { return string(s.Data[key]) }
-	if s.DeletionTimestamp != nil || s.Type != bootstrapSecretType || value("token-id") != parts[1] ||
-		subtle.ConstantTimeCompare(s.Data["token-secret"], []byte(parts[2])) != 1 || value("usage-bootstrap-authentication") != "true" {
-		return nil, false, nil
-	}
-	if text := value("expiration"); text != "" {
-		end, err := time.Parse(time.RFC3339, text)
-		if err != nil || !b.now().Before(end) {
-			return nil, false, nil //nolint:nilerr // an unreadable expiration counts as past
-		}
-	}
 	groups := []string{GroupBootstrappers}
-	if text := value("auth-extra-groups"); text != "" {
+	if text := string(s.Data["auth-extra-groups"]); text != "" {
 		for g := range strings.SplitSeq(text, ",") {
 			if !bootstrapGroupForm.MatchString(g) {
 				return nil, false, fmt.Errorf("bootstrap token %s: %q is not a group it may grant: want %sNAME", parts[1], g, bootstrapGroupPrefix)
@@ -71,4 +56,29 @@ func (b bootstrapTokens) AuthenticateToken(ctx context.Context, token string) (*
 		}
 	}
 	return &authenticator.Response{User: &user.DefaultInfo{Name: "system:bootstrap:" + parts[1], Groups: groups}}, true, nil
+}
+
+// secret returns the Secret of the token of an ID and a secret, nil if there is none that is valid for usage.
+func (b bootstrapTokens) secret(ctx context.Context, id, secret, usage string) (*corev1.Secret, error) {
+	ctx, cancel := context.WithTimeout(ctx, bootstrapTimeout)
+	defer cancel()
+	s, err := b.client.CoreV1().Secrets(join.SecretNamespace).Get(ctx, join.SecretName(id), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil //nolint:nilnil // no token
+	}
+	if err != nil {
+		return nil, err
+	}
+	value := func(key string) string { return string(s.Data[key]) }
+	if s.DeletionTimestamp != nil || s.Type != join.SecretType || value("token-id") != id ||
+		subtle.ConstantTimeCompare(s.Data["token-secret"], []byte(secret)) != 1 || value(usage) != "true" {
+		return nil, nil //nolint:nilnil // likewise
+	}
+	if text := value("expiration"); text != "" {
+		end, err := time.Parse(time.RFC3339, text)
+		if err != nil || !b.now().Before(end) {
+			return nil, nil //nolint:nilerr,nilnil // an unreadable expiration counts as past
+		}
+	}
+	return s, nil
 }

@@ -64,8 +64,10 @@ func (s *Server) newGuard(ctx context.Context, client kubernetes.Interface, shar
 	index := nodeIndex{known.Lister()}
 	g.synced = known.Informer().HasSynced
 	nodes := nodeAuthorizer{pods: pods, tls: named, nodes: index, rules: nodeRules()}
+	requests := newNodeRequests(client, shared)
 	g.authorizer, err = union.New(
 		union.NamedAuthorizer{AuthorizerName: "privileged", Authorizer: authorizerfactory.NewPrivilegedGroups(user.SystemPrivilegedGroup)},
+		union.NamedAuthorizer{AuthorizerName: "requester", Authorizer: authorizer.AuthorizerFunc(authorizeRequester)},
 		union.NamedAuthorizer{AuthorizerName: "node", Authorizer: authorizer.AuthorizerFunc(nodes.Authorize)},
 		union.NamedAuthorizer{AuthorizerName: "acme", Authorizer: authorizer.AuthorizerFunc(named.authorizeOrders)},
 		union.NamedAuthorizer{AuthorizerName: "rbac", Authorizer: authorizer.AuthorizerFunc(rules.Authorize)},
@@ -74,7 +76,7 @@ func (s *Server) newGuard(ctx context.Context, client kubernetes.Interface, shar
 		return nil, err
 	}
 	g.resolver = union.NewRuleResolvers(nodes, rules)
-	g.signer = newSigner(client, shared, g.authorizer, s.creds.pki, s.log)
+	g.signer = newSigner(requests, shared, g.authorizer, s.creds.pki, s.log)
 	g.keeper = accounts.NewKeeper(client, shared, s.creds.pki.AuthoritiesPEM, s.log)
 	o := s.opts.Auth
 	g.issuer, err = accounts.NewIssuer(o.ServiceAccountIssuer, o.APIAudiences, s.dir.file("pki/sa.key"), s.dir.file("pki/sa.pub"))
@@ -84,7 +86,7 @@ func (s *Server) newGuard(ctx context.Context, client kubernetes.Interface, shar
 	lister := shared.Core().V1().ServiceAccounts().Lister()
 	roles := authorizer.AuthorizerFunc(rules.Authorize)
 	g.plugins = []admission.Interface{accounts.NewAdmission(lister, client), newNodeRestriction(pods, index, roles),
-		newCheckAdmission(g.authorizer)}
+		newCheckAdmission(g.authorizer), requests}
 	if !s.opts.AllowServiceExternalIPs {
 		g.plugins = append(g.plugins, newExternalIPAdmission(g.authorizer))
 	}

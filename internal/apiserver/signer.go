@@ -21,8 +21,6 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
-	listers "k8s.io/client-go/listers/certificates/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 
@@ -45,8 +43,7 @@ const (
 // signer approves the certificate requests of nodes and signs what is
 // approved for the two signers of clients of this server.
 type signer struct {
-	client     kubernetes.Interface
-	requests   listers.CertificateSigningRequestLister
+	*nodeRequests
 	informer   cache.SharedIndexInformer
 	authorizer authorizer.UnconditionalAuthorizer
 	pki        *pki.Directory
@@ -55,10 +52,9 @@ type signer struct {
 }
 
 func newSigner(
-	client kubernetes.Interface, f informers.SharedInformerFactory, a authorizer.UnconditionalAuthorizer, p *pki.Directory, log *slog.Logger,
+	r *nodeRequests, f informers.SharedInformerFactory, a authorizer.UnconditionalAuthorizer, p *pki.Directory, log *slog.Logger,
 ) *signer {
-	i := f.Certificates().V1().CertificateSigningRequests()
-	return &signer{client: client, requests: i.Lister(), informer: i.Informer(), authorizer: a, pki: p, log: log,
+	return &signer{nodeRequests: r, informer: f.Certificates().V1().CertificateSigningRequests().Informer(), authorizer: a, pki: p, log: log,
 		warned: map[string]bool{}}
 }
 
@@ -148,11 +144,11 @@ func (s *signer) approve(ctx context.Context, c *certificatesv1.CertificateSigni
 		return 0, err
 	}
 	if right == "nodeclient" {
-		inUse, err := s.nameInUse(ctx, node)
+		taken, err := s.nameTaken(ctx, c.Name, node)
 		if err != nil {
 			return 0, err
 		}
-		if inUse || s.justIssued(c.Name, node) {
+		if taken {
 			if !s.warned[c.Name] {
 				s.warned[c.Name] = true
 				s.log.Warn("a machine requests the name of a node that there is; not approving before that Node is deleted and its Lease has "+
@@ -167,43 +163,6 @@ func (s *signer) approve(ctx context.Context, c *certificatesv1.CertificateSigni
 	})
 	_, err = s.client.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, c.Name, c, metav1.UpdateOptions{})
 	return 0, ignoreRace(err)
-}
-
-// nameInUse reports whether a node has that name: its Node has been registered and
-// not deleted, or its Lease is renewed. The holder of a join token must not replace
-// it, dead or alive.
-func (s *signer) nameInUse(ctx context.Context, node string) (bool, error) {
-	n, err := s.client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
-	if err == nil && registered(n) || err != nil && !apierrors.IsNotFound(err) {
-		return err == nil, err
-	}
-	lease, err := s.client.CoordinationV1().Leases(leaseNamespace).Get(ctx, node, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return false, nil
-	}
-	if err != nil || lease.Spec.RenewTime == nil || lease.Spec.LeaseDurationSeconds == nil {
-		return false, err
-	}
-	return time.Now().Before(lease.Spec.RenewTime.Add(time.Duration(*lease.Spec.LeaseDurationSeconds) * time.Second)), nil
-}
-
-// justIssued reports whether another request for the node was approved a moment ago:
-// its machine may not have written its Lease yet.
-func (s *signer) justIssued(request, node string) bool {
-	all, err := s.requests.List(labels.Everything())
-	if err != nil {
-		return true // cannot happen: the lister reads from memory
-	}
-	return slices.ContainsFunc(all, func(c *certificatesv1.CertificateSigningRequest) bool {
-		i := slices.IndexFunc(c.Status.Conditions, func(k certificatesv1.CertificateSigningRequestCondition) bool {
-			return k.Type == certificatesv1.CertificateApproved && time.Since(k.LastUpdateTime.Time) < registerWithin
-		})
-		if i < 0 || c.Name == request || c.Spec.SignerName != certificatesv1.KubeAPIServerClientKubeletSignerName {
-			return false
-		}
-		r, err := certificate.Parse(c)
-		return err == nil && r.Subject.CommonName == nodePrefix+node
-	})
 }
 
 // nodeRequest returns the node that a request is for, or an error if it is not a
@@ -227,7 +186,7 @@ func nodeRequest(c *certificatesv1.CertificateSigningRequest, r *x509.Certificat
 func unreserved(r *x509.CertificateRequest) error {
 	for _, g := range r.Subject.Organization {
 		switch g {
-		case user.SystemPrivilegedGroup, user.NodesGroup, GroupControllers, GroupBootstrappers:
+		case user.SystemPrivilegedGroup, user.NodesGroup, GroupControllers, GroupBootstrappers, groupRequesters:
 			return fmt.Errorf("no certificate is signed for the group %s", g)
 		}
 	}
@@ -271,6 +230,16 @@ func (s *signer) sign(ctx context.Context, c *certificatesv1.CertificateSigningR
 	case certificatesv1.KubeAPIServerClientKubeletSignerName:
 		var node string
 		if node, err = nodeRequest(c, request); err == nil {
+			if slices.Contains(c.Spec.Groups, groupRequesters) {
+				taken, unknown := s.nameTaken(ctx, c.Name, node)
+				if unknown != nil {
+					return unknown
+				}
+				if taken {
+					err = fmt.Errorf("a machine has joined as %s since this one asked: delete that Node first, or choose another name", node)
+					break
+				}
+			}
 			if u.UID, err = s.identity(ctx, c, node); err != nil {
 				return err
 			}
@@ -304,6 +273,21 @@ func ignoreRace(err error) error {
 	return err
 }
 
+// old reports whether a request is to be removed: a pending one a day after it was made, others an hour
+// after they were decided.
+func old(c *certificatesv1.CertificateSigningRequest, now time.Time) bool {
+	if len(c.Status.Conditions) == 0 {
+		return now.Sub(c.CreationTimestamp.Time) > keepPending
+	}
+	decided := c.CreationTimestamp.Time
+	for i := range c.Status.Conditions {
+		if at := c.Status.Conditions[i].LastUpdateTime.Time; at.After(decided) {
+			decided = at
+		}
+	}
+	return now.Sub(decided) > keepIssued
+}
+
 // sweep removes requests some time after they were decided, or if they never were.
 func (s *signer) sweep(ctx context.Context) {
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
@@ -312,11 +296,7 @@ func (s *signer) sweep(ctx context.Context) {
 			return // cannot happen: the lister reads from memory
 		}
 		for _, c := range all {
-			keep := keepPending
-			if len(c.Status.Conditions) > 0 {
-				keep = keepIssued
-			}
-			if time.Since(c.CreationTimestamp.Time) < keep {
+			if !old(c, time.Now()) {
 				continue
 			}
 			bounded, cancel := context.WithTimeout(ctx, signTimeout)

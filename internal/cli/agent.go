@@ -50,7 +50,9 @@ type agentFlags struct {
 	vxlanVNI           uint32
 	vxlanPort          uint16
 	drainWait          time.Duration
-	servicesDir        string
+	// approvalTimeout is how long a machine with a token that needs approval waits for it.
+	approvalTimeout time.Duration
+	servicesDir     string
 	// balancer chooses among the servers; nil for the one of the configuration.
 	balancer *servers.Balancer
 	// registrar registers the programs of servicesDir and shows the Pods of manifestDir, nil

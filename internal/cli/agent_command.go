@@ -39,9 +39,14 @@ the Pods it started stay when it stops, and are found again when it starts;
 'fairlead cleanup' removes them.`,
 		Example: `  fairlead agent --server https://192.0.2.10:6443 --token-file /root/node-token
   fairlead agent --kubeconfig /etc/fairlead/node.kubeconfig --node-ip 192.0.2.11`,
-		Args:    noArgs,
-		PreRunE: func(*cobra.Command, []string) error { return f.check() },
-		RunE:    func(cmd *cobra.Command, _ []string) error { return a.run(cmd) },
+		Args: noArgs,
+		PreRunE: func(*cobra.Command, []string) error {
+			if f.approvalTimeout <= 0 {
+				return usagef("--approval-timeout is %s: want a time such as 1h", f.approvalTimeout)
+			}
+			return f.check()
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.run(cmd) },
 	}
 	f.add(cmd)
 	f.networkFlags = defaultNetworks()
@@ -54,6 +59,9 @@ the Pods it started stay when it stops, and are found again when it starts;
 		"file with a join token ('fairlead token create'), for the first start alone (default $"+tokenEnv+")")
 	flags.StringVar(&a.token.text, "token", "",
 		"a join token, or a file with it; others on this machine see it in the list of processes: use --token-file")
+	flags.DurationVar(&f.approvalTimeout, "approval-timeout", join.DefaultApprovalTimeout,
+		"how long to wait for an administrator's approval with a token of 'fairlead token create --needs-approval'; "+
+			"a later start goes on with the same request")
 	flags.StringVar(&a.kubeconfig, "kubeconfig", "", "kubeconfig of this node, in place of --server and --token-file")
 	flags.StringVar(&a.dataDir, "data-dir", defaultDataDir(), "directory for the state of this node")
 	return cmd
@@ -220,7 +228,12 @@ func (f *agentFlags) identity(
 	if bootErr != nil {
 		return nil, nil, bootErr
 	}
-	if n, err = join.NewNode(ctx, boot, f.nodeName, dir, log); err != nil {
+	if t, parseErr := join.Parse(token); parseErr == nil && t.Approval {
+		n, err = join.NewApprovedNode(ctx, boot, f.nodeName, dir, f.approvalTimeout, log)
+	} else {
+		n, err = join.NewNode(ctx, boot, f.nodeName, dir, log)
+	}
+	if err != nil {
 		return nil, nil, err
 	}
 	return n.Config(), n, nil

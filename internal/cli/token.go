@@ -54,10 +54,14 @@ func newToken(g *global) *cobra.Command {
 needed for a machine's first start alone; an agent that has joined keeps a certificate,
 and renews it. Each is a Secret bootstrap-token-ID in kube-system.
 
+With a token of --needs-approval a machine can do nothing but ask: its agent waits until an
+administrator approves its certificate request ('kubectl get csr', 'kubectl certificate approve').
+
 Tokens of --server are for further servers ('fairlead server --join'). Whoever has one gets
 the keys of the cluster: they are valid for an hour and for one server unless other is asked
 for, only administrators make them, and no Secret shows them.`,
 		Example: `  fairlead token create > node-token
+  fairlead token create --needs-approval > request-token
   fairlead token create --server > server-token
   fairlead token create --ttl 1h --description rack-7
   fairlead token list
@@ -73,7 +77,7 @@ func newTokenCreate(g *global) *cobra.Command {
 	var f clientFlags
 	var life time.Duration
 	var description string
-	var server, reusable bool
+	var server, reusable, approval bool
 	cmd := &cobra.Command{
 		Use: "create", Short: "Create a join token and print it", Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -82,6 +86,9 @@ func newTokenCreate(g *global) *cobra.Command {
 			}
 			if reusable && !server {
 				return usagef("--reusable is for --server: the token of a node is for any number of nodes")
+			}
+			if approval && server {
+				return usagef("--needs-approval is for the token of a node: leave out --server")
 			}
 			cfg, _, err := f.load()
 			if err != nil {
@@ -122,6 +129,7 @@ func newTokenCreate(g *global) *cobra.Command {
 				end = time.Now().Add(life)
 			}
 			t := join.New(ca)
+			t.Approval = approval
 			if _, err := client.CoreV1().Secrets(join.SecretNamespace).Create(cmd.Context(), t.Object(end, description),
 				metav1.CreateOptions{}); err != nil {
 				return err
@@ -133,6 +141,8 @@ func newTokenCreate(g *global) *cobra.Command {
 	f.add(cmd)
 	cmd.Flags().DurationVar(&life, "ttl", join.DefaultLife, "how long the token is valid, 0 for ever; with --server 1h unless given")
 	cmd.Flags().BoolVar(&server, "server", false, "create the token of a server in place of one of nodes")
+	cmd.Flags().BoolVar(&approval, "needs-approval", false,
+		"create a token with which a machine can only ask: an administrator approves its certificate request")
 	cmd.Flags().BoolVar(&reusable, "reusable", false, "with --server: let any number of servers join with the token")
 	cmd.Flags().StringVar(&description, "description", "", "what the token is for, shown by 'fairlead token list'")
 	return cmd
@@ -163,7 +173,11 @@ func newTokenList(g *global) *cobra.Command {
 				if err != nil {
 					continue
 				}
-				fmt.Fprintf(w, "%s\tnodes\t%s\t%s\n", l.ID, tokenEnd(l), l.Description)
+				kind := "nodes"
+				if l.Approval {
+					kind = "nodes, by approval"
+				}
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", l.ID, kind, tokenEnd(l), l.Description)
 			}
 			servers, err := members.Tokens(cmd.Context(), cfg)
 			if err != nil && !members.IsOnly(err) {

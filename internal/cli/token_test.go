@@ -68,6 +68,16 @@ func TestToken(t *testing.T) {
 	if out, code := fairlead("revoke", "nosuch"); code != exitFailed || !strings.Contains(out, "no token nosuch") {
 		t.Errorf("exit code %d: %s", code, out)
 	}
+	if out, code := fairlead("create", "--server", "--needs-approval"); code != exitUsage {
+		t.Errorf("exit code %d: %s", code, out)
+	}
+	text, code = fairlead("create", "--needs-approval")
+	if asks, err := join.Parse(text); code != 0 || err != nil || !asks.Approval {
+		t.Errorf("exit code %d, %v: %s", code, err, text)
+	}
+	if list, _ := fairlead("list"); !strings.Contains(list, "nodes, by approval") {
+		t.Errorf("the list is\n%s", list)
+	}
 	if out, code := fairlead("create", "--ttl", "-1h"); code != exitUsage {
 		t.Errorf("exit code %d: %s", code, out)
 	}

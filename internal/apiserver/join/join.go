@@ -3,8 +3,9 @@
 // The text form of a join token is "fairlead1.HASH.ID.SECRET": HASH is the SHA-256 of
 // the certificate of the cluster's authority (DER, in hex), by which the node
 // authenticates the server without any file of it, and SECRET authenticates the node
-// to the server, which knows it by ID. That of a server, with which a machine becomes
-// another server of the cluster, begins with "fairlead-server1".
+// to the server, which knows it by ID. One with which a machine may only ask, and an
+// administrator approves, begins with "fairlead-approval1". That of a server, with which
+// a machine becomes another server of the cluster, begins with "fairlead-server1".
 package join
 
 import (
@@ -28,8 +29,9 @@ import (
 
 // The first part of a token.
 const (
-	prefix       = "fairlead1"
-	serverPrefix = "fairlead-server1"
+	prefix         = "fairlead1"
+	approvalPrefix = "fairlead-approval1"
+	serverPrefix   = "fairlead-server1"
 )
 
 // timeout bounds the one connection that fetches the authority.
@@ -42,6 +44,8 @@ type Token struct {
 	Hash, ID, Secret string
 	// Server is set for the token of a server, which is worth the whole cluster.
 	Server bool
+	// Approval is set for the token of a node whose request an administrator approves.
+	Approval bool
 }
 
 // New returns a new token for the cluster of the authority ca.
@@ -66,8 +70,11 @@ const (
 // String returns the text form. It is a secret: do not log it.
 func (t Token) String() string {
 	first := prefix
-	if t.Server {
+	switch {
+	case t.Server:
 		first = serverPrefix
+	case t.Approval:
+		first = approvalPrefix
 	}
 	return first + "." + t.Hash + "." + t.ID + "." + t.Secret
 }
@@ -83,17 +90,19 @@ func Parse(s string) (Token, error) {
 		return Token{}, ErrOldForm
 	case parts[0] == serverPrefix:
 		return Token{}, errors.New("this is the token of a server: nodes join with one of 'fairlead token create', without --server")
-	case len(parts) != 4 || parts[0] != prefix || len(parts[2]) != idLen || len(parts[3]) != secretLen:
+	case len(parts) != 4 || parts[0] != prefix && parts[0] != approvalPrefix || len(parts[2]) != idLen || len(parts[3]) != secretLen:
 		return Token{}, fmt.Errorf("not a join token: want what 'fairlead token create' prints, %s.HASH.ID.SECRET", prefix)
 	}
-	return parsed(parts)
+	t, err := parsed(parts)
+	t.Approval = parts[0] == approvalPrefix
+	return t, err
 }
 
 // ParseServer reads the text form of a server's token.
 func ParseServer(s string) (Token, error) {
 	parts := strings.Split(strings.TrimSpace(s), ".")
 	switch {
-	case parts[0] == prefix:
+	case parts[0] == prefix || parts[0] == approvalPrefix:
 		return Token{}, errors.New("this is the token of a node: servers join with one of 'fairlead token create --server'")
 	case len(parts) != 4 || parts[0] != serverPrefix || len(parts[2]) != idLen || len(parts[3]) != serverSecretLen:
 		return Token{}, fmt.Errorf("not the token of a server: want what 'fairlead token create --server' prints, %s.HASH.ID.SECRET",

@@ -3,6 +3,7 @@ package join
 import (
 	"bytes"
 	"context"
+	"crypto"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
@@ -109,6 +110,11 @@ func (n *Node) Of(token string) bool {
 // NewNode returns the identity of the node name at the server that boot leads
 // to, kept in dir. If there is none, it requests a certificate with boot.
 func NewNode(ctx context.Context, boot *rest.Config, name, dir string, log *slog.Logger) (*Node, error) {
+	return newNode(boot, name, dir, log, func(n *Node) error { return n.issue(ctx, boot) })
+}
+
+// newNode opens the identity of the node name in dir; if there is none, issue makes it.
+func newNode(boot *rest.Config, name, dir string, log *slog.Logger, issue func(*Node) error) (*Node, error) {
 	n := &Node{name: name, dir: dir, ca: boot.CAData, host: boot.Host, log: log, changed: make(chan struct{}, 1)}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("the node's certificate: %w", err)
@@ -117,7 +123,7 @@ func NewNode(ctx context.Context, boot *rest.Config, name, dir string, log *slog
 		if !errors.Is(err, fs.ErrNotExist) {
 			log.Info("the node's certificate is not usable; requesting a new one", "file", n.file("node.crt"), "err", err)
 		}
-		if err := n.issue(ctx, boot); err != nil {
+		if err := issue(n); err != nil {
 			return nil, err
 		}
 	}
@@ -238,9 +244,7 @@ func (n *Node) issue(ctx context.Context, cfg *rest.Config) error {
 	if err != nil {
 		return err
 	}
-	request, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
-		Subject: pkix.Name{CommonName: "system:node:" + n.name, Organization: []string{"system:nodes"}},
-	}, key)
+	spec, err := n.spec(key)
 	if err != nil {
 		return err
 	}
@@ -248,10 +252,27 @@ func (n *Node) issue(ctx context.Context, cfg *rest.Config) error {
 	if err != nil {
 		return err
 	}
-	cert, err := n.request(ctx, client, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: request}))
+	cert, err := n.request(ctx, client, spec)
 	if err != nil {
 		return fmt.Errorf("no certificate for node %s: %w", n.name, err)
 	}
+	return n.keep(cert, keyPEM)
+}
+
+// spec returns the request for a certificate of key.
+func (n *Node) spec(key crypto.Signer) (spec certificatesv1.CertificateSigningRequestSpec, err error) {
+	request, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
+		Subject: pkix.Name{CommonName: "system:node:" + n.name, Organization: []string{"system:nodes"}},
+	}, key)
+	return certificatesv1.CertificateSigningRequestSpec{
+		Request:    pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: request}),
+		SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
+		Usages:     []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
+	}, err
+}
+
+// keep writes a certificate and its key.
+func (n *Node) keep(cert, keyPEM []byte) error {
 	// The key is in both: earlier versions, to which a machine may go back, read it in node.key.
 	return errors.Join(
 		fileio.Replace(n.file("node.crt"), append(cert, keyPEM...), 0o600),
@@ -260,14 +281,12 @@ func (n *Node) issue(ctx context.Context, cfg *rest.Config) error {
 }
 
 // request creates a certificate request and waits for the certificate.
-func (n *Node) request(ctx context.Context, client kubernetes.Interface, csr []byte) ([]byte, error) {
+func (n *Node) request(
+	ctx context.Context, client kubernetes.Interface, spec certificatesv1.CertificateSigningRequestSpec,
+) ([]byte, error) {
 	api := client.CertificatesV1().CertificateSigningRequests()
 	c, err := n.create(ctx, api, &certificatesv1.CertificateSigningRequest{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: "node-csr-"},
-		Spec: certificatesv1.CertificateSigningRequestSpec{
-			Request: csr, SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
-			Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
-		},
+		ObjectMeta: metav1.ObjectMeta{GenerateName: requestPrefix}, Spec: spec,
 	})
 	if err != nil {
 		return nil, err
@@ -283,10 +302,8 @@ func (n *Node) request(ctx context.Context, client kubernetes.Interface, csr []b
 		case err == nil && len(got.Status.Certificate) > 0:
 			return got.Status.Certificate, nil
 		case err == nil:
-			for _, k := range got.Status.Conditions {
-				if k.Type == certificatesv1.CertificateDenied || k.Type == certificatesv1.CertificateFailed {
-					return nil, fmt.Errorf("the request %s is %s: %s", c.Name, k.Type, k.Message)
-				}
+			if err := rejected(got); err != nil {
+				return nil, err
 			}
 		}
 		if !warned && time.Since(begin) > issueWarning {
@@ -302,6 +319,16 @@ func (n *Node) request(ctx context.Context, client kubernetes.Interface, csr []b
 		case <-time.After(issuePoll):
 		}
 	}
+}
+
+// rejected returns why a request will not be signed, nil if it may be.
+func rejected(c *certificatesv1.CertificateSigningRequest) error {
+	for _, k := range c.Status.Conditions {
+		if k.Type == certificatesv1.CertificateDenied || k.Type == certificatesv1.CertificateFailed {
+			return fmt.Errorf("the request %s is %s: %s: %s", c.Name, k.Type, k.Reason, k.Message)
+		}
+	}
+	return nil
 }
 
 // create creates a request. A rejection is final only after startTimeout.

@@ -17,6 +17,12 @@ const (
 	SecretNamespace = metav1.NamespaceSystem
 	secretPrefix    = "bootstrap-token-"
 
+	// UsageJoin and UsageApproval are the keys that are "true" in the Secret of a token: kubeadm's for
+	// one whose requests the server approves, and that of one whose requests an administrator approves.
+	// No earlier version accepts the latter.
+	UsageJoin     = "usage-bootstrap-authentication"
+	UsageApproval = "usage-fairlead-approval"
+
 	// DefaultLife is how long a token is valid unless another end is asked for.
 	DefaultLife = 24 * time.Hour
 )
@@ -27,11 +33,15 @@ func SecretName(id string) string { return secretPrefix + id }
 // Object returns the Secret by which servers know the token until end; the zero time
 // means for ever.
 func (t Token) Object(end time.Time, description string) *corev1.Secret {
+	usage := UsageJoin
+	if t.Approval {
+		usage = UsageApproval
+	}
 	s := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: SecretNamespace, Name: SecretName(t.ID)},
 		Type:       SecretType,
 		StringData: map[string]string{
-			"token-id": t.ID, "token-secret": t.Secret, "description": description, "usage-bootstrap-authentication": "true",
+			"token-id": t.ID, "token-secret": t.Secret, "description": description, usage: "true",
 		},
 	}
 	if !end.IsZero() {
@@ -43,6 +53,8 @@ func (t Token) Object(end time.Time, description string) *corev1.Secret {
 // Listed is what may be shown of a token.
 type Listed struct {
 	ID, Description string
+	// Approval is that of Token.
+	Approval bool
 	// End is the zero time for a token that does not expire.
 	End time.Time
 }
@@ -53,7 +65,7 @@ func List(s *corev1.Secret) (Listed, error) {
 	if !ok || s.Type != SecretType || string(s.Data["token-id"]) != id {
 		return Listed{}, errors.New("the Secret is no token")
 	}
-	l := Listed{ID: id, Description: string(s.Data["description"])}
+	l := Listed{ID: id, Description: string(s.Data["description"]), Approval: string(s.Data[UsageApproval]) == "true"}
 	var err error
 	if text := string(s.Data["expiration"]); text != "" {
 		l.End, err = time.Parse(time.RFC3339, text)
