@@ -68,6 +68,8 @@ type API struct {
 
 	// changes is held while this process changes the membership.
 	changes sync.Mutex
+
+	gate *gate
 }
 
 // New returns the API of a member. Close ends it.
@@ -76,7 +78,7 @@ func New(o Options) (*API, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &API{Options: o, etcd: c, tokens: tokens{c, o.Authorities, time.Now}}, nil
+	return &API{Options: o, etcd: c, tokens: tokens{c, o.Authorities, time.Now}, gate: newGate(requestTimeout)}, nil
 }
 
 // Close releases what the API holds.

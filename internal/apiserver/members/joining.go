@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/types"
@@ -71,11 +72,67 @@ func (a *API) Joining(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
+		if !a.gate.enter(w) {
+			Reply(w, nil, apierrors.NewTooManyRequests("other servers are joining", 1))
+			return
+		}
+		defer a.gate.leave()
 		ctx, cancel := context.WithTimeout(r.Context(), requestTimeout)
 		defer cancel()
 		out, err := a.join(ctx, step, r)
+		if err != nil {
+			if unlogged, ok := a.gate.mayLog(time.Now()); ok {
+				a.Log.Warn("rejected a server that asks to join", "from", r.RemoteAddr, "err", err, "unlogged", unlogged)
+			}
+		}
 		Reply(w, out, err)
 	})
+}
+
+// maxJoining bounds the requests of servers that join, and of who pretends to be one, at a time: each may
+// ask etcd. rejectionLogged is the shortest time between two lines about rejected ones.
+const (
+	maxJoining      = 4
+	rejectionLogged = time.Second
+)
+
+// gate bounds what those cost who have no more than the address of this server.
+type gate struct {
+	places  chan struct{}
+	timeout time.Duration // of a request's body
+
+	mu       sync.Mutex
+	logged   time.Time
+	unlogged int
+}
+
+func newGate(timeout time.Duration) *gate {
+	return &gate{places: make(chan struct{}, maxJoining), timeout: timeout}
+}
+
+// enter takes a place, unless there is none, until leave. The request's body has to come in time.
+func (g *gate) enter(w http.ResponseWriter) bool {
+	select {
+	case g.places <- struct{}{}:
+	default:
+		return false
+	}
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(g.timeout)) // HTTP/1 and HTTP/2 have it
+	return true
+}
+
+func (g *gate) leave() { <-g.places }
+
+// mayLog reports whether a rejection may be logged now, and how many were not since the last one.
+func (g *gate) mayLog(now time.Time) (unlogged int, ok bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if now.Sub(g.logged) < rejectionLogged {
+		g.unlogged++
+		return 0, false
+	}
+	unlogged, g.logged, g.unlogged = g.unlogged, now, 0
+	return unlogged, true
 }
 
 func (a *API) join(ctx context.Context, step string, r *http.Request) (any, error) {

@@ -1,0 +1,106 @@
+package members
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/testbed"
+)
+
+// joinServer serves what servers ask that join, with bodies that have to come within timeout. stall sends
+// a request without its body, status is that of one with a body that is no request.
+func joinServer(t *testing.T, timeout time.Duration, log *slog.Logger) (stall func() net.Conn, status func() int) {
+	t.Helper()
+	a := &API{Options: Options{Log: log}, gate: newGate(timeout)}
+	s := httptest.NewServer(a.Joining(http.NotFoundHandler()))
+	t.Cleanup(s.Close)
+	stall = func() net.Conn {
+		c, err := net.Dial("tcp", s.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		fmt.Fprintf(c, "POST %sbundle HTTP/1.1\r\nHost: server\r\nAuthorization: Bearer a\r\nContent-Length: 9\r\n\r\n", JoinPath)
+		return c
+	}
+	status = func() int {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.URL+JoinPath+"bundle", strings.NewReader("no JSON"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Authorization", "Bearer a")
+		resp, err := s.Client().Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		return resp.StatusCode
+	}
+	return stall, status
+}
+
+// Few who ask to join are served at a time, the others are sent away.
+func TestJoiningIsBounded(t *testing.T) {
+	stall, status := joinServer(t, time.Hour, slog.New(slog.DiscardHandler))
+	if got := status(); got != http.StatusBadRequest {
+		t.Fatalf("before: %d", got)
+	}
+	var stalled []net.Conn
+	for range maxJoining {
+		stalled = append(stalled, stall())
+	}
+	testbed.Until(t, "a request too many", func() error {
+		if got := status(); got != http.StatusTooManyRequests {
+			return fmt.Errorf("it is answered with %d", got)
+		}
+		return nil
+	})
+	for _, c := range stalled {
+		c.Close()
+	}
+	testbed.Until(t, "the places to be free", func() error {
+		if got := status(); got != http.StatusBadRequest {
+			return fmt.Errorf("a request is answered with %d", got)
+		}
+		return nil
+	})
+}
+
+// A body that does not come ends the request; rejections are logged with their address, one a second.
+func TestJoiningEndsAndIsLogged(t *testing.T) {
+	var lines bytes.Buffer
+	stall, _ := joinServer(t, 100*time.Millisecond, slog.New(slog.NewTextHandler(&lines, nil)))
+	c := stall()
+	if err := c.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatalf("a request without its body is not answered: %v", err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusBadRequest {
+		t.Errorf("it is answered with %s", resp.Status)
+	}
+	if text := lines.String(); !strings.Contains(text, "from="+c.LocalAddr().String()) {
+		t.Errorf("the log has %q", text)
+	}
+	g, now := newGate(time.Second), time.Now()
+	for i, x := range []struct {
+		after    time.Duration
+		unlogged int
+		ok       bool
+	}{{0, 0, true}, {time.Millisecond, 0, false}, {time.Millisecond, 0, false}, {rejectionLogged, 2, true}, {2 * rejectionLogged, 0, true}} {
+		if unlogged, ok := g.mayLog(now.Add(x.after)); unlogged != x.unlogged || ok != x.ok {
+			t.Errorf("rejection %d: %d, %v", i, unlogged, ok)
+		}
+	}
+}
