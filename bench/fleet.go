@@ -107,12 +107,16 @@ func (b *bench) fleets(ctx context.Context, nodes int) (mine, peer fleetFigures,
 	if mine, err = b.fleet(ctx, server, filepath.Join(dir, "data", "admin.kubeconfig"), nodes); err != nil {
 		return mine, peer, fmt.Errorf("fairlead: %w", err)
 	}
+	say := func(name string, f fleetFigures) {
+		b.say("%d nodes on %s: a change is at the median node after %.0f ms, at the last after %.0f ms, for %.1f µs a node; connected after %s",
+			nodes, name, f.half, f.last, f.cpu, f.connect.Round(10*time.Millisecond))
+	}
+	say("fairlead", mine)
 	peer, err = b.fleet(ctx, &creator{server: kubernetes.server, config: kubernetes.config}, kubernetes.kubeconfig, nodes)
 	if err != nil {
 		return mine, peer, fmt.Errorf("kube-apiserver: %w", err)
 	}
-	b.say("%d nodes, last node and CPU for a change: fairlead %.0f ms, %.1f µs a node; kube-apiserver %.0f ms, %.1f µs",
-		nodes, mine.last, mine.cpu, peer.last, peer.cpu)
+	say("kube-apiserver", peer)
 	return mine, peer, nil
 }
 
