@@ -54,7 +54,7 @@ type Options struct {
 
 	// Addresses become the Node's InternalIPs.
 	Addresses []netip.Addr
-	// Annotations are added to the Node's own.
+	// Annotations are added to the Node's own, of which those that are empty here are removed.
 	Annotations map[string]string
 	// Certificates, which may be nil, returns the annotations about this machine's certificates;
 	// CertificatesChanged holds a token when they may have changed.
@@ -207,7 +207,8 @@ func (r *Registrar) ensure(ctx context.Context) (*corev1.Node, error) {
 		return node, err
 	}
 	r.reported = time.Time{}
-	fresh := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: r.opts.NodeName, Labels: r.labels(), Annotations: r.annotations()}}
+	fresh := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: r.opts.NodeName, Labels: r.labels(), Annotations: maps.Clone(r.annotations())}}
+	maps.DeleteFunc(fresh.Annotations, func(_, v string) bool { return v == "" })
 	r.fillStatus(fresh, time.Now())
 	node, err = nodes.Create(ctx, fresh, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
@@ -253,12 +254,16 @@ func (r *Registrar) metadataPatch(n *corev1.Node) []byte {
 	return patch
 }
 
-// missing returns the entries of want that have lacks. It is never nil, which in
-// a merge patch would remove all that there are (RFC 7396).
-func missing(want, have map[string]string) map[string]string {
-	out := map[string]string{}
+// missing returns the entries of want that have lacks, and nil for those that are empty in
+// want, which removes them in a merge patch. It is never nil itself, which would remove all
+// that there are (RFC 7396).
+func missing(want, have map[string]string) map[string]any {
+	out := map[string]any{}
 	for k, v := range want {
-		if got, ok := have[k]; !ok || got != v {
+		switch got, ok := have[k]; {
+		case v == "" && ok:
+			out[k] = nil
+		case v != "" && got != v:
 			out[k] = v
 		}
 	}

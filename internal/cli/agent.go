@@ -49,6 +49,8 @@ type agentFlags struct {
 	podNetwork         string
 	vxlanVNI           uint32
 	vxlanPort          uint16
+	encrypt            bool
+	wireguardPort      uint16
 	drainWait          time.Duration
 	// approvalTimeout is how long a machine with a token that needs approval waits for it.
 	approvalTimeout time.Duration
@@ -89,6 +91,10 @@ func (f *agentFlags) add(cmd *cobra.Command) {
 			"other nodes by VXLAN), hostgw, vxlan, or none to leave it to the network")
 	flags.Uint32Var(&f.vxlanVNI, "vxlan-vni", 2500, "number of the virtual network of VXLAN, the same on every node")
 	flags.Uint16Var(&f.vxlanPort, "vxlan-port", 4789, "UDP port of VXLAN, the same on every node")
+	flags.BoolVar(&f.encrypt, "encrypt", false,
+		"encrypt what goes to Pods of other nodes by WireGuard, whatever --pod-network is, the same on every node; "+
+			"nothing is sent to Pods of a node that has no key")
+	flags.Uint16Var(&f.wireguardPort, "wireguard-port", 51820, "UDP port of WireGuard, the same on every node")
 	flags.DurationVar(&f.drainWait, "drain-wait", time.Second,
 		"how long a Pod that is being deleted is left alone at most until no node sends it new connections; 0 for not at all")
 	flags.StringVar(&f.manifestDir, "pod-manifest-dir", defaultManifestDir,
@@ -115,8 +121,8 @@ func (f *agentFlags) check() error {
 	if !slices.Contains(runner.PodNetworks(), f.podNetwork) {
 		return usagef("--pod-network %q: want %s", f.podNetwork, oneOf(runner.PodNetworks()))
 	}
-	if f.vxlanVNI == 0 || f.vxlanVNI >= 1<<24 || f.vxlanPort == 0 {
-		return usagef("--vxlan-vni must be 1 to 16777215, --vxlan-port 1 to 65535: others have to know them")
+	if f.vxlanVNI == 0 || f.vxlanVNI >= 1<<24 || f.vxlanPort == 0 || f.wireguardPort == 0 {
+		return usagef("--vxlan-vni must be 1 to 16777215, --vxlan-port and --wireguard-port 1 to 65535: others have to know them")
 	}
 	if f.drainWait < 0 {
 		return usagef("--drain-wait is %s; want 0 or more", f.drainWait)
@@ -266,6 +272,7 @@ func (f *agentFlags) nodeAgent(
 		Addresses: f.nodeIPs,
 		Annotations: map[string]string{
 			svc.ServingCertAnnotation: pods.Fingerprint(), svc.PeerWatchAnnotation: strconv.FormatBool(f.peerWatch),
+			runner.PublicKeyAnnotation: pods.PublicKey(),
 		},
 		Certificates: func() map[string]string { return certReport(cfg) }, CertificatesChanged: f.certChanged,
 		Unreachable: peers.Unreachable, UnreachableChanged: peers.Changed(),

@@ -56,9 +56,14 @@ func (f *agentFlags) runner(log *slog.Logger, client kubernetes.Interface, cfg *
 			return nil, errors.Join(err, listener.Close())
 		}
 	}
+	wg, err := f.wireguard()
+	if err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
 	r, err := runner.New(runner.Options{
 		Client: client, NodeName: f.nodeName, StateDir: f.stateDir, Log: log,
 		PodNetwork: runner.PodNetwork(f.podNetwork), Overlay: link.OverlayOptions{VNI: int(f.vxlanVNI), Port: f.vxlanPort},
+		WireGuard:    wg,
 		ClusterCIDRs: f.podCIDRs, ServiceCIDRs: f.serviceCIDRs, ServerAddrs: serverAddrs(cfg, log),
 		ClusterDNS: clusterDNS, ClusterDomain: f.domains[0],
 		Listener: listener, ClientCA: ca, Status: func() any { return p().Status() }, StopPods: f.stopPods,
@@ -72,6 +77,18 @@ func (f *agentFlags) runner(log *slog.Logger, client kubernetes.Interface, cfg *
 		listener.Close()
 	}
 	return r, err
+}
+
+// wireguard opens what encrypts, nil without --encrypt.
+func (f *agentFlags) wireguard() (*link.WireGuard, error) {
+	if !f.encrypt {
+		return nil, nil
+	}
+	wg, err := link.OpenWireGuard(filepath.Join(f.stateDir, "wireguard.key"), f.wireguardPort)
+	if err != nil {
+		return nil, fmt.Errorf("--encrypt: %w", err)
+	}
+	return wg, nil
 }
 
 // serverAddrs returns the addresses of the server behind cfg.

@@ -46,13 +46,14 @@ func (l limits) check(c netip.Prefix, here []netip.Addr) error {
 }
 
 // routes returns the routes for the node's own range and to the pods of others, and
-// why some of those have none, by the nodes' names, and the ranges of nodes that are
-// reached by an overlay, by their addresses. Of two nodes whose ranges
-// overlap the older one has its routes, on every node.
+// why some of those have none, by the nodes' names, and the nodes that are reached by an
+// overlay. Of two nodes whose ranges overlap, or that have one key, the older one has its
+// routes, on every node.
 func (l limits) routes(own nodeFacts, others []nodeFacts, paths *paths) (
-	routes []link.Route, overlay map[netip.Addr][]netip.Prefix, problems map[string]string,
+	routes []link.Route, overlay []link.Peer, problems map[string]string,
 ) {
-	problems, overlay = map[string]string{}, map[netip.Addr][]netip.Prefix{}
+	problems = map[string]string{}
+	keys := map[link.Key]string{own.key: own.name}
 	var taken rangeSet
 	for _, c := range own.cidrs {
 		routes = append(routes, link.Route{Dst: c})
@@ -66,6 +67,12 @@ func (l limits) routes(own nodeFacts, others []nodeFacts, paths *paths) (
 			problems[o.name] = err.Error()
 			continue
 		}
+		if owner, used := keys[o.key]; used && o.key != (link.Key{}) {
+			problems[o.name] = fmt.Sprintf("its public key of WireGuard is that of node %s", owner)
+			continue
+		}
+		keys[o.key] = o.name
+		peer := link.Peer{Key: o.key}
 		for _, c := range o.cidrs {
 			err := l.check(c, own.ips)
 			if other := taken.overlapping(c); err == nil && other != "" {
@@ -83,8 +90,11 @@ func (l limits) routes(own nodeFacts, others []nodeFacts, paths *paths) (
 			case via.IsValid():
 				routes = append(routes, link.Route{Dst: c, Via: via})
 			case node.IsValid():
-				overlay[node] = append(overlay[node], c)
+				peer.Addr, peer.Pods = node, append(peer.Pods, c)
 			}
+		}
+		if len(peer.Pods) > 0 {
+			overlay = append(overlay, peer)
 		}
 	}
 	return routes, overlay, problems

@@ -63,6 +63,7 @@ type nodeFacts struct {
 	since time.Time // its creation
 	cidrs []netip.Prefix
 	ips   []netip.Addr
+	key   link.Key // its public key for WireGuard, if it has one
 }
 
 func factsOf(n *corev1.Node) nodeFacts {
@@ -75,6 +76,9 @@ func factsOf(n *corev1.Node) nodeFacts {
 		if p, err := netip.ParsePrefix(c); err == nil && (p.Addr().Is4() || link.HasIPv6()) {
 			f.cidrs = append(f.cidrs, p.Masked())
 		}
+	}
+	if key, err := link.ParseKey(n.Annotations[PublicKeyAnnotation]); err == nil {
+		f.key = key
 	}
 	for _, a := range n.Status.Addresses {
 		if a.Type == corev1.NodeInternalIP {
@@ -94,13 +98,14 @@ func parseAddrs(s string) []netip.Addr {
 }
 
 func (f nodeFacts) equal(o nodeFacts) bool {
-	return f.uid == o.uid && slices.Equal(f.cidrs, o.cidrs) && slices.Equal(f.ips, o.ips)
+	return f.uid == o.uid && f.key == o.key && slices.Equal(f.cidrs, o.cidrs) && slices.Equal(f.ips, o.ips)
 }
 
 func newNetwork(r *Runner) *network {
 	return &network{
 		r: r, wake: make(chan struct{}, 1), tampered: make(chan struct{}, 1), up: make(chan struct{}), others: map[string]nodeFacts{},
-		paths: paths{mode: r.o.PodNetwork, neighbours: map[netip.Addr]bool{}}, overlay: link.NewOverlay(r.o.Overlay),
+		paths:   paths{mode: r.o.PodNetwork, encrypt: r.o.WireGuard != nil, neighbours: map[netip.Addr]bool{}},
+		overlay: link.NewOverlay(r.o.Overlay),
 	}
 }
 
@@ -242,6 +247,11 @@ func (n *network) masqueraded(pods []netip.Prefix) (err error) {
 }
 
 func (n *network) run(ctx context.Context) {
+	if n.r.o.WireGuard == nil {
+		if err := link.RemoveWireGuard(); err != nil { // of an agent that encrypted
+			n.r.o.Log.Warn("cannot remove the device of WireGuard", "err", err)
+		}
+	}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	defer n.watch()()
@@ -250,6 +260,9 @@ func (n *network) run(ctx context.Context) {
 			_ = n.masquerade.Close()
 		}
 		_ = n.overlay.Close()
+		if n.r.o.WireGuard != nil {
+			_ = n.r.o.WireGuard.Close()
+		}
 	}()
 	settling := false
 	for {
@@ -266,6 +279,9 @@ func (n *network) run(ctx context.Context) {
 		case <-timer.C:
 			n.paths.forget()
 			n.overlay.Forget()
+			if n.r.o.WireGuard != nil {
+				n.r.o.WireGuard.Forget()
+			}
 		}
 		settling = false
 		n.restore()
@@ -336,11 +352,8 @@ func (n *network) apply() (problems map[string]string, err error) {
 		return nil, errors.Join(errs...)
 	}
 	routes, far, problems := limits.routes(own, others, &n.paths)
-	carried, err := n.overlay.Set(peersOf(far), own.ips, n.r.ipam.gateways(), append(slices.Clone(n.r.o.ClusterCIDRs), own.cidrs...))
-	if err != nil {
-		errs = append(errs, fmt.Errorf("pods of nodes on other networks: %w", err))
-	}
-	n.mtu.Store(int64(n.overlay.MTU()))
+	carried, err := n.carry(own, far)
+	errs = append(errs, err)
 	failed, err := link.SyncRoutes(append(routes, carried...))
 	errs = append(errs, err)
 	for _, c := range own.cidrs {

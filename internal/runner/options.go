@@ -40,6 +40,9 @@ type Options struct {
 	// Overlay is for VXLAN.
 	PodNetwork PodNetwork
 	Overlay    link.OverlayOptions
+	// WireGuard encrypts all that goes to pods of other nodes, in place of PodNetwork; nil for
+	// not at all. Run closes it.
+	WireGuard *link.WireGuard
 	// ServiceCIDRs are the ranges of ClusterIPs, ServerAddrs the addresses of the
 	// API server: no route to pods may take them.
 	ServiceCIDRs []netip.Prefix

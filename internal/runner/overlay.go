@@ -2,6 +2,7 @@ package runner
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 
@@ -28,10 +29,23 @@ func PodNetworks() []string {
 	}
 }
 
+// PublicKeyAnnotation on a Node is the public key by which other nodes encrypt what they send
+// to its pods. The API server lets a node write its own Node alone.
+const PublicKeyAnnotation = "fairlead.dev/wireguard-public-key"
+
+// PublicKey is this node's value of PublicKeyAnnotation, "" if it does not encrypt.
+func (r *Runner) PublicKey() string {
+	if r.o.WireGuard == nil {
+		return ""
+	}
+	return r.o.WireGuard.PublicKey().String()
+}
+
 // paths decides how each other node is reached. What it found out of the machine's routes
 // is kept until forget.
 type paths struct {
 	mode       PodNetwork
+	encrypt    bool // all by WireGuard, whatever mode is
 	neighbours map[netip.Addr]bool
 }
 
@@ -55,6 +69,11 @@ func (p *paths) neighbour(node netip.Addr) (bool, error) {
 func (p *paths) way(own, other nodeFacts, pods netip.Prefix) (via, overlay netip.Addr, err error) {
 	i := slices.IndexFunc(other.ips, func(a netip.Addr) bool { return a.Is4() == pods.Addr().Is4() })
 	switch {
+	case p.encrypt:
+		if other.key == (link.Key{}) {
+			return via, overlay, fmt.Errorf("it has no public key of WireGuard, and nothing is sent to its pods: start its agent with --encrypt "+
+				"(annotation %s)", PublicKeyAnnotation)
+		}
 	case p.mode == PodNetworkNone || i < 0 && p.mode != PodNetworkVXLAN:
 		return via, overlay, nil
 	case p.mode == PodNetworkAuto:
@@ -75,10 +94,26 @@ func (p *paths) way(own, other nodeFacts, pods netip.Prefix) (via, overlay netip
 	return via, overlay, errors.New("this node and that one have no InternalIP of the same family")
 }
 
-// peersOf are the nodes with pods that are reached by an overlay.
-func peersOf(pods map[netip.Addr][]netip.Prefix) (out []link.Peer) {
-	for node, ranges := range pods {
-		out = append(out, link.Peer{Addr: node, Pods: ranges})
+// carry has WireGuard or VXLAN carry packets to the pods of peers, and returns the routes
+// for that.
+func (n *network) carry(own nodeFacts, peers []link.Peer) (routes []link.Route, err error) {
+	gateways, pods := n.r.ipam.gateways(), append(slices.Clone(n.r.o.ClusterCIDRs), own.cidrs...)
+	wg := n.r.o.WireGuard
+	if wg == nil {
+		if routes, err = n.overlay.Set(peers, own.ips, gateways, pods); err != nil {
+			err = fmt.Errorf("pods of nodes on other networks: %w", err)
+		}
+		n.mtu.Store(int64(n.overlay.MTU()))
+		return routes, err
 	}
-	return out
+	_, old := n.overlay.Set(nil, own.ips, gateways, pods) // of an agent that did not encrypt
+	if routes, err = wg.Set(peers, own.ips, gateways, pods); err != nil {
+		err = fmt.Errorf("encryption of what goes to other nodes' pods: %w", err)
+	}
+	n.mtu.Store(int64(wg.MTU()))
+	// What has no route to a peer, as when the device is gone, does not leave in plain text.
+	for _, c := range n.r.o.ClusterCIDRs {
+		routes = append(routes, link.Route{Dst: c})
+	}
+	return routes, errors.Join(old, err)
 }

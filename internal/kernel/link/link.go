@@ -271,7 +271,7 @@ func Cleanup() error {
 		}
 	}
 	_, err = SyncRoutes(nil)
-	return errors.Join(append(errs, err, Unmasquerade(), RemoveOverlayFilter())...)
+	return errors.Join(append(errs, err, Unmasquerade(), RemoveOverlayFilter(), RemoveWireGuard())...)
 }
 
 func address(a netip.Addr) *netlink.Addr {

@@ -50,11 +50,13 @@ type overlayDevice struct {
 	peers      map[netip.Addr]bool       // underlay addresses in the forwarding table
 }
 
-// Peer is a node that is reached by an Overlay.
+// Peer is a node that is reached by an Overlay or WireGuard.
 type Peer struct {
 	// Addr is the node's address, Pods are the ranges of its pods.
 	Addr netip.Addr
 	Pods []netip.Prefix
+	// Key is for WireGuard alone.
+	Key Key
 }
 
 // NewOverlay returns an Overlay that has changed nothing yet.

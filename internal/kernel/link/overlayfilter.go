@@ -130,11 +130,15 @@ func (f *overlayFilter) write(b *nftables.Batch, devices map[string]bool, pods [
 	b.AddRule(t, input, nftables.NewRule(new(nftables.Program).Meta(0, nftables.MetaL4Proto).Equal(0, []byte{unix.IPPROTO_UDP}).
 		DestinationPort(0).Equal(0, port).Drop(), "udp dport %d drop", f.port))
 	for name := range devices {
-		padded := make([]byte, unix.IFNAMSIZ)
-		copy(padded, name)
-		b.AddRule(t, post, nftables.NewRule(new(nftables.Program).Meta(0, nftables.MetaOifName).Equal(0, padded).Masquerade(),
-			"oifname %s masquerade", name))
+		b.AddRule(t, post, masqueradeBy(name))
 	}
+}
+
+// masqueradeBy gives packets that leave by a device its address.
+func masqueradeBy(device string) nftables.Rule {
+	padded := make([]byte, unix.IFNAMSIZ)
+	copy(padded, device)
+	return nftables.NewRule(new(nftables.Program).Meta(0, nftables.MetaOifName).Equal(0, padded).Masquerade(), "oifname %s masquerade", device)
 }
 
 // RemoveOverlayFilter removes the rules of an Overlay. It is no error if there are none.

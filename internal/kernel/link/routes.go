@@ -21,7 +21,8 @@ type Route struct {
 	// unreachable but for the more specific routes of pods that run here: who sends
 	// to a dead pod is told so at once, and nothing of it leaves by a default route.
 	Via netip.Addr
-	// Device is the index of the device of an Overlay, 0 for a neighbour of the machine.
+	// Device is the index of the device of an Overlay, 0 for a neighbour of the machine. That of
+	// WireGuard needs no Via.
 	Device int
 }
 
@@ -91,7 +92,7 @@ func encodeRoute(r Route) *netlink.Route {
 		if out.LinkIndex = r.Device; r.Device != 0 && r.Via.Is4() {
 			out.Flags = unix.RTNH_F_ONLINK
 		}
-	} else {
+	} else if out.LinkIndex = r.Device; r.Device == 0 {
 		out.Type = unix.RTN_UNREACHABLE
 	}
 	return out
@@ -102,7 +103,7 @@ func decodeRoute(r *netlink.Route) Route {
 	via, _ := netip.AddrFromSlice(r.Gw)
 	ones, _ := r.Dst.Mask.Size()
 	out := Route{Dst: netip.PrefixFrom(a.Unmap(), min(ones, a.Unmap().BitLen())), Via: via.Unmap()}
-	if r.Flags&unix.RTNH_F_ONLINK != 0 || out.Via.IsLinkLocalUnicast() {
+	if r.Flags&unix.RTNH_F_ONLINK != 0 || out.Via.IsLinkLocalUnicast() || r.Gw == nil && r.Type != unix.RTN_UNREACHABLE {
 		out.Device = r.LinkIndex
 	}
 	return out
@@ -119,7 +120,7 @@ func ours() ([]*netlink.Route, error) {
 			return nil, fmt.Errorf("list routes: %w", err)
 		}
 		for i := range routes {
-			if r := &routes[i]; r.Dst != nil && (r.Gw != nil || r.Type == unix.RTN_UNREACHABLE) {
+			if r := &routes[i]; r.Dst != nil && (r.Gw != nil || r.Type == unix.RTN_UNREACHABLE || r.Priority == RouteMetric) {
 				out = append(out, r)
 			}
 		}

@@ -1,0 +1,327 @@
+package link
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/wgctrl"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
+	"github.com/fairlead/fairlead/internal/kernel/nftables"
+	"github.com/fairlead/fairlead/internal/kernel/sysctl"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// WireGuardDevice is the name of the device of WireGuard.
+const WireGuardDevice = "fl0wg"
+
+// What WireGuard puts before a packet: its header, that of UDP, and that of IP, in bytes.
+const (
+	wireguardOverhead4 = 60
+	wireguardOverhead6 = 80
+)
+
+// Key is a public key of WireGuard. The zero Key is none.
+type Key = wgtypes.Key
+
+// ParseKey reads a public key as Key.String writes it.
+func ParseKey(s string) (Key, error) { return wgtypes.ParseKey(s) }
+
+// WireGuard encrypts what goes to pods of other nodes. It has one device, which carries both
+// families of pods; a packet from a peer is accepted only with an address of that peer's
+// pods. It belongs to one network namespace, and is used by one goroutine at a time.
+type WireGuard struct {
+	keyFile string
+	port    uint16
+	key     wgtypes.Key
+	client  *wgctrl.Client
+	rules   *nftables.Conn
+
+	// What has been written, nil or 0 after Forget.
+	index, mtu int
+	peers      map[Key]Peer
+	pods       []netip.Prefix
+}
+
+// OpenWireGuard makes the device, with the private key in keyFile (a new one if there is
+// none) and the UDP port of all nodes. A device of that name that a userspace
+// implementation has made (wireguard-go) is used; without one the kernel has to have
+// WireGuard.
+func OpenWireGuard(keyFile string, port uint16) (w *WireGuard, err error) {
+	w = &WireGuard{keyFile: keyFile, port: port}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, w.Close())
+		}
+	}()
+	if w.key, err = privateKey(keyFile); err != nil {
+		return nil, err
+	}
+	if w.client, err = wgctrl.New(); err != nil {
+		return nil, fmt.Errorf("open WireGuard: %w", err)
+	}
+	if w.rules, err = nftables.Dial(); err != nil {
+		return nil, err
+	}
+	_, err = w.ensure()
+	return w, err
+}
+
+// Close ends the use of the kernel; what was written stays.
+func (w *WireGuard) Close() (err error) {
+	if w.client != nil {
+		err = w.client.Close()
+	}
+	if w.rules != nil {
+		err = errors.Join(err, w.rules.Close())
+	}
+	return err
+}
+
+// PublicKey is what the other nodes have to know.
+func (w *WireGuard) PublicKey() Key { return w.key.PublicKey() }
+
+// MTU returns how large packets may be that are encrypted, 0 before the first Set.
+func (w *WireGuard) MTU() int { return w.mtu }
+
+// Forget has the next Set compare everything with the kernel.
+func (w *WireGuard) Forget() { w.index, w.peers, w.pods = 0, nil, nil }
+
+// privateKey reads the key in a file, or makes both.
+func privateKey(file string) (wgtypes.Key, error) {
+	text, err := os.ReadFile(file)
+	if err == nil {
+		key, err := wgtypes.ParseKey(string(text))
+		if err != nil {
+			return key, fmt.Errorf("read the private key of WireGuard in %s: %w; remove the file, and the next start makes another key", file, err)
+		}
+		return key, nil
+	}
+	if !errors.Is(err, os.ErrNotExist) {
+		return wgtypes.Key{}, fmt.Errorf("read the private key of WireGuard: %w", err)
+	}
+	key, err := wgtypes.GeneratePrivateKey()
+	if err == nil {
+		err = fileio.Replace(file, []byte(key.String()), 0o600)
+	}
+	if err != nil {
+		return key, fmt.Errorf("make a private key of WireGuard: %w", err)
+	}
+	return key, nil
+}
+
+// ensure makes the device, or takes one that is there, and sets its key and port.
+func (w *WireGuard) ensure() (netlink.Link, error) {
+	dev, err := netlink.LinkByName(WireGuardDevice)
+	if err == nil && dev.Attrs().Index == w.index {
+		return dev, nil
+	}
+	if isMissing(err) {
+		if dev, err = addWireGuard(); err != nil {
+			return nil, err
+		}
+	} else if err != nil {
+		return nil, fmt.Errorf("find device %s: %w", WireGuardDevice, err)
+	}
+	have, err := w.client.Device(WireGuardDevice)
+	if err != nil {
+		return nil, fmt.Errorf("device %s is not WireGuard's, or what made it has ended: %w; remove it", WireGuardDevice, err)
+	}
+	if port := int(w.port); have.PrivateKey != w.key || have.ListenPort != port {
+		if err := w.client.ConfigureDevice(WireGuardDevice, wgtypes.Config{PrivateKey: &w.key, ListenPort: &port}); err != nil {
+			return nil, fmt.Errorf("set the key and UDP port %d of %s: %w", port, WireGuardDevice, err)
+		}
+	}
+	if err := netlink.LinkSetAlias(dev, alias); err != nil {
+		return nil, fmt.Errorf("name device %s ours: %w", WireGuardDevice, err)
+	}
+	// The way of an answer may be another for a while, when a node's key is new here.
+	_ = sysctl.Write("net/ipv4/conf/"+WireGuardDevice+"/rp_filter", "2")
+	w.peers = map[Key]Peer{}
+	for _, p := range have.Peers {
+		w.peers[p.PublicKey] = decodePeer(&p)
+	}
+	return dev, nil
+}
+
+func addWireGuard() (netlink.Link, error) {
+	l := &netlink.Wireguard{LinkAttrs: netlink.NewLinkAttrs()}
+	l.Name = WireGuardDevice
+	err := netlink.LinkAdd(l)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return nil, fmt.Errorf("this kernel has no WireGuard: load its module (modprobe wireguard), "+
+			"or make the device %s by a userspace implementation first (wireguard-go %s)", WireGuardDevice, WireGuardDevice)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("add device %s: %w", WireGuardDevice, err)
+	}
+	dev, err := netlink.LinkByName(WireGuardDevice)
+	if err != nil {
+		return nil, fmt.Errorf("find device %s: %w", WireGuardDevice, err)
+	}
+	return dev, nil
+}
+
+// Set makes peers the only ones. local are the addresses of this node, gateways those that
+// it has among its pods, pods the ranges of all pods. It returns the routes to the peers'
+// pods, for SyncRoutes. All that differs from the last call is one message to the kernel.
+func (w *WireGuard) Set(peers []Peer, local, gateways []netip.Addr, pods []netip.Prefix) (routes []Route, err error) {
+	dev, err := w.ensure()
+	if err != nil {
+		return nil, err
+	}
+	mtu, err := w.mtuFor(peers, local)
+	if err != nil {
+		return nil, err
+	}
+	if dev.Attrs().Index != w.index || mtu != w.mtu {
+		if err := netlink.LinkSetMTU(dev, mtu); err != nil {
+			return nil, fmt.Errorf("set the MTU of %s to %d: %w", WireGuardDevice, mtu, err)
+		}
+		if err := netlink.LinkSetUp(dev); err != nil {
+			return nil, fmt.Errorf("set device %s up: %w", WireGuardDevice, err)
+		}
+		// What the node itself sends has an address of its range: a peer accepts no other.
+		if err := ensureAddrs(dev, gateways); err != nil {
+			return nil, err
+		}
+		w.index, w.mtu = dev.Attrs().Index, mtu
+	}
+	if err := w.masquerade(pods); err != nil {
+		return nil, err
+	}
+	want := map[Key]Peer{}
+	for _, p := range peers {
+		slices.SortFunc(p.Pods, netip.Prefix.Compare)
+		want[p.Key] = p
+		for _, c := range p.Pods {
+			routes = append(routes, Route{Dst: c, Device: w.index})
+		}
+	}
+	changes := w.differences(want)
+	if len(changes) == 0 {
+		return routes, nil
+	}
+	if err := w.client.ConfigureDevice(WireGuardDevice, wgtypes.Config{Peers: changes}); err != nil {
+		w.Forget()
+		return nil, fmt.Errorf("write %d peers of %s: %w", len(changes), WireGuardDevice, err)
+	}
+	w.peers = want
+	return routes, nil
+}
+
+// differences returns what makes w.peers want. Keys that end come first: another peer may
+// get their ranges.
+func (w *WireGuard) differences(want map[Key]Peer) (out []wgtypes.PeerConfig) {
+	for key := range w.peers {
+		if _, wanted := want[key]; !wanted {
+			out = append(out, wgtypes.PeerConfig{PublicKey: key, Remove: true})
+		}
+	}
+	for key, p := range want {
+		have, ok := w.peers[key]
+		if ok && have.Addr == p.Addr && slices.Equal(have.Pods, p.Pods) {
+			continue
+		}
+		c := wgtypes.PeerConfig{
+			PublicKey: key, ReplaceAllowedIPs: true,
+			Endpoint: net.UDPAddrFromAddrPort(netip.AddrPortFrom(p.Addr, w.port)),
+		}
+		for _, r := range p.Pods {
+			c.AllowedIPs = append(c.AllowedIPs, *network(r))
+		}
+		out = append(out, c)
+	}
+	return out
+}
+
+// decodePeer returns a peer as Set has it.
+func decodePeer(p *wgtypes.Peer) Peer {
+	out := Peer{Key: p.PublicKey}
+	if p.Endpoint != nil {
+		out.Addr = p.Endpoint.AddrPort().Addr().Unmap()
+	}
+	for _, n := range p.AllowedIPs {
+		ones, _ := n.Mask.Size()
+		out.Pods = append(out.Pods, netip.PrefixFrom(toAddr(n.IP), ones))
+	}
+	slices.SortFunc(out.Pods, netip.Prefix.Compare)
+	return out
+}
+
+// mtuFor is the size of packets that suits the families of all peers, and before there are
+// any that of this node's first address.
+func (w *WireGuard) mtuFor(peers []Peer, local []netip.Addr) (int, error) {
+	mtu := 0
+	for _, a := range local {
+		overhead := wireguardOverhead4
+		if a.Is6() {
+			overhead = wireguardOverhead6
+		}
+		used := slices.ContainsFunc(peers, func(p Peer) bool { return p.Addr.Is4() == a.Is4() })
+		if mtu != 0 && !used {
+			continue
+		}
+		underlay, err := underlayMTU(a)
+		if err != nil {
+			return 0, err
+		}
+		if mtu == 0 || underlay-overhead < mtu {
+			mtu = underlay - overhead
+		}
+	}
+	if mtu == 0 {
+		return 0, errors.New("this node has no InternalIP")
+	}
+	return mtu, nil
+}
+
+// wireguardTable is the nft table of WireGuard.
+var wireguardTable = nftables.Table{Family: nftables.Inet, Name: "fairlead-wireguard"}
+
+// masquerade gives packets that leave by the device, from addresses that are no pod's, one
+// of this node's among its pods: the peer would drop them.
+func (w *WireGuard) masquerade(pods []netip.Prefix) error {
+	if w.pods != nil && slices.Equal(w.pods, pods) {
+		return nil
+	}
+	const chain = "postrouting"
+	b := nftables.NewBatch()
+	b.ReplaceTable(wireguardTable, "the senders of what WireGuard encrypts")
+	b.AddChain(wireguardTable, nftables.Chain{
+		Name: chain, Hook: &nftables.Hook{Type: "nat", Number: nftables.Postrouting, Priority: nftables.PrioritySrcNAT - 1},
+	})
+	for _, p := range pods {
+		h := nftables.HeaderOf(svc.FamilyOf(p.Addr()))
+		b.AddRule(wireguardTable, chain, nftables.NewRule(h.InetPrefix(h.Source, p).Return(), "%s saddr %s return", h.Word, p))
+	}
+	b.AddRule(wireguardTable, chain, masqueradeBy(WireGuardDevice))
+	if err := w.rules.Commit(b); err != nil {
+		return fmt.Errorf("write nft table %s: %w", wireguardTable, err)
+	}
+	w.pods = slices.Clone(pods)
+	return nil
+}
+
+// RemoveWireGuard removes the device and its rules. It is no error if there are none.
+func RemoveWireGuard() error {
+	err := nftables.RemoveTable(wireguardTable)
+	if errors.Is(err, unix.ENOENT) {
+		err = nil
+	}
+	dev, missing := netlink.LinkByName(WireGuardDevice)
+	if missing != nil || dev.Attrs().Alias != alias {
+		return err
+	}
+	if gone := netlink.LinkDel(dev); gone != nil && !isMissing(gone) {
+		err = errors.Join(err, fmt.Errorf("remove device %s: %w", WireGuardDevice, gone))
+	}
+	return err
+}
