@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/dataplane"
@@ -33,15 +34,18 @@ type proxyMode struct {
 	open func(*modeSetup, *proxy.Options) error
 	// cleanup removes what the mode wrote to the kernel.
 	cleanup func(context.Context) error
+	// guards is set if the mode keeps other machines from 127.0.0.0/8 while that is routed
+	// (dataplane.Settings.Guard).
+	guards bool
 }
 
 // proxyModes are the modes. All else that depends on which there are derives
 // from this table.
 func proxyModes() []proxyMode {
 	return []proxyMode{
-		{name: "nft", auto: true, cleanup: nft.Cleanup, open: openNFT,
+		{name: "nft", auto: true, guards: true, cleanup: nft.Cleanup, open: openNFT,
 			probe: func(context.Context, *modeSetup) error { return nft.Probe() }},
-		{name: "iptables", auto: true, cleanup: iptables.Cleanup, open: openIPTables, probe: probeIPTables},
+		{name: "iptables", auto: true, guards: true, cleanup: iptables.Cleanup, open: openIPTables, probe: probeIPTables},
 		{name: "ipvs", fallback: []string{"iptables", "nft"}, cleanup: ipvs.Cleanup, open: openIPVS, probe: probeIPVS},
 		{name: "userspace", cleanup: userspace.Cleanup, open: openUserspace,
 			probe: func(context.Context, *modeSetup) error { return userspace.Probe() }},
@@ -139,13 +143,21 @@ func (f *proxyFlags) chooseMode(ctx context.Context, s *modeSetup) (m proxyMode,
 // cleanUpModes removes what the modes other than keep wrote to the kernel; with
 // keep empty, what every mode wrote.
 func cleanUpModes(ctx context.Context, keep string) error {
-	var errs []error
+	errs := []error{closeLoopback(keep)}
 	for _, m := range proxyModes() {
 		if m.name != keep {
 			errs = append(errs, wrap("proxy rules of mode "+m.name, m.cleanup(ctx)))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// closeLoopback keeps 127.0.0.0/8 from being routed if the mode keep does not guard it.
+func closeLoopback(keep string) error {
+	if slices.ContainsFunc(proxyModes(), func(m proxyMode) bool { return m.name == keep && m.guards }) {
+		return nil
+	}
+	return dataplane.CloseLoopback()
 }
 
 func openNFT(s *modeSetup, o *proxy.Options) (err error) {

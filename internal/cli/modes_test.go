@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/kernel/ipvs"
+	"github.com/fairlead/fairlead/internal/kernel/sysctl"
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 // behaviour 59: where IPVS does not work another mode is used and the reason is
@@ -120,5 +122,23 @@ func TestModesAreDocumented(t *testing.T) {
 	}
 	if _, help, _ := call(t, "proxy", "--help"); !strings.Contains(help, "auto, nft, iptables, ipvs or userspace") {
 		t.Errorf("the help of --mode lists other modes:\n%s", help)
+	}
+}
+
+// A mode that does not keep other machines from 127.0.0.0/8 has it routed no longer than the
+// mode before it, whose rules go.
+func TestLoopbackIsClosedWithItsGuard(t *testing.T) {
+	const routed = "net/ipv4/conf/all/route_localnet"
+	host := testbed.NewNetwork(t).Outside("node")
+	for _, tt := range []struct{ keep, want string }{{"nft", "1"}, {"iptables", "1"}, {"ipvs", "0"}, {"userspace", "0"}, {"", "0"}} {
+		var got string
+		var err error
+		host.Do(func() {
+			err = errors.Join(sysctl.Set(routed, "1"), closeLoopback(tt.keep))
+			got = sysctl.Value(routed)
+		})
+		if err != nil || got != tt.want {
+			t.Errorf("%v; %s is %s beside mode %q, want %s", err, routed, got, tt.keep, tt.want)
+		}
 	}
 }

@@ -69,13 +69,22 @@ func (s *Settings) SamePorts(o *Settings) bool {
 
 // OpenLoopback lets node ports and host ports answer on 127.0.0.0/8, if they are to. The mode
 // calls it when its Guard is in the kernel, not before. It stays open when the mode
-// ends, since other programs may rely on it, too, until 'fairlead cleanup'.
+// ends, since other programs may rely on it, too, until 'fairlead cleanup' or CloseLoopback.
 func (s *Settings) OpenLoopback() error {
 	if !s.Localhost {
 		return nil
 	}
 	if err := sysctl.Set(routeLocalnet, "1"); err != nil {
 		return fmt.Errorf("let node ports and host ports answer on 127.0.0.1: %w", err)
+	}
+	return nil
+}
+
+// CloseLoopback undoes OpenLoopback, before the Guard of the mode that opened it goes from
+// the kernel.
+func CloseLoopback() error {
+	if err := sysctl.RestoreOne(routeLocalnet); err != nil {
+		return fmt.Errorf("keep 127.0.0.0/8 from being routed: %w", err)
 	}
 	return nil
 }

@@ -49,7 +49,7 @@ func record(changes []change) {
 		if c.Now == "" || c.Now == c.Before {
 			continue
 		}
-		file := filepath.Join(dir, strings.ReplaceAll(strings.TrimPrefix(c.File, "/"), "/", ","))
+		file := filepath.Join(dir, recordName(c.File))
 		if earlier, err := readChange(file); err == nil {
 			c.Before = earlier.Before
 		}
@@ -57,6 +57,11 @@ func record(changes []change) {
 			_ = fileio.ReplaceUnsynced(file, text, 0o600)
 		}
 	}
+}
+
+// recordName is the name of a parameter's record.
+func recordName(file string) string {
+	return strings.ReplaceAll(strings.TrimPrefix(file, "/"), "/", ",")
 }
 
 func readChange(file string) (c change, err error) {
@@ -82,6 +87,36 @@ func namespaceDir() (string, error) {
 		}
 	}
 	return filepath.Join(recordDir, strconv.FormatUint(id, 10)), nil
+}
+
+// RestoreOne is Restore for one parameter, named as for Set.
+func RestoreOne(key string) error {
+	dir, err := namespaceDir()
+	if err != nil {
+		return fmt.Errorf("find the earlier value of %s: %w", key, err)
+	}
+	file := filepath.Join(dir, recordName(root+key))
+	c, err := readChange(file)
+	if err != nil {
+		return nil //nolint:nilerr // not set by Set, or by an earlier build that was killed
+	}
+	if now, err := read(c.File); err == nil && now == c.Now {
+		if err := write(c.File, c.Before); err != nil {
+			return err
+		}
+	}
+	if err := os.Remove(file); err != nil {
+		return err
+	}
+	removeEmpty(dir)
+	return nil
+}
+
+// removeEmpty removes the directory of a namespace and those above it that have no records.
+func removeEmpty(dir string) {
+	for _, d := range []string{dir, recordDir, filepath.Dir(recordDir)} {
+		_ = os.Remove(d) // unless it has others
+	}
 }
 
 // Restore gives the parameters that Set has changed, in the calling thread's network
@@ -122,8 +157,6 @@ func Restore() error {
 	if err := os.RemoveAll(dir); err != nil {
 		return err
 	}
-	for _, d := range []string{recordDir, filepath.Dir(recordDir)} {
-		_ = os.Remove(d) // unless it has records of others
-	}
+	removeEmpty(dir)
 	return nil
 }

@@ -83,3 +83,30 @@ func TestRestore(t *testing.T) {
 		t.Errorf("records are left: %v", err)
 	}
 }
+
+// One parameter comes back alone, unless another program has changed it since.
+func TestRestoreOne(t *testing.T) {
+	const one, other = "net/ipv4/conf/all/route_localnet", "net/ipv4/conf/all/arp_ignore"
+	for key, value := range map[string]string{one: "1", other: "1"} {
+		if err := sysctl.Set(key, value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		if err := sysctl.RestoreOne(one); err != nil || sysctl.Value(one) != "0" || sysctl.Value(other) != "1" {
+			t.Errorf("%v; %s is %s, %s is %s", err, one, sysctl.Value(one), other, sysctl.Value(other))
+		}
+		if err := sysctl.Write(one, "0"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := sysctl.Write(other, "2"); err != nil {
+		t.Fatal(err)
+	}
+	if err := sysctl.RestoreOne(other); err != nil || sysctl.Value(other) != "2" {
+		t.Errorf("%v; %s is %s: what another program has set must stay", err, other, sysctl.Value(other))
+	}
+	if err := sysctl.Write(other, "0"); err != nil {
+		t.Fatal(err)
+	}
+}
