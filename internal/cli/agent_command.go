@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver/join"
 	"github.com/fairlead/fairlead/internal/offline"
+	"github.com/fairlead/fairlead/internal/runner"
 	"github.com/fairlead/fairlead/internal/servers"
 )
 
@@ -157,7 +158,7 @@ func (a *agentCommand) balance(ctx context.Context, log *slog.Logger, cfg *rest.
 	if identity != nil {
 		identity.Use(b.Use)
 	}
-	known, err := offline.Open(filepath.Join(a.agent.stateDir, "known"), log)
+	known, err := offline.Open(runner.KnownDir(a.agent.stateDir), log)
 	if err != nil {
 		return nil, err
 	}

@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead/fairlead/internal/apiserver"
+	"github.com/fairlead/fairlead/internal/runner"
 	"github.com/fairlead/fairlead/internal/systemd"
 )
 
@@ -103,8 +104,14 @@ func (u *uninstall) run(cmd *cobra.Command) error {
 	return u.removeProgram(ctx)
 }
 
-// findDataDirs adds those of the configuration to the default, unless some were named.
+// findDataDirs adds those of the configuration to the default, unless some were named, which
+// must be fairlead's.
 func (u *uninstall) findDataDirs() error {
+	for _, dir := range u.dataDirs {
+		if !isDataDir(dir) {
+			return usagef("--data-dir %s: there is nothing of a server or an agent in it; nothing was removed", dir)
+		}
+	}
 	if len(u.dataDirs) > 0 {
 		return nil
 	}
@@ -119,6 +126,19 @@ func (u *uninstall) findDataDirs() error {
 		}
 	}
 	return nil
+}
+
+// isDataDir reports whether a directory has what a server or an agent keeps in its data directory.
+func isDataDir(dir string) bool {
+	if apiserver.HasData(dir) || runner.IsState(nodeState(dir)) {
+		return true
+	}
+	for _, file := range []string{nodePKI(dir), filepath.Join(dir, clusterRecord), filepath.Join(dir, serversRecord)} {
+		if _, err := os.Stat(file); err == nil {
+			return true
+		}
+	}
+	return false
 }
 
 // nodesHere returns the names that this machine has as a node of servers elsewhere, and of

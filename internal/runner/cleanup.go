@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/types"
@@ -20,7 +21,7 @@ const maxParallel = 16
 // Cleanup ends every pod whose state lies below stateDir, removes that state,
 // and what remove does: with RemoveNetwork, every network device, route and rule of
 // this package. While an agent runs it changes nothing, and its error is ErrRunning.
-// It may be called again, and without any state.
+// It may be called again, and without any state; a directory that is no agent's is an error.
 func Cleanup(ctx context.Context, stateDir string, remove ...func() error) error {
 	removeAll := func() error {
 		var errs []error
@@ -31,6 +32,9 @@ func Cleanup(ctx context.Context, stateDir string, remove ...func() error) error
 	}
 	if _, err := os.Stat(stateDir); errors.Is(err, os.ErrNotExist) {
 		return removeAll()
+	}
+	if !IsState(stateDir) {
+		return fmt.Errorf("%s was not made by an agent, and stays: it has no file %s", stateDir, lockFile)
 	}
 	lock, err := lockDir(stateDir)
 	if err != nil {
@@ -70,6 +74,17 @@ func Cleanup(ctx context.Context, stateDir string, remove ...func() error) error
 	}
 	return os.RemoveAll(stateDir)
 }
+
+// IsState reports whether a directory is the state of an agent, or empty.
+func IsState(stateDir string) bool {
+	entries, err := os.ReadDir(stateDir)
+	return err == nil && (len(entries) == 0 || slices.ContainsFunc(entries, func(e os.DirEntry) bool {
+		return e.Name() == lockFile || e.Name() == knownDir
+	}))
+}
+
+// KnownDir is where in its state an agent keeps the last known state of the API.
+func KnownDir(stateDir string) string { return filepath.Join(stateDir, knownDir) }
 
 // RemoveNetwork removes what agents have made of the pods' network in this network
 // namespace.

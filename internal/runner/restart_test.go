@@ -170,6 +170,21 @@ func TestTwoAgentsOneDirectory(t *testing.T) {
 	}
 }
 
+// A directory that no agent made is left as it is.
+func TestCleanupLeavesOtherDirectories(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "pods", "mine")
+	if err := errors.Join(os.Mkdir(filepath.Dir(file), 0o700), os.WriteFile(file, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if err := runner.Cleanup(t.Context(), dir); err == nil || !strings.Contains(err.Error(), "was not made by an agent") {
+		t.Errorf("Cleanup = %v", err)
+	}
+	if _, err := os.Stat(file); err != nil {
+		t.Error(err)
+	}
+}
+
 // Beside a running agent Cleanup changes nothing.
 func TestCleanupBesideAnAgent(t *testing.T) {
 	c := newCluster(t, nil)

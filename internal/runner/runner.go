@@ -276,9 +276,15 @@ func (r *Runner) stopAll() {
 // ErrRunning is the error where an agent uses the state directory.
 var ErrRunning = errors.New("in use by another fairlead agent")
 
+// lockFile is the file of a state directory that its agent has locked, knownDir is KnownDir.
+const (
+	lockFile = "lock"
+	knownDir = "known"
+)
+
 // lockDir locks the state directory against a second agent.
 func lockDir(dir string) (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("state directory: %w", err)
 	}

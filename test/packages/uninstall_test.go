@@ -76,6 +76,10 @@ func (m *machine) uninstall(client kubernetes.Interface, before []string) {
 		!strings.Contains(out, "node2") {
 		t.Errorf("with another node: %v\n%s", err, out)
 	}
+	if out, err := uninstall("", "--yes", "--force", "--data-dir", "/var/lib"); err == nil ||
+		!strings.Contains(out, "nothing of a server or an agent") {
+		t.Errorf("a directory that is not fairlead's: %v\n%s", err, out)
+	}
 	if out, err := uninstall("no\n", "--force"); err == nil || !strings.Contains(out, "not confirmed") {
 		t.Errorf("without a confirmation: %v\n%s", err, out)
 	}
