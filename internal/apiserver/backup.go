@@ -64,6 +64,9 @@ func Backup(ctx context.Context, path, file, release string, log *slog.Logger) (
 		return nil, err
 	}
 	defer dir.Close()
+	if err := removeLeftovers(path, backingUp, 0); err != nil {
+		return nil, err
+	}
 	o := Options{EtcdQuota: anyQuota, Log: log}
 	at := dir.file("etcd")
 	if _, err := members.Load(at); err == nil {

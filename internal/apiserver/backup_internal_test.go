@@ -198,3 +198,24 @@ func TestRestoreIsUndone(t *testing.T) {
 		t.Error("a part with another hash is restored")
 	}
 }
+
+// What backups and restores have left that were killed, copies of the store, goes with the data.
+func TestRemoveDataRemovesLeftovers(t *testing.T) {
+	path := t.TempDir()
+	for _, dir := range []string{backingUp + "1", restoring + "1"} {
+		if err := os.Mkdir(filepath.Join(path, dir), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for file, text := range map[string]string{"version": "1\n", backingUp + "1/db": "", "mine": ""} {
+		if err := os.WriteFile(filepath.Join(path, file), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := RemoveData(path); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := os.ReadDir(path); err != nil || len(left) != 1 || left[0].Name() != "mine" {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}

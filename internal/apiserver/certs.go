@@ -183,6 +183,9 @@ func (c *credentials) renew(names []string) error {
 // leaves returns the certificates of pki/ that this server keeps.
 func (c *credentials) leaves() []pki.Leaf {
 	out := []pki.Leaf{c.server, adminLeaf(), controllersLeaf(), agentClientLeaf()}
+	if c.peer != nil {
+		out = append(out, *c.peer)
+	}
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	if c.node != "" {

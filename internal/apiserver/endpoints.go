@@ -227,12 +227,13 @@ func (k *endpointKeeper) others(ctx context.Context) (map[string]pki.Report, err
 	if err != nil {
 		return nil, err
 	}
+	k.mu.Lock()
+	running := runningServers(list.Items, k.seen, k.now())
+	k.mu.Unlock()
 	out := map[string]pki.Report{}
-	for i := range list.Items {
-		for _, at := range runningServers(list.Items[i:i+1], sightings{}, k.now()) {
-			if at != k.self {
-				out["server "+at.String()] = pki.ParseReport(list.Items[i].Annotations[svc.AuthoritiesAnnotation])
-			}
+	for _, l := range list.Items {
+		if i := slices.IndexFunc(running, func(at netip.AddrPort) bool { return at != k.self && leaseName(at) == l.Name }); i >= 0 {
+			out["server "+running[i].String()] = pki.ParseReport(l.Annotations[svc.AuthoritiesAnnotation])
 		}
 	}
 	return out, nil

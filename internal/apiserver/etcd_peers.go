@@ -52,6 +52,12 @@ type peering struct {
 	log     *slog.Logger
 }
 
+// IsMember reports whether a data directory is that of one of several servers with embedded etcds.
+func IsMember(path string) bool {
+	_, err := members.Load((&dataDir{path: path}).file("etcd"))
+	return err == nil
+}
+
 // loadPeering returns how this server is one of several, nil if it is the only one.
 func (s *Server) loadPeering() (*peering, error) {
 	o := s.opts

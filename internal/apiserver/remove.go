@@ -23,7 +23,7 @@ func RemoveData(path string) error {
 		return err
 	}
 	defer d.Close()
-	var errs []error
+	errs := []error{removeLeftovers(path, backingUp, 0), removeLeftovers(path, restoring, 0)}
 	// The version is last: what is left of a directory without one is not found again.
 	for _, name := range []string{
 		"etcd", "pki", backupDirectory, "node-token", "admin.kubeconfig", "controllers.kubeconfig", "audit-policy.yaml", "version", "lock",

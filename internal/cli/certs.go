@@ -74,7 +74,7 @@ The exit code is 1 if a certificate ends within --days.`,
 			if err := output.check(); err != nil {
 				return err
 			}
-			r, err := f.certificates(cmd.Context(), time.Now())
+			r, err := f.certificates(cmd.Context(), time.Now(), cmd.ErrOrStderr())
 			if err != nil {
 				return err
 			}
@@ -90,8 +90,9 @@ The exit code is 1 if a certificate ends within --days.`,
 	return cmd
 }
 
-// certificates asks the server, or reads the directory of this machine where there is none.
-func (f *clientFlags) certificates(ctx context.Context, now time.Time) (*certsReport, error) {
+// certificates asks the server, or reads the directory of this machine where none answers, which
+// it tells warn.
+func (f *clientFlags) certificates(ctx context.Context, now time.Time, warn io.Writer) (*certsReport, error) {
 	client, _, err := f.client()
 	if err == nil {
 		var s *apiserver.CertificatesStatus
@@ -99,9 +100,13 @@ func (f *clientFlags) certificates(ctx context.Context, now time.Time) (*certsRe
 			return certRows(s, now), nil
 		}
 	}
+	if isAnswer(err) {
+		return nil, err
+	}
 	for _, dir := range []string{"pki", "node-pki"} {
 		authorities, leaves, localErr := pki.List(filepath.Join(f.dataDir, dir))
 		if localErr == nil {
+			fmt.Fprintf(warn, "no server was asked (%v): these are the files of this machine alone\n", err)
 			s := &apiserver.CertificatesStatus{Server: filepath.Join(f.dataDir, dir), Authorities: authorities, Certificates: leaves}
 			return certRows(s, now), nil
 		}

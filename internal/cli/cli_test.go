@@ -44,6 +44,8 @@ func TestWrongUsageExitsWith2AndOneClearLine(t *testing.T) {
 		`"x" is not an IP address`:                {"server", "--bind-address", "x"},
 		`"10.0.0.0" is not a network`:             {"server", "--service-cluster-ip-range", "10.0.0.0"},
 		`"1" is not a port range`:                 {"server", "--service-node-port-range", "1"},
+		"--server-name has no effect without":     {"server", "--server-name", "a", "--data-dir", t.TempDir()},
+		"--token-file has no effect without":      {"server", "--token-file", "f", "--data-dir", t.TempDir()},
 		"overlap":                                 {"server", "--cluster-cidr", "10.96.0.0/12"},
 		`--controllers: "nope" is not one of`:     {"server", "--controllers", "nope", "--data-dir", t.TempDir()},
 		"--max-endpoints-per-slice is 2000; want": {"controllers", "--max-endpoints-per-slice", "2000"},

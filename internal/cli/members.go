@@ -39,6 +39,19 @@ func (s *severalFlags) add(cmd *cobra.Command, o *apiserver.Options) {
 	cmd.MarkFlagsMutuallyExclusive("join", "etcd-servers")
 }
 
+// check rejects flags that have no effect on a server that is, and stays, the only one.
+func (s *severalFlags) check(cmd *cobra.Command, o *apiserver.Options) error {
+	if o.ClusterInit || o.Join.Server != "" || apiserver.IsMember(o.DataDir) {
+		return nil
+	}
+	for _, name := range []string{"token", "token-file", "server-name", "etcd-peer-port"} {
+		if cmd.Flags().Changed(name) {
+			return usagef("--%s has no effect without --cluster-init or --join: this would be the only server", name)
+		}
+	}
+	return nil
+}
+
 // join prepares the data directory of a server that joins. The token is not needed once it has joined.
 func (s *severalFlags) join(ctx context.Context, o *apiserver.Options) error {
 	if o.Join.Server == "" {
@@ -101,6 +114,13 @@ func printMembers(out io.Writer, list []members.Member) error {
 	return w.Flush()
 }
 
+// isAnswer reports whether an error is a server's decision, as opposed to a server that cannot be
+// asked or cannot decide.
+func isAnswer(err error) bool {
+	var status apierrors.APIStatus
+	return errors.As(err, &status) && status.Status().Code < 500
+}
+
 // members asks the server, or the etcd of this machine.
 func (f *clientFlags) members(ctx context.Context, local bool) ([]members.Member, error) {
 	var asked error
@@ -112,8 +132,7 @@ func (f *clientFlags) members(ctx context.Context, local bool) ([]members.Member
 				return list, nil
 			}
 		}
-		var status apierrors.APIStatus
-		if errors.As(err, &status) && status.Status().Code < 500 { // the server's word
+		if isAnswer(err) {
 			return nil, err
 		}
 		asked = err

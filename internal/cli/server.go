@@ -133,8 +133,11 @@ fail; once one has joined it goes on as one of them whatever the flags.`,
   fairlead server --oidc-issuer-url https://login.example.com --oidc-client-id fairlead --oidc-groups-claim groups
   fairlead server --etcd-servers https://192.0.2.1:2379 --etcd-cafile ca.crt --etcd-certfile c.crt --etcd-keyfile c.key`,
 		Args: noArgs,
-		PreRunE: func(*cobra.Command, []string) error {
+		PreRunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.complete(); err != nil {
+				return err
+			}
+			if err := several.check(cmd, &f.Options); err != nil {
 				return err
 			}
 			if err := checkDomains(f.Domains); err != nil {

@@ -161,14 +161,21 @@ func (a *API) remove(ctx context.Context, name string, force bool) error {
 	if len(list) == 1 {
 		return Conflict("%s is the only server", name)
 	}
-	if m.Server != "" { // before it is removed: it may be this one
+	id, err := parseID(m.ID)
+	if err != nil {
+		return err
+	}
+	leave := func() {
+		if m.Server == "" {
+			return
+		}
 		if err := a.Leave(ctx, m.Server); err != nil {
 			a.Log.Warn("cannot remove the server from default/kubernetes; its Lease expires", "server", name, "err", err)
 		}
 	}
-	id, err := parseID(m.ID)
-	if err != nil {
-		return err
+	self := id == uint64(a.Server.MemberID())
+	if self { // afterwards it can write nothing; if it stays, it is back with its next renewal
+		leave()
 	}
 	a.changes.Lock()
 	defer a.changes.Unlock()
@@ -179,6 +186,9 @@ func (a *API) remove(ctx context.Context, name string, force bool) error {
 	switch _, err := a.Server.RemoveMember(ctx, id); {
 	case err == nil:
 		a.Log.Info("a server was removed from the cluster", "server", name, "peer", m.Peer)
+		if !self {
+			leave()
+		}
 		return nil
 	case errors.Is(err, etcderrors.ErrUnhealthy), errors.Is(err, etcderrors.ErrNotEnoughStartedMembers):
 		return Conflict("without %s fewer than half of the servers would be up: start the others first, or remove those that are gone; "+

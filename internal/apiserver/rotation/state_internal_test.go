@@ -1,0 +1,48 @@
+package rotation
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/apiserver/pki"
+)
+
+// Servers that have the old key learn the new one while it is needed, and not afterwards; without
+// the old key nothing is read.
+func TestSealedState(t *testing.T) {
+	d, err := pki.Open(t.TempDir(), time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	both, err := d.Successor()
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := pki.Open(t.TempDir(), time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	had := d.Bundle()
+	for _, step := range []Step{Trust, Sign, Back, Done} {
+		secret, err := (&state{step, *both}).seal(1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, _, err := open(secret, had)
+		switch {
+		case step == Done:
+			if !errors.Is(err, errSealed) {
+				t.Errorf("the new authority's key is still there at the end: %v", err)
+			}
+			if _, _, err := open(secret, both); err != nil {
+				t.Errorf("a server that has both keys cannot read the end: %v", err)
+			}
+		case err != nil || got.Authorities[1].Key == nil || !got.Authorities[1].Cert.Equal(both.Authorities[1].Cert):
+			t.Errorf("%s: the new authority: %+v, %v", step, got, err)
+		}
+		if _, _, err := open(secret, other.Bundle()); !errors.Is(err, errSealed) {
+			t.Errorf("%s: opened with the key of another authority: %v", step, err)
+		}
+	}
+}
