@@ -89,15 +89,17 @@ func controllersComponent(log *slog.Logger, config func() *rest.Config, o contro
 	if err := checkControllerNames(o.Controllers); err != nil {
 		return component{}, err
 	}
-	started := make(chan struct{})
-	o.Log, o.LeaderElect, o.Version, o.Started = log, true, version, sync.OnceFunc(func() { close(started) })
+	ready := make(chan struct{})
+	o.Log, o.LeaderElect, o.Version = log, true, version
+	o.Started = sync.OnceFunc(func() { close(ready) })
+	o.Waiting = o.Started // those of another server work
 	return component{
 		name: "controllers",
 		run: func(ctx context.Context) error {
 			o.Config = config()
 			return controller.Run(ctx, o)
 		},
-		ready: untilClosed(started),
+		ready: untilClosed(ready),
 	}, nil
 }
 

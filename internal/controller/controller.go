@@ -81,8 +81,9 @@ type Options struct {
 	TerminatedPodLimit int
 	// Workers of each loop (default 8).
 	Workers int
-	// Started, if not nil, is called each time the loops have started.
-	Started func()
+	// Started, if not nil, is called each time the loops have started, and Waiting each time
+	// another process is found to lead, in whose place this one may have to start them.
+	Started, Waiting func()
 	// Version is that of the server, with which those of Nodes' agents are compared.
 	Version string
 	// Health, if not nil, is kept up to date.
@@ -155,7 +156,7 @@ func Run(ctx context.Context, o Options) error {
 		config.UserAgent = "fairlead-controllers"
 	}
 	o.Health.observe(config)
-	lease := &election.Lease{Namespace: o.LeaseNamespace, Name: o.LeaseName, Identity: o.Identity, Log: o.Log}
+	lease := &election.Lease{Namespace: o.LeaseNamespace, Name: o.LeaseName, Identity: o.Identity, Log: o.Log, Waiting: o.Waiting}
 	var err error
 	if lease.Client, err = kubernetes.NewForConfig(config); o.LeaderElect {
 		lease.Fence(config)

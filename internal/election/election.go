@@ -48,6 +48,8 @@ type Lease struct {
 	// after a crash does not wait for its old Lease to expire.
 	Identity string
 	Log      *slog.Logger
+	// Waiting, if not nil, is called each time another process is found to hold the Lease.
+	Waiting func()
 
 	// until is when this process has to have stopped working, nil if it does not hold the
 	// Lease.
@@ -157,6 +159,9 @@ func (l *Lease) try(ctx context.Context) error {
 	case l.self.isDead(who):
 		l.Log.Info("the leader no longer runs; taking its lease", "lease", l.Name, "identity", who)
 	case time.Since(l.at) < durationOf(lease):
+		if l.Waiting != nil {
+			l.Waiting()
+		}
 		return nil
 	}
 	next := lease.DeepCopy()

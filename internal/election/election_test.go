@@ -80,13 +80,15 @@ func TestNeverTwoLeaders(t *testing.T) {
 		cut    cut
 		writes kubernetes.Interface
 		began  chan context.Context
+		waits  chan struct{} // closed when another one leads
 		stop   context.CancelFunc
 	}
 	var running sync.WaitGroup
 	t.Cleanup(running.Wait)
 	start := func(name string) *candidate {
 		c := &candidate{Lease: Lease{Namespace: "kube-system", Name: "one", Identity: name, Log: slog.New(slog.DiscardHandler)}}
-		c.began = make(chan context.Context, 1)
+		c.began, c.waits = make(chan context.Context, 1), make(chan struct{})
+		c.Waiting = sync.OnceFunc(func() { close(c.waits) })
 		own := rest.CopyConfig(cfg)
 		own.Wrap(func(next http.RoundTripper) http.RoundTripper { c.cut.next = next; return &c.cut })
 		c.Client = kubernetes.NewForConfigOrDie(own)
@@ -116,6 +118,7 @@ func TestNeverTwoLeaders(t *testing.T) {
 		t.Errorf("the leader cannot write: %v", err)
 	}
 	second := start("second")
+	<-second.waits
 	if err := write(second); !errors.Is(err, errNotLeader) {
 		t.Errorf("one that does not lead: %v", err)
 	}

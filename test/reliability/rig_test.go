@@ -157,6 +157,7 @@ func (r *rig) addServer(name string) {
 	s.Server = process.NewServer(s.host, process.Program("fairlead"), s.dir, flags...)
 	s.Start(r.t)
 	s.AwaitReady(r.t)
+	s.Says("add a node") // all its parts are ready, also those in which another server leads
 	r.servers = append(r.servers, s)
 }
 
