@@ -42,11 +42,17 @@ type fault struct {
 	harmless bool
 	// lasting is set if requests may fail until it is mended.
 	lasting bool
+	// alone is set if it is made without another one.
+	alone bool
 }
 
 // faults are all of them, with machines chosen at random.
 func (r *rig) faults(l *load, rnd *rand.Rand) []fault {
-	anyNode := func() *node { return r.nodes[rnd.IntN(len(r.nodes))] }
+	next := rnd.IntN(len(r.nodes))
+	anyNode := func() *node { // never the same for two faults at a time
+		next = (next + 1) % len(r.nodes)
+		return r.nodes[next]
+	}
 	anyServer := func() *server { return r.servers[rnd.IntN(len(r.servers))] }
 	killed := func(s *server) (func(), []*node) {
 		s.Process.Kill()
@@ -112,9 +118,18 @@ func (r *rig) faults(l *load, rnd *rand.Rand) []fault {
 			s := anyServer()
 			return r.deafen(s.host, others(s)...), nil
 		}},
+		{name: "a server does not get 30 % of the packets to it", harmless: true, begin: func() (func(), []*node) {
+			return r.loses(r.leader().host, "numgen random mod 100 < 30"), nil
+		}},
+		{name: "a node does not hear the servers, which hear it", harmless: true, alone: true, begin: func() (func(), []*node) {
+			var all []*testbed.Host
+			for _, s := range r.servers {
+				all = append(all, s.host)
+			}
+			return r.deafen(anyNode().host, all...), nil
+		}},
 		{name: "a node does not hear another one, which hears it", lasting: true, begin: func() (func(), []*node) {
-			order := rnd.Perm(len(r.nodes))
-			a, b := r.nodes[order[0]], r.nodes[order[1]]
+			a, b := anyNode(), anyNode()
 			return r.deafen(a.host, b.host), []*node{a, b}
 		}},
 	}
@@ -153,7 +168,7 @@ func TestFaults(t *testing.T) {
 // is a fault of its own.
 func (r *rig) both(a, b fault) fault {
 	ofServer := func(f fault) bool { return strings.Contains(f.name, "server") }
-	if ofServer(a) && ofServer(b) || a.name == b.name {
+	if ofServer(a) && ofServer(b) || a.name == b.name || a.alone || b.alone {
 		return a
 	}
 	return fault{

@@ -260,9 +260,15 @@ func (r *rig) deafen(h *testbed.Host, others ...*testbed.Host) (mend func()) {
 		_, link, _ := strings.Cut(process.Output(r.t, o.Command(context.Background(), "ip", "-o", "link", "show", "eth0")), "link/ether ")
 		from = append(from, strings.Fields(link)[0])
 	}
+	return r.loses(h, "ether saddr { "+strings.Join(from, ", ")+" }")
+}
+
+// loses has a machine lose the packets to it that match, until the returned function is called.
+func (r *rig) loses(h *testbed.Host, match string) (mend func()) {
+	r.t.Helper()
 	r.nft(h, "add table inet deaf; add chain inet deaf c { type filter hook prerouting priority -400; }; "+
-		"add rule inet deaf c ether saddr { "+strings.Join(from, ", ")+" } drop")
-	return func() { r.nft(h, "delete table inet deaf") }
+		"add rule inet deaf c "+match+" drop")
+	return func() { r.nft(h, "add table inet deaf; delete table inet deaf") } // a machine that was off has none
 }
 
 func (r *rig) nft(h *testbed.Host, command string) {
