@@ -16,7 +16,7 @@ UNIT        := . ./internal/svc/... ./internal/alloc/... ./internal/epslice/... 
 LONG        := ./internal/apiserver ./internal/dataplane/ipvs ./test/node ./internal/lb ./test/reliability ./internal/controller ./test/lb \
   ./internal/dataplane/iptables ./test/servers ./test/ipvs ./test ./test/packages ./internal/proxy ./internal/runner ./internal/runner/guest
 
-.PHONY: help build demo test test-unit bench check mutate fmt generate clean setup kubectl release soak
+.PHONY: help build demo test test-unit bench check mutate fmt generate clean setup kubectl wireguard-go release soak
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -27,12 +27,12 @@ build: ## make bin/fairlead (static, no cgo)
 demo: setup build kubectl ## start two nodes and a client in namespaces, apply examples/my-service.yaml, print what was measured
 	go run ./test/demo --bin bin --manifest examples/my-service.yaml
 
-test: setup build kubectl ## the whole suite, with set-up
+test: setup build kubectl wireguard-go ## the whole suite, with set-up
 	go vet ./...
 	FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin go test -json -p 3 -vet=off -timeout 14m $(LONG) ./... | go run ./test/summary
 
 soak: setup build ## ten minutes of kills and partitions of three servers and five nodes; test/reliability
-	FAIRLEAD_BIN=$(CURDIR)/bin go test ./test/reliability -v -run TestFaults -count=1 -timeout 30m -args -soak 10m
+	FAIRLEAD_BIN=$(CURDIR)/bin go test ./test/reliability -v -run TestFaults -count=1 -timeout 30m -args -soak 10m -seed $$RANDOM
 
 test-unit: ## the pure rooms: no root, no set-up, under a minute
 	go test $(UNIT)
@@ -58,6 +58,9 @@ generate: ## write the generated code anew
 
 kubectl: ## make bin/kubectl from its published module
 	cd test/kubectl && go build -ldflags '-s -w -X k8s.io/component-base/version.gitVersion=v1.37.2' -o $(KUBECTL) .
+
+wireguard-go: ## make bin/wireguard-go, for kernels without WireGuard, from its published module
+	cd test/wireguard && go build -ldflags '-s -w' -o $(CURDIR)/bin/wireguard-go golang.zx2c4.com/wireguard
 
 setup: ## install the Debian packages that tests and demo use, when root
 	@test/setup.sh

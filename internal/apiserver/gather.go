@@ -11,8 +11,9 @@ const (
 	// gatherLimit is how much of a connection's writes is gathered, in bytes. More waits, so
 	// that a client that does not read is noticed.
 	gatherLimit = 64 << 10
-	// closeLimit is how long a connection that is closed has for what is gathered.
-	closeLimit = 5 * time.Second
+	// closeLimit is how long a connection that is closed has for what is gathered, of which the
+	// rest is cut off then: the client sees the end without TLS's close_notify.
+	closeLimit = 30 * time.Second
 )
 
 // gatherer is a connection whose writes are sent by a goroutine of its own, which first

@@ -82,7 +82,9 @@ func (c accepted) Close() error {
 	return c.gatherer.Close()
 }
 
-func (c accepted) forget() { c.from.open.Delete(connKey(c.RemoteAddr().String(), c.LocalAddr())) }
+func (c accepted) forget() {
+	c.from.open.CompareAndDelete(connKey(c.RemoteAddr().String(), c.LocalAddr()), c)
+}
 
 func connKey(remote string, local net.Addr) string { return remote + " " + local.String() }
 

@@ -45,7 +45,7 @@ func (s *severalFlags) check(cmd *cobra.Command, o *apiserver.Options) error {
 		return nil
 	}
 	for _, name := range []string{"token", "token-file", "server-name", "etcd-peer-port"} {
-		if cmd.Flags().Changed(name) {
+		if flag := cmd.Flags().Lookup(name); flag.Value.String() != flag.DefValue {
 			return usagef("--%s has no effect without --cluster-init or --join: this would be the only server", name)
 		}
 	}

@@ -43,7 +43,7 @@ func TestVersionSkew(t *testing.T) {
 		for i := range list.Items {
 			got[list.Items[i].InvolvedObject.Name] = list.Items[i].Message
 		}
-		if fmt.Sprint(got) != fmt.Sprint(want) {
+		if fmt.Sprint(got) != fmt.Sprint(want) || len(list.Items) != len(want) {
 			return fmt.Errorf("the Events are %v", got)
 		}
 		return nil

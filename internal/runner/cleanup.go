@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
 	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/kernel/process"
 )
@@ -34,7 +35,7 @@ func Cleanup(ctx context.Context, stateDir string, remove ...func() error) error
 		return removeAll()
 	}
 	if !IsState(stateDir) {
-		return fmt.Errorf("%s was not made by an agent, and stays: it has no file %s", stateDir, lockFile)
+		return errors.Join(removeAll(), fmt.Errorf("%s was not made by an agent, and stays: it has no file %s", stateDir, fileio.LayoutFile))
 	}
 	lock, err := lockDir(stateDir)
 	if err != nil {
@@ -79,7 +80,7 @@ func Cleanup(ctx context.Context, stateDir string, remove ...func() error) error
 func IsState(stateDir string) bool {
 	entries, err := os.ReadDir(stateDir)
 	return err == nil && (len(entries) == 0 || slices.ContainsFunc(entries, func(e os.DirEntry) bool {
-		return e.Name() == lockFile || e.Name() == knownDir
+		return slices.Contains([]string{fileio.LayoutFile, lockFile, knownDir}, e.Name()) // earlier agents have no version
 	}))
 }
 

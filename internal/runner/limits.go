@@ -67,7 +67,7 @@ func (l limits) routes(own nodeFacts, others []nodeFacts, paths *paths) (
 			problems[o.name] = err.Error()
 			continue
 		}
-		if owner, used := keys[o.key]; used && o.key != (link.Key{}) {
+		if owner, used := keys[o.key]; paths.encrypt && used && o.key != (link.Key{}) {
 			problems[o.name] = fmt.Sprintf("its public key of WireGuard is that of node %s", owner)
 			continue
 		}

@@ -49,10 +49,11 @@ type network struct {
 	tampered chan struct{}
 	flushed  bool // the masquerading, too
 
-	// paths and overlay are of the goroutine of run alone; mtu is that of new pods, 0 for
-	// the default.
+	// paths, overlay and its routes are of the goroutine of run alone; mtu is that of new pods,
+	// 0 for the default.
 	paths   paths
 	overlay *link.Overlay
+	carried []link.Route
 	mtu     atomic.Int64
 }
 
@@ -330,8 +331,9 @@ func (n *network) apply() (problems map[string]string, err error) {
 	n.r.ipam.setRanges(own.cidrs)
 	var errs []error
 	if !applied || !slices.Equal(n.last, own.cidrs) {
-		if err := link.EnsureNode(n.r.o.Device, n.r.ipam.gateways()); err != nil {
-			return nil, err // the rest depends on it
+		// The rest depends on these.
+		if err := errors.Join(n.failClosed(), link.EnsureNode(n.r.o.Device, n.r.ipam.gateways())); err != nil {
+			return nil, err
 		}
 		if err := n.masqueraded(own.cidrs); err != nil {
 			errs = append(errs, err)
@@ -353,6 +355,10 @@ func (n *network) apply() (problems map[string]string, err error) {
 	}
 	routes, far, problems := limits.routes(own, others, &n.paths)
 	carried, err := n.carry(own, far)
+	if err != nil {
+		carried = n.carried // those of before lead where they led
+	}
+	n.carried = carried
 	errs = append(errs, err)
 	failed, err := link.SyncRoutes(append(routes, carried...))
 	errs = append(errs, err)
@@ -469,7 +475,7 @@ func (n *network) applyEarlier() error {
 		return fmt.Errorf("read the node's ranges of an earlier run: %w", err)
 	}
 	n.r.ipam.setRanges(cidrs)
-	if err := link.EnsureNode(n.r.o.Device, n.r.ipam.gateways()); err != nil {
+	if err := errors.Join(n.failClosed(), link.EnsureNode(n.r.o.Device, n.r.ipam.gateways())); err != nil {
 		return err
 	}
 	if err := n.masqueraded(cidrs); err != nil {

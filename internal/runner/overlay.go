@@ -111,9 +111,23 @@ func (n *network) carry(own nodeFacts, peers []link.Peer) (routes []link.Route, 
 		err = fmt.Errorf("encryption of what goes to other nodes' pods: %w", err)
 	}
 	n.mtu.Store(int64(wg.MTU()))
-	// What has no route to a peer, as when the device is gone, does not leave in plain text.
+	return append(routes, n.unreachable()...), errors.Join(old, err)
+}
+
+// unreachable are the routes by which what has none to a peer, as when the device is gone, does
+// not leave in plain text.
+func (n *network) unreachable() (routes []link.Route) {
 	for _, c := range n.r.o.ClusterCIDRs {
 		routes = append(routes, link.Route{Dst: c})
 	}
-	return routes, errors.Join(old, err)
+	return routes
+}
+
+// failClosed keeps what pods send to those of other nodes from leaving in plain text before
+// the nodes are known.
+func (n *network) failClosed() error {
+	if n.r.o.WireGuard == nil {
+		return nil
+	}
+	return link.AddRoutes(n.unreachable())
 }

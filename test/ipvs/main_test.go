@@ -25,16 +25,18 @@ const program = uml.Shared + "/fairlead"
 
 // cluster is a node with an API server of its own.
 type cluster struct {
-	t      *testing.T
-	dir    string
-	node   *testbed.Host
-	server *process.Server
+	t       *testing.T
+	dir     string
+	network *testbed.Network
+	node    *testbed.Host
+	server  *process.Server
 }
 
 // newCluster makes the node, and starts nothing.
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
-	c := &cluster{t: t, dir: t.TempDir(), node: testbed.NewNetwork(t).Host("node")}
+	network := testbed.NewNetwork(t)
+	c := &cluster{t: t, dir: t.TempDir(), network: network, node: network.Host("node")}
 	c.server = process.NewServer(c.node, program, c.path("server"), "--controllers", "none")
 	return c
 }

@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", "5"); err != nil {
 		panic(err)
 	}
-	process.Main(func() int { return testbed.Run(m) }, "fairlead", "backend", "kubectl")
+	process.Main(func() int { return testbed.Run(m) }, "fairlead", "backend", "kubectl", "wireguard-go")
 }
 
 // cluster is one server and one agent on a host each.

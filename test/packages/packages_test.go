@@ -307,6 +307,7 @@ func TestInstallUpgradeRemove(t *testing.T) {
 
 // The same by rpm, up to an uninstallation that keeps what is the user's.
 func TestInstallUpgradeUninstallRPM(t *testing.T) {
+	t.Setenv("HOME", t.TempDir())                                       // where Debian's rpm has its database
 	m := newMachine(t, "rpm", "rpm", "-U", "--nodeps", "--replacepkgs") // Debian's rpm knows of no /bin/sh
 	_, visit := m.begin()
 	m.upgrade(visit)

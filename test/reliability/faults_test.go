@@ -1,7 +1,6 @@
 package reliability
 
 import (
-	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -17,10 +16,10 @@ import (
 // The long run breaks at random what the short one breaks in order, two things at a time now
 // and then:
 //
-//	go test ./test/reliability -v -timeout 30m -args -soak 10m
+//	go test ./test/reliability -v -timeout 30m -args -soak 10m -seed $RANDOM
 var (
 	soak = flag.Duration("soak", 0, "how long faults are made at random, after each of them once")
-	seed = flag.Uint64("seed", uint64(time.Now().UnixNano()), "decides the order of faults, and what clients write")
+	seed = flag.Uint64("seed", 1, "decides which machines have the faults, their order in a soak, and what clients write")
 )
 
 // Bounds of a fault's effect.
@@ -48,23 +47,14 @@ type fault struct {
 
 // faults are all of them, with machines chosen at random.
 func (r *rig) faults(l *load, rnd *rand.Rand) []fault {
+	return append(r.faultsOfNodes(l, rnd), r.faultsOfServers(rnd)...)
+}
+
+func (r *rig) faultsOfNodes(l *load, rnd *rand.Rand) []fault {
 	next := rnd.IntN(len(r.nodes))
 	anyNode := func() *node { // never the same for two faults at a time
 		next = (next + 1) % len(r.nodes)
 		return r.nodes[next]
-	}
-	anyServer := func() *server { return r.servers[rnd.IntN(len(r.servers))] }
-	killed := func(s *server) (func(), []*node) {
-		s.Process.Kill()
-		return func() { s.Start(r.t) }, nil
-	}
-	others := func(s *server) (out []*testbed.Host) {
-		for _, o := range r.servers {
-			if o != s {
-				out = append(out, o.host)
-			}
-		}
-		return out
 	}
 	return []fault{
 		{name: "a Pod's process is killed", begin: func() (func(), []*node) {
@@ -85,13 +75,6 @@ func (r *rig) faults(l *load, rnd *rand.Rand) []fault {
 			n.agent.Stop()
 			return func() { r.startAgent(n) }, nil
 		}},
-		{name: "a server is killed", harmless: true, begin: func() (func(), []*node) { return killed(anyServer()) }},
-		{name: "the server that leads etcd is killed", harmless: true, begin: func() (func(), []*node) { return killed(r.leader()) }},
-		{name: "a server is restarted", harmless: true, begin: func() (func(), []*node) {
-			s := anyServer()
-			s.Process.Stop()
-			return func() { s.Start(r.t) }, nil
-		}},
 		{name: "a node loses power", begin: func() (func(), []*node) {
 			n := anyNode()
 			again, powerOn := l.without(n), r.powerOff(n)
@@ -101,6 +84,42 @@ func (r *rig) faults(l *load, rnd *rand.Rand) []fault {
 				testbed.Until(r.t, "the Pod of "+n.host.Name(), func() error { return n.enters(r.t) })
 				again()
 			}, nil
+		}},
+		{name: "a node does not hear the servers, which hear it", harmless: true, alone: true, begin: func() (func(), []*node) {
+			var all []*testbed.Host
+			for _, s := range r.servers {
+				all = append(all, s.host)
+			}
+			return r.deafen(anyNode().host, all...), nil
+		}},
+		{name: "a node does not hear another one, which hears it", lasting: true, begin: func() (func(), []*node) {
+			a, b := anyNode(), anyNode()
+			return r.deafen(a.host, b.host), []*node{a, b}
+		}},
+	}
+}
+
+func (r *rig) faultsOfServers(rnd *rand.Rand) []fault {
+	anyServer := func() *server { return r.servers[rnd.IntN(len(r.servers))] }
+	killed := func(s *server) (func(), []*node) {
+		s.Process.Kill()
+		return func() { s.Start(r.t) }, nil
+	}
+	others := func(s *server) (out []*testbed.Host) {
+		for _, o := range r.servers {
+			if o != s {
+				out = append(out, o.host)
+			}
+		}
+		return out
+	}
+	return []fault{
+		{name: "a server is killed", harmless: true, begin: func() (func(), []*node) { return killed(anyServer()) }},
+		{name: "the server that leads etcd is killed", harmless: true, begin: func() (func(), []*node) { return killed(r.leader()) }},
+		{name: "a server is restarted", harmless: true, begin: func() (func(), []*node) {
+			s := anyServer()
+			s.Process.Stop()
+			return func() { s.Start(r.t) }, nil
 		}},
 		{name: "the server that leads etcd is cut off from the others", harmless: true, begin: func() (func(), []*node) {
 			s := r.leader()
@@ -120,17 +139,6 @@ func (r *rig) faults(l *load, rnd *rand.Rand) []fault {
 		}},
 		{name: "a server does not get 30 % of the packets to it", harmless: true, begin: func() (func(), []*node) {
 			return r.loses(r.leader().host, "numgen random mod 100 < 30"), nil
-		}},
-		{name: "a node does not hear the servers, which hear it", harmless: true, alone: true, begin: func() (func(), []*node) {
-			var all []*testbed.Host
-			for _, s := range r.servers {
-				all = append(all, s.host)
-			}
-			return r.deafen(anyNode().host, all...), nil
-		}},
-		{name: "a node does not hear another one, which hears it", lasting: true, begin: func() (func(), []*node) {
-			a, b := anyNode(), anyNode()
-			return r.deafen(a.host, b.host), []*node{a, b}
 		}},
 	}
 }
@@ -201,7 +209,8 @@ func (r *rig) suffer(l *load, f fault, lasts time.Duration) {
 	}
 	mended := time.Now()
 	mend()
-	testbed.Until(t, "the end of: "+f.name, func() error { return errors.Join(l.quietSince(mended)(), r.whole()) })
+	testbed.Until(t, "the end of: "+f.name, l.quietSince(mended))
+	testbed.Until(t, "all servers and nodes after: "+f.name, r.whole)
 	now, after := l.count()
 	failed := after[len(before):]
 	var last time.Duration

@@ -73,11 +73,20 @@ func (n *node) enters(t *testing.T) error {
 	if err != nil {
 		return err
 	}
-	t.Cleanup(func() { _ = f.Close() })
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.pod != nil && sameFile(n.pod, f) {
+		return f.Close()
+	}
+	t.Cleanup(func() { _ = f.Close() })
 	n.pod = f
 	return nil
+}
+
+func sameFile(a, b *os.File) bool {
+	x, err1 := a.Stat()
+	y, err2 := b.Stat()
+	return err1 == nil && err2 == nil && os.SameFile(x, y)
 }
 
 // backend returns the process of the Pod.

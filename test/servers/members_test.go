@@ -14,8 +14,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/fairlead/fairlead/internal/apiserver"
 	several "github.com/fairlead/fairlead/internal/apiserver/members"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/process"
@@ -42,8 +44,10 @@ func (m *member) with(flags ...string) *member {
 	if !slices.Contains(flags, "--bind-address") {
 		flags = append(flags, "--bind-address", "127.0.0.1,"+m.host.Addr4().String())
 	}
-	m.Server = process.NewServer(m.host, process.Program("fairlead"), m.dir,
-		append([]string{"--controllers", "none", "--server-name", m.name}, flags...)...)
+	if slices.Contains(flags, "--cluster-init") || slices.Contains(flags, "--join") || apiserver.IsMember(m.dir) {
+		flags = append(flags, "--server-name", m.name) // rejected by one that is alone
+	}
+	m.Server = process.NewServer(m.host, process.Program("fairlead"), m.dir, append([]string{"--controllers", "none"}, flags...)...)
 	return m
 }
 
@@ -104,6 +108,9 @@ func (m *member) write(t *testing.T, name string) error {
 	defer cancel()
 	_, err := m.Client.CoreV1().ConfigMaps("default").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}},
 		metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		return nil // by a try whose answer was late
+	}
 	return err
 }
 

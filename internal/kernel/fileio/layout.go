@@ -10,14 +10,14 @@ import (
 	"strings"
 )
 
-// layoutFile holds the version of a data directory's layout: a number, and a newline.
-const layoutFile = "version"
+// LayoutFile holds the version of a data directory's layout: a number, and a newline.
+const LayoutFile = "version"
 
 // CheckLayout returns an error unless this program can use the data directory dir: known is the newest version of
 // its layout that it can read and the one that it writes. A directory without a version gets known: it is empty, or of a
 // fairlead that wrote none. Where there is an error nothing was changed.
 func CheckLayout(dir string, known int) error {
-	file := filepath.Join(dir, layoutFile)
+	file := filepath.Join(dir, LayoutFile)
 	data, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return Replace(file, []byte(strconv.Itoa(known)+"\n"), 0o600)

@@ -329,6 +329,23 @@ func TestSyncRoutes(t *testing.T) {
 	}
 }
 
+// Routes that were added stay beside those that are there, until the next comparison.
+func TestAddRoutes(t *testing.T) {
+	node(t)
+	all := link.Route{Dst: cluster[0]}
+	for range 2 {
+		if err := link.AddRoutes([]link.Route{all}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := run(t, "", "ip", "route"); !strings.Contains(got, "unreachable 10.244.0.0/16") {
+		t.Errorf("the routes are\n%s", got)
+	}
+	if failed, err := link.SyncRoutes(nil); err != nil || len(failed) > 0 || strings.Contains(run(t, "", "ip", "route"), "unreachable") {
+		t.Errorf("%v, %v; the routes are\n%s", failed, err, run(t, "", "ip", "route"))
+	}
+}
+
 func TestCleanupLeavesNothing(t *testing.T) {
 	before := run(t, "", "ip", "-o", "link") + run(t, "", "ip", "route") + run(t, "", "nft", "list", "ruleset")
 	run(t, "", "ip", "link", "add", "other", "type", "bridge")

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -169,7 +170,7 @@ func TestOverlay(t *testing.T) {
 				if err := forger.send(b, i, 100, "forged"); err != nil {
 					t.Fatal(err)
 				}
-				if before := a.reaches(b, c, i, 100, "after the forged one"); len(before) > 0 {
+				if before := a.reaches(b, c, i, 100, "after the forged one"); slices.Contains(before, "forged") {
 					t.Errorf("a machine that is no node got in %q", before)
 				}
 				// It is no accident that it was dropped.
@@ -216,15 +217,16 @@ func TestPodsSendNoVXLAN(t *testing.T) {
 	}
 	v := link.NewOverlay(overlayOptions)
 	t.Cleanup(func() { _ = v.Close() })
-	for i, addrs := range [][2]string{{"192.0.2.1", "192.0.2.2"}, {"2001:db8::1", "2001:db8::2"}} {
-		local, addr := netip.MustParseAddr(addrs[0]), netip.MustParseAddr(addrs[1])
+	for i, addrs := range [][3]string{{"192.0.2.1", "192.0.2.2", "192.0.2.3"}, {"2001:db8::1", "2001:db8::2", "2001:db8::3"}} {
+		local, addr, second := netip.MustParseAddr(addrs[0]), netip.MustParseAddr(addrs[1]), netip.MustParseAddr(addrs[2])
+		run(t, "", "nsenter", "--net="+peer, "ip", "addr", "add", netip.PrefixFrom(second, second.BitLen()).String(), "dev", "eth0", "nodad")
 		pods := []netip.Prefix{netip.MustParsePrefix("10.244.9.0/24")}
 		if _, err := v.Set([]link.Peer{{Addr: addr, Pods: pods}}, []netip.Addr{local}, gateways, cluster); err != nil {
 			t.Fatal(err)
 		}
 		var vxlan, other net.PacketConn
 		err := netns.Do(peer, func() (err error) {
-			if vxlan, err = net.ListenPacket("udp", netip.AddrPortFrom(addr, overlayOptions.Port).String()); err != nil {
+			if vxlan, err = net.ListenPacket("udp", netip.AddrPortFrom(netip.IPv6Unspecified(), overlayOptions.Port).String()); err != nil {
 				return err
 			}
 			other, err = net.ListenPacket("udp", netip.AddrPortFrom(addr, overlayOptions.Port+1).String())
@@ -235,9 +237,9 @@ func TestPodsSendNoVXLAN(t *testing.T) {
 		}
 		defer vxlan.Close()
 		defer other.Close()
-		send := func(port uint16) error {
+		send := func(to netip.Addr, port uint16) error {
 			return netns.Do(p.Netns, func() error {
-				c, err := net.Dial("udp", netip.AddrPortFrom(addr, port).String())
+				c, err := net.Dial("udp", netip.AddrPortFrom(to, port).String())
 				if err != nil {
 					return err
 				}
@@ -248,7 +250,8 @@ func TestPodsSendNoVXLAN(t *testing.T) {
 		}
 		buf := make([]byte, 100)
 		testbed.Until(t, "a packet to another port", func() error {
-			err := errors.Join(send(overlayOptions.Port), send(overlayOptions.Port+1), other.SetReadDeadline(time.Now().Add(time.Second)))
+			err := errors.Join(send(addr, overlayOptions.Port), send(second, overlayOptions.Port), send(addr, overlayOptions.Port+1),
+				other.SetReadDeadline(time.Now().Add(time.Second)))
 			if err != nil {
 				return err
 			}

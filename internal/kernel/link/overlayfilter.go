@@ -18,12 +18,12 @@ import (
 var overlayTable = nftables.Table{Family: nftables.Inet, Name: "fairlead-overlay"}
 
 // overlayFilter lets packets of VXLAN in from the peers alone: VXLAN itself checks no
-// sender. It drops what pods send to the peers' port: it would arrive with the address of
-// this node, as a packet of VXLAN with any sender inside. It keeps connection tracking from them, and with it all NAT of the outer packet:
-// a mark of the inner one would have it masqueraded, which before Linux 5.7 broke its
-// checksum (Linux ea64d8d6c675). And it gives packets that leave by the overlay, from
-// addresses that are no pod's, one of this node's among its pods: the answer would not come
-// back by the overlay otherwise.
+// sender. It drops what pods send to that port of machines: it would arrive with the address
+// of this node, as a packet of VXLAN with any sender inside. It keeps connection tracking
+// from the packets of VXLAN, and with it all NAT of the outer packet: a mark of the inner one
+// would have it masqueraded, which before Linux 5.7 broke its checksum (Linux ea64d8d6c675).
+// And it gives packets that leave by the overlay, from addresses that are no pod's, one of
+// this node's among its pods: the answer would not come back by the overlay otherwise.
 type overlayFilter struct {
 	port uint16
 	conn *nftables.Conn
@@ -111,20 +111,22 @@ func (f *overlayFilter) write(b *nftables.Batch, devices map[string]bool, pods [
 		h := nftables.HeaderOf(svc.FamilyOf(whole.Addr()))
 		set := peersOf(whole.Addr())
 		b.AddSet(t, nftables.Set{Name: set, Key: []nftables.Type{h.Addr}, Comment: "nodes on other networks"})
-		peer := func(offset uint32, sources netip.Prefix) *nftables.Program {
+		vxlan := func(sources netip.Prefix) *nftables.Program {
 			return h.InetPrefix(h.Source, sources).Meta(0, nftables.MetaL4Proto).Equal(0, []byte{unix.IPPROTO_UDP}).
-				DestinationPort(0).Equal(0, port).Network(0, offset, h.Len).InSet(set, 0)
+				DestinationPort(0).Equal(0, port)
 		}
-		b.AddRule(t, before, nftables.NewRule(peer(h.Source, whole).Untracked(), "udp dport %d %s saddr @%s notrack", f.port, h.Word, set))
-		b.AddRule(t, output, nftables.NewRule(peer(h.Destination, whole).Untracked(), "udp dport %d %s daddr @%s notrack", f.port, h.Word, set))
-		b.AddRule(t, input, nftables.NewRule(peer(h.Source, whole).Return(), "udp dport %d %s saddr @%s return", f.port, h.Word, set))
-		for _, p := range pods {
-			if p.Addr().Is4() != whole.Addr().Is4() {
-				continue
-			}
-			b.AddRule(t, forward, nftables.NewRule(peer(h.Destination, p).Drop(),
-				"%s saddr %s udp dport %d %s daddr @%s drop", h.Word, p, f.port, h.Word, set))
+		peer := func(offset uint32) *nftables.Program { return vxlan(whole).Network(0, offset, h.Len).InSet(set, 0) }
+		b.AddRule(t, before, nftables.NewRule(peer(h.Source).Untracked(), "udp dport %d %s saddr @%s notrack", f.port, h.Word, set))
+		b.AddRule(t, output, nftables.NewRule(peer(h.Destination).Untracked(), "udp dport %d %s daddr @%s notrack", f.port, h.Word, set))
+		b.AddRule(t, input, nftables.NewRule(peer(h.Source).Return(), "udp dport %d %s saddr @%s return", f.port, h.Word, set))
+		ranges := slices.DeleteFunc(slices.Clone(pods), func(p netip.Prefix) bool { return p.Addr().Is4() != whole.Addr().Is4() })
+		for _, p := range ranges {
+			b.AddRule(t, forward, nftables.NewRule(h.InetPrefix(h.Destination, p).Return(), "%s daddr %s return", h.Word, p))
 			b.AddRule(t, post, nftables.NewRule(h.InetPrefix(h.Source, p).Return(), "%s saddr %s return", h.Word, p))
+		}
+		// To any address but pods': a node has more than the one by which it is a peer.
+		for _, p := range ranges {
+			b.AddRule(t, forward, nftables.NewRule(vxlan(p).Drop(), "%s saddr %s udp dport %d drop", h.Word, p, f.port))
 		}
 	}
 	b.AddRule(t, input, nftables.NewRule(new(nftables.Program).Meta(0, nftables.MetaL4Proto).Equal(0, []byte{unix.IPPROTO_UDP}).

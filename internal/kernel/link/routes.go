@@ -73,6 +73,17 @@ func SyncRoutes(want []Route) (failed map[netip.Prefix]error, err error) {
 	return failed, errors.Join(errs...)
 }
 
+// AddRoutes adds routes to those of SyncRoutes, until its next call.
+func AddRoutes(routes []Route) error {
+	var errs []error
+	for _, r := range routes {
+		if err := netlink.RouteAdd(encodeRoute(Route{r.Dst.Masked(), r.Via, r.Device})); err != nil && !errors.Is(err, unix.EEXIST) {
+			errs = append(errs, addError(r, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 func addError(r Route, err error) error {
 	switch {
 	case errors.Is(err, unix.EEXIST):

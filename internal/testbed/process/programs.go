@@ -15,9 +15,10 @@ const binEnv = "FAIRLEAD_BIN"
 
 // sources are the programs, by their directory in the repository and package.
 var sources = map[string]struct{ dir, pkg string }{
-	"fairlead": {".", "./cmd/fairlead"},
-	"backend":  {".", "./examples/backend"},
-	"kubectl":  {"test/kubectl", "."},
+	"fairlead":     {".", "./cmd/fairlead"},
+	"backend":      {".", "./examples/backend"},
+	"kubectl":      {"test/kubectl", "."},
+	"wireguard-go": {"test/wireguard", "golang.zx2c4.com/wireguard"},
 }
 
 // Program is the path of one of the programs in a test whose TestMain calls Main.
