@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"runtime/debug"
 	"strconv"
 	"strings"
 	"syscall"
@@ -30,12 +29,6 @@ const (
 	program = "linux.uml"
 	modules = "/usr/lib/uml/modules"
 	memory  = "768M"
-
-	// Threads and page faults of the garbage collector are system calls of the machine here,
-	// and made up 40% of the processor time of TestFlows in IPVS. The process of the tests
-	// collects seldom, until it holds gcLimit bytes; the programs it starts are left as they are.
-	gcPercent = 800
-	gcLimit   = 256 << 20
 
 	// The files of the shared directory.
 	jobFile     = "job"     // what to run
@@ -65,8 +58,6 @@ func Main(m *testing.M, prepare ...func(dir string) error) { MainWith(m, nil, pr
 func MainWith(m *testing.M, parameters []string, prepare ...func(dir string) error) {
 	switch {
 	case os.Getenv(testEnv) != "":
-		debug.SetGCPercent(gcPercent)
-		debug.SetMemoryLimit(gcLimit)
 		os.Exit(m.Run())
 	case os.Getpid() == 1 && os.Getenv(dirEnv) != "":
 		guest()
