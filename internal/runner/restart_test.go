@@ -178,7 +178,8 @@ func TestCleanupLeavesOtherDirectories(t *testing.T) {
 		t.Fatal(err)
 	}
 	done := false
-	if err := runner.Cleanup(t.Context(), dir, func() error { done = true; return nil }); !done || err == nil || !strings.Contains(err.Error(), "was not made by an agent") {
+	err := runner.Cleanup(t.Context(), dir, func() error { done = true; return nil })
+	if !done || err == nil || !strings.Contains(err.Error(), "was not made by an agent") {
 		t.Errorf("Cleanup = %v", err)
 	}
 	if _, err := os.Stat(file); err != nil {

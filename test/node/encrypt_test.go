@@ -149,7 +149,8 @@ func (c *cluster) wireguard(host *testbed.Host, dir string) wireguard {
 	const sockets = "/run/wireguard"
 	c.t.Cleanup(func() { _ = os.Remove(sockets) })
 	implementation := process.Start(c.t, c.on(host, "unshare", "--mount", "sh", "-ec",
-		"mkdir -p "+sockets+"; mount -t tmpfs none "+sockets+"; LOG_LEVEL=verbose exec "+process.Program("wireguard-go")+" -f "+link.WireGuardDevice))
+		"mkdir -p "+sockets+"; mount -t tmpfs none "+sockets+"; LOG_LEVEL=verbose exec "+process.Program("wireguard-go")+" -f "+
+			link.WireGuardDevice))
 	implementation.Says("UAPI listener started")
 	w.enter = []string{"--mount=/proc/" + fmt.Sprint(implementation.Pid()) + "/ns/mnt", "--", process.Program("fairlead")}
 	return w

@@ -173,6 +173,7 @@ func newMachine(t *testing.T, format string, setup ...string) *machine {
 	if err != nil || len(found) != 1 {
 		t.Fatalf("%v, %v; want a package", found, err)
 	}
+	t.Setenv("HOME", t.TempDir()) // where Debian's rpm has its database
 	var changes []string
 	for _, dir := range []string{"/usr", "/etc", "/var"} {
 		changes = append(changes, shadow(t, dir))
@@ -307,7 +308,6 @@ func TestInstallUpgradeRemove(t *testing.T) {
 
 // The same by rpm, up to an uninstallation that keeps what is the user's.
 func TestInstallUpgradeUninstallRPM(t *testing.T) {
-	t.Setenv("HOME", t.TempDir())                                       // where Debian's rpm has its database
 	m := newMachine(t, "rpm", "rpm", "-U", "--nodeps", "--replacepkgs") // Debian's rpm knows of no /bin/sh
 	_, visit := m.begin()
 	m.upgrade(visit)
