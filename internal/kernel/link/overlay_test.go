@@ -235,8 +235,6 @@ func TestPodsSendNoVXLAN(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer vxlan.Close()
-		defer other.Close()
 		send := func(to netip.Addr, port uint16) error {
 			return netns.Do(p.Netns, func() error {
 				c, err := net.Dial("udp", netip.AddrPortFrom(to, port).String())
@@ -264,5 +262,6 @@ func TestPodsSendNoVXLAN(t *testing.T) {
 		if n, from, err := vxlan.ReadFrom(buf); err == nil {
 			t.Errorf("the peer got %q from the pod %s as %s", buf[:n], p.Addrs[i], from)
 		}
+		_, _ = vxlan.Close(), other.Close()
 	}
 }
