@@ -41,6 +41,9 @@ func stepClock(t *testing.T, by time.Duration) {
 // on being answered, its endpoint stays, the Node stays Ready, and what is made after a step is
 // served. So it is after an hour without a server, in which the agent starts from its disk.
 func TestClockSteps(t *testing.T) {
+	if os.Getenv("FAIRLEAD_SOAK") == "" {
+		t.Skip("takes more than a minute; 'make soak' runs it")
+	}
 	c := &clocked{cluster: newCluster(t)}
 	c.server = process.NewServer(c.node, program, c.path("server"), "--bind-address", "127.0.0.1,"+c.node.Addr4().String())
 	backend := c.network.Outside("backend")
