@@ -30,7 +30,7 @@ const (
 	groupRequesters = "system:fairlead-node-requesters"
 	requesterPrefix = "system:node-request:"
 
-	// maxPendingOfToken and maxPending bound the requests of such tokens that nobody has decided on.
+	// maxPendingOfToken and maxPending bound the requests of such tokens that are undecided.
 	maxPendingOfToken = 40
 	maxPending        = 120
 	// informedWithin is the time after which a request that was created is among those of the lister.

@@ -90,8 +90,8 @@ The exit code is 1 if a certificate ends within --days.`,
 	return cmd
 }
 
-// certificates asks the server, or reads the directory of this machine where none answers, which
-// it tells warn.
+// certificates asks the server, or reads the directory of this machine where none answers, with a
+// line on warn.
 func (f *clientFlags) certificates(ctx context.Context, now time.Time, warn io.Writer) (*certsReport, error) {
 	client, _, err := f.client()
 	if err == nil {

@@ -106,14 +106,22 @@ func TestReportedInterfaces(t *testing.T) {
 	}
 }
 
+// nodes creates Nodes. The controller must know those that report before: nothing is heard of one
+// that it does not know, and an Event says so once.
+func (r *rig) nodes(names ...string) {
+	r.Helper()
+	for _, name := range names {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		_, err := r.client.CoreV1().Nodes().Create(context.Background(), node, metav1.CreateOptions{})
+		r.must(err)
+	}
+}
+
 // report writes what a speaker would.
 func (r *rig) report(name string, status v1.SpeakerStatus) {
 	r.Helper()
 	s, err := r.lb.Speakers.Get(context.Background(), name, metav1.GetOptions{})
 	if err != nil {
-		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		_, err = r.client.CoreV1().Nodes().Create(context.Background(), node, metav1.CreateOptions{})
-		r.must(err)
 		s, err = r.lb.Speakers.Create(context.Background(), &v1.Speaker{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 	}
 	r.must(err)
@@ -126,6 +134,7 @@ func (r *rig) report(name string, status v1.SpeakerStatus) {
 // node can.
 func TestAddressesThatNoNodeCanAnnounce(t *testing.T) {
 	r := newRig(t)
+	r.nodes("n1", "n2")
 	r.run(func(o *ControllerOptions) { o.Pools, o.coverageDelay = r.flagPools("192.0.2.0/30"), time.Millisecond })
 	condition := func(status metav1.ConditionStatus, reason, message string) func(*v1.IPAddressPool) bool {
 		return func(p *v1.IPAddressPool) bool {

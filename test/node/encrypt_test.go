@@ -22,9 +22,9 @@ import (
 )
 
 // plainText is in what Pods send in TestEncrypt.
-const plainText = "nobody between the nodes reads this"
+const plainText = "not to be read between the nodes"
 
-// With --encrypt what Pods send to Pods of another node is seen by nobody between: of the
+// With --encrypt what Pods send to Pods of another node cannot be read between them: of the
 // wire all frames are read. A node with another key than the API has of it, or without one,
 // gets nothing, and a new key is followed.
 func TestEncrypt(t *testing.T) {

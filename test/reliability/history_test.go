@@ -33,7 +33,7 @@ const (
 	writeTime = 2 * time.Second
 )
 
-// history is what clients of the API were told, through all servers.
+// history is what clients of the API have sent and received, through all servers.
 type history struct {
 	r     *rig
 	begin time.Time
@@ -47,7 +47,7 @@ type history struct {
 	written map[int64]change // that were acknowledged, by resource version
 }
 
-// change is one version of an object, as a writer or a watch was told.
+// change is one version of an object, as a writer or a watch has it.
 type change struct{ key, value string }
 
 func startHistory(r *rig) *history {
@@ -170,7 +170,7 @@ func replyOf(err error) (r reply, sent bool) {
 	return r, true
 }
 
-// watched is what one server's watch has told.
+// watched is what one server's watch has sent.
 type watched struct {
 	server *server
 	from   string // the version from which it goes on
@@ -249,7 +249,7 @@ func (w *watched) take(kind watch.EventType, o *corev1.ConfigMap) {
 	w.last, w.seen[at] = at, c
 }
 
-// check ends the clients and compares what each of them was told.
+// check ends the clients and compares what each of them has received.
 func (h *history) check(t *testing.T) {
 	t.Helper()
 	const end = "end"

@@ -159,7 +159,7 @@ func TestRegisterFinds(t *testing.T) {
 			op(0, 1, call{verb: create, value: "1"}, reply{result: done}),
 			op(2, 3, call{verb: swap, value: "2", read: "1"}, reply{result: conflict}),
 		}, false},
-		"created twice": {[]porcupine.Operation{
+		"created two times": {[]porcupine.Operation{
 			op(0, 1, call{verb: create, value: "1"}, reply{result: done}), op(2, 3, call{verb: create, value: "2"}, reply{result: done}),
 		}, false},
 		"an unknown write that is seen late": {[]porcupine.Operation{

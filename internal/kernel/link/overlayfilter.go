@@ -77,7 +77,7 @@ func (f *overlayFilter) set(peers []Peer, devices map[string]bool, pods []netip.
 		return nil
 	}
 	if err := f.conn.Commit(b); err != nil {
-		f.written = nil // whoever has changed the table
+		f.written = nil // the table differs from what was written last
 		return fmt.Errorf("write nft table %s: %w", overlayTable, err)
 	}
 	f.written, f.devices, f.pods = want, maps.Clone(devices), slices.Clone(pods)
