@@ -22,6 +22,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
 
 	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/registry/node"
 )
 
 // backEnd stores each resource in etcd: as protobuf, below PREFIX/GROUP/RESOURCE,
@@ -56,8 +57,8 @@ func (b *backEnd) GetRESTOptions(gr schema.GroupResource, _ runtime.Object) (gen
 		return generic.RESTOptions{}, fmt.Errorf("no storage codec for %s: %w", gr, err)
 	}
 	o := b.options(gr, codec, versioner)
-	if gr == (schema.GroupResource{Resource: "events"}) {
-		// Events are written often and watched rarely.
+	if gr == (schema.GroupResource{Resource: "events"}) || gr == node.KeyClaims() {
+		// Events are written often and watched rarely, claims of keys never.
 		o.Decorator = generic.UndecoratedStorage
 	}
 	return o, nil

@@ -272,7 +272,7 @@ func (f *agentFlags) nodeAgent(
 		Addresses: f.nodeIPs,
 		Annotations: map[string]string{
 			svc.ServingCertAnnotation: pods.Fingerprint(), svc.PeerWatchAnnotation: strconv.FormatBool(f.peerWatch),
-			runner.PublicKeyAnnotation: pods.PublicKey(),
+			svc.PublicKeyAnnotation: pods.PublicKey(),
 		},
 		Certificates: func() map[string]string { return certReport(cfg) }, CertificatesChanged: f.certChanged,
 		Unreachable: peers.Unreachable, UnreachableChanged: peers.Changed(),

@@ -182,7 +182,7 @@ func (s *Storage) addSimple(o Options) error {
 }
 
 func (s *Storage) addNodes(o Options) error {
-	nodes, agents, err := node.NewStorage(o.RESTOptions, o.AgentCredentials)
+	nodes, agents, err := node.NewStorage(o.RESTOptions, o.AgentCredentials, o.Log)
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/fairlead/fairlead/internal/kernel/link"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // PodNetwork is how packets get to pods of other nodes.
@@ -29,11 +30,7 @@ func PodNetworks() []string {
 	}
 }
 
-// PublicKeyAnnotation on a Node is the public key by which other nodes encrypt what they send
-// to its pods. The API server lets a node write its own Node alone.
-const PublicKeyAnnotation = "fairlead.dev/wireguard-public-key"
-
-// PublicKey is this node's value of PublicKeyAnnotation, "" if it does not encrypt.
+// PublicKey is this node's value of svc.PublicKeyAnnotation, "" if it does not encrypt.
 func (r *Runner) PublicKey() string {
 	if r.o.WireGuard == nil {
 		return ""
@@ -72,7 +69,7 @@ func (p *paths) way(own, other nodeFacts, pods netip.Prefix) (via, overlay netip
 	case p.encrypt:
 		if other.key == (link.Key{}) {
 			return via, overlay, fmt.Errorf("it has no public key of WireGuard, and nothing is sent to its pods: start its agent with --encrypt "+
-				"(annotation %s)", PublicKeyAnnotation)
+				"(annotation %s)", svc.PublicKeyAnnotation)
 		}
 	case p.mode == PodNetworkNone || i < 0 && p.mode != PodNetworkVXLAN:
 		return via, overlay, nil
@@ -129,5 +126,5 @@ func (n *network) failClosed() error {
 	if n.r.o.WireGuard == nil {
 		return nil
 	}
-	return link.AddRoutes(n.unreachable())
+	return n.routes.Add(n.unreachable())
 }

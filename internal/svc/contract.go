@@ -27,6 +27,9 @@ const (
 	// AuthoritiesAnnotation on a Node, and on the Lease of a server, has the certificate authorities that
 	// it trusts, and which one has signed its certificate (pki.Report).
 	AuthoritiesAnnotation = "fairlead.dev/authorities"
+	// PublicKeyAnnotation on a Node is the public key of WireGuard by which other nodes encrypt
+	// what they send to its pods. Its agent sets it; the API server lets no two Nodes have one.
+	PublicKeyAnnotation = "fairlead.dev/wireguard-public-key"
 	// PeerWatchAnnotation on a Node is "true" while its agent watches other nodes' machines
 	// and lets others watch its own (docs/design/011-dead-nodes.md). The agent sets it.
 	PeerWatchAnnotation = "fairlead.dev/peer-watch"

@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/kernel/packet"
 	"github.com/fairlead/fairlead/internal/runner"
+	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
@@ -78,10 +79,10 @@ func TestEncrypt(t *testing.T) {
 		t.Fatal(err)
 	}
 	key := func() string {
-		return c.kubectl("get", "node", "far", "-o", `go-template={{index .metadata.annotations "`+runner.PublicKeyAnnotation+`"}}`)
+		return c.kubectl("get", "node", "far", "-o", `go-template={{index .metadata.annotations "`+svc.PublicKeyAnnotation+`"}}`)
 	}
 	old := key()
-	c.kubectl("annotate", "--overwrite", "node", "far", runner.PublicKeyAnnotation+"="+other.PublicKey().String())
+	c.kubectl("annotate", "--overwrite", "node", "far", svc.PublicKeyAnnotation+"="+other.PublicKey().String())
 	closed := func(what string) {
 		testbed.Until(t, "the end of answers with "+what, func() error {
 			if ask(there+":9376", 0, 2) == nil {
@@ -91,7 +92,7 @@ func TestEncrypt(t *testing.T) {
 		})
 	}
 	closed("another key")
-	c.kubectl("annotate", "node", "far", runner.PublicKeyAnnotation+"-")
+	c.kubectl("annotate", "node", "far", svc.PublicKeyAnnotation+"-")
 	c.podsRouted("no public key of WireGuard")
 	closed("no key")
 	if err := os.Remove(c.path("far/agent/wireguard.key")); err != nil {

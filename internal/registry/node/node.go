@@ -4,12 +4,14 @@ package node
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	unversioned "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
@@ -18,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/apiserver/pkg/util/dryrun"
 	netutils "k8s.io/utils/net"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
@@ -27,7 +30,7 @@ import (
 
 // NewStorage returns the storages of Nodes by resource path, and how to reach
 // the agents of the Nodes with the client certificate creds.
-func NewStorage(opts generic.RESTOptionsGetter, creds AgentCredentials) (map[string]rest.Storage, *Agents, error) {
+func NewStorage(opts generic.RESTOptionsGetter, creds AgentCredentials, log *slog.Logger) (map[string]rest.Storage, *Agents, error) {
 	r, err := store.New(store.Kind{
 		Resource:   corev1.Resource("nodes"),
 		Singular:   "node",
@@ -41,10 +44,19 @@ func NewStorage(opts generic.RESTOptionsGetter, creds AgentCredentials) (map[str
 	if err != nil {
 		return nil, nil, err
 	}
+	keys, err := newKeys(opts, r, log)
+	if err != nil {
+		return nil, nil, err
+	}
+	r.AfterDelete = func(obj runtime.Object, options *metav1.DeleteOptions) {
+		if !dryrun.IsDryRun(options.DryRun) {
+			keys.hold(obj.(*corev1.Node))
+		}
+	}
 	agents := newAgents(r, creds)
 	return map[string]rest.Storage{
-		"nodes":        r,
-		"nodes/status": store.NewSub(r, statusStrategy{strategy{store.ClusterScoped()}}),
+		"nodes":        keyedREST{r, keys},
+		"nodes/status": keyedStatus{store.NewSub(r, statusStrategy{strategy{store.ClusterScoped()}}), keys},
 		"nodes/proxy":  proxy.New("node", &corev1.NodeProxyOptions{}, agents.locate),
 	}, agents, nil
 }
