@@ -10,6 +10,7 @@ import (
 	"encoding/pem"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -184,6 +185,22 @@ func (a approvals) neverAnswered(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "was not approved within 1s") ||
 		!strings.Contains(err.Error(), "kubectl certificate approve "+join.RequestsOf(token.ID)) {
 		t.Errorf("never answered: %v", err)
+	}
+
+	// Without an API server there is nothing to approve.
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := a.config(t, token)
+	cfg.Host = "https://" + l.Addr().String()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, err = join.NewApprovedNode(ctx, cfg, "asks-nobody", t.TempDir(), time.Second, slog.New(slog.DiscardHandler))
+	if err == nil || !strings.Contains(err.Error(), "has not taken the request") || !strings.Contains(err.Error(), "connection refused") ||
+		strings.Contains(err.Error(), "kubectl certificate approve") {
+		t.Errorf("a server that is not there: %v", err)
 	}
 }
 

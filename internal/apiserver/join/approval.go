@@ -84,14 +84,15 @@ func (n *Node) ask(ctx context.Context, boot *rest.Config, within time.Duration)
 	if err != nil {
 		return err
 	}
-	n.log.Warn("waiting for an administrator to approve this node's request: 'kubectl get csr' shows it",
-		"node", n.name, "request", request.Name, "approve", "kubectl certificate approve "+request.Name, "timeout", within)
 	waiting, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	cert, err := n.approved(waiting, client.CertificatesV1().CertificateSigningRequests(), request)
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
+	case errors.Is(err, errNotRequested):
+		return fmt.Errorf("the API server has not taken the request %s within %s (%w): start the agent again when it answers",
+			request.Name, within, err)
 	case err != nil && waiting.Err() != nil:
 		return fmt.Errorf("the request %s was not approved within %s (%w): approve it with 'kubectl certificate approve %[1]s', "+
 			"and start the agent again, which goes on with it", request.Name, within, err)
@@ -103,6 +104,9 @@ func (n *Node) ask(ctx context.Context, boot *rest.Config, within time.Duration)
 	}
 	return os.Remove(n.file(requestKeyFile))
 }
+
+// errNotRequested is the error of a request of which it is not known that the API server has it.
+var errNotRequested = errors.New("no answer")
 
 // requestKeyFile has the key of a request that waits, from which the request's name follows.
 const requestKeyFile = "request.key"
@@ -147,6 +151,10 @@ func (n *Node) approved(
 		}
 		switch {
 		case err == nil:
+			if !seen {
+				n.log.Warn("waiting for an administrator to approve this node's request: 'kubectl get csr' shows it",
+					"node", n.name, "request", request.Name, "approve", "kubectl certificate approve "+request.Name)
+			}
 			seen, last = true, nil
 			if err := rejected(c); err != nil || len(c.Status.Certificate) > 0 {
 				return c.Status.Certificate, err
@@ -163,7 +171,12 @@ func (n *Node) approved(
 		}
 		select {
 		case <-ctx.Done():
-			if last != nil {
+			switch {
+			case !seen && last != nil:
+				return nil, fmt.Errorf("%w: %w", errNotRequested, last)
+			case !seen:
+				return nil, errNotRequested
+			case last != nil:
 				return nil, last
 			}
 			return nil, errors.New("it waits for approval")
