@@ -23,6 +23,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
 	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/kernel/netns"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // network keeps the node's side of the pods' network in line with the Node
@@ -49,8 +50,9 @@ type network struct {
 	tampered chan struct{}
 	flushed  bool // the masquerading, too
 
-	// paths, overlay and its routes are of the goroutine of run alone; mtu is that of new pods,
-	// 0 for the default.
+	// routes, paths, overlay and its routes are of the goroutine of run alone; mtu is that of
+	// new pods, 0 for the default.
+	routes  link.Routes
 	paths   paths
 	overlay *link.Overlay
 	carried []link.Route
@@ -78,7 +80,7 @@ func factsOf(n *corev1.Node) nodeFacts {
 			f.cidrs = append(f.cidrs, p.Masked())
 		}
 	}
-	if key, err := link.ParseKey(n.Annotations[PublicKeyAnnotation]); err == nil {
+	if key, err := link.ParseKey(n.Annotations[svc.PublicKeyAnnotation]); err == nil {
 		f.key = key
 	}
 	for _, a := range n.Status.Addresses {
@@ -278,6 +280,7 @@ func (n *network) run(ctx context.Context) {
 			continue
 		case <-n.wake:
 		case <-timer.C:
+			n.routes.Forget()
 			n.paths.forget()
 			n.overlay.Forget()
 			if n.r.o.WireGuard != nil {
@@ -360,7 +363,7 @@ func (n *network) apply() (problems map[string]string, err error) {
 	}
 	n.carried = carried
 	errs = append(errs, err)
-	failed, err := link.SyncRoutes(append(routes, carried...))
+	failed, err := n.routes.Set(append(routes, carried...))
 	errs = append(errs, err)
 	for _, c := range own.cidrs {
 		errs = append(errs, failed[c])

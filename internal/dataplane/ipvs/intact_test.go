@@ -71,7 +71,7 @@ func TestIntact(t *testing.T) {
 				must(sets.Del(setCluster.name(svc.IPv6), []ipset.Element{{IP: netip.MustParseAddr("fd00:10:96::a")}}))
 			},
 			"address": func() { flows.Command(t, "", "ip", "address", "del", "10.96.0.10/32", "dev", deviceName) },
-			"device":  func() { must(link.RemoveDummy(deviceName, alias)) },
+			"device":  func() { must(link.RemoveDevice(deviceName, alias)) },
 			"jump":    func() { flows.Command(t, "*nat\n-D POSTROUTING 1\nCOMMIT\n", "ip6tables-legacy-restore", "--noflush") },
 		} {
 			damage()

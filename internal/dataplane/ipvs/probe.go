@@ -84,7 +84,7 @@ func Available(schedulers ...string) ([]string, error) {
 }
 
 func probeDevice() error {
-	return errors.Join(link.EnsureDummy(tryName, alias), link.RemoveDummy(tryName, alias))
+	return errors.Join(link.EnsureDummy(tryName, alias), link.RemoveDevice(tryName, alias))
 }
 
 // probeRules tries the rules on sets of their own, in chains to which nothing
@@ -142,7 +142,7 @@ func probeTables(ctx context.Context, t tool, l *layout, rename *strings.Replace
 // does nothing.
 func Cleanup(ctx context.Context) error {
 	err := errors.Join(
-		iptables.RemoveChains(ctx, ourChain), removeServers(), link.RemoveDummy(deviceName, alias), ipset.Remove(ctx, ourSets()...))
+		iptables.RemoveChains(ctx, ourChain), removeServers(), link.RemoveDevice(deviceName, alias), ipset.Remove(ctx, ourSets()...))
 	if err != nil {
 		return fmt.Errorf("ipvs cleanup: %w", err)
 	}

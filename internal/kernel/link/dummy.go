@@ -1,7 +1,6 @@
 package link
 
 import (
-	"errors"
 	"fmt"
 	"net"
 
@@ -39,16 +38,9 @@ const genModeNone = 1
 func createDummy(name, alias string) error {
 	d := &netlink.Dummy{LinkAttrs: netlink.NewLinkAttrs()}
 	d.Name = name
-	err := netlink.LinkAdd(d)
-	if errors.Is(err, unix.EOPNOTSUPP) {
-		return fmt.Errorf("add device %s: the kernel has no dummy devices (module dummy): %w", name, err)
-	}
+	dev, err := addDevice(d, fmt.Errorf("add device %s: the kernel has no dummy devices (module dummy): %w", name, unix.EOPNOTSUPP))
 	if err != nil {
-		return fmt.Errorf("add device %s: %w", name, err)
-	}
-	dev, err := netlink.LinkByName(name)
-	if err != nil {
-		return fmt.Errorf("find device %s: %w", name, err)
+		return err
 	}
 	if err := netlink.LinkSetAlias(dev, alias); err != nil {
 		return fmt.Errorf("name device %s ours: %w", name, err)
@@ -61,9 +53,9 @@ func createDummy(name, alias string) error {
 	return nil
 }
 
-// RemoveDummy removes the device called name if it has the alias; any other is
+// RemoveDevice removes the device called name if it has the alias; any other is
 // left alone.
-func RemoveDummy(name, alias string) error {
+func RemoveDevice(name, alias string) error {
 	dev, err := netlink.LinkByName(name)
 	if isMissing(err) {
 		return nil

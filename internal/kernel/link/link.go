@@ -270,7 +270,7 @@ func Cleanup() error {
 			}
 		}
 	}
-	_, err = SyncRoutes(nil)
+	_, err = new(Routes).Set(nil)
 	return errors.Join(append(errs, err, Unmasquerade(), RemoveOverlayFilter(), RemoveWireGuard())...)
 }
 

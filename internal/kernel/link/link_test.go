@@ -279,7 +279,7 @@ func TestMasquerade(t *testing.T) {
 	}
 }
 
-func TestSyncRoutes(t *testing.T) {
+func TestRoutes(t *testing.T) {
 	node(t)
 	outside(t)
 	run(t, "", "ip", "route", "add", "10.99.0.0/24", "via", "192.0.2.2", "proto", "static")
@@ -292,6 +292,7 @@ func TestSyncRoutes(t *testing.T) {
 	}
 	two := []link.Route{route("10.244.2.0/24", "192.0.2.2"), route("fd00:10:244:2::/64", "2001:db8::2")}
 	moved := []link.Route{route("10.244.2.0/24", "192.0.2.3"), route("10.244.3.0/24", "192.0.2.2")}
+	var routes link.Routes
 	for _, c := range []struct {
 		name        string
 		want        []link.Route
@@ -302,7 +303,7 @@ func TestSyncRoutes(t *testing.T) {
 		{"moved", moved, []string{"10.244.2.0/24 via 192.0.2.3", "10.244.3.0/24 via 192.0.2.2"}, []string{"fd00", "10.244.2.0/24 via 192.0.2.2"}},
 		{"none", nil, nil, []string{"via"}},
 	} {
-		if failed, err := link.SyncRoutes(c.want); err != nil || len(failed) > 0 {
+		if failed, err := routes.Set(c.want); err != nil || len(failed) > 0 {
 			t.Fatalf("%s: %v, %v", c.name, failed, err)
 		}
 		got := list()
@@ -317,7 +318,7 @@ func TestSyncRoutes(t *testing.T) {
 			}
 		}
 	}
-	failed, err := link.SyncRoutes([]link.Route{route("10.244.9.0/24", "203.0.113.9"), route("10.244.8.0/24", "192.0.2.2")})
+	failed, err := new(link.Routes).Set([]link.Route{route("10.244.9.0/24", "203.0.113.9"), route("10.244.8.0/24", "192.0.2.2")})
 	if err != nil || len(failed) != 1 || failed[netip.MustParsePrefix("10.244.9.0/24")] == nil {
 		t.Errorf("a neighbour out of reach gave %v, %v; want an error of its range", failed, err)
 	}
@@ -329,19 +330,69 @@ func TestSyncRoutes(t *testing.T) {
 	}
 }
 
+// A route costs a message to the kernel when it is new or ends, and nothing else is asked or
+// told: what another program has deleted comes back when all are compared.
+func TestRoutesCostWhatChanges(t *testing.T) {
+	node(t)
+	outside(t)
+	var routes link.Routes
+	var want []link.Route
+	add := func(from, to int) {
+		t.Helper()
+		for i := from; i < to; i++ {
+			want = append(want, link.Route{
+				Dst: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, byte(i), 0}), 24), Via: netip.MustParseAddr("192.0.2.2"),
+			})
+		}
+		if failed, err := routes.Set(want); err != nil || len(failed) > 0 {
+			t.Fatalf("%v, %v", failed, err)
+		}
+	}
+	has := func(i int) bool {
+		return strings.Contains(run(t, "", "ip", "route", "show", "proto", "250"), fmt.Sprintf("10.244.%d.0/24 via", i))
+	}
+	add(1, 200)
+	if !has(7) || !has(199) {
+		t.Fatal("routes are missing")
+	}
+	run(t, "", "ip", "route", "delete", "10.244.7.0/24", "metric", fmt.Sprint(link.RouteMetric))
+	add(200, 201)
+	if has(7) || !has(200) {
+		t.Errorf("one more route: all were compared (%v), or it is missing (%v)", has(7), !has(200))
+	}
+	routes.Forget()
+	add(201, 201)
+	if !has(7) {
+		t.Error("a comparison leaves a route out")
+	}
+	run(t, "", "ip", "route", "delete", "10.244.9.0/24", "metric", fmt.Sprint(link.RouteMetric))
+	want = want[:0] // one that is gone already ends without an error
+	add(50, 51)
+	if !has(50) || has(51) || has(9) {
+		t.Errorf("the routes are\n%s", run(t, "", "ip", "route"))
+	}
+	if err := routes.Add([]link.Route{{Dst: cluster[0]}}); err != nil {
+		t.Fatal(err)
+	}
+	add(51, 52)
+	if strings.Contains(run(t, "", "ip", "route"), "unreachable 10.244.0.0/16") {
+		t.Error("an added route outlives the next Set")
+	}
+}
+
 // Routes that were added stay beside those that are there, until the next comparison.
-func TestAddRoutes(t *testing.T) {
+func TestRoutesThatWereAdded(t *testing.T) {
 	node(t)
 	all := link.Route{Dst: cluster[0]}
 	for range 2 {
-		if err := link.AddRoutes([]link.Route{all}); err != nil {
+		if err := new(link.Routes).Add([]link.Route{all}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if got := run(t, "", "ip", "route"); !strings.Contains(got, "unreachable 10.244.0.0/16") {
 		t.Errorf("the routes are\n%s", got)
 	}
-	if failed, err := link.SyncRoutes(nil); err != nil || len(failed) > 0 || strings.Contains(run(t, "", "ip", "route"), "unreachable") {
+	if failed, err := new(link.Routes).Set(nil); err != nil || len(failed) > 0 || strings.Contains(run(t, "", "ip", "route"), "unreachable") {
 		t.Errorf("%v, %v; the routes are\n%s", failed, err, run(t, "", "ip", "route"))
 	}
 }
@@ -370,7 +421,7 @@ func TestCleanupLeavesNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if failed, err := link.SyncRoutes(routes); err != nil || len(failed) > 0 {
+		if failed, err := new(link.Routes).Set(routes); err != nil || len(failed) > 0 {
 			t.Fatal(failed, err)
 		}
 	}
@@ -406,7 +457,7 @@ func TestForeignRoutesStay(t *testing.T) {
 	route := func(dst string) link.Route {
 		return link.Route{Dst: netip.MustParsePrefix(dst), Via: netip.MustParseAddr("192.0.2.2")}
 	}
-	failed, err := link.SyncRoutes([]link.Route{route("0.0.0.0/0"), route("10.244.5.0/24"), route("10.244.6.0/24")})
+	failed, err := new(link.Routes).Set([]link.Route{route("0.0.0.0/0"), route("10.244.5.0/24"), route("10.244.6.0/24")})
 	if err != nil || len(failed) != 1 || failed[netip.MustParsePrefix("10.244.6.0/24")] == nil {
 		t.Errorf("failed %v, %v; want that of 10.244.6.0/24 alone, which collides", failed, err)
 	}
@@ -420,7 +471,7 @@ func TestForeignRoutesStay(t *testing.T) {
 				t.Errorf("no %q in\n%s", r, all)
 			}
 		}
-		if _, err := link.SyncRoutes(nil); err != nil {
+		if _, err := new(link.Routes).Set(nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -439,7 +490,7 @@ func TestUnusedAddressesAreUnreachable(t *testing.T) {
 		own = append(own, link.Route{Dst: netip.MustParsePrefix(dst)})
 	}
 	for range 2 {
-		if failed, err := link.SyncRoutes(own); err != nil || len(failed) > 0 {
+		if failed, err := new(link.Routes).Set(own); err != nil || len(failed) > 0 {
 			t.Fatal(failed, err)
 		}
 	}

@@ -11,7 +11,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/internal/kernel/sysctl"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -102,7 +101,7 @@ func gateway(pods netip.Prefix, node netip.Addr) netip.Addr {
 
 // Set makes peers the only ones. local are the addresses of this node, of which the first
 // of each family is used, gateways those that it has among its pods, pods the ranges of all
-// pods. It returns the routes to the peers' pods, for SyncRoutes. Its cost is that of what
+// pods. It returns the routes to the peers' pods, for Routes.Set. Its cost is that of what
 // differs from the last call.
 func (v *Overlay) Set(peers []Peer, local, gateways []netip.Addr, pods []netip.Prefix) (routes []Route, err error) {
 	if len(peers) == 0 && v.idle {
@@ -144,17 +143,7 @@ func overlayName(f svc.Family) string {
 
 func (v *Overlay) remove(f svc.Family) error {
 	delete(v.devices, f)
-	dev, err := netlink.LinkByName(overlayName(f))
-	if isMissing(err) {
-		return nil
-	}
-	if err == nil && dev.Attrs().Alias == alias {
-		err = netlink.LinkDel(dev)
-	}
-	if err != nil && !isMissing(err) {
-		return fmt.Errorf("remove device %s: %w", overlayName(f), err)
-	}
-	return nil
+	return RemoveDevice(overlayName(f), alias)
 }
 
 // set makes the device of a family and the entries of its peers.
@@ -261,14 +250,8 @@ func (v *Overlay) ensure(f svc.Family, local netip.Addr, gateways []netip.Addr) 
 	case !isMissing(err):
 		return nil, fmt.Errorf("find device %s: %w", name, err)
 	}
-	if err := v.create(name, local, mtu); err != nil {
+	if dev, err = v.create(name, local, mtu); err != nil {
 		return nil, err
-	}
-	if dev, err = netlink.LinkByName(name); err != nil {
-		return nil, fmt.Errorf("find device %s: %w", name, err)
-	}
-	if err := netlink.LinkSetAlias(dev, alias); err != nil {
-		return nil, fmt.Errorf("name device %s ours: %w", name, err)
 	}
 	return v.adopt(f, dev, mtu, gateways)
 }
@@ -280,34 +263,20 @@ func (v *Overlay) is(dev netlink.Link, local netip.Addr) bool {
 		x.HardwareAddr.String() == hardware(local).String()
 }
 
-func (v *Overlay) create(name string, local netip.Addr, mtu int) error {
+func (v *Overlay) create(name string, local netip.Addr, mtu int) (netlink.Link, error) {
 	x := &netlink.Vxlan{LinkAttrs: netlink.NewLinkAttrs(), VxlanId: v.o.VNI, SrcAddr: local.AsSlice(), Port: int(v.o.Port), UDPCSum: true}
 	x.Name, x.MTU, x.HardwareAddr = name, mtu, hardware(local)
-	err := netlink.LinkAdd(x)
-	if errors.Is(err, unix.EOPNOTSUPP) {
-		return fmt.Errorf("add device %s: the kernel has no VXLAN (module vxlan): %w", name, err)
-	}
+	dev, err := addDevice(x, fmt.Errorf("add device %s: the kernel has no VXLAN (module vxlan): %w", name, unix.EOPNOTSUPP))
 	if err != nil {
-		return fmt.Errorf("add device %s: %w", name, err)
+		return nil, err
 	}
-	// Neighbours' routes may differ in one direction: then packets from pods arrive here by
-	// the overlay though the way back is direct.
-	_ = sysctl.Write("net/ipv4/conf/"+name+"/rp_filter", "2")
-	return nil
+	return dev, take(dev)
 }
 
 // adopt sets the device up, and reads what an earlier agent has written to it.
 func (v *Overlay) adopt(f svc.Family, dev netlink.Link, mtu int, gateways []netip.Addr) (*overlayDevice, error) {
 	d := &overlayDevice{index: dev.Attrs().Index, mtu: mtu, macs: map[netip.Addr]netip.Addr{}, peers: map[netip.Addr]bool{}}
-	if err := netlink.LinkSetMTU(dev, mtu); err != nil {
-		return nil, fmt.Errorf("set the MTU of %s to %d: %w", overlayName(f), mtu, err)
-	}
-	if err := netlink.LinkSetUp(dev); err != nil {
-		return nil, fmt.Errorf("set device %s up: %w", overlayName(f), err)
-	}
-	// What the node itself sends there has an address of its own range, so that answers
-	// come back by the overlay.
-	if err := ensureAddrs(dev, gateways); err != nil {
+	if err := bringUp(dev, mtu, gateways); err != nil {
 		return nil, err
 	}
 	forwarding, err := Whole(func() ([]netlink.Neigh, error) { return netlink.NeighList(d.index, unix.AF_BRIDGE) })

@@ -61,7 +61,7 @@ func (m *member) carries(own netip.Addr, peers []link.Peer, direct ...link.Route
 		if err != nil {
 			return err
 		}
-		failed, err := link.SyncRoutes(append(routes, direct...))
+		failed, err := new(link.Routes).Set(append(routes, direct...))
 		for _, f := range failed {
 			err = errors.Join(err, f)
 		}

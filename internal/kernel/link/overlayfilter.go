@@ -2,7 +2,6 @@ package link
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -144,9 +143,4 @@ func masqueradeBy(device string) nftables.Rule {
 }
 
 // RemoveOverlayFilter removes the rules of an Overlay. It is no error if there are none.
-func RemoveOverlayFilter() error {
-	if err := nftables.RemoveTable(overlayTable); err != nil && !errors.Is(err, unix.ENOENT) {
-		return err
-	}
-	return nil
-}
+func RemoveOverlayFilter() error { return nftables.RemoveTable(overlayTable) }

@@ -26,55 +26,87 @@ type Route struct {
 	Device int
 }
 
-// SyncRoutes makes want the only routes to ranges that bear our protocol number:
-// missing ones are added, and then the rest deleted. It never replaces a route: one
-// of others with the same range and RouteMetric makes ours fail. It goes on after an
-// error; failed has the errors of single routes by range, err all others.
-func SyncRoutes(want []Route) (failed map[netip.Prefix]error, err error) {
-	have, err := ours()
-	if err != nil {
-		return nil, err
+// Routes are those to ranges of pods that bear our protocol number. It is used by one
+// goroutine at a time, in one network namespace.
+type Routes struct {
+	// written are those that the kernel has, nil after Forget.
+	written map[Route]bool
+}
+
+// Forget has the next Set compare everything with the kernel.
+func (s *Routes) Forget() { s.written = nil }
+
+// Set makes want the only routes: those that are no longer wanted are deleted, and then
+// missing ones added. It never replaces a route: one of others with the same range and
+// RouteMetric makes ours fail. It goes on after an error; failed has the errors of single
+// routes by range, err all others. The kernel is asked for nothing, and told what differs
+// from the last call alone.
+func (s *Routes) Set(want []Route) (failed map[netip.Prefix]error, err error) {
+	var old []*netlink.Route
+	if s.written == nil {
+		if old, err = s.read(); err != nil {
+			return nil, err
+		}
 	}
-	wanted := map[Route]bool{}
+	wanted := make(map[Route]bool, len(want))
 	for _, r := range want {
 		wanted[Route{r.Dst.Masked(), r.Via, r.Device}] = true
 	}
 	var errs []error
-	found := map[Route]bool{}
-	remove := func(r *netlink.Route) {
-		if err := netlink.RouteDel(r); err != nil && !errors.Is(err, unix.ESRCH) {
-			errs = append(errs, fmt.Errorf("remove route to %s: %w", r.Dst, err))
+	remove := func(r *netlink.Route) error {
+		err := netlink.RouteDel(r)
+		if errors.Is(err, unix.ESRCH) {
+			return nil
 		}
+		if err != nil {
+			err = fmt.Errorf("remove route to %s: %w", r.Dst, err)
+			errs = append(errs, err)
+		}
+		return err
 	}
-	var old []*netlink.Route
-	for _, r := range have {
-		key := decodeRoute(r)
-		switch {
-		case r.Priority != RouteMetric: // of an earlier version
-			old = append(old, r)
-		case wanted[key]:
-			found[key] = true
-		default: // first, for a new gateway of the same range would collide
-			remove(r)
+	for r := range s.written { // first, for a new gateway of the same range would collide
+		if !wanted[r] && remove(encodeRoute(r)) == nil {
+			delete(s.written, r)
 		}
 	}
 	failed = map[netip.Prefix]error{}
 	for r := range wanted {
-		if found[r] {
+		if s.written[r] {
 			continue
 		}
 		if err := netlink.RouteAdd(encodeRoute(r)); err != nil {
 			failed[r.Dst] = addError(r, err)
+			continue
 		}
+		s.written[r] = true
 	}
 	for _, r := range old {
-		remove(r)
+		_ = remove(r)
 	}
 	return failed, errors.Join(errs...)
 }
 
-// AddRoutes adds routes to those of SyncRoutes, until its next call.
-func AddRoutes(routes []Route) error {
+// read takes what the kernel has as written, and returns routes of earlier versions, which
+// Set does not make.
+func (s *Routes) read() (old []*netlink.Route, err error) {
+	have, err := ours()
+	if err != nil {
+		return nil, err
+	}
+	s.written = map[Route]bool{}
+	for _, r := range have {
+		if r.Priority != RouteMetric {
+			old = append(old, r)
+			continue
+		}
+		s.written[decodeRoute(r)] = true
+	}
+	return old, nil
+}
+
+// Add adds routes to those of Set, until its next call.
+func (s *Routes) Add(routes []Route) error {
+	s.Forget()
 	var errs []error
 	for _, r := range routes {
 		if err := netlink.RouteAdd(encodeRoute(Route{r.Dst.Masked(), r.Via, r.Device})); err != nil && !errors.Is(err, unix.EEXIST) {
@@ -120,7 +152,7 @@ func decodeRoute(r *netlink.Route) Route {
 	return out
 }
 
-// ours lists the routes of SyncRoutes.
+// ours lists the routes of Routes.
 func ours() ([]*netlink.Route, error) {
 	var out []*netlink.Route
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {

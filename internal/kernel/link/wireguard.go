@@ -14,8 +14,8 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
+	"github.com/fairlead/fairlead/internal/kernel/netns"
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
-	"github.com/fairlead/fairlead/internal/kernel/sysctl"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -132,18 +132,16 @@ func (w *WireGuard) ensure() (netlink.Link, error) {
 	}
 	have, err := w.client.Device(WireGuardDevice)
 	if err != nil {
-		return nil, fmt.Errorf("device %s is not WireGuard's, or what made it has ended: %w; remove it", WireGuardDevice, err)
+		return nil, notWireGuard(err)
 	}
 	if port := int(w.port); have.PrivateKey != w.key || have.ListenPort != port {
 		if err := w.client.ConfigureDevice(WireGuardDevice, wgtypes.Config{PrivateKey: &w.key, ListenPort: &port}); err != nil {
 			return nil, fmt.Errorf("set the key and UDP port %d of %s: %w", port, WireGuardDevice, err)
 		}
 	}
-	if err := netlink.LinkSetAlias(dev, alias); err != nil {
-		return nil, fmt.Errorf("name device %s ours: %w", WireGuardDevice, err)
+	if err := take(dev); err != nil {
+		return nil, err
 	}
-	// The way of an answer may be another for a while, when a node's key is new here.
-	_ = sysctl.Write("net/ipv4/conf/"+WireGuardDevice+"/rp_filter", "2")
 	w.peers = map[Key]Peer{}
 	for _, p := range have.Peers {
 		w.peers[p.PublicKey] = decodePeer(&p)
@@ -151,27 +149,67 @@ func (w *WireGuard) ensure() (netlink.Link, error) {
 	return dev, nil
 }
 
+// addWireGuard makes a device of the kernel's WireGuard.
 func addWireGuard() (netlink.Link, error) {
 	l := &netlink.Wireguard{LinkAttrs: netlink.NewLinkAttrs()}
 	l.Name = WireGuardDevice
-	err := netlink.LinkAdd(l)
-	if errors.Is(err, unix.EOPNOTSUPP) {
-		return nil, fmt.Errorf("this kernel has no WireGuard: load its module (modprobe wireguard), "+
-			"or make the device %s by a userspace implementation first (wireguard-go %s)", WireGuardDevice, WireGuardDevice)
+	return addDevice(l, fmt.Errorf("this kernel has no WireGuard: load its module (modprobe wireguard), "+
+		"or make the device %s by a userspace implementation first (wireguard-go %s)", WireGuardDevice, WireGuardDevice))
+}
+
+// ProbeWireGuard returns what encrypts here: "the kernel", or "a userspace implementation"
+// that has made the device, and the UDP port of a device that is there, 0 without. The error
+// is that of OpenWireGuard where nothing does. It leaves nothing behind.
+func ProbeWireGuard() (by string, port uint16, err error) {
+	const kernel, userspace = "the kernel", "a userspace implementation"
+	_, err = netlink.LinkByName(WireGuardDevice)
+	if isMissing(err) {
+		return kernel, 0, netns.OnThread(func() error {
+			// The kernel ends a namespace, and the device in it, with its last thread.
+			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+				return fmt.Errorf("make a network namespace to try WireGuard in: %w", err)
+			}
+			_, err := addWireGuard()
+			return err
+		})
 	}
 	if err != nil {
-		return nil, fmt.Errorf("add device %s: %w", WireGuardDevice, err)
+		return "", 0, fmt.Errorf("find device %s: %w", WireGuardDevice, err)
 	}
-	dev, err := netlink.LinkByName(WireGuardDevice)
+	client, err := wgctrl.New()
 	if err != nil {
-		return nil, fmt.Errorf("find device %s: %w", WireGuardDevice, err)
+		return "", 0, fmt.Errorf("open WireGuard: %w", err)
 	}
-	return dev, nil
+	defer client.Close()
+	have, err := client.Device(WireGuardDevice)
+	if err != nil {
+		return "", 0, notWireGuard(err)
+	}
+	if by = userspace; have.Type == wgtypes.LinuxKernel {
+		by = kernel
+	}
+	return by, uint16(have.ListenPort), nil
+}
+
+func notWireGuard(err error) error {
+	return fmt.Errorf("device %s is not WireGuard's, or what made it has ended: %w; remove it", WireGuardDevice, err)
+}
+
+// WireGuardMTU returns how large packets may be that are encrypted between this node's
+// address local, on whose device underlay is the limit, and nodes of its family.
+func WireGuardMTU(local netip.Addr) (mtu, underlay int, err error) {
+	if underlay, err = underlayMTU(local); err != nil {
+		return 0, 0, err
+	}
+	if local.Is4() {
+		return underlay - wireguardOverhead4, underlay, nil
+	}
+	return underlay - wireguardOverhead6, underlay, nil
 }
 
 // Set makes peers the only ones. local are the addresses of this node, gateways those that
 // it has among its pods, pods the ranges of all pods. It returns the routes to the peers'
-// pods, for SyncRoutes. All that differs from the last call is one message to the kernel.
+// pods, for Routes.Set. All that differs from the last call is one message to the kernel.
 func (w *WireGuard) Set(peers []Peer, local, gateways []netip.Addr, pods []netip.Prefix) (routes []Route, err error) {
 	dev, err := w.ensure()
 	if err != nil {
@@ -182,14 +220,7 @@ func (w *WireGuard) Set(peers []Peer, local, gateways []netip.Addr, pods []netip
 		return nil, err
 	}
 	if dev.Attrs().Index != w.index || mtu != w.mtu {
-		if err := netlink.LinkSetMTU(dev, mtu); err != nil {
-			return nil, fmt.Errorf("set the MTU of %s to %d: %w", WireGuardDevice, mtu, err)
-		}
-		if err := netlink.LinkSetUp(dev); err != nil {
-			return nil, fmt.Errorf("set device %s up: %w", WireGuardDevice, err)
-		}
-		// What the node itself sends has an address of its range: a peer accepts no other.
-		if err := ensureAddrs(dev, gateways); err != nil {
+		if err := bringUp(dev, mtu, gateways); err != nil {
 			return nil, err
 		}
 		w.index, w.mtu = dev.Attrs().Index, mtu
@@ -261,20 +292,16 @@ func decodePeer(p *wgtypes.Peer) Peer {
 func (w *WireGuard) mtuFor(peers []Peer, local []netip.Addr) (int, error) {
 	mtu := 0
 	for _, a := range local {
-		overhead := wireguardOverhead4
-		if a.Is6() {
-			overhead = wireguardOverhead6
-		}
 		used := slices.ContainsFunc(peers, func(p Peer) bool { return p.Addr.Is4() == a.Is4() })
 		if mtu != 0 && !used {
 			continue
 		}
-		underlay, err := underlayMTU(a)
+		m, _, err := WireGuardMTU(a)
 		if err != nil {
 			return 0, err
 		}
-		if mtu == 0 || underlay-overhead < mtu {
-			mtu = underlay - overhead
+		if mtu == 0 || m < mtu {
+			mtu = m
 		}
 	}
 	if mtu == 0 {
@@ -312,16 +339,5 @@ func (w *WireGuard) masquerade(pods []netip.Prefix) error {
 
 // RemoveWireGuard removes the device and its rules. It is no error if there are none.
 func RemoveWireGuard() error {
-	err := nftables.RemoveTable(wireguardTable)
-	if errors.Is(err, unix.ENOENT) {
-		err = nil
-	}
-	dev, missing := netlink.LinkByName(WireGuardDevice)
-	if missing != nil || dev.Attrs().Alias != alias {
-		return err
-	}
-	if gone := netlink.LinkDel(dev); gone != nil && !isMissing(gone) {
-		err = errors.Join(err, fmt.Errorf("remove device %s: %w", WireGuardDevice, gone))
-	}
-	return err
+	return errors.Join(nftables.RemoveTable(wireguardTable), RemoveDevice(WireGuardDevice, alias))
 }

@@ -19,14 +19,14 @@ func TestDummy(t *testing.T) {
 		if err := link.EnsureDummy("virtual", "another's"); err == nil || !strings.Contains(err.Error(), "in the way") {
 			t.Errorf("EnsureDummy = %v, want that a device is in the way", err)
 		}
-		if err := link.RemoveDummy("virtual", "another's"); err != nil {
+		if err := link.RemoveDevice("virtual", "another's"); err != nil {
 			t.Error(err)
 		}
 		if err := link.EnsureDummy("virtual", "ours"); err != nil {
 			t.Errorf("it is gone, or not ours any more: %v", err)
 		}
 		for range 2 {
-			if err := link.RemoveDummy("virtual", "ours"); err != nil {
+			if err := link.RemoveDevice("virtual", "ours"); err != nil {
 				t.Error(err)
 			}
 		}
