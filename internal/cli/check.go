@@ -26,13 +26,15 @@ func newCheck(g *global) *cobra.Command {
 		Short: "Find what keeps this machine from being a node",
 		Long: `Look at this machine before its agent starts for the first time: what the kernel has
 for the modes of the proxy, ports in use, forwarding, rules of other programs (firewalld,
-ufw, docker, kube-proxy), the clock, addresses and devices, control groups, the disk.
-Each finding comes with what to do. It changes nothing, and is for a machine on which no
-agent runs: an agent's own ports are in use. An agent logs such warnings at its start.
+ufw, docker, kube-proxy), the clock, addresses and devices, control groups, the disk; with
+--encrypt WireGuard, its port and the size of packets that is left. Each finding comes with
+what to do. It changes nothing, and is for a machine on which no agent runs: an agent's own
+ports are in use. An agent logs such warnings at its start.
 
 The exit code is 1 if a node would not work here; warnings alone leave it 0. The flags
 are those of 'fairlead agent'.`,
 		Example: `  fairlead check
+  fairlead check --encrypt
   fairlead check --mode ipvs -o json`,
 		Args: noArgs,
 		PreRunE: func(*cobra.Command, []string) error {
@@ -68,6 +70,13 @@ func (f *agentFlags) machine(first bool) preflight.Machine {
 	}
 	if !first {
 		return m
+	}
+	if f.encrypt {
+		m.Encryption = &preflight.Encryption{Port: f.wireguardPort, Addresses: f.nodeIPs}
+		if len(f.nodeIPs) == 0 {
+			// Without one there is a finding of its own.
+			m.Encryption.Addresses, _ = machineAddresses(nil)
+		}
 	}
 	setup := &modeSetup{flags: &f.proxyFlags, networks: f.networkFlags, log: slog.New(slog.DiscardHandler)}
 	for _, mode := range candidateModes(f.mode) {

@@ -116,6 +116,41 @@ func bind(p Port) error {
 	return l.Close()
 }
 
+// encryption is what an agent with --encrypt does not start without: WireGuard and its port;
+// and whether the packets that are left are large enough.
+func (m Machine) encryption() (out []Finding) {
+	const check = "encryption"
+	e := m.Encryption
+	if e == nil {
+		return nil
+	}
+	by, port, err := link.ProbeWireGuard()
+	if err != nil {
+		out = append(out, Finding{check, Error, oneLine(err), "run 'modprobe wireguard' (Linux 5.6, or the distribution's package of " +
+			"the module), or start wireguard-go " + link.WireGuardDevice + " before the agent, or leave out --encrypt on all nodes"})
+	} else {
+		out = append(out, Finding{check, OK, "WireGuard is " + by + "'s", ""})
+	}
+	if port != e.Port { // that of its own device is in use, of course
+		p := Port{Network: "udp", Address: netip.AddrPortFrom(netip.IPv4Unspecified(), e.Port), Flag: "--wireguard-port, the same on all nodes"}
+		out = append(out, Machine{Ports: []Port{p}}.ports()...)
+	}
+	for _, a := range e.Addresses {
+		mtu, underlay, err := link.WireGuardMTU(a)
+		switch {
+		case err != nil:
+			out = append(out, Finding{check, Error, oneLine(err), "name an address of this machine with --node-ip"})
+		case mtu < minMTU:
+			out = append(out, Finding{check, Warning,
+				fmt.Sprintf("packets between Pods have %d bytes at most, of the %d at %s; IPv6 needs %d", mtu, underlay, a, minMTU),
+				fmt.Sprintf("give the device of %s an MTU of %d, if what is behind it can", a, minMTU+underlay-mtu)})
+		default:
+			out = append(out, Finding{check, OK, fmt.Sprintf("packets between Pods have %d bytes at most, of the %d at %s", mtu, underlay, a), ""})
+		}
+	}
+	return out
+}
+
 // forwarding has to be on, or the agent able to turn it on.
 func (m Machine) forwarding() (out []Finding) {
 	if m.Root == nil {

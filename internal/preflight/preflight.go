@@ -65,11 +65,21 @@ type Machine struct {
 	Ports    []Port
 	// Ranges are those of Services and Pods.
 	Ranges []netip.Prefix
+	// Encryption is what --encrypt needs, nil without.
+	Encryption *Encryption
+}
+
+// Encryption is what WireGuard is to have.
+type Encryption struct {
+	// Port is that of UDP, Addresses are the node's own.
+	Port      uint16
+	Addresses []netip.Addr
 }
 
 // Check looks at all of it, in the network namespace of the calling thread.
 func (m Machine) Check(ctx context.Context) []Finding {
-	return slices.Concat(m.modes(ctx), m.ports(), m.forwarding(), firewalls(ctx), clocks(), m.addresses(), groups(), m.disk())
+	return slices.Concat(m.modes(ctx), m.ports(), m.forwarding(), firewalls(ctx), clocks(), m.addresses(), groups(), m.disk(),
+		m.encryption())
 }
 
 func (m Machine) modes(ctx context.Context) (out []Finding) {

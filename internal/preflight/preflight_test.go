@@ -186,3 +186,52 @@ func checksOf(findings []Finding) (out []string) {
 	}
 	return out
 }
+
+// --encrypt needs WireGuard, its port, and room in packets.
+func TestEncryption(t *testing.T) {
+	host := testbed.NewNetwork(t).Outside("host")
+	host.Do(func() {
+		at := []netip.Addr{host.Addr4(), host.Addr6()}
+		const port = 51820
+		m := Machine{Encryption: &Encryption{Port: port, Addresses: at}}
+		found := m.encryption()
+		if err := kernelHasWireGuard(); err != nil {
+			has(t, found, "encryption", Error, "this kernel has no WireGuard")
+		} else {
+			has(t, found, "encryption", OK, "WireGuard is the kernel's")
+		}
+		has(t, found, "ports", OK, "1 ports are free")
+		has(t, found, "encryption", OK, "1440 bytes at most, of the 1500 at "+at[0].String())
+		has(t, found, "encryption", OK, "1420 bytes at most, of the 1500 at "+at[1].String())
+		if out, err := exec.Command("ip", "-o", "link", "show", "type", "wireguard").Output(); err != nil || len(out) > 0 {
+			t.Errorf("a device is left: %s, %v", out, err)
+		}
+
+		l, err := net.ListenUDP("udp", &net.UDPAddr{Port: port})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		sh(t, "ip link set eth0 mtu 1350")
+		found = m.encryption()
+		has(t, found, "ports", Error, "udp 0.0.0.0:51820 is in use")
+		has(t, found, "encryption", OK, "1290 bytes at most, of the 1350 at "+at[0].String())
+		has(t, found, "encryption", Warning, "1270 bytes at most, of the 1350 at "+at[1].String())
+
+		sh(t, "ip link add fl0wg type bridge")
+		has(t, m.encryption(), "encryption", Error, "device fl0wg is not WireGuard's")
+		m.Encryption.Addresses = []netip.Addr{netip.MustParseAddr("192.0.2.99")}
+		has(t, m.encryption(), "encryption", Error, "no device has this node's address 192.0.2.99")
+		if m.Encryption = nil; len(m.encryption()) > 0 {
+			t.Error("findings without --encrypt")
+		}
+	})
+}
+
+// kernelHasWireGuard makes a device of another name, and removes it.
+func kernelHasWireGuard() error {
+	if err := exec.Command("ip", "link", "add", "probe0", "type", "wireguard").Run(); err != nil {
+		return err
+	}
+	return exec.Command("ip", "link", "delete", "probe0").Run()
+}
