@@ -16,7 +16,7 @@ UNIT        := . ./internal/svc/... ./internal/alloc/... ./internal/epslice/... 
 LONG        := ./internal/apiserver ./internal/dataplane/ipvs ./test/node ./internal/lb ./test/reliability ./internal/controller ./test/lb \
   ./internal/dataplane/iptables ./test/servers ./test/ipvs ./test ./test/packages ./internal/proxy ./internal/runner ./internal/runner/guest
 
-.PHONY: help build demo test test-unit bench check mutate fmt generate clean setup kubectl wireguard-go release soak
+.PHONY: help build demo test test-unit bench check mutate fmt generate clean setup fetch kubectl wireguard-go release soak
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -27,7 +27,7 @@ build: ## make bin/fairlead (static, no cgo)
 demo: setup build kubectl ## start two nodes and a client in namespaces, apply examples/my-service.yaml, print what was measured
 	go run ./test/demo --bin bin --manifest examples/my-service.yaml
 
-test: setup build kubectl wireguard-go ## the whole suite, with set-up
+test: setup build kubectl wireguard-go fetch ## the whole suite, with set-up
 	go vet ./...
 	FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin go test -json -p 3 -vet=off -timeout 14m $(LONG) ./... | go run ./test/summary
 
@@ -65,6 +65,13 @@ wireguard-go: ## make bin/wireguard-go, for kernels without WireGuard, from its 
 
 setup: ## install the Debian packages that tests and demo use, when root
 	@test/setup.sh
+
+fetch: ## download what tests build themselves: their namespaces have no network
+	go -C test/pebble build -o /dev/null github.com/letsencrypt/pebble/v2/cmd/pebble
+	go -C test/h2spec build -o /dev/null github.com/summerwind/h2spec/cmd/h2spec
+	go -C bench/peers/s3 build -o /dev/null .
+	go -C tools/release build -o /dev/null ./sbom
+	go tool -modfile=tools/release/go.mod nfpm --version >/dev/null
 
 release: ## packages, tarballs, SBOMs and checksums for amd64 and arm64, in dist/
 	LDFLAGS='$(LDFLAGS)' tools/release/all
