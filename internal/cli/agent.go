@@ -210,7 +210,7 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 	if err != nil {
 		return nil, err
 	}
-	opts.Servers, opts.HostPorts = reached.servers, pods.HostPorts
+	opts.Servers, opts.HostPorts, opts.OwnPods = reached.servers, pods.HostPorts, pods.OwnPods
 	if f.balancer != nil {
 		opts.FollowSlices = f.balancer.Follow
 	}

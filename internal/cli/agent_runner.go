@@ -68,8 +68,8 @@ func (f *agentFlags) runner(log *slog.Logger, client kubernetes.Interface, cfg *
 		ClusterDNS: clusterDNS, ClusterDomain: f.domains[0],
 		Listener: listener, ClientCA: ca, Status: func() any { return p().Status() }, StopPods: f.stopPods,
 		Protect: true, UIDs: uids, PodPIDs: f.podPIDs, Hide: []string{filepath.Dir(f.stateDir)}, // pki, and the store
-		HostPortsChanged: func() { p().HostPortsChanged() },
-		DrainWait:        f.drainWait, StaticDir: f.manifestDir, Mirrors: mirrors, Hold: hold,
+		PodsChanged: func() { p().PodsChanged() },
+		DrainWait:   f.drainWait, StaticDir: f.manifestDir, Mirrors: mirrors, Hold: hold,
 		NodeSet:   func(n *corev1.Node) { peers.Set(n); checks.Set(n) },
 		NodeUnset: func(name string) { peers.Unset(name); checks.Unset(name) },
 	})

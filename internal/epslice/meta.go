@@ -17,7 +17,7 @@ import (
 // The values of the label endpointslice.kubernetes.io/managed-by on slices made
 // from selectors and on slices mirrored from Endpoints.
 const (
-	ManagedBySelector  = "endpointslice-controller.k8s.io"
+	ManagedBySelector  = svc.ManagedBySelector
 	ManagedByMirroring = "endpointslicemirroring-controller.k8s.io"
 )
 

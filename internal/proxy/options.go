@@ -64,8 +64,11 @@ type Options struct {
 	FollowSlices func(reflector.Sink[*discoveryv1.EndpointSlice]) reflector.Sink[*discoveryv1.EndpointSlice]
 
 	// HostPorts returns the host ports of this node's Pods, where nothing else leads to them;
-	// nil knows none. It is called in every round; HostPortsChanged asks for one.
+	// nil knows none. OwnPods returns what the node has found out of its Pods, by their UIDs, as
+	// table.Builder.SetOwnPods takes it; nil leaves all to the slices. Both are called in every
+	// round; PodsChanged asks for one.
 	HostPorts func() []svc.HostPorts
+	OwnPods   func() map[string]svc.OwnPod
 	// NoLoopback is that of table.Config.
 	NoLoopback bool
 

@@ -161,8 +161,8 @@ func (p *Proxy) Node() *corev1.Node { return p.status.ownNode() }
 // since the last receive. It is for one receiver.
 func (p *Proxy) Changed() <-chan struct{} { return p.status.changed }
 
-// HostPortsChanged has Options.HostPorts called again. It is safe for concurrent use.
-func (p *Proxy) HostPortsChanged() { p.feed.wakeUp() }
+// PodsChanged has Options.HostPorts and OwnPods called again. It is safe for concurrent use.
+func (p *Proxy) PodsChanged() { p.feed.wakeUp() }
 
 // Metrics serves the proxy's Prometheus metrics.
 func (p *Proxy) Metrics() http.Handler { return p.metrics.handler() }
@@ -282,6 +282,9 @@ func (p *Proxy) sync(ctx context.Context) {
 	}
 	if p.opts.HostPorts != nil {
 		p.builder.SetHostPorts(p.opts.HostPorts())
+	}
+	if p.opts.OwnPods != nil {
+		p.builder.SetOwnPods(p.opts.OwnPods())
 	}
 	p.builder.SetServiceCIDRs(p.ranges.get())
 	p.arrived = [2]uint64{b.services.version, b.slices.version}

@@ -85,8 +85,9 @@ type Options struct {
 	// that are gone, one call at a time: others need not watch the Nodes a second time.
 	NodeSet   func(*corev1.Node)
 	NodeUnset func(name string)
-	// HostPortsChanged, which may be nil, is called after what HostPorts returns has changed.
-	HostPortsChanged func()
+	// PodsChanged, which may be nil, is called after what HostPorts or OwnPods return has changed.
+	// It must not block.
+	PodsChanged func()
 	// Hide are directories that such pods do not see, beside StateDir.
 	Hide []string
 	// PodPIDs bounds the processes of each pod that is not allowed to be privileged,

@@ -26,7 +26,9 @@ import (
 type publisher struct {
 	client kubernetes.Interface
 	log    *slog.Logger
-	wake   chan struct{}
+	// found is called after what own returns has changed; it may be nil.
+	found func()
+	wake  chan struct{}
 
 	mu     sync.Mutex
 	base   *corev1.Pod // the newest object, of the informer or of an own write
@@ -42,8 +44,8 @@ const (
 	maxRetry     = 10 * time.Second
 )
 
-func newPublisher(client kubernetes.Interface, log *slog.Logger) *publisher {
-	return &publisher{client: client, log: log, wake: make(chan struct{}, 1)}
+func newPublisher(client kubernetes.Interface, log *slog.Logger, found func()) *publisher {
+	return &publisher{client: client, log: log, found: found, wake: make(chan struct{}, 1)}
 }
 
 // set sets the status to write; pod is the object as the informer has it.
@@ -52,8 +54,12 @@ func (p *publisher) set(pod *corev1.Pod, st corev1.PodStatus) {
 	if !p.static {
 		p.learn(pod)
 	}
+	changed := p.want == nil || !sameFindings(p.want, &st)
 	p.want = &st
 	p.mu.Unlock()
+	if changed && p.found != nil {
+		p.found()
+	}
 	p.nudge()
 }
 

@@ -67,7 +67,7 @@ func (r *Runner) register(ctx context.Context, pod *corev1.Pod) {
 			log: r.o.Log.With("namespace", pod.Namespace, "pod", pod.Name, "uid", string(pod.UID)),
 		}
 		g.life, g.end = context.WithCancel(ctx)
-		g.pub = newPublisher(r.o.Client, g.log)
+		g.pub = newPublisher(r.o.Client, g.log, r.o.PodsChanged)
 		r.registered[pod.UID] = g
 		r.running.Go(func() {
 			g.run()

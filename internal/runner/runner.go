@@ -47,7 +47,7 @@ type Runner struct {
 	memory   int64 // of the machine
 	uids     *uids
 	static   *staticPods
-	// hostPorts are those of the pods, for Options.HostPortsChanged.
+	// hostPorts are those of the pods, for Options.PodsChanged.
 	hostPorts *hostPorts
 	oneUser   bool // there is only one user, as without root
 	// warnOneUser tells of that when it matters.
@@ -115,7 +115,7 @@ func New(o Options) (*Runner, error) {
 		o: o, ipam: newIPAM(), workers: map[types.UID]*worker{}, registered: map[types.UID]*registered{},
 		units: systemd.NewBus(o.Log), starts: make(chan struct{}, 2*runtime.NumCPU()),
 		measures: make(chan struct{}, 1), changed: make(chan struct{}, 1), metrics: newMetrics(),
-		hostPorts: newHostPorts(dir, o.HostPortsChanged),
+		hostPorts: newHostPorts(dir, o.PodsChanged),
 		cgroups:   openCgroups(dir), memory: memoryCapacity(), held: o.Hold != nil,
 	}
 	r.oneUser = confine.OneUser()

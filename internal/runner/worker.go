@@ -87,7 +87,7 @@ func newWorker(ctx context.Context, r *Runner, uid types.UID, namespace, name st
 		wake: make(chan struct{}, 1), retry: backoff{base: r.o.BackOff},
 	}
 	w.life, w.die = context.WithCancel(ctx)
-	w.pub = newPublisher(r.o.Client, w.log)
+	w.pub = newPublisher(r.o.Client, w.log, r.o.PodsChanged)
 	return w
 }
 

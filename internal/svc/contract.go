@@ -43,6 +43,10 @@ const (
 	SuspectedAnnotation = "fairlead.dev/suspected"
 )
 
+// ManagedBySelector is the value of the label endpointslice.kubernetes.io/managed-by on slices
+// made from a Service's selector: what they say of an endpoint follows from its Pod alone.
+const ManagedBySelector = "endpointslice-controller.k8s.io"
+
 // WeightAnnotation on a Pod is its share of the connections of its Services, compared with
 // that of others: 0 to MaxWeight, 1 without it. The controller of EndpointSlices gives each
 // weight slices of its own, with the same annotation; it counts in slices made by hand, too.

@@ -27,6 +27,7 @@ type Builder struct {
 	hosts    map[svc.Name]*service // those of services with host ports
 	// sliceOf says to which Service a slice belongs.
 	sliceOf  map[svc.Name]svc.Name
+	own      ownPods
 	claims   Claims[svc.Frontend, claimant]
 	vips     *vips
 	reserved reserved
@@ -62,6 +63,7 @@ type service struct {
 	claims  []claimed
 	addrs   []netip.Addr // cluster IPs held in vips
 	near    []netip.Addr // endpoints near some cluster IP
+	own     []string     // the UIDs of Pods of this node among the endpoints
 	ports   []*ServicePort
 }
 
@@ -80,6 +82,7 @@ func NewBuilder(cfg Config) *Builder {
 		sliceOf:  map[svc.Name]svc.Name{},
 		claims:   NewClaims[svc.Frontend](claimant.before),
 		vips:     newVIPs(),
+		own:      newOwnPods(),
 		problems: map[svc.Name][]Problem{},
 		news:     map[svc.Name]bool{},
 		table:    &Table{ClusterCIDRs: cluster, LocalCIDRs: local, MasqueradeAll: cfg.MasqueradeAll},
@@ -287,8 +290,7 @@ func (b *Builder) follow() {
 	if b.vips.grown {
 		b.vips.grown = false
 		for _, s := range b.services {
-			s.reindex = false
-			b.vips.index(s)
+			b.index(s)
 			if slices.ContainsFunc(s.near, func(a netip.Addr) bool { return b.vips.owner(a) != nil }) {
 				b.touch(s)
 			}
@@ -297,10 +299,16 @@ func (b *Builder) follow() {
 	}
 	for _, s := range b.dirty {
 		if s.reindex {
-			s.reindex = false
-			b.vips.index(s)
+			b.index(s)
 		}
 	}
+}
+
+// index brings what is looked up by endpoint in line with the slices of s.
+func (b *Builder) index(s *service) {
+	s.reindex = false
+	b.vips.index(s)
+	b.own.index(s)
 }
 
 // touchClaimants touches the Services that want a frontend, but for one.

@@ -31,7 +31,8 @@ const defaultAffinity = 10800 * time.Second
 // "The others" are external IPs, load balancer IPs and node ports. "By range"
 // is left to the plane, which knows the packet's source: Table.ClusterCIDRs and
 // Table.MasqueradeAll. Flows of UDP and SCTP that are there may keep every endpoint
-// that serves (ServicePort.Serving). Only load balancer IPs have source ranges. An address,
+// that serves (ServicePort.Serving). Of its own Pods a node knows better than any slice
+// whether they are ready (SetOwnPods). Only load balancer IPs have source ranges. An address,
 // port and protocol that two Services want belongs to one of them; the loser
 // has no such frontend, and a Problem.
 func (b *Builder) decide(s *service) ([]*ServicePort, []Problem) {
@@ -185,8 +186,8 @@ func (b *Builder) localReady(s *service, f svc.Family) int {
 		if slice.family != f || len(slice.ports) == 0 {
 			continue
 		}
-		for _, ep := range slice.endpoints {
-			if ep.is(local) && ep.is(ready) && b.vips.owner(ep.addr) == nil {
+		for i, ep := range slice.endpoints {
+			if state := b.stateNow(s, slice, i); state.is(local) && state.is(ready) && b.vips.owner(ep.addr) == nil {
 				seen[ep.addr] = true
 			}
 		}

@@ -63,7 +63,7 @@ func (b *Builder) candidates(s *service, k Key, proto svc.Protocol, c *complaint
 			}
 			hints := slice.hint(i)
 			at := netip.AddrPortFrom(ep.addr, port)
-			out = append(out, candidate{addr: at, endpointState: ep.endpointState, weight: slice.weight, hints: hints})
+			out = append(out, candidate{addr: at, endpointState: b.stateNow(s, slice, i), weight: slice.weight, hints: hints})
 			s.hinted = s.hinted || hints != nil
 		}
 	}

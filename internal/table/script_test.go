@@ -23,7 +23,7 @@ var update = flag.Bool("update", false, "rewrite the expected texts in testdata;
 
 // TestScripts plays every testdata/*.txtar: a file "flags" sets up the Builder,
 // *.yaml are objects to set, "delete*" names objects to delete, "servers*" has the
-// lines for SetServers, "hosts*" has those for SetHostPorts, and "want*" is what Build then returns.
+// lines for SetServers, "hosts*" has those for SetHostPorts, "own*" those for SetOwnPods, and "want*" is what Build then returns.
 func TestScripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(files) == 0 {
@@ -62,6 +62,8 @@ func playScript(t *testing.T, a *txtar.Archive) (differs bool) {
 			b.SetServers(servers)
 		case strings.HasPrefix(f.Name, "hosts"):
 			b.SetHostPorts(hostPortsOf(t, string(f.Data)))
+		case strings.HasPrefix(f.Name, "own"):
+			b.SetOwnPods(ownPodsOf(t, string(f.Data)))
 		case strings.HasPrefix(f.Name, "delete"):
 			deleteObjects(t, b, string(f.Data))
 		case strings.HasPrefix(f.Name, "want"):
@@ -82,6 +84,26 @@ func playScript(t *testing.T, a *txtar.Archive) (differs bool) {
 		t.Fatal("the script expects nothing")
 	}
 	return differs
+}
+
+// ownPodsOf reads lines "UID ready|unready [IPS]".
+func ownPodsOf(t *testing.T, text string) map[string]svc.OwnPod {
+	t.Helper()
+	out := map[string]svc.OwnPod{}
+	for line := range strings.Lines(text) {
+		words := strings.Fields(line)
+		if len(words) < 2 || words[1] != "ready" && words[1] != "unready" {
+			t.Fatalf("%q is not UID ready|unready [IPS]", line)
+		}
+		p := svc.OwnPod{Ready: words[1] == "ready"}
+		if len(words) > 2 {
+			for ip := range strings.SplitSeq(words[2], ",") {
+				p.IPs = append(p.IPs, netip.MustParseAddr(ip))
+			}
+		}
+		out[words[0]] = p
+	}
+	return out
 }
 
 // hostPortsOf reads lines "POD IPS PROTOCOL PORT TO [HOSTIP]", those of a Pod together.

@@ -22,6 +22,8 @@ type endpointSlice struct {
 	hints []*discoveryv1.EndpointHints
 	// bad are the endpoints left out, with what is wrong with each.
 	bad []string
+	// own are the endpoints that stand for Pods of this node, by their index.
+	own []ownEndpoint
 }
 
 type slicePort struct {
@@ -95,6 +97,10 @@ func keep(obj *discoveryv1.EndpointSlice, nodeName string) *endpointSlice {
 		state := stateOf(ep, nodeName)
 		if weight == 0 { // keeps what it has
 			state &^= ready | draining
+		}
+		if own, ok := ownOf(obj, ep, state); ok {
+			own.at, own.mayBeReady = len(s.endpoints), own.mayBeReady && weight > 0
+			s.own = append(s.own, own)
 		}
 		s.endpoints = append(s.endpoints, sliceEndpoint{a, state})
 	}

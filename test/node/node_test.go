@@ -191,6 +191,12 @@ func (c *cluster) ask(at netip.AddrPort) error { return c.askFrom(c.node, at) }
 
 // askFrom makes one request from a host.
 func (c *cluster) askFrom(host *testbed.Host, at netip.AddrPort) error {
+	_, err := c.answer(host, at)
+	return err
+}
+
+// answer makes one request from a host, and returns the name of the backend that answers.
+func (c *cluster) answer(host *testbed.Host, at netip.AddrPort) (string, error) {
 	client := &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -199,11 +205,12 @@ func (c *cluster) askFrom(host *testbed.Host, at netip.AddrPort) error {
 	}}
 	answer, err := client.Get("http://my-service/")
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer answer.Body.Close()
-	_, err = io.ReadAll(answer.Body)
-	return err
+	text, err := io.ReadAll(answer.Body)
+	name, _, _ := strings.Cut(string(text), " ")
+	return name, err
 }
 
 // started has a line for each Pod: its name, how often and when its container

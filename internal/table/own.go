@@ -1,0 +1,109 @@
+package table
+
+import (
+	"cmp"
+	"slices"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// ownPods are what this node has found out of its own Pods. Slices say the same a moment
+// later, or when a server is back.
+type ownPods struct {
+	known map[string]svc.OwnPod // by UID
+	// services are those with an endpoint that stands for the Pod, by its UID.
+	services map[string]map[*service]struct{}
+}
+
+func newOwnPods() ownPods {
+	return ownPods{services: map[string]map[*service]struct{}{}}
+}
+
+// ownEndpoint is an endpoint that stands for a Pod of this node.
+type ownEndpoint struct {
+	at  int // in endpointSlice.endpoints
+	uid string
+	// mayBeReady is unset for what gets no new connection however ready the Pod is: it is
+	// terminating, or of weight 0.
+	mayBeReady bool
+}
+
+// ownOf returns an endpoint's Pod of this node. Slices that were not made from a selector say
+// what their author has decided, and that counts.
+func ownOf(obj *discoveryv1.EndpointSlice, ep *discoveryv1.Endpoint, state endpointState) (ownEndpoint, bool) {
+	ref := ep.TargetRef
+	if !state.is(local) || ref == nil || ref.Kind != "Pod" || ref.UID == "" ||
+		obj.Labels[discoveryv1.LabelManagedBy] != svc.ManagedBySelector {
+		return ownEndpoint{}, false
+	}
+	return ownEndpoint{uid: string(ref.UID), mayBeReady: !deref(ep.Conditions.Terminating, false)}, true
+}
+
+// SetOwnPods tells what this node has found out of its Pods, by their UIDs. Their endpoints
+// are as ready as that says, whatever their slices do, unless the Service takes those that
+// are not ready; those of Pods that are not in it are as the slices say. The caller does not
+// change the map any more.
+func (b *Builder) SetOwnPods(pods map[string]svc.OwnPod) {
+	before := b.own.known
+	b.own.known = pods
+	touch := func(uid string) {
+		for s := range b.own.services[uid] {
+			b.touch(s)
+		}
+	}
+	for uid, p := range pods {
+		if o, was := before[uid]; !was || o.Ready != p.Ready || !slices.Equal(o.IPs, p.IPs) {
+			touch(uid)
+		}
+	}
+	for uid := range before {
+		if _, is := pods[uid]; !is {
+			touch(uid)
+		}
+	}
+}
+
+// index remembers which Pods of this node are endpoints of s.
+func (o *ownPods) index(s *service) {
+	for _, uid := range s.own {
+		if delete(o.services[uid], s); len(o.services[uid]) == 0 {
+			delete(o.services, uid)
+		}
+	}
+	s.own = nil
+	for _, slice := range s.slices {
+		for _, e := range slice.own {
+			if o.services[e.uid] == nil {
+				o.services[e.uid] = map[*service]struct{}{}
+			}
+			o.services[e.uid][s] = struct{}{}
+			s.own = append(s.own, e.uid)
+		}
+	}
+}
+
+// stateNow returns the state of an endpoint, by what this node knows itself if it stands for
+// one of its Pods.
+func (b *Builder) stateNow(s *service, slice *endpointSlice, i int) endpointState {
+	ep := slice.endpoints[i]
+	if !ep.is(local) || len(slice.own) == 0 || len(b.own.known) == 0 || s.obj == nil || s.obj.Spec.PublishNotReadyAddresses {
+		return ep.endpointState
+	}
+	at, found := slices.BinarySearchFunc(slice.own, i, func(e ownEndpoint, i int) int { return cmp.Compare(e.at, i) })
+	if !found {
+		return ep.endpointState
+	}
+	own := slice.own[at]
+	p, known := b.own.known[own.uid]
+	switch {
+	case !known:
+		return ep.endpointState
+	case !p.Ready || len(p.IPs) > 0 && !slices.Contains(p.IPs, ep.addr):
+		return local
+	case own.mayBeReady:
+		return ready | serving | local
+	}
+	return ep.endpointState
+}
