@@ -6,6 +6,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -79,12 +80,17 @@ func (f *agentFlags) runner(log *slog.Logger, client kubernetes.Interface, cfg *
 	return r, err
 }
 
-// wireguard opens what encrypts, nil without --encrypt.
+// wireguard opens what encrypts, nil without --encrypt. Then the private key of an agent that
+// did is removed: its public key is no longer this node's, and another Node may have it.
 func (f *agentFlags) wireguard() (*link.WireGuard, error) {
+	keyFile := filepath.Join(f.stateDir, "wireguard.key")
 	if !f.encrypt {
+		if err := os.Remove(keyFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("remove the private key of WireGuard, which nothing encrypts with: %w", err)
+		}
 		return nil, nil
 	}
-	wg, err := link.OpenWireGuard(filepath.Join(f.stateDir, "wireguard.key"), f.wireguardPort)
+	wg, err := link.OpenWireGuard(keyFile, f.wireguardPort)
 	if err != nil {
 		return nil, fmt.Errorf("--encrypt: %w", err)
 	}

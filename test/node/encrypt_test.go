@@ -1,13 +1,11 @@
 package node
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -15,103 +13,252 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/fairlead/fairlead/internal/kernel/link"
-	"github.com/fairlead/fairlead/internal/kernel/packet"
 	"github.com/fairlead/fairlead/internal/runner"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
-// plainText is in what Pods send in TestEncrypt.
+// plainText is in what Pods send in the tests of encryption.
 const plainText = "not to be read between the nodes"
 
-// With --encrypt what Pods send to Pods of another node cannot be read between them: of the
-// wire all frames are read. A node with another key than the API has of it, or without one,
-// gets nothing, and a new key is followed.
-func TestEncrypt(t *testing.T) {
-	t.Parallel()
-	c := newServer(t, nil, []string{"--encrypt"})
-	far := c.network.Far("far")
-	far.Sysctl("net/ipv4/ip_forward", "1")
-	near, behind := c.wireguard(c.node, "agent"), c.wireguard(far, "far")
+// encrypted is a cluster of two nodes with a router between, whose agents encrypt, and a Pod
+// on each.
+type encrypted struct {
+	*cluster
+	far          *testbed.Host
+	near, behind wireguard
+	// from is the name of the Pod on node, there are the addresses of the one on far.
+	from  string
+	there []string
+}
+
+// newEncrypted returns one whose nodes have addresses of a family alone.
+func newEncrypted(t *testing.T, f svc.Family) *encrypted {
+	c := newServer(t, nil, nil)
+	e := &encrypted{cluster: c, far: c.network.Far("far")}
+	e.far.Sysctl("net/ipv4/ip_forward", "1")
+	flags := func(h *testbed.Host) []string { return []string{"--node-ip", h.Addr(f).String()} }
+	e.near, e.behind = c.wireguard(c.node, "agent", flags(c.node)), c.wireguard(e.far, "far", flags(e.far))
 	c.cleansUp(c.node, "agent")
-	c.cleansUp(far, "far")
-	c.agent = near.agent()
-	agent := behind.agent()
+	c.cleansUp(e.far, "far")
+	e.near.agent("--encrypt")
+	e.behind.agent("--encrypt")
 	c.nodesReady(2)
 	for name, node := range map[string]string{"near": "node", "there": "far"} {
 		process.Output(t, c.fairlead(c.server, "run", "-d", "--name", name, "-l", "app="+name, "-p", "http=9376", "--node", node,
 			"--ready", "http://:9376/healthz", "--", process.Program("backend")))
 	}
 	c.kubectl("create", "service", "clusterip", "there", "--tcp=80:9376")
-	vip := c.kubectl("get", "svc", "there", "-o", "jsonpath={.spec.clusterIP}")
-	var from, there string
 	testbed.Until(t, "the Pods", func() error {
 		out, err := c.try("get", "pods", "-l", "app in (near, there)", "--sort-by=.metadata.labels.app",
-			"-o", "jsonpath={.items[0].metadata.name} {.items[1].status.podIP}")
-		if fields := strings.Fields(out); err == nil && len(fields) == 2 {
-			from, there = fields[0], fields[1]
+			"-o", "jsonpath={.items[0].metadata.name} {.items[1].status.podIPs[*].ip}")
+		if fields := strings.Fields(out); err == nil && len(fields) == 3 {
+			e.from, e.there = fields[0], fields[1:]
 			return nil
 		}
 		return errors.Join(err, errors.New(out))
 	})
-	wire := listenTo(t, c.node)
-	ask := func(at string, body, seconds int) error {
-		_, err := c.try("exec", from, "--", "sh", "-c",
-			fmt.Sprintf("(echo %s; head -c %d /dev/zero) | curl -sS --max-time %d --data-binary @- http://%s", plainText, body, seconds, at))
-		return err
-	}
-	for _, at := range []string{there + ":9376", vip} {
-		testbed.Until(t, "an answer from "+at, func() error { return ask(at, 0, 5) })
-		testbed.Until(t, "an answer to the node from "+at, func() error {
-			_, err := process.Try(c.node.Command(t.Context(), "curl", "-sS", "--max-time", "5", "http://"+at))
-			return err
-		})
-	}
-	if err := ask(there+":9376", 200_000, 20); err != nil {
-		t.Errorf("a body that is larger than any packet: %v", err)
-	}
+	return e
+}
 
-	// The other node's key is replaced by that of an unknown machine, and then removed.
-	agent.Stop()
-	other, err := wgtypes.GeneratePrivateKey()
-	if err != nil {
-		t.Fatal(err)
+// pods are the ranges of Pods of both families.
+func pods() []netip.Prefix {
+	return []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/56")}
+}
+
+// wire is what passes the interface of node from now on.
+func (e *encrypted) wire() *testbed.Wire { return e.node.Wire(plainText, pods(), 51820) }
+
+// errNoAnswer is the error of a request that was sent.
+var errNoAnswer = errors.New("no answer")
+
+// ask sends a body from the Pod on node, which has so many seconds to be answered.
+func (e *encrypted) ask(at string, body, seconds int) error {
+	out, err := e.try("exec", e.from, "--", "sh", "-c", fmt.Sprintf(
+		"(echo %s; head -c %d /dev/zero) | curl -sS --max-time %d --data-binary @- http://%s; echo curl: $?", plainText, body, seconds, at))
+	switch {
+	case err != nil:
+		return err
+	case !strings.Contains(out, "curl: 0"):
+		return fmt.Errorf("%w: %s", errNoAnswer, out)
 	}
-	key := func() string {
-		return c.kubectl("get", "node", "far", "-o", `go-template={{index .metadata.annotations "`+svc.PublicKeyAnnotation+`"}}`)
-	}
-	old := key()
-	c.kubectl("annotate", "--overwrite", "node", "far", svc.PublicKeyAnnotation+"="+other.PublicKey().String())
-	closed := func(what string) {
-		testbed.Until(t, "the end of answers with "+what, func() error {
-			if ask(there+":9376", 0, 2) == nil {
-				return errors.New("it answers")
+	return nil
+}
+
+// closed waits until the Pod on far does not answer that on node any more.
+func (e *encrypted) closed(what string) {
+	e.t.Helper()
+	for _, ip := range e.there {
+		testbed.Until(e.t, "the end of answers with "+what, func() error {
+			if err := e.ask(at(ip), 0, 2); !errors.Is(err, errNoAnswer) {
+				return fmt.Errorf("it answers, or has not been asked: %w", err)
 			}
 			return nil
 		})
 	}
-	closed("another key")
-	c.kubectl("annotate", "node", "far", svc.PublicKeyAnnotation+"-")
-	c.podsRouted("no public key of WireGuard")
-	closed("no key")
-	if err := os.Remove(c.path("far/agent/wireguard.key")); err != nil {
-		t.Fatal(err)
-	}
-	behind.agent()
-	testbed.Until(t, "an answer with a new key", func() error { return ask(there+":9376", 0, 5) })
-	if now := key(); now == old {
-		t.Error("the key is the old one")
-	}
-	c.podsRouted("")
-	wire.check(t)
 }
 
-// podsRouted waits until the Node has what PodsRouted says, "" for that all is well.
-func (c *cluster) podsRouted(text string) {
+// open waits until it answers at the addresses.
+func (e *encrypted) open(what string, ips []string) {
+	e.t.Helper()
+	for _, ip := range ips {
+		testbed.Until(e.t, "an answer "+what, func() error { return e.ask(at(ip), 0, 5) })
+	}
+}
+
+// at is the address of the program in a Pod.
+func at(ip string) string { return netip.AddrPortFrom(netip.MustParseAddr(ip), 9376).String() }
+
+// With --encrypt what Pods send to Pods of another node cannot be read between them: of the
+// wire all frames are read. A node with another key than the API has of it, or without one,
+// gets nothing, and a new key is followed.
+func TestEncrypt(t *testing.T) {
+	t.Parallel()
+	e := newEncrypted(t, svc.IPv4)
+	wire := e.wire()
+	e.answers()
+
+	// The other node's key is replaced by that of an unknown machine, and then removed.
+	e.behind.running.Stop()
+	other, err := wgtypes.GeneratePrivateKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := e.key("far")
+	e.kubectl("annotate", "--overwrite", "node", "far", svc.PublicKeyAnnotation+"="+other.PublicKey().String())
+	e.closed("another key")
+	e.kubectl("annotate", "node", "far", svc.PublicKeyAnnotation+"-")
+	e.podsRouted("node", "no public key of WireGuard")
+	e.closed("no key")
+	if err := os.Remove(e.path("far/agent/wireguard.key")); err != nil {
+		t.Fatal(err)
+	}
+	e.behind.agent("--encrypt")
+	e.open("with a new key", e.there)
+	if now := e.key("far"); now == old {
+		t.Error("the key is the old one")
+	}
+	e.podsRouted("node", "")
+	if err := wire.Check(true, 20); err != nil {
+		t.Error(err)
+	}
+}
+
+// Nodes that have IPv6 addresses alone encrypt what goes to Pods of both families, and leave
+// room in packets for a header of IPv6.
+func TestEncryptIPv6(t *testing.T) {
+	t.Parallel()
+	e := newEncrypted(t, svc.IPv6)
+	wire := e.wire()
+	e.answers()
+	e.podsRouted("node", "")
+	out := process.Output(t, e.node.Command(t.Context(), "ip", "link", "show", link.WireGuardDevice))
+	if !strings.Contains(out, " mtu 1420 ") {
+		t.Errorf("the device has another MTU: %s", out)
+	}
+	if out = e.kubectl("exec", e.from, "--", "ip", "link", "show", "eth0"); !strings.Contains(out, " mtu 1420 ") {
+		t.Errorf("a Pod has another MTU: %s", out)
+	}
+	if err := wire.Check(false, 20); err != nil {
+		t.Error(err)
+	}
+}
+
+// answers checks that the Pod on far, and its Service, answer the Pod on node, and node
+// itself, whatever the size of what is sent.
+func (e *encrypted) answers() {
+	e.t.Helper()
+	all := []string{e.kubectl("get", "svc", "there", "-o", "jsonpath={.spec.clusterIP}")}
+	for _, ip := range e.there {
+		all = append(all, at(ip))
+	}
+	for _, at := range all {
+		testbed.Until(e.t, "an answer from "+at, func() error { return e.ask(at, 0, 5) })
+		testbed.Until(e.t, "an answer to the node from "+at, func() error {
+			_, err := process.Try(e.node.Command(e.t.Context(), "curl", "-sS", "--max-time", "5", "http://"+at))
+			return err
+		})
+	}
+	for _, ip := range e.there {
+		if err := e.ask(at(ip), 200_000, 20); err != nil {
+			e.t.Errorf("a body that is larger than any packet: %v", err)
+		}
+	}
+}
+
+func (c *cluster) key(node string) string {
+	c.t.Helper()
+	return c.kubectl("get", "node", node, "-o", `go-template={{index .metadata.annotations "`+svc.PublicKeyAnnotation+`"}}`)
+}
+
+// Encryption is switched off and on again node by node, while Pods run: a node with it and one
+// without do not answer each other, and both say so; without it on both nothing of it is left.
+func TestEncryptOffAndOn(t *testing.T) {
+	t.Parallel()
+	e := newEncrypted(t, svc.IPv4)
+	e.open("with encryption", e.there)
+	keys := map[string]string{"node": e.key("node"), "far": e.key("far")}
+
+	e.near.running.Stop()
+	e.near.agent()
+	e.podsRouted("far", "node node: it has no public key of WireGuard")
+	e.closed("encryption on the other node alone")
+	e.behind.running.Stop()
+	e.behind.agent()
+	wire := e.wire()
+	// Plain routes, and VXLAN beside them, lead to Pods of the families that nodes have.
+	e.open("without encryption", e.there[:1])
+	if wire.Check(true, 0) == nil {
+		t.Error("nothing could be read of what was not encrypted: the wire is not read")
+	}
+	for node, w := range map[string]wireguard{"node": e.near, "far": e.behind} {
+		if key := e.key(node); key != "<no value>" {
+			t.Errorf("node %s still has the key %s", node, key)
+		}
+		if _, err := os.Stat(e.path(w.dir + "/agent/wireguard.key")); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the private key of %s is left: %v", node, err)
+		}
+		var left string
+		for _, args := range [][]string{{"ip", "link"}, {"ip", "route", "show", "table", "all"}, {"ip", "-6", "route", "show", "table", "all"},
+			{"nft", "list", "ruleset"}} {
+			left += process.Output(t, w.host.Command(t.Context(), args[0], args[1:]...)) + "\n"
+		}
+		for _, what := range []string{link.WireGuardDevice, "fairlead-wireguard", "unreachable 10.244.0.0/16", "unreachable fd00:10:244::/56"} {
+			if strings.Contains(left, what) {
+				t.Errorf("%s: %q is left in\n%s", node, what, left)
+			}
+		}
+	}
+
+	e.behind.device()
+	e.behind.running.Stop()
+	e.behind.agent("--encrypt")
+	e.podsRouted("far", "node node: it has no public key of WireGuard")
+	e.closed("encryption on the other node alone, again")
+	e.near.device()
+	e.near.running.Stop()
+	e.near.agent("--encrypt")
+	e.open("with encryption again", e.there)
+	e.podsRouted("node", "")
+	e.podsRouted("far", "")
+	for node, old := range keys {
+		if e.key(node) == old {
+			t.Errorf("node %s has its old key, which another could have taken meanwhile", node)
+		}
+	}
+	wire = e.wire()
+	e.answers()
+	if err := wire.Check(true, 20); err != nil {
+		t.Error(err)
+	}
+}
+
+// podsRouted waits until a Node has what PodsRouted says, "" for that all is well.
+func (c *cluster) podsRouted(node, text string) {
 	c.t.Helper()
 	testbed.Until(c.t, "the condition PodsRouted", func() error {
-		out, err := c.try("get", "node", "node", "-o",
+		out, err := c.try("get", "node", node, "-o",
 			`jsonpath={.status.conditions[?(@.type=="`+string(runner.PodsRouted)+`")]}`)
 		if err != nil || !strings.Contains(out, text) || text == "" && !strings.Contains(out, `"status":"True"`) {
 			return fmt.Errorf("%w, it is %s", err, out)
@@ -126,115 +273,59 @@ type wireguard struct {
 	c     *cluster
 	host  *testbed.Host
 	dir   string // of the agent
-	enter []string
+	flags []string
+	*implementation
 }
 
-func (c *cluster) wireguard(host *testbed.Host, dir string) wireguard {
+// implementation is what runs on a host.
+type implementation struct {
+	running *process.Process // the agent
+	enter   []string         // its mount namespace
+}
+
+func (c *cluster) wireguard(host *testbed.Host, dir string, flags []string) wireguard {
 	c.t.Helper()
-	w := wireguard{c: c, host: host, dir: dir}
+	w := wireguard{c: c, host: host, dir: dir, flags: flags, implementation: &implementation{}}
+	w.device()
+	return w
+}
+
+// device makes the device of WireGuard, by a userspace implementation where the kernel has
+// none.
+func (w wireguard) device() {
+	c := w.c
+	c.t.Helper()
 	var err error
-	host.Do(func() {
+	w.host.Do(func() {
 		err = netlink.LinkAdd(&netlink.Wireguard{LinkAttrs: netlink.LinkAttrs{Name: link.WireGuardDevice}})
 	})
 	if err == nil {
-		return w
+		return
 	}
 	if !errors.Is(err, unix.EOPNOTSUPP) {
 		c.t.Fatal(err)
 	}
-	rejected := process.Start(c.t, c.fairlead(host, c.agentArgs(host, dir)...))
-	rejected.Says("--encrypt: this kernel has no WireGuard.*wireguard-go " + link.WireGuardDevice)
-	if rejected.Wait() == nil {
-		c.t.Error("an agent that cannot encrypt ended without an error")
+	if w.enter == nil {
+		rejected := process.Start(c.t, c.fairlead(w.host, c.agentArgs(w.host, w.dir, append(w.flags, "--encrypt")...)...))
+		rejected.Says("--encrypt: this kernel has no WireGuard.*wireguard-go " + link.WireGuardDevice)
+		if rejected.Wait() == nil {
+			c.t.Error("an agent that cannot encrypt ended without an error")
+		}
 	}
-	const sockets = "/run/wireguard"
-	c.t.Cleanup(func() { _ = os.Remove(sockets) })
-	implementation := process.Start(c.t, c.on(host, "unshare", "--mount", "sh", "-ec",
-		"mkdir -p "+sockets+"; mount -t tmpfs none "+sockets+"; LOG_LEVEL=verbose exec "+process.Program("wireguard-go")+" -f "+
-			link.WireGuardDevice))
-	implementation.Says("UAPI listener started")
-	w.enter = []string{"--mount=/proc/" + fmt.Sprint(implementation.Pid()) + "/ns/mnt", "--", process.Program("fairlead")}
-	return w
+	running := process.Start(c.t, c.on(w.host, "unshare", "--mount", "sh", "-ec",
+		"mount -t tmpfs none /run; LOG_LEVEL=verbose exec "+process.Program("wireguard-go")+" -f "+link.WireGuardDevice))
+	running.Says("UAPI listener started")
+	w.enter = []string{"--mount=/proc/" + fmt.Sprint(running.Pid()) + "/ns/mnt", "--"}
 }
 
 // agent starts an agent there.
-func (w wireguard) agent() *process.Process {
+func (w wireguard) agent(flags ...string) {
 	w.c.t.Helper()
-	args := w.c.agentArgs(w.host, w.dir)
-	if w.enter == nil {
-		return process.Start(w.c.t, w.c.fairlead(w.host, args...))
-	}
-	return process.Start(w.c.t, w.c.on(w.host, "nsenter", append(w.enter, args...)...))
-}
-
-// wire is what has passed the interface of a host.
-type wire struct {
-	mu        sync.Mutex
-	encrypted int
-	plain     []string
-}
-
-// listenTo reads all frames of a host until the test ends.
-func listenTo(t *testing.T, host *testbed.Host) *wire {
-	t.Helper()
-	var conn *packet.Conn
-	var err error
-	host.Do(func() {
-		var dev netlink.Link
-		if dev, err = netlink.LinkByName("eth0"); err == nil {
-			conn, err = packet.Listen(dev.Attrs().Index, unix.ETH_P_ALL)
-		}
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := &wire{}
-	var reading sync.WaitGroup
-	reading.Go(func() {
-		buf := make([]byte, 1<<16)
-		for {
-			n, err := conn.Receive(buf)
-			if err != nil {
-				return
-			}
-			w.add(buf[:n])
-		}
-	})
-	t.Cleanup(func() {
-		_ = conn.Close()
-		reading.Wait()
-	})
-	return w
-}
-
-// add takes in an Ethernet frame.
-func (w *wire) add(frame []byte) {
-	const ethernet, header = 14, 20
-	if len(frame) < ethernet+header+4 {
+	args := w.c.agentArgs(w.host, w.dir, append(w.flags[:len(w.flags):len(w.flags)], flags...)...)
+	if w.enter == nil || len(flags) == 0 {
+		w.running = process.Start(w.c.t, w.c.fairlead(w.host, args...))
 		return
 	}
-	ip := frame[ethernet:]
-	is4 := frame[12] == 0x08 && frame[13] == 0x00
-	source, destination := netip.AddrFrom4([4]byte(ip[12:16])), netip.AddrFrom4([4]byte(ip[16:20]))
-	pods := netip.MustParsePrefix("10.244.0.0/16")
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	switch {
-	case bytes.Contains(frame, []byte(plainText)), is4 && (pods.Contains(source) || pods.Contains(destination)):
-		w.plain = append(w.plain, fmt.Sprintf("%s to %s, protocol %d", source, destination, ip[9]))
-	case is4 && ip[9] == unix.IPPROTO_UDP && ip[header+2] == 51820>>8 && ip[header+3] == 51820&0xff:
-		w.encrypted++
-	}
-}
-
-func (w *wire) check(t *testing.T) {
-	t.Helper()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if len(w.plain) > 0 {
-		t.Errorf("%d frames in plain text, the first is %s", len(w.plain), w.plain[0])
-	}
-	if w.encrypted < 20 {
-		t.Errorf("%d frames of WireGuard were seen", w.encrypted)
-	}
+	w.running = process.Start(w.c.t, w.c.on(w.host, "nsenter", append(append(w.enter[:len(w.enter):len(w.enter)],
+		process.Program("fairlead")), args...)...))
 }
