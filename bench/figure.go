@@ -24,6 +24,7 @@ const (
 	pieces
 	gigabits
 	perSecond
+	megabytesPerSecond
 )
 
 func (u unit) format(v float64) string {
@@ -40,6 +41,8 @@ func (u unit) format(v float64) string {
 		return fmt.Sprintf("%.0f MB", v)
 	case gigabits:
 		return fmt.Sprintf("%.1f Gbit/s", v)
+	case megabytesPerSecond:
+		return fmt.Sprintf("%.1f MB/s", v)
 	case perSecond:
 		return fmt.Sprintf("%.0f/s", v)
 	case writes, pieces:

@@ -4,35 +4,18 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"regexp"
 	"time"
 )
 
-// hogsMachine is the folder, below that of the peers, of the kernel and the file system that guest/make makes.
-const hogsMachine = "guest"
-
 // hogsLine is what the test logs of the requests' times.
 var hogsLine = regexp.MustCompile(`99 of 100 requests take (\S+) at most, (\S+) beside hogs`)
 
-// runHogs runs the test of package runner/guest on a machine of QEMU's whose clock counts instructions, a nanosecond each: times in
-// it depend on what its one processor has to do, and on nothing that the machine below is busy with.
+// runHogs runs the test of package runner/guest on a machine of its own.
 func (b *bench) runHogs(ctx context.Context) ([]figure, error) {
-	ctx, cancel := context.WithTimeout(ctx, 15*time.Minute)
-	defer cancel()
-	at := filepath.Join(b.peers, hogsMachine)
-	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", "-accel", "tcg", "-icount", "shift=0,sleep=off", "-m", "4096", "-smp", "1",
-		"-nographic", "-no-reboot", "-nic", "none", "-kernel", filepath.Join(at, "vmlinuz"), "-initrd", filepath.Join(at, "initrd"),
-		"-append", "console=ttyS0 quiet panic=-1 edd=off")
-	out, err := cmd.CombinedOutput()
-	log := filepath.Join(b.dir, "hogs.log")
-	if e := os.WriteFile(log, out, 0o600); e != nil {
-		return nil, e
-	}
+	out, log, err := b.guest(ctx, "hogs")
 	if err != nil {
-		return nil, fmt.Errorf("qemu-system-x86_64: %w", err)
+		return nil, err
 	}
 	found := hogsLine.FindSubmatch(out)
 	if found == nil || !bytes.Contains(out, []byte("--- PASS: TestLimits")) {

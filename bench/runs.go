@@ -23,7 +23,7 @@ func runs() []run {
 		{"pods", "200 Pods on a node, one after the other", (*bench).runPods, nil},
 		{"shortpods", "1,000 Pods that end at once", (*bench).runShortPods, nil},
 		{"hogs", "requests to a Pod beside one that takes what it can get, in virtual time", (*bench).runHogs,
-			[]string{hogsMachine + "/initrd"}},
+			[]string{guestMachine + "/initrd"}},
 		{"change", "an endpoint changes, at 1,000 services x 10 endpoints", (*bench).runChange, nil},
 		{"load5k", "5,000 services x 10 endpoints from nothing", (*bench).runLoad5k, nil},
 		{"load", "5,000 services x 50 endpoints from nothing", (*bench).runLoad, nil},
@@ -46,6 +46,8 @@ func runs() []run {
 		{"lbhttp", "TCP and HTTP/1.1 through a load balancer of the proxied way, against HAProxy and nginx", (*bench).runLBHTTP, nil},
 		{"lbtls", "the same with TLS", (*bench).runLBTLS, nil},
 		{"rolling", "connections lost by rolling updates, beside a kube-proxy", (*bench).runRolling, nil},
+		{"wireguard", "encryption by the kernel's WireGuard, between two nodes on Debian's kernel", (*bench).runWireGuard,
+			[]string{guestMachine + "/initrd"}},
 		{"userspace", "connections carried by the proxy itself, against HAProxy, nginx and io.Copy", (*bench).runUserspace, nil},
 	}
 }

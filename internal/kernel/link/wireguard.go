@@ -164,7 +164,7 @@ func ProbeWireGuard() (by string, port uint16, err error) {
 	const kernel, userspace = "the kernel", "a userspace implementation"
 	_, err = netlink.LinkByName(WireGuardDevice)
 	if isMissing(err) {
-		return kernel, 0, netns.OnThread(func() error {
+		err := netns.OnThread(func() error {
 			// The kernel ends a namespace, and the device in it, with its last thread.
 			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 				return fmt.Errorf("make a network namespace to try WireGuard in: %w", err)
@@ -172,6 +172,10 @@ func ProbeWireGuard() (by string, port uint16, err error) {
 			_, err := addWireGuard()
 			return err
 		})
+		if err != nil {
+			return "", 0, err
+		}
+		return kernel, 0, nil
 	}
 	if err != nil {
 		return "", 0, fmt.Errorf("find device %s: %w", WireGuardDevice, err)
