@@ -84,7 +84,7 @@ func TestAgentJoinsByApproval(t *testing.T) {
 	if _, err := admin.UpdateApproval(t.Context(), r.Name, r, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-joined; err != nil {
+	if err := testbed.Receive(t, "the node to join", joined); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := kubernetes.NewForConfigOrDie(cfg).CoreV1().Nodes().List(t.Context(), metav1.ListOptions{}); err != nil {

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 // A server that was killed and started again takes its Lease at once; the Lease
@@ -113,18 +114,18 @@ func TestNeverTwoLeaders(t *testing.T) {
 		return err
 	}
 	first := start("first")
-	leads := <-first.began
+	leads := testbed.Receive(t, "the first to lead", first.began)
 	if err := write(first); err != nil {
 		t.Errorf("the leader cannot write: %v", err)
 	}
 	second := start("second")
-	<-second.waits
+	testbed.Receive(t, "the second to wait", second.waits)
 	if err := write(second); !errors.Is(err, errNotLeader) {
 		t.Errorf("one that does not lead: %v", err)
 	}
 	first.cut.off.Store(true)
 	since := time.Now()
-	next := <-second.began
+	next := testbed.Receive(t, "the second to lead", second.began)
 	t.Logf("the next leader began after %s", time.Since(since).Round(10*time.Millisecond))
 	if leads.Err() == nil {
 		t.Error("two lead at once")
@@ -137,9 +138,9 @@ func TestNeverTwoLeaders(t *testing.T) {
 	}
 	first.cut.off.Store(false)
 	second.stop()
-	<-next.Done()
+	testbed.Receive(t, "the end of what the second does", next.Done())
 	since = time.Now()
-	<-first.began
+	testbed.Receive(t, "the first to lead again", first.began)
 	if took := time.Since(since); took > leaseDuration {
 		t.Errorf("a Lease that was released was taken after %s", took)
 	}

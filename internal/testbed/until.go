@@ -28,3 +28,16 @@ func Until(t testing.TB, what string, check func() error) {
 		<-tick.C
 	}
 }
+
+// Receive returns what comes from ch, or its zero value when ch is closed. After Patience it
+// fails the test with what was waited for.
+func Receive[T any](t testing.TB, what string, ch <-chan T) T {
+	t.Helper()
+	select {
+	case v := <-ch:
+		return v
+	case <-time.After(Patience):
+		t.Fatalf("waited %s for %s", Patience, what)
+		panic("unreachable")
+	}
+}

@@ -68,7 +68,7 @@ func world(t *testing.T, on *testbed.Host) netip.AddrPort {
 			}
 		})
 	})
-	<-started
+	testbed.Receive(t, "the name server to listen", started)
 	t.Cleanup(func() {
 		if err := server.Shutdown(); err != nil {
 			t.Error(err)
