@@ -204,7 +204,7 @@ func (s *Server) newMembers(c *genericapiserver.Config, store *etcd, g *guard, k
 	}
 	a, err := members.New(members.Options{
 		Endpoint: store.endpoints[0], Server: store.server, Authorities: s.creds.pki.Bundle, Authorizer: g.authorizer,
-		Settings: settings, Files: s.sharedFiles, Log: s.log,
+		Settings: settings, Files: s.sharedFiles, Audit: auditJoining(c), Log: s.log,
 		Leave: func(ctx context.Context, server string) error {
 			at, err := netip.ParseAddrPort(strings.TrimPrefix(server, "https://"))
 			if err != nil {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -16,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	auditapi "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	"github.com/fairlead/fairlead/internal/apiserver"
 	several "github.com/fairlead/fairlead/internal/apiserver/members"
@@ -47,9 +49,14 @@ func (m *member) with(flags ...string) *member {
 	if slices.Contains(flags, "--cluster-init") || slices.Contains(flags, "--join") || apiserver.IsMember(m.dir) {
 		flags = append(flags, "--server-name", m.name) // rejected by one that is alone
 	}
-	m.Server = process.NewServer(m.host, process.Program("fairlead"), m.dir, append([]string{"--controllers", "none"}, flags...)...)
+	m.Server = process.NewServer(m.host, process.Program("fairlead"), m.dir, append([]string{
+		"--controllers", "none", "--audit-log-path", m.auditLog(),
+	}, flags...)...)
 	return m
 }
+
+// auditLog is the file of the server's audit log.
+func (m *member) auditLog() string { return m.dir + "-audit.log" }
 
 // at sets the data directory of the next start.
 func (m *member) at(dir string) *member {
@@ -283,8 +290,55 @@ func replace(t *testing.T, all []*member) {
 	if err := os.RemoveAll(gone.dir); err != nil {
 		t.Fatal(err)
 	}
-	gone.with("--join", stays.url(), "--token-file", stays.token(t)).start(t)
+	token := stays.token(t)
+	gone.with("--join", stays.url(), "--token-file", token).start(t)
 	gone.has(t, "without-leader")
+	by := "system:server-token:" + strings.Split(read(t, token), ".")[2]
+	audited(t, stays, map[string]auditEntry{
+		"the keys":    {several.JoinPath + "bundle", "post", by, gone.host.Addr4().String(), gone.name},
+		"the member":  {several.JoinPath + "add", "post", by, gone.host.Addr4().String(), gone.name},
+		"the removal": {several.Path + "/" + gone.name, "delete", "fairlead-admin", "", ""},
+	})
+	metrics, err := stays.Client.RESTClient().Get().AbsPath("/metrics").Do(t.Context()).Raw()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, change := range []string{"keys", "added", "removed"} {
+		counted := regexp.MustCompile(`fairlead_server_changes_total\{change="` + change + `"\} [1-9]`)
+		if !counted.Match(metrics) {
+			t.Errorf("/metrics counts no %s", change)
+		}
+	}
+}
+
+// auditEntry is what counts here of a line of an audit log.
+type auditEntry struct{ uri, verb, user, from, server string }
+
+// audited checks that the audit log of a server has all of want; an empty from may be any.
+func audited(t *testing.T, m *member, want map[string]auditEntry) {
+	t.Helper()
+	testbed.Until(t, "the audit log of "+m.name, func() error {
+		var have []auditEntry
+		for line := range strings.Lines(read(t, m.auditLog())) {
+			var e auditapi.Event
+			if err := json.Unmarshal([]byte(line), &e); err != nil {
+				return err
+			}
+			uri, _, _ := strings.Cut(e.RequestURI, "?")
+			have = append(have, auditEntry{uri, e.Verb, e.User.Username, strings.Join(e.SourceIPs, " "), e.Annotations["fairlead.dev/server"]})
+		}
+		for what, w := range want {
+			if !slices.ContainsFunc(have, func(h auditEntry) bool {
+				if w.from == "" {
+					h.from = ""
+				}
+				return h == w
+			}) {
+				return fmt.Errorf("it lacks %s (%+v)", what, w)
+			}
+		}
+		return nil
+	})
 }
 
 // exitCode is that of a process, -1 if it has none.

@@ -57,6 +57,9 @@ type Options struct {
 	Files func() (map[string][]byte, error)
 	// Leave removes the server at a URL from those that clients are led to.
 	Leave func(ctx context.Context, server string) error
+	// Audit, which may be nil, gets each step of a server that joins once it is done. Other
+	// requests pass the filters of the API server, and stand in the audit log by these.
+	Audit func(Step)
 	Log   *slog.Logger
 }
 
@@ -78,6 +81,7 @@ func New(o Options) (*API, error) {
 	if err != nil {
 		return nil, err
 	}
+	registerMetrics()
 	return &API{Options: o, etcd: c, tokens: tokens{c, o.Authorities, time.Now}, gate: newGate(requestTimeout)}, nil
 }
 
@@ -185,7 +189,8 @@ func (a *API) remove(ctx context.Context, name string, force bool) error {
 	}
 	switch _, err := a.Server.RemoveMember(ctx, id); {
 	case err == nil:
-		a.Log.Info("a server was removed from the cluster", "server", name, "peer", m.Peer)
+		changed(changeRemoved)
+		a.Log.Info("a server was removed from the cluster", "server", name, "peer", m.Peer, "by", userOf(ctx), "force", force)
 		if !self {
 			leave()
 		}
@@ -251,6 +256,7 @@ func (a *API) promote(ctx context.Context, waiting map[string]bool) error {
 			return fmt.Errorf("%s: %w", m.Name, err)
 		}
 		delete(waiting, m.Name)
+		changed(changePromoted)
 		a.Log.Info("a server has caught up and counts from now on", "server", m.Name)
 		if err := a.tokens.joined(ctx, m.Name); err != nil {
 			return fmt.Errorf("the token of %s: %w", m.Name, err)

@@ -152,7 +152,7 @@ func (a *API) join(ctx context.Context, step string, r *http.Request) (any, erro
 		if err := read(r, &q); err != nil {
 			return nil, err
 		}
-		return a.add(ctx, token, q)
+		return a.add(ctx, token, q, r.RemoteAddr)
 	}
 	return nil, unauthorized(errToken)
 }
@@ -169,7 +169,8 @@ func (a *API) bundle(ctx context.Context, token string, q bundleRequest, from st
 	if err != nil {
 		return nil, err
 	}
-	a.Log.Info("gave the cluster's keys to a server that joins", "server", q.Name, "from", from)
+	a.took(Step{Path: JoinPath + "bundle", Server: q.Name, Token: tokenID(token), From: from}, changeKeys,
+		"gave the cluster's keys to a server that joins")
 	return &bundle{files}, nil
 }
 
@@ -190,7 +191,7 @@ func (a *API) accept(ctx context.Context, token, name string) error {
 }
 
 // add adds a server as a learner. One that was added and has not started is as before.
-func (a *API) add(ctx context.Context, token string, q addRequest) (*added, error) {
+func (a *API) add(ctx context.Context, token string, q addRequest, from string) (*added, error) {
 	if err := a.accept(ctx, token, q.Name); err != nil {
 		return nil, err
 	}
@@ -228,7 +229,8 @@ func (a *API) add(ctx context.Context, token string, q addRequest) (*added, erro
 		if _, err := a.Server.AddMember(ctx, *membership.NewMemberAsLearner("", urls, "", &now)); err != nil {
 			return nil, cannotAdd(err)
 		}
-		a.Log.Info("added a server, which does not count until it has caught up", "server", q.Name, "peer", q.Peer)
+		a.took(Step{Path: JoinPath + "add", Server: q.Name, Peer: q.Peer, Token: tokenID(token), From: from}, changeAdded,
+			"added a server, which does not count until it has caught up")
 	}
 	return &added{strings.Join(cluster, ",")}, nil
 }

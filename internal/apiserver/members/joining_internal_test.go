@@ -3,7 +3,9 @@ package members
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -101,6 +103,33 @@ func TestJoiningEndsAndIsLogged(t *testing.T) {
 	}{{0, 0, true}, {time.Millisecond, 0, false}, {time.Millisecond, 0, false}, {rejectionLogged, 2, true}, {2 * rejectionLogged, 0, true}} {
 		if unlogged, ok := g.mayLog(now.Add(x.after)); unlogged != x.unlogged || ok != x.ok {
 			t.Errorf("rejection %d: %d, %v", i, unlogged, ok)
+		}
+	}
+}
+
+// A body that is too long is rejected once that is known, before its token is looked at.
+func TestJoiningBodyIsBounded(t *testing.T) {
+	var lines bytes.Buffer
+	a := &API{Options: Options{Log: slog.New(slog.NewTextHandler(&lines, nil))}, gate: newGate(time.Minute)}
+	s := httptest.NewServer(a.Joining(http.NotFoundHandler()))
+	t.Cleanup(s.Close)
+	for _, step := range []string{"bundle", "add"} {
+		ctx, cancel := context.WithTimeout(t.Context(), testbed.Patience)
+		defer cancel()
+		body := `{"name":"` + strings.Repeat("a", maxBody) + `"}`
+		r, err := http.NewRequestWithContext(ctx, http.MethodPost, s.URL+JoinPath+step, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Authorization", "Bearer a")
+		resp, err := s.Client().Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil || resp.StatusCode != http.StatusBadRequest || !strings.Contains(string(text), "too large") {
+			t.Errorf("%s: %s, %s, %v", step, resp.Status, text, err)
 		}
 	}
 }
