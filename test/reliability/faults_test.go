@@ -58,11 +58,14 @@ func (r *rig) faultsOfNodes(l *load, rnd *rand.Rand) []fault {
 	}
 	return []fault{
 		{name: "a Pod's process is killed", begin: func() (func(), []*node) {
-			pid, err := anyNode().backend()
+			n := anyNode()
+			pid, err := n.backend()
 			if err != nil {
 				r.t.Fatal(err)
 			}
+			l.held.loses(n, true)
 			_ = syscall.Kill(pid, syscall.SIGKILL)
+			l.held.loses(n, true)
 			return func() {}, nil
 		}},
 		{name: "an agent is killed", harmless: true, begin: func() (func(), []*node) {
@@ -77,7 +80,10 @@ func (r *rig) faultsOfNodes(l *load, rnd *rand.Rand) []fault {
 		}},
 		{name: "a node loses power", begin: func() (func(), []*node) {
 			n := anyNode()
-			again, powerOn := l.without(n), r.powerOff(n)
+			again := l.without(n)
+			l.held.loses(n, false)
+			powerOn := r.powerOff(n)
+			l.held.loses(n, false)
 			return func() {
 				powerOn()
 				n.agent.Says("is up")
@@ -144,7 +150,7 @@ func (r *rig) faultsOfServers(rnd *rand.Rand) []fault {
 }
 
 // TestFaults: requests to a Service with endpoints that live fail only for as long as it takes
-// to find out what is dead, acknowledged writes are kept, and the history of the API is
+// to find out what is dead, connections to such endpoints are never cut, acknowledged writes are kept, and the history of the API is
 // linearizable.
 func TestFaults(t *testing.T) {
 	t.Logf("seed %d", *seed)
@@ -166,6 +172,7 @@ func TestFaults(t *testing.T) {
 		r.suffer(l, f, quiet+time.Duration(rnd.Int64N(int64(12*time.Second))))
 	}
 	l.end()
+	t.Log(l.held.summary())
 	h.check(t)
 	t.Logf("checked after %s", time.Since(began).Round(100*time.Millisecond))
 	asked, failed := l.count()
@@ -197,7 +204,9 @@ func (r *rig) both(a, b fault) fault {
 func (r *rig) suffer(l *load, f fault, lasts time.Duration) {
 	t := r.t
 	t.Helper()
+	testbed.Until(t, "all clients to hold a connection", l.held.whole)
 	asked, before := l.count()
+	cut := len(l.held.cuts())
 	begin := time.Now()
 	mend, by := f.begin()
 	if f.lasting {
@@ -212,19 +221,26 @@ func (r *rig) suffer(l *load, f fault, lasts time.Duration) {
 	testbed.Until(t, "the end of: "+f.name, l.quietSince(mended))
 	testbed.Until(t, "all servers and nodes after: "+f.name, r.whole)
 	now, after := l.count()
+	through := l.held.through(begin, mended)
 	failed := after[len(before):]
 	var last time.Duration
 	for _, q := range failed {
 		last = max(last, q.end.Sub(begin))
 	}
-	t.Logf("%-62s %3d of %4d requests failed, the last after %s; mended after %s, all was well %s later", f.name,
-		len(failed), now-asked, last.Round(10*time.Millisecond), mended.Sub(begin).Round(10*time.Millisecond),
+	t.Logf("%-62s %3d of %4d requests failed, the last after %s; %d connections held through; mended after %s, all was well %s later", f.name,
+		len(failed), now-asked, last.Round(10*time.Millisecond), through, mended.Sub(begin).Round(10*time.Millisecond),
 		time.Since(mended).Round(10*time.Millisecond))
 	for i, q := range failed {
 		allowed := !f.harmless && (by == nil || slices.ContainsFunc(by, func(n *node) bool { return strings.Contains(q.client, n.host.Name()) }))
 		if !allowed && i < 10 {
 			t.Errorf("%s: a request from %s failed after %s: %v", f.name, q.client, q.end.Sub(begin).Round(time.Millisecond), q.err)
 		}
+	}
+	for _, q := range l.held.cuts()[cut:] {
+		t.Errorf("%s: the connection from %s was cut after %s: %v", f.name, q.client, q.end.Sub(begin).Round(time.Millisecond), q.err)
+	}
+	if through == 0 {
+		t.Errorf("%s: no connection was held through it", f.name)
 	}
 	if f.lasting && len(failed) == 0 {
 		t.Errorf("%s: no request failed", f.name)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -31,11 +32,12 @@ type request struct {
 }
 
 // load is what clients of the Service see: one on each node, one in each Pod, and one outside
-// of the cluster that asks nodes in turn. Each request has a connection of its own.
+// of the cluster that asks nodes in turn. Each request has a connection of its own; beside these each client holds one.
 type load struct {
 	r    *rig
 	wg   sync.WaitGroup
 	stop context.CancelFunc
+	held *held
 
 	mu     sync.Mutex
 	asked  int
@@ -48,25 +50,27 @@ type load struct {
 func startLoad(r *rig) *load {
 	ctx, cancel := context.WithCancel(r.t.Context())
 	l := &load{r: r, stop: cancel, off: map[*node]bool{}, waiting: map[*request]bool{}}
+	l.held = newHeld(l)
+	var outside []dialer
 	for _, n := range r.nodes {
-		l.client(ctx, n.host.Name(), func(int) (*node, dialer) {
-			return n, func(ctx context.Context) (net.Conn, error) { return n.host.Dial(ctx, svc.TCP, r.service) }
-		})
-		l.client(ctx, "a Pod of "+n.host.Name(), func(int) (*node, dialer) {
-			return n, func(ctx context.Context) (conn net.Conn, err error) {
-				enter := netns.Do(n.namespace(), func() error {
-					conn, err = new(net.Dialer).DialContext(ctx, "tcp", r.service.String())
-					return nil
-				})
-				return conn, errors.Join(enter, err)
-			}
-		})
-	}
-	l.client(ctx, "outside", func(i int) (*node, dialer) {
-		n := r.nodes[i%len(r.nodes)]
+		byHost := func(ctx context.Context) (net.Conn, error) { return n.host.Dial(ctx, svc.TCP, r.service) }
+		byPod := func(ctx context.Context) (conn net.Conn, err error) {
+			enter := netns.Do(n.namespace(), func() error {
+				conn, err = new(net.Dialer).DialContext(ctx, "tcp", r.service.String())
+				return nil
+			})
+			return conn, errors.Join(enter, err)
+		}
 		at := netip.AddrPortFrom(n.host.Addr4(), r.nodePort)
-		return n, func(ctx context.Context) (net.Conn, error) { return r.outside.Dial(ctx, svc.TCP, at) }
-	})
+		byPort := func(ctx context.Context) (net.Conn, error) { return r.outside.Dial(ctx, svc.TCP, at) }
+		outside = append(outside, byPort)
+		for name, dial := range map[string]dialer{n.host.Name(): byHost, "a Pod of " + n.host.Name(): byPod} {
+			l.client(ctx, name, func(int) (*node, dialer) { return n, dial })
+			l.held.keep(ctx, name, n, dial)
+		}
+		l.held.keep(ctx, "outside by "+n.host.Name(), n, byPort)
+	}
+	l.client(ctx, "outside", func(i int) (*node, dialer) { return r.nodes[i%len(r.nodes)], outside[i%len(r.nodes)] })
 	r.t.Cleanup(l.end)
 	return l
 }
@@ -74,6 +78,7 @@ func startLoad(r *rig) *load {
 func (l *load) end() {
 	l.stop()
 	l.wg.Wait()
+	l.held.wg.Wait()
 }
 
 type dialer func(context.Context) (net.Conn, error)
@@ -98,6 +103,13 @@ func (l *load) client(ctx context.Context, name string, next func(i int) (*node,
 			l.ends(ctx, n, q)
 		}
 	})
+}
+
+// isOff reports whether a machine does not run.
+func (l *load) isOff(n *node) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.off[n]
 }
 
 // begins reports whether a request can be made: by a machine that runs.
@@ -172,19 +184,26 @@ func ask(ctx context.Context, dial dialer) error {
 	}
 	defer conn.Close()
 	deadline, _ := ctx.Deadline()
-	if err := conn.SetDeadline(deadline); err != nil {
-		return err
+	_, err = exchange(conn, bufio.NewReader(conn), time.Until(deadline), "close")
+	return err
+}
+
+// exchange makes a request on a connection, of which r reads. connection is its header of that name.
+func exchange(conn net.Conn, r *bufio.Reader, patience time.Duration, connection string) (answer string, err error) {
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		return "", err
 	}
-	if _, err := fmt.Fprint(conn, "GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n"); err != nil {
-		return err
+	if _, err := fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: web\r\nConnection: %s\r\n\r\n", connection); err != nil {
+		return "", err
 	}
-	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	res, err := http.ReadResponse(r, nil)
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer res.Body.Close()
-	if res.StatusCode != http.StatusOK {
-		return errors.New(res.Status)
+	text, err := io.ReadAll(res.Body)
+	if err == nil && res.StatusCode != http.StatusOK {
+		err = errors.New(res.Status)
 	}
-	return nil
+	return string(text), err
 }

@@ -89,6 +89,9 @@ func sameFile(a, b *os.File) bool {
 	return err1 == nil && err2 == nil && os.SameFile(x, y)
 }
 
+// podOn is the name of the Pod of a machine.
+func podOn(n *node) string { return "on-" + n.host.Name() }
+
 // backend returns the process of the Pod.
 func (n *node) backend() (int, error) {
 	for _, pid := range process.OfPods(filepath.Join(n.dir, "agent")) {
@@ -197,7 +200,7 @@ func (r *rig) runPods() {
 	for _, n := range r.nodes {
 		probe := corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/healthz", Port: intstr.FromInt32(9376)}}
 		_, err := client.Pods("default").Create(ctx, &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: "on-" + n.host.Name(), Labels: map[string]string{"app": "web"}},
+			ObjectMeta: metav1.ObjectMeta{Name: podOn(n), Labels: map[string]string{"app": "web"}},
 			Spec: corev1.PodSpec{NodeName: n.host.Name(), Containers: []corev1.Container{{
 				Name: "web", Image: "host", Command: []string{process.Program("backend")},
 				ReadinessProbe: &corev1.Probe{ProbeHandler: probe, PeriodSeconds: 1},
