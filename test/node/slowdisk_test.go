@@ -2,9 +2,6 @@ package node
 
 import (
 	"fmt"
-	"os"
-	"os/exec"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -20,18 +17,6 @@ const slowTime = 20 * time.Second
 // manyWrites are more than a disk whose syncs take a second takes within testbed.Patience.
 const manyWrites = 100
 
-// slowDisk has each fsync of a process take a second longer, until the result is called.
-func slowDisk(t *testing.T, p *process.Process) (end func()) {
-	t.Helper()
-	s := process.Start(t, exec.Command("strace", "-f", "-p", strconv.Itoa(p.Pid()), "-o", "/dev/null",
-		"-e", "trace=fsync,fdatasync", "-e", "inject=fsync,fdatasync:delay_enter=1000000"))
-	s.Says("attached")
-	return func() {
-		s.Signal(os.Interrupt)
-		_ = s.Wait() // by the signal
-	}
-}
-
 // Each fsync of the server takes a second longer for a while: writes are slow, none that was acknowledged is lost, no
 // Node is condemned, connections to Services are answered, the log and a metric tell, and all is fast again without a restart.
 func TestSlowDisk(t *testing.T) {
@@ -44,7 +29,7 @@ func TestSlowDisk(t *testing.T) {
 	w := startWriter(t, c)
 	testbed.Until(t, "a write", w.writes())
 
-	end := slowDisk(t, c.api.Process)
+	end := process.SlowDisk(t, c.api.Process, time.Second)
 	written, since := w.count(), time.Now()
 	c.api.Says("the disk is slow: writes wait for it")
 	testbed.Until(t, "three writes to a slow disk", func() error {

@@ -170,6 +170,8 @@ func TestEmbeddedMembers(t *testing.T) {
 	stage("all have lost power, and are back")
 	killLeader(t, all)
 	stage("one killed, and back")
+	slowMember(t, all)
+	stage("one was slow, as a follower and as the leader")
 	rejected(t, n, all[0])
 	stage("all rejected")
 	attacked(t, all[0])
@@ -265,6 +267,74 @@ func killLeader(t *testing.T, all []*member) {
 	}
 	leader.with().start(t) // without --cluster-init and --join
 	leader.has(t, "without-leader")
+}
+
+// leaderOf returns which of the servers leads.
+func leaderOf(t *testing.T, all []*member) (leader int) {
+	t.Helper()
+	testbed.Until(t, "a leader", func() error {
+		for _, m := range all {
+			list, err := m.list(t)
+			if err != nil {
+				return err
+			}
+			if leader = slices.IndexFunc(all, func(m *member) bool { return list[m.name].Role == several.RoleLeader }); leader >= 0 {
+				return nil
+			}
+		}
+		return errors.New("none")
+	})
+	return leader
+}
+
+// slowMember has each fsync of one server take longer, and writes through the other two.
+func slowMember(t *testing.T, all []*member) {
+	t.Helper()
+	const writes = 20
+	timed := func(what string, through []*member) time.Duration {
+		begin, slowest := time.Now(), time.Duration(0)
+		for i := range writes {
+			name, one := fmt.Sprintf("%s-%d", what, i), time.Now()
+			testbed.Until(t, "a write", func() error { return through[i%len(through)].write(t, name) })
+			slowest = max(slowest, time.Since(one))
+		}
+		t.Logf("%s: %d writes through two servers in %s, the slowest in %s", what, writes, time.Since(begin).Round(time.Millisecond),
+			slowest.Round(time.Millisecond))
+		return time.Since(begin)
+	}
+	split := func() (leader *member, others []*member) {
+		i := leaderOf(t, all)
+		return all[i], slices.Delete(slices.Clone(all), i, i+1)
+	}
+	leader, others := split()
+	timed("no-disk-is-slow", others)
+
+	end := process.SlowDisk(t, others[0].Process, time.Second)
+	if took := timed("a-follower-is-slow", []*member{leader, others[1]}); took > writes*time.Second/2 {
+		t.Errorf("with a follower whose fsync takes a second, %d writes through the others take %s", writes, took)
+	}
+	end()
+
+	leader, others = split()
+	end = process.SlowDisk(t, leader.Process, time.Second/5)
+	timed("the-leader-is-a-little-slow", others)
+	end()
+
+	leader, others = split()
+	end = process.SlowDisk(t, leader.Process, 2*time.Second)
+	begin := time.Now()
+	timed("the-leader-is-slow", others)
+	testbed.Until(t, "another leader than "+leader.name, func() error {
+		if now, _ := split(); now == leader {
+			return errors.New("it leads")
+		}
+		return nil
+	})
+	t.Logf("another one leads after %s", time.Since(begin).Round(10*time.Millisecond))
+	if took := timed("the-leader-was-slow", others); took > writes*time.Second/2 {
+		t.Errorf("with a slow server that leads no more, %d writes through the others take %s", writes, took)
+	}
+	end()
 }
 
 // replace removes a server that runs, and has it join again.
