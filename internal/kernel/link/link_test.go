@@ -520,3 +520,31 @@ func TestUnusedAddressesAreUnreachable(t *testing.T) {
 		t.Errorf("left after Cleanup:\n%s", got)
 	}
 }
+
+// BenchmarkOneMoreRoute is a Node that comes and goes among 5,000, when what was written is
+// remembered, and when the kernel is asked for all routes as every minute.
+func BenchmarkOneMoreRoute(b *testing.B) {
+	const nodes = 5000
+	want := make([]link.Route, nodes+1)
+	for i := range want {
+		want[i].Dst = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0}), 24) // unreachable
+	}
+	for _, remembered := range []bool{true, false} {
+		b.Run(map[bool]string{true: "remembered", false: "compared"}[remembered], func(b *testing.B) {
+			var routes link.Routes
+			set := func(n int) {
+				if failed, err := routes.Set(want[:n]); err != nil || len(failed) > 0 {
+					b.Fatal(failed, err)
+				}
+			}
+			b.Cleanup(func() { set(0) })
+			set(nodes)
+			for n := nodes + 1; b.Loop(); n = 2*nodes + 1 - n {
+				if !remembered {
+					routes.Forget()
+				}
+				set(n)
+			}
+		})
+	}
+}
