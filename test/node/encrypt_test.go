@@ -140,9 +140,39 @@ func TestEncrypt(t *testing.T) {
 		t.Error("the key is the old one")
 	}
 	e.podsRouted("node", "")
+	e.copied()
 	if err := wire.Check(true, 20); err != nil {
 		t.Error(err)
 	}
+}
+
+// copied has a machine start that is a copy of another one, with its key: it is told so, does
+// not become a node, and leaves the other one alone, until it has a key of its own.
+func (e *encrypted) copied() {
+	e.t.Helper()
+	host := e.network.Outside("copy")
+	host.Sysctl("net/ipv4/ip_forward", "1")
+	w := e.wireguard(host, "copy", []string{"--node-ip", host.Addr4().String()})
+	e.cleansUp(host, "copy")
+	const keyFile = "/agent/wireguard.key"
+	key, err := os.ReadFile(e.path(e.behind.dir + keyFile))
+	if err == nil {
+		err = errors.Join(os.MkdirAll(e.path(w.dir+"/agent"), 0o700), os.WriteFile(e.path(w.dir+keyFile), key, 0o600))
+	}
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	w.agent("--encrypt")
+	w.running.Says(`cannot update the Node.*metadata\.annotations\[fairlead\.dev/wireguard-public-key\].*is the key of node .*far`)
+	e.open("of the machine that was copied", e.there)
+	w.running.Stop()
+	e.nodesReady(2)
+	if err := os.Remove(e.path(w.dir + keyFile)); err != nil {
+		e.t.Fatal(err)
+	}
+	w.agent("--encrypt")
+	e.nodesReady(3)
+	e.podsRouted("node", "")
 }
 
 // Nodes that have IPv6 addresses alone encrypt what goes to Pods of both families, and leave
