@@ -32,7 +32,8 @@ what to do. It changes nothing, and is for a machine on which no agent runs: an 
 ports are in use. An agent logs such warnings at its start.
 
 The exit code is 1 if a node would not work here; warnings alone leave it 0. The flags
-are those of 'fairlead agent'.`,
+are those of 'fairlead agent', and what the section agent of the configuration file has
+counts here, too.`,
 		Example: `  fairlead check
   fairlead check --encrypt
   fairlead check --mode ipvs -o json`,

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -33,6 +34,20 @@ func TestCheck(t *testing.T) {
 	if code != exitFailed || !strings.Contains(out, "tcp "+l.Addr().String()+" is in use") ||
 		!strings.Contains(out, "--metrics-bind-address") {
 		t.Errorf("exit code %d, %s, %s", code, out, stderr)
+	}
+	// What the agent's section of the configuration file has counts, unless a flag tells otherwise.
+	config := writeConfig(t, "agent:\n  encrypt: true\n  server: https://192.0.2.1:6443\n  token-file: /nowhere\n"+
+		"  metrics-bind-address: "+l.Addr().String()+"\n")
+	for encrypt, flags := range map[bool][]string{true: nil, false: {"--encrypt=false"}} {
+		_, out, stderr := call(t, append([]string{"check", "-o", "json", "--config", config, "--data-dir", t.TempDir()}, flags...)...)
+		var findings []preflight.Finding
+		if err := json.Unmarshal([]byte(out), &findings); err != nil {
+			t.Fatalf("%v: %s, %s", err, out, stderr)
+		}
+		looked := slices.ContainsFunc(findings, func(f preflight.Finding) bool { return f.Check == "encryption" })
+		if looked != encrypt || !strings.Contains(out, "tcp "+l.Addr().String()+" is in use") {
+			t.Errorf("encrypt %v: %s", encrypt, out)
+		}
 	}
 	if code, _, stderr := call(t, "check", "--mode", "none"); code != exitUsage {
 		t.Errorf("exit code %d, %s; want that of usage", code, stderr)

@@ -64,10 +64,19 @@ func defaultConfigFile() string {
 	return ""
 }
 
-// addConfigFile gives the commands of configured the flag --config.
+// section returns the one of a command: that of the agent for what looks at the machine before
+// its agent does.
+func section(cmd *cobra.Command) string {
+	if cmd.Name() == "check" {
+		return "agent"
+	}
+	return cmd.Name()
+}
+
+// addConfigFile gives the commands that have a section the flag --config.
 func addConfigFile(root *cobra.Command) {
 	for _, cmd := range root.Commands() {
-		if slices.Contains(configured(), cmd.Name()) {
+		if slices.Contains(configured(), section(cmd)) {
 			cmd.Flags().String("config", defaultConfigFile(),
 				"file of flags in YAML, by the command's name; flags of the command line come first (docs/configuration.md)")
 		}
@@ -223,10 +232,10 @@ func sectionCommand(root *cobra.Command, name string) *cobra.Command {
 // apply sets the flags of cmd that have not been given. Its own section comes before what is
 // set for every command.
 func (c *configFile) apply(cmd *cobra.Command) error {
-	for _, section := range []string{cmd.Name(), ""} {
+	for _, name := range []string{section(cmd), ""} {
 		for _, s := range c.settings {
 			f := cmd.Flags().Lookup(s.flag)
-			if s.command != section || f == nil || f.Changed {
+			if s.command != name || f == nil || f.Changed {
 				continue
 			}
 			if err := c.set(cmd, s); err != nil {
