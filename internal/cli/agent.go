@@ -228,7 +228,8 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 		return nil, err
 	}
 	n := &node{dns: server, components: []component{
-		{name: "node", run: f.nodeAgent(log, client, cfg, p, pods, peers, checks).Run}, {name: "report of what is programmed", run: reporter.Run},
+		{name: "node", run: f.nodeAgent(log, client, cfg, p, pods, server, peers, checks).Run},
+		{name: "report of what is programmed", run: reporter.Run},
 		{name: "checks of endpoints", run: checks.Run},
 	}}
 	if f.peerWatch {
@@ -262,14 +263,18 @@ func (f *agentFlags) open(ctx context.Context, log *slog.Logger, cfg *rest.Confi
 // nodeAgent returns what keeps this machine's Node and its Lease.
 func (f *agentFlags) nodeAgent(
 	log *slog.Logger, client kubernetes.Interface, cfg *rest.Config,
-	p *proxy.Proxy, pods *runner.Runner, peers *agent.Peers, checks *agent.Checks,
+	p *proxy.Proxy, pods *runner.Runner, names *dns.Server, peers *agent.Peers, checks *agent.Checks,
 ) *agent.Registrar {
+	conditions := append(agent.Pressure(os.DirFS("/"), func() (fileio.Space, error) { return fileio.SpaceOf(f.stateDir) }),
+		func() corev1.NodeCondition { return p.Status().Condition() },
+		pods.Condition, pods.Masquerading, pods.Limits, pods.Confinement)
+	if f.nodeLocalDNS {
+		conditions = append(conditions, names.NodeLocalCondition)
+	}
 	return agent.New(agent.Options{
 		Client: client, NodeName: f.nodeName, Log: log,
 		Node: p.Node, Changed: p.Changed(), ReadyChanged: pods.Changed(), Ready: pods.Healthy,
-		Conditions: append(agent.Pressure(os.DirFS("/"), func() (fileio.Space, error) { return fileio.SpaceOf(f.stateDir) }),
-			func() corev1.NodeCondition { return p.Status().Condition() }, pods.Condition, pods.Limits, pods.Confinement),
-		Addresses: f.nodeIPs,
+		Conditions: conditions, Addresses: f.nodeIPs,
 		Annotations: map[string]string{
 			svc.ServingCertAnnotation: pods.Fingerprint(), svc.PeerWatchAnnotation: strconv.FormatBool(f.peerWatch),
 			svc.PublicKeyAnnotation: pods.PublicKey(),

@@ -218,7 +218,8 @@ func (f *agentFlags) identity(
 		return nil, nil, usagef("this machine has not joined %s yet: give --token-file FILE with what 'fairlead token create' prints there",
 			urls[0])
 	case token == "":
-		return nil, nil, fmt.Errorf("the certificate of this node in %s cannot be used: %w; join again with --token-file", dir, err)
+		return nil, nil, fmt.Errorf("the certificate of this node in %s cannot be used: %w; join again with --token-file FILE and what "+
+			"'fairlead token create' prints on the server, after 'kubectl delete node %s'", dir, err, f.nodeName)
 	}
 	boot, bootErr := firstContact(ctx, urls, token)
 	if bootErr != nil && err == nil {

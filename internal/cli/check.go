@@ -14,6 +14,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/fairlead/fairlead/internal/dns/nodelocal"
+	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/preflight"
 )
 
@@ -25,11 +27,12 @@ func newCheck(g *global) *cobra.Command {
 		Use:   "check",
 		Short: "Find what keeps this machine from being a node",
 		Long: `Look at this machine before its agent starts for the first time: what the kernel has
-for the modes of the proxy, ports in use, forwarding, rules of other programs (firewalld,
-ufw, docker, kube-proxy), the clock, addresses and devices, control groups, the disk; with
---encrypt WireGuard, its port and the size of packets that is left. Each finding comes with
-what to do. It changes nothing, and is for a machine on which no agent runs: an agent's own
-ports are in use. An agent logs such warnings at its start.
+for the modes of the proxy, for masquerading and node-local DNS, ports in use, forwarding,
+rules of other programs (firewalld, ufw, docker, kube-proxy), the clock, addresses and
+devices, control groups, the disk; with --encrypt WireGuard, its port and the size of
+packets that is left. Each finding comes with what to do. It changes nothing, and is for
+a machine on which no agent runs: an agent's own ports are in use. An agent logs such
+warnings at its start.
 
 The exit code is 1 if a node would not work here; warnings alone leave it 0. The flags
 are those of 'fairlead agent', and what the section agent of the configuration file has
@@ -87,6 +90,7 @@ func (f *agentFlags) machine(first bool) preflight.Machine {
 			return mode.probe(ctx, setup)
 		}})
 	}
+	m.Features = f.features()
 	addrs := []netip.Addr(f.nodeIPs)
 	if len(addrs) == 0 {
 		addrs = []netip.Addr{netip.IPv4Unspecified()}
@@ -105,6 +109,21 @@ func (f *agentFlags) machine(first bool) preflight.Machine {
 		}
 	}
 	return m
+}
+
+// features are what a node does by nf_tables in each mode of the proxy.
+func (f *agentFlags) features() []preflight.Feature {
+	out := []preflight.Feature{{
+		Name: "masquerading", Probe: link.ProbeMasquerade, Without: "Pods here get no answers from outside of the cluster",
+		Remedy: "load nft_chain_nat and nft_masq, use a kernel with what is named, or have the routers outside lead to the Pods' ranges",
+	}}
+	if f.nodeLocalDNS {
+		out = append(out, preflight.Feature{
+			Name: "node-local DNS", Probe: nodelocal.Probe, Without: "questions to kube-dns go through the proxy, and are tracked",
+			Remedy: "load nft_chain_nat, nft_nat, nft_ct and nft_numgen, use a kernel with what is named, or give --node-local-dns=false",
+		})
+	}
+	return out
 }
 
 // machineTimeout bounds warnOfMachine: iptables may hang.

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"github.com/fairlead/fairlead/internal/dns"
 	"github.com/fairlead/fairlead/internal/epslice"
 	"github.com/fairlead/fairlead/internal/proxy"
 	"github.com/fairlead/fairlead/internal/runner"
@@ -76,6 +77,7 @@ func (r *report) judgeNodes(nodes []corev1.Node) {
 			own := strings.HasPrefix(string(c.Type), ownConditions)
 			switch {
 			case c.Type == runner.PodsLimited || c.Type == runner.PodsConfined: // how the machine is, no fault; Pods that it concerns have an Event
+			case c.Type == dns.NodeLocalDNS: // names are answered all the same
 			case !n.Ready || c.Type == corev1.NodeReady || c.Type == proxy.ServicesProgrammed && s != nil:
 			case own && c.Status == corev1.ConditionFalse, !own && c.Status == corev1.ConditionTrue:
 				r.problem("node %s: %s is %s: %s", n.Name, c.Type, c.Status, cmp.Or(c.Message, c.Reason, "no reason given"))

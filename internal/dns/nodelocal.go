@@ -8,7 +8,10 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/fairlead/fairlead/internal/dns/nodelocal"
+	"github.com/fairlead/fairlead/internal/kernel/nftables"
 )
 
 // NodeLocal has the server answer this node's questions to the Service kube-dns,
@@ -20,6 +23,47 @@ type NodeLocal struct {
 	// Source are this node's own addresses.
 	Source []netip.Addr
 }
+
+// NodeLocalDNS is the Node condition that is True while the node's DNS server answers for
+// kube-dns itself.
+const NodeLocalDNS corev1.NodeConditionType = "fairlead.dev/NodeLocalDNS"
+
+// localRules is what has become of the rules for the node-local sockets. Its zero value is
+// that they were not installed yet.
+type localRules struct {
+	mu        sync.Mutex
+	installed bool
+	err       error
+}
+
+// set records how an attempt ended, and returns how the one before did.
+func (l *localRules) set(err error) (was error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	was, l.installed, l.err = l.err, err == nil, err
+	return was
+}
+
+// NodeLocalCondition returns the Node condition NodeLocalDNS.
+func (s *Server) NodeLocalCondition() corev1.NodeCondition {
+	s.rules.mu.Lock()
+	defer s.rules.mu.Unlock()
+	var lacking *nftables.UnsupportedError
+	c := corev1.NodeCondition{Type: NodeLocalDNS, Status: corev1.ConditionFalse}
+	switch {
+	case s.rules.installed:
+		c.Status, c.Reason, c.Message = corev1.ConditionTrue, "Installed", "this node's questions to kube-dns are answered here"
+	case errors.As(s.rules.err, &lacking):
+		c.Reason, c.Message = "KernelLacksRules", throughProxy+s.rules.err.Error()
+	case s.rules.err != nil:
+		c.Reason, c.Message = "RulesRejected", throughProxy+s.rules.err.Error()
+	default:
+		c.Reason, c.Message = "Starting", "the server is not ready, or has none of the addresses of kube-dns"
+	}
+	return c
+}
+
+const throughProxy = "questions to kube-dns go through the proxy, and are tracked: "
 
 // port is where kube-dns is asked.
 const port = 53
@@ -84,17 +128,11 @@ func (s *Server) serveLocal(ctx context.Context, sockets *sync.WaitGroup) {
 	heartbeat, check := time.NewTicker(heartbeatPeriod), time.NewTicker(checkPeriod)
 	defer heartbeat.Stop()
 	defer check.Stop()
-	install, failed := true, false
+	install, failed, retry := true, false, nftables.Retry{}
 	for {
-		if install {
+		if install && !retry.Waits(time.Now()) {
 			c.Others = s.servers.others()
-			err := nodelocal.Install(c)
-			if err != nil && !failed {
-				s.log.Warn("cannot install the rules for node-local DNS; questions go through the proxy, and it is retried", "err", err)
-			} else if err == nil && failed {
-				s.log.Info("installed the rules for node-local DNS")
-			}
-			failed, install = err != nil, false
+			failed, install = !s.installLocal(c, &retry), false
 		}
 		s.sendHeartbeats()
 		select {
@@ -104,10 +142,36 @@ func (s *Server) serveLocal(ctx context.Context, sockets *sync.WaitGroup) {
 			install = true
 		case <-check.C:
 			whole, err := nodelocal.Intact(c)
-			install = failed || err == nil && !whole
+			install = install || failed || err == nil && !whole
 		case <-heartbeat.C:
 		}
 	}
+}
+
+// installLocal installs the rules for the node-local sockets. A kernel that cannot have them is
+// asked again as retry says, others at each check. It reports whether they are installed.
+func (s *Server) installLocal(c nodelocal.Config, retry *nftables.Retry) bool {
+	err := nodelocal.Install(c)
+	var lacking *nftables.UnsupportedError
+	permanent := errors.As(err, &lacking)
+	if permanent {
+		retry.Lacked(time.Now())
+	} else {
+		*retry = nftables.Retry{}
+	}
+	was := s.rules.set(err)
+	switch {
+	case err == nil && was != nil:
+		s.log.Info("installed the rules for node-local DNS")
+	case err == nil, was != nil && was.Error() == err.Error():
+	case permanent:
+		s.log.Warn("this kernel cannot have the rules for node-local DNS: questions to kube-dns go through the proxy; "+
+			"'fairlead check' says more, and --node-local-dns=false turns it off", "err", err)
+	default:
+		s.log.Warn("cannot install the rules for node-local DNS: questions to kube-dns go through the proxy; retrying",
+			"err", err, "period", checkPeriod)
+	}
+	return err == nil
 }
 
 // removeLocal removes the rules for the node-local sockets, if there are any.

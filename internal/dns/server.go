@@ -41,6 +41,7 @@ type Server struct {
 	draining    chan struct{} // closed by Drain
 	drained     chan struct{} // closed by Run after the lame-duck time
 	local       []*listener   // node-local ones; of serveLocal, and of Run once that has ended
+	rules       localRules
 
 	mu        sync.Mutex
 	listeners []*listener

@@ -46,6 +46,15 @@ type Mode struct {
 	Probe func(context.Context) error
 }
 
+// Feature is a part of a node without which the rest works.
+type Feature struct {
+	Name string
+	// Probe returns why the kernel cannot have it. It leaves nothing behind.
+	Probe func() error
+	// Without is what a node does without it, Remedy what to do.
+	Without, Remedy string
+}
+
 // Port is one that a node listens on.
 type Port struct {
 	// Network is tcp or udp.
@@ -62,6 +71,7 @@ type Machine struct {
 	// StateDir is where the node keeps its state; it need not be there yet.
 	StateDir string
 	Modes    []Mode
+	Features []Feature
 	Ports    []Port
 	// Ranges are those of Services and Pods.
 	Ranges []netip.Prefix
@@ -78,7 +88,7 @@ type Encryption struct {
 
 // Check looks at all of it, in the network namespace of the calling thread.
 func (m Machine) Check(ctx context.Context) []Finding {
-	return slices.Concat(m.modes(ctx), m.ports(), m.forwarding(), firewalls(ctx), clocks(), m.addresses(), groups(), m.disk(),
+	return slices.Concat(m.modes(ctx), m.features(), m.ports(), m.forwarding(), firewalls(ctx), clocks(), m.addresses(), groups(), m.disk(),
 		m.encryption())
 }
 
@@ -98,6 +108,17 @@ func (m Machine) modes(ctx context.Context) (out []Finding) {
 	}
 	if len(failed) > 0 && !works {
 		out = append(out, Finding{"modes", Error, "no mode of the proxy works here", "make one of the modes above work"})
+	}
+	return out
+}
+
+func (m Machine) features() (out []Finding) {
+	for _, f := range m.Features {
+		if err := f.Probe(); err != nil {
+			out = append(out, Finding{f.Name, Warning, f.Without + ": " + oneLine(err), f.Remedy})
+			continue
+		}
+		out = append(out, Finding{f.Name, OK, "works", ""})
 	}
 	return out
 }

@@ -148,6 +148,19 @@ func TestModes(t *testing.T) {
 	has(t, found, "modes", Error, "no mode")
 }
 
+// What the kernel cannot have, and the rest does without, is a warning.
+func TestFeatures(t *testing.T) {
+	found := Machine{Features: []Feature{
+		{Name: "one", Probe: func() error { return nil }, Without: "nobody minds", Remedy: "load it"},
+		{Name: "other", Probe: func() error { return errors.New("no expression") }, Without: "Pods stay inside", Remedy: "load it"},
+	}}.features()
+	has(t, found, "one", OK, "works")
+	has(t, found, "other", Warning, "Pods stay inside: no expression")
+	if Failed(found) {
+		t.Errorf("a part that the rest does without: %+v", found)
+	}
+}
+
 func TestDisk(t *testing.T) {
 	dir := t.TempDir()
 	if err := unix.Mount("none", dir, "tmpfs", 0, "size=1m"); err != nil {

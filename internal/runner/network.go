@@ -23,6 +23,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
 	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/kernel/netns"
+	"github.com/fairlead/fairlead/internal/kernel/nftables"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -42,8 +43,11 @@ type network struct {
 	problems   map[string]string // by the name of the other node
 	up         chan struct{}     // closed when applied is first set
 	last       []netip.Prefix
-	// masquerade is of the goroutine of run alone, as is last.
-	masquerade *link.Masquerade
+	// masquerade is of the goroutine of run alone, as are last and masqueradeRetry.
+	masquerade      *link.Masquerade
+	masqueradeRetry nftables.Retry
+	// unmasqueraded is why the kernel cannot masquerade, nil where it can.
+	unmasqueraded *nftables.UnsupportedError
 	// deleted are routes to pods here that another program has deleted, and tampered
 	// holds a token after it did anything of that kind.
 	deleted  []link.PodRoute
@@ -233,22 +237,6 @@ func (n *network) restore() {
 	}
 }
 
-// masqueraded writes the masquerading of this node's pods.
-func (n *network) masqueraded(pods []netip.Prefix) (err error) {
-	if n.masquerade == nil {
-		n.masquerade, err = link.NewMasquerade(func() {
-			n.mu.Lock()
-			n.flushed = true
-			n.mu.Unlock()
-			n.tamper()
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return n.masquerade.Set(pods, append(slices.Clone(n.r.o.ClusterCIDRs), pods...))
-}
-
 func (n *network) run(ctx context.Context) {
 	if n.r.o.WireGuard == nil {
 		if err := link.RemoveWireGuard(); err != nil { // of an agent that encrypted
@@ -293,6 +281,7 @@ func (n *network) run(ctx context.Context) {
 		rejected, err := n.apply()
 		n.mu.Lock()
 		changed := (n.err == nil) != (err == nil) || !maps.Equal(n.problems, rejected)
+		known := n.err != nil && err != nil && n.err.Error() == err.Error()
 		before, others := n.problems, maps.Clone(n.others)
 		n.err, n.problems = err, rejected
 		n.mu.Unlock()
@@ -304,7 +293,12 @@ func (n *network) run(ctx context.Context) {
 		if err != nil || len(rejected) > 0 {
 			again = networkRetry
 		}
-		if err != nil {
+		var lacking *nftables.UnsupportedError
+		permanent := errors.As(err, &lacking) // until the kernel has a module more
+		if permanent {
+			again = networkResync
+		}
+		if err != nil && !(known && permanent) {
 			n.r.o.Log.Error("cannot set up the pods' network; retrying", "err", err, "after", again)
 		}
 		if changed {
@@ -333,7 +327,7 @@ func (n *network) apply() (problems map[string]string, err error) {
 	}
 	n.r.ipam.setRanges(own.cidrs)
 	var errs []error
-	if !applied || !slices.Equal(n.last, own.cidrs) {
+	if !applied || !slices.Equal(n.last, own.cidrs) || n.masqueradeDue() {
 		// The rest depends on these.
 		if err := errors.Join(n.failClosed(), link.EnsureNode(n.r.o.Device, n.r.ipam.gateways())); err != nil {
 			return nil, err
@@ -382,10 +376,13 @@ func (n *network) apply() (problems map[string]string, err error) {
 // Node.
 func (n *network) report(other nodeFacts, problem string) {
 	n.r.o.Log.Warn("the pods of another node are not reached from here; retrying", "node", other.name, "reason", problem)
-	// Events of Nodes have the name in place of the UID, as a kubelet's.
-	ref := &corev1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: other.name, UID: types.UID(other.name)}
-	n.r.rec.Event(ref, corev1.EventTypeWarning, reasonRouteRejected, fmt.Sprintf("node %s has no route to pods of node %s: %s",
+	n.r.rec.Event(nodeRef(other.name), corev1.EventTypeWarning, reasonRouteRejected, fmt.Sprintf("node %s has no route to pods of node %s: %s",
 		n.r.o.NodeName, other.name, problem))
+}
+
+// nodeRef is a Node as Events refer to it: with its name in place of the UID, as a kubelet's.
+func nodeRef(name string) *corev1.ObjectReference {
+	return &corev1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: name, UID: types.UID(name)}
 }
 
 // PodsRouted is the Node condition that is True while the node has a route to the

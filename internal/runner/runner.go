@@ -160,6 +160,9 @@ func (r *Runner) Healthy() error { return r.network.healthy() }
 // Condition returns the Node condition PodsRouted.
 func (r *Runner) Condition() corev1.NodeCondition { return r.network.condition() }
 
+// Masquerading returns the Node condition PodsMasqueraded.
+func (r *Runner) Masquerading() corev1.NodeCondition { return r.network.masqueradeCondition() }
+
 // Limits returns the Node condition PodsLimited.
 func (r *Runner) Limits() corev1.NodeCondition { return r.cgroups.condition() }
 

@@ -42,12 +42,37 @@ func Install(c Config) error {
 	for _, a := range c.Addrs {
 		errs = append(errs, link.EnsureLocal(a, c.Source))
 	}
-	// Kernels before 4.18, or without the module, have no expression for sockets.
-	err := write(c, bySocket)
+	return errors.Join(append(errs, eitherWay(func(led leading) error { return write(c, led) }))...)
+}
+
+// eitherWay does something bySocket, and byTime where the kernel cannot: those before 4.18, or
+// without the module, have no expression for sockets.
+func eitherWay(do func(leading) error) error {
+	err := do(bySocket)
 	if nftables.IsUnsupported(err) {
-		err = write(c, byTime)
+		err = do(byTime)
 	}
-	return errors.Join(append(errs, err)...)
+	return err
+}
+
+// Probe returns why Install cannot work here, or nil. It asks the kernel in a transaction that takes
+// back what it makes.
+func Probe() error {
+	c := Config{
+		Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Port: 53,
+		Others: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.2:53"), netip.MustParseAddrPort("192.0.2.3:53")},
+	}
+	return eitherWay(func(led leading) error {
+		return transaction(func(b *nftables.Batch) nftables.Table {
+			t := nftables.Table{Family: nftables.Inet, Name: table.Name + "-probe"}
+			b.Tag(nftables.InetTables)
+			b.AddTable(t, "")
+			c.add(b, t, led)
+			b.Tag(nil)
+			b.DelTable(t)
+			return t
+		})
+	})
 }
 
 // Yield leaves new packets to the proxy's rules, after Install, while the local server

@@ -101,6 +101,9 @@ func TestInstallAndRemove(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	if err := nodelocal.Probe(); err != nil {
+		t.Error(err)
+	}
 	if left := run(t, "nft", "list", "ruleset"); strings.TrimSpace(left) != "table inet other {\n}" {
 		t.Errorf("left in nft:\n%s", left)
 	}

@@ -31,14 +31,42 @@ const (
 
 // write replaces the table.
 func write(c Config, led leading) error {
+	return transaction(func(b *nftables.Batch) nftables.Table {
+		b.Tag(nftables.InetTables)
+		b.ReplaceTable(table, "node-local DNS")
+		c.add(b, table, led)
+		return table
+	})
+}
+
+// transaction commits what fill adds, which makes the table that it returns anew.
+func transaction(fill func(*nftables.Batch) nftables.Table) error {
 	conn, err := nftables.Dial()
 	if err != nil {
 		return err
 	}
 	defer func() { _ = conn.Close() }()
 	b := nftables.NewBatch()
-	b.ReplaceTable(table, "node-local DNS")
-	b.AddSet(table, nftables.Set{Name: alive, Key: []nftables.Type{nftables.TypeNFProto}, Dynamic: true, Size: 16})
+	return conn.CommitTable(fill(b), b)
+}
+
+// rules adds rules to a table.
+type rules struct {
+	*nftables.Batch
+	table nftables.Table
+}
+
+// add adds a rule, by whose text a rejection names it.
+func (r rules) add(chain string, p *nftables.Program, format string, args ...any) {
+	rule := nftables.NewRule(p, format, args...)
+	r.Tag("rule " + rule.Text)
+	r.AddRule(r.table, chain, rule)
+}
+
+// add adds what table t has.
+func (c *Config) add(b *nftables.Batch, t nftables.Table, led leading) {
+	b.Tag("a set that packets add to")
+	b.AddSet(t, nftables.Set{Name: alive, Key: []nftables.Type{nftables.TypeNFProto}, Dynamic: true, Size: 16})
 	for _, ch := range []struct {
 		name, typ string
 		hook      uint32
@@ -49,7 +77,8 @@ func write(c Config, led leading) error {
 		{othersPrerouting, "nat", nftables.Prerouting, priorityFirst},
 		{othersOutput, "nat", nftables.Output, priorityFirst},
 	} {
-		b.AddChain(table, nftables.Chain{Name: ch.name, Hook: &nftables.Hook{Type: ch.typ, Number: ch.hook, Priority: ch.priority}})
+		b.Tag("a chain of type " + ch.typ)
+		b.AddChain(t, nftables.Chain{Name: ch.name, Hook: &nftables.Hook{Type: ch.typ, Number: ch.hook, Priority: ch.priority}})
 	}
 	families := map[svc.Family]bool{}
 	for _, a := range c.Addrs {
@@ -57,21 +86,17 @@ func write(c Config, led leading) error {
 		// transaction and the server's next packet would go to the others.
 		if f := svc.FamilyOf(a); !families[f] {
 			families[f] = true
-			b.AddElem(table, alive, &nftables.Elem{Key: []byte{byte(nftables.FamilyOf(f))}, Timeout: uint64(AliveFor.Milliseconds())})
+			b.AddElem(t, alive, &nftables.Elem{Key: []byte{byte(nftables.FamilyOf(f))}, Timeout: uint64(AliveFor.Milliseconds())})
 		}
 		for _, p := range []svc.Protocol{svc.UDP, svc.TCP} {
-			m := match{nftables.HeaderOf(svc.FamilyOf(a)), a, p, c.Port}
-			m.answers(b)
+			m, r := match{nftables.HeaderOf(svc.FamilyOf(a)), a, p, c.Port}, rules{b, t}
+			m.answers(r)
 			if led != none {
-				m.questions(b, led)
-				m.toOthers(b, c.Others)
+				m.questions(r, led)
+				m.toOthers(r, c.Others)
 			}
 		}
 	}
-	if err := conn.Commit(b); err != nil {
-		return fmt.Errorf("write nft table %s: %w", table, err)
-	}
-	return nil
 }
 
 // match is a protocol, an address and a port of the Service.
@@ -103,33 +128,33 @@ func (m *match) text(end string) string {
 func bigEndian(v uint16) []byte { return binary.BigEndian.AppendUint16(nil, v) }
 
 // answers adds the rule for what the local server sends.
-func (m *match) answers(b *nftables.Batch) {
+func (m *match) answers(r rules) {
 	p, text := m.source()
 	p.Meta(0, nftables.MetaNFProto).Refresh(alive, 0, uint64(AliveFor.Milliseconds())).Untracked()
-	b.AddRule(table, output, nftables.NewRule(p, "%s update @alive { meta nfproto } notrack", text))
+	r.add(output, p, "%s update @alive { meta nfproto } notrack", text)
 }
 
 // questions adds the rules that keep connection tracking from what the local server is
 // sent.
-func (m *match) questions(b *nftables.Batch, led leading) {
-	own := func() nftables.Rule {
+func (m *match) questions(r rules, led leading) {
+	own := func(chain string) {
 		p, text := m.destination()
-		return nftables.NewRule(p.Meta(0, nftables.MetaNFProto).InSet(alive, 0).Untracked(), "%s meta nfproto @alive notrack", text)
+		r.add(chain, p.Meta(0, nftables.MetaNFProto).InSet(alive, 0).Untracked(), "%s meta nfproto @alive notrack", text)
 	}
-	in := own()
 	if led == bySocket {
 		// The question is whether there is a socket at all, in any state; ours are
 		// not transparent.
 		p, text := m.destination()
-		in = nftables.NewRule(p.Transparent(0).Equal(0, []byte{0}).Untracked(), "%s socket transparent 0 notrack", text)
+		r.add(prerouting, p.Transparent(0).Equal(0, []byte{0}).Untracked(), "%s socket transparent 0 notrack", text)
+	} else {
+		own(prerouting)
 	}
-	b.AddRule(table, prerouting, in)
-	b.AddRule(table, output, own()) // on its way out a packet has the socket of its sender
+	own(output) // on its way out a packet has the socket of its sender
 }
 
 // toOthers adds the rules that send packets to one of the others of the family,
 // each with the same chance.
-func (m *match) toOthers(b *nftables.Batch, others []netip.AddrPort) {
+func (m *match) toOthers(r rules, others []netip.AddrPort) {
 	var same []netip.AddrPort
 	for _, o := range others {
 		if o.Addr().Is4() == m.addr.Is4() && len(same) < MaxOthers {
@@ -144,8 +169,8 @@ func (m *match) toOthers(b *nftables.Batch, others []netip.AddrPort) {
 		}
 		port := m.Regs()
 		p.Value(0, o.Addr().AsSlice()).Value(port, bigEndian(o.Port())).DNAT(nftables.FamilyOf(svc.FamilyOf(o.Addr())), 0, port)
-		r := nftables.NewRule(p, "%s dnat to %s", text, o)
-		b.AddRule(table, othersPrerouting, r)
-		b.AddRule(table, othersOutput, r)
+		for _, chain := range []string{othersPrerouting, othersOutput} {
+			r.add(chain, p, "%s dnat to %s", text, o)
+		}
 	}
 }

@@ -248,6 +248,12 @@ func TestMasquerade(t *testing.T) {
 		default:
 		}
 	})
+	if err := link.ProbeMasquerade(); err != nil {
+		t.Error(err)
+	}
+	if left := run(t, "", "nft", "list", "ruleset"); left != "" {
+		t.Errorf("the probe has left\n%s", left)
+	}
 	for range 2 { // a second time changes nothing
 		if err := m.Set(own, cluster); err != nil {
 			t.Fatal(err)

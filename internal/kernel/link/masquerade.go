@@ -2,7 +2,6 @@ package link
 
 import (
 	"errors"
-	"fmt"
 	"net/netip"
 
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
@@ -34,26 +33,54 @@ func (m *Masquerade) Close() error { return m.conn.Close() }
 
 // Set writes the rules. pods are the ranges of this node's pods, cluster those of
 // all pods: packets to them keep their source. The table is replaced in one
-// transaction.
+// transaction. The error is a *nftables.UnsupportedError where the kernel cannot have it.
 func (m *Masquerade) Set(pods, cluster []netip.Prefix) error {
-	const chain = "postrouting"
 	b := nftables.NewBatch()
+	b.Tag(nftables.InetTables)
 	b.ReplaceTable(masqueradeTable, "masquerades what pods send out of the cluster")
-	b.AddChain(masqueradeTable, nftables.Chain{
+	addMasquerade(b, masqueradeTable, pods, cluster)
+	return m.conn.CommitTable(masqueradeTable, b)
+}
+
+// ProbeMasquerade returns why Set cannot work here, or nil. It asks the kernel in a transaction that
+// takes back what it makes.
+func ProbeMasquerade() error {
+	c, err := nftables.Dial()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }()
+	pods := []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 8)}
+	if HasIPv6() {
+		pods = append(pods, netip.PrefixFrom(netip.IPv6Unspecified(), 8))
+	}
+	t := nftables.Table{Family: nftables.Inet, Name: masqueradeTable.Name + "-probe"}
+	b := nftables.NewBatch()
+	b.Tag(nftables.InetTables)
+	b.AddTable(t, "")
+	addMasquerade(b, t, pods, pods)
+	b.Tag(nil)
+	b.DelTable(t)
+	return c.CommitTable(t, b)
+}
+
+// addMasquerade adds what table t has.
+func addMasquerade(b *nftables.Batch, t nftables.Table, pods, cluster []netip.Prefix) {
+	const chain = "postrouting"
+	b.Tag("a chain of type nat (CONFIG_NFT_NAT; Linux 5.2)")
+	b.AddChain(t, nftables.Chain{
 		Name: chain, Hook: &nftables.Hook{Type: "nat", Number: nftables.Postrouting, Priority: nftables.PrioritySrcNAT},
 	})
+	b.Tag("the match of a range")
 	for _, p := range cluster {
 		h := nftables.HeaderOf(svc.FamilyOf(p.Addr()))
-		b.AddRule(masqueradeTable, chain, nftables.NewRule(h.InetPrefix(h.Destination, p).Return(), "%s daddr %s return", h.Word, p))
+		b.AddRule(t, chain, nftables.NewRule(h.InetPrefix(h.Destination, p).Return(), "%s daddr %s return", h.Word, p))
 	}
+	b.Tag("masquerade (CONFIG_NFT_MASQ)")
 	for _, p := range pods {
 		h := nftables.HeaderOf(svc.FamilyOf(p.Addr()))
-		b.AddRule(masqueradeTable, chain, nftables.NewRule(h.InetPrefix(h.Source, p).Masquerade(), "%s saddr %s masquerade", h.Word, p))
+		b.AddRule(t, chain, nftables.NewRule(h.InetPrefix(h.Source, p).Masquerade(), "%s saddr %s masquerade", h.Word, p))
 	}
-	if err := m.conn.Commit(b); err != nil {
-		return fmt.Errorf("write nft table %s: %w", masqueradeTable, err)
-	}
-	return nil
 }
 
 // Unmasquerade removes the table. It is no error if there is none, or no

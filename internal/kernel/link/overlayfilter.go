@@ -58,7 +58,8 @@ func (f *overlayFilter) set(peers []Peer, devices map[string]bool, pods []netip.
 		want[p.Addr] = true
 	}
 	b := nftables.NewBatch()
-	if f.written == nil || !maps.Equal(devices, f.devices) || !slices.Equal(pods, f.pods) {
+	whole := f.written == nil || !maps.Equal(devices, f.devices) || !slices.Equal(pods, f.pods)
+	if whole {
 		f.written = nil
 		f.write(b, devices, pods)
 	}
@@ -75,11 +76,21 @@ func (f *overlayFilter) set(peers []Peer, devices map[string]bool, pods []netip.
 	if b.Empty() {
 		return nil
 	}
-	if err := f.conn.Commit(b); err != nil {
+	if err := f.commit(b, whole); err != nil {
 		f.written = nil // the table differs from what was written last
-		return fmt.Errorf("write nft table %s: %w", overlayTable, err)
+		return err
 	}
 	f.written, f.devices, f.pods = want, maps.Clone(devices), slices.Clone(pods)
+	return nil
+}
+
+func (f *overlayFilter) commit(b *nftables.Batch, whole bool) error {
+	if whole {
+		return f.conn.CommitTable(overlayTable, b)
+	}
+	if err := f.conn.Commit(b); err != nil {
+		return fmt.Errorf("change nft table %s: %w", overlayTable, err)
+	}
 	return nil
 }
 
@@ -93,8 +104,10 @@ func peersOf(a netip.Addr) string {
 // write makes the table without peers.
 func (f *overlayFilter) write(b *nftables.Batch, devices map[string]bool, pods []netip.Prefix) {
 	t := overlayTable
+	b.Tag(nftables.InetTables)
 	b.ReplaceTable(t, "VXLAN to pods of nodes on other networks, from and to those nodes alone")
 	const input, forward, before, output, post = "input", "forward", "prerouting", "output", "postrouting"
+	b.Tag("a chain, or an expression of a rule")
 	for name, hook := range map[string]nftables.Hook{
 		before: {Type: "filter", Number: nftables.Prerouting, Priority: nftables.PriorityRaw},
 		output: {Type: "filter", Number: nftables.Output, Priority: nftables.PriorityRaw},

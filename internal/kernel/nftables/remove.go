@@ -142,13 +142,6 @@ func RemoveEmpty(name string) error {
 	})
 }
 
-// IsUnsupported reports whether the kernel rejected something because it has no
-// such thing: no table, no expression, no module, no nf_tables.
-func IsUnsupported(err error) bool {
-	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) ||
-		errors.Is(err, unix.EPROTONOSUPPORT)
-}
-
 func each(name string, do func(*Conn, Table) error) error {
 	c, err := Dial()
 	if err != nil {
