@@ -31,8 +31,7 @@ test: setup build kubectl wireguard-go fetch ## the whole suite, with set-up
 	go vet ./...
 	FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin go test -json -p 3 -vet=off -timeout 14m $(LONG) ./... | go run ./test/summary
 
-soak: setup build ## steps of the clock, then ten minutes of kills and partitions of three servers and five nodes
-	FAIRLEAD_SOAK=1 FAIRLEAD_BIN=$(CURDIR)/bin go test ./test/ipvs -v -run TestClockSteps -count=1
+soak: setup build ## ten minutes of kills and partitions of three servers and five nodes
 	FAIRLEAD_BIN=$(CURDIR)/bin go test ./test/reliability -v -run TestFaults -count=1 -timeout 30m -args -soak 10m -seed $$RANDOM
 
 test-unit: ## the pure rooms: no root, no set-up, under a minute

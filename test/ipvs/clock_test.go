@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/svc"
@@ -39,11 +40,10 @@ func stepClock(t *testing.T, by time.Duration) {
 
 // The clock of a machine with a server and an agent steps, forwards and backwards: a Service goes
 // on being answered, its endpoint stays, the Node stays Ready, and what is made after a step is
-// served. So it is after an hour without a server, in which the agent starts from its disk.
+// served. So it is after an hour without a server, in which the agent starts from its disk, and after
+// more than a year, in which all certificates end: the server's start renews its own, and the machine
+// joins again.
 func TestClockSteps(t *testing.T) {
-	if os.Getenv("FAIRLEAD_SOAK") == "" {
-		t.Skip("takes more than a minute; 'make soak' runs it")
-	}
 	c := &clocked{cluster: newCluster(t)}
 	c.server = process.NewServer(c.node, program, c.path("server"), "--bind-address", "127.0.0.1,"+c.node.Addr4().String())
 	backend := c.network.Outside("backend")
@@ -51,19 +51,12 @@ func TestClockSteps(t *testing.T) {
 	c.endpoint = backend.Addr4()
 	c.server.Start(t)
 	c.server.AwaitReady(t)
-	token, err := os.ReadFile(c.path("server/node-token"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	start := func() *process.Process {
-		return process.Start(t, c.command("agent", "--mode", "ipvs", "--iptables-variant", "legacy", "--pod-network", "hostgw",
-			"--server", "https://"+c.node.Addr4().String()+":6443", "--token", strings.TrimSpace(string(token)), "--node-name", "node",
-			"--node-ip", c.node.Addr4().String(), "--data-dir", c.path("agent"), "--dns-lameduck", "1s"))
-	}
-	agent := start()
+	agent := process.Start(t, c.agent("--token-file", c.path("server/node-token")))
 	agent.Says("is up")
 	at := c.serviceOf("first")
 	testbed.Until(t, "an answer", func() error { return c.answers(at) })
+	testbed.Until(t, "a Node that is Ready", c.nodeReady)
+	c.lacksInet(agent)
 	before := c.state()
 
 	for _, by := range []time.Duration{time.Hour, -90 * time.Minute, 25 * time.Hour} {
@@ -72,9 +65,14 @@ func TestClockSteps(t *testing.T) {
 		if err := c.answers(at); err != nil {
 			t.Errorf("right after a step of %s: %v", by, err)
 		}
-		testbed.Until(t, "Leases renewed after the step", func() error { return c.renewed(stepped) })
 		next := c.serviceOf("after" + strings.ReplaceAll(by.String(), "-", "minus"))
 		testbed.Until(t, "a new Service after the step", func() error { return c.answers(next) })
+		testbed.Until(t, "Leases renewed after the step", func() error {
+			if by > 0 { // backwards it is to be renewed when it is time, and not when the agent is asked
+				c.askForLease()
+			}
+			return c.renewed(stepped)
+		})
 		if after := c.state(); after != before {
 			t.Errorf("a step of %s has changed\n%s\nto\n%s", by, before, after)
 		}
@@ -83,7 +81,8 @@ func TestClockSteps(t *testing.T) {
 	c.server.Kill()
 	stepClock(t, time.Hour)
 	agent.Kill()
-	start().Says("is up")
+	agent = process.Start(t, c.agent())
+	agent.Says("is up")
 	if err := c.answers(at); err != nil {
 		t.Errorf("after an hour without a server, from the agent's disk: %v", err)
 	}
@@ -91,6 +90,81 @@ func TestClockSteps(t *testing.T) {
 	c.server.AwaitReady(t)
 	next := c.serviceOf("back")
 	testbed.Until(t, "a new Service after the server's return", func() error { return c.answers(next) })
+	c.yearOff(agent, at)
+}
+
+// yearOff has the server be off until all certificates have ended, and brings the cluster back.
+func (c *clocked) yearOff(agent *process.Process, at netip.AddrPort) {
+	t := c.t
+	c.server.Kill()
+	stepClock(t, 400*24*time.Hour)
+	if err := c.answers(at); err != nil {
+		t.Errorf("after a year without a server: %v", err)
+	}
+	c.server.Client = nil // its certificate has ended
+	c.server.Start(t)
+	testbed.Until(t, "the server to be ready, with certificates that are valid", func() error {
+		c.server.Client = nil
+		return c.server.Ready(t.Context())
+	})
+	agent.Kill()
+	fails(t, c.agent(), 1, "expired", "kubectl delete node node", "fairlead token create")
+	if err := c.answers(at); err != nil {
+		t.Errorf("after a year, without an agent: %v", err)
+	}
+	if err := c.server.Client.CoreV1().Nodes().Delete(t.Context(), "node", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	process.Start(t, c.agent("--token-file", c.path("server/node-token"))).Says("is up")
+	next := c.serviceOf("nextyear")
+	testbed.Until(t, "a new Service for the machine that has joined again", func() error { return c.answers(next) })
+}
+
+// agent is the agent of the node.
+func (c *clocked) agent(more ...string) *exec.Cmd {
+	return c.command(append([]string{"agent", "--mode", "ipvs", "--iptables-variant", "legacy", "--pod-network", "hostgw",
+		"--server", "https://" + c.node.Addr4().String() + ":6443", "--node-name", "node",
+		"--node-ip", c.node.Addr4().String(), "--data-dir", c.path("agent"), "--dns-lameduck", "1s"}, more...)...)
+}
+
+// nodeReady returns an error unless the Node is Ready.
+func (c *clocked) nodeReady() error {
+	if state := c.state(); !strings.Contains(state, "node True") {
+		return fmt.Errorf("it is %q", state)
+	}
+	return nil
+}
+
+// lacksInet shows that a kernel without family inet of nf_tables makes a Node that is Ready, that its
+// conditions say what it does without, and that the agent logs that once.
+func (c *clocked) lacksInet(agent *process.Process) {
+	for _, kind := range []corev1.NodeConditionType{"fairlead.dev/PodsMasqueraded", "fairlead.dev/NodeLocalDNS"} {
+		testbed.Until(c.t, "the condition "+string(kind), func() error {
+			n, err := c.server.Client.CoreV1().Nodes().Get(c.t.Context(), "node", metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			for _, k := range n.Status.Conditions {
+				if k.Type == kind && k.Status == corev1.ConditionFalse && strings.Contains(k.Message, "CONFIG_NF_TABLES_INET") {
+					return nil
+				}
+			}
+			return fmt.Errorf("the Node has %+v", n.Status.Conditions)
+		})
+	}
+	log := agent.Log()
+	for _, words := range []string{"keeps their addresses", "cannot have the rules for node-local DNS"} {
+		if n := strings.Count(log, words); n != 1 {
+			c.t.Errorf("the agent has logged %q %d times, want once:\n%s", words, n, log)
+		}
+	}
+}
+
+// askForLease asks the agent to renew the Lease now, as the controllers do of a node that others do
+// not reach. A request that fails is made again by whoever waits.
+func (c *clocked) askForLease() {
+	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, svc.SuspectedAnnotation, time.Now().UTC().Format(time.RFC3339Nano))
+	_, _ = c.server.Client.CoreV1().Nodes().Patch(c.t.Context(), "node", types.MergePatchType, []byte(patch), metav1.PatchOptions{})
 }
 
 // serviceOf makes a Service of the machine beside the node.
