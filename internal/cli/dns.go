@@ -176,13 +176,18 @@ func parseResolver(s string, port uint16) (netip.AddrPort, error) {
 	return netip.ParseAddrPort(s)
 }
 
+// dnsCommand is 'fairlead dns': a DNS server alone in its process.
+type dnsCommand struct {
+	dnsFlags
+	client            clientFlags
+	networks          networkFlags
+	nodeLocal         addrsValue
+	configureResolver bool
+	metrics           string
+}
+
 func newDNS(g *global) *cobra.Command {
-	var f dnsFlags
-	var c clientFlags
-	networks := defaultNetworks()
-	var metrics string
-	var nodeLocal addrsValue
-	var configureResolver bool
+	c := dnsCommand{networks: defaultNetworks()}
 	cmd := &cobra.Command{
 		Use:   "dns",
 		Short: "Run the cluster DNS on any Kubernetes API, in place of CoreDNS",
@@ -195,75 +200,90 @@ func newDNS(g *global) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			opts, err := f.options(networks)
+			opts, err := c.serverOptions()
 			if err != nil {
 				return err
 			}
-			if len(nodeLocal) > 0 {
-				opts.NodeLocal = &dns.NodeLocal{Addresses: nodeLocal}
-			}
-			if err := opts.Check(); err != nil {
-				return usageError{err}
-			}
-			if err := checkBind("metrics-bind-address", metrics); err != nil {
-				return err
-			}
-			if configureResolver && len(nodeLocal) == 0 {
-				return usagef("--configure-resolver needs --node-local: programs ask on port 53 of an address of this machine alone")
-			}
-			if err := checkResolver(configureResolver); err != nil {
-				return err
-			}
-			cfg, _, err := c.load()
-			if err != nil {
-				return err
-			}
-			if len(nodeLocal) > 0 {
-				held, err := dnsLock.wait(cmd.Context(), log)
-				if err != nil {
-					return err
-				}
-				defer held.Close()
-			}
-			go warnOfInlineCertificate(cmd.Context(), log, cfg)
-			cfg = agentConfig(cfg)
-			cfg.UserAgent = "fairlead-dns/" + version
-			// Packing the first lists takes both sides longer than a network
-			// takes to carry them.
-			cfg.DisableCompression = true
-			if opts.Client, err = kubernetes.NewForConfig(cfg); err != nil {
-				return err
-			}
-			opts.Logger = log
-			server, err := dns.New(opts)
-			if err != nil {
-				return err
-			}
-			var parts []component
-			if metrics != "" { // first, so that /ready is 503 while the server stops
-				parts = append(parts, httpComponent("dns metrics", metrics, server.Handler()))
-			}
-			answers := component{
-				name: "dns", run: func(ctx context.Context) error { return runSmall(ctx, log, server) }, drain: server.Drain,
-			}
-			parts = append(parts, answers)
-			if configureResolver {
-				parts[len(parts)-1].ready = func(ctx context.Context) error { return untilTrue(ctx, server.Ready) }
-				parts = append(parts, resolverComponent(log, nodeLocal[0]))
-			}
-			return runAll(cmd.Context(), log, func() {}, parts...)
+			return c.run(cmd.Context(), log, opts)
 		},
 	}
+	c.client.add(cmd)
 	c.add(cmd)
-	f.add(cmd)
-	cmd.Flags().StringSliceVar(&f.listen, "listen", []string{"127.0.0.1:53"}, "IP:PORT to answer on, UDP and TCP; may be repeated")
-	cmd.Flags().Var(&nodeLocal, "node-local", "cluster IPs of kube-dns to answer for on this node itself, "+
+	cmd.Flags().StringSliceVar(&c.listen, "listen", []string{"127.0.0.1:53"}, "IP:PORT to answer on, UDP and TCP; may be repeated")
+	cmd.Flags().Var(&c.nodeLocal, "node-local", "cluster IPs of kube-dns to answer for on this node itself, "+
 		"on port 53, without connection tracking; needs root (default: none)")
-	addConfigureResolver(cmd, &configureResolver)
-	cmd.Flags().StringVar(&metrics, "metrics-bind-address", "127.0.0.1:9153", "IP:PORT of /metrics, /ready and /health; empty for none")
-	networks.addNetworks(cmd, "ranges whose reverse names are answered here and never asked of an upstream",
+	addConfigureResolver(cmd, &c.configureResolver)
+	cmd.Flags().StringVar(&c.metrics, "metrics-bind-address", "127.0.0.1:9153", "IP:PORT of /metrics, /ready and /health; empty for none")
+	c.networks.addNetworks(cmd, "ranges whose reverse names are answered here and never asked of an upstream",
 		"ranges of the Pods' addresses, likewise")
 	return cmd
+}
+
+// serverOptions checks all flags and returns what the server needs of them. Its error is one of usage.
+func (c *dnsCommand) serverOptions() (dns.Options, error) {
+	opts, err := c.options(c.networks)
+	if err != nil {
+		return opts, err
+	}
+	if len(c.nodeLocal) > 0 {
+		opts.NodeLocal = &dns.NodeLocal{Addresses: c.nodeLocal}
+	}
+	if err := opts.Check(); err != nil {
+		return opts, usageError{err}
+	}
+	if err := checkBind("metrics-bind-address", c.metrics); err != nil {
+		return opts, err
+	}
+	if c.configureResolver && len(c.nodeLocal) == 0 {
+		return opts, usagef("--configure-resolver needs --node-local: programs ask on port 53 of an address of this machine alone")
+	}
+	return opts, checkResolver(c.configureResolver)
+}
+
+// run serves until ctx is done.
+func (c *dnsCommand) run(ctx context.Context, log *slog.Logger, opts dns.Options) error {
+	cfg, _, err := c.client.load()
+	if err != nil {
+		return err
+	}
+	if len(c.nodeLocal) > 0 {
+		held, err := dnsLock.wait(ctx, log)
+		if err != nil {
+			return err
+		}
+		defer held.Close()
+	}
+	go warnOfInlineCertificate(ctx, log, cfg)
+	cfg = agentConfig(cfg)
+	cfg.UserAgent = "fairlead-dns/" + version
+	// Packing the first lists takes both sides longer than a network
+	// takes to carry them.
+	cfg.DisableCompression = true
+	if opts.Client, err = kubernetes.NewForConfig(cfg); err != nil {
+		return err
+	}
+	opts.Logger = log
+	server, err := dns.New(opts)
+	if err != nil {
+		return err
+	}
+	return runAll(ctx, log, func() {}, c.components(log, server)...)
+}
+
+// components returns the parts of the process in the order in which they start; they stop in the reverse order.
+func (c *dnsCommand) components(log *slog.Logger, server *dns.Server) []component {
+	var parts []component
+	if c.metrics != "" { // first, so that /ready is 503 while the server stops
+		parts = append(parts, httpComponent("dns metrics", c.metrics, server.Handler()))
+	}
+	answers := component{
+		name: "dns", run: func(ctx context.Context) error { return runSmall(ctx, log, server) }, drain: server.Drain,
+	}
+	if !c.configureResolver {
+		return append(parts, answers)
+	}
+	answers.ready = func(ctx context.Context) error { return untilTrue(ctx, server.Ready) }
+	return append(parts, answers, resolverComponent(log, c.nodeLocal[0]))
 }
 
 // runSmall runs a DNS server that is alone in its process, and releases memory
