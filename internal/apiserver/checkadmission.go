@@ -12,12 +12,6 @@ import (
 	"github.com/fairlead/fairlead/internal/checks"
 )
 
-// The right that lets a user have nodes check the endpoints of a slice: the verb on the resource.
-const (
-	verbUseChecks  = "use"
-	checksResource = "checks" // of endpointslices
-)
-
 // checkAdmission rejects checks of endpoints that a user without the right asks for: nodes send
 // them from the administrator's network to any address and port, and the slice's conditions
 // tell what answers. It counts again when addresses or the check change.
@@ -56,17 +50,10 @@ func (c checkAdmission) Validate(ctx context.Context, a admission.Attributes, _ 
 	if added == 0 {
 		return nil
 	}
-	d, _, err := c.authorizer.Authorize(ctx, authorizer.AttributesRecord{
-		User: a.GetUserInfo(), Verb: verbUseChecks, APIGroup: groupDiscovery, APIVersion: "v1", Resource: "endpointslices",
-		Subresource: checksResource, Namespace: a.GetNamespace(), Name: a.GetName(), ResourceRequest: true,
-	})
-	if err != nil {
-		return apierrors.NewInternalError(fmt.Errorf("cannot check the right to have endpoints checked: %w", err))
-	}
-	if d == authorizer.DecisionAllow {
-		return nil
+	if may, err := mayUse(ctx, c.authorizer, a, checksResource); may || err != nil {
+		return err
 	}
 	return admission.NewForbidden(a, fmt.Errorf("annotation %s: checks of %d endpoints by nodes need the right to %q the resource "+
 		"endpointslices.%s/%s in namespace %q, which an administrator gives by a role",
-		checks.Annotation, added, verbUseChecks, groupDiscovery, checksResource, a.GetNamespace()))
+		checks.Annotation, added, verbUse, groupDiscovery, checksResource, a.GetNamespace()))
 }

@@ -12,12 +12,6 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
 
-// The right that lets a user add external IPs to Services: the verb on the resource.
-const (
-	verbUseExternalIPs  = "use"
-	externalIPsResource = "externalips" // of services
-)
-
 // externalIPAdmission rejects external IPs that a user without the right adds to a
 // Service: every node sends its own and its Pods' packets for such an address to the
 // Service, so whoever may set one can capture the traffic to any address
@@ -51,17 +45,10 @@ func (e externalIPAdmission) Validate(ctx context.Context, a admission.Attribute
 	if len(added) == 0 {
 		return nil
 	}
-	d, _, err := e.authorizer.Authorize(ctx, authorizer.AttributesRecord{
-		User: a.GetUserInfo(), Verb: verbUseExternalIPs, APIVersion: "v1", Resource: "services", Subresource: externalIPsResource,
-		Namespace: a.GetNamespace(), Name: a.GetName(), ResourceRequest: true,
-	})
-	if err != nil {
-		return apierrors.NewInternalError(fmt.Errorf("cannot check the right to use external IPs: %w", err))
-	}
-	if d == authorizer.DecisionAllow {
-		return nil
+	if may, err := mayUse(ctx, e.authorizer, a, externalIPsResource); may || err != nil {
+		return err
 	}
 	return admission.NewForbidden(a, fmt.Errorf("spec.externalIPs: adding %s needs the right to %q the resource services/%s "+
 		"in namespace %q, which an administrator gives by a role; or the server runs with --allow-service-external-ips",
-		strings.Join(added, ", "), verbUseExternalIPs, externalIPsResource, a.GetNamespace()))
+		strings.Join(added, ", "), verbUse, externalIPsResource, a.GetNamespace()))
 }

@@ -29,13 +29,6 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// The right that frees a user of --pod-security-default: the verb on the resource.
-// Labels of a namespace hold for everybody.
-const (
-	verbUsePrivileged  = "use"
-	privilegedResource = "privileged" // of pods
-)
-
 // DefaultPodSecurity is the level for Pods in namespaces without labels.
 const DefaultPodSecurity = string(podsecurityapi.LevelBaseline)
 
@@ -119,14 +112,11 @@ func (p *podSecurity) rules(ctx context.Context, a admission.Attributes) (*podse
 	if showsStatic(a) {
 		return p.free, nil
 	}
-	d, _, err := p.authorizer.Authorize(ctx, authorizer.AttributesRecord{
-		User: a.GetUserInfo(), Verb: verbUsePrivileged, APIVersion: "v1", Resource: "pods", Subresource: privilegedResource,
-		Namespace: a.GetNamespace(), Name: a.GetName(), ResourceRequest: true,
-	})
+	may, err := mayUse(ctx, p.authorizer, a, privilegedResource)
 	switch {
 	case err != nil:
-		return nil, apierrors.NewInternalError(fmt.Errorf("cannot check the right to use privileged Pods: %w", err))
-	case d == authorizer.DecisionAllow:
+		return nil, err
+	case may:
 		return p.free, nil
 	}
 	return p.others, nil

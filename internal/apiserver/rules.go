@@ -128,7 +128,7 @@ func nodeRoles() []rbacv1.ClusterRole {
 		),
 		// For a binding in a namespace: nodes may register the programs of their directory of
 		// services there. What else these verbs allow, nodeRestriction forbids to nodes.
-		role("system:node-registrar", allow("create", groupCore, "pods"), allow(verbUsePrivileged, groupCore, "pods/"+privilegedResource)),
+		role("system:node-registrar", allow("create", groupCore, "pods"), allow(verbUse, groupCore, "pods/"+privilegedResource)),
 		role("system:kube-dns", allow(verbsFollow, groupCore, "endpoints", "services")),
 		// CoreDNS brings a role of this name with it; fairlead dns needs the same.
 		role("system:coredns",
