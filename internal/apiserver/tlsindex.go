@@ -14,15 +14,13 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/fairlead/fairlead/internal/dialect"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 )
 
 // tlsIndex indexes the Services of type LoadBalancer by the Secrets and ConfigMaps that they name, of TLS and of access
 // logs: any node may have to answer for their addresses within a second, and ends or begins TLS and stores logs with
 // these. Those without an address, or of the direct way, do not count.
 type tlsIndex struct{ informer cache.SharedIndexInformer }
-
-// lbClass is the loadBalancerClass of our own load balancers.
-const lbClass = "fairlead.dev/lb"
 
 // tlsRefs is the part of a Service that is kept.
 type tlsRefs struct {
@@ -95,10 +93,7 @@ func toTLSRefs(obj any) (any, error) {
 	}
 	out := &tlsRefs{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name, UID: s.UID, ResourceVersion: s.ResourceVersion}}
 	class := s.Spec.LoadBalancerClass
-	proxies := slices.ContainsFunc(s.Status.LoadBalancer.Ingress, func(in corev1.LoadBalancerIngress) bool {
-		return in.IPMode != nil && *in.IPMode == corev1.LoadBalancerIPModeProxy
-	})
-	if s.Spec.Type != corev1.ServiceTypeLoadBalancer || class != nil && *class != lbClass || !proxies {
+	if s.Spec.Type != corev1.ServiceTypeLoadBalancer || class != nil && *class != v1.Class || !v1.Proxied(s) {
 		return out, nil
 	}
 	d := dialect.Service{Annotations: s.Annotations}

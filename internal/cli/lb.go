@@ -17,6 +17,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/lb"
 	"github.com/fairlead/fairlead/internal/lb/pool"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 )
 
 // lbFlags set up load balancers; 'lb', 'up', 'server' and 'agent' have them.
@@ -49,7 +50,7 @@ func (f *lbFlags) add(cmd *cobra.Command) {
 	flags.Var(&f.pools, "lb-pool", "addresses for Services of type LoadBalancer: [NAME=]RANGES, as CIDRs and FIRST-LAST of both families; "+
 		"may be given several times; kept as IPAddressPool objects by whoever runs the controller")
 	flags.BoolVar(&f.byDefault, "lb-default", true,
-		"give addresses to Services without a loadBalancerClass, too; otherwise to those of class "+lb.Class+" alone")
+		"give addresses to Services without a loadBalancerClass, too; otherwise to those of class "+v1.Class+" alone")
 	flags.StringSliceVar(&f.interfaces, "lb-interface", nil,
 		"interfaces of this node that answer for addresses (default: those whose network has the address)")
 	flags.StringVar(&f.announce, "lb-announce", announceARP,

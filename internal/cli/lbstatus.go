@@ -329,7 +329,7 @@ func summarizeLB(ctx context.Context, client kubernetes.Interface, services []co
 	}
 	for i := range services {
 		s := &services[i].Spec
-		ours := s.Type == corev1.ServiceTypeLoadBalancer && (s.LoadBalancerClass == nil || *s.LoadBalancerClass == lb.Class)
+		ours := s.Type == corev1.ServiceTypeLoadBalancer && (s.LoadBalancerClass == nil || *s.LoadBalancerClass == v1.Class)
 		if ours && len(services[i].Status.LoadBalancer.Ingress) == 0 {
 			out.Pending++
 		}

@@ -2,13 +2,13 @@ package lb
 
 import (
 	"crypto/x509"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/lb/acme"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -45,11 +45,8 @@ func (c *controller) acmeWanted(o *corev1.Service) (hosts []string, secret strin
 	if !ours {
 		return nil, ""
 	}
-	proxies := slices.ContainsFunc(o.Status.LoadBalancer.Ingress, func(in corev1.LoadBalancerIngress) bool {
-		return in.IPMode != nil && *in.IPMode == corev1.LoadBalancerIPModeProxy
-	})
 	r := Read(o)
-	if !proxies || r.Invalid() || r.Way != dialect.Proxied || len(r.Spec.Certificates) == 0 {
+	if !v1.Proxied(o) || r.Invalid() || r.Way != dialect.Proxied || len(r.Spec.Certificates) == 0 {
 		return nil, ""
 	}
 	return r.Spec.ACMEHosts, r.Spec.Certificates[0]

@@ -77,7 +77,7 @@ func (c *controller) isOurs(s *corev1.Service) bool {
 		return false
 	}
 	if class := s.Spec.LoadBalancerClass; class != nil {
-		return *class == Class
+		return *class == v1.Class
 	}
 	// One that has an address keeps it when the default changes.
 	return c.o.Default || len(c.alloc.Of(nameOf(s))) > 0

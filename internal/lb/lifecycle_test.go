@@ -36,7 +36,7 @@ func TestClasses(t *testing.T) {
 	_, stop := r.run(func(o *ControllerOptions) { o.Default, o.Pools = false, r.flagPools("192.0.2.0/28") })
 	r.service("theirs", class("example.com/lb"))
 	r.setStatus("theirs", `[{"ip":"192.0.2.0","ipMode":"VIP"}]`)
-	r.service("ours", class(Class))
+	r.service("ours", class(v1.Class))
 	r.service("none")
 	r.wants("ours", "192.0.2.0")
 	untouched := func(name, want string) {

@@ -2,8 +2,6 @@ package lb
 
 // What the controller and the speakers agree on.
 const (
-	// Class is the loadBalancerClass of Services that get their addresses here.
-	Class = "fairlead.dev/lb"
 	// ManagedBy is the value of label networkingv1.LabelManagedBy
 	// (ipaddress.kubernetes.io/managed-by) on the IPAddress objects by which the
 	// controller claims addresses. An address is announced while such an object exists.

@@ -23,6 +23,7 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/filter"
 	"github.com/fairlead/fairlead/internal/lb/logship"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -96,17 +97,14 @@ func newProxying(o SpeakerOptions, client kubernetes.Interface) *proxying {
 // setService takes a Service of type LoadBalancer over.
 func (p *proxying) setService(o *corev1.Service) {
 	n := nameOf(o)
-	proxies := slices.ContainsFunc(o.Status.LoadBalancer.Ingress, func(in corev1.LoadBalancerIngress) bool {
-		return in.IPMode != nil && *in.IPMode == corev1.LoadBalancerIPModeProxy
-	})
 	r := Read(o)
 	class := o.Spec.LoadBalancerClass
-	if class != nil && *class != Class {
+	if class != nil && *class != v1.Class {
 		p.dropService(n)
 		return
 	}
 	p.setRules(o, r)
-	if r.Way != dialect.Proxied && !r.Invalid() || !proxies {
+	if r.Way != dialect.Proxied && !r.Invalid() || !v1.Proxied(o) {
 		p.dropProxied(n)
 		return
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/lb/pool"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -199,7 +200,7 @@ func (c *controller) plan(name svc.Name) *plan {
 // what it made.
 func (c *controller) ownsFinalizer(s *corev1.Service) bool {
 	if class := s.Spec.LoadBalancerClass; class != nil {
-		return *class == Class
+		return *class == v1.Class
 	}
 	if ours, known := c.finalizers[s.UID]; known {
 		return ours
