@@ -152,34 +152,7 @@ func TestLastKnownState(t *testing.T) {
 	first.knows(t, server)
 	change(t, server, 2)
 	first.knows(t, server)
-	for _, create := range []func() error{
-		func() error {
-			secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}, StringData: map[string]string{"k": "not-for-the-disk"}}
-			_, err := server.CoreV1().Secrets("default").Create(t.Context(), secret, metav1.CreateOptions{})
-			return err
-		},
-		func() error {
-			_, err := server.CoreV1().ConfigMaps("default").Create(t.Context(),
-				&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "c"}, Data: map[string]string{"k": "v"}}, metav1.CreateOptions{})
-			return err
-		},
-		func() error {
-			_, err := first.client.CoreV1().Secrets("default").Get(t.Context(), "s", metav1.GetOptions{})
-			return err
-		},
-		func() error {
-			_, err := first.client.CoreV1().Secrets("default").List(t.Context(), metav1.ListOptions{ResourceVersion: "0"})
-			return err
-		},
-		func() error {
-			_, err := first.client.CoreV1().ConfigMaps("default").Get(t.Context(), "c", metav1.GetOptions{})
-			return err
-		},
-	} {
-		if err := create(); err != nil {
-			t.Fatal(err)
-		}
-	}
+	readFiles(t, server, first.client)
 	first.stop()
 	cut.Store(true)
 
@@ -199,14 +172,52 @@ func TestLastKnownState(t *testing.T) {
 		t.Errorf("%d lists by two reflectors", second.replaced)
 	}
 	second.mu.Unlock()
+	services := checkFiles(t, dir)
+	for round := 4; records(t, services) < 3; round++ { // it was compacted just now
+		change(t, server, round)
+		second.knows(t, server)
+	}
+	second.stop()
+	damage(t, services)
+}
+
+// secretText is in a Secret.
+const secretText = "not-for-the-disk"
+
+// readFiles creates a Secret and a ConfigMap and has the node read them as for volumes of files.
+func readFiles(t *testing.T, server, node kubernetes.Interface) {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}, StringData: map[string]string{"k": secretText}}
+	_, err := server.CoreV1().Secrets("default").Create(t.Context(), secret, metav1.CreateOptions{})
+	must(err)
+	config := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "c"}, Data: map[string]string{"k": "v"}}
+	_, err = server.CoreV1().ConfigMaps("default").Create(t.Context(), config, metav1.CreateOptions{})
+	must(err)
+	_, err = node.CoreV1().Secrets("default").Get(t.Context(), "s", metav1.GetOptions{})
+	must(err)
+	_, err = node.CoreV1().Secrets("default").List(t.Context(), metav1.ListOptions{ResourceVersion: "0"})
+	must(err)
+	_, err = node.CoreV1().ConfigMaps("default").Get(t.Context(), "c", metav1.GetOptions{})
+	must(err)
+}
+
+// checkFiles wants files for Services and ConfigMaps alone, that no other user can read, without the
+// Secret, and returns the path of the one of Services.
+func checkFiles(t *testing.T, dir string) (services string) {
+	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "*"))
 	if err != nil || len(files) != 2 {
 		t.Fatalf("%v, %v", files, err)
 	}
-	var services string
 	for _, f := range files {
 		text, err := os.ReadFile(f)
-		if err != nil || bytes.Contains(text, []byte("not-for-the-disk")) {
+		if err != nil || bytes.Contains(text, []byte(secretText)) {
 			t.Errorf("%s holds the Secret, or %v", f, err)
 		}
 		if bytes.Contains(text, []byte("/api/v1/services?")) {
@@ -216,32 +227,33 @@ func TestLastKnownState(t *testing.T) {
 			t.Errorf("%s: %v, %v", f, info.Mode(), err)
 		}
 	}
-	for round := 4; records(t, services) < 3; round++ { // it was compacted just now
-		change(t, server, round)
-		second.knows(t, server)
-	}
-	second.stop()
-	cut.Store(true)
-	damage := func(at func(size int) int) {
-		text, err := os.ReadFile(services)
+	return services
+}
+
+// damage changes a byte of the last record of a file, then one of its list, and wants no more lost than that.
+func damage(t *testing.T, path string) {
+	t.Helper()
+	flip := func(at func(size int) int) {
+		t.Helper()
+		text, err := os.ReadFile(path)
 		if err == nil {
 			text[at(len(text))] ^= 1
-			err = os.WriteFile(services, text, 0o600)
+			err = os.WriteFile(path, text, 0o600)
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	_, whole, err := read(services, "/api/v1/services?")
+	_, whole, err := read(path, "/api/v1/services?")
 	if err != nil {
 		t.Fatal(err)
 	}
-	damage(func(n int) int { return n - 1 })
-	if body, version, err := read(services, "/api/v1/services?"); body == nil || version == 0 || version >= whole || err == nil {
+	flip(func(n int) int { return n - 1 })
+	if body, version, err := read(path, "/api/v1/services?"); body == nil || version == 0 || version >= whole || err == nil {
 		t.Errorf("with a damaged end: %d bytes, version %d of %d, %v", len(body), version, whole, err)
 	}
-	damage(func(int) int { return 100 })
-	if body, _, err := read(services, "/api/v1/services?"); body != nil || err == nil {
+	flip(func(int) int { return 100 })
+	if body, _, err := read(path, "/api/v1/services?"); body != nil || err == nil {
 		t.Errorf("with a damaged list: %d bytes, %v", len(body), err)
 	}
 }
