@@ -71,7 +71,7 @@ func (b *backEnd) options(gr schema.GroupResource, codec runtime.Codec, versione
 	c.Transformer = b.encryption.transformer(gr)
 	return generic.RESTOptions{
 		StorageConfig:           c,
-		Decorator:               withNearWatches(genericregistry.StorageWithCacher()),
+		Decorator:               withSharedWatches(withNearWatches(genericregistry.StorageWithCacher())),
 		DeleteCollectionWorkers: 4,
 		// Package controller has the collector that removes the finalizers.
 		EnableGarbageCollection: true,

@@ -45,7 +45,7 @@ func (s *Server) endStalled(next http.Handler, c *genericapiserver.Config) http.
 			return
 		}
 		local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
-		g := &stallGuard{ResponseWriter: w, limit: s.opts.StallTimeout, began: time.Now()}
+		g := &stallGuard{ResponseWriter: w, client: r.RemoteAddr, limit: s.opts.StallTimeout, began: time.Now()}
 		g.timedOut = func() {
 			if r.Context().Err() == nil { // else the client has gone
 				s.log.Warn("a request was not answered in time", "method", r.Method, "path", r.URL.Path, "client", r.RemoteAddr,
@@ -73,6 +73,7 @@ func (s *Server) endStalled(next http.Handler, c *genericapiserver.Config) http.
 // limit.
 type stallGuard struct {
 	http.ResponseWriter
+	client       string // the peer of the connection
 	limit        time.Duration
 	ended, reset func()
 	timedOut     func() // called when the answer is 504
