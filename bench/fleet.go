@@ -39,6 +39,7 @@ type fleetFigures struct {
 	memory     float64 // bytes of the server for one node
 	half, last float64 // milliseconds from a change to the median and to the last node
 	cpu        float64 // microseconds of the server for a change and node
+	watching   float64 // microseconds of the process with the watches for that
 	sent       float64 // bytes of a change to one node
 }
 
@@ -67,6 +68,7 @@ func (b *bench) runFleet(ctx context.Context) ([]figure, error) {
 		add("from a change to the median node", milliseconds, mine.half, peer.half, expectation{})
 		add("from a change to the last node", milliseconds, mine.last, peer.last, last)
 		add("CPU of the server for a change and node", microseconds, mine.cpu, peer.cpu, cpu)
+		add("CPU of all nodes for a change, each", microseconds, mine.watching, peer.watching, expectation{})
 		add("bytes for a change and node", kilobytes, mine.sent, peer.sent, expectation{})
 		add("memory of the server for a node", kilobytes, mine.memory, peer.memory, expectation{})
 		add("all connect at once, until the last has the lists", seconds, mine.connect.Seconds(), peer.connect.Seconds(), expectation{})
@@ -181,11 +183,11 @@ func (b *bench) changeFleet(
 	}
 	changes := b.few(15, 3)
 	var half, last []float64
-	var cpu time.Duration
+	var cpu, watching time.Duration
 	var sent int64
 	for range changes {
 		time.Sleep(fleetPace)
-		before, err := server.cpu()
+		before, watchingBefore, err := bothCPU(server, watchers.process())
 		if err != nil {
 			return err
 		}
@@ -202,16 +204,25 @@ func (b *bench) changeFleet(
 		last = append(last, milliseconds.in(seen.Last.Sub(begin)))
 		sent += seen.Bytes
 		time.Sleep(fleetRest)
-		after, err := server.cpu()
+		after, watchingAfter, err := bothCPU(server, watchers.process())
 		if err != nil {
 			return err
 		}
 		cpu += after - before
+		watching += watchingAfter - watchingBefore
 	}
 	f.half, f.last = percentile(half, 0.5), percentile(last, 0.5)
 	f.cpu = microseconds.in(cpu) / float64(changes*nodes)
+	f.watching = microseconds.in(watching) / float64(changes*nodes)
 	f.sent = float64(sent) / float64(changes*nodes)
 	return nil
+}
+
+// bothCPU is what two processes have used.
+func bothCPU(a, b *process) (x, y time.Duration, err error) {
+	x, errA := a.cpu()
+	y, errB := b.cpu()
+	return x, y, errors.Join(errA, errB)
 }
 
 // flipReady changes whether the first endpoint is ready.
@@ -255,6 +266,9 @@ func (b *bench) startFleet(ctx context.Context, kubeconfig string, nodes int) (*
 	}()
 	return f, nil
 }
+
+// process is the process, to be asked for what it uses.
+func (f *fleet) process() *process { return &process{name: "watches", cmd: f.cmd} }
 
 // next waits until all nodes have what they wait for.
 func (f *fleet) next() (fleetReport, error) {

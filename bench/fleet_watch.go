@@ -89,7 +89,7 @@ func watchFleet(kubeconfig, count string) error {
 	w := &watches{config: config, tls: t, host: u.Host, begin: time.Now(), nodes: nodes, want: 2 * nodes, out: json.NewEncoder(os.Stdout)}
 	failed := make(chan error, 1)
 	for first := 0; first < 2*nodes; first += watchesPerConnection {
-		go func() { failed <- w.connect(min(watchesPerConnection, 2*nodes-first)) }()
+		go func() { failed <- w.keep(min(watchesPerConnection, 2*nodes-first)) }()
 	}
 	ended := make(chan struct{})
 	go func() {
@@ -140,13 +140,26 @@ type fleetConn struct {
 	encoder *hpack.Encoder // into block
 	streams map[uint32]*eventReader
 	next    uint32 // stream
+	heard   bool   // a watch was answered
 }
 
-// connect opens a connection with n watches and reads it to its end.
-func (w *watches) connect(n int) error {
+// keep connects n watches, and again as a node does while the server ends the connection
+// before it has sent anything: one under load may not get to the first frames in time.
+func (w *watches) keep(n int) error {
+	for {
+		heard, err := w.connect(n)
+		if heard || time.Since(w.begin) > fleetLimit {
+			return err
+		}
+	}
+}
+
+// connect opens a connection with n watches and reads it to its end. It reports whether a
+// watch was answered.
+func (w *watches) connect(n int) (heard bool, err error) {
 	raw, err := net.Dial("tcp", w.host)
 	if err != nil {
-		return err
+		return true, err
 	}
 	defer raw.Close()
 	conn := tls.Client(counted{raw, w}, w.tls)
@@ -156,12 +169,12 @@ func (w *watches) connect(n int) error {
 	c.framer.SetReuseFrames()
 	c.framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 	if _, err := c.out.WriteString(http2.ClientPreface); err != nil {
-		return err
+		return false, err
 	}
 	if err := errors.Join(
 		c.framer.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: fleetWindow}),
 		c.framer.WriteWindowUpdate(0, fleetWindow)); err != nil {
-		return err
+		return false, err
 	}
 	for i := range n {
 		path := slicesPath
@@ -169,13 +182,14 @@ func (w *watches) connect(n int) error {
 			path = servicesPath
 		}
 		if err := c.open(&eventReader{path: path}); err != nil {
-			return err
+			return false, err
 		}
 	}
 	if err := c.out.Flush(); err != nil {
-		return err
+		return false, err
 	}
-	return c.read()
+	err = c.read()
+	return c.heard, err
 }
 
 // open sends the request for a watch.
@@ -230,6 +244,7 @@ func (c *fleetConn) read() error {
 				err = errors.Join(err, c.again(f.StreamID))
 			}
 		case *http2.MetaHeadersFrame:
+			c.heard = true
 			if f.PseudoValue("status") != "200" {
 				err = fmt.Errorf("a watch was answered %s", f.PseudoValue("status"))
 			}
