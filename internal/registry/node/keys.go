@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"time"
 
@@ -97,9 +98,9 @@ type claim struct{ key, version string }
 
 // keyWrite follows one write of a Node through all its attempts.
 type keyWrite struct {
-	keys   *keys
-	name   string
-	dryRun bool
+	keys      *keys
+	name, key string // of the Node as the last attempt has it
+	dryRun    bool
 	// made are the claims of this write, old that of the key which the Node had before the
 	// last attempt, the zero claim if it keeps that or had none.
 	made []claim
@@ -113,11 +114,15 @@ func (w *keyWrite) begin(ctx context.Context, n, before *corev1.Node) error {
 	had := ""
 	if before != nil {
 		if n.Annotations[svc.PublicKeyAnnotation] == before.Annotations[svc.PublicKeyAnnotation] {
+			if len(w.made) > 0 { // another write came between two attempts
+				w.key, _ = keyOf(n)
+			}
 			return nil
 		}
 		had, _ = keyOf(before) // one that is invalid has no claim
 	}
 	key, invalid := keyOf(n)
+	w.key = key
 	if invalid == nil && key != "" && key != had {
 		made, other, err := w.keys.claim(ctx, key, n, w.dryRun)
 		if err != nil {
@@ -151,20 +156,13 @@ func (w *keyWrite) settle(ctx context.Context, err error) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), claimTimeout)
 	defer cancel()
-	unused := w.made
-	if err == nil && w.old != (claim{}) {
-		unused = append(unused, w.old)
+	if err != nil {
+		w.key = w.stored(ctx)
+	} else if w.old != (claim{}) {
+		w.made = append(w.made, w.old)
 	}
-	has := ""
-	switch obj, err := w.keys.nodes.Get(ctx, w.name, &metav1.GetOptions{}); {
-	case err == nil:
-		has, _ = keyOf(obj.(*corev1.Node))
-	case !apierrors.IsNotFound(err):
-		w.keys.log.Warn("cannot release the claim of a public key: no node but this one can have the key", "node", w.name, "err", err)
-		return
-	}
-	for _, c := range unused {
-		if c.key == has {
+	for _, c := range w.made {
+		if c.key == w.key {
 			continue
 		}
 		_, _, err := w.keys.claims.Delete(ctx, c.key, rest.ValidateAllObjectFunc,
@@ -173,6 +171,26 @@ func (w *keyWrite) settle(ctx context.Context, err error) {
 			w.keys.log.Warn("cannot release the claim of a public key: no node but this one can have the key", "node", w.name, "err", err)
 		}
 	}
+}
+
+// stored returns the key of the Node that there is after a write that failed, or of which it
+// is not known whether it did; the claim that the write has made of it becomes that Node's.
+func (w *keyWrite) stored(ctx context.Context) string {
+	obj, err := w.keys.nodes.Get(ctx, w.name, &metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return ""
+	}
+	key := w.key
+	if err == nil {
+		key, _ = keyOf(obj.(*corev1.Node))
+		if slices.ContainsFunc(w.made, func(c claim) bool { return c.key == key }) {
+			_, _, err = w.keys.claim(ctx, key, obj.(*corev1.Node), false)
+		}
+	}
+	if err != nil {
+		w.keys.log.Warn("cannot look whose a claimed public key is: no node but this one can have the key", "node", w.name, "err", err)
+	}
+	return key
 }
 
 // hold has the claim of a deleted Node end, later.
