@@ -49,13 +49,7 @@ func newDaemonSets(s *controllerContext) (func(ctx context.Context), error) {
 	if err := s.handle(s.informers.Apps().V1().DaemonSets().Informer(), handlers(set, nil)); err != nil {
 		return nil, err
 	}
-	return func(ctx context.Context) {
-		var t tasks
-		t.add(c.loop.Run)
-		t.add(func(ctx context.Context) { c.pods.expireLoop(ctx, c.loop.Queue.Add) })
-		t.add(func(ctx context.Context) { c.revisions.expireLoop(ctx, c.loop.Queue.Add) })
-		t.run(ctx)
-	}, nil
+	return runWithDependents(c.loop, c.pods, c.revisions), nil
 }
 
 // all has every DaemonSet look at the nodes again.

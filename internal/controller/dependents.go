@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/workloads"
 )
@@ -206,4 +207,22 @@ func (s *controllerContext) patchPod(ctx context.Context, pod *corev1.Pod, patch
 		return nil, err
 	}
 	return slimPod(now), nil
+}
+
+// runWithDependents returns what runs the loop of a controller of sets, and lets the caches of what
+// they own expire, until ctx ends.
+func runWithDependents(l *loop.Loop[svc.Name], caches ...expirer) func(ctx context.Context) {
+	return func(ctx context.Context) {
+		var t tasks
+		t.add(l.Run)
+		for _, c := range caches {
+			t.add(func(ctx context.Context) { c.expireLoop(ctx, l.Queue.Add) })
+		}
+		t.run(ctx)
+	}
+}
+
+// expirer is dependents of any kind.
+type expirer interface {
+	expireLoop(ctx context.Context, changed func(owner svc.Name))
 }

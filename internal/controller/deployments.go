@@ -39,12 +39,7 @@ func newDeployments(s *controllerContext) (func(ctx context.Context), error) {
 	if err := s.handle(s.informers.Apps().V1().Deployments().Informer(), handlers(set, nil)); err != nil {
 		return nil, err
 	}
-	return func(ctx context.Context) {
-		var t tasks
-		t.add(c.loop.Run)
-		t.add(func(ctx context.Context) { c.sets.expireLoop(ctx, c.loop.Queue.Add) })
-		t.run(ctx)
-	}, nil
+	return runWithDependents(c.loop, c.sets), nil
 }
 
 // orphan has the Deployments look at a ReplicaSet that they might adopt.

@@ -38,12 +38,7 @@ func newReplicaSets(s *controllerContext) (func(ctx context.Context), error) {
 	if err := s.handle(s.informers.Apps().V1().ReplicaSets().Informer(), handlers(set, nil)); err != nil {
 		return nil, err
 	}
-	return func(ctx context.Context) {
-		var t tasks
-		t.add(c.loop.Run)
-		t.add(func(ctx context.Context) { c.pods.expireLoop(ctx, c.loop.Queue.Add) })
-		t.run(ctx)
-	}, nil
+	return runWithDependents(c.loop, c.pods), nil
 }
 
 // orphan has the ReplicaSets look at a Pod that they might adopt.
