@@ -89,36 +89,6 @@ func namespaceDir() (string, error) {
 	return filepath.Join(recordDir, strconv.FormatUint(id, 10)), nil
 }
 
-// RestoreOne is Restore for one parameter, named as for Set.
-func RestoreOne(key string) error {
-	dir, err := namespaceDir()
-	if err != nil {
-		return fmt.Errorf("find the earlier value of %s: %w", key, err)
-	}
-	file := filepath.Join(dir, recordName(root+key))
-	c, err := readChange(file)
-	if err != nil {
-		return nil //nolint:nilerr // not set by Set, or by an earlier build that was killed
-	}
-	if now, err := read(c.File); err == nil && now == c.Now {
-		if err := write(c.File, c.Before); err != nil {
-			return err
-		}
-	}
-	if err := os.Remove(file); err != nil {
-		return err
-	}
-	removeEmpty(dir)
-	return nil
-}
-
-// removeEmpty removes the directory of a namespace and those above it that have no records.
-func removeEmpty(dir string) {
-	for _, d := range []string{dir, recordDir, filepath.Dir(recordDir)} {
-		_ = os.Remove(d) // unless it has others
-	}
-}
-
 // Restore gives the parameters that Set has changed, in the calling thread's network
 // namespace since the machine started, their earlier values. It leaves alone what another
 // program has changed since, and what is no longer there.
@@ -128,18 +98,33 @@ func Restore() error {
 		return fmt.Errorf("find the earlier values of kernel parameters: %w", err)
 	}
 	files, _ := filepath.Glob(filepath.Join(dir, "*"))
+	return restore(dir, files)
+}
+
+// RestoreOne is Restore for one parameter, named as for Set.
+func RestoreOne(key string) error {
+	dir, err := namespaceDir()
+	if err != nil {
+		return fmt.Errorf("find the earlier value of %s: %w", key, err)
+	}
+	return restore(dir, []string{filepath.Join(dir, recordName(root+key))})
+}
+
+// restore writes the earlier values of records in dir, which may not be there, and removes the records.
+// After an error all of them stay.
+func restore(dir string, records []string) error {
 	var changes []change
-	var errs []error
-	for _, f := range files {
-		c, err := readChange(f)
+	for _, file := range records {
+		c, err := readChange(file)
 		if err != nil {
-			continue // cut off while an earlier build wrote it: that parameter stays
+			continue // none, or cut off while an earlier build wrote it: that parameter stays
 		}
 		if now, err := read(c.File); err == nil && now == c.Now {
 			changes = append(changes, c)
 		}
 	}
-	// The kernel changes some with others (ip_forward has those of each device in tow):
+	var errs []error
+	// The kernel changes some with others (ip_forward those of each device too):
 	// their own values are written after that.
 	for range 2 {
 		for _, c := range changes {
@@ -154,9 +139,14 @@ func Restore() error {
 	if len(errs) > 0 {
 		return errors.Join(errs...)
 	}
-	if err := os.RemoveAll(dir); err != nil {
-		return err
+	for _, file := range records {
+		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
 	}
-	removeEmpty(dir)
+	// The directories stay while they have other records.
+	for _, d := range []string{dir, recordDir, filepath.Dir(recordDir)} {
+		_ = os.Remove(d)
+	}
 	return nil
 }
