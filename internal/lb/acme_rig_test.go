@@ -21,6 +21,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
 // pebble is Let's Encrypt's authority for tests, which asks a DNS server of the test for addresses, and connects to port 443.
@@ -39,12 +40,7 @@ func startPebble(t *testing.T, hosts map[string]netip.Addr) *pebble {
 		}
 	}
 	dir := t.TempDir()
-	program := filepath.Join(dir, "pebble")
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "github.com/letsencrypt/pebble/v2/cmd/pebble")
-	build.Dir = "../../test/pebble"
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("go build in %s: %v\n%s", build.Dir, err, out)
-	}
+	program := process.Build(t, "test/pebble", "github.com/letsencrypt/pebble/v2/cmd/pebble")
 	names := serveNames(t, hosts)
 	a := newAuthority(t)
 	leaf, key := a.issue("localhost", 2, false)

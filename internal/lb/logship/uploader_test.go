@@ -29,6 +29,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
 // What a child process of TestKilledInMidUpload is given, and no other.
@@ -51,12 +52,7 @@ func newS3(t *testing.T) *s3 {
 	t.Helper()
 	s := &s3{T: t, program: os.Getenv("FAIRLEAD_S3_SERVER"), cert: filepath.Join(t.TempDir(), "cert.pem"), roots: x509.NewCertPool()}
 	if s.program == "" {
-		s.program = filepath.Join(t.TempDir(), "s3")
-		cmd := exec.CommandContext(t.Context(), "go", "build", "-o", s.program, ".")
-		cmd.Dir = "../../../bench/peers/s3"
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("go build in %s: %v\n%s", cmd.Dir, err, out)
-		}
+		s.program = process.Build(t, "bench/peers/s3", ".")
 	}
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	s.must(err)

@@ -16,6 +16,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
 // deviations are the cases of h2spec in which this server, that is package net/http, does something else, and why.
@@ -32,12 +34,7 @@ var deviations = map[string]string{
 // HTTP/2 is as h2spec wants it, in all sections of RFC 7540 and RFC 7541 but for deviations
 // (https://github.com/summerwind/h2spec).
 func TestH2Spec(t *testing.T) {
-	program := filepath.Join(t.TempDir(), "h2spec")
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "github.com/summerwind/h2spec/cmd/h2spec")
-	build.Dir = "../../../test/h2spec"
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("go build in %s: %v\n%s", build.Dir, err, out)
-	}
+	program := process.Build(t, "test/h2spec", "github.com/summerwind/h2spec/cmd/h2spec")
 	r := newRig(t, map[string]string{"fairlead.dev/lb-protocol": "https", "fairlead.dev/lb-tls-secrets": "a"})
 	cert, _, _ := certificate(t, "web.example.com")
 	r.service.Certificates = []tls.Certificate{cert}

@@ -3,13 +3,13 @@ package shim_test
 import (
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
 // proportional is the memory of a process in bytes, in which a page that n processes
@@ -36,11 +36,7 @@ func proportional(t *testing.T, pid int) int {
 // smallShim builds the program that 'make build' embeds.
 func smallShim(t *testing.T) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "fairlead-shim")
-	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "../../../cmd/fairlead-shim")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
+	path := process.Build(t, ".", "./cmd/fairlead-shim", "-trimpath", "-ldflags", "-s -w")
 	unix.Sync() // pages not written back count as each process's own
 	return path
 }

@@ -1,12 +1,17 @@
 package process
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
+	"slices"
+	"testing"
+	"time"
 )
 
 // binEnv names the directory of the programs, which make test has built. Main
@@ -79,15 +84,35 @@ func Put(name, dir string) error {
 }
 
 func build(name, dir string) error {
+	s := sources[name]
+	return compile(context.Background(), filepath.Join(dir, name), s.dir, s.pkg)
+}
+
+// Build builds a program that one test needs, without cgo, and returns its path. dir, relative to the
+// repository, is in the module whose package pkg is; flags are those of go build.
+func Build(t testing.TB, dir, pkg string, flags ...string) string {
+	t.Helper()
+	to := filepath.Join(t.TempDir(), path.Base(path.Join(dir, pkg)))
+	if err := compile(t.Context(), to, dir, pkg, flags...); err != nil {
+		t.Fatal(err)
+	}
+	return to
+}
+
+// buildTimeout bounds one build; a machine under load without a cache takes minutes.
+const buildTimeout = 10 * time.Minute
+
+func compile(ctx context.Context, to, dir, pkg string, flags ...string) error {
 	root, err := repository()
 	if err != nil {
 		return err
 	}
-	s := sources[name]
-	cmd := exec.Command("go", "build", "-o", filepath.Join(dir, name), s.pkg)
-	cmd.Dir, cmd.Env, cmd.Stderr = filepath.Join(root, s.dir), append(os.Environ(), "CGO_ENABLED=0"), os.Stderr
-	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("build %s: %w", name, err)
+	ctx, cancel := context.WithTimeout(ctx, buildTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "go", slices.Concat([]string{"build", "-o", to}, flags, []string{pkg})...)
+	cmd.Dir, cmd.Env = filepath.Join(root, dir), append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("go build of %s in %s: %w\n%s", pkg, cmd.Dir, err, out)
 	}
 	return nil
 }
