@@ -34,6 +34,7 @@ import (
 // Secret that the Service names; a host of another namespace and a Secret that was not made for that are not used
 // (RFC 8555, RFC 8737).
 func TestACME(t *testing.T) {
+	t.Parallel()
 	vip := netip.MustParseAddr("127.77.1.1")
 	if l, err := net.Listen("tcp", netip.AddrPortFrom(vip, 443).String()); errors.Is(err, os.ErrPermission) {
 		t.Skip("needs the right to listen on port 443, where ACME asks; make test as root runs it")

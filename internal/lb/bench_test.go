@@ -44,6 +44,7 @@ func (r *rig) statusOf(ctx context.Context) (create func(i int) time.Duration) {
 // Addresses follow what a watch shows, and wait for nothing periodic: of nine Services
 // at least five have theirs long before anything is looked at again (foreignPeriod is the shortest).
 func TestStatusFollowsCreation(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	create := r.statusOf(t.Context())
 	var took []time.Duration

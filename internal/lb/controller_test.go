@@ -12,6 +12,7 @@ import (
 
 // A Service gets an address, has an Event of it, and gives it back (behaviours 87, 97, 177).
 func TestLifeOfALoadBalancer(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.withPools("192.0.2.0/30,2001:db8::/64")
 	r.service("one")

@@ -133,6 +133,7 @@ func (r *rig) report(name string, status v1.SpeakerStatus) {
 // An address that no node can announce has a Warning on its Service and on its pool, until a
 // node can.
 func TestAddressesThatNoNodeCanAnnounce(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.nodes("n1", "n2")
 	r.run(func(o *ControllerOptions) { o.Pools, o.coverageDelay = r.flagPools("192.0.2.0/30"), time.Millisecond })

@@ -88,6 +88,7 @@ func (e errString) Error() string { return string(e) }
 // The objects of the document, which is to be read before such a Service is made (behaviour
 // 185), are accepted, and its roles are all that the controller needs.
 func TestObjectsOfTheDocument(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	_, stop := r.run(nil) // installs the kinds
 	stop()

@@ -22,6 +22,7 @@ import (
 
 // Every annotation has an Event that says what became of it, once for each change.
 func TestEventsAboutAnnotations(t *testing.T) {
+	t.Parallel()
 	const aws = "service.beta.kubernetes.io/aws-load-balancer-"
 	r := newRig(t)
 	r.withPools("192.0.2.0/28")
@@ -68,6 +69,7 @@ func TestEventsAboutAnnotations(t *testing.T) {
 
 // Events tell the way of a Service and why, and its status has it as ipMode (behaviours 97, 115).
 func TestWayOfAService(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.withPools("192.0.2.0/28")
 	r.service("web", annotate("fairlead.dev/lb-proxy-protocol", "v2"))
@@ -111,6 +113,7 @@ func TestWayOfAService(t *testing.T) {
 
 // The next leader does not repeat what the one before has said about annotations and addresses.
 func TestEventsOfTheNextLeader(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	stop := r.withPools("192.0.2.0/28")
 	wrong := annotate("fairlead.dev/lb-drain-tiemout", "5", "fairlead.dev/lb-addresses", "198.51.100.1")

@@ -82,6 +82,7 @@ func TestQuota(t *testing.T) {
 
 // What does not fit the Speaker object is counted, and the rest can be written.
 func TestStatusIsBounded(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	_, stop := r.run(nil) // it defines the kind, and would delete the object of a node that is not there
 	stop()

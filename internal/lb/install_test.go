@@ -38,6 +38,7 @@ func TestStepWithoutAnswer(t *testing.T) {
 // Rights that the controller lacks are shown on the Service, which gets its address once
 // they are there (behaviour 100).
 func TestMissingRights(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	var denied atomic.Bool
 	denied.Store(true)

@@ -20,6 +20,7 @@ import (
 // The key of the speakers is replaced in the Secret while they run, each of which reads it at another time; no message
 // is rejected on the way.
 func TestKeyIsReplaced(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	older, newer := bytes.Repeat([]byte{1}, KeyBytes), bytes.Repeat([]byte{2}, KeyBytes)
 	secret := func(data map[string][]byte) { // as "kubectl replace --force" does

@@ -32,6 +32,7 @@ func noLoadBalancer(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeCluster
 // The classes of others are none of ours, whatever their status shows; without a
 // class it depends on the default.
 func TestClasses(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	_, stop := r.run(func(o *ControllerOptions) { o.Default, o.Pools = false, r.flagPools("192.0.2.0/28") })
 	r.service("theirs", class("example.com/lb"))
@@ -60,6 +61,7 @@ func TestClasses(t *testing.T) {
 // The finalizer has the name that clouds use: theirs is left to them, when the Service is
 // deleted and when it becomes one of another type.
 func TestFinalizerOfACloud(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	for _, name := range []string{"deleted", "changed"} {
 		r.service(name, func(s *corev1.Service) { s.Finalizers = []string{finalizer} })
@@ -83,6 +85,7 @@ func TestFinalizerOfACloud(t *testing.T) {
 // Addresses that are asked for, in any of the spellings, and what is said when they
 // cannot be had (behaviour 99).
 func TestAskedAddresses(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.withPools("192.0.2.0/28,2001:db8::/64", "198.51.100.0/29")
 	r.service("field", func(s *corev1.Service) { s.Spec.LoadBalancerIP = "192.0.2.9" })
@@ -125,6 +128,7 @@ func TestAskedAddresses(t *testing.T) {
 // Who waits is served as soon as an address is free, the oldest first.
 // Services that share an address (with a key, different ports, and the same nodes).
 func TestSharedAddress(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.withPools("192.0.2.0/28")
 	port := func(n int32, protocol corev1.Protocol) func(*corev1.Service) {
@@ -150,6 +154,7 @@ func TestSharedAddress(t *testing.T) {
 
 // Both families, one of them, or none (behaviours 82 to 84 for load balancers).
 func TestFamilies(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.withPools("192.0.2.0/30")
 	four, six := corev1.IPv4Protocol, corev1.IPv6Protocol
@@ -176,6 +181,7 @@ func TestFamilies(t *testing.T) {
 // Addresses stay the same through restarts and changes of pools; what happened while
 // no controller ran is made up for.
 func TestRestart(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	stop := r.withPools("192.0.2.0/28")
 	for i, name := range []string{"stays", "deleted", "changed", "lost"} {
@@ -240,6 +246,7 @@ func TestRestart(t *testing.T) {
 // Two controllers that both believe to be the leader never give one address to two
 // Services, at no time, and agree in the end.
 func TestTwoControllersAtOnce(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	for range 2 {
 		r.run(func(o *ControllerOptions) { o.Pools = r.flagPools("192.0.2.0-192.0.2.39") })
@@ -314,6 +321,7 @@ func TestTwoControllersAtOnce(t *testing.T) {
 // Who deletes a Service and makes it again under its name gets an address like any
 // other, and its finalizer is of the new one.
 func TestRecreated(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.withPools("192.0.2.0/31")
 	for range 5 {

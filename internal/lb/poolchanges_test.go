@@ -18,6 +18,7 @@ import (
 )
 
 func TestExhaustedPool(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.withPools("192.0.2.0/31")
 	r.service("one")
@@ -45,6 +46,7 @@ func TestExhaustedPool(t *testing.T) {
 }
 
 func TestPoolsChange(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	stop := r.withPools("192.0.2.0/31")
 	r.service("one")
@@ -82,6 +84,7 @@ func TestPoolsChange(t *testing.T) {
 }
 
 func TestWrongPools(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	ctx := context.Background()
 	node, err := r.client.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"},
@@ -130,6 +133,7 @@ func TestWrongPools(t *testing.T) {
 }
 
 func TestSelectionOfPools(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	ctx := context.Background()
 	r.makeNamespace(ctx, "shop", map[string]string{"team": "shop"})

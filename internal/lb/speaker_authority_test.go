@@ -27,6 +27,7 @@ import (
 // A Service whose Pods are to be verified is served once there is something to verify them by, and goes on with that while the
 // object is wrong.
 func TestAuthorities(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	log := slog.New(slog.DiscardHandler)
 	p := newProxying(SpeakerOptions{NodeName: "n1", Log: log}, r.client)

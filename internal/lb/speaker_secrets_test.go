@@ -29,6 +29,7 @@ import (
 // The Events of a Service say once each why its Secret cannot be read, and nothing of the node's user and
 // addresses, which the log has.
 func TestEventsOfUnreadableSecrets(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	var state atomic.Value
 	var failures atomic.Int32
@@ -97,6 +98,7 @@ func TestEventsOfUnreadableSecrets(t *testing.T) {
 // A Service has the credentials of its own namespace for a bucket, whatever it names, and of no Secret that is for
 // something else; what they are is in no Event and no line of the log (behaviours 124, 125).
 func TestCredentialsOfAccessLogs(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	var text bytes.Buffer
 	log := slog.New(slog.NewTextHandler(&text, nil))

@@ -19,6 +19,7 @@ import (
 // The list of voters follows the speakers, one change at a time; it is written again
 // when it is deleted, and the key of the speakers is made once.
 func TestVoters(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	_, stop := r.run(nil)
 	ctx := context.Background()

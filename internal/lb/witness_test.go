@@ -27,6 +27,7 @@ func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { retur
 // When the witness is given back, the node counts on it no longer before the write: from
 // then on another speaker may have it.
 func TestWitnessIsNotCountedDuringRelease(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	s := &Speaker{node: quorum.NewNode("a", 0, randomNumber)}
 	now := atomic.Int64{}
@@ -94,6 +95,7 @@ func TestWitnessIsNotCountedDuringRelease(t *testing.T) {
 // Who votes together with the witness follows it before it needs it: of a holder that has died, the
 // term has then begun with its last renewal, and the witness can be taken at once. The times in the Lease do not matter.
 func TestWitnessIsFollowed(t *testing.T) {
+	t.Parallel()
 	for _, renewed := range []time.Time{time.Now().Add(-time.Hour), time.Now().Add(time.Hour)} {
 		r := newRig(t)
 		client := kubernetes.NewForConfigOrDie(r.config)
