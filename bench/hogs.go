@@ -13,7 +13,7 @@ var hogsLine = regexp.MustCompile(`99 of 100 requests take (\S+) at most, (\S+) 
 
 // runHogs runs the test of package runner/guest on a machine of its own.
 func (b *bench) runHogs(ctx context.Context) ([]figure, error) {
-	out, log, err := b.guest(ctx, "hogs")
+	out, log, err := b.guest(ctx, "hogs", "initrd")
 	if err != nil {
 		return nil, err
 	}

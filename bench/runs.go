@@ -47,7 +47,7 @@ func runs() []run {
 		{"lbtls", "the same with TLS", (*bench).runLBTLS, nil},
 		{"rolling", "connections lost by rolling updates, beside a kube-proxy", (*bench).runRolling, nil},
 		{"wireguard", "encryption by the kernel's WireGuard, between two nodes on Debian's kernel", (*bench).runWireGuard,
-			[]string{guestMachine + "/initrd"}},
+			[]string{guestMachine + "/initrd", guestMachine + "/agents"}},
 		{"userspace", "connections carried by the proxy itself, against HAProxy, nginx and io.Copy", (*bench).runUserspace, nil},
 	}
 }
