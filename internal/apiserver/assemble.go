@@ -153,7 +153,7 @@ func (s *Server) assemble(ctx context.Context, store *etcd) (*assembly, error) {
 		generic.Handler.NonGoRestfulMux.Handle(StorePath, store.space)
 	}
 	s.serveMembers(generic, several)
-	certs := s.newCertificates(client, shared.Core().V1().Nodes().Lister(), keeper, guard)
+	certs := s.newCertificates(client, shared.Core().V1().Nodes().Lister(), keeper, guard, store)
 	generic.Handler.NonGoRestfulMux.Handle(CertificatesPath, certs)
 	return &assembly{generic, custom, storage, keeper, client, guard, counter, hooks, several, certs}, custom.join(generic)
 }

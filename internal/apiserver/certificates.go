@@ -48,6 +48,9 @@ func (c *credentials) seenWithin() time.Duration { return min(time.Minute, c.pki
 // certReport is what this server says about its certificates to the other servers.
 func (s *Server) certReport() pki.Report {
 	r := s.creds.reported()
+	if s.peering != nil {
+		r.Peers = *s.peering.trusted.Load()
+	}
 	r.Seen = slices.Sorted(maps.Keys(s.creds.clients.since(time.Now().Add(-s.creds.seenWithin()))))
 	return r
 }
@@ -57,16 +60,16 @@ type certificates struct {
 	creds    *credentials
 	self     string
 	rotation *rotation.Rotation
-	several  bool // with embedded etcds
 
 	authorizer authorizer.Authorizer
 }
 
 func (s *Server) newCertificates(
-	client kubernetes.Interface, nodes corelisters.NodeLister, keeper *endpointKeeper, g *guard,
+	client kubernetes.Interface, nodes corelisters.NodeLister, keeper *endpointKeeper, g *guard, store *etcd,
 ) *certificates {
-	self := "server " + strings.TrimPrefix(s.publicURL(), "https://")
-	return &certificates{s.creds, self, rotation.New(rotation.Options{
+	named := func(server string) string { return "server " + strings.TrimPrefix(server, "https://") }
+	self := named(s.publicURL())
+	o := rotation.Options{
 		Client: client, PKI: s.creds.pki, Nodes: nodes, Self: self, Report: s.certReport, Servers: keeper.others, Log: s.log,
 		Changed: func(ctx context.Context) error {
 			err := s.creds.refresh()
@@ -74,7 +77,23 @@ func (s *Server) newCertificates(
 			return errors.Join(err, s.ensureCluster(ctx, client), s.ensureToken(ctx, client),
 				keeper.renew(ctx)) // with the new report
 		},
-	}), s.peering != nil, g.authorizer}
+	}
+	if s.peering != nil {
+		o.Members = func() (out []string) {
+			for _, server := range s.peering.servers(store.embedded.server()) {
+				out = append(out, named(server))
+			}
+			return out
+		}
+		o.Restart = func(ctx context.Context, first []string) error {
+			err := store.embedded.restart(ctx, func(server string) bool { return slices.Contains(first, named(server)) })
+			if err != nil {
+				return err
+			}
+			return keeper.renew(ctx) // with the new report
+		}
+	}
+	return &certificates{s.creds, self, rotation.New(o), g.authorizer}
 }
 
 // ServeHTTP answers the requests of CertificatesPath.
@@ -107,10 +126,6 @@ func (c *certificates) do(r *http.Request) error {
 	case "renew":
 		return c.creds.renew(q["name"])
 	case "begin":
-		if c.several { // etcd reads the authority of its peers once, when it starts
-			return errors.New("the authority of several servers with embedded etcds cannot be rotated yet: " +
-				"their etcds would reject each other's new certificates until they start again")
-		}
 		return c.rotation.Begin(ctx, force)
 	case "finish":
 		return c.rotation.Finish(ctx, force)

@@ -16,7 +16,6 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
-	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"google.golang.org/grpc"
@@ -41,8 +40,8 @@ type etcd struct {
 	failed <-chan error
 	// space keeps the embedded etcd below its quota; nil for an external one.
 	space *space
-	// server is the embedded etcd; nil for an external one.
-	server *etcdserver.EtcdServer
+	// embedded is nil for an external one.
+	embedded *embedded
 }
 
 // startEtcd starts the embedded etcd in dir. For clients it listens on a unix socket
@@ -56,68 +55,24 @@ func startEtcd(ctx context.Context, dir string, o Options, p *peering) (*etcd, e
 		return nil, err
 	}
 	setSegmentSize()
-	if err := prepareDisk(dir); err != nil {
-		release()
-		return nil, err
+	m := &embedded{dir: dir, socket: socket, opts: o, peering: p, failed: make(chan error, 1)}
+	m.space = newSpace(m.server, dir, o.EtcdQuota, o.Log)
+	if err = prepareDisk(dir); err == nil {
+		if err = checkStore(filepath.Join(dir, "member", "snap", "db")); err != nil {
+			err = damaged(dir, err)
+		}
 	}
-	failures := etcdFailures{dir, make(chan error, 1)}
-	config := etcdConfig(dir, socket, o, failures)
-	if p != nil {
-		err = p.configure(config)
-	}
-	var e *embed.Etcd
 	if err == nil {
-		e, err = failures.start(config)
+		err = m.start(ctx)
 	}
 	if err != nil {
 		release()
 		return nil, err
 	}
-	stop := func() { failures.stop(e); release() }
-	if p != nil {
-		err = p.await(ctx, e, failures)
-	} else {
-		err = failures.await(ctx, e)
-	}
-	if err != nil {
-		stop()
-		return nil, err
-	}
-	// A store that is full must have room before the first write.
-	keep := newSpace(e.Server, dir, o.EtcdQuota, o.Log)
-	keep.disk.look()
-	if err := keep.step(ctx); err != nil {
-		stop()
-		return nil, fmt.Errorf("cannot make room in the embedded etcd in %s: %w", dir, err)
-	}
-	loop, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	done := make(chan struct{})
-	go func() { defer close(done); keep.run(loop) }()
-	failed := make(chan error, 1)
-	go func() {
-		select {
-		case err := <-e.Err():
-			failed <- failures.explain(err)
-		case err := <-failures.ch:
-			failures.report(err) // for stop
-			failed <- failures.explain(err)
-		case <-e.Server.StopNotify():
-			if p != nil && loop.Err() == nil { // not by stop
-				failed <- p.ended(failures)
-			}
-		case <-loop.Done():
-		}
-	}()
-	// A step of the upkeep may wait for an etcd that has failed.
-	end := func() {
-		cancel()
-		select {
-		case <-done:
-		case <-time.After(etcdStopTimeout):
-		}
-		stop()
-	}
-	return &etcd{endpoints: []string{"unix://" + socket}, stop: end, failed: failed, space: keep, server: e.Server}, nil
+	return &etcd{
+		endpoints: []string{"unix://" + socket}, dial: m.dial, stop: func() { m.stop(); release() },
+		failed: m.failed, space: m.space, embedded: m,
+	}, nil
 }
 
 func etcdConfig(dir, socket string, o Options, f etcdFailures) *embed.Config {

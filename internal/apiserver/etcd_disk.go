@@ -78,7 +78,7 @@ var spareSegments = [2]string{"0.tmp", "1.tmp"} //nolint:gochecknoglobals // con
 // be called by any.
 type disk struct {
 	dir    string
-	server *etcdserver.EtcdServer
+	server func() *etcdserver.EtcdServer
 	log    *slog.Logger
 
 	mu    sync.Mutex
@@ -155,7 +155,7 @@ func (d *disk) run(ctx context.Context) {
 // look finds out how much room there is, and keeps some.
 func (d *disk) look() {
 	was, _ := d.get()
-	inUse := d.server.Backend().SizeInUse()
+	inUse := d.server().Backend().SizeInUse()
 	d.reservedFrom = min(d.reservedFrom, inUse) // after a compaction
 	if was == diskOpen && (time.Since(d.reserved) > reservePeriod || inUse-d.reservedFrom > reserveGrowth) {
 		d.reserve()
@@ -175,7 +175,7 @@ func (d *disk) reserve() {
 	for _, name := range append(spareSegments[:], lastSegment(log)) {
 		_ = fileio.Reserve(filepath.Join(log, name), segmentSize+segmentSlack)
 	}
-	_ = fileio.Reserve(d.store(), d.server.Backend().Size()+storeSlack)
+	_ = fileio.Reserve(d.store(), d.server().Backend().Size()+storeSlack)
 }
 
 func (d *disk) store() string { return filepath.Join(d.dir, "member", "snap", "db") }
@@ -185,14 +185,14 @@ func (d *disk) judge(free uint64, was diskState) diskState {
 	if free >= diskRoom || was == diskOpen && free >= diskNeed {
 		return diskOpen
 	}
-	index := d.server.AppliedIndex()
+	index := d.server().AppliedIndex()
 	if free >= segmentSize+segmentSlack || d.spares() == len(spareSegments) {
 		d.mark = index
 	}
 	noSegment := index-d.mark > lastWrites
 	noSnapshot := free < snapshotRoom && index-d.snapshot() > snapshotCount-snapshotMargin
 	allocated, err := fileio.Allocated(d.store())
-	noStore := err == nil && free < storeSlack && allocated-d.server.Backend().SizeInUse() < storeLeast
+	noStore := err == nil && free < storeSlack && allocated-d.server().Backend().SizeInUse() < storeLeast
 	if noSegment || noSnapshot || noStore {
 		return diskStopped
 	}

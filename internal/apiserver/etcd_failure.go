@@ -53,9 +53,6 @@ func (f etcdFailures) report(err error) {
 
 // start starts etcd; the error is for users.
 func (f etcdFailures) start(c *embed.Config) (*embed.Etcd, error) {
-	if err := checkStore(filepath.Join(f.dir, "member", "snap", "db")); err != nil {
-		return nil, damaged(f.dir, err)
-	}
 	started := make(chan *embed.Etcd, 1)
 	go func() {
 		defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))

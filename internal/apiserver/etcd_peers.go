@@ -12,6 +12,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
@@ -20,6 +22,7 @@ import (
 	"go.etcd.io/etcd/server/v3/etcdserver/api/membership"
 
 	"github.com/fairlead/fairlead/internal/apiserver/members"
+	"github.com/fairlead/fairlead/internal/apiserver/pki"
 )
 
 const (
@@ -46,10 +49,13 @@ type peering struct {
 	members.State
 	dir    string // of the embedded etcd
 	server string // the URL of the API server, for others
-	pki    string // the directory of certificates
+	pki    *pki.Directory
 	// cluster is all members for an etcd that has no store yet, or empty for the first member.
 	cluster string
 	log     *slog.Logger
+
+	// trusted are the authorities by pki.Hash that the etcd has read at its start.
+	trusted atomic.Pointer[[]string]
 }
 
 // IsMember reports whether a data directory is that of one of several servers with embedded etcds.
@@ -61,7 +67,7 @@ func IsMember(path string) bool {
 // loadPeering returns how this server is one of several, nil if it is the only one.
 func (s *Server) loadPeering() (*peering, error) {
 	o := s.opts
-	p := &peering{dir: s.dir.file("etcd"), server: s.publicURL(), pki: s.dir.file("pki"), log: s.log}
+	p := &peering{dir: s.dir.file("etcd"), server: s.publicURL(), log: s.log}
 	var err error
 	p.State, err = members.Load(p.dir)
 	switch {
@@ -129,7 +135,9 @@ func (p *peering) configure(c *embed.Config) error {
 	}
 	c.TickMs, c.ElectionMs = peerTick, peerElection
 	c.SnapshotCatchUpEntries = peerCatchUp
-	file := func(name string) string { return filepath.Join(p.pki, name) }
+	file := func(name string) string { return filepath.Join(filepath.Dir(p.dir), "pki", name) }
+	trusted := p.pki.Bundle().Hashes()
+	p.trusted.Store(&trusted)
 	c.PeerTLSInfo = transport.TLSInfo{
 		CertFile: file(peerLeaf + ".crt"), KeyFile: file(peerLeaf + ".key"), TrustedCAFile: file("ca.crt"), ClientCertAuth: true,
 		ServerName: members.PeerName, AllowedHostnames: []string{members.PeerName},
@@ -211,6 +219,18 @@ func (p *peering) ended(f etcdFailures) error {
 	}
 	p.Removed = true
 	return errors.Join(p.removed(), p.Save(p.dir))
+}
+
+// servers are the API servers of all members by their addresses, and of those that have not started the
+// addresses of their etcds.
+func (p *peering) servers(s *etcdserver.EtcdServer) (out []string) {
+	for _, m := range s.Cluster().Members() {
+		if urls := slices.Concat(m.ClientURLs, m.PeerURLs); len(urls) > 0 {
+			out = append(out, strings.TrimPrefix(urls[0], "https://"))
+		}
+	}
+	slices.Sort(out)
+	return out
 }
 
 // names are the names of all members, or their addresses.

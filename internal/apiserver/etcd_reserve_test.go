@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/server/v3/etcdserver"
 
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
 )
@@ -24,7 +25,9 @@ func TestReserveFollowsFastWrites(t *testing.T) {
 	}
 	defer e.Close()
 	<-e.Server.ReadyNotify()
-	d := newSpace(e.Server, dir, DefaultEtcdQuota, slog.New(slog.DiscardHandler)).disk
+	keep := newSpace(func() *etcdserver.EtcdServer { return e.Server }, dir, DefaultEtcdQuota, slog.New(slog.DiscardHandler))
+	keep.begin()
+	d := keep.disk
 	d.look()
 	for i := range 3 * (storeSlack >> 20) / 2 {
 		r := &etcdserverpb.PutRequest{Key: fmt.Append(nil, "/k", i), Value: make([]byte, 1<<20)}

@@ -98,7 +98,7 @@ type StoreStatus struct {
 // when that pays, and lifts the NOSPACE alarm. One goroutine runs it; full and
 // status may be called by any.
 type space struct {
-	server *etcdserver.EtcdServer
+	server func() *etcdserver.EtcdServer
 	disk   *disk
 	quota  int64
 	log    *slog.Logger
@@ -112,11 +112,16 @@ type space struct {
 	took      time.Duration
 }
 
-func newSpace(s *etcdserver.EtcdServer, dir string, quota int64, log *slog.Logger) *space {
+// newSpace returns the space of the etcd that server returns at each moment.
+func newSpace(server func() *etcdserver.EtcdServer, dir string, quota int64, log *slog.Logger) *space {
 	registerEtcdMetrics()
-	return &space{
-		server: s, disk: &disk{dir: dir, server: s, log: log, mark: s.AppliedIndex()}, quota: quota, log: log, base: s.Backend().SizeInUse(),
-	}
+	return &space{server: server, disk: &disk{dir: dir, server: server, log: log}, quota: quota, log: log}
+}
+
+// begin is called when an etcd has started, before run.
+func (s *space) begin() {
+	s.setBase(s.server().Backend().SizeInUse())
+	s.disk.mark, s.disk.reserved = s.server().AppliedIndex(), time.Time{}
 }
 
 // fullAt and nearAt are the bytes in use, without history, above which the store is
@@ -154,7 +159,7 @@ func (s *space) step(ctx context.Context) error {
 	if state == diskStopped {
 		return nil // all that follows writes
 	}
-	size, inUse, alarm := s.server.Backend().Size(), s.server.Backend().SizeInUse(), s.noSpace()
+	size, inUse, alarm := s.server().Backend().Size(), s.server().Backend().SizeInUse(), s.noSpace()
 	base := s.setBase(min(s.getBase(), inUse))
 	if inUse <= s.fullAt() {
 		s.setFull(false, inUse)
@@ -168,18 +173,18 @@ func (s *space) step(ctx context.Context) error {
 		if err := s.makeRoom(ctx); err != nil {
 			return err
 		}
-		size, inUse = s.server.Backend().Size(), s.getBase()
+		size, inUse = s.server().Backend().Size(), s.getBase()
 	}
 	// Free pages are used again; giving them back stops all requests while the rest
 	// is copied, so it must pay.
 	free := size - inUse
 	pays := free > s.quota/4 && size > s.quota/2 || (alarm || size > s.quota) && free > s.quota/16
 	if pays && diskFree > uint64(inUse)+diskNeed && s.myTurn(time.Now()) {
-		if err := s.server.Defragment(); err != nil {
+		if err := s.server().Defragment(); err != nil {
 			return fmt.Errorf("cannot defragment: %w", err)
 		}
 		etcdUpkeep.WithLabelValues("defragmentation").Inc()
-		now := s.server.Backend().Size()
+		now := s.server().Backend().Size()
 		s.log.Info("etcd was defragmented", "before", size, "after", now)
 		size = now
 	}
@@ -196,8 +201,8 @@ const turn = time.Minute
 // myTurn reports whether this member may defragment now: alone always, among several in the minute
 // that is its own. No agreement is needed, which the members of a full store could not write.
 func (s *space) myTurn(now time.Time) bool {
-	all := s.server.Cluster().Members() // by their IDs
-	i := slices.IndexFunc(all, func(m *membership.Member) bool { return m.ID == s.server.MemberID() })
+	all := s.server().Cluster().Members() // by their IDs
+	i := slices.IndexFunc(all, func(m *membership.Member) bool { return m.ID == s.server().MemberID() })
 	return hasTurn(now, max(i, 0), len(all))
 }
 
@@ -213,7 +218,7 @@ func (s *space) makeRoom(ctx context.Context) error {
 		if err := s.compact(ctx); err != nil {
 			return err
 		}
-		if s.setBase(s.server.Backend().SizeInUse()) <= s.fullAt() {
+		if s.setBase(s.server().Backend().SizeInUse()) <= s.fullAt() {
 			break
 		}
 	}
@@ -226,8 +231,8 @@ func (s *space) makeRoom(ctx context.Context) error {
 func (s *space) compact(ctx context.Context) error {
 	s.compacted = time.Now()
 	// Among several members what the leader compacts all do.
-	if rev := s.server.KV().Rev(); rev != s.revision && s.server.Leader() == s.server.MemberID() {
-		_, err := s.server.Compact(ctx, &etcdserverpb.CompactionRequest{Revision: rev, Physical: true})
+	if rev := s.server().KV().Rev(); rev != s.revision && s.server().Leader() == s.server().MemberID() {
+		_, err := s.server().Compact(ctx, &etcdserverpb.CompactionRequest{Revision: rev, Physical: true})
 		if err != nil && err.Error() != errCompacted {
 			return fmt.Errorf("cannot compact: %w", err)
 		}
@@ -245,7 +250,7 @@ func (s *space) compact(ctx context.Context) error {
 // because of them would reject writes for nothing. A store that is full already is
 // looked at again soon, and need not wait for them.
 func (s *space) settle(ctx context.Context) {
-	b, deadline := s.server.Backend(), time.Now().Add(settleTimeout)
+	b, deadline := s.server().Backend(), time.Now().Add(settleTimeout)
 	for {
 		b.ForceCommit()
 		readers := b.OpenReadTxN()
@@ -267,26 +272,28 @@ func (s *space) settle(ctx context.Context) {
 const errCompacted = "mvcc: required revision has been compacted"
 
 func (s *space) noSpace() bool {
-	return slices.ContainsFunc(s.server.Alarms(), func(a *etcdserverpb.AlarmMember) bool { return a.Alarm == etcdserverpb.AlarmType_NOSPACE })
+	return slices.ContainsFunc(s.server().Alarms(), func(a *etcdserverpb.AlarmMember) bool {
+		return a.Alarm == etcdserverpb.AlarmType_NOSPACE
+	})
 }
 
 // noSpaceHere reports whether it is this member that has raised the alarm; others lift their own.
 func (s *space) noSpaceHere() bool {
-	return slices.ContainsFunc(s.server.Alarms(), func(a *etcdserverpb.AlarmMember) bool {
-		return a.Alarm == etcdserverpb.AlarmType_NOSPACE && a.MemberID == uint64(s.server.MemberID())
+	return slices.ContainsFunc(s.server().Alarms(), func(a *etcdserverpb.AlarmMember) bool {
+		return a.Alarm == etcdserverpb.AlarmType_NOSPACE && a.MemberID == uint64(s.server().MemberID())
 	})
 }
 
 // disarm lifts the alarm, without which etcd accepts no write.
 func (s *space) disarm(ctx context.Context) error {
-	_, err := s.server.Alarm(ctx, &etcdserverpb.AlarmRequest{
-		Action: etcdserverpb.AlarmRequest_DEACTIVATE, Alarm: etcdserverpb.AlarmType_NOSPACE, MemberID: uint64(s.server.MemberID()),
+	_, err := s.server().Alarm(ctx, &etcdserverpb.AlarmRequest{
+		Action: etcdserverpb.AlarmRequest_DEACTIVATE, Alarm: etcdserverpb.AlarmType_NOSPACE, MemberID: uint64(s.server().MemberID()),
 	})
 	if err != nil {
 		return fmt.Errorf("cannot lift the NOSPACE alarm: %w", err)
 	}
 	etcdUpkeep.WithLabelValues("alarm").Inc()
-	s.log.Warn("etcd had no space left; there is room again and its alarm is lifted", "size", s.server.Backend().Size(), "quota", s.quota)
+	s.log.Warn("etcd had no space left; there is room again and its alarm is lifted", "size", s.server().Backend().Size(), "quota", s.quota)
 	return nil
 }
 
@@ -335,7 +342,8 @@ func (s *space) setFull(full bool, inUse int64) {
 
 // status returns what StorePath shows.
 func (s *space) status() StoreStatus {
-	out := StoreStatus{SizeBytes: s.server.Backend().Size(), InUseBytes: s.server.Backend().SizeInUse(), QuotaBytes: s.quota, Full: s.isFull()}
+	b := s.server().Backend()
+	out := StoreStatus{SizeBytes: b.Size(), InUseBytes: b.SizeInUse(), QuotaBytes: s.quota, Full: s.isFull()}
 	state, free := s.disk.get()
 	out.DiskFreeBytes, out.DiskFull = free, state != diskOpen
 	switch {
@@ -381,7 +389,7 @@ func (p spaceAdmission) Validate(_ context.Context, a admission.Attributes, _ ad
 		return insufficientStorage("DiskFull", why)
 	}
 	full := p.space.isFull()
-	if !full && p.space.server.Backend().Size() <= p.space.quota || a.GetOperation() == admission.Delete || ofSystem(a.GetUserInfo()) {
+	if !full && p.space.server().Backend().Size() <= p.space.quota || a.GetOperation() == admission.Delete || ofSystem(a.GetUserInfo()) {
 		return nil
 	}
 	if old, ok := a.GetOldObject().(metav1.Object); ok && old.GetDeletionTimestamp() != nil {

@@ -20,6 +20,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver/clientlog"
 	"github.com/fairlead/fairlead/internal/apiserver/join"
+	"github.com/fairlead/fairlead/internal/apiserver/rotation"
 )
 
 // Server is an API server. It can be run once.
@@ -76,6 +77,9 @@ func (s *Server) prepare(now func() time.Time) (err error) {
 	names.peer = s.peering != nil
 	if s.creds, err = newCredentials(s.dir, names, s.URL(), s.opts.CertificateLife, now, s.log); err != nil {
 		return err
+	}
+	if s.peering != nil {
+		s.peering.pki = s.creds.pki
 	}
 	if s.token, err = s.creds.token(); err != nil {
 		return err
@@ -169,7 +173,7 @@ func (s *Server) Run(ctx context.Context) error {
 	defer wg.Wait()
 	defer cancel(nil)
 	wg.Go(func() { s.creds.run(ctx) })
-	wg.Go(func() { s.awaitReady(ctx) })
+	wg.Go(func() { s.awaitReady(ctx, a.certs.rotation) })
 	wg.Go(func() { a.storage.Run(ctx, a.client) })
 	wg.Go(func() { a.keeper.run(ctx) })
 	wg.Go(func() { a.guard.run(ctx) })
@@ -230,8 +234,8 @@ func (s *Server) openStore(ctx context.Context) (*etcd, error) {
 // alone reports whether no other server writes to the store.
 func (s *Server) alone() bool { return len(s.opts.Etcd.Servers) == 0 && s.peering == nil }
 
-// awaitReady closes ready when /readyz answers 200.
-func (s *Server) awaitReady(ctx context.Context) {
+// awaitReady closes ready when /readyz answers 200 and the server has caught up with r.
+func (s *Server) awaitReady(ctx context.Context, r *rotation.Rotation) {
 	client, err := rest.UnversionedRESTClientFor(unversioned(s.LoopbackConfig()))
 	if err != nil {
 		s.log.Error("cannot make the loopback client", "err", err)
@@ -239,6 +243,7 @@ func (s *Server) awaitReady(ctx context.Context) {
 	}
 	for {
 		if err := client.Get().AbsPath("/readyz").Do(ctx).Error(); err == nil {
+			r.CatchUp(ctx)
 			close(s.ready)
 			return
 		}

@@ -196,15 +196,15 @@ func (s *Server) newMembers(c *genericapiserver.Config, store *etcd, g *guard, k
 		return nil, nil
 	}
 	c.ReadyzChecks = append(c.ReadyzChecks, healthz.NamedCheck("etcd-quorum", func(*http.Request) error {
-		return s.peering.checkLeader(store.server)
+		return s.peering.checkLeader(store.embedded.server())
 	}))
 	settings, err := s.opts.settings()
 	if err != nil {
 		return nil, err
 	}
 	a, err := members.New(members.Options{
-		Endpoint: store.endpoints[0], Server: store.server, Authorities: s.creds.pki.Bundle, Authorizer: g.authorizer,
-		Settings: settings, Files: s.sharedFiles, Audit: auditJoining(c), Log: s.log,
+		Endpoint: store.endpoints[0], Dial: store.dial, Server: store.embedded.server,
+		Authorities: s.creds.pki.Bundle, Authorizer: g.authorizer, Settings: settings, Files: s.sharedFiles, Audit: auditJoining(c), Log: s.log,
 		Leave: func(ctx context.Context, server string) error {
 			at, err := netip.ParseAddrPort(strings.TrimPrefix(server, "https://"))
 			if err != nil {

@@ -171,7 +171,7 @@ func (r *certsReport) print(out io.Writer) error {
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", plainLine(c.Holder), c.Name, plainLine(cmp.Or(c.Subject, "-")), c.Issuer, ends, days)
 	}
-	if err := w.Flush(); err != nil || r.Rotation.Step == "" || r.Rotation.Step == rotation.Done {
+	if err := w.Flush(); err != nil || r.Rotation.Step == "" || r.Rotation.Step == rotation.Done && len(r.Rotation.Waiting) == 0 {
 		return err
 	}
 	fmt.Fprintln(out)
@@ -248,8 +248,10 @@ Pods that read their ca.crt only once. After it, old kubeconfigs and join tokens
 rejected, and a node that was off joins again with a token.
 
 A rotation that is interrupted goes on when the servers are back. --abort goes back to the
-old authority; where the new one has signed already, when --finish is called. With several
-servers that have etcds of their own a rotation is rejected.`,
+old authority; where the new one has signed already, when --finish is called. Of several
+servers with embedded etcds all must run: those that are down are named and awaited. At the
+end each restarts its etcd, which reads the authorities of others once, one after another
+within its process: requests wait for about a second.`,
 		Example: `  fairlead certs rotate-ca
   fairlead certs rotate-ca --status
   fairlead certs rotate-ca --finish`,

@@ -31,12 +31,14 @@ type member struct {
 	host *testbed.Host
 	name string
 	dir  string
+	// always are flags of every start.
+	always []string
 }
 
 // newMember prepares a server that begins in an empty data directory.
 func newMember(t *testing.T, n *testbed.Network, name string, flags ...string) *member {
 	t.Helper()
-	m := &member{host: n.Host(name), name: name, dir: filepath.Join(t.TempDir(), "data")}
+	m := &member{host: n.Host(name), name: name, dir: filepath.Join(t.TempDir(), "data"), always: []string{"--controllers", "none"}}
 	m.with(flags...)
 	return m
 }
@@ -49,9 +51,8 @@ func (m *member) with(flags ...string) *member {
 	if slices.Contains(flags, "--cluster-init") || slices.Contains(flags, "--join") || apiserver.IsMember(m.dir) {
 		flags = append(flags, "--server-name", m.name) // rejected by one that is alone
 	}
-	m.Server = process.NewServer(m.host, process.Program("fairlead"), m.dir, append([]string{
-		"--controllers", "none", "--audit-log-path", m.auditLog(),
-	}, flags...)...)
+	m.Server = process.NewServer(m.host, process.Program("fairlead"), m.dir,
+		slices.Concat([]string{"--audit-log-path", m.auditLog()}, m.always, flags)...)
 	return m
 }
 
@@ -185,12 +186,12 @@ func TestEmbeddedMembers(t *testing.T) {
 // form makes three servers out of one that was alone, by the commands of docs/install.md.
 func form(t *testing.T, n *testbed.Network) []*member {
 	t.Helper()
-	first := newMember(t, n, "server1").start(t)
+	all := []*member{newMember(t, n, "server1").start(t), newMember(t, n, "server2"), newMember(t, n, "server3")}
+	first := all[0]
 	if err := first.write(t, "alone"); err != nil {
 		t.Fatal(err)
 	}
 	first.Stop()
-	all := []*member{first, newMember(t, n, "server2"), newMember(t, n, "server3")}
 	files := t.TempDir()
 	addresses := strings.NewReplacer("192.0.2.11", first.host.Addr4().String(), "192.0.2.12", all[1].host.Addr4().String(),
 		"192.0.2.13", all[2].host.Addr4().String(), "-file server", "-file "+files+"/server")
@@ -210,8 +211,15 @@ func form(t *testing.T, n *testbed.Network) []*member {
 			t.Log(m.must(t, args...))
 		}
 	}
+	awaitMembers(t, all)
+	return all
+}
+
+// awaitMembers waits until three servers count and are up to date.
+func awaitMembers(t *testing.T, all []*member) {
+	t.Helper()
 	testbed.Until(t, "three servers that count and are up to date", func() error {
-		list, err := first.list(t)
+		list, err := all[0].list(t)
 		if err != nil {
 			return err
 		}
@@ -230,7 +238,6 @@ func form(t *testing.T, n *testbed.Network) []*member {
 		}
 		return nil
 	})
-	return all
 }
 
 // page returns the commands of docs/install.md that are marked as run by this test.

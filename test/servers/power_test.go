@@ -14,6 +14,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -37,7 +38,7 @@ func losePower(t *testing.T, copies int, all ...*member) {
 	t.Helper()
 	t.Logf("seed %d", *seed)
 	rnd := rand.New(rand.NewPCG(*seed, uint64(len(all))))
-	w := startWriters(t, all)
+	w := startWriters(t, "by", all)
 	var images []image
 	for range copies {
 		w.more(t, 20+rnd.IntN(80))
@@ -95,9 +96,13 @@ type writers struct {
 
 	mu           sync.Mutex
 	acknowledged map[string]bool
+	longest      time.Duration // of an acknowledged write
+	failures     int
+	failed       []string // the first of them
 }
 
-func startWriters(t *testing.T, all []*member) *writers {
+// startWriters writes objects whose names begin with prefix.
+func startWriters(t *testing.T, prefix string, all []*member) *writers {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	w := &writers{all: all, cancel: cancel, acknowledged: map[string]bool{}}
@@ -107,13 +112,20 @@ func startWriters(t *testing.T, all []*member) *writers {
 		maps := all[i%len(all)].Client.CoreV1().ConfigMaps("default")
 		w.wg.Go(func() {
 			for n := 0; ctx.Err() == nil; n++ {
-				name := fmt.Sprintf("by-%d-%d", i, n)
+				name := fmt.Sprintf("%s-%d-%d", prefix, i, n)
 				object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: value}
-				if _, err := maps.Create(ctx, object, metav1.CreateOptions{}); err != nil {
-					continue
-				}
+				begin := time.Now()
+				_, err := maps.Create(ctx, object, metav1.CreateOptions{})
 				w.mu.Lock()
-				w.acknowledged[name] = true
+				switch {
+				case err == nil:
+					w.acknowledged[name] = true
+					w.longest = max(w.longest, time.Since(begin))
+				case ctx.Err() == nil:
+					if w.failures++; w.failures <= 10 {
+						w.failed = append(w.failed, fmt.Sprintf("%s through %s: %v", name, all[i%len(all)].name, err))
+					}
+				}
 				w.mu.Unlock()
 			}
 		})

@@ -44,7 +44,7 @@ const (
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	process.Main(func() int { return testbed.Run(m) }, "fairlead")
+	process.Main(func() int { return testbed.Run(m) }, "fairlead", "backend")
 }
 
 // TestServersThatAreKilled: behaviours 65, 86, 161 to 163. Every write that any of

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/etcdserver"
 	etcderrors "go.etcd.io/etcd/server/v3/etcdserver/errors"
+	"google.golang.org/grpc"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -44,9 +46,11 @@ const (
 
 // Options are those of an API.
 type Options struct {
-	// Endpoint is that of Server, the etcd of this machine.
+	// Endpoint is that of the etcd of this machine, and Dial makes connections to it.
 	Endpoint string
-	Server   *etcdserver.EtcdServer
+	Dial     func(ctx context.Context, network, addr string) (net.Conn, error)
+	// Server returns the etcd of this machine, which may be restarted.
+	Server func() *etcdserver.EtcdServer
 	// Authorities returns what this server trusts.
 	Authorities func() *pki.Bundle
 	// Authorizer decides who is an administrator of the cluster.
@@ -77,7 +81,9 @@ type API struct {
 
 // New returns the API of a member. Close ends it.
 func New(o Options) (*API, error) {
-	c, err := Local(o.Endpoint)
+	c, err := Local(o.Endpoint, grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
+		return o.Dial(ctx, "unix", addr)
+	}))
 	if err != nil {
 		return nil, err
 	}
@@ -177,17 +183,18 @@ func (a *API) remove(ctx context.Context, name string, force bool) error {
 			a.Log.Warn("cannot remove the server from default/kubernetes; its Lease expires", "server", name, "err", err)
 		}
 	}
-	self := id == uint64(a.Server.MemberID())
+	server := a.Server()
+	self := id == uint64(server.MemberID())
 	if self { // afterwards it can write nothing; if it stays, it is back with its next renewal
 		leave()
 	}
 	a.changes.Lock()
 	defer a.changes.Unlock()
 	if force { // all calls that read it have the lock
-		a.Server.Cfg.StrictReconfigCheck = false
-		defer func() { a.Server.Cfg.StrictReconfigCheck = true }()
+		server.Cfg.StrictReconfigCheck = false
+		defer func() { server.Cfg.StrictReconfigCheck = true }()
 	}
-	switch _, err := a.Server.RemoveMember(ctx, id); {
+	switch _, err := server.RemoveMember(ctx, id); {
 	case err == nil:
 		changed(changeRemoved)
 		a.Log.Info("a server was removed from the cluster", "server", name, "peer", m.Peer, "by", userOf(ctx), "force", force)
@@ -214,7 +221,7 @@ func (a *API) Settle(ctx context.Context) {
 	waiting := map[string]bool{} // the learners that were logged
 	led := true
 	for {
-		if now := a.Server.Leader() != 0; now != led {
+		if now := a.Server().Leader() != 0; now != led {
 			if led = now; led {
 				a.Log.Info("the servers have a leader: writes are accepted")
 			} else {
@@ -233,17 +240,17 @@ func (a *API) Settle(ctx context.Context) {
 }
 
 func (a *API) promote(ctx context.Context, waiting map[string]bool) error {
-	if a.Server.Leader() != a.Server.MemberID() {
+	if a.Server().Leader() != a.Server().MemberID() {
 		return nil
 	}
-	for _, m := range a.Server.Cluster().Members() {
+	for _, m := range a.Server().Cluster().Members() {
 		if !m.IsLearner || m.Name == "" { // one that has not started cannot have caught up
 			continue
 		}
 		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 		defer cancel()
 		a.changes.Lock()
-		_, err := a.Server.PromoteMember(ctx, uint64(m.ID))
+		_, err := a.Server().PromoteMember(ctx, uint64(m.ID))
 		a.changes.Unlock()
 		if errors.Is(err, etcderrors.ErrLearnerNotReady) {
 			if !waiting[m.Name] {

@@ -226,7 +226,7 @@ func (a *API) add(ctx context.Context, token string, q addRequest, from string) 
 			return nil, apierrors.NewBadRequest(err.Error())
 		}
 		now := time.Now()
-		if _, err := a.Server.AddMember(ctx, *membership.NewMemberAsLearner("", urls, "", &now)); err != nil {
+		if _, err := a.Server().AddMember(ctx, *membership.NewMemberAsLearner("", urls, "", &now)); err != nil {
 			return nil, cannotAdd(err)
 		}
 		a.took(Step{Path: JoinPath + "add", Server: q.Name, Peer: q.Peer, Token: tokenID(token), From: from}, changeAdded,

@@ -24,6 +24,7 @@ import (
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
 )
@@ -123,8 +124,10 @@ type Status struct {
 }
 
 // Local returns a client of the etcd at endpoint, that of this machine.
-func Local(endpoint string) (*clientv3.Client, error) {
-	return clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, DialTimeout: 5 * time.Second, Logger: zap.NewNop()})
+func Local(endpoint string, opts ...grpc.DialOption) (*clientv3.Client, error) {
+	return clientv3.New(clientv3.Config{
+		Endpoints: []string{endpoint}, DialTimeout: 5 * time.Second, DialOptions: opts, Logger: zap.NewNop(),
+	})
 }
 
 // Self returns the status of the etcd behind c.

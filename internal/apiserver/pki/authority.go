@@ -63,6 +63,14 @@ func (b *Bundle) Trusts(hash string) bool {
 	return slices.ContainsFunc(b.Authorities, func(a Authority) bool { return Hash(a.Cert) == hash })
 }
 
+// Hashes returns the Hash of each authority, the signing one's first.
+func (b *Bundle) Hashes() (out []string) {
+	for _, a := range b.Authorities {
+		out = append(out, Hash(a.Cert))
+	}
+	return out
+}
+
 // Pool returns the authorities to verify with.
 func (b *Bundle) Pool() *x509.CertPool {
 	pool := x509.NewCertPool()

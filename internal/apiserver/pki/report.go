@@ -18,6 +18,8 @@ type Report struct {
 	// Seen are users with a certificate of an authority that does not sign, which a server has recognised
 	// a moment ago.
 	Seen []string `json:"seen,omitempty"`
+	// Peers are the authorities by which the embedded etcd of a server verifies those of others, empty where it has none.
+	Peers []string `json:"peers,omitempty"`
 }
 
 // ReportOf returns the report of one who verifies by the authorities in PEM text and has the certificate leaf.
@@ -52,6 +54,9 @@ func ParseReport(text string) Report {
 	}
 	return r
 }
+
+// PeersBehind reports whether an embedded etcd trusts an authority that its server does not trust any more.
+func (r Report) PeersBehind() bool { return !r.TrustsAll(r.Peers...) }
 
 // TrustsAll reports whether all the authorities are trusted.
 func (r Report) TrustsAll(authorities ...string) bool {

@@ -61,14 +61,14 @@ func (r *Rotation) Status(ctx context.Context) (Status, error) {
 		return Status{Waiting: []string{}}, err
 	}
 	out := Status{Step: Step(secret.Data[keyStep]), Old: string(secret.Data[keyOld]), New: string(secret.Data[keyNew]), Waiting: []string{}}
+	var waiting []string
 	if s != nil && s.Step != Done {
-		waiting, err := r.waiting(ctx, s)
-		if err != nil {
-			return out, err
-		}
-		out.Waiting = append(out.Waiting, waiting...)
+		waiting, err = r.waiting(ctx, s)
+	} else if r.o.Members != nil {
+		waiting, err = r.restarting(ctx)
 	}
-	return out, nil
+	out.Waiting = append(out.Waiting, waiting...)
+	return out, err
 }
 
 // Begin begins a rotation. One that goes on already goes on. With force, the step Trust does not wait

@@ -45,6 +45,12 @@ type Options struct {
 	Servers func(context.Context) (map[string]pki.Report, error)
 	// Changed is called when the authorities have changed.
 	Changed func(context.Context) error
+	// Members returns the names of all servers with embedded etcds that are members of one cluster, also of those that
+	// do not run; nil for other servers.
+	Members func() []string
+	// Restart has the embedded etcd of this server trust the authorities of this moment. If it leads, one of
+	// those in first is preferred as the next leader.
+	Restart func(ctx context.Context, first []string) error
 	Log     *slog.Logger
 }
 
@@ -55,7 +61,7 @@ type Rotation struct {
 	lister  corelisters.SecretLister
 	changed chan struct{}
 	logged  string // the last failure that was; Run alone uses it
-	pending bool   // Changed has not succeeded; Run alone uses it
+	pending bool   // Changed has not succeeded; Run alone uses it, and CatchUp before
 }
 
 // New returns a Rotation for Run.
@@ -67,6 +73,20 @@ func New(o Options) *Rotation {
 		}))
 	r.lister = r.secrets.Core().V1().Secrets().Lister()
 	return r
+}
+
+// CatchUp brings this server into line with the step of this moment, which may have come while it was off: what reads
+// its certificates afterwards does not find them half replaced. Run repeats what fails.
+func (r *Rotation) CatchUp(ctx context.Context) {
+	get, cancel := context.WithTimeout(ctx, timeout)
+	secret, err := r.o.Client.CoreV1().Secrets(metav1.NamespaceSystem).Get(get, SecretName, metav1.GetOptions{})
+	cancel()
+	if err == nil {
+		_, err = r.bring(ctx, secret)
+	}
+	if err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
+		r.o.Log.Warn("cannot catch up with the rotation of the authority yet; retrying", "err", err)
+	}
 }
 
 // Run brings this server into line with every step until ctx ends.
@@ -88,6 +108,9 @@ func (r *Rotation) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		var again <-chan time.Time
 		active, err := r.follow(ctx)
+		if err == nil && r.o.Members != nil && r.o.Report().PeersBehind() {
+			active, err = true, r.restart(ctx)
+		}
 		if text := fmt.Sprint(err); err != nil && ctx.Err() == nil {
 			if again = time.After(retryPeriod); text != r.logged {
 				r.o.Log.Error("cannot follow the rotation of the authority; retrying", "err", err, "after", retryPeriod)
@@ -104,10 +127,8 @@ func (r *Rotation) Run(ctx context.Context) {
 	}
 }
 
-// follow brings this server into line with the Secret, and takes the step that needs no request.
+// follow brings this server into line with the Secret that the informer has.
 func (r *Rotation) follow(ctx context.Context) (active bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
 	secret, err := r.lister.Secrets(metav1.NamespaceSystem).Get(SecretName)
 	if apierrors.IsNotFound(err) {
 		return false, nil
@@ -115,6 +136,13 @@ func (r *Rotation) follow(ctx context.Context) (active bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	return r.bring(ctx, secret)
+}
+
+// bring brings this server into line with the Secret, and takes the step that needs no request.
+func (r *Rotation) bring(ctx context.Context, secret *corev1.Secret) (active bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
 	s, b, err := open(secret, r.o.PKI.Bundle())
 	switch {
 	case errors.Is(err, errSealed):
@@ -202,6 +230,9 @@ func (r *Rotation) waiting(ctx context.Context, s *state) (out []string, err err
 	all, err := r.Reports(ctx)
 	if err != nil {
 		return nil, err
+	}
+	if r.o.Members != nil {
+		out = append(r.absent(all), behind(all)...)
 	}
 	before, next := pki.Hash(s.Authorities[0].Cert), pki.Hash(s.Authorities[1].Cert)
 	signer := pki.Hash(s.Authorities[s.signs()].Cert)
