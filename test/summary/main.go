@@ -10,6 +10,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -100,8 +101,9 @@ func (r *report) unfinished(pkg string) {
 }
 
 func (r *report) fail(key string) {
-	r.broken = append(r.broken, strings.TrimSpace(key)+complaint(r.output[key]))
-	fmt.Fprintf(r.out, "--- %s\n%s", key, strings.Join(r.output[key], ""))
+	why := strings.TrimSpace(key) + complaint(r.output[key])
+	r.broken = append(r.broken, why)
+	fmt.Fprintf(r.out, "--- %s\n%s--- once more: %s\n", key, strings.Join(r.output[key], ""), why)
 }
 
 func (r *report) close(took time.Duration) int {
@@ -119,10 +121,12 @@ func (r *report) close(took time.Duration) int {
 	return 0
 }
 
-// complaint is the first lines a failed test printed itself: who sees only the
-// end of a long log still reads what went wrong.
+// complaint is the first lines a failed test printed itself, and the last ones that its own
+// file printed: who sees only the end of a long log still reads what went wrong, though the
+// logs of the test's processes follow it.
 func complaint(lines []string) string {
-	var out strings.Builder
+	const first, last = 4, 6
+	var all, own []string
 	for _, l := range lines {
 		l = strings.TrimSpace(l)
 		if l == "" || strings.HasPrefix(l, "---") || strings.HasPrefix(l, "===") {
@@ -131,13 +135,21 @@ func complaint(lines []string) string {
 		if len(l) > 300 {
 			l = l[:300] + " ..."
 		}
-		out.WriteString("\n        " + l)
-		if strings.Count(out.String(), "\n") == 4 {
-			break
+		if len(all) < first {
+			all = append(all, l)
+		} else if ofTest.MatchString(l) {
+			own = append(own, l)
 		}
+	}
+	var out strings.Builder
+	for _, l := range slices.Concat(all, own[max(0, len(own)-last):]) {
+		out.WriteString("\n        " + l)
 	}
 	return out.String()
 }
+
+// ofTest matches what t.Error and t.Log print of a test's own file.
+var ofTest = regexp.MustCompile(`^\w+_test\.go:\d+: `)
 
 // reason is the last line a skipped test printed itself.
 func reason(lines []string) string {

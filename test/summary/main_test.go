@@ -32,6 +32,18 @@ func TestFailureIsNamedWithItsReason(t *testing.T) {
 	}
 }
 
+// What a test's own file said last is named, too, however long the logs are that follow it.
+func TestLastWordsOfATest(t *testing.T) {
+	lines := []string{"=== RUN   TestX\n", "    x_test.go:1: began\n"}
+	for range 20 {
+		lines = append(lines, "    rig.go:3: a line of a log\n")
+	}
+	lines = append(lines, "    x_test.go:2: want 1, got 2\n", "    process.go:9: log of the server:\n", "        level=INFO\n", "--- FAIL: TestX (1.00s)\n")
+	if got, want := complaint(lines), "\n        x_test.go:2: want 1, got 2"; !strings.HasSuffix(got, want) {
+		t.Errorf("it prints%s", got)
+	}
+}
+
 // A test that runs when its package ends, as at the time-out, is named with its output.
 func TestUnfinishedTestsAreNamed(t *testing.T) {
 	var out bytes.Buffer
