@@ -150,27 +150,32 @@ func (s *sharedWatches) startGroup(key groupKey, opts storage.ListOptions, at ui
 	opts.ResourceVersionMatch, opts.Predicate.AllowWatchBookmarks = "", true
 	s.wg.Go(func() {
 		defer cancel()
+		var failed watch.Event
 		if w, err := s.Interface.Watch(ctx, key.key, opts); err == nil {
-			s.handOn(g, w)
+			failed = s.handOn(g, w)
 		}
-		s.endGroup(key, g)
+		s.endGroup(key, g, failed)
 	})
 	return g
 }
 
-// handOn hands the events of w on to the members of g until they end.
-func (s *sharedWatches) handOn(g *watchGroup, w watch.Interface) {
+// handOn hands the events of w on to the members of g until they end. It returns the error
+// that w began with, if it did: the version of g is too old.
+func (s *sharedWatches) handOn(g *watchGroup, w watch.Interface) (failed watch.Event) {
 	q := &eventQueue{more: make(chan struct{}, 1)}
 	s.wg.Go(func() { q.fill(w) })
 	defer w.Stop()
-	for {
+	for first := true; ; first = false {
 		e, ok := q.take()
 		if !ok {
-			return
+			return watch.Event{}
+		}
+		if e.Type == watch.Error && first {
+			return e
 		}
 		at, err := s.Versioner().ObjectResourceVersion(e.Object)
 		if err != nil || e.Type == watch.Error {
-			return // the clients begin again, and are told what is wrong
+			return watch.Event{} // clients that begin again where they are will be told
 		}
 		s.mu.Lock()
 		g.seen = at
@@ -257,8 +262,9 @@ func (g *watchGroup) send(e watch.Event) {
 	}
 }
 
-// endGroup ends the watches of g.
-func (s *sharedWatches) endGroup(key groupKey, g *watchGroup) {
+// endGroup ends the watches of g, with the error that g began with those that began there:
+// without it they would begin there again and again.
+func (s *sharedWatches) endGroup(key groupKey, g *watchGroup, failed watch.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.groups[key] == g {
@@ -267,6 +273,9 @@ func (s *sharedWatches) endGroup(key groupKey, g *watchGroup) {
 	for _, w := range g.members {
 		w.in = nil
 		w.stopTimer()
+		if failed.Object != nil && w.from == g.last {
+			w.send(watch.Event{Type: failed.Type, Object: failed.Object.DeepCopyObject()})
+		}
 		w.end()
 	}
 	g.members = nil

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
@@ -26,6 +27,7 @@ type watchLog struct {
 	storage.Interface
 	mu      sync.Mutex
 	changed *sync.Cond
+	oldest  int // watches that begin before it fail
 	last    int
 	ended   bool
 	started int // watches that go on, and with begun all there were
@@ -77,6 +79,14 @@ func (l *watchLog) Watch(ctx context.Context, _ string, opts storage.ListOptions
 			l.mu.Unlock()
 			offer(ctx, out, watch.Bookmark, at)
 		}
+		l.mu.Lock()
+		tooOld := at < l.oldest
+		l.mu.Unlock()
+		if tooOld {
+			status := apierrors.NewResourceExpired("too old").Status()
+			sendEvent(ctx, out, watch.Event{Type: watch.Error, Object: &status})
+			return
+		}
 		for {
 			l.await(func() bool { return l.last > at || l.ended || ctx.Err() != nil })
 			if ctx.Err() != nil || l.last <= at {
@@ -89,10 +99,14 @@ func (l *watchLog) Watch(ctx context.Context, _ string, opts storage.ListOptions
 	return stopWatch{watch.NewProxyWatcher(out), cancel}, nil
 }
 
-// offer sends an event.
+// offer sends an event of an object.
 func offer(ctx context.Context, out chan<- watch.Event, kind watch.EventType, version int) {
+	sendEvent(ctx, out, watch.Event{Type: kind, Object: versioned(version)})
+}
+
+func sendEvent(ctx context.Context, out chan<- watch.Event, e watch.Event) {
 	select {
-	case out <- watch.Event{Type: kind, Object: versioned(version)}:
+	case out <- e:
 	case <-ctx.Done():
 	}
 }
@@ -320,6 +334,49 @@ func TestSharedWatchesEnd(t *testing.T) {
 			t.Error("a watch begins after its storage")
 		}
 		late.Stop()
+	})
+}
+
+// A watch from a version that is too old is told so, and not ended without a word: its client
+// would begin there again. One that began at a later version is ended, and may begin again.
+func TestSharedWatchIsTooOld(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l, s, begin := sharedLog(t)
+		defer s.close()
+		l.set(func() { l.last, l.oldest = 9, 5 })
+		for range 3 {
+			old := []watch.Interface{begin(t.Context(), "a", 3, false), begin(t.Context(), "b", 3, false)}
+			synctest.Wait()
+			later := begin(t.Context(), "c", 7, false)
+			for _, w := range old {
+				e := <-w.ResultChan()
+				if err := apierrors.FromObject(e.Object); e.Type != watch.Error || !apierrors.IsResourceExpired(err) {
+					t.Errorf("%s: %v", e.Type, err)
+				}
+				if e, ok := <-w.ResultChan(); ok {
+					t.Errorf("%s after the end", e.Type)
+				}
+				w.Stop()
+			}
+			for at := 7; ; {
+				e, ok := <-later.ResultChan()
+				if ok && e.Type != watch.Modified {
+					t.Fatalf("%s of one that is not too old", e.Type)
+				}
+				if ok {
+					at = versionOf(t, e)
+				}
+				if at == 9 {
+					break
+				}
+				if !ok {
+					later.Stop()
+					later = begin(t.Context(), "c", at, false)
+				}
+			}
+			later.Stop()
+		}
 	})
 }
 

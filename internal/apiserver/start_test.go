@@ -21,6 +21,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -28,6 +29,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 // serveEnv makes the test binary a server with the given data directory.
@@ -168,12 +170,27 @@ func TestRestartKeepsEverything(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	_, err = c.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "later"}},
+		metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
 	token, port := s.Token(), s.Port()
 	stop()
 	s = apiservertest.StartServer(t, at, func(o *apiserver.Options) { o.SecurePort = port })
-	after, err := kubernetes.NewForConfigOrDie(s.LoopbackConfig()).CoreV1().ConfigMaps("default").Get(t.Context(), "kept", metav1.GetOptions{})
+	maps := kubernetes.NewForConfigOrDie(s.LoopbackConfig()).CoreV1().ConfigMaps("default")
+	after, err := maps.Get(t.Context(), "kept", metav1.GetOptions{})
 	if err != nil || after.UID != before.UID {
 		t.Errorf("got %v, %v", after, err)
+	}
+	// Events are not kept. A watch that were ended without being told so would begin there for ever.
+	w, err := maps.Watch(t.Context(), metav1.ListOptions{ResourceVersion: before.ResourceVersion, AllowWatchBookmarks: true})
+	if err == nil {
+		defer w.Stop()
+		err = apierrors.FromObject(testbed.Receive(t, "what becomes of a watch from before the restart", w.ResultChan()).Object)
+	}
+	if !apierrors.IsResourceExpired(err) {
+		t.Errorf("a watch from before the restart: %v", err)
 	}
 	if s.Token() != token {
 		t.Error("the join token changed")

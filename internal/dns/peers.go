@@ -221,7 +221,8 @@ func (s *Server) watchPeer(ctx context.Context, p peer) {
 			if err := s.markEnded(ctx, p); err == nil {
 				connected = false
 			} else if ctx.Err() == nil {
-				s.log.Warn("cannot mark a DNS server as not ready; retrying", "server", p.addr, "err", err)
+				tries = peerTries // the machine is known to have no server; it is the API that is asked again
+				s.log.Warn("cannot mark a DNS server as not ready; retrying", "in", peerRetry, "server", p.addr, "err", err)
 			}
 		}
 		// A process that is being killed may still accept or reset a
