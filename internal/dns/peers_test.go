@@ -1,14 +1,24 @@
 package dns
 
 import (
+	"context"
 	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"slices"
+	"sync"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/fairlead/fairlead/internal/testbed"
 )
 
 // serversOf lists kube-dns as the server of one node sees it: a slice of the
@@ -87,5 +97,39 @@ func TestOthers(t *testing.T) {
 	}
 	if peers := v.neighbours("b"); len(peers) != 2 {
 		t.Errorf("one that is not ready is still looked after: %v", peers)
+	}
+}
+
+// While the API does not answer, a server that has ended is tried to be marked once a second.
+func TestEndedPeerWithoutAnAPI(t *testing.T) {
+	asked := make(chan time.Time, 10)
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		asked <- time.Now()
+		http.Error(w, "no leader", http.StatusInternalServerError)
+	}))
+	defer api.Close()
+	s, err := New(Options{Listen: []string{"127.0.0.1:0"}, Client: kubernetes.NewForConfigOrDie(&rest.Config{Host: api.URL})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { // it accepts one connection, and ends
+		conn, err := other.Accept()
+		other.Close()
+		if err == nil {
+			conn.Close()
+		}
+	}()
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	wg.Go(func() { s.watchPeer(ctx, peer{netip.MustParseAddrPort(other.Addr().String()), "kube-dns-other"}) })
+	first := testbed.Receive(t, "a try", asked)
+	if after := testbed.Receive(t, "another try", asked).Sub(first); after < peerRetry/2 {
+		t.Errorf("tried again after %s, want %s", after, peerRetry)
 	}
 }

@@ -38,7 +38,8 @@ func TestLastWordsOfATest(t *testing.T) {
 	for range 20 {
 		lines = append(lines, "    rig.go:3: a line of a log\n")
 	}
-	lines = append(lines, "    x_test.go:2: want 1, got 2\n", "    process.go:9: log of the server:\n", "        level=INFO\n", "--- FAIL: TestX (1.00s)\n")
+	lines = append(lines, "    x_test.go:2: want 1, got 2\n", "    process.go:9: log of the server:\n", "        level=INFO\n",
+		"--- FAIL: TestX (1.00s)\n")
 	if got, want := complaint(lines), "\n        x_test.go:2: want 1, got 2"; !strings.HasSuffix(got, want) {
 		t.Errorf("it prints%s", got)
 	}
