@@ -11,7 +11,7 @@
 // All tests of the package then run as root in the guest. Its root file system
 // is the machine's own, to be read only; /tmp and /run are empty and the
 // guest's, and the package's directory can be written (golden files). The guest
-// has one processor and no network but what a test makes. Programs that tests
+// has one processor, which stays on one of the machine's, and no network but what a test makes. Programs that tests
 // need come in by the directory Shared, see Main.
 //
 // Fuzzing, and listing of tests, happens on the machine's own kernel.

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"syscall"
@@ -29,6 +30,12 @@ const (
 	program = "linux.uml"
 	modules = "/usr/lib/uml/modules"
 	memory  = "768M"
+
+	// Page faults and threads of the garbage collector are rounds of ptrace here: the process
+	// of the tests collects at four times its live heap more, but at gcLimit bytes in any case.
+	// The programs that it starts keep their own settings.
+	gcPercent = 400
+	gcLimit   = 200 << 20
 
 	// The files of the shared directory.
 	jobFile     = "job"     // what to run
@@ -58,6 +65,8 @@ func Main(m *testing.M, prepare ...func(dir string) error) { MainWith(m, nil, pr
 func MainWith(m *testing.M, parameters []string, prepare ...func(dir string) error) {
 	switch {
 	case os.Getenv(testEnv) != "":
+		debug.SetGCPercent(gcPercent)
+		debug.SetMemoryLimit(gcLimit)
 		os.Exit(m.Run())
 	case os.Getpid() == 1 && os.Getenv(dirEnv) != "":
 		guest()
@@ -120,6 +129,12 @@ func host(parameters []string, more []func(dir string) error) (code int, err err
 	if err := cmd.Start(); err != nil {
 		return 0, fmt.Errorf("start %s: %w", path, err)
 	}
+	release, err := pin(cmd.Process.Pid)
+	if err != nil {
+		_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
+		return 0, errors.Join(err, cmd.Wait())
+	}
+	defer release()
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	return follow(dir, cmd.Process.Pid, ended, time.Now().Add(timeout(os.Args[1:])+grace))
