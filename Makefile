@@ -13,8 +13,8 @@ UNIT        := . ./internal/svc/... ./internal/alloc/... ./internal/epslice/... 
 
 # The packages that take longest come first: the last to end has nothing beside it. go vet
 # has run by then with all of its analyzers; go test would ask it for some of them again.
-LONG        := ./internal/apiserver ./internal/dataplane/ipvs ./test/node ./internal/lb ./test/reliability ./internal/controller ./test/lb \
-  ./internal/dataplane/iptables ./test/servers ./test/ipvs ./test ./test/packages ./internal/proxy ./internal/runner ./internal/runner/guest
+LONG        := ./internal/apiserver ./test/node ./internal/dataplane/ipvs ./test/servers ./test ./internal/dataplane/iptables ./internal/controller \
+  ./test/ipvs ./internal/runner ./test/lb ./test/packages ./internal/proxy ./internal/lb ./test/reliability ./internal/lb/proxied
 
 .PHONY: help build demo test test-unit bench check mutate fmt generate clean setup fetch kubectl wireguard-go release soak
 help: ## list the verbs
