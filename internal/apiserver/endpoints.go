@@ -20,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/ptr"
 
 	"github.com/fairlead/fairlead/internal/apiserver/pki"
@@ -158,8 +159,16 @@ func (k *endpointKeeper) renew(ctx context.Context) error {
 	return err
 }
 
-// reconcile writes the endpoints that follow from the Leases where they differ.
+// reconcile writes the endpoints that follow from the Leases where they differ. All servers
+// do: one that another has come before begins again with the Leases.
 func (k *endpointKeeper) reconcile(ctx context.Context) error {
+	byAnother := func(err error) bool {
+		return ctx.Err() == nil && (apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err))
+	}
+	return retry.OnError(retry.DefaultRetry, byAnother, func() error { return k.write(ctx) })
+}
+
+func (k *endpointKeeper) write(ctx context.Context) error {
 	list, err := k.client.CoordinationV1().Leases(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: serverLabel})
 	if err != nil {
 		return err
