@@ -19,7 +19,7 @@ import (
 
 // joinServer serves what servers ask that join, with bodies that have to come within timeout. stall sends
 // a request without its body, status is that of one with a body that is no request.
-func joinServer(t *testing.T, timeout time.Duration, log *slog.Logger) (stall func() net.Conn, status func() int) {
+func joinServer(t *testing.T, timeout time.Duration, log *slog.Logger) (g *gate, stall func() net.Conn, status func() int) {
 	t.Helper()
 	a := &API{Options: Options{Log: log}, gate: newGate(timeout)}
 	s := httptest.NewServer(a.Joining(http.NotFoundHandler()))
@@ -46,40 +46,46 @@ func joinServer(t *testing.T, timeout time.Duration, log *slog.Logger) (stall fu
 		resp.Body.Close()
 		return resp.StatusCode
 	}
-	return stall, status
+	return a.gate, stall, status
 }
 
 // Few who ask to join are served at a time, the others are sent away.
 func TestJoiningIsBounded(t *testing.T) {
-	stall, status := joinServer(t, time.Hour, slog.New(slog.DiscardHandler))
+	g, stall, status := joinServer(t, time.Hour, slog.New(slog.DiscardHandler))
+	served := func(n int) {
+		t.Helper()
+		testbed.Until(t, fmt.Sprintf("%d who are served", n), func() error {
+			if len(g.places) != n {
+				return fmt.Errorf("%d are", len(g.places))
+			}
+			return nil
+		})
+	}
 	if got := status(); got != http.StatusBadRequest {
 		t.Fatalf("before: %d", got)
 	}
+	served(0)
 	var stalled []net.Conn
-	for range maxJoining {
+	for n := range maxJoining {
 		stalled = append(stalled, stall())
+		served(n + 1)
 	}
-	testbed.Until(t, "a request too many", func() error {
-		if got := status(); got != http.StatusTooManyRequests {
-			return fmt.Errorf("it is answered with %d", got)
-		}
-		return nil
-	})
+	if got := status(); got != http.StatusTooManyRequests {
+		t.Errorf("a request too many: %d", got)
+	}
 	for _, c := range stalled {
 		c.Close()
 	}
-	testbed.Until(t, "the places to be free", func() error {
-		if got := status(); got != http.StatusBadRequest {
-			return fmt.Errorf("a request is answered with %d", got)
-		}
-		return nil
-	})
+	served(0)
+	if got := status(); got != http.StatusBadRequest {
+		t.Errorf("after: %d", got)
+	}
 }
 
 // A body that does not come ends the request; rejections are logged with their address, one a second.
 func TestJoiningEndsAndIsLogged(t *testing.T) {
 	var lines bytes.Buffer
-	stall, _ := joinServer(t, 100*time.Millisecond, slog.New(slog.NewTextHandler(&lines, nil)))
+	_, stall, _ := joinServer(t, 100*time.Millisecond, slog.New(slog.NewTextHandler(&lines, nil)))
 	c := stall()
 	if err := c.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
 		t.Fatal(err)
