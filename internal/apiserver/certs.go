@@ -256,8 +256,9 @@ func (c *credentials) controllersConfig() *rest.Config { return c.clientConfig(c
 // clientConfig returns the configuration of a client with a certificate of pki/. The
 // client reads the files again when they change.
 func (c *credentials) clientConfig(l pki.Leaf) *rest.Config {
+	file := c.dir.file("pki/" + l.Name + ".crt")
 	return &rest.Config{Host: c.url, TLSClientConfig: rest.TLSClientConfig{
-		CAFile: c.dir.file("pki/ca.crt"), CertFile: c.dir.file("pki/" + l.Name + ".crt"), KeyFile: c.dir.file("pki/" + l.Name + ".key"),
+		CAFile: c.dir.file("pki/ca.crt"), CertFile: file, KeyFile: pki.KeyFile(file),
 	}}
 }
 

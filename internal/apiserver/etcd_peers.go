@@ -139,7 +139,7 @@ func (p *peering) configure(c *embed.Config) error {
 	trusted := p.pki.Bundle().Hashes()
 	p.trusted.Store(&trusted)
 	c.PeerTLSInfo = transport.TLSInfo{
-		CertFile: file(peerLeaf + ".crt"), KeyFile: file(peerLeaf + ".key"), TrustedCAFile: file("ca.crt"), ClientCertAuth: true,
+		CertFile: file(peerLeaf + ".crt"), KeyFile: pki.KeyFile(file(peerLeaf + ".crt")), TrustedCAFile: file("ca.crt"), ClientCertAuth: true,
 		ServerName: members.PeerName, AllowedHostnames: []string{members.PeerName},
 		// The name is that of servers alone; a machine may have several addresses.
 		SkipClientSANVerify: true,

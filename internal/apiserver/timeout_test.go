@@ -81,9 +81,9 @@ func TestTimeoutsAreLogged(t *testing.T) {
 	}
 }
 
-// The messages of etcd's clients go to the server's log, at level debug, and nowhere else.
+// The messages of etcd's clients go to the server's log, at level debug, and nowhere else: to that of the last
+// server of a process, so that no other test may start one meanwhile.
 func TestLogOfEtcdClients(t *testing.T) {
-	t.Parallel()
 	var log logBuffer
 	s, err := apiserver.New(apiserver.Options{
 		DataDir: t.TempDir(), Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})),

@@ -77,14 +77,23 @@ func makeNamespace(name string) (*namespace, error) {
 // do runs f on the calling goroutine inside the namespace. Goroutines that f
 // starts are outside of it again, sockets that f opens are not.
 func (ns *namespace) do(f func()) {
+	if err := ns.enter(f); err != nil {
+		panic("testbed: " + err.Error())
+	}
+}
+
+// enter is do for what may outlive the test, and with it the namespace.
+func (ns *namespace) enter(f func()) error {
 	runtime.LockOSThread()
 	back, err := os.Open("/proc/thread-self/ns/net")
 	if err != nil {
-		panic(fmt.Sprintf("testbed: open the own namespace: %v", err))
+		runtime.UnlockOSThread()
+		return fmt.Errorf("open the own namespace: %w", err)
 	}
 	defer func() { _ = back.Close() }()
 	if err := unix.Setns(int(ns.file.Fd()), unix.CLONE_NEWNET); err != nil {
-		panic(fmt.Sprintf("testbed: enter namespace %s: %v", ns.name, err))
+		runtime.UnlockOSThread()
+		return fmt.Errorf("enter namespace %s: %w", ns.name, err)
 	}
 	defer func() {
 		if err := unix.Setns(int(back.Fd()), unix.CLONE_NEWNET); err != nil {
@@ -93,6 +102,7 @@ func (ns *namespace) do(f func()) {
 		runtime.UnlockOSThread()
 	}()
 	f()
+	return nil
 }
 
 // path is the namespace as a file name that other processes can open.

@@ -221,7 +221,7 @@ func (h *Host) DialFrom(ctx context.Context, p svc.Protocol, from, to netip.Addr
 	d.Deadline = deadline
 	var c net.Conn
 	var err error
-	h.Do(func() {
+	gone := h.ns.enter(func() {
 		if p == svc.SCTP {
 			ctx, cancel := context.WithDeadline(ctx, deadline)
 			defer cancel()
@@ -230,7 +230,7 @@ func (h *Host) DialFrom(ctx context.Context, p svc.Protocol, from, to netip.Addr
 		}
 		c, err = d.DialContext(ctx, network, to.String())
 	})
-	if err != nil {
+	if err = errors.Join(gone, err); err != nil {
 		return nil, err
 	}
 	return c, c.SetDeadline(deadline)

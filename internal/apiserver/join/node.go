@@ -1,7 +1,6 @@
 package join
 
 import (
-	"bytes"
 	"context"
 	"crypto"
 	"crypto/rand"
@@ -226,15 +225,8 @@ func (n *Node) pair() (tls.Certificate, error) {
 	return tls.LoadX509KeyPair(n.file("node.crt"), n.keyFile())
 }
 
-// keyFile returns the file with the key of the certificate: node.crt itself, so that both are replaced at
-// once and a crash leaves a pair. Earlier versions wrote the key into node.key alone.
-func (n *Node) keyFile() string {
-	text, err := os.ReadFile(n.file("node.crt"))
-	if err == nil && bytes.Contains(text, []byte("PRIVATE KEY-----")) {
-		return n.file("node.crt")
-	}
-	return n.file("node.key")
-}
+// keyFile returns the file with the key of the certificate. Earlier versions wrote it into node.key alone.
+func (n *Node) keyFile() string { return pki.KeyFile(n.file("node.crt")) }
 
 // issue requests a new certificate as cfg and writes it.
 func (n *Node) issue(ctx context.Context, cfg *rest.Config) error {

@@ -26,6 +26,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -76,6 +77,8 @@ type Pair struct {
 	Leaf      *x509.Certificate
 	// Renewed is set when the pair was made or renewed just now.
 	Renewed bool
+
+	whole bool // both are in one file
 }
 
 // Open opens the directory at path, making it (mode 0700) and the authority
@@ -135,6 +138,9 @@ func (d *Directory) Ensure(l Leaf) (*Pair, error) {
 		return nil, fmt.Errorf("%s is not signed by %s (%w): put the matching pair there, or remove %s and %s.key to have them made",
 			file, d.file("ca.crt"), err, file, d.file(l.Name))
 	}
+	if made(p.Leaf) && !p.whole { // by an earlier version
+		return p, d.put(l.Name, p)
+	}
 	return p, nil
 }
 
@@ -169,13 +175,14 @@ func (d *Directory) makeAuthority() error {
 // load reads the pair called name. The error is fs.ErrNotExist if there is no
 // certificate.
 func (d *Directory) load(name string) (*Pair, error) {
-	certFile, keyFile := d.file(name+".crt"), d.file(name+".key")
+	certFile := d.file(name + ".crt")
 	cert, certErr := os.ReadFile(certFile)
+	if errors.Is(certErr, fs.ErrNotExist) {
+		return nil, certErr
+	}
+	keyFile := KeyFile(certFile)
 	key, keyErr := os.ReadFile(keyFile)
 	switch {
-	case errors.Is(certErr, fs.ErrNotExist):
-		// A key alone is what a crash between the two writes leaves.
-		return nil, certErr
 	case errors.Is(keyErr, fs.ErrNotExist):
 		return nil, fmt.Errorf("%s is there but %s is missing: provide both or remove both", certFile, keyFile)
 	case certErr != nil:
@@ -190,7 +197,39 @@ func (d *Directory) load(name string) (*Pair, error) {
 	if _, err := tls.X509KeyPair(cert, key); err != nil {
 		return nil, fmt.Errorf("%s does not belong to %s: %w", keyFile, certFile, err)
 	}
-	return &Pair{Cert: d.withAuthority(cert), Key: key, Leaf: leaf}, nil
+	return &Pair{Cert: d.withAuthority(cert), Key: keyIn(key), Leaf: leaf, whole: keyFile == certFile}, nil
+}
+
+// KeyFile returns the file with the key of a certificate: the certificate's own, so that both are replaced at
+// once, or, of one by an installer or an earlier version, that with the ending .key.
+func KeyFile(certFile string) string {
+	text, err := os.ReadFile(certFile)
+	if err == nil && keyIn(text) != nil {
+		return certFile
+	}
+	return strings.TrimSuffix(certFile, ".crt") + ".key"
+}
+
+// keyIn returns the first private key in PEM text, in PEM.
+func keyIn(text []byte) []byte {
+	for {
+		var b *pem.Block
+		if b, text = pem.Decode(text); b == nil {
+			return nil
+		}
+		if strings.HasSuffix(b.Type, "PRIVATE KEY") {
+			return pem.EncodeToMemory(b)
+		}
+	}
+}
+
+// put writes a pair. At no time is there no certificate, or one beside a key that is not its own: clients and
+// etcd read the files while they are renewed. The key is in a file of its own, too, for who looks for it there.
+func (d *Directory) put(name string, p *Pair) error {
+	if err := d.write(d.file(name+".crt"), slices.Concat(p.Cert, p.Key), 0o600); err != nil {
+		return err
+	}
+	return d.write(d.file(name+".key"), p.Key, 0o600)
 }
 
 // withAuthority returns the leaf of a chain, the certificates between it and an installer's
@@ -235,15 +274,7 @@ func (d *Directory) issue(l Leaf) (*Pair, error) {
 		return nil, err
 	}
 	p := &Pair{Cert: append(encodeCert(der), b.chain()...), Key: keyPEM, Leaf: leaf, Renewed: true}
-	// Remove the old certificate first: at no time does a certificate stand
-	// beside a key that is not its own.
-	if err := os.Remove(d.file(l.Name + ".crt")); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	if err := d.write(d.file(l.Name+".key"), p.Key, 0o600); err != nil {
-		return nil, err
-	}
-	return p, d.write(d.file(l.Name+".crt"), p.Cert, 0o600)
+	return p, d.put(l.Name, p)
 }
 
 // signed returns nil if an authority of the bundle has signed leaf.

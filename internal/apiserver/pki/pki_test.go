@@ -1,6 +1,8 @@
 package pki
 
 import (
+	"bytes"
+	"context"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
@@ -9,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -214,5 +217,57 @@ func TestClockReturns(t *testing.T) {
 	}
 	if p := ensure(t, d, client); p.Leaf.NotBefore.After(right) {
 		t.Errorf("valid only from %v", p.Leaf.NotBefore)
+	}
+}
+
+// Clients and etcd read a certificate with its key while it is renewed, without a word to who renews.
+func TestReadersWhileRenewed(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "pki")
+	d := open(t, dir, &clock{time.Now()})
+	ensure(t, d, server)
+	file := filepath.Join(dir, "server.crt")
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	read := 0
+	wg.Go(func() {
+		for ; ctx.Err() == nil; read++ {
+			text, err := os.ReadFile(file)
+			if err == nil {
+				_, err = tls.X509KeyPair(text, text)
+			}
+			if err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	for range 50 {
+		if err := d.Renew(server); err != nil {
+			t.Error(err)
+		}
+	}
+	cancel()
+	wg.Wait()
+	if read < 50 {
+		t.Errorf("read %d times", read)
+	}
+}
+
+// A pair of an earlier version, with the key beside the certificate alone, is used, and brought into one file.
+func TestKeyBesideItsCertificate(t *testing.T) {
+	dir, c := filepath.Join(t.TempDir(), "pki"), &clock{time.Now()}
+	before := ensure(t, open(t, dir, c), server)
+	file := filepath.Join(dir, "server.crt")
+	if err := os.WriteFile(file, before.Cert, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := KeyFile(file); got != filepath.Join(dir, "server.key") {
+		t.Errorf("the key is in %s", got)
+	}
+	if after := ensure(t, open(t, dir, c), server); !bytes.Equal(after.Cert, before.Cert) || !bytes.Equal(after.Key, before.Key) {
+		t.Error("another pair")
+	}
+	if got := KeyFile(file); got != file {
+		t.Errorf("the key is in %s alone", got)
 	}
 }
