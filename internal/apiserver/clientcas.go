@@ -3,6 +3,7 @@ package apiserver
 import (
 	"bytes"
 	"crypto/x509"
+	"errors"
 	"slices"
 	"strings"
 	"sync"
@@ -25,6 +26,7 @@ type clientCAs struct {
 	pem       []byte
 	opts      x509.VerifyOptions
 	listeners []dynamiccertificates.Listener
+	direct    bool                 // the authorities sign clients' certificates themselves
 	others    [][]byte             // the key IDs of the authorities that do not sign
 	seen      map[string]time.Time // when a user was last recognised by a certificate of one of those
 }
@@ -59,7 +61,7 @@ func (c *clientCAs) set(b *pki.Bundle) {
 		return
 	}
 	c.pem, c.opts, c.others, c.seen = text, requestx509.DefaultVerifyOptions(), nil, map[string]time.Time{}
-	c.opts.Roots = b.Pool()
+	c.opts.Roots, c.direct = b.Pool(), b.Made()
 	for _, a := range b.Authorities[1:] {
 		c.others = append(c.others, a.Cert.SubjectKeyId)
 	}
@@ -70,10 +72,17 @@ func (c *clientCAs) set(b *pki.Bundle) {
 	}
 }
 
+// errNotTrusted is the error of a certificate that a cross certificate alone leads to an authority.
+var errNotTrusted = errors.New("the certificate is of an authority that this server does not trust: get a new kubeconfig")
+
 // user returns the users of certificates, and remembers those whose certificate is not of the
-// authority that signs.
+// authority that signs. Cross certificates are for servers alone: by that of a rotation which was
+// aborted, all that the new authority has signed would be recognised further on.
 func (c *clientCAs) user() requestx509.UserConversion {
 	return requestx509.UserConversionFunc(func(chain []*x509.Certificate) (*authenticator.Response, bool, error) {
+		if len(chain) > 2 && c.signsDirectly() {
+			return nil, false, errNotTrusted
+		}
 		r, ok, err := requestx509.CommonNameUserConversion.User(chain)
 		if ok && err == nil && c.other(chain[0]) {
 			c.saw(r.User.GetName())
@@ -100,6 +109,12 @@ func (c *clientCAs) saw(user string) {
 		delete(c.seen, oldest)
 	}
 	c.seen[user] = time.Now()
+}
+
+func (c *clientCAs) signsDirectly() bool {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.direct
 }
 
 func (c *clientCAs) other(leaf *x509.Certificate) bool {

@@ -280,7 +280,8 @@ func finished(t *testing.T, first, second *apiserver.Server, old, next string) {
 	}
 }
 
-// A rotation is aborted while both are trusted, and after the new one has signed.
+// A rotation is aborted while both are trusted, and after the new one has signed: what that has signed is then
+// recognised until the end, and not afterwards.
 func TestRotationIsAborted(t *testing.T) {
 	t.Parallel()
 	s := apiservertest.StartServer(t)
@@ -295,6 +296,7 @@ func TestRotationIsAborted(t *testing.T) {
 		{"begin", false, rotation.Trust}, {"abort", false, rotation.Done},
 		{"begin", false, rotation.Trust}, {"begin", true, rotation.Sign}, {"abort", false, rotation.Back}, {"finish", true, rotation.Done},
 	}
+	var given []byte // the kubeconfig of the step in which the new authority signs
 	for _, step := range steps {
 		if err := rotate(t, admin, step.do, step.force); err != nil {
 			t.Fatalf("%s: %v", step.do, err)
@@ -315,11 +317,19 @@ func TestRotationIsAborted(t *testing.T) {
 		})
 		works(t, "the node", kubernetes.NewForConfigOrDie(node.now(t)))
 		works(t, "the kubeconfig", fresh(t, []byte(fileText(t, s.Kubeconfig()))))
+		if step.want == rotation.Sign {
+			given = []byte(fileText(t, s.Kubeconfig()))
+		} else if step.want == rotation.Back {
+			works(t, "a kubeconfig of the new authority, until the end", fresh(t, given))
+		}
 	}
 	eventually(t, "the old authority alone is left", func() bool {
 		all := certificates(t, admin).Authorities
 		return len(all) == 1 && all[0].Issuer == before && strings.Count(string(node.file(t, "ca.crt")), "BEGIN") == 1
 	})
+	if _, err := fresh(t, given).CoreV1().Services("default").List(t.Context(), metav1.ListOptions{}); !apierrors.IsUnauthorized(err) {
+		t.Errorf("a kubeconfig of the authority that was given up, after the end: %v", err)
+	}
 	for do, want := range map[string]string{"abort": "no rotation", "finish": "no rotation", "turn": "want renew"} {
 		if err := rotate(t, admin, do, false); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s after the end: %v", do, err)

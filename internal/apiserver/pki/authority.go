@@ -32,6 +32,9 @@ type Bundle struct {
 // Signer returns the authority that signs.
 func (b *Bundle) Signer() Authority { return b.Authorities[0] }
 
+// Made reports whether this package made the authority that signs: there is no other one between it and what it signs.
+func (b *Bundle) Made() bool { return made(b.Signer().Cert) }
+
 // PEM returns the certificates of the authorities, the signing one first.
 func (b *Bundle) PEM() (out []byte) {
 	for _, a := range b.Authorities {
