@@ -389,6 +389,15 @@ func TestRotationSurvivesRestarts(t *testing.T) {
 	if fileText(t, filepath.Join(dir, "pki/ca.crt")) == before {
 		t.Error("the authority is the old one")
 	}
+	// Copies of pki/ that were made while the end came have the old authority, and no key of it.
+	now := fileText(t, filepath.Join(dir, "pki/ca.crt"))
+	if err := os.WriteFile(filepath.Join(dir, "pki/ca.crt"), []byte(now+before), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s, stop = start(dir)
+	admin := kubernetes.NewForConfigOrDie(s.LoopbackConfig())
+	eventually(t, "the old authority is not trusted any more", func() bool { return len(certificates(t, admin).Authorities) == 1 })
+	stop()
 	s, stop = start(late)
 	err = rotate(t, kubernetes.NewForConfigOrDie(s.LoopbackConfig()), "begin", false)
 	if err == nil || !strings.Contains(err.Error(), "copy pki/ of another server") {

@@ -146,7 +146,12 @@ func (r *Rotation) bring(ctx context.Context, secret *corev1.Secret) (active boo
 	s, b, err := open(secret, r.o.PKI.Bundle())
 	switch {
 	case errors.Is(err, errSealed):
-		return false, r.left(secret)
+		if err := r.left(secret); err != nil || Step(secret.Data[keyStep]) != Done {
+			return false, err
+		}
+		// The key of the old one is gone, and so is the trust in it: a copy of pki/ may be older.
+		had := r.o.PKI.Bundle()
+		s, b = &state{Step: Done}, &pki.Bundle{Authorities: had.Authorities[:1], Cross: had.Cross}
 	case err != nil:
 		return false, err
 	}
