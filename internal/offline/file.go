@@ -30,7 +30,7 @@ func record(data []byte) []byte {
 	return append(out, data...)
 }
 
-// write makes the file hold a list.
+// write makes the file hold a list, to which changes can be added, or a single object.
 func (a *answer) write(key string, list []byte, version uint64) error {
 	a.close()
 	text := append(record([]byte(key)), record(list)...)
@@ -41,7 +41,11 @@ func (a *answer) write(key string, list []byte, version uint64) error {
 	if err != nil {
 		return err
 	}
-	a.file, a.version, a.list, a.changes = f, version, int64(len(list)), 0
+	if a.version = version; a.single {
+		go func() { _ = errors.Join(f.Sync(), f.Close()) }() // as below
+		return nil
+	}
+	a.file, a.list, a.changes = f, int64(len(list)), 0
 	go f.Sync() //nolint:errcheck // nothing waits for the disk; without it a crash of the machine costs the list
 	return nil
 }

@@ -19,6 +19,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/url"
 	"os"
@@ -41,6 +42,11 @@ const (
 	minCompact = 256 << 10
 	// maxAge is how long a file is kept that was not used.
 	maxAge = 30 * 24 * time.Hour
+	// maxSingles is how many bytes are kept of objects that were read one by one. Users make
+	// those, and a node must not fill its disk with all that its Pods have ever named.
+	maxSingles = 64 << 20
+	// singlePrefix begins the names of their files.
+	singlePrefix = "single-"
 )
 
 // kept are the resources whose lists are kept. Secrets are not, nor is anything that may
@@ -53,23 +59,25 @@ func kept() []string {
 type Store struct {
 	dir string
 	log *slog.Logger
-	// compact is minCompact.
-	compact int64
+	// compact is minCompact, and room maxSingles.
+	compact, room int64
 
 	mu      sync.Mutex
 	answers map[string]*answer // by key
+	singles int64              // the bytes of single objects, or more
 }
 
 // answer is one list and its changes; mu guards it.
 type answer struct {
 	path    string
+	single  bool
 	compact int64
 	mu      sync.Mutex
 	file    *os.File // open for changes, nil before the first list of this process
 	// version is up to which everything is in the file; list and changes are its bytes.
 	version       uint64
 	list, changes int64
-	watched       bool // by a watch whose changes are kept
+	watched       int // by how many watches whose changes are kept
 }
 
 // Open returns the Store in a directory, which it makes.
@@ -81,12 +89,18 @@ func Open(dir string, log *slog.Logger) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the last known state: %w", err)
 	}
+	s := &Store{dir: dir, log: log, compact: minCompact, room: maxSingles, answers: map[string]*answer{}}
 	for _, e := range entries {
-		if info, err := e.Info(); err == nil && time.Since(info.ModTime()) > maxAge {
+		info, err := e.Info()
+		switch {
+		case err != nil:
+		case time.Since(info.ModTime()) > maxAge:
 			_ = os.Remove(filepath.Join(dir, e.Name()))
+		case strings.HasPrefix(e.Name(), singlePrefix):
+			s.singles += info.Size()
 		}
 	}
-	return &Store{dir: dir, log: log, compact: minCompact, answers: map[string]*answer{}}, nil
+	return s, nil
 }
 
 // Use has the clients made from cfg keep and use what is known. It comes after whatever
@@ -95,14 +109,18 @@ func (s *Store) Use(cfg *rest.Config) {
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return &transport{s, next} })
 }
 
-// answer returns the answer of a key.
-func (s *Store) answer(key string) *answer {
+// answer returns the answer of a key, single for that of one object.
+func (s *Store) answer(key string, single bool) *answer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	a := s.answers[key]
 	if a == nil {
 		sum := sha256.Sum256([]byte(key))
-		a = &answer{path: filepath.Join(s.dir, hex.EncodeToString(sum[:16])), compact: s.compact}
+		name := hex.EncodeToString(sum[:16])
+		if single {
+			name = singlePrefix + name
+		}
+		a = &answer{path: filepath.Join(s.dir, name), single: single, compact: s.compact}
 		s.answers[key] = a
 	}
 	return a
@@ -121,7 +139,7 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return t.next.RoundTrip(req)
 	}
 	resp, err := t.next.RoundTrip(req)
-	a := t.s.answer(key)
+	a := t.s.answer(key, q.single)
 	switch {
 	case err != nil && errors.Is(err, syscall.ECONNREFUSED) && !q.watch && (q.any || q.single):
 		if body := t.s.load(a, key); body != nil {
@@ -140,7 +158,7 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 		_ = resp.Body.Close()
 		resp.Body = io.NopCloser(bytes.NewReader(body))
-		t.s.save(a, key, body, q.single)
+		t.s.save(a, key, body)
 	}
 	return resp, err
 }
@@ -204,18 +222,56 @@ func keyOf(req *http.Request) (key string, q query, ok bool) {
 }
 
 // save keeps the answer of a list, unless a watch already keeps a newer one.
-func (s *Store) save(a *answer, key string, body []byte, single bool) {
+func (s *Store) save(a *answer, key string, body []byte) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.watched {
+	if a.watched > 0 {
 		return
 	}
-	l, err := parse(body, single)
+	l, err := parse(body, a.single)
 	if err != nil || l.more {
 		s.failed(a, key, err)
 		return
 	}
 	s.failed(a, key, a.write(key, body, l.version))
+	if a.single {
+		s.makeRoom(int64(len(body)))
+	}
+}
+
+// makeRoom removes the single objects that were read longest ago if there are too many with one
+// more. It leaves some room, so that it does not look at all of them each time.
+func (s *Store) makeRoom(added int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.singles += added; s.singles <= s.room {
+		return
+	}
+	entries, err := os.ReadDir(s.dir)
+	if err != nil {
+		s.log.Warn("cannot look for what can be removed of the last known state; retrying with the next object", "dir", s.dir, "err", err)
+		return
+	}
+	var files []fs.FileInfo
+	s.singles = 0
+	for _, e := range entries {
+		if info, err := e.Info(); err == nil && strings.HasPrefix(e.Name(), singlePrefix) {
+			files = append(files, info)
+			s.singles += info.Size()
+		}
+	}
+	slices.SortFunc(files, func(a, b fs.FileInfo) int { return a.ModTime().Compare(b.ModTime()) })
+	for _, f := range files {
+		if s.singles <= s.room*3/4 {
+			break
+		}
+		if err := os.Remove(filepath.Join(s.dir, f.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			s.log.Warn("cannot remove a part of the last known state", "dir", s.dir, "err", err)
+			continue
+		}
+		s.singles -= f.Size()
+	}
+	maps.DeleteFunc(s.answers, func(_ string, a *answer) bool { return a.single }) // their files say all
 }
 
 // load returns the answer of a key as a server would give it, nil if there is none.
@@ -249,14 +305,15 @@ func (s *Store) failed(a *answer, key string, err error) {
 	_ = os.Remove(a.path)
 }
 
-// begin reports whether a watch from a version continues what is kept, and no other does.
+// begin reports whether a watch from a version continues what is kept. Several clients may watch
+// the same: whichever is ahead adds what is new, so that none of them is ahead of the disk.
 func (a *answer) begin(version uint64) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.watched || version == 0 || version > a.version {
+	if version == 0 || version > a.version {
 		return false
 	}
-	a.watched = true
+	a.watched++
 	return true
 }
 
@@ -276,7 +333,7 @@ func (r *recorder) Read(p []byte) (int, error) {
 	r.a.mu.Lock()
 	defer r.a.mu.Unlock()
 	if n > 0 && !r.ended {
-		frames, version, bad := r.parts.add(p[:n])
+		frames, version, bad := r.parts.add(p[:n], r.a.version)
 		if bad == nil && len(frames) > 0 {
 			bad = r.a.append(r.key, frames, version)
 		}
@@ -299,9 +356,10 @@ func (r *recorder) Close() error {
 	return r.ReadCloser.Close()
 }
 
-// end lets another watch go on. It is called with the lock held.
+// end keeps nothing more of this watch. It is called with the lock held.
 func (r *recorder) end() {
 	if !r.ended {
-		r.ended, r.a.watched = true, false
+		r.ended = true
+		r.a.watched--
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"net/http"
@@ -181,6 +182,67 @@ func TestLastKnownState(t *testing.T) {
 	damage(t, services)
 }
 
+// laggard lets nothing of the first watch of Services pass until it is closed.
+type laggard struct {
+	next http.RoundTripper
+	mu   *sync.Mutex
+	has  *bool
+}
+
+func (l laggard) RoundTrip(req *http.Request) (*http.Response, error) {
+	if !strings.HasSuffix(req.URL.Path, "/services") || req.URL.Query().Get("watch") == "" {
+		return l.next.RoundTrip(req)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	resp, err := l.next.RoundTrip(req)
+	if err == nil && !*l.has {
+		*l.has = true
+		ctx, cancel := context.WithCancel(req.Context())
+		resp.Body = held{resp.Body, ctx, cancel}
+	}
+	return resp, err
+}
+
+// held is a body of which nothing can be read.
+type held struct {
+	io.ReadCloser
+	ctx    context.Context //nolint:containedctx // of the request
+	cancel func()
+}
+
+func (h held) Read([]byte) (int, error) { <-h.ctx.Done(); return 0, io.EOF }
+
+func (h held) Close() error { h.cancel(); return h.ReadCloser.Close() }
+
+// Of several clients that watch the same on a node one may lag behind: the disk has what any of them knows.
+func TestStateOfSeveralWatches(t *testing.T) {
+	t.Parallel()
+	cfg := apiservertest.Start(t)
+	server := kubernetes.NewForConfigOrDie(cfg)
+	dir := filepath.Join(t.TempDir(), "known")
+	var cut atomic.Bool
+	var mu sync.Mutex
+	var lags bool
+	slow := rest.CopyConfig(cfg)
+	slow.Wrap(func(next http.RoundTripper) http.RoundTripper { return laggard{next, &mu, &lags} })
+	first := startNode(t, slow, dir, &cut, slog.New(slog.DiscardHandler))
+	first.knows(t, server)
+	testbed.Until(t, "a watch that lags", func() error {
+		mu.Lock()
+		defer mu.Unlock()
+		if !lags {
+			return errors.New("there is none")
+		}
+		return nil
+	})
+	change(t, server, 1)
+	first.knows(t, server)
+	first.stop()
+	cut.Store(true)
+	startNode(t, cfg, dir, &cut, slog.New(slog.DiscardHandler)).knows(t, server)
+}
+
 // secretText is in a Secret.
 const secretText = "not-for-the-disk"
 
@@ -205,6 +267,74 @@ func readFiles(t *testing.T, server, node kubernetes.Interface) {
 	must(err)
 	_, err = node.CoreV1().ConfigMaps("default").Get(t.Context(), "c", metav1.GetOptions{})
 	must(err)
+}
+
+// noneOpen waits until no file of a directory is open.
+func noneOpen(t *testing.T, dir string) {
+	t.Helper()
+	testbed.Until(t, "no file to be open", func() error {
+		open, err := filepath.Glob("/proc/self/fd/*")
+		for _, fd := range open {
+			if to, gone := os.Readlink(fd); gone == nil && strings.HasPrefix(to, dir) {
+				err = errors.Join(err, errors.New(to+" is open"))
+			}
+		}
+		return err
+	})
+}
+
+// Whoever may create ConfigMaps and Pods cannot fill the disk of a node, or use up its files: of single objects those
+// are kept that were read last.
+func TestSingleObjectsAreBounded(t *testing.T) {
+	t.Parallel()
+	const size, count, room = 10 << 10, 40, 100 << 10
+	cfg := apiservertest.Start(t)
+	server := kubernetes.NewForConfigOrDie(cfg)
+	dir := filepath.Join(t.TempDir(), "known")
+	var cut atomic.Bool
+	start := func() *kubernetes.Clientset {
+		store, err := Open(dir, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		store.room = room
+		own := rest.CopyConfig(cfg)
+		own.ContentType, own.AcceptContentTypes = protobuf, protobuf
+		own.Wrap(func(next http.RoundTripper) http.RoundTripper { return line{next, &cut} })
+		store.Use(own)
+		return kubernetes.NewForConfigOrDie(own)
+	}
+	get := func(c kubernetes.Interface, i int) error {
+		_, err := c.CoreV1().ConfigMaps("default").Get(t.Context(), fmt.Sprint("c", i), metav1.GetOptions{})
+		return err
+	}
+	first := start()
+	for i := range count {
+		_, err := server.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("c", i)}, Data: map[string]string{"k": strings.Repeat("x", size)},
+		}, metav1.CreateOptions{})
+		if err = errors.Join(err, get(first, i)); err != nil {
+			t.Fatal(err)
+		}
+		switch i {
+		case room / size / 2: // none has been removed
+			noneOpen(t, dir)
+		case count / 2:
+			first = start() // it counts what the one before has left
+		}
+		entries, err := os.ReadDir(dir)
+		if n := len(entries); err != nil || n == 0 || n > room/size {
+			t.Fatalf("%d files after %d objects: %v", n, i+1, err)
+		}
+	}
+	cut.Store(true)
+	second := start()
+	if err := get(second, count-1); err != nil {
+		t.Errorf("the last one: %v", err)
+	}
+	if err := get(second, 0); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("the first one, long ago: %v", err)
+	}
 }
 
 // checkFiles wants files for Services and ConfigMaps alone, that no other user can read, without the

@@ -159,9 +159,9 @@ func event(frame []byte) (kind string, raw []byte, err error) {
 // bytes, big endian.
 type framer struct{ rest []byte }
 
-// add takes what has arrived, and returns the whole events that are now there, with their
-// lengths, and the version that they reach.
-func (f *framer) add(data []byte) (frames []byte, version uint64, err error) {
+// add takes what has arrived, and returns those of the whole events that are now there which
+// are newer than a version, with their lengths, and the version that they reach.
+func (f *framer) add(data []byte, after uint64) (frames []byte, version uint64, err error) {
 	f.rest = append(f.rest, data...)
 	whole := 0
 	for rest := f.rest; len(rest) >= 4; rest = f.rest[whole:] {
@@ -181,11 +181,12 @@ func (f *framer) add(data []byte) (frames []byte, version uint64, err error) {
 			if err != nil {
 				return nil, 0, err
 			}
-			version = max(version, v)
+			if v > after {
+				frames, version = append(frames, rest[:4+n]...), max(version, v)
+			}
 		}
 		whole += 4 + n
 	}
-	frames = bytes.Clone(f.rest[:whole])
 	f.rest = append(f.rest[:0], f.rest[whole:]...)
 	return frames, version, nil
 }
