@@ -57,7 +57,8 @@ func TestRunningServerRenews(t *testing.T) {
 	if err != nil || cfg.Clusters["fairlead"].Server != s.URL() {
 		t.Errorf("controllers.kubeconfig: %v, %v", cfg, err)
 	}
-	if read(t, s.ControllersConfig().CertFile) != string(cfg.AuthInfos["fairlead"].ClientCertificateData) {
+	user := cfg.AuthInfos["fairlead"]
+	if read(t, s.ControllersConfig().CertFile) != string(user.ClientCertificateData)+string(user.ClientKeyData) {
 		t.Error("the kubeconfig and the running controllers differ")
 	}
 }

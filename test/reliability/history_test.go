@@ -219,7 +219,7 @@ func (w *watched) follow(ctx context.Context) {
 	}
 }
 
-// relist goes on from what there is now.
+// relist goes on from what there is now, which it takes down: the last write may be part of it.
 func (w *watched) relist(ctx context.Context, client typedcorev1.ConfigMapInterface) {
 	list, err := client.List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -229,6 +229,9 @@ func (w *watched) relist(ctx context.Context, client typedcorev1.ConfigMapInterf
 	defer w.mu.Unlock()
 	w.gaps++
 	w.from = list.ResourceVersion
+	for _, o := range list.Items {
+		w.seen[version(&o)] = change{o.Name, o.Data["value"]}
+	}
 }
 
 func (w *watched) take(kind watch.EventType, o *corev1.ConfigMap) {
