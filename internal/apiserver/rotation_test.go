@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -343,9 +344,10 @@ func TestRotationSurvivesRestarts(t *testing.T) {
 	t.Parallel()
 	store, dir, late := etcd.URL(etcd.Start(t)), t.TempDir(), t.TempDir()
 	var log logBuffer
+	advertised := map[string]netip.Addr{dir: netip.MustParseAddr("192.0.2.1"), late: netip.MustParseAddr("192.0.2.2")}
 	start := func(dir string) (*apiserver.Server, func()) {
 		return apiservertest.StartStoppable(t, func(o *apiserver.Options) {
-			o.DataDir, o.Etcd.Servers = dir, []string{store}
+			o.DataDir, o.Etcd.Servers, o.AdvertiseAddress = dir, []string{store}, advertised[dir]
 			o.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelError}))
 		})
 	}
@@ -397,6 +399,14 @@ func TestRotationSurvivesRestarts(t *testing.T) {
 	s, stop = start(dir)
 	admin := kubernetes.NewForConfigOrDie(s.LoopbackConfig())
 	eventually(t, "the old authority is not trusted any more", func() bool { return len(certificates(t, admin).Authorities) == 1 })
+	_, stopLate := start(late)
+	eventually(t, "the status names a server with the old authority", func() bool {
+		waiting := certificates(t, admin).Rotation.Waiting
+		return slices.ContainsFunc(waiting, func(w string) bool {
+			return strings.HasPrefix(w, "server 192.0.2.2:") && strings.HasSuffix(w, "copy pki/ of another server there and restart it")
+		})
+	})
+	stopLate()
 	stop()
 	s, stop = start(late)
 	err = rotate(t, kubernetes.NewForConfigOrDie(s.LoopbackConfig()), "begin", false)

@@ -53,7 +53,7 @@ func startLoad(r *rig) *load {
 	l.held = newHeld(l)
 	var outside []dialer
 	for _, n := range r.nodes {
-		byHost := func(ctx context.Context) (net.Conn, error) { return n.host.Dial(ctx, svc.TCP, r.service) }
+		byHost := r.dialFrom(n)
 		byPod := func(ctx context.Context) (conn net.Conn, err error) {
 			enter := netns.Do(n.namespace(), func() error {
 				conn, err = new(net.Dialer).DialContext(ctx, "tcp", r.service.String())
@@ -99,7 +99,7 @@ func (l *load) client(ctx context.Context, name string, next func(i int) (*node,
 			if !l.begins(n, q) {
 				continue
 			}
-			q.err = ask(ctx, dial)
+			_, q.err = ask(ctx, dial)
 			l.ends(ctx, n, q)
 		}
 	})
@@ -175,17 +175,16 @@ func (l *load) count() (asked int, failed []request) {
 }
 
 // ask makes one request.
-func ask(ctx context.Context, dial dialer) error {
+func ask(ctx context.Context, dial dialer) (answer string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
 	conn, err := dial(ctx)
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer conn.Close()
 	deadline, _ := ctx.Deadline()
-	_, err = exchange(conn, bufio.NewReader(conn), time.Until(deadline), "close")
-	return err
+	return exchange(conn, bufio.NewReader(conn), time.Until(deadline), "close")
 }
 
 // exchange makes a request on a connection, of which r reads. connection is its header of that name.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -22,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/fairlead/fairlead/internal/apiserver/members"
+	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
@@ -131,6 +133,7 @@ func newRig(t *testing.T) *rig {
 	t.Cleanup(r.stop)
 	r.runPods()
 	testbed.Until(t, "all servers and nodes", r.whole)
+	testbed.Until(t, "each node to balance over all Pods", r.balanced())
 	return r
 }
 
@@ -261,6 +264,35 @@ func (r *rig) whole() error {
 		}
 	}
 	return nil
+}
+
+// dialFrom returns what opens connections to the Service from a node.
+func (r *rig) dialFrom(n *node) dialer {
+	return func(ctx context.Context) (net.Conn, error) { return n.host.Dial(ctx, svc.TCP, r.service) }
+}
+
+// balanced returns a check that each node has had an answer from every Pod: one that is Ready in
+// the API gets connections only when the planes have its endpoint.
+func (r *rig) balanced() func() error {
+	answered := map[*node]map[*node]bool{}
+	for _, n := range r.nodes {
+		answered[n] = map[*node]bool{}
+	}
+	return func() (err error) {
+		for n, by := range answered {
+			if len(by) == nodeCount {
+				continue
+			}
+			answer, failed := ask(r.t.Context(), r.dialFrom(n))
+			if failed != nil {
+				return fmt.Errorf("%s: %w", n.host.Name(), failed)
+			}
+			if by[r.nodeOf(answer)] = true; len(by) < nodeCount {
+				err = fmt.Errorf("%s had answers of %d of %d Pods", n.host.Name(), len(by), nodeCount)
+			}
+		}
+		return err
+	}
 }
 
 // deafen has a machine get nothing of what others send, until the returned function is called.

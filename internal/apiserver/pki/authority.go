@@ -86,6 +86,9 @@ func (b *Bundle) Pool() *x509.CertPool {
 // made reports whether this package made a certificate.
 func made(c *x509.Certificate) bool { return slices.Contains(c.Subject.OrganizationalUnit, Marker) }
 
+// Provided reports whether an installer has provided the authority that signs.
+func (d *Directory) Provided() bool { return !made(d.Authority()) }
+
 // ErrProvided is the error of Successor for an authority that this package did not make, or
 // cannot sign with.
 var ErrProvided = errors.New("the authority was provided by an installer, or its key is not here")
@@ -96,7 +99,7 @@ var ErrProvided = errors.New("the authority was provided by an installer, or its
 // for as long as the old one is valid, since verifiers take such certificates from the other side.
 func (d *Directory) Successor() (*Bundle, error) {
 	old := d.Bundle().Signer()
-	if old.Key == nil || !made(old.Cert) {
+	if old.Key == nil || d.Provided() {
 		return nil, ErrProvided
 	}
 	next, err := newAuthority(d.now())

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
 
 	"github.com/fairlead/fairlead/internal/apiserver/pki"
 )
@@ -64,16 +66,51 @@ func (r *Rotation) Status(ctx context.Context) (Status, error) {
 	var waiting []string
 	if s != nil && s.Step != Done {
 		waiting, err = r.waiting(ctx, s)
-	} else if r.o.Members != nil {
-		waiting, err = r.restarting(ctx)
+	} else {
+		waiting, err = r.unfinished(ctx, string(secret.Data[keyKept]))
 	}
 	out.Waiting = append(out.Waiting, waiting...)
 	return out, err
 }
 
+// unfinished returns what is left to do after the end of a rotation that has kept an authority.
+func (r *Rotation) unfinished(ctx context.Context, kept string) ([]string, error) {
+	all, err := r.Reports(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := behind(all)
+	if r.o.Members != nil && len(out) > 0 {
+		out = append(r.absent(all), out...)
+	}
+	if pki.Hash(r.o.PKI.Authority()) != kept {
+		return out, nil // an installer has replaced it since
+	}
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		switch report := all[name]; {
+		case len(report.Trusts) == 0 || report.TrustsAll(kept):
+		case strings.HasPrefix(name, nodePrefix):
+			out = append(out, name+" does not trust the authority that was kept: it follows when its agent runs")
+		default:
+			out = append(out, name+" does not trust the authority that was kept: copy pki/ of another server there and restart it")
+		}
+	}
+	return out, nil
+}
+
+// settled repeats a step that was decided on a state which another server has changed meanwhile.
+func settled(step func() error) error {
+	raced := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
+	return retry.OnError(retry.DefaultRetry, raced, step)
+}
+
 // Begin begins a rotation. One that goes on already goes on. With force, the step Trust does not wait
 // for those that have not reported.
 func (r *Rotation) Begin(ctx context.Context, force bool) error {
+	return settled(func() error { return r.begin(ctx, force) })
+}
+
+func (r *Rotation) begin(ctx context.Context, force bool) error {
 	secret, s, err := r.current(ctx)
 	if err != nil {
 		return err
@@ -129,6 +166,10 @@ func (r *Rotation) underWay(ctx context.Context) (*corev1.Secret, *state, error)
 
 // Finish removes the authority that does not sign. Without force it is an error while that is in use.
 func (r *Rotation) Finish(ctx context.Context, force bool) error {
+	return settled(func() error { return r.finish(ctx, force) })
+}
+
+func (r *Rotation) finish(ctx context.Context, force bool) error {
 	secret, s, err := r.underWay(ctx)
 	switch {
 	case err != nil:
@@ -151,6 +192,10 @@ func (r *Rotation) Finish(ctx context.Context, force bool) error {
 // Abort goes back to the old authority: at once where the new one has signed nothing, else when Finish
 // is called.
 func (r *Rotation) Abort(ctx context.Context) error {
+	return settled(func() error { return r.abort(ctx) })
+}
+
+func (r *Rotation) abort(ctx context.Context) error {
 	secret, s, err := r.underWay(ctx)
 	switch {
 	case err != nil:

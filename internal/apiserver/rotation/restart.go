@@ -40,18 +40,6 @@ func (r *Rotation) restart(ctx context.Context) error {
 	return r.o.Restart(ctx, done)
 }
 
-// restarting returns whose etcds are still to be restarted after the end of a rotation, and what they wait for.
-func (r *Rotation) restarting(ctx context.Context) ([]string, error) {
-	all, err := r.Reports(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if out := behind(all); len(out) > 0 {
-		return append(r.absent(all), out...), nil
-	}
-	return nil, nil
-}
-
 // absent returns which members are not among the servers that run, this one aside.
 func (r *Rotation) absent(running map[string]pki.Report) (out []string) {
 	for _, name := range r.o.Members() {

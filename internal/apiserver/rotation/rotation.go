@@ -173,15 +173,19 @@ func (r *Rotation) bring(ctx context.Context, secret *corev1.Secret) (active boo
 		if err != nil || len(waiting) > 0 {
 			return true, err
 		}
-		return true, r.write(ctx, secret, s, Sign, 0)
+		if err := r.write(ctx, secret, s, Sign, 0); !apierrors.IsConflict(err) {
+			return true, err
+		}
+		return true, nil // another server was faster; the informer brings what it wrote
 	}
 	return s.Step != Done, nil
 }
 
-// left returns the error of a server that a rotation has left behind, nil for one that has its end.
+// left returns the error of a server that a rotation has left behind, nil for one that has its end or whose authority an
+// installer has provided since.
 func (r *Rotation) left(secret *corev1.Secret) error {
 	kept, mine := string(secret.Data[keyKept]), pki.Hash(r.o.PKI.Authority())
-	if kept == mine || kept == "" && string(secret.Data[keyOld]) == mine {
+	if kept == mine || kept != "" && r.o.PKI.Provided() || kept == "" && string(secret.Data[keyOld]) == mine {
 		return nil
 	}
 	if kept == "" && string(secret.Data[keyNew]) != mine {
@@ -191,7 +195,7 @@ func (r *Rotation) left(secret *corev1.Secret) error {
 	return errors.New("the cluster's authority was rotated while this server was off: copy pki/ of another server here and restart")
 }
 
-// write writes the next step. Another server may have been faster.
+// write writes the next step. A conflict is the error if another server was faster.
 func (r *Rotation) write(ctx context.Context, old *corev1.Secret, s *state, next Step, kept int) error {
 	after := *s
 	after.Step = next
@@ -201,14 +205,14 @@ func (r *Rotation) write(ctx context.Context, old *corev1.Secret, s *state, next
 	}
 	secret.ResourceVersion = old.ResourceVersion
 	_, err = r.o.Client.CoreV1().Secrets(secret.Namespace).Update(ctx, secret, metav1.UpdateOptions{})
-	if apierrors.IsConflict(err) {
-		return nil
-	}
 	if err == nil {
 		r.o.Log.Info("the rotation of the cluster's authority goes on", "step", next)
 	}
 	return err
 }
+
+// nodePrefix is before the name of a node in Reports.
+const nodePrefix = "node "
 
 // Reports returns what all servers and nodes say, by their names.
 func (r *Rotation) Reports(ctx context.Context) (map[string]pki.Report, error) {
@@ -225,7 +229,7 @@ func (r *Rotation) Reports(ctx context.Context) (map[string]pki.Report, error) {
 		return nil, err
 	}
 	for _, n := range nodes {
-		out["node "+n.Name] = pki.ParseReport(n.Annotations[svc.AuthoritiesAnnotation])
+		out[nodePrefix+n.Name] = pki.ParseReport(n.Annotations[svc.AuthoritiesAnnotation])
 	}
 	return out, nil
 }

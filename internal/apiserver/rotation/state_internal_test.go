@@ -3,32 +3,16 @@ package rotation
 import (
 	"errors"
 	"testing"
-	"time"
-
-	"github.com/fairlead/fairlead/internal/apiserver/pki"
 )
 
 // Servers that have the old key learn the new one while it is needed, and not afterwards; without
 // the old key nothing is read.
 func TestSealedState(t *testing.T) {
-	d, err := pki.Open(t.TempDir(), time.Now)
-	if err != nil {
-		t.Fatal(err)
-	}
-	both, err := d.Successor()
-	if err != nil {
-		t.Fatal(err)
-	}
-	other, err := pki.Open(t.TempDir(), time.Now)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d, both := directory(t, t.TempDir())
+	other, _ := directory(t, t.TempDir())
 	had := d.Bundle()
 	for _, step := range []Step{Trust, Sign, Back, Done} {
-		secret, err := (&state{step, *both}).seal(1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		secret := sealedAt(t, step, both, 1)
 		got, _, err := open(secret, had)
 		switch {
 		case step == Done:
