@@ -22,8 +22,8 @@ import (
 )
 
 const (
-	// etcdStartTimeout bounds the start of the embedded etcd, which replays its log.
-	etcdStartTimeout = 60 * time.Second
+	// etcdStartReport is how often an embedded etcd is named that is not ready yet.
+	etcdStartReport = 30 * time.Second
 	// etcdDialTimeout bounds the first answer of an external etcd.
 	etcdDialTimeout = 5 * time.Second
 	// maxSocketPath is the longest path a unix socket may have (unix(7)).

@@ -123,7 +123,7 @@ func (m *embedded) start(ctx context.Context) error {
 	if m.peering != nil {
 		err = m.peering.await(ctx, e, failures)
 	} else {
-		err = failures.await(ctx, e)
+		err = failures.await(ctx, e, m.opts.Log)
 	}
 	if err == nil {
 		m.running.Store(e.Server)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
@@ -79,20 +80,24 @@ func (f etcdFailures) start(c *embed.Config) (*embed.Etcd, error) {
 	}
 }
 
-// await waits until the only etcd is ready.
-func (f etcdFailures) await(ctx context.Context, e *embed.Etcd) error {
-	select {
-	case <-e.Server.ReadyNotify():
-		return nil
-	case err := <-e.Err():
-		return f.explain(err)
-	case err := <-f.ch:
-		f.report(err) // for stop
-		return f.explain(err)
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(etcdStartTimeout):
-		return fmt.Errorf("the embedded etcd in %s was not ready after %s: is the disk very slow?", f.dir, etcdStartTimeout)
+// await waits until the only etcd is ready, which replays its log first.
+func (f etcdFailures) await(ctx context.Context, e *embed.Etcd, log *slog.Logger) error {
+	late := time.NewTicker(etcdStartReport)
+	defer late.Stop()
+	for {
+		select {
+		case <-e.Server.ReadyNotify():
+			return nil
+		case err := <-e.Err():
+			return f.explain(err)
+		case err := <-f.ch:
+			f.report(err) // for stop
+			return f.explain(err)
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-late.C:
+			log.Warn("waiting for the embedded etcd to read its log: is the disk very slow?", "directory", f.dir)
+		}
 	}
 }
 

@@ -101,7 +101,7 @@ func (a *agentCommand) run(cmd *cobra.Command) error {
 		return err
 	}
 	defer stop()
-	go warnOfInlineCertificate(ctx, log, cfg)
+	defer beside(ctx, func(ctx context.Context) { warnOfInlineCertificate(ctx, log, cfg) })()
 	if len(f.nodeIPs) == 0 {
 		if f.nodeIPs, err = machineAddresses(serverAddrs(cfg, log)); err != nil {
 			return err
@@ -165,10 +165,8 @@ func (a *agentCommand) balance(ctx context.Context, log *slog.Logger, cfg *rest.
 	b.Use(cfg)
 	known.Use(cfg)
 	a.agent.balancer = b
-	ctx, cancel := context.WithCancel(ctx)
-	var running sync.WaitGroup
-	running.Go(func() { _ = b.Run(ctx) })
-	return func() { cancel(); running.Wait() }, nil
+	end := beside(ctx, func(ctx context.Context) { _ = b.Run(ctx) })
+	return func() { end(); known.Close() }, nil
 }
 
 // throughProxy reports whether the clients of cfg connect to a proxy, of HTTP or SOCKS.

@@ -29,7 +29,7 @@ const clusterRetry = 250 * time.Millisecond
 // differ: a node with others would answer for the wrong addresses. A server that
 // publishes none leaves the flags as they are.
 func (f *agentFlags) adopt(ctx context.Context, cmd *cobra.Command, log *slog.Logger, cfg *rest.Config) error {
-	return f.adoptWithin(ctx, cmd, log, cfg, readyTimeout, earlierAfter)
+	return f.adoptWithin(ctx, cmd, log, cfg, firstWait, earlierAfter)
 }
 
 // adoptWithin is adopt that waits for firstAfter at the first start, and for earlierAfter at others.
@@ -75,6 +75,8 @@ func (f *agentFlags) adoptWithin(
 }
 
 const (
+	// firstWait bounds the wait for the server at a node's first start, at which an operator sees the error.
+	firstWait = time.Minute
 	// earlierAfter is how long an agent with static Pods waits for the server before it
 	// begins with what it knows, and another one that has run before until it says so.
 	earlierAfter = 10 * time.Second

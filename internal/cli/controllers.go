@@ -134,7 +134,7 @@ Several copies may run; one works at a time.`,
 			if o.Config, _, err = f.load(); err != nil {
 				return err
 			}
-			go warnOfInlineCertificate(cmd.Context(), log, o.Config)
+			defer beside(cmd.Context(), func(ctx context.Context) { warnOfInlineCertificate(ctx, log, o.Config) })()
 			o.Log, o.ClusterCIDRs = log, networks.podCIDRs
 			return runAll(cmd.Context(), log, func() {}, component{
 				name: "controllers",

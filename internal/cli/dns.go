@@ -253,7 +253,7 @@ func (c *dnsCommand) run(ctx context.Context, log *slog.Logger, opts dns.Options
 		}
 		defer held.Close()
 	}
-	go warnOfInlineCertificate(ctx, log, cfg)
+	defer beside(ctx, func(ctx context.Context) { warnOfInlineCertificate(ctx, log, cfg) })()
 	cfg = agentConfig(cfg)
 	cfg.UserAgent = "fairlead-dns/" + version
 	// Packing the first lists takes both sides longer than a network

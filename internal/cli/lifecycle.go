@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/systemd"
@@ -29,8 +30,9 @@ type component struct {
 	alive func(ctx context.Context) error
 }
 
-// readyTimeout bounds the wait until one component is ready.
-const readyTimeout = 60 * time.Second
+// readyReport is how often a component is named that is not ready yet. There is no bound: a server of several
+// waits for the others, however late they are, and ending it would only begin its start again.
+const readyReport = time.Minute
 
 // stopTimeout bounds the wait for the end of one component. It is longer than
 // any of them gives its own work to finish.
@@ -64,7 +66,7 @@ func runAll(ctx context.Context, log *slog.Logger, up func(), components ...comp
 		if c.ready == nil {
 			continue
 		}
-		if err := waitReady(ctx, c, failed); err != nil || ctx.Err() != nil {
+		if err := dog.waitReady(ctx, c, failed); err != nil || ctx.Err() != nil {
 			return err
 		}
 		log.Debug("component is ready", "component", c.name)
@@ -149,8 +151,25 @@ func (s *started) stop(log *slog.Logger) {
 	}
 }
 
-func waitReady(ctx context.Context, c component, failed <-chan error) error {
-	limited, cancel := context.WithTimeout(ctx, readyTimeout)
+// waitReady waits until c is ready, and reports while it is not. It returns early, without an error, when ctx ends.
+func (w *watchdog) waitReady(ctx context.Context, c component, failed <-chan error) error {
+	for begin := time.Now(); ; {
+		late, err := askReady(ctx, c, failed)
+		if !late || ctx.Err() != nil {
+			return err
+		}
+		args := []any{"component", c.name, "waited", time.Since(begin).Round(time.Second)}
+		if err != context.DeadlineExceeded { //nolint:errorlint // alone it says no more than that
+			args = append(args, "err", err)
+		}
+		w.log.Warn("component is not ready yet; waiting for it", args...)
+		w.notify(systemd.Extend(2 * readyReport))
+	}
+}
+
+// askReady waits for readyReport until c is ready. late is set if it was not in that time.
+func askReady(ctx context.Context, c component, failed <-chan error) (late bool, err error) {
+	limited, cancel := context.WithTimeout(ctx, readyReport)
 	defer cancel()
 	ready := make(chan error, 1)
 	go func() { ready <- c.ready(limited) }()
@@ -158,14 +177,17 @@ func waitReady(ctx context.Context, c component, failed <-chan error) error {
 	case err := <-failed:
 		cancel()
 		if late := <-ready; late != nil && !errors.Is(late, context.Canceled) {
-			return errors.Join(err, late)
+			return false, errors.Join(err, late)
 		}
-		return err
+		return false, err
 	case err := <-ready:
-		if err != nil && ctx.Err() == nil {
-			return fmt.Errorf("%s did not become ready within %s: %w", c.name, readyTimeout, err)
+		switch {
+		case err == nil || ctx.Err() != nil:
+			return false, nil
+		case limited.Err() != nil:
+			return true, err
 		}
-		return nil
+		return false, fmt.Errorf("%s did not become ready: %w", c.name, err)
 	}
 }
 
@@ -179,4 +201,12 @@ func untilClosed(done <-chan struct{}) func(context.Context) error {
 			return ctx.Err()
 		}
 	}
+}
+
+// beside runs f until the returned function is called, which waits for its end.
+func beside(ctx context.Context, f func(context.Context)) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	running.Go(func() { f(ctx) })
+	return func() { cancel(); running.Wait() }
 }

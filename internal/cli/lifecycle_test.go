@@ -10,6 +10,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/systemd"
 )
 
 type journal struct {
@@ -80,6 +82,32 @@ func TestRunAllReportsAComponentThatNeverGetsReady(t *testing.T) {
 	err := runAll(context.Background(), slog.New(slog.DiscardHandler), func() { t.Error("up was called") }, stuck)
 	if err == nil || !strings.Contains(err.Error(), "dns did not become ready") {
 		t.Errorf("error %v", err)
+	}
+}
+
+// A component that takes its time, as a server does that waits for others, is named and waited for, and systemd too is
+// asked to wait.
+func TestRunAllWaitsForAComponentThatIsLate(t *testing.T) {
+	conn, unit := openUnit(t)
+	synctest.Test(t, func(t *testing.T) {
+		const late = 5 * time.Minute
+		var log strings.Builder
+		begin, release := time.Now(), make(chan struct{})
+		time.AfterFunc(late, func() { close(release) })
+		dog := &watchdog{unit: unit, log: slog.New(slog.NewTextHandler(&log, nil))}
+		if err := dog.waitReady(t.Context(), component{name: "server", ready: untilClosed(release)}, nil); err != nil {
+			t.Fatal(err)
+		}
+		if waited := time.Since(begin); waited != late {
+			t.Errorf("waited %s, want %s", waited, late)
+		}
+		got, want := strings.Count(log.String(), "component=server"), int(late/readyReport)-1
+		if got < want || strings.Contains(log.String(), "err=") {
+			t.Errorf("named %d times, want %d and no error:\n%s", got, want, log.String())
+		}
+	})
+	if got, want := hears(t, conn, unit), systemd.Extend(2*readyReport); !strings.HasPrefix(got, want) {
+		t.Errorf("systemd hears %q, want %q", got, want)
 	}
 }
 

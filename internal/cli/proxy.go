@@ -179,7 +179,7 @@ func newProxy(g *global) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			go warnOfInlineCertificate(cmd.Context(), log, cfg)
+			defer beside(cmd.Context(), func(ctx context.Context) { warnOfInlineCertificate(ctx, log, cfg) })()
 			var reached dialed
 			reached.record(cfg)
 			client, err := kubernetes.NewForConfig(cfg)

@@ -37,16 +37,15 @@ func (a *answer) write(key string, list []byte, version uint64) error {
 	if err := fileio.ReplaceUnsynced(a.path, text, 0o600); err != nil {
 		return err
 	}
+	a.disk.soon(a.path)
+	if a.version = version; a.single {
+		return nil
+	}
 	f, err := os.OpenFile(a.path, os.O_WRONLY|os.O_APPEND, 0)
 	if err != nil {
 		return err
 	}
-	if a.version = version; a.single {
-		go func() { _ = errors.Join(f.Sync(), f.Close()) }() // as below
-		return nil
-	}
 	a.file, a.list, a.changes = f, int64(len(list)), 0
-	go f.Sync() //nolint:errcheck // nothing waits for the disk; without it a crash of the machine costs the list
 	return nil
 }
 

@@ -61,6 +61,7 @@ type Store struct {
 	log *slog.Logger
 	// compact is minCompact, and room maxSingles.
 	compact, room int64
+	disk          syncer
 
 	mu      sync.Mutex
 	answers map[string]*answer // by key
@@ -72,6 +73,7 @@ type answer struct {
 	path    string
 	single  bool
 	compact int64
+	disk    *syncer
 	mu      sync.Mutex
 	file    *os.File // open for changes, nil before the first list of this process
 	// version is up to which everything is in the file; list and changes are its bytes.
@@ -109,6 +111,9 @@ func (s *Store) Use(cfg *rest.Config) {
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return &transport{s, next} })
 }
 
+// Close waits until everything is on the disk. It comes after the end of the clients.
+func (s *Store) Close() { s.disk.close() }
+
 // answer returns the answer of a key, single for that of one object.
 func (s *Store) answer(key string, single bool) *answer {
 	s.mu.Lock()
@@ -120,7 +125,7 @@ func (s *Store) answer(key string, single bool) *answer {
 		if single {
 			name = singlePrefix + name
 		}
-		a = &answer{path: filepath.Join(s.dir, name), single: single, compact: s.compact}
+		a = &answer{path: filepath.Join(s.dir, name), single: single, compact: s.compact, disk: &s.disk}
 		s.answers[key] = a
 	}
 	return a

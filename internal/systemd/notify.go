@@ -1,6 +1,7 @@
 package systemd
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"strconv"
@@ -14,6 +15,10 @@ const (
 	Stopping = "STOPPING=1"
 	Alive    = "WATCHDOG=1"
 )
+
+// Extend returns the state that has systemd wait for Ready at least for so long from now on, also where
+// the unit's TimeoutStartSec is over before.
+func Extend(d time.Duration) string { return fmt.Sprintf("EXTEND_TIMEOUT_USEC=%d", d.Microseconds()) }
 
 // notifyTimeout bounds the wait for room in systemd's socket.
 const notifyTimeout = 5 * time.Second
