@@ -96,14 +96,18 @@ func (k *endpointKeeper) run(ctx context.Context) {
 	})
 }
 
-// leave removes this server from the endpoints at once.
+// leave removes this server from the endpoints at once. Where that fails, as it does when the last of several servers stop,
+// the others remove it when its Lease is over; its end is no worse for it.
 func (k *endpointKeeper) leave() error {
 	if !k.self.IsValid() {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), min(leaveTimeout, k.lease/2))
 	defer cancel()
-	return k.remove(ctx, k.self)
+	if err := k.remove(ctx, k.self); err != nil {
+		k.log.Warn("cannot leave default/kubernetes; other servers remove this one when its Lease is over", "err", err, "lease", k.lease)
+	}
+	return nil
 }
 
 // remove removes a server from the endpoints; one that runs comes back when it renews its Lease.

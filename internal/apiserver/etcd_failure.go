@@ -101,10 +101,18 @@ func (f etcdFailures) await(ctx context.Context, e *embed.Etcd, log *slog.Logger
 	}
 }
 
-// stop closes an etcd, which may have failed.
+// stop closes an etcd, which may have failed, or may still wait for others.
 func (f etcdFailures) stop(e *embed.Etcd) {
 	done := make(chan struct{})
-	go func() { defer close(done); e.Close() }()
+	go func() {
+		defer close(done)
+		select {
+		case <-e.Server.ReadyNotify():
+		default:
+			e.Server.Stop() // Close would wait until it is ready (etcd v3.7, embed/serve.go)
+		}
+		e.Close()
+	}()
 	select {
 	case <-done:
 		return

@@ -169,6 +169,8 @@ func TestEmbeddedMembers(t *testing.T) {
 	stage("all see all")
 	losePower(t, 1, all...)
 	stage("all have lost power, and are back")
+	stopAlone(t, all)
+	stage("one has started and stopped without the others")
 	killLeader(t, all)
 	stage("one killed, and back")
 	slowMember(t, all)
@@ -249,6 +251,27 @@ func page(t *testing.T) []string {
 		t.Fatal("docs/install.md has no marked commands")
 	}
 	return strings.Split(block, "\n")
+}
+
+// stopAlone starts a server without the others, for which it waits and says so, and ends it again.
+func stopAlone(t *testing.T, all []*member) {
+	t.Helper()
+	for _, m := range all {
+		m.Kill()
+	}
+	first := all[0].with()
+	first.Start(t)
+	first.Says("waiting for other servers: more than half must be up")
+	begin := time.Now()
+	if first.Stop(); time.Since(begin) > 20*time.Second { // etcd's own end would wait until the others are there
+		t.Errorf("a server that waits for others took %s to stop", time.Since(begin))
+	}
+	for _, m := range all {
+		m.with().Start(t)
+	}
+	for _, m := range all {
+		m.AwaitReady(t)
+	}
 }
 
 // killLeader kills the leader and has it come back.
