@@ -157,6 +157,7 @@ func TestFaults(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(*seed, 0))
 	began := time.Now()
 	r := newRig(t)
+	defer r.stop()
 	t.Logf("three servers and five nodes after %s", time.Since(began).Round(100*time.Millisecond))
 	h := startHistory(r)
 	l := startLoad(r)

@@ -111,6 +111,7 @@ type rig struct {
 	servers []*server
 	nodes   []*node
 	outside *testbed.Host
+	stopped bool
 	// service is the ClusterIP with its port; nodePort is the port at each node.
 	service  netip.AddrPort
 	nodePort uint16
@@ -138,7 +139,12 @@ func newRig(t *testing.T) *rig {
 }
 
 // stop ends all processes at a time, and cleans up after them.
+// stop ends everything, once. Each process would end by itself at the test's end, but one after the other.
 func (r *rig) stop() {
+	if r.stopped {
+		return
+	}
+	r.stopped = true
 	var wg sync.WaitGroup
 	for _, n := range r.nodes {
 		wg.Go(func() {
