@@ -25,16 +25,15 @@ import (
 )
 
 // watchCommand is the argument with which this program is the watches of many nodes
-// instead: `bench watches KUBECONFIG NODES`. It is a process of its own so that what the
+// instead: `bench watches KUBECONFIG NODES WATCHES-PER-CONNECTION`. It is a process of its own so that what the
 // nodes need is not counted, and it decodes nothing: a fleet has a processor for each
 // node, and a bench has not.
 const watchCommand = "watches"
 
 const (
-	watchesPerConnection = 50
-	watchQuery           = "?watch=true&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"
-	slicesPath           = "/apis/discovery.k8s.io/v1/endpointslices" + watchQuery
-	servicesPath         = "/api/v1/services" + watchQuery
+	watchQuery   = "?watch=true&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"
+	slicesPath   = "/apis/discovery.k8s.io/v1/endpointslices" + watchQuery
+	servicesPath = "/api/v1/services" + watchQuery
 	// fleetWindow is what the server may send before it must wait for the client.
 	fleetWindow = 1 << 30
 	// bookmarkSize is more than a bookmark has, and less than a slice of 100 endpoints.
@@ -65,9 +64,10 @@ type watches struct {
 }
 
 // watchFleet opens the watches and reports until its input ends.
-func watchFleet(kubeconfig, count string) error {
+func watchFleet(kubeconfig, count, shared string) error {
 	nodes, err := strconv.Atoi(count)
-	if err != nil {
+	perConnection, err2 := strconv.Atoi(shared)
+	if err := errors.Join(err, err2); err != nil {
 		return err
 	}
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
@@ -88,8 +88,8 @@ func watchFleet(kubeconfig, count string) error {
 	}
 	w := &watches{config: config, tls: t, host: u.Host, begin: time.Now(), nodes: nodes, want: 2 * nodes, out: json.NewEncoder(os.Stdout)}
 	failed := make(chan error, 1)
-	for first := 0; first < 2*nodes; first += watchesPerConnection {
-		go func() { failed <- w.keep(min(watchesPerConnection, 2*nodes-first)) }()
+	for first := 0; first < 2*nodes; first += perConnection {
+		go func() { failed <- w.keep(min(perConnection, 2*nodes-first)) }()
 	}
 	ended := make(chan struct{})
 	go func() {

@@ -34,6 +34,7 @@ type bench struct {
 	dir      string // for logs and data
 	small    bool
 	nodes    []int // of the fleet
+	shared   int   // watches of the fleet on a connection
 	net      *network
 }
 
@@ -47,8 +48,8 @@ func main() {
 	if len(os.Args) == 4 && os.Args[1] == copyCommand {
 		exit(copyProxy(os.Args[2], os.Args[3]))
 	}
-	if len(os.Args) == 4 && os.Args[1] == watchCommand {
-		exit(watchFleet(os.Args[2], os.Args[3]))
+	if len(os.Args) == 5 && os.Args[1] == watchCommand {
+		exit(watchFleet(os.Args[2], os.Args[3], os.Args[4]))
 	}
 	b := &bench{}
 	only := flag.String("run", "", "measurements to make, separated by commas: "+strings.Join(names(), ", ")+" (default: all)")
@@ -61,11 +62,15 @@ func main() {
 		b.nodes, err = parseNodes(s)
 		return err
 	})
+	flag.IntVar(&b.shared, "watches-per-connection", 50, "watches of fleet on a connection; with 2 each node has one of its own, as agents do")
 	keep := flag.Bool("keep", false, "keep logs and data, and say where they are")
 	flag.Parse()
 	chosen, err := choose(*only)
 	if err == nil && flag.NArg() > 0 {
 		err = fmt.Errorf("unexpected argument %q", flag.Arg(0))
+	}
+	if err == nil && b.shared < 1 {
+		err = fmt.Errorf("--watches-per-connection is %d; want at least 1", b.shared)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)

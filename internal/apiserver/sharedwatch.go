@@ -3,6 +3,7 @@ package apiserver
 import (
 	"cmp"
 	"context"
+	goruntime "runtime"
 	"slices"
 	"strconv"
 	"sync"
@@ -24,6 +25,10 @@ const (
 	// sharedBacklog is how many events wait for a slow watch, which ends with the next. They
 	// are those of all watches, so one that waits costs two words and the list it is in.
 	sharedBacklog = 1000
+	// sharedTurn is how many watches get an event before what they woke has its turn on the processor. If all of 5,000
+	// are woken at once, each connection's goroutines wait for those of all others three times, and the median node has
+	// the event when nearly the last one has: with 20 in half the time, and for less CPU (bench, fleet).
+	sharedTurn = 20
 	// sharedQueue is how many events wait for a group of watches, which ends with the next. The
 	// cache ends a watch that lets it wait for more than a tenth of a second, and with a group
 	// all its clients would come back at once.
@@ -250,7 +255,10 @@ func (q *eventQueue) take() (watch.Event, bool) {
 // send gives e, which is as new as g.last, to the members.
 func (g *watchGroup) send(e watch.Event) {
 	_, shareable := e.Object.(runtime.CacheableObject)
-	for _, w := range g.members {
+	for i, w := range g.members {
+		if i%sharedTurn == sharedTurn-1 {
+			goruntime.Gosched()
+		}
 		if w.from >= g.last {
 			continue
 		}
