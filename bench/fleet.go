@@ -243,7 +243,8 @@ type fleet struct {
 
 // startFleet starts the process, which connects at once.
 func (b *bench) startFleet(ctx context.Context, kubeconfig string, nodes int) (*fleet, error) {
-	f := &fleet{cmd: exec.CommandContext(ctx, b.self, watchCommand, kubeconfig, fmt.Sprint(nodes), fmt.Sprint(b.shared)), reports: make(chan fleetReport, 1)}
+	cmd := exec.CommandContext(ctx, b.self, watchCommand, kubeconfig, fmt.Sprint(nodes), fmt.Sprint(b.shared))
+	f := &fleet{cmd: cmd, reports: make(chan fleetReport, 1)}
 	f.cmd.Stderr = os.Stderr
 	stdin, err := f.cmd.StdinPipe()
 	if err != nil {
