@@ -51,7 +51,7 @@ func (s *Server) certReport() pki.Report {
 	if s.peering != nil {
 		r.Peers = *s.peering.trusted.Load()
 	}
-	r.Seen = slices.Sorted(maps.Keys(s.creds.clients.since(time.Now().Add(-s.creds.seenWithin()))))
+	r.Seen, r.SeenPartial = s.creds.clients.since(time.Now().Add(-s.creds.seenWithin()))
 	return r
 }
 

@@ -29,6 +29,7 @@ type clientCAs struct {
 	direct    bool                 // the authorities sign clients' certificates themselves
 	others    [][]byte             // the key IDs of the authorities that do not sign
 	seen      map[string]time.Time // when a user was last recognised by a certificate of one of those
+	began     time.Time            // since when seen is kept
 }
 
 var _ dynamiccertificates.CAContentProvider = (*clientCAs)(nil)
@@ -60,7 +61,8 @@ func (c *clientCAs) set(b *pki.Bundle) {
 		c.mu.Unlock()
 		return
 	}
-	c.pem, c.opts, c.others, c.seen = text, requestx509.DefaultVerifyOptions(), nil, map[string]time.Time{}
+	c.pem, c.opts, c.others = text, requestx509.DefaultVerifyOptions(), nil
+	c.seen, c.began = map[string]time.Time{}, time.Now()
 	c.opts.Roots, c.direct = b.Pool(), b.Made()
 	for _, a := range b.Authorities[1:] {
 		c.others = append(c.others, a.Cert.SubjectKeyId)
@@ -123,16 +125,16 @@ func (c *clientCAs) other(leaf *x509.Certificate) bool {
 	return slices.ContainsFunc(c.others, func(id []byte) bool { return bytes.Equal(id, leaf.AuthorityKeyId) })
 }
 
-// since returns the users with a certificate of an authority that does not sign, who were recognised
-// after a time, and when they last were.
-func (c *clientCAs) since(t time.Time) map[string]time.Time {
-	out := map[string]time.Time{}
+// since returns the users with a certificate of an authority that does not sign who were recognised after a time, in
+// order, and reports whether that time is before the first of them could be.
+func (c *clientCAs) since(t time.Time) (users []string, partial bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	for name, at := range c.seen {
 		if at.After(t) {
-			out[name] = at
+			users = append(users, name)
 		}
 	}
-	return out
+	slices.Sort(users)
+	return users, len(c.others) > 0 && c.began.After(t)
 }

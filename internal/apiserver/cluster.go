@@ -92,8 +92,12 @@ func ReadCluster(ctx context.Context, client kubernetes.Interface) (Cluster, err
 	return c, err
 }
 
-// ensureCluster publishes what nodes must have in common with this server.
+// ensureCluster publishes what nodes must have in common with this server. All servers do, at every step of a rotation.
 func (s *Server) ensureCluster(ctx context.Context, client kubernetes.Interface) error {
+	return contended(ctx, func() error { return s.putCluster(ctx, client) })
+}
+
+func (s *Server) putCluster(ctx context.Context, client kubernetes.Interface) error {
 	data := Cluster{s.opts.PodCIDRs, s.opts.ServiceCIDRs, addressAt(s.opts.ServiceCIDRs, 10), s.opts.Domains}.data()
 	maps.DeleteFunc(data, func(_, v string) bool { return v == "" })
 	all := client.CoreV1().ConfigMaps(metav1.NamespacePublic)

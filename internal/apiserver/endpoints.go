@@ -136,10 +136,15 @@ func leaseName(server netip.AddrPort) string {
 	return fmt.Sprintf("%s%s-%d", serverLeasePrefix, addr, server.Port())
 }
 
+// renew renews the Lease, with what this server reports at this moment.
 func (k *endpointKeeper) renew(ctx context.Context) error {
 	if !k.self.IsValid() {
 		return nil
 	}
+	return contended(ctx, func() error { return k.putLease(ctx) })
+}
+
+func (k *endpointKeeper) putLease(ctx context.Context) error {
 	now := metav1.NewMicroTime(k.now())
 	l, err := k.leases().Get(ctx, leaseName(k.self), metav1.GetOptions{})
 	missing := apierrors.IsNotFound(err)
@@ -166,10 +171,15 @@ func (k *endpointKeeper) renew(ctx context.Context) error {
 // reconcile writes the endpoints that follow from the Leases where they differ. All servers
 // do: one that another has come before begins again with the Leases.
 func (k *endpointKeeper) reconcile(ctx context.Context) error {
+	return contended(ctx, func() error { return k.write(ctx) })
+}
+
+// contended repeats the write of an object that several servers, or several parts of one, write.
+func contended(ctx context.Context, write func() error) error {
 	byAnother := func(err error) bool {
 		return ctx.Err() == nil && (apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err))
 	}
-	return retry.OnError(retry.DefaultRetry, byAnother, func() error { return k.write(ctx) })
+	return retry.OnError(retry.DefaultRetry, byAnother, write)
 }
 
 func (k *endpointKeeper) write(ctx context.Context) error {

@@ -217,10 +217,10 @@ func form(t *testing.T, n *testbed.Network) []*member {
 	return all
 }
 
-// awaitMembers waits until three servers count and are up to date.
+// awaitMembers waits until the servers, and no other, count and are up to date.
 func awaitMembers(t *testing.T, all []*member) {
 	t.Helper()
-	testbed.Until(t, "three servers that count and are up to date", func() error {
+	testbed.Until(t, fmt.Sprintf("%d servers that count and are up to date", len(all)), func() error {
 		list, err := all[0].list(t)
 		if err != nil {
 			return err
@@ -235,7 +235,7 @@ func awaitMembers(t *testing.T, all []*member) {
 				return fmt.Errorf("%+v", x)
 			}
 		}
-		if len(list) != 3 || leaders != 1 {
+		if len(list) != len(all) || leaders != 1 {
 			return fmt.Errorf("%+v", list)
 		}
 		return nil

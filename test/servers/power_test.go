@@ -138,6 +138,13 @@ func (w *writers) stop() {
 	w.wg.Wait()
 }
 
+// log logs what has become of the writes after stop.
+func (w *writers) log(t *testing.T) {
+	t.Helper()
+	t.Logf("%d writes, the longest took %s, %d failed: %s", len(w.acknowledged), w.longest.Round(time.Millisecond), w.failures,
+		strings.Join(w.failed, "\n"))
+}
+
 // known returns what has been acknowledged so far.
 func (w *writers) known() map[string]bool {
 	w.mu.Lock()

@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -37,7 +39,7 @@ func TestAuthorityOfMembersIsReplaced(t *testing.T) {
 	begin := time.Now()
 	stage := func(what string) { t.Logf("%s after %s", what, time.Since(begin).Round(10*time.Millisecond)) }
 	n := testbed.NewNetwork(t)
-	all := together(t, n, "--cluster-signing-duration", "45s")
+	all := together(t, n, 3, "--cluster-signing-duration", "45s")
 	stage("three servers")
 	pod := newPod(t, n, all[0])
 	stage("a Pod")
@@ -70,20 +72,13 @@ func TestAuthorityOfMembersIsReplaced(t *testing.T) {
 	all[2].Kill() // before its turn
 	all[2].with().start(t)
 	says(t, all[1], "the last one is done")
-	testbed.Until(t, "all etcds to trust the new authority alone", func() error {
-		out := all[1].must(t, "certs", "rotate-ca", "--status")
-		if strings.Contains(out, "!") {
-			return errors.New(out)
-		}
-		return nil
-	})
+	leavesNothing(t, all[1])
 	stage("all etcds restarted")
 	after.more(t, 50)
 	after.stop()
 	fresh(t, all)
 	pod.check(t)
-	t.Logf("%d writes, the longest took %s, %d failed: %s", len(after.acknowledged), after.longest.Round(time.Millisecond), after.failures,
-		strings.Join(after.failed, "\n"))
+	after.log(t)
 
 	for _, m := range all {
 		thief.isRejected(t, m)
@@ -105,6 +100,18 @@ func TestAuthorityOfMembersIsReplaced(t *testing.T) {
 	}
 }
 
+// leavesNothing waits until a rotation that is done awaits nobody: until all etcds trust the authority that was kept alone.
+func leavesNothing(t *testing.T, m *member) {
+	t.Helper()
+	testbed.Until(t, "all etcds to trust the authority that was kept alone", func() error {
+		out := m.must(t, "certs", "rotate-ca", "--status")
+		if strings.Contains(out, "!") {
+			return errors.New(out)
+		}
+		return nil
+	})
+}
+
 // fresh has the clients use the kubeconfigs of this moment.
 func fresh(t *testing.T, all []*member) {
 	t.Helper()
@@ -114,11 +121,11 @@ func fresh(t *testing.T, all []*member) {
 	}
 }
 
-// together starts three servers, of which two join the first one.
-func together(t *testing.T, n *testbed.Network, flags ...string) (all []*member) {
+// together starts servers, of which all but the first join that one.
+func together(t *testing.T, n *testbed.Network, servers int, flags ...string) (all []*member) {
 	t.Helper()
-	for i, name := range []string{"server1", "server2", "server3"} {
-		m := newMember(t, n, name)
+	for i := range servers {
+		m := newMember(t, n, fmt.Sprintf("server%d", i+1))
 		m.always = flags
 		if all = append(all, m); i == 0 {
 			m.with("--cluster-init").start(t)
@@ -131,6 +138,78 @@ func together(t *testing.T, n *testbed.Network, flags ...string) (all []*member)
 	}
 	awaitMembers(t, all)
 	return all
+}
+
+// TestRotationOfMembersIsAborted: a server joins two others while the new authority signs, and the rotation is aborted and
+// finished by force. No acknowledged write is lost, and no server recognises an administrator of the new authority then.
+func TestRotationOfMembersIsAborted(t *testing.T) {
+	n := testbed.NewNetwork(t)
+	all := together(t, n, 2)
+	if out, err := all[0].run(t, "certs", "rotate-ca"); err != nil {
+		t.Fatal(out, err)
+	}
+	says(t, all[1], "the new authority signs")
+	fresh(t, all)
+	third := newMember(t, n, "server3")
+	third.with("--join", all[1].url(), "--token-file", all[1].token(t)).start(t)
+	all = append(all, third)
+	awaitMembers(t, all)
+	thief := stolen(t, third)
+	if err := thief.asks(t, third); err != nil {
+		t.Errorf("an administrator of the new authority, which signs: %v", err)
+	}
+
+	if out, err := third.run(t, "certs", "rotate-ca", "--abort"); err != nil {
+		t.Fatal(out, err)
+	}
+	says(t, all[0], "the old authority signs")
+	testbed.Until(t, "all to have certificates of the old authority again", func() error {
+		out := all[0].must(t, "certs", "rotate-ca", "--status")
+		if strings.Contains(out, "still has a certificate") || strings.Contains(out, "does not trust") {
+			return errors.New(out)
+		}
+		return nil
+	})
+	fresh(t, all)
+	writers := startWriters(t, "aborted", all)
+	writers.more(t, 50)
+	isRefused := func(why string) {
+		t.Helper()
+		if out, err := all[0].run(t, "certs", "rotate-ca", "--finish"); err == nil || !strings.Contains(err.Error(), why) {
+			t.Errorf("--finish is not refused with %q: %v\n%s", why, err, out)
+		}
+	}
+	isRefused("does not know yet who uses the authority that goes")
+	if err := thief.asks(t, all[0]); err != nil {
+		t.Errorf("an administrator of the new authority, before the end: %v", err)
+	}
+	isRefused("was reached with a certificate of the authority that goes by root")
+	if out, err := all[0].run(t, "certs", "rotate-ca", "--finish", "--force"); err != nil {
+		t.Fatal(out, err)
+	}
+	for _, m := range all {
+		says(t, m, "the last one is done")
+	}
+	leavesNothing(t, third)
+	writers.more(t, 50)
+	writers.stop()
+	if writers.log(t); writers.failures > 0 {
+		t.Errorf("%d writes failed", writers.failures)
+	}
+	fresh(t, all)
+	for _, m := range all { // peers go on recognising what has a cross certificate: docs/security.md
+		if err := thief.asks(t, m); !apierrors.IsUnauthorized(err) {
+			t.Errorf("%s recognises an administrator of the authority that was removed: %v", m.name, err)
+		}
+		hasAll(t, m, writers)
+	}
+	awaitMembers(t, all)
+	third.Kill()
+	third.with().start(t) // its files are those of the old authority
+	third.has(t, slices.Sorted(maps.Keys(writers.acknowledged))[0])
+	for _, m := range all {
+		m.Kill() // the last ones would wait for a leader
+	}
 }
 
 // pod is one on a node, with requests to its Service all the time.
@@ -298,10 +377,15 @@ func (l loot) isRejected(t *testing.T, m *member) {
 	if err := askPeer(t, m, l.peer); err == nil || !strings.Contains(err.Error(), "certificate") {
 		t.Errorf("the etcd of %s recognises the authority that was removed: %v", m.name, err)
 	}
+	if err := l.asks(t, m); !apierrors.IsUnauthorized(err) {
+		t.Errorf("%s recognises the authority that was removed: %v", m.name, err)
+	}
+}
+
+// asks asks the API of a server as the administrator of the loot.
+func (l loot) asks(t *testing.T, m *member) error {
 	cfg := rest.CopyConfig(m.Config)
 	cfg.TLSClientConfig = l.admin
 	_, err := kubernetes.NewForConfigOrDie(cfg).CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
-	if !apierrors.IsUnauthorized(err) {
-		t.Errorf("%s recognises the authority that was removed: %v", m.name, err)
-	}
+	return err
 }

@@ -18,6 +18,9 @@ type Report struct {
 	// Seen are users with a certificate of an authority that does not sign, which a server has recognised
 	// a moment ago.
 	Seen []string `json:"seen,omitempty"`
+	// SeenPartial is set until a server has looked for such users for as long as it remembers them: since its start, or
+	// since another authority signs.
+	SeenPartial bool `json:"seenPartial,omitempty"`
 	// Peers are the authorities by which the embedded etcd of a server verifies those of others, empty where it has none.
 	Peers []string `json:"peers,omitempty"`
 }

@@ -258,6 +258,9 @@ func (r *Rotation) waiting(ctx context.Context, s *state) (out []string, err err
 			out = append(out, name+" still has a certificate of the authority that goes")
 		}
 		if s.Step != Trust {
+			if report.SeenPartial {
+				out = append(out, name+" does not know yet who uses the authority that goes: it looks for a minute at first")
+			}
 			for _, user := range report.Seen {
 				out = append(out, fmt.Sprintf("%s was reached with a certificate of the authority that goes by %s", name, user))
 			}
