@@ -149,7 +149,11 @@ func (p *spool) write(f File, text string) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
 		p.Fatal(err)
 	}
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+	whole := filepath.Join(p.TempDir(), "file")
+	if err := os.WriteFile(whole, []byte(text), 0o600); err != nil {
+		p.Fatal(err)
+	}
+	if err := os.Rename(whole, path); err != nil {
 		p.Fatal(err)
 	}
 }
@@ -250,9 +254,11 @@ func TestUpload(t *testing.T) {
 		"SignatureDoesNotMatch": {Bucket: bucket, Credentials: Credentials{AccessKey: good.AccessKey, SecretKey: "SECRET-other"}},
 		"NoSuchBucket":          {Bucket: "other", Credentials: good},
 	} {
-		p.write(past, "four\n")
 		u.Set(map[Owner]Destination{web: d})
 		p.await(want, func() bool {
+			if len(p.left()) < 4 { // as an upload that had begun before may have stored it
+				p.write(past, "four\n")
+			}
 			return p.problem(web) == "cannot store access logs in bucket "+d.Bucket+": the endpoint answers "+want+"; retrying"
 		})
 	}
