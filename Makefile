@@ -13,6 +13,7 @@ UNIT        := . ./internal/svc/... ./internal/alloc/... ./internal/epslice/... 
 
 # The packages that take longest come first: the last to end has nothing beside it. go vet
 # has run by then with all of its analyzers; go test would ask it for some of them again.
+# A hundred programs are linked, without what only a debugger reads.
 LONG        := ./internal/apiserver ./test/node ./internal/dataplane/ipvs ./test/servers ./test ./internal/dataplane/iptables ./internal/controller \
   ./test/ipvs ./internal/runner ./test/lb ./test/packages ./internal/proxy ./internal/lb ./test/reliability ./internal/lb/proxied
 
@@ -29,7 +30,7 @@ demo: setup build kubectl ## start two nodes and a client in namespaces, apply e
 
 test: setup build kubectl wireguard-go fetch ## the whole suite, with set-up
 	go vet ./...
-	FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin go test -json -p 3 -parallel 4 -vet=off -timeout 14m $(LONG) ./... | go run ./test/summary
+	FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin go test -json -p 3 -parallel 4 -vet=off -ldflags='-s -w' -timeout 14m $(LONG) ./... | go run ./test/summary
 
 soak: setup build ## ten minutes of kills and partitions of three servers and five nodes
 	FAIRLEAD_BIN=$(CURDIR)/bin go test ./test/reliability -v -run TestFaults -count=1 -timeout 30m -args -soak 10m -seed $$RANDOM

@@ -81,31 +81,14 @@ func (s *Server) assemble(ctx context.Context, store *etcd) (*assembly, error) {
 	if back.encryption, err = loadEncryption(ctx, s.opts.Auth.EncryptionConfig, c); err != nil {
 		return nil, err
 	}
-	if audit := s.opts.Auth.Audit; audit != nil {
-		if err := s.defaultAuditPolicy(audit); err != nil {
-			return nil, err
-		}
-		if err := audit.ApplyTo(c); err != nil {
-			return nil, fmt.Errorf("the audit log: %w", err)
-		}
+	if err := s.configureAudit(c); err != nil {
+		return nil, err
 	}
 	if store.space != nil {
 		guard.plugins = append(guard.plugins, newSpaceAdmission(store.space))
 	}
-	counter, enforcer, err := newQuotas(client, shared, c.DrainedNotify(), s.opts.DefaultQuota, s.log)
+	counter, hooks, err := s.configureAdmission(c, client, shared, guard)
 	if err != nil {
-		return nil, err
-	}
-	hooks, err := s.newHooks(c, client, shared)
-	if err != nil {
-		return nil, err
-	}
-	// Quotas are last: what another plugin rejects does not count.
-	security, err := newPodSecurity(s.opts.PodSecurity, client, shared.Core().V1().Namespaces().Lister(), guard.authorizer)
-	if err != nil {
-		return nil, err
-	}
-	if c.AdmissionControl, err = hooks.chain(guard.plugins, security, admission.NewChainHandler(counter, enforcer)); err != nil {
 		return nil, err
 	}
 	c.FlowControl = newFairness(shared, client, s.opts.MaxRequests+s.opts.MaxMutatingRequests)
@@ -180,6 +163,42 @@ omitStages: [RequestReceived]
 rules:
 - level: Metadata
 `
+
+// configureAudit has the server write the audit log that was asked for.
+func (s *Server) configureAudit(c *genericapiserver.Config) error {
+	audit := s.opts.Auth.Audit
+	if audit == nil {
+		return nil
+	}
+	if err := s.defaultAuditPolicy(audit); err != nil {
+		return err
+	}
+	if err := audit.ApplyTo(c); err != nil {
+		return fmt.Errorf("the audit log: %w", err)
+	}
+	return nil
+}
+
+// configureAdmission has the plugins of guard, webhooks, Pod security and quotas admit what is written.
+func (s *Server) configureAdmission(
+	c *genericapiserver.Config, client kubernetes.Interface, shared informers.SharedInformerFactory, guard *guard,
+) (*quotas, *hooks, error) {
+	counter, enforcer, err := newQuotas(client, shared, c.DrainedNotify(), s.opts.DefaultQuota, s.log)
+	if err != nil {
+		return nil, nil, err
+	}
+	hooks, err := s.newHooks(c, client, shared)
+	if err != nil {
+		return nil, nil, err
+	}
+	security, err := newPodSecurity(s.opts.PodSecurity, client, shared.Core().V1().Namespaces().Lister(), guard.authorizer)
+	if err != nil {
+		return nil, nil, err
+	}
+	// Quotas are last: what another plugin rejects does not count.
+	c.AdmissionControl, err = hooks.chain(guard.plugins, security, admission.NewChainHandler(counter, enforcer))
+	return counter, hooks, err
+}
 
 // defaultAuditPolicy has an audit log without a policy write who did what, without
 // the content; k8s.io/apiserver would write nothing, and takes a policy from a file

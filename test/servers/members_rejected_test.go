@@ -148,7 +148,39 @@ func attacked(t *testing.T, first *member) {
 			}
 		}
 	}
+	slowly(t, first)
 	onlyPaths(t, first)
+}
+
+// slowly asks to join with tokens that were never made, and withholds the bodies: each request is answered at once, and none
+// keeps another server from joining.
+func slowly(t *testing.T, first *member) {
+	t.Helper()
+	forged := strings.Split(read(t, first.token(t)), ".")
+	forged[3] = strings.Repeat("a", len(forged[3]))
+	client, err := rest.HTTPClientFor(first.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second) // half of how long a body may take
+	defer cancel()
+	for range 10 {
+		body, withheld := io.Pipe()
+		defer withheld.Close()
+		r, err := http.NewRequestWithContext(ctx, http.MethodPost, first.url()+several.JoinPath+"bundle", body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Authorization", "Bearer "+strings.Join(forged, "."))
+		resp, err := client.Do(r)
+		if err != nil {
+			t.Fatalf("a request with a token that was never made waits for its body: %v", err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusUnauthorized {
+			t.Errorf("a request with a token that was never made: %s", resp.Status)
+		}
+	}
 }
 
 // askPeer asks for the members at the port of peers.

@@ -72,6 +72,8 @@ type API struct {
 	Options
 	etcd   *clientv3.Client
 	tokens tokens
+	// recognise returns nil if a token is valid, without using it.
+	recognise func(ctx context.Context, token string) error
 
 	// changes is held while this process changes the membership.
 	changes sync.Mutex
@@ -88,7 +90,8 @@ func New(o Options) (*API, error) {
 		return nil, err
 	}
 	registerMetrics()
-	return &API{Options: o, etcd: c, tokens: tokens{c, o.Authorities, time.Now}, gate: newGate(requestTimeout)}, nil
+	t := tokens{c, o.Authorities, time.Now}
+	return &API{Options: o, etcd: c, tokens: t, recognise: t.known, gate: newGate(requestTimeout)}, nil
 }
 
 // Close releases what the API holds.

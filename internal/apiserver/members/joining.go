@@ -15,7 +15,9 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/types"
+	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/membership"
+	etcderrors "go.etcd.io/etcd/server/v3/etcdserver/errors"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -140,6 +142,9 @@ func (a *API) join(ctx context.Context, step string, r *http.Request) (any, erro
 	if !ok || r.Method != http.MethodPost {
 		return nil, unauthorized(errToken)
 	}
+	if err := a.recognise(ctx, token); err != nil { // before the body, which may be slow
+		return nil, tokenStatus(err)
+	}
 	switch step {
 	case "bundle":
 		var q bundleRequest
@@ -179,15 +184,18 @@ func (a *API) accept(ctx context.Context, token, name string) error {
 	if err := CheckName(name); err != nil {
 		return apierrors.NewBadRequest(err.Error())
 	}
-	err := a.tokens.use(ctx, token, name)
-	var bad *tokenError
-	switch {
-	case errors.As(err, &bad):
-		return unauthorized(err)
-	case err != nil:
-		return apierrors.NewServiceUnavailable(err.Error())
+	if err := a.tokens.use(ctx, token, name); err != nil {
+		return tokenStatus(err)
 	}
 	return nil
+}
+
+// tokenStatus returns what is answered to an error of tokens.
+func tokenStatus(err error) error {
+	if bad := (*tokenError)(nil); errors.As(err, &bad) {
+		return unauthorized(err)
+	}
+	return apierrors.NewServiceUnavailable(err.Error())
 }
 
 // add adds a server as a learner. One that was added and has not started is as before.
@@ -237,9 +245,13 @@ func (a *API) add(ctx context.Context, token string, q addRequest, from string) 
 
 // cannotAdd returns an error that a server waits for the end of.
 func cannotAdd(err error) error {
-	if errors.Is(err, membership.ErrTooManyLearners) {
+	switch {
+	case errors.Is(err, membership.ErrTooManyLearners):
 		return apierrors.NewServiceUnavailable("another server is joining, and one does at a time; " +
 			"if it never comes, remove it: 'fairlead server members', 'fairlead server remove NAME'")
+	case errors.Is(err, etcderrors.ErrUnhealthy):
+		return apierrors.NewServiceUnavailable(fmt.Sprintf("a server is added when most of the others, with it, have reached each other for %s; "+
+			"if this stays, see 'fairlead server members'", etcdserver.HealthInterval))
 	}
 	return apierrors.NewServiceUnavailable(err.Error())
 }

@@ -14,14 +14,20 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/server/v3/etcdserver/api/membership"
+	etcderrors "go.etcd.io/etcd/server/v3/etcdserver/errors"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
 	"github.com/fairlead/fairlead/internal/testbed"
 )
+
+func anyToken(context.Context, string) error { return nil }
 
 // joinServer serves what servers ask that join, with bodies that have to come within timeout. stall sends
 // a request without its body, status is that of one with a body that is no request.
 func joinServer(t *testing.T, timeout time.Duration, log *slog.Logger) (g *gate, stall func() net.Conn, status func() int) {
 	t.Helper()
-	a := &API{Options: Options{Log: log}, gate: newGate(timeout)}
+	a := &API{Options: Options{Log: log}, gate: newGate(timeout), recognise: anyToken}
 	s := httptest.NewServer(a.Joining(http.NotFoundHandler()))
 	t.Cleanup(s.Close)
 	stall = func() net.Conn {
@@ -113,10 +119,10 @@ func TestJoiningEndsAndIsLogged(t *testing.T) {
 	}
 }
 
-// A body that is too long is rejected once that is known, before its token is looked at.
+// A body that is too long is rejected once that is known.
 func TestJoiningBodyIsBounded(t *testing.T) {
 	var lines bytes.Buffer
-	a := &API{Options: Options{Log: slog.New(slog.NewTextHandler(&lines, nil))}, gate: newGate(time.Minute)}
+	a := &API{Options: Options{Log: slog.New(slog.NewTextHandler(&lines, nil))}, gate: newGate(time.Minute), recognise: anyToken}
 	s := httptest.NewServer(a.Joining(http.NotFoundHandler()))
 	t.Cleanup(s.Close)
 	for _, step := range []string{"bundle", "add"} {
@@ -136,6 +142,18 @@ func TestJoiningBodyIsBounded(t *testing.T) {
 		resp.Body.Close()
 		if err != nil || resp.StatusCode != http.StatusBadRequest || !strings.Contains(string(text), "too large") {
 			t.Errorf("%s: %s, %s, %v", step, resp.Status, text, err)
+		}
+	}
+}
+
+// A server that joins is told what it waits for, not etcd's words.
+func TestCannotAdd(t *testing.T) {
+	for err, want := range map[error]string{
+		membership.ErrTooManyLearners: "another server is joining",
+		etcderrors.ErrUnhealthy:       "reached each other for 5s",
+	} {
+		if got := cannotAdd(err); !apierrors.IsServiceUnavailable(got) || !strings.Contains(got.Error(), want) {
+			t.Errorf("%v: %v", err, got)
 		}
 	}
 }

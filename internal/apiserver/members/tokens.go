@@ -82,30 +82,43 @@ func (t tokens) put(ctx context.Context, s stored, revision int64) error {
 	return err
 }
 
-// use returns nil if text is a valid token, which the server of that name has from now on, unless
-// the token is reusable.
-func (t tokens) use(ctx context.Context, text, name string) error {
+// known returns nil if text is a valid token, whoever has used it.
+func (t tokens) known(ctx context.Context, text string) error {
+	_, _, err := t.find(ctx, text)
+	return err
+}
+
+// find returns a valid token, and the revision in which it was written.
+func (t tokens) find(ctx context.Context, text string) (s stored, revision int64, err error) {
 	given, err := join.ParseServer(text)
 	if err != nil || !t.authorities().Trusts(given.Hash) {
-		return errToken
+		return s, 0, errToken
 	}
 	r, err := t.etcd.Get(ctx, tokenPrefix+given.ID)
 	if err != nil {
-		return err
+		return s, 0, err
 	}
-	var s stored
 	if len(r.Kvs) == 0 || json.Unmarshal(r.Kvs[0].Value, &s) != nil ||
 		subtle.ConstantTimeCompare([]byte(s.Hash), []byte(secretHash(given.Secret))) != 1 || !t.now().Before(s.End) {
-		return errToken
+		return stored{}, 0, errToken
 	}
+	return s, r.Kvs[0].ModRevision, nil
+}
+
+// use returns nil if text is a valid token, which the server of that name has from now on, unless
+// the token is reusable.
+func (t tokens) use(ctx context.Context, text, name string) error {
+	s, revision, err := t.find(ctx, text)
 	switch {
+	case err != nil:
+		return err
 	case s.Reusable || s.UsedBy == name:
 		return nil
 	case s.UsedBy != "":
 		return &tokenError{"was used by the server " + s.UsedBy + " already"}
 	}
 	s.UsedBy = name
-	return t.put(ctx, s, r.Kvs[0].ModRevision)
+	return t.put(ctx, s, revision)
 }
 
 // list returns all tokens.

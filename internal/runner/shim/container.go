@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -91,12 +92,11 @@ func (s *server) run(k *container, ns *os.File, started chan struct{}) error {
 	var log *logfile.Writer
 	var dir *os.File
 	var oomKills int64
-	group := cgroup.At(k.spec.Cgroup)
 	elsewhere(func() {
 		if dir, err = k.spec.openGroup(); err == nil {
 			log, err = logfile.NewWriter(k.spec.Log, k.spec.Limit)
 		}
-		oomKills = group.OOMKills()
+		oomKills = cgroup.At(k.spec.Cgroup).OOMKills()
 	})
 	defer dir.Close()
 	if err != nil {
@@ -110,16 +110,7 @@ func (s *server) run(k *container, ns *os.File, started chan struct{}) error {
 		return err
 	}
 	defer p.closeAll()
-	cmd := &exec.Cmd{
-		Path: path, Args: k.spec.Args, Env: k.spec.Env, Dir: k.spec.Dir,
-		Stdin: p.childIn, Stdout: p.childOut, Stderr: p.childErr,
-		SysProcAttr: &syscall.SysProcAttr{
-			Setsid: true, Setctty: k.spec.TTY, Pdeathsig: syscall.SIGKILL, Credential: credential(k.spec),
-		},
-	}
-	if cmd.Dir == "" {
-		cmd.Dir = "/"
-	}
+	cmd := command(path, k.spec, p)
 	forget, err := s.launch(cmd, k.spec, dir)
 	if err != nil {
 		return startError(err, cmd)
@@ -148,20 +139,7 @@ func (s *server) run(k *container, ns *os.File, started chan struct{}) error {
 	}
 	_ = cmd.Wait()
 	finished := time.Now()
-	s.mu.Lock()
-	k.ns, k.stdin, k.term = nil, nil, nil
-	s.mu.Unlock()
-	// The container ends with its first process. The inode is certain to be this
-	// namespace's only while ns is open: the kernel reuses the numbers.
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	elsewhere(func() {
-		if k.spec.Cgroup != "" {
-			_ = group.Kill(ctx)
-			oomKills = group.OOMKills() - oomKills
-		}
-		_ = process.KillMountNamespace(ctx, inode)
-	})
+	oomKills = s.killRest(k, inode) - oomKills
 	_ = p.readersDeadline(time.Now().Add(time.Second)) // an escaped process may hold them open
 	copies.Wait()
 	s.mu.Lock()
@@ -170,6 +148,35 @@ func (s *server) run(k *container, ns *os.File, started chan struct{}) error {
 	k.state.OOMKilled = oomKills > 0
 	s.mu.Unlock()
 	return nil
+}
+
+// command returns the command of a container's first process.
+func command(path string, spec Container, p *plumbing) *exec.Cmd {
+	return &exec.Cmd{
+		Path: path, Args: spec.Args, Env: spec.Env, Dir: cmp.Or(spec.Dir, "/"),
+		Stdin: p.childIn, Stdout: p.childOut, Stderr: p.childErr,
+		SysProcAttr: &syscall.SysProcAttr{Setsid: true, Setctty: spec.TTY, Pdeathsig: syscall.SIGKILL, Credential: credential(spec)},
+	}
+}
+
+// killRest kills what the first process of k, which has ended, leaves in its cgroup and its mount namespace, and returns how
+// often the kernel has killed in the cgroup for want of memory. The inode is certain to be this namespace's only while it
+// is open: the kernel reuses the numbers.
+func (s *server) killRest(k *container, inode uint64) (oomKills int64) {
+	s.mu.Lock()
+	k.ns, k.stdin, k.term = nil, nil, nil
+	s.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	elsewhere(func() {
+		group := cgroup.At(k.spec.Cgroup)
+		if k.spec.Cgroup != "" {
+			_ = group.Kill(ctx)
+		}
+		oomKills = group.OOMKills()
+		_ = process.KillMountNamespace(ctx, inode)
+	})
+	return oomKills
 }
 
 // ended publishes the end of k; err is why it could not be started, or nil.
