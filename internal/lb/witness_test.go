@@ -128,7 +128,7 @@ func TestWitnessIsFollowed(t *testing.T) {
 			})
 		}
 		seen(lease.ResourceVersion)
-		now.Add(int64(quorum.WitnessTerm) - 1) // the witness gives back what is expired by itself
+		now.Add(int64(quorum.WitnessTerm) - 1)      // the witness gives back what is expired by itself
 		lease.Spec.LeaseTransitions = new(int32(1)) // a renewal
 		if lease, err = api.Update(t.Context(), lease, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
