@@ -3,7 +3,7 @@ SHELL       := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 export CGO_ENABLED := 0
 VERSION     ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-LDFLAGS     := -s -w -X github.com/fairlead/fairlead/internal/cli.version=$(VERSION)
+LDFLAGS     := -s -w -X github.com/fairlead/fairlead/internal/cli/base.Version=$(VERSION)
 SHIM        := internal/runner/shim/embedded/fairlead-shim
 KUBECTL     := $(CURDIR)/bin/kubectl
 TOOL        := go tool -modfile=$(CURDIR)/tools/go.mod
@@ -15,9 +15,9 @@ UNIT        := . ./internal/svc/... ./internal/alloc/... ./internal/epslice/... 
 # has run by then with all of its analyzers; go test would ask it for some of them again.
 # A hundred programs are linked, without what only a debugger reads.
 LONG        := ./internal/apiserver ./test/node ./internal/dataplane/ipvs ./test/servers ./test ./internal/dataplane/iptables ./internal/controller \
-  ./test/ipvs ./internal/runner ./test/lb ./test/packages ./internal/proxy ./internal/lb ./test/reliability ./internal/lb/proxied
+  ./test/ipvs ./internal/runner ./test/lb ./test/packages ./internal/proxy ./internal/lb/controller ./internal/lb ./test/reliability ./internal/lb/proxied
 
-.PHONY: help build demo test test-unit bench check mutate fmt generate clean setup fetch kubectl wireguard-go release soak
+.PHONY: help build demo test test-unit bench check mutate fmt generate clean setup fetch kubectl wireguard-go test-apiserver release soak
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -28,7 +28,7 @@ build: ## make bin/fairlead (static, no cgo)
 demo: setup build kubectl ## start two nodes and a client in namespaces, apply examples/my-service.yaml, print what was measured
 	go run ./test/demo --bin bin --manifest examples/my-service.yaml
 
-test: setup build kubectl wireguard-go fetch ## the whole suite, with set-up
+test: setup build kubectl wireguard-go test-apiserver fetch ## the whole suite, with set-up
 	go vet ./...
 	FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin go test -json -p 3 -parallel 4 -vet=off -ldflags='-s -w' -timeout 14m $(LONG) ./... | go run ./test/summary
 
@@ -59,6 +59,9 @@ generate: ## write the generated code anew
 
 kubectl: ## make bin/kubectl from its published module
 	cd test/kubectl && go build -ldflags '-s -w -X k8s.io/component-base/version.gitVersion=v1.37.2' -o $(KUBECTL) .
+
+test-apiserver: ## make bin/apiserver: the API server on its own, for tests of rooms that need an API
+	go build -ldflags '-s -w' -o bin/ ./test/apiserver
 
 wireguard-go: ## make bin/wireguard-go, for kernels without WireGuard, from its published module
 	cd test/wireguard && go build -ldflags '-s -w' -o $(CURDIR)/bin/wireguard-go golang.zx2c4.com/wireguard

@@ -20,7 +20,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// upstreamAPI is a running kube-apiserver with an etcd of its own, both on
+// upstreamAPI is a running kube-apiserver with its own etcd, both on
 // loopback.
 type upstreamAPI struct {
 	etcd, server *process

@@ -39,7 +39,7 @@ func (b *bench) kubeControllerManager() manager {
 	}}
 }
 
-// managers are those that take part, fairlead first.
+// managers are the programs that take part, fairlead first.
 func (b *bench) managers() []manager {
 	list := []manager{b.fairleadControllers()}
 	if b.peer("kube-controller-manager") != "" {
@@ -212,7 +212,7 @@ func (b *bench) restartSize() crowd { return crowd{services: 1, pods: b.few(5000
 func (b *bench) fullSize() crowd    { return crowd{services: b.few(100, 3), pods: b.few(1000, 200)} }
 
 // controllerFigures are the lines of the table; without the peer it has
-// fairlead's column alone.
+// only fairlead's column.
 func (b *bench) controllerFigures(results []managerResult) []figure {
 	var out []figure
 	add := func(what string, u unit, want expectation, value func(*managerResult) float64) {

@@ -294,7 +294,7 @@ func (s *stage) replace(ctx context.Context, size crowd, prefix string) error {
 	if len(list.Items) != size.pods {
 		return fmt.Errorf("%d pods, want %d", len(list.Items), size.pods)
 	}
-	s.turn += size.pods // the new Pods have addresses of their own
+	s.turn += size.pods // the new Pods have their own addresses
 	first, now := s.turn, int64(0)
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(writers / 4)

@@ -39,7 +39,7 @@ type pace struct {
 
 // runCreate creates Services with cluster IPs by 1, 16 and 64 clients on
 // fairlead and on kube-apiserver in turn, over one etcd, and then on fairlead
-// alone with many present.
+// with no others and with many present.
 func (b *bench) runCreate(ctx context.Context) (figures []figure, err error) {
 	dir, err := os.MkdirTemp(b.dir, "create-")
 	if err != nil {
@@ -139,7 +139,7 @@ func (b *bench) startServer(ctx context.Context, dir, store string) (*creator, e
 	return c, nil
 }
 
-// client returns a client with a connection of its own.
+// client returns a client with its own connection.
 func (c *creator) client() (*kubernetes.Clientset, error) {
 	cfg := rest.CopyConfig(c.config)
 	cfg.Dial = (&net.Dialer{}).DialContext

@@ -172,7 +172,7 @@ func (b *bench) dnsFigures(w dnsWorld, mine, peer dnsResult) []figure {
 	return figures
 }
 
-// measureDNS runs one server on a host of its own.
+// measureDNS runs one server on its own host.
 func (b *bench) measureDNS(ctx context.Context, a *api, w dnsWorld, n nameserver) (r dnsResult, err error) {
 	h, err := b.net.host(ctx, fmt.Sprintf("dns%d", b.net.count))
 	if err != nil {

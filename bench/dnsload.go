@@ -72,7 +72,7 @@ func (b *bench) loadFigure(ctx context.Context, a *api, s shape, made []service)
 	return f, nil
 }
 
-// startToAnswer starts a server on a host of its own and returns the seconds
+// startToAnswer starts a server on its own host and returns the seconds
 // until it answers question i.
 func (b *bench) startToAnswer(ctx context.Context, a *api, n nameserver, q question, i int) (took float64, err error) {
 	h, err := b.net.host(ctx, fmt.Sprintf("load%d", b.net.count))

@@ -176,7 +176,7 @@ func records(rrs []dns.RR) []string {
 	return out
 }
 
-// answersOf starts a server on a host of its own, asks it everything, and reads
+// answersOf starts a server on its own host, asks it everything, and reads
 // its metrics.
 func (b *bench) answersOf(ctx context.Context, a *api, n nameserver, questions []asked) (
 	out []answered, metrics map[string]string, err error,

@@ -3,6 +3,6 @@
 // all of them against the same API server in the same run. README.md says what
 // each figure is and what to expect of it.
 //
-// It runs in network, mount and process namespaces of its own: no packet
+// It runs in network, mount and process namespaces of this run: no packet
 // leaves them, and nothing it started outlives it.
 package main

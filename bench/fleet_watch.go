@@ -25,7 +25,7 @@ import (
 )
 
 // watchCommand is the argument with which this program is the watches of many nodes
-// instead: `bench watches KUBECONFIG NODES WATCHES-PER-CONNECTION`. It is a process of its own so that what the
+// instead: `bench watches KUBECONFIG NODES WATCHES-PER-CONNECTION`. It is its own process so that what the
 // nodes need is not counted, and it decodes nothing: a fleet has a processor for each
 // node, and a bench has not.
 const watchCommand = "watches"
@@ -48,7 +48,7 @@ type fleetReport struct {
 	Bytes               int64 // of TLS that came since the one before
 }
 
-// watches are those of all nodes. A node has one of EndpointSlices and one of Services.
+// watches are the watches of all nodes. A node has one of EndpointSlices and one of Services.
 type watches struct {
 	config *rest.Config
 	tls    *tls.Config

@@ -11,7 +11,7 @@ import (
 // hogsLine is what the test logs of the requests' times.
 var hogsLine = regexp.MustCompile(`99 of 100 requests take (\S+) at most, (\S+) beside hogs`)
 
-// runHogs runs the test of package runner/guest on a machine of its own.
+// runHogs runs the test of package runner/guest on its own machine.
 func (b *bench) runHogs(ctx context.Context) ([]figure, error) {
 	out, log, err := b.guest(ctx, "hogs", "initrd")
 	if err != nil {

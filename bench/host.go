@@ -123,7 +123,7 @@ func (h *host) remove(ctx context.Context) error {
 	return errors.Join(err, ip(ctx, "netns del "+h.name))
 }
 
-// on runs f on the host and waits for it: on a thread of its own, which ends
+// on runs f on the host and waits for it: on its own thread, which ends
 // with f.
 func (h *host) on(f func() error) error {
 	done := make(chan error, 1)

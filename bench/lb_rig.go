@@ -36,12 +36,12 @@ type balancers struct {
 	hosts      []*host
 	lbs        []*process
 	proxies    []*process
-	controller *process // nil if those of the hosts are it
+	controller *process // nil if the controllers of the hosts do its work
 	outside    *host
 }
 
 // startBalancers starts n hosts with a proxy and a speaker each. With a controller of its
-// own, the hosts have speakers alone.
+// own, the hosts have only speakers.
 func (b *bench) startBalancers(
 	ctx context.Context, n int, p proxy, kubeconfig string, client kubernetes.Interface, own bool,
 ) (s *balancers, err error) {

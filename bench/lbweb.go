@@ -118,7 +118,7 @@ func (fdConn) SetDeadline(time.Time) error      { return nil } // the socket's o
 func (fdConn) SetReadDeadline(time.Time) error  { return nil }
 func (fdConn) SetWriteDeadline(time.Time) error { return nil }
 
-// webLoad are clients of HTTP/1.1, as those of load: with a thread each, and requests that are made before.
+// webLoad are clients of HTTP/1.1, like the clients of load: with a thread each, and requests that are made before.
 type webLoad struct {
 	load
 	tls *tls.Config // nil without TLS
@@ -166,7 +166,7 @@ func get(c io.ReadWriter, request, b []byte) error {
 	}
 }
 
-// kept has n clients send requests, each on a connection of its own.
+// kept has n clients send requests, each on its own connection.
 func (l webLoad) kept(ctx context.Context, n int, d time.Duration) (rate, error) {
 	return l.every(ctx, n, d, func() (func() error, func(), error) {
 		c, _, err := l.open(nil)
@@ -182,7 +182,7 @@ func (l webLoad) kept(ctx context.Context, n int, d time.Duration) (rate, error)
 // client's but the first resume its session of TLS.
 func (l webLoad) opened(ctx context.Context, n int, d time.Duration, resume bool) (rate, error) {
 	var caches chan tls.ClientSessionCache
-	if resume { // the first session is none of those that are measured
+	if resume { // the first session is not measured
 		caches = make(chan tls.ClientSessionCache, n)
 		if err := l.clients(n, func(int) error {
 			cache := tls.NewLRUClientSessionCache(4)
@@ -321,7 +321,7 @@ func at(a netip.Addr, port int) netip.AddrPort {
 	return netip.AddrPortFrom(a, uint16(port))
 }
 
-// webPorts are those of listeners, by their protocols.
+// webPorts are the ports of listeners, by their protocols.
 var webPorts = map[string]int{"tcp": 8081, "http": 8080, "https": 8443}
 
 func listenAt(port int) string { return ":" + strconv.Itoa(port) }

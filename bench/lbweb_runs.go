@@ -58,7 +58,7 @@ func delugeStep(ctx context.Context, l webLoad, d time.Duration) (rate, float64,
 	return rate{}, bits, err
 }
 
-// values are those of a step at a carrier, one for each round.
+// values are the values of a step at a carrier, one for each round.
 type values struct{ perSecond, p50, p99, cpu []float64 }
 
 // measureSteps takes turns between the carriers, in another order each round.
@@ -100,7 +100,7 @@ func (w *webRig) measureSteps(ctx context.Context, steps []step) (map[string][]v
 	return out, nil
 }
 
-// stepFigures are those of fairlead beside each peer.
+// stepFigures are the figures of fairlead beside each peer.
 func (w *webRig) stepFigures(steps []step, got map[string][]values) (out []figure) {
 	mine := got[w.carriers[0].name]
 	peers := w.carriers[1:]

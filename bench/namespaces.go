@@ -13,7 +13,7 @@ import (
 // insideEnv marks the process that runs inside the namespaces.
 const insideEnv = "FAIRLEAD_BENCH_INSIDE"
 
-// reexec runs this program again in namespaces of its own and returns its exit
+// reexec runs this program again in its own namespaces and returns its exit
 // code; without root, as root of a user namespace. In the process namespace it
 // is the first process, so that the kernel ends with it all that it started.
 func reexec() int {

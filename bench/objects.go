@@ -72,7 +72,7 @@ type shape struct {
 	from      uint32 // number of the first endpoint
 }
 
-// next is the number of the first endpoint after those of the shape.
+// next is the number of the first endpoint after the endpoints of the shape.
 func (s shape) next() uint32 { return s.from + uint32(s.services*s.endpoints) }
 
 func makeNamespace(ctx context.Context, client kubernetes.Interface) error {

@@ -102,7 +102,7 @@ func (b *bench) makeWorld(ctx context.Context, size planeSize) (*world, error) {
 	return w, nil
 }
 
-// measure runs one proxy on a host of its own and takes everything away again.
+// measure runs one proxy on its own host and takes everything away again.
 func (b *bench) measure(ctx context.Context, w *world, p proxy) (r planeResult, err error) {
 	h, err := b.net.host(ctx, fmt.Sprintf("node%d", b.net.count))
 	if err != nil {
@@ -137,7 +137,7 @@ func (b *bench) measure(ctx context.Context, w *world, p proxy) (r planeResult, 
 const loadPause = 2 * time.Millisecond
 
 // measureLoad waits until the Services answer: first some that lie far apart,
-// the last one among them, and then every single one. Looking at those that
+// the last one among them, and then every single one. Looking at chains that
 // answer already takes time too, which does not count.
 func (w *world) measureLoad(ctx context.Context, h *host, proc *process, r *planeResult) error {
 	ctx, cancel := context.WithTimeout(ctx, w.size.limit)

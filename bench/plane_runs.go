@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 )
 
-// runStress measures fairlead alone at 10,000 x 10 with what would take
+// only runStress measures fairlead at 10,000 x 10 with what would take
 // kube-proxy minutes: half a minute of changes and a burst. What kernel and network
 // do alone is the measure.
 func (b *bench) runStress(ctx context.Context) ([]figure, error) {
@@ -168,7 +168,7 @@ func (b *bench) runIPTables(ctx context.Context) ([]figure, error) {
 	return figures, nil
 }
 
-// variantPath is a PATH in which the programs called iptables are those of a
+// variantPath is a PATH in which the programs called iptables come from a
 // variant.
 func (b *bench) variantPath(variant string) (string, error) {
 	program, err := exec.LookPath(iptablesVariants[variant])

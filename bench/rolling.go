@@ -142,7 +142,7 @@ func (r *rollingRig) end(ctx context.Context) error {
 // deploy makes the Service and a Deployment whose program ends at once at SIGTERM, without a
 // preStop hook, and returns the Service when it has an address outside.
 func (r *rollingRig) deploy(ctx context.Context, b *bench) (*corev1.Service, error) {
-	// The program may lie where Pods that are held to baseline have a directory of their own.
+	// The program may lie where Pods that are held to baseline have their own directory.
 	privileged := []byte(`{"metadata":{"labels":{"pod-security.kubernetes.io/enforce":"privileged"}}}`)
 	_, err := r.client.CoreV1().Namespaces().Patch(ctx, benchNamespace, types.MergePatchType, privileged, metav1.PatchOptions{})
 	if err != nil {
@@ -218,7 +218,7 @@ func (r *rollingRig) ways(s *corev1.Service) ([]*way, error) {
 	return all, nil
 }
 
-// request makes a connection of its own for one answer.
+// request makes its own connection for one answer.
 func (w *way) request(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, rollingAnswer)
 	defer cancel()
@@ -260,7 +260,7 @@ func (w *way) open(ctx context.Context, every time.Duration) {
 	}
 }
 
-// roll replaces all Pods of the Deployment, and returns the removals of those that went
+// roll replaces all Pods of the Deployment, and returns the removals of the Pods that went
 // which came to their end; those are missing that were ended before.
 func (r *rollingRig) roll(ctx context.Context, revision int) ([]*removal, error) {
 	ctx, cancel := context.WithTimeout(ctx, 50*time.Second) // less than the client gives a watch

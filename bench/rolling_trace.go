@@ -124,7 +124,7 @@ func (x *removals) of(pod types.UID, now time.Time) *removal {
 	return x.pods[pod]
 }
 
-// drained returns those that came to their end.
+// drained returns the Pods that came to their end.
 func (x *removals) drained() (out []*removal) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -182,7 +182,7 @@ func (b *bench) runUserspace(ctx context.Context) (figures []figure, err error) 
 	direct := &carrying{carrier: carrier{name: "direct"}, load: load{client, endpoint}}
 	all := []*carrying{direct}
 	for i, c := range b.carriers(a, endpoint) {
-		// Each has an address of its own that the client is led to it by.
+		// Each has its own address that the client is led to it by.
 		to := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 200, 0, byte(i)}), servicePort)
 		if !c.peer {
 			to = vip
@@ -351,7 +351,7 @@ func userspaceFigures(direct, mine *carrying, peers []*carrying) []figure {
 	return out
 }
 
-// carry starts a carrier on a host of its own, to which the client's way to the
+// carry starts a carrier on its own host, to which the client's way to the
 // address leads, and waits until it carries.
 func (b *bench) carry(ctx context.Context, a *api, c carrier, client *host, to netip.AddrPort) (w *carrying, stop func() error, err error) {
 	h, err := b.net.host(ctx, fmt.Sprintf("carrier%d", b.net.count))

@@ -8,9 +8,9 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
-// confines fails unless, without root, a Pod that may not be privileged is behind the walls
-// of files, processes and system calls; that between users is missing, and the Node says
-// so. pid is that of the agent.
+// confines fails unless, without root, a Pod that may not be privileged is confined
+// in its files, processes and system calls. It is not kept apart by users, which a condition
+// of the Node reports. pid is the agent's.
 func (u *user) confines(pid string) {
 	t := u.t
 	t.Helper()

@@ -1,4 +1,4 @@
-// Command fairlead-shim is the parent process of one Pod, as a program of its own:
+// Command fairlead-shim is the parent process of one Pod, as a separate program:
 // 'make build' puts it into fairlead, which starts it for each Pod (package
 // internal/runner/shim/embedded). It is not for use by hand.
 package main

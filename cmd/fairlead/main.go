@@ -1,4 +1,4 @@
-// Command fairlead is Kubernetes Services as a system of its own; see
+// Command fairlead runs Kubernetes Services without the rest of Kubernetes; see
 // 'fairlead --help'.
 package main
 

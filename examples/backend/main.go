@@ -1,7 +1,7 @@
-// Command backend is a small HTTP server for examples: it answers with its host
-// name and the address it was asked from, and can be told to be unready. With
-// -udp it answers every datagram on that address in the same way. It finishes the
-// requests it has at SIGTERM, with -abrupt none: it is gone at once.
+// Command backend is a small HTTP server for examples. It answers with its host name and the client's address, and can be
+// made unready. With -udp it answers every datagram on that address in the same way, with -tls it serves HTTPS on a second
+// address. -text FILE is read for each request and stands before the answer. On SIGTERM it finishes its requests; with -abrupt
+// it ends at once.
 //
 //	GET  /         "my-pod-1 10.244.0.7"
 //	GET  /healthz  200 while ready, 503 after POST /unready
@@ -11,6 +11,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"net"
@@ -25,6 +26,10 @@ import (
 func main() {
 	listen := flag.String("listen", ":9376", "address to listen on")
 	udp := flag.String("udp", "", "address to answer datagrams on; empty for none")
+	secure := flag.String("tls", "", "address to serve HTTPS on; empty for none")
+	cert := flag.String("cert", "tls.crt", "file with the certificate of -tls")
+	key := flag.String("key", "tls.key", "file with the key of -tls")
+	text := flag.String("text", "", "file whose text stands before each answer; empty for none")
 	abrupt := flag.Bool("abrupt", false, "end at once at SIGTERM")
 	flag.Parse()
 	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
@@ -33,19 +38,23 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), signals...)
 	defer stop()
-	if err := serve(ctx, *listen, *udp); err != nil {
+	o := options{listen: *listen, udp: *udp, tls: *secure, cert: *cert, key: *key, text: *text}
+	if err := serve(ctx, o); err != nil {
 		fmt.Fprintln(os.Stderr, "backend:", err)
 		os.Exit(1)
 	}
 }
 
-func serve(ctx context.Context, listen, udp string) error {
+// options are the flags.
+type options struct{ listen, udp, tls, cert, key, text string }
+
+func serve(ctx context.Context, o options) error {
 	name, err := os.Hostname()
 	if err != nil {
 		return err
 	}
-	if udp != "" {
-		conn, err := net.ListenPacket("udp", udp)
+	if o.udp != "" {
+		conn, err := net.ListenPacket("udp", o.udp)
 		if err != nil {
 			return err
 		}
@@ -55,6 +64,14 @@ func serve(ctx context.Context, listen, udp string) error {
 	var unready atomic.Bool
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /", func(w http.ResponseWriter, r *http.Request) {
+		if o.text != "" {
+			text, err := os.ReadFile(o.text)
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusInternalServerError)
+				return
+			}
+			_, _ = w.Write(text)
+		}
 		client, _, _ := net.SplitHostPort(r.RemoteAddr)
 		fmt.Fprintln(w, name, client)
 	})
@@ -73,17 +90,28 @@ func serve(ctx context.Context, listen, udp string) error {
 		}
 	})
 
-	server := &http.Server{Addr: listen, Handler: mux, ReadHeaderTimeout: 5 * time.Second}
-	done := make(chan error, 1)
-	go func() { done <- server.ListenAndServe() }()
-	fmt.Println("listening on", listen)
+	plain := &http.Server{Addr: o.listen, Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	servers := []*http.Server{plain}
+	done := make(chan error, 2)
+	go func() { done <- plain.ListenAndServe() }()
+	fmt.Println("listening on", o.listen)
+	if o.tls != "" {
+		secure := &http.Server{Addr: o.tls, Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+		servers = append(servers, secure)
+		go func() { done <- secure.ListenAndServeTLS(o.cert, o.key) }()
+		fmt.Println("listening on", o.tls, "with TLS")
+	}
 	select {
 	case err := <-done:
 		return err
 	case <-ctx.Done():
 		graceful, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
-		return server.Shutdown(graceful)
+		var errs []error
+		for _, s := range servers {
+			errs = append(errs, s.Shutdown(graceful))
+		}
+		return errors.Join(errs...)
 	}
 }
 

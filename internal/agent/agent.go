@@ -22,7 +22,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/retry"
 
-	"github.com/fairlead/fairlead/internal/checks"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -54,7 +53,7 @@ type Options struct {
 
 	// Addresses become the Node's InternalIPs.
 	Addresses []netip.Addr
-	// Annotations are added to the Node's own, of which those that are empty here are removed.
+	// Annotations are added to the Node's own. An empty value removes an annotation.
 	Annotations map[string]string
 	// Certificates, which may be nil, returns the annotations about this machine's certificates;
 	// CertificatesChanged holds a token when they may have changed.
@@ -91,7 +90,7 @@ type Registrar struct {
 	opts Options
 	log  *slog.Logger
 
-	// Used by Run alone.
+	// Only Run uses it.
 	reported time.Time // the last time the status was written
 	written  report    // what the Lease reports
 	answered string    // the last suspicion that was answered by a renewal
@@ -254,9 +253,9 @@ func (r *Registrar) metadataPatch(n *corev1.Node) []byte {
 	return patch
 }
 
-// missing returns the entries of want that have lacks, and nil for those that are empty in
+// missing returns the entries of want that have lacks, and nil for entries that are empty in
 // want, which removes them in a merge patch. It is never nil itself, which would remove all
-// that there are (RFC 7396).
+// entries (RFC 7396).
 func missing(want, have map[string]string) map[string]any {
 	out := map[string]any{}
 	for k, v := range want {
@@ -334,8 +333,8 @@ func setCondition(s *corev1.NodeStatus, c corev1.NodeCondition, now time.Time) {
 }
 
 // renew creates or renews the Lease, by which the control plane knows that this
-// machine is alive. A patch leaves alone what others have of it: what this node has
-// programmed (package barrier).
+// machine is alive. A patch does not change what package barrier writes into it: what this
+// node has programmed.
 func (r *Registrar) renew(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -387,7 +386,7 @@ func (r *Registrar) suspicion() string {
 type report struct{ unreachable, checks string }
 
 func (r report) annotations() map[string]string {
-	return map[string]string{svc.UnreachableAnnotation: r.unreachable, checks.ReportAnnotation: r.checks}
+	return map[string]string{svc.UnreachableAnnotation: r.unreachable, svc.ChecksAnnotation: r.checks}
 }
 
 // report is what the Lease is to report.

@@ -18,6 +18,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/fairlead/fairlead/internal/proxy"
+	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
 
@@ -136,7 +137,7 @@ func TestRegistration(t *testing.T) {
 		if c := condition(n, corev1.NodeReady); c.Status != corev1.ConditionTrue {
 			t.Errorf("Ready %+v", c)
 		}
-		if c := condition(n, proxy.ServicesProgrammed); c.Status != corev1.ConditionTrue || c.Reason != "Programmed" || c.Message != "mode fake" {
+		if c := condition(n, svc.ServicesProgrammed); c.Status != corev1.ConditionTrue || c.Reason != "Programmed" || c.Message != "mode fake" {
 			t.Errorf("ServicesProgrammed %+v", c)
 		}
 
@@ -168,7 +169,7 @@ func TestRegistration(t *testing.T) {
 
 		// The control plane took it for dead: it corrects that at once.
 		n = w.own()
-		since := condition(n, proxy.ServicesProgrammed).LastTransitionTime
+		since := condition(n, svc.ServicesProgrammed).LastTransitionTime
 		for i := range n.Status.Conditions {
 			if n.Status.Conditions[i].Type == corev1.NodeReady {
 				n.Status.Conditions[i].Status = corev1.ConditionUnknown
@@ -182,7 +183,7 @@ func TestRegistration(t *testing.T) {
 		if c := condition(n, corev1.NodeReady); c.Status != corev1.ConditionTrue || time.Since(c.LastTransitionTime.Time) > 2*time.Second {
 			t.Errorf("Ready after Unknown: %+v", c)
 		}
-		if c := condition(n, proxy.ServicesProgrammed); !c.LastTransitionTime.Equal(&since) {
+		if c := condition(n, svc.ServicesProgrammed); !c.LastTransitionTime.Equal(&since) {
 			t.Errorf("a condition that stayed has a new transition time: %v, want %v", c.LastTransitionTime, since)
 		}
 
@@ -203,7 +204,7 @@ func TestRegistration(t *testing.T) {
 		if c := condition(n, corev1.NodeReady); c.Status != corev1.ConditionFalse || c.Message != "no bridge" {
 			t.Errorf("Ready %+v", c)
 		}
-		if c := condition(n, proxy.ServicesProgrammed); c.Status != corev1.ConditionFalse || c.Reason != "ProgrammingFailed" ||
+		if c := condition(n, svc.ServicesProgrammed); c.Status != corev1.ConditionFalse || c.Reason != "ProgrammingFailed" ||
 			c.Message != "no memory (and 1 more)" {
 			t.Errorf("ServicesProgrammed %+v", c)
 		}

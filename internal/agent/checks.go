@@ -23,22 +23,23 @@ import (
 
 	"github.com/fairlead/fairlead/internal/checks"
 	"github.com/fairlead/fairlead/internal/events"
+	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// Checks checks endpoints of slices that ask for it (package checks): those that this node is one
-// of the nodes for. What it finds is for the node's Lease.
+// Checks checks endpoints of slices that ask for it (package checks), if this node is one of
+// their checkers. The results are for the node's Lease.
 type Checks struct {
 	self    string
 	client  kubernetes.Interface
 	log     *slog.Logger
 	events  *events.Recorder
-	changed chan struct{}
-	update  chan struct{}
+	changed loop.Signal
+	update  loop.Signal
 
 	mu     sync.Mutex
-	nodes  map[string]bool     // those that are ready
+	nodes  map[string]bool     // the ready endpoints
 	own    map[checks.Key]bool // whether this node is to check it, as nodes are; nil if they have changed
 	slices map[svc.Name]checkedSlice
 	found  checks.Report
@@ -58,7 +59,7 @@ const maxEvents = 100
 // NewChecks returns what checks endpoints for the node called self. Run does it.
 func NewChecks(client kubernetes.Interface, self string, log *slog.Logger) *Checks {
 	return &Checks{
-		self: self, client: client, log: log, changed: make(chan struct{}, 1), update: make(chan struct{}, 1),
+		self: self, client: client, log: log, changed: loop.NewSignal(), update: loop.NewSignal(),
 		events: events.NewRecorder(client, corev1.EventSource{Component: "fairlead-checks", Host: self}, log),
 		nodes:  map[string]bool{}, slices: map[svc.Name]checkedSlice{}, found: checks.Report{}, partly: map[svc.Name]bool{},
 	}
@@ -67,7 +68,7 @@ func NewChecks(client kubernetes.Interface, self string, log *slog.Logger) *Chec
 // Changed holds a token when Report may have changed since the last receive. It is for one receiver.
 func (c *Checks) Changed() <-chan struct{} { return c.changed }
 
-// Report returns what was found, as the annotation checks.ReportAnnotation has it.
+// Report returns the results as the value of the annotation svc.ChecksAnnotation.
 func (c *Checks) Report() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -98,14 +99,7 @@ func (c *Checks) setNode(name string, ready bool) {
 	}
 	c.mu.Unlock()
 	if differs {
-		signal(c.update)
-	}
-}
-
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
+		c.update.Set()
 	}
 }
 
@@ -135,12 +129,12 @@ func (c *Checks) Run(ctx context.Context) error {
 			for _, s := range all {
 				c.setSlice(s, checks.Of(s))
 			}
-			signal(c.update)
+			c.update.Set()
 		},
-		Set:    func(s *discoveryv1.EndpointSlice) { c.setSlice(s, checks.Of(s)); signal(c.update) },
-		Delete: func(s *discoveryv1.EndpointSlice) { c.setSlice(s, nil); signal(c.update) },
+		Set:    func(s *discoveryv1.EndpointSlice) { c.setSlice(s, checks.Of(s)); c.update.Set() },
+		Delete: func(s *discoveryv1.EndpointSlice) { c.setSlice(s, nil); c.update.Set() },
 	}
-	source := reflector.From(c.client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll), metav1.ListOptions{LabelSelector: checks.Label})
+	source := reflector.From(c.client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll), metav1.ListOptions{LabelSelector: svc.CheckedLabel})
 	running.Go(func() { reflector.Run(reflector.Quiet(ctx), "checks/endpointslices", source, sink) })
 
 	stops := map[checks.Key]context.CancelFunc{}
@@ -204,7 +198,7 @@ func (c *Checks) mine() map[checks.Key]checks.Target {
 	for key := range c.found {
 		if _, still := out[key]; !still {
 			delete(c.found, key)
-			signal(c.changed)
+			c.changed.Set()
 		}
 	}
 	return out
@@ -235,14 +229,14 @@ func (c *Checks) reportPartly(checked map[checks.Key]checks.Target) {
 	}
 	switch {
 	case before == 0 && len(c.partly) > 0:
-		c.log.Warn("cannot check all endpoints that this node is to check; see the Events EndpointsNotChecked of EndpointSlices",
+		c.log.Warn("cannot check all endpoints that this node should check; see the Events EndpointsNotChecked of EndpointSlices",
 			"checked", len(checked))
 	case before > 0 && len(c.partly) == 0:
-		c.log.Info("checks all endpoints again that this node is to check", "checked", len(checked))
+		c.log.Info("checking all endpoints again that this node should check", "checked", len(checked))
 	}
 }
 
-// keep checks one endpoint until ctx ends. Nodes and endpoints do so at times of their own.
+// keep checks one endpoint until ctx ends. Nodes and endpoints do so at different times.
 func (c *Checks) keep(ctx context.Context, t checks.Target) {
 	tick := time.NewTimer(rand.N(min(t.Interval, time.Second)))
 	defer tick.Stop()
@@ -276,7 +270,7 @@ func (c *Checks) answer(ctx context.Context, t checks.Target, err error) {
 		return
 	}
 	c.found[t.Key] = err == nil
-	signal(c.changed)
+	c.changed.Set()
 	if err != nil {
 		c.log.Warn("an endpoint does not answer its check; reporting it", "endpoint", t.Addr, "err", err)
 	} else if known {

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/fairlead/fairlead/internal/checks"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // A namespace with more endpoints than a node checks takes no place of another's. Its slices have
@@ -27,7 +28,7 @@ func TestChecksAreShared(t *testing.T) {
 		c.setNode("n0", true)
 		slice := func(namespace, name string, n int) *discoveryv1.EndpointSlice {
 			s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(namespace + name),
-				Annotations: map[string]string{checks.Annotation: "tcp://:80"}}}
+				Annotations: map[string]string{svc.CheckAnnotation: "tcp://:80"}}}
 			for i := range n {
 				s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("192.0.2.%d", i+1)}})
 			}

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// MachineInfo reads what a Node's nodeInfo says of a machine from its root file
+// MachineInfo reads the nodeInfo of a Node from the machine's root file
 // system (os.DirFS("/")). version is this program's. What cannot be read stays
 // empty.
 func MachineInfo(root fs.FS, version string) corev1.NodeSystemInfo {

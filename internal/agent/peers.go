@@ -17,6 +17,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/kernel/clock"
 	"github.com/fairlead/fairlead/internal/kernel/echo"
+	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/peers"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -28,7 +29,7 @@ type Peers struct {
 	self    string
 	log     *slog.Logger
 	now     func() time.Duration // CLOCK_BOOTTIME
-	changed chan struct{}
+	changed loop.Signal
 	sockets map[bool]*echo.Conn // by whether it is IPv4's
 	id      uint16
 
@@ -36,7 +37,7 @@ type Peers struct {
 	nodes       map[string]peer
 	stale       bool // nodes have changed since the ring was made
 	watch       peers.Watch
-	nonces      map[string]uint64 // those of the requests to each node since its last answer
+	nonces      map[string]uint64 // of the requests to each node since its last answer
 	unreachable []string
 }
 
@@ -50,7 +51,7 @@ type peer struct {
 // NewPeers returns what watches other nodes for the one called self. Run does it.
 func NewPeers(self string, log *slog.Logger) *Peers {
 	return &Peers{
-		self: self, log: log, now: clock.Boot, changed: make(chan struct{}, 1), sockets: map[bool]*echo.Conn{}, id: uint16(rand.Uint32()),
+		self: self, log: log, now: clock.Boot, changed: loop.NewSignal(), sockets: map[bool]*echo.Conn{}, id: uint16(rand.Uint32()),
 		nodes: map[string]peer{}, nonces: map[string]uint64{},
 	}
 }
@@ -125,7 +126,7 @@ func (p *Peers) Run(ctx context.Context) error {
 	for _, f := range []svc.Family{svc.IPv4, svc.IPv6} {
 		c, err := echo.Open(f)
 		if err != nil {
-			p.log.Warn("cannot ask other nodes by ICMP; asking them by TCP alone", "family", f, "err", err)
+			p.log.Warn("cannot ask other nodes by ICMP; only asking them by TCP", "family", f, "err", err)
 			continue
 		}
 		p.sockets[f == svc.IPv4] = c
@@ -144,7 +145,7 @@ func (p *Peers) Run(ctx context.Context) error {
 	}
 }
 
-// tick asks those whose turn it is, and judges all.
+// tick asks the nodes whose turn it is, and judges all.
 func (p *Peers) tick(ctx context.Context, running *sync.WaitGroup) {
 	p.mu.Lock()
 	if p.stale {
@@ -183,13 +184,10 @@ func (p *Peers) tick(ctx context.Context, running *sync.WaitGroup) {
 	}
 	for _, name := range was {
 		if !slices.Contains(is, name) {
-			p.log.Info("a node that was reported is no longer", "peer", name)
+			p.log.Info("no longer reporting a node", "peer", name)
 		}
 	}
-	select {
-	case p.changed <- struct{}{}:
-	default:
-	}
+	p.changed.Set()
 }
 
 // ping sends requests to a node, with the lock held. Replies to those before its last answer do not count.

@@ -51,13 +51,6 @@ func NewAddrs(prefix netip.Prefix) (*Addrs, error) {
 // Prefix returns the range.
 func (r *Addrs) Prefix() netip.Prefix { return r.prefix }
 
-// Size is the number of addresses that can be given out. That of an IPv6 /64
-// is 2^64-1.
-func (r *Addrs) Size() uint64 { return r.pool.size() }
-
-// Used is the number of addresses that are taken.
-func (r *Addrs) Used() uint64 { return r.pool.used() }
-
 // Allocate takes a. It returns ErrAllocated or a *NotInRangeError.
 func (r *Addrs) Allocate(a netip.Addr) error {
 	off, ok := r.offset(a)
@@ -91,12 +84,6 @@ func (r *Addrs) Release(a netip.Addr) {
 	if off, ok := r.offset(a); ok {
 		r.pool.release(off)
 	}
-}
-
-// Has reports whether a is taken.
-func (r *Addrs) Has(a netip.Addr) bool {
-	off, ok := r.offset(a)
-	return ok && r.pool.has(off)
 }
 
 // Contains reports whether a is an address that this range can give out.

@@ -78,7 +78,7 @@ func TestErrors(t *testing.T) {
 	r := mustAddrs(t, "10.0.0.0/30")
 	for _, out := range []string{"10.0.0.0", "10.0.0.3", "10.0.0.4", "9.255.255.255", "::1"} {
 		err := r.Allocate(netip.MustParseAddr(out))
-		if !IsNotInRange(err) || IsFull(err) || IsAllocated(err) {
+		if !isNotInRange(err) || isFull(err) || isAllocated(err) {
 			t.Errorf("%s: %v", out, err)
 		}
 	}
@@ -102,17 +102,17 @@ func TestErrors(t *testing.T) {
 	}
 
 	p := NewPorts(svc.PortRange{First: 30000, Last: 30000})
-	if err := p.Allocate(29999); !IsNotInRange(err) ||
+	if err := p.Allocate(29999); !isNotInRange(err) ||
 		err.Error() != "provided port is not in the valid range. The range of valid ports is 30000-30000" {
 		t.Error(err)
 	}
 	if n, err := p.AllocateNext(); err != nil || n != 30000 {
 		t.Error(n, err)
 	}
-	if err := p.Allocate(30000); !IsAllocated(err) || err.Error() != "provided port is already allocated" {
+	if err := p.Allocate(30000); !isAllocated(err) || err.Error() != "provided port is already allocated" {
 		t.Error(err)
 	}
-	if _, err := p.AllocateNext(); !IsFull(err) || err.Error() != "range is full: 30000-30000" {
+	if _, err := p.AllocateNext(); !isFull(err) || err.Error() != "range is full: 30000-30000" {
 		t.Error(err)
 	}
 }
@@ -159,7 +159,7 @@ func TestDynamicBandFirst(t *testing.T) {
 			t.Fatalf("choice %d of %d is %s, the static band is %s and 10.0.0.16", n, r.Size(), a, static)
 		}
 	}
-	if _, err := r.AllocateNext(); !IsFull(err) {
+	if _, err := r.AllocateNext(); !isFull(err) {
 		t.Error(err)
 	}
 }
@@ -238,7 +238,7 @@ func TestPeek(t *testing.T) {
 	if err := r.Allocate(last); err != nil {
 		t.Fatal(err)
 	}
-	if a, err := r.Peek(); !IsFull(err) {
+	if a, err := r.Peek(); !isFull(err) {
 		t.Fatal(a, err)
 	}
 	p := NewPorts(svc.PortRange{First: 1, Last: 1})
@@ -277,11 +277,11 @@ func TestAddrsAgainstMap(t *testing.T) {
 				err := r.Allocate(a)
 				switch {
 				case !valid(a):
-					if !IsNotInRange(err) {
+					if !isNotInRange(err) {
 						t.Fatalf("%s: %v, want out of range", a, err)
 					}
 				case model[a]:
-					if !IsAllocated(err) {
+					if !isAllocated(err) {
 						t.Fatalf("%s: %v, want allocated", a, err)
 					}
 				case err != nil:
@@ -293,7 +293,7 @@ func TestAddrsAgainstMap(t *testing.T) {
 			"next": func(t *rapid.T) {
 				a, err := r.AllocateNext()
 				if uint64(len(model)) == r.Size() {
-					if !IsFull(err) {
+					if !isFull(err) {
 						t.Fatalf("full range gave %v, %v", a, err)
 					}
 					return
@@ -400,7 +400,7 @@ func TestConcurrentChoicesDiffer(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if _, err := p.AllocateNext(); len(seen) != 2768 || !IsFull(err) {
+	if _, err := p.AllocateNext(); len(seen) != 2768 || !isFull(err) {
 		t.Errorf("%d ports given out, then %v", len(seen), err)
 	}
 }

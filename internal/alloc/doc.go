@@ -5,7 +5,7 @@
 // processes treats the choice as a candidate and settles it with an atomic
 // write elsewhere.
 //
-// Every range is split into a static band at its start, for those who choose
+// Every range is split into a static band at its start, for users who choose
 // themselves, and a dynamic band behind it (behaviour 164). AllocateNext takes from
 // the dynamic band and falls back to the static one only when that is full, so
 // that a chosen address is rarely taken already.

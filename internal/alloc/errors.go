@@ -37,20 +37,3 @@ func (e *NotInRangeError) Error() string {
 	}
 	return fmt.Sprintf("the provided IP (%s) is not in the valid range. The range of valid IPs is %s", e.IP, e.Range)
 }
-
-// IsFull reports whether err is or wraps a FullError.
-func IsFull(err error) bool {
-	var full *FullError
-	return errors.As(err, &full)
-}
-
-// IsAllocated reports whether err is or wraps ErrAllocated or ErrPortAllocated.
-func IsAllocated(err error) bool {
-	return errors.Is(err, ErrAllocated) || errors.Is(err, ErrPortAllocated)
-}
-
-// IsNotInRange reports whether err is or wraps a NotInRangeError.
-func IsNotInRange(err error) bool {
-	var out *NotInRangeError
-	return errors.As(err, &out)
-}

@@ -39,19 +39,6 @@ func (p *pool) release(off uint64) {
 	s.remove(off)
 }
 
-func (p *pool) has(off uint64) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	s, off := p.band(off)
-	return s.has(off)
-}
-
-func (p *pool) used() uint64 {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.static.used + p.dynamic.used
-}
-
 // next takes a free offset, from the dynamic band while that has one.
 func (p *pool) next() (uint64, bool) {
 	p.mu.Lock()

@@ -19,12 +19,6 @@ func NewPorts(ports svc.PortRange) *Ports {
 	return &Ports{ports: ports, pool: newPool(size, band)}
 }
 
-// Range returns the range.
-func (r *Ports) Range() svc.PortRange { return r.ports }
-
-// Used is the number of ports that are taken.
-func (r *Ports) Used() int { return int(r.pool.used()) }
-
 // Allocate takes p. It returns ErrPortAllocated or a *NotInRangeError.
 func (r *Ports) Allocate(p uint16) error {
 	if !r.ports.Contains(p) {
@@ -57,9 +51,4 @@ func (r *Ports) Release(p uint16) {
 	if r.ports.Contains(p) {
 		r.pool.release(uint64(p - r.ports.First))
 	}
-}
-
-// Has reports whether p is taken.
-func (r *Ports) Has(p uint16) bool {
-	return r.ports.Contains(p) && r.pool.has(uint64(p-r.ports.First))
 }

@@ -14,7 +14,7 @@ const (
 )
 
 // set is a sparse set of offsets below size, with an exact uniform choice among
-// those that are not in it.
+// the offsets that are not in it.
 //
 // Level 0 of counts is a bitmap in words of 64 offsets; level n counts the
 // members below each block of 64^(n+1) offsets. Blocks without members have no
@@ -115,7 +115,7 @@ func (s *set) nthFree(n uint64) uint64 {
 }
 
 // freeIn counts the free offsets of one block of 1<<shift offsets. Level -1 is
-// the bitmap. Of the last block it also counts those that are not below s.size:
+// the bitmap. Of the last block it also counts offsets that are not below s.size:
 // nthFree looks for one that is, so it goes no further for that.
 func (s *set) freeIn(child uint64, shift uint, level int) uint64 {
 	size := uint64(1) << shift

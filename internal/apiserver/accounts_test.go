@@ -341,7 +341,7 @@ func testDiscovery(t *testing.T, s *apiserver.Server, c *kubernetes.Clientset) {
 	}
 }
 
-// A node gets tokens of the accounts of its own Pods alone, bound to them.
+// A node gets tokens of the its own accounts Pods alone, bound to them.
 func testNodeTokens(t *testing.T, s *apiserver.Server, c *kubernetes.Clientset) {
 	node := kubernetes.NewForConfigOrDie(joined(t, s, "tokens", t.TempDir()).Config())
 	if _, err := node.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "tokens"}},

@@ -2,7 +2,6 @@ package apiserver
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -13,132 +12,303 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
 	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
-	"k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	genericfilters "k8s.io/apiserver/pkg/server/filters"
 	"k8s.io/apiserver/pkg/server/healthz"
-	genericoptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	restclient "k8s.io/client-go/rest"
-	"k8s.io/component-base/compatibility"
 
+	"github.com/fairlead/fairlead/internal/apiserver/access"
+	"github.com/fairlead/fairlead/internal/apiserver/admit"
+	"github.com/fairlead/fairlead/internal/apiserver/backend"
+	"github.com/fairlead/fairlead/internal/apiserver/certs"
+	"github.com/fairlead/fairlead/internal/apiserver/custom"
 	"github.com/fairlead/fairlead/internal/apiserver/members"
-	"github.com/fairlead/fairlead/internal/kernel/fileio"
+	"github.com/fairlead/fairlead/internal/apiserver/rotation"
+	"github.com/fairlead/fairlead/internal/apiserver/serve"
+	"github.com/fairlead/fairlead/internal/apiserver/store"
+	"github.com/fairlead/fairlead/internal/apiserver/watch"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/registry/networking"
 	"github.com/fairlead/fairlead/internal/registry/scheme"
 )
 
-// watchDrain is how long watches have to end when the server stops; they are
+// kubernetesVersion is the release whose API is served.
+const kubernetesVersion = "1.36"
+
+// watchDrain is the time that watches get to end when the server stops; they are
 // closed at once.
 const watchDrain = 2 * time.Second
 
-// assembly is the server with the parts that Run runs beside it.
+// assembly is a server that runs on a store: the generic server and the parts that run beside it. The
+// steps of assemble fill in the fields in their order.
 type assembly struct {
-	generic *genericapiserver.GenericAPIServer
-	custom  *customResources
-	storage *registry.Storage
-	keeper  *endpointKeeper
-	client  kubernetes.Interface
-	guard   *guard
-	quotas  *quotas
-	hooks   *hooks
-	members *members.API // nil for the only server
-	certs   *certificates
+	*Server
+	store  *store.Store
+	config *genericapiserver.Config
+
+	backend  *backend.Backend
+	client   kubernetes.Interface
+	shared   informers.SharedInformerFactory
+	guard    *access.Guard
+	quotas   *admit.Quotas
+	hooks    *admit.Hooks
+	keeper   *endpointKeeper
+	members  *members.API // nil for the only server
+	custom   *custom.Server
+	generic  *genericapiserver.GenericAPIServer
+	storage  *registry.Storage
+	rotation *rotation.Rotation
 }
 
-// assemble builds the generic server on store and installs all kinds.
-func (s *Server) assemble(ctx context.Context, store *etcd) (*assembly, error) {
-	c := genericapiserver.NewConfig(registry.Codecs)
-	s.configureServing(c)
-	back := newBackEnd(store, s.opts.Etcd.Prefix)
-	back.config.StorageObjectCountTracker = c.StorageObjectCountTracker
-	c.RESTOptionsGetter = back
-	if err := back.addHealthChecks(c); err != nil {
-		return nil, err
+// assemble builds the generic server on kept and installs all kinds.
+func (s *Server) assemble(ctx context.Context, kept *store.Store) (*assembly, error) {
+	a := &assembly{Server: s, store: kept, config: genericapiserver.NewConfig(registry.Codecs)}
+	a.configureServing()
+	a.configureDocuments()
+	for _, step := range []func(context.Context) error{
+		a.configureStorage, a.connect, a.secure, a.configureAudit, a.configureAdmission, a.configureBootstrap, a.configureMembers,
+		a.build, a.installResources, a.installPaths,
+	} {
+		if err := step(ctx); err != nil {
+			return nil, err
+		}
 	}
-	for _, check := range s.opts.ReadyzChecks {
+	return a, nil
+}
+
+// configureServing sets how connections and requests are served.
+func (a *assembly) configureServing() {
+	c := a.config
+	c.SecureServing = &genericapiserver.SecureServingInfo{Listener: a.listener, Cert: a.creds.Serving, ClientCA: a.creds.Clients}
+	c.LoopbackClientConfig = a.LoopbackConfig()
+	c.ExternalAddress = strings.TrimPrefix(a.publicURL(), "https://")
+	c.EffectiveVersion = serve.NewVersion(kubernetesVersion, a.opts.GitVersion)
+	c.EnableProfiling = false
+	c.ShutdownWatchTerminationGracePeriod = watchDrain
+	c.LongRunningFunc = genericfilters.BasicLongRunningRequestCheck(
+		sets.NewString("watch", "proxy"), sets.NewString("attach", "exec", "proxy", "log", "portforward"))
+	c.BuildHandlerChainFunc = a.filters
+}
+
+// filters returns h behind the filters of all requests.
+func (a *assembly) filters(h http.Handler, c *genericapiserver.Config) http.Handler {
+	h = genericapiserver.DefaultBuildHandlerChain(watch.Shortcut(h), c)
+	h = watch.EndStalled(h, watch.StallOptions{
+		Limit: a.opts.StallTimeout, Requests: c.RequestInfoResolver, LongRunning: c.LongRunningFunc, Reset: a.listener.Reset, Log: a.log,
+	})
+	if a.members != nil {
+		h = a.members.Joining(h)
+	}
+	return h
+}
+
+// configureDocuments sets what describes the API: discovery and OpenAPI.
+func (a *assembly) configureDocuments() {
+	c := a.config
+	c.AggregatedDiscoveryGroupManager = aggregated.NewResourceManager("apis")
+	namer := openapinamer.NewDefinitionNamer(scheme.Versioned(), extensionsserver.Scheme)
+	c.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(custom.OpenAPIDefinitions, namer)
+	c.OpenAPIConfig.Info.Title = "fairlead"
+	c.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(custom.OpenAPIDefinitions, namer)
+	c.OpenAPIV3Config.Info.Title = "fairlead"
+}
+
+// configureStorage sets where resources are kept, and what /readyz checks.
+func (a *assembly) configureStorage(ctx context.Context) error {
+	c := a.config
+	a.backend = backend.New(a.store, a.opts.Etcd.Prefix, c.StorageObjectCountTracker)
+	c.RESTOptionsGetter = a.backend
+	if err := a.backend.AddHealthChecks(c); err != nil {
+		return err
+	}
+	for _, check := range a.opts.ReadyzChecks {
 		c.ReadyzChecks = append(c.ReadyzChecks, healthz.NamedCheck(check.Name, func(*http.Request) error { return check.Check() }))
 	}
-	loopback := s.LoopbackConfig()
+	return a.backend.Encrypt(ctx, a.opts.Auth.EncryptionConfig, c)
+}
+
+// connect makes the server's own client and its informers, which the generic server starts.
+func (a *assembly) connect(context.Context) (err error) {
+	loopback := a.LoopbackConfig()
 	loopback.ContentType = runtime.ContentTypeProtobuf
-	client, err := kubernetes.NewForConfig(loopback)
-	if err != nil {
-		return nil, err
+	if a.client, err = kubernetes.NewForConfig(loopback); err != nil {
+		return err
 	}
-	shared := informers.NewSharedInformerFactory(client, 0)
-	guard, err := s.newGuard(ctx, client, shared)
-	if err != nil {
-		return nil, err
-	}
-	guard.configure(c)
-	if back.encryption, err = loadEncryption(ctx, s.opts.Auth.EncryptionConfig, c); err != nil {
-		return nil, err
-	}
-	if err := s.configureAudit(c); err != nil {
-		return nil, err
-	}
-	if store.space != nil {
-		guard.plugins = append(guard.plugins, newSpaceAdmission(store.space))
-	}
-	counter, hooks, err := s.configureAdmission(c, client, shared, guard)
-	if err != nil {
-		return nil, err
-	}
-	c.FlowControl = newFairness(shared, client, s.opts.MaxRequests+s.opts.MaxMutatingRequests)
-	keeper := newEndpointKeeper(client, s.alone(), s.log)
-	keeper.report = s.certReport
-	if a := s.opts.AdvertiseAddress; a.IsValid() {
-		keeper.self = netip.AddrPortFrom(a, s.Port())
-	}
-	if err := s.addHooks(c, client, keeper, guard); err != nil {
-		return nil, err
-	}
-	several, err := s.newMembers(c, store, guard, keeper)
-	if err != nil {
-		return nil, err
-	}
-	custom, err := newCustomResources(*c, shared, back, hooks, s.alone())
-	if err != nil {
-		return nil, err
-	}
-	generic, err := c.Complete(shared).New("fairlead", custom.GenericAPIServer)
-	if err != nil {
-		return nil, err
-	}
-	serveGroups(generic)
-	if err := generic.AddPreShutdownHook("fairlead/leave", keeper.leave); err != nil {
-		return nil, err
-	}
-	storage, err := registry.New(registry.Options{
-		RESTOptions: c.RESTOptionsGetter, ServiceCIDRs: s.opts.ServiceCIDRs, Taken: s.taken(), NodePorts: s.opts.NodePorts,
-		StrictLoadBalancers: s.opts.StrictLoadBalancers, Alone: s.alone(),
-		WriteTimeout: s.opts.ServiceWriteTimeout, RepairPeriod: s.opts.RepairPeriod,
-		AgentCredentials: s.creds.agentCertificate, Log: s.log, Security: guard.security(hooks.resolve),
+	a.shared = informers.NewSharedInformerFactory(a.client, 0)
+	a.config.FlowControl = serve.NewFairness(a.shared, a.client, a.opts.MaxRequests+a.opts.MaxMutatingRequests)
+	return nil
+}
+
+// secure makes the guard, which authenticates and authorizes requests.
+func (a *assembly) secure(ctx context.Context) (err error) {
+	a.guard, err = access.NewGuard(ctx, access.Options{
+		Auth: a.opts.Auth, Client: a.client, Informers: a.shared, PKI: a.creds.PKI, Clients: a.creds.Clients,
+		AccountKey: a.dir.File("pki/sa.key"), AccountPublicKey: a.dir.File("pki/sa.pub"), Server: a.publicURL(), Log: a.log,
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	generic.RegisterDestroyFunc(storage.Destroy)
-	if err := install(generic, storage.Resources); err != nil {
-		return nil, err
+	a.guard.Configure(a.config)
+	return nil
+}
+
+// configureAdmission sets the plugins that admit writes. Quotas are last: a write that another plugin rejects does
+// not count.
+func (a *assembly) configureAdmission(context.Context) error {
+	plugins := append(slices.Clone(a.guard.Plugins), admit.NewCheckAdmission(a.guard.Authorizer))
+	if !a.opts.AllowServiceExternalIPs {
+		plugins = append(plugins, admit.NewExternalIPAdmission(a.guard.Authorizer))
 	}
-	if err := guard.serve(generic); err != nil {
-		return nil, err
+	if a.store.Space != nil {
+		plugins = append(plugins, store.NewAdmission(a.store.Space))
 	}
-	if store.space != nil {
-		generic.Handler.NonGoRestfulMux.Handle(StorePath, store.space)
+	security, err := admit.NewPodSecurity(a.opts.PodSecurity, a.client, a.shared.Core().V1().Namespaces().Lister(), a.guard.Authorizer)
+	if err != nil {
+		return err
 	}
-	s.serveMembers(generic, several)
-	certs := s.newCertificates(client, shared.Core().V1().Nodes().Lister(), keeper, guard, store)
-	generic.Handler.NonGoRestfulMux.Handle(CertificatesPath, certs)
-	return &assembly{generic, custom, storage, keeper, client, guard, counter, hooks, several, certs}, custom.join(generic)
+	counter, enforcer, err := admit.NewQuotas(a.client, a.shared, a.config.DrainedNotify(), a.opts.DefaultQuota, a.log)
+	if err != nil {
+		return err
+	}
+	a.quotas = counter
+	a.hooks, err = admit.NewHooks(a.config, a.client, a.shared, admit.HooksOptions{
+		Self: strings.TrimPrefix(a.URL(), "https://"), Ready: a.ready, Log: a.log,
+	})
+	if err != nil {
+		return err
+	}
+	a.config.AdmissionControl, err = a.hooks.Chain(plugins, security, admission.NewChainHandler(counter, enforcer))
+	return err
+}
+
+// configureBootstrap adds the creation of the objects that must exist, which /readyz waits for.
+func (a *assembly) configureBootstrap(context.Context) error {
+	a.keeper = newEndpointKeeper(a.client, a.onlyServer(), a.log)
+	a.keeper.report = a.certReport
+	if at := a.opts.AdvertiseAddress; at.IsValid() {
+		a.keeper.self = netip.AddrPortFrom(at, a.Port())
+	}
+	return a.addHooks(a.config, a.client, a.keeper, a.guard)
+}
+
+// build makes the generic server, which delegates to the server of custom resources.
+func (a *assembly) build(context.Context) (err error) {
+	a.custom, err = custom.New(*a.config, a.shared, a.backend, a.hooks.Services, a.hooks.Credentials, a.onlyServer())
+	if err != nil {
+		return err
+	}
+	a.generic, err = a.config.Complete(a.shared).New("fairlead", a.custom.GenericAPIServer)
+	if err != nil {
+		return err
+	}
+	serve.Groups(a.generic)
+	return a.generic.AddPreShutdownHook("fairlead/leave", a.keeper.leave)
+}
+
+// installResources serves all kinds.
+func (a *assembly) installResources(context.Context) (err error) {
+	a.storage, err = registry.New(registry.Options{
+		RESTOptions: a.backend, ServiceCIDRs: a.opts.ServiceCIDRs, Taken: a.taken(), NodePorts: a.opts.NodePorts,
+		StrictLoadBalancers: a.opts.StrictLoadBalancers, Alone: a.onlyServer(),
+		WriteTimeout: a.opts.ServiceWriteTimeout, RepairPeriod: a.opts.RepairPeriod,
+		AgentCredentials: a.creds.AgentCertificate, Log: a.log, Security: a.guard.Security(a.hooks.Resolve),
+	})
+	if err != nil {
+		return err
+	}
+	a.generic.RegisterDestroyFunc(a.storage.Destroy)
+	if err := serve.Install(a.generic, a.storage.Resources); err != nil {
+		return err
+	}
+	return a.custom.Join(a.generic)
+}
+
+// installPaths serves the other paths: the documents of token issuers, the store, the members and the
+// certificates.
+func (a *assembly) installPaths(context.Context) error {
+	if err := a.guard.Serve(a.generic); err != nil {
+		return err
+	}
+	mux := a.generic.Handler.NonGoRestfulMux
+	if a.store.Space != nil {
+		mux.Handle(store.Path, a.store.Space)
+	}
+	var h http.Handler = a.members
+	if a.members == nil {
+		h = members.Only(len(a.opts.Etcd.Servers) > 0)
+	}
+	for _, path := range []string{members.Path, members.TokenPath} {
+		mux.Handle(path, h)
+		mux.HandlePrefix(path+"/", h)
+	}
+	a.rotation = a.newRotation()
+	mux.Handle(certs.Path, certs.NewAPI(a.creds, serverNamed(a.publicURL()), a.rotation, a.guard.Authorizer))
+	return nil
+}
+
+// prepare returns the server, ready to run.
+func (a *assembly) prepare() interface{ RunWithContext(context.Context) error } {
+	p := a.generic.PrepareRun()
+	a.custom.Describe(a.generic)
+	serve.RejectUnknownDocuments(a.generic)
+	return p
+}
+
+// loops returns what runs beside the server until its context ends.
+func (a *assembly) loops() []func(context.Context) {
+	loops := []func(context.Context){
+		a.creds.Run, a.awaitReady, a.keeper.run, a.guard.Run, a.quotas.Run, a.hooks.Run,
+		func(ctx context.Context) { a.storage.Run(ctx, a.client) },
+		a.onceReady(a.rotation.Run), // the objects that it changes exist
+		a.onceReady(func(ctx context.Context) { access.DeleteEndedTokens(ctx, a.client, a.log) }),
+	}
+	if a.members != nil {
+		loops = append(loops, a.members.Settle)
+	}
+	if a.store.Failed != nil {
+		loops = append(loops, func(ctx context.Context) {
+			a.store.BackupNightly(ctx, a.dir, a.opts.Release, a.opts.BackupKeep, a.log)
+		})
+	}
+	return loops
+}
+
+// onceReady returns f, which begins when the server is ready.
+func (a *assembly) onceReady(f func(context.Context)) func(context.Context) {
+	return func(ctx context.Context) {
+		select {
+		case <-a.ready:
+			f(ctx)
+		case <-ctx.Done():
+		}
+	}
+}
+
+// awaitReady closes ready when /readyz answers 200 and the server has caught up with the rotation.
+func (a *assembly) awaitReady(ctx context.Context) {
+	client, err := restclient.UnversionedRESTClientFor(unversioned(a.LoopbackConfig()))
+	if err != nil {
+		a.log.Error("cannot make the loopback client", "err", err)
+		return
+	}
+	for {
+		if err := client.Get().AbsPath("/readyz").Do(ctx).Error(); err == nil {
+			a.rotation.CatchUp(ctx)
+			close(a.ready)
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
 }
 
 // taken returns the ranges that a ServiceCIDR must not overlap, as nodes would drop the
@@ -154,133 +324,6 @@ func (s *Server) taken() (out []networking.Taken) {
 		}
 	}
 	return out
-}
-
-// auditMetadata is the policy of an audit log for which none is given.
-const auditMetadata = `apiVersion: audit.k8s.io/v1
-kind: Policy
-omitStages: [RequestReceived]
-rules:
-- level: Metadata
-`
-
-// configureAudit has the server write the audit log that was asked for.
-func (s *Server) configureAudit(c *genericapiserver.Config) error {
-	audit := s.opts.Auth.Audit
-	if audit == nil {
-		return nil
-	}
-	if err := s.defaultAuditPolicy(audit); err != nil {
-		return err
-	}
-	if err := audit.ApplyTo(c); err != nil {
-		return fmt.Errorf("the audit log: %w", err)
-	}
-	return nil
-}
-
-// configureAdmission has the plugins of guard, webhooks, Pod security and quotas admit what is written.
-func (s *Server) configureAdmission(
-	c *genericapiserver.Config, client kubernetes.Interface, shared informers.SharedInformerFactory, guard *guard,
-) (*quotas, *hooks, error) {
-	counter, enforcer, err := newQuotas(client, shared, c.DrainedNotify(), s.opts.DefaultQuota, s.log)
-	if err != nil {
-		return nil, nil, err
-	}
-	hooks, err := s.newHooks(c, client, shared)
-	if err != nil {
-		return nil, nil, err
-	}
-	security, err := newPodSecurity(s.opts.PodSecurity, client, shared.Core().V1().Namespaces().Lister(), guard.authorizer)
-	if err != nil {
-		return nil, nil, err
-	}
-	// Quotas are last: what another plugin rejects does not count.
-	c.AdmissionControl, err = hooks.chain(guard.plugins, security, admission.NewChainHandler(counter, enforcer))
-	return counter, hooks, err
-}
-
-// defaultAuditPolicy has an audit log without a policy write who did what, without
-// the content; k8s.io/apiserver would write nothing, and takes a policy from a file
-// alone.
-func (s *Server) defaultAuditPolicy(o *genericoptions.AuditOptions) error {
-	if o.PolicyFile != "" || o.LogOptions.Path == "" && o.WebhookOptions.ConfigFile == "" {
-		return nil
-	}
-	o.PolicyFile = s.dir.file("audit-policy.yaml")
-	return fileio.Replace(o.PolicyFile, []byte(auditMetadata), 0o600)
-}
-
-// prepare returns the server, ready to run.
-func (a *assembly) prepare() interface{ RunWithContext(context.Context) error } {
-	p := a.generic.PrepareRun()
-	a.custom.describe(a.generic)
-	rejectUnknownDocuments(a.generic)
-	return p
-}
-
-// configureServing sets the part of the configuration that does not depend on the
-// store.
-func (s *Server) configureServing(c *genericapiserver.Config) {
-	c.SecureServing = &genericapiserver.SecureServingInfo{Listener: s.listener, Cert: s.creds.serving, ClientCA: s.creds.clients}
-	c.LoopbackClientConfig = s.LoopbackConfig()
-	c.ExternalAddress = strings.TrimPrefix(s.publicURL(), "https://")
-	c.EffectiveVersion = effectiveVersion{compatibility.NewEffectiveVersionFromString("1.36", "", ""), s.opts.GitVersion}
-	c.EnableProfiling = false
-	c.ShutdownWatchTerminationGracePeriod = watchDrain
-	c.LongRunningFunc = genericfilters.BasicLongRunningRequestCheck(
-		sets.NewString("watch", "proxy"), sets.NewString("attach", "exec", "proxy", "log", "portforward"))
-	c.BuildHandlerChainFunc = func(h http.Handler, c *genericapiserver.Config) http.Handler {
-		h = s.endStalled(genericapiserver.DefaultBuildHandlerChain(shortcutWatches(h), c), c)
-		if s.joining != nil {
-			h = s.joining(h)
-		}
-		return h
-	}
-	c.AggregatedDiscoveryGroupManager = aggregated.NewResourceManager("apis")
-	namer := openapinamer.NewDefinitionNamer(scheme.Versioned(), extensionsserver.Scheme)
-	c.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(openAPIDefinitions, namer)
-	c.OpenAPIConfig.Info.Title = "fairlead"
-	c.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(openAPIDefinitions, namer)
-	c.OpenAPIV3Config.Info.Title = "fairlead"
-}
-
-// install serves resources, core/v1 under /api and the groups under /apis.
-func install(s *genericapiserver.GenericAPIServer, resources map[schema.GroupVersion]map[string]rest.Storage) error {
-	var groups []*genericapiserver.APIGroupInfo
-	for _, gv := range sortedVersions(resources) {
-		info := genericapiserver.NewDefaultAPIGroupInfo(gv.Group, registry.Scheme, registry.ParameterCodec, registry.Codecs)
-		info.NegotiatedSerializer = wholeFrames{info.NegotiatedSerializer}
-		info.PrioritizedVersions = []schema.GroupVersion{gv}
-		info.VersionedResourcesStorageMap[gv.Version] = resources[gv]
-		if gv.Group == "" {
-			if err := s.InstallLegacyAPIGroup(genericapiserver.DefaultLegacyAPIPrefix, &info); err != nil {
-				return fmt.Errorf("cannot install %s: %w", gv, err)
-			}
-			continue
-		}
-		groups = append(groups, &info)
-	}
-	if len(groups) == 0 {
-		return nil
-	}
-	if err := s.InstallAPIGroups(groups...); err != nil {
-		return fmt.Errorf("cannot install the API groups: %w", err)
-	}
-	return nil
-}
-
-// effectiveVersion reports fairlead's version string.
-type effectiveVersion struct {
-	compatibility.EffectiveVersion
-	gitVersion string
-}
-
-// Info returns the answer of /version.
-func (v effectiveVersion) Info() *version.Info {
-	info := v.EffectiveVersion.Info()
-	info.GitVersion, info.GitCommit, info.GitTreeState = v.gitVersion, "", ""
-	return info
 }
 
 func unversioned(c *restclient.Config) *restclient.Config {

@@ -28,6 +28,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/apiserver"
+	"github.com/fairlead/fairlead/internal/apiserver/access"
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 )
 
@@ -51,7 +52,7 @@ func TestAuthentication(t *testing.T) {
 		o.DataDir = dir
 		o.Auth.TokenFile = file(t, "tokens.csv", "static-secret,sue,u1,\"dev,ops\"\n")
 		o.Auth.BootstrapTokens = true
-		o.Auth.OIDC = apiserver.OIDCOptions{
+		o.Auth.OIDC = access.OIDCOptions{
 			IssuerURL: p.server.URL, ClientID: "fairlead", UsernameClaim: "email", GroupsClaim: "groups", GroupsPrefix: "oidc:",
 			CAFile: ca, SigningAlgs: []string{"ES256"}, RequiredClaims: map[string]string{"team": "net"},
 		}
@@ -259,14 +260,14 @@ func testOIDC(t *testing.T, s *apiserver.Server, p *provider) {
 func TestAuthenticationOptions(t *testing.T) {
 	t.Parallel()
 	for what, c := range map[string]struct {
-		change func(*apiserver.AuthOptions)
+		change func(*access.AuthOptions)
 		want   string
 	}{
-		"half a provider": {func(o *apiserver.AuthOptions) { o.OIDC.IssuerURL = "https://x" }, "--oidc-client-id"},
-		"two ways": {func(o *apiserver.AuthOptions) {
+		"half a provider": {func(o *access.AuthOptions) { o.OIDC.IssuerURL = "https://x" }, "--oidc-client-id"},
+		"two ways": {func(o *access.AuthOptions) {
 			o.OIDC.IssuerURL, o.OIDC.ClientID, o.AuthenticationConfig = "https://x", "y", "z"
 		}, "--authentication-config"},
-		"a short life": {func(o *apiserver.AuthOptions) { o.ServiceAccountMaxTokenLife = time.Minute }, "--service-account-max-token-expiration"},
+		"a short life": {func(o *access.AuthOptions) { o.ServiceAccountMaxTokenLife = time.Minute }, "--service-account-max-token-expiration"},
 	} {
 		o := apiserver.Options{DataDir: t.TempDir()}
 		c.change(&o.Auth)
@@ -278,15 +279,15 @@ func TestAuthenticationOptions(t *testing.T) {
 		}
 	}
 	for what, c := range map[string]struct {
-		change func(*apiserver.AuthOptions)
+		change func(*access.AuthOptions)
 		want   string
 	}{
-		"no tokens":     {func(o *apiserver.AuthOptions) { o.TokenFile = "/nowhere" }, "--token-auth-file"},
-		"no encryption": {func(o *apiserver.AuthOptions) { o.EncryptionConfig = "/nowhere" }, "--encryption-provider-config"},
-		"unknown fields": {func(o *apiserver.AuthOptions) {
+		"no tokens":     {func(o *access.AuthOptions) { o.TokenFile = "/nowhere" }, "--token-auth-file"},
+		"no encryption": {func(o *access.AuthOptions) { o.EncryptionConfig = "/nowhere" }, "--encryption-provider-config"},
+		"unknown fields": {func(o *access.AuthOptions) {
 			o.AuthenticationConfig = file(t, "a", "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\nx: y\n")
 		}, "--authentication-config"},
-		"an issuer of ours": {func(o *apiserver.AuthOptions) {
+		"an issuer of ours": {func(o *access.AuthOptions) {
 			o.OIDC.IssuerURL, o.OIDC.ClientID = "https://kubernetes.default.svc.cluster.local", "x"
 		}, "OpenID Connect"},
 	} {

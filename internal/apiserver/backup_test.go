@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"github.com/fairlead/fairlead/internal/apiserver"
+	"github.com/fairlead/fairlead/internal/apiserver/store"
 	archive "github.com/fairlead/fairlead/internal/backup"
 )
 
@@ -30,7 +30,7 @@ func TestBackupAndRestore(t *testing.T) {
 	back := func(name string) string {
 		t.Helper()
 		file := filepath.Join(t.TempDir(), name)
-		m, err := apiserver.Backup(t.Context(), dir, file, "v0.test", slog.New(slog.DiscardHandler))
+		m, err := store.Backup(t.Context(), dir, file, "v0.test", slog.New(slog.DiscardHandler))
 		if err != nil || m.Keys == 0 || m.Revision == 0 || m.Version != "v0.test" {
 			t.Fatal(m, err)
 		}
@@ -54,22 +54,22 @@ func TestBackupAndRestore(t *testing.T) {
 	}
 	make1(c, "before")
 	running := back("running.tar")
-	if _, err := apiserver.Backup(t.Context(), dir, running, "", slog.New(slog.DiscardHandler)); err == nil ||
-		!strings.Contains(err.Error(), "is there already") {
+	if _, err := store.Backup(t.Context(), dir, running, "", slog.New(slog.DiscardHandler)); err == nil ||
+		!strings.Contains(err.Error(), "exists already") {
 		t.Errorf("a second time into one file: %v", err)
 	}
 	last := make1(c, "after")
 	kill()
 	killed := back("killed.tar")
-	if _, err := apiserver.Restore(killed, dir, false); err == nil || !strings.Contains(err.Error(), "move it away") {
+	if _, err := store.Restore(killed, dir, false); err == nil || !strings.Contains(err.Error(), "move it away") {
 		t.Errorf("restore over a server: %v", err)
 	}
-	if _, err := apiserver.Backup(t.Context(), other, filepath.Join(t.TempDir(), "x"), "", slog.New(slog.DiscardHandler)); err == nil ||
+	if _, err := store.Backup(t.Context(), other, filepath.Join(t.TempDir(), "x"), "", slog.New(slog.DiscardHandler)); err == nil ||
 		!strings.Contains(err.Error(), "there is no store") {
 		t.Errorf("a backup of nothing: %v", err)
 	}
 
-	if _, err := apiserver.Restore(killed, other, false); err != nil {
+	if _, err := store.Restore(killed, other, false); err != nil {
 		t.Fatal(err)
 	}
 	old, err := clientcmd.LoadFromFile(filepath.Join(dir, "admin.kubeconfig"))
@@ -148,8 +148,8 @@ func testDamagedBackup(t *testing.T, file string) (dir string) {
 			t.Fatal(err)
 		}
 		dir = filepath.Join(t.TempDir(), "restored")
-		_, err := apiserver.Restore(bad, dir, false)
-		var damage *apiserver.DamagedBackupError
+		_, err := store.Restore(bad, dir, false)
+		var damage *store.DamagedBackupError
 		if !errors.As(err, &damage) || !slices.Equal(damage.Damaged, x.damaged) || !slices.Equal(damage.Halves, x.halves) ||
 			len(damage.Good) != len(a.Parts)-len(x.damaged)-len(x.halves) || !strings.Contains(err.Error(), "is damaged in "+x.damaged[0]) {
 			t.Errorf("%s: %v", x.damaged, err)
@@ -161,7 +161,7 @@ func testDamagedBackup(t *testing.T, file string) (dir string) {
 		if err := os.MkdirAll(leftover, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := apiserver.Restore(bad, dir, true); err != nil {
+		if _, err := store.Restore(bad, dir, true); err != nil {
 			t.Errorf("%s: the rest: %v", x.damaged, err)
 		}
 		if _, err := os.Stat(filepath.Join(dir, "etcd/member/snap/db")); os.IsNotExist(err) == x.store {

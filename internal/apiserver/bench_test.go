@@ -16,7 +16,7 @@ import (
 
 // Creation with every write synced to disk, from ten clients at once per core.
 // Expected: a Service costs about what two ConfigMaps cost, because the claim of
-// its address is a write of its own.
+// its address is its own write.
 func BenchmarkCreate(b *testing.B) {
 	for name, create := range map[string]func(context.Context, *kubernetes.Clientset, string) error{
 		"ConfigMap": func(ctx context.Context, c *kubernetes.Clientset, name string) error {

@@ -13,32 +13,30 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/fairlead/fairlead/internal/apiserver/access"
+	"github.com/fairlead/fairlead/internal/apiserver/admit"
 	"github.com/fairlead/fairlead/internal/apiserver/join"
 	"github.com/fairlead/fairlead/internal/apiserver/pki"
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// bootstrapRetry is the pause between two attempts to make what must exist, and
+// bootstrapRetry is the pause between two attempts to create an object that must exist, and
 // bootstrapWarning the time after which a failure is logged.
 const (
 	bootstrapRetry   = 50 * time.Millisecond
 	bootstrapWarning = 5 * time.Second
 )
 
-// systemNamespaces exist after start and cannot be deleted.
-func systemNamespaces() []string {
-	return []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic, corev1.NamespaceNodeLease}
-}
-
-// addHooks has what must exist made at the start; /readyz waits for it.
-func (s *Server) addHooks(c *genericapiserver.Config, client kubernetes.Interface, e *endpointKeeper, g *guard) error {
+// addHooks creates the objects that must exist at the start; /readyz waits for them.
+func (s *Server) addHooks(c *genericapiserver.Config, client kubernetes.Interface, e *endpointKeeper, g *access.Guard) error {
 	steps := []struct {
 		name string
 		do   func(context.Context) error
 	}{
 		{"the namespaces", func(ctx context.Context) error { return ensureNamespaces(ctx, client) }},
 		{"ConfigMap kube-public/" + ClusterConfigMap, func(ctx context.Context) error { return s.ensureCluster(ctx, client) }},
-		{"the default roles", func(ctx context.Context) error { return g.ensurePolicy(ctx, client) }},
+		{"the default roles", func(ctx context.Context) error { return g.EnsurePolicy(ctx, client) }},
 		{"the join token", func(ctx context.Context) error { return s.ensureToken(ctx, client) }},
 		{"Service default/kubernetes", func(ctx context.Context) error {
 			return s.ensureService(ctx, client, kubernetesService(s.opts.ServiceCIDRs, s.opts.AdvertiseAddress, s.Port()))
@@ -51,7 +49,7 @@ func (s *Server) addHooks(c *genericapiserver.Config, client kubernetes.Interfac
 	return c.AddPostStartHook("fairlead/bootstrap", func(h genericapiserver.PostStartHookContext) error {
 		for _, step := range steps {
 			if !s.untilDone(h, step.name, step.do) {
-				return nil // the server stops, which is no failure of the hook
+				return nil // the server stops: the hook has not failed
 			}
 		}
 		return nil
@@ -80,7 +78,7 @@ func (s *Server) untilDone(ctx context.Context, what string, f func(context.Cont
 }
 
 func ensureNamespaces(ctx context.Context, client kubernetes.Interface) error {
-	for _, name := range systemNamespaces() {
+	for _, name := range admit.SystemNamespaces() {
 		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
 		_, err := client.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{})
 		if err != nil && !apierrors.IsAlreadyExists(err) {
@@ -97,7 +95,7 @@ func (s *Server) ensureToken(ctx context.Context, client kubernetes.Interface) e
 	secrets := client.CoreV1().Secrets(join.SecretNamespace)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	signer := s.creds.pki.Authority()
+	signer := s.creds.PKI.Authority()
 	if s.token.Hash == pki.Hash(signer) {
 		secret, err := secrets.Get(ctx, join.SecretName(s.token.ID), metav1.GetOptions{})
 		if err == nil {
@@ -142,7 +140,7 @@ func (s *Server) ensureService(ctx context.Context, client kubernetes.Interface,
 // endpoints.
 func kubernetesService(cidrs []netip.Prefix, endpoint netip.Addr, port uint16) *corev1.Service {
 	i := max(0, slices.IndexFunc(cidrs, func(c netip.Prefix) bool { return endpoint.IsValid() && c.Addr().Is4() == endpoint.Is4() }))
-	s := systemService(metav1.NamespaceDefault, "kubernetes", addressAt(cidrs[i:i+1], 1))
+	s := systemService(metav1.NamespaceDefault, svc.APIService, addressAt(cidrs[i:i+1], 1))
 	s.Labels = map[string]string{"component": "apiserver", "provider": "kubernetes"}
 	s.Spec.Ports = []corev1.ServicePort{{Name: "https", Port: 443, Protocol: corev1.ProtocolTCP, TargetPort: intstr.FromInt32(int32(port))}}
 	return s
@@ -151,7 +149,7 @@ func kubernetesService(cidrs []netip.Prefix, endpoint netip.Addr, port uint16) *
 // dnsService returns the Service of the cluster's DNS: at the tenth address of each
 // range. The nodes' DNS servers are its endpoints.
 func dnsService(cidrs []netip.Prefix) *corev1.Service {
-	s := systemService(metav1.NamespaceSystem, "kube-dns", addressAt(cidrs, 10))
+	s := systemService(metav1.NamespaceSystem, svc.DNSService, addressAt(cidrs, 10))
 	s.Labels = map[string]string{"k8s-app": "kube-dns", "kubernetes.io/cluster-service": "true", "kubernetes.io/name": "CoreDNS"}
 	s.Spec.Ports = []corev1.ServicePort{
 		{Name: "dns", Port: 53, Protocol: corev1.ProtocolUDP, TargetPort: intstr.FromInt32(53)},

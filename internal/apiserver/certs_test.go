@@ -28,22 +28,22 @@ func TestRunningServerRenews(t *testing.T) {
 	}
 	defer s.Close()
 	var notified enqueued
-	s.creds.serving.AddListener(&notified)
-	before, _ := s.creds.serving.CurrentCertKeyContent()
+	s.creds.Serving.AddListener(&notified)
+	before, _ := s.creds.Serving.CurrentCertKeyContent()
 	admin := read(t, s.Kubeconfig())
 	now = now.Add(24 * time.Hour)
-	if err := s.creds.refresh(); err != nil {
+	if err := s.creds.Refresh(); err != nil {
 		t.Fatal(err)
 	}
-	if same, _ := s.creds.serving.CurrentCertKeyContent(); string(same) != string(before) || read(t, s.Kubeconfig()) != admin {
+	if same, _ := s.creds.Serving.CurrentCertKeyContent(); string(same) != string(before) || read(t, s.Kubeconfig()) != admin {
 		t.Error("renewed after a day")
 	}
 	now = now.Add(pki.LeafLife - pki.RenewBefore)
 	notified = 0
-	if err := s.creds.refresh(); err != nil {
+	if err := s.creds.Refresh(); err != nil {
 		t.Fatal(err)
 	}
-	after, key := s.creds.serving.CurrentCertKeyContent()
+	after, key := s.creds.Serving.CurrentCertKeyContent()
 	if string(after) == string(before) || notified != 1 {
 		t.Errorf("the serving certificate was not renewed, or its listener not notified once (%d)", notified)
 	}

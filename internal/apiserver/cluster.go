@@ -31,7 +31,7 @@ type Cluster struct {
 // keyAuthorities is the key of the trusted authorities (pki.Bundle.Published), which nodes follow while they run.
 const keyAuthorities = join.AuthoritiesKey
 
-// The keys of the ConfigMap; those of ranges and domains are the flags' names.
+// The keys of the ConfigMap; for ranges and domains they are the flags' names.
 const (
 	keyPodCIDRs     = "cluster-cidr"
 	keyServiceCIDRs = "service-cluster-ip-range"
@@ -101,7 +101,7 @@ func (s *Server) putCluster(ctx context.Context, client kubernetes.Interface) er
 	data := Cluster{s.opts.PodCIDRs, s.opts.ServiceCIDRs, addressAt(s.opts.ServiceCIDRs, 10), s.opts.Domains}.data()
 	maps.DeleteFunc(data, func(_, v string) bool { return v == "" })
 	all := client.CoreV1().ConfigMaps(metav1.NamespacePublic)
-	published := string(s.creds.pki.Bundle().Published())
+	published := string(s.creds.PKI.Bundle().Published())
 	have, err := all.Get(ctx, ClusterConfigMap, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		m := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespacePublic, Name: ClusterConfigMap}, Data: data}

@@ -29,7 +29,7 @@ import (
 
 // Every server has a Lease; one that has not renewed it for serverLease is removed
 // from the endpoints of default/kubernetes. Several servers renew more often than one
-// that is alone, whose Lease no other server waits for.
+// without others, whose Lease no other server waits for.
 const (
 	serverLease  = 15 * time.Second
 	serverRenew  = 5 * time.Second
@@ -41,9 +41,6 @@ const (
 	// and port of the server of a Lease.
 	serverLabel        = "fairlead.dev/apiserver"
 	endpointAnnotation = "fairlead.dev/endpoint"
-
-	// serverLeasePrefix begins the names of those Leases.
-	serverLeasePrefix = "fairlead-apiserver-"
 
 	managedBy = "apiserver.fairlead.dev"
 )
@@ -58,7 +55,7 @@ type endpointKeeper struct {
 	self netip.AddrPort
 	// lease is how long the Lease of this server is valid, and renewal the time between two.
 	lease, renewal time.Duration
-	// report returns what the server says about its certificates.
+	// report describes the certificates of the server.
 	report func() pki.Report
 	now    func() time.Time
 	log    *slog.Logger
@@ -97,7 +94,7 @@ func (k *endpointKeeper) run(ctx context.Context) {
 }
 
 // leave removes this server from the endpoints at once. Where that fails, as it does when the last of several servers stop,
-// the others remove it when its Lease is over; its end is no worse for it.
+// the others remove it when its Lease is over.
 func (k *endpointKeeper) leave() error {
 	if !k.self.IsValid() {
 		return nil
@@ -133,7 +130,7 @@ type leaseClient interface {
 // that a restarted server takes over its Lease.
 func leaseName(server netip.AddrPort) string {
 	addr := strings.Trim(strings.NewReplacer(":", "-", ".", "-", "%", "-").Replace(server.Addr().StringExpanded()), "-")
-	return fmt.Sprintf("%s%s-%d", serverLeasePrefix, addr, server.Port())
+	return fmt.Sprintf("%s%s-%d", svc.ServerLeasePrefix, addr, server.Port())
 }
 
 // renew renews the Lease, with what this server reports at this moment.
@@ -223,7 +220,7 @@ func runningServers(leases []coordinationv1.Lease, seen sightings, now time.Time
 }
 
 // sightings are the renewals that a server has seen of Leases, by name: what counts is its own clock,
-// as those of machines differ by seconds.
+// as the clocks of machines differ by seconds.
 type sightings map[string]sighting
 
 type sighting struct{ renewed, at time.Time }
@@ -244,7 +241,7 @@ func (s sightings) age(name string, renewed, now time.Time) time.Duration {
 	return now.Sub(at)
 }
 
-// others returns what the other running servers say about their certificates.
+// others returns what the other running servers report about their certificates.
 func (k *endpointKeeper) others(ctx context.Context) (map[string]pki.Report, error) {
 	list, err := k.client.CoordinationV1().Leases(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: serverLabel})
 	if err != nil {
@@ -295,7 +292,7 @@ func groupServers(servers []netip.AddrPort) []serverGroup {
 func (k *endpointKeeper) putEndpoints(ctx context.Context, servers []netip.AddrPort) error {
 	client := k.client.CoreV1().Endpoints(metav1.NamespaceDefault)
 	want := &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{
-		Name: "kubernetes", Namespace: metav1.NamespaceDefault,
+		Name: svc.APIService, Namespace: metav1.NamespaceDefault,
 		// The slices are written here and not mirrored from the Endpoints.
 		Labels: map[string]string{discoveryv1.LabelSkipMirror: "true"},
 	}}
@@ -364,14 +361,14 @@ func serverSlices(servers []netip.AddrPort) []*discoveryv1.EndpointSlice {
 	for _, g := range groupServers(servers) {
 		s := &discoveryv1.EndpointSlice{
 			ObjectMeta: metav1.ObjectMeta{
-				Name: "kubernetes", Namespace: metav1.NamespaceDefault,
-				Labels: map[string]string{discoveryv1.LabelServiceName: "kubernetes", discoveryv1.LabelManagedBy: managedBy},
+				Name: svc.APIService, Namespace: metav1.NamespaceDefault,
+				Labels: map[string]string{discoveryv1.LabelServiceName: svc.APIService, discoveryv1.LabelManagedBy: managedBy},
 			},
 			AddressType: discoveryv1.AddressTypeIPv4,
 			Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("https"), Port: ptr.To(int32(g.port)), Protocol: ptr.To(corev1.ProtocolTCP)}},
 		}
 		if !g.ipv4 {
-			s.Name, s.AddressType = "kubernetes-ipv6", discoveryv1.AddressTypeIPv6
+			s.Name, s.AddressType = svc.APIService+"-ipv6", discoveryv1.AddressTypeIPv6
 		}
 		if count[g.ipv4]++; count[g.ipv4] > 1 {
 			s.Name = fmt.Sprintf("%s-%d", s.Name, count[g.ipv4])

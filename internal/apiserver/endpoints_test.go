@@ -97,23 +97,6 @@ func TestServerSlices(t *testing.T) {
 	}
 }
 
-func TestChooseAdvertise(t *testing.T) {
-	a := netip.MustParseAddr
-	for _, c := range []struct {
-		bind []netip.Addr
-		want netip.Addr
-	}{
-		{[]netip.Addr{a("127.0.0.1")}, netip.Addr{}},
-		{[]netip.Addr{a("127.0.0.1"), a("192.0.2.1"), a("192.0.2.2")}, a("192.0.2.1")},
-		{[]netip.Addr{a("::1"), a("2001:db8::1")}, a("2001:db8::1")},
-		{[]netip.Addr{a("0.0.0.0")}, mainAddress()},
-	} {
-		if got := chooseAdvertise(c.bind); got != c.want {
-			t.Errorf("%v: got %v, want %v", c.bind, got, c.want)
-		}
-	}
-}
-
 func TestLeaseNameIsValid(t *testing.T) {
 	for _, s := range []string{"192.0.2.1:6443", "[2001:db8::1]:6443", "[::1]:1", "[fe80::1%eth0]:1"} {
 		if name := leaseName(netip.MustParseAddrPort(s)); len(validation.IsDNS1123Subdomain(name)) > 0 {

@@ -99,7 +99,7 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// onDisk is a server, in a process of its own, with a file system of that size as its
+// onDisk is a server, in its own process, with a file system of that size as its
 // data directory.
 func onDisk(dir, size string) *exec.Cmd {
 	cmd := exec.Command("unshare", "-m", "sh", "-c", `mount -t tmpfs -o "size=$2" fulldisk "$1" && exec "$0"`, os.Args[0], dir, size)

@@ -21,6 +21,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
+	"github.com/fairlead/fairlead/internal/apiserver/store"
 	"github.com/fairlead/fairlead/internal/testbed/etcd"
 )
 
@@ -57,9 +58,9 @@ func large(name string, i int) *corev1.ConfigMap {
 		Data: map[string]string{"a": strings.Repeat(fmt.Sprintf("%08d", i), 1000<<10/8)}}
 }
 
-func storeStatus(t *testing.T, c kubernetes.Interface) (s apiserver.StoreStatus) {
+func storeStatus(t *testing.T, c kubernetes.Interface) (s store.Status) {
 	t.Helper()
-	text, err := c.CoreV1().RESTClient().Get().AbsPath(apiserver.StorePath).DoRaw(t.Context())
+	text, err := c.CoreV1().RESTClient().Get().AbsPath(store.Path).DoRaw(t.Context())
 	if err == nil {
 		err = json.Unmarshal(text, &s)
 	}
@@ -69,7 +70,7 @@ func storeStatus(t *testing.T, c kubernetes.Interface) (s apiserver.StoreStatus)
 	return s
 }
 
-func smallStore(o *apiserver.Options) { o.EtcdQuota = apiserver.MinEtcdQuota }
+func smallStore(o *apiserver.Options) { o.EtcdQuota = store.MinQuota }
 
 // A user who updates one object for ever fills nothing: the history goes when it is
 // large, not only when it is old.
@@ -79,7 +80,7 @@ func TestHistoryDoesNotFillTheStore(t *testing.T) {
 	if _, err := user.CoreV1().ConfigMaps("default").Create(t.Context(), large("cm", 0), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	const updates = 5 * apiserver.MinEtcdQuota >> 20
+	const updates = 5 * store.MinQuota >> 20
 	for i := range updates {
 		if _, err := user.CoreV1().ConfigMaps("default").Update(t.Context(), large("cm", i), metav1.UpdateOptions{}); err != nil {
 			t.Fatalf("update %d: %v (%+v)", i, err, storeStatus(t, system))
@@ -103,7 +104,7 @@ func TestFullStoreHeals(t *testing.T) {
 	maps := user.CoreV1().ConfigMaps("default")
 	made := 0
 	var err error
-	for ; made < 2*apiserver.MinEtcdQuota>>20 && err == nil; made++ {
+	for ; made < 2*store.MinQuota>>20 && err == nil; made++ {
 		_, err = maps.Create(t.Context(), large(fmt.Sprintf("cm-%d", made), made), metav1.CreateOptions{})
 	}
 	var status *apierrors.StatusError
@@ -111,7 +112,7 @@ func TestFullStoreHeals(t *testing.T) {
 		t.Fatalf("after %d objects: %v", made, err)
 	}
 	made--
-	if made < apiserver.MinEtcdQuota>>21 {
+	if made < store.MinQuota>>21 {
 		t.Errorf("the store was full after %d objects", made)
 	}
 	if s := storeStatus(t, system); !s.Full || s.Message == "" {
@@ -212,7 +213,7 @@ func TestStartWithoutSpace(t *testing.T) {
 func fillRaw(t *testing.T, dir string) {
 	t.Helper()
 	e := etcd.Launch(t, func(c *embed.Config) {
-		c.Name, c.Dir, c.QuotaBackendBytes = "fairlead", dir, apiserver.MinEtcdQuota*2
+		c.Name, c.Dir, c.QuotaBackendBytes = "fairlead", dir, store.MinQuota*2
 	})
 	defer e.Close()
 	etcd.AwaitReady(t, e)

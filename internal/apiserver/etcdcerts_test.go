@@ -22,6 +22,7 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 	"github.com/fairlead/fairlead/internal/apiserver/pki"
+	"github.com/fairlead/fairlead/internal/apiserver/store"
 	"github.com/fairlead/fairlead/internal/testbed/etcd"
 )
 
@@ -154,7 +155,7 @@ func secureEtcd(t *testing.T, dir, data, port string) *embed.Etcd {
 func clientOver(t *testing.T, address, dir string) kubernetes.Interface {
 	t.Helper()
 	return kubernetes.NewForConfigOrDie(apiservertest.Start(t, func(o *apiserver.Options) {
-		o.Etcd = apiserver.ExternalEtcd{Servers: []string{"https://" + address}, CAFile: filepath.Join(dir, "ca.crt"),
+		o.Etcd = store.External{Servers: []string{"https://" + address}, CAFile: filepath.Join(dir, "ca.crt"),
 			CertFile: filepath.Join(dir, "client.crt"), KeyFile: filepath.Join(dir, "client.key")}
 	}))
 }

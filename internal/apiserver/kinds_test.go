@@ -206,7 +206,7 @@ func testBinding(a api) {
 	a.must(a.client.CoreV1().Pods(a.ns).Delete(a.ctx, "p", metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}))
 }
 
-// The status has a path of its own: each path leaves the other's part alone.
+// The status has its own path: each path leaves the other's part alone.
 func testStatus(a api) {
 	pods := a.client.CoreV1().Pods(a.ns)
 	p := a.pod("p")

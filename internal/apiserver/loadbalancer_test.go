@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 	"github.com/fairlead/fairlead/internal/barrier"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // lbClient returns a client of fairlead.dev, which is served.
@@ -168,10 +169,10 @@ func TestNodeAsSpeaker(t *testing.T) {
 		{"take the witness", true, lease("fairlead-lb-witness")},
 		{"pass the witness for an API server", false, marked},
 		{"make a Lease of its name beside those of servers", false, lease("mine")},
-		{"tell the nodes what is awaited", false, lease(barrier.Name)},
+		{"tell the nodes what is awaited", false, lease(svc.ProgrammedLease)},
 		{"read what is awaited", true, func(ctx context.Context) error {
 			_, err := c.CoordinationV1().Leases(barrier.Namespace).List(ctx,
-				metav1.ListOptions{FieldSelector: "metadata.name=" + barrier.Name})
+				metav1.ListOptions{FieldSelector: "metadata.name=" + svc.ProgrammedLease})
 			return err
 		}},
 		{"read the Leases of servers", false, func(ctx context.Context) error {

@@ -17,7 +17,7 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver"
 )
 
-// A node writes its own Node, Lease and the status of its own Pods, and reads
+// A node writes its own Node, Lease and the its own status Pods, and reads
 // of Secrets and ConfigMaps only what its Pods refer to.
 func testNodeOwns(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset) {
 	for _, n := range []string{"mine", "theirs"} {

@@ -181,8 +181,8 @@ func (a approvals) denied(t *testing.T) {
 
 func (a approvals) neverAnswered(t *testing.T) {
 	ctx, token := t.Context(), a.token(t)
-	err := <-a.start(ctx, t, token, "waits", t.TempDir(), time.Second)
-	if err == nil || !strings.Contains(err.Error(), "was not approved within 1s") ||
+	err := <-a.start(ctx, t, token, "waits", t.TempDir(), 5*time.Second)
+	if err == nil || !strings.Contains(err.Error(), "was not approved within 5s") ||
 		!strings.Contains(err.Error(), "kubectl certificate approve "+join.RequestsOf(token.ID)) {
 		t.Errorf("never answered: %v", err)
 	}

@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -10,8 +11,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/fairlead/fairlead/internal/apiserver/access"
+	"github.com/fairlead/fairlead/internal/apiserver/admit"
 	"github.com/fairlead/fairlead/internal/apiserver/members"
 	"github.com/fairlead/fairlead/internal/apiserver/pki"
+	"github.com/fairlead/fairlead/internal/apiserver/store"
 	"github.com/fairlead/fairlead/internal/registry/service"
 	"github.com/fairlead/fairlead/internal/registry/service/allocator"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -42,7 +46,7 @@ type Options struct {
 	// is the preferred family. Default 10.96.0.0/16 and fd00:10:96::/112.
 	ServiceCIDRs []netip.Prefix
 	// PodCIDRs and Domains are the ranges of the Pods' addresses and the domains of the
-	// cluster's names, which the server publishes for its nodes alone.
+	// cluster's names, which the server only publishes for its nodes.
 	PodCIDRs []netip.Prefix
 	Domains  []string
 	// NodePorts is the range of node ports; default 30000-32767.
@@ -71,7 +75,7 @@ type Options struct {
 
 	// MaxRequests plus MaxMutatingRequests is the number of concurrent requests;
 	// watches count only until they have begun. Requests beyond it wait or get
-	// 429; see newFairness. Default 400 and 200.
+	// 429; see serve.NewFairness. Default 400 and 200.
 	MaxRequests, MaxMutatingRequests int
 
 	// StallTimeout is how long a client may not read at all while there is something
@@ -84,7 +88,7 @@ type Options struct {
 	// when a third of it, at most 30 days, is left.
 	CertificateLife time.Duration
 	// Auth configures authentication, the audit log and encryption at rest.
-	Auth AuthOptions
+	Auth access.AuthOptions
 
 	// ClusterInit makes the embedded etcd the first member of several, which others join. It is
 	// without effect on a server that is one of several already.
@@ -99,9 +103,9 @@ type Options struct {
 	EtcdPeerPort uint16
 
 	// Etcd names an etcd cluster to use in place of the embedded one.
-	Etcd ExternalEtcd
+	Etcd store.External
 	// EtcdQuota is the size in bytes at which the embedded etcd counts as full and
-	// rejects writes of users; default DefaultEtcdQuota, at least MinEtcdQuota.
+	// rejects writes of users; default store.DefaultQuota, at least store.MinQuota.
 	EtcdQuota int64
 	// BackupKeep is how many nightly backups the data directory keeps; 0 makes none. Release is
 	// the version of fairlead that is written into them.
@@ -110,8 +114,6 @@ type Options struct {
 	// UnsafeNoFsync makes the embedded etcd lose acknowledged writes when the
 	// machine (not only the process) crashes. For tests.
 	UnsafeNoFsync bool
-	// forceNewCluster has the embedded etcd forget its other members. For copies of a store.
-	forceNewCluster bool
 
 	// ReadyzChecks are further checks of /readyz.
 	ReadyzChecks []ReadyzCheck
@@ -126,18 +128,6 @@ type Options struct {
 type ReadyzCheck struct {
 	Name  string
 	Check func() error
-}
-
-// ExternalEtcd is an etcd cluster that this server does not run.
-type ExternalEtcd struct {
-	// Servers are client URLs such as https://192.0.2.1:2379. None means that
-	// the embedded etcd is used.
-	Servers []string
-	// CAFile, CertFile and KeyFile are the TLS files of a client, PEM, for servers
-	// that begin with https; they are read again for every connection.
-	CAFile, CertFile, KeyFile string
-	// Prefix is the path below which all keys lie; default "/registry".
-	Prefix string
 }
 
 // Version is the version that /version reports by default: the Kubernetes
@@ -199,16 +189,16 @@ func (o *Options) complete() error {
 			"give an address of this machine that they can reach, or leave it out", o.AdvertiseAddress)
 	}
 	if o.PodSecurity == "" {
-		o.PodSecurity = DefaultPodSecurity
+		o.PodSecurity = admit.DefaultPodSecurity
 	}
-	if _, err := parsePodSecurity(o.PodSecurity); err != nil {
+	if _, err := admit.ParsePodSecurity(o.PodSecurity); err != nil {
 		return err
 	}
 	if o.EtcdQuota == 0 {
-		o.EtcdQuota = DefaultEtcdQuota
+		o.EtcdQuota = store.DefaultQuota
 	}
-	if o.EtcdQuota < MinEtcdQuota {
-		return fmt.Errorf("--etcd-quota-bytes %d is too small: give at least %d", o.EtcdQuota, int64(MinEtcdQuota))
+	if o.EtcdQuota < store.MinQuota {
+		return fmt.Errorf("--etcd-quota-bytes %d is too small: give at least %d", o.EtcdQuota, int64(store.MinQuota))
 	}
 	if o.EtcdPeerPort == 0 {
 		o.EtcdPeerPort = DefaultEtcdPeerPort
@@ -221,27 +211,17 @@ func (o *Options) complete() error {
 	if e := o.Etcd; (e.CertFile == "") != (e.KeyFile == "") {
 		return errors.New("--etcd-certfile and --etcd-keyfile belong together: give both or none")
 	}
-	if o.StallTimeout == 0 {
-		o.StallTimeout = DefaultStallTimeout
-	}
-	if o.CertificateLife == 0 {
-		o.CertificateLife = DefaultCertificateLife
-	}
+	o.StallTimeout = cmp.Or(o.StallTimeout, DefaultStallTimeout)
+	o.CertificateLife = cmp.Or(o.CertificateLife, DefaultCertificateLife)
 	if o.CertificateLife < time.Second || o.CertificateLife > pki.AuthorityLife {
 		return fmt.Errorf("--cluster-signing-duration is %s: want 1s to %s", o.CertificateLife, pki.AuthorityLife)
 	}
-	if err := o.Auth.complete(); err != nil {
+	if err := o.Auth.Complete(); err != nil {
 		return err
 	}
-	if o.Etcd.Prefix == "" {
-		o.Etcd.Prefix = defaultEtcdPrefix
-	}
-	if o.GitVersion == "" {
-		o.GitVersion = Version
-	}
-	if o.Log == nil {
-		o.Log = slog.Default()
-	}
+	o.Etcd.Prefix = cmp.Or(o.Etcd.Prefix, defaultEtcdPrefix)
+	o.GitVersion = cmp.Or(o.GitVersion, Version)
+	o.Log = cmp.Or(o.Log, slog.Default())
 	return nil
 }
 

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/apiserver"
+	"github.com/fairlead/fairlead/internal/apiserver/access"
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 )
 
@@ -318,7 +319,7 @@ func testReviews(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset)
 	}
 	tok, err := admin.AuthenticationV1().TokenReviews().Create(t.Context(),
 		&authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: s.Token()}}, metav1.CreateOptions{})
-	if err != nil || !tok.Status.Authenticated || tok.Status.User.Username != apiserver.UserNodeToken {
+	if err != nil || !tok.Status.Authenticated || tok.Status.User.Username != access.UserNodeToken {
 		t.Errorf("the join token: %+v, %v", tok.Status, err)
 	}
 	tok, err = admin.AuthenticationV1().TokenReviews().Create(t.Context(),

@@ -15,8 +15,8 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
-	"github.com/fairlead/fairlead/internal/checks"
 	"github.com/fairlead/fairlead/internal/registration"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // registeredPod is the Pod of a program on a node that no user of the role edit may have.
@@ -43,7 +43,7 @@ func TestRegisteredPods(t *testing.T) {
 func testChecks(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset) {
 	slice := func(name, check, address string) *discoveryv1.EndpointSlice {
 		return &discoveryv1.EndpointSlice{
-			ObjectMeta:  metav1.ObjectMeta{Name: name, Annotations: map[string]string{checks.Annotation: check}},
+			ObjectMeta:  metav1.ObjectMeta{Name: name, Annotations: map[string]string{svc.CheckAnnotation: check}},
 			AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{address}}},
 		}
 	}
@@ -125,7 +125,7 @@ func testTenantRegisters(t *testing.T, s *apiserver.Server, admin *kubernetes.Cl
 	if err != nil {
 		t.Fatal(err)
 	}
-	own.Spec.Containers[0].Image = registration.Image
+	own.Spec.Containers[0].Image = svc.RegisteredImage
 	if _, err := ann.Update(t.Context(), own, metav1.UpdateOptions{}); !apierrors.IsInvalid(err) {
 		t.Errorf("a Pod that becomes a registration: %v, want it invalid", err)
 	}
@@ -150,7 +150,7 @@ func testTenantRegisters(t *testing.T, s *apiserver.Server, admin *kubernetes.Cl
 	}
 }
 
-// A node registers programs of its own where it was given the right to, and nothing else;
+// A node registers its own programs where it was given the right to, and nothing else;
 // it gets no Secret and no token by that.
 func testNodeRegisters(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset) {
 	for _, n := range []string{"vm1", "vm2"} {
@@ -174,7 +174,7 @@ func testNodeRegisters(t *testing.T, s *apiserver.Server, admin *kubernetes.Clie
 	node := kubernetes.NewForConfigOrDie(joined(t, s, "vm1", t.TempDir()).Config()).CoreV1()
 	fromFile := func(name, on string) *corev1.Pod {
 		p := registeredPod(t, name, "shop", on)
-		p.Annotations[registration.FileAnnotation] = "/etc/fairlead/services.d/a.yaml"
+		p.Annotations[svc.ServicesFileAnnotation] = "/etc/fairlead/services.d/a.yaml"
 		return p
 	}
 	create := metav1.CreateOptions{}

@@ -26,6 +26,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
+	"github.com/fairlead/fairlead/internal/apiserver/certs"
 	"github.com/fairlead/fairlead/internal/apiserver/join"
 	"github.com/fairlead/fairlead/internal/apiserver/pki"
 	"github.com/fairlead/fairlead/internal/apiserver/rotation"
@@ -34,13 +35,13 @@ import (
 )
 
 // certificates asks a server for the state of its certificates.
-func certificates(t *testing.T, c kubernetes.Interface) apiserver.CertificatesStatus {
+func certificates(t *testing.T, c kubernetes.Interface) certs.Status {
 	t.Helper()
-	text, err := c.CoreV1().RESTClient().Get().AbsPath(apiserver.CertificatesPath).DoRaw(t.Context())
+	text, err := c.CoreV1().RESTClient().Get().AbsPath(certs.Path).DoRaw(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	var s apiserver.CertificatesStatus
+	var s certs.Status
 	if err := json.Unmarshal(text, &s); err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +51,7 @@ func certificates(t *testing.T, c kubernetes.Interface) apiserver.CertificatesSt
 // rotate asks a server for a step of a rotation.
 func rotate(t *testing.T, c kubernetes.Interface, do string, force bool) error {
 	t.Helper()
-	r := c.CoreV1().RESTClient().Post().AbsPath(apiserver.CertificatesPath).Param("do", do)
+	r := c.CoreV1().RESTClient().Post().AbsPath(certs.Path).Param("do", do)
 	if force {
 		r = r.Param("force", "1")
 	}
@@ -124,7 +125,7 @@ func (m *machine) report(t *testing.T) pki.Report {
 	return r
 }
 
-// fresh returns a client of a kubeconfig with connections of its own.
+// fresh returns a client of a kubeconfig with its own connections.
 func fresh(t *testing.T, kubeconfig []byte) *kubernetes.Clientset {
 	t.Helper()
 	cfg, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
@@ -460,7 +461,7 @@ func TestRotationIsRejected(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the operator may read the certificates", func() bool {
-		_, err := operator.CoreV1().RESTClient().Get().AbsPath(apiserver.CertificatesPath).DoRaw(t.Context())
+		_, err := operator.CoreV1().RESTClient().Get().AbsPath(certs.Path).DoRaw(t.Context())
 		return err == nil
 	})
 	if err := rotate(t, operator, "begin", true); !apierrors.IsForbidden(err) {
@@ -470,7 +471,7 @@ func TestRotationIsRejected(t *testing.T) {
 		if err := rotate(t, c, "begin", true); !apierrors.IsForbidden(err) {
 			t.Errorf("%s begins a rotation: %v", what, err)
 		}
-		if _, err := c.CoreV1().RESTClient().Get().AbsPath(apiserver.CertificatesPath).DoRaw(t.Context()); !apierrors.IsForbidden(err) {
+		if _, err := c.CoreV1().RESTClient().Get().AbsPath(certs.Path).DoRaw(t.Context()); !apierrors.IsForbidden(err) {
 			t.Errorf("%s reads the certificates: %v", what, err)
 		}
 	}

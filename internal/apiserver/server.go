@@ -10,28 +10,29 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net/http"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/google/uuid"
 	"k8s.io/client-go/rest"
 
+	"github.com/fairlead/fairlead/internal/apiserver/certs"
 	"github.com/fairlead/fairlead/internal/apiserver/clientlog"
 	"github.com/fairlead/fairlead/internal/apiserver/join"
-	"github.com/fairlead/fairlead/internal/apiserver/rotation"
+	"github.com/fairlead/fairlead/internal/apiserver/listen"
+	"github.com/fairlead/fairlead/internal/apiserver/store"
 )
 
 // Server is an API server. It can be run once.
 type Server struct {
 	opts     Options
 	log      *slog.Logger
-	dir      *dataDir
-	listener *multiListener
-	creds    *credentials
-	peering  *peering                        // nil for the only server
-	joining  func(http.Handler) http.Handler // answers servers that join; nil for the only server
+	dir      *store.Dir
+	listener *listen.Listener
+	creds    *certs.Credentials
+	peering  *store.Peering // nil for the only server
 	loopback *rest.Config
 	ready    chan struct{}
 	close    sync.Once
@@ -51,43 +52,51 @@ func newServer(o Options, now func() time.Time) (*Server, error) {
 	}
 	clientlog.Set(o.Log)
 	s := &Server{opts: o, log: o.Log, ready: make(chan struct{})}
-	if err := s.prepare(now); err != nil {
+	if err := s.acquire(now); err != nil {
 		s.Close()
 		return nil, err
 	}
 	return s, nil
 }
 
-// prepare acquires the data directory and the port, which Close releases.
-func (s *Server) prepare(now func() time.Time) (err error) {
-	if s.dir, err = openDataDir(s.opts.DataDir); err != nil {
+// acquire locks the data directory and binds the port. Close releases both.
+func (s *Server) acquire(now func() time.Time) (err error) {
+	if s.dir, err = store.OpenDir(s.opts.DataDir); err != nil {
 		return err
 	}
-	if s.listener, err = listen(s.opts.BindAddresses, s.opts.SecurePort); err != nil {
+	if s.listener, err = listen.On(s.opts.BindAddresses, s.opts.SecurePort); err != nil {
 		return err
 	}
-	s.listener.listeners = append(s.listener.listeners, s.opts.Listeners...)
+	s.listener.Add(s.opts.Listeners...)
 	if !s.opts.AdvertiseAddress.IsValid() {
-		s.opts.AdvertiseAddress = chooseAdvertise(s.opts.BindAddresses)
+		s.opts.AdvertiseAddress = listen.ChooseAdvertise(s.opts.BindAddresses)
 	}
-	if s.peering, err = s.loadPeering(); err != nil {
+	s.peering, err = store.LoadPeering(store.PeeringOptions{
+		DataDir: s.opts.DataDir, Server: s.publicURL(), Name: s.opts.ServerName, First: s.opts.ClusterInit,
+		External: len(s.opts.Etcd.Servers) > 0, Address: s.opts.AdvertiseAddress, Port: s.opts.EtcdPeerPort, Log: s.log,
+	})
+	if err != nil {
 		return err
 	}
-	names := namesFor(s.opts)
-	names.peer = s.peering != nil
-	if s.creds, err = newCredentials(s.dir, names, s.URL(), s.opts.CertificateLife, now, s.log); err != nil {
+	addrs := append(slices.Clone(s.opts.BindAddresses), s.opts.AdvertiseAddress)
+	for _, c := range s.opts.ServiceCIDRs {
+		addrs = append(addrs, c.Addr().Next())
+	}
+	names := certs.NamesFor(s.opts.Names, addrs)
+	names.Peer = s.peering != nil
+	if s.creds, err = certs.New(s.dir.Path, names, s.URL(), s.opts.CertificateLife, now, s.log); err != nil {
 		return err
 	}
 	if s.peering != nil {
-		s.peering.pki = s.creds.pki
+		s.peering.Authorities = s.creds.PKI.Bundle
 	}
-	if s.token, err = s.creds.token(); err != nil {
+	if s.token, err = s.creds.Token(); err != nil {
 		return err
 	}
 	s.loopback = &rest.Config{
 		Host:            s.URL(),
 		BearerToken:     uuid.NewString(),
-		TLSClientConfig: rest.TLSClientConfig{CAFile: s.dir.file("pki/ca.crt"), ServerName: s.creds.serving.name()},
+		TLSClientConfig: rest.TLSClientConfig{CAFile: s.dir.File("pki/ca.crt"), ServerName: s.creds.Serving.ServerName()},
 		QPS:             -1,
 		UserAgent:       "fairlead/loopback",
 		WarningHandler:  rest.NoWarnings{},
@@ -96,7 +105,9 @@ func (s *Server) prepare(now func() time.Time) (err error) {
 }
 
 // URL is the address of the server for clients on this machine.
-func (s *Server) URL() string { return "https://" + localAddress(s.opts.BindAddresses, s.Port()) }
+func (s *Server) URL() string {
+	return "https://" + listen.LocalAddress(s.opts.BindAddresses, s.Port())
+}
 
 // publicURL is the address of the server for others, if there is one.
 func (s *Server) publicURL() string {
@@ -113,10 +124,10 @@ func (s *Server) Port() uint16 { return s.listener.Port() }
 func (s *Server) AdvertiseAddress() netip.Addr { return s.opts.AdvertiseAddress }
 
 // Kubeconfig is the path of the kubeconfig of the administrator.
-func (s *Server) Kubeconfig() string { return s.dir.file("admin.kubeconfig") }
+func (s *Server) Kubeconfig() string { return s.dir.File("admin.kubeconfig") }
 
 // TokenFile is the path of the file with the join token.
-func (s *Server) TokenFile() string { return s.dir.file("node-token") }
+func (s *Server) TokenFile() string { return s.dir.File("node-token") }
 
 // Token is the join token that the start has made, valid for join.DefaultLife; see
 // package join. It must not be called before the server is ready.
@@ -132,11 +143,11 @@ func (s *Server) LoopbackConfig() *rest.Config { return rest.CopyConfig(s.loopba
 
 // ControllersConfig returns the configuration of a client that authenticates as the
 // controllers.
-func (s *Server) ControllersConfig() *rest.Config { return s.creds.controllersConfig() }
+func (s *Server) ControllersConfig() *rest.Config { return s.creds.ControllersConfig() }
 
 // NodeConfig returns the configuration of a client in this process that
 // authenticates as the named node.
-func (s *Server) NodeConfig(name string) (*rest.Config, error) { return s.creds.nodeConfig(name) }
+func (s *Server) NodeConfig(name string) (*rest.Config, error) { return s.creds.NodeConfig(name) }
 
 // Ready is closed when the server answers and what it creates at the start exists.
 func (s *Server) Ready() <-chan struct{} { return s.ready }
@@ -158,115 +169,56 @@ func (s *Server) Close() error {
 // finished. It returns nil after a stop through ctx.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.Close()
-	store, err := s.openStore(ctx)
+	kept, err := s.openStore(ctx)
 	if err != nil {
 		return err
 	}
-	defer store.stop()
+	defer kept.Stop()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	a, err := s.assemble(ctx, store)
+	a, err := s.assemble(ctx, kept)
 	if err != nil {
 		return err
+	}
+	if a.members != nil {
+		defer a.members.Close()
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel(nil)
-	wg.Go(func() { s.creds.run(ctx) })
-	wg.Go(func() { s.awaitReady(ctx, a.certs.rotation) })
-	wg.Go(func() { a.storage.Run(ctx, a.client) })
-	wg.Go(func() { a.keeper.run(ctx) })
-	wg.Go(func() { a.guard.run(ctx) })
-	wg.Go(func() { a.quotas.run(ctx) })
-	wg.Go(func() { a.hooks.run(ctx) })
-	if a.members != nil {
-		defer a.members.Close()
-		wg.Go(func() { a.members.Settle(ctx) })
+	for _, loop := range a.loops() {
+		wg.Go(func() { loop(ctx) })
 	}
 	wg.Go(func() {
 		select {
-		case <-s.ready: // the objects that it changes exist
-			a.certs.rotation.Run(ctx)
+		case err := <-kept.Failed: // nil for an external store, which never fails
+			s.log.Error("the store failed; stopping", "err", err)
+			cancel(err)
 		case <-ctx.Done():
 		}
 	})
-	if store.failed != nil { // the embedded one
-		n := nightly{s.dir.path, s.opts.Release, s.opts.BackupKeep, store.endpoints, s.log, time.Now()}
-		wg.Go(func() { n.run(ctx) })
-	}
-	wg.Go(func() {
-		select {
-		case <-s.ready:
-			deleteEndedTokens(ctx, a.client, s.log)
-		case <-ctx.Done():
-		}
-	})
-	if store.failed != nil {
-		wg.Go(func() {
-			select {
-			case err := <-store.failed:
-				s.log.Error("the store failed; stopping", "err", err)
-				cancel(err)
-			case <-ctx.Done():
-			}
-		})
-	}
 	stopped := a.prepare().RunWithContext(ctx)
-	// What has failed comes before what could not be stopped because of it.
-	if err := context.Cause(ctx); err != nil && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
-		return err
+	// The first failure is the cause of what could not be stopped because of it.
+	cause := context.Cause(ctx)
+	if cause != nil && !errors.Is(cause, context.Canceled) && !errors.Is(cause, context.DeadlineExceeded) {
+		return cause
 	}
 	return stopped
 }
 
-func (s *Server) openStore(ctx context.Context) (*etcd, error) {
+func (s *Server) openStore(ctx context.Context) (*store.Store, error) {
 	if len(s.opts.Etcd.Servers) > 0 {
-		return reachEtcd(ctx, s.opts.Etcd)
+		return store.Reach(ctx, s.opts.Etcd)
 	}
 	if s.peering != nil {
 		if err := s.becomeMember(ctx); err != nil {
 			return nil, err
 		}
 	}
-	return startEtcd(ctx, s.dir.file("etcd"), s.opts, s.peering)
+	return store.Start(ctx, s.dir.File("etcd"), store.Options{
+		Quota: s.opts.EtcdQuota, UnsafeNoFsync: s.opts.UnsafeNoFsync, Log: s.log,
+	}, s.peering)
 }
 
-// alone reports whether no other server writes to the store.
-func (s *Server) alone() bool { return len(s.opts.Etcd.Servers) == 0 && s.peering == nil }
-
-// awaitReady closes ready when /readyz answers 200 and the server has caught up with r.
-func (s *Server) awaitReady(ctx context.Context, r *rotation.Rotation) {
-	client, err := rest.UnversionedRESTClientFor(unversioned(s.LoopbackConfig()))
-	if err != nil {
-		s.log.Error("cannot make the loopback client", "err", err)
-		return
-	}
-	for {
-		if err := client.Get().AbsPath("/readyz").Do(ctx).Error(); err == nil {
-			r.CatchUp(ctx)
-			close(s.ready)
-			return
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
-}
-
-func localAddress(bind []netip.Addr, port uint16) string {
-	a := bind[0]
-	for _, b := range bind {
-		if b.IsLoopback() {
-			a = b
-			break
-		}
-	}
-	if a.IsUnspecified() {
-		if a = netip.AddrFrom4([4]byte{127, 0, 0, 1}); bind[0].Is6() {
-			a = netip.IPv6Loopback()
-		}
-	}
-	return netip.AddrPortFrom(a, port).String()
-}
+// onlyServer reports whether no other server writes to the store.
+func (s *Server) onlyServer() bool { return len(s.opts.Etcd.Servers) == 0 && s.peering == nil }

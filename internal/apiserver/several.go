@@ -15,11 +15,12 @@ import (
 	"strconv"
 	"strings"
 
-	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/healthz"
 
 	"github.com/fairlead/fairlead/internal/apiserver/join"
+	"github.com/fairlead/fairlead/internal/apiserver/listen"
 	"github.com/fairlead/fairlead/internal/apiserver/members"
+	"github.com/fairlead/fairlead/internal/apiserver/store"
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
 )
 
@@ -41,7 +42,7 @@ func Join(ctx context.Context, o Options) error {
 	if err := o.complete(); err != nil {
 		return err
 	}
-	dir, err := openDataDir(o.DataDir)
+	dir, err := store.OpenDir(o.DataDir)
 	if err != nil {
 		return err
 	}
@@ -66,49 +67,49 @@ func Join(ctx context.Context, o Options) error {
 	if err != nil {
 		return fmt.Errorf("cannot join the cluster of %s: %w", o.Join.Server, err)
 	}
-	if err := os.MkdirAll(dir.file("pki"), 0o700); err != nil {
+	if err := os.MkdirAll(dir.File("pki"), 0o700); err != nil {
 		return err
 	}
 	for _, name := range sharedFiles() {
 		if data, ok := files[name]; ok {
-			if err := fileio.Replace(dir.file(filepath.Join("pki", name)), data, 0o600); err != nil {
+			if err := fileio.Replace(dir.File(filepath.Join("pki", name)), data, 0o600); err != nil {
 				return err
 			}
 		}
 	}
 	o.Log.Info("got the keys of the cluster", "server", o.Join.Server)
-	return members.State{Name: j.Name, Peer: j.Peer}.Save(dir.file("etcd"))
+	return members.State{Name: j.Name, Peer: j.Peer}.Save(dir.File("etcd"))
 }
 
 // isMember reports whether the server of dir has joined its cluster. The error is that of a directory
 // that has something else.
-func (o *Options) isMember(dir *dataDir) (bool, error) {
-	store, err := members.HasStore(dir.file("etcd"))
+func (o *Options) isMember(dir *store.Dir) (bool, error) {
+	has, err := members.HasStore(dir.File("etcd"))
 	if err != nil {
 		return false, err
 	}
-	state, err := members.Load(dir.file("etcd"))
+	state, err := members.Load(dir.File("etcd"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return false, err
 	}
 	if state.Removed {
-		return false, (&peering{State: state, dir: dir.file("etcd")}).removed()
+		return false, store.RemovedError(state.Name, dir.File("etcd"))
 	}
-	elsewhere := fmt.Sprintf("to join, empty %s, or choose another directory with --data-dir; without --join it goes on as it was", dir.path)
-	if store && err != nil {
-		return false, fmt.Errorf("the data directory %s has the objects of a server of its own: %s", dir.path, elsewhere)
+	elsewhere := fmt.Sprintf("to join, empty %s, or choose another directory with --data-dir; without --join it goes on as it was", dir.Path)
+	if has && err != nil {
+		return false, fmt.Errorf("the data directory %s has the objects of another server: %s", dir.Path, elsewhere)
 	}
-	hash, err := authorityHash(dir.file("pki/ca.crt"))
+	hash, err := authorityHash(dir.File("pki/ca.crt"))
 	if err != nil {
 		return false, err
 	}
 	token, err := join.ParseServer(o.Join.Token)
 	// After a rotation of the authority the token with which a member has joined has an earlier hash.
-	_, rotated := os.Stat(dir.file("pki/ca-cross.crt"))
+	_, rotated := os.Stat(dir.File("pki/ca-cross.crt"))
 	if known := err == nil && hash != "" && errors.Is(rotated, fs.ErrNotExist); known && hash != token.Hash {
-		return false, fmt.Errorf("the data directory %s is that of a server of another cluster than the token's: %s", dir.path, elsewhere)
+		return false, fmt.Errorf("the data directory %s is that of a server of another cluster than the token's: %s", dir.Path, elsewhere)
 	}
-	return store, nil
+	return has, nil
 }
 
 // authorityHash returns the hash of the authority in file, "" if there is none.
@@ -132,14 +133,14 @@ func authorityHash(file string) (string, error) {
 func (o *Options) joiner(token join.Token) (members.Joiner, error) {
 	j := members.Joiner{Server: o.Join.Server, Token: token, Log: o.Log}
 	var err error
-	if j.Name, err = o.serverName(); err != nil {
+	if j.Name, err = store.ServerName(o.ServerName); err != nil {
 		return j, err
 	}
 	a := o.AdvertiseAddress
 	if !a.IsValid() {
-		a = chooseAdvertise(o.BindAddresses)
+		a = listen.ChooseAdvertise(o.BindAddresses)
 	}
-	j.Peer, err = peerURL(a, o.EtcdPeerPort)
+	j.Peer, err = store.PeerURL(a, o.EtcdPeerPort)
 	return j, err
 }
 
@@ -169,8 +170,8 @@ func (o *Options) settings() (members.Settings, error) {
 // becomeMember has this server added to the cluster that it joins, unless it is a member already.
 func (s *Server) becomeMember(ctx context.Context) error {
 	p := s.peering
-	store, err := members.HasStore(p.dir)
-	if err != nil || store {
+	has, err := members.HasStore(p.Dir)
+	if err != nil || has {
 		return err
 	}
 	switch {
@@ -180,50 +181,49 @@ func (s *Server) becomeMember(ctx context.Context) error {
 			return err
 		}
 		j := members.Joiner{Server: s.opts.Join.Server, Token: token, Name: p.Name, Peer: p.Peer, Log: s.log}
-		if p.cluster, err = j.Add(ctx); err != nil {
+		if p.Cluster, err = j.Add(ctx); err != nil {
 			return fmt.Errorf("cannot join the cluster of %s: %w", s.opts.Join.Server, err)
 		}
 		s.log.Info("joining the cluster; this server counts when it has caught up", "server", s.opts.Join.Server, "name", p.Name)
 	case !s.opts.ClusterInit:
-		return fmt.Errorf("the server in %s has not finished joining its cluster: start it with --join and --token-file", s.dir.path)
+		return fmt.Errorf("the server in %s has not finished joining its cluster: start it with --join and --token-file", s.dir.Path)
 	}
-	return p.Save(p.dir)
+	return p.Save(p.Dir)
 }
 
-// newMembers returns what other servers and administrators ask this one, nil for the only server.
-func (s *Server) newMembers(c *genericapiserver.Config, store *etcd, g *guard, k *endpointKeeper) (*members.API, error) {
-	if s.peering == nil {
-		return nil, nil
+// configureMembers adds what other servers and administrators ask of one of several servers.
+func (a *assembly) configureMembers(context.Context) error {
+	if a.peering == nil {
+		return nil
 	}
-	c.ReadyzChecks = append(c.ReadyzChecks, healthz.NamedCheck("etcd-quorum", func(*http.Request) error {
-		return s.peering.checkLeader(store.embedded.server())
-	}))
-	settings, err := s.opts.settings()
+	quorum := healthz.NamedCheck("etcd-quorum", func(*http.Request) error { return a.store.CheckLeader() })
+	a.config.ReadyzChecks = append(a.config.ReadyzChecks, quorum)
+	settings, err := a.opts.settings()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	a, err := members.New(members.Options{
-		Endpoint: store.endpoints[0], Dial: store.dial, Server: store.embedded.server,
-		Authorities: s.creds.pki.Bundle, Authorizer: g.authorizer, Settings: settings, Files: s.sharedFiles, Audit: auditJoining(c), Log: s.log,
-		Leave: func(ctx context.Context, server string) error {
-			at, err := netip.ParseAddrPort(strings.TrimPrefix(server, "https://"))
-			if err != nil {
-				return err
-			}
-			return k.remove(ctx, at)
-		},
+	a.members, err = members.New(members.Options{
+		Endpoint: a.store.Endpoints[0], Dial: a.store.Dial, Server: a.store.EtcdServer, Authorities: a.creds.PKI.Bundle,
+		Authorizer: a.guard.Authorizer, Settings: settings, Files: a.sharedFiles,
+		Audit: auditJoining(a.config), Leave: a.removeServer, Log: a.log,
 	})
-	if err == nil {
-		s.joining = a.Joining
+	return err
+}
+
+// removeServer removes a server that leaves the cluster, by its URL, from the endpoints of default/kubernetes.
+func (a *assembly) removeServer(ctx context.Context, server string) error {
+	at, err := netip.ParseAddrPort(strings.TrimPrefix(server, "https://"))
+	if err != nil {
+		return err
 	}
-	return a, err
+	return a.keeper.remove(ctx, at)
 }
 
 // sharedFiles reads the files of pki/ that all servers have alike.
 func (s *Server) sharedFiles() (map[string][]byte, error) {
 	out := map[string][]byte{}
 	for _, name := range sharedFiles() {
-		data, err := os.ReadFile(s.dir.file(filepath.Join("pki", name)))
+		data, err := os.ReadFile(s.dir.File(filepath.Join("pki", name)))
 		if errors.Is(err, fs.ErrNotExist) && name != "ca.crt" {
 			continue
 		}
@@ -233,40 +233,4 @@ func (s *Server) sharedFiles() (map[string][]byte, error) {
 		out[name] = data
 	}
 	return out, nil
-}
-
-// serveMembers adds the paths of the API of the members.
-func (s *Server) serveMembers(generic *genericapiserver.GenericAPIServer, a *members.API) {
-	var h http.Handler = a
-	if a == nil {
-		h = members.Only(len(s.opts.Etcd.Servers) > 0)
-	}
-	mux := generic.Handler.NonGoRestfulMux
-	for _, path := range []string{members.Path, members.TokenPath} {
-		mux.Handle(path, h)
-		mux.HandlePrefix(path+"/", h)
-	}
-}
-
-// LocalMembers returns the members that the embedded etcd of a data directory knows, whose server
-// runs on this machine. It needs no quorum.
-func LocalMembers(ctx context.Context, dataDir string) ([]members.Member, error) {
-	dir := filepath.Join(dataDir, "etcd")
-	socket, release, err := socketPath(dir)
-	if err != nil {
-		return nil, err
-	}
-	defer release()
-	c, err := members.Local("unix://" + socket)
-	if err != nil {
-		return nil, err
-	}
-	defer c.Close()
-	ctx, cancel := context.WithTimeout(ctx, etcdDialTimeout)
-	defer cancel()
-	list, err := members.List(ctx, c)
-	if err != nil {
-		return nil, fmt.Errorf("the etcd in %s does not answer: is its server up, and are you its user? %w", dir, err)
-	}
-	return list, nil
 }

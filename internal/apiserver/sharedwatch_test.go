@@ -53,7 +53,7 @@ func TestWatchesHaveTheSameEvents(t *testing.T) {
 	defer cancel()
 	maps := func() func(o metav1.ListOptions) (watch.Interface, error) {
 		own := rest.CopyConfig(cfg)
-		own.Dial = (&net.Dialer{}).DialContext // a connection of its own
+		own.Dial = (&net.Dialer{}).DialContext // its own connection
 		c := kubernetes.NewForConfigOrDie(own).CoreV1().ConfigMaps("default")
 		return func(o metav1.ListOptions) (watch.Interface, error) {
 			o.AllowWatchBookmarks = true

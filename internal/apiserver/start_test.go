@@ -29,6 +29,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
+	"github.com/fairlead/fairlead/internal/apiserver/store"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
@@ -60,7 +61,7 @@ func serve(dir string) {
 	}
 }
 
-// spawn starts a server in a process of its own and waits until it is ready.
+// spawn starts a server in its own process and waits until it is ready.
 func spawn(t *testing.T, dir string) (kill func(), c *kubernetes.Clientset) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
@@ -328,7 +329,7 @@ func TestRefusals(t *testing.T) {
 		{apiserver.Options{DataDir: t.TempDir(), AdvertiseAddress: netip.MustParseAddr("127.0.0.1")}, "--advertise-address"},
 		{apiserver.Options{DataDir: t.TempDir(), ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/30")}}, "too small"},
 		{apiserver.Options{DataDir: t.TempDir(), ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.1/16")}}, "want a network"},
-		{apiserver.Options{DataDir: t.TempDir(), Etcd: apiserver.ExternalEtcd{CertFile: "x"}}, "belong together"},
+		{apiserver.Options{DataDir: t.TempDir(), Etcd: store.External{CertFile: "x"}}, "belong together"},
 	} {
 		s, err := apiserver.New(c.o)
 		if err == nil {
@@ -356,7 +357,7 @@ func TestEtcdUnreachable(t *testing.T) {
 	}
 	addr := l.Addr().String()
 	l.Close()
-	s, err := apiserver.New(apiserver.Options{DataDir: t.TempDir(), Etcd: apiserver.ExternalEtcd{Servers: []string{"http://" + addr}}})
+	s, err := apiserver.New(apiserver.Options{DataDir: t.TempDir(), Etcd: store.External{Servers: []string{"http://" + addr}}})
 	if err != nil {
 		t.Fatal(err)
 	}

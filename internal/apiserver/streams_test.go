@@ -36,6 +36,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // agent stands in for a node's agent: it answers on a kubelet's paths, and
@@ -56,7 +57,7 @@ func startAgent(t *testing.T, s *apiserver.Server, name string) *agent {
 	mux.HandleFunc("/exec/{ns}/{pod}/{container}", echo{}.exec)
 	mux.HandleFunc("/portForward/{ns}/{pod}", echo{}.forward)
 	a.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if got := r.TLS.PeerCertificates[0].Subject.CommonName; got != apiserver.UserAgentClient {
+		if got := r.TLS.PeerCertificates[0].Subject.CommonName; got != svc.ServerUser {
 			http.Error(w, "wrong client "+got, http.StatusForbidden)
 			return
 		}

@@ -29,7 +29,7 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 )
 
-// hookNetEnv is set in a process that has a network namespace of its own.
+// hookNetEnv is set in a process that has its own network namespace.
 const hookNetEnv = "FAIRLEAD_TEST_HOOK_NETWORK"
 
 // A webhook of a Service without ClusterIP is reached at its endpoint, and shows the
@@ -76,7 +76,7 @@ func TestWebhookOfAService(t *testing.T) {
 	h.rejected("not today")
 }
 
-// inNamespace runs the test in a process with a network namespace of its own, after the
+// inNamespace runs the test in a process with its own network namespace, after the
 // commands of setup and with a variable of the environment set.
 func inNamespace(t *testing.T, setup, variable string) {
 	t.Helper()

@@ -3,8 +3,8 @@
 //
 // What waits for that (the controller programmed) writes what is awaited into one
 // Lease, which all nodes watch. A node that has programmed it writes how far it is into
-// a Lease of its own. So a node writes when it has moved and that is awaited; changes that
-// are not awaited cost nothing, and those of one moment cost one write a node.
+// its own Lease. So a node writes when it has moved and that is awaited; changes that
+// are not awaited cost nothing, and all changes of one moment cost one write a node.
 //
 // Versions are of one kind of object each. A watch that has delivered an object has
 // delivered all older changes of its kind, and tells nothing of other kinds until the
@@ -36,7 +36,7 @@ const (
 	kinds
 )
 
-// names are those of the kinds in annotations.
+// names are the names of the kinds in annotations.
 var names = [kinds]string{"proxy-services", "proxy-endpointslices", "dns-services", "dns-endpointslices"}
 
 // proxied selects what a proxy serves, as kube-proxy does.
@@ -62,8 +62,6 @@ const (
 	domain = "fairlead.dev"
 
 	Namespace = metav1.NamespaceSystem
-	// Name is that of the Lease with the annotation WantedAnnotation.
-	Name = "fairlead-programmed"
 	// WantedAnnotation has what is awaited.
 	WantedAnnotation = domain + "/wanted"
 	// ProgrammedAnnotation has, on a node's Lease, how far the node is.

@@ -19,6 +19,7 @@ import (
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 
 	"github.com/fairlead/fairlead/internal/reflector"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // Progress is how far one node is. It is safe for concurrent use; a nil one is for a node
@@ -131,7 +132,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	watching.Go(func() {
-		one := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, Name).String()}
+		one := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, svc.ProgrammedLease).String()}
 		from := reflector.From(r.Client.CoordinationV1().Leases(Namespace), one)
 		if !r.mayRead(ctx, one) {
 			return

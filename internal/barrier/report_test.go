@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // A report is written again into a Lease that was deleted and made again, and not into one
@@ -21,7 +23,7 @@ func TestReportReturns(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			ctx := t.Context()
 			wanted := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
-				Namespace: Namespace, Name: Name, Annotations: map[string]string{WantedAnnotation: Versions{ProxySlices: 5}.String()},
+				Namespace: Namespace, Name: svc.ProgrammedLease, Annotations: map[string]string{WantedAnnotation: Versions{ProxySlices: 5}.String()},
 			}}
 			client := fake.NewClientset(wanted)
 			// A fake watch has everything of its namespace, whatever it selects.
@@ -29,7 +31,7 @@ func TestReportReturns(t *testing.T) {
 				w, err := client.Tracker().Watch(a.GetResource(), a.GetNamespace())
 				return true, watch.Filter(w, func(e watch.Event) (watch.Event, bool) {
 					l, ok := e.Object.(*coordinationv1.Lease)
-					return e, ok && l.Name == Name
+					return e, ok && l.Name == svc.ProgrammedLease
 				}), err
 			})
 			r := &Reporter{

@@ -22,23 +22,16 @@ import (
 
 	"github.com/fairlead/fairlead/internal/epslice"
 	"github.com/fairlead/fairlead/internal/podspec"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // The annotations of an EndpointSlice that ask for checks of its endpoints.
 const (
-	// Annotation is what is checked: tcp://:PORT, http://:PORT/PATH or https://:PORT/PATH.
-	Annotation = "fairlead.dev/check"
 	// IntervalAnnotation is how often, DefaultInterval without it.
 	IntervalAnnotation = "fairlead.dev/check-interval"
 	// TimeoutAnnotation is how long an answer may take, DefaultTimeout without it.
 	TimeoutAnnotation = "fairlead.dev/check-timeout"
 )
-
-// Label is on slices with Annotation, so that nodes see these alone. The API server sets it.
-const Label = "fairlead.dev/checked"
-
-// ReportAnnotation on a node's Lease is what the node has found, as of Report.String.
-const ReportAnnotation = "fairlead.dev/checks"
 
 // The bounds of checks.
 const (
@@ -68,7 +61,7 @@ type Spec struct {
 
 // Parse reads the annotations of a slice; nil if they ask for nothing.
 func Parse(annotations map[string]string) (*Spec, field.ErrorList) {
-	text, asked := annotations[Annotation]
+	text, asked := annotations[svc.CheckAnnotation]
 	if !asked {
 		return nil, nil
 	}
@@ -80,9 +73,9 @@ func Parse(annotations map[string]string) (*Spec, field.ErrorList) {
 	probe, err := podspec.ParseProbe(text)
 	switch {
 	case err != nil || probe == nil || probe.Exec != nil:
-		wrong(Annotation, errors.New("want tcp://:PORT, http://:PORT/PATH or https://:PORT/PATH"))
+		wrong(svc.CheckAnnotation, errors.New("want tcp://:PORT, http://:PORT/PATH or https://:PORT/PATH"))
 	case probe.TCPSocket != nil && probe.TCPSocket.Host != "", probe.HTTPGet != nil && probe.HTTPGet.Host != "":
-		wrong(Annotation, errors.New("what is checked is the endpoint's address: leave the host out"))
+		wrong(svc.CheckAnnotation, errors.New("what is checked is the endpoint's address: leave the host out"))
 	default:
 		s.Handler = probe.ProbeHandler
 	}
@@ -135,7 +128,7 @@ func Validate(s *discoveryv1.EndpointSlice) field.ErrorList {
 	}
 	at := field.NewPath("endpoints")
 	if managed(s) {
-		errs = append(errs, field.Forbidden(field.NewPath("metadata", "annotations").Key(Annotation),
+		errs = append(errs, field.Forbidden(field.NewPath("metadata", "annotations").Key(svc.CheckAnnotation),
 			"a controller makes this slice of Pods or Endpoints; checks are for slices made by hand"))
 	}
 	if s.AddressType == discoveryv1.AddressTypeFQDN {
@@ -188,14 +181,14 @@ func Of(s *discoveryv1.EndpointSlice) []Target {
 		if a = a.Unmap(); err != nil || checkable(a) != nil {
 			continue
 		}
-		sum := sha256.Sum256(fmt.Append(nil, s.UID, " ", s.Annotations[Annotation], " ", spec.Interval, spec.Timeout, " ", a))
+		sum := sha256.Sum256(fmt.Append(nil, s.UID, " ", s.Annotations[svc.CheckAnnotation], " ", spec.Interval, spec.Timeout, " ", a))
 		out = append(out, Target{Key: Key(sum[:8]), Addr: a, Spec: spec, Index: i})
 	}
 	return out
 }
 
 // By returns the nodes that check what key is of, by rendezvous hashing: few of them change when
-// a node comes or goes. nodes are those that are ready, sorted.
+// a node comes or goes. nodes are the ready nodes, sorted.
 func By(key Key, nodes []string) []string {
 	type ranked struct {
 		rank uint64

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead/fairlead/internal/epslice"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 func slice(annotations map[string]string, addresses ...string) *discoveryv1.EndpointSlice {
@@ -47,7 +48,7 @@ func TestValidate(t *testing.T) {
 		{check: "tcp://:80", address: "100.100.100.200", want: "metadata"},
 		{check: "tcp://:80", address: "fd00:ec2::254", want: "metadata"},
 	} {
-		annotations := map[string]string{Annotation: x.check}
+		annotations := map[string]string{svc.CheckAnnotation: x.check}
 		for key, v := range map[string]string{IntervalAnnotation: x.interval, TimeoutAnnotation: x.timeout} {
 			if v != "" {
 				annotations[key] = v
@@ -68,27 +69,27 @@ func TestValidate(t *testing.T) {
 	if errs := Validate(slice(nil, "127.0.0.1")); len(errs) > 0 {
 		t.Errorf("without a check: %v", errs)
 	}
-	many := slice(map[string]string{Annotation: "tcp://:1"}, make([]string, MaxPerSlice+1)...)
+	many := slice(map[string]string{svc.CheckAnnotation: "tcp://:1"}, make([]string, MaxPerSlice+1)...)
 	if errs := Validate(many); len(errs) != 1 || len(Of(many)) != 0 {
 		t.Errorf("%d endpoints: %v", MaxPerSlice+1, errs)
 	}
-	ours := slice(map[string]string{Annotation: "tcp://:1"}, "192.0.2.1")
+	ours := slice(map[string]string{svc.CheckAnnotation: "tcp://:1"}, "192.0.2.1")
 	ours.Labels = map[string]string{discoveryv1.LabelManagedBy: epslice.ManagedBySelector}
 	if errs := Validate(ours); len(errs) != 1 || len(Of(ours)) != 0 {
 		t.Errorf("a slice of Pods: %v", errs)
 	}
-	if s, _ := Parse(map[string]string{Annotation: "tcp://:1"}); s.Interval != 5*time.Second || s.Timeout != time.Second {
+	if s, _ := Parse(map[string]string{svc.CheckAnnotation: "tcp://:1"}); s.Interval != 5*time.Second || s.Timeout != time.Second {
 		t.Errorf("the defaults are %s and %s", s.Interval, s.Timeout)
 	}
 }
 
 // A slice that is made again, or checked in another way, has other keys.
 func TestKeys(t *testing.T) {
-	a := slice(map[string]string{Annotation: "tcp://:1"}, "192.0.2.1", "192.0.2.2")
+	a := slice(map[string]string{svc.CheckAnnotation: "tcp://:1"}, "192.0.2.1", "192.0.2.2")
 	b := a.DeepCopy()
 	b.UID = "u-2"
 	c := a.DeepCopy()
-	c.Annotations[Annotation] = "tcp://:2"
+	c.Annotations[svc.CheckAnnotation] = "tcp://:2"
 	seen := map[Key]bool{}
 	for _, s := range []*discoveryv1.EndpointSlice{a, b, c} {
 		for _, target := range Of(s) {
@@ -111,7 +112,7 @@ func TestBy(t *testing.T) {
 		addresses = append(addresses, fmt.Sprintf("192.0.2.%d", i))
 	}
 	had := map[string]int{}
-	for _, target := range Of(slice(map[string]string{Annotation: "tcp://:1"}, addresses...)) {
+	for _, target := range Of(slice(map[string]string{svc.CheckAnnotation: "tcp://:1"}, addresses...)) {
 		all, fewer := By(target.Key, nodes), By(target.Key, nodes[1:])
 		if len(all) != Nodes || len(slices.Compact(slices.Sorted(slices.Values(all)))) != Nodes {
 			t.Fatalf("checked by %v", all)

@@ -17,6 +17,8 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 	"github.com/fairlead/fairlead/internal/apiserver/join"
+	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/cli/node"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
@@ -24,13 +26,16 @@ import (
 func TestAgentRestartsWithoutToken(t *testing.T) {
 	s := apiservertest.StartServer(t)
 	log := slog.New(slog.DiscardHandler)
-	f := &agentFlags{}
-	f.nodeName, f.stateDir = "again", filepath.Join(t.TempDir(), "state")
-	if _, _, err := f.identity(t.Context(), log, []string{s.URL()}, joinFlags{}, ""); err == nil ||
+	state := filepath.Join(t.TempDir(), "state")
+	identity := func(token base.JoinFlags) (*rest.Config, *join.Node, error) {
+		j := node.Joining{Servers: []string{s.URL()}, Token: token}
+		return j.Identity(t.Context(), log, "again", state)
+	}
+	if _, _, err := identity(base.JoinFlags{}); err == nil ||
 		!strings.Contains(err.Error(), "--token-file") {
 		t.Errorf("a machine that has never joined: %v", err)
 	}
-	if _, _, err := f.identity(t.Context(), log, []string{s.URL()}, joinFlags{file: s.TokenFile()}, ""); err != nil {
+	if _, _, err := identity(base.JoinFlags{File: s.TokenFile()}); err != nil {
 		t.Fatal(err)
 	}
 	token, err := join.Parse(s.Token())
@@ -41,7 +46,7 @@ func TestAgentRestartsWithoutToken(t *testing.T) {
 	if err := admin.CoreV1().Secrets(join.SecretNamespace).Delete(t.Context(), join.SecretName(token.ID), metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	cfg, node, err := f.identity(t.Context(), log, []string{s.URL()}, joinFlags{}, "")
+	cfg, node, err := identity(base.JoinFlags{})
 	if err != nil || node == nil {
 		t.Fatalf("the second start: %v", err)
 	}
@@ -55,16 +60,16 @@ func TestAgentJoinsByApproval(t *testing.T) {
 	s := apiservertest.StartServer(t)
 	var out bytes.Buffer
 	if code := run(t.Context(), []string{"token", "create", "--needs-approval", "--kubeconfig", s.Kubeconfig()},
-		streams{out: &out, err: &out}); code != 0 {
+		base.Streams{Out: &out, Err: &out}); code != 0 {
 		t.Fatal(out.String())
 	}
-	f := &agentFlags{approvalTimeout: time.Minute}
-	f.nodeName, f.stateDir = "waits", filepath.Join(t.TempDir(), "state")
+	j := node.Joining{Servers: []string{s.URL()}, Token: base.JoinFlags{Text: out.String()}, ApprovalTimeout: time.Minute}
+	state := filepath.Join(t.TempDir(), "state")
 	var cfg *rest.Config
 	joined := make(chan error, 1)
 	go func() {
 		var err error
-		cfg, _, err = f.identity(t.Context(), slog.New(slog.DiscardHandler), []string{s.URL()}, joinFlags{text: out.String()}, "")
+		cfg, _, err = j.Identity(t.Context(), slog.New(slog.DiscardHandler), "waits", state)
 		joined <- err
 	}()
 	admin := kubernetes.NewForConfigOrDie(s.LoopbackConfig()).CertificatesV1().CertificateSigningRequests()

@@ -40,7 +40,7 @@ func TestBackupAndRestoreByCommand(t *testing.T) {
 	if info, err := os.Stat(file); err != nil || info.Mode() != 0o600 {
 		t.Errorf("the mode of the file is %v, %v", info, err)
 	}
-	does(exitFailed, "is there already", "backup", file, "--data-dir", dir)
+	does(exitFailed, "exists already", "backup", file, "--data-dir", dir)
 	does(exitFailed, "is in use by process", "restore", file, "--data-dir", dir)
 	stop()
 

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/cli/node"
 	"github.com/fairlead/fairlead/internal/preflight"
 )
 
@@ -73,7 +75,7 @@ func TestWarnOfMachineIsBounded(t *testing.T) {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			warnOfMachine(ctx, slog.New(slog.NewTextHandler(&log, nil)), preflight.Machine{}, limit)
+			node.WarnOfMachine(ctx, slog.New(slog.NewTextHandler(&log, nil)), preflight.Machine{}, limit)
 		}()
 		select {
 		case <-ended:
@@ -98,10 +100,10 @@ func TestVersion(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &info); err != nil || code != exitDone {
 		t.Fatalf("exit code %d, %v: %s", code, err, out)
 	}
-	if info.Version != version || !strings.HasPrefix(info.Kubernetes, "v1.") || !strings.HasPrefix(info.Platform, "linux/") {
+	if info.Version != base.Version || !strings.HasPrefix(info.Kubernetes, "v1.") || !strings.HasPrefix(info.Platform, "linux/") {
 		t.Errorf("%+v", info)
 	}
-	if _, out, _ := call(t, "version"); out != "fairlead "+version+"\n" {
+	if _, out, _ := call(t, "version"); out != "fairlead "+base.Version+"\n" {
 		t.Errorf("printed %q", out)
 	}
 }

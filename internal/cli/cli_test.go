@@ -2,30 +2,23 @@ package cli
 
 import (
 	"bytes"
-	"context"
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 
-	"github.com/spf13/cobra"
-
-	"github.com/fairlead/fairlead/internal/proxy"
+	"github.com/fairlead/fairlead/internal/cli/base"
 )
 
 // call runs a command line and returns its exit code and output.
 func call(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	var out, err bytes.Buffer
-	code = run(t.Context(), args, streams{in: strings.NewReader(""), out: &out, err: &err})
+	code = run(t.Context(), args, base.Streams{In: strings.NewReader(""), Out: &out, Err: &err})
 	return code, out.String(), err.String()
 }
 
@@ -52,7 +45,8 @@ func TestWrongUsageExitsWith2AndOneClearLine(t *testing.T) {
 		`--controllers: "none" is not one of`:     {"controllers", "--controllers", "none"},
 		"--cluster-domain is empty":               {"agent", "--cluster-domain", ""},
 		`--node-name "` + strings.Repeat("a", 64): {"agent", "--node-name", strings.Repeat("a", 64)},
-		`--agent-port and --dns-port must be`:     {"up", "--dns-port", "0"},
+		`--dns-port must be 1 to 65535`:           {"up", "--dns-port", "0"},
+		`--agent-port must be 1 to 65535`:         {"agent", "--agent-port", "0"},
 		// What all commands have is checked by those without a log, too.
 		`--log-level is "ino"; want debug, info, warn or error; did you mean info?`: {"status", "--log-level", "ino"},
 		`--log-format is "yaml"; want text or json`:                                 {"kubeconfig", "--log-format", "yaml"},
@@ -70,19 +64,19 @@ func TestWrongUsageExitsWith2AndOneClearLine(t *testing.T) {
 		`; did you mean endpointslice?`:                                             {"controllers", "--controllers", "endpointslices"},
 		`--configure-resolver needs --node-local`:                                   {"dns", "--configure-resolver"},
 		// Without a kubeconfig: flags are checked first.
-		`--mode is "x"; want auto, nft`:           {"proxy", "--mode", "x"},
-		`--mode is "y"; want auto, nft`:           {"agent", "--mode", "y"},
-		`--iptables-variant is "x"; want`:         {"proxy", "--iptables-variant", "x"},
-		`--userspace-connect-timeout is 0s; want`: {"proxy", "--userspace-connect-timeout", "0"},
-		`"--proxy-port-range" flag: "5-4" is not`: {"proxy", "--proxy-port-range", "5-4"},
-		`--detect-local-mode is "x"; want Cl`:     {"proxy", "--detect-local-mode", "x"},
-		`--balance is "x"; want random`:           {"proxy", "--balance", "x"},
-		`--sync-period is -1s; want more`:         {"proxy", "--sync-period=-1s"},
-		`--healthz-bind-address is "10256"; want`: {"proxy", "--healthz-bind-address", "10256"},
-		`--metrics-bind-address is ":x"; want`:    {"proxy", "--metrics-bind-address", ":x"},
-		`--conntrack-min is negative`:             {"proxy", "--conntrack-min=-1"},
-		`"x" is neither "primary"`:                {"proxy", "--nodeport-addresses", "x"},
-		`--ipvs-scheduler is "x"; want one of rr`: {"proxy", "--ipvs-scheduler", "x"},
+		`--mode is "x"; want auto, nft`:            {"proxy", "--mode", "x"},
+		`--mode is "y"; want auto, nft`:            {"agent", "--mode", "y"},
+		`--iptables-variant is "x"; want`:          {"proxy", "--iptables-variant", "x"},
+		`--userspace-connect-timeout is 0s; want`:  {"proxy", "--userspace-connect-timeout", "0"},
+		`"--proxy-port-range" flag: "5-4" is not`:  {"proxy", "--proxy-port-range", "5-4"},
+		`--detect-local-mode is "x"; want Cl`:      {"proxy", "--detect-local-mode", "x"},
+		`--balance is "x"; want random`:            {"proxy", "--balance", "x"},
+		`--sync-period is -1s; want more`:          {"proxy", "--sync-period=-1s"},
+		`--healthz-bind-address is "10256"; want`:  {"proxy", "--healthz-bind-address", "10256"},
+		`--metrics-bind-address is ":x"; want`:     {"proxy", "--metrics-bind-address", ":x"},
+		`--conntrack-min is negative`:              {"proxy", "--conntrack-min=-1"},
+		`"x" is neither the single word "primary"`: {"proxy", "--nodeport-addresses", "x"},
+		`--ipvs-scheduler is "x"; want one of rr`:  {"proxy", "--ipvs-scheduler", "x"},
 		`10.96.1.0/24 overlaps the range of`: {"proxy", "--ipvs-exclude-cidrs", "10.96.1.0/24", "--service-cluster-ip-range",
 			"10.96.0.0/16"},
 		`invalid address to listen on "x"`:       {"dns", "--listen", "x"},
@@ -147,35 +141,13 @@ func TestUnreachableServer(t *testing.T) {
 		"clocks":         fmt.Errorf("get: %w", x509.CertificateInvalidError{Reason: x509.Expired}),
 		"another server": fmt.Errorf("get: %w", x509.UnknownAuthorityError{}),
 	} {
-		if got := remedy(err); !strings.Contains(got, want) {
+		if got := base.Remedy(err); !strings.Contains(got, want) {
 			t.Errorf("%v: %q, want something with %q", err, got, want)
 		}
 	}
-	if got := remedy(errors.New("x")); got != "" {
+	if got := base.Remedy(errors.New("x")); got != "" {
 		t.Errorf("a remedy for anything: %q", got)
 	}
-}
-
-// A start waits for the kernel, but not for ever for one rejected Service.
-func TestStartContinuesThoughAServiceIsRejected(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		log := slog.New(slog.DiscardHandler)
-		begin := time.Now()
-		if err := programmed(t.Context(), log, func() proxy.Status { return proxy.Status{Programmed: true, Applies: 1} }); err != nil ||
-			time.Since(begin) > 0 {
-			t.Errorf("programmed at once: %v after %s", err, time.Since(begin))
-		}
-		if err := programmed(t.Context(), log, func() proxy.Status { return proxy.Status{Applies: 3} }); err != nil ||
-			time.Since(begin) < programmedTimeout {
-			t.Errorf("rejected: %v after %s", err, time.Since(begin))
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		err := programmed(ctx, log, func() proxy.Status { return proxy.Status{Message: "waiting for the first list"} })
-		if err == nil || !strings.Contains(err.Error(), "waiting for the first list") {
-			t.Errorf("never tried: %v", err)
-		}
-	})
 }
 
 func TestKubeconfigPrintsTheFileOrItsPath(t *testing.T) {
@@ -208,7 +180,7 @@ func TestKubeconfigPrintsTheFileOrItsPath(t *testing.T) {
 
 // Every command's help has an example, and help is no error.
 func TestHelp(t *testing.T) {
-	root := newRoot(streams{})
+	root := newRoot(base.Streams{})
 	for _, c := range root.Commands() {
 		if c.Hidden || c.Name() == "help" || c.Name() == "version" {
 			continue
@@ -217,106 +189,5 @@ func TestHelp(t *testing.T) {
 		if code != exitDone || !strings.Contains(out, "Examples:") || !strings.Contains(out, "fairlead "+c.Name()) {
 			t.Errorf("fairlead %s --help: exit code %d, no example in:\n%s", c.Name(), code, out)
 		}
-	}
-}
-
-func TestDNSFlags(t *testing.T) {
-	var f dnsFlags
-	f.add(&cobra.Command{}) // the defaults
-	f.upstream, f.podMode = []string{"192.0.2.1", "192.0.2.2:5353", "tls://192.0.2.3#dns.example"}, "verified"
-	f.stubs = []string{"corp.example=192.0.2.9", "corp.example=192.0.2.10:54"}
-	o, err := f.options(networkFlags{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := fmt.Sprintf("%v %s %s %v %s", o.Upstream, o.TLSUpstream[0].Addr, o.TLSUpstream[0].ServerName, o.Stubs, o.Pods)
-	want := "[192.0.2.1:53 192.0.2.2:5353] 192.0.2.3:853 dns.example [{corp.example [192.0.2.9:53 192.0.2.10:54]}] verified"
-	if got != want {
-		t.Errorf("got  %s\nwant %s", got, want)
-	}
-	var file dnsFlags
-	file.add(&cobra.Command{})
-	if o, err := file.options(networkFlags{}); err != nil || o.ResolvConf != "/etc/resolv.conf" || o.Upstream != nil {
-		t.Errorf("a file: %+v, %v", o, err)
-	}
-	for want, change := range map[string]func(*dnsFlags){
-		"--pod-records":           func(f *dnsFlags) { f.podMode = "some" },
-		"--stub-domain: \"x\"":    func(f *dnsFlags) { f.stubs = []string{"x"} },
-		"--upstream: \"tls://x\"": func(f *dnsFlags) { f.upstream = []string{"tls://x"} },
-	} {
-		var bad dnsFlags
-		bad.add(&cobra.Command{})
-		change(&bad)
-		var usage usageError
-		if _, err := bad.options(networkFlags{}); !errors.As(err, &usage) || !strings.Contains(err.Error(), want) {
-			t.Errorf("error %v, want one of usage with %s", err, want)
-		}
-	}
-}
-
-// The flags of the cache and the upstreams arrive in the server's options.
-func TestDNSLimitFlags(t *testing.T) {
-	cmd := &cobra.Command{}
-	var f dnsFlags
-	f.add(cmd)
-	if err := cmd.ParseFlags([]string{"--dns-ttl=30", "--dns-cache-size=7", "--dns-max-in-flight=8", "--upstream-timeout=3s",
-		"--upstream-policy=sequential", "--dns-prefetch=false", "--dns-serve-stale=0", "--dns-lameduck=1s"}); err != nil {
-		t.Fatal(err)
-	}
-	o, err := f.options(networkFlags{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if o.TTL != 30 || o.CacheSize != 7 || o.MaxInFlight != 8 || o.Timeout != 3*time.Second || !o.Sequential || !o.NoPrefetch ||
-		o.Stale >= 0 || o.Lameduck != time.Second {
-		t.Errorf("%+v", o)
-	}
-}
-
-// firstWrite passes on the first of what is written.
-type firstWrite chan string
-
-func (f firstWrite) Write(p []byte) (int, error) {
-	select {
-	case f <- string(p):
-	default:
-	}
-	return len(p), nil
-}
-
-// A metrics port that is in use ends nothing: it is served once the port is free.
-func TestOptionalHTTP(t *testing.T) {
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer taken.Close()
-	logged := make(firstWrite, 1)
-	c := optionalHTTP(slog.New(slog.NewTextHandler(logged, nil)), "metrics", taken.Addr().String(), http.NotFoundHandler())
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- c.run(ctx) }()
-	select {
-	case line := <-logged:
-		if !strings.Contains(line, "in use") || !strings.Contains(line, "retrying") {
-			t.Errorf("logged %q", line)
-		}
-	case err := <-done:
-		t.Fatalf("ended: %v", err)
-	}
-	taken.Close()
-	var got error
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); <-tick.C {
-		var r *http.Response
-		if r, got = http.Get("http://" + taken.Addr().String()); got == nil {
-			r.Body.Close()
-			break
-		}
-	}
-	cancel()
-	if err := <-done; err != nil || got != nil {
-		t.Errorf("run: %v, get: %v", err, got)
 	}
 }

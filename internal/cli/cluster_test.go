@@ -19,6 +19,8 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/apiserver"
+	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/cli/node"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
@@ -46,24 +48,25 @@ func TestAgentTakesTheServersRanges(t *testing.T) {
 		{"--service-cluster-ip-range is 10.9.0.0/16, but the server has 10.2.0.0/16", []string{"--service-cluster-ip-range=10.9.0.0/16"}},
 		{"--cluster-domain is other.test, but the server has corp.test", []string{"--cluster-domain=other.test"}},
 	} {
-		var f agentFlags
+		var f node.Flags
 		cmd := &cobra.Command{}
-		f.add(cmd)
-		f.networkFlags = defaultNetworks()
-		f.addNetworks(cmd, "", "")
+		f.Add(cmd)
+		f.Networks = node.DefaultNetworks()
+		f.Networks.AddNetworks(cmd, "", "")
 		if err := cmd.ParseFlags(append(x.args, "--node-name=n")); err != nil {
 			t.Fatal(err)
 		}
-		err := f.use(server, func(flag string) bool { return cmd.Flags().Changed(flag) })
+		err := f.Use(server, func(flag string) bool { return cmd.Flags().Changed(flag) })
 		var got string
 		if err != nil {
 			got = err.Error()
 		} else {
-			dns, err := f.clusterDNS()
+			dns, err := f.Networks.ClusterDNS()
 			if err != nil {
 				t.Fatal(err)
 			}
-			got = f.podCIDRs.String() + " " + f.serviceCIDRs.String() + " [" + strings.Join(f.domains, ",") + "] [" + listOf(dns) + "]"
+			got = f.Networks.PodCIDRs.String() + " " + f.Networks.ServiceCIDRs.String() +
+				" [" + strings.Join(f.DNS.Domains, ",") + "] [" + base.ListOf(dns) + "]"
 		}
 		if !strings.HasPrefix(got, x.want) {
 			t.Errorf("%s: %q, want %q", x.args, got, x.want)
@@ -75,33 +78,36 @@ func TestAgentTakesTheServersRanges(t *testing.T) {
 // one without waits for the server.
 func TestAgentWithStaticPodsNeedsNoServer(t *testing.T) {
 	dir := t.TempDir()
-	begin := func(manifests string) (*agentFlags, error) {
-		var f agentFlags
+	begin := func(manifests string) (*node.Flags, error) {
+		var f node.Flags
 		cmd := &cobra.Command{}
-		f.add(cmd)
-		f.networkFlags = defaultNetworks()
-		f.addNetworks(cmd, "", "")
+		f.Add(cmd)
+		f.Networks = node.DefaultNetworks()
+		f.Networks.AddNetworks(cmd, "", "")
 		if err := cmd.ParseFlags([]string{"--node-name=n", "--pod-manifest-dir=" + manifests}); err != nil {
 			t.Fatal(err)
 		}
-		f.stateDir = filepath.Join(dir, "agent")
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
 		if manifests == dir {
 			ctx = t.Context()
 		}
-		return &f, f.adoptWithin(ctx, cmd, slog.New(slog.DiscardHandler), &rest.Config{Host: "127.0.0.1:1"}, time.Minute, 100*time.Millisecond)
+		return &f, f.Adopt(ctx, node.Adoption{
+			Log: slog.New(slog.DiscardHandler), Config: &rest.Config{Host: "127.0.0.1:1"}, StateDir: filepath.Join(dir, "agent"),
+			Given: cmd.Flags().Changed, LaterWait: 100 * time.Millisecond,
+		})
 	}
-	before := agentFlags{stateDir: filepath.Join(dir, "agent")}
-	before.recordCluster(slog.New(slog.DiscardHandler), apiserver.Cluster{
+	if err := node.RecordCluster(filepath.Join(dir, "agent"), apiserver.Cluster{
 		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}, Domains: []string{"corp.test"},
-	})
+	}); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := begin(filepath.Join(dir, "none")); err == nil {
 		t.Error("an agent without static Pods begins without a server")
 	}
 	f, err := begin(dir) // which has a file
-	if err != nil || f.podCIDRs.String() != "10.1.0.0/16" || f.domains[0] != "corp.test" {
-		t.Errorf("ranges %s, domains %v, %v", f.podCIDRs.String(), f.domains, err)
+	if err != nil || f.Networks.PodCIDRs.String() != "10.1.0.0/16" || f.DNS.Domains[0] != "corp.test" {
+		t.Errorf("ranges %s, domains %v, %v", f.Networks.PodCIDRs.String(), f.DNS.Domains, err)
 	}
 }
 
@@ -134,30 +140,33 @@ func TestAgentWaitsForItsServer(t *testing.T) {
 	_ = l.Close()
 	var log waitLog
 	begin := func(dir string) error {
-		var f agentFlags
+		var f node.Flags
 		cmd := &cobra.Command{}
-		f.add(cmd)
-		f.networkFlags = defaultNetworks()
-		f.addNetworks(cmd, "", "")
+		f.Add(cmd)
+		f.Networks = node.DefaultNetworks()
+		f.Networks.AddNetworks(cmd, "", "")
 		if err := cmd.ParseFlags([]string{"--node-name=n", "--pod-manifest-dir=" + filepath.Join(dir, "none")}); err != nil {
 			t.Fatal(err)
 		}
-		f.stateDir = filepath.Join(dir, "agent")
-		config := &rest.Config{Host: "http://" + host}
-		return f.adoptWithin(t.Context(), cmd, slog.New(slog.NewTextHandler(&log, nil)), config, 100*time.Millisecond, time.Millisecond)
+		return f.Adopt(t.Context(), node.Adoption{
+			Log: slog.New(slog.NewTextHandler(&log, nil)), Config: &rest.Config{Host: "http://" + host}, StateDir: filepath.Join(dir, "agent"),
+			Given: cmd.Flags().Changed, FirstWait: 100 * time.Millisecond, LaterWait: time.Millisecond,
+		})
 	}
 	if err := begin(t.TempDir()); err == nil || !strings.Contains(err.Error(), "this node has not run before") {
 		t.Errorf("at the first start: %v", err)
 	}
 	again := t.TempDir()
-	before := agentFlags{stateDir: filepath.Join(again, "agent")}
-	if err := os.Mkdir(before.stateDir, 0o700); err != nil {
+	state := filepath.Join(again, "agent")
+	if err := os.Mkdir(state, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if err := begin(again); err == nil || !strings.Contains(err.Error(), "this node has not run before") {
 		t.Errorf("after a first start that failed: %v", err)
 	}
-	before.recordCluster(slog.New(slog.DiscardHandler), apiserver.Cluster{})
+	if err := node.RecordCluster(state, apiserver.Cluster{}); err != nil {
+		t.Fatal(err)
+	}
 	ended := make(chan error, 1)
 	go func() { ended <- begin(again) }()
 	testbed.Until(t, "the log to say that it waits", func() error {
@@ -189,17 +198,17 @@ func TestStaticPodsWithoutRoot(t *testing.T) {
 		want string
 	}{
 		{nil, ""},
-		{[]string{"--pod-manifest-dir=" + defaultManifestDir}, defaultManifestDir},
+		{[]string{"--pod-manifest-dir=" + node.DefaultManifestDir}, node.DefaultManifestDir},
 		{[]string{"--pod-manifest-dir=/srv/pods"}, "/srv/pods"},
 	} {
-		var f agentFlags
+		var f node.Flags
 		cmd := &cobra.Command{}
-		f.add(cmd)
+		f.Add(cmd)
 		if err := cmd.ParseFlags(x.args); err != nil {
 			t.Fatal(err)
 		}
-		if f.inNamespace(cmd.Flags().Changed); f.manifestDir != x.want {
-			t.Errorf("%s: %q, want %q", x.args, f.manifestDir, x.want)
+		if f.InNamespace(cmd.Flags().Changed); f.Pods.ManifestDir != x.want {
+			t.Errorf("%s: %q, want %q", x.args, f.Pods.ManifestDir, x.want)
 		}
 	}
 }

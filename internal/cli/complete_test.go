@@ -3,6 +3,8 @@ package cli
 import (
 	"strings"
 	"testing"
+
+	"github.com/fairlead/fairlead/internal/cli/base"
 )
 
 // A shell completes the values of flags.
@@ -38,7 +40,7 @@ func TestSlip(t *testing.T) {
 		{"ntf", "nft", true}, {"nfs", "nft", true}, {"INFO", "info", true}, {"statsu", "status", true}, {"node-nam", "node-name", true},
 		{"x", "nft", false}, {"web", "db", false}, {"", "a", false}, {"yaml", "json", false},
 	} {
-		if got := slip(x.typed, x.meant); got != x.want {
+		if got := base.IsSlip(x.typed, x.meant); got != x.want {
 			t.Errorf("slip(%q, %q) = %t", x.typed, x.meant, got)
 		}
 	}

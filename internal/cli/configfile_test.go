@@ -9,6 +9,9 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+
+	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/cli/config"
 )
 
 // writeConfig writes a configuration file of mode 0600 and returns its path.
@@ -25,7 +28,7 @@ func writeConfig(t *testing.T, text string) string {
 func fairlead(t *testing.T, args ...string) (code int, out, errs string) {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
-	code = run(t.Context(), args, streams{in: strings.NewReader(""), out: &stdout, err: &stderr})
+	code = run(t.Context(), args, base.Streams{In: strings.NewReader(""), Out: &stdout, Err: &stderr})
 	return code, stdout.String(), stderr.String()
 }
 
@@ -70,7 +73,7 @@ func TestConfigFileMistakesAreNamedByLineAndField(t *testing.T) {
 func TestConfigFileWithATokenIsPrivate(t *testing.T) {
 	path := writeConfig(t, "agent:\n  token: abcdef.0123456789abcdef\n")
 	code, out, errs := fairlead(t, "config", "check", "--config", path)
-	if code != exitDone || !strings.Contains(out, "is right: it sets 1 flags") {
+	if code != exitDone || !strings.Contains(out, "is valid: it sets 1 flags") {
 		t.Errorf("exit %d: %s%s", code, out, errs)
 	}
 	if _, out, _ := fairlead(t, "config", "show", "--config", path); !strings.Contains(out, "not shown") || strings.Contains(out, "abcdef") {
@@ -88,9 +91,9 @@ func TestConfigFileWithATokenIsPrivate(t *testing.T) {
 // its flags.
 func configuredFlags(t *testing.T, args ...string) *cobra.Command {
 	t.Helper()
-	root := newRoot(streams{in: strings.NewReader(""), out: &bytes.Buffer{}, err: &bytes.Buffer{}})
+	root := newRoot(base.Streams{In: strings.NewReader(""), Out: &bytes.Buffer{}, Err: &bytes.Buffer{}})
 	stop := errors.New("stop")
-	cmd := sectionCommand(root, args[0])
+	cmd := config.Section(root, args[0])
 	cmd.PreRunE, cmd.RunE = nil, func(*cobra.Command, []string) error { return stop }
 	root.SetArgs(args)
 	if err := root.ExecuteContext(t.Context()); !errors.Is(err, stop) {
@@ -136,7 +139,7 @@ server:
 
 // What 'config show' prints is a configuration file that sets the same values.
 func TestConfigShowIsAConfigFile(t *testing.T) {
-	for _, name := range configured() {
+	for _, name := range config.Sections() {
 		code, first, errs := fairlead(t, "config", "show", name, "--config", writeConfig(t, name+": {}"))
 		if code != exitDone {
 			t.Fatalf("%s: exit %d: %s", name, code, errs)
@@ -172,9 +175,9 @@ func FuzzConfigFile(f *testing.F) {
 	f.Add("agent: &a {token: x}\nlb: *a")
 	f.Add("server:\n  <<: {secure-port: 1}")
 	f.Fuzz(func(t *testing.T, text string) {
-		c, err := parseConfig("f", []byte(text))
+		c, err := config.Parse("f", []byte(text))
 		if err == nil {
-			c.check()
+			c.Check(emptyRoot())
 		}
 	})
 }

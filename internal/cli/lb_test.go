@@ -13,6 +13,9 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
+	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/cli/client/lbview"
+	"github.com/fairlead/fairlead/internal/cli/parts"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 )
 
@@ -39,7 +42,7 @@ func TestFlagsOfLoadBalancers(t *testing.T) {
 		`is already the address of peer 192.0.2.1`: {"lb", "--lb-bgp-peer", "192.0.2.1,peer-asn=1,local-asn=2",
 			"--lb-bgp-peer", "192.0.2.1:179,peer-asn=1,local-asn=2,name=again"},
 		`--lb-bgp-peer and --lb-announce none`:   {"lb", "--lb-announce", "none", "--lb-bgp-peer", "192.0.2.1,peer-asn=1,local-asn=2"},
-		`nothing is left to do`:                  {"lb", "--controller=false", "--speaker=false"},
+		`there is nothing to do`:                 {"lb", "--controller=false", "--speaker=false"},
 		`--metrics-bind-address is "x"`:          {"lb", "--metrics-bind-address", "x"},
 		`takes one Service`:                      {"lb", "status", "a", "b"},
 		`--output is "yaml"; want table or json`: {"lb", "status", "-o", "yaml"},
@@ -51,7 +54,7 @@ func TestFlagsOfLoadBalancers(t *testing.T) {
 }
 
 func TestPoolsOfFlags(t *testing.T) {
-	var v lbPoolsValue
+	var v parts.LBPools
 	for _, text := range []string{"192.0.2.0/30,2001:db8::/64", "a=198.51.100.1-198.51.100.9", "192.0.2.8/30"} {
 		if err := v.Set(text); err != nil {
 			t.Fatal(err)
@@ -73,7 +76,7 @@ func TestLoadBalancersOnAnyAPI(t *testing.T) {
 	go func() {
 		var out strings.Builder
 		code := run(ctx, []string{"lb", "--kubeconfig", server.Kubeconfig(), "--node-name", "n", "--speaker=false", "--lb-pool", "192.0.2.0/31",
-			"--metrics-bind-address", "", "--log-level", "error"}, streams{in: strings.NewReader(""), out: &out, err: &out})
+			"--metrics-bind-address", "", "--log-level", "error"}, base.Streams{In: strings.NewReader(""), Out: &out, Err: &out})
 		if code != exitDone {
 			t.Errorf("exit %d: %s", code, out.String())
 		}
@@ -89,7 +92,7 @@ func TestLoadBalancersOnAnyAPI(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	var r lbReport
+	var r lbview.Report
 	status := func(args ...string) string {
 		code, out, stderr := call(t, append(args, "--kubeconfig", server.Kubeconfig())...)
 		if code != exitDone {
@@ -98,7 +101,7 @@ func TestLoadBalancersOnAnyAPI(t *testing.T) {
 		return out
 	}
 	until(t, func() error {
-		r = lbReport{}
+		r = lbview.Report{}
 		if err := json.Unmarshal([]byte(status("lb", "status", "-o", "json")), &r); err != nil {
 			return err
 		}

@@ -30,7 +30,7 @@ func TestRestoreDryRun(t *testing.T) {
 		code       int
 		out, inErr string
 	}{
-		{good, exitDone, "all its parts are as they were written", ""},
+		{good, exitDone, "all its parts are intact", ""},
 		{bad, exitFailed, "", "is damaged in node-token; --intact-only restores the rest: pki/sa.key"},
 	} {
 		file, dir := filepath.Join(t.TempDir(), "backup.tar"), filepath.Join(t.TempDir(), "dir")

@@ -4,11 +4,9 @@ package cli
 
 import (
 	"context"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
-	"net/url"
 	"os"
 	"os/signal"
 	"runtime"
@@ -19,6 +17,15 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/apiserver/join"
+	"github.com/fairlead/fairlead/internal/apiserver/store"
+	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/cli/client"
+	"github.com/fairlead/fairlead/internal/cli/client/lbview"
+	"github.com/fairlead/fairlead/internal/cli/client/pods"
+	"github.com/fairlead/fairlead/internal/cli/client/status"
+	"github.com/fairlead/fairlead/internal/cli/config"
+	"github.com/fairlead/fairlead/internal/cli/daemon"
+	"github.com/fairlead/fairlead/internal/cli/host"
 )
 
 // Exit codes of the command.
@@ -34,36 +41,6 @@ const (
 // reloadPeriod is how long connections of this process may go on with a client certificate that was replaced.
 const reloadPeriod = 30 * time.Second
 
-// version is set by the linker.
-var version = "unknown"
-
-// usageError is a mistake in how the command was called.
-type usageError struct{ error }
-
-func usagef(format string, args ...any) error {
-	return usageError{fmt.Errorf(format, args...)}
-}
-
-// streams is where a command reads and writes, so that tests can capture it.
-type streams struct {
-	in       io.Reader
-	out, err io.Writer
-}
-
-// global holds the flags every command has.
-type global struct {
-	streams
-	logLevel, logFormat string
-}
-
-// quiet sets the level warn, for a command that prints its own progress, unless
-// the user has chosen a level.
-func (g *global) quiet(cmd *cobra.Command) {
-	if !cmd.Flags().Changed("log-level") {
-		g.logLevel = "warn"
-	}
-}
-
 // Main runs the command line args (without the program's name) and returns its
 // exit code: 0 done, 1 failed, 2 wrong usage, 3 a server that was removed. SIGINT and SIGTERM end it cleanly;
 // a second one ends it at once.
@@ -75,119 +52,80 @@ func Main(args []string) int {
 		<-ctx.Done()
 		stop()
 	}()
-	return run(ctx, args, streams{in: os.Stdin, out: os.Stdout, err: os.Stderr})
+	return run(ctx, args, base.Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr})
 }
 
-func run(ctx context.Context, args []string, std streams) int {
+func run(ctx context.Context, args []string, std base.Streams) int {
 	root := newRoot(std)
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
-	var usage usageError
-	var child exitCodeError
+	var usage base.UsageError
+	var child base.ExitCodeError
 	switch {
 	case err == nil:
 		return exitDone
 	case errors.As(err, &child):
 		return int(child)
 	case errors.As(err, &usage):
-		fmt.Fprintf(std.err, "fairlead: %s\nSee 'fairlead --help' or the --help of the command.\n", oneLine(err))
+		fmt.Fprintf(std.Err, "fairlead: %s\nSee 'fairlead --help' or the --help of the command.\n", base.OneLine(err))
 		return exitUsage
-	case errors.Is(err, apiserver.ErrRemoved):
-		fmt.Fprintf(std.err, "fairlead: %s\n", oneLine(err))
+	case errors.Is(err, store.ErrRemoved):
+		fmt.Fprintf(std.Err, "fairlead: %s\n", base.OneLine(err))
 		return exitRemoved
 	default:
-		fmt.Fprintf(std.err, "fairlead: %s%s\n", oneLine(err), remedy(err))
+		fmt.Fprintf(std.Err, "fairlead: %s%s\n", base.OneLine(err), base.Remedy(err))
 		return exitFailed
 	}
 }
 
-func newRoot(std streams) *cobra.Command {
-	g := &global{streams: std}
+func newRoot(std base.Streams) *cobra.Command {
+	g := &base.Global{Streams: std}
 	root := &cobra.Command{
 		Use:   "fairlead",
-		Short: "Kubernetes Services as a system of its own",
+		Short: "Kubernetes Services without the rest of Kubernetes",
 		Long: `fairlead gives a group of processes one stable name and one virtual IP, and
 brings connections to a healthy process on any node. It speaks the Kubernetes
 API: kubectl, client-go and Service manifests work as they are.
 
-Standalone, 'fairlead up' is all of it on one machine, with an API server of its
-own. On a Kubernetes cluster, 'fairlead proxy', 'dns' and 'controllers' each take
-the place of one component.
+Standalone, 'fairlead up' runs everything on one machine, with its own API server. On a
+Kubernetes cluster, 'fairlead proxy', 'dns' and 'controllers' each replace one component.
 
-'fairlead completion bash' (zsh, fish) prints what lets a shell complete commands, flags
-and their values.`,
+'fairlead completion bash' (zsh, fish) prints a script with which a shell completes
+commands, flags and their values.`,
 		Example: `  fairlead up                                   # everything on this machine
   fairlead run -l app=MyApp -p http=9376 -- ./server
   fairlead status
   fairlead proxy --kubeconfig /etc/kubernetes/proxy.conf --node-name node1`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Args:          noArgs,
+		Args:          base.NoArgs,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	root.SetIn(std.in)
-	root.SetOut(std.out)
-	root.SetErr(std.err)
-	root.SetFlagErrorFunc(suggestFlag)
+	root.SetIn(std.In)
+	root.SetOut(std.Out)
+	root.SetErr(std.Err)
+	root.SetFlagErrorFunc(base.SuggestFlag)
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
-		if err := configure(cmd); err != nil {
+		if err := config.Configure(cmd, emptyRoot); err != nil {
 			return err
 		}
-		return g.checkLogs()
+		return g.CheckLogs()
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.PersistentFlags().StringVar(&g.logLevel, "log-level", "info", "what to log: "+oneOf(logLevels()))
-	root.PersistentFlags().StringVar(&g.logFormat, "log-format", "text", "how to log: "+oneOf(logFormats()))
+	root.PersistentFlags().StringVar(&g.LogLevel, "log-level", "info", "what to log: "+base.OneOf(base.LogLevels()))
+	root.PersistentFlags().StringVar(&g.LogFormat, "log-format", "text", "how to log: "+base.OneOf(base.LogFormats()))
 	root.AddCommand(
-		newUp(g), newServer(g), newAgent(g),
-		newProxy(g), newDNS(g), newControllers(g), newLB(g),
-		newRun(g), newScale(g), newRestart(g), newRm(g), newPs(g), newLogs(g),
-		newRegister(g), newDeregister(g), newStatus(g), newTop(g),
-		newEnv(g), newKubeconfig(g), newToken(g), newCerts(g), newConfig(g), newBackup(g), newRestore(g),
-		newCheck(g), newCleanup(g), newUninstall(g), newVersion(g),
+		daemon.NewUp(g), with(daemon.NewServer(g), client.NewServerMembers(g), client.NewServerRemove(g)), daemon.NewAgent(g),
+		daemon.NewProxy(g), daemon.NewDNS(g), daemon.NewControllers(g), with(daemon.NewLB(g), lbview.NewStatus(g), lbview.NewExplain(g)),
+		pods.NewRun(g), pods.NewScale(g), pods.NewRestart(g), pods.NewRm(g), pods.NewPs(g), pods.NewLogs(g),
+		pods.NewRegister(g), pods.NewDeregister(g), status.NewStatus(g), status.NewTop(g),
+		client.NewEnv(g), client.NewKubeconfig(g), client.NewToken(g), client.NewCerts(g), config.NewCommand(g, emptyRoot),
+		client.NewBackup(g), client.NewRestore(g),
+		host.NewCheck(g), host.NewCleanup(g), host.NewUninstall(g), newVersion(g),
 	)
-	addConfigFile(root)
+	config.AddFlag(root)
 	addCompletion(root)
 	return root
-}
-
-// noArgs rejects positional arguments, naming the first one.
-func noArgs(cmd *cobra.Command, args []string) error {
-	if len(args) == 0 {
-		return nil
-	}
-	if cmd.HasSubCommands() {
-		return unknownCommand(cmd, args[0])
-	}
-	return usagef("%s takes no arguments, but got %q", cmd.CommandPath(), args[0])
-}
-
-// oneLine folds an error of several lines, as errors.Join makes them, into one.
-func oneLine(err error) string {
-	out := []byte(err.Error())
-	for i, c := range out {
-		if c == '\n' {
-			out[i] = ';'
-		}
-	}
-	return string(out)
-}
-
-// remedy returns what to do about an error of the connection to the server, whose
-// own text does not say so.
-func remedy(err error) string {
-	var request *url.Error
-	var invalid x509.CertificateInvalidError
-	var unknown x509.UnknownAuthorityError
-	switch {
-	case errors.As(err, &request) && errors.Is(err, syscall.ECONNREFUSED):
-		return "; no server runs there: start one with 'fairlead up' or 'fairlead server', or name another with --kubeconfig"
-	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
-		return "; compare the clocks of this machine and the server's"
-	case errors.As(err, &unknown):
-		return "; the credentials are for another server: use those in its data directory"
-	}
-	return ""
 }
 
 // versionInfo is what 'fairlead version -o json' prints.
@@ -198,24 +136,30 @@ type versionInfo struct {
 	Platform   string `json:"platform"`
 }
 
-func newVersion(g *global) *cobra.Command {
-	var output outputFlag
+func newVersion(g *base.Global) *cobra.Command {
+	var output base.OutputFlag
 	cmd := &cobra.Command{
 		Use:     "version",
 		Short:   "Print the version",
 		Example: "  fairlead version -o json",
-		Args:    noArgs,
-		PreRunE: func(*cobra.Command, []string) error { return output.check() },
+		Args:    base.NoArgs,
+		PreRunE: func(*cobra.Command, []string) error { return output.Check() },
 		RunE: func(*cobra.Command, []string) error {
 			info := versionInfo{
-				Version: version, Kubernetes: apiserver.Version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH,
+				Version: base.Version, Kubernetes: apiserver.Version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH,
 			}
-			return output.write(g.out, info, func(w io.Writer) error {
-				_, err := fmt.Fprintln(w, "fairlead", version)
+			return output.Write(g.Out, info, func(w io.Writer) error {
+				_, err := fmt.Fprintln(w, "fairlead", base.Version)
 				return err
 			})
 		},
 	}
-	output.add(cmd)
+	output.Add(cmd)
+	return cmd
+}
+
+// with adds sub-commands to a command.
+func with(cmd *cobra.Command, below ...*cobra.Command) *cobra.Command {
+	cmd.AddCommand(below...)
 	return cmd
 }

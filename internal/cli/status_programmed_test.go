@@ -7,12 +7,14 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 	"github.com/fairlead/fairlead/internal/barrier"
+	"github.com/fairlead/fairlead/internal/cli/client/status"
 )
 
 // 'fairlead status' shows whether nodes have programmed the Services that ask for that, and names
@@ -20,7 +22,7 @@ import (
 func TestStatusShowsWhatIsProgrammed(t *testing.T) {
 	server := apiservertest.StartServer(t)
 	services := kubernetes.NewForConfigOrDie(server.LoopbackConfig()).CoreV1().Services("default")
-	status := func(args ...string) string {
+	ask := func(args ...string) string {
 		t.Helper()
 		code, out, stderr := call(t, append([]string{"status", "--kubeconfig", server.Kubeconfig()}, args...)...)
 		if code != exitDone {
@@ -30,7 +32,13 @@ func TestStatusShowsWhatIsProgrammed(t *testing.T) {
 	}
 	add := func(name string, conditions ...metav1.Condition) {
 		t.Helper()
-		s := service(name, intstr.FromInt32(80), "app="+name)
+		s := corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+			Spec: corev1.ServiceSpec{
+				Selector: map[string]string{"app": name}, Type: corev1.ServiceTypeClusterIP,
+				Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(80)}},
+			},
+		}
 		made, err := services.Create(t.Context(), &s, metav1.CreateOptions{})
 		if err == nil {
 			made.Status.Conditions = conditions
@@ -54,14 +62,14 @@ func TestStatusShowsWhatIsProgrammed(t *testing.T) {
 		t.Fatalf("no line of %s:\n%s", name, out)
 		return ""
 	}
-	if out := status(); !strings.HasSuffix(serviceLine(out, "silent"), " 0/0") || strings.Contains(out, "PORTS   READY   PROGRAMMED") {
+	if out := ask(); !strings.HasSuffix(serviceLine(out, "silent"), " 0/0") || strings.Contains(out, "PORTS   READY   PROGRAMMED") {
 		t.Errorf("with no Service that asks:\n%s", out)
 	}
 	add("done", is(metav1.ConditionTrue, 1, time.Hour, "2 of 2 nodes have programmed it"))
 	add("fresh", is(metav1.ConditionFalse, 1, 0, "waiting for n1"))
 	add("stuck", is(metav1.ConditionFalse, 1, time.Hour, "waiting for n2\n! a line"))
 	add("older", is(metav1.ConditionTrue, 0, time.Hour, "as it was"))
-	out := status()
+	out := ask()
 	for name, end := range map[string]string{
 		"silent": " 0/0     -", "done": " 0/0     yes", "fresh": " no: waiting for n1", "stuck": " no: waiting for n2; ! a line",
 		"older": " unknown: the condition is of an earlier spec",
@@ -70,8 +78,8 @@ func TestStatusShowsWhatIsProgrammed(t *testing.T) {
 			t.Errorf("%q does not end with %q", line, end)
 		}
 	}
-	var r report
-	if err := json.Unmarshal([]byte(status("-o", "json")), &r); err != nil {
+	var r status.Report
+	if err := json.Unmarshal([]byte(ask("-o", "json")), &r); err != nil {
 		t.Fatal(err)
 	}
 	var wrong []string
@@ -84,7 +92,7 @@ func TestStatusShowsWhatIsProgrammed(t *testing.T) {
 	if !slices.Equal(wrong, want) {
 		t.Errorf("the problems are %q, want %q", wrong, want)
 	}
-	i := slices.IndexFunc(r.Services, func(s serviceReport) bool { return s.Name == "done" })
+	i := slices.IndexFunc(r.Services, func(s status.ServiceReport) bool { return s.Name == "done" })
 	if c := r.Services[i].Programmed; c == nil || c.Status != metav1.ConditionTrue || c.Message == "" {
 		t.Errorf("the condition in JSON is %+v", c)
 	}

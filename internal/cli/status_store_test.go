@@ -14,12 +14,14 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
+	"github.com/fairlead/fairlead/internal/apiserver/store"
+	"github.com/fairlead/fairlead/internal/cli/lifecycle"
 )
 
 // A full store is named by 'fairlead status' with what to do, and no longer when
 // there is room again.
 func TestStatusShowsAFullStore(t *testing.T) {
-	s := apiservertest.StartServer(t, func(o *apiserver.Options) { o.EtcdQuota = apiserver.MinEtcdQuota })
+	s := apiservertest.StartServer(t, func(o *apiserver.Options) { o.EtcdQuota = store.MinQuota })
 	status := func() string {
 		t.Helper()
 		code, out, stderr := call(t, "status", "--kubeconfig", s.Kubeconfig())
@@ -36,7 +38,7 @@ func TestStatusShowsAFullStore(t *testing.T) {
 	maps := kubernetes.NewForConfigOrDie(cfg).CoreV1().ConfigMaps("default")
 	random := rand.NewChaCha8([32]byte{})
 	made, err := 0, error(nil)
-	for ; err == nil && made < 2*apiserver.MinEtcdQuota>>20; made++ {
+	for ; err == nil && made < 2*store.MinQuota>>20; made++ {
 		data := make([]byte, 700<<10)
 		random.Read(data)
 		_, err = maps.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("cm-%d", made)},
@@ -54,7 +56,7 @@ func TestStatusShowsAFullStore(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	if untilTrue(ctx, func() bool { out = status(); return !strings.Contains(out, "etcd:") }) != nil {
+	if lifecycle.UntilTrue(ctx, func() bool { out = status(); return !strings.Contains(out, "etcd:") }) != nil {
 		t.Errorf("two minutes after the deletion:\n%s", out)
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 	"github.com/fairlead/fairlead/internal/apiserver/join"
+	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
@@ -21,7 +22,7 @@ func TestToken(t *testing.T) {
 	fairlead := func(args ...string) (string, int) {
 		var out, err bytes.Buffer
 		code := run(context.Background(), append(append([]string{"token"}, args...), "--kubeconfig", s.Kubeconfig()),
-			streams{out: &out, err: &err})
+			base.Streams{Out: &out, Err: &err})
 		return out.String() + err.String(), code
 	}
 	text, code := fairlead("create", "--ttl", "1h", "--description", "rack-7")

@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
+	"github.com/fairlead/fairlead/internal/controller/kittest"
 )
 
 // rig is a real API server and a client for the test itself.
@@ -168,21 +169,11 @@ func (r *rig) service(namespace, name string, change ...func(*corev1.Service)) *
 	return made
 }
 
-func podObject(namespace, name, app, node string) *corev1.Pod {
-	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{"app": app}},
-		Spec: corev1.PodSpec{
-			NodeName: node,
-			Containers: []corev1.Container{{Name: "c", Image: "host", Command: []string{"sleep"},
-				Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 8080}}}},
-		},
-	}
-}
-
 // pod makes a Pod that runs and is ready.
 func (r *rig) pod(namespace, name, app, node, ip string) {
 	r.Helper()
-	made, err := r.client.CoreV1().Pods(namespace).Create(context.Background(), podObject(namespace, name, app, node), metav1.CreateOptions{})
+	made, err := r.client.CoreV1().Pods(namespace).Create(context.Background(), kittest.Pod(namespace, name, app, node),
+		metav1.CreateOptions{})
 	r.must(err)
 	made.Status = runningStatus(ip, true)
 	_, err = r.client.CoreV1().Pods(namespace).UpdateStatus(context.Background(), made, metav1.UpdateOptions{})

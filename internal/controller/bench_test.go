@@ -50,7 +50,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// child starts the controllers in a process of their own and returns its pid.
+// child starts the controllers in their own process and returns its pid.
 func (r *rig) child() int {
 	r.Helper()
 	tls := r.config.TLSClientConfig

@@ -5,41 +5,21 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
 
+	"github.com/fairlead/fairlead/internal/apiclient"
+	"github.com/fairlead/fairlead/internal/controller/kit"
 	"github.com/fairlead/fairlead/internal/election"
 	"github.com/fairlead/fairlead/internal/epslice"
 	"github.com/fairlead/fairlead/internal/events"
-)
-
-// The names of the controllers.
-const (
-	EndpointsName     = "endpoints"
-	EndpointSliceName = "endpointslice"
-	MirroringName     = "endpointslicemirroring"
-	SchedulerName     = "scheduler"
-	NodeLifecycleName = "nodelifecycle"
-	NodeIPAMName      = "nodeipam"
-	NamespaceName     = "namespace"
-	GarbageName       = "garbage"
-	ReplicaSetName    = "replicaset"
-	DeploymentName    = "deployment"
-	DaemonSetName     = "daemonset"
-	DisruptionName    = "disruption"
-	ProgrammedName    = "programmed"
-	TaintEvictionName = "tainteviction"
-	ChecksName        = "endpointcheck"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // Options are the options of Run.
@@ -47,7 +27,7 @@ type Options struct {
 	// Config is how to reach the API. Run uses a copy of it, with protobuf and
 	// without client-side rate limits.
 	Config *rest.Config
-	// Controllers are the names of those to run; empty means all.
+	// Controllers are the controllers to run; empty means all.
 	Controllers []string
 	// Log may be nil.
 	Log *slog.Logger
@@ -84,60 +64,15 @@ type Options struct {
 	// Started, if not nil, is called each time the loops have started, and Waiting each time
 	// another process is found to lead, in whose place this one may have to start them.
 	Started, Waiting func()
-	// Version is that of the server, with which those of Nodes' agents are compared.
+	// Version is the server's, with which the versions of agents are compared.
 	Version string
 	// Health, if not nil, is kept up to date.
 	Health *Health
 }
 
-// construct makes a controller: it registers its handlers with s and returns the
-// function that runs it until ctx ends.
-type construct func(s *controllerContext) (func(ctx context.Context), error)
-
-// Names lists all controllers, in the order Run starts them.
-func Names() []string {
-	return []string{
-		NamespaceName, NodeIPAMName, NodeLifecycleName, SchedulerName,
-		EndpointsName, EndpointSliceName, MirroringName, GarbageName,
-		ReplicaSetName, DeploymentName, DaemonSetName, DisruptionName, TaintEvictionName,
-		ProgrammedName, ChecksName,
-	}
-}
-
-func constructor(name string) construct {
-	switch name {
-	case EndpointsName:
-		return newEndpoints
-	case EndpointSliceName:
-		return newEndpointSlices
-	case MirroringName:
-		return newMirroring
-	case SchedulerName:
-		return newScheduler
-	case NodeLifecycleName:
-		return newNodeLifecycle
-	case NodeIPAMName:
-		return newNodeIPAM
-	case NamespaceName:
-		return newNamespace
-	case GarbageName:
-		return newGarbage
-	case ReplicaSetName:
-		return newReplicaSets
-	case DeploymentName:
-		return newDeployments
-	case DaemonSetName:
-		return newDaemonSets
-	case DisruptionName:
-		return newDisruption
-	case ProgrammedName:
-		return newProgrammed
-	case TaintEvictionName:
-		return newTaintEviction
-	case ChecksName:
-		return newEndpointChecks
-	}
-	return nil
+// DefaultClusterCIDRs are the pod ranges of a cluster that names none.
+func DefaultClusterCIDRs() []netip.Prefix {
+	return []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/56")}
 }
 
 // Run runs controllers until ctx ends, and returns when all of them have
@@ -146,23 +81,21 @@ func Run(ctx context.Context, o Options) error {
 	if err := o.complete(); err != nil {
 		return err
 	}
-	config := rest.CopyConfig(o.Config)
-	config.ContentType = runtime.ContentTypeProtobuf
-	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	config.QPS, config.RateLimiter = -1, nil  // the limit is the API server's priority and fairness
+	config := apiclient.Protobuf(apiclient.Tuned(o.Config, svc.Controllers))
 	config.DisableCompression = true          // costs more than the bytes it saves
-	config.WarningHandler = rest.NoWarnings{} // Endpoints are deprecated, and kept all the same
-	if config.UserAgent == "" {
-		config.UserAgent = "fairlead-controllers"
-	}
+	config.WarningHandler = rest.NoWarnings{} // the API warns that Endpoints are deprecated
 	o.Health.observe(config)
 	lease := &election.Lease{Namespace: o.LeaseNamespace, Name: o.LeaseName, Identity: o.Identity, Log: o.Log, Waiting: o.Waiting}
 	var err error
-	if lease.Client, err = kubernetes.NewForConfig(config); o.LeaderElect {
-		lease.Fence(config)
+	lease.Client, err = kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("client for the controllers: %w", err)
 	}
-	client, err2 := kubernetes.NewForConfig(config)
-	if err := errors.Join(err, err2); err != nil {
+	if o.LeaderElect {
+		lease.Fence(config) // the Lease's own client, made before, is not fenced
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
 		return fmt.Errorf("client for the controllers: %w", err)
 	}
 	work := func(ctx context.Context) error {
@@ -174,20 +107,37 @@ func Run(ctx context.Context, o Options) error {
 	return lease.Run(ctx, work)
 }
 
+// runControllers builds the controllers that o names and runs them until ctx ends.
+func runControllers(ctx context.Context, o *Options, config *rest.Config, client kubernetes.Interface) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	recorder := events.NewRecorder(client, corev1.EventSource{Component: svc.Controllers}, o.Log)
+	defer recorder.Start()()
+	k := kit.New(o.Log, client, recorder, o.Workers)
+	tasks, err := build(k, o, config)
+	if err != nil {
+		return err
+	}
+	stop, synced := k.Start(ctx)
+	defer stop()
+	defer cancel() // before stop
+	if !synced {
+		return nil
+	}
+	o.Log.Info("controllers started", "controllers", o.Controllers)
+	if o.Started != nil {
+		o.Started()
+	}
+	kit.Together(tasks...)(ctx)
+	return nil
+}
+
 func (o *Options) complete() error {
 	if o.Config == nil {
 		return errors.New("controllers: no configuration for the API server")
 	}
-	if len(o.Controllers) == 0 {
-		o.Controllers = Names()
-	}
-	for i, name := range o.Controllers {
-		if constructor(name) == nil {
-			return fmt.Errorf("unknown controller %q; want one of %s", name, strings.Join(Names(), ", "))
-		}
-		if slices.Contains(o.Controllers[:i], name) {
-			return fmt.Errorf("controller %q is given more than once", name)
-		}
+	if err := o.completeControllers(); err != nil {
+		return err
 	}
 	if o.MaxEndpointsPerSlice == 0 {
 		o.MaxEndpointsPerSlice = epslice.DefaultMaxEndpoints
@@ -201,16 +151,33 @@ func (o *Options) complete() error {
 	if o.Health == nil {
 		o.Health = new(Health)
 	}
-	orDefault(&o.LeaseNamespace, "kube-system")
-	orDefault(&o.LeaseName, "fairlead-controllers")
+	if len(o.ClusterCIDRs) == 0 {
+		o.ClusterCIDRs = DefaultClusterCIDRs()
+	}
+	orDefault(&o.LeaseNamespace, svc.SystemNamespace)
+	orDefault(&o.LeaseName, svc.Controllers)
 	orDefault(&o.NodeMask4, 24)
 	orDefault(&o.NodeMask6, 64)
 	orDefault(&o.NodeGracePeriod, 40*time.Second)
-	orDefault(&o.refuteWithin, refuteWithin)
 	orDefault(&o.UnreachableToleration, 5*time.Minute)
 	orDefault(&o.PodGCDelay, time.Minute)
 	orDefault(&o.TerminatedPodLimit, 12500)
 	orDefault(&o.Workers, 8)
+	return nil
+}
+
+func (o *Options) completeControllers() error {
+	if len(o.Controllers) == 0 {
+		o.Controllers = Names()
+	}
+	for i, name := range o.Controllers {
+		if !slices.Contains(Names(), name) {
+			return fmt.Errorf("unknown controller %q; want one of %s", name, strings.Join(Names(), ", "))
+		}
+		if slices.Contains(o.Controllers[:i], name) {
+			return fmt.Errorf("controller %q is given more than once", name)
+		}
+	}
 	return nil
 }
 
@@ -219,57 +186,4 @@ func orDefault[T comparable](v *T, d T) {
 	if *v == zero {
 		*v = d
 	}
-}
-
-// controllerContext is what the controllers of one Run have in common. It is built before
-// anything runs and not changed after.
-type controllerContext struct {
-	options   *Options
-	log       *slog.Logger
-	config    *rest.Config
-	client    kubernetes.Interface
-	informers informers.SharedInformerFactory
-	events    *events.Recorder
-	synced    []cache.InformerSynced
-	narrow    map[string]informers.SharedInformerFactory // by namespace
-	selection *selection                                 // nil until the first use
-	slices    *sliceStore                                // nil until the first use
-}
-
-func runControllers(ctx context.Context, o *Options, config *rest.Config, client kubernetes.Interface) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	recorder := events.NewRecorder(client, corev1.EventSource{Component: "fairlead-controllers"}, o.Log)
-	defer recorder.Start()()
-	s := &controllerContext{
-		options: o, log: o.Log, config: config, client: client,
-		informers: informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(slim)),
-		events:    recorder,
-		narrow:    map[string]informers.SharedInformerFactory{},
-	}
-	var running tasks
-	for _, name := range o.Controllers {
-		run, err := constructor(name)(s)
-		if err != nil {
-			return fmt.Errorf("controller %s: %w", name, err)
-		}
-		running.add(run)
-	}
-	if s.slices != nil {
-		running.add(s.slices.run)
-	}
-	for _, f := range append(slices.Collect(maps.Values(s.narrow)), s.informers) {
-		f.StartWithContext(ctx)
-		defer f.Shutdown()
-	}
-	defer cancel()
-	if !cache.WaitForCacheSync(ctx.Done(), s.synced...) {
-		return nil
-	}
-	o.Log.Info("controllers started", "controllers", o.Controllers)
-	if o.Started != nil {
-		o.Started()
-	}
-	running.run(ctx)
-	return nil
 }

@@ -14,16 +14,17 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fairlead/fairlead/internal/checks"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // finds has a node report what it finds.
 func (r *rig) finds(node string, report checks.Report) {
 	r.Helper()
 	api, text := r.client.CoordinationV1().Leases(corev1.NamespaceNodeLease), report.String()
-	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, checks.ReportAnnotation, text)
+	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, svc.ChecksAnnotation, text)
 	_, err := api.Patch(context.Background(), node, types.MergePatchType, patch, metav1.PatchOptions{})
 	if apierrors.IsNotFound(err) {
-		l := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: node, Annotations: map[string]string{checks.ReportAnnotation: text}}}
+		l := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: node, Annotations: map[string]string{svc.ChecksAnnotation: text}}}
 		_, err = api.Create(context.Background(), l, metav1.CreateOptions{})
 	}
 	r.must(err)
@@ -41,13 +42,13 @@ func TestCheckedEndpoints(t *testing.T) {
 	}
 	s, err := r.client.DiscoveryV1().EndpointSlices(ns).Create(context.Background(), &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{Name: "db", Labels: map[string]string{discoveryv1.LabelServiceName: "db"},
-			Annotations: map[string]string{checks.Annotation: "tcp://:5432"}},
+			Annotations: map[string]string{svc.CheckAnnotation: "tcp://:5432"}},
 		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: new(int32(5432))}},
 		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.7"}}, {Addresses: []string{"192.0.2.8"}},
 			{Addresses: []string{"192.0.2.9"}, Conditions: discoveryv1.EndpointConditions{Ready: new(false), Terminating: new(true)}}},
 	}, metav1.CreateOptions{})
 	r.must(err)
-	if s.Labels[checks.Label] != "true" {
+	if s.Labels[svc.CheckedLabel] != "true" {
 		t.Errorf("its labels are %v, by which no node finds it", s.Labels)
 	}
 	s.Endpoints[2].Conditions.Terminating = nil

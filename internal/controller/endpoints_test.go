@@ -165,7 +165,7 @@ func TestUserMadeEndpoints(t *testing.T) {
 	s.Spec.Selector = nil
 	_, err = r.client.CoreV1().Services(ns).Update(ctx, s, metav1.UpdateOptions{})
 	r.must(err)
-	// Services and Pods come by watches of their own: who knows this later Service
+	// Services and Pods come by their own watches: who knows this later Service
 	// knows that web has no selector any more.
 	r.service(ns, "web2", func(s *corev1.Service) { s.Spec.Selector = map[string]string{"app": "web"} })
 	r.wantSubsets(ns, "web2", "10.244.0.1|")

@@ -9,6 +9,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead/fairlead/internal/controller/kittest"
 )
 
 // Two Pods that want one port of the node go to two nodes; the third waits with the
@@ -22,7 +24,7 @@ func TestHostPorts(t *testing.T) {
 	r.run(Options{Controllers: []string{SchedulerName}})
 	make := func(name string, port corev1.ContainerPort) {
 		t.Helper()
-		p := podObject(ns, name, "web", "")
+		p := kittest.Pod(ns, name, "web", "")
 		p.Spec.Containers[0].Ports = []corev1.ContainerPort{port}
 		_, err := r.client.CoreV1().Pods(ns).Create(ctx, p, metav1.CreateOptions{})
 		r.must(err)
@@ -77,20 +79,5 @@ func TestHostPorts(t *testing.T) {
 	bound("c")
 	if nodeOf("c") != was {
 		t.Errorf("c is on %s, want %s, where the port is free", nodeOf("c"), was)
-	}
-}
-
-func TestHostPortsConflict(t *testing.T) {
-	a := hostPort{"", corev1.ProtocolTCP, 80}
-	for _, c := range []struct {
-		b    hostPort
-		want bool
-	}{
-		{a, true}, {hostPort{"10.0.0.1", corev1.ProtocolTCP, 80}, true}, {hostPort{"", corev1.ProtocolUDP, 80}, false},
-		{hostPort{"", corev1.ProtocolTCP, 81}, false},
-	} {
-		if a.conflicts(c.b) != c.want || c.b.conflicts(a) != c.want {
-			t.Errorf("%v and %v: want %v", a, c.b, c.want)
-		}
 	}
 }

@@ -12,6 +12,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+
+	"github.com/fairlead/fairlead/internal/controller/kittest"
 )
 
 // A namespace being deleted is emptied and goes; what a finalizer holds keeps
@@ -133,7 +135,7 @@ func TestGarbage(t *testing.T) {
 		&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "n0", OwnerReferences: owner}}, metav1.CreateOptions{})
 	r.must(err)
 	owner = []metav1.OwnerReference{{APIVersion: "batch/v1", Kind: "Job", Name: "x", UID: "1"}}
-	p := podObject(ns, "a", "web", "n0")
+	p := kittest.Pod(ns, "a", "web", "n0")
 	p.OwnerReferences = owner
 	_, err = r.client.CoreV1().Pods(ns).Create(ctx, p, metav1.CreateOptions{})
 	r.must(err)

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/fairlead/fairlead/internal/controller/kittest"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -32,7 +33,7 @@ func TestScheduler(t *testing.T) {
 	r.pod(ns, "there", "x", "n0", "10.244.0.1")
 	r.run(Options{Controllers: []string{SchedulerName}})
 	make := func(name string, selector map[string]string) {
-		p := podObject(ns, name, "web", "")
+		p := kittest.Pod(ns, name, "web", "")
 		p.Spec.NodeSelector = selector
 		_, err := r.client.CoreV1().Pods(ns).Create(ctx, p, metav1.CreateOptions{})
 		r.must(err)
@@ -304,7 +305,7 @@ func TestFinishedPodsAreTrimmed(t *testing.T) {
 	r.pod(ns, "running", "web", "n0", "10.244.0.1")
 	for i, phase := range []corev1.PodPhase{corev1.PodSucceeded, corev1.PodFailed, corev1.PodSucceeded, corev1.PodFailed,
 		corev1.PodSucceeded} {
-		made, err := r.client.CoreV1().Pods(ns).Create(ctx, podObject(ns, fmt.Sprintf("done%d", i), "web", "n0"), metav1.CreateOptions{})
+		made, err := r.client.CoreV1().Pods(ns).Create(ctx, kittest.Pod(ns, fmt.Sprintf("done%d", i), "web", "n0"), metav1.CreateOptions{})
 		r.must(err)
 		made.Status.Phase = phase
 		_, err = r.client.CoreV1().Pods(ns).UpdateStatus(ctx, made, metav1.UpdateOptions{})

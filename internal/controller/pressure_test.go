@@ -10,6 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/retry"
+
+	"github.com/fairlead/fairlead/internal/controller/kittest"
 )
 
 // A Node under pressure gets the taint, and no new Pods, until it is over; other taints stay.
@@ -53,7 +55,7 @@ func TestPressureTaints(t *testing.T) {
 	tainted(corev1.TaintNodeDiskPressure)
 	set(corev1.NodeMemoryPressure, corev1.ConditionTrue)
 	tainted(corev1.TaintNodeDiskPressure, corev1.TaintNodeMemoryPressure)
-	_, err := r.client.CoreV1().Pods(ns).Create(ctx, podObject(ns, "waits", "web", ""), metav1.CreateOptions{})
+	_, err := r.client.CoreV1().Pods(ns).Create(ctx, kittest.Pod(ns, "waits", "web", ""), metav1.CreateOptions{})
 	r.must(err)
 	r.wantEvent(ns, "waits", "FailedScheduling")
 	set(corev1.NodeDiskPressure, corev1.ConditionFalse)

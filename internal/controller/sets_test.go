@@ -18,6 +18,8 @@ import (
 	"k8s.io/client-go/informers"
 	typedappsv1 "k8s.io/client-go/kubernetes/typed/apps/v1"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/fairlead/fairlead/internal/controller/kittest"
 )
 
 // stuck is the version of a template whose Pods never run.
@@ -105,7 +107,7 @@ func (r *setsRig) pods(app string) []corev1.Pod {
 func versionOf(p *corev1.Pod) string { return p.Annotations["version"] }
 
 func template(app string) corev1.PodTemplateSpec {
-	p := podObject("", "", app, "")
+	p := kittest.Pod("", "", app, "")
 	return corev1.PodTemplateSpec{
 		ObjectMeta: metav1.ObjectMeta{Labels: p.Labels, Annotations: map[string]string{"version": "1"}}, Spec: p.Spec,
 	}

@@ -34,7 +34,7 @@ type Masquerading uint8
 const (
 	MasqueradeNone    Masquerading = iota
 	MasqueradeAlways               // all
-	MasqueradeOutside              // those from outside of the pods' ranges
+	MasqueradeOutside              // clients outside the pods' ranges
 )
 
 // MasqueradingOf is what a frontend and the Settings of its Table ask for.

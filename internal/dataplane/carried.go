@@ -4,14 +4,14 @@ package dataplane
 type Carried struct {
 	// Connections and UDPFlows are those open now.
 	Connections, UDPFlows int64
-	// FailingEndpoints are those that did not answer when they were tried last,
+	// FailingEndpoints are the endpoints that did not answer when they were tried last,
 	// once for each port of a Service that has them.
 	FailingEndpoints int64
 
 	// What follows counts since the start of the process.
 
-	// Accepted are connections, Retried those of them that went on to another
-	// endpoint, Failed those that no endpoint answered.
+	// Accepted are connections, Retried the connections among them that went on to another
+	// endpoint, Failed the connections that no endpoint answered.
 	Accepted, Retried, Failed int64
 	// EndpointFailures is how often an endpoint did not answer.
 	EndpointFailures int64

@@ -2,13 +2,14 @@
 // the ways to make the kernel, or a process, carry it out. Each mode is a
 // package below this one; what modes have in common is here.
 //
-// A mode is a Target for each address family, in a Reconciler, with a Dump and a
-// Close of its own: reconciler.go has all that it must keep to.
+// A mode is a Target for each address family, in a Reconciler, with its own Dump and
+// Close. reconciler.go has the rules that a Target must follow.
 package dataplane
 
 import (
 	"context"
 
+	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/table"
 )
 
@@ -55,19 +56,14 @@ type Checker interface {
 
 // Changes is the Watcher of a mode: what watches the kernel calls Notify. It is
 // made by NewChanges.
-type Changes struct{ token chan struct{} }
+type Changes struct{ changed loop.Signal }
 
 // NewChanges returns a Changes without a token.
-func NewChanges() Changes { return Changes{make(chan struct{}, 1)} }
+func NewChanges() Changes { return Changes{loop.NewSignal()} }
 
 // Changed is Watcher's.
-func (c Changes) Changed() <-chan struct{} { return c.token }
+func (c Changes) Changed() <-chan struct{} { return c.changed }
 
 // Notify leaves a token in Changed. It does not block and is safe for concurrent
 // use.
-func (c Changes) Notify() {
-	select {
-	case c.token <- struct{}{}:
-	default:
-	}
-}
+func (c Changes) Notify() { c.changed.Set() }

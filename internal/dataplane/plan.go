@@ -9,17 +9,17 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// Plan is what is wanted for one address family: the service ports last planned,
+// Plan is the desired state of one address family: the service ports last planned,
 // and which of them each frontend belongs to.
 //
-// In a Table that a Builder made a frontend belongs to one port alone. Two ports
-// planned can want the same one nevertheless, since a port that is rejected stays
+// In a Table that a Builder made a frontend belongs to only one port. Two ports
+// planned can still want the same one, since a port that is rejected stays
 // as it was planned before: if its next version, which is not planned, has given
 // an address up, and another Service has it now, both do. The one that is as the
 // Table has it then goes before the one that is not, whatever they are called;
 // between equals, as in Tables made by hand, the first by name has it.
 type Plan struct {
-	// Settings are those of the Table last planned.
+	// Settings are the settings of the Table last planned.
 	Settings Settings
 
 	mode     string
@@ -54,8 +54,8 @@ func (p *Plan) Port(k table.Key) *table.ServicePort { return p.ports[k] }
 // Ports yields all ports planned.
 func (p *Plan) Ports() iter.Seq[*table.ServicePort] { return maps.Values(p.ports) }
 
-// Wanted returns the frontend that k is to be and the port it belongs to, nil if
-// there is to be none.
+// Wanted returns the desired frontend of k and the port it belongs to, nil if
+// there must be none.
 func (p *Plan) Wanted(k FrontKey) (*table.ServicePort, *table.Frontend) {
 	port, ok := p.claims.Owner(k)
 	if !ok {
@@ -152,7 +152,7 @@ func (p *Plan) keysOf(t *table.Table) iter.Seq[table.Key] {
 	}
 }
 
-// differing yields those of keysOf whose port is not the one planned.
+// differing yields the frontends of keysOf whose port is not the one planned.
 func (p *Plan) differing(t *table.Table) iter.Seq[table.Key] {
 	return func(yield func(table.Key) bool) {
 		for k := range p.keysOf(t) {

@@ -13,14 +13,14 @@ import (
 
 // Target is where a mode writes the frontends of one address family: all that a
 // mode has to implement, besides a constructor, for a Reconciler to make it an
-// Applier. What frontends there are to be, in which order what is asked of it and
+// Applier. Which frontends must exist, in which order the Target is called and
 // what becomes of errors is the Reconciler's.
 //
 // A Target remembers what it has read and written, and its Write starts from
 // that. It is used by one goroutine at a time.
 type Target interface {
-	// Read learns what is there now, in place of all that the Target remembers.
-	// It is called before the first Write, when everything is to be compared, when
+	// Read reads the installed state, which replaces all that the Target remembers.
+	// It is called before the first Write, before a full comparison, when
 	// Settings differ, and when what is remembered is in doubt: after an error,
 	// ErrStale or Change.Reread. A Write with Change.Full follows.
 	//
@@ -29,12 +29,12 @@ type Target interface {
 	Read(ctx context.Context, c *Change) error
 
 	// Write brings every frontend in Change.Dirty to what Change.Wanted has for it,
-	// and leaves the others alone: its cost is that of the dirty ones. With
+	// and does not touch the others: its cost depends on the dirty ones. With
 	// Change.Full, which follows a Read, it also writes what is always there, and
 	// removes whatever else of the mode's was found and nothing needs.
 	//
 	// At no moment may a packet to a frontend that was there before and will be
-	// after meet less than one of the two, or a frontend lead to what is not there:
+	// after meet less than one of the two, or a frontend lead to a missing chain or set:
 	// what is led to is written before, and removed after, what leads to it. Write
 	// is idempotent.
 	//
@@ -55,24 +55,24 @@ type SettingsWriter interface {
 // ErrStale is wrapped by the error of a Read or Write that met something else
 // than what is remembered: another program has changed it. The Reconciler reads
 // everything again and writes once more, up to MaxAttempts times.
-var ErrStale = errors.New("what is there was changed by another program")
+var ErrStale = errors.New("another program changed the installed state")
 
 // MaxAttempts is how often everything is compared within one Apply.
 const MaxAttempts = 3
 
 // Dirty are the frontends that may have to change, each with the key of the port
 // for whose sake. The key is the zero value for frontends that belong to no port,
-// such as those that a Target finds and no port has.
+// such as frontends that a Target finds and no port has.
 type Dirty map[FrontKey]table.Key
 
 // Change is what one Read and Write of a Target are about. Its maps belong to the
 // Target during the call.
 type Change struct {
-	// Plan is what is wanted. It stays the same one for all calls of a Target,
-	// which may keep it, and is changed by the Reconciler alone.
+	// Plan is the desired state. It stays the same one for all calls of a Target,
+	// which may keep it, and is changed only by the Reconciler.
 	*Plan
 	Dirty Dirty
-	// Keys are those of the service ports that were planned again, and may be gone,
+	// Keys are the keys of service ports that were planned again, and may be gone,
 	// for Targets that hold something for a whole port.
 	Keys []table.Key
 	// Full, Trusted: see Target.
@@ -162,7 +162,7 @@ type Reconciler struct {
 	repaired []string
 }
 
-// family is one Target, and what is known of it.
+// family is one Target and its state.
 type family struct {
 	target Target
 	plan   *Plan

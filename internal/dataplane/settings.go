@@ -15,7 +15,7 @@ const routeLocalnet = "net/ipv4/conf/all/route_localnet"
 
 // Settings are what a Table has for all its ports of one family.
 type Settings struct {
-	// Pods are the ranges of pods (Table.ClusterCIDRs), LocalPods those of this
+	// Pods are the ranges of pods (Table.ClusterCIDRs), LocalPods the ranges of this
 	// node's own (Table.LocalCIDRs).
 	Pods, LocalPods []netip.Prefix
 	MasqueradeAll   bool

@@ -47,7 +47,7 @@ func ourAccessLogs() []Annotation {
 			Values: "the name of a Secret of the namespace; " + DefaultLogSecret + " without it", read: func(r *reader, v string) error {
 				name, err := secretName(v)
 				if err == nil && name != v {
-					err = fmt.Errorf("%q is not the name of a Secret: lower case letters, digits, - and . alone", shorten(v))
+					err = fmt.Errorf("%q is not the name of a Secret: use only lower case letters, digits, dots and hyphens", shorten(v))
 				}
 				if err == nil {
 					r.set(FieldLogCredentials, v, func(s *Spec) { s.AccessLog.Secret = v })

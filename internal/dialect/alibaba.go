@@ -16,7 +16,7 @@ func alibabaDialect() Dialect {
 	return d
 }
 
-// alibabaAnnotations are those of cloud-provider-alibaba-cloud, pkg/controller/service/reconcile/annotation.
+// alibabaAnnotations are the annotations of cloud-provider-alibaba-cloud, pkg/controller/service/reconcile/annotation.
 func alibabaAnnotations(prefix string) []Annotation {
 	const (
 		noVSwitch = "there are no vSwitches, zones and instances of Alibaba Cloud; addresses come from IPAddressPools"

@@ -38,7 +38,7 @@ func awsDialect() Dialect {
 				read: readAWSAttributes},
 			none(awsPrefix+"manage-backend-security-group-rules", noVPC), none(awsPrefix+"inbound-sg-rules-on-private-link-traffic", noVPC),
 			none(awsPrefix+"security-group-prefix-lists", noVPC), none(awsPrefix+"disable-nlb-sg", noVPC),
-			none(awsPrefix+"listener-attributes*", "listeners have no attributes but those of this table"),
+			none(awsPrefix+"listener-attributes*", "listeners have no other attributes than the ones in this table"),
 			none(awsPrefix+"multi-cluster-target-group", "a load balancer is of one cluster"),
 			none(awsPrefix+"enable-prefix-for-ipv6-source-nat", noVPC), none(awsPrefix+"source-nat-ipv6-prefixes", noVPC),
 			none(awsPrefix+"minimum-load-balancer-capacity", noCapacity),

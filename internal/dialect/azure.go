@@ -90,7 +90,7 @@ func azurePort() Annotation {
 				r.found(NotYet, r.key, v,
 					"health checks are the same for all ports: use the annotation without port_N_, or a Service for each port")
 			case what == "no_lb_rule" || what == "no_probe_rule":
-				r.found(NotYet, r.key, v, "each port of the Service is served, and checked: use a Service of its own for that one")
+				r.found(NotYet, r.key, v, "each port of the Service is served, and checked: use another Service for that one")
 			default:
 				r.found(Unknown, r.key, v, fmt.Sprintf("%s is no annotation of Azure", shorten(r.key)))
 			}

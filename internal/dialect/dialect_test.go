@@ -240,7 +240,7 @@ func TestSeveralAnnotationsOfOneField(t *testing.T) {
 // once; one that sets nothing says why.
 func TestTables(t *testing.T) {
 	seen, numbers := map[string]bool{}, map[string]bool{}
-	for _, d := range Dialects() {
+	for _, d := range dialects {
 		for _, a := range d.Annotations {
 			if seen[a.Key] {
 				t.Errorf("%s is there twice", a.Key)

@@ -107,13 +107,13 @@ func secretName(v string) (string, error) {
 	for i, c := range []byte(name) {
 		alnum := c >= 'a' && c <= 'z' || c >= '0' && c <= '9'
 		if !alnum && (i == 0 || i == len(name)-1 || c != '-' && c != '.') {
-			return "", fmt.Errorf("%q cannot be the name of a Secret: lower case letters, digits, - and . alone", shorten(name))
+			return "", fmt.Errorf("%q cannot be the name of a Secret: use only lower case letters, digits, dots and hyphens", shorten(name))
 		}
 	}
 	return name, nil
 }
 
-// finish makes a whole Spec of what was read.
+// finish makes a complete Spec from the annotations read.
 func (r *reader) finish() {
 	s := &r.Spec
 	r.fromService()
@@ -147,8 +147,8 @@ func (r *reader) fromService() {
 	}
 }
 
-// defaults fills in what was not given: those of a Classic Load Balancer (behaviours 128, 131 to 134),
-// or with type nlb those of a Network Load Balancer.
+// defaults fills in missing values: the defaults of a Classic Load Balancer (behaviours 128, 131 to 134),
+// or with type nlb the defaults of a Network Load Balancer.
 func (r *reader) defaults() {
 	s, from := &r.Spec, "default"
 	healthy, unhealthy, interval, timeout := 2, 6, 10, 5
@@ -182,7 +182,7 @@ func (r *reader) defaults() {
 	}
 }
 
-// Defaults of our own, in seconds: Kubernetes' API has long silent watches.
+// Our own defaults, in seconds: Kubernetes' API has long silent watches.
 const (
 	idleTimeout  = 3600
 	drainTimeout = 300
@@ -352,7 +352,7 @@ func (r *reader) changesBytes() bool {
 	})
 }
 
-// judge turns what is read and not done into findings of their own.
+// judge adds a finding for each annotation that is read and not acted on.
 func (r *reader) judge() {
 	for i := range r.Findings {
 		f := &r.Findings[i]
@@ -377,7 +377,7 @@ func direct(f Field) string {
 		FieldHealthInterval, FieldHealthTimeout, FieldHealthCodes, FieldAllUnhealthy:
 		return "a Pod's own readiness decides"
 	case FieldOnlyWithPod:
-		return "connections go to Pods alone, and with externalTrafficPolicy Local only nodes with one announce"
+		return "connections go only to Pods, and with externalTrafficPolicy Local only nodes with one announce"
 	case FieldCrossZone:
 		return "spec.trafficDistribution prefers near Pods"
 	}

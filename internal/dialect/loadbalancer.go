@@ -16,7 +16,7 @@ const (
 
 // LoadBalancer is what a Service asks about its address.
 type LoadBalancer struct {
-	// Addresses are those that it asks for, at most one of each family.
+	// Addresses are the addresses that it asks for, at most one of each family.
 	Addresses []netip.Addr `json:"addresses,omitempty"`
 	// Pool is the name of its pool, and SharingKey what it shares an address by; empty
 	// for none.

@@ -35,10 +35,8 @@ type Dialect struct {
 	Annotations []Annotation
 }
 
-// Dialects returns all dialects. Where several annotations set a field, the first one of this
-// order counts.
-func Dialects() []Dialect { return slices.Clone(dialects) }
-
+// dialects are all dialects. Where several annotations set one field, the first in
+// this order counts.
 var dialects = []Dialect{
 	fairleadDialect(), metallbDialect(), awsDialect(), azureDialect(), gcpDialect(), alibabaDialect(), tencentDialect(),
 	openstackDialect(), ibmDialect(), baiduDialect(),
@@ -51,7 +49,7 @@ type entry struct {
 	*Annotation
 }
 
-// index has all annotations by their keys, and wildcards those that end with *.
+// index has all annotations by their keys, and wildcards the keys that end with *.
 var index, wildcards = makeIndex()
 
 func makeIndex() (map[string]entry, []entry) {

@@ -3,6 +3,8 @@ package dialect
 import (
 	"strings"
 	"testing"
+
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 func TestScheduler(t *testing.T) {
@@ -11,12 +13,12 @@ func TestScheduler(t *testing.T) {
 		{"lc", "lc", ""},
 		{" mh ", "mh", ""},
 		{"", "", ""},
-		{"sed", "", `"sed" is not one of those that this node has (rr, lc, mh)`},
+		{"sed", "", `"sed" is not available on this node (available: rr, lc, mh)`},
 		{"RR", "", `"RR" is not`},
 		{"rr\n-> 1.2.3.4", "", `"rr\n-> 1.2.3.4" is not`},
 		{strings.Repeat("x", 5000), "", `x..." is not`},
 	} {
-		got, err := Scheduler(map[string]string{SchedulerAnnotation: c.value, "other": "lc"}, has)
+		got, err := Scheduler(map[string]string{svc.SchedulerAnnotation: c.value, "other": "lc"}, has)
 		if got != c.want || (err == nil) != (c.fails == "") || err != nil && !strings.Contains(err.Error(), c.fails) {
 			t.Errorf("%.20q: %q, %v, want %q, error %q", c.value, got, err, c.want, c.fails)
 		}

@@ -49,7 +49,7 @@ type Spec struct {
 	// CrossZone lets Pods of other zones than the node's have connections.
 	CrossZone bool   `json:"crossZone"`
 	Health    Health `json:"health"`
-	// BandwidthMbps limits what is sent, in Mbit/s, and ConnectionLimit how many connections are open; 0 for
+	// BandwidthMbps limits the bytes sent, in Mbit/s, and ConnectionLimit how many connections are open; 0 for
 	// no limit.
 	BandwidthMbps   int `json:"bandwidthMbps,omitempty"`
 	ConnectionLimit int `json:"connectionLimit,omitempty"`
@@ -60,7 +60,7 @@ type Spec struct {
 	// BackendNodes is a selector of the nodes to which, or to whose Pods, connections go: all without one.
 	BackendNodes string `json:"backendNodes,omitempty"`
 	// OnlyNodesWithPod leaves out node ports of nodes without a ready Pod, as policy Local does; SkipCordoned
-	// those of nodes that are cordoned.
+	// node ports of cordoned nodes.
 	OnlyNodesWithPod bool      `json:"onlyNodesWithPod,omitempty"`
 	SkipCordoned     bool      `json:"skipCordoned,omitempty"`
 	AccessLog        AccessLog `json:"accessLog,omitzero"`
@@ -144,7 +144,7 @@ type BackendTLS struct {
 	// Authority is the object of the Service's namespace whose entry ca.crt has the certificates that Pods' are
 	// verified by: secret/NAME or configmap/NAME.
 	Authority string `json:"authority,omitempty"`
-	// ServerName is the name that a Pod's certificate is to be for.
+	// ServerName is the name that a Pod's certificate must be for.
 	ServerName string `json:"serverName,omitempty"`
 	// Certificate is the name of a TLS Secret with a certificate of the load balancer's own, for Pods that ask
 	// for one.

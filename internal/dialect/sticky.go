@@ -89,7 +89,7 @@ func (r *reader) awsStickiness(on bool, pairs map[string]string) error {
 	return nil
 }
 
-// finishSticky puts together what is said about cookies: they need requests.
+// finishSticky combines the annotations about cookies: they need requests.
 func (r *reader) finishSticky() {
 	s := &r.Spec.Sticky
 	if s.Cookie && r.sticky.kind == "server" && s.Application == "" {

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	ktesting "k8s.io/client-go/testing"
 
+	"github.com/fairlead/fairlead/internal/dns/membership"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -189,7 +190,7 @@ func TestPublish(t *testing.T) {
 	o := clusterOptions()
 	o.Listen = []string{"127.0.0.1:0"}
 	o.Client = client
-	o.Publish = &Publish{NodeName: "node-a", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.5"), netip.MustParseAddr("fd00::5")},
+	o.Publish = &membership.Self{NodeName: "node-a", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.5"), netip.MustParseAddr("fd00::5")},
 		Port: 53}
 	o.Lameduck = time.Minute // shorter without another server
 	s, err := New(o)
@@ -208,7 +209,7 @@ func TestPublish(t *testing.T) {
 		*e.Ports[1].Protocol != "TCP" || *e.Ports[1].Port != 53 || e.OwnerReferences[0].UID != "u-1" {
 		t.Errorf("wrong slice:\n%+v", e)
 	}
-	for k, v := range map[string]string{discoveryv1.LabelServiceName: "kube-dns", discoveryv1.LabelManagedBy: ManagedBy,
+	for k, v := range map[string]string{discoveryv1.LabelServiceName: "kube-dns", discoveryv1.LabelManagedBy: svc.DNSSliceManager,
 		svc.NodeLabel: "node-a"} {
 		if e.Labels[k] != v {
 			t.Errorf("label %s is %q", k, e.Labels[k])
@@ -243,7 +244,7 @@ func TestPublishBeforeTheNode(t *testing.T) {
 	slices := client.DiscoveryV1().EndpointSlices("kube-system")
 	o := clusterOptions()
 	o.Client = client
-	o.Publish = &Publish{NodeName: "node-a", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.5")}, Port: 53}
+	o.Publish = &membership.Self{NodeName: "node-a", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.5")}, Port: 53}
 	start(t, o)
 	owners := func() int {
 		e, err := slices.Get(t.Context(), "kube-dns-node-a", metav1.GetOptions{})
@@ -260,16 +261,6 @@ func TestPublishBeforeTheNode(t *testing.T) {
 	eventually(t, "the slice has an owner", func() bool { return owners() == 1 })
 }
 
-func TestSliceNamesFit(t *testing.T) {
-	long := strings.Repeat("n", 250)
-	p := &Publish{NodeName: long, Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.5")}, Port: 53}
-	e := p.slices(nil)[p.sliceName(svc.IPv4)]
-	if len(e.Name) > 253 || len(e.Labels[svc.NodeLabel]) > 63 || *e.Endpoints[0].NodeName != long ||
-		p.sliceName(svc.IPv4) == p.sliceName(svc.IPv6) {
-		t.Errorf("%d bytes of name, label %q", len(e.Name), e.Labels[svc.NodeLabel])
-	}
-}
-
 func TestOptionsRefused(t *testing.T) {
 	local := &NodeLocal{Addresses: []netip.Addr{netip.MustParseAddr("10.96.0.10")}}
 	for _, beside := range []string{"10.0.0.5:53", ":10053", "[::]:53"} {
@@ -282,7 +273,7 @@ func TestOptionsRefused(t *testing.T) {
 		"want IP:PORT":                           {Listen: []string{"localhost:53"}},
 		`invalid address to listen on "1.2.3.4"`: {Listen: []string{"1.2.3.4"}},
 		`cluster domain "a..b" is not`:           {Listen: []string{":0"}, Domains: []string{"a..b"}},
-		"publishing behind kube-dns needs":       {Listen: []string{":0"}, Publish: &Publish{}},
+		"publishing behind kube-dns needs":       {Listen: []string{":0"}, Publish: &membership.Self{}},
 		`stub domain "x" needs`:                  {Listen: []string{":0"}, Stubs: []Stub{{Domain: "x"}}},
 		"is a directory":                         {Listen: []string{":0"}, ResolvConf: "/"},
 		"--listen :53 includes the addresses":    {Listen: []string{"127.0.0.1:53", ":53"}, NodeLocal: local},

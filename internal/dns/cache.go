@@ -13,8 +13,8 @@ const cacheShards = 64
 const maxEntry = 8 << 10
 
 // cache has the answers of upstreams. Its size is bounded: new names evict old
-// ones. Denials have a store of their own, so that random names do not evict
-// those that exist.
+// ones. Denials have their own store, so that random names do not evict
+// existing ones.
 type cache struct {
 	seed             maphash.Seed
 	success, denials store

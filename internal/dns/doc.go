@@ -3,7 +3,7 @@
 //
 // A request for a cluster name is answered by the goroutine that read it,
 // without waiting for anything: no lock, no API, no upstream. What an upstream
-// must be asked for is resolved by a goroutine of its own, bounded in number,
+// must be asked for is resolved by its own goroutine, bounded in number,
 // which equal questions share.
 //
 // The zone follows the API by reflectors that keep no objects. While the API

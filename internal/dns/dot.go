@@ -16,8 +16,8 @@ type TLSServer struct {
 	Addr netip.AddrPort
 	// ServerName must be in its certificate; empty means its address must be.
 	ServerName string
-	// RootCAs that its certificate must lead to; nil means those of the
-	// system.
+	// RootCAs are the authorities that may have signed its certificate; nil means the
+	// system's.
 	RootCAs *x509.CertPool
 }
 

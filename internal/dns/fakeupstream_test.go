@@ -17,7 +17,7 @@ type upstreamServer struct {
 	addr netip.AddrPort
 	udp  atomic.Int64 // questions that came
 	tcp  atomic.Int64
-	// answer is called on a goroutine of its own for each question; nil means
+	// answer is called on its own goroutine for each question; nil means
 	// silence.
 	answer func(w mdns.ResponseWriter, m *mdns.Msg, n int64)
 }

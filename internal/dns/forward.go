@@ -175,7 +175,7 @@ func (f *forwarder) close() {
 	}
 }
 
-// spawn runs f on a goroutine of its own, or not at all after close.
+// spawn runs f on a new goroutine, or not at all after close.
 func (f *forwarder) spawn(do func()) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

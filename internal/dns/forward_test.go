@@ -178,7 +178,7 @@ func TestLoopIsFound(t *testing.T) {
 	s.forward.setMain(s.Addrs())
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	s.findLoops(ctx)
+	s.loops.find(ctx)
 	if r := exchange(t, s, "udp", question("www.example.com.", mdns.TypeA)); r.Rcode != mdns.RcodeServerFailure &&
 		r.Rcode != mdns.RcodeRefused {
 		t.Errorf("answered %v", r)

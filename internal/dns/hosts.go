@@ -22,7 +22,7 @@ const hostsTTL = 60
 type hostsTable struct {
 	addrs map[string][]netip.Addr // by name, wire form
 	names map[netip.Addr][]byte   // the first name of an address
-	// modified and size are those of the file.
+	// modified and size describe the file.
 	modified time.Time
 	size     int64
 }

@@ -11,6 +11,9 @@ import (
 	mdns "github.com/miekg/dns"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/fairlead/fairlead/internal/dns/membership"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // A server that stops is not ready at once, answers for the lame-duck time, and
@@ -56,7 +59,7 @@ func TestDrain(t *testing.T) {
 	client := fake.NewClientset()
 	s, err := New(Options{
 		Listen: []string{"127.0.0.1:0"}, Workers: 1, Lameduck: time.Millisecond, Client: client,
-		Publish: &Publish{NodeName: "n1", Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Port: 10053},
+		Publish: &membership.Self{NodeName: "n1", Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Port: 10053},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -79,8 +82,11 @@ func TestDrain(t *testing.T) {
 	if !s.Ready() || !listed("kube-dns-n1")() {
 		t.Error("the only server has left kube-dns")
 	}
-	other := &Publish{NodeName: "n2", Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.2")}, Port: 10053}
-	slice := other.slices(nil)["kube-dns-n2"]
+	slice, err := client.DiscoveryV1().EndpointSlices("kube-system").Get(t.Context(), "kube-dns-n1", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slice.Name, slice.Labels[svc.NodeLabel], slice.Endpoints[0].Addresses[0] = "kube-dns-n2", "n2", "192.0.2.2"
 	if _, err := client.DiscoveryV1().EndpointSlices("kube-system").Create(t.Context(), slice, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}

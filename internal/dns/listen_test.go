@@ -81,7 +81,7 @@ func TestWorkersShareAnAddress(t *testing.T) {
 			client = netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), at.Port())
 		}
 		c := mdns.Client{Net: "udp", Timeout: 30 * time.Second}
-		// The kernel chooses by a hash of both addresses; each question has a port of its own.
+		// The kernel chooses by a hash of both addresses; each question has its own port.
 		for range 100 {
 			if _, _, err := c.Exchange(question("my-service.prod.svc.cluster.local.", mdns.TypeA), client.String()); err != nil {
 				t.Fatalf("%s: %v", at, err)

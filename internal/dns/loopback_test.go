@@ -45,7 +45,7 @@ func serveForBenchmark() {
 	_ = s.Run(ctx)
 }
 
-// startChild runs the server in a process of its own, so that its processor
+// startChild runs the server in its own process, so that its processor
 // time can be told from the client's.
 func startChild(b *testing.B) (netip.AddrPort, int) {
 	cmd := exec.Command(os.Args[0])

@@ -5,10 +5,12 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -24,8 +26,16 @@ import (
 // loopSuffix ends the random names. "invalid" never exists (RFC 6761).
 const loopSuffix = ".loop.fairlead.invalid"
 
-// findLoops asks each upstream.
-func (s *Server) findLoops(ctx context.Context) {
+// loopFinder finds upstreams that forward questions back to this server.
+type loopFinder struct {
+	forward *forwarder
+	timeout time.Duration // of one question
+	log     *slog.Logger
+	probes  sync.Map // wire name → *upstream
+}
+
+// find asks each upstream.
+func (s *loopFinder) find(ctx context.Context) {
 	for _, u := range s.forward.all() {
 		var id [16]byte
 		rand.Read(id[:])
@@ -35,19 +45,18 @@ func (s *Server) findLoops(ctx context.Context) {
 			continue // unreachable
 		}
 		name := string(n.Wire())
-		s.loopProbes.Store(name, u)
-		_, _ = u.exchange(ctx, ask{name: []byte(name), typ: typeTXT}, false, s.options.Timeout)
-		s.loopProbes.Delete(name)
+		s.probes.Store(name, u)
+		_, _ = u.exchange(ctx, ask{name: []byte(name), typ: typeTXT}, false, s.timeout)
+		s.probes.Delete(name)
 		if ctx.Err() != nil {
 			return
 		}
 	}
 }
 
-// isLoopProbe reports whether a name is one that findLoops asks for, and if so
-// marks the upstream as looped.
-func (s *Server) isLoopProbe(n *zone.Name) bool {
-	v, ok := s.loopProbes.Load(string(n.Wire()))
+// isProbe reports whether find asks for a name, and if so marks the upstream as looped.
+func (s *loopFinder) isProbe(n *zone.Name) bool {
+	v, ok := s.probes.Load(string(n.Wire()))
 	if !ok {
 		return false
 	}
@@ -86,29 +95,29 @@ const filePeriod = 5 * time.Second
 
 // watchResolvConf follows changes of resolv.conf, as DHCP makes them, until ctx
 // ends.
-func (s *Server) watchResolvConf(ctx context.Context) {
+func (s *loopFinder) watchResolvConf(ctx context.Context, file string) {
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
-		if s.reloadResolvConf() {
-			s.findLoops(ctx)
+		if s.forward.reload(file) {
+			s.find(ctx)
 		}
 	}, filePeriod)
 }
 
-// reloadResolvConf uses the name servers in the file and reports whether they have
-// changed. A file without any is ignored: it may be about to be written.
-func (s *Server) reloadResolvConf() bool {
-	now, err := readResolvConf(s.options.ResolvConf)
+// reload uses the name servers in file and reports whether they have
+// changed. It ignores a file without any: another program may be writing it.
+func (f *forwarder) reload(file string) bool {
+	now, err := readResolvConf(file)
 	if err != nil || len(now) == 0 {
 		return false
 	}
 	var have []netip.AddrPort
-	for _, u := range *s.forward.main.Load() { // none of them over TLS
+	for _, u := range *f.main.Load() { // none of them over TLS
 		have = append(have, u.addr)
 	}
 	if slices.Equal(now, have) {
 		return false
 	}
-	s.forward.setMain(now)
-	s.log.Info("upstream resolvers changed", "file", s.options.ResolvConf, "upstreams", now)
+	f.setMain(now)
+	f.log.Info("upstream resolvers changed", "file", file, "upstreams", now)
 	return true
 }

@@ -128,7 +128,7 @@ func (c collector) forward(f *forwarder) {
 	const proxy = "forward"
 	c.counter("coredns_forward_max_concurrent_rejects_total", "Questions rejected because too many were in flight to upstreams.",
 		f.metrics.rejects.Load())
-	c.counter("fairlead_dns_client_rejects_total", "Questions rejected because their client had its share of those in flight.",
+	c.counter("fairlead_dns_client_rejects_total", "Questions rejected because their client had its share of questions in flight.",
 		f.metrics.clientRejects.Load())
 	c.counter("coredns_forward_healthcheck_broken_total", "Questions sent while every upstream was unhealthy.", f.metrics.broken.Load())
 	for _, u := range f.all() {

@@ -3,6 +3,7 @@ package dns
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"sync"
@@ -10,8 +11,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/fairlead/fairlead/internal/dns/membership"
 	"github.com/fairlead/fairlead/internal/dns/nodelocal"
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // NodeLocal has the server answer this node's questions to the Service kube-dns,
@@ -24,19 +27,15 @@ type NodeLocal struct {
 	Source []netip.Addr
 }
 
-// NodeLocalDNS is the Node condition that is True while the node's DNS server answers for
-// kube-dns itself.
-const NodeLocalDNS corev1.NodeConditionType = "fairlead.dev/NodeLocalDNS"
-
-// localRules is what has become of the rules for the node-local sockets. Its zero value is
-// that they were not installed yet.
+// localRules records whether the rules for the node-local sockets are installed. The zero value
+// stands for rules that were not installed yet.
 type localRules struct {
 	mu        sync.Mutex
 	installed bool
 	err       error
 }
 
-// set records how an attempt ended, and returns how the one before did.
+// set records the result of an attempt, and returns the one before.
 func (l *localRules) set(err error) (was error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -44,19 +43,21 @@ func (l *localRules) set(err error) (was error) {
 	return was
 }
 
-// NodeLocalCondition returns the Node condition NodeLocalDNS.
-func (s *Server) NodeLocalCondition() corev1.NodeCondition {
-	s.rules.mu.Lock()
-	defer s.rules.mu.Unlock()
+// NodeLocalCondition returns the Node condition NodeLocalDNS. The options must have NodeLocal.
+func (s *Server) NodeLocalCondition() corev1.NodeCondition { return s.local.rules.condition() }
+
+func (l *localRules) condition() corev1.NodeCondition {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	var lacking *nftables.UnsupportedError
-	c := corev1.NodeCondition{Type: NodeLocalDNS, Status: corev1.ConditionFalse}
+	c := corev1.NodeCondition{Type: svc.NodeLocalDNS, Status: corev1.ConditionFalse}
 	switch {
-	case s.rules.installed:
+	case l.installed:
 		c.Status, c.Reason, c.Message = corev1.ConditionTrue, "Installed", "this node's questions to kube-dns are answered here"
-	case errors.As(s.rules.err, &lacking):
-		c.Reason, c.Message = "KernelLacksRules", throughProxy+s.rules.err.Error()
-	case s.rules.err != nil:
-		c.Reason, c.Message = "RulesRejected", throughProxy+s.rules.err.Error()
+	case errors.As(l.err, &lacking):
+		c.Reason, c.Message = "KernelLacksRules", throughProxy+l.err.Error()
+	case l.err != nil:
+		c.Reason, c.Message = "RulesRejected", throughProxy+l.err.Error()
 	default:
 		c.Reason, c.Message = "Starting", "the server is not ready, or has none of the addresses of kube-dns"
 	}
@@ -82,13 +83,25 @@ const (
 	heartbeatPeriod = nodelocal.AliveFor / 4
 	// checkPeriod is how often the rules are checked.
 	checkPeriod = 30 * time.Second
+	// localReadyPoll is how often the server is asked whether it is ready.
+	localReadyPoll = 20 * time.Millisecond
 )
 
-// listenLocal opens the node-local sockets. Without them questions go through the
-// proxy, so a failure is only logged.
-func (s *Server) listenLocal() {
-	for _, a := range s.options.NodeLocal.Addresses {
-		l, err := listen(netip.AddrPortFrom(a, port), s.options.Workers, true)
+// localSockets answer this node's questions to kube-dns.
+type localSockets struct {
+	o       *NodeLocal
+	workers int
+	log     *slog.Logger
+	members *membership.Members
+	rules   localRules
+	// listeners belong to serve, and to Run once serve has ended.
+	listeners []*listener
+}
+
+// listen opens the sockets. Without them questions go through the proxy, so a failure is only logged.
+func (s *localSockets) listen() {
+	for _, a := range s.o.Addresses {
+		l, err := listen(netip.AddrPortFrom(a, port), s.workers, true)
 		if errors.Is(err, errNoFamily) {
 			continue
 		}
@@ -96,25 +109,25 @@ func (s *Server) listenLocal() {
 			s.log.Warn("cannot answer kube-dns on this node; its questions go through the proxy", "address", a, "err", err)
 			continue
 		}
-		s.local = append(s.local, l)
+		s.listeners = append(s.listeners, l)
 	}
 }
 
-// serveLocal opens the node-local sockets when the server is ready, not before:
-// rules left by a killed server lead to them at once. It installs the rules, which
-// lead elsewhere when ctx ends; Run removes them and closes the sockets later.
-func (s *Server) serveLocal(ctx context.Context, sockets *sync.WaitGroup) {
-	for !s.Ready() {
+// serve opens the sockets when ready returns true, not before: the rules of a killed server
+// lead to them at once. start runs the loops of a listener. serve installs the rules, and redirects them
+// to other servers when ctx ends; Run removes them and closes the sockets later.
+func (s *localSockets) serve(ctx context.Context, ready func() bool, start func(*listener)) {
+	for !ready() {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(readyPoll):
+		case <-time.After(localReadyPoll):
 		}
 	}
-	s.listenLocal()
-	c := nodelocal.Config{Port: port, Source: s.options.NodeLocal.Source}
-	for _, l := range s.local {
-		s.start(l, sockets)
+	s.listen()
+	c := nodelocal.Config{Port: port, Source: s.o.Source}
+	for _, l := range s.listeners {
+		start(l)
 		c.Addrs = append(c.Addrs, l.addr.Addr())
 	}
 	if len(c.Addrs) == 0 {
@@ -122,7 +135,7 @@ func (s *Server) serveLocal(ctx context.Context, sockets *sync.WaitGroup) {
 	}
 	defer func() {
 		if err := nodelocal.Yield(c); err != nil {
-			s.removeLocal()
+			s.remove()
 		}
 	}()
 	heartbeat, check := time.NewTicker(heartbeatPeriod), time.NewTicker(checkPeriod)
@@ -131,14 +144,14 @@ func (s *Server) serveLocal(ctx context.Context, sockets *sync.WaitGroup) {
 	install, failed, retry := true, false, nftables.Retry{}
 	for {
 		if install && !retry.Waits(time.Now()) {
-			c.Others = s.servers.others()
-			failed, install = !s.installLocal(c, &retry), false
+			c.Others = s.members.Others()
+			failed, install = !s.install(c, &retry), false
 		}
 		s.sendHeartbeats()
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.servers.changed:
+		case <-s.members.Changed:
 			install = true
 		case <-check.C:
 			whole, err := nodelocal.Intact(c)
@@ -148,9 +161,9 @@ func (s *Server) serveLocal(ctx context.Context, sockets *sync.WaitGroup) {
 	}
 }
 
-// installLocal installs the rules for the node-local sockets. A kernel that cannot have them is
-// asked again as retry says, others at each check. It reports whether they are installed.
-func (s *Server) installLocal(c nodelocal.Config, retry *nftables.Retry) bool {
+// install installs the rules. It retries as retry says where the kernel lacks an expression, else at
+// each check. It reports whether the rules are installed.
+func (s *localSockets) install(c nodelocal.Config, retry *nftables.Retry) bool {
 	err := nodelocal.Install(c)
 	var lacking *nftables.UnsupportedError
 	permanent := errors.As(err, &lacking)
@@ -174,9 +187,9 @@ func (s *Server) installLocal(c nodelocal.Config, retry *nftables.Retry) bool {
 	return err == nil
 }
 
-// removeLocal removes the rules for the node-local sockets, if there are any.
-func (s *Server) removeLocal() {
-	if len(s.local) == 0 {
+// remove removes the rules, if serve has installed any.
+func (s *localSockets) remove() {
+	if s == nil || len(s.listeners) == 0 {
 		return
 	}
 	if err := nodelocal.Remove(); err != nil {
@@ -184,12 +197,22 @@ func (s *Server) removeLocal() {
 	}
 }
 
-// sendHeartbeats sends a packet from each node-local socket to itself. It has the
+// close closes the sockets.
+func (s *localSockets) close() {
+	if s == nil {
+		return
+	}
+	for _, l := range s.listeners {
+		l.close()
+	}
+}
+
+// sendHeartbeats sends a packet from each socket to itself. It has the
 // bit of answers set, so it is not answered.
-func (s *Server) sendHeartbeats() {
+func (s *localSockets) sendHeartbeats() {
 	packet := make([]byte, headerSize)
 	packet[2] = flagQR >> 8
-	for _, l := range s.local {
+	for _, l := range s.listeners {
 		// If it cannot be sent, the rules stop leading here, as they should.
 		_, _ = l.udp[0].WriteToUDPAddrPort(packet, l.addr)
 	}

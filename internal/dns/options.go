@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/barrier"
-	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/dns/membership"
 	"github.com/fairlead/fairlead/internal/zone"
 )
 
@@ -63,7 +63,7 @@ type Options struct {
 	// ResolvConf is a file whose nameserver lines are used when Upstream and
 	// TLSUpstream are empty; it is read again when it changes.
 	ResolvConf string
-	// Stubs are domains with resolvers of their own.
+	// Stubs are domains with their own resolvers.
 	Stubs []Stub
 	// Sequential asks the upstreams in the order given instead of starting
 	// with a random healthy one.
@@ -96,7 +96,7 @@ type Options struct {
 	Autopath bool
 
 	// Publish lists this server behind the Service kube-system/kube-dns.
-	Publish *Publish
+	Publish *membership.Self
 	// NodeLocal answers questions to the Service kube-dns on this node itself.
 	NodeLocal *NodeLocal
 	// Lameduck is how long after ctx ends the server still answers, not Ready and
@@ -117,24 +117,11 @@ type Options struct {
 	Logger     *slog.Logger
 }
 
-// Stub is a domain that is forwarded to resolvers of its own.
+// Stub is a domain that is forwarded to its own resolvers.
 type Stub struct {
 	Domain  string
 	Servers []netip.AddrPort
 }
-
-// Publish is how this server is listed as an endpoint of kube-dns.
-type Publish struct {
-	// NodeName is the node it runs on.
-	NodeName string
-	// Addresses it is reached at, at most one slice for each family.
-	Addresses []netip.Addr
-	// Port for both protocols.
-	Port uint16
-}
-
-// ServiceName returns the name of the Service of the cluster's DNS servers.
-func ServiceName() svc.Name { return svc.Name{Namespace: "kube-system", Name: "kube-dns"} }
 
 // withDefaults returns o with its defaults, or an error if it is invalid.
 func (o Options) withDefaults() (Options, error) {
@@ -177,7 +164,7 @@ func (o *Options) zoneConfig() zone.Config {
 		Reverse:    append(append([]netip.Prefix(nil), o.ServiceCIDRs...), o.PodCIDRs...),
 		TTL:        o.TTL,
 		Pods:       o.Pods,
-		NameServer: ServiceName(),
+		NameServer: membership.Service(),
 		Serial:     uint32(time.Now().Unix()),
 	}
 }

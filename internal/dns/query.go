@@ -78,7 +78,7 @@ type query struct {
 	size     int
 }
 
-// fate is what is to be done with a request.
+// fate is what the server does with a request.
 type fate uint8
 
 const (

@@ -93,7 +93,7 @@ func (w *worker) finishZone() {
 	w.out = w.q.finish(w.out, flags, int(r.Rcode), r.Answers, r.Authority, r.Additional)
 }
 
-// fail answers with an rcode alone.
+// fail answers with only an rcode.
 func (w *worker) fail(req []byte, rcode int) fate {
 	w.rcode = rcode
 	w.out = w.q.errorReply(w.out, req, w.s.available(), rcode)
@@ -182,7 +182,7 @@ func (s *Server) available() uint16 {
 // returns false, with an error reply in w.out.
 func (w *worker) handOver(req []byte, what fate, send func([]byte)) bool {
 	s := w.s
-	if what == forward && s.isLoopProbe(&w.q.Name) {
+	if what == forward && s.loops.isProbe(&w.q.Name) {
 		w.fail(req, rcodeRefused)
 		return false
 	}
@@ -269,8 +269,8 @@ func (j *job) deliver(w *worker) {
 	w.finished(w.q.end, time.Since(j.start))
 }
 
-// finishChain sends the CNAMEs the zone gave, followed by what the upstream
-// says of the last target.
+// finishChain sends the CNAMEs the zone gave, followed by the upstream's
+// answer for the last target.
 func (j *job) finishChain(a ask, r result) {
 	w := j.worker()
 	defer j.deliver(w)

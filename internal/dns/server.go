@@ -7,13 +7,13 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/fairlead/fairlead/internal/dns/membership"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/zone"
 )
@@ -26,22 +26,20 @@ type Server struct {
 	forward *forwarder
 	stats   statsTable
 
-	hosts      atomic.Pointer[hostsTable]
-	synced     atomic.Bool // the zone is complete
-	serving    atomic.Bool
-	ending     atomic.Bool // Run's ctx has ended, or Drain was called
-	apiUp      atomic.Bool
-	loopProbes sync.Map // wire name → *upstream
-	reassert   chan struct{}
-	servers    *servers
+	hosts   atomic.Pointer[hostsTable]
+	synced  atomic.Bool // the zone is complete
+	serving atomic.Bool
+	ending  atomic.Bool // Run's ctx has ended, or Drain was called
+	apiUp   atomic.Bool
+	loops   *loopFinder
+	members *membership.Members
 	// programming is how long changes of endpoints took to be answered.
 	programming *prometheus.HistogramVec
-	stop        chan struct{} // closed when sockets are to be closed
+	stop        chan struct{} // closed when sockets must close
 	drain       sync.Once
 	draining    chan struct{} // closed by Drain
 	drained     chan struct{} // closed by Run after the lame-duck time
-	local       []*listener   // node-local ones; of serveLocal, and of Run once that has ended
-	rules       localRules
+	local       *localSockets // nil without NodeLocal
 
 	mu        sync.Mutex
 	listeners []*listener
@@ -86,17 +84,12 @@ func New(o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	own := func(string) bool { return false }
-	if o.Publish != nil {
-		own = o.Publish.owns
-	}
 	s := &Server{
 		options:  o,
-		servers:  newServers(own),
+		members:  membership.New(o.Publish, o.Client, o.Logger),
 		log:      o.Logger,
 		zone:     z,
 		forward:  f,
-		reassert: make(chan struct{}, 1),
 		stop:     make(chan struct{}),
 		draining: make(chan struct{}),
 		drained:  make(chan struct{}),
@@ -105,6 +98,10 @@ func New(o Options) (*Server, error) {
 			Help:    "Time from a change of a Pod or Service until its endpoints are answered.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 20),
 		}, []string{"service_kind"}),
+	}
+	s.loops = &loopFinder{forward: f, timeout: o.Timeout, log: o.Logger}
+	if o.NodeLocal != nil {
+		s.local = &localSockets{o: o.NodeLocal, workers: o.Workers, log: o.Logger, members: s.members}
 	}
 	s.hosts.Store(hosts)
 	s.conns.open, s.conns.shares = map[netip.Addr]map[*tcpConn]struct{}{}, newShares(o.MaxConns)
@@ -186,9 +183,9 @@ func (s *Server) Run(ctx context.Context) error {
 	published := false
 	var loops sync.WaitGroup
 	loops.Go(func() { s.forward.probe(serve) })
-	loops.Go(func() { s.findLoops(serve) })
+	loops.Go(func() { s.loops.find(serve) })
 	if s.options.ResolvConf != "" {
-		loops.Go(func() { s.watchResolvConf(serve) })
+		loops.Go(func() { s.loops.watchResolvConf(serve, s.options.ResolvConf) })
 	}
 	if s.options.Hosts != "" {
 		loops.Go(func() { s.watchHosts(serve) })
@@ -196,8 +193,8 @@ func (s *Server) Run(ctx context.Context) error {
 	if s.options.Client != nil {
 		loops.Go(func() { s.watch(serve) })
 	}
-	if s.options.NodeLocal != nil {
-		loops.Go(func() { s.serveLocal(listed, &sockets) })
+	if s.local != nil {
+		loops.Go(func() { s.local.serve(listed, s.Ready, func(l *listener) { s.start(l, &sockets) }) })
 	}
 	loops.Go(func() {
 		select {
@@ -207,13 +204,13 @@ func (s *Server) Run(ctx context.Context) error {
 		}
 	})
 	if s.options.Publish != nil {
-		loops.Go(func() { s.watchPeers(listed) })
-		published = s.publish(listed)
+		loops.Go(func() { s.members.WatchPeers(listed) })
+		published = s.members.Publish(listed, s.Ready)
 	}
 	<-listed.Done()
 	s.ending.Store(true)
 	if published {
-		s.withdraw(serve)
+		s.members.Withdraw(serve)
 	}
 	s.lameduck()
 	close(s.drained)
@@ -221,11 +218,12 @@ func (s *Server) Run(ctx context.Context) error {
 	stopServing()
 	loops.Wait()
 	s.serving.Store(false)
-	s.removeLocal()
+	s.local.remove()
 	close(s.stop)
-	for _, l := range slices.Concat(s.listeners, s.local) {
+	for _, l := range s.listeners {
 		l.close()
 	}
+	s.local.close()
 	s.conns.closeAll()
 	s.forward.close()
 	sockets.Wait()
@@ -235,7 +233,7 @@ func (s *Server) Run(ctx context.Context) error {
 // Drain begins what Run does when its ctx ends: the server is no longer ready and leaves
 // kube-dns. It returns when clients have had Options.Lameduck to turn to other servers,
 // or ctx ends; the server still answers until Run's ctx ends. Where kube-dns has no
-// other server, Drain does nothing, so that those who need names until then have them.
+// other server, Drain does nothing, so that clients can still resolve names until then.
 func (s *Server) Drain(ctx context.Context) {
 	if s.alone() {
 		return
@@ -247,9 +245,9 @@ func (s *Server) Drain(ctx context.Context) {
 	}
 }
 
-// alone reports whether kube-dns lists no server that clients could turn to. For a
+// alone reports whether kube-dns lists no other server that clients could use. For a
 // server that is not published it is false: others know its clients.
-func (s *Server) alone() bool { return s.options.Publish != nil && len(s.servers.others()) == 0 }
+func (s *Server) alone() bool { return s.options.Publish != nil && len(s.members.Others()) == 0 }
 
 // start runs the loops of one address.
 func (s *Server) start(l *listener, wg *sync.WaitGroup) {

@@ -242,7 +242,7 @@ func TestResolvConf(t *testing.T) {
 		if err := os.WriteFile(file, []byte(c.text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		s.reloadResolvConf()
+		s.forward.reload(s.options.ResolvConf)
 		var got []string
 		for _, u := range s.forward.all() {
 			got = append(got, u.name)

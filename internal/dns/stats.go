@@ -138,7 +138,7 @@ type workerStats struct {
 	autopath  atomic.Uint64
 }
 
-// familyNames are the values of the label "family", those of CoreDNS.
+// familyNames are the values of the label "family", as CoreDNS names them.
 var familyNames = [...]string{"1", "2"}
 
 // family returns the index of an address's family in familyNames.
@@ -191,7 +191,7 @@ func (t *statsTable) add(addr netip.AddrPort, proto string) *workerStats {
 	return s
 }
 
-// sums adds up the sockets of each address, byProto those of UDP and of TCP
+// sums adds up the sockets of each address, byProto the sockets of UDP and of TCP
 // apart.
 func (t *statsTable) sums(byProto bool) []*workerStats {
 	t.mu.Lock()

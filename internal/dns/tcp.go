@@ -254,7 +254,7 @@ type stream struct {
 	broken   bool
 }
 
-// add puts an answer behind those that wait to be sent, which happens at the
+// add puts an answer behind the answers that wait to be sent, which happens at the
 // latest when they are more than tcpGather bytes. It is false when no more can
 // be sent.
 func (t *stream) add(out []byte) bool {

@@ -22,7 +22,7 @@ func listenUDP(addr netip.AddrPort, anyAddress, shared bool) (*net.UDPConn, erro
 		return nil, err
 	}
 	conn := pc.(*net.UDPConn)
-	// Best effort: the kernel has a limit of its own.
+	// Best effort: the kernel has its own limit.
 	_ = conn.SetReadBuffer(udpBuffer)
 	return conn, nil
 }

@@ -39,12 +39,12 @@ func (f *feed[T]) update(o T) {
 	}
 }
 
-// replace sets what is there before it removes the rest, so that names that do
+// replace sets the listed objects before it removes the rest, so that names that do
 // not change are answered without a gap.
 func (f *feed[T]) replace(objs []T) {
 	there := make(map[svc.Name]struct{}, len(objs))
 	for _, o := range objs {
-		there[nameOf(o)] = struct{}{}
+		there[svc.NameOf(o)] = struct{}{}
 		f.set(o)
 	}
 	for _, n := range f.have() {
@@ -60,17 +60,13 @@ func (f *feed[T]) run(ctx context.Context, s *Server, kind string, from reflecto
 	// recordAPI logs once what the reflector would log at each retry.
 	from = from.Observed(func(err error) { s.recordAPI(kind, err) })
 	reflector.Run(reflector.Quiet(ctx), "dns/"+kind, from, reflector.Sink[T]{
-		Replace: f.replace, Set: f.update, Delete: func(o T) { f.remove(nameOf(o)) },
+		Replace: f.replace, Set: f.update, Delete: func(o T) { f.remove(svc.NameOf(o)) },
 		Version: func(text string) {
 			if f.version != nil {
 				f.version(barrier.Parse(text))
 			}
 		},
 	})
-}
-
-func nameOf(o metav1.Object) svc.Name {
-	return svc.Name{Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
 // watch keeps the zone in step with the API until ctx ends.
@@ -141,12 +137,7 @@ func (s *Server) recordAPI(kind string, err error) {
 
 func (s *Server) setSlice(e *discoveryv1.EndpointSlice) {
 	s.zone.SetSlice(e)
-	s.checkOwn(nameOf(e))
-	if isServers(e) {
-		s.servers.set(e)
-	} else if e.Namespace == ServiceName().Namespace {
-		s.servers.remove(e.Name)
-	}
+	s.members.Set(e)
 }
 
 // observeDelay measures the time from a change of endpoints, as their controller
@@ -169,17 +160,5 @@ func (s *Server) observeDelay(e *discoveryv1.EndpointSlice) {
 
 func (s *Server) deleteSlice(n svc.Name) {
 	s.zone.DeleteSlice(n)
-	s.checkOwn(n)
-	if n.Namespace == ServiceName().Namespace {
-		s.servers.remove(n.Name)
-	}
-}
-
-// checkOwn wakes publish if n is a slice of this server.
-func (s *Server) checkOwn(n svc.Name) {
-	p := s.options.Publish
-	if p == nil || n.Namespace != ServiceName().Namespace || !p.owns(n.Name) {
-		return
-	}
-	wake(s.reassert)
+	s.members.Delete(n)
 }

@@ -16,8 +16,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
 // A server that was killed and started again takes its Lease at once; the Lease
@@ -36,7 +36,7 @@ func TestLeaseOfADeadProcess(t *testing.T) {
 	if !self.isDead(dead.String()) {
 		t.Errorf("%s counts as running", dead)
 	}
-	client := kubernetes.NewForConfigOrDie(apiservertest.Start(t))
+	client := kubernetes.NewForConfigOrDie(process.API(t))
 	holder, seconds, now := dead.String(), int32(15), metav1.NewMicroTime(time.Now())
 	_, err = client.CoordinationV1().Leases("kube-system").Create(t.Context(), &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Name: "work"},
@@ -75,7 +75,7 @@ func (c *cut) RoundTrip(req *http.Request) (*http.Response, error) {
 // A leader whose Lease cannot be renewed stops, and its writes are held back, before the next
 // one begins; the next one begins within 5 s. One that ends makes room at once.
 func TestNeverTwoLeaders(t *testing.T) {
-	cfg := apiservertest.Start(t)
+	cfg := process.API(t)
 	type candidate struct {
 		Lease
 		cut    cut

@@ -22,7 +22,7 @@ const (
 // For returns the variables of a Pod in namespace, sorted by name, each name
 // once.
 //
-// services may hold any namespaces; only those of the Pod's own and
+// services may hold any namespaces; only Services of the Pod's own and
 // default/kubernetes count. With enableServiceLinks false only
 // default/kubernetes does. Services without a virtual IP (headless,
 // ExternalName, not yet allocated) give nothing.

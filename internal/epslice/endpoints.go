@@ -226,7 +226,7 @@ func pack(all []*packed) []corev1.EndpointSubset {
 }
 
 // truncate cuts the subsets to MaxEndpointsAddresses in proportion to their
-// size, ready addresses going before those that are not, and reports whether it
+// size, ready addresses before unready ones, and reports whether it
 // had to.
 func truncate(subsets []corev1.EndpointSubset) bool {
 	ready, notReady := 0, 0

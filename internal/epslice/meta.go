@@ -61,7 +61,7 @@ type namer struct {
 	taken map[string]bool
 }
 
-// letters are those of Kubernetes' generated names: no vowels and no look-alikes.
+// letters are the letters of Kubernetes' generated names: no vowels and no look-alikes.
 const letters = "bcdfghjklmnpqrstvwxz2456789"
 
 func (n *namer) next(t discoveryv1.AddressType) (prefix, name string) {
@@ -83,7 +83,7 @@ func (n *namer) next(t discoveryv1.AddressType) (prefix, name string) {
 }
 
 // wantedLabels returns the labels of every slice of the Service: the Service's
-// own and those that bind the slice to it.
+// own and the ones that bind the slice to it.
 func wantedLabels(service *corev1.Service, managedBy string) map[string]string {
 	labels := make(map[string]string, len(service.Labels)+3)
 	maps.Copy(labels, service.Labels)

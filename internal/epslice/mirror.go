@@ -9,6 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
+
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // DefaultMaxMirrored is how many addresses of one subset are mirrored.
@@ -57,7 +59,7 @@ func Mirror(endpoints *corev1.Endpoints, present []*discoveryv1.EndpointSlice, t
 	delete(m.annotations, corev1.EndpointsLastChangeTriggerTime)
 	delete(m.annotations, corev1.LastAppliedConfigAnnotation)
 	// The right to write Endpoints is none to have nodes check addresses (package checks).
-	maps.DeleteFunc(m.annotations, func(key, _ string) bool { return strings.HasPrefix(key, "fairlead.dev/check") })
+	maps.DeleteFunc(m.annotations, func(key, _ string) bool { return strings.HasPrefix(key, svc.CheckAnnotation) })
 	m.collect()
 	m.match(present)
 	return m.plan

@@ -70,7 +70,7 @@ type Event struct {
 // slices for each address family and each set of resolved ports and weight, at
 // least one slice for each family. The plan has the fewest writes that make the slices
 // right: endpoints stay in their slice, slices that are written anyway are
-// filled first, those that would be deleted are used again, then one that has
+// filled first, slices that would be deleted are used again, then one that has
 // room, and only then new ones. A Service being deleted gets no new slices.
 func Slices(in Input) *Plan {
 	p := &planner{

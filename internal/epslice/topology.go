@@ -20,7 +20,7 @@ type Topology struct {
 	cpus   map[string]int64
 }
 
-// NewTopology adds up the ready Nodes, those of the control plane left out.
+// NewTopology adds up the ready Nodes, without the control plane.
 func NewTopology(nodes []*corev1.Node) *Topology {
 	t := &Topology{cpus: map[string]int64{}}
 	var total int64

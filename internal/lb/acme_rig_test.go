@@ -42,8 +42,8 @@ func startPebble(t *testing.T, hosts map[string]netip.Addr) *pebble {
 	dir := t.TempDir()
 	program := process.Build(t, "test/pebble", "github.com/letsencrypt/pebble/v2/cmd/pebble")
 	names := serveNames(t, hosts)
-	a := newAuthority(t)
-	leaf, key := a.issue("localhost", 2, false)
+	a := testbed.NewAuthority(t)
+	leaf, key := a.Issue("localhost", 2, false)
 	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
 	must(err)
 	write := func(name, kind string, der []byte) string {
@@ -75,7 +75,7 @@ func startPebble(t *testing.T, hosts map[string]netip.Addr) *pebble {
 		}
 	})
 	p := &pebble{directory: "https://localhost:" + port + "/dir", roots: x509.NewCertPool(), issuer: x509.NewCertPool()}
-	p.roots.AddCert(a.cert)
+	p.roots.AddCert(a.Cert)
 	p.await(t, "https://localhost:"+management+"/roots/0")
 	return p
 }

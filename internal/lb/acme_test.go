@@ -25,6 +25,9 @@ import (
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/events"
 	"github.com/fairlead/fairlead/internal/lb/acme"
+	"github.com/fairlead/fairlead/internal/lb/controller"
+	"github.com/fairlead/fairlead/internal/lb/filter"
+	"github.com/fairlead/fairlead/internal/lb/front"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
@@ -62,12 +65,13 @@ func TestACME(t *testing.T) {
 	own := kubernetes.NewForConfigOrDie(r.own)
 	recorder := events.NewRecorder(own, corev1.EventSource{Component: "fairlead-lb"}, log)
 	stop := recorder.Start()
-	w := &controller{Controller: &Controller{client: own, o: ControllerOptions{Default: true, ACME: &ACME{
+	a := controller.ACME{
 		Directory: authority.directory, Email: "ops@shop.example", Roots: authority.roots,
 		Domains:     []acme.Domain{{Name: "shop.example", Namespaces: []string{"default"}}, {Name: "bank.example", Namespaces: []string{"bank"}}},
-		propagation: time.Second,
-	}}}, log: log, events: recorder}
-	running.Go(func() { w.newACME().Run(ctx) })
+		Propagation: time.Second,
+	}
+	order := func() { a.Manager(own, log, recorder, func(*corev1.Service) bool { return true }).Run(ctx) }
+	running.Go(order)
 
 	first := ""
 	testbed.Until(t, "a certificate that clients trust", func() (err error) { first, err = serial(ctx, authority.issuer, vip); return err })
@@ -101,7 +105,7 @@ func TestACME(t *testing.T) {
 		WithAnnotations(map[string]string{"fairlead.dev/acme-issued": "false"})
 	_, err = r.client.CoreV1().Secrets("default").Apply(ctx, again, metav1.ApplyOptions{FieldManager: "fairlead-lb-acme"})
 	r.must(err)
-	running.Go(func() { w.newACME().Run(ctx) })
+	running.Go(order)
 	testbed.Until(t, "another certificate", func() error {
 		second, err := serial(ctx, authority.issuer, vip)
 		if err != nil {
@@ -143,35 +147,28 @@ func (r *rig) acmeBalancer(name, hosts, secret string, at netip.Addr) *corev1.Se
 	return o
 }
 
-// acmeNode begins what a node does of a Service and its Secret, until ctx ends; nothing makes the address one of its own here.
+// acmeNode has a node serve a Service with its Secret until ctx ends; nothing makes the address local here.
 func (r *rig) acmeNode(ctx context.Context, running *sync.WaitGroup, o *corev1.Service, vip netip.Addr) {
 	log := slog.New(slog.DiscardHandler)
-	p := newProxying(SpeakerOptions{NodeName: "n1", Log: log}, r.client)
-	n := svc.Name{Namespace: "default", Name: "web"}
-	p.setClaim(vip, []svc.Name{n})
-	p.setService(o)
-	p.services[n].listed = true
-	p.events = events.NewRecorder(r.client, corev1.EventSource{Component: "fairlead-lb-speaker"}, log)
-	running.Go(func() {
-		defer p.server.Close(ctx)
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-p.wake:
-			}
-			p.followSecrets(ctx, running)
-			p.mu.Lock()
-			built := p.build(n, p.services[n])
-			p.mu.Unlock()
-			if built != nil {
-				if failed := p.server.Set([]*proxied.Service{built}); len(failed) > 0 {
-					r.Errorf("%v", failed)
-				}
-			}
-		}
+	f := front.New(front.Options{
+		NodeName: "n1", Client: r.client, Log: log, Server: proxied.New(proxied.Options{Log: log}),
+		Events:  events.NewRecorder(r.client, corev1.EventSource{Component: "fairlead-lb-speaker"}, log),
+		Network: &front.Network{SetVIPs: func([]netip.Addr) error { return nil }, Filter: noFilter{}, Rules: noRules{}},
 	})
+	f.SetClaim(vip, []svc.Name{{Namespace: "default", Name: "web"}})
+	f.SetService(o)
+	running.Go(func() { f.Run(ctx) })
 }
+
+type noFilter struct{}
+
+func (noFilter) Set([]netip.Addr, []filter.Listener) error { return nil }
+func (noFilter) Close() error                              { return nil }
+
+type noRules struct{}
+
+func (noRules) Set([]netip.Prefix, []filter.Group) error { return nil }
+func (noRules) Close() error                             { return nil }
 
 // eventReasons returns which Events there are, as NAME REASON; none has a private key.
 func (r *rig) eventReasons() (out []string) {

@@ -6,7 +6,7 @@
 // watch that follows are appended to it before the client gets them, so that the disk is
 // never behind what this node has done. Lists that accept any version (resourceVersion=0),
 // as reflectors ask at their start, are answered from it. The watch that comes next goes on
-// from that version when a server is back: what has changed meanwhile, and no more, is
+// from that version when a server is back: only the changes since then are
 // applied.
 package offline
 
@@ -105,8 +105,8 @@ func Open(dir string, log *slog.Logger) (*Store, error) {
 	return s, nil
 }
 
-// Use has the clients made from cfg keep and use what is known. It comes after whatever
-// else sets cfg up.
+// Use makes clients created from cfg keep and use the last known state. Call it after all
+// else that sets cfg up.
 func (s *Store) Use(cfg *rest.Config) {
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return &transport{s, next} })
 }
@@ -211,7 +211,7 @@ func keyOf(req *http.Request) (key string, q query, ok bool) {
 			return "", q, false
 		}
 	case parts[0] == "pods" && !strings.Contains(values.Get("fieldSelector"), "spec.nodeName="):
-		return "", q, false // those of other nodes are none of this one's business
+		return "", q, false // a node does not keep Pods of other nodes
 	}
 	version := values.Get("resourceVersion")
 	q.any = version == "0"
@@ -254,7 +254,7 @@ func (s *Store) makeRoom(added int64) {
 	}
 	entries, err := os.ReadDir(s.dir)
 	if err != nil {
-		s.log.Warn("cannot look for what can be removed of the last known state; retrying with the next object", "dir", s.dir, "err", err)
+		s.log.Warn("cannot look for unused parts of the last known state; retrying with the next object", "dir", s.dir, "err", err)
 		return
 	}
 	var files []fs.FileInfo

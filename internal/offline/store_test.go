@@ -22,9 +22,9 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
 // line is a way to the server that can be cut.
@@ -144,7 +144,7 @@ func change(t *testing.T, server kubernetes.Interface, round int) {
 // there when the server is back, without a new list. Secrets are not on the disk, a damaged
 // end costs what it holds, and a damaged list the whole.
 func TestLastKnownState(t *testing.T) {
-	cfg := apiservertest.Start(t)
+	cfg := process.API(t)
 	server := kubernetes.NewForConfigOrDie(cfg)
 	dir := filepath.Join(t.TempDir(), "known")
 	var cut atomic.Bool
@@ -218,7 +218,7 @@ func (h held) Close() error { h.cancel(); return h.ReadCloser.Close() }
 // Of several clients that watch the same on a node one may lag behind: the disk has what any of them knows.
 func TestStateOfSeveralWatches(t *testing.T) {
 	t.Parallel()
-	cfg := apiservertest.Start(t)
+	cfg := process.API(t)
 	server := kubernetes.NewForConfigOrDie(cfg)
 	dir := filepath.Join(t.TempDir(), "known")
 	var cut atomic.Bool
@@ -288,7 +288,7 @@ func noneOpen(t *testing.T, dir string) {
 func TestSingleObjectsAreBounded(t *testing.T) {
 	t.Parallel()
 	const size, count, room = 10 << 10, 40, 100 << 10
-	cfg := apiservertest.Start(t)
+	cfg := process.API(t)
 	server := kubernetes.NewForConfigOrDie(cfg)
 	dir := filepath.Join(t.TempDir(), "known")
 	var cut atomic.Bool

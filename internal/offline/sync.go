@@ -53,7 +53,7 @@ func (s *syncer) run() {
 	}
 }
 
-// next returns a file that is to be written.
+// next returns a file that must be written.
 func (s *syncer) next() (string, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

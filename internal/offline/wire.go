@@ -69,7 +69,7 @@ func fields(message []byte, f func(number protowire.Number, value []byte)) error
 func object(envelope []byte) (raw []byte, err error) {
 	rest, ok := bytes.CutPrefix(envelope, magic)
 	if !ok {
-		return nil, errors.New("no object in protobuf")
+		return nil, errors.New("not an object in protobuf")
 	}
 	err = fields(rest, func(n protowire.Number, v []byte) {
 		if n == unknownRaw {
@@ -159,8 +159,8 @@ func event(frame []byte) (kind string, raw []byte, err error) {
 // bytes, big endian.
 type framer struct{ rest []byte }
 
-// add takes what has arrived, and returns those of the whole events that are now there which
-// are newer than a version, with their lengths, and the version that they reach.
+// add takes data that has arrived, and returns the complete events that are newer than a
+// version, with their lengths, and the version that they reach.
 func (f *framer) add(data []byte, after uint64) (frames []byte, version uint64, err error) {
 	f.rest = append(f.rest, data...)
 	whole := 0
@@ -202,7 +202,7 @@ func merge(body []byte, changes [][]byte) ([]byte, uint64, error) {
 	if err != nil {
 		return nil, 0, err
 	}
-	at := map[string]int{} // in l.items; those that are deleted stay as nil
+	at := map[string]int{} // in l.items; deleted items stay as nil
 	for i, raw := range l.items {
 		id, _, err := identity(raw)
 		if err != nil {

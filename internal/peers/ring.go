@@ -16,7 +16,7 @@ const Watchers = 3
 // Ring is an order of the members of a cluster that all of them compute alike from the names:
 // a circle by the hash of each. A member is watched by the next ones of the circle, so that each
 // is watched by Watchers others and watches as many, and one that comes or goes
-// changes this for its neighbours alone. The zero Ring is empty.
+// changes this only for its neighbours. The zero Ring is empty.
 type Ring struct{ order []place }
 
 type place struct {
@@ -51,7 +51,7 @@ func (r Ring) Has(name string) bool {
 	return found
 }
 
-// WatchersOf returns who watches a member, those that are next to it first; none for others.
+// WatchersOf returns who watches a member, the nearest first; none for others.
 func (r Ring) WatchersOf(name string) []string { return r.neighbours(name, 1) }
 
 // WatchedBy returns whom a member watches; none for others.

@@ -9,7 +9,7 @@ import (
 )
 
 // cluster is a cluster of machines that watch each other, in simulated time: each has a Watch whose steps come
-// when they come, and its reports reach the Jury after a delay, as far as it reaches the API server.
+// when they come, and its reports reach the Detector after a delay, as far as it reaches the API server.
 // One that is suspected has a moment to renew its Lease; one that does not, or cannot, is condemned.
 type cluster struct {
 	t         *testing.T
@@ -17,7 +17,7 @@ type cluster struct {
 	now       time.Duration
 	machines  []*machine
 	byName    map[string]*machine
-	jury      Jury
+	detector  Detector
 	suspected map[string]time.Duration // until when they may renew
 	condemned map[string]time.Duration
 	mass      bool
@@ -68,7 +68,7 @@ func (c *cluster) assign() {
 	for _, m := range c.machines {
 		m.watch.Set(ring.WatchedBy(m.name))
 	}
-	c.jury.SetMembers(up, len(c.machines))
+	c.detector.SetMembers(up, len(c.machines))
 }
 
 func (c *cluster) run(d time.Duration) {
@@ -97,14 +97,14 @@ func (c *cluster) step(m *machine) (reports bool) {
 	}
 	if is := m.watch.Unreachable(c.now); !c.cut(m.i) && !slices.Equal(is, m.reported) {
 		m.reported = is
-		c.jury.Report(m.name, is)
+		c.detector.Report(m.name, is)
 		return true
 	}
 	return false
 }
 
 func (c *cluster) judge() {
-	list, mass := c.jury.Suspects(func(by string) bool { return !c.byName[by].dead })
+	list, mass := c.detector.Suspects(func(by string) bool { return !c.byName[by].dead })
 	if c.mass = c.mass || mass; mass {
 		clear(c.suspected)
 		return
@@ -167,7 +167,7 @@ func TestSimulationOfDeaths(t *testing.T) {
 			t.Errorf("%d machines: one asked %d questions in 10 s", n, most)
 		}
 		c.lost = func(int, int) bool { return c.rand.IntN(20) == 0 }
-		// Not neighbours of each other: see TestJuryWhenWatchersDie.
+		// Not neighbours of each other: see TestDetectorWhenWatchersDie.
 		place := func(i int) *machine { return c.byName[NewRing(names(n)).order[i].name] }
 		one := c.kill(place(0))
 		c.run(5 * Period)

@@ -22,7 +22,7 @@ const (
 	maxPause = Step + Period
 )
 
-// Watch is what one machine knows of those it watches. Times are those of one clock that counts
+// Watch is what one machine knows of the machines it watches. Times come from one clock that counts
 // while the machine is suspended. It is for one goroutine.
 type Watch struct {
 	targets map[string]*target

@@ -133,8 +133,8 @@ func (c *Cluster) add(p placed, sign int64) {
 	}
 }
 
-// groupOf names the Pods that are to be spread: those of a namespace with the same labels
-// but for those of a revision. The Pods of a set and, nearly always, of a Service are such.
+// groupOf names the Pods that must be spread: the Pods of a namespace with the same labels
+// except labels of a revision. The Pods of a set and, nearly always, of a Service are such.
 func groupOf(pod *corev1.Pod) string {
 	var b strings.Builder
 	b.WriteString(pod.Namespace)

@@ -1,6 +1,6 @@
 // Package placement decides on which nodes a Pod may run, and which of them suits it
 // best. It is pure: package controller feeds it and binds. The rules and the words are
-// those of kube-scheduler
+// the numbers of kube-scheduler
 // (https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/).
 package placement
 

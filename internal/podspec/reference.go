@@ -62,3 +62,8 @@ func containerReference(c *corev1.Container, at *field.Path) *field.Path {
 	}
 	return nil
 }
+
+// IsSidecar reports whether an init container goes on running beside the others.
+func IsSidecar(c *corev1.Container) bool {
+	return c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
+}

@@ -7,7 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// row says of some fields of a PodSpec what becomes of them. A field stands for those
+// row describes how some fields of a PodSpec are treated. A field stands for the fields
 // below it; initContainers have the fields of containers.
 type row struct {
 	fields string
@@ -18,7 +18,7 @@ type row struct {
 
 // Reasons that several rows have.
 const (
-	whyVolume    = "the node mounts emptyDir, hostPath, configMap, secret, downwardAPI and projected volumes alone"
+	whyVolume    = "the node only mounts emptyDir, hostPath, configMap, secret, downwardAPI and projected volumes"
 	whyScheduler = "no Pod has to make room for another one"
 	whyClaims    = "there are no ResourceClaims"
 )
@@ -40,7 +40,7 @@ var table = []row{
 		"control groups of version 2; without them a condition of the Node", nil},
 	{"containers.resources.claims resourceClaims resources.claims", Refused, whyClaims, nil},
 	{"containers.resizePolicy", Moot, "a Pod is never resized", nil},
-	{"containers.restartPolicyRules", Refused, "the node restarts by restartPolicy alone", nil},
+	{"containers.restartPolicyRules", Refused, "the node restarts only by restartPolicy", nil},
 	{"containers.volumeMounts.name containers.volumeMounts.readOnly containers.volumeMounts.mountPath containers.volumeMounts.subPath " +
 		"containers.volumeMounts.subPathExpr", Done, "", nil},
 	{"containers.volumeMounts.recursiveReadOnly containers.volumeMounts.bindMountOptions", Refused, "the node does not mount so", nil},
@@ -104,7 +104,7 @@ var table = []row{
 		return v.Elem().FieldByName("Name").String() != string(corev1.Linux)
 	}},
 	{"hostUsers", Warned, "Pods that may be privileged are in the user namespace of the agent", isFalse},
-	{"resources.limits resources.requests", Done, "as those of containers", nil},
+	{"resources.limits resources.requests", Done, "as in containers", nil},
 }
 
 // probes are fields of all three kinds of probes.

@@ -18,7 +18,7 @@ func clocks() []Finding {
 func groups() []Finding {
 	if err := cgroup.Supported(); err != nil {
 		return []Finding{{"cgroups", Warning, "limits of Pods are not enforced: " + oneLine(err),
-			"give the machine control groups of version 2 alone, or do without limits"}}
+			"give the machine only control groups of version 2, or do without limits"}}
 	}
 	return []Finding{{"cgroups", OK, "version 2, with cpu, memory and pids", ""}}
 }

@@ -24,7 +24,7 @@ const minMTU = 1280
 // firewall is another program that drops packets of Services and Pods unless it is configured not to.
 type firewall struct {
 	name string
-	// table is one of nf_tables, and chain one of iptables, that it alone makes.
+	// table (of nf_tables) and chain (of iptables) are names that only it makes.
 	table, chain string
 	remedy       string
 }
@@ -131,7 +131,7 @@ func (m Machine) encryption() (out []Finding) {
 	} else {
 		out = append(out, Finding{check, OK, "WireGuard is " + by + "'s", ""})
 	}
-	if port != e.Port { // that of its own device is in use, of course
+	if port != e.Port { // its own device uses the port
 		p := Port{Network: "udp", Address: netip.AddrPortFrom(netip.IPv4Unspecified(), e.Port), Flag: "--wireguard-port, the same on all nodes"}
 		out = append(out, Machine{Ports: []Port{p}}.ports()...)
 	}
@@ -179,7 +179,7 @@ func (m Machine) forwarding() (out []Finding) {
 	return out
 }
 
-// addresses compares those of the machine with the ranges, and looks at its devices.
+// addresses compares the machine's addresses with the ranges, and looks at its devices.
 func (m Machine) addresses() []Finding {
 	devices, err := net.Interfaces()
 	if err != nil {

@@ -73,13 +73,13 @@ type Machine struct {
 	Modes    []Mode
 	Features []Feature
 	Ports    []Port
-	// Ranges are those of Services and Pods.
+	// Ranges are the ranges of Services and Pods.
 	Ranges []netip.Prefix
 	// Encryption is what --encrypt needs, nil without.
 	Encryption *Encryption
 }
 
-// Encryption is what WireGuard is to have.
+// Encryption is the port and the addresses of WireGuard.
 type Encryption struct {
 	// Port is that of UDP, Addresses are the node's own.
 	Port      uint16

@@ -19,8 +19,9 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/agent"
-	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
+	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
 // TestAgainstAnAPIServer runs a Proxy beside a real API server: registration,
@@ -50,7 +51,7 @@ func TestAgainstAnAPIServer(t *testing.T) {
 	t.Cleanup(registered.Wait)
 	until(t, "the Node is ready", func() bool {
 		node, err := client.CoreV1().Nodes().Get(ctx, "here", metav1.GetOptions{})
-		return err == nil && isTrue(node, corev1.NodeReady) && isTrue(node, ServicesProgrammed)
+		return err == nil && isTrue(node, corev1.NodeReady) && isTrue(node, svc.ServicesProgrammed)
 	})
 	until(t, "its Lease is there", func() bool {
 		l, err := client.CoordinationV1().Leases("kube-node-lease").Get(ctx, "here", metav1.GetOptions{})
@@ -170,7 +171,7 @@ func startProxy(t *testing.T, on *testbed.Host, o Options) *Proxy {
 
 func config(t *testing.T) *rest.Config {
 	t.Helper()
-	return apiservertest.Start(t)
+	return process.API(t)
 }
 
 // until polls for ok.

@@ -83,8 +83,8 @@ type dropLabels struct {
 	protocol svc.Protocol
 }
 
-// owners returns a function from destinations to their labels: those of the port
-// with that frontend, else of the Service with that ClusterIP.
+// owners returns a function from destinations to their labels: the port
+// with that frontend, else the Service with that ClusterIP.
 func owners(t *table.Table) func(dataplane.DropCount) (dropLabels, bool) {
 	fronts, addrs := map[svc.Frontend]svc.PortName{}, map[netip.Addr]svc.Name{}
 	for p := range t.All() {

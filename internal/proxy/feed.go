@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 
 	"github.com/fairlead/fairlead/internal/barrier"
+	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
@@ -33,7 +34,7 @@ type feed struct {
 	synced chan struct{} // closed when all three have been listed
 
 	// wake holds a token while there is something to take.
-	wake chan struct{}
+	wake loop.Signal
 }
 
 const maxTriggers = 1000
@@ -41,7 +42,7 @@ const maxTriggers = 1000
 // pending is what happened to the objects of one kind.
 type pending[T any] struct {
 	set map[svc.Name]T // the zero T stands for a deleted object
-	// replaced reports that set is everything there is: what is not in it is gone.
+	// replaced reports that set is complete: objects that are not in it were deleted.
 	replaced bool
 	listed   bool
 	events   int
@@ -55,7 +56,7 @@ func (p *pending[T]) empty() pending[T] {
 }
 
 func newFeed() *feed {
-	f := &feed{wake: make(chan struct{}, 1), synced: make(chan struct{})}
+	f := &feed{wake: loop.NewSignal(), synced: make(chan struct{})}
 	f.services.set = map[svc.Name]*corev1.Service{}
 	f.slices.set = map[svc.Name]*discoveryv1.EndpointSlice{}
 	f.node.set = map[svc.Name]*corev1.Node{}
@@ -72,10 +73,7 @@ func (f *feed) signal() {
 
 // wakeUp wakes the loop although there may be nothing to take.
 func (f *feed) wakeUp() {
-	select {
-	case f.wake <- struct{}{}:
-	default:
-	}
+	f.wake.Set()
 }
 
 // batch is what the loop takes at once.
@@ -156,7 +154,7 @@ func (k *kind[T]) set(o T) {
 	if k.lean != nil {
 		o = k.lean(o)
 	}
-	k.into.set[nameOf(o)] = o
+	k.into.set[svc.NameOf(o)] = o
 	k.into.version = barrier.Of(o)
 	k.into.events++
 	if k.seen != nil {
@@ -169,7 +167,7 @@ func (k *kind[T]) delete(o T) {
 	var none T
 	k.feed.mu.Lock()
 	defer k.feed.mu.Unlock()
-	k.into.set[nameOf(o)] = none
+	k.into.set[svc.NameOf(o)] = none
 	k.into.version = barrier.Of(o)
 	k.into.events++
 	k.feed.signal()
@@ -183,7 +181,7 @@ func (k *kind[T]) replace(list []T) {
 		if k.lean != nil {
 			o = k.lean(o)
 		}
-		set[nameOf(o)] = o
+		set[svc.NameOf(o)] = o
 	}
 	k.into.set, k.into.replaced = set, true
 	k.into.events += len(list)
@@ -203,10 +201,6 @@ func (k *kind[T]) version(text string) {
 		k.into.version = v
 		k.feed.wakeUp()
 	}
-}
-
-func nameOf(o metav1.Object) svc.Name {
-	return svc.Name{Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
 // run watches all three kinds until ctx ends.

@@ -128,7 +128,7 @@ func writeProxyHealth(w http.ResponseWriter, ok bool, now time.Time, body health
 	if body.CurrentTime = now; ok {
 		code, body.LastUpdated = http.StatusOK, now
 	}
-	text, _ := json.Marshal(&body) // of times and booleans alone
+	text, _ := json.Marshal(&body) // only of times and booleans
 	writeHealth(w, code, string(text))
 	return code
 }

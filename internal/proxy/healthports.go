@@ -21,13 +21,13 @@ import (
 // healthPorts answers on the healthCheckNodePorts of Services with
 // externalTrafficPolicy Local: 200 while this node has ready endpoints, 503
 // while it has not, with kube-proxy's headers and body (behaviour 103). Each
-// address has a listener of its own, which answers for its family: one family of
+// address has its own listener, which answers for its family: one family of
 // a Service can have endpoints here while the other has none.
 type healthPorts struct {
 	proxyHealthy func() bool
 	wildcard     bool // listen on all addresses
 
-	// Used by the loop alone.
+	// Used only by the loop.
 	wanted map[table.Key]*table.ServicePort
 	// of are the ready local endpoints by port of a Service: the same number for
 	// each, but a pod of two families counts once in each family.

@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
@@ -58,7 +57,7 @@ func TestSchedulerOfAService(t *testing.T) {
 			events      int
 		}{{"", "", 0}, {"lc", "lc", 0}, {"sed", "", 1}, {"rr", "rr", 1}} {
 			s := service("a", 1)
-			s.Annotations = map[string]string{dialect.SchedulerAnnotation: c.value}
+			s.Annotations = map[string]string{svc.SchedulerAnnotation: c.value}
 			w.setService(s)
 			w.settle(time.Minute)
 			if got := at(); got != c.want {

@@ -4,7 +4,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // The lean forms keep what the table, events and metrics need. They are copies:
@@ -21,7 +21,7 @@ func leanMeta(m *metav1.ObjectMeta) metav1.ObjectMeta {
 
 func leanService(s *corev1.Service) *corev1.Service {
 	out := &corev1.Service{ObjectMeta: leanMeta(&s.ObjectMeta), Spec: s.Spec}
-	out.Annotations = only(s.Annotations, corev1.AnnotationLoadBalancerSourceRangesKey, dialect.SchedulerAnnotation)
+	out.Annotations = only(s.Annotations, corev1.AnnotationLoadBalancerSourceRangesKey, svc.SchedulerAnnotation)
 	out.Spec.Selector = nil
 	out.Status.LoadBalancer = s.Status.LoadBalancer
 	return out
@@ -33,7 +33,7 @@ func leanNode(n *corev1.Node) *corev1.Node {
 	return out
 }
 
-// only returns the entries keys of m alone, nil if it has none.
+// only returns the entries of m with these keys, nil if it has none.
 func only(m map[string]string, keys ...string) map[string]string {
 	var out map[string]string
 	for _, k := range keys {

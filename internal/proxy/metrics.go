@@ -58,7 +58,7 @@ func newMetrics() *metrics {
 	m.syncFull = histogram("kubeproxy_sync_full_proxy_rules_duration_seconds",
 		"Time one full comparison with the kernel took, in seconds.", ms)
 	m.syncPartial = histogram("kubeproxy_sync_partial_proxy_rules_duration_seconds",
-		"Time one round that wrote changes alone took, in seconds.", ms)
+		"Duration of a round that wrote only changes, in seconds.", ms)
 	m.latency = histogram("kubeproxy_network_programming_duration_seconds",
 		"Time from the change of a pod or service to its being programmed here, in seconds.",
 		slices.Concat([]float64{0.01, 0.025, 0.05, 0.1, 0.25, 0.5},
@@ -75,7 +75,7 @@ func newMetrics() *metrics {
 	m.failures = counter("fairlead_sync_failures_total", "Rounds of programming services that returned an error.")
 	m.repairs = counter("fairlead_repairs_total", "Rules removed or altered from outside that an audit has repaired.")
 	m.conntrack = counter("fairlead_conntrack_removed_total", "Stale connection tracking entries removed.")
-	m.rejected = gauge("fairlead_service_ports_refused", "Service ports that the mode has rejected and that are retried.")
+	m.rejected = gauge("fairlead_service_ports_rejected", "Service ports that the mode has rejected and that are retried.")
 	m.noLocal = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
 		Help: "Service ports with traffic policy Local that have endpoints, but none on this node.",

@@ -28,7 +28,7 @@ type Options struct {
 	Client kubernetes.Interface
 	// NodeName is the name of this machine's Node object.
 	NodeName string
-	// Dataplane is used by Run alone, which does not close it.
+	// Only Run uses Dataplane; it does not close it.
 	Dataplane dataplane.Applier
 	// Mode is the name of its mode, for status and /proxyMode.
 	Mode string
@@ -37,8 +37,8 @@ type Options struct {
 	// FallbackReason is why Mode is not the mode asked for, empty if it is. It
 	// becomes a Warning Event of the Node.
 	FallbackReason string
-	// Schedulers are those that the mode has for Services that name one by the
-	// annotation dialect.SchedulerAnnotation; nil leaves that unread.
+	// Schedulers are the schedulers that the mode offers to Services that name one by the
+	// annotation svc.SchedulerAnnotation; nil leaves that unread.
 	Schedulers []string
 	// Unweighted is that of table.Config; nil is for modes that choose evenly.
 	Unweighted func(scheduler string) string
@@ -57,7 +57,7 @@ type Options struct {
 
 	// Servers returns where Client reaches the API server; no Service gets an
 	// external or load balancer IP there. It is called in every round. Nil knows
-	// the endpoints of default/kubernetes alone.
+	// only the endpoints of default/kubernetes.
 	Servers func() []netip.AddrPort
 	// FollowSlices, which may be nil, returns a Sink that passes on to its argument every
 	// EndpointSlice that the proxy serves.

@@ -32,7 +32,7 @@ type Proxy struct {
 	health  *proxyHealth
 	events  *recorder
 
-	// What follows is used by the loop alone.
+	// Only the loop uses the fields below.
 
 	builder  *table.Builder
 	pace     pace
@@ -50,7 +50,7 @@ type Proxy struct {
 	overlaps []string // ranges of ClusterIPs that the wanted Table leaves out, with the reasons
 	checks   *healthPorts
 	taken    *takenPorts
-	cleaner  *cleaner // nil: stale connections are left alone
+	cleaner  *cleaner // nil: stale connections stay
 }
 
 // New returns a Proxy for Run. It has no effect yet.

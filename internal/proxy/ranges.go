@@ -26,8 +26,8 @@ const unservedRetry = 10 * time.Minute
 // there.
 const rangesWait = 5 * time.Second
 
-// ranges follows the ranges of ClusterIPs: those of the API's ServiceCIDRs or, where
-// there are none to be read, those of a flag.
+// ranges follows the ranges of ClusterIPs: the API's ServiceCIDRs or, where
+// the API has none, the ranges of a flag.
 type ranges struct {
 	fallback []netip.Prefix
 	log      *slog.Logger

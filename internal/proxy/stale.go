@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fairlead/fairlead/internal/kernel/conntrack"
+	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
@@ -28,8 +29,8 @@ type Tracker interface {
 
 // served is what a frontend is to the connections that are tracked.
 type served struct {
-	// serving, endpoints and inside are those that a connection may keep, all
-	// sorted: ServicePort.Serving, and those of the Frontend. New connections are
+	// serving, endpoints and inside are the endpoints that a connection may keep, all
+	// sorted: ServicePort.Serving, and the endpoints of the Frontend. New connections are
 	// sent to the latter two.
 	serving, endpoints, inside []table.Endpoint
 }
@@ -126,8 +127,8 @@ func (s *served) less(old *served, p svc.Protocol) bool {
 }
 
 // staleFronts returns the frontends that may have stale connections once the kernel
-// follows after instead of before, with what they are now, and those for which
-// pending returns true. Only what is in changed is looked at.
+// follows after instead of before, with what they are now, and the frontends for which
+// pending returns true. It only looks at changed.
 func staleFronts(before, after *table.Table, changed []table.Key, pending func(svc.Frontend) bool) map[svc.Frontend]*served {
 	was, is := map[svc.Frontend]*served{}, map[svc.Frontend]*served{}
 	for _, k := range changed {
@@ -197,12 +198,12 @@ type cleaner struct {
 	relayed bool
 	removed prometheus.Counter
 	log     *slog.Logger
-	wake    chan struct{}
+	wake    loop.Signal
 
 	mu    sync.Mutex
 	table *table.Table // the newest
-	// pending are to be looked at, cleaning are looked at now, all reports that
-	// everything is to be looked at, besides those.
+	// pending wait for a look, cleaning are looked at now, all reports that
+	// everything else must be looked at, too.
 	pending, cleaning map[svc.Frontend]*served
 	all               bool
 }
@@ -224,7 +225,7 @@ const (
 func newCleaner(t Tracker, o *Options, removed prometheus.Counter) *cleaner {
 	return &cleaner{
 		tracker: t, relayed: o.Relayed, removed: removed, log: o.Log,
-		wake: make(chan struct{}, 1), pending: map[svc.Frontend]*served{},
+		wake: loop.NewSignal(), pending: map[svc.Frontend]*served{},
 	}
 }
 
@@ -249,10 +250,7 @@ func (c *cleaner) changed(before, now *table.Table, keys []table.Key) {
 	if !c.all && len(c.pending) == 0 {
 		return
 	}
-	select {
-	case c.wake <- struct{}{}:
-	default:
-	}
+	c.wake.Set()
 }
 
 // add is called with mu held.
@@ -327,10 +325,7 @@ func (c *cleaner) clean(ctx context.Context) error {
 	c.all = c.all || all
 	maps.Copy(fronts, c.pending) // the newer ones
 	c.add(fronts)
-	select {
-	case c.wake <- struct{}{}:
-	default:
-	}
+	c.wake.Set()
 	return err
 }
 

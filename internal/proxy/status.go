@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
@@ -20,11 +21,11 @@ type Status struct {
 	Node string `json:"node"`
 	Mode string `json:"mode"`
 	// Programmed is true if the kernel answers for Services as the API says, as
-	// far as known; Reason and Message say why not.
+	// far as known; Reason and Message give the cause.
 	Programmed bool   `json:"programmed"`
 	Reason     string `json:"reason"`
 	Message    string `json:"message"`
-	// ServicePorts, Frontends and Endpoints count what is wanted, endpoints
+	// ServicePorts, Frontends and Endpoints count the desired state, endpoints
 	// once per service port and policy.
 	ServicePorts int `json:"servicePorts"`
 	Frontends    int `json:"frontends"`
@@ -63,10 +64,6 @@ type Problem struct {
 	Message string `json:"message"`
 }
 
-// ServicesProgrammed is the Node condition that is True while the node's kernel
-// answers for Services as the API says.
-const ServicesProgrammed corev1.NodeConditionType = "fairlead.dev/ServicesProgrammed"
-
 // The reasons of ServicesProgrammed.
 const (
 	reasonStarting   = "Starting"
@@ -78,7 +75,7 @@ const (
 type status struct {
 	table atomic.Pointer[table.Table]
 	// changed holds a token, see Proxy.Changed.
-	changed chan struct{}
+	changed loop.Signal
 
 	mu sync.Mutex
 	s  Status
@@ -88,7 +85,7 @@ type status struct {
 }
 
 func newStatus(node, mode string) *status {
-	return &status{changed: make(chan struct{}, 1), problems: map[svc.Name][]table.Problem{}, s: Status{
+	return &status{changed: loop.NewSignal(), problems: map[svc.Name][]table.Problem{}, s: Status{
 		Node: node, Mode: mode, Reason: reasonStarting, Message: "waiting for the first list of Services and EndpointSlices",
 	}}
 }
@@ -107,7 +104,7 @@ func (st *status) get() Status {
 
 // Condition returns the Node condition ServicesProgrammed.
 func (s Status) Condition() corev1.NodeCondition {
-	c := corev1.NodeCondition{Type: ServicesProgrammed, Status: corev1.ConditionFalse, Reason: s.Reason, Message: s.Message}
+	c := corev1.NodeCondition{Type: svc.ServicesProgrammed, Status: corev1.ConditionFalse, Reason: s.Reason, Message: s.Message}
 	if s.Programmed {
 		c.Status = corev1.ConditionTrue
 	}
@@ -116,10 +113,7 @@ func (s Status) Condition() corev1.NodeCondition {
 
 // notify leaves a token for the receiver of Proxy.Changed.
 func (st *status) notify() {
-	select {
-	case st.changed <- struct{}{}:
-	default:
-	}
+	st.changed.Set()
 }
 
 func (st *status) ownNode() *corev1.Node {

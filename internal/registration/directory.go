@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 const (
@@ -45,19 +46,19 @@ type Directory struct {
 
 	// files are those seen last, by their path.
 	files map[string]*file
-	// problems are those that the log has, by what they are about.
+	// problems are the logged problems, by subject.
 	problems map[string]string
 	// idle reports that there are neither files nor registrations of any, so that only a
 	// file can change that: most nodes have none, and need not ask the API.
 	idle bool
 }
 
-// file is what is known about a file.
+// file is the last known state of a file.
 type file struct {
 	info  os.FileInfo
 	specs []Spec
-	// read reports that specs are those of info, and valid that it ever had some: the
-	// registrations of a file that was never valid are left alone.
+	// read is set if specs were read from the file that info describes. valid is set if it ever
+	// had some: registrations of a file that was never valid are not removed.
 	read, valid bool
 }
 
@@ -88,7 +89,7 @@ func (d *Directory) Run(ctx context.Context) error {
 func (d *Directory) report(about string, err error) {
 	switch {
 	case err == nil && d.problems[about] != "":
-		d.Log.Info("the directory of services is in order again", "about", about)
+		d.Log.Info("the directory of services is valid again", "about", about)
 		delete(d.problems, about)
 	case err != nil && d.problems[about] != err.Error():
 		d.Log.Error("cannot register programs of the directory of services; retrying", "err", err)
@@ -131,7 +132,7 @@ func (d *Directory) scan() (changed bool) {
 			continue
 		}
 		data, err := fileio.ReadTrusted(path, maxFile)
-		f.read = err == nil // else again: another owner is no change of the file
+		f.read = err == nil // otherwise read it again: a new owner does not change the file
 		var specs []Spec
 		if err == nil {
 			specs, err = Parse(path, d.Node, data)
@@ -170,7 +171,8 @@ func (d *Directory) wanted() (map[string]*corev1.Pod, error) {
 			}
 			key := p.Namespace + "/" + p.Name
 			if first := out[key]; first != nil {
-				errs = append(errs, fmt.Errorf("%s: name: %s is in %s as well, which counts", path, s.Name, first.Annotations[FileAnnotation]))
+				errs = append(errs, fmt.Errorf("%s: name: %s is in %s as well, which counts", path, s.Name,
+					first.Annotations[svc.ServicesFileAnnotation]))
 				continue
 			}
 			out[key] = p
@@ -195,7 +197,7 @@ func (d *Directory) compare(ctx context.Context) error {
 	d.idle = len(d.files) == 0
 	for i := range list.Items {
 		have := &list.Items[i]
-		path := have.Annotations[FileAnnotation]
+		path := have.Annotations[svc.ServicesFileAnnotation]
 		if !Is(have) || path == "" || have.DeletionTimestamp != nil {
 			continue
 		}
@@ -220,11 +222,12 @@ func (d *Directory) compare(ctx context.Context) error {
 		switch _, err := Write(ctx, d.Client, p); {
 		case apierrors.IsForbidden(err):
 			errs = append(errs, fmt.Errorf("%s: %w: let nodes register programs there by 'kubectl create rolebinding nodes-register "+
-				"--namespace %s --clusterrole system:node-registrar --group system:nodes'", p.Annotations[FileAnnotation], err, p.Namespace))
+				"--namespace %s --clusterrole system:node-registrar --group system:nodes'",
+				p.Annotations[svc.ServicesFileAnnotation], err, p.Namespace))
 		case err != nil:
-			errs = append(errs, fmt.Errorf("%s: %s: %w", p.Annotations[FileAnnotation], p.Name, err))
+			errs = append(errs, fmt.Errorf("%s: %s: %w", p.Annotations[svc.ServicesFileAnnotation], p.Name, err))
 		default:
-			d.Log.Info("registered a program", "namespace", p.Namespace, "pod", p.Name, "file", p.Annotations[FileAnnotation])
+			d.Log.Info("registered a program", "namespace", p.Namespace, "pod", p.Name, "file", p.Annotations[svc.ServicesFileAnnotation])
 		}
 	}
 	return errors.Join(errs...)

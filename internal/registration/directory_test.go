@@ -20,9 +20,9 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 
-	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 	"github.com/fairlead/fairlead/internal/registration"
 	"github.com/fairlead/fairlead/internal/testbed"
+	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
 // lines is a log.
@@ -46,7 +46,7 @@ func (l *lines) String() string {
 // What the files of a directory describe is registered: additions, edits and removals
 // follow, and a file that cannot be used leaves what it said before.
 func TestDirectory(t *testing.T) {
-	client := kubernetes.NewForConfigOrDie(apiservertest.Start(t))
+	client := kubernetes.NewForConfigOrDie(process.API(t))
 	pods := client.CoreV1().Pods("default")
 	dir, log := filepath.Join(t.TempDir(), "services.d"), &lines{}
 	d := &registration.Directory{Path: dir, Node: "n1", Client: client, Log: slog.New(slog.NewTextHandler(log, nil))}

@@ -12,7 +12,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// keys are those of a document, with what sets them in a Spec.
+// keys are the keys of a document, with the function that sets each in a Spec.
 var keys = map[string]func(*Spec, *yaml.Node) error{
 	"name":      text(func(s *Spec) *string { return &s.Name }),
 	"namespace": text(func(s *Spec) *string { return &s.Namespace }),
@@ -23,7 +23,7 @@ var keys = map[string]func(*Spec, *yaml.Node) error{
 	"weight":    text(func(s *Spec) *string { return &s.Weight }),
 	"labels": func(s *Spec, n *yaml.Node) error {
 		if n.Kind != yaml.MappingNode {
-			return errors.New("want KEY: VALUE on lines of their own, or {KEY: VALUE}")
+			return errors.New("want KEY: VALUE, each on its own line, or {KEY: VALUE}")
 		}
 		s.Labels = map[string]string{}
 		for i := 0; i+1 < len(n.Content); i += 2 {
@@ -113,7 +113,7 @@ func parseOne(name, node string, n *yaml.Node) (Spec, error) {
 		k, v := n.Content[i], n.Content[i+1]
 		set, known := keys[k.Value]
 		if !known {
-			return s, at(k.Line, k.Value, fmt.Errorf("no such field; there are %s", strings.Join(slices.Sorted(maps.Keys(keys)), ", ")))
+			return s, at(k.Line, k.Value, fmt.Errorf("no such field; want one of %s", strings.Join(slices.Sorted(maps.Keys(keys)), ", ")))
 		}
 		if lines[k.Value] > 0 {
 			return s, at(k.Line, k.Value, fmt.Errorf("it is in line %d as well", lines[k.Value]))

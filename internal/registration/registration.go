@@ -23,24 +23,11 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// Image is the image of the one container of a registered Pod. A node of an earlier
-// version does not know it, and starts nothing.
-const Image = "fairlead.dev/registered"
-
 // The annotations of a registered Pod. They cannot be changed.
-const (
-	// UnitAnnotation names the unit of systemd that the program is.
-	UnitAnnotation = "fairlead.dev/unit"
-	// PIDFileAnnotation is the absolute path of the file with the program's process ID.
-	PIDFileAnnotation = "fairlead.dev/pid-file"
-	// AddressAnnotation is the program's address where it is not the node's.
-	AddressAnnotation = "fairlead.dev/address"
-	// FileAnnotation is the file of a node's directory of services that the Pod is from.
-	FileAnnotation = "fairlead.dev/services-file"
-)
+const ()
 
 // annotations are those above, which a Pod of another kind has no use for.
-var annotations = []string{UnitAnnotation, PIDFileAnnotation, AddressAnnotation, FileAnnotation}
+var annotations = []string{svc.UnitAnnotation, svc.PIDFileAnnotation, svc.AddressAnnotation, svc.ServicesFileAnnotation}
 
 // container is the name of the one container.
 const container = "program"
@@ -48,7 +35,7 @@ const container = "program"
 // NoCheck as Spec.Ready asks for no check of the port.
 const NoCheck = "none"
 
-// Spec is what a user says of a program: by flags, or in a file.
+// Spec describes a program, by flags or in a file.
 type Spec struct {
 	// Name is the program's; the Pod's has the node's name behind it, so that one
 	// program may run on several nodes.
@@ -100,7 +87,8 @@ func (s *Spec) Pod() (*corev1.Pod, error) {
 		return nil, wrong("labels", "%s", errs[0].ErrorBody())
 	}
 	c := corev1.Container{
-		Name: container, Image: Image, ImagePullPolicy: corev1.PullAlways, TerminationMessagePath: corev1.TerminationMessagePathDefault,
+		Name: container, Image: svc.RegisteredImage, ImagePullPolicy: corev1.PullAlways,
+		TerminationMessagePath:   corev1.TerminationMessagePathDefault,
 		TerminationMessagePolicy: corev1.TerminationMessageReadFile,
 	}
 	if len(s.Ports) == 0 {
@@ -165,16 +153,16 @@ func (s *Spec) annotations() (map[string]string, error) {
 		if !unitType.MatchString(name) {
 			name += ".service"
 		}
-		out[UnitAnnotation] = name
+		out[svc.UnitAnnotation] = name
 	}
 	if s.PIDFile != "" {
-		out[PIDFileAnnotation] = s.PIDFile
+		out[svc.PIDFileAnnotation] = s.PIDFile
 	}
 	if s.Address != "" {
-		out[AddressAnnotation] = s.Address
+		out[svc.AddressAnnotation] = s.Address
 	}
 	if s.File != "" {
-		out[FileAnnotation] = s.File
+		out[svc.ServicesFileAnnotation] = s.File
 	}
 	if s.Weight != "" {
 		out[svc.WeightAnnotation] = s.Weight
@@ -196,24 +184,24 @@ var (
 	unitType = regexp.MustCompile(`\.(service|socket|target|mount|automount|swap|path|timer|slice|scope)$`)
 )
 
-// checks are those of the values of annotations; field is the name in a file.
+// checks check the values of annotations; field is the name in a file.
 var checks = map[string]struct {
 	field string
 	valid func(string) error
 }{
-	UnitAnnotation: {"unit", func(s string) error {
+	svc.UnitAnnotation: {"unit", func(s string) error {
 		if !unitName.MatchString(s) || !unitType.MatchString(s) {
 			return errors.New("want the name of a unit of systemd, such as redis.service")
 		}
 		return nil
 	}},
-	PIDFileAnnotation: {"pidFile", func(s string) error {
+	svc.PIDFileAnnotation: {"pidFile", func(s string) error {
 		if !filepath.IsAbs(s) || filepath.Clean(s) != s {
 			return errors.New("want an absolute path, such as /run/redis.pid")
 		}
 		return nil
 	}},
-	AddressAnnotation: {"address", func(s string) error {
+	svc.AddressAnnotation: {"address", func(s string) error {
 		_, err := parseAddress(s)
 		return err
 	}},
@@ -242,12 +230,12 @@ func parseAddress(s string) (netip.Addr, error) {
 
 // Is reports whether a Pod stands for a program that no node starts.
 func Is(p *corev1.Pod) bool {
-	return slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return c.Image == Image })
+	return slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return c.Image == svc.RegisteredImage })
 }
 
 // Address returns the address of a registered Pod; invalid for the node's own.
 func Address(p *corev1.Pod) netip.Addr {
-	a, _ := parseAddress(p.Annotations[AddressAnnotation])
+	a, _ := parseAddress(p.Annotations[svc.AddressAnnotation])
 	return a
 }
 
@@ -257,8 +245,8 @@ func Address(p *corev1.Pod) netip.Addr {
 func Validate(p *corev1.Pod) (errs field.ErrorList) {
 	spec := field.NewPath("spec")
 	for i := range p.Spec.InitContainers {
-		if p.Spec.InitContainers[i].Image == Image {
-			errs = append(errs, field.Invalid(spec.Child("initContainers").Index(i).Child("image"), Image,
+		if p.Spec.InitContainers[i].Image == svc.RegisteredImage {
+			errs = append(errs, field.Invalid(spec.Child("initContainers").Index(i).Child("image"), svc.RegisteredImage,
 				"this image is for the one container of a Pod"))
 		}
 	}
@@ -267,17 +255,17 @@ func Validate(p *corev1.Pod) (errs field.ErrorList) {
 	}
 	forbid := func(path *field.Path, set bool) {
 		if set {
-			errs = append(errs, field.Forbidden(path, "a Pod of the image "+Image+" has no process of its own"))
+			errs = append(errs, field.Forbidden(path, "a Pod of the image "+svc.RegisteredImage+" has no process"))
 		}
 	}
 	if !p.Spec.HostNetwork {
-		errs = append(errs, field.Required(spec.Child("hostNetwork"), "a Pod of the image "+Image+" has an address of the machine"))
+		errs = append(errs, field.Required(spec.Child("hostNetwork"), "a Pod of the image "+svc.RegisteredImage+" has an address of the machine"))
 	}
 	if p.Spec.NodeName == "" {
 		errs = append(errs, field.Required(spec.Child("nodeName"), "the node whose agent checks the program"))
 	}
 	if len(p.Spec.Containers) > 1 || len(p.Spec.InitContainers) > 0 {
-		errs = append(errs, field.Forbidden(spec.Child("containers"), "a Pod of the image "+Image+" has one container"))
+		errs = append(errs, field.Forbidden(spec.Child("containers"), "a Pod of the image "+svc.RegisteredImage+" has one container"))
 	}
 	forbid(spec.Child("volumes"), len(p.Spec.Volumes) > 0)
 	forbid(spec.Child("activeDeadlineSeconds"), p.Spec.ActiveDeadlineSeconds != nil)
@@ -315,9 +303,10 @@ func isZero[T any](v T) bool { return equality.Semantic.DeepEqual(v, *new(T)) }
 // another Pod one: who may make it was decided when the Pod was created.
 func ValidateUpdate(p, old *corev1.Pod) (errs field.ErrorList) {
 	for i := range p.Spec.Containers {
-		if i < len(old.Spec.Containers) && (p.Spec.Containers[i].Image == Image) != (old.Spec.Containers[i].Image == Image) {
+		if i < len(old.Spec.Containers) && (p.Spec.Containers[i].Image == svc.RegisteredImage) !=
+			(old.Spec.Containers[i].Image == svc.RegisteredImage) {
 			errs = append(errs, field.Forbidden(field.NewPath("spec", "containers").Index(i).Child("image"),
-				"a Pod keeps being one of the image "+Image+", or of another one"))
+				"a Pod keeps being one of the image "+svc.RegisteredImage+", or of another one"))
 		}
 	}
 	if !Is(old) {

@@ -45,24 +45,24 @@ weight: 3
 		t.Error(d)
 	}
 	for want, text := range map[string]string{
-		"a.yaml:2: port: no such field; there are address, labels, name": "name: a\nport: 1",
-		"a.yaml:3: ports: \"x=0\": want [NAME=]PORT":                     "name: a\nlabels: {}\nports: [x=0]",
-		"a.yaml:1: ports: want a list":                                   "ports: 80",
-		"a.yaml:1: ports: on which port does it listen?":                 "name: a",
-		"a.yaml:2: name: it is in line 1 as well":                        "name: a\nname: b\nports: [1]",
-		"a.yaml:5: name: a is in line 1 as well":                         "name: a\nports: [1]\n---\n\nname: a\nports: [2]",
-		"a.yaml:3: address: \"127.0.0.1\": other nodes cannot reach it":  "name: a\nports: [1]\naddress: 127.0.0.1",
-		"a.yaml:3: address: \"169.254.169.254\": it is link-local":       "name: a\nports: [1]\naddress: 169.254.169.254",
-		"a.yaml:4: pidFile: a program is known by its unit or":           "name: a\nports: [1]\nunit: a\npidFile: /run/a.pid",
-		"a.yaml:3: pidFile: \"a.pid\": want an absolute path":            "name: a\nports: [1]\npidFile: a.pid",
-		"a.yaml:3: weight: \"257\": want a number from 0 to 256":         "name: a\nports: [1]\nweight: 257",
-		"a.yaml:3: unit: \"a/b.service\": want the name of a unit":       "name: a\nports: [1]\nunit: a/b.service",
-		"a.yaml:1: name: \"A_b\": a lowercase RFC 1123 label":            "name: A_b\nports: [1]",
-		"a.yaml:3: labels: ":                                             "name: a\nports: [1]\nlabels: {'a b': c}",
-		"a.yaml:3: ready: \"ftp://:1\": want http":                       "name: a\nports: [1]\nready: ftp://:1",
-		"a.yaml:1: want the fields of a program":                         "- name: a",
-		"a.yaml:2: mapping values are not allowed":                       "name: a\n  b: c: d",
-		"a.yaml:1: name: want a text":                                    "name:\nports: [1]",
+		"a.yaml:2: port: no such field; want one of address, labels, name": "name: a\nport: 1",
+		"a.yaml:3: ports: \"x=0\": want [NAME=]PORT":                       "name: a\nlabels: {}\nports: [x=0]",
+		"a.yaml:1: ports: want a list":                                     "ports: 80",
+		"a.yaml:1: ports: on which port does it listen?":                   "name: a",
+		"a.yaml:2: name: it is in line 1 as well":                          "name: a\nname: b\nports: [1]",
+		"a.yaml:5: name: a is in line 1 as well":                           "name: a\nports: [1]\n---\n\nname: a\nports: [2]",
+		"a.yaml:3: address: \"127.0.0.1\": other nodes cannot reach it":    "name: a\nports: [1]\naddress: 127.0.0.1",
+		"a.yaml:3: address: \"169.254.169.254\": it is link-local":         "name: a\nports: [1]\naddress: 169.254.169.254",
+		"a.yaml:4: pidFile: a program is known by its unit or":             "name: a\nports: [1]\nunit: a\npidFile: /run/a.pid",
+		"a.yaml:3: pidFile: \"a.pid\": want an absolute path":              "name: a\nports: [1]\npidFile: a.pid",
+		"a.yaml:3: weight: \"257\": want a number from 0 to 256":           "name: a\nports: [1]\nweight: 257",
+		"a.yaml:3: unit: \"a/b.service\": want the name of a unit":         "name: a\nports: [1]\nunit: a/b.service",
+		"a.yaml:1: name: \"A_b\": a lowercase RFC 1123 label":              "name: A_b\nports: [1]",
+		"a.yaml:3: labels: ":                       "name: a\nports: [1]\nlabels: {'a b': c}",
+		"a.yaml:3: ready: \"ftp://:1\": want http": "name: a\nports: [1]\nready: ftp://:1",
+		"a.yaml:1: want the fields of a program":   "- name: a",
+		"a.yaml:2: mapping values are not allowed": "name: a\n  b: c: d",
+		"a.yaml:1: name: want a text":              "name:\nports: [1]",
 	} {
 		if _, err := registration.Parse("a.yaml", "n", []byte(text)); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", text, err, want)
@@ -127,12 +127,12 @@ func TestValidate(t *testing.T) {
 		"spec.containers[0].command: Forbidden":       func(p *corev1.Pod) { p.Spec.Containers[0].Command = []string{"sh"} },
 		"spec.containers[0].livenessProbe":            func(p *corev1.Pod) { p.Spec.Containers[0].LivenessProbe = &corev1.Probe{} },
 		"spec.volumes: Forbidden":                     func(p *corev1.Pod) { p.Spec.Volumes = []corev1.Volume{{Name: "v"}} },
-		"metadata.annotations[fairlead.dev/address]":  func(p *corev1.Pod) { p.Annotations[registration.AddressAnnotation] = "127.0.0.1" },
+		"metadata.annotations[fairlead.dev/address]":  func(p *corev1.Pod) { p.Annotations[svc.AddressAnnotation] = "127.0.0.1" },
 		"metadata.annotations[fairlead.dev/weight]":   func(p *corev1.Pod) { p.Annotations[svc.WeightAnnotation] = "-1" },
-		"metadata.annotations[fairlead.dev/unit]":     func(p *corev1.Pod) { p.Annotations[registration.UnitAnnotation] = "../x" },
-		"metadata.annotations[fairlead.dev/pid-file]": func(p *corev1.Pod) { p.Annotations[registration.PIDFileAnnotation] = "/a/../b" },
+		"metadata.annotations[fairlead.dev/unit]":     func(p *corev1.Pod) { p.Annotations[svc.UnitAnnotation] = "../x" },
+		"metadata.annotations[fairlead.dev/pid-file]": func(p *corev1.Pod) { p.Annotations[svc.PIDFileAnnotation] = "/a/../b" },
 		"spec.initContainers[0].image: Invalid": func(p *corev1.Pod) {
-			p.Spec.InitContainers = []corev1.Container{{Image: registration.Image}}
+			p.Spec.InitContainers = []corev1.Container{{Image: svc.RegisteredImage}}
 		},
 		"spec.activeDeadlineSeconds": func(p *corev1.Pod) { p.Spec.ActiveDeadlineSeconds = new(int64) },
 		"spec.securityContext":       func(p *corev1.Pod) { p.Spec.SecurityContext = &corev1.PodSecurityContext{RunAsUser: new(int64)} },
@@ -174,7 +174,7 @@ func example(t *testing.T) *corev1.Pod {
 func TestValidateUpdate(t *testing.T) {
 	other := func(p *corev1.Pod) { p.Spec.Containers[0].Image = "host" }
 	none := func(*corev1.Pod) {}
-	address := func(p *corev1.Pod) { p.Annotations[registration.AddressAnnotation] = "192.0.2.1" }
+	address := func(p *corev1.Pod) { p.Annotations[svc.AddressAnnotation] = "192.0.2.1" }
 	weight := func(p *corev1.Pod) { p.Annotations[svc.WeightAnnotation] = "3" }
 	labels := func(p *corev1.Pod) { p.Labels = map[string]string{"a": "b"} }
 	for _, x := range []struct {

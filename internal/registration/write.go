@@ -8,6 +8,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // maxWrites bounds how often Write begins again because another client was faster.
@@ -31,8 +33,8 @@ func Write(ctx context.Context, client kubernetes.Interface, want *corev1.Pod) (
 		case Same(have, want):
 			return false, nil
 		case !Is(have):
-			return false, fmt.Errorf("there is a Pod %s already, which is no registration: choose another name", want.Name)
-		case have.Annotations[FileAnnotation] != want.Annotations[FileAnnotation]:
+			return false, fmt.Errorf("the Pod %s already exists and is not a registration: choose another name", want.Name)
+		case have.Annotations[svc.ServicesFileAnnotation] != want.Annotations[svc.ServicesFileAnnotation]:
 			return false, fmt.Errorf("it is registered already, %s: remove that first", origin(have))
 		}
 		now := metav1.DeleteOptions{GracePeriodSeconds: new(int64), Preconditions: &metav1.Preconditions{UID: &have.UID}}
@@ -44,7 +46,7 @@ func Write(ctx context.Context, client kubernetes.Interface, want *corev1.Pod) (
 }
 
 func origin(p *corev1.Pod) string {
-	if file := p.Annotations[FileAnnotation]; file != "" {
+	if file := p.Annotations[svc.ServicesFileAnnotation]; file != "" {
 		return "by the file " + file + " of node " + p.Spec.NodeName
 	}
 	return "by 'fairlead register'"

@@ -89,7 +89,7 @@ type Options struct {
 	StrictLoadBalancers bool
 	// Alone is set when no other server writes to the store.
 	Alone bool
-	// WriteTimeout and RepairPeriod are those of the storage of Services.
+	// WriteTimeout and RepairPeriod configure the storage of Services.
 	WriteTimeout, RepairPeriod time.Duration
 	// AgentCredentials is the client certificate shown to the nodes' agents.
 	AgentCredentials node.AgentCredentials

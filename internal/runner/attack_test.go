@@ -363,7 +363,7 @@ func TestVolumesLeadNowhere(t *testing.T) {
 				main.VolumeMounts[0].MountPath = at
 				return
 			}
-			// The volume's link leads past the walls; the file would be made there.
+			// The volume's link leads out of the confinement; the file would be made there.
 			main.TerminationMessagePath = at + "/made"
 			maker := *main.DeepCopy()
 			maker.Name, maker.TerminationMessagePath = "maker", ""

@@ -14,6 +14,9 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
 	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/kernel/process"
+	"github.com/fairlead/fairlead/internal/runner/confinement"
+	"github.com/fairlead/fairlead/internal/runner/pod"
+	"github.com/fairlead/fairlead/internal/runner/values"
 )
 
 // maxParallel bounds how many pods Cleanup ends at a time.
@@ -42,34 +45,31 @@ func Cleanup(ctx context.Context, stateDir string, remove ...func() error) error
 		return err
 	}
 	defer lock.Close()
-	dirs, err := podDirs(filepath.Join(stateDir, "pods"))
+	dirs, err := pod.Dirs(podsDir(stateDir))
 	if err != nil {
 		return err
 	}
-	groups := openCgroups(stateDir)
+	groups := confinement.OpenGroups(stateDir, 0)
 	var g errgroup.Group
 	g.SetLimit(maxParallel)
 	for _, d := range dirs {
 		g.Go(func() error {
-			if err := endShim(ctx, d.dir); err != nil {
-				return fmt.Errorf("end pod %s: %w", filepath.Base(d.dir), err)
+			if err := pod.EndShim(ctx, d.Dir); err != nil {
+				return fmt.Errorf("end pod %s: %w", filepath.Base(d.Dir), err)
 			}
-			if err := process.KillMountedFrom(ctx, d.dir); err != nil {
-				return fmt.Errorf("end pod %s: %w", filepath.Base(d.dir), err)
+			if err := process.KillMountedFrom(ctx, d.Dir); err != nil {
+				return fmt.Errorf("end pod %s: %w", filepath.Base(d.Dir), err)
 			}
-			return removePod(d)
+			return d.Remove()
 		})
 	}
-	if err := errors.Join(g.Wait(), groups.sweep(ctx, func(types.UID) bool { return false }), removeAll()); err != nil {
+	if err := errors.Join(g.Wait(), groups.Sweep(ctx, func(types.UID) bool { return false }), removeAll()); err != nil {
 		return err // the state stays, for the next call
 	}
-	if groups.err == nil {
-		groups.unrequested.Close()
-		groups.tree.Close()
-	}
-	// Where tokens were mounted for Pods that see this machine's files; another agent may have such Pods.
-	if !process.MountedAt(tokenMountPath) {
-		for dir := tokenMountPath; filepath.Base(dir) != "run"; dir = filepath.Dir(dir) {
+	groups.Close()
+	// Pods that see this machine's files had tokens mounted there; another agent may have such Pods.
+	if !process.MountedAt(values.TokenMountPath) {
+		for dir := values.TokenMountPath; filepath.Base(dir) != "run"; dir = filepath.Dir(dir) {
 			_ = os.Remove(dir)
 		}
 	}

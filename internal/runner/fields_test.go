@@ -7,7 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
-	"github.com/fairlead/fairlead/internal/runner"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // A Pod with a field without which it would be another one is not started; the reason
@@ -50,7 +50,7 @@ func TestLimitsAreNotEnforced(t *testing.T) {
 	if limits.Status == corev1.ConditionTrue {
 		t.Skip("this machine has control groups: TestLimits in internal/runner/guest has limits enforced")
 	}
-	if limits.Type != runner.PodsLimited || limits.Status != corev1.ConditionFalse || limits.Reason != "NoControlGroups" ||
+	if limits.Type != svc.PodsLimited || limits.Status != corev1.ConditionFalse || limits.Reason != "NoControlGroups" ||
 		!strings.Contains(limits.Message, "not enforced: no control groups") {
 		t.Errorf("the condition is %+v", limits)
 	}

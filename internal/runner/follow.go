@@ -4,21 +4,17 @@ import (
 	"context"
 	"errors"
 	"sync"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/registration"
+	"github.com/fairlead/fairlead/internal/runner/static"
 )
-
-var everything = labels.Everything()
 
 // follow hands the objects of the API to the workers until ctx ends. Workers
 // run with workCtx.
@@ -27,9 +23,7 @@ func (r *Runner) follow(ctx, workCtx context.Context) {
 	pods := reflector.Informer(reflector.From(core.Pods(metav1.NamespaceAll), r.ownPods()), &corev1.Pod{})
 	nodes := reflector.Informer(reflector.From(core.Nodes(), metav1.ListOptions{}), &corev1.Node{})
 	services := reflector.Informer(reflector.From(core.Services(metav1.NamespaceAll), metav1.ListOptions{}), &corev1.Service{})
-	r.mu.Lock()
-	r.services = corelisters.NewServiceLister(services.GetIndexer())
-	r.mu.Unlock()
+	r.services.follow(corelisters.NewServiceLister(services.GetIndexer()))
 	podsHandled, err1 := pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(o any) { r.podUpdated(workCtx, o.(*corev1.Pod)) },
 		UpdateFunc: func(_, o any) { r.podUpdated(workCtx, o.(*corev1.Pod)) },
@@ -57,17 +51,15 @@ func (r *Runner) follow(ctx, workCtx context.Context) {
 		running.Go(func() { i.RunWithContext(ctx) })
 	}
 	if cache.WaitForCacheSync(ctx.Done(), services.HasSynced) {
-		r.mu.Lock()
-		r.synced = true
-		r.mu.Unlock()
+		r.services.setSynced()
 		r.nudgeAll()
 	}
 	if cache.WaitForCacheSync(ctx.Done(), podsHandled.HasSynced) {
-		running.Go(func() { r.dropOrphans(ctx) })
-		r.static.mirrorsSynced()
+		running.Go(func() { r.pods.DropOrphans(ctx, r.ownPods()) })
+		r.static.MirrorsSynced()
 	}
 	if cache.WaitForCacheSync(ctx.Done(), nodes.HasSynced) {
-		r.network.setSynced()
+		r.network.Synced()
 	}
 	<-ctx.Done()
 }
@@ -78,39 +70,29 @@ func (r *Runner) ownPods() metav1.ListOptions {
 }
 
 func (r *Runner) setNode(n *corev1.Node) {
-	r.network.set(n)
+	r.network.Set(n)
 	if r.o.NodeSet != nil {
 		r.o.NodeSet(n)
 	}
 }
 
 func (r *Runner) unsetNode(n *corev1.Node) {
-	r.network.unset(n)
+	r.network.Unset(n.Name)
 	if r.o.NodeUnset != nil {
 		r.o.NodeUnset(n.Name)
 	}
 }
 
-// podUpdated hands an object to its worker, which it makes if there is none.
+// podUpdated hands an object to the part that keeps such Pods.
 func (r *Runner) podUpdated(ctx context.Context, pod *corev1.Pod) {
-	if isMirror(pod) {
-		r.static.mirrorSeen(pod)
-		return
+	switch {
+	case static.IsMirror(pod):
+		r.static.MirrorSeen(pod)
+	case registration.Is(pod):
+		r.programs.Update(ctx, pod)
+	default:
+		r.pods.Update(pod)
 	}
-	if registration.Is(pod) {
-		r.register(ctx, pod)
-		return
-	}
-	r.mu.Lock()
-	w := r.workers[pod.UID]
-	r.mu.Unlock()
-	if w == nil {
-		w = newWorker(ctx, r, pod.UID, pod.Namespace, pod.Name)
-		w.update(pod)
-		r.start(w)
-		return
-	}
-	w.update(pod)
 }
 
 func (r *Runner) podDeleted(o any) {
@@ -121,54 +103,9 @@ func (r *Runner) podDeleted(o any) {
 	if !ok {
 		return
 	}
-	r.deregister(pod)
-	if isMirror(pod) {
-		r.static.mirrorGone(pod)
+	r.programs.Remove(pod)
+	if static.IsMirror(pod) {
+		r.static.MirrorGone(pod)
 	}
-	r.mu.Lock()
-	w := r.workers[pod.UID]
-	r.mu.Unlock()
-	if w != nil {
-		w.remove(pod)
-	}
-}
-
-// orphanRetry is the time between two tries to find out whether a pod's object is gone.
-const orphanRetry = 5 * time.Second
-
-// dropOrphans ends the pods of an earlier run whose objects are gone. What was listed first may
-// be the last known state (package offline), so it asks for the latest.
-func (r *Runner) dropOrphans(ctx context.Context) {
-	var orphans []*worker
-	r.each(func(w *worker) {
-		if !w.static && w.unseen() {
-			orphans = append(orphans, w)
-		}
-	})
-	if len(orphans) == 0 {
-		return
-	}
-	own := r.ownPods()
-	logged := ""
-	list, err := r.o.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, own)
-	for ; err != nil; list, err = r.o.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, own) {
-		if logged != err.Error() {
-			logged = err.Error()
-			r.o.Log.Warn("cannot list this node's pods; keeping those without an object; retrying in "+orphanRetry.String(), "err", err)
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(orphanRetry):
-		}
-	}
-	there := map[types.UID]bool{}
-	for i := range list.Items {
-		there[list.Items[i].UID] = true
-	}
-	for _, w := range orphans {
-		if !there[w.uid] && w.unseen() {
-			w.remove(nil)
-		}
-	}
+	r.pods.Remove(pod.UID, pod)
 }

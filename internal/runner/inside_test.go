@@ -26,7 +26,7 @@ const look = `for n in net mnt pid uts ipc cgroup; do readlink /proc/self/ns/$n;
 	cat /proc/self/uid_map /proc/self/gid_map /proc/self/cgroup /proc/self/oom_score_adj; cat /proc/sys/kernel/hostname
 	grep -E '^(Uid|Gid|Groups|Cap...|NoNewPrivs|Seccomp):' /proc/self/status`
 
-// Processes that come into a container later are behind all of its walls: those of hooks,
+// Processes that come into a container later are confined in the same way: those of hooks,
 // probes and exec, with a terminal or without. Forwarded ports are those of the Pod.
 func TestLaterProcessesAreConfined(t *testing.T) {
 	armed(t)

@@ -21,8 +21,8 @@ import (
 	"github.com/fairlead/fairlead/internal/runner"
 )
 
-// agentEnv is how to reach the API server, and where the state is, for an agent that is a
-// process of its own.
+// agentEnv is how to reach the API server, and where the state is, for an agent in its own
+// process.
 const agentEnv = "RUNNER_TEST_AGENT"
 
 type agentConfig struct {
@@ -90,7 +90,7 @@ func (c *cluster) spawn() func(syscall.Signal) {
 }
 
 // An agent is killed, and another one asked to end: the confined Pod of both goes on,
-// behind its walls and with its log, and belongs to the next one.
+// confined and with its log, and belongs to the next one.
 func TestConfinedPodsOutliveTheirAgent(t *testing.T) {
 	armed(t)
 	e := newEndpoint(t)

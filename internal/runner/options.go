@@ -1,21 +1,54 @@
 package runner
 
 import (
+	"cmp"
 	"crypto/x509"
+	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/kernel/link"
+	"github.com/fairlead/fairlead/internal/runner/confinement"
 	"github.com/fairlead/fairlead/internal/runner/logfile"
+	"github.com/fairlead/fairlead/internal/runner/podnet"
 )
 
 // DefaultPodPIDs is the default of Options.PodPIDs.
 const DefaultPodPIDs = 1024
+
+// PodNetwork is how packets get to Pods of other nodes.
+type PodNetwork = podnet.Mode
+
+// The values of PodNetwork.
+const (
+	PodNetworkAuto        = podnet.Auto
+	PodNetworkHostGateway = podnet.HostGateway
+	PodNetworkVXLAN       = podnet.VXLAN
+	PodNetworkNone        = podnet.None
+)
+
+// PodNetworks are the values of PodNetwork.
+func PodNetworks() []string { return podnet.Modes() }
+
+// PodsRouted is the Node condition that is True while the node has a route to the Pods of each other node.
+const PodsRouted = podnet.PodsRouted
+
+// UIDRange are otherwise unused users and groups of the machine, for Pods that are not allowed to be privileged.
+type UIDRange = confinement.UIDRange
+
+// DefaultUIDRange is the default of Options.UIDs.
+var DefaultUIDRange = confinement.DefaultUIDRange
+
+// ParseUIDRange reads FIRST-LAST.
+func ParseUIDRange(s string) (UIDRange, error) { return confinement.ParseUIDRange(s) }
 
 // Options configure a Runner.
 type Options struct {
@@ -63,8 +96,8 @@ type Options struct {
 	// s). Otherwise they go on, and the next run adopts them.
 	StopPods    bool
 	StopTimeout time.Duration
-	// DrainWait is how long a pod that is being deleted, and that a Service selects, is left
-	// alone at most until no node sends it new connections; zero for not at all.
+	// DrainWait is how long a pod that is being deleted, and that a Service selects, waits
+	// at most until no node sends it new connections; zero for not at all.
 	DrainWait time.Duration
 	// BackOff is the delay before the second restart of a container, doubled
 	// for each further one up to 5 min; by default 10 s.
@@ -100,4 +133,44 @@ type Options struct {
 	// 10 MiB.
 	LogLimit logfile.Limit
 	Log      *slog.Logger
+}
+
+// complete checks the options and sets defaults.
+func (o *Options) complete() error {
+	if o.Client == nil || o.NodeName == "" || o.StateDir == "" {
+		return errors.New("runner: Client, NodeName and StateDir are required")
+	}
+	if o.Listener != nil && o.ClientCA == nil {
+		return errors.New("runner: the endpoint needs ClientCA")
+	}
+	if o.Mirrors == nil {
+		o.Mirrors = o.Client
+	}
+	o.Device = cmp.Or(o.Device, "fl0")
+	o.ClusterDomain = cmp.Or(o.ClusterDomain, "cluster.local")
+	o.UIDs = cmp.Or(o.UIDs, DefaultUIDRange)
+	if o.StopTimeout <= 0 {
+		o.StopTimeout = 10 * time.Second
+	}
+	if o.PodPIDs <= 0 {
+		o.PodPIDs = DefaultPodPIDs
+	}
+	if o.BackOff <= 0 {
+		o.BackOff = 10 * time.Second
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	dir, err := filepath.Abs(o.StateDir)
+	if err == nil {
+		o.StateDir = dir
+		err = os.MkdirAll(podsDir(dir), 0o700)
+	}
+	if err != nil {
+		return fmt.Errorf("state directory: %w", err)
+	}
+	if o.ShimCommand == nil {
+		o.ShimCommand = shimCommand(dir, o.Log)
+	}
+	return nil
 }

@@ -55,7 +55,7 @@ func listener(t *testing.T, port int) *net.TCPListener {
 func isUnready(p *corev1.Pod) bool { return len(p.Status.Conditions) > 0 && !isReady(p) }
 
 // A registered program is ready while its check passes, whoever started it, and with an
-// agent that ends and comes back; deleting the Pod leaves it alone.
+// agent that ends and comes back; deleting the Pod does not end it.
 func TestRegistered(t *testing.T) {
 	c := newCluster(t, nil)
 	l := listener(t, 0)
@@ -204,7 +204,7 @@ func TestRegisteredUnit(t *testing.T) {
 }
 
 // The hook of a unit that a Service selects waits until the nodes have taken the program out,
-// also when the agent ends meanwhile; the answer to another stop does not count.
+// also when the agent ends before that; the answer to another stop does not count.
 func TestStopOfARegisteredUnit(t *testing.T) {
 	m := booted.Boot(t, map[string]string{"db.service": "ExecStart=sleep 600"})
 	testbed.Until(t, "the hook", func() error { return systemd.InstallHook(t.Context(), "db.service", 10*time.Minute) })

@@ -39,7 +39,7 @@ func TestAgentComesBack(t *testing.T) {
 	}
 	defer watch.Stop()
 	c.start()
-	c.until("short", "restarted", restarted(1)) // what ended meanwhile is followed up
+	c.until("short", "restarted", restarted(1)) // containers that ended without the agent are followed up
 	if after := c.record(before, 0); after.Process != st.Process || !st.Process.Alive() {
 		t.Errorf("process %v, then %v", st.Process, after.Process)
 	}

@@ -101,7 +101,7 @@ func masked(_ *corev1.PodSpec, s *corev1.SecurityContext) { s.ProcMount = new(co
 
 func nothing(*corev1.PodSpec, *corev1.SecurityContext) {}
 
-// ownFiles is what ls shows of its own three files and the directory.
+// ownFiles is what ls its own shows three files and the directory.
 const ownFiles = `^total 0\n(.* [0-3] -> .*\n){4}$`
 
 const writesAround = `for d in /srv /etc /tmp /var/tmp /dev/shm /opt; do

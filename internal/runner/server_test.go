@@ -275,7 +275,7 @@ func TestExec(t *testing.T) {
 	if err := e.exec(remotecommand.StreamOptions{Stdout: &out}, "sh", "-c", "head -c 3000000 /dev/zero"); err != nil || out.Len() != 3000000 {
 		t.Errorf("%d bytes, %v; want 3000000", out.Len(), err)
 	}
-	// A child that keeps the pipe does not hold the answer up for ever.
+	// A child that keeps the pipe does not hold up the answer forever.
 	out.Reset()
 	if err := e.exec(remotecommand.StreamOptions{Stdout: &out}, "sh", "-c", "sleep 600 & echo done"); err != nil || out.String() != "done\n" {
 		t.Errorf("%q, %v", out.String(), err)

@@ -31,7 +31,7 @@ func shimCommand(stateDir string, log *slog.Logger) []string {
 	return []string{path}
 }
 
-// installShim writes program to dir unless it is there, and removes those of other
+// installShim writes program to dir unless it is there, and removes the programs of other
 // versions: shims that run keep theirs. It fails if dir is mounted noexec.
 func installShim(dir string, program []byte) (string, error) {
 	sum := sha256.Sum256(program)

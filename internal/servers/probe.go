@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Run probes the servers that are not known to be up, and leaves those that fall silent,
+// Run probes the servers that are not known to be up, and leaves servers that stop answering,
 // until ctx ends. It always returns nil.
 func (b *Balancer) Run(ctx context.Context) error {
 	tick := time.NewTicker(checkEvery)
@@ -80,7 +80,7 @@ func (b *Balancer) handshake(ctx context.Context, s *server) error {
 }
 
 // errSilent is why a silent server is left.
-var errSilent = errors.New("nothing was heard of it for " + silence.String() + ", and another server answers")
+var errSilent = errors.New("it has not answered for " + silence.String() + ", and another server answers")
 
 // checkSilence leaves the servers of which nothing was heard for silence, if another one
 // answers: where all are slow, leaving one makes it worse.
@@ -100,8 +100,8 @@ func (b *Balancer) checkSilence(ctx context.Context, probes *sync.WaitGroup, now
 	}
 }
 
-// leaveFor leaves a silent server as soon as one of others answers, unless it is heard
-// of meanwhile.
+// leaveFor leaves a silent server as soon as one of others answers, unless it answers
+// before that.
 func (b *Balancer) leaveFor(ctx context.Context, s *server, others []*server) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

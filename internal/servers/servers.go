@@ -3,8 +3,8 @@
 // that is up, leaves a server that refuses connections or falls silent, and returns to
 // one that is back.
 //
-// The names and addresses are those that the operator gave (--server) and those in the
-// EndpointSlices of default/kubernetes, which are kept in a file for the next start.
+// The names and addresses come from the operator (--server) and from the EndpointSlices of
+// default/kubernetes, which are kept in a file for the next start.
 // Every server has a certificate for its own address, so each request is sent, and
 // verified, under the address of its server.
 package servers
@@ -149,7 +149,7 @@ func New(o Options) (*Balancer, error) {
 
 // pingIdleConnections has the clients of this process that are made later send a PING
 // when nothing was heard for pingPeriod. client-go has only this variable for it
-// (k8s.io/apimachinery/pkg/util/net); one that is set is left alone.
+// (k8s.io/apimachinery/pkg/util/net); a value that is set stays.
 func pingIdleConnections() {
 	const variable = "HTTP2_READ_IDLE_TIMEOUT_SECONDS"
 	if os.Getenv(variable) == "" {
@@ -185,7 +185,7 @@ func (b *Balancer) read() (list []string) {
 		err = json.Unmarshal(text, &list)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		b.log.Warn("cannot read the servers that were known; using those of the flags until they are learned again", "file", b.file, "err", err)
+		b.log.Warn("cannot read the recorded servers; using --server until the others are learned again", "file", b.file, "err", err)
 		return nil
 	}
 	return list
@@ -224,7 +224,7 @@ func (b *Balancer) learn(list []string) {
 		err = fileio.Replace(b.file, text, 0o600)
 	}
 	if err != nil {
-		b.log.Warn("cannot record the servers; the next start begins with those of the flags", "file", b.file, "err", err)
+		b.log.Warn("cannot record the servers; the next start begins with --server", "file", b.file, "err", err)
 	}
 }
 
@@ -246,8 +246,8 @@ func (b *Balancer) signal() {
 }
 
 // rank returns the place of a server in this node's order (rendezvous hashing): nodes
-// spread evenly over the servers, and only those of a server that is gone move. Servers
-// that are only given come after those that were learned: theirs may be the address of all.
+// spread evenly over the servers, and only the nodes of a server that leaves move. Servers
+// that are only given come after learned ones: a given address may be the address of all.
 func (b *Balancer) rank(s *server) uint64 {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(b.node + "\x00" + s.at))
@@ -266,7 +266,7 @@ func mix(h uint64) uint64 {
 	return h ^ h>>33
 }
 
-// order returns the servers that accept tells of, best first. It is called with mu held.
+// order returns the servers for which accept is true, best first. The caller holds mu.
 func (b *Balancer) order(accept func(*server) bool) (out []*server) {
 	for _, s := range b.all {
 		if accept(s) {
@@ -373,7 +373,7 @@ func (b *Balancer) leave(s *server, why error) {
 	}
 	if b.best(nil) == nil && b.outage.IsZero() && !b.asking(nil) {
 		b.outage, b.last = time.Now(), why
-		b.log.Warn("no server answers; what this node runs and knows stays; retrying", "err", why)
+		b.log.Warn("no server answers; this node keeps its Pods and its last known state; retrying", "err", why)
 	}
 }
 

@@ -10,6 +10,14 @@ type Name struct {
 	Namespace, Name string
 }
 
+// NameOf returns the name of a Kubernetes object.
+func NameOf(o interface {
+	GetNamespace() string
+	GetName() string
+}) Name {
+	return Name{Namespace: o.GetNamespace(), Name: o.GetName()}
+}
+
 // String returns "namespace/name".
 func (n Name) String() string { return n.Namespace + "/" + n.Name }
 

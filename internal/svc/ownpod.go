@@ -2,7 +2,7 @@ package svc
 
 import "net/netip"
 
-// OwnPod is what a node has found out of a Pod of its own, by probes, whether or not a server
+// OwnPod is what a node has found out about one of its Pods by probes, whether or not a server
 // has been told.
 type OwnPod struct {
 	// Ready is the Pod's condition Ready.

@@ -42,7 +42,7 @@ func OpenFileStore() (*FileStore, error) {
 			}
 		}
 	}
-	// FDSTORE is set since systemd 254. Before, what is sent to a unit without a store is dropped.
+	// FDSTORE is set since systemd 254. Before, systemd drops descriptors for a unit without a store.
 	if at == "" || most == "0" {
 		return nil, errors.Join(errs...)
 	}

@@ -34,7 +34,7 @@ func oldHookPath(unit string) string {
 const HookWait = time.Second
 
 // released has a file for each unit that need not wait any more. Services of any user see
-// it, and root alone writes there.
+// it, and only root writes there.
 const released = "/run/fairlead/released"
 
 // releasedPath is the file of a unit's run. The hook's shell expands it with
@@ -57,13 +57,13 @@ func Forget(invocation string) error {
 	return nil
 }
 
-// InstallHook has systemd wait before it stops the process of a service, until Release and
-// for wait at most: as long as it waits, the unit is deactivating, and those who follow it
-// send nothing new there. A process that has ended by itself is not waited for. The
-// unit's own commands follow.
+// InstallHook makes systemd wait before it stops the process of a service, until Release and
+// for wait at most. While it waits the unit is deactivating, and nodes send no new connections
+// there. It does not wait for a process that has ended by itself. The unit's own commands
+// follow.
 func InstallHook(ctx context.Context, unit string, wait time.Duration) error {
 	if !strings.HasSuffix(unit, ".service") {
-		return fmt.Errorf("%s is no service: nothing of it is stopped", unit)
+		return fmt.Errorf("%s is not a service, so systemd stops no process of it", unit)
 	}
 	conn, err := connect(ctx)
 	if err != nil {
@@ -126,7 +126,7 @@ func reload(ctx context.Context, conn *dbus.Conn) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	if err := conn.Object(destination, managerPath).CallWithContext(ctx, manager+".Reload", 0).Err; err != nil {
-		return fmt.Errorf("have systemd read its units again: %w", err)
+		return fmt.Errorf("reload the units of systemd: %w", err)
 	}
 	return nil
 }

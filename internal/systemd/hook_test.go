@@ -52,7 +52,7 @@ ExecStop=sh -c \
 	}
 	testHookRemoved(t)
 	testHooksGo(t)
-	for unit, want := range map[string]string{"no.service": "systemd knows no unit no.service", "a.socket": "is no service"} {
+	for unit, want := range map[string]string{"no.service": "systemd knows no unit no.service", "a.socket": "is not a service"} {
 		if err := systemd.InstallHook(t.Context(), unit, time.Second); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("InstallHook of %s: %v, want %q", unit, err, want)
 		}

@@ -19,9 +19,11 @@ import (
 	"time"
 
 	"github.com/godbus/dbus/v5"
+
+	"github.com/fairlead/fairlead/internal/loop"
 )
 
-// State is what is known about a unit.
+// State is the last known state of a unit.
 type State struct {
 	// Active is the unit's ActiveState, such as active, failed or deactivating; empty
 	// where Err is set.
@@ -65,7 +67,7 @@ const (
 // Bus follows units over one connection, which it has while units are watched.
 type Bus struct {
 	log  *slog.Logger
-	wake chan struct{}
+	wake loop.Signal
 
 	mu      sync.Mutex
 	watches map[*watch]bool
@@ -84,7 +86,7 @@ type watch struct {
 
 // NewBus returns a Bus for Run.
 func NewBus(log *slog.Logger) *Bus {
-	return &Bus{log: log, wake: make(chan struct{}, 1), watches: map[*watch]bool{}}
+	return &Bus{log: log, wake: loop.NewSignal(), watches: map[*watch]bool{}}
 }
 
 // Watch has report called with the state of a unit, and with each further one, until
@@ -96,19 +98,12 @@ func (b *Bus) Watch(unit string, report func(State)) (stop func()) {
 	b.mu.Lock()
 	b.watches[w] = true
 	b.mu.Unlock()
-	b.nudge()
+	b.wake.Set()
 	return func() {
 		b.mu.Lock()
 		delete(b.watches, w)
 		b.mu.Unlock()
-		b.nudge()
-	}
-}
-
-func (b *Bus) nudge() {
-	select {
-	case b.wake <- struct{}{}:
-	default:
+		b.wake.Set()
 	}
 }
 
@@ -324,7 +319,7 @@ func dial(ctx context.Context, addresses string) (net.Conn, error) {
 	return nil, errors.Join(errs...)
 }
 
-// read reads the units, or the new ones alone.
+// read reads the units, or only the new ones.
 func (b *Bus) read(ctx context.Context, conn *dbus.Conn, fresh bool) error {
 	for _, w := range b.all() {
 		if fresh && w.last != nil && w.path != "" {
@@ -362,7 +357,7 @@ func (w *watch) read(ctx context.Context, conn *dbus.Conn) (State, error) {
 	return s, nil
 }
 
-// state returns the State of a unit by its properties, or those that have changed.
+// state returns the State of a unit from its properties, or from the changed ones.
 func (w *watch) state(active string, properties map[string]dbus.Variant) State {
 	if id, ok := properties["InvocationID"].Value().([]byte); ok {
 		w.run = hex.EncodeToString(id)

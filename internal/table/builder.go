@@ -24,7 +24,7 @@ type Builder struct {
 	cfg Config
 
 	services map[svc.Name]*service
-	hosts    map[svc.Name]*service // those of services with host ports
+	hosts    map[svc.Name]*service // the services with host ports
 	// sliceOf says to which Service a slice belongs.
 	sliceOf  map[svc.Name]svc.Name
 	own      ownPods
@@ -37,7 +37,7 @@ type Builder struct {
 	primary  []netip.Addr   // the Node's InternalIPs, one a family at most
 	podCIDRs []netip.Prefix // the Node's
 	ranges   []netip.Prefix
-	// rejectedCIDRs are those of ranges that the table has not, with the reasons.
+	// rejectedCIDRs are the ranges that the table leaves out, with the reasons.
 	rejectedCIDRs []string
 
 	dirty    []*service
@@ -107,7 +107,7 @@ func (b *Builder) touch(s *service) {
 
 // SetService adds or replaces a Service.
 func (b *Builder) SetService(obj *corev1.Service) {
-	s := b.service(nameOf(obj))
+	s := b.service(svc.NameOf(obj))
 	s.obj, s.reclaim = obj, true
 	b.touch(s)
 }
@@ -184,7 +184,7 @@ func (s *service) find(slice string) (int, bool) {
 
 // SetNode takes over what counts of this node's own Node object: its zone, its
 // InternalIPs, its Pods' ranges and where its agent answers. Nil means that there is none (any more). Services that
-// depend on neither are left alone.
+// depend on neither are not decided again.
 func (b *Builder) SetNode(n *corev1.Node) {
 	zone, primary := "", []netip.Addr(nil)
 	var agent []svc.Frontend
@@ -224,7 +224,7 @@ func (b *Builder) SetNode(n *corev1.Node) {
 	}
 }
 
-// SetAddresses tells the addresses this machine has. They decide where node
+// SetAddresses sets the addresses of this machine. They decide where node
 // ports answer.
 func (b *Builder) SetAddresses(addrs []netip.Addr) {
 	b.machine = slices.Clone(addrs)
@@ -362,7 +362,7 @@ func (b *Builder) reclaim(s *service) {
 }
 
 // rebuild decides s again and calls set for each of its service ports that
-// differs, with nil for those that are gone.
+// differs, with nil for removed ones.
 func (b *Builder) rebuild(s *service, set func(Key, *ServicePort)) {
 	ports, problems := b.decide(s)
 	if !slices.Equal(b.problems[s.name], problems) {
@@ -407,16 +407,6 @@ func (b *Builder) NewProblems() iter.Seq2[svc.Name, []Problem] {
 			}
 		}
 	}
-}
-
-// Problems returns what is wrong as of the last Build, by Service.
-func (b *Builder) Problems() []Problem {
-	var out []Problem
-	for _, ps := range b.problems {
-		out = append(out, ps...)
-	}
-	slices.SortFunc(out, compareProblems)
-	return out
 }
 
 func equalPorts(a, b *ServicePort) bool {

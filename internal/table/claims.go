@@ -6,7 +6,7 @@ import (
 )
 
 // Claims is who wants what, for things that only one can have: the first of
-// those who want it, by the order that NewClaims is given, is its owner. It is
+// the Services that want it, by the order that NewClaims is given, is its owner. It is
 // the one implementation of that rule. The Builder uses it to decide which
 // Service has an address, a data plane to decide which of the service ports that
 // it has planned is written at one, and mode ipvs to decide which frontend has a

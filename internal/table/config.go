@@ -101,8 +101,8 @@ func ParseNodePortAddresses(words []string) (NodePortAddresses, error) {
 	for _, w := range words {
 		p, err := netip.ParsePrefix(strings.TrimSpace(w))
 		if err != nil {
-			return NodePortAddresses{}, fmt.Errorf("--nodeport-addresses: %q is neither \"primary\" alone nor an address range such as 192.0.2.0/24",
-				w)
+			return NodePortAddresses{}, fmt.Errorf("--nodeport-addresses: %q is neither the single word \"primary\" "+
+				"nor an address range such as 192.0.2.0/24", w)
 		}
 		n.ranges = append(n.ranges, p.Masked())
 	}

@@ -17,7 +17,7 @@ const defaultAffinity = 10800 * time.Second
 // decide turns a Service and its slices into service ports. It is the one place
 // where it is decided where a packet may go:
 //
-//	cluster = ready endpoints, those that hints name for this node or zone;
+//	cluster = ready endpoints that hints name for this node or zone;
 //	          without a ready one anywhere: serving and terminating ones
 //	local   = ready endpoints on this node;
 //	          without one: serving and terminating ones on this node
@@ -66,7 +66,7 @@ func (b *Builder) decide(s *service) ([]*ServicePort, []Problem) {
 	return ports, c.done()
 }
 
-// granted returns those of all that s gets.
+// granted returns the frontends of all that s gets.
 func (b *Builder) granted(s *service, all []want, c *complaints) []want {
 	mine := make([]want, 0, len(all))
 	for _, w := range all {
@@ -108,7 +108,7 @@ func (b *Builder) decidePort(s *service, asked, mine []want, c *complaints) *Ser
 		}
 	}
 	all := b.candidates(s, k, proto, c)
-	cluster, local := c.fit(k, clusterEndpoints(all, b.cfg.NodeName, b.zone)), c.fit(k, localEndpoints(all))
+	cluster, local := c.fit(k, pick(all, ForCluster(all, b.cfg.NodeName, b.zone))), c.fit(k, pick(all, ForLocal(all)))
 	if slices.Equal(cluster, local) {
 		local = cluster
 	}
@@ -118,7 +118,7 @@ func (b *Builder) decidePort(s *service, asked, mine []want, c *complaints) *Ser
 		}
 	}
 	if proto != svc.TCP {
-		p.Serving = pick(all, func(c *candidate) bool { return c.is(serving) })
+		p.Serving = pick(all, func(c *Candidate) bool { return c.Is(Serving) })
 		if slices.Equal(p.Serving, cluster) {
 			p.Serving = cluster
 		}
@@ -187,7 +187,7 @@ func (b *Builder) localReady(s *service, f svc.Family) int {
 			continue
 		}
 		for i, ep := range slice.endpoints {
-			if state := b.stateNow(s, slice, i); state.is(local) && state.is(ready) && b.vips.owner(ep.addr) == nil {
+			if state := b.stateNow(s, slice, i); state.Is(Local) && state.Is(Ready) && b.vips.owner(ep.addr) == nil {
 				seen[ep.addr] = true
 			}
 		}

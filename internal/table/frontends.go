@@ -92,7 +92,7 @@ func wants(s *corev1.Service, c *complaints) []want {
 			continue
 		}
 		for _, vip := range cluster {
-			w := want{key: Key{ID: svc.PortName{Name: nameOf(s), Port: p.Name}, Family: svc.FamilyOf(vip)}}
+			w := want{key: Key{ID: svc.PortName{Name: svc.NameOf(s), Port: p.Name}, Family: svc.FamilyOf(vip)}}
 			out = appendWant(out, w, ClusterIP, proto, vip, p.Port)
 			for _, a := range load {
 				out = appendWant(out, w, LoadBalancerIP, proto, a, p.Port)
@@ -137,8 +137,6 @@ func anyAddr(f svc.Family) netip.Addr {
 	}
 	return netip.IPv4Unspecified()
 }
-
-func nameOf(s *corev1.Service) svc.Name { return svc.Name{Namespace: s.Namespace, Name: s.Name} }
 
 // sourceRanges returns the clients that a Service's load balancer IPs let in,
 // both families together, and whether it limits them at all. The annotation is

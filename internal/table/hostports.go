@@ -32,7 +32,7 @@ func Describe(n svc.Name) string {
 	return "Service " + n.String()
 }
 
-// SetHostPorts tells all host ports of this node's Pods. As those of the CNI's plug-in
+// SetHostPorts sets all host ports of this node's Pods. Like the host ports of the CNI's plug-in
 // portmap they lead to the Pod whether it is ready or not. The caller does not change the
 // lists any more.
 func (b *Builder) SetHostPorts(pods []svc.HostPorts) {

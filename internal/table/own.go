@@ -9,11 +9,11 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// ownPods are what this node has found out of its own Pods. Slices say the same a moment
+// ownPods are the observations of this node about its Pods. Slices report the same a moment
 // later, or when a server is back.
 type ownPods struct {
 	known map[string]svc.OwnPod // by UID
-	// services are those with an endpoint that stands for the Pod, by its UID.
+	// services have an endpoint that stands for the Pod, by its UID.
 	services map[string]map[*service]struct{}
 }
 
@@ -32,19 +32,18 @@ type ownEndpoint struct {
 
 // ownOf returns an endpoint's Pod of this node. Slices that were not made from a selector say
 // what their author has decided, and that counts.
-func ownOf(obj *discoveryv1.EndpointSlice, ep *discoveryv1.Endpoint, state endpointState) (ownEndpoint, bool) {
+func ownOf(obj *discoveryv1.EndpointSlice, ep *discoveryv1.Endpoint, state State) (ownEndpoint, bool) {
 	ref := ep.TargetRef
-	if !state.is(local) || ref == nil || ref.Kind != "Pod" || ref.UID == "" ||
+	if !state.Is(Local) || ref == nil || ref.Kind != "Pod" || ref.UID == "" ||
 		obj.Labels[discoveryv1.LabelManagedBy] != svc.ManagedBySelector {
 		return ownEndpoint{}, false
 	}
 	return ownEndpoint{uid: string(ref.UID), mayBeReady: !deref(ep.Conditions.Terminating, false)}, true
 }
 
-// SetOwnPods tells what this node has found out of its Pods, by their UIDs. Their endpoints
-// are as ready as that says, whatever their slices do, unless the Service takes those that
-// are not ready; those of Pods that are not in it are as the slices say. The caller does not
-// change the map any more.
+// SetOwnPods sets the observations of this node about its Pods, by their UIDs. They decide the
+// readiness of the Pods' endpoints instead of the slices, unless the Service publishes endpoints
+// that are not ready. Slices decide for other Pods. The caller does not change the map any more.
 func (b *Builder) SetOwnPods(pods map[string]svc.OwnPod) {
 	before := b.own.known
 	b.own.known = pods
@@ -86,24 +85,24 @@ func (o *ownPods) index(s *service) {
 
 // stateNow returns the state of an endpoint, by what this node knows itself if it stands for
 // one of its Pods.
-func (b *Builder) stateNow(s *service, slice *endpointSlice, i int) endpointState {
+func (b *Builder) stateNow(s *service, slice *endpointSlice, i int) State {
 	ep := slice.endpoints[i]
-	if !ep.is(local) || len(slice.own) == 0 || len(b.own.known) == 0 || s.obj == nil || s.obj.Spec.PublishNotReadyAddresses {
-		return ep.endpointState
+	if !ep.Is(Local) || len(slice.own) == 0 || len(b.own.known) == 0 || s.obj == nil || s.obj.Spec.PublishNotReadyAddresses {
+		return ep.State
 	}
 	at, found := slices.BinarySearchFunc(slice.own, i, func(e ownEndpoint, i int) int { return cmp.Compare(e.at, i) })
 	if !found {
-		return ep.endpointState
+		return ep.State
 	}
 	own := slice.own[at]
 	p, known := b.own.known[own.uid]
 	switch {
 	case !known:
-		return ep.endpointState
+		return ep.State
 	case !p.Ready || len(p.IPs) > 0 && !slices.Contains(p.IPs, ep.addr):
-		return local
+		return Local
 	case own.mayBeReady:
-		return ready | serving | local
+		return Ready | Serving | Local
 	}
-	return ep.endpointState
+	return ep.State
 }

@@ -126,7 +126,7 @@ func (c *complaints) done() []Problem {
 	return c.problems
 }
 
-// badEndpoint says why a may not be an endpoint, or "" (behaviour 24).
+// badEndpoint returns why a may not be an endpoint, or "" (behaviour 24).
 func badEndpoint(a netip.Addr) string {
 	switch {
 	case a.IsUnspecified():

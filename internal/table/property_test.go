@@ -136,7 +136,7 @@ func (w *world) step(t *rapid.T, b *Builder) {
 	switch rapid.IntRange(0, 9).Draw(t, "step") {
 	case 0, 1, 2:
 		s := drawService(t)
-		w.services[nameOf(s)] = s
+		w.services[svc.NameOf(s)] = s
 		b.SetService(s)
 	case 3:
 		n := svc.Name{Namespace: "ns", Name: rapid.SampledFrom(someServices).Draw(t, "delete")}

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// SetServiceCIDRs sets the ranges of ClusterIPs. Build leaves out those that overlap
+// SetServiceCIDRs sets the ranges of ClusterIPs. Build leaves out ranges that overlap
 // what this node needs; see RejectedCIDRs.
 func (b *Builder) SetServiceCIDRs(ranges []netip.Prefix) {
 	b.ranges = nil

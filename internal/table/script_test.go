@@ -244,3 +244,13 @@ func must(t *testing.T, err error) {
 		t.Fatal(err)
 	}
 }
+
+// Problems returns what is wrong as of the last Build, by Service.
+func (b *Builder) Problems() []Problem {
+	var out []Problem
+	for _, ps := range b.problems {
+		out = append(out, ps...)
+	}
+	slices.SortFunc(out, compareProblems)
+	return out
+}

@@ -18,7 +18,7 @@ type endpointSlice struct {
 	weight    uint16 // as Endpoint.Weight has it
 	ports     []slicePort
 	endpoints []sliceEndpoint
-	// hints are those of the endpoints, by their index; nil if none has any.
+	// hints are the topology hints, by the index of the endpoint; nil if none has any.
 	hints []*discoveryv1.EndpointHints
 	// bad are the endpoints left out, with what is wrong with each.
 	bad []string
@@ -34,24 +34,8 @@ type slicePort struct {
 
 type sliceEndpoint struct {
 	addr netip.Addr
-	endpointState
+	State
 }
-
-// endpointState is the condition of an endpoint, the better one the greater.
-type endpointState uint8
-
-// An endpoint that is ready takes new connections. One that is draining is not
-// ready, but still serves while it terminates: the second choice. One that is
-// serving, as these all are, may keep the flows it has. Local ones are on this
-// node.
-const (
-	serving endpointState = 1 << iota
-	draining
-	ready
-	local
-)
-
-func (s endpointState) is(what endpointState) bool { return s&what != 0 }
 
 // keep takes over what counts of an object on the node of that name. It is nil
 // for an object that is not for this proxy.
@@ -69,21 +53,11 @@ func keep(obj *discoveryv1.EndpointSlice, nodeName string) *endpointSlice {
 	if weight > 1 {
 		s.weight = uint16(weight)
 	}
-	for i := range obj.Ports {
-		p := &obj.Ports[i]
-		proto, err := svc.ParseProtocol(string(deref(p.Protocol, corev1.ProtocolTCP)))
-		if err != nil || p.Port == nil || *p.Port < 1 || *p.Port > 65535 {
-			proto = 0 // counts as a port, but leads nowhere
-		}
-		s.ports = append(s.ports, slicePort{deref(p.Name, ""), proto, uint16(deref(p.Port, 0))})
-	}
+	s.ports = readPorts(obj)
 	s.endpoints = make([]sliceEndpoint, 0, len(obj.Endpoints))
 	for i := range obj.Endpoints {
 		ep := &obj.Endpoints[i]
-		a, bad := endpointAddr(ep)
-		if bad == "" && svc.FamilyOf(a) != s.family {
-			bad = ep.Addresses[0] + " (not " + s.family.String() + ")"
-		}
+		a, bad := EndpointAddr(ep, s.family)
 		if bad != "" {
 			s.bad = append(s.bad, bad)
 			continue
@@ -94,9 +68,9 @@ func keep(obj *discoveryv1.EndpointSlice, nodeName string) *endpointSlice {
 		if s.hints != nil {
 			s.hints = append(s.hints, ep.Hints)
 		}
-		state := stateOf(ep, nodeName)
-		if weight == 0 { // keeps what it has
-			state &^= ready | draining
+		state := StateOf(ep, nodeName)
+		if weight == 0 {
+			state = state.Idle()
 		}
 		if own, ok := ownOf(obj, ep, state); ok {
 			own.at, own.mayBeReady = len(s.endpoints), own.mayBeReady && weight > 0
@@ -108,20 +82,18 @@ func keep(obj *discoveryv1.EndpointSlice, nodeName string) *endpointSlice {
 	return s
 }
 
-func stateOf(ep *discoveryv1.Endpoint, nodeName string) endpointState {
-	var s endpointState
-	switch c := &ep.Conditions; {
-	case deref(c.Ready, true):
-		s = ready | serving
-	case deref(c.Serving, true) && deref(c.Terminating, false):
-		s = draining | serving
-	case deref(c.Serving, false):
-		s = serving
+// readPorts returns the ports of a slice. An invalid one has protocol 0.
+func readPorts(obj *discoveryv1.EndpointSlice) []slicePort {
+	out := make([]slicePort, 0, len(obj.Ports))
+	for i := range obj.Ports {
+		p := &obj.Ports[i]
+		proto, err := svc.ParseProtocol(string(deref(p.Protocol, corev1.ProtocolTCP)))
+		if err != nil || p.Port == nil || *p.Port < 1 || *p.Port > 65535 {
+			proto = 0 // counts as a port, but leads nowhere
+		}
+		out = append(out, slicePort{deref(p.Name, ""), proto, uint16(deref(p.Port, 0))})
 	}
-	if ep.NodeName != nil && *ep.NodeName == nodeName {
-		s |= local
-	}
-	return s
+	return out
 }
 
 // hint returns the hints of an endpoint, nil if it has none.

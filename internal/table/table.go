@@ -84,7 +84,7 @@ type ServicePort struct {
 	Protocol svc.Protocol
 	// Frontends are sorted by kind, then address.
 	Frontends []Frontend
-	// Serving are all endpoints that serve, sorted by address: those that a flow of
+	// Serving are all endpoints that serve, sorted by address: the endpoints that a flow of
 	// UDP or SCTP may keep. New ones go to fewer of them, as policy, topology and
 	// termination have it; an endpoint that is only not preferred any more loses no
 	// flow by that (as with kube-proxy since v1.32). It may be a Frontend's slice,
@@ -116,8 +116,8 @@ type Table struct {
 	// NodePortAddrs are the addresses of this node on which node ports answer,
 	// in address order.
 	NodePortAddrs []netip.Addr
-	// Loopback reports whether a frontend has an address of 127.0.0.0/8. Clients of this node
-	// alone may reach it.
+	// Loopback reports whether a frontend has an address of 127.0.0.0/8. Only clients of this node
+	// may reach it.
 	Loopback bool
 	// ClusterCIDRs are the ranges pods have. With them set, traffic to a
 	// ClusterIP from outside of them is masqueraded.

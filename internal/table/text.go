@@ -8,7 +8,7 @@ import (
 
 // String returns the Table as text: the settings, then one line a frontend,
 // sorted. Endpoints on this node are marked with an asterisk. A service port
-// without a frontend has a line of its own.
+// without a frontend has its own line.
 func (t *Table) String() string {
 	var b strings.Builder
 	if len(t.NodePortAddrs) > 0 {

@@ -5,7 +5,7 @@ import "net/netip"
 // vips knows every cluster IP, and the endpoints near them, so that an endpoint
 // that is a cluster IP is found in whichever order the two appear. To remember
 // the services of every endpoint would cost as much memory as the endpoints;
-// only those in the same block of addresses as some cluster IP are remembered,
+// only endpoints in the same block of addresses as some cluster IP are remembered,
 // which in a sane cluster are none.
 type vips struct {
 	owners map[netip.Addr][]*service

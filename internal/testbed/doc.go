@@ -1,7 +1,7 @@
 // Package testbed makes small networks for tests out of network namespaces:
 // hosts on a common underlay, pods behind them, clients outside. Nothing it
 // does is seen by the machine's own network: Main moves the whole test process
-// into a namespace of its own first, and needs no root for that.
+// into its own namespace first, and needs no root for that.
 //
 // A test uses it like this:
 //

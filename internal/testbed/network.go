@@ -177,7 +177,7 @@ func (h *Host) AddAddr(a netip.Addr) {
 }
 
 // Pod returns the pod called name on host h, made when it is first asked for:
-// a namespace of its own with addresses out of the host's pod ranges, joined
+// its own namespace with addresses out of the host's pod ranges, joined
 // to the host by a veth and a bridge whose ports reflect (hairpin), as container
 // network plugins set them up.
 func (h *Host) Pod(name string) *Host {

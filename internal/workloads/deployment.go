@@ -32,7 +32,7 @@ const maxHistory = 2000
 type Rollout struct {
 	// Create is the ReplicaSet of the template if it is missing and wanted.
 	Create *appsv1.ReplicaSet
-	// Update are ReplicaSets as they are to be, Delete those that are not kept any longer.
+	// Update are ReplicaSets as they are to be, Delete the ReplicaSets to remove.
 	Update, Delete []*appsv1.ReplicaSet
 	// Events are about the Deployment; they hold when the writes have succeeded.
 	Events []string
@@ -426,7 +426,7 @@ func (r *rollout) roll() {
 	}
 }
 
-// shrinkOld takes Pods of old ReplicaSets away: first those that are not available anyway,
+// shrinkOld takes Pods of old ReplicaSets away: unavailable Pods first,
 // then as many as may be unavailable. Pods of the current one that are not available yet
 // count against it.
 func (r *rollout) shrinkOld() bool {
@@ -472,7 +472,7 @@ func (r *rollout) recreate(othersRun func(*appsv1.ReplicaSet) bool) {
 	}
 }
 
-// cleanUp deletes old ReplicaSets beyond those that are kept to go back to.
+// cleanUp deletes old ReplicaSets beyond the revision history limit.
 func (r *rollout) cleanUp() {
 	limit := r.d.Spec.RevisionHistoryLimit
 	if limit == nil || *limit == math.MaxInt32 {

@@ -1,7 +1,7 @@
 // Package workloads decides what becomes of ReplicaSets, Deployments, DaemonSets and
 // PodDisruptionBudgets: pure functions from the objects that there are to the writes that
 // bring them to what is asked for. Package controller runs them. The rules, reasons and
-// messages are those of kube-controller-manager (pkg/controller of Kubernetes v1.36), as
+// messages follow kube-controller-manager (pkg/controller of Kubernetes v1.36), as
 // kubectl and other clients go by them.
 package workloads
 
@@ -31,7 +31,7 @@ var (
 	DaemonSetKind  = appsv1.SchemeGroupVersion.WithKind("DaemonSet")
 )
 
-// Claims are the objects that an owner has, and those that it is to adopt or release.
+// Claims are the objects that an owner has, and the objects to adopt or release.
 type Claims[T metav1.Object] struct {
 	Owned, Adopt, Release []T
 }

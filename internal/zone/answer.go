@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Question is what is asked. The same one may be used again and again.
+// Question is one parsed question. It may be reused.
 type Question struct {
 	// Name as asked; its letters' case is only in the message.
 	Name Name
@@ -64,30 +64,37 @@ const maxChain = 8
 // the question and nothing else, and keeps it at most limit bytes long.
 func (z *Zone) Answer(msg []byte, q *Question, limit int) ([]byte, Reply) {
 	w := writer{msg: msg, limit: limit, owner: pointerToQuestion}
-	z.answer(&w, q)
+	answering{z, &w, q}.answer()
 	return w.msg, w.reply
 }
 
-func (z *Zone) answer(w *writer, q *Question) {
-	d := z.domainOf(&q.Name)
+// answering is one question on its way through the zone.
+type answering struct {
+	*Zone
+	w *writer
+	q *Question
+}
+
+func (z answering) answer() {
+	d := z.domainOf(&z.q.Name)
 	if d < 0 {
-		z.answerReverse(w, q)
+		z.answerReverse()
 		return
 	}
-	if cname := z.answerName(w, q, &q.Name, d); cname != nil {
-		z.chain(w, q, cname)
+	if cname := z.answerName(&z.q.Name, d); cname != nil {
+		z.chain(cname)
 	}
 }
 
 // leave ends an answer at a name outside of the zone. A name whose last label is
 // a number is an address that was taken for a name (behaviour 152): no such
 // top-level domain exists (RFC 3696, section 2), so no upstream is asked.
-func (z *Zone) leave(w *writer, name *Name) {
+func (z answering) leave(name *Name) {
 	if allDigits(name.label(name.labels - 1)) {
-		w.reply.Rcode = RcodeNXDomain
+		z.w.reply.Rcode = RcodeNXDomain
 		return
 	}
-	w.reply.Kind, w.reply.Target = Elsewhere, name
+	z.w.reply.Kind, z.w.reply.Target = Elsewhere, name
 }
 
 func allDigits(b []byte) bool {
@@ -100,7 +107,7 @@ func allDigits(b []byte) bool {
 }
 
 // domainOf is the most specific cluster domain n is in, or -1: one may lie below another.
-func (z *Zone) domainOf(n *Name) int {
+func (z answering) domainOf(n *Name) int {
 	found := -1
 	for i := range z.domains {
 		d := &z.domains[i]
@@ -112,26 +119,27 @@ func (z *Zone) domainOf(n *Name) int {
 }
 
 // answerName appends what is at the name, or returns the target of its CNAME,
-// which is to be followed.
-func (z *Zone) answerName(w *writer, q *Question, name *Name, d int) (cname []byte) {
+// which the caller follows.
+func (z answering) answerName(name *Name, d int) (cname []byte) {
+	w, q := z.w, z.q
 	dom := &z.domains[d]
 	at := name.size - len(dom.wire) // where the domain begins in the name
 	apex := w.place(at)
 	if at == 0 {
-		w.apexOrNegative(z, q.Type, apex)
+		w.apexOrNegative(z.Zone, q.Type, apex)
 		return nil
 	}
 	recs := z.names.find(name.wire[:at])
 	if recs == nil {
 		if a, ok := z.pod(name, name.labels-dom.labels); ok {
-			w.pod(z, q.Type, a, apex)
+			w.pod(z.Zone, q.Type, a, apex)
 			return nil
 		}
-		if name == &q.Name && z.search(w, q, d) {
+		if name == &q.Name && z.search(d) {
 			return nil
 		}
 		w.reply.Rcode = RcodeNXDomain
-		w.negative(z, apex)
+		w.negative(z.Zone, apex)
 		return nil
 	}
 	before := w.reply.Answers
@@ -156,14 +164,14 @@ func (z *Zone) answerName(w *writer, q *Question, name *Name, d int) (cname []by
 		}
 	}
 	if w.reply.Answers == before && !w.reply.Truncated {
-		w.negative(z, apex)
+		w.negative(z.Zone, apex)
 	}
 	return nil
 }
 
 // pod returns the address that a name such as 10-244-1-7.prod.pod stands for.
 // labels is the number of labels before the cluster domain.
-func (z *Zone) pod(name *Name, labels int) (netip.Addr, bool) {
+func (z answering) pod(name *Name, labels int) (netip.Addr, bool) {
 	if labels != 3 || z.pods == PodsDisabled || string(name.label(2)) != "pod" {
 		return netip.Addr{}, false
 	}
@@ -371,7 +379,7 @@ func (w *writer) negative(z *Zone, apex int) {
 }
 
 // Timers of the SOA record, for secondaries, of which there are none; the values
-// are those of CoreDNS.
+// match CoreDNS.
 const (
 	soaRefresh = 7200
 	soaRetry   = 1800
@@ -412,7 +420,8 @@ func (w *writer) soa(z *Zone, apex int) bool {
 }
 
 // appendPTR appends PTR records to the targets, as many as fit.
-func (z *Zone) appendPTR(w *writer, targets []pointer) {
+func (z answering) appendPTR(targets []pointer) {
+	w := z.w
 	dom := z.domains[0].wire
 	for _, t := range targets {
 		n := len(t.name) + len(dom)

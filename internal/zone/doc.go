@@ -7,7 +7,7 @@
 // one Service or EndpointSlice rewrites the names of that Service and no other.
 //
 // The package is pure: no sockets, no clock, no goroutines. Package dns reads
-// packets, calls Answer and forwards what is not of the cluster.
+// packets, calls Answer and forwards names outside the cluster.
 //
 // What the specification leaves open is done as CoreDNS does it, since that is
 // what programs in clusters rely on:

@@ -102,7 +102,7 @@ func TestLongestKeys(t *testing.T) {
 		for _, label := range []string{"a", strings.Repeat("a", 63)} {
 			fits := strings.Repeat("x", maxName-domain-1-len(label))
 			for base, want := range map[string]bool{fits: true, fits + "x": false, "": true, "\x01b": true, fits[:100]: true} {
-				key, ok := z.below(label, base)
+				key, ok := below(label, base, z.longestDomain)
 				if ok != want || ok && key != string(rune(len(label)))+label+base {
 					t.Errorf("%s below %d bytes: %v, %d bytes", label, len(base), ok, len(key))
 				}
@@ -116,7 +116,7 @@ func TestLongestKeys(t *testing.T) {
 		} {
 			fits := strings.Repeat("x", maxName-domain-len(c.want))
 			for base, want := range map[string]string{"": c.want, fits: c.want + fits, fits + "x": ""} {
-				if got := z.hostKey(a, c.hostname, base); got != want {
+				if got := hostKey(a, c.hostname, base, z.longestDomain); got != want {
 					t.Errorf("%q below %d bytes: %q", c.hostname, len(base), got)
 				}
 			}
@@ -184,7 +184,7 @@ func TestDomainsBelowOneAnother(t *testing.T) {
 			z := edgeZone(t, domains...)
 			z.SetService(edgeService("prod", "dns", "10.96.0.10"))
 			for _, d := range all {
-				if i := z.domainOf(parsed(t, "x."+d)); i < 0 || wireText(z.domains[i].wire) != d+"." {
+				if i := (answering{Zone: z}).domainOf(parsed(t, "x."+d)); i < 0 || wireText(z.domains[i].wire) != d+"." {
 					t.Errorf("%v: a name in %s is in domain %d", domains, d, i)
 				}
 				out, n, r := put(t, z, "dns.prod.svc."+d, typeSRV, false, 512)
@@ -192,7 +192,7 @@ func TestDomainsBelowOneAnother(t *testing.T) {
 					t.Errorf("%v: %s: %+v", domains, d, r)
 				}
 			}
-			if i := z.domainOf(parsed(t, "local")); i != -1 {
+			if i := (answering{Zone: z}).domainOf(parsed(t, "local")); i != -1 {
 				t.Errorf("%v: local is in domain %d", domains, i)
 			}
 		}

@@ -205,11 +205,11 @@ func (s *service) hosts() []host {
 	return out
 }
 
-// below is the key of a label below another key; false if it would be no name
-// in one of the cluster domains.
-func (z *Zone) below(label, base string) (string, bool) {
+// below is the key of a label below another key; false if the name would be too long
+// in one of the cluster domains, the longest of which takes longestDomain bytes.
+func below(label, base string, longestDomain int) (string, bool) {
 	w, ok := appendLabel(make([]byte, 0, 1+len(label)+len(base)), label)
-	if !ok || len(w)+len(base)+z.longestDomain > maxName {
+	if !ok || len(w)+len(base)+longestDomain > maxName {
 		return "", false
 	}
 	return string(append(w, base...)), true
@@ -331,8 +331,8 @@ func (b *builder) addPorts(own *records, ports []port, targets func([]port) ([]s
 		if p.name == "" || seen[p.protocol+" "+p.name] {
 			continue
 		}
-		between, ok1 := b.z.below("_"+p.protocol, b.base)
-		key, ok2 := b.z.below("_"+p.name, between)
+		between, ok1 := below("_"+p.protocol, b.base, b.z.longestDomain)
+		key, ok2 := below("_"+p.name, between, b.z.longestDomain)
 		if !ok1 || !ok2 {
 			continue
 		}

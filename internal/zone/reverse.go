@@ -34,7 +34,7 @@ type pointer struct {
 	vip  bool
 }
 
-// comparePointer puts those of virtual IPs first.
+// comparePointer puts pointers of virtual IPs first.
 func comparePointer(a, b pointer) int {
 	switch {
 	case a.vip && !b.vip:
@@ -46,7 +46,7 @@ func comparePointer(a, b pointer) int {
 }
 
 // answered are the pointers of an address that are answered: a virtual IP leads
-// to its Service alone.
+// only to its Service.
 func answered(all []pointer) []pointer {
 	n := 0
 	for n < len(all) && all[n].vip {
@@ -190,7 +190,8 @@ func reverseText(a netip.Addr) string {
 }
 
 // answerReverse answers a question for a reverse name, or replies NotOurs.
-func (z *Zone) answerReverse(w *writer, q *Question) {
+func (z answering) answerReverse() {
+	w, q := z.w, z.q
 	r, ok := parseReverse(&q.Name)
 	if !ok {
 		w.reply.Kind = NotOurs
@@ -202,14 +203,14 @@ func (z *Zone) answerReverse(w *writer, q *Question) {
 		k := append(key[:1], r.addr.AsSlice()...)
 		if recs := z.names.find(k); recs != nil {
 			if q.Type == typePTR || q.Type == typeANY {
-				z.appendPTR(w, answered(recs.more.ptr))
+				z.appendPTR(answered(recs.more.ptr))
 				return
 			}
 			if at := z.apexOf(&q.Name, r); at >= 0 {
-				w.negative(z, at)
+				w.negative(z.Zone, at)
 				return
 			}
-			w.negative(z, questionAt)
+			w.negative(z.Zone, questionAt)
 			return
 		}
 	}
@@ -218,21 +219,21 @@ func (z *Zone) answerReverse(w *writer, q *Question) {
 	case at < 0:
 		w.reply.Kind = NotOurs
 	case at == questionAt && (q.Type == typeSOA || q.Type == typeNS):
-		w.apex(z, q.Type)
+		w.apex(z.Zone, q.Type)
 	case r.clean && !r.whole:
 		// A name between the apex and the addresses. Whether there is one
 		// below is not known without a search; saying yes is never wrong for
 		// a resolver that takes NXDOMAIN for the whole subtree (RFC 8020).
-		w.negative(z, at)
+		w.negative(z.Zone, at)
 	default:
 		w.reply.Rcode = RcodeNXDomain
-		w.negative(z, at)
+		w.negative(z.Zone, at)
 	}
 }
 
 // apexOf is where in the message the apex of the reverse zone of n begins, or
 // -1 if no range has it.
-func (z *Zone) apexOf(n *Name, r reverseName) int {
+func (z answering) apexOf(n *Name, r reverseName) int {
 	for _, rz := range z.reverse {
 		if rz.prefix.Addr().Is4() != r.addr.Is4() || r.bits < rz.labels*rz.step || !rz.prefix.Contains(r.addr) {
 			continue

@@ -11,7 +11,7 @@ import (
 // www.example.com.NS.svc.DOMAIN first, for two more such names next, each for A
 // and AAAA, and only then for the name that was meant. When Question.Search is
 // set, the first of these questions is answered with what the last one would
-// bring: a CNAME to the name that was meant and what is there.
+// bring: a CNAME to the name that the client meant, and its records.
 //
 // That a question comes from a search path is known from the question itself:
 // the namespace exists, and nothing in it has the name. A single label before
@@ -23,7 +23,8 @@ const minSearched = 2
 // search follows the search path of a pod from a name that does not exist. It
 // returns false, and writes nothing, when the name is not one that a search path
 // makes.
-func (z *Zone) search(w *writer, q *Question, d int) bool {
+func (z answering) search(d int) bool {
+	w, q := z.w, z.q
 	if !q.Search || q.Type != typeA && q.Type != typeAAAA {
 		return false
 	}
@@ -44,7 +45,7 @@ func (z *Zone) search(w *writer, q *Question, d int) bool {
 			continue
 		}
 		w.reply.BySearch = true
-		z.chain(w, q, append(rel, dom.wire...))
+		z.chain(append(rel, dom.wire...))
 		return true
 	}
 	target := append(append(buf[:0], meant...), 0)
@@ -64,7 +65,8 @@ func (z *Zone) search(w *writer, q *Question, d int) bool {
 
 // chain writes a CNAME to a name of the zone and answers for that name. A chain
 // that comes back to one of its names ends there.
-func (z *Zone) chain(w *writer, q *Question, target []byte) {
+func (z answering) chain(target []byte) {
+	w, q := z.w, z.q
 	var owners [maxChain][]byte // of the CNAMEs written
 	owner := q.Name.Wire()
 	for i := range maxChain {
@@ -80,18 +82,18 @@ func (z *Zone) chain(w *writer, q *Question, target []byte) {
 		q.target.ParseWire(target, 0)
 		d := z.domainOf(&q.target)
 		if d < 0 {
-			z.leave(w, &q.target)
+			z.leave(&q.target)
 			return
 		}
 		w.owner = uint16(0xC000 | at)
-		if target = z.answerName(w, q, &q.target, d); target == nil {
+		if target = z.answerName(&q.target, d); target == nil {
 			return
 		}
 	}
 }
 
 // ReverseAddr returns the address that a reverse name stands for; ok is false for
-// other names and for those of less than a whole address.
+// other names and for names of less than a whole address.
 func ReverseAddr(n *Name) (addr netip.Addr, ok bool) {
 	r, ok := parseReverse(n)
 	return r.addr, ok && r.whole

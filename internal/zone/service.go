@@ -224,7 +224,7 @@ func (z *Zone) sliceOf(s *discoveryv1.EndpointSlice, base string) *slice {
 		for _, ip := range e.Addresses {
 			if a, err := netip.ParseAddr(ip); err == nil {
 				a = a.Unmap().WithZone("")
-				out.endpoints = append(out.endpoints, endpoint{a, z.hostKey(a, hostname, base)})
+				out.endpoints = append(out.endpoints, endpoint{a, hostKey(a, hostname, base, z.longestDomain)})
 			}
 		}
 	}
@@ -240,7 +240,7 @@ func newPort(name string, protocol corev1.Protocol, number int32) port {
 
 // hostKey is the key of an endpoint below its Service's, base: its label is its
 // hostname, else its address with dashes (10-244-1-7 or fd00-10-244--7).
-func (z *Zone) hostKey(a netip.Addr, hostname, base string) string {
+func hostKey(a netip.Addr, hostname, base string, longestDomain int) string {
 	var buf [2 * maxName]byte
 	b := buf[:1]
 	if hostname != "" && len(hostname) <= maxLabel && !strings.Contains(hostname, ".") {
@@ -254,7 +254,7 @@ func (z *Zone) hostKey(a netip.Addr, hostname, base string) string {
 			}
 		}
 	}
-	if len(b)+len(base)+z.longestDomain > maxName {
+	if len(b)+len(base)+longestDomain > maxName {
 		return ""
 	}
 	return string(append(b, base...))

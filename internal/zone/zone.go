@@ -170,12 +170,12 @@ func (z *Zone) Dump() string {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	var lines []string
-	z.names.each(func(key string, r *records) { lines = append(lines, z.dumpNode(key, r)...) })
+	z.names.each(func(key string, r *records) { lines = append(lines, dumpNode(z, key, r)...) })
 	sort.Strings(lines)
 	return strings.Join(lines, "\n") + "\n"
 }
 
-func (z *Zone) dumpNode(key string, r *records) []string {
+func dumpNode(z *Zone, key string, r *records) []string {
 	dom := wireText(z.domains[0].wire)
 	name := wireText([]byte(key)) + dom
 	if key[0] == 0 {

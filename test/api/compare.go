@@ -71,7 +71,7 @@ func Compare(ctx context.Context, fairlead, peer *Runner, c Case) ([]Difference,
 	return out, nil
 }
 
-// ofGeneration returns what reports whether a difference is that the Services of fairlead alone have a
+// ofGeneration returns what reports whether a difference is that the Services of only fairlead have a
 // metadata.generation, which is so in each answer to s that has one (docs/compatibility.md).
 func ofGeneration(s *Step) func(Difference) bool {
 	return func(d Difference) bool {

@@ -136,7 +136,7 @@ func newRunner(t *testing.T, config *rest.Config) *api.Runner {
 	return runner
 }
 
-// eachCase calls do in a test of its own for each case of the files.
+// eachCase calls do in its own test for each case of the files.
 func eachCase(t *testing.T, pattern string, do func(t *testing.T, file string, c api.Case)) {
 	t.Helper()
 	files, err := filepath.Glob(pattern)

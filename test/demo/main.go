@@ -1,5 +1,5 @@
 // Command demo shows the way of a Service on one machine: two nodes and an
-// outside client, each a network namespace of its own, three real backends, and
+// outside client, each its own network namespace, three real backends, and
 // what a client meets when it connects through the virtual IP, the DNS names and
 // the node port, while backends become unready, die and go. Every line is
 // measured; a wrong result ends it with exit code 1. It uses the real kubectl,
@@ -41,7 +41,7 @@ func main() {
 	}
 }
 
-// reexec runs this program again in network and mount namespaces of its own, so
+// reexec runs this program again in network and mount its own namespaces, so
 // that nothing it does is seen by the machine; without root, as root of a user
 // namespace.
 func reexec() int {

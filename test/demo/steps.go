@@ -73,7 +73,7 @@ func (s *stage) ask(url string, n int) (map[string]int, error) {
 	return count(out), err
 }
 
-// loop is a shell script of n requests, each on a connection of its own; it
+// loop is a shell script of n requests, each on its own connection; it
 // fails with the first that fails.
 func loop(url string, n int) string {
 	return fmt.Sprintf("set -e; for i in $(seq %d); do curl -sS --max-time 10 %s; done", n, url)

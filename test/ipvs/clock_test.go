@@ -153,7 +153,7 @@ func (c *clocked) lacksInet(agent *process.Process) {
 		})
 	}
 	log := agent.Log()
-	for _, words := range []string{"keeps their addresses", "cannot have the rules for node-local DNS"} {
+	for _, words := range []string{"keep the pods' addresses", "cannot have the rules for node-local DNS"} {
 		if n := strings.Count(log, words); n != 1 {
 			c.t.Errorf("the agent has logged %q %d times, want once:\n%s", words, n, log)
 		}

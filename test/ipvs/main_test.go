@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 // program is the binary, inside the guest.
 const program = uml.Shared + "/fairlead"
 
-// cluster is a node with an API server of its own.
+// cluster is a node with its own API server.
 type cluster struct {
 	t       *testing.T
 	dir     string

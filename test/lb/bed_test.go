@@ -24,9 +24,10 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
-	"github.com/fairlead/fairlead/internal/lb"
+	lbcontroller "github.com/fairlead/fairlead/internal/lb/controller"
 	"github.com/fairlead/fairlead/internal/lb/pool"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
+	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/arp"
 	"github.com/fairlead/fairlead/internal/testbed/process"
@@ -101,8 +102,8 @@ func (b *bed) control(config *rest.Config) {
 	ranges, err := pool.ParseList(pools)
 	b.must(err)
 	started := make(chan struct{})
-	c, err := lb.NewController(lb.ControllerOptions{
-		Config: config, Pools: []lb.FlagPool{{Name: "test", Ranges: ranges}}, Default: true,
+	c, err := lbcontroller.New(lbcontroller.Options{
+		Config: config, Pools: []lbcontroller.FlagPool{{Name: "test", Ranges: ranges}}, Default: true,
 		Started: sync.OnceFunc(func() { close(started) }),
 	})
 	b.must(err)
@@ -128,7 +129,7 @@ func (b *bed) addNode(name string) *node {
 	b.must(err)
 	n.mac = arp.MACOf(b, n.host, "eth0")
 	n.args = speakerArgs{
-		Node: name, Rate: 1, Peer: netip.AddrPortFrom(n.host.Addr4(), lb.DefaultPeerPort),
+		Node: name, Rate: 1, Peer: netip.AddrPortFrom(n.host.Addr4(), svc.SpeakerPort),
 		Unhealthy: filepath.Join(b.TempDir(), "unhealthy"),
 	}
 	n.args.setServer(b.config)
@@ -210,7 +211,7 @@ func (b *bed) service(name string, change ...func(*corev1.Service)) []netip.Addr
 func (b *bed) voters(votes int) {
 	b.Helper()
 	testbed.Until(b, fmt.Sprintf("%d votes", votes), func() error {
-		m, err := b.client.CoreV1().ConfigMaps(lb.Namespace).Get(b.Context(), lb.VotersName, metav1.GetOptions{})
+		m, err := b.client.CoreV1().ConfigMaps(svc.SystemNamespace).Get(b.Context(), svc.VotersConfigMap, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
@@ -236,7 +237,7 @@ func (b *bed) voters(votes int) {
 			}
 		}
 		if l.Current.Witness {
-			lease, err := b.client.CoordinationV1().Leases(lb.Namespace).Get(b.Context(), "fairlead-lb-witness", metav1.GetOptions{})
+			lease, err := b.client.CoordinationV1().Leases(svc.SystemNamespace).Get(b.Context(), "fairlead-lb-witness", metav1.GetOptions{})
 			if err != nil || *lease.Spec.HolderIdentity != "" {
 				return fmt.Errorf("the witness is not free: %v", err)
 			}

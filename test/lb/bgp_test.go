@@ -10,7 +10,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/fairlead/fairlead/internal/lb"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
@@ -28,7 +27,7 @@ func TestBGP(t *testing.T) {
 	var neighbors []string
 	for _, name := range []string{"n1", "n2"} {
 		n := b.addNode(name)
-		n.args.Announce = lb.AnnounceBGP
+		n.args.Announce = v1.AnnounceBGP
 		neighbors = append(neighbors, fmt.Sprintf("neighbor %s as %d;", n.host.Addr4(), nodeAS))
 	}
 	n1, n2 := b.nodes[0], b.nodes[1]

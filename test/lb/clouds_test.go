@@ -22,7 +22,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead/fairlead/internal/dialect"
-	"github.com/fairlead/fairlead/internal/lb"
+	"github.com/fairlead/fairlead/internal/lb/claim"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
@@ -122,7 +122,7 @@ func TestManifestsOfClouds(t *testing.T) {
 	}
 	for name, s := range services {
 		want, known := clouds[name]
-		r := lb.Read(s)
+		r := claim.Read(s)
 		if !known || r.Way != want.way {
 			t.Errorf("%s takes the %s way, because of %v", name, r.Way, r.Because)
 		}

@@ -17,7 +17,7 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
-// machine is a host with a name of its own, and with own directories of the state of programs.
+// machine is a host with its own name, and with own directories of the state of programs.
 type machine struct {
 	*testing.T
 	host *testbed.Host

@@ -10,7 +10,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/fairlead/fairlead/internal/lb"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
@@ -72,7 +71,7 @@ func TestMixedAnnouncers(t *testing.T) {
 	inParallel(t)
 	b := newBed(t, 1)
 	routed := b.addNode("n2")
-	routed.args.Announce = lb.AnnounceBGP
+	routed.args.Announce = v1.AnnounceBGP
 	routed.start()
 	b.voters(3)
 	for i := range 6 {

@@ -14,7 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/fairlead/fairlead/internal/lb"
+	"github.com/fairlead/fairlead/internal/lb/front"
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
@@ -125,7 +125,7 @@ func (c *cluster) useKeys() {
 			Data: map[string][]byte{corev1.TLSCertKey: cert, corev1.TLSPrivateKeyKey: key}},
 		{ObjectMeta: metav1.ObjectMeta{Name: "broken-cert"}, Type: corev1.SecretTypeTLS, // the key of another certificate
 			Data: map[string][]byte{corev1.TLSCertKey: other, corev1.TLSPrivateKeyKey: key}},
-		{ObjectMeta: metav1.ObjectMeta{Name: "bucket"}, Type: lb.LogSecretType, Data: map[string][]byte{
+		{ObjectMeta: metav1.ObjectMeta{Name: "bucket"}, Type: front.LogSecretType, Data: map[string][]byte{
 			"access-key-id": []byte("AKIDEXAMPLE"), "secret-access-key": []byte("wJalrXUtnFEMI-K7MDENG-bPxRfiCYEXAMPLEKEY")}},
 	} {
 		_, err := c.client.CoreV1().Secrets("default").Create(c.Context(), s, metav1.CreateOptions{})

@@ -19,6 +19,9 @@ import (
 
 	"github.com/fairlead/fairlead/internal/kernel/clock"
 	"github.com/fairlead/fairlead/internal/lb"
+	"github.com/fairlead/fairlead/internal/lb/front"
+	"github.com/fairlead/fairlead/internal/lb/proxied"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/systemd"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/process"
@@ -45,7 +48,7 @@ func TestMain(m *testing.M) {
 	}, "fairlead", "backend", "kubectl")
 }
 
-// slots are how many tests run at a time, beside the one that takes a minute: they have networks of their own
+// slots are how many tests run at a time, beside the one that takes a minute: they have their own networks
 // and mostly wait.
 var slots = make(chan struct{}, 3)
 
@@ -106,8 +109,10 @@ func speak(text string) error {
 	if store != nil {
 		o.Store = store
 	}
-	if a.Announce == lb.AnnounceNone {
-		l, err := lb.NewListening(o)
+	if a.Announce == v1.AnnounceNone {
+		l, err := front.NewListening(o.Config, front.Options{NodeName: o.NodeName, Log: o.Log, AccessLogs: o.AccessLogs, UploadLogs: o.UploadLogs,
+			Server: proxied.New(proxied.Options{Log: o.Log, AccessLogs: o.AccessLogs, Node: o.NodeName, Store: o.Store}),
+		})
 		if err != nil {
 			return err
 		}

@@ -25,7 +25,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/fairlead/fairlead/internal/lb"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
@@ -133,7 +133,7 @@ func TestTLSAtALoadBalancer(t *testing.T) {
 	testbed.Until(b, "the new certificate", curl)
 	// A node that announces nothing serves what others route to it.
 	silent := b.addNode("n3")
-	silent.args.Announce = lb.AnnounceNone
+	silent.args.Announce = v1.AnnounceNone
 	silent.start()
 	client = b.net.Outside("routed")
 	client.Route(netip.PrefixFrom(vip, vip.BitLen()), silent.host.Addr4())

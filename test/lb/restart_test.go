@@ -19,7 +19,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/fairlead/fairlead/internal/lb"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/systemd"
@@ -43,7 +43,7 @@ func TestRestartUnderSystemd(t *testing.T) {
 		s.Annotations = map[string]string{"fairlead.dev/lb-idle-timeout": "60"}
 	})[0]
 	n := b.addNode("n1")
-	n.args.Announce = lb.AnnounceNone
+	n.args.Announce = v1.AnnounceNone
 	n.host.Serve(svc.TCP, 22) // on all of its addresses
 	client := b.net.Outside("routed")
 	client.Route(netip.PrefixFrom(vip, vip.BitLen()), n.host.Addr4())
@@ -102,7 +102,7 @@ func TestRestartUnderSystemd(t *testing.T) {
 	}
 }
 
-// unit is a speaker as a unit lb.service of a systemd of its own, with what docs/loadbalancer.md says of the unit.
+// unit is a speaker as a unit lb.service of its own systemd, with what docs/loadbalancer.md says of the unit.
 type unit struct {
 	*systemd.Manager
 	*bed

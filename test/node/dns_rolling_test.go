@@ -32,7 +32,7 @@ func (c *cluster) kubeDNS(n int) {
 	})
 }
 
-// questions are asked of kube-dns at a steady rate, each from a port of its own and
+// questions are asked of kube-dns at a steady rate, each from its own port and
 // once: an answer that does not come is lost.
 type questions struct {
 	cancel context.CancelFunc

@@ -147,7 +147,7 @@ func TestEncrypt(t *testing.T) {
 }
 
 // copied has a machine start that is a copy of another one, with its key: it is told so, does
-// not become a node, and leaves the other one alone, until it has a key of its own.
+// not become a node, and leaves the other one alone, until it has its own key.
 func (e *encrypted) copied() {
 	e.t.Helper()
 	host := e.network.Outside("copy")
@@ -298,7 +298,7 @@ func (c *cluster) podsRouted(node, text string) {
 }
 
 // wireguard is a host with WireGuard: the kernel's, or a userspace implementation's, which
-// has a directory of sockets of its own.
+// has a directory of its own sockets.
 type wireguard struct {
 	c     *cluster
 	host  *testbed.Host

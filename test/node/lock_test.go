@@ -126,7 +126,7 @@ func oneWriter(t *testing.T, what, rules string, start, beside func(*testing.T, 
 func TestLockOfAnotherUser(t *testing.T) {
 	t.Parallel()
 	node := testbed.NewNetwork(t).Outside("node")
-	node.Do(func() { // on a thread of its own
+	node.Do(func() { // on its own thread
 		const nobody, same = 65534, ^uintptr(0)
 		if _, _, e := syscall.RawSyscall(syscall.SYS_SETRESUID, same, nobody, same); e != 0 {
 			t.Skipf("cannot be another user here: %v", e)

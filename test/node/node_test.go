@@ -186,7 +186,7 @@ func (c *cluster) backends() netip.AddrPort {
 	return at
 }
 
-// ask makes one request from the node, on a connection of its own.
+// ask makes one request from the node, on its own connection.
 func (c *cluster) ask(at netip.AddrPort) error { return c.askFrom(c.node, at) }
 
 // askFrom makes one request from a host.

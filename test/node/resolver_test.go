@@ -12,7 +12,7 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
-// withEtc runs a command on a host with a directory of its own as /etc.
+// withEtc runs a command on a host with its own directory as /etc.
 func (c *cluster) withEtc(on *testbed.Host, etc, program string, args ...string) *exec.Cmd {
 	script := []string{"-m", "sh", "-c", `mount --bind "$0" /etc && exec "$@"`, etc, program}
 	return c.on(on, "unshare", append(script, args...)...)

@@ -87,7 +87,7 @@ func (s *connections) port() uint16 {
 	return uint16(12_000 + s.made%18_000) // below node ports and the kernel's own choice
 }
 
-// request makes one request on a connection of its own; over UDP from a port, 0 for any.
+// request makes one request on its own connection; over UDP from a port, 0 for any.
 func (to target) request(port uint16) error {
 	from := netip.AddrPort{}
 	if to.protocol == svc.UDP {

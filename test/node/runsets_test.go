@@ -91,7 +91,7 @@ func testInterrupts(s *setsCluster) {
 		p.Says(want)
 	}
 	s.run(append([]string{"run", "-d", "--replicas", "1"}, never...)...)
-	interrupted("deployment never applied", "interrupted; deployment never goes on", "run", "--replicas", "1")
+	interrupted("deployment never applied", "interrupted; no longer waiting for deployment never", "run", "--replicas", "1")
 	s.fails("there is a deployment never", append([]string{"run", "--every-node"}, never...)...)
 	remove := metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationForeground)}
 	s.must(s.client.AppsV1().Deployments(setsNamespace).Delete(s.t.Context(), "never", remove))

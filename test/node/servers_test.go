@@ -25,7 +25,7 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
-// threeServers are API servers on one etcd, each on a machine of its own, and two nodes.
+// threeServers are API servers on one etcd, each on its own machine, and two nodes.
 type threeServers struct {
 	*cluster
 	hosts   []*testbed.Host

@@ -77,7 +77,7 @@ func (m *machine) uninstall(client kubernetes.Interface, before []string) {
 		t.Errorf("with another node: %v\n%s", err, out)
 	}
 	if out, err := uninstall("", "--yes", "--force", "--data-dir", "/var/lib"); err == nil ||
-		!strings.Contains(out, "nothing of a server or an agent") {
+		!strings.Contains(out, "no data of a server or an agent") {
 		t.Errorf("a directory that is not fairlead's: %v\n%s", err, out)
 	}
 	if out, err := uninstall("no\n", "--force"); err == nil || !strings.Contains(out, "not confirmed") {

@@ -181,7 +181,7 @@ func TestFaults(t *testing.T) {
 }
 
 // both makes two faults at a time. Two servers that are not there are a loss of the quorum, which
-// is a fault of its own.
+// is its own fault.
 func (r *rig) both(a, b fault) fault {
 	ofServer := func(f fault) bool { return strings.Contains(f.name, "server") }
 	if ofServer(a) && ofServer(b) || a.name == b.name || a.alone || b.alone {

@@ -32,7 +32,7 @@ type request struct {
 }
 
 // load is what clients of the Service see: one on each node, one in each Pod, and one outside
-// of the cluster that asks nodes in turn. Each request has a connection of its own; beside these each client holds one.
+// of the cluster that asks nodes in turn. Each request has its own connection; beside these each client holds one.
 type load struct {
 	r    *rig
 	wg   sync.WaitGroup

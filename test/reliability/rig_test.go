@@ -38,7 +38,7 @@ const (
 	nodeCount   = 5
 )
 
-// server is a fairlead server with an embedded etcd, on a machine of its own.
+// server is a fairlead server with an embedded etcd, on its own machine.
 type server struct {
 	*process.Server
 	host *testbed.Host

@@ -59,7 +59,7 @@ const (
 	repairPeriod = 2 * time.Second
 )
 
-// newServer is one API server, on ports of its own.
+// newServer is one API server, on its own ports.
 func newServer(t *testing.T, s *store, flags ...string) *process.Server {
 	return process.NewServer(nil, process.Program("fairlead"), filepath.Join(t.TempDir(), "data"), append([]string{
 		"--controllers", "none", "--etcd-servers", strings.Join(s.urls, ","),

@@ -67,7 +67,7 @@ func rejected(t *testing.T, n *testbed.Network, first *member) {
 	}
 	own := filepath.Join(t.TempDir(), "data")
 	newMember(t, n, "server4").at(own).start(t).Stop()
-	if out = join(t, n.Host("server4"), own, first.url(), good); !strings.Contains(out, "has the objects of a server of its own") {
+	if out = join(t, n.Host("server4"), own, first.url(), good); !strings.Contains(out, "has the objects of another server") {
 		t.Errorf("a server of another cluster: %s", out)
 	}
 }
@@ -230,7 +230,7 @@ func onlyPaths(t *testing.T, first *member) {
 		if !apierrors.IsForbidden(err) {
 			t.Fatalf("rights to paths make the token of a server: %v", err)
 		}
-		if !strings.Contains(err.Error(), "is no administrator of the cluster") {
+		if !strings.Contains(err.Error(), "is not an administrator of the cluster") {
 			return err // RBAC does not know the role yet
 		}
 		return nil

@@ -19,13 +19,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	auditapi "k8s.io/apiserver/pkg/apis/audit/v1"
 
-	"github.com/fairlead/fairlead/internal/apiserver"
 	several "github.com/fairlead/fairlead/internal/apiserver/members"
+	serverstore "github.com/fairlead/fairlead/internal/apiserver/store"
 	"github.com/fairlead/fairlead/internal/testbed"
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
-// member is a server with an embedded etcd, on a host of its own.
+// member is a server with an embedded etcd, on its own host.
 type member struct {
 	*process.Server
 	host *testbed.Host
@@ -48,7 +48,7 @@ func (m *member) with(flags ...string) *member {
 	if !slices.Contains(flags, "--bind-address") {
 		flags = append(flags, "--bind-address", "127.0.0.1,"+m.host.Addr4().String())
 	}
-	if slices.Contains(flags, "--cluster-init") || slices.Contains(flags, "--join") || apiserver.IsMember(m.dir) {
+	if slices.Contains(flags, "--cluster-init") || slices.Contains(flags, "--join") || serverstore.IsMember(m.dir) {
 		flags = append(flags, "--server-name", m.name) // rejected by one that is alone
 	}
 	m.Server = process.NewServer(m.host, process.Program("fairlead"), m.dir,

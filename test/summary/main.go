@@ -88,7 +88,7 @@ func (r *report) closePackage(e event, key string) {
 	delete(r.output, key)
 }
 
-// unfinished reports the tests of a package that were running at its end: those that took
+// unfinished reports the tests of a package that were running at its end: tests that took
 // longer than -timeout, and the one that has the panic in its output.
 func (r *report) unfinished(pkg string) {
 	for _, key := range slices.Sorted(maps.Keys(r.output)) {

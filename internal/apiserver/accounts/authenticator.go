@@ -149,7 +149,7 @@ func (a *Authenticator) check(ctx context.Context, subject string, b serviceacco
 		}
 	}
 	if b.Node != nil {
-		// With a Pod the Node is where it runs; alone it is what the token is bound
+		// With a Pod the Node is where it runs; without a Pod the token is bound
 		// to.
 		if b.Pod == nil {
 			n, err := a.Client.CoreV1().Nodes().Get(ctx, b.Node.Name, metav1.GetOptions{})

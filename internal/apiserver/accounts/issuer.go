@@ -26,7 +26,7 @@ import (
 
 // Issuer signs tokens with one key and knows the public keys of earlier ones.
 type Issuer struct {
-	// Name is the issuer (claim "iss"), Audiences are those of a token that
+	// Name is the issuer (claim "iss"), Audiences are the audiences of a token that
 	// asks for none.
 	Name      string
 	Audiences []string

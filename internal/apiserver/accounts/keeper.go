@@ -34,7 +34,7 @@ type Keeper struct {
 	namespaces corelisters.NamespaceLister
 	accounts   corelisters.ServiceAccountLister
 	configs    corelisters.ConfigMapLister
-	rootCAs    informers.SharedInformerFactory // of the ConfigMaps alone
+	rootCAs    informers.SharedInformerFactory // only of the ConfigMaps
 	informers  []cache.SharedIndexInformer
 	queue      workqueue.TypedRateLimitingInterface[string]
 }
@@ -125,7 +125,7 @@ func (k *Keeper) next(ctx context.Context) bool {
 	return true
 }
 
-// keep makes what is missing in a namespace according to the caches; what exists
+// keep creates the missing objects of a namespace according to the caches; what exists
 // already fails with AlreadyExists.
 func (k *Keeper) keep(ctx context.Context, namespace string) error {
 	ns, err := k.namespaces.Get(namespace)

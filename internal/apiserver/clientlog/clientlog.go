@@ -1,4 +1,4 @@
-// Package clientlog sends the messages of etcd's clients to slog: those that
+// Package clientlog sends the messages of etcd's clients to slog: messages that
 // k8s.io/apiserver makes have a logger of zap's that writes JSON to stderr, made when
 // that package is initialized (v0.37, storage/storagebackend/factory).
 //

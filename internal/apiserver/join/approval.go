@@ -31,7 +31,7 @@ const (
 	DefaultApprovalTimeout = time.Hour
 	// maxApprovalPoll is the longest pause between two looks at a request.
 	maxApprovalPoll = 2 * time.Second
-	// requestPrefix begins the names of the requests of nodes, as those of kubelets.
+	// requestPrefix begins the names of the requests of nodes, as requests of kubelets.
 	requestPrefix = "node-csr-"
 )
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver/pki"
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
+	"github.com/fairlead/fairlead/internal/loop"
 )
 
 // ClusterConfigMap is the name of the ConfigMap in kube-public by which a server tells nodes what
@@ -35,7 +36,7 @@ const (
 
 // follow keeps the authorities that the cluster publishes, until ctx ends. again gets a token when the
 // certificate may have to be renewed.
-func (n *Node) follow(ctx context.Context, again chan<- struct{}) {
+func (n *Node) follow(ctx context.Context, again loop.Signal) {
 	client, err := kubernetes.NewForConfig(n.Config())
 	if err != nil {
 		n.log.Error("cannot follow the cluster's authorities", "err", err)
@@ -58,7 +59,7 @@ func (n *Node) follow(ctx context.Context, again chan<- struct{}) {
 }
 
 // watch follows one watch to its end.
-func (n *Node) watch(ctx context.Context, client kubernetes.Interface, again chan<- struct{}) error {
+func (n *Node) watch(ctx context.Context, client kubernetes.Interface, again loop.Signal) error {
 	w, err := client.CoreV1().ConfigMaps(metav1.NamespacePublic).Watch(ctx, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector("metadata.name", ClusterConfigMap).String(),
 	})
@@ -87,16 +88,13 @@ func (n *Node) watch(ctx context.Context, client kubernetes.Interface, again cha
 			case <-time.After(rand.N(spread)): //nolint:gosec // no secret
 			}
 			n.setChanged()
-			select {
-			case again <- struct{}{}:
-			default:
-			}
+			again.Set()
 		}
 	}
 	return nil
 }
 
-// accept takes the published authorities if those that this node trusts vouch for them.
+// accept takes the published authorities if the authorities that this node trusts vouch for them.
 func (n *Node) accept(published []byte) (changed bool, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -59,7 +59,7 @@ func NewServer(ca *x509.Certificate) Token {
 	return Token{Hash: pki.Hash(ca), ID: strings.ToLower(rand.Text())[:idLen], Secret: strings.ToLower(rand.Text()), Server: true}
 }
 
-// Lengths of the parts of a token, those of a bootstrap token. The secret has 80 bits, that of a
+// Lengths of the parts of a token, as in a bootstrap token. The secret has 80 bits, that of a
 // server 130.
 const (
 	idLen           = 6

@@ -27,6 +27,8 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver/pki"
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
+	"github.com/fairlead/fairlead/internal/loop"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // Times of a node's certificate.
@@ -54,12 +56,12 @@ func ReloadWithin(life time.Duration) {
 	}
 }
 
-// Node is the identity of one node: a certificate for its name alone, in a
+// Node is the identity of one node: a certificate only for its name, in a
 // directory of its machine.
 //
 // It is not a certificate.Manager of k8s.io/client-go (v0.37): that one reports
-// through klog alone, waits 15 minutes for a signature without a message, and does
-// not say why a certificate on disk is unusable. The operator of a machine that is
+// only through klog, waits 15 minutes for a signature without a message, and does not explain why a
+// certificate on disk is unusable. The operator of a machine that is
 // to join needs to know after seconds that the name is in use or that the request
 // has to be approved, and how.
 type Node struct {
@@ -67,7 +69,7 @@ type Node struct {
 	host      string
 	log       *slog.Logger
 	use       func(*rest.Config)
-	changed   chan struct{}
+	changed   loop.Signal
 
 	mu sync.Mutex
 	ca []byte // the trusted authorities, the signing one first
@@ -80,7 +82,7 @@ func (n *Node) Use(use func(*rest.Config)) { n.use = use }
 // Open returns the identity of the node name at server that NewNode has kept in dir.
 // The error is fs.ErrNotExist if the machine has never joined.
 func Open(server, name, dir string, log *slog.Logger) (*Node, error) {
-	n := &Node{name: name, dir: dir, host: server, log: log, changed: make(chan struct{}, 1)}
+	n := &Node{name: name, dir: dir, host: server, log: log, changed: loop.NewSignal()}
 	var err error
 	if n.ca, err = os.ReadFile(n.file("ca.crt")); err != nil {
 		return nil, err
@@ -114,7 +116,7 @@ func NewNode(ctx context.Context, boot *rest.Config, name, dir string, log *slog
 
 // newNode opens the identity of the node name in dir; if there is none, issue makes it.
 func newNode(boot *rest.Config, name, dir string, log *slog.Logger, issue func(*Node) error) (*Node, error) {
-	n := &Node{name: name, dir: dir, ca: boot.CAData, host: boot.Host, log: log, changed: make(chan struct{}, 1)}
+	n := &Node{name: name, dir: dir, ca: boot.CAData, host: boot.Host, log: log, changed: loop.NewSignal()}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("the node's certificate: %w", err)
 	}
@@ -147,17 +149,12 @@ func (n *Node) Config() *rest.Config {
 // Changed holds a token when the certificate or the authorities may have changed.
 func (n *Node) Changed() <-chan struct{} { return n.changed }
 
-func (n *Node) setChanged() {
-	select {
-	case n.changed <- struct{}{}:
-	default:
-	}
-}
+func (n *Node) setChanged() { n.changed.Set() }
 
 // Run renews the certificate when a third of its life is left or another authority signs, and follows
 // the authorities of the cluster, until ctx ends.
 func (n *Node) Run(ctx context.Context) error {
-	again := make(chan struct{}, 1)
+	again := loop.NewSignal()
 	var following sync.WaitGroup
 	defer following.Wait()
 	following.Go(func() { n.follow(ctx, again) })
@@ -209,7 +206,7 @@ func (n *Node) check() error {
 			rest.AddCert(c) // the authority's, signed by the one that this node knows
 		}
 	}
-	if leaf.Subject.CommonName != "system:node:"+n.name {
+	if leaf.Subject.CommonName != svc.NodeUserPrefix+n.name {
 		return fmt.Errorf("it is for %s", leaf.Subject.CommonName)
 	}
 	_, err = leaf.Verify(x509.VerifyOptions{Roots: roots, Intermediates: rest, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
@@ -225,7 +222,7 @@ func (n *Node) pair() (tls.Certificate, error) {
 	return tls.LoadX509KeyPair(n.file("node.crt"), n.keyFile())
 }
 
-// keyFile returns the file with the key of the certificate. Earlier versions wrote it into node.key alone.
+// keyFile returns the file with the key of the certificate. Earlier versions only wrote it into node.key.
 func (n *Node) keyFile() string { return pki.KeyFile(n.file("node.crt")) }
 
 // issue requests a new certificate as cfg and writes it.
@@ -254,7 +251,7 @@ func (n *Node) issue(ctx context.Context, cfg *rest.Config) error {
 // spec returns the request for a certificate of key.
 func (n *Node) spec(key crypto.Signer) (spec certificatesv1.CertificateSigningRequestSpec, err error) {
 	request, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
-		Subject: pkix.Name{CommonName: "system:node:" + n.name, Organization: []string{"system:nodes"}},
+		Subject: pkix.Name{CommonName: svc.NodeUserPrefix + n.name, Organization: []string{svc.NodesGroup}},
 	}, key)
 	return certificatesv1.CertificateSigningRequestSpec{
 		Request:    pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: request}),

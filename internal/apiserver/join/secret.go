@@ -31,7 +31,7 @@ const (
 func SecretName(id string) string { return secretPrefix + id }
 
 // Object returns the Secret by which servers know the token until end; the zero time
-// means for ever.
+// means forever.
 func (t Token) Object(end time.Time, description string) *corev1.Secret {
 	usage := UsageJoin
 	if t.Approval {

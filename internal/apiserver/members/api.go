@@ -44,7 +44,7 @@ const (
 	maxBody = 64 << 10
 )
 
-// Options are those of an API.
+// Options configure an API.
 type Options struct {
 	// Endpoint is that of the etcd of this machine, and Dial makes connections to it.
 	Endpoint string
@@ -55,11 +55,11 @@ type Options struct {
 	Authorities func() *pki.Bundle
 	// Authorizer decides who is an administrator of the cluster.
 	Authorizer authorizer.Authorizer
-	// Settings are those that all servers must have alike.
+	// Settings must be the same on all servers.
 	Settings Settings
 	// Files returns the files of pki/ that all servers must have alike.
 	Files func() (map[string][]byte, error)
-	// Leave removes the server at a URL from those that clients are led to.
+	// Leave removes the server at a URL from the endpoints of clients.
 	Leave func(ctx context.Context, server string) error
 	// Audit, which may be nil, gets each step of a server that joins once it is done. Other
 	// requests pass the filters of the API server, and stand in the audit log by these.
@@ -155,7 +155,7 @@ func MayAdminister(ctx context.Context, a authorizer.Authorizer) error {
 	}
 	if decision != authorizer.DecisionAllow {
 		return apierrors.NewForbidden(metav1.Unversioned.WithResource("servers").GroupResource(), "",
-			fmt.Errorf("user %q is no administrator of the cluster", u.GetName()))
+			fmt.Errorf("user %q is not an administrator of the cluster", u.GetName()))
 	}
 	return nil
 }
@@ -206,7 +206,7 @@ func (a *API) remove(ctx context.Context, name string, force bool) error {
 		}
 		return nil
 	case errors.Is(err, etcderrors.ErrUnhealthy), errors.Is(err, etcderrors.ErrNotEnoughStartedMembers):
-		return Conflict("without %s fewer than half of the servers would be up: start the others first, or remove those that are gone; "+
+		return Conflict("without %s fewer than half of the servers would be up: start the others first, or remove the ones that are gone; "+
 			"--force removes it all the same", name)
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, etcderrors.ErrTimeout):
 		return apierrors.NewServiceUnavailable("nothing can be changed now: fewer than half of the servers reach each other; " +

@@ -31,7 +31,7 @@ type Joiner struct {
 	// Server is the URL of a server of the cluster.
 	Server string
 	Token  join.Token
-	// Name and Peer are those of the State.
+	// Name and Peer are as in State.
 	Name, Peer string
 	Log        *slog.Logger
 }
@@ -115,7 +115,7 @@ func call(ctx context.Context, cfg *rest.Config, verb, path string, body []byte,
 	return nil
 }
 
-// Ask returns the members that the server of cfg knows, and what each says of itself.
+// Ask returns the members that the server of cfg knows, and what each reports about itself.
 func Ask(ctx context.Context, cfg *rest.Config) ([]Member, error) {
 	var list []Member
 	if err := call(ctx, cfg, http.MethodGet, Path, nil, &list); err != nil {
@@ -125,7 +125,7 @@ func Ask(ctx context.Context, cfg *rest.Config) ([]Member, error) {
 	return list, nil
 }
 
-// AskEach fills in what each member says of itself to the user of cfg.
+// AskEach fills in what each member reports about itself to the user of cfg.
 func AskEach(ctx context.Context, cfg *rest.Config, list []Member) {
 	ctx, cancel := context.WithTimeout(ctx, selfTimeout)
 	defer cancel()
@@ -180,7 +180,7 @@ func RevokeToken(ctx context.Context, cfg *rest.Config, id string) error {
 }
 
 // IsOnly reports whether err is that of a server that is not one of several with embedded etcds, or
-// has none of this, or of a user who is no administrator.
+// has none of this, or of a user who is not an administrator.
 func IsOnly(err error) bool {
 	return apierrors.IsConflict(err) || apierrors.IsNotFound(err) || apierrors.IsForbidden(err)
 }

@@ -3,7 +3,7 @@
 // member, the tokens with which others join, what they get, and the list of all.
 //
 // A member's client URL, as etcd calls it, is the URL of its API server: etcd itself
-// is served to the process alone, on a unix socket.
+// is served only to the process, on a unix socket.
 package members
 
 import (
@@ -32,6 +32,10 @@ import (
 // PeerName is the DNS name in the certificates with which members know each other. No request
 // for a client's certificate may have a DNS name, so no approval makes a member.
 const PeerName = "etcd.servers.fairlead.dev"
+
+// PeerLeaf is the file name in pki/, without extension, of the certificate with which the embedded etcds of
+// several servers know each other.
+const PeerLeaf = "etcd-peer"
 
 // stateFile is in the directory of the embedded etcd, with which it is moved away.
 const stateFile = "server.json"
@@ -100,7 +104,7 @@ type Member struct {
 	Server string `json:"server,omitempty"`
 	// Role is learner, voter or leader.
 	Role string `json:"role"`
-	// Status is what the server says of itself, nil if it does not answer.
+	// Status is what the server reports about itself, nil if it does not answer.
 	Status *Status `json:"status,omitempty"`
 	// Lag is how many writes of the leader the server has not applied, if both have answered.
 	Lag *int64 `json:"lag,omitempty"`
@@ -113,7 +117,7 @@ const (
 	RoleLeader  = "leader"
 )
 
-// Status is what a server says of its etcd.
+// Status is what a server reports about its etcd.
 type Status struct {
 	ID string `json:"id"`
 	// Leader is the ID of the leader that the server knows, empty if it knows none.
@@ -174,7 +178,7 @@ func memberOf(m *etcdserverpb.Member, self *Status) Member {
 		out.Name = host(out.Peer)
 	}
 	if !strings.HasPrefix(out.Server, "https://") {
-		out.Server = "" // that of a server that was alone
+		out.Server = "" // of a server that had no others
 	}
 	if out.ID == self.ID {
 		out.Status = self

@@ -55,7 +55,7 @@ func (e *tokenError) Error() string {
 	return "the token " + e.why + ": make one with 'fairlead token create --server'"
 }
 
-// errToken does not say which of these it is.
+// errToken does not reveal the reason.
 var errToken = &tokenError{"is not valid (it has expired, was used or revoked, or never was one)"}
 
 // create makes a token.

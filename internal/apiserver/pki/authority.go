@@ -94,8 +94,8 @@ func (d *Directory) Provided() bool { return !made(d.Authority()) }
 var ErrProvided = errors.New("the authority was provided by an installer, or its key is not here")
 
 // Successor returns a bundle of the authority that signs and of a new one, with the certificate of
-// the new one by the old one, for those that know the old one alone. There is none the other way
-// round: with it whatever the old one has signed would be verified by who trusts the new one alone,
+// the new one by the old one, for clients that only know the old one. There is none the other way
+// round: with it a client that only trusts the new one would verify whatever the old one has signed,
 // for as long as the old one is valid, since verifiers take such certificates from the other side.
 func (d *Directory) Successor() (*Bundle, error) {
 	old := d.Bundle().Signer()
@@ -169,7 +169,7 @@ func cross(of, by Authority) (*x509.Certificate, error) {
 	return x509.ParseCertificate(der)
 }
 
-// Vouched returns the authorities in published, PEM of Published, for one who trusts those in trusted:
+// Vouched returns the authorities in published, PEM of Published, for one who trusts the authorities in trusted:
 // each must be one of them, or one of them must have signed a certificate of its key.
 func Vouched(trusted, published []byte) ([]byte, error) {
 	known, given := certs(trusted), certs(published)

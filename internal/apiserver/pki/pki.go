@@ -224,7 +224,7 @@ func keyIn(text []byte) []byte {
 }
 
 // put writes a pair. At no time is there no certificate, or one beside a key that is not its own: clients and
-// etcd read the files while they are renewed. The key is in a file of its own, too, for who looks for it there.
+// etcd read the files while they are renewed. A separate file has the key, too, for programs that look for it there.
 func (d *Directory) put(name string, p *Pair) error {
 	if err := d.write(d.file(name+".crt"), slices.Concat(p.Cert, p.Key), 0o600); err != nil {
 		return err

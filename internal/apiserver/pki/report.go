@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Report is what a server or a node says about its certificates. Authorities are given by Hash.
+// Report describes the certificates of a server or a node. Authorities are given by Hash.
 type Report struct {
 	// Trusts are the authorities by which it verifies others, Issuer is the one that signed its own
 	// certificates, empty if it is none of those, and Ends when the first of those ends.
@@ -21,7 +21,7 @@ type Report struct {
 	// SeenPartial is set until a server has looked for such users for as long as it remembers them: since its start, or
 	// since another authority signs.
 	SeenPartial bool `json:"seenPartial,omitempty"`
-	// Peers are the authorities by which the embedded etcd of a server verifies those of others, empty where it has none.
+	// Peers are the authorities by which the embedded etcd of a server verifies the etcds of others, empty where it has none.
 	Peers []string `json:"peers,omitempty"`
 }
 

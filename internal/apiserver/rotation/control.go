@@ -33,7 +33,7 @@ func (e *Blocked) Error() string {
 	return "not everybody is ready; --force does not wait for them: " + strings.Join(e.Waiting, "; ")
 }
 
-// errProvided says what to do with an authority that cannot be rotated.
+// errProvided describes what to do with an authority that cannot be rotated.
 var errProvided = errors.New("the authority in pki/ca.crt was provided by an installer, or its key is not in pki/ca.key: " +
 	"it cannot be replaced here; stop the servers, put the new ca.crt and ca.key and the certificates that it signed into pki/, " +
 	"start them, and have nodes join again with new tokens (docs/security.md)")
@@ -73,7 +73,7 @@ func (r *Rotation) Status(ctx context.Context) (Status, error) {
 	return out, err
 }
 
-// unfinished returns what is left to do after the end of a rotation that has kept an authority.
+// unfinished returns the remaining steps after the end of a rotation that has kept an authority.
 func (r *Rotation) unfinished(ctx context.Context, kept string) ([]string, error) {
 	all, err := r.Reports(ctx)
 	if err != nil {
@@ -98,14 +98,14 @@ func (r *Rotation) unfinished(ctx context.Context, kept string) ([]string, error
 	return out, nil
 }
 
-// settled repeats a step that was decided on a state which another server has changed meanwhile.
+// settled repeats a step that was decided on a state which another server has changed since.
 func settled(step func() error) error {
 	raced := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
 	return retry.OnError(retry.DefaultRetry, raced, step)
 }
 
 // Begin begins a rotation. One that goes on already goes on. With force, the step Trust does not wait
-// for those that have not reported.
+// for holders that have not reported.
 func (r *Rotation) Begin(ctx context.Context, force bool) error {
 	return settled(func() error { return r.begin(ctx, force) })
 }

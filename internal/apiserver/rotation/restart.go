@@ -11,7 +11,7 @@ import (
 )
 
 // An etcd reads the authorities of its peers once, at its start. While a rotation goes on that is enough: whoever knows
-// the old one alone verifies what the new one has signed by the cross certificate. At the end the old one
+// only the old one verifies what the new one has signed by the cross certificate. At the end the old one
 // is still trusted, until the etcd starts again. One server at a time has its turn, in the order of their names,
 // and only while all run: so no two are away at once, and no lock is left behind by one that dies.
 
@@ -52,7 +52,7 @@ func (r *Rotation) absent(running map[string]pki.Report) (out []string) {
 	return out
 }
 
-// behind returns whose etcds still trust an authority that is gone.
+// behind returns the servers whose etcds still trust a removed authority.
 func behind(all map[string]pki.Report) (out []string) {
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		if all[name].PeersBehind() {

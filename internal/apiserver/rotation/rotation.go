@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/fairlead/fairlead/internal/apiserver/pki"
+	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -45,11 +46,11 @@ type Options struct {
 	Servers func(context.Context) (map[string]pki.Report, error)
 	// Changed is called when the authorities have changed.
 	Changed func(context.Context) error
-	// Members returns the names of all servers with embedded etcds that are members of one cluster, also of those that
+	// Members returns the names of all servers with embedded etcds that are members of one cluster, also of servers that
 	// do not run; nil for other servers.
 	Members func() []string
 	// Restart has the embedded etcd of this server trust the authorities of this moment. If it leads, one of
-	// those in first is preferred as the next leader.
+	// the servers in first is preferred as the next leader.
 	Restart func(ctx context.Context, first []string) error
 	Log     *slog.Logger
 }
@@ -59,14 +60,14 @@ type Rotation struct {
 	o       Options
 	secrets informers.SharedInformerFactory // of the one Secret
 	lister  corelisters.SecretLister
-	changed chan struct{}
-	logged  string // the last failure that was; Run alone uses it
-	pending bool   // Changed has not succeeded; Run alone uses it, and CatchUp before
+	changed loop.Signal
+	logged  string // the last failure that was; only Run uses it
+	pending bool   // Changed has not succeeded; only Run uses it, and CatchUp before
 }
 
 // New returns a Rotation for Run.
 func New(o Options) *Rotation {
-	r := &Rotation{o: o, changed: make(chan struct{}, 1)}
+	r := &Rotation{o: o, changed: loop.NewSignal()}
 	r.secrets = informers.NewSharedInformerFactoryWithOptions(o.Client, 0, informers.WithNamespace(metav1.NamespaceSystem),
 		informers.WithTweakListOptions(func(l *metav1.ListOptions) {
 			l.FieldSelector = fields.OneTermEqualSelector("metadata.name", SecretName).String()
@@ -91,12 +92,7 @@ func (r *Rotation) CatchUp(ctx context.Context) {
 
 // Run brings this server into line with every step until ctx ends.
 func (r *Rotation) Run(ctx context.Context) {
-	wake := func(any) {
-		select {
-		case r.changed <- struct{}{}:
-		default:
-		}
-	}
+	wake := func(any) { r.changed.Set() }
 	_, err := r.secrets.Core().V1().Secrets().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: wake, UpdateFunc: func(_, o any) { wake(o) }, DeleteFunc: wake,
 	})

@@ -66,7 +66,7 @@ type sealed struct {
 	Cross  [][]byte `json:"cross"`
 }
 
-// The keys of the Secret's data. Those beside the sealed one are for messages alone.
+// The keys of the Secret's data. Keys beside the sealed one are only for messages.
 const (
 	keyStep, keyOld, keyNew, keyKept, keySealed = "step", "old", "new", "kept", "sealed"
 )
@@ -193,7 +193,7 @@ func (s *state) bundle(kept int) (*pki.Bundle, error) {
 		b.Authorities = []pki.Authority{next, before}
 	case Done:
 		if b.Authorities = []pki.Authority{s.Authorities[kept]}; kept == 0 {
-			b.Cross = nil // nothing is left that knows the new one alone
+			b.Cross = nil // no client is left that only knows the new one
 		}
 	default:
 		return nil, fmt.Errorf("the rotation is at step %q, which this version does not know", s.Step)

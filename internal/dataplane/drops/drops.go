@@ -32,7 +32,7 @@ const (
 	lifetime = 24 * time.Hour
 )
 
-// tally adds up what sets tell of destinations.
+// tally adds up the counts of sets by destination.
 type tally struct {
 	at  map[svc.Frontend]int
 	out []dataplane.DropCount
@@ -41,7 +41,7 @@ type tally struct {
 func newTally() *tally { return &tally{at: map[svc.Frontend]int{}} }
 
 // set takes over the count of a destination and a fate; the last one counts.
-// Services have no other protocols than those with ports.
+// Services have only protocols with ports.
 func (t *tally) set(p svc.Protocol, to netip.AddrPort, how Fate, packets uint64) {
 	if p != svc.TCP && p != svc.UDP && p != svc.SCTP {
 		return

@@ -54,7 +54,7 @@ func (p Prefix) Rule(f svc.Family, how Fate) string {
 	return "-m set ! --match-set " + n + " dst,dst -j SET --add-set " + n + " dst,dst"
 }
 
-// IPSets reads the counts in sets of ipset. It has a connection of its own,
+// IPSets reads the counts in sets of ipset. It has its own connection,
 // since others than the user of an Applier ask for them.
 type IPSets struct {
 	prefix   Prefix

@@ -18,7 +18,7 @@ type target struct {
 	layout *layout
 	tool   tool
 	hash   hasher
-	// state is what is to be there; nil before the first Read.
+	// state is the desired state; nil before the first Read.
 	state *state
 	// stored is what the kernel has.
 	stored stored
@@ -91,7 +91,7 @@ func (l *layout) baseChains(set *dataplane.Settings) []chain {
 	return out
 }
 
-// write brings frontends to what is wanted, and base chains to what they are to
+// write brings frontends to the desired state, and base chains to the content that they must
 // be. A frontend that the kernel rejects is left as it is.
 func (t *target) write(ctx context.Context, c *dataplane.Change, base []chain) error {
 	undo := map[dataplane.FrontKey]*front{}
@@ -121,7 +121,7 @@ func (t *target) write(ctx context.Context, c *dataplane.Change, base []chain) e
 	return t.commitAll(ctx, t.state.rerender(chains))
 }
 
-// commitAll writes chains, and then those that nothing leads to any more.
+// commitAll writes chains, and then the chains that nothing leads to any more.
 func (t *target) commitAll(ctx context.Context, chains []chain) error {
 	err := t.commit(ctx, chains, t.found)
 	if err == nil && t.state.leave() {
@@ -258,7 +258,7 @@ func (t *target) tryRules(fks []dataplane.FrontKey) []string {
 	return rules
 }
 
-// owner is the Service port that has, or is to have, a frontend.
+// owner is the Service port that has, or must get, a frontend.
 func (s *state) owner(k dataplane.FrontKey) string {
 	if p, _ := s.plan.Wanted(k); p != nil {
 		return p.ID.String()

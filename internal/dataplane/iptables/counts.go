@@ -21,7 +21,7 @@ type counts interface {
 // Drops is dataplane.Counter's. Where the kernel has no ipset nothing is counted.
 func (m *Mode) Drops(ctx context.Context) ([]dataplane.DropCount, error) { return m.drops.Drops(ctx) }
 
-// maxUndecided is how often iptables may be too busy to tell whether its rules
+// maxUndecided is how often iptables may be too busy to report whether its rules
 // can count. (The nf_tables variant calls itself busy, too, where the kernel
 // lacks a part.)
 const maxUndecided = 3

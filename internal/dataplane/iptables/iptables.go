@@ -1,5 +1,5 @@
 // Package iptables is the mode that writes rules of iptables, for kernels and
-// neighbours that nf_tables alone does not suit; see README.md.
+// neighbours that nf_tables without iptables does not suit; see README.md.
 package iptables
 
 import (

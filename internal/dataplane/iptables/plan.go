@@ -30,7 +30,7 @@ func (f *front) guarded() bool { return f.f.Kind == table.ClusterIP && !f.fk.Nod
 // a third of what such a rule costs iptables-legacy-restore and the kernel.
 func (f *front) manyRules() bool { return !f.fk.Node && len(f.f.Endpoints) > 2 }
 
-// inlineRules is how many rules a frontend may have in a leaf among those of
+// inlineRules is how many rules a frontend may have in a leaf among the rules of
 // others.
 const inlineRules = 32
 
@@ -102,13 +102,13 @@ func (l *layout) allow(name, to string, fr *front) []byte {
 	return w.b
 }
 
-// leaf writes the rules of a frontend into a leaf of the tree. alone reports that
-// the leaf has no other one of the same address and protocol.
-func (l *layout) leaf(w *writer, fr *front, alone bool) {
+// leaf writes the rules of a frontend into a leaf of the tree. only reports whether
+// it is the only one there with the same address and protocol.
+func (l *layout) leaf(w *writer, fr *front, only bool) {
 	m := matchFront(fr.fk)
 	switch {
 	case !fr.own:
-		if alone && fr.manyRules() {
+		if only && fr.manyRules() {
 			m = destination(fr.fk.Addr) + "-p " + protoName(fr.fk.Proto) + " "
 			w.rule(m+"-m "+protoName(fr.fk.Proto)+" ! --dport "+strconv.Itoa(int(fr.fk.Port))+" ", l.otherPorts(fr))
 		}

@@ -18,7 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// Choose finds the variant to use, and says why. For Auto it is that of the
+// Choose finds the variant to use and the reason. For Auto it is that of the
 // rules that are there already: ours, then kubelet's, then anybody's; else the
 // one the administrator made the default.
 func Choose(ctx context.Context, want Variant) (iptables.Variant, string, error) {
@@ -86,15 +86,9 @@ func count(ctx context.Context, t *iptables.Tool, c *census) {
 	}, func(string, string) { c.rules++ })
 }
 
-// Probe returns why this mode cannot work here, or nil. It writes a chain with
-// everything that the mode uses, to which nothing leads, and removes it again.
-func Probe() error {
-	_, _, err := ProbeVariant(context.Background(), Auto)
-	return err
-}
-
-// ProbeVariant is Probe for the variant that Choose finds; it returns that, and
-// why it is the one.
+// ProbeVariant returns the variant that Choose finds and why, or why this mode
+// cannot work here. It writes a chain with everything that the mode uses, to
+// which no other chain leads, and removes it.
 func ProbeVariant(ctx context.Context, want Variant) (Variant, string, error) {
 	v, why, err := Choose(ctx, want)
 	if err != nil {

@@ -85,7 +85,7 @@ type spelling struct{ written, printed digest }
 // was written again, is as it should be: another version of iptables spells its
 // rules differently. It is no drift, and its spelling is known from now on. Anything
 // else was changed in between by another program, which is dataplane.ErrStale: the
-// iptables.Watch takes what was read last for what is to be there.
+// iptables.Watch takes the last state read for the desired one.
 func (t *target) respell(ctx context.Context) error {
 	now, err := t.read(ctx)
 	if err != nil {
@@ -110,13 +110,13 @@ func (t *target) respell(ctx context.Context) error {
 }
 
 // drift is something that was not as it was written; chain is the zero value if it
-// is not about a chain of ours.
+// is not about one of our chains.
 type drift struct {
 	chain chainKey
 	text  string
 }
 
-// driftOf returns how what is in the kernel differs from what was written.
+// driftOf returns how the kernel's state differs from the written one.
 func (t *target) driftOf(now *found) []drift {
 	before := t.stored
 	var out []drift

@@ -248,7 +248,7 @@ func TestProbe(t *testing.T) {
 		})
 	})
 	testbed.NewNetwork(t).Outside("host").Do(func() {
-		if err := Probe(); err != nil {
+		if _, _, err := ProbeVariant(t.Context(), Auto); err != nil {
 			t.Error(err)
 		}
 	})

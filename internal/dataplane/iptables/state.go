@@ -30,13 +30,13 @@ func (d digest) rules() int { return int(d & (1<<countBits - 1)) }
 
 func newHasher() hasher { return hasher{maphash.MakeSeed()} }
 
-// chainKey is a chain of ours.
+// chainKey is one of our chains.
 type chainKey struct{ table, name string }
 
 // stored is chains as they are in the kernel.
 type stored map[chainKey]digest
 
-// state is what is to be in the kernel for one family, and which of it was
+// state is the desired state of the kernel for one family, and which of it was
 // written.
 type state struct {
 	l        *layout
@@ -68,7 +68,7 @@ func newState(l *layout, plan *dataplane.Plan) *state {
 	}
 }
 
-// wanted returns what k is to be, nil if nothing.
+// wanted returns the desired frontend of k, nil if none.
 func (s *state) wanted(k dataplane.FrontKey) *front {
 	p, f := s.plan.Wanted(k)
 	if f == nil {
@@ -78,7 +78,7 @@ func (s *state) wanted(k dataplane.FrontKey) *front {
 }
 
 // set puts next in the place of the frontend k, nil to have none, and returns
-// what was there.
+// the earlier ones.
 func (s *state) set(k dataplane.FrontKey, next *front) (old *front) {
 	old = s.fronts[k]
 	t := s.vips
@@ -130,7 +130,7 @@ func (s *state) hairpin(a netip.Addr) *hairpin {
 }
 
 // leave takes the addresses away that no frontend has any more. That comes
-// after the frontends' rules: a packet may have met those of before, and would
+// after the frontends' rules: a packet may have met the earlier rules, and would
 // not be masqueraded.
 func (s *state) leave() bool {
 	for a := range s.leaving {
@@ -155,7 +155,7 @@ func (l *layout) ownNames(fr *front, name func(string)) {
 	}
 }
 
-// chain is a chain that may have changed, with the lines it is to have; gone
+// chain is a chain that may have changed, with its desired lines; gone
 // reports that it is not to be.
 type chain struct {
 	chainKey
@@ -209,7 +209,7 @@ func (k chainKey) compare(o chainKey) int {
 	return strings.Compare(k.name, o.name)
 }
 
-// render writes a chain of a tree of frontends and reports whether it is to be.
+// render writes a chain of a tree of frontends and reports whether it must exist.
 func (s *state) render(t *tree[*front], w *writer) bool {
 	n, slots, items, ok := t.chain(w.chain)
 	if !ok {

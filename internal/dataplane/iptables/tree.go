@@ -9,7 +9,7 @@ import (
 // A packet finds its frontend in a tree of chains. Each inner chain looks at
 // the next few bits that differ among the frontends below it, and goes on to
 // the chain for them; a leaf has the rules of a few frontends one after the
-// other. What the tree looks like depends on what is in it alone, not on how it
+// other. What the tree looks like depends only on its content, not on how it
 // came to be so.
 
 const (
@@ -18,8 +18,7 @@ const (
 	// longer ones, which packets pay for.
 	stride = 3
 	fanOut = 1 << stride
-	// leafRules is how many rules a leaf may have, if it is not for one frontend
-	// alone.
+	// leafRules is how many rules a leaf of several frontends may have.
 	leafRules = 48
 )
 
@@ -70,7 +69,7 @@ type item interface {
 	key() *treeKey
 	// weight is how many rules it takes.
 	weight() int
-	// guarded reports whether what is sent to its address, but to no item of the
+	// guarded reports whether packets sent to its address, but to no item of the
 	// tree, has a rule too.
 	guarded() bool
 }
@@ -281,7 +280,7 @@ func (n *node[T]) all(to []T) []T {
 	return to
 }
 
-// touch marks n's chain dirty, and those of its kids, which may share theirs
+// touch marks n's chain dirty, and the chains of its kids, which may share theirs
 // otherwise than before.
 func (t *tree[T]) touch(n *node[T]) {
 	t.dirty[n.name] = true
@@ -321,7 +320,7 @@ func (n *node[T]) branches() []branch[T] {
 	return out
 }
 
-// chain returns what the chain called name is to have: the slots of an inner
+// chain returns the desired content of the chain called name: the slots of an inner
 // one or the items of a leaf. It is not there (ok is false) if nothing asks for
 // it.
 func (t *tree[T]) chain(name string) (n *node[T], slots []branch[T], items []T, ok bool) {

@@ -18,7 +18,7 @@ type target struct {
 	layout *layout
 	kernel *kernel
 	rules  *rules
-	// state is what is wanted and stored what the kernel has; both are nil before
+	// state is the desired state and stored the kernel's; both are nil before
 	// the first Read.
 	state  *state
 	stored *stored
@@ -92,7 +92,7 @@ func (t *target) plan(c *dataplane.Change, e *edit) {
 }
 
 // compareAll adds to e whatever the last Read found, so that all of it is compared
-// with what is wanted. Servers of another program that are wanted are taken over.
+// with the desired state. Servers of another program that are also desired are taken over.
 func (t *target) compareAll(e *edit) error {
 	for key := range e.wanted {
 		if s, there := t.foreign[key]; there {
@@ -319,7 +319,7 @@ func (t *target) drain(c *dataplane.Change, keys []ipvs.Key) {
 	t.send(c, b)
 }
 
-// reportDrift reports how what was found differs from what was stored before.
+// reportDrift reports how the found state differs from the state stored before.
 func (found *stored) reportDrift(c *dataplane.Change, before *stored, fam svc.Family) {
 	for key, v := range before.servers {
 		now := found.servers[key]

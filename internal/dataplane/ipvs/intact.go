@@ -65,7 +65,7 @@ func (t *target) intact(found map[ipvs.Key]ipvs.Service) (bool, error) {
 		t.unchecked = t.unchecked[:last]
 		v := t.stored.servers[key]
 		if v == nil {
-			continue // gone meanwhile
+			continue // deleted in between
 		}
 		dests := map[netip.AddrPort]uint32{}
 		if err := t.kernel.servers.Dests(key, func(d ipvs.Dest) { dests[d.Addr] = d.Weight }); err != nil {
@@ -80,7 +80,7 @@ func (t *target) intact(found map[ipvs.Key]ipvs.Service) (bool, error) {
 	return true, nil
 }
 
-// compareDests reports how the endpoints found differ from those of v. One that was
+// compareDests reports how the endpoints found differ from the endpoints of v. One that was
 // leaving may be gone.
 func (v *virtual) compareDests(found map[netip.AddrPort]uint32, report func(format string, args ...any)) {
 	for a, w := range v.dests {

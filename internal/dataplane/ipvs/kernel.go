@@ -22,7 +22,7 @@ type kernel struct {
 type servers interface {
 	Services(f func(ipvs.Service)) error
 	Dests(k ipvs.Key, f func(ipvs.Dest)) error
-	// Send makes changes and returns those that the kernel rejected.
+	// Send makes changes and returns the changes that the kernel rejected.
 	Send(b *changes) ([]ipvs.Refusal[dataplane.FrontKey], error)
 	SetTimeouts(t ipvs.Timeouts) error
 	Close() error
@@ -44,7 +44,7 @@ type device interface {
 	Ensure() error
 	// List returns the addresses of the device. CatchUp learns what changed since the
 	// last call of one of the two. Has reports whether the device has an address,
-	// Elsewhere whether one of the other interfaces does, Others returns all of theirs.
+	// Elsewhere whether one of the other interfaces does, Others returns all their addresses.
 	List() (map[netip.Addr]bool, error)
 	CatchUp() error
 	Has(a netip.Addr) bool

@@ -62,20 +62,20 @@ type set uint8
 // The sets. Frontends are by address, protocol and port.
 const (
 	setFront     set = iota // all frontends
-	setMasq                 // those whose connections are all masqueraded
+	setMasq                 // frontends whose connections are all masqueraded
 	setOutside              // those where only clients that are no pods are
 	setNobody               // those without endpoints
-	setDrop                 // those of them of which nothing is said
+	setDrop                 // the ones among them that are not listed
 	setLeaving              // those without a frontend, with open connections
-	setRanged               // those that let some clients in
+	setRanged               // frontends that let some clients in
 	setAllow                // and which
-	setSelf                 // those of them that let this node in, each with its own address again
-	setInside               // those with other endpoints for clients inside, with the mark that leads there
+	setSelf                 // the ones among them that let this node in, each with its own address again
+	setInside               // frontends with other endpoints for clients inside, with the mark that leads there
 	setHairpin              // local endpoints, each with its own address again
 	setCluster              // addresses that are Services' as a whole
 	setOuter                // addresses that others route to this node
 	setPods                 // ranges of pods
-	setLocalPods            // those of this node's own
+	setLocalPods            // the addresses of this node
 	setDevice               // addresses on the device
 	setCount
 )
@@ -101,7 +101,7 @@ func (s set) name(f svc.Family) string {
 	return setPrefix + kinds[s].name + "-" + strconv.Itoa(int(f))
 }
 
-// setsOf are all sets of a family, also those that packets fill.
+// setsOf are all sets of a family, also the sets that packets fill.
 func setsOf(f svc.Family) []ipset.Set {
 	var out []ipset.Set
 	for s := range setDevice {
@@ -146,7 +146,7 @@ const (
 	chainRefuse  = chainPrefix + "REFUSE"
 )
 
-// tables are those with chains of ours.
+// tables are the tables with our chains.
 var tables = []string{"mangle", "nat", "filter"}
 
 // comment marks the rules in chains that are not ours.
@@ -159,7 +159,7 @@ var jumps = map[string][][2]string{
 	"filter": {{"INPUT", chainInput}, {"FORWARD", chainForward}, {"OUTPUT", chainOutput}},
 }
 
-// chain is a chain of ours with its rules, without the "-A NAME ".
+// chain is one of our chains with its rules, without the "-A NAME ".
 type chain struct {
 	name  string
 	rules []string
@@ -245,7 +245,7 @@ type layout struct {
 	family        svc.Family
 	cfg           *Config
 	icmp, refusal string
-	// services are those of the Settings that the rules are to have.
+	// services are the Service ranges of the Settings that the rules must have.
 	services []netip.Prefix
 }
 

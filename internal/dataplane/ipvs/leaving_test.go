@@ -23,7 +23,7 @@ func TestDeletedServiceKeepsConnections(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	const node = 30080
-	// Clients inside have endpoints of their own at the node port.
+	// Clients inside have their own endpoints at the node port.
 	service := func(names string) *table.Table {
 		p := web(e, "", names)
 		eps := p.Frontends[0].Endpoints

@@ -78,7 +78,7 @@ func (l *planner) plan(k dataplane.FrontKey, p *table.ServicePort, f *table.Fron
 	if inside {
 		mark := l.mark(k)
 		if mark == 0 {
-			return nil, fmt.Errorf("%s, frontend %s: more than %d frontends with endpoints of their own for clients inside", p.ID, f.Addr, maxInside)
+			return nil, fmt.Errorf("%s, frontend %s: more than %d frontends with separate endpoints for clients inside", p.ID, f.Addr, maxInside)
 		}
 		s := server{base, p.Protocol, dataplane.Unique(f.LocalClients), p.Serving}
 		s.Key = ipvs.MarkKey(mark, l.family)
@@ -110,7 +110,7 @@ func (l *planner) plan(k dataplane.FrontKey, p *table.ServicePort, f *table.Fron
 	return out, nil
 }
 
-// addressesOf are those of a frontend: its own, or those that node ports answer
+// addressesOf are the addresses of a frontend: its own, or the ones that node ports answer
 // on and no other program balances. IPVS sends what comes from 127.0.0.0/8 by no
 // interface but lo.
 func (l *planner) addressesOf(k dataplane.FrontKey) []netip.Addr {

@@ -47,7 +47,7 @@ func Probe(ctx context.Context, cfg Config) error {
 	return nil
 }
 
-// Available returns those of the schedulers that the kernel has, or can load. An
+// Available returns the schedulers that the kernel has, or can load. An
 // error means that it has no IPVS, or does not let this process use it.
 func Available(schedulers ...string) ([]string, error) {
 	c, err := ipvs.Dial()
@@ -87,7 +87,7 @@ func probeDevice() error {
 	return errors.Join(link.EnsureDummy(tryName, alias), link.RemoveDevice(tryName, alias))
 }
 
-// probeRules tries the rules on sets of their own, in chains to which nothing
+// probeRules tries the rules on separate sets, in chains to which nothing
 // leads.
 func probeRules(ctx context.Context, f svc.Family, cfg *Config) error {
 	t, err := iptables.New(cfg.Variant, f)

@@ -67,7 +67,7 @@ func chainOf(line string) string {
 	return words[1]
 }
 
-// ensure writes what is not there and says what was not as it had been written.
+// ensure writes missing rules and returns what differed from the written state.
 // services are the ranges of ClusterIPs.
 func (r *rules) ensure(ctx context.Context, services []netip.Prefix) ([]string, error) {
 	if !slices.Equal(services, r.layout.services) {
@@ -118,7 +118,7 @@ func (f *foundRules) complete(want []chain, jumps int) bool {
 	return len(f.ours) == len(want) && f.count == rules
 }
 
-// input is what makes a table as it is to be, in one step.
+// input is the text that gives a table its desired content in one step.
 func (r *rules) input(table string, now *foundRules) []byte {
 	var b strings.Builder
 	fmt.Fprintf(&b, "*%s\n", table)

@@ -10,13 +10,13 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// stored is what the kernel has of ours.
+// stored is our state in the kernel.
 type stored struct {
 	servers  map[ipvs.Key]*virtual
 	elements map[element]bool
 }
 
-// state is what is wanted in the kernel for one family.
+// state is the desired state of the kernel for one family.
 type state struct {
 	planner
 	fronts map[dataplane.FrontKey]*front
@@ -52,7 +52,7 @@ func newState(l *layout, plan *dataplane.Plan, elsewhere func(netip.Addr) bool, 
 // edit collects what an Apply may have to change.
 type edit struct {
 	elements map[element]bool
-	// wanted are virtual servers as they are to be, gone those that are not.
+	// wanted are the desired virtual servers, gone the ones to remove.
 	wanted map[ipvs.Key]*server
 	gone   map[ipvs.Key]dataplane.FrontKey
 }
@@ -130,11 +130,11 @@ func (s *state) uncount(el element, e *edit) {
 }
 
 // marks gives numbers to frontends that treat clients inside in their own way,
-// those that they had in the kernel if they can be told.
+// the ones that they had in the kernel if they are known.
 type marks struct {
 	byFront map[dataplane.FrontKey]uint32
 	used    map[uint32]bool
-	// found are those in the kernel, by frontend, and foundUsed all of them.
+	// found are the numbers in the kernel, by frontend, and foundUsed all of them.
 	found     map[ipset.Element]uint32
 	foundUsed map[uint32]bool
 	next      uint32

@@ -32,7 +32,7 @@ func its(chain string) bool {
 	return slices.Contains(chains, chain) || slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(chain, p) })
 }
 
-// Find says what is there, a line each; nothing, if there is nothing. It works
+// Find describes kube-proxy's rules, one line each; none, if there are none. It works
 // in the network namespace of the calling thread.
 func Find(ctx context.Context) ([]string, error) {
 	var out []string

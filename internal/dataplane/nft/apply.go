@@ -22,7 +22,7 @@ type target struct {
 	kernel kernel
 	// state is what the kernel has; nil before the first Read.
 	state *state
-	// found is what the last Read found, also what is not ours, until that is
+	// found is the state that the last Read found, also of other programs, until that is
 	// put right.
 	found *found
 }
@@ -126,7 +126,7 @@ func (w *writer) fail(err error) {
 	w.change.Fail(err)
 }
 
-// all brings frontends to what is wanted, in as many transactions as their
+// all brings frontends to the desired state, in as many transactions as their
 // size asks for. Each is complete: no frontend ever leads to a chain or an
 // endpoint that is not there. A frontend that the kernel rejects is left as it
 // is.
@@ -269,7 +269,7 @@ func names(fks []dataplane.FrontKey) string {
 }
 
 // replace removes a table of another layout, of which nothing can stay. As much
-// as fits of ours is there in the same moment; the rest is returned.
+// as fits of ours is installed at the same moment; the rest is returned.
 func (t *target) replace(fks []dataplane.FrontKey) (rest []dataplane.FrontKey, err error) {
 	n := 0
 	err = t.commit(func(c *change) {

@@ -10,10 +10,10 @@ import (
 )
 
 // spec is what a frontend needs of chains. Frontends of equal specs share all
-// their chains, but for those of a frontend's own (own).
+// their chains, except chains of only one frontend (own).
 type spec struct {
 	node     bool   // the frontend is a node port
-	own      string // names chains that belong to this frontend alone
+	own      string // names chains that belong to only this frontend
 	n        [2]int // endpoints for everybody; for clients inside, if split
 	split    bool
 	drop     bool // without endpoints drop rather than refuse
@@ -59,7 +59,7 @@ func (l *layout) chains(s *spec, set *dataplane.Settings) (entry string, out []c
 }
 
 // prefix is how names of chains for a list begin: node ports and clients
-// inside have maps or slots of their own.
+// inside have their own maps or slots.
 func (s *spec) prefix(list int) string {
 	p := ""
 	if s.node {
@@ -108,7 +108,7 @@ func (l *layout) number(p *nftables.Program, to nftables.Reg, list, n int) strin
 func (l *layout) pick(node bool, list, n int) nftables.Rule {
 	a := l.Regs()
 	if node {
-		p := new(nftables.Program).Meta(0, nftables.MetaL4Proto).DestinationPort(1)
+		p := new(nftables.Program).Meta(0, nftables.MetaL4Proto).Port(1, nftables.Destination)
 		number := l.number(p, 2, list, n)
 		p.Map(setNodeEndpoints, 0, 0).DNAT(l.table.Family, 0, a)
 		return nftables.NewRule(p, "dnat %s to meta l4proto . th dport . %s map @node-endpoints", l.Word, number)
@@ -126,7 +126,7 @@ func (l *layout) pick(node bool, list, n int) nftables.Rule {
 //
 // The registers hold 0, endpoint, frontend, client, in IPv6 all 16 of them:
 // frontend and client are the key of the memory, endpoint and frontend that of
-// the set of those that serve, 0 and endpoint what is remembered. The 0 is for
+// the set of serving endpoints, 0 and endpoint the remembered value. The 0 is for
 // nft(8), see services: it takes what it last saw loaded into the registers
 // behind it for the endpoint.
 func (l *layout) sticky(node bool, list, n int, seconds uint32) []nftables.Rule {
@@ -140,11 +140,11 @@ func (l *layout) sticky(node bool, list, n int, seconds uint32) []nftables.Rule 
 		memory, endpoints, serving = setNodeSticky, setNodeStickyEndp, [2]string{setNodeServing, setNodeLocServing}[list]
 	}
 	load := func() *nftables.Program {
-		p := new(nftables.Program).Network(ep, l.Destination, l.Len).DestinationPort(ep + a)
+		p := new(nftables.Program).Network(ep, l.Destination, l.Len).Port(ep+a, nftables.Destination)
 		if !node {
 			p.Network(front, l.Destination, l.Len)
 		}
-		return p.Meta(client-2, nftables.MetaL4Proto).DestinationPort(client - 1)
+		return p.Meta(client-2, nftables.MetaL4Proto).Port(client-1, nftables.Destination)
 	}
 	toClient := func(p *nftables.Program) *nftables.Program {
 		return p.Value(0, nftables.Uint32(0)).Network(client, l.Source, l.Len)
@@ -197,7 +197,7 @@ func (l *layout) split(pods []netip.Prefix, inside, outside string, out []chainS
 	name := "inside-" + inside + "-outside-" + outside
 	return name, append(out, chainSpec{name: name, rules: func() []nftables.Rule {
 		rules := l.fromPods(pods, inside)
-		self := new(nftables.Program).SourceType(0).Equal(0, nftables.Uint32(nftables.TypeLocal))
+		self := new(nftables.Program).AddressType(0, nftables.Source).Equal(0, nftables.Uint32(nftables.TypeLocal))
 		return append(rules,
 			nftables.NewRule(l.mark(self).Goto(inside), "fib saddr type local %s goto %s", l.markText(), inside),
 			nftables.NewRule(new(nftables.Program).Goto(outside), "goto %s", outside))
@@ -214,7 +214,7 @@ func (l *layout) limit(s *spec, to string, out []chainSpec) (string, []chainSpec
 			switch {
 			case svc.FamilyOf(p.Addr()) != l.family:
 			case dataplane.IsOwn(p, s.vip):
-				self := new(nftables.Program).SourceType(0).Equal(0, nftables.Uint32(nftables.TypeLocal)).
+				self := new(nftables.Program).AddressType(0, nftables.Source).Equal(0, nftables.Uint32(nftables.TypeLocal)).
 					Network(0, l.Source, l.Len).Equal(0, p.Addr().AsSlice()).Goto(to)
 				rules = append(rules, nftables.NewRule(self, "fib saddr type local %s saddr %s goto %s", l.Word, p.Addr(), to))
 			default:

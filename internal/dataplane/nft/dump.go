@@ -113,7 +113,7 @@ func (f *front) write(b *strings.Builder, k dataplane.FrontKey, names map[uint32
 				text += " sticky"
 			}
 			if f.sticky != f.stored[list][a] {
-				text += ", but not so in the set of those that serve"
+				text += ", but not so in the set of serving endpoints"
 			}
 			fmt.Fprintf(b, "    %s%s\n", word, text)
 		}

@@ -20,7 +20,7 @@ const (
 	schema = "fairlead service proxy, layout 2; changes by hand are undone"
 )
 
-// The names of sets and maps. README.md tells what each is for.
+// The names of sets and maps. README.md describes each.
 const (
 	setVIPs            = "vips"
 	setNodePorts       = "node-ports"
@@ -197,14 +197,14 @@ func (l *layout) services() []nftables.Rule {
 	a := l.Regs()
 	vip := l.Frontend().Map(setVIPs, 0, a).VerdictMap(setTargets, a+1)
 	node := new(nftables.Program).Network(0, l.Destination, l.Len).InSet(setNodeAddresses, 0).
-		Meta(a, nftables.MetaL4Proto).DestinationPort(a+1).Map(setNodePorts, a, a).VerdictMap(setTargets, a+1)
+		Meta(a, nftables.MetaL4Proto).Port(a+1, nftables.Destination).Map(setNodePorts, a, a).VerdictMap(setTargets, a+1)
 	return []nftables.Rule{
 		commented(vip, "target is the second part of: %s map @vips", l.FrontendText()),
 		commented(node, "target is the second part of: meta l4proto . th dport map @node-ports"),
 	}
 }
 
-// unserved is for what is sent to the addresses of Services, but to none of
+// unserved is for packets to the addresses of Services, but to none of
 // their ports: it must not leave this node.
 //
 // A frontend that is there, but led nowhere, has changed twice while the packet
@@ -213,7 +213,7 @@ func (l *layout) unserved(services []netip.Prefix) []nftables.Rule {
 	a := l.Regs()
 	vip := l.Frontend().Map(setVIPs, 0, a).Goto(chainDrop)
 	node := new(nftables.Program).Network(0, l.Destination, l.Len).InSet(setNodeAddresses, 0).
-		Meta(a, nftables.MetaL4Proto).DestinationPort(a+1).Map(setNodePorts, a, a).Goto(chainDrop)
+		Meta(a, nftables.MetaL4Proto).Port(a+1, nftables.Destination).Map(setNodePorts, a, a).Goto(chainDrop)
 	other := new(nftables.Program).Network(0, l.Destination, l.Len).InSet(setClusterIPs, 0).Goto(chainRefuse)
 	rules := []nftables.Rule{
 		commented(vip, "%s in @vips: goto discard, the client will send again", l.FrontendText()),

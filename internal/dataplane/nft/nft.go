@@ -107,7 +107,7 @@ func (m *Mode) Close() error {
 func (m *Mode) Drops(ctx context.Context) ([]dataplane.DropCount, error) { return m.drops.Drops(ctx) }
 
 // watched is the kernel, which counts the changes that anybody makes to its tables,
-// and what is known of that count. A full comparison costs two system calls where
+// and the last known count. A full comparison costs two system calls where
 // it shows that no other program has changed any.
 type watched struct {
 	kernel
@@ -115,8 +115,8 @@ type watched struct {
 	gen   uint32 // after the last change that is known
 }
 
-// begin is called before everything is read: what is read is the truth from
-// now on, unless there are changes meanwhile.
+// begin is called before everything is read: the state read is the truth from
+// now on, unless something changes in between.
 func (w *watched) begin() {
 	var err error
 	w.gen, err = w.Generation()

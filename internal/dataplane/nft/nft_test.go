@@ -274,7 +274,7 @@ func TestKeysOfTargets(t *testing.T) {
 	}
 }
 
-// Names that collide get keys of their own.
+// Names that collide get their own keys.
 func TestKeysOfTargetsCollide(t *testing.T) {
 	s := newState()
 	c := newChange(newLayout(svc.IPv4, &Config{}), s)

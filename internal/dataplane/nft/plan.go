@@ -12,14 +12,14 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// front is what the kernel's maps have, or are to have, for one frontend.
+// front is the content of the kernel's maps, present or desired, for one frontend.
 type front struct {
 	// owner is the Service port, in the element's comment.
 	owner string
 	// present reports whether the frontend's own element, by which packets find
 	// it, is there; id is its value.
 	present bool
-	// size is how many endpoints there are, those of the second list in the upper
+	// size is how many endpoints there are, the second list's in the upper
 	// half.
 	id, size uint32
 	// lists are the endpoints by slot, of both lists of a spec. An endpoint
@@ -27,9 +27,9 @@ type front struct {
 	lists [2][]table.Endpoint
 	// sticky reports whether the endpoints are in the maps and sets for affinity.
 	sticky bool
-	// stored are what was found in those sets, which need not be in order.
+	// stored are the elements found in these sets, which need not be in order.
 	stored *[2]map[netip.AddrPort]bool
-	// clusterIP reports whether other ports of the address are to be refused.
+	// clusterIP reports whether other ports of the address must be refused.
 	clusterIP bool
 	// spec is what the chains are made from. It is not known of a front that
 	// was found in the kernel.
@@ -55,7 +55,7 @@ func (l *layout) frontFor(set *dataplane.Settings, p *table.ServicePort, f *tabl
 	return fr
 }
 
-// specFor says what chains a frontend needs.
+// specFor returns the chains that a frontend needs.
 func (l *layout) specFor(set *dataplane.Settings, p *table.ServicePort, f *table.Frontend) spec {
 	k := dataplane.KeyOf(p.Protocol, f)
 	s := spec{
@@ -102,7 +102,7 @@ type elementSink interface {
 // endpoints.
 type sets struct {
 	vips string
-	// endpoints holds slots of frontends without affinity, sticky those of the
+	// endpoints holds slots of frontends without affinity, sticky the slots of the
 	// others; serving the endpoints of the latter, by list.
 	endpoints, sticky string
 	serving           [2]string
@@ -115,7 +115,7 @@ func setsOf(node bool) sets {
 	return sets{setVIPs, setEndpoints, setStickyEndpoints, [2]string{setServing, setLocalServing}}
 }
 
-// diff writes what makes the elements of a frontend be those of next instead
+// diff writes the changes that turn the elements of a frontend into next's instead
 // of old; nil is none.
 func (l *layout) diff(b elementSink, k dataplane.FrontKey, old, next *front) {
 	in := setsOf(k.Node)
@@ -186,7 +186,7 @@ func (f *front) slot(list, slot int) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// serving are the endpoints of a list in the set of those that serve.
+// serving are the endpoints of a list in the set of serving endpoints.
 func (f *front) serving(list int) map[netip.AddrPort]bool {
 	if f.stored != nil {
 		return f.stored[list]

@@ -42,11 +42,11 @@ type rawElem struct {
 func (f *found) discard(set string, key []byte) { f.junk[rawElem{set, string(key)}] = true }
 
 // thoroughUpTo is how many endpoints are read with everything that may stand
-// beside them. Of more only those are looked up that frontends tell of: what
+// beside them. With more, only the ones that frontends refer to are looked up: what
 // else there is leads nowhere.
 const thoroughUpTo = 20000
 
-// read reads our table in the kernel. ports are those that are planned: their
+// read reads our table in the kernel. ports are the planned ones: their
 // frontends are looked up where a dump does not show them, since a dump can
 // miss elements while the kernel grows a set.
 func (t *target) read(thorough bool, ports iter.Seq[*table.ServicePort]) (*found, error) {
@@ -351,7 +351,7 @@ func (t *target) readAddresses(r *found, ports iter.Seq[*table.ServicePort]) err
 		if !r.sets[s.set] {
 			continue
 		}
-		// A set that changes meanwhile is read again from its beginning; what is
+		// A set that changes during the read is read again from its beginning; what is
 		// already there does no harm.
 		err := t.kernel.Elems(t.layout.table, s.set, func() {}, func(e nftables.Elem) {
 			n := int(t.layout.Len)
@@ -459,7 +459,7 @@ func (f *found) elementDrift(drift func(string, ...any), left *state) {
 	}
 }
 
-// same compares what was written for a frontend with what was found.
+// same compares the written and the found state of a frontend.
 func same(was, is *front) bool {
 	if was.id != is.id || was.size != is.size || (was.sticky != is.sticky && was.size != 0) || was.owner != is.owner {
 		return false

@@ -12,7 +12,7 @@ import (
 // state is what is in the kernel for one family, as it was written or read, and
 // which of it is in use by frontends that are planned.
 type state struct {
-	// settings are those that it was written for.
+	// settings are the settings that it was written for.
 	settings dataplane.Settings
 	fronts   map[dataplane.FrontKey]*front
 	chains   map[string]*chainState
@@ -20,7 +20,7 @@ type state struct {
 	unused map[string]bool
 	// ids are the keys of map targets in use.
 	ids map[uint32]bool
-	// pairs are the addresses in set local-endpoints, clusterIPs those in the
+	// pairs are the addresses in set local-endpoints, clusterIPs the addresses in the
 	// set of that name.
 	pairs      map[netip.Addr]*counted
 	clusterIPs map[netip.Addr]*counted
@@ -280,7 +280,7 @@ func (c *change) countAddr(m map[netip.Addr]*counted, set string, a netip.Addr, 
 	}
 }
 
-// unpair removes from local-endpoints those of addrs that nothing needs.
+// unpair removes the addresses of addrs that nothing needs from local-endpoints.
 func (c *change) unpair(addrs map[netip.Addr]bool) {
 	for a := range addrs {
 		p := c.s.pairs[a]

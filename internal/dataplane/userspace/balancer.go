@@ -63,7 +63,7 @@ func newBalancer(cfg *Config, allFailing *atomic.Int64) *balancer {
 	}
 }
 
-// set replaces the endpoints, those that UDP clients may keep, and the time of
+// set replaces the endpoints, the ones that UDP clients may keep, and the time of
 // affinity.
 func (b *balancer) set(endpoints, kept []table.Endpoint, affinity time.Duration) {
 	b.mu.Lock()

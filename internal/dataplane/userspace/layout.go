@@ -152,7 +152,7 @@ func (l *layout) services(s *dataplane.Settings) []nftables.Rule {
 	a := l.Regs()
 	node := func() *nftables.Program {
 		return new(nftables.Program).Network(0, l.Destination, l.Len).InSet(setNodeAddresses, 0).
-			Meta(a, nftables.MetaL4Proto).DestinationPort(a + 1)
+			Meta(a, nftables.MetaL4Proto).Port(a+1, nftables.Destination)
 	}
 	toVIP, text := l.capture(l.Frontend().Map(setVIPs, 0, portReg), s)
 	toNode, _ := l.capture(node().Map(setNodePorts, a, portReg), s)
@@ -164,13 +164,13 @@ func (l *layout) services(s *dataplane.Settings) []nftables.Rule {
 	}
 }
 
-// unserved is for what is sent to the addresses of Services, but to none of
-// their ports, and for what is sent to a port of the proxy without having been
+// unserved is for packets to the addresses of Services, but to none of
+// their ports, and for packets to a port of the proxy without having been
 // captured: it would evade source ranges.
 func (l *layout) unserved(services []netip.Prefix) []nftables.Rule {
 	other := new(nftables.Program).Network(0, l.Destination, l.Len).InSet(setClusterIPs, 0).Goto(chainRefuse)
-	direct := new(nftables.Program).DestinationType(0).Equal(0, nftables.Uint32(nftables.TypeLocal)).
-		Meta(0, nftables.MetaL4Proto).DestinationPort(1).InSet(setProxyPorts, 0).Goto(chainRefuse)
+	direct := new(nftables.Program).AddressType(0, nftables.Destination).Equal(0, nftables.Uint32(nftables.TypeLocal)).
+		Meta(0, nftables.MetaL4Proto).Port(1, nftables.Destination).InSet(setProxyPorts, 0).Goto(chainRefuse)
 	rules := []nftables.Rule{
 		nftables.NewRule(other, "%s daddr @cluster-ips goto refuse", l.Word),
 		nftables.NewRule(direct, "fib daddr type local meta l4proto . th dport @proxy-ports goto refuse"),
@@ -209,7 +209,7 @@ func (l *layout) conditions(fr *front, s *dataplane.Settings) []chain {
 		for _, p := range s.LocalPods {
 			in.rules = append(in.rules, l.end(l.InPrefix(l.Source, p), fmt.Sprintf("%s saddr %s ", l.Word, p), fr.to[1], s))
 		}
-		self := new(nftables.Program).SourceType(0).Equal(0, nftables.Uint32(nftables.TypeLocal))
+		self := new(nftables.Program).AddressType(0, nftables.Source).Equal(0, nftables.Uint32(nftables.TypeLocal))
 		in.rules = append(in.rules, l.end(self, "fib saddr type local ", fr.to[1], s))
 	}
 	in.rules = append(in.rules, l.end(new(nftables.Program), "", fr.to[0], s))
@@ -222,7 +222,7 @@ func (l *layout) conditions(fr *front, s *dataplane.Settings) []chain {
 		switch {
 		case svc.FamilyOf(p.Addr()) != l.family:
 		case dataplane.IsOwn(p, fr.key.Addr):
-			self := new(nftables.Program).SourceType(0).Equal(0, nftables.Uint32(nftables.TypeLocal)).
+			self := new(nftables.Program).AddressType(0, nftables.Source).Equal(0, nftables.Uint32(nftables.TypeLocal)).
 				Network(0, l.Source, l.Len).Equal(0, p.Addr().AsSlice()).Goto(in.name)
 			gate.rules = append(gate.rules, nftables.NewRule(self, "fib saddr type local %s saddr %s goto %s", l.Word, p.Addr(), in.name))
 		default:

@@ -46,7 +46,7 @@ type opener struct {
 }
 
 // update returns the listeners that a service port needs: those it has, as far
-// as they will do, and new ones. What is not among them any more is left open.
+// as they will do, and new ones. A listener that is not among them any more stays open.
 func (o *opener) update(have []*listener, p *table.ServicePort) ([]*listener, error) {
 	if p == nil {
 		return nil, nil

@@ -82,7 +82,7 @@ type slot struct {
 	set, key string
 }
 
-// content is what is in a table, or what is to be: the elements of its sets,
+// content is the content of a table, present or desired: the elements of its sets,
 // and the rules of its chains.
 type content struct {
 	elems  map[slot]nftables.Elem

@@ -102,7 +102,7 @@ func (m *Mode) Dump(ctx context.Context) (string, error) {
 		}
 		r, err := t.read()
 		if err != nil {
-			return "", fmt.Errorf("userspace, table %s: read what is there: %w", t.layout.table, err)
+			return "", fmt.Errorf("userspace, table %s: read the installed rules: %w", t.layout.table, err)
 		}
 		t.dump(&b, r)
 	}

@@ -28,7 +28,7 @@ const mode = "userspace"
 type Config struct {
 	// Random chooses endpoints at random rather than in turn (behaviour 39).
 	Random bool
-	// Ports are those to listen on; the zero value leaves it to the kernel,
+	// Ports are the ports to listen on; the zero value leaves it to the kernel,
 	// which chooses among net.ipv4.ip_local_port_range.
 	Ports svc.PortRange
 	// ConnectTimeout is how long an endpoint may take to answer before the next
@@ -173,7 +173,7 @@ func (m *Mode) Carried() dataplane.Carried {
 }
 
 // Close stops listening, waits for open connections as long as Config.Drain
-// says, and ends those that are left. New connections to Services are refused
+// says, and ends the remaining ones. New connections to Services are refused
 // from now on, by rules that stay until another process takes them over or
 // Cleanup removes them.
 func (m *Mode) Close() error {

@@ -5,7 +5,7 @@
 //
 // The rules ask the kernel whether a socket is bound there. When the server has
 // ended, even by a crash, packets are tracked again and go to the other servers of
-// the Service: those that Config.Others names, else where the node's proxy sends
+// the Service: the servers in Config.Others, else where the node's proxy sends
 // them.
 //
 // All of it is in the nft table inet fairlead-dns, in the network namespace of

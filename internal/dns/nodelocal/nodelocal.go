@@ -21,7 +21,7 @@ const AliveFor = 2 * time.Second
 // MaxOthers bounds the other servers that packets fall back to.
 const MaxOthers = 16
 
-// Config is what is to be served on this node.
+// Config describes the addresses served on this node.
 type Config struct {
 	// Addrs are the addresses of the Service, Port its port, of UDP and TCP.
 	Addrs []netip.Addr
@@ -76,7 +76,7 @@ func Probe() error {
 }
 
 // Yield leaves new packets to the proxy's rules, after Install, while the local server
-// still answers those that it has: its answers stay untracked, and the addresses this
+// still answers the questions that it has: its answers stay untracked, and the addresses this
 // node's own, without which they could not be sent.
 func Yield(c Config) error { return write(c, none) }
 

@@ -39,7 +39,7 @@ func write(c Config, led leading) error {
 	})
 }
 
-// transaction commits what fill adds, which makes the table that it returns anew.
+// transaction commits what fill adds, which recreates the table that it returns.
 func transaction(fill func(*nftables.Batch) nftables.Table) error {
 	conn, err := nftables.Dial()
 	if err != nil {
@@ -110,11 +110,11 @@ type match struct {
 // destination begins a rule for packets that are sent there, source for those
 // sent from there.
 func (m *match) destination() (*nftables.Program, string) {
-	return m.at(m.Destination).DestinationPort(0).Equal(0, bigEndian(m.port)), m.text("d")
+	return m.at(m.Destination).Port(0, nftables.Destination).Equal(0, bigEndian(m.port)), m.text("d")
 }
 
 func (m *match) source() (*nftables.Program, string) {
-	return m.at(m.Source).SourcePort(0).Equal(0, bigEndian(m.port)), m.text("s")
+	return m.at(m.Source).Port(0, nftables.Source).Equal(0, bigEndian(m.port)), m.text("s")
 }
 
 func (m *match) at(offset uint32) *nftables.Program {

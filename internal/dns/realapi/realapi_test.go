@@ -24,6 +24,7 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 	"github.com/fairlead/fairlead/internal/dns"
+	"github.com/fairlead/fairlead/internal/dns/membership"
 )
 
 func eventually(t *testing.T, what string, ok func() bool) {
@@ -92,7 +93,7 @@ func TestNamesFollowARealAPI(t *testing.T) {
 	s, err := dns.New(dns.Options{
 		Client: client, Listen: []string{"127.0.0.1:0"}, Workers: 1,
 		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
-		Publish:      &dns.Publish{NodeName: "node-a", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.5")}, Port: 53},
+		Publish:      &membership.Self{NodeName: "node-a", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.5")}, Port: 53},
 		Logger:       slog.New(slog.NewTextHandler(&logs, nil)),
 	})
 	if err != nil {

@@ -167,7 +167,7 @@ func TestRunAdoptsChanges(t *testing.T) {
 // What a container runtime has mounted cannot be replaced, which is found before a start.
 func TestMountPoint(t *testing.T) {
 	path := file(t, before)
-	err := mount.Private([]mount.Bind{{Source: file(t, before), Target: path}}, func(*os.File) error {
+	err := mount.Confine(nil, []mount.Bind{{Source: file(t, before), Target: path}}, func(*os.File) error {
 		if err := Check(path); err == nil || !strings.Contains(err.Error(), "mount point") || !strings.Contains(err.Error(), "--dns") {
 			t.Errorf("a mounted file: %v", err)
 		}

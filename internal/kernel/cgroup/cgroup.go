@@ -21,7 +21,7 @@ import (
 // kernel's controllers belong to version 1.
 var ErrUnavailable = errors.New("no control groups to limit processes with")
 
-// controllers are those that a Tree has.
+// controllers are the controllers that a Tree has.
 var controllers = []string{"cpu", "memory", "pids"}
 
 // agentGroup is where a process moves that stands in the way: a group whose
@@ -89,7 +89,7 @@ func delegated(own string) string {
 	case ".service", ".scope", ".slice":
 		return own
 	}
-	// https://systemd.io/CGROUP_DELEGATION; Linux lets root alone read the second one.
+	// https://systemd.io/CGROUP_DELEGATION; Linux lets only root read the second one.
 	for _, name := range []string{"user.delegate", "trusted.delegate"} {
 		value := make([]byte, 8)
 		if n, err := unix.Getxattr(above, name, value); err == nil && string(value[:n]) == "1" {
@@ -103,7 +103,7 @@ func delegated(own string) string {
 // process's own unit, and of those beside it. Their processes go on, and the next process of the unit makes the groups
 // again with their limits. Without that systemd starts none while they live: it puts it into
 // the unit's group, from which these controllers keep processes out (219/CGROUP; with
-// DelegateSubgroup=, since systemd 254, it puts it elsewhere). Other trees are left alone.
+// DelegateSubgroup=, since systemd 254, it puts it elsewhere). Other trees are not changed.
 func (t *Tree) Release() error {
 	if t.unit == "" {
 		return nil
@@ -212,7 +212,7 @@ func evacuate(dir string) error {
 	if err := os.MkdirAll(to, 0o755); err != nil {
 		return err
 	}
-	for range 10 { // those that are forked meanwhile
+	for range 10 { // also processes forked in between
 		pids := words(filepath.Join(dir, "cgroup.procs"))
 		if len(pids) == 0 {
 			return nil
@@ -226,7 +226,7 @@ func evacuate(dir string) error {
 	return fmt.Errorf("%s does not get empty", dir)
 }
 
-// Limits are those of a group; zero for none.
+// Limits are the limits of a group; zero means no limit.
 type Limits struct {
 	// Memory is in bytes; what is over it is not swapped, but killed with the
 	// whole group.
@@ -343,8 +343,8 @@ func (g Group) Exists() bool {
 	return err == nil
 }
 
-// Kill ends every process of the group and of those in it with SIGKILL, and those
-// that they fork meanwhile, and waits until none is left or ctx is done. A group that
+// Kill ends every process of the group and of groups in it with SIGKILL, and processes
+// that they fork until then, and waits until none is left or ctx is done. A group that
 // does not exist has none.
 func (g Group) Kill(ctx context.Context) error {
 	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
@@ -401,7 +401,7 @@ func (g Group) value(file, key string) int64 {
 	return 0
 }
 
-// Remove removes the group and those in it; their processes must have ended.
+// Remove removes the group and the groups in it; their processes must have ended.
 func (g Group) Remove() error {
 	entries, err := os.ReadDir(g.dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -422,7 +422,7 @@ func (g Group) Remove() error {
 	return errors.Join(errs...)
 }
 
-// Usage is what a group and those in it use.
+// Usage is what a group and the groups in it use.
 type Usage struct {
 	CPU time.Duration
 	// Memory is in bytes, with the page cache; WorkingSet without what the kernel

@@ -89,7 +89,7 @@ func start(t *testing.T, g cgroup.Group, script string) (*exec.Cmd, *strings.Bui
 func TestMemory(t *testing.T) {
 	g := group(t, tree(t), cgroup.Limits{Memory: 32 << 20})
 	// The memory is asked for within one system call: a program that reaches its limit step by step may
-	// spend minutes reading the pages of its own code again.
+	// spend minutes reading the its own pages code again.
 	cmd, out := start(t, g, "dd if=/dev/zero of=/dev/null bs=300M count=1 & wait; echo outlived")
 	if err := cmd.Wait(); err == nil || strings.Contains(out.String(), "outlived") {
 		t.Errorf("300 MB were had under a limit of 32 MiB: %v, %s", err, out)

@@ -8,14 +8,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// capabilityNames are those of <linux/capability.h>, by number.
+// capabilityNames are the names of <linux/capability.h>, by number.
 var capabilityNames = strings.Fields(`
 	CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE NET_BIND_SERVICE
 	NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN
 	SYS_BOOT SYS_NICE SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE
 	MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE`)
 
-// DefaultCapabilities are those of a container that asks for none: containerd's and
+// DefaultCapabilities are the capabilities of a container that asks for none: containerd's and
 // Docker's.
 func DefaultCapabilities() []string {
 	return []string{"AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE", "NET_RAW",
@@ -25,7 +25,7 @@ func DefaultCapabilities() []string {
 // AllCapabilities are the names of all.
 func AllCapabilities() []string { return slices.Clone(capabilityNames) }
 
-// HeldCapabilities are the names of those that the caller can give to a program: in a
+// HeldCapabilities are the names of the capabilities that the caller can give to a program: in a
 // container, root may have few.
 func HeldCapabilities() ([]string, error) {
 	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
@@ -59,7 +59,7 @@ func Capability(name string) (int, error) {
 	return i, nil
 }
 
-// KnownCapabilities are the numbers of those that the kernel has.
+// KnownCapabilities are the numbers of the kernel's capabilities.
 func KnownCapabilities() []uintptr {
 	var out []uintptr
 	for c := range capabilityNames {

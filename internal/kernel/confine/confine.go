@@ -31,7 +31,7 @@ type Spec struct {
 	// NoNewPrivs keeps programs from getting more by the setuid bit or file
 	// capabilities.
 	NoNewPrivs bool `json:"noNewPrivs,omitempty"`
-	// Seccomp allows the system calls of Filter alone.
+	// Seccomp only allows the system calls of Filter.
 	Seccomp bool `json:"seccomp,omitempty"`
 	// Pdeathsig is the signal that comes when the parent's thread ends, 0 for none.
 	Pdeathsig int `json:"pdeathsig,omitempty"`
@@ -82,7 +82,7 @@ func (s Spec) enter() error {
 	return nil
 }
 
-// identity sets groups and user of this thread alone: package syscall would do it for
+// identity sets groups and user of this thread only: package syscall would do it for
 // all threads, some of which have gone on to other things.
 func (s Spec) identity() error {
 	if !s.KeepGroups {

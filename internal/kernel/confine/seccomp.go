@@ -135,7 +135,7 @@ func Filter(have []int) []unix.SockFilter {
 }
 
 // lastCall is the newest call that the profile was made for, lsm_list_modules of Linux
-// 6.8: from 424 on the numbers are those of all architectures.
+// 6.8: from 424 on all architectures have the same numbers.
 const lastCall = 461
 
 // installFilter puts the calling thread under a filter.

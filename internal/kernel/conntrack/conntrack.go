@@ -64,7 +64,7 @@ func (c *Conn) Close() error { return c.nl.Close() }
 // without ReplySrc matches only entries whose destination was translated. The
 // table is read once for each family that the flows have, and never flushed:
 // what is deleted was read before, one entry at a time. Entries that end by
-// themselves meanwhile are no error.
+// on their own are no error.
 func Delete(ctx context.Context, flows []Flow) (deleted int, err error) {
 	if len(flows) == 0 {
 		return 0, nil
@@ -267,7 +267,7 @@ func tuple(b []byte) (p svc.Protocol, src, dst netip.AddrPort, ok bool) {
 }
 
 // deleteMessage names the entry by its original direction and its ID, so that
-// a later connection of the same addresses is left alone.
+// a later connection of the same addresses stays.
 func (en *entry) deleteMessage(f svc.Family) []byte {
 	var e netlink.Encoder
 	e.Begin(msgDelete, unix.NLM_F_ACK, kernelFamily(f), 0)

@@ -13,7 +13,7 @@ import (
 )
 
 // Settings are parameters of the connection tracking of the calling thread's
-// network namespace. A zero field leaves its parameter alone.
+// network namespace. A zero field does not change its parameter.
 type Settings struct {
 	// Max is how many connections there can be. It belongs to the whole
 	// machine, and can only be set where that is at home; 0 in any other
@@ -100,7 +100,7 @@ func BeLiberal() bool {
 }
 
 // Max is how many connections kube-proxy would allow: perCore for each of the
-// processors, at least least; 0, to leave it alone, if perCore is 0.
+// processors, at least least; 0, which changes nothing, if perCore is 0.
 func Max(perCore, least, processors int) int {
 	if perCore <= 0 {
 		return 0

@@ -39,11 +39,11 @@ const (
 	ipv4Header = 60
 )
 
-// ErrOther is returned by Receive for what is no reply to a message of this package.
+// ErrOther is returned by Receive for packets that do not reply to a message of this package.
 var ErrOther = errors.New("no echo reply of this length")
 
 // Open opens a socket in the network namespace of the calling thread. The kernel passes it echo
-// replies alone, all those that the machine gets.
+// only replies, all that the machine gets.
 func Open(f svc.Family) (*Conn, error) {
 	network, c := "ip4:icmp", &Conn{request: request4, reply: reply4, ipv4: true}
 	if f == svc.IPv6 {
@@ -66,7 +66,7 @@ func Open(f svc.Family) (*Conn, error) {
 	return c, nil
 }
 
-// filter lets through replies alone. The filters of both families have a bit for each type that
+// filter only lets replies through. The filters of both families have a bit for each type that
 // is kept out.
 func (c *Conn) filter(fd int) error {
 	if c.ipv4 {

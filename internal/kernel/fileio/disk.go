@@ -30,7 +30,7 @@ func DiskOf(path string) (Disk, error) {
 		return Disk{}, err
 	}
 	d := Disk{Free: free}
-	mounts, err := os.ReadFile("/proc/thread-self/mounts") // proc(5); a thread may have a mount namespace of its own
+	mounts, err := os.ReadFile("/proc/thread-self/mounts") // proc(5); a thread may have its own mount namespace
 	if err != nil {
 		return d, nil
 	}

@@ -24,7 +24,7 @@ func Replace(path string, data []byte, mode fs.FileMode) error {
 	return SyncDir(filepath.Dir(path))
 }
 
-// ReplaceUnsynced is Replace for what is written again after a crash of the
+// ReplaceUnsynced is Replace for files that are written again after a crash of the
 // machine, which may leave a part of it: nothing waits for the disk.
 func ReplaceUnsynced(path string, data []byte, mode fs.FileMode) error {
 	return replace(path, data, mode, func(*os.File) error { return nil })

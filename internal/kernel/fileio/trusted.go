@@ -59,7 +59,7 @@ func ReadTrusted(path string, limit int64) ([]byte, error) {
 }
 
 // ReadRegular reads a regular file of at most limit bytes, which may be another user's. It
-// does not open, and so does not wait for, what is no regular file. Errors do not name the
+// does not open, and so does not wait for, other files than regular ones. Errors do not name the
 // file.
 func ReadRegular(path string, limit int64) ([]byte, error) {
 	return readRegular(path, limit, func(fs.FileInfo) error { return nil })

@@ -22,7 +22,7 @@ var ErrTooDeep = errors.New("directories are nested too deep to be measured")
 // ErrTooMany is the error of Usage where files and directories are more than it looks at.
 var ErrTooMany = errors.New("files are too many to be measured")
 
-// Usage returns how many bytes of the disk the files below dir take, those of other file
+// Usage returns how many bytes of the disk the files below dir take, files of other file
 // systems not counted. Of a file with several names each counts its share. It stops counting
 // when they are more than enough, and returns the cause of ctx's end when that comes first. It
 // follows no links, so whoever may write below dir cannot lead it elsewhere.
@@ -103,7 +103,7 @@ func (u *usage) add(dir int, name string, depth int) error {
 	}
 	u.sum += size
 	fd, err := unix.Openat(dir, name, dirFlags, 0)
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENOTDIR) { // changed meanwhile
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENOTDIR) { // changed during the walk
 		return nil
 	}
 	if err != nil {

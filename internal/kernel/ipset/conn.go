@@ -58,7 +58,7 @@ const (
 	errBusy     = 4100
 )
 
-// revisions are those of each type since Linux 4.6, which all kernels that we
+// revisions are the revisions of each type since Linux 4.6, which all kernels that we
 // run on have.
 var revisions = map[Type]uint8{HashIP: 4, HashNet: 6, HashIPPort: 5, HashIPPortIP: 5, HashIPPortNet: 7}
 

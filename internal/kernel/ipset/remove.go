@@ -11,7 +11,7 @@ import (
 // nf_tables lets go of what rules named some time after they are gone.
 const inUseFor = 10 * time.Second
 
-// Present returns those of the sets that are there, in the network namespace of
+// Present returns the sets that exist, in the network namespace of
 // the calling thread. A kernel without sets has none.
 func Present(names ...string) ([]string, error) {
 	c, err := Dial()
@@ -33,7 +33,7 @@ func (c *Conn) present(names []string) ([]string, error) {
 	return slices.DeleteFunc(slices.Clone(names), func(n string) bool { return !slices.Contains(all, n) }), nil
 }
 
-// Remove removes those of the sets that are there, as Present finds them.
+// Remove removes the sets that exist, as Present finds them.
 func Remove(ctx context.Context, names ...string) error {
 	c, err := Dial()
 	if err != nil {

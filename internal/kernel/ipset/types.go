@@ -30,7 +30,7 @@ type Set struct {
 	// Marks is set if elements carry packet marks (ipset's skbinfo), Counters
 	// that they count the packets that rules find in them.
 	Marks, Counters bool
-	// Timeout is for how long elements stay, in whole seconds; 0 is for ever.
+	// Timeout is for how long elements stay, in whole seconds; 0 means forever.
 	Timeout time.Duration
 	// Size bounds the number of elements; 0 stands for four million.
 	Size uint32
@@ -47,7 +47,7 @@ type Count struct {
 // Element is an element; which fields count depends on the set's type. It is
 // comparable.
 type Element struct {
-	// IP is the first part. A hash:net has Net alone.
+	// IP is the first part. A hash:net has only Net.
 	IP    netip.Addr
 	Proto svc.Protocol
 	Port  uint16

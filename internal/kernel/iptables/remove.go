@@ -14,7 +14,7 @@ import (
 )
 
 // Each calls f with the Tool of each variant and family, as far as they are
-// installed: what is not has written nothing. Its error names them all.
+// installed: a missing tool has written nothing. Its error names them all.
 func Each(f func(*Tool) error) error {
 	var errs []error
 	for _, v := range []Variant{NFT, Legacy} {
@@ -86,7 +86,7 @@ type Part struct {
 	// Chains is how many chains there are.
 	Chains int
 	tables []*partOfTable
-	// unread is what iptables-save said of tables that it cannot read.
+	// unread is the message of iptables-save about tables that it cannot read.
 	unread []string
 }
 

@@ -17,7 +17,7 @@ import (
 )
 
 // Variant is the interface of the kernel that the programs speak to. Each has
-// tables of its own; packets meet both.
+// its own tables; packets meet both.
 type Variant uint8
 
 // The variants: nf_tables, and the older one of x_tables.
@@ -183,7 +183,7 @@ const busy = 4
 func (e *Error) Busy() bool { return e.Code == busy || e.Code < 0 }
 
 // Restore makes the changes that input asks for, in the format of
-// iptables-save, and leaves alone what it does not name. Each table is changed
+// iptables-save, and does not change what it does not name. Each table is changed
 // in one step or not at all.
 func (t *Tool) Restore(ctx context.Context, input []byte) error {
 	return t.run(ctx, t.restore, []string{"--noflush", "-w", strconv.Itoa(lockWait)}, input, nil)

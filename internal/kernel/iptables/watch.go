@@ -90,7 +90,7 @@ func (w *Watch) Tool(t *Tool) *WatchedTool {
 type WatchedTool struct {
 	*Tool
 	conn *nftables.Conn
-	// tables are those of the Watch, if they have to be looked at, and known what
+	// tables are the tables of the Watch, if they have to be looked at, and known what
 	// they were last; foreign reports that others have changed one since.
 	tables  []string
 	known   map[string]info
@@ -156,7 +156,7 @@ func (t *WatchedTool) look() error {
 	return nil
 }
 
-// info is what the kernel tells of a table, the struct ipt_getinfo of
+// info is the kernel's description of a table, the struct ipt_getinfo of
 // linux/netfilter_ipv4/ip_tables.h, which is the same for IPv6: the name, where its
 // chains begin and end, the number of rules and their size.
 type info [32 + 13*4]byte

@@ -197,7 +197,7 @@ type Refusal[O any] struct {
 	Err   error
 }
 
-// Send makes the changes of b and returns those that were refused; all others
+// Send makes the changes of b and returns the refused ones; all others
 // are made. The error is of the socket, after which it is unknown what was made.
 func Send[O any](c *Conn, b *Batch[O]) ([]Refusal[O], error) {
 	var refused []Refusal[O]

@@ -16,7 +16,7 @@ import (
 	wire "github.com/fairlead/fairlead/internal/kernel/netlink"
 )
 
-// Addresses reads and changes the addresses of one device, and follows those of
+// Addresses reads and changes the addresses of one device, and follows the addresses of
 // all other interfaces by the kernel's notifications, so that cost follows
 // change. It belongs to one network namespace, and is used by one goroutine at a
 // time.
@@ -52,7 +52,7 @@ func DialAddresses(name string) (*Addresses, error) {
 // Close releases the sockets.
 func (c *Addresses) Close() error { return errors.Join(c.nl.Close(), c.changes.Close()) }
 
-// List returns the addresses on the device, and replaces what is known of all
+// List returns the addresses on the device, and replaces the known addresses of all
 // others. A device that does not exist has none.
 func (c *Addresses) List() (map[netip.Addr]bool, error) {
 	dev, err := netlink.LinkByName(c.device)

@@ -45,7 +45,7 @@ func createDummy(name, alias string) error {
 	if err := netlink.LinkSetAlias(dev, alias); err != nil {
 		return fmt.Errorf("name device %s ours: %w", name, err)
 	}
-	// No address but those that are given. Kernels without IPv6 know no mode.
+	// No address but the given ones. Kernels without IPv6 know no mode.
 	_ = netlink.LinkSetIP6AddrGenMode(dev, genModeNone)
 	if err := netlink.LinkSetUp(dev); err != nil {
 		return fmt.Errorf("set device %s up: %w", name, err)
@@ -54,7 +54,7 @@ func createDummy(name, alias string) error {
 }
 
 // RemoveDevice removes the device called name if it has the alias; any other is
-// left alone.
+// not changed.
 func RemoveDevice(name, alias string) error {
 	dev, err := netlink.LinkByName(name)
 	if isMissing(err) {

@@ -19,15 +19,15 @@ type Interface struct {
 	MAC   [6]byte
 	// Running is true if it is up and has a carrier.
 	Running bool
-	// Networks are those that it is on by its addresses: neighbours there are reached
+	// Networks are the networks of its addresses: neighbours there are reached
 	// directly.
 	Networks []netip.Prefix
-	// Gateways are those of the default routes by it.
+	// Gateways are the gateways of the default routes by it.
 	Gateways []netip.Addr
 }
 
 // Interfaces returns the interfaces of the network namespace of the calling thread,
-// without those that are ports of a bridge or a bond, and without pods'.
+// without ports of a bridge or a bond, and without pods'.
 func Interfaces() ([]Interface, error) {
 	links, err := Whole(netlink.LinkList)
 	if err != nil {

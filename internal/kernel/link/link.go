@@ -25,7 +25,7 @@ const Protocol = 250
 
 const (
 	// alias is the alias (IFLA_IFALIAS) of the node's device, podAlias begins
-	// those of the pods' devices.
+	// the routes of the pods' devices.
 	alias    = "fairlead"
 	podAlias = alias + " pod "
 	// podDevice is the name of the interface inside a pod.
@@ -206,7 +206,7 @@ func connectFamily(host, pod netlink.Link, inside *netlink.Handle, a, gw netip.A
 }
 
 // DelPod removes a pod's pair of devices, and with them its routes. It is no error
-// if there is none. A device of that name that is not ours is left alone, which is
+// if there is none. A device of that name that is not ours is not changed, which is
 // an error.
 func DelPod(device string) error {
 	dev, err := netlink.LinkByName(device)
@@ -255,7 +255,7 @@ func Devices() ([]string, error) {
 	return out, nil
 }
 
-// Cleanup removes every device, route and rule of ours in this network
+// Cleanup removes each of our devices, routes and rules in this network
 // namespace. Kernel parameters are sysctl.Restore's.
 func Cleanup() error {
 	links, err := Whole(netlink.LinkList)

@@ -27,7 +27,7 @@ var (
 	cluster  = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/56")}
 )
 
-// pod starts a process in a network namespace of its own and joins it.
+// pod starts a process in its own network namespace and joins it.
 func pod(t *testing.T, n int) link.Pod {
 	t.Helper()
 	cmd := exec.Command("sleep", "60")

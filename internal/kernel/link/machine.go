@@ -11,10 +11,10 @@ import (
 )
 
 // MachineAddrs returns the addresses that this machine is reached at, at most one of
-// each family: the one that packets to peer leave from, then those of the same
+// each family: the one that packets to peer leave from, then the addresses of the same
 // device, then of the device of the default route, then of any other. peer is the
-// API server's address, or the zero Addr. Addresses that exist on this machine alone
-// never count: those of devices made by fairlead and docker, of dummies, and of
+// API server's address, or the zero Addr. Addresses that exist only on this machine
+// never count: addresses of devices made by fairlead and docker, of dummies, and of
 // bridges (virbr0, cni0) but one by which the default route leads out.
 func MachineAddrs(peer netip.Addr) ([]netip.Addr, error) {
 	links, err := Whole(netlink.LinkList)

@@ -31,7 +31,7 @@ func NewMasquerade(changed func()) (*Masquerade, error) {
 // Close ends the notifications; what Set has written stays.
 func (m *Masquerade) Close() error { return m.conn.Close() }
 
-// Set writes the rules. pods are the ranges of this node's pods, cluster those of
+// Set writes the rules. pods are the ranges of this node's pods, cluster the ranges of
 // all pods: packets to them keep their source. The table is replaced in one
 // transaction. The error is a *nftables.UnsupportedError where the kernel cannot have it.
 func (m *Masquerade) Set(pods, cluster []netip.Prefix) error {

@@ -14,7 +14,7 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// What VXLAN (RFC 7348) puts before a packet: an Ethernet header and those of VXLAN, UDP
+// What VXLAN (RFC 7348) puts before a packet: an Ethernet header and the headers of VXLAN, UDP
 // and IP, in bytes.
 const (
 	overhead4 = 50
@@ -54,7 +54,7 @@ type Peer struct {
 	// Addr is the node's address, Pods are the ranges of its pods.
 	Addr netip.Addr
 	Pods []netip.Prefix
-	// Key is for WireGuard alone.
+	// Key is only for WireGuard.
 	Key Key
 }
 
@@ -63,7 +63,7 @@ func NewOverlay(o OverlayOptions) *Overlay {
 	return &Overlay{o: o, filter: overlayFilter{port: o.Port}, devices: map[svc.Family]*overlayDevice{}}
 }
 
-// Close ends the use of the kernel; what was written stays.
+// Close ends the use of the kernel; written state stays.
 func (v *Overlay) Close() error { return v.filter.close() }
 
 // Forget has the next Set compare everything with the kernel.
@@ -82,7 +82,7 @@ func (v *Overlay) MTU() (mtu int) {
 }
 
 // hardware returns the hardware address of the node with an address, by which it is known
-// on the overlay: each node can compute those of all.
+// on the overlay: each node can compute the addresses of all.
 func hardware(a netip.Addr) net.HardwareAddr {
 	sum := sha256.Sum256(a.AsSlice())
 	return net.HardwareAddr{0x02, sum[0], sum[1], sum[2], sum[3], sum[4]} // locally administered
@@ -100,7 +100,7 @@ func gateway(pods netip.Prefix, node netip.Addr) netip.Addr {
 }
 
 // Set makes peers the only ones. local are the addresses of this node, of which the first
-// of each family is used, gateways those that it has among its pods, pods the ranges of all
+// of each family is used, gateways this node's own addresses among its pods, pods the ranges of all
 // pods. It returns the routes to the peers' pods, for Routes.Set. Its cost is that of what
 // differs from the last call.
 func (v *Overlay) Set(peers []Peer, local, gateways []netip.Addr, pods []netip.Prefix) (routes []Route, err error) {

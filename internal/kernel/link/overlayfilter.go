@@ -16,7 +16,7 @@ import (
 // overlayTable is the nft table of Overlay.
 var overlayTable = nftables.Table{Family: nftables.Inet, Name: "fairlead-overlay"}
 
-// overlayFilter lets packets of VXLAN in from the peers alone: VXLAN itself checks no
+// overlayFilter lets packets of VXLAN in only from the peers: VXLAN itself checks no
 // sender. It drops what pods send to that port of machines: it would arrive with the address
 // of this node, as a packet of VXLAN with any sender inside. It keeps connection tracking
 // from the packets of VXLAN, and with it all NAT of the outer packet: a mark of the inner one
@@ -26,7 +26,7 @@ var overlayTable = nftables.Table{Family: nftables.Inet, Name: "fairlead-overlay
 type overlayFilter struct {
 	port uint16
 	conn *nftables.Conn
-	// written are the peers of the table, nil if it is to be written as a whole, as when
+	// written are the peers of the table, nil if it must be written as a whole, as when
 	// devices or pods differ.
 	written map[netip.Addr]bool
 	devices map[string]bool
@@ -77,7 +77,7 @@ func (f *overlayFilter) set(peers []Peer, devices map[string]bool, pods []netip.
 		return nil
 	}
 	if err := f.commit(b, whole); err != nil {
-		f.written = nil // the table differs from what was written last
+		f.written = nil // the table differs from the last one written
 		return err
 	}
 	f.written, f.devices, f.pods = want, maps.Clone(devices), slices.Clone(pods)
@@ -105,7 +105,7 @@ func peersOf(a netip.Addr) string {
 func (f *overlayFilter) write(b *nftables.Batch, devices map[string]bool, pods []netip.Prefix) {
 	t := overlayTable
 	b.Tag(nftables.InetTables)
-	b.ReplaceTable(t, "VXLAN to pods of nodes on other networks, from and to those nodes alone")
+	b.ReplaceTable(t, "VXLAN to pods of nodes on other networks, only from and to these nodes")
 	const input, forward, before, output, post = "input", "forward", "prerouting", "output", "postrouting"
 	b.Tag("a chain, or an expression of a rule")
 	for name, hook := range map[string]nftables.Hook{
@@ -125,7 +125,7 @@ func (f *overlayFilter) write(b *nftables.Batch, devices map[string]bool, pods [
 		b.AddSet(t, nftables.Set{Name: set, Key: []nftables.Type{h.Addr}, Comment: "nodes on other networks"})
 		vxlan := func(sources netip.Prefix) *nftables.Program {
 			return h.InetPrefix(h.Source, sources).Meta(0, nftables.MetaL4Proto).Equal(0, []byte{unix.IPPROTO_UDP}).
-				DestinationPort(0).Equal(0, port)
+				Port(0, nftables.Destination).Equal(0, port)
 		}
 		peer := func(offset uint32) *nftables.Program { return vxlan(whole).Network(0, offset, h.Len).InSet(set, 0) }
 		b.AddRule(t, before, nftables.NewRule(peer(h.Source).Untracked(), "udp dport %d %s saddr @%s notrack", f.port, h.Word, set))
@@ -142,7 +142,7 @@ func (f *overlayFilter) write(b *nftables.Batch, devices map[string]bool, pods [
 		}
 	}
 	b.AddRule(t, input, nftables.NewRule(new(nftables.Program).Meta(0, nftables.MetaL4Proto).Equal(0, []byte{unix.IPPROTO_UDP}).
-		DestinationPort(0).Equal(0, port).Drop(), "udp dport %d drop", f.port))
+		Port(0, nftables.Destination).Equal(0, port).Drop(), "udp dport %d drop", f.port))
 	for name := range devices {
 		b.AddRule(t, post, masqueradeBy(name))
 	}

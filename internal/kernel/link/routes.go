@@ -26,21 +26,21 @@ type Route struct {
 	Device int
 }
 
-// Routes are those to ranges of pods that bear our protocol number. It is used by one
+// Routes are the routes to ranges of pods that bear our protocol number. It is used by one
 // goroutine at a time, in one network namespace.
 type Routes struct {
-	// written are those that the kernel has, nil after Forget.
+	// written are the routes that the kernel has, nil after Forget.
 	written map[Route]bool
 }
 
 // Forget has the next Set compare everything with the kernel.
 func (s *Routes) Forget() { s.written = nil }
 
-// Set makes want the only routes: those that are no longer wanted are deleted, and then
+// Set makes want the only routes: others are deleted, and then
 // missing ones added. It never replaces a route: one of others with the same range and
 // RouteMetric makes ours fail. It goes on after an error; failed has the errors of single
-// routes by range, err all others. The kernel is asked for nothing, and told what differs
-// from the last call alone.
+// routes by range, err all others. Nothing is read from the kernel, and only differences
+// from the last call are written.
 func (s *Routes) Set(want []Route) (failed map[netip.Prefix]error, err error) {
 	var old []*netlink.Route
 	if s.written == nil {
@@ -104,7 +104,7 @@ func (s *Routes) read() (old []*netlink.Route, err error) {
 	return old, nil
 }
 
-// Add adds routes to those of Set, until its next call.
+// Add adds routes to the routes of Set, until its next call.
 func (s *Routes) Add(routes []Route) error {
 	s.Forget()
 	var errs []error

@@ -9,7 +9,7 @@ import (
 
 // forward lets the machine pass packets on between its interfaces.
 func forward() error {
-	// The kernel sets those of each interface, too (inet_forward_change).
+	// The kernel also sets the parameter of each interface (inet_forward_change).
 	if err := sysctl.Set("net/ipv4/ip_forward", "1", keys("net/ipv4/conf/*/forwarding", "net/ipv4/conf/all/accept_redirects")...); err != nil {
 		return err
 	}

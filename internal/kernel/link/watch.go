@@ -25,7 +25,7 @@ type PodRoute struct {
 }
 
 // WatchRoutes calls deleted after one of our routes was deleted, or may have been, in
-// the network namespace of the calling thread, until stop is called: with those of
+// the network namespace of the calling thread, until stop is called: with the addresses of
 // them that lead to pods which are still there. It is called from one goroutine,
 // which has ended when stop returns.
 func WatchRoutes(deleted func([]PodRoute)) (stop func(), err error) {
@@ -51,7 +51,7 @@ func WatchRoutes(deleted func([]PodRoute)) (stop func(), err error) {
 }
 
 // decodeDeleted reads a message about a route, which begins with rtmsg, and reports
-// whether it is one of ours. One that is not to a pod has no device.
+// whether it is our route. One that is not to a pod has no device.
 func decodeDeleted(body []byte) (r PodRoute, ours bool) {
 	const protocolAt = 5 // rtm_protocol
 	if len(body) < unix.SizeofRtMsg || body[protocolAt] != Protocol {

@@ -74,7 +74,7 @@ func OpenWireGuard(keyFile string, port uint16) (w *WireGuard, err error) {
 	return w, err
 }
 
-// Close ends the use of the kernel; what was written stays.
+// Close ends the use of the kernel; written state stays.
 func (w *WireGuard) Close() (err error) {
 	if w.client != nil {
 		err = w.client.Close()
@@ -211,7 +211,7 @@ func WireGuardMTU(local netip.Addr) (mtu, underlay int, err error) {
 	return underlay - wireguardOverhead6, underlay, nil
 }
 
-// Set makes peers the only ones. local are the addresses of this node, gateways those that
+// Set makes peers the only ones. local are the addresses of this node, gateways the addresses that
 // it has among its pods, pods the ranges of all pods. It returns the routes to the peers'
 // pods, for Routes.Set. All that differs from the last call is one message to the kernel.
 func (w *WireGuard) Set(peers []Peer, local, gateways []netip.Addr, pods []netip.Prefix) (routes []Route, err error) {

@@ -27,7 +27,7 @@ func Memory(dir string, size int64) error {
 	}
 	const flags = unix.MS_NOSUID | unix.MS_NODEV
 	err := unix.Mount("tmpfs", dir, "tmpfs", flags, options+",noswap")
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPERM) { // unknown to the kernel, or for root alone
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPERM) { // unknown to the kernel, or only for root
 		err = unix.Mount("tmpfs", dir, "tmpfs", flags, options)
 	}
 	if err != nil {

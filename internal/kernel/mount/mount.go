@@ -1,6 +1,6 @@
 // Package mount gives processes a private view of the file system: a mount
-// namespace of their own in which single files and directories are laid over
-// those of the machine.
+// private namespace in which single files and directories are laid over
+// the machine's.
 package mount
 
 import (
@@ -19,30 +19,30 @@ type Bind struct {
 	Target   string `json:"target"`
 	ReadOnly bool   `json:"readOnly,omitempty"`
 	// Within is a directory above Source that nothing below it leads out of, whatever
-	// links others put there meanwhile; "" for none. It needs Linux 5.6 (openat2(2)).
+	// links others put there in between; "" for none. It needs Linux 5.6 (openat2(2)).
 	Within string `json:"within,omitempty"`
 	// Optional makes a Target that does not exist no error: it is left out.
 	Optional bool `json:"optional,omitempty"`
 	// Make makes a Target directory that does not exist: on the machine where
-	// that is allowed, else inside the namespace alone.
+	// that is allowed, else only inside the namespace.
 	Make bool `json:"make,omitempty"`
 	// MakeFile makes a Target file that does not exist, with the directories above it:
-	// inside the namespace alone, unless an earlier Bind covers the place.
+	// only inside the namespace, unless an earlier Bind covers the place.
 	MakeFile bool `json:"makeFile,omitempty"`
 }
 
-// Private calls f on a thread of its own in a new mount namespace with binds
+// Private calls f on its own thread in a new mount namespace with binds
 // applied, and returns what f returns. Processes that f starts itself live in
 // that namespace; goroutines that it starts do not. ns is an open handle of the
 // namespace, valid until f returns.
-func Private(binds []Bind, f func(ns *os.File) error) error { return Behind(nil, binds, f) }
+func Private(binds []Bind, f func(ns *os.File) error) error { return Confine(nil, binds, f) }
 
-// Behind is Private with walls, none if w is nil.
-func Behind(w *Walls, binds []Bind, f func(ns *os.File) error) error {
+// Confine is Private with a confinement, none if w is nil.
+func Confine(w *Confinement, binds []Bind, f func(ns *os.File) error) error {
 	return netns.OnThread(func() error { return private(w, binds, f) })
 }
 
-func private(w *Walls, binds []Bind, f func(ns *os.File) error) error {
+func private(w *Confinement, binds []Bind, f func(ns *os.File) error) error {
 	// CLONE_FS first: threads share their root and working directory, and a
 	// thread that shares them may not change its mount namespace.
 	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
@@ -71,7 +71,7 @@ func private(w *Walls, binds []Bind, f func(ns *os.File) error) error {
 		}
 	}
 	if w != nil {
-		if own, err = w.raise(); err != nil {
+		if own, err = w.apply(); err != nil {
 			return err
 		}
 	}
@@ -139,8 +139,8 @@ func (b source) apply(confined, detached bool) error {
 	return nil
 }
 
-// Enter calls f on a thread of its own in the mount namespace behind ns, as
-// Private does in a new one.
+// Enter calls f on its own thread in the mount namespace behind ns, as
+// Behind does in a new one.
 func Enter(ns *os.File, f func() error) error {
 	return netns.OnThread(func() error {
 		if err := unix.Unshare(unix.CLONE_FS); err != nil {

@@ -58,7 +58,7 @@ func (b Bind) open() (*os.File, error) {
 	return os.NewFile(uintptr(fd), b.Source), nil
 }
 
-// maxRaces bounds the tries to open a path that changes meanwhile.
+// maxRaces bounds the tries to open a path that changes in between.
 const maxRaces = 1000
 
 // openBeneath opens path below dir, which links in it may lead to (the files of a

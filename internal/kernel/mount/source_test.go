@@ -44,7 +44,7 @@ func TestSourceStaysWithin(t *testing.T) {
 	}()
 	mounted, refused := 0, 0
 	for deadline := time.Now().Add(testbed.Patience); (mounted < 20 || refused < 20) && time.Now().Before(deadline); {
-		err := Private([]Bind{{Source: volume + "/sub/inner", Within: volume, Target: at}}, func(*os.File) error {
+		err := Confine(nil, []Bind{{Source: volume + "/sub/inner", Within: volume, Target: at}}, func(*os.File) error {
 			if _, err := os.Stat(at + "/key"); err == nil {
 				t.Error("the machine's directory is mounted")
 			}
@@ -71,7 +71,7 @@ func TestSourceStaysWithin(t *testing.T) {
 		t.Error("the race was not seen")
 	}
 	// A link that stays within is one.
-	if err := Private([]Bind{{Source: volume + "/link", Within: volume, Target: at}}, func(*os.File) error { return nil }); err != nil {
+	if err := Confine(nil, []Bind{{Source: volume + "/link", Within: volume, Target: at}}, func(*os.File) error { return nil }); err != nil {
 		t.Error(err)
 	}
 }
@@ -128,7 +128,7 @@ func TestLaterMounts(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, confined := range []bool{true, false} {
-		err := Behind(&Walls{Confined: confined}, nil, func(*os.File) error {
+		err := Confine(&Confinement{Confined: confined}, nil, func(*os.File) error {
 			later := make(chan error)
 			go func() { // on a thread of the machine
 				err := unix.Mount("tmpfs", "/srv/disk", "tmpfs", 0, "")

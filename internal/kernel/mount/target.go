@@ -41,7 +41,7 @@ func makeTarget(target string, confined bool) error {
 
 // makePath makes target, a directory or a file, and the directories above it. For a confined
 // process no link of /proc is followed on the way (a volume of the Pod may have links, and
-// /proc/1/root leads past the walls), which needs Linux 5.6.
+// /proc/1/root leads past the confinement), which needs Linux 5.6.
 func makePath(target string, file, confined bool) error {
 	if !confined {
 		dir := target

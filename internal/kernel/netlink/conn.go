@@ -38,7 +38,7 @@ func Dial() (*Conn, error) { return dial(unix.NETLINK_NETFILTER, 0) }
 func DialGeneric() (*Conn, error) { return dial(unix.NETLINK_GENERIC, 0) }
 
 // DialRoute is Dial for links, addresses and routes. A socket that is notified of
-// what happens to groups (unix.RTMGRP_...) is for Events alone.
+// what happens to groups (unix.RTMGRP_...) is only for Events.
 func DialRoute(groups uint32) (*Conn, error) { return dial(unix.NETLINK_ROUTE, groups) }
 
 func dial(protocol int, groups uint32) (*Conn, error) {

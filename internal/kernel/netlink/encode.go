@@ -95,7 +95,7 @@ func (e *Encoder) pad(n int) {
 
 // Attrs calls f for each attribute in b, without the flag bits of its type.
 // What does not parse ends the walk: the bytes come from the kernel, and a
-// newer one may append what is not known here.
+// newer one may append unknown fields.
 func Attrs(b []byte, f func(typ uint16, v []byte)) {
 	for len(b) >= 4 {
 		n := int(binary.NativeEndian.Uint16(b))

@@ -1,4 +1,4 @@
-// Package netns runs functions on threads of their own, inside other network
+// Package netns runs functions on dedicated threads, inside other network
 // namespaces, and never returns such a thread to the Go scheduler.
 package netns
 
@@ -12,7 +12,7 @@ import (
 // Of returns the path of a process's network namespace.
 func Of(pid int) string { return fmt.Sprintf("/proc/%d/ns/net", pid) }
 
-// Do runs f on a thread of its own that is inside the network namespace named
+// Do runs f on a dedicated thread inside the network namespace named
 // by path (/proc/PID/ns/net or a bind mount of one) and waits for it. Sockets
 // that f opens stay in that namespace for good. f must not start goroutines
 // that open sockets: they would run elsewhere.

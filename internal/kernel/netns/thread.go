@@ -9,7 +9,7 @@ import (
 
 // OnThread calls f on an operating system thread that no other goroutine has used
 // or will use for anything, and waits for it. It is never the process's first
-// thread: that one cannot end, and /proc/PID shows its namespaces as those of
+// thread: that one cannot end, and /proc/PID shows its namespaces as the namespaces of
 // the process.
 func OnThread(f func() error) error {
 	done := make(chan error, 1)

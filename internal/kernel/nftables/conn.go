@@ -64,7 +64,7 @@ func transient(err error) bool {
 	return errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.ERESTART)
 }
 
-// IsConflict reports whether err is of a transaction that did not fit what is there:
+// IsConflict reports whether err is of a transaction that did not fit the installed rules:
 // something it removes is missing, something it adds is there already, or what it
 // removes is in use.
 func IsConflict(err error) bool {

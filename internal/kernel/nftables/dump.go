@@ -195,7 +195,7 @@ func ReadTable(d Dumper, t Table) (*StoredTable, error) {
 }
 
 // Elems calls begin, then f for each element of a set; both again if the set
-// changed meanwhile. What f gets is valid until it returns.
+// changed during the read. What f gets is valid until it returns.
 func (c *Conn) Elems(t Table, set string, begin func(), f func(e Elem)) error {
 	return c.dump(unix.NFT_MSG_GETSETELEM, t, begin, func(e *netlink.Encoder) {
 		e.String(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)

@@ -17,41 +17,46 @@ func (r Reg) number() uint32 { return uint32(r) + 8 } // NFT_REG32_00
 
 // Program is the expressions of a rule in the making. Its methods append one
 // each; names of the kernel's expressions are in their comments.
-type Program struct {
-	enc  netlink.Encoder
-	elem int
-	data int
+type Program struct{ enc expressions }
+
+// expressions encodes one expression after the other.
+type expressions struct {
+	netlink.Encoder
+	elem, data int // where the open expression and its data begin
 }
 
 // Bytes is the encoded program, for Rule.Exprs.
 func (p *Program) Bytes() []byte { return p.enc.Buf }
 
-func (p *Program) begin(name string) {
-	p.elem = p.enc.Nest(unix.NFTA_LIST_ELEM)
-	p.enc.String(unix.NFTA_EXPR_NAME, name)
-	p.data = p.enc.Nest(unix.NFTA_EXPR_DATA)
+func (e *expressions) begin(name string) {
+	e.elem = e.Nest(unix.NFTA_LIST_ELEM)
+	e.String(unix.NFTA_EXPR_NAME, name)
+	e.data = e.Nest(unix.NFTA_EXPR_DATA)
 }
 
-func (p *Program) end() *Program {
-	p.enc.Close(p.data)
-	p.enc.Close(p.elem)
-	return p
+func (e *expressions) end() {
+	e.Close(e.data)
+	e.Close(e.elem)
 }
 
 // Network loads n bytes at an offset of the IP header (payload).
 func (p *Program) Network(to Reg, offset, n uint32) *Program {
-	return p.payload(to, unix.NFT_PAYLOAD_NETWORK_HEADER, offset, n)
+	return payload(p, to, unix.NFT_PAYLOAD_NETWORK_HEADER, offset, n)
 }
 
-// DestinationPort loads "th dport" (payload): it is at the same place in TCP,
-// UDP and SCTP.
-func (p *Program) DestinationPort(to Reg) *Program {
-	return p.payload(to, unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2)
-}
+// End is one of the two ends of a packet's way.
+type End uint8
 
-// SourcePort loads "th sport" (payload).
-func (p *Program) SourcePort(to Reg) *Program {
-	return p.payload(to, unix.NFT_PAYLOAD_TRANSPORT_HEADER, 0, 2)
+// The ends.
+const (
+	Source End = iota
+	Destination
+)
+
+// Port loads "th sport" or "th dport" (payload), which are at the same places in
+// TCP, UDP and SCTP.
+func (p *Program) Port(to Reg, of End) *Program {
+	return payload(p, to, unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2*uint32(of), 2)
 }
 
 // The bits of TCPFlags.
@@ -62,16 +67,17 @@ const (
 
 // TCPFlags loads the flags of a TCP segment (payload).
 func (p *Program) TCPFlags(to Reg) *Program {
-	return p.payload(to, unix.NFT_PAYLOAD_TRANSPORT_HEADER, 13, 1)
+	return payload(p, to, unix.NFT_PAYLOAD_TRANSPORT_HEADER, 13, 1)
 }
 
-func (p *Program) payload(to Reg, base, offset, n uint32) *Program {
-	p.begin("payload")
+func payload(p *Program, to Reg, base, offset, n uint32) *Program {
+	p.enc.begin("payload")
 	p.enc.Uint32(unix.NFTA_PAYLOAD_DREG, to.number())
 	p.enc.Uint32(unix.NFTA_PAYLOAD_BASE, base)
 	p.enc.Uint32(unix.NFTA_PAYLOAD_OFFSET, offset)
 	p.enc.Uint32(unix.NFTA_PAYLOAD_LEN, n)
-	return p.end()
+	p.enc.end()
+	return p
 }
 
 // The keys of Meta.
@@ -86,18 +92,20 @@ const (
 
 // Meta loads the kernel's metadata of the packet (meta).
 func (p *Program) Meta(to Reg, key uint32) *Program {
-	p.begin("meta")
+	p.enc.begin("meta")
 	p.enc.Uint32(unix.NFTA_META_KEY, key)
 	p.enc.Uint32(unix.NFTA_META_DREG, to.number())
-	return p.end()
+	p.enc.end()
+	return p
 }
 
 // SetMark writes the packet's mark (meta).
 func (p *Program) SetMark(from Reg) *Program {
-	p.begin("meta")
+	p.enc.begin("meta")
 	p.enc.Uint32(unix.NFTA_META_KEY, MetaMark)
 	p.enc.Uint32(unix.NFTA_META_SREG, from.number())
-	return p.end()
+	p.enc.end()
+	return p
 }
 
 // The keys and values of Conntrack.
@@ -111,99 +119,107 @@ const (
 
 // Conntrack loads connection tracking's state of the packet (ct).
 func (p *Program) Conntrack(to Reg, key uint32) *Program {
-	p.begin("ct")
+	p.enc.begin("ct")
 	p.enc.Uint32(unix.NFTA_CT_KEY, key)
 	p.enc.Uint32(unix.NFTA_CT_DREG, to.number())
-	return p.end()
+	p.enc.end()
+	return p
 }
 
 // Transparent loads whether the socket that the packet belongs to is transparent.
 // It ends the rule if there is no socket (socket). Since Linux 4.18.
 func (p *Program) Transparent(to Reg) *Program {
-	p.begin("socket")
+	p.enc.begin("socket")
 	p.enc.Uint32(1, 0)           // NFTA_SOCKET_KEY, NFT_SOCKET_TRANSPARENT
 	p.enc.Uint32(2, to.number()) // NFTA_SOCKET_DREG
-	return p.end()
+	p.enc.end()
+	return p
 }
 
 // Untracked keeps connection tracking from the packet (notrack).
 func (p *Program) Untracked() *Program {
-	p.begin("notrack")
-	return p.end()
+	p.enc.begin("notrack")
+	p.enc.end()
+	return p
 }
 
 // Equal goes on if a register has the value v (cmp).
-func (p *Program) Equal(r Reg, v []byte) *Program { return p.cmp(r, unix.NFT_CMP_EQ, v) }
+func (p *Program) Equal(r Reg, v []byte) *Program { return compare(p, r, unix.NFT_CMP_EQ, v) }
 
 // NotEqual goes on if a register has another value than v (cmp).
-func (p *Program) NotEqual(r Reg, v []byte) *Program { return p.cmp(r, unix.NFT_CMP_NEQ, v) }
+func (p *Program) NotEqual(r Reg, v []byte) *Program { return compare(p, r, unix.NFT_CMP_NEQ, v) }
 
-func (p *Program) cmp(r Reg, op uint32, v []byte) *Program {
-	p.begin("cmp")
+func compare(p *Program, r Reg, op uint32, v []byte) *Program {
+	p.enc.begin("cmp")
 	p.enc.Uint32(unix.NFTA_CMP_SREG, r.number())
 	p.enc.Uint32(unix.NFTA_CMP_OP, op)
-	p.value(unix.NFTA_CMP_DATA, v)
-	return p.end()
+	p.enc.value(unix.NFTA_CMP_DATA, v)
+	p.enc.end()
+	return p
 }
 
 // Mask computes r = r & mask ^ xor in place (bitwise).
 func (p *Program) Mask(r Reg, mask, xor []byte) *Program {
-	p.begin("bitwise")
+	p.enc.begin("bitwise")
 	p.enc.Uint32(unix.NFTA_BITWISE_SREG, r.number())
 	p.enc.Uint32(unix.NFTA_BITWISE_DREG, r.number())
 	p.enc.Uint32(unix.NFTA_BITWISE_LEN, uint32(len(mask)))
-	p.value(unix.NFTA_BITWISE_MASK, mask)
-	p.value(unix.NFTA_BITWISE_XOR, xor)
-	return p.end()
+	p.enc.value(unix.NFTA_BITWISE_MASK, mask)
+	p.enc.value(unix.NFTA_BITWISE_XOR, xor)
+	p.enc.end()
+	return p
 }
 
-func (p *Program) value(typ uint16, v []byte) {
-	at := p.enc.Nest(typ)
-	p.enc.Bytes(unix.NFTA_DATA_VALUE, v)
-	p.enc.Close(at)
+func (e *expressions) value(typ uint16, v []byte) {
+	at := e.Nest(typ)
+	e.Bytes(unix.NFTA_DATA_VALUE, v)
+	e.Close(at)
 }
 
 // InSet goes on if the value that begins at r is in the set (lookup).
 func (p *Program) InSet(set string, r Reg) *Program {
-	p.begin("lookup")
+	p.enc.begin("lookup")
 	p.enc.String(unix.NFTA_LOOKUP_SET, set)
 	p.enc.Uint32(unix.NFTA_LOOKUP_SREG, r.number())
-	return p.end()
+	p.enc.end()
+	return p
 }
 
 // Map loads what the map has for the value that begins at from (lookup). It
 // ends the rule if there is nothing.
 func (p *Program) Map(set string, from, to Reg) *Program {
-	p.begin("lookup")
+	p.enc.begin("lookup")
 	p.enc.String(unix.NFTA_LOOKUP_SET, set)
 	p.enc.Uint32(unix.NFTA_LOOKUP_SREG, from.number())
 	p.enc.Uint32(unix.NFTA_LOOKUP_DREG, to.number())
-	return p.end()
+	p.enc.end()
+	return p
 }
 
 // VerdictMap applies the verdict map's verdict for the value at from (lookup).
 func (p *Program) VerdictMap(set string, from Reg) *Program {
-	p.begin("lookup")
+	p.enc.begin("lookup")
 	p.enc.String(unix.NFTA_LOOKUP_SET, set)
 	p.enc.Uint32(unix.NFTA_LOOKUP_SREG, from.number())
 	p.enc.Uint32(unix.NFTA_LOOKUP_DREG, 0) // NFT_REG_VERDICT
-	return p.end()
+	p.enc.end()
+	return p
 }
 
 // Remember adds an element by the packet, or renews the time of the one that is
 // there and keeps its data (dynset update). timeout is in milliseconds. It ends
 // the rule if the map is full.
 func (p *Program) Remember(set string, key, data Reg, timeout uint64) *Program {
-	return p.dynset(set, unix.NFT_DYNSET_OP_UPDATE, key, data, timeout)
+	return dynset(p, set, unix.NFT_DYNSET_OP_UPDATE, key, data, timeout)
 }
 
 // Forget removes an element by the packet, if it is there (dynset delete).
 func (p *Program) Forget(set string, key, data Reg) *Program {
-	return p.dynset(set, 2, key, data, 0) // NFT_DYNSET_OP_DELETE
+	return dynset(p, set, 2, key, data, 0) // NFT_DYNSET_OP_DELETE
 }
 
-func (p *Program) dynset(set string, op uint32, key, data Reg, timeout uint64) *Program {
-	p.begin("dynset")
+func dynset(p *Program, set string, op uint32, key, data Reg, timeout uint64) *Program {
+	p.enc.begin("dynset")
 	p.enc.String(unix.NFTA_DYNSET_SET_NAME, set)
 	p.enc.Uint32(unix.NFTA_DYNSET_OP, op)
 	p.enc.Uint32(unix.NFTA_DYNSET_SREG_KEY, key.number())
@@ -211,25 +227,27 @@ func (p *Program) dynset(set string, op uint32, key, data Reg, timeout uint64) *
 	if timeout != 0 {
 		p.enc.Uint64(unix.NFTA_DYNSET_TIMEOUT, timeout)
 	}
-	return p.end()
+	p.enc.end()
+	return p
 }
 
 // Refresh adds an element by the packet to a dynamic set, or renews its time
 // (dynset update). timeout is in milliseconds. It ends the rule if the set is full.
 func (p *Program) Refresh(set string, key Reg, timeout uint64) *Program {
-	p.begin("dynset")
+	p.enc.begin("dynset")
 	p.enc.String(unix.NFTA_DYNSET_SET_NAME, set)
 	p.enc.Uint32(unix.NFTA_DYNSET_OP, unix.NFT_DYNSET_OP_UPDATE)
 	p.enc.Uint32(unix.NFTA_DYNSET_SREG_KEY, key.number())
 	p.enc.Uint64(unix.NFTA_DYNSET_TIMEOUT, timeout)
-	return p.end()
+	p.enc.end()
+	return p
 }
 
 // Count adds the packet to the counter of an element of a dynamic set, which it
 // makes if it is not there, and renews the element's time (dynset update with a
 // counter). timeout is in milliseconds. It ends the rule if the set is full.
 func (p *Program) Count(set string, key Reg, timeout uint64) *Program {
-	p.begin("dynset")
+	p.enc.begin("dynset")
 	p.enc.String(unix.NFTA_DYNSET_SET_NAME, set)
 	p.enc.Uint32(unix.NFTA_DYNSET_OP, unix.NFT_DYNSET_OP_UPDATE)
 	p.enc.Uint32(unix.NFTA_DYNSET_SREG_KEY, key.number())
@@ -238,15 +256,17 @@ func (p *Program) Count(set string, key Reg, timeout uint64) *Program {
 	p.enc.String(unix.NFTA_EXPR_NAME, "counter")
 	p.enc.Close(p.enc.Nest(unix.NFTA_EXPR_DATA))
 	p.enc.Close(at)
-	return p.end()
+	p.enc.end()
+	return p
 }
 
 // Value loads a constant (immediate).
 func (p *Program) Value(to Reg, v []byte) *Program {
-	p.begin("immediate")
+	p.enc.begin("immediate")
 	p.enc.Uint32(unix.NFTA_IMMEDIATE_DREG, to.number())
-	p.value(unix.NFTA_IMMEDIATE_DATA, v)
-	return p.end()
+	p.enc.value(unix.NFTA_IMMEDIATE_DATA, v)
+	p.enc.end()
+	return p
 }
 
 // The kinds of Number.
@@ -257,78 +277,89 @@ const (
 
 // Number loads a number from offset to offset+modulus-1 (numgen).
 func (p *Program) Number(to Reg, kind, modulus, offset uint32) *Program {
-	p.begin("numgen")
+	p.enc.begin("numgen")
 	p.enc.Uint32(unix.NFTA_NG_DREG, to.number())
 	p.enc.Uint32(unix.NFTA_NG_MODULUS, modulus)
 	p.enc.Uint32(unix.NFTA_NG_TYPE, kind)
 	p.enc.Uint32(unix.NFTA_NG_OFFSET, offset)
-	return p.end()
+	p.enc.end()
+	return p
 }
 
 // DNAT sends the connection to the address and port in the registers (nat).
 func (p *Program) DNAT(f Family, addr, port Reg) *Program {
-	p.begin("nat")
+	p.enc.begin("nat")
 	p.enc.Uint32(unix.NFTA_NAT_TYPE, unix.NFT_NAT_DNAT)
 	p.enc.Uint32(unix.NFTA_NAT_FAMILY, uint32(f))
 	p.enc.Uint32(unix.NFTA_NAT_REG_ADDR_MIN, addr.number())
 	p.enc.Uint32(unix.NFTA_NAT_REG_PROTO_MIN, port.number())
-	return p.end()
+	p.enc.end()
+	return p
 }
 
 // Redirect sends the connection to this machine, to the port in the register:
 // to 127.0.0.1 or ::1 what comes from the machine itself, else to an address of
 // the interface it came in by (redir).
 func (p *Program) Redirect(port Reg) *Program {
-	p.begin("redir")
+	p.enc.begin("redir")
 	p.enc.Uint32(unix.NFTA_REDIR_REG_PROTO_MIN, port.number())
-	return p.end()
+	p.enc.end()
+	return p
 }
 
 // Masquerade gives the connection this machine's address and a random port
 // (masq): a port in order is open to a race of two packets
 // (kubernetes/kubernetes#56903).
 func (p *Program) Masquerade() *Program {
-	p.begin("masq")
+	p.enc.begin("masq")
 	p.enc.Uint32(unix.NFTA_MASQ_FLAGS, unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY)
-	return p.end()
+	p.enc.end()
+	return p
 }
 
-// RejectTCP answers with a reset (reject).
-func (p *Program) RejectTCP() *Program {
-	p.begin("reject")
-	p.enc.Uint32(unix.NFTA_REJECT_TYPE, unix.NFT_REJECT_TCP_RST)
-	p.enc.Uint8(unix.NFTA_REJECT_ICMP_CODE, 0)
-	return p.end()
+// Rejection is an answer to a packet that is not let through.
+type Rejection struct {
+	kind uint32
+	code uint8
 }
 
-// RejectPort answers with ICMP port unreachable (reject).
-func (p *Program) RejectPort(f Family) *Program {
+// ResetTCP is a reset. The packet must be of TCP.
+func ResetTCP() Rejection { return Rejection{kind: unix.NFT_REJECT_TCP_RST} }
+
+// PortUnreachable is ICMP port unreachable.
+func PortUnreachable(f Family) Rejection {
 	code := uint8(3) // ICMP_PORT_UNREACH
 	if f == IPv6 {
 		code = 4 // ICMPV6_PORT_UNREACH
 	}
-	p.begin("reject")
-	p.enc.Uint32(unix.NFTA_REJECT_TYPE, unix.NFT_REJECT_ICMP_UNREACH)
-	p.enc.Uint8(unix.NFTA_REJECT_ICMP_CODE, code)
-	return p.end()
+	return Rejection{kind: unix.NFT_REJECT_ICMP_UNREACH, code: code}
 }
 
-// SourceType loads the routing type of the source address (fib); TypeLocal is
-// this machine's own.
-func (p *Program) SourceType(to Reg) *Program { return p.fib(to, unix.NFTA_FIB_F_SADDR) }
+// Reject drops the packet and answers it (reject).
+func (p *Program) Reject(with Rejection) *Program {
+	p.enc.begin("reject")
+	p.enc.Uint32(unix.NFTA_REJECT_TYPE, with.kind)
+	p.enc.Uint8(unix.NFTA_REJECT_ICMP_CODE, with.code)
+	p.enc.end()
+	return p
+}
 
-// DestinationType is SourceType for the destination address.
-func (p *Program) DestinationType(to Reg) *Program { return p.fib(to, unix.NFTA_FIB_F_DADDR) }
-
-func (p *Program) fib(to Reg, which uint32) *Program {
-	p.begin("fib")
+// AddressType loads the routing type of an address (fib). TypeLocal is the type
+// of this machine's addresses.
+func (p *Program) AddressType(to Reg, of End) *Program {
+	which := uint32(unix.NFTA_FIB_F_SADDR)
+	if of == Destination {
+		which = unix.NFTA_FIB_F_DADDR
+	}
+	p.enc.begin("fib")
 	p.enc.Uint32(unix.NFTA_FIB_FLAGS, which)
 	p.enc.Uint32(unix.NFTA_FIB_RESULT, unix.NFT_FIB_RESULT_ADDRTYPE)
 	p.enc.Uint32(unix.NFTA_FIB_DREG, to.number())
-	return p.end()
+	p.enc.end()
+	return p
 }
 
-// TypeLocal is RTN_LOCAL as SourceType loads it.
+// TypeLocal is RTN_LOCAL as AddressType loads it.
 const TypeLocal = unix.RTN_LOCAL
 
 // The codes of verdicts (nf_tables.h, netfilter.h).
@@ -340,24 +371,25 @@ const (
 )
 
 // Goto goes on in another chain without coming back (immediate).
-func (p *Program) Goto(chain string) *Program { return p.verdict(verdictGoto, chain) }
+func (p *Program) Goto(chain string) *Program { return immediate(p, verdictGoto, chain) }
 
 // Jump goes on in another chain and comes back (immediate).
-func (p *Program) Jump(chain string) *Program { return p.verdict(verdictJump, chain) }
+func (p *Program) Jump(chain string) *Program { return immediate(p, verdictJump, chain) }
 
 // Return goes back to where the chain was called (immediate).
-func (p *Program) Return() *Program { return p.verdict(verdictReturn, "") }
+func (p *Program) Return() *Program { return immediate(p, verdictReturn, "") }
 
 // Drop drops the packet (immediate).
-func (p *Program) Drop() *Program { return p.verdict(verdictDrop, "") }
+func (p *Program) Drop() *Program { return immediate(p, verdictDrop, "") }
 
-func (p *Program) verdict(code int32, chain string) *Program {
-	p.begin("immediate")
+func immediate(p *Program, code int32, chain string) *Program {
+	p.enc.begin("immediate")
 	p.enc.Uint32(unix.NFTA_IMMEDIATE_DREG, 0) // NFT_REG_VERDICT
 	at := p.enc.Nest(unix.NFTA_IMMEDIATE_DATA)
-	verdict(&p.enc, code, chain)
+	verdict(&p.enc.Encoder, code, chain)
 	p.enc.Close(at)
-	return p.end()
+	p.enc.end()
+	return p
 }
 
 func verdict(e *netlink.Encoder, code int32, chain string) {

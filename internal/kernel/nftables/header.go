@@ -40,7 +40,7 @@ func (h *Header) Regs() Reg { return Reg(h.Len / 4) }
 // port) into the registers from 0 on. FrontendText is its text.
 func (h *Header) Frontend() *Program {
 	a := h.Regs()
-	return new(Program).Network(0, h.Destination, h.Len).Meta(a, MetaL4Proto).DestinationPort(a + 1)
+	return new(Program).Network(0, h.Destination, h.Len).Meta(a, MetaL4Proto).Port(a+1, Destination)
 }
 
 // FrontendText returns what Frontend loads, as nft(8) writes it.
@@ -70,9 +70,9 @@ func (h *Header) inPrefix(prog *Program, offset uint32, p netip.Prefix) *Program
 // to look at each packet for the sake of the rejected ones.
 func (h *Header) Refusal() []Rule {
 	return []Rule{
-		NewRule(new(Program).Meta(0, MetaL4Proto).Equal(0, []byte{unix.IPPROTO_TCP}).RejectTCP(),
+		NewRule(new(Program).Meta(0, MetaL4Proto).Equal(0, []byte{unix.IPPROTO_TCP}).Reject(ResetTCP()),
 			"meta l4proto tcp reject with tcp reset"),
-		NewRule(new(Program).RejectPort(h.family), "reject"),
+		NewRule(new(Program).Reject(PortUnreachable(h.family)), "reject"),
 	}
 }
 

@@ -115,7 +115,7 @@ func RemoveTable(t Table) error {
 
 // RemoveEmpty removes the tables of a name, of both families, that have nothing but base
 // chains without rules that accept everything. The kernel rejects it (NLM_F_NONREC) if
-// another program adds anything meanwhile.
+// another program adds anything at the same time.
 func RemoveEmpty(name string) error {
 	return each(name, func(c *Conn, t Table) error {
 		chains, err := c.Chains(t)

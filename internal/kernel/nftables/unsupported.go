@@ -39,7 +39,7 @@ func (e *UnsupportedError) Unwrap() error { return e.Err }
 // InetTables is a Batch.Tag for a table of family inet, which kernels may lack as a whole.
 const InetTables = "tables of family inet (CONFIG_NF_TABLES_INET)"
 
-// CommitTable commits a transaction that makes all of table t anew (Batch.ReplaceTable), or makes
+// CommitTable commits a transaction that writes the whole table t again (Batch.ReplaceTable), or makes
 // it and removes it. Such a one needs nothing that is there already, so what the kernel does not
 // find, it does not have: the error is an *UnsupportedError then.
 func (c *Conn) CommitTable(t Table, b *Batch) error {

@@ -24,7 +24,7 @@ type watch struct {
 //
 // Notifications are off while c itself commits, so that a load of a hundred
 // thousand elements is not reported one by one; the count of generations tells
-// whether there was another change meanwhile.
+// whether there was another change in between.
 func (c *Conn) Watch(name string, changed func()) error {
 	return c.watchAll(func(_ Family, typ uint16, attrs []byte) bool {
 		// Attribute 1 of all these messages is the table's name (NFTA_TABLE_NAME,
@@ -34,7 +34,7 @@ func (c *Conn) Watch(name string, changed func()) error {
 }
 
 // WatchChains is Watch for chains in tables that belong to several programs, as
-// those of iptables do: ours reports which are the caller's. A rule that another program
+// the transactions of iptables do: ours reports which are the caller's. A rule that another program
 // removes from another chain of these tables may be one that leads there, and
 // counts, too.
 func (c *Conn) WatchChains(tables []string, ours func(chain string) bool, changed func()) error {
@@ -104,7 +104,7 @@ func (c *Conn) Unwatched(n int, change func() error) error {
 }
 
 // unwatched calls commit with notifications off, and w.changed if another program
-// made a change meanwhile. n is how many transactions commit makes if it succeeds.
+// made a change in between. n is how many transactions commit makes if it succeeds.
 func (c *Conn) unwatched(n uint32, commit func() error) error {
 	expected, before := c.Generation()
 	left := c.watch.sub.Leave(unix.NFNLGRP_NFTABLES)

@@ -29,7 +29,7 @@ type Conn struct {
 }
 
 // Listen opens a Conn. With protocol IPv6 it receives neighbour solicitations and
-// advertisements (RFC 4861) alone.
+// advertisements (RFC 4861) only.
 func Listen(index int, protocol uint16) (*Conn, error) {
 	// Without a protocol it receives nothing before it is bound and has its filter.
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
@@ -98,7 +98,7 @@ func (c *Conn) Send(frame []byte) (err error) {
 	return err
 }
 
-// Join makes the interface receive what is sent to a multicast group of IPv6, and
+// Join makes the interface receive packets to a multicast group of IPv6, and
 // the network send it there (RFC 3810).
 func (c *Conn) Join(group netip.Addr) error {
 	if c.groups < 0 {

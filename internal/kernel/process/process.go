@@ -98,7 +98,7 @@ func InMountNamespace(inode uint64) []ID {
 }
 
 // KillMountNamespace ends every process in the mount namespace with SIGKILL,
-// and again those forked meanwhile, until none is left or ctx is done.
+// and again processes forked in between, until none is left or ctx is done.
 func KillMountNamespace(ctx context.Context, inode uint64) error {
 	if inode == 0 {
 		return nil
@@ -127,7 +127,7 @@ func killAll(ctx context.Context, find func() []ID) error {
 }
 
 // KillMountedFrom ends every process that has something of dir mounted, and
-// again those forked meanwhile, except the caller. It is for processes whose mount
+// again processes forked in between, except the caller. It is for processes whose mount
 // namespace is no longer held open: its inode may belong to another one by then.
 func KillMountedFrom(ctx context.Context, dir string) error {
 	return killAll(ctx, func() []ID { return mountedFrom(dir) })

@@ -62,7 +62,7 @@ func TestKillMountedFrom(t *testing.T) {
 			t.Fatal(err)
 		}
 		cmd := exec.Command("sleep", "60")
-		err := mount.Private([]mount.Bind{{Source: source, Target: "/etc/hosts"}}, func(*os.File) error { return cmd.Start() })
+		err := mount.Confine(nil, []mount.Bind{{Source: source, Target: "/etc/hosts"}}, func(*os.File) error { return cmd.Start() })
 		if err != nil {
 			t.Fatal(err)
 		}

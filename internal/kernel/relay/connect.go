@@ -15,6 +15,17 @@ import (
 // events have their turn.
 const acceptAtOnce = 8
 
+// connector accepts a thread's connections and connects them to endpoints. Only
+// the thread uses it.
+type connector struct {
+	w     *worker
+	name  sockName
+	spare [2]int // sockets for the next connection of each family, or -1
+	// connecting are the attempts in the order of their deadlines, for each of the
+	// two timeouts.
+	connecting [2][]attempt
+}
+
 // attempt is a try to reach an endpoint.
 type attempt struct {
 	flow     *flow
@@ -31,38 +42,38 @@ func familyIndex(f svc.Family) int {
 
 // accept takes up to limit connections of a listener. The socket for the
 // endpoint is made first: a connection that was accepted cannot be put back.
-func (w *worker) accept(l *Listener, limit int) {
-	spare := &w.spare[familyIndex(l.Family)]
+func (k *connector) accept(l *Listener, limit int) {
+	spare := &k.spare[familyIndex(l.Family)]
 	for range limit {
-		if w.paused {
+		if k.w.paused {
 			return
 		}
-		if !w.room(2) {
-			w.pause()
+		if !k.w.room(2) {
+			k.w.pause()
 			return
 		}
 		var err error
 		if *spare < 0 {
-			if *spare, err = w.socket(l.Family); err != nil {
-				w.leave(2)
-				w.pause()
+			if *spare, err = k.socket(l.Family); err != nil {
+				k.w.leave(2)
+				k.w.pause()
 				return
 			}
 		}
-		fd, err := w.name.accept(l.fd)
+		fd, err := k.name.accept(l.fd)
 		if err != nil {
-			w.leave(2)
+			k.w.leave(2)
 			if noFiles(err) {
-				w.pause()
+				k.w.pause()
 			}
 			if is(err, unix.ECONNABORTED) || is(err, unix.EINTR) {
 				continue
 			}
 			return
 		}
-		c := accepted{l, fd, *spare, w.name.addrPort()}
+		c := accepted{l, fd, *spare, k.name.addrPort()}
 		*spare = -1
-		w.least().take(w, c)
+		k.w.least().take(k.w, c)
 	}
 }
 
@@ -91,11 +102,11 @@ func (w *worker) least() *worker {
 func (w *worker) take(by *worker, c accepted) {
 	w.load.Add(1)
 	if w == by {
-		w.begin(c)
-	} else if !w.do(func() { w.begin(c) }) {
+		w.dial.begin(c)
+	} else if !w.do(func() { w.dial.begin(c) }) {
 		w.load.Add(-1)
 		by.load.Add(1)
-		by.begin(c) // the other thread has ended
+		by.dial.begin(c) // the other thread has ended
 	}
 }
 
@@ -103,28 +114,28 @@ func (w *worker) take(by *worker, c accepted) {
 func (w *worker) leave(n int64) { w.engine.count.files.Add(-n) }
 
 // begin starts the flow of a connection just accepted.
-func (w *worker) begin(c accepted) {
+func (k *connector) begin(c accepted) {
 	f := &flow{listener: c.listener, from: c.from.Addr(), unused: c.endpoint}
 	f.client.fd, f.server.fd = c.client, -1
-	f.up.from, f.up.to, f.up.carried = &f.client, &f.server, &w.toEndpoints
-	f.down.from, f.down.to, f.down.carried = &f.server, &f.client, &w.toClients
-	f.slot = w.flows.add(f)
-	w.engine.count.accepted.Add(1)
-	w.engine.count.connections.Add(1)
-	if w.aborting {
-		w.abort(f)
+	f.up.from, f.up.to, f.up.carried = &f.client, &f.server, &k.w.toEndpoints
+	f.down.from, f.down.to, f.down.carried = &f.server, &f.client, &k.w.toClients
+	f.slot = k.w.tcp.flows.add(f)
+	k.w.engine.count.accepted.Add(1)
+	k.w.engine.count.connections.Add(1)
+	if k.w.tcp.aborting {
+		k.w.tcp.abort(f)
 		return
 	}
 	if g := c.listener.gate; g != nil {
-		if f.session, f.idle = g.Accept(&Conn{w, f}, c.from); f.session == nil {
-			w.end(f, unix.Close)
+		if f.session, f.idle = g.Accept(&Conn{k.w, f}, c.from); f.session == nil {
+			k.w.tcp.end(f, unix.Close)
 			return
 		}
-		w.lookIdle(f.idle)
+		k.w.tcp.lookIdle(f.idle)
 	}
-	w.connect(f)
-	if !f.ended && w.watch(f.client.fd, flowEvents, kindClient, f.slot) != nil {
-		w.abort(f)
+	k.connect(f)
+	if !f.ended && k.w.watch(f.client.fd, flowEvents, kindClient, f.slot) != nil {
+		k.w.tcp.abort(f)
 	}
 }
 
@@ -132,34 +143,34 @@ const flowEvents = unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLET
 
 // connect begins to connect to an endpoint, to the next one if that fails at
 // once, and ends the flow if there is none left.
-func (w *worker) connect(f *flow) {
+func (k *connector) connect(f *flow) {
 	for {
 		ep, others := f.pick()
 		fd := -1
 		if ep.IsValid() {
-			fd = w.outgoing(f, svc.FamilyOf(ep.Addr()))
+			fd = k.outgoing(f, svc.FamilyOf(ep.Addr()))
 		}
 		if fd < 0 {
-			w.engine.count.failed.Add(1)
+			k.w.engine.count.failed.Add(1)
 			if f.session != nil {
-				w.end(f, unix.Close)
+				k.w.tcp.end(f, unix.Close)
 			} else {
-				w.abort(f)
+				k.w.tcp.abort(f)
 			}
 			return
 		}
-		err := w.name.connect(fd, ep)
+		err := k.name.connect(fd, ep)
 		if err == nil || is(err, unix.EINPROGRESS) {
 			f.endpoint, f.server = ep, side{fd: fd}
-			if w.watch(fd, flowEvents, kindServer, f.slot) != nil {
-				w.abort(f)
+			if k.w.watch(fd, flowEvents, kindServer, f.slot) != nil {
+				k.w.tcp.abort(f)
 				return
 			}
-			w.await(f, others)
+			k.await(f, others)
 			return
 		}
 		_ = unix.Close(fd)
-		w.next(f, ep, err)
+		k.next(f, ep, err)
 	}
 }
 
@@ -173,12 +184,12 @@ func (f *flow) pick() (ep netip.AddrPort, others bool) {
 
 // outgoing returns a socket to connect with, -1 if there is none to be had. The one that is there already has the
 // listener's family.
-func (w *worker) outgoing(f *flow, family svc.Family) int {
+func (k *connector) outgoing(f *flow, family svc.Family) int {
 	if fd := f.unused; fd >= 0 && family == f.listener.Family {
 		f.unused = -1
 		return fd
 	}
-	fd, err := w.socket(family)
+	fd, err := k.socket(family)
 	if err != nil {
 		return -1
 	}
@@ -186,66 +197,66 @@ func (w *worker) outgoing(f *flow, family svc.Family) int {
 }
 
 // countAttempt counts one that is over: its deadline is none of the next one.
-func (w *worker) countAttempt(f *flow) {
+func (k *connector) countAttempt(f *flow) {
 	if f.attempts == 0 {
-		w.engine.count.retried.Add(1)
+		k.w.engine.count.retried.Add(1)
 	}
 	f.attempts++
 }
 
 // next makes the flow try another endpoint than ep next time.
-func (w *worker) next(f *flow, ep netip.AddrPort, err error) {
-	w.countAttempt(f)
+func (k *connector) next(f *flow, ep netip.AddrPort, err error) {
+	k.countAttempt(f)
 	switch {
 	case f.session != nil:
-		w.engine.count.endpointFailures.Add(1)
+		k.w.engine.count.endpointFailures.Add(1)
 		f.session.Failed(err)
 		return
 	case !is(err, unix.EADDRNOTAVAIL): // without a free local port it is not the endpoint's fault
-		w.engine.failed(f.listener.target, ep)
+		k.w.engine.failed(f.listener.target, ep)
 	}
 	f.tried = append(f.tried, ep)
 }
 
 // await notes until when the endpoint may answer.
-func (w *worker) await(f *flow, others bool) {
-	which, timeout := 0, w.engine.cfg.ConnectTimeout
+func (k *connector) await(f *flow, others bool) {
+	which, timeout := 0, k.w.engine.cfg.ConnectTimeout
 	if !others {
 		which, timeout = 1, lastFactor*timeout
 	}
-	w.connecting[which] = append(w.connecting[which], attempt{f, f.attempts, w.now.Add(timeout)})
+	k.connecting[which] = append(k.connecting[which], attempt{f, f.attempts, k.w.now.Add(timeout)})
 }
 
-func (w *worker) expireConnecting() {
-	for i := range w.connecting {
-		q := w.connecting[i]
+func (k *connector) expire() {
+	for i := range k.connecting {
+		q := k.connecting[i]
 		for len(q) > 0 {
 			a := q[0]
 			waits := !a.flow.ended && !a.flow.open && a.flow.attempts == a.number
-			if waits && w.now.Before(a.deadline) {
+			if waits && k.w.now.Before(a.deadline) {
 				break
 			}
 			q[0] = attempt{}
 			q = q[1:]
 			if waits {
-				w.connecting[i] = q
-				w.another(a.flow, os.ErrDeadlineExceeded)
-				q = w.connecting[i] // another may have appended
+				k.connecting[i] = q
+				k.another(a.flow, os.ErrDeadlineExceeded)
+				q = k.connecting[i] // another may have appended
 			}
 		}
-		w.connecting[i] = q
+		k.connecting[i] = q
 	}
 }
 
 // another gives up on the endpoint that a flow tries and goes on to the next.
-func (w *worker) another(f *flow, err error) {
-	w.leaveEndpoint(f)
-	w.next(f, f.endpoint, err)
-	w.connect(f)
+func (k *connector) another(f *flow, err error) {
+	k.leaveEndpoint(f)
+	k.next(f, f.endpoint, err)
+	k.connect(f)
 }
 
 // leaveEndpoint closes the connection to an endpoint of which nothing was carried.
-func (w *worker) leaveEndpoint(f *flow) {
+func (k *connector) leaveEndpoint(f *flow) {
 	_ = unix.Close(f.server.fd)
 	f.server = side{fd: -1}
 }

@@ -16,7 +16,7 @@ import (
 // Gate decides about each connection of a Listener by itself, where a Target only chooses endpoints. The Engine's
 // threads call Accept, several at once; it does not block.
 type Gate interface {
-	// Accept returns what is to become of a client's connection, and for how long it may carry nothing (0: for ever).
+	// Accept decides about a client's connection, and returns for how long it may carry nothing (0: forever).
 	// One without a Session is closed.
 	Accept(c *Conn, client netip.AddrPort) (s Session, idle time.Duration)
 }
@@ -29,7 +29,7 @@ type Session interface {
 	// Failed reports why the endpoint of the last Pick does not answer.
 	Failed(err error)
 	// Answered reports that it does. It returns what the endpoint is sent before the client's bytes; without ok
-	// another endpoint is to be picked.
+	// another endpoint is picked.
 	Answered() (first []byte, ok bool)
 	// Ended reports the end of the connection, and how many bytes were passed on.
 	Ended(toEndpoint, toClient int64)
@@ -43,7 +43,7 @@ type Conn struct {
 
 // Close ends the connection soon. Any goroutine may call it, at any time.
 func (c *Conn) Close() error {
-	c.worker.do(func() { c.worker.end(c.flow, unix.Close) })
+	c.worker.do(func() { c.worker.tcp.end(c.flow, unix.Close) })
 	return nil
 }
 
@@ -87,43 +87,43 @@ func (l *Listener) Socket() (*net.TCPListener, error) {
 }
 
 // answered begins to carry bytes, or leaves the endpoint for another one.
-func (w *worker) answered(f *flow) {
+func (k *connector) answered(f *flow) {
 	if f.session == nil {
 		f.listener.target.Answered(f.endpoint)
 	} else {
 		first, ok := f.session.Answered()
 		if !ok {
-			w.leaveEndpoint(f)
-			w.countAttempt(f)
-			w.connect(f)
+			k.leaveEndpoint(f)
+			k.countAttempt(f)
+			k.connect(f)
 			return
 		}
 		f.up.spill, f.up.bytes = first, -int64(len(first))
 	}
-	f.open, f.last = true, w.now
-	w.serve(f)
+	f.open, f.last = true, k.w.now
+	k.w.tcp.serve(f)
 }
 
 // expireIdle ends connections of Gates that have carried nothing for too long; it may be a quarter more.
-func (w *worker) expireIdle() {
-	if w.nextIdle.IsZero() || w.now.Before(w.nextIdle) {
+func (t *streams) expireIdle() {
+	if t.nextIdle.IsZero() || t.w.now.Before(t.nextIdle) {
 		return
 	}
-	w.nextIdle = time.Time{}
-	for _, f := range w.flows.all {
+	t.nextIdle = time.Time{}
+	for _, f := range t.flows.all {
 		switch {
 		case f == nil || f.idle <= 0:
-		case f.open && w.now.Sub(f.last) >= f.idle:
-			w.end(f, unix.Close)
+		case f.open && t.w.now.Sub(f.last) >= f.idle:
+			t.end(f, unix.Close)
 		default:
-			w.lookIdle(f.idle)
+			t.lookIdle(f.idle)
 		}
 	}
 }
 
 // lookIdle has expireIdle run within a quarter of the time that a connection may be idle.
-func (w *worker) lookIdle(idle time.Duration) {
-	if next := w.now.Add(max(idle/4, time.Millisecond)); idle > 0 && (w.nextIdle.IsZero() || next.Before(w.nextIdle)) {
-		w.nextIdle = next
+func (t *streams) lookIdle(idle time.Duration) {
+	if next := t.w.now.Add(max(idle/4, time.Millisecond)); idle > 0 && (t.nextIdle.IsZero() || next.Before(t.nextIdle)) {
+		t.nextIdle = next
 	}
 }

@@ -35,7 +35,7 @@ type flow struct {
 
 	unused  int  // a socket to connect with, or -1
 	open    bool // the endpoint has answered
-	waiting bool // it is among worker.ready
+	waiting bool // it is among streams.ready
 	ended   bool
 }
 
@@ -51,7 +51,7 @@ type side struct {
 // not yet written is in the pipe, held bytes of it, and after them in spill.
 type direction struct {
 	from, to  *side
-	carried   *atomic.Int64 // counts the bytes written, those of others, too
+	carried   *atomic.Int64 // counts the bytes written, also by other connections
 	bytes     int64         // written
 	pipe      pipe
 	borrowed  bool
@@ -62,7 +62,17 @@ type direction struct {
 	eof, done bool
 }
 
-func (w *worker) flowEvent(f *flow, server bool, events uint32) {
+// streams carry the bytes of a thread's connections. Only the thread uses them.
+type streams struct {
+	w        *worker
+	flows    slots[*flow]
+	ready    []*flow
+	buffer   [bufferSize]byte
+	nextIdle time.Time // of expireIdle, zero while there is nothing for it
+	aborting bool      // end new connections at once
+}
+
+func (t *streams) flowEvent(f *flow, server bool, events uint32) {
 	s, reads := &f.client, &f.up
 	if server {
 		s, reads = &f.server, &f.down
@@ -73,60 +83,60 @@ func (w *worker) flowEvent(f *flow, server bool, events uint32) {
 	s.ending = s.ending || over || events&unix.EPOLLRDHUP != 0
 	switch {
 	case f.open && events&unix.EPOLLERR != 0 && reads.eof:
-		w.abort(f) // a reset, which no read would find
+		t.abort(f) // a reset, which no read would find
 	case f.open:
-		w.serve(f)
+		t.serve(f)
 	case !server && over:
-		w.abort(f) // the client did not wait
+		t.abort(f) // the client did not wait
 	case server && over:
-		w.another(f, socketError(f.server.fd))
+		t.w.dial.another(f, socketError(f.server.fd))
 	case server && s.writable:
-		w.answered(f)
+		t.w.dial.answered(f)
 	}
 }
 
 // serve carries what there is in both directions.
-func (w *worker) serve(f *flow) {
+func (t *streams) serve(f *flow) {
 	before := f.up.bytes + f.down.bytes
-	more, err := w.pump(&f.up)
+	more, err := t.pump(&f.up)
 	if err == nil {
 		var m bool
-		m, err = w.pump(&f.down)
+		m, err = t.pump(&f.down)
 		more = more || m
 	}
 	if f.up.bytes+f.down.bytes > before {
-		f.last = w.now
+		f.last = t.w.now
 	}
 	switch {
 	case err != nil:
-		w.abort(f)
+		t.abort(f)
 	case f.up.eof && f.down.eof && f.up.empty() && f.down.empty():
-		w.end(f, unix.Close)
+		t.end(f, unix.Close)
 	default:
 		err = f.up.finish()
 		if err == nil {
 			err = f.down.finish()
 		}
 		if err != nil {
-			w.abort(f)
+			t.abort(f)
 		} else if more && !f.waiting {
 			f.waiting = true
-			w.ready = append(w.ready, f)
+			t.ready = append(t.ready, f)
 		}
 	}
 }
 
-func (w *worker) runReady() {
-	ready := w.ready
-	w.ready = nil
+func (t *streams) runReady() {
+	ready := t.ready
+	t.ready = nil
 	for _, f := range ready {
 		f.waiting = false
 		if !f.ended {
-			w.serve(f)
+			t.serve(f)
 		}
 	}
-	if w.ready == nil {
-		w.ready = ready[:0]
+	if t.ready == nil {
+		t.ready = ready[:0]
 	}
 }
 
@@ -151,20 +161,20 @@ func (d *direction) finish() error {
 
 // pump carries bytes until there are none, or no room for them, or others
 // should have their turn (more).
-func (w *worker) pump(d *direction) (more bool, err error) {
+func (t *streams) pump(d *direction) (more bool, err error) {
 	for range pumpTurns {
 		switch {
 		case !d.empty():
 			if !d.to.writable {
 				return false, nil
 			}
-			err = w.drain(d)
+			err = t.drain(d)
 		case d.eof || !d.from.readable:
 			return false, nil
 		case d.bulk:
-			err = w.spliceIn(d)
+			err = t.spliceIn(d)
 		default:
-			err = w.copy(d)
+			err = t.copy(d)
 		}
 		if err != nil {
 			return false, err
@@ -174,8 +184,8 @@ func (w *worker) pump(d *direction) (more bool, err error) {
 }
 
 // copy carries what fits into the buffer.
-func (w *worker) copy(d *direction) error {
-	n, err := readFrom(d.from.fd, w.buffer[:])
+func (t *streams) copy(d *direction) error {
+	n, err := readFrom(d.from.fd, t.buffer[:])
 	switch {
 	case is(err, unix.EAGAIN):
 		d.pauseReading()
@@ -193,7 +203,7 @@ func (w *worker) copy(d *direction) error {
 		d.bulk = true
 	case d.from.ending:
 		var rest int
-		rest, broken = w.rest(d, w.buffer[n:])
+		rest, broken = t.rest(d, t.buffer[n:])
 		n += rest
 	default:
 		d.pauseReading() // there was no more; the epoll reports when there is
@@ -204,7 +214,7 @@ func (w *worker) copy(d *direction) error {
 		if d.eof {
 			flags = unix.MSG_MORE // the end goes into the same packet
 		}
-		m, err = send(d.to.fd, w.buffer[:n], flags)
+		m, err = send(d.to.fd, t.buffer[:n], flags)
 		if is(err, unix.EAGAIN) {
 			m, err = 0, nil
 		}
@@ -215,13 +225,13 @@ func (w *worker) copy(d *direction) error {
 		d.count(m)
 	}
 	if m < n {
-		w.hold(d, w.buffer[m:n])
+		t.hold(d, t.buffer[m:n])
 	}
 	return broken
 }
 
 // rest reads on from a peer that has ended: mostly only the end is left.
-func (w *worker) rest(d *direction, b []byte) (n int, err error) {
+func (t *streams) rest(d *direction, b []byte) (n int, err error) {
 	n, err = readFrom(d.from.fd, b)
 	switch {
 	case is(err, unix.EAGAIN):
@@ -244,8 +254,8 @@ func (d *direction) pauseReading() {
 }
 
 // hold keeps bytes that could not be written.
-func (w *worker) hold(d *direction, b []byte) {
-	if w.borrow(d) {
+func (t *streams) hold(d *direction, b []byte) {
+	if t.borrow(d) {
 		if n, err := writeTo(d.pipe.w, b); err == nil {
 			d.held = n
 			b = b[n:]
@@ -255,23 +265,23 @@ func (w *worker) hold(d *direction, b []byte) {
 }
 
 // borrow sees to it that a direction has a pipe, if there is one to be had.
-func (w *worker) borrow(d *direction) bool {
+func (t *streams) borrow(d *direction) bool {
 	if !d.borrowed {
-		d.pipe, d.borrowed = w.pipe()
+		d.pipe, d.borrowed = t.w.pipes.take()
 	}
 	return d.borrowed
 }
 
-func (w *worker) release(d *direction) {
+func (t *streams) release(d *direction) {
 	if d.borrowed {
-		w.giveBack(d.pipe, d.held == 0)
+		t.w.pipes.giveBack(d.pipe, d.held == 0)
 		d.borrowed = false
 	}
 }
 
 // spliceIn moves bytes into the pipe.
-func (w *worker) spliceIn(d *direction) error {
-	if !w.borrow(d) {
+func (t *streams) spliceIn(d *direction) error {
+	if !t.borrow(d) {
 		d.bulk = false
 		return nil
 	}
@@ -282,13 +292,13 @@ func (w *worker) spliceIn(d *direction) error {
 	switch {
 	case is(err, unix.EAGAIN):
 		d.pauseReading()
-		w.release(d)
+		t.release(d)
 		return nil
 	case err != nil:
 		return err
 	case n == 0:
 		d.eof = true
-		w.release(d)
+		t.release(d)
 		return nil
 	}
 	d.burst += n
@@ -297,7 +307,7 @@ func (w *worker) spliceIn(d *direction) error {
 }
 
 // drain writes what is held.
-func (w *worker) drain(d *direction) error {
+func (t *streams) drain(d *direction) error {
 	var n int
 	var err error
 	if d.held > 0 {
@@ -324,18 +334,18 @@ func (w *worker) drain(d *direction) error {
 	if d.empty() {
 		d.spill = nil
 		if !d.bulk || d.eof {
-			w.release(d)
+			t.release(d)
 		}
 	}
 	return err
 }
 
 // abort ends a flow so that both peers see that something was lost.
-func (w *worker) abort(f *flow) {
-	w.end(f, func(fd int) error { reset(fd); return nil })
+func (t *streams) abort(f *flow) {
+	t.end(f, func(fd int) error { reset(fd); return nil })
 }
 
-func (w *worker) end(f *flow, shut func(fd int) error) {
+func (t *streams) end(f *flow, shut func(fd int) error) {
 	if f.ended {
 		return
 	}
@@ -347,13 +357,13 @@ func (w *worker) end(f *flow, shut func(fd int) error) {
 	if f.unused >= 0 {
 		_ = unix.Close(f.unused)
 	}
-	w.load.Add(-1)
-	w.release(&f.up)
-	w.release(&f.down)
+	t.w.load.Add(-1)
+	t.release(&f.up)
+	t.release(&f.down)
 	f.up.spill, f.down.spill = nil, nil
-	w.flows.remove(f.slot)
-	w.leave(2)
-	w.engine.count.connections.Add(-1)
+	t.flows.remove(f.slot)
+	t.w.leave(2)
+	t.w.engine.count.connections.Add(-1)
 	if f.session != nil {
 		f.session.Ended(f.up.bytes, f.down.bytes)
 	}

@@ -29,63 +29,74 @@ type udpClient struct {
 	endpoint netip.AddrPort
 	answered bool
 	last     time.Time
-	element  *list.Element // in worker.idle
+	element  *list.Element // in datagrams.idle
+}
+
+// datagrams are the clients of a thread's UDP listeners. Only the thread uses
+// them.
+type datagrams struct {
+	w        *worker
+	datagram [64 << 10]byte
+	oob      []byte
+	clients  slots[*udpClient]
+	byClient map[udpKey]*udpClient
+	idle     *list.List // of udpClients, the one silent longest first
 }
 
 // fromClients carries datagrams of a listener's clients to their endpoints.
-func (w *worker) fromClients(l *Listener) {
+func (u *datagrams) fromClients(l *Listener) {
 	for range datagramsAtOnce {
-		n, oobn, _, from, err := unix.Recvmsg(l.fd, w.datagram[:], w.oob, unix.MSG_DONTWAIT)
+		n, oobn, _, from, err := unix.Recvmsg(l.fd, u.datagram[:], u.oob, unix.MSG_DONTWAIT)
 		if is(err, unix.EINTR) {
 			continue
 		}
 		if err != nil {
 			return
 		}
-		k := udpKey{listener: l.id, client: addrPort(from), destination: destination(w.oob[:oobn])}
-		w.toEndpoint(l, k, w.datagram[:n])
+		k := udpKey{listener: l.id, client: addrPort(from), destination: destination(u.oob[:oobn])}
+		u.toEndpoint(l, k, u.datagram[:n])
 	}
 }
 
 // toEndpoint sends one datagram. An endpoint that refused an earlier one reports it
 // now, and the next one gets it.
-func (w *worker) toEndpoint(l *Listener, k udpKey, b []byte) {
+func (u *datagrams) toEndpoint(l *Listener, k udpKey, b []byte) {
 	var tried []netip.AddrPort
 	for {
-		c := w.byClient[k]
+		c := u.byClient[k]
 		if c != nil && !l.target.Serves(c.endpoint) {
-			w.drop(c)
+			u.drop(c)
 			c = nil
 		}
 		if c == nil {
-			if c = w.newClient(l, k, tried); c == nil {
+			if c = u.newClient(l, k, tried); c == nil {
 				return
 			}
 		}
-		c.last = w.now
-		w.idle.MoveToBack(c.element)
+		c.last = u.w.now
+		u.idle.MoveToBack(c.element)
 		n, err := retry(func() (int, error) { return unix.Write(c.fd, b) })
 		switch {
 		case err == nil:
-			w.toEndpoints.Add(int64(n))
+			u.w.toEndpoints.Add(int64(n))
 			return
 		case is(err, unix.EAGAIN), noFiles(err), is(err, unix.EMSGSIZE):
 			return // lost on the way, as datagrams are
 		}
 		tried = append(tried, c.endpoint)
-		w.failed(c)
+		u.failed(c)
 	}
 }
 
 // newClient chooses an endpoint; nil if there is none, or no room.
-func (w *worker) newClient(l *Listener, k udpKey, tried []netip.AddrPort) *udpClient {
-	if !w.room(1) {
-		oldest := w.silent()
+func (u *datagrams) newClient(l *Listener, k udpKey, tried []netip.AddrPort) *udpClient {
+	if !u.w.room(1) {
+		oldest := u.silent()
 		if oldest == nil {
 			return nil
 		}
-		w.drop(oldest)
-		if !w.room(1) {
+		u.drop(oldest)
+		if !u.w.room(1) {
 			return nil
 		}
 	}
@@ -98,89 +109,89 @@ func (w *worker) newClient(l *Listener, k udpKey, tried []netip.AddrPort) *udpCl
 		if err != nil {
 			break
 		}
-		c := &udpClient{key: k, listener: l, fd: fd, endpoint: ep, last: w.now}
+		c := &udpClient{key: k, listener: l, fd: fd, endpoint: ep, last: u.w.now}
 		if err := unix.Connect(fd, sockaddr(ep)); err != nil {
 			_ = unix.Close(fd)
-			w.engine.failed(l.target, ep)
+			u.w.engine.failed(l.target, ep)
 			tried = append(tried, ep)
 			continue
 		}
-		c.slot = w.clients.add(c)
-		c.element = w.idle.PushBack(c)
-		w.byClient[k] = c
-		w.engine.count.udpClients.Add(1)
-		if w.watch(fd, unix.EPOLLIN, kindUDP, c.slot) != nil {
-			w.drop(c)
+		c.slot = u.clients.add(c)
+		c.element = u.idle.PushBack(c)
+		u.byClient[k] = c
+		u.w.engine.count.udpClients.Add(1)
+		if u.w.watch(fd, unix.EPOLLIN, kindUDP, c.slot) != nil {
+			u.drop(c)
 			return nil
 		}
 		return c
 	}
-	w.leave(1)
+	u.w.leave(1)
 	return nil
 }
 
 // fromEndpoint carries datagrams back to a client.
-func (w *worker) fromEndpoint(c *udpClient) {
+func (u *datagrams) fromEndpoint(c *udpClient) {
 	for range datagramsAtOnce {
-		n, err := retry(func() (int, error) { return unix.Read(c.fd, w.datagram[:]) })
+		n, err := retry(func() (int, error) { return unix.Read(c.fd, u.datagram[:]) })
 		if is(err, unix.EAGAIN) {
 			return
 		}
 		if err != nil {
-			w.failed(c)
+			u.failed(c)
 			return
 		}
 		if !c.answered {
 			c.answered = true
 			c.listener.target.Answered(c.endpoint)
 		}
-		c.last = w.now
-		w.idle.MoveToBack(c.element)
-		n, err = unix.SendmsgN(c.listener.fd, w.datagram[:n], source(c.key.destination), sockaddr(c.key.client), unix.MSG_DONTWAIT)
+		c.last = u.w.now
+		u.idle.MoveToBack(c.element)
+		n, err = unix.SendmsgN(c.listener.fd, u.datagram[:n], source(c.key.destination), sockaddr(c.key.client), unix.MSG_DONTWAIT)
 		if err == nil {
-			w.toClients.Add(int64(n))
+			u.w.toClients.Add(int64(n))
 		}
 	}
 }
 
 // failed ends a client whose endpoint refused a datagram.
-func (w *worker) failed(c *udpClient) {
-	w.engine.failed(c.listener.target, c.endpoint)
-	w.drop(c)
+func (u *datagrams) failed(c *udpClient) {
+	u.w.engine.failed(c.listener.target, c.endpoint)
+	u.drop(c)
 }
 
-func (w *worker) drop(c *udpClient) {
+func (u *datagrams) drop(c *udpClient) {
 	_ = unix.Close(c.fd)
-	w.clients.remove(c.slot)
-	w.idle.Remove(c.element)
-	delete(w.byClient, c.key)
-	w.leave(1)
-	w.engine.count.udpClients.Add(-1)
+	u.clients.remove(c.slot)
+	u.idle.Remove(c.element)
+	delete(u.byClient, c.key)
+	u.w.leave(1)
+	u.w.engine.count.udpClients.Add(-1)
 }
 
-func (w *worker) dropClients(l *Listener) {
-	for _, c := range w.byClient {
+func (u *datagrams) dropClients(l *Listener) {
+	for _, c := range u.byClient {
 		if c.listener == l {
-			w.drop(c)
+			u.drop(c)
 		}
 	}
 }
 
 // silent is the client that was silent for the longest time, or nil.
-func (w *worker) silent() *udpClient {
-	if e := w.idle.Front(); e != nil {
+func (u *datagrams) silent() *udpClient {
+	if e := u.idle.Front(); e != nil {
 		return e.Value.(*udpClient)
 	}
 	return nil
 }
 
-func (w *worker) expireUDP() {
+func (u *datagrams) expire() {
 	for {
-		c := w.silent()
-		if c == nil || w.now.Sub(c.last) < w.engine.cfg.UDPTimeout {
+		c := u.silent()
+		if c == nil || u.w.now.Sub(c.last) < u.w.engine.cfg.UDPTimeout {
 			return
 		}
-		w.drop(c)
+		u.drop(c)
 	}
 }
 

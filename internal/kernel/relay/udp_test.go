@@ -92,7 +92,7 @@ func TestUDP(t *testing.T) {
 	}
 }
 
-// Each client has a flow of its own: answers go to the one who asked, however
+// Each client has its own flow: answers go to the one who asked, however
 // many ask at once, and an endpoint distinguishes clients.
 func TestUDPFlowsOfClients(t *testing.T) {
 	const clients, questions = 8, 50
@@ -181,7 +181,7 @@ func (m *moving) Failed(ep netip.AddrPort) {
 	}
 }
 
-// Clients have endpoints of their own sockets, and the one that was silent for
+// Clients have their own endpoints sockets, and the one that was silent for
 // the longest time makes room.
 func TestUDPClientsAreBounded(t *testing.T) {
 	target := &inOrder{endpoints: []netip.AddrPort{serveUDP(t, svc.IPv4, "a")}}

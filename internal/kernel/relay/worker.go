@@ -55,26 +55,14 @@ type worker struct {
 	now       time.Time
 	yielded   time.Time
 	events    [maxEvents]unix.EpollEvent
-	buffer    [bufferSize]byte
-	datagram  [64 << 10]byte
-	name      sockName
-	oob       []byte
 	listeners map[int32]*Listener
-	flows     slots[*flow]
-	clients   slots[*udpClient]
-	byClient  map[udpKey]*udpClient
-	idle      *list.List // of udpClients, the one silent longest first
-	pipes     []pipe
-	spare     [2]int // sockets for the next connection of each family, or -1
-	ready     []*flow
-	// connecting are tries of a connection in the order of their deadlines,
-	// for each of the two times there are.
-	connecting [2][]attempt
-	nextIdle   time.Time // of expireIdle, zero while there is nothing for it
-	paused     bool
-	resume     time.Time
-	draining   bool // end when the last connection has
-	aborting   bool // end new connections at once
+	dial      connector
+	tcp       streams
+	pipes     pipes
+	udp       datagrams
+	paused    bool
+	resume    time.Time
+	draining  bool // end when the last connection has
 }
 
 // slots numbers things. A number is free again after the events of the turn in
@@ -112,10 +100,11 @@ func (s *slots[T]) recycle() {
 
 func newWorker(e *Engine) (*worker, error) {
 	w := &worker{
-		engine: e, epoll: -1, wake: -1, spare: [2]int{-1, -1},
-		oob:       make([]byte, 128),
-		listeners: map[int32]*Listener{}, byClient: map[udpKey]*udpClient{}, idle: list.New(),
+		engine: e, epoll: -1, wake: -1, listeners: map[int32]*Listener{},
+		dial: connector{spare: [2]int{-1, -1}},
+		udp:  datagrams{oob: make([]byte, 128), byClient: map[udpKey]*udpClient{}, idle: list.New()},
 	}
+	w.dial.w, w.tcp.w, w.pipes.w, w.udp.w = w, w, w, w
 	var err error
 	if w.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		return nil, os.NewSyscallError("epoll_create1", err)
@@ -159,8 +148,8 @@ func (w *worker) start() error {
 }
 
 // atHome reports whether the Engine's network namespace is the one in which
-// goroutines run. It is to be called by one that is new, and on no thread of its
-// own: the process's first thread, which /proc/self stands for, may be a test's
+// goroutines run. A new goroutine must call it, without its own
+// thread: the process's first thread, which /proc/self stands for, may be a test's
 // and elsewhere.
 func (e *Engine) atHome() (bool, error) {
 	runtime.LockOSThread()
@@ -176,11 +165,11 @@ func (e *Engine) atHome() (bool, error) {
 }
 
 func (w *worker) closeFiles() {
-	w.closePipes()
+	w.pipes.closeAll()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.closed = true
-	for _, fd := range []int{w.spare[0], w.spare[1], w.wake, w.epoll} {
+	for _, fd := range []int{w.dial.spare[0], w.dial.spare[1], w.wake, w.epoll} {
 		if fd >= 0 {
 			_ = unix.Close(fd)
 		}
@@ -229,12 +218,12 @@ func (w *worker) run() {
 		for i := range max(n, 0) {
 			w.handle(&w.events[i])
 		}
-		w.runReady()
+		w.tcp.runReady()
 		w.expire()
-		w.flows.recycle()
-		w.clients.recycle()
+		w.tcp.flows.recycle()
+		w.udp.clients.recycle()
 		w.yield()
-		if w.draining && w.flows.n == 0 && len(w.listeners) == 0 && w.last() {
+		if w.draining && w.tcp.flows.n == 0 && len(w.listeners) == 0 && w.last() {
 			return
 		}
 	}
@@ -266,24 +255,24 @@ func (w *worker) handle(ev *unix.EpollEvent) {
 		switch l := w.listeners[ev.Fd]; {
 		case l == nil:
 		case l.Protocol == svc.TCP:
-			w.accept(l, acceptAtOnce)
+			w.dial.accept(l, acceptAtOnce)
 		default:
-			w.fromClients(l)
+			w.udp.fromClients(l)
 		}
 	case kindClient, kindServer:
-		if f := w.flows.all[ev.Fd]; f != nil {
-			w.flowEvent(f, ev.Pad == kindServer, ev.Events)
+		if f := w.tcp.flows.all[ev.Fd]; f != nil {
+			w.tcp.flowEvent(f, ev.Pad == kindServer, ev.Events)
 		}
 	case kindUDP:
-		if c := w.clients.all[ev.Fd]; c != nil {
-			w.fromEndpoint(c)
+		if c := w.udp.clients.all[ev.Fd]; c != nil {
+			w.udp.fromEndpoint(c)
 		}
 	}
 }
 
 // epollTimeout returns how long to wait for events, in milliseconds.
 func (w *worker) epollTimeout() int {
-	if len(w.ready) > 0 {
+	if len(w.tcp.ready) > 0 {
 		return 0
 	}
 	next := time.Time{}
@@ -292,19 +281,19 @@ func (w *worker) epollTimeout() int {
 			next = t
 		}
 	}
-	for i := range w.connecting {
-		if q := w.connecting[i]; len(q) > 0 {
+	for i := range w.dial.connecting {
+		if q := w.dial.connecting[i]; len(q) > 0 {
 			sooner(q[0].deadline)
 		}
 	}
 	if w.paused {
 		sooner(w.resume)
 	}
-	if c := w.silent(); c != nil {
+	if c := w.udp.silent(); c != nil {
 		sooner(c.last.Add(w.engine.cfg.UDPTimeout))
 	}
-	if !w.nextIdle.IsZero() {
-		sooner(w.nextIdle)
+	if !w.tcp.nextIdle.IsZero() {
+		sooner(w.tcp.nextIdle)
 	}
 	if next.IsZero() {
 		return -1
@@ -314,9 +303,9 @@ func (w *worker) epollTimeout() int {
 
 // expire does what is due.
 func (w *worker) expire() {
-	w.expireConnecting()
-	w.expireUDP()
-	w.expireIdle()
+	w.dial.expire()
+	w.udp.expire()
+	w.tcp.expireIdle()
 	if w.paused && !w.now.Before(w.resume) {
 		w.paused = false
 		for _, l := range w.listeners {
@@ -351,9 +340,9 @@ func (w *worker) unlisten(l *Listener) { _ = unix.EpollCtl(w.epoll, unix.EPOLL_C
 // acceptLast accepts what waits at a listener that closes.
 func (w *worker) acceptLast(l *Listener) {
 	if l.Protocol == svc.TCP {
-		w.accept(l, backlog)
+		w.dial.accept(l, backlog)
 	} else {
-		w.dropClients(l)
+		w.udp.dropClients(l)
 	}
 }
 
@@ -365,7 +354,7 @@ func (w *worker) pause() {
 	w.paused = true
 	w.resume = w.now.Add(pauseTime)
 	w.engine.count.paused.Add(1)
-	w.closePipes() // four connections could live on two of them
+	w.pipes.closeAll() // four connections could live on two of them
 	for _, l := range w.listeners {
 		if l.Protocol == svc.TCP {
 			w.unlisten(l)
@@ -382,17 +371,17 @@ func (w *worker) room(n int64) bool {
 	return false
 }
 
-func (w *worker) abortAll() {
-	w.aborting = true
-	for _, f := range slices.Clone(w.flows.all) {
+func (t *streams) abortAll() {
+	t.aborting = true
+	for _, f := range slices.Clone(t.flows.all) {
 		if f != nil {
-			w.abort(f)
+			t.abort(f)
 		}
 	}
 }
 
 // socket returns a new socket of TCP for an endpoint.
-func (w *worker) socket(f svc.Family) (int, error) {
+func (k *connector) socket(f svc.Family) (int, error) {
 	fd, err := unix.Socket(domain(f), unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, err
@@ -400,7 +389,7 @@ func (w *worker) socket(f svc.Family) (int, error) {
 	err = errors.Join(
 		unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1),
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1))
-	if every := int(w.engine.cfg.KeepAlive / time.Second); every > 0 {
+	if every := int(k.w.engine.cfg.KeepAlive / time.Second); every > 0 {
 		err = errors.Join(err,
 			unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, every),
 			unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, every))

@@ -16,8 +16,10 @@ import (
 
 // Trim returns freed memory to the kernel and unmaps the pages of the program
 // file: its code and constants, tens of megabytes of which are used once, by the
-// initializers of packages. What is needed again comes back from the page cache
-// at a minor fault for every 16 pages; the rest the kernel may use for others.
+// initializers of packages. Pages that are needed again come back from the page
+// cache, at a minor fault for every 16 pages. An idle API server has 45 MB of
+// such pages with it and 85 MB without, "fairlead up" with 1,000 Services 79 MB
+// and 100 MB (bench, run "memory").
 func Trim() error {
 	debug.FreeOSMemory()
 	self, err := os.Readlink("/proc/self/exe")
@@ -44,7 +46,7 @@ func Trim() error {
 }
 
 // constant reads a line of /proc/PID/maps (proc_pid_maps(5)) and reports whether it
-// is a private mapping of file without write permission: its pages are those of
+// is a private mapping of file without write permission: its pages are the pages of
 // the file.
 func constant(line, file string) (from, to uintptr, ok bool) {
 	f := strings.Fields(line)

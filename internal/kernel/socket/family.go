@@ -8,7 +8,7 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// Families are those that this kernel has.
+// Families are the families that this kernel has.
 func Families() []svc.Family {
 	if _, err := os.Stat("/proc/sys/net/ipv6"); errors.Is(err, os.ErrNotExist) {
 		return []svc.Family{svc.IPv4}

@@ -72,7 +72,7 @@ func Share(c *net.UDPConn) error {
 	return errors.Join(err, os.NewSyscallError("setsockopt SO_REUSEPORT", failed))
 }
 
-// AcceptAll returns the connections that wait to be accepted, those that came before an error also with it.
+// AcceptAll returns the connections that wait to be accepted. With an error it returns the connections before it.
 func AcceptAll(l *net.TCPListener) ([]net.Conn, error) {
 	raw, err := l.SyscallConn()
 	if err != nil {

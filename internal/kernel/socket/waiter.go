@@ -81,7 +81,7 @@ func (w *Waiter) ended() bool {
 }
 
 // Wait has done called once: when c has bytes, an end or an error to be read, or with false when there is nothing within
-// the timeout, or at Close. The caller does not read from c meanwhile. It reports whether it waits; if not, done is not called.
+// the timeout, or at Close. The caller must not read from c until then. It reports whether it waits; if not, done is not called.
 func (w *Waiter) Wait(c *net.TCPConn, timeout time.Duration, done func(readable bool)) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -90,8 +90,8 @@ func namespaceDir() (string, error) {
 }
 
 // Restore gives the parameters that Set has changed, in the calling thread's network
-// namespace since the machine started, their earlier values. It leaves alone what another
-// program has changed since, and what is no longer there.
+// namespace since the machine started, their earlier values. It skips parameters that another
+// program has changed since, and missing ones.
 func Restore() error {
 	dir, err := namespaceDir()
 	if err != nil {
@@ -124,7 +124,7 @@ func restore(dir string, records []string) error {
 		}
 	}
 	var errs []error
-	// The kernel changes some with others (ip_forward those of each device too):
+	// The kernel changes some with others (ip_forward also changes each device):
 	// their own values are written after that.
 	for range 2 {
 		for _, c := range changes {

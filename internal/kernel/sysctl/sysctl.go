@@ -12,7 +12,7 @@ import (
 const root = "/proc/sys/"
 
 // Set gives a parameter, named with slashes as below /proc/sys, a value, unless
-// it has it. Parameters below net/ are those of the calling thread's network
+// it has it. Parameters below net/ belong to the calling thread's network
 // namespace. What it was before is recorded for Restore, as are the parameters also,
 // which the kernel changes with this one.
 func Set(key, value string, also ...string) error {

@@ -15,8 +15,8 @@ func retryAfter(failures int) time.Duration {
 }
 
 // Orders of a namespace cost orderCost, and failed ones failureCost; it has budgetSize at first and gets as much in an hour.
-// A tenant who has orders fail by ever other names, or deletes the Secrets of those that do not, uses up that first. It does not
-// bound what all namespaces together ask for the account, which the authority does.
+// A tenant whose orders fail for ever new names, or who deletes the Secrets of successful orders, uses up its own budget first. The
+// orders of all namespaces together are not bounded here: the authority bounds the account.
 const (
 	budgetSize  = 60
 	orderCost   = 1

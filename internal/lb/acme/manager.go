@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/reflector"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -26,11 +27,11 @@ type Options struct {
 	Log    *slog.Logger
 	// Event records an Event about a Service.
 	Event func(of *corev1.Service, eventType, reason, text string)
-	// Directory is the URL of the authority's directory, Email who it may write to (may be empty), and Roots the
-	// authorities of its own certificate, nil for those of the system.
+	// Directory is the URL of the authority's directory, Email the contact that it may write to (may be empty), and
+	// Roots the authorities of its server's certificate, nil for the system's.
 	Directory, Email string
 	Roots            *x509.CertPool
-	// Domains are those that certificates are ordered for.
+	// Domains are the domains that certificates are ordered for.
 	Domains []Domain
 	// Account is the Secret with the account's key, which is made if it does not exist.
 	Account svc.Name
@@ -38,7 +39,7 @@ type Options struct {
 	// wants none, or cannot be reached yet.
 	Wanted func(*corev1.Service) (hosts []string, secret string)
 	// Propagation is how long nodes have to answer a challenge before the authority is asked to look (default 10 s), which
-	// then may do so in vain: this process need not be able to reach the address.
+	// may still fail: this process cannot check, since it may be unable to reach the address.
 	Propagation time.Duration
 }
 
@@ -58,7 +59,7 @@ func allows(domains []Domain, namespace, host string) bool {
 // Manager orders certificates, and renews them.
 type Manager struct {
 	o      Options
-	wake   chan struct{}
+	wake   loop.Signal
 	client authority
 
 	mu      sync.Mutex
@@ -95,7 +96,7 @@ const (
 // New returns a Manager that does nothing before Run.
 func New(o Options) *Manager {
 	o.Propagation = cmp.Or(o.Propagation, 10*time.Second)
-	return &Manager{o: o, wake: make(chan struct{}, 1), items: map[svc.Name]*item{}, busy: map[string]bool{},
+	return &Manager{o: o, wake: loop.NewSignal(), items: map[svc.Name]*item{}, busy: map[string]bool{},
 		budgets: map[string]*budget{}}
 }
 
@@ -109,18 +110,18 @@ func (m *Manager) Run(ctx context.Context) {
 			gone := m.items
 			m.items = make(map[svc.Name]*item, len(gone))
 			for _, o := range list {
-				m.setLocked(o, gone[nameOf(o)])
+				m.setLocked(o, gone[svc.NameOf(o)])
 			}
 			m.mu.Unlock()
 		},
 		Set: func(o *corev1.Service) {
 			m.mu.Lock()
-			m.setLocked(o, m.items[nameOf(o)])
+			m.setLocked(o, m.items[svc.NameOf(o)])
 			m.mu.Unlock()
 		},
 		Delete: func(o *corev1.Service) {
 			m.mu.Lock()
-			delete(m.items, nameOf(o))
+			delete(m.items, svc.NameOf(o))
 			m.mu.Unlock()
 		},
 	}
@@ -140,13 +141,11 @@ func (m *Manager) Run(ctx context.Context) {
 	}
 }
 
-func nameOf(o *corev1.Service) svc.Name { return svc.Name{Namespace: o.Namespace, Name: o.Name} }
-
 // setLocked takes over what a Service wants. was is what it wanted before, or nil.
 func (m *Manager) setLocked(o *corev1.Service, was *item) {
 	hosts, secret := m.o.Wanted(o)
 	if len(hosts) == 0 {
-		delete(m.items, nameOf(o))
+		delete(m.items, svc.NameOf(o))
 		return
 	}
 	it := was
@@ -154,15 +153,12 @@ func (m *Manager) setLocked(o *corev1.Service, was *item) {
 		it = &item{hosts: hosts, secret: secret}
 	}
 	it.object = o
-	m.items[nameOf(o)] = it
+	m.items[svc.NameOf(o)] = it
 	m.poke()
 }
 
 func (m *Manager) poke() {
-	select {
-	case m.wake <- struct{}{}:
-	default:
-	}
+	m.wake.Set()
 }
 
 // begin works on what is due, and returns after how long something else is.
@@ -205,7 +201,7 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// sync brings the Secret of a Service up to date, and returns after how long it is to be looked at again.
+// sync brings the Secret of a Service up to date, and returns after how long to check it again.
 func (m *Manager) sync(ctx context.Context, it *item, o *corev1.Service) time.Duration {
 	for _, host := range it.hosts {
 		if !allows(m.o.Domains, o.Namespace, host) {
@@ -273,7 +269,7 @@ func (m *Manager) taken(it *item, o *corev1.Service) time.Duration {
 	return time.Minute
 }
 
-// cannotKeep reports an error of the API server about the Secret of a Service. Its text is for the log alone: a tenant reads
+// cannotKeep reports an error of the API server about the Secret of a Service. Its text only goes to the log: tenants read
 // the Event.
 func (m *Manager) cannotKeep(ctx context.Context, it *item, o *corev1.Service, err error) time.Duration {
 	wait := apiRetry
@@ -286,6 +282,6 @@ func (m *Manager) cannotKeep(ctx context.Context, it *item, o *corev1.Service, e
 		m.warn(it, o, "ACMESecretForbidden", "no certificate is ordered: the controller may not keep the Secret "+it.secret)
 		wait = time.Minute
 	}
-	m.o.Log.Warn("cannot keep the Secret of a certificate; retrying", "service", nameOf(o), "secret", it.secret, "after", wait, "err", err)
+	m.o.Log.Warn("cannot keep the Secret of a certificate; retrying", "service", svc.NameOf(o), "secret", it.secret, "after", wait, "err", err)
 	return wait
 }

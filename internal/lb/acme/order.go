@@ -21,18 +21,20 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	core "k8s.io/client-go/applyconfigurations/core/v1"
+
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // manager is who owns the fields of the Secrets: a field that another manager has set is a
 // conflict, and is not replaced.
-const manager = "fairlead-lb-acme"
+const manager = svc.ACMEAccountSecret
 
 // serviceLabel is on a Secret that was made for a Service, and has its name.
 const serviceLabel = "fairlead.dev/acme-service"
 
 func isOurs(s *corev1.Secret, o *corev1.Service) bool { return s.Labels[serviceLabel] == o.Name }
 
-// apply writes the Secret of a Service. Server-side apply makes it if it does not exist, with a right for its name alone.
+// apply writes the Secret of a Service. Server-side apply creates it if it does not exist, with a right that only covers its name.
 func (m *Manager) apply(ctx context.Context, o *corev1.Service, it *item, st *state) error {
 	data := map[string][]byte{corev1.TLSCertKey: st.cert, corev1.TLSPrivateKeyKey: st.key}
 	for host, text := range st.challenges {
@@ -103,7 +105,7 @@ func (m *Manager) failed(ctx context.Context, it *item, o *corev1.Service, st *s
 	st.challenges, st.after = nil, time.Now().Add(wait)
 	text := shorten(err)
 	m.warn(it, o, "ACMEOrderFailed", "cannot order a certificate for "+strings.Join(it.hosts, ", ")+": "+text)
-	m.o.Log.Warn("cannot order a certificate; retrying", "service", nameOf(o), "after", wait, "err", text)
+	m.o.Log.Warn("cannot order a certificate; retrying", "service", svc.NameOf(o), "after", wait, "err", text)
 	if err := m.apply(ctx, o, it, st); err != nil {
 		return max(wait, m.cannotKeep(ctx, it, o, err))
 	}
@@ -174,7 +176,7 @@ func (m *Manager) obtain(ctx context.Context, it *item, o *corev1.Service, st *s
 			return err
 		}
 	}
-	for uri := range pending { // the authority looks at all of them meanwhile
+	for uri := range pending { // the authority checks all of them at the same time
 		if _, err := c.WaitAuthorization(ctx, uri); err != nil {
 			return err
 		}

@@ -28,7 +28,7 @@ const (
 	retryAnnotation    = "fairlead.dev/acme-retry-after"
 	failuresAnnotation = "fairlead.dev/acme-failures"
 	hostsAnnotation    = "fairlead.dev/acme-hosts"
-	// maxChallenges bounds what is read of a Secret.
+	// maxChallenges bounds the challenges in a Secret.
 	maxChallenges = 20
 )
 
@@ -87,7 +87,7 @@ func (s *state) leaf(hosts []string) *x509.Certificate {
 	return leaf
 }
 
-// renewal returns when a certificate is to be replaced: after two thirds of its life.
+// renewal returns when a certificate must be replaced: after two thirds of its lifetime.
 func renewal(leaf *x509.Certificate) time.Time {
 	return leaf.NotBefore.Add(leaf.NotAfter.Sub(leaf.NotBefore) * 2 / 3)
 }

@@ -13,12 +13,13 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/kernel/link"
+	"github.com/fairlead/fairlead/internal/loop"
 )
 
 // Options are what an Announcer needs.
 type Options struct {
-	// Interfaces are the names of those to use, for addresses of any network. Without
-	// any it is each whose network has the address.
+	// Interfaces are the names of the interfaces to use, for addresses of any network.
+	// Without any, every interface is used whose network has the address.
 	Interfaces []string
 	// May calls send and returns true if this node may answer for the address at
 	// this moment, and does neither otherwise. It is called concurrently.
@@ -66,11 +67,10 @@ var repeats = []time.Duration{0, 200 * time.Millisecond, time.Second, 2 * time.S
 
 // Announcer answers for addresses.
 type Announcer struct {
-	opts Options
-	log  *slog.Logger
-	wake chan struct{}
-	// reopen holds a token when a device has failed.
-	reopen chan struct{}
+	opts   Options
+	log    *slog.Logger
+	wake   loop.Signal
+	reopen loop.Signal // set when a device has failed
 	// probeWait, newWait and conflictRetry are the constants, but in tests.
 	probeWait, newWait, conflictRetry time.Duration
 
@@ -81,14 +81,14 @@ type Announcer struct {
 	closed  bool
 	failed  map[string]bool // interfaces whose error was logged
 	moved   map[netip.Addr]struct{}
-	// conflicts are those of the last conflictReport, and those that are held.
+	// conflicts are the conflicts of the last conflictReport, and held ones.
 	conflicts map[netip.Addr]seenConflict
 	// newLinks are interfaces that are not used yet, by index, and answered the others.
 	newLinks map[int]*newLink
 	answered map[int]MAC
 }
 
-// state is what is done about an address.
+// state is how far an address is taken.
 type state uint8
 
 const (
@@ -116,7 +116,7 @@ type entry struct {
 // New returns an Announcer for Run.
 func New(o Options) *Announcer {
 	return &Announcer{
-		opts: o, log: o.Log, wake: make(chan struct{}, 1), reopen: make(chan struct{}, 1),
+		opts: o, log: o.Log, wake: loop.NewSignal(), reopen: loop.NewSignal(),
 		entries: map[netip.Addr]*entry{}, devices: map[int]*device{}, failed: map[string]bool{}, moved: map[netip.Addr]struct{}{},
 		newLinks: map[int]*newLink{}, answered: map[int]MAC{},
 		probeWait: probeWait, newWait: newWait, conflictRetry: conflictRetry, conflicts: map[netip.Addr]seenConflict{},
@@ -126,8 +126,8 @@ func New(o Options) *Announcer {
 // Run answers and announces until ctx ends, in the network namespace of the calling
 // thread. Nothing is answered before it, and nothing after it has returned.
 func (a *Announcer) Run(ctx context.Context) error {
-	changed := make(chan struct{}, 1)
-	stop, err := link.WatchInterfaces(func() { notify(changed) })
+	changed := loop.NewSignal()
+	stop, err := link.WatchInterfaces(changed.Set)
 	if err != nil {
 		return fmt.Errorf("watch interfaces: %w", err)
 	}
@@ -156,15 +156,8 @@ func (a *Announcer) Run(ctx context.Context) error {
 	}
 }
 
-func notify(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
-
 // Take begins to answer for addresses, at the interfaces called names or, without
-// any, at those of Options: at first it asks the network whether a foreign machine
+// any, at the interfaces of Options. It first asks the network whether a foreign machine
 // has the address.
 func (a *Announcer) Take(names []string, addrs ...netip.Addr) { a.take(names, 1, addrs) }
 
@@ -184,7 +177,7 @@ func (a *Announcer) take(names []string, probes int, addrs []netip.Addr) {
 		}
 		a.entries[addr] = &entry{addr: addr, names: names, probes: probes, due: time.Now()}
 	}
-	notify(a.wake)
+	a.wake.Set()
 }
 
 // Leave ends what Take has begun.
@@ -228,19 +221,19 @@ func (a *Announcer) Moved() []netip.Addr {
 	return out
 }
 
-// Links returns the interfaces that can be used: those of Options, or all with a
-// network; with a carrier.
+// Links returns the usable interfaces: with a carrier, and named in Options or, without
+// names, with a network.
 func (a *Announcer) Links() []link.Interface {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
 	return a.links
 }
 
-// refresh reads the interfaces and moves the addresses to those that are there.
+// refresh reads the interfaces and moves the addresses to the existing ones.
 func (a *Announcer) refresh() {
 	found, err := link.Interfaces()
 	if err != nil {
-		a.log.Warn("cannot read the interfaces; keeping what is known of them", "err", err)
+		a.log.Warn("cannot read the interfaces; keeping the last ones", "err", err)
 		return
 	}
 	found = slices.DeleteFunc(found, func(l link.Interface) bool { return !l.Running || !a.usable(l) })
@@ -277,7 +270,7 @@ func (a *Announcer) refresh() {
 	}
 	changed := !same || len(a.moved) > 0
 	a.mu.Unlock()
-	notify(a.wake)
+	a.wake.Set()
 	if changed {
 		a.changed()
 	}
@@ -330,7 +323,7 @@ func (a *Announcer) device(l link.Interface) *device {
 	return d
 }
 
-// at returns the interfaces for an address: those that are named or, without any, the one by which the
+// at returns the interfaces for an address: the named ones or, without any, the one by which the
 // kernel reaches its network. With two on one network, neighbours would hear of two hardware addresses.
 func (a *Announcer) at(e *entry) (on []link.Interface) {
 	if len(e.names) == 0 && len(a.opts.Interfaces) > 0 {
@@ -353,8 +346,8 @@ func (a *Announcer) at(e *entry) (on []link.Interface) {
 	return on
 }
 
-// Reaches reports whether an address is to be answered for at an interface: one of
-// those called names or, without any, one whose network has the address.
+// Reaches reports whether an interface answers for an address: it has one of these names
+// or, without any, its network has the address.
 func Reaches(l link.Interface, addr netip.Addr, names []string) bool {
 	if len(names) > 0 {
 		return slices.Contains(names, l.Name)

@@ -27,8 +27,8 @@ type newLink struct {
 	answered atomic.Bool
 }
 
-// answering returns those of the interfaces whose network answers, and begins to ask at the others. It is called
-// with the lock held, as asks is.
+// answering returns the interfaces whose network answers, and begins to ask at the others. The caller holds mu, as
+// of asks.
 func (a *Announcer) answering(found []link.Interface) (out []link.Interface) {
 	if a.opts.Neighbours == nil {
 		return found
@@ -84,7 +84,7 @@ func (a *Announcer) ask(now time.Time) (next time.Time) {
 			}
 			delete(a.newLinks, index)
 			a.answered[index] = n.link.MAC
-			notify(a.reopen)
+			a.reopen.Set()
 			continue
 		}
 		if d := a.device(n.link); d != nil && len(n.asked) > 0 {
@@ -103,7 +103,7 @@ func (a *Announcer) ask(now time.Time) (next time.Time) {
 func (a *Announcer) heard(d *device, q question) {
 	n := a.newLinks[d.link.Index]
 	if n != nil && q.mac != n.link.MAC && q.answer && slices.Contains(n.asked, q.target) && !n.answered.Swap(true) {
-		notify(a.wake)
+		a.wake.Set()
 	}
 }
 

@@ -60,7 +60,7 @@ func (a *Announcer) quietenNew(found []link.Interface) {
 
 // quieten keeps the kernel from answering ARP for addresses that it has on other
 // interfaces (mode ipvs has virtual IPs on a dummy, on every node), and from using
-// them as senders of its own requests, by which neighbours would learn the wrong owner.
+// them as senders of requests, from which neighbours would learn the wrong owner.
 func (a *Announcer) quieten(name string) {
 	for key, want := range map[string]string{"arp_ignore": "1", "arp_announce": "2"} {
 		key = "net/ipv4/conf/" + name + "/" + key
@@ -85,7 +85,7 @@ func (a *Announcer) read(d *device, c *packet.Conn) {
 				if !gone(err) {
 					a.log.Error("cannot read from an interface; opening it again", "interface", d.name, "err", err)
 				}
-				notify(a.reopen)
+				a.reopen.Set()
 			}
 			return
 		}

@@ -58,7 +58,7 @@ type Announcer struct {
 	mu       sync.Mutex
 	routerID netip.Addr
 	sessions map[string]*session // by name of the peer
-	ending   []*session          // those of former peers that still say goodbye
+	ending   []*session          // sessions of former peers that still end
 	closed   bool
 }
 
@@ -80,8 +80,8 @@ func (a *Announcer) SetRouterID(id netip.Addr) {
 	}
 }
 
-// SetPeers makes peers those that are announced to: sessions with others end, the
-// session with one that changed begins anew, and those with the rest are not touched.
+// SetPeers replaces the peers: sessions with other peers end, sessions with changed peers
+// start again, and sessions with unchanged peers go on.
 // Each peer is valid, and its name is its own.
 //
 // What should be announced from the start is announced before the first call: a

@@ -21,7 +21,7 @@ const DefaultLocalPreference = 100
 type Attributes struct {
 	// Communities are for the filters of routers; at most MaxCommunities.
 	Communities []Community
-	// LocalPreference goes to internal peers alone; nil is 100.
+	// LocalPreference is only sent to internal peers; nil is 100.
 	LocalPreference *uint32
 	// AggregationLength is the length of the prefix that is announced while any address
 	// in it is. Zero, or the length of the address, is a route for each address.

@@ -155,7 +155,7 @@ func (c *connection) write(messages ...*wire.BGPMessage) error {
 	return nil
 }
 
-// change is what is sent of one family: routes with the same attributes.
+// change is an update of one family: routes with the same attributes.
 type change struct {
 	family wire.Family
 	key    string
@@ -256,7 +256,7 @@ func (c *connection) again(f wire.Family) error {
 	if err := c.announce(prefixes); err != nil {
 		return err
 	}
-	// One that was withdrawn meanwhile is marked, and is not in sent any more.
+	// A prefix that was withdrawn since is marked, and no longer in sent.
 	var gone []netip.Prefix
 	for _, p := range prefixes {
 		if _, ok := c.sent[p]; !ok {

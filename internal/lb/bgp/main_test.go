@@ -41,7 +41,7 @@ type order struct {
 	Peers              []bgp.Peer // nil: they stay
 }
 
-// runNode is an Announcer in a process of its own. It ends like the program: SIGTERM
+// runNode is an Announcer in its own process. It ends like the program: SIGTERM
 // withdraws everything first.
 func runNode(name string) {
 	a := bgp.New(bgp.Options{Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), NodeName: name, OnChange: func(s bgp.PeerStatus) {

@@ -33,7 +33,7 @@ const (
 // Peer is a router that routes are announced to. Two Peers are the same
 // configuration if they are equal.
 type Peer struct {
-	// Name identifies the peer among those of an Announcer.
+	// Name identifies the peer in an Announcer.
 	Name string
 	// Address is the router's. A link-local one has a zone.
 	Address netip.Addr

@@ -16,10 +16,11 @@ import (
 	wire "github.com/osrg/gobgp/v4/pkg/packet/bgp"
 
 	"github.com/fairlead/fairlead/internal/kernel/socket"
+	"github.com/fairlead/fairlead/internal/loop"
 )
 
-// States of a session: those of RFC 4271, section 8.2.2, but for Active, in which a
-// router would listen.
+// States of a session, as in RFC 4271, section 8.2.2, except Active, in which a router
+// would listen.
 const (
 	idle        = "Idle"
 	connect     = "Connect"
@@ -51,7 +52,7 @@ type session struct {
 	ctx       context.Context
 	cancel    context.CancelFunc
 	done      chan struct{}
-	wake      chan struct{} // has room for one: dirty is not empty
+	wake      loop.Signal // dirty is not empty
 	// hadSession reports that this process had a session with the peer before. The
 	// goroutine of run owns it after start.
 	hadSession bool
@@ -65,7 +66,7 @@ type session struct {
 func newSession(a *Announcer, p Peer) *session {
 	ctx, cancel := context.WithCancel(context.Background())
 	return &session{announcer: a, peer: p, ctx: ctx, cancel: cancel,
-		done: make(chan struct{}), wake: make(chan struct{}, 1), dirty: map[netip.Prefix]struct{}{},
+		done: make(chan struct{}), wake: loop.NewSignal(), dirty: map[netip.Prefix]struct{}{},
 		current: PeerStatus{Name: p.Name, Address: p.Address, State: idle, Since: time.Now()}}
 }
 
@@ -107,10 +108,7 @@ func (s *session) mark(prefixes []netip.Prefix) {
 		s.dirty[p] = struct{}{}
 	}
 	s.mu.Unlock()
-	select {
-	case s.wake <- struct{}{}:
-	default: // it will look anyway
-	}
+	s.wake.Set()
 }
 
 // takeDirty returns what was marked since it was last called.

@@ -81,7 +81,7 @@ func (t terms) withdrawals(f wire.Family, prefixes []netip.Prefix) ([]*wire.BGPM
 	})
 }
 
-// pathAttributes returns those that do not depend on the family.
+// pathAttributes returns the path attributes that do not depend on the family.
 func (t terms) pathAttributes(a Attributes) []wire.PathAttributeInterface {
 	out := []wire.PathAttributeInterface{wire.NewPathAttributeOrigin(wire.BGP_ORIGIN_ATTR_TYPE_IGP)}
 	if t.peer.Internal() {

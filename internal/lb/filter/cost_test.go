@@ -8,7 +8,7 @@ import (
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// One change among 2,000 listeners is a transaction of its own size.
+// One change among 2,000 listeners is its own transaction size.
 func TestChangeCostsItself(t *testing.T) {
 	addrs, listeners := map[netip.Addr]bool{}, map[Listener]bool{}
 	for i := range 1000 {
@@ -23,7 +23,7 @@ func TestChangeCostsItself(t *testing.T) {
 	}
 }
 
-// Of a cluster of 1,000 Nodes and 50 Services the whole table fits in one message, and a Node is a change of its own size.
+// Of a cluster of 1,000 Nodes and 50 Services the whole table fits in one message, and a Node is its own change size.
 func TestNodesCostThemselves(t *testing.T) {
 	var nodes []netip.Prefix
 	for i := range 1000 {

@@ -1,4 +1,4 @@
-// Package filter lets the addresses of proxied load balancers be reached at their listeners' ports alone.
+// Package filter lets the addresses of proxied load balancers only be reached at their listeners' ports.
 //
 // Such an address is one of the node's by a local route: without a filter every program that
 // listens on all addresses would be reached there, and the source ranges of the Service do not concern it.
@@ -47,8 +47,8 @@ type Filter struct {
 // table; it does not block, and leads to Set.
 func New(changed func()) *Filter { return &Filter{changed: changed} }
 
-// Set lets addrs be reached at listeners alone, in one transaction. What has not changed costs nothing, unless
-// another program has changed the table: then it is written as a whole. Without addresses there is no table.
+// Set lets addrs only be reached at listeners, in one transaction. It writes nothing if nothing has changed, and the
+// whole table if another program has changed it. Without addresses there is no table.
 func (f *Filter) Set(addrs []netip.Addr, listeners []Listener) error {
 	if f.conn == nil {
 		if len(addrs) == 0 {
@@ -179,19 +179,19 @@ func whole(addrs map[netip.Addr]bool, listeners map[Listener]bool) *nftables.Bat
 		rule := func(chain string, p *nftables.Program) { b.AddRule(table, chain, nftables.Rule{Exprs: p.Bytes()}) }
 		rule("input", new(nftables.Program).Meta(0, nftables.MetaNFProto).Equal(0, []byte{f.proto}).Network(to, f.at, f.n).
 			InSet(f.addresses(), to).Goto(f.chain()))
-		rule(f.chain(), new(nftables.Program).Network(to, f.at, f.n).Meta(proto, nftables.MetaL4Proto).DestinationPort(proto+1).
+		rule(f.chain(), new(nftables.Program).Network(to, f.at, f.n).Meta(proto, nftables.MetaL4Proto).Port(proto+1, nftables.Destination).
 			InSet(f.listeners(), to).Return())
 		// Echo, path MTU, neighbour discovery.
 		rule(f.chain(), new(nftables.Program).Meta(0, nftables.MetaL4Proto).Equal(0, []byte{f.icmp}).Return())
-		// A segment that opens no connection goes to one that is there, as those that drain after their listener
-		// is gone, or is answered by a reset.
+		// A segment that opens no connection belongs to an existing one, perhaps one that drains after its listener
+		// has closed, or is answered by a reset.
 		tcp := func() *nftables.Program {
 			return new(nftables.Program).Meta(0, nftables.MetaL4Proto).Equal(0, []byte{byte(svc.TCP)})
 		}
 		rule(f.chain(), tcp().TCPFlags(0).Mask(0, []byte{nftables.TCPSyn | nftables.TCPAck}, []byte{0}).
 			NotEqual(0, []byte{nftables.TCPSyn}).Return())
-		rule(f.chain(), tcp().RejectTCP())
-		rule(f.chain(), new(nftables.Program).RejectPort(f.reject))
+		rule(f.chain(), tcp().Reject(nftables.ResetTCP()))
+		rule(f.chain(), new(nftables.Program).Reject(nftables.PortUnreachable(f.reject)))
 	}
 	elements(b.AddElem, addrs, listeners)
 	return b

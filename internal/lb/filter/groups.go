@@ -27,9 +27,9 @@ type Group struct {
 	Clients []netip.Prefix
 	// Listeners are its ports at its addresses.
 	Listeners []Listener
-	// PathMTU are those of its IPv4 addresses that no Service without rules shares: ICMP is not of a port.
+	// PathMTU are its IPv4 addresses that no Service without rules shares: ICMP has no port.
 	PathMTU []netip.Addr
-	// NodePorts are for Clients and the Nodes, and HealthPorts, which are of TCP, for the Nodes alone.
+	// NodePorts are for Clients and the Nodes, and HealthPorts, which are TCP ports, only for the Nodes.
 	NodePorts   []NodePort
 	HealthPorts []uint16
 }
@@ -138,22 +138,22 @@ func groupRules(nodes map[span]bool, groups []Group) *nftables.Batch {
 	return b
 }
 
-// dispatch writes which packets are looked up: those that open connections, and what routers say about the path.
+// dispatch writes which packets are looked up: packets that open connections, and ICMP errors of routers.
 func dispatch(b *nftables.Batch) {
 	rule := func(p *nftables.Program) { b.AddRule(groupTable, groupChain, nftables.Rule{Exprs: p.Bytes()}) }
 	v4 := families[0]
 	rule(new(nftables.Program).Meta(0, nftables.MetaNFProto).Equal(0, []byte{v4.proto}).Meta(0, nftables.MetaL4Proto).
-		Equal(0, []byte{v4.icmp}).SourcePort(0).Equal(0, icmpTooBig). // the first two bytes of the header
+		Equal(0, []byte{v4.icmp}).Port(0, nftables.Source).Equal(0, icmpTooBig). // the first two bytes of the header
 		Network(0, v4.at, v4.n).VerdictMap(v4.addresses(), 0))
 	rule(new(nftables.Program).Meta(0, nftables.MetaL4Proto).Equal(0, []byte{byte(svc.TCP)}).TCPFlags(0).
 		Mask(0, []byte{nftables.TCPSyn | nftables.TCPAck}, []byte{0}).NotEqual(0, []byte{nftables.TCPSyn}).Return())
 	for _, f := range families {
 		proto := nftables.Reg(f.n / 4)
 		rule(new(nftables.Program).Meta(0, nftables.MetaNFProto).Equal(0, []byte{f.proto}).Network(0, f.at, f.n).
-			Meta(proto, nftables.MetaL4Proto).DestinationPort(proto+1).VerdictMap(f.listeners(), 0))
+			Meta(proto, nftables.MetaL4Proto).Port(proto+1, nftables.Destination).VerdictMap(f.listeners(), 0))
 	}
-	rule(new(nftables.Program).DestinationType(0).Equal(0, nftables.Uint32(nftables.TypeLocal)).
-		Meta(0, nftables.MetaL4Proto).DestinationPort(1).VerdictMap(nodePorts, 0))
+	rule(new(nftables.Program).AddressType(0, nftables.Destination).Equal(0, nftables.Uint32(nftables.TypeLocal)).
+		Meta(0, nftables.MetaL4Proto).Port(1, nftables.Destination).VerdictMap(nodePorts, 0))
 }
 
 // groupWriter writes the chains of groups, and what leads there.

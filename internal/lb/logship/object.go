@@ -46,7 +46,7 @@ type Endpoint struct {
 	URL *url.URL
 	// Region is what requests are signed for, and a part of the objects' names.
 	Region string
-	// Roots are the authorities that the server's certificate is verified with, nil for those of the system.
+	// Roots are the authorities that the server's certificate is verified with, nil for the system's.
 	Roots *x509.CertPool
 }
 
@@ -88,8 +88,8 @@ func (e Endpoint) client(t http.RoundTripper, c Credentials) (*minio.Client, err
 	})
 }
 
-// key returns the name of the object that a file is stored as, laid out as those of AWS's load balancers: the namespace
-// is in place of the account, the node in place of the address. What is random there comes from the content, so that the
+// key returns the name of the object that a file is stored as, laid out as by AWS's load balancers: the namespace
+// is in place of the account, the node in place of the address. The random part comes from the content, so that the
 // same file has the same name when it is uploaded again, and other lines never replace it:
 // https://docs.aws.amazon.com/elasticloadbalancing/latest/classic/access-log-collection.html#access-log-file-format
 func key(prefix, region string, f File, sum []byte) string {
@@ -159,8 +159,8 @@ func pack(from io.Reader, dir string) (*os.File, error) {
 	return to, nil
 }
 
-// reason returns why an upload has failed, for those who read the Events of a Service: nothing that the endpoint says but
-// a code, and no address.
+// reason returns why an upload has failed, for readers of a Service's Events: the endpoint's error code, not its text or
+// address.
 func reason(err error) string {
 	var r minio.ErrorResponse
 	errors.As(err, &r)

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -33,7 +34,7 @@ type Options struct {
 	Keep bool
 	// Finish makes sure that nothing more is written to files that are complete at a time.
 	Finish func(time.Time)
-	// Report is told why files of a Service cannot be stored, "" when they can again.
+	// Report is called with why files of a Service cannot be stored, "" when they can again.
 	Report func(of svc.Name, problem string)
 	// Period is how often files are looked for (default 15 s), and Retry how long a Service waits after a first failure
 	// (default 5 s; up to five minutes after others).
@@ -46,7 +47,7 @@ type Uploader struct {
 	endpoint  Endpoint
 	transport *http.Transport
 	room      chan struct{} // has one for each upload
-	wake      chan struct{}
+	wake      loop.Signal
 
 	mu       sync.Mutex
 	services map[Owner]*service
@@ -54,7 +55,7 @@ type Uploader struct {
 	uploaded, failed atomic.Uint64
 }
 
-// service is one whose files are to be stored.
+// service is a Service whose files are stored.
 type service struct {
 	to   Destination
 	gone time.Time // since when it is not asked for any more, zero while it is
@@ -80,7 +81,7 @@ func New(o Options) *Uploader {
 	o.Period, o.Retry = cmp.Or(o.Period, defaultPeriod), cmp.Or(o.Retry, defaultRetry)
 	return &Uploader{
 		o: o, endpoint: o.Endpoint, transport: o.Endpoint.transport(), room: make(chan struct{}, maxPerEndpoint),
-		wake: make(chan struct{}, 1), services: map[Owner]*service{},
+		wake: loop.NewSignal(), services: map[Owner]*service{},
 	}
 }
 
@@ -90,9 +91,9 @@ func (u *Uploader) Uploaded() uint64 { return u.uploaded.Load() }
 // Failed returns how many uploads have failed.
 func (u *Uploader) Failed() uint64 { return u.failed.Load() }
 
-// Set says where the files of all Services go. What a Service has left that is not named any more is stored where it
-// went before, for a while. One with the zero Destination is there and has no credentials: those that it had are not
-// used any more. Set may be called again with the same.
+// Set records where the files of all Services go. The remaining files of a Service that is no longer named go to its last
+// destination, for a while. A Service with the zero Destination has no credentials: earlier ones are no longer used. Set
+// may be called again with the same value.
 func (u *Uploader) Set(all map[Owner]Destination) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -116,10 +117,7 @@ func (u *Uploader) Set(all map[Owner]Destination) {
 		}
 		if s.to != to {
 			s.to, s.after, s.pause = to, time.Time{}, 0
-			select {
-			case u.wake <- struct{}{}:
-			default:
-			}
+			u.wake.Set()
 		}
 		s.gone = time.Time{}
 	}

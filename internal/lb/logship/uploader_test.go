@@ -39,7 +39,7 @@ const bucket = "access-logs"
 
 var good = Credentials{AccessKey: "AKIDEXAMPLE", SecretKey: "SECRET-wJalrXUtnFEMI"}
 
-// s3 is a server of S3 in a process of its own: that of bench/peers/s3, or the program that FAIRLEAD_S3_SERVER names, which
+// s3 is a server of S3 in its own process: that of bench/peers/s3, or the program that FAIRLEAD_S3_SERVER names, which
 // takes the same flags (bench/peers/versitygw).
 type s3 struct {
 	*testing.T

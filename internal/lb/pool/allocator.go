@@ -352,7 +352,7 @@ func (a *Allocator) unindex(key sharing, addr netip.Addr) {
 	}
 }
 
-// giveBack makes addr one that may be given out later, after those that never were.
+// giveBack lets addr be given out again, after addresses that were never given out.
 func (a *Allocator) giveBack(addr netip.Addr) {
 	s := a.poolOf(addr)
 	if s == nil {
@@ -369,7 +369,7 @@ func (a *Allocator) giveBack(addr netip.Addr) {
 	f.released = append(f.released, addr)
 }
 
-// isFree reports whether addr, of a span of s, may be given to a Service alone.
+// isFree reports whether addr, of a span of s, may be given to a Service that does not share it.
 func (a *Allocator) isFree(s *state, addr netip.Addr) bool {
 	_, blocked := a.blocked[addr]
 	return !blocked && len(a.held[addr]) == 0 && s.has(addr)

@@ -12,7 +12,7 @@ import (
 // Request is what one Service wants.
 type Request struct {
 	Holder
-	// Families are those it is to have an address of, the preferred first. With Both
+	// Families are the families to get an address of, the preferred one first. With Both
 	// it gets all of them or none.
 	Families []svc.Family
 	Both     bool
@@ -20,8 +20,8 @@ type Request struct {
 	Asked []netip.Addr
 	// Prefer are addresses that it gets if they are free, others if not.
 	Prefer []netip.Addr
-	// Pools are the names of those that it may have addresses of, the first first. An
-	// asked address may also be of AskedOnly, which give nothing to those who do not ask.
+	// Pools are the names of the pools whose addresses it may get, in order. AskedOnly are
+	// pools of which it only gets an address that it asks for.
 	Pools, AskedOnly []string
 	// Named means that the Service names its pool: it leaves others for it.
 	Named bool
@@ -72,8 +72,8 @@ type Result struct {
 	Problems []*Problem
 }
 
-// Assign decides which addresses a Service is to have. One that it holds is kept
-// unless it asks for another and that is free, or it cannot be shared any longer.
+// Assign decides which addresses a Service gets. It keeps an address that it holds,
+// unless it asks for another one that is free, or can no longer share it.
 func (a *Allocator) Assign(r *Request) Result {
 	a.Update(r.Holder)
 	had := a.Of(r.Service)
@@ -151,7 +151,7 @@ func (a *Allocator) assign(r *Request, f svc.Family, had []netip.Addr) (netip.Ad
 }
 
 // kept returns the address of f that the Service has and may keep, an asked or
-// preferred one if there are several, and what is to be said about it.
+// preferred one if there are several, and the problem with it, if any.
 func (a *Allocator) kept(r *Request, f svc.Family, had []netip.Addr) (netip.Addr, *Problem) {
 	var kept netip.Addr
 	var problem *Problem
@@ -270,7 +270,7 @@ func (a *Allocator) listing(f svc.Family) string {
 	return fmt.Sprintf("the pools of %s addresses are %s", f, abbreviate(names))
 }
 
-// abbreviate joins names, and counts those that are too many to show.
+// abbreviate joins names, and counts the names that are too many to show.
 func abbreviate(names []string) string {
 	const most = 5
 	if len(names) > most {

@@ -17,7 +17,7 @@ type Range struct {
 	First, Last netip.Addr
 }
 
-// String returns "first-last", or the address if it is one alone.
+// String returns "first-last", or the address if there is only one.
 func (r Range) String() string {
 	if r.First == r.Last {
 		return r.First.String()

@@ -4,10 +4,8 @@ import (
 	"cmp"
 	"crypto/tls"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
-	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -42,7 +40,7 @@ type accessLog struct {
 	dropped        uint64 // files that were removed before they were uploaded
 }
 
-// logKey is what has a file of its own for each interval.
+// logKey identifies a file within each interval.
 type logKey struct {
 	owner  logship.Owner
 	format dialect.LogFormat
@@ -141,23 +139,6 @@ func (e *entry) application() string {
 		actions, e.to(), number(e.podStatus))
 }
 
-// kind returns what an Application Load Balancer calls a request that had a status.
-func (l requestLine) kind(secure bool, status int) string {
-	switch {
-	case status == http.StatusSwitchingProtocols && secure:
-		return "wss"
-	case status == http.StatusSwitchingProtocols:
-		return "ws"
-	case secure && l.proto == "HTTP/2.0" && l.grpc:
-		return "grpcs"
-	case l.proto == "HTTP/2.0": // also without TLS, which an Application Load Balancer does not have
-		return "h2"
-	case secure:
-		return "https"
-	}
-	return "http"
-}
-
 // quoted returns what may stand between double quotes on a line: other bytes as \xNN.
 func quoted(s string) string {
 	s = s[:min(len(s), maxLogged)]
@@ -173,7 +154,7 @@ func quoted(s string) string {
 }
 
 // write writes a line for a Service whose files are of a format and an interval. The format of an Application Load
-// Balancer is for requests: other lines go to a file of their own.
+// Balancer is for requests: other lines go to another file.
 func (a *accessLog) write(e *entry, o dialect.AccessLog) {
 	key := logKey{e.owner, dialect.LogELB}
 	line := ""
@@ -246,7 +227,7 @@ func (a *accessLog) open(key logKey, at time.Time, every time.Duration) (*logFil
 	}
 }
 
-// warn reports a failure, once a minute at most.
+// warn reports a failure, at most once a minute. The caller holds mu.
 func (a *accessLog) warn(text string, args ...any) {
 	if now := time.Now(); now.Sub(a.warned) >= time.Minute {
 		a.warned = now
@@ -262,7 +243,7 @@ func (a *accessLog) retain(keep func(svc.Name) bool) {
 	a.forget(func(k logKey, _ *logFile) bool { return !keep(k.owner.Service) })
 }
 
-// forget closes files.
+// forget closes files. The caller holds mu.
 func (a *accessLog) forget(which func(logKey, *logFile) bool) {
 	for n, f := range a.files {
 		if which(n, f) {
@@ -272,7 +253,8 @@ func (a *accessLog) forget(which func(logKey, *logFile) bool) {
 	}
 }
 
-// startPrune has files removed that are too many. The lock is held, and no request waits for it meanwhile.
+// startPrune starts to remove files beyond the limit. The caller holds mu, which prune does not hold while it reads
+// directories: no request waits for it.
 func (a *accessLog) startPrune(now time.Time) {
 	if now.Sub(a.pruned) >= pruneEvery && !a.prunes {
 		a.pruned, a.prunes = now, true
@@ -377,45 +359,4 @@ func (a *accessLog) close() {
 		_ = f.Close()
 	}
 	clear(a.files)
-}
-
-// counter counts what is written to a client, and the status.
-type counter struct {
-	http.ResponseWriter
-	exchange *exchange
-	status   int
-	sent     int64
-}
-
-// WriteHeader passes on a status; the last one counts.
-func (c *counter) WriteHeader(status int) {
-	c.status = status
-	c.ResponseWriter.WriteHeader(status)
-	c.exchange.progressed(1)
-}
-
-// Write passes on a part of the body.
-func (c *counter) Write(p []byte) (int, error) {
-	n, err := c.ResponseWriter.Write(p)
-	c.sent += int64(n)
-	c.exchange.progressed(n)
-	return n, err
-}
-
-// Unwrap is for http.ResponseController.
-func (c *counter) Unwrap() http.ResponseWriter { return c.ResponseWriter }
-
-// countedBody counts what is read of a request's body.
-type countedBody struct {
-	io.ReadCloser
-	exchange *exchange
-}
-
-// Read reads from the body.
-func (b countedBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	b.exchange.received.Add(int64(n))
-	b.exchange.conn.taken.Add(int64(n))
-	b.exchange.progressed(n)
-	return n, err
 }

@@ -8,8 +8,8 @@ import (
 // acmeProtocol is what an authority of ACME asks for by ALPN (RFC 8737).
 const acmeProtocol = "acme-tls/1"
 
-// answerACME returns a configuration that answers an authority of ACME, and it alone, with the certificates of challenges, by
-// host names. Without any it does not.
+// answerACME returns a configuration that answers only an authority of ACME with the certificates of challenges, by host
+// names. Without challenges it does not.
 func answerACME(c *tls.Config, challenges map[string]*tls.Certificate) *tls.Config {
 	if len(challenges) == 0 && c.GetConfigForClient == nil {
 		return c

@@ -18,8 +18,8 @@ type usage struct {
 	sessions sessionQueue
 }
 
-// sessionQueue is sessions of UDP in the order in which they give way: first those whose client has sent nothing after an
-// answer, then the others, and of each the one that was silent for longest. A source may be forged, and so may be what it
+// sessionQueue is sessions of UDP in the order in which they give way: first sessions whose client has sent nothing after
+// an answer, then the others, and of each the one that was silent for longest. A source may be forged, and so may be what it
 // sends after an answer: a session never keeps out a connection, nor another client.
 type sessionQueue struct{ unconfirmed, confirmed list.List }
 
@@ -57,7 +57,7 @@ func (s *Server) admit(conn io.Closer, c *config) bool {
 	return s.count(conn, c)
 }
 
-// count is admit. s.openMu is held.
+// count is admit. The caller holds openMu.
 func (s *Server) count(conn io.Closer, c *config) bool {
 	if limit := c.spec.ConnectionLimit; limit > 0 && c.usage.active >= limit && !s.replace(&c.usage.sessions) {
 		return false
@@ -99,17 +99,18 @@ func (s *Server) requeue(u *udpSession, confirmed bool) {
 	}
 }
 
-// enqueue and dequeue are called with s.openMu held.
+// enqueue adds a session to its queues. The caller holds openMu.
 func (s *Server) enqueue(u *udpSession) {
 	u.inService, u.inServer = u.config.usage.sessions.add(u), s.sessions.add(u)
 }
 
+// dequeue undoes enqueue. The caller holds openMu.
 func (s *Server) dequeue(u *udpSession) {
 	u.config.usage.sessions.remove(u.inService)
 	s.sessions.remove(u.inServer)
 }
 
-// replace ends the first session of a queue, and reports whether there was one. s.openMu is held.
+// replace ends the first session of a queue, and reports whether there was one. The caller holds openMu.
 func (s *Server) replace(of *sessionQueue) bool {
 	u := of.first()
 	if u == nil {
@@ -136,7 +137,7 @@ func (s *Server) forget(conn io.Closer, c *config) {
 	s.uncount(conn, c)
 }
 
-// uncount is forget. s.openMu is held.
+// uncount is forget. The caller holds openMu.
 func (s *Server) uncount(conn io.Closer, c *config) {
 	if _, counts := s.open[conn]; counts {
 		delete(s.open, conn)
@@ -144,7 +145,7 @@ func (s *Server) uncount(conn io.Closer, c *config) {
 	}
 }
 
-// reject counts and reports what was rejected. s.openMu is held.
+// reject counts and reports a rejected connection or request. The caller holds openMu.
 func (s *Server) reject(c *config) {
 	s.rejected++
 	if now := time.Now(); now.Sub(s.warned) >= rejectWarning {
@@ -165,19 +166,22 @@ func (s *Server) Rejected() uint64 {
 	return s.rejected
 }
 
-// begin counts a request of HTTP/2: each needs a connection to a Pod, and one connection of a client has many. It reports
-// false if there are too many, by the rule of Server.admit. Those of HTTP/1.1 are as many as connections.
-func (w *webServer) begin(x *exchange) bool {
-	if !x.conn.multiplexed.Load() {
-		return true
-	}
-	s, u := w.server, x.config.usage
-	x.usage = u
-	if all, own, most := s.requests.Add(1), u.requests.Add(1), int64(s.most); all > most || own > most/2 {
+// admitRequest counts a request of HTTP/2: each needs a connection to a Pod, and one connection of a client has many. It
+// reports false if there are too many, by the rule of admit; forgetRequest undoes it in either case.
+func (s *Server) admitRequest(c *config) bool {
+	most := int64(s.most)
+	all, own := s.requests.Add(1), c.usage.requests.Add(1)
+	if all > most || own > most/2 {
 		s.openMu.Lock()
 		defer s.openMu.Unlock()
-		s.reject(x.config)
+		s.reject(c)
 		return false
 	}
 	return true
+}
+
+// forgetRequest takes out what admitRequest has counted.
+func (s *Server) forgetRequest(c *config) {
+	c.usage.requests.Add(-1)
+	s.requests.Add(-1)
 }

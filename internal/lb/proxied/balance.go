@@ -11,8 +11,8 @@ import (
 )
 
 // pick returns a member for a client that is none of tried. When all are bad, all count as good, as at a
-// Network Load Balancer, unless the Service wants none then. One without a weight is for those that have a
-// cookie of it.
+// Network Load Balancer, unless the Service wants none then. A member without a weight only gets clients with its
+// cookie.
 func (p *pool) pick(client netip.Addr, tried []*member) (*member, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -22,7 +22,7 @@ func (p *pool) pick(client netip.Addr, tried []*member) (*member, error) {
 	usable := p.ready
 	if len(tried) > 0 {
 		usable = without(p.ready, tried)
-		if len(usable) == 0 && !p.o.checks.FailClosed { // those that are bad, as the last resort
+		if len(usable) == 0 && !p.o.checks.FailClosed { // bad members are the last resort
 			usable = without(p.weighing(), tried)
 		}
 	}
@@ -36,12 +36,12 @@ func without(of, tried []*member) []*member {
 	return slices.DeleteFunc(slices.Clone(of), func(m *member) bool { return slices.Contains(tried, m) })
 }
 
-// weighing returns the members that have a weight.
+// weighing returns the members that have a weight. The caller holds mu.
 func (p *pool) weighing() []*member {
 	return slices.DeleteFunc(slices.Clone(p.members), func(m *member) bool { return m.weight == 0 })
 }
 
-// findReady finds out among which members pick chooses.
+// findReady finds the members among which pick chooses. The caller holds mu.
 func (p *pool) findReady() {
 	all := p.weighing()
 	p.ready = make([]*member, 0, len(all))
@@ -65,7 +65,7 @@ func (p *pool) findReady() {
 // leastShare is the part of its share with which a Pod starts slowly.
 const leastShare = 0.1
 
-// share returns how much of the connections a member is to have, compared with the others.
+// share returns the desired share of connections of a member, compared with the others. The caller holds mu.
 func (p *pool) share(m *member, now time.Time) float64 {
 	if p.o.slowStart <= 0 || m.since.IsZero() {
 		return m.weight
@@ -73,7 +73,7 @@ func (p *pool) share(m *member, now time.Time) float64 {
 	return m.weight * min(1, max(leastShare, float64(now.Sub(m.since))/float64(p.o.slowStart)))
 }
 
-// choose returns one of usable, which is not empty.
+// choose returns one of usable, which is not empty. The caller holds mu.
 func (p *pool) choose(client netip.Addr, usable []*member) *member {
 	even, now := p.even, time.Time{}
 	if !p.warm.IsZero() {

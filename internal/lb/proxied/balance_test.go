@@ -159,7 +159,7 @@ func (r *rig) browser() (*http.Client, func() (string, *http.Response)) {
 	}
 }
 
-// webNamed is a Pod that answers with its name, and sets a cookie of its own.
+// webNamed is a Pod that answers with its name, and sets its own cookie.
 func (r *rig) webNamed(name string) netip.AddrPort {
 	r.Helper()
 	return r.web(func(w http.ResponseWriter, q *http.Request) {

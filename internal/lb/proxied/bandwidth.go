@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// bandwidth limits what is sent to the clients of a Service. Its connections take turns.
+// bandwidth limits the bytes per second to the clients of a Service. Its connections take turns.
 type bandwidth struct {
 	mu sync.Mutex
 	// each is how long a byte takes, in nanoseconds; 0 without a limit.
 	each float64
-	// free is when what was sent until now has gone out at that rate.
+	// free is when all bytes so far have gone out at that rate.
 	free time.Time
 }
 
@@ -49,7 +49,7 @@ type limitedConn struct {
 	ended <-chan struct{} // of the Server
 
 	mu           sync.Mutex
-	writeTimeout time.Duration // as of the last SetWriteDeadline, 0 for ever
+	writeTimeout time.Duration // as of the last SetWriteDeadline, 0 without a limit
 }
 
 // SetWriteDeadline is for how long a write may take once it may begin.

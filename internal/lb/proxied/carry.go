@@ -147,7 +147,7 @@ func (s *session) begin(body *http1.Body) (whole int) {
 	// of it before the other protocol).
 	s.websocket = s.websocket && (body.Done() || whole > 0)
 	s.head = appendRequest(s.head[:0], &s.req, heading{
-		client: s.web.client, at: s.web.at, secure: s.web.secure, once: s.config.transport.kind.proxy != 0, websocket: s.websocket,
+		client: s.web.client, at: s.web.at, secure: s.web.secure, once: transportOf(s.config).kind.proxy != 0, websocket: s.websocket,
 	})
 	if whole > 0 {
 		n := uint64(whole)
@@ -161,7 +161,7 @@ func (s *session) begin(body *http1.Body) (whole int) {
 
 // ask sends the request to a member and passes its answer on. simple reports whether it may be sent again.
 func (s *session) ask(m *member, body *http1.Body, simple bool) (persists bool, err error) {
-	t := s.config.transport
+	t := transportOf(s.config)
 	for kept := t.upstreams.get(m.addr); ; kept = nil {
 		u := kept
 		s.pod, s.asked = m.addr, time.Now()
@@ -200,7 +200,7 @@ func (s *session) converse(u *upstream, m *member, body *http1.Body) (persists, 
 	if body.Done() || waits {
 		if err := u.flush(s.limit()); err != nil && u.kept {
 			return false, false, fmt.Errorf("%w: %w", errStale, err)
-		} // else it may have answered nevertheless
+		} // otherwise it may still have answered
 	} else {
 		s.beginUpload(u, *body)
 	}
@@ -215,7 +215,7 @@ func (s *session) converse(u *upstream, m *member, body *http1.Body) (persists, 
 	return s.answer(u, m, waits)
 }
 
-// beginUpload sends the body of the request meanwhile.
+// beginUpload starts to send the body of the request while the answer is awaited.
 func (s *session) beginUpload(u *upstream, body http1.Body) {
 	up := &upload{session: s, done: make(chan struct{})}
 	s.upload = up
@@ -408,7 +408,7 @@ func (s *session) answer(u *upstream, m *member, waits bool) (persists, reusable
 	s.front.put(nil)
 	s.front.out = appendAnswer(s.front.out, &s.res, o)
 	s.answering, s.status, s.front.written = true, s.res.Status, false
-	reusable = s.res.Persists() && !body.Endless() && !waits && s.config.transport.kind.proxy == 0
+	reusable = s.res.Persists() && !body.Endless() && !waits && transportOf(s.config).kind.proxy == 0
 	s.down = pump{
 		to: &s.front, from: &u.wire, body: body, chunked: chunked, trailers: true, timeout: s.limit() + s.grace(), bytes: &s.sent, of: s,
 		fields: s.down.fields[:0],

@@ -94,7 +94,7 @@ func newWays(t *testing.T) *ways {
 		}
 		r.server.headerTimeout = 5 * time.Second
 		r.set(w.at)
-		r.server.web.onlyNetHTTP = i == 1
+		r.engine().onlyNetHTTP = i == 1
 		w.rigs[i] = r
 	}
 	return w

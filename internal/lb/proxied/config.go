@@ -24,7 +24,7 @@ type config struct {
 	cookie    string      // the name of the one by which requests stick, empty for none
 	tls       *tls.Config // nil without TLS
 	pods      podTLS      // of a backend with TLS
-	transport *transport  // of HTTP
+	transport any         // of HTTP, by engine.configure
 	pool      *pool
 	usage     *usage
 	logs      *accessLog // nil if none is asked for

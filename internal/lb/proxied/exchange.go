@@ -21,7 +21,7 @@ type exchange struct {
 	member  *member
 	link    *link
 	drained atomic.Bool
-	usage   *usage // that counts it, nil if none does
+	counted *config // by Server.admitRequest, nil if it was not
 
 	// What follows is for the access log.
 
@@ -36,9 +36,8 @@ type exchange struct {
 // end gives back what the request has.
 func (x *exchange) end() {
 	x.leave()
-	if x.usage != nil {
-		x.usage.requests.Add(-1)
-		x.conn.server.requests.Add(-1)
+	if x.counted != nil {
+		x.conn.server.forgetRequest(x.counted)
 	}
 }
 

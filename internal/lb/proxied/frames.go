@@ -30,7 +30,7 @@ type frames struct {
 	// since is when what is incomplete has begun, zero if nothing is.
 	since time.Time
 
-	// empty is for frames that carry nothing, data for those with parts of bodies, also of streams that are gone.
+	// empty is for frames that carry nothing, data for frames with parts of bodies, also of closed streams.
 	empty, data allowance
 
 	mu     sync.Mutex
@@ -92,7 +92,7 @@ func (f *frames) read(p []byte) (int, error) {
 	return n, err
 }
 
-// ownAnswer is how package net/http ends its answers to what is no request (badRequestError in server.go, and 431).
+// ownAnswer is how package net/http ends its answers to invalid requests (badRequestError in server.go, and 431).
 const ownAnswer = "\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n"
 
 // Write records answers for which there is no exchange.

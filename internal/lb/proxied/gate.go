@@ -68,7 +68,7 @@ func (r *relayed) Failed(err error) {
 	r.server.log.Debug("cannot connect to an endpoint; trying another one", "service", r.config.service, "endpoint", r.member.addr, "err", err)
 }
 
-// Answered makes the Pod have the connection, unless it has left meanwhile.
+// Answered gives the connection to the Pod, unless that has left.
 func (r *relayed) Answered() (first []byte, ok bool) {
 	defer r.server.panics.recover(r.config.service, r.conn)
 	k := &link{func() { _ = r.conn.Close() }}
@@ -102,7 +102,7 @@ func (r *relayed) Ended(toPod, toClient int64) {
 	r.server.forget(r.conn, c)
 }
 
-// relay has the relay accept the connections of a listener.
+// relay has the relay accept the connections of a listener. The caller holds mu.
 func (s *Server) relay(l *listener, c *config) error {
 	l.relays.Store(c)
 	if l.relay != nil {
@@ -125,7 +125,7 @@ func (s *Server) relay(l *listener, c *config) error {
 	return nil
 }
 
-// unrelay has goroutines serve the connections of a listener again.
+// unrelay has goroutines serve the connections of a listener again. The caller holds mu.
 func (s *Server) unrelay(l *listener) error {
 	socket, err := l.relay.Socket()
 	if err != nil {

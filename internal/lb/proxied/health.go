@@ -26,8 +26,8 @@ type checks struct {
 	tls   podTLS
 }
 
-// check starts health checks of a member, which begins as a good one, as its readiness has been found by then, or stays
-// what it was.
+// check starts health checks of a member. It begins as good, since its readiness is known, or keeps its result if stays
+// is set. The caller holds mu.
 func (p *pool) check(m *member, stays bool) {
 	if m.stop != nil {
 		m.stop()
@@ -75,7 +75,7 @@ func (p *pool) watch(ctx context.Context, m *member, c checks) {
 		}
 		p.mu.Unlock()
 		if now != was {
-			p.log.Info("the health checks of an endpoint have another result", "endpoint", m.addr, "healthy", !now, "err", err)
+			p.log.Info("the health of an endpoint has changed", "endpoint", m.addr, "healthy", !now, "err", err)
 		}
 	}
 }

@@ -81,7 +81,7 @@ func TestProbes(t *testing.T) {
 	}
 }
 
-// Checks of Pods that expect the PROXY protocol have a header of their own.
+// Checks of Pods that expect the PROXY protocol have their own header.
 func TestProbesSpeakTheProxyProtocol(t *testing.T) {
 	for version, want := range map[int]string{1: "PROXY UNKNOWN\r\n", 2: string(signature) + "\x20\x00\x00\x00"} {
 		r := newRig(t, nil)

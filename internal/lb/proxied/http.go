@@ -22,8 +22,6 @@ import (
 const (
 	// maxHeader bounds the request line and the fields: more is 431.
 	maxHeader = 64 << 10
-	// headerTimeout is how long they may take, from the first byte.
-	headerTimeout = 20 * time.Second
 	// maxStreams is how many requests a connection of HTTP/2 may have at a time.
 	maxStreams = 250
 	// maxAnswerHeader bounds the fields of a Pod's answer: more is 502.
@@ -31,8 +29,8 @@ const (
 )
 
 // webServer carries requests of HTTP: the seam between an accepted connection and a configuration, as TCP has
-// it in serve, and whatever reads requests. Those of HTTP/1.1 for Pods of HTTP/1.1 are carried by a session; those of
-// HTTP/2, of clients or of Pods, by net/http, behind a guard.
+// it in serve, and whatever reads requests. A session carries requests of HTTP/1.1 for
+// Pods of HTTP/1.1; net/http, behind a guard, carries requests of HTTP/2, of clients or for Pods.
 type webServer struct {
 	server *Server
 	http   http.Server
@@ -41,10 +39,26 @@ type webServer struct {
 	ended  chan struct{}
 
 	sessions sessions
+	kept     keptConns      // to Pods, of all transports
 	waiter   *socket.Waiter // for the next requests
 	// onlyNetHTTP has net/http carry requests of HTTP/1.1, too: for tests, which compare both.
 	onlyNetHTTP bool
 	end         func() // closes ended
+}
+
+// startWebServer returns an engine that runs.
+func startWebServer(s *Server) (*webServer, error) {
+	w, err := newWebServer(s)
+	if err != nil {
+		return nil, err
+	}
+	s.wg.Go(func() { _ = w.http.Serve(w) })
+	s.wg.Go(func() {
+		if err := w.waiter.Run(); err != nil {
+			s.log.Error("cannot wait for requests on kept connections", "err", err)
+		}
+	})
+	return w, nil
 }
 
 func newWebServer(s *Server) (*webServer, error) {
@@ -74,11 +88,8 @@ func newWebServer(s *Server) (*webServer, error) {
 	return w, nil
 }
 
-// idleGrace is how much longer than a Pod may be silent the client's connection stays, for the answer 504.
-const idleGrace = 5 * time.Second
-
 // serve carries the requests of a connection as carry does. For HTTPS it ends TLS first.
-func (w *webServer) serve(conn stream, l *listener, c *config, client, at netip.AddrPort) *parked {
+func (w *webServer) serve(conn stream, l *listener, c *config, client, at netip.AddrPort) parked {
 	web := &webConn{Conn: conn, listener: l, config: c, client: client, at: at, closed: make(chan struct{}), began: time.Now(),
 		server: w.server}
 	web.close = sync.OnceValue(func() error { defer close(web.closed); return conn.Close() })
@@ -99,14 +110,22 @@ func (w *webServer) serve(conn stream, l *listener, c *config, client, at netip.
 	return w.carry(web, front)
 }
 
-// parked is a connection of HTTP/1.1 that waits for its next request.
-type parked struct {
-	web   *webConn
-	front stream
+// parkedConn is a connection of HTTP/1.1 that waits for its next request.
+type parkedConn struct {
+	server *webServer
+	web    *webConn
+	front  stream
 }
 
-// carry carries the requests of a connection until it is closed, or is to be parked.
-func (w *webServer) carry(web *webConn, front stream) *parked {
+func (p *parkedConn) idleFor() time.Duration { return p.web.idleFor() }
+func (p *parkedConn) resume() parked         { return p.server.carry(p.web, p.front) }
+
+func (w *webServer) park(conn *net.TCPConn, p parked, then func(readable bool)) bool {
+	return w.waiter.Wait(conn, p.idleFor(), then)
+}
+
+// carry carries the requests of a connection until it is closed, or must be parked.
+func (w *webServer) carry(web *webConn, front stream) parked {
 	waits := false
 	defer func() {
 		if !waits {
@@ -115,7 +134,7 @@ func (w *webServer) carry(web *webConn, front stream) *parked {
 	}()
 	multiplexed := web.tls.NegotiatedProtocol == "h2"
 	if !multiplexed {
-		p := &parked{web, front}
+		p := &parkedConn{w, web, front}
 		if front, waits = w.carryHTTP1(web, front); waits {
 			return p
 		} else if front == nil {
@@ -137,7 +156,7 @@ func (w *webServer) carry(web *webConn, front stream) *parked {
 	return nil
 }
 
-// shutdown ends connections without requests, and those with one after it.
+// shutdown ends connections without a request, and the others after their request.
 func (w *webServer) shutdown(ctx context.Context) {
 	w.sessions.end()
 	if err := w.waiter.Close(); err != nil {
@@ -161,6 +180,16 @@ func (w *webServer) Close() error { w.end(); return nil }
 
 // Addr is nowhere.
 func (w *webServer) Addr() net.Addr { return &net.TCPAddr{} }
+
+// begin counts a request of HTTP/2, as Server.admitRequest does. It reports false if there are too many. Requests of
+// HTTP/1.1 are as many as connections.
+func (w *webServer) begin(x *exchange) bool {
+	if !x.conn.multiplexed.Load() {
+		return true
+	}
+	x.counted = x.config
+	return w.server.admitRequest(x.config)
+}
 
 // ServeHTTP carries one request.
 func (w *webServer) ServeHTTP(out http.ResponseWriter, r *http.Request) {

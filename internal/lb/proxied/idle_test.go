@@ -40,7 +40,7 @@ func TestIdleClientsCostLittle(t *testing.T) {
 		}
 		r.get(clients[0])
 		held := memory()
-		r.must(r.server.web.waiter.Close()) // the clients stay, whose memory is in the same process
+		r.must(r.engine().waiter.Close()) // the clients stay, whose memory is in the same process
 		for deadline := time.Now().Add(patience); r.connections() > 0; <-time.After(10 * time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Fatalf("%s: %d connections are left", scheme, r.connections())
@@ -70,7 +70,7 @@ func (r *rig) get(c net.Conn) {
 
 // carrying is how many connections are not parked.
 func (r *rig) carrying() int {
-	s := &r.server.web.sessions
+	s := &r.engine().sessions
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.all)

@@ -7,7 +7,7 @@ import (
 )
 
 // keptConns are the connections of all transports that wait for a request of HTTP/1.1. There is one bound for them, since
-// they need open files as those of clients do.
+// they need open files as connections of clients do.
 type keptConns struct {
 	mu             sync.Mutex
 	oldest, newest *upstream
@@ -15,7 +15,7 @@ type keptConns struct {
 	sweeps         bool
 }
 
-// upstreams are those of a transport.
+// upstreams are the kept connections of a transport.
 type upstreams struct {
 	all    *keptConns
 	most   func() int // of all transports
@@ -29,7 +29,7 @@ type keptStack struct {
 	count int
 }
 
-// get returns a connection to a Pod that is still open and of which nothing was sent meanwhile, nil if there is none.
+// get returns a connection to a Pod that is still open and on which the Pod has sent nothing, nil if there is none.
 func (p *upstreams) get(pod netip.AddrPort) *upstream {
 	for {
 		p.all.mu.Lock()
@@ -72,7 +72,7 @@ func (p *upstreams) put(u *upstream) {
 	}
 }
 
-// keep makes a connection the newest one. The lock is held, as for all that follows but sweep and close.
+// keep makes a connection the newest one. The caller holds p.all.mu.
 func (u *upstream) keep(p *upstreams) {
 	k, pod := p.all, p.pods[u.pod]
 	u.kept, u.since, u.of, u.older, u.below = true, time.Now(), p, k.newest, pod.top
@@ -89,7 +89,7 @@ func (u *upstream) keep(p *upstreams) {
 	p.pods[u.pod] = keptStack{u, pod.count + 1}
 }
 
-// forgetKept undoes keep.
+// forgetKept undoes keep. The caller holds the mu of u.of.all.
 func (u *upstream) forgetKept() {
 	k, pod := u.of.all, u.of.pods[u.pod]
 	if u.older != nil {
@@ -119,13 +119,13 @@ func (u *upstream) forgetKept() {
 	u.of, u.older, u.newer, u.below, u.above = nil, nil, nil, nil, nil
 }
 
-// drop closes a connection.
+// drop closes a connection. The caller holds mu.
 func (k *keptConns) drop(u *upstream) {
 	u.forgetKept()
 	closeNow(u.conn)
 }
 
-// sweep closes those that have waited for too long.
+// sweep closes connections that have waited for too long.
 func (k *keptConns) sweep() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -137,7 +137,7 @@ func (k *keptConns) sweep() {
 	}
 }
 
-// close closes those that wait, and those in use when their request is done.
+// close closes the waiting connections, and has others closed when their request is complete.
 func (p *upstreams) close() {
 	p.all.mu.Lock()
 	defer p.all.mu.Unlock()

@@ -26,7 +26,8 @@ func TestKeptConnectionsAreBounded(t *testing.T) {
 		r.must(err)
 		_ = answer.Body.Close()
 	}
-	kept := &r.server.kept
+	r.set(pods[0])
+	kept := &r.engine().kept
 	state := func() (list []netip.AddrPort, count int) {
 		kept.mu.Lock()
 		defer kept.mu.Unlock()
@@ -61,8 +62,8 @@ func TestKeptConnectionsAreBounded(t *testing.T) {
 	r.server.mu.Lock()
 	c := r.server.listeners[r.at].config.Load()
 	r.server.mu.Unlock()
-	c.transport.CloseIdleConnections()
-	if got, count := state(); count != 0 || len(got) != 0 || len(c.transport.upstreams.pods) != 0 {
+	transportOf(c).CloseIdleConnections()
+	if got, count := state(); count != 0 || len(got) != 0 || len(transportOf(c).upstreams.pods) != 0 {
 		t.Errorf("%v are kept by a transport that is closed", got)
 	}
 }

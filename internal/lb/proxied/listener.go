@@ -25,7 +25,8 @@ type listener struct {
 	kept   bool                   // by the store, for the next process
 }
 
-// close closes the socket. What the kernel has accepted is served before, unless it waits for the next process.
+// close closes the socket. Connections that the kernel has accepted are served, unless they wait for the next process.
+// The caller holds mu.
 func (s *Server) close(l *listener, waits bool) {
 	l.gone.Store(true)
 	if r := l.relay; r != nil {
@@ -53,7 +54,7 @@ func (s *Server) close(l *listener, waits bool) {
 	_ = l.socket.Close()
 }
 
-// listen makes a listener at an address have a configuration.
+// listen gives the listener at an address a configuration. The caller holds mu.
 func (s *Server) listen(at netip.AddrPort, c *config) error {
 	l := s.listeners[at]
 	came := l == nil
@@ -77,7 +78,8 @@ func (s *Server) listen(at netip.AddrPort, c *config) error {
 	return nil
 }
 
-// socketAt returns a socket at an address, that of an earlier process if there is one, and whether the store keeps it.
+// socketAt returns a socket at an address, that of an earlier process if there is one, and whether the store keeps it. The
+// caller holds mu.
 func (s *Server) socketAt(at netip.AddrPort) (made *net.TCPListener, kept bool, err error) {
 	if inherited := s.inherited[at]; inherited != nil {
 		delete(s.inherited, at)
@@ -111,7 +113,7 @@ func (s *Server) serveAt(l *listener) {
 // inheritTime is how long a listener of an earlier process waits for its Service to become known.
 const inheritTime = 30 * time.Second
 
-// dropInherited closes listeners of an earlier process that no Service has wanted for that long.
+// dropInherited closes listeners of an earlier process that no Service has asked for since. The caller holds mu.
 func (s *Server) dropInherited(after time.Duration) {
 	if time.Since(s.began) < after {
 		return
@@ -129,7 +131,7 @@ func (s *Server) drop(at netip.AddrPort) {
 		return
 	}
 	if err := s.store.Drop(storedName(at)); err != nil {
-		s.log.Warn("cannot take a listener back from systemd", "address", at, "err", err)
+		s.log.Warn("cannot remove a listener from systemd's store", "address", at, "err", err)
 	}
 }
 
@@ -182,23 +184,23 @@ func (s *Server) take(conn net.Conn, l *listener) {
 		return
 	}
 	tcp := conn.(*net.TCPConn)
-	s.workers.run(func() { s.hold(tcp, c, func() *parked { return s.serve(tcp, l, c) }) })
+	s.workers.run(func() { s.hold(tcp, c, func() parked { return s.serve(tcp, l, c) }) })
 }
 
 // hold serves a connection until it ends, or is parked: then another goroutine goes on when there is something to be read.
-func (s *Server) hold(conn *net.TCPConn, c *config, serve func() *parked) {
-	var p *parked
+func (s *Server) hold(conn *net.TCPConn, c *config, serve func() parked) {
+	var p parked
 	end := func() {
 		_ = conn.Close()
 		s.forget(conn, c)
 	}
 	defer func() {
-		if p == nil || !s.web.waiter.Wait(conn, p.web.idleFor(), func(readable bool) {
+		if p == nil || !s.web.park(conn, p, func(readable bool) {
 			if !readable {
 				end()
 				return
 			}
-			s.workers.run(func() { s.hold(conn, c, func() *parked { return s.web.carry(p.web, p.front) }) })
+			s.workers.run(func() { s.hold(conn, c, p.resume) })
 		}) {
 			end()
 		}

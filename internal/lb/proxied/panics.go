@@ -30,7 +30,7 @@ const panicInterval = time.Second
 // errPanic is what a function returns that recovers from a panic.
 var errPanic = errors.New("a panic, which was logged")
 
-// recover ends a panic of the function that defers it, counts and reports it, and closes what was served.
+// recover ends a panic of the function that defers it, counts and reports it, and closes the served connections.
 func (p *panics) recover(service svc.Name, served ...io.Closer) {
 	value := recover()
 	if value == nil {

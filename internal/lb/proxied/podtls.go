@@ -8,7 +8,7 @@ import (
 // podTLS is how TLS to Pods is begun, for comparison with ==.
 type podTLS struct {
 	roots *x509.CertPool // nil if Pods are not verified
-	name  string         // that their certificates are to be for
+	name  string         // that their certificates must be for
 	cert  *tls.Certificate
 }
 

@@ -64,8 +64,8 @@ type member struct {
 // link is a connection of a client to a Pod, or a request. close ends it.
 type link struct{ close func() }
 
-// set makes the pool have backends and options. What goes is drained for that long, for ever with a
-// negative time.
+// set replaces the backends and options. Members that leave are drained for that long, without an end if drain is
+// negative.
 func (p *pool) set(o poolOptions, backends []netip.AddrPort, drain time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -132,7 +132,7 @@ func (p *pool) leave(m *member, drain time.Duration) {
 	}
 }
 
-// errNoBackends means that no Pod is there.
+// errNoBackends means that there is no Pod.
 var errNoBackends = errors.New("no ready endpoint")
 
 // hashOf is the same on every node, so that a client keeps its Pod when the address moves.
@@ -148,7 +148,7 @@ func hashOf(client netip.Addr, pod netip.AddrPort) uint64 {
 	return h ^ h>>33
 }
 
-// add records a connection of a member. It reports false if the member has gone meanwhile.
+// add records a connection of a member. It reports false if the member has left.
 func (p *pool) add(m *member, l *link) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -165,5 +165,5 @@ func (p *pool) remove(m *member, l *link) {
 	delete(m.conns, l)
 }
 
-// close ends health checks and drains what is there.
+// close ends health checks and drains all members.
 func (p *pool) close(drain time.Duration) { p.set(p.o, nil, drain) }

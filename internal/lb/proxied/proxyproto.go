@@ -111,7 +111,7 @@ func readHeader(r io.Reader) (client, at netip.AddrPort, ok bool, err error) {
 	return addr(0), addr(1), true, nil
 }
 
-// readV1 reads what is left of a line that begins with line. It reads byte by byte: what
+// readV1 reads the rest of a line that begins with line. It reads byte by byte: what
 // follows is the client's.
 func readV1(r io.Reader, line []byte) (client, at netip.AddrPort, ok bool, err error) {
 	line = bytes.Clone(line)

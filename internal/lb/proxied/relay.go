@@ -1,6 +1,7 @@
 package proxied
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -131,3 +132,12 @@ func copyStream(to, from stream, small []byte) (total int64, err error) {
 
 // errWrite hides that a write has timed out: only a read is tried again.
 var errWrite = errors.New("cannot write")
+
+// closeNow closes a connection without the alert that ends TLS: for that crypto/tls waits up to 5 s for a peer that reads
+// nothing, and the caller may hold a lock that other Services wait for. A request has ended by its length by then.
+func closeNow(c net.Conn) {
+	if t, is := c.(*tls.Conn); is {
+		c = t.NetConn()
+	}
+	_ = c.Close()
+}

@@ -175,3 +175,6 @@ func certificate(t testing.TB, name string) (c tls.Certificate, certPEM, keyPEM 
 	}
 	return c, certPEM, keyPEM
 }
+
+// engine returns what carries requests, once a listener of HTTP is set.
+func (r *rig) engine() *webServer { return r.server.web.(*webServer) }

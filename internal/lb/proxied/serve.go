@@ -17,8 +17,8 @@ const (
 	maxDials = 3
 )
 
-// serve handles a connection to its end, or until it is to be parked. The caller closes it.
-func (s *Server) serve(socket *net.TCPConn, l *listener, c *config) *parked {
+// serve handles a connection to its end, or until it must be parked. The caller closes it.
+func (s *Server) serve(socket *net.TCPConn, l *listener, c *config) parked {
 	began := time.Now()
 	var conn stream = socket
 	if c.spec.BandwidthMbps > 0 {
@@ -37,7 +37,7 @@ func (s *Server) serve(socket *net.TCPConn, l *listener, c *config) *parked {
 			client, at = from, to
 		}
 	}
-	// The ranges are of clients: behind a front, of those that it names.
+	// The ranges are for clients: behind a trusted front, for the clients that it names.
 	if !c.admits(client.Addr()) {
 		return nil
 	}
@@ -92,7 +92,7 @@ func (s *Server) connect(socket net.Conn, c *config, client, at netip.AddrPort, 
 			if c.pool.add(m, k) {
 				return m, pod, k
 			}
-			_ = pod.Close() // it has left meanwhile, and is not picked again
+			_ = pod.Close() // the Pod has just left, and is not picked again
 			continue
 		}
 		tried = append(tried, m)

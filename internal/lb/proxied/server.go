@@ -25,16 +25,16 @@ type Service struct {
 	Name  svc.Name
 	Addrs []netip.Addr
 	Spec  dialect.Spec
-	// Certificates are those of Spec.Certificates, in their order.
+	// Certificates are for Spec.Certificates, in their order.
 	Certificates []tls.Certificate
 	// Challenges are the certificates, by host names, with which an authority of ACME is answered (TLS-ALPN-01, RFC 8737).
 	Challenges map[string]*tls.Certificate
-	// Backends are the ready Pods of each port of TCP, by its number, and Datagrams those of UDP.
+	// Backends are the endpoints of each port of TCP, by its number, and Datagrams the endpoints of UDP.
 	Backends  map[uint16][]netip.AddrPort
 	Datagrams map[uint16][]netip.AddrPort
 	// Weights are the shares of Pods that have another one than 1.
 	Weights map[netip.AddrPort]int
-	// PodRoots are the certificates by which those of Pods are verified, nil if they are not, and PodCertificate is
+	// PodRoots verify the certificates of Pods, nil if nothing does, and PodCertificate is
 	// shown to Pods that ask for one. A change is seen by the pointer.
 	PodRoots       *x509.CertPool
 	PodCertificate *tls.Certificate
@@ -52,13 +52,13 @@ type Server struct {
 	workers workers // for connections
 
 	mu        sync.Mutex
-	services  map[svc.Name]*Service // as of the last Set, without those that failed
+	services  map[svc.Name]*Service // as of the last Set, except failed ones
 	listeners map[netip.AddrPort]*listener
 	udp       map[netip.AddrPort]*udpListener
 	pools     map[poolKey]*pool
 	drains    map[poolKey]time.Duration
 	usages    map[svc.Name]*usage
-	web       *webServer    // nil until there is a listener of HTTP
+	web       engine        // nil until there is a listener of HTTP
 	engine    *relay.Engine // nil until there is one for the relay
 
 	store     Store // nil if there is none
@@ -70,7 +70,6 @@ type Server struct {
 	idleGrace     time.Duration
 	logs          *accessLog // nil if none are written
 	panics        panics
-	kept          keptConns
 	most          int          // connections at a time, and requests of HTTP/2
 	requests      atomic.Int64 // of HTTP/2
 
@@ -81,6 +80,14 @@ type Server struct {
 	rejected uint64
 	warned   time.Time // of that, last
 }
+
+// What an engine bounds, unless a test wants other times.
+const (
+	// headerTimeout is how long the head of a request may take, from the first byte.
+	headerTimeout = 20 * time.Second
+	// idleGrace is how much longer than a Pod may be silent the client's connection stays, for the answer 504.
+	idleGrace = 5 * time.Second
+)
 
 type poolKey struct {
 	service svc.Name
@@ -103,14 +110,14 @@ type Options struct {
 
 // Store keeps listeners while this process gives way to the next one (systemd.FileStore).
 type Store interface {
-	// Inherited returns those that an earlier process has left, once.
+	// Inherited returns the listeners of an earlier process, once.
 	Inherited() []net.Listener
 	Keep(name string, l *net.TCPListener) error
 	Drop(name string) error
 }
 
-// New returns a Server that listens nowhere. It uses the network namespace of those that
-// call Set.
+// New returns a Server that listens nowhere. It uses the network namespace of the thread that
+// calls Set.
 func New(o Options) *Server {
 	s := &Server{
 		log: o.Log, services: map[svc.Name]*Service{}, listeners: map[netip.AddrPort]*listener{},
@@ -137,7 +144,7 @@ func New(o Options) *Server {
 	return s
 }
 
-// Set makes the Server do what services say, and nothing else. A listener whose address and port
+// Set makes the Server serve services, and no others. A listener whose address and port
 // stay is kept, with its connections; new connections have the new settings. It returns why
 // a Service cannot be served; it may be called again with the same. The Services belong to the Server
 // and do not change: one that was passed before costs next to nothing.
@@ -205,8 +212,8 @@ func (s *Server) Set(services []*Service) map[svc.Name]error {
 	return failed
 }
 
-// setListener sets up a port of a Service at its addresses. What fails is not listened at: a Service that asks for
-// TLS and has no certificate must not go on in plain text.
+// setListener sets up a port of a Service at its addresses. On failure it does not listen: a Service that asks for TLS
+// and has no certificate must not be served in plain text. The caller holds mu.
 func (s *Server) setListener(v *Service, l dialect.Listener) error {
 	var old *config
 	if len(v.Addrs) > 0 && l.Protocol != dialect.UDP {
@@ -227,18 +234,14 @@ func (s *Server) setListener(v *Service, l dialect.Listener) error {
 		c.logs = s.logs
 	}
 	if c.protocol.IsHTTP() {
-		c.transport = s.transportOf(c, old)
 		if s.web == nil {
-			if s.web, err = newWebServer(s); err != nil {
+			web, err := startWebServer(s)
+			if err != nil {
 				return err
 			}
-			s.wg.Go(func() { _ = s.web.http.Serve(s.web) })
-			s.wg.Go(func() {
-				if err := s.web.waiter.Run(); err != nil {
-					s.log.Error("cannot wait for requests on kept connections", "err", err)
-				}
-			})
+			s.web = web
 		}
+		s.web.configure(c, old)
 	}
 	c.pool = s.pool(keyOf(v, l), v)
 	var errs []error
@@ -252,7 +255,7 @@ func (s *Server) setListener(v *Service, l dialect.Listener) error {
 	return errors.Join(errs...)
 }
 
-// pool returns the pool of a port, with the backends that it is to have.
+// pool returns the pool of a port, with its desired backends. The caller holds mu.
 func (s *Server) pool(key poolKey, v *Service) *pool {
 	p := s.pools[key]
 	if p == nil {
@@ -323,7 +326,7 @@ func (s *Server) Close(ctx context.Context) (kept []netip.AddrPort) {
 	s.mu.Unlock()
 	s.accepting.Wait()
 	if web != nil {
-		web.shutdown(ctx) // what is left is closed below
+		web.shutdown(ctx) // the rest is closed below
 	}
 	for s.busy() && ctx.Err() == nil {
 		select {

@@ -20,7 +20,7 @@ const (
 	// linger is how long a client is read from that was sent the last answer, so that it gets it: what is closed with bytes
 	// unread is reset.
 	linger = 500 * time.Millisecond
-	// maxLinger bounds what is read then.
+	// maxLinger bounds the bytes that are read while lingering.
 	maxLinger = 256 << 10
 	// newConnGrace is how long a connection without a request stays at the end.
 	newConnGrace = 5 * time.Second
@@ -58,7 +58,7 @@ type session struct {
 	upstream *upstream
 }
 
-// sessions are those of a webServer.
+// sessions are the sessions of a webServer.
 type sessions struct {
 	mu    sync.Mutex
 	all   map[*session]struct{}
@@ -87,7 +87,7 @@ func (w *webServer) carryHTTP1(web *webConn, front stream) (handOver stream, wai
 	return handOver, waits
 }
 
-// run carries requests until the connection ends, or waits for the next one for longer, or returns what is left of it
+// run carries requests until the connection ends, or waits for the next one for longer, or returns the rest of it
 // for package net/http: the client speaks HTTP/2, or Pods do.
 func (s *session) run() (handOver stream, waits bool) {
 	if !s.server.sessions.add(s) {
@@ -116,7 +116,7 @@ func (s *session) run() (handOver stream, waits bool) {
 		if !c.protocol.IsHTTP() { // the listener carries bytes by now
 			c = s.web.config
 		}
-		if !c.transport.isHTTP1() || s.server.onlyNetHTTP {
+		if !transportOf(c).isHTTP1() || s.server.onlyNetHTTP {
 			return s.rest(), false
 		}
 		s.front.take(n)
@@ -135,7 +135,7 @@ func (s *session) giveUp() {
 	}
 }
 
-// rest is the connection with what was read of it.
+// rest returns the connection, with the bytes that were read but not taken.
 func (s *session) rest() stream {
 	_ = s.front.conn.SetDeadline(time.Time{})
 	return &readAhead{stream: s.front.conn, text: bytes.Clone(s.front.buffered())}
@@ -227,7 +227,7 @@ func (s *session) await() error {
 	return err
 }
 
-// refuse answers what is no request, if it can be answered.
+// refuse answers an invalid or incomplete request, if it can be answered.
 func (s *session) refuse(err error) {
 	switch {
 	case errors.Is(err, http1.ErrMalformed):
@@ -304,7 +304,7 @@ func (a *sessions) remove(s *session) {
 	delete(a.all, s)
 }
 
-// end closes the sessions that wait for a request, those that have had none yet a little later. The others end with
+// end closes the sessions that wait for a request; sessions without any request yet a little later. The others end with
 // their requests, as their listeners are gone.
 func (a *sessions) end() {
 	a.mu.Lock()

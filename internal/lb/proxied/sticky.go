@@ -25,8 +25,8 @@ func cookieMAC(key, text string) []byte {
 // host share their cookies.
 func cookieName(key string) string { return "FLB-" + hex.EncodeToString(cookieMAC(key, "name")[:4]) }
 
-// tag makes the tags by which cookies name members, if there are cookies. Ports of a Pod have one, so that a client
-// stays at it by http and https.
+// tag makes the tags by which cookies name members, if there are cookies. All ports of a Pod share a tag, so that a client
+// stays at it by http and https. The caller holds mu.
 func (p *pool) tag() {
 	p.tags = nil
 	if p.o.key == "" {
@@ -87,7 +87,7 @@ func (c *config) choose(client netip.Addr, cookies []string, tried []*member) (*
 }
 
 // keep returns the field Set-Cookie by which further requests go to a member, "" if none is needed. cookies are the
-// request's fields Cookie, and set those with which the Pod answers.
+// request's fields Cookie, and set the fields Set-Cookie of the answer.
 func (c *config) keep(m *member, cookies, set []string, secure bool) string {
 	if c.cookie == "" {
 		return ""

@@ -13,16 +13,18 @@ import (
 	"github.com/fairlead/fairlead/internal/dialect"
 )
 
-// transportOf returns what carries requests to the Pods of a configuration: old's, if that is alike.
-func (s *Server) transportOf(c, old *config) *transport {
+func (w *webServer) configure(c, old *config) {
 	k := transportKind{c.backend, c.spec.ProxyProtocol, c.spec.IdleTimeout.Std(), c.pods}
 	if old != nil && old.transport != nil {
-		if old.transport.kind == k {
-			return old.transport
+		before := transportOf(old)
+		if before.kind == k {
+			c.transport = before
+			return
 		}
-		go old.transport.CloseIdleConnections() // net/http ends TLS properly, for which it waits
+		go before.CloseIdleConnections() // net/http ends TLS properly, for which it waits
 	}
-	t := &transport{kind: k, upstreams: upstreams{all: &s.kept, most: s.mostKept}}
+	s := w.server
+	t := &transport{kind: k, upstreams: upstreams{all: &w.kept, most: s.mostKept}}
 	t.Transport = http.Transport{
 		DialContext: t.dial, ResponseHeaderTimeout: k.silence, ExpectContinueTimeout: time.Second, DisableCompression: true,
 		MaxIdleConns: s.mostKept(), MaxIdleConnsPerHost: maxIdle, IdleConnTimeout: podIdle, MaxResponseHeaderBytes: maxAnswerHeader,
@@ -36,8 +38,11 @@ func (s *Server) transportOf(c, old *config) *transport {
 	t.Protocols.SetUnencryptedHTTP2(!t.isHTTP1())
 	// A request of HTTP/2 goes on by that if the Pod offers it (ALPN), as gRPC needs.
 	t.Protocols.SetHTTP2(k.backend.IsTLS() && k.proxy == 0)
-	return t
+	c.transport = t
 }
+
+// transportOf returns the transport that configure has given to c.
+func transportOf(c *config) *transport { return c.transport.(*transport) }
 
 // Connections to a Pod that wait for requests: how many, and how long. Servers should keep theirs for longer.
 const (
@@ -77,7 +82,7 @@ func (t *transport) dial(ctx context.Context, _, pod string) (net.Conn, error) {
 	return t.open(ctx, pod, client, at)
 }
 
-// open connects to a Pod for the client at, and sends the header of the PROXY protocol if it is to have one.
+// open connects to a Pod for the client at, and sends the header of the PROXY protocol if the Pod expects one.
 func (t *transport) open(ctx context.Context, pod string, client, at netip.AddrPort) (net.Conn, error) {
 	d := net.Dialer{Timeout: dialTimeout}
 	conn, err := d.DialContext(ctx, "tcp", pod)
@@ -95,8 +100,8 @@ func (t *transport) open(ctx context.Context, pod string, client, at netip.AddrP
 	return conn, nil
 }
 
-// chooser sends a request to a Pod, and to another one while no byte of it was sent. What is sent on a kept
-// connection that the Pod closes meanwhile is sent again by net/http, if it is idempotent and has no body.
+// chooser sends a request to a Pod, and to another one while no byte of it was sent. If the Pod closes a kept connection
+// during a request that is idempotent and has no body, net/http sends it again.
 type chooser struct{}
 
 // RoundTrip returns the answer of a Pod.
@@ -121,7 +126,7 @@ func (chooser) RoundTrip(r *http.Request) (*http.Response, error) {
 			once.Body = io.NopCloser(body) // closed by the caller, after the last try
 		}
 		x.pod, x.asked = m.addr, time.Now()
-		answer, err := x.config.transport.RoundTrip(once)
+		answer, err := transportOf(x.config).RoundTrip(once)
 		var undialed *dialError
 		if err == nil {
 			x.podStatus, x.answered = answer.StatusCode, time.Now()

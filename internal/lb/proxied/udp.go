@@ -33,7 +33,7 @@ type udpListener struct {
 	sessions map[netip.AddrPort]*udpSession
 }
 
-// udpSession is the datagrams of a client. pod is connected, so that the kernel takes those of the Pod alone.
+// udpSession is the datagrams of a client. pod is connected, so that the kernel accepts only datagrams of the Pod.
 type udpSession struct {
 	config *config // as it began
 	member *member
@@ -50,7 +50,7 @@ type udpSession struct {
 	inService, inServer *list.Element // of the queues
 }
 
-// listenUDP makes a listener of datagrams at an address have a configuration.
+// listenUDP gives the listener of datagrams at an address a configuration. The caller holds mu.
 func (s *Server) listenUDP(at netip.AddrPort, c *config) error {
 	if l := s.udp[at]; l != nil {
 		l.config.Store(c)
@@ -201,7 +201,7 @@ func (l *udpListener) answer(u *udpSession, client, from netip.AddrPort) {
 		}
 		heard = time.Now()
 		u.answered.Store(true)
-		if n == len(buf) && len(large) == n { // it was larger, and is lost; those that follow have room
+		if n == len(buf) && len(large) == n { // it was larger, and is lost; later ones have room
 			large = make([]byte, 64<<10)
 			continue
 		}

@@ -17,21 +17,12 @@ type upstream struct {
 	probe *socket.Probe
 	kept  bool // it has had a request
 
-	// While it is kept:
+	// While it is kept; guarded by of.all.mu:
 
 	since        time.Time
 	of           *upstreams
 	older, newer *upstream // of all that are kept
-	below, above *upstream // of those to the Pod
-}
-
-// closeNow closes a connection without the alert that ends TLS: for that crypto/tls waits up to 5 s for a peer that reads
-// nothing, and the caller may hold a lock that other Services wait for. A request has ended by its length by then.
-func closeNow(c net.Conn) {
-	if t, is := c.(*tls.Conn); is {
-		c = t.NetConn()
-	}
-	_ = c.Close()
+	below, above *upstream // of the connections to the Pod
 }
 
 func (u *upstream) close() {

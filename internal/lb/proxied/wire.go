@@ -7,14 +7,13 @@ import (
 	"net"
 	"os"
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/lb/proxied/http1"
 )
 
-// wire is a connection of HTTP/1.1 with what was read of it and what is to be written. One goroutine reads and one
+// wire is a connection of HTTP/1.1 with a read buffer and a write buffer. One goroutine reads and one
 // writes at a time.
 type wire struct {
 	conn stream
@@ -34,7 +33,7 @@ func newWire(conn stream) wire {
 	return wire{conn: conn, tcp: tcp}
 }
 
-// buffered returns what was read and not taken.
+// buffered returns the bytes that were read and not taken yet.
 func (c *wire) buffered() []byte { return c.in[c.r:c.w] }
 
 // take takes n bytes of buffered, which are valid until the next fill.
@@ -57,24 +56,6 @@ func (c *wire) releaseOut() {
 	if len(c.out) == 0 && c.out != nil {
 		putBuffer(c.out)
 		c.out = nil
-	}
-}
-
-// smallBuffers are for heads of requests, most of which fit.
-var (
-	smallBuffers = sync.Pool{New: func() any { return new([4 << 10]byte) }}
-	buffers      = sync.Pool{New: func() any { return new([16 << 10]byte) }}
-)
-
-func getBuffer() []byte { return buffers.Get().(*[16 << 10]byte)[:] }
-
-// putBuffer takes back what was got from one of the pools. Others were made for a large head.
-func putBuffer(b []byte) {
-	switch cap(b) {
-	case 4 << 10:
-		smallBuffers.Put((*[4 << 10]byte)(b[:cap(b)]))
-	case 16 << 10:
-		buffers.Put((*[16 << 10]byte)(b[:cap(b)]))
 	}
 }
 
@@ -124,7 +105,7 @@ func (c *wire) fill(timeout time.Duration, limit int) error {
 	return err
 }
 
-// flush writes what is to be written, within timeout and half of it.
+// flush writes the buffered output, within timeout and half of it.
 func (c *wire) flush(timeout time.Duration) error {
 	if len(c.out) == 0 {
 		return nil
@@ -146,7 +127,7 @@ func (c *wire) write(p []byte, timeout time.Duration) error {
 	return err
 }
 
-// put adds to what is to be written.
+// put adds to the output.
 func (c *wire) put(p []byte) {
 	c.free()
 	c.out = append(c.out, p...)
@@ -239,7 +220,7 @@ func (p *pump) run(poll time.Duration) error {
 	return p.finish()
 }
 
-// pass adds data to what is to be written, and writes when that is much.
+// pass adds data to the output, and writes it once it is large.
 func (p *pump) pass(data []byte) error {
 	if len(data) == 0 {
 		return nil
@@ -267,7 +248,7 @@ func (p *pump) pass(data []byte) error {
 
 var crlf = []byte("\r\n")
 
-// finish writes what is left, and the end.
+// finish writes the rest of the output, and the end.
 func (p *pump) finish() error {
 	p.ended.Store(true)
 	if p.chunked {

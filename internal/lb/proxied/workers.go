@@ -9,7 +9,7 @@ import (
 // carries its first request, which is a twentieth of what a short connection costs.
 type workers struct {
 	wg   *sync.WaitGroup
-	next chan func() // to those that wait
+	next chan func() // to idle workers
 	over <-chan struct{}
 }
 

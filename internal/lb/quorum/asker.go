@@ -36,7 +36,7 @@ type key struct {
 	again   time.Duration
 }
 
-// touch is a change of what is asked for. It is superseded if the key has a newer version.
+// touch is a change of the requested addresses. It is superseded if the key has a newer version.
 type touch struct {
 	version uint64
 	addr    netip.Addr
@@ -76,7 +76,7 @@ func newAsker(random func() uint64) *asker {
 	}
 }
 
-// setList replaces the voters. Promises of those that stay go on to count.
+// setList replaces the voters. Promises of voters that stay still count.
 func (a *asker) setList(now time.Duration, l List) {
 	a.list = l.clone()
 	var peers []*peer
@@ -264,7 +264,7 @@ func (a *asker) reply(now time.Duration, p *peer, m *Message) {
 		p.answers = m.Promised
 	}
 	if m.Offer != 0 && sent.session == p.session && m.Nonce > p.heard {
-		// It knows no session of ours.
+		// It does not know our session.
 		a.lose(p)
 		p.session, p.due, p.heard = m.Offer, now, m.Nonce
 		return
@@ -286,8 +286,8 @@ func (a *asker) reply(now time.Duration, p *peer, m *Message) {
 	}
 }
 
-// grants records that a voter has promised what was asked for up to a version, but
-// for what it has refused.
+// grants records that a voter has promised the requested addresses up to a version, except
+// the refused ones.
 func (a *asker) grants(now time.Duration, p *peer, upTo uint64, refused []netip.Addr) {
 	for i := a.after(p.confirmed); i < len(a.log) && a.log[i].version <= upTo; i++ {
 		t := a.log[i]

@@ -21,8 +21,8 @@
 //     what it counted on has expired. Requests that waited in its socket are
 //     promised from when they are read, which is late but never early.
 //   - Messages that are late, duplicated or out of order: a session is opened with
-//     a number that the voter has drawn for it, ends with its promise, and accepts
-//     growing nonces alone. A reply counts from the request that it names. An
+//     a number that the voter has drawn for it, ends with its promise, and only
+//     accepts growing nonces. A reply counts from the request that it names. An
 //     address that was withdrawn and asked for again has a new version, which an
 //     old reply does not cover.
 //   - Two processes with one name: a session is not replaced before it has expired.

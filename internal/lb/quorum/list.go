@@ -148,8 +148,8 @@ func restored(candidates []Candidate) (Lists, bool) {
 	return Lists{Current: next, Previous: newest}, true
 }
 
-// settled reports whether those that may still use the list before the current one
-// are no majority of it.
+// settled reports whether the voters that may still use the list before the current one
+// are not a majority of it.
 func settled(l Lists, byName map[string]Candidate) bool {
 	if l.Previous.Version == 0 {
 		return true

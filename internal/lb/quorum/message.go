@@ -25,8 +25,8 @@ const (
 // Message is what Nodes send each other.
 type Message struct {
 	Kind Kind
-	// ListVersion is that of the sender. List is the sender's list, with Version 0
-	// if it is not in the message: it is sent to those that have an older one.
+	// ListVersion is the version of the sender's list. List is that list, with Version 0
+	// if it is not in the message: only receivers with an older one get it.
 	ListVersion uint64
 	List        List
 	// Session is the number that the voter has drawn, 0 before there is one.
@@ -47,7 +47,7 @@ type Message struct {
 
 	// Of a Reply: Promised is true if everything that the session has was promised
 	// again. Confirmed is the version of the speaker's set that the voter has. Refused
-	// are those of Adds that others are promised. Offer is a number for a new
+	// are addresses of Adds that are promised to other speakers. Offer is a number for a new
 	// session. Members is the voter's view of who may announce, if HasMembers.
 	Promised         bool
 	Offer, Confirmed uint64
@@ -73,15 +73,15 @@ const (
 	flagPacked
 )
 
-// maxPlain bounds the Members of a message that are not compressed, in bytes: a datagram has 65,507 at most, and builds before
-// this one understand no others. maxMembers bounds those that are, before they were.
+// maxPlain bounds the Members of a message that are not compressed, in bytes: a datagram has 65,507 at most, and earlier
+// builds read no compressed ones. maxMembers bounds the Members that are compressed, in bytes before compression.
 const (
 	maxPlain   = 48 << 10
 	maxMembers = 4 << 20
 )
 
-// packMembers returns the encoded form of Members after a byte that is 1 if it is compressed: 1,000 nodes say of their interfaces
-// more than a datagram takes.
+// packMembers returns the encoded form of Members after a byte that is 1 if it is compressed: the interfaces of 1,000 nodes
+// do not fit a datagram.
 func packMembers(members []Member) []byte {
 	plain := binary.AppendUvarint(nil, uint64(len(members)))
 	for _, v := range members {
@@ -92,7 +92,7 @@ func packMembers(members []Member) []byte {
 	}
 	var packed bytes.Buffer
 	packed.WriteByte(1)
-	w, _ := flate.NewWriter(&packed, flate.BestSpeed) // fails for another level alone
+	w, _ := flate.NewWriter(&packed, flate.BestSpeed) // only fails for another level
 	_, _ = w.Write(plain)                             // to memory
 	_ = w.Close()
 	return packed.Bytes()

@@ -27,7 +27,7 @@ type Node struct {
 	attrs string // as the caller knows them
 	// listed is when the list was replaced.
 	listed time.Duration
-	// seen are those that were members when NeedsWitness was called.
+	// seen are the members when NeedsWitness was called.
 	seen map[string]bool
 }
 
@@ -40,9 +40,9 @@ func NewNode(name string, now time.Duration, random func() uint64) *Node {
 // List returns the list in force.
 func (n *Node) List() List { return n.asker.list.clone() }
 
-// SetList puts a list in force, unless it is older than the one that is. The first
-// is to be read from where lists are written, and not out of a cache: a voter must
-// not go back to an older list than it has confirmed before it was restarted.
+// SetList puts a list in force, unless it is older than the current one. The first list
+// must be read from the API server, not from a cache: after a restart a voter must not
+// go back to a list older than the one that it has confirmed.
 func (n *Node) SetList(now time.Duration, l List) {
 	if l.Version <= n.asker.list.Version {
 		return
@@ -62,7 +62,7 @@ func (n *Node) Confirmed(now time.Duration) uint64 {
 	return n.asker.list.Version
 }
 
-// SetAttrs replaces what the Node says of itself to the others. It is empty if its
+// SetAttrs replaces the Node's description for the other speakers. It is empty if the
 // node may not announce.
 func (n *Node) SetAttrs(now time.Duration, attrs string) {
 	n.attrs = attrs
@@ -221,7 +221,7 @@ func (n *Node) SetWitness(until time.Duration) { n.asker.witness = until }
 // and ends: another one may announce, and the votes are enough without this one's.
 func (n *Node) Replaceable(now time.Duration) bool {
 	a := n.asker
-	if n.HasWitness() { // the other one gets the witness's vote in place of this one's, or of its own
+	if n.HasWitness() { // the other one gets the witness's vote instead of this one's, or of its previous one
 		return slices.ContainsFunc(a.list.Voters, func(v Voter) bool { return v.Name != n.name && n.voter.sessions[v.Name] != nil })
 	}
 	votes := a.reached(now)
@@ -351,7 +351,7 @@ func (n *Node) Tick(now time.Duration) {
 	}
 }
 
-// Next returns when Tick is to be called, at the latest.
+// Next returns when Tick must be called, at the latest.
 func (n *Node) Next() time.Duration {
 	at := min(n.voter.next(), n.asker.next())
 	if n.attrs != n.asker.attrs {

@@ -7,15 +7,14 @@ import (
 // Member is a speaker whose node may announce.
 type Member struct {
 	Name string
-	// Attrs is what the speaker says of itself (Node.SetAttrs), which other speakers
-	// need to know whether it can announce an address. It is not empty.
+	// Attrs describes the speaker (Node.SetAttrs). By it other speakers decide whether it
+	// can announce an address. It is not empty.
 	Attrs string
 }
 
-// Owner returns the member that should answer for an address, of those that may:
-// the one with the highest random weight (rendezvous hashing), so that a member
-// that goes moves its own addresses alone, and one that comes only those that it
-// gets. It returns "" if none may.
+// Owner returns the member that should answer for an address, of the members
+// that may: the one with the highest random weight (rendezvous hashing). A member that
+// leaves only moves its own addresses, and one that joins only the addresses that it gets. It returns "" if none may.
 func Owner(a netip.Addr, members []Member, may func(*Member) bool) string {
 	best, owner := uint64(0), ""
 	for i := range members {

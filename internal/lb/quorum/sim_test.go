@@ -12,7 +12,7 @@ import (
 )
 
 // The simulation runs speakers, a network and the author of the lists by events in true time.
-// Each speaker has a clock of its own, which is wrong by value and by rate.
+// Each speaker has its own clock, which is wrong by value and by rate.
 
 type event struct {
 	at    time.Duration

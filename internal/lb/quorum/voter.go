@@ -150,8 +150,8 @@ func (v *voter) drop(s *session) (freed bool) {
 	return freed
 }
 
-// changed returns whom to notify: all if the view has changed, else those that wait
-// for an address if some were freed.
+// changed returns whom to notify: all speakers if the view has changed, else the speakers
+// that wait for an address if some were freed.
 func (v *voter) changed(now time.Duration, freed bool) (notify []string) {
 	for _, s := range v.sessions {
 		visible := s.attrs != "" && now < s.heardAt+Promise

@@ -52,7 +52,7 @@ type Witness struct {
 // process has, not even a later one of the same speaker.
 func NewWitness(self string) *Witness { return &Witness{self: self, term: WitnessTerm} }
 
-// Observe records what was read: the holder, "" if there is none, its term, which counts if it is longer than
+// Observe records a read object: the holder, "" if there is none, its term, which counts if it is longer than
 // WitnessTerm, and a version that changes with every write.
 func (w *Witness) Observe(now time.Duration, holder string, term time.Duration, version string) {
 	if w.seen && w.version == version {

@@ -29,8 +29,8 @@ type BGPPeerSpec struct {
 	LocalASN int64 `json:"localASN"`
 	PeerASN  int64 `json:"peerASN"`
 	// PasswordSecretRef names a Secret of kube-system whose key "password" is the TCP MD5
-	// password of the session (RFC 2385). fairlead's own API server lets nodes read those
-	// alone whose name begins with "fairlead-bgp-".
+	// password of the session (RFC 2385). fairlead's own API server lets nodes only read
+	// Secrets whose name begins with "fairlead-bgp-".
 	PasswordSecretRef *SecretReference `json:"passwordSecretRef,omitempty"`
 	// HoldTime is 90s by default, at least 3s (RFC 4271, section 4.2), and
 	// KeepaliveTime a third of it.

@@ -32,8 +32,8 @@ type IPAddressPoolSpec struct {
 	AutoAssign *bool `json:"autoAssign,omitempty"`
 	// Priority orders the pools that a Service may use: higher ones are used up first.
 	Priority int32 `json:"priority,omitempty"`
-	// Internal makes this a pool for internal load balancers alone: Services that ask
-	// for one by an annotation of a cloud get addresses of such pools, and others do not.
+	// Internal makes this a pool for internal load balancers: only Services that ask
+	// for one by an annotation of a cloud get addresses of such pools.
 	Internal bool `json:"internal,omitempty"`
 	// Namespaces and NamespaceSelector restrict the pool to Services of the namespaces
 	// that are listed or selected.
@@ -42,7 +42,8 @@ type IPAddressPoolSpec struct {
 	// ServiceSelector restricts the pool to Services with these labels.
 	ServiceSelector *metav1.LabelSelector `json:"serviceSelector,omitempty"`
 	// Interfaces are the names of the nodes' interfaces that answer ARP and NDP for the
-	// pool's addresses. Without them it is those whose network has the address.
+	// pool's addresses. Without them the interfaces whose network has the
+	// address answer.
 	Interfaces []string `json:"interfaces,omitempty"`
 	// BGP is how the pool's addresses are announced by BGP.
 	BGP *PoolBGP `json:"bgp,omitempty"`
@@ -65,7 +66,7 @@ type PoolBGP struct {
 // MaxCount are shown as MaxCount.
 type IPAddressPoolStatus struct {
 	// Total, Free and Used count addresses of both families. Addresses that are never
-	// given out, like those of nodes, are not in Free.
+	// given out, like the addresses of nodes, are not in Free.
 	Total int64 `json:"total"`
 	Free  int64 `json:"free"`
 	Used  int64 `json:"used"`

@@ -6,9 +6,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Class is the loadBalancerClass of Services that get their addresses from fairlead.
-const Class = "fairlead.dev/lb"
-
 // Proxied reports whether an address of a Service is published with IPMode Proxy: its
 // connections end at a speaker, and nodes send their own Pods' connections there too.
 func Proxied(s *corev1.Service) bool {

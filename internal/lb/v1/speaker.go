@@ -1,6 +1,17 @@
 package v1
 
-import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+import (
+	"math"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// How a speaker announces addresses, beside by BGP to the BGPPeers of its node.
+const (
+	AnnounceARP  = "arp"  // by ARP and NDP
+	AnnounceBGP  = "bgp"  // in no other way
+	AnnounceNone = "none" // not at all, and not by BGP either
+)
 
 // Speaker is what announces addresses on one node, and is named after it. It is
 // written by the speaker and by no other program.
@@ -35,24 +46,24 @@ type SpeakerStatus struct {
 	// Eligible reports whether the node may announce addresses, and Reason why not.
 	Eligible bool   `json:"eligible"`
 	Reason   string `json:"reason,omitempty"`
-	// Announce is how the speaker announces: "arp" (with NDP, and by BGP to BGPPeers), "bgp" or "none".
+	// Announce is how the speaker announces: AnnounceARP, AnnounceBGP or AnnounceNone.
 	// Builds that do not report it may not report Interfaces either.
 	Announce string `json:"announce,omitempty"`
 	// Endpoints are where other speakers reach this one, as ip:port, UDP.
 	Endpoints []string `json:"endpoints,omitempty"`
-	// Networks are those that the node's interfaces are on, as CIDRs.
+	// Networks are the networks of the node's interfaces, as CIDRs.
 	Networks []string `json:"networks,omitempty"`
-	// Interfaces are those at which the speaker answers ARP and NDP, MaxNetworks of them at
-	// most; none if it announces by BGP alone. AnyNetwork means that it does so for
-	// addresses of every network.
+	// Interfaces answer ARP and NDP for the speaker, MaxNetworks of them at most; there are
+	// none if it only announces by BGP. AnyNetwork means that they answer for addresses of
+	// every network.
 	Interfaces []string `json:"interfaces,omitempty"`
 	AnyNetwork bool     `json:"anyNetwork,omitempty"`
-	// VoterVersion is that of the list of voters which the speaker works with.
+	// VoterVersion is the version of the list of voters that the speaker uses.
 	VoterVersion int64 `json:"voterVersion,omitempty"`
 	// VoterList is the list of that version as JSON, from which a lost list is restored.
 	VoterList string `json:"voterList,omitempty"`
-	// Addresses are those that the speaker announces, MaxAnnounced of them at most.
-	// AddressCount is how many it announces.
+	// Addresses are the announced addresses, MaxAnnounced of them at most. AddressCount is
+	// how many are announced.
 	Addresses    []AnnouncedAddress `json:"addresses,omitempty"`
 	AddressCount int32              `json:"addressCount,omitempty"`
 	// Peers are the sessions with BGPPeers.
@@ -89,4 +100,11 @@ type PeerStatus struct {
 	Reason string           `json:"reason,omitempty"`
 	// Prefixes is the number of routes announced to the peer.
 	Prefixes int32 `json:"prefixes"`
+}
+
+// Bound removes the items of a status that the API server would reject, and sets AddressCount.
+func (s *SpeakerStatus) Bound() {
+	s.AddressCount = int32(min(len(s.Addresses), math.MaxInt32))
+	s.Addresses = s.Addresses[:min(len(s.Addresses), MaxAnnounced)]
+	s.Networks = s.Networks[:min(len(s.Networks), MaxNetworks)]
 }

@@ -12,13 +12,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/randfill"
 
-	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
+	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
 func start(t *testing.T) *v1.Client {
 	t.Helper()
-	config := apiservertest.Start(t)
+	config := process.API(t)
 	client, err := v1.NewClient(config)
 	if err != nil {
 		t.Fatal(err)

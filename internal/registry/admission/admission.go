@@ -8,19 +8,13 @@ import (
 	"strings"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/registry/rest"
-	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"github.com/fairlead/fairlead/internal/registry/store"
 )
-
-// apiVersion is that of all kinds here.
-const apiVersion = "admissionregistration.k8s.io/v1"
 
 // NewStorage returns the storages by resource path. a decides who may let a policy
 // read parameters.
@@ -43,14 +37,12 @@ func addWebhooks(out map[string]rest.Storage, opts generic.RESTOptionsGetter, _ 
 	type mutating = admissionv1.MutatingWebhookConfiguration
 	err := add(out, opts, store.Kind{
 		Resource: admissionv1.Resource("validatingwebhookconfigurations"), Singular: "validatingwebhookconfiguration",
-		New:     func() runtime.Object { return &validating{} },
-		NewList: func() runtime.Object { return &admissionv1.ValidatingWebhookConfigurationList{} },
-		Strategy: strategy[*validating]{
-			Base: store.ClusterScoped(), spec: func(c *validating) any { return c.Webhooks },
-			validate: func(_ context.Context, c, old *validating) field.ErrorList {
+		New:     store.Empty[validating],
+		NewList: store.Empty[admissionv1.ValidatingWebhookConfigurationList],
+		Strategy: rules(func(c *validating) any { return c.Webhooks },
+			func(_ context.Context, c, old *validating) field.ErrorList {
 				return validateWebhooks(&c.ObjectMeta, validatingHooks(c), validatingHooks(old), old != nil)
-			},
-		},
+			}).Strategy(),
 		Table: store.NewTable([]store.Column{column, store.AgeColumn()}, func(c *validating) []any {
 			return []any{int64(len(c.Webhooks)), store.Age(c.CreationTimestamp)}
 		}),
@@ -60,14 +52,12 @@ func addWebhooks(out map[string]rest.Storage, opts generic.RESTOptionsGetter, _ 
 	}
 	return add(out, opts, store.Kind{
 		Resource: admissionv1.Resource("mutatingwebhookconfigurations"), Singular: "mutatingwebhookconfiguration",
-		New:     func() runtime.Object { return &mutating{} },
-		NewList: func() runtime.Object { return &admissionv1.MutatingWebhookConfigurationList{} },
-		Strategy: strategy[*mutating]{
-			Base: store.ClusterScoped(), spec: func(c *mutating) any { return c.Webhooks },
-			validate: func(_ context.Context, c, old *mutating) field.ErrorList {
+		New:     store.Empty[mutating],
+		NewList: store.Empty[admissionv1.MutatingWebhookConfigurationList],
+		Strategy: rules(func(c *mutating) any { return c.Webhooks },
+			func(_ context.Context, c, old *mutating) field.ErrorList {
 				return validateWebhooks(&c.ObjectMeta, mutatingHooks(c), mutatingHooks(old), old != nil)
-			},
-		},
+			}).Strategy(),
 		Table: store.NewTable([]store.Column{column, store.AgeColumn()}, func(c *mutating) []any {
 			return []any{int64(len(c.Webhooks)), store.Age(c.CreationTimestamp)}
 		}),
@@ -78,14 +68,12 @@ func addValidating(out map[string]rest.Storage, opts generic.RESTOptionsGetter, 
 	type policy = admissionv1.ValidatingAdmissionPolicy
 	type binding = admissionv1.ValidatingAdmissionPolicyBinding
 	kind := func(p *policy) *admissionv1.ParamKind { return p.Spec.ParamKind }
-	s := policyStrategy{strategy[*policy]{
-		Base: store.ClusterScoped(), spec: func(p *policy) any { return p.Spec }, validate: validatePolicy(a, kind, validateValidatingPolicy),
-	}}
+	r := validatingPolicyRules(validatePolicy(a, kind, validateValidatingPolicy))
 	policies, err := newKind(opts, store.Kind{
 		Resource: admissionv1.Resource("validatingadmissionpolicies"), Singular: "validatingadmissionpolicy",
-		New:      func() runtime.Object { return &policy{} },
-		NewList:  func() runtime.Object { return &admissionv1.ValidatingAdmissionPolicyList{} },
-		Strategy: s,
+		New:      store.Empty[policy],
+		NewList:  store.Empty[admissionv1.ValidatingAdmissionPolicyList],
+		Strategy: r.Strategy(),
 		Table: policyTable(store.Column{Name: "Validations", Type: "integer",
 			Description: "Validations indicates the number of validation rules defined in this configuration"},
 			kind, func(p *policy) int { return len(p.Spec.Validations) }),
@@ -94,16 +82,14 @@ func addValidating(out map[string]rest.Storage, opts generic.RESTOptionsGetter, 
 		return err
 	}
 	out["validatingadmissionpolicies"] = policies
-	out["validatingadmissionpolicies/status"] = store.NewSub(policies, policyStatusStrategy{s})
+	out["validatingadmissionpolicies/status"] = store.NewSub(policies, policyStatusRules(r).Strategy())
 	target := func(b *binding) (string, *admissionv1.ParamRef) { return b.Spec.PolicyName, b.Spec.ParamRef }
 	return add(out, opts, store.Kind{
 		Resource: admissionv1.Resource("validatingadmissionpolicybindings"), Singular: "validatingadmissionpolicybinding",
-		New:     func() runtime.Object { return &binding{} },
-		NewList: func() runtime.Object { return &admissionv1.ValidatingAdmissionPolicyBindingList{} },
-		Strategy: strategy[*binding]{
-			Base: store.ClusterScoped(), spec: func(b *binding) any { return b.Spec },
-			validate: validateBinding(a, target, validateValidatingBinding, kindOf(policies, kind)),
-		},
+		New:     store.Empty[binding],
+		NewList: store.Empty[admissionv1.ValidatingAdmissionPolicyBindingList],
+		Strategy: rules(func(b *binding) any { return &b.Spec },
+			validateBinding(a, target, validateValidatingBinding, kindOf(policies, kind))).Strategy(),
 		Table: bindingTable(target),
 	})
 }
@@ -114,11 +100,9 @@ func addMutating(out map[string]rest.Storage, opts generic.RESTOptionsGetter, a 
 	kind := func(p *policy) *admissionv1.ParamKind { return p.Spec.ParamKind }
 	policies, err := newKind(opts, store.Kind{
 		Resource: admissionv1.Resource("mutatingadmissionpolicies"), Singular: "mutatingadmissionpolicy",
-		New:     func() runtime.Object { return &policy{} },
-		NewList: func() runtime.Object { return &admissionv1.MutatingAdmissionPolicyList{} },
-		Strategy: strategy[*policy]{
-			Base: store.ClusterScoped(), spec: func(p *policy) any { return p.Spec }, validate: validatePolicy(a, kind, validateMutatingPolicy),
-		},
+		New:      store.Empty[policy],
+		NewList:  store.Empty[admissionv1.MutatingAdmissionPolicyList],
+		Strategy: rules(func(p *policy) any { return &p.Spec }, validatePolicy(a, kind, validateMutatingPolicy)).Strategy(),
 		Table: policyTable(store.Column{Name: "Mutations", Type: "integer",
 			Description: "Mutation indicates the number of mutations rules defined in this configuration"},
 			kind, func(p *policy) int { return len(p.Spec.Mutations) }),
@@ -130,19 +114,17 @@ func addMutating(out map[string]rest.Storage, opts generic.RESTOptionsGetter, a 
 	target := func(b *binding) (string, *admissionv1.ParamRef) { return b.Spec.PolicyName, b.Spec.ParamRef }
 	return add(out, opts, store.Kind{
 		Resource: admissionv1.Resource("mutatingadmissionpolicybindings"), Singular: "mutatingadmissionpolicybinding",
-		New:     func() runtime.Object { return &binding{} },
-		NewList: func() runtime.Object { return &admissionv1.MutatingAdmissionPolicyBindingList{} },
-		Strategy: strategy[*binding]{
-			Base: store.ClusterScoped(), spec: func(b *binding) any { return b.Spec },
-			validate: validateBinding(a, target, validateMutatingBinding, kindOf(policies, kind)),
-		},
+		New:     store.Empty[binding],
+		NewList: store.Empty[admissionv1.MutatingAdmissionPolicyBindingList],
+		Strategy: rules(func(b *binding) any { return &b.Spec },
+			validateBinding(a, target, validateMutatingBinding, kindOf(policies, kind))).Strategy(),
 		Table: bindingTable(target),
 	})
 }
 
 // validatePolicy returns the validation of a kind of policies: what validate finds, and
 // whether the author may let it read the kind of its parameters.
-func validatePolicy[T object](
+func validatePolicy[T store.Object](
 	a Authority, kind func(T) *admissionv1.ParamKind, validate func(p, old T) field.ErrorList,
 ) func(context.Context, T, T) field.ErrorList {
 	return func(ctx context.Context, p, old T) field.ErrorList {
@@ -156,7 +138,7 @@ func validatePolicy[T object](
 
 // validateBinding returns the validation of a kind of bindings: what validate finds, and
 // whether the author may let the policy read the parameters. target returns both names.
-func validateBinding[T object](
+func validateBinding[T store.Object](
 	a Authority, target func(T) (string, *admissionv1.ParamRef), validate func(T) field.ErrorList,
 	kindOf func(context.Context, string) (*admissionv1.ParamKind, error),
 ) func(context.Context, T, T) field.ErrorList {
@@ -175,7 +157,7 @@ func validateBinding[T object](
 }
 
 // kindOf returns how to find the kind of the parameters of a stored policy.
-func kindOf[T object](
+func kindOf[T store.Object](
 	policies *store.REST, kind func(T) *admissionv1.ParamKind,
 ) func(context.Context, string) (*admissionv1.ParamKind, error) {
 	return func(ctx context.Context, name string) (*admissionv1.ParamKind, error) {
@@ -201,14 +183,14 @@ func add(out map[string]rest.Storage, opts generic.RESTOptionsGetter, k store.Ki
 	return nil
 }
 
-func policyTable[T object](number store.Column, kind func(T) *admissionv1.ParamKind, count func(T) int) rest.TableConvertor {
+func policyTable[T store.Object](number store.Column, kind func(T) *admissionv1.ParamKind, count func(T) int) rest.TableConvertor {
 	return store.NewTable([]store.Column{number,
 		{Name: "ParamKind", Description: "ParamKind specifies the kind of resources used to parameterize this policy"},
 		store.AgeColumn(),
 	}, func(p T) []any { return []any{int64(count(p)), kindText(kind(p)), store.Age(p.GetCreationTimestamp())} })
 }
 
-func bindingTable[T object](target func(T) (string, *admissionv1.ParamRef)) rest.TableConvertor {
+func bindingTable[T store.Object](target func(T) (string, *admissionv1.ParamRef)) rest.TableConvertor {
 	return store.NewTable([]store.Column{
 		{Name: "PolicyName", Description: "PolicyName indicates the policy definition which the policy binding binded to"},
 		{Name: "ParamRef", Description: "ParamRef indicates the param resource which sets the configuration param"},
@@ -242,90 +224,39 @@ func paramsText(r *admissionv1.ParamRef) string {
 	return unset
 }
 
-// object is a pointer to one of the kinds.
-type object interface {
-	comparable
-	runtime.Object
-	metav1.Object
-}
-
-// strategy is what the kinds share: spec is what counts as a new generation, validate
-// checks an object as a replacement of old, nil on create.
-type strategy[T object] struct {
-	store.Base
-	spec     func(T) any
-	validate func(ctx context.Context, obj, old T) field.ErrorList
-}
-
-// AllowUnconditionalUpdate is false: whoever replaces a rule of admission has seen it.
-func (strategy[T]) AllowUnconditionalUpdate(context.Context) bool { return false }
-
-// PrepareForCreate begins to count generations.
-func (strategy[T]) PrepareForCreate(_ context.Context, obj runtime.Object) { obj.(T).SetGeneration(1) }
-
-// PrepareForUpdate counts generations.
-func (s strategy[T]) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
-	if now, before := obj.(T), old.(T); !equality.Semantic.DeepEqual(s.spec(now), s.spec(before)) {
-		now.SetGeneration(before.GetGeneration() + 1)
+// rules are what the kinds share: spec returns what counts as a new generation,
+// validate checks an object as a replacement of old, nil on create. An update
+// needs a resource version: its author has seen the rule that it replaces.
+func rules[T store.Object](spec func(T) any, validate func(ctx context.Context, obj, old T) field.ErrorList) store.Rules[T] {
+	return store.Rules[T]{
+		ClusterScoped: true, VersionRequired: true, Generation: spec,
+		Validate: func(ctx context.Context, obj, old T) field.ErrorList { return store.Limit(validate(ctx, obj, old)) },
+		Warn:     func(obj, _ T) []string { return warnName(obj.GetName()) },
 	}
 }
 
-func (s strategy[T]) Validate(ctx context.Context, obj runtime.Object) field.ErrorList {
-	var none T
-	return store.Limit(s.validate(ctx, obj.(T), none))
+type validatingPolicy = *admissionv1.ValidatingAdmissionPolicy
+
+func validatingPolicyRules(
+	validate func(ctx context.Context, p, old validatingPolicy) field.ErrorList,
+) store.Rules[validatingPolicy] {
+	r := rules(func(p validatingPolicy) any { return &p.Spec }, validate)
+	r.APIVersion = admissionv1.SchemeGroupVersion.String()
+	r.Kept = []store.Part[validatingPolicy]{
+		store.Field("status", func(p validatingPolicy) *admissionv1.ValidatingAdmissionPolicyStatus { return &p.Status }),
+	}
+	return r
 }
 
-func (s strategy[T]) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
-	return store.Limit(s.validate(ctx, obj.(T), old.(T)))
-}
-
-func (strategy[T]) WarningsOnCreate(_ context.Context, obj runtime.Object) []string {
-	return warnName(obj.(T).GetName())
-}
-
-func (strategy[T]) WarningsOnUpdate(_ context.Context, obj, _ runtime.Object) []string {
-	return warnName(obj.(T).GetName())
-}
-
-// policyStrategy keeps the status of ValidatingAdmissionPolicies.
-type policyStrategy struct {
-	strategy[*admissionv1.ValidatingAdmissionPolicy]
-}
-
-func (policyStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
-	return store.ResetFields(apiVersion, []string{"status"})
-}
-
-func (s policyStrategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
-	obj.(*admissionv1.ValidatingAdmissionPolicy).Status = admissionv1.ValidatingAdmissionPolicyStatus{}
-	s.strategy.PrepareForCreate(ctx, obj)
-}
-
-func (s policyStrategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object) {
-	obj.(*admissionv1.ValidatingAdmissionPolicy).Status = old.(*admissionv1.ValidatingAdmissionPolicy).Status
-	s.strategy.PrepareForUpdate(ctx, obj, old)
-}
-
-// policyStatusStrategy lets the status through.
-type policyStatusStrategy struct{ policyStrategy }
-
-func (policyStatusStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
-	return store.ResetFields(apiVersion, []string{"metadata"}, []string{"spec"})
-}
-
-func (policyStatusStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
-	p, before := obj.(*admissionv1.ValidatingAdmissionPolicy), old.(*admissionv1.ValidatingAdmissionPolicy)
-	p.Spec = before.Spec
-	metav1.ResetObjectMetaForStatus(&p.ObjectMeta, &before.ObjectMeta)
-}
-
-func (policyStatusStrategy) ValidateUpdate(_ context.Context, obj, _ runtime.Object) field.ErrorList {
-	return store.Limit(validatePolicyStatus(&obj.(*admissionv1.ValidatingAdmissionPolicy).Status, field.NewPath("status")))
-}
-
-// WarningsOnUpdate warns of nothing: a status has no name.
-func (policyStatusStrategy) WarningsOnUpdate(context.Context, runtime.Object, runtime.Object) []string {
-	return nil
+func policyStatusRules(r store.Rules[validatingPolicy]) store.Rules[validatingPolicy] {
+	return r.Sub(
+		func(_ context.Context, p, _ validatingPolicy) field.ErrorList {
+			return store.Limit(validatePolicyStatus(&p.Status, field.NewPath("status")))
+		},
+		store.Part[validatingPolicy]{Path: "metadata", Restore: func(p, old validatingPolicy) {
+			metav1.ResetObjectMetaForStatus(&p.ObjectMeta, &old.ObjectMeta)
+		}},
+		store.Field("spec", func(p validatingPolicy) *admissionv1.ValidatingAdmissionPolicySpec { return &p.Spec }))
 }
 
 // staticSuffix ends the names that Kubernetes reserves for configurations from files.

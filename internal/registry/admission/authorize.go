@@ -93,7 +93,7 @@ func (a Authority) ask(kind *admissionv1.ParamKind) (authorizer.AttributesRecord
 	return ask, err
 }
 
-// allowed returns the name of the user and whether he may do what is asked. Members
+// allowed returns the name of the user and whether the user may do it. Members
 // of system:masters may do everything.
 func (a Authority) allowed(ctx context.Context, ask authorizer.AttributesRecord) (string, bool, error) {
 	if a.Authorizer == nil {

@@ -104,7 +104,7 @@ func validateWebhooks(m *metav1.ObjectMeta, hooks, old []hook, update bool) fiel
 	return errs
 }
 
-// sideEffects are those that new webhooks may have.
+// sideEffects are the side effects that new webhooks may have.
 func sideEffects() []admissionv1.SideEffectClass {
 	return []admissionv1.SideEffectClass{admissionv1.SideEffectClassNone, admissionv1.SideEffectClassNoneOnDryRun}
 }

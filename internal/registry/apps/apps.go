@@ -2,6 +2,7 @@
 package apps
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
@@ -19,19 +20,19 @@ import (
 	"github.com/fairlead/fairlead/internal/registry/store"
 )
 
-const apiVersion = "apps/v1"
+var apiVersion = appsv1.SchemeGroupVersion.String() //nolint:gochecknoglobals // constant in all but name
 
 // NewStorage returns the storages of the kinds of apps/v1 by resource path.
 func NewStorage(opts generic.RESTOptionsGetter) (map[string]rest.Storage, error) {
 	out := map[string]rest.Storage{}
 	for _, k := range []struct {
 		kind   store.Kind
-		status rest.UpdateResetFieldsStrategy
-		scaled scaled // nil without the subresource scale
+		status store.Strategy // nil without the subresource status
+		scaled scaled         // nil without the subresource scale
 	}{
-		{deployments(), deploymentStatus{deploymentStrategy{store.Namespaced()}}, scaledDeployment},
-		{replicaSets(), replicaSetStatus{replicaSetStrategy{store.Namespaced()}}, scaledReplicaSet},
-		{daemonSets(), daemonSetStatus{daemonSetStrategy{store.Namespaced()}}, nil},
+		{deployments(), deploymentStatusRules().Strategy(), scaledDeployment},
+		{replicaSets(), replicaSetStatusRules().Strategy(), scaledReplicaSet},
+		{daemonSets(), daemonSetStatusRules().Strategy(), nil},
 		{controllerRevisions(), nil, nil},
 	} {
 		r, err := store.New(k.kind, opts)
@@ -133,13 +134,34 @@ func replicas(n *int32) int64 {
 	return int64(*n)
 }
 
+func deployments() store.Kind {
+	spec, status := appsv1.DeploymentSpec{}.SwaggerDoc(), appsv1.DeploymentStatus{}.SwaggerDoc()
+	return store.Kind{
+		Resource: resource("deployments"), Singular: "deployment", ShortNames: []string{"deploy"}, Categories: []string{"all"},
+		New:      store.Empty[appsv1.Deployment],
+		NewList:  store.Empty[appsv1.DeploymentList],
+		Strategy: deploymentRules().Strategy(),
+		Table: store.NewTable(slices.Concat([]store.Column{
+			{Name: "Ready", Description: "Number of the pod with ready state"},
+			{Name: "Up-to-date", Description: status["updatedReplicas"]},
+			{Name: "Available", Description: status["availableReplicas"]},
+			store.AgeColumn(),
+		}, templateColumns(spec["selector"])), func(d *appsv1.Deployment) []any {
+			return append([]any{
+				fmt.Sprintf("%d/%d", d.Status.ReadyReplicas, replicas(d.Spec.Replicas)), int64(d.Status.UpdatedReplicas),
+				int64(d.Status.AvailableReplicas), store.Age(d.CreationTimestamp),
+			}, templateCells(d.Spec.Template.Spec.Containers, d.Spec.Selector)...)
+		}),
+	}
+}
+
 func replicaSets() store.Kind {
 	spec, status := appsv1.ReplicaSetSpec{}.SwaggerDoc(), appsv1.ReplicaSetStatus{}.SwaggerDoc()
 	return store.Kind{
 		Resource: resource("replicasets"), Singular: "replicaset", ShortNames: []string{"rs"}, Categories: []string{"all"},
-		New:      func() runtime.Object { return &appsv1.ReplicaSet{} },
-		NewList:  func() runtime.Object { return &appsv1.ReplicaSetList{} },
-		Strategy: replicaSetStrategy{store.Namespaced()}, Attrs: replicaSetAttrs,
+		New:      store.Empty[appsv1.ReplicaSet],
+		NewList:  store.Empty[appsv1.ReplicaSetList],
+		Strategy: replicaSetRules().Strategy(), Attrs: replicaSetAttrs,
 		Table: store.NewTable(slices.Concat([]store.Column{
 			{Name: "Desired", Type: "integer", Description: spec["replicas"]},
 			{Name: "Current", Type: "integer", Description: status["replicas"]},
@@ -157,9 +179,9 @@ func daemonSets() store.Kind {
 	spec, status := appsv1.DaemonSetSpec{}.SwaggerDoc(), appsv1.DaemonSetStatus{}.SwaggerDoc()
 	return store.Kind{
 		Resource: resource("daemonsets"), Singular: "daemonset", ShortNames: []string{"ds"}, Categories: []string{"all"},
-		New:      func() runtime.Object { return &appsv1.DaemonSet{} },
-		NewList:  func() runtime.Object { return &appsv1.DaemonSetList{} },
-		Strategy: daemonSetStrategy{store.Namespaced()},
+		New:      store.Empty[appsv1.DaemonSet],
+		NewList:  store.Empty[appsv1.DaemonSetList],
+		Strategy: daemonSetRules().Strategy(),
 		Table: store.NewTable(slices.Concat([]store.Column{
 			{Name: "Desired", Type: "integer", Description: status["desiredNumberScheduled"]},
 			{Name: "Current", Type: "integer", Description: status["currentNumberScheduled"]},
@@ -181,9 +203,9 @@ func daemonSets() store.Kind {
 func controllerRevisions() store.Kind {
 	return store.Kind{
 		Resource: resource("controllerrevisions"), Singular: "controllerrevision",
-		New:      func() runtime.Object { return &appsv1.ControllerRevision{} },
-		NewList:  func() runtime.Object { return &appsv1.ControllerRevisionList{} },
-		Strategy: revisionStrategy{store.Namespaced()},
+		New:      store.Empty[appsv1.ControllerRevision],
+		NewList:  store.Empty[appsv1.ControllerRevisionList],
+		Strategy: revisionRules().Strategy(),
 		Table: store.NewTable([]store.Column{
 			{Name: "Controller", Description: "Controller of the object"},
 			{Name: "Revision", Description: appsv1.ControllerRevision{}.SwaggerDoc()["revision"]},

@@ -56,7 +56,7 @@ func (s scalable) scale() (*autoscalingv1.Scale, error) {
 	return out, nil
 }
 
-// scaleREST is the subresource scale: the number of replicas alone.
+// scaleREST is the subresource scale: only the number of replicas.
 type scaleREST struct {
 	store  *genericregistry.Store
 	scaled scaled

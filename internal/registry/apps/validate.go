@@ -18,16 +18,12 @@ import (
 	"github.com/fairlead/fairlead/internal/registry/store"
 )
 
-// The rules and the words are those of pkg/apis/apps/validation of Kubernetes.
+// The rules and the messages come from pkg/apis/apps/validation of Kubernetes.
 
 const isNegative = "must be greater than or equal to 0"
 
 // templatePath is where the spec of a template stands.
 var templatePath = field.NewPath("spec", "template", "spec") //nolint:gochecknoglobals // constant in all but name
-
-func validateMeta(m *metav1.ObjectMeta) field.ErrorList {
-	return store.ValidateMeta(m, true, validation.NameIsDNSSubdomain)
-}
 
 func nameWarnings(name string) []string {
 	if msgs := utilvalidation.IsDNS1123Label(name); len(msgs) > 0 {

@@ -1,5 +1,5 @@
 // Package certificate stores CertificateSigningRequests: how a new node gets a
-// certificate of its own, and how people may ask for client certificates.
+// certificate, and how people may ask for client certificates.
 package certificate
 
 import (
@@ -21,10 +21,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
-	"k8s.io/apiserver/pkg/endpoints/request"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/registry/rest"
-	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"github.com/fairlead/fairlead/internal/registry/store"
 )
@@ -32,12 +31,12 @@ import (
 // NewStorage returns the storages by resource path. a decides who may
 // approve requests for a signer, and who may sign them.
 func NewStorage(opts generic.RESTOptionsGetter, a authorizer.UnconditionalAuthorizer) (map[string]rest.Storage, error) {
-	base := strategy{store.ClusterScoped()}
+	base := rules()
 	r, err := store.New(store.Kind{
 		Resource: certificatesv1.Resource("certificatesigningrequests"), Singular: "certificatesigningrequest", ShortNames: []string{"csr"},
-		New:      func() runtime.Object { return &certificatesv1.CertificateSigningRequest{} },
-		NewList:  func() runtime.Object { return &certificatesv1.CertificateSigningRequestList{} },
-		Strategy: base,
+		New:      store.Empty[certificatesv1.CertificateSigningRequest],
+		NewList:  store.Empty[certificatesv1.CertificateSigningRequestList],
+		Strategy: base.Strategy(),
 		Attrs:    attrs,
 		Table: store.NewTable([]store.Column{
 			{Name: "Age"}, {Name: "SignerName"}, {Name: "Requestor"}, {Name: "RequestedDuration"}, {Name: "Condition"},
@@ -48,8 +47,8 @@ func NewStorage(opts generic.RESTOptionsGetter, a authorizer.UnconditionalAuthor
 	}
 	return map[string]rest.Storage{
 		"certificatesigningrequests":          r,
-		"certificatesigningrequests/status":   &checked{store.NewSub(r, statusStrategy{base}), a, "sign"},
-		"certificatesigningrequests/approval": &checked{store.NewSub(r, approvalStrategy{base}), a, "approve"},
+		"certificatesigningrequests/status":   &checked{store.NewSub(r, statusRules(base).Strategy()), a, "sign"},
+		"certificatesigningrequests/approval": &checked{store.NewSub(r, approvalRules(base).Strategy()), a, "approve"},
 	}, nil
 }
 
@@ -104,15 +103,31 @@ func Parse(c *certificatesv1.CertificateSigningRequest) (*x509.CertificateReques
 	return r, r.CheckSignature()
 }
 
-type strategy struct{ store.Base }
+type request = *certificatesv1.CertificateSigningRequest
 
-// PrepareForCreate records who asks; a request is never created approved.
-func (strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
-	c := obj.(*certificatesv1.CertificateSigningRequest)
+func keptSpec() store.Part[request] {
+	return store.Field("spec", func(c request) *certificatesv1.CertificateSigningRequestSpec { return &c.Spec })
+}
+
+// rules accept changes of the metadata only.
+func rules() store.Rules[request] {
+	return store.Rules[request]{
+		APIVersion: certificatesv1.SchemeGroupVersion.String(), ClusterScoped: true,
+		Kept: []store.Part[request]{
+			keptSpec(), store.Field("status", func(c request) *certificatesv1.CertificateSigningRequestStatus { return &c.Status }),
+		},
+		KeptOnUpdateOnly: true,
+		Create:           setRequester,
+		Validate:         validateWrite(false, false),
+	}
+}
+
+// setRequester records who asks. A request is never created approved.
+func setRequester(ctx context.Context, c request) {
 	c.Status = certificatesv1.CertificateSigningRequestStatus{}
 	s := &c.Spec
 	s.Username, s.UID, s.Groups, s.Extra = "", "", nil, nil
-	u, ok := request.UserFrom(ctx)
+	u, ok := apirequest.UserFrom(ctx)
 	if !ok {
 		return
 	}
@@ -125,45 +140,23 @@ func (strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 	}
 }
 
-// PrepareForUpdate keeps all but the metadata.
-func (strategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
-	c, before := obj.(*certificatesv1.CertificateSigningRequest), old.(*certificatesv1.CertificateSigningRequest)
-	c.Spec, c.Status = before.Spec, before.Status
+// statusRules accept the certificate, and conditions other than the approval.
+func statusRules(r store.Rules[request]) store.Rules[request] {
+	status := r.Sub(validateWrite(false, true), keptSpec())
+	status.Update = stamp
+	return status
 }
 
-func (strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
-	return store.ResetFields("certificates.k8s.io/v1", []string{"spec"}, []string{"status"})
-}
-
-// statusStrategy lets the certificate through, and conditions other than the
-// approval.
-type statusStrategy struct{ strategy }
-
-func (statusStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
-	c, before := obj.(*certificatesv1.CertificateSigningRequest), old.(*certificatesv1.CertificateSigningRequest)
-	c.Spec = before.Spec
-	stamp(c, before)
-}
-
-func (statusStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
-	return store.ResetFields("certificates.k8s.io/v1", []string{"spec"})
-}
-
-// approvalStrategy lets the conditions through.
-type approvalStrategy struct{ strategy }
-
-func (approvalStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
-	c, before := obj.(*certificatesv1.CertificateSigningRequest), old.(*certificatesv1.CertificateSigningRequest)
-	c.Spec, c.Status.Certificate = before.Spec, before.Status.Certificate
-	stamp(c, before)
-}
-
-func (approvalStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
-	return store.ResetFields("certificates.k8s.io/v1", []string{"spec"}, []string{"status", "certificate"})
+// approvalRules accept conditions.
+func approvalRules(r store.Rules[request]) store.Rules[request] {
+	approval := r.Sub(validateWrite(true, false), keptSpec(),
+		store.Field("status.certificate", func(c request) *[]byte { return &c.Status.Certificate }))
+	approval.Update = stamp
+	return approval
 }
 
 // stamp fills in the times of new conditions.
-func stamp(c, before *certificatesv1.CertificateSigningRequest) {
+func stamp(c, before request) {
 	now := metav1.Now()
 	for i := range c.Status.Conditions {
 		k := &c.Status.Conditions[i]
@@ -207,7 +200,7 @@ func (r *checked) Update(ctx context.Context, name string, info rest.UpdatedObje
 
 // may asks for the signer by name, and for all signers of its domain.
 func (r *checked) may(ctx context.Context, signer string) bool {
-	u, ok := request.UserFrom(ctx)
+	u, ok := apirequest.UserFrom(ctx)
 	if !ok {
 		return false
 	}

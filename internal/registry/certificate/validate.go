@@ -13,7 +13,6 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	"k8s.io/apimachinery/pkg/runtime"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -37,10 +36,6 @@ func usages() []certificatesv1.KeyUsage {
 
 // anyName accepts every name that can stand in a URL.
 func anyName(string, bool) []string { return nil }
-
-func (strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
-	return validate(obj.(*certificatesv1.CertificateSigningRequest))
-}
 
 func validate(c *certificatesv1.CertificateSigningRequest) field.ErrorList {
 	errs := store.ValidateMeta(&c.ObjectMeta, false, anyName)
@@ -143,22 +138,20 @@ func checkCertificate(data []byte) error {
 	return nil
 }
 
-func (strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	return validateUpdate(obj, old, false, false)
-}
-
-func (statusStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	return validateUpdate(obj, old, false, true)
-}
-
-func (approvalStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	return validateUpdate(obj, old, true, false)
+// validateWrite returns the validation of the writes by one path: mayDecide by
+// the path of approvals, mayIssue by the path of certificates.
+func validateWrite(mayDecide, mayIssue bool) func(context.Context, request, request) field.ErrorList {
+	return func(_ context.Context, c, before request) field.ErrorList {
+		if before == nil {
+			return validate(c)
+		}
+		return validateUpdate(c, before, mayDecide, mayIssue)
+	}
 }
 
 // validateUpdate keeps decisions: an approval, a denial, a failure and a
 // certificate are not taken back, and each comes by its own path.
-func validateUpdate(obj, old runtime.Object, mayDecide, mayIssue bool) field.ErrorList {
-	c, before := obj.(*certificatesv1.CertificateSigningRequest), old.(*certificatesv1.CertificateSigningRequest)
+func validateUpdate(c, before request, mayDecide, mayIssue bool) field.ErrorList {
 	errs := append(validate(c), store.ValidateMetaUpdate(&c.ObjectMeta, &before.ObjectMeta)...)
 	path := field.NewPath("status", "conditions")
 	for _, t := range []certificatesv1.RequestConditionType{certificatesv1.CertificateApproved, certificatesv1.CertificateDenied,

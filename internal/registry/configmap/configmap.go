@@ -9,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/validation"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/registry/rest"
@@ -26,9 +25,9 @@ func NewStorage(opts generic.RESTOptionsGetter) (map[string]rest.Storage, error)
 		Resource:   corev1.Resource("configmaps"),
 		Singular:   "configmap",
 		ShortNames: []string{"cm"},
-		New:        func() runtime.Object { return &corev1.ConfigMap{} },
-		NewList:    func() runtime.Object { return &corev1.ConfigMapList{} },
-		Strategy:   strategy{store.Namespaced()},
+		New:        store.Empty[corev1.ConfigMap],
+		NewList:    store.Empty[corev1.ConfigMapList],
+		Strategy:   store.Rules[*corev1.ConfigMap]{Validate: validateWrite}.Strategy(),
 		Table: store.NewTable([]store.Column{
 			{Name: "Data", Description: corev1.ConfigMap{}.SwaggerDoc()["data"]},
 			store.AgeColumn(),
@@ -42,14 +41,11 @@ func NewStorage(opts generic.RESTOptionsGetter) (map[string]rest.Storage, error)
 	return map[string]rest.Storage{"configmaps": r}, nil
 }
 
-type strategy struct{ store.Base }
-
-func (strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
-	return validate(obj.(*corev1.ConfigMap))
-}
-
-func (strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	cm, before := obj.(*corev1.ConfigMap), old.(*corev1.ConfigMap)
+// validateWrite checks cm as a replacement of before, nil on create.
+func validateWrite(_ context.Context, cm, before *corev1.ConfigMap) field.ErrorList {
+	if before == nil {
+		return validate(cm)
+	}
 	errs := store.ValidateMetaUpdate(&cm.ObjectMeta, &before.ObjectMeta)
 	errs = append(errs, store.ValidateImmutable(cm.Immutable, before.Immutable,
 		store.DataField{Name: "data", Changed: !equality.Semantic.DeepEqual(cm.Data, before.Data)},

@@ -9,8 +9,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-
-	"github.com/fairlead/fairlead/internal/registry/store"
 )
 
 func check(t *testing.T, what string, errs field.ErrorList, want string) {
@@ -149,7 +147,7 @@ func TestSlices(t *testing.T) {
 }
 
 func TestSliceUpdates(t *testing.T) {
-	st := sliceStrategy{store.Namespaced()}
+	st := sliceRules().Strategy()
 	old := slice(func(s *discoveryv1.EndpointSlice) { s.Generation, s.ResourceVersion = 3, "1" })
 	for _, c := range []struct {
 		what string

@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -29,27 +28,18 @@ func setEndpointsDefaults(e *corev1.Endpoints) {
 	}
 }
 
-type endpointsStrategy struct{ store.Base }
-
-func (endpointsStrategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
-	return store.Limit(validateEndpoints(obj.(*corev1.Endpoints), nil))
-}
-
-func (endpointsStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	e, prev := obj.(*corev1.Endpoints), old.(*corev1.Endpoints)
-	errs := store.ValidateMetaUpdate(&e.ObjectMeta, &prev.ObjectMeta)
-	return store.Limit(append(errs, validateEndpoints(e, prev)...))
-}
-
-// AllowCreateOnUpdate is true, as Kubernetes has it for Endpoints.
-func (endpointsStrategy) AllowCreateOnUpdate(context.Context) bool { return true }
-
-func (endpointsStrategy) WarningsOnCreate(_ context.Context, obj runtime.Object) []string {
-	return endpointsWarnings(obj.(*corev1.Endpoints))
-}
-
-func (endpointsStrategy) WarningsOnUpdate(_ context.Context, obj, _ runtime.Object) []string {
-	return endpointsWarnings(obj.(*corev1.Endpoints))
+func endpointsRules() store.Rules[*corev1.Endpoints] {
+	return store.Rules[*corev1.Endpoints]{
+		CreateOnUpdate: true, // as Kubernetes has it for Endpoints
+		Validate: func(_ context.Context, e, prev *corev1.Endpoints) field.ErrorList {
+			var errs field.ErrorList
+			if prev != nil {
+				errs = store.ValidateMetaUpdate(&e.ObjectMeta, &prev.ObjectMeta)
+			}
+			return store.Limit(append(errs, validateEndpoints(e, prev)...))
+		},
+		Warn: func(e, _ *corev1.Endpoints) []string { return endpointsWarnings(e) },
+	}
 }
 
 func endpointsWarnings(e *corev1.Endpoints) []string {

@@ -8,11 +8,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	netutils "k8s.io/utils/net"
@@ -21,6 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/epslice"
 	"github.com/fairlead/fairlead/internal/registry/service"
 	"github.com/fairlead/fairlead/internal/registry/store"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // The limits of Kubernetes v1.36.
@@ -45,33 +44,35 @@ func setSliceDefaults(s *discoveryv1.EndpointSlice) {
 	}
 }
 
-type sliceStrategy struct{ store.Base }
-
-func (sliceStrategy) PrepareForCreate(_ context.Context, obj runtime.Object) {
-	s := obj.(*discoveryv1.EndpointSlice)
-	s.Generation = 1
-	dropTopology(s)
-	labelChecked(s)
+func sliceRules() store.Rules[*discoveryv1.EndpointSlice] {
+	prepare := func(s *discoveryv1.EndpointSlice) {
+		dropTopology(s)
+		labelChecked(s)
+	}
+	return store.Rules[*discoveryv1.EndpointSlice]{
+		Create: func(_ context.Context, s *discoveryv1.EndpointSlice) { prepare(s) },
+		Update: func(s, _ *discoveryv1.EndpointSlice) { prepare(s) },
+		// Labels count: they name the Service.
+		Generation: func(s *discoveryv1.EndpointSlice) any { return []any{s.AddressType, s.Endpoints, s.Ports, s.Labels} },
+		Validate: func(_ context.Context, s, prev *discoveryv1.EndpointSlice) field.ErrorList {
+			errs := validateSlice(s, prev)
+			if prev == nil {
+				return store.Limit(errs)
+			}
+			immutable := apivalidation.ValidateImmutableField(s.AddressType, prev.AddressType, field.NewPath("addressType"))
+			return store.Limit(append(errs, immutable...))
+		},
+		Warn: func(s, prev *discoveryv1.EndpointSlice) []string {
+			var out []string
+			if prev == nil && s.AddressType == discoveryv1.AddressTypeFQDN {
+				out = append(out, fmt.Sprintf("%s: FQDN endpoints are deprecated", field.NewPath("spec", "addressType")))
+			}
+			return append(out, addressWarnings(s)...)
+		},
+	}
 }
 
-// PrepareForUpdate counts a new generation when anything but the metadata, or
-// when the labels changed: those name the Service.
-func (sliceStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
-	s, prev := obj.(*discoveryv1.EndpointSlice), old.(*discoveryv1.EndpointSlice)
-	dropTopology(s)
-	labelChecked(s)
-	bare := func(s *discoveryv1.EndpointSlice) discoveryv1.EndpointSlice {
-		out := *s
-		out.ObjectMeta, out.TypeMeta = metav1.ObjectMeta{}, metav1.TypeMeta{}
-		return out
-	}
-	s.Generation = prev.Generation
-	if !equality.Semantic.DeepEqual(bare(s), bare(prev)) || !equality.Semantic.DeepEqual(s.Labels, prev.Labels) {
-		s.Generation++
-	}
-}
-
-// dropTopology takes out of the deprecated topology what has fields of its own.
+// dropTopology removes the deprecated topology, whose values have their own fields now.
 // The v1 API accepts it for reading what older versions wrote only.
 func dropTopology(s *discoveryv1.EndpointSlice) {
 	for i := range s.Endpoints {
@@ -81,37 +82,14 @@ func dropTopology(s *discoveryv1.EndpointSlice) {
 
 // labelChecked keeps the label by which nodes find the slices that are checked.
 func labelChecked(s *discoveryv1.EndpointSlice) {
-	_, has := s.Labels[checks.Label]
-	_, asks := s.Annotations[checks.Annotation]
+	_, has := s.Labels[svc.CheckedLabel]
+	_, asks := s.Annotations[svc.CheckAnnotation]
 	switch {
 	case asks:
-		metav1.SetMetaDataLabel(&s.ObjectMeta, checks.Label, "true")
+		metav1.SetMetaDataLabel(&s.ObjectMeta, svc.CheckedLabel, "true")
 	case has:
-		delete(s.Labels, checks.Label)
+		delete(s.Labels, svc.CheckedLabel)
 	}
-}
-
-func (sliceStrategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
-	return store.Limit(validateSlice(obj.(*discoveryv1.EndpointSlice), nil))
-}
-
-func (sliceStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	s, prev := obj.(*discoveryv1.EndpointSlice), old.(*discoveryv1.EndpointSlice)
-	errs := validateSlice(s, prev)
-	return store.Limit(append(errs, apivalidation.ValidateImmutableField(s.AddressType, prev.AddressType, field.NewPath("addressType"))...))
-}
-
-func (sliceStrategy) WarningsOnCreate(_ context.Context, obj runtime.Object) []string {
-	s := obj.(*discoveryv1.EndpointSlice)
-	var out []string
-	if s.AddressType == discoveryv1.AddressTypeFQDN {
-		out = append(out, fmt.Sprintf("%s: FQDN endpoints are deprecated", field.NewPath("spec", "addressType")))
-	}
-	return append(out, addressWarnings(s)...)
-}
-
-func (sliceStrategy) WarningsOnUpdate(_ context.Context, obj, _ runtime.Object) []string {
-	return addressWarnings(obj.(*discoveryv1.EndpointSlice))
 }
 
 // addressWarnings warns of addresses in an unusual spelling. The controllers

@@ -40,9 +40,9 @@ func AddToScheme(s *runtime.Scheme) error {
 func NewStorage(opts generic.RESTOptionsGetter) (Storage, error) {
 	eps, err := store.New(store.Kind{
 		Resource: schema.GroupResource{Resource: "endpoints"}, Singular: "endpoints", ShortNames: []string{"ep"},
-		New:      func() runtime.Object { return &corev1.Endpoints{} },
-		NewList:  func() runtime.Object { return &corev1.EndpointsList{} },
-		Strategy: endpointsStrategy{store.Namespaced()},
+		New:      store.Empty[corev1.Endpoints],
+		NewList:  store.Empty[corev1.EndpointsList],
+		Strategy: endpointsRules().Strategy(),
 		Table: store.NewTable([]store.Column{
 			{Name: "Endpoints", Description: corev1.Endpoints{}.SwaggerDoc()["subsets"]},
 			store.AgeColumn(),
@@ -54,9 +54,9 @@ func NewStorage(opts generic.RESTOptionsGetter) (Storage, error) {
 	doc := discoveryv1.EndpointSlice{}.SwaggerDoc()
 	slices, err := store.New(store.Kind{
 		Resource: schema.GroupResource{Group: discoveryv1.GroupName, Resource: "endpointslices"}, Singular: "endpointslice",
-		New:      func() runtime.Object { return &discoveryv1.EndpointSlice{} },
-		NewList:  func() runtime.Object { return &discoveryv1.EndpointSliceList{} },
-		Strategy: sliceStrategy{store.Namespaced()},
+		New:      store.Empty[discoveryv1.EndpointSlice],
+		NewList:  store.Empty[discoveryv1.EndpointSliceList],
+		Strategy: sliceRules().Strategy(),
 		Table: store.NewTable([]store.Column{
 			{Name: "AddressType", Description: doc["addressType"]},
 			{Name: "Ports", Description: doc["ports"]},

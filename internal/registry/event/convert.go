@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// addConversions lets events.k8s.io/v1 show what is stored as core/v1 Events.
+// addConversions lets events.k8s.io/v1 show stored core/v1 Events.
 // It is the only kind here whose versions are two Go types.
 func addConversions(s *runtime.Scheme) error {
 	for _, c := range []struct {

@@ -25,13 +25,15 @@ const Life = time.Hour
 // NewStorage returns the storage of Events for core/v1 and, of the same
 // objects, for events.k8s.io/v1.
 func NewStorage(opts generic.RESTOptionsGetter) (core, events rest.Storage, err error) {
+	// Recorders update an Event that may have expired.
+	rules := store.Rules[*corev1.Event]{CreateOnUpdate: true, Validate: validateWrite}
 	r, err := store.New(store.Kind{
 		Resource:   corev1.Resource("events"),
 		Singular:   "event",
 		ShortNames: []string{"ev"},
-		New:        func() runtime.Object { return &corev1.Event{} },
-		NewList:    func() runtime.Object { return &corev1.EventList{} },
-		Strategy:   strategy{store.Namespaced()},
+		New:        store.Empty[corev1.Event],
+		NewList:    store.Empty[corev1.EventList],
+		Strategy:   rules.Strategy(),
 		Attrs:      attrs,
 		Table:      table(),
 	}, opts)
@@ -150,25 +152,16 @@ func source(e *corev1.Event) string {
 	return component + ", " + host
 }
 
-type strategy struct{ store.Base }
-
-// AllowCreateOnUpdate is true: recorders update an Event that may have expired.
-func (strategy) AllowCreateOnUpdate(context.Context) bool { return true }
-
-func (strategy) Validate(ctx context.Context, obj runtime.Object) field.ErrorList {
-	e := obj.(*corev1.Event)
-	errs := validate(e, isEventsGroup(ctx))
-	if isEventsGroup(ctx) {
-		errs = append(errs, validateNew(e)...)
+// validateWrite checks e as a replacement of before, nil on create, by the rules
+// of the group that the request names.
+func validateWrite(ctx context.Context, e, before *corev1.Event) field.ErrorList {
+	newGroup := isEventsGroup(ctx)
+	errs := validate(e, newGroup)
+	switch {
+	case !newGroup:
+		return errs
+	case before == nil:
+		return append(errs, validateNew(e)...)
 	}
-	return errs
-}
-
-func (strategy) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
-	e, before := obj.(*corev1.Event), old.(*corev1.Event)
-	errs := validate(e, isEventsGroup(ctx))
-	if isEventsGroup(ctx) {
-		errs = append(errs, validateNewUpdate(e, before)...)
-	}
-	return errs
+	return append(errs, validateNewUpdate(e, before)...)
 }

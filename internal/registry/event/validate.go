@@ -24,7 +24,7 @@ func isEventsGroup(ctx context.Context) bool {
 
 // validate is what both groups ask for. An Event that has eventTime was made by
 // a new recorder, whichever group it came through, and is checked as one. The
-// paths are those of core/v1 but for reportingController, as Kubernetes has
+// paths are the paths of core/v1 except reportingController, as Kubernetes has
 // them.
 func validate(e *corev1.Event, eventsGroup bool) field.ErrorList {
 	var errs field.ErrorList

@@ -8,7 +8,6 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/apimachinery/pkg/api/validation"
-	"k8s.io/apimachinery/pkg/runtime"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/registry/generic"
@@ -22,9 +21,9 @@ func NewStorage(opts generic.RESTOptionsGetter) (map[string]rest.Storage, error)
 	r, err := store.New(store.Kind{
 		Resource: coordinationv1.Resource("leases"),
 		Singular: "lease",
-		New:      func() runtime.Object { return &coordinationv1.Lease{} },
-		NewList:  func() runtime.Object { return &coordinationv1.LeaseList{} },
-		Strategy: strategy{store.Namespaced()},
+		New:      store.Empty[coordinationv1.Lease],
+		NewList:  store.Empty[coordinationv1.LeaseList],
+		Strategy: rules().Strategy(),
 		Table: store.NewTable([]store.Column{
 			{Name: "Holder", Description: coordinationv1.LeaseSpec{}.SwaggerDoc()["holderIdentity"]},
 			store.AgeColumn(),
@@ -42,24 +41,21 @@ func NewStorage(opts generic.RESTOptionsGetter) (map[string]rest.Storage, error)
 	return map[string]rest.Storage{"leases": r}, nil
 }
 
-type strategy struct{ store.Base }
-
-// AllowCreateOnUpdate is true: a heartbeat needs one request, new or not.
-func (strategy) AllowCreateOnUpdate(context.Context) bool { return true }
-
-// AllowUnconditionalUpdate is false: a lock must not be taken unseen.
-func (strategy) AllowUnconditionalUpdate(context.Context) bool { return false }
-
-// PrepareForCreate drops the fields of coordinated leader election, which
-// Kubernetes does unless an alpha feature is switched on.
-func (strategy) PrepareForCreate(_ context.Context, obj runtime.Object) {
-	s := &obj.(*coordinationv1.Lease).Spec
-	s.Strategy, s.PreferredHolder = nil, nil
+func rules() store.Rules[*coordinationv1.Lease] {
+	return store.Rules[*coordinationv1.Lease]{
+		CreateOnUpdate:  true, // a heartbeat needs one request, new or not
+		VersionRequired: true, // a lock must not be taken unseen
+		// Kubernetes drops the fields of coordinated leader election unless an
+		// alpha feature is on.
+		Create:   func(_ context.Context, l *coordinationv1.Lease) { dropElection(&l.Spec, &coordinationv1.LeaseSpec{}) },
+		Update:   func(l, old *coordinationv1.Lease) { dropElection(&l.Spec, &old.Spec) },
+		Validate: validate,
+	}
 }
 
-// PrepareForUpdate drops the same fields where the Lease did not have them.
-func (strategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
-	s, before := &obj.(*coordinationv1.Lease).Spec, old.(*coordinationv1.Lease).Spec
+// dropElection drops the fields of coordinated leader election that before did
+// not have.
+func dropElection(s, before *coordinationv1.LeaseSpec) {
 	if before.Strategy == nil {
 		s.Strategy = nil
 	}
@@ -68,15 +64,15 @@ func (strategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
 	}
 }
 
-func (strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
-	l := obj.(*coordinationv1.Lease)
-	errs := validation.ValidateObjectMeta(&l.ObjectMeta, true, validation.NameIsDNSSubdomain, field.NewPath("metadata"))
-	return append(errs, validateSpec(&l.Spec, field.NewPath("spec"))...)
-}
-
-func (strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	l := obj.(*coordinationv1.Lease)
-	errs := validation.ValidateObjectMetaUpdate(&l.ObjectMeta, &old.(*coordinationv1.Lease).ObjectMeta, field.NewPath("metadata"))
+// validate checks l as a replacement of old, nil on create.
+func validate(_ context.Context, l, old *coordinationv1.Lease) field.ErrorList {
+	metadata := field.NewPath("metadata")
+	var errs field.ErrorList
+	if old == nil {
+		errs = validation.ValidateObjectMeta(&l.ObjectMeta, true, validation.NameIsDNSSubdomain, metadata)
+	} else {
+		errs = validation.ValidateObjectMetaUpdate(&l.ObjectMeta, &old.ObjectMeta, metadata)
+	}
 	return append(errs, validateSpec(&l.Spec, field.NewPath("spec"))...)
 }
 

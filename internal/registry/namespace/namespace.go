@@ -4,6 +4,7 @@ package namespace
 
 import (
 	"context"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/validation"
@@ -14,20 +15,20 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/registry/rest"
-	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"github.com/fairlead/fairlead/internal/registry/store"
 )
 
 // NewStorage returns the storages of Namespaces by resource path.
 func NewStorage(opts generic.RESTOptionsGetter) (map[string]rest.Storage, error) {
+	namespaces := rules()
 	all, err := store.New(store.Kind{
 		Resource:   corev1.Resource("namespaces"),
 		Singular:   "namespace",
 		ShortNames: []string{"ns"},
-		New:        func() runtime.Object { return &corev1.Namespace{} },
-		NewList:    func() runtime.Object { return &corev1.NamespaceList{} },
-		Strategy:   strategy{store.ClusterScoped()},
+		New:        store.Empty[corev1.Namespace],
+		NewList:    store.Empty[corev1.NamespaceList],
+		Strategy:   namespaces.Strategy(),
 		Attrs:      attrs,
 		Table: store.NewTable([]store.Column{
 			{Name: "Status", Description: "The status of the namespace"},
@@ -39,11 +40,16 @@ func NewStorage(opts generic.RESTOptionsGetter) (map[string]rest.Storage, error)
 	if err != nil {
 		return nil, err
 	}
+	status := namespaces.Sub(validatePhase,
+		store.Field("spec", func(ns *corev1.Namespace) *corev1.NamespaceSpec { return &ns.Spec }))
+	finalize := namespaces.Sub(func(_ context.Context, ns, _ *corev1.Namespace) field.ErrorList {
+		return validateFinalizers(ns, (*field.Path).Index)
+	}, namespaces.Kept...)
 	all.ShouldDeleteDuringUpdate = goneAfterUpdate
 	return map[string]rest.Storage{
 		"namespaces":          newREST(all),
-		"namespaces/status":   store.NewSub(all, statusStrategy{strategy{store.ClusterScoped()}}),
-		"namespaces/finalize": finalizeREST{store.NewSub(all, finalizeStrategy{strategy{store.ClusterScoped()}})},
+		"namespaces/status":   store.NewSub(all, status.Strategy()),
+		"namespaces/finalize": finalizeREST{store.NewSub(all, finalize.Strategy())},
 	}, nil
 }
 
@@ -74,41 +80,33 @@ func attrs(obj runtime.Object) (labels.Set, fields.Set, error) {
 	}, nil
 }
 
-type strategy struct{ store.Base }
-
-func (strategy) PrepareForCreate(_ context.Context, obj runtime.Object) {
-	ns := obj.(*corev1.Namespace)
-	ns.Status = corev1.NamespaceStatus{Phase: corev1.NamespaceActive}
-	for _, f := range ns.Spec.Finalizers {
-		if f == corev1.FinalizerKubernetes {
-			return
-		}
+func rules() store.Rules[*corev1.Namespace] {
+	return store.Rules[*corev1.Namespace]{
+		APIVersion: "v1", ClusterScoped: true, Name: validation.ValidateNamespaceName,
+		Kept: []store.Part[*corev1.Namespace]{
+			store.Field("status", func(ns *corev1.Namespace) *corev1.NamespaceStatus { return &ns.Status }),
+		},
+		Create: activate,
+		Update: func(ns, before *corev1.Namespace) { ns.Spec.Finalizers = before.Spec.Finalizers },
+		Validate: func(_ context.Context, ns, before *corev1.Namespace) field.ErrorList {
+			if before != nil {
+				return nil
+			}
+			// The path has no index, as in Kubernetes.
+			return validateFinalizers(ns, func(path *field.Path, _ int) *field.Path { return path })
+		},
+		Canonicalize: setDefaults,
 	}
-	ns.Spec.Finalizers = append(ns.Spec.Finalizers, corev1.FinalizerKubernetes)
 }
 
-func (strategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
-	ns, before := obj.(*corev1.Namespace), old.(*corev1.Namespace)
-	ns.Spec.Finalizers = before.Spec.Finalizers
-	ns.Status = before.Status
+// activate gives a new Namespace its phase and the finalizer that keeps it
+// until its content is deleted.
+func activate(_ context.Context, ns *corev1.Namespace) {
+	ns.Status.Phase = corev1.NamespaceActive
+	if !slices.Contains(ns.Spec.Finalizers, corev1.FinalizerKubernetes) {
+		ns.Spec.Finalizers = append(ns.Spec.Finalizers, corev1.FinalizerKubernetes)
+	}
 }
-
-func (strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
-	ns := obj.(*corev1.Namespace)
-	errs := store.ValidateMeta(&ns.ObjectMeta, false, validation.ValidateNamespaceName)
-	// Without an index, as Kubernetes has it.
-	return append(errs, validateFinalizers(ns, func(path *field.Path, _ int) *field.Path { return path })...)
-}
-
-func (strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	return store.ValidateMetaUpdate(&obj.(*corev1.Namespace).ObjectMeta, &old.(*corev1.Namespace).ObjectMeta)
-}
-
-func (strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
-	return store.ResetFields("v1", []string{"status"})
-}
-
-func (strategy) Canonicalize(obj runtime.Object) { setDefaults(obj.(*corev1.Namespace)) }
 
 // validateFinalizers checks spec.finalizers; at gives the path of the i-th.
 func validateFinalizers(ns *corev1.Namespace, at func(list *field.Path, i int) *field.Path) (errs field.ErrorList) {
@@ -122,44 +120,14 @@ func validateFinalizers(ns *corev1.Namespace, at func(list *field.Path, i int) *
 	return errs
 }
 
-// statusStrategy lets the status through and nothing else.
-type statusStrategy struct{ strategy }
-
-func (statusStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
-	obj.(*corev1.Namespace).Spec = old.(*corev1.Namespace).Spec
-}
-
-func (statusStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	ns := obj.(*corev1.Namespace)
-	errs := store.ValidateMetaUpdate(&ns.ObjectMeta, &old.(*corev1.Namespace).ObjectMeta)
+func validatePhase(_ context.Context, ns, _ *corev1.Namespace) field.ErrorList {
 	// The capital letter in the path is Kubernetes'.
 	path := field.NewPath("status", "Phase")
 	switch deleted := !ns.DeletionTimestamp.IsZero(); {
 	case deleted && ns.Status.Phase != corev1.NamespaceTerminating:
-		errs = append(errs, field.Invalid(path, ns.Status.Phase, "may only be 'Terminating' if `deletionTimestamp` is not empty"))
+		return field.ErrorList{field.Invalid(path, ns.Status.Phase, "may only be 'Terminating' if `deletionTimestamp` is not empty")}
 	case !deleted && ns.Status.Phase != corev1.NamespaceActive:
-		errs = append(errs, field.Invalid(path, ns.Status.Phase, "may only be 'Active' if `deletionTimestamp` is empty"))
+		return field.ErrorList{field.Invalid(path, ns.Status.Phase, "may only be 'Active' if `deletionTimestamp` is empty")}
 	}
-	return errs
-}
-
-func (statusStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
-	return store.ResetFields("v1", []string{"spec"})
-}
-
-// finalizeStrategy lets spec.finalizers through.
-type finalizeStrategy struct{ strategy }
-
-func (finalizeStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
-	obj.(*corev1.Namespace).Status = old.(*corev1.Namespace).Status
-}
-
-func (finalizeStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	ns := obj.(*corev1.Namespace)
-	errs := store.ValidateMetaUpdate(&ns.ObjectMeta, &old.(*corev1.Namespace).ObjectMeta)
-	return append(errs, validateFinalizers(ns, (*field.Path).Index)...)
-}
-
-func (finalizeStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
-	return store.ResetFields("v1", []string{"status"})
+	return nil
 }

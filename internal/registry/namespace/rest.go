@@ -35,7 +35,7 @@ var (
 	_ rest.ResetFieldsStrategy  = (*namespaceREST)(nil)
 )
 
-// finalizeREST is the subresource finalize, which in Kubernetes can be PUT alone.
+// finalizeREST is the subresource finalize, which in Kubernetes accepts only PUT.
 type finalizeREST struct{ updateOnly }
 
 type updateOnly interface {

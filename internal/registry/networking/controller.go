@@ -21,6 +21,7 @@ import (
 	genericrequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
 
+	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/reflector"
 )
 
@@ -54,14 +55,14 @@ type Controller struct {
 
 	mu    sync.Mutex
 	known map[string]*networkingv1.ServiceCIDR
-	wake  chan struct{}
+	wake  loop.Signal
 }
 
 // NewController makes a controller; defaults are the ranges of the ServiceCIDR
 // "kubernetes", drain is DefaultDrain if 0.
 func NewController(s Storage, defaults []netip.Prefix, drain time.Duration, log *slog.Logger) *Controller {
 	return &Controller{storage: s, defaults: defaults, drain: cmp.Or(drain, DefaultDrain), log: log,
-		known: map[string]*networkingv1.ServiceCIDR{}, wake: make(chan struct{}, 1)}
+		known: map[string]*networkingv1.ServiceCIDR{}, wake: loop.NewSignal()}
 }
 
 // Run works until ctx ends. After every change it calls apply with all ranges
@@ -106,10 +107,7 @@ func (c *Controller) sink() reflector.Sink[*networkingv1.ServiceCIDR] {
 		c.mu.Lock()
 		f()
 		c.mu.Unlock()
-		select {
-		case c.wake <- struct{}{}:
-		default: // one is due already
-		}
+		c.wake.Set()
 	}
 	put := func(s *networkingv1.ServiceCIDR) { c.known[s.Name] = s }
 	return reflector.Sink[*networkingv1.ServiceCIDR]{
@@ -126,7 +124,7 @@ func (c *Controller) sink() reflector.Sink[*networkingv1.ServiceCIDR] {
 	}
 }
 
-// list returns what is known, ordered by name.
+// list returns the known ServiceCIDRs, ordered by name.
 func (c *Controller) list() []*networkingv1.ServiceCIDR {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -143,7 +141,7 @@ func (c *Controller) list() []*networkingv1.ServiceCIDR {
 	return out
 }
 
-// prefixes returns the ranges of s; those that cannot be read are left out,
+// prefixes returns the ranges of s; unreadable ones are left out,
 // validation has seen to it that there are none.
 func prefixes(s *networkingv1.ServiceCIDR) []netip.Prefix {
 	var out []netip.Prefix
@@ -155,7 +153,7 @@ func prefixes(s *networkingv1.ServiceCIDR) []netip.Prefix {
 	return out
 }
 
-// ranges are those of all objects; one is ready if any object with it is.
+// ranges returns the ranges of all objects; one is ready if any object with it is.
 func ranges(cidrs []*networkingv1.ServiceCIDR) map[netip.Prefix]bool {
 	out := map[netip.Prefix]bool{}
 	for _, s := range cidrs {
@@ -268,7 +266,7 @@ func (c *Controller) setReady(ctx context.Context, s *networkingv1.ServiceCIDR, 
 	if !meta.SetStatusCondition(&s.DeepCopy().Status.Conditions, cond) {
 		return nil
 	}
-	// The finalizer may just have been written: change what is stored now.
+	// The finalizer may just have been written: change the stored object.
 	change := func(_ context.Context, _, old runtime.Object) (runtime.Object, error) {
 		stored := old.DeepCopyObject().(*networkingv1.ServiceCIDR)
 		meta.SetStatusCondition(&stored.Status.Conditions, cond)

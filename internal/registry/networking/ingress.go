@@ -7,15 +7,12 @@ import (
 	"strings"
 
 	networkingv1 "k8s.io/api/networking/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/registry/rest"
-	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"github.com/fairlead/fairlead/internal/registry/store"
 )
@@ -26,12 +23,13 @@ const classAnnotation = "kubernetes.io/ingress.class"
 // NewIngressStorage returns the storages of Ingresses and IngressClasses by
 // resource path. They are kept for whoever implements them.
 func NewIngressStorage(opts generic.RESTOptionsGetter) (map[string]rest.Storage, error) {
+	rules := ingressRules()
 	ingress, err := store.New(store.Kind{
 		Resource: schema.GroupResource{Group: networkingv1.GroupName, Resource: "ingresses"},
 		Singular: "ingress", ShortNames: []string{"ing"},
-		New:      func() runtime.Object { return &networkingv1.Ingress{} },
-		NewList:  func() runtime.Object { return &networkingv1.IngressList{} },
-		Strategy: ingressStrategy{store.Namespaced()},
+		New:      store.Empty[networkingv1.Ingress],
+		NewList:  store.Empty[networkingv1.IngressList],
+		Strategy: rules.Strategy(),
 		Table: store.NewTable([]store.Column{
 			{Name: "Class", Description: "The name of the IngressClass resource that should be used for additional configuration"},
 			{Name: "Hosts", Description: "Hosts that incoming requests are matched against before the ingress rule"},
@@ -46,9 +44,9 @@ func NewIngressStorage(opts generic.RESTOptionsGetter) (map[string]rest.Storage,
 	class, err := store.New(store.Kind{
 		Resource: schema.GroupResource{Group: networkingv1.GroupName, Resource: "ingressclasses"},
 		Singular: "ingressclass",
-		New:      func() runtime.Object { return &networkingv1.IngressClass{} },
-		NewList:  func() runtime.Object { return &networkingv1.IngressClassList{} },
-		Strategy: classStrategy{store.ClusterScoped()},
+		New:      store.Empty[networkingv1.IngressClass],
+		NewList:  store.Empty[networkingv1.IngressClassList],
+		Strategy: classRules().Strategy(),
 		Table: store.NewNamelessTable([]store.Column{
 			{Name: "Name", IsName: true, Description: metav1.ObjectMeta{}.SwaggerDoc()["name"]},
 			{Name: "Controller", Description: "Controller that is responsible for handling this class"},
@@ -62,7 +60,7 @@ func NewIngressStorage(opts generic.RESTOptionsGetter) (map[string]rest.Storage,
 	ingress.BeginCreate = giveDefaultClass(class)
 	return map[string]rest.Storage{
 		"ingresses":        ingress,
-		"ingresses/status": store.NewSub(ingress, ingressStatusStrategy{ingressStrategy{store.Namespaced()}}),
+		"ingresses/status": store.NewSub(ingress, ingressStatusRules(rules).Strategy()),
 		"ingressclasses":   class,
 	}, nil
 }
@@ -137,82 +135,56 @@ func classCells(c *networkingv1.IngressClass) []any {
 	return []any{name, c.Spec.Controller, parameters, store.Age(c.CreationTimestamp)}
 }
 
-type ingressStrategy struct{ store.Base }
-
-func (ingressStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
-	return store.ResetFields(apiVersion, []string{"status"})
-}
-
-func (ingressStrategy) PrepareForCreate(_ context.Context, obj runtime.Object) {
-	i := obj.(*networkingv1.Ingress)
-	i.Generation, i.Status = 1, networkingv1.IngressStatus{}
-}
-
-func (ingressStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
-	i, prev := obj.(*networkingv1.Ingress), old.(*networkingv1.Ingress)
-	i.Status = prev.Status
-	if !equality.Semantic.DeepEqual(i.Spec, prev.Spec) {
-		i.Generation = prev.Generation + 1
+func ingressRules() store.Rules[*networkingv1.Ingress] {
+	return store.Rules[*networkingv1.Ingress]{
+		APIVersion: apiVersion,
+		Kept: []store.Part[*networkingv1.Ingress]{
+			store.Field("status", func(i *networkingv1.Ingress) *networkingv1.IngressStatus { return &i.Status }),
+		},
+		Generation: func(i *networkingv1.Ingress) any { return &i.Spec },
+		Validate: func(_ context.Context, i, prev *networkingv1.Ingress) field.ErrorList {
+			if prev == nil {
+				return validateIngress(i)
+			}
+			return validateIngressUpdate(i, prev)
+		},
+		Warn: func(i, prev *networkingv1.Ingress) []string {
+			_, annotated := i.Annotations[classAnnotation]
+			if prev != nil || !annotated || i.Spec.IngressClassName != nil {
+				return nil
+			}
+			return []string{fmt.Sprintf("annotation %q is deprecated, please use 'spec.ingressClassName' instead", classAnnotation)}
+		},
 	}
 }
 
-func (ingressStrategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
-	return validateIngress(obj.(*networkingv1.Ingress))
-}
-
-func (ingressStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	return validateIngressUpdate(obj.(*networkingv1.Ingress), old.(*networkingv1.Ingress))
-}
-
-func (ingressStrategy) WarningsOnCreate(_ context.Context, obj runtime.Object) []string {
-	i := obj.(*networkingv1.Ingress)
-	if _, ok := i.Annotations[classAnnotation]; ok && i.Spec.IngressClassName == nil {
-		return []string{fmt.Sprintf("annotation %q is deprecated, please use 'spec.ingressClassName' instead", classAnnotation)}
-	}
-	return nil
-}
-
-type ingressStatusStrategy struct{ ingressStrategy }
-
-func (ingressStatusStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
-	return store.ResetFields(apiVersion, []string{"spec"})
-}
-
-func (ingressStatusStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
-	obj.(*networkingv1.Ingress).Spec = old.(*networkingv1.Ingress).Spec
-}
-
-func (ingressStatusStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	return validateIngressStatus(obj.(*networkingv1.Ingress), old.(*networkingv1.Ingress))
-}
-
-func (ingressStatusStrategy) WarningsOnUpdate(_ context.Context, obj, _ runtime.Object) (out []string) {
-	path := field.NewPath("status", "loadBalancer", "ingress")
-	for i, ing := range obj.(*networkingv1.Ingress).Status.LoadBalancer.Ingress {
-		if ing.IP != "" {
-			out = append(out, validation.GetWarningsForIP(path.Index(i), ing.IP)...)
+func ingressStatusRules(r store.Rules[*networkingv1.Ingress]) store.Rules[*networkingv1.Ingress] {
+	status := r.Sub(
+		func(_ context.Context, i, prev *networkingv1.Ingress) field.ErrorList {
+			return validateIngressStatus(i, prev)
+		},
+		store.Field("spec", func(i *networkingv1.Ingress) *networkingv1.IngressSpec { return &i.Spec }))
+	status.Warn = func(i, _ *networkingv1.Ingress) (out []string) {
+		path := field.NewPath("status", "loadBalancer", "ingress")
+		for n, ing := range i.Status.LoadBalancer.Ingress {
+			if ing.IP != "" {
+				out = append(out, validation.GetWarningsForIP(path.Index(n), ing.IP)...)
+			}
 		}
+		return out
 	}
-	return out
+	return status
 }
 
-type classStrategy struct{ store.Base }
-
-func (classStrategy) PrepareForCreate(_ context.Context, obj runtime.Object) {
-	obj.(*networkingv1.IngressClass).Generation = 1
-}
-
-func (classStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
-	c, prev := obj.(*networkingv1.IngressClass), old.(*networkingv1.IngressClass)
-	if !equality.Semantic.DeepEqual(c.Spec, prev.Spec) {
-		c.Generation = prev.Generation + 1
+func classRules() store.Rules[*networkingv1.IngressClass] {
+	return store.Rules[*networkingv1.IngressClass]{
+		ClusterScoped: true,
+		Generation:    func(c *networkingv1.IngressClass) any { return &c.Spec },
+		Validate: func(_ context.Context, c, prev *networkingv1.IngressClass) field.ErrorList {
+			if prev == nil {
+				return validateClass(c)
+			}
+			return validateClassUpdate(c, prev)
+		},
 	}
-}
-
-func (classStrategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
-	return validateClass(obj.(*networkingv1.IngressClass))
-}
-
-func (classStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	return validateClassUpdate(obj.(*networkingv1.IngressClass), old.(*networkingv1.IngressClass))
 }

@@ -51,7 +51,7 @@ func validateIngressSpec(s, old *networkingv1.IngressSpec, at *field.Path) (errs
 	return errs
 }
 
-// hostMessages says what is wrong with a host, which may begin with "*.".
+// hostMessages returns the errors of a host, which may begin with "*.".
 func hostMessages(host string) []string {
 	if strings.Contains(host, "*") {
 		return validation.IsWildcardDNS1123Subdomain(host)

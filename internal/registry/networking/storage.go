@@ -13,12 +13,11 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/registry/generic"
-	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"github.com/fairlead/fairlead/internal/registry/store"
 )
 
-const apiVersion = "networking.k8s.io/v1"
+var apiVersion = networkingv1.SchemeGroupVersion.String() //nolint:gochecknoglobals // constant in all but name
 
 // Storage serves this package's kinds.
 type Storage struct {
@@ -58,9 +57,9 @@ func NewStorage(opts generic.RESTOptionsGetter, taken ...Taken) (Storage, error)
 	ip, err := store.New(store.Kind{
 		Resource: schema.GroupResource{Group: networkingv1.GroupName, Resource: "ipaddresses"},
 		Singular: "ipaddress", ShortNames: []string{"ip"},
-		New:      func() runtime.Object { return &networkingv1.IPAddress{} },
-		NewList:  func() runtime.Object { return &networkingv1.IPAddressList{} },
-		Strategy: ipStrategy{store.ClusterScoped()},
+		New:      store.Empty[networkingv1.IPAddress],
+		NewList:  store.Empty[networkingv1.IPAddressList],
+		Strategy: ipRules().Strategy(),
 		Attrs:    ipAttrs,
 		Table: store.NewTable([]store.Column{
 			{Name: "ParentRef", Description: networkingv1.IPAddressSpec{}.SwaggerDoc()["parentRef"]},
@@ -71,12 +70,13 @@ func NewStorage(opts generic.RESTOptionsGetter, taken ...Taken) (Storage, error)
 	if err != nil {
 		return Storage{}, err
 	}
+	cidrs := cidrRules(taken)
 	cidr, err := store.New(store.Kind{
 		Resource: schema.GroupResource{Group: networkingv1.GroupName, Resource: "servicecidrs"},
 		Singular: "servicecidr",
-		New:      func() runtime.Object { return &networkingv1.ServiceCIDR{} },
-		NewList:  func() runtime.Object { return &networkingv1.ServiceCIDRList{} },
-		Strategy: cidrStrategy{store.ClusterScoped(), taken},
+		New:      store.Empty[networkingv1.ServiceCIDR],
+		NewList:  store.Empty[networkingv1.ServiceCIDRList],
+		Strategy: cidrs.Strategy(),
 		Table: store.NewTable([]store.Column{
 			{Name: "CIDRs", Description: networkingv1.ServiceCIDRSpec{}.SwaggerDoc()["cidrs"]},
 			store.AgeColumn(),
@@ -87,7 +87,9 @@ func NewStorage(opts generic.RESTOptionsGetter, taken ...Taken) (Storage, error)
 	if err != nil {
 		return Storage{}, err
 	}
-	return Storage{ip, cidr, store.NewSub(cidr, cidrStatusStrategy{store.ClusterScoped()})}, nil
+	status := cidrs.Sub(validateCIDRStatus, store.Part[*networkingv1.ServiceCIDR]{Path: "metadata"},
+		store.Field("spec", func(c *networkingv1.ServiceCIDR) *networkingv1.ServiceCIDRSpec { return &c.Spec }))
+	return Storage{ip, cidr, store.NewSub(cidr, status.Strategy())}, nil
 }
 
 // parentText is "services/default/web", with the group behind the resource
@@ -116,60 +118,37 @@ func ipAttrs(obj runtime.Object) (labels.Set, fields.Set, error) {
 	return a.Labels, set, nil
 }
 
-type ipStrategy struct{ store.Base }
-
-func (ipStrategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
-	return validateIPAddress(obj.(*networkingv1.IPAddress))
+func ipRules() store.Rules[*networkingv1.IPAddress] {
+	return store.Rules[*networkingv1.IPAddress]{
+		ClusterScoped: true,
+		Validate: func(_ context.Context, a, prev *networkingv1.IPAddress) field.ErrorList {
+			errs := validateIPAddress(a)
+			if prev == nil {
+				return errs
+			}
+			return append(errs, validateIPAddressUpdate(a, prev)...)
+		},
+	}
 }
 
-func (ipStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	errs := validateIPAddress(obj.(*networkingv1.IPAddress))
-	return append(errs, validateIPAddressUpdate(obj.(*networkingv1.IPAddress), old.(*networkingv1.IPAddress))...)
+// cidrRules reject ranges that overlap a taken range.
+func cidrRules(taken []Taken) store.Rules[*networkingv1.ServiceCIDR] {
+	return store.Rules[*networkingv1.ServiceCIDR]{
+		APIVersion: apiVersion, ClusterScoped: true,
+		Kept: []store.Part[*networkingv1.ServiceCIDR]{
+			store.Field("status", func(c *networkingv1.ServiceCIDR) *networkingv1.ServiceCIDRStatus { return &c.Status }),
+		},
+		Validate: func(_ context.Context, c, prev *networkingv1.ServiceCIDR) field.ErrorList {
+			if prev == nil {
+				return append(validateServiceCIDR(c), validateOverlap(c, 0, taken)...)
+			}
+			return append(validateServiceCIDRUpdate(c, prev), validateOverlap(c, len(prev.Spec.CIDRs), taken)...)
+		},
+	}
 }
 
-type cidrStrategy struct {
-	store.Base
-	taken []Taken
-}
-
-func (cidrStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
-	return store.ResetFields(apiVersion, []string{"status"})
-}
-
-func (cidrStrategy) PrepareForCreate(_ context.Context, obj runtime.Object) {
-	c := obj.(*networkingv1.ServiceCIDR)
-	c.Status = networkingv1.ServiceCIDRStatus{}
-}
-
-func (cidrStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
-	c, prev := obj.(*networkingv1.ServiceCIDR), old.(*networkingv1.ServiceCIDR)
-	c.Status = prev.Status
-}
-
-func (s cidrStrategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
-	c := obj.(*networkingv1.ServiceCIDR)
-	return append(validateServiceCIDR(c), validateOverlap(c, 0, s.taken)...)
-}
-
-func (s cidrStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	c, prev := obj.(*networkingv1.ServiceCIDR), old.(*networkingv1.ServiceCIDR)
-	return append(validateServiceCIDRUpdate(c, prev), validateOverlap(c, len(prev.Spec.CIDRs), s.taken)...)
-}
-
-type cidrStatusStrategy struct{ store.Base }
-
-func (cidrStatusStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
-	return store.ResetFields(apiVersion, []string{"metadata"}, []string{"spec"})
-}
-
-func (cidrStatusStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
-	c, prev := obj.(*networkingv1.ServiceCIDR), old.(*networkingv1.ServiceCIDR)
-	c.Spec = prev.Spec
-}
-
-// ValidateUpdate does not look at the conditions, as Kubernetes: that of the
-// default ServiceCIDR has no reason.
-func (cidrStatusStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	c, prev := obj.(*networkingv1.ServiceCIDR), old.(*networkingv1.ServiceCIDR)
+// validateCIDRStatus does not check the conditions, as Kubernetes: the condition
+// of the default ServiceCIDR has no reason.
+func validateCIDRStatus(_ context.Context, c, prev *networkingv1.ServiceCIDR) field.ErrorList {
 	return store.ValidateMetaUpdate(&c.ObjectMeta, &prev.ObjectMeta)
 }

@@ -67,7 +67,7 @@ type Agent struct {
 }
 
 // Find returns how to reach the agent of the named node. The error is an API
-// status that names what is missing.
+// status that names the missing part.
 func (a *Agents) Find(ctx context.Context, node string) (*Agent, error) {
 	obj, err := a.nodes.Get(ctx, node, &metav1.GetOptions{})
 	if err != nil {

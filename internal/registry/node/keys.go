@@ -37,16 +37,16 @@ const (
 	// keyHeld is how long the key of a deleted Node stays that of its name: its agent, which
 	// has the key still, registers again.
 	keyHeld = time.Hour
-	// claimTries bounds the tries to claim a key whose claim comes and goes meanwhile.
+	// claimTries bounds the tries to claim a key whose claim changes at the same time.
 	claimTries = 5
-	// claimTimeout bounds what is done to a claim after the write of a Node.
+	// claimTimeout bounds the work on a claim after the write of a Node.
 	claimTimeout = 10 * time.Second
 )
 
 // keys claims the public keys of WireGuard for Nodes: of two Nodes with one key the other
-// nodes believe one alone, so that whoever copied the key of another node, which all can
+// nodes believe only one, so that whoever copied the key of another node, which all can
 // read, would cut it off. A claim is an object whose name is the key, so that of two writers
-// at two servers one gets it. A write that leaves the key alone costs nothing.
+// at two servers one gets it. A write that does not change the key costs nothing.
 type keys struct {
 	claims *store.REST
 	nodes  getter
@@ -57,9 +57,9 @@ func newKeys(opts generic.RESTOptionsGetter, nodes getter, log *slog.Logger) (*k
 	s, err := store.New(store.Kind{
 		Resource: KeyClaims(), Singular: "wireguardkey",
 		// A holder is all there is to say about a key.
-		New:      func() runtime.Object { return &coordinationv1.Lease{} },
-		NewList:  func() runtime.Object { return &coordinationv1.LeaseList{} },
-		Strategy: store.ClusterScoped(),
+		New:      store.Empty[coordinationv1.Lease],
+		NewList:  store.Empty[coordinationv1.LeaseList],
+		Strategy: store.Rules[*coordinationv1.Lease]{ClusterScoped: true}.Strategy(),
 	}, opts)
 	if err != nil {
 		return nil, fmt.Errorf("cannot build the storage of claims of public keys: %w", err)
@@ -107,7 +107,7 @@ type keyWrite struct {
 	old  claim
 }
 
-// begin claims the key that a Node is to have. It is the last step before the write, and
+// begin claims the key of a Node. It is the last step before the write, and
 // part of each attempt; before is nil for a new Node.
 func (w *keyWrite) begin(ctx context.Context, n, before *corev1.Node) error {
 	w.name, w.old = n.Name, claim{}
@@ -232,7 +232,7 @@ func (k *keys) claim(ctx context.Context, key string, n *corev1.Node, check bool
 				if nameOf(c) != n.Name {
 					return false
 				}
-				now := metav1.NowMicro() // so that each write has a version of its own
+				now := metav1.NowMicro() // so that each write has its own version
 				c.Spec = coordinationv1.LeaseSpec{HolderIdentity: &holder, RenewTime: &now}
 				return true
 			})

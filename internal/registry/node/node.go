@@ -22,7 +22,6 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/util/dryrun"
 	netutils "k8s.io/utils/net"
-	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"github.com/fairlead/fairlead/internal/registry/proxy"
 	"github.com/fairlead/fairlead/internal/registry/store"
@@ -31,13 +30,14 @@ import (
 // NewStorage returns the storages of Nodes by resource path, and how to reach
 // the agents of the Nodes with the client certificate creds.
 func NewStorage(opts generic.RESTOptionsGetter, creds AgentCredentials, log *slog.Logger) (map[string]rest.Storage, *Agents, error) {
+	nodes := rules()
 	r, err := store.New(store.Kind{
 		Resource:   corev1.Resource("nodes"),
 		Singular:   "node",
 		ShortNames: []string{"no"},
-		New:        func() runtime.Object { return &corev1.Node{} },
-		NewList:    func() runtime.Object { return &corev1.NodeList{} },
-		Strategy:   strategy{store.ClusterScoped()},
+		New:        store.Empty[corev1.Node],
+		NewList:    store.Empty[corev1.NodeList],
+		Strategy:   nodes.Strategy(),
 		Attrs:      attrs,
 		Table:      table(),
 	}, opts)
@@ -53,10 +53,13 @@ func NewStorage(opts generic.RESTOptionsGetter, creds AgentCredentials, log *slo
 			keys.hold(obj.(*corev1.Node))
 		}
 	}
+	status := nodes.Sub(func(_ context.Context, n, _ *corev1.Node) field.ErrorList {
+		return append(validateAddresses(n.Status.Addresses, field.NewPath("status", "addresses")), validate(n)...)
+	}, store.Field("spec", func(n *corev1.Node) *corev1.NodeSpec { return &n.Spec }))
 	agents := newAgents(r, creds)
 	return map[string]rest.Storage{
 		"nodes":        keyedREST{r, keys},
-		"nodes/status": keyedStatus{store.NewSub(r, statusStrategy{strategy{store.ClusterScoped()}}), keys},
+		"nodes/status": keyedStatus{store.NewSub(r, status.Strategy()), keys},
 		"nodes/proxy":  proxy.New("node", &corev1.NodeProxyOptions{}, agents.locate),
 	}, agents, nil
 }
@@ -153,34 +156,33 @@ func orUnknown(s string) string {
 	return s
 }
 
-type strategy struct{ store.Base }
-
-// PrepareForUpdate keeps the status, which has a path of its own. A new Node
-// may bring one: agents register with it.
-func (strategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
-	n, before := obj.(*corev1.Node), old.(*corev1.Node)
-	n.Status = before.Status
-	if before.Spec.ConfigSource == nil { //nolint:staticcheck // deprecated, and therefore dropped
-		n.Spec.ConfigSource = nil //nolint:staticcheck // as above
+func rules() store.Rules[*corev1.Node] {
+	return store.Rules[*corev1.Node]{
+		APIVersion: "v1", ClusterScoped: true, Name: validation.NameIsDNSSubdomain,
+		Kept: []store.Part[*corev1.Node]{
+			store.Field("status", func(n *corev1.Node) *corev1.NodeStatus { return &n.Status }),
+		},
+		KeptOnUpdateOnly: true, // agents register with their status
+		Create: func(_ context.Context, n *corev1.Node) {
+			// Kubernetes has dropped this source of the agent's configuration.
+			n.Spec.ConfigSource, n.Status.Config = nil, nil //nolint:staticcheck // deprecated, and therefore dropped
+		},
+		Update: func(n, before *corev1.Node) {
+			if before.Spec.ConfigSource == nil { //nolint:staticcheck // as above
+				n.Spec.ConfigSource = nil //nolint:staticcheck // as above
+			}
+		},
+		Validate: validateWrite,
+		Warn:     func(n, _ *corev1.Node) []string { return warnings(n) },
 	}
 }
 
-// PrepareForCreate drops what Kubernetes no longer has: a source of the
-// agent's configuration.
-func (strategy) PrepareForCreate(_ context.Context, obj runtime.Object) {
-	n := obj.(*corev1.Node)
-	n.Spec.ConfigSource, n.Status.Config = nil, nil //nolint:staticcheck // as above
-}
-
-func (strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
-	n := obj.(*corev1.Node)
-	errs := store.ValidateMeta(&n.ObjectMeta, false, validation.NameIsDNSSubdomain)
-	return append(errs, validate(n)...)
-}
-
-func (strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	n, before := obj.(*corev1.Node), old.(*corev1.Node)
-	errs := store.ValidateMetaUpdate(&n.ObjectMeta, &before.ObjectMeta)
+// validateWrite checks n as a replacement of before, nil on create.
+func validateWrite(_ context.Context, n, before *corev1.Node) field.ErrorList {
+	if before == nil {
+		return validate(n)
+	}
+	var errs field.ErrorList
 	spec := field.NewPath("spec")
 	if len(before.Spec.PodCIDRs) > 0 && !slices.Equal(n.Spec.PodCIDRs, before.Spec.PodCIDRs) {
 		errs = append(errs, field.Forbidden(spec.Child("podCIDRs"), "node updates may not change podCIDR except from \"\" to valid"))
@@ -204,14 +206,6 @@ func validateAddresses(addresses []corev1.NodeAddress, path *field.Path) (errs f
 	return errs
 }
 
-func (strategy) WarningsOnCreate(_ context.Context, obj runtime.Object) []string {
-	return warnings(obj.(*corev1.Node))
-}
-
-func (strategy) WarningsOnUpdate(_ context.Context, obj, _ runtime.Object) []string {
-	return warnings(obj.(*corev1.Node))
-}
-
 func warnings(n *corev1.Node) (out []string) {
 	if n.Spec.ConfigSource != nil { //nolint:staticcheck // that it is deprecated is what this says
 		out = append(out, "spec.configSource: the feature is removed")
@@ -223,10 +217,6 @@ func warnings(n *corev1.Node) (out []string) {
 		out = append(out, utilvalidation.GetWarningsForCIDR(field.NewPath("spec", "podCIDRs").Index(i), c)...)
 	}
 	return out
-}
-
-func (strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
-	return store.ResetFields("v1", []string{"status"})
 }
 
 func validate(n *corev1.Node) (errs field.ErrorList) {
@@ -278,26 +268,4 @@ func validateTaints(taints []corev1.Taint, path *field.Path) (errs field.ErrorLi
 		}
 	}
 	return errs
-}
-
-// statusStrategy lets the status through and nothing else but metadata.
-type statusStrategy struct{ strategy }
-
-func (statusStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
-	obj.(*corev1.Node).Spec = old.(*corev1.Node).Spec
-}
-
-func (statusStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	n := obj.(*corev1.Node)
-	errs := store.ValidateMetaUpdate(&n.ObjectMeta, &old.(*corev1.Node).ObjectMeta)
-	errs = append(errs, validateAddresses(n.Status.Addresses, field.NewPath("status", "addresses"))...)
-	return append(errs, validate(n)...)
-}
-
-func (statusStrategy) WarningsOnUpdate(context.Context, runtime.Object, runtime.Object) []string {
-	return nil
-}
-
-func (statusStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
-	return store.ResetFields("v1", []string{"spec"})
 }

@@ -144,8 +144,8 @@ func assign(p *corev1.Pod, b *corev1.Binding) {
 	})
 }
 
-// legacyBindingREST is the old path /bindings, where the Pod's name stands in
-// the object alone.
+// legacyBindingREST is the old path /bindings, where only the object has
+// the Pod's name.
 type legacyBindingREST struct{ *bindingREST }
 
 var (

@@ -99,7 +99,7 @@ func setRunDefaults(c *corev1.Container, hostNetwork bool) {
 			p.HostPort = p.ContainerPort
 		}
 	}
-	// What may be used is also what is asked for, unless said otherwise.
+	// A limit is also the request, unless the request is set.
 	for name, q := range c.Resources.Limits {
 		if _, ok := c.Resources.Requests[name]; !ok {
 			if c.Resources.Requests == nil {

@@ -20,14 +20,15 @@ import (
 // NewStorage returns the storages of Pods by resource path; agents reaches the
 // nodes on which they run.
 func NewStorage(opts generic.RESTOptionsGetter, agents *node.Agents) (map[string]rest.Storage, error) {
+	pods := rules()
 	r, err := store.New(store.Kind{
 		Resource:   corev1.Resource("pods"),
 		Singular:   "pod",
 		ShortNames: []string{"po"},
 		Categories: []string{"all"},
-		New:        func() runtime.Object { return &corev1.Pod{} },
-		NewList:    func() runtime.Object { return &corev1.PodList{} },
-		Strategy:   strategy{store.Namespaced()},
+		New:        store.Empty[corev1.Pod],
+		NewList:    store.Empty[corev1.PodList],
+		Strategy:   graceful{pods.Strategy()},
 		Attrs:      attrs,
 		// Every node watches its own pods: the watch cache finds them at once.
 		Triggers: storage.IndexerFuncs{"spec.nodeName": nodeName},
@@ -42,10 +43,10 @@ func NewStorage(opts generic.RESTOptionsGetter, agents *node.Agents) (map[string
 	stream := &streams{pods: r.Store, agents: agents}
 	return map[string]rest.Storage{
 		"pods":         &podREST{r},
-		"pods/status":  store.NewSub(r, statusStrategy{strategy{store.Namespaced()}}),
+		"pods/status":  store.NewSub(r, statusRules(pods).Strategy()),
 		"pods/binding": bind,
 		// kubectl debug. Without it the answer would be that this cluster has them disabled.
-		"pods/ephemeralcontainers": store.NewSub(r, ephemeralStrategy{strategy{store.Namespaced()}}),
+		"pods/ephemeralcontainers": store.NewSub(r, pods.Sub(rejectEphemeral, pods.Kept...).Strategy()),
 		"bindings":                 &legacyBindingREST{bind},
 		"pods/log":                 &logREST{stream},
 		"pods/exec":                &execREST{stream},

@@ -29,7 +29,7 @@ import (
 const defaultContainer = "kubectl.kubernetes.io/default-container"
 
 // streams connects clients to the agent of a Pod's node. The agent's paths are
-// those of a kubelet.
+// the paths of a kubelet.
 type streams struct {
 	pods   *genericregistry.Store
 	agents *node.Agents

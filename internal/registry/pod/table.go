@@ -53,7 +53,7 @@ type summary struct {
 	restarts
 }
 
-// restarts are those of some containers.
+// restarts counts the restarts of some containers.
 type restarts struct {
 	count int
 	last  metav1.Time

@@ -13,7 +13,7 @@ import (
 	"github.com/fairlead/fairlead/internal/registry/store"
 )
 
-// The rules and the words are those of pkg/apis/core/validation of Kubernetes.
+// The rules and the messages come from pkg/apis/core/validation of Kubernetes.
 
 func validateAffinity(a *corev1.Affinity, at *field.Path) (errs field.ErrorList) {
 	if a == nil {

@@ -110,7 +110,7 @@ func validatePort(p intstr.IntOrString, at *field.Path) field.ErrorList {
 }
 
 // validateVolumes returns the names of the volumes with what is wrong in them.
-// The source of a volume is stored as it is: only those that the agent mounts
+// The source of a volume is stored as it is: only sources that the agent mounts
 // have an effect.
 func validateVolumes(volumes []corev1.Volume, at *field.Path) (map[string]bool, field.ErrorList) {
 	names, errs := map[string]bool{}, field.ErrorList{}

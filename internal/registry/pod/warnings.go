@@ -1,21 +1,18 @@
 package pod
 
 import (
-	"context"
 	"fmt"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/fairlead/fairlead/internal/podspec"
 )
 
-// WarningsOnCreate warns of what is accepted and probably not meant.
-func (strategy) WarningsOnCreate(_ context.Context, obj runtime.Object) (out []string) {
-	p := obj.(*corev1.Pod)
+// warnings warns of fields of a new Pod that are accepted and probably a mistake.
+func warnings(p *corev1.Pod) (out []string) {
 	if msgs := utilvalidation.IsDNS1123Label(p.Name); len(msgs) > 0 {
 		out = append(out, fmt.Sprintf("metadata.name: this is used in the Pod's hostname, which can result in surprising behavior; "+
 			"a DNS label is recommended: %v", msgs))

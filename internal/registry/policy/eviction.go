@@ -46,7 +46,7 @@ var (
 	_ rest.GroupVersionKindProvider = (*evictionREST)(nil)
 )
 
-// NewEviction returns the storage of pods/eviction on those of Pods and of budgets.
+// NewEviction returns the storage of pods/eviction on the storages of Pods and of budgets.
 func NewEviction(pods Pods, podStatus rest.Updater, budgets rest.Lister, budgetStatus rest.Updater) rest.Storage {
 	return &evictionREST{pods, podStatus, budgets, budgetStatus}
 }
@@ -96,7 +96,7 @@ func (r *evictionREST) Create(ctx context.Context, name string, obj runtime.Obje
 	return &metav1.Status{Status: metav1.StatusSuccess}, nil
 }
 
-// deleteOptions are those of the eviction, with the dry run of the request.
+// deleteOptions returns the options of the eviction, with the dry run of the request.
 func deleteOptions(e *policyv1.Eviction, options *metav1.CreateOptions) (*metav1.DeleteOptions, error) {
 	out := &metav1.DeleteOptions{}
 	if e.DeleteOptions != nil {

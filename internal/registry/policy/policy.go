@@ -5,31 +5,27 @@ import (
 	"context"
 
 	policyv1 "k8s.io/api/policy/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/validation"
 	unversioned "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/registry/rest"
-	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"github.com/fairlead/fairlead/internal/registry/apps"
 	"github.com/fairlead/fairlead/internal/registry/store"
 )
 
-const apiVersion = "policy/v1"
-
 // NewStorage returns the storages of PodDisruptionBudgets by resource path.
 func NewStorage(opts generic.RESTOptionsGetter) (map[string]rest.Storage, error) {
+	budgets := rules()
 	r, err := store.New(store.Kind{
 		Resource: schema.GroupResource{Group: policyv1.GroupName, Resource: "poddisruptionbudgets"},
 		Singular: "poddisruptionbudget", ShortNames: []string{"pdb"},
-		New:      func() runtime.Object { return &policyv1.PodDisruptionBudget{} },
-		NewList:  func() runtime.Object { return &policyv1.PodDisruptionBudgetList{} },
-		Strategy: strategy{store.Namespaced()},
+		New:      store.Empty[policyv1.PodDisruptionBudget],
+		NewList:  store.Empty[policyv1.PodDisruptionBudgetList],
+		Strategy: budgets.Strategy(),
 		Table: store.NewTable([]store.Column{
 			{Name: "Min Available", Description: "The minimum number of pods that must be available."},
 			{Name: "Max Unavailable", Description: "The maximum number of pods that may be unavailable."},
@@ -44,9 +40,14 @@ func NewStorage(opts generic.RESTOptionsGetter) (map[string]rest.Storage, error)
 	if err != nil {
 		return nil, err
 	}
+	status := budgets.Sub(
+		func(_ context.Context, b, _ *policyv1.PodDisruptionBudget) field.ErrorList {
+			return validateStatus(&b.Status, field.NewPath("status"))
+		},
+		store.Field("spec", func(b *policyv1.PodDisruptionBudget) *policyv1.PodDisruptionBudgetSpec { return &b.Spec }))
 	return map[string]rest.Storage{
 		"poddisruptionbudgets":        r,
-		"poddisruptionbudgets/status": store.NewSub(r, statusStrategy{strategy{store.Namespaced()}}),
+		"poddisruptionbudgets/status": store.NewSub(r, status.Strategy()),
 	}, nil
 }
 
@@ -57,36 +58,17 @@ func share(v *intstr.IntOrString) string {
 	return v.String()
 }
 
-type strategy struct{ store.Base }
-
-// AllowUnconditionalUpdate is false, as in Kubernetes.
-func (strategy) AllowUnconditionalUpdate(context.Context) bool { return false }
-
-func (strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
-	return store.ResetFields(apiVersion, []string{"status"})
-}
-
-func (strategy) PrepareForCreate(_ context.Context, obj runtime.Object) {
-	b := obj.(*policyv1.PodDisruptionBudget)
-	b.Generation, b.Status = 1, policyv1.PodDisruptionBudgetStatus{}
-}
-
-func (strategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
-	b, before := obj.(*policyv1.PodDisruptionBudget), old.(*policyv1.PodDisruptionBudget)
-	b.Status = before.Status
-	if !equality.Semantic.DeepEqual(b.Spec, before.Spec) {
-		b.Generation = before.Generation + 1
+func rules() store.Rules[*policyv1.PodDisruptionBudget] {
+	return store.Rules[*policyv1.PodDisruptionBudget]{
+		APIVersion: policyv1.SchemeGroupVersion.String(), VersionRequired: true, Name: validation.NameIsDNSSubdomain,
+		Kept: []store.Part[*policyv1.PodDisruptionBudget]{
+			store.Field("status", func(b *policyv1.PodDisruptionBudget) *policyv1.PodDisruptionBudgetStatus { return &b.Status }),
+		},
+		Generation: func(b *policyv1.PodDisruptionBudget) any { return &b.Spec },
+		Validate: func(_ context.Context, b, _ *policyv1.PodDisruptionBudget) field.ErrorList {
+			return validateSpec(&b.Spec, field.NewPath("spec"))
+		},
 	}
-}
-
-func (strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
-	b := obj.(*policyv1.PodDisruptionBudget)
-	return append(store.ValidateMeta(&b.ObjectMeta, true, validation.NameIsDNSSubdomain), validateSpec(&b.Spec, field.NewPath("spec"))...)
-}
-
-func (strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	b, before := obj.(*policyv1.PodDisruptionBudget), old.(*policyv1.PodDisruptionBudget)
-	return append(store.ValidateMetaUpdate(&b.ObjectMeta, &before.ObjectMeta), validateSpec(&b.Spec, field.NewPath("spec"))...)
 }
 
 func validateSpec(s *policyv1.PodDisruptionBudgetSpec, at *field.Path) (errs field.ErrorList) {
@@ -107,21 +89,8 @@ func validateSpec(s *policyv1.PodDisruptionBudgetSpec, at *field.Path) (errs fie
 	return errs
 }
 
-type statusStrategy struct{ strategy }
-
-func (statusStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
-	return store.ResetFields(apiVersion, []string{"spec"})
-}
-
-func (statusStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
-	obj.(*policyv1.PodDisruptionBudget).Spec = old.(*policyv1.PodDisruptionBudget).Spec
-}
-
-func (statusStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	b, before := obj.(*policyv1.PodDisruptionBudget), old.(*policyv1.PodDisruptionBudget)
-	s, at := &b.Status, field.NewPath("status")
-	errs := store.ValidateMetaUpdate(&b.ObjectMeta, &before.ObjectMeta)
-	errs = append(errs, unversioned.ValidateConditions(s.Conditions, at.Child("conditions"))...)
+func validateStatus(s *policyv1.PodDisruptionBudgetStatus, at *field.Path) field.ErrorList {
+	errs := unversioned.ValidateConditions(s.Conditions, at.Child("conditions"))
 	for _, c := range []struct {
 		name string
 		n    int32

@@ -43,7 +43,7 @@ func newTransport() *http.Transport {
 	}
 }
 
-// dial connects to a process, and says what is missing where nothing answers.
+// dial connects to a process. Its error names the process that does not answer.
 func dial(ctx context.Context, network, address string) (net.Conn, error) {
 	conn, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, network, address)
 	if err != nil && !errors.Is(err, syscall.ECONNREFUSED) && ctx.Err() == nil {

@@ -24,7 +24,7 @@ import (
 // aggregateTimeout bounds the writing of one role.
 const aggregateTimeout = 30 * time.Second
 
-// Aggregator keeps the rules of ClusterRoles with an aggregationRule: those of
+// Aggregator keeps the rules of ClusterRoles with an aggregationRule: the rules of
 // all ClusterRoles that its selectors select.
 type Aggregator struct {
 	client   kubernetes.Interface

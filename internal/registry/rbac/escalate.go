@@ -138,7 +138,7 @@ func (a Authority) checkBinding(ctx context.Context, u user.Info, obj, _ runtime
 	rules, err := a.Rules.rulesOf(b.ref, namespace)
 	if err != nil {
 		if resourceOf(b.ref.Kind) == "" {
-			return nil // validation says what is wrong with it
+			return nil // validation reports the error
 		}
 		return err
 	}
@@ -184,8 +184,8 @@ func (a Authority) covers(u user.Info, namespace string, rules []rbacv1.PolicyRu
 	return errors.New(msg)
 }
 
-// describeAll describes rules of one verb each, those that differ in the verb
-// alone as one line, in order.
+// describeAll describes rules of one verb each. Rules that differ only in the
+// verb are one line. Lines are in order.
 func describeAll(rules []rbacv1.PolicyRule) []string {
 	byRest := map[string]*rbacv1.PolicyRule{}
 	for _, r := range rules {

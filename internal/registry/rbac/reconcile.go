@@ -23,9 +23,9 @@ type Policy struct {
 	RoleBindings        []rbacv1.RoleBinding
 }
 
-// Reconcile makes what p names and adds to what is there the rules and
+// Reconcile makes what p names and adds to existing ones the rules and
 // subjects that it lacks. What others added stays, and what carries the
-// annotation rbac.authorization.kubernetes.io/autoupdate=false is left alone.
+// annotation rbac.authorization.kubernetes.io/autoupdate=false is not changed.
 func Reconcile(ctx context.Context, client kubernetes.Interface, p Policy) error {
 	api := client.RbacV1()
 	roles, err := api.ClusterRoles().List(ctx, metav1.ListOptions{})

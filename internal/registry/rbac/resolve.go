@@ -131,8 +131,8 @@ func subjectKeys(obj any) ([]string, error) {
 func userKey(namespace, name string) string  { return namespace + "\x00u" + name }
 func groupKey(namespace, name string) string { return namespace + "\x00g" + name }
 
-// visit calls f with every rule that u has in namespace ("": cluster-wide rules
-// alone) and the binding that gives it, until f returns false. A rule may come
+// visit calls f with every rule that u has in namespace ("": only cluster-wide
+// rules) and the binding that gives it, until f returns false. A rule may come
 // more than once. The error names the roles that are missing.
 func (r *Resolver) visit(u user.Info, namespace string, f func(b any, rule *rbacv1.PolicyRule) bool) error {
 	var errs []error

@@ -33,23 +33,23 @@ func NewStorage(opts generic.RESTOptionsGetter, a Authority) (map[string]rest.St
 	}{
 		{
 			"roles", "role",
-			func() runtime.Object { return &rbacv1.Role{} }, func() runtime.Object { return &rbacv1.RoleList{} },
-			roleStrategy{strategy{store.Namespaced()}}, roleTable[*rbacv1.Role](), a.checkRole,
+			store.Empty[rbacv1.Role], store.Empty[rbacv1.RoleList],
+			rules(false, validateRole), roleTable[*rbacv1.Role](), a.checkRole,
 		},
 		{
 			"clusterroles", "clusterrole",
-			func() runtime.Object { return &rbacv1.ClusterRole{} }, func() runtime.Object { return &rbacv1.ClusterRoleList{} },
-			clusterRoleStrategy{strategy{store.ClusterScoped()}}, roleTable[*rbacv1.ClusterRole](), a.checkClusterRole,
+			store.Empty[rbacv1.ClusterRole], store.Empty[rbacv1.ClusterRoleList],
+			rules(true, validateClusterRole), roleTable[*rbacv1.ClusterRole](), a.checkClusterRole,
 		},
 		{
 			"rolebindings", "rolebinding",
-			func() runtime.Object { return &rbacv1.RoleBinding{} }, func() runtime.Object { return &rbacv1.RoleBindingList{} },
-			bindingStrategy{strategy{store.Namespaced()}}, bindingTable[*rbacv1.RoleBinding](), a.checkBinding,
+			store.Empty[rbacv1.RoleBinding], store.Empty[rbacv1.RoleBindingList],
+			bindingRules[*rbacv1.RoleBinding](false), bindingTable[*rbacv1.RoleBinding](), a.checkBinding,
 		},
 		{
 			"clusterrolebindings", "clusterrolebinding",
-			func() runtime.Object { return &rbacv1.ClusterRoleBinding{} }, func() runtime.Object { return &rbacv1.ClusterRoleBindingList{} },
-			bindingStrategy{strategy{store.ClusterScoped()}}, bindingTable[*rbacv1.ClusterRoleBinding](), a.checkBinding,
+			store.Empty[rbacv1.ClusterRoleBinding], store.Empty[rbacv1.ClusterRoleBindingList],
+			bindingRules[*rbacv1.ClusterRoleBinding](true), bindingTable[*rbacv1.ClusterRoleBinding](), a.checkBinding,
 		},
 	} {
 		r, err := store.New(store.Kind{
@@ -141,47 +141,37 @@ func created(obj runtime.Object) string {
 	return ""
 }
 
-// strategy is what the four kinds share: roles and bindings may be created by
-// a PUT, as in Kubernetes.
-type strategy struct{ store.Base }
-
-func (strategy) AllowCreateOnUpdate(context.Context) bool { return true }
-
-type roleStrategy struct{ strategy }
-
-func (roleStrategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
-	return validateRole(obj.(*rbacv1.Role))
+// rules are what the four kinds share; validate checks a whole object. Roles and
+// bindings may be created by a PUT, as in Kubernetes.
+func rules[T store.Object](clusterScoped bool, validate func(T) field.ErrorList) store.Strategy {
+	return store.Rules[T]{
+		ClusterScoped: clusterScoped, CreateOnUpdate: true,
+		Validate: func(_ context.Context, obj, old T) field.ErrorList {
+			errs := validate(obj)
+			if none := *new(T); old == none {
+				return errs
+			}
+			return append(errs, store.ValidateMetaUpdate(store.MetaOf(obj), store.MetaOf(old))...)
+		},
+	}.Strategy()
 }
 
-func (roleStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	r := obj.(*rbacv1.Role)
-	return append(validateRole(r), store.ValidateMetaUpdate(&r.ObjectMeta, &old.(*rbacv1.Role).ObjectMeta)...)
-}
-
-type clusterRoleStrategy struct{ strategy }
-
-func (clusterRoleStrategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
-	return validateClusterRole(obj.(*rbacv1.ClusterRole))
-}
-
-func (clusterRoleStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	r := obj.(*rbacv1.ClusterRole)
-	return append(validateClusterRole(r), store.ValidateMetaUpdate(&r.ObjectMeta, &old.(*rbacv1.ClusterRole).ObjectMeta)...)
-}
-
-type bindingStrategy struct{ strategy }
-
-func (s bindingStrategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
-	b := bindingOf(obj)
-	errs := store.ValidateMeta(b.meta, s.NamespaceScoped(), validateName)
-	return append(errs, validateBinding(b, s.NamespaceScoped())...)
-}
-
-func (s bindingStrategy) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
-	b, before := bindingOf(obj), bindingOf(old)
-	errs := append(s.Validate(ctx, obj), store.ValidateMetaUpdate(b.meta, before.meta)...)
-	if b.ref != before.ref {
-		errs = append(errs, field.Invalid(field.NewPath("roleRef"), b.ref, "cannot change roleRef"))
-	}
-	return errs
+func bindingRules[T store.Object](clusterScoped bool) store.Strategy {
+	return store.Rules[T]{
+		ClusterScoped: clusterScoped, CreateOnUpdate: true,
+		Validate: func(_ context.Context, obj, old T) field.ErrorList {
+			b := bindingOf(obj)
+			errs := store.ValidateMeta(b.meta, !clusterScoped, validateName)
+			errs = append(errs, validateBinding(b, !clusterScoped)...)
+			if none := *new(T); old == none {
+				return errs
+			}
+			before := bindingOf(old)
+			errs = append(errs, store.ValidateMetaUpdate(b.meta, before.meta)...)
+			if b.ref != before.ref {
+				errs = append(errs, field.Invalid(field.NewPath("roleRef"), b.ref, "cannot change roleRef"))
+			}
+			return errs
+		},
+	}.Strategy()
 }

@@ -11,12 +11,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/validation"
-	"k8s.io/apimachinery/pkg/runtime"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/registry/rest"
-	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"github.com/fairlead/fairlead/internal/registry/store"
 )
@@ -40,13 +38,14 @@ func Counted(name corev1.ResourceName) bool {
 
 // NewStorage returns the storages of ResourceQuotas by resource path.
 func NewStorage(opts generic.RESTOptionsGetter) (map[string]rest.Storage, error) {
+	quotas := rules()
 	r, err := store.New(store.Kind{
 		Resource:   corev1.Resource("resourcequotas"),
 		Singular:   "resourcequota",
 		ShortNames: []string{"quota"},
-		New:        func() runtime.Object { return &corev1.ResourceQuota{} },
-		NewList:    func() runtime.Object { return &corev1.ResourceQuotaList{} },
-		Strategy:   strategy{store.Namespaced()},
+		New:        store.Empty[corev1.ResourceQuota],
+		NewList:    store.Empty[corev1.ResourceQuotaList],
+		Strategy:   quotas.Strategy(),
 		Table: store.NewTable([]store.Column{
 			{Name: "Request", Description: "Request represents a minimum amount of cpu/memory that a container may consume."},
 			{Name: "Limit", Description: "Limits control the maximum amount of cpu/memory that a container may use " +
@@ -57,9 +56,11 @@ func NewStorage(opts generic.RESTOptionsGetter) (map[string]rest.Storage, error)
 	if err != nil {
 		return nil, err
 	}
+	status := quotas.Sub(validateStatus, store.Field("spec", func(q *corev1.ResourceQuota) *corev1.ResourceQuotaSpec { return &q.Spec }))
+	status.Warn = quotas.Warn
 	return map[string]rest.Storage{
 		"resourcequotas":        r,
-		"resourcequotas/status": store.NewSub(r, statusStrategy{strategy{store.Namespaced()}}),
+		"resourcequotas/status": store.NewSub(r, status.Strategy()),
 	}, nil
 }
 
@@ -77,36 +78,21 @@ func cells(q *corev1.ResourceQuota) []any {
 	return []any{strings.Join(requests, ", "), strings.Join(limits, ", "), store.Age(q.CreationTimestamp)}
 }
 
-type strategy struct{ store.Base }
-
-func (strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
-	return store.ResetFields("v1", []string{"status"})
+func rules() store.Rules[*corev1.ResourceQuota] {
+	return store.Rules[*corev1.ResourceQuota]{
+		APIVersion: "v1", Name: validation.NameIsDNSSubdomain,
+		Kept: []store.Part[*corev1.ResourceQuota]{
+			store.Field("status", func(q *corev1.ResourceQuota) *corev1.ResourceQuotaStatus { return &q.Status }),
+		},
+		Validate: func(_ context.Context, q, _ *corev1.ResourceQuota) field.ErrorList { return validateSpec(&q.Spec) },
+		Warn:     func(q, _ *corev1.ResourceQuota) []string { return warnings(q) },
+	}
 }
 
-func (strategy) PrepareForCreate(_ context.Context, obj runtime.Object) {
-	obj.(*corev1.ResourceQuota).Status = corev1.ResourceQuotaStatus{}
-}
-
-func (strategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
-	obj.(*corev1.ResourceQuota).Status = old.(*corev1.ResourceQuota).Status
-}
-
-func (strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
-	q := obj.(*corev1.ResourceQuota)
-	return append(store.ValidateMeta(&q.ObjectMeta, true, validation.NameIsDNSSubdomain), validateSpec(&q.Spec)...)
-}
-
-func (strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	q := obj.(*corev1.ResourceQuota)
-	return append(store.ValidateMetaUpdate(&q.ObjectMeta, &old.(*corev1.ResourceQuota).ObjectMeta), validateSpec(&q.Spec)...)
-}
-
-func (strategy) WarningsOnCreate(_ context.Context, obj runtime.Object) []string {
-	return warnings(obj.(*corev1.ResourceQuota))
-}
-
-func (strategy) WarningsOnUpdate(_ context.Context, obj, _ runtime.Object) []string {
-	return warnings(obj.(*corev1.ResourceQuota))
+func validateStatus(_ context.Context, q, _ *corev1.ResourceQuota) field.ErrorList {
+	path := field.NewPath("status")
+	errs := validateList(q.Status.Hard, path.Child("hard"))
+	return append(errs, validateList(q.Status.Used, path.Child("used"))...)
 }
 
 func warnings(q *corev1.ResourceQuota) (out []string) {
@@ -116,23 +102,6 @@ func warnings(q *corev1.ResourceQuota) (out []string) {
 		}
 	}
 	return out
-}
-
-type statusStrategy struct{ strategy }
-
-func (statusStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
-	return store.ResetFields("v1", []string{"spec"})
-}
-
-func (statusStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
-	obj.(*corev1.ResourceQuota).Spec = old.(*corev1.ResourceQuota).Spec
-}
-
-func (statusStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	q, path := obj.(*corev1.ResourceQuota), field.NewPath("status")
-	errs := store.ValidateMetaUpdate(&q.ObjectMeta, &old.(*corev1.ResourceQuota).ObjectMeta)
-	errs = append(errs, validateList(q.Status.Hard, path.Child("hard"))...)
-	return append(errs, validateList(q.Status.Used, path.Child("used"))...)
 }
 
 func validateSpec(s *corev1.ResourceQuotaSpec) field.ErrorList {

@@ -33,13 +33,13 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 )
 
-// Scheme holds the types alone: strategies use it as their ObjectTyper and
+// Scheme holds only the types: strategies use it as their ObjectTyper and
 // tests as a codec without defaults. It is complete when the package is loaded
 // and never changed afterwards.
 var Scheme = New()
 
 // Codecs and ParameterCodec belong to Scheme and therefore set no defaults;
-// the server uses those of package registry.
+// the server uses the codecs of package registry.
 var (
 	Codecs         = serializer.NewCodecFactory(Scheme)
 	ParameterCodec = runtime.NewParameterCodec(Scheme) //nolint:gochecknoglobals // constant in all but name, as Codecs
@@ -75,7 +75,7 @@ func Versioned() *runtime.Scheme {
 		{admissionv1.SchemeGroupVersion, admissionv1.AddToScheme},
 		{appsv1.SchemeGroupVersion, appsv1.AddToScheme},
 		{policyv1.SchemeGroupVersion, policyv1.AddToScheme},
-		{autoscalingv1.SchemeGroupVersion, autoscalingv1.AddToScheme}, // Scale alone is served
+		{autoscalingv1.SchemeGroupVersion, autoscalingv1.AddToScheme}, // only Scale is served
 	} {
 		utilruntime.Must(g.add(s))
 		utilruntime.Must(s.SetVersionPriority(g.gv))
@@ -86,7 +86,7 @@ func Versioned() *runtime.Scheme {
 	return s
 }
 
-// addHub registers the API types of gv, but not those of the meta group that
+// addHub registers the API types of gv, except the types of the meta group that
 // every version carries, as the hub version too. The hub of events.k8s.io is
 // core/v1 Event: both groups show the same stored objects.
 func addHub(s *runtime.Scheme, gv schema.GroupVersion) {

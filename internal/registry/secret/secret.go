@@ -23,9 +23,9 @@ func NewStorage(opts generic.RESTOptionsGetter) (map[string]rest.Storage, error)
 	r, err := store.New(store.Kind{
 		Resource: corev1.Resource("secrets"),
 		Singular: "secret",
-		New:      func() runtime.Object { return &corev1.Secret{} },
-		NewList:  func() runtime.Object { return &corev1.SecretList{} },
-		Strategy: strategy{store.Namespaced()},
+		New:      store.Empty[corev1.Secret],
+		NewList:  store.Empty[corev1.SecretList],
+		Strategy: store.Rules[*corev1.Secret]{Update: keepType, Validate: validateWrite}.Strategy(),
 		Attrs:    attrs,
 		Table: store.NewTable([]store.Column{
 			{Name: "Type", Description: corev1.Secret{}.SwaggerDoc()["type"]},
@@ -69,21 +69,18 @@ func attrs(obj runtime.Object) (labels.Set, fields.Set, error) {
 	return s.Labels, fields.Set{"metadata.name": s.Name, "metadata.namespace": s.Namespace, "type": string(s.Type)}, nil
 }
 
-type strategy struct{ store.Base }
-
-func (strategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
-	// An update that does not name the type keeps it.
-	if s := obj.(*corev1.Secret); s.Type == "" {
-		s.Type = old.(*corev1.Secret).Type
+// keepType keeps the type in an update that names none.
+func keepType(s, before *corev1.Secret) {
+	if s.Type == "" {
+		s.Type = before.Type
 	}
 }
 
-func (strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
-	return validate(obj.(*corev1.Secret))
-}
-
-func (strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	s, before := obj.(*corev1.Secret), old.(*corev1.Secret)
+// validateWrite checks s as a replacement of before, nil on create.
+func validateWrite(_ context.Context, s, before *corev1.Secret) field.ErrorList {
+	if before == nil {
+		return validate(s)
+	}
 	errs := store.ValidateMetaUpdate(&s.ObjectMeta, &before.ObjectMeta)
 	errs = append(errs, validation.ValidateImmutableField(s.Type, before.Type, field.NewPath("type"))...)
 	errs = append(errs, store.ValidateImmutable(s.Immutable, before.Immutable,

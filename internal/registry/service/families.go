@@ -44,8 +44,8 @@ func invalidService(svc *corev1.Service, errs field.ErrorList) error {
 }
 
 // initFamilies sets ipFamilyPolicy and ipFamilies from what the writer set,
-// what was there before (old, nil on create) and what the cluster has. After it
-// ipFamilies has one entry for each cluster IP that the Service is to have.
+// the Service before (old, nil on create) and what the cluster has. After it
+// ipFamilies has one entry for each cluster IP of the Service.
 func (f families) initFamilies(svc, old *corev1.Service) error {
 	if !allocator.NeedsClusterIP(svc) || unchangedPrefer(svc, old) {
 		return nil

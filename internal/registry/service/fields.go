@@ -83,7 +83,7 @@ func keepAllocated(cur, prev *corev1.Service) {
 }
 
 // keepNodePorts finds the port that a node port belonged to by its name, and
-// leaves alone those that cur gives to another port.
+// skips node ports that cur gives to another port.
 func keepNodePorts(cur, prev *corev1.Service) {
 	taken := allocator.NodePorts(cur)
 	byName := map[string]int32{}

@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// startEtcd runs an etcd of its own, reached through a socket, until the test
+// startEtcd runs its own etcd, reached through a socket, until the test
 // ends.
 func startEtcd(t testing.TB) string {
 	t.Helper()
@@ -138,9 +138,9 @@ func nodePortClaims(t testing.TB, b backEnd) *store.REST {
 	t.Helper()
 	s, err := store.New(store.Kind{
 		Resource: schema.GroupResource{Group: coordinationv1.GroupName, Resource: "nodeports"}, Singular: "nodeport",
-		New:      func() runtime.Object { return &coordinationv1.Lease{} },
-		NewList:  func() runtime.Object { return &coordinationv1.LeaseList{} },
-		Strategy: store.ClusterScoped(),
+		New:      store.Empty[coordinationv1.Lease],
+		NewList:  store.Empty[coordinationv1.LeaseList],
+		Strategy: store.Rules[*coordinationv1.Lease]{ClusterScoped: true}.Strategy(),
 	}, b)
 	if err != nil {
 		t.Fatal(err)

@@ -60,12 +60,13 @@ func NewStorage(o Options) (Storage, error) {
 	if err != nil {
 		return Storage{}, err
 	}
+	services := rules(o.StrictLoadBalancers)
 	s, err := store.New(store.Kind{
 		Resource: schema.GroupResource{Resource: "services"}, Singular: "service",
 		ShortNames: []string{"svc"}, Categories: []string{"all"},
-		New:      func() runtime.Object { return &corev1.Service{} },
-		NewList:  func() runtime.Object { return &corev1.ServiceList{} },
-		Strategy: strategy{store.Namespaced(), o.StrictLoadBalancers},
+		New:      store.Empty[corev1.Service],
+		NewList:  store.Empty[corev1.ServiceList],
+		Strategy: services.Strategy(),
 		Attrs:    attrs,
 		Table:    newTable(),
 	}, o.RESTOptions)
@@ -84,13 +85,13 @@ func NewStorage(o Options) (Storage, error) {
 	s.Store.AfterDelete = r.afterDelete
 	// The status may remove the last finalizer, so it releases too; but it
 	// never allocates.
-	status := store.NewSub(s, statusStrategy{strategy{Base: store.Namespaced()}})
+	status := store.NewSub(s, statusRules(services).Strategy())
 	s.Store.BeginCreate = r.beginCreate
 	s.Store.BeginUpdate = r.beginUpdate
 	return Storage{Allocator: al, Service: r, Status: status}, nil
 }
 
-// decorate completes what is read, alone or in a list.
+// decorate completes a Service that is read, as an object or in a list.
 func (r *REST) decorate(obj runtime.Object) {
 	switch o := obj.(type) {
 	case *corev1.Service:

@@ -17,7 +17,7 @@ import (
 //
 // The generic store calls an update's finish function before it writes, and
 // repeats the whole when the write proves to conflict with another; its finish
-// function of a create does not say why the create failed. Releasing an address
+// function of a create does not learn why the create failed. Releasing an address
 // at that time could give it to a second Service while the first still has it.
 // So the transaction is settled only when the store has returned.
 type write struct {

@@ -2,12 +2,8 @@
 package serviceaccount
 
 import (
-	"context"
-
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/validation"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/registry/rest"
 
@@ -20,9 +16,9 @@ func NewStorage(opts generic.RESTOptionsGetter) (map[string]rest.Storage, error)
 		Resource:   corev1.Resource("serviceaccounts"),
 		Singular:   "serviceaccount",
 		ShortNames: []string{"sa"},
-		New:        func() runtime.Object { return &corev1.ServiceAccount{} },
-		NewList:    func() runtime.Object { return &corev1.ServiceAccountList{} },
-		Strategy:   strategy{store.Namespaced()},
+		New:        store.Empty[corev1.ServiceAccount],
+		NewList:    store.Empty[corev1.ServiceAccountList],
+		Strategy:   store.Rules[*corev1.ServiceAccount]{Name: validation.ValidateServiceAccountName}.Strategy(),
 		Table: store.NewTable([]store.Column{
 			store.AgeColumn(),
 		}, func(sa *corev1.ServiceAccount) []any {
@@ -34,14 +30,4 @@ func NewStorage(opts generic.RESTOptionsGetter) (map[string]rest.Storage, error)
 	}
 	r.Store.ReturnDeletedObject = true
 	return map[string]rest.Storage{"serviceaccounts": r}, nil
-}
-
-type strategy struct{ store.Base }
-
-func (strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
-	return store.ValidateMeta(&obj.(*corev1.ServiceAccount).ObjectMeta, true, validation.ValidateServiceAccountName)
-}
-
-func (strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	return store.ValidateMetaUpdate(&obj.(*corev1.ServiceAccount).ObjectMeta, &old.(*corev1.ServiceAccount).ObjectMeta)
 }

@@ -29,7 +29,7 @@ const (
 type Issuer interface {
 	// Issue signs c for life from now; id names the token.
 	Issue(c Claims, now time.Time, life time.Duration) (token, id string, err error)
-	// DefaultAudiences are those of a token that asks for none.
+	// DefaultAudiences are the audiences of a token that asks for none.
 	DefaultAudiences() []string
 }
 
@@ -68,7 +68,7 @@ type TokenOptions struct {
 	Issuer Issuer
 	// MaxLife shortens tokens that ask for more; zero does not.
 	MaxLife time.Duration
-	// Pods, Secrets and Nodes find what a token is to be bound to.
+	// Pods, Secrets and Nodes find the object to which a token is bound.
 	Pods, Secrets, Nodes rest.Getter
 }
 

@@ -1,6 +1,6 @@
 // Package store holds what the storages of all kinds share: the construction
-// of a generic registry store, the status subresource, table columns and the
-// parts of a strategy that are the same everywhere.
+// of a generic registry store, the rules that a kind has for its objects, its
+// subresources and table columns.
 package store
 
 import (
@@ -16,14 +16,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 )
-
-// Strategy is what a kind decides about its objects. It may also implement
-// rest.RESTGracefulDeleteStrategy, rest.ResetFieldsStrategy and
-// rest.GarbageCollectionDeleteStrategy.
-type Strategy interface {
-	rest.RESTCreateStrategy
-	rest.RESTUpdateStrategy
-}
 
 // Kind describes how one kind is stored and shown.
 type Kind struct {
@@ -44,6 +36,14 @@ type Kind struct {
 	Indexers *cache.Indexers
 	// Table shows the columns of kubectl get; nil shows name and creation time.
 	Table rest.TableConvertor
+}
+
+// Empty returns an empty object of type T, for Kind.New and Kind.NewList.
+func Empty[T any, P interface {
+	*T
+	runtime.Object
+}]() runtime.Object {
+	return P(new(T))
 }
 
 // REST is the storage of a kind. Hooks of the embedded Store (BeginCreate,
@@ -69,13 +69,11 @@ func New(k Kind, opts generic.RESTOptionsGetter) (*REST, error) {
 		CreateStrategy:            k.Strategy,
 		UpdateStrategy:            k.Strategy,
 		DeleteStrategy:            k.Strategy,
+		ResetFieldsStrategy:       k.Strategy,
 		TableConvertor:            k.Table,
 	}
 	if s.TableConvertor == nil {
 		s.TableConvertor = rest.NewDefaultTableConvertor(k.Resource)
-	}
-	if r, ok := k.Strategy.(rest.ResetFieldsStrategy); ok {
-		s.ResetFieldsStrategy = r
 	}
 	err := s.CompleteWithOptions(&generic.StoreOptions{
 		RESTOptions: opts, AttrFunc: k.Attrs, TriggerFunc: k.Triggers, Indexers: k.Indexers,
@@ -92,8 +90,8 @@ func (r *REST) ShortNames() []string { return r.shortNames }
 // Categories are the groups of kinds this one belongs to, for example "all".
 func (r *REST) Categories() []string { return r.categories }
 
-// SubREST serves a subresource that reads and writes the whole object through
-// a strategy of its own, as status does. It can neither create nor delete.
+// SubREST serves a subresource that reads and writes the whole object by its
+// own rules, for example status. It can neither create nor delete.
 type SubREST struct {
 	store *genericregistry.Store
 }
@@ -106,7 +104,7 @@ var (
 
 // NewSub returns the subresource of parent whose updates follow strategy. It
 // takes over the parent's hooks as they are now.
-func NewSub(parent *REST, strategy rest.UpdateResetFieldsStrategy) *SubREST {
+func NewSub(parent *REST, strategy Strategy) *SubREST {
 	s := *parent.Store
 	s.UpdateStrategy = strategy
 	s.ResetFieldsStrategy = strategy

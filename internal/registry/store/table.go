@@ -65,7 +65,7 @@ func NewNamelessTable[T runtime.Object](columns []Column, cells func(T) []any) r
 }
 
 // WithConditions adds to the rows of t, a table of objects of type T, what
-// conditions says of them.
+// conditions returns for them.
 func WithConditions[T runtime.Object](t rest.TableConvertor, conditions func(T) []metav1.TableRowCondition) rest.TableConvertor {
 	with := *t.(*table[T])
 	with.conditions = conditions

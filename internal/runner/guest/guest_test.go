@@ -46,7 +46,7 @@ type machine struct {
 	t      *testing.T
 	client kubernetes.Interface
 	runner *runner.Runner
-	state  string // on a small disk of its own
+	state  string // on its own small disk
 }
 
 func newMachine(t *testing.T) *machine {

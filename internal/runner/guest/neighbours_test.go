@@ -76,7 +76,7 @@ func (only) Serves(netip.AddrPort) bool { return true }
 
 // neighbours puts hogs of all kinds in one Pod beside the one of a Service: each request is
 // answered, the hogs have the least share of the processor, and none gets beyond its limits
-// or ends. The 99th percentiles of the requests' times are judged in virtual time alone
+// or ends. The 99th percentiles of the requests' times are only judged in virtual time
 // (bench's run hogs): another machine that others use lets the guest wait for as long as it
 // likes.
 func (m *machine) neighbours() {

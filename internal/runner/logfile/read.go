@@ -132,7 +132,7 @@ func (r *reader) follow(ctx context.Context, path string, last *os.File, flush f
 		case <-ctx.Done():
 			return nil
 		case <-r.q.Done:
-			ended = true // one more round for what was written meanwhile
+			ended = true // one more round for the last output
 		case <-tick.C:
 		}
 	}

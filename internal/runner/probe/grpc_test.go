@@ -35,7 +35,7 @@ func TestGRPC(t *testing.T) {
 	with := serve(func(s *grpc.Server) { grpc_health_v1.RegisterHealthServer(s, state) })
 	without := serve(func(*grpc.Server) {})
 	certificate := httptest.NewUnstartedServer(nil)
-	certificate.StartTLS() // for the certificate alone, which no authority has signed
+	certificate.StartTLS() // only for the certificate, which no authority has signed
 	certificate.Close()
 	secure := serve(func(s *grpc.Server) { grpc_health_v1.RegisterHealthServer(s, state) },
 		grpc.Creds(credentials.NewServerTLSFromCert(&certificate.TLS.Certificates[0])))

@@ -27,7 +27,7 @@ import (
 // error.
 const most, longest = 4 << 20, 2 << 10
 
-// endless yields one piece of text for ever.
+// endless yields one piece of text forever.
 type endless string
 
 func (e endless) WriteTo(w io.Writer) (int64, error) {

@@ -25,7 +25,7 @@ type Target struct {
 	// IP is the pod's address; packets leave from the caller's network
 	// namespace.
 	IP netip.Addr
-	// Ports are those of the container, for ports given by name.
+	// Ports are the ports of the container, for ports given by name.
 	Ports []corev1.ContainerPort
 	// Exec runs a command in the container. It returns the exit code and what
 	// it wrote.
@@ -265,3 +265,6 @@ func orDefault(n, def int32) int32 {
 	}
 	return n
 }
+
+// MaxOutput is how much of the output of a command is kept, in bytes.
+const MaxOutput = 10 << 10

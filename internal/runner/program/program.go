@@ -15,7 +15,7 @@ import (
 	"github.com/fairlead/fairlead/internal/systemd"
 )
 
-// State is what is known about a program.
+// State is the state of a program as far as the node can see it.
 type State struct {
 	// Up reports whether the program runs, as far as its source can tell.
 	Up bool
@@ -68,7 +68,7 @@ const (
 	pollAlive = time.Second
 )
 
-// maxPIDFile bounds what is read of a file, which the program's user writes.
+// maxPIDFile is the number of bytes read of a file, which the program's user writes.
 const maxPIDFile = 4 << 10
 
 // PIDFile returns the Watcher of the process whose ID is in a file.

@@ -63,7 +63,7 @@ func (s *server) start(spec Container) (State, error) {
 
 	started := make(chan struct{})
 	go func() {
-		err := mount.Behind(spec.mountWalls(), spec.Binds, func(ns *os.File) error { return s.run(k, ns, started) })
+		err := mount.Confine(spec.mountConfinement(), spec.Binds, func(ns *os.File) error { return s.run(k, ns, started) })
 		s.ended(k, err)
 		select {
 		case <-started:
@@ -103,7 +103,7 @@ func (s *server) run(k *container, ns *os.File, started chan struct{}) error {
 		return err
 	}
 	defer log.Close()
-	// Behind the walls /dev may lead where the Pod wants.
+	// In its confinement /dev may lead where the Pod wants.
 	var p *plumbing
 	elsewhere(func() { p, err = newPlumbing(k.spec) })
 	if err != nil {
@@ -195,7 +195,7 @@ func (s *server) ended(k *container, err error) {
 }
 
 // elsewhere calls f on a thread that sees all of the machine's files: that of a
-// container is behind its walls.
+// container is confined.
 func elsewhere(f func()) {
 	done := make(chan struct{})
 	go func() {
@@ -218,7 +218,7 @@ func (c Container) openGroup() (*os.File, error) {
 }
 
 // launch starts cmd as a process of the container c in the control group behind dir, if
-// that is not nil, so that the reaper leaves its exit code alone until forget is called.
+// that is not nil, so that the reaper keeps its exit code until forget is called.
 func (s *server) launch(cmd *exec.Cmd, c Container, dir *os.File) (forget func(), err error) {
 	if dir != nil {
 		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(dir.Fd())
@@ -227,8 +227,8 @@ func (s *server) launch(cmd *exec.Cmd, c Container, dir *os.File) (forget func()
 	defer s.starting.RUnlock()
 	// Lower than its own not without root.
 	score := func(pid int) { _ = process.SetOOMScoreAdj(pid, c.OOMScoreAdj) }
-	if c.Walls != nil {
-		err = startConfined(cmd, c.Walls, score)
+	if c.Confinement != nil {
+		err = startConfined(cmd, c.Confinement, score)
 	} else if err = cmd.Start(); err == nil {
 		score(cmd.Process.Pid)
 	}
@@ -246,7 +246,7 @@ func (s *server) launch(cmd *exec.Cmd, c Container, dir *os.File) (forget func()
 	}, nil
 }
 
-// signal sends sig to the first process of a container alone, as runtimes do. A
+// signal sends sig only to the first process of a container, as runtimes do. A
 // container that does not run is no error.
 func (s *server) signal(name string, sig syscall.Signal) error {
 	s.mu.Lock()
@@ -306,11 +306,11 @@ func (s *server) resize(name string, width, height uint16) error {
 	return pty.Setsize(k.term, &pty.Winsize{Cols: width, Rows: height})
 }
 
-func (c Container) mountWalls() *mount.Walls {
-	if c.Walls == nil {
+func (c Container) mountConfinement() *mount.Confinement {
+	if c.Confinement == nil {
 		return nil
 	}
-	return &c.Walls.Mount
+	return &c.Confinement.Mount
 }
 
 func credential(c Container) *syscall.Credential {

@@ -16,7 +16,7 @@ import (
 )
 
 // Container is a process to start: one attempt of one container. Names are
-// those of the pod's spec.
+// the names in the Pod's spec.
 type Container struct {
 	Name    string `json:"name"`
 	Attempt int    `json:"attempt"`
@@ -26,11 +26,11 @@ type Container struct {
 	Args []string `json:"args"`
 	Env  []string `json:"env"`
 	Dir  string   `json:"dir,omitempty"`
-	// User and Group, nil for those of the shim.
+	// User and Group, nil for the user and group of the shim.
 	User  *int64 `json:"user,omitempty"`
 	Group *int64 `json:"group,omitempty"`
-	// Walls, nil for none, decide over user and group in their place.
-	Walls *Walls `json:"walls,omitempty"`
+	// Confinement, nil for none, decides over user and group in their place.
+	Confinement *Confinement `json:"walls,omitempty"`
 	// Cgroup is the directory of the container's control group, which exists; ""
 	// for that of the shim.
 	Cgroup string `json:"cgroup,omitempty"`

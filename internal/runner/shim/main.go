@@ -323,7 +323,7 @@ func (s *server) shutdown() {
 	for _, k := range all {
 		_ = s.kill(ctx, k)
 	}
-	// Whatever escaped into a mount namespace of its own is a child of the shim by
+	// Whatever escaped into another mount namespace is a child of the shim by
 	// now, or becomes one when its parent dies.
 	for wait := time.Millisecond; ctx.Err() == nil; wait = min(2*wait, 50*time.Millisecond) {
 		left := process.Children(os.Getpid())

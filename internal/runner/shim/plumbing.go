@@ -65,8 +65,8 @@ func (p *plumbing) open(c Container) error {
 func (c Container) give(files ...*os.File) {
 	var uid int
 	switch {
-	case c.Walls != nil:
-		uid = c.Walls.Host(c.Walls.UID)
+	case c.Confinement != nil:
+		uid = c.Confinement.Host(c.Confinement.UID)
 	case c.User != nil:
 		uid = int(*c.User)
 	default:

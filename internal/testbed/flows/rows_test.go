@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Every row is a question of its own and says why it is asked.
+// Every row is its own question and says why it is asked.
 func TestRowsNameTheirReason(t *testing.T) {
 	rows := slices.Concat(Rows, APIRows, HostPortRows)
 	if len(rows) < 150 {

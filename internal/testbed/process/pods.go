@@ -9,7 +9,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/process"
 )
 
-// OfPods returns the processes of the Pods of an agent with its state in dir: those that
+// OfPods returns the processes of the Pods of an agent with its state in dir: processes that
 // hold Pods together, and their children.
 func OfPods(dir string) (pids []int) {
 	entries, _ := os.ReadDir("/proc")

@@ -52,8 +52,13 @@ func Previous(t testing.TB) string {
 		t.Fatal(err)
 	}
 	path := filepath.Join(dir, "fairlead")
+	// The variable of the version was internal/cli.version; the linker ignores the one that is missing.
+	version := ""
+	for _, variable := range []string{"cli.version", "cli/base.Version"} {
+		version += " -X github.com/fairlead/fairlead/internal/" + variable + "=" + PreviousVersion
+	}
 	cmd := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-overlay", overlay, "-o", path,
-		"-ldflags", "-s -w -X github.com/fairlead/fairlead/internal/cli.version="+PreviousVersion, "./cmd/fairlead")
+		"-ldflags", "-s -w"+version, "./cmd/fairlead")
 	cmd.Dir, cmd.Env = root, append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("build %s: %v\n%s", strings.TrimSpace(base), err, out)

@@ -21,6 +21,7 @@ const binEnv = "FAIRLEAD_BIN"
 // sources are the programs, by their directory in the repository and package.
 var sources = map[string]struct{ dir, pkg string }{
 	"fairlead":     {".", "./cmd/fairlead"},
+	"apiserver":    {".", "./test/apiserver"},
 	"backend":      {".", "./examples/backend"},
 	"kubectl":      {"test/kubectl", "."},
 	"wireguard-go": {"test/wireguard", "golang.zx2c4.com/wireguard"},
@@ -89,7 +90,7 @@ func build(name, dir string) error {
 }
 
 // Build builds a program that one test needs, without cgo, and returns its path. dir, relative to the
-// repository, is in the module whose package pkg is; flags are those of go build.
+// repository, is in the module whose package pkg is; flags are passed to go build.
 func Build(t testing.TB, dir, pkg string, flags ...string) string {
 	t.Helper()
 	to := filepath.Join(t.TempDir(), path.Base(path.Join(dir, pkg)))

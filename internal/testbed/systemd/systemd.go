@@ -1,5 +1,5 @@
 // Package systemd boots a systemd of a test's own: the machine's program, as the first
-// process of a PID namespace, with a control group of its own. The test must be inside
+// process of a PID namespace, with its own control group. The test must be inside
 // testbed.Main, whose private /run the manager uses.
 package systemd
 
@@ -130,7 +130,7 @@ func Boot(t testing.TB, services map[string]string) *Manager {
 		}
 		return nil
 	})
-	// A group with a process of its own gives its controllers to no group in it, and this one
+	// A group with its own process gives its controllers to no group in it, and this one
 	// is not the manager's to move.
 	_ = os.WriteFile(filepath.Join(filepath.Dir(group), "cgroup.procs"), []byte(strconv.Itoa(m.parent)), 0)
 	m.Systemctl("start", "dbus.service")

@@ -29,7 +29,7 @@ const (
 )
 
 const (
-	// maxSizeLine bounds the line before a chunk. Of requests it has digits alone.
+	// maxSizeLine bounds the line before a chunk. In requests it has only digits.
 	maxSizeLine   = 256
 	maxSizeDigits = 15
 	// maxTrailers bounds trailers.

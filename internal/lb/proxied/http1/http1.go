@@ -36,11 +36,11 @@ const (
 	// HopByHop are further ones that are of one connection: Keep-Alive, Proxy-Connection, Proxy-Authenticate and
 	// Proxy-Authorization.
 	HopByHop
-	// Named are those that Connection names.
+	// Named are the fields that Connection names.
 	Named
 )
 
-// Field is a field of a head or of trailers. Name and Value are parts of what was read; Value has no blanks around it.
+// Field is a field of a head or of trailers. Name and Value are slices of the input; Value has no blanks around it.
 type Field struct {
 	Name, Value []byte
 	Kind        Kind
@@ -305,7 +305,7 @@ var comma = []byte{','}
 // maxNames bounds how many fields Connection may name: each costs a look at all fields.
 const maxNames = 32
 
-// nameFields makes the fields that Connection names Named, but for those that are of the message (RFC 9110, section
+// nameFields makes the fields that Connection names Named, except fields of the message (RFC 9110, section
 // 7.6.1).
 func (h *head) nameFields() {
 	names := 0

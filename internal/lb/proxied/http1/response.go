@@ -14,7 +14,7 @@ type Response struct {
 // Reset prepares for another answer.
 func (r *Response) Reset() { *r = Response{head: r.head}; r.reset() }
 
-// Parse reads the head of an answer at the beginning of b, as that of Request does. A line may end in LF alone, as
+// Parse reads the head of an answer at the beginning of b, as Request.Parse does. A line may end in LF only, as
 // programs behind servers write it; nothing of that is passed on.
 func (r *Response) Parse(b []byte) (int, error) {
 	n, err := r.end(b, false)

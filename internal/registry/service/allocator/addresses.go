@@ -17,7 +17,7 @@ import (
 // ranges or claims yet (behaviour 161).
 var errNotReady = errors.New("allocator not ready")
 
-// addresses is what is known of the cluster IPs of both families.
+// addresses is the known state of the cluster IPs of both families.
 type addresses struct {
 	ledger *ledger[netip.Addr]
 
@@ -58,7 +58,7 @@ func (a *addresses) unmark(ip netip.Addr) {
 	}
 }
 
-// setRanges makes the ranges those of prefixes, with their readiness. Ranges
+// setRanges sets the ranges to prefixes, with their readiness. Ranges
 // that stay keep what they know, new ones learn it from the ledger. It reports
 // whether any range is ready.
 func (a *addresses) setRanges(prefixes map[netip.Prefix]bool) bool {

@@ -132,7 +132,7 @@ func (a *Allocator) waitReady(ctx context.Context) error {
 }
 
 // Run keeps the Allocator informed, looks after ServiceCIDRs and repairs
-// claims, until ctx ends. Begin waits until it has read what is there, a moment
+// claims, until ctx ends. Begin waits until it has read the stored claims, a moment
 // after its start. Events of the repair are written through client; without one
 // they are only logged.
 func (a *Allocator) Run(ctx context.Context, client kubernetes.Interface) {

@@ -63,14 +63,14 @@ func newAddressClaims(ipAddresses *store.REST) *claims {
 
 // newPortClaims claims node ports as objects that no API shows. They are Leases by
 // type, because a holder is all there is to say about a port; they live under a
-// key of their own.
+// separate key.
 func newPortClaims(opts generic.RESTOptionsGetter) (*claims, error) {
 	s, err := store.New(store.Kind{
 		Resource: schema.GroupResource{Group: coordinationv1.GroupName, Resource: "nodeports"},
 		Singular: "nodeport",
-		New:      func() runtime.Object { return &coordinationv1.Lease{} },
-		NewList:  func() runtime.Object { return &coordinationv1.LeaseList{} },
-		Strategy: store.ClusterScoped(),
+		New:      store.Empty[coordinationv1.Lease],
+		NewList:  store.Empty[coordinationv1.LeaseList],
+		Strategy: store.Rules[*coordinationv1.Lease]{ClusterScoped: true}.Strategy(),
 	}, opts)
 	if err != nil {
 		return nil, fmt.Errorf("cannot build the storage of node port claims: %w", err)
@@ -112,7 +112,7 @@ func (c *claims) create(ctx context.Context, name string, owner svc.Name) error 
 var errOwner = errors.New("the claim belongs to another Service")
 
 // release removes the claim if it is that of owner. A claim that does not exist
-// or belongs to another is left alone, without error.
+// or belongs to another is not changed, without an error.
 func (c *claims) release(ctx context.Context, name string, owner svc.Name) error {
 	_, err := c.remove(ctx, name, func(obj runtime.Object) error {
 		if o, ok := c.owner(obj); !ok || o != owner {

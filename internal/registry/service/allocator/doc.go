@@ -1,7 +1,7 @@
 // Package allocator gives cluster IPs and node ports to Services.
 //
 // Whoever creates an object of a certain name first owns it; allocation is
-// built on that alone. A cluster IP is claimed by creating the IPAddress named
+// built only on that. A cluster IP is claimed by creating the IPAddress named
 // after it, a node port by creating an unexposed object named after it. What is
 // taken is also known in memory, fed by watches, but only to choose candidates:
 // any number of servers may run on one etcd.

@@ -185,7 +185,7 @@ func (p *Plan) updateClusterIPs(cur, prev *corev1.Service) {
 }
 
 // updateNodePorts plans node ports that prev does not have, and the release of
-// those that cur has no more.
+// values that cur no longer has.
 func (p *Plan) updateNodePorts(cur, prev *corev1.Service) {
 	old, kept := map[int32]bool{}, map[int32]bool{}
 	if NeedsNodePort(prev) {

@@ -25,7 +25,7 @@ type pool interface {
 	// dryRun answers as claim would, and claims nothing. The names in exclude
 	// count as taken.
 	dryRun(ctx context.Context, requested string, exclude map[string]bool) (string, error)
-	// release removes the claim of owner. Releasing what is not claimed, or
+	// release removes the claim of owner. Releasing an unclaimed value, or
 	// claimed by another, does nothing.
 	release(ctx context.Context, owner svc.Name, name string) error
 }

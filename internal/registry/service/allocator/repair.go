@@ -42,7 +42,7 @@ type Finding struct {
 	Reason string
 	// Claim is the address or port.
 	Claim string
-	// Message says what was found and what was done.
+	// Message describes the finding and the repair.
 	Message string
 }
 
@@ -61,7 +61,7 @@ type repairer struct {
 	kinds    []kind
 	period   time.Duration
 	grace    time.Duration
-	// start is the start of a server that is alone on its store, else zero:
+	// start is the start of the only server on its store, else zero:
 	// no claim from before it can belong to a write in flight.
 	start time.Time
 	log   *slog.Logger
@@ -221,7 +221,7 @@ func (p *pass) compare(ctx context.Context, k kind, listed map[string]runtime.Ob
 // claimFor gives a Service the claim that it lacks.
 func (p *pass) claimFor(ctx context.Context, k kind, s *corev1.Service, name string) {
 	if !p.uses(ctx, k, s, name) {
-		return // gone or changed meanwhile
+		return // deleted or changed in between
 	}
 	claim, err := k.claims.get(ctx, name)
 	switch {
@@ -239,7 +239,7 @@ func (p *pass) claimFor(ctx context.Context, k kind, s *corev1.Service, name str
 	}
 	owner, ok := k.claims.owner(claim)
 	if ok && owner == ownerOf(s) {
-		return // created meanwhile
+		return // created in between
 	}
 	if ok {
 		other, err := p.fresh(ctx, owner)
@@ -271,7 +271,7 @@ func (p *pass) uses(ctx context.Context, k kind, s *corev1.Service, name string)
 	return cur != nil && cur.UID == s.UID && slices.Contains(k.uses(cur), name)
 }
 
-// create makes the claim of s unless another has made one meanwhile, which the
+// create makes the claim of s unless another server has made one, which the
 // next repair finds.
 func (p *pass) create(ctx context.Context, k kind, name string, s *corev1.Service) {
 	if err := k.claims.create(ctx, name, ownerOf(s)); !errors.Is(err, errClaimed) {
@@ -291,7 +291,7 @@ func (p *pass) free(ctx context.Context, k kind, name string, claim runtime.Obje
 		p.fail(err)
 		return
 	}
-	// The claim is from a cache; one that its own Service released meanwhile is
+	// The claim is from a cache; one that its own Service has released is
 	// not a finding.
 	removed, err := k.claims.removeExactly(ctx, claim)
 	if err != nil || !removed {

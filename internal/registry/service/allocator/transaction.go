@@ -33,7 +33,7 @@ func (t *Transaction) Commit(ctx context.Context) { t.release(ctx, t.releases) }
 // Revert releases what was claimed.
 func (t *Transaction) Revert(ctx context.Context) { t.release(ctx, t.claimed) }
 
-// Abandon keeps what was claimed and what was to be released, for a write that
+// Abandon keeps the claimed values and the values due for release, for a write that
 // failed with err and may still have happened: releasing a name that a Service
 // has would give it to a second one. The repair loop frees what no Service has.
 func (t *Transaction) Abandon(err error) {

@@ -1,6 +1,6 @@
 // Package early makes a program the shim of a Pod when its first argument is
 // "pod-shim", before the rest of the program is initialized. A program imports it for
-// that effect alone.
+// only that effect.
 //
 // A package is initialized as soon as all that it imports is, in the order of the
 // import paths (The Go Programming Language Specification, Program initialization),

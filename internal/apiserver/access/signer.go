@@ -1,0 +1,312 @@
+package access
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+
+	"github.com/fairlead/fairlead/internal/apiserver/certs"
+	"github.com/fairlead/fairlead/internal/apiserver/pki"
+	"github.com/fairlead/fairlead/internal/registry/certificate"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// Times of the signer. Requests are kept for a while so that users can see them.
+const (
+	signTimeout   = 30 * time.Second
+	keepIssued    = time.Hour
+	keepPending   = 24 * time.Hour
+	sweepPeriod   = 10 * time.Minute
+	nameInUseWait = time.Second
+	// registerWithin is the time from a certificate to its node's first Lease in
+	// which the name is not given to another machine.
+	registerWithin = time.Minute
+)
+
+// signer approves the certificate requests of nodes and signs what is
+// approved for the two signers of clients of this server.
+type signer struct {
+	*nodeRequests
+	informer   cache.SharedIndexInformer
+	authorizer authorizer.UnconditionalAuthorizer
+	pki        *pki.Directory
+	log        *slog.Logger
+	warned     map[string]bool // requests that were logged as waiting; of run's worker
+}
+
+func newSigner(
+	r *nodeRequests, f informers.SharedInformerFactory, a authorizer.UnconditionalAuthorizer, p *pki.Directory, log *slog.Logger,
+) *signer {
+	return &signer{nodeRequests: r, informer: f.Certificates().V1().CertificateSigningRequests().Informer(), authorizer: a, pki: p, log: log,
+		warned: map[string]bool{}}
+}
+
+// run works until ctx ends.
+func (s *signer) run(ctx context.Context) {
+	queue := workqueue.NewTypedRateLimitingQueue(
+		workqueue.NewTypedItemExponentialFailureRateLimiter[string](20*time.Millisecond, 30*time.Second))
+	add := func(o any) { queue.Add(o.(*certificatesv1.CertificateSigningRequest).Name) }
+	handle, err := s.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: add, UpdateFunc: func(_, o any) { add(o) }})
+	if err != nil {
+		return // the informer has ended, and so has the server
+	}
+	defer func() { _ = s.informer.RemoveEventHandler(handle) }()
+	var workers sync.WaitGroup
+	workers.Go(func() {
+		for {
+			name, stop := queue.Get()
+			if stop {
+				return
+			}
+			wait, err := s.sync(ctx, name)
+			switch {
+			case err != nil && ctx.Err() == nil:
+				s.log.Debug("cannot handle a certificate request; retrying", "request", name, "err", err)
+				queue.AddRateLimited(name)
+			case wait > 0:
+				queue.AddAfter(name, wait)
+			default:
+				queue.Forget(name)
+			}
+			queue.Done(name)
+		}
+	})
+	workers.Go(func() { s.sweep(ctx) })
+	<-ctx.Done()
+	queue.ShutDown()
+	workers.Wait()
+}
+
+// sync takes the next step with a request. wait is when to call it again, zero for
+// after the next change.
+func (s *signer) sync(ctx context.Context, name string) (wait time.Duration, err error) {
+	c, err := s.requests.Get(name)
+	if apierrors.IsNotFound(err) {
+		delete(s.warned, name)
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	if len(c.Status.Certificate) > 0 || certificate.Has(c, certificatesv1.CertificateDenied) ||
+		certificate.Has(c, certificatesv1.CertificateFailed) {
+		return 0, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, signTimeout)
+	defer cancel()
+	if certificate.Has(c, certificatesv1.CertificateApproved) {
+		return 0, s.sign(ctx, c.DeepCopy())
+	}
+	if c.Spec.SignerName != certificatesv1.KubeAPIServerClientKubeletSignerName {
+		return 0, nil
+	}
+	return s.approve(ctx, c.DeepCopy())
+}
+
+// approve approves the request of a node for itself, and that of a new machine with
+// a join token for a name that no node has.
+func (s *signer) approve(ctx context.Context, c *certificatesv1.CertificateSigningRequest) (time.Duration, error) {
+	request, err := certificate.Parse(c)
+	if err != nil {
+		return 0, nil //nolint:nilerr // left for users to decide
+	}
+	node, err := nodeRequest(c, request)
+	if err != nil {
+		return 0, nil //nolint:nilerr // likewise
+	}
+	right, message := "nodeclient", "Auto approving node client certificate after SubjectAccessReview."
+	if c.Spec.Username == svc.NodeUserPrefix+node && slices.Contains(c.Spec.Groups, user.NodesGroup) {
+		right, message = "selfnodeclient", "Auto approving self node client certificate after SubjectAccessReview."
+	}
+	requester := &user.DefaultInfo{Name: c.Spec.Username, UID: c.Spec.UID, Groups: c.Spec.Groups}
+	d, _, err := s.authorizer.Authorize(ctx, authorizer.AttributesRecord{
+		User: requester, Verb: "create", APIGroup: certificatesv1.GroupName, APIVersion: "*",
+		Resource: "certificatesigningrequests", Subresource: right, ResourceRequest: true,
+	})
+	if err != nil || d != authorizer.DecisionAllow {
+		return 0, err
+	}
+	if right == "nodeclient" {
+		taken, err := s.nameTaken(ctx, c.Name, node)
+		if err != nil {
+			return 0, err
+		}
+		if taken {
+			if !s.warned[c.Name] {
+				s.warned[c.Name] = true
+				s.log.Warn("a machine requests the name of an existing node; it gets it when that Node is deleted and its Lease has "+
+					"expired; 'kubectl certificate approve' gives it the name at once", "node", node, "request", c.Name)
+			}
+			return nameInUseWait, nil
+		}
+	}
+	c.Status.Conditions = append(c.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
+		Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "AutoApproved", Message: message,
+		LastUpdateTime: metav1.Now(),
+	})
+	_, err = s.client.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, c.Name, c, metav1.UpdateOptions{})
+	return 0, ignoreRace(err)
+}
+
+// nodeRequest returns the node that a request is for, or an error if it is not a
+// node's request.
+func nodeRequest(c *certificatesv1.CertificateSigningRequest, r *x509.CertificateRequest) (string, error) {
+	node, ok := strings.CutPrefix(r.Subject.CommonName, svc.NodeUserPrefix)
+	if !ok || len(validation.NameIsDNSSubdomain(node, false)) > 0 {
+		return "", fmt.Errorf("the common name must be %sNAME", svc.NodeUserPrefix)
+	}
+	if !slices.Equal(r.Subject.Organization, []string{user.NodesGroup}) {
+		return "", fmt.Errorf("the organization must be only %s", user.NodesGroup)
+	}
+	if len(r.DNSNames)+len(r.EmailAddresses)+len(r.IPAddresses)+len(r.URIs) > 0 {
+		return "", errors.New("no alternative names are allowed")
+	}
+	return node, clientUsages(c)
+}
+
+// unreserved returns an error if a request is for an identity of the system: no approval makes a user the
+// server, its controllers, a node or an administrator.
+func unreserved(r *x509.CertificateRequest) error {
+	for _, g := range r.Subject.Organization {
+		switch g {
+		case user.SystemPrivilegedGroup, user.NodesGroup, svc.ControllersGroup, GroupBootstrappers, groupRequesters:
+			return fmt.Errorf("no certificate is signed for the group %s", g)
+		}
+	}
+	name := r.Subject.CommonName
+	switch name {
+	case svc.ServerUser, svc.ControllersUser, UserNodeToken, certs.UserAdmin, certs.UserServer, user.APIServerUser:
+		return fmt.Errorf("no certificate is signed for the user %s", name)
+	}
+	if strings.HasPrefix(name, svc.NodeUserPrefix) {
+		return fmt.Errorf("no certificate of a node is signed by this signer; ask %s", certificatesv1.KubeAPIServerClientKubeletSignerName)
+	}
+	return nil
+}
+
+// clientUsages checks that the usages belong to a client's certificate.
+func clientUsages(c *certificatesv1.CertificateSigningRequest) error {
+	client := false
+	for _, u := range c.Spec.Usages {
+		switch u {
+		case certificatesv1.UsageClientAuth:
+			client = true
+		case certificatesv1.UsageDigitalSignature, certificatesv1.UsageKeyEncipherment:
+		default:
+			return fmt.Errorf("usage %q is not that of a client", u)
+		}
+	}
+	if !client {
+		return fmt.Errorf("usage %q is missing", certificatesv1.UsageClientAuth)
+	}
+	return nil
+}
+
+// sign writes the certificate of an approved request, or why it is not signed.
+func (s *signer) sign(ctx context.Context, c *certificatesv1.CertificateSigningRequest) error {
+	request, err := certificate.Parse(c)
+	if err != nil {
+		return err
+	}
+	u := pki.User{Name: request.Subject.CommonName, Groups: request.Subject.Organization}
+	switch c.Spec.SignerName {
+	case certificatesv1.KubeAPIServerClientKubeletSignerName:
+		var node string
+		if node, err = nodeRequest(c, request); err == nil {
+			if slices.Contains(c.Spec.Groups, groupRequesters) {
+				taken, unknown := s.nameTaken(ctx, c.Name, node)
+				if unknown != nil {
+					return unknown
+				}
+				if taken {
+					err = fmt.Errorf("a machine has joined as %s since this one asked: delete that Node first, or choose another name", node)
+					break
+				}
+			}
+			if u.UID, err = s.identity(ctx, c, node); err != nil {
+				return err
+			}
+		}
+	case certificatesv1.KubeAPIServerClientSignerName:
+		err = errors.Join(clientUsages(c), unreserved(request))
+	default:
+		return nil // another signer's
+	}
+	if err == nil {
+		life := time.Duration(0)
+		if seconds := c.Spec.ExpirationSeconds; seconds != nil {
+			life = time.Duration(*seconds) * time.Second
+		}
+		c.Status.Certificate, err = s.pki.SignClient(request.PublicKey, u, life)
+	}
+	if err != nil {
+		c.Status.Conditions = append(c.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
+			Type: certificatesv1.CertificateFailed, Status: corev1.ConditionTrue, Reason: "SignerValidationFailure", Message: err.Error(),
+		})
+	}
+	_, err = s.client.CertificatesV1().CertificateSigningRequests().UpdateStatus(ctx, c, metav1.UpdateOptions{})
+	return ignoreRace(err)
+}
+
+// ignoreRace returns nil for errors that mean that another writer was faster.
+func ignoreRace(err error) error {
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// Outdated reports whether a certificate request is removed: a pending one a day after it was made, others an hour
+// after they were decided.
+func Outdated(c *certificatesv1.CertificateSigningRequest, now time.Time) bool {
+	if len(c.Status.Conditions) == 0 {
+		return now.Sub(c.CreationTimestamp.Time) > keepPending
+	}
+	decided := c.CreationTimestamp.Time
+	for i := range c.Status.Conditions {
+		if at := c.Status.Conditions[i].LastUpdateTime.Time; at.After(decided) {
+			decided = at
+		}
+	}
+	return now.Sub(decided) > keepIssued
+}
+
+// sweep removes requests some time after they were decided, or if they never were.
+func (s *signer) sweep(ctx context.Context) {
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
+		all, err := s.requests.List(labels.Everything())
+		if err != nil {
+			return // cannot happen: the lister reads from memory
+		}
+		for _, c := range all {
+			if !Outdated(c, time.Now()) {
+				continue
+			}
+			bounded, cancel := context.WithTimeout(ctx, signTimeout)
+			err := s.client.CertificatesV1().CertificateSigningRequests().Delete(bounded, c.Name, metav1.DeleteOptions{})
+			cancel()
+			if ignoreRace(err) != nil && ctx.Err() == nil {
+				s.log.Warn("cannot delete an old certificate request; retrying", "request", c.Name, "err", err, "after", sweepPeriod)
+			}
+		}
+	}, sweepPeriod)
+}

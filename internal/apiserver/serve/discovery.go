@@ -1,0 +1,80 @@
+package serve
+
+import (
+	"net/http"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/endpoints/discovery"
+	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
+	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
+	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+
+	"github.com/fairlead/fairlead/internal/registry"
+)
+
+// groupList serves the list of groups at /apis with its apiVersion, which the
+// library leaves out for clients of Kubernetes 1.1 and kube-apiserver does not.
+type groupList struct{ discovery.GroupManager }
+
+// ServeHTTP answers with the list.
+func (l groupList) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	groups, err := l.Groups(r.Context(), r)
+	if err != nil {
+		responsewriters.ErrorNegotiated(err, registry.Codecs, schema.GroupVersion{}, w, r)
+		return
+	}
+	responsewriters.WriteObjectNegotiated(registry.Codecs, negotiation.DefaultEndpointRestrictions, schema.GroupVersion{}, w, r,
+		http.StatusOK, &metav1.APIGroupList{Groups: groups}, false)
+}
+
+// Groups replaces the list of groups of s by a groupList.
+func Groups(s *genericapiserver.GenericAPIServer) {
+	container := s.Handler.GoRestfulContainer
+	for _, ws := range container.RegisteredWebServices() {
+		if ws.RootPath() == genericapiserver.APIGroupPrefix {
+			_ = container.Remove(ws) // never fails for a web service that is there
+		}
+	}
+	s.DiscoveryGroupManager = groupList{s.DiscoveryGroupManager}
+	wrapped := aggregated.WrapAggregatedDiscoveryToHandler(
+		s.DiscoveryGroupManager, s.AggregatedDiscoveryGroupManager, s.PeerAggregatedDiscoveryManager)
+	container.Add(wrapped.GenerateWebService(genericapiserver.APIGroupPrefix, metav1.APIGroupList{}))
+}
+
+// RejectUnknownDocuments answers 404 for an OpenAPI document that does not exist,
+// where the library's handler answers 200 with an empty body. s is prepared.
+func RejectUnknownDocuments(s *genericapiserver.GenericAPIServer) {
+	const prefix = "/openapi/v3/"
+	mux := s.Handler.NonGoRestfulMux
+	mux.Unregister(prefix)
+	mux.HandlePrefix(prefix, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		rec := &answerRecorder{ResponseWriter: w}
+		s.OpenAPIV3VersionedService.HandleGroupVersion(rec, r)
+		if !rec.answered {
+			w.WriteHeader(http.StatusNotFound)
+		}
+	}))
+}
+
+// answerRecorder records whether anything has been answered.
+type answerRecorder struct {
+	http.ResponseWriter
+	answered bool
+}
+
+// WriteHeader sends the status code.
+func (r *answerRecorder) WriteHeader(code int) {
+	r.answered = true
+	r.ResponseWriter.WriteHeader(code)
+}
+
+// Write sends a part of the body.
+func (r *answerRecorder) Write(b []byte) (int, error) {
+	r.answered = true
+	return r.ResponseWriter.Write(b)
+}
+
+// Unwrap returns the writer below.
+func (r *answerRecorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }

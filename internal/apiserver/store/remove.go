@@ -1,0 +1,36 @@
+package store
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+)
+
+// HasData reports whether a directory has the data of a server.
+func HasData(path string) bool {
+	_, err := os.Stat((&Dir{Path: path}).File("version"))
+	return err == nil
+}
+
+// RemoveData removes what a server keeps in a data directory, the store and the keys
+// included, and nothing else that is there. It is an error if a server uses it.
+func RemoveData(path string) error {
+	if !HasData(path) {
+		return nil
+	}
+	d, err := OpenDir(path)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	errs := []error{removeLeftovers(path, backingUp, 0), removeLeftovers(path, restoring, 0)}
+	// The version is last: a directory without one is not found again.
+	for _, name := range []string{
+		"etcd", "pki", backupDirectory, "node-token", "admin.kubeconfig", "controllers.kubeconfig", "audit-policy.yaml", "version", "lock",
+	} {
+		if err := os.RemoveAll(d.File(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,74 @@
+package lbview
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
+)
+
+// What a node reported before it died is stale; several announce by BGP at once.
+func TestStaleOwners(t *testing.T) {
+	speaker := func(name, address, via string, since int64) v1.Speaker {
+		return v1.Speaker{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: v1.SpeakerStatus{Addresses: []v1.AnnouncedAddress{
+			{Address: address, Via: via, Since: metav1.NewMicroTime(time.Unix(since, 0))}}}}
+	}
+	owners := ownersOf([]v1.Speaker{
+		speaker("dead", "192.0.2.1", "arp", 1), speaker("alive", "192.0.2.1", "arp", 2),
+		speaker("r1", "192.0.2.2", "bgp", 1), speaker("r2", "192.0.2.2", "bgp", 2), speaker("silent", "192.0.2.2", "bgp", 3),
+		speaker("silent", "2001:db8::1", "ndp", 1),
+	}, map[string]bool{"silent": true})
+	want := map[string]bool{"dead": true, "alive": false, "r1": false, "r2": false, "silent": true}
+	seen := 0
+	for _, list := range owners {
+		for _, o := range list {
+			seen++
+			if o.Stale != want[o.Node] {
+				t.Errorf("%s by %s: stale is %t", o.Node, o.Via, o.Stale)
+			}
+		}
+	}
+	if seen != 6 {
+		t.Errorf("%d owners, want 6", seen)
+	}
+}
+
+// A node with --lb-announce none is shown, and so is one that may not announce; one that does, or died, is not.
+func TestNodesThatAnnounceNothing(t *testing.T) {
+	speaker := func(name string, status v1.SpeakerStatus) v1.Speaker {
+		return v1.Speaker{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: status}
+	}
+	r := &Report{Services: []lbService{{Namespace: "shop", Name: "web", Pending: true, Way: "direct"}}}
+	r.NotAnnouncing = idleNodes([]v1.Speaker{
+		speaker("announces", v1.SpeakerStatus{Eligible: true, Announce: "arp"}), speaker("dead", v1.SpeakerStatus{}),
+		speaker("excluded", v1.SpeakerStatus{Announce: "arp", Reason: "it is cordoned"}),
+		speaker("leaves", v1.SpeakerStatus{Announce: "arp", Addresses: []v1.AnnouncedAddress{{Address: "192.0.2.1"}}}),
+	}, map[string]bool{"announces": false, "dead": true, "excluded": false, "gone": true, "none": false})
+	var out strings.Builder
+	if err := r.print(&out); err != nil {
+		t.Fatal(err)
+	}
+	_, got, _ := strings.Cut(out.String(), "node ")
+	want := "excluded announces nothing: it is cordoned\nnode none announces nothing: it has no speaker, or one with --lb-announce none\n"
+	if got != want {
+		t.Errorf("%s", out.String())
+	}
+}
+
+// Tags are shown after the table, without anything that a terminal would take for its own (behaviour 130).
+func TestTagsOfLoadBalancers(t *testing.T) {
+	r := &Report{Services: []lbService{{Namespace: "shop", Name: "web", Pending: true, Way: "direct",
+		Tags: map[string]string{"owner": "devops", "env": "a\x1b[2J"}}}}
+	var out strings.Builder
+	if err := r.print(&out); err != nil {
+		t.Fatal(err)
+	}
+	_, got, _ := strings.Cut(out.String(), "tag of")
+	if !strings.HasPrefix(got, " shop/web: env=a") || !strings.HasSuffix(got, "\ntag of shop/web: owner=devops\n") ||
+		strings.Contains(got, "\x1b") {
+		t.Errorf("%q", out.String())
+	}
+}

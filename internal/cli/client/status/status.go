@@ -1,0 +1,391 @@
+// Package status has 'fairlead status' and 'fairlead top', which show the state of a cluster,
+// what is wrong with it, and what its Pods use.
+package status
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead/fairlead/internal/apiserver/store"
+	"github.com/fairlead/fairlead/internal/barrier"
+	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/proxy"
+)
+
+// Report is what 'fairlead status' shows. Its JSON form is meant for programs:
+// fields are only ever added.
+type Report struct {
+	Server string `json:"server"`
+	// Node is the name of the node whose view this is, empty for an administrator's.
+	Node string `json:"node,omitempty"`
+	// Healthz is what the proxy of this node answers at /healthz, in the view of a node.
+	Healthz  string          `json:"healthz,omitempty"`
+	Nodes    []nodeReport    `json:"nodes"`
+	Services []ServiceReport `json:"services"`
+	// Store is the state of the server's etcd, nil when it is not the server's own.
+	Store *store.Status `json:"store,omitempty"`
+	// LoadBalancers counts load balancers; nil where there are none of fairlead's.
+	LoadBalancers *lbSummary `json:"loadBalancers,omitempty"`
+	// NotProbed counts the endpoints written by hand that this machine did not connect to.
+	NotProbed int `json:"notProbed,omitempty"`
+	// Problems is everything that is wrong, a line each; empty when all is
+	// well.
+	Problems []string `json:"problems"`
+}
+
+type nodeReport struct {
+	Name      string   `json:"name"`
+	Ready     bool     `json:"ready"`
+	Addresses []string `json:"addresses"`
+	PodCIDRs  []string `json:"podCIDRs"`
+	Pods      int      `json:"pods"`
+	// Programmed is the status of the node's proxy, nil when its agent does not
+	// answer or may not be asked.
+	Programmed *proxy.Status `json:"programmed"`
+}
+
+// ServiceReport is the state of a Service.
+type ServiceReport struct {
+	Namespace  string   `json:"namespace"`
+	Name       string   `json:"name"`
+	Type       string   `json:"type"`
+	ClusterIPs []string `json:"clusterIPs"`
+	Ports      []string `json:"ports"`
+	// Ready and Total count the endpoints of one address family, the larger.
+	Ready int `json:"ready"`
+	Total int `json:"total"`
+	// Programmed is the condition barrier.Programmed of a Service that asks for it, else nil.
+	// One of an earlier spec has the status Unknown here.
+	Programmed *metav1.Condition `json:"programmed,omitempty"`
+}
+
+// NewStatus returns 'fairlead status'.
+func NewStatus(g *base.Global) *cobra.Command {
+	var f base.ClientFlags
+	var output base.OutputFlag
+	var probe bool
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show nodes, services, endpoints, what is programmed where, and what is wrong",
+		Long: `Show nodes, services, endpoints, what is programmed where, and, in lines that begin
+with !, what is wrong. On a node without an administrator's kubeconfig it shows what
+the node itself knows: its proxy, its own Pods, and what the node may read of the API.
+
+If this machine is a node, it connects to endpoints that were written by hand,
+` + strconv.Itoa(maxProbes) + ` at most and as many of each namespace, for ` + dialTimeout.String() + ` each. Their addresses are
+the choice of whoever may write them: --probe-endpoints connects from any machine,
+--probe-endpoints=false from none.
+
+The exit code is 0 when there is something to show, whatever is wrong, and 1 when the
+server does not answer; scripts look at .problems of -o json, which is empty when nothing
+is wrong.`,
+		Example: `  fairlead status
+  fairlead status -o json | jq -e '.problems == []'`,
+		Args: base.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := output.Check(); err != nil {
+				return err
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), base.RequestTimeout)
+			defer cancel()
+			var p *prober
+			if probe {
+				p = newProber()
+				p.anywhere = cmd.Flags().Changed("probe-endpoints")
+			}
+			r, err := reportFor(ctx, &f, p)
+			if err != nil {
+				return err
+			}
+			return output.Write(g.Out, r, r.print)
+		},
+	}
+	f.Add(cmd)
+	output.Add(cmd)
+	cmd.Flags().BoolVar(&probe, "probe-endpoints", true, "connect to endpoints that were written by hand; unless given, only from a node")
+	return cmd
+}
+
+// collect asks the API, and through it every node's agent. A node, whose name is own,
+// may only ask for its own Pods, and for no agent.
+func collect(ctx context.Context, client kubernetes.Interface, own string, probe *prober) (*Report, error) {
+	var podsOf metav1.ListOptions
+	if own != "" {
+		podsOf.FieldSelector = "spec.nodeName=" + own
+	}
+	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	pods, err := client.CoreV1().Pods("").List(ctx, podsOf)
+	if err != nil {
+		return nil, err
+	}
+	services, err := client.CoreV1().Services("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	slicesList, err := client.DiscoveryV1().EndpointSlices("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	r := &Report{Nodes: nodeReports(nodes.Items, pods.Items), Services: serviceReports(services.Items, slicesList.Items), Problems: []string{}}
+	if u := client.CoreV1().RESTClient().Get().URL(); u != nil {
+		r.Server = u.Scheme + "://" + u.Host
+	}
+	if own == "" {
+		r.LoadBalancers = summarizeLB(ctx, client, services.Items)
+		r.askStore(ctx, client)
+		r.ask(ctx, client)
+	}
+	r.judgeNodes(nodes.Items)
+	r.judgeServices(services.Items, newPodIndex(pods.Items, own == ""))
+	r.judgeProgrammed(time.Now())
+	r.judgePods(pods.Items, time.Now())
+	if probe != nil {
+		r.probe(ctx, probe, nodes.Items, handMade(services.Items, slicesList.Items, nodes.Items, probe.local))
+	}
+	return r, nil
+}
+
+// probe adds the targets that do not answer, and counts the targets that were not asked.
+func (r *Report) probe(ctx context.Context, p *prober, nodes []corev1.Node, all []target) {
+	var chosen []target
+	if p.anywhere || p.onNode(nodes) {
+		chosen = share(all)
+	}
+	r.NotProbed = len(all) - len(chosen)
+	for _, text := range p.problems(ctx, chosen) {
+		r.problem("%s", text)
+	}
+}
+
+func nodeReports(nodes []corev1.Node, pods []corev1.Pod) []nodeReport {
+	count := map[string]int{}
+	for i := range pods {
+		count[pods[i].Spec.NodeName]++
+	}
+	out := []nodeReport{}
+	for _, n := range nodes {
+		nr := nodeReport{Name: n.Name, PodCIDRs: n.Spec.PodCIDRs, Pods: count[n.Name]}
+		for _, a := range n.Status.Addresses {
+			if a.Type == corev1.NodeInternalIP {
+				nr.Addresses = append(nr.Addresses, a.Address)
+			}
+		}
+		for _, c := range n.Status.Conditions {
+			nr.Ready = nr.Ready || c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+		}
+		out = append(out, nr)
+	}
+	return out
+}
+
+func serviceReports(services []corev1.Service, all []discoveryv1.EndpointSlice) []ServiceReport {
+	type count struct{ ready, total int }
+	counts := map[string]map[discoveryv1.AddressType]count{}
+	for _, s := range all {
+		key := s.Namespace + "/" + s.Labels[discoveryv1.LabelServiceName]
+		if counts[key] == nil {
+			counts[key] = map[discoveryv1.AddressType]count{}
+		}
+		c := counts[key][s.AddressType]
+		for _, e := range s.Endpoints {
+			c.total++
+			if e.Conditions.Ready == nil || *e.Conditions.Ready {
+				c.ready++
+			}
+		}
+		counts[key][s.AddressType] = c
+	}
+	out := []ServiceReport{}
+	for _, s := range services {
+		sr := ServiceReport{
+			Namespace: s.Namespace, Name: s.Name, Type: string(s.Spec.Type), ClusterIPs: s.Spec.ClusterIPs, Programmed: programmedCondition(&s),
+		}
+		for _, p := range s.Spec.Ports {
+			text := strconv.Itoa(int(p.Port))
+			if p.NodePort != 0 {
+				text += ":" + strconv.Itoa(int(p.NodePort))
+			}
+			sr.Ports = append(sr.Ports, text+"/"+string(p.Protocol))
+		}
+		for _, c := range counts[s.Namespace+"/"+s.Name] {
+			if c.total > sr.Total {
+				sr.Ready, sr.Total = c.ready, c.total
+			}
+		}
+		out = append(out, sr)
+	}
+	return out
+}
+
+// reasonOutdated is the reason of a condition of an earlier spec.
+const reasonOutdated = "Outdated"
+
+// programmedCondition returns a copy of the condition that ServiceReport has.
+func programmedCondition(s *corev1.Service) *metav1.Condition {
+	c := meta.FindStatusCondition(s.Status.Conditions, barrier.Programmed)
+	if c == nil {
+		return nil
+	}
+	c = c.DeepCopy()
+	if c.ObservedGeneration < s.Generation {
+		c.Status, c.Reason, c.Message = metav1.ConditionUnknown, reasonOutdated, "the condition is of an earlier spec"
+	}
+	return c
+}
+
+// askStore gets the state of the server's etcd, which only fairlead's server tells,
+// if it runs one and the user may read it.
+func (r *Report) askStore(ctx context.Context, client kubernetes.Interface) {
+	text, err := client.CoreV1().RESTClient().Get().AbsPath(store.Path).DoRaw(ctx)
+	var s store.Status
+	if err != nil || json.Unmarshal(text, &s) != nil {
+		return
+	}
+	r.Store = &s
+	if s.Message != "" {
+		r.problem("etcd: %s", s.Message)
+	}
+}
+
+// ask gets the status of each node.
+func (r *Report) ask(ctx context.Context, client kubernetes.Interface) {
+	problems := make([]string, len(r.Nodes))
+	var group errgroup.Group
+	group.SetLimit(askAtOnce)
+	for i := range r.Nodes {
+		n := &r.Nodes[i]
+		if !n.Ready {
+			continue
+		}
+		group.Go(func() error {
+			ctx, cancel := context.WithTimeout(ctx, askTimeout)
+			defer cancel()
+			text, err := client.CoreV1().RESTClient().Get().Resource("nodes").Name(n.Name).SubResource("proxy").Suffix("status").DoRaw(ctx)
+			var s proxy.Status
+			if err == nil {
+				err = json.Unmarshal(text, &s)
+			}
+			if err != nil {
+				problems[i] = fmt.Sprintf("node %s: its agent does not answer: %s", n.Name, base.OneLine(err))
+				return nil
+			}
+			n.Programmed = &s
+			return nil
+		})
+	}
+	_ = group.Wait() // the functions return no errors: they are in problems
+	for _, p := range problems {
+		if p != "" {
+			r.problem("%s", p)
+		}
+	}
+}
+
+func (r *Report) print(out io.Writer) error {
+	w := tabwriter.NewWriter(out, 0, 4, 3, ' ', 0)
+	fmt.Fprintf(w, "SERVER\t%s\n", r.Server)
+	if r.Node != "" {
+		fmt.Fprintf(w, "VIEW OF\tnode %s: its own Pods, and no other agent\nPROXY\t%s\n", r.Node, base.PlainLine(r.Healthz))
+	}
+	fmt.Fprintln(w)
+	fmt.Fprintln(w, "NODE\tREADY\tADDRESS\tPODS\tMODE\tSERVICE PORTS\tENDPOINTS\tPROGRAMMED")
+	for _, n := range r.Nodes {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t", n.Name, yesNo(n.Ready), base.PlainLine(cmp.Or(strings.Join(n.Addresses, ","), "-")), n.Pods)
+		if s := n.Programmed; s != nil {
+			fmt.Fprintf(w, "%s\t%d\t%d\t%s\n", base.PlainLine(s.Mode), s.ServicePorts, s.Endpoints, programmedText(s))
+		} else {
+			fmt.Fprint(w, "-\t-\t-\tunknown\n")
+		}
+	}
+	r.printServices(w)
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if l := r.LoadBalancers; l != nil {
+		fmt.Fprintf(out, "\nload balancers: %d addresses of %d pools, %d pending\n", l.Addresses, l.Pools, l.Pending)
+	}
+	if r.NotProbed > 0 {
+		fmt.Fprintf(out, "\n%d endpoints written by hand were not probed from this machine\n", r.NotProbed)
+	}
+	if len(r.Problems) == 0 {
+		fmt.Fprintln(out, "\nnothing is wrong")
+		return nil
+	}
+	fmt.Fprintln(out)
+	for _, p := range slices.Compact(r.Problems) {
+		fmt.Fprintln(out, "!", p)
+	}
+	return nil
+}
+
+// printServices shows what is programmed where a Service asks for that.
+func (r *Report) printServices(w io.Writer) {
+	asked := slices.ContainsFunc(r.Services, func(s ServiceReport) bool { return s.Programmed != nil })
+	fmt.Fprint(w, "\nNAMESPACE\tSERVICE\tTYPE\tCLUSTER-IP\tPORTS\tREADY")
+	if asked {
+		fmt.Fprint(w, "\tPROGRAMMED")
+	}
+	fmt.Fprintln(w)
+	for _, s := range r.Services {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d/%d", s.Namespace, s.Name, s.Type,
+			cmp.Or(strings.Join(s.ClusterIPs, ","), "-"), cmp.Or(strings.Join(s.Ports, ","), "-"), s.Ready, s.Total)
+		if asked {
+			fmt.Fprint(w, "\t"+conditionText(s.Programmed))
+		}
+		fmt.Fprintln(w)
+	}
+}
+
+// conditionText is one word, and why where it is not yes.
+func conditionText(c *metav1.Condition) string {
+	switch {
+	case c == nil:
+		return "-"
+	case c.Status == metav1.ConditionTrue:
+		return "yes"
+	case c.Status == metav1.ConditionFalse:
+		return "no: " + base.PlainLine(cmp.Or(c.Message, c.Reason))
+	}
+	return "unknown: " + base.PlainLine(cmp.Or(c.Message, c.Reason))
+}
+
+func yesNo(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
+// programmedText is one word, and how long the last write to the kernel took.
+func programmedText(s *proxy.Status) string {
+	if !s.Programmed {
+		return "no: " + base.PlainLine(s.Reason)
+	}
+	return "yes (last in " + time.Duration(s.LastApplyDuration).Round(10*time.Microsecond).String() + ")"
+}
+
+// askTimeout bounds the request to one node, and askAtOnce how many there are at
+// a time.
+const (
+	askTimeout = 3 * time.Second
+	askAtOnce  = 16
+)

@@ -1,0 +1,72 @@
+package cli
+
+import (
+	"context"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/cli/parts"
+	"github.com/fairlead/fairlead/internal/controller"
+	"github.com/fairlead/fairlead/internal/dataplane/ipvs"
+)
+
+// flagValues are the values of the flags that have one of a few, by the flag's name;
+// listValues the values of flags that have several, separated by commas.
+func flagValues() map[string][]string {
+	return map[string][]string{
+		"log-level": base.LogLevels(), "log-format": base.LogFormats(), "output": base.Outputs(),
+		"mode": parts.ModeValues(), "iptables-variant": parts.Variants(), "balance": parts.Balances(), "ipvs-scheduler": ipvs.Schedulers,
+		"detect-local-mode": {"ClusterCIDR", "NodeCIDR"},
+		"pod-records":       parts.PodModes(), "upstream-policy": {parts.PolicyRandom, parts.PolicySequential},
+	}
+}
+
+func listValues() map[string][]string {
+	return map[string][]string{"controllers": controller.Names(), "nodeport-addresses": {"primary"}}
+}
+
+// flagNames list the objects whose names flags have, by the flag's name.
+func flagNames() map[string]base.Lister {
+	return map[string]base.Lister{"node": base.NodeNames, "via": base.NodeNames, "node-name": base.NodeNames, "namespace": namespaceNames}
+}
+
+// addCompletion sets how a shell completes the values of the flags of cmd and of the
+// commands below it.
+func addCompletion(cmd *cobra.Command) {
+	add := func(f *pflag.Flag) {
+		var complete cobra.CompletionFunc
+		if values, ok := flagValues()[f.Name]; ok {
+			complete = cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)
+		} else if values, ok := listValues()[f.Name]; ok {
+			complete = base.CompleteList(values)
+		} else if list, ok := flagNames()[f.Name]; ok {
+			complete = base.CompleteNames(list)
+		} else if strings.HasSuffix(f.Name, "-dir") {
+			complete = cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs)
+		}
+		if complete != nil {
+			_ = cmd.RegisterFlagCompletionFunc(f.Name, complete) // fails for a flag that has one already
+		}
+	}
+	cmd.LocalFlags().VisitAll(add)
+	for _, c := range cmd.Commands() {
+		addCompletion(c)
+	}
+}
+
+// namespaceNames lists the Namespaces.
+func namespaceNames(ctx context.Context, client kubernetes.Interface) (out []string, err error) {
+	all, err := client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	for i := range all.Items {
+		out = append(out, all.Items[i].Name)
+	}
+	return out, nil
+}

@@ -1,0 +1,82 @@
+package node
+
+import (
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/runner"
+)
+
+// DefaultManifestDir is where files of static Pods are.
+const DefaultManifestDir = "/etc/fairlead/pods.d"
+
+// PodFlags set up the Pods of a node.
+type PodFlags struct {
+	// ManifestDir has the files of static Pods, empty for none.
+	ManifestDir string
+	uids        string
+	pids        int64
+	drainWait   time.Duration
+	network     podNetworkFlags
+}
+
+func (f *PodFlags) add(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVar(&f.ManifestDir, "pod-manifest-dir", DefaultManifestDir,
+		"directory of files of static Pods, which run without the API server; it must belong to root; empty for none")
+	flags.StringVar(&f.uids, "pod-uid-range", runner.DefaultUIDRange.String(),
+		"unused users and groups of this machine, FIRST-LAST: 65,536 for each namespace with Pods that are not allowed "+
+			"to be privileged")
+	flags.Int64Var(&f.pids, "pod-max-pids", runner.DefaultPodPIDs, "processes and threads of each Pod that is not allowed to be privileged")
+	flags.DurationVar(&f.drainWait, "drain-wait", time.Second,
+		"how long a Pod that is being deleted keeps running, at most, until no node sends it new connections; 0 for not at all")
+	f.network.add(flags)
+}
+
+func (f *PodFlags) check() error {
+	if f.drainWait < 0 {
+		return base.Usagef("--drain-wait is %s; want 0 or more", f.drainWait)
+	}
+	if _, err := runner.ParseUIDRange(f.uids); err != nil {
+		return base.Usagef("--pod-uid-range: %v", err)
+	}
+	return f.network.check()
+}
+
+// podNetworkFlags set up how Pods of other nodes are reached.
+type podNetworkFlags struct {
+	kind          string
+	vxlanVNI      uint32
+	vxlanPort     uint16
+	encrypt       bool
+	wireguardPort uint16
+}
+
+func (f *podNetworkFlags) add(flags *pflag.FlagSet) {
+	flags.StringVar(&f.kind, "pod-network", string(runner.PodNetworkAuto),
+		"how Pods of other nodes are reached, the same on every node: auto (neighbours directly, "+
+			"other nodes by VXLAN), hostgw, vxlan, or none to leave it to the network")
+	flags.Uint32Var(&f.vxlanVNI, "vxlan-vni", 2500, "number of the virtual network of VXLAN, the same on every node")
+	flags.Uint16Var(&f.vxlanPort, "vxlan-port", 4789, "UDP port of VXLAN, the same on every node")
+	flags.BoolVar(&f.encrypt, "encrypt", false,
+		"encrypt traffic to Pods of other nodes by WireGuard, whatever --pod-network is, the same on every node; "+
+			"nothing is sent to Pods of a node that has no key")
+	flags.Uint16Var(&f.wireguardPort, "wireguard-port", 51820, "UDP port of WireGuard, the same on every node")
+}
+
+// maxVNI is the largest number of a virtual network of VXLAN (RFC 7348).
+const maxVNI = 1<<24 - 1
+
+func (f *podNetworkFlags) check() error {
+	if !slices.Contains(runner.PodNetworks(), f.kind) {
+		return base.Usagef("--pod-network %q: want %s", f.kind, base.OneOf(runner.PodNetworks()))
+	}
+	if f.vxlanVNI == 0 || f.vxlanVNI > maxVNI || f.vxlanPort == 0 || f.wireguardPort == 0 {
+		return base.Usagef("--vxlan-vni must be 1 to %d, --vxlan-port and --wireguard-port 1 to 65535: other nodes have to know them", maxVNI)
+	}
+	return nil
+}

@@ -1,0 +1,30 @@
+package node
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+
+	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/kernel/fileio"
+)
+
+// WriteRecord leaves the record of this agent.
+func (f *Flags) WriteRecord(stateDir, server, kubeconfig string) error {
+	if kubeconfig != "" {
+		var err error
+		if kubeconfig, err = filepath.Abs(kubeconfig); err != nil {
+			return err
+		}
+	}
+	text, err := json.Marshal(base.AgentRecord{
+		Node: f.Host.Name, Server: server, Kubeconfig: kubeconfig, Healthz: f.Proxy.Healthz, Metrics: f.Proxy.Metrics,
+	})
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(stateDir, 0o700); err != nil {
+		return err
+	}
+	return fileio.Replace(base.AgentRecordFile(filepath.Dir(stateDir)), text, 0o600)
+}

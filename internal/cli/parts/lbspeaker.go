@@ -1,0 +1,86 @@
+package parts
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/client-go/rest"
+
+	"github.com/fairlead/fairlead/internal/cli/lifecycle"
+	"github.com/fairlead/fairlead/internal/lb"
+	"github.com/fairlead/fairlead/internal/lb/front"
+	"github.com/fairlead/fairlead/internal/lb/proxied"
+	"github.com/fairlead/fairlead/internal/proxy"
+	"github.com/fairlead/fairlead/internal/svc"
+	"github.com/fairlead/fairlead/internal/systemd"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+// Speaker serves load balancers on this node.
+type Speaker interface {
+	Run(context.Context) error
+	Collector() prometheus.Collector
+}
+
+// NewSpeaker returns the speaker of this node, which announces addresses and serves the proxied way; with --lb-announce
+// none it only serves. p is the proxy of this process, nil if another one runs on the node.
+func (f *LBFlags) NewSpeaker(log *slog.Logger, config *rest.Config, nodeName string, at netip.Addr, p *proxy.Proxy) (Speaker, error) {
+	o := lb.SpeakerOptions{
+		Config: config, NodeName: nodeName, Peer: netip.AddrPortFrom(at, f.peerPort), Interfaces: f.interfaces, Log: log,
+		Announce: f.announce, BGPPeers: f.bgpPeers, AccessLogs: f.accessLogs,
+	}
+	var err error
+	if o.UploadLogs, err = f.logUpload.options(); err != nil {
+		return nil, err
+	}
+	store, err := systemd.OpenFileStore()
+	if err != nil {
+		log.Warn("cannot use systemd's file descriptor store; connections may be refused during a restart", "err", err)
+	}
+	if store != nil {
+		o.Store = store
+	}
+	if f.announce == announceNone {
+		return front.NewListening(config, front.Options{
+			NodeName: nodeName, Log: log, AccessLogs: o.AccessLogs, UploadLogs: o.UploadLogs,
+			Server: proxied.New(proxied.Options{Log: log, AccessLogs: o.AccessLogs, Node: nodeName, Store: o.Store}),
+		})
+	}
+	if p != nil {
+		o.Healthy = func(context.Context) (bool, string) {
+			if p.Serving() {
+				return true, ""
+			}
+			return false, "the node's proxy: " + p.Status().Message
+		}
+		o.Programmed = func(id svc.PortName, family svc.Family, addr netip.Addr) bool {
+			return forwards(p.Table(), id, family, addr)
+		}
+	}
+	return lb.NewSpeaker(o)
+}
+
+// forwards reports whether a table has an address of a load balancer for a service port.
+func forwards(t *table.Table, id svc.PortName, family svc.Family, addr netip.Addr) bool {
+	if t == nil {
+		return false
+	}
+	port := t.Get(table.Key{ID: id, Family: family})
+	if port == nil {
+		return false
+	}
+	for i := range port.Frontends {
+		if f := &port.Frontends[i]; f.Kind == table.LoadBalancerIP && f.Addr.Addr() == addr {
+			return true
+		}
+	}
+	return false
+}
+
+// SpeakerComponent runs a speaker. It stops before the proxy, so that others announce
+// its addresses first.
+func SpeakerComponent(s Speaker) lifecycle.Component {
+	return lifecycle.Component{Name: "speaker", Run: s.Run}
+}

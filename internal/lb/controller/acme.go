@@ -1,0 +1,52 @@
+package controller
+
+import (
+	"crypto/x509"
+	"log/slog"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/events"
+	"github.com/fairlead/fairlead/internal/lb/acme"
+	"github.com/fairlead/fairlead/internal/lb/claim"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// ACME is the authority that certificates are ordered from, and who may have them.
+type ACME struct {
+	// Directory is the URL of the authority's directory, Email the contact that it may write to, and Roots the authorities
+	// that have signed the certificate of its server.
+	Directory, Email string
+	Roots            *x509.CertPool
+	Domains          []acme.Domain
+	// Propagation is that of acme.Options.
+	Propagation time.Duration
+}
+
+// acmeAccount is the Secret with the key of the account.
+var acmeAccount = svc.Name{Namespace: svc.SystemNamespace, Name: svc.ACMEAccountSecret}
+
+// Manager returns what orders certificates for the Services for which isOurs returns true.
+func (a *ACME) Manager(
+	client kubernetes.Interface, log *slog.Logger, recorder *events.Recorder, isOurs func(*corev1.Service) bool,
+) *acme.Manager {
+	return acme.New(acme.Options{
+		Client: client, Log: log, Directory: a.Directory, Email: a.Email, Roots: a.Roots, Domains: a.Domains,
+		Propagation: a.Propagation, Account: acmeAccount,
+		Wanted: func(o *corev1.Service) (hosts []string, secret string) {
+			if o.Annotations[dialect.LBACMEHosts] == "" || o.DeletionTimestamp != nil || !isOurs(o) {
+				return nil, ""
+			}
+			r := claim.Read(o)
+			if !v1.Proxied(o) || r.Invalid() || r.Way != dialect.Proxied || len(r.Spec.Certificates) == 0 {
+				return nil, ""
+			}
+			return r.Spec.ACMEHosts, r.Spec.Certificates[0]
+		},
+		Event: func(of *corev1.Service, eventType, reason, text string) { recorder.Event(of, eventType, reason, text) },
+	})
+}

@@ -1,0 +1,216 @@
+package controller
+
+import (
+	"cmp"
+	"context"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead/fairlead/internal/events"
+	"github.com/fairlead/fairlead/internal/lb/pool"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
+)
+
+// NotAnnounceable is the reason of Events about addresses that no node can announce.
+const NotAnnounceable = "NotAnnounceable"
+
+const notAnnounceable pool.Kind = NotAnnounceable
+
+// coverageDelay is how long changes of Speakers are collected: a speaker that restarts is
+// away for less.
+const coverageDelay = 3 * time.Second
+
+// coverage is what the speakers can announce between them.
+type coverage struct {
+	// speakers is how many have reported. Without any, addresses may be routed to the nodes by
+	// other means.
+	speakers int
+	// routed is true if a speaker has a BGP session, which takes every address, if its node's addresses are
+	// routed by other means, or if it is of a build that does not report what it can announce.
+	routed bool
+	// anyNetwork is true if a speaker answers for addresses of any network.
+	anyNetwork bool
+	interfaces map[string]struct{}
+	networks   []pool.Range // sorted and disjoint
+	// excluded has the reasons why nodes announce nothing.
+	excluded []string
+}
+
+// newCoverage computes what speakers can announce. silent reports whether a node
+// does not report or has no Node object.
+func newCoverage(speakers map[string]*v1.Speaker, silent func(node string) bool) *coverage {
+	c := &coverage{interfaces: map[string]struct{}{}}
+	for name, s := range speakers {
+		if len(s.Status.Endpoints) == 0 {
+			continue // it has not written its status yet
+		}
+		c.speakers++
+		switch {
+		case silent(name):
+			c.excluded = append(c.excluded, "node "+name+" does not report")
+			continue
+		case !s.Status.Eligible:
+			c.excluded = append(c.excluded, "node "+name+": "+cmp.Or(s.Status.Reason, "it is not eligible"))
+			continue
+		}
+		c.routed = c.routed || s.Status.Announce == v1.AnnounceNone || s.Status.Announce == "" && len(s.Status.Interfaces) == 0
+		c.routed = c.routed || slices.ContainsFunc(s.Status.Peers, func(p v1.PeerStatus) bool { return p.State == v1.PeerEstablished })
+		if len(s.Status.Interfaces) == 0 {
+			continue
+		}
+		for _, i := range s.Status.Interfaces {
+			c.interfaces[i] = struct{}{}
+		}
+		c.anyNetwork = c.anyNetwork || s.Status.AnyNetwork
+		c.networks = append(c.networks, prefixes(s.Status.Networks)...)
+	}
+	slices.Sort(c.excluded)
+	c.networks = merge(c.networks)
+	return c
+}
+
+// merge returns the same addresses as sorted and disjoint ranges.
+func merge(list []pool.Range) []pool.Range {
+	slices.SortFunc(list, func(a, b pool.Range) int { return a.First.Compare(b.First) })
+	var out []pool.Range
+	for _, r := range list {
+		last := len(out) - 1
+		switch {
+		case last < 0 || !out[last].Overlaps(r):
+			out = append(out, r)
+		case out[last].Last.Less(r.Last):
+			out[last].Last = r.Last
+		}
+	}
+	return out
+}
+
+// gap returns the first addresses of r that no node can announce, given the interfaces that
+// their pool names, if any.
+func (c *coverage) gap(r pool.Range, interfaces []string) (gap pool.Range, found bool) {
+	switch {
+	case c.speakers == 0 || c.routed:
+		return gap, false
+	case len(interfaces) > 0:
+		return r, !slices.ContainsFunc(interfaces, func(name string) bool { _, has := c.interfaces[name]; return has })
+	case c.anyNetwork:
+		return gap, false
+	}
+	// The first network that does not end before r.
+	i, _ := slices.BinarySearchFunc(c.networks, r.First, func(n pool.Range, a netip.Addr) int { return n.Last.Compare(a) })
+	for ; i < len(c.networks) && c.networks[i].Contains(r.First); i++ {
+		if !c.networks[i].Last.Less(r.Last) {
+			return gap, false
+		}
+		r.First = c.networks[i].Last.Next()
+	}
+	if i < len(c.networks) && c.networks[i].Overlaps(r) {
+		r.Last = c.networks[i].First.Prev()
+	}
+	return r, true
+}
+
+// why returns why no node can announce addresses.
+func (c *coverage) why(what string, interfaces []string) string {
+	text := []string{}
+	switch {
+	case len(c.excluded) == c.speakers:
+	case len(interfaces) > 0:
+		text = append(text, "no eligible node has an interface called "+events.Abbreviate(interfaces))
+	case len(c.networks) == 0:
+		text = append(text, "no eligible node has a BGP session")
+	default:
+		var networks []string
+		for _, n := range c.networks[:min(len(c.networks), events.MaxListed+1)] {
+			networks = append(networks, n.String())
+		}
+		text = append(text, "the eligible nodes are on other networks, "+events.Abbreviate(networks)+", and have no BGP session")
+	}
+	if len(c.excluded) > 0 {
+		text = append(text, events.Abbreviate(c.excluded))
+	}
+	return "no node can announce " + what + ": " + strings.Join(text, "; ")
+}
+
+// coverageChanged reports whether two states of a Speaker differ in what it can announce.
+func coverageChanged(a, b *v1.Speaker) bool {
+	return a.Status.Announce != b.Status.Announce ||
+		a.Status.Eligible != b.Status.Eligible || a.Status.Reason != b.Status.Reason || a.Status.AnyNetwork != b.Status.AnyNetwork ||
+		!slices.Equal(a.Status.Networks, b.Status.Networks) || !slices.Equal(a.Status.Interfaces, b.Status.Interfaces) ||
+		!slices.EqualFunc(a.Status.Peers, b.Status.Peers, func(x, y v1.PeerStatus) bool { return x.State == y.State })
+}
+
+// keepCoverage recomputes what the speakers can announce when they change, and has the Services synced whose addresses
+// have become announceable, or no longer are. It collects changes for delay.
+func (t *term) keepCoverage(ctx context.Context, delay time.Duration) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.covers:
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(delay):
+		}
+		t.mu.Lock()
+		before := t.coverage
+		t.coverage = t.nodes.coverage()
+		for addr := range t.claims {
+			interfaces := t.interfacesOf(addr)
+			if before.lacks(addr, interfaces) != t.coverage.lacks(addr, interfaces) {
+				for _, name := range t.alloc.Holders(addr) {
+					t.queue(name)
+				}
+			}
+		}
+		t.mu.Unlock()
+		t.tidy.Set()
+	}
+}
+
+// interfacesOf returns the interfaces that the pool of an address names. The caller holds mu.
+func (st *state) interfacesOf(addr netip.Addr) []string {
+	if p := st.pools[st.alloc.PoolOf(addr)]; p != nil {
+		return p.object.Spec.Interfaces
+	}
+	return nil
+}
+
+// announceProblems returns what is wrong with addresses that no node can announce. The caller holds mu.
+func (st *state) announceProblems(addrs []netip.Addr) (out []*pool.Problem) {
+	for _, a := range addrs {
+		if interfaces := st.interfacesOf(a); st.coverage.lacks(a, interfaces) {
+			out = append(out, &pool.Problem{Kind: notAnnounceable, Message: st.coverage.why(a.String(), interfaces)})
+		}
+	}
+	return out
+}
+
+// lacks reports whether no node can announce an address, given the interfaces that its pool names.
+func (c *coverage) lacks(addr netip.Addr, interfaces []string) bool {
+	_, found := c.gap(pool.Range{First: addr, Last: addr}, interfaces)
+	return found
+}
+
+// condition returns the condition PoolAnnounceable of a pool.
+func (c *coverage) condition(p *usablePool) (status metav1.ConditionStatus, reason, message string) {
+	if c.speakers == 0 {
+		return metav1.ConditionUnknown, "NoSpeakers", "no speaker runs: route the addresses to the nodes by other means"
+	}
+	var gaps []string
+	for _, r := range p.Ranges {
+		if gap, found := c.gap(r, p.object.Spec.Interfaces); found {
+			gaps = append(gaps, gap.String())
+		}
+	}
+	if len(gaps) == 0 {
+		return metav1.ConditionTrue, "Announceable", ""
+	}
+	return metav1.ConditionFalse, NotAnnounceable, c.why(events.Abbreviate(gaps), p.object.Spec.Interfaces)
+}

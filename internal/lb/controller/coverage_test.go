@@ -1,0 +1,152 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead/fairlead/internal/lb/pool"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
+)
+
+func speakers(list ...v1.SpeakerStatus) map[string]*v1.Speaker {
+	out := map[string]*v1.Speaker{}
+	for i, s := range list {
+		s.Endpoints = []string{"192.0.2.1:10262"}
+		out[fmt.Sprintf("n%d", i)] = &v1.Speaker{Status: s}
+	}
+	return out
+}
+
+// arpSpeaker is a speaker that may announce at eth0, on some networks.
+func arpSpeaker(networks ...string) v1.SpeakerStatus {
+	return v1.SpeakerStatus{Eligible: true, Announce: v1.AnnounceARP, Networks: networks, Interfaces: []string{"eth0"}}
+}
+
+func TestCoverage(t *testing.T) {
+	session := []v1.PeerStatus{{Name: "p", State: v1.PeerEstablished}}
+	away := []v1.PeerStatus{{Name: "p", State: "Connect"}}
+	for _, c := range []struct {
+		what       string
+		speakers   map[string]*v1.Speaker
+		addresses  string
+		interfaces []string
+		gap        string
+	}{
+		{"no speaker", nil, "192.0.2.0/24", nil, ""},
+		{"on its network", speakers(arpSpeaker("192.0.2.0/24")), "192.0.2.10-192.0.2.20", nil, ""},
+		{"on another network", speakers(arpSpeaker("198.51.100.0/24")), "192.0.2.10-192.0.2.20", nil, "192.0.2.10-192.0.2.20"},
+		{"of another family", speakers(arpSpeaker("192.0.2.0/24")), "2001:db8::/64", nil, "2001:db8::-2001:db8::ffff:ffff:ffff:ffff"},
+		{"both families", speakers(arpSpeaker("192.0.2.0/24", "2001:db8::/64")), "2001:db8::1-2001:db8::9", nil, ""},
+		{"two nodes together", speakers(arpSpeaker("192.0.2.0/25"), arpSpeaker("192.0.2.128/25")), "192.0.2.0/24", nil, ""},
+		{"the middle is missing", speakers(arpSpeaker("192.0.2.0/26"), arpSpeaker("192.0.2.128/25")), "192.0.2.0/24", nil,
+			"192.0.2.64-192.0.2.127"},
+		{"the begin is missing", speakers(arpSpeaker("192.0.2.128/25")), "192.0.2.0/24", nil, "192.0.2.0-192.0.2.127"},
+		{"the end is missing", speakers(arpSpeaker("192.0.2.0/25", "192.0.2.0/26")), "192.0.2.0/24", nil, "192.0.2.128-192.0.2.255"},
+		{"not eligible", speakers(v1.SpeakerStatus{Networks: []string{"192.0.2.0/24"}, Interfaces: []string{"eth0"}}),
+			"192.0.2.1-192.0.2.1", nil, "192.0.2.1"},
+		{"an older build, which does not report what it can announce",
+			speakers(v1.SpeakerStatus{Eligible: true, Networks: []string{"198.51.100.0/24"}}), "192.0.2.1-192.0.2.1", nil, ""},
+		{"an older build among others", speakers(v1.SpeakerStatus{Eligible: true}, arpSpeaker("198.51.100.0/24")), "192.0.2.1-192.0.2.1",
+			[]string{"eth1"}, ""},
+		{"an older build that may not announce", speakers(v1.SpeakerStatus{}, arpSpeaker("198.51.100.0/24")), "192.0.2.1-192.0.2.1", nil,
+			"192.0.2.1"},
+		{"routed by other means", speakers(v1.SpeakerStatus{Eligible: true, Announce: v1.AnnounceNone}), "192.0.2.1-192.0.2.1", nil, ""},
+		{"by BGP alone",
+			speakers(v1.SpeakerStatus{Eligible: true, Announce: v1.AnnounceBGP, Networks: []string{"192.0.2.0/24"}}),
+			"192.0.2.1-192.0.2.1", nil, "192.0.2.1"},
+		{"with a session", speakers(v1.SpeakerStatus{Eligible: true, Peers: session}), "192.0.2.1-192.0.2.1", nil, ""},
+		{"with a session that is away",
+			speakers(v1.SpeakerStatus{Eligible: true, Announce: v1.AnnounceBGP, Peers: away}), "192.0.2.1-192.0.2.1", nil, "192.0.2.1"},
+		{"at any network", speakers(v1.SpeakerStatus{Eligible: true, Interfaces: []string{"eth0"}, AnyNetwork: true}),
+			"192.0.2.1-192.0.2.1", nil, ""},
+		{"an interface that is there", speakers(arpSpeaker()), "192.0.2.1-192.0.2.1", []string{"eth1", "eth0"}, ""},
+		{"an interface that is not", speakers(arpSpeaker("192.0.2.0/24")), "192.0.2.1-192.0.2.1", []string{"eth1"}, "192.0.2.1"},
+	} {
+		r, err := pool.Parse(c.addresses)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cover := newCoverage(c.speakers, func(string) bool { return false })
+		gap, found := cover.gap(r, c.interfaces)
+		if found != (c.gap != "") || found && gap.String() != c.gap {
+			t.Errorf("%s: %v %v, want %q", c.what, gap, found, c.gap)
+		}
+	}
+	silent := newCoverage(speakers(arpSpeaker("192.0.2.0/24")), func(string) bool { return true })
+	if _, found := silent.gap(pool.FromPrefix(netip.MustParsePrefix("192.0.2.1/32")), nil); !found {
+		t.Error("a node that nothing is heard of counts")
+	}
+}
+
+// nodes creates Nodes. The controller must know those that report before: nothing is heard of one
+// that it does not know, and an Event says so once.
+func (r *rig) nodes(names ...string) {
+	r.Helper()
+	for _, name := range names {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		_, err := r.client.CoreV1().Nodes().Create(context.Background(), node, metav1.CreateOptions{})
+		r.must(err)
+	}
+}
+
+// report writes what a speaker would.
+func (r *rig) report(name string, status v1.SpeakerStatus) {
+	r.Helper()
+	s, err := r.lb.Speakers.Get(context.Background(), name, metav1.GetOptions{})
+	if err != nil {
+		s, err = r.lb.Speakers.Create(context.Background(), &v1.Speaker{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	}
+	r.must(err)
+	s.Status, s.Status.Endpoints = status, []string{"192.0.2.1:10262"}
+	_, err = r.lb.Speakers.UpdateStatus(context.Background(), s, metav1.UpdateOptions{})
+	r.must(err)
+}
+
+// An address that no node can announce has a Warning on its Service and on its pool, until a
+// node can.
+func TestAddressesThatNoNodeCanAnnounce(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.nodes("n1", "n2")
+	r.run(func(o *Options) { o.Pools, o.coverageDelay = r.flagPools("192.0.2.0/30"), time.Millisecond })
+	condition := func(status metav1.ConditionStatus, reason, message string) func(*v1.IPAddressPool) bool {
+		return func(p *v1.IPAddressPool) bool {
+			return slices.ContainsFunc(p.Status.Conditions, func(c metav1.Condition) bool {
+				return c.Type == v1.PoolAnnounceable && c.Status == status && c.Reason == reason && strings.Contains(c.Message, message)
+			})
+		}
+	}
+	r.service("one")
+	r.wants("one", "192.0.2.0")
+	r.wantPool("a", condition(metav1.ConditionUnknown, "NoSpeakers", "by other means"))
+
+	r.report("n1", arpSpeaker("198.51.100.0/24"))
+	r.wantPool("a", condition(metav1.ConditionFalse, "NotAnnounceable",
+		"no node can announce 192.0.2.0-192.0.2.3: the eligible nodes are on other networks"))
+	r.wantEvent("one", "NotAnnounceable",
+		"no node can announce 192.0.2.0: the eligible nodes are on other networks, 198.51.100.0-198.51.100.255")
+	r.wantEvent("a", "NotAnnounceable", "192.0.2.0-192.0.2.3")
+	r.service("two") // an address that is given out later
+	r.wantEvent("two", "NotAnnounceable", "no node can announce 192.0.2.1")
+
+	r.report("n1", arpSpeaker("192.0.2.0/24"))
+	r.wantPool("a", condition(metav1.ConditionTrue, "Announceable", ""))
+
+	status := arpSpeaker("192.0.2.0/24")
+	status.Eligible, status.Reason = false, "its proxy is away"
+	r.report("n1", status)
+	r.wantPool("a", condition(metav1.ConditionFalse, "NotAnnounceable", "node n1: its proxy is away"))
+	r.wantEvent("one", "NotAnnounceable", "no node can announce 192.0.2.0: node n1: its proxy is away")
+
+	r.report("n2", v1.SpeakerStatus{Eligible: true, Peers: []v1.PeerStatus{{Name: "p", Address: "192.0.2.254", State: v1.PeerEstablished,
+		Since: metav1.NowMicro()}}})
+	r.wantPool("a", condition(metav1.ConditionTrue, "Announceable", ""))
+}

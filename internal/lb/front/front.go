@@ -1,0 +1,276 @@
+// Package front serves Services of type LoadBalancer in the proxied way on one node
+// (docs/design/009-proxied-load-balancer.md): it turns each Service with its EndpointSlices, Secrets and Nodes into a
+// proxied.Service, and makes their addresses local.
+package front
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead/fairlead/internal/kernel/link"
+	"github.com/fairlead/fairlead/internal/lb/filter"
+	"github.com/fairlead/fairlead/internal/lb/logship"
+	"github.com/fairlead/fairlead/internal/lb/proxied"
+	"github.com/fairlead/fairlead/internal/loop"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// Server accepts the connections of Services (proxied.Server).
+type Server interface {
+	Set(services []*proxied.Service) (failed map[svc.Name]error)
+	// Inherited returns the listeners of an earlier process whose Services are not known yet.
+	Inherited() []netip.AddrPort
+	FinishLogs(now time.Time)
+	// Close returns the listeners that wait for the next process.
+	Close(ctx context.Context) (kept []netip.AddrPort)
+	Rejected() uint64
+	Panics() uint64
+	DroppedLogs() uint64
+}
+
+// Recorder records Events (events.Recorder).
+type Recorder interface {
+	Event(object runtime.Object, eventType, reason, message string)
+}
+
+// Network is what a Front changes of its node's network.
+type Network struct {
+	// SetVIPs makes addresses local, and no others (link.SetVIPs).
+	SetVIPs func([]netip.Addr) error
+	Filter  interface { // filter.Filter
+		Set(addrs []netip.Addr, listeners []filter.Listener) error
+		Close() error
+	}
+	Rules interface { // filter.Groups
+		Set(nodes []netip.Prefix, groups []filter.Group) error
+		Close() error
+	}
+}
+
+// Options are the options of a Front.
+type Options struct {
+	// NodeName names this node.
+	NodeName string
+	// Client reads what Services name: EndpointSlices, Secrets, ConfigMaps and Nodes.
+	Client kubernetes.Interface
+	Events Recorder
+	Log    *slog.Logger
+	// Server accepts the connections. The Front closes it.
+	Server Server
+	// Served, if not nil, is called after Ready may have changed.
+	Served func()
+	// Listed reports whether Services and claims have been listed; nil: they have.
+	Listed func() bool
+	// Network is the kernel's, unless a test wants another one.
+	Network *Network
+	// AccessLogs is the directory of the access logs, and UploadLogs where they are uploaded to. Without either nothing is
+	// uploaded.
+	AccessLogs string
+	UploadLogs *LogUpload
+}
+
+// Front serves the Services of the proxied way on a node. Its methods are safe for concurrent use; Run is called once.
+type Front struct {
+	node   string
+	client kubernetes.Interface
+	events Recorder
+	log    *slog.Logger
+	server Server
+	served func()
+	listed func() bool
+	upload *logship.Uploader // nil if nothing is uploaded
+	wake   loop.Signal
+	local  *localAddresses // only Run uses it
+	rules  *rules
+
+	// mu guards the state below and that of the Services, Secrets, authorities, Nodes and rules.
+	mu          sync.Mutex
+	services    map[svc.Name]*service
+	claims      map[netip.Addr][]svc.Name
+	zone        string // of this node, empty if it is unknown
+	secrets     map[secretKey]*namedSecret
+	authorities map[objectName]*authority
+	nodes       nodes
+}
+
+// New returns a Front that does nothing before Run.
+func New(o Options) *Front {
+	f := &Front{
+		node: o.NodeName, client: o.Client, events: o.Events, log: o.Log, server: o.Server, served: o.Served, listed: o.Listed,
+		wake: loop.NewSignal(), services: map[svc.Name]*service{}, claims: map[netip.Addr][]svc.Name{},
+		secrets: map[secretKey]*namedSecret{}, authorities: map[objectName]*authority{},
+	}
+	if f.log == nil {
+		f.log = slog.New(slog.DiscardHandler)
+	}
+	if f.served == nil {
+		f.served = func() {}
+	}
+	if f.listed == nil {
+		f.listed = func() bool { return true }
+	}
+	f.rules = newRules(f.log, f.wake.Set)
+	network := o.Network
+	if network == nil {
+		network = &Network{SetVIPs: link.SetVIPs, Filter: filter.New(f.wake.Set), Rules: filter.NewGroups(f.rules.changed)}
+	}
+	f.local = newLocalAddresses(f.log, network)
+	f.rules.network = network
+	f.upload = f.newUploader(o)
+	return f
+}
+
+// Wake makes Run look again, as after Options.Listed has changed.
+func (f *Front) Wake() { f.wake.Set() }
+
+// Serves reports whether a Service takes the proxied way.
+func (f *Front) Serves(n svc.Name) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.services[n] != nil
+}
+
+// Ready reports whether a Service may be announced: it is served, or does not take the proxied way.
+func (f *Front) Ready(n svc.Name) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := f.services[n]
+	return s == nil || s.ready
+}
+
+const (
+	// retryPeriod is how often failures are retried and local routes are repaired.
+	retryPeriod = 10 * time.Second
+	// stopGrace is how long connections may continue after another node has taken over the addresses.
+	stopGrace = 2 * time.Second
+)
+
+// Run serves until ctx ends, in the network namespace of the process.
+func (f *Front) Run(ctx context.Context) {
+	tick := time.NewTicker(retryPeriod)
+	defer tick.Stop()
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer func() {
+		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopGrace)
+		defer cancel()
+		kept := f.server.Close(grace)
+		f.local.release(kept)
+		f.rules.release(len(kept) > 0)
+	}()
+	if f.upload != nil {
+		running.Go(func() { f.upload.Run(ctx) })
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			f.expireStaples(time.Now())
+			f.local.repair()
+		case <-f.wake:
+		}
+		f.follow(ctx, &running)
+		f.apply()
+		f.applyRules()
+		if to := f.uploads(); f.upload != nil {
+			f.upload.Set(to)
+		}
+	}
+}
+
+// follow starts to follow the objects that Services name, and stops following objects that no Service names any more.
+func (f *Front) follow(ctx context.Context, running *sync.WaitGroup) {
+	f.followSlices(ctx, running)
+	f.followSecrets(ctx, running)
+	f.followAuthorities(ctx, running)
+	f.followNodes(ctx, running)
+}
+
+// changed calls change with mu held, and wakes Run.
+func (f *Front) changed(change func()) {
+	f.mu.Lock()
+	change()
+	f.mu.Unlock()
+	f.wake.Set()
+}
+
+// apply makes the server serve the Services as they are now.
+func (f *Front) apply() {
+	want := f.build()
+	err := f.local.set(want, f.server.Inherited())
+	failed := f.server.Set(want)
+	asked := make(map[svc.Name]bool, len(want))
+	for _, s := range want {
+		asked[s.Name] = true
+	}
+	if f.observe(func(n svc.Name) (ready bool, failure error) {
+		return asked[n] && failed[n] == nil && err == nil, failed[n]
+	}) {
+		f.served()
+	}
+}
+
+// build returns the Services that can be served.
+func (f *Front) build() (out []*proxied.Service) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	in := f.inputsLocked(time.Now())
+	for n, s := range f.services {
+		if s.built == nil {
+			var why reason
+			if s.built, why = in.build(n, s); why.text != "" && !why.waits {
+				f.failLocked(s, why.text)
+			}
+		}
+		if s.built != nil {
+			out = append(out, s.built)
+		}
+	}
+	return out
+}
+
+// inputsLocked returns what Services are built from.
+func (f *Front) inputsLocked(now time.Time) *inputs {
+	return &inputs{
+		node: f.node, zone: f.zone, now: now, claims: f.claims, secrets: f.secrets, authorities: f.authorities, nodes: &f.nodes,
+	}
+}
+
+// observe records which Services are served, and why others are not. It reports whether Ready has changed for one.
+func (f *Front) observe(outcome func(svc.Name) (ready bool, failure error)) (changed bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	in := f.inputsLocked(time.Now())
+	for n, s := range f.services {
+		ready, failure := outcome(n)
+		if failure != nil {
+			f.failLocked(s, failure.Error())
+		} else if ready {
+			f.failLocked(s, cmp.Or(in.secretProblem(n, s), in.authorityProblem(n, s)))
+		}
+		changed = changed || ready != s.ready
+		s.ready = ready
+	}
+	return changed
+}
+
+// failLocked records why a Service is not served as it asks for, once for each change; "" is no failure.
+func (f *Front) failLocked(s *service, why string) {
+	if s.failure == why {
+		return
+	}
+	s.failure = why
+	if why != "" {
+		f.events.Event(s.object, corev1.EventTypeWarning, "ProxiedLoadBalancerFailed", "node "+f.node+": "+why)
+		f.log.Warn("cannot serve a load balancer; retrying", "service", svc.NameOf(s.object), "err", why)
+	}
+}

@@ -1,0 +1,49 @@
+package speaker
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// Front serves the Services of the proxied way on this node.
+type Front interface {
+	// SetService records a Service of type LoadBalancer, of either way.
+	SetService(*corev1.Service)
+	// DropService records that a Service is deleted, or is no load balancer.
+	DropService(svc.Name)
+	// SetClaim records which Services have an address, none if it is not claimed.
+	SetClaim(netip.Addr, []svc.Name)
+	// SetNode records the Node of this machine, nil if it is deleted.
+	SetNode(*corev1.Node)
+	// Listed is called when all of the above have been listed, perhaps more than once.
+	Listed()
+	// Serves reports whether a Service takes the proxied way, and Ready whether that way lets its addresses be announced.
+	Serves(svc.Name) bool
+	Ready(svc.Name) bool
+	// Run serves until ctx ends.
+	Run(ctx context.Context)
+}
+
+// forwarding is what this node forwards.
+type forwarding struct {
+	front Front
+	// programmed is Options.Programmed.
+	programmed func(id svc.PortName, family svc.Family, addr netip.Addr) bool
+}
+
+// has reports whether the node forwards connections to an address, as far as the speaker can know.
+func (f *forwarding) has(a *address) bool {
+	if slices.ContainsFunc(a.services, func(n svc.Name) bool { return !f.front.Ready(n) }) {
+		return false
+	}
+	if slices.ContainsFunc(a.services, f.front.Serves) || f.programmed == nil {
+		return true
+	}
+	family := svc.FamilyOf(a.addr)
+	return slices.ContainsFunc(a.ports, func(p svc.PortName) bool { return f.programmed(p, family, a.addr) })
+}

@@ -1,0 +1,76 @@
+package speaker
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// health is what the node's proxy said last.
+type health struct {
+	mu     sync.Mutex
+	ok     bool
+	asked  bool
+	reason string
+}
+
+func (h *health) get() (bool, string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.asked {
+		return false, "the node's proxy was not asked for its health yet"
+	}
+	return h.ok, h.reason
+}
+
+// healthPeriod is how often the proxy is asked, and how long it may take to answer.
+const healthPeriod = time.Second
+
+// run asks until ctx ends.
+func (h *health) run(ctx context.Context, ask func(context.Context) (bool, string), changed func()) {
+	tick := time.NewTicker(healthPeriod)
+	defer tick.Stop()
+	for {
+		limited, cancel := context.WithTimeout(ctx, healthPeriod)
+		ok, reason := ask(limited)
+		cancel()
+		h.mu.Lock()
+		different := !h.asked || h.ok != ok
+		h.ok, h.reason, h.asked = ok, reason, true
+		h.mu.Unlock()
+		if different {
+			changed()
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+var healthClient = &http.Client{Transport: &http.Transport{
+	DisableKeepAlives: true, TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{},
+}}
+
+// askHealthz asks the proxy of this machine, fairlead's or kube-proxy.
+func askHealthz(ctx context.Context) (bool, string) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d/healthz", svc.ProxyHealthPort), nil)
+	if err != nil {
+		return false, err.Error()
+	}
+	answer, err := healthClient.Do(r)
+	if err != nil {
+		return false, fmt.Sprintf("the node's proxy does not answer: %v", err)
+	}
+	_ = answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		return false, "the node's proxy reports that it is not healthy: " + answer.Status
+	}
+	return true, ""
+}

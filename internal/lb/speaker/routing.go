@@ -1,0 +1,116 @@
+package speaker
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead/fairlead/internal/lb/claim"
+	"github.com/fairlead/fairlead/internal/lb/routes"
+	v1 "github.com/fairlead/fairlead/internal/lb/v1"
+)
+
+// routing is what a speaker announces by BGP. Every eligible node announces every
+// address: there are no votes. Only the loop uses it.
+type routing struct {
+	name     string // of the node
+	known    *Known
+	forwards *forwarding
+	log      *slog.Logger
+	changed  func()         // is called when the Speaker object has to show something else
+	routes   *routes.Routes // nil with v1.AnnounceNone
+	began    time.Time
+	begun    bool
+	may      bool // whether the node did, when it was last looked at
+	// since is when each address was announced first. unprogrammed are addresses that
+	// wait for the proxy.
+	since        map[netip.Addr]time.Time
+	unprogrammed map[netip.Addr]struct{}
+	peers        []v1.PeerStatus // as they were last reported
+}
+
+// beginAnyway is after how long the sessions begin although the node may not announce
+// yet. Until then a router with graceful restart keeps the routes of this node's
+// earlier process, over which its kernel still forwards.
+const beginAnyway = 10 * time.Second
+
+// closeTimeout bounds how long Run waits for routers to take the withdrawals.
+const closeTimeout = 2 * time.Second
+
+// set announces and withdraws the changed addresses. reason is why the node may not
+// announce, empty if it may.
+func (r *routing) set(node *corev1.Node, reason string, changed []address) {
+	if r.routes == nil {
+		return
+	}
+	r.routes.SetNode(node)
+	if may := reason == ""; may != r.may {
+		r.may = may
+		changed = r.known.every()
+	}
+	for i := range changed {
+		r.setOne(&changed[i])
+	}
+	for a := range r.unprogrammed {
+		known := r.known.one(a)
+		r.setOne(&known)
+	}
+	ready := r.may && len(r.unprogrammed) == 0 || time.Since(r.began) > beginAnyway
+	if !r.begun && ready && r.known.Listed() {
+		r.begun = true
+		r.routes.Begin()
+	}
+	if now := r.routes.Status(); !slices.Equal(now, r.peers) {
+		r.peers = now
+		r.changed()
+	}
+}
+
+func (r *routing) setOne(a *address) {
+	wanted := r.may && len(a.services) > 0 && (!a.local || slices.Contains(a.nodes, r.name))
+	delete(r.unprogrammed, a.addr)
+	switch _, announced := r.since[a.addr]; {
+	case !wanted && announced:
+		r.routes.Withdraw(a.addr)
+		delete(r.since, a.addr)
+		r.log.Info("withdrawing a route", "address", a.addr)
+		r.changed()
+	case wanted && !announced && !r.forwards.has(a):
+		r.unprogrammed[a.addr] = struct{}{}
+	case wanted:
+		r.routes.Announce(a.addr, a.ways.object) // with the attributes that its pool has now
+		if !announced {
+			r.since[a.addr] = time.Now()
+			r.log.Info("announcing a route", "address", a.addr, "service", claim.Join(a.services))
+			r.changed()
+		}
+	}
+}
+
+// statusOf adds what is announced by BGP to a status.
+func (r *routing) statusOf(status *v1.SpeakerStatus) {
+	status.Peers = r.peers
+	if len(r.peers) == 0 {
+		return
+	}
+	for a, since := range r.since {
+		status.Addresses = append(status.Addresses, v1.AnnouncedAddress{Address: a.String(), Via: "bgp", Since: metav1.NewMicroTime(since)})
+	}
+}
+
+// close withdraws all routes and returns when the routers have taken that.
+func (r *routing) close(ctx context.Context) {
+	if r.routes == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
+	defer cancel()
+	r.routes.Close(ctx)
+	clear(r.since)
+	r.peers = nil
+}

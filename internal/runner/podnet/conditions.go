@@ -1,0 +1,73 @@
+package podnet
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// PodsRouted is the Node condition that is True while the node has a route to the Pods of each other node,
+// PodsMasqueraded the one that is True while packets that Pods send out of the cluster get the node's address.
+const (
+	PodsRouted      corev1.NodeConditionType = "fairlead.dev/PodsRouted"
+	PodsMasqueraded corev1.NodeConditionType = "fairlead.dev/PodsMasqueraded"
+)
+
+const (
+	reasonRouteRejected  = "RouteRejected"
+	reasonNotMasqueraded = "NotMasqueraded"
+	notMasqueraded       = "packets that pods of this node send out of the cluster keep the pods' addresses, and get no answers " +
+		"unless routers outside know the pods' ranges"
+)
+
+// maxReported bounds how many other nodes the condition names.
+const maxReported = 5
+
+// Healthy returns why the node cannot connect Pods, nil if it can.
+func (n *Network) Healthy() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !n.applied && n.err == nil {
+		return errors.New("no range of pod addresses is known for this node yet (spec.podCIDRs of its Node)")
+	}
+	return n.err
+}
+
+// Condition returns the Node condition PodsRouted.
+func (n *Network) Condition() corev1.NodeCondition {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	c := corev1.NodeCondition{Type: PodsRouted, Status: corev1.ConditionTrue, Reason: "Routed", Message: "all other nodes' pods have routes"}
+	switch names := slices.Sorted(maps.Keys(n.problems)); {
+	case len(names) > 0:
+		var texts []string
+		for _, name := range names[:min(len(names), maxReported)] {
+			texts = append(texts, fmt.Sprintf("node %s: %s", name, n.problems[name]))
+		}
+		if more := len(names) - len(texts); more > 0 {
+			texts = append(texts, fmt.Sprintf("and %d more nodes", more))
+		}
+		c.Status, c.Reason, c.Message = corev1.ConditionFalse, reasonRouteRejected, strings.Join(texts, "; ")
+	case !n.synced || !n.applied:
+		c.Status, c.Reason, c.Message = corev1.ConditionFalse, "Starting", "waiting for the Nodes"
+	}
+	return c
+}
+
+// Masquerading returns the Node condition PodsMasqueraded.
+func (n *Network) Masquerading() corev1.NodeCondition {
+	c := corev1.NodeCondition{Type: PodsMasqueraded, Status: corev1.ConditionTrue, Reason: "Masqueraded",
+		Message: "packets that pods send out of the cluster get the node's address"}
+	unsupported := n.masquerade.unsupportedNow()
+	switch {
+	case unsupported != nil:
+		c.Status, c.Reason, c.Message = corev1.ConditionFalse, reasonNotMasqueraded, notMasqueraded+": "+unsupported.Error()
+	case !n.Applied():
+		c.Status, c.Reason, c.Message = corev1.ConditionFalse, "Starting", "waiting for the Nodes"
+	}
+	return c
+}

@@ -1,0 +1,41 @@
+package podnet
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/kernel/link"
+)
+
+// A node without a key, and one with the key of an older Node, get neither encrypted packets
+// nor a route in plain text.
+func TestKeysOfNodes(t *testing.T) {
+	node := func(name string, at byte, key byte) nodeFacts {
+		return nodeFacts{
+			name: name, since: time.Unix(int64(at), 0), key: link.Key{key},
+			cidrs: []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, at, 0}), 24)},
+			ips:   []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 10 + at})},
+		}
+	}
+	l := ranges{cluster: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}
+	ways := &paths{mode: Auto, encrypt: true, neighbours: map[netip.Addr]bool{}}
+	own, good := node("own", 1, 1), node("good", 2, 2)
+	others := []nodeFacts{node("copies", 4, 2), good, node("mine", 3, 1), node("none", 5, 0), node("bare", 6, 0)}
+	routes, peers, problems := l.routes(own, others, ways)
+	if len(routes) != 1 || routes[0].Dst != own.cidrs[0] {
+		t.Errorf("routes in plain text: %v", routes)
+	}
+	if len(peers) != 1 || peers[0].Key != good.key || peers[0].Addr != good.ips[0] {
+		t.Errorf("peers %v", peers)
+	}
+	for name, want := range map[string]string{
+		"copies": "is that of node good", "mine": "is that of node own",
+		"none": "has no public key of WireGuard", "bare": "has no public key of WireGuard",
+	} {
+		if !strings.Contains(problems[name], want) {
+			t.Errorf("%s: %q, want %q", name, problems[name], want)
+		}
+	}
+}

@@ -1,0 +1,53 @@
+package volumes
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+func TestVolumeFiles(t *testing.T) {
+	unowned := Owner{uid: -1, gid: -1}
+	dir := filepath.Join(t.TempDir(), "v")
+	for _, files := range []map[string]file{
+		{"a": {data: []byte("1")}, "sub/b": {data: []byte("2"), mode: new(int32(0o400))}},
+		{"a": {data: []byte("3")}},
+	} {
+		if err := writeFiles(dir, files, new(int32(0o640)), unowned); err != nil {
+			t.Fatal(err)
+		}
+		for name, f := range files {
+			if b, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(b) != string(f.data) {
+				t.Errorf("%s: %q, %v", name, b, err)
+			}
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, "sub/b")); err == nil {
+		t.Error("a file that is no more is still there")
+	}
+	if st, err := os.Stat(filepath.Join(dir, "a")); err != nil || st.Mode().Perm() != 0o640 {
+		t.Errorf("mode %v, %v", st.Mode(), err)
+	}
+	// What a group may read at once stays as it is when nothing has changed.
+	link := ""
+	for range 2 {
+		if err := writeFiles(dir, map[string]file{"c": {}}, new(int32(0o400)), Owner{uid: -1, gid: os.Getegid(), more: 0o440}); err != nil {
+			t.Fatal(err)
+		}
+		st, err1 := os.Stat(filepath.Join(dir, "c"))
+		to, err2 := os.Readlink(filepath.Join(dir, dataLink))
+		if err1 != nil || err2 != nil || st.Mode().Perm() != 0o440 || link != "" && to != link {
+			t.Errorf("%v, %v, %v; the files are in %s, before in %q", st.Mode(), err1, err2, to, link)
+		}
+		link = to
+	}
+	if err := writeFiles(dir, map[string]file{"../out": {}}, nil, unowned); err == nil {
+		t.Error("a file outside of the volume was written")
+	}
+	c := &corev1.Container{VolumeMounts: []corev1.VolumeMount{{Name: "v", MountPath: "/mnt", SubPath: "../x"}}}
+	if _, err := Binds(c, map[string]string{"v": dir}, nil); err == nil {
+		t.Error("a subPath outside of the volume was taken")
+	}
+}

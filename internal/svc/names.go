@@ -1,0 +1,167 @@
+package svc
+
+// Domain is the API group of fairlead's own kinds, and the prefix of its labels, annotations and
+// conditions.
+const Domain = "fairlead.dev"
+
+// SystemNamespace is the namespace of the objects below whose namespace is not given.
+const SystemNamespace = "kube-system"
+
+// Users and groups.
+const (
+	// NodeUserPrefix begins the user name of a node's certificate; the Node's name follows. NodesGroup is its group.
+	NodeUserPrefix = "system:node:"
+	NodesGroup     = "system:nodes"
+	// NodeRegistrarRole is the ClusterRole that lets nodes register programs in a namespace.
+	NodeRegistrarRole = "system:node-registrar"
+	// ControllersUser and ControllersGroup are the identity of the controllers that a server runs.
+	ControllersUser  = "system:fairlead-controllers"
+	ControllersGroup = "system:fairlead-controllers"
+	// ServerUser is the identity by which agents recognise the API server.
+	ServerUser = "fairlead-apiserver"
+)
+
+// Names that components send as their User-Agent and as the source of their Events.
+const (
+	// Controllers is also the name of their Lease.
+	Controllers = "fairlead-controllers"
+	// LoadBalancer is the load balancers' controller. It is also the name of its Lease and of the Secret with the
+	// speakers' key.
+	LoadBalancer = "fairlead-lb"
+	// Speaker announces the addresses of load balancers on a node.
+	Speaker = "fairlead-lb-speaker"
+)
+
+// Objects of the load balancers.
+const (
+	// SpeakersResource is the resource of the kind Speaker.
+	SpeakersResource = "speakers"
+	// SpeakerKeySecret holds the key that signs the speakers' messages.
+	SpeakerKeySecret = LoadBalancer
+	// VotersConfigMap lists the speakers that vote.
+	VotersConfigMap = "fairlead-lb-voters"
+	// WitnessLease decides between two speakers that cannot reach each other.
+	WitnessLease = "fairlead-lb-witness"
+	// ACMEAccountSecret holds the key of the account at the certificate authority.
+	ACMEAccountSecret = "fairlead-lb-acme"
+	// BGPPasswordPrefix begins the names of Secrets with passwords for BGP. Nodes may only read Secrets with it.
+	BGPPasswordPrefix = "fairlead-bgp-"
+	// AddressManager is the value of the label ipaddress.kubernetes.io/managed-by on the IPAddress by which
+	// the load balancers' controller claims an address.
+	AddressManager = "lb.fairlead.dev"
+	// ClaimServicesAnnotation of a claim lists the Services that have the address: namespace/name, comma separated,
+	// several if they share it. Its parentRef is the first.
+	ClaimServicesAnnotation = "fairlead.dev/lb-services"
+	// ClaimPoolAnnotation of a claim names the IPAddressPool that the address belongs to.
+	ClaimPoolAnnotation = "fairlead.dev/lb-pool"
+	// LoadBalancerClass is the loadBalancerClass of Services that get their addresses from fairlead.
+	LoadBalancerClass = "fairlead.dev/lb"
+)
+
+// Objects of every cluster.
+const (
+	// APIService is the Service of the API servers, in the namespace default.
+	APIService = "kubernetes"
+	// DNSService is the Service of the DNS servers.
+	DNSService = "kube-dns"
+	// ServerLeasePrefix begins the names of the Leases of API servers, in kube-system.
+	ServerLeasePrefix = "fairlead-apiserver-"
+	// ProgrammedLease carries the versions that nodes must report once they have programmed them (package barrier).
+	ProgrammedLease = "fairlead-programmed"
+)
+
+// Ports that a component listens on by default and another one knows.
+const (
+	// ProxyHealthPort answers /healthz of the proxy, 10256 as kube-proxy's.
+	ProxyHealthPort = 10256
+	// AgentPort serves logs and exec to the API server, 10250 as a kubelet's.
+	AgentPort = 10250
+	// SpeakerPort is the UDP port at which the speakers of load balancers reach each other.
+	SpeakerPort = 10262
+)
+
+// Labels and annotations of Nodes.
+const (
+	// ServingCertAnnotation on a Node is the SHA-256, in hex, of the certificate (DER) that the node's
+	// agent serves with. The agent sets it; the API server accepts no other certificate from the agent.
+	ServingCertAnnotation = "fairlead.dev/serving-cert-sha256"
+	// AuthoritiesAnnotation on a Node, and on the Lease of a server, lists the certificate authorities that
+	// it trusts and names the one that signed its certificate (pki.Report).
+	AuthoritiesAnnotation = "fairlead.dev/authorities"
+	// PublicKeyAnnotation on a Node is the WireGuard public key with which other nodes encrypt what they
+	// send to its Pods. Its agent sets it; the API server rejects a key that another Node has.
+	PublicKeyAnnotation = "fairlead.dev/wireguard-public-key"
+	// PeerWatchAnnotation on a Node is "true" while its agent watches other nodes' machines
+	// and lets others watch its own (docs/design/011-dead-nodes.md). The agent sets it.
+	PeerWatchAnnotation = "fairlead.dev/peer-watch"
+	// SuspectedAnnotation on a Node is the time at which most of its watchers did not reach
+	// it. The node lifecycle controller sets it; an agent that sees a new value renews its Lease
+	// at once.
+	SuspectedAnnotation = "fairlead.dev/suspected"
+	// UnreachableAnnotation on a node's Lease in kube-node-lease lists, comma separated, the names of the
+	// nodes whose machines no longer answer that node. Its agent sets it; the node lifecycle controller
+	// reads it.
+	UnreachableAnnotation = "fairlead.dev/unreachable-nodes"
+)
+
+// Annotations and images of Pods.
+const (
+	// PodSecurityAnnotation on a Pod is the level of the Pod Security Standards that was enforced when it
+	// was created: privileged, baseline or restricted. Only the API server sets it, and nothing changes
+	// it; a node gives the machine's root only to Pods of the level privileged.
+	PodSecurityAnnotation = "fairlead.dev/pod-security"
+	// RegisteredImage is the image of the one container of a registered Pod. A node of an earlier
+	// version does not know it, and starts nothing.
+	RegisteredImage = "fairlead.dev/registered"
+	// UnitAnnotation of a registered Pod names the systemd unit that the program is. This annotation and the
+	// next three cannot be changed.
+	UnitAnnotation = "fairlead.dev/unit"
+	// PIDFileAnnotation is the absolute path of the file with the program's process ID.
+	PIDFileAnnotation = "fairlead.dev/pid-file"
+	// AddressAnnotation is the program's address where it is not the node's.
+	AddressAnnotation = "fairlead.dev/address"
+	// ServicesFileAnnotation is the file of a node's directory of services that the Pod comes from.
+	ServicesFileAnnotation = "fairlead.dev/services-file"
+)
+
+// Annotations of Services.
+const (
+	// SchedulerAnnotation of a Service names how mode ipvs chooses endpoints. Other modes ignore it.
+	SchedulerAnnotation = "fairlead.dev/ipvs-scheduler"
+)
+
+// Labels and annotations of EndpointSlices.
+const (
+	// ManagedBySelector is the value of the label endpointslice.kubernetes.io/managed-by on slices
+	// made from a Service's selector: the conditions of their endpoints follow from the Pods.
+	ManagedBySelector = "endpointslice-controller.k8s.io"
+	// DNSSliceManager is the value of that label on slices that DNS servers write; other controllers leave them alone.
+	DNSSliceManager = "dns.fairlead.dev"
+	// NodeLabel on an EndpointSlice names the node that the slice's endpoints live and die with; its value is
+	// NodeLabelValue. The DNS server of a node sets it; the node lifecycle controller marks the
+	// endpoints of a node that is gone as not ready.
+	NodeLabel = "fairlead.dev/node"
+	// WeightAnnotation on a Pod is its share of the connections of its Services, compared with
+	// the weights of others: 0 to MaxWeight, 1 without it. The EndpointSlice controller writes separate slices for each
+	// weight, with the same annotation; it counts in slices made by hand, too.
+	WeightAnnotation = "fairlead.dev/weight"
+	// CheckAnnotation asks nodes to check the endpoints of a slice made by hand:
+	// tcp://:PORT, http://:PORT/PATH or https://:PORT/PATH. Names of the other annotations of checks begin with it.
+	CheckAnnotation = "fairlead.dev/check"
+	// CheckedLabel is on slices with CheckAnnotation, so that nodes watch only these. The API server sets it.
+	CheckedLabel = "fairlead.dev/checked"
+	// ChecksAnnotation on a node's Lease reports the results of the node's checks, in the form of checks.Report.
+	ChecksAnnotation = "fairlead.dev/checks"
+)
+
+// Conditions of a Node that one component sets and another shows.
+const (
+	// ServicesProgrammed: the node's kernel has every Service.
+	ServicesProgrammed = "fairlead.dev/ServicesProgrammed"
+	// PodsLimited: the node enforces the resource limits of Pods.
+	PodsLimited = "fairlead.dev/PodsLimited"
+	// PodsConfined: the node confines Pods that are not privileged.
+	PodsConfined = "fairlead.dev/PodsConfined"
+	// NodeLocalDNS: the node's DNS server answers on the addresses of kube-dns.
+	NodeLocalDNS = "fairlead.dev/NodeLocalDNS"
+)

@@ -1,0 +1,48 @@
+package process
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"testing"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/fairlead/fairlead/internal/testbed"
+)
+
+// API runs an API server with an etcd and without controllers until the test ends, and returns the configuration of an
+// administrator. Its data is not synced to disk. Tests that need the server's options or code use apiservertest.
+func API(t testing.TB) *rest.Config {
+	t.Helper()
+	dir := t.TempDir()
+	program := Program("apiserver")
+	if _, err := os.Stat(program); err != nil {
+		if err := build("apiserver", dir); err != nil {
+			t.Fatal(err)
+		}
+		program = filepath.Join(dir, "apiserver")
+	}
+	data := filepath.Join(dir, "data")
+	s := &Server{Kubeconfig: filepath.Join(data, "admin.kubeconfig")}
+	s.command = func() *exec.Cmd {
+		cmd := exec.Command(program, "--data-dir", data, "--secure-port", strconv.Itoa(FreePort(t)))
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		return cmd
+	}
+	s.Start(t)
+	testbed.Until(t, "the API server to be ready", func() error {
+		if s.ended() {
+			t.Fatalf("the API server ended:\n%s", s.Log())
+		}
+		return s.Ready(t.Context())
+	})
+	cfg := rest.CopyConfig(s.Config)
+	cfg.WarningHandler, cfg.Timeout = nil, 0
+	if err := rest.LoadTLSFiles(cfg); err != nil {
+		t.Fatal(err)
+	}
+	return cfg
+}
