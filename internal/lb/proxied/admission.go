@@ -89,11 +89,6 @@ func (a *admission) count(conn io.Closer, c *Config) bool {
 	return true
 }
 
-// mostKept bounds the connections to Pods that wait for a request of HTTP/1.1: with one for each connection of a client, and
-// these themselves, they are less than the files that may be open. It is one bound for all of keptConns; the requests of
-// clients that speak HTTP/2 are net/http's, where it bounds each port of a Service by itself.
-func (a *admission) mostKept() int { return max(1, a.most/2) }
-
 // admitSession counts a session of UDP, as admit does.
 func (a *admission) admitSession(u *udpSession) bool {
 	a.mu.Lock()
