@@ -15,7 +15,7 @@ UNIT        := . ./internal/svc/... ./internal/alloc/... ./internal/epslice/... 
 # has run by then with all of its analyzers; go test would ask it for some of them again.
 # A hundred programs are linked, without what only a debugger reads.
 LONG        := ./internal/apiserver ./test/node ./internal/dataplane/ipvs ./test/servers ./test ./internal/dataplane/iptables ./internal/controller \
-  ./test/ipvs ./internal/runner ./test/lb ./test/packages ./internal/proxy ./internal/lb/controller ./internal/lb ./test/reliability ./internal/lb/proxied
+  ./test/ipvs ./internal/runner ./test/lb ./test/packages ./internal/proxy ./internal/lb/controller ./internal/lb ./test/reliability ./internal/lb/proxied/web
 
 .PHONY: help build demo test test-unit bench check mutate fmt generate clean setup fetch kubectl wireguard-go test-apiserver release soak
 help: ## list the verbs

@@ -70,14 +70,6 @@ func TestPackagesAndTypesAreSmall(t *testing.T) {
 	}
 	for _, dir := range slices.Sorted(maps.Keys(packages)) {
 		p := packages[dir]
-		if most, ok := undivided[dir]; ok && p.files <= most.files && p.lines <= most.lines {
-			for name, n := range p.methods {
-				if n > max(maxMethods, most.methods) {
-					t.Errorf("%s: type %s has %d methods, more than the %d it may keep until it is divided", dir, name, n, most.methods)
-				}
-			}
-			continue
-		}
 		if p.files > maxFiles || p.lines > maxLines {
 			t.Errorf("%s has %d files and %d lines, the limits are %d and %d: divide it by subject",
 				dir, p.files, p.lines, maxFiles, maxLines)
@@ -88,12 +80,6 @@ func TestPackagesAndTypesAreSmall(t *testing.T) {
 			}
 		}
 	}
-}
-
-// undivided are packages over the limits, which may only shrink: docs/design/walls-front.md has the plan for lb/proxied.
-var undivided = map[string]struct{ files, lines, methods int }{
-	"internal/lb/proxied": {35, 5900, 41},
-	"internal/table":      {20, 4000, 38},
 }
 
 // countMethods adds the methods that f declares to those of their types.

@@ -29,6 +29,7 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/filter"
 	"github.com/fairlead/fairlead/internal/lb/front"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
+	"github.com/fairlead/fairlead/internal/lb/proxied/web"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
@@ -151,7 +152,7 @@ func (r *rig) acmeBalancer(name, hosts, secret string, at netip.Addr) *corev1.Se
 func (r *rig) acmeNode(ctx context.Context, running *sync.WaitGroup, o *corev1.Service, vip netip.Addr) {
 	log := slog.New(slog.DiscardHandler)
 	f := front.New(front.Options{
-		NodeName: "n1", Client: r.client, Log: log, Server: proxied.New(proxied.Options{Log: log}),
+		NodeName: "n1", Client: r.client, Log: log, Server: proxied.New(proxied.Options{Log: log, Engine: web.Start}),
 		Events:  events.NewRecorder(r.client, corev1.EventSource{Component: "fairlead-lb-speaker"}, log),
 		Network: &front.Network{SetVIPs: func([]netip.Addr) error { return nil }, Filter: noFilter{}, Rules: noRules{}},
 	})

@@ -22,6 +22,7 @@ import (
 	"github.com/fairlead/fairlead/internal/lb/bgp"
 	"github.com/fairlead/fairlead/internal/lb/front"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
+	"github.com/fairlead/fairlead/internal/lb/proxied/web"
 	"github.com/fairlead/fairlead/internal/lb/speaker"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -66,7 +67,7 @@ func NewSpeaker(o SpeakerOptions) (Speaker, error) {
 	f := &fronted{}
 	f.Front = front.New(front.Options{
 		NodeName: o.NodeName, Client: client, Events: recorder, Log: o.Log, AccessLogs: o.AccessLogs, UploadLogs: o.UploadLogs,
-		Server: proxied.New(proxied.Options{Log: o.Log, AccessLogs: o.AccessLogs, Node: o.NodeName, Store: o.Store}),
+		Server: proxied.New(proxied.Options{Log: o.Log, AccessLogs: o.AccessLogs, Node: o.NodeName, Store: o.Store, Engine: web.Start}),
 		Served: func() { served() }, Listed: f.all.Load,
 	})
 	s, err := speaker.New(speaker.Options{

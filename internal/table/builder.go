@@ -26,19 +26,11 @@ type Builder struct {
 	services map[svc.Name]*service
 	hosts    map[svc.Name]*service // the services with host ports
 	// sliceOf says to which Service a slice belongs.
-	sliceOf  map[svc.Name]svc.Name
-	own      ownPods
-	claims   Claims[svc.Frontend, claimant]
-	vips     *vips
-	reserved reserved
-
-	zone     string
-	machine  []netip.Addr   // of the machine, as given
-	primary  []netip.Addr   // the Node's InternalIPs, one a family at most
-	podCIDRs []netip.Prefix // the Node's
-	ranges   []netip.Prefix
-	// rejectedCIDRs are the ranges that the table leaves out, with the reasons.
-	rejectedCIDRs []string
+	sliceOf map[svc.Name]svc.Name
+	claims  Claims[svc.Frontend, claimant]
+	byEndpoint
+	node   node
+	ranges ranges
 
 	dirty    []*service
 	problems map[svc.Name][]Problem
@@ -81,8 +73,10 @@ func NewBuilder(cfg Config) *Builder {
 		hosts:    map[svc.Name]*service{},
 		sliceOf:  map[svc.Name]svc.Name{},
 		claims:   NewClaims[svc.Frontend](claimant.before),
-		vips:     newVIPs(),
-		own:      newOwnPods(),
+
+		byEndpoint: byEndpoint{own: newOwnPods(), vips: newVIPs()},
+		node:       node{clusterCIDRs: cfg.ClusterCIDRs, noLoopback: cfg.NoLoopback},
+
 		problems: map[svc.Name][]Problem{},
 		news:     map[svc.Name]bool{},
 		table:    &Table{ClusterCIDRs: cluster, LocalCIDRs: local, MasqueradeAll: cfg.MasqueradeAll},
@@ -188,11 +182,11 @@ func (s *service) find(slice string) (int, bool) {
 func (b *Builder) SetNode(n *corev1.Node) {
 	zone, primary := "", []netip.Addr(nil)
 	var agent []svc.Frontend
-	b.podCIDRs = nil
+	b.node.podCIDRs = nil
 	if n != nil {
 		for _, text := range n.Spec.PodCIDRs {
 			if p, err := netip.ParsePrefix(text); err == nil {
-				b.podCIDRs = append(b.podCIDRs, p.Masked())
+				b.node.podCIDRs = append(b.node.podCIDRs, p.Masked())
 			}
 		}
 		zone = n.Labels[corev1.LabelTopologyZone]
@@ -212,8 +206,8 @@ func (b *Builder) SetNode(n *corev1.Node) {
 		primary = firstOfEachFamily(primary)
 	}
 	b.reserve(reservedAgent, agent)
-	newZone, newPrimary := zone != b.zone, !slices.Equal(primary, b.primary)
-	b.zone, b.primary = zone, primary
+	newZone, newPrimary := zone != b.node.zone, !slices.Equal(primary, b.node.primary)
+	b.node.zone, b.node.primary = zone, primary
 	if !newZone && !newPrimary {
 		return
 	}
@@ -227,7 +221,7 @@ func (b *Builder) SetNode(n *corev1.Node) {
 // SetAddresses sets the addresses of this machine. They decide where node
 // ports answer.
 func (b *Builder) SetAddresses(addrs []netip.Addr) {
-	b.machine = slices.Clone(addrs)
+	b.node.machine = slices.Clone(addrs)
 	b.touchHosts()
 }
 
@@ -258,9 +252,9 @@ func (b *Builder) Build() (*Table, []Key) {
 	clear(b.dirty)
 	b.dirty = b.dirty[:0]
 
-	addrs := b.cfg.NodePortAddresses.choose(b.machine, b.primary)
-	ranges := b.serviceCIDRs()
-	cluster, local := b.cfg.cidrs(b.podCIDRs)
+	addrs := b.cfg.NodePortAddresses.choose(b.node.machine, b.node.primary)
+	ranges := b.ranges.choose(&b.node, b.vips)
+	cluster, local := b.cfg.cidrs(b.node.podCIDRs)
 	if edit == nil && slices.Equal(addrs, b.table.NodePortAddrs) && slices.Equal(ranges, b.table.ServiceCIDRs) &&
 		slices.Equal(cluster, b.table.ClusterCIDRs) && slices.Equal(local, b.table.LocalCIDRs) {
 		return b.table, changed
@@ -304,13 +298,6 @@ func (b *Builder) follow() {
 	}
 }
 
-// index brings what is looked up by endpoint in line with the slices of s.
-func (b *Builder) index(s *service) {
-	s.reindex = false
-	b.vips.index(s)
-	b.own.index(s)
-}
-
 // touchClaimants touches the Services that want a frontend, but for one.
 func (b *Builder) touchClaimants(at svc.Frontend, but *service) {
 	for c := range b.claims.All(at) {
@@ -335,7 +322,7 @@ func (b *Builder) reclaim(s *service) {
 	quiet := &complaints{}
 	switch {
 	case s.host != nil:
-		for _, h := range b.hostPorts(s, quiet) {
+		for _, h := range b.node.hostPorts(s, quiet) {
 			c := claimant{s: s, host: true, one: !h.everywhere}
 			for _, w := range h.wants {
 				claim(w, c)

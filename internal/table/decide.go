@@ -1,7 +1,6 @@
 package table
 
 import (
-	"net/netip"
 	"slices"
 	"time"
 
@@ -57,7 +56,7 @@ func (b *Builder) decide(s *service) ([]*ServicePort, []Problem) {
 		p := b.decidePort(s, all[start:end], mine, c)
 		for i := range p.Frontends {
 			if f := &p.Frontends[i]; f.Kind == LoadBalancerIP {
-				f.SourceRanges = rangesFor(ranges, limited, f.Addr.Addr(), b.primary)
+				f.SourceRanges = rangesFor(ranges, limited, f.Addr.Addr(), b.node.primary)
 			}
 		}
 		ports = append(ports, p)
@@ -73,9 +72,9 @@ func (b *Builder) granted(s *service, all []want, c *complaints) []want {
 		who, taken := reserver(0), false
 		switch {
 		case s.host != nil:
-			who, taken = b.reservedOfHost(w.at)
+			who, taken = b.node.reservedOfHost(w.at)
 		case (w.kind == ExternalIP || w.kind == LoadBalancerIP) && s.name != apiService:
-			who, taken = b.reserved.by(w.at)
+			who, taken = b.node.reserved.by(w.at)
 		}
 		if taken {
 			c.add(ReasonAddressReserved, "%s %s is %s", w.kind, w.at, who)
@@ -108,7 +107,7 @@ func (b *Builder) decidePort(s *service, asked, mine []want, c *complaints) *Ser
 		}
 	}
 	all := b.candidates(s, k, proto, c)
-	cluster, local := c.fit(k, pick(all, ForCluster(all, b.cfg.NodeName, b.zone))), c.fit(k, pick(all, ForLocal(all)))
+	cluster, local := c.fit(k, pick(all, ForCluster(all, b.cfg.NodeName, b.node.zone))), c.fit(k, pick(all, ForLocal(all)))
 	if slices.Equal(cluster, local) {
 		local = cluster
 	}
@@ -176,21 +175,4 @@ func externalLocal(s *corev1.Service) bool {
 func needsHealthCheck(s *corev1.Service) bool {
 	n := s.Spec.HealthCheckNodePort
 	return s.Spec.Type == corev1.ServiceTypeLoadBalancer && externalLocal(s) && n > 0 && n <= 65535
-}
-
-// localReady counts the addresses of a family that are ready on this node, over
-// all ports of the Service: the health check port belongs to the Service.
-func (b *Builder) localReady(s *service, f svc.Family) int {
-	seen := map[netip.Addr]bool{}
-	for _, slice := range s.slices {
-		if slice.family != f || len(slice.ports) == 0 {
-			continue
-		}
-		for i, ep := range slice.endpoints {
-			if state := b.stateNow(s, slice, i); state.Is(Local) && state.Is(Ready) && b.vips.owner(ep.addr) == nil {
-				seen[ep.addr] = true
-			}
-		}
-	}
-	return len(seen)
 }

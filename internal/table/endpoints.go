@@ -16,8 +16,21 @@ func deref[T any](p *T, otherwise T) T {
 	return *p
 }
 
+// byEndpoint is what is looked up by the endpoints of Services: virtual IPs, and Pods of this node.
+type byEndpoint struct {
+	own  ownPods
+	vips *vips
+}
+
+// index brings it in line with the slices of s.
+func (b *byEndpoint) index(s *service) {
+	s.reindex = false
+	b.vips.index(s)
+	b.own.index(s)
+}
+
 // candidates returns the endpoints of one service port from the slices of its family, as Unique does.
-func (b *Builder) candidates(s *service, k Key, proto svc.Protocol, c *complaints) []Candidate {
+func (b *byEndpoint) candidates(s *service, k Key, proto svc.Protocol, c *complaints) []Candidate {
 	var out []Candidate
 	for _, slice := range s.slices {
 		port := slice.portNumber(k.ID.Port, proto)
@@ -35,11 +48,28 @@ func (b *Builder) candidates(s *service, k Key, proto svc.Protocol, c *complaint
 			}
 			hints := slice.hint(i)
 			at := netip.AddrPortFrom(ep.addr, port)
-			out = append(out, Candidate{Addr: at, State: b.stateNow(s, slice, i), Weight: slice.weight, Hints: hints})
+			out = append(out, Candidate{Addr: at, State: b.own.stateNow(s, slice, i), Weight: slice.weight, Hints: hints})
 			s.hinted = s.hinted || hints != nil
 		}
 	}
 	return Unique(out)
+}
+
+// localReady counts the addresses of a family that are ready on this node, over
+// all ports of the Service: the health check port belongs to the Service.
+func (b *byEndpoint) localReady(s *service, f svc.Family) int {
+	seen := map[netip.Addr]bool{}
+	for _, slice := range s.slices {
+		if slice.family != f || len(slice.ports) == 0 {
+			continue
+		}
+		for i, ep := range slice.endpoints {
+			if state := b.own.stateNow(s, slice, i); state.Is(Local) && state.Is(Ready) && b.vips.owner(ep.addr) == nil {
+				seen[ep.addr] = true
+			}
+		}
+	}
+	return len(seen)
 }
 
 // pick returns the candidates that keep accepts, nil if none.

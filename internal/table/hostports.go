@@ -1,7 +1,6 @@
 package table
 
 import (
-	"fmt"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -13,8 +12,6 @@ import (
 // podPrefix begins the name that a Pod with host ports has in a Table. No Service's name
 // has a dot.
 const podPrefix = "pod."
-
-var loopback4 = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 
 // PodName returns the Pod whose host ports are in a Table under the name n; ok is false
 // for the name of a Service.
@@ -81,93 +78,12 @@ func onEveryAddress(at svc.Frontend) svc.Frontend {
 	return svc.Frontend{Protocol: at.Protocol, Addr: netip.AddrPortFrom(anyAddr(svc.FamilyOf(a.Addr())), a.Port())}
 }
 
-// hostPorts returns what a Pod's host ports ask for. With hostIP they have that address
-// alone, which must be one of this node: a Pod gets no traffic to others.
-func (b *Builder) hostPorts(s *service, c *complaints) (out []hostPort) {
-	for _, p := range s.host.Ports {
-		var at netip.Addr
-		id := fmt.Sprintf("%d-%s", p.Port, strings.ToLower(p.Protocol.String()))
-		if p.HostIP != "" {
-			id += "-" + p.HostIP
-			var why string
-			if at, why = b.hostAddr(p.HostIP); why != "" {
-				c.add(ReasonInvalidHostIP, "host port %d: hostIP %s %s", p.Port, p.HostIP, why)
-				continue
-			}
-		}
-		for _, ip := range s.host.IPs {
-			f := svc.FamilyOf(ip)
-			if at.IsValid() && svc.FamilyOf(at) != f {
-				continue
-			}
-			h := hostPort{
-				key: Key{ID: svc.PortName{Name: s.name, Port: id}, Family: f},
-				to:  []Endpoint{{Addr: netip.AddrPortFrom(ip, p.To), Local: true}},
-			}
-			add := func(k FrontendKind, a netip.Addr) {
-				h.wants = appendWant(h.wants, want{key: h.key}, k, p.Protocol, a, int32(p.Port))
-			}
-			h.everywhere = !at.IsValid() || at.IsUnspecified()
-			switch {
-			case !h.everywhere:
-				add(ExternalIP, at)
-			case f == svc.IPv4 && !b.cfg.NoLoopback:
-				add(ExternalIP, loopback4)
-				fallthrough
-			default:
-				add(NodePort, anyAddr(f))
-			}
-			out = append(out, h)
-		}
-	}
-	return out
-}
-
-// hostAddr reads a hostIP. why is what keeps a port there from leading to a Pod.
-func (b *Builder) hostAddr(text string) (a netip.Addr, why string) {
-	a, err := netip.ParseAddr(text)
-	a = a.Unmap()
-	switch {
-	case err != nil:
-		why = "is not an address"
-	case a.IsLoopback() && (a.Is6() || b.cfg.NoLoopback):
-		why = "is a loopback address, from which nothing is led to a Pod"
-		if a.Is4() {
-			why += " in this mode of the proxy"
-		}
-	case !a.IsUnspecified() && !a.IsLoopback() && !slices.Contains(b.machine, a):
-		why = "is no address of this node"
-	}
-	return a, why
-}
-
-// etcdPeerPort is the default port of etcd for its peers. On a machine with an API server no
-// Pod gets it: a member that the others cannot reach brings the quorum nearer to its end.
-const etcdPeerPort = 2380
-
-// reservedOfHost returns who on this node has the port that a Pod wants as its host port,
-// at whichever address: the agent, the API server and its store stay reachable.
-func (b *Builder) reservedOfHost(at svc.Frontend) (reserver, bool) {
-	for who := range reservers {
-		for _, r := range b.reserved[who] {
-			here := r.Protocol == at.Protocol && (r.Addr.Addr().IsLoopback() || slices.Contains(b.machine, r.Addr.Addr()))
-			switch {
-			case here && r.Addr.Port() == at.Addr.Port():
-				return who, true
-			case here && who != reservedAgent && at.Addr.Port() == etcdPeerPort:
-				return reservedPeers, true
-			}
-		}
-	}
-	return 0, false
-}
-
 // decideHost decides the frontends of a Pod's host ports: each has the Pod as its only
 // endpoint, and keeps the client's address but for 127.0.0.1, which no Pod can answer.
 func (b *Builder) decideHost(s *service) ([]*ServicePort, []Problem) {
 	c := &complaints{service: s.name}
 	var ports []*ServicePort
-	for _, h := range b.hostPorts(s, c) {
+	for _, h := range b.node.hostPorts(s, c) {
 		p := &ServicePort{ID: h.key.ID, Family: h.key.Family, Protocol: h.wants[0].at.Protocol}
 		if p.Protocol != svc.TCP {
 			p.Serving = h.to

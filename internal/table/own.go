@@ -85,9 +85,9 @@ func (o *ownPods) index(s *service) {
 
 // stateNow returns the state of an endpoint, by what this node knows itself if it stands for
 // one of its Pods.
-func (b *Builder) stateNow(s *service, slice *endpointSlice, i int) State {
+func (o *ownPods) stateNow(s *service, slice *endpointSlice, i int) State {
 	ep := slice.endpoints[i]
-	if !ep.Is(Local) || len(slice.own) == 0 || len(b.own.known) == 0 || s.obj == nil || s.obj.Spec.PublishNotReadyAddresses {
+	if !ep.Is(Local) || len(slice.own) == 0 || len(o.known) == 0 || s.obj == nil || s.obj.Spec.PublishNotReadyAddresses {
 		return ep.State
 	}
 	at, found := slices.BinarySearchFunc(slice.own, i, func(e ownEndpoint, i int) int { return cmp.Compare(e.at, i) })
@@ -95,7 +95,7 @@ func (b *Builder) stateNow(s *service, slice *endpointSlice, i int) State {
 		return ep.State
 	}
 	own := slice.own[at]
-	p, known := b.own.known[own.uid]
+	p, known := o.known[own.uid]
 	switch {
 	case !known:
 		return ep.State

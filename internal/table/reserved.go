@@ -46,11 +46,11 @@ func (r *reserved) by(at svc.Frontend) (reserver, bool) {
 // reserve takes over what who has now, and touches the Services that want what it
 // has gained or left.
 func (b *Builder) reserve(who reserver, now []svc.Frontend) {
-	before := b.reserved[who]
+	before := b.node.reserved[who]
 	if slices.Equal(before, now) {
 		return
 	}
-	b.reserved[who] = now
+	b.node.reserved[who] = now
 	b.touchHosts()
 	for _, at := range before {
 		if !slices.Contains(now, at) {

@@ -89,7 +89,7 @@ func terminating(sets []*appsv1.ReplicaSet) *int32 {
 	return &n
 }
 
-// status counts what is there. A ReplicaSet that is to be created has nothing yet.
+// status counts the Pods that exist. A ReplicaSet that is to be created has nothing yet.
 func (r *rollout) status() appsv1.DeploymentStatus {
 	all := r.all()
 	s := appsv1.DeploymentStatus{

@@ -21,6 +21,7 @@ import (
 	"github.com/fairlead/fairlead/internal/lb"
 	"github.com/fairlead/fairlead/internal/lb/front"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
+	"github.com/fairlead/fairlead/internal/lb/proxied/web"
 	v1 "github.com/fairlead/fairlead/internal/lb/v1"
 	"github.com/fairlead/fairlead/internal/systemd"
 	"github.com/fairlead/fairlead/internal/testbed"
@@ -111,7 +112,7 @@ func speak(text string) error {
 	}
 	if a.Announce == v1.AnnounceNone {
 		l, err := front.NewListening(o.Config, front.Options{NodeName: o.NodeName, Log: o.Log, AccessLogs: o.AccessLogs, UploadLogs: o.UploadLogs,
-			Server: proxied.New(proxied.Options{Log: o.Log, AccessLogs: o.AccessLogs, Node: o.NodeName, Store: o.Store}),
+			Server: proxied.New(proxied.Options{Log: o.Log, AccessLogs: o.AccessLogs, Node: o.NodeName, Store: o.Store, Engine: web.Start}),
 		})
 		if err != nil {
 			return err

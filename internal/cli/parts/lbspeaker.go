@@ -12,6 +12,7 @@ import (
 	"github.com/fairlead/fairlead/internal/lb"
 	"github.com/fairlead/fairlead/internal/lb/front"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
+	"github.com/fairlead/fairlead/internal/lb/proxied/web"
 	"github.com/fairlead/fairlead/internal/proxy"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/systemd"
@@ -45,7 +46,7 @@ func (f *LBFlags) NewSpeaker(log *slog.Logger, config *rest.Config, nodeName str
 	if f.announce == announceNone {
 		return front.NewListening(config, front.Options{
 			NodeName: nodeName, Log: log, AccessLogs: o.AccessLogs, UploadLogs: o.UploadLogs,
-			Server: proxied.New(proxied.Options{Log: log, AccessLogs: o.AccessLogs, Node: nodeName, Store: o.Store}),
+			Server: proxied.New(proxied.Options{Log: log, AccessLogs: o.AccessLogs, Node: nodeName, Store: o.Store, Engine: web.Start}),
 		})
 	}
 	if p != nil {

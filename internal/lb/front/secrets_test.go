@@ -25,6 +25,7 @@ import (
 	"github.com/fairlead/fairlead/internal/events"
 	"github.com/fairlead/fairlead/internal/lb/logship"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
+	"github.com/fairlead/fairlead/internal/lb/proxied/web"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
@@ -107,7 +108,7 @@ func TestCredentialsOfAccessLogs(t *testing.T) {
 	stop := recorder.Start()
 	f := New(Options{
 		NodeName: "n1", Log: log, AccessLogs: t.TempDir(), UploadLogs: &LogUpload{Endpoint: logship.Endpoint{URL: endpoint}},
-		Client: r.client, Events: recorder, Server: proxied.New(proxied.Options{Log: log}),
+		Client: r.client, Events: recorder, Server: proxied.New(proxied.Options{Log: log, Engine: web.Start}),
 	})
 	spec := &dialect.Spec{AccessLog: dialect.AccessLog{Enabled: true, Bucket: "logs", Secret: dialect.DefaultLogSecret}}
 	own, foreign := svc.Name{Namespace: "shop", Name: "web"}, svc.Name{Namespace: "mallory", Name: "web"}

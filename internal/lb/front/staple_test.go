@@ -18,6 +18,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/lb/proxied"
+	"github.com/fairlead/fairlead/internal/lb/proxied/web"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
@@ -56,7 +57,7 @@ func TestOCSPStapling(t *testing.T) {
 	}
 	at := l.Addr().(*net.TCPAddr).AddrPort()
 	_ = l.Close()
-	f := New(Options{NodeName: "n1", Server: proxied.New(proxied.Options{Log: slog.New(slog.DiscardHandler)})})
+	f := New(Options{NodeName: "n1", Server: proxied.New(proxied.Options{Log: slog.New(slog.DiscardHandler), Engine: web.Start})})
 	t.Cleanup(func() {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()

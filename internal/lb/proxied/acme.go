@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// acmeProtocol is what an authority of ACME asks for by ALPN (RFC 8737).
-const acmeProtocol = "acme-tls/1"
+// ACMEProtocol is what an authority of ACME asks for by ALPN (RFC 8737).
+const ACMEProtocol = "acme-tls/1"
 
 // answerACME returns a configuration that answers only an authority of ACME with the certificates of challenges, by host
 // names. Without challenges it does not.
@@ -20,11 +20,11 @@ func answerACME(c *tls.Config, challenges map[string]*tls.Certificate) *tls.Conf
 	}
 	c.GetConfigForClient = func(h *tls.ClientHelloInfo) (*tls.Config, error) {
 		cert := challenges[h.ServerName]
-		if cert == nil || !slices.Equal(h.SupportedProtos, []string{acmeProtocol}) {
+		if cert == nil || !slices.Equal(h.SupportedProtos, []string{ACMEProtocol}) {
 			return nil, nil
 		}
 		return &tls.Config{
-			Certificates: []tls.Certificate{*cert}, NextProtos: []string{acmeProtocol}, MinVersion: tls.VersionTLS12, SessionTicketsDisabled: true,
+			Certificates: []tls.Certificate{*cert}, NextProtos: []string{ACMEProtocol}, MinVersion: tls.VersionTLS12, SessionTicketsDisabled: true,
 		}, nil
 	}
 	return c

@@ -3,16 +3,20 @@ package proxied
 import (
 	"container/list"
 	"io"
+	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/lb/proxied/stream"
 )
 
 // usage is what all listeners of a Service share.
 type usage struct {
-	bandwidth bandwidth
+	bandwidth stream.Bandwidth
 	requests  atomic.Int64
 
-	// What follows is guarded by the Server's openMu.
+	// What follows is guarded by the admission's mu.
 
 	active   int // connections, and sessions of UDP
 	sessions sessionQueue
@@ -46,142 +50,164 @@ func (q *sessionQueue) first() *udpSession {
 	return nil
 }
 
+// admission counts connections, and requests of HTTP/2, and rejects those that are too many.
+type admission struct {
+	log      *slog.Logger
+	most     int          // connections at a time, and requests of HTTP/2
+	requests atomic.Int64 // of HTTP/2
+
+	// mu is held for moments only: threads that carry other connections wait for it.
+	mu       sync.Mutex
+	open     map[io.Closer]struct{}
+	sessions sessionQueue // of all Services
+	rejected uint64
+	warned   time.Time // of that, last
+}
+
 // rejectWarning is how often rejected connections are reported at most.
 const rejectWarning = time.Minute
 
 // admit counts a connection. It reports false if there are too many: of all Services as many as open files allow, of
 // one half of them, so that no Service takes the place of the others.
-func (s *Server) admit(conn io.Closer, c *config) bool {
-	s.openMu.Lock()
-	defer s.openMu.Unlock()
-	return s.count(conn, c)
+func (a *admission) admit(conn io.Closer, c *Config) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.count(conn, c)
 }
 
-// count is admit. The caller holds openMu.
-func (s *Server) count(conn io.Closer, c *config) bool {
-	if limit := c.spec.ConnectionLimit; limit > 0 && c.usage.active >= limit && !s.replace(&c.usage.sessions) {
+// count is admit. The caller holds mu.
+func (a *admission) count(conn io.Closer, c *Config) bool {
+	if limit := c.Spec.ConnectionLimit; limit > 0 && c.usage.active >= limit && !a.replace(&c.usage.sessions) {
 		return false
 	}
-	if c.usage.active >= s.most/2 && !s.replace(&c.usage.sessions) || len(s.open) >= s.most && !s.replace(&s.sessions) {
-		s.reject(c)
+	if c.usage.active >= a.most/2 && !a.replace(&c.usage.sessions) || len(a.open) >= a.most && !a.replace(&a.sessions) {
+		a.reject(c)
 		return false
 	}
-	s.open[conn] = struct{}{}
+	a.open[conn] = struct{}{}
 	c.usage.active++
 	return true
 }
 
-// mostKept bounds the connections to Pods that wait for a request of HTTP/1.1: with one for each connection of a client, and
-// these themselves, they are less than the files that may be open. It is one bound for all of keptConns; the requests of
-// clients that speak HTTP/2 are net/http's, where it bounds each port of a Service by itself.
-func (s *Server) mostKept() int { return max(1, s.most/2) }
-
 // admitSession counts a session of UDP, as admit does.
-func (s *Server) admitSession(u *udpSession) bool {
-	s.openMu.Lock()
-	defer s.openMu.Unlock()
-	if !s.count(u.pod, u.config) {
+func (a *admission) admitSession(u *udpSession) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.count(u.pod, u.config) {
 		return false
 	}
-	s.enqueue(u)
+	a.enqueue(u)
 	return true
 }
 
 // requeue makes a session, whose client has sent something, the last one to give way. confirmed is set if that was after
 // an answer.
-func (s *Server) requeue(u *udpSession, confirmed bool) {
-	s.openMu.Lock()
-	defer s.openMu.Unlock()
-	if _, counts := s.open[u.pod]; counts {
-		s.dequeue(u)
+func (a *admission) requeue(u *udpSession, confirmed bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if _, counts := a.open[u.pod]; counts {
+		a.dequeue(u)
 		u.confirmed = confirmed
-		s.enqueue(u)
+		a.enqueue(u)
 	}
 }
 
-// enqueue adds a session to its queues. The caller holds openMu.
-func (s *Server) enqueue(u *udpSession) {
-	u.inService, u.inServer = u.config.usage.sessions.add(u), s.sessions.add(u)
+// enqueue adds a session to its queues. The caller holds mu.
+func (a *admission) enqueue(u *udpSession) {
+	u.inService, u.inServer = u.config.usage.sessions.add(u), a.sessions.add(u)
 }
 
-// dequeue undoes enqueue. The caller holds openMu.
-func (s *Server) dequeue(u *udpSession) {
+// dequeue undoes enqueue. The caller holds mu.
+func (a *admission) dequeue(u *udpSession) {
 	u.config.usage.sessions.remove(u.inService)
-	s.sessions.remove(u.inServer)
+	a.sessions.remove(u.inServer)
 }
 
-// replace ends the first session of a queue, and reports whether there was one. The caller holds openMu.
-func (s *Server) replace(of *sessionQueue) bool {
+// replace ends the first session of a queue, and reports whether there was one. The caller holds mu.
+func (a *admission) replace(of *sessionQueue) bool {
 	u := of.first()
 	if u == nil {
 		return false
 	}
-	s.dequeue(u)
-	s.uncount(u.pod, u.config)
+	a.dequeue(u)
+	a.uncount(u.pod, u.config)
 	_ = u.pod.Close()
 	return true
 }
 
 // forgetSession takes out what admitSession has counted.
-func (s *Server) forgetSession(u *udpSession) {
-	s.openMu.Lock()
-	defer s.openMu.Unlock()
-	s.dequeue(u)
-	s.uncount(u.pod, u.config)
+func (a *admission) forgetSession(u *udpSession) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.dequeue(u)
+	a.uncount(u.pod, u.config)
 }
 
 // forget takes a connection out of what admit has counted.
-func (s *Server) forget(conn io.Closer, c *config) {
-	s.openMu.Lock()
-	defer s.openMu.Unlock()
-	s.uncount(conn, c)
+func (a *admission) forget(conn io.Closer, c *Config) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.uncount(conn, c)
 }
 
-// uncount is forget. The caller holds openMu.
-func (s *Server) uncount(conn io.Closer, c *config) {
-	if _, counts := s.open[conn]; counts {
-		delete(s.open, conn)
+// uncount is forget. The caller holds mu.
+func (a *admission) uncount(conn io.Closer, c *Config) {
+	if _, counts := a.open[conn]; counts {
+		delete(a.open, conn)
 		c.usage.active--
 	}
 }
 
-// reject counts and reports a rejected connection or request. The caller holds openMu.
-func (s *Server) reject(c *config) {
-	s.rejected++
-	if now := time.Now(); now.Sub(s.warned) >= rejectWarning {
-		s.warned = now
-		s.log.Warn("rejected a connection or a request of HTTP/2, since there are too many: raise the limit of open files (LimitNOFILE=)",
-			"service", c.service, "connections", c.usage.active, "requests", c.usage.requests.Load(),
-			"all", len(s.open), "limit", s.most)
+// reject counts and reports a rejected connection or request. The caller holds mu.
+func (a *admission) reject(c *Config) {
+	a.rejected++
+	if now := time.Now(); now.Sub(a.warned) >= rejectWarning {
+		a.warned = now
+		a.log.Warn("rejected a connection or a request of HTTP/2, since there are too many: raise the limit of open files (LimitNOFILE=)",
+			"service", c.Service, "connections", c.usage.active, "requests", c.usage.requests.Load(),
+			"all", len(a.open), "limit", a.most)
 	}
 }
 
-// Panics returns how many connections, requests and datagrams were dropped since what served them has panicked.
-func (s *Server) Panics() uint64 { return s.panics.count.Load() }
+// rejections returns how many connections and requests were rejected.
+func (a *admission) rejections() uint64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.rejected
+}
 
-// Rejected returns how many connections and requests were rejected since there were too many.
-func (s *Server) Rejected() uint64 {
-	s.openMu.Lock()
-	defer s.openMu.Unlock()
-	return s.rejected
+// busy reports whether connections are open.
+func (a *admission) busy() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.open) > 0
+}
+
+// closeAll closes all connections.
+func (a *admission) closeAll() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for c := range a.open {
+		_ = c.Close()
+	}
 }
 
 // admitRequest counts a request of HTTP/2: each needs a connection to a Pod, and one connection of a client has many. It
 // reports false if there are too many, by the rule of admit; forgetRequest undoes it in either case.
-func (s *Server) admitRequest(c *config) bool {
-	most := int64(s.most)
-	all, own := s.requests.Add(1), c.usage.requests.Add(1)
+func (a *admission) admitRequest(c *Config) bool {
+	most := int64(a.most)
+	all, own := a.requests.Add(1), c.usage.requests.Add(1)
 	if all > most || own > most/2 {
-		s.openMu.Lock()
-		defer s.openMu.Unlock()
-		s.reject(c)
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.reject(c)
 		return false
 	}
 	return true
 }
 
 // forgetRequest takes out what admitRequest has counted.
-func (s *Server) forgetRequest(c *config) {
+func (a *admission) forgetRequest(c *Config) {
 	c.usage.requests.Add(-1)
-	s.requests.Add(-1)
+	a.requests.Add(-1)
 }

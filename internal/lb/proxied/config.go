@@ -10,44 +10,53 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/lb/logship"
+	"github.com/fairlead/fairlead/internal/lb/proxied/accesslog"
+	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
-// config is what counts for a new connection.
-type config struct {
-	service svc.Name
-	owner   logship.Owner // of access logs
-	spec    *dialect.Spec
-	// protocol is that of clients, and backend that of Pods.
-	protocol, backend dialect.Protocol
+// Config is what counts for a new connection.
+type Config struct {
+	Service svc.Name
+	Spec    *dialect.Spec
+	// Protocol is that of clients, and Backend that of Pods.
+	Protocol, Backend dialect.Protocol
+	// TLS is nil without TLS.
+	TLS *tls.Config
+	// Pods is how TLS to Pods begins, if Backend has TLS.
+	Pods pods.TLS
+	Pool *pods.Pool
+	// Sticky is of requests of HTTP.
+	Sticky pods.Sticky
+	// Transport is of HTTP, by Engine.Configure.
+	Transport any
 
-	cookie    string      // the name of the one by which requests stick, empty for none
-	tls       *tls.Config // nil without TLS
-	pods      podTLS      // of a backend with TLS
-	transport any         // of HTTP, by engine.configure
-	pool      *pool
-	usage     *usage
-	logs      *accessLog // nil if none is asked for
+	usage *usage
+	owner logship.Owner  // of access logs
+	logs  *accesslog.Log // nil if none is asked for
 }
 
-// admits reports whether a client is within the ranges that the Service is for.
-func (c *config) admits(client netip.Addr) bool {
-	return len(c.spec.SourceRanges) == 0 || contains(c.spec.SourceRanges, client)
+// Admits reports whether a client is within the ranges that the Service is for.
+func (c *Config) Admits(client netip.Addr) bool {
+	return len(c.Spec.SourceRanges) == 0 || contains(c.Spec.SourceRanges, client)
 }
 
-// record writes a line of the access log, if one is asked for.
-func (c *config) record(e entry) {
+// Logs reports whether the access log is asked for.
+func (c *Config) Logs() bool { return c.logs != nil }
+
+// Record writes a line of the access log, if one is asked for.
+func (c *Config) Record(e accesslog.Entry) {
 	if c.logs == nil {
 		return
 	}
-	e.owner, e.at = c.owner, time.Now()
-	c.logs.write(&e, c.spec.AccessLog)
+	e.Owner, e.At = c.owner, time.Now()
+	c.logs.Write(&e, c.Spec.AccessLog)
 }
 
 // newConfig returns the configuration of a listener, or why there is none. old is the one before, or nil.
-func newConfig(v *Service, l dialect.Listener, old *config) (*config, error) {
-	c := &config{
-		service: v.Name, owner: logship.OwnerOf(v.Name, v.Key), spec: &v.Spec, protocol: l.Protocol, backend: l.Backend, pods: podTLSOf(v),
+func newConfig(v *Service, l dialect.Listener, old *Config) (*Config, error) {
+	c := &Config{
+		Service: v.Name, Spec: &v.Spec, Protocol: l.Protocol, Backend: l.Backend, Pods: v.PodTLS(), owner: logship.OwnerOf(v.Name, v.Key),
 	}
 	if !slices.Contains([]dialect.Protocol{dialect.TCP, dialect.TLS, dialect.HTTP, dialect.HTTPS, dialect.UDP}, l.Protocol) {
 		return nil, fmt.Errorf("port %d: %s cannot be carried in the proxied way", l.Port, l.Protocol)
@@ -55,8 +64,8 @@ func newConfig(v *Service, l dialect.Listener, old *config) (*config, error) {
 	if multiplexed := l.Backend == dialect.H2C || l.Backend == dialect.GRPC; multiplexed && v.Spec.ProxyProtocol != 0 {
 		return nil, fmt.Errorf("port %d: Pods cannot have the PROXY protocol by %s: its connections are of many clients", l.Port, l.Backend)
 	}
-	if v.Spec.Sticky.Cookie && l.Protocol.IsHTTP() {
-		c.cookie = cookieName(v.Key)
+	if l.Protocol.IsHTTP() {
+		c.Sticky = pods.NewSticky(v.Key, v.Spec.Sticky)
 	}
 	if !l.Protocol.IsTLS() {
 		return c, nil
@@ -68,20 +77,20 @@ func newConfig(v *Service, l dialect.Listener, old *config) (*config, error) {
 	if !ok {
 		return nil, fmt.Errorf("port %d: there is no TLS policy %.100q", l.Port, v.Spec.TLSPolicy)
 	}
-	c.tls = &tls.Config{
+	c.TLS = &tls.Config{
 		Certificates: v.Certificates, MinVersion: policy.Least, MaxVersion: policy.Most, CipherSuites: policy.Suites, NextProtos: v.Spec.ALPN,
 	}
-	if l.Protocol == dialect.HTTPS && len(c.tls.NextProtos) == 0 {
-		c.tls.NextProtos = []string{"h2", "http/1.1", "http/1.0"}
+	if l.Protocol == dialect.HTTPS && len(c.TLS.NextProtos) == 0 {
+		c.TLS.NextProtos = []string{"h2", "http/1.1", "http/1.0"}
 	}
-	if old != nil && old.tls != nil && sameTLS(old.tls, c.tls) {
-		c.tls = old.tls // it has the keys of session tickets
-		if !sameStaples(c.tls.Certificates, v.Certificates) {
-			c.tls = old.tls.Clone()
-			c.tls.Certificates = v.Certificates
+	if old != nil && old.TLS != nil && sameTLS(old.TLS, c.TLS) {
+		c.TLS = old.TLS // it has the keys of session tickets
+		if !sameStaples(c.TLS.Certificates, v.Certificates) {
+			c.TLS = old.TLS.Clone()
+			c.TLS.Certificates = v.Certificates
 		}
 	}
-	c.tls = answerACME(c.tls, v.Challenges)
+	c.TLS = answerACME(c.TLS, v.Challenges)
 	return c, nil
 }
 

@@ -22,6 +22,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
+	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/systemd"
 )
@@ -51,7 +52,7 @@ func TestSpeakerProcess(t *testing.T) {
 	}
 	fmt.Println("serving")
 	<-stop
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), lbtest.Patience)
 	defer cancel()
 	s.Close(ctx)
 }
@@ -70,7 +71,7 @@ func newManager(r *rig) *manager {
 	m := &manager{rig: r, at: filepath.Join(r.TempDir(), "notify"), kept: map[string]*os.File{}}
 	var err error
 	m.notify, err = net.ListenUnixgram("unixgram", &net.UnixAddr{Name: m.at, Net: "unixgram"})
-	r.must(err)
+	r.Must(err)
 	done := make(chan struct{})
 	r.Cleanup(func() {
 		_ = m.notify.Close()
@@ -106,7 +107,7 @@ func newManager(r *rig) *manager {
 // start starts a process that serves the address for a Pod, with what was kept.
 func (m *manager) start(pod netip.AddrPort) *exec.Cmd {
 	m.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*lbtest.Patience)
 	m.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, "sh", "-c", `export LISTEN_PID=$$; exec "$0" -test.run='^TestSpeakerProcess$'`, os.Args[0])
 	m.mu.Lock()
@@ -114,18 +115,18 @@ func (m *manager) start(pod netip.AddrPort) *exec.Cmd {
 		cmd.ExtraFiles = append(cmd.ExtraFiles, f)
 	}
 	m.mu.Unlock()
-	cmd.Env = append(os.Environ(), speakerVariable+"="+m.rig.at.String()+" "+pod.String(), "NOTIFY_SOCKET="+m.at,
+	cmd.Env = append(os.Environ(), speakerVariable+"="+m.rig.At.String()+" "+pod.String(), "NOTIFY_SOCKET="+m.at,
 		fmt.Sprint("LISTEN_FDS=", len(cmd.ExtraFiles)), "LISTEN_FDNAMES=x")
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
-	m.must(err)
-	m.must(cmd.Start())
+	m.Must(err)
+	m.Must(cmd.Start())
 	line := make([]byte, 8)
 	if _, err := io.ReadFull(out, line); err != nil || string(line) != "serving\n" {
 		m.Fatalf("%q, %v", line, err)
 	}
 	go func() { _, _ = io.Copy(io.Discard, out) }()
-	for deadline := time.Now().Add(patience); !m.keeps(); <-time.After(time.Millisecond) {
+	for deadline := time.Now().Add(lbtest.Patience); !m.keeps(); <-time.After(time.Millisecond) {
 		if time.Now().After(deadline) {
 			m.Fatal("the process has not sent its listener")
 		}
@@ -145,7 +146,7 @@ func (m *manager) keeps() bool {
 func TestHandOver(t *testing.T) {
 	r := newRig(t, nil)
 	m := newManager(r)
-	pod := r.pod(named("pod"))
+	pod := r.Pod(lbtest.Named("pod"))
 	process := m.start(pod)
 	var all sync.WaitGroup
 	var failed, cut, served atomic.Int32
@@ -161,16 +162,16 @@ func TestHandOver(t *testing.T) {
 			case <-tick.C:
 			}
 			all.Go(func() {
-				c, err := net.DialTimeout("tcp", r.at.String(), patience)
+				c, err := net.DialTimeout("tcp", r.At.String(), lbtest.Patience)
 				if err == nil {
 					defer c.Close()
-					_ = c.SetDeadline(time.Now().Add(patience))
+					_ = c.SetDeadline(time.Now().Add(lbtest.Patience))
 					var got string
-					if got, err = say(c, "x"); got == "pod x\n" {
+					if got, err = lbtest.Say(c, "x"); got == "pod x\n" {
 						served.Add(1)
 						return
 					}
-					if errors.Is(err, io.EOF) || errors.Is(err, errReset) {
+					if errors.Is(err, io.EOF) || errors.Is(err, lbtest.ErrReset) {
 						cut.Add(1)
 						return
 					}
@@ -181,8 +182,8 @@ func TestHandOver(t *testing.T) {
 		}
 	})
 	for round := range 3 {
-		long := r.dial()
-		if _, err := say(long, "before"); err != nil {
+		long := r.Dial()
+		if _, err := lbtest.Say(long, "before"); err != nil {
 			t.Fatal(err)
 		}
 		how := syscall.SIGTERM
@@ -190,12 +191,12 @@ func TestHandOver(t *testing.T) {
 			how = syscall.SIGKILL
 		}
 		before := served.Load()
-		r.must(process.Process.Signal(how))
+		r.Must(process.Process.Signal(how))
 		if how == syscall.SIGTERM {
-			if got, err := say(long, "after"); err != nil || got != "pod after\n" {
+			if got, err := lbtest.Say(long, "after"); err != nil || got != "pod after\n" {
 				t.Errorf("an established connection: %q, %v", got, err)
 			}
-			r.must(long.Close())
+			r.Must(long.Close())
 		}
 		if err := process.Wait(); err != nil && how == syscall.SIGTERM {
 			t.Error(err)
@@ -204,7 +205,7 @@ func TestHandOver(t *testing.T) {
 			t.Errorf("%d connections were cut", cut.Load())
 		}
 		process = m.start(pod)
-		for deadline := time.Now().Add(patience); served.Load() < before+100; <-time.After(time.Millisecond) {
+		for deadline := time.Now().Add(lbtest.Patience); served.Load() < before+100; <-time.After(time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Fatal("the next process serves no connection")
 			}
@@ -216,7 +217,7 @@ func TestHandOver(t *testing.T) {
 	if failed.Load() > 0 {
 		t.Errorf("%d failed: %v", failed.Load(), last.Load())
 	}
-	r.must(process.Process.Signal(syscall.SIGTERM))
+	r.Must(process.Process.Signal(syscall.SIGTERM))
 	_ = process.Wait()
 }
 
@@ -231,11 +232,11 @@ func (brokenStore) Drop(string) error                   { return nil }
 func TestQueueOfAListenerThatGoes(t *testing.T) {
 	for name, leave := range map[string]func(*rig, netip.AddrPort){
 		"moved": func(r *rig, pod netip.AddrPort) {
-			r.service.Addrs = []netip.Addr{r.free().Addr()}
+			r.service.Addrs = []netip.Addr{r.Free().Addr()}
 			r.set(pod)
 		},
 		"not kept": func(r *rig, _ netip.AddrPort) {
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			ctx, cancel := context.WithTimeout(t.Context(), lbtest.Patience)
 			defer cancel()
 			if kept := r.server.Close(ctx); len(kept) > 0 {
 				t.Errorf("%v are kept", kept)
@@ -251,14 +252,14 @@ func TestQueueOfAListenerThatGoes(t *testing.T) {
 // leaveQueued has a listener leave with many connections that wait.
 func leaveQueued(r *rig, name string, leave func(*rig, netip.AddrPort)) {
 	r.Helper()
-	pod := r.pod(named("pod"))
+	pod := r.Pod(lbtest.Named("pod"))
 	r.set(pod)
 	const conns = 200
 	answers := make(chan error, conns)
 	for range conns {
-		c := r.dial()
+		c := r.Dial()
 		go func() {
-			_, err := say(c, "x")
+			_, err := lbtest.Say(c, "x")
 			_ = c.Close()
 			answers <- err
 		}()

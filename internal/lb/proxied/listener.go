@@ -14,20 +14,26 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/socket"
 )
 
-// listener is a socket at which connections are accepted: by a goroutine, which has one for each, or by the relay.
-type listener struct {
+// Listener is a socket at which connections are accepted: by a goroutine, which has one for each, or by the relay.
+type Listener struct {
 	at     netip.AddrPort
 	socket *net.TCPListener // nil if the relay has it
 	relay  *relay.Listener  // nil if it does not
-	config atomic.Pointer[config]
-	relays atomic.Pointer[config] // the last one for the relay
+	config atomic.Pointer[Config]
+	relays atomic.Pointer[Config] // the last one for the relay
 	gone   atomic.Bool            // closed
 	kept   bool                   // by the store, for the next process
 }
 
+// Config returns what counts for a new connection, and for the next request of a kept one.
+func (l *Listener) Config() *Config { return l.config.Load() }
+
+// Gone reports whether it is closed: its connections end with their requests.
+func (l *Listener) Gone() bool { return l.gone.Load() }
+
 // close closes the socket. Connections that the kernel has accepted are served, unless they wait for the next process.
 // The caller holds mu.
-func (s *Server) close(l *listener, waits bool) {
+func (s *Server) close(l *Listener, waits bool) {
 	l.gone.Store(true)
 	if r := l.relay; r != nil {
 		if waits {
@@ -55,7 +61,7 @@ func (s *Server) close(l *listener, waits bool) {
 }
 
 // listen gives the listener at an address a configuration. The caller holds mu.
-func (s *Server) listen(at netip.AddrPort, c *config) error {
+func (s *Server) listen(at netip.AddrPort, c *Config) error {
 	l := s.listeners[at]
 	came := l == nil
 	if came {
@@ -63,7 +69,7 @@ func (s *Server) listen(at netip.AddrPort, c *config) error {
 		if err != nil {
 			return fmt.Errorf("cannot listen at %s: %w", at, err)
 		}
-		l = &listener{at: at, socket: made, kept: kept}
+		l = &Listener{at: at, socket: made, kept: kept}
 		s.listeners[at] = l
 	}
 	l.config.Store(c)
@@ -101,7 +107,7 @@ func (s *Server) socketAt(at netip.AddrPort) (made *net.TCPListener, kept bool, 
 }
 
 // serveAt has a goroutine accept connections.
-func (s *Server) serveAt(l *listener) {
+func (s *Server) serveAt(l *Listener) {
 	from := l.socket
 	s.accepting.Add(1)
 	s.wg.Go(func() {
@@ -157,7 +163,7 @@ func (s *Server) Listening() []netip.AddrPort {
 // acceptPause is how long nothing is accepted after a failure, as of too many open files.
 const acceptPause = 50 * time.Millisecond
 
-func (s *Server) accept(l *listener, from *net.TCPListener) {
+func (s *Server) accept(l *Listener, from *net.TCPListener) {
 	for {
 		conn, err := from.Accept()
 		if errors.Is(err, net.ErrClosed) {
@@ -177,34 +183,34 @@ func (s *Server) accept(l *listener, from *net.TCPListener) {
 }
 
 // take serves a connection.
-func (s *Server) take(conn net.Conn, l *listener) {
+func (s *Server) take(conn net.Conn, l *Listener) {
 	c := l.config.Load()
-	if !s.admit(conn, c) {
+	if !s.admission.admit(conn, c) {
 		_ = conn.Close()
 		return
 	}
 	tcp := conn.(*net.TCPConn)
-	s.workers.run(func() { s.hold(tcp, c, func() parked { return s.serve(tcp, l, c) }) })
+	s.workers.run(func() { s.hold(tcp, c, func() Parked { return s.serve(tcp, l, c) }) })
 }
 
 // hold serves a connection until it ends, or is parked: then another goroutine goes on when there is something to be read.
-func (s *Server) hold(conn *net.TCPConn, c *config, serve func() parked) {
-	var p parked
+func (s *Server) hold(conn *net.TCPConn, c *Config, serve func() Parked) {
+	var p Parked
 	end := func() {
 		_ = conn.Close()
-		s.forget(conn, c)
+		s.admission.forget(conn, c)
 	}
 	defer func() {
-		if p == nil || !s.web.park(conn, p, func(readable bool) {
+		if p == nil || !s.web.Park(conn, p, func(readable bool) {
 			if !readable {
 				end()
 				return
 			}
-			s.workers.run(func() { s.hold(conn, c, p.resume) })
+			s.workers.run(func() { s.hold(conn, c, p.Resume) })
 		}) {
 			end()
 		}
 	}()
-	defer s.panics.recover(c.service)
+	defer s.panics.Recover(c.Service)
 	p = serve()
 }

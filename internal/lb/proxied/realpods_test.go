@@ -1,7 +1,6 @@
 package proxied
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"io"
@@ -10,10 +9,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
@@ -46,7 +45,7 @@ frontend f # in %[1]s
 			if err != nil {
 				program = "/usr/sbin/" + c.program
 			}
-			pod := (&rig{T: t}).free()
+			pod := (&lbtest.Rig{T: t}).Free()
 			dir := t.TempDir()
 			file := filepath.Join(dir, "config")
 			if err := os.WriteFile(file, fmt.Appendf(nil, c.config, dir, pod), 0o600); err != nil {
@@ -54,7 +53,7 @@ frontend f # in %[1]s
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			server := exec.CommandContext(ctx, program, append(c.args, file)...)
-			var out syncBuffer
+			var out lbtest.Buffer
 			server.Stdout, server.Stderr = &out, &out
 			if err := server.Start(); err != nil {
 				t.Fatalf("%v; test/setup.sh installs it", err)
@@ -67,7 +66,7 @@ frontend f # in %[1]s
 				client := &http.Client{Timeout: 10 * time.Second,
 					Transport: &http.Transport{DialContext: from.DialContext, DisableKeepAlives: true}}
 				testbed.Until(t, version, func() error {
-					answer, err := client.Get("http://" + r.at.String())
+					answer, err := client.Get("http://" + r.At.String())
 					if err != nil {
 						return fmt.Errorf("%w\n%s", err, out.String())
 					}
@@ -79,37 +78,5 @@ frontend f # in %[1]s
 				})
 			}
 		})
-	}
-}
-
-// Each request has the PROXY protocol's header of its own client.
-func TestHTTPWithProxyProtocol(t *testing.T) {
-	r := newRig(t, map[string]string{
-		lbProtocol: "http", "fairlead.dev/lb-proxy-protocol": "v1", "fairlead.dev/lb-trusted-fronts": "127.0.0.0/8",
-	})
-	r.set(r.pod(func(c net.Conn) {
-		in := bufio.NewReader(c)
-		line, _ := in.ReadString('\n')
-		if _, err := http.ReadRequest(in); err == nil {
-			_, _ = fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(line), line)
-		}
-		_, _ = io.Copy(io.Discard, c)
-	}))
-	for _, client := range []string{"192.0.2.1 198.51.100.1 1000 80", "192.0.2.2 198.51.100.1 2000 80"} {
-		c := r.dial()
-		for range 2 {
-			if client != "" {
-				_, _ = io.WriteString(c, "PROXY TCP4 "+client+"\r\n")
-			}
-			_, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: web\r\n\r\n")
-			r.must(err)
-			answer, err := http.ReadResponse(bufio.NewReader(c), nil)
-			r.must(err)
-			if got, _ := io.ReadAll(answer.Body); !strings.HasPrefix(string(got), "PROXY TCP4 192.0.2.") ||
-				client != "" && string(got) != "PROXY TCP4 "+client+"\r\n" {
-				t.Errorf("%q", got)
-			}
-			client = ""
-		}
 	}
 }

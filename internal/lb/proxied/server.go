@@ -1,6 +1,7 @@
 package proxied
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -9,14 +10,15 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/kernel/relay"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
+	"github.com/fairlead/fairlead/internal/lb/proxied/accesslog"
+	"github.com/fairlead/fairlead/internal/lb/proxied/panics"
+	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 	"github.com/fairlead/fairlead/internal/svc"
 )
 
@@ -42,6 +44,18 @@ type Service struct {
 	Key string
 }
 
+// PodTLS returns how TLS to its Pods begins.
+func (v *Service) PodTLS() pods.TLS {
+	t := pods.TLS{Roots: v.PodRoots, Cert: v.PodCertificate}
+	if t.Roots == nil {
+		return t
+	}
+	if t.Name = v.Spec.BackendTLS.ServerName; t.Name == "" {
+		t.Name = v.Name.Name + "." + v.Name.Namespace + ".svc"
+	}
+	return t
+}
+
 // Server accepts connections at the addresses of Services. It is safe for concurrent use.
 type Server struct {
 	log *slog.Logger
@@ -51,14 +65,16 @@ type Server struct {
 
 	workers workers // for connections
 
+	start func(Host) (Engine, error) // nil if there is no HTTP
+
 	mu        sync.Mutex
 	services  map[svc.Name]*Service // as of the last Set, except failed ones
-	listeners map[netip.AddrPort]*listener
+	listeners map[netip.AddrPort]*Listener
 	udp       map[netip.AddrPort]*udpListener
-	pools     map[poolKey]*pool
+	pools     map[poolKey]*pods.Pool
 	drains    map[poolKey]time.Duration
 	usages    map[svc.Name]*usage
-	web       engine        // nil until there is a listener of HTTP
+	web       Engine        // nil until there is a listener of HTTP
 	engine    *relay.Engine // nil until there is one for the relay
 
 	store     Store // nil if there is none
@@ -66,28 +82,10 @@ type Server struct {
 	began     time.Time
 	accepting sync.WaitGroup
 
-	headerTimeout time.Duration
-	idleGrace     time.Duration
-	logs          *accessLog // nil if none are written
-	panics        panics
-	most          int          // connections at a time, and requests of HTTP/2
-	requests      atomic.Int64 // of HTTP/2
-
-	// openMu is held for moments only: threads that carry other connections wait for it.
-	openMu   sync.Mutex
-	open     map[io.Closer]struct{}
-	sessions sessionQueue // of all Services
-	rejected uint64
-	warned   time.Time // of that, last
+	logs      *accesslog.Log // nil if none are written
+	panics    *panics.Counter
+	admission admission
 }
-
-// What an engine bounds, unless a test wants other times.
-const (
-	// headerTimeout is how long the head of a request may take, from the first byte.
-	headerTimeout = 20 * time.Second
-	// idleGrace is how much longer than a Pod may be silent the client's connection stays, for the answer 504.
-	idleGrace = 5 * time.Second
-)
 
 type poolKey struct {
 	service svc.Name
@@ -104,6 +102,11 @@ type Options struct {
 	Log *slog.Logger
 	// AccessLogs is the directory of access logs, in which Node names this machine. Without one none are written.
 	AccessLogs, Node string
+	// Engine starts what carries requests of HTTP, when there is a listener for them (web.Start). Without one a Service
+	// with such a listener fails.
+	Engine func(Host) (Engine, error)
+	// MaxConnections bounds connections at a time, and requests of HTTP/2. 0 means a quarter of the files that may be open.
+	MaxConnections int
 	// Store, if not nil, keeps listeners for the next process.
 	Store Store
 }
@@ -120,15 +123,17 @@ type Store interface {
 // calls Set.
 func New(o Options) *Server {
 	s := &Server{
-		log: o.Log, services: map[svc.Name]*Service{}, listeners: map[netip.AddrPort]*listener{},
-		udp: map[netip.AddrPort]*udpListener{}, pools: map[poolKey]*pool{},
-		drains: map[poolKey]time.Duration{}, usages: map[svc.Name]*usage{}, open: map[io.Closer]struct{}{},
+		log: o.Log, services: map[svc.Name]*Service{}, listeners: map[netip.AddrPort]*Listener{},
+		udp: map[netip.AddrPort]*udpListener{}, pools: map[poolKey]*pods.Pool{},
+		drains: map[poolKey]time.Duration{}, usages: map[svc.Name]*usage{}, start: o.Engine,
 		inherited: map[netip.AddrPort]*net.TCPListener{}, began: time.Now(),
-		headerTimeout: headerTimeout, idleGrace: idleGrace,
-		most: socket.MaxFiles() / 4, panics: panics{log: o.Log},
+		panics: panics.New(o.Log),
+		admission: admission{
+			log: o.Log, most: cmp.Or(o.MaxConnections, socket.MaxFiles()/4), open: map[io.Closer]struct{}{},
+		},
 	}
 	if o.AccessLogs != "" {
-		s.logs = &accessLog{dir: filepath.Clean(o.AccessLogs), node: o.Node, log: o.Log, most: maxAccessLogs, files: map[logKey]*logFile{}}
+		s.logs = accesslog.New(o.AccessLogs, o.Node, o.Log)
 	}
 	if s.store = o.Store; s.store != nil {
 		for _, l := range s.store.Inherited() {
@@ -200,11 +205,11 @@ func (s *Server) Set(services []*Service) map[svc.Name]error {
 		}
 	}
 	if s.logs != nil {
-		s.logs.retain(func(n svc.Name) bool { return failed[n] != nil || done[n] != nil && done[n].Spec.AccessLog.Enabled })
+		s.logs.Retain(func(n svc.Name) bool { return failed[n] != nil || done[n] != nil && done[n].Spec.AccessLog.Enabled })
 	}
 	for key, p := range s.pools {
 		if !pools[key] {
-			p.close(s.drains[key])
+			p.Close(s.drains[key])
 			delete(s.pools, key)
 			delete(s.drains, key)
 		}
@@ -215,7 +220,7 @@ func (s *Server) Set(services []*Service) map[svc.Name]error {
 // setListener sets up a port of a Service at its addresses. On failure it does not listen: a Service that asks for TLS
 // and has no certificate must not be served in plain text. The caller holds mu.
 func (s *Server) setListener(v *Service, l dialect.Listener) error {
-	var old *config
+	var old *Config
 	if len(v.Addrs) > 0 && l.Protocol != dialect.UDP {
 		if at := s.listeners[netip.AddrPortFrom(v.Addrs[0], l.Port)]; at != nil {
 			old = at.config.Load()
@@ -229,21 +234,21 @@ func (s *Server) setListener(v *Service, l dialect.Listener) error {
 		c.usage = &usage{}
 		s.usages[v.Name] = c.usage
 	}
-	c.usage.bandwidth.set(v.Spec.BandwidthMbps)
+	c.usage.bandwidth.Set(v.Spec.BandwidthMbps)
 	if v.Spec.AccessLog.Enabled {
 		c.logs = s.logs
 	}
-	if c.protocol.IsHTTP() {
+	if c.Protocol.IsHTTP() {
 		if s.web == nil {
-			web, err := startWebServer(s)
+			web, err := s.startEngine()
 			if err != nil {
 				return err
 			}
 			s.web = web
 		}
-		s.web.configure(c, old)
+		s.web.Configure(c, old)
 	}
-	c.pool = s.pool(keyOf(v, l), v)
+	c.Pool = s.pool(keyOf(v, l), v)
 	var errs []error
 	for _, a := range v.Addrs {
 		if at := netip.AddrPortFrom(a, l.Port); l.Protocol == dialect.UDP {
@@ -256,10 +261,10 @@ func (s *Server) setListener(v *Service, l dialect.Listener) error {
 }
 
 // pool returns the pool of a port, with its desired backends. The caller holds mu.
-func (s *Server) pool(key poolKey, v *Service) *pool {
+func (s *Server) pool(key poolKey, v *Service) *pods.Pool {
 	p := s.pools[key]
 	if p == nil {
-		p = &pool{ctx: s.ctx, wg: &s.wg, log: s.log.With("service", key.service), service: key.service, panics: &s.panics}
+		p = pods.New(s.ctx, &s.wg, s.log, key.service, s.panics)
 		s.pools[key] = p
 	}
 	drain := time.Duration(0)
@@ -270,25 +275,25 @@ func (s *Server) pool(key poolKey, v *Service) *pool {
 		}
 	}
 	s.drains[key] = drain
-	o := poolOptions{
-		balance: v.Spec.Balance, slowStart: v.Spec.SlowStart.Std(), weights: v.Weights,
-		checks: checks{v.Spec.Health, v.Spec.ProxyProtocol, podTLSOf(v)},
+	o := pods.Options{
+		Balance: v.Spec.Balance, SlowStart: v.Spec.SlowStart.Std(), Weights: v.Weights,
+		Checks: pods.Checks{Health: v.Spec.Health, Proxy: v.Spec.ProxyProtocol, TLS: v.PodTLS()},
 	}
 	if v.Spec.Sticky.Cookie {
-		o.key = v.Key
+		o.Key = v.Key
 	}
 	backends := v.Backends[key.port]
 	if key.udp {
-		backends, o.checks.Health = v.Datagrams[key.port], datagramChecks(v.Spec.Health)
+		backends, o.Checks.Health = v.Datagrams[key.port], datagramChecks(v.Spec.Health)
 	}
-	p.set(o, backends, drain)
+	p.Set(o, backends, drain)
 	return p
 }
 
 // FinishLogs makes sure that nothing is added to files of access logs that are complete at a time.
 func (s *Server) FinishLogs(now time.Time) {
 	if s.logs != nil {
-		s.logs.finish(now)
+		s.logs.Finish(now)
 	}
 }
 
@@ -297,9 +302,7 @@ func (s *Server) DroppedLogs() uint64 {
 	if s.logs == nil {
 		return 0
 	}
-	s.logs.mu.Lock()
-	defer s.logs.mu.Unlock()
-	return s.logs.dropped
+	return s.logs.Dropped()
 }
 
 // Close stops listening, waits until ctx ends for connections to finish, and closes the others. It returns which listeners
@@ -326,20 +329,16 @@ func (s *Server) Close(ctx context.Context) (kept []netip.AddrPort) {
 	s.mu.Unlock()
 	s.accepting.Wait()
 	if web != nil {
-		web.shutdown(ctx) // the rest is closed below
+		web.Shutdown(ctx) // the rest is closed below
 	}
-	for s.busy() && ctx.Err() == nil {
+	for s.admission.busy() && ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
 	s.end()
-	s.openMu.Lock()
-	for c := range s.open {
-		_ = c.Close()
-	}
-	s.openMu.Unlock()
+	s.admission.closeAll()
 	if engine != nil { // before wg: what ends writes its line
 		if err := engine.Close(s.ctx); err != nil {
 			s.log.Warn("cannot end the relay of connections", "err", err)
@@ -347,13 +346,40 @@ func (s *Server) Close(ctx context.Context) (kept []netip.AddrPort) {
 	}
 	s.wg.Wait()
 	if s.logs != nil {
-		s.logs.close()
+		s.logs.Close()
 	}
 	return kept
 }
 
-func (s *Server) busy() bool {
-	s.openMu.Lock()
-	defer s.openMu.Unlock()
-	return len(s.open) > 0
+// Panics returns how many connections, requests and datagrams were dropped since what served them has panicked.
+func (s *Server) Panics() uint64 { return s.panics.Count() }
+
+// Rejected returns how many connections and requests were rejected since there were too many.
+func (s *Server) Rejected() uint64 { return s.admission.rejections() }
+
+// Usage is what a Server has at a moment.
+type Usage struct {
+	// Connections and Requests are of clients, the latter of HTTP/2: as the Server counts them, or all of its Services, if
+	// that is more.
+	Connections, Requests int
+	// AtPods is how many connections and requests Pods have.
+	AtPods int
+}
+
+// Usage returns what is in use now.
+func (s *Server) Usage() (u Usage) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.pools {
+		u.AtPods += p.InUse()
+	}
+	a := &s.admission
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, of := range s.usages {
+		u.Connections += of.active
+		u.Requests += int(of.requests.Load())
+	}
+	u.Connections, u.Requests = max(u.Connections, len(a.open)), max(u.Requests, int(a.requests.Load()))
+	return u
 }

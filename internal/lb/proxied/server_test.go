@@ -2,7 +2,6 @@ package proxied
 
 import (
 	"bufio"
-	"bytes"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -19,28 +18,21 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
+	"github.com/fairlead/fairlead/internal/lb/proxied/proxyproto"
 )
 
-// patience bounds every wait.
-const patience = 30 * time.Second
-
-// rig is a Server with one Service at a loopback address, and Pods that are listeners.
-// ask changes the annotations.
-// pod accepts connections and calls serve for each.
-// named answers each line with its name and the line.
-// say sends a line and returns the answer.
-// certificate makes one for a name, and returns it as files' contents, too.
 // TCP is carried both ways, also after one end has finished (behaviours 118, 170).
 func TestTCP(t *testing.T) {
 	r := newRig(t, nil)
-	r.set(r.pod(func(c net.Conn) {
+	r.set(r.Pod(func(c net.Conn) {
 		all, _ := io.ReadAll(c)
 		_, _ = fmt.Fprintf(c, "%d bytes", len(all))
 	}))
-	c := r.dial().(*net.TCPConn)
+	c := r.Dial().(*net.TCPConn)
 	_, err := c.Write(make([]byte, 5<<20))
-	r.must(err)
-	r.must(c.CloseWrite())
+	r.Must(err)
+	r.Must(c.CloseWrite())
 	got, err := io.ReadAll(c)
 	if string(got) != "5242880 bytes" || err != nil {
 		t.Errorf("%q, %v", got, err)
@@ -50,10 +42,10 @@ func TestTCP(t *testing.T) {
 // curl and openssl s_client get the certificate of the name that they ask for (behaviours 115, 116).
 func TestTLSByNames(t *testing.T) {
 	r := newRig(t, map[string]string{dialect.LBTLSSecrets: "a,b", "fairlead.dev/lb-protocol": "tls"})
-	a, aPEM, keyPEM := certificate(t, "a.example.com")
-	b, bPEM, _ := certificate(t, "b.example.com")
+	a, aPEM, keyPEM := lbtest.Certificate(t, "a.example.com")
+	b, bPEM, _ := lbtest.Certificate(t, "b.example.com")
 	r.service.Certificates = []tls.Certificate{a, b}
-	r.set(r.pod(func(c net.Conn) {
+	r.set(r.Pod(func(c net.Conn) {
 		in := bufio.NewScanner(c)
 		for in.Scan() && in.Text() != "" {
 		}
@@ -62,13 +54,13 @@ func TestTLSByNames(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string][]byte{"a.example.com": aPEM, "b.example.com": bPEM} {
 		ca := filepath.Join(dir, name)
-		r.must(os.WriteFile(ca, text, 0o600))
+		r.Must(os.WriteFile(ca, text, 0o600))
 		out, err := exec.Command("curl", "--silent", "--show-error", "--noproxy", "*", "--max-time", "30", "--cacert", ca, "--connect-to",
-			name+":443:"+r.at.String(), "https://"+name+"/").CombinedOutput()
+			name+":443:"+r.At.String(), "https://"+name+"/").CombinedOutput()
 		if string(out) != "hello" || err != nil {
 			t.Errorf("curl of %s: %s, %v", name, out, err)
 		}
-		cmd := exec.Command("openssl", "s_client", "-connect", r.at.String(), "-servername", name, "-CAfile", ca, "-verify_return_error")
+		cmd := exec.Command("openssl", "s_client", "-connect", r.At.String(), "-servername", name, "-CAfile", ca, "-verify_return_error")
 		cmd.Stdin = strings.NewReader("GET / HTTP/1.1\r\n\r\n")
 		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "CN = "+name) && !strings.Contains(string(out),
 			"CN="+name) {
@@ -76,14 +68,14 @@ func TestTLSByNames(t *testing.T) {
 		}
 	}
 	key := strings.Split(string(keyPEM), "\n")[1]
-	if strings.Contains(r.log.String(), key) || strings.Contains(r.log.String(), "PRIVATE") {
+	if strings.Contains(r.Logged.String(), key) || strings.Contains(r.Logged.String(), "PRIVATE") {
 		t.Error("a private key is in the log")
 	}
 }
 
 // Policies have the versions that their names say (behaviour 120), and the default has no old ones.
 func TestTLSPolicies(t *testing.T) {
-	cert, _, _ := certificate(t, "a.example.com")
+	cert, _, _ := lbtest.Certificate(t, "a.example.com")
 	for policy, works := range map[string][]uint16{
 		"":                                    {tls.VersionTLS12, tls.VersionTLS13},
 		"ELBSecurityPolicy-TLS-1-2-2017-01":   {tls.VersionTLS12},
@@ -92,9 +84,9 @@ func TestTLSPolicies(t *testing.T) {
 	} {
 		r := newRig(t, map[string]string{dialect.LBTLSSecrets: "a", "fairlead.dev/lb-protocol": "tls", "fairlead.dev/lb-tls-policy": policy})
 		r.service.Certificates = []tls.Certificate{cert}
-		r.set(r.pod(named("a")))
+		r.set(r.Pod(lbtest.Named("a")))
 		for _, v := range []uint16{tls.VersionTLS10, tls.VersionTLS11, tls.VersionTLS12, tls.VersionTLS13} {
-			c := tls.Client(r.dial(), &tls.Config{InsecureSkipVerify: true, MinVersion: v, MaxVersion: v})
+			c := tls.Client(r.Dial(), &tls.Config{InsecureSkipVerify: true, MinVersion: v, MaxVersion: v})
 			if err := c.Handshake(); (err == nil) != slices.Contains(works, v) {
 				t.Errorf("%q: %s: %v", policy, tls.VersionName(v), err)
 			}
@@ -105,13 +97,13 @@ func TestTLSPolicies(t *testing.T) {
 // Certificates, Pods and settings change under load, and no connection fails.
 func TestReloadDropsNothing(t *testing.T) {
 	r := newRig(t, map[string]string{dialect.LBTLSSecrets: "a", "fairlead.dev/lb-protocol": "tls"})
-	a, _, _ := certificate(t, "a.example.com")
-	b, _, _ := certificate(t, "a.example.com")
-	pods := []netip.AddrPort{r.pod(named("a")), r.pod(named("b"))}
+	a, _, _ := lbtest.Certificate(t, "a.example.com")
+	b, _, _ := lbtest.Certificate(t, "a.example.com")
+	pods := []netip.AddrPort{r.Pod(lbtest.Named("a")), r.Pod(lbtest.Named("b"))}
 	r.service.Certificates = []tls.Certificate{a}
 	r.set(pods...)
-	long := tls.Client(r.dial(), &tls.Config{InsecureSkipVerify: true})
-	if _, err := say(long, "hello"); err != nil {
+	long := tls.Client(r.Dial(), &tls.Config{InsecureSkipVerify: true})
+	if _, err := lbtest.Say(long, "hello"); err != nil {
 		t.Fatal(err)
 	}
 	stop := make(chan struct{})
@@ -124,14 +116,14 @@ func TestReloadDropsNothing(t *testing.T) {
 					return
 				default:
 				}
-				raw, err := net.Dial("tcp", r.at.String())
+				raw, err := net.Dial("tcp", r.At.String())
 				if err != nil {
 					t.Error(err)
 					return
 				}
-				_ = raw.SetDeadline(time.Now().Add(patience))
+				_ = raw.SetDeadline(time.Now().Add(lbtest.Patience))
 				c := tls.Client(raw, &tls.Config{InsecureSkipVerify: true})
-				if _, err := say(c, "x"); err != nil {
+				if _, err := lbtest.Say(c, "x"); err != nil {
 					t.Error(err)
 				}
 				_ = c.Close()
@@ -144,7 +136,7 @@ func TestReloadDropsNothing(t *testing.T) {
 	}
 	close(stop)
 	wg.Wait()
-	if got, err := say(long, "still"); err != nil || !strings.HasSuffix(got, "still\n") {
+	if got, err := lbtest.Say(long, "still"); err != nil || !strings.HasSuffix(got, "still\n") {
 		t.Errorf("the connection from before: %q, %v", got, err)
 	}
 }
@@ -153,19 +145,19 @@ func TestReloadDropsNothing(t *testing.T) {
 func TestProxyProtocolToPods(t *testing.T) {
 	for version, annotation := range map[int]string{1: "v1", 2: "v2"} {
 		r := newRig(t, map[string]string{"fairlead.dev/lb-proxy-protocol": annotation})
-		r.set(r.pod(func(c net.Conn) {
-			client, at, ok, err := readHeader(c)
+		r.set(r.Pod(func(c net.Conn) {
+			client, at, ok, err := proxyproto.Read(c)
 			rest, _ := bufio.NewReader(c).ReadString('\n')
 			_, _ = fmt.Fprintf(c, "%s %s %t %v %s", client, at, ok, err, rest)
 		}))
-		c := r.dial()
-		got, err := say(c, "data")
-		if want := fmt.Sprintf("%s %s true <nil> data\n", c.LocalAddr(), r.at); got != want || err != nil {
+		c := r.Dial()
+		got, err := lbtest.Say(c, "data")
+		if want := fmt.Sprintf("%s %s true <nil> data\n", c.LocalAddr(), r.At); got != want || err != nil {
 			t.Errorf("v%d: %q, want %q; %v", version, got, want, err)
 		}
 	}
 	// The example of the documents.
-	got := header(1, netip.MustParseAddrPort("192.0.2.202:12345"), netip.MustParseAddrPort("10.0.42.7:7"))
+	got := proxyproto.Header(1, netip.MustParseAddrPort("192.0.2.202:12345"), netip.MustParseAddrPort("10.0.42.7:7"))
 	if string(got) != "PROXY TCP4 192.0.2.202 10.0.42.7 12345 7\r\n" {
 		t.Errorf("%q", got)
 	}
@@ -176,31 +168,32 @@ func TestProxyProtocolFromFronts(t *testing.T) {
 	client := netip.MustParseAddrPort("198.51.100.7:4711")
 	r := newRig(t, map[string]string{"fairlead.dev/lb-trusted-fronts": "127.0.0.0/8", "fairlead.dev/lb-proxy-protocol": "v1"})
 	r.service.Spec.SourceRanges = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}
-	pod := r.pod(named("pod"))
+	pod := r.Pod(lbtest.Named("pod"))
 	r.set(pod)
 	for version := 1; version <= 2; version++ {
-		c := r.dial()
-		_, err := c.Write(header(version, client, r.at))
-		r.must(err)
-		if got, err := say(c, "x"); err != nil || got != fmt.Sprintf("pod PROXY TCP4 198.51.100.7 %s 4711 %d\n", r.at.Addr(), r.at.Port()) {
+		c := r.Dial()
+		_, err := c.Write(proxyproto.Header(version, client, r.At))
+		r.Must(err)
+		want := fmt.Sprintf("pod PROXY TCP4 198.51.100.7 %s 4711 %d\n", r.At.Addr(), r.At.Port())
+		if got, err := lbtest.Say(c, "x"); err != nil || got != want {
 			t.Errorf("v%d: %q, %v", version, got, err)
 		}
 	}
 	for what, bytes := range map[string][]byte{
-		"another client":  header(2, netip.MustParseAddrPort("203.0.113.1:1"), r.at),
+		"another client":  proxyproto.Header(2, netip.MustParseAddrPort("203.0.113.1:1"), r.At),
 		"no header":       []byte("GET / HTTP/1.1\r\nHost: example.com\r\n\r\n"),
 		"an endless line": []byte("PROXY " + strings.Repeat("x", 200)),
 	} {
-		c := r.dial()
+		c := r.Dial()
 		_, err := c.Write(bytes)
-		r.must(err)
-		if got, err := io.ReadAll(c); len(got) > 0 || err != nil && !errors.Is(err, errReset) {
+		r.Must(err)
+		if got, err := io.ReadAll(c); len(got) > 0 || err != nil && !errors.Is(err, lbtest.ErrReset) {
 			t.Errorf("%s: %q, %v", what, got, err)
 		}
 	}
 	r.ask(map[string]string{"fairlead.dev/lb-trusted-fronts": "203.0.113.0/24"})
 	r.set(pod)
-	if got, err := say(r.dial(), "PROXY TCP4 198.51.100.7 127.0.0.1 4711 80\r"); err != nil || !strings.HasPrefix(got,
+	if got, err := lbtest.Say(r.Dial(), "PROXY TCP4 198.51.100.7 127.0.0.1 4711 80\r"); err != nil || !strings.HasPrefix(got,
 		"pod PROXY TCP4 198.51.100.7") {
 		t.Errorf("an untrusted front: %q, %v", got, err)
 	}
@@ -208,12 +201,12 @@ func TestProxyProtocolFromFronts(t *testing.T) {
 
 // Pods are spoken to in TLS again (behaviour 116).
 func TestReencryption(t *testing.T) {
-	cert, _, _ := certificate(t, "pod")
+	cert, _, _ := lbtest.Certificate(t, "pod")
 	r := newRig(t, map[string]string{"fairlead.dev/lb-backend-protocol": "tls"})
 	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{cert}})
-	r.must(err)
-	r.set(r.podAt(l, named("pod")))
-	if got, err := say(r.dial(), "x"); got != "pod x\n" || err != nil {
+	r.Must(err)
+	r.set(r.PodAt(l, lbtest.Named("pod")))
+	if got, err := lbtest.Say(r.Dial(), "x"); got != "pod x\n" || err != nil {
 		t.Errorf("%q, %v", got, err)
 	}
 }
@@ -222,9 +215,9 @@ func TestReencryption(t *testing.T) {
 func TestIdleTimeout(t *testing.T) {
 	r := newRig(t, nil)
 	r.service.Spec.IdleTimeout = dialect.Duration(2 * time.Second)
-	r.set(r.pod(named("pod")))
+	r.set(r.Pod(lbtest.Named("pod")))
 	begin := time.Now()
-	silent, busy, last := r.dial(), r.dial(), begin
+	silent, busy, last := r.Dial(), r.Dial(), begin
 	closed := make(chan struct{})
 	go func() {
 		defer close(closed)
@@ -235,9 +228,9 @@ func TestIdleTimeout(t *testing.T) {
 		case <-closed:
 			done = true
 		case <-time.After(100 * time.Millisecond):
-			got, err := say(busy, "x")
+			got, err := lbtest.Say(busy, "x")
 			if pause := time.Since(last); err != nil && pause > time.Second { // the machine was stuck: it was silent, too
-				busy = r.dial()
+				busy = r.Dial()
 			} else if got != "pod x\n" || err != nil {
 				t.Fatalf("%q, %v", got, err)
 			}
@@ -260,25 +253,25 @@ func TestDraining(t *testing.T) {
 		{map[string]string{"fairlead.dev/lb-draining": "false"}, false},
 	} {
 		r := newRig(t, c.annotations)
-		a, b := r.pod(named("a")), r.pod(named("b"))
+		a, b := r.Pod(lbtest.Named("a")), r.Pod(lbtest.Named("b"))
 		r.set(a)
-		old := r.dial()
-		if got, err := say(old, "x"); got != "a x\n" || err != nil {
+		old := r.Dial()
+		if got, err := lbtest.Say(old, "x"); got != "a x\n" || err != nil {
 			t.Fatalf("%q, %v", got, err)
 		}
 		r.set(b)
 		for range 4 {
-			if got, err := say(r.dial(), "x"); got != "b x\n" || err != nil {
+			if got, err := lbtest.Say(r.Dial(), "x"); got != "b x\n" || err != nil {
 				t.Errorf("%v: a new connection: %q, %v", c.annotations, got, err)
 			}
 		}
 		if !c.survives {
-			if got, err := io.ReadAll(old); len(got) > 0 || err != nil && !errors.Is(err, errReset) {
+			if got, err := io.ReadAll(old); len(got) > 0 || err != nil && !errors.Is(err, lbtest.ErrReset) {
 				t.Errorf("%v: %q, %v", c.annotations, got, err)
 			}
 			continue
 		}
-		if got, err := say(old, "x"); got != "a x\n" || err != nil {
+		if got, err := lbtest.Say(old, "x"); got != "a x\n" || err != nil {
 			t.Errorf("%v: the old connection: %q, %v", c.annotations, got, err)
 		}
 	}
@@ -289,19 +282,16 @@ func TestHealthChecks(t *testing.T) {
 	r := newRig(t, nil)
 	h := &r.service.Spec.Health
 	h.Interval, h.Timeout, h.Healthy, h.Unhealthy = dialect.Duration(100*time.Millisecond), dialect.Duration(90*time.Millisecond), 2, 2
-	sick := r.free()
-	well := r.pod(named("well"))
+	sick := r.Free()
+	well := r.Pod(lbtest.Named("well"))
 	r.set(sick, well)
 	isBad := func(want bool) {
 		t.Helper()
-		for deadline := time.Now().Add(patience); ; {
-			r.server.mu.Lock()
-			p := r.server.pools[poolKey{r.service.Name, r.at.Port(), false}]
-			r.server.mu.Unlock()
-			p.mu.Lock()
-			i := slices.IndexFunc(p.members, func(m *member) bool { return m.addr == sick })
-			bad := p.members[i].bad
-			p.mu.Unlock()
+		for deadline := time.Now().Add(lbtest.Patience); ; {
+			log := r.Logged.String()
+			about := fmt.Sprintf("endpoint=%s healthy=", sick)
+			i := strings.LastIndex(log, about)
+			bad := i >= 0 && strings.HasPrefix(log[i+len(about):], "false")
 			if bad == want {
 				return
 			}
@@ -311,110 +301,55 @@ func TestHealthChecks(t *testing.T) {
 			<-time.After(10 * time.Millisecond)
 		}
 	}
-	if got, err := say(r.dial(), "x"); got != "well x\n" || err != nil { // another one is tried
+	if got, err := lbtest.Say(r.Dial(), "x"); got != "well x\n" || err != nil { // another one is tried
 		t.Errorf("before the checks: %q, %v", got, err)
 	}
 	isBad(true)
 	r.set(sick)
-	if got, err := io.ReadAll(r.dial()); len(got) > 0 || err != nil && !errors.Is(err, errReset) {
+	if got, err := io.ReadAll(r.Dial()); len(got) > 0 || err != nil && !errors.Is(err, lbtest.ErrReset) {
 		t.Errorf("%q, %v", got, err)
 	}
 	back, err := net.Listen("tcp", sick.String())
-	r.must(err)
-	r.podAt(back, named("sick"))
-	if got, err := say(r.dial(), "x"); got != "sick x\n" || err != nil { // fails open until the checks pass
+	r.Must(err)
+	r.PodAt(back, lbtest.Named("sick"))
+	if got, err := lbtest.Say(r.Dial(), "x"); got != "sick x\n" || err != nil { // fails open until the checks pass
 		t.Errorf("%q, %v", got, err)
 	}
 	isBad(false)
 }
 
-func TestBalance(t *testing.T) {
-	pods := func(n int) (out []netip.AddrPort) {
-		for i := range n {
-			out = append(out, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 80))
-		}
-		return out
-	}
-	make := func(b dialect.Balance, n int) *pool {
-		p := &pool{ctx: t.Context(), wg: &sync.WaitGroup{}}
-		p.set(poolOptions{balance: b}, pods(n), 0)
-		return p
-	}
-	client := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}) }
-	counts := map[netip.AddrPort]int{}
-	for p, i := make(dialect.RoundRobin, 4), 0; i < 400; i++ {
-		m, _ := p.pick(client(1), nil)
-		counts[m.addr]++
-	}
-	for a, n := range counts {
-		if n != 100 || len(counts) != 4 {
-			t.Errorf("round robin: %s has %d of 400", a, n)
-		}
-	}
-	p := make(dialect.LeastConnections, 3)
-	for range 30 {
-		m, _ := p.pick(client(1), nil)
-		p.add(m, &link{})
-	}
-	for _, m := range p.members {
-		if len(m.conns) != 10 {
-			t.Errorf("least connections: %s has %d of 30", m.addr, len(m.conns))
-		}
-	}
-	before, after := make(dialect.SourceHash, 5), make(dialect.SourceHash, 4)
-	moved, used := 0, map[netip.AddrPort]bool{}
-	for i := range 250 {
-		a, _ := before.pick(client(i), nil)
-		again, _ := before.pick(client(i), nil)
-		b, _ := after.pick(client(i), nil)
-		used[a.addr] = true
-		if a != again {
-			t.Fatal("a client changes its Pod")
-		}
-		if a.addr != b.addr && a.addr != pods(5)[4] {
-			moved++
-		}
-	}
-	if moved > 0 || len(used) != 5 {
-		t.Errorf("source hash: %d clients moved without a reason; %d Pods used", moved, len(used))
-	}
-	if _, err := make(dialect.RandomOfTwo, 0).pick(client(1), nil); !errors.Is(err, errNoBackends) {
-		t.Error(err)
-	}
-}
-
 // A client whose Pod leaves while it is being connected to has another one.
 func TestPodLeavesDuringConnect(t *testing.T) {
-	cert, _, _ := certificate(t, "pod")
+	cert, _, _ := lbtest.Certificate(t, "pod")
 	secure := &tls.Config{Certificates: []tls.Certificate{cert}}
 	r := newRig(t, map[string]string{"fairlead.dev/lb-backend-protocol": "tls"})
 	begun, release := make(chan struct{}, 100), make(chan struct{})
-	slow := r.pod(func(c net.Conn) {
+	slow := r.Pod(func(c net.Conn) {
 		begun <- struct{}{}
 		<-release
-		named("slow")(tls.Server(c, secure))
+		lbtest.Named("slow")(tls.Server(c, secure))
 	})
 	r.set(slow)
 	answered := make(chan string, 1)
-	c := r.dial()
+	c := r.Dial()
 	go func() {
-		got, err := say(c, "x")
+		got, err := lbtest.Say(c, "x")
 		answered <- fmt.Sprint(got, err)
 	}()
 	<-begun
-	r.set(r.podAt(tls.NewListener(r.listener(), secure), named("next")))
+	r.set(r.PodAt(tls.NewListener(r.Listener(), secure), lbtest.Named("next")))
 	close(release)
 	if got := <-answered; got != "next x\n<nil>" {
 		t.Errorf("%q", got)
 	}
-	r.must(c.Close()) // the Pod waits for its end
+	r.Must(c.Close()) // the Pod waits for its end
 }
 
 // What is no longer wanted is not listened at, and what cannot be done is reported.
 func TestSet(t *testing.T) {
 	r := newRig(t, nil)
-	r.set(r.pod(named("pod")))
-	if got := r.server.Listening(); len(got) != 1 || got[0] != r.at {
+	r.set(r.Pod(lbtest.Named("pod")))
+	if got := r.server.Listening(); len(got) != 1 || got[0] != r.At {
 		t.Errorf("%v", got)
 	}
 	r.ask(map[string]string{dialect.LBTLSSecrets: "a", "fairlead.dev/lb-protocol": "tls"})
@@ -423,32 +358,12 @@ func TestSet(t *testing.T) {
 	}
 	r.ask(nil)
 	r.set()
-	if got, err := io.ReadAll(r.dial()); len(got) > 0 || err != nil && !errors.Is(err, errReset) {
+	if got, err := io.ReadAll(r.Dial()); len(got) > 0 || err != nil && !errors.Is(err, lbtest.ErrReset) {
 		t.Errorf("without Pods: %q, %v", got, err)
 	}
 	r.server.Set(nil)
-	if c, err := net.Dial("tcp", r.at.String()); err == nil {
+	if c, err := net.Dial("tcp", r.At.String()); err == nil {
 		_ = c.Close()
 		t.Error("still listens")
 	}
-}
-
-func FuzzHeader(f *testing.F) {
-	a, b := netip.MustParseAddrPort("192.0.2.1:1"), netip.MustParseAddrPort("[2001:db8::1]:65535")
-	for _, h := range [][]byte{header(1, a, a), header(2, a, a), header(1, b, b), header(2, a, b), []byte("PROXY UNKNOWN\r\n")} {
-		f.Add(append(h, "data"...))
-	}
-	f.Fuzz(func(t *testing.T, data []byte) {
-		r := bytes.NewReader(data)
-		client, at, ok, err := readHeader(r)
-		if err != nil || !ok {
-			return
-		}
-		for version := 1; version <= 2; version++ {
-			c, d, ok, err := readHeader(bytes.NewReader(header(version, client, at)))
-			if err != nil || !ok || c.Addr().Unmap() != client.Addr().Unmap() || d.Port() != at.Port() {
-				t.Errorf("v%d of %s %s: %s %s %t %v", version, client, at, c, d, ok, err)
-			}
-		}
-	})
 }

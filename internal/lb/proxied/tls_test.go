@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
 )
 
 // openssl agrees on a protocol with the listener, which tells it to Pods that speak TLS, and resumes its
@@ -17,19 +18,19 @@ func TestALPNAndResumption(t *testing.T) {
 		dialect.LBTLSSecrets: "a", "fairlead.dev/lb-protocol": "tls", "fairlead.dev/lb-backend-protocol": "tls",
 		"fairlead.dev/lb-alpn-policy": "HTTP2Preferred",
 	})
-	cert, _, _ := certificate(t, "a.example.com")
+	cert, _, _ := lbtest.Certificate(t, "a.example.com")
 	r.service.Certificates = []tls.Certificate{cert}
 	asked := make(chan string, 100)
-	inner := tls.NewListener(r.listener(), &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"http/1.1", "h2"},
+	inner := tls.NewListener(r.Listener(), &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"http/1.1", "h2"},
 		GetConfigForClient: func(h *tls.ClientHelloInfo) (*tls.Config, error) {
 			asked <- strings.Join(h.SupportedProtos, ",")
 			return nil, nil
 		}})
-	pod := r.podAt(inner, named("a"))
+	pod := r.PodAt(inner, lbtest.Named("a"))
 	r.set(pod)
 	openssl := func(args ...string) string {
 		t.Helper()
-		cmd := exec.CommandContext(t.Context(), "openssl", append([]string{"s_client", "-connect", r.at.String()}, args...)...)
+		cmd := exec.CommandContext(t.Context(), "openssl", append([]string{"s_client", "-connect", r.At.String()}, args...)...)
 		cmd.Stdin = strings.NewReader("Q\n")
 		out, _ := cmd.CombinedOutput()
 		return string(out)
@@ -53,8 +54,8 @@ func TestALPNAndResumption(t *testing.T) {
 	client := &tls.Config{InsecureSkipVerify: true, ClientSessionCache: tls.NewLRUClientSessionCache(8), ServerName: "a.example.com"}
 	resumes := func() bool {
 		t.Helper()
-		c := tls.Client(r.dial(), client)
-		if got, err := say(c, "x"); err != nil || got != "a x\n" { // the ticket comes with the first answer
+		c := tls.Client(r.Dial(), client)
+		if got, err := lbtest.Say(c, "x"); err != nil || got != "a x\n" { // the ticket comes with the first answer
 			t.Fatalf("%q, %v", got, err)
 		}
 		<-asked
@@ -64,7 +65,7 @@ func TestALPNAndResumption(t *testing.T) {
 	if !resumes() {
 		t.Error("a session is not resumed")
 	}
-	r.set(pod, r.pod(named("b")))
+	r.set(pod, r.Pod(lbtest.Named("b")))
 	r.set(pod)
 	if !resumes() {
 		t.Error("a session is not resumed after backends have changed")
@@ -76,12 +77,12 @@ func TestALPNAndResumption(t *testing.T) {
 	if !resumes() {
 		t.Error("a session is not resumed after the OCSP response has changed")
 	}
-	fresh := tls.Client(r.dial(), &tls.Config{InsecureSkipVerify: true})
-	r.must(fresh.Handshake())
+	fresh := tls.Client(r.Dial(), &tls.Config{InsecureSkipVerify: true})
+	r.Must(fresh.Handshake())
 	if <-asked; string(fresh.ConnectionState().OCSPResponse) != "a response" {
 		t.Errorf("response %q", fresh.ConnectionState().OCSPResponse)
 	}
-	other, _, _ := certificate(t, "a.example.com")
+	other, _, _ := lbtest.Certificate(t, "a.example.com")
 	r.service.Certificates = []tls.Certificate{other}
 	r.set(pod)
 	if resumes() {

@@ -13,6 +13,8 @@ import (
 
 	"github.com/fairlead/fairlead/internal/dialect"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
+	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
+	"github.com/fairlead/fairlead/internal/lb/proxied/stream"
 )
 
 // udpIdle is after how long without a datagram the next one of a client may go to another Pod, as at AWS's Network Load
@@ -27,7 +29,7 @@ const requeueInterval = 100 * time.Millisecond
 type udpListener struct {
 	server *Server
 	socket *net.UDPConn
-	config atomic.Pointer[config]
+	config atomic.Pointer[Config]
 
 	mu       sync.Mutex
 	sessions map[netip.AddrPort]*udpSession
@@ -35,8 +37,8 @@ type udpListener struct {
 
 // udpSession is the datagrams of a client. pod is connected, so that the kernel accepts only datagrams of the Pod.
 type udpSession struct {
-	config *config // as it began
-	member *member
+	config *Config // as it began
+	member *pods.Member
 	pod    *net.UDPConn
 	last   atomic.Int64 // when the client has sent something last, since began
 	began  time.Time
@@ -51,7 +53,7 @@ type udpSession struct {
 }
 
 // listenUDP gives the listener of datagrams at an address a configuration. The caller holds mu.
-func (s *Server) listenUDP(at netip.AddrPort, c *config) error {
+func (s *Server) listenUDP(at netip.AddrPort, c *Config) error {
 	if l := s.udp[at]; l != nil {
 		l.config.Store(c)
 		return nil
@@ -95,14 +97,14 @@ func (l *udpListener) run() {
 
 // pass carries a datagram of a client.
 func (l *udpListener) pass(datagram []byte, from netip.AddrPort) {
-	defer l.server.panics.recover(l.config.Load().service)
+	defer l.server.panics.Recover(l.config.Load().Service)
 	client := netip.AddrPortFrom(from.Addr().Unmap().WithZone(""), from.Port())
 	if u := l.session(client, from); u != nil {
 		now := time.Since(u.began)
 		u.last.Store(int64(now))
 		if now-u.queued >= requeueInterval {
 			u.queued = now
-			l.server.requeue(u, u.answered.Load())
+			l.server.admission.requeue(u, u.answered.Load())
 		}
 		_, _ = u.pod.Write(datagram) // a refusal is seen by answers, too, which end the session
 	}
@@ -114,13 +116,13 @@ func (l *udpListener) session(client, from netip.AddrPort) *udpSession {
 	l.mu.Lock()
 	u := l.sessions[client]
 	l.mu.Unlock()
-	if !c.admits(client.Addr()) { // of now, also if it was when the session began
+	if !c.Admits(client.Addr()) { // of now, also if it was when the session began
 		if u != nil {
 			_ = u.pod.Close()
 		}
 		return nil
 	}
-	if u != nil && u.config.service == c.service {
+	if u != nil && u.config.Service == c.Service {
 		return u
 	}
 	u = l.begin(c, client)
@@ -138,21 +140,21 @@ func (l *udpListener) session(client, from netip.AddrPort) *udpSession {
 }
 
 // begin returns a session with a Pod, nil if there is none, or too many clients are there.
-func (l *udpListener) begin(c *config, client netip.AddrPort) *udpSession {
+func (l *udpListener) begin(c *Config, client netip.AddrPort) *udpSession {
 	s := l.server
-	m, err := c.pool.pick(client.Addr(), nil)
+	m, err := c.Pool.Pick(client.Addr(), nil)
 	if err != nil {
-		s.log.Debug("dropped a datagram", "service", c.service, "client", client, "err", err)
+		s.log.Debug("dropped a datagram", "service", c.Service, "client", client, "err", err)
 		return nil
 	}
 	var d net.Dialer
-	pod, err := d.DialContext(context.Background(), "udp", m.addr.String())
+	pod, err := d.DialContext(context.Background(), "udp", m.Addr().String())
 	if err != nil {
-		s.log.Debug("dropped a datagram", "service", c.service, "client", client, "endpoint", m.addr, "err", err)
+		s.log.Debug("dropped a datagram", "service", c.Service, "client", client, "endpoint", m.Addr(), "err", err)
 		return nil
 	}
 	u := &udpSession{config: c, member: m, pod: pod.(*net.UDPConn), began: time.Now()}
-	if !s.admitSession(u) {
+	if !s.admission.admitSession(u) {
 		_ = pod.Close()
 		return nil
 	}
@@ -163,7 +165,7 @@ func (l *udpListener) begin(c *config, client netip.AddrPort) *udpSession {
 // the Pod refuses, or it is drained.
 func (l *udpListener) answer(u *udpSession, client, from netip.AddrPort) {
 	s, c := l.server, u.config
-	k := &link{func() { _ = u.pod.Close() }}
+	k := &pods.Link{Close: func() { _ = u.pod.Close() }}
 	defer func() {
 		_ = u.pod.Close()
 		l.mu.Lock()
@@ -171,16 +173,16 @@ func (l *udpListener) answer(u *udpSession, client, from netip.AddrPort) {
 			delete(l.sessions, client)
 		}
 		l.mu.Unlock()
-		s.forgetSession(u)
+		s.admission.forgetSession(u)
 	}()
-	defer s.panics.recover(c.service)
-	if !c.pool.add(u.member, k) {
+	defer s.panics.Recover(c.Service)
+	if !c.Pool.Add(u.member, k) {
 		return
 	}
-	defer c.pool.remove(u.member, k)
-	idle := min(udpIdle, c.spec.IdleTimeout.Std())
-	buf := getBuffer()
-	defer putBuffer(buf)
+	defer c.Pool.Remove(u.member, k)
+	idle := min(udpIdle, c.Spec.IdleTimeout.Std())
+	buf := stream.GetBuffer()
+	defer stream.PutBuffer(buf)
 	large := buf
 	heard := time.Now()
 	for {
@@ -205,7 +207,7 @@ func (l *udpListener) answer(u *udpSession, client, from netip.AddrPort) {
 			large = make([]byte, 64<<10)
 			continue
 		}
-		if wait := c.usage.bandwidth.take(n, heard); wait > bandwidthBurst {
+		if wait := c.usage.bandwidth.Take(n, heard); wait > stream.Burst {
 			continue // a datagram may be dropped, and must not wait for long
 		}
 		_, _ = l.socket.WriteToUDPAddrPort(large[:n], from)

@@ -3,38 +3,19 @@ package proxied
 import (
 	"fmt"
 	"net"
-	"net/http"
 	"net/netip"
 	"testing"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/lb/proxied/lbtest"
 	"github.com/fairlead/fairlead/internal/testbed"
 )
-
-// echo is a Pod that answers datagrams with its name and what they have.
-func (r *rig) echo(name string) netip.AddrPort {
-	r.Helper()
-	c, err := net.ListenPacket("udp", "127.0.0.1:0")
-	r.must(err)
-	r.Cleanup(func() { _ = c.Close() })
-	go func() {
-		buf := make([]byte, 64<<10)
-		for {
-			n, from, err := c.ReadFrom(buf)
-			if err != nil {
-				return
-			}
-			_, _ = c.WriteTo(append([]byte(name+" "), buf[:n]...), from)
-		}
-	}()
-	return c.LocalAddr().(*net.UDPAddr).AddrPort()
-}
 
 // datagrams makes the Service have a port of UDP beside that of TCP, with the same number.
 func (r *rig) datagrams(annotations map[string]string, pods ...netip.AddrPort) {
 	r.Helper()
-	port := r.at.Port()
+	port := r.At.Port()
 	spec := dialect.Read(dialect.Service{Annotations: annotations,
 		Ports: []dialect.Port{{Name: "web", Number: port, Protocol: "TCP"}, {Name: "udp", Number: port, Protocol: "UDP"}}})
 	if spec.Way != dialect.Proxied {
@@ -43,27 +24,10 @@ func (r *rig) datagrams(annotations map[string]string, pods ...netip.AddrPort) {
 	r.service.Spec, r.service.Datagrams = spec.Spec, map[uint16][]netip.AddrPort{port: pods}
 }
 
-// asks sends a datagram until there is an answer, which it returns.
-func (r *rig) asks(c net.Conn, text string) string {
-	r.Helper()
-	buf := make([]byte, 64<<10)
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
-		if _, err := c.Write([]byte(text)); err != nil {
-			continue // a refusal of the datagram before
-		}
-		_ = c.SetReadDeadline(time.Now().Add(time.Second))
-		if n, err := c.Read(buf); err == nil {
-			return string(buf[:n])
-		}
-	}
-	r.Fatal("no answer")
-	return ""
-}
-
 func (r *rig) udp() net.Conn {
 	r.Helper()
-	c, err := net.Dial("udp", r.at.String())
-	r.must(err)
+	c, err := net.Dial("udp", r.At.String())
+	r.Must(err)
 	r.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -71,7 +35,7 @@ func (r *rig) udp() net.Conn {
 // sessions returns how many there are.
 func (r *rig) sessions() int {
 	r.server.mu.Lock()
-	l := r.server.udp[r.at]
+	l := r.server.udp[r.At]
 	r.server.mu.Unlock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -81,7 +45,7 @@ func (r *rig) sessions() int {
 // sessionOf returns that of a client, nil if it has none.
 func (r *rig) sessionOf(c net.Conn) *udpSession {
 	r.server.mu.Lock()
-	l := r.server.udp[r.at]
+	l := r.server.udp[r.At]
 	r.server.mu.Unlock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -89,16 +53,16 @@ func (r *rig) sessionOf(c net.Conn) *udpSession {
 }
 
 func (r *rig) confirmed(u *udpSession) bool {
-	r.server.openMu.Lock()
-	defer r.server.openMu.Unlock()
+	r.server.admission.mu.Lock()
+	defer r.server.admission.mu.Unlock()
 	return u.confirmed
 }
 
 // settled asks until a client's session is confirmed.
 func (r *rig) settled(c net.Conn) *udpSession {
 	r.Helper()
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
-		r.asks(c, "x")
+	for deadline := time.Now().Add(lbtest.Patience); time.Now().Before(deadline); {
+		r.Asks(c, "x")
 		if u := r.sessionOf(c); u != nil && r.confirmed(u) {
 			return u
 		}
@@ -107,31 +71,29 @@ func (r *rig) settled(c net.Conn) *udpSession {
 	return nil
 }
 
-// UDP is carried beside HTTP at one address and port; a client stays at its Pod until that refuses or leaves, source ranges
+// UDP is carried beside TCP at one address and port; a client stays at its Pod until that refuses or leaves, source ranges
 // count, and there is an end to what clients can take (behaviours 171, 178).
 func TestUDP(t *testing.T) {
 	r := newRig(t, nil)
-	asks := map[string]string{lbProtocol: "http", "fairlead.dev/lb-connection-limit": "3", "fairlead.dev/lb-draining": "false"}
-	a, b := r.echo("a"), r.echo("b")
+	asks := map[string]string{"fairlead.dev/lb-connection-limit": "3", "fairlead.dev/lb-draining": "false"}
+	a, b := r.Echo("a"), r.Echo("b")
 	r.datagrams(asks, a, b)
-	r.set(r.web(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }))
-	answer, err := http.Get("http://" + r.at.String())
-	r.must(err)
-	_ = answer.Body.Close()
-	http.DefaultClient.CloseIdleConnections()
-	if answer.StatusCode != http.StatusNoContent {
-		t.Errorf("HTTP: %s", answer.Status)
+	r.set(r.Pod(lbtest.Named("tcp")))
+	tcp := r.Dial()
+	if got, err := lbtest.Say(tcp, "x"); got != "tcp x\n" || err != nil {
+		t.Errorf("TCP: %q, %v", got, err)
 	}
+	r.Must(tcp.Close())
 	clients, first := []net.Conn{r.udp(), r.udp()}, []string{}
 	for _, c := range clients {
-		first = append(first, r.asks(c, "x"))
+		first = append(first, r.Asks(c, "x"))
 	}
 	if first[0] == first[1] {
 		t.Errorf("two clients have %q", first)
 	}
 	for range 3 {
 		for i, c := range clients {
-			if got := r.asks(c, "x"); got != first[i] {
+			if got := r.Asks(c, "x"); got != first[i] {
 				t.Errorf("%q, then %q", first[i], got)
 			}
 		}
@@ -140,21 +102,21 @@ func TestUDP(t *testing.T) {
 		t.Errorf("%d sessions of two clients", n)
 	}
 	// Its Pod has left.
-	r.service.Datagrams[r.at.Port()] = []netip.AddrPort{b}
+	r.service.Datagrams[r.At.Port()] = []netip.AddrPort{b}
 	r.set()
 	for _, c := range clients {
-		if got := r.asks(c, "x"); got != "b x" {
+		if got := r.Asks(c, "x"); got != "b x" {
 			t.Errorf("%q after a has left", got)
 		}
 	}
 	// A Pod that refuses, and comes back elsewhere.
-	closed := r.free()
-	r.service.Datagrams[r.at.Port()] = []netip.AddrPort{closed}
+	closed := r.Free()
+	r.service.Datagrams[r.At.Port()] = []netip.AddrPort{closed}
 	r.set()
 	_, _ = clients[0].Write([]byte("x"))
-	r.service.Datagrams[r.at.Port()] = []netip.AddrPort{a}
+	r.service.Datagrams[r.At.Port()] = []netip.AddrPort{a}
 	r.set()
-	if got := r.asks(clients[0], "x"); got != "a x" {
+	if got := r.Asks(clients[0], "x"); got != "a x" {
 		t.Errorf("%q after a refusal", got)
 	}
 	// No more sessions than connections are allowed.
@@ -162,7 +124,7 @@ func TestUDP(t *testing.T) {
 	for range 8 {
 		_, _ = r.udp().Write([]byte("x"))
 	}
-	r.asks(clients[0], "x")
+	r.Asks(clients[0], "x")
 	testbed.Until(t, "those that gave way to be over", func() error {
 		if n := r.sessions(); n > 3 {
 			return fmt.Errorf("%d sessions", n)
@@ -172,7 +134,7 @@ func TestUDP(t *testing.T) {
 	// Ranges count for a session that has begun.
 	r.service.Spec.SourceRanges = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
 	r.set()
-	for deadline := time.Now().Add(patience); r.sessions() > 2; {
+	for deadline := time.Now().Add(lbtest.Patience); r.sessions() > 2; {
 		_, _ = clients[0].Write([]byte("x"))
 		if time.Now().After(deadline) {
 			t.Fatal("a session goes on outside of the source ranges")
@@ -183,9 +145,9 @@ func TestUDP(t *testing.T) {
 	r.service.Spec.ConnectionLimit = 0
 	r.set()
 	last := r.udp()
-	r.asks(last, "x")
-	_ = r.asks(r.udp(), string(make([]byte, 9000)))
-	for deadline := time.Now().Add(patience); r.sessionOf(last) != nil; {
+	r.Asks(last, "x")
+	_ = r.Asks(r.udp(), string(make([]byte, 9000)))
+	for deadline := time.Now().Add(lbtest.Patience); r.sessionOf(last) != nil; {
 		if time.Now().After(deadline) {
 			t.Fatal("an idle session does not end")
 		}
@@ -203,14 +165,14 @@ func TestForgedDatagrams(t *testing.T) {
 	defer silent.Close()
 	for name, limit := range map[string]string{"of the node": "", "of the Service": "4"} {
 		r := newRig(t, nil)
-		r.server.most = 8 // four for a Service
-		asks := map[string]string{lbProtocol: "tcp", "fairlead.dev/lb-idle-timeout": "600"}
+		r.server.admission.most = 8 // four for a Service
+		asks := map[string]string{"fairlead.dev/lb-protocol": "tcp", "fairlead.dev/lb-idle-timeout": "600"}
 		if limit != "" {
 			asks["fairlead.dev/lb-connection-limit"] = limit
 		}
-		echo := r.echo("a")
+		echo := r.Echo("a")
 		r.datagrams(asks, echo)
-		pod := r.pod(named("pod"))
+		pod := r.Pod(lbtest.Named("pod"))
 		r.set(pod)
 		client := r.udp()
 		session := r.settled(client)
@@ -223,15 +185,15 @@ func TestForgedDatagrams(t *testing.T) {
 		}
 		forge()
 		r.datagrams(asks, silent.LocalAddr().(*net.UDPAddr).AddrPort())
-		r.service.Datagrams[r.at.Port()] = append(r.service.Datagrams[r.at.Port()], echo)
+		r.service.Datagrams[r.At.Port()] = append(r.service.Datagrams[r.At.Port()], echo)
 		r.set(pod)
 		forge()
-		if got, err := say(r.dial(), "x"); got != "pod x\n" || err != nil {
+		if got, err := lbtest.Say(r.Dial(), "x"); got != "pod x\n" || err != nil {
 			t.Errorf("%s: a connection: %q, %v", name, got, err)
 		}
-		r.service.Datagrams[r.at.Port()] = []netip.AddrPort{echo}
+		r.service.Datagrams[r.At.Port()] = []netip.AddrPort{echo}
 		r.set(pod)
-		if got := r.asks(r.udp(), "x"); got != "a x" {
+		if got := r.Asks(r.udp(), "x"); got != "a x" {
 			t.Errorf("%s: another client: %q", name, got)
 		}
 		stays := r.sessionOf(client) == session
@@ -241,10 +203,10 @@ func TestForgedDatagrams(t *testing.T) {
 		for range 6 { // two datagrams for each, the second one after an answer
 			r.settled(r.udp())
 		}
-		if got, err := say(r.dial(), "x"); got != "pod x\n" || err != nil {
+		if got, err := lbtest.Say(r.Dial(), "x"); got != "pod x\n" || err != nil {
 			t.Errorf("%s: a connection beside confirmed sessions: %q, %v", name, got, err)
 		}
-		if got := r.asks(r.udp(), "x"); got != "a x" || r.server.Rejected() > 0 {
+		if got := r.Asks(r.udp(), "x"); got != "a x" || r.server.Rejected() > 0 {
 			t.Errorf("%s: a client beside confirmed sessions: %q; %d rejected", name, got, r.server.Rejected())
 		}
 		forge()
@@ -252,7 +214,7 @@ func TestForgedDatagrams(t *testing.T) {
 		other.usage = &usage{}
 		for range 4 { // all of its half, although the other one is used
 			a, b := net.Pipe()
-			if !r.server.admit(a, &other) {
+			if !r.server.admission.admit(a, &other) {
 				t.Errorf("%s: a connection of another Service is rejected", name)
 			}
 			_ = b.Close()
