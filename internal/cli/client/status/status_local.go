@@ -1,6 +1,7 @@
 package status
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,6 +15,7 @@ import (
 	"os"
 	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -24,10 +26,13 @@ import (
 
 // report asks as an administrator, and on a node without an administrator's kubeconfig
 // as that node.
-func reportFor(ctx context.Context, f *base.ClientFlags, probe *prober) (*Report, error) {
-	client, _, err := f.Client()
+func reportFor(ctx context.Context, f *base.ClientFlags, probe *prober, want scope) (*Report, error) {
+	client, namespace, err := f.Client()
+	if want.service != "" && want.namespace == "" {
+		want.namespace = cmp.Or(namespace, metav1.NamespaceDefault)
+	}
 	if err == nil {
-		return collect(ctx, client, "", probe)
+		return collect(ctx, client, "", probe, want)
 	}
 	if f.Kubeconfig != "" || os.Getenv("KUBECONFIG") != "" || !errors.Is(err, base.ErrNoKubeconfig) {
 		return nil, err
@@ -41,12 +46,12 @@ func reportFor(ctx context.Context, f *base.ClientFlags, probe *prober) (*Report
 	case missing != nil:
 		return nil, missing
 	}
-	return reportOfNode(ctx, &a, f.DataDir, probe)
+	return reportOfNode(ctx, &a, f.DataDir, probe, want)
 }
 
 // report shows what a node knows: its proxy, and what the node itself may read.
-func reportOfNode(ctx context.Context, a *base.AgentRecord, dataDir string, probe *prober) (*Report, error) {
-	r, err := askAsNode(ctx, a, dataDir, probe)
+func reportOfNode(ctx context.Context, a *base.AgentRecord, dataDir string, probe *prober, want scope) (*Report, error) {
+	r, err := askAsNode(ctx, a, dataDir, probe, want)
 	if err != nil {
 		// What the machine itself answers is worth showing also then.
 		r = &Report{Server: a.Server}
@@ -74,7 +79,7 @@ func reportOfNode(ctx context.Context, a *base.AgentRecord, dataDir string, prob
 		return r, nil
 	}
 	if len(r.Nodes) == 0 {
-		r.Nodes = []nodeReport{{Name: a.Node}}
+		r.Nodes = []nodeReport{{Name: a.Node, PodsUnknown: true}}
 	}
 	for i := range r.Nodes {
 		if r.Nodes[i].Name == a.Node {
@@ -85,7 +90,7 @@ func reportOfNode(ctx context.Context, a *base.AgentRecord, dataDir string, prob
 }
 
 // ask asks the API as the node.
-func askAsNode(ctx context.Context, a *base.AgentRecord, dataDir string, probe *prober) (*Report, error) {
+func askAsNode(ctx context.Context, a *base.AgentRecord, dataDir string, probe *prober, want scope) (*Report, error) {
 	var cfg *rest.Config
 	if a.Kubeconfig != "" {
 		c := base.ClientFlags{Kubeconfig: a.Kubeconfig}
@@ -104,7 +109,7 @@ func askAsNode(ctx context.Context, a *base.AgentRecord, dataDir string, probe *
 	if err != nil {
 		return nil, err
 	}
-	return collect(ctx, client, a.Node, probe)
+	return collect(ctx, client, a.Node, probe, want)
 }
 
 // maxAnswer bounds an answer of this machine, in bytes.
