@@ -34,7 +34,8 @@ func TestRevealOfHiddenPrograms(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return pod, progress.String(), r.reveal(t.Context(), nil, "", pod)
+		err = r.reveal(t.Context(), nil, "", pod)
+		return pod, progress.String(), err
 	}
 	pod, said, err := reveal(home, false, "./server", program)
 	c := pod.Spec.Containers[0]

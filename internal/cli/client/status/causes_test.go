@@ -57,8 +57,8 @@ func TestStatusNamesCauses(t *testing.T) {
 		want  []string
 	}{
 		"unready endpoints": {func(r *Report) {
-			all := []discoveryv1.EndpointSlice{sliceOf("web", endpoint("a", "n1", true), endpoint("b", "n1", false), endpoint("fresh", "n1", false))}
-			r.judgeEndpoints([]corev1.Service{web}, all, pods, now)
+			one := sliceOf("web", endpoint("a", "n1", true), endpoint("b", "n1", false), endpoint("fresh", "n1", false))
+			r.judgeEndpoints([]corev1.Service{web}, []discoveryv1.EndpointSlice{one}, pods, now)
 		}, []string{"service default/web: 1 of 3 endpoints are not ready: b (running, its readiness probe does not pass)"}},
 		"all are ready": {func(r *Report) {
 			r.judgeEndpoints([]corev1.Service{web}, []discoveryv1.EndpointSlice{sliceOf("web", endpoint("a", "n1", true))}, pods, now)
@@ -94,7 +94,8 @@ func TestStatusNamesCauses(t *testing.T) {
 			p.Spec.NodeName, p.Spec.Containers[0].Resources.Limits = "n1", corev1.ResourceList{"cpu": {}}
 			nodes := []corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, {ObjectMeta: metav1.ObjectMeta{Name: "n2"}}}
 			for i := range nodes {
-				nodes[i].Status.Conditions = []corev1.NodeCondition{{Type: svc.PodsLimited, Status: corev1.ConditionFalse, Message: "no control groups"}}
+				unlimited := corev1.NodeCondition{Type: svc.PodsLimited, Status: corev1.ConditionFalse, Message: "no control groups"}
+				nodes[i].Status.Conditions = []corev1.NodeCondition{unlimited}
 			}
 			r.judgeLimits(nodes, []corev1.Pod{p})
 		}, []string{"node n1 does not enforce the limits of 1 Pods: no control groups"}},
@@ -139,7 +140,8 @@ func TestStatusNamesTheCauseOfAnEvent(t *testing.T) {
 	pending.UID, tls.UID, again.UID = "1", "1", "2"
 	services := []corev1.Service{pending, tls, again}
 	r := &Report{Nodes: []nodeReport{{Name: "dead"}}, Services: serviceReports(services, nil), warnings: newestWarnings([]corev1.Event{
-		event("Service", "default", "pending", "no address is left in pool a", time.Hour), event("Service", "default", "pending", "older", 2*time.Hour),
+		event("Service", "default", "pending", "no address is left in pool a", time.Hour),
+		event("Service", "default", "pending", "older", 2*time.Hour),
 		event("Service", "default", "tls", "the certificate has ended", time.Minute),
 		event("Service", "default", "again", "about an earlier Service of this name", time.Minute),
 		event("Node", "", "dead", "its machine does not answer other nodes", time.Minute),
@@ -192,7 +194,8 @@ func TestStatusOfAService(t *testing.T) {
 		t.Errorf("the Service has the Pods %v", got)
 	}
 	r := &Report{scope: scope{"default", "web"}}
-	r.Endpoints = endpointReports(&web, []discoveryv1.EndpointSlice{sliceOf("web", endpoint("a", "n1", false))}, newPodIndex(pods, true), time.Now())
+	one := []discoveryv1.EndpointSlice{sliceOf("web", endpoint("a", "n1", false))}
+	r.Endpoints = endpointReports(&web, one, newPodIndex(pods, true), time.Now())
 	var out strings.Builder
 	if err := r.print(&out); err != nil || !strings.Contains(out.String(), "10.0.0.1   a     n1     no      no node has taken it") {
 		t.Errorf("%v:\n%s", err, out.String())

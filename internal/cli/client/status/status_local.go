@@ -6,12 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
-	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"strings"
 
@@ -60,7 +57,7 @@ func reportOfNode(ctx context.Context, a *base.AgentRecord, dataDir string, prob
 	r.Node = a.Node
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	health, body, err := getLocal(ctx, a.Healthz, "/healthz")
+	health, body, err := base.GetLocal(ctx, a.Healthz, "/healthz")
 	switch {
 	case a.Healthz == "":
 		r.Healthz = "not asked: its --healthz-bind-address is empty"
@@ -73,7 +70,7 @@ func reportOfNode(ctx context.Context, a *base.AgentRecord, dataDir string, prob
 		r.Healthz = fmt.Sprintf("unhealthy: %d %s", health, strings.TrimSpace(string(body)))
 		r.problem("the proxy of this node is not healthy: /healthz answers %d %s", health, strings.TrimSpace(string(body)))
 	}
-	code, body, err := getLocal(ctx, a.Metrics, "/status")
+	code, body, err := base.GetLocal(ctx, a.Metrics, "/status")
 	var s proxy.Status
 	if err != nil || code != http.StatusOK || json.Unmarshal(body, &s) != nil {
 		return r, nil
@@ -110,33 +107,4 @@ func askAsNode(ctx context.Context, a *base.AgentRecord, dataDir string, probe *
 		return nil, err
 	}
 	return collect(ctx, client, a.Node, probe, want)
-}
-
-// maxAnswer bounds an answer of this machine, in bytes.
-const maxAnswer = 4 << 20
-
-// getLocal asks this machine at an address to listen on.
-func getLocal(ctx context.Context, bind, path string) (code int, body []byte, err error) {
-	host, port, err := net.SplitHostPort(bind)
-	if err != nil {
-		return 0, nil, err
-	}
-	if a, err := netip.ParseAddr(host); host == "" || err == nil && a == netip.IPv4Unspecified() {
-		host = "127.0.0.1"
-	} else if err == nil && a == netip.IPv6Unspecified() {
-		host = "::1"
-	}
-	q, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+net.JoinHostPort(host, port)+path, http.NoBody)
-	if err != nil {
-		return 0, nil, err
-	}
-	// Without a proxy of the environment: this is this machine.
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	answer, err := client.Do(q)
-	if err != nil {
-		return 0, nil, err
-	}
-	defer answer.Body.Close()
-	body, err = io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
-	return answer.StatusCode, body, err
 }
