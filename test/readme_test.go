@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fairlead/fairlead/internal/kernel/mount"
 	"github.com/fairlead/fairlead/internal/testbed/process"
 )
 
@@ -76,9 +77,13 @@ func TestQuickStarts(t *testing.T) {
 
 // The commands of the README (which are those of the quick starts), of docs/sets.md and of examples/connecting-applications that
 // are marked so work as they stand, one after the other, in two terminals: what one block exports counts in those after it.
-// A reader has a clone with bin/ as 'make build kubectl' leaves it, and 'fairlead up' in another terminal.
+// A reader has a clone with bin/ as 'make build kubectl' leaves it, and 'fairlead up' in another terminal. Confined Pods do not see
+// the clone, as where newcomers have theirs.
 func TestReadme(t *testing.T) {
 	u := newUser(t)
+	if !mount.Hidden(filepath.Join(u.dir, "bin")) {
+		t.Fatalf("confined Pods see %s: the commands must work where they do not", u.dir)
+	}
 	_, pid := u.up()
 	for name, target := range map[string]string{"bin": u.dir, "examples": mustAbs(t, "../examples")} {
 		if err := os.Symlink(target, filepath.Join(u.dir, name)); err != nil {

@@ -30,7 +30,7 @@ type Server struct {
 	synced  atomic.Bool // the zone is complete
 	serving atomic.Bool
 	ending  atomic.Bool // Run's ctx has ended, or Drain was called
-	apiUp   atomic.Bool
+	apiUp   atomic.Bool // every kind can be read
 	loops   *loopFinder
 	members *membership.Members
 	// programming is how long changes of endpoints took to be answered.
@@ -40,6 +40,9 @@ type Server struct {
 	draining    chan struct{} // closed by Drain
 	drained     chan struct{} // closed by Run after the lame-duck time
 	local       *localSockets // nil without NodeLocal
+
+	apiMu sync.Mutex
+	api   map[string]apiState // by kind
 
 	mu        sync.Mutex
 	listeners []*listener
@@ -88,6 +91,7 @@ func New(o Options) (*Server, error) {
 		options:  o,
 		members:  membership.New(o.Publish, o.Client, o.Logger),
 		log:      o.Logger,
+		api:      map[string]apiState{},
 		zone:     z,
 		forward:  f,
 		stop:     make(chan struct{}),

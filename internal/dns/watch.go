@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead/fairlead/internal/barrier"
@@ -59,7 +60,7 @@ func (f *feed[T]) replace(objs []T) {
 func (f *feed[T]) run(ctx context.Context, s *Server, kind string, from reflector.Source) {
 	// recordAPI logs once what the reflector would log at each retry.
 	from = from.Observed(func(err error) { s.recordAPI(kind, err) })
-	reflector.Run(reflector.Quiet(ctx), "dns/"+kind, from, reflector.Sink[T]{
+	reflector.Run(reflector.Silent(ctx), "dns/"+kind, from, reflector.Sink[T]{
 		Replace: f.replace, Set: f.update, Delete: func(o T) { f.remove(svc.NameOf(o)) },
 		Version: func(text string) {
 			if f.version != nil {
@@ -118,20 +119,46 @@ func (s *Server) watch(ctx context.Context) {
 	wg.Wait()
 }
 
-// recordAPI logs and counts when the API server becomes unreachable and
-// reachable again.
+// apiState is what the watch of a kind knows of the API server.
+type apiState int
+
+const (
+	apiUnknown  apiState = iota // nothing has been tried
+	apiAnswers                  // it can be read
+	apiAway                     // it does not answer
+	apiRejected                 // it answers that this server may not read the kind
+)
+
+// recordAPI logs, for each kind, when the API server cannot be read, the first time too, and when it can again.
 func (s *Server) recordAPI(kind string, err error) {
 	if errors.Is(err, context.Canceled) {
 		return
 	}
-	up := err == nil
-	if s.apiUp.Swap(up) == up {
-		return
+	now := apiAnswers
+	switch {
+	case apierrors.IsUnauthorized(err), apierrors.IsForbidden(err):
+		now = apiRejected
+	case err != nil:
+		now = apiAway
 	}
-	if up {
-		s.log.Info("API server reachable", "kind", kind)
-	} else {
+	s.apiMu.Lock()
+	before := s.api[kind]
+	s.api[kind] = now
+	up := true
+	for _, state := range s.api {
+		up = up && state == apiAnswers
+	}
+	s.apiUp.Store(up)
+	s.apiMu.Unlock()
+	switch {
+	case now == before:
+	case now == apiRejected:
+		s.log.Error("the API server does not let this server read what it answers from; the cluster's names are answered from memory, "+
+			"or with SERVFAIL; retrying", "kind", kind, "err", err, "remedy", "give the user of --kubeconfig the verbs list and watch")
+	case now == apiAway:
 		s.log.Warn("cannot reach the API server; answering the cluster's names from memory and retrying", "kind", kind, "err", err)
+	case before != apiUnknown:
+		s.log.Info("API server reachable", "kind", kind)
 	}
 }
 

@@ -83,6 +83,9 @@ func inetTable(name string) (bool, error) {
 
 // ports are bound for a moment each.
 func (m Machine) ports() (out []Finding) {
+	if m.Agent != "" {
+		return []Finding{{"ports", OK, "the agent of node " + m.Agent + " runs here and has its ports", ""}}
+	}
 	for _, p := range m.Ports {
 		err := bind(p)
 		what := fmt.Sprintf("%s %s", p.Network, p.Address)
@@ -166,6 +169,9 @@ func (m Machine) forwarding() (out []Finding) {
 		case err != nil:
 			out = append(out, Finding{"forwarding", Error, fmt.Sprintf("cannot read %s: %v", name, err), "mount /proc"})
 		case value == "1":
+		case m.Agent != "":
+			out = append(out, Finding{"forwarding", Error, name + " is " + value + " under a running agent: packets of Pods are dropped",
+				"run 'sysctl -w " + name + "=1', and look for what sets it, in /etc/sysctl.d for example"})
 		case sysctl.Writable(key):
 			out = append(out, Finding{"forwarding", OK, name + " is " + value + "; the agent turns it on", ""})
 		default:

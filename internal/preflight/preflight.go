@@ -77,6 +77,8 @@ type Machine struct {
 	Ranges []netip.Prefix
 	// Encryption is what --encrypt needs, nil without.
 	Encryption *Encryption
+	// Agent is the name of the node whose agent runs here and has the ports, "" if none does.
+	Agent string
 }
 
 // Encryption is the port and the addresses of WireGuard.
@@ -88,8 +90,8 @@ type Encryption struct {
 
 // Check looks at all of it, in the network namespace of the calling thread.
 func (m Machine) Check(ctx context.Context) []Finding {
-	return slices.Concat(m.modes(ctx), m.features(), m.ports(), m.forwarding(), firewalls(ctx), clocks(), m.addresses(), groups(), m.disk(),
-		m.encryption())
+	return slices.Concat(m.modes(ctx), m.features(), m.ports(), m.forwarding(), policies(), firewalls(ctx), clocks(), m.addresses(), groups(),
+		m.disk(), m.encryption())
 }
 
 func (m Machine) modes(ctx context.Context) (out []Finding) {

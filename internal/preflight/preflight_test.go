@@ -248,3 +248,27 @@ func kernelHasWireGuard() error {
 	}
 	return exec.Command("ip", "link", "delete", "probe0").Run()
 }
+
+// A chain that drops what it does not accept is named; one without rules keeps a node from working.
+func TestPoliciesThatDrop(t *testing.T) {
+	testbed.NewNetwork(t).Outside("host").Do(func() {
+		if found := policies(); len(found) != 0 {
+			t.Errorf("without rules: %+v", found)
+		}
+		sh(t, "iptables-nft -P FORWARD DROP")
+		found := policies()
+		has(t, found, "forwarding", Error, "chain FORWARD of table ip filter has the policy drop and no rules")
+		if why, err := DropsForwarded(); err != nil || !strings.Contains(why, "chain FORWARD of table ip filter") {
+			t.Errorf("%q, %v", why, err)
+		}
+		sh(t, "iptables-nft -A FORWARD -d 10.244.0.0/16 -j ACCEPT")
+		has(t, policies(), "forwarding", Warning, "chain FORWARD of table ip filter drops forwarded packets that none")
+		if why, err := DropsForwarded(); err != nil || why != "" {
+			t.Errorf("with a rule: %q, %v", why, err)
+		}
+		m := Machine{Root: os.DirFS("/"), Agent: "n1", Ports: []Port{{"tcp", netip.MustParseAddrPort("127.0.0.1:1"), "--x"}}}
+		has(t, m.ports(), "ports", OK, "the agent of node n1 runs here")
+		sh(t, "sysctl -qw net.ipv4.ip_forward=0")
+		has(t, m.forwarding(), "forwarding", Error, "net.ipv4.ip_forward is 0 under a running agent")
+	})
+}

@@ -31,6 +31,7 @@ type proxyHealth struct {
 	last     time.Time // when everything was last programmed, zero before the first time
 	tampered bool      // the rules were changed from outside and are not repaired yet
 	eligible bool
+	missing  bool // the API was asked and has no Node
 }
 
 func (h *proxyHealth) queued(since time.Time) {
@@ -65,7 +66,7 @@ func (h *proxyHealth) setNode(n *corev1.Node) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.eligible = eligible
+	h.eligible, h.missing = eligible, n == nil
 }
 
 // healthState is what proxyHealth knows at a moment.
@@ -74,13 +75,20 @@ type healthState struct {
 	serving  bool // alive, and the kernel has what the API says as far as known
 	eligible bool
 	last     time.Time
+	missing  bool
+}
+
+// noNodeMessage says what a proxy without its Node does not do, and why.
+func noNodeMessage(name string) string {
+	return "the API has no Node " + name + ", so Services with the policy Local drop connections here: give the name of this machine's Node " +
+		"with --node-name"
 }
 
 func (h *proxyHealth) state(now time.Time) healthState {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	alive := h.waiting.IsZero() || now.Sub(h.waiting) < h.timeout
-	return healthState{alive, alive && !h.tampered && !h.last.IsZero(), h.eligible, h.last}
+	return healthState{alive, alive && !h.tampered && !h.missing && !h.last.IsZero(), h.eligible, h.last, h.missing}
 }
 
 // serving reports whether the kernel answers for Services, for health check node
@@ -90,11 +98,13 @@ func (h *proxyHealth) serving() bool { return h.state(time.Now()).serving }
 // healthBody is the body of /healthz and /livez as kube-proxy v1.36 has it, which
 // cloud load balancers and scripts read.
 type healthBody struct {
-	LastUpdated  time.Time                        `json:"lastUpdated"`
-	CurrentTime  time.Time                        `json:"currentTime"`
-	NodeEligible *bool                            `json:"nodeEligible,omitempty"`
-	Healthy      bool                             `json:"healthy"`
-	Status       map[corev1.IPFamily]familyHealth `json:"status,omitempty"`
+	LastUpdated  time.Time `json:"lastUpdated"`
+	CurrentTime  time.Time `json:"currentTime"`
+	NodeEligible *bool     `json:"nodeEligible,omitempty"`
+	Healthy      bool      `json:"healthy"`
+	// Message, which kube-proxy does not have, is what is wrong with the Node.
+	Message string                           `json:"message,omitempty"`
+	Status  map[corev1.IPFamily]familyHealth `json:"status,omitempty"`
 }
 
 // familyHealth is the health of one address family. Both are programmed together.
@@ -106,7 +116,11 @@ type familyHealth struct {
 func (p *Proxy) serveHealthz(w http.ResponseWriter, _ *http.Request) {
 	now := time.Now()
 	s := p.health.state(now)
-	code := writeProxyHealth(w, s.serving && s.eligible, now, healthBody{LastUpdated: s.last, NodeEligible: &s.eligible, Healthy: s.serving})
+	body := healthBody{LastUpdated: s.last, NodeEligible: &s.eligible, Healthy: s.serving}
+	if s.missing {
+		body.Message = noNodeMessage(p.opts.NodeName)
+	}
+	code := writeProxyHealth(w, s.serving && s.eligible, now, body)
 	p.metrics.healthz.WithLabelValues(strconv.Itoa(code)).Inc()
 }
 

@@ -267,8 +267,7 @@ func (p *Proxy) sync(ctx context.Context) {
 	b := p.feed.take()
 	p.metrics.received(&b)
 	if node, seen := b.into(p.builder, p.opts.NodeName); seen {
-		p.health.setNode(node)
-		p.status.setNode(node)
+		p.setNode(ctx, node)
 	}
 	if !b.oldest.IsZero() {
 		p.health.queued(b.oldest)
@@ -310,6 +309,20 @@ func (p *Proxy) sync(ctx context.Context) {
 		return
 	}
 	p.apply(ctx, full, audit)
+}
+
+// setNode takes in that the Node has changed, or does not exist, which is logged at its first time: at once, but an agent makes
+// its Node itself.
+func (p *Proxy) setNode(ctx context.Context, node *corev1.Node) {
+	if node == nil && !p.health.state(time.Now()).missing {
+		level := slog.LevelError
+		if p.opts.OwnPods != nil {
+			level = slog.LevelDebug
+		}
+		p.log.Log(ctx, level, noNodeMessage(p.opts.NodeName))
+	}
+	p.health.setNode(node)
+	p.status.setNode(node)
 }
 
 func (p *Proxy) apply(ctx context.Context, full, audit bool) {

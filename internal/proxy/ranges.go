@@ -81,7 +81,7 @@ func (r *ranges) run(ctx context.Context, client kubernetes.Interface) {
 		}
 		return l, err
 	}
-	reflector.Run(reflector.Quiet(ctx), "proxy/servicecidrs", from, reflector.Sink[*networkingv1.ServiceCIDR]{
+	reflector.Run(reflector.Silent(ctx), "proxy/servicecidrs", from, reflector.Sink[*networkingv1.ServiceCIDR]{
 		Replace: func(all []*networkingv1.ServiceCIDR) {
 			r.set(func() {
 				clear(r.objects)

@@ -6,8 +6,10 @@ package reflector
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -75,9 +77,44 @@ type Sink[T any] struct {
 	Version func(version string)
 }
 
-// Quiet returns a context under which client-go does not log what a reflector
-// cannot do; the caller of Observed does.
-func Quiet(ctx context.Context) context.Context { return klog.NewContext(ctx, klog.Logger{}) }
+// Silent returns a context under which nothing is logged of what a reflector cannot do; the caller of Observed does that.
+func Silent(ctx context.Context) context.Context { return klog.NewContext(ctx, klog.Logger{}) }
+
+// quietKey is of contexts of Quiet.
+type quietKey struct{}
+
+// Quiet returns a context under which Run logs only what the API server rejects, once for each reason, with the logger of
+// klog. That no server answers is logged by other parts of the process.
+func Quiet(ctx context.Context) context.Context {
+	return context.WithValue(Silent(ctx), quietKey{}, true)
+}
+
+// Rejections logs errors by which the API server rejects requests: the first at once, and again when the reason changes or
+// after a success.
+type Rejections struct {
+	// Log writes a line.
+	Log func(err error)
+
+	mu   sync.Mutex
+	last metav1.StatusReason
+}
+
+// Observe is for Source.Observed.
+func (r *Rejections) Observe(err error) {
+	reason := metav1.StatusReasonUnknown
+	if apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) {
+		reason = apierrors.ReasonForError(err)
+	} else if err != nil {
+		return // it tells nothing of the credentials
+	}
+	r.mu.Lock()
+	changed := reason != r.last
+	r.last = reason
+	r.mu.Unlock()
+	if changed && err != nil {
+		r.Log(err)
+	}
+}
 
 // While the API server is away it is retried this often, first and later.
 const (
@@ -89,6 +126,12 @@ const (
 // "proxy/services", is for client-go's log.
 func Run[T any](ctx context.Context, name string, from Source, to Sink[T]) {
 	var none T
+	if ctx.Value(quietKey{}) != nil {
+		rejections := Rejections{Log: func(err error) {
+			klog.Background().Error(err, "the API server rejects a list or watch; retrying", "reflector", name)
+		}}
+		from = from.Observed(rejections.Observe)
+	}
 	cache.NewReflectorWithOptions(listerWatcher{from}, none, store[T]{to}, cache.ReflectorOptions{
 		Name:    name,
 		Backoff: &wait.Backoff{Duration: minBackoff, Factor: 2, Jitter: 0.5, Steps: 10, Cap: maxBackoff},

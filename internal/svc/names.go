@@ -122,6 +122,10 @@ const (
 	AddressAnnotation = "fairlead.dev/address"
 	// ServicesFileAnnotation is the file of a node's directory of services that the Pod comes from.
 	ServicesFileAnnotation = "fairlead.dev/services-file"
+	// ProgramsAnnotation of a Pod lists programs in directories that the Pod does not see, with the SHA-256 of each,
+	// as sha256sum prints them. A node shows the Pod a copy of a program whose content has this hash: who knows the
+	// hash of a file has read it, so no tenant sees a file that is new to him.
+	ProgramsAnnotation = "fairlead.dev/programs"
 )
 
 // Annotations of Services.
@@ -162,6 +166,8 @@ const (
 	PodsLimited = "fairlead.dev/PodsLimited"
 	// PodsConfined: the node confines Pods that are not privileged.
 	PodsConfined = "fairlead.dev/PodsConfined"
+	// PacketsForwarded: the machine passes packets on to and from Pods.
+	PacketsForwarded = "fairlead.dev/PacketsForwarded"
 	// NodeLocalDNS: the node's DNS server answers on the addresses of kube-dns.
 	NodeLocalDNS = "fairlead.dev/NodeLocalDNS"
 )

@@ -324,6 +324,7 @@ func rejected(c *certificatesv1.CertificateSigningRequest) error {
 func (n *Node) create(
 	ctx context.Context, api certificatesclient.CertificateSigningRequestInterface, c *certificatesv1.CertificateSigningRequest,
 ) (*certificatesv1.CertificateSigningRequest, error) {
+	last := metav1.StatusReasonUnknown
 	for begin := time.Now(); ; {
 		got, err := api.Create(ctx, c, metav1.CreateOptions{})
 		final := time.Since(begin) > startTimeout
@@ -335,7 +336,11 @@ func (n *Node) create(
 		case final || !apierrors.IsForbidden(err) && !apierrors.IsUnauthorized(err) && !apierrors.IsServiceUnavailable(err):
 			return nil, err
 		}
-		n.log.Debug("cannot request a certificate; retrying", "err", err, "after", issuePoll)
+		if reason := apierrors.ReasonForError(err); reason != last {
+			last = reason
+			n.log.Warn("the server rejects the request for this node's certificate; it may have just started: retrying, then giving up",
+				"node", n.name, "err", err, "for", startTimeout)
+		}
 		select {
 		case <-ctx.Done():
 			return nil, err

@@ -3,11 +3,13 @@
 package host
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -28,8 +30,8 @@ func NewCheck(g *base.Global) *cobra.Command {
 modes of the proxy, for masquerading and node-local DNS, ports in use, forwarding, rules of
 other programs (firewalld, ufw, docker, kube-proxy), the clock, addresses and devices,
 control groups, the disk; with --encrypt WireGuard, its port and the remaining size of
-packets. Each finding has a remedy. The command changes nothing. Run it on a machine without
-a running agent, whose ports would be in use. An agent logs the same warnings at its start.
+packets. Each finding has a remedy. The command changes nothing. Ports of an agent that runs
+here from the same --data-dir are its own. An agent logs the same warnings at its start.
 
 The exit code is 1 if a node would not work here; with only warnings it is 0. The command
 has the flags of 'fairlead agent', and uses the section agent of the configuration file.`,
@@ -44,7 +46,9 @@ has the flags of 'fairlead agent', and uses the section agent of the configurati
 			if os.Geteuid() != 0 {
 				return errors.New("looking at the kernel's rules needs root: run it with sudo")
 			}
-			findings := f.Machine(base.NodeState(dataDir), true).Check(cmd.Context())
+			m := f.Machine(base.NodeState(dataDir), true)
+			m.Agent = runningAgent(cmd.Context(), dataDir)
+			findings := m.Check(cmd.Context())
 			err := output.Write(g.Out, findings, func(w io.Writer) error { return printFindings(w, findings) })
 			if err == nil && preflight.Failed(findings) {
 				err = errors.New("this machine cannot be a node: fix the findings of level error")
@@ -59,6 +63,25 @@ has the flags of 'fairlead agent', and uses the section agent of the configurati
 	output.Add(cmd)
 	return cmd
 }
+
+// runningAgent returns the name of the node whose agent runs on this machine with a data directory, "" if none answers.
+func runningAgent(ctx context.Context, dataDir string) string {
+	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
+	defer cancel()
+	a, err := base.ReadRecord(dataDir)
+	if err != nil {
+		return ""
+	}
+	for _, at := range []string{a.Healthz, a.Metrics} {
+		if _, _, err := base.GetLocal(ctx, at, "/livez"); at != "" && err == nil {
+			return a.Node
+		}
+	}
+	return ""
+}
+
+// agentTimeout bounds the question whether an agent runs.
+const agentTimeout = 3 * time.Second
 
 func printFindings(w io.Writer, findings []preflight.Finding) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)

@@ -183,7 +183,7 @@ func (c *garbage) watch(ctx context.Context, at schema.GroupVersionResource, wg 
 		}
 	})
 	wg.Go(func() {
-		reflector.Run(reflector.Quiet(ctx), "garbage/"+at.Resource, from, reflector.Sink[*metav1.PartialObjectMetadata]{
+		reflector.Run(reflector.Silent(ctx), "garbage/"+at.Resource, from, reflector.Sink[*metav1.PartialObjectMetadata]{
 			Replace: func(objs []*metav1.PartialObjectMetadata) {
 				c.check(c.graph.replace(at, objs))
 				synced()

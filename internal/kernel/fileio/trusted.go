@@ -66,6 +66,20 @@ func ReadRegular(path string, limit int64) ([]byte, error) {
 }
 
 func readRegular(path string, limit int64, check func(fs.FileInfo) error) ([]byte, error) {
+	f, err := openRegular(path, check)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(data)) > limit {
+		err = fmt.Errorf("it is larger than %d bytes", limit)
+	}
+	return data, err
+}
+
+// openRegular opens a regular file that check accepts.
+func openRegular(path string, check func(fs.FileInfo) error) (*os.File, error) {
 	// O_PATH opens nothing: a pipe would block, and a device could do anything.
 	at, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -88,11 +102,5 @@ func readRegular(path string, limit int64, check func(fs.FileInfo) error) ([]byt
 	if err != nil {
 		return nil, err
 	}
-	f := os.NewFile(uintptr(fd), path)
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err == nil && int64(len(data)) > limit {
-		err = fmt.Errorf("it is larger than %d bytes", limit)
-	}
-	return data, err
+	return os.NewFile(uintptr(fd), path), nil
 }

@@ -7,6 +7,14 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/sysctl"
 )
 
+// Forwards reports whether the machine passes IPv4 packets on, and IPv6 packets where it has that.
+func Forwards() bool {
+	return sysctl.Value("net/ipv4/ip_forward") == "1" && (!HasIPv6() || sysctl.Value("net/ipv6/conf/all/forwarding") == "1")
+}
+
+// Forward lets the machine pass packets on between its interfaces, as Pods need it.
+func Forward() error { return forward() }
+
 // forward lets the machine pass packets on between its interfaces.
 func forward() error {
 	// The kernel also sets the parameter of each interface (inet_forward_change).

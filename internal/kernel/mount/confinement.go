@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -36,6 +37,37 @@ var hidden = []string{
 	"/root", "/home", "/boot", "/media", "/mnt", "/lost+found", "/var/log", "/var/mail", "/var/spool", "/var/backups", "/etc/fairlead",
 }
 
+// scratchDirs are the directories in which a confined process has its own files, with their modes.
+var scratchDirs = map[string]string{"/tmp": "1777", "/var/tmp": "1777", "/run": "755"}
+
+// Hidden reports whether path lies below a directory of which a confined process does not see the machine's files, also by
+// way of a link.
+func Hidden(path string) bool {
+	return below(path, hidden) || below(path, slices.Collect(maps.Keys(scratchDirs)))
+}
+
+// Hides reports whether a process confined by w does not see the machine's file at path. It is false for a w that
+// confines nothing.
+func (w *Confinement) Hides(path string) bool {
+	return w != nil && w.Confined && (Hidden(path) || w.Own(path))
+}
+
+// Own reports whether path lies in a directory of w.Hide, which nothing is shown of.
+func (w *Confinement) Own(path string) bool { return below(path, w.Hide) }
+
+// below reports whether path lies below one of dirs.
+func below(path string, dirs []string) bool {
+	resolve := func(p string) string {
+		if real, err := filepath.EvalSymlinks(p); err == nil {
+			return real
+		}
+		return filepath.Clean(p)
+	}
+	return slices.ContainsFunc(dirs, func(dir string) bool {
+		return strings.HasPrefix(filepath.Clean(path), filepath.Clean(dir)+"/") || strings.HasPrefix(resolve(path), resolve(dir)+"/")
+	})
+}
+
 // devices are the devices of /dev that a confined process has.
 var devices = []string{"null", "zero", "full", "random", "urandom", "tty"}
 
@@ -66,7 +98,7 @@ func (w *Confinement) apply() (own []string, err error) {
 	if err := makeDev(from); err != nil {
 		return nil, fmt.Errorf("make a /dev: %w", err)
 	}
-	for dir, mode := range map[string]string{"/tmp": "1777", "/var/tmp": "1777", "/run": "755"} {
+	for dir, mode := range scratchDirs {
 		write := uintptr(0)
 		if w.ReadOnly && dir != "/run" { // which is root's; places for binds are made there
 			write = unix.MS_RDONLY

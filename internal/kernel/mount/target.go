@@ -129,7 +129,7 @@ func cover(dir string) error {
 	if err != nil {
 		return err
 	}
-	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, fmt.Sprintf("mode=%o", st.Mode().Perm())); err != nil {
+	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, fmt.Sprintf("size=1m,mode=%o", st.Mode().Perm())); err != nil {
 		return err
 	}
 	for _, e := range entries {

@@ -84,6 +84,39 @@ func (c *Conn) Chains(t Table) ([]Chain, error) {
 	return out, err
 }
 
+// BaseChain is a base chain of any program.
+type BaseChain struct {
+	Table Table
+	Name  string
+}
+
+// String is such as "chain FORWARD of table ip filter".
+func (b BaseChain) String() string {
+	family := map[Family]string{IPv4: "ip", IPv6: "ip6", Inet: "inet"}[b.Table.Family]
+	return "chain " + b.Name + " of table " + family + " " + b.Table.Name
+}
+
+// Dropping returns the base chains at a hook whose policy is to drop, of all tables of the families IPv4, IPv6 and Inet. A
+// packet that none of their rules accepts is lost, whatever other tables accept.
+func (c *Conn) Dropping(hook uint32) ([]BaseChain, error) {
+	var out []BaseChain
+	for _, f := range []Family{IPv4, IPv6, Inet} {
+		before := len(out)
+		err := c.dump(unix.NFT_MSG_GETCHAIN, Table{Family: f}, func() { out = out[:before] }, func(*netlink.Encoder) {}, func(body []byte) {
+			h, policy := netlink.Attr(body, unix.NFTA_CHAIN_HOOK), netlink.Attr(body, unix.NFTA_CHAIN_POLICY)
+			if h == nil || policy == nil || uint32At(policy) != 0 || uint32At(netlink.Attr(h, unix.NFTA_HOOK_HOOKNUM)) != hook {
+				return
+			}
+			table := Table{Family: f, Name: netlink.CString(netlink.Attr(body, unix.NFTA_CHAIN_TABLE))}
+			out = append(out, BaseChain{table, netlink.CString(netlink.Attr(body, unix.NFTA_CHAIN_NAME))})
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
 // StoredRule is what a dump contains of a rule.
 type StoredRule struct {
 	Text string

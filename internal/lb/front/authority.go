@@ -45,7 +45,7 @@ func (f *Front) followAuthorities(ctx context.Context, running *sync.WaitGroup) 
 
 func (f *Front) followAuthority(ctx context.Context, running *sync.WaitGroup, n objectName) *authority {
 	a := &authority{}
-	ctx, a.stop = context.WithCancel(reflector.Quiet(ctx))
+	ctx, a.stop = context.WithCancel(reflector.Silent(ctx))
 	change := func(text []byte, problem string) {
 		pool := x509.NewCertPool()
 		if problem == "" && !pool.AppendCertsFromPEM(text) {

@@ -94,7 +94,7 @@ func (f *Front) followSecrets(ctx context.Context, running *sync.WaitGroup) {
 
 func (f *Front) followSecret(ctx context.Context, running *sync.WaitGroup, key secretKey) *namedSecret {
 	t := &namedSecret{}
-	ctx, t.stop = context.WithCancel(reflector.Quiet(ctx))
+	ctx, t.stop = context.WithCancel(reflector.Silent(ctx))
 	change := func(do func()) {
 		f.changed(func() {
 			do()

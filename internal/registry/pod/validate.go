@@ -14,20 +14,32 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	netutils "k8s.io/utils/net"
 
+	"github.com/fairlead/fairlead/internal/podspec"
 	"github.com/fairlead/fairlead/internal/registration"
 	"github.com/fairlead/fairlead/internal/registry/store"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 func validate(p *corev1.Pod) field.ErrorList {
 	errs := store.ValidateMeta(&p.ObjectMeta, true, validation.NameIsDNSSubdomain)
 	errs = append(errs, validateSpec(&p.Spec, field.NewPath("spec"))...)
+	errs = append(errs, validatePrograms(p.Annotations, field.NewPath("metadata", "annotations"))...)
 	return append(errs, registration.Validate(p)...)
+}
+
+func validatePrograms(annotations map[string]string, path *field.Path) field.ErrorList {
+	value := annotations[svc.ProgramsAnnotation]
+	if _, err := podspec.ParsePrograms(value); err != nil {
+		return field.ErrorList{field.Invalid(path.Key(svc.ProgramsAnnotation), value, err.Error())}
+	}
+	return nil
 }
 
 // ValidateTemplate checks a template for Pods.
 func ValidateTemplate(t *corev1.PodTemplateSpec, path *field.Path) field.ErrorList {
 	errs := unversioned.ValidateLabels(t.Labels, path.Child("labels"))
 	errs = append(errs, validation.ValidateAnnotations(t.Annotations, path.Child("annotations"))...)
+	errs = append(errs, validatePrograms(t.Annotations, path.Child("metadata", "annotations"))...)
 	return append(errs, validateSpec(&t.Spec, path.Child("spec"))...)
 }
 

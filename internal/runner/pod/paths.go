@@ -21,6 +21,9 @@ func (p Paths) volume(name string) string    { return filepath.Join(p.Dir, "volu
 func (p Paths) containers() string           { return filepath.Join(p.Dir, "containers") }
 func (p Paths) container(name string) string { return filepath.Join(p.containers(), name) }
 
+// program is the copy of a program with this SHA-256, in hex.
+func (p Paths) program(sum string) string { return filepath.Join(p.Dir, "programs", sum) }
+
 // Log is the file of the output of an attempt.
 func (p Paths) Log(name string, attempt int) string {
 	return filepath.Join(p.container(name), fmt.Sprintf("%d.log", attempt))

@@ -10,11 +10,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/fairlead/fairlead/internal/kernel/mount"
 	"github.com/fairlead/fairlead/internal/podspec"
 	"github.com/fairlead/fairlead/internal/runner/confinement"
 	"github.com/fairlead/fairlead/internal/runner/shim"
 	"github.com/fairlead/fairlead/internal/runner/values"
 	"github.com/fairlead/fairlead/internal/runner/volumes"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // hostImage is the one image there is: the machine's own file system.
@@ -97,10 +99,31 @@ func (c *container) shimSpec(ctx context.Context, pod *corev1.Pod, attempt int) 
 	}
 	// The shim of an earlier version, which outlives the agent's upgrade, ignores the confinement.
 	out.Confinement = confined
+	if out.Programs, err = p.programs(pod, confined); err != nil {
+		return shim.Container{}, err
+	}
 	out.User, out.Group = identity(pod, spec)
 	out.OOMScoreAdj = confinement.OOMScoreAdj(pod, spec, w.node.memory)
 	if out.Cgroup, err = w.node.Groups.Container(pod.UID, spec); err != nil {
 		return shim.Container{}, err
+	}
+	return out, nil
+}
+
+// programs returns what a confined container sees of directories that are hidden from it. The Pod has named the content of
+// each, so it sees nothing that its author has not read.
+func (p Paths) programs(pod *corev1.Pod, confined *shim.Confinement) (out []shim.Program, err error) {
+	if confined == nil || !confined.Mount.Confined {
+		return nil, nil
+	}
+	programs, err := podspec.ParsePrograms(pod.Annotations[svc.ProgramsAnnotation])
+	if err != nil {
+		return nil, configError{"CreateContainerConfigError", fmt.Sprintf("annotation %s: %v", svc.ProgramsAnnotation, err)}
+	}
+	for _, f := range programs {
+		if mount.Hidden(f.Path) && !confined.Mount.Own(f.Path) {
+			out = append(out, shim.Program{Path: f.Path, SHA256: f.SHA256, Copy: p.program(f.SHA256)})
+		}
 	}
 	return out, nil
 }

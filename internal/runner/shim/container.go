@@ -63,7 +63,10 @@ func (s *server) start(spec Container) (State, error) {
 
 	started := make(chan struct{})
 	go func() {
-		err := mount.Confine(spec.mountConfinement(), spec.Binds, func(ns *os.File) error { return s.run(k, ns, started) })
+		binds, err := spec.showPrograms()
+		if err == nil {
+			err = mount.Confine(spec.mountConfinement(), binds, func(ns *os.File) error { return s.run(k, ns, started) })
+		}
 		s.ended(k, err)
 		select {
 		case <-started:
@@ -87,7 +90,7 @@ func (s *server) run(k *container, ns *os.File, started chan struct{}) error {
 	}
 	path, err := lookPath(k.spec.Args, k.spec.Env, k.spec.Dir)
 	if err != nil {
-		return err
+		return k.spec.hidden(path, err)
 	}
 	var log *logfile.Writer
 	var dir *os.File
@@ -113,7 +116,7 @@ func (s *server) run(k *container, ns *os.File, started chan struct{}) error {
 	cmd := command(path, k.spec, p)
 	forget, err := s.launch(cmd, k.spec, dir)
 	if err != nil {
-		return startError(err, cmd)
+		return startError(err, cmd, k.spec.mountConfinement())
 	}
 	defer forget()
 	p.closeChild()
@@ -371,8 +374,11 @@ func runnable(path string) error {
 
 // startError explains a failed start; to Go a failed chdir looks like a failed
 // exec.
-func startError(err error, cmd *exec.Cmd) error {
+func startError(err error, cmd *exec.Cmd, w *mount.Confinement) error {
 	if st, statErr := os.Stat(cmd.Dir); statErr != nil || !st.IsDir() {
+		if w.Hides(cmd.Dir) {
+			return fmt.Errorf("working directory %s is hidden from Pods that are not privileged; choose another one, such as /", cmd.Dir)
+		}
 		return fmt.Errorf("working directory %s does not exist on this machine", cmd.Dir)
 	}
 	return fmt.Errorf("start %s: %w", cmd.Path, err)

@@ -37,7 +37,9 @@ type Container struct {
 	// OOMScoreAdj is the preference of the kernel for killing it when memory is
 	// short (proc_pid_oom_score_adj(5)).
 	OOMScoreAdj int `json:"oomScoreAdj,omitempty"`
-	// Binds are mounted over the file system, in this order.
+	// Programs are shown to a confined container that does not see their directories.
+	Programs []Program `json:"programs,omitempty"`
+	// Binds are mounted over the file system, in this order, after the programs.
 	Binds []mount.Bind  `json:"binds,omitempty"`
 	Log   string        `json:"log"`
 	Limit logfile.Limit `json:"limit"`
@@ -46,6 +48,14 @@ type Container struct {
 	TTY       bool   `json:"tty,omitempty"`
 	Stdin     bool   `json:"stdin,omitempty"`
 	StdinOnce bool   `json:"stdinOnce,omitempty"`
+}
+
+// Program is an executable file of the machine that a confined container sees at its own path, if its SHA-256, in hex, is
+// the expected one. What the container sees is Copy, which the first attempt to use it makes.
+type Program struct {
+	Path   string `json:"path"`
+	SHA256 string `json:"sha256"`
+	Copy   string `json:"copy"`
 }
 
 // State is the state of a Container. It is written to the Record file and sent to

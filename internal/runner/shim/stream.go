@@ -57,7 +57,7 @@ func (s *server) exec(c *net.UnixConn, req Exec, files []*os.File, closeFiles fu
 		}
 		forget, err := s.launch(cmd, spec, group)
 		if err != nil {
-			return startError(err, cmd)
+			return startError(err, cmd, spec.mountConfinement())
 		}
 		defer forget()
 		closeFiles()

@@ -73,7 +73,7 @@ func (o *Objects) Want(w User, keys map[objectKey]bool) {
 			ctx, stop := context.WithCancel(o.ctx)
 			watch = &objectWatch{users: map[User]bool{}, stop: stop}
 			o.watches[k] = watch
-			o.running.Go(func() { o.follow(reflector.Quiet(ctx), k) })
+			o.running.Go(func() { o.follow(reflector.Silent(ctx), k) })
 		}
 		watch.users[w] = true
 	}

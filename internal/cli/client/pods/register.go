@@ -111,7 +111,7 @@ func (r *registerCommand) run(cmd *cobra.Command) error {
 	namespace := r.Namespace
 	if !r.dryRun {
 		if client, namespace, err = r.Client(); err != nil {
-			return err
+			return onNode(err, &r.ClientFlags)
 		}
 		if err := checkNode(cmd.Context(), client, r.spec.Node); err != nil {
 			return err
@@ -146,6 +146,18 @@ func (r *registerCommand) run(cmd *cobra.Command) error {
 			unit, systemd.HookWait, systemd.HookPath(unit))
 	}
 	return errors.Join(errs...)
+}
+
+// onNode names what works on a node, where there is no kubeconfig of an administrator.
+func onNode(err error, f *base.ClientFlags) error {
+	a, missing := base.ReadRecord(f.DataDir)
+	if !errors.Is(err, base.ErrNoKubeconfig) || missing != nil {
+		return err
+	}
+	return fmt.Errorf("node %s has no kubeconfig of an administrator: run this where there is one, with --node %s; or use a file "+
+		"NAME.yaml in /etc/fairlead/services.d of this node (docs/registered.md), which its agent registers after an administrator has run "+
+		"'kubectl create rolebinding nodes-register --namespace %s --clusterrole %s --group %s'",
+		a.Node, a.Node, cmp.Or(f.Namespace, metav1.NamespaceDefault), svc.NodeRegistrarRole, svc.NodesGroup)
 }
 
 // specs returns the programs of the flags or the file.
@@ -279,7 +291,7 @@ keep running.`,
 			}
 			client, namespace, err := f.Client()
 			if err != nil {
-				return err
+				return onNode(err, &f)
 			}
 			var errs []error
 			for _, name := range args {

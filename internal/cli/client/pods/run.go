@@ -42,6 +42,8 @@ type runCommand struct {
 	timeout   time.Duration
 	// asSet is set if a Deployment or DaemonSet has the Pods.
 	asSet bool
+	// workDirGiven is set if --workdir is.
+	workDirGiven bool
 }
 
 // NewRun returns 'fairlead run'.
@@ -58,6 +60,10 @@ Pods that fail or whose node is lost; run again with another command it rolls to
 Pod by Pod. With --name and --every-node it is a DaemonSet. This command returns when the
 set is ready; 'fairlead scale', 'restart', 'ps', 'logs' and 'rm' are for sets.
 
+Pods that are not privileged, as those of a set are, do not see /home, /root and /tmp. A
+program from there is shown to them: they get a copy of it, if the file on their node has
+the content that it has here. Other files are not. After a change of the program run again.
+
 Otherwise, without --detach, the output of all Pods is shown here, each line with its Pod's
 name, and the Pods are deleted when this command is interrupted.`,
 		Example: `  fairlead run --name web --replicas 3 -p http=8080 --ready http://:8080/ -- ./server
@@ -71,7 +77,7 @@ name, and the Pods are deleted when this command is interrupted.`,
 			if r.replicas < 1 || r.replicas > maxReplicas {
 				return base.Usagef("--replicas is %d; want 1 to %d", r.replicas, maxReplicas)
 			}
-			r.command = args
+			r.command, r.workDirGiven = args, cmd.Flags().Changed("workdir")
 			r.asSet = r.everyNode || r.podFlags.name != "" && cmd.Flags().Changed("replicas")
 			if r.everyNode && r.podFlags.name == "" {
 				return base.Usagef("--every-node needs --name")
@@ -110,7 +116,8 @@ name, and the Pods are deleted when this command is interrupted.`,
 	flags.BoolVar(&r.dryRun, "dry-run", false, "print the object and create nothing")
 	flags.StringVarP(&r.output, "output", "o", "yaml", "format of --dry-run: yaml or json")
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"yaml", "json"}, cobra.ShellCompDirectiveNoFileComp))
-	flags.StringVar(&r.workDir, "workdir", workingDir(), "directory the command starts in")
+	flags.StringVar(&r.workDir, "workdir", workingDir(),
+		"directory the command starts in; / if Pods do not see the present one")
 	flags.StringVar(&r.node, "node", "", "node to run on (default: the scheduler chooses)")
 	flags.BoolVar(&r.hostNetwork, "host-network", false, "use the node's network, without a separate address")
 	flags.IntVar(&r.replicas, "replicas", 1, "number of Pods")
@@ -133,6 +140,9 @@ func (r *runCommand) run(ctx context.Context) error {
 		return err
 	}
 	if r.dryRun {
+		if err := r.reveal(ctx, nil, "", pod); err != nil {
+			return err
+		}
 		return r.print(pod)
 	}
 	client, namespace, err := r.Client()
@@ -140,6 +150,9 @@ func (r *runCommand) run(ctx context.Context) error {
 		return err
 	}
 	if err := checkNode(ctx, client, r.node); err != nil {
+		return err
+	}
+	if err := r.reveal(ctx, client, namespace, pod); err != nil {
 		return err
 	}
 	if r.asSet {

@@ -50,7 +50,7 @@ func (r *runCommand) object(pod *corev1.Pod) runtime.Object {
 		Name: r.podFlags.name, Labels: set,
 		Annotations: map[string]string{"kubernetes.io/change-cause": "fairlead run -- " + strings.Join(r.command, " ")},
 	}
-	template := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: set}, Spec: pod.Spec}
+	template := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: set, Annotations: pod.Annotations}, Spec: pod.Spec}
 	by := &metav1.LabelSelector{MatchLabels: selector}
 	if r.everyNode {
 		return &appsv1.DaemonSet{
@@ -247,7 +247,8 @@ func (s *set) patch(ctx context.Context, client kubernetes.Interface, namespace 
 func awaitSet(ctx context.Context, progress io.Writer, client kubernetes.Interface, namespace string, s set, timeout time.Duration) error {
 	limited, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	for {
+	told := ""
+	for n := 0; ; n++ {
 		now, err := findSet(limited, client, namespace, s.name)
 		switch {
 		case err == nil && now.done():
@@ -255,6 +256,12 @@ func awaitSet(ctx context.Context, progress io.Writer, client kubernetes.Interfa
 			return nil
 		case err == nil:
 			s = now
+			if n%10 == 9 { // a list of Pods costs more
+				if why := cannotStartAny(limited, client, namespace, &s); why != "" && why != told {
+					told = why
+					fmt.Fprintln(progress, why)
+				}
+			}
 		case ctx.Err() == nil && limited.Err() == nil:
 			return err
 		}
@@ -271,6 +278,17 @@ func awaitSet(ctx context.Context, progress io.Writer, client kubernetes.Interfa
 		case <-time.After(setPoll):
 		}
 	}
+}
+
+// cannotStartAny returns why a Pod of the set cannot be started, "" if each can.
+func cannotStartAny(ctx context.Context, client kubernetes.Interface, namespace string, s *set) string {
+	pods, err := podsOf(ctx, client, namespace, s)
+	for i := range pods {
+		if why := cannotStart(&pods[i]); err == nil && why != "" && !ready(&pods[i]) {
+			return fmt.Sprintf("pod %s cannot be started: %s", pods[i].Name, why)
+		}
+	}
+	return ""
 }
 
 // podTrouble returns what keeps one of the set's Pods from being ready.

@@ -47,6 +47,12 @@ type Report struct {
 	// Problems is everything that is wrong, a line each; empty when all is
 	// well.
 	Problems []string `json:"problems"`
+	// Endpoints are those of the one Service that was asked for.
+	Endpoints []endpointReport `json:"endpoints,omitempty"`
+
+	// warnings are what Events tell of causes; scope is what was asked for.
+	warnings warnings
+	scope    scope
 }
 
 type nodeReport struct {
@@ -55,6 +61,8 @@ type nodeReport struct {
 	Addresses []string `json:"addresses"`
 	PodCIDRs  []string `json:"podCIDRs"`
 	Pods      int      `json:"pods"`
+	// PodsUnknown is set where a node, which may only read its own Pods, shows another one, or no server answers.
+	PodsUnknown bool `json:"podsUnknown,omitempty"`
 	// Programmed is the status of the node's proxy, nil when its agent does not
 	// answer or may not be asked.
 	Programmed *proxy.Status `json:"programmed"`
@@ -79,13 +87,16 @@ type ServiceReport struct {
 func NewStatus(g *base.Global) *cobra.Command {
 	var f base.ClientFlags
 	var output base.OutputFlag
-	var probe bool
+	var probe, watch bool
 	cmd := &cobra.Command{
-		Use:   "status",
+		Use:   "status [SERVICE]",
 		Short: "Show nodes, services, endpoints, what is programmed where, and what is wrong",
 		Long: `Show nodes, services, endpoints, what is programmed where, and, in lines that begin
 with !, what is wrong. On a node without an administrator's kubeconfig it shows what
 the node itself knows: its proxy, its own Pods, and what the node may read of the API.
+
+With the name of a Service it shows this Service, its endpoints, and what concerns it; with
+--namespace what is in that namespace.
 
 If this machine is a node, it connects to endpoints that were written by hand,
 ` + strconv.Itoa(maxProbes) + ` at most and as many of each namespace, for ` + dialTimeout.String() + ` each. Their addresses are
@@ -96,35 +107,53 @@ The exit code is 0 when there is something to show, whatever is wrong, and 1 whe
 server does not answer; scripts look at .problems of -o json, which is empty when nothing
 is wrong.`,
 		Example: `  fairlead status
+  fairlead status my-service
+  fairlead status -n shop --watch
   fairlead status -o json | jq -e '.problems == []'`,
-		Args: base.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		Args: oneName,
+		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := output.Check(); err != nil {
 				return err
 			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), base.RequestTimeout)
-			defer cancel()
 			var p *prober
 			if probe {
 				p = newProber()
 				p.anywhere = cmd.Flags().Changed("probe-endpoints")
 			}
-			r, err := reportFor(ctx, &f, p)
-			if err != nil {
-				return err
+			want := scope{namespace: f.Namespace}
+			if len(args) == 1 {
+				want.service = args[0]
 			}
-			return output.Write(g.Out, r, r.print)
+			for {
+				ctx, cancel := context.WithTimeout(cmd.Context(), base.RequestTimeout)
+				r, err := reportFor(ctx, &f, p, want)
+				cancel()
+				if err == nil {
+					err = output.Write(g.Out, r, r.print)
+				}
+				if err != nil || !watch {
+					return err
+				}
+				select {
+				case <-cmd.Context().Done():
+					return nil
+				case <-time.After(topInterval):
+				}
+				fmt.Fprintln(g.Out)
+			}
 		},
 	}
 	f.Add(cmd)
+	cmd.Flags().StringVarP(&f.Namespace, "namespace", "n", "", "show only this namespace (default: all; with SERVICE the kubeconfig's)")
 	output.Add(cmd)
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "show it again every "+topInterval.String())
 	cmd.Flags().BoolVar(&probe, "probe-endpoints", true, "connect to endpoints that were written by hand; unless given, only from a node")
 	return cmd
 }
 
 // collect asks the API, and through it every node's agent. A node, whose name is own,
 // may only ask for its own Pods, and for no agent.
-func collect(ctx context.Context, client kubernetes.Interface, own string, probe *prober) (*Report, error) {
+func collect(ctx context.Context, client kubernetes.Interface, own string, probe *prober, want scope) (*Report, error) {
 	var podsOf metav1.ListOptions
 	if own != "" {
 		podsOf.FieldSelector = "spec.nodeName=" + own
@@ -137,7 +166,7 @@ func collect(ctx context.Context, client kubernetes.Interface, own string, probe
 	if err != nil {
 		return nil, err
 	}
-	services, err := client.CoreV1().Services("").List(ctx, metav1.ListOptions{})
+	all, err := client.CoreV1().Services("").List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
 	}
@@ -145,21 +174,42 @@ func collect(ctx context.Context, client kubernetes.Interface, own string, probe
 	if err != nil {
 		return nil, err
 	}
-	r := &Report{Nodes: nodeReports(nodes.Items, pods.Items), Services: serviceReports(services.Items, slicesList.Items), Problems: []string{}}
+	services, err := want.services(all.Items)
+	if err != nil {
+		return nil, err
+	}
+	r := &Report{
+		Nodes: nodeReports(nodes.Items, pods.Items, own), Services: serviceReports(services, slicesList.Items), Problems: []string{}, scope: want,
+	}
 	if u := client.CoreV1().RESTClient().Get().URL(); u != nil {
 		r.Server = u.Scheme + "://" + u.Host
 	}
+	var more related
 	if own == "" {
-		r.LoadBalancers = summarizeLB(ctx, client, services.Items)
+		r.LoadBalancers = summarizeLB(ctx, client, services)
 		r.askStore(ctx, client)
 		r.ask(ctx, client)
+		more = readRelated(ctx, client, want.namespace)
+		r.warnings = more.warnings
 	}
+	now := time.Now()
+	index := newPodIndex(pods.Items, own == "")
 	r.judgeNodes(nodes.Items)
-	r.judgeServices(services.Items, newPodIndex(pods.Items, own == ""))
-	r.judgeProgrammed(time.Now())
-	r.judgePods(pods.Items, time.Now())
+	r.judgeServices(services, index)
+	r.judgeEndpoints(services, slicesList.Items, index, now)
+	r.judgeProgrammed(now)
+	mine := want.pods(pods.Items, services)
+	r.judgePods(mine, now)
+	r.judgeLimits(nodes.Items, mine)
+	if want.service == "" {
+		r.judgeSets(&more)
+		r.judgeIngresses(more.ingresses, now)
+	} else if len(services) == 1 {
+		r.Endpoints = endpointReports(&services[0], slicesList.Items, index, now)
+	}
+	r.judgeWarnings(services, more.warnings, now)
 	if probe != nil {
-		r.probe(ctx, probe, nodes.Items, handMade(services.Items, slicesList.Items, nodes.Items, probe.local))
+		r.probe(ctx, probe, nodes.Items, handMade(services, slicesList.Items, nodes.Items, probe.local))
 	}
 	return r, nil
 }
@@ -176,14 +226,15 @@ func (r *Report) probe(ctx context.Context, p *prober, nodes []corev1.Node, all 
 	}
 }
 
-func nodeReports(nodes []corev1.Node, pods []corev1.Pod) []nodeReport {
+// nodeReports counts Pods; own, if not empty, is the node whose Pods alone are known.
+func nodeReports(nodes []corev1.Node, pods []corev1.Pod, own string) []nodeReport {
 	count := map[string]int{}
 	for i := range pods {
 		count[pods[i].Spec.NodeName]++
 	}
 	out := []nodeReport{}
 	for _, n := range nodes {
-		nr := nodeReport{Name: n.Name, PodCIDRs: n.Spec.PodCIDRs, Pods: count[n.Name]}
+		nr := nodeReport{Name: n.Name, PodCIDRs: n.Spec.PodCIDRs, Pods: count[n.Name], PodsUnknown: own != "" && own != n.Name}
 		for _, a := range n.Status.Addresses {
 			if a.Type == corev1.NodeInternalIP {
 				nr.Addresses = append(nr.Addresses, a.Address)
@@ -309,7 +360,11 @@ func (r *Report) print(out io.Writer) error {
 	fmt.Fprintln(w)
 	fmt.Fprintln(w, "NODE\tREADY\tADDRESS\tPODS\tMODE\tSERVICE PORTS\tENDPOINTS\tPROGRAMMED")
 	for _, n := range r.Nodes {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t", n.Name, yesNo(n.Ready), base.PlainLine(cmp.Or(strings.Join(n.Addresses, ","), "-")), n.Pods)
+		pods := strconv.Itoa(n.Pods)
+		if n.PodsUnknown {
+			pods = "-"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t", n.Name, yesNo(n.Ready), base.PlainLine(cmp.Or(strings.Join(n.Addresses, ","), "-")), pods)
 		if s := n.Programmed; s != nil {
 			fmt.Fprintf(w, "%s\t%d\t%d\t%s\n", base.PlainLine(s.Mode), s.ServicePorts, s.Endpoints, programmedText(s))
 		} else {
@@ -317,6 +372,7 @@ func (r *Report) print(out io.Writer) error {
 		}
 	}
 	r.printServices(w)
+	r.printEndpoints(w)
 	if err := w.Flush(); err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -41,15 +42,20 @@ func (r *Report) judgeNodes(nodes []corev1.Node) {
 	}
 	for i, n := range r.Nodes {
 		if !n.Ready {
-			r.problem("node %s is not Ready: %s", n.Name, notReady(&nodes[i]))
+			r.problem("node %s is not Ready: %s", n.Name, r.notReady(&nodes[i]))
 		}
 		s := n.Programmed
 		if s != nil {
 			if !s.Programmed {
 				r.problem("node %s: services are not programmed: %s: %s", n.Name, s.Reason, s.Message)
 			}
+			if s.Programmed && s.LastError != "" { // of ports that the mode has rejected
+				r.problem("node %s: some ports are not programmed: %s", n.Name, s.LastError)
+			}
 			for _, p := range s.Problems {
-				r.problem("node %s: service %s: %s", n.Name, p.Service, p.Message)
+				if r.scope.has(p.Service) {
+					r.problem("node %s: service %s: %s", n.Name, p.Service, p.Message)
+				}
 			}
 		}
 		for _, c := range nodes[i].Status.Conditions {
@@ -65,12 +71,20 @@ func (r *Report) judgeNodes(nodes []corev1.Node) {
 	}
 }
 
-// notReady returns why a node is not Ready.
-func notReady(n *corev1.Node) string {
+// notReady returns why a node is not Ready: in its own words, or in those of who noticed that.
+func (r *Report) notReady(n *corev1.Node) string {
+	since := time.Time{}
 	for _, c := range n.Status.Conditions {
-		if c.Type == corev1.NodeReady && c.Status == corev1.ConditionFalse && c.Message != "" {
+		if c.Type != corev1.NodeReady {
+			continue
+		}
+		if c.Status == corev1.ConditionFalse && c.Message != "" {
 			return c.Message
 		}
+		since = c.LastTransitionTime.Add(-time.Minute)
+	}
+	if e := r.warnings.of("Node", n, since); e != nil {
+		return e.Message
 	}
 	return "its agent does not run, or cannot reach the server"
 }
@@ -88,7 +102,11 @@ func (r *Report) judgeServices(services []corev1.Service, pods *podIndex) {
 			if c := s.Spec.LoadBalancerClass; c != nil {
 				provider += " of class " + *c
 			}
-			r.problem("service %s has no load balancer address: %s has given it one", name, provider)
+			why := provider + " has given it one"
+			if e := r.warnings.of("Service", s, time.Time{}); e != nil {
+				why = e.Message
+			}
+			r.problem("service %s has no load balancer address: %s", name, why)
 		}
 		if len(s.Spec.Selector) == 0 {
 			if counts.Total == 0 {
@@ -146,6 +164,11 @@ func (r *Report) judgePorts(s *corev1.Service, name string, pods *podIndex) {
 			target = intstr.FromInt32(port.Port)
 		}
 		declared, found := map[string]bool{}, false
+		if other := otherProtocol(matching, port, target); other != "" {
+			r.problem("service %s: port %d/%s leads to port %s, which its Pods have for %s", name, port.Port,
+				cmp.Or(port.Protocol, corev1.ProtocolTCP), target.String(), other)
+			continue
+		}
 		for _, p := range matching {
 			if found = hasPort(p, port, target, declared); found {
 				break
@@ -160,6 +183,32 @@ func (r *Report) judgePorts(s *corev1.Service, name string, pods *podIndex) {
 		}
 		r.problem("service %s: port %d leads to port %s, which none of its Pods has (%s)", name, port.Port, target.String(), known)
 	}
+}
+
+// otherProtocol returns the protocol for which all Pods declare the number that a Service's port leads to, if none
+// declares it for the port's protocol; else "".
+func otherProtocol(pods []*corev1.Pod, port *corev1.ServicePort, target intstr.IntOrString) (other corev1.Protocol) {
+	if target.Type != intstr.Int {
+		return ""
+	}
+	for _, p := range pods {
+		here := corev1.Protocol("")
+		for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
+			for _, cp := range c.Ports {
+				if cp.ContainerPort != target.IntVal {
+					continue
+				}
+				if here = cmp.Or(cp.Protocol, corev1.ProtocolTCP); here == cmp.Or(port.Protocol, corev1.ProtocolTCP) {
+					return ""
+				}
+			}
+		}
+		if here == "" {
+			return ""
+		}
+		other = here
+	}
+	return other
 }
 
 // hasPort reports whether a Pod may listen on the target of a Service's port. One
@@ -191,21 +240,53 @@ func hasPort(p *corev1.Pod, port *corev1.ServicePort, target intstr.IntOrString,
 	return target.Type == intstr.Int && !any
 }
 
-// judgePods adds the Pods that do not start or do not stay up.
+// judgePods adds the Pods that do not start or do not stay up. Those of one owner with one reason are one line.
 func (r *Report) judgePods(pods []corev1.Pod, now time.Time) {
+	type group struct{ owner, reason string }
+	first, count := map[group]int{}, map[group]int{}
 	for i := range pods {
 		p := &pods[i]
 		if p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
 			continue
 		}
+		text := ""
 		waiting := waitingReason(p)
 		switch {
 		case waiting != "":
-			r.problem("pod %s/%s: %s", p.Namespace, p.Name, waiting)
+			text = ": " + waiting
 		case p.Status.Phase == corev1.PodPending && (unschedulable(p) || now.Sub(p.CreationTimestamp.Time) > pendingGrace):
-			r.problem("pod %s/%s is Pending: %s", p.Namespace, p.Name, base.PodTrouble(p))
+			text = " is Pending: " + base.PodTrouble(p)
+		default:
+			continue
+		}
+		reason, _, _ := strings.Cut(strings.TrimPrefix(text, ": "), ":")
+		g := group{ownerOf(p), reason}
+		if g.owner != "" {
+			if count[g]++; count[g] > 1 {
+				continue
+			}
+			first[g] = len(r.Problems)
+		}
+		r.problem("pod %s/%s%s", p.Namespace, p.Name, text)
+	}
+	for g, i := range first {
+		if n := count[g]; n > 1 {
+			r.Problems[i] = base.PlainLine(fmt.Sprintf("%s: %d Pods alike; the first, %s", g.owner, n, r.Problems[i]))
 		}
 	}
+}
+
+// ownerOf returns what a user knows as the owner of a Pod: the Deployment of its ReplicaSet, or its controller; "" for none.
+func ownerOf(p *corev1.Pod) string {
+	o := metav1.GetControllerOf(p)
+	if o == nil {
+		return ""
+	}
+	kind, name := strings.ToLower(o.Kind), o.Name
+	if hash := p.Labels[appsv1.DefaultDeploymentUniqueLabelKey]; kind == "replicaset" && hash != "" {
+		kind, name = "deployment", strings.TrimSuffix(name, "-"+hash)
+	}
+	return kind + " " + p.Namespace + "/" + name
 }
 
 // waitingReason returns why a container of a Pod waits, such as CrashLoopBackOff; ""

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // label is one label of Pods of a namespace.
@@ -28,16 +29,19 @@ type podIndex struct {
 	folded map[label][]label
 	// byKey and byValue have the labels of a namespace with a key or a value.
 	byKey, byValue map[label][]label
+	byName         map[svc.Name]*corev1.Pod
 }
 
 func newPodIndex(pods []corev1.Pod, whole bool) *podIndex {
-	x := &podIndex{whole, map[string][]*corev1.Pod{}, map[label][]*corev1.Pod{}, map[label][]label{}, map[label][]label{}, map[label][]label{}}
+	x := &podIndex{whole, map[string][]*corev1.Pod{}, map[label][]*corev1.Pod{}, map[label][]label{}, map[label][]label{}, map[label][]label{},
+		map[svc.Name]*corev1.Pod{}}
 	for i := range pods {
 		p := &pods[i]
 		if p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
 			continue
 		}
 		x.pods[p.Namespace] = append(x.pods[p.Namespace], p)
+		x.byName[svc.NameOf(p)] = p
 		for k, v := range p.Labels {
 			l := label{p.Namespace, k, v}
 			if x.byLabel[l] == nil {

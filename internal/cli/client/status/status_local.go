@@ -1,19 +1,18 @@
 package status
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
-	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -24,10 +23,13 @@ import (
 
 // report asks as an administrator, and on a node without an administrator's kubeconfig
 // as that node.
-func reportFor(ctx context.Context, f *base.ClientFlags, probe *prober) (*Report, error) {
-	client, _, err := f.Client()
+func reportFor(ctx context.Context, f *base.ClientFlags, probe *prober, want scope) (*Report, error) {
+	client, namespace, err := f.Client()
+	if want.service != "" && want.namespace == "" {
+		want.namespace = cmp.Or(namespace, metav1.NamespaceDefault)
+	}
 	if err == nil {
-		return collect(ctx, client, "", probe)
+		return collect(ctx, client, "", probe, want)
 	}
 	if f.Kubeconfig != "" || os.Getenv("KUBECONFIG") != "" || !errors.Is(err, base.ErrNoKubeconfig) {
 		return nil, err
@@ -41,12 +43,12 @@ func reportFor(ctx context.Context, f *base.ClientFlags, probe *prober) (*Report
 	case missing != nil:
 		return nil, missing
 	}
-	return reportOfNode(ctx, &a, f.DataDir, probe)
+	return reportOfNode(ctx, &a, f.DataDir, probe, want)
 }
 
 // report shows what a node knows: its proxy, and what the node itself may read.
-func reportOfNode(ctx context.Context, a *base.AgentRecord, dataDir string, probe *prober) (*Report, error) {
-	r, err := askAsNode(ctx, a, dataDir, probe)
+func reportOfNode(ctx context.Context, a *base.AgentRecord, dataDir string, probe *prober, want scope) (*Report, error) {
+	r, err := askAsNode(ctx, a, dataDir, probe, want)
 	if err != nil {
 		// What the machine itself answers is worth showing also then.
 		r = &Report{Server: a.Server}
@@ -55,7 +57,7 @@ func reportOfNode(ctx context.Context, a *base.AgentRecord, dataDir string, prob
 	r.Node = a.Node
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	health, body, err := getLocal(ctx, a.Healthz, "/healthz")
+	health, body, err := base.GetLocal(ctx, a.Healthz, "/healthz")
 	switch {
 	case a.Healthz == "":
 		r.Healthz = "not asked: its --healthz-bind-address is empty"
@@ -68,13 +70,13 @@ func reportOfNode(ctx context.Context, a *base.AgentRecord, dataDir string, prob
 		r.Healthz = fmt.Sprintf("unhealthy: %d %s", health, strings.TrimSpace(string(body)))
 		r.problem("the proxy of this node is not healthy: /healthz answers %d %s", health, strings.TrimSpace(string(body)))
 	}
-	code, body, err := getLocal(ctx, a.Metrics, "/status")
+	code, body, err := base.GetLocal(ctx, a.Metrics, "/status")
 	var s proxy.Status
 	if err != nil || code != http.StatusOK || json.Unmarshal(body, &s) != nil {
 		return r, nil
 	}
 	if len(r.Nodes) == 0 {
-		r.Nodes = []nodeReport{{Name: a.Node}}
+		r.Nodes = []nodeReport{{Name: a.Node, PodsUnknown: true}}
 	}
 	for i := range r.Nodes {
 		if r.Nodes[i].Name == a.Node {
@@ -85,7 +87,7 @@ func reportOfNode(ctx context.Context, a *base.AgentRecord, dataDir string, prob
 }
 
 // ask asks the API as the node.
-func askAsNode(ctx context.Context, a *base.AgentRecord, dataDir string, probe *prober) (*Report, error) {
+func askAsNode(ctx context.Context, a *base.AgentRecord, dataDir string, probe *prober, want scope) (*Report, error) {
 	var cfg *rest.Config
 	if a.Kubeconfig != "" {
 		c := base.ClientFlags{Kubeconfig: a.Kubeconfig}
@@ -104,34 +106,5 @@ func askAsNode(ctx context.Context, a *base.AgentRecord, dataDir string, probe *
 	if err != nil {
 		return nil, err
 	}
-	return collect(ctx, client, a.Node, probe)
-}
-
-// maxAnswer bounds an answer of this machine, in bytes.
-const maxAnswer = 4 << 20
-
-// getLocal asks this machine at an address to listen on.
-func getLocal(ctx context.Context, bind, path string) (code int, body []byte, err error) {
-	host, port, err := net.SplitHostPort(bind)
-	if err != nil {
-		return 0, nil, err
-	}
-	if a, err := netip.ParseAddr(host); host == "" || err == nil && a == netip.IPv4Unspecified() {
-		host = "127.0.0.1"
-	} else if err == nil && a == netip.IPv6Unspecified() {
-		host = "::1"
-	}
-	q, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+net.JoinHostPort(host, port)+path, http.NoBody)
-	if err != nil {
-		return 0, nil, err
-	}
-	// Without a proxy of the environment: this is this machine.
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	answer, err := client.Do(q)
-	if err != nil {
-		return 0, nil, err
-	}
-	defer answer.Body.Close()
-	body, err = io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
-	return answer.StatusCode, body, err
+	return collect(ctx, client, a.Node, probe, want)
 }

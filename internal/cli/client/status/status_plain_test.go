@@ -31,7 +31,7 @@ func TestStatusPrintsPlainLines(t *testing.T) {
 	bad := corev1.Node{Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}}
 	bad.Name = "bad"
 	nodes := []corev1.Node{away, bad}
-	r := &Report{Nodes: nodeReports(nodes, nil)}
+	r := &Report{Nodes: nodeReports(nodes, nil, "")}
 	r.Nodes[1].Programmed = &proxy.Status{Mode: evil, Reason: evil, Message: evil}
 	r.judgeNodes(nodes)
 	r.judgePods([]corev1.Pod{waits, pending}, time.Now())

@@ -225,7 +225,7 @@ func TestStatusShowsANodesOwnMessage(t *testing.T) {
 			is(corev1.NodeMemoryPressure, corev1.ConditionFalse, ""),
 		),
 	}
-	r := &Report{Nodes: nodeReports(nodes, nil)}
+	r := &Report{Nodes: nodeReports(nodes, nil, "")}
 	r.judgeNodes(nodes)
 	want := []string{
 		"node own is not Ready: the state directory is read-only",

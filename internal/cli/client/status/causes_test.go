@@ -1,0 +1,203 @@
+package status
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/fairlead/fairlead/internal/proxy"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// endpoint is one of a Pod on a node.
+func endpoint(pod, node string, ready bool) discoveryv1.Endpoint {
+	return discoveryv1.Endpoint{
+		Addresses: []string{"10.0.0.1"}, NodeName: &node, Conditions: discoveryv1.EndpointConditions{Ready: &ready},
+		TargetRef: &corev1.ObjectReference{Kind: "Pod", Name: pod},
+	}
+}
+
+func sliceOf(service string, endpoints ...discoveryv1.Endpoint) discoveryv1.EndpointSlice {
+	return discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Labels: map[string]string{discoveryv1.LabelServiceName: service}},
+		Endpoints:  endpoints,
+	}
+}
+
+// Whatever is wrong with endpoints, sets, Ingresses, limits and ports is named with its cause.
+func TestStatusNamesCauses(t *testing.T) {
+	now := time.Now()
+	old := metav1.NewTime(now.Add(-time.Hour))
+	running := func(name string) corev1.Pod {
+		p := labelled(name, "app=web")
+		p.CreationTimestamp = old
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+		return p
+	}
+	fresh := running("fresh")
+	fresh.CreationTimestamp = metav1.NewTime(now)
+	web := service("web", intstr.FromInt32(9376), "app=web")
+	local := service("local", intstr.FromInt32(9376), "app=web")
+	local.Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyLocal)
+	port := service("port", intstr.FromInt32(9376), "app=web")
+	port.Spec.Type, port.Spec.ExternalTrafficPolicy = corev1.ServiceTypeNodePort, corev1.ServiceExternalTrafficPolicyLocal
+	dns := service("dns", intstr.FromInt32(9376), "app=web")
+	dns.Spec.Ports[0].Protocol = corev1.ProtocolUDP
+	pods := newPodIndex([]corev1.Pod{running("a"), running("b"), fresh}, true)
+	for name, c := range map[string]struct {
+		judge func(r *Report)
+		want  []string
+	}{
+		"unready endpoints": {func(r *Report) {
+			one := sliceOf("web", endpoint("a", "n1", true), endpoint("b", "n1", false), endpoint("fresh", "n1", false))
+			r.judgeEndpoints([]corev1.Service{web}, []discoveryv1.EndpointSlice{one}, pods, now)
+		}, []string{"service default/web: 1 of 3 endpoints are not ready: b (running, its readiness probe does not pass)"}},
+		"all are ready": {func(r *Report) {
+			r.judgeEndpoints([]corev1.Service{web}, []discoveryv1.EndpointSlice{sliceOf("web", endpoint("a", "n1", true))}, pods, now)
+		}, nil},
+		"policy Local": {func(r *Report) {
+			all := []discoveryv1.EndpointSlice{sliceOf("local", endpoint("a", "n1", true)), sliceOf("port", endpoint("a", "n1", true))}
+			r.judgeEndpoints([]corev1.Service{local, port}, all, pods, now)
+		}, []string{
+			"service default/local: internalTrafficPolicy is Local, and there is no ready endpoint on n2: connections from there are dropped",
+			"service default/port: externalTrafficPolicy is Local, and there is no ready endpoint on n2: connections to their node port are dropped",
+		}},
+		"another protocol": {func(r *Report) { r.judgePorts(&dns, "default/dns", pods) },
+			[]string{"service default/dns: port 80/UDP leads to port 9376, which its Pods have for TCP"}},
+		"a rollout": {func(r *Report) {
+			d := appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}}
+			d.Status.Conditions = []appsv1.DeploymentCondition{
+				{Type: appsv1.DeploymentProgressing, Status: corev1.ConditionFalse, Message: "it has timed out progressing"},
+			}
+			r.judgeSets(&related{deployments: []appsv1.Deployment{d}})
+		}, []string{"deployment default/web does not progress: it has timed out progressing"}},
+		"Ingresses": {func(r *Report) {
+			one := networkingv1.Ingress{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "one", CreationTimestamp: old}}
+			two, served, young := *one.DeepCopy(), *one.DeepCopy(), *one.DeepCopy()
+			two.Spec.IngressClassName, young.CreationTimestamp = new("nginx"), metav1.NewTime(now)
+			served.Status.LoadBalancer.Ingress = []networkingv1.IngressLoadBalancerIngress{{IP: "192.0.2.1"}}
+			r.judgeIngresses([]networkingv1.Ingress{one, two, served, young}, now)
+		}, []string{
+			"ingress default/one has no class, and no controller serves it: set spec.ingressClassName",
+			"ingress default/one: no controller of class nginx has given it an address; fairlead does not serve Ingresses",
+		}},
+		"limits": {func(r *Report) {
+			p := running("a")
+			p.Spec.NodeName, p.Spec.Containers[0].Resources.Limits = "n1", corev1.ResourceList{"cpu": {}}
+			nodes := []corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, {ObjectMeta: metav1.ObjectMeta{Name: "n2"}}}
+			for i := range nodes {
+				unlimited := corev1.NodeCondition{Type: svc.PodsLimited, Status: corev1.ConditionFalse, Message: "no control groups"}
+				nodes[i].Status.Conditions = []corev1.NodeCondition{unlimited}
+			}
+			r.judgeLimits(nodes, []corev1.Pod{p})
+		}, []string{"node n1 does not enforce the limits of 1 Pods: no control groups"}},
+		"rejected ports": {func(r *Report) {
+			r.Nodes = []nodeReport{{Name: "n1", Ready: true, Programmed: &proxy.Status{Programmed: true, LastError: "port 80 is taken"}}}
+			r.judgeNodes([]corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}})
+		}, []string{"node n1: some ports are not programmed: port 80 is taken"}},
+		"Pods of one owner": {func(r *Report) {
+			var all []corev1.Pod
+			for _, name := range []string{"web-1-a", "web-1-b", "web-1-c"} {
+				p := running(name)
+				p.Labels[appsv1.DefaultDeploymentUniqueLabelKey] = "1"
+				p.OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "web-1", Controller: new(true)}}
+				p.Status.ContainerStatuses[0].State = corev1.ContainerState{
+					Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff", Message: "back-off of " + name},
+				}
+				all = append(all, p)
+			}
+			r.judgePods(all, now)
+		}, []string{"deployment default/web: 3 Pods alike; the first, pod default/web-1-a: CrashLoopBackOff: back-off of web-1-a"}},
+	} {
+		r := &Report{Nodes: []nodeReport{{Name: "n1", Ready: true}, {Name: "n2", Ready: true}}}
+		c.judge(r)
+		if !slices.Equal(r.Problems, c.want) {
+			t.Errorf("%s:\ngot  %q\nwant %q", name, r.Problems, c.want)
+		}
+	}
+}
+
+// Where an Event knows the cause, it is the one that is named.
+func TestStatusNamesTheCauseOfAnEvent(t *testing.T) {
+	now := time.Now()
+	event := func(kind, namespace, name, message string, age time.Duration) corev1.Event {
+		return corev1.Event{
+			Type: corev1.EventTypeWarning, Reason: "Reason", Message: message, LastTimestamp: metav1.NewTime(now.Add(-age)),
+			InvolvedObject: corev1.ObjectReference{Kind: kind, Namespace: namespace, Name: name, UID: "1"},
+		}
+	}
+	pending, tls := service("pending", intstr.IntOrString{}, "app=web"), service("tls", intstr.IntOrString{}, "app=web")
+	pending.Spec.Type = corev1.ServiceTypeLoadBalancer
+	again := service("again", intstr.IntOrString{}, "app=web")
+	pending.UID, tls.UID, again.UID = "1", "1", "2"
+	services := []corev1.Service{pending, tls, again}
+	r := &Report{Nodes: []nodeReport{{Name: "dead"}}, Services: serviceReports(services, nil), warnings: newestWarnings([]corev1.Event{
+		event("Service", "default", "pending", "no address is left in pool a", time.Hour),
+		event("Service", "default", "pending", "older", 2*time.Hour),
+		event("Service", "default", "tls", "the certificate has ended", time.Minute),
+		event("Service", "default", "again", "about an earlier Service of this name", time.Minute),
+		event("Node", "", "dead", "its machine does not answer other nodes", time.Minute),
+	})}
+	node := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "dead"}, Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{
+		{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, LastTransitionTime: metav1.NewTime(now)},
+	}}}
+	r.judgeNodes([]corev1.Node{node})
+	r.judgeServices(services, newPodIndex(nil, false))
+	r.judgeWarnings(services, r.warnings, now)
+	got := strings.Join(r.Problems, "\n")
+	for _, want := range []string{
+		"node dead is not Ready: its machine does not answer other nodes",
+		"service default/pending has no load balancer address: no address is left in pool a",
+		"service default/tls: Reason: the certificate has ended (1m0s ago)",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in\n%s", want, got)
+		}
+	}
+	for _, lacks := range []string{"older", "about an earlier", "pending: Reason"} {
+		if strings.Contains(got, lacks) {
+			t.Errorf("%q in\n%s", lacks, got)
+		}
+	}
+}
+
+// A namespace, or a Service of one, limits what is shown.
+func TestStatusOfAService(t *testing.T) {
+	web, api := service("web", intstr.FromInt32(9376), "app=web"), service("api", intstr.FromInt32(9376), "app=api")
+	other := service("web", intstr.FromInt32(9376), "app=web")
+	other.Namespace = "other"
+	all := []corev1.Service{web, api, other}
+	count := func(c scope) int {
+		out, err := c.services(all)
+		if err != nil {
+			t.Error(err)
+		}
+		return len(out)
+	}
+	if a, b, c := count(scope{}), count(scope{namespace: "default"}), count(scope{"default", "web"}); a != 3 || b != 2 || c != 1 {
+		t.Errorf("%d, %d and %d Services, want 3, 2 and 1", a, b, c)
+	}
+	_, err := scope{"default", "wbe"}.services(all)
+	if err == nil || !strings.Contains(err.Error(), "there is no service wbe in namespace default; there are: web, api; did you mean web?") {
+		t.Errorf("a Service that does not exist: %v", err)
+	}
+	pods := []corev1.Pod{labelled("a", "app=web"), labelled("b", "app=api")}
+	if got := (scope{"default", "web"}).pods(pods, all[:1]); len(got) != 1 || got[0].Name != "a" {
+		t.Errorf("the Service has the Pods %v", got)
+	}
+	r := &Report{scope: scope{"default", "web"}}
+	one := []discoveryv1.EndpointSlice{sliceOf("web", endpoint("a", "n1", false))}
+	r.Endpoints = endpointReports(&web, one, newPodIndex(pods, true), time.Now())
+	var out strings.Builder
+	if err := r.print(&out); err != nil || !strings.Contains(out.String(), "10.0.0.1   a     n1     no      no node has taken it") {
+		t.Errorf("%v:\n%s", err, out.String())
+	}
+}
