@@ -247,7 +247,7 @@ func (b *builder) registrar() (lifecycle.Component, error) {
 	space := func() (fileio.Space, error) { return fileio.SpaceOf(b.StateDir) }
 	conditions := append(agent.Pressure(os.DirFS("/"), space),
 		func() corev1.NodeCondition { return b.proxy.Status().Condition() },
-		b.pods.Condition, b.pods.Masquerading, b.pods.Limits, b.pods.Confinement)
+		b.pods.Condition, b.pods.Masquerading, b.pods.SourcesChecked, b.pods.Limits, b.pods.Confinement)
 	if b.DNS.nodeLocal {
 		conditions = append(conditions, b.dns.NodeLocalCondition)
 	}

@@ -43,7 +43,7 @@ const lookPeriod = 5 * time.Second
 const (
 	settlePeriod = 200 * time.Millisecond
 	emptyPeriod  = 2 * lookPeriod
-	// maxText bounds what is read of a file that was replaced.
+	// maxText bounds how much of a replaced file is read, in bytes.
 	maxText = 64 << 10
 )
 

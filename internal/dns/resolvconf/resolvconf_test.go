@@ -289,7 +289,7 @@ func TestFileIsReadInMidWriting(t *testing.T) {
 			}
 			_ = f.Close()
 		}
-		// Empty for long: what was known is used again.
+		// Empty for long: the earlier resolvers come back.
 		original := get(t, path+suffix)
 		put(t, path, "")
 		time.Sleep(lookPeriod + settlePeriod)

@@ -32,6 +32,21 @@ func TestKernelWithoutInetTables(t *testing.T) {
 				t.Errorf("%s: %v; want that the kernel lacks family inet", name, err)
 			}
 		}
+		// The source addresses of Pods are checked by tables of both families instead.
+		s, err := link.NewSources(func() {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = s.Close() }()
+		if err := errors.Join(link.ProbeSources(), s.Add("fltest", []netip.Addr{netip.MustParseAddr("10.244.1.2")})); err != nil {
+			t.Error(err)
+		}
+		if repaired, err := s.Repair(); repaired || err != nil {
+			t.Errorf("the sources of Pods: repaired %v, %v", repaired, err)
+		}
+		if err := link.RemoveSources(); err != nil {
+			t.Error(err)
+		}
 		if err := nodelocal.Remove(); err != nil {
 			t.Error(err)
 		}
