@@ -264,6 +264,7 @@ func (b *builder) registrar() (lifecycle.Component, error) {
 		Checks: b.checks.Report, ChecksChanged: b.checks.Changed(),
 		Port:     int32(b.Host.port),
 		Info:     agent.MachineInfo(os.DirFS("/"), apiserver.Version+"."+base.Version),
+		MaxPods:  b.Pods.maxPods,
 		Capacity: agent.MachineCapacity(os.DirFS("/")),
 	})
 	return lifecycle.Component{Name: "node", Run: r.Run}, nil

@@ -347,6 +347,11 @@ func sourceFamilies() []svc.Family {
 	return []svc.Family{svc.IPv4}
 }
 
+// familyTag is a Batch.Tag for a table whose family kernels may lack as a whole.
 func familyTag(t nftables.Table) string {
-	return fmt.Sprintf("tables of family %s (CONFIG_NF_TABLES)", t.Family)
+	option := "CONFIG_NF_TABLES_IPV4"
+	if t.Family == nftables.IPv6 {
+		option = "CONFIG_NF_TABLES_IPV6"
+	}
+	return fmt.Sprintf("tables of family %s (%s)", t.Family, option)
 }
