@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -63,6 +64,8 @@ type Options struct {
 	Port int32
 	// Info becomes the Node's nodeInfo; see MachineInfo.
 	Info corev1.NodeSystemInfo
+	// MaxPods is the number of Pods in the Node's capacity, DefaultMaxPods for 0.
+	MaxPods int64
 	// Capacity is the Node's capacity beside the number of pods; see
 	// MachineCapacity.
 	Capacity corev1.ResourceList
@@ -81,9 +84,10 @@ const (
 	// changed.
 	reportPeriod   = 5 * time.Minute
 	requestTimeout = 10 * time.Second
-	// maxPods is the number of pods in the Node's capacity, a kubelet's default.
-	maxPods = 110
 )
+
+// DefaultMaxPods is the default of Options.MaxPods, a kubelet's.
+const DefaultMaxPods = 110
 
 // Registrar creates this machine's Node and keeps it up to date.
 type Registrar struct {
@@ -301,7 +305,9 @@ func (r *Registrar) fillStatus(n *corev1.Node, now time.Time) {
 	if s.Allocatable == nil {
 		s.Allocatable = corev1.ResourceList{}
 	}
-	capacity := corev1.ResourceList{corev1.ResourcePods: *resource.NewQuantity(maxPods, resource.DecimalSI)}
+	capacity := corev1.ResourceList{
+		corev1.ResourcePods: *resource.NewQuantity(cmp.Or(r.opts.MaxPods, DefaultMaxPods), resource.DecimalSI),
+	}
 	maps.Copy(capacity, r.opts.Capacity)
 	maps.Copy(s.Capacity, capacity)
 	maps.Copy(s.Allocatable, capacity)

@@ -121,7 +121,7 @@ func TestRegistration(t *testing.T) {
 		Addresses:   []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("fd00::1")},
 		Annotations: map[string]string{"fairlead.dev/serving-cert-sha256": "abcd"},
 		Port:        10250, Info: corev1.NodeSystemInfo{KubeletVersion: "v1", OperatingSystem: "linux", Architecture: "amd64"},
-		Ready: func() error { return notReady },
+		Ready: func() error { return notReady }, MaxPods: 500,
 	}, func(w *world) {
 		w.settle(time.Second)
 		n := w.own()
@@ -131,7 +131,7 @@ func TestRegistration(t *testing.T) {
 		}
 		if n.Labels[corev1.LabelHostname] != "here" || n.Labels[corev1.LabelOSStable] != "linux" ||
 			n.Annotations["fairlead.dev/serving-cert-sha256"] != "abcd" || n.Status.DaemonEndpoints.KubeletEndpoint.Port != 10250 ||
-			n.Status.Allocatable.Pods().Value() != 110 || n.Status.NodeInfo.KubeletVersion != "v1" {
+			n.Status.Allocatable.Pods().Value() != 500 || n.Status.NodeInfo.KubeletVersion != "v1" {
 			t.Errorf("node %+v", n)
 		}
 		if c := condition(n, corev1.NodeReady); c.Status != corev1.ConditionTrue {

@@ -35,7 +35,8 @@ var table = []row{
 	{"containers.ports.name containers.ports.containerPort containers.ports.protocol", Done, "", nil},
 	{"containers.ports.hostPort containers.ports.hostIP", Done,
 		"the node's proxy leads the port to the Pod (docs/proxy.md); two Pods with one port go to two nodes", nil},
-	{"containers.env.valueFrom.resourceFieldRef containers.env.valueFrom.fileKeyRef", Refused, "the node does not know this source", nil},
+	{"containers.env.valueFrom.resourceFieldRef", Done, "also in volumes; a limit that is not set is what the node has", nil},
+	{"containers.env.valueFrom.fileKeyRef", Refused, "the node does not know this source", nil},
 	{"containers.resources.limits containers.resources.requests", Done,
 		"control groups of version 2; without them a condition of the Node", nil},
 	{"containers.resources.claims resourceClaims resources.claims", Refused, whyClaims, nil},
@@ -76,7 +77,7 @@ var table = []row{
 	{"volumes.emptyDir.medium", Refused, "an empty directory is on the node's disk or, with `Memory`, in memory",
 		func(v reflect.Value, _ *corev1.PodSpec) bool { return v.String() != string(corev1.StorageMediumMemory) }},
 	{"volumes.emptyDir.mode", Warned, "everybody in the Pod may write to it", nil},
-	{"volumes.downwardAPI", Done, "resourceFieldRef: the container waits, with the reason", nil},
+	{"volumes.downwardAPI", Done, "", nil},
 	{"volumes.projected.defaultMode volumes.projected.sources.secret volumes.projected.sources.downwardAPI " +
 		"volumes.projected.sources.configMap volumes.projected.sources.serviceAccountToken", Done, "", nil},
 	{"volumes.projected.sources.clusterTrustBundle volumes.projected.sources.podCertificate", Refused, "there are no such objects", nil},

@@ -8,6 +8,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/fairlead/fairlead/internal/runner"
 )
 
 func failedByDeadline(p *corev1.Pod) bool {
@@ -51,6 +53,30 @@ func TestActiveDeadline(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.until("open", "over its deadline", failedByDeadline)
+}
+
+// A container that waits for its next start at the deadline shows how it ended, as with a kubelet.
+func TestActiveDeadlineBetweenTwoStarts(t *testing.T) {
+	c := newCluster(t, func(o *runner.Options) { o.BackOff = time.Hour })
+	p := pod("crashes", "exit 3")
+	p.Spec.ActiveDeadlineSeconds = new(int64(2))
+	c.create(p)
+	c.until("crashes", "in its back-off", func(p *corev1.Pod) bool {
+		s := p.Status.ContainerStatuses
+		return len(s) > 0 && s[0].State.Waiting != nil && s[0].State.Waiting.Reason == "CrashLoopBackOff"
+	})
+	ended := func(p *corev1.Pod) bool {
+		s := p.Status.ContainerStatuses[0].State
+		return failedByDeadline(p) && s.Waiting == nil && s.Terminated != nil && s.Terminated.ExitCode == 3
+	}
+	c.until("crashes", "over its deadline, with the end of its container", ended)
+	c.stop()
+	c.start()
+	c.create(pod("next", "exec sleep 600"))
+	c.ready("next")
+	if p := c.get("crashes"); !ended(p) {
+		t.Errorf("after the agent came back: %+v", p.Status)
+	}
 }
 
 // A Pod that could not be started is over at its deadline, too.

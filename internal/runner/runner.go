@@ -208,6 +208,9 @@ func (r *Runner) Condition() corev1.NodeCondition { return r.network.Condition()
 // Masquerading returns the Node condition PodsMasqueraded.
 func (r *Runner) Masquerading() corev1.NodeCondition { return r.network.Masquerading() }
 
+// SourcesChecked returns the Node condition PodsSourcesChecked.
+func (r *Runner) SourcesChecked() corev1.NodeCondition { return r.network.Sources.Condition() }
+
 // Limits returns the Node condition PodsLimited.
 func (r *Runner) Limits() corev1.NodeCondition { return r.groups.Condition() }
 

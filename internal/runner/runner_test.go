@@ -40,6 +40,8 @@ func TestMain(m *testing.M) {
 		swapAsPod()
 	case "agent":
 		runAsAgent()
+	case "forge":
+		forgeAsPod()
 	default:
 		serveAsPod(mode)
 	}

@@ -58,6 +58,10 @@ func (f *Flags) features() []preflight.Feature {
 		Name: "masquerading", Probe: link.ProbeMasquerade, Without: "Pods here get no answers from outside of the cluster",
 		Remedy: "load nft_chain_nat and nft_masq, use a kernel that has them, or make the routers outside route to the Pods' ranges",
 	}}
+	out = append(out, preflight.Feature{
+		Name: "source addresses of Pods", Probe: link.ProbeSources, Without: "Pods can send with source addresses that are not their own",
+		Remedy: "use a kernel with nf_tables (CONFIG_NF_TABLES, CONFIG_NF_TABLES_IPV4 and CONFIG_NF_TABLES_IPV6)",
+	})
 	if f.DNS.nodeLocal {
 		out = append(out, preflight.Feature{
 			Name: "node-local DNS", Probe: nodelocal.Probe, Without: "questions to kube-dns go through the proxy, and are tracked",

@@ -247,7 +247,7 @@ func (b *builder) registrar() (lifecycle.Component, error) {
 	space := func() (fileio.Space, error) { return fileio.SpaceOf(b.StateDir) }
 	conditions := append(agent.Pressure(os.DirFS("/"), space),
 		func() corev1.NodeCondition { return b.proxy.Status().Condition() },
-		b.pods.Condition, b.pods.Masquerading, b.pods.Limits, b.pods.Confinement, newForwarded(b.Log).condition)
+		b.pods.Condition, b.pods.Masquerading, b.pods.SourcesChecked, b.pods.Limits, b.pods.Confinement, newForwarded(b.Log).condition)
 	if b.DNS.nodeLocal {
 		conditions = append(conditions, b.dns.NodeLocalCondition)
 	}
@@ -264,6 +264,7 @@ func (b *builder) registrar() (lifecycle.Component, error) {
 		Checks: b.checks.Report, ChecksChanged: b.checks.Changed(),
 		Port:     int32(b.Host.port),
 		Info:     agent.MachineInfo(os.DirFS("/"), apiserver.Version+"."+base.Version),
+		MaxPods:  b.Pods.maxPods,
 		Capacity: agent.MachineCapacity(os.DirFS("/")),
 	})
 	return lifecycle.Component{Name: "node", Run: r.Run}, nil

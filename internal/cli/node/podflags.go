@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/fairlead/fairlead/internal/agent"
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/runner"
 )
@@ -20,6 +21,7 @@ type PodFlags struct {
 	ManifestDir string
 	uids        string
 	pids        int64
+	maxPods     int64
 	drainWait   time.Duration
 	network     podNetworkFlags
 }
@@ -32,6 +34,8 @@ func (f *PodFlags) add(cmd *cobra.Command) {
 		"unused users and groups of this machine, FIRST-LAST: 65,536 for each namespace with Pods that are not allowed "+
 			"to be privileged")
 	flags.Int64Var(&f.pids, "pod-max-pids", runner.DefaultPodPIDs, "processes and threads of each Pod that is not allowed to be privileged")
+	flags.Int64Var(&f.maxPods, "max-pods", agent.DefaultMaxPods,
+		"Pods that the scheduler puts on this node at most; the node's range of addresses must be large enough")
 	flags.DurationVar(&f.drainWait, "drain-wait", time.Second,
 		"how long a Pod that is being deleted keeps running, at most, until no node sends it new connections; 0 for not at all")
 	f.network.add(flags)
@@ -40,6 +44,9 @@ func (f *PodFlags) add(cmd *cobra.Command) {
 func (f *PodFlags) check() error {
 	if f.drainWait < 0 {
 		return base.Usagef("--drain-wait is %s; want 0 or more", f.drainWait)
+	}
+	if f.maxPods < 1 {
+		return base.Usagef("--max-pods is %d; want 1 or more", f.maxPods)
 	}
 	if _, err := runner.ParseUIDRange(f.uids); err != nil {
 		return base.Usagef("--pod-uid-range: %v", err)

@@ -4,8 +4,9 @@
 // The original stays beside the file until it is put back. The copy is on disk before
 // the file is replaced, and both are replaced in one step, so that a crash at any moment
 // leaves the original in one place or the other. A file without the mark of this package
-// is always taken for a new original: another program, such as a DHCP client, has
-// written it.
+// is taken for a new original: another program, such as a DHCP client, has
+// written it. Programs that do not replace the file truncate it first, so only a text that two looks have found counts,
+// and never one without resolvers in place of one with some.
 package resolvconf
 
 import (
@@ -13,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"net/netip"
@@ -35,6 +37,15 @@ const suffix = ".before-fairlead"
 
 // lookPeriod is how often a Writer looks whether another program has replaced the file.
 const lookPeriod = 5 * time.Second
+
+// settlePeriod is how long a program may be in the middle of writing the file: a text counts that was the same before and
+// after it. emptyPeriod is that of a text without resolvers where there is an original with some.
+const (
+	settlePeriod = 200 * time.Millisecond
+	emptyPeriod  = 2 * lookPeriod
+	// maxText bounds how much of a replaced file is read, in bytes.
+	maxText = 64 << 10
+)
 
 // maxServers is how many servers the C library asks (MAXNS in resolv.h).
 const maxServers = 3
@@ -113,11 +124,32 @@ func Restore(path string) error {
 	if _, err := os.Lstat(original); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	if errors.Is(err, fs.ErrNotExist) {
-		// Another program has removed it: the copy is all there is.
+	if errors.Is(err, fs.ErrNotExist) || !hasServers(text) && staysEmpty(path) && fileHasServers(original) {
+		// Another program has removed or emptied it: the copy is all there is.
 		return os.Rename(original, path)
 	}
 	return os.Remove(original)
+}
+
+// staysEmpty reports whether path still has no resolvers once a program could have written them.
+func staysEmpty(path string) bool {
+	time.Sleep(settlePeriod)
+	return !fileHasServers(path)
+}
+
+func fileHasServers(path string) bool {
+	text, err := os.ReadFile(path)
+	return err == nil && hasServers(text)
+}
+
+// hasServers reports whether the text of a file names a resolver.
+func hasServers(text []byte) bool {
+	for line := range bytes.Lines(text) {
+		if f := bytes.Fields(line); len(f) > 1 && string(f[0]) == "nameserver" {
+			return true
+		}
+	}
+	return false
 }
 
 // Writer makes programs of this machine ask a server of the cluster's DNS first. Make
@@ -127,6 +159,13 @@ type Writer struct {
 	server netip.Addr
 	log    *slog.Logger
 	tried  chan struct{}
+
+	// seen is the text that the last look has found in a file of another program, nil for none, since when it first did.
+	seen  []byte
+	since time.Time
+	// last is the file of another program that was replaced just now: the program may still write to it. It had the text
+	// seen. It is nil once that was looked at.
+	last *os.File
 }
 
 // NewWriter returns a Writer that puts server first in the file at path. It has no
@@ -141,12 +180,29 @@ func (w *Writer) Tried() <-chan struct{} { return w.tried }
 // Run replaces the file, again whenever another program has written it, and puts the
 // original back when ctx ends. What cannot be written is retried.
 func (w *Writer) Run(ctx context.Context) error {
-	tick := time.NewTicker(lookPeriod)
-	defer tick.Stop()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	defer w.forget()
 	working, failed := false, false
 	for {
+		select {
+		case <-ctx.Done():
+			if err := Restore(w.path); err != nil {
+				return fmt.Errorf("cannot restore %s: %w", w.path, err)
+			}
+			return nil
+		case <-timer.C:
+		}
+		if w.last != nil {
+			w.follow()
+		}
+		next := lookPeriod
 		if Original(w.path) == w.path || !working {
-			err := w.write()
+			wait, err := w.look()
+			if wait > 0 {
+				timer.Reset(wait)
+				continue
+			}
 			switch {
 			case err != nil && !failed:
 				w.log.Warn("cannot configure this machine's resolver; retrying", "err", err, "period", lookPeriod)
@@ -156,21 +212,83 @@ func (w *Writer) Run(ctx context.Context) error {
 				w.log.Info("programs of this machine ask the cluster's DNS", "server", w.server)
 			}
 			failed, working = err != nil, working || err == nil
+			if w.last != nil {
+				next = settlePeriod
+			}
 		}
 		select {
 		case <-w.tried:
 		default:
 			close(w.tried)
 		}
-		select {
-		case <-ctx.Done():
-			if err := Restore(w.path); err != nil {
-				return fmt.Errorf("cannot restore %s: %w", w.path, err)
-			}
-			return nil
-		case <-tick.C:
+		timer.Reset(next)
+	}
+}
+
+// look replaces the file, unless another program may be in the middle of writing it: then it returns when to look again.
+func (w *Writer) look() (wait time.Duration, err error) {
+	file, err := os.Open(w.path) // before it is read: the one that is replaced, or an older one
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return 0, err
+	}
+	text, mode, err := read(w.path)
+	if err != nil || written(text) {
+		w.seen = nil
+		if err == nil {
+			err = w.replace(text, mode)
+		}
+		if file != nil {
+			_ = file.Close()
+		}
+		return 0, err
+	}
+	emptied := !hasServers(text) && fileHasServers(w.path+suffix)
+	needed := settlePeriod
+	if emptied {
+		needed = emptyPeriod
+	}
+	if now := time.Now(); w.seen == nil || !bytes.Equal(text, w.seen) {
+		w.seen, w.since = append([]byte{}, text...), now
+	}
+	if left := needed - time.Since(w.since); left > 0 {
+		_ = file.Close()
+		return min(left, lookPeriod), nil
+	}
+	if emptied {
+		_ = file.Close()
+		w.seen = nil
+		return 0, w.render()
+	}
+	if err := w.replace(text, mode); err != nil {
+		_ = file.Close()
+		return 0, err
+	}
+	w.last = file
+	return 0, nil
+}
+
+// follow adopts what another program has written to the file while that was replaced.
+func (w *Writer) follow() {
+	text := make([]byte, maxText)
+	n, err := w.last.ReadAt(text, 0)
+	if text = text[:n]; (err == nil || errors.Is(err, io.EOF)) && !bytes.Equal(text, w.seen) && hasServers(text) {
+		info, err := w.last.Stat()
+		if err == nil {
+			err = w.replace(text, info.Mode().Perm())
+		}
+		if err != nil {
+			w.log.Error("cannot adopt what another program has written to the file", "err", err)
 		}
 	}
+	w.forget()
+}
+
+// forget ends the look at the file that was replaced last.
+func (w *Writer) forget() {
+	if w.last != nil {
+		_ = w.last.Close()
+	}
+	w.last, w.seen = nil, nil
 }
 
 // write replaces the file.
@@ -195,12 +313,26 @@ func (w *Writer) replace(text []byte, mode fs.FileMode) (err error) {
 	if err != nil {
 		return err
 	}
-	// All programs read it, whatever the mode of the original.
-	err = fileio.Replace(w.path, render(original, text, w.server), 0o644)
+	err = w.renderAs(text)
 	if err != nil && adopted {
 		err = errors.Join(err, os.Remove(original))
 	}
 	return err
+}
+
+// render replaces the file by what becomes of the original.
+func (w *Writer) render() error {
+	text, err := os.ReadFile(w.path + suffix)
+	if err != nil {
+		return err
+	}
+	return w.renderAs(text)
+}
+
+// renderAs replaces the file by what becomes of text.
+func (w *Writer) renderAs(text []byte) error {
+	// All programs read it, whatever the mode of the original.
+	return fileio.Replace(w.path, render(w.path+suffix, text, w.server), 0o644)
 }
 
 // render returns the original with server in front of its name servers. Those stay for

@@ -146,8 +146,9 @@ func TestRunAdoptsChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
-		go func() { done <- writer(path).Run(ctx) }()
-		synctest.Wait()
+		w := writer(path)
+		go func() { done <- w.Run(ctx) }()
+		<-w.Tried()
 		if got := get(t, path); !written([]byte(got)) {
 			t.Errorf("not written:\n%s", got)
 		}
@@ -230,6 +231,84 @@ func TestRunRetries(t *testing.T) {
 		}
 		if n := strings.Count(log.String(), "level=WARN"); n != 1 || strings.Contains(log.String(), "another program") {
 			t.Errorf("%d warnings, want 1, of no other program:\n%s", n, log.String())
+		}
+	})
+}
+
+// A program that truncates the file and writes it a moment later loses nothing, and leaves the machine no moment without
+// resolvers for good: not at the first look, nor at a later one, nor at the end.
+func TestFileIsReadInMidWriting(t *testing.T) {
+	const after = "nameserver 198.51.100.1\n"
+	path := file(t, before)
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		w := writer(path)
+		open := func() *os.File {
+			f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return f
+		}
+		write := func(f *os.File, text string) {
+			t.Helper()
+			if _, err := f.WriteString(text); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+		}
+		f := open()
+		done := make(chan error, 1)
+		go func() { done <- w.Run(ctx) }()
+		synctest.Wait() // it has read the empty file
+		write(f, before)
+		<-w.Tried()
+		if got := get(t, Original(path)); got != before || Original(path) == path {
+			t.Fatalf("the original, at %s, is\n%s", Original(path), got)
+		}
+		// It begins in the moment before the file is replaced, and writes after.
+		_ = f.Close()
+		for _, text := range []string{after, before} {
+			put(t, path, "search example.org\n"+text)
+			f = open()
+			write(f, text)
+			for Original(path) == path {
+				time.Sleep(settlePeriod / 10)
+				synctest.Wait()
+			}
+			if err := f.Truncate(0); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := f.WriteAt([]byte("options ndots:2\n"+text), 0); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(2 * settlePeriod)
+			synctest.Wait()
+			if got := get(t, path+suffix); got != "options ndots:2\n"+text {
+				t.Errorf("the original is\n%s", got)
+			}
+			_ = f.Close()
+		}
+		// Empty for long: the earlier resolvers come back.
+		original := get(t, path+suffix)
+		put(t, path, "")
+		time.Sleep(lookPeriod + settlePeriod)
+		synctest.Wait()
+		if got := get(t, path); got != "" {
+			t.Errorf("an empty file was replaced soon, by\n%s", got)
+		}
+		time.Sleep(4 * lookPeriod)
+		synctest.Wait()
+		if got := get(t, path); !written([]byte(got)) || get(t, path+suffix) != original {
+			t.Errorf("a file that stays empty is\n%s", got)
+		}
+		put(t, path, "")
+		cancel()
+		if err := <-done; err != nil || get(t, path) != original {
+			t.Errorf("%v, restored over an empty file\n%s", err, get(t, path))
+		}
+		if _, err := os.Stat(path + suffix); err == nil {
+			t.Error("the copy is left")
 		}
 	})
 }

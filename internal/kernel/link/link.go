@@ -125,7 +125,7 @@ func AddPod(p Pod) error {
 	defer inside.Close()
 
 	v := &netlink.Veth{LinkAttrs: netlink.NewLinkAttrs(), PeerName: podDevice, PeerNamespace: netlink.NsFd(int(ns))}
-	v.Name, v.MTU, v.PeerMTU = p.Device, p.MTU, uint32(p.MTU)
+	v.Name, v.MTU, v.PeerMTU, v.PeerHardwareAddr = p.Device, p.MTU, uint32(p.MTU), podHardware(p.Device)
 	if err := netlink.LinkAdd(v); err != nil {
 		return fmt.Errorf("add the veth pair of %s: %w", p.Name, err)
 	}
@@ -271,7 +271,7 @@ func Cleanup() error {
 		}
 	}
 	_, err = new(Routes).Set(nil)
-	return errors.Join(append(errs, err, Unmasquerade(), RemoveOverlayFilter(), RemoveWireGuard())...)
+	return errors.Join(append(errs, err, Unmasquerade(), RemoveSources(), RemoveOverlayFilter(), RemoveWireGuard())...)
 }
 
 func address(a netip.Addr) *netlink.Addr {

@@ -95,8 +95,7 @@ func gateway(pods netip.Prefix, node netip.Addr) netip.Addr {
 	if pods.Addr().Is4() {
 		return pods.Masked().Addr()
 	}
-	mac := hardware(node)
-	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]})
+	return linkLocal(hardware(node))
 }
 
 // Set makes peers the only ones. local are the addresses of this node, of which the first

@@ -150,9 +150,8 @@ func (f *overlayFilter) write(b *nftables.Batch, devices map[string]bool, pods [
 
 // masqueradeBy gives packets that leave by a device its address.
 func masqueradeBy(device string) nftables.Rule {
-	padded := make([]byte, unix.IFNAMSIZ)
-	copy(padded, device)
-	return nftables.NewRule(new(nftables.Program).Meta(0, nftables.MetaOifName).Equal(0, padded).Masquerade(), "oifname %s masquerade", device)
+	match := new(nftables.Program).Meta(0, nftables.MetaOifName).Equal(0, nftables.DeviceKey(device))
+	return nftables.NewRule(match.Masquerade(), "oifname %s masquerade", device)
 }
 
 // RemoveOverlayFilter removes the rules of an Overlay. It is no error if there are none.

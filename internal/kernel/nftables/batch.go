@@ -215,7 +215,7 @@ func order(ts []Type) uint32 {
 	switch {
 	case len(ts) > 1 || ts[0] == TypeVerdict:
 		return 0
-	case ts[0] == TypeMark:
+	case ts[0] == TypeMark || ts[0] == TypeDevice:
 		return orderHost
 	}
 	return orderBig

@@ -86,6 +86,7 @@ const (
 	MetaOif     = unix.NFT_META_OIF
 	MetaOifName = unix.NFT_META_OIFNAME
 	MetaIif     = unix.NFT_META_IIF
+	MetaIifName = unix.NFT_META_IIFNAME
 	MetaL4Proto = unix.NFT_META_L4PROTO
 	MetaNFProto = unix.NFT_META_NFPROTO
 )
@@ -399,6 +400,13 @@ func verdict(e *netlink.Encoder, code int32, chain string) {
 		e.String(unix.NFTA_VERDICT_CHAIN, chain)
 	}
 	e.Close(at)
+}
+
+// DeviceKey is the name of a network device as the kernel holds it in registers: 16 bytes, filled up with zeros.
+func DeviceKey(name string) []byte {
+	padded := make([]byte, unix.IFNAMSIZ)
+	copy(padded, name)
+	return padded
 }
 
 // Uint32 is v as the kernel holds it in a register.

@@ -114,13 +114,15 @@ const (
 	TypeProto   Type = 12
 	TypePort    Type = 13
 	TypeMark    Type = 19
+	// TypeDevice is the name of a network device (TYPE_IFNAME), see DeviceKey.
+	TypeDevice Type = 41
 )
 
 func (t Type) size() int {
 	switch t {
 	case TypeIPv4, TypeMark:
 		return 4
-	case TypeIPv6, TypeVerdict:
+	case TypeIPv6, TypeVerdict, TypeDevice:
 		return 16
 	case TypePort:
 		return 2

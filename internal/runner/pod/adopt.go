@@ -23,6 +23,7 @@ func (p *Pods) adopt(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	p.reserve(dirs)
 	known := map[types.UID]bool{}
 	for _, d := range dirs {
 		rec, err := readPod(d)
@@ -40,7 +41,6 @@ func (p *Pods) adopt(ctx context.Context) error {
 		known[rec.UID] = true
 		w := newWorker(ctx, p.node, rec.UID, rec.Namespace, rec.Name)
 		w.rec, w.static, w.pub.Static = rec, rec.Static, rec.Static
-		p.node.Network.Reserve(rec.IPs)
 		shimCtx, cancel := context.WithTimeout(ctx, 5*time.Second)
 		id, err := shim.Client{Dir: d.Dir}.Process(shimCtx)
 		cancel()
@@ -68,6 +68,15 @@ func (p *Pods) adopt(ctx context.Context) error {
 		p.node.Log.Error("cannot remove control groups of earlier pods", "err", err)
 	}
 	return nil
+}
+
+// reserve has the node's network know all Pods of an earlier run before the first of them goes on.
+func (p *Pods) reserve(dirs []Paths) {
+	for _, d := range dirs {
+		if rec, err := readPod(d); err == nil && p.node.podDir(rec.UID) == d.Dir {
+			p.node.Network.Reserve(rec.Device, rec.Namespace+"/"+rec.Name, rec.IPs)
+		}
+	}
 }
 
 // EndShim ends the shim of the Pod in dir and its containers, within 15 s.

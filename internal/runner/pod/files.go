@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"os"
 	"slices"
 	"time"
 
@@ -75,7 +74,7 @@ func (f *files) renewTokens(ctx context.Context, pod *corev1.Pod) (next time.Tim
 		if due.IsZero() {
 			continue
 		}
-		if _, err := os.Stat(f.w.paths.volume(v.Name)); err != nil {
+		if !volumes.Written(f.w.paths.volume(v.Name)) {
 			continue // no container with this volume has started
 		}
 		if now.Before(due) {
@@ -113,7 +112,7 @@ func (f *files) rewriteChanged(ctx context.Context, pod *corev1.Pod) time.Time {
 		if v.ConfigMap == nil && v.Secret == nil && v.DownwardAPI == nil && v.Projected == nil {
 			continue
 		}
-		if _, err := os.Stat(f.w.paths.volume(v.Name)); err != nil {
+		if !volumes.Written(f.w.paths.volume(v.Name)) {
 			continue // no container with this volume has started
 		}
 		err := f.rewrite(ctx, pod, v)

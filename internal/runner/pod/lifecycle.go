@@ -127,6 +127,9 @@ func (w *worker) conclude(pod *corev1.Pod) {
 	w.phase = phaseEnded
 	switch endings[w.cause].then {
 	case keepRecords:
+		if w.rec.Failure != nil {
+			w.endWaits()
+		}
 	case removeAll:
 		if err := w.paths.Remove(); err != nil {
 			w.log.Error("cannot remove the pod's state", "err", err)
@@ -136,11 +139,18 @@ func (w *worker) conclude(pod *corev1.Pod) {
 		w.phase = phaseLeft
 	case deleteObject:
 		if pod.Spec.RestartPolicy == corev1.RestartPolicyAlways {
-			for _, c := range w.containers {
-				c.Waiting = nil
-			}
+			w.endWaits()
 		}
 		w.pub.Remove(pod, w.state(pod).Status(time.Now()))
+	}
+}
+
+// endWaits has containers that have run show how they ended, not that they wait for their next start.
+func (w *worker) endWaits() {
+	for _, c := range w.containers {
+		if c.Now != nil {
+			c.Waiting = nil
+		}
 	}
 }
 

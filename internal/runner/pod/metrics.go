@@ -1,6 +1,7 @@
 package pod
 
 import (
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -19,7 +20,7 @@ type Metrics struct {
 	probes                      *prometheus.CounterVec
 	probeDurations              *prometheus.HistogramVec
 	phase, running, inContainer *prometheus.Desc
-	podCPU, podMemory           *prometheus.Desc
+	podCPU, podMemory, forged   *prometheus.Desc
 }
 
 // NewMetrics returns Metrics that have counted nothing.
@@ -45,6 +46,8 @@ func NewMetrics() *Metrics {
 			[]string{"namespace", "pod"}, nil),
 		podMemory: prometheus.NewDesc("pod_memory_working_set_bytes", "Memory of a Pod's containers that the kernel cannot drop at once.",
 			[]string{"namespace", "pod"}, nil),
+		forged: prometheus.NewDesc("fairlead_pod_forged_packets_total",
+			"Packets of a Pod that were dropped since their source was no address of the Pod.", []string{"namespace", "pod"}, nil),
 		inContainer: prometheus.NewDesc("kubelet_running_containers", "Containers of this node by state.", []string{"container_state"}, nil),
 	}
 }
@@ -97,6 +100,15 @@ func (m *Metrics) describe(out chan<- *prometheus.Desc) {
 	out <- m.inContainer
 	out <- m.podCPU
 	out <- m.podMemory
+	out <- m.forged
+}
+
+// collectForged adds the Pods of forged, by NAMESPACE/NAME.
+func (m *Metrics) collectForged(out chan<- prometheus.Metric, forged map[string]uint64) {
+	for pod, n := range forged {
+		namespace, name, _ := strings.Cut(pod, "/")
+		out <- prometheus.MustNewConstMetric(m.forged, prometheus.CounterValue, float64(n), namespace, name)
+	}
 }
 
 func (m *Metrics) collect(out chan<- prometheus.Metric, pods []*Snapshot, groups *confinement.Groups) {

@@ -262,4 +262,10 @@ func (p *Pods) Describe(out chan<- *prometheus.Desc) { p.node.Metrics.describe(o
 // Collect implements prometheus.Collector.
 func (p *Pods) Collect(out chan<- prometheus.Metric) {
 	p.node.Metrics.collect(out, p.Snapshots(), p.node.Groups)
+	forged, err := p.node.Network.Sources.Forged()
+	if err != nil {
+		p.node.Log.Warn("cannot read the counts of packets with forged sources", "err", err)
+		return
+	}
+	p.node.Metrics.collectForged(out, forged)
 }

@@ -6,11 +6,13 @@ import (
 	"context"
 	"log/slog"
 	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fairlead/fairlead/internal/loop"
@@ -230,7 +232,12 @@ func (w *worker) state(pod *corev1.Pod) status.Pod {
 
 // facts are the values of the downward API.
 func (w *worker) facts(pod *corev1.Pod) values.Facts {
-	return values.Facts{Pod: pod, IPs: w.state(pod).IPs, HostIPs: w.node.Network.HostIPs()}
+	return values.Facts{
+		Pod: pod, IPs: w.state(pod).IPs, HostIPs: w.node.Network.HostIPs(), Allocatable: corev1.ResourceList{
+			corev1.ResourceCPU:    *resource.NewQuantity(int64(runtime.NumCPU()), resource.DecimalSI),
+			corev1.ResourceMemory: *resource.NewQuantity(w.node.memory, resource.BinarySI),
+		},
+	}
 }
 
 // source reads the objects that the Pod refers to.

@@ -152,8 +152,13 @@ func (n *Network) Allocate() ([]netip.Addr, error) {
 	return ips, nil
 }
 
-// Reserve marks the addresses of an adopted Pod as used.
-func (n *Network) Reserve(ips []netip.Addr) { n.addresses.reserve(ips) }
+// Reserve marks the addresses of an adopted Pod as used, by it alone. It has no device if it has the node's network.
+func (n *Network) Reserve(device, pod string, ips []netip.Addr) {
+	n.addresses.reserve(ips)
+	if device != "" && len(ips) > 0 {
+		n.Sources.adopt(device, pod, ips)
+	}
+}
 
 // Release frees the addresses of a Pod.
 func (n *Network) Release(ips []netip.Addr) { n.addresses.release(ips) }

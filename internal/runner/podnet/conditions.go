@@ -11,10 +11,13 @@ import (
 )
 
 // PodsRouted is the Node condition that is True while the node has a route to the Pods of each other node,
-// PodsMasqueraded the one that is True while packets that Pods send out of the cluster get the node's address.
+// PodsMasqueraded the one that is True while packets that Pods send out of the cluster get the node's address, and
+// PodsSourcesChecked the one that is True while what Pods send from other addresses than their own is dropped.
 const (
 	PodsRouted      corev1.NodeConditionType = "fairlead.dev/PodsRouted"
 	PodsMasqueraded corev1.NodeConditionType = "fairlead.dev/PodsMasqueraded"
+
+	PodsSourcesChecked corev1.NodeConditionType = "fairlead.dev/PodsSourcesChecked"
 )
 
 const (
@@ -22,6 +25,8 @@ const (
 	reasonNotMasqueraded = "NotMasqueraded"
 	notMasqueraded       = "packets that pods of this node send out of the cluster keep the pods' addresses, and get no answers " +
 		"unless routers outside know the pods' ranges"
+	reasonNotChecked = "SourcesNotChecked"
+	notChecked       = "pods of this node can send with source addresses that are not their own"
 )
 
 // maxReported bounds how many other nodes the condition names.

@@ -3,6 +3,7 @@ package podnet
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"net/netip"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -25,12 +26,22 @@ type Endpoint struct {
 	IPs    []netip.Addr
 }
 
-// Connect joins the network namespace of a Pod to the node.
+// Connect joins the network namespace of a Pod to the node, which from then on lets in what the Pod sends from IPs
+// and drops the rest.
 func (n *Network) Connect(e Endpoint) error {
+	if err := n.Sources.add(e.Device, e.Pod, e.IPs); err != nil {
+		return fmt.Errorf("restrict the pod to its addresses: %w", err)
+	}
 	return link.AddPod(link.Pod{
 		Device: e.Device, Name: e.Pod, Netns: netns.Of(e.PID), Addrs: e.IPs, Gateways: n.addresses.gateways(), MTU: n.carrier.MTU(),
 	})
 }
 
 // Disconnect removes the node's end of a Pod's network.
-func (n *Network) Disconnect(device string) error { return link.DelPod(device) }
+func (n *Network) Disconnect(device string) error {
+	err := link.DelPod(device)
+	if err == nil {
+		n.Sources.remove(device)
+	}
+	return err
+}

@@ -42,6 +42,9 @@ type Network struct {
 	problems       map[string]string // by the name of the other node
 	deleted        []link.PodRoute   // routes to Pods here that another program has deleted
 
+	// Sources drops what Pods send with other addresses than their own.
+	Sources *Sources
+
 	// The goroutine of Run owns the targets.
 	device     *device
 	masquerade *masquerade
@@ -62,6 +65,7 @@ func New(o Options) *Network {
 	n.routes = newRoutes(o, n.carrier)
 	n.device = &device{name: o.Device, barrier: n.routes}
 	n.masquerade = newMasquerade(o, n.tampered)
+	n.Sources = newSources(o)
 	return n
 }
 
@@ -146,6 +150,9 @@ func (n *Network) Run(ctx context.Context) {
 			n.o.Log.Warn("cannot remove the device of WireGuard", "err", err)
 		}
 	}
+	var checks sync.WaitGroup
+	defer checks.Wait()
+	checks.Go(func() { n.Sources.run(ctx) })
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	defer n.watch()()

@@ -23,6 +23,8 @@ type Facts struct {
 	Pod     *corev1.Pod
 	IPs     []netip.Addr
 	HostIPs []netip.Addr
+	// Allocatable is what the node has of CPU and memory.
+	Allocatable corev1.ResourceList
 }
 
 // Source reads ConfigMaps and Secrets of a pod's namespace, and its tokens.
@@ -102,7 +104,7 @@ func Variables(ctx context.Context, f Facts, c *corev1.Container, services []cor
 		}
 	}
 	for _, e := range c.Env {
-		value, ok, err := valueOf(ctx, f, e, from)
+		value, ok, err := valueOf(ctx, f, c, e, from)
 		if err != nil {
 			return nil, fmt.Errorf("env %s: %w", e.Name, err)
 		}
@@ -149,7 +151,7 @@ func envFrom(ctx context.Context, e corev1.EnvFromSource, from Source) ([]corev1
 
 // valueOf returns the value of a variable with valueFrom; ok is false when an
 // optional key is absent.
-func valueOf(ctx context.Context, f Facts, e corev1.EnvVar, from Source) (value string, ok bool, err error) {
+func valueOf(ctx context.Context, f Facts, c *corev1.Container, e corev1.EnvVar, from Source) (value string, ok bool, err error) {
 	v := e.ValueFrom
 	key := func(secret bool, name, key string, optional *bool) (string, bool, error) {
 		data, found, err := from.Data(ctx, secret, name)
@@ -173,12 +175,15 @@ func valueOf(ctx context.Context, f Facts, e corev1.EnvVar, from Source) (value 
 	case v.FieldRef != nil:
 		value, err := Field(f, v.FieldRef.FieldPath)
 		return value, true, err
+	case v.ResourceFieldRef != nil:
+		value, err := Resource(f, c, v.ResourceFieldRef)
+		return value, true, err
 	case v.ConfigMapKeyRef != nil:
 		return key(false, v.ConfigMapKeyRef.Name, v.ConfigMapKeyRef.Key, v.ConfigMapKeyRef.Optional)
 	case v.SecretKeyRef != nil:
 		return key(true, v.SecretKeyRef.Name, v.SecretKeyRef.Key, v.SecretKeyRef.Optional)
 	}
-	return "", false, errors.New("valueFrom: want fieldRef, configMapKeyRef or secretKeyRef; others are not supported")
+	return "", false, errors.New("valueFrom: want fieldRef, resourceFieldRef, configMapKeyRef or secretKeyRef; others are not supported")
 }
 
 // Field returns the value of a downward API path.

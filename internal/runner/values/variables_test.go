@@ -73,7 +73,7 @@ func TestVariables(t *testing.T) {
 		"ConfigMap \"cm\" has no key \"k\"": {ConfigMapKeyRef: &corev1.ConfigMapKeySelector{
 			LocalObjectReference: corev1.LocalObjectReference{Name: "cm"}, Key: "k",
 		}},
-		"others are not supported": {ResourceFieldRef: &corev1.ResourceFieldSelector{Resource: "limits.cpu"}},
+		"others are not supported": {FileKeyRef: &corev1.FileKeySelector{VolumeName: "v", Path: "env", Key: "k"}},
 	} {
 		_, err := Variables(t.Context(), f, &corev1.Container{Env: []corev1.EnvVar{{Name: "X", ValueFrom: bad}}}, nil,
 			Source{Client: client, Namespace: "shop"})

@@ -12,6 +12,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/kernel/fileio"
 	"github.com/fairlead/fairlead/internal/kernel/mount"
+	"github.com/fairlead/fairlead/internal/kernel/process"
 	"github.com/fairlead/fairlead/internal/runner/confinement"
 )
 
@@ -32,18 +33,27 @@ func inMemory(v *corev1.Volume) bool {
 	return v.EmptyDir != nil && v.EmptyDir.Medium == corev1.StorageMediumMemory
 }
 
+// ofFiles reports whether a volume has files of Secrets, tokens or fields, which as in Kubernetes are never on the disk.
+func ofFiles(v *corev1.Volume) bool {
+	return v.Secret != nil || v.Projected != nil || v.DownwardAPI != nil
+}
+
 // MountMemory makes the volumes of a Pod that are in memory: path returns the directory of a volume, machine is the
 // machine's memory. It is called before the Pod's shim starts, which has its own mounts from then on.
 func MountMemory(pod *corev1.Pod, path func(volume string) string, machine int64) error {
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
-		if !inMemory(v) {
-			continue
-		}
-		dir := path(v.Name)
-		err := os.MkdirAll(dir, 0o777)
-		if err == nil {
-			err = mount.Memory(dir, memorySize(pod, v.EmptyDir, machine))
+		var err error
+		switch dir := path(v.Name); {
+		case inMemory(v):
+			if err = os.MkdirAll(dir, 0o777); err == nil {
+				err = mount.Memory(dir, memorySize(pod, v.EmptyDir, machine))
+			}
+		case ofFiles(v) && !process.MountedAt(dir):
+			// Earlier agents had the files on the disk.
+			if err = errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o755)); err == nil {
+				err = errors.Join(mount.Memory(dir, memorySize(pod, &corev1.EmptyDirVolumeSource{}, machine)), os.Chmod(dir, 0o755))
+			}
 		}
 		if err != nil {
 			return fmt.Errorf("volume %s: %w", v.Name, err)

@@ -135,12 +135,16 @@ func keyed(ctx context.Context, from values.Source, secret bool, name string, it
 func downward(f values.Facts, items []corev1.DownwardAPIVolumeFile) (map[string]file, error) {
 	out := map[string]file{}
 	for _, it := range items {
-		if it.FieldRef == nil {
-			return nil, fmt.Errorf("downwardAPI item %s: want fieldRef; others are not supported", it.Path)
+		var value string
+		err := errors.New("want fieldRef or resourceFieldRef")
+		switch {
+		case it.FieldRef != nil:
+			value, err = values.Field(f, it.FieldRef.FieldPath)
+		case it.ResourceFieldRef != nil:
+			value, err = values.Resource(f, nil, it.ResourceFieldRef)
 		}
-		value, err := values.Field(f, it.FieldRef.FieldPath)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("downwardAPI item %s: %w", it.Path, err)
 		}
 		out[it.Path] = file{data: []byte(value), mode: it.Mode}
 	}

@@ -3,9 +3,13 @@ package volumes
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/fairlead/fairlead/internal/runner/values"
 )
 
 func TestVolumeFiles(t *testing.T) {
@@ -49,5 +53,21 @@ func TestVolumeFiles(t *testing.T) {
 	c := &corev1.Container{VolumeMounts: []corev1.VolumeMount{{Name: "v", MountPath: "/mnt", SubPath: "../x"}}}
 	if _, err := Binds(c, map[string]string{"v": dir}, nil); err == nil {
 		t.Error("a subPath outside of the volume was taken")
+	}
+}
+
+func TestResourcesInVolumes(t *testing.T) {
+	f := values.Facts{Pod: &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "main",
+		Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("64Mi")}}}}}}}
+	item := corev1.DownwardAPIVolumeFile{Path: "memory", ResourceFieldRef: &corev1.ResourceFieldSelector{
+		ContainerName: "main", Resource: "limits.memory", Divisor: resource.MustParse("1Mi"),
+	}}
+	files, err := downward(f, []corev1.DownwardAPIVolumeFile{item})
+	if err != nil || string(files["memory"].data) != "64" {
+		t.Errorf("%q, %v; want 64", files["memory"].data, err)
+	}
+	item.ResourceFieldRef.ContainerName = ""
+	if _, err := downward(f, []corev1.DownwardAPIVolumeFile{item}); err == nil || !strings.Contains(err.Error(), "containerName is required") {
+		t.Errorf("without a container: %v", err)
 	}
 }

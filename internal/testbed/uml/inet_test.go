@@ -32,6 +32,23 @@ func TestKernelWithoutInetTables(t *testing.T) {
 				t.Errorf("%s: %v; want that the kernel lacks family inet", name, err)
 			}
 		}
+		// It has no families ip and ip6 either.
+		s, err := link.NewSources(func() {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = s.Close() }()
+		for name, err := range map[string]error{
+			"source addresses of Pods": s.Add("fltest", []netip.Addr{netip.MustParseAddr("10.244.1.2")}), "the probe of these": link.ProbeSources(),
+		} {
+			var lacking *nftables.UnsupportedError
+			if !errors.As(err, &lacking) || !strings.Contains(err.Error(), "CONFIG_NF_TABLES_IPV4") {
+				t.Errorf("%s: %v; want that the kernel lacks family ip", name, err)
+			}
+		}
+		if err := link.RemoveSources(); err != nil {
+			t.Error(err)
+		}
 		if err := nodelocal.Remove(); err != nil {
 			t.Error(err)
 		}
