@@ -88,7 +88,7 @@ func (h *proxyHealth) state(now time.Time) healthState {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	alive := h.waiting.IsZero() || now.Sub(h.waiting) < h.timeout
-	return healthState{alive, alive && !h.tampered && !h.missing && !h.last.IsZero(), h.eligible, h.last, h.missing}
+	return healthState{alive, alive && !h.tampered && !h.last.IsZero(), h.eligible, h.last, h.missing}
 }
 
 // serving reports whether the kernel answers for Services, for health check node

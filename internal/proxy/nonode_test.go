@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 )
 
-// A proxy whose Node does not exist logs that at once and is not healthy, with a message that names the flag.
+// A proxy whose Node does not exist logs that at once, and /healthz fails with a message that names the flag.
 func TestNodeThatDoesNotExist(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
@@ -42,7 +42,7 @@ func TestNodeThatDoesNotExist(t *testing.T) {
 		if got := log.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, "level=ERROR") || !strings.Contains(got, "no Node here") {
 			t.Errorf("the log has %q", got)
 		}
-		if code, body := ask(); code != 503 || body.Healthy || !strings.Contains(body.Message, "--node-name") {
+		if code, body := ask(); code != 503 || body.NodeEligible == nil || *body.NodeEligible || !strings.Contains(body.Message, "--node-name") {
 			t.Errorf("/healthz answers %d, %+v", code, body)
 		}
 		p.setNode(t.Context(), &corev1.Node{})
