@@ -164,6 +164,7 @@ type noFilter struct{}
 
 func (noFilter) Set([]netip.Addr, []filter.Listener) error { return nil }
 func (noFilter) Close() error                              { return nil }
+func (noFilter) Redirects() bool                           { return false }
 
 type noRules struct{}
 
