@@ -139,7 +139,7 @@ func (p *Program) Transparent(to Reg) *Program {
 // TransparentProxy gives the packet to the transparent socket (IP_TRANSPARENT) that is bound to the address and port in the
 // registers, or to the one that its connection has already; its addresses stay (tproxy). It ends the rule if there is no
 // such socket. It is for packets of TCP and UDP in chains of prerouting. Since Linux 4.19.
-func (p *Program) TransparentProxy(f Family, addr, port Reg) *Program {
+func TransparentProxy(p *Program, f Family, addr, port Reg) *Program {
 	p.enc.begin("tproxy")
 	p.enc.Uint32(1, uint32(f))     // NFTA_TPROXY_FAMILY
 	p.enc.Uint32(2, addr.number()) // NFTA_TPROXY_REG_ADDR
@@ -150,7 +150,7 @@ func (p *Program) TransparentProxy(f Family, addr, port Reg) *Program {
 
 // SetSource writes an address of n bytes to an offset of the IP header, as the packet's source, and a port as its source port
 // (payload). The packet must be of UDP.
-func (p *Program) SetSource(f Family, offset, n uint32, addr, port Reg) *Program {
+func SetSource(p *Program, f Family, offset, n uint32, addr, port Reg) *Program {
 	write := func(from Reg, base, offset, n, sumType, sumAt, flags uint32) {
 		p.enc.begin("payload")
 		p.enc.Uint32(unix.NFTA_PAYLOAD_SREG, from.number())

@@ -33,8 +33,12 @@ const priority = 150
 type Listener struct {
 	Protocol svc.Protocol
 	At       netip.AddrPort
-	// Inside is where the listener is bound, with IP_TRANSPARENT; invalid if that is At. No other listener of the protocol is
-	// bound there.
+}
+
+// Bound is a Listener with where its socket is bound.
+type Bound struct {
+	Listener
+	// Inside is where, with IP_TRANSPARENT; invalid if that is At. No other listener of the protocol is bound there.
 	Inside netip.AddrPort
 }
 
@@ -47,7 +51,7 @@ type Filter struct {
 	absent  bool // there is no table, also not of an earlier process
 	// addrs and listeners are what the table has, nil if that is unknown.
 	addrs     map[netip.Addr]bool
-	listeners map[Listener]bool
+	listeners map[Bound]bool
 	inside    bool // the table has what leads to listeners that are bound elsewhere
 }
 
@@ -55,9 +59,18 @@ type Filter struct {
 // table; it does not block, and leads to Set.
 func New(changed func()) *Filter { return &Filter{changed: changed} }
 
-// Set lets addrs only be reached at listeners, in one transaction. It writes nothing if nothing has changed, and the
-// whole table if another program has changed it. Without addresses there is no table.
+// Set is SetBound for listeners that are bound to their addresses.
 func (f *Filter) Set(addrs []netip.Addr, listeners []Listener) error {
+	var bound []Bound
+	for _, l := range listeners {
+		bound = append(bound, Bound{Listener: l})
+	}
+	return f.SetBound(addrs, bound)
+}
+
+// SetBound lets addrs only be reached at listeners, in one transaction. It writes nothing if nothing has changed, and the
+// whole table if another program has changed it. Without addresses there is no table.
+func (f *Filter) SetBound(addrs []netip.Addr, listeners []Bound) error {
 	if f.conn == nil {
 		if len(addrs) == 0 {
 			if f.absent {
@@ -73,7 +86,7 @@ func (f *Filter) Set(addrs []netip.Addr, listeners []Listener) error {
 		}
 		f.conn = conn
 	}
-	a, l := map[netip.Addr]bool{}, map[Listener]bool{}
+	a, l := map[netip.Addr]bool{}, map[Bound]bool{}
 	for _, addr := range addrs {
 		a[addr] = true
 	}
@@ -104,7 +117,7 @@ func (f *Filter) Set(addrs []netip.Addr, listeners []Listener) error {
 }
 
 // hasInside reports whether a listener is bound elsewhere.
-func hasInside(listeners map[Listener]bool) bool {
+func hasInside(listeners map[Bound]bool) bool {
 	for l := range listeners {
 		if l.Inside.IsValid() {
 			return true
@@ -149,7 +162,7 @@ func Remove() error {
 	return errors.Join(nftables.RemoveTable(table), nftables.RemoveTable(groupTable))
 }
 
-// Redirects reports whether this kernel leads packets to listeners that are bound elsewhere (Listener.Inside).
+// Redirects reports whether this kernel leads packets to listeners that are bound elsewhere (Bound.Inside).
 func (f *Filter) Redirects() bool {
 	probe := nftables.Table{Family: nftables.Inet, Name: table.Name + "-probe"}
 	conn, err := nftables.Dial()
@@ -207,7 +220,7 @@ const (
 )
 
 // whole returns the transaction that makes the table, in place of any other.
-func whole(addrs map[netip.Addr]bool, listeners map[Listener]bool) *nftables.Batch {
+func whole(addrs map[netip.Addr]bool, listeners map[Bound]bool) *nftables.Batch {
 	b := nftables.NewBatch()
 	const comment = "fairlead: ports of proxied load balancers"
 	if len(addrs) == 0 {
@@ -283,14 +296,16 @@ func (f family) writeInside(b *nftables.Batch, t nftables.Table, rule func(chain
 		return new(nftables.Program).Meta(0, nftables.MetaNFProto).Equal(0, []byte{f.proto}).Network(key, at, f.n).
 			Meta(proto, nftables.MetaL4Proto).Port(proto+1, of).Map(set, key, place)
 	}
-	rule("inside", find(f.at, nftables.Destination, f.inside()).TransparentProxy(f.reject, place, place+nftables.Reg(f.n/4)))
-	rule("outside", find(f.at-f.n, nftables.Source, f.outside()).SetSource(f.reject, f.at-f.n, f.n, place, place+nftables.Reg(f.n/4)))
+	port := place + nftables.Reg(f.n/4)
+	rule("inside", nftables.TransparentProxy(find(f.at, nftables.Destination, f.inside()), f.reject, place, port))
+	source := f.at - f.n
+	rule("outside", nftables.SetSource(find(source, nftables.Source, f.outside()), f.reject, source, f.n, place, port))
 	rule(f.chain(), fromListener(f).Map(f.inside(), key, place).Return())
 	rule(f.chain(), find(f.at, nftables.Destination, f.inside()).Transparent(0).Equal(0, []byte{1}).Return())
 }
 
 // difference returns the transaction that leads from one state to another.
-func difference(oldAddrs, addrs map[netip.Addr]bool, oldListeners, listeners map[Listener]bool) *nftables.Batch {
+func difference(oldAddrs, addrs map[netip.Addr]bool, oldListeners, listeners map[Bound]bool) *nftables.Batch {
 	b := nftables.NewBatch()
 	elements(func(t nftables.Table, set string, e *nftables.Elem) { b.DelElem(t, set, e.Key) },
 		without(oldAddrs, addrs), without(oldListeners, listeners))
@@ -305,7 +320,7 @@ func without[K comparable](a, b map[K]bool) map[K]bool {
 }
 
 // elements calls do for the elements of both kinds, set by set, so that they share messages.
-func elements(do func(t nftables.Table, set string, e *nftables.Elem), addrs map[netip.Addr]bool, listeners map[Listener]bool) {
+func elements(do func(t nftables.Table, set string, e *nftables.Elem), addrs map[netip.Addr]bool, listeners map[Bound]bool) {
 	for _, f := range families {
 		for a := range addrs {
 			if familyOf(a) == f {

@@ -48,7 +48,7 @@ type Network struct {
 	SetVIPs func([]netip.Addr) error
 	Filter  interface { // filter.Filter
 		Redirects() bool
-		Set(addrs []netip.Addr, listeners []filter.Listener) error
+		SetBound(addrs []netip.Addr, listeners []filter.Bound) error
 		Close() error
 	}
 	Rules interface { // filter.Groups

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -20,6 +21,9 @@ import (
 	"github.com/fairlead/fairlead/internal/testbed"
 )
 
+// patience is how long a test waits for what does not fail.
+const patience = 30 * time.Second
+
 var vips = []netip.Addr{netip.MustParseAddr("192.168.77.200"), netip.MustParseAddr("fd00:77::200")}
 
 // insideRig is a node with a load balancer. Pods of TCP are on the node's loopback, Pods of UDP on the test's own.
@@ -27,6 +31,7 @@ type insideRig struct {
 	*testing.T
 	node, client *testbed.Host
 	server       *proxied.Server
+	store        *store
 	local        *localAddresses
 	service      proxied.Service
 }
@@ -37,7 +42,8 @@ func newInsideRig(t *testing.T, tcp, udp []uint16, annotations map[string]string
 	n := testbed.NewNetwork(t)
 	log := slog.New(slog.DiscardHandler)
 	f := filter.New(func() {})
-	r := &insideRig{T: t, node: n.Host("node"), client: n.Outside("client"), server: proxied.New(proxied.Options{Log: log})}
+	r := &insideRig{T: t, node: n.Host("node"), client: n.Outside("client"), store: &store{kept: map[string]*os.File{}}}
+	r.server = proxied.New(proxied.Options{Log: log, Store: r.store})
 	r.local = newLocalAddresses(log, &Network{SetVIPs: link.SetVIPs, Filter: f})
 	t.Cleanup(func() {
 		ctx, cancel := context.WithCancel(context.Background())
@@ -210,6 +216,9 @@ func TestNoPortIsTaken(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	r.server.Close(ctx)
+	for name := range r.store.kept {
+		_ = r.store.Drop(name)
+	}
 	for _, port := range []uint16{22, 9100} {
 		refused(port, svc.TCP)
 	}
@@ -242,4 +251,101 @@ func TestInsideKeepsAddresses(t *testing.T) {
 	}
 	r.set(&r.service)
 	r.wants(r.client, svc.TCP, netip.AddrPortFrom(vips[0], 443), "x", "pod PROXY TCP4")
+}
+
+// store is systemd's: it has the listeners of a process that ends for the next one.
+type store struct {
+	kept  map[string]*os.File
+	names map[net.Listener]string
+}
+
+func (s *store) Inherited() (out []net.Listener) {
+	s.names = map[net.Listener]string{}
+	for name, f := range s.kept {
+		if l, err := net.FileListener(f); err == nil {
+			s.names[l] = name
+			out = append(out, l)
+		}
+	}
+	return out
+}
+
+func (s *store) NameOf(l net.Listener) string { return s.names[l] }
+
+func (s *store) Keep(name string, l *net.TCPListener) (err error) {
+	s.kept[name], err = l.File()
+	return err
+}
+
+func (s *store) Drop(name string) error {
+	err := s.kept[name].Close()
+	delete(s.kept, name)
+	return err
+}
+
+// While the process restarts connections wait at the sockets that systemd keeps, and the next process serves them: it
+// knows each by its name. Sockets that come have other addresses than these.
+func TestInsideIsHandedOver(t *testing.T) {
+	t.Parallel()
+	r := newInsideRig(t, []uint16{22, 80}, nil, nil)
+	r.set(&r.service)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	kept := r.server.Close(ctx)
+	if len(kept) != 4 {
+		t.Fatalf("%v are kept", kept)
+	}
+	r.node.Do(func() { r.local.release(kept) })
+	r.node.Serve(svc.TCP, 22)
+	answers := make(chan string, len(kept))
+	for _, d := range kept {
+		c, err := r.client.Dial(t.Context(), svc.TCP, d.At)
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			_, _ = c.Write([]byte("x"))
+			got, _ := io.ReadAll(c)
+			_ = c.Close()
+			answers <- string(got)
+		}()
+	}
+	f := filter.New(func() {})
+	t.Cleanup(func() { _ = f.Close() })
+	log := slog.New(slog.DiscardHandler)
+	r.server = proxied.New(proxied.Options{Log: log, Store: r.store})
+	r.local = newLocalAddresses(log, &Network{SetVIPs: link.SetVIPs, Filter: f})
+	t.Cleanup(func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		r.server.Close(ctx)
+	})
+	r.server.BindInside()
+	r.set() // before its Services are known
+	if doors := r.server.Doors(); len(doors) != 4 || !doors[0].Inherited {
+		t.Errorf("before the Services are known: %v", doors)
+	}
+	more := r.service
+	more.Spec.Listeners = append(more.Spec.Listeners[:2:2], dialect.Listener{Port: 443, Protocol: dialect.TCP, Backend: dialect.TCP})
+	more.Backends[443] = []netip.AddrPort{r.pod()}
+	r.set(&more)
+	for range kept {
+		if got := <-answers; got != "pod x" {
+			t.Errorf("a connection that waited gets %q", got)
+		}
+	}
+	for _, a := range vips {
+		for _, port := range []uint16{22, 80, 443} {
+			r.wants(r.client, svc.TCP, netip.AddrPortFrom(a, port), "x", "pod x")
+		}
+	}
+	bound := map[netip.AddrPort]bool{}
+	for _, d := range r.server.Doors() {
+		if bound[d.Inside] = true; !d.Inside.IsValid() || d.Inherited {
+			t.Errorf("%+v", d)
+		}
+	}
+	if len(bound) != 6 {
+		t.Errorf("bound at %v", bound)
+	}
 }

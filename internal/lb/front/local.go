@@ -79,9 +79,9 @@ func (l *localAddresses) set(doors []proxied.Door) error {
 
 // setFilter sets the filter. Without one, as on a kernel without nf_tables, the load balancer still works, unless packets
 // have to be led to its listeners: then it returns the error.
-func (l *localAddresses) setFilter(vips []netip.Addr, listeners []filter.Listener) error {
+func (l *localAddresses) setFilter(vips []netip.Addr, listeners []filter.Bound) error {
 	failure := ""
-	err := l.network.Filter.Set(vips, listeners)
+	err := l.network.Filter.SetBound(vips, listeners)
 	if err != nil {
 		failure = err.Error()
 	}
@@ -90,7 +90,7 @@ func (l *localAddresses) setFilter(vips []netip.Addr, listeners []filter.Listene
 			"can be reached there", "err", failure)
 	}
 	l.filterErr = failure
-	if !slices.ContainsFunc(listeners, func(l filter.Listener) bool { return l.Inside.IsValid() }) {
+	if !slices.ContainsFunc(listeners, func(l filter.Bound) bool { return l.Inside.IsValid() }) {
 		return nil
 	}
 	return err
@@ -104,15 +104,15 @@ func (l *localAddresses) release(kept []proxied.Door) {
 	if err := l.network.SetVIPs(vips); err != nil {
 		l.log.Error("cannot remove the local routes of load balancers", "err", err)
 	}
-	if err := errors.Join(l.network.Filter.Set(vips, listeners), l.network.Filter.Close()); err != nil {
+	if err := errors.Join(l.network.Filter.SetBound(vips, listeners), l.network.Filter.Close()); err != nil {
 		l.log.Error("cannot remove the packet filter of load balancers", "err", err)
 	}
 }
 
 // listenersOf returns doors as the filter knows them.
-func listenersOf(doors []proxied.Door) (out []filter.Listener) {
+func listenersOf(doors []proxied.Door) (out []filter.Bound) {
 	for _, d := range doors {
-		l := filter.Listener{Protocol: svc.TCP, At: d.At, Inside: d.Inside}
+		l := filter.Bound{Listener: filter.Listener{Protocol: svc.TCP, At: d.At}, Inside: d.Inside}
 		if d.UDP {
 			l.Protocol = svc.UDP
 		}
@@ -122,7 +122,7 @@ func listenersOf(doors []proxied.Door) (out []filter.Listener) {
 }
 
 // addressesOf returns the addresses of listeners, sorted, each once.
-func addressesOf(listeners []filter.Listener) (out []netip.Addr) {
+func addressesOf(listeners []filter.Bound) (out []netip.Addr) {
 	for _, l := range listeners {
 		out = append(out, l.At.Addr())
 	}

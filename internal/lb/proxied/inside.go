@@ -13,8 +13,7 @@ import (
 	"strconv"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/fairlead/fairlead/internal/kernel/relay"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
 )
 
@@ -65,7 +64,7 @@ func (n *insides) bind(udp bool, of netip.Addr, open func(netip.AddrPort) (netip
 			*port = at.Port()
 			return at, nil
 		}
-		if !errors.Is(err, unix.EADDRINUSE) {
+		if !errors.Is(err, relay.ErrPortTaken) {
 			break
 		}
 		*port = 0 // a program has taken it since
@@ -110,18 +109,18 @@ func (s *Server) BindInside() {
 	}
 }
 
-// openAt opens a socket for an address: open gets where it is to be bound, and how. The caller holds mu.
-func (s *Server) openAt(udp bool, at netip.AddrPort, open func(net.ListenConfig, netip.AddrPort) (net.Addr, error)) error {
+// open opens a socket for an address: open gets where it is to be bound, and how. A nil n binds it to the address.
+func (n *insides) open(udp bool, at netip.AddrPort, open func(net.ListenConfig, netip.AddrPort) (net.Addr, error)) error {
 	o := socket.Options{AnyAddress: true, Shared: true, KeepAlive: !udp} // shared with one that drains
-	if s.insides == nil {
+	if n == nil {
 		_, err := open(socket.ListenConfig(at, o), at)
-		if errors.Is(err, unix.EADDRINUSE) {
+		if errors.Is(err, relay.ErrPortTaken) {
 			err = fmt.Errorf("another program of this node has the port: %w", err)
 		}
 		return err
 	}
 	o.Shared, o.Transparent = false, true // an address of an earlier process must not be shared with it
-	_, err := s.insides.bind(udp, at.Addr(), func(inside netip.AddrPort) (netip.AddrPort, error) {
+	_, err := n.bind(udp, at.Addr(), func(inside netip.AddrPort) (netip.AddrPort, error) {
 		bound, err := open(socket.ListenConfig(inside, o), inside)
 		if err != nil {
 			return inside, err
@@ -131,9 +130,9 @@ func (s *Server) openAt(udp bool, at netip.AddrPort, open func(net.ListenConfig,
 	return err
 }
 
-// listenTCP opens a socket for connections to an address. The caller holds mu.
-func (s *Server) listenTCP(ctx context.Context, at netip.AddrPort) (made *net.TCPListener, err error) {
-	err = s.openAt(false, at, func(lc net.ListenConfig, where netip.AddrPort) (net.Addr, error) {
+// listenTCP opens a socket for connections to an address.
+func (n *insides) listenTCP(ctx context.Context, at netip.AddrPort) (made *net.TCPListener, err error) {
+	err = n.open(false, at, func(lc net.ListenConfig, where netip.AddrPort) (net.Addr, error) {
 		l, err := lc.Listen(ctx, "tcp", where.String())
 		if err != nil {
 			return nil, err
@@ -144,9 +143,9 @@ func (s *Server) listenTCP(ctx context.Context, at netip.AddrPort) (made *net.TC
 	return made, err
 }
 
-// listenPackets opens a socket for datagrams to an address. The caller holds mu.
-func (s *Server) listenPackets(ctx context.Context, at netip.AddrPort) (made *net.UDPConn, err error) {
-	err = s.openAt(true, at, func(lc net.ListenConfig, where netip.AddrPort) (net.Addr, error) {
+// listenPackets opens a socket for datagrams to an address.
+func (n *insides) listenPackets(ctx context.Context, at netip.AddrPort) (made *net.UDPConn, err error) {
+	err = n.open(true, at, func(lc net.ListenConfig, where netip.AddrPort) (net.Addr, error) {
 		c, err := lc.ListenPacket(ctx, "udp", where.String())
 		if err != nil {
 			return nil, err
@@ -194,12 +193,12 @@ func storedName(at netip.AddrPort) string {
 	return fmt.Sprintf("lb-%x-%d", at.Addr().AsSlice(), at.Port())
 }
 
-// addressOf returns the address that a listener of an earlier process is for: by the name under which it was kept, or
+// addressOf returns the address that a listener of an earlier process is for: by the name under which the store kept it, or
 // where it is bound.
-func (s *Server) addressOf(l *net.TCPListener) netip.AddrPort {
+func addressOf(l *net.TCPListener, store Store) netip.AddrPort {
 	var text string
 	var port uint16
-	if _, err := fmt.Sscanf(s.store.NameOf(l), "lb-%x-%d", &text, &port); err == nil {
+	if _, err := fmt.Sscanf(store.NameOf(l), "lb-%x-%d", &text, &port); err == nil {
 		if a, ok := netip.AddrFromSlice([]byte(text)); ok {
 			return netip.AddrPortFrom(a, port)
 		}

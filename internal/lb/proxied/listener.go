@@ -84,7 +84,7 @@ func (s *Server) socketAt(at netip.AddrPort) (made *net.TCPListener, kept bool, 
 		delete(s.inherited, at)
 		return inherited, true, nil
 	}
-	if made, err = s.listenTCP(s.ctx, at); err != nil {
+	if made, err = s.insides.listenTCP(s.ctx, at); err != nil {
 		return nil, false, err
 	}
 	if s.store != nil {

@@ -136,7 +136,7 @@ func New(o Options) *Server {
 	if s.store = o.Store; s.store != nil {
 		for _, l := range s.store.Inherited() {
 			if t, ok := l.(*net.TCPListener); ok {
-				s.inherited[s.addressOf(t)] = t
+				s.inherited[addressOf(t, s.store)] = t
 			} else {
 				_ = l.Close()
 			}

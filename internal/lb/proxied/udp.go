@@ -55,7 +55,7 @@ func (s *Server) listenUDP(at netip.AddrPort, c *config) error {
 		l.config.Store(c)
 		return nil
 	}
-	made, err := s.listenPackets(s.ctx, at)
+	made, err := s.insides.listenPackets(s.ctx, at)
 	if err != nil {
 		return fmt.Errorf("port %d is not served: cannot listen at %s, UDP: %w", at.Port(), at, err)
 	}
