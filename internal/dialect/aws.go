@@ -91,7 +91,7 @@ func awsClassic() []Annotation {
 		none(awsPrefix+"extra-security-groups", noVPC).of("135"),
 		none(awsPrefix+"security-groups", noVPC),
 		certificates(awsPrefix+"ssl-cert",
-			"ARNs with commas between, whose last component is the name of a TLS Secret of the namespace").of("115"),
+			"names of TLS Secrets of the namespace, or ARNs whose last component is one, with commas between", "arn:").of("115"),
 		{Key: awsPrefix + "ssl-ports", Values: "ports by number or name with commas between, or *", Sets: []Field{FieldTLSPorts},
 			Behaviour: "119",
 			read:      readTLSPorts},
@@ -138,6 +138,7 @@ func awsClassic() []Annotation {
 
 // readTLSPorts reads ports by number or name; * stands for all.
 func readTLSPorts(r *reader, v string) error {
+	r.raw.tlsPortsBy = Origin{r.key, v}
 	if v == "*" {
 		r.same(FieldTLSPorts, "all")
 		return nil

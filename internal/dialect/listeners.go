@@ -11,8 +11,10 @@ import (
 // rawListeners is what annotations say about listeners, before the ports are known.
 type rawListeners struct {
 	protocol, backend perPort
-	// tlsPorts are the ports, by number or name, that use the certificates; all without any.
-	tlsPorts []string
+	// tlsPorts are the ports, by number or name, that use the certificates; all without any. tlsPortsBy is the annotation
+	// that names them, or all, with its value.
+	tlsPorts   []string
+	tlsPortsBy Origin
 	// offered has the protocols of pods by annotations of clouds, which turn a listener with
 	// a certificate into TLS or HTTPS (behaviour 116).
 	offered Protocol
@@ -78,41 +80,6 @@ func protocols(key string, f Field, separator string, portLast bool, words map[s
 		}}
 }
 
-// certificates returns an annotation with names of TLS Secrets, or names of a cloud whose
-// last component is one (behaviour 115).
-func certificates(key, values string) Annotation {
-	return Annotation{Key: key, Values: values, Sets: []Field{FieldCertificates}, read: func(r *reader, v string) error {
-		var names []string
-		for item := range strings.SplitSeq(v, ",") {
-			name, err := secretName(strings.TrimSpace(item))
-			if err != nil {
-				return err
-			}
-			if !slices.Contains(names, name) {
-				names = append(names, name)
-			}
-		}
-		r.set(FieldCertificates, strings.Join(names, ","), func(s *Spec) { s.Certificates = names })
-		return nil
-	}}
-}
-
-// secretName returns the Secret that a certificate's name stands for: its last component, in
-// lower case.
-func secretName(v string) (string, error) {
-	name := strings.ToLower(v[strings.LastIndexAny(v, "/:")+1:])
-	if len(name) == 0 || len(name) > 253 {
-		return "", fmt.Errorf("%q names no Secret", shorten(v))
-	}
-	for i, c := range []byte(name) {
-		alnum := c >= 'a' && c <= 'z' || c >= '0' && c <= '9'
-		if !alnum && (i == 0 || i == len(name)-1 || c != '-' && c != '.') {
-			return "", fmt.Errorf("%q cannot be the name of a Secret: use only lower case letters, digits, dots and hyphens", shorten(name))
-		}
-	}
-	return name, nil
-}
-
 // finish makes a complete Spec from the annotations read.
 func (r *reader) finish() {
 	s := &r.Spec
@@ -123,6 +90,7 @@ func (r *reader) finish() {
 		s.Listeners = append(s.Listeners, r.listener(p))
 	}
 	r.checkPorts()
+	r.checkTLSPorts()
 	r.checkACME()
 	r.finishSticky()
 	r.finishBackends()

@@ -68,7 +68,7 @@ func TestInternalLoadBalancers(t *testing.T) {
 		{beta + "aws-load-balancer-internal", "0.0.0.0/0", true}, {beta + "aws-load-balancer-internal", "true", true},
 		{beta + "aws-load-balancer-internal", "false", false}, {beta + "aws-load-balancer-internal", "", false},
 		{beta + "aws-load-balancer-scheme", "internal", true}, {beta + "aws-load-balancer-scheme", "internet-facing", false},
-		{beta + "azure-load-balancer-internal", "true", true}, {beta + "azure-load-balancer-internal", "yes", false},
+		{beta + "azure-load-balancer-internal", "true", true}, {beta + "azure-load-balancer-internal", "False", false},
 		{beta + "openstack-internal-load-balancer", "true", true}, {beta + "cce-load-balancer-internal-vpc", "true", true},
 		{"service.kubernetes.io/qcloud-loadbalancer-internal-subnetid", "subnet-1", true},
 		{"service.kubernetes.io/ibm-load-balancer-cloud-provider-ip-type", "private", true},
@@ -79,5 +79,58 @@ func TestInternalLoadBalancers(t *testing.T) {
 		if got, err := ParseLoadBalancer(map[string]string{c.key: c.value}, ""); got.Internal != c.want || err != nil {
 			t.Errorf("%s: %q is internal: %t, want %t; %v", c.key, c.value, got.Internal, c.want, err)
 		}
+	}
+}
+
+// No cloud's annotation leads to an address that everybody reaches because of a typo: neither in its value nor in its name.
+func TestMistypedInternal(t *testing.T) {
+	mistyped := func(key, value string) (LoadBalancer, error) {
+		return ParseLoadBalancer(map[string]string{key: value, LBPool: "a"}, "")
+	}
+	for _, a := range internals {
+		for _, value := range []string{"Inernal", "privat", "ture", "yes", "interna l"} {
+			lb, err := mistyped(a.Key, value)
+			if a.Values == "anything but false" {
+				if !lb.Internal || err != nil {
+					t.Errorf("%s: %q: %+v, %v", a.Key, value, lb, err)
+				}
+				continue
+			}
+			for _, text := range []string{a.Key, a.Values, value} {
+				if err == nil || !strings.Contains(err.Error(), text) {
+					t.Errorf("%s: %q: %v", a.Key, value, err)
+				}
+			}
+		}
+		asks := "true"
+		if v, _, _ := strings.Cut(a.Values, ","); !strings.HasPrefix(v, "anything") {
+			asks = v
+		}
+		half := len(a.Key) - 4
+		for _, key := range []string{
+			a.Key[:half] + a.Key[half+1:], a.Key + "s", a.Key[:half] + "x" + a.Key[half:], a.Key[1:], strings.ToUpper(a.Key),
+		} {
+			if _, known := lookUp(key); known {
+				continue
+			}
+			_, err := mistyped(key, asks)
+			if err == nil || !strings.Contains(err.Error(), key) || !strings.Contains(err.Error(), a.Key) {
+				t.Errorf("%s: %v", key, err)
+			}
+			if r := Read(web(key, asks)); len(r.Findings) != 1 || r.Findings[0].State != Unknown || r.Findings[0].Text != err.Error() {
+				t.Errorf("%s: %+v", key, r.Findings)
+			}
+			for _, value := range []string{"false", ""} {
+				if _, err := mistyped(key, value); err != nil {
+					t.Errorf("%s: %q: %v", key, value, err)
+				}
+			}
+		}
+	}
+	if len(internals) < 12 {
+		t.Errorf("only %d annotations", len(internals))
+	}
+	if _, err := mistyped("service.beta.kubernetes.io/azure-load-balancer-tls", "true"); err != nil {
+		t.Errorf("an annotation that is unknown: %v", err)
 	}
 }

@@ -120,8 +120,10 @@ func read(s Service, all bool) *Reading {
 		value := s.Annotations[key]
 		if e, ok := lookUp(key); ok {
 			items = append(items, item{e, key, value})
-		} else if d := ownerOf(key); all && d != nil {
-			r.found(Unknown, key, value, fmt.Sprintf("%s is no annotation of %s%s", key, d.Name, r.suggestion(key)))
+		} else if !r.almostInternal(key, value) && all {
+			if d := ownerOf(key); d != nil {
+				r.found(Unknown, key, value, fmt.Sprintf("%s is no annotation of %s%s", key, d.Name, r.suggestion(key)))
+			}
 		}
 	}
 	slices.SortFunc(items, func(a, b item) int { return cmp.Or(cmp.Compare(a.order, b.order), cmp.Compare(a.key, b.key)) })
@@ -148,10 +150,12 @@ func (r *reader) readOne(key, value string, a *Annotation) {
 	r.key = key
 	before := len(r.Findings)
 	if err := a.read(r, value); err != nil {
-		if _, has := r.Origins[FieldAddresses]; !has && slices.Contains(a.Sets, FieldAddresses) && r.AddressErr == nil {
-			r.AddressErr = fmt.Errorf("annotation %s: %w", key, err)
+		err = fmt.Errorf("annotation %s: %w", key, err)
+		_, has := r.Origins[FieldAddresses]
+		if r.AddressErr == nil && (!has && slices.Contains(a.Sets, FieldAddresses) || slices.Contains(a.Sets, FieldInternal)) {
+			r.AddressErr = err
 		}
-		r.found(Invalid, key, shorten(value), fmt.Sprintf("annotation %s: %s", key, err))
+		r.found(Invalid, key, shorten(value), err.Error())
 		return
 	}
 	if len(r.Findings) == before {

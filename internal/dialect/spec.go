@@ -226,7 +226,8 @@ type Reading struct {
 	// Findings has one or more for each annotation that is for a load balancer, and for what
 	// this version does not do.
 	Findings []Finding `json:"findings"`
-	// AddressErr is why the addresses that are asked for cannot be understood.
+	// AddressErr is why what is asked for about the address cannot be understood: which one, or whether an internal one. No
+	// address is given then.
 	AddressErr error `json:"-"`
 }
 
@@ -275,11 +276,14 @@ func (s State) IsWarning() bool {
 
 // Invalid reports whether an annotation has a wrong value, so that the last good
 // configuration has to go on.
-func (r *Reading) Invalid() bool {
+func (r *Reading) Invalid() bool { return r.Wrong() != "" }
+
+// Wrong returns what is wrong with the first annotation that has a wrong value, empty if none has.
+func (r *Reading) Wrong() string {
 	for _, f := range r.Findings {
 		if f.State == Invalid {
-			return true
+			return f.Text
 		}
 	}
-	return false
+	return ""
 }

@@ -106,32 +106,6 @@ func seconds(key string, least, most int, f Field, apply func(*Spec, Duration)) 
 	return number(key, least, most, "seconds", f, func(s *Spec, n int) { apply(s, Duration(time.Duration(n)*time.Second)) })
 }
 
-// internal returns an annotation that asks for an internal load balancer by one of values, or
-// without these by all but "" and "false" (behaviour 108). other are values for an external one.
-func internal(key, behaviour string, values, other []string) Annotation {
-	a := Annotation{Key: key, Sets: []Field{FieldInternal}, Behaviour: behaviour, Values: strings.Join(slices.Concat(values, other), ", ")}
-	if values == nil {
-		a.Values = "anything but false"
-	}
-	a.read = func(r *reader, v string) error {
-		v = strings.ToLower(v)
-		switch {
-		case values == nil && v != "false" || slices.Contains(values, v):
-			if r.Spec.Internal {
-				r.same(FieldInternal, "true")
-				return nil
-			}
-			r.set(FieldInternal, "true", func(s *Spec) { s.Internal = true })
-		case v == "false" || slices.Contains(other, v):
-			r.found(Applied, r.key, v, "not internal, as by default")
-		default:
-			return fmt.Errorf("%q is not one of %s", shorten(v), a.Values)
-		}
-		return nil
-	}
-	return a
-}
-
 // addresses returns an annotation with addresses; family restricts them to one of 4 and 6.
 func addresses(key string, family int) Annotation {
 	values := "an IP address, or one of each family with a comma between"

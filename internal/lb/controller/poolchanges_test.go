@@ -158,6 +158,7 @@ func TestSelectionOfPools(t *testing.T) {
 	r.wants("web", "192.0.2.0")
 	r.service("inside", annotate("service.beta.kubernetes.io/azure-load-balancer-internal", "true"))
 	r.wants("inside", "192.0.4.0")
+	r.mistypedInternal()
 	r.service("named", annotate(dialect.LBPool, "manual"))
 	r.wants("named", "192.0.5.0")
 	r.service("asks", annotate(dialect.LBAddresses, "192.0.5.9"))
@@ -181,4 +182,28 @@ func (r *rig) makeNamespace(ctx context.Context, name string, labels map[string]
 	_, err := r.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}},
 		metav1.CreateOptions{})
 	r.must(err)
+}
+
+// mistypedInternal expects that a Service whose annotation for an internal load balancer is mistyped gets no address until it
+// is right, and that one that has an address keeps it.
+func (r *rig) mistypedInternal() {
+	r.Helper()
+	const azure = "service.beta.kubernetes.io/azure-load-balancer-internal"
+	internal := func(key, value string) func(*corev1.Service) {
+		return func(s *corev1.Service) { s.Annotations = map[string]string{key: value} }
+	}
+	r.service("value", internal(azure, "Inernal"))
+	r.service("key", internal("service.beta.kubernetes.io/azure-load-balancer-interna", "true"))
+	r.wantEvent("value", string(invalidRequest), azure+`: "Inernal" is not one of true, false`)
+	r.wantEvent("key", string(invalidRequest), "azure-load-balancer-interna is unknown; is "+azure+" (true, false) meant?")
+	for _, name := range []string{"value", "key"} {
+		r.wants(name, "")
+	}
+	r.change("value", internal(azure, "true"))
+	r.wants("value", "192.0.4.1")
+	r.change("value", internal(azure, "privat"))
+	r.wantEvent("value", string(invalidRequest), `"privat" is not one of`)
+	r.wants("value", "192.0.4.1")
+	r.change("key", internal(azure, "false"))
+	r.wants("key", "192.0.6.2")
 }

@@ -60,7 +60,7 @@ func (in *inputs) build(n svc.Name, s *service) (*proxied.Service, reason) {
 func (d *draft) configure() reason {
 	switch {
 	case d.from.spec == nil:
-		return because("an annotation has an invalid value, and there is no earlier configuration to continue with")
+		return because("there is no valid configuration yet: %s", d.from.wrong)
 	case !d.from.listed:
 		return waitFor("its EndpointSlices")
 	case needsNodes(d.from.spec) && !d.nodes.listed:

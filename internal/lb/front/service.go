@@ -25,6 +25,7 @@ type service struct {
 	// spec is the last valid configuration, nil before the first one, and selector that of its BackendNodes.
 	spec     *dialect.Spec
 	selector labels.Selector
+	wrong    string // in the present configuration, empty if it is valid
 	// slices are the EndpointSlices by name, once they are listed.
 	slices map[string]*discoveryv1.EndpointSlice
 	listed bool
@@ -58,8 +59,8 @@ func (f *Front) SetService(o *corev1.Service) {
 		s = &service{slices: map[string]*discoveryv1.EndpointSlice{}}
 		f.services[n] = s
 	}
-	s.object, s.built = o, nil
-	if !r.Invalid() {
+	s.object, s.built, s.wrong = o, nil, r.Wrong()
+	if s.wrong == "" {
 		s.spec = &r.Spec
 		s.selector, _ = labels.Parse(s.spec.BackendNodes) // claim.Read has parsed it
 	}

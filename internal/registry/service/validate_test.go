@@ -345,6 +345,18 @@ func TestWarnings(t *testing.T) {
 		{[]edit{func(s *corev1.Service) { s.Spec.ExternalName = "a.b" }}, `spec.externalName is ignored when spec.type is not "ExternalName"`},
 		{[]edit{func(s *corev1.Service) { s.Spec.TrafficDistribution = new("PreferClose") }},
 			`spec.trafficDistribution: "PreferClose" is deprecated; use "PreferSameZone"`},
+		{[]edit{lb, annotation("networking.gke.io/load-balancer-type", "Inernal")},
+			`annotation networking.gke.io/load-balancer-type: "Inernal" is not one of internal, external; the Service gets no address`},
+		{[]edit{lb, annotation("service.beta.kubernetes.io/azure-load-balancer-internl", "true")},
+			"is service.beta.kubernetes.io/azure-load-balancer-internal (true, false) meant?"},
+		{[]edit{lb, annotation("service.beta.kubernetes.io/aws-load-balancer-ssl-ports", "*")}, "ports for TLS are not served in plain text"},
+		{[]edit{lb, annotation("fairlead.dev/lb-tls-secrets", "kube-system/web")}, "only Secrets of the Service's own namespace count"},
+		{[]edit{lb, annotation("fairlead.dev/lb-drain-tiemout", "5")}, "is fairlead.dev/lb-drain-timeout meant?"},
+		{[]edit{lb, annotation("fairlead.dev/lb-internal", "yes"), func(s *corev1.Service) {
+			s.Spec.LoadBalancerClass = new("example.com/lb")
+		}}, ""},
+		{[]edit{annotation("fairlead.dev/lb-internal", "yes")}, ""},
+		{[]edit{lb, annotation("fairlead.dev/lb-internal", "true"), annotation("service.beta.kubernetes.io/aws-load-balancer-subnets", "a")}, ""},
 		{[]edit{lb, sourceRanges("10.1.0.0/8")}, `spec.loadBalancerSourceRanges[0]: CIDR value "10.1.0.0/8" is ambiguous`},
 	} {
 		got := warnings(complete(c.f...))

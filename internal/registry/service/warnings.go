@@ -2,21 +2,26 @@ package service
 
 import (
 	"fmt"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	netutils "k8s.io/utils/net"
+
+	"github.com/fairlead/fairlead/internal/dialect"
+	"github.com/fairlead/fairlead/internal/lb/claim"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // deprecatedHints is the annotation before service.kubernetes.io/topology-mode.
 const deprecatedHints = corev1.DeprecatedAnnotationTopologyAwareHints
 
 // warnings returns what in a valid Service is ignored, deprecated or spelled in a way that other software may read differently.
-func warnings(svc *corev1.Service) []string {
+func warnings(s *corev1.Service) []string {
 	var out []string
-	spec, path := &svc.Spec, field.NewPath("spec")
-	if _, ok := svc.Annotations[deprecatedHints]; ok {
+	spec, path := &s.Spec, field.NewPath("spec")
+	if _, ok := s.Annotations[deprecatedHints]; ok {
 		out = append(out, fmt.Sprintf("annotation %s is deprecated, please use %s instead", deprecatedHints, corev1.AnnotationTopologyMode))
 	}
 	if spec.Type != corev1.ServiceTypeExternalName && spec.ClusterIP != "" && spec.ClusterIP != corev1.ClusterIPNone {
@@ -45,6 +50,7 @@ func warnings(svc *corev1.Service) []string {
 	if netutils.ParseIPSloppy(spec.LoadBalancerIP) != nil {
 		out = append(out, validation.GetWarningsForIP(path.Child("loadBalancerIP"), spec.LoadBalancerIP)...)
 	}
+	out = append(out, lbWarnings(s)...)
 	for i, cidr := range spec.LoadBalancerSourceRanges {
 		out = append(out, validation.GetWarningsForCIDR(path.Child("loadBalancerSourceRanges").Index(i), cidr)...)
 	}
@@ -57,6 +63,34 @@ func warnings(svc *corev1.Service) []string {
 	if td := spec.TrafficDistribution; td != nil && *td == corev1.ServiceTrafficDistributionPreferClose {
 		out = append(out, fmt.Sprintf("spec.trafficDistribution: %q is deprecated; use %q",
 			corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameZone))
+	}
+	return out
+}
+
+// Bounds of the warnings about annotations of one Service, in number and bytes: a client shows them, and kube-apiserver
+// sends 4 KiB of them at most.
+const (
+	maxLBWarnings     = 5
+	maxLBWarningBytes = 700
+)
+
+// lbWarnings returns which annotations of a load balancer are unknown or have a wrong value: what they ask for is not done.
+func lbWarnings(s *corev1.Service) (out []string) {
+	if class := s.Spec.LoadBalancerClass; s.Spec.Type != corev1.ServiceTypeLoadBalancer || class != nil && *class != svc.LoadBalancerClass {
+		return nil
+	}
+	for _, f := range claim.Read(s).Findings {
+		if f.Annotation == "" || f.State != dialect.Invalid && f.State != dialect.Unknown {
+			continue
+		}
+		if len(out) == maxLBWarnings {
+			return append(out, "more annotations are unknown or wrong: see 'fairlead lb explain'")
+		}
+		text := f.Text
+		if !strings.Contains(text, f.Annotation) {
+			text = "annotation " + f.Annotation + ": " + text
+		}
+		out = append(out, strings.ToValidUTF8(text[:min(len(text), maxLBWarningBytes)], ""))
 	}
 	return out
 }
