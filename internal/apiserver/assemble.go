@@ -41,6 +41,9 @@ import (
 // kubernetesVersion is the release whose API is served.
 const kubernetesVersion = "1.36"
 
+// spaceCheck is the check of /readyz for the space of the embedded etcd.
+const spaceCheck = "etcd-space"
+
 // watchDrain is the time that watches get to end when the server stops; they are
 // closed at once.
 const watchDrain = 2 * time.Second
@@ -127,6 +130,10 @@ func (a *assembly) configureStorage(ctx context.Context) error {
 	if err := a.backend.AddHealthChecks(c); err != nil {
 		return err
 	}
+	if a.store.Space != nil {
+		space := a.store.Space
+		c.ReadyzChecks = append(c.ReadyzChecks, healthz.NamedCheck(spaceCheck, func(*http.Request) error { return space.Check() }))
+	}
 	for _, check := range a.opts.ReadyzChecks {
 		c.ReadyzChecks = append(c.ReadyzChecks, healthz.NamedCheck(check.Name, func(*http.Request) error { return check.Check() }))
 	}
@@ -149,7 +156,8 @@ func (a *assembly) connect(context.Context) (err error) {
 func (a *assembly) secure(ctx context.Context) (err error) {
 	a.guard, err = access.NewGuard(ctx, access.Options{
 		Auth: a.opts.Auth, Client: a.client, Informers: a.shared, PKI: a.creds.PKI, Clients: a.creds.Clients,
-		AccountKey: a.dir.File("pki/sa.key"), AccountPublicKey: a.dir.File("pki/sa.pub"), Server: a.publicURL(), Log: a.log,
+		AccountKey: a.dir.File("pki/sa.key"), AccountPublicKey: a.dir.File("pki/sa.pub"), Server: a.publicURL(),
+		OwnNode: a.creds.OwnNode, Log: a.log,
 	})
 	if err != nil {
 		return err
@@ -183,7 +191,7 @@ func (a *assembly) configureAdmission(context.Context) error {
 	if err != nil {
 		return err
 	}
-	a.config.AdmissionControl, err = a.hooks.Chain(plugins, security, admission.NewChainHandler(counter, enforcer))
+	a.config.AdmissionControl, err = a.hooks.Chain(plugins, security, admission.NewChainHandler(counter, enforcer, a.guard.Last()))
 	return err
 }
 
@@ -290,7 +298,8 @@ func (a *assembly) onceReady(f func(context.Context)) func(context.Context) {
 	}
 }
 
-// awaitReady closes ready when /readyz answers 200 and the server has caught up with the rotation.
+// awaitReady closes ready when /readyz answers 200, apart from the space of the store, which it may take a ready server to
+// make, and the server has caught up with the rotation.
 func (a *assembly) awaitReady(ctx context.Context) {
 	client, err := restclient.UnversionedRESTClientFor(unversioned(a.LoopbackConfig()))
 	if err != nil {
@@ -298,7 +307,7 @@ func (a *assembly) awaitReady(ctx context.Context) {
 		return
 	}
 	for {
-		if err := client.Get().AbsPath("/readyz").Do(ctx).Error(); err == nil {
+		if err := client.Get().AbsPath("/readyz").Param("exclude", spaceCheck).Do(ctx).Error(); err == nil {
 			a.rotation.CatchUp(ctx)
 			close(a.ready)
 			return

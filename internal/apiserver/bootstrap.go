@@ -100,14 +100,18 @@ func (s *Server) ensureToken(ctx context.Context, client kubernetes.Interface) e
 		secret, err := secrets.Get(ctx, join.SecretName(s.token.ID), metav1.GetOptions{})
 		if err == nil {
 			if l, err := join.List(secret); err == nil && !l.Expired(time.Now()) {
-				return nil
+				if join.SetNodes(secret, s.opts.NodeTokenNodes) {
+					_, err = secrets.Update(ctx, secret, metav1.UpdateOptions{})
+				}
+				return err
 			}
 		} else if !apierrors.IsNotFound(err) {
 			return err
 		}
 	}
 	t := join.New(signer)
-	_, err := secrets.Create(ctx, t.Object(time.Now().Add(join.DefaultLife), "made at the start of a server"), metav1.CreateOptions{})
+	_, err := secrets.Create(ctx, t.Object(time.Now().Add(join.DefaultLife), s.opts.NodeTokenNodes, "made at the start of a server"),
+		metav1.CreateOptions{})
 	if err != nil {
 		return err
 	}

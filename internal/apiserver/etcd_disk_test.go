@@ -102,9 +102,16 @@ func TestDiskFillsWhileRunning(t *testing.T) {
 	}
 	t.Logf("%d renewals on a full disk, then %s", renewed.Load(), storeStatus(t, c).Message)
 	w.check(t)
+	body, err := c.CoreV1().RESTClient().Get().AbsPath("/readyz/etcd-space").DoRaw(t.Context())
+	if err == nil || !strings.Contains(string(body), "all writes are rejected") {
+		t.Errorf("/readyz/etcd-space while no write is accepted: %v, %s", err, body)
+	}
 
 	empty()
 	eventually(t, "writes when there is room", func() bool { return w.write("after", 8<<10) == nil })
+	if _, err := c.CoreV1().RESTClient().Get().AbsPath("/readyz").DoRaw(t.Context()); err != nil {
+		t.Errorf("/readyz when there is room again: %v", err)
+	}
 	for i := range 80 { // several segments of the log
 		if err := w.write("again-"+fmt.Sprint(i%4), 1000<<10); err != nil {
 			t.Fatalf("write %d after the disk was full: %v", i, err)

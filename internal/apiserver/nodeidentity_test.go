@@ -162,7 +162,8 @@ func readsServices(c *kubernetes.Clientset) error {
 func wantDenied(t *testing.T, c *kubernetes.Clientset, node string) {
 	t.Helper()
 	eventually(t, "the certificate no longer counts", func() bool { return apierrors.IsForbidden(readsServices(c)) })
-	if err := readsServices(c); err == nil || !strings.Contains(err.Error(), "delete the Node") {
+	if err := readsServices(c); err == nil || !strings.Contains(err.Error(), "delete the Node") &&
+		!strings.Contains(err.Error(), "fairlead node admit") {
 		t.Errorf("%v, want what to do", err)
 	}
 	_, err := c.CoreV1().Nodes().Patch(t.Context(), node, types.MergePatchType,
@@ -214,4 +215,106 @@ func uidOf(t *testing.T, cert []byte) string {
 		}
 	}
 	return ""
+}
+
+// The certificate of a deleted Node does not come back, whatever its machine tries: not by another registration, a
+// finalizer, a renewal or a Node that an administrator prepares, until an administrator lets it back.
+func TestDeletedNodesAreLockedOut(t *testing.T) {
+	t.Parallel()
+	s := apiservertest.StartServer(t)
+	admin := kubernetes.NewForConfigOrDie(s.LoopbackConfig())
+	ctx, nodes := t.Context(), admin.CoreV1().Nodes()
+	stolen := kubernetes.NewForConfigOrDie(joined(t, s, "stolen", t.TempDir()).Config())
+	register(t, stolen, "stolen")
+	identity := annotation(t, admin, "stolen")
+	eventually(t, "the node works", func() bool { return readsServices(stolen) == nil })
+
+	// While its Node waits for somebody's finalizer it does not count.
+	patch := func(c *kubernetes.Clientset, text string) error {
+		_, err := c.CoreV1().Nodes().Patch(ctx, "stolen", types.MergePatchType, []byte(text), metav1.PatchOptions{})
+		return err
+	}
+	if err := patch(admin, `{"metadata":{"finalizers":["example.com/wait"]}}`); err != nil {
+		t.Fatal(err)
+	}
+	if err := nodes.Delete(ctx, "stolen", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
+		t.Fatal(err)
+	}
+	if all := removals(t, admin); len(all) > 0 {
+		t.Errorf("a dry run recorded %v", all)
+	}
+	if err := nodes.Delete(ctx, "stolen", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	lockedOut := func() bool { return apierrors.IsForbidden(readsServices(stolen)) }
+	eventually(t, "a Node that is being deleted no longer counts", lockedOut)
+	if err := patch(stolen, `{"metadata":{"labels":{"a":"b"}}}`); !apierrors.IsForbidden(err) {
+		t.Errorf("it changes its Node that is being deleted: %v", err)
+	}
+	if err := patch(admin, `{"metadata":{"finalizers":null}}`); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the Node is gone", func() bool {
+		_, err := nodes.Get(ctx, "stolen", metav1.GetOptions{})
+		return apierrors.IsNotFound(err)
+	})
+	node := func() *corev1.Node { return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "stolen"}} }
+	_, err := stolen.CoreV1().Nodes().Create(ctx, node(), metav1.CreateOptions{})
+	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "fairlead node admit stolen") {
+		t.Errorf("it registers again: %v", err)
+	}
+	if _, err := stolen.CoreV1().Nodes().List(ctx, metav1.ListOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("it reads the Nodes: %v", err)
+	}
+	if _, err := nodes.Create(ctx, node(), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if !lockedOut() {
+		t.Error("it takes the Node that an administrator prepared")
+	}
+	if err := nodes.Delete(ctx, "stolen", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+
+	// A machine that joins anew has another identity, and works.
+	forgetRequests(t, admin, "stolen")
+	anew := kubernetes.NewForConfigOrDie(joined(t, s, "stolen", t.TempDir()).Config())
+	register(t, anew, "stolen")
+	eventually(t, "the new machine works", func() bool { return readsServices(anew) == nil })
+	if err := nodes.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "metadata.name=stolen"}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the Nodes of a deleted collection count as little",
+		func() bool { return apierrors.IsForbidden(readsServices(anew)) })
+	if all := removals(t, admin); len(all) != 2 || all[0].Node != "stolen" || all[1].Node != "stolen" || all[0].By == "" {
+		t.Errorf("records: %+v", all)
+	}
+
+	// An administrator lets the first one back.
+	records := admin.CoreV1().ConfigMaps(join.RemovedNamespace)
+	if err := records.Delete(ctx, join.RemovedName("stolen", identity), metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the machine registers again", func() bool {
+		_, err := stolen.CoreV1().Nodes().Create(ctx, node(), metav1.CreateOptions{})
+		return err == nil
+	})
+	eventually(t, "it works", func() bool { return readsServices(stolen) == nil })
+}
+
+// removals are the records of removed Nodes.
+func removals(t *testing.T, admin *kubernetes.Clientset) (out []join.Removed) {
+	t.Helper()
+	all, err := admin.CoreV1().ConfigMaps(join.RemovedNamespace).List(t.Context(), metav1.ListOptions{LabelSelector: join.RemovedSelector()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range all.Items {
+		r, err := join.ReadRemoved(&all.Items[i])
+		if err != nil {
+			t.Error(err)
+		}
+		out = append(out, r)
+	}
+	return out
 }

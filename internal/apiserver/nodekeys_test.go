@@ -18,6 +18,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver"
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
+	"github.com/fairlead/fairlead/internal/apiserver/join"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/testbed/etcd"
 )
@@ -50,11 +51,13 @@ func annotated(t *testing.T, key string) []byte {
 func TestKeyOfAnotherNode(t *testing.T) {
 	t.Parallel()
 	s := apiservertest.StartServer(t)
-	admin := kubernetes.NewForConfigOrDie(s.LoopbackConfig()).CoreV1().Nodes()
+	all := kubernetes.NewForConfigOrDie(s.LoopbackConfig())
+	admin := all.CoreV1().Nodes()
 	as := func(name string) *kubernetes.Clientset {
 		return kubernetes.NewForConfigOrDie(joined(t, s, name, t.TempDir()).Config())
 	}
-	thief, victim := as("thief").CoreV1().Nodes(), as("victim").CoreV1().Nodes()
+	machine := as("victim")
+	thief, victim := as("thief").CoreV1().Nodes(), machine.CoreV1().Nodes()
 	ctx := t.Context()
 	if _, err := thief.Create(ctx, nodeWith("thief", key(1)), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -80,6 +83,7 @@ func TestKeyOfAnotherNode(t *testing.T) {
 		invalidAt(t, err, keyPath)
 	}
 
+	identity := identityOf(t, machine)
 	// A Node that is deleted has its key again, and the thief does not get it meanwhile.
 	if err := admin.Delete(ctx, "victim", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
@@ -89,9 +93,14 @@ func TestKeyOfAnotherNode(t *testing.T) {
 			t.Errorf("%s with the key of a deleted Node: %v", what, err)
 		}
 	}
-	if _, err := victim.Create(ctx, nodeWith("victim", key(2)), metav1.CreateOptions{}); err != nil {
-		t.Errorf("a deleted Node registers again: %v", err)
+	record := join.RemovedName("victim", identity)
+	if err := all.CoreV1().ConfigMaps(join.RemovedNamespace).Delete(ctx, record, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
 	}
+	eventually(t, "a deleted Node that is admitted registers again", func() bool {
+		_, err := victim.Create(ctx, nodeWith("victim", key(2)), metav1.CreateOptions{})
+		return err == nil
+	})
 	if err := writes["merge patch"](key(2)); !apierrors.IsInvalid(err) {
 		t.Errorf("the key of a Node that has registered again: %v", err)
 	}

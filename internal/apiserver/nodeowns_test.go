@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead/fairlead/internal/apiserver"
+	"github.com/fairlead/fairlead/internal/svc"
 )
 
 // A node writes its own Node, Lease and the its own status Pods, and reads
@@ -122,7 +123,7 @@ func testNodeOwns(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset
 				return err
 			}},
 			request{"list the DNS server of " + n, own, func(ctx context.Context) error {
-				_, err := c.DiscoveryV1().EndpointSlices("kube-system").Create(ctx, dnsSlice(n), metav1.CreateOptions{})
+				_, err := c.DiscoveryV1().EndpointSlices("kube-system").Create(ctx, ownedSlice(ctx, c, n), metav1.CreateOptions{})
 				return err
 			}},
 			request{"delete a Pod on " + n, own, func(ctx context.Context) error { return c.CoreV1().Pods("default").Delete(ctx, "pod-"+n, del) }},
@@ -138,6 +139,12 @@ func testNodeOwns(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset
 				[]byte(`{"metadata":{"labels":{"x.node-restriction.kubernetes.io/a":"b"}}}`), metav1.PatchOptions{})
 			return err
 		}},
+		request{"take a role", false, labelMine(c, "node-role.kubernetes.io/control-plane")},
+		request{"take another reserved label", false, labelMine(c, "example.kubernetes.io/a")},
+		request{"take a label of fairlead", false, labelMine(c, "fairlead.dev/dns-server")},
+		request{"name its zone", true, labelMine(c, "topology.kubernetes.io/zone")},
+		request{"take a label for nodes", true, labelMine(c, "node.kubernetes.io/a")},
+		request{"take a label of somebody", true, labelMine(c, "example.com/a")},
 		request{"drop its taints", false, func(ctx context.Context) error {
 			_, err := c.CoreV1().Nodes().Patch(ctx, "mine", types.MergePatchType,
 				[]byte(`{"spec":{"taints":[{"key":"a","effect":"NoSchedule"}]}}`), metav1.PatchOptions{})
@@ -173,13 +180,35 @@ func testNodeOwns(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset
 		}},
 		request{"delete its Node", false, func(ctx context.Context) error { return c.CoreV1().Nodes().Delete(ctx, "mine", del) }},
 		request{"list an EndpointSlice of another Service", false, func(ctx context.Context) error {
-			e := dnsSlice("mine")
+			e := ownedSlice(ctx, c, "mine")
 			e.Name, e.Labels[discoveryv1.LabelServiceName] = "x", "other"
 			_, err := c.DiscoveryV1().EndpointSlices("kube-system").Create(ctx, e, metav1.CreateOptions{})
 			return err
 		}},
 		request{"list an address that is not its own", false, func(ctx context.Context) error { return listDNS(ctx, c, "", "192.0.2.2") }},
 		request{"list an address of its own", true, func(ctx context.Context) error { return listDNS(ctx, c, "", "192.0.2.1") }},
+		request{"list its DNS server without an owner", false, func(ctx context.Context) error {
+			return updateDNS(ctx, c, func(e *discoveryv1.EndpointSlice) { e.OwnerReferences = nil })
+		}},
+		request{"list its DNS server under an owner with another UID", false, func(ctx context.Context) error {
+			return updateDNS(ctx, c, func(e *discoveryv1.EndpointSlice) { e.OwnerReferences[0].UID = "other" })
+		}},
+		request{"list its DNS server without its label", false, func(ctx context.Context) error {
+			return updateDNS(ctx, c, func(e *discoveryv1.EndpointSlice) { delete(e.Labels, svc.NodeLabel) })
+		}},
+		request{"keep its DNS server from being deleted", false, func(ctx context.Context) error {
+			return updateDNS(ctx, c, func(e *discoveryv1.EndpointSlice) { e.Finalizers = []string{"example.com/stay"} })
+		}},
+		request{"keep its Node from being deleted", false, func(ctx context.Context) error {
+			_, err := c.CoreV1().Nodes().Patch(ctx, "mine", types.MergePatchType,
+				[]byte(`{"metadata":{"finalizers":["example.com/stay"]}}`), metav1.PatchOptions{})
+			return err
+		}},
+		request{"keep its Lease from being deleted", false, func(ctx context.Context) error {
+			_, err := c.CoordinationV1().Leases("kube-node-lease").Patch(ctx, "mine", types.MergePatchType,
+				[]byte(`{"metadata":{"finalizers":["example.com/stay"]}}`), metav1.PatchOptions{})
+			return err
+		}},
 		request{"list several endpoints", false, func(ctx context.Context) error { return listDNS(ctx, c, "", "192.0.2.1", "192.0.2.1") }},
 		request{"have more slices", false, func(ctx context.Context) error { return listDNS(ctx, c, "kube-dns-mine-2", "192.0.2.1") }},
 		request{"say that another DNS server has ended", true, func(ctx context.Context) error { return markEnded(ctx, admin, c, "") }},
@@ -370,17 +399,44 @@ func dnsSlice(node string) *discoveryv1.EndpointSlice {
 	yes := true
 	return &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kube-dns-" + node,
-			Labels: map[string]string{discoveryv1.LabelServiceName: "kube-dns"}},
+			Labels: map[string]string{discoveryv1.LabelServiceName: "kube-dns", discoveryv1.LabelManagedBy: svc.DNSSliceManager,
+				svc.NodeLabel: node}},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.1"}, NodeName: &node,
 			Conditions: discoveryv1.EndpointConditions{Ready: &yes, Serving: &yes}}},
 	}
 }
 
+// labelMine has c label the Node mine, with the value of a chosen one.
+func labelMine(c *kubernetes.Clientset, key string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		_, err := c.CoreV1().Nodes().Patch(ctx, "mine", types.MergePatchType, []byte(`{"metadata":{"labels":{"`+key+`":"true"}}}`),
+			metav1.PatchOptions{})
+		return err
+	}
+}
+
+// updateDNS has c write the slice of the node mine, changed by change.
+func updateDNS(ctx context.Context, c *kubernetes.Clientset, change func(*discoveryv1.EndpointSlice)) error {
+	e := ownedSlice(ctx, c, "mine")
+	change(e)
+	_, err := c.DiscoveryV1().EndpointSlices("kube-system").Update(ctx, e, metav1.UpdateOptions{})
+	return err
+}
+
+// ownedSlice is dnsSlice with the Node as owner, if c may read that.
+func ownedSlice(ctx context.Context, c *kubernetes.Clientset, node string) *discoveryv1.EndpointSlice {
+	e := dnsSlice(node)
+	if n, err := c.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{}); err == nil {
+		e.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID}}
+	}
+	return e
+}
+
 // listDNS has c write the slice of the node mine, or another one of it, with an
 // endpoint at each of the addresses.
 func listDNS(ctx context.Context, c *kubernetes.Clientset, name string, addrs ...string) error {
-	api, e := c.DiscoveryV1().EndpointSlices("kube-system"), dnsSlice("mine")
+	api, e := c.DiscoveryV1().EndpointSlices("kube-system"), ownedSlice(ctx, c, "mine")
 	one := e.Endpoints[0]
 	e.Endpoints = nil
 	for _, a := range addrs {

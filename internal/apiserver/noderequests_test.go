@@ -63,7 +63,8 @@ func (a approvals) token(t *testing.T) join.Token {
 	}
 	random := strings.ToLower(rand.Text())
 	token.ID, token.Secret, token.Approval = random[:6], random[6:22], true
-	if _, err := a.admin.CoreV1().Secrets(join.SecretNamespace).Create(t.Context(), token.Object(time.Now().Add(time.Hour), ""),
+	secret := token.Object(time.Now().Add(time.Hour), join.DefaultNodes, "")
+	if _, err := a.admin.CoreV1().Secrets(join.SecretNamespace).Create(t.Context(), secret,
 		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/apiserver/access"
 	"github.com/fairlead/fairlead/internal/apiserver/admit"
+	"github.com/fairlead/fairlead/internal/apiserver/join"
 	"github.com/fairlead/fairlead/internal/apiserver/members"
 	"github.com/fairlead/fairlead/internal/apiserver/pki"
 	"github.com/fairlead/fairlead/internal/apiserver/store"
@@ -87,6 +88,8 @@ type Options struct {
 	// for itself and signs for others, at most; default 1 year. They are renewed
 	// when a third of it, at most 30 days, is left.
 	CertificateLife time.Duration
+	// NodeTokenNodes is how many nodes may join with the token in the file node-token; default DefaultNodeTokenNodes.
+	NodeTokenNodes int
 	// Auth configures authentication, the audit log and encryption at rest.
 	Auth access.AuthOptions
 
@@ -145,6 +148,8 @@ const (
 	DefaultRepairPeriod        = allocator.DefaultRepairPeriod
 
 	DefaultCertificateLife = pki.LeafLife
+
+	DefaultNodeTokenNodes = 10
 
 	DefaultStallTimeout = 30 * time.Second
 
@@ -215,6 +220,10 @@ func (o *Options) complete() error {
 	o.CertificateLife = cmp.Or(o.CertificateLife, DefaultCertificateLife)
 	if o.CertificateLife < time.Second || o.CertificateLife > pki.AuthorityLife {
 		return fmt.Errorf("--cluster-signing-duration is %s: want 1s to %s", o.CertificateLife, pki.AuthorityLife)
+	}
+	o.NodeTokenNodes = cmp.Or(o.NodeTokenNodes, DefaultNodeTokenNodes)
+	if o.NodeTokenNodes < 1 || o.NodeTokenNodes > join.MaxNodes {
+		return fmt.Errorf("--node-token-nodes is %d: want 1 to %d", o.NodeTokenNodes, join.MaxNodes)
 	}
 	if err := o.Auth.Complete(); err != nil {
 		return err

@@ -107,7 +107,7 @@ func issueToken(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset, 
 	}
 	id := strings.ToLower(rand.Text())
 	fresh := join.Token{Hash: own.Hash, ID: id[:6], Secret: id[:16]}
-	if _, err := admin.CoreV1().Secrets(join.SecretNamespace).Create(t.Context(), fresh.Object(end, ""),
+	if _, err := admin.CoreV1().Secrets(join.SecretNamespace).Create(t.Context(), fresh.Object(end, join.DefaultNodes, ""),
 		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}

@@ -119,7 +119,7 @@ commands, flags and their values.`,
 		daemon.NewProxy(g), daemon.NewDNS(g), daemon.NewControllers(g), with(daemon.NewLB(g), lbview.NewStatus(g), lbview.NewExplain(g)),
 		pods.NewRun(g), pods.NewScale(g), pods.NewRestart(g), pods.NewRm(g), pods.NewPs(g), pods.NewLogs(g),
 		pods.NewRegister(g), pods.NewDeregister(g), status.NewStatus(g), status.NewTop(g),
-		client.NewEnv(g), client.NewKubeconfig(g), client.NewToken(g), client.NewCerts(g), config.NewCommand(g, emptyRoot),
+		client.NewEnv(g), client.NewKubeconfig(g), client.NewToken(g), client.NewNode(g), client.NewCerts(g), config.NewCommand(g, emptyRoot),
 		client.NewBackup(g), client.NewRestore(g),
 		host.NewCheck(g), host.NewCleanup(g), host.NewUninstall(g), newVersion(g),
 	)

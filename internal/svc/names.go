@@ -88,6 +88,12 @@ const (
 	// AuthoritiesAnnotation on a Node, and on the Lease of a server, lists the certificate authorities that
 	// it trusts and names the one that signed its certificate (pki.Report).
 	AuthoritiesAnnotation = "fairlead.dev/authorities"
+	// RemovedNodeLabel on a ConfigMap of the API server's namespace names a Node that was deleted, whose certificates
+	// are refused; its value is NodeLabelValue (join.Removed).
+	RemovedNodeLabel = "fairlead.dev/removed-node"
+	// DNSServerLabel with the value "true" on a Node lets its DNS server be an endpoint of kube-dns however many nodes
+	// have joined with its token. An administrator sets it; nodes cannot.
+	DNSServerLabel = "fairlead.dev/dns-server"
 	// PublicKeyAnnotation on a Node is the WireGuard public key with which other nodes encrypt what they
 	// send to its Pods. Its agent sets it; the API server rejects a key that another Node has.
 	PublicKeyAnnotation = "fairlead.dev/wireguard-public-key"

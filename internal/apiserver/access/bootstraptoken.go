@@ -26,6 +26,7 @@ type bootstrapTokens struct {
 }
 
 const (
+	bootstrapUserPrefix  = "system:bootstrap:"
 	bootstrapGroupPrefix = "system:bootstrappers:"
 	bootstrapTimeout     = 10 * time.Second
 )
@@ -55,7 +56,7 @@ func (b bootstrapTokens) AuthenticateToken(ctx context.Context, token string) (*
 			groups = append(groups, g)
 		}
 	}
-	return &authenticator.Response{User: &user.DefaultInfo{Name: "system:bootstrap:" + parts[1], Groups: groups}}, true, nil
+	return &authenticator.Response{User: &user.DefaultInfo{Name: bootstrapUserPrefix + parts[1], Groups: groups}}, true, nil
 }
 
 // secret returns the Secret of the token of an ID and a secret, nil if there is none that is valid for usage.

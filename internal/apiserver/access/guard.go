@@ -34,6 +34,7 @@ type Guard struct {
 	aggregator *rbac.Aggregator
 	pods       *podIndex
 	tls        *tlsIndex
+	removed    *removedNodes
 	synced     func() bool // the Nodes
 	signer     *signer
 	Authorizer authorizer.Authorizer
@@ -46,6 +47,7 @@ type Guard struct {
 	tokens   authenticator.Token
 	requests authenticator.Request
 	server   string // the URL of this server for others
+	log      *slog.Logger
 }
 
 // Options are what a guard needs.
@@ -60,7 +62,9 @@ type Options struct {
 	AccountKey, AccountPublicKey string
 	// Server is the URL of this server for others.
 	Server string
-	Log    *slog.Logger
+	// OwnNode returns the name of the node in this process, "" if there is none.
+	OwnNode func() string
+	Log     *slog.Logger
 }
 
 // NewGuard builds the guard on informers that the generic server starts. Its
@@ -79,13 +83,14 @@ func NewGuard(ctx context.Context, o Options) (*Guard, error) {
 	if err != nil {
 		return nil, err
 	}
-	g := &Guard{rules: rules, pods: pods, tls: named, aggregator: rbac.NewAggregator(client, shared, o.Log),
-		maxLife: o.Auth.ServiceAccountMaxTokenLife, server: o.Server}
+	removed := newRemovedNodes(client, o.OwnNode)
+	g := &Guard{rules: rules, pods: pods, tls: named, removed: removed, aggregator: rbac.NewAggregator(client, shared, o.Log),
+		maxLife: o.Auth.ServiceAccountMaxTokenLife, server: o.Server, log: o.Log}
 	known := shared.Core().V1().Nodes()
 	index := nodeIndex{known.Lister()}
 	g.synced = known.Informer().HasSynced
-	nodes := nodeAuthorizer{pods: pods, tls: named, nodes: index, rules: nodeRules()}
-	requests := newNodeRequests(client, shared)
+	nodes := nodeAuthorizer{pods: pods, tls: named, nodes: index, removed: removed, rules: nodeRules()}
+	requests := newNodeRequests(client, shared, func() time.Duration { return o.PKI.Life })
 	g.Authorizer, err = union.New(
 		union.NamedAuthorizer{AuthorizerName: "privileged", Authorizer: authorizerfactory.NewPrivilegedGroups(user.SystemPrivilegedGroup)},
 		union.NamedAuthorizer{AuthorizerName: "requester", Authorizer: authorizer.AuthorizerFunc(authorizeRequester)},
@@ -97,7 +102,7 @@ func NewGuard(ctx context.Context, o Options) (*Guard, error) {
 		return nil, err
 	}
 	g.resolver = union.NewRuleResolvers(nodes, rules)
-	g.signer = newSigner(requests, shared, g.Authorizer, o.PKI, o.Log)
+	g.signer = newSigner(requests, shared, g.Authorizer, removed, o.PKI, o.Log)
 	g.Keeper = accounts.NewKeeper(client, shared, o.PKI.AuthoritiesPEM, o.Log)
 	g.issuer, err = accounts.NewIssuer(o.Auth.ServiceAccountIssuer, o.Auth.APIAudiences, o.AccountKey, o.AccountPublicKey)
 	if err != nil {
@@ -105,7 +110,8 @@ func NewGuard(ctx context.Context, o Options) (*Guard, error) {
 	}
 	lister := shared.Core().V1().ServiceAccounts().Lister()
 	roles := authorizer.AuthorizerFunc(rules.Authorize)
-	g.Plugins = []admission.Interface{accounts.NewAdmission(lister, client), newNodeRestriction(pods, index, roles), requests}
+	restriction := newNodeRestriction(pods, index, removed, newDNSPlaces(client, index), roles)
+	g.Plugins = []admission.Interface{accounts.NewAdmission(lister, client), restriction, requests}
 	g.tokens, err = newTokens(ctx, o.Auth, client, o.PKI.Bundle, &accounts.Authenticator{
 		Issuer: g.issuer, Accounts: lister, Pods: pods.uid, Client: client, Now: time.Now,
 	})
@@ -123,6 +129,9 @@ func (g *Guard) Configure(c *genericapiserver.Config) {
 	c.Authentication.Authenticator = g.requests
 	c.Authentication.APIAudiences = g.issuer.Audiences
 }
+
+// Last is the plugin of admission that must be asked after all others: it prepares what the write then does.
+func (g *Guard) Last() admission.Interface { return g.removed }
 
 // Serve adds the discovery documents by which others verify tokens.
 func (g *Guard) Serve(s *genericapiserver.GenericAPIServer) error {
@@ -152,6 +161,8 @@ func (g *Guard) Run(ctx context.Context) {
 	loops.Go(func() { g.aggregator.Run(ctx) })
 	loops.Go(func() { g.pods.run(ctx) })
 	loops.Go(func() { g.tls.run(ctx) })
+	loops.Go(func() { g.removed.run(ctx) })
+	loops.Go(func() { g.removed.sweep(ctx, g.log) })
 	loops.Go(func() { g.signer.run(ctx) })
 	loops.Go(func() { g.Keeper.Run(ctx) })
 	loops.Wait()

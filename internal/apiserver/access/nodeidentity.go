@@ -3,7 +3,9 @@ package access
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"strings"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -23,10 +25,14 @@ import (
 // by hand, until a node registers it, or that of a server's own process.
 const nodeIdentity = "fairlead.dev/node-identity"
 
-// bound reports whether u may act for its Node n.
-func bound(n *corev1.Node, u user.Info) bool {
-	id := n.Annotations[nodeIdentity]
-	return id == "" || id == u.GetUID()
+// identityToken is before the ID of the token in the identity of a node that joined with one and without an
+// administrator's approval.
+const identityToken = "."
+
+// tokenIn returns the token in a node's identity, "" if it has none.
+func tokenIn(identity string) string {
+	_, token, _ := strings.Cut(identity, identityToken)
+	return token
 }
 
 // registered reports whether a machine has registered n, or acts for it.
@@ -47,10 +53,18 @@ func registered(n *corev1.Node) bool {
 // bound: an administrator has approved that, or no machine has registered it.
 func (s *signer) identity(ctx context.Context, c *certificatesv1.CertificateSigningRequest, node string) (string, error) {
 	self := c.Spec.Username == svc.NodeUserPrefix+node
+	if self {
+		if err := s.still(ctx, c, node); err != nil {
+			return "", err
+		}
+	}
 	if self && c.Spec.UID != "" {
 		return c.Spec.UID, nil
 	}
 	id := string(c.UID)
+	if token := tokenOf(c); token != "" && autoApproved(c) {
+		id += identityToken + token
+	}
 	if self {
 		return id, nil // of an earlier release: the node binds its Node when it has the certificate
 	}
@@ -63,6 +77,21 @@ func (s *signer) identity(ctx context.Context, c *certificatesv1.CertificateSign
 		return "", fmt.Errorf("cannot bind Node %s to its new certificate: %w", node, err)
 	}
 	return id, nil
+}
+
+// errNotStill is the error of a node whose Node is no longer that of its certificate.
+var errNotStill = errors.New("the Node of this machine was deleted")
+
+// still returns an error if the Node of a node that renews its certificate was deleted since it asked.
+func (s *signer) still(ctx context.Context, c *certificatesv1.CertificateSigningRequest, node string) error {
+	n, err := s.client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+	if err == nil && s.removed.mayAct(n, &user.DefaultInfo{Name: c.Spec.Username, UID: c.Spec.UID}) {
+		return nil
+	}
+	if err == nil || apierrors.IsNotFound(err) {
+		return fmt.Errorf("%w: %w", errNotStill, errRemoved(node))
+	}
+	return err
 }
 
 var _ admission.MutationInterface = nodeRestriction{}

@@ -34,6 +34,11 @@ const (
 	// maxPendingOfToken and maxPending bound the requests of such tokens that are undecided.
 	maxPendingOfToken = 40
 	maxPending        = 120
+	// maxRequestsBeside is how many requests a join token may have beside those of its nodes, whatever became of them,
+	// and how many a node may have beside those of its renewals.
+	maxRequestsBeside = 40
+	// maxRequestSize bounds the requests of machines and nodes, in bytes of its object. A usual one has 700.
+	maxRequestSize = 16 << 10
 	// informedWithin is the time after which the lister has a request that was created.
 	informedWithin = 10 * time.Second
 )
@@ -67,10 +72,11 @@ func authorizeRequester(_ context.Context, a authorizer.Attributes) (authorizer.
 type nodeRequests struct {
 	*admission.Handler
 	client   kubernetes.Interface
+	life     func() time.Duration // of certificates, at most
 	requests listers.CertificateSigningRequestLister
 
 	mu sync.Mutex
-	// known has the nodes that requesters asked for, by the names of their requests: the requests of the lister,
+	// known has the nodes that were asked for, by the names of the requests: the requests of the lister,
 	// and newer ones.
 	known map[string]nodeAsked
 }
@@ -79,11 +85,16 @@ type nodeRequests struct {
 type nodeAsked struct {
 	user, node string
 	at         time.Time
+	// byApproval is set for requesters.
+	byApproval bool
 }
 
-func newNodeRequests(client kubernetes.Interface, f informers.SharedInformerFactory) *nodeRequests {
+// askedBy returns the user and the UID of a request, by which it is counted: all join tokens have one user.
+func askedBy(name, uid string) string { return name + "/" + uid }
+
+func newNodeRequests(client kubernetes.Interface, f informers.SharedInformerFactory, life func() time.Duration) *nodeRequests {
 	return &nodeRequests{
-		Handler: admission.NewHandler(admission.Create), client: client,
+		Handler: admission.NewHandler(admission.Create), client: client, life: life,
 		requests: f.Certificates().V1().CertificateSigningRequests().Lister(), known: map[string]nodeAsked{},
 	}
 }
@@ -91,12 +102,20 @@ func newNodeRequests(client kubernetes.Interface, f informers.SharedInformerFact
 var _ admission.ValidationInterface = (*nodeRequests)(nil)
 
 // Validate rejects what a requester creates unless it is the request for a node that does not exist, and few
-// requests are pending. It accepts all requests of others.
+// requests are pending. It bounds the size and the number of the requests of join tokens and nodes, and accepts all
+// requests of others.
 func (r *nodeRequests) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
-	id, ok := requesterOf(a.GetUserInfo())
 	c, is := a.GetObject().(*certificatesv1.CertificateSigningRequest)
-	if !ok || !is {
+	if !is || !machine(a.GetUserInfo().GetGroups()) {
 		return nil
+	}
+	if size := c.Size(); size > maxRequestSize {
+		return apierrors.NewRequestEntityTooLargeError(fmt.Sprintf(
+			"the certificate request of a machine has %d bytes, at most %d are allowed", size, maxRequestSize))
+	}
+	id, ok := requesterOf(a.GetUserInfo())
+	if !ok {
+		return r.checkCounted(ctx, a, c)
 	}
 	node, err := requestedNode(id, c)
 	if err != nil {
@@ -110,7 +129,50 @@ func (r *nodeRequests) Validate(ctx context.Context, a admission.Attributes, _ a
 		return apierrors.NewConflict(certificatesv1.Resource("certificatesigningrequests"), c.Name,
 			fmt.Errorf("there is a node %s: delete that Node if its machine is gone, or choose another name with --node-name", node))
 	}
-	return r.reserve(c.Name, nodeAsked{a.GetUserInfo().GetName(), node, time.Now()}, a.IsDryRun())
+	return r.reserve(c.Name, nodeAsked{askedBy(a.GetUserInfo().GetName(), a.GetUserInfo().GetUID()), node, time.Now(), true}, 0, a.IsDryRun())
+}
+
+// machine reports whether a user of these groups is a node, or a machine that joins.
+func machine(groups []string) bool {
+	return slices.ContainsFunc(groups, func(g string) bool {
+		return g == groupRequesters || g == GroupBootstrappers || g == user.NodesGroup
+	})
+}
+
+// checkCounted checks a request of a node or of a machine with a token that needs no approval.
+func (r *nodeRequests) checkCounted(ctx context.Context, a admission.Attributes, c *certificatesv1.CertificateSigningRequest) error {
+	u := a.GetUserInfo()
+	if u.GetName() == UserNodeToken && c.Spec.SignerName != certificatesv1.KubeAPIServerClientKubeletSignerName {
+		return admission.NewForbidden(a, fmt.Errorf("a join token is for certificates of nodes: the signer must be %s",
+			certificatesv1.KubeAPIServerClientKubeletSignerName))
+	}
+	limit := maxRequestsBeside
+	if slices.Contains(u.GetGroups(), user.NodesGroup) {
+		limit += 4 * int(keepIssued/r.life()) // renewals are at two thirds of a certificate's life
+	} else if l, err := r.token(ctx, u); err != nil {
+		return err
+	} else if err := l.UsedUp(); l.ID != "" && err != nil {
+		return admission.NewForbidden(a, err)
+	} else {
+		limit += l.Nodes
+	}
+	return r.reserve(c.Name, nodeAsked{user: askedBy(u.GetName(), u.GetUID()), at: time.Now()}, limit, a.IsDryRun())
+}
+
+// token returns the token of a machine that joins, the zero value if it has another credential.
+func (r *nodeRequests) token(ctx context.Context, u user.Info) (join.Listed, error) {
+	id := u.GetUID()
+	if u.GetName() != UserNodeToken {
+		var ok bool
+		if id, ok = strings.CutPrefix(u.GetName(), bootstrapUserPrefix); !ok {
+			return join.Listed{}, nil
+		}
+	}
+	s, err := r.client.CoreV1().Secrets(join.SecretNamespace).Get(ctx, join.SecretName(id), metav1.GetOptions{})
+	if err != nil {
+		return join.Listed{}, err
+	}
+	return join.List(s)
 }
 
 // requestedNode returns the node that the request of a token is for.
@@ -133,9 +195,9 @@ func requestedNode(id string, c *certificatesv1.CertificateSigningRequest) (stri
 	return node, err
 }
 
-// reserve makes room for a request among the pending ones. A name is requested once at a time, so
-// that an administrator approves one machine.
-func (r *nodeRequests) reserve(name string, asked nodeAsked, dryRun bool) error {
+// reserve makes room for a request. By approval, that is among the pending ones, and a name is requested once at a time, so
+// that an administrator approves one machine; else limit is how many requests of the user there may be.
+func (r *nodeRequests) reserve(name string, asked nodeAsked, limit int, dryRun bool) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	all, err := r.requests.List(labels.Everything())
@@ -144,7 +206,7 @@ func (r *nodeRequests) reserve(name string, asked nodeAsked, dryRun bool) error 
 	}
 	pending := map[string]bool{} // of the listed requests
 	for _, c := range all {
-		if !slices.Contains(c.Spec.Groups, groupRequesters) {
+		if !machine(c.Spec.Groups) {
 			continue
 		}
 		pending[c.Name] = len(c.Status.Conditions) == 0
@@ -152,17 +214,24 @@ func (r *nodeRequests) reserve(name string, asked nodeAsked, dryRun bool) error 
 			continue
 		}
 		if request, err := certificate.Parse(c); err == nil {
-			r.known[c.Name] = nodeAsked{c.Spec.Username, strings.TrimPrefix(request.Subject.CommonName, svc.NodeUserPrefix), asked.at}
+			node := strings.TrimPrefix(request.Subject.CommonName, svc.NodeUserPrefix)
+			r.known[c.Name] = nodeAsked{askedBy(c.Spec.Username, c.Spec.UID), node, asked.at, slices.Contains(c.Spec.Groups, groupRequesters)}
 		}
 	}
-	own, total := 0, 0
+	own, total, ever := 0, 0, 0
 	for other, k := range r.known {
 		undecided, listed := pending[other]
 		switch {
 		case !listed && asked.at.Sub(k.at) > informedWithin:
 			delete(r.known, other)
 			continue
-		case listed && !undecided, other == name: // the storage answers that it exists
+		case other == name: // the storage answers that it exists
+			continue
+		case k.user == asked.user:
+			ever++
+		}
+		switch {
+		case listed && !undecided, !k.byApproval || !asked.byApproval:
 			continue
 		case k.node == asked.node:
 			return apierrors.NewConflict(certificatesv1.Resource("certificatesigningrequests"), name,
@@ -172,7 +241,11 @@ func (r *nodeRequests) reserve(name string, asked nodeAsked, dryRun bool) error 
 		}
 		total++
 	}
-	if own >= maxPendingOfToken || total >= maxPending {
+	if !asked.byApproval && ever >= limit {
+		return apierrors.NewTooManyRequests(fmt.Sprintf("%d requests of %s are kept, at most %d may be: delete some ('kubectl get csr'), "+
+			"or wait; they go an hour after they were decided", ever, asked.user, limit), 0)
+	}
+	if asked.byApproval && (own >= maxPendingOfToken || total >= maxPending) {
 		return apierrors.NewTooManyRequests(fmt.Sprintf("%d requests of this join token, and %d in all, are pending: "+
 			"approve or deny some ('kubectl get csr')", own, total), 0)
 	}

@@ -26,20 +26,55 @@ const dnsNamespace = metav1.NamespaceSystem
 // node must not set on itself.
 const restrictedLabels = "node-restriction.kubernetes.io"
 
+// ownLabels are the labels of reserved domains that a node may set on itself: a kubelet's, as kube-apiserver's admission
+// plugin NodeRestriction has them (KEP-279).
+func ownLabels() []string {
+	return []string{
+		corev1.LabelHostname, corev1.LabelTopologyZone, corev1.LabelTopologyRegion, corev1.LabelFailureDomainBetaZone,
+		corev1.LabelFailureDomainBetaRegion, corev1.LabelInstanceType, corev1.LabelInstanceTypeStable, corev1.LabelOSStable,
+		corev1.LabelArchStable, "beta.kubernetes.io/os", "beta.kubernetes.io/arch", corev1.LabelWindowsBuild,
+	}
+}
+
+// reservedLabel reports whether a node must not set the label k on itself: of the domains kubernetes.io, k8s.io and
+// fairlead's it may set only ownLabels and what begins with kubelet.kubernetes.io/ or node.kubernetes.io/.
+func reservedLabel(k string) bool {
+	domain, _, ok := strings.Cut(k, "/")
+	within := func(d string) bool { return domain == d || strings.HasSuffix(domain, "."+d) }
+	switch {
+	case !ok || !within("kubernetes.io") && !within("k8s.io") && !within(svc.Domain):
+		return false
+	case within(restrictedLabels) || within(svc.Domain):
+		return true
+	case within(corev1.LabelNamespaceSuffixKubelet), within(corev1.LabelNamespaceSuffixNode):
+		return false
+	}
+	return !slices.Contains(ownLabels(), k)
+}
+
+func hasKey(m map[string]string, k string) bool {
+	_, ok := m[k]
+	return ok
+}
+
 // nodeRestriction rejects writes of a node to objects that are not its own, where
 // that depends on the object.
 type nodeRestriction struct {
 	*admission.Handler
-	pods  *podIndex
-	nodes nodeIndex
+	pods    *podIndex
+	nodes   nodeIndex
+	removed *removedNodes
+	dns     *dnsPlaces
 	// rbac answers only by roles: the node authorizer lets every node create Pods, for mirrors.
 	rbac authorizer.UnconditionalAuthorizer
 }
 
 var _ admission.ValidationInterface = nodeRestriction{}
 
-func newNodeRestriction(pods *podIndex, nodes nodeIndex, rbac authorizer.UnconditionalAuthorizer) nodeRestriction {
-	return nodeRestriction{admission.NewHandler(admission.Create, admission.Update, admission.Delete), pods, nodes, rbac}
+func newNodeRestriction(
+	pods *podIndex, nodes nodeIndex, removed *removedNodes, dns *dnsPlaces, rbac authorizer.UnconditionalAuthorizer,
+) nodeRestriction {
+	return nodeRestriction{admission.NewHandler(admission.Create, admission.Update, admission.Delete), pods, nodes, removed, dns, rbac}
 }
 
 // Validate accepts all requests of users that are not nodes.
@@ -48,10 +83,15 @@ func (n nodeRestriction) Validate(ctx context.Context, a admission.Attributes, _
 	if !ok {
 		return nil
 	}
-	var err error
+	err := checkFinalizers(node, a)
+	if err != nil {
+		return admission.NewForbidden(a, err)
+	}
 	switch r := a.GetResource(); r.Group + "/" + r.Resource {
 	case "/nodes":
-		err = checkNode(node, a)
+		if err = checkNode(node, a); err == nil && a.GetOperation() == admission.Create {
+			err = n.removed.check(ctx, node, a.GetUserInfo())
+		}
 	case "/pods":
 		err = n.checkPod(ctx, node, a)
 	case "/serviceaccounts":
@@ -67,6 +107,25 @@ func (n nodeRestriction) Validate(ctx context.Context, a admission.Attributes, _
 	}
 	if err != nil {
 		return admission.NewForbidden(a, err)
+	}
+	return nil
+}
+
+// checkFinalizers rejects finalizers that a node adds, to objects of every kind: they would keep what an administrator
+// deletes.
+func checkFinalizers(node string, a admission.Attributes) error {
+	now, ok := a.GetObject().(metav1.Object)
+	if !ok {
+		return nil
+	}
+	var had []string
+	if old, ok := a.GetOldObject().(metav1.Object); ok {
+		had = old.GetFinalizers()
+	}
+	for _, f := range now.GetFinalizers() {
+		if !slices.Contains(had, f) {
+			return fmt.Errorf("node %q may not add the finalizer %q: nodes must not delay deletions", node, f)
+		}
 	}
 	return nil
 }
@@ -139,9 +198,9 @@ func checkNode(node string, a admission.Attributes) error {
 	}
 	for _, labels := range []map[string]string{n.Labels, old.Labels} {
 		for k := range labels {
-			domain, _, _ := strings.Cut(k, "/")
-			if (domain == restrictedLabels || strings.HasSuffix(domain, "."+restrictedLabels)) && n.Labels[k] != old.Labels[k] {
-				return fmt.Errorf("node %q may not change the label %q", node, k)
+			if was, had := old.Labels[k]; reservedLabel(k) && (n.Labels[k] != was || had != hasKey(n.Labels, k)) {
+				return fmt.Errorf("node %q may not change the label %q: a node may set, beside labels of domains that are not reserved, %s",
+					node, k, strings.Join(ownLabels(), ", "))
 			}
 		}
 	}
@@ -267,7 +326,13 @@ func (n nodeRestriction) checkSlice(ctx context.Context, node string, a admissio
 		return nil
 	}
 	if (old == nil || ofNode(old, node)) && now != nil && ofNode(now, node) {
-		return n.checkEndpoints(ctx, node, now)
+		if err := n.checkEndpoints(ctx, node, now); err != nil {
+			return err
+		}
+		if len(now.Endpoints) == 0 || old != nil && len(old.Endpoints) > 0 {
+			return nil
+		}
+		return n.dns.take(ctx, node, a.GetUserInfo(), a.IsDryRun())
 	}
 	return fmt.Errorf("node %q may only write the EndpointSlices of its DNS server, or mark another one's endpoints unready", node)
 }
@@ -276,12 +341,19 @@ func (n nodeRestriction) checkSlice(ctx context.Context, node string, a admissio
 // hash.
 const maxOwnPrefix = 200
 
-// checkEndpoints checks that a slice is one of the two that a node may have, and that its only endpoint is the
-// node itself.
+// checkEndpoints checks that a slice is one of the two that a node may have, that it goes with the node, and that its
+// only endpoint is the node itself.
 func (n nodeRestriction) checkEndpoints(ctx context.Context, node string, s *discoveryv1.EndpointSlice) error {
 	name := svc.DNSService + "-" + node
 	if s.Name != name && s.Name != name+"-ipv6" && (len(name) <= maxOwnPrefix || !strings.HasPrefix(s.Name, name[:maxOwnPrefix])) {
 		return fmt.Errorf("node %q may only write the EndpointSlices %s and %s-ipv6", node, name, name)
+	}
+	if s.Labels[discoveryv1.LabelManagedBy] != svc.DNSSliceManager || s.Labels[svc.NodeLabel] != svc.NodeLabelValue(node) {
+		return fmt.Errorf("node %q must label its EndpointSlices %s=%s and %s=%s", node,
+			discoveryv1.LabelManagedBy, svc.DNSSliceManager, svc.NodeLabel, svc.NodeLabelValue(node))
+	}
+	if len(s.OwnerReferences) != 1 || n.nodes.await(ctx, node, func(n *corev1.Node) bool { return owns(n, &s.OwnerReferences[0]) }) == nil {
+		return fmt.Errorf("node %q must name its Node, by name and UID, as the only owner of its EndpointSlices: they go with it", node)
 	}
 	if len(s.Endpoints) > 1 || len(s.Endpoints) == 1 && len(s.Endpoints[0].Addresses) != 1 {
 		return fmt.Errorf("node %q may list one address in a slice", node)
@@ -293,6 +365,11 @@ func (n nodeRestriction) checkEndpoints(ctx context.Context, node string, s *dis
 		}
 	}
 	return nil
+}
+
+// owns reports whether o refers to a Node.
+func owns(n *corev1.Node, o *metav1.OwnerReference) bool {
+	return o.APIVersion == "v1" && o.Kind == "Node" && o.Name == n.Name && o.UID == n.UID
 }
 
 func hasAddress(n *corev1.Node, addr string) bool {

@@ -27,10 +27,11 @@ func NodeOf(u user.Info) (name string, isNode bool) {
 // nodeAuthorizer allows a node the requests that its agent needs: on its own objects by nodeKinds, and on
 // others by nodeRules. nodeRestriction decides later what depends on more than the name of an object.
 type nodeAuthorizer struct {
-	pods  *podIndex
-	tls   *tlsIndex
-	nodes nodeIndex
-	rules []rbacv1.PolicyRule
+	pods    *podIndex
+	tls     *tlsIndex
+	nodes   nodeIndex
+	removed *removedNodes
+	rules   []rbacv1.PolicyRule
 }
 
 // nodeIndex finds Nodes in memory.
@@ -71,19 +72,16 @@ func beforeRegistered(r nodeAttributes) bool {
 }
 
 // Authorize has no opinion on users that are not nodes. It denies every request, also one that RBAC grants to all
-// nodes, to a node without a Node or with a Node that is bound to another certificate.
+// nodes, to a node without a Node or with a Node that is bound to another certificate or is being deleted. A machine
+// whose Node was deleted is denied everything.
 func (n nodeAuthorizer) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	node, ok := NodeOf(a.GetUser())
 	if !ok {
 		return authorizer.DecisionNoOpinion, "", nil
 	}
 	r := nodeAttributes{a, node}
-	if !beforeRegistered(r) && n.nodes.await(ctx, node, func(o *corev1.Node) bool { return bound(o, a.GetUser()) }) == nil {
-		if _, err := n.nodes.Get(node); err == nil {
-			return authorizer.DecisionDeny, fmt.Sprintf("Node %s was registered with the certificate of another machine, or an earlier one: "+
-				"delete the Node to let this one register", node), nil
-		}
-		return authorizer.DecisionDeny, fmt.Sprintf("Node %s does not exist: this node may only register", node), nil
+	if why := n.checkIdentity(ctx, r); why != "" {
+		return authorizer.DecisionDeny, why, nil
 	}
 	if a.IsResourceRequest() {
 		if check := checkOf(r); check != nil {
@@ -99,6 +97,29 @@ func (n nodeAuthorizer) Authorize(ctx context.Context, a authorizer.Attributes) 
 		}
 	}
 	return authorizer.DecisionNoOpinion, "", nil
+}
+
+// checkIdentity returns why a node may make no request at all, or only others than this one; "" if it may.
+func (n nodeAuthorizer) checkIdentity(ctx context.Context, r nodeAttributes) string {
+	u := r.GetUser()
+	mine := func(o *corev1.Node) bool { return n.removed.mayAct(o, u) }
+	if o, err := n.nodes.Get(r.node); err == nil && mine(o) {
+		return ""
+	}
+	if n.removed.has(r.node, u) {
+		return errRemoved(r.node).Error()
+	}
+	if beforeRegistered(r) || n.nodes.await(ctx, r.node, mine) != nil {
+		return ""
+	}
+	switch o, err := n.nodes.Get(r.node); {
+	case err != nil:
+		return fmt.Sprintf("Node %s does not exist: this node may only register", r.node)
+	case o.DeletionTimestamp != nil:
+		return fmt.Sprintf("Node %s is being deleted", r.node)
+	}
+	return fmt.Sprintf("Node %s was registered with the certificate of another machine, or an earlier one: "+
+		"delete the Node to let this one register", r.node)
 }
 
 // RulesFor returns an error for nodes: rights that depend on objects cannot be listed.

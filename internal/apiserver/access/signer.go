@@ -2,7 +2,9 @@ package access
 
 import (
 	"context"
+	"crypto/sha256"
 	"crypto/x509"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -22,9 +24,11 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/fairlead/fairlead/internal/apiserver/certs"
+	"github.com/fairlead/fairlead/internal/apiserver/join"
 	"github.com/fairlead/fairlead/internal/apiserver/pki"
 	"github.com/fairlead/fairlead/internal/registry/certificate"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -40,6 +44,12 @@ const (
 	// registerWithin is the time from a certificate to its node's first Lease in
 	// which the name is not given to another machine.
 	registerWithin = time.Minute
+
+	// joinBurst is how many machines join at once without an administrator's approval, and joinRate how many in a
+	// second from then on; further ones wait for joinWait and try again.
+	joinBurst = 10
+	joinRate  = 0.5
+	joinWait  = time.Second
 )
 
 // signer approves the certificate requests of nodes and signs what is
@@ -48,16 +58,19 @@ type signer struct {
 	*nodeRequests
 	informer   cache.SharedIndexInformer
 	authorizer authorizer.UnconditionalAuthorizer
+	removed    *removedNodes
 	pki        *pki.Directory
+	rate       flowcontrol.RateLimiter // of machines that join without an administrator's approval
 	log        *slog.Logger
 	warned     map[string]bool // requests that were logged as waiting; of run's worker
 }
 
 func newSigner(
-	r *nodeRequests, f informers.SharedInformerFactory, a authorizer.UnconditionalAuthorizer, p *pki.Directory, log *slog.Logger,
+	r *nodeRequests, f informers.SharedInformerFactory, a authorizer.UnconditionalAuthorizer, removed *removedNodes, p *pki.Directory,
+	log *slog.Logger,
 ) *signer {
-	return &signer{nodeRequests: r, informer: f.Certificates().V1().CertificateSigningRequests().Informer(), authorizer: a, pki: p, log: log,
-		warned: map[string]bool{}}
+	return &signer{nodeRequests: r, informer: f.Certificates().V1().CertificateSigningRequests().Informer(), authorizer: a, removed: removed,
+		pki: p, log: log, warned: map[string]bool{}, rate: flowcontrol.NewTokenBucketRateLimiter(joinRate, joinBurst)}
 }
 
 // run works until ctx ends.
@@ -158,13 +171,95 @@ func (s *signer) approve(ctx context.Context, c *certificatesv1.CertificateSigni
 			}
 			return nameInUseWait, nil
 		}
+		if wait, done, err := s.admitMachine(ctx, c, node); done || wait > 0 || err != nil {
+			return wait, err
+		}
 	}
 	c.Status.Conditions = append(c.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
-		Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "AutoApproved", Message: message,
+		Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: reasonAuto, Message: message,
 		LastUpdateTime: metav1.Now(),
 	})
 	_, err = s.client.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, c.Name, c, metav1.UpdateOptions{})
 	return 0, ignoreRace(err)
+}
+
+// reasonAuto is the reason of an approval by the server, kube-controller-manager's.
+const reasonAuto = "AutoApproved"
+
+// autoApproved reports whether the server has approved c, and no administrator.
+func autoApproved(c *certificatesv1.CertificateSigningRequest) bool {
+	return slices.ContainsFunc(c.Status.Conditions, func(k certificatesv1.CertificateSigningRequestCondition) bool {
+		return k.Type == certificatesv1.CertificateApproved && k.Reason == reasonAuto
+	})
+}
+
+// tokenOf returns the ID of the token with which a machine made a request; for another user of GroupBootstrappers, a
+// name for all requests of this user. It is "" for users of other groups.
+func tokenOf(c *certificatesv1.CertificateSigningRequest) string {
+	if c.Spec.Username == UserNodeToken {
+		return c.Spec.UID
+	}
+	if id, ok := strings.CutPrefix(c.Spec.Username, bootstrapUserPrefix); ok {
+		return id
+	}
+	if !slices.Contains(c.Spec.Groups, GroupBootstrappers) {
+		return ""
+	}
+	sum := sha256.Sum256([]byte(c.Spec.Username))
+	return "user-" + hex.EncodeToString(sum[:4])
+}
+
+// admitMachine counts a machine that joins, as soon as the rate allows it. done is set if its request was denied.
+func (s *signer) admitMachine(
+	ctx context.Context, c *certificatesv1.CertificateSigningRequest, node string,
+) (wait time.Duration, done bool, err error) {
+	for _, write := range []bool{false, true} {
+		usedUp, err := s.count(ctx, c, node, write)
+		if err != nil {
+			return 0, false, err
+		}
+		if usedUp != nil {
+			return 0, true, s.deny(ctx, c, usedUp)
+		}
+		if !write && !s.rate.TryAccept() {
+			return joinWait, false, nil
+		}
+	}
+	return 0, false, nil
+}
+
+// count counts a machine that joins in the Secret of its token, which it changes only if write is set. usedUp is why
+// the token is not valid for the machine.
+func (s *signer) count(
+	ctx context.Context, c *certificatesv1.CertificateSigningRequest, node string, write bool,
+) (usedUp, err error) {
+	if c.Spec.Username != UserNodeToken && !strings.HasPrefix(c.Spec.Username, bootstrapUserPrefix) {
+		return nil, nil //nolint:nilnil // another credential, which has no number
+	}
+	secrets := s.client.CoreV1().Secrets(join.SecretNamespace)
+	secret, err := secrets.Get(ctx, join.SecretName(tokenOf(c)), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return errors.New("the join token was revoked or has expired since the request"), nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	changed, usedUp := join.Count(secret, c.Name, node)
+	if !changed || !write || usedUp != nil {
+		return usedUp, nil
+	}
+	_, err = secrets.Update(ctx, secret, metav1.UpdateOptions{}) // a conflict is tried again
+	return nil, err
+}
+
+// deny rejects a request.
+func (s *signer) deny(ctx context.Context, c *certificatesv1.CertificateSigningRequest, why error) error {
+	c.Status.Conditions = append(c.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
+		Type: certificatesv1.CertificateDenied, Status: corev1.ConditionTrue, Reason: "TokenUsedUp", Message: why.Error(),
+		LastUpdateTime: metav1.Now(),
+	})
+	_, err := s.client.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, c.Name, c, metav1.UpdateOptions{})
+	return ignoreRace(err)
 }
 
 // nodeRequest returns the node that a request is for, or an error if it is not a
@@ -242,7 +337,7 @@ func (s *signer) sign(ctx context.Context, c *certificatesv1.CertificateSigningR
 					break
 				}
 			}
-			if u.UID, err = s.identity(ctx, c, node); err != nil {
+			if u.UID, err = s.identity(ctx, c, node); err != nil && !errors.Is(err, errNotStill) {
 				return err
 			}
 		}

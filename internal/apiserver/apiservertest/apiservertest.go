@@ -21,6 +21,9 @@ import (
 // machine.
 const startTimeout = 60 * time.Second
 
+// manyNodes is how many nodes may join a test's server by its own token, as tests join one for each thing they try.
+const manyNodes = 100
+
 // Start runs a server on a free port of loopback until the test ends and
 // returns the configuration of an all-powerful client. Its data lies in a
 // temporary directory and is not synced to disk. Each of change may alter the
@@ -50,8 +53,8 @@ func StartStoppable(t testing.TB, change ...func(*apiserver.Options)) (s *apiser
 	o := apiserver.Options{
 		DataDir:       t.TempDir(),
 		BindAddresses: []netip.Addr{netip.MustParseAddr("127.0.0.1")},
-		UnsafeNoFsync: true,
-		Log:           slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})),
+		UnsafeNoFsync: true, NodeTokenNodes: manyNodes,
+		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})),
 	}
 	for _, f := range change {
 		f(&o)

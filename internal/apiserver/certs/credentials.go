@@ -298,6 +298,13 @@ func (c *Credentials) NodeConfig(name string) (*rest.Config, error) {
 	return c.clientConfig(nodeLeaf(name)), nil
 }
 
+// OwnNode returns the name of the node in this process, "" if there is none.
+func (c *Credentials) OwnNode() string {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.node
+}
+
 // AgentCertificate returns the client certificate of the server at agents.
 func (c *Credentials) AgentCertificate() (*tls.Certificate, error) {
 	c.mu.RLock()

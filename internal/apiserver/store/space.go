@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -342,6 +343,21 @@ func (s *Space) setFull(full bool, inUse int64) {
 	s.log.Info("etcd has room again: writes are accepted", "bytes", inUse, "quota", s.quota)
 }
 
+// Check is the check of /readyz for space: an error while no write at all is accepted. While deletions are, the server is
+// ready, so that users can make room.
+func (s *Space) Check() error {
+	if state, _ := s.disk.get(); state == diskStopped {
+		return errors.New(s.disk.message())
+	}
+	if s.noSpace() {
+		return errors.New(noSpaceMessage)
+	}
+	return nil
+}
+
+// noSpaceMessage is that of a store whose writes etcd rejects.
+const noSpaceMessage = "etcd has raised its NOSPACE alarm: writes are rejected until it is compacted, which is under way"
+
 // status returns what Path shows.
 func (s *Space) status() Status {
 	b := s.server().Backend()
@@ -355,7 +371,7 @@ func (s *Space) status() Status {
 		out.Message = fmt.Sprintf("the store is full, with %d of %d MiB in use: writes of users are rejected; "+
 			"delete objects, or start the server with a larger --etcd-quota-bytes", out.InUseBytes>>20, s.quota>>20)
 	case s.noSpace():
-		out.Message = "etcd has raised its NOSPACE alarm: writes are rejected until it is compacted, which is under way"
+		out.Message = noSpaceMessage
 	case min(s.getBase(), out.InUseBytes) > s.nearAt():
 		out.Message = fmt.Sprintf("the store is nearly full, with %d of %d MiB in use", out.InUseBytes>>20, s.quota>>20)
 	}

@@ -97,8 +97,13 @@ func NewServerRemove(g *base.Global) *cobra.Command {
 	force := false
 	cmd := &cobra.Command{
 		Use: "remove NAME", Short: "Remove a server from the cluster for good",
-		Long: `Remove a server from a cluster with embedded etcds. Its process ends; what its data
-directory is then useless. To replace a machine, remove its server and start the new one
+		Long: `Remove a server from a cluster with embedded etcds. Its process ends and does not start again.
+Its data directory keeps the key of the authority (pki/ca.key), the key that signs tokens
+(pki/sa.key) and admin.kubeconfig, which stay valid: whoever has a copy is an administrator.
+Delete the directory. If a copy may be in other hands, replace the authority with
+'fairlead certs rotate-ca', and the key of tokens (docs/security.md, "Tokens of Pods").
+
+To replace a machine, remove its server and start the new one
 with --join. A server that joins again under the same name or address must be removed first.`,
 		Example: `  fairlead server remove server3
   fairlead server remove 192.0.2.13:2380`,
@@ -121,6 +126,8 @@ with --join. A server that joins again under the same name or address must be re
 				return err
 			}
 			fmt.Fprintf(g.Out, "server %s removed\n", args[0])
+			fmt.Fprintln(g.Err, "its data directory still has the keys of the cluster: delete it on its machine; "+
+				"if someone may have a copy, run 'fairlead certs rotate-ca'")
 			return nil
 		},
 	}

@@ -28,7 +28,8 @@ func NewToken(g *base.Global) *cobra.Command {
 		Short: "List, create and revoke the join tokens of nodes and servers",
 		Long: `List, create and revoke the tokens with which machines join as nodes. A token is
 only needed for a machine's first start; an agent that has joined keeps a certificate,
-and renews it. Each is a Secret bootstrap-token-ID in kube-system.
+and renews it. Each is a Secret bootstrap-token-ID in kube-system. A token is for one node,
+or as many as --nodes allows.
 
 With a token of --needs-approval a machine can only ask to join: its agent waits until an
 administrator approves its certificate request ('kubectl get csr', 'kubectl certificate approve').
@@ -37,6 +38,7 @@ Tokens of --server are for further servers ('fairlead server --join'). Whoever h
 the keys of the cluster: by default they are valid for an hour and for one server, only
 administrators make them, and no Secret shows them.`,
 		Example: `  fairlead token create > node-token
+  fairlead token create --nodes 20 > rack-token
   fairlead token create --needs-approval > request-token
   fairlead token create --server > server-token
   fairlead token create --ttl 1h --description rack-7
@@ -54,6 +56,7 @@ func newTokenCreate(g *base.Global) *cobra.Command {
 	var life time.Duration
 	var description string
 	var server, reusable, approval bool
+	nodes := join.DefaultNodes
 	cmd := &cobra.Command{
 		Use: "create", Short: "Create a join token and print it", Args: base.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -61,7 +64,13 @@ func newTokenCreate(g *base.Global) *cobra.Command {
 				return base.Usagef("--ttl is %s: want a time such as 24h, or 0 for a token without an end", life)
 			}
 			if reusable && !server {
-				return base.Usagef("--reusable is for --server: the token of a node is for any number of nodes")
+				return base.Usagef("--reusable is for --server: give --nodes N for a token of several nodes")
+			}
+			if cmd.Flags().Changed("nodes") && (server || approval) {
+				return base.Usagef("--nodes is for tokens of nodes that join without an approval: leave out --nodes, --server or --needs-approval")
+			}
+			if nodes < 1 || nodes > join.MaxNodes {
+				return base.Usagef("--nodes is %d: want 1 to %d", nodes, join.MaxNodes)
 			}
 			if approval && server {
 				return base.Usagef("--needs-approval is for the token of a node: leave out --server")
@@ -106,7 +115,7 @@ func newTokenCreate(g *base.Global) *cobra.Command {
 			}
 			t := join.New(ca)
 			t.Approval = approval
-			if _, err := client.CoreV1().Secrets(join.SecretNamespace).Create(cmd.Context(), t.Object(end, description),
+			if _, err := client.CoreV1().Secrets(join.SecretNamespace).Create(cmd.Context(), t.Object(end, nodes, description),
 				metav1.CreateOptions{}); err != nil {
 				return err
 			}
@@ -115,6 +124,7 @@ func newTokenCreate(g *base.Global) *cobra.Command {
 		},
 	}
 	f.Add(cmd)
+	cmd.Flags().IntVar(&nodes, "nodes", nodes, "how many nodes may join with the token")
 	cmd.Flags().DurationVar(&life, "ttl", join.DefaultLife, "how long the token is valid, 0 for no end; with --server 1h unless given")
 	cmd.Flags().BoolVar(&server, "server", false, "create the token of a server in place of one of nodes")
 	cmd.Flags().BoolVar(&approval, "needs-approval", false,
@@ -149,7 +159,7 @@ func newTokenList(g *base.Global) *cobra.Command {
 				if err != nil {
 					continue
 				}
-				kind := "nodes"
+				kind := fmt.Sprintf("%d of %d nodes joined", len(l.Joined), l.Nodes)
 				if l.Approval {
 					kind = "nodes, by approval"
 				}

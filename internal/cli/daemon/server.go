@@ -71,6 +71,8 @@ func (f *serverFlags) add(cmd *cobra.Command) {
 	flags.IntVar(&f.MaxMutatingRequests, "max-mutating-requests-inflight", apiserver.DefaultMaxMutatingRequests, "see --max-requests-inflight")
 	flags.DurationVar(&f.CertificateLife, "cluster-signing-duration", apiserver.DefaultCertificateLife,
 		"longest life of the certificates that the server makes and signs; they are renewed when a third of it, at most 30 days, is left")
+	flags.IntVar(&f.NodeTokenNodes, "node-token-nodes", apiserver.DefaultNodeTokenNodes,
+		"how many nodes may join with the token in the file node-token of --data-dir; 'fairlead token create --nodes' makes further tokens")
 	addAuthFlags(cmd, &f.Auth)
 	flags.Int64Var(&f.EtcdQuota, "etcd-quota-bytes", store.DefaultQuota,
 		"size at which the embedded etcd is full: users can then only delete; the file grows to a quarter more")

@@ -116,10 +116,19 @@ func (m *Members) Publish(ctx context.Context, ready func() bool) bool {
 		}
 	}
 	delay := publishBackoff
+	rejected := false
 	for {
 		owned, err := m.assertSlices(ctx)
 		var retry <-chan time.Time
 		switch {
+		case apierrors.IsForbidden(err) && ctx.Err() == nil:
+			if !rejected { // it may be for as long as there are enough other servers
+				m.log.Info("this server is no endpoint of kube-dns yet, and answers its own node; retrying", "at-least-every", publishMaxDelay,
+					"err", err)
+			}
+			rejected = true
+			retry = time.After(delay)
+			delay = min(2*delay, publishMaxDelay)
 		case err != nil && ctx.Err() == nil:
 			m.log.Warn("cannot publish this server as an endpoint of kube-dns; retrying", "in", delay, "err", err)
 			retry = time.After(delay)
@@ -128,7 +137,7 @@ func (m *Members) Publish(ctx context.Context, ready func() bool) bool {
 			retry = time.After(ownerPeriod)
 			delay = publishBackoff
 		default:
-			delay = publishBackoff
+			delay, rejected = publishBackoff, false
 		}
 		select {
 		case <-ctx.Done():
