@@ -102,6 +102,7 @@ var rooms = map[string]int{
 	"apiserver/accounts":    4,
 	"apiserver/members":     4,
 	"apiserver/serve":       4,
+	"apiserver/usage":       4,
 	"cli/client/lbview":     4,
 	"controller/endpoints":  4,
 	"controller/nodes":      4,

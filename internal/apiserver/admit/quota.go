@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"sync"
 	"time"
 
@@ -22,19 +21,17 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/admission"
-	quota "k8s.io/apiserver/pkg/quota/v1"
-	"k8s.io/apiserver/pkg/quota/v1/generic"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	corev1listers "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 
+	"github.com/fairlead/fairlead/internal/apiserver/usage"
 	"github.com/fairlead/fairlead/internal/registry/resourcequota"
 )
 
@@ -60,7 +57,7 @@ const (
 func quotaKinds() []schema.GroupVersionResource {
 	core, apps := corev1.SchemeGroupVersion.WithResource, appsv1.SchemeGroupVersion.WithResource
 	return []schema.GroupVersionResource{
-		core("configmaps"), core("secrets"), core("services"), core("pods"), core("serviceaccounts"), core("endpoints"),
+		core("configmaps"), core("secrets"), core("services"), core("pods"), core("serviceaccounts"), core("endpoints"), core("events"),
 		discoveryv1.SchemeGroupVersion.WithResource("endpointslices"), coordinationv1.SchemeGroupVersion.WithResource("leases"),
 		networkingv1.SchemeGroupVersion.WithResource("ingresses"),
 		apps("deployments"), apps("replicasets"), apps("daemonsets"), apps("controllerrevisions"),
@@ -70,7 +67,7 @@ func quotaKinds() []schema.GroupVersionResource {
 }
 
 // Quotas counts what namespaces with a ResourceQuota hold. As a plugin of admission
-// it learns where something is deleted.
+// it learns where something is deleted, or begins to use less.
 type Quotas struct {
 	*admission.Handler
 	client kubernetes.Interface
@@ -100,7 +97,8 @@ func NewQuotas(
 	client kubernetes.Interface, shared informers.SharedInformerFactory, drained <-chan struct{}, first corev1.ResourceList, log *slog.Logger,
 ) (*Quotas, admission.Interface, error) {
 	informer := shared.Core().V1().ResourceQuotas()
-	q := &Quotas{Handler: admission.NewHandler(admission.Delete), client: client, lister: informer.Lister(), first: first, log: log,
+	q := &Quotas{Handler: admission.NewHandler(admission.Delete, admission.Update), client: client, lister: informer.Lister(),
+		first: first, log: log,
 		synced: informer.Informer().HasSynced, counts: map[string]*byteCount{}, queue: workqueue.NewTypedRateLimitingQueue(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[quotaWork](quotaRetry, quotaMaxRetry))}
 	_, err := informer.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -126,16 +124,11 @@ func NewQuotas(
 	return q, plugin, err
 }
 
-// alias returns the name without count/ that some kinds have besides.
-func alias(gr schema.GroupResource) corev1.ResourceName {
-	if name := corev1.ResourceName(gr.Resource); gr.Group == "" && resourcequota.Counted(name) {
-		return name
-	}
-	return ""
-}
-
-// Validate accepts every deletion; its namespace is counted again.
+// Validate accepts everything. The namespace is counted again where something is deleted or uses less.
 func (q *Quotas) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	if a.GetOperation() == admission.Update && !usage.Frees(a) {
+		return nil
+	}
 	if ns := a.GetNamespace(); ns != "" && !a.IsDryRun() {
 		if have, err := q.lister.ResourceQuotas(ns).List(labels.Everything()); err == nil && len(have) > 0 {
 			q.mark(ns)
@@ -244,6 +237,7 @@ func (q *Quotas) syncQuota(ctx context.Context, namespace, name string, b *byteC
 	}
 	status := corev1.ResourceQuotaStatus{Hard: r.Spec.Hard, Used: corev1.ResourceList{}}
 	var failed error
+	t := &tally{q: q, quota: r, bytes: b, sums: map[schema.GroupVersionResource]corev1.ResourceList{}}
 	for name := range r.Spec.Hard {
 		if !resourcequota.Counted(name) {
 			continue
@@ -254,10 +248,10 @@ func (q *Quotas) syncQuota(ctx context.Context, namespace, name string, b *byteC
 			q.queue.AddAfter(quotaWork{namespace: namespace}, bytesPause-time.Since(b.at))
 			continue
 		}
-		n, err := q.measure(ctx, namespace, name, b)
+		n, err := t.measure(ctx, name)
 		switch {
 		case err == nil:
-			status.Used[name] = *resource.NewQuantity(n, resource.DecimalSI)
+			status.Used[name] = n
 		case known && ctx.Err() == nil: // the others are counted
 			status.Used[name], failed = used, err
 		default:
@@ -274,21 +268,67 @@ func (q *Quotas) syncQuota(ctx context.Context, namespace, name string, b *byteC
 	return failed
 }
 
-// measure returns how much of the resource name the namespace holds.
-func (q *Quotas) measure(ctx context.Context, namespace string, name corev1.ResourceName, b *byteCount) (int64, error) {
-	if name != resourcequota.Bytes {
-		counted, _ := strings.CutPrefix(string(name), "count/")
-		return q.count(ctx, namespace, schema.ParseGroupResource(counted))
+// tally is one count for one quota. It lists a kind once for all resources.
+type tally struct {
+	q     *Quotas
+	quota *corev1.ResourceQuota
+	bytes *byteCount
+	sums  map[schema.GroupVersionResource]corev1.ResourceList // of kinds that were listed
+}
+
+// measure returns how much of the resource name the objects use that the quota selects.
+func (t *tally) measure(ctx context.Context, name corev1.ResourceName) (resource.Quantity, error) {
+	n, err := int64(0), error(nil)
+	counted, scoped := resourcequota.CountOf(name), usage.Scoped(t.quota)
+	switch {
+	case name == resourcequota.Bytes:
+		n, err = t.q.measureBytes(ctx, t.quota.Namespace, t.bytes)
+	case resourcequota.OfPods(name) && (scoped || name != resourcequota.CountPods):
+		return t.listed(ctx, corev1.SchemeGroupVersion.WithResource("pods"), name)
+	case scoped: // no scope selects other objects
+	case resourcequota.OfServices(name):
+		return t.listed(ctx, corev1.SchemeGroupVersion.WithResource("services"), name)
+	case counted != "":
+		n, err = t.q.count(ctx, t.quota.Namespace, schema.ParseGroupResource(counted))
 	}
+	return *resource.NewQuantity(n, resource.DecimalSI), err
+}
+
+// listed returns how much of the resource name the selected objects of a kind use.
+func (t *tally) listed(ctx context.Context, gvr schema.GroupVersionResource, name corev1.ResourceName) (resource.Quantity, error) {
+	sum, ok := t.sums[gvr]
+	if !ok {
+		list, err := t.q.list(ctx, t.quota.Namespace, gvr)
+		if err == nil {
+			sum, err = usage.Sum(t.quota, gvr.GroupResource(), list)
+		}
+		if err != nil {
+			return resource.Quantity{}, err
+		}
+		t.sums[gvr] = sum
+	}
+	return sum[name], nil
+}
+
+// list returns the objects of a kind in a namespace.
+func (q *Quotas) list(ctx context.Context, namespace string, gvr schema.GroupVersionResource) ([]runtime.Object, error) {
+	list, err := q.client.CoreV1().RESTClient().Get().AbsPath(resourcePath(gvr, namespace)).Do(ctx).Get()
+	if err != nil {
+		return nil, err
+	}
+	return meta.ExtractList(list)
+}
+
+// measureBytes returns the bytes of all objects of a namespace.
+func (q *Quotas) measureBytes(ctx context.Context, namespace string, b *byteCount) (int64, error) {
 	var sum int64
 	for _, gvr := range quotaKinds() {
-		list, err := q.client.CoreV1().RESTClient().Get().AbsPath(resourcePath(gvr, namespace)).Do(ctx).Get()
+		list, err := q.list(ctx, namespace, gvr)
 		if err != nil {
 			return 0, err
 		}
-		err = meta.EachListItem(list, func(o runtime.Object) error { sum += sizeOf(o); return nil })
-		if err != nil {
-			return 0, err
+		for _, o := range list {
+			sum += usage.Size(o)
 		}
 	}
 	custom, err := q.customBytes(ctx, namespace, b)
@@ -345,53 +385,4 @@ func resourcePath(gvr schema.GroupVersionResource, namespace string) string {
 		return fmt.Sprintf("/api/%s/namespaces/%s/%s", gvr.Version, namespace, gvr.Resource)
 	}
 	return fmt.Sprintf("/apis/%s/%s/namespaces/%s/%s", gvr.Group, gvr.Version, namespace, gvr.Resource)
-}
-
-// sizeOf returns the size of an object as it is stored, in bytes.
-func sizeOf(o runtime.Object) int64 {
-	switch o := o.(type) {
-	case interface{ Size() int }: // built-in kinds: protobuf
-		return int64(o.Size())
-	case *unstructured.Unstructured: // custom resources: JSON
-		text, err := o.MarshalJSON()
-		if err != nil {
-			return 0 // cannot happen: it was decoded from JSON
-		}
-		return int64(len(text))
-	}
-	return 0
-}
-
-// sizeEvaluator counts the objects of a kind, and their bytes.
-type sizeEvaluator struct {
-	quota.Evaluator
-	lister corev1listers.ResourceQuotaLister
-}
-
-// Handles reports whether a may need more of a quota: updates do if bytes are
-// limited.
-func (e sizeEvaluator) Handles(a admission.Attributes) bool {
-	if a.GetSubresource() != "" || a.GetOperation() != admission.Update {
-		return e.Evaluator.Handles(a)
-	}
-	return limitsBytes(e.lister, a.GetNamespace())
-}
-
-// MatchingResources returns the resources of input that the kind uses.
-func (e sizeEvaluator) MatchingResources(input []corev1.ResourceName) []corev1.ResourceName {
-	return append(e.Evaluator.MatchingResources(input), quota.Intersection(input, []corev1.ResourceName{resourcequota.Bytes})...)
-}
-
-// Matches reports whether r limits objects of the kind.
-func (e sizeEvaluator) Matches(r *corev1.ResourceQuota, item runtime.Object) (bool, error) {
-	return generic.Matches(r, item, e.MatchingResources, generic.MatchesNoScopeFunc)
-}
-
-// Usage returns one object and its bytes.
-func (e sizeEvaluator) Usage(item runtime.Object) (corev1.ResourceList, error) {
-	used, err := e.Evaluator.Usage(item)
-	if err == nil {
-		used[resourcequota.Bytes] = *resource.NewQuantity(sizeOf(item), resource.DecimalSI)
-	}
-	return used, err
 }

@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	corev1listers "k8s.io/client-go/listers/core/v1"
 
+	"github.com/fairlead/fairlead/internal/apiserver/usage"
 	"github.com/fairlead/fairlead/internal/registry/resourcequota"
 )
 
@@ -66,12 +67,15 @@ func (p *quotaPlugin) build(kinds []schema.GroupResource) error {
 		return err
 	}
 	var all []quota.Evaluator
-	for _, gvr := range quotaKinds() {
-		all = append(all, sizeEvaluator{generic.NewObjectCountEvaluator(gvr.GroupResource(), nil, alias(gvr.GroupResource())), p.lister})
+	limited := func(namespace string) bool { return limitsBytes(p.lister, namespace) }
+	for _, gvr := range append(quotaKinds(), eventsv1.SchemeGroupVersion.WithResource("events")) {
+		all = append(all, usage.WithBytes(usage.Evaluator(gvr.GroupResource()), limited))
 	}
 	for _, gr := range kinds {
-		all = append(all, sizeEvaluator{generic.NewObjectCountEvaluator(gr, nil, ""), p.lister})
+		all = append(all, usage.WithBytes(usage.Evaluator(gr), limited))
 	}
+	// The bytes of quotas do not count: an update of a quota would wait for its own write of the status.
+	all = append(all, usage.Evaluator(corev1.Resource("resourcequotas")))
 	replaced, stop := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stop)
@@ -88,9 +92,7 @@ func (p *quotaPlugin) build(kinds []schema.GroupResource) error {
 	next.SetExternalKubeClientSet(p.client)
 	next.SetExternalKubeInformerFactory(p.shared)
 	next.SetDrainedNotification(stop)
-	next.SetQuotaConfiguration(generic.NewConfiguration(all, map[schema.GroupResource]struct{}{
-		{Resource: "events"}: {}, {Group: eventsv1.GroupName, Resource: "events"}: {},
-	}))
+	next.SetQuotaConfiguration(generic.NewConfiguration(all, nil))
 	if err := next.ValidateInitialization(); err != nil {
 		close(replaced)
 		return err

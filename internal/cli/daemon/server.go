@@ -103,7 +103,7 @@ func (f *serverFlags) complete() error {
 	for name, limit := range f.quota {
 		q, err := resource.ParseQuantity(limit)
 		if err != nil || q.Sign() < 0 || !resourcequota.Counted(corev1.ResourceName(name)) {
-			return base.Usagef("--default-namespace-quota %s=%s: want count/RESOURCE, count/RESOURCE.GROUP or %s, and a quantity",
+			return base.Usagef("--default-namespace-quota %s=%s: want a resource of Kubernetes, count/RESOURCE.GROUP or %s, and a quantity",
 				name, limit, resourcequota.Bytes)
 		}
 		if f.DefaultQuota == nil {

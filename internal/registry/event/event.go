@@ -4,6 +4,7 @@ package event
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -26,7 +27,11 @@ const Life = time.Hour
 // objects, for events.k8s.io/v1.
 func NewStorage(opts generic.RESTOptionsGetter) (core, events rest.Storage, err error) {
 	// Recorders update an Event that may have expired.
-	rules := store.Rules[*corev1.Event]{CreateOnUpdate: true, Validate: validateWrite}
+	rules := store.Rules[*corev1.Event]{
+		CreateOnUpdate: true, Validate: validateWrite,
+		Create: func(_ context.Context, e *corev1.Event) { cutMessage(e) },
+		Update: func(e, _ *corev1.Event) { cutMessage(e) },
+	}
 	r, err := store.New(store.Kind{
 		Resource:   corev1.Resource("events"),
 		Singular:   "event",
@@ -44,6 +49,17 @@ func NewStorage(opts generic.RESTOptionsGetter) (core, events rest.Storage, err 
 	r.TTLFunc = func(runtime.Object, uint64, bool) (uint64, error) { return uint64(Life / time.Second), nil }
 	return r, r, nil
 }
+
+// cutMessage cuts the message of an older recorder, which knows no limit, to the limit of a note. Newer recorders get an
+// error. A message of any length could fill the store.
+func cutMessage(e *corev1.Event) {
+	if e.EventTime.IsZero() && len(e.Message) > maxNote {
+		e.Message = strings.ToValidUTF8(e.Message[:maxNote-len(cutMark)], "") + cutMark
+	}
+}
+
+// cutMark ends a message that was cut.
+const cutMark = "..."
 
 // clearListTypes takes the type off the items of a list, which has it. Events are
 // not read through the watch cache, which does that for other kinds.

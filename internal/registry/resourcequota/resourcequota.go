@@ -1,9 +1,8 @@
-// Package resourcequota stores ResourceQuotas. The API server enforces what Counted
-// reports and keeps status.used.
+// Package resourcequota stores ResourceQuotas. The API server enforces the limits of names for which Counted
+// reports true, and keeps status.used.
 package resourcequota
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -11,30 +10,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/validation"
-	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/registry/rest"
 
 	"github.com/fairlead/fairlead/internal/registry/store"
 )
-
-// Bytes is the resource that limits the size of all objects of a namespace together,
-// in bytes as they are stored.
-const Bytes corev1.ResourceName = "fairlead.dev/bytes"
-
-// countPrefix begins the names that limit the number of objects of a kind:
-// count/RESOURCE or count/RESOURCE.GROUP.
-const countPrefix = "count/"
-
-// Counted reports whether a limit of name is enforced.
-func Counted(name corev1.ResourceName) bool {
-	switch name {
-	case Bytes, corev1.ResourcePods, corev1.ResourceServices, corev1.ResourceConfigMaps, corev1.ResourceSecrets:
-		return true
-	}
-	return strings.HasPrefix(string(name), countPrefix)
-}
 
 // NewStorage returns the storages of ResourceQuotas by resource path.
 func NewStorage(opts generic.RESTOptionsGetter) (map[string]rest.Storage, error) {
@@ -84,65 +64,7 @@ func rules() store.Rules[*corev1.ResourceQuota] {
 		Kept: []store.Part[*corev1.ResourceQuota]{
 			store.Field("status", func(q *corev1.ResourceQuota) *corev1.ResourceQuotaStatus { return &q.Status }),
 		},
-		Validate: func(_ context.Context, q, _ *corev1.ResourceQuota) field.ErrorList { return validateSpec(&q.Spec) },
+		Validate: validate,
 		Warn:     func(q, _ *corev1.ResourceQuota) []string { return warnings(q) },
 	}
-}
-
-func validateStatus(_ context.Context, q, _ *corev1.ResourceQuota) field.ErrorList {
-	path := field.NewPath("status")
-	errs := validateList(q.Status.Hard, path.Child("hard"))
-	return append(errs, validateList(q.Status.Used, path.Child("used"))...)
-}
-
-func warnings(q *corev1.ResourceQuota) (out []string) {
-	for _, name := range slices.Sorted(maps.Keys(q.Spec.Hard)) {
-		if !Counted(name) {
-			out = append(out, fmt.Sprintf("spec.hard[%s]: not enforced; fairlead limits numbers of objects (count/...) and %s", name, Bytes))
-		}
-	}
-	return out
-}
-
-func validateSpec(s *corev1.ResourceQuotaSpec) field.ErrorList {
-	path := field.NewPath("spec")
-	errs := validateList(s.Hard, path.Child("hard"))
-	// Scopes select Pods by what they ask of a node, which is not counted.
-	if len(s.Scopes) > 0 {
-		errs = append(errs, field.Forbidden(path.Child("scopes"), "scopes are not supported"))
-	}
-	if s.ScopeSelector != nil {
-		errs = append(errs, field.Forbidden(path.Child("scopeSelector"), "scopes are not supported"))
-	}
-	return errs
-}
-
-func validateList(list corev1.ResourceList, path *field.Path) (errs field.ErrorList) {
-	for _, name := range slices.Sorted(maps.Keys(list)) {
-		at, value := path.Key(string(name)), list[name]
-		errs = append(errs, store.Invalids(at, name, utilvalidation.IsQualifiedName(string(name)))...)
-		if !strings.Contains(string(name), "/") && !standard(name) {
-			errs = append(errs, field.Invalid(at, name, "must be a standard resource for quota"))
-		}
-		if value.Sign() < 0 {
-			errs = append(errs, field.Invalid(at, value.String(), "must be greater than or equal to 0"))
-		}
-		if Counted(name) && value.MilliValue()%1000 != 0 {
-			errs = append(errs, field.Invalid(at, value.String(), "must be an integer"))
-		}
-	}
-	return errs
-}
-
-// standard reports whether name is one that Kubernetes knows without a domain.
-func standard(name corev1.ResourceName) bool {
-	switch name {
-	case corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage, corev1.ResourceRequestsCPU, corev1.ResourceRequestsMemory,
-		corev1.ResourceRequestsStorage, corev1.ResourceRequestsEphemeralStorage, corev1.ResourceLimitsCPU, corev1.ResourceLimitsMemory,
-		corev1.ResourceLimitsEphemeralStorage, corev1.ResourcePods, corev1.ResourceQuotas, corev1.ResourceServices,
-		corev1.ResourceReplicationControllers, corev1.ResourceSecrets, corev1.ResourcePersistentVolumeClaims, corev1.ResourceConfigMaps,
-		corev1.ResourceServicesNodePorts, corev1.ResourceServicesLoadBalancers:
-		return true
-	}
-	return strings.HasPrefix(string(name), "requests.hugepages-") || strings.HasPrefix(string(name), "hugepages-")
 }
