@@ -89,7 +89,7 @@ func (b *bench) runCreate(ctx context.Context) (figures []figure, err error) {
 	return append(figures, grown...), err
 }
 
-// grow measures on fairlead how the cost of a create grows with what is there;
+// grow measures on fairlead how the cost of a create grows with the number of Services;
 // first is the CPU for one, in milliseconds, with the Services of prepare.
 func (b *bench) grow(ctx context.Context, c *creator, first float64) ([]figure, error) {
 	many := b.few(50_000, 500)

@@ -106,7 +106,7 @@ func (f figure) ratio() string {
 	return fmt.Sprintf("%.3g", f.fairlead/f.peer)
 }
 
-// expected says what was wanted and whether it came.
+// expected names the figure that was expected, and whether it was reached.
 func (f figure) expected() string {
 	var parts []string
 	met := true

@@ -172,7 +172,7 @@ func (l load) stream(ctx context.Context, n int, d time.Duration) (float64, erro
 	return 8 * float64(total.Load()) / time.Since(start).Seconds(), errors.Join(err, ctx.Err())
 }
 
-// discard receives what is there. MSG_TRUNC on TCP throws the bytes away without a copy, tcp(7): the load costs
+// discard receives the pending bytes. MSG_TRUNC on TCP throws the bytes away without a copy, tcp(7): the load costs
 // little.
 func discard(fd int) (int, error) {
 	n, _, e := unix.Syscall6(unix.SYS_RECVFROM, uintptr(fd), 0, chunkSize, unix.MSG_TRUNC, 0, 0)

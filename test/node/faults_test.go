@@ -76,7 +76,10 @@ func TestFaults(t *testing.T) {
 		testbed.Until(t, "the range to be rejected", func() error { return c.routed("False") })
 		c.kubectl("delete", "node", "liar")
 	}, func() error { return c.routed("True") })
-	heals("Node deleted", func() { c.kubectl("delete", "node", "other", "--wait=false") }, func() error { return c.ready(2) })
+	heals("Node deleted, and let back", func() {
+		c.kubectl("delete", "node", "other", "--wait=false")
+		process.Output(t, c.fairlead(c.server, "node", "admit", "other"))
+	}, func() error { return c.ready(2) })
 	heals("agent restarted, chooses its address (14)", func() {
 		agents[other].Stop()
 		agents[other] = process.Start(t, c.fairlead(other, "agent", "--server", "https://"+c.server.Addr4().String()+":6443",

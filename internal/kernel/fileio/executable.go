@@ -25,7 +25,7 @@ func HashExecutable(path string, limit int64) (string, error) {
 }
 
 // ErrOtherContent is the error of CopyExecutable if the file is not the expected one: it is missing, no regular file, not
-// executable, too large, or has other content. It does not say which, so that nobody learns more of the file.
+// executable, too large, or has other content. The message is the same for all, so that a caller learns no more about the file.
 var ErrOtherContent = errors.New("there is no executable file with this content")
 
 // CopyExecutable makes to, in a directory that exists, an executable copy of the file at path, if that is an executable

@@ -50,7 +50,7 @@ type Report struct {
 	// Endpoints are those of the one Service that was asked for.
 	Endpoints []endpointReport `json:"endpoints,omitempty"`
 
-	// warnings are what Events tell of causes; scope is what was asked for.
+	// warnings are the causes that Events name; scope is the part of the cluster to show.
 	warnings warnings
 	scope    scope
 }
