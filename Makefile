@@ -30,7 +30,7 @@ demo: setup build kubectl ## start two nodes and a client in namespaces, apply e
 
 test: setup build kubectl wireguard-go test-apiserver fetch ## the whole suite, with set-up
 	go vet ./...
-	FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin go test -json -p 3 -parallel 4 -vet=off -ldflags='-s -w' -timeout 14m $(LONG) ./... | go run ./test/summary
+	FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin go test -json -p 2 -parallel 3 -vet=off -ldflags='-s -w' -timeout 40m $(LONG) ./... | go run ./test/summary
 
 soak: setup build ## ten minutes of kills and partitions of three servers and five nodes
 	FAIRLEAD_BIN=$(CURDIR)/bin go test ./test/reliability -v -run TestFaults -count=1 -timeout 30m -args -soak 10m -seed $$RANDOM

@@ -180,14 +180,10 @@ func (o *Options) complete() error {
 	if o.NodePorts == (svc.PortRange{}) {
 		o.NodePorts = svc.PortRange{First: 30000, Last: 32767}
 	}
+	o.MaxRequests = cmp.Or(o.MaxRequests, DefaultMaxRequests)
+	o.MaxMutatingRequests = cmp.Or(o.MaxMutatingRequests, DefaultMaxMutatingRequests)
 	if o.MaxRequests < 0 || o.MaxMutatingRequests < 0 {
 		return errors.New("--max-requests-inflight and --max-mutating-requests-inflight must not be negative; leave them out for the defaults")
-	}
-	if o.MaxRequests == 0 {
-		o.MaxRequests = DefaultMaxRequests
-	}
-	if o.MaxMutatingRequests == 0 {
-		o.MaxMutatingRequests = DefaultMaxMutatingRequests
 	}
 	if o.AdvertiseAddress.IsValid() && (o.AdvertiseAddress.IsLoopback() || o.AdvertiseAddress.IsUnspecified()) {
 		return fmt.Errorf("--advertise-address %s cannot be reached by others: "+
