@@ -40,8 +40,9 @@ func TestDrain(t *testing.T) {
 
 	c.delete("other", metav1.DeleteOptions{})
 	c.untilGone("other")
+	process := c.record(now, 0).Process // the record goes with the Pod
 	c.delete("now", metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))})
-	await(t, "the end of the process", func() bool { return !c.record(now, 0).Process.Alive() })
+	await(t, "the end of the process", func() bool { return !process.Alive() })
 
 	c.delete("waits", metav1.DeleteOptions{})
 	begun := time.Now()
