@@ -163,9 +163,8 @@ func (r *rig) acmeNode(ctx context.Context, running *sync.WaitGroup, o *corev1.S
 
 type noFilter struct{}
 
-func (noFilter) SetBound([]netip.Addr, []filter.Bound) error { return nil }
-func (noFilter) Close() error                                { return nil }
-func (noFilter) Redirects() bool                             { return false }
+func (noFilter) Set([]netip.Addr, []filter.Listener) error { return nil }
+func (noFilter) Close() error                              { return nil }
 
 type noRules struct{}
 

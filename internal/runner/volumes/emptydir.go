@@ -50,8 +50,8 @@ func MountMemory(pod *corev1.Pod, path func(volume string) string, machine int64
 				err = mount.Memory(dir, memorySize(pod, v.EmptyDir, machine))
 			}
 		case ofFiles(v) && !process.MountedAt(dir):
-			// Earlier agents had the files on the disk.
-			if err = errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o755)); err == nil {
+			// Earlier agents had the files on the disk, and a shim that was killed has left a mount.
+			if err = errors.Join(mount.Unmount(dir), os.RemoveAll(dir), os.MkdirAll(dir, 0o755)); err == nil {
 				err = errors.Join(mount.Memory(dir, memorySize(pod, &corev1.EmptyDirVolumeSource{}, machine)), os.Chmod(dir, 0o755))
 			}
 		}
