@@ -96,8 +96,10 @@ func TestMistypedInternal(t *testing.T) {
 				}
 				continue
 			}
-			if err == nil || !strings.Contains(err.Error(), a.Key) || !strings.Contains(err.Error(), a.Values) || !strings.Contains(err.Error(), value) {
-				t.Errorf("%s: %q: %v", a.Key, value, err)
+			for _, text := range []string{a.Key, a.Values, value} {
+				if err == nil || !strings.Contains(err.Error(), text) {
+					t.Errorf("%s: %q: %v", a.Key, value, err)
+				}
 			}
 		}
 		asks := "true"
@@ -105,7 +107,9 @@ func TestMistypedInternal(t *testing.T) {
 			asks = v
 		}
 		half := len(a.Key) - 4
-		for _, key := range []string{a.Key[:half] + a.Key[half+1:], a.Key + "s", a.Key[:half] + "x" + a.Key[half:], a.Key[1:], strings.ToUpper(a.Key)} {
+		for _, key := range []string{
+			a.Key[:half] + a.Key[half+1:], a.Key + "s", a.Key[:half] + "x" + a.Key[half:], a.Key[1:], strings.ToUpper(a.Key),
+		} {
 			if _, known := lookUp(key); known {
 				continue
 			}

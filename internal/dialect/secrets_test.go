@@ -11,7 +11,9 @@ import (
 func TestTLSPortsWithoutCertificate(t *testing.T) {
 	const ports = awsPrefix + "ssl-ports"
 	for _, value := range []string{"443", "443,80", "https", "*"} {
-		for _, more := range [][]string{nil, {awsPrefix + "ssl-cert", ""}, {awsPrefix + "backend-protocol", "http"}, {awsPrefix + "type", "nlb"}} {
+		for _, more := range [][]string{
+			nil, {awsPrefix + "ssl-cert", ""}, {awsPrefix + "backend-protocol", "http"}, {awsPrefix + "type", "nlb"},
+		} {
 			r := Read(web(append([]string{ports, value}, more...)...))
 			if r.Way != Proxied || !r.Invalid() || !slices.Equal(states(r)[ports], []State{Invalid}) || !slices.Contains(r.Because, ports) {
 				t.Errorf("%s with %q: %s, %+v", value, more, r.Way, r.Findings)

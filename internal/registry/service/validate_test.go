@@ -352,7 +352,9 @@ func TestWarnings(t *testing.T) {
 		{[]edit{lb, annotation("service.beta.kubernetes.io/aws-load-balancer-ssl-ports", "*")}, "ports for TLS are not served in plain text"},
 		{[]edit{lb, annotation("fairlead.dev/lb-tls-secrets", "kube-system/web")}, "only Secrets of the Service's own namespace count"},
 		{[]edit{lb, annotation("fairlead.dev/lb-drain-tiemout", "5")}, "is fairlead.dev/lb-drain-timeout meant?"},
-		{[]edit{lb, annotation("fairlead.dev/lb-internal", "yes"), func(s *corev1.Service) { s.Spec.LoadBalancerClass = new("example.com/lb") }}, ""},
+		{[]edit{lb, annotation("fairlead.dev/lb-internal", "yes"), func(s *corev1.Service) {
+			s.Spec.LoadBalancerClass = new("example.com/lb")
+		}}, ""},
 		{[]edit{annotation("fairlead.dev/lb-internal", "yes")}, ""},
 		{[]edit{lb, annotation("fairlead.dev/lb-internal", "true"), annotation("service.beta.kubernetes.io/aws-load-balancer-subnets", "a")}, ""},
 		{[]edit{lb, sourceRanges("10.1.0.0/8")}, `spec.loadBalancerSourceRanges[0]: CIDR value "10.1.0.0/8" is ambiguous`},
