@@ -56,12 +56,15 @@ func answer() {
 	}
 }
 
-// hogs take what they can get of processes, memory and disk, and never give up. The bomb
-// waits for the others, which could not start any more.
+// hogs take what they can get of processes, memory and disk, and never give up. They begin when all containers run: beside
+// a hog a container takes seconds to start. The bomb waits for the others, which could not start any more.
 var hogs = map[string]string{
-	"forks":  `until [ -e /mnt/memory ] && [ -e /mnt/disk ]; do sleep 0.1; done; exec perl -e 'for (;;) { fork }'`,
-	"memory": `: > /mnt/memory; exec perl -e 'for (;;) { my $x = "x" x 20_000_000 }'`,
-	"disk":   `: > /mnt/disk; exec perl -e '$b = "x" x 1_000_000; for (;;) { open $f, ">", "/tmp/fill"; 1 while syswrite $f, $b }'`,
+	"forks": `: > /mnt/forks; until [ -e /mnt/memory-on ] && [ -e /mnt/disk-on ]; do sleep 0.1; done
+exec perl -e 'for (;;) { fork }'`,
+	"memory": `: > /mnt/memory; until [ -e /mnt/forks ] && [ -e /mnt/disk ]; do sleep 0.1; done; : > /mnt/memory-on
+exec perl -e 'for (;;) { my $x = "x" x 20_000_000 }'`,
+	"disk": `: > /mnt/disk; until [ -e /mnt/forks ] && [ -e /mnt/memory ]; do sleep 0.1; done; : > /mnt/disk-on
+exec perl -e '$b = "x" x 1_000_000; for (;;) { open $f, ">", "/tmp/fill"; 1 while syswrite $f, $b }'`,
 }
 
 // only is the one endpoint of a Service.
