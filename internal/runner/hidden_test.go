@@ -35,7 +35,7 @@ func TestProgramsInHiddenDirectories(t *testing.T) {
 func (c *cluster) checkPrograms(t *testing.T, home string) {
 	t.Helper()
 	at := func(name string) string { return filepath.Join(home, name) }
-	script := []byte("#!/bin/sh\necho ran; ls -a " + home + "; echo x >> " + at("bin/program") + "; cat " + at("secret") + "\n")
+	script := []byte("#!/bin/sh\nexec 2>&1\necho ran; ls -a " + home + "; echo x >> " + at("bin/program") + "; cat " + at("secret") + "\n")
 	if err := errors.Join(
 		os.Mkdir(at("bin"), 0o700), os.WriteFile(at("bin/program"), script, 0o700),
 		os.WriteFile(at("other"), []byte("#!/bin/sh\n"), 0o755), os.WriteFile(at("secret"), []byte("#!/bin/sh\necho secret\n"), 0o600),
