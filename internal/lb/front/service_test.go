@@ -13,7 +13,9 @@ import (
 // recorded keeps the messages of Events.
 type recorded struct{ messages []string }
 
-func (e *recorded) Event(_ runtime.Object, _, _, message string) { e.messages = append(e.messages, message) }
+func (e *recorded) Event(_ runtime.Object, _, _, message string) {
+	e.messages = append(e.messages, message)
+}
 
 // A Service that asks for TLS on ports without a certificate, or names one of another namespace, is not served, and the
 // Event names the annotation.
