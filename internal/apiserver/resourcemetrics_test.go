@@ -52,7 +52,7 @@ func TestKubectlTop(t *testing.T) {
 		{"top pod nobody", []string{"!", `"nobody" not found`}},
 		{"get nodes n1 -o jsonpath={.apiVersion}", []string{"v1"}},
 		{"get nodes.metrics.k8s.io", []string{"NAME", "CPU", "MEMORY", "WINDOW", "250m"}},
-		{"explain nodes.metrics.k8s.io.usage", []string{"The memory usage is the memory working set"}},
+		{"explain nodes.usage --api-version=metrics.k8s.io/v1beta1", []string{"The memory usage is the memory working set"}},
 	})
 	if n := a.summaries.Load(); n > 3 {
 		t.Errorf("the agent was asked %d times", n)
