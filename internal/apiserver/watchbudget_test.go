@@ -80,7 +80,8 @@ func (w watcher) streams(enough int, headers map[string]string) (begun int, stat
 			_ = encoder.WriteField(hpack.HeaderField{Name: strings.ToLower(k), Value: v})
 		}
 		id := uint32(2*begun + 1)
-		if err := f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndStream: true, EndHeaders: true}); err != nil {
+		h := http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndStream: true, EndHeaders: true}
+		if err := f.WriteHeaders(h); err != nil {
 			w.Fatal(err)
 		}
 		if status = w.statusOf(f, id); status != "200" {

@@ -31,8 +31,8 @@ const (
 	// sharedBacklog is how many events wait for a slow watch, which ends with the next. All watches share the
 	// events, so one that waits costs two words and the list it is in.
 	sharedBacklog = 1000
-	// sharedBacklogBytes is how large these events are together, or one alone. They stay in memory as long as one watch
-	// waits for them.
+	// sharedBacklogBytes is how large these events may be together; a single one may be larger. They stay in memory as
+	// long as one watch waits for them.
 	sharedBacklogBytes = 8 << 20
 	// sharedTurn is how many watches get an event before what they woke has its turn on the processor. If all of 5,000
 	// are woken at once, the goroutines of each connection wait for all others three times, and the median node has
