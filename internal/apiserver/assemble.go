@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
+	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	genericfilters "k8s.io/apiserver/pkg/server/filters"
@@ -101,10 +102,14 @@ func (a *assembly) configureServing() {
 
 // filters returns h behind the filters of all requests.
 func (a *assembly) filters(h http.Handler, c *genericapiserver.Config) http.Handler {
-	h = genericapiserver.DefaultBuildHandlerChain(watch.Shortcut(h), c)
+	refuse := func(w http.ResponseWriter, r *http.Request, err error) {
+		responsewriters.ErrorNegotiated(err, c.Serializer, schema.GroupVersion{Version: "v1"}, w, r)
+	}
+	h = genericapiserver.DefaultBuildHandlerChain(watch.NewBudget(a.opts.MaxWatchesPerUser).Bounded(watch.Shortcut(h), refuse), c)
 	h = watch.EndStalled(h, watch.StallOptions{
 		Limit: a.opts.StallTimeout, Requests: c.RequestInfoResolver, LongRunning: c.LongRunningFunc, Reset: a.listener.Reset, Log: a.log,
 	})
+	h = serve.BoundSelectors(h)
 	if a.members != nil {
 		h = a.members.Joining(h)
 	}
@@ -174,7 +179,7 @@ func (a *assembly) configureAdmission(context.Context) error {
 		plugins = append(plugins, admit.NewExternalIPAdmission(a.guard.Authorizer))
 	}
 	if a.store.Space != nil {
-		plugins = append(plugins, store.NewAdmission(a.store.Space))
+		plugins = append(plugins, store.NewAdmission(a.store.Space, admit.ExemptFromShare(a.shared.Core().V1().ResourceQuotas().Lister())))
 	}
 	security, err := admit.NewPodSecurity(a.opts.PodSecurity, a.client, a.shared.Core().V1().Namespaces().Lister(), a.guard.Authorizer)
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver/members"
 	"github.com/fairlead/fairlead/internal/apiserver/pki"
 	"github.com/fairlead/fairlead/internal/apiserver/store"
+	"github.com/fairlead/fairlead/internal/apiserver/watch"
 	"github.com/fairlead/fairlead/internal/registry/service"
 	"github.com/fairlead/fairlead/internal/registry/service/allocator"
 	"github.com/fairlead/fairlead/internal/svc"
@@ -78,6 +79,9 @@ type Options struct {
 	// watches count only until they have begun. Requests beyond it wait or get
 	// 429; see serve.NewFairness. Default 400 and 200.
 	MaxRequests, MaxMutatingRequests int
+	// MaxWatchesPerUser is how many watches a user may have; members of system:masters may have any number. Default
+	// DefaultMaxWatches.
+	MaxWatchesPerUser int
 
 	// StallTimeout is how long a client may not read at all while there is something
 	// to send to it, of a watch or an answer; it is cut off then. Default
@@ -142,7 +146,7 @@ const (
 	DefaultPort = 6443
 	// DefaultEtcdPeerPort is etcd's own.
 	DefaultEtcdPeerPort = 2380
-	defaultEtcdPrefix   = "/registry"
+	defaultEtcdPrefix   = store.DefaultPrefix
 
 	DefaultServiceWriteTimeout = service.DefaultWriteTimeout
 	DefaultRepairPeriod        = allocator.DefaultRepairPeriod
@@ -156,6 +160,8 @@ const (
 	// DefaultMaxRequests and DefaultMaxMutatingRequests are kube-apiserver's.
 	DefaultMaxRequests         = 400
 	DefaultMaxMutatingRequests = 200
+	// DefaultMaxWatches is enough for an agent on each of some hundred nodes with one account.
+	DefaultMaxWatches = watch.DefaultMaxWatches
 )
 
 // DefaultServiceCIDRs returns the default service ranges.
@@ -185,6 +191,10 @@ func (o *Options) complete() error {
 	if o.MaxRequests < 0 || o.MaxMutatingRequests < 0 {
 		return errors.New("--max-requests-inflight and --max-mutating-requests-inflight must not be negative; leave them out for the defaults")
 	}
+	if o.MaxWatchesPerUser < 0 {
+		return fmt.Errorf("--max-watches-per-user is %d; give 1 or more, or 0 for %d", o.MaxWatchesPerUser, DefaultMaxWatches)
+	}
+	o.MaxWatchesPerUser = cmp.Or(o.MaxWatchesPerUser, DefaultMaxWatches)
 	if o.AdvertiseAddress.IsValid() && (o.AdvertiseAddress.IsLoopback() || o.AdvertiseAddress.IsUnspecified()) {
 		return fmt.Errorf("--advertise-address %s cannot be reached by others: "+
 			"give an address of this machine that they can reach, or leave it out", o.AdvertiseAddress)

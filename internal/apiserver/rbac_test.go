@@ -319,7 +319,8 @@ func testReviews(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset)
 	}
 	tok, err := admin.AuthenticationV1().TokenReviews().Create(t.Context(),
 		&authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: s.Token()}}, metav1.CreateOptions{})
-	if err != nil || !tok.Status.Authenticated || tok.Status.User.Username != access.UserNodeToken {
+	if err != nil || !tok.Status.Authenticated || tok.Status.User.Username != access.UserNodeToken ||
+		!slices.Contains(tok.Status.User.Groups, "system:authenticated") {
 		t.Errorf("the join token: %+v, %v", tok.Status, err)
 	}
 	tok, err = admin.AuthenticationV1().TokenReviews().Create(t.Context(),

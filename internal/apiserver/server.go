@@ -216,7 +216,7 @@ func (s *Server) openStore(ctx context.Context) (*store.Store, error) {
 		}
 	}
 	return store.Start(ctx, s.dir.File("etcd"), store.Options{
-		Quota: s.opts.EtcdQuota, UnsafeNoFsync: s.opts.UnsafeNoFsync, Log: s.log,
+		Quota: s.opts.EtcdQuota, Prefix: s.opts.Etcd.Prefix, UnsafeNoFsync: s.opts.UnsafeNoFsync, Log: s.log,
 	}, s.peering)
 }
 

@@ -20,11 +20,13 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/portforward"
@@ -43,7 +45,9 @@ import (
 // only a client with the server's certificate.
 type agent struct {
 	*httptest.Server
-	node *corev1.Node
+	node      *corev1.Node
+	measured  atomic.Pointer[types.UID] // the Pod in its summaries
+	summaries atomic.Int32              // how many were asked for
 }
 
 func startAgent(t *testing.T, s *apiserver.Server, name string) *agent {
@@ -54,6 +58,7 @@ func startAgent(t *testing.T, s *apiserver.Server, name string) *agent {
 		fmt.Fprintf(w, "log of %s/%s/%s %s\n", r.PathValue("ns"), r.PathValue("pod"), r.PathValue("container"), r.URL.RawQuery)
 	})
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "agent status") })
+	mux.HandleFunc("GET /stats/summary", a.summary)
 	mux.HandleFunc("/exec/{ns}/{pod}/{container}", echo{}.exec)
 	mux.HandleFunc("/portForward/{ns}/{pod}", echo{}.forward)
 	a.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

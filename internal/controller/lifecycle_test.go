@@ -64,6 +64,42 @@ func TestNamespaceIsEmptied(t *testing.T) {
 	})
 }
 
+// While a Pod remains in a namespace that is being deleted, nothing else goes: a policy outlives what it guards.
+func TestNamespaceDeletesPodsFirst(t *testing.T) {
+	r := newRig(t)
+	ns, ctx := r.namespace("shop"), context.Background()
+	r.node("n0")
+	r.run(Options{Controllers: []string{NamespaceName}})
+	r.pod(ns, "a", "web", "n0", "10.244.0.1")
+	guard := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "guard"}}
+	_, err := r.client.CoreV1().ConfigMaps(ns).Create(ctx, guard, metav1.CreateOptions{})
+	r.must(err)
+	r.must(r.client.CoreV1().Namespaces().Delete(ctx, ns, metav1.DeleteOptions{}))
+	r.eventually("a condition tells that the Pod remains", func() error {
+		n, err := r.client.CoreV1().Namespaces().Get(ctx, ns, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, c := range n.Status.Conditions {
+			if c.Type == corev1.NamespaceContentRemaining && strings.Contains(c.Message, "pods has 1 resource instances") {
+				return nil
+			}
+		}
+		return fmt.Errorf("%v", n.Status.Conditions)
+	})
+	guard, err = r.client.CoreV1().ConfigMaps(ns).Get(ctx, "guard", metav1.GetOptions{})
+	if err != nil || guard.DeletionTimestamp != nil {
+		t.Errorf("the ConfigMap beside a Pod: %v, %v", guard.DeletionTimestamp, err)
+	}
+	r.killWhatWaitsForItsAgent(ns)
+	r.eventually("the namespace goes", func() error {
+		if _, err := r.client.CoreV1().Namespaces().Get(ctx, ns, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("%v", err)
+		}
+		return nil
+	})
+}
+
 // killWhatWaitsForItsAgent does what the agents of the nodes would do: it
 // removes Pods that are being stopped.
 func (r *rig) killWhatWaitsForItsAgent(ns string) {

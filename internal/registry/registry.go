@@ -27,6 +27,7 @@ import (
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/client-go/kubernetes"
+	metricsv1beta1 "k8s.io/metrics/pkg/apis/metrics/v1beta1"
 
 	"github.com/fairlead/fairlead/internal/registry/admission"
 	"github.com/fairlead/fairlead/internal/registry/apps"
@@ -42,6 +43,7 @@ import (
 	"github.com/fairlead/fairlead/internal/registry/policy"
 	"github.com/fairlead/fairlead/internal/registry/proxy"
 	"github.com/fairlead/fairlead/internal/registry/rbac"
+	"github.com/fairlead/fairlead/internal/registry/resourcemetrics"
 	"github.com/fairlead/fairlead/internal/registry/resourcequota"
 	"github.com/fairlead/fairlead/internal/registry/scheme"
 	"github.com/fairlead/fairlead/internal/registry/secret"
@@ -67,7 +69,7 @@ func newScheme() *runtime.Scheme {
 	for _, add := range []func(*runtime.Scheme) error{
 		namespace.AddToScheme, node.AddToScheme, pod.AddToScheme, event.AddToScheme, secret.AddToScheme,
 		service.AddToScheme, endpoint.AddToScheme, networking.AddToScheme, proxy.AddOptions,
-		rbac.AddToScheme, certificate.AddToScheme, admission.AddToScheme, apps.AddToScheme,
+		rbac.AddToScheme, certificate.AddToScheme, admission.AddToScheme, apps.AddToScheme, resourcemetrics.AddToScheme,
 	} {
 		utilruntime.Must(add(s))
 	}
@@ -193,6 +195,8 @@ func (s *Storage) addNodes(o Options) error {
 	s.agents = agents
 	s.add(corev1.SchemeGroupVersion, nodes)
 	s.add(corev1.SchemeGroupVersion, pods)
+	s.add(metricsv1beta1.SchemeGroupVersion,
+		resourcemetrics.NewStorage(agents, nodes["nodes"].(resourcemetrics.Source), pods["pods"].(resourcemetrics.Source)))
 	return nil
 }
 

@@ -4,6 +4,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/authentication/user"
+	metricsv1beta1 "k8s.io/metrics/pkg/apis/metrics/v1beta1"
 
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -55,6 +56,7 @@ func userRoles() []rbacv1.ClusterRole {
 			allow(verbsRead, groupPolicy, "poddisruptionbudgets", "poddisruptionbudgets/status"),
 			allow(verbsRead, groupNetworking, "networkpolicies", "ingresses", "ingresses/status"),
 			allow(verbsRead, svc.Domain, "ipaddresspools", "bgppeers", svc.SpeakersResource),
+			allow(verbsRead, metricsv1beta1.GroupName, "pods", "nodes"),
 		),
 		role("system:basic-user",
 			allow("create", groupAuthorization, "selfsubjectaccessreviews", "selfsubjectrulesreviews"),

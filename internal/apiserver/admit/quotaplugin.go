@@ -243,6 +243,14 @@ func limitsBytes(lister corev1listers.ResourceQuotaLister, namespace string) boo
 	})
 }
 
+// ExemptFromShare returns a function that reports whether the objects of a namespace may take any part of the store: the
+// system's may, and others do what their ResourceQuota with resourcequota.Bytes allows.
+func ExemptFromShare(lister corev1listers.ResourceQuotaLister) func(namespace string) bool {
+	return func(namespace string) bool {
+		return slices.Contains(SystemNamespaces(), namespace) || limitsBytes(lister, namespace)
+	}
+}
+
 // defaultQuota is the name of the quota that a namespace gets.
 const defaultQuota = "default"
 

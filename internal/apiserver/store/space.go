@@ -14,16 +14,8 @@ import (
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/membership"
-	authenticationv1 "k8s.io/api/authentication/v1"
-	authorizationv1 "k8s.io/api/authorization/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apiserver/pkg/admission"
-	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
-
-	"github.com/fairlead/fairlead/internal/svc"
 )
 
 const (
@@ -62,7 +54,7 @@ func hardQuota(quota int64) int64 { return quota + max(quota/4, minReserve) }
 var (
 	etcdBytes = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Name: "fairlead_etcd_bytes", StabilityLevel: metrics.ALPHA,
-		Help: "Size of the embedded etcd: its file, what of it is in use, and the quota.",
+		Help: "Size of the embedded etcd: its file, what of it is in use, the quota, and the Events.",
 	}, []string{"kind"})
 	etcdFull = metrics.NewGauge(&metrics.GaugeOpts{
 		Name: "fairlead_etcd_full", StabilityLevel: metrics.ALPHA,
@@ -72,8 +64,12 @@ var (
 		Name: "fairlead_etcd_upkeep_total", StabilityLevel: metrics.ALPHA,
 		Help: "Compactions by size, defragmentations and NOSPACE alarms lifted.",
 	}, []string{"step"})
+	eventsRemoved = metrics.NewCounter(&metrics.CounterOpts{
+		Name: "fairlead_etcd_events_removed_total", StabilityLevel: metrics.ALPHA,
+		Help: "Events that were removed before their time because all Events took more than their share of the embedded etcd.",
+	})
 	registerEtcdMetrics = sync.OnceFunc(func() {
-		legacyregistry.MustRegister(etcdBytes, etcdFull, etcdUpkeep, diskFree, diskLevel, slowSyncs)
+		legacyregistry.MustRegister(eventsRemoved, etcdBytes, etcdFull, etcdUpkeep, diskFree, diskLevel, slowSyncs)
 	})
 )
 
@@ -101,10 +97,11 @@ type Status struct {
 // when that pays, and lifts the NOSPACE alarm. One goroutine runs it; full and
 // status may be called by any.
 type Space struct {
-	server func() *etcdserver.EtcdServer
-	disk   *disk
-	quota  int64
-	log    *slog.Logger
+	server   func() *etcdserver.EtcdServer
+	disk     *disk
+	holdings *holdings
+	quota    int64
+	log      *slog.Logger
 
 	mu   sync.Mutex
 	full bool
@@ -118,7 +115,8 @@ type Space struct {
 // newSpace returns the space of the etcd that server returns at each moment.
 func newSpace(server func() *etcdserver.EtcdServer, dir string, quota int64, log *slog.Logger) *Space {
 	registerEtcdMetrics()
-	return &Space{server: server, disk: &disk{dir: dir, server: server, log: log}, quota: quota, log: log}
+	return &Space{server: server, disk: &disk{dir: dir, server: server, log: log}, holdings: newHoldings(DefaultPrefix, quota, log),
+		quota: quota, log: log}
 }
 
 // begin is called when an etcd has started, before run.
@@ -137,6 +135,7 @@ func (s *Space) nearAt() int64 { return s.quota / 4 * 3 }
 func (s *Space) run(ctx context.Context) {
 	var looks sync.WaitGroup
 	looks.Go(func() { s.disk.run(ctx) })
+	looks.Go(func() { s.holdings.run(ctx, s.server()) })
 	defer looks.Wait()
 	tick := time.NewTicker(spacePeriod)
 	defer tick.Stop()
@@ -304,6 +303,7 @@ func (s *Space) measure(size, inUse int64) {
 	etcdBytes.WithLabelValues("file").Set(float64(size))
 	etcdBytes.WithLabelValues("in_use").Set(float64(inUse))
 	etcdBytes.WithLabelValues("quota").Set(float64(s.quota))
+	etcdBytes.WithLabelValues("events").Set(float64(s.holdings.ofEvents()))
 }
 
 func (s *Space) isFull() bool {
@@ -382,59 +382,4 @@ func (s *Space) status() Status {
 func (s *Space) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(s.status()) // the client is gone
-}
-
-// spaceAdmission rejects what users write while the store is full, so that
-// the system can go on, and what any client writes while the disk is. Deletion is possible
-// as long as etcd can go on.
-type spaceAdmission struct {
-	*admission.Handler
-	space *Space
-}
-
-var _ admission.ValidationInterface = spaceAdmission{}
-
-// NewAdmission returns the plugin that rejects writes while the store has no space.
-func NewAdmission(s *Space) spaceAdmission {
-	return spaceAdmission{admission.NewHandler(admission.Create, admission.Update, admission.Delete), s}
-}
-
-// Validate accepts everything while there is room.
-func (p spaceAdmission) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
-	if a.IsDryRun() || !isStored(a) {
-		return nil
-	}
-	if why := p.space.disk.reject(a); why != "" {
-		return insufficientStorage("DiskFull", why)
-	}
-	full := p.space.isFull()
-	if !full && p.space.server().Backend().Size() <= p.space.quota || a.GetOperation() == admission.Delete || ofSystem(a.GetUserInfo()) {
-		return nil
-	}
-	if old, ok := a.GetOldObject().(metav1.Object); ok && old.GetDeletionTimestamp() != nil {
-		return nil // a finalizer must be able to go
-	}
-	if !full {
-		return apierrors.NewTooManyRequests("the store is making room", 1)
-	}
-	return insufficientStorage("StoreFull", p.space.status().Message)
-}
-
-// isStored reports whether a writes an object: reviews, tokens and evictions are only
-// answered.
-func isStored(a admission.Attributes) bool {
-	group, sub := a.GetResource().Group, a.GetSubresource()
-	return group != authenticationv1.GroupName && group != authorizationv1.GroupName && sub != "token" && sub != "eviction"
-}
-
-func insufficientStorage(reason metav1.StatusReason, message string) error {
-	return &apierrors.StatusError{ErrStatus: metav1.Status{
-		Status: metav1.StatusFailure, Code: http.StatusInsufficientStorage, Reason: reason, Message: message,
-	}}
-}
-
-// ofSystem reports whether u is a part of the system: a node, a controller or the
-// server itself.
-func ofSystem(u user.Info) bool {
-	return slices.Contains(u.GetGroups(), user.NodesGroup) || u.GetName() == svc.ControllersUser || u.GetName() == user.APIServerUser
 }

@@ -4,6 +4,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"fmt"
@@ -34,6 +35,9 @@ const (
 	maxSocketPath = 107
 )
 
+// DefaultPrefix is the path below which the keys of the API lie.
+const DefaultPrefix = "/registry"
+
 // Store is the store: the embedded one, or an external cluster.
 type Store struct {
 	Endpoints []string
@@ -56,7 +60,7 @@ type External struct {
 	// CAFile, CertFile and KeyFile are the TLS files of a client, PEM, for servers
 	// that begin with https; they are read again for every connection.
 	CAFile, CertFile, KeyFile string
-	// Prefix is the path below which all keys lie; default "/registry".
+	// Prefix is the path below which all keys lie; default DefaultPrefix.
 	Prefix string
 }
 
@@ -64,6 +68,8 @@ type External struct {
 type Options struct {
 	// Quota is the size in bytes at which it counts as full and rejects writes of users.
 	Quota int64
+	// Prefix is the path below which all keys of the API lie; default DefaultPrefix.
+	Prefix string
 	// UnsafeNoFsync makes it lose acknowledged writes when the machine crashes. For tests.
 	UnsafeNoFsync bool
 	Log           *slog.Logger
@@ -85,6 +91,7 @@ func Start(ctx context.Context, dir string, o Options, p *Peering) (*Store, erro
 	setSegmentSize()
 	m := &embedded{dir: dir, socket: socket, opts: o, peering: p, failed: make(chan error, 1)}
 	m.space = newSpace(m.server, dir, o.Quota, o.Log)
+	m.space.holdings.prefix = cmp.Or(o.Prefix, DefaultPrefix)
 	if err = prepareDisk(dir); err == nil {
 		if err = checkStore(filepath.Join(dir, "member", "snap", "db")); err != nil {
 			err = damaged(dir, err)

@@ -76,7 +76,7 @@ func (pods) MatchingResources(input []corev1.ResourceName) []corev1.ResourceName
 	return slices.DeleteFunc(slices.Clone(input), func(name corev1.ResourceName) bool { return !resourcequota.OfPods(name) })
 }
 
-// MatchingScopes returns those of the scopes in which the Pod is.
+// MatchingScopes returns the scopes in which the Pod is.
 func (pods) MatchingScopes(
 	item runtime.Object, scopes []corev1.ScopedResourceSelectorRequirement,
 ) (in []corev1.ScopedResourceSelectorRequirement, _ error) {

@@ -35,7 +35,7 @@ func Evaluator(gr schema.GroupResource) quota.Evaluator {
 	return generic.NewObjectCountEvaluator(gr, nil, alias)
 }
 
-// Sum returns what those of the objects that r selects use of the resources of r, without their bytes. All are of the kind gr.
+// Sum returns what the objects that r selects use of the resources of r, without their bytes. All are of the kind gr.
 func Sum(r *corev1.ResourceQuota, gr schema.GroupResource, objects []runtime.Object) (corev1.ResourceList, error) {
 	e := Evaluator(gr)
 	matches := generic.MatchesNoScopeFunc

@@ -6,6 +6,7 @@ package watch
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	goruntime "runtime"
 	"slices"
 	"strconv"
@@ -30,6 +31,9 @@ const (
 	// sharedBacklog is how many events wait for a slow watch, which ends with the next. All watches share the
 	// events, so one that waits costs two words and the list it is in.
 	sharedBacklog = 1000
+	// sharedBacklogBytes is how large these events may be together; a single one may be larger. They stay in memory as
+	// long as one watch waits for them.
+	sharedBacklogBytes = 8 << 20
 	// sharedTurn is how many watches get an event before what they woke has its turn on the processor. If all of 5,000
 	// are woken at once, the goroutines of each connection wait for all others three times, and the median node has
 	// the event when nearly the last one has: with 20 in half the time, and for less CPU (bench, fleet).
@@ -252,6 +256,7 @@ func (q *eventQueue) take() (watch.Event, bool) {
 // send gives e, which is as new as g.last, to the members. The caller holds the lock of the storage.
 func (g *watchGroup) send(e watch.Event) {
 	_, shareable := e.Object.(runtime.CacheableObject)
+	size := sync.OnceValue(func() int { return sizeOf(e.Object) })
 	for i, w := range g.members {
 		if i%sharedTurn == sharedTurn-1 {
 			goruntime.Gosched()
@@ -263,8 +268,25 @@ func (g *watchGroup) send(e watch.Event) {
 		if !shareable { // encoders may change it
 			event.Object = e.Object.DeepCopyObject()
 		}
-		w.send(event)
+		w.send(event, size)
 	}
+}
+
+// sizeOf returns the size in bytes of an object: in protobuf, or in JSON for custom resources.
+func sizeOf(o runtime.Object) int {
+	if c, ok := o.(runtime.CacheableObject); ok {
+		o = c.GetObject() // a copy, which shares its strings
+	}
+	switch o := o.(type) {
+	case interface{ Size() int }:
+		return o.Size()
+	case json.Marshaler:
+		text, err := o.MarshalJSON()
+		if err == nil {
+			return len(text)
+		}
+	}
+	return 0
 }
 
 // endGroup ends the watches of g. Watches that began at the version of g get the error that g began with:
@@ -279,7 +301,7 @@ func (s *sharedWatches) endGroup(key groupKey, g *watchGroup, failed watch.Event
 		w.in = nil
 		w.stopTimer()
 		if failed.Object != nil && w.from == g.last {
-			w.send(watch.Event{Type: failed.Type, Object: failed.Object.DeepCopyObject()})
+			w.send(watch.Event{Type: failed.Type, Object: failed.Object.DeepCopyObject()}, noSize)
 		}
 		w.end()
 	}
@@ -307,9 +329,19 @@ type sharedWatch struct {
 	timer *time.Timer // of the next bookmark; nil for none
 
 	mu     sync.Mutex
-	behind []watch.Event // for which out had no room
-	slow   bool          // a goroutine sends behind, and then closes out if ended
+	behind []waitingEvent // for which out had no room
+	bytes  int            // of behind
+	slow   bool           // a goroutine sends behind, and then closes out if ended
 	ended  bool
+}
+
+// noSize is the size of what is small.
+func noSize() int { return 0 }
+
+// waitingEvent is an event with its size in bytes.
+type waitingEvent struct {
+	watch.Event
+	size int
 }
 
 // compareWatches orders watches by connection.
@@ -389,8 +421,8 @@ func (w *sharedWatch) follow(own watch.Interface, at uint64) {
 	}
 }
 
-// send sends e without waiting. The caller holds the lock of the storage, and w is in a group.
-func (w *sharedWatch) send(e watch.Event) {
+// send sends e, which has that size, without waiting. The caller holds the lock of the storage, and w is in a group.
+func (w *sharedWatch) send(e watch.Event, size func() int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.ended {
@@ -405,8 +437,10 @@ func (w *sharedWatch) send(e watch.Event) {
 		w.slow = true
 		w.wg.Go(w.catchUp)
 	}
-	if w.behind = append(w.behind, e); len(w.behind) > sharedBacklog {
-		w.ended, w.behind = true, nil
+	w.behind = append(w.behind, waitingEvent{e, size()})
+	w.bytes += size()
+	if len(w.behind) > sharedBacklog || len(w.behind) > 1 && w.bytes > sharedBacklogBytes {
+		w.ended, w.behind, w.bytes = true, nil, 0
 		stalledResponses().Inc()
 	}
 }
@@ -424,11 +458,11 @@ func (w *sharedWatch) catchUp() {
 			return
 		}
 		e := w.behind[0]
-		w.behind[0] = watch.Event{}
-		w.behind = w.behind[1:]
+		w.behind[0] = waitingEvent{}
+		w.behind, w.bytes = w.behind[1:], w.bytes-e.size
 		w.mu.Unlock()
 		select {
-		case w.out <- e:
+		case w.out <- e.Event:
 		case <-w.done:
 			close(w.out)
 			return
@@ -457,7 +491,7 @@ func (w *sharedWatch) bookmark() {
 	if err := w.storage.Versioner().UpdateObject(object, max(w.from, w.in.seen)); err != nil {
 		return // no object of the API; it had no bookmark before either
 	}
-	w.send(watch.Event{Type: watch.Bookmark, Object: object})
+	w.send(watch.Event{Type: watch.Bookmark, Object: object}, noSize)
 	w.setBookmark()
 }
 

@@ -67,7 +67,8 @@ func EndStalled(next http.Handler, o StallOptions) http.Handler {
 		}
 		g.ended = func() {
 			count.Inc()
-			o.Log.Info("a client does not read; ending the response", "client", r.RemoteAddr, "path", r.URL.Path, "after", o.Limit)
+			o.Log.Info("a client does not read; ending the response", "client", r.RemoteAddr, "path", r.URL.Path,
+				"after", g.idle().Round(time.Millisecond))
 		}
 		g.reset = func() {
 			if local != nil {
@@ -90,6 +91,9 @@ type stallGuard struct {
 	limit        time.Duration
 	ended, reset func()
 	timedOut     func() // called when the answer is 504
+
+	budget *Budget // nil for what is not a watch
+	owner  *userWatches
 
 	// writing is when the write that goes on began, by now; 0 while there is none. armed is
 	// whether the timer will look at it. A write thus costs neither a lock nor a timer.
@@ -116,6 +120,11 @@ func (g *stallGuard) WriteHeader(code int) {
 
 // Write sends p.
 func (g *stallGuard) Write(p []byte) (n int, err error) {
+	// What is small is not worth the lock. It waits in other places, too.
+	if g.budget != nil && len(p) > stallChunk {
+		g.budget.add(g, int64(len(p)))
+		defer g.budget.add(g, -int64(len(p)))
+	}
 	for err == nil {
 		var k int
 		g.begin()
@@ -173,6 +182,28 @@ func (g *stallGuard) begin() {
 
 func (g *stallGuard) end() { g.writing.Store(0) }
 
+// idle returns how long the client has not read what is being written, 0 if nothing is.
+func (g *stallGuard) idle() time.Duration {
+	since := g.writing.Load()
+	if since == 0 {
+		return 0
+	}
+	return g.now() - time.Duration(since)
+}
+
+// cut ends the response at once.
+func (g *stallGuard) cut() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.stopped || g.stalled {
+		return
+	}
+	grace := g.finish()
+	if g.timer != nil {
+		g.timer.Reset(grace)
+	}
+}
+
 // arm calls expired after d, unless the timer is set already.
 func (g *stallGuard) arm(d time.Duration) {
 	g.mu.Lock()
@@ -217,9 +248,9 @@ func (g *stallGuard) expired() {
 func (g *stallGuard) check(since int64) time.Duration {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	limit, grace := g.limit, max(g.limit/stallGrace, time.Second)
+	limit := g.limit
 	if g.stalled {
-		limit = grace
+		limit = g.grace()
 	}
 	if g.stopped {
 		return 0
@@ -231,9 +262,19 @@ func (g *stallGuard) check(since int64) time.Duration {
 		g.reset()
 		return 0
 	}
+	return g.finish()
+}
+
+// finish ends the response, and returns after which time to look whether that helped. The caller holds g.mu.
+func (g *stallGuard) finish() time.Duration {
 	g.stalled = true
 	g.ended()
 	_ = http.NewResponseController(g.ResponseWriter).SetWriteDeadline(time.Now().Add(-time.Second))
-	g.writing.CompareAndSwap(since, int64(g.now())) // the grace begins now
-	return grace
+	if since := g.writing.Load(); since != 0 {
+		g.writing.CompareAndSwap(since, int64(g.now())) // the grace begins now
+	}
+	return g.grace()
 }
+
+// grace is how long a response that was ended may go on until its connection ends.
+func (g *stallGuard) grace() time.Duration { return max(g.limit/stallGrace, time.Second) }

@@ -69,6 +69,8 @@ func (f *serverFlags) add(cmd *cobra.Command) {
 	flags.IntVar(&f.MaxRequests, "max-requests-inflight", apiserver.DefaultMaxRequests,
 		"requests answered at a time; --max-mutating-requests-inflight is added, and priority and fairness share the sum")
 	flags.IntVar(&f.MaxMutatingRequests, "max-mutating-requests-inflight", apiserver.DefaultMaxMutatingRequests, "see --max-requests-inflight")
+	flags.IntVar(&f.MaxWatchesPerUser, "max-watches-per-user", apiserver.DefaultMaxWatches,
+		"watches that a user may have at a time, except members of system:masters")
 	flags.DurationVar(&f.CertificateLife, "cluster-signing-duration", apiserver.DefaultCertificateLife,
 		"longest life of the certificates that the server makes and signs; they are renewed when a third of it, at most 30 days, is left")
 	flags.IntVar(&f.NodeTokenNodes, "node-token-nodes", apiserver.DefaultNodeTokenNodes,

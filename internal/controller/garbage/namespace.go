@@ -84,7 +84,8 @@ func (r *remainder) wait() time.Duration {
 }
 
 // empty deletes everything in the namespace, of every kind that the API server
-// has, and returns what remains.
+// has, and returns what remains. Pods go first, and other objects stay until no Pod does: a policy must not go before
+// what it guards (KEP-5080).
 func (c *namespaces) empty(ctx context.Context, name string) *remainder {
 	left := &remainder{resources: map[string]int{}, finalizers: map[string]int{}}
 	kinds, err := c.Client.Discovery().ServerPreferredNamespacedResources()
@@ -94,6 +95,14 @@ func (c *namespaces) empty(ctx context.Context, name string) *remainder {
 		left.errs = append(left.errs, fmt.Errorf("discover the API server's kinds: %w", err))
 	}
 	kinds = discovery.FilteredBy(discovery.SupportsAllVerbs{Verbs: []string{"list", "delete"}}, kinds)
+	pods := corev1.SchemeGroupVersion.WithResource("pods")
+	if err := c.emptyOf(ctx, name, pods, []string{"deletecollection"}, left); err != nil {
+		left.deletion = err
+		left.errs = append(left.errs, err)
+	}
+	if len(left.resources) > 0 || left.deletion != nil {
+		return left
+	}
 	for _, list := range kinds {
 		version, err := schema.ParseGroupVersion(list.GroupVersion)
 		if err != nil {
@@ -101,6 +110,9 @@ func (c *namespaces) empty(ctx context.Context, name string) *remainder {
 		}
 		for i := range list.APIResources {
 			resource := version.WithResource(list.APIResources[i].Name)
+			if resource == pods {
+				continue
+			}
 			if err := c.emptyOf(ctx, name, resource, list.APIResources[i].Verbs, left); err != nil {
 				left.deletion = err
 				left.errs = append(left.errs, err)

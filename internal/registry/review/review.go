@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -14,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
@@ -199,7 +201,7 @@ func (a Answers) token(ctx context.Context, obj runtime.Object, validate func() 
 		return nil, apierrors.NewInternalError(errors.New("the token is for other audiences than those asked for"))
 	case ok:
 		r.Status.Audiences = got.Audiences
-		r.Status.User = userInfo(got.User)
+		r.Status.User = authenticated(userInfo(got.User))
 	}
 	return r, nil
 }
@@ -215,4 +217,13 @@ func (Answers) selfSubject(ctx context.Context, obj runtime.Object, validate fun
 	r := obj.(*authenticationv1.SelfSubjectReview)
 	r.Status.UserInfo = userInfo(u)
 	return r, nil
+}
+
+// authenticated adds the group of all authenticated users, which the server adds to who sends a request.
+func authenticated(u authenticationv1.UserInfo) authenticationv1.UserInfo {
+	known := func(group string) bool { return slices.Contains(u.Groups, group) }
+	if u.Username != user.Anonymous && !known(user.AllAuthenticated) && !known(user.AllUnauthenticated) {
+		u.Groups = append(slices.Clone(u.Groups), user.AllAuthenticated)
+	}
+	return u
 }

@@ -31,6 +31,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	metricsv1beta1 "k8s.io/metrics/pkg/apis/metrics/v1beta1"
 )
 
 // Scheme holds only the types: strategies use it as their ObjectTyper and
@@ -75,7 +76,8 @@ func Versioned() *runtime.Scheme {
 		{admissionv1.SchemeGroupVersion, admissionv1.AddToScheme},
 		{appsv1.SchemeGroupVersion, appsv1.AddToScheme},
 		{policyv1.SchemeGroupVersion, policyv1.AddToScheme},
-		{autoscalingv1.SchemeGroupVersion, autoscalingv1.AddToScheme}, // only Scale is served
+		{autoscalingv1.SchemeGroupVersion, autoscalingv1.AddToScheme},   // only Scale is served
+		{metricsv1beta1.SchemeGroupVersion, metricsv1beta1.AddToScheme}, // the last: "nodes" are those of the core group
 	} {
 		utilruntime.Must(g.add(s))
 		utilruntime.Must(s.SetVersionPriority(g.gv))
@@ -97,7 +99,7 @@ func addHub(s *runtime.Scheme, gv schema.GroupVersion) {
 		return
 	}
 	for kind, t := range s.KnownTypes(gv) {
-		if !strings.HasPrefix(t.PkgPath(), "k8s.io/api/") {
+		if !strings.HasPrefix(t.PkgPath(), "k8s.io/api/") && !strings.HasPrefix(t.PkgPath(), "k8s.io/metrics/") {
 			continue
 		}
 		obj, err := s.New(gv.WithKind(kind))

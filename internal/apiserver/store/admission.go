@@ -1,0 +1,121 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+
+	appsv1 "k8s.io/api/apps/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authentication/user"
+
+	"github.com/fairlead/fairlead/internal/apiserver/usage"
+	"github.com/fairlead/fairlead/internal/registry/resourcequota"
+	"github.com/fairlead/fairlead/internal/svc"
+)
+
+// spaceAdmission rejects what users write while the store is full, so that
+// the system can go on, and what any client writes while the disk is. Deletion is possible
+// as long as etcd can go on. It also keeps each namespace within its share of the store.
+type spaceAdmission struct {
+	*admission.Handler
+	space  *Space
+	exempt func(namespace string) bool
+}
+
+var _ admission.ValidationInterface = spaceAdmission{}
+
+// NewAdmission returns the plugin that rejects writes while the store has no space, and writes by which a namespace
+// takes more than its share. exempt reports whether a namespace may do so.
+func NewAdmission(s *Space, exempt func(namespace string) bool) spaceAdmission {
+	return spaceAdmission{admission.NewHandler(admission.Create, admission.Update, admission.Delete), s, exempt}
+}
+
+// Validate accepts everything while there is room.
+func (p spaceAdmission) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	if a.IsDryRun() || !isStored(a) {
+		return nil
+	}
+	if why := p.space.disk.reject(a); why != "" {
+		return insufficientStorage("DiskFull", why)
+	}
+	if err := p.checkShare(a); err != nil {
+		return err
+	}
+	full := p.space.isFull()
+	if !full && p.space.server().Backend().Size() <= p.space.quota || a.GetOperation() == admission.Delete || ofSystem(a.GetUserInfo()) {
+		return nil
+	}
+	if old, ok := a.GetOldObject().(metav1.Object); ok && old.GetDeletionTimestamp() != nil {
+		return nil // a finalizer must be able to go
+	}
+	if !full {
+		return apierrors.NewTooManyRequests("the store is making room", 1)
+	}
+	return insufficientStorage("StoreFull", p.space.status().Message)
+}
+
+// eventBurst is how many times their share Events may take for a moment, until the oldest are removed.
+const eventBurst = 2
+
+// checkShare rejects what makes a namespace, or all Events, take more than their share of the store.
+func (p spaceAdmission) checkShare(a admission.Attributes) error {
+	gr, h, namespace := a.GetResource().GroupResource(), p.space.holdings, a.GetNamespace()
+	if namespace == "" || a.GetSubresource() != "" || a.GetOperation() == admission.Delete {
+		return nil
+	}
+	if gr.Resource == "events" && (gr.Group == corev1.GroupName || gr.Group == eventsv1.GroupName) {
+		if h.ofEvents() > eventBurst*h.limits.events {
+			return apierrors.NewTooManyRequests("the Events take more than their share of the store; the oldest are being removed", 1)
+		}
+		return nil
+	}
+	if ofSystem(a.GetUserInfo()) && !fromTemplate(gr) || p.exempt(namespace) {
+		return nil
+	}
+	more, used, limit := usage.Size(a.GetObject())-usage.Size(a.GetOldObject()), h.of(namespace), h.limits.namespace
+	if more <= 0 || used+more <= limit {
+		return nil
+	}
+	const bytes = resourcequota.Bytes
+	return admission.NewForbidden(a, fmt.Errorf("exceeded quota: the default of each namespace (1/%d of the store), requested: %s=%d, "+
+		"used: %s=%d, limited: %s=%d; delete objects, or ask an administrator for a ResourceQuota with %s",
+		namespaceShare, bytes, more, bytes, used, bytes, limit, bytes))
+}
+
+// fromTemplate reports whether controllers make objects of the kind as large and as many as a user's object tells them.
+func fromTemplate(gr schema.GroupResource) bool {
+	switch gr {
+	case corev1.Resource("pods"), schema.GroupResource{Group: appsv1.GroupName, Resource: "replicasets"},
+		schema.GroupResource{Group: appsv1.GroupName, Resource: "controllerrevisions"}:
+		return true
+	}
+	return false
+}
+
+// isStored reports whether a writes an object: reviews, tokens and evictions are only
+// answered.
+func isStored(a admission.Attributes) bool {
+	group, sub := a.GetResource().Group, a.GetSubresource()
+	return group != authenticationv1.GroupName && group != authorizationv1.GroupName && sub != "token" && sub != "eviction"
+}
+
+func insufficientStorage(reason metav1.StatusReason, message string) error {
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusInsufficientStorage, Reason: reason, Message: message,
+	}}
+}
+
+// ofSystem reports whether u is a part of the system: a node, a controller or the
+// server itself.
+func ofSystem(u user.Info) bool {
+	return slices.Contains(u.GetGroups(), user.NodesGroup) || u.GetName() == svc.ControllersUser || u.GetName() == user.APIServerUser
+}

@@ -1,0 +1,298 @@
+package store
+
+import (
+	"cmp"
+	"container/list"
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/server/v3/etcdserver"
+	"go.etcd.io/etcd/server/v3/storage/mvcc"
+)
+
+const (
+	// namespaceShare and eventShare are the parts of the store, one of so many, that the objects of a namespace and
+	// the Events of all namespaces may take.
+	namespaceShare = 8
+	eventShare     = 16
+	// holdingsPage is how many objects are read at a time when all are counted. Each may have 1.5 MB.
+	holdingsPage = 32
+	// holdingsPause is the time until they are counted again after a failure.
+	holdingsPause = time.Second
+	// trimBatch is how many Events one transaction removes.
+	trimBatch = 100
+)
+
+// holdings knows what each namespace takes of the embedded etcd, and which Events are the oldest. It follows the changes
+// in this process, so that the cost is that of the changes. One goroutine runs it; the other methods may be called by any.
+type holdings struct {
+	prefix string // of the keys of the API, without a slash at the end
+	limits holdingLimits
+	log    *slog.Logger
+
+	mu         sync.Mutex
+	objects    map[string]holding
+	namespaces map[string]int64      // bytes, without Events
+	events     map[string]*eventList // by namespace
+	eventBytes int64
+}
+
+// holdingLimits are in bytes.
+type holdingLimits struct{ namespace, events int64 }
+
+// holding is one object.
+type holding struct {
+	size  int64
+	event *list.Element // nil if it is none
+}
+
+// eventList is the Events of a namespace: their keys, the oldest first.
+type eventList struct {
+	keys  *list.List
+	bytes int64
+}
+
+func newHoldings(prefix string, quota int64, log *slog.Logger) *holdings {
+	h := &holdings{prefix: prefix, limits: holdingLimits{quota / namespaceShare, quota / eventShare}, log: log}
+	h.reset()
+	return h
+}
+
+func (h *holdings) reset() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.objects, h.namespaces, h.events, h.eventBytes = map[string]holding{}, map[string]int64{}, map[string]*eventList{}, 0
+}
+
+// run works until ctx ends, which is before server ends.
+func (h *holdings) run(ctx context.Context, server *etcdserver.EtcdServer) {
+	for ctx.Err() == nil {
+		if err := h.follow(ctx, server); err != nil && ctx.Err() == nil {
+			h.log.Warn("cannot count what namespaces take of the store; retrying", "err", err, "after", holdingsPause)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(holdingsPause):
+		}
+	}
+}
+
+// follow counts all objects, and then what changes.
+func (h *holdings) follow(ctx context.Context, server *etcdserver.EtcdServer) error {
+	kv, end := server.KV(), []byte(h.prefix+"0") // the character after the slash
+	h.reset()
+	stream := kv.NewWatchStream()
+	defer stream.Close()
+	revision := stream.Rev()
+	if _, err := stream.Watch(ctx, 0, []byte(h.prefix+"/"), end, revision+1); err != nil {
+		return err
+	}
+	if err := h.countAll(ctx, kv, revision, end); err != nil {
+		return err
+	}
+	for {
+		if err := h.trim(ctx, server); err != nil {
+			h.log.Warn("cannot remove the oldest Events; retrying with the next change", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case r, ok := <-stream.Chan():
+			if !ok || r.CompactRevision != 0 {
+				return fmt.Errorf("the changes since revision %d are gone", r.CompactRevision)
+			}
+			h.apply(r.Events)
+		}
+	}
+}
+
+// countAll counts the objects at a revision.
+func (h *holdings) countAll(ctx context.Context, kv mvcc.ReadView, revision int64, end []byte) error {
+	type found struct {
+		key      string
+		size     int64
+		modified int64
+	}
+	var events []found
+	for from := []byte(h.prefix + "/"); ; {
+		page, err := kv.Range(ctx, from, end, mvcc.RangeOptions{Limit: holdingsPage, Rev: revision})
+		if err != nil {
+			return err
+		}
+		for _, o := range page.KVs {
+			f := found{string(o.Key), sizeOfKV(o), o.ModRevision}
+			if _, event := h.owner(f.key); event {
+				events = append(events, f)
+				continue
+			}
+			h.put(f.key, f.size)
+		}
+		if len(page.KVs) < holdingsPage {
+			break
+		}
+		from = append(slices.Clone(page.KVs[len(page.KVs)-1].Key), 0)
+	}
+	slices.SortFunc(events, func(a, b found) int { return cmp.Compare(a.modified, b.modified) })
+	for _, f := range events {
+		h.put(f.key, f.size)
+	}
+	return nil
+}
+
+func sizeOfKV(o *mvccpb.KeyValue) int64 { return int64(len(o.Key) + len(o.Value)) }
+
+// apply counts changes.
+func (h *holdings) apply(changes []*mvccpb.Event) {
+	for _, c := range changes {
+		size := int64(0)
+		if c.Type == mvccpb.Event_PUT {
+			size = sizeOfKV(c.Kv)
+		}
+		h.put(string(c.Kv.Key), size)
+	}
+}
+
+// put counts the object of a key, which is gone if size is 0.
+func (h *holdings) put(key string, size int64) {
+	namespace, event := h.owner(key)
+	if namespace == "" {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	old := h.objects[key]
+	delete(h.objects, key)
+	switch {
+	case event:
+		h.putEvent(namespace, key, old, size)
+	case size > 0:
+		h.objects[key] = holding{size: size}
+	}
+	if !event {
+		if h.namespaces[namespace] += size - old.size; h.namespaces[namespace] <= 0 {
+			delete(h.namespaces, namespace)
+		}
+	}
+}
+
+// putEvent is put for an Event, which is the youngest now. The caller holds h.mu.
+func (h *holdings) putEvent(namespace, key string, old holding, size int64) {
+	l := h.events[namespace]
+	if l == nil {
+		l = &eventList{keys: list.New()}
+		h.events[namespace] = l
+	}
+	if old.event != nil {
+		l.keys.Remove(old.event)
+	}
+	if size > 0 {
+		h.objects[key] = holding{size, l.keys.PushBack(key)}
+	}
+	l.bytes += size - old.size
+	h.eventBytes += size - old.size
+	if l.keys.Len() == 0 {
+		delete(h.events, namespace)
+	}
+}
+
+// owner returns the namespace of a key, "" for what is in none, and whether the object is an Event. Keys are
+// PREFIX/RESOURCE/NAMESPACE/NAME, with GROUP/RESOURCE for groups.
+func (h *holdings) owner(key string) (namespace string, event bool) {
+	rest, ok := strings.CutPrefix(key, h.prefix+"/")
+	parts := strings.Split(rest, "/")
+	if !ok {
+		return "", false
+	}
+	switch group := strings.Contains(parts[0], ".") || parts[0] == "apps" || parts[0] == "policy"; {
+	case group && len(parts) == 4:
+		return parts[2], false
+	case !group && len(parts) == 3:
+		return parts[1], parts[0] == "events"
+	}
+	return "", false
+}
+
+// trim removes the oldest Events of the namespaces that have the most, while all take more than their share.
+// Among several members the leader does.
+func (h *holdings) trim(ctx context.Context, server *etcdserver.EtcdServer) error {
+	if server.Leader() != server.MemberID() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, spaceTimeout)
+	defer cancel()
+	for all := h.surplus(); len(all) > 0; {
+		keys := all[:min(len(all), trimBatch)]
+		all = all[len(keys):]
+		t := &etcdserverpb.TxnRequest{}
+		for _, key := range keys {
+			t.Success = append(t.Success, &etcdserverpb.RequestOp{Request: &etcdserverpb.RequestOp_RequestDeleteRange{
+				RequestDeleteRange: &etcdserverpb.DeleteRangeRequest{Key: []byte(key)}}})
+		}
+		if _, err := server.Txn(ctx, t); err != nil {
+			return err
+		}
+		eventsRemoved.Add(float64(len(keys)))
+		for _, key := range keys { // the watch shows it, too, but later
+			h.put(key, 0)
+		}
+	}
+	return nil
+}
+
+// surplus returns the keys of the Events to be removed: an eighth of the share besides what is too much, so that it is
+// not done for each new Event.
+func (h *holdings) surplus() (keys []string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.eventBytes <= h.limits.events {
+		return nil
+	}
+	excess := h.eventBytes - h.limits.events + h.limits.events/8
+	left := map[string]int64{}
+	next := map[string]*list.Element{}
+	for namespace, l := range h.events {
+		left[namespace], next[namespace] = l.bytes, l.keys.Front()
+	}
+	for excess > 0 && len(left) > 0 {
+		most := slices.MaxFunc(slices.Collect(maps.Keys(left)), func(a, b string) int { return cmp.Compare(left[a], left[b]) })
+		second := int64(0)
+		for namespace, bytes := range left {
+			if namespace != most {
+				second = max(second, bytes)
+			}
+		}
+		for excess > 0 && left[most] >= second && next[most] != nil {
+			key := next[most].Value.(string)
+			size := h.objects[key].size
+			keys, next[most] = append(keys, key), next[most].Next()
+			left[most] -= size
+			excess -= size
+		}
+		if next[most] == nil {
+			delete(left, most)
+		}
+	}
+	return keys
+}
+
+// of returns the bytes of a namespace without Events.
+func (h *holdings) of(namespace string) int64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.namespaces[namespace]
+}
+
+// ofEvents returns the bytes of all Events.
+func (h *holdings) ofEvents() int64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.eventBytes
+}
