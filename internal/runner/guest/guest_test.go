@@ -37,7 +37,7 @@ const (
 	nodeName  = "node-a"
 	groups    = "/sys/fs/cgroup"
 	namespace = "tenant" // whose Pods are not allowed to be privileged
-	patience  = 120 * time.Second
+	patience  = 240 * time.Second
 	maxPIDs   = 64 // of each Pod there
 )
 
