@@ -141,6 +141,16 @@ func testNodeOwns(t *testing.T, s *apiserver.Server, admin *kubernetes.Clientset
 		}},
 		request{"take a role", false, labelMine(c, "node-role.kubernetes.io/control-plane")},
 		request{"take another reserved label", false, labelMine(c, "example.kubernetes.io/a")},
+		request{"confirm addresses of its own", false, func(ctx context.Context) error {
+			_, err := c.CoreV1().Nodes().Patch(ctx, "mine", types.MergePatchType,
+				[]byte(`{"metadata":{"annotations":{"fairlead.dev/node-addresses":"198.51.100.1"}}}`), metav1.PatchOptions{})
+			return err
+		}},
+		request{"confirm addresses with its status", false, func(ctx context.Context) error {
+			_, err := c.CoreV1().Nodes().Patch(ctx, "mine", types.MergePatchType,
+				[]byte(`{"metadata":{"annotations":{"fairlead.dev/node-addresses":"198.51.100.1"}}}`), metav1.PatchOptions{}, "status")
+			return err
+		}},
 		request{"take a label of fairlead", false, labelMine(c, "fairlead.dev/dns-server")},
 		request{"name its zone", true, labelMine(c, "topology.kubernetes.io/zone")},
 		request{"take a label for nodes", true, labelMine(c, "node.kubernetes.io/a")},

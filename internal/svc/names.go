@@ -94,6 +94,9 @@ const (
 	// DNSServerLabel with the value "true" on a Node lets its DNS server be an endpoint of kube-dns however many nodes
 	// have joined with its token. An administrator sets it; nodes cannot.
 	DNSServerLabel = "fairlead.dev/dns-server"
+	// NodeAddressesAnnotation on a Node lists, comma separated, the addresses that count as its own for pools of load
+	// balancers. An administrator sets it; nodes cannot.
+	NodeAddressesAnnotation = "fairlead.dev/node-addresses"
 	// PublicKeyAnnotation on a Node is the WireGuard public key with which other nodes encrypt what they
 	// send to its Pods. Its agent sets it; the API server rejects a key that another Node has.
 	PublicKeyAnnotation = "fairlead.dev/wireguard-public-key"

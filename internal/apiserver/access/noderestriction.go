@@ -204,6 +204,10 @@ func checkNode(node string, a admission.Attributes) error {
 			}
 		}
 	}
+	const confirmed = svc.NodeAddressesAnnotation
+	if was, had := old.Annotations[confirmed]; n.Annotations[confirmed] != was || had != hasKey(n.Annotations, confirmed) {
+		return fmt.Errorf("node %q may not change the annotation %s: an administrator confirms addresses with it", node, confirmed)
+	}
 	// A node's ranges become routes on every other one.
 	if n.Spec.PodCIDR != old.Spec.PodCIDR || !equality.Semantic.DeepEqual(n.Spec.PodCIDRs, old.Spec.PodCIDRs) {
 		return fmt.Errorf("node %q may not change the ranges of its Pods (spec.podCIDRs): the controllers assign them", node)

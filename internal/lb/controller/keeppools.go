@@ -256,6 +256,13 @@ func (k *poolKeeper) poolStatus(p *usablePool, have *v1.IPAddressPool) v1.IPAddr
 		if message != "" {
 			k.recordPool(have, reason, message)
 		}
+		if names := k.unconfirmed(p); len(names) > 0 {
+			k.recordPool(have, "NodeAddressesIgnored", fmt.Sprintf("addresses of the pool are given out although these Nodes list them: %s. "+
+				"One address of each family counts, or those of a Node's annotation %s: set it, or take the addresses of nodes out of the pool",
+				events.Abbreviate(names), svc.NodeAddressesAnnotation))
+		} else {
+			delete(k.pools[p.Name].events, "NodeAddressesIgnored")
+		}
 		status, reason, message := k.coverage.condition(p)
 		put(v1.PoolAnnounceable, status, reason, message)
 		if _, recorded := k.pools[p.Name].events[reason]; status == metav1.ConditionFalse && !recorded { // the message may change often
@@ -270,7 +277,7 @@ func (k *poolKeeper) poolStatus(p *usablePool, have *v1.IPAddressPool) v1.IPAddr
 	return out
 }
 
-// overlap returns which listed addresses of a pool are not given out. The caller holds mu. The caller holds mu.
+// overlap returns which listed addresses of a pool are not given out. The caller holds mu.
 func (k *poolKeeper) overlap(p *usablePool) (reason, message string) {
 	if others := k.alloc.Overlaps(p.Name); len(others) > 0 {
 		return "OverlapsPool", "addresses that pool " + strings.Join(others, ", ") + " has too are given out by that one, which is older"
@@ -287,9 +294,20 @@ func (k *poolKeeper) overlap(p *usablePool) (reason, message string) {
 	slices.SortFunc(nodes, netip.Addr.Compare)
 	var text []string
 	for _, a := range nodes[:min(len(nodes), events.MaxListed+1)] {
-		text = append(text, a.String())
+		text = append(text, fmt.Sprintf("%s of Node %s", a, k.nodes.addrs[a][0]))
 	}
 	return "HasNodeAddresses", fmt.Sprintf("%d addresses belong to nodes and are not given out: %s", len(nodes), events.Abbreviate(text))
+}
+
+// unconfirmed returns the names of Nodes that list addresses of a pool which do not count as theirs. The caller holds mu.
+func (k *poolKeeper) unconfirmed(p *usablePool) (names []string) {
+	for name, r := range k.nodes.records {
+		if slices.ContainsFunc(r.others, func(a netip.Addr) bool { return !k.nodes.has(a) && k.alloc.PoolOf(a) == p.Name }) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 // recheckForeign finds out which addresses other programs have released.

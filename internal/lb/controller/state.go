@@ -53,9 +53,6 @@ type state struct {
 	foreign map[netip.Addr]bool
 }
 
-// nodeAddress is why an address is not given out.
-const nodeAddress = "an address of a node"
-
 // service is what the controller knows of a Service.
 type service struct {
 	object    *corev1.Service
@@ -99,7 +96,7 @@ func (st *state) begin() {
 	st.coverage = st.nodes.coverage()
 	st.compile()
 	for a := range st.nodes.addrs {
-		st.alloc.Block(a, nodeAddress)
+		st.alloc.Block(a, st.nodes.whose(a))
 	}
 	for addr, o := range st.claims {
 		for _, name := range servicesOf(o) {
@@ -294,19 +291,19 @@ func (st *state) changeNode(name string, now nodeFacts) {
 	if !slices.Equal(was.pods, now.pods) {
 		st.recompile()
 	}
+	if !slices.Equal(was.others, now.others) {
+		st.tidy.Set()
+	}
 	if slices.Equal(was.addrs, now.addrs) {
 		return
 	}
-	for _, a := range was.addrs {
-		if !st.nodes.has(a) {
+	for _, a := range slices.Concat(was.addrs, now.addrs) {
+		if st.nodes.has(a) {
+			st.alloc.Block(a, st.nodes.whose(a))
+		} else {
 			st.alloc.Unblock(a)
 			st.freed = true
 		}
-	}
-	for _, a := range now.addrs {
-		st.alloc.Block(a, nodeAddress)
-	}
-	for _, a := range slices.Concat(was.addrs, now.addrs) {
 		for _, name := range st.alloc.Holders(a) {
 			st.queue(name)
 		}
