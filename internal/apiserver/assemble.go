@@ -142,7 +142,10 @@ func (a *assembly) configureStorage(ctx context.Context) error {
 	for _, check := range a.opts.ReadyzChecks {
 		c.ReadyzChecks = append(c.ReadyzChecks, healthz.NamedCheck(check.Name, func(*http.Request) error { return check.Check() }))
 	}
-	return a.backend.Encrypt(ctx, a.opts.Auth.EncryptionConfig, c)
+	if err := a.backend.Encrypt(ctx, a.opts.Auth.EncryptionConfig, c); err != nil {
+		return err
+	}
+	return a.backend.CheckReadable(ctx, a.store)
 }
 
 // connect makes the server's own client and its informers, which the generic server starts.

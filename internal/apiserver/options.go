@@ -146,7 +146,6 @@ const (
 	DefaultPort = 6443
 	// DefaultEtcdPeerPort is etcd's own.
 	DefaultEtcdPeerPort = 2380
-	defaultEtcdPrefix   = store.DefaultPrefix
 
 	DefaultServiceWriteTimeout = service.DefaultWriteTimeout
 	DefaultRepairPeriod        = allocator.DefaultRepairPeriod
@@ -234,7 +233,7 @@ func (o *Options) complete() error {
 	if err := o.Auth.Complete(); err != nil {
 		return err
 	}
-	o.Etcd.Prefix = cmp.Or(o.Etcd.Prefix, defaultEtcdPrefix)
+	o.Etcd.Prefix = cmp.Or(o.Etcd.Prefix, store.DefaultPrefix)
 	o.GitVersion = cmp.Or(o.GitVersion, Version)
 	o.Log = cmp.Or(o.Log, slog.Default())
 	return nil

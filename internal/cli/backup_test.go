@@ -18,7 +18,20 @@ import (
 // 'fairlead backup' saves a server that runs, and one that starts where 'fairlead restore' has
 // put the file has its objects.
 func TestBackupAndRestoreByCommand(t *testing.T) {
-	at := func(dir string) func(*apiserver.Options) { return func(o *apiserver.Options) { o.DataDir = dir } }
+	encryption := filepath.Join(t.TempDir(), "encryption.yaml")
+	if err := os.WriteFile(encryption, []byte(`
+apiVersion: apiserver.config.k8s.io/v1
+kind: EncryptionConfiguration
+resources:
+- resources: [secrets]
+  providers:
+  - secretbox: {keys: [{name: one, secret: MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=}]}
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	at := func(dir string) func(*apiserver.Options) {
+		return func(o *apiserver.Options) { o.DataDir, o.Auth.EncryptionConfig = dir, encryption }
+	}
 	dir, other, file := t.TempDir(), filepath.Join(t.TempDir(), "other"), filepath.Join(t.TempDir(), "today.tar")
 	s, stop := apiservertest.StartStoppable(t, at(dir))
 	t.Cleanup(stop)
@@ -48,7 +61,8 @@ func TestBackupAndRestoreByCommand(t *testing.T) {
 	if _, err := os.Lstat(other); !os.IsNotExist(err) {
 		t.Errorf("--dry-run has made the directory: %v", err)
 	}
-	does(exitDone, "restored into "+other, "restore", file, "--data-dir", other)
+	does(exitDone, "restored into "+other+": start its server with --encryption-provider-config and its file, which no backup has: "+
+		"there are encrypted secrets\n", "restore", file, "--data-dir", other)
 	s = apiservertest.StartServer(t, at(other))
 	got, err := maps().Get(t.Context(), "kept", metav1.GetOptions{})
 	if err != nil || got.UID != made.UID || got.Data["key"] != "value" {

@@ -371,6 +371,10 @@ func slowMember(t *testing.T, all []*member) {
 func replace(t *testing.T, all []*member) {
 	t.Helper()
 	stays, gone := all[0], all[2]
+	_, err := stays.run(t, "server", "remove", gone.name, "--wipe")
+	if err == nil || !strings.Contains(err.Error(), "on the machine of "+gone.name) {
+		t.Errorf("the removal that deletes data of another machine: %v", err)
+	}
 	tries := 0
 	testbed.Until(t, "the removal of a server, the others being up for some seconds", func() error {
 		_, err := stays.run(t, "server", "remove", gone.name)
@@ -387,8 +391,8 @@ func replace(t *testing.T, all []*member) {
 	if err := gone.Wait(); exitCode(err) != 3 {
 		t.Errorf("the removed server, started again, ends with %v; want 3", err)
 	}
-	if err := os.RemoveAll(gone.dir); err != nil {
-		t.Fatal(err)
+	if out := gone.must(t, "server", "remove", gone.name, "--wipe"); !strings.Contains(out, "are deleted") || serverstore.HasData(gone.dir) {
+		t.Errorf("the data of the removed server is still there: %s", out)
 	}
 	token := stays.token(t)
 	gone.with("--join", stays.url(), "--token-file", token).start(t)

@@ -1,9 +1,11 @@
 package store
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
+	"time"
 )
 
 // HasData reports whether a directory has the data of a server.
@@ -33,4 +35,20 @@ func RemoveData(path string) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// RemoveUnused is RemoveData for a server that is about to end: it waits for that until ctx ends.
+func RemoveUnused(ctx context.Context, path string) error {
+	for {
+		err := RemoveData(path)
+		var used *inUseError
+		if !errors.As(err, &used) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
 }

@@ -18,12 +18,10 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
-	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
-	"google.golang.org/grpc"
 )
 
 const (
@@ -173,18 +171,13 @@ func Reach(ctx context.Context, o External) (*Store, error) {
 	ctx, cancel := context.WithTimeout(ctx, etcdDialTimeout)
 	defer cancel()
 	store := &Store{Endpoints: o.Servers, Stop: func() {}}
-	c := clientv3.Config{Context: ctx, Logger: zap.NewNop()}
 	if o.secure() {
 		if _, err := o.tls(); err != nil {
 			return nil, err
 		}
 		store.Endpoints, store.Dial = o.plain(), o.dial
-		c.DialOptions = []grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
-			return o.dial(ctx, "tcp", addr)
-		})}
 	}
-	c.Endpoints = store.Endpoints
-	client, err := clientv3.New(c)
+	client, err := store.client(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("--etcd-servers: %w", err)
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -59,7 +60,8 @@ func NewRestore(g *base.Global) *cobra.Command {
 		Long: `Write what 'fairlead backup' has saved into a data directory that has no server yet, on
 this machine or another one. Then start the server as before. All parts of the file are
 checked first; nothing is written if one is damaged. Other files in the directory, such as
-the nightly backups and the state of an agent, stay.`,
+the nightly backups and the state of an agent, stay. If objects in the backup are encrypted,
+the server needs the file of --encryption-provider-config, which is not in the backup.`,
 		Example: `  fairlead restore --dry-run today.tar
   mkdir /var/lib/fairlead.old && mv /var/lib/fairlead/etcd /var/lib/fairlead/pki /var/lib/fairlead.old/
   fairlead restore today.tar && fairlead server`,
@@ -84,7 +86,16 @@ the nightly backups and the state of an agent, stay.`,
 			if damage != nil {
 				fmt.Fprintf(g.Err, "not restored, because damaged, or useless without a damaged part: %v\n", damage.LeftOut())
 			}
-			_, err = fmt.Fprintf(g.Out, "restored into %s: start its server\n", dataDir)
+			kinds, err := store.EncryptedKinds(dataDir, store.DefaultPrefix)
+			if err != nil {
+				return fmt.Errorf("restored into %s, but the store cannot be read: %w", dataDir, err)
+			}
+			how := ""
+			if len(kinds) > 0 {
+				how = " with --encryption-provider-config and its file, which no backup has: there are encrypted " +
+					strings.Join(kinds, ", ")
+			}
+			_, err = fmt.Fprintf(g.Out, "restored into %s: start its server%s\n", dataDir, how)
 			return err
 		},
 	}
