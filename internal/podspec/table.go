@@ -44,8 +44,8 @@ var table = []row{
 	{"containers.restartPolicyRules", Refused, "the node restarts only by restartPolicy", nil},
 	{"containers.volumeMounts.name containers.volumeMounts.readOnly containers.volumeMounts.subPath containers.volumeMounts.subPathExpr",
 		Done, "", nil},
-	{"containers.volumeMounts.mountPath", Done, "the directory must exist on the node: Pods see the machine's file system, in which " +
-		"a new directory cannot be made", nil},
+	{"containers.volumeMounts.mountPath", Done, "any path; one that the node lacks is made for the container alone, which then does " +
+		"not see what others make later beside it", nil},
 	{"containers.volumeMounts.recursiveReadOnly containers.volumeMounts.bindMountOptions", Refused, "the node does not mount so", nil},
 	{"containers.volumeMounts.mountPropagation", Refused, "mounts of a container are its own", func(v reflect.Value, _ *corev1.PodSpec) bool {
 		return v.Elem().String() != string(corev1.MountPropagationNone)

@@ -72,7 +72,7 @@ func below(path string, dirs []string) bool {
 var devices = []string{"null", "zero", "full", "random", "urandom", "tty"}
 
 // apply changes the mount namespace of the calling thread, which is its own, and
-// returns the directories that are not the machine's any more.
+// returns the directories that are file systems in memory now.
 func (w *Confinement) apply() (own []string, err error) {
 	if !w.Confined {
 		if w.ReadOnly {
@@ -235,11 +235,11 @@ func readOnly() error {
 
 func fdPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
-// settle lays b over its target for a confined process, with the attributes that a
+// layConfined lays b over its target for a confined process, with the attributes that a
 // bind has there: the machine's files below it are read-only by now. The target may lie in
 // a volume of the Pod, which can put a link there at any time; so it is opened once, and
 // what was opened is judged and covered.
-func (b source) settle() error {
+func (p *places) layConfined(b source) error {
 	target, err := os.OpenFile(b.Target, unix.O_PATH, 0)
 	if err != nil {
 		return fmt.Errorf("mount at %s: %w", b.Target, err)
@@ -252,21 +252,25 @@ func (b source) settle() error {
 	if forbidden(real) {
 		return fmt.Errorf("mount at %s: %s is not for volumes of a Pod that may not be privileged", b.Target, real)
 	}
-	tree, err := unix.OpenTree(int(b.file.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE|unix.AT_EMPTY_PATH)
+	tree, err := b.tree()
 	if err != nil {
 		return fmt.Errorf("bind %s to %s: %w", b.Source, b.Target, err)
 	}
-	defer unix.Close(tree)
+	defer tree.Close()
 	a := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV}
 	if b.ReadOnly {
 		a.Attr_set |= unix.MOUNT_ATTR_RDONLY
 	} else {
 		a.Attr_clr = unix.MOUNT_ATTR_RDONLY
 	}
-	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &a); err != nil {
+	fd := int(tree.Fd())
+	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &a); err != nil {
 		return fmt.Errorf("set what may be done at %s: %w", b.Target, err)
 	}
-	if err := unix.MoveMount(tree, "", int(target.Fd()), "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
+	if err := p.add(tree, true); err != nil {
+		return err
+	}
+	if err := unix.MoveMount(fd, "", int(target.Fd()), "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
 		return fmt.Errorf("bind %s to %s: %w", b.Source, b.Target, err)
 	}
 	return nil
@@ -283,20 +287,6 @@ func forbidden(path string) bool {
 		return rest == "" || rest == "pts" || strings.HasPrefix(rest, "pts/")
 	}
 	return false
-}
-
-// missing makes the target of an optional bind that a link names in a directory that is
-// the process's own by now: /etc/resolv.conf is a link to /run on many machines.
-func (b Bind) missing(own []string) error {
-	to, err := os.Readlink(b.Target)
-	if err != nil {
-		return nil //nolint:nilerr // it is no link
-	}
-	if !filepath.IsAbs(to) {
-		to = filepath.Join(filepath.Dir(b.Target), to)
-	}
-	_, err = makeFile(to, own, true)
-	return err
 }
 
 // OwnProc gives the calling process, the first of its PID namespace and the only one in its

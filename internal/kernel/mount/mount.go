@@ -4,6 +4,7 @@
 package mount
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
@@ -13,7 +14,7 @@ import (
 )
 
 // Bind lays Source, a file or directory of the machine, over Target inside a
-// private mount namespace. Target must exist.
+// private mount namespace. Target must exist, unless Make, MakeFile or Place is set.
 type Bind struct {
 	Source   string `json:"source"`
 	Target   string `json:"target"`
@@ -27,8 +28,11 @@ type Bind struct {
 	// that is allowed, else only inside the namespace.
 	Make bool `json:"make,omitempty"`
 	// MakeFile makes a Target file that does not exist, with the directories above it:
-	// only inside the namespace, unless an earlier Bind covers the place.
+	// only inside the namespace, or in the Source of an earlier Bind that covers the place.
 	MakeFile bool `json:"makeFile,omitempty"`
+	// Place makes a Target that does not exist as MakeFile does: a directory for a Source
+	// that is one, else a file.
+	Place bool `json:"place,omitempty"`
 }
 
 // Private calls f on its own thread in a new mount namespace with binds
@@ -75,21 +79,18 @@ func private(w *Confinement, binds []Bind, f func(ns *os.File) error) error {
 			return err
 		}
 	}
+	p, err := newPlaces(confined, own)
+	if err != nil {
+		return err
+	}
+	defer p.close()
 	for _, b := range sources {
-		if confined && b.Optional {
-			if err := b.missing(own); err != nil {
-				return fmt.Errorf("make a place for %s: %w", b.Target, err)
-			}
-		}
-		if b.MakeFile {
-			if own, err = makeFile(b.Target, own, confined); err != nil {
-				return fmt.Errorf("make a place for %s: %w", b.Target, err)
-			}
-		}
-		if err := b.apply(confined, detached); err != nil {
+		if err := p.lay(b, detached); err != nil {
 			return err
 		}
-		own = append(own, b.Target)
+	}
+	if err := p.settle(); err != nil {
+		return err
 	}
 	ns, err := os.Open("/proc/thread-self/ns/mnt")
 	if err != nil {
@@ -99,23 +100,37 @@ func private(w *Confinement, binds []Bind, f func(ns *os.File) error) error {
 	return f(ns)
 }
 
-func (b source) apply(confined, detached bool) error {
-	_, err := os.Stat(b.Target)
-	if b.Make && os.IsNotExist(err) {
-		err = makeTarget(b.Target, confined)
+// lay makes the target of b where that is asked for, and lays b over it.
+func (p *places) lay(b source, detached bool) error {
+	if err := p.prepare(b); err != nil {
+		if b.Optional && errors.Is(err, unix.ENOSYS) {
+			return nil
+		}
+		return fmt.Errorf("make a place for %s: %w", b.Target, err)
 	}
-	if err != nil {
+	if _, err := os.Stat(b.Target); err != nil {
 		if b.Optional && os.IsNotExist(err) {
 			return nil
 		}
-		return fmt.Errorf("mount at %s: %w; image host shares the machine's file system, so the place must exist there", b.Target, err)
+		return fmt.Errorf("mount at %s: %w", b.Target, err)
 	}
-	if confined {
-		return b.settle()
+	if p.confined {
+		return p.layConfined(b)
 	}
-	if detached {
-		err = unix.MoveMount(int(b.file.Fd()), "", unix.AT_FDCWD, b.Target, unix.MOVE_MOUNT_F_EMPTY_PATH)
-	} else {
+	tree, err := b.file, error(nil)
+	if !detached {
+		if tree, err = b.tree(); err == nil {
+			defer tree.Close()
+		}
+	}
+	switch {
+	case err == nil:
+		if err := p.add(tree, true); err != nil {
+			return err
+		}
+		const flags = unix.MOVE_MOUNT_F_EMPTY_PATH | unix.MOVE_MOUNT_T_SYMLINKS
+		err = unix.MoveMount(int(tree.Fd()), "", unix.AT_FDCWD, b.Target, flags)
+	case errors.Is(err, unix.ENOSYS): // before Linux 5.2
 		err = unix.Mount(fdPath(b.file), b.Target, "", unix.MS_BIND|unix.MS_REC, "")
 	}
 	if err != nil {
@@ -124,17 +139,21 @@ func (b source) apply(confined, detached bool) error {
 	if !b.ReadOnly {
 		return nil
 	}
+	return makeReadOnly(b.Target)
+}
+
+func makeReadOnly(target string) error {
 	var st unix.Statfs_t
-	if err := unix.Statfs(b.Target, &st); err != nil {
-		return fmt.Errorf("read the mount at %s: %w", b.Target, err)
+	if err := unix.Statfs(target, &st); err != nil {
+		return fmt.Errorf("read the mount at %s: %w", target, err)
 	}
 	// In a user namespace a remount must keep the flags that came from outside.
 	keep := uintptr(st.Flags) & (unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_NOATIME | unix.MS_NODIRATIME)
 	if st.Flags&unix.ST_RELATIME != 0 {
 		keep |= unix.MS_RELATIME
 	}
-	if err := unix.Mount("", b.Target, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|keep, ""); err != nil {
-		return fmt.Errorf("make %s read-only: %w", b.Target, err)
+	if err := unix.Mount("", target, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|keep, ""); err != nil {
+		return fmt.Errorf("make %s read-only: %w", target, err)
 	}
 	return nil
 }

@@ -86,7 +86,7 @@ func (c *container) shimSpec(ctx context.Context, pod *corev1.Pod, attempt int) 
 	if confined != nil && confined.Mount.Confined {
 		mounted = volumes.ReadOnlyData(pod, spec)
 	}
-	mounts, err := volumes.Binds(mounted, paths, value)
+	mounts, err := volumes.Binds(&pod.Spec, mounted, paths, value)
 	if err != nil {
 		return shim.Container{}, configError{"CreateContainerConfigError", err.Error()}
 	}

@@ -180,10 +180,11 @@ func projected(ctx context.Context, f values.Facts, p *corev1.ProjectedVolumeSou
 	return out, nil
 }
 
-// Binds turns a container's volumeMounts into mounts; paths are the paths of the
+// Binds turns the volumeMounts of a container of the Pod into mounts; paths are the paths of the
 // volumes on the machine, by name.
-func Binds(c *corev1.Container, paths map[string]string, value func(string) (string, bool)) ([]mount.Bind, error) {
+func Binds(pod *corev1.PodSpec, c *corev1.Container, paths map[string]string, value func(string) (string, bool)) ([]mount.Bind, error) {
 	var out []mount.Bind
+	var all []mounted
 	for _, m := range c.VolumeMounts {
 		src, ok := paths[m.Name]
 		if !ok {
@@ -203,12 +204,17 @@ func Binds(c *corev1.Container, paths map[string]string, value func(string) (str
 			// A container of the pod may put a link there now: the shim opens it again.
 			within, src = src, filepath.Join(src, sub)
 		}
-		// The token's mount path is made if the machine lacks it: clients of the
-		// API expect their token there. Other mount paths must exist.
+		target := filepath.Join("/", m.MountPath)
+		all = append(all, mounted{target, paths[m.Name], sub, slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool {
+			return v.Name == m.Name && v.HostPath == nil
+		})})
+		// The token's mount path is made on the machine where it is missing: a Pod that sees the machine's /run
+		// would not see later sockets in a cover of it.
 		out = append(out, mount.Bind{
-			Source: src, Within: within, Target: m.MountPath, ReadOnly: m.ReadOnly, Make: filepath.Clean(m.MountPath) == values.TokenMountPath,
+			Source: src, Within: within, Target: target, ReadOnly: m.ReadOnly, Place: true, Make: target == values.TokenMountPath,
 		})
 	}
+	makeNested(all)
 	// Outer mounts first, so that inner ones are mounted over them.
 	slices.SortStableFunc(out, func(a, b mount.Bind) int {
 		return strings.Count(filepath.Clean(a.Target), "/") - strings.Count(filepath.Clean(b.Target), "/")

@@ -51,7 +51,7 @@ func TestVolumeFiles(t *testing.T) {
 		t.Error("a file outside of the volume was written")
 	}
 	c := &corev1.Container{VolumeMounts: []corev1.VolumeMount{{Name: "v", MountPath: "/mnt", SubPath: "../x"}}}
-	if _, err := Binds(c, map[string]string{"v": dir}, nil); err == nil {
+	if _, err := Binds(&corev1.PodSpec{}, c, map[string]string{"v": dir}, nil); err == nil {
 		t.Error("a subPath outside of the volume was taken")
 	}
 }
@@ -69,5 +69,46 @@ func TestResourcesInVolumes(t *testing.T) {
 	item.ResourceFieldRef.ContainerName = ""
 	if _, err := downward(f, []corev1.DownwardAPIVolumeFile{item}); err == nil || !strings.Contains(err.Error(), "containerName is required") {
 		t.Errorf("without a container: %v", err)
+	}
+}
+
+// Volumes in volumes have their places there, which stay when files change; a directory of the machine gets none.
+func TestNestedVolumes(t *testing.T) {
+	base := t.TempDir()
+	paths := map[string]string{"files": base + "/files", "dir": base + "/dir", "machine": base + "/machine"}
+	for _, p := range []string{paths["dir"], paths["machine"]} {
+		if err := os.Mkdir(p, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	unowned := Owner{uid: -1, gid: -1}
+	if err := writeFiles(paths["files"], map[string]file{"a": {data: []byte("1")}, "b": {}}, nil, unowned); err != nil {
+		t.Fatal(err)
+	}
+	pod := &corev1.PodSpec{Volumes: []corev1.Volume{
+		{Name: "files", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{}}},
+		{Name: "dir", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
+		{Name: "machine", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{}}},
+	}}
+	c := &corev1.Container{VolumeMounts: []corev1.VolumeMount{
+		{Name: "files", MountPath: "/files"}, {Name: "dir", MountPath: "/files/in/dir"},
+		{Name: "dir", MountPath: "/dir/", SubPath: "sub"}, {Name: "files", MountPath: "/dir/x/file", SubPath: "a"},
+		{Name: "machine", MountPath: "/machine"}, {Name: "dir", MountPath: "/machine/dir"},
+	}}
+	if _, err := Binds(pod, c, paths, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := writeFiles(paths["files"], map[string]file{"a": {data: []byte("2")}}, nil, unowned); err != nil {
+		t.Fatal(err)
+	}
+	for path, dir := range map[string]bool{"files/in/dir": true, "dir/sub/x/file": false} {
+		if st, err := os.Stat(filepath.Join(base, path)); err != nil || st.IsDir() != dir {
+			t.Errorf("%s: %v, %v", path, st, err)
+		}
+	}
+	for _, path := range []string{"machine/dir", "files/b"} {
+		if _, err := os.Lstat(filepath.Join(base, path)); err == nil {
+			t.Errorf("%s is there", path)
+		}
 	}
 }

@@ -116,7 +116,8 @@ func sameFiles(dir string, files map[string]file, defaultMode *int32, o Owner) b
 	return err == nil && n == same && n == len(files)
 }
 
-// linkFiles makes the links by which containers see files, and removes what else dir has.
+// linkFiles makes the links by which containers see files, and removes other links. What else dir has are places at
+// which other volumes are mounted.
 func linkFiles(dir string, files map[string]file) error {
 	want := map[string]bool{}
 	for name := range files {
@@ -128,12 +129,13 @@ func linkFiles(dir string, files map[string]file) error {
 		return err
 	}
 	for _, e := range entries {
+		link := e.Type()&fs.ModeSymlink != 0
 		switch {
 		case strings.HasPrefix(e.Name(), ".."):
-		case !want[e.Name()], e.Type()&fs.ModeSymlink == 0: // of an earlier version of the agent
-			err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
-		default:
+		case link && want[e.Name()]:
 			delete(want, e.Name())
+		case link, want[e.Name()]:
+			err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
 		}
 	}
 	for name := range want {
