@@ -61,7 +61,7 @@ func (b *Backend) GetRESTOptions(gr schema.GroupResource, _ runtime.Object) (gen
 	o := b.Options(gr, codec, versioner)
 	if gr == (schema.GroupResource{Resource: "events"}) || gr == node.KeyClaims() {
 		// Events are written often and watched rarely, claims of keys never.
-		o.Decorator = generic.UndecoratedStorage
+		o.Decorator = withSize(generic.UndecoratedStorage)
 	}
 	return o, nil
 }
@@ -73,7 +73,7 @@ func (b *Backend) Options(gr schema.GroupResource, codec runtime.Codec, versione
 	c.Transformer = b.encryption.transformer(gr)
 	return generic.RESTOptions{
 		StorageConfig:           c,
-		Decorator:               watch.WithShared(watch.WithNear(genericregistry.StorageWithCacher())),
+		Decorator:               withSize(watch.WithShared(watch.WithNear(genericregistry.StorageWithCacher()))),
 		DeleteCollectionWorkers: 4,
 		// Package controller has the collector that removes the finalizers.
 		EnableGarbageCollection: true,
