@@ -34,7 +34,8 @@ var table = []row{
 	{"containers.imagePullPolicy imagePullSecrets", Moot, "no image is pulled", nil},
 	{"containers.ports.name containers.ports.containerPort containers.ports.protocol", Done, "", nil},
 	{"containers.ports.hostPort containers.ports.hostIP", Done,
-		"the node's proxy leads the port to the Pod (docs/proxy.md); two Pods with one port go to two nodes", nil},
+		"the node's proxy leads the port to the Pod (docs/proxy.md); two Pods with one port go to two nodes; where spec.nodeName " +
+			"or a file puts them on one, the second fails, reason NodePorts", nil},
 	{"containers.env.valueFrom.resourceFieldRef", Done, "also in volumes; a limit that is not set is what the node has", nil},
 	{"containers.env.valueFrom.fileKeyRef", Refused, "the node does not know this source", nil},
 	{"containers.resources.limits containers.resources.requests", Done,

@@ -195,6 +195,7 @@ func (d *Directory) compare(ctx context.Context) error {
 	want, err := d.wanted()
 	errs := []error{err}
 	d.idle = len(d.files) == 0
+	replaced := map[string]bool{}
 	for i := range list.Items {
 		have := &list.Items[i]
 		path := have.Annotations[svc.ServicesFileAnnotation]
@@ -215,10 +216,17 @@ func (d *Directory) compare(ctx context.Context) error {
 			errs = append(errs, err)
 			continue
 		}
+		replaced[key] = true
 		d.Log.Info("a program is no longer registered", "namespace", have.Namespace, "pod", have.Name, "file", path)
 	}
+	cordoned := len(want) > 0 && d.cordoned(ctx)
 	for _, key := range slices.Sorted(maps.Keys(want)) {
 		p := want[key]
+		if cordoned && !replaced[key] {
+			errs = append(errs, fmt.Errorf("%s: %s: node %s is cordoned: it is registered after 'kubectl uncordon %s'",
+				p.Annotations[svc.ServicesFileAnnotation], p.Name, d.Node, d.Node))
+			continue
+		}
 		switch _, err := Write(ctx, d.Client, p); {
 		case apierrors.IsForbidden(err):
 			errs = append(errs, fmt.Errorf("%s: %w: let nodes register programs there by 'kubectl create rolebinding nodes-register "+
@@ -231,6 +239,13 @@ func (d *Directory) compare(ctx context.Context) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// cordoned reports whether the node takes no new Pods: a drain that deletes registrations would
+// otherwise find them again at once.
+func (d *Directory) cordoned(ctx context.Context) bool {
+	n, err := d.Client.CoreV1().Nodes().Get(ctx, d.Node, metav1.GetOptions{})
+	return err == nil && n.Spec.Unschedulable
 }
 
 // keeps reports whether the registrations of a file stay although it does not name them: it

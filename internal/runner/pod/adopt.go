@@ -57,6 +57,9 @@ func (p *Pods) adopt(ctx context.Context) error {
 			w.sandbox.killRemains()
 		default:
 			w.sandbox.adopt(id)
+			if rec.Failure == nil {
+				p.node.ports.adopt(rec)
+			}
 			w.sandbox.relink = rec.Device != "" && !slices.Contains(devices, rec.Device)
 			w.log.Info("adopted a running pod", "shim", id.Pid)
 		}

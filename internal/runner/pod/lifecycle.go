@@ -158,6 +158,9 @@ func (w *worker) endWaits() {
 func (w *worker) publish(pod *corev1.Pod) {
 	w.publishSnapshot(pod)
 	w.publishHostPorts()
+	if w.phase >= phaseEnded {
+		w.node.ports.release(w.uid)
+	}
 	if pod == nil || w.cause == causeRemoved || w.phase == phaseLeft {
 		return
 	}

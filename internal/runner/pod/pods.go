@@ -60,6 +60,7 @@ type Options struct {
 type node struct {
 	Options
 	objects *volumes.Objects
+	ports   *nodePorts
 	// starts holds one entry for each Pod that is being started: starting a process takes a core for a moment, and too
 	// many at once time out.
 	starts chan struct{}
@@ -84,7 +85,7 @@ type Pods struct {
 func New(o Options) *Pods {
 	return &Pods{workers: map[types.UID]*worker{}, node: &node{
 		Options: o, objects: volumes.NewObjects(o.Client), starts: make(chan struct{}, 2*runtime.NumCPU()), measures: make(chan struct{}, 1),
-		memory: confinement.MachineMemory(),
+		memory: confinement.MachineMemory(), ports: &nodePorts{held: map[types.UID]heldPorts{}},
 	}}
 }
 
@@ -152,6 +153,7 @@ func (p *Pods) update(pod *corev1.Pod, static bool) {
 
 // Remove ends a Pod whose object is gone; last is its last version, nil if that is unknown.
 func (p *Pods) Remove(uid types.UID, last *corev1.Pod) {
+	p.node.ports.release(uid) // at once: the next Pod may be here before this one has ended
 	if w := p.worker(uid); w != nil {
 		w.remove(last)
 	}

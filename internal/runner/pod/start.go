@@ -12,6 +12,13 @@ import (
 
 // advance takes the next step in running a Pod.
 func (w *worker) advance(ctx context.Context, pod *corev1.Pod) time.Time {
+	if !w.admitted {
+		if why := w.node.ports.admit(pod, w.uid, !w.rec.Started.IsZero()); why != "" {
+			w.fail(pod, status.Failure{Reason: "NodePorts", Message: "Pod was rejected: Predicate NodePorts failed: " + why})
+			return time.Time{}
+		}
+		w.admitted = true
+	}
 	if w.rec.Started.IsZero() {
 		w.rec.Started = time.Now()
 	}

@@ -50,6 +50,7 @@ type worker struct {
 
 	// loop
 	phase      phase
+	admitted   bool // no other Pod has its ports of the node
 	cause      cause
 	ending     *ending // nil while the Pod is not being ended
 	rec        record
