@@ -29,7 +29,8 @@ func names(t *testing.T, dir string) (out []string) {
 // stays as it was: writable or not, hidden or not, and for who comes later.
 func TestPlaces(t *testing.T) {
 	dir := t.TempDir()
-	if err := errors.Join(os.WriteFile(dir+"/file", []byte("content"), 0o644), os.Mkdir("/run/nosuch", 0o700), os.Remove("/run/nosuch")); err != nil {
+	err := errors.Join(os.WriteFile(dir+"/file", []byte("content"), 0o644), os.Mkdir("/run/nosuch", 0o700), os.Remove("/run/nosuch"))
+	if err != nil {
 		t.Fatal(err)
 	}
 	const top = "/place-of-a-test"
