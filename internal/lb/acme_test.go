@@ -163,8 +163,9 @@ func (r *rig) acmeNode(ctx context.Context, running *sync.WaitGroup, o *corev1.S
 
 type noFilter struct{}
 
-func (noFilter) Set([]netip.Addr, []filter.Listener) error { return nil }
-func (noFilter) Close() error                              { return nil }
+func (noFilter) SetBound([]netip.Addr, []filter.Bound) error { return nil }
+func (noFilter) Close() error                                { return nil }
+func (noFilter) Redirects() bool                             { return false }
 
 type noRules struct{}
 

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/fairlead/fairlead/internal/kernel/socket"
@@ -18,6 +19,7 @@ type FileStore struct {
 	conn      *net.UnixConn
 	at        *net.UnixAddr // systemd's socket
 	listeners []net.Listener
+	names     map[net.Listener]string
 }
 
 // firstListenFile is SD_LISTEN_FDS_START.
@@ -28,10 +30,11 @@ const firstListenFile = 3
 func OpenFileStore() (*FileStore, error) {
 	at, most := OpenUnit().socket, os.Getenv("FDSTORE")
 	pid, n := os.Getenv("LISTEN_PID"), os.Getenv("LISTEN_FDS")
+	names := strings.Split(os.Getenv("LISTEN_FDNAMES"), ":")
 	for _, name := range []string{"LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"} {
 		_ = os.Unsetenv(name)
 	}
-	s := &FileStore{}
+	s := &FileStore{names: map[net.Listener]string{}}
 	var errs []error
 	if files, err := strconv.Atoi(n); err == nil && pid == strconv.Itoa(os.Getpid()) {
 		for fd := firstListenFile; fd < firstListenFile+files; fd++ {
@@ -39,6 +42,9 @@ func OpenFileStore() (*FileStore, error) {
 			l, err := net.FileListener(f)
 			if errs = append(errs, err, f.Close()); err == nil {
 				s.listeners = append(s.listeners, l)
+				if i := fd - firstListenFile; i < len(names) {
+					s.names[l] = names[i]
+				}
 			}
 		}
 	}
@@ -62,6 +68,13 @@ func (s *FileStore) Inherited() []net.Listener {
 	out := s.listeners
 	s.listeners = nil
 	return out
+}
+
+// NameOf returns the name under which the earlier process had a listener of Inherited kept, empty if systemd did not tell.
+func (s *FileStore) NameOf(l net.Listener) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.names[l]
 }
 
 // Keep gives systemd a copy of a listener, under a name without colons, until Drop or until the unit is stopped.

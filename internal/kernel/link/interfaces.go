@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"github.com/vishvananda/netlink"
@@ -114,4 +115,10 @@ func receive(message func(typ uint16, body []byte), after func(dropped bool), gr
 		_ = sub.Close()
 		ended.Wait()
 	}, nil
+}
+
+// HasBridge reports whether the network namespace of the calling thread has a bridge.
+func HasBridge() (bool, error) {
+	links, err := Whole(netlink.LinkList)
+	return slices.ContainsFunc(links, func(l netlink.Link) bool { return l.Type() == "bridge" }), err
 }

@@ -137,6 +137,49 @@ func (p *Program) Transparent(to Reg) *Program {
 	return p
 }
 
+// FromKind matches packets that came by a device of a kind, such as "bridge" (meta iifkind). Since Linux 5.0.
+func FromKind(p *Program, kind string) *Program {
+	const iifKind = 26 // NFT_META_IIFKIND
+	name := make([]byte, unix.IFNAMSIZ)
+	copy(name, kind)
+	return p.Meta(0, iifKind).Equal(0, name)
+}
+
+// TransparentProxy gives the packet to the transparent socket (IP_TRANSPARENT) that is bound to the address and port in the
+// registers, or to the one that its connection has already; its addresses stay (tproxy). It ends the rule if there is no
+// such socket. It is for packets of TCP and UDP in chains of prerouting. Since Linux 4.19.
+func TransparentProxy(p *Program, f Family, addr, port Reg) *Program {
+	p.enc.begin("tproxy")
+	p.enc.Uint32(1, uint32(f))     // NFTA_TPROXY_FAMILY
+	p.enc.Uint32(2, addr.number()) // NFTA_TPROXY_REG_ADDR
+	p.enc.Uint32(3, port.number()) // NFTA_TPROXY_REG_PORT
+	p.enc.end()
+	return p
+}
+
+// SetSource writes an address of n bytes to an offset of the IP header, as the packet's source, and a port as its source port
+// (payload). The packet must be of UDP.
+func SetSource(p *Program, f Family, offset, n uint32, addr, port Reg) *Program {
+	write := func(from Reg, base, offset, n, sumType, sumAt, flags uint32) {
+		p.enc.begin("payload")
+		p.enc.Uint32(unix.NFTA_PAYLOAD_SREG, from.number())
+		p.enc.Uint32(unix.NFTA_PAYLOAD_BASE, base)
+		p.enc.Uint32(unix.NFTA_PAYLOAD_OFFSET, offset)
+		p.enc.Uint32(unix.NFTA_PAYLOAD_LEN, n)
+		p.enc.Uint32(unix.NFTA_PAYLOAD_CSUM_TYPE, sumType)
+		p.enc.Uint32(unix.NFTA_PAYLOAD_CSUM_OFFSET, sumAt)
+		p.enc.Uint32(unix.NFTA_PAYLOAD_CSUM_FLAGS, flags)
+		p.enc.end()
+	}
+	sum := uint32(unix.NFT_PAYLOAD_CSUM_INET)
+	if f == IPv6 { // whose header has none
+		sum = unix.NFT_PAYLOAD_CSUM_NONE
+	}
+	write(addr, unix.NFT_PAYLOAD_NETWORK_HEADER, offset, n, sum, 10, unix.NFT_PAYLOAD_L4CSUM_PSEUDOHDR)
+	write(port, unix.NFT_PAYLOAD_TRANSPORT_HEADER, 0, 2, unix.NFT_PAYLOAD_CSUM_INET, 6, 0)
+	return p
+}
+
 // Untracked keeps connection tracking from the packet (notrack).
 func (p *Program) Untracked() *Program {
 	p.enc.begin("notrack")

@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"fmt"
+	"math"
 
 	"golang.org/x/sys/unix"
 
@@ -77,6 +78,7 @@ const (
 // The usual priorities of base chains (enum nf_ip_hook_priorities). Connection
 // tracking has -200.
 const (
+	PriorityFirst  = math.MinInt32
 	PriorityRaw    = -300
 	PriorityDstNAT = -100
 	PrioritySrcNAT = 100

@@ -14,6 +14,9 @@ import (
 type Options struct {
 	// AnyAddress allows an address that is not this machine's (yet).
 	AnyAddress bool
+	// Transparent is AnyAddress for a socket that also gets packets for other addresses, which a rule of the packet filter
+	// leads to it (TPROXY). It needs CAP_NET_ADMIN.
+	Transparent bool
 	// Shared allows several sockets of one user with the same address; the kernel
 	// spreads what comes in among them (SO_REUSEPORT).
 	Shared bool
@@ -38,6 +41,8 @@ func ListenConfig(addr netip.AddrPort, o Options) net.ListenConfig {
 			is4 := addr.Addr().Is4()
 			set(o.AnyAddress && is4, unix.IPPROTO_IP, unix.IP_FREEBIND)
 			set(o.AnyAddress && !is4, unix.IPPROTO_IPV6, unix.IPV6_FREEBIND)
+			set(o.Transparent && is4, unix.IPPROTO_IP, unix.IP_TRANSPARENT)
+			set(o.Transparent && !is4, unix.IPPROTO_IPV6, unix.IPV6_TRANSPARENT)
 			set(o.Shared, unix.SOL_SOCKET, unix.SO_REUSEPORT)
 			set(o.Destination && is4, unix.IPPROTO_IP, unix.IP_PKTINFO)
 			set(o.Destination && !is4, unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO)

@@ -4,6 +4,10 @@
 // listens on all addresses would be reached there, and the source ranges of the Service do not concern it.
 // What is neither ICMP nor for a listener is rejected as by a machine where nothing listens.
 //
+// A listener may be bound to an address of no machine, so that it takes no port from other programs of the node, nor they
+// its own: packets are led to it (TPROXY), and answers of UDP, which the kernel gives the socket's own source, get the
+// listener's. The kernel does the same for answers of TCP.
+//
 // All of it is in the nft table inet fairlead-lb of the network namespace of the calling thread, after
 // translation and IPVS: a Service of the direct way that shares an address is not concerned.
 package filter
@@ -13,8 +17,11 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"os"
 	"sync/atomic"
+	"time"
 
+	"github.com/fairlead/fairlead/internal/kernel/link"
 	"github.com/fairlead/fairlead/internal/kernel/nftables"
 	"github.com/fairlead/fairlead/internal/svc"
 )
@@ -31,6 +38,13 @@ type Listener struct {
 	At       netip.AddrPort
 }
 
+// Bound is a Listener with where its socket is bound.
+type Bound struct {
+	Listener
+	// Inside is where, with IP_TRANSPARENT; invalid if that is At. No other listener of the protocol is bound there.
+	Inside netip.AddrPort
+}
+
 // Filter writes the table. Its methods are called one at a time.
 type Filter struct {
 	changed func()
@@ -40,16 +54,29 @@ type Filter struct {
 	absent  bool // there is no table, also not of an earlier process
 	// addrs and listeners are what the table has, nil if that is unknown.
 	addrs     map[netip.Addr]bool
-	listeners map[Listener]bool
+	listeners map[Bound]bool
+	inside    bool // the table has what leads to listeners that are bound elsewhere
+	// bridged is what filtersBridged returned when the table was made, looked is when it was asked last.
+	bridged bool
+	looked  time.Time
 }
 
 // New returns a Filter that does nothing before Set. changed is called when another program has changed the
 // table; it does not block, and leads to Set.
 func New(changed func()) *Filter { return &Filter{changed: changed} }
 
-// Set lets addrs only be reached at listeners, in one transaction. It writes nothing if nothing has changed, and the
-// whole table if another program has changed it. Without addresses there is no table.
+// Set is SetBound for listeners that are bound to their addresses.
 func (f *Filter) Set(addrs []netip.Addr, listeners []Listener) error {
+	var bound []Bound
+	for _, l := range listeners {
+		bound = append(bound, Bound{Listener: l})
+	}
+	return f.SetBound(addrs, bound)
+}
+
+// SetBound lets addrs only be reached at listeners, in one transaction. It writes nothing if nothing has changed, and the
+// whole table if another program has changed it. Without addresses there is no table.
+func (f *Filter) SetBound(addrs []netip.Addr, listeners []Bound) error {
 	if f.conn == nil {
 		if len(addrs) == 0 {
 			if f.absent {
@@ -65,7 +92,7 @@ func (f *Filter) Set(addrs []netip.Addr, listeners []Listener) error {
 		}
 		f.conn = conn
 	}
-	a, l := map[netip.Addr]bool{}, map[Listener]bool{}
+	a, l := map[netip.Addr]bool{}, map[Bound]bool{}
 	for _, addr := range addrs {
 		a[addr] = true
 	}
@@ -73,11 +100,11 @@ func (f *Filter) Set(addrs []netip.Addr, listeners []Listener) error {
 		l[x] = true
 	}
 	damaged := f.damaged.Swap(false)
-	if !damaged && f.addrs != nil {
+	if !damaged && !f.firstBridge() && f.addrs != nil {
 		if maps.Equal(a, f.addrs) && maps.Equal(l, f.listeners) {
 			return nil
 		}
-		if len(a) > 0 && len(f.addrs) > 0 {
+		if len(a) > 0 && len(f.addrs) > 0 && (f.inside || !hasInside(l)) {
 			err := f.conn.Commit(difference(f.addrs, a, f.listeners, l))
 			if err == nil {
 				f.addrs, f.listeners = a, l
@@ -88,11 +115,46 @@ func (f *Filter) Set(addrs []netip.Addr, listeners []Listener) error {
 			}
 		}
 	}
+	bridged := filtersBridged()
 	if err := f.conn.Commit(whole(a, l)); err != nil {
 		return f.failed(err)
 	}
-	f.addrs, f.listeners = a, l
+	f.addrs, f.listeners, f.inside = a, l, len(a) > 0 && hasInside(l)
+	f.bridged, f.looked = bridged, time.Now()
 	return nil
+}
+
+// lookPeriod is how often Set looks for a bridge.
+const lookPeriod = 5 * time.Second
+
+// firstBridge reports whether bridges are filtered only since the table was made: the kernel's own rule of bridges is before
+// the chain "bridged" then, which has to be made again.
+func (f *Filter) firstBridge() bool {
+	if !f.inside || f.bridged || time.Since(f.looked) < lookPeriod {
+		return false
+	}
+	f.looked = time.Now()
+	return filtersBridged()
+}
+
+// filtersBridged reports whether what comes by bridges passes the packet filter inside of them: the kernel has a module for
+// that (br_netfilter), and there is a bridge.
+func filtersBridged() bool {
+	if _, err := os.Stat("/proc/sys/net/bridge"); err != nil {
+		return false
+	}
+	is, err := link.HasBridge()
+	return is && err == nil
+}
+
+// hasInside reports whether a listener is bound elsewhere.
+func hasInside(listeners map[Bound]bool) bool {
+	for l := range listeners {
+		if l.Inside.IsValid() {
+			return true
+		}
+	}
+	return false
 }
 
 // dial connects to nf_tables. If another program changes the table, damaged is set and changed called, once until it is unset.
@@ -131,12 +193,26 @@ func Remove() error {
 	return errors.Join(nftables.RemoveTable(table), nftables.RemoveTable(groupTable))
 }
 
+// Redirects reports whether this kernel leads packets to listeners that are bound elsewhere (Bound.Inside).
+func (f *Filter) Redirects() bool {
+	probe := nftables.Table{Family: nftables.Inet, Name: table.Name + "-probe"}
+	conn, err := nftables.Dial()
+	if err != nil {
+		return false
+	}
+	b := nftables.NewBatch()
+	b.ReplaceTable(probe, "fairlead: is removed at once")
+	write(b, probe, true)
+	b.DelTable(probe)
+	return errors.Join(conn.Commit(b), conn.Close()) == nil
+}
+
 // family is what differs between the two of them.
 type family struct {
 	name   string
 	proto  byte // NFPROTO_*
 	addr   nftables.Type
-	at, n  uint32 // of the destination in the header
+	at, n  uint32 // of the destination in the header; the source is before it
 	icmp   byte
 	reject nftables.Family
 }
@@ -157,8 +233,25 @@ func (f family) addresses() string { return "addresses-" + f.name }
 func (f family) listeners() string { return "listeners-" + f.name }
 func (f family) chain() string     { return "to-address-" + f.name }
 
+// inside are the listeners that are bound elsewhere, with where, and outside is the reverse for answers of UDP.
+func (f family) inside() string  { return "inside-" + f.name }
+func (f family) outside() string { return "outside-" + f.name }
+
+// key and place are the types of a listener, and of where one is bound.
+func (f family) key() []nftables.Type {
+	return []nftables.Type{f.addr, nftables.TypeProto, nftables.TypePort}
+}
+func (f family) place() []nftables.Type { return []nftables.Type{f.addr, nftables.TypePort} }
+
+// Priorities of chains that lead packets to listeners: after DNAT, so that a packet for a node port goes to its Pod; and
+// before connection tracking, which sees answers of UDP as the client does.
+const (
+	priorityInside  = nftables.PriorityDstNAT + 10
+	priorityOutside = nftables.PriorityRaw
+)
+
 // whole returns the transaction that makes the table, in place of any other.
-func whole(addrs map[netip.Addr]bool, listeners map[Listener]bool) *nftables.Batch {
+func whole(addrs map[netip.Addr]bool, listeners map[Bound]bool) *nftables.Batch {
 	b := nftables.NewBatch()
 	const comment = "fairlead: ports of proxied load balancers"
 	if len(addrs) == 0 {
@@ -167,20 +260,40 @@ func whole(addrs map[netip.Addr]bool, listeners map[Listener]bool) *nftables.Bat
 		return b
 	}
 	b.ReplaceTable(table, comment)
-	b.AddChain(table, nftables.Chain{Name: "input", Hook: &nftables.Hook{Type: "filter", Number: nftables.Input, Priority: priority}})
+	write(b, table, hasInside(listeners))
+	elements(b.AddElem, addrs, listeners)
+	return b
+}
+
+// write adds the chains and sets of a table t to a transaction; with inside also the ones for listeners that are
+// bound elsewhere, which not every kernel has.
+func write(b *nftables.Batch, t nftables.Table, inside bool) {
+	b.AddChain(t, nftables.Chain{Name: "input", Hook: &nftables.Hook{Type: "filter", Number: nftables.Input, Priority: priority}})
+	if inside {
+		b.AddChain(t, nftables.Chain{Name: "inside",
+			Hook: &nftables.Hook{Type: "filter", Number: nftables.Prerouting, Priority: priorityInside}})
+		b.AddChain(t, nftables.Chain{Name: "bridged",
+			Hook: &nftables.Hook{Type: "filter", Number: nftables.Prerouting, Priority: nftables.PriorityFirst}})
+		b.AddChain(t, nftables.Chain{Name: "outside",
+			Hook: &nftables.Hook{Type: "route", Number: nftables.Output, Priority: priorityOutside}})
+	}
 	for _, f := range families {
-		b.AddSet(table, nftables.Set{Name: f.addresses(), Key: []nftables.Type{f.addr}, Comment: "addresses of proxied load balancers"})
-		b.AddSet(table, nftables.Set{
-			Name: f.listeners(), Key: []nftables.Type{f.addr, nftables.TypeProto, nftables.TypePort}, Comment: "what may be reached there",
-		})
-		b.AddChain(table, nftables.Chain{Name: f.chain()})
+		b.AddSet(t, nftables.Set{Name: f.addresses(), Key: []nftables.Type{f.addr}, Comment: "addresses of proxied load balancers"})
+		b.AddSet(t, nftables.Set{Name: f.listeners(), Key: f.key(), Comment: "what may be reached there"})
+		b.AddChain(t, nftables.Chain{Name: f.chain()})
 		to := nftables.Reg(0)
 		proto := to + nftables.Reg(f.n/4)
-		rule := func(chain string, p *nftables.Program) { b.AddRule(table, chain, nftables.Rule{Exprs: p.Bytes()}) }
+		rule := func(chain string, p *nftables.Program) { b.AddRule(t, chain, nftables.Rule{Exprs: p.Bytes()}) }
 		rule("input", new(nftables.Program).Meta(0, nftables.MetaNFProto).Equal(0, []byte{f.proto}).Network(to, f.at, f.n).
 			InSet(f.addresses(), to).Goto(f.chain()))
-		rule(f.chain(), new(nftables.Program).Network(to, f.at, f.n).Meta(proto, nftables.MetaL4Proto).Port(proto+1, nftables.Destination).
-			InSet(f.listeners(), to).Return())
+		listener := func() *nftables.Program {
+			return new(nftables.Program).Network(to, f.at, f.n).Meta(proto, nftables.MetaL4Proto).Port(proto+1, nftables.Destination)
+		}
+		rule(f.chain(), listener().InSet(f.listeners(), to).Return())
+		rule(f.chain(), fromListener(f).InSet(f.listeners(), to).Return())
+		if inside {
+			f.writeInside(b, t, rule)
+		}
 		// Echo, path MTU, neighbour discovery.
 		rule(f.chain(), new(nftables.Program).Meta(0, nftables.MetaL4Proto).Equal(0, []byte{f.icmp}).Return())
 		// A segment that opens no connection belongs to an existing one, perhaps one that drains after its listener
@@ -193,12 +306,48 @@ func whole(addrs map[netip.Addr]bool, listeners map[Listener]bool) *nftables.Bat
 		rule(f.chain(), tcp().Reject(nftables.ResetTCP()))
 		rule(f.chain(), new(nftables.Program).Reject(nftables.PortUnreachable(f.reject)))
 	}
-	elements(b.AddElem, addrs, listeners)
-	return b
+}
+
+// fromListener begins a rule for answers of UDP listeners to the node itself, with the listener in the first registers: a client
+// on the node has the load balancer's address as its own, since the kernel prefers that on the way to it.
+func fromListener(f family) *nftables.Program {
+	const lo = 1
+	proto := nftables.Reg(f.n / 4)
+	return new(nftables.Program).Meta(0, nftables.MetaIif).Equal(0, nftables.Uint32(lo)).
+		Meta(proto, nftables.MetaL4Proto).Equal(proto, []byte{byte(svc.UDP)}).Network(0, f.at-f.n, f.n).Port(proto+1, nftables.Source)
+}
+
+// writeInside adds what leads packets to listeners that are bound elsewhere, and back. Without its socket, as after a
+// crash, a listener's packets are for no program of the node: they are let through only with a transparent one.
+//
+// With net.bridge.bridge-nf-call-iptables, as many clusters need it, a packet that comes by a bridge passes prerouting before
+// the bridge gives it to the machine. That forgets the socket which a rule found (ip_rcv), and lets no rule of prerouting
+// see the packet again but the ones before the kernel's own first one (ip_sabotage_in). So the chain "bridged" is the very
+// first. The chain "inside" is for other packets, whose fragments are whole only there.
+func (f family) writeInside(b *nftables.Batch, t nftables.Table, rule func(chain string, p *nftables.Program)) {
+	b.AddSet(t, nftables.Set{Name: f.inside(), Key: f.key(), Data: f.place(), Comment: "listeners that are bound elsewhere, and where"})
+	b.AddSet(t, nftables.Set{Name: f.outside(), Key: f.key(), Data: f.place(), Comment: "the reverse for UDP"})
+	key := nftables.Reg(0)
+	proto := key + nftables.Reg(f.n/4)
+	place := proto + 2
+	find := func(p *nftables.Program, at uint32, of nftables.End, set string) *nftables.Program {
+		return p.Meta(0, nftables.MetaNFProto).Equal(0, []byte{f.proto}).Network(key, at, f.n).
+			Meta(proto, nftables.MetaL4Proto).Port(proto+1, of).Map(set, key, place)
+	}
+	port := place + nftables.Reg(f.n/4)
+	lead := func(p *nftables.Program) *nftables.Program {
+		return nftables.TransparentProxy(find(p, f.at, nftables.Destination, f.inside()), f.reject, place, port)
+	}
+	rule("inside", lead(new(nftables.Program)))
+	rule("bridged", lead(nftables.FromKind(new(nftables.Program), "bridge")))
+	source := f.at - f.n
+	rule("outside", nftables.SetSource(find(new(nftables.Program), source, nftables.Source, f.outside()), f.reject, source, f.n, place, port))
+	rule(f.chain(), fromListener(f).Map(f.inside(), key, place).Return())
+	rule(f.chain(), find(new(nftables.Program), f.at, nftables.Destination, f.inside()).Transparent(0).Equal(0, []byte{1}).Return())
 }
 
 // difference returns the transaction that leads from one state to another.
-func difference(oldAddrs, addrs map[netip.Addr]bool, oldListeners, listeners map[Listener]bool) *nftables.Batch {
+func difference(oldAddrs, addrs map[netip.Addr]bool, oldListeners, listeners map[Bound]bool) *nftables.Batch {
 	b := nftables.NewBatch()
 	elements(func(t nftables.Table, set string, e *nftables.Elem) { b.DelElem(t, set, e.Key) },
 		without(oldAddrs, addrs), without(oldListeners, listeners))
@@ -213,7 +362,7 @@ func without[K comparable](a, b map[K]bool) map[K]bool {
 }
 
 // elements calls do for the elements of both kinds, set by set, so that they share messages.
-func elements(do func(t nftables.Table, set string, e *nftables.Elem), addrs map[netip.Addr]bool, listeners map[Listener]bool) {
+func elements(do func(t nftables.Table, set string, e *nftables.Elem), addrs map[netip.Addr]bool, listeners map[Bound]bool) {
 	for _, f := range families {
 		for a := range addrs {
 			if familyOf(a) == f {
@@ -221,9 +370,25 @@ func elements(do func(t nftables.Table, set string, e *nftables.Elem), addrs map
 			}
 		}
 		for l := range listeners {
-			if familyOf(l.At.Addr()) == f {
+			if familyOf(l.At.Addr()) == f && !l.Inside.IsValid() {
 				do(table, f.listeners(), &nftables.Elem{Key: l.key()})
 			}
 		}
+		for l := range listeners {
+			if familyOf(l.At.Addr()) == f && l.Inside.IsValid() {
+				do(table, f.inside(), &nftables.Elem{Key: l.key(), Data: place(l.Inside)})
+			}
+		}
+		for l := range listeners {
+			if familyOf(l.At.Addr()) == f && l.Inside.IsValid() && l.Protocol == svc.UDP {
+				from := Listener{Protocol: svc.UDP, At: l.Inside}
+				do(table, f.outside(), &nftables.Elem{Key: from.key(), Data: place(l.At)})
+			}
+		}
 	}
+}
+
+// place is an address and a port as data of a map.
+func place(a netip.AddrPort) []byte {
+	return append(a.Addr().AsSlice(), byte(a.Port()>>8), byte(a.Port()), 0, 0)
 }

@@ -25,12 +25,13 @@ import (
 
 // Server accepts the connections of Services (proxied.Server).
 type Server interface {
+	BindInside()
 	Set(services []*proxied.Service) (failed map[svc.Name]error)
-	// Inherited returns the listeners of an earlier process whose Services are not known yet.
-	Inherited() []netip.AddrPort
+	Serves(svc.Name) bool
+	Doors() []proxied.Door
 	FinishLogs(now time.Time)
 	// Close returns the listeners that wait for the next process.
-	Close(ctx context.Context) (kept []netip.AddrPort)
+	Close(ctx context.Context) (kept []proxied.Door)
 	Rejected() uint64
 	Panics() uint64
 	DroppedLogs() uint64
@@ -46,7 +47,8 @@ type Network struct {
 	// SetVIPs makes addresses local, and no others (link.SetVIPs).
 	SetVIPs func([]netip.Addr) error
 	Filter  interface { // filter.Filter
-		Set(addrs []netip.Addr, listeners []filter.Listener) error
+		Redirects() bool
+		SetBound(addrs []netip.Addr, listeners []filter.Bound) error
 		Close() error
 	}
 	Rules interface { // filter.Groups
@@ -79,17 +81,18 @@ type Options struct {
 
 // Front serves the Services of the proxied way on a node. Its methods are safe for concurrent use; Run is called once.
 type Front struct {
-	node   string
-	client kubernetes.Interface
-	events Recorder
-	log    *slog.Logger
-	server Server
-	served func()
-	listed func() bool
-	upload *logship.Uploader // nil if nothing is uploaded
-	wake   loop.Signal
-	local  *localAddresses // only Run uses it
-	rules  *rules
+	node    string
+	client  kubernetes.Interface
+	events  Recorder
+	log     *slog.Logger
+	server  Server
+	served  func()
+	listed  func() bool
+	upload  *logship.Uploader // nil if nothing is uploaded
+	wake    loop.Signal
+	network *Network
+	local   *localAddresses // only Run uses it
+	rules   *rules
 
 	// mu guards the state below and that of the Services, Secrets, authorities, Nodes and rules.
 	mu          sync.Mutex
@@ -123,7 +126,7 @@ func New(o Options) *Front {
 		network = &Network{SetVIPs: link.SetVIPs, Filter: filter.New(f.wake.Set), Rules: filter.NewGroups(f.rules.changed)}
 	}
 	f.local = newLocalAddresses(f.log, network)
-	f.rules.network = network
+	f.rules.network, f.network = network, network
 	f.upload = f.newUploader(o)
 	return f
 }
@@ -155,6 +158,12 @@ const (
 
 // Run serves until ctx ends, in the network namespace of the process.
 func (f *Front) Run(ctx context.Context) {
+	if f.network.Filter.Redirects() {
+		f.server.BindInside()
+	} else {
+		f.log.Warn("this kernel leads no packets to sockets that are bound elsewhere (nf_tables with tproxy): listeners of load balancers " +
+			"take their ports from other programs of this node, and other programs theirs")
+	}
 	tick := time.NewTicker(retryPeriod)
 	defer tick.Stop()
 	var running sync.WaitGroup
@@ -206,14 +215,16 @@ func (f *Front) changed(change func()) {
 // apply makes the server serve the Services as they are now.
 func (f *Front) apply() {
 	want := f.build()
-	err := f.local.set(want, f.server.Inherited())
+	f.local.close(f.server.Doors(), want)
 	failed := f.server.Set(want)
+	err := f.local.set(f.server.Doors())
 	asked := make(map[svc.Name]bool, len(want))
 	for _, s := range want {
 		asked[s.Name] = true
 	}
 	if f.observe(func(n svc.Name) (ready bool, failure error) {
-		return asked[n] && failed[n] == nil && err == nil, failed[n]
+		// A port that fails does not keep the others from being announced.
+		return asked[n] && err == nil && (failed[n] == nil || f.server.Serves(n)), failed[n]
 	}) {
 		f.served()
 	}

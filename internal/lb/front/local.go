@@ -36,26 +36,37 @@ func (l *localAddresses) repair() {
 	}
 }
 
-// set makes the addresses of services, and of inherited listeners, and no others local. An address is filtered before it
-// becomes local and until it no longer is.
-func (l *localAddresses) set(services []*proxied.Service, inherited []netip.AddrPort) error {
-	listeners := tcpListeners(inherited)
+// close closes doors that no Service has any more: packets are rejected before the listener goes.
+func (l *localAddresses) close(doors []proxied.Door, services []*proxied.Service) {
+	wanted := map[proxied.Door]bool{}
 	for _, s := range services {
 		for _, at := range s.Spec.Listeners {
-			protocol := svc.TCP
-			if at.Protocol == dialect.UDP {
-				protocol = svc.UDP
-			}
 			for _, a := range s.Addrs {
-				listeners = append(listeners, filter.Listener{Protocol: protocol, At: netip.AddrPortFrom(a, at.Port)})
+				wanted[proxied.Door{UDP: at.Protocol == dialect.UDP, At: netip.AddrPortFrom(a, at.Port)}] = true
 			}
 		}
 	}
+	stay := slices.DeleteFunc(slices.Clone(doors), func(d proxied.Door) bool {
+		return !d.Inherited && !wanted[proxied.Door{UDP: d.UDP, At: d.At}]
+	})
+	if had := l.valid(); len(had) > 0 && len(stay) < len(doors) {
+		_ = l.setFilter(had, listenersOf(stay))
+	}
+}
+
+// valid returns the addresses that are known to be local.
+func (l *localAddresses) valid() []netip.Addr {
+	return slices.DeleteFunc(slices.Clone(l.vips), func(a netip.Addr) bool { return !a.IsValid() })
+}
+
+// set makes the addresses of doors, and no others, local. An address is filtered before it becomes local and until it no
+// longer is.
+func (l *localAddresses) set(doors []proxied.Door) error {
+	listeners := listenersOf(doors)
 	vips := addressesOf(listeners)
-	had := slices.DeleteFunc(slices.Clone(l.vips), func(a netip.Addr) bool { return !a.IsValid() })
-	l.setFilter(append(had, vips...), listeners)
+	err := l.setFilter(append(l.valid(), vips...), listeners)
 	if slices.Equal(vips, l.vips) {
-		return nil
+		return err
 	}
 	if err := l.network.SetVIPs(vips); err != nil {
 		l.log.Error("cannot make addresses of load balancers local; retrying", "err", err)
@@ -63,14 +74,15 @@ func (l *localAddresses) set(services []*proxied.Service, inherited []netip.Addr
 		return err
 	}
 	l.vips = vips
-	l.setFilter(vips, listeners)
-	return nil
+	return l.setFilter(vips, listeners)
 }
 
-// setFilter sets the filter. Without one, as on a kernel without nf_tables, the load balancer still works.
-func (l *localAddresses) setFilter(vips []netip.Addr, listeners []filter.Listener) {
+// setFilter sets the filter. Without one, as on a kernel without nf_tables, the load balancer still works, unless packets
+// have to be led to its listeners: then it returns the error.
+func (l *localAddresses) setFilter(vips []netip.Addr, listeners []filter.Bound) error {
 	failure := ""
-	if err := l.network.Filter.Set(vips, listeners); err != nil {
+	err := l.network.Filter.SetBound(vips, listeners)
+	if err != nil {
 		failure = err.Error()
 	}
 	if failure != l.filterErr && failure != "" {
@@ -78,31 +90,39 @@ func (l *localAddresses) setFilter(vips []netip.Addr, listeners []filter.Listene
 			"can be reached there", "err", failure)
 	}
 	l.filterErr = failure
+	if !slices.ContainsFunc(listeners, func(l filter.Bound) bool { return l.Inside.IsValid() }) {
+		return nil
+	}
+	return err
 }
 
 // release removes the addresses from this node, except the addresses of kept listeners: connections wait there for the next
 // process.
-func (l *localAddresses) release(kept []netip.AddrPort) {
-	listeners := tcpListeners(kept)
+func (l *localAddresses) release(kept []proxied.Door) {
+	listeners := listenersOf(kept)
 	vips := addressesOf(listeners)
 	if err := l.network.SetVIPs(vips); err != nil {
 		l.log.Error("cannot remove the local routes of load balancers", "err", err)
 	}
-	if err := errors.Join(l.network.Filter.Set(vips, listeners), l.network.Filter.Close()); err != nil {
+	if err := errors.Join(l.network.Filter.SetBound(vips, listeners), l.network.Filter.Close()); err != nil {
 		l.log.Error("cannot remove the packet filter of load balancers", "err", err)
 	}
 }
 
-// tcpListeners returns listeners of TCP.
-func tcpListeners(at []netip.AddrPort) (out []filter.Listener) {
-	for _, a := range at {
-		out = append(out, filter.Listener{Protocol: svc.TCP, At: a})
+// listenersOf returns doors as the filter knows them.
+func listenersOf(doors []proxied.Door) (out []filter.Bound) {
+	for _, d := range doors {
+		l := filter.Bound{Listener: filter.Listener{Protocol: svc.TCP, At: d.At}, Inside: d.Inside}
+		if d.UDP {
+			l.Protocol = svc.UDP
+		}
+		out = append(out, l)
 	}
 	return out
 }
 
 // addressesOf returns the addresses of listeners, sorted, each once.
-func addressesOf(listeners []filter.Listener) (out []netip.Addr) {
+func addressesOf(listeners []filter.Bound) (out []netip.Addr) {
 	for _, l := range listeners {
 		out = append(out, l.At.Addr())
 	}

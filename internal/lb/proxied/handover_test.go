@@ -225,6 +225,7 @@ func TestHandOver(t *testing.T) {
 type brokenStore struct{}
 
 func (brokenStore) Inherited() []net.Listener           { return nil }
+func (brokenStore) NameOf(net.Listener) string          { return "" }
 func (brokenStore) Keep(string, *net.TCPListener) error { return errors.New("no") }
 func (brokenStore) Drop(string) error                   { return nil }
 

@@ -3,10 +3,8 @@ package proxied
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/netip"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -17,6 +15,7 @@ import (
 // Listener is a socket at which connections are accepted: by a goroutine, which has one for each, or by the relay.
 type Listener struct {
 	at     netip.AddrPort
+	bound  netip.AddrPort   // of the socket: at, or inside
 	socket *net.TCPListener // nil if the relay has it
 	relay  *relay.Listener  // nil if it does not
 	config atomic.Pointer[Config]
@@ -67,9 +66,9 @@ func (s *Server) listen(at netip.AddrPort, c *Config) error {
 	if came {
 		made, kept, err := s.socketAt(at)
 		if err != nil {
-			return fmt.Errorf("cannot listen at %s: %w", at, err)
+			return fmt.Errorf("port %d is not served: cannot listen at %s, TCP: %w", at.Port(), at, err)
 		}
-		l = &Listener{at: at, socket: made, kept: kept}
+		l = &Listener{at: at, bound: addrPort(made.Addr()), socket: made, kept: kept}
 		s.listeners[at] = l
 	}
 	l.config.Store(c)
@@ -91,12 +90,9 @@ func (s *Server) socketAt(at netip.AddrPort) (made *net.TCPListener, kept bool, 
 		delete(s.inherited, at)
 		return inherited, true, nil
 	}
-	lc := socket.ListenConfig(at, socket.Options{AnyAddress: true, Shared: true, KeepAlive: true}) // shared with one that drains
-	l, err := lc.Listen(s.ctx, "tcp", at.String())
-	if err != nil {
+	if made, err = s.insides.listenTCP(s.ctx, at); err != nil {
 		return nil, false, err
 	}
-	made = l.(*net.TCPListener)
 	if s.store != nil {
 		err := s.store.Keep(storedName(at), made)
 		if kept = err == nil; err != nil {
@@ -139,25 +135,6 @@ func (s *Server) drop(at netip.AddrPort) {
 	if err := s.store.Drop(storedName(at)); err != nil {
 		s.log.Warn("cannot remove a listener from systemd's store", "address", at, "err", err)
 	}
-}
-
-// storedName names a listener without colons.
-func storedName(at netip.AddrPort) string {
-	return fmt.Sprintf("lb-%x-%d", at.Addr().AsSlice(), at.Port())
-}
-
-// Inherited returns the listeners of an earlier process whose Services are not known yet. They wait for a while.
-func (s *Server) Inherited() []netip.AddrPort {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.SortedFunc(maps.Keys(s.inherited), netip.AddrPort.Compare)
-}
-
-// Listening returns where connections are accepted.
-func (s *Server) Listening() []netip.AddrPort {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.SortedFunc(maps.Keys(s.listeners), netip.AddrPort.Compare)
 }
 
 // acceptPause is how long nothing is accepted after a failure, as of too many open files.

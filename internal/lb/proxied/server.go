@@ -79,6 +79,7 @@ type Server struct {
 
 	store     Store // nil if there is none
 	inherited map[netip.AddrPort]*net.TCPListener
+	insides   *insides // nil if sockets are bound to the addresses of Services
 	began     time.Time
 	accepting sync.WaitGroup
 
@@ -115,6 +116,8 @@ type Options struct {
 type Store interface {
 	// Inherited returns the listeners of an earlier process, once.
 	Inherited() []net.Listener
+	// NameOf returns the name under which one of these was kept, empty if that is unknown.
+	NameOf(l net.Listener) string
 	Keep(name string, l *net.TCPListener) error
 	Drop(name string) error
 }
@@ -138,7 +141,7 @@ func New(o Options) *Server {
 	if s.store = o.Store; s.store != nil {
 		for _, l := range s.store.Inherited() {
 			if t, ok := l.(*net.TCPListener); ok {
-				s.inherited[addrPort(t.Addr())] = t
+				s.inherited[addressOf(t, s.store)] = t
 			} else {
 				_ = l.Close()
 			}
@@ -151,7 +154,7 @@ func New(o Options) *Server {
 
 // Set makes the Server serve services, and no others. A listener whose address and port
 // stay is kept, with its connections; new connections have the new settings. It returns why
-// a Service cannot be served; it may be called again with the same. The Services belong to the Server
+// a Service, or one of its ports, cannot be served (Serves): it may be called again with the same. The Services belong to the Server
 // and do not change: one that was passed before costs next to nothing.
 func (s *Server) Set(services []*Service) map[svc.Name]error {
 	s.mu.Lock()
@@ -163,15 +166,19 @@ func (s *Server) Set(services []*Service) map[svc.Name]error {
 	for _, v := range services {
 		var errs []error
 		for _, l := range v.Spec.Listeners {
+			at := addressesAt(v, l)
 			if s.services[v.Name] != v {
-				if err := s.setListener(v, l); err != nil {
+				var err error
+				if at, err = s.setListener(v, l); err != nil {
 					errs = append(errs, err)
+				}
+				if err != nil && len(at) == 0 {
 					continue
 				}
 			}
 			pools[keyOf(v, l)] = true
-			for _, a := range v.Addrs {
-				if at := netip.AddrPortFrom(a, l.Port); l.Protocol == dialect.UDP {
+			for _, at := range at {
+				if l.Protocol == dialect.UDP {
 					wantedUDP[at] = true
 				} else {
 					wanted[at] = true
@@ -217,9 +224,17 @@ func (s *Server) Set(services []*Service) map[svc.Name]error {
 	return failed
 }
 
-// setListener sets up a port of a Service at its addresses. On failure it does not listen: a Service that asks for TLS
-// and has no certificate must not be served in plain text. The caller holds mu.
-func (s *Server) setListener(v *Service, l dialect.Listener) error {
+// addressesAt returns the addresses of a Service with one of its ports.
+func addressesAt(v *Service, l dialect.Listener) (out []netip.AddrPort) {
+	for _, a := range v.Addrs {
+		out = append(out, netip.AddrPortFrom(a, l.Port))
+	}
+	return out
+}
+
+// setListener sets up a port of a Service at its addresses, and returns where it listens. Where it fails it does not: a
+// Service that asks for TLS and has no certificate must not be served in plain text. The caller holds mu.
+func (s *Server) setListener(v *Service, l dialect.Listener) (listens []netip.AddrPort, err error) {
 	var old *Config
 	if len(v.Addrs) > 0 && l.Protocol != dialect.UDP {
 		if at := s.listeners[netip.AddrPortFrom(v.Addrs[0], l.Port)]; at != nil {
@@ -228,7 +243,7 @@ func (s *Server) setListener(v *Service, l dialect.Listener) error {
 	}
 	c, err := newConfig(v, l, old)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if c.usage = s.usages[v.Name]; c.usage == nil {
 		c.usage = &usage{}
@@ -242,7 +257,7 @@ func (s *Server) setListener(v *Service, l dialect.Listener) error {
 		if s.web == nil {
 			web, err := s.startEngine()
 			if err != nil {
-				return err
+				return nil, err
 			}
 			s.web = web
 		}
@@ -250,14 +265,35 @@ func (s *Server) setListener(v *Service, l dialect.Listener) error {
 	}
 	c.Pool = s.pool(keyOf(v, l), v)
 	var errs []error
-	for _, a := range v.Addrs {
-		if at := netip.AddrPortFrom(a, l.Port); l.Protocol == dialect.UDP {
-			errs = append(errs, s.listenUDP(at, c))
-		} else {
-			errs = append(errs, s.listen(at, c))
+	for _, at := range addressesAt(v, l) {
+		listen := s.listen
+		if l.Protocol == dialect.UDP {
+			listen = s.listenUDP
+		}
+		if err := listen(at, c); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		listens = append(listens, at)
+	}
+	return listens, errors.Join(errs...)
+}
+
+// Serves reports whether something listens for a Service, also if another of its ports has failed.
+func (s *Server) Serves(n svc.Name) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, l := range s.listeners {
+		if l.config.Load().Service == n {
+			return true
 		}
 	}
-	return errors.Join(errs...)
+	for _, l := range s.udp {
+		if l.config.Load().Service == n {
+			return true
+		}
+	}
+	return false
 }
 
 // pool returns the pool of a port, with its desired backends. The caller holds mu.
@@ -307,16 +343,16 @@ func (s *Server) DroppedLogs() uint64 {
 
 // Close stops listening, waits until ctx ends for connections to finish, and closes the others. It returns which listeners
 // the store keeps: there new connections wait for the next process.
-func (s *Server) Close(ctx context.Context) (kept []netip.AddrPort) {
+func (s *Server) Close(ctx context.Context) (kept []Door) {
 	s.mu.Lock()
 	for at, l := range s.inherited {
-		kept = append(kept, at)
+		kept = append(kept, doorAt(false, at, addrPort(l.Addr())))
 		_ = l.Close()
 	}
 	clear(s.inherited)
 	for at, l := range s.listeners {
 		if l.kept {
-			kept = append(kept, at)
+			kept = append(kept, doorAt(false, at, l.bound))
 		}
 		s.close(l, l.kept)
 		delete(s.listeners, at)

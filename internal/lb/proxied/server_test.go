@@ -367,3 +367,31 @@ func TestSet(t *testing.T) {
 		t.Error("still listens")
 	}
 }
+
+// A port that another program has concerns no other port of the Service, where sockets are bound to its addresses, and is
+// served once it is free.
+func TestOnePortFails(t *testing.T) {
+	r := newRig(t, nil)
+	taken := r.Listener().(*net.TCPListener)
+	other := addrPort(taken.Addr())
+	r.service.Addrs = []netip.Addr{other.Addr()}
+	r.At = netip.AddrPortFrom(other.Addr(), r.At.Port())
+	r.service.Spec.Listeners = append(r.service.Spec.Listeners,
+		dialect.Listener{Port: other.Port(), Protocol: dialect.TCP, Backend: dialect.TCP})
+	pod := r.Pod(lbtest.Named("pod"))
+	r.service.Backends = map[uint16][]netip.AddrPort{r.At.Port(): {pod}, other.Port(): {pod}}
+	failed := r.server.Set([]*Service{new(r.service)})
+	if err := failed[r.service.Name]; err == nil || !strings.Contains(err.Error(), fmt.Sprintf("port %d is not served", other.Port())) {
+		t.Errorf("%v", failed)
+	}
+	if got := r.server.Doors(); len(got) != 1 || got[0] != (Door{At: r.At}) || !r.server.Serves(r.service.Name) {
+		t.Errorf("doors are %v", got)
+	}
+	if got, err := lbtest.Say(r.Dial(), "x"); err != nil || got != "pod x\n" {
+		t.Errorf("the other port: %q, %v", got, err)
+	}
+	r.Must(taken.Close())
+	if failed := r.server.Set([]*Service{new(r.service)}); len(failed) > 0 || len(r.server.Doors()) != 2 {
+		t.Errorf("%v, %v", failed, r.server.Doors())
+	}
+}

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/dialect"
-	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/lb/proxied/pods"
 	"github.com/fairlead/fairlead/internal/lb/proxied/stream"
 )
@@ -58,12 +57,11 @@ func (s *Server) listenUDP(at netip.AddrPort, c *Config) error {
 		l.config.Store(c)
 		return nil
 	}
-	lc := socket.ListenConfig(at, socket.Options{AnyAddress: true, Shared: true})
-	made, err := lc.ListenPacket(s.ctx, "udp", at.String())
+	made, err := s.insides.listenPackets(s.ctx, at)
 	if err != nil {
-		return fmt.Errorf("cannot listen at %s, UDP: %w", at, err)
+		return fmt.Errorf("port %d is not served: cannot listen at %s, UDP: %w", at.Port(), at, err)
 	}
-	l := &udpListener{server: s, socket: made.(*net.UDPConn), sessions: map[netip.AddrPort]*udpSession{}}
+	l := &udpListener{server: s, socket: made, sessions: map[netip.AddrPort]*udpSession{}}
 	l.config.Store(c)
 	s.udp[at] = l
 	s.wg.Go(l.run)
