@@ -2,7 +2,6 @@ package apiserver_test
 
 import (
 	"context"
-	"io"
 	"log/slog"
 	"slices"
 	"strings"
@@ -62,7 +61,7 @@ func TestStartWithoutEncryption(t *testing.T) {
 		"another kind":           {encryptionOf(t, "events", one), []string{"cannot decrypt the secrets"}},
 		"plain text not allowed": {encryptionOf(t, "secrets, configmaps", one), []string{"cannot read the configmaps", "identity: {}"}},
 	} {
-		o := apiserver.Options{UnsafeNoFsync: true, Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
+		o := apiserver.Options{UnsafeNoFsync: true, Log: slog.New(slog.DiscardHandler)}
 		with(c.config)(&o)
 		ended, err := apiserver.New(o)
 		if err != nil {
