@@ -11,12 +11,14 @@ LINT        := $(TOOL) golangci-lint
 MUTATE      ?= alloc epslice placement table workloads zone
 UNIT        := . ./internal/svc/... ./internal/alloc/... ./internal/epslice/... ./internal/placement/... ./internal/workloads/... ./internal/table/... ./internal/zone/... ./internal/env/...
 
-# Packages that start clusters or guests, the longest first. They run one at a time: two clusters for each processor
-# miss their deadlines. go vet has run by then with all of its analyzers; go test would ask it for some of them again.
-# A hundred programs are linked, without what only a debugger reads.
-HEAVY       := $(addprefix github.com/fairlead/fairlead/,internal/apiserver test/node internal/dataplane/ipvs test/servers test \
-  internal/dataplane/iptables internal/controller test/ipvs internal/runner internal/runner/guest test/lb test/packages internal/proxy \
-  internal/lb/controller internal/lb test/reliability internal/lb/proxied/web internal/cli test/api)
+# Packages with guests, or with clusters of many processes, run one at a time, the longest first, and CLUSTERS have two
+# tests at a time: more miss their deadlines on 2 processors. go vet has run by then with all of its analyzers; go test
+# would ask it for some of them again. A hundred programs are linked, without what only a debugger reads.
+MODULE      := github.com/fairlead/fairlead
+CLUSTERS    := $(addprefix $(MODULE)/,test/node test/servers test test/reliability test/packages)
+HEAVY       := $(addprefix $(MODULE)/,internal/apiserver internal/dataplane/ipvs internal/dataplane/iptables internal/controller \
+  test/ipvs internal/runner internal/runner/guest test/lb internal/proxy internal/lb/controller internal/lb internal/lb/proxied/web \
+  internal/cli test/api)
 GOTEST      := go test -json -vet=off -ldflags='-s -w' -timeout 40m
 
 .PHONY: help build demo test test-unit bench check mutate fmt generate clean setup fetch kubectl wireguard-go test-apiserver release soak
@@ -33,7 +35,8 @@ demo: setup build kubectl ## start two nodes and a client in namespaces, apply e
 test: setup build kubectl wireguard-go test-apiserver fetch ## the whole suite, with set-up
 	go vet ./...
 	export FAIRLEAD_KUBECTL=$(KUBECTL) FAIRLEAD_BIN=$(CURDIR)/bin; \
-	{ $(GOTEST) -p 1 -parallel 4 $(HEAVY) || :; $(GOTEST) -p 2 -parallel 4 $$(comm -23 <(go list ./... | sort) <(printf '%s\n' $(HEAVY) | sort)) || :; } \
+	{ $(GOTEST) -p 1 -parallel 2 $(CLUSTERS) || :; $(GOTEST) -p 1 -parallel 4 $(HEAVY) || :; \
+	  $(GOTEST) -p 2 -parallel 4 $$(comm -23 <(go list ./... | sort) <(printf '%s\n' $(CLUSTERS) $(HEAVY) | sort)) || :; } \
 	  | go run ./test/summary
 
 soak: setup build ## ten minutes of kills and partitions of three servers and five nodes
