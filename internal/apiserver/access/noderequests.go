@@ -35,7 +35,7 @@ const (
 	maxPendingOfToken = 40
 	maxPending        = 120
 	// maxRequestsBeside is how many requests a join token may have beside its nodes' own, whatever became of them,
-	// and how many a node may have beside those of its renewals.
+	// and how many a node may have beside its renewals.
 	maxRequestsBeside = 40
 	// maxRequestSize bounds the requests of machines and nodes, in bytes of its object. A usual one has 700.
 	maxRequestSize = 16 << 10

@@ -1,4 +1,4 @@
-// Package usage measures what objects use of a ResourceQuota. The rules are those of the evaluators of kube-apiserver
+// Package usage measures what objects use of a ResourceQuota. The rules are the ones of the evaluators of kube-apiserver
 // (k8s.io/kubernetes, pkg/quota/v1/evaluator/core). In addition, all kinds use fairlead.dev/bytes, and Events are counted.
 package usage
 

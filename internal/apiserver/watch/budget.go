@@ -156,7 +156,7 @@ func (b *Budget) enforce() {
 	}
 }
 
-// surplus returns which of waiting to end so that excess bytes go: those whose clients have not read for longest, and for
+// surplus returns which of waiting to end so that excess bytes go: the ones whose clients have not read for longest, and for
 // unreadGrace at least. over reports whether that is not enough.
 func surplus(waiting map[*stallGuard]int64, excess int64) (cut []*stallGuard, over bool) {
 	if excess <= 0 {

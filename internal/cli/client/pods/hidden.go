@@ -60,7 +60,7 @@ func (r *runCommand) reveal(ctx context.Context, client kubernetes.Interface, na
 	return nil
 }
 
-// show has the Pod name the program by its content: nodes show it to those who know that.
+// show has the Pod name the program by its content: nodes show it to whoever knows that.
 func show(pod *corev1.Pod, program string) error {
 	program = filepath.Clean(program)
 	sum, err := fileio.HashExecutable(program, fileio.MaxExecutable)

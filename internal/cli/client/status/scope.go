@@ -42,7 +42,7 @@ func (c scope) services(all []corev1.Service) ([]corev1.Service, error) {
 	return out, nil
 }
 
-// pods returns the Pods in scope: those that the Service selects, if one is asked for.
+// pods returns the Pods in scope: the Pods of the Service, if one is asked for.
 func (c scope) pods(all []corev1.Pod, services []corev1.Service) []corev1.Pod {
 	if c.namespace == "" {
 		return all
