@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -58,13 +59,26 @@ func answer() {
 
 // hogs take what they can get of processes, memory and disk, and never give up. They begin when all containers run: beside
 // a hog a container takes seconds to start. The bomb waits for the others, which could not start any more.
+//
+// They wait without other processes: a guest needs long to start one.
 var hogs = map[string]string{
-	"forks": `: > /mnt/forks; until [ -e /mnt/memory-on ] && [ -e /mnt/disk-on ]; do sleep 0.1; done
-exec perl -e 'for (;;) { fork }'`,
-	"memory": `: > /mnt/memory; until [ -e /mnt/forks ] && [ -e /mnt/disk ]; do sleep 0.1; done; : > /mnt/memory-on
-exec perl -e 'for (;;) { my $x = "x" x 20_000_000 }'`,
-	"disk": `: > /mnt/disk; until [ -e /mnt/forks ] && [ -e /mnt/memory ]; do sleep 0.1; done; : > /mnt/disk-on
-exec perl -e '$b = "x" x 1_000_000; for (;;) { open $f, ">", "/tmp/fill"; 1 while syswrite $f, $b }'`,
+	"forks":  hog("forks", "", "memory-on", "disk-on") + `for (;;) { fork }'`,
+	"memory": hog("memory", "memory-on", "forks", "disk") + `for (;;) { my $x = "x" x 20_000_000 }'`,
+	"disk": hog("disk", "disk-on", "forks", "memory") +
+		`$b = "x" x 1_000_000; for (;;) { open $f, ">", "/tmp/fill"; 1 while syswrite $f, $b }'`,
+}
+
+// hog begins a script that makes a file, waits for others, makes another file, and goes on in perl.
+func hog(first, second string, others ...string) string {
+	var wait []string
+	for _, o := range others {
+		wait = append(wait, `-e "/mnt/`+o+`"`)
+	}
+	then := ""
+	if second != "" {
+		then = `open $g, ">", "/mnt/` + second + `"; `
+	}
+	return `exec perl -e 'open $f, ">", "/mnt/` + first + `"; select undef, undef, undef, 0.5 until ` + strings.Join(wait, " && ") + `; ` + then
 }
 
 // only is the one endpoint of a Service.
