@@ -78,7 +78,8 @@ func hog(first, second string, others ...string) string {
 	if second != "" {
 		then = `open $g, ">", "/mnt/` + second + `"; `
 	}
-	return `exec perl -e 'open $f, ">", "/mnt/` + first + `"; select undef, undef, undef, 0.5 until ` + strings.Join(wait, " && ") + `; ` + then
+	return `exec perl -e 'open $f, ">", "/mnt/` + first + `"; ` +
+		`select undef, undef, undef, 0.5 until ` + strings.Join(wait, " && ") + `; ` + then
 }
 
 // only is the one endpoint of a Service.
