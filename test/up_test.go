@@ -186,6 +186,9 @@ func (u *user) tops() {
 	if len(report.Nodes) != 1 || report.Nodes[0].MemoryBytes < 10<<20 || report.Nodes[0].MemoryPercent > 100 {
 		u.t.Errorf("fairlead top nodes says %+v", report)
 	}
+	if out := process.Output(u.t, u.command("kubectl", "top", "nodes")); !strings.Contains(out, "Mi") {
+		u.t.Errorf("kubectl top nodes prints %q", out)
+	}
 	out, stderr, code := process.Result(u.t, u.command("fairlead", "top", "pods", "-l", "app=MyApp"))
 	measured := code == 0 && strings.Count(out, "myapp-") == 2 && strings.Contains(out, "Mi")
 	if !measured && (code != 1 || !strings.Contains(stderr, "does not measure Pods: ")) {

@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
-	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	genericfilters "k8s.io/apiserver/pkg/server/filters"
@@ -102,10 +101,7 @@ func (a *assembly) configureServing() {
 
 // filters returns h behind the filters of all requests.
 func (a *assembly) filters(h http.Handler, c *genericapiserver.Config) http.Handler {
-	refuse := func(w http.ResponseWriter, r *http.Request, err error) {
-		responsewriters.ErrorNegotiated(err, c.Serializer, schema.GroupVersion{Version: "v1"}, w, r)
-	}
-	h = genericapiserver.DefaultBuildHandlerChain(watch.NewBudget(a.opts.MaxWatchesPerUser).Bounded(watch.Shortcut(h), refuse), c)
+	h = genericapiserver.DefaultBuildHandlerChain(watch.NewBudget(a.opts.MaxWatchesPerUser).Bounded(watch.Shortcut(h), serve.Reject), c)
 	h = watch.EndStalled(h, watch.StallOptions{
 		Limit: a.opts.StallTimeout, Requests: c.RequestInfoResolver, LongRunning: c.LongRunningFunc, Reset: a.listener.Reset, Log: a.log,
 	})

@@ -13,7 +13,7 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver/apiservertest"
 )
 
-// kubectl top shows what the agents measure, and "nodes" and "pods" are still those of the core group. Nodes whose agents do
+// kubectl top shows what the agents measure. "nodes" and "pods" still mean the core group. Nodes whose agents do
 // not answer are left out, and agents are not asked again for each request.
 func TestKubectlTop(t *testing.T) {
 	t.Parallel()

@@ -96,5 +96,5 @@ func TestKeyOfTokensIsChanged(t *testing.T) {
 	if err := os.Remove(pub); err != nil {
 		t.Fatal(err)
 	}
-	on("with the new key alone", []string{second}, []string{first})
+	on("with only the new key", []string{second}, []string{first})
 }

@@ -45,8 +45,8 @@ var table = []row{
 	{"containers.restartPolicyRules", Refused, "the node restarts only by restartPolicy", nil},
 	{"containers.volumeMounts.name containers.volumeMounts.readOnly containers.volumeMounts.subPath containers.volumeMounts.subPathExpr",
 		Done, "", nil},
-	{"containers.volumeMounts.mountPath", Done, "any path; one that the node lacks is made for the container alone, which then does " +
-		"not see what others make later beside it", nil},
+	{"containers.volumeMounts.mountPath", Done, "any path; a path that the node lacks exists only in the container, which does not see " +
+		"what others create beside it later", nil},
 	{"containers.volumeMounts.recursiveReadOnly containers.volumeMounts.bindMountOptions", Refused, "the node does not mount so", nil},
 	{"containers.volumeMounts.mountPropagation", Refused, "mounts of a container are its own", func(v reflect.Value, _ *corev1.PodSpec) bool {
 		return v.Elem().String() != string(corev1.MountPropagationNone)

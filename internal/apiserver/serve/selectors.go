@@ -29,12 +29,16 @@ func BoundSelectors(next http.Handler) http.Handler {
 				size += len(s)
 			}
 			if size > maxSelector {
-				err := apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("%s has %d bytes; want at most %d: select fewer names, or list all "+
-					"and choose from the answer", name, size, maxSelector))
-				responsewriters.ErrorNegotiated(err, registry.Codecs, schema.GroupVersion{Version: "v1"}, w, r)
+				Reject(w, r, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("%s has %d bytes; want at most %d: select fewer names, "+
+					"or list all and choose from the answer", name, size, maxSelector)))
 				return
 			}
 		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// Reject answers a request with an error, in the encoding that the client asks for.
+func Reject(w http.ResponseWriter, r *http.Request, err error) {
+	responsewriters.ErrorNegotiated(err, registry.Codecs, schema.GroupVersion{Version: "v1"}, w, r)
 }

@@ -16,6 +16,7 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.etcd.io/etcd/server/v3/storage/mvcc"
+	corev1 "k8s.io/api/core/v1"
 )
 
 const (
@@ -203,21 +204,19 @@ func (h *holdings) putEvent(namespace, key string, old holding, size int64) {
 	}
 }
 
-// owner returns the namespace of a key, "" for what is in none, and whether the object is an Event. Keys are
-// PREFIX/RESOURCE/NAMESPACE/NAME, with GROUP/RESOURCE for groups.
+// owner returns the namespace of a key, "" for an object without one, and whether the object is an Event.
 func (h *holdings) owner(key string) (namespace string, event bool) {
-	rest, ok := strings.CutPrefix(key, h.prefix+"/")
-	parts := strings.Split(rest, "/")
-	if !ok {
+	prefix := h.prefix + "/"
+	if !strings.HasPrefix(key, prefix) {
 		return "", false
 	}
-	switch group := strings.Contains(parts[0], ".") || parts[0] == "apps" || parts[0] == "policy"; {
-	case group && len(parts) == 4:
-		return parts[2], false
-	case !group && len(parts) == 3:
-		return parts[1], parts[0] == "events"
+	kind, dir := kindOf(prefix, key)
+	rest, ok := strings.CutPrefix(key, dir)
+	if !ok || strings.Count(rest, "/") != 1 {
+		return "", false
 	}
-	return "", false
+	namespace, _, _ = strings.Cut(rest, "/")
+	return namespace, kind == corev1.Resource("events")
 }
 
 // trim removes the oldest Events of the namespaces that have the most, while all take more than their share.

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Keys belong to their namespaces; what is in none, and keys beside those of the API, to none.
+// The key of an object in a namespace belongs to that namespace. Other keys, of the API or not, belong to none.
 func TestOwners(t *testing.T) {
 	t.Parallel()
 	h := newHoldings(DefaultPrefix, DefaultQuota, slog.New(slog.DiscardHandler))

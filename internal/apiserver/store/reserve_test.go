@@ -25,7 +25,7 @@ func TestReserveFollowsFastWrites(t *testing.T) {
 	}
 	defer e.Close()
 	<-e.Server.ReadyNotify()
-	keep := newSpace(func() *etcdserver.EtcdServer { return e.Server }, dir, DefaultQuota, slog.New(slog.DiscardHandler))
+	keep := newSpace(func() *etcdserver.EtcdServer { return e.Server }, dir, DefaultPrefix, DefaultQuota, slog.New(slog.DiscardHandler))
 	keep.begin()
 	d := keep.disk
 	d.look()

@@ -112,10 +112,10 @@ type Space struct {
 	took      time.Duration
 }
 
-// newSpace returns the space of the etcd that server returns at each moment.
-func newSpace(server func() *etcdserver.EtcdServer, dir string, quota int64, log *slog.Logger) *Space {
+// newSpace returns the space of the etcd that server returns at each moment. The keys of the API lie below prefix.
+func newSpace(server func() *etcdserver.EtcdServer, dir, prefix string, quota int64, log *slog.Logger) *Space {
 	registerEtcdMetrics()
-	return &Space{server: server, disk: &disk{dir: dir, server: server, log: log}, holdings: newHoldings(DefaultPrefix, quota, log),
+	return &Space{server: server, disk: &disk{dir: dir, server: server, log: log}, holdings: newHoldings(prefix, quota, log),
 		quota: quota, log: log}
 }
 

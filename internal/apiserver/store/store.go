@@ -88,8 +88,7 @@ func Start(ctx context.Context, dir string, o Options, p *Peering) (*Store, erro
 	}
 	setSegmentSize()
 	m := &embedded{dir: dir, socket: socket, opts: o, peering: p, failed: make(chan error, 1)}
-	m.space = newSpace(m.server, dir, o.Quota, o.Log)
-	m.space.holdings.prefix = cmp.Or(o.Prefix, DefaultPrefix)
+	m.space = newSpace(m.server, dir, cmp.Or(o.Prefix, DefaultPrefix), o.Quota, o.Log)
 	if err = prepareDisk(dir); err == nil {
 		if err = checkStore(filepath.Join(dir, "member", "snap", "db")); err != nil {
 			err = damaged(dir, err)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/component-base/metrics"
@@ -135,17 +136,17 @@ func (b *Budget) enforce() {
 		c, more := surplus(w.waiting, w.bytes-b.perUser)
 		cut, over = append(cut, c...), over || more
 	}
-	freed, all := int64(0), map[*stallGuard]int64{}
+	ended := sets.New(cut...)
+	left, bytes := map[*stallGuard]int64{}, int64(0)
 	for _, w := range b.users {
 		for g, n := range w.waiting {
-			if slices.Contains(cut, g) {
-				freed += n
-			} else {
-				all[g] = n
+			if !ended.Has(g) {
+				left[g] = n
+				bytes += n
 			}
 		}
 	}
-	c, more := surplus(all, b.bytes-freed-b.common)
+	c, more := surplus(left, bytes-b.common)
 	cut, over = append(cut, c...), over || more
 	if b.look = over; over {
 		time.AfterFunc(unreadGrace, b.enforce)
@@ -178,7 +179,7 @@ func surplus(waiting map[*stallGuard]int64, excess int64) (cut []*stallGuard, ov
 	return cut, true
 }
 
-// Bounded has the watches that go to next count in b. refuse answers a request with an error.
+// Bounded returns next with its watches counted in b. refuse answers a request with an error.
 func (b *Budget) Bounded(next http.Handler, refuse func(http.ResponseWriter, *http.Request, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if g, ok := r.Context().Value(guardKey{}).(*stallGuard); ok {

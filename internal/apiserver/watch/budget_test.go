@@ -41,7 +41,7 @@ func newGuard(w http.ResponseWriter) (*stallGuard, *int) {
 }
 
 // Watches that are not read end when too many bytes wait for a user, the longest first, and no further one is begun.
-// Others, and those that read, go on.
+// Watches of other users, and watches that are read, go on. All waiting here is in the virtual time of synctest.
 func TestBudgetEndsUnread(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

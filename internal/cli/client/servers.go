@@ -25,6 +25,7 @@ import (
 	"github.com/fairlead/fairlead/internal/apiserver/members"
 	"github.com/fairlead/fairlead/internal/apiserver/store"
 	"github.com/fairlead/fairlead/internal/cli/base"
+	"github.com/fairlead/fairlead/internal/cli/lifecycle"
 )
 
 const (
@@ -238,16 +239,10 @@ func (r *serverRemoval) sameCluster(cfg *rest.Config) error {
 func (r *serverRemoval) awaitRemoved(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, removalNotice)
 	defer cancel()
-	for {
-		if own, err := members.Load(filepath.Join(r.DataDir, "etcd")); err == nil && own.Removed {
-			return true
-		}
-		select {
-		case <-ctx.Done():
-			return false
-		case <-time.After(100 * time.Millisecond):
-		}
-	}
+	return lifecycle.UntilTrue(ctx, func() bool {
+		own, err := members.Load(filepath.Join(r.DataDir, "etcd"))
+		return err == nil && own.Removed
+	}) == nil
 }
 
 // wipeData deletes the data of the removed server when it does not run any more.

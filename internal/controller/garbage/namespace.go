@@ -85,7 +85,7 @@ func (r *remainder) wait() time.Duration {
 
 // empty deletes everything in the namespace, of every kind that the API server
 // has, and returns what remains. Pods go first, and other objects stay until no Pod does: a policy must not go before
-// what it guards (KEP-5080).
+// what it guards (https://kep.k8s.io/5080).
 func (c *namespaces) empty(ctx context.Context, name string) *remainder {
 	left := &remainder{resources: map[string]int{}, finalizers: map[string]int{}}
 	kinds, err := c.Client.Discovery().ServerPreferredNamespacedResources()

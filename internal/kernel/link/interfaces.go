@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
 
@@ -117,8 +118,12 @@ func receive(message func(typ uint16, body []byte), after func(dropped bool), gr
 	}, nil
 }
 
-// HasBridge reports whether the network namespace of the calling thread has a bridge.
-func HasBridge() (bool, error) {
+// FiltersBridged reports whether packets that come by a bridge pass the packet filter inside of it, in the network namespace
+// of the calling thread: the kernel has the module br_netfilter, and there is a bridge.
+func FiltersBridged() bool {
+	if _, err := os.Stat("/proc/sys/net/bridge"); err != nil {
+		return false
+	}
 	links, err := Whole(netlink.LinkList)
-	return slices.ContainsFunc(links, func(l netlink.Link) bool { return l.Type() == "bridge" }), err
+	return err == nil && slices.ContainsFunc(links, func(l netlink.Link) bool { return l.Type() == "bridge" })
 }

@@ -25,8 +25,8 @@ func names(t *testing.T, dir string) (out []string) {
 	return out
 }
 
-// A place that the machine lacks is there for the process alone, beside what was there, which
-// stays as it was: writable or not, hidden or not, and for who comes later.
+// A mount path that the machine lacks exists only for the process. The other entries of its directory stay
+// as they were: writable or not, and hidden or not, for the process and for others that enter its namespace.
 func TestPlaces(t *testing.T) {
 	dir := t.TempDir()
 	err := errors.Join(os.WriteFile(dir+"/file", []byte("content"), 0o644), os.Mkdir("/run/nosuch", 0o700), os.Remove("/run/nosuch"))

@@ -258,7 +258,8 @@ func (k *poolKeeper) poolStatus(p *usablePool, have *v1.IPAddressPool) v1.IPAddr
 		}
 		if names := k.unconfirmed(p); len(names) > 0 {
 			k.recordPool(have, "NodeAddressesIgnored", fmt.Sprintf("addresses of the pool are given out although these Nodes list them: %s. "+
-				"One address of each family counts, or those of a Node's annotation %s: set it, or take the addresses of nodes out of the pool",
+				"Only one address of each family counts, or the addresses in the Node's annotation %s: set it, or remove the nodes' "+
+				"addresses from the pool",
 				events.Abbreviate(names), svc.NodeAddressesAnnotation))
 		} else {
 			delete(k.pools[p.Name].events, "NodeAddressesIgnored")

@@ -17,7 +17,6 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"os"
 	"sync/atomic"
 	"time"
 
@@ -56,7 +55,7 @@ type Filter struct {
 	addrs     map[netip.Addr]bool
 	listeners map[Bound]bool
 	inside    bool // the table has what leads to listeners that are bound elsewhere
-	// bridged is what filtersBridged returned when the table was made, looked is when it was asked last.
+	// bridged is what link.FiltersBridged returned when the table was made, looked is when it was asked last.
 	bridged bool
 	looked  time.Time
 }
@@ -115,7 +114,7 @@ func (f *Filter) SetBound(addrs []netip.Addr, listeners []Bound) error {
 			}
 		}
 	}
-	bridged := filtersBridged()
+	bridged := link.FiltersBridged()
 	if err := f.conn.Commit(whole(a, l)); err != nil {
 		return f.failed(err)
 	}
@@ -134,17 +133,7 @@ func (f *Filter) firstBridge() bool {
 		return false
 	}
 	f.looked = time.Now()
-	return filtersBridged()
-}
-
-// filtersBridged reports whether what comes by bridges passes the packet filter inside of them: the kernel has a module for
-// that (br_netfilter), and there is a bridge.
-func filtersBridged() bool {
-	if _, err := os.Stat("/proc/sys/net/bridge"); err != nil {
-		return false
-	}
-	is, err := link.HasBridge()
-	return is && err == nil
+	return link.FiltersBridged()
 }
 
 // hasInside reports whether a listener is bound elsewhere.

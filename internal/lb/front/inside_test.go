@@ -97,7 +97,7 @@ func (r *insideRig) pod() netip.AddrPort {
 	return l.Addr().(*net.TCPAddr).AddrPort()
 }
 
-// echo answers datagrams with "pod" and the datagram, whose first byte says how many thousand bytes come after.
+// echo answers a datagram with "pod", the datagram, and as many thousand bytes as its first character, a digit, names.
 func (r *insideRig) echo() netip.AddrPort {
 	r.Helper()
 	c, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})

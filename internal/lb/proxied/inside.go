@@ -1,7 +1,6 @@
 package proxied
 
 import (
-	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -10,8 +9,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/fairlead/fairlead/internal/kernel/relay"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
@@ -96,8 +93,8 @@ func (n *insides) inherit(a netip.Addr) {
 	}
 }
 
-// BindInside has sockets from now on be bound where they take no port from other programs: the caller leads
-// packets there, as Doors says. It is called before Set.
+// BindInside makes the Server bind its sockets where they take no port from other programs. The caller must lead packets
+// there, as Doors reports. It is called before Set.
 func (s *Server) BindInside() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,7 +106,8 @@ func (s *Server) BindInside() {
 	}
 }
 
-// open opens a socket for an address: open gets where it is to be bound, and how. A nil n binds it to the address.
+// open opens a socket for the address at. It calls the argument open with the address to bind and the options of the socket.
+// If n is nil, that is at itself.
 func (n *insides) open(udp bool, at netip.AddrPort, open func(net.ListenConfig, netip.AddrPort) (net.Addr, error)) error {
 	o := socket.Options{AnyAddress: true, Shared: true, KeepAlive: !udp} // shared with one that drains
 	if n == nil {
@@ -164,8 +162,8 @@ func doorAt(udp bool, at, bound netip.AddrPort) Door {
 	return Door{UDP: udp, At: at, Inside: bound}
 }
 
-// Doors returns where connections and datagrams come in, sorted, also those of an earlier process whose Services are not
-// known yet.
+// Doors returns where connections and datagrams come in, sorted by address. They include the sockets of an earlier process
+// whose Services are not known yet.
 func (s *Server) Doors() (out []Door) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -182,8 +180,14 @@ func (s *Server) Doors() (out []Door) {
 		out = append(out, doorAt(true, at, netip.AddrPortFrom(bound.Addr().Unmap(), bound.Port())))
 	}
 	slices.SortFunc(out, func(a, b Door) int {
-		udp := func(d Door) int { return strings.Compare(strconv.FormatBool(a.UDP), strconv.FormatBool(d.UDP)) }
-		return cmp.Or(a.At.Compare(b.At), udp(b))
+		order := a.At.Compare(b.At)
+		if order == 0 && a.UDP != b.UDP { // TCP first
+			order = 1
+			if b.UDP {
+				order = -1
+			}
+		}
+		return order
 	})
 	return out
 }

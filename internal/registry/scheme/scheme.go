@@ -77,7 +77,7 @@ func Versioned() *runtime.Scheme {
 		{appsv1.SchemeGroupVersion, appsv1.AddToScheme},
 		{policyv1.SchemeGroupVersion, policyv1.AddToScheme},
 		{autoscalingv1.SchemeGroupVersion, autoscalingv1.AddToScheme},   // only Scale is served
-		{metricsv1beta1.SchemeGroupVersion, metricsv1beta1.AddToScheme}, // the last: "nodes" are those of the core group
+		{metricsv1beta1.SchemeGroupVersion, metricsv1beta1.AddToScheme}, // the last: "nodes" must mean the core group
 	} {
 		utilruntime.Must(g.add(s))
 		utilruntime.Must(s.SetVersionPriority(g.gv))

@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"strings"
 	"time"
 
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/fairlead/fairlead/internal/registry/service/allocator"
@@ -81,23 +79,10 @@ func (w *write) settle(ctx context.Context, err error) {
 // rejected reports whether err means that certainly nothing was written: any
 // answer that blames the request.
 func rejected(err error) bool {
-	if tooLarge(err) {
-		return true
-	}
 	var answer apierrors.APIStatus
 	if !errors.As(err, &answer) {
 		return false
 	}
 	code := answer.Status().Code
 	return code >= 400 && code < 500 && code != http.StatusRequestTimeout
-}
-
-// tooLarge reports whether err is that of an object larger than etcd takes, or than
-// its client sends. The API server then tries again without managed fields.
-func tooLarge(err error) bool {
-	var etcd rpctypes.EtcdError
-	if errors.As(err, &etcd) {
-		return errors.Is(etcd, rpctypes.ErrRequestTooLarge)
-	}
-	return err != nil && strings.Contains(err.Error(), "trying to send message larger than max")
 }
