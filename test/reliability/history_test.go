@@ -63,7 +63,7 @@ func startHistory(r *rig) *history {
 		h.wg.Go(func() { h.write(ctx, i, rand.New(rand.NewPCG(*seed, uint64(i)+1))) })
 	}
 	for _, s := range r.servers {
-		w := &watched{server: s, from: made.ResourceVersion, seen: map[int64]change{}}
+		w := &watched{server: s, begin: h.begin, from: made.ResourceVersion, seen: map[int64]change{}}
 		h.watches = append(h.watches, w)
 		h.wg.Go(func() { w.run(ctx) })
 	}
@@ -173,13 +173,47 @@ func replyOf(err error) (r reply, sent bool) {
 // watched is what one server's watch has sent.
 type watched struct {
 	server *server
-	from   string // the version from which it goes on
+	begin  time.Time // of the history
 
 	mu     sync.Mutex
+	from   string // the version from which it goes on
 	seen   map[int64]change
 	last   int64
 	gaps   int // begun again with a list, as the version was too old
 	broken []string
+	trail  []moment
+}
+
+// moment is something that happened to a watch: it began, ended, or received an event.
+type moment struct {
+	at      time.Duration // since the history began
+	what    string
+	version string
+}
+
+func (s moment) String() string {
+	return fmt.Sprintf("%s at %s after %v", s.what, s.version, s.at.Round(time.Millisecond))
+}
+
+// around returns the steps of the watch from the last event before a version to the first after it.
+func (w *watched) around(version int64) []moment {
+	first, last := 0, len(w.trail)
+	for i, s := range w.trail {
+		at, err := strconv.ParseInt(s.version, 10, 64)
+		switch {
+		case err != nil || s.what == "begins" || s.what == "ends":
+		case at < version:
+			first = i
+		default:
+			return w.trail[first : i+1]
+		}
+	}
+	return w.trail[first:last]
+}
+
+// note records a moment. The caller holds w.mu.
+func (w *watched) note(what string) {
+	w.trail = append(w.trail, moment{time.Since(w.begin), what, w.from})
 }
 
 func (w *watched) run(ctx context.Context) {
@@ -206,6 +240,8 @@ func (w *watched) follow(ctx context.Context) {
 		return // the server is down
 	}
 	defer in.Stop()
+	w.mark("begins")
+	defer w.mark("ends")
 	for e := range in.ResultChan() {
 		switch o := e.Object.(type) {
 		case *corev1.ConfigMap:
@@ -217,6 +253,12 @@ func (w *watched) follow(ctx context.Context) {
 			return
 		}
 	}
+}
+
+func (w *watched) mark(what string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.note(what)
 }
 
 // relist goes on from what there is now, which it takes down: the last write may be part of it.
@@ -238,6 +280,7 @@ func (w *watched) take(kind watch.EventType, o *corev1.ConfigMap) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.from = o.ResourceVersion
+	w.note(string(kind))
 	if kind == watch.Bookmark {
 		return
 	}
@@ -293,7 +336,7 @@ func (h *history) check(t *testing.T) {
 	for _, w := range h.watches {
 		for at, c := range all {
 			if _, ok := w.seen[at]; !ok && w.gaps == 0 {
-				t.Errorf("the watch at %s lacks version %d, %v", w.server.host.Name(), at, c)
+				t.Errorf("the watch at %s lacks version %d, %v: %v", w.server.host.Name(), at, c, w.around(at))
 			}
 		}
 	}
