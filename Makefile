@@ -21,7 +21,7 @@ HEAVY       := $(addprefix $(MODULE)/,internal/apiserver internal/dataplane/ipvs
   internal/cli test/api)
 GOTEST      := go test -json -vet=off -ldflags='-s -w' -timeout 40m
 
-.PHONY: help build demo test test-unit bench check mutate fmt generate clean setup fetch kubectl wireguard-go test-apiserver release soak
+.PHONY: help build demo test test-unit bench check mutate fmt generate clean setup fetch kubectl wireguard-go test-apiserver release image soak
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -81,10 +81,14 @@ fetch: ## download what tests build themselves: their namespaces have no network
 	go -C test/h2spec build -o /dev/null github.com/summerwind/h2spec/cmd/h2spec
 	go -C bench/peers/s3 build -o /dev/null .
 	go -C tools/release build -o /dev/null ./sbom
+	go -C tools/release build -o /dev/null ./image
 	go tool -modfile=tools/release/go.mod nfpm --version >/dev/null
 
-release: ## packages, tarballs, SBOMs and checksums for amd64 and arm64, in dist/
+release: ## packages, tarballs, a container image, SBOMs and checksums for amd64 and arm64, in dist/
 	LDFLAGS='$(LDFLAGS)' tools/release/all
+
+image: ## the container image for amd64 and arm64, an OCI archive with SBOMs, in dist/
+	LDFLAGS='$(LDFLAGS)' FORMATS=image tools/release/all
 
 clean: ## remove what was built
 	rm -rf bin dist $(SHIM)
