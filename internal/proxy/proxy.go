@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -77,7 +78,7 @@ func New(opts Options) (*Proxy, error) {
 	p.metrics.registry.MustRegister(opts.Collectors...)
 	p.ranges = newRanges(opts.ServiceCIDRs, opts.Log, p.feed.wakeUp)
 	p.events = newRecorder(opts.Client, opts.NodeName, opts.Log)
-	p.checks = newHealthPorts(p.health.serving, opts.NodePortAddresses.IsDefault())
+	p.checks = newHealthPorts(p.health.serving, opts.NodePortAddresses.Everywhere())
 	return p, nil
 }
 
@@ -88,8 +89,15 @@ func (p *Proxy) Run(ctx context.Context) error {
 	defer stop()
 	defer p.events.Start()()
 	var wg sync.WaitGroup
-	wg.Go(func() { p.serveHealth(ctx) })
-	wg.Go(func() { p.serveMetrics(ctx) })
+	var failed atomic.Pointer[error]
+	for _, serve := range []func(context.Context) error{p.serveHealth, p.serveMetrics} {
+		wg.Go(func() {
+			if err := serve(ctx); err != nil {
+				failed.Store(&err)
+				stop()
+			}
+		})
+	}
 	wg.Go(func() { p.feed.run(ctx, &p.opts) })
 	wg.Go(func() { p.ranges.run(ctx, p.opts.Client) })
 	if p.opts.FallbackReason != "" {
@@ -107,6 +115,9 @@ func (p *Proxy) Run(ctx context.Context) error {
 	p.loop(ctx, addresses)
 	p.checks.close()
 	wg.Wait()
+	if err := failed.Load(); err != nil {
+		return *err
+	}
 	return nil
 }
 
