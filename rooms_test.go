@@ -26,6 +26,7 @@ var rooms = map[string]int{
 	"backup":                0,
 	"env":                   0,
 	"events":                0,
+	"clientmetrics":         0,
 	"kubeproxyconfig":       0,
 	"lb/proxied/http1":      0,
 	"lb/proxied/proxyproto": 0,

@@ -18,6 +18,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/barrier"
 	"github.com/fairlead/fairlead/internal/dataplane"
+	"github.com/fairlead/fairlead/internal/kernel/socket"
 	"github.com/fairlead/fairlead/internal/svc"
 	"github.com/fairlead/fairlead/internal/table"
 )
@@ -60,7 +61,7 @@ func New(opts Options) (*Proxy, error) {
 		return nil, err
 	}
 	p := &Proxy{
-		opts: opts, log: opts.Log, feed: newFeed(), metrics: newMetrics(),
+		opts: opts, log: opts.Log, feed: newFeed(), metrics: newMetrics(opts.Mode, socket.UsableFamilies()),
 		status:   newStatus(opts.NodeName, opts.Mode),
 		health:   &proxyHealth{timeout: opts.HealthTimeout},
 		builder:  table.NewBuilder(opts.tableConfig()),
@@ -104,7 +105,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 		p.events.node("ProxyModeFallback", p.opts.FallbackReason)
 	}
 	if tracker := p.openTracker(); tracker != nil {
-		p.cleaner = newCleaner(tracker, &p.opts, p.metrics.conntrack)
+		p.cleaner = newCleaner(tracker, &p.opts, p.metrics.swept)
 		wg.Go(func() {
 			p.cleaner.run(ctx)
 			_ = tracker.Close()
@@ -380,7 +381,7 @@ func (p *Proxy) apply(ctx context.Context, full, audit bool) {
 	}
 	p.follow(now, changed)
 	for _, t := range p.triggers {
-		p.metrics.latency.Observe(time.Since(t).Seconds())
+		p.metrics.latency.observe(time.Since(t))
 	}
 	p.triggers = nil
 	p.health.updated(time.Now())
