@@ -82,12 +82,20 @@ func (p *Proxy) serveHealth(ctx context.Context) error {
 	return p.serve(ctx, "health checks", "FailedToStartProxierHealthcheck", p.opts.HealthzAddress, mux)
 }
 
+// kubeProxyName is a mode as kube-proxy names it, for programs that ask one.
+func kubeProxyName(mode string) string {
+	if mode == "nft" {
+		return "nftables"
+	}
+	return mode
+}
+
 // serveMetrics serves /metrics and what goes with it until ctx ends.
 func (p *Proxy) serveMetrics(ctx context.Context) error {
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", p.Metrics())
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok")) })
-	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(p.opts.Mode)) })
+	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(kubeProxyName(p.opts.Mode))) })
 	mux.HandleFunc("/status", func(w http.ResponseWriter, _ *http.Request) { // for 'fairlead status' on this machine
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(p.Status())

@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-
 	"github.com/fairlead/fairlead/internal/kernel/conntrack"
 	"github.com/fairlead/fairlead/internal/loop"
 	"github.com/fairlead/fairlead/internal/svc"
