@@ -4,6 +4,7 @@
 package kubeproxy
 
 import (
+	"net/netip"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -81,6 +82,7 @@ func (k *Flags) addProxy(flags *pflag.FlagSet) {
 	flags.StringVar(&k.mode, "proxy-mode", "", "--mode with kube-proxy's names: iptables, ipvs or nftables; "+
 		"--nodeport-addresses and --detect-local-mode then have kube-proxy's defaults of that mode")
 	flags.StringVar(&k.hostname, "hostname-override", "", "--node-name with kube-proxy's name")
+	k.bindAddress = base.Addrs{netip.IPv4Unspecified()}
 	flags.Var(&k.bindAddress, "bind-address",
 		"the Node's primary address, in place of what the Node says (for --nodeport-addresses primary and source ranges); nothing listens on it")
 	flags.BoolVar(&k.hardFail, "bind-address-hard-fail", false,

@@ -16,7 +16,6 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/iptables"
 	"github.com/fairlead/fairlead/internal/kernel/ipvs"
 	"github.com/fairlead/fairlead/internal/kernel/socket"
-	"github.com/fairlead/fairlead/internal/table"
 )
 
 // DefaultScheduler is kube-proxy's.
@@ -41,8 +40,6 @@ type Config struct {
 	StrictARP bool
 	// Timeouts of idle connections; 0 leaves the kernel's.
 	Timeouts ipvs.Timeouts
-	// PodInterfaces are those of the Tables to come (Table.PodInterfaces).
-	PodInterfaces []table.Interface
 	// MasqueradeBit is the bit of the packet mark for connections to
 	// masquerade, 1 to 31; 0 stands for 14, kube-proxy's.
 	MasqueradeBit int

@@ -183,7 +183,7 @@ func (l *layout) chains(table string) []chain {
 			match(setRanged, "dst,dst") + not(setAllow, "dst,dst,src") + "-j " + chainRanged,
 		}
 		var pods []string
-		for _, i := range l.cfg.PodInterfaces {
+		for _, i := range l.interfaces {
 			mark = append(mark, input(i)+match(setInside, "dst,dst")+"-g "+chainInside)
 			pods = append(pods, input(i)+match(setOutside, "dst,dst")+"-j RETURN")
 		}
@@ -260,8 +260,9 @@ type layout struct {
 	family        svc.Family
 	cfg           *Config
 	icmp, refusal string
-	// services are the Service ranges of the Settings that the rules must have.
-	services []netip.Prefix
+	// services and interfaces are the Service ranges and the interfaces of Pods of the Settings that the rules must have.
+	services   []netip.Prefix
+	interfaces []table.Interface
 }
 
 func newLayout(f svc.Family, cfg *Config) *layout {
