@@ -92,7 +92,8 @@ func TestProxyStartsWithKubeProxysCommandLines(t *testing.T) {
 		name, file string // with "FILE" in args
 		args, want string
 	}{
-		{"kubeadm", kubeProxyHead + "clientConnection: {kubeconfig: /var/lib/kube-proxy/kubeconfig.conf}\nclusterCIDR: 10.244.0.0/16\nmode: \"\"\n",
+		{"kubeadm", kubeProxyHead + "clientConnection: {kubeconfig: /var/lib/kube-proxy/kubeconfig.conf}\n" +
+			"clusterCIDR: 10.244.0.0/16\nmode: \"\"\n",
 			"--config=FILE --hostname-override=Node1",
 			"node-name=node1 mode=auto kubeconfig=/var/lib/kube-proxy/kubeconfig.conf cluster-cidr=10.244.0.0/16 " +
 				"detect-local-mode=ClusterCIDR nodeport-addresses=[all] healthz-bind-address=0.0.0.0:10256"},
@@ -135,8 +136,8 @@ func TestProxyStartsWithKubeProxysCommandLines(t *testing.T) {
 // A typing error, and what kube-proxy refuses, gets one line that names the flag or the field.
 func TestProxyRefusesWhatKubeProxyRefuses(t *testing.T) {
 	for args, want := range map[string]string{
-		"--proxy-mode nftable":                                    `--proxy-mode is "nftable"; want ipvs, iptables or nftables; did you mean nftables?`,
-		"--proxy-mode kernelspace":                                "want ipvs, iptables or nftables",
+		"--proxy-mode nftable":                                    `"nftable"; want iptables, ipvs or nftables; did you mean nftables?`,
+		"--proxy-mode kernelspace":                                "want iptables, ipvs or nftables",
 		"--detect-local-mode BridgeInterface":                     "needs --pod-bridge-interface",
 		"--detect-local-mode InterfaceNamePrefix":                 "needs --pod-interface-name-prefix",
 		"--show-hidden-metrics-for-version 1.2":                   "want 1.36",
@@ -162,7 +163,8 @@ func TestProxyRefusesWhatKubeProxyRefuses(t *testing.T) {
 	if code, _, errs := fairlead(t, "dns", "--config", path); code != exitUsage || !strings.Contains(errs, "line 4") {
 		t.Errorf("fairlead dns with it: %d, %s", code, errs)
 	}
-	if code, _, errs := fairlead(t, "dns", "--config", writeConfig(t, kubeProxyHead)); code != exitUsage || !strings.Contains(errs, "only 'fairlead proxy'") {
+	code, _, errs := fairlead(t, "dns", "--config", writeConfig(t, kubeProxyHead))
+	if code != exitUsage || !strings.Contains(errs, "only 'fairlead proxy'") {
 		t.Errorf("fairlead dns with a KubeProxyConfiguration: %d, %s", code, errs)
 	}
 }
@@ -181,8 +183,9 @@ func TestProxyWritesItsConfiguration(t *testing.T) {
 		t.Fatalf("%v in\n%s", err, text)
 	}
 	for name, want := range map[string]string{
-		"mode": "nft", "cluster-cidr": "10.244.0.0/16", "nodeport-addresses": "[primary,localhost]", "conntrack-min": "9", "masquerade-all": "true",
-		"feature-gates": "A=true", "node-name": "n", "iptables-sync-period": "7s", "iptables-masquerade-bit": "3", "oom-score-adj": "-999",
+		"mode": "nft", "cluster-cidr": "10.244.0.0/16", "nodeport-addresses": "[primary,localhost]", "conntrack-min": "9",
+		"masquerade-all": "true",
+		"feature-gates":  "A=true", "node-name": "n", "iptables-sync-period": "7s", "iptables-masquerade-bit": "3", "oom-score-adj": "-999",
 	} {
 		if got := flags.Lookup(name).Value.String(); got != want {
 			t.Errorf("--%s is %q, want %q", name, got, want)

@@ -28,6 +28,7 @@ const noMode = ""
 
 var (
 	likeIPTables = []string{noMode, ModeIPTables}
+	notNFTables  = []string{noMode, ModeIPTables, ModeIPVS}
 	onlyIPVS     = []string{ModeIPVS}
 	onlyNFTables = []string{ModeNFTables}
 )
@@ -66,8 +67,8 @@ var fields = []field{
 	{path: "showHiddenMetricsForVersion", flag: "show-hidden-metrics-for-version", check: HiddenMetricsVersion},
 
 	{path: "mode", flag: "proxy-mode", check: oneOf(ModeIPTables, ModeIPVS, ModeNFTables)},
-	{path: "iptables.masqueradeBit", flag: "iptables-masquerade-bit", pointer: true, modes: append(likeIPTables, ModeIPVS), check: within(0, 31)},
-	{path: "iptables.masqueradeAll", flag: "masquerade-all", modes: append(likeIPTables, ModeIPVS)},
+	{path: "iptables.masqueradeBit", flag: "iptables-masquerade-bit", pointer: true, modes: notNFTables, check: within(0, 31)},
+	{path: "iptables.masqueradeAll", flag: "masquerade-all", modes: notNFTables},
 	{path: "iptables.localhostNodePorts", flag: "iptables-localhost-nodeports", pointer: true},
 	{path: "iptables.syncPeriod", flag: "iptables-sync-period", modes: likeIPTables, check: positive},
 	{path: "iptables.minSyncPeriod", flag: "iptables-min-sync-period", modes: likeIPTables, check: notNegative},

@@ -138,7 +138,8 @@ func TestParse(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
 		{"kubeadm", kubeadm, "clientConnection.kubeconfig: kubeconfig /var/lib/kube-proxy/kubeconfig.conf|bindAddress: bind-address 0.0.0.0|" +
 			"clusterCIDR: cluster-cidr 10.244.0.0/16"},
-		{"zeros that count", head + "conntrack: {maxPerCore: 0, tcpEstablishedTimeout: 0s}\noomScoreAdj: 0\niptables: {localhostNodePorts: false}",
+		{"zeros that count",
+			head + "conntrack: {maxPerCore: 0, tcpEstablishedTimeout: 0s}\noomScoreAdj: 0\niptables: {localhostNodePorts: false}",
 			"iptables.localhostNodePorts: iptables-localhost-nodeports false|oomScoreAdj: oom-score-adj 0|" +
 				"conntrack.maxPerCore: conntrack-max-per-core 0|conntrack.tcpEstablishedTimeout: conntrack-tcp-timeout-established 0s"},
 		{"lists and mappings", head + "nodePortAddresses: [primary, localhost]\nfeatureGates: {B: true, A: false}\n" +
@@ -206,7 +207,8 @@ func TestParseRefuses(t *testing.T) {
 // What flags say and what the file made of it says are the same.
 func TestOfIsTheReverse(t *testing.T) {
 	f, err := parse(t, head+"mode: nftables\nnftables: {masqueradeAll: true, syncPeriod: 7s}\nnodePortAddresses: [primary, 10.0.0.0/8]\n"+
-		"featureGates: {A: true}\noomScoreAdj: -5\nclientConnection: {qps: 2.5, kubeconfig: /x}\nlogging: {vmodule: [{filePattern: a, verbosity: 1}]}\n"+
+		"featureGates: {A: true}\noomScoreAdj: -5\nclientConnection: {qps: 2.5, kubeconfig: /x}\n"+
+		"logging: {vmodule: [{filePattern: a, verbosity: 1}]}\n"+
 		"showHiddenMetricsForVersion: '1.36'\nconntrack: {tcpEstablishedTimeout: 5s}\niptables: {localhostNodePorts: false}\n")
 	if err != nil {
 		t.Fatal(err)

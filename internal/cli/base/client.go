@@ -68,7 +68,8 @@ func (f *ClientFlags) Load() (cfg *rest.Config, namespace string, err error) {
 	if len(rules.Precedence) == 1 {
 		rules = &clientcmd.ClientConfigLoadingRules{ExplicitPath: rules.Precedence[0]}
 	}
-	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{ClusterInfo: api.Cluster{Server: f.Master}})
+	overrides := &clientcmd.ConfigOverrides{ClusterInfo: api.Cluster{Server: f.Master}}
+	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides)
 	cfg, err = loader.ClientConfig()
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

@@ -12,12 +12,14 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/cli/base"
 	"github.com/fairlead/fairlead/internal/cli/config"
 	"github.com/fairlead/fairlead/internal/cli/parts"
+	"github.com/fairlead/fairlead/internal/dataplane"
 	"github.com/fairlead/fairlead/internal/kernel/process"
 	"github.com/fairlead/fairlead/internal/kubeproxyconfig"
 	"github.com/fairlead/fairlead/internal/proxy"
@@ -170,6 +172,7 @@ func (k *Flags) completeAddresses() error {
 	case k.mode == kubeproxyconfig.ModeNFTables:
 		return k.set("nodeport-addresses", "primary")
 	case k.mode != kubeproxyconfig.ModeIPVS && k.localhostNodePorts:
+		k.everywhere = !k.changed("nodeport-addresses")
 		return k.set("nodeport-addresses", "all")
 	}
 	return nil
@@ -267,6 +270,10 @@ func (k *Flags) Start(log *slog.Logger) {
 	}
 	if k.likeKubeProxy() && k.mode == "" && !k.changed("mode") {
 		log.Warn("no mode is named: the proxy chooses one, where kube-proxy v1.37 would use iptables; name one with mode or --proxy-mode")
+	}
+	if list, ok := k.flags.Lookup("nodeport-addresses").Value.(pflag.SliceValue); ok && k.everywhere && !dataplane.LoopbackOpens() {
+		_ = list.Replace(nil)
+		log.Warn("node ports do not answer on 127.0.0.1: net.ipv4.conf.all.route_localnet cannot be set here")
 	}
 	if err := process.SetOOMScoreAdj(os.Getpid(), int(k.oomScoreAdj)); err != nil {
 		log.Debug("cannot set oom_score_adj; keeping the current value", "err", err)

@@ -42,6 +42,8 @@ type Flags struct {
 
 	flags *pflag.FlagSet
 	file  *configFile
+	// everywhere is set if node ports answer on 127.0.0.1 only because that is kube-proxy's default.
+	everywhere bool
 }
 
 // kube-proxy's default ports of health checks and metrics.

@@ -20,7 +20,8 @@ func nodeWith(name string, addrs ...string) *corev1.Node {
 // The Node of a machine is the one of its name, else the only one with one of its addresses.
 func TestFindNode(t *testing.T) {
 	client := fake.NewClientset(
-		nodeWith("a", "192.0.2.1"), nodeWith("b.example", "192.0.2.2", "2001:db8::2"), nodeWith("twin1", "192.0.2.3"), nodeWith("twin2", "192.0.2.3"))
+		nodeWith("a", "192.0.2.1"), nodeWith("b.example", "192.0.2.2", "2001:db8::2"),
+		nodeWith("twin1", "192.0.2.3"), nodeWith("twin2", "192.0.2.3"))
 	for _, c := range []struct{ name, own, want string }{
 		{"a", "192.0.2.2", "a"},
 		{"b", "192.0.2.2", "b.example"},

@@ -64,7 +64,8 @@ func TestPages(t *testing.T) {
 	if code, text := get("GET", "/flagz", ""); code != 200 || !strings.Contains(text, "conntrack-min") {
 		t.Errorf("/flagz: %d, %s", code, text)
 	}
-	if code, text := get("GET", "/statusz", ""); code != 200 || !strings.Contains(text, "fairlead-proxy") || !strings.Contains(text, "/configz") {
+	code, text = get("GET", "/statusz", "")
+	if code != 200 || !strings.Contains(text, "fairlead-proxy") || !strings.Contains(text, "/configz") {
 		t.Errorf("/statusz: %d, %s", code, text)
 	}
 	if code, _ := get("GET", "/debug/pprof/", ""); code != 404 {

@@ -20,10 +20,15 @@ func TestFlags(t *testing.T) {
 	cmd := app.NewProxyCommand()
 	logs.AddFlags(cmd.PersistentFlags()) // as k8s.io/component-base/cli does
 	var got strings.Builder
-	add := func(f *pflag.Flag) { fmt.Fprintf(&got, "%s %q\n", f.Name, f.DefValue) }
+	add := func(f *pflag.Flag) {
+		if !strings.HasPrefix(f.Name, "test.") { // those of this test
+			fmt.Fprintf(&got, "%s %q\n", f.Name, f.DefValue)
+		}
+	}
 	all := pflag.NewFlagSet("", pflag.ContinueOnError)
 	all.AddFlagSet(cmd.Flags())
 	all.AddFlagSet(cmd.PersistentFlags())
+	all.AddFlagSet(pflag.CommandLine) // cobra adds it: --version
 	all.SortFlags = true
 	all.VisitAll(add)
 	if os.Getenv("UPDATE") != "" {
