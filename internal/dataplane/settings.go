@@ -88,7 +88,9 @@ func (s *Settings) OpenLoopback() error {
 }
 
 // LoopbackOpens reports whether OpenLoopback can work here: not where /proc/sys is read-only, as in most containers.
-func LoopbackOpens() bool { return sysctl.Value(routeLocalnet) == "1" || sysctl.Writable(routeLocalnet) }
+func LoopbackOpens() bool {
+	return sysctl.Value(routeLocalnet) == "1" || sysctl.Writable(routeLocalnet)
+}
 
 // CloseLoopback undoes OpenLoopback, before the Guard of the mode that opened it goes from
 // the kernel.
