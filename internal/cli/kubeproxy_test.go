@@ -41,8 +41,7 @@ func kubeProxyFlags(t *testing.T) map[string]string {
 // otherDefaults are the flags whose defaults differ from kube-proxy's, with the page that says so.
 var otherDefaults = map[string]string{
 	"config":                   "docs/configuration.md",
-	"healthz-bind-address":     "the same with the port of --healthz-port",
-	"metrics-bind-address":     "the same with the port of --metrics-port",
+	"ipvs-exclude-cidrs":       "an empty list in another writing",
 	"iptables-min-sync-period": "docs/proxy.md",
 	"ipvs-min-sync-period":     "docs/proxy.md",
 	"ipvs-scheduler":           "its default by its name",

@@ -58,7 +58,7 @@ func TestDropMetrics(t *testing.T) {
 	m.built(tab, table.New(), []table.Key{web.Key()})
 	page = httptest.NewRecorder()
 	m.handler().ServeHTTP(page, httptest.NewRequest("GET", "/metrics", nil))
-	if !strings.Contains(page.Body.String(), `no_local_endpoints_total{traffic_policy="external"} 0`) {
+	if !strings.Contains(page.Body.String(), `no_local_endpoints_total{ip_family="IPv4",traffic_policy="external"} 0`) {
 		t.Error("the deleted Service still counts as one without local endpoints")
 	}
 }
